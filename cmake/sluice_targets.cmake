@@ -1,0 +1,61 @@
+# The project's target functions. Every library, program, test and benchmark is declared by one of them,
+# so that warnings, sanitizers and labels are the same everywhere.
+include(CMakeParseArguments)
+
+set(SLUICE_SANITIZE "" CACHE STRING "Value of -fsanitize= (address,undefined or thread), empty for none")
+
+add_library(sluice_options INTERFACE)
+target_include_directories(sluice_options INTERFACE ${CMAKE_SOURCE_DIR})
+# -ffp-contract=off: kernels/ARITHMETIC.md says where a fused multiply-add stands; the compiler adds none.
+target_compile_options(sluice_options INTERFACE -Wall -Wextra -Werror -Wno-missing-field-initializers -ffp-contract=off
+                                                -fno-math-errno)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  target_compile_options(sluice_options INTERFACE -Wthread-safety)
+endif()
+if(SLUICE_SANITIZE)
+  target_compile_options(sluice_options INTERFACE -fsanitize=${SLUICE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(sluice_options INTERFACE -fsanitize=${SLUICE_SANITIZE})
+endif()
+
+# sluice_library(NAME SRCS a.cc ... [DEPS targets ...])
+function(sluice_library name)
+  cmake_parse_arguments(arg "" "" "SRCS;DEPS" ${ARGN})
+  add_library(${name} STATIC ${arg_SRCS})
+  target_link_libraries(${name} PUBLIC sluice_options ${arg_DEPS} Threads::Threads)
+endfunction()
+
+# sluice_program(NAME SRCS ... [DEPS ...]): lands in build/<preset>/bin.
+function(sluice_program name)
+  cmake_parse_arguments(arg "" "" "SRCS;DEPS" ${ARGN})
+  add_executable(${name} ${arg_SRCS})
+  target_link_libraries(${name} PRIVATE sluice_options ${arg_DEPS} Threads::Threads)
+endfunction()
+
+# sluice_test(NAME SRCS ... [DEPS ...] [LABELS unit|e2e|stress|gpu ...] [TIMEOUT seconds] [ENV K=V ...] [SERIAL])
+# One ctest entry a program; runs in the source tree's root, so data is named tests/.../data.
+function(sluice_test name)
+  cmake_parse_arguments(arg "SERIAL" "TIMEOUT" "SRCS;DEPS;LABELS;ENV;ARGS" ${ARGN})
+  add_executable(${name} ${arg_SRCS})
+  target_link_libraries(${name} PRIVATE sluice_options ${arg_DEPS} GTest::gtest GTest::gmock GTest::gtest_main Threads::Threads)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  if(NOT arg_LABELS)
+    set(arg_LABELS unit)
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 300)
+  endif()
+  add_test(NAME ${name} COMMAND ${name} ${arg_ARGS} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
+                       ENVIRONMENT "SLUICE_BIN=${CMAKE_BINARY_DIR}/bin;${arg_ENV}")
+  if(arg_SERIAL)
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
+  endif()
+endfunction()
+
+# sluice_bench(NAME SRCS ... [DEPS ...]): a benchmark program, built by default, not run by ctest.
+function(sluice_bench name)
+  cmake_parse_arguments(arg "" "" "SRCS;DEPS" ${ARGN})
+  add_executable(${name} ${arg_SRCS})
+  target_link_libraries(${name} PRIVATE sluice_options ${arg_DEPS} Threads::Threads)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
+endfunction()
