@@ -1,0 +1,133 @@
+// inferd's view of weightd: leases on resident extents without messages, fetch requests over shared rings.
+//
+// The interface is gRPC-free so that the engine can be tested against an in-process store
+// (tests/support/fake_weight_client.h) and against the real session (inferd/session_weight_client.h).
+//
+// Thread safety: thread-compatible; everything is called by the engine thread, except Describe() and
+// counters(), which any thread may call.
+#ifndef SLUICE_INFERD_WEIGHT_CLIENT_H_
+#define SLUICE_INFERD_WEIGHT_CLIENT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/encoding.h"
+#include "common/pack/pack.h"
+
+namespace sluice {
+
+// A leased extent: `bytes` readable bytes at `data` until Release(). `segment` and `offset` say the same
+// place as a position in a mapped segment, for backends that imported it (SegmentObserver).
+struct ExtentLease {
+  const std::byte* data = nullptr;
+  uint64_t bytes = 0;
+  uint32_t segment = 0;
+  uint64_t offset = 0;
+};
+
+enum class FetchClass : uint8_t { kDemand = 0, kPrefetch = 1 };
+
+// One request to bring weights into weightd's DRAM. Either a whole expert (parts of (layer, expert)) or, when
+// `dense_extent` is not kNoExtent, one dense extent.
+struct FetchRequest {
+  static constexpr uint32_t kNoExtent = 0xffffffffu;
+  uint64_t id = 0;  // chosen by the caller, unique among outstanding requests
+  FetchClass fetch_class = FetchClass::kDemand;
+  uint64_t step = 0;  // engine step; with `layer` the generation by which stale prefetches are dropped
+  uint32_t layer = 0;
+  uint32_t expert = 0;
+  PartSet parts = kAllParts;
+  uint32_t dense_extent = kNoExtent;
+};
+
+struct FetchCompletion {
+  uint64_t id = 0;
+  absl::StatusCode code =
+      absl::StatusCode::kOk;  // kOk, kCancelled, kDataLoss, kResourceExhausted (no room), kUnavailable
+  uint32_t extent = FetchRequest::kNoExtent;  // the extent at fault when code is kDataLoss
+  uint64_t bytes = 0;                         // bytes read from SSD for it; 0 when it was resident
+  uint32_t queue_us = 0;
+  uint32_t io_us = 0;
+  uint32_t copy_us = 0;
+};
+
+// Told when a segment of weightd's arena becomes readable in this process and before it is unmapped.
+class SegmentObserver {
+ public:
+  virtual ~SegmentObserver() = default;
+  virtual absl::Status OnSegmentMapped(uint32_t segment, const std::byte* base, uint64_t bytes) = 0;
+  virtual void OnSegmentUnmapped(uint32_t segment) = 0;
+};
+
+// Monotonic counters since the client was created.
+struct WeightClientCounters {
+  uint64_t leases = 0;  // successful TryLease calls
+  uint64_t lease_misses = 0;
+  uint64_t demand_requests = 0;
+  uint64_t prefetch_requests = 0;
+  uint64_t bytes_ssd = 0;
+  uint64_t reconnects = 0;
+  uint64_t held_leases = 0;  // gauge: leases held now
+  uint64_t outstanding = 0;  // gauge: requests without completion
+};
+
+class WeightClient {
+ public:
+  virtual ~WeightClient() = default;
+
+  // The pack this session serves; lives as long as the client.
+  virtual const Pack& pack() const = 0;
+
+  // Sets the observer (may be null) and tells it at once of every segment already mapped.
+  virtual absl::Status SetSegmentObserver(SegmentObserver* observer) = 0;
+
+  // Leases `extent` if it is resident: no message, no system call on the usual path. Nests: each true needs
+  // one Release(). False: not resident (fetch it) or the connection is lost and the extent was not held.
+  virtual bool TryLease(uint32_t extent, ExtentLease* lease) = 0;
+
+  // Gives one lease back; `step` stamps the use for weightd's eviction. REQUIRES: a held lease on `extent`.
+  virtual void Release(uint32_t extent, uint64_t step) = 0;
+
+  // Whether TryLease would probably succeed: a hint for the router and predictors, takes no lease.
+  virtual bool IsResident(uint32_t extent) const = 0;
+
+  // Queues a request. RESOURCE_EXHAUSTED: the ring is full (poll, then retry); UNAVAILABLE: connection lost.
+  virtual absl::Status Submit(const FetchRequest& request) = 0;
+
+  // Drops prefetches not yet started for layers <= `layer` of steps <= `step`; each still completes,
+  // kCancelled.
+  virtual void CancelPrefetches(uint64_t step, uint32_t layer) = 0;
+
+  // Calls `handle` for every completion that has arrived, without blocking. What a completion filled stays
+  // resident until `handle` returns, so `handle` leases what it wants to keep. Returns how many were handled.
+  virtual size_t Poll(absl::FunctionRef<void(const FetchCompletion&)> handle) = 0;
+
+  // Blocks until a completion may be polled, Wake() was called, or `deadline`. OK in all three cases;
+  // UNAVAILABLE when the connection to weightd is lost.
+  virtual absl::Status Wait(absl::Time deadline) = 0;
+
+  // Ends a Wait() early; the next Wait() returns at once if none is running. Safe from any thread.
+  virtual void Wake() = 0;
+
+  // False once weightd is gone (its process died or closed the session). Held leases stay readable.
+  virtual bool connected() const = 0;
+
+  // Opens a new session after connected() turned false: unmaps every dead segment (the observer is told),
+  // waits for the old process to be gone, connects. One attempt, bounded by `deadline`; UNAVAILABLE when
+  // weightd is not back. Outstanding requests are forgotten: their completions never come. REQUIRES: no lease
+  // is held.
+  virtual absl::Status Reconnect(absl::Time deadline) = 0;
+
+  virtual WeightClientCounters counters() const = 0;
+
+  // One line for the start-up log: transport, epoch, wake kind.
+  virtual std::string Describe() const = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_WEIGHT_CLIENT_H_
