@@ -1,0 +1,114 @@
+// Tokenizer: text to token ids and back, from the tokenizer files of a Hugging Face folder.
+//
+// Semantics are those of Hugging Face `tokenizers` for BPE models (byte-level and SentencePiece-style);
+// common/text/README.md lists what is supported. Anything else is refused by name when it is loaded.
+//
+// Thread safety: a Tokenizer is immutable after Load; all const methods may be called from any thread at
+// once. A StreamDecoder belongs to one stream and is used by one thread at a time.
+#ifndef SLUICE_COMMON_TEXT_TOKENIZER_H_
+#define SLUICE_COMMON_TEXT_TOKENIZER_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace sluice {
+
+struct EncodeOptions {
+  // Adds what the tokenizer puts around a text (BOS, EOS).
+  bool add_special_tokens = true;
+  // Special tokens (control tokens such as <s>, <|im_end|>) spelt in the text become the token; false takes
+  // them as plain text. Added tokens that are not special (runs of spaces, tool tags) are always matched.
+  bool parse_special = true;
+};
+
+// The tokenizer files of a folder by base name: what LoadFromFiles needs and a pack embeds.
+using TokenizerFiles = std::map<std::string, std::string>;
+
+// Reads the tokenizer files that `dir` has (tokenizer.json, tokenizer.model, vocab.json, merges.txt,
+// tokenizer_config.json, special_tokens_map.json, added_tokens.json). NotFound if no vocabulary is among
+// them; InvalidArgument naming a file above 256 MiB.
+absl::StatusOr<TokenizerFiles> ReadTokenizerFiles(const std::string& dir);
+
+class Tokenizer {
+ public:
+  // ReadTokenizerFiles, then LoadFromFiles. Errors name the folder.
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::string& dir);
+
+  // Takes tokenizer.json if present, else tokenizer.model, else vocab.json + merges.txt. The contents are
+  // untrusted. InvalidArgument: malformed, naming file and field; Unimplemented: a component, behaviour or
+  // regex construct that is not supported, by name.
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> LoadFromFiles(const TokenizerFiles& files);
+
+  ~Tokenizer();
+  Tokenizer(const Tokenizer&) = delete;
+  Tokenizer& operator=(const Tokenizer&) = delete;
+
+  // Token ids of `text`, any bytes: ill-formed UTF-8 is first replaced by U+FFFD, one for each maximal
+  // ill-formed part (Unicode's and Python's `errors="replace"` rule). Fails only where the vocabulary
+  // cannot spell the text and has no unknown token, or a regex exceeds its match limit (ResourceExhausted).
+  absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options = {}) const;
+
+  // The text of `ids`, always well-formed UTF-8. `skip_special` leaves special tokens out. InvalidArgument,
+  // naming id and vocabulary size, for an id that is not in [0, vocab_size()).
+  absl::StatusOr<std::string> Decode(std::span<const int32_t> ids, bool skip_special) const;
+
+  // Largest id + 1, added tokens counted. Ids within may be unused (they decode to nothing). A model's
+  // embedding can have more rows than this.
+  int32_t vocab_size() const;
+
+  // The tokens that begin and end a text by the tokenizer's files, whether or not Encode adds them. Models
+  // can have further end tokens (generation_config.json).
+  std::optional<int32_t> bos_id() const;
+  std::optional<int32_t> eos_id() const;
+
+  // The token as the vocabulary spells it ("Ġthe", "▁the", "<0x0A>"); nullopt for an id that is out of
+  // range or unused. The view lives as long as the tokenizer.
+  std::optional<std::string_view> IdToToken(int32_t id) const;
+  std::optional<int32_t> TokenToId(std::string_view token) const;
+
+  // A control token: left out by Decode's `skip_special`. False for ids out of range.
+  bool is_special(int32_t id) const;
+
+ private:
+  friend class StreamDecoder;
+  struct Impl;
+  explicit Tokenizer(std::unique_ptr<const Impl> impl);
+  std::unique_ptr<const Impl> impl_;
+};
+
+// Incremental Decode of one stream of tokens. Push returns what became complete: whole UTF-8 characters
+// only, each as soon as the token with its last byte is there. All pieces and Flush joined equal Decode of
+// the ids. One exception: where SentencePiece byte tokens (<0xE2>) spell ill-formed UTF-8, Decode replaces
+// each byte of the whole run of byte tokens, while the stream has already given out the characters that
+// were complete before the ill-formed byte.
+class StreamDecoder {
+ public:
+  // `tokenizer` must outlive the decoder.
+  StreamDecoder(const Tokenizer& tokenizer, bool skip_special);
+  ~StreamDecoder();
+  StreamDecoder(StreamDecoder&&) noexcept;
+  StreamDecoder& operator=(StreamDecoder&&) noexcept;
+
+  // An id out of range or unused adds nothing (Decode's error has no place in a running stream).
+  std::string Push(int32_t id);
+
+  // Ends the stream: an unfinished character becomes U+FFFD, as in Decode. The decoder is then as new.
+  std::string Flush();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_TEXT_TOKENIZER_H_
