@@ -17,11 +17,18 @@ if(SLUICE_SANITIZE)
   target_link_options(sluice_options INTERFACE -fsanitize=${SLUICE_SANITIZE})
 endif()
 
+# What the other presets build: sluice_test(... ASAN TSAN) adds its program to the first two, every library is in the
+# third (Clang's -Wthread-safety).
+add_custom_target(sanitized_tests)
+add_custom_target(threaded_tests)
+add_custom_target(annotated_libraries)
+
 # sluice_library(NAME SRCS a.cc ... [DEPS targets ...])
 function(sluice_library name)
   cmake_parse_arguments(arg "" "" "SRCS;DEPS" ${ARGN})
   add_library(${name} STATIC ${arg_SRCS})
   target_link_libraries(${name} PUBLIC sluice_options ${arg_DEPS} Threads::Threads)
+  add_dependencies(annotated_libraries ${name})
 endfunction()
 
 # sluice_program(NAME SRCS ... [DEPS ...]): lands in build/<preset>/bin.
@@ -31,10 +38,11 @@ function(sluice_program name)
   target_link_libraries(${name} PRIVATE sluice_options ${arg_DEPS} Threads::Threads)
 endfunction()
 
-# sluice_test(NAME SRCS ... [DEPS ...] [LABELS unit|e2e|stress|gpu ...] [TIMEOUT seconds] [ENV K=V ...] [SERIAL])
+# sluice_test(NAME SRCS ... [DEPS ...] [LABELS unit|e2e|stress|gpu ...] [TIMEOUT seconds] [ENV K=V ...] [SERIAL] [ASAN] [TSAN])
 # One ctest entry a program; runs in the source tree's root, so data is named tests/.../data.
+# ASAN, TSAN: also run by CI under these sanitizers; TSAN only for programs without gRPC (Debian's is uninstrumented).
 function(sluice_test name)
-  cmake_parse_arguments(arg "SERIAL" "TIMEOUT" "SRCS;DEPS;LABELS;ENV;ARGS" ${ARGN})
+  cmake_parse_arguments(arg "SERIAL;ASAN;TSAN" "TIMEOUT" "SRCS;DEPS;LABELS;ENV;ARGS" ${ARGN})
   add_executable(${name} ${arg_SRCS})
   target_link_libraries(${name} PRIVATE sluice_options ${arg_DEPS} GTest::gtest GTest::gmock GTest::gtest_main Threads::Threads)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
@@ -43,6 +51,14 @@ function(sluice_test name)
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)
+  endif()
+  if(arg_ASAN)
+    add_dependencies(sanitized_tests ${name})
+    list(APPEND arg_LABELS asan)
+  endif()
+  if(arg_TSAN)
+    add_dependencies(threaded_tests ${name})
+    list(APPEND arg_LABELS tsan)
   endif()
   add_test(NAME ${name} COMMAND ${name} ${arg_ARGS} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}

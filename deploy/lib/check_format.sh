@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Fails, naming the files, if a C++ file of the tree is not formatted by .clang-format.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+mapfile -t files < <(git ls-files '*.h' '*.cc' '*.cu' '*.cuh' 2>/dev/null || find . -path ./build -prune -o \( -name '*.h' -o -name '*.cc' \) -print)
+[ ${#files[@]} -gt 0 ] || { echo "check_format: no C++ file found" >&2; exit 1; }
+clang-format --dry-run --Werror "${files[@]}" 2>&1 | grep -E '^[^ ].*error' | cut -d: -f1 | sort -u | sed 's/^/not formatted: /' |
+  { ! grep . ; } && echo "check_format: ${#files[@]} files are formatted"

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The main job on a fresh Debian 12 machine: installs what is missing, builds, packs the sample model, starts weightd
+# and inferd, and streams an answer to a prompt. usage: deploy/run.sh [PROMPT] [more options of `sluice run`]
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib/build.sh"
+
+prompt=${1:-"The history of the city begins"}
+[ $# -gt 0 ] && shift
+
+require_host
+say "installing dependencies"
+"$SLUICE_ROOT/deploy/install_deps.sh"
+mkdir -p "$SLUICE_ROOT/build"
+build_preset release sluice weightd inferd
+
+bin=$SLUICE_ROOT/build/release/bin
+pack=$SLUICE_ROOT/build/sample.pack
+say "packing the sample model"
+"$bin/sluice" pack "$SLUICE_ROOT/deploy/sample" --out "$pack" --bits bf16 --force
+say "answering: \"$prompt\""
+"$bin/sluice" run --pack "$pack" --prompt "$prompt" -n 96 --temperature 0.7 --top-p 0.95 --seed 7 "$@"

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Passes the tests on a fresh Debian 12 machine: installs what is missing, builds, runs every test, then the gRPC-free
+# tests again under the sanitizers. SLUICE_STRESS=ci|full scales the long tests. The last line counts tests.
+set -uo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib/build.sh"
+export SLUICE_STRESS=${SLUICE_STRESS:-ci}
+
+require_host
+say "installing dependencies"
+"$SLUICE_ROOT/deploy/install_deps.sh" || die "dependencies are missing"
+mkdir -p "$SLUICE_ROOT/build"
+
+passed=0
+failed=0
+
+# run_tests PRESET [ctest options]: adds the run's counts to passed and failed.
+run_tests() {
+  local preset=$1
+  shift
+  local report=$SLUICE_ROOT/build/$preset.junit.xml
+  rm -f "$report"
+  say "testing preset $preset (SLUICE_STRESS=$SLUICE_STRESS)"
+  ctest --test-dir "$SLUICE_ROOT/build/$preset" --output-on-failure --no-tests=error --output-junit "$report" "$@"
+  [ -s "$report" ] || die "ctest of preset $preset wrote no report"
+  local counts
+  counts=$(/usr/bin/python3 "$SLUICE_ROOT/deploy/lib/count_tests.py" "$report") || die "unreadable report $report"
+  passed=$((passed + ${counts% *}))
+  failed=$((failed + ${counts#* }))
+}
+
+say "checking the format of the tree"
+"$SLUICE_ROOT/deploy/lib/check_format.sh" || failed=$((failed + 1))
+
+build_preset release
+run_tests release -j "$SLUICE_JOBS"
+
+build_preset asan sanitized_tests
+run_tests asan -j "$SLUICE_JOBS" -L asan
+
+build_preset tsan threaded_tests
+run_tests tsan -j "$SLUICE_JOBS" -L tsan
+
+build_preset clang annotated_libraries
+
+echo
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
