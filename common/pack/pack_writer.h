@@ -1,0 +1,112 @@
+// Making packs: from a Hugging Face folder, streaming, resumable, deterministic.
+//
+// Thread safety: free functions; two runs may not write the same folder at once (the second is refused). The
+// progress callback is called from one thread at a time, not always the caller's.
+#ifndef SLUICE_COMMON_PACK_PACK_WRITER_H_
+#define SLUICE_COMMON_PACK_PACK_WRITER_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/encoding.h"
+#include "common/pack/pack_format.h"
+
+namespace sluice {
+
+struct PackOptions {
+  // Encoding of up, gate and down (by Part). kBf16, kF16 and kQ8 are written; others are Unimplemented.
+  std::array<Encoding, kPartCount> part_encoding = {Encoding::kBf16, Encoding::kBf16, Encoding::kBf16};
+  // Encoding of embeddings, attention and head. Absent: the experts', but at least q8.
+  std::optional<Encoding> dense_encoding;
+  // Values that share a scale and a zero: 16..128, a multiple of 16.
+  uint16_t group = 64;
+  ExpertLayout layout = ExpertLayout::kUpGateDown;
+  // A new dense extent begins where the current one would pass this size (one tensor is never split).
+  uint64_t dense_extent_bytes = 64ull << 20;
+  // Replaces an existing pack (and nothing else: a folder that is no pack is refused).
+  bool force = false;
+  // Threads that read and encode; 0: CPUs in the affinity mask.
+  uint32_t threads = 0;
+};
+
+// Options from the words of the command line. `bits`: bf16|f16|q8|q4|q3|q2, `recipe`: "" or one of
+// RecipeNames(), `dense_bits`: "" or as bits, `layout`: "" or "up|gate|down" and so on. InvalidArgument
+// naming the word and the known ones.
+absl::StatusOr<PackOptions> PackOptionsFromWords(const std::string& bits, const std::string& recipe,
+                                                 int group, const std::string& dense_bits,
+                                                 const std::string& layout);
+
+absl::StatusOr<Encoding> EncodingFromName(const std::string& name);
+const char* EncodingName(Encoding encoding);
+const char* ExpertLayoutName(ExpertLayout layout);
+const char* PartName(Part part);
+
+struct PackProgress {
+  const char* stage = "";   // "checking", "resuming", "packing", "finishing", "verifying", "writing"
+  uint64_t bytes_done = 0;  // of the pack's payload, those of a resumed run counted
+  uint64_t bytes_total = 0;
+  double bytes_per_second = 0;  // in this run
+  double seconds_left = 0;      // 0 while the rate is unknown
+};
+using PackProgressFn = std::function<void(const PackProgress&)>;
+
+struct PackSummary {
+  std::string model_id;
+  uint64_t bytes = 0;    // of all the pack's files
+  uint64_t experts = 0;  // of all layers
+  double seconds = 0;
+  bool resumed = false;
+};
+
+// Space and shape of a run before it starts.
+struct PackEstimate {
+  uint64_t payload_bytes = 0;    // dense.bin and experts.bin
+  uint64_t free_bytes = 0;       // on the target's file system
+  uint64_t resumable_bytes = 0;  // already there from an interrupted run
+  uint64_t memory_bytes = 0;     // peak of the conversion's buffers
+};
+absl::StatusOr<PackEstimate> EstimatePack(const std::string& model_dir, const std::string& out_dir,
+                                          const PackOptions& options);
+
+// Converts `model_dir` into the pack `out_dir`. Writes `<out_dir>.partial`, resumes it if it belongs to the
+// same source and options, and renames it at the end. `progress` may be empty, `cancel` null. Errors:
+// AlreadyExists without force; ResourceExhausted with both numbers when space is short; InvalidArgument
+// naming file, tensor and field for a bad source; Unimplemented naming an architecture or encoding; Cancelled
+// once *cancel is true (the partial folder stays, to be resumed).
+absl::StatusOr<PackSummary> PackModel(const std::string& model_dir, const std::string& out_dir,
+                                      const PackOptions& options, const PackProgressFn& progress,
+                                      const std::atomic<bool>* cancel);
+
+// Reads everything: every digest and every checksum. DataLoss naming file or extent at the first damage.
+absl::Status VerifyPack(const std::string& dir, const PackProgressFn& progress,
+                        const std::atomic<bool>* cancel);
+
+// What `sluice inspect` shows.
+struct PackInspection {
+  Manifest manifest;
+  uint64_t dense_extents = 0;
+  uint64_t expert_extents = 0;
+  uint64_t checksums = 0;
+  uint64_t dense_bytes = 0;
+  uint64_t expert_bytes = 0;
+  uint64_t experts = 0;
+  uint64_t largest_expert_bytes = 0;
+  uint64_t total_bytes = 0;        // of all the pack's files
+  uint64_t parameters = 0;         // weights, padding not counted
+  uint64_t active_parameters = 0;  // per token: dense plus top-k experts of each layer
+  bool has_profile = false;
+  // A JSON object of all this on one line, and a screen for people.
+  std::string ToJson() const;
+  std::string ToText() const;
+};
+absl::StatusOr<PackInspection> InspectPack(const std::string& dir);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_PACK_PACK_WRITER_H_
