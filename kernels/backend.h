@@ -1,0 +1,139 @@
+// The device interface: memory by handles, one in-order queue, and about a dozen coarse operations. One
+// implementation per device (reference/, host/, later cuda/), one test body for all. Arguments and shapes are
+// in ops.h, the arithmetic in ARITHMETIC.md.
+//
+// Enqueued work runs in order. On `reference` and `host` it has run when the call returns; on other devices
+// spans are copied at the call and results are there once an Event recorded behind it is done. A call that
+// returns an error has computed nothing; errors of work already enqueued are returned by Wait().
+//
+// Thread safety: thread-compatible; a backend and its queue belong to one thread (the engine's), which is
+// compute worker 0 of the host backend. Counters() and Describe() may be called from any thread.
+#ifndef SLUICE_KERNELS_BACKEND_H_
+#define SLUICE_KERNELS_BACKEND_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/buffer.h"
+#include "kernels/ops.h"
+
+namespace sluice {
+
+// The largest shapes that will come; scratch memory is sized by them once, so that no operation allocates.
+// A call beyond them is INVALID_ARGUMENT naming the limit. 0 where a model has no such thing.
+struct BackendLimits {
+  uint32_t max_tokens = 0;     // T of one call
+  uint32_t max_sequences = 0;  // SequenceRows of one call
+  uint32_t max_cols = 0;       // the longest row of MatMul: max(hidden, heads * head_dim)
+  uint32_t hidden = 0;
+  uint32_t heads = 0;
+  uint32_t head_dim = 0;
+  uint32_t max_context = 0;  // positions of one sequence
+  uint32_t experts = 0;
+  uint32_t top_k = 0;
+  uint32_t expert_width = 0;  // the widest expert (shared and dense ones too)
+  uint32_t vocab = 0;
+};
+
+// Registers memory that exists elsewhere, for reading. Exactly one of the two.
+struct ImportSpec {
+  const std::byte* base = nullptr;  // host: mapped in this process until Free()
+  int fd = -1;                      // cuda: an exported handle
+  uint64_t bytes = 0;
+};
+
+// A point in the queue; points are ordered by value. 0: before everything.
+struct Event {
+  uint64_t value = 0;
+};
+
+// The in-order queue. Operations: ops.h.
+class Queue {
+ public:
+  virtual ~Queue() = default;
+
+  // Host memory to buffer and back. The source may be reused when Upload returns; the destination of a
+  // Download is filled once an Event recorded behind it is done. OUT_OF_RANGE beyond the buffer,
+  // FAILED_PRECONDITION for an Upload into imported memory.
+  virtual absl::Status Upload(const void* source, uint64_t bytes, BufferRef destination) = 0;
+  virtual absl::Status Download(BufferRef source, uint64_t bytes, void* destination) = 0;
+
+  virtual absl::Status Embed(const EmbedArgs& args) = 0;
+  virtual absl::Status RmsNorm(const RmsNormArgs& args) = 0;
+  virtual absl::Status MatMul(const MatMulArgs& args) = 0;
+  virtual absl::Status RopeKvWrite(const RopeKvArgs& args) = 0;
+  virtual absl::Status Attention(const AttentionArgs& args) = 0;
+  virtual absl::Status Router(const RouterArgs& args) = 0;
+  virtual absl::Status MoeExperts(const MoeExpertsArgs& args) = 0;
+  virtual absl::Status Combine(const CombineArgs& args) = 0;
+  virtual absl::Status TopLogits(const TopLogitsArgs& args) = 0;
+
+  // A point behind everything enqueued so far.
+  virtual Event Record() = 0;
+  virtual bool IsDone(Event event) = 0;
+  // Blocks until done; the first error of work enqueued before it, which sticks.
+  virtual absl::Status Wait(Event event) = 0;
+};
+
+// Monotonic since creation.
+struct BackendCounters {
+  uint64_t fork_joins = 0;       // parallel regions run on more than one thread
+  double region_seconds = 0;     // from fork to join, as the calling thread sees it
+  double join_wait_seconds = 0;  // of these: the calling thread was out of tiles and waited for others
+  uint64_t serial_ops = 0;       // operations small enough to run on the calling thread alone
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // New memory, zeroed, aligned to 64 bytes at least. RESOURCE_EXHAUSTED naming the bytes.
+  virtual absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) = 0;
+
+  // Registers external memory, read-only. UNIMPLEMENTED if this device cannot reach that kind.
+  virtual absl::StatusOr<BufferId> Import(const ImportSpec& spec) = 0;
+
+  // Gives memory back, or forgets an import. NOT_FOUND if `buffer` does not live. No enqueued work may use
+  // it.
+  virtual absl::Status Free(BufferId buffer) = 0;
+
+  // Direct access where the host can see the buffer (always on host and reference; kStaging on every device);
+  // nullptr if not, or if [ref, ref + bytes) is outside. Read only after an Event behind the writer is done.
+  virtual const std::byte* HostRead(BufferRef ref, uint64_t bytes) = 0;
+  // The same for writing; nullptr for imported memory too.
+  virtual std::byte* HostWrite(BufferRef ref, uint64_t bytes) = 0;
+
+  // The backend's only queue.
+  virtual Queue& queue() = 0;
+
+  // Brackets a step: workers spin between the two and sleep outside. Also EndStep/BeginStep around a wait for
+  // bytes. Work outside of a step is correct but wakes the workers for every region.
+  virtual void BeginStep() = 0;
+  virtual void EndStep() = 0;
+
+  virtual BackendCounters Counters() const = 0;
+  // One line for the start-up log: device, instruction set, threads.
+  virtual std::string Describe() const = 0;
+};
+
+// Instruction set of the host backend. kBest is the best that the CPU and the system support.
+enum class HostIsa : uint8_t { kBest = 0, kAvx2 = 1, kAvx512 = 2 };
+
+// The scalar oracle: one thread, slow, this page's words in code.
+absl::StatusOr<std::unique_ptr<Backend>> CreateReferenceBackend(const BackendLimits& limits);
+
+// The CPU. `threads` >= 1 counts the calling thread; 0: the CPUs in the affinity mask. FAILED_PRECONDITION
+// naming the missing instructions when the CPU lacks AVX2, FMA and F16C, or what `isa` asks for.
+absl::StatusOr<std::unique_ptr<Backend>> CreateHostBackend(const BackendLimits& limits, uint32_t threads,
+                                                           HostIsa isa = HostIsa::kBest);
+
+// Whether this CPU runs `isa` (kBest: whether it runs any).
+bool HostIsaSupported(HostIsa isa);
+
+}  // namespace sluice
+
+#endif  // SLUICE_KERNELS_BACKEND_H_
