@@ -1,0 +1,84 @@
+// The lease protocol: how a client reads an extent in place while weightd may want to evict it, with no
+// message.
+//
+// Lease: seq_cst increment of pins, then seq_cst load of the state; RESIDENT, or the increment is undone.
+// Evict: seq_cst store of EVICTING, then seq_cst loads of every session's pins; one above zero, and the mark
+// is taken back. In the single order of these four operations either the lease sees EVICTING or the eviction
+// sees the pin, so an extent is never overwritten under a lease. Operations, not fences: TSan does not know
+// fences.
+//
+// Thread safety: every function is safe from any thread of any process that maps the words; for one (session,
+// extent) the stamps of releases by several threads at a time may lose a use. Functions take the words, not
+// mappings, so that tests can run both sides on one mapping, which is what TSan can follow.
+#ifndef SLUICE_COMMON_RING_LEASE_H_
+#define SLUICE_COMMON_RING_LEASE_H_
+
+#include "common/ring/session_abi.h"
+
+namespace sluice {
+
+// Client. Takes a lease. True: the extent stays where `*place` says until ReleaseLease; `*generation` is its
+// fill. False: not resident, nothing is held.
+inline bool TryLease(const ResidencyEntry& entry, PinEntry& pin, uint64_t* place, uint64_t* generation) {
+  // Both lines usually miss the cache; fetched together they cost one latency instead of two.
+  __builtin_prefetch(&entry, 0);
+  pin.pins.fetch_add(1, std::memory_order_seq_cst);
+  const uint64_t state = entry.state.load(std::memory_order_seq_cst);
+  if (StateOf(state) != ExtentState::kResident) [[unlikely]] {
+    pin.pins.fetch_sub(1, std::memory_order_seq_cst);
+    return false;
+  }
+  *place = entry.place.load(std::memory_order_relaxed);
+  *generation = GenerationOf(state);
+  return true;
+}
+
+// Client. Gives a lease back; `stamp` is StepStamp(step, order) of the use. The stamp is written before the
+// pin falls, so weightd never sees an unpinned extent without its last use.
+inline void ReleaseLease(PinEntry& pin, uint64_t stamp) {
+  pin.uses.store(pin.uses.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  pin.last_step.store(stamp, std::memory_order_relaxed);
+  pin.pins.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+// Client. Undoes a lease without a use: for a place in a segment that this process cannot map.
+inline void UndoLease(PinEntry& pin) { pin.pins.fetch_sub(1, std::memory_order_seq_cst); }
+
+// Either side. Whether a lease would probably succeed now; takes nothing.
+inline bool IsResident(const ResidencyEntry& entry) {
+  return StateOf(entry.state.load(std::memory_order_relaxed)) == ExtentState::kResident;
+}
+
+// weightd. The extent's bytes are in place and verified: from here on it may be leased. REQUIRES: not
+// resident.
+inline void PublishResident(ResidencyEntry& entry, uint32_t segment, uint64_t offset, uint64_t generation) {
+  entry.place.store(PackPlace(segment, offset), std::memory_order_relaxed);
+  entry.state.store(PackState(ExtentState::kResident, generation), std::memory_order_seq_cst);
+}
+
+// weightd. Any state but RESIDENT.
+inline void PublishState(ResidencyEntry& entry, ExtentState state, uint64_t generation) {
+  entry.state.store(PackState(state, generation), std::memory_order_seq_cst);
+}
+
+// weightd. Takes a resident extent away from the clients unless one of them holds it. `any_pin()` says
+// whether any session's pins of the extent are above zero, reading each with PinsHeld(). True: the extent is
+// ABSENT and its bytes may be overwritten. False: it is RESIDENT again.
+template <typename AnyPin>
+bool TryEvict(ResidencyEntry& entry, const AnyPin& any_pin) {
+  const uint64_t generation = GenerationOf(entry.state.load(std::memory_order_relaxed));
+  entry.state.store(PackState(ExtentState::kEvicting, generation), std::memory_order_seq_cst);
+  if (any_pin()) {
+    entry.state.store(PackState(ExtentState::kResident, generation), std::memory_order_seq_cst);
+    return false;
+  }
+  entry.state.store(PackState(ExtentState::kAbsent, generation), std::memory_order_seq_cst);
+  return true;
+}
+
+// weightd, within TryEvict.
+inline bool PinsHeld(const PinEntry& pin) { return pin.pins.load(std::memory_order_seq_cst) != 0; }
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_RING_LEASE_H_

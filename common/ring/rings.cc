@@ -1,0 +1,217 @@
+#include "common/ring/rings.h"
+
+#include <cstring>
+#include <type_traits>
+
+#include "absl/strings/str_cat.h"
+
+namespace sluice {
+namespace {
+
+template <typename Entry>
+void CopyIn(Entry* shared, const Entry& entry) {
+  static_assert(std::is_trivially_copyable_v<Entry> && sizeof(Entry) % 8 == 0);
+  uint64_t words[sizeof(Entry) / 8];
+  std::memcpy(words, &entry, sizeof(Entry));
+  auto* to = reinterpret_cast<uint64_t*>(shared);
+  for (size_t i = 0; i < sizeof(Entry) / 8; ++i) {
+    __atomic_store_n(to + i, words[i], __ATOMIC_RELAXED);
+  }
+}
+
+template <typename Entry>
+void CopyOut(const Entry* shared, Entry* entry) {
+  uint64_t words[sizeof(Entry) / 8];
+  const auto* from = reinterpret_cast<const uint64_t*>(shared);
+  for (size_t i = 0; i < sizeof(Entry) / 8; ++i) {
+    words[i] = __atomic_load_n(from + i, __ATOMIC_RELAXED);
+  }
+  std::memcpy(static_cast<void*>(entry), words, sizeof(Entry));
+}
+
+ControlView ViewOf(std::byte* base, const ControlLayout& layout) {
+  ControlView view;
+  view.header = reinterpret_cast<ControlHeader*>(base);
+  view.cursors = reinterpret_cast<ControlCursors*>(base + kCursorsOffset);
+  view.submissions = reinterpret_cast<SubmissionEntry*>(base + layout.submission_offset());
+  view.completions = reinterpret_cast<CompletionEntry*>(base + layout.completion_offset());
+  view.list = reinterpret_cast<std::atomic<uint32_t>*>(base + layout.list_offset());
+  view.progress = reinterpret_cast<std::atomic<uint64_t>*>(base + layout.progress_offset());
+  view.layout = layout;
+  return view;
+}
+
+absl::Status HeaderError(const char* field, uint64_t got, uint64_t expected) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("control region: ", field, " is ", got, ", expected ", expected));
+}
+
+}  // namespace
+
+ControlView FormatControl(std::byte* base, const ControlLayout& layout, uint64_t boot_epoch, uint64_t session,
+                          uint32_t pack_count) {
+  ControlView view = ViewOf(base, layout);
+  ControlHeader header{};
+  header.magic = kControlMagic;
+  header.abi_version = kAbiVersion;
+  header.header_bytes = sizeof(ControlHeader);
+  header.region_bytes = layout.region_bytes();
+  header.boot_epoch = boot_epoch;
+  header.session = session;
+  header.ring_entries = layout.ring_entries;
+  header.submission_bytes = sizeof(SubmissionEntry);
+  header.completion_bytes = sizeof(CompletionEntry);
+  header.list_entries = layout.list_entries;
+  header.progress_words = layout.progress_words;
+  header.pack_count = pack_count;
+  header.submission_offset = layout.submission_offset();
+  header.completion_offset = layout.completion_offset();
+  header.list_offset = layout.list_offset();
+  header.progress_offset = layout.progress_offset();
+  std::memcpy(base, &header, sizeof(header));
+  return view;
+}
+
+absl::StatusOr<ControlView> OpenControl(std::byte* base, uint64_t bytes) {
+  if (bytes < 4096) {
+    return HeaderError("size", bytes, 4096);
+  }
+  ControlHeader header;
+  std::memcpy(&header, base, sizeof(header));
+  if (header.magic != kControlMagic) {
+    return HeaderError("magic", header.magic, kControlMagic);
+  }
+  if (header.abi_version != kAbiVersion) {
+    return HeaderError("abi_version", header.abi_version, kAbiVersion);
+  }
+  ControlLayout layout;
+  layout.ring_entries = header.ring_entries;
+  layout.list_entries = header.list_entries;
+  layout.progress_words = header.progress_words;
+  if (!layout.valid()) {
+    return absl::InvalidArgumentError(absl::StrCat("control region: impossible layout (", header.ring_entries,
+                                                   " ring entries, ", header.list_entries, " list entries, ",
+                                                   header.progress_words, " progress words)"));
+  }
+  if (layout.region_bytes() > bytes || header.region_bytes != layout.region_bytes()) {
+    return HeaderError("region_bytes", header.region_bytes, layout.region_bytes());
+  }
+  if (header.submission_bytes != sizeof(SubmissionEntry)) {
+    return HeaderError("submission_bytes", header.submission_bytes, sizeof(SubmissionEntry));
+  }
+  if (header.completion_bytes != sizeof(CompletionEntry)) {
+    return HeaderError("completion_bytes", header.completion_bytes, sizeof(CompletionEntry));
+  }
+  return ViewOf(base, layout);
+}
+
+RingResult SubmissionWriter::Push(SubmissionEntry entry) {
+  const uint64_t capacity = view_.layout.ring_entries;
+  if (tail_ - head_ >= capacity) {
+    const uint64_t head = view_.cursors->submission_head.value.load(std::memory_order_acquire);
+    if (head < head_ || head > tail_) {
+      return RingResult::kCorrupt;
+    }
+    head_ = head;
+    if (tail_ - head_ >= capacity) {
+      return RingResult::kNone;
+    }
+  }
+  entry.sequence = tail_;
+  CopyIn(&view_.submissions[tail_ & (capacity - 1)], entry);
+  ++tail_;
+  view_.cursors->submission_tail.value.store(tail_, std::memory_order_seq_cst);
+  return RingResult::kOk;
+}
+
+bool SubmissionWriter::TakeServerSleep() {
+  std::atomic<uint64_t>& sleeping = view_.cursors->server_sleeping.value;
+  return sleeping.load(std::memory_order_seq_cst) != 0 &&
+         sleeping.exchange(0, std::memory_order_seq_cst) != 0;
+}
+
+RingResult CompletionReader::Peek(CompletionEntry* entry) {
+  const uint64_t tail = view_.cursors->completion_tail.value.load(std::memory_order_acquire);
+  if (tail == head_) {
+    return RingResult::kNone;
+  }
+  const uint64_t capacity = view_.layout.ring_entries;
+  if (tail < head_ || tail - head_ > capacity) {
+    return RingResult::kCorrupt;
+  }
+  CopyOut(&view_.completions[head_ & (capacity - 1)], entry);
+  return entry->sequence == head_ ? RingResult::kOk : RingResult::kCorrupt;
+}
+
+void CompletionReader::Advance() {
+  ++head_;
+  view_.cursors->completion_head.value.store(head_, std::memory_order_release);
+}
+
+bool CompletionReader::BeginWait() {
+  view_.cursors->client_waiting.value.store(1, std::memory_order_seq_cst);
+  if (view_.cursors->completion_tail.value.load(std::memory_order_seq_cst) != head_) {
+    EndWait();
+    return false;
+  }
+  return true;
+}
+
+void CompletionReader::EndWait() { view_.cursors->client_waiting.value.store(0, std::memory_order_relaxed); }
+
+RingResult SubmissionReader::Pop(SubmissionEntry* entry) {
+  const uint64_t tail = view_.cursors->submission_tail.value.load(std::memory_order_acquire);
+  if (tail == head_) {
+    return RingResult::kNone;
+  }
+  const uint64_t capacity = view_.layout.ring_entries;
+  if (tail < head_ || tail - head_ > capacity) {
+    return RingResult::kCorrupt;
+  }
+  CopyOut(&view_.submissions[head_ & (capacity - 1)], entry);
+  if (entry->sequence != head_) {
+    return RingResult::kCorrupt;
+  }
+  ++head_;
+  view_.cursors->submission_head.value.store(head_, std::memory_order_release);
+  return RingResult::kOk;
+}
+
+bool SubmissionReader::BeginSleep() {
+  view_.cursors->server_sleeping.value.store(1, std::memory_order_seq_cst);
+  if (view_.cursors->submission_tail.value.load(std::memory_order_seq_cst) != head_) {
+    EndSleep();
+    return false;
+  }
+  return true;
+}
+
+void SubmissionReader::EndSleep() {
+  view_.cursors->server_sleeping.value.store(0, std::memory_order_relaxed);
+}
+
+uint64_t CompletionWriter::Push(CompletionEntry entry) {
+  const uint64_t sequence = tail_;
+  entry.sequence = sequence;
+  CopyIn(&view_.completions[sequence & (view_.layout.ring_entries - 1)], entry);
+  ++tail_;
+  view_.cursors->completion_tail.value.store(tail_, std::memory_order_seq_cst);
+  return sequence;
+}
+
+RingResult CompletionWriter::Reaped(uint64_t* head) {
+  const uint64_t now = view_.cursors->completion_head.value.load(std::memory_order_acquire);
+  if (now < head_ || now > tail_) {
+    return RingResult::kCorrupt;
+  }
+  head_ = now;
+  *head = now;
+  return RingResult::kOk;
+}
+
+bool CompletionWriter::TakeClientWait() {
+  std::atomic<uint64_t>& waiting = view_.cursors->client_waiting.value;
+  return waiting.load(std::memory_order_seq_cst) != 0 && waiting.exchange(0, std::memory_order_seq_cst) != 0;
+}
+
+}  // namespace sluice

@@ -1,0 +1,130 @@
+// The four ends of a session's two rings, over a mapped control region (session_abi.h).
+//
+// Every end keeps its own cursor in private memory and only publishes it; the other side's cursor is checked
+// against what it can be. Entries are copied word by word with atomic loads and stores: the copy is made
+// once, and what the peer does to the shared entry afterwards no longer matters.
+//
+// Thread safety: each object belongs to one thread at a time; the two ends of one ring may be on any two
+// threads or processes.
+#ifndef SLUICE_COMMON_RING_RINGS_H_
+#define SLUICE_COMMON_RING_RINGS_H_
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "common/ring/session_abi.h"
+
+namespace sluice {
+
+// Addresses within one mapping of a control region. Borrowed: the mapping must outlive it.
+struct ControlView {
+  ControlHeader* header = nullptr;
+  ControlCursors* cursors = nullptr;
+  SubmissionEntry* submissions = nullptr;
+  CompletionEntry* completions = nullptr;
+  std::atomic<uint32_t>* list = nullptr;
+  std::atomic<uint64_t>* progress = nullptr;
+  ControlLayout layout;
+};
+
+// weightd: the view of a zeroed region of layout.region_bytes() at `base`; writes its header.
+ControlView FormatControl(std::byte* base, const ControlLayout& layout, uint64_t boot_epoch, uint64_t session,
+                          uint32_t pack_count);
+
+// Client: checks the header against this build and against `bytes`, the mapping's size. The header is copied
+// before it is checked. INVALID_ARGUMENT names the field.
+absl::StatusOr<ControlView> OpenControl(std::byte* base, uint64_t bytes);
+
+enum class RingResult {
+  kOk,
+  kNone,    // nothing to take, or no room to put
+  kCorrupt  // the peer's cursor or sequence is impossible: the session is over
+};
+
+// Client's end of the submission ring.
+class SubmissionWriter {
+ public:
+  explicit SubmissionWriter(const ControlView& view) : view_(view) {}
+
+  // Copies `entry` in (its sequence is set) and publishes it. kNone: the ring is full. The caller also keeps
+  // its outstanding requests at or below ring_entries, then this never happens.
+  RingResult Push(SubmissionEntry entry);
+
+  // After one or more Push: whether weightd sleeps and the server bell must be rung. At most one caller per
+  // sleep is told so.
+  bool TakeServerSleep();
+
+  uint64_t tail() const { return tail_; }
+
+ private:
+  ControlView view_;
+  uint64_t tail_ = 0;
+  uint64_t head_ = 0;  // last value seen of weightd's
+};
+
+// Client's end of the completion ring.
+class CompletionReader {
+ public:
+  explicit CompletionReader(const ControlView& view) : view_(view) {}
+
+  // Copies the oldest unread completion out. What it filled stays resident until Advance().
+  RingResult Peek(CompletionEntry* entry);
+  // Gives the entry's place back. REQUIRES: the last Peek was kOk.
+  void Advance();
+
+  // Announces that the client is about to sleep. False: a completion is there, do not sleep. After waking or
+  // deciding otherwise call EndWait(). The client bell's pipe is drained before the next BeginWait().
+  bool BeginWait();
+  void EndWait();
+
+ private:
+  ControlView view_;
+  uint64_t head_ = 0;
+};
+
+// weightd's end of the submission ring.
+class SubmissionReader {
+ public:
+  explicit SubmissionReader(const ControlView& view) : view_(view) {}
+
+  // Copies the next entry out and gives its place back. kCorrupt: tail behind head or more than a ring ahead,
+  // or the entry's sequence is not its number.
+  RingResult Pop(SubmissionEntry* entry);
+
+  // Announces that weightd is about to sleep. False: entries are there, do not sleep.
+  bool BeginSleep();
+  void EndSleep();
+
+  uint64_t head() const { return head_; }
+
+ private:
+  ControlView view_;
+  uint64_t head_ = 0;
+};
+
+// weightd's end of the completion ring.
+class CompletionWriter {
+ public:
+  explicit CompletionWriter(const ControlView& view) : view_(view) {}
+
+  // Copies `entry` in (its sequence is set, and returned) and publishes it. REQUIRES: room, which weightd has
+  // checked with reaped() when it accepted the submission.
+  uint64_t Push(CompletionEntry entry);
+
+  // How far the client has reaped. kCorrupt: it ran backwards, or past what was completed.
+  RingResult Reaped(uint64_t* head);
+
+  // After one or more Push: whether the client sleeps and the client bell must be rung.
+  bool TakeClientWait();
+
+  uint64_t tail() const { return tail_; }
+
+ private:
+  ControlView view_;
+  uint64_t tail_ = 0;
+  uint64_t head_ = 0;  // last value seen of the client's
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_RING_RINGS_H_

@@ -1,0 +1,55 @@
+// Sealed memory files and their mappings: what every shared region is made of.
+//
+// The maker maps read-write first and seals afterwards. kReadOnly seals give the peers a file that they can
+// only read (FUTURE_WRITE: no writable mapping, no write, no reopening through /proc), kReadWrite one that
+// they can write; neither can be shrunk or grown, so a mapping never faults.
+//
+// Thread safety: thread-compatible values.
+#ifndef SLUICE_COMMON_RING_SHARED_MEMORY_H_
+#define SLUICE_COMMON_RING_SHARED_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/ring/unique_fd.h"
+
+namespace sluice {
+
+// Owns a mapping; movable. `data()` is page-aligned.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(std::byte* data, uint64_t bytes) : data_(data), bytes_(bytes) {}
+  Mapping(Mapping&& other) noexcept;
+  Mapping& operator=(Mapping&& other) noexcept;
+  ~Mapping();
+
+  std::byte* data() const { return data_; }
+  uint64_t bytes() const { return bytes_; }
+  bool valid() const { return data_ != nullptr; }
+
+ private:
+  std::byte* data_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+struct SharedMemory {
+  UniqueFd fd;
+  Mapping map;
+};
+
+enum class PeerAccess { kReadOnly, kReadWrite };
+
+// Makes a zeroed memory file of `bytes` (rounded up to pages), maps it read-write here and seals it for its
+// peers. `name` is shown in /proc and in errors. RESOURCE_EXHAUSTED names the size.
+absl::StatusOr<SharedMemory> CreateSharedMemory(const std::string& name, uint64_t bytes, PeerAccess access);
+
+// Maps a peer's memory file of at least `bytes`. INVALID_ARGUMENT when the file is smaller than that or may
+// still be shrunk (its reader could be killed by SIGBUS). `populate` maps every page at once.
+absl::StatusOr<Mapping> MapSharedMemory(int fd, uint64_t bytes, bool writable, bool populate);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_RING_SHARED_MEMORY_H_

@@ -1,0 +1,84 @@
+// The side channel: a unix SOCK_SEQPACKET socket beside gRPC that carries the session's file descriptors,
+// joined to the session by a one-time nonce and kept open for its life. Its end is how each side learns of
+// the other's.
+//
+// Every message is one SideMessage; the descriptors it announces come with it. The order of a session:
+//   client  HELLO{nonce}            within the time that OpenSession's answer states
+//   weightd WELCOME{fd_count}       descriptors in the order of WelcomeFds, or REJECT{code} and the end
+//   weightd SEGMENT_ADDED{segment, bytes} + fd      any time, before an extent in it is published
+//   weightd SEGMENT_RETIRED{segment}                nothing in it is resident; the client unmaps it
+//   client  SEGMENT_UNMAPPED{segment}               until then its memory counts as used
+//
+// Thread safety: free functions; calls on one descriptor must not overlap in the same direction.
+#ifndef SLUICE_COMMON_RING_SIDE_CHANNEL_H_
+#define SLUICE_COMMON_RING_SIDE_CHANNEL_H_
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/ring/unique_fd.h"
+
+namespace sluice {
+
+inline constexpr uint32_t kSideMagic = 0x45444953;  // "SIDE"
+inline constexpr size_t kNonceBytes = 16;
+// The kernel passes at most 253 descriptors at a time; WELCOME of kMaxSessionPacks needs 67.
+inline constexpr size_t kMaxSideFds = 128;
+
+enum class SideType : uint16_t {
+  kHello = 1,
+  kWelcome = 2,
+  kReject = 3,
+  kSegmentAdded = 4,
+  kSegmentRetired = 5,
+  kSegmentUnmapped = 6
+};
+
+// 64 bytes, frozen by kAbiVersion. Fields that a type does not use are 0.
+struct SideMessage {
+  uint32_t magic = kSideMagic;
+  uint16_t version = 1;  // kAbiVersion
+  SideType type = SideType::kHello;
+  uint64_t session = 0;                      // all but HELLO, where the nonce says it
+  uint64_t boot_epoch = 0;                   // weightd's messages
+  uint64_t bytes = 0;                        // SEGMENT_ADDED: the segment's size
+  uint32_t segment = 0;                      // SEGMENT_*
+  uint16_t fd_count = 0;                     // descriptors that come with the message
+  uint16_t code = 0;                         // REJECT: absl::StatusCode
+  std::array<uint8_t, kNonceBytes> nonce{};  // HELLO
+  uint64_t reserved = 0;
+};
+static_assert(sizeof(SideMessage) == 64);
+
+// WELCOME's descriptors: three, then two per pack in OpenSession's order.
+struct WelcomeFds {
+  static constexpr size_t kControl = 0;     // control region, mapped read-write by the client
+  static constexpr size_t kServerBell = 1;  // eventfd; the client writes 8 bytes to wake weightd
+  static constexpr size_t kClientBell = 2;  // read end of a pipe, non-blocking; weightd writes a byte to wake
+  static constexpr size_t kFirstPack = 3;
+  static constexpr size_t Residency(size_t pack) { return kFirstPack + 2 * pack; }  // mapped read-only
+  static constexpr size_t Pins(size_t pack) { return kFirstPack + 2 * pack + 1; }   // mapped read-write
+  static constexpr size_t Count(size_t packs) { return kFirstPack + 2 * packs; }
+};
+
+// A received message and the descriptors that came with it.
+struct SidePacket {
+  SideMessage message;
+  std::vector<UniqueFd> fds;
+};
+
+// Sends one message with `fds` (borrowed; message.fd_count is set from them). Never blocks: UNAVAILABLE when
+// the socket's buffer is full (try again when writable), FAILED_PRECONDITION when the peer is gone.
+absl::Status SendSideMessage(int socket, SideMessage message, std::span<const int> fds = {});
+
+// Receives one message without blocking. UNAVAILABLE: none there now; FAILED_PRECONDITION: the peer is gone;
+// INVALID_ARGUMENT: not a whole SideMessage of this ABI, or its descriptors were cut or miscounted.
+absl::StatusOr<SidePacket> ReceiveSideMessage(int socket);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_RING_SIDE_CHANNEL_H_
