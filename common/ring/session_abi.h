@@ -27,7 +27,7 @@ inline constexpr uint64_t kPinsMagic = 0x534e495045434c53ull;
 inline constexpr uint64_t kControlMagic = 0x4c52544345434c53ull;
 
 // Every size and offset in a segment is a multiple of this; so is an extent's place in its file.
-inline constexpr uint64_t kExtentAlignment = 4096;
+inline constexpr uint64_t kSegmentAlignment = 4096;
 
 inline constexpr uint32_t kNoExtent = 0xffffffffu;
 inline constexpr uint32_t kNoSlab = 0xffffffffu;

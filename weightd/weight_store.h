@@ -1,0 +1,162 @@
+// weightd without its control plane: packs, DRAM tier, sessions, and the pump thread that serves their rings.
+//
+// The gRPC service (weightd/weights_service.h) and the side socket's listener call this; everything after the
+// HELLO on the side socket happens in here: WELCOME, segment messages, acknowledgements, the peer's death.
+//
+// Thread safety: thread-safe; every method may be called from any thread and none of them blocks on I/O of a
+// pack's payload or on a client.
+#ifndef SLUICE_WEIGHTD_WEIGHT_STORE_H_
+#define SLUICE_WEIGHTD_WEIGHT_STORE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/ring/session_abi.h"
+#include "common/ring/unique_fd.h"
+
+namespace sluice {
+
+class BlockReader;
+class Pack;
+class StoreCore;
+
+enum class LogSeverity { kInfo, kWarning, kError };
+using LogFn = std::function<void(LogSeverity, const std::string&)>;
+
+struct WeightStoreOptions {
+  // Bytes of expert and dense extents kept in memory, at most. Exact: segments never exceed it. REQUIRED.
+  uint64_t dram_budget = 0;
+  // Reads past the page cache. False, or where the file system refuses O_DIRECT (logged): through it.
+  bool direct = true;
+  // Threads of the pread engine. Four reach the disk's rate at 256 KiB (facts: 1.8 GB/s); they sleep
+  // otherwise.
+  int reader_threads = 4;
+  // Wait this long for memory to become available before refusing to start: a predecessor may still be
+  // mapped.
+  int budget_wait_ms = 10'000;
+  // Sessions that have not been joined by their side socket after this long are dropped.
+  int attach_timeout_ms = 10'000;
+  // Called from any thread, never with a lock held that a method of this class takes. May be empty.
+  LogFn log;
+};
+
+// What OpenSession's caller says about itself.
+struct SessionParams {
+  AbiSignature abi;
+  std::vector<uint32_t> packs;  // weightd's pack numbers; their order is the session's pack index
+  // Compute threads: the session's reserved minimum is 2 x the largest expert of its packs x this.
+  uint32_t compute_threads = 1;
+  ControlLayout layout;  // sizes of rings, index arena and progress array
+  // For logs and Stats only.
+  std::string client_name;
+};
+
+struct SessionPack {
+  uint32_t pack = 0;  // weightd's number
+  uint32_t extent_count = 0;
+};
+
+// A session that was opened. Descriptors are the store's and stay open until the session ends; a client in
+// another process gets copies by AttachSideSocket, one in this process may map them at once.
+struct SessionHandle {
+  uint64_t session = 0;
+  uint64_t boot_epoch = 0;
+  std::vector<SessionPack> packs;
+  std::vector<int> fds;  // in the order of WelcomeFds
+  uint64_t control_bytes = 0;
+  uint64_t reserved_bytes = 0;  // the reserved minimum
+};
+
+struct SessionStats {
+  uint64_t session = 0;
+  std::string client_name;
+  std::string state;          // "opened", "active", "lost"
+  uint64_t held_extents = 0;  // with a pin of this session above zero
+  uint64_t outstanding = 0;   // requests without completion
+  uint64_t requests = 0;
+  uint64_t bytes_read = 0;
+};
+
+struct StoreStats {
+  uint64_t dram_budget = 0;
+  uint64_t segment_bytes = 0;  // of all segments, retired but unacknowledged ones counted: <= dram_budget
+  uint64_t retired_bytes = 0;  // of these
+  uint64_t resident_bytes = 0;
+  uint64_t resident_extents = 0;
+  uint64_t bad_extents = 0;
+  uint64_t segments = 0;
+  uint64_t fills = 0;  // extents read and verified
+  uint64_t bytes_read = 0;
+  uint64_t evictions = 0;
+  uint64_t demand_requests = 0;
+  uint64_t prefetch_requests = 0;
+  uint64_t resident_requests = 0;  // that found everything there
+  uint64_t joined = 0;             // extents wanted by a request while another was reading them
+  uint64_t cancelled = 0;
+  uint64_t no_room = 0;
+  uint64_t checksum_failures = 0;
+  uint64_t io_errors = 0;
+  uint64_t rereads = 0;
+  uint64_t sessions_lost = 0;  // ended for misbehaviour
+  uint64_t in_flight_bytes = 0;
+  std::string io_engine;  // "pread, O_DIRECT", "pread, buffered"
+  std::vector<SessionStats> sessions;
+};
+
+class WeightStore {
+ public:
+  // Checks the budget against MemAvailable and the cgroup's limit, RESOURCE_EXHAUSTED with the four numbers,
+  // and starts the pump and the readers. `reader` null: the pread engine.
+  static absl::StatusOr<std::unique_ptr<WeightStore>> Create(WeightStoreOptions options,
+                                                             std::unique_ptr<BlockReader> reader = nullptr);
+  ~WeightStore();
+
+  // Opens the pack in `dir` and makes its residency table; the number of a pack that is already there (by
+  // model_id) otherwise. Errors of Pack::Open; RESOURCE_EXHAUSTED when the budget cannot hold its dense
+  // extents and one session's minimum with one thread.
+  absl::StatusOr<uint32_t> AddPack(const std::string& dir);
+  // Null when there is no such pack. Lives as long as the store.
+  const Pack* pack(uint32_t number) const;
+  uint32_t pack_count() const;
+
+  // FAILED_PRECONDITION: another ABI (names the field); INVALID_ARGUMENT: layout or pack; RESOURCE_EXHAUSTED:
+  // minima and dense extents of all sessions exceed the budget (with the numbers); UNAVAILABLE: draining.
+  absl::StatusOr<SessionHandle> OpenSession(const SessionParams& params);
+
+  // Joins the side socket (connected, its HELLO already read and its nonce checked) to the session, sends
+  // WELCOME and the segments. From here on the socket's end loses the session, and the peer process's exit
+  // (SO_PEERPIDFD or pidfd_open of SO_PEERCRED's pid) ends it. NOT_FOUND, FAILED_PRECONDITION (already
+  // joined).
+  absl::Status AttachSideSocket(uint64_t session, UniqueFd socket);
+
+  // The client has done its last read: pins are ignored from now on. NOT_FOUND.
+  absl::Status CloseSession(uint64_t session);
+
+  // What the side socket's end and the pidfd report; for clients without a side socket (tests, in-process).
+  void OnConnectionLost(uint64_t session);
+  void OnProcessExit(uint64_t session);
+
+  // No new sessions; running ones go on.
+  void Drain();
+  bool draining() const;
+
+  uint64_t boot_epoch() const;
+  StoreStats Stats() const;
+
+  WeightStore(const WeightStore&) = delete;
+  WeightStore& operator=(const WeightStore&) = delete;
+
+ private:
+  WeightStore();
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_WEIGHT_STORE_H_
