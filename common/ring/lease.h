@@ -38,6 +38,7 @@ inline bool TryLease(const ResidencyEntry& entry, PinEntry& pin, uint64_t* place
 inline void ReleaseLease(PinEntry& pin, uint64_t stamp) {
   pin.uses.store(pin.uses.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   pin.last_step.store(stamp, std::memory_order_relaxed);
+  last_stamp.store(stamp, std::memory_order_relaxed);
   pin.pins.fetch_sub(1, std::memory_order_seq_cst);
 }
 

@@ -229,8 +229,8 @@ struct ControlCursors {
   ControlWord completion_head;  // client: entries reaped; what they filled is held until then
   ControlWord server_sleeping;  // weightd sets 1 before it sleeps; a client that sees 1 rings the server bell
   ControlWord
-      client_waiting;  // client sets 1 before it sleeps; weightd takes it back and rings the client bell
-  ControlWord current_step;  // client: StepStamp(step, 0) of the step it is in
+      client_waiting;      // client sets 1 before it sleeps; weightd takes it back and rings the client bell
+  ControlWord last_stamp;  // client: StepStamp() of its latest release (lease.h writes it)
   ControlWord reserved;
 };
 inline constexpr uint64_t kCursorsOffset = 1024;
