@@ -1,0 +1,87 @@
+// ArgParser: the command line of one sub-command. A thin layer over CLI11, whose header is read by args.cc
+// alone (it costs seconds to compile).
+//
+// Values land in the caller's variables, which must outlive Parse. std::optional variables stay empty when
+// the option is not given, so that "given" and "default" can be told apart. Every declaration returns the
+// parser, so that `.Required()` can follow. A value may begin with a dash.
+//
+// Thread safety: thread-compatible; used by the main thread.
+#ifndef SLUICE_CLI_ARGS_H_
+#define SLUICE_CLI_ARGS_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace sluice::cli {
+
+// Exit codes of every sub-command: a contract.
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailed = 1;
+inline constexpr int kExitUsage = 2;
+
+class ArgParser {
+ public:
+  // `command` as typed ("sluice pack"); `summary` is one line of its --help.
+  ArgParser(const std::string& command, const std::string& summary);
+  ~ArgParser();
+  ArgParser(const ArgParser&) = delete;
+  ArgParser& operator=(const ArgParser&) = delete;
+
+  // A required argument without a dash, shown as `name`.
+  ArgParser& Positional(const std::string& name, std::string* out, const std::string& help);
+  ArgParser& Flag(const std::string& names, bool* out, const std::string& help);
+  ArgParser& Text(const std::string& names, std::string* out, const std::string& help);
+  ArgParser& Text(const std::string& names, std::optional<std::string>* out, const std::string& help);
+  // May be given several times.
+  ArgParser& Texts(const std::string& names, std::vector<std::string>* out, const std::string& help);
+  // One of `choices`, shown in the help.
+  ArgParser& Choice(const std::string& names, const std::vector<std::string>& choices,
+                    std::optional<std::string>* out, const std::string& help);
+  // Whole numbers in [least, most].
+  ArgParser& Number(const std::string& names, std::optional<uint64_t>* out, const std::string& help,
+                    uint64_t least = 0, uint64_t most = UINT64_MAX);
+  // Finite numbers in [least, most].
+  ArgParser& Real(const std::string& names, std::optional<double>* out, const std::string& help, double least,
+                  double most);
+  ArgParser& Size(const std::string& names, std::optional<uint64_t>* out, const std::string& help);
+  ArgParser& TimeSpan(const std::string& names, std::optional<absl::Duration>* out, const std::string& help);
+  ArgParser& OnOff(const std::string& names, std::optional<bool>* out, const std::string& help);
+
+  // The option declared last must be given.
+  ArgParser& Required();
+  // Options declared from here on stand under `title` in the help.
+  ArgParser& Group(const std::string& title);
+
+  // Fills the variables from `args` (without program and sub-command). nullopt: go on. Otherwise the exit
+  // code: kExitOk after --help (printed to stdout), kExitUsage after an error (printed to stderr).
+  std::optional<int> Parse(const std::vector<std::string>& args);
+
+  // Prints `message` as this command's usage error to stderr and returns kExitUsage.
+  int UsageError(const std::string& message) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// "1,2,3" as whole numbers within [least, most]; spaces around a number are fine. InvalidArgument naming
+// `what` and the entry; an empty text is an empty list.
+absl::StatusOr<std::vector<int64_t>> ParseNumberList(std::string_view text, const std::string& what,
+                                                     int64_t least, int64_t most);
+
+// Token ids of "1,2,3": each 0..2^31-1, at least one.
+absl::StatusOr<std::vector<int32_t>> ParseTokenIds(std::string_view text);
+
+// "a,b,c" without empty entries.
+std::vector<std::string> SplitList(std::string_view text);
+
+}  // namespace sluice::cli
+
+#endif  // SLUICE_CLI_ARGS_H_
