@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "common/error_detail.h"
 
 namespace sluice {
 
@@ -173,8 +174,7 @@ class EngineApi {
 
   // Validates and queues. The sink is held until the request ends. Errors (the sink is not called):
   // INVALID_ARGUMENT naming field and numbers, ALREADY_EXISTS, RESOURCE_EXHAUSTED (queue full), UNAVAILABLE
-  // (draining, weightd lost). An ErrorInfo-style reason travels as status payload "sluice/reason" (see
-  // kReasonPayload).
+  // (draining, weightd lost). An ErrorInfo-style reason travels as a payload (common/error_detail.h).
   virtual absl::Status Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) = 0;
   virtual absl::Status Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) = 0;
 
@@ -189,14 +189,6 @@ class EngineApi {
   // Refuses new requests from now on; running ones go on.
   virtual void StartDrain() = 0;
 };
-
-// Payload type of the stable reason word ("QUEUE_FULL", "CONTEXT_TOO_LONG", "WEIGHT_CORRUPT", ...).
-inline constexpr char kReasonPayload[] = "sluice/reason";
-
-// `code` with `message` and the reason word attached.
-absl::Status ReasonError(absl::StatusCode code, const std::string& reason, const std::string& message);
-// The reason word of `status`, or "" if it has none.
-std::string ReasonOf(const absl::Status& status);
 
 }  // namespace sluice
 

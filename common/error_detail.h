@@ -1,0 +1,41 @@
+// Facts about an error for programs, carried as payloads of an absl::Status: a stable reason word, the
+// request field at fault, when a retry can help. common/grpc_status.h puts them into gRPC's status details
+// and back.
+//
+// Thread safety: pure functions, safe to call from any thread.
+#ifndef SLUICE_COMMON_ERROR_DETAIL_H_
+#define SLUICE_COMMON_ERROR_DETAIL_H_
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace sluice {
+
+// Payload types.
+inline constexpr char kReasonPayload[] = "sluice/reason";
+inline constexpr char kFieldPayload[] = "sluice/field";
+inline constexpr char kRetryPayload[] = "sluice/retry-milliseconds";
+
+// `code` with `message` and the reason word ("QUEUE_FULL", "CONTEXT_TOO_LONG", "WEIGHT_CORRUPT", ...).
+// REQUIRES: code is not OK.
+absl::Status ReasonError(absl::StatusCode code, const std::string& reason, const std::string& message);
+// The reason word of `status`, or "" if it has none.
+std::string ReasonOf(const absl::Status& status);
+
+// `code` about the request's field `field` (a path such as "spec.sampling.top_p"); the message begins with
+// the path. The reason is INVALID_FIELD, for UNIMPLEMENTED it is UNSUPPORTED_FIELD.
+absl::Status FieldError(absl::StatusCode code, const std::string& field, const std::string& description);
+// The field at fault, or "".
+std::string FieldOf(const absl::Status& status);
+
+// `status` with the hint that a retry after `delay` can help; OK stays OK. Kept to whole milliseconds.
+absl::Status WithRetryDelay(absl::Status status, absl::Duration delay);
+// The hint; absent if a retry is no help.
+std::optional<absl::Duration> RetryDelayOf(const absl::Status& status);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_ERROR_DETAIL_H_

@@ -1,0 +1,25 @@
+// The one place where an absl::Status becomes a grpc::Status and back.
+//
+// Codes map by number; UNKNOWN becomes INTERNAL, as no failure of ours is unknown. Reason, field and retry
+// hint (common/error_detail.h) travel as google.rpc ErrorInfo (domain "sluice"), BadRequest and RetryInfo in
+// the status details ("grpc-status-details-bin").
+//
+// Thread safety: pure functions, safe to call from any thread.
+#ifndef SLUICE_COMMON_GRPC_STATUS_H_
+#define SLUICE_COMMON_GRPC_STATUS_H_
+
+#include "absl/status/status.h"
+#include "grpcpp/support/status.h"
+
+namespace sluice {
+
+inline constexpr char kErrorDomain[] = "sluice";
+
+grpc::Status ToGrpcStatus(const absl::Status& status);
+
+// Details that are missing, malformed or of another domain are left out.
+absl::Status FromGrpcStatus(const grpc::Status& status);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_GRPC_STATUS_H_
