@@ -25,9 +25,10 @@ namespace {
 constexpr size_t kMaxDeaths = 5;
 constexpr absl::Duration kDeathWindow = absl::Seconds(1);
 
-Fd OpenLog(const std::string& path, bool append) {
+UniqueFd OpenLog(const std::string& path, bool append) {
   // O_APPEND also for the first start: the daemon's two streams share the file.
-  return Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (append ? 0 : O_TRUNC), 0600));
+  return UniqueFd(
+      open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (append ? 0 : O_TRUNC), 0600));
 }
 
 // The child's signals are as in a fresh shell: the CLI blocks and ignores some.
@@ -49,12 +50,12 @@ void ResetSignals(posix_spawnattr_t* attributes, bool new_session) {
 
 absl::StatusOr<pid_t> SpawnProcess(const std::vector<std::string>& argv, const std::string& log_path,
                                    bool append, int inherit_fd, bool new_session) {
-  const Fd log = OpenLog(log_path, append);
+  const UniqueFd log = OpenLog(log_path, append);
   if (!log.valid()) {
     return ErrnoToStatus(errno, absl::StrCat("cannot open the log ", log_path));
   }
   // Above the numbers that the actions below overwrite, in the order in which they do.
-  const Fd inherited(inherit_fd < 0 ? -1 : fcntl(inherit_fd, F_DUPFD_CLOEXEC, kInheritedFd + 1));
+  const UniqueFd inherited(inherit_fd < 0 ? -1 : fcntl(inherit_fd, F_DUPFD_CLOEXEC, kInheritedFd + 1));
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawnattr_t attributes;

@@ -63,7 +63,7 @@ class DaemonProcess {
  private:
   DaemonCommand command_;
   pid_t pid_ = -1;
-  Fd exit_fd_;
+  UniqueFd exit_fd_;
   bool started_before_ = false;
   std::deque<absl::Time> deaths_;
 };

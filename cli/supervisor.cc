@@ -32,7 +32,7 @@ void Log(const std::string& text) {
 
 class Supervisor {
  public:
-  Supervisor(const SupervisorOptions& options, Fd listener, Fd lifeline, int cancel_fd)
+  Supervisor(const SupervisorOptions& options, UniqueFd listener, UniqueFd lifeline, int cancel_fd)
       : options_(options),
         listener_(std::move(listener)),
         lifeline_(std::move(lifeline)),
@@ -69,8 +69,7 @@ class Supervisor {
 
  private:
   struct User {
-    Fd connection;
-    bool leaving = false;  // said goodbye and waits for the end
+    UniqueFd connection;
   };
 
   void StartOne(DaemonProcess* daemon) {
@@ -102,30 +101,36 @@ class Supervisor {
 
   void PollOnce() {
     std::vector<pollfd> fds = {{listener_.get(), POLLIN, 0}, {cancel_fd_, POLLIN, 0}};
-    for (const DaemonProcess& daemon : daemons_) {
-      fds.push_back({daemon.exit_fd(), POLLIN, 0});
-    }
     for (const User& user : users_) {
       fds.push_back({user.connection.get(), POLLIN, 0});
+    }
+    for (const DaemonProcess& daemon : daemons_) {
+      fds.push_back({daemon.exit_fd(), POLLIN, 0});
     }
     if (poll(fds.data(), fds.size(), TimeoutMs()) < 0) {
       return;
     }
     cancelled_ = fds[1].revents != 0;
+    // Newcomers first: they keep the daemons that the last user is just leaving, and who was there when a
+    // daemon died is told.
+    const size_t polled_users = users_.size();
+    AcceptUsers();
     size_t next = 2;
+    auto user = users_.begin();
+    for (size_t i = 0; i < polled_users; ++i) {
+      const bool readable = fds[next++].revents != 0;
+      user = readable && !OnUserReadable(&*user) ? users_.erase(user) : std::next(user);
+    }
     for (DaemonProcess& daemon : daemons_) {
       if (fds[next++].revents != 0) {
         OnDaemonExit(&daemon);
       }
     }
-    // Ends before newcomers: who comes after the last user has gone must find the daemons ending.
-    for (auto user = users_.begin(); user != users_.end();) {
-      const bool readable = fds[next++].revents != 0;
-      user = readable && !OnUserReadable(&*user) ? users_.erase(user) : std::next(user);
-    }
-    UpdateGrace();
-    if (fds[0].revents != 0 && (!users_.empty() || absl::Now() < empty_since_ + grace_)) {
-      OnNewUser();
+    if (had_user_ && users_.empty() && !idle_) {
+      idle_ = true;
+      empty_since_ = absl::Now();
+      // Daemons of which one has failed serve nobody: they are not kept.
+      grace_ = failures_.empty() ? keep_ : absl::ZeroDuration();
     }
   }
 
@@ -168,35 +173,28 @@ class Supervisor {
     }
   }
 
-  void UpdateGrace() {
-    if (had_user_ && users_.empty() && !idle_) {
-      idle_ = true;
-      empty_since_ = absl::Now();
-      // Daemons of which one has failed serve nobody: they are not kept.
-      grace_ = failures_.empty() ? keep_ : absl::ZeroDuration();
+  void AcceptUsers() {
+    while (true) {
+      UniqueFd connection(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      if (!connection.valid()) {
+        return;
+      }
+      for (const auto& [name, reason] : failures_) {
+        SendPacket(connection.get(), absl::StrCat(kFailedWord, name, " ", reason));
+      }
+      users_.push_back({std::move(connection)});
+      had_user_ = true;
+      idle_ = false;
     }
-  }
-
-  void OnNewUser() {
-    Fd connection(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!connection.valid()) {
-      return;
-    }
-    for (const auto& [name, reason] : failures_) {
-      SendPacket(connection.get(), absl::StrCat(kFailedWord, name, " ", reason));
-    }
-    users_.push_back({std::move(connection)});
-    had_user_ = true;
-    idle_ = false;
   }
 
   const SupervisorOptions& options_;
-  Fd listener_;
-  const Fd lifeline_;  // read end, inherited by the daemons
+  UniqueFd listener_;
+  const UniqueFd lifeline_;  // read end, inherited by the daemons
   const int cancel_fd_;
   std::list<DaemonProcess> daemons_;
-  std::list<User> users_;
-  std::vector<Fd> departed_;
+  std::list<User> users_;  // open connections
+  std::vector<UniqueFd> departed_;
   std::map<std::string, std::string> failures_;
   absl::Duration keep_ = absl::ZeroDuration();
   absl::Duration grace_ = absl::ZeroDuration();
@@ -209,15 +207,15 @@ class Supervisor {
 }  // namespace
 
 absl::Status Supervise(const SupervisorOptions& options, int ready_fd, int cancel_fd) {
-  Fd ready(ready_fd);
-  ASSIGN_OR_RETURN(const Fd lock, LockFile(options.lock_path, options.lock_patience, nullptr));
-  ASSIGN_OR_RETURN(Fd listener, ListenSeqpacket(options.socket_path));
+  UniqueFd ready(ready_fd);
+  ASSIGN_OR_RETURN(const UniqueFd lock, LockFile(options.lock_path, options.lock_patience, nullptr));
+  ASSIGN_OR_RETURN(UniqueFd listener, ListenSeqpacket(options.socket_path));
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
     return ErrnoToStatus(errno, "cannot make the lifeline");
   }
-  const Fd write_end(ends[1]);  // closed by the kernel when this process ends, however it does
-  Supervisor supervisor(options, std::move(listener), Fd(ends[0]), cancel_fd);
+  const UniqueFd write_end(ends[1]);  // closed by the kernel when this process ends, however it does
+  Supervisor supervisor(options, std::move(listener), UniqueFd(ends[0]), cancel_fd);
   supervisor.StartAll();
   if (ready.valid() && write(ready.get(), "r", 1) != 1) {
     Log("nobody waits for the start");

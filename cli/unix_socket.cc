@@ -38,19 +38,12 @@ bool Connect(int fd, const std::string& path) {
 
 }  // namespace
 
-void Fd::reset(int fd) {
-  if (fd_ >= 0) {
-    close(fd_);
-  }
-  fd_ = fd;
-}
-
 // By number: glibc 2.36 declares pidfd_open without C linkage.
-Fd OpenPidfd(pid_t pid) { return Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))); }
+UniqueFd OpenPidfd(pid_t pid) { return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))); }
 
-absl::StatusOr<Fd> LockFile(const std::string& path, absl::Duration patience,
-                            const std::atomic<bool>* cancel) {
-  Fd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+absl::StatusOr<UniqueFd> LockFile(const std::string& path, absl::Duration patience,
+                                  const std::atomic<bool>* cancel) {
+  UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!fd.valid()) {
     return ErrnoToStatus(errno, absl::StrCat("cannot open the lock ", path));
   }
@@ -71,9 +64,9 @@ absl::StatusOr<Fd> LockFile(const std::string& path, absl::Duration patience,
   return fd;
 }
 
-absl::StatusOr<Fd> ListenSeqpacket(const std::string& path) {
+absl::StatusOr<UniqueFd> ListenSeqpacket(const std::string& path) {
   RETURN_IF_ERROR(CheckSocketPath(path));
-  Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) {
     return ErrnoToStatus(errno, "cannot make a socket");
   }
@@ -86,9 +79,9 @@ absl::StatusOr<Fd> ListenSeqpacket(const std::string& path) {
   return fd;
 }
 
-absl::StatusOr<Fd> ConnectSeqpacket(const std::string& path) {
+absl::StatusOr<UniqueFd> ConnectSeqpacket(const std::string& path) {
   RETURN_IF_ERROR(CheckSocketPath(path));
-  Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) {
     return ErrnoToStatus(errno, "cannot make a socket");
   }
@@ -99,7 +92,7 @@ absl::StatusOr<Fd> ConnectSeqpacket(const std::string& path) {
 }
 
 bool SomebodyListens(const std::string& path) {
-  Fd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   return fd.valid() && Connect(fd.get(), path);
 }
 

@@ -50,7 +50,7 @@ class User {
   void Vanish() { fd_.reset(); }
 
  private:
-  Fd fd_;
+  UniqueFd fd_;
 };
 
 class SupervisorTest : public ::testing::Test {
@@ -245,7 +245,7 @@ TEST_F(SupervisorTest, DaemonsEndWhenTheSupervisorIsKilled) {
   Start();
   User user(options_.socket_path);
   const pid_t one = Pids("one", 1)[0];
-  const Fd watch = OpenPidfd(one);
+  const UniqueFd watch = OpenPidfd(one);
   kill(supervisor_, SIGKILL);
   WaitReadable(watch.get());
 }
