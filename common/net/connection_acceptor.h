@@ -1,0 +1,69 @@
+// ConnectionAcceptor: the accept loop of a unix socket. It checks each peer's credentials and hands the
+// connection on; gRPC itself would neither check them nor tell who connected.
+//
+// Thread safety: thread-safe; the callback runs on the acceptor's own thread, one call at a time.
+#ifndef SLUICE_COMMON_NET_CONNECTION_ACCEPTOR_H_
+#define SLUICE_COMMON_NET_CONNECTION_ACCEPTOR_H_
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/ring/unique_fd.h"
+
+namespace sluice {
+
+// The process at the other end of a unix socket when it connected. pid 0: in another PID namespace.
+struct PeerCredentials {
+  pid_t pid = 0;
+  uid_t uid = 0;
+  gid_t gid = 0;
+};
+
+absl::StatusOr<PeerCredentials> PeerOf(int socket);
+
+// Who may connect, beyond what the socket file's mode says: our own user, root, and these.
+struct PeerPolicy {
+  std::vector<uid_t> allowed_uids;
+  bool Allows(const PeerCredentials& peer) const;
+};
+
+class ConnectionAcceptor {
+ public:
+  using OnConnection = std::function<void(UniqueFd, const PeerCredentials&)>;
+  using OnRefused = std::function<void(const std::string& why)>;
+
+  // Accepts from `listener` (borrowed, listening, non-blocking; outlives this object) on a thread of its own.
+  static absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> Start(int listener, PeerPolicy policy,
+                                                                   OnConnection on_connection,
+                                                                   OnRefused on_refused);
+  // As Stop().
+  ~ConnectionAcceptor();
+
+  // Ends the thread; no callback runs afterwards. Idempotent; not from a callback.
+  void Stop();
+
+ private:
+  ConnectionAcceptor(int listener, PeerPolicy policy, OnConnection on_connection, OnRefused on_refused,
+                     UniqueFd stop_event, UniqueFd spare);
+  void Run();
+  void AcceptOne();
+
+  const int listener_;
+  const PeerPolicy policy_;
+  const OnConnection on_connection_;
+  const OnRefused on_refused_;
+  const UniqueFd stop_event_;
+  UniqueFd spare_;  // the thread's: given up for a moment to refuse a connection when descriptors run out
+  std::thread thread_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_NET_CONNECTION_ACCEPTOR_H_

@@ -1,0 +1,31 @@
+// SocketLock: the right to serve a unix socket's path, held by a lock file beside it.
+//
+// The lock is what makes it safe to remove a socket file that a killed process left behind: whoever holds it
+// knows that no other server is just starting on the same path.
+//
+// Thread safety: thread-compatible, like std::unique_ptr.
+#ifndef SLUICE_COMMON_NET_SOCKET_LOCK_H_
+#define SLUICE_COMMON_NET_SOCKET_LOCK_H_
+
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "common/ring/unique_fd.h"
+
+namespace sluice {
+
+class SocketLock {
+ public:
+  // Locks `<socket_path>.lock` without waiting. ALREADY_EXISTS names the path and the process that holds it.
+  // The file itself stays: removing it would let two servers lock two files of one name.
+  static absl::StatusOr<SocketLock> Acquire(const std::string& socket_path);
+
+ private:
+  explicit SocketLock(UniqueFd fd) : fd_(std::move(fd)) {}
+  UniqueFd fd_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_NET_SOCKET_LOCK_H_

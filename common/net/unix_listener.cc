@@ -1,0 +1,106 @@
+#include "common/net/unix_listener.h"
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+constexpr int kBacklog = 128;
+
+absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
+  sockaddr_un address{};
+  static_assert(sizeof(address.sun_path) == kMaxUnixPath + 1);
+  if (path.empty() || path.find('\0') != std::string::npos) {
+    return absl::InvalidArgumentError("socket path is empty or holds a NUL");
+  }
+  if (path.size() > kMaxUnixPath) {
+    return absl::InvalidArgumentError(absl::StrCat("socket path ", path, " has ", path.size(),
+                                                   " bytes, unix sockets take at most ", kMaxUnixPath));
+  }
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  return address;
+}
+
+UniqueFd NewSocket(UnixSocketType type) {
+  const int kind = type == UnixSocketType::kStream ? SOCK_STREAM : SOCK_SEQPACKET;
+  return UniqueFd(socket(AF_UNIX, kind | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+}
+
+// Removes what a dead server left at `path`.
+absl::Status ClearPath(const std::string& path, UnixSocketType type) {
+  struct stat info;
+  if (lstat(path.c_str(), &info) != 0) {
+    return errno == ENOENT ? absl::OkStatus() : ErrnoToStatus(errno, absl::StrCat("socket ", path));
+  }
+  if (!S_ISSOCK(info.st_mode)) {
+    return absl::AlreadyExistsError(absl::StrCat(path, " exists and is no socket"));
+  }
+  const auto peer = ConnectUnix(path, type);
+  if (peer.ok() || !absl::IsUnavailable(peer.status())) {
+    return absl::AlreadyExistsError(absl::StrCat("socket ", path, " is served by another process"));
+  }
+  if (unlink(path.c_str()) != 0 && errno != ENOENT) {
+    return ErrnoToStatus(errno, absl::StrCat("removing stale socket ", path));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, UnixSocketType type) {
+  ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
+  UniqueFd fd = NewSocket(type);
+  if (!fd.valid()) {
+    return ErrnoToStatus(errno, "unix socket");
+  }
+  int result;
+  do {
+    result = connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0 && errno == EAGAIN) {
+    return absl::ResourceExhaustedError(absl::StrCat("connecting to socket ", path, ": its queue is full"));
+  }
+  if (result != 0) {
+    return ErrnoToStatus(errno, absl::StrCat("connecting to socket ", path));
+  }
+  return fd;
+}
+
+absl::StatusOr<UnixListener> UnixListener::Bind(const std::string& path, UnixSocketType type, mode_t mode) {
+  ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
+  if (path[0] != '/') {
+    return absl::InvalidArgumentError(absl::StrCat("socket path ", path, " is not absolute"));
+  }
+  RETURN_IF_ERROR(ClearPath(path, type));
+  UniqueFd fd = NewSocket(type);
+  // On an unbound socket fchmod sets the mode of the file that bind makes: no moment with a wider one.
+  if (!fd.valid() || fchmod(fd.get(), mode) != 0) {
+    return ErrnoToStatus(errno, "unix socket");
+  }
+  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    return ErrnoToStatus(errno, absl::StrCat("binding socket ", path));
+  }
+  UnixListener listener(std::move(fd), path);
+  if (chmod(path.c_str(), mode) != 0 || listen(listener.fd(), kBacklog) != 0) {  // chmod: the umask took bits
+    return ErrnoToStatus(errno, absl::StrCat("listening on socket ", path));
+  }
+  return listener;
+}
+
+UnixListener::~UnixListener() {
+  if (fd_.valid()) {
+    unlink(path_.c_str());
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,49 @@
+// UnixListener: a listening unix socket at a path, removed when the owner goes.
+//
+// Thread safety: thread-compatible, like std::unique_ptr.
+#ifndef SLUICE_COMMON_NET_UNIX_LISTENER_H_
+#define SLUICE_COMMON_NET_UNIX_LISTENER_H_
+
+#include <sys/types.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "common/ring/unique_fd.h"
+
+namespace sluice {
+
+// The longest path that a unix socket address holds.
+inline constexpr size_t kMaxUnixPath = 107;
+
+enum class UnixSocketType { kStream, kSeqPacket };
+
+class UnixListener {
+ public:
+  // Binds and listens, non-blocking. The file has `mode` from its first moment. A socket file that nobody
+  // answers on is replaced. REQUIRES: the caller holds the SocketLock of the server that `path` belongs to.
+  // INVALID_ARGUMENT: the path is empty, relative or too long. ALREADY_EXISTS: somebody answers there, or it
+  // is no socket.
+  static absl::StatusOr<UnixListener> Bind(const std::string& path, UnixSocketType type, mode_t mode);
+
+  UnixListener(UnixListener&&) = default;
+  UnixListener& operator=(UnixListener&&) = delete;
+  ~UnixListener();
+
+  int fd() const { return fd_.get(); }
+  const std::string& path() const { return path_; }
+
+ private:
+  UnixListener(UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
+  UniqueFd fd_;
+  std::string path_;
+};
+
+// Connects to `path` without waiting; the socket is non-blocking. NOT_FOUND: no such file; UNAVAILABLE:
+// nobody listens there; RESOURCE_EXHAUSTED: its queue is full.
+absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, UnixSocketType type);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_NET_UNIX_LISTENER_H_
