@@ -53,8 +53,9 @@ class Tokenizer {
   Tokenizer& operator=(const Tokenizer&) = delete;
 
   // Token ids of `text`, any bytes: ill-formed UTF-8 is first replaced by U+FFFD, one for each maximal
-  // ill-formed part (Unicode's and Python's `errors="replace"` rule). Fails only where the vocabulary
-  // cannot spell the text and has no unknown token, or a regex exceeds its match limit (ResourceExhausted).
+  // ill-formed part (Unicode's and Python's `errors="replace"` rule). A character that the vocabulary can
+  // spell neither by byte tokens nor by an unknown token is left out, as in Hugging Face `tokenizers`.
+  // InvalidArgument for a text of 1 GiB or more; ResourceExhausted if a regex exceeds its match limit.
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options = {}) const;
 
   // The text of `ids`, always well-formed UTF-8. `skip_special` leaves special tokens out. InvalidArgument,

@@ -1,0 +1,57 @@
+// AddedTokenMatcher: finds the added tokens spelt in a text.
+//
+// Thread safety: immutable; Split may be called from any thread at once.
+#ifndef SLUICE_COMMON_TEXT_ADDED_TOKENS_H_
+#define SLUICE_COMMON_TEXT_ADDED_TOKENS_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "common/text/regex.h"
+#include "common/text/tokenizer_spec.h"
+
+namespace sluice {
+
+// A part of a text: an added token, or text in between.
+struct TextSegment {
+  static constexpr int32_t kText = -1;
+  ByteRange range;
+  int32_t token = kText;  // id of the added token
+};
+
+class AddedTokenMatcher {
+ public:
+  AddedTokenMatcher();
+
+  // `pattern` is what stands in the text for `token`. InvalidArgument if it is empty, longer than 1024 bytes
+  // or already taken by another token.
+  absl::Status Add(const std::string& pattern, const AddedToken& token);
+
+  bool empty() const { return tokens_.empty(); }
+
+  // Appends the segments that cover `text`: leftmost matches, of these the longest. Without `parse_special`
+  // special tokens are text; so is a single_word token inside a word.
+  void Split(std::string_view text, bool parse_special, std::vector<TextSegment>* segments) const;
+
+ private:
+  struct Match {
+    size_t length = 0;
+    const AddedToken* token = nullptr;
+  };
+  Match LongestAt(std::string_view text) const;
+
+  // A trie: node 0 is the root, edges by (node << 8 | byte).
+  absl::flat_hash_map<uint64_t, uint32_t> edges_;
+  std::vector<int32_t> token_of_node_;  // index in tokens_, -1: none
+  std::vector<AddedToken> tokens_;
+  std::array<bool, 256> is_first_byte_{};
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_TEXT_ADDED_TOKENS_H_

@@ -1,0 +1,22 @@
+// The byte alphabet of GPT-2: each of the 256 bytes written as one printable character, so that a byte-level
+// vocabulary can be stored as text.
+//
+// Thread safety: free functions, safe to call from any thread.
+#ifndef SLUICE_COMMON_TEXT_BYTE_ALPHABET_H_
+#define SLUICE_COMMON_TEXT_BYTE_ALPHABET_H_
+
+#include <string>
+#include <string_view>
+
+namespace sluice {
+
+// Appends each byte of `bytes` as its character.
+void AppendByteAlphabet(std::string_view bytes, std::string* out);
+
+// Appends the bytes that `token` spells; a token with a character outside the alphabet is taken as it is
+// (added tokens hold plain text). `token` is well-formed UTF-8.
+void AppendBytesOfToken(std::string_view token, std::string* out);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_TEXT_BYTE_ALPHABET_H_

@@ -1,0 +1,37 @@
+// Normalizer: what is done to a text before it is split.
+//
+// Thread safety: immutable; Apply may be called from any thread at once, each with a scratch of its own.
+#ifndef SLUICE_COMMON_TEXT_NORMALIZER_H_
+#define SLUICE_COMMON_TEXT_NORMALIZER_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/text/regex.h"
+#include "common/text/text_pattern.h"
+#include "common/text/tokenizer_spec.h"
+
+namespace sluice {
+
+class Normalizer {
+ public:
+  // The steps in order. Errors of TextPattern::Create.
+  static absl::StatusOr<std::unique_ptr<const Normalizer>> Create(const std::vector<NormalizerSpec>& specs);
+
+  // `text` is well-formed UTF-8, so is the result. ResourceExhausted from a regex.
+  absl::StatusOr<std::string> Apply(std::string text, RegexScratch* scratch) const;
+
+ private:
+  struct Step {
+    NormalizerSpec spec;
+    std::optional<TextPattern> pattern;  // of Replace
+  };
+  std::vector<Step> steps_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_TEXT_NORMALIZER_H_

@@ -1,0 +1,43 @@
+// ProtoReader: walks the fields of one protobuf message in its wire form, without generated code.
+//
+// Thread safety: thread-compatible; a reader is used by one thread at a time.
+#ifndef SLUICE_COMMON_TEXT_PROTO_WIRE_H_
+#define SLUICE_COMMON_TEXT_PROTO_WIRE_H_
+
+#include <cstdint>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace sluice {
+
+struct ProtoField {
+  uint32_t number = 0;
+  uint64_t value = 0;      // varint, or the bits of a fixed32 or fixed64
+  std::string_view bytes;  // of a length-delimited field; a view into the message
+  enum class Kind { kVarint, kFixed, kBytes } kind = Kind::kVarint;
+
+  float AsFloat() const;
+};
+
+class ProtoReader {
+ public:
+  // `message` must outlive the reader and the fields.
+  explicit ProtoReader(std::string_view message) : message_(message) {}
+
+  bool AtEnd() const { return position_ == message_.size(); }
+
+  // The next field. InvalidArgument, naming the offset, if the message is cut off or ill-formed.
+  absl::StatusOr<ProtoField> Next();
+
+ private:
+  absl::StatusOr<uint64_t> Varint();
+  absl::StatusOr<uint64_t> Fixed(size_t size);
+
+  std::string_view message_;
+  size_t position_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_TEXT_PROTO_WIRE_H_

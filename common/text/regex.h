@@ -1,0 +1,60 @@
+// Regex: an Oniguruma pattern run by PCRE2 (with its JIT), searched the way Hugging Face `tokenizers` does.
+//
+// Thread safety: a Regex is immutable; its const methods may be called from any thread at once, each with a
+// RegexScratch of its own. A RegexScratch is used by one thread at a time.
+#ifndef SLUICE_COMMON_TEXT_REGEX_H_
+#define SLUICE_COMMON_TEXT_REGEX_H_
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace sluice {
+
+// A range of bytes, [begin, end).
+struct ByteRange {
+  size_t begin;
+  size_t end;
+};
+
+// What a search needs besides the pattern: match data, limits and the JIT's stack. Made on first use.
+class RegexScratch {
+ public:
+  RegexScratch();
+  ~RegexScratch();
+  RegexScratch(const RegexScratch&) = delete;
+  RegexScratch& operator=(const RegexScratch&) = delete;
+
+ private:
+  friend class Regex;
+  struct Handles;
+  std::unique_ptr<Handles> handles_;
+};
+
+class Regex {
+ public:
+  // Unimplemented or InvalidArgument, naming construct and offset, for what cannot be translated or compiled.
+  static absl::StatusOr<std::unique_ptr<const Regex>> Compile(const std::string& pattern);
+
+  ~Regex();
+  Regex(const Regex&) = delete;
+  Regex& operator=(const Regex&) = delete;
+
+  // Replaces *matches by all matches in `text` (well-formed UTF-8), left to right, not overlapping; an empty
+  // match right behind a match does not count. ResourceExhausted if a match runs into PCRE2's limits.
+  absl::Status FindAll(std::string_view text, RegexScratch* scratch, std::vector<ByteRange>* matches) const;
+
+ private:
+  struct Compiled;
+  explicit Regex(std::unique_ptr<Compiled> compiled);
+  const std::unique_ptr<Compiled> compiled_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_TEXT_REGEX_H_

@@ -1,0 +1,28 @@
+// Steps that all readers of tokenizer files share: adding merges and added tokens to a TokenizerSpec,
+// checked.
+//
+// Thread safety: free functions, safe to call from any thread on different specs.
+#ifndef SLUICE_COMMON_TEXT_SPEC_BUILDER_H_
+#define SLUICE_COMMON_TEXT_SPEC_BUILDER_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/text/tokenizer_spec.h"
+
+namespace sluice {
+
+// Adds the merge of two tokens. InvalidArgument unless both and their concatenation are in the vocabulary.
+absl::Status AddMerge(const std::string& left, const std::string& right, uint32_t rank, TokenizerSpec* spec);
+
+// "left right", one space.
+absl::Status AddMergeLine(const std::string& line, uint32_t rank, TokenizerSpec* spec);
+
+// Adds the token to the vocabulary, unless it is there with the same id, and to the added tokens, replacing
+// an earlier one of the same content. InvalidArgument if id or content already stand for something else.
+absl::Status AddAddedToken(AddedToken token, TokenizerSpec* spec);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_TEXT_SPEC_BUILDER_H_

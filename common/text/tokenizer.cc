@@ -1,0 +1,223 @@
+#include "common/text/tokenizer.h"
+
+#include <array>
+#include <fstream>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+#include "common/text/added_tokens.h"
+#include "common/text/bpe.h"
+#include "common/text/decoder.h"
+#include "common/text/normalizer.h"
+#include "common/text/pre_tokenizer.h"
+#include "common/text/sentencepiece_model.h"
+#include "common/text/tokenizer_config.h"
+#include "common/text/tokenizer_impl.h"
+#include "common/text/tokenizer_json.h"
+#include "common/text/utf8.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::array<const char*, 7> kFileNames = {
+    "tokenizer.json",        "tokenizer.model",         "vocab.json",       "merges.txt",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"};
+constexpr uint64_t kMaxFileBytes = 256 << 20;
+constexpr size_t kMaxTextBytes = 1 << 30;  // positions within a text are 32-bit
+
+// NotFound if there is no such file.
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file.is_open()) {
+    return absl::NotFoundError(absl::StrCat(path, ": cannot be opened"));
+  }
+  const auto size = static_cast<int64_t>(file.tellg());
+  if (size < 0 || static_cast<uint64_t>(size) > kMaxFileBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": ", size, " bytes, not a file of at most ", kMaxFileBytes));
+  }
+  std::string bytes(static_cast<size_t>(size), '\0');
+  file.seekg(0);
+  if (!file.read(bytes.data(), size)) {
+    return absl::DataLossError(absl::StrCat(path, ": ", size, " bytes expected, ", file.gcount(), " read"));
+  }
+  return bytes;
+}
+
+absl::StatusOr<TokenizerSpec> ParseFiles(const TokenizerFiles& files, const TokenizerConfig& config) {
+  if (const auto json = files.find("tokenizer.json"); json != files.end()) {
+    absl::StatusOr<TokenizerSpec> spec = ParseTokenizerJson(json->second);
+    return spec.ok() ? std::move(spec) : Annotate(spec.status(), "tokenizer.json");
+  }
+  if (const auto model = files.find("tokenizer.model"); model != files.end()) {
+    absl::StatusOr<TokenizerSpec> spec = ParseSentencePieceModel(model->second, config);
+    return spec.ok() ? std::move(spec) : Annotate(spec.status(), "tokenizer.model");
+  }
+  const auto vocab = files.find("vocab.json");
+  const auto merges = files.find("merges.txt");
+  if (vocab == files.end() || merges == files.end()) {
+    return absl::NotFoundError("no tokenizer.json, no tokenizer.model and no vocab.json with merges.txt");
+  }
+  return ParseVocabAndMerges(vocab->second, merges->second, config);
+}
+
+}  // namespace
+
+absl::StatusOr<TokenizerFiles> ReadTokenizerFiles(const std::string& dir) {
+  TokenizerFiles files;
+  for (const char* name : kFileNames) {
+    absl::StatusOr<std::string> bytes = ReadFile(absl::StrCat(dir, "/", name));
+    if (bytes.ok()) {
+      files.emplace(name, *std::move(bytes));
+    } else if (!absl::IsNotFound(bytes.status())) {
+      return bytes.status();
+    }
+  }
+  const bool has_vocabulary = files.contains("tokenizer.json") || files.contains("tokenizer.model") ||
+                              (files.contains("vocab.json") && files.contains("merges.txt"));
+  if (!has_vocabulary) {
+    return absl::NotFoundError(absl::StrCat(
+        dir, ": no tokenizer.json, no tokenizer.model and no vocab.json with merges.txt can be read"));
+  }
+  return files;
+}
+
+absl::Status Tokenizer::Impl::AddMatchers() {
+  RegexScratch scratch;
+  for (const AddedToken& token : spec.added_tokens) {
+    if (token.special) {
+      special_ids.insert(token.id);
+    }
+    if (!token.normalized) {
+      RETURN_IF_ERROR(raw_tokens.Add(token.content, token));
+      continue;
+    }
+    ASSIGN_OR_RETURN(std::string pattern, normalizer->Apply(token.content, &scratch));
+    RETURN_IF_ERROR(normalized_tokens.Add(pattern, token));
+    if (pattern != token.content) {
+      decoded_as.emplace(token.id, std::move(pattern));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Tokenizer::Impl::EncodeText(std::string_view text, bool starts_input, bool parse_special,
+                                         EncodeScratch* scratch, std::vector<int32_t>* ids) const {
+  PreTokenizedText whole;
+  ASSIGN_OR_RETURN(const std::string normal, normalizer->Apply(std::string(text), &scratch->regex));
+  std::vector<TextSegment> segments;
+  normalized_tokens.Split(normal, parse_special, &segments);
+  for (const TextSegment& segment : segments) {
+    if (segment.token != TextSegment::kText) {
+      ids->push_back(segment.token);
+      continue;
+    }
+    PreTokenizedText words;
+    words.text = normal.substr(segment.range.begin, segment.range.end - segment.range.begin);
+    words.pieces = {{0, words.text.size()}};
+    words.starts_input = starts_input && segment.range.begin == 0;
+    RETURN_IF_ERROR(pre_tokenizer->Apply(&words, &scratch->regex));
+    for (const ByteRange& word : words.pieces) {
+      bpe->Encode(std::string_view(words.text).substr(word.begin, word.end - word.begin), &scratch->bpe, ids);
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::optional<std::string_view> Tokenizer::Impl::TextOf(int32_t id, bool skip_special) const {
+  if (skip_special && special_ids.contains(id)) {
+    return std::nullopt;
+  }
+  const auto it = decoded_as.find(id);
+  return it != decoded_as.end() ? std::optional<std::string_view>(it->second) : spec.vocabulary.TokenOf(id);
+}
+
+Tokenizer::Tokenizer(std::unique_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+Tokenizer::~Tokenizer() = default;
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& dir) {
+  ASSIGN_OR_RETURN(const TokenizerFiles files, ReadTokenizerFiles(dir));
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = LoadFromFiles(files);
+  return tokenizer.ok() ? std::move(tokenizer) : Annotate(tokenizer.status(), dir);
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::LoadFromFiles(const TokenizerFiles& files) {
+  auto impl = std::make_unique<Impl>();
+  ASSIGN_OR_RETURN(const TokenizerConfig config, ParseTokenizerConfig(files));
+  ASSIGN_OR_RETURN(impl->spec, ParseFiles(files, config));
+  RETURN_IF_ERROR(ApplySpecialTokenRules(config, &impl->spec));
+  ASSIGN_OR_RETURN(impl->normalizer, Normalizer::Create(impl->spec.normalizers));
+  ASSIGN_OR_RETURN(impl->pre_tokenizer, PreTokenizer::Create(impl->spec.pre_tokenizers));
+  ASSIGN_OR_RETURN(impl->decoder, Decoder::Create(impl->spec.decoders));
+  RETURN_IF_ERROR(impl->AddMatchers());
+  impl->bpe = BpeModel::Create(impl->spec.vocabulary, impl->spec.bpe, impl->special_ids);
+  return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(impl)));
+}
+
+absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
+                                                       const EncodeOptions& options) const {
+  if (text.size() >= kMaxTextBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("text of ", text.size(), " bytes; less than ", kMaxTextBytes, " are allowed"));
+  }
+  std::string repaired;
+  if (!IsWellFormedUtf8(text)) {
+    repaired = ReplaceIllFormedUtf8(text);
+    text = repaired;
+  }
+  std::vector<int32_t> ids;
+  if (options.add_special_tokens) {
+    ids = impl_->spec.prefix;
+  }
+  EncodeScratch scratch;
+  std::vector<TextSegment> segments;
+  impl_->raw_tokens.Split(text, options.parse_special, &segments);
+  for (const TextSegment& segment : segments) {
+    if (segment.token != TextSegment::kText) {
+      ids.push_back(segment.token);
+      continue;
+    }
+    RETURN_IF_ERROR(
+        impl_->EncodeText(text.substr(segment.range.begin, segment.range.end - segment.range.begin),
+                          segment.range.begin == 0, options.parse_special, &scratch, &ids));
+  }
+  if (options.add_special_tokens) {
+    ids.insert(ids.end(), impl_->spec.suffix.begin(), impl_->spec.suffix.end());
+  }
+  return ids;
+}
+
+absl::StatusOr<std::string> Tokenizer::Decode(std::span<const int32_t> ids, bool skip_special) const {
+  std::string text;
+  DecodeRun run(*impl_->decoder, /*eager=*/false);
+  for (const int32_t id : ids) {
+    if (id < 0 || id >= vocab_size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("token id ", id, " is outside the vocabulary of ", vocab_size(), " ids"));
+    }
+    if (const std::optional<std::string_view> token = impl_->TextOf(id, skip_special); token.has_value()) {
+      run.Push(*token, &text);
+    }
+  }
+  run.Finish(&text);
+  return text;
+}
+
+int32_t Tokenizer::vocab_size() const { return impl_->spec.vocabulary.end(); }
+std::optional<int32_t> Tokenizer::bos_id() const { return impl_->spec.bos; }
+std::optional<int32_t> Tokenizer::eos_id() const { return impl_->spec.eos; }
+
+std::optional<std::string_view> Tokenizer::IdToToken(int32_t id) const {
+  return impl_->spec.vocabulary.TokenOf(id);
+}
+
+std::optional<int32_t> Tokenizer::TokenToId(std::string_view token) const {
+  return impl_->spec.vocabulary.Find(token);
+}
+
+bool Tokenizer::is_special(int32_t id) const { return impl_->special_ids.contains(id); }
+
+}  // namespace sluice

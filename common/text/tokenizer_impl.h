@@ -1,0 +1,56 @@
+// Tokenizer::Impl: the components of one tokenizer, shared by tokenizer.cc and stream_decoder.cc.
+//
+// Thread safety: immutable once loaded; const methods may be called from any thread at once.
+#ifndef SLUICE_COMMON_TEXT_TOKENIZER_IMPL_H_
+#define SLUICE_COMMON_TEXT_TOKENIZER_IMPL_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "common/text/added_tokens.h"
+#include "common/text/bpe.h"
+#include "common/text/decoder.h"
+#include "common/text/normalizer.h"
+#include "common/text/pre_tokenizer.h"
+#include "common/text/tokenizer.h"
+#include "common/text/tokenizer_spec.h"
+
+namespace sluice {
+
+// Buffers of one call of Encode.
+struct EncodeScratch {
+  RegexScratch regex;
+  BpeScratch bpe;
+};
+
+struct Tokenizer::Impl {
+  TokenizerSpec spec;
+  std::unique_ptr<const Normalizer> normalizer;
+  std::unique_ptr<const PreTokenizer> pre_tokenizer;
+  std::unique_ptr<const BpeModel> bpe;  // refers to spec.vocabulary
+  std::unique_ptr<const Decoder> decoder;
+  AddedTokenMatcher raw_tokens;         // found in the text as it is
+  AddedTokenMatcher normalized_tokens;  // found in the normalized text between those
+  absl::flat_hash_set<int32_t> special_ids;
+  absl::flat_hash_map<int32_t, std::string> decoded_as;  // added tokens that normalizing changes
+
+  // Fills the matchers and what goes with them. REQUIRES: spec and normalizer are set.
+  absl::Status AddMatchers();
+
+  // Appends the ids of `text`, which holds none of raw_tokens.
+  absl::Status EncodeText(std::string_view text, bool starts_input, bool parse_special,
+                          EncodeScratch* scratch, std::vector<int32_t>* ids) const;
+
+  // What the decoder gets for `id`; nullopt for nothing.
+  std::optional<std::string_view> TextOf(int32_t id, bool skip_special) const;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_TEXT_TOKENIZER_IMPL_H_
