@@ -1,0 +1,181 @@
+// The operations of ops.h with every place resolved to memory and every requirement checked: what reference
+// and host implement. Made by CpuBackend (cpu_backend.h); valid during the call only.
+//
+// Thread safety: plain values; a call's inputs may be read, and disjoint rows of its outputs written, by
+// several threads.
+#ifndef SLUICE_KERNELS_COMMON_CALLS_H_
+#define SLUICE_KERNELS_COMMON_CALLS_H_
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "kernels/ops.h"
+
+namespace sluice {
+
+// Float rows; Row(i) has the length that the operation says.
+struct InRows {
+  const float* base = nullptr;
+  uint64_t stride = 0;  // floats
+  const float* Row(uint64_t i) const { return base + i * stride; }
+};
+struct OutRows {
+  float* base = nullptr;
+  uint64_t stride = 0;
+  float* Row(uint64_t i) const { return base + i * stride; }
+};
+
+// An encoded matrix. Row(i) is nullptr for an absent row.
+struct CpuWeights {
+  EncodingDescriptor encoding;
+  const uint8_t* base = nullptr;
+  uint64_t stride = 0;  // bytes
+  uint32_t rows = 0;
+  uint32_t cols = 0;
+  const int32_t* positions = nullptr;
+  const uint8_t* Row(uint32_t i) const {
+    if (positions == nullptr) {
+      return base + i * stride;
+    }
+    return positions[i] < 0 ? nullptr : base + static_cast<uint64_t>(positions[i]) * stride;
+  }
+};
+
+struct CpuNorm {
+  const float* weight = nullptr;  // nullptr: no norm
+  float epsilon = 0;
+};
+
+struct EmbedCall {
+  absl::Span<const int32_t> ids;
+  CpuWeights table;
+  float scale = 1;
+  OutRows y;
+};
+
+struct RmsNormCall {
+  InRows x;
+  uint32_t tokens = 0;
+  uint32_t cols = 0;
+  CpuNorm norm;
+  OutRows y;
+};
+
+struct MatMulCallPart {
+  CpuWeights weights;
+  OutRows y;
+  const float* bias = nullptr;
+};
+inline constexpr uint32_t kMaxMatMulParts = 8;  // q, k, v and room for fused families
+
+struct MatMulCall {
+  InRows x;
+  uint32_t tokens = 0;
+  uint32_t cols = 0;
+  absl::Span<const uint32_t> row_ids;
+  CpuNorm norm;
+  MatMulCallPart parts[kMaxMatMulParts];
+  uint32_t part_count = 0;
+  InRows residual;  // base nullptr: none
+  const float* XRow(uint32_t t) const { return x.Row(row_ids.empty() ? t : row_ids[t]); }
+};
+
+struct CpuKv {
+  KvType type = KvType::kF16;
+  uint8_t* k = nullptr;  // written by RopeKv only
+  uint8_t* v = nullptr;
+  uint64_t page_stride = 0;
+  uint32_t pages = 0;
+  uint32_t kv_heads = 0;
+  uint32_t head_dim = 0;
+};
+
+struct RopeKvCall {
+  OutRows q;
+  InRows k;
+  InRows v;
+  uint32_t tokens = 0;
+  uint32_t heads = 0;
+  CpuNorm q_norm;
+  CpuNorm k_norm;
+  const float* rope_table = nullptr;
+  uint32_t rope_dims = 0;
+  bool rope_interleaved = false;
+  absl::Span<const SequenceRows> sequences;
+  CpuKv kv;
+};
+
+struct AttentionCall {
+  InRows q;
+  uint32_t tokens = 0;
+  uint32_t heads = 0;
+  float scale = 0;
+  uint32_t sliding_window = 0;
+  absl::Span<const SequenceRows> sequences;
+  CpuKv kv;
+  OutRows out;
+};
+
+// The first position that the query at `position` sees.
+inline uint32_t FirstVisible(uint32_t position, uint32_t sliding_window) {
+  return sliding_window == 0 || position < sliding_window ? 0 : position - sliding_window + 1;
+}
+
+struct RouterCall {
+  InRows logits;
+  uint32_t tokens = 0;
+  uint32_t experts = 0;
+  RouterKind kind = RouterKind::kSoftmaxTopK;
+  uint32_t top_k = 0;
+  bool norm_topk_prob = true;
+  float routed_scale = 1;
+  int32_t* ids = nullptr;
+  float* weights = nullptr;
+};
+
+inline constexpr uint32_t kNeuronBlock = 64;  // ARITHMETIC.md 3
+
+struct ExpertCall {
+  CpuWeights up;
+  CpuWeights gate;
+  CpuWeights down;
+  absl::Span<const uint32_t> rows;
+  absl::Span<const uint32_t> slots;
+  uint32_t neuron_begin = 0;
+  uint32_t neuron_end = 0;
+};
+
+struct MoeCall {
+  InRows x;
+  uint32_t tokens = 0;
+  uint32_t hidden = 0;
+  Activation activation = Activation::kSilu;
+  absl::Span<const ExpertCall> experts;
+  OutRows y;
+  uint32_t slots = 0;
+};
+
+struct CombineCall {
+  InRows y;
+  const float* weights = nullptr;
+  uint32_t tokens = 0;
+  uint32_t top_k = 0;
+  uint32_t hidden = 0;
+  InRows residual;
+  OutRows out;
+};
+
+struct TopLogitsCall {
+  InRows logits;
+  uint32_t tokens = 0;
+  uint32_t vocab = 0;
+  uint32_t k = 0;
+  int32_t* ids = nullptr;
+  float* values = nullptr;
+  float* log_sum_exp = nullptr;  // nullptr: not wanted
+};
+inline constexpr uint32_t kMaxTopLogits = 1024;
+
+}  // namespace sluice
+
+#endif  // SLUICE_KERNELS_COMMON_CALLS_H_

@@ -1,0 +1,240 @@
+// CpuBackend's operations of attention and experts: arguments to resolved calls.
+#include <algorithm>
+
+#include "common/status.h"
+#include "kernels/common/cpu_backend.h"
+#include "kernels/common/resolve.h"
+
+namespace sluice {
+namespace {
+
+const char* RouterWord(RouterKind kind) {
+  switch (kind) {
+    case RouterKind::kSoftmaxTopK:
+      return "softmax_topk";
+    case RouterKind::kTopKSoftmax:
+      return "topk_softmax";
+    case RouterKind::kSigmoidTopK:
+      return "sigmoid_topk";
+    case RouterKind::kSparseMixer:
+      return "sparse_mixer";
+    case RouterKind::kSigmoidInput:
+      return "sigmoid_input";
+  }
+  return "unknown";
+}
+
+const char* ActivationWord(Activation activation) {
+  switch (activation) {
+    case Activation::kSilu:
+      return "silu";
+    case Activation::kGeluTanh:
+      return "gelu_tanh";
+    case Activation::kGelu:
+      return "gelu";
+    case Activation::kClampedSwiglu:
+      return "clamped_swiglu";
+  }
+  return "unknown";
+}
+
+absl::Status ResolveExpert(const Resolver& r, const ExpertWork& work, uint32_t tokens, uint32_t hidden,
+                           uint32_t max_width, std::vector<uint8_t>& slot_taken, ExpertCall* out) {
+  RETURN_IF_ERROR(r.Weights(work.up, true, "up", &out->up));
+  RETURN_IF_ERROR(r.Weights(work.gate, true, "gate", &out->gate));
+  RETURN_IF_ERROR(r.Weights(work.down, true, "down", &out->down));
+  const uint32_t width = work.up.rows;
+  RETURN_IF_ERROR(r.Within(width, max_width, "expert width"));
+  if (work.gate.rows != width || work.down.rows != width || work.up.cols != hidden ||
+      work.gate.cols != hidden || work.down.cols != hidden) {
+    return r.Invalid(absl::StrCat("an expert's parts are up [", width, ", ", work.up.cols, "], gate [",
+                                  work.gate.rows, ", ", work.gate.cols, "], down [", work.down.rows, ", ",
+                                  work.down.cols, "] with hidden ", hidden));
+  }
+  out->neuron_begin = work.neuron_begin;
+  out->neuron_end = work.neuron_end == 0 ? width : work.neuron_end;
+  if (out->neuron_begin % kNeuronBlock != 0 || out->neuron_begin >= out->neuron_end ||
+      out->neuron_end > width || (out->neuron_end != width && out->neuron_end % kNeuronBlock != 0)) {
+    return r.Invalid(absl::StrCat("neurons ", out->neuron_begin, "..", out->neuron_end, " of ", width,
+                                  " are not whole blocks of ", kNeuronBlock));
+  }
+  if (work.rows.empty() || work.rows.size() != work.slots.size()) {
+    return r.Invalid(absl::StrCat(work.rows.size(), " rows for ", work.slots.size(), " slots of an expert"));
+  }
+  for (size_t i = 0; i < work.rows.size(); ++i) {
+    if (work.rows[i] >= tokens || work.slots[i] >= slot_taken.size()) {
+      return r.Invalid(absl::StrCat("row ", work.rows[i], " of ", tokens, " to slot ", work.slots[i], " of ",
+                                    slot_taken.size()));
+    }
+    if (slot_taken[work.slots[i]] != 0) {
+      return r.Invalid(absl::StrCat("slot ", work.slots[i], " is written twice"));
+    }
+    slot_taken[work.slots[i]] = 1;
+  }
+  out->rows = work.rows;
+  out->slots = work.slots;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CpuBackend::RopeKvWrite(const RopeKvArgs& args) {
+  const Resolver r(memory_, "RopeKvWrite");
+  RopeKvCall call;
+  RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Kv(args.kv, true, &call.kv));
+  RETURN_IF_ERROR(r.Within(args.heads, limits_.heads, "heads"));
+  RETURN_IF_ERROR(r.Within(args.kv.head_dim, limits_.head_dim, "head_dim"));
+  const uint64_t head_dim = args.kv.head_dim;
+  RETURN_IF_ERROR(r.Out(args.q, args.tokens, args.heads * head_dim, "q", &call.q));
+  RETURN_IF_ERROR(r.In(args.k, args.tokens, args.kv.kv_heads * head_dim, "k", &call.k));
+  RETURN_IF_ERROR(r.In(args.v, args.tokens, args.kv.kv_heads * head_dim, "v", &call.v));
+  RETURN_IF_ERROR(r.Norm(args.q_norm, head_dim, "q norm weight", &call.q_norm));
+  RETURN_IF_ERROR(r.Norm(args.k_norm, head_dim, "k norm weight", &call.k_norm));
+  // Only the written positions need pages: a window of 1.
+  RETURN_IF_ERROR(
+      r.Sequences(args.sequences, args.tokens, 1, limits_.max_sequences, limits_.max_context, args.kv.pages));
+  if (args.rope_dims % 2 != 0 || args.rope_dims > head_dim) {
+    return r.Invalid(absl::StrCat("rope over ", args.rope_dims, " of ", head_dim, " values"));
+  }
+  if (args.rope_dims > 0) {
+    RETURN_IF_ERROR(r.InFloats(args.rope_table, uint64_t{args.rope_positions} * args.rope_dims, "rope table",
+                               &call.rope_table));
+    for (const SequenceRows& s : args.sequences) {
+      if (uint64_t{s.first_position} + s.rows > args.rope_positions) {
+        return r.Invalid(absl::StrCat("position ", s.first_position + s.rows - 1,
+                                      " is beyond the rope table's ", args.rope_positions));
+      }
+    }
+  }
+  call.tokens = args.tokens;
+  call.heads = args.heads;
+  call.rope_dims = args.rope_dims;
+  call.rope_interleaved = args.rope_interleaved;
+  call.sequences = args.sequences;
+  Run(call);
+  return absl::OkStatus();
+}
+
+absl::Status CpuBackend::Attention(const AttentionArgs& args) {
+  const Resolver r(memory_, "Attention");
+  AttentionCall call;
+  RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Kv(args.kv, false, &call.kv));
+  RETURN_IF_ERROR(r.Within(args.heads, limits_.heads, "heads"));
+  RETURN_IF_ERROR(r.Within(args.kv.head_dim, limits_.head_dim, "head_dim"));
+  if (args.heads % args.kv.kv_heads != 0) {
+    return r.Invalid(absl::StrCat(args.heads, " heads do not divide over ", args.kv.kv_heads, " KV heads"));
+  }
+  const uint64_t cols = uint64_t{args.heads} * args.kv.head_dim;
+  RETURN_IF_ERROR(r.In(args.q, args.tokens, cols, "q", &call.q));
+  RETURN_IF_ERROR(r.Out(args.out, args.tokens, cols, "out", &call.out));
+  if (Overlap(call.q.base, call.q.stride, cols, call.out.base, call.out.stride, cols, args.tokens,
+              args.tokens)) {
+    return r.Invalid("out overlaps q");
+  }
+  RETURN_IF_ERROR(r.Sequences(args.sequences, args.tokens, args.sliding_window, limits_.max_sequences,
+                              limits_.max_context, args.kv.pages));
+  call.tokens = args.tokens;
+  call.heads = args.heads;
+  call.scale = args.scale;
+  call.sliding_window = args.sliding_window;
+  call.sequences = args.sequences;
+  Run(call);
+  return absl::OkStatus();
+}
+
+absl::Status CpuBackend::Router(const RouterArgs& args) {
+  const Resolver r(memory_, "Router");
+  RouterCall call;
+  if (args.kind != RouterKind::kSoftmaxTopK) {
+    return r.Unimplemented(
+        absl::StrCat("router kind ", RouterWord(args.kind), " (", static_cast<int>(args.kind), ")"));
+  }
+  RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Within(args.experts, limits_.experts, "experts"));
+  RETURN_IF_ERROR(r.Within(args.top_k, std::min(args.experts, limits_.top_k), "top_k"));
+  RETURN_IF_ERROR(r.In(args.logits, args.tokens, args.experts, "logits", &call.logits));
+  RETURN_IF_ERROR(r.OutInts(args.ids, uint64_t{args.tokens} * args.top_k, "ids", &call.ids));
+  RETURN_IF_ERROR(r.OutFloats(args.weights, uint64_t{args.tokens} * args.top_k, "weights", &call.weights));
+  call.tokens = args.tokens;
+  call.experts = args.experts;
+  call.kind = args.kind;
+  call.top_k = args.top_k;
+  call.norm_topk_prob = args.norm_topk_prob;
+  call.routed_scale = args.routed_scale;
+  Run(call);
+  return absl::OkStatus();
+}
+
+absl::Status CpuBackend::MoeExperts(const MoeExpertsArgs& args) {
+  const Resolver r(memory_, "MoeExperts");
+  MoeCall call;
+  if (args.activation != Activation::kSilu) {
+    return r.Unimplemented(absl::StrCat("activation ", ActivationWord(args.activation), " (",
+                                        static_cast<int>(args.activation), ")"));
+  }
+  RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Within(args.hidden, limits_.hidden, "hidden"));
+  RETURN_IF_ERROR(r.Within(args.experts.size(), experts_.capacity(), "the number of experts"));
+  RETURN_IF_ERROR(r.Within(args.slots, slot_taken_.capacity(), "slots"));
+  RETURN_IF_ERROR(r.In(args.x, args.tokens, args.hidden, "x", &call.x));
+  RETURN_IF_ERROR(r.Out(args.y, args.slots, args.hidden, "y", &call.y));
+  if (Overlap(call.x.base, call.x.stride, args.hidden, call.y.base, call.y.stride, args.hidden, args.tokens,
+              args.slots)) {
+    return r.Invalid("y overlaps x");
+  }
+  slot_taken_.assign(args.slots, 0);
+  experts_.clear();
+  for (const ExpertWork& work : args.experts) {
+    experts_.emplace_back();
+    RETURN_IF_ERROR(ResolveExpert(r, work, args.tokens, args.hidden, limits_.expert_width, slot_taken_,
+                                  &experts_.back()));
+  }
+  call.tokens = args.tokens;
+  call.hidden = args.hidden;
+  call.activation = args.activation;
+  call.experts = experts_;
+  call.slots = args.slots;
+  Run(call);
+  return absl::OkStatus();
+}
+
+absl::Status CpuBackend::Combine(const CombineArgs& args) {
+  const Resolver r(memory_, "Combine");
+  CombineCall call;
+  RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Within(args.hidden, limits_.hidden, "hidden"));
+  RETURN_IF_ERROR(r.Within(args.top_k, uint64_t{limits_.top_k} + 1, "top_k"));
+  const uint64_t slots = uint64_t{args.tokens} * args.top_k;
+  RETURN_IF_ERROR(r.In(args.y, slots, args.hidden, "y", &call.y));
+  RETURN_IF_ERROR(r.InFloats(args.weights, slots, "weights", &call.weights));
+  RETURN_IF_ERROR(r.In(args.residual, args.tokens, args.hidden, "residual", &call.residual));
+  RETURN_IF_ERROR(r.Out(args.out, args.tokens, args.hidden, "out", &call.out));
+  call.tokens = args.tokens;
+  call.top_k = args.top_k;
+  call.hidden = args.hidden;
+  Run(call);
+  return absl::OkStatus();
+}
+
+absl::Status CpuBackend::TopLogits(const TopLogitsArgs& args) {
+  const Resolver r(memory_, "TopLogits");
+  TopLogitsCall call;
+  RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Within(args.vocab, limits_.vocab, "vocab"));
+  RETURN_IF_ERROR(r.Within(args.k, std::min(args.vocab, kMaxTopLogits), "k"));
+  RETURN_IF_ERROR(r.In(args.logits, args.tokens, args.vocab, "logits", &call.logits));
+  RETURN_IF_ERROR(r.OutInts(args.ids, uint64_t{args.tokens} * args.k, "ids", &call.ids));
+  RETURN_IF_ERROR(r.OutFloats(args.values, uint64_t{args.tokens} * args.k, "values", &call.values));
+  if (args.log_sum_exp) {
+    RETURN_IF_ERROR(r.OutFloats(args.log_sum_exp, args.tokens, "log_sum_exp", &call.log_sum_exp));
+  }
+  call.tokens = args.tokens;
+  call.vocab = args.vocab;
+  call.k = args.k;
+  Run(call);
+  return absl::OkStatus();
+}
+
+}  // namespace sluice

@@ -1,0 +1,65 @@
+// The buffer table of backends whose memory is the host's: allocations and imported read-only regions behind
+// BufferIds, with every access checked against the buffer's size.
+//
+// Thread safety: thread-compatible; owned by one backend.
+#ifndef SLUICE_KERNELS_COMMON_HOST_MEMORY_H_
+#define SLUICE_KERNELS_COMMON_HOST_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/buffer.h"
+
+namespace sluice {
+
+// Zeroed anonymous memory of its own mapping: pages that are never touched cost nothing. Large ones ask for
+// huge pages. Movable; gives the memory back when destroyed.
+class MappedArray {
+ public:
+  MappedArray() = default;
+  ~MappedArray();
+  MappedArray(MappedArray&& other) noexcept;
+  MappedArray& operator=(MappedArray&& other) noexcept;
+
+  // RESOURCE_EXHAUSTED naming `what` and the bytes. bytes may be 0.
+  static absl::StatusOr<MappedArray> Create(uint64_t bytes, const char* what);
+
+  std::byte* data() const { return data_; }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+class HostMemory {
+ public:
+  absl::StatusOr<BufferId> Allocate(uint64_t bytes);
+  absl::StatusOr<BufferId> Import(const std::byte* base, uint64_t bytes);
+  absl::Status Free(BufferId buffer);
+
+  // The place, or nullptr if [ref, ref + bytes) is not inside a live buffer (Write: or not writable).
+  const std::byte* Read(BufferRef ref, uint64_t bytes) const;
+  std::byte* Write(BufferRef ref, uint64_t bytes) const;
+
+  // Why Read or Write gave nullptr, naming `what` and the numbers.
+  absl::Status Explain(BufferRef ref, uint64_t bytes, bool writing, const char* what) const;
+
+ private:
+  struct Entry {
+    const std::byte* base = nullptr;  // nullptr: freed
+    uint64_t bytes = 0;
+    bool writable = false;
+    MappedArray owned;
+  };
+  const Entry* Find(BufferRef ref, uint64_t bytes) const;
+
+  std::vector<Entry> entries_;  // entries_[id - 1]
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_KERNELS_COMMON_HOST_MEMORY_H_

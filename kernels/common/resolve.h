@@ -1,0 +1,66 @@
+// Checks of operation arguments: places to pointers, encodings against what the CPU backends compute, sizes
+// against limits. Every error names the operation, the argument and the numbers.
+//
+// Thread safety: free functions over a HostMemory that nobody changes meanwhile.
+#ifndef SLUICE_KERNELS_COMMON_RESOLVE_H_
+#define SLUICE_KERNELS_COMMON_RESOLVE_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/common/calls.h"
+#include "kernels/common/host_memory.h"
+
+namespace sluice {
+
+// "bf16", "q4", ...; "encoding 77" has no name here and gives "unknown".
+const char* EncodingWord(Encoding encoding);
+
+// Resolves the arguments of one operation; `op` is its name in errors.
+class Resolver {
+ public:
+  Resolver(const HostMemory& memory, const char* op) : memory_(memory), op_(op) {}
+
+  // `count` rows of `cols` floats; count and cols >= 1.
+  absl::Status In(const Rows& rows, uint64_t count, uint64_t cols, const char* what, InRows* out) const;
+  absl::Status Out(const Rows& rows, uint64_t count, uint64_t cols, const char* what, OutRows* out) const;
+
+  // `count` 4-byte values.
+  absl::Status InFloats(BufferRef ref, uint64_t count, const char* what, const float** out) const;
+  absl::Status OutFloats(BufferRef ref, uint64_t count, const char* what, float** out) const;
+  absl::Status OutInts(BufferRef ref, uint64_t count, const char* what, int32_t** out) const;
+
+  // A weight matrix that the CPU backends can compute with; `indexed`: an index list is allowed.
+  absl::Status Weights(const WeightView& view, bool indexed, const char* what, CpuWeights* out) const;
+
+  // A norm over `cols` values; stays empty if the spec has no weight.
+  absl::Status Norm(const NormSpec& spec, uint64_t cols, const char* what, CpuNorm* out) const;
+
+  absl::Status Kv(const KvView& view, bool writing, CpuKv* out) const;
+
+  // Every sequence: rows inside [0, tokens), pages for all its positions from `sliding_window` on.
+  absl::Status Sequences(absl::Span<const SequenceRows> sequences, uint32_t tokens, uint32_t sliding_window,
+                         uint32_t max_sequences, uint32_t max_context, uint32_t cache_pages) const;
+
+  // value in 1..limit.
+  absl::Status Within(uint64_t value, uint64_t limit, const char* what) const;
+
+  absl::Status Invalid(const std::string& message) const;
+  absl::Status Unimplemented(const std::string& message) const;
+
+ private:
+  absl::Status Place(BufferRef ref, uint64_t count, uint64_t stride, uint64_t row_bytes, bool writing,
+                     const char* what, const std::byte** out) const;
+  absl::Status CheckEncoding(const EncodingDescriptor& d, const char* what) const;
+
+  const HostMemory& memory_;
+  const char* const op_;
+};
+
+// Whether two row sets share a byte; `count` rows of `cols` floats each.
+bool Overlap(const float* a, uint64_t a_stride, uint64_t a_cols, const float* b, uint64_t b_stride,
+             uint64_t b_cols, uint64_t a_count, uint64_t b_count);
+
+}  // namespace sluice
+
+#endif  // SLUICE_KERNELS_COMMON_RESOLVE_H_

@@ -1,0 +1,143 @@
+#include "kernels/reference/scalar.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "common/pack/row_layout.h"
+#include "kernels/common/half.h"
+
+namespace sluice::reference {
+namespace {
+
+// Saturating conversion of an already scaled value, as the packing instructions do it.
+int16_t RoundCode(float value) {
+  const float rounded = std::nearbyint(value);
+  if (!(rounded > -32768.0f)) {  // NaN too
+    return -32768;
+  }
+  return rounded < 32767.0f ? static_cast<int16_t>(rounded) : int16_t{32767};
+}
+
+float PlainDot(Encoding encoding, const uint8_t* row, const float* x, uint64_t cols) {
+  LaneSum sum;
+  for (uint64_t k = 0; k < cols; ++k) {
+    sum.AddProduct(k, x[k], PlainValue(encoding, row, k));
+  }
+  return sum.Total();
+}
+
+float QuantizedDot(const EncodingDescriptor& d, const uint8_t* row, const float* x, uint64_t cols) {
+  float lanes[8] = {};
+  std::vector<int16_t> q(d.group);
+  for (uint64_t first = 0, g = 0; first < cols; first += d.group, ++g) {
+    const uint64_t count = std::min<uint64_t>(d.group, cols - first);
+    const float sx = RoundToInt16(x + first, count, q.data());
+    int32_t sum = 0;
+    int32_t x_sum = 0;
+    for (uint64_t i = 0; i < count; ++i) {
+      sum += static_cast<int32_t>(CodeAt(d, row, first + i)) * q[i];
+      x_sum += q[i];
+    }
+    const float t = std::fma(-ZeroAt(d, row, cols, g), static_cast<float>(x_sum), static_cast<float>(sum));
+    lanes[g % 8] = std::fma(ScaleAt(d, row, cols, g) * sx, t, lanes[g % 8]);
+  }
+  float s[4];
+  for (int i = 0; i < 4; ++i) {
+    s[i] = lanes[i] + lanes[i + 4];
+  }
+  return (s[0] + s[2]) + (s[1] + s[3]) + 0.0f;
+}
+
+}  // namespace
+
+float LaneSum::Total() const {
+  float s[8];
+  for (int i = 0; i < 8; ++i) {
+    s[i] = lanes_[i] + lanes_[i + 8];
+  }
+  float t[4];
+  for (int i = 0; i < 4; ++i) {
+    t[i] = s[i] + s[i + 4];
+  }
+  return (t[0] + t[2]) + (t[1] + t[3]) + 0.0f;
+}
+
+float Exp(float x) {
+  if (std::isnan(x)) {
+    return x;
+  }
+  if (x < -87.0f) {
+    return 0.0f;
+  }
+  x = std::min(x, 88.0f);
+  const float n = std::nearbyint(x * 1.44269504f);
+  float r = std::fma(-n, 0.693359375f, x);
+  r = std::fma(-n, -2.12194440e-4f, r);
+  float p = 1.9875691500e-4f;
+  p = std::fma(p, r, 1.3981999507e-3f);
+  p = std::fma(p, r, 8.3334519073e-3f);
+  p = std::fma(p, r, 4.1665795894e-2f);
+  p = std::fma(p, r, 1.6666665459e-1f);
+  p = std::fma(p, r, 5.0000001201e-1f);
+  p = std::fma(p, r * r, r);
+  p = p + 1.0f;
+  return p * std::bit_cast<float>((static_cast<int32_t>(n) + 127) << 23);
+}
+
+float PlainValue(Encoding encoding, const uint8_t* row, uint64_t k) {
+  switch (encoding) {
+    case Encoding::kBf16:
+      return Bf16ToFloat(LoadU16(row + 2 * k));
+    case Encoding::kF16:
+      return F16ToFloat(LoadU16(row + 2 * k));
+    default:
+      return LoadF32(row + 4 * k);
+  }
+}
+
+uint32_t CodeAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t k) {
+  const uint32_t bits = BitsOf(d.encoding);
+  const CodePlace place = PlaceOfCode(bits, k);
+  return (LoadU16(row + place.byte_offset) >> place.shift) & ((1u << bits) - 1);
+}
+
+float ScaleAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group) {
+  return F16ToFloat(LoadU16(row + ScaleOffset(d, cols) + 2 * group));
+}
+
+float ZeroAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group) {
+  return F16ToFloat(LoadU16(row + ZeroOffset(d, cols) + 2 * group));
+}
+
+float RoundToInt16(const float* values, uint64_t count, int16_t* codes) {
+  float largest = 0.0f;
+  for (uint64_t i = 0; i < count; ++i) {
+    largest = std::max(largest, std::fabs(values[i]));
+  }
+  if (largest < 1e-30f) {
+    std::fill(codes, codes + count, int16_t{0});
+    return 0.0f;
+  }
+  const float inverse = 32767.0f / largest;
+  for (uint64_t i = 0; i < count; ++i) {
+    codes[i] = RoundCode(values[i] * inverse);
+  }
+  return largest / 32767.0f;
+}
+
+float Dot(const EncodingDescriptor& d, const uint8_t* row, const float* x, uint64_t cols) {
+  return IsQuantized(d.encoding) ? QuantizedDot(d, row, x, cols) : PlainDot(d.encoding, row, x, cols);
+}
+
+void RmsNormRow(const float* x, uint64_t cols, const float* weight, float epsilon, float* y) {
+  LaneSum sum;
+  for (uint64_t k = 0; k < cols; ++k) {
+    sum.AddProduct(k, x[k], x[k]);
+  }
+  const float r = 1.0f / std::sqrt(sum.Total() / static_cast<float>(cols) + epsilon);
+  for (uint64_t k = 0; k < cols; ++k) {
+    y[k] = (x[k] * r) * weight[k];
+  }
+}
+
+}  // namespace sluice::reference

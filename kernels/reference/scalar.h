@@ -1,0 +1,52 @@
+// ARITHMETIC.md sections 0-2, 5 and 7 in scalar code: sums, encoded values, dot products, exp.
+//
+// Thread safety: pure functions.
+#ifndef SLUICE_KERNELS_REFERENCE_SCALAR_H_
+#define SLUICE_KERNELS_REFERENCE_SCALAR_H_
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "common/encoding.h"
+
+namespace sluice::reference {
+
+// Sixteen lanes, the tree, the closing +0 (section 0).
+class LaneSum {
+ public:
+  void Add(uint64_t i, float term) { lanes_[i % 16] += term; }
+  void AddProduct(uint64_t i, float a, float b) { lanes_[i % 16] = std::fma(a, b, lanes_[i % 16]); }
+  float Total() const;
+
+ private:
+  float lanes_[16] = {};
+};
+
+// Section 7.
+float Exp(float x);
+
+// silu(g) * u.
+inline float SiluMul(float g, float u) { return g / (1.0f + Exp(-g)) * u; }
+
+// Value k of a row in an unquantized encoding.
+float PlainValue(Encoding encoding, const uint8_t* row, uint64_t k);
+
+// The code, scale and zero of value k of a quantized row of `cols` values.
+uint32_t CodeAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t k);
+float ScaleAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group);
+float ZeroAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group);
+
+// Rounds values to int16 codes with one scale, as section 2 (b) and section 3 do: codes[i] ~ values[i] /
+// scale. Returns the scale, 0 (and codes 0) if all values are tiny.
+float RoundToInt16(const float* values, uint64_t count, int16_t* codes);
+
+// x . row by section 2, (a) or (b) after the encoding; cols values.
+float Dot(const EncodingDescriptor& d, const uint8_t* row, const float* x, uint64_t cols);
+
+// Section 5; y may be x.
+void RmsNormRow(const float* x, uint64_t cols, const float* weight, float epsilon, float* y);
+
+}  // namespace sluice::reference
+
+#endif  // SLUICE_KERNELS_REFERENCE_SCALAR_H_

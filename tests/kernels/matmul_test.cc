@@ -1,0 +1,251 @@
+// MatMul, Embed and RmsNorm on every backend.
+#include <algorithm>
+#include <cmath>
+
+#include "common/pack/row_layout.h"
+#include "gtest/gtest.h"
+#include "tests/kernels/op_testing.h"
+
+namespace sluice {
+namespace {
+
+const BackendCase kReference{"reference", true};
+
+class MatMulTest : public testing::TestWithParam<BackendCase> {};
+INSTANTIATE_TEST_SUITE_P(Backends, MatMulTest, testing::ValuesIn(AllBackends()), CaseName);
+
+struct Shape {
+  uint32_t tokens;
+  uint32_t rows;
+  uint32_t cols;
+};
+
+// Remainders of every tile: rows 1..70, columns off 16, 32 and the groups, tokens around the tile widths.
+const Shape kShapes[] = {{1, 1, 1},     {1, 3, 15},    {1, 5, 16},  {2, 7, 17},   {1, 130, 128},
+                         {3, 70, 100},  {4, 9, 257},   {5, 33, 64}, {6, 16, 192}, {7, 40, 130},
+                         {13, 65, 513}, {29, 50, 320}, {64, 37, 96}};
+
+std::vector<float> RunMatMul(OpBench& bench, const std::vector<float>& x, const EncodedMatrix& w,
+                             uint32_t tokens) {
+  const WeightView view = bench.PutMatrix(w);
+  MatMulArgs args;
+  args.x = bench.PutRows(x, w.cols);
+  args.tokens = tokens;
+  args.cols = w.cols;
+  const MatMulPart part{view, bench.NewRows(tokens, w.rows, w.rows + 3), {}};
+  args.parts = {&part, 1};
+  const absl::Status status = bench.queue().MatMul(args);
+  EXPECT_TRUE(status.ok()) << status;
+  return bench.GetRows(part.y, tokens, w.rows);
+}
+
+// The error bound of one dot product. Float rows: n/16 additions in a lane and 5 in the tree and closing, on
+// the sum of magnitudes. Quantized rows: also half a step of the rounded activations, and the rounding of
+// S, X * zero and their difference (three roundings of magnitudes up to 255 * 32767 * group).
+double DotTolerance(const EncodedMatrix& w, uint32_t row, const float* x) {
+  double magnitude = 0;
+  double steps = 0;
+  const uint32_t group = w.encoding.group == 0 ? w.cols : w.encoding.group;
+  for (uint32_t first = 0; first < w.cols; first += group) {
+    const uint32_t end = std::min(w.cols, first + group);
+    double largest = 0;
+    for (uint32_t k = first; k < end; ++k) {
+      largest = std::max(largest, std::fabs(double{x[k]}));
+      magnitude += std::fabs(x[k] * w.At(row, k));
+    }
+    for (uint32_t k = first; k < end && w.encoding.group != 0; ++k) {
+      // Half a step each (and a little for the float product), plus float roundings on |code| + |zero| <= 400
+      // steps of the weight, whose size is at least |w| / 255 and here about 6 sigma / 255.
+      steps += largest / 32767 * 0.51 * std::fabs(w.At(row, k));
+      steps += largest * 400 * (6.0 / std::sqrt(double{static_cast<double>(w.cols)}) / 255) * 4 * kRoundoff;
+    }
+  }
+  return (w.cols / 16 + 8) * kRoundoff * magnitude + steps + 1e-30;
+}
+
+TEST_P(MatMulTest, EqualsTheReferenceBitForBitAndDoubleWithinTheBound) {
+  Random random(1);
+  for (const EncodingDescriptor& d : AllEncodings()) {
+    for (const Shape& shape : kShapes) {
+      SCOPED_TRACE(testing::Message() << EncodingLabel(d) << " tokens " << shape.tokens << " rows "
+                                      << shape.rows << " cols " << shape.cols);
+      const EncodedMatrix w = random.Matrix(d, shape.rows, shape.cols, 2 * random.Below(20));
+      const std::vector<float> x = random.Normals(uint64_t{shape.tokens} * shape.cols);
+      OpBench bench(GetParam());
+      OpBench oracle(kReference);
+      const std::vector<float> y = RunMatMul(bench, x, w, shape.tokens);
+      ASSERT_TRUE(BitEqual(y, RunMatMul(oracle, x, w, shape.tokens)));
+      for (uint32_t t = 0; t < shape.tokens; ++t) {
+        for (uint32_t r = 0; r < shape.rows; ++r) {
+          double exact = 0;
+          for (uint32_t k = 0; k < shape.cols; ++k) {
+            exact += w.At(r, k) * x[uint64_t{t} * shape.cols + k];
+          }
+          ASSERT_NEAR(y[uint64_t{t} * shape.rows + r], exact,
+                      DotTolerance(w, r, x.data() + uint64_t{t} * shape.cols))
+              << "token " << t << " row " << r;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(MatMulTest, RowAloneEqualsTheRowInAnyBatch) {
+  Random random(2);
+  const uint32_t tokens = 31;
+  const uint32_t cols = 144;
+  for (const EncodingDescriptor& d : AllEncodings()) {
+    SCOPED_TRACE(EncodingLabel(d));
+    const EncodedMatrix w = random.Matrix(d, 45, cols);
+    const std::vector<float> x = random.Normals(tokens * cols);
+    OpBench bench(GetParam());
+    const std::vector<float> all = RunMatMul(bench, x, w, tokens);
+    for (uint32_t t = 0; t < tokens; ++t) {
+      const std::vector<float> row(x.begin() + t * cols, x.begin() + (t + 1) * cols);
+      ASSERT_TRUE(BitEqual(RunMatMul(bench, row, w, 1),
+                           std::vector<float>(all.begin() + t * 45, all.begin() + (t + 1) * 45)));
+    }
+    std::vector<float> reversed;
+    for (uint32_t t = tokens; t-- > 0;) {
+      reversed.insert(reversed.end(), x.begin() + t * cols, x.begin() + (t + 1) * cols);
+    }
+    const std::vector<float> backwards = RunMatMul(bench, reversed, w, tokens);
+    for (uint32_t t = 0; t < tokens; ++t) {
+      ASSERT_TRUE(std::equal(all.begin() + t * 45, all.begin() + (t + 1) * 45,
+                             backwards.begin() + (tokens - 1 - t) * 45));
+    }
+  }
+}
+
+struct FullResult {
+  std::vector<float> q, k, v, o, picked;
+};
+
+// Norm in front, three parts of mixed encodings, bias; then residual in place; then picked rows.
+FullResult RunFull(OpBench& bench, uint32_t tokens, uint64_t seed) {
+  Random random(seed);
+  const uint32_t cols = 208;
+  const EncodedMatrix wq = random.Matrix(MakeDescriptor(Encoding::kBf16), 48, cols);
+  const EncodedMatrix wk = random.Matrix(MakeDescriptor(Encoding::kQ8, 64), 24, cols);
+  const EncodedMatrix wv = random.Matrix(MakeDescriptor(Encoding::kQ8, 32), 25, cols);
+  const Rows x = bench.PutRows(random.Normals(tokens * cols, 3.0f), cols);
+  const BufferRef norm = bench.PutFloats(random.Normals(cols));
+  const BufferRef bias = bench.PutFloats(random.Normals(25));
+  MatMulPart parts[3] = {{bench.PutMatrix(wq), bench.NewRows(tokens, 48), {}},
+                         {bench.PutMatrix(wk), bench.NewRows(tokens, 24), {}},
+                         {bench.PutMatrix(wv), bench.NewRows(tokens, 25), bias}};
+  MatMulArgs args;
+  args.x = x;
+  args.tokens = tokens;
+  args.cols = cols;
+  args.norm = {norm, 1e-6f};
+  args.parts = parts;
+  EXPECT_TRUE(bench.queue().MatMul(args).ok());
+
+  MatMulArgs out;
+  const EncodedMatrix wo = random.Matrix(MakeDescriptor(Encoding::kF16), cols, 48);
+  MatMulPart part{bench.PutMatrix(wo), {bench.PutWritable(random.Normals(tokens * cols)), cols}, {}};
+  out.x = parts[0].y;
+  out.tokens = tokens;
+  out.cols = 48;
+  out.parts = {&part, 1};
+  out.residual = part.y;
+  EXPECT_TRUE(bench.queue().MatMul(out).ok());
+
+  const std::vector<uint32_t> ids = {tokens - 1, 0, tokens / 2};
+  MatMulArgs pick = args;
+  MatMulPart picked{parts[1].weights, bench.NewRows(3, 24), {}};
+  pick.tokens = 3;
+  pick.row_ids = ids;
+  pick.parts = {&picked, 1};
+  EXPECT_TRUE(bench.queue().MatMul(pick).ok());
+  return {bench.GetRows(parts[0].y, tokens, 48), bench.GetRows(parts[1].y, tokens, 24),
+          bench.GetRows(parts[2].y, tokens, 25), bench.GetRows(part.y, tokens, cols),
+          bench.GetRows(picked.y, 3, 24)};
+}
+
+TEST_P(MatMulTest, NormPartsBiasResidualAndPickedRowsEqualTheReference) {
+  for (const uint32_t tokens : {1u, 2u, 5u, 40u}) {
+    OpBench bench(GetParam());
+    OpBench oracle(kReference);
+    const FullResult a = RunFull(bench, tokens, 3);
+    const FullResult b = RunFull(oracle, tokens, 3);
+    EXPECT_TRUE(BitEqual(a.q, b.q));
+    EXPECT_TRUE(BitEqual(a.k, b.k));
+    EXPECT_TRUE(BitEqual(a.v, b.v));
+    EXPECT_TRUE(BitEqual(a.o, b.o));
+    EXPECT_TRUE(BitEqual(a.picked, b.picked));
+    EXPECT_TRUE(BitEqual(a.picked, [&] {
+      std::vector<float> rows;
+      for (const uint32_t t : {tokens - 1, 0u, tokens / 2}) {
+        rows.insert(rows.end(), a.k.begin() + t * 24, a.k.begin() + (t + 1) * 24);
+      }
+      return rows;
+    }()));
+  }
+}
+
+TEST_P(MatMulTest, RmsNormEqualsTheReferenceAndDouble) {
+  Random random(4);
+  for (const uint32_t cols : {1u, 16u, 47u, 640u, 1000u}) {
+    const uint32_t tokens = 19;
+    const std::vector<float> x = random.Normals(tokens * cols, 5.0f);
+    const std::vector<float> weight = random.Normals(cols);
+    std::vector<float> results[2];
+    for (int i = 0; i < 2; ++i) {
+      OpBench bench(i == 0 ? GetParam() : kReference);
+      RmsNormArgs args;
+      args.x = bench.PutRows(x, cols);
+      args.tokens = tokens;
+      args.cols = cols;
+      args.norm = {bench.PutFloats(weight), 1e-5f};
+      args.y = bench.NewRows(tokens, cols);
+      ASSERT_TRUE(bench.queue().RmsNorm(args).ok());
+      results[i] = bench.GetRows(args.y, tokens, cols);
+    }
+    ASSERT_TRUE(BitEqual(results[0], results[1]));
+    for (uint32_t t = 0; t < tokens; ++t) {
+      double square = 0;
+      for (uint32_t k = 0; k < cols; ++k) {
+        square += double{x[t * cols + k]} * x[t * cols + k];
+      }
+      const double r = 1 / std::sqrt(square / cols + double{1e-5f});
+      for (uint32_t k = 0; k < cols; ++k) {
+        const double exact = x[t * cols + k] * r * weight[k];
+        // Half of the relative error of the sum (square root), then five roundings.
+        ASSERT_NEAR(results[0][t * cols + k], exact,
+                    std::fabs(exact) * kRoundoff * ((cols / 16 + 6) / 2.0 + 6) + 1e-37);
+      }
+    }
+  }
+}
+
+TEST_P(MatMulTest, EmbedGivesTheDecodedRows) {
+  Random random(5);
+  const std::vector<int32_t> ids = {3, 0, 99, 3, 57};
+  for (const EncodingDescriptor& d : AllEncodings()) {
+    SCOPED_TRACE(EncodingLabel(d));
+    for (const uint32_t cols : {16u, 75u, 256u}) {
+      const EncodedMatrix table = random.Matrix(d, 100, cols, 6);
+      OpBench bench(GetParam());
+      EmbedArgs args;
+      args.ids = ids;
+      args.table = bench.PutMatrix(table);
+      args.scale = 2.0f;
+      args.y = bench.NewRows(ids.size(), cols);
+      ASSERT_TRUE(bench.queue().Embed(args).ok());
+      const std::vector<float> y = bench.GetRows(args.y, ids.size(), cols);
+      for (size_t t = 0; t < ids.size(); ++t) {
+        for (uint32_t k = 0; k < cols; ++k) {
+          const double exact = 2 * table.At(static_cast<uint32_t>(ids[t]), k);
+          // Plain rows are exact; code - zero, scale and factor round once each.
+          ASSERT_NEAR(y[t * cols + k], exact,
+                      IsQuantized(d.encoding) ? std::fabs(exact) * 3 * kRoundoff : 0.0);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice
