@@ -28,29 +28,58 @@ bool PeerPolicy::Allows(const PeerCredentials& peer) const {
          std::find(allowed_uids.begin(), allowed_uids.end(), peer.uid) != allowed_uids.end();
 }
 
+PeerAccepter::PeerAccepter(int listener, PeerPolicy policy, OnRefused on_refused)
+    : listener_(listener),
+      policy_(std::move(policy)),
+      on_refused_(std::move(on_refused)),
+      spare_(open("/dev/null", O_RDONLY | O_CLOEXEC)) {}
+
+std::optional<AcceptedPeer> PeerAccepter::Accept() {
+  UniqueFd socket(accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (!socket.valid()) {
+    if (errno == EMFILE || errno == ENFILE) {
+      RefuseOne();
+    }
+    return std::nullopt;  // others: the peer has gone already
+  }
+  const auto peer = PeerOf(socket.get());
+  if (!peer.ok()) {
+    on_refused_(absl::StrCat("a connection was refused: ", peer.status().message()));
+    return std::nullopt;
+  }
+  if (!policy_.Allows(*peer)) {
+    on_refused_(absl::StrCat("a connection of uid ", peer->uid, " (process ", peer->pid, ") was refused"));
+    return std::nullopt;
+  }
+  return AcceptedPeer{std::move(socket), *peer};
+}
+
+// Left in the queue the connection would keep the listener readable and its thread spinning.
+void PeerAccepter::RefuseOne() {
+  on_refused_("a connection was refused: out of file descriptors");
+  spare_.reset();
+  { const UniqueFd refused(accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC)); }
+  spare_.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
+}
+
 absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Start(int listener, PeerPolicy policy,
                                                                               OnConnection on_connection,
                                                                               OnRefused on_refused) {
   UniqueFd stop_event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  UniqueFd spare(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  if (!stop_event.valid() || !spare.valid()) {
+  if (!stop_event.valid()) {
     return ErrnoToStatus(errno, "accept loop");
   }
   std::unique_ptr<ConnectionAcceptor> acceptor(
-      new ConnectionAcceptor(listener, std::move(policy), std::move(on_connection), std::move(on_refused),
-                             std::move(stop_event), std::move(spare)));
+      new ConnectionAcceptor(PeerAccepter(listener, std::move(policy), std::move(on_refused)),
+                             std::move(on_connection), std::move(stop_event)));
   acceptor->thread_ = std::thread([raw = acceptor.get()] { raw->Run(); });
   return acceptor;
 }
 
-ConnectionAcceptor::ConnectionAcceptor(int listener, PeerPolicy policy, OnConnection on_connection,
-                                       OnRefused on_refused, UniqueFd stop_event, UniqueFd spare)
-    : listener_(listener),
-      policy_(std::move(policy)),
+ConnectionAcceptor::ConnectionAcceptor(PeerAccepter accepter, OnConnection on_connection, UniqueFd stop_event)
+    : accepter_(std::move(accepter)),
       on_connection_(std::move(on_connection)),
-      on_refused_(std::move(on_refused)),
-      stop_event_(std::move(stop_event)),
-      spare_(std::move(spare)) {}
+      stop_event_(std::move(stop_event)) {}
 
 ConnectionAcceptor::~ConnectionAcceptor() { Stop(); }
 
@@ -63,40 +92,17 @@ void ConnectionAcceptor::Stop() {
 
 void ConnectionAcceptor::Run() {
   while (true) {
-    pollfd polled[2] = {{stop_event_.get(), POLLIN, 0}, {listener_, POLLIN, 0}};
+    pollfd polled[2] = {{stop_event_.get(), POLLIN, 0}, {accepter_.listener(), POLLIN, 0}};
     if (poll(polled, 2, -1) < 0) {
       continue;  // EINTR
     }
     if (polled[0].revents != 0) {
       return;
     }
-    AcceptOne();
-  }
-}
-
-void ConnectionAcceptor::AcceptOne() {
-  UniqueFd fd(accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-  if (!fd.valid()) {
-    if (errno == EMFILE || errno == ENFILE) {
-      // Left in the queue the connection would keep the listener readable and this thread spinning.
-      on_refused_("a connection was refused: out of file descriptors");
-      spare_.reset();
-      fd.reset(accept(listener_, nullptr, nullptr));
-      fd.reset();
-      spare_.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    if (std::optional<AcceptedPeer> peer = accepter_.Accept()) {
+      on_connection_(*std::move(peer));
     }
-    return;  // others: the peer has gone already
   }
-  const auto peer = PeerOf(fd.get());
-  if (!peer.ok()) {
-    on_refused_(absl::StrCat("a connection was refused: ", peer.status().message()));
-    return;
-  }
-  if (!policy_.Allows(*peer)) {
-    on_refused_(absl::StrCat("a connection of uid ", peer->uid, " (process ", peer->pid, ") was refused"));
-    return;
-  }
-  on_connection_(std::move(fd), *peer);
 }
 
 }  // namespace sluice

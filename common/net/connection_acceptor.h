@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -34,10 +35,37 @@ struct PeerPolicy {
   bool Allows(const PeerCredentials& peer) const;
 };
 
+struct AcceptedPeer {
+  UniqueFd socket;  // non-blocking
+  PeerCredentials credentials;
+};
+
+// Told why a connection was refused.
+using OnRefused = std::function<void(const std::string& why)>;
+
+// Takes connections of a listener one by one, for loops that poll more than it. Thread-compatible.
+class PeerAccepter {
+ public:
+  // `listener` is borrowed: listening, non-blocking.
+  PeerAccepter(int listener, PeerPolicy policy, OnRefused on_refused);
+
+  // The next connection that the policy allows; none if there is none or it was refused.
+  std::optional<AcceptedPeer> Accept();
+
+  int listener() const { return listener_; }
+
+ private:
+  void RefuseOne();
+
+  const int listener_;
+  const PeerPolicy policy_;
+  const OnRefused on_refused_;
+  UniqueFd spare_;  // given up for a moment to refuse a connection when descriptors run out
+};
+
 class ConnectionAcceptor {
  public:
-  using OnConnection = std::function<void(UniqueFd, const PeerCredentials&)>;
-  using OnRefused = std::function<void(const std::string& why)>;
+  using OnConnection = std::function<void(AcceptedPeer)>;
 
   // Accepts from `listener` (borrowed, listening, non-blocking; outlives this object) on a thread of its own.
   static absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> Start(int listener, PeerPolicy policy,
@@ -50,17 +78,12 @@ class ConnectionAcceptor {
   void Stop();
 
  private:
-  ConnectionAcceptor(int listener, PeerPolicy policy, OnConnection on_connection, OnRefused on_refused,
-                     UniqueFd stop_event, UniqueFd spare);
+  ConnectionAcceptor(PeerAccepter accepter, OnConnection on_connection, UniqueFd stop_event);
   void Run();
-  void AcceptOne();
 
-  const int listener_;
-  const PeerPolicy policy_;
+  PeerAccepter accepter_;  // the thread's
   const OnConnection on_connection_;
-  const OnRefused on_refused_;
   const UniqueFd stop_event_;
-  UniqueFd spare_;  // the thread's: given up for a moment to refuse a connection when descriptors run out
   std::thread thread_;
 };
 

@@ -133,9 +133,9 @@ TEST(ConnectionAcceptor, HandsOnConnectionsWithTheirPeersCredentials) {
   UniqueFd accepted;
   auto acceptor = ConnectionAcceptor::Start(
       listener->fd(), {},
-      [&](UniqueFd fd, const PeerCredentials& peer) {
-        seen = peer;
-        accepted = std::move(fd);
+      [&](AcceptedPeer peer) {
+        seen = peer.credentials;
+        accepted = std::move(peer.socket);
         done.Notify();
       },
       [](const std::string& why) { ADD_FAILURE() << why; });
@@ -155,7 +155,7 @@ TEST(ConnectionAcceptor, ClosesWhatItCannotAcceptWhenDescriptorsRunOut) {
   ASSERT_TRUE(listener.ok());
   absl::Notification refused;
   auto acceptor = ConnectionAcceptor::Start(
-      listener->fd(), {}, [](UniqueFd, const PeerCredentials&) { ADD_FAILURE() << "accepted"; },
+      listener->fd(), {}, [](AcceptedPeer) { ADD_FAILURE() << "accepted"; },
       [&](const std::string& why) {
         EXPECT_NE(why.find("descriptors"), std::string::npos) << why;
         refused.Notify();

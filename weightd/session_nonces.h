@@ -1,0 +1,61 @@
+// SessionNonces: the one-time secrets that join a side socket to the session that its client has just opened
+// over gRPC, which can carry no file descriptors.
+//
+// Thread safety: thread-safe.
+#ifndef SLUICE_WEIGHTD_SESSION_NONCES_H_
+#define SLUICE_WEIGHTD_SESSION_NONCES_H_
+
+#include <array>
+#include <cstdint>
+#include <functional>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "common/ring/side_channel.h"
+
+namespace sluice {
+
+using SessionNonce = std::array<uint8_t, kNonceBytes>;
+
+struct SessionNoncesOptions {
+  // How long a nonce is good.
+  absl::Duration lifetime = absl::Seconds(10);
+  // Nonces that wait at a time; each costs 60 bytes, and its session a pin array.
+  size_t limit = 256;
+  std::function<absl::Time()> now = absl::Now;
+};
+
+class SessionNonces {
+ public:
+  explicit SessionNonces(SessionNoncesOptions options = {}) : options_(std::move(options)) {}
+
+  // A new random nonce for `session`. RESOURCE_EXHAUSTED (reason TOO_MANY_SESSIONS): `limit` of them wait.
+  absl::StatusOr<SessionNonce> Issue(uint64_t session);
+
+  // The nonce's session; the nonce is used up. NOT_FOUND: never issued, used before, or too old.
+  absl::StatusOr<uint64_t> Redeem(const SessionNonce& nonce);
+
+  // Forgets the nonce of a session that was closed before it was joined.
+  void Revoke(uint64_t session);
+
+  size_t waiting() const;
+  absl::Duration lifetime() const { return options_.lifetime; }
+
+ private:
+  struct Waiting {
+    uint64_t session = 0;
+    absl::Time expires;
+  };
+  void DropExpired(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const SessionNoncesOptions options_;
+  mutable absl::Mutex mutex_;
+  absl::flat_hash_map<SessionNonce, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_SESSION_NONCES_H_
