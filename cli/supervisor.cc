@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <list>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -17,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "common/net/unix_listener.h"
 #include "common/status.h"
 
 namespace sluice::cli {
@@ -32,7 +34,7 @@ void Log(const std::string& text) {
 
 class Supervisor {
  public:
-  Supervisor(const SupervisorOptions& options, UniqueFd listener, UniqueFd lifeline, int cancel_fd)
+  Supervisor(const SupervisorOptions& options, UnixListener listener, UniqueFd lifeline, int cancel_fd)
       : options_(options),
         listener_(std::move(listener)),
         lifeline_(std::move(lifeline)),
@@ -60,7 +62,6 @@ class Supervisor {
   // The listener goes first, so that a newcomer who still got a connection sees it close and tries again.
   // Users who said goodbye hear the end of their connection only when everything is gone.
   void StopAll() {
-    unlink(options_.socket_path.c_str());
     listener_.reset();
     for (auto daemon = daemons_.rbegin(); daemon != daemons_.rend(); ++daemon) {
       daemon->Stop(options_.stop_patience);
@@ -100,7 +101,7 @@ class Supervisor {
   }
 
   void PollOnce() {
-    std::vector<pollfd> fds = {{listener_.get(), POLLIN, 0}, {cancel_fd_, POLLIN, 0}};
+    std::vector<pollfd> fds = {{listener_->fd(), POLLIN, 0}, {cancel_fd_, POLLIN, 0}};
     for (const User& user : users_) {
       fds.push_back({user.connection.get(), POLLIN, 0});
     }
@@ -175,7 +176,7 @@ class Supervisor {
 
   void AcceptUsers() {
     while (true) {
-      UniqueFd connection(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      UniqueFd connection(accept4(listener_->fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (!connection.valid()) {
         return;
       }
@@ -189,7 +190,7 @@ class Supervisor {
   }
 
   const SupervisorOptions& options_;
-  UniqueFd listener_;
+  std::optional<UnixListener> listener_;
   const UniqueFd lifeline_;  // read end, inherited by the daemons
   const int cancel_fd_;
   std::list<DaemonProcess> daemons_;
@@ -209,7 +210,8 @@ class Supervisor {
 absl::Status Supervise(const SupervisorOptions& options, int ready_fd, int cancel_fd) {
   UniqueFd ready(ready_fd);
   ASSIGN_OR_RETURN(const UniqueFd lock, LockFile(options.lock_path, options.lock_patience, nullptr));
-  ASSIGN_OR_RETURN(UniqueFd listener, ListenSeqpacket(options.socket_path));
+  ASSIGN_OR_RETURN(UnixListener listener,
+                   UnixListener::Bind(options.socket_path, UnixSocketType::kSeqPacket, 0600));
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
     return ErrnoToStatus(errno, "cannot make the lifeline");

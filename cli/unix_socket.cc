@@ -5,36 +5,20 @@
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/runtime_dir.h"
 #include "common/size.h"
 #include "common/status.h"
 
 namespace sluice::cli {
 namespace {
 
-constexpr int kBacklog = 64;
 // flock has no time limit of its own: how often a held lock is tried again.
 constexpr int kLockRetryMs = 10;
-
-sockaddr_un Address(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, path.c_str(), std::min(path.size(), sizeof(address.sun_path) - 1));
-  return address;
-}
-
-bool Connect(int fd, const std::string& path) {
-  const sockaddr_un address = Address(path);
-  return connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
-}
 
 }  // namespace
 
@@ -62,38 +46,6 @@ absl::StatusOr<UniqueFd> LockFile(const std::string& path, absl::Duration patien
     poll(nullptr, 0, kLockRetryMs);
   }
   return fd;
-}
-
-absl::StatusOr<UniqueFd> ListenSeqpacket(const std::string& path) {
-  RETURN_IF_ERROR(CheckSocketPath(path));
-  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd.valid()) {
-    return ErrnoToStatus(errno, "cannot make a socket");
-  }
-  unlink(path.c_str());
-  const sockaddr_un address = Address(path);
-  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 ||
-      listen(fd.get(), kBacklog) != 0) {
-    return ErrnoToStatus(errno, absl::StrCat("cannot listen on ", path));
-  }
-  return fd;
-}
-
-absl::StatusOr<UniqueFd> ConnectSeqpacket(const std::string& path) {
-  RETURN_IF_ERROR(CheckSocketPath(path));
-  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd.valid()) {
-    return ErrnoToStatus(errno, "cannot make a socket");
-  }
-  if (!Connect(fd.get(), path)) {
-    return absl::UnavailableError(absl::StrCat("nobody listens on ", path, " (errno ", errno, ")"));
-  }
-  return fd;
-}
-
-bool SomebodyListens(const std::string& path) {
-  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  return fd.valid() && Connect(fd.get(), path);
 }
 
 bool SendPacket(int fd, std::string_view text) {

@@ -25,16 +25,6 @@ UniqueFd OpenPidfd(pid_t pid);
 absl::StatusOr<UniqueFd> LockFile(const std::string& path, absl::Duration patience,
                                   const std::atomic<bool>* cancel);
 
-// A listening SEQPACKET socket at `path`; a socket file that is there is replaced. REQUIRES: the caller holds
-// the lock that stands for the path.
-absl::StatusOr<UniqueFd> ListenSeqpacket(const std::string& path);
-
-// A connection, non-blocking. Unavailable if nobody listens there.
-absl::StatusOr<UniqueFd> ConnectSeqpacket(const std::string& path);
-
-// Whether somebody accepts stream connections at `path`.
-bool SomebodyListens(const std::string& path);
-
 // Sends one packet; false once the peer is gone or does not read.
 bool SendPacket(int fd, std::string_view text);
 

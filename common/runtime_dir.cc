@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdlib>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/status.h"
@@ -34,6 +35,17 @@ absl::Status MakeDirs(const std::string& path) {
   }
 }
 
+// The limit of a unix socket: here, where the way out can be named, rather than when a daemon binds.
+absl::Status CheckSocketPath(const std::string& path) {
+  constexpr size_t kLimit = sizeof(sockaddr_un::sun_path) - 1;
+  if (path.size() > kLimit) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the socket path ", path, " has ", path.size(), " bytes, and a unix socket's at most ",
+                     kLimit, ": choose a shorter one, for example by SLUICE_RUNTIME_DIR"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::string RuntimeDirPath() {
@@ -44,16 +56,6 @@ std::string RuntimeDirPath() {
     return absl::StrCat(xdg, "/sluice");
   }
   return absl::StrCat("/tmp/sluice-", getuid());
-}
-
-absl::Status CheckSocketPath(const std::string& path) {
-  constexpr size_t kLimit = sizeof(sockaddr_un::sun_path) - 1;
-  if (path.size() > kLimit) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the socket path ", path, " has ", path.size(), " bytes, and a unix socket's at most ",
-                     kLimit, ": choose a shorter one, for example by SLUICE_RUNTIME_DIR"));
-  }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> EnsureRuntimeDir() {

@@ -7,7 +7,6 @@
 
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace sluice {
@@ -24,9 +23,6 @@ std::string RuntimeDirPath();
 // RuntimeDirPath(), created with mode 0700 if it is not there. PermissionDenied if it is a link, belongs to
 // somebody else, or others may write to it; InvalidArgument if socket paths in it would be too long.
 absl::StatusOr<std::string> EnsureRuntimeDir();
-
-// InvalidArgument naming path and limit if `path` does not fit into a unix socket's address (107 bytes).
-absl::Status CheckSocketPath(const std::string& path);
 
 }  // namespace sluice
 

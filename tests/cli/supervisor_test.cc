@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/net/unix_listener.h"
 
 namespace sluice::cli {
 namespace {
@@ -39,7 +40,7 @@ std::string FakeDaemon() {
 // A user of the daemons.
 class User {
  public:
-  explicit User(const std::string& path) : fd_(*ConnectSeqpacket(path)) {}
+  explicit User(const std::string& path) : fd_(*ConnectUnix(path, UnixSocketType::kSeqPacket)) {}
   void Say(const std::string& text) { ASSERT_TRUE(SendPacket(fd_.get(), text)); }
   // The next packet, "" at the end of the connection.
   std::string Hear() {

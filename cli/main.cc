@@ -1,0 +1,94 @@
+// `sluice`: one command for people. Finds the sub-command and runs it; everything else is in its file.
+#include <unistd.h>
+
+#include <climits>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/command.h"
+#include "cli/interrupt.h"
+
+namespace sluice::cli {
+namespace {
+
+struct Command {
+  std::string_view name;
+  CommandFunction function;
+  const char* summary;  // nullptr: not shown
+};
+
+constexpr Command kCommands[] = {
+    {"run", RunRun, "streams an answer to a prompt"},
+    {"pack", RunPack, "converts a model folder into a pack"},
+    {"inspect", RunInspect, "shows what is in a pack"},
+    {"verify", RunVerify, "checks every checksum of a pack"},
+    {"synth", RunSynth, "writes a pack of any size with random weights, for benchmarks"},
+    {"tokenize", RunTokenize, "turns text into token ids"},
+    {"detokenize", RunDetokenize, "turns token ids into text"},
+    {"logits", RunLogits, "writes the logits of given token ids to a safetensors file"},
+    {"perplexity", RunPerplexity, "measures perplexity on a text, and divergence from a base run"},
+    {"bench", RunBench, "measures prefill and decode speed"},
+    {"doctor", RunDoctor, "says what is wrong with this host, and what helps"},
+    {"preset", RunPreset, "lists the named sets of policies, or shows one"},
+    {"supervise", RunSupervise, nullptr},
+};
+
+void PrintHelp() {
+  std::printf(
+      "sluice: Mixture-of-Experts models larger than memory, from two local daemons\n\n"
+      "usage: sluice COMMAND [options]\n\n");
+  for (const Command& command : kCommands) {
+    if (command.summary != nullptr) {
+      std::printf("  %-12s%s\n", std::string(command.name).c_str(), command.summary);
+    }
+  }
+  std::printf(
+      "\n`sluice COMMAND --help` shows a command's options. Exit codes: 0 done, 1 failed, 2 wrong usage.\n"
+      "Commands that need a model start weightd and inferd themselves; SLUICE_HOST or --address names a\n"
+      "running inferd instead. Begin with: sluice pack MODEL_DIR --out PACK; sluice run --pack PACK\n");
+}
+
+std::string BinaryDir() {
+  char path[PATH_MAX];
+  const ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 1);
+  if (n <= 0) {
+    return ".";
+  }
+  const std::string_view whole(path, static_cast<size_t>(n));
+  return std::string(whole.substr(0, whole.rfind('/')));
+}
+
+int Main(int argc, char** argv) {
+  if (argc < 2) {
+    PrintHelp();
+    return kExitUsage;
+  }
+  const std::string_view name = argv[1];
+  if (name == "--help" || name == "-h" || name == "help") {
+    PrintHelp();
+    return kExitOk;
+  }
+  if (name == "--version") {
+    std::printf("sluice %s\n", SLUICE_VERSION);
+    return kExitOk;
+  }
+  for (const Command& command : kCommands) {
+    if (command.name == name) {
+      // A closed pipe is an error of write(), not the end of the process with daemons left behind.
+      std::signal(SIGPIPE, SIG_IGN);
+      Interrupt interrupt;
+      return command.function({&interrupt, BinaryDir()}, {argv + 2, argv + argc});
+    }
+  }
+  std::fprintf(stderr, "sluice: '%s' is no command of this build. Try 'sluice --help'.\n", argv[1]);
+  return kExitUsage;
+}
+
+}  // namespace
+}  // namespace sluice::cli
+
+int main(int argc, char** argv) { return sluice::cli::Main(argc, argv); }

@@ -1,0 +1,129 @@
+// `sluice pack`: a Hugging Face folder becomes a pack.
+#include <cstdio>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cli/command.h"
+#include "cli/pack_progress.h"
+#include "cli/terminal.h"
+#include "common/pack/pack_writer.h"
+#include "common/size.h"
+#include "common/status.h"
+
+namespace sluice::cli {
+namespace {
+
+struct Options {
+  std::string model_dir;
+  std::string out;
+  std::optional<std::string> bits;
+  std::string recipe;
+  std::optional<uint64_t> group;
+  std::optional<std::string> dense_bits;
+  std::string layout;
+  std::string profile;
+  std::optional<uint64_t> threads;
+  bool force = false;
+  bool dry_run = false;
+  bool json = false;
+  bool quiet = false;
+};
+
+const std::vector<std::string>& BitsWords() {
+  static const std::vector<std::string> words = {"bf16", "f16", "q8", "q4", "q3", "q2"};
+  return words;
+}
+
+void Declare(ArgParser* parser, Options* o) {
+  parser
+      ->Positional("MODEL_DIR", &o->model_dir, "a Hugging Face folder: config.json, *.safetensors, tokenizer")
+      .Text("--out", &o->out, "PACK: the folder to write")
+      .Required()
+      .Choice("--bits", BitsWords(), &o->bits, "row encoding of the experts [bf16]")
+      .Text("--recipe", &o->recipe, "NAME of a mixed encoding, instead of --bits")
+      .Number("--group", &o->group, "values that share a scale and a zero [64]", 16, 128)
+      .Choice("--dense-bits", BitsWords(), &o->dense_bits,
+              "of attention, embeddings, head [--bits, at least q8]")
+      .Text("--layout", &o->layout, "up|gate|down, up|gate+down or gate|up+down [the first]")
+      .Text("--profile", &o->profile, "DIR of measured statistics, for recipes that use them")
+      .Number("--threads", &o->threads, "that read and encode [all CPUs]", 1, 1024)
+      .Flag("--force", &o->force, "replaces an existing pack")
+      .Flag("--dry-run", &o->dry_run, "says what it would take, and writes nothing")
+      .Flag("--json", &o->json, "prints one JSON object")
+      .Flag("-q,--quiet", &o->quiet, "no progress");
+}
+
+Json EstimateJson(const PackEstimate& estimate) {
+  return Json::Object()
+      .Set("bytes", estimate.payload_bytes)
+      .Set("free_bytes", estimate.free_bytes)
+      .Set("resumable_bytes", estimate.resumable_bytes)
+      .Set("memory_bytes", estimate.memory_bytes);
+}
+
+std::string EstimateText(const PackEstimate& estimate) {
+  std::string text =
+      absl::StrCat("needs ", FormatSize(estimate.payload_bytes), " of ", FormatSize(estimate.free_bytes),
+                   " free, and ", FormatSize(estimate.memory_bytes), " of memory");
+  if (estimate.resumable_bytes > 0) {
+    absl::StrAppend(&text, "; ", FormatSize(estimate.resumable_bytes), " are there from an interrupted run");
+  }
+  return text;
+}
+
+absl::StatusOr<int> Pack(const CommandContext& context, const Options& o) {
+  if (!o.profile.empty()) {
+    return absl::UnimplementedError("--profile: this build has no recipe that reads a profile");
+  }
+  ASSIGN_OR_RETURN(PackOptions options, PackOptionsFromWords(o.bits.value_or("bf16"), o.recipe,
+                                                             static_cast<int>(o.group.value_or(64)),
+                                                             o.dense_bits.value_or(""), o.layout));
+  options.force = o.force;
+  options.threads = static_cast<uint32_t>(o.threads.value_or(0));
+  ASSIGN_OR_RETURN(const PackEstimate estimate, EstimatePack(o.model_dir, o.out, options));
+  if (o.dry_run) {
+    if (o.json) {
+      return PrintJson(EstimateJson(estimate));
+    }
+    RETURN_IF_ERROR(WriteStdout(absl::StrCat(EstimateText(estimate), "\n")));
+    return kExitOk;
+  }
+  if (!o.quiet && !o.json) {
+    std::fprintf(stderr, "%s\n", EstimateText(estimate).c_str());
+  }
+  PackProgressBar bar(o.quiet);
+  ASSIGN_OR_RETURN(const PackSummary summary,
+                   PackModel(o.model_dir, o.out, options, bar.callback(), context.interrupt->flag()));
+  bar.Finish();
+  if (o.json) {
+    return PrintJson(Json::Object()
+                         .Set("model_id", summary.model_id)
+                         .Set("bytes", summary.bytes)
+                         .Set("experts", summary.experts)
+                         .Set("seconds", summary.seconds));
+  }
+  RETURN_IF_ERROR(WriteStdout(absl::StrFormat("%s: model %s, %s, %d experts, %.1f s%s\n", o.out,
+                                              summary.model_id, FormatSize(summary.bytes), summary.experts,
+                                              summary.seconds, summary.resumed ? " (resumed)" : "")));
+  return kExitOk;
+}
+
+}  // namespace
+
+int RunPack(const CommandContext& context, const std::vector<std::string>& args) {
+  Options options;
+  ArgParser parser("sluice pack",
+                   "Converts a model folder into a pack: one folder, written once, checksummed.");
+  Declare(&parser, &options);
+  if (const auto exit_code = parser.Parse(args)) {
+    return *exit_code;
+  }
+  if (options.bits.has_value() && !options.recipe.empty()) {
+    return parser.UsageError("--bits and --recipe exclude each other");
+  }
+  const absl::StatusOr<int> code = Pack(context, options);
+  return code.ok() ? *code : Fail("pack", code.status(), options.json);
+}
+
+}  // namespace sluice::cli
