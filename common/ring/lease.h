@@ -33,9 +33,10 @@ inline bool TryLease(const ResidencyEntry& entry, PinEntry& pin, uint64_t* place
   return true;
 }
 
-// Client. Gives a lease back; `stamp` is StepStamp(step, order) of the use. The stamp is written before the
-// pin falls, so weightd never sees an unpinned extent without its last use.
-inline void ReleaseLease(PinEntry& pin, uint64_t stamp) {
+// Client. Gives a lease back; `stamp` is StepStamp(step, order) of the use, never smaller than the one
+// before, and `last_stamp` the session's word in its control region. Both are written before the pin falls,
+// so weightd never sees an unpinned extent without its last use.
+inline void ReleaseLease(PinEntry& pin, std::atomic<uint64_t>& last_stamp, uint64_t stamp) {
   pin.uses.store(pin.uses.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   pin.last_step.store(stamp, std::memory_order_relaxed);
   last_stamp.store(stamp, std::memory_order_relaxed);

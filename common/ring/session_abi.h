@@ -108,8 +108,8 @@ inline constexpr uint64_t PinsBytes(uint32_t extent_count) {
 }
 
 // A use's place in the session's own time: the engine step, and within it the running number of the release
-// (held at the largest value when a step has more). Steps of two sessions cannot be compared; weightd
-// converts them through `current_step` (weightd/step_timeline.h).
+// (held at the largest value when a step has more). Steps of two sessions cannot be compared; weightd places
+// them on one axis by noting `last_stamp` whenever it decides something (weightd/step_timeline.h).
 inline constexpr int kStampOrderBits = 16;
 inline constexpr uint64_t StepStamp(uint64_t step, uint64_t order) {
   constexpr uint64_t kLast = (uint64_t{1} << kStampOrderBits) - 1;

@@ -17,8 +17,44 @@
 
 namespace sluice {
 namespace {
+
 constexpr uint64_t kPage = 4096;
+constexpr uint64_t kHugePage = 2ull * 1024 * 1024;
+
+// Maps all of a memory file. Files of a huge page or more begin on a huge page's border: only then can the
+// kernel map their pages as huge ones (else MADV_COLLAPSE is EINVAL).
+absl::StatusOr<Mapping> MapFile(int fd, uint64_t bytes, int protection, int flags) {
+  void* wanted = nullptr;
+  void* reserved = MAP_FAILED;
+  if (bytes >= kHugePage) {
+    reserved =
+        mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  }
+  if (reserved != MAP_FAILED) {
+    const uint64_t start = reinterpret_cast<uintptr_t>(reserved);
+    const uint64_t aligned = (start + kHugePage - 1) / kHugePage * kHugePage;
+    wanted = reinterpret_cast<void*>(aligned);
+    const uint64_t end = (aligned + bytes + kPage - 1) / kPage * kPage;
+    if (aligned != start) {
+      munmap(reserved, aligned - start);
+    }
+    if (start + bytes + kHugePage != end) {
+      munmap(reinterpret_cast<void*>(end), start + bytes + kHugePage - end);
+    }
+    flags |= MAP_FIXED;
+  }
+  void* address = mmap(wanted, bytes, protection, MAP_SHARED | flags, fd, 0);
+  if (address == MAP_FAILED) {
+    const int error_number = errno;
+    if (wanted != nullptr) {
+      munmap(wanted, bytes);
+    }
+    return ErrnoToStatus(error_number, absl::StrCat("mapping a memory file of ", bytes, " bytes"));
+  }
+  return Mapping(static_cast<std::byte*>(address), bytes);
 }
+
+}  // namespace
 
 Mapping::Mapping(Mapping&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
@@ -44,12 +80,8 @@ absl::StatusOr<SharedMemory> CreateSharedMemory(const std::string& name, uint64_
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return ErrnoToStatus(errno, absl::StrCat("memory file ", name, " of ", bytes, " bytes"));
   }
-  void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-  if (address == MAP_FAILED) {
-    return ErrnoToStatus(errno, absl::StrCat("mapping memory file ", name, " of ", bytes, " bytes"));
-  }
-  Mapping map(static_cast<std::byte*>(address), bytes);
-  madvise(address, bytes, MADV_DONTDUMP);  // a core file must not hold the model; best effort
+  ASSIGN_OR_RETURN(Mapping map, MapFile(fd.get(), bytes, PROT_READ | PROT_WRITE, 0));
+  madvise(map.data(), bytes, MADV_DONTDUMP);  // a core file must not hold the model; best effort
   const int seals =
       F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | (access == PeerAccess::kReadOnly ? F_SEAL_FUTURE_WRITE : 0);
   if (fcntl(fd.get(), F_ADD_SEALS, seals) != 0) {
@@ -71,12 +103,7 @@ absl::StatusOr<Mapping> MapSharedMemory(int fd, uint64_t bytes, bool writable, b
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     return absl::InvalidArgumentError("peer's memory file is not sealed against shrinking");
   }
-  const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-  void* address = mmap(nullptr, bytes, protection, MAP_SHARED | (populate ? MAP_POPULATE : 0), fd, 0);
-  if (address == MAP_FAILED) {
-    return ErrnoToStatus(errno, absl::StrCat("mapping a peer's memory file of ", bytes, " bytes"));
-  }
-  return Mapping(static_cast<std::byte*>(address), bytes);
+  return MapFile(fd, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, populate ? MAP_POPULATE : 0);
 }
 
 }  // namespace sluice
