@@ -1,0 +1,83 @@
+#include "common/net/listen_address.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "common/net/unix_listener.h"
+
+namespace sluice {
+namespace {
+
+absl::StatusOr<ListenAddress> ParseUnix(const std::string& text, std::string path) {
+  if (absl::StartsWith(path, "///")) {
+    path = path.substr(2);
+  }
+  if (path.empty() || path[0] != '/' || absl::StartsWith(path, "//")) {
+    return absl::InvalidArgumentError(absl::StrCat("address ", text, ": the socket's path must be absolute"));
+  }
+  if (path.size() > kMaxUnixPath) {
+    return absl::InvalidArgumentError(absl::StrCat("address ", text, ": the socket's path has ", path.size(),
+                                                   " bytes, unix sockets take at most ", kMaxUnixPath));
+  }
+  ListenAddress address;
+  address.path = std::move(path);
+  return address;
+}
+
+bool IsIpv4(const std::string& host) {
+  in_addr parsed;
+  return inet_pton(AF_INET, host.c_str(), &parsed) == 1;
+}
+
+bool IsIpv6(const std::string& host) {
+  in6_addr parsed;
+  return inet_pton(AF_INET6, host.c_str(), &parsed) == 1;
+}
+
+}  // namespace
+
+std::string ListenAddress::ToString() const {
+  if (kind == Kind::kUnix) {
+    return absl::StrCat("unix:", path);
+  }
+  return IsIpv6(host) ? absl::StrCat("[", host, "]:", port) : absl::StrCat(host, ":", port);
+}
+
+bool ListenAddress::IsLocal() const {
+  return kind == Kind::kUnix || host == "::1" || absl::StartsWith(host, "127.");
+}
+
+absl::StatusOr<ListenAddress> ParseListenAddress(const std::string& text) {
+  if (absl::StartsWith(text, "unix:")) {
+    return ParseUnix(text, text.substr(5));
+  }
+  const size_t colon = text.rfind(':');
+  uint32_t port = 0;
+  if (colon == std::string::npos || colon + 1 == text.size() || !absl::ascii_isdigit(text[colon + 1]) ||
+      !absl::SimpleAtoi(text.substr(colon + 1), &port) || port > 65535) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("address ", text, ": expected unix:/path or host:port with a port up to 65535"));
+  }
+  ListenAddress address;
+  address.kind = ListenAddress::Kind::kTcp;
+  address.port = static_cast<uint16_t>(port);
+  address.host = text.substr(0, colon);
+  if (address.host == "localhost") {
+    address.host = "127.0.0.1";
+  }
+  const bool bracketed = address.host.size() > 2 && address.host.front() == '[' && address.host.back() == ']';
+  if (bracketed) {
+    address.host = address.host.substr(1, address.host.size() - 2);
+  }
+  if (bracketed ? !IsIpv6(address.host) : !IsIpv4(address.host)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "address ", text, ": the host must be a number such as 127.0.0.1 or [::1], or localhost"));
+  }
+  return address;
+}
+
+}  // namespace sluice

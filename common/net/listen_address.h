@@ -1,0 +1,34 @@
+// ListenAddress: where a daemon listens, as its options name it.
+//
+// Thread safety: a plain value and pure functions, safe to use from any thread.
+#ifndef SLUICE_COMMON_NET_LISTEN_ADDRESS_H_
+#define SLUICE_COMMON_NET_LISTEN_ADDRESS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace sluice {
+
+struct ListenAddress {
+  enum class Kind : uint8_t { kUnix, kTcp };
+  Kind kind = Kind::kUnix;
+  std::string path;   // kUnix: absolute
+  std::string host;   // kTcp: a numeric address without brackets
+  uint16_t port = 0;  // kTcp; 0: any free one
+  bool operator==(const ListenAddress&) const = default;
+
+  // "unix:/path", "127.0.0.1:4000", "[::1]:4000": what a gRPC client connects to.
+  std::string ToString() const;
+  // Whether only this machine can reach it.
+  bool IsLocal() const;
+};
+
+// Takes the forms of ToString(), "unix:///path" and "localhost:4000". InvalidArgument quoting `text`: another
+// form, a relative or too long path, a host by name, a port above 65535.
+absl::StatusOr<ListenAddress> ParseListenAddress(const std::string& text);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_NET_LISTEN_ADDRESS_H_
