@@ -80,11 +80,11 @@ void AddAcceptors(UnixEndpoint* endpoint, grpc::ServerBuilder* builder) {
 }
 
 absl::Status StartLoop(UnixEndpoint* endpoint, const GrpcServerOptions& options) {
-  auto hand_over = [endpoint](UniqueFd fd, const PeerCredentials& peer) {
+  auto hand_over = [endpoint](AcceptedPeer peer) {
     Acceptor::NewConnectionParameters parameters;
     parameters.listener_fd = endpoint->listener.fd();
-    parameters.fd = fd.release();  // gRPC's from here on
-    endpoint->by_class[ClassOf(peer)]->HandleNewConnection(&parameters);
+    parameters.fd = peer.socket.release();  // gRPC's from here on
+    endpoint->by_class[ClassOf(peer.credentials)]->HandleNewConnection(&parameters);
   };
   auto refused = [report = options.on_refused](const std::string& why) {
     if (report) {
