@@ -1,0 +1,49 @@
+// Stop strings in a running text: holds back whatever may still become one, so that no part of a stop string
+// is ever given out.
+//
+// The text is seen as a stream of bytes: the stop string that is complete first ends it (of several complete
+// at the same byte the longest), however the text is cut into pieces.
+//
+// Thread safety: thread-compatible; one matcher belongs to one stream.
+#ifndef SLUICE_INFERD_STOP_MATCHER_H_
+#define SLUICE_INFERD_STOP_MATCHER_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sluice {
+
+class StopMatcher {
+ public:
+  // `stops`: non-empty strings. `include_stop`: the stop string itself is given out.
+  StopMatcher(std::vector<std::string> stops, bool include_stop);
+
+  // Takes the next piece and appends to `*out` what can be given out now. True: a stop string is complete;
+  // nothing more may be pushed.
+  bool Push(std::string_view piece, std::string* out);
+
+  // The stream ended without a stop: appends what was held back.
+  void Flush(std::string* out);
+
+  // Index of the stop string that ended the stream, -1 before.
+  int matched() const { return matched_; }
+  const std::string& stop(int index) const { return patterns_[index].text; }
+
+ private:
+  struct Pattern {
+    std::string text;
+    std::vector<uint32_t> fallback;  // by length: the longest proper border of the first `length` bytes
+    uint32_t state = 0;              // the longest prefix of `text` that the stream ends in
+  };
+
+  std::vector<Pattern> patterns_;
+  const bool include_stop_;
+  std::string held_;  // the stream's end that is a prefix of a stop string
+  int matched_ = -1;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_STOP_MATCHER_H_

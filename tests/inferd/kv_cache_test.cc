@@ -1,0 +1,108 @@
+#include "inferd/kv_cache.h"
+
+#include <random>
+#include <set>
+
+#include "gtest/gtest.h"
+
+namespace sluice {
+namespace {
+
+TEST(KvPagesTest, GrowTakesOnePageFor32Positions) {
+  KvPages pages(4, 2, 128, 0);
+  EXPECT_TRUE(pages.Grow(0, 1));
+  EXPECT_EQ(pages.used(), 1u);
+  EXPECT_TRUE(pages.Grow(0, 32));
+  EXPECT_EQ(pages.used(), 1u);
+  EXPECT_TRUE(pages.Grow(0, 33));
+  EXPECT_EQ(pages.used(), 2u);
+  EXPECT_EQ(pages.table(0).size(), 2u);
+}
+
+TEST(KvPagesTest, GrowBeyondTheFreePagesChangesNothing) {
+  KvPages pages(3, 2, 128, 0);
+  ASSERT_TRUE(pages.Grow(0, 64));
+  EXPECT_FALSE(pages.Grow(1, 64));
+  EXPECT_EQ(pages.used(), 2u);
+  EXPECT_TRUE(pages.table(1).empty());
+  EXPECT_TRUE(pages.Grow(1, 32));
+}
+
+TEST(KvPagesTest, ReleaseGivesEverythingBack) {
+  KvPages pages(4, 1, 128, 0);
+  ASSERT_TRUE(pages.Grow(0, 128));
+  pages.Release(0);
+  EXPECT_EQ(pages.used(), 0u);
+  EXPECT_TRUE(pages.table(0).empty());
+}
+
+TEST(KvPagesTest, AWindowGivesBackPagesThatNoRowCanSee) {
+  KvPages pages(8, 1, 256, 40);
+  ASSERT_TRUE(pages.Grow(0, 128));
+  pages.Trim(0, 70);  // sees 31..: page 0 holds 31
+  EXPECT_EQ(pages.used(), 4u);
+  pages.Trim(0, 71);  // sees 32..
+  EXPECT_EQ(pages.used(), 3u);
+  EXPECT_EQ(pages.table(0)[0], kNoPage);
+  EXPECT_NE(pages.table(0)[1], kNoPage);
+  pages.Trim(0, 71);
+  EXPECT_EQ(pages.used(), 3u);
+  EXPECT_EQ(pages.held(0), 3u);
+  pages.Release(0);
+  EXPECT_EQ(pages.used(), 0u);
+}
+
+TEST(KvPagesTest, NoWindowKeepsEverything) {
+  KvPages pages(8, 1, 256, 0);
+  ASSERT_TRUE(pages.Grow(0, 256));
+  pages.Trim(0, 255);
+  EXPECT_EQ(pages.used(), 8u);
+}
+
+TEST(KvPagesTest, PagesAreNeverSharedOverRandomUse) {
+  std::mt19937 random(7);
+  KvPages pages(20, 4, 256, 64);
+  std::vector<uint32_t> ends(4, 0);
+  for (int i = 0; i < 20000; ++i) {
+    const uint32_t slot = random() % 4;
+    if (random() % 8 == 0) {
+      pages.Release(slot);
+      ends[slot] = 0;
+    } else if (ends[slot] < 256) {
+      const uint32_t end = std::min<uint32_t>(256, ends[slot] + 1 + random() % 40);
+      pages.Trim(slot, ends[slot]);
+      if (pages.Grow(slot, end)) {
+        ends[slot] = end;
+      }
+    }
+    std::multiset<uint32_t> held;
+    for (uint32_t s = 0; s < 4; ++s) {
+      for (const uint32_t page : pages.table(s)) {
+        if (page != kNoPage) {
+          held.insert(page);
+        }
+      }
+    }
+    ASSERT_EQ(held.size(), std::set<uint32_t>(held.begin(), held.end()).size());
+    ASSERT_EQ(held.size(), pages.used());
+    ASSERT_TRUE(held.empty() || *held.rbegin() < 20u);
+  }
+}
+
+TEST(KvPagesTest, PeakIsBoundedByTheWindow) {
+  EXPECT_EQ(KvPages::PeakPages(1024, 0, 512), 32u);
+  EXPECT_EQ(KvPages::PeakPages(1024, 64, 32), 5u);
+  EXPECT_EQ(KvPages::PeakPages(40, 64, 512), 2u);
+}
+
+TEST(KvCacheTest, AllLayersShareOneWindowOnlyIfAllHaveOne) {
+  ModelConfig config;
+  config.layers.resize(2);
+  config.layers[0].attention.sliding_window = 8;
+  EXPECT_EQ(WidestWindow(config), 0u);
+  config.layers[1].attention.sliding_window = 16;
+  EXPECT_EQ(WidestWindow(config), 16u);
+}
+
+}  // namespace
+}  // namespace sluice
