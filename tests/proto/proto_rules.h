@@ -1,0 +1,26 @@
+// The rules that the project's protos keep: buf's STANDARD and COMMENTS lint rules, and what a later version
+// of a proto may not change (buf's FILE rules, as far as they concern us).
+//
+// Thread safety: pure functions over their arguments, safe to call from any thread.
+#ifndef SLUICE_TESTS_PROTO_PROTO_RULES_H_
+#define SLUICE_TESTS_PROTO_PROTO_RULES_H_
+
+#include <string>
+#include <vector>
+
+#include "google/protobuf/descriptor.pb.h"
+
+namespace sluice {
+
+// One line for each breach in the files whose path begins with `prefix`: "RULE: element". The set must hold
+// its imports and, for the comment rules, source info.
+std::vector<std::string> LintBreaches(const google::protobuf::FileDescriptorSet& files,
+                                      const std::string& prefix);
+
+// One line for each change from `before` to `after` that breaks clients built against `before`.
+std::vector<std::string> BreakingChanges(const google::protobuf::FileDescriptorSet& before,
+                                         const google::protobuf::FileDescriptorSet& after);
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_PROTO_PROTO_RULES_H_
