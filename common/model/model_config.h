@@ -10,6 +10,7 @@
 #define SLUICE_COMMON_MODEL_MODEL_CONFIG_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -97,6 +98,17 @@ struct ModelConfig {
   std::vector<int32_t> bos_ids;  // at most one entry
   std::vector<int32_t> eos_ids;
   bool operator==(const ModelConfig&) const = default;
+};
+
+// What generation_config.json asks for; absent fields were not there.
+struct GenerationDefaults {
+  std::optional<bool> do_sample;  // false: greedy, whatever the rest says
+  std::optional<double> temperature;
+  std::optional<double> top_p;
+  std::optional<uint32_t> top_k;  // 0: off
+  std::optional<double> min_p;
+  std::optional<double> repetition_penalty;
+  bool operator==(const GenerationDefaults&) const = default;
 };
 
 }  // namespace sluice

@@ -25,6 +25,8 @@
 
 namespace sluice {
 
+class ExtentPlanner;
+
 // One part of one expert: row r is RowBytes(encoding, cols) bytes at `base + r * stride` of the extent.
 // up and gate: rows = neurons, cols = hidden. down is stored transposed, so it has the same shape.
 struct PartView {
@@ -100,6 +102,7 @@ class Pack {
  private:
   Pack() = default;
   absl::Status Index();
+  absl::Status IndexExperts(ExtentPlanner* planner);
 
   std::string dir_;
   Manifest manifest_;
@@ -108,9 +111,9 @@ class Pack {
   uint64_t expert_total_ = 0;
   uint64_t largest_expert_bytes_ = 0;
   uint64_t largest_extent_bytes_ = 0;
-  std::vector<uint64_t> layer_first_expert_;    // by layer: running number of its first expert
-  std::vector<uint32_t> expert_first_extent_;   // by running expert number
-  std::vector<std::vector<ExpertPlan>> plans_;  // by layer, then by expert format
+  std::vector<uint64_t> layer_first_expert_;   // by layer: running number of its first expert
+  std::vector<uint32_t> expert_first_extent_;  // by running expert number
+  std::vector<ExpertPlan> plans_;              // by expert format
   absl::flat_hash_map<std::string, uint32_t> dense_by_name_;
 };
 

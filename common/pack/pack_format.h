@@ -8,10 +8,10 @@
 #include <array>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "common/checksum.h"
 #include "common/encoding.h"
 #include "common/model/model_config.h"
@@ -103,17 +103,6 @@ struct DenseTensor {
   bool operator==(const DenseTensor&) const = default;
 };
 
-// What generation_config.json asks for; absent fields were not there.
-struct GenerationDefaults {
-  std::optional<bool> do_sample;
-  std::optional<double> temperature;
-  std::optional<double> top_p;
-  std::optional<uint32_t> top_k;
-  std::optional<double> min_p;
-  std::optional<double> repetition_penalty;
-  bool operator==(const GenerationDefaults&) const = default;
-};
-
 struct StoredFile {
   uint64_t bytes = 0;
   Digest128 digest;
@@ -127,6 +116,15 @@ struct Provenance {
   std::string generator;      // "sluice pack 1" or "sluice synth 1": changes with the bytes it makes
   bool operator==(const Provenance&) const = default;
 };
+
+// Names as manifests, flags and messages spell them.
+const char* EncodingName(Encoding encoding);
+absl::StatusOr<Encoding> EncodingFromName(const std::string& name);  // InvalidArgument naming the known ones
+const char* ExpertLayoutName(ExpertLayout layout);                   // "up|gate|down"
+absl::StatusOr<ExpertLayout> ExpertLayoutFromName(const std::string& name);
+const char* PartName(Part part);
+// "q8 g64", "bf16": for people.
+std::string DescribeEncoding(const EncodingDescriptor& descriptor);
 
 // manifest.json, parsed and checked in itself. `model_id` is its closing digest.
 struct Manifest {
@@ -144,6 +142,9 @@ struct Manifest {
   Provenance provenance;
   std::string model_id;
 };
+
+// The incompatible feature bits that `manifest` needs by its formats.
+uint64_t FeaturesOf(const Manifest& manifest);
 
 // extents.bin, parsed and checked in itself (not against a manifest).
 struct ExtentTable {

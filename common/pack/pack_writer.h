@@ -42,11 +42,6 @@ absl::StatusOr<PackOptions> PackOptionsFromWords(const std::string& bits, const 
                                                  int group, const std::string& dense_bits,
                                                  const std::string& layout);
 
-absl::StatusOr<Encoding> EncodingFromName(const std::string& name);
-const char* EncodingName(Encoding encoding);
-const char* ExpertLayoutName(ExpertLayout layout);
-const char* PartName(Part part);
-
 struct PackProgress {
   const char* stage = "";   // "checking", "resuming", "packing", "finishing", "verifying", "writing"
   uint64_t bytes_done = 0;  // of the pack's payload, those of a resumed run counted

@@ -1,0 +1,41 @@
+// Hugging Face model folders: config.json, generation_config.json, chat template -> ModelConfig.
+//
+// Families are rows of a table in hf_config.cc: a name and a reader. Both generations of config.json are
+// read: rope_theta / rope_scaling / torch_dtype, and rope_parameters / dtype.
+//
+// Thread safety: free functions, safe to call from any thread.
+#ifndef SLUICE_COMMON_MODEL_HF_CONFIG_H_
+#define SLUICE_COMMON_MODEL_HF_CONFIG_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/model/model_config.h"
+
+namespace sluice {
+
+struct HfConfig {
+  ModelConfig config;
+  GenerationDefaults generation;
+  std::string chat_template;  // empty: none
+};
+
+// Parses the two texts; `generation_json` is empty if the folder has none. Its eos/bos ids win over
+// config.json's, as in transformers. `subject` (the folder) opens error messages. Unimplemented naming the
+// architecture, activation, rope type or quantization that is not supported; InvalidArgument naming field and
+// value.
+absl::StatusOr<HfConfig> ParseHfConfig(std::string_view config_json, std::string_view generation_json,
+                                       const std::string& subject);
+
+// Reads config.json, generation_config.json and the chat template (chat_template.jinja, else the member of
+// tokenizer_config.json) of `dir`. NotFound naming what is missing.
+absl::StatusOr<HfConfig> ReadHfConfig(const std::string& dir);
+
+// model_type of every family that can be read, sorted.
+std::vector<std::string> SupportedFamilies();
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_MODEL_HF_CONFIG_H_

@@ -1,0 +1,28 @@
+// ModelConfig and GenerationDefaults as JSON: the `config` and `generation` members of a pack's manifest.
+//
+// Every field is written under its name, enums by name; equal values give equal JSON. Reading ignores unknown
+// members and checks the result with ValidateModelConfig.
+//
+// Thread safety: free functions, safe to call from any thread.
+#ifndef SLUICE_COMMON_MODEL_MODEL_CONFIG_JSON_H_
+#define SLUICE_COMMON_MODEL_MODEL_CONFIG_JSON_H_
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "absl/status/statusor.h"
+#include "common/model/model_config.h"
+
+namespace sluice {
+
+class JsonObject;
+
+nlohmann::json ModelConfigToJson(const ModelConfig& config);
+nlohmann::json GenerationToJson(const GenerationDefaults& generation);
+
+// InvalidArgument naming the member.
+absl::StatusOr<ModelConfig> ModelConfigFromJson(const JsonObject& object);
+absl::StatusOr<GenerationDefaults> GenerationFromJson(const JsonObject& object);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_MODEL_MODEL_CONFIG_JSON_H_

@@ -1,0 +1,35 @@
+// The largest numbers that a model description may hold, and the check of a description against itself.
+//
+// The limits are far above any model known and low enough that products of two of them fit 64 bits; they
+// bound what a hostile config.json or manifest.json can make this code allocate.
+//
+// Thread safety: constants and a pure function.
+#ifndef SLUICE_COMMON_MODEL_MODEL_LIMITS_H_
+#define SLUICE_COMMON_MODEL_MODEL_LIMITS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/model/model_config.h"
+
+namespace sluice {
+
+inline constexpr uint32_t kMaxVocab = 1u << 24;
+inline constexpr uint32_t kMaxHidden = 1u << 20;
+inline constexpr uint32_t kMaxLayers = 4096;
+inline constexpr uint32_t kMaxHeads = 4096;
+inline constexpr uint32_t kMaxHeadDim = 4096;
+inline constexpr uint32_t kMaxExperts = 1u << 16;         // of a layer
+inline constexpr uint64_t kMaxExpertsTotal = 1ull << 22;  // of all layers
+inline constexpr uint32_t kMaxWidth = 1u << 24;           // neurons of an FFN
+inline constexpr uint32_t kMaxPosition = 1u << 30;
+inline constexpr uint32_t kMaxEndIds = 64;
+
+// Whether the numbers of `config` are in range and agree with each other: kv_heads divide heads, top_k is at
+// most the experts, ids are below the vocabulary. InvalidArgument naming `subject`, layer, field and numbers.
+absl::Status ValidateModelConfig(const ModelConfig& config, const std::string& subject);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_MODEL_MODEL_LIMITS_H_
