@@ -1,0 +1,221 @@
+#include "common/pack/pack_job.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/file_io.h"
+#include "common/model/model_config_json.h"
+#include "common/pack/dense_names.h"
+#include "common/pack/pack_plan.h"
+#include "common/pack/row_codec.h"
+#include "common/pack/row_layout.h"
+#include "common/status.h"
+#include "common/strict_json.h"
+
+namespace sluice {
+namespace {
+
+// Changes when the writer makes other bytes of the same input.
+constexpr char kGenerator[] = "sluice pack 1";
+constexpr uint64_t kMaxTokenizerFileBytes = 256ull << 20;
+constexpr const char* kTokenizerFileNames[] = {
+    "tokenizer.json",        "tokenizer.model",         "vocab.json",        "merges.txt",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+};
+
+absl::Status CheckOptions(const PackOptions& options, Encoding dense) {
+  for (const Encoding encoding :
+       {options.part_encoding[0], options.part_encoding[1], options.part_encoding[2], dense}) {
+    if (!CanEncode(encoding)) {
+      return absl::UnimplementedError(absl::StrCat("writing ", EncodingName(encoding),
+                                                   " rows is not supported yet (bf16, f16 and q8 are)"));
+    }
+    if (!IsValidDescriptor(MakeDescriptor(encoding, options.group))) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("group is ", options.group, "; a multiple of 16 from 16 to 128 is expected"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The experts' widest encoding, but at least q8.
+Encoding DenseEncodingOf(const PackOptions& options) {
+  if (options.dense_encoding.has_value()) return *options.dense_encoding;
+  Encoding widest = Encoding::kQ8;
+  for (const Encoding encoding : options.part_encoding) {
+    if (BitsOf(encoding) > BitsOf(widest)) widest = encoding;
+  }
+  return widest;
+}
+
+std::string OptionsText(const PackOptions& options, Encoding dense) {
+  std::string text;
+  bool quantized = IsQuantized(dense);
+  for (int p = 0; p < kPartCount; ++p) {
+    absl::StrAppend(&text, PartName(static_cast<Part>(p)), "=", EncodingName(options.part_encoding[p]), " ");
+    quantized = quantized || IsQuantized(options.part_encoding[p]);
+  }
+  absl::StrAppend(&text, "dense=", EncodingName(dense));
+  if (quantized) absl::StrAppend(&text, " group=", options.group);
+  absl::StrAppend(&text, " layout=", ExpertLayoutName(options.layout),
+                  " dense_extent_bytes=", options.dense_extent_bytes);
+  return text;
+}
+
+absl::Status ReadTokenizer(const std::string& model_dir, std::map<std::string, std::string>* files) {
+  for (const char* name : kTokenizerFileNames) {
+    const std::string path = absl::StrCat(model_dir, "/", name);
+    if (!FileExists(path)) continue;
+    ASSIGN_OR_RETURN((*files)[name], ReadFile(path, kMaxTokenizerFileBytes));
+  }
+  return absl::OkStatus();
+}
+
+EncodingDescriptor DenseDescriptor(const DenseSpec& spec, const SourceMatrix& source, Encoding dense,
+                                   uint16_t group) {
+  switch (spec.kind) {
+    case DenseKind::kVector:
+      return MakeDescriptor(Encoding::kF32);
+    case DenseKind::kRouter:
+      return MakeDescriptor(source.tensor->type == ElementType::kBf16 ? Encoding::kBf16 : Encoding::kF32);
+    case DenseKind::kMatrix:
+      break;
+  }
+  return MakeDescriptor(dense, group);
+}
+
+// Puts the mapped dense tensors into storage order, gives them encodings and places.
+absl::Status PlanDense(const std::vector<DenseSpec>& specs, const SourceMap& sources, Encoding dense,
+                       PackJob* job) {
+  absl::flat_hash_map<std::string, const DenseSource*> by_name;
+  for (const DenseSource& source : sources.dense) by_name[source.name] = &source;
+  std::vector<EncodingDescriptor> encodings;
+  for (const DenseSpec& spec : specs) {
+    const auto it = by_name.find(spec.name);
+    if (it == by_name.end() || it->second->matrix.rows != spec.rows || it->second->matrix.cols != spec.cols) {
+      return absl::InternalError(
+          absl::StrCat("the family's tensor map has no ", spec.name, " [", spec.rows, ", ", spec.cols, "]"));
+    }
+    job->dense.push_back(it->second->matrix);
+    encodings.push_back(DenseDescriptor(spec, it->second->matrix, dense, job->options.group));
+  }
+  job->manifest.dense_tensors = PlaceDense(specs, encodings, job->options.dense_extent_bytes);
+  return absl::OkStatus();
+}
+
+absl::Status PlanExtents(const std::vector<DenseSpec>& specs, PackJob* job) {
+  const ModelConfig& config = job->manifest.config;
+  ExtentPlanner planner;
+  RETURN_IF_ERROR(planner.AddDense(specs, job->manifest.dense_tensors));
+  job->dense_extents = static_cast<uint32_t>(planner.extents().size());
+  job->plan = PlanExpert(job->manifest.expert_formats[0], config.hidden);
+  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+    const MoeConfig& moe = config.layers[layer].moe;
+    for (uint32_t expert = 0; expert < moe.experts; ++expert) {
+      job->expert_units.push_back({layer, expert, static_cast<uint32_t>(planner.extents().size())});
+      RETURN_IF_ERROR(planner.AddExpert(layer, expert, 0, job->plan, moe.expert_width));
+    }
+  }
+  job->checksum_count = planner.checksum_count();
+  for (int f = 0; f < kPackFileCount; ++f)
+    job->payload_bytes[f] = planner.file_bytes(static_cast<PackFile>(f));
+  job->extents = planner.TakeExtents();
+  return absl::OkStatus();
+}
+
+Digest128 FingerprintOf(const PackJob& job) {
+  Hasher128 hasher;
+  hasher.UpdateSized(kGenerator);
+  hasher.UpdateSized(job.manifest.provenance.options);
+  hasher.UpdateSized(ModelConfigToJson(job.manifest.config).dump());
+  hasher.UpdateSized(job.folder->fingerprint());
+  return hasher.Finish();
+}
+
+}  // namespace
+
+absl::Span<const ExtentEntry> PackJob::unit_extents(uint32_t unit) const {
+  const absl::Span<const ExtentEntry> all = absl::MakeConstSpan(extents);
+  if (unit < dense_extents) return all.subspan(unit, 1);
+  return all.subspan(expert_units[unit - dense_extents].first_extent, plan.streams);
+}
+
+std::pair<size_t, size_t> PackJob::dense_range(uint32_t unit) const {
+  const std::vector<DenseTensor>& tensors = manifest.dense_tensors;
+  const auto by_extent = [](const DenseTensor& tensor, uint32_t extent) { return tensor.extent < extent; };
+  const auto first = std::lower_bound(tensors.begin(), tensors.end(), unit, by_extent);
+  const auto last = std::lower_bound(first, tensors.end(), unit + 1, by_extent);
+  return {first - tensors.begin(), last - tensors.begin()};
+}
+
+uint64_t PackJob::unit_bytes(uint32_t unit) const {
+  uint64_t bytes = 0;
+  for (const ExtentEntry& entry : unit_extents(unit)) bytes += entry.length;
+  return bytes;
+}
+
+uint64_t PackJob::worker_bytes() const {
+  constexpr uint64_t kRowBuffers = 16ull << 20;  // row blocks as source, float32 and encoded, write buffer
+  uint64_t largest = 0;
+  for (const std::vector<ExpertSource>& layer : experts) {
+    for (const ExpertSource& expert : layer) {
+      largest = std::max(largest, static_cast<uint64_t>(expert.down.rows) * expert.down.cols *
+                                      ElementBytes(expert.down.tensor->type));
+    }
+  }
+  return largest + kRowBuffers;
+}
+
+absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOptions& options) {
+  PackJob job;
+  job.options = options;
+  const Encoding dense = DenseEncodingOf(options);
+  RETURN_IF_ERROR(CheckOptions(options, dense));
+  ASSIGN_OR_RETURN(HfConfig hf, ReadHfConfig(model_dir));
+  ASSIGN_OR_RETURN(job.folder, TensorFolder::Open(model_dir));
+  absl::StatusOr<SourceMap> sources = MapTensors(hf.config, *job.folder);
+  if (!sources.ok()) return Annotate(sources.status(), model_dir);
+  job.manifest.config = std::move(hf.config);
+  job.manifest.generation = hf.generation;
+  job.manifest.chat_template = std::move(hf.chat_template);
+  ExpertFormat format;
+  format.layout = options.layout;
+  for (int p = 0; p < kPartCount; ++p)
+    format.parts[p] = MakeDescriptor(options.part_encoding[p], options.group);
+  job.manifest.expert_formats = {format};
+  job.manifest.provenance.options = OptionsText(options, dense);
+  job.manifest.provenance.generator = kGenerator;
+  ASSIGN_OR_RETURN(const std::vector<DenseSpec> specs, DenseSpecs(job.manifest.config));
+  RETURN_IF_ERROR(PlanDense(specs, *sources, dense, &job));
+  RETURN_IF_ERROR(PlanExtents(specs, &job));
+  job.experts = std::move(sources->experts);
+  RETURN_IF_ERROR(ReadTokenizer(model_dir, &job.tokenizer_files));
+  job.fingerprint = FingerprintOf(job);
+  return job;
+}
+
+std::string SourceDigest(const PackJob& job, absl::Span<const Digest128> digests) {
+  Hasher128 hasher;
+  hasher.UpdateSized(ModelConfigToJson(job.manifest.config).dump());
+  size_t next = 0;
+  const auto add = [&](const std::string& name, const SourceMatrix& matrix) {
+    hasher.UpdateSized(name);
+    hasher.UpdateSized(ElementTypeName(matrix.tensor->type));
+    hasher.UpdateU64(matrix.rows);
+    hasher.UpdateU64(matrix.cols);
+    hasher.UpdateU64(digests[next].high);
+    hasher.UpdateU64(digests[next].low);
+    ++next;
+  };
+  for (size_t i = 0; i < job.dense.size(); ++i) add(job.manifest.dense_tensors[i].name, job.dense[i]);
+  for (const ExpertUnit& unit : job.expert_units) {
+    const ExpertSource& source = job.experts[unit.layer][unit.expert];
+    const std::string base = dense::LayerName(unit.layer, absl::StrCat("experts.", unit.expert, "."));
+    add(base + "up", source.up);
+    add(base + "gate", source.gate);
+    add(base + "down", source.down);
+  }
+  return hasher.Finish().ToHex();
+}
+
+}  // namespace sluice

@@ -1,0 +1,211 @@
+#include "common/pack/pack_writer.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "common/pack/pack_job.h"
+#include "common/pack/progress_meter.h"
+#include "common/pack/row_layout.h"
+#include "common/pack/staging.h"
+#include "common/pack/unit_encoder.h"
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+// More workers would only hold more memory: eight saturate any disk that this was measured on.
+constexpr uint32_t kMaxWorkers = 8;
+
+uint32_t WorkerCount(const PackOptions& options, uint32_t units) {
+  uint32_t count = options.threads;
+  if (count == 0) {
+    cpu_set_t set;
+    count = sched_getaffinity(0, sizeof(set), &set) == 0 ? static_cast<uint32_t>(CPU_COUNT(&set)) : 1;
+  }
+  return std::clamp(count, 1u, std::min(kMaxWorkers, std::max(units, 1u)));
+}
+
+// The first error that several threads report.
+class FirstError {
+ public:
+  void Report(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_) {
+    failed_.store(true);
+    absl::MutexLock lock(&mutex_);
+    if (status_.ok()) status_ = status;
+  }
+  bool any() const { return failed_.load(); }
+  absl::Status status() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return status_;
+  }
+
+ private:
+  std::atomic<bool> failed_{false};
+  absl::Mutex mutex_;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Runs a job's units on several threads. One instance per run.
+class Conversion {
+ public:
+  Conversion(const PackJob& job, Staging* staging, ProgressMeter* meter)
+      : job_(job), staging_(*staging), meter_(meter), records_(job.units()) {}
+
+  // Units that an earlier run finished: checked again, not made again.
+  void UseFound(const std::vector<JournalRecord>& found) {
+    for (const JournalRecord& record : found) {
+      if (record.unit < records_.size()) records_[record.unit] = record;
+    }
+  }
+
+  absl::Status Run(uint32_t workers) {
+    std::vector<std::thread> threads;
+    for (uint32_t i = 1; i < workers; ++i) threads.emplace_back([this] { Work(); });
+    Work();
+    for (std::thread& thread : threads) thread.join();
+    return error_.status();
+  }
+
+  // By unit, complete after a Run() that was OK.
+  const std::vector<JournalRecord>& records() const { return records_; }
+  bool reused_any() const { return reused_any_.load(); }
+
+ private:
+  void Work() {
+    UnitEncoder encoder(job_, staging_, meter_);
+    while (!error_.any()) {
+      const uint32_t unit = next_.fetch_add(1);
+      if (unit >= job_.units()) return;
+      const absl::Status status = Do(unit, &encoder);
+      if (!status.ok()) error_.Report(status);
+    }
+  }
+
+  absl::Status Do(uint32_t unit, UnitEncoder* encoder) {
+    JournalRecord& record = records_[unit];  // this unit is this thread's alone
+    if (!record.checksums.empty()) {
+      ASSIGN_OR_RETURN(const bool there, encoder->IsThere(record));
+      if (there) {
+        reused_any_.store(true);
+        return meter_->Add(job_.unit_bytes(unit), /*found=*/true);
+      }
+    }
+    record = {};
+    RETURN_IF_ERROR(encoder->Encode(unit, &record));
+    return staging_.journal().Append(record);
+  }
+
+  const PackJob& job_;
+  Staging& staging_;
+  ProgressMeter* const meter_;
+  std::vector<JournalRecord> records_;  // an element is touched by the one thread that drew its number
+  std::atomic<uint32_t> next_{0};
+  std::atomic<bool> reused_any_{false};
+  FirstError error_;
+};
+
+ExtentTable TableOf(const PackJob& job, const std::vector<JournalRecord>& records) {
+  ExtentTable table;
+  table.entries = job.extents;
+  table.checksums.reserve(job.checksum_count);
+  for (const JournalRecord& record : records) {
+    table.checksums.insert(table.checksums.end(), record.checksums.begin(), record.checksums.end());
+  }
+  return table;
+}
+
+std::vector<Digest128> DigestsOf(const std::vector<JournalRecord>& records) {
+  std::vector<Digest128> digests;
+  for (const JournalRecord& record : records) {
+    digests.insert(digests.end(), record.digests.begin(), record.digests.end());
+  }
+  return digests;
+}
+
+// Whether a journal's record has the shape of its unit; anything else is made again.
+bool Fits(const PackJob& job, const JournalRecord& record) {
+  if (record.unit >= job.units()) return false;
+  uint64_t chunks = 0;
+  for (const ExtentEntry& entry : job.unit_extents(record.unit)) chunks += ChecksumChunkCount(entry.length);
+  size_t digests = kPartCount;
+  if (record.unit < job.dense_extents) {
+    const auto [first, last] = job.dense_range(record.unit);
+    digests = last - first;
+  }
+  return record.checksums.size() == chunks && record.digests.size() == digests;
+}
+
+}  // namespace
+
+absl::StatusOr<PackOptions> PackOptionsFromWords(const std::string& bits, const std::string& recipe,
+                                                 int group, const std::string& dense_bits,
+                                                 const std::string& layout) {
+  PackOptions options;
+  if (!bits.empty() && !recipe.empty()) {
+    return absl::InvalidArgumentError("--bits and --recipe exclude each other");
+  }
+  const std::string word = !recipe.empty() ? recipe : bits.empty() ? "bf16" : bits;
+  absl::StatusOr<Encoding> encoding = EncodingFromName(word);
+  if (!encoding.ok() || *encoding == Encoding::kF32 || *encoding == Encoding::kMxfp4) {
+    return absl::InvalidArgumentError(absl::StrCat("unknown ", recipe.empty() ? "bits" : "recipe", " \"",
+                                                   word.substr(0, 40),
+                                                   "\" (known: bf16, f16, q8, q4, q3, q2)"));
+  }
+  options.part_encoding.fill(*encoding);
+  if (!dense_bits.empty()) {
+    ASSIGN_OR_RETURN(options.dense_encoding, EncodingFromName(dense_bits));
+  }
+  if (!layout.empty()) {
+    ASSIGN_OR_RETURN(options.layout, ExpertLayoutFromName(layout));
+  }
+  if (group < 16 || group > 128 || group % 16 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("group is ", group, "; a multiple of 16 from 16 to 128 is expected"));
+  }
+  options.group = static_cast<uint16_t>(group);
+  return options;
+}
+
+absl::StatusOr<PackEstimate> EstimatePack(const std::string& model_dir, const std::string& out_dir,
+                                          const PackOptions& options) {
+  ASSIGN_OR_RETURN(const PackJob job, PreparePack(model_dir, options));
+  PackEstimate estimate;
+  estimate.payload_bytes = job.payload_bytes[0] + job.payload_bytes[1];
+  ASSIGN_OR_RETURN(estimate.free_bytes, FreeBytes(out_dir));
+  estimate.resumable_bytes = AllocatedBytes(PartialFolder(out_dir));
+  estimate.memory_bytes = job.worker_bytes() * WorkerCount(options, job.units());
+  return estimate;
+}
+
+absl::StatusOr<PackSummary> PackModel(const std::string& model_dir, const std::string& out_dir,
+                                      const PackOptions& options, const PackProgressFn& progress,
+                                      const std::atomic<bool>* cancel) {
+  RETURN_IF_ERROR(CheckTarget(out_dir, options.force));
+  ASSIGN_OR_RETURN(PackJob job, PreparePack(model_dir, options));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Staging> staging,
+                   Staging::Open(out_dir, options.force, job.fingerprint, job.payload_bytes));
+  std::vector<JournalRecord> found;
+  for (const JournalRecord& record : staging->journal().found()) {
+    if (Fits(job, record)) found.push_back(record);
+  }
+  ProgressMeter meter(progress, cancel, found.empty() ? "packing" : "resuming",
+                      job.payload_bytes[0] + job.payload_bytes[1]);
+  Conversion conversion(job, staging.get(), &meter);
+  conversion.UseFound(found);
+  RETURN_IF_ERROR(conversion.Run(WorkerCount(options, job.units())));
+  meter.SetStage("finishing");
+  job.manifest.provenance.source_digest = SourceDigest(job, DigestsOf(conversion.records()));
+  PackSummary summary;
+  ASSIGN_OR_RETURN(summary.bytes,
+                   staging->Commit(&job.manifest, TableOf(job, conversion.records()), job.tokenizer_files));
+  summary.model_id = job.manifest.model_id;
+  summary.experts = job.expert_units.size();
+  summary.seconds = meter.seconds();
+  summary.resumed = conversion.reused_any();
+  return summary;
+}
+
+}  // namespace sluice

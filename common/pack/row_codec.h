@@ -1,0 +1,30 @@
+// Encoding and decoding one row: float32 <-> the bytes that row_layout.h lays out. The scalar reference for
+// every kernel that reads packs.
+//
+// Thread safety: pure functions on the caller's memory.
+#ifndef SLUICE_COMMON_PACK_ROW_CODEC_H_
+#define SLUICE_COMMON_PACK_ROW_CODEC_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "common/encoding.h"
+
+namespace sluice {
+
+// Whether EncodeRow writes `encoding`: bf16, f16, f32 and q8 for now.
+bool CanEncode(Encoding encoding);
+
+// Encodes `values` (finite) into the RowBytes(descriptor, values.size()) bytes at `out`. Returns -1, or the
+// index of the first value that does not fit the encoding (f16: above 65504; q8: a range whose scale does not
+// fit f16). REQUIRES: CanEncode(descriptor.encoding), IsValidDescriptor(descriptor).
+int64_t EncodeRow(const EncodingDescriptor& descriptor, absl::Span<const float> values, std::byte* out);
+
+// Decodes RowBytes bytes at `row` into `values`. Unimplemented for encodings that EncodeRow does not write.
+absl::Status DecodeRow(const EncodingDescriptor& descriptor, const std::byte* row, absl::Span<float> values);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_PACK_ROW_CODEC_H_
