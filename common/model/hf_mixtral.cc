@@ -124,12 +124,15 @@ void MapLayer(const ModelConfig& config, uint32_t layer, TensorMapper* mapper) {
   const auto dense = [&](std::string_view name, const std::string& source, uint32_t rows, uint32_t cols) {
     mapper->Dense(dense::LayerName(layer, name), base + source, rows, cols);
   };
-  dense(dense::kAttnNorm, "input_layernorm.weight", 1, hidden);
+  const auto norm = [&](std::string_view name, const std::string& source) {
+    mapper->Vector(dense::LayerName(layer, name), base + source, hidden);
+  };
+  norm(dense::kAttnNorm, "input_layernorm.weight");
   dense(dense::kQ, "self_attn.q_proj.weight", q_rows, hidden);
   dense(dense::kK, "self_attn.k_proj.weight", kv_rows, hidden);
   dense(dense::kV, "self_attn.v_proj.weight", kv_rows, hidden);
   dense(dense::kO, "self_attn.o_proj.weight", hidden, q_rows);
-  dense(dense::kFfnNorm, "post_attention_layernorm.weight", 1, hidden);
+  norm(dense::kFfnNorm, "post_attention_layernorm.weight");
   const bool old_names = mapper->Has(base + "block_sparse_moe.gate.weight");
   const std::string moe = old_names ? "block_sparse_moe." : "mlp.";
   dense(dense::kRouter, moe + "gate.weight", config.layers[layer].moe.experts, hidden);
@@ -161,7 +164,7 @@ absl::Status MapMixtralTensors(const ModelConfig& config, TensorMapper* mapper) 
   for (uint32_t layer = 0; layer < config.layers.size() && mapper->ok(); ++layer) {
     MapLayer(config, layer, mapper);
   }
-  mapper->Dense(std::string(dense::kFinalNorm), "model.norm.weight", 1, config.hidden);
+  mapper->Vector(std::string(dense::kFinalNorm), "model.norm.weight", config.hidden);
   if (config.tied_embeddings) {
     mapper->Ignore("lm_head.weight");
   } else {

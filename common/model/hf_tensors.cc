@@ -58,10 +58,13 @@ SourceMatrix TensorMapper::Matrix(const std::string& name, uint32_t rows, uint32
   return {Use(name, {rows, cols}), 0, rows, cols};
 }
 
+void TensorMapper::Vector(const std::string& canonical, const std::string& name, uint32_t length) {
+  map_.dense.push_back({canonical, {Use(name, {length}), 0, 1, length}});
+}
+
 void TensorMapper::Dense(const std::string& canonical, const std::string& name, uint32_t rows,
                          uint32_t cols) {
-  const TensorInfo* tensor = rows == 1 ? Use(name, {cols}) : Use(name, {rows, cols});
-  map_.dense.push_back({canonical, {tensor, 0, rows, cols}});
+  map_.dense.push_back({canonical, Matrix(name, rows, cols)});
 }
 
 SourceMatrix TensorMapper::Slice(const std::string& name, uint32_t count, uint32_t index, uint32_t stack_rows,

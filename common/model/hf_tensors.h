@@ -55,8 +55,10 @@ class TensorMapper {
 
   bool Has(const std::string& name) const { return folder_.Find(name) != nullptr; }
 
-  // The whole tensor `name` of shape [rows, cols] (a vector of `cols` for rows == 1), as dense tensor
-  // `canonical`.
+  // The whole tensor `name` of shape [length], as dense tensor `canonical` of one row.
+  void Vector(const std::string& canonical, const std::string& name, uint32_t length);
+
+  // The whole tensor `name` of shape [rows, cols], as dense tensor `canonical`.
   void Dense(const std::string& canonical, const std::string& name, uint32_t rows, uint32_t cols);
 
   // The whole tensor `name` of shape [rows, cols].
