@@ -1,12 +1,10 @@
 #include "common/pack/pack_writer.h"
 
-#include <sched.h>
-
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "common/pack/pack_job.h"
+#include "common/pack/parallel_units.h"
 #include "common/pack/progress_meter.h"
 #include "common/pack/row_layout.h"
 #include "common/pack/staging.h"
@@ -16,39 +14,7 @@
 namespace sluice {
 namespace {
 
-// More workers would only hold more memory: eight saturate any disk that this was measured on.
-constexpr uint32_t kMaxWorkers = 8;
-
-uint32_t WorkerCount(const PackOptions& options, uint32_t units) {
-  uint32_t count = options.threads;
-  if (count == 0) {
-    cpu_set_t set;
-    count = sched_getaffinity(0, sizeof(set), &set) == 0 ? static_cast<uint32_t>(CPU_COUNT(&set)) : 1;
-  }
-  return std::clamp(count, 1u, std::min(kMaxWorkers, std::max(units, 1u)));
-}
-
-// The first error that several threads report.
-class FirstError {
- public:
-  void Report(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_) {
-    failed_.store(true);
-    absl::MutexLock lock(&mutex_);
-    if (status_.ok()) status_ = status;
-  }
-  bool any() const { return failed_.load(); }
-  absl::Status status() ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
-    return status_;
-  }
-
- private:
-  std::atomic<bool> failed_{false};
-  absl::Mutex mutex_;
-  absl::Status status_ ABSL_GUARDED_BY(mutex_);
-};
-
-// Runs a job's units on several threads. One instance per run.
+// Makes a job's units on several threads. One instance per run.
 class Conversion {
  public:
   Conversion(const PackJob& job, Staging* staging, ProgressMeter* meter)
@@ -56,17 +22,13 @@ class Conversion {
 
   // Units that an earlier run finished: checked again, not made again.
   void UseFound(const std::vector<JournalRecord>& found) {
-    for (const JournalRecord& record : found) {
-      if (record.unit < records_.size()) records_[record.unit] = record;
-    }
+    for (const JournalRecord& record : found) records_[record.unit] = record;
   }
 
   absl::Status Run(uint32_t workers) {
-    std::vector<std::thread> threads;
-    for (uint32_t i = 1; i < workers; ++i) threads.emplace_back([this] { Work(); });
-    Work();
-    for (std::thread& thread : threads) thread.join();
-    return error_.status();
+    std::vector<UnitEncoder> encoders(workers, UnitEncoder(job_, staging_, meter_));
+    return RunUnits(workers, job_.units(),
+                    [&](uint32_t worker, uint32_t unit) { return Do(unit, &encoders[worker]); });
   }
 
   // By unit, complete after a Run() that was OK.
@@ -74,16 +36,6 @@ class Conversion {
   bool reused_any() const { return reused_any_.load(); }
 
  private:
-  void Work() {
-    UnitEncoder encoder(job_, staging_, meter_);
-    while (!error_.any()) {
-      const uint32_t unit = next_.fetch_add(1);
-      if (unit >= job_.units()) return;
-      const absl::Status status = Do(unit, &encoder);
-      if (!status.ok()) error_.Report(status);
-    }
-  }
-
   absl::Status Do(uint32_t unit, UnitEncoder* encoder) {
     JournalRecord& record = records_[unit];  // this unit is this thread's alone
     if (!record.checksums.empty()) {
@@ -102,9 +54,7 @@ class Conversion {
   Staging& staging_;
   ProgressMeter* const meter_;
   std::vector<JournalRecord> records_;  // an element is touched by the one thread that drew its number
-  std::atomic<uint32_t> next_{0};
   std::atomic<bool> reused_any_{false};
-  FirstError error_;
 };
 
 ExtentTable TableOf(const PackJob& job, const std::vector<JournalRecord>& records) {
@@ -176,7 +126,7 @@ absl::StatusOr<PackEstimate> EstimatePack(const std::string& model_dir, const st
   estimate.payload_bytes = job.payload_bytes[0] + job.payload_bytes[1];
   ASSIGN_OR_RETURN(estimate.free_bytes, FreeBytes(out_dir));
   estimate.resumable_bytes = AllocatedBytes(PartialFolder(out_dir));
-  estimate.memory_bytes = job.worker_bytes() * WorkerCount(options, job.units());
+  estimate.memory_bytes = job.worker_bytes() * WorkerCount(options.threads, job.units());
   return estimate;
 }
 
@@ -195,7 +145,7 @@ absl::StatusOr<PackSummary> PackModel(const std::string& model_dir, const std::s
                       job.payload_bytes[0] + job.payload_bytes[1]);
   Conversion conversion(job, staging.get(), &meter);
   conversion.UseFound(found);
-  RETURN_IF_ERROR(conversion.Run(WorkerCount(options, job.units())));
+  RETURN_IF_ERROR(conversion.Run(WorkerCount(options.threads, job.units())));
   meter.SetStage("finishing");
   job.manifest.provenance.source_digest = SourceDigest(job, DigestsOf(conversion.records()));
   PackSummary summary;

@@ -17,14 +17,17 @@ namespace sluice {
 struct SynthOptions {
   std::string shape;          // one of SynthShapeNames()
   uint32_t layers = 0;        // 0: the shape's
-  uint32_t vocab = 0;         // 0: the shape's
+  uint32_t vocab = 0;         // 0: the shape's; at least 258 (the embedded tokenizer's bytes, BOS and EOS)
   std::string bits = "bf16";  // bf16|f16|q8 (others as packs learn them)
   uint16_t group = 64;
-  std::string routing = "uniform";  // "uniform" or "zipf:S", S > 0
-  double reuse = 0;                 // chance that a token takes an expert of the token before, [0, 1)
-  double similarity = 0;            // of the routing of neighbouring layers, [0, 1)
+  // "uniform", or "zipf:S" with 0 < S <= 4: a layer's i-th most used expert is taken about i^-S as often as
+  // its first. Which expert is i-th differs from layer to layer, unless similarity says otherwise.
+  std::string routing = "uniform";
+  double reuse = 0;       // reserved: a chance of reuse from token to token; anything but 0 is Unimplemented
+  double similarity = 0;  // correlation of neighbouring layers' router rows, [0, 1]
   uint64_t seed = 1;
   bool force = false;
+  uint32_t threads = 0;  // 0: CPUs in the affinity mask
 };
 
 std::vector<std::string> SynthShapeNames();

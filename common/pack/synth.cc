@@ -1,0 +1,269 @@
+#include "common/pack/synth.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "common/model/model_config_json.h"
+#include "common/pack/dense_names.h"
+#include "common/pack/extent_writer.h"
+#include "common/pack/pack_plan.h"
+#include "common/pack/parallel_units.h"
+#include "common/pack/progress_meter.h"
+#include "common/pack/row_codec.h"
+#include "common/pack/row_layout.h"
+#include "common/pack/staging.h"
+#include "common/pack/synth_shape.h"
+#include "common/pack/synth_tokenizer.h"
+#include "common/pack/synth_weights.h"
+#include "common/status.h"
+#include "common/strict_json.h"
+
+namespace sluice {
+namespace {
+
+constexpr char kGenerator[] = "sluice synth 1";
+// Encoded rows that all experts are cut from: 32 MiB a part, far more than one expert of the fine-grained
+// models and made in a tenth of a second; after that experts cost a copy and a checksum.
+constexpr uint64_t kPoolBytes = 32ull << 20;
+constexpr uint64_t kDenseExtentBytes = 64ull << 20;
+constexpr uint64_t kBlockValues = 256 * 1024;
+
+enum Use : uint64_t { kDenseTensor = 1, kPoolRows = 2, kPoolStart = 3 };
+
+// Encoded rows of one part, at their stride.
+struct RowPool {
+  uint32_t stride = 0;
+  uint32_t rows = 0;
+  std::vector<std::byte> bytes;
+};
+
+// Everything that is decided before a byte is written.
+struct SynthJob {
+  SynthOptions options;
+  Manifest manifest;
+  std::vector<DenseSpec> specs;
+  std::vector<ExtentEntry> extents;
+  uint32_t dense_extents = 0;
+  std::array<uint64_t, kPackFileCount> payload_bytes = {};
+  std::vector<std::vector<float>> routers;
+  std::vector<float> direction;  // empty with uniform routing
+  std::array<RowPool, kPartCount> pools;
+};
+
+// Standard deviation of a dense tensor's values.
+float DenseScale(const ModelConfig& config, const DenseSpec& spec) {
+  if (spec.name == dense::kEmbed) return 1.0f;
+  const float by_columns = 1.0f / std::sqrt(static_cast<float>(spec.cols));
+  const float by_depth = 1.0f / std::sqrt(2.0f * static_cast<float>(config.layers.size()));
+  if (spec.name.ends_with(".o")) return by_columns * by_depth;
+  // Stored transposed: its outputs sum over the rows.
+  if (spec.name.ends_with("_down")) return by_depth / std::sqrt(static_cast<float>(spec.rows));
+  return by_columns;
+}
+
+RowPool MakePool(const ModelConfig& config, const EncodingDescriptor& encoding, float scale, uint64_t seed) {
+  RowPool pool;
+  pool.stride = static_cast<uint32_t>(RoundStride(RowBytes(encoding, config.hidden)));
+  pool.rows = static_cast<uint32_t>(std::max<uint64_t>(kPoolBytes / pool.stride, 64));
+  pool.bytes.resize(static_cast<uint64_t>(pool.rows) * pool.stride);
+  std::vector<float> row(config.hidden);
+  NormalStream random(seed);
+  for (uint32_t r = 0; r < pool.rows; ++r) {
+    random.Fill(scale, absl::MakeSpan(row));
+    EncodeRow(encoding, row, pool.bytes.data() + static_cast<uint64_t>(r) * pool.stride);
+  }
+  return pool;
+}
+
+absl::Status PlanJob(const PackOptions& pack_options, Encoding dense_encoding, SynthJob* job) {
+  const ModelConfig& config = job->manifest.config;
+  ASSIGN_OR_RETURN(job->specs, DenseSpecs(config));
+  std::vector<EncodingDescriptor> encodings;
+  for (const DenseSpec& spec : job->specs) {
+    encodings.push_back(spec.kind == DenseKind::kVector ? MakeDescriptor(Encoding::kF32)
+                        : spec.kind == DenseKind::kRouter
+                            ? MakeDescriptor(Encoding::kBf16)
+                            : MakeDescriptor(dense_encoding, pack_options.group));
+  }
+  job->manifest.dense_tensors = PlaceDense(job->specs, encodings, kDenseExtentBytes);
+  ExpertFormat format;
+  for (int p = 0; p < kPartCount; ++p) {
+    format.parts[p] = MakeDescriptor(pack_options.part_encoding[p], pack_options.group);
+  }
+  job->manifest.expert_formats = {format};
+  ExtentPlanner planner;
+  RETURN_IF_ERROR(planner.AddDense(job->specs, job->manifest.dense_tensors));
+  job->dense_extents = static_cast<uint32_t>(planner.extents().size());
+  const ExpertPlan plan = PlanExpert(format, config.hidden);
+  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+    for (uint32_t expert = 0; expert < config.layers[layer].moe.experts; ++expert) {
+      RETURN_IF_ERROR(planner.AddExpert(layer, expert, 0, plan, config.layers[layer].moe.expert_width));
+    }
+  }
+  for (int f = 0; f < kPackFileCount; ++f)
+    job->payload_bytes[f] = planner.file_bytes(static_cast<PackFile>(f));
+  job->extents = planner.TakeExtents();
+  return absl::OkStatus();
+}
+
+void MakeWeights(double zipf, SynthJob* job) {
+  const ModelConfig& config = job->manifest.config;
+  const uint64_t seed = job->options.seed;
+  job->routers = SynthRouters(config, zipf, job->options.similarity, seed);
+  if (zipf > 0) job->direction = PreferenceDirection(config.hidden, seed);
+  const float in = 1.0f / std::sqrt(static_cast<float>(config.hidden));
+  const float out = 1.0f / std::sqrt(2.0f * static_cast<float>(config.layers.size()) *
+                                     static_cast<float>(config.layers.back().moe.expert_width));
+  for (int p = 0; p < kPartCount; ++p) {
+    const float scale = static_cast<Part>(p) == Part::kDown ? out : in;
+    job->pools[p] = MakePool(config, job->manifest.expert_formats[0].parts[p], scale,
+                             SynthSeed(seed, kPoolRows, static_cast<uint64_t>(p), 0));
+  }
+}
+
+// Float rows [first, first + count) of a dense tensor, in order.
+void DenseRows(const SynthJob& job, size_t index, uint32_t first, NormalStream* random,
+               absl::Span<float> out) {
+  const DenseSpec& spec = job.specs[index];
+  if (spec.kind == DenseKind::kVector) {
+    std::fill(out.begin(), out.end(), spec.name.ends_with("norm") ? 1.0f : 0.0f);
+    return;
+  }
+  if (spec.name.ends_with(".router")) {
+    const std::vector<float>& rows = job.routers[spec.layer];
+    std::copy_n(rows.begin() + static_cast<size_t>(first) * spec.cols, out.size(), out.begin());
+    return;
+  }
+  random->Fill(DenseScale(job.manifest.config, spec), out);
+  if (spec.name == dense::kEmbed && !job.direction.empty()) {
+    for (size_t i = 0; i < out.size(); ++i) out[i] += job.direction[i % spec.cols];
+  }
+}
+
+absl::Status WriteDenseTensor(const SynthJob& job, size_t index, ExtentWriter* writer, ProgressMeter* meter) {
+  const DenseTensor& tensor = job.manifest.dense_tensors[index];
+  const uint32_t block =
+      static_cast<uint32_t>(std::clamp<uint64_t>(kBlockValues / tensor.cols, 1, tensor.rows));
+  std::vector<float> values;
+  std::vector<std::byte> records;
+  NormalStream random(SynthSeed(job.options.seed, kDenseTensor, index, 0));
+  for (uint32_t first = 0; first < tensor.rows; first += block) {
+    const uint32_t count = std::min(block, tensor.rows - first);
+    values.resize(static_cast<uint64_t>(count) * tensor.cols);
+    records.assign(static_cast<uint64_t>(count) * tensor.stride, std::byte{0});
+    DenseRows(job, index, first, &random, absl::MakeSpan(values));
+    for (uint32_t r = 0; r < count; ++r) {
+      EncodeRow(tensor.encoding,
+                absl::MakeConstSpan(values).subspan(static_cast<uint64_t>(r) * tensor.cols, tensor.cols),
+                records.data() + static_cast<uint64_t>(r) * tensor.stride);
+    }
+    RETURN_IF_ERROR(writer->Append(records));
+    RETURN_IF_ERROR(meter->Add(records.size()));
+  }
+  return absl::OkStatus();
+}
+
+// A run of the part's pool from a place of the expert's own, around its end if need be.
+absl::Status WriteExpertStream(const SynthJob& job, const ExtentEntry& entry, ExtentWriter* writer,
+                               ProgressMeter* meter) {
+  const RowPool& pool = job.pools[entry.stream];
+  const uint64_t place = SynthSeed(job.options.seed, kPoolStart + entry.stream, entry.layer, entry.expert);
+  uint32_t row = static_cast<uint32_t>(place % pool.rows);
+  uint32_t left = job.manifest.config.layers[entry.layer].moe.expert_width;
+  while (left > 0) {
+    const uint32_t count = std::min(left, pool.rows - row);
+    const uint64_t bytes = static_cast<uint64_t>(count) * pool.stride;
+    RETURN_IF_ERROR(writer->Append(
+        absl::MakeConstSpan(pool.bytes).subspan(static_cast<uint64_t>(row) * pool.stride, bytes)));
+    RETURN_IF_ERROR(meter->Add(bytes));
+    left -= count;
+    row = 0;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteExtent(const SynthJob& job, uint32_t extent, const Staging& staging, ProgressMeter* meter,
+                         std::vector<uint64_t>* checksums) {
+  const ExtentEntry& entry = job.extents[extent];
+  ExtentWriter writer(staging.file(entry.file), entry);
+  if (entry.kind == ExtentKind::kExpert) {
+    RETURN_IF_ERROR(WriteExpertStream(job, entry, &writer, meter));
+  } else {
+    const std::vector<DenseTensor>& tensors = job.manifest.dense_tensors;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i].extent != extent) continue;
+      RETURN_IF_ERROR(writer.PadTo(tensors[i].offset));
+      RETURN_IF_ERROR(WriteDenseTensor(job, i, &writer, meter));
+    }
+  }
+  RETURN_IF_ERROR(writer.Finish());
+  *checksums = writer.checksums();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SynthJob> Prepare(const SynthOptions& options) {
+  if (options.reuse != 0) {
+    return absl::UnimplementedError(
+        absl::StrCat("reuse is ", options.reuse,
+                     ": synthetic packs with reuse from token to token are not supported yet"));
+  }
+  if (!(options.similarity >= 0 && options.similarity <= 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("similarity is ", options.similarity, "; a number from 0 to 1 is expected"));
+  }
+  ASSIGN_OR_RETURN(const double zipf, ParseRouting(options.routing));
+  ASSIGN_OR_RETURN(const PackOptions pack_options,
+                   PackOptionsFromWords(options.bits, "", options.group, "", ""));
+  if (!CanEncode(pack_options.part_encoding[0])) {
+    return absl::UnimplementedError(absl::StrCat(
+        "bits ", options.bits, ": writing these rows is not supported yet (bf16, f16 and q8 are)"));
+  }
+  SynthJob job;
+  job.options = options;
+  ASSIGN_OR_RETURN(job.manifest.config, SynthModel(options));
+  RETURN_IF_ERROR(PlanJob(pack_options, pack_options.part_encoding[0], &job));
+  Provenance& provenance = job.manifest.provenance;
+  provenance.generator = kGenerator;
+  provenance.options =
+      absl::StrCat("shape=", options.shape, " bits=", options.bits, " group=", options.group,
+                   " routing=", options.routing, " similarity=", options.similarity, " seed=", options.seed);
+  provenance.source_digest =
+      DigestOf(absl::StrCat(provenance.options, ModelConfigToJson(job.manifest.config).dump())).ToHex();
+  MakeWeights(zipf, &job);
+  return job;
+}
+
+}  // namespace
+
+absl::StatusOr<PackSummary> SynthesizePack(const SynthOptions& options, const std::string& out_dir,
+                                           const PackProgressFn& progress, const std::atomic<bool>* cancel) {
+  RETURN_IF_ERROR(CheckTarget(out_dir, options.force));
+  ASSIGN_OR_RETURN(SynthJob job, Prepare(options));
+  Digest128 fingerprint;
+  Digest128::FromHex(job.manifest.provenance.source_digest, &fingerprint);
+  ASSIGN_OR_RETURN(const std::unique_ptr<Staging> staging,
+                   Staging::Open(out_dir, options.force, fingerprint, job.payload_bytes));
+  ProgressMeter meter(progress, cancel, "writing", job.payload_bytes[0] + job.payload_bytes[1]);
+  const uint32_t units = static_cast<uint32_t>(job.extents.size());
+  std::vector<std::vector<uint64_t>> checksums(units);
+  RETURN_IF_ERROR(RunUnits(WorkerCount(options.threads, units), units, [&](uint32_t, uint32_t unit) {
+    return WriteExtent(job, unit, *staging, &meter, &checksums[unit]);
+  }));
+  meter.SetStage("finishing");
+  ExtentTable table;
+  table.entries = std::move(job.extents);
+  for (const std::vector<uint64_t>& of_extent : checksums) {
+    table.checksums.insert(table.checksums.end(), of_extent.begin(), of_extent.end());
+  }
+  PackSummary summary;
+  ASSIGN_OR_RETURN(summary.bytes, staging->Commit(&job.manifest, table, SynthTokenizerFiles()));
+  summary.model_id = job.manifest.model_id;
+  for (const LayerConfig& layer : job.manifest.config.layers) summary.experts += layer.moe.experts;
+  summary.seconds = meter.seconds();
+  return summary;
+}
+
+}  // namespace sluice

@@ -1,0 +1,48 @@
+// Random weights with the statistics of a network at rest: rows of variance 1/columns, so that activations
+// keep their size; what enters the residual is scaled down by the depth, so that the hidden state changes
+// slowly from layer to layer, as in trained models; router rows of equal length, so that no expert is
+// preferred.
+//
+// Thread safety: pure functions; a NormalStream is used by one thread.
+#ifndef SLUICE_COMMON_PACK_SYNTH_WEIGHTS_H_
+#define SLUICE_COMMON_PACK_SYNTH_WEIGHTS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/model/model_config.h"
+
+namespace sluice {
+
+// Numbers of mean 0 and variance 1, close to normal (a sum of four uniform numbers), about one nanosecond
+// each.
+class NormalStream {
+ public:
+  explicit NormalStream(uint64_t seed) : state_(seed) {}
+  void Fill(float scale, absl::Span<float> out);
+  uint64_t Next();  // 64 random bits
+
+ private:
+  uint64_t state_;
+};
+
+// A seed of its own for each use.
+uint64_t SynthSeed(uint64_t seed, uint64_t what, uint64_t a, uint64_t b);
+
+// How experts are preferred: exponent 0 for uniform routing, S for zipf:S. InvalidArgument naming the word.
+absl::StatusOr<double> ParseRouting(const std::string& routing);
+
+// All routers of a model: [layer][experts * hidden]; empty for layers without experts. With a zipf exponent
+// above 0 the preference lies along `PreferenceDirection`, which every embedding row carries.
+std::vector<std::vector<float>> SynthRouters(const ModelConfig& config, double zipf, double similarity,
+                                             uint64_t seed);
+
+// A vector of length sqrt(hidden) / 2, added to every embedding row when routing is skewed.
+std::vector<float> PreferenceDirection(uint32_t hidden, uint64_t seed);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_PACK_SYNTH_WEIGHTS_H_

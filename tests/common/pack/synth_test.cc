@@ -1,0 +1,202 @@
+// Synthetic packs: valid, deterministic, with the routing that was asked for.
+#include "common/pack/synth.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+#include <vector>
+
+#include "common/pack/pack.h"
+#include "common/pack/synth_shape.h"
+#include "common/pack/synth_tokenizer.h"
+#include "common/pack/synth_weights.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice {
+namespace {
+
+using ::testing::HasSubstr;
+
+SynthOptions Tiny() {
+  SynthOptions options;
+  options.shape = "tiny";
+  return options;
+}
+
+// How often each expert is among the top k for random token states that carry `direction`.
+std::vector<int> CountRouting(const std::vector<float>& router, const ModelConfig& config,
+                              const std::vector<float>& direction, int tokens) {
+  const uint32_t experts = config.layers[0].moe.experts;
+  const uint32_t hidden = config.hidden;
+  NormalStream random(99);
+  std::vector<float> x(hidden);
+  std::vector<int> counts(experts);
+  for (int t = 0; t < tokens; ++t) {
+    random.Fill(1, absl::MakeSpan(x));
+    double sum = 0;
+    for (uint32_t i = 0; i < hidden; ++i) {
+      if (!direction.empty()) x[i] += direction[i];
+      sum += static_cast<double>(x[i]) * x[i];
+    }
+    const double norm = 1 / std::sqrt(sum / hidden);
+    std::vector<std::pair<double, uint32_t>> logits;
+    for (uint32_t e = 0; e < experts; ++e) {
+      double logit = 0;
+      for (uint32_t i = 0; i < hidden; ++i)
+        logit += x[i] * norm * router[static_cast<size_t>(e) * hidden + i];
+      logits.push_back({-logit, e});
+    }
+    std::sort(logits.begin(), logits.end());
+    for (uint32_t k = 0; k < config.layers[0].moe.top_k; ++k) ++counts[logits[k].second];
+  }
+  return counts;
+}
+
+TEST(Synth, EveryShapeDescribesAValidModelOfItsSizes) {
+  for (const std::string& name : SynthShapeNames()) {
+    SynthOptions options;
+    options.shape = name;
+    const auto config = SynthModel(options);
+    EXPECT_TRUE(config.ok()) << name << config.status();
+  }
+  SynthOptions options;
+  options.shape = "qwen3-30b-a3b";
+  options.layers = 3;
+  const auto config = SynthModel(options);
+  ASSERT_TRUE(config.ok());
+  EXPECT_EQ(config->layers.size(), 3u);
+  EXPECT_EQ(config->hidden, 2048u);
+  EXPECT_EQ(config->layers[0].moe.experts, 128u);
+  EXPECT_EQ(config->layers[0].moe.expert_width, 768u);
+  EXPECT_EQ(config->layers[0].moe.top_k, 8u);
+}
+
+TEST(Synth, PackOpensVerifiesAndIsTheSameForTheSameSeed) {
+  for (const char* bits : {"bf16", "f16", "q8"}) {
+    TempDir dir;
+    SynthOptions options = Tiny();
+    options.bits = bits;
+    options.threads = 1;
+    const auto first = SynthesizePack(options, dir.File("a"), nullptr, nullptr);
+    ASSERT_TRUE(first.ok()) << first.status();
+    EXPECT_TRUE(VerifyPack(dir.File("a"), nullptr, nullptr).ok());
+    options.threads = 3;
+    const auto second = SynthesizePack(options, dir.File("b"), nullptr, nullptr);
+    ASSERT_TRUE(second.ok());
+    EXPECT_EQ(first->model_id, second->model_id);
+    options.seed = 2;
+    const auto third = SynthesizePack(options, dir.File("c"), nullptr, nullptr);
+    ASSERT_TRUE(third.ok());
+    EXPECT_NE(first->model_id, third->model_id);
+    const auto pack = Pack::Open(dir.File("a"));
+    ASSERT_TRUE(pack.ok()) << pack.status();
+    const auto files = (*pack)->ReadTokenizerFiles();
+    ASSERT_TRUE(files.ok());
+    EXPECT_EQ(*files, SynthTokenizerFiles());
+  }
+}
+
+TEST(Synth, SummaryCountsTheBytesOfAllFiles) {
+  TempDir dir;
+  const auto summary = SynthesizePack(Tiny(), dir.File("pack"), nullptr, nullptr);
+  ASSERT_TRUE(summary.ok());
+  uint64_t bytes = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(dir.File("pack"))) {
+    if (entry.is_regular_file()) bytes += entry.file_size();
+  }
+  EXPECT_EQ(summary->bytes, bytes);
+  EXPECT_EQ(summary->experts, 4u * 32);
+}
+
+TEST(Synth, UniformRoutingSpreadsTokensEvenly) {
+  const auto config = SynthModel(Tiny());
+  ASSERT_TRUE(config.ok());
+  const auto routers = SynthRouters(*config, 0, 0, 1);
+  const std::vector<int> counts = CountRouting(routers[0], *config, {}, 4000);
+  const double expected = 4000.0 * 4 / 32;
+  for (const int count : counts) {
+    EXPECT_GT(count, expected * 0.7);
+    EXPECT_LT(count, expected * 1.3);
+  }
+}
+
+TEST(Synth, ZipfRoutingPrefersFewExpertsAndOthersInEachLayer) {
+  const auto config = SynthModel(Tiny());
+  ASSERT_TRUE(config.ok());
+  const auto routers = SynthRouters(*config, 1.0, 0, 1);
+  const std::vector<float> direction = PreferenceDirection(config->hidden, 1);
+  std::vector<size_t> favourites;
+  for (const auto& router : routers) {
+    std::vector<int> counts = CountRouting(router, *config, direction, 4000);
+    favourites.push_back(std::max_element(counts.begin(), counts.end()) - counts.begin());
+    std::sort(counts.rbegin(), counts.rend());
+    // Of 4 * 4000 draws without replacement: the first takes most tokens, the last few.
+    EXPECT_GT(counts[0], 2000);
+    EXPECT_LT(counts[31], 300);
+    EXPECT_GT(counts[0], 2 * counts[7]);
+  }
+  EXPECT_TRUE(std::adjacent_find(favourites.begin(), favourites.end(), std::not_equal_to<>()) !=
+              favourites.end());
+}
+
+TEST(Synth, SimilarityIsTheCorrelationOfNeighbouringRouters) {
+  SynthOptions options = Tiny();
+  const auto config = SynthModel(options);
+  ASSERT_TRUE(config.ok());
+  for (const double similarity : {0.0, 0.8, 1.0}) {
+    const auto routers = SynthRouters(*config, 0, similarity, 1);
+    double dot = 0, a = 0, b = 0;
+    for (size_t i = 0; i < routers[0].size(); ++i) {
+      dot += static_cast<double>(routers[0][i]) * routers[1][i];
+      a += static_cast<double>(routers[0][i]) * routers[0][i];
+      b += static_cast<double>(routers[1][i]) * routers[1][i];
+    }
+    EXPECT_NEAR(dot / std::sqrt(a * b), similarity, 0.05);
+  }
+}
+
+TEST(Synth, WrongOptionsAreRefusedByName) {
+  TempDir dir;
+  const auto message = [&](const SynthOptions& options) {
+    return std::string(SynthesizePack(options, dir.File("pack"), nullptr, nullptr).status().message());
+  };
+  SynthOptions options = Tiny();
+  options.shape = "gpt-9";
+  EXPECT_THAT(message(options), HasSubstr("gpt-9"));
+  options = Tiny();
+  options.routing = "zipf:-1";
+  EXPECT_THAT(message(options), HasSubstr("zipf:-1"));
+  options = Tiny();
+  options.reuse = 0.5;
+  EXPECT_THAT(message(options), HasSubstr("reuse"));
+  options = Tiny();
+  options.similarity = std::nan("");
+  EXPECT_THAT(message(options), HasSubstr("similarity"));
+  options = Tiny();
+  options.vocab = 100;
+  EXPECT_THAT(message(options), HasSubstr("vocab is 100"));
+  options = Tiny();
+  options.bits = "q4";
+  EXPECT_EQ(SynthesizePack(options, dir.File("pack"), nullptr, nullptr).status().code(),
+            absl::StatusCode::kUnimplemented);
+  EXPECT_FALSE(std::filesystem::exists(dir.File("pack")));
+}
+
+TEST(NormalStream, HasMeanZeroAndVarianceOne) {
+  std::vector<float> values(1 << 20);
+  NormalStream(5).Fill(1, absl::MakeSpan(values));
+  double mean = 0, square = 0;
+  for (const float value : values) {
+    mean += value;
+    square += static_cast<double>(value) * value;
+  }
+  EXPECT_NEAR(mean / values.size(), 0, 0.005);
+  EXPECT_NEAR(square / values.size(), 1, 0.005);
+}
+
+}  // namespace
+}  // namespace sluice
