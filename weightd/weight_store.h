@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/ring/rings.h"
 #include "common/ring/session_abi.h"
 #include "common/ring/unique_fd.h"
 
@@ -23,7 +24,7 @@ namespace sluice {
 
 class BlockReader;
 class Pack;
-class StoreCore;
+class ExtentSource;
 
 enum class LogSeverity { kInfo, kWarning, kError };
 using LogFn = std::function<void(LogSeverity, const std::string&)>;
@@ -70,6 +71,20 @@ struct SessionHandle {
   std::vector<int> fds;  // in the order of WelcomeFds
   uint64_t control_bytes = 0;
   uint64_t reserved_bytes = 0;  // the reserved minimum
+};
+
+// A session's regions as weightd itself has them mapped: for clients in this process (tests, benchmarks).
+// Borrowed; dies with the session.
+struct LocalSession {
+  struct PackRegions {
+    const ResidencyEntry* residency = nullptr;
+    PinEntry* pins = nullptr;
+    uint32_t extent_count = 0;
+  };
+  ControlView control;
+  std::vector<PackRegions> packs;  // in the session's order
+  int server_bell = -1;
+  int client_bell = -1;
 };
 
 struct SessionStats {
@@ -120,6 +135,8 @@ class WeightStore {
   // model_id) otherwise. Errors of Pack::Open; RESOURCE_EXHAUSTED when the budget cannot hold its dense
   // extents and one session's minimum with one thread.
   absl::StatusOr<uint32_t> AddPack(const std::string& dir);
+  // The same for a source that is no folder; pack() of it is null.
+  absl::StatusOr<uint32_t> AddSource(std::unique_ptr<ExtentSource> source);
   // Null when there is no such pack. Lives as long as the store.
   const Pack* pack(uint32_t number) const;
   uint32_t pack_count() const;
@@ -147,6 +164,11 @@ class WeightStore {
 
   uint64_t boot_epoch() const;
   StoreStats Stats() const;
+
+  // For clients in this process. NOT_FOUND.
+  absl::StatusOr<LocalSession> Local(uint64_t session) const;
+  // The start of a segment, null if there is none. Stays mapped while an extent in it is leased.
+  const std::byte* SegmentData(uint32_t segment) const;
 
   WeightStore(const WeightStore&) = delete;
   WeightStore& operator=(const WeightStore&) = delete;

@@ -1,0 +1,25 @@
+// A clock that moves only when it is told to.
+//
+// Thread safety: thread-safe.
+#ifndef SLUICE_TESTS_SUPPORT_FAKE_CLOCK_H_
+#define SLUICE_TESTS_SUPPORT_FAKE_CLOCK_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "common/clock.h"
+
+namespace sluice {
+
+class FakeClock final : public Clock {
+ public:
+  int64_t NowNanos() const override { return now_.load(); }
+  void Advance(int64_t nanos) { now_.fetch_add(nanos); }
+
+ private:
+  std::atomic<int64_t> now_{1'000'000'000};
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_SUPPORT_FAKE_CLOCK_H_

@@ -1,0 +1,128 @@
+// A BlockReader that fails as disks do, by seed, around a real or fake one.
+//
+// Thread safety: thread-safe.
+#ifndef SLUICE_TESTS_SUPPORT_FAULTY_BLOCK_READER_H_
+#define SLUICE_TESTS_SUPPORT_FAULTY_BLOCK_READER_H_
+
+#include <array>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "weightd/block_reader.h"
+
+namespace sluice {
+
+enum class ReadFault : uint8_t {
+  kNone,
+  kShort,        // the file ends too early
+  kEio,          // the disk gives up
+  kEagain,       // the kernel keeps saying "again" until the engine gives up
+  kBitFlip,      // one bit of a chunk is wrong
+  kMisdirected,  // right bytes of another place
+  kStuck         // no answer until ReleaseStuck()
+};
+inline constexpr std::array<ReadFault, 6> kReadFaults = {ReadFault::kShort,       ReadFault::kEio,
+                                                         ReadFault::kEagain,      ReadFault::kBitFlip,
+                                                         ReadFault::kMisdirected, ReadFault::kStuck};
+
+class FaultyBlockReader final : public BlockReader {
+ public:
+  // `rate`: the chance of a fault per job, drawn evenly from `kinds`.
+  FaultyBlockReader(std::unique_ptr<BlockReader> inner, uint64_t seed, double rate,
+                    std::vector<ReadFault> kinds)
+      : inner_(std::move(inner)), rate_(rate), kinds_(std::move(kinds)), random_(seed) {}
+
+  // The next `count` jobs fail like this, whatever the rate.
+  void FailNext(ReadFault fault, int count) {
+    absl::MutexLock lock(&mutex_);
+    forced_ = fault;
+    forced_left_ = count;
+  }
+  void ReleaseStuck() {
+    std::vector<ReadJob> jobs;
+    {
+      absl::MutexLock lock(&mutex_);
+      jobs.swap(stuck_);
+    }
+    for (ReadJob& job : jobs) {
+      inner_->Submit(std::move(job));
+    }
+  }
+
+  absl::StatusOr<int> Register(const std::string& path) override { return inner_->Register(path); }
+  void SetSink(std::function<void(ReadResult)> sink) override {
+    sink_ = sink;
+    inner_->SetSink(std::move(sink));
+  }
+  void Promote(uint64_t tag) override { inner_->Promote(tag); }
+  void Cancel(uint64_t tag) override { inner_->Cancel(tag); }
+  std::string Describe() const override { return absl::StrCat("faulty ", inner_->Describe()); }
+
+  void Submit(ReadJob job) override {
+    switch (Draw()) {
+      case ReadFault::kNone:
+        break;
+      case ReadFault::kShort:
+        return Fail(job, ReadOutcome::kEndOfFile, absl::DataLossError("injected: the file ends early"));
+      case ReadFault::kEio:
+        return Fail(job, ReadOutcome::kIoError, absl::DataLossError("injected: EIO"));
+      case ReadFault::kEagain:
+        return Fail(job, ReadOutcome::kIoError, absl::UnavailableError("injected: EAGAIN"));
+      case ReadFault::kBitFlip:
+        job.check = [check = std::move(job.check), dest = job.dest](uint64_t offset,
+                                                                    std::span<const std::byte> bytes) {
+          dest[offset + bytes.size() / 2] ^= std::byte{0x10};
+          return check ? check(offset, bytes) : absl::OkStatus();
+        };
+        break;
+      case ReadFault::kMisdirected:
+        job.offset = job.offset >= 4096 ? job.offset - 4096 : job.offset + 4096;
+        break;
+      case ReadFault::kStuck: {
+        absl::MutexLock lock(&mutex_);
+        stuck_.push_back(std::move(job));
+        return;
+      }
+    }
+    inner_->Submit(std::move(job));
+  }
+
+ private:
+  ReadFault Draw() {
+    absl::MutexLock lock(&mutex_);
+    if (forced_left_ > 0) {
+      --forced_left_;
+      return forced_;
+    }
+    if (kinds_.empty() || std::uniform_real_distribution<>(0, 1)(random_) >= rate_) {
+      return ReadFault::kNone;
+    }
+    return kinds_[random_() % kinds_.size()];
+  }
+  void Fail(const ReadJob& job, ReadOutcome outcome, absl::Status status) {
+    ReadResult result;
+    result.tag = job.tag;
+    result.outcome = outcome;
+    result.status = std::move(status);
+    sink_(std::move(result));
+  }
+
+  const std::unique_ptr<BlockReader> inner_;
+  const double rate_;
+  const std::vector<ReadFault> kinds_;
+  std::function<void(ReadResult)> sink_;
+  absl::Mutex mutex_;
+  std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);
+  ReadFault forced_ ABSL_GUARDED_BY(mutex_) = ReadFault::kNone;
+  int forced_left_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<ReadJob> stuck_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_SUPPORT_FAULTY_BLOCK_READER_H_

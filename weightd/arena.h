@@ -1,0 +1,123 @@
+// weightd's memory for extents: segments that are taken when needed, handed to sessions, and given back
+// whole.
+//
+// A segment is one sealed memory file, cut into slots of one size class (a class is an extent length). When
+// its last slot falls free it returns to the pool, from where a class whose slots fit with little waste may
+// take it; otherwise it is retired: sessions unmap it, and its bytes count against the budget until Drop().
+// The sum of all segments never exceeds the budget.
+//
+// Thread safety: thread-compatible; the store's lock guards it.
+#ifndef SLUICE_WEIGHTD_ARENA_H_
+#define SLUICE_WEIGHTD_ARENA_H_
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "common/ring/shared_memory.h"
+
+namespace sluice {
+
+inline constexpr uint32_t kNoOwner = std::numeric_limits<uint32_t>::max();
+
+struct Slot {
+  uint32_t segment = 0;
+  uint64_t offset = 0;
+  std::byte* data = nullptr;
+};
+
+class Arena {
+ public:
+  struct Options {
+    uint64_t budget = 0;
+    uint64_t max_segment_bytes = 256ull * 1024 * 1024;
+    // A segment takes at most this share of the budget (but always one slot), so that small budgets are not
+    // spent on one class; 1/32 leaves at most 3 % to a segment that is just being filled.
+    uint64_t min_segments = 32;
+  };
+  // Told of each new segment before a slot of it is handed out, and of each retired one. The retired segment
+  // is dropped by calling Drop(), also from within the call.
+  struct Listener {
+    std::function<void(uint32_t segment, const std::shared_ptr<const SharedMemory>& memory)> added;
+    std::function<void(uint32_t segment)> retired;
+  };
+
+  Arena(const Options& options, Listener listener) : options_(options), listener_(std::move(listener)) {}
+
+  // `count` more extents of `slot_bytes` may come to want a slot: segments are not made larger than that.
+  void Declare(uint64_t slot_bytes, uint64_t count) { classes_[slot_bytes].declared += count; }
+
+  // A slot for `owner` from the class's segments, the pool, or a new segment within the budget. None:
+  // something must be evicted first (or the system refused memory: last_error()).
+  std::optional<Slot> Allocate(uint64_t slot_bytes, uint32_t owner);
+  // Gives a slot back. The segment goes to the pool with its last one.
+  void Free(uint32_t segment, uint64_t offset);
+
+  // Retires every pooled segment. True if there was one.
+  bool RetirePooled();
+  // A retired segment is unmapped everywhere: its memory is released.
+  void Drop(uint32_t segment);
+
+  // For choosing what to empty.
+  struct SegmentView {
+    uint32_t id = 0;
+    uint64_t slot_bytes = 0;
+    const std::vector<uint32_t>* owners = nullptr;  // by slot; kNoOwner where free
+  };
+  // The `index`-th segment in use; valid until the next call of a non-const method.
+  SegmentView active(size_t index) const;
+  size_t active_count() const { return active_.size(); }
+
+  uint64_t budget() const { return options_.budget; }
+  uint64_t total_bytes() const { return total_bytes_; }
+  uint64_t retired_bytes() const { return retired_bytes_; }
+  uint64_t unspent_bytes() const { return options_.budget - total_bytes_; }
+  size_t segment_count() const { return segments_.size(); }
+  const std::string& last_error() const { return last_error_; }
+  // Every segment that sessions may map, in order of age; retired ones are left out.
+  std::vector<std::pair<uint32_t, std::shared_ptr<const SharedMemory>>> Mapped() const;
+  // Null for a segment that does not exist.
+  const SharedMemory* memory(uint32_t segment) const;
+
+ private:
+  struct Segment {
+    std::shared_ptr<const SharedMemory> memory;
+    uint64_t bytes = 0;
+    uint64_t slot_bytes = 0;       // 0 in the pool and when retired
+    std::vector<uint32_t> owners;  // by slot
+    std::vector<uint32_t> free;    // slots, the lowest last
+    size_t active_index = 0;
+    bool retired = false;
+  };
+  struct SizeClass {
+    uint64_t declared = 0;       // extents
+    uint64_t slots = 0;          // in its segments
+    std::set<uint32_t> partial;  // its segments with a free slot; the oldest is filled first
+  };
+
+  bool TakePooled(uint64_t slot_bytes, SizeClass* size_class);
+  bool TakeNew(uint64_t slot_bytes, SizeClass* size_class);
+  void Format(uint32_t id, uint64_t slot_bytes, SizeClass* size_class);
+
+  const Options options_;
+  const Listener listener_;
+  std::map<uint32_t, std::unique_ptr<Segment>> segments_;
+  std::map<uint64_t, SizeClass> classes_;
+  std::set<uint32_t> pool_;
+  std::vector<uint32_t> active_;
+  uint32_t next_id_ = 1;
+  uint64_t total_bytes_ = 0;
+  uint64_t retired_bytes_ = 0;
+  std::string last_error_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_ARENA_H_

@@ -1,0 +1,393 @@
+#include "weightd/fetcher.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace sluice {
+namespace {
+
+uint32_t Micros(int64_t from, int64_t to) {
+  const int64_t micros = from == 0 || to < from ? 0 : (to - from) / 1000;
+  return static_cast<uint32_t>(std::min<int64_t>(micros, UINT32_MAX));
+}
+
+template <typename Queue, typename Item>
+void EraseFrom(Queue* queue, const Item& item) {
+  queue->erase(std::remove(queue->begin(), queue->end(), item), queue->end());
+}
+
+}  // namespace
+
+Fetcher::Fetcher(const Options& options, DramTier* tier, BlockReader* reader, const Clock* clock, Hooks hooks)
+    : options_(options), tier_(tier), reader_(reader), clock_(clock), hooks_(std::move(hooks)) {}
+
+void Fetcher::AddPack(uint32_t pack, const ExtentSource* source, std::vector<int> files) {
+  packs_.resize(std::max<size_t>(packs_.size(), pack + 1));
+  packs_[pack] = PackRecord{source, std::move(files)};
+}
+
+void Fetcher::Accept(const FillRequest& fill) {
+  (fill.request_class == RequestClass::kDemand ? stats_.demand_requests : stats_.prefetch_requests) += 1;
+  auto owned = std::make_unique<Request>();
+  Request* request = owned.get();
+  request->fill = fill;
+  request->accepted_nanos = clock_->NowNanos();
+  bool resident = true;
+  for (uint32_t i = 0; i < fill.extents.count; ++i) {
+    request->gids[i] = tier_->store().FirstGid(fill.pack) + fill.extents.ids[i];
+    resident = resident && tier_->store().state(request->gids[i]) == ExtentState::kResident;
+  }
+  requests_[{fill.session, fill.id}] = std::move(owned);
+  if (resident) {
+    ++stats_.resident_requests;
+    TakeWhatIsThere(request);
+    Finish(request, absl::StatusCode::kOk, kNoExtent);
+    return;
+  }
+  queue(fill.request_class).push_back(request);
+}
+
+bool Fetcher::MayStart(const Request& request) const {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < count(request); ++i) {
+    if (tier_->store().state(request.gids[i]) == ExtentState::kAbsent) {
+      bytes += tier_->store().length(request.gids[i]);
+    }
+  }
+  if (bytes == 0) {
+    return true;
+  }
+  if (request.fill.request_class == RequestClass::kPrefetch && started_prefetch_bytes_ != 0 &&
+      started_prefetch_bytes_ + bytes > options_.prefetch_bytes) {
+    return false;
+  }
+  return started_bytes_ == 0 || started_bytes_ + bytes <= options_.started_bytes;
+}
+
+void Fetcher::Pump() {
+  const int64_t now = clock_->NowNanos();
+  while (!waiting_room_.empty() && waiting_room_.front()->room_deadline <= now) {
+    Request* request = waiting_room_.front();
+    waiting_room_.pop_front();
+    ++stats_.no_room;
+    Finish(request, absl::StatusCode::kResourceExhausted, kNoExtent);
+  }
+  while (!demand_.empty() && MayStart(*demand_.front())) {
+    Request* request = demand_.front();
+    demand_.pop_front();
+    Start(request);
+  }
+  while (demand_.empty() && !prefetch_.empty() && MayStart(*prefetch_.front())) {
+    Request* request = prefetch_.front();
+    prefetch_.pop_front();
+    Start(request);
+  }
+}
+
+void Fetcher::Start(Request* request) {
+  if (!TakeWhatIsThere(request)) {
+    return;
+  }
+  const DramTier::Room room = PlaceMissing(request);
+  if (room == DramTier::Room::kPlaced) {
+    if (request->missing == 0) {
+      Finish(request, absl::StatusCode::kOk, kNoExtent);
+    }
+    return;
+  }
+  if (room == DramTier::Room::kRetiring) {
+    Leave(request);
+    if (request->room_deadline == 0) {
+      request->room_deadline = clock_->NowNanos() + options_.retire_wait_nanos;
+    }
+    const auto at = std::upper_bound(
+        waiting_room_.begin(), waiting_room_.end(), request,
+        [](const Request* a, const Request* b) { return a->room_deadline < b->room_deadline; });
+    waiting_room_.insert(at, request);
+    return;
+  }
+  ++stats_.no_room;
+  Finish(request, absl::StatusCode::kResourceExhausted, kNoExtent);
+}
+
+bool Fetcher::TakeWhatIsThere(Request* request) {
+  for (uint32_t i = 0; i < count(*request); ++i) {
+    const Gid gid = request->gids[i];
+    switch (tier_->store().state(gid)) {
+      case ExtentState::kResident:
+        tier_->store().Pin(gid);
+        request->pinned[i] = true;
+        break;
+      case ExtentState::kFilling:
+        ++stats_.joined;
+        Join(request, gid);
+        break;
+      case ExtentState::kBad:
+        Finish(request, absl::StatusCode::kDataLoss, request->fill.extents.ids[i]);
+        return false;
+      default:
+        break;
+    }
+  }
+  return true;
+}
+
+void Fetcher::Join(Request* request, Gid gid) {
+  Fill& fill = fills_.at(gid);
+  fill.waiters.push_back(request);
+  ++request->missing;
+  if (request->fill.request_class == RequestClass::kDemand && fill.started_as == RequestClass::kPrefetch) {
+    fill.started_as = RequestClass::kDemand;
+    started_prefetch_bytes_ -= tier_->store().length(gid);
+    reader_->Promote(gid);
+  }
+}
+
+DramTier::Room Fetcher::PlaceMissing(Request* request) {
+  std::vector<std::pair<Gid, std::byte*>> placed;
+  DramTier::Room room = DramTier::Room::kPlaced;
+  for (uint32_t i = 0; i < count(*request) && room == DramTier::Room::kPlaced; ++i) {
+    const Gid gid = request->gids[i];
+    if (tier_->store().state(gid) == ExtentState::kAbsent) {
+      std::byte* dest = nullptr;
+      room = tier_->BeginFill(gid, &dest);
+      if (room == DramTier::Room::kPlaced) {
+        placed.emplace_back(gid, dest);
+      }
+    }
+  }
+  for (const auto& [gid, dest] : placed) {
+    if (room != DramTier::Room::kPlaced) {
+      tier_->AbandonFill(gid, /*bad=*/false);
+      continue;
+    }
+    Fill& fill = fills_[gid];
+    fill.dest = dest;
+    fill.started_as = request->fill.request_class;
+    fill.waiters.push_back(request);
+    ++request->missing;
+    started_bytes_ += tier_->store().length(gid);
+    if (fill.started_as == RequestClass::kPrefetch) {
+      started_prefetch_bytes_ += tier_->store().length(gid);
+    }
+    SubmitRead(gid);
+  }
+  return room;
+}
+
+void Fetcher::SubmitRead(Gid gid) {
+  const Fill& fill = fills_.at(gid);
+  const ExtentRef ref = tier_->store().RefOf(gid);
+  const PackRecord& pack = packs_[ref.pack];
+  const ExtentInfo info = pack.source->extent(ref.extent);
+  ReadJob job;
+  job.tag = gid;
+  job.file = pack.files[info.file];
+  job.offset = info.offset;
+  job.dest = fill.dest;
+  job.length = info.length;
+  job.request_class = fill.started_as;
+  job.check = [source = pack.source, extent = ref.extent](uint64_t offset, std::span<const std::byte> bytes) {
+    return source->Verify(extent, offset, bytes);
+  };
+  reader_->Submit(std::move(job));
+}
+
+void Fetcher::Leave(Request* request) {
+  for (uint32_t i = 0; i < count(*request); ++i) {
+    const Gid gid = request->gids[i];
+    if (request->pinned[i]) {
+      tier_->store().Unpin(gid);
+      request->pinned[i] = false;
+      continue;
+    }
+    auto found = fills_.find(gid);
+    if (found == fills_.end()) {
+      continue;
+    }
+    Fill& fill = found->second;
+    const size_t before = fill.waiters.size();
+    EraseFrom(&fill.waiters, request);
+    if (fill.waiters.empty() && before != 0 && !fill.cancelled) {
+      fill.cancelled = true;
+      reader_->Cancel(gid);
+    }
+  }
+  request->missing = 0;
+}
+
+void Fetcher::Finish(Request* request, absl::StatusCode code, uint32_t bad_extent) {
+  const int64_t now = clock_->NowNanos();
+  CompletionEntry entry{};
+  entry.id = request->fill.id;
+  entry.code = static_cast<uint16_t>(code);
+  entry.extent = bad_extent;
+  entry.bytes = request->bytes;
+  entry.queue_us =
+      Micros(request->accepted_nanos, request->started_nanos == 0 ? now : request->started_nanos);
+  entry.io_us = Micros(request->started_nanos, now);
+  std::vector<Gid> held;
+  if (code == absl::StatusCode::kOk) {
+    held.assign(request->gids.begin(), request->gids.begin() + count(*request));
+    entry.extents = count(*request);
+  } else {
+    Leave(request);
+  }
+  const uint64_t session = request->fill.session;
+  Erase(request);
+  hooks_.complete(session, entry, std::move(held));
+}
+
+void Fetcher::Erase(Request* request) { requests_.erase({request->fill.session, request->fill.id}); }
+
+bool Fetcher::Cancel(uint64_t session, uint64_t id) {
+  auto found = requests_.find({session, id});
+  if (found == requests_.end()) {
+    return false;
+  }
+  Request* request = found->second.get();
+  EraseFrom(&queue(request->fill.request_class), request);
+  EraseFrom(&waiting_room_, request);
+  ++stats_.cancelled;
+  Finish(request, absl::StatusCode::kCancelled, kNoExtent);
+  return true;
+}
+
+uint64_t Fetcher::CancelPrefetches(uint64_t session, uint32_t pack, uint64_t step, uint32_t layer) {
+  std::vector<Request*> stale;
+  Queue kept;
+  for (Request* request : prefetch_) {
+    const FillRequest& fill = request->fill;
+    const bool late = fill.step > step || (fill.step == step && fill.layer > layer);
+    if (fill.session == session && fill.pack == pack && !late) {
+      stale.push_back(request);
+    } else {
+      kept.push_back(request);
+    }
+  }
+  prefetch_ = std::move(kept);
+  for (Request* request : stale) {
+    ++stats_.cancelled;
+    Finish(request, absl::StatusCode::kCancelled, kNoExtent);
+  }
+  return stale.size();
+}
+
+void Fetcher::DropSession(uint64_t session) {
+  std::vector<Request*> gone;
+  for (const auto& [key, request] : requests_) {
+    if (key.first == session) {
+      gone.push_back(request.get());
+    }
+  }
+  for (Request* request : gone) {
+    EraseFrom(&queue(request->fill.request_class), request);
+    EraseFrom(&waiting_room_, request);
+    Leave(request);
+    Erase(request);
+  }
+}
+
+void Fetcher::OnRetired() {
+  // Ahead of the queue: they have waited longest.
+  while (!waiting_room_.empty()) {
+    Request* request = waiting_room_.back();
+    waiting_room_.pop_back();
+    queue(request->fill.request_class).push_front(request);
+  }
+}
+
+void Fetcher::EndFill(Gid gid, const Fill& fill) {
+  const uint64_t length = tier_->store().length(gid);
+  started_bytes_ -= length;
+  if (fill.started_as == RequestClass::kPrefetch) {
+    started_prefetch_bytes_ -= length;
+  }
+}
+
+void Fetcher::OnRead(const ReadResult& result) {
+  const Gid gid = static_cast<Gid>(result.tag);
+  auto found = fills_.find(gid);
+  if (found == fills_.end()) {
+    return;
+  }
+  stats_.bytes_read += result.bytes_read;
+  Fill& fill = found->second;
+  for (Request* waiter : fill.waiters) {
+    if (waiter->started_nanos == 0) {
+      waiter->started_nanos = result.started_nanos;
+    }
+  }
+  if (!fill.waiters.empty()) {
+    fill.waiters.front()->bytes += result.bytes_read;
+  }
+  if (result.outcome == ReadOutcome::kOk) {
+    Fill done = std::move(fill);
+    fills_.erase(found);
+    EndFill(gid, done);
+    OnFilled(gid, done);
+    return;
+  }
+  stats_.checksum_failures += result.outcome == ReadOutcome::kCorrupt ? 1 : 0;
+  stats_.io_errors +=
+      result.outcome == ReadOutcome::kIoError || result.outcome == ReadOutcome::kEndOfFile ? 1 : 0;
+  // Damage gets one fresh read; a read that was cancelled while somebody joined it starts over.
+  const bool again = result.outcome == ReadOutcome::kCancelled ? !fill.waiters.empty()
+                                                               : !fill.reread && !fill.waiters.empty();
+  if (again) {
+    fill.cancelled = false;
+    if (result.outcome != ReadOutcome::kCancelled) {
+      fill.reread = true;
+      ++stats_.rereads;
+    }
+    SubmitRead(gid);
+    return;
+  }
+  Fill failed = std::move(fill);
+  fills_.erase(found);
+  EndFill(gid, failed);
+  OnFailed(gid, failed, result);
+}
+
+void Fetcher::OnFilled(Gid gid, const Fill& fill) {
+  ++stats_.fills;
+  tier_->Publish(gid);
+  for (Request* request : fill.waiters) {
+    for (uint32_t i = 0; i < count(*request); ++i) {
+      if (request->gids[i] == gid) {
+        tier_->store().Pin(gid);
+        request->pinned[i] = true;
+      }
+    }
+    --request->missing;
+    if (request->fill.progress != kNoProgress) {
+      hooks_.progress(request->fill.session, request->fill.progress,
+                      PackProgress(request->fill.id, count(*request) - request->missing));
+    }
+    if (request->missing == 0) {
+      Finish(request, absl::StatusCode::kOk, kNoExtent);
+    }
+  }
+}
+
+void Fetcher::OnFailed(Gid gid, const Fill& fill, const ReadResult& result) {
+  const ExtentRef ref = tier_->store().RefOf(gid);
+  const bool bad =
+      fill.reread && (result.outcome == ReadOutcome::kCorrupt || result.outcome == ReadOutcome::kEndOfFile);
+  tier_->AbandonFill(gid, bad);
+  if (result.outcome == ReadOutcome::kCancelled) {
+    return;
+  }
+  if (hooks_.log_error) {
+    const ExtentSource& source = *packs_[ref.pack].source;
+    hooks_.log_error(absl::StrCat("pack ", source.model_id(), ", ", source.ExtentName(ref.extent), ": ",
+                                  std::string(result.status.message()),
+                                  bad ? "; marked bad after a second read" : ""));
+  }
+  for (Request* request : fill.waiters) {
+    Finish(request, absl::StatusCode::kDataLoss, ref.extent);
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,163 @@
+// Requests to fills: joins duplicates, lets demand overtake prefetch, cancels, rereads what came damaged, and
+// says what became of each request.
+//
+// A request waits in its class's queue until it may start; then every extent it lacks gets a place and a
+// read, or it ends RESOURCE_EXHAUSTED. What is resident for a request is pinned until its completion takes
+// the pins over.
+//
+// Thread safety: thread-compatible; the core's lock guards it.
+#ifndef SLUICE_WEIGHTD_FETCHER_H_
+#define SLUICE_WEIGHTD_FETCHER_H_
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "common/clock.h"
+#include "weightd/block_reader.h"
+#include "weightd/dram_tier.h"
+#include "weightd/extent_source.h"
+
+namespace sluice {
+
+// A fill request that passed its checks.
+struct FillRequest {
+  uint64_t session = 0;
+  uint64_t id = 0;
+  RequestClass request_class = RequestClass::kDemand;
+  uint64_t step = 0;
+  uint32_t layer = 0;
+  uint32_t pack = 0;   // weightd's number
+  ExtentList extents;  // of the pack; at least one
+  uint32_t progress = kNoProgress;
+};
+
+struct FetcherStats {
+  uint64_t demand_requests = 0;
+  uint64_t prefetch_requests = 0;
+  uint64_t resident_requests = 0;
+  uint64_t fills = 0;
+  uint64_t bytes_read = 0;
+  uint64_t joined = 0;
+  uint64_t cancelled = 0;
+  uint64_t no_room = 0;
+  uint64_t checksum_failures = 0;
+  uint64_t io_errors = 0;
+  uint64_t rereads = 0;
+};
+
+class Fetcher {
+ public:
+  struct Options {
+    // Bytes of started fills: enough for the disk's best depth, little enough that a demand's place is taken
+    // late.
+    uint64_t started_bytes = 32ull * 1024 * 1024;
+    uint64_t prefetch_bytes = 2ull * 1024 * 1024;
+    // A request waits this long for sessions to unmap retired segments.
+    int64_t retire_wait_nanos = 2'000'000'000;
+  };
+  struct Hooks {
+    // A request ended. `held` extents carry a pin each, which now belongs to the callee.
+    std::function<void(uint64_t session, const CompletionEntry& entry, std::vector<Gid> held)> complete;
+    std::function<void(uint64_t session, uint32_t word, uint64_t value)> progress;
+    std::function<void(const std::string& message)> log_error;
+  };
+
+  Fetcher(const Options& options, DramTier* tier, BlockReader* reader, const Clock* clock, Hooks hooks);
+
+  // The pack with the tier's number `pack`; files[i] is the reader's number of its file i.
+  void AddPack(uint32_t pack, const ExtentSource* source, std::vector<int> files);
+
+  bool IsOutstanding(uint64_t session, uint64_t id) const { return requests_.contains({session, id}); }
+  // REQUIRES: not IsOutstanding(request).
+  void Accept(const FillRequest& request);
+  // Ends one request CANCELLED; false if there is none.
+  bool Cancel(uint64_t session, uint64_t id);
+  // Ends the session's prefetches of `pack` that have not started and are not after (step, layer); their
+  // number.
+  uint64_t CancelPrefetches(uint64_t session, uint32_t pack, uint64_t step, uint32_t layer);
+  // Forgets the session's requests without completing them.
+  void DropSession(uint64_t session);
+
+  void OnRead(const ReadResult& result);
+  // A retired segment was dropped: requests that wait for its room are tried again at the next Pump().
+  void OnRetired();
+  // Starts what may start.
+  void Pump();
+  // When Pump() must be called though nothing happened; 0 for never.
+  int64_t next_deadline() const { return waiting_room_.empty() ? 0 : waiting_room_.front()->room_deadline; }
+
+  const FetcherStats& stats() const { return stats_; }
+  uint64_t started_bytes() const { return started_bytes_; }
+
+ private:
+  struct Request {
+    FillRequest fill;
+    std::array<Gid, kPartCount> gids = {};
+    std::array<bool, kPartCount> pinned = {};
+    uint32_t missing = 0;  // extents that are being read for it
+    uint64_t bytes = 0;
+    int64_t accepted_nanos = 0;
+    int64_t started_nanos = 0;
+    int64_t room_deadline = 0;
+  };
+  // One extent that is being read.
+  struct Fill {
+    std::vector<Request*> waiters;  // the first that is still there pays for the bytes
+    std::byte* dest = nullptr;
+    RequestClass started_as = RequestClass::kDemand;
+    bool reread = false;
+    bool cancelled = false;
+  };
+  using Queue = std::deque<Request*>;
+
+  uint32_t count(const Request& request) const { return request.fill.extents.count; }
+  Queue& queue(RequestClass request_class) {
+    return request_class == RequestClass::kDemand ? demand_ : prefetch_;
+  }
+  bool MayStart(const Request& request) const;
+  void Start(Request* request);
+  // Pins what is resident, joins what is being read; false: an extent is bad, the request is over.
+  bool TakeWhatIsThere(Request* request);
+  // Gets places for the rest and submits their reads.
+  DramTier::Room PlaceMissing(Request* request);
+  void Join(Request* request, Gid gid);
+  void SubmitRead(Gid gid);
+  void Leave(Request* request);
+  void Finish(Request* request, absl::StatusCode code, uint32_t bad_extent);
+  void Erase(Request* request);
+  void OnFilled(Gid gid, const Fill& fill);
+  void OnFailed(Gid gid, const Fill& fill, const ReadResult& result);
+  void EndFill(Gid gid, const Fill& fill);
+
+  const Options options_;
+  DramTier* const tier_;
+  BlockReader* const reader_;
+  const Clock* const clock_;
+  const Hooks hooks_;
+  struct PackRecord {
+    const ExtentSource* source = nullptr;
+    std::vector<int> files;
+  };
+  std::vector<PackRecord> packs_;
+  absl::flat_hash_map<std::pair<uint64_t, uint64_t>, std::unique_ptr<Request>> requests_;
+  Queue demand_;
+  Queue prefetch_;
+  Queue waiting_room_;  // wait for retired segments, in the order of their deadlines
+  absl::flat_hash_map<Gid, Fill> fills_;
+  uint64_t started_bytes_ = 0;
+  uint64_t started_prefetch_bytes_ = 0;
+  FetcherStats stats_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_FETCHER_H_

@@ -1,0 +1,87 @@
+#include "weightd/prefaulter.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <utility>
+
+// Linux 6.1; not in Debian 12's <sys/mman.h>.
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace sluice {
+namespace {
+constexpr uint64_t kHugePage = 2ull * 1024 * 1024;
+constexpr uint64_t kPage = 4096;
+}  // namespace
+
+Prefaulter::Prefaulter(int threads) {
+  for (int i = 0; i < std::max(1, threads); ++i) {
+    threads_.emplace_back([this] { Run(); });
+  }
+}
+
+Prefaulter::~Prefaulter() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stop_ = true;
+    work_.SignalAll();
+  }
+  for (std::thread& thread : threads_) {
+    thread.join();
+  }
+}
+
+void Prefaulter::Add(std::shared_ptr<const SharedMemory> memory) {
+  const uint64_t bytes = memory->map.bytes();
+  const uint64_t base = reinterpret_cast<uintptr_t>(memory->map.data());
+  absl::MutexLock lock(&mutex_);
+  // Ranges end on the addresses' huge page borders, so that whole ones can be collapsed.
+  for (uint64_t offset = 0; offset < bytes;) {
+    const uint64_t length = std::min(bytes - offset, kHugePage - (base + offset) % kHugePage);
+    ranges_.push_back(Range{memory, offset, length});
+    offset += length;
+  }
+  work_.SignalAll();
+}
+
+void Prefaulter::WaitIdle() {
+  absl::MutexLock lock(&mutex_);
+  while (!ranges_.empty() || running_ != 0) {
+    work_.Wait(&mutex_);
+  }
+}
+
+void Prefaulter::Run() {
+  absl::MutexLock lock(&mutex_);
+  while (true) {
+    while (!stop_ && ranges_.empty()) {
+      work_.Wait(&mutex_);
+    }
+    if (stop_) {
+      return;
+    }
+    Range range = std::move(ranges_.front());
+    ranges_.pop_front();
+    ++running_;
+    mutex_.Unlock();
+    std::byte* start = range.memory->map.data() + range.offset;
+    // Collapsing wants a page to begin with, and zeroes the rest in one go: 8 GB/s and more, against 1.6 GB/s
+    // for 4 KiB pages one by one. All best effort: without it the reader's first touch faults the pages in.
+    const bool huge = range.bytes == kHugePage && madvise(start, kPage, MADV_POPULATE_WRITE) == 0 &&
+                      madvise(start, range.bytes, MADV_COLLAPSE) == 0;
+    if (!huge) {
+      madvise(start, range.bytes, MADV_POPULATE_WRITE);
+    }
+    range.memory.reset();
+    mutex_.Lock();
+    --running_;
+    work_.SignalAll();
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,51 @@
+// Gives fresh segments their pages ahead of the reader: a first touch costs more than the read that fills it
+// (1.6 GB/s against 1.8), so a few threads do it, in 2 MiB ranges that become huge pages where the kernel
+// agrees (8 GB/s and more).
+//
+// Thread safety: thread-safe.
+#ifndef SLUICE_WEIGHTD_PREFAULTER_H_
+#define SLUICE_WEIGHTD_PREFAULTER_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "common/ring/shared_memory.h"
+
+namespace sluice {
+
+class Prefaulter {
+ public:
+  explicit Prefaulter(int threads);
+  // Drops what has not begun.
+  ~Prefaulter();
+
+  // Populates all of `memory`, front to back; the mapping is kept alive until that is done.
+  void Add(std::shared_ptr<const SharedMemory> memory);
+
+  // Waits until everything added so far has its pages; for tests and benchmarks.
+  void WaitIdle();
+
+ private:
+  struct Range {
+    std::shared_ptr<const SharedMemory> memory;
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
+  };
+  void Run();
+
+  absl::Mutex mutex_;
+  absl::CondVar work_;
+  std::deque<Range> ranges_ ABSL_GUARDED_BY(mutex_);
+  int running_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_;  // const after construction
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_PREFAULTER_H_

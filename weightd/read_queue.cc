@@ -1,0 +1,109 @@
+#include "weightd/read_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace sluice {
+
+void ReadQueue::Add(ReadJob job) {
+  auto read = std::make_shared<QueuedRead>();
+  read->job = std::move(job);
+  by_tag_[read->job.tag] = read;
+  (read->job.request_class == RequestClass::kDemand ? demand_ : prefetch_).push_back(std::move(read));
+}
+
+void ReadQueue::Promote(uint64_t tag) {
+  auto found = by_tag_.find(tag);
+  if (found == by_tag_.end() || found->second->job.request_class == RequestClass::kDemand) {
+    return;
+  }
+  std::shared_ptr<QueuedRead> read = found->second;
+  read->job.request_class = RequestClass::kDemand;
+  auto at = std::find(prefetch_.begin(), prefetch_.end(), read);
+  if (at != prefetch_.end()) {
+    prefetch_.erase(at);
+    demand_.push_back(std::move(read));
+  }
+}
+
+std::shared_ptr<QueuedRead> ReadQueue::Cancel(uint64_t tag) {
+  auto found = by_tag_.find(tag);
+  if (found == by_tag_.end()) {
+    return nullptr;
+  }
+  std::shared_ptr<QueuedRead> read = found->second;
+  if (read->next < read->job.length) {
+    read->cancelled = true;
+    if (read->outcome == ReadOutcome::kOk) {
+      read->outcome = ReadOutcome::kCancelled;
+    }
+    Line& line = read->job.request_class == RequestClass::kDemand ? demand_ : prefetch_;
+    line.erase(std::remove(line.begin(), line.end(), read), line.end());
+  }
+  return RetireIfOver(read);
+}
+
+std::optional<ReadChunk> ReadQueue::TakeFrom(Line& line, RequestClass as) {
+  if (line.empty()) {
+    return std::nullopt;
+  }
+  const std::shared_ptr<QueuedRead>& read = line.front();
+  const uint64_t length = std::min(limits_.chunk_bytes, read->job.length - read->next);
+  const bool fits = in_flight_ + length <= limits_.in_flight_bytes &&
+                    (as == RequestClass::kDemand || prefetch_in_flight_ + length <= limits_.prefetch_bytes);
+  // One chunk may always run: in_flight_ == 0 also means that no prefetch is in flight.
+  if (!fits && in_flight_ != 0) {
+    return std::nullopt;
+  }
+  ReadChunk chunk{read, read->next, length, as};
+  read->next += length;
+  ++read->running;
+  in_flight_ += length;
+  if (as == RequestClass::kPrefetch) {
+    prefetch_in_flight_ += length;
+  }
+  if (read->next == read->job.length) {
+    line.pop_front();
+  }
+  return chunk;
+}
+
+std::optional<ReadChunk> ReadQueue::Next() {
+  if (!demand_.empty()) {
+    return TakeFrom(demand_, RequestClass::kDemand);
+  }
+  return TakeFrom(prefetch_, RequestClass::kPrefetch);
+}
+
+std::shared_ptr<QueuedRead> ReadQueue::Finish(const ReadChunk& chunk, ReadOutcome outcome,
+                                              absl::Status status, uint64_t bytes_read) {
+  const std::shared_ptr<QueuedRead>& read = chunk.read;
+  in_flight_ -= chunk.length;
+  if (chunk.started_as == RequestClass::kPrefetch) {
+    prefetch_in_flight_ -= chunk.length;
+  }
+  --read->running;
+  read->bytes_read += bytes_read;
+  if (outcome != ReadOutcome::kOk &&
+      (read->outcome == ReadOutcome::kOk || read->outcome == ReadOutcome::kCancelled)) {
+    read->outcome = outcome;
+    read->status = std::move(status);
+    if (read->next < read->job.length && !read->cancelled) {
+      read->cancelled = true;
+      Line& line = read->job.request_class == RequestClass::kDemand ? demand_ : prefetch_;
+      line.erase(std::remove(line.begin(), line.end(), read), line.end());
+    }
+  }
+  return RetireIfOver(read);
+}
+
+std::shared_ptr<QueuedRead> ReadQueue::RetireIfOver(const std::shared_ptr<QueuedRead>& read) {
+  if (read->running != 0 || (read->next < read->job.length && !read->cancelled)) {
+    return nullptr;
+  }
+  std::shared_ptr<QueuedRead> over = read;
+  by_tag_.erase(over->job.tag);
+  return over;
+}
+
+}  // namespace sluice

@@ -1,0 +1,135 @@
+// The core of weightd: packs, DRAM tier, fetcher and sessions, driven by rounds of Pump().
+//
+// It does no waiting and owns no thread: WeightStore gives it a thread that sleeps on the poller, tests call
+// Pump() themselves.
+//
+// Thread safety: thread-compatible; WeightStore's lock guards it.
+#ifndef SLUICE_WEIGHTD_STORE_CORE_H_
+#define SLUICE_WEIGHTD_STORE_CORE_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "weightd/block_reader.h"
+#include "weightd/dram_tier.h"
+#include "weightd/entry_check.h"
+#include "weightd/extent_source.h"
+#include "weightd/fetcher.h"
+#include "weightd/poller.h"
+#include "weightd/session.h"
+#include "weightd/weight_store.h"
+
+namespace sluice {
+
+class StoreCore {
+ public:
+  struct Options {
+    uint64_t boot_epoch = 0;
+    Arena::Options arena;
+    Fetcher::Options fetcher;
+    int64_t attach_timeout_nanos = 0;  // 0: never
+  };
+  struct Environment {
+    BlockReader* reader = nullptr;
+    const Clock* clock = nullptr;
+    Poller* poller = nullptr;
+    // A segment that should get its pages now. May be empty.
+    std::function<void(std::shared_ptr<const SharedMemory>)> prefault;
+  };
+
+  StoreCore(const Options& options, const Environment& environment);
+
+  // `files` are the reader's numbers of the source's files. RESOURCE_EXHAUSTED: see WeightStore::AddPack.
+  absl::StatusOr<uint32_t> AddPack(std::unique_ptr<ExtentSource> source, std::vector<int> files);
+  // The number of the pack with this model_id, -1 if there is none.
+  int FindPack(const std::string& model_id) const;
+  const ExtentSource* source(uint32_t pack) const;
+  size_t pack_count() const { return packs_.size(); }
+
+  absl::StatusOr<SessionHandle> OpenSession(const SessionParams& params);
+  absl::Status AttachSideSocket(uint64_t session, UniqueFd socket);
+  absl::Status CloseSession(uint64_t session);
+  void OnConnectionLost(uint64_t session);
+  void OnProcessExit(uint64_t session);
+  void Drain() { draining_ = true; }
+  bool draining() const { return draining_; }
+
+  void HandleEvent(PollEvent event);
+  void OnRead(const ReadResult& result) { fetcher_.OnRead(result); }
+  // One bounded round over all sessions; true if another may find work at once.
+  bool Pump();
+  // Announces sleep to every client; false: there is work, pump instead.
+  bool BeginSleep();
+  void EndSleep();
+  // When to pump though nothing happened, in the clock's nanoseconds; 0: never.
+  int64_t NextDeadline() const;
+
+  StoreStats Stats() const;
+  absl::StatusOr<LocalSession> Local(uint64_t session) const;
+  const DramTier& tier() const { return tier_; }
+  // Messages since the last call.
+  std::vector<std::pair<LogSeverity, std::string>> TakeLog() { return std::exchange(log_, {}); }
+
+ private:
+  struct PackRecord {
+    std::unique_ptr<ExtentSource> source;
+    SharedMemory residency;
+  };
+
+  absl::Status CheckReserve(const SessionParams& params, uint64_t minimum) const;
+  uint64_t DenseBytes(const std::set<uint32_t>& packs) const;
+  bool Serve(Session* session);
+  void Handle(Session* session, const SubmissionEntry& entry);
+  void HandleFill(Session* session, const SubmissionEntry& entry);
+  // Prefetch may not hold what others were promised.
+  bool PrefetchFits(const Session& session) const;
+  void Answer(Session* session, const SubmissionEntry& entry, EntryVerdict verdict, uint64_t count);
+  void OnComplete(uint64_t session, const CompletionEntry& entry, std::vector<Gid> held);
+
+  void Send(Session* session, SideMessage message, std::shared_ptr<const SharedMemory> memory);
+  void Flush(Session* session);
+  void FlushDelayed(Session* session);
+  void OnSideReadable(Session* session);
+  void OnSegmentAdded(uint32_t segment, const std::shared_ptr<const SharedMemory>& memory);
+  void OnSegmentRetired(uint32_t segment);
+  void OnUnmapped(uint64_t session, uint32_t segment);
+  SideMessage Message(SideType type, const Session& session) const;
+
+  Session* Find(uint64_t session);
+  // Ends after this round: the caller may be in the middle of the session's work.
+  void Doom(uint64_t session, bool misbehaved, const std::string& why);
+  void EndDoomed();
+  void Lose(Session* session);
+  void End(uint64_t session);
+  void Log(LogSeverity severity, std::string message) { log_.emplace_back(severity, std::move(message)); }
+
+  const Options options_;
+  const Environment environment_;
+  DramTier tier_;
+  Fetcher fetcher_;
+  std::vector<PackRecord> packs_;
+  std::map<uint64_t, std::unique_ptr<Session>> sessions_;
+  std::map<uint32_t, std::set<uint64_t>> retiring_;  // segment -> sessions that have not unmapped it
+  struct Doomed {
+    uint64_t session;
+    bool misbehaved;
+  };
+  std::vector<Doomed> doomed_;
+  std::vector<std::pair<LogSeverity, std::string>> log_;
+  uint64_t next_session_ = 1;
+  uint64_t sessions_lost_ = 0;
+  bool draining_ = false;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_STORE_CORE_H_

@@ -1,0 +1,354 @@
+// StoreCore's rounds: submissions, completions, side sockets, sleep.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "weightd/store_core.h"
+
+namespace sluice {
+namespace {
+constexpr int kBatch = 64;  // submissions taken from one session before the next one's turn
+}
+
+bool StoreCore::Pump() {
+  tier_.Tick();
+  bool more = false;
+  for (const auto& [id, session] : sessions_) {
+    session->NoteStamp(tier_.clock());
+    more = Serve(session.get()) || more;
+  }
+  fetcher_.Pump();
+  const int64_t now = environment_.clock->NowNanos();
+  for (const auto& [id, session] : sessions_) {
+    session->RingBell();
+    if (session->state == SessionState::kOpened && options_.attach_timeout_nanos != 0 &&
+        session->options().opened_nanos + options_.attach_timeout_nanos <= now) {
+      Doom(id, /*misbehaved=*/true, "its side socket never came");
+    }
+  }
+  EndDoomed();
+  return more;
+}
+
+bool StoreCore::Serve(Session* session) {
+  if (session->state == SessionState::kLost) {
+    return false;
+  }
+  SubmissionEntry entry;
+  int taken = 0;
+  RingResult result = RingResult::kOk;
+  while (taken < kBatch && (result = session->Pop(&entry)) == RingResult::kOk) {
+    ++taken;
+    Handle(session, entry);
+  }
+  if (result == RingResult::kCorrupt || !session->ReleaseReaped(&tier_.store())) {
+    Doom(session->id(), /*misbehaved=*/true, "impossible ring cursor or sequence");
+    return false;
+  }
+  return taken == kBatch;
+}
+
+void StoreCore::Handle(Session* session, const SubmissionEntry& entry) {
+  if (fetcher_.IsOutstanding(session->id(), entry.id)) {
+    Answer(session, entry, {absl::StatusCode::kInvalidArgument, EntryField::kId}, 0);
+    return;
+  }
+  const EntryVerdict verdict = CheckEntry(entry, session->sources(), session->options().layout);
+  if (verdict.code != absl::StatusCode::kOk) {
+    Answer(session, entry, verdict, 0);
+    return;
+  }
+  switch (entry.opcode) {
+    case Opcode::kFillExpert:
+    case Opcode::kFillExtent:
+      HandleFill(session, entry);
+      return;
+    case Opcode::kCancel: {
+      const bool found = fetcher_.Cancel(session->id(), entry.target);
+      Answer(session, entry,
+             {found ? absl::StatusCode::kOk : absl::StatusCode::kNotFound,
+              found ? EntryField::kNone : EntryField::kTarget},
+             0);
+      return;
+    }
+    case Opcode::kCancelPrefetches:
+      Answer(session, entry, {},
+             fetcher_.CancelPrefetches(session->id(), session->options().packs[entry.pack].pack, entry.step,
+                                       entry.layer));
+      return;
+    default:
+      Answer(session, entry, {}, 0);
+  }
+}
+
+void StoreCore::HandleFill(Session* session, const SubmissionEntry& entry) {
+  const SessionPackPlan& plan = session->options().packs[entry.pack];
+  FillRequest request;
+  request.session = session->id();
+  request.id = entry.id;
+  request.request_class = entry.request_class;
+  request.step = entry.step;
+  request.layer = entry.layer;
+  request.pack = plan.pack;
+  request.progress = entry.progress;
+  if (entry.opcode == Opcode::kFillExpert) {
+    request.extents = plan.source->ExpertExtents(entry.layer, entry.expert, entry.parts);
+  } else {
+    request.extents.ids[0] = entry.extent;
+    request.extents.count = 1;
+  }
+  if (entry.request_class == RequestClass::kPrefetch && !PrefetchFits(*session)) {
+    Answer(session, entry, {absl::StatusCode::kResourceExhausted, EntryField::kNone}, 0);
+    return;
+  }
+  fetcher_.Accept(request);
+}
+
+bool StoreCore::PrefetchFits(const Session& session) const {
+  uint64_t promised = 0;
+  std::set<uint32_t> packs;
+  for (const auto& [id, other] : sessions_) {
+    promised += id == session.id() ? 0 : other->options().reserved_bytes;
+    for (const SessionPackPlan& plan : other->options().packs) {
+      packs.insert(plan.pack);
+    }
+  }
+  // OpenSession has seen to it that this is not negative.
+  return session.held_bytes() < options_.arena.budget - promised - DenseBytes(packs);
+}
+
+void StoreCore::Answer(Session* session, const SubmissionEntry& entry, EntryVerdict verdict, uint64_t count) {
+  CompletionEntry completion{};
+  completion.id = entry.id;
+  completion.code = static_cast<uint16_t>(verdict.code);
+  completion.field = verdict.field;
+  completion.extent = kNoExtent;
+  completion.bytes = count;
+  OnComplete(session->id(), completion, {});
+}
+
+void StoreCore::OnComplete(uint64_t id, const CompletionEntry& entry, std::vector<Gid> held) {
+  Session* session = Find(id);
+  if (session == nullptr || session->state == SessionState::kLost) {
+    for (Gid gid : held) {
+      tier_.store().Unpin(gid);
+    }
+    return;
+  }
+  session->bytes_read += held.empty() ? 0 : entry.bytes;
+  if (!session->out.empty() || !session->delayed.empty()) {
+    session->delayed.push_back(Session::DelayedCompletion{entry, std::move(held)});
+    return;
+  }
+  session->Complete(entry, std::move(held), tier_.store());
+}
+
+SideMessage StoreCore::Message(SideType type, const Session& session) const {
+  SideMessage message;
+  message.type = type;
+  message.session = session.id();
+  message.boot_epoch = options_.boot_epoch;
+  return message;
+}
+
+void StoreCore::Send(Session* session, SideMessage message, std::shared_ptr<const SharedMemory> memory) {
+  session->out.push_back(Session::OutMessage{message, std::move(memory)});
+  Flush(session);
+}
+
+void StoreCore::Flush(Session* session) {
+  while (!session->out.empty()) {
+    const Session::OutMessage& next = session->out.front();
+    int fd = next.memory == nullptr ? -1 : next.memory->fd.get();
+    const absl::Status sent = SendSideMessage(session->side_socket.get(), next.message,
+                                              std::span<const int>(&fd, next.memory == nullptr ? 0 : 1));
+    if (absl::IsUnavailable(sent)) {
+      break;
+    }
+    if (!sent.ok()) {
+      Doom(session->id(), /*misbehaved=*/false, std::string(sent.message()));
+      return;
+    }
+    session->out.pop_front();
+  }
+  const bool blocked = !session->out.empty();
+  if (blocked != session->side_writable_wanted) {
+    session->side_writable_wanted = blocked;
+    const absl::Status watched = environment_.poller->RewatchReadable(
+        session->side_socket.get(), {session->id(), PollKind::kSideSocket}, blocked);
+    if (!watched.ok()) {
+      Doom(session->id(), /*misbehaved=*/false, std::string(watched.message()));
+    }
+  }
+  if (!blocked) {
+    FlushDelayed(session);
+  }
+}
+
+void StoreCore::FlushDelayed(Session* session) {
+  while (!session->delayed.empty()) {
+    Session::DelayedCompletion next = std::move(session->delayed.front());
+    session->delayed.pop_front();
+    session->Complete(next.entry, std::move(next.held), tier_.store());
+  }
+}
+
+void StoreCore::HandleEvent(PollEvent event) {
+  Session* session = Find(event.session);
+  if (session == nullptr) {
+    return;
+  }
+  if (event.kind == PollKind::kProcess) {
+    Log(LogSeverity::kInfo, absl::StrCat("session ", event.session, ": its process has exited"));
+    End(event.session);
+  } else if (event.kind == PollKind::kSideSocket && session->side_socket.valid()) {
+    Flush(session);
+    OnSideReadable(session);
+    EndDoomed();
+  }
+}
+
+void StoreCore::OnSideReadable(Session* session) {
+  while (true) {
+    const absl::StatusOr<SidePacket> packet = ReceiveSideMessage(session->side_socket.get());
+    if (absl::IsUnavailable(packet.status())) {
+      return;
+    }
+    if (absl::IsInvalidArgument(packet.status())) {
+      Doom(session->id(), /*misbehaved=*/true, std::string(packet.status().message()));
+      return;
+    }
+    if (!packet.ok()) {
+      Doom(session->id(), /*misbehaved=*/false, "its side socket has closed");
+      return;
+    }
+    if (packet->message.type != SideType::kSegmentUnmapped || packet->message.fd_count != 0) {
+      Doom(session->id(), /*misbehaved=*/true, "unexpected side message");
+      return;
+    }
+    OnUnmapped(session->id(), packet->message.segment);
+  }
+}
+
+void StoreCore::OnSegmentAdded(uint32_t segment, const std::shared_ptr<const SharedMemory>& memory) {
+  if (environment_.prefault) {
+    environment_.prefault(memory);
+  }
+  for (const auto& [id, session] : sessions_) {
+    if (session->side_socket.valid()) {
+      SideMessage message = Message(SideType::kSegmentAdded, *session);
+      message.segment = segment;
+      message.bytes = memory->map.bytes();
+      Send(session.get(), message, memory);
+    }
+  }
+}
+
+void StoreCore::OnSegmentRetired(uint32_t segment) {
+  std::set<uint64_t> waiting;
+  for (const auto& [id, session] : sessions_) {
+    const auto unsent =
+        std::find_if(session->out.begin(), session->out.end(), [segment](const Session::OutMessage& out) {
+          return out.message.type == SideType::kSegmentAdded && out.message.segment == segment;
+        });
+    if (unsent != session->out.end()) {
+      session->out.erase(unsent);  // the client never hears of it
+      continue;
+    }
+    if (session->side_socket.valid()) {
+      SideMessage message = Message(SideType::kSegmentRetired, *session);
+      message.segment = segment;
+      Send(session.get(), message, nullptr);
+    }
+    // A lost session's process may still have it mapped.
+    if (session->side_socket.valid() || session->pidfd.valid()) {
+      waiting.insert(id);
+    }
+  }
+  if (waiting.empty()) {
+    tier_.DropSegment(segment);
+  } else {
+    retiring_[segment] = std::move(waiting);
+  }
+}
+
+void StoreCore::OnUnmapped(uint64_t session, uint32_t segment) {
+  auto found = retiring_.find(segment);
+  if (found == retiring_.end() || found->second.erase(session) == 0 || !found->second.empty()) {
+    return;
+  }
+  retiring_.erase(found);
+  tier_.DropSegment(segment);
+  fetcher_.OnRetired();
+}
+
+bool StoreCore::BeginSleep() {
+  for (const auto& [id, session] : sessions_) {
+    if (session->state != SessionState::kLost && !session->BeginSleep()) {
+      EndSleep();
+      return false;
+    }
+  }
+  return true;
+}
+
+void StoreCore::EndSleep() {
+  for (const auto& [id, session] : sessions_) {
+    session->EndSleep();
+  }
+}
+
+int64_t StoreCore::NextDeadline() const {
+  int64_t next = fetcher_.next_deadline();
+  for (const auto& [id, session] : sessions_) {
+    if (session->state == SessionState::kOpened && options_.attach_timeout_nanos != 0) {
+      const int64_t deadline = session->options().opened_nanos + options_.attach_timeout_nanos;
+      next = next == 0 ? deadline : std::min(next, deadline);
+    }
+  }
+  return next;
+}
+
+StoreStats StoreCore::Stats() const {
+  StoreStats stats;
+  const Arena& arena = tier_.arena();
+  const FetcherStats& fetches = fetcher_.stats();
+  stats.dram_budget = arena.budget();
+  stats.segment_bytes = arena.total_bytes();
+  stats.retired_bytes = arena.retired_bytes();
+  stats.segments = arena.segment_count();
+  stats.resident_bytes = tier_.store().resident_bytes();
+  stats.resident_extents = tier_.store().resident_extents();
+  stats.bad_extents = tier_.store().bad_extents();
+  stats.evictions = tier_.evictions();
+  stats.fills = fetches.fills;
+  stats.bytes_read = fetches.bytes_read;
+  stats.demand_requests = fetches.demand_requests;
+  stats.prefetch_requests = fetches.prefetch_requests;
+  stats.resident_requests = fetches.resident_requests;
+  stats.joined = fetches.joined;
+  stats.cancelled = fetches.cancelled;
+  stats.no_room = fetches.no_room;
+  stats.checksum_failures = fetches.checksum_failures;
+  stats.io_errors = fetches.io_errors;
+  stats.rereads = fetches.rereads;
+  stats.sessions_lost = sessions_lost_;
+  stats.in_flight_bytes = fetcher_.started_bytes();
+  for (const auto& [id, session] : sessions_) {
+    SessionStats one;
+    one.session = id;
+    one.client_name = session->options().client_name;
+    one.state = session->state == SessionState::kOpened   ? "opened"
+                : session->state == SessionState::kActive ? "active"
+                                                          : "lost";
+    one.outstanding = session->state == SessionState::kLost ? 0 : session->outstanding();
+    one.requests = session->requests;
+    one.bytes_read = session->bytes_read;
+    for (const SessionPackPlan& plan : session->options().packs) {
+      one.held_extents += tier_.store().HeldBy(plan.pack, id);
+    }
+    stats.sessions.push_back(std::move(one));
+  }
+  return stats;
+}
+
+}  // namespace sluice

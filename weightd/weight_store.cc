@@ -1,0 +1,355 @@
+#include "weightd/weight_store.h"
+
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <deque>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "common/status.h"
+#include "weightd/memory_budget.h"
+#include "weightd/pack_extent_source.h"
+#include "weightd/poller.h"
+#include "weightd/pread_reader.h"
+#include "weightd/prefaulter.h"
+#include "weightd/store_core.h"
+
+namespace sluice {
+namespace {
+
+// Two zero pages about as fast as the memory takes them.
+constexpr int kPrefaultThreads = 2;
+
+void SleepMs(int ms) {
+  const timespec pause{ms / 1000, (ms % 1000) * 1'000'000L};
+  nanosleep(&pause, nullptr);
+}
+
+absl::StatusOr<uint64_t> NewEpoch() {
+  uint64_t epoch = 0;
+  while (epoch == 0) {
+    if (getrandom(&epoch, sizeof(epoch), 0) != sizeof(epoch)) {
+      return ErrnoToStatus(errno, "getrandom");
+    }
+  }
+  return epoch;
+}
+
+}  // namespace
+
+class WeightStore::Impl {
+ public:
+  Impl(WeightStoreOptions options, uint64_t epoch, Poller poller, UniqueFd bell,
+       std::unique_ptr<BlockReader> reader)
+      : options_(std::move(options)),
+        epoch_(epoch),
+        poller_(std::move(poller)),
+        bell_(std::move(bell)),
+        prefaulter_(kPrefaultThreads),
+        core_(CoreOptions(options_, epoch), CoreEnvironment(reader.get())),
+        reader_(std::move(reader)) {
+    reader_->SetSink([this](ReadResult result) { OnRead(std::move(result)); });
+  }
+
+  ~Impl() {
+    if (pump_.joinable()) {
+      stop_.store(true);
+      Ring();
+      pump_.join();
+    }
+    reader_.reset();  // its threads call OnRead
+  }
+
+  absl::Status Start() {
+    RETURN_IF_ERROR(poller_.WatchBell(bell_.get(), PollEvent{}));
+    pump_ = std::thread([this] { Run(); });
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<uint32_t> AddPack(const std::string& dir) {
+    ASSIGN_OR_RETURN(std::unique_ptr<Pack> pack, Pack::Open(dir));
+    const Pack* opened = pack.get();
+    return Add(std::make_unique<PackExtentSource>(std::move(pack)), opened);
+  }
+
+  absl::StatusOr<uint32_t> Add(std::unique_ptr<ExtentSource> source, const Pack* pack) {
+    absl::MutexLock adding(&add_mutex_);
+    {
+      absl::MutexLock lock(&mutex_);
+      const int known = core_.FindPack(source->model_id());
+      if (known >= 0) {
+        return static_cast<uint32_t>(known);
+      }
+    }
+    std::vector<int> files;
+    for (uint32_t i = 0; i < source->file_count(); ++i) {
+      ASSIGN_OR_RETURN(const int file, reader_->Register(source->file_path(i)));
+      files.push_back(file);
+    }
+    const std::string model_id = source->model_id();
+    absl::StatusOr<uint32_t> number;
+    {
+      absl::MutexLock lock(&mutex_);
+      number = core_.AddPack(std::move(source), std::move(files));
+      if (number.ok()) {
+        open_packs_.push_back(pack);
+      }
+    }
+    if (number.ok() && options_.log) {
+      options_.log(LogSeverity::kInfo,
+                   absl::StrCat("pack ", *number, " is ", model_id, ", read by ", reader_->Describe()));
+    }
+    return number;
+  }
+
+  const Pack* pack(uint32_t number) const {
+    absl::MutexLock lock(&mutex_);
+    return number < open_packs_.size() ? open_packs_[number] : nullptr;
+  }
+  uint32_t pack_count() const {
+    absl::MutexLock lock(&mutex_);
+    return static_cast<uint32_t>(open_packs_.size());
+  }
+
+  // Runs `work` on the core and lets the pump look at what it changed.
+  template <typename Work>
+  auto Control(const Work& work) {
+    auto result = [&] {
+      absl::MutexLock lock(&mutex_);
+      return work(&core_);
+    }();
+    Ring();
+    return result;
+  }
+
+  StoreStats Stats() const {
+    StoreStats stats;
+    {
+      absl::MutexLock lock(&mutex_);
+      stats = core_.Stats();
+    }
+    stats.io_engine = reader_->Describe();
+    return stats;
+  }
+
+  absl::StatusOr<LocalSession> Local(uint64_t session) const {
+    absl::MutexLock lock(&mutex_);
+    return core_.Local(session);
+  }
+
+  const std::byte* SegmentData(uint32_t segment) const {
+    absl::MutexLock lock(&mutex_);
+    const SharedMemory* memory = core_.tier().arena().memory(segment);
+    return memory == nullptr ? nullptr : memory->map.data();
+  }
+
+  bool draining() const {
+    absl::MutexLock lock(&mutex_);
+    return core_.draining();
+  }
+
+  uint64_t boot_epoch() const { return epoch_; }
+
+ private:
+  static StoreCore::Options CoreOptions(const WeightStoreOptions& options, uint64_t epoch) {
+    StoreCore::Options core;
+    core.boot_epoch = epoch;
+    core.arena.budget = options.dram_budget;
+    core.attach_timeout_nanos = int64_t{options.attach_timeout_ms} * 1'000'000;
+    return core;
+  }
+
+  StoreCore::Environment CoreEnvironment(BlockReader* reader) {
+    StoreCore::Environment environment;
+    environment.reader = reader;
+    environment.clock = &clock_;
+    environment.poller = &poller_;
+    environment.prefault = [this](std::shared_ptr<const SharedMemory> memory) {
+      prefaulter_.Add(std::move(memory));
+    };
+    return environment;
+  }
+
+  void Ring() {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = write(bell_.get(), &one, sizeof(one));
+  }
+
+  void OnRead(ReadResult result) {
+    {
+      absl::MutexLock lock(&reads_mutex_);
+      reads_.push_back(std::move(result));
+    }
+    if (asleep_.exchange(false)) {
+      Ring();
+    }
+  }
+
+  bool TakeReads() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::vector<ReadResult> reads;
+    {
+      absl::MutexLock lock(&reads_mutex_);
+      reads.swap(reads_);
+    }
+    for (const ReadResult& read : reads) {
+      core_.OnRead(read);
+    }
+    return !reads.empty();
+  }
+
+  bool ReadsWait() {
+    absl::MutexLock lock(&reads_mutex_);
+    return !reads_.empty();
+  }
+
+  int TimeoutMs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const int64_t deadline = core_.NextDeadline();
+    if (deadline == 0) {
+      return -1;
+    }
+    const int64_t left = (deadline - clock_.NowNanos()) / 1'000'000 + 1;
+    return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
+  }
+
+  void Run() {
+    while (!stop_.load()) {
+      int timeout_ms = 0;
+      std::vector<std::pair<LogSeverity, std::string>> messages;
+      {
+        absl::MutexLock lock(&mutex_);
+        bool more = TakeReads();
+        more = core_.Pump() || more;
+        if (!more) {
+          timeout_ms = TimeoutMs();
+          asleep_.store(true);
+          if (!core_.BeginSleep() || ReadsWait()) {
+            timeout_ms = 0;
+          }
+        }
+        messages = core_.TakeLog();
+      }
+      for (const auto& [severity, message] : messages) {
+        if (options_.log) {
+          options_.log(severity, message);
+        }
+      }
+      const std::vector<PollEvent> events = poller_.Wait(timeout_ms);
+      asleep_.store(false);
+      absl::MutexLock lock(&mutex_);
+      core_.EndSleep();
+      for (const PollEvent& event : events) {
+        core_.HandleEvent(event);
+      }
+    }
+  }
+
+  const WeightStoreOptions options_;
+  const uint64_t epoch_;
+  const MonotonicClock clock_;
+  Poller poller_;
+  const UniqueFd bell_;
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> asleep_{false};
+
+  absl::Mutex reads_mutex_;
+  std::vector<ReadResult> reads_ ABSL_GUARDED_BY(reads_mutex_);
+
+  absl::Mutex add_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // one pack is added at a time
+  mutable absl::Mutex mutex_ ABSL_ACQUIRED_BEFORE(reads_mutex_);
+  Prefaulter prefaulter_;
+  StoreCore core_ ABSL_GUARDED_BY(mutex_);
+  std::deque<const Pack*> open_packs_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<BlockReader> reader_;  // const until the destructor
+  std::thread pump_;
+};
+
+WeightStore::WeightStore() = default;
+WeightStore::~WeightStore() = default;
+
+absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Create(WeightStoreOptions options,
+                                                                 std::unique_ptr<BlockReader> reader) {
+  if (options.dram_budget == 0) {
+    return absl::InvalidArgumentError("--dram-budget must be above 0");
+  }
+  RETURN_IF_ERROR(WaitForBudget(
+      options.dram_budget, options.budget_wait_ms, [] { return ReadMemoryFacts(); }, SleepMs));
+  static const MonotonicClock clock;
+  if (reader == nullptr) {
+    PreadReader::Options pread;
+    pread.threads = options.reader_threads;
+    pread.clock = &clock;
+    pread.opener = [direct = options.direct](const std::string& path) { return OpenReadFile(path, direct); };
+    reader = std::make_unique<PreadReader>(std::move(pread));
+  }
+  ASSIGN_OR_RETURN(const uint64_t epoch, NewEpoch());
+  ASSIGN_OR_RETURN(Poller poller, Poller::Create());
+  UniqueFd bell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!bell.valid()) {
+    return ErrnoToStatus(errno, "eventfd");
+  }
+  std::unique_ptr<WeightStore> store(new WeightStore());
+  store->impl_ = std::make_unique<Impl>(std::move(options), epoch, std::move(poller), std::move(bell),
+                                        std::move(reader));
+  RETURN_IF_ERROR(store->impl_->Start());
+  return store;
+}
+
+absl::StatusOr<uint32_t> WeightStore::AddPack(const std::string& dir) { return impl_->AddPack(dir); }
+
+absl::StatusOr<uint32_t> WeightStore::AddSource(std::unique_ptr<ExtentSource> source) {
+  return impl_->Add(std::move(source), nullptr);
+}
+
+const Pack* WeightStore::pack(uint32_t number) const { return impl_->pack(number); }
+uint32_t WeightStore::pack_count() const { return impl_->pack_count(); }
+
+absl::StatusOr<SessionHandle> WeightStore::OpenSession(const SessionParams& params) {
+  return impl_->Control([&](StoreCore* core) { return core->OpenSession(params); });
+}
+
+absl::Status WeightStore::AttachSideSocket(uint64_t session, UniqueFd socket) {
+  return impl_->Control([&](StoreCore* core) { return core->AttachSideSocket(session, std::move(socket)); });
+}
+
+absl::Status WeightStore::CloseSession(uint64_t session) {
+  return impl_->Control([&](StoreCore* core) { return core->CloseSession(session); });
+}
+
+void WeightStore::OnConnectionLost(uint64_t session) {
+  impl_->Control([&](StoreCore* core) {
+    core->OnConnectionLost(session);
+    return true;
+  });
+}
+
+void WeightStore::OnProcessExit(uint64_t session) {
+  impl_->Control([&](StoreCore* core) {
+    core->OnProcessExit(session);
+    return true;
+  });
+}
+
+void WeightStore::Drain() {
+  impl_->Control([](StoreCore* core) {
+    core->Drain();
+    return true;
+  });
+}
+
+bool WeightStore::draining() const { return impl_->draining(); }
+uint64_t WeightStore::boot_epoch() const { return impl_->boot_epoch(); }
+StoreStats WeightStore::Stats() const { return impl_->Stats(); }
+absl::StatusOr<LocalSession> WeightStore::Local(uint64_t session) const { return impl_->Local(session); }
+const std::byte* WeightStore::SegmentData(uint32_t segment) const { return impl_->SegmentData(segment); }
+
+}  // namespace sluice
