@@ -1,6 +1,7 @@
 #include "cli/args.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -20,10 +21,28 @@ constexpr size_t kHelpColumn = 32;
 class Formatter : public CLI::Formatter {
  public:
   Formatter() { column_width(kHelpColumn); }
+  // As CLI11 does it, less the hidden groups and the empty lines between groups.
+  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
+    std::string text = make_description(app) + make_usage(app, name) + make_positionals(app);
+    for (const std::string& group : app->get_groups()) {
+      const auto options = app->get_options(
+          [&](const CLI::Option* option) { return option->get_group() == group && option->nonpositional(); });
+      const bool hidden = std::find(hidden_.begin(), hidden_.end(), group) != hidden_.end();
+      if (!group.empty() && !options.empty() && (mode == CLI::AppFormatMode::All || !hidden)) {
+        text += make_group(group, false, options);
+      }
+    }
+    return mode == CLI::AppFormatMode::All ? text : text + make_footer(app);
+  }
+  void Hide(const std::string& group) { hidden_.push_back(group); }
+
   // The value's placeholder stands in the help text where it matters; CLI11's type names are noise.
   std::string make_option_opts(const CLI::Option* option) const override {
     return option->get_required() ? " (required)" : "";
   }
+
+ private:
+  std::vector<std::string> hidden_;
 };
 
 [[noreturn]] void Refuse(const std::string& names, const std::string& why) {
@@ -38,6 +57,7 @@ std::string LongName(const std::string& names) { return names.substr(names.rfind
 struct ArgParser::Impl {
   Impl(const std::string& command, const std::string& summary) : app(summary, command) {}
   CLI::App app;
+  std::shared_ptr<Formatter> formatter = std::make_shared<Formatter>();
   CLI::Option* last = nullptr;
   std::string group = "Options";
 
@@ -49,7 +69,7 @@ struct ArgParser::Impl {
 
 ArgParser::ArgParser(const std::string& command, const std::string& summary)
     : impl_(std::make_unique<Impl>(command, summary)) {
-  impl_->app.formatter(std::make_shared<Formatter>());
+  impl_->app.formatter(impl_->formatter);
   impl_->app.set_help_flag("-h,--help", "prints this and exits");
 }
 
@@ -57,6 +77,12 @@ ArgParser::~ArgParser() = default;
 
 ArgParser& ArgParser::Positional(const std::string& name, std::string* out, const std::string& help) {
   impl_->last = impl_->app.add_option(name, *out, help)->required();
+  return *this;
+}
+
+ArgParser& ArgParser::Positionals(const std::string& name, std::vector<std::string>* out,
+                                  const std::string& help) {
+  impl_->last = impl_->app.add_option(name, *out, help);
   return *this;
 }
 
@@ -192,6 +218,13 @@ ArgParser& ArgParser::Group(const std::string& title) {
   return *this;
 }
 
+ArgParser& ArgParser::HiddenGroup(const std::string& title, const std::string& hint) {
+  impl_->formatter->Hide(title);
+  impl_->app.set_help_all_flag("--help-all", "shows every option");
+  impl_->app.footer(hint);
+  return Group(title);
+}
+
 std::optional<int> ArgParser::Parse(const std::vector<std::string>& args) {
   // CLI11 takes the arguments in reverse.
   std::vector<std::string> reversed(args.rbegin(), args.rend());
@@ -199,6 +232,9 @@ std::optional<int> ArgParser::Parse(const std::vector<std::string>& args) {
     impl_->app.parse(reversed);
   } catch (const CLI::CallForHelp&) {
     std::fputs(impl_->app.help().c_str(), stdout);
+    return kExitOk;
+  } catch (const CLI::CallForAllHelp&) {
+    std::fputs(impl_->app.help("", CLI::AppFormatMode::All).c_str(), stdout);
     return kExitOk;
   } catch (const CLI::Error& error) {
     return UsageError(error.what());

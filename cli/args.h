@@ -36,6 +36,8 @@ class ArgParser {
 
   // A required argument without a dash, shown as `name`.
   ArgParser& Positional(const std::string& name, std::string* out, const std::string& help);
+  // Any number of them, after the other positionals.
+  ArgParser& Positionals(const std::string& name, std::vector<std::string>* out, const std::string& help);
   ArgParser& Flag(const std::string& names, bool* out, const std::string& help);
   ArgParser& Text(const std::string& names, std::string* out, const std::string& help);
   ArgParser& Text(const std::string& names, std::optional<std::string>* out, const std::string& help);
@@ -58,6 +60,9 @@ class ArgParser {
   ArgParser& Required();
   // Options declared from here on stand under `title` in the help.
   ArgParser& Group(const std::string& title);
+
+  // As Group, shown by --help-all only; --help ends with `hint` instead.
+  ArgParser& HiddenGroup(const std::string& title, const std::string& hint);
 
   // Fills the variables from `args` (without program and sub-command). nullopt: go on. Otherwise the exit
   // code: kExitOk after --help (printed to stdout), kExitUsage after an error (printed to stderr).

@@ -1,18 +1,13 @@
 #include "cli/base_run.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <bit>
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "cli/file_io.h"
 #include "common/status.h"
 
 namespace sluice::cli {
@@ -39,8 +34,6 @@ struct Wire {
   char reserved[48];
 };
 static_assert(sizeof(Wire) == kBaseRunHeaderBytes);
-
-std::string Temporary(const std::string& path) { return absl::StrCat(path, ".tmp.", getpid()); }
 
 absl::Status CheckSame(const std::string& path, const char* what, uint64_t base, uint64_t run) {
   if (base != run) {
@@ -105,45 +98,24 @@ absl::StatusOr<BaseRunHeader> ParseBaseRunHeader(const std::string& bytes, uint6
 
 absl::StatusOr<std::unique_ptr<BaseRunWriter>> BaseRunWriter::Create(const std::string& path,
                                                                      const BaseRunHeader& header) {
-  std::unique_ptr<BaseRunWriter> writer(new BaseRunWriter(path, header));
-  writer->fd_.reset(open(Temporary(path).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!writer->fd_.valid()) {
-    return ErrnoToStatus(errno, absl::StrCat("cannot create ", Temporary(path)));
-  }
-  const std::string bytes = SerializeBaseRunHeader(header);
-  RETURN_IF_ERROR(WriteAt(writer->fd_.get(), 0, bytes.data(), bytes.size(), Temporary(path)));
-  return writer;
-}
-
-BaseRunWriter::~BaseRunWriter() {
-  if (fd_.valid()) {
-    unlink(Temporary(path_).c_str());
-  }
+  ASSIGN_OR_RETURN(PartialFile file, PartialFile::Create(path));
+  RETURN_IF_ERROR(file.WriteAt(0, SerializeBaseRunHeader(header)));
+  return std::unique_ptr<BaseRunWriter>(new BaseRunWriter(header, std::move(file)));
 }
 
 absl::Status BaseRunWriter::WriteRow(uint64_t position, absl::Span<const float> row) {
-  return WriteAt(fd_.get(), RowOffset(header_, position), row.data(), row.size() * sizeof(float),
-                 Temporary(path_));
+  return file_.WriteAt(RowOffset(header_, position), row);
 }
 
-absl::Status BaseRunWriter::Finish() {
-  if (rename(Temporary(path_).c_str(), path_.c_str()) != 0) {
-    return ErrnoToStatus(errno, absl::StrCat("cannot rename ", Temporary(path_), " to ", path_));
-  }
-  fd_.reset();
-  return absl::OkStatus();
-}
+absl::Status BaseRunWriter::Finish() { return file_.Commit(); }
 
 absl::StatusOr<std::unique_ptr<BaseRunReader>> BaseRunReader::Open(const std::string& path,
                                                                    const BaseRunHeader& expected) {
-  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  struct stat info {};
-  if (!fd.valid() || fstat(fd.get(), &info) != 0) {
-    return ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
-  }
-  std::string bytes(std::min<uint64_t>(kBaseRunHeaderBytes, static_cast<uint64_t>(info.st_size)), '\0');
-  RETURN_IF_ERROR(ReadAt(fd.get(), 0, bytes.data(), bytes.size(), path));
-  absl::StatusOr<BaseRunHeader> header = ParseBaseRunHeader(bytes, static_cast<uint64_t>(info.st_size));
+  ASSIGN_OR_RETURN(File file, File::OpenForRead(path));
+  ASSIGN_OR_RETURN(const uint64_t size, file.Size());
+  std::string bytes(std::min(kBaseRunHeaderBytes, size), '\0');
+  RETURN_IF_ERROR(file.ReadAt(0, absl::MakeSpan(reinterpret_cast<std::byte*>(bytes.data()), bytes.size())));
+  absl::StatusOr<BaseRunHeader> header = ParseBaseRunHeader(bytes, size);
   if (!header.ok()) {
     return Annotate(header.status(), path);
   }
@@ -152,11 +124,12 @@ absl::StatusOr<std::unique_ptr<BaseRunReader>> BaseRunReader::Open(const std::st
   RETURN_IF_ERROR(CheckSame(path, "window", header->window, expected.window));
   RETURN_IF_ERROR(CheckSame(path, "stride", header->stride, expected.stride));
   RETURN_IF_ERROR(CheckSame(path, "a text with token hash", header->token_hash, expected.token_hash));
-  return std::unique_ptr<BaseRunReader>(new BaseRunReader(path, *std::move(header), std::move(fd)));
+  return std::unique_ptr<BaseRunReader>(new BaseRunReader(*std::move(header), std::move(file)));
 }
 
 absl::Status BaseRunReader::ReadRow(uint64_t position, absl::Span<float> row) const {
-  return ReadAt(fd_.get(), RowOffset(header_, position), row.data(), row.size() * sizeof(float), path_);
+  return file_.ReadAt(RowOffset(header_, position),
+                      absl::MakeSpan(reinterpret_cast<std::byte*>(row.data()), row.size() * sizeof(float)));
 }
 
 }  // namespace sluice::cli

@@ -21,11 +21,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/ring/unique_fd.h"
+#include "cli/partial_file.h"
+#include "common/file_io.h"
 
 namespace sluice::cli {
 
@@ -50,17 +52,15 @@ class BaseRunWriter {
  public:
   static absl::StatusOr<std::unique_ptr<BaseRunWriter>> Create(const std::string& path,
                                                                const BaseRunHeader& header);
-  ~BaseRunWriter();
   // REQUIRES: position < positions, row.size() == vocab.
   absl::Status WriteRow(uint64_t position, absl::Span<const float> row);
   // Gives the file its name. REQUIRES: every row was written.
   absl::Status Finish();
 
  private:
-  BaseRunWriter(std::string path, const BaseRunHeader& header) : path_(std::move(path)), header_(header) {}
-  const std::string path_;
+  BaseRunWriter(const BaseRunHeader& header, PartialFile file) : header_(header), file_(std::move(file)) {}
   const BaseRunHeader header_;
-  UniqueFd fd_;
+  PartialFile file_;
 };
 
 class BaseRunReader {
@@ -72,11 +72,9 @@ class BaseRunReader {
   absl::Status ReadRow(uint64_t position, absl::Span<float> row) const;
 
  private:
-  BaseRunReader(std::string path, BaseRunHeader header, UniqueFd fd)
-      : path_(std::move(path)), header_(std::move(header)), fd_(std::move(fd)) {}
-  const std::string path_;
+  BaseRunReader(BaseRunHeader header, File file) : header_(std::move(header)), file_(std::move(file)) {}
   const BaseRunHeader header_;
-  const UniqueFd fd_;
+  const File file_;
 };
 
 }  // namespace sluice::cli

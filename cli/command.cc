@@ -1,7 +1,6 @@
 #include "cli/command.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -89,25 +88,6 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
   }
   const absl::Cleanup closer = [fd] { close(fd); };
   return ReadDescriptor(fd, path);
-}
-
-absl::Status WriteWholeFile(const std::string& path, const std::string& bytes) {
-  const std::string temporary = absl::StrCat(path, ".tmp.", getpid());
-  const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) {
-    return ErrnoToStatus(errno, absl::StrCat("cannot create ", temporary));
-  }
-  absl::Status status = WriteDescriptor(fd, bytes, temporary);
-  if (close(fd) != 0 && status.ok()) {
-    status = ErrnoToStatus(errno, absl::StrCat("cannot write ", temporary));
-  }
-  if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0) {
-    status = ErrnoToStatus(errno, absl::StrCat("cannot rename ", temporary, " to ", path));
-  }
-  if (!status.ok()) {
-    unlink(temporary.c_str());
-  }
-  return status;
 }
 
 }  // namespace sluice::cli

@@ -34,7 +34,6 @@ int RunDetokenize(const CommandContext& context, const std::vector<std::string>&
 int RunRun(const CommandContext& context, const std::vector<std::string>& args);
 int RunLogits(const CommandContext& context, const std::vector<std::string>& args);
 int RunPerplexity(const CommandContext& context, const std::vector<std::string>& args);
-int RunBench(const CommandContext& context, const std::vector<std::string>& args);
 int RunDoctor(const CommandContext& context, const std::vector<std::string>& args);
 int RunPreset(const CommandContext& context, const std::vector<std::string>& args);
 // Not for people: the process that keeps the daemons of a runtime directory (supervisor.h).
@@ -52,9 +51,6 @@ absl::Status WriteStdout(const std::string& text);
 
 // The bytes of the file, as they are; at most 1 GiB. `path` "-" reads standard input to its end.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path);
-
-// Writes `bytes` to a temporary file beside `path` and renames it: nobody sees half a file.
-absl::Status WriteWholeFile(const std::string& path, const std::string& bytes);
 
 }  // namespace sluice::cli
 

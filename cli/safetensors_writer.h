@@ -9,11 +9,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/ring/unique_fd.h"
+#include "cli/partial_file.h"
 
 namespace sluice::cli {
 
@@ -27,8 +28,6 @@ class SafetensorsWriter {
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(const std::string& path,
                                                                    const std::string& tensor, uint64_t rows,
                                                                    uint64_t cols);
-  ~SafetensorsWriter();
-
   // Whole rows from row `first` on; any order. InvalidArgument for values outside of the matrix.
   absl::Status WriteRows(uint64_t first, absl::Span<const float> values);
 
@@ -36,14 +35,13 @@ class SafetensorsWriter {
   absl::Status Finish();
 
  private:
-  SafetensorsWriter(std::string path, UniqueFd fd, uint64_t header_bytes, uint64_t rows, uint64_t cols);
-  std::string temporary() const;
+  SafetensorsWriter(PartialFile file, uint64_t header_bytes, uint64_t rows, uint64_t cols)
+      : header_bytes_(header_bytes), rows_(rows), cols_(cols), file_(std::move(file)) {}
 
-  const std::string path_;
   const uint64_t header_bytes_;
   const uint64_t rows_;
   const uint64_t cols_;
-  UniqueFd fd_;
+  PartialFile file_;
   uint64_t rows_written_ = 0;
 };
 

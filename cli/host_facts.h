@@ -1,0 +1,58 @@
+// What `sluice doctor` looks at, read from this host once. Judged by doctor_checks.h.
+//
+// Thread safety: free functions, safe to call from any thread.
+#ifndef SLUICE_CLI_HOST_FACTS_H_
+#define SLUICE_CLI_HOST_FACTS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace sluice::cli {
+
+struct CpuFacts {
+  bool avx2 = false;
+  bool fma = false;
+  bool avx512 = false;  // F, BW, DQ, VL
+  bool avx512_bf16 = false;
+  bool avx512_vnni = false;
+  bool amx_bf16 = false;
+  int cpus = 0;  // in the affinity mask
+};
+
+struct MemoryFacts {
+  uint64_t total = 0;                  // MemTotal
+  uint64_t available = 0;              // MemAvailable
+  std::optional<uint64_t> cgroup_max;  // absent: no limit
+  uint64_t cgroup_used = 0;
+};
+
+struct KernelFacts {
+  uint64_t memlock_bytes = 0;  // soft limit, UINT64_MAX: none
+  uint64_t open_files = 0;     // soft limit
+  int io_uring_errno = 0;      // of setting up a ring; 0: works
+  int pidfd_errno = 0;         // of watching a process
+  int seal_errno = 0;          // of sealing shared memory for its readers
+  int collapse_errno = 0;      // of making huge pages from shared memory
+  std::string thp;             // "always [madvise] never"
+};
+
+struct DiskFacts {
+  std::string path;
+  int direct_errno = 0;       // of an O_DIRECT read of one block; 0: works
+  uint32_t memory_align = 0;  // by statx, 0: unknown
+  uint32_t offset_align = 0;
+};
+
+CpuFacts ReadCpuFacts();
+MemoryFacts ReadMemoryFacts();
+KernelFacts ReadKernelFacts();
+// Reads one block of the file.
+DiskFacts ReadDiskFacts(const std::string& path);
+
+}  // namespace sluice::cli
+
+#endif  // SLUICE_CLI_HOST_FACTS_H_

@@ -1,0 +1,343 @@
+#include "cli/launcher.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "cli/status_words.h"
+#include "cli/unix_socket.h"
+#include "cli/weightd_probe.h"
+#include "common/net/unix_listener.h"
+#include "common/runtime_dir.h"
+#include "common/size.h"
+#include "common/status.h"
+
+namespace sluice::cli {
+namespace {
+
+// Another start may hold the lock while its daemons come up, not longer.
+constexpr absl::Duration kLockPatience = absl::Seconds(30);
+// Dense weights are read before inferd serves: minutes for the largest models on slow disks.
+constexpr absl::Duration kStartPatience = absl::Minutes(10);
+// An inferd that says it cannot serve may be waiting for weightd's restart; longer is an error to show.
+constexpr absl::Duration kUnavailablePatience = absl::Seconds(5);
+constexpr int kAskEveryMs = 10;
+// The daemons end within the supervisor's patience of 5 s each.
+constexpr int kLeavePatienceMs = 15000;
+constexpr int kReadyPatienceMs = 25000;
+// A supervisor that was just ending is replaced; twice is chance, more is a fault.
+constexpr int kJoinAttempts = 3;
+constexpr int kLogLines = 10;
+
+std::string Environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+bool WaitReadable(int fd, int milliseconds) {
+  pollfd entry = {fd, POLLIN, 0};
+  return poll(&entry, 1, milliseconds) == 1;
+}
+
+}  // namespace
+
+Launcher::Launcher(const CommandContext& context, const CommonOptions& options, bool json)
+    : context_(context),
+      options_(options),
+      json_(json),
+      progress_("starting", ProgressUnit::kItems, options.quiet || json) {}
+
+Launcher::~Launcher() { Leave(); }
+
+absl::StatusOr<std::unique_ptr<Launcher>> Launcher::Launch(const CommandContext& context,
+                                                           const CommonOptions& options, bool json) {
+  std::unique_ptr<Launcher> launcher(new Launcher(context, options, json));
+  RETURN_IF_ERROR(launcher->Run());
+  return launcher;
+}
+
+absl::Status Launcher::Run() {
+  ASSIGN_OR_RETURN(pack_, Pack::Open(options_.pack));
+  std::string address = options_.address.value_or(Environment("SLUICE_HOST"));
+  RETURN_IF_ERROR(address.empty() ? UseRuntimeDir() : UseAddress(address));
+  progress_.Finish();
+  ShowOptions();
+  return absl::OkStatus();
+}
+
+absl::Status Launcher::UseAddress(const std::string& address) {
+  if (options_.keep.has_value()) {
+    return absl::InvalidArgumentError("--keep is for daemons that this command starts, not for --address");
+  }
+  client_ = std::make_unique<Client>(address, AdminAddressOf(address), context_.interrupt);
+  RETURN_IF_ERROR(client_->CheckServing(kUnavailablePatience));
+  std::vector<std::string> differences;
+  RETURN_IF_ERROR(Compare(&differences));
+  return Mismatch(differences);
+}
+
+absl::Status Launcher::UseRuntimeDir() {
+  ASSIGN_OR_RETURN(const std::string dir, EnsureRuntimeDir());
+  paths_ = RuntimePaths(dir);
+  for (int attempt = 1;; ++attempt) {
+    RETURN_IF_ERROR(JoinOrStart());
+    const std::string admin = absl::StrCat("unix:", paths_.inferd_admin_socket);
+    client_ =
+        std::make_unique<Client>(absl::StrCat("unix:", paths_.inferd_socket), admin, context_.interrupt);
+    const absl::Status serving = WaitUntilServing();
+    const bool supervisor_gone = supervisor_.valid() && absl::IsAborted(serving);
+    if (!serving.ok() && !(supervisor_gone && attempt < kJoinAttempts)) {
+      return serving;
+    }
+    if (serving.ok()) {
+      std::vector<std::string> differences;
+      RETURN_IF_ERROR(Compare(&differences));
+      // Daemons that nobody else uses end when this process leaves them: then the right ones can be started.
+      const bool replaceable =
+          !differences.empty() && !started_ && supervisor_.valid() && attempt < kJoinAttempts;
+      if (!replaceable || !Leave()) {
+        return Mismatch(differences);
+      }
+      Say("daemons with other options were just ending");
+    }
+    supervisor_.reset();
+  }
+}
+
+absl::Status Launcher::JoinOrStart() {
+  ASSIGN_OR_RETURN(const UniqueFd lock,
+                   LockFile(paths_.start_lock, kLockPatience, context_.interrupt->flag()));
+  absl::StatusOr<UniqueFd> joined = ConnectUnix(paths_.supervisor_socket, UnixSocketType::kSeqPacket);
+  if (joined.ok()) {
+    supervisor_ = *std::move(joined);
+    started_ = false;
+    Say(absl::StrCat("joined the daemons in ", paths_.dir));
+  } else if (ConnectUnix(paths_.inferd_socket, UnixSocketType::kStream).ok()) {
+    started_ = false;
+    Say(absl::StrCat("found inferd at ", paths_.inferd_socket));
+    return absl::OkStatus();
+  } else {
+    RETURN_IF_ERROR(StartSupervisor());
+    started_ = true;
+  }
+  if (options_.keep.has_value()) {
+    SendPacket(supervisor_.get(), absl::StrCat(kKeepWord, absl::ToInt64Milliseconds(*options_.keep)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Launcher::StartSupervisor() {
+  std::error_code error;
+  const std::string pack_dir = std::filesystem::canonical(options_.pack, error);
+  if (error) {
+    return ErrnoToStatus(error.value(), absl::StrCat("cannot resolve ", options_.pack));
+  }
+  std::vector<std::string> argv = {absl::StrCat(context_.binary_dir, "/sluice"), "supervise"};
+  for (std::string& argument :
+       SupervisorArguments(DaemonsOf(paths_, context_.binary_dir, pack_dir, options_))) {
+    argv.push_back(std::move(argument));
+  }
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) {
+    return ErrnoToStatus(errno, "cannot make a pipe");
+  }
+  const UniqueFd ready(ends[0]);
+  UniqueFd supervisors_end(ends[1]);
+  ASSIGN_OR_RETURN(const pid_t pid, SpawnProcess(argv, paths_.supervisor_log, /*append=*/false,
+                                                 supervisors_end.get(), /*new_session=*/true));
+  supervisors_end.reset();
+  Say(absl::StrCat("started supervisor ", pid, "; logs: ", paths_.weightd_log, ", ", paths_.inferd_log));
+  char byte = 0;
+  if (!WaitReadable(ready.get(), kReadyPatienceMs) || read(ready.get(), &byte, 1) != 1) {
+    return absl::UnavailableError(absl::StrCat("the supervisor of the daemons did not start; ",
+                                               paths_.supervisor_log,
+                                               " ends with:", LogTail(paths_.supervisor_log, kLogLines)));
+  }
+  ASSIGN_OR_RETURN(supervisor_, ConnectUnix(paths_.supervisor_socket, UnixSocketType::kSeqPacket));
+  return absl::OkStatus();
+}
+
+absl::Status Launcher::WaitUntilServing() {
+  const absl::Time deadline = absl::Now() + kStartPatience;
+  absl::Time unavailable_since = absl::InfiniteFuture();
+  while (true) {
+    RETURN_IF_ERROR(context_.interrupt->Check());
+    RETURN_IF_ERROR(HearSupervisor());
+    // Before the socket is there gRPC would back off for longer than the start takes.
+    if (ConnectUnix(paths_.inferd_admin_socket, UnixSocketType::kStream).ok()) {
+      const absl::Status state = AskState(&unavailable_since);
+      if (state.ok() || !absl::IsUnavailable(state)) {
+        return state;
+      }
+      progress_.Note(std::string(state.message()));
+    } else if (!supervisor_.valid()) {
+      return absl::UnavailableError(absl::StrCat("inferd at ", paths_.inferd_socket, " has gone"));
+    }
+    if (absl::Now() > deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("inferd is not serving after ", FormatTimeSpan(kStartPatience),
+                       "; its log ends with:", LogTail(paths_.inferd_log, kLogLines)));
+    }
+    poll(nullptr, 0, kAskEveryMs);
+  }
+}
+
+absl::Status Launcher::AskState(absl::Time* unavailable_since) {
+  const absl::StatusOr<api::GetServerInfoResponse> info = client_->GetServerInfo();
+  if (!info.ok()) {
+    return absl::IsCancelled(info.status()) ? info.status()
+                                            : absl::UnavailableError(std::string(info.status().message()));
+  }
+  switch (info->state()) {
+    case api::SERVER_STATE_SERVING:
+      return absl::OkStatus();
+    case api::SERVER_STATE_UNAVAILABLE:
+      *unavailable_since = std::min(*unavailable_since, absl::Now());
+      if (absl::Now() - *unavailable_since > kUnavailablePatience) {
+        return CodeFromText(info->state_detail(), absl::StatusCode::kFailedPrecondition,
+                            absl::StrCat("inferd cannot serve: ", info->state_detail()));
+      }
+      break;
+    default:
+      *unavailable_since = absl::InfiniteFuture();
+  }
+  return absl::UnavailableError(info->state_detail().empty() ? "waiting for inferd" : info->state_detail());
+}
+
+absl::Status Launcher::Compare(std::vector<std::string>* differences) {
+  ASSIGN_OR_RETURN(model_, client_->GetModel());
+  if (model_.id() != pack_->model_id()) {
+    differences->push_back(absl::StrCat("it serves model ", model_.id(), " (", model_.name(), "), and ",
+                                        options_.pack, " is model ", pack_->model_id()));
+  }
+  const std::vector<OptionSetting> asked = options_.InferdSettings();
+  if (!client_->has_admin()) {
+    for (const OptionSetting& setting : asked) {
+      differences->push_back(
+          absl::StrCat("--", setting.name, " cannot be compared without its admin socket"));
+    }
+  } else {
+    ASSIGN_OR_RETURN(const api::GetServerInfoResponse info, client_->GetServerInfo());
+    server_options_.assign(info.options().begin(), info.options().end());
+    backend_ = info.backend();
+    for (const OptionSetting& setting : asked) {
+      const std::string value = server_option(setting.name);
+      if (!SameOptionValue(value, setting.value)) {
+        differences->push_back(absl::StrCat("it has --", setting.name, " ",
+                                            value.empty() ? "(unknown)" : value, ", not ", setting.value));
+      }
+    }
+  }
+  return CompareWeightd(differences);
+}
+
+absl::Status Launcher::CompareWeightd(std::vector<std::string>* differences) {
+  const std::vector<OptionSetting> asked = options_.WeightdSettings();
+  if (started_ || asked.empty()) {
+    return absl::OkStatus();
+  }
+  if (paths_.dir.empty()) {
+    for (const OptionSetting& setting : asked) {
+      differences->push_back(
+          absl::StrCat("--", setting.name, " is weightd's, which --address does not reach"));
+    }
+    return absl::OkStatus();
+  }
+  return CompareWithWeightd(paths_.weightd_socket, asked, differences);
+}
+
+absl::Status Launcher::Mismatch(const std::vector<std::string>& differences) const {
+  if (differences.empty()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("the inferd at ", client_->address(),
+                   " is in use and differs from what was asked for: ", absl::StrJoin(differences, "; "),
+                   ". Wait until its users have ended, or use another SLUICE_RUNTIME_DIR or --address"));
+}
+
+std::string Launcher::server_option(const std::string& name) const {
+  for (const api::OptionValue& option : server_options_) {
+    if (option.name() == name) {
+      return option.value();
+    }
+  }
+  return "";
+}
+
+void Launcher::ShowOptions() const {
+  if (json_ || options_.quiet) {
+    return;
+  }
+  std::string line = absl::StrCat("sluice: ", model_.name());
+  for (const api::OptionValue& option : server_options_) {
+    // Paths and sockets are for -v.
+    if (option.value().empty() || absl::StrContains(option.value(), '/')) {
+      continue;
+    }
+    absl::StrAppend(&line, ", ", option.name(), " ", option.value());
+  }
+  std::fprintf(stderr, "%s\n", Styled(line, Style::kDim, StderrIsTerminal()).c_str());
+}
+
+absl::Status Launcher::HearSupervisor() {
+  std::string packet;
+  while (supervisor_.valid()) {
+    switch (ReceivePacket(supervisor_.get(), &packet)) {
+      case Receive::kNothing:
+        return absl::OkStatus();
+      case Receive::kClosed:
+        return absl::AbortedError(absl::StrCat("the supervisor of the daemons has ended; ",
+                                               paths_.supervisor_log,
+                                               " ends with:", LogTail(paths_.supervisor_log, kLogLines)));
+      case Receive::kPacket:
+        if (absl::StartsWith(packet, kFailedWord)) {
+          return DaemonFailure(packet);
+        }
+        Say(packet);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Launcher::DaemonFailure(const std::string& packet) const {
+  const std::string text = packet.substr(sizeof(kFailedWord) - 1);
+  const std::string name = text.substr(0, text.find(' '));
+  const std::string& log = name == "weightd" ? paths_.weightd_log : paths_.inferd_log;
+  const std::string tail = LogTail(log, kLogLines);
+  return CodeFromText(tail, absl::StatusCode::kUnavailable,
+                      absl::StrCat(name, " ended: ", absl::StripPrefix(text.substr(name.size()), " "), "; ",
+                                   log, " ends with:", tail));
+}
+
+bool Launcher::Leave() {
+  if (!supervisor_.valid() || !SendPacket(supervisor_.get(), kByeWord)) {
+    return true;
+  }
+  std::string packet;
+  Receive received = Receive::kPacket;
+  while (received != Receive::kClosed && WaitReadable(supervisor_.get(), kLeavePatienceMs)) {
+    received = ReceivePacket(supervisor_.get(), &packet);
+  }
+  supervisor_.reset();
+  return !ConnectUnix(paths_.supervisor_socket, UnixSocketType::kSeqPacket).ok();
+}
+
+void Launcher::Say(const std::string& text) const {
+  if (options_.verbose) {
+    std::fprintf(stderr, "sluice: %s\n", text.c_str());
+  }
+}
+
+}  // namespace sluice::cli

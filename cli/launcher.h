@@ -1,0 +1,85 @@
+// Launcher: the way from a command to a serving inferd. Finds one, or starts both daemons through a
+// supervisor (supervisor.h), and checks that it has the pack and the options asked for. cli/README.md tells
+// the story.
+//
+// Thread safety: Launch and the destructor belong to the main thread; client() may be used from any thread.
+#ifndef SLUICE_CLI_LAUNCHER_H_
+#define SLUICE_CLI_LAUNCHER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cli/client.h"
+#include "cli/command.h"
+#include "cli/options.h"
+#include "cli/runtime_paths.h"
+#include "cli/terminal.h"
+#include "common/pack/pack.h"
+#include "common/ring/unique_fd.h"
+
+namespace sluice::cli {
+
+class Launcher {
+ public:
+  // Opens the pack, finds or starts the daemons, waits until tokens can be made. `json`: no line of options.
+  // Errors: of the pack; FailedPrecondition naming each difference to a running inferd; a daemon's own
+  // reason, with the last lines of its log, when it could not start; Cancelled.
+  static absl::StatusOr<std::unique_ptr<Launcher>> Launch(const CommandContext& context,
+                                                          const CommonOptions& options, bool json);
+
+  // Leaves the daemons; if nobody else uses them, waits until they have ended.
+  ~Launcher();
+
+  Client& client() { return *client_; }
+  const Pack& pack() const { return *pack_; }
+  const api::Model& model() const { return model_; }
+  // Every option in effect; empty without a way to the admin service.
+  const std::vector<api::OptionValue>& server_options() const { return server_options_; }
+  // The value of one of them, "" if it is not known.
+  std::string server_option(const std::string& name) const;
+  const std::string& backend() const { return backend_; }
+
+ private:
+  Launcher(const CommandContext& context, const CommonOptions& options, bool json);
+
+  absl::Status Run();
+  absl::Status UseAddress(const std::string& address);
+  absl::Status UseRuntimeDir();
+  absl::Status JoinOrStart();
+  absl::Status StartSupervisor();
+  absl::Status WaitUntilServing();
+  absl::Status AskState(absl::Time* unavailable_since);
+  // Learns model and options, and what differs from the ones asked for.
+  absl::Status Compare(std::vector<std::string>* differences);
+  absl::Status CompareWeightd(std::vector<std::string>* differences);
+  absl::Status Mismatch(const std::vector<std::string>& differences) const;
+  void ShowOptions() const;
+
+  // Reads the supervisor's news. A daemon's failure is an error; Unavailable if the supervisor has gone.
+  absl::Status HearSupervisor();
+  absl::Status DaemonFailure(const std::string& packet) const;
+  // Says goodbye; true if the daemons have ended with it.
+  bool Leave();
+  void Say(const std::string& text) const;
+
+  const CommandContext& context_;
+  const CommonOptions& options_;
+  const bool json_;
+  std::unique_ptr<Pack> pack_;
+  RuntimePaths paths_;    // empty with an address
+  UniqueFd supervisor_;   // the connection that keeps the daemons
+  bool started_ = false;  // by this process
+  std::unique_ptr<Client> client_;
+  api::Model model_;
+  std::vector<api::OptionValue> server_options_;
+  std::string backend_;
+  Progress progress_;
+};
+
+}  // namespace sluice::cli
+
+#endif  // SLUICE_CLI_LAUNCHER_H_

@@ -1,0 +1,111 @@
+#include "cli/options.h"
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "common/size.h"
+
+namespace sluice::cli {
+namespace {
+
+// Appends the options that were given.
+class Settings {
+ public:
+  template <typename T>
+  Settings& Add(const char* name, const std::optional<T>& value) {
+    if (value.has_value()) {
+      list_.push_back({name, absl::StrCat(*value)});
+    }
+    return *this;
+  }
+  Settings& Add(const char* name, const std::optional<bool>& value) {
+    if (value.has_value()) {
+      list_.push_back({name, *value ? "on" : "off"});
+    }
+    return *this;
+  }
+  std::vector<OptionSetting> Take() { return std::move(list_); }
+
+ private:
+  std::vector<OptionSetting> list_;
+};
+
+}  // namespace
+
+void CommonOptions::Declare(ArgParser* parser) {
+  parser->Text("--pack", &pack, "PACK: the pack's folder").Required();
+  constexpr char kHint[] =
+      "Options of the daemons, explained by --help-all: --device --device-budget --dram-budget --context\n"
+      "--parallel --kv --kv-budget --prefill-chunk --threads --preset --io --direct --link-gbps\n"
+      "--link-latency-us --clock; of finding and starting them: --address --keep --no-restart";
+  parser->HiddenGroup("Options of the daemons (sizes as 512MiB, 2GB)", kHint)
+      .Choice("--device", {"host", "sim", "cuda"}, &device, "where the experts compute [host]")
+      .Size("--device-budget", &device_budget, "bytes of device memory for experts")
+      .Size("--dram-budget", &dram_budget,
+            "bytes of memory for weights [the pack, at most 70 % of what is free]")
+      .Number("--context", &context, "tokens of prompt and answer together [the model's, at most 8192]", 1,
+              1u << 30)
+      .Number("--parallel", &parallel, "sequences that run together [4]", 1, 4096)
+      .Choice("--kv", {"f32", "f16", "q8"}, &kv, "type of the KV cache [f16]")
+      .Size("--kv-budget", &kv_budget, "bytes of the KV cache [what context and parallel need]")
+      .Number("--prefill-chunk", &prefill_chunk, "prompt tokens of a step [512]", 1, 1u << 20)
+      .Number("--threads", &threads, "that compute [all CPUs]", 1, 4096)
+      .Text("--preset", &preset, "NAME of the policies, see `sluice preset list` [exact]")
+      .Choice("--io", {"uring", "pread"}, &io, "how weights are read")
+      .OnOff("--direct", &direct, "reads past the page cache [on]")
+      .Real("--link-gbps", &link_gbps, "of device sim", 0, 1e6)
+      .Real("--link-latency-us", &link_latency_us, "of device sim", 0, 1e9)
+      .Choice("--clock", {"real", "virtual"}, &clock, "of device sim [real]");
+  parser->HiddenGroup("Finding and starting them", kHint)
+      .Text("--address", &address, "of a running inferd: unix:PATH or HOST:PORT [SLUICE_HOST, else started]")
+      .TimeSpan("--keep", &keep, "leaves started daemons running for this long, as 10m [0]")
+      .Flag("--no-restart", &no_restart, "does not start a daemon again that was killed");
+  parser->Group("Options")
+      .Flag("-v,--verbose", &verbose, "says what the launcher does, and where the logs are")
+      .Flag("-q,--quiet", &quiet, "no progress, no line of options");
+}
+
+std::vector<OptionSetting> CommonOptions::InferdSettings() const {
+  return Settings()
+      .Add("device", device)
+      .Add("device-budget", device_budget)
+      .Add("context", context)
+      .Add("parallel", parallel)
+      .Add("kv", kv)
+      .Add("kv-budget", kv_budget)
+      .Add("prefill-chunk", prefill_chunk)
+      .Add("threads", threads)
+      .Add("preset", preset)
+      .Add("link-gbps", link_gbps)
+      .Add("link-latency-us", link_latency_us)
+      .Add("clock", clock)
+      .Take();
+}
+
+std::vector<OptionSetting> CommonOptions::WeightdSettings() const {
+  return Settings().Add("dram-budget", dram_budget).Add("io", io).Add("direct", direct).Take();
+}
+
+std::vector<std::string> AsFlags(const std::vector<OptionSetting>& settings) {
+  std::vector<std::string> flags;
+  for (const OptionSetting& setting : settings) {
+    flags.push_back(absl::StrCat("--", setting.name));
+    flags.push_back(setting.value);
+  }
+  return flags;
+}
+
+bool SameOptionValue(const std::string& a, const std::string& b) {
+  if (a == b) {
+    return true;
+  }
+  double number_a = 0;
+  double number_b = 0;
+  if (absl::SimpleAtod(a, &number_a) && absl::SimpleAtod(b, &number_b)) {
+    return number_a == number_b;
+  }
+  const auto size_a = ParseSize(a);
+  const auto size_b = ParseSize(b);
+  return size_a.ok() && size_b.ok() && *size_a == *size_b;
+}
+
+}  // namespace sluice::cli

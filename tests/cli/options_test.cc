@@ -1,0 +1,97 @@
+// Common options, the daemons' command lines, and codes in logs.
+#include "cli/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "cli/runtime_paths.h"
+#include "cli/status_words.h"
+
+namespace sluice::cli {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+CommonOptions Parse(const std::vector<std::string>& args) {
+  CommonOptions options;
+  ArgParser parser("sluice test", "A test.");
+  options.Declare(&parser);
+  EXPECT_EQ(parser.Parse(args), std::nullopt);
+  return options;
+}
+
+TEST(CommonOptionsTest, OnlyWhatWasGivenReachesTheDaemons) {
+  const CommonOptions none = Parse({"--pack", "p"});
+  EXPECT_THAT(none.InferdSettings(), IsEmpty());
+  EXPECT_THAT(none.WeightdSettings(), IsEmpty());
+  const CommonOptions some =
+      Parse({"--pack", "p", "--kv", "f32", "--threads", "2", "--dram-budget", "6MiB", "--direct", "off"});
+  EXPECT_THAT(some.InferdSettings(), ElementsAre(OptionSetting{"kv", "f32"}, OptionSetting{"threads", "2"}));
+  EXPECT_THAT(some.WeightdSettings(),
+              ElementsAre(OptionSetting{"dram-budget", "6291456"}, OptionSetting{"direct", "off"}));
+  EXPECT_THAT(AsFlags(some.InferdSettings()), ElementsAre("--kv", "f32", "--threads", "2"));
+}
+
+TEST(CommonOptionsTest, PackIsRequired) {
+  CommonOptions options;
+  ArgParser parser("sluice test", "A test.");
+  options.Declare(&parser);
+  EXPECT_EQ(parser.Parse({}), kExitUsage);
+}
+
+TEST(SameOptionValueTest, ComparesByMeaning) {
+  EXPECT_TRUE(SameOptionValue("f32", "f32"));
+  EXPECT_TRUE(SameOptionValue("16", "16.0"));
+  EXPECT_TRUE(SameOptionValue("6MiB", "6291456"));
+  EXPECT_FALSE(SameOptionValue("f32", "f16"));
+  EXPECT_FALSE(SameOptionValue("", "8"));
+  EXPECT_FALSE(SameOptionValue("6MiB", "6MB"));
+}
+
+TEST(DaemonsOfTest, CommandLinesNameSocketsPackAndOptions) {
+  const RuntimePaths paths("/r");
+  const CommonOptions options =
+      Parse({"--pack", "p", "--kv", "f32", "--dram-budget", "1024", "--no-restart"});
+  const SupervisorOptions daemons = DaemonsOf(paths, "/bin", "/abs/p", options);
+  EXPECT_FALSE(daemons.restart);
+  ASSERT_EQ(daemons.daemons.size(), 2u);
+  EXPECT_THAT(daemons.daemons[0].argv, ElementsAre("/bin/weightd", "--socket", "/r/weightd.sock", "--pack",
+                                                   "/abs/p", "--dram-budget", "1024"));
+  EXPECT_THAT(daemons.daemons[1].argv,
+              ElementsAre("/bin/inferd", "--pack", "/abs/p", "--weightd", "/r/weightd.sock", "--listen",
+                          "unix:/r/inferd.sock", "--admin", "unix:/r/inferd-admin.sock", "--kv", "f32"));
+}
+
+TEST(AdminAddressOfTest, FollowsTheNamesOfTheRuntimeDirectory) {
+  EXPECT_EQ(AdminAddressOf("unix:/r/inferd.sock"), "unix:/r/inferd-admin.sock");
+  EXPECT_EQ(AdminAddressOf("unix:/r/other.sock"), "");
+  EXPECT_EQ(AdminAddressOf("127.0.0.1:7070"), "");
+}
+
+TEST(LogTailTest, GivesTheLastLinesIndented) {
+  char path[] = "/tmp/sluice-test-XXXXXX";
+  close(mkstemp(path));
+  std::ofstream(path) << "one\ntwo\nthree\n";
+  EXPECT_EQ(LogTail(path, 2), "\n  two\n  three");
+  unlink(path);
+  EXPECT_EQ(LogTail(path, 2), "");
+}
+
+TEST(CodeFromTextTest, LastCodeNameWins) {
+  const auto code = [](const std::string& text) {
+    return CodeFromText(text, absl::StatusCode::kUnavailable, "m").code();
+  };
+  EXPECT_EQ(code("DATA_LOSS: extent 3"), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(code("UNAVAILABLE: later\ninferd: RESOURCE_EXHAUSTED: 4 GiB"),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(code("DATA_LOSS: x\nUNAVAILABLE: y"), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(code("nothing known"), absl::StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace sluice::cli
