@@ -1,6 +1,7 @@
 // RopeKvWrite and Attention on every backend: paged cache, prefill chunks and decode rows mixed.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 
 #include "gtest/gtest.h"
@@ -170,7 +171,7 @@ class Cache {
 
 const Config kConfigs[] = {
     {4, 2, 32, KvType::kF16, 0, 32, false, false},  {6, 3, 64, KvType::kF32, 0, 64, false, true},
-    {8, 1, 128, KvType::kQ8, 0, 128, false, false}, {3, 3, 20, KvType::kF16, 40, 12, true, false},
+    {4, 1, 128, KvType::kQ8, 0, 128, false, false}, {3, 3, 20, KvType::kF16, 40, 12, true, false},
     {4, 1, 18, KvType::kQ8, 7, 18, false, true},    {2, 2, 48, KvType::kF32, 300, 0, false, false}};
 
 std::string Label(const Config& c) {
@@ -179,20 +180,35 @@ std::string Label(const Config& c) {
          std::to_string(c.window);
 }
 
-class AttentionTest : public testing::TestWithParam<BackendCase> {};
+class AttentionTest : public testing::TestWithParam<BackendCase> {
+ protected:
+  // The reference's outputs for the first test, computed once for all backends.
+  static void SetUpTestSuite() {
+    for (const Config& config : kConfigs) {
+      Cache oracle(kReference, config, {LongSequence(config)});
+      oracle.RunAlone(0, 96);
+      expected_.push_back(oracle.Output(0));
+    }
+  }
+  static void TearDownTestSuite() { expected_.clear(); }
+  // Over two span borders.
+  static Sequence LongSequence(const Config& config) { return MakeSequence(config, 560, 10); }
+
+  static std::vector<std::vector<float>> expected_;
+};
+std::vector<std::vector<float>> AttentionTest::expected_;
 INSTANTIATE_TEST_SUITE_P(Backends, AttentionTest, testing::ValuesIn(AllBackends()), CaseName);
 
 TEST_P(AttentionTest, AnyChunkingEqualsTheReferenceBitForBit) {
-  for (const Config& config : kConfigs) {
-    SCOPED_TRACE(Label(config));
-    // Over two span borders.
-    const std::vector<Sequence> sequences = {MakeSequence(config, 560, 10)};
-    Cache oracle(kReference, config, sequences);
-    oracle.RunAlone(0, 96);
+  for (size_t i = 0; i < std::size(kConfigs); ++i) {
+    SCOPED_TRACE(Label(kConfigs[i]));
     for (const uint32_t chunk : {1u, 33u, 96u}) {
-      Cache cache(GetParam(), config, sequences);
+      if (GetParam().reference && chunk != 33) {
+        continue;  // one other chunking of the slow one is enough
+      }
+      Cache cache(GetParam(), kConfigs[i], {LongSequence(kConfigs[i])});
       cache.RunAlone(0, chunk);
-      ASSERT_TRUE(BitEqual(cache.Output(0), oracle.Output(0))) << "chunks of " << chunk;
+      ASSERT_TRUE(BitEqual(cache.Output(0), expected_[i])) << "chunks of " << chunk;
     }
   }
 }

@@ -15,12 +15,24 @@
 
 namespace sluice {
 
-std::vector<BackendCase> AllBackends() { return {{"reference", true, HostIsa::kBest, 1}}; }
+std::vector<BackendCase> AllBackends() {
+  std::vector<BackendCase> cases = {{"reference", true, HostIsa::kBest, 1}};
+  for (const uint32_t threads : {1u, 2u, 3u}) {
+    if (HostIsaSupported(HostIsa::kAvx2)) {
+      cases.push_back({"avx2_t" + std::to_string(threads), false, HostIsa::kAvx2, threads});
+    }
+    if (HostIsaSupported(HostIsa::kAvx512)) {
+      cases.push_back({"avx512_t" + std::to_string(threads), false, HostIsa::kAvx512, threads});
+    }
+  }
+  return cases;
+}
 
 std::string CaseName(const testing::TestParamInfo<BackendCase>& info) { return info.param.name; }
 
-std::unique_ptr<Backend> MakeBackend(const BackendCase&, const BackendLimits& limits) {
-  auto backend = CreateReferenceBackend(limits);
+std::unique_ptr<Backend> MakeBackend(const BackendCase& which, const BackendLimits& limits) {
+  auto backend =
+      which.reference ? CreateReferenceBackend(limits) : CreateHostBackend(limits, which.threads, which.isa);
   EXPECT_TRUE(backend.ok()) << backend.status();
   return backend.ok() ? *std::move(backend) : nullptr;
 }

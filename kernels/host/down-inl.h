@@ -1,0 +1,172 @@
+// Weighted sums of float rows (ARITHMETIC.md 3 and 6): y = sum of c[j] * w[j] with the columns in the lanes,
+// j ascending. Row after row for few tokens, register tiles for many.
+// Included by the instruction sets' kernels_*.cc.
+//
+// Thread safety: pure but for the memory that the calls name.
+#ifndef SLUICE_ISA
+#error "included by kernels_*.cc only"
+#endif
+
+// Adds one row to M sums. The first row starts them, the last one closes them (+0).
+template <class Row, int M, bool kFirst, bool kLast, bool kPrefetch>
+void AddRow(const uint8_t* w, const float* c, uint32_t cols, uint32_t prefetch, float* const* sums) {
+  V factors[M];
+  for (int m = 0; m < M; ++m) {
+    factors[m] = Set1(c[m]);
+  }
+  uint32_t k = 0;
+  for (; k + 16 <= cols; k += 16) {
+    if constexpr (kPrefetch) {
+      if (k * Row::kBytes % 64 == 0) {
+        _mm_prefetch(reinterpret_cast<const char*>(w) + uint64_t{k} * Row::kBytes + prefetch, _MM_HINT_T0);
+      }
+    }
+    const V weights = LoadRow<Row>(w + uint64_t{k} * Row::kBytes);
+    for (int m = 0; m < M; ++m) {
+      const V sum = Fma(factors[m], weights, kFirst ? Zero() : Load(sums[m] + k));
+      Store(sums[m] + k, kLast ? Add(sum, Zero()) : sum);
+    }
+  }
+  if (k < cols) {
+    const uint32_t n = cols - k;
+    const V weights = LoadRowN<Row>(w + uint64_t{k} * Row::kBytes, n);
+    for (int m = 0; m < M; ++m) {
+      const V sum = Fma(factors[m], weights, kFirst ? Zero() : LoadN(sums[m] + k, n));
+      StoreN(sums[m] + k, kLast ? Add(sum, Zero()) : sum, n);
+    }
+  }
+}
+
+template <class Row, int M, bool kPrefetch>
+void DownTokens(const DownCall& call, uint32_t t) {
+  // With `add` the sums go to scratch first.
+  float* sums[M];
+  for (int m = 0; m < M; ++m) {
+    sums[m] = call.add ? call.scratch + uint64_t{static_cast<uint32_t>(m)} * call.cols : call.y[t + m];
+  }
+  for (uint32_t j = 0; j < call.neurons; ++j) {
+    const uint8_t* w = call.w[j] + uint64_t{call.column} * Row::kBytes;
+    float c[M];
+    for (int m = 0; m < M; ++m) {
+      c[m] = call.c[t + m][j];
+    }
+    const bool last = j + 1 == call.neurons;
+    if (j == 0) {
+      last ? AddRow<Row, M, true, true, kPrefetch>(w, c, call.cols, call.prefetch, sums)
+           : AddRow<Row, M, true, false, kPrefetch>(w, c, call.cols, call.prefetch, sums);
+    } else {
+      last ? AddRow<Row, M, false, true, kPrefetch>(w, c, call.cols, call.prefetch, sums)
+           : AddRow<Row, M, false, false, kPrefetch>(w, c, call.cols, call.prefetch, sums);
+    }
+  }
+  for (int m = 0; call.add && m < M; ++m) {
+    Accumulate(sums[m], call.cols, call.y[t + m]);
+  }
+}
+
+// A tile of kDownTokens x kDownParts registers.
+inline constexpr uint32_t kDownTokens = 6;
+inline constexpr uint32_t kDownParts = kNative == 16 ? 4 : 2;
+inline constexpr uint32_t kDownCols = kDownParts * kNative;
+inline constexpr uint32_t kDownScratch = 64 * 256;  // floats of converted rows
+
+// sums[token][kDownCols] of G tokens over all neurons; w is [neurons][stride] floats.
+template <int G>
+void DownTile(const float* w, uint32_t stride, const float* const* c, uint32_t neurons, float* sums) {
+  N s[G][kDownParts];
+  for (int g = 0; g < G; ++g) {
+    for (uint32_t p = 0; p < kDownParts; ++p) {
+      s[g][p] = NZero();
+    }
+  }
+  for (uint32_t j = 0; j < neurons; ++j, w += stride) {
+    N weights[kDownParts];
+    for (uint32_t p = 0; p < kDownParts; ++p) {
+      weights[p] = NLoad(w + p * kNative);
+    }
+    for (int g = 0; g < G; ++g) {
+      const N factor = NSet1(c[g][j]);
+      for (uint32_t p = 0; p < kDownParts; ++p) {
+        s[g][p] = NFma(factor, weights[p], s[g][p]);
+      }
+    }
+  }
+  for (int g = 0; g < G; ++g) {
+    for (uint32_t p = 0; p < kDownParts; ++p) {
+      NStore(sums + uint64_t{static_cast<uint32_t>(g)} * kDownCols + p * kNative, NAdd(s[g][p], NZero()));
+    }
+  }
+}
+
+inline void DownTileOf(uint32_t tokens, const float* w, uint32_t stride, const float* const* c,
+                       uint32_t neurons, float* sums) {
+  switch (tokens) {
+    case 1:
+      return DownTile<1>(w, stride, c, neurons, sums);
+    case 2:
+      return DownTile<2>(w, stride, c, neurons, sums);
+    case 3:
+      return DownTile<3>(w, stride, c, neurons, sums);
+    case 4:
+      return DownTile<4>(w, stride, c, neurons, sums);
+    case 5:
+      return DownTile<5>(w, stride, c, neurons, sums);
+    default:
+      return DownTile<6>(w, stride, c, neurons, sums);
+  }
+}
+
+// Columns [k0, k0 + cols) for all tokens: the rows are converted once.
+template <class Row>
+void DownColumns(const DownCall& call, uint32_t k0, uint32_t cols) {
+  const uint32_t stride = (cols + kDownCols - 1) / kDownCols * kDownCols;
+  for (uint32_t j = 0; j < call.neurons; ++j) {
+    const uint8_t* w = call.w[j] + uint64_t{call.column + k0} * Row::kBytes;
+    float* out = call.scratch + uint64_t{j} * stride;
+    for (uint32_t k = 0; k < stride; k += 16) {
+      const uint32_t left = k < cols ? cols - k : 0;
+      Store(out + k, left >= 16 ? LoadRow<Row>(w + k * Row::kBytes)
+                     : left > 0 ? LoadRowN<Row>(w + k * Row::kBytes, left)
+                                : Zero());
+    }
+  }
+  alignas(64) float sums[kDownTokens * kDownCols];
+  for (uint32_t t = 0; t < call.tokens; t += kDownTokens) {
+    const uint32_t tokens = call.tokens - t < kDownTokens ? call.tokens - t : kDownTokens;
+    for (uint32_t k = 0; k < cols; k += kDownCols) {
+      DownTileOf(tokens, call.scratch + k, stride, call.c + t, call.neurons, sums);
+      const uint32_t n = cols - k < kDownCols ? cols - k : kDownCols;
+      for (uint32_t i = 0; i < tokens; ++i) {
+        float* y = call.y[t + i] + k0 + k;
+        if (call.add) {
+          Accumulate(sums + i * kDownCols, n, y);
+        } else {
+          __builtin_memcpy(y, sums + i * kDownCols, n * sizeof(float));
+        }
+      }
+    }
+  }
+}
+
+template <class Row, bool kPrefetch>
+void DownFew(const DownCall& call) {
+  uint32_t t = 0;
+  for (; t + 2 <= call.tokens; t += 2) {
+    DownTokens<Row, 2, kPrefetch>(call, t);
+  }
+  if (t < call.tokens) {
+    DownTokens<Row, 1, kPrefetch>(call, t);
+  }
+}
+
+template <class Row>
+void Down(const DownCall& call) {
+  if (call.tokens <= 2) {
+    return call.prefetch != 0 ? DownFew<Row, true>(call) : DownFew<Row, false>(call);
+  }
+  // 512 columns of 32 neurons, 256 of 64, 64 of 256: the converted rows stay in the second-level cache.
+  const uint32_t chunk = kDownScratch / call.neurons / 64 * 64;
+  for (uint32_t k = 0; k < call.cols; k += chunk) {
+    DownColumns<Row>(call, k, call.cols - k < chunk ? call.cols - k : chunk);
+  }
+}

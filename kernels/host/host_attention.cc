@@ -1,0 +1,274 @@
+// RopeKvWrite and Attention. The queries of one sequence and one KV head are cut into blocks; a block walks
+// its spans in order. When there are too few blocks for the threads (one long context being decoded) each
+// span is a task of its own and the last one to finish puts the block together: the same sums in the same
+// order.
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/host/host_backend.h"
+#include "kernels/kv_layout.h"
+
+namespace sluice {
+namespace {
+
+// m, l and o of up to kSpanQueries queries: [query] m, [query] l, [query][head_dim] o.
+struct Partials {
+  float* m;
+  float* l;
+  float* o;
+  uint32_t head_dim;
+  Partials(float* memory, uint32_t head_dim)
+      : m(memory), l(memory + host::kSpanQueries), o(memory + 2 * host::kSpanQueries), head_dim(head_dim) {}
+  static uint64_t Floats(uint32_t head_dim) { return uint64_t{host::kSpanQueries} * (head_dim + 2); }
+};
+
+// Puts query `i` of the next span behind that query's sum so far (ARITHMETIC.md 6).
+void Append(const host::KernelTable& kernels, const Partials& next, const Partials& sum, uint32_t i) {
+  const float m = std::max(sum.m[i], next.m[i]);
+  // exp of one value: the lane sum of a single term is the term.
+  const float a = kernels.exp_sum(&sum.m[i], m, 1, nullptr);
+  const float b = kernels.exp_sum(&next.m[i], m, 1, nullptr);
+  kernels.scale_add(next.l + i, b, a, 1, sum.l + i);
+  kernels.scale_add(next.o + uint64_t{i} * next.head_dim, b, a, sum.head_dim,
+                    sum.o + uint64_t{i} * sum.head_dim);
+  sum.m[i] = m;
+}
+
+}  // namespace
+
+void HostBackend::Run(const RopeKvCall& call) {
+  const CpuKv& kv = call.kv;
+  const uint32_t half = call.rope_dims / 2;
+  const auto rotate = [&](float* head, const float* cos_sin, const CpuNorm& norm) {
+    if (norm.weight != nullptr) {
+      kernels_.rms_norm(head, kv.head_dim, norm.weight, norm.epsilon, head);
+    }
+    kernels_.rope(head, cos_sin, cos_sin + half, half, call.rope_interleaved);
+  };
+  const auto store = [&](uint8_t* page, uint32_t head, uint32_t token, const float* values) {
+    const float scale = kernels_.store_kv(kv.type, values, kv.head_dim,
+                                          page + KvRowOffset(kv.type, kv.head_dim, head, token));
+    if (kv.type == KvType::kQ8) {
+      std::memcpy(page + KvScaleOffset(kv.kv_heads, kv.head_dim, head, token), &scale, sizeof scale);
+    }
+  };
+  const uint64_t row_work = uint64_t{call.heads + 2 * kv.kv_heads} * kv.head_dim * 4;
+  for (const SequenceRows& sequence : call.sequences) {
+    RunTiles(sequence.rows, row_work * sequence.rows, [&](uint32_t i, uint32_t worker) {
+      const uint32_t position = sequence.first_position + i;
+      const uint32_t t = sequence.first_row + i;
+      const float* cos_sin = call.rope_table + uint64_t{position} * call.rope_dims;
+      for (uint32_t h = 0; h < call.heads; ++h) {
+        rotate(call.q.Row(t) + uint64_t{h} * kv.head_dim, cos_sin, call.q_norm);
+      }
+      const uint64_t page = sequence.pages[position / kPageTokens] * kv.page_stride;
+      float* head = workers_[worker].span;
+      for (uint32_t h = 0; h < kv.kv_heads; ++h) {
+        std::memcpy(head, call.k.Row(t) + uint64_t{h} * kv.head_dim, kv.head_dim * sizeof(float));
+        rotate(head, cos_sin, call.k_norm);
+        store(kv.k + page, h, position % kPageTokens, head);
+        store(kv.v + page, h, position % kPageTokens, call.v.Row(t) + uint64_t{h} * kv.head_dim);
+      }
+    });
+  }
+}
+
+// Fills tasks_: one per block, or one per span of a block.
+void HostBackend::PlanAttention(const AttentionCall& call) {
+  const uint32_t group = call.heads / call.kv.kv_heads;
+  tasks_.clear();
+  for (const SequenceRows& sequence : call.sequences) {
+    const uint32_t queries = sequence.rows * group;
+    for (uint32_t head = 0; head < call.kv.kv_heads; ++head) {
+      for (uint32_t q = 0; q < queries; q += host::kSpanQueries) {
+        AttentionTask task;
+        task.sequence = &sequence;
+        task.kv_head = head;
+        task.first_query = q;
+        task.queries = std::min(host::kSpanQueries, queries - q);
+        const uint32_t first_position = sequence.first_position + q / group;
+        const uint32_t last_position = sequence.first_position + (q + task.queries - 1) / group;
+        task.first_span = FirstVisible(first_position, call.sliding_window) / kSpanTokens;
+        task.spans = last_position / kSpanTokens - task.first_span + 1;
+        tasks_.push_back(task);
+      }
+    }
+  }
+  const size_t blocks = tasks_.size();
+  if (pool_.threads() == 1 || blocks >= 4 * size_t{pool_.threads()}) {
+    return;
+  }
+  uint64_t spans = 0;
+  for (const AttentionTask& task : tasks_) {
+    spans += task.spans;
+  }
+  const uint64_t floats = Partials::Floats(call.kv.head_dim);
+  if (spans * floats > partial_floats_ || spans + blocks > tasks_.capacity()) {
+    return;
+  }
+  // The blocks stay in front while their spans are appended, then go.
+  uint64_t partial = 0;
+  for (uint32_t block = 0; block < blocks; ++block) {
+    AttentionTask task = tasks_[block];
+    task.block = block;
+    task.block_first_span = task.first_span;
+    task.block_spans = task.spans;
+    task.partial = partial;
+    countdown_[block].store(task.spans, std::memory_order_relaxed);
+    partial += task.spans * floats;
+    for (uint32_t s = 0; s < task.block_spans; ++s) {
+      task.first_span = task.block_first_span + s;
+      task.spans = 1;
+      tasks_.push_back(task);
+    }
+  }
+  tasks_.erase(tasks_.begin(), tasks_.begin() + static_cast<std::ptrdiff_t>(blocks));
+}
+
+// One span of a block into `results`; queries of the block outside [*first_query, *end_query) see nothing of
+// it.
+void HostBackend::ComputeSpan(const AttentionCall& call, const AttentionTask& task, uint32_t span,
+                              uint32_t worker, float* results, uint32_t* first_query, uint32_t* end_query) {
+  const CpuKv& kv = call.kv;
+  const SequenceRows& sequence = *task.sequence;
+  const uint32_t group = call.heads / kv.kv_heads;
+  const uint32_t base = span * kSpanTokens;
+  const Partials out(results, kv.head_dim);
+  const float* q[host::kSpanQueries];
+  float* o[host::kSpanQueries];
+  uint32_t low[host::kSpanQueries];
+  uint32_t high[host::kSpanQueries];
+  uint32_t first = 0;
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < task.queries; ++i) {
+    const uint32_t row = (task.first_query + i) / group;
+    const uint32_t position = sequence.first_position + row;
+    const uint32_t visible = FirstVisible(position, call.sliding_window);
+    if (position < base || visible >= base + kSpanTokens) {
+      first += count == 0 ? 1 : 0;
+      continue;
+    }
+    const uint64_t head = uint64_t{task.kv_head} * group + (task.first_query + i) % group;
+    q[count] = call.q.Row(sequence.first_row + row) + head * kv.head_dim;
+    o[count] = out.o + uint64_t{i} * kv.head_dim;
+    low[count] = std::max(visible, base);
+    high[count] = std::min(position, base + kSpanTokens - 1);
+    ++count;
+  }
+  *first_query = first;
+  *end_query = first + count;
+  if (count == 0) {
+    return;
+  }
+  // Later queries begin and end later.
+  const uint32_t begin = low[0];
+  const uint32_t end = high[count - 1] + 1;
+  const uint8_t* k_rows[kSpanTokens];
+  const uint8_t* v_rows[kSpanTokens];
+  float k_scales[kSpanTokens];
+  float v_scales[kSpanTokens];
+  for (uint32_t p = begin; p < end; ++p) {
+    const uint64_t page = sequence.pages[p / kPageTokens] * kv.page_stride;
+    const uint64_t row = page + KvRowOffset(kv.type, kv.head_dim, task.kv_head, p % kPageTokens);
+    k_rows[p - begin] = kv.k + row;
+    v_rows[p - begin] = kv.v + row;
+    if (kv.type == KvType::kQ8) {
+      const uint64_t scale = page + KvScaleOffset(kv.kv_heads, kv.head_dim, task.kv_head, p % kPageTokens);
+      std::memcpy(&k_scales[p - begin], kv.k + scale, sizeof(float));
+      std::memcpy(&v_scales[p - begin], kv.v + scale, sizeof(float));
+    }
+  }
+  host::SpanCall c;
+  c.k = k_rows;
+  c.v = v_rows;
+  c.k_scales = kv.type == KvType::kQ8 ? k_scales : nullptr;
+  c.v_scales = kv.type == KvType::kQ8 ? v_scales : nullptr;
+  c.type = kv.type;
+  c.first = begin;
+  c.count = end - begin;
+  c.head_dim = kv.head_dim;
+  c.scale = call.scale;
+  c.queries = count;
+  c.q = q;
+  c.low = low;
+  c.high = high;
+  c.m = out.m + first;
+  c.l = out.l + first;
+  c.o = o;
+  c.scratch = workers_[worker].span;
+  c.down_scratch = workers_[worker].down;
+  kernels_.span(c);
+}
+
+void HostBackend::AttentionBlock(const AttentionCall& call, const AttentionTask& task, uint32_t worker) {
+  const uint32_t head_dim = call.kv.head_dim;
+  const uint64_t floats = Partials::Floats(head_dim);
+  uint32_t first = 0;
+  uint32_t end = 0;
+  if (task.block_spans > 0) {
+    const uint64_t place = task.partial + (task.first_span - task.block_first_span) * floats;
+    ComputeSpan(call, task, task.first_span, worker, partials_ + place, &first, &end);
+    if (countdown_[task.block].fetch_sub(1) == 1) {
+      FinishBlock(call, task);
+    }
+    return;
+  }
+  const Partials sum(workers_[worker].span + host::kSpanScratchFloats, head_dim);
+  const Partials next(workers_[worker].span + host::kSpanScratchFloats + floats, head_dim);
+  uint64_t started = 0;  // a bit per query: its sum has begun
+  static_assert(host::kSpanQueries <= 64);
+  for (uint32_t s = 0; s < task.spans; ++s) {
+    ComputeSpan(call, task, task.first_span + s, worker, next.m, &first, &end);
+    for (uint32_t i = first; i < end; ++i) {
+      if ((started >> i & 1) != 0) {
+        Append(kernels_, next, sum, i);
+        continue;
+      }
+      started |= uint64_t{1} << i;
+      sum.m[i] = next.m[i];
+      sum.l[i] = next.l[i];
+      std::memcpy(sum.o + uint64_t{i} * head_dim, next.o + uint64_t{i} * head_dim, head_dim * sizeof(float));
+    }
+  }
+  const uint32_t group = call.heads / call.kv.kv_heads;
+  for (uint32_t i = 0; i < task.queries; ++i) {
+    const uint32_t query = task.first_query + i;
+    const uint64_t head = uint64_t{task.kv_head} * group + query % group;
+    float* out = call.out.Row(task.sequence->first_row + query / group) + head * head_dim;
+    kernels_.divide(sum.o + uint64_t{i} * head_dim, sum.l[i], head_dim, out);
+  }
+}
+
+// The spans of a split block, all computed, in order.
+void HostBackend::FinishBlock(const AttentionCall& call, const AttentionTask& task) {
+  const uint32_t head_dim = call.kv.head_dim;
+  const uint32_t group = call.heads / call.kv.kv_heads;
+  for (uint32_t i = 0; i < task.queries; ++i) {
+    const uint32_t query = task.first_query + i;
+    const uint32_t position = task.sequence->first_position + query / group;
+    const uint32_t first = FirstVisible(position, call.sliding_window) / kSpanTokens;
+    const auto span = [&](uint32_t s) {
+      return Partials(partials_ + task.partial + (s - task.block_first_span) * Partials::Floats(head_dim),
+                      head_dim);
+    };
+    const Partials sum = span(first);
+    for (uint32_t s = first + 1; s <= position / kSpanTokens; ++s) {
+      Append(kernels_, span(s), sum, i);
+    }
+    const uint64_t head = uint64_t{task.kv_head} * group + query % group;
+    float* out = call.out.Row(task.sequence->first_row + query / group) + head * head_dim;
+    kernels_.divide(sum.o + uint64_t{i} * head_dim, sum.l[i], head_dim, out);
+  }
+}
+
+void HostBackend::Run(const AttentionCall& call) {
+  PlanAttention(call);
+  uint64_t work = 0;
+  for (const AttentionTask& task : tasks_) {
+    work += uint64_t{task.queries} * task.spans * kSpanTokens * call.kv.head_dim;
+  }
+  RunTiles(static_cast<uint32_t>(tasks_.size()), work,
+           [&](uint32_t tile, uint32_t worker) { AttentionBlock(call, tasks_[tile], worker); });
+}
+
+}  // namespace sluice

@@ -1,0 +1,153 @@
+#include "kernels/host/host_backend.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/pack/row_layout.h"
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+// Below this much work (multiply-adds and the like; about 10 us on one thread) a fork-join costs more than it
+// brings. Chosen so that the router of a 128-expert model stays on the calling thread for one token.
+constexpr uint64_t kParallelWork = uint64_t{1} << 18;
+
+// Partial sums of fused experts and split attention: 64 MiB, touched only as far as used.
+constexpr uint64_t kPartialFloats = uint64_t{16} << 20;
+
+}  // namespace
+
+using host::RoundUp;
+
+absl::StatusOr<std::unique_ptr<HostBackend>> HostBackend::Create(const BackendLimits& limits,
+                                                                 uint32_t threads,
+                                                                 const host::KernelTable& kernels,
+                                                                 uint32_t prefetch) {
+  std::unique_ptr<HostBackend> backend(new HostBackend(limits, threads, kernels, prefetch));
+  RETURN_IF_ERROR(backend->AllocateScratch());
+  return backend;
+}
+
+HostBackend::HostBackend(const BackendLimits& limits, uint32_t threads, const host::KernelTable& kernels,
+                         uint32_t prefetch)
+    : CpuBackend(limits), kernels_(kernels), prefetch_(prefetch), pool_(threads), workers_(threads) {}
+
+template <class T>
+absl::Status HostBackend::Reserve(uint64_t count, const char* what, T** out) {
+  ASSIGN_OR_RETURN(MappedArray array, MappedArray::Create(std::max<uint64_t>(count, 1) * sizeof(T), what));
+  *out = reinterpret_cast<T*>(array.data());
+  memory_.push_back(std::move(array));
+  return absl::OkStatus();
+}
+
+absl::Status HostBackend::AllocateScratch() {
+  const BackendLimits& l = limits();
+  const uint64_t tokens = l.max_tokens;
+  const uint32_t cols = std::max({l.max_cols, l.hidden, 16u});
+  const uint64_t slots = tokens * (uint64_t{l.top_k} + 1);
+  x_stride_ = RoundUp(cols, 16);
+  code_stride_ = RoundUp(cols, 32);
+  group_stride_ = RoundUp(RoundUp(cols, 16) / 16, 8);
+  coefficient_stride_ = RoundUp(l.expert_width, kNeuronBlock);
+  partial_floats_ = kPartialFloats;
+  RETURN_IF_ERROR(Reserve(tokens * x_stride_, "normed rows", &normed_));
+  RETURN_IF_ERROR(Reserve(tokens, "row pointers", &x_rows_));
+  const uint64_t panels = std::max(tokens, slots + 8 * uint64_t{l.experts + 8}) + 8;
+  RETURN_IF_ERROR(Reserve(panels * x_stride_, "packed rows", &packed_));
+  for (QuantForm& form : forms_) {
+    RETURN_IF_ERROR(Reserve(tokens * code_stride_, "rounded rows", &form.codes));
+    RETURN_IF_ERROR(Reserve(tokens * group_stride_, "scales of rounded rows", &form.scales));
+    RETURN_IF_ERROR(Reserve(tokens * group_stride_, "sums of rounded rows", &form.sums));
+  }
+  RETURN_IF_ERROR(Reserve(partial_floats_, "partial sums", &partials_));
+  RETURN_IF_ERROR(Reserve(slots * coefficient_stride_, "expert coefficients", &coefficients_));
+  uint8_t* zeros = nullptr;
+  RETURN_IF_ERROR(Reserve(uint64_t{cols} * 4 + 64, "zero row", &zeros));
+  zero_row_ = zeros;
+  for (WorkerScratch& w : workers_) {
+    RETURN_IF_ERROR(Reserve(host::GemmScratchFloats(cols), "tile scratch", &w.gemm));
+    RETURN_IF_ERROR(Reserve(host::DownScratchFloats(cols), "down scratch", &w.down));
+    RETURN_IF_ERROR(Reserve(host::DownQ8Words(cols), "q8 scratch", &w.down_q8));
+    RETURN_IF_ERROR(Reserve(host::kSpanScratchFloats + 2 * host::kSpanQueries * (uint64_t{l.head_dim} + 2),
+                            "attention scratch", &w.span));
+    RETURN_IF_ERROR(Reserve(3 * tokens * kNeuronBlock, "tile outputs", &w.tile));
+    RETURN_IF_ERROR(Reserve(3 * tokens, "tile rows", &w.pointers));
+    RETURN_IF_ERROR(Reserve(tokens, "tile inputs", &w.inputs));
+    RETURN_IF_ERROR(Reserve(tokens, "tile rounded inputs", &w.quant));
+    RETURN_IF_ERROR(Reserve(tokens, "tile targets", &w.outputs));
+    for (uint64_t i = 0; i < 3 * tokens; ++i) {
+      w.pointers[i] = w.tile + i * kNeuronBlock;
+    }
+  }
+  // Attention: blocks of kSpanQueries queries, and a task per span for the few blocks that are split.
+  const uint64_t blocks = tokens * l.heads / host::kSpanQueries + uint64_t{l.max_sequences} * l.heads + 1;
+  max_blocks_ = static_cast<uint32_t>(blocks);
+  tasks_.reserve(blocks + 4 * uint64_t{pool_.threads()} * (l.max_context / kSpanTokens + 2));
+  countdown_ = std::make_unique<std::atomic<uint32_t>[]>(max_blocks_);
+  experts_.reserve(l.experts + 8);
+  max_flags_ = (l.experts + 8) * static_cast<uint32_t>(coefficient_stride_ / kNeuronBlock);
+  draining_ = std::make_unique<std::atomic<bool>[]>(l.experts + 8);
+  block_done_ = std::make_unique<std::atomic<bool>[]>(max_flags_);
+  return absl::OkStatus();
+}
+
+BackendCounters HostBackend::Counters() const {
+  const ThreadPool::Counters pool = pool_.counters();
+  BackendCounters counters;
+  counters.fork_joins = pool.fork_joins;
+  counters.region_seconds = pool.region_seconds;
+  counters.join_wait_seconds = pool.join_wait_seconds;
+  counters.serial_ops = serial_ops_.load(std::memory_order_relaxed);
+  return counters;
+}
+
+std::string HostBackend::Describe() const {
+  return absl::StrCat("device host, ", kernels_.name, ", ", pool_.threads(),
+                      pool_.threads() == 1 ? " thread" : " threads", ", software prefetch ",
+                      prefetch_ == 0 ? "off" : absl::StrCat(prefetch_, " bytes ahead"));
+}
+
+void HostBackend::RunTiles(uint32_t tiles, uint64_t work, ThreadPool::TileFunction function) {
+  if (work >= kParallelWork) {
+    pool_.Run(tiles, function);
+    return;
+  }
+  serial_ops_.store(serial_ops_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  for (uint32_t tile = 0; tile < tiles; ++tile) {
+    function(tile, 0);
+  }
+}
+
+const uint8_t* HostBackend::RowOrZero(const CpuWeights& weights, uint32_t row) const {
+  const uint8_t* place = weights.Row(row);
+  return place != nullptr ? place : zero_row_;
+}
+
+host::QuantRow HostBackend::QuantizedRow(uint32_t group, uint32_t token) const {
+  const QuantForm& form = forms_[group / 16 - 1];
+  return {form.codes + token * code_stride_, form.scales + token * group_stride_,
+          form.sums + token * group_stride_};
+}
+
+void HostBackend::QuantizeRows(const float* const* x, uint32_t tokens, uint32_t cols) {
+  for (uint32_t i = 0; i < kQuantForms; ++i) {
+    QuantForm& form = forms_[i];
+    if (!form.wanted) {
+      continue;
+    }
+    form.wanted = false;
+    RunTiles(tokens, uint64_t{tokens} * cols * 4, [&](uint32_t t, uint32_t) {
+      host::QuantizeCall call;
+      call.x = x[t];
+      call.cols = cols;
+      call.group = (i + 1) * 16;
+      call.codes = form.codes + t * code_stride_;
+      call.scales = form.scales + t * group_stride_;
+      call.sums = form.sums + t * group_stride_;
+      kernels_.quantize(call);
+    });
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,164 @@
+// The CPU backend: the kernels of one instruction set over a thread pool, with scratch memory sized once.
+// Operations run when they are enqueued. Files: host_matmul.cc, host_attention.cc, host_moe.cc,
+// host_small_ops.cc.
+//
+// Thread safety: as Backend; the owner thread is worker 0. Inside an operation tiles write disjoint memory.
+#ifndef SLUICE_KERNELS_HOST_HOST_BACKEND_H_
+#define SLUICE_KERNELS_HOST_HOST_BACKEND_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/common/cpu_backend.h"
+#include "kernels/host/kernel_table.h"
+#include "kernels/host/thread_pool.h"
+
+namespace sluice {
+
+class HostBackend : public CpuBackend {
+ public:
+  // `prefetch`: bytes that streaming kernels prefetch ahead; 0: leave it to the hardware.
+  static absl::StatusOr<std::unique_ptr<HostBackend>> Create(const BackendLimits& limits, uint32_t threads,
+                                                             const host::KernelTable& kernels,
+                                                             uint32_t prefetch);
+
+  void BeginStep() override { pool_.BeginStep(); }
+  void EndStep() override { pool_.EndStep(); }
+  BackendCounters Counters() const override;
+  std::string Describe() const override;
+
+  ThreadPool& pool() { return pool_; }
+
+ protected:
+  void Run(const EmbedCall& call) override;
+  void Run(const RmsNormCall& call) override;
+  void Run(const MatMulCall& call) override;
+  void Run(const RopeKvCall& call) override;
+  void Run(const AttentionCall& call) override;
+  void Run(const RouterCall& call) override;
+  void Run(const MoeCall& call) override;
+  void Run(const CombineCall& call) override;
+  void Run(const TopLogitsCall& call) override;
+
+ private:
+  // What one worker needs for a tile.
+  struct WorkerScratch {
+    float* gemm = nullptr;            // GemmScratchFloats
+    float* down = nullptr;            // DownScratchFloats
+    uint32_t* down_q8 = nullptr;      // DownQ8Words
+    float* span = nullptr;            // scores, and m, l, o of kSpanQueries queries twice: host_attention.cc
+    float* tile = nullptr;            // [3][max_tokens][64]: outputs of a tile of rows
+    float** pointers = nullptr;       // [3][max_tokens]: rows of `tile`
+    const float** inputs = nullptr;   // [max_tokens]: rows of x
+    host::QuantRow* quant = nullptr;  // [max_tokens]
+    float** outputs = nullptr;        // [max_tokens]
+  };
+
+  // Activations rounded to int16 for one group size.
+  struct QuantForm {
+    int16_t* codes = nullptr;  // [max_tokens][code_stride]
+    float* scales = nullptr;   // [max_tokens][group_stride]
+    float* sums = nullptr;
+    bool wanted = false;
+  };
+  static constexpr uint32_t kQuantForms = 8;  // groups of 16, 32, ..., 128
+
+  // One block of queries of one sequence and KV head, over all its spans or (partial) over one.
+  struct AttentionTask {
+    const SequenceRows* sequence = nullptr;
+    uint32_t kv_head = 0;
+    uint32_t first_query = 0;  // query = row * heads per KV head + head
+    uint32_t queries = 0;
+    uint32_t first_span = 0;
+    uint32_t spans = 0;  // in this task
+    uint32_t block = 0;  // partial: which block's partial results and countdown
+    uint32_t block_first_span = 0;
+    uint32_t block_spans = 0;  // 0: not partial
+    uint64_t partial = 0;      // floats into partials_ where the block begins
+  };
+
+  // One expert of a fused call, or of a two-phase call.
+  struct ExpertState {
+    const ExpertCall* call = nullptr;
+    uint32_t blocks = 0;
+    uint32_t first_tile = 0;
+    uint64_t memory = 0;  // floats into partials_ (fused) or first row of coefficients and panels
+    uint32_t first_flag = 0;
+    uint32_t next_block = 0;  // guarded by `draining` of the same index
+  };
+
+  HostBackend(const BackendLimits& limits, uint32_t threads, const host::KernelTable& kernels,
+              uint32_t prefetch);
+  absl::Status AllocateScratch();
+  // Zeroed memory for `count` values, owned by the backend.
+  template <class T>
+  absl::Status Reserve(uint64_t count, const char* what, T** out);
+
+  // Runs tiles in parallel if `work` (multiply-adds, or values touched times some) is worth a fork-join.
+  void RunTiles(uint32_t tiles, uint64_t work, ThreadPool::TileFunction function);
+
+  // Rows of x rounded for the group sizes that are `wanted`.
+  void QuantizeRows(const float* const* x, uint32_t tokens, uint32_t cols);
+  host::QuantRow QuantizedRow(uint32_t group, uint32_t token) const;
+  QuantForm& Form(uint32_t group) { return forms_[group / 16 - 1]; }
+  const uint8_t* RowOrZero(const CpuWeights& weights, uint32_t row) const;
+
+  // host_matmul.cc
+  void PrepareMatMulRows(const MatMulCall& call, bool pack);
+  void MatMulTile(const MatMulCall& call, const MatMulCallPart& part, uint32_t row, uint32_t rows,
+                  bool packed, uint32_t worker);
+
+  // host_attention.cc
+  void PlanAttention(const AttentionCall& call);
+  void AttentionBlock(const AttentionCall& call, const AttentionTask& task, uint32_t worker);
+  void ComputeSpan(const AttentionCall& call, const AttentionTask& task, uint32_t span, uint32_t worker,
+                   float* results, uint32_t* first_query, uint32_t* end_query);
+  void FinishBlock(const AttentionCall& call, const AttentionTask& task);
+
+  // host_moe.cc
+  void PrepareExpertRows(const MoeCall& call);
+  void RunFused(const MoeCall& call);
+  void RunTwoPhase(const MoeCall& call);
+  void FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker);
+  void Drain(const MoeCall& call, uint32_t expert);
+  void GateUpBlock(const MoeCall& call, const ExpertState& state, uint32_t block, bool packed,
+                   uint32_t worker);
+  void DotRows(const MoeCall& call, const ExpertState& state, const CpuWeights& weights, uint32_t first,
+               uint32_t rows, bool packed, uint32_t worker, float* const* y);
+  void DownTile(const MoeCall& call, const ExpertState& state, uint32_t part, uint32_t worker);
+
+  const host::KernelTable& kernels_;
+  const uint32_t prefetch_;
+  ThreadPool pool_;
+  std::atomic<uint64_t> serial_ops_{0};
+
+  std::vector<MappedArray> memory_;
+  std::vector<WorkerScratch> workers_;
+  const uint8_t* zero_row_ = nullptr;  // stands for an absent row in any encoding
+  float* normed_ = nullptr;            // [max_tokens][x_stride_]
+  uint64_t x_stride_ = 0;
+  const float** x_rows_ = nullptr;  // [max_tokens]
+  float* packed_ = nullptr;         // panels of all rows of a call (MoE: of all slots)
+  QuantForm forms_[kQuantForms];
+  uint64_t code_stride_ = 0;
+  uint64_t group_stride_ = 0;
+  float* partials_ = nullptr;
+  uint64_t partial_floats_ = 0;
+  float* coefficients_ = nullptr;  // [max slots][expert_width rounded up to 64]
+  uint64_t coefficient_stride_ = 0;
+  std::vector<AttentionTask> tasks_;
+  std::unique_ptr<std::atomic<uint32_t>[]> countdown_;  // of attention blocks that are split
+  uint32_t max_blocks_ = 0;
+  std::vector<ExpertState> experts_;
+  std::unique_ptr<std::atomic<bool>[]> draining_;    // [experts]
+  std::unique_ptr<std::atomic<bool>[]> block_done_;  // of all experts' blocks
+  uint32_t max_flags_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_KERNELS_HOST_HOST_BACKEND_H_

@@ -1,0 +1,183 @@
+// MatMul, RmsNorm and Embed: rows of weights are cut into tiles; all tiles of all parts are one region.
+#include <algorithm>
+
+#include "common/pack/row_layout.h"
+#include "kernels/common/half.h"
+#include "kernels/host/host_backend.h"
+#include "kernels/host/row_kind.h"
+
+namespace sluice {
+namespace {
+
+using host::RoundUp;
+
+// From this many tokens on, converting weights once per tile and packing x pays.
+constexpr uint32_t kPackedTokens = 8;
+
+// A tile's weights when few tokens share them: long enough to stream, short enough to share out evenly.
+constexpr uint64_t kTileBytes = 128 << 10;
+
+// Rows of a tile of one part.
+uint32_t TileRows(const CpuWeights& weights, bool packed) {
+  if (packed) {
+    return host::kGemmRows;
+  }
+  const uint64_t rows = kTileBytes / std::max<uint64_t>(weights.stride, 1);
+  return static_cast<uint32_t>(std::clamp<uint64_t>(rows / 8 * 8, 8, kNeuronBlock));
+}
+
+// Prefix sums of the parts' tiles.
+struct TilePlan {
+  uint32_t first[kMaxMatMulParts + 1] = {};
+  uint32_t rows[kMaxMatMulParts] = {};
+  uint64_t work = 0;
+};
+
+TilePlan PlanTiles(const MatMulCall& call, bool packed) {
+  TilePlan plan;
+  for (uint32_t p = 0; p < call.part_count; ++p) {
+    const CpuWeights& w = call.parts[p].weights;
+    plan.rows[p] = TileRows(w, packed);
+    plan.first[p + 1] = plan.first[p] + (w.rows + plan.rows[p] - 1) / plan.rows[p];
+    plan.work += uint64_t{w.rows} * w.cols * call.tokens;
+  }
+  return plan;
+}
+
+}  // namespace
+
+// Leaves in x_rows_ the rows to multiply with (normed if asked), and makes the forms that the parts need.
+void HostBackend::PrepareMatMulRows(const MatMulCall& call, bool pack) {
+  for (uint32_t t = 0; t < call.tokens; ++t) {
+    x_rows_[t] = call.norm.weight != nullptr ? normed_ + t * x_stride_ : call.XRow(t);
+  }
+  if (call.norm.weight != nullptr) {
+    RunTiles(call.tokens, uint64_t{call.tokens} * call.cols * 2, [&](uint32_t t, uint32_t) {
+      kernels_.rms_norm(call.XRow(t), call.cols, call.norm.weight, call.norm.epsilon,
+                        normed_ + t * x_stride_);
+    });
+  }
+  bool plain = false;
+  for (uint32_t p = 0; p < call.part_count; ++p) {
+    const EncodingDescriptor& e = call.parts[p].weights.encoding;
+    if (IsQuantized(e.encoding)) {
+      Form(e.group).wanted = true;
+    } else {
+      plain = true;
+    }
+  }
+  QuantizeRows(x_rows_, call.tokens, call.cols);
+  if (plain && pack) {
+    const uint32_t panel = kernels_.gemm_tokens;
+    const uint64_t panel_floats = uint64_t{panel} * RoundUp(call.cols, 16);
+    RunTiles((call.tokens + panel - 1) / panel, uint64_t{call.tokens} * call.cols * 2,
+             [&](uint32_t tile, uint32_t) {
+               host::PackCall rows;
+               rows.x = x_rows_ + tile * panel;
+               rows.tokens = std::min(panel, call.tokens - tile * panel);
+               rows.cols = call.cols;
+               rows.packed = packed_ + tile * panel_floats;
+               kernels_.pack(rows);
+             });
+  }
+}
+
+void HostBackend::MatMulTile(const MatMulCall& call, const MatMulCallPart& part, uint32_t row, uint32_t rows,
+                             bool packed, uint32_t worker) {
+  WorkerScratch& scratch = workers_[worker];
+  const bool finish = part.bias != nullptr || call.residual.base != nullptr;
+  // With a residual the outputs go to scratch first: y may be the residual.
+  float** y = finish ? scratch.pointers : scratch.outputs;
+  for (uint32_t t = 0; t < call.tokens && !finish; ++t) {
+    y[t] = part.y.Row(t) + row;
+  }
+  const uint8_t* w[kNeuronBlock];
+  for (uint32_t r = 0; r < rows; ++r) {
+    w[r] = part.weights.Row(row + r);
+  }
+  const EncodingDescriptor& e = part.weights.encoding;
+  if (IsQuantized(e.encoding)) {
+    for (uint32_t t = 0; t < call.tokens; ++t) {
+      scratch.quant[t] = QuantizedRow(e.group, t);
+    }
+    host::DotQ8Call dot;
+    dot.w = w;
+    dot.x = scratch.quant;
+    dot.y = y;
+    dot.rows = rows;
+    dot.tokens = call.tokens;
+    dot.cols = call.cols;
+    dot.group = e.group;
+    dot.prefetch = prefetch_;
+    kernels_.dot_q8(dot);
+  } else if (packed) {
+    host::GemmCall gemm;
+    gemm.w = w;
+    gemm.packed = packed_;
+    gemm.y = y;
+    gemm.rows = rows;
+    gemm.tokens = call.tokens;
+    gemm.cols = call.cols;
+    gemm.scratch = scratch.gemm;
+    kernels_.gemm[host::RowKindOf(e.encoding)](gemm);
+  } else {
+    host::DotCall dot;
+    dot.w = w;
+    dot.x = x_rows_;
+    dot.y = y;
+    dot.rows = rows;
+    dot.tokens = call.tokens;
+    dot.cols = call.cols;
+    dot.prefetch = prefetch_;
+    kernels_.dot[host::RowKindOf(e.encoding)](dot);
+  }
+  for (uint32_t t = 0; t < call.tokens && finish; ++t) {
+    kernels_.add(y[t], part.bias != nullptr ? part.bias + row : nullptr,
+                 call.residual.base != nullptr ? call.residual.Row(t) + row : nullptr, rows,
+                 part.y.Row(t) + row);
+  }
+}
+
+void HostBackend::Run(const MatMulCall& call) {
+  const bool packed = call.tokens >= kPackedTokens;
+  PrepareMatMulRows(call, packed);
+  const TilePlan plan = PlanTiles(call, packed);
+  RunTiles(plan.first[call.part_count], plan.work, [&](uint32_t tile, uint32_t worker) {
+    uint32_t p = 0;
+    while (tile >= plan.first[p + 1]) {
+      ++p;
+    }
+    const uint32_t row = (tile - plan.first[p]) * plan.rows[p];
+    MatMulTile(call, call.parts[p], row, std::min(plan.rows[p], call.parts[p].weights.rows - row), packed,
+               worker);
+  });
+}
+
+void HostBackend::Run(const RmsNormCall& call) {
+  RunTiles(call.tokens, uint64_t{call.tokens} * call.cols * 2, [&](uint32_t t, uint32_t) {
+    kernels_.rms_norm(call.x.Row(t), call.cols, call.norm.weight, call.norm.epsilon, call.y.Row(t));
+  });
+}
+
+void HostBackend::Run(const EmbedCall& call) {
+  const EncodingDescriptor& d = call.table.encoding;
+  for (size_t t = 0; t < call.ids.size(); ++t) {
+    const uint8_t* row = call.table.Row(static_cast<uint32_t>(call.ids[t]));
+    float* y = call.y.Row(t);
+    if (!IsQuantized(d.encoding)) {
+      kernels_.decode[host::RowKindOf(d.encoding)](row, call.table.cols, call.scale, y);
+      continue;
+    }
+    const uint8_t* scales = row + ScaleOffset(d, call.table.cols);
+    const uint8_t* zeros = row + ZeroOffset(d, call.table.cols);
+    for (uint32_t k = 0; k < call.table.cols; ++k) {
+      const CodePlace place = PlaceOfCode(8, k);
+      const uint32_t code = (LoadU16(row + place.byte_offset) >> place.shift) & 0xffu;
+      const uint32_t g = k / d.group;
+      y[k] = call.scale * ((static_cast<float>(code) - F16ToFloat(LoadU16(zeros + 2 * g))) *
+                           F16ToFloat(LoadU16(scales + 2 * g)));
+    }
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,200 @@
+// The leaf kernels of the host backend, one table per instruction set: single-threaded functions over rows in
+// memory, cut so that the tiles around them (matmul.cc, moe.cc, attention.cc) need not know the registers.
+// Their arithmetic is ARITHMETIC.md's; each comment names the section.
+//
+// Thread safety: the functions are pure but for the memory that their arguments name.
+#ifndef SLUICE_KERNELS_HOST_KERNEL_TABLE_H_
+#define SLUICE_KERNELS_HOST_KERNEL_TABLE_H_
+
+#include <cstdint>
+
+#include "kernels/kv_layout.h"
+
+namespace sluice::host {
+
+// How the values of a row are stored, as kernels see it.
+enum class RowKind : uint8_t { kBf16 = 0, kF16 = 1, kF32 = 2 };
+inline constexpr int kRowKinds = 3;
+
+// y[t][first + r] = dot(x[t], w[r]) for t < tokens, r < rows (section 2 a). Reads exactly `cols` values of
+// each. Rows are read one after the other: one sequential stream is what memory serves best.
+struct DotCall {
+  const uint8_t* const* w = nullptr;
+  const float* const* x = nullptr;
+  float* const* y = nullptr;
+  uint32_t rows = 0;
+  uint32_t tokens = 0;
+  uint32_t cols = 0;
+  uint32_t first = 0;
+  uint32_t prefetch = 0;  // bytes to prefetch ahead, 0: none
+};
+
+// x in panels of gemm_tokens rows for GemmCall; missing rows of the last panel are zero.
+struct PackCall {
+  const float* const* x = nullptr;
+  uint32_t tokens = 0;
+  uint32_t cols = 0;
+  float* packed = nullptr;  // PackedFloats
+};
+
+// As DotCall, for many tokens: weights are converted once per tile and used for all of them.
+struct GemmCall {
+  const uint8_t* const* w = nullptr;
+  const float* packed = nullptr;
+  float* const* y = nullptr;
+  uint32_t rows = 0;
+  uint32_t tokens = 0;
+  uint32_t cols = 0;
+  uint32_t first = 0;
+  float* scratch = nullptr;  // GemmScratchFloats(cols)
+};
+inline constexpr uint32_t kGemmRows = 32;    // rows converted at a time
+inline constexpr uint32_t kGemmChunk = 512;  // columns of a panel that fit the first-level cache
+inline constexpr uint32_t kMaxTileTokens = 6;
+
+// Rows rounded to int16 (section 2 b): codes [cols rounded up to 32] zero-padded, then per group its scale
+// and its sum as float; both padded with zeros to a multiple of 8 groups.
+struct QuantRow {
+  const int16_t* codes = nullptr;
+  const float* scales = nullptr;
+  const float* sums = nullptr;
+};
+struct QuantizeCall {
+  const float* x = nullptr;
+  uint32_t cols = 0;
+  uint32_t group = 0;
+  int16_t* codes = nullptr;
+  float* scales = nullptr;
+  float* sums = nullptr;
+};
+
+// As DotCall for q8 rows with f16 scales and zeros (section 2 b).
+struct DotQ8Call {
+  const uint8_t* const* w = nullptr;
+  const QuantRow* x = nullptr;
+  float* const* y = nullptr;
+  uint32_t rows = 0;
+  uint32_t tokens = 0;
+  uint32_t cols = 0;
+  uint32_t group = 0;
+  uint32_t first = 0;
+  uint32_t prefetch = 0;
+};
+
+// One block of neurons into output columns [column, column + cols): s = sum over j < neurons of
+// c[t][j] * w[j] (section 3), then y[t] = s, or y[t] + s if `add`. c[t] are `neurons` coefficients; w[j] is
+// the address of column 0. y[t] is the address of column `column`.
+struct DownCall {
+  const uint8_t* const* w = nullptr;
+  const float* const* c = nullptr;
+  float* const* y = nullptr;
+  uint32_t neurons = 0;  // at most 256
+  uint32_t tokens = 0;
+  uint32_t column = 0;
+  uint32_t cols = 0;
+  bool add = false;
+  uint32_t prefetch = 0;
+  float* scratch = nullptr;  // DownScratchFloats(cols)
+};
+
+// As DownCall for q8 rows, all columns of the row.
+struct DownQ8Call {
+  const uint8_t* const* w = nullptr;
+  const float* const* c = nullptr;
+  float* const* y = nullptr;
+  uint32_t neurons = 0;  // at most 64
+  uint32_t tokens = 0;
+  uint32_t cols = 0;
+  uint32_t group = 0;
+  bool add = false;
+  uint32_t* scratch = nullptr;  // DownQ8Words(cols), 4-byte words
+};
+
+// One span of attention for some queries of one KV head (section 6).
+struct SpanCall {
+  const uint8_t* const* k = nullptr;  // the rows of positions [first, first + count), in order
+  const uint8_t* const* v = nullptr;
+  const float* k_scales = nullptr;  // q8: count scales each, else nullptr
+  const float* v_scales = nullptr;
+  KvType type = KvType::kF16;
+  uint32_t first = 0;  // position of k[0]
+  uint32_t count = 0;  // at most kSpanTokens
+  uint32_t head_dim = 0;
+  float scale = 0;
+  uint32_t queries = 0;  // at most kSpanQueries
+  const float* const* q = nullptr;
+  // Query i sees positions [low[i], high[i]], a part of [first, first + count).
+  const uint32_t* low = nullptr;
+  const uint32_t* high = nullptr;
+  float* m = nullptr;             // [queries]: largest score
+  float* l = nullptr;             // [queries]: sum of exponentials
+  float* const* o = nullptr;      // [queries]: weighted sums, head_dim each
+  float* scratch = nullptr;       // kSpanScratchFloats
+  float* down_scratch = nullptr;  // DownScratchFloats(head_dim)
+};
+inline constexpr uint32_t kSpanQueries = 64;
+inline constexpr uint32_t kSpanScratchFloats = kSpanQueries * (kSpanTokens + 16);
+
+struct KernelTable {
+  const char* name = "";
+  uint32_t gemm_tokens = 0;  // rows of a packed panel
+
+  void (*dot[kRowKinds])(const DotCall&) = {};
+  void (*pack)(const PackCall&) = nullptr;
+  void (*gemm[kRowKinds])(const GemmCall&) = {};
+  void (*quantize)(const QuantizeCall&) = nullptr;
+  void (*dot_q8)(const DotQ8Call&) = nullptr;
+  void (*down[kRowKinds])(const DownCall&) = {};
+  void (*down_q8)(const DownQ8Call&) = nullptr;
+  void (*span)(const SpanCall&) = nullptr;
+
+  // y = norm(x) by section 5; y may be x.
+  void (*rms_norm)(const float* x, uint32_t cols, const float* weight, float epsilon, float* y) = nullptr;
+  // c[i] = silu(g[i]) * u[i].
+  void (*silu_mul)(const float* g, const float* u, uint32_t n, float* c) = nullptr;
+  // y[i] = scale * value i of the row.
+  void (*decode[kRowKinds])(const uint8_t* row, uint32_t cols, float scale, float* y) = {};
+  // y[i] = residual[i] + (x[i] + bias[i]); either may be nullptr. y may be any of them.
+  void (*add)(const float* x, const float* bias, const float* residual, uint32_t n, float* y) = nullptr;
+  // y[i] = y[i] + s[i].
+  void (*accumulate)(const float* s, uint32_t n, float* y) = nullptr;
+  // out = residual + sum of weights[r] * rows[r * stride ..], section 3; a rank with weight 0 is not read.
+  void (*combine)(const float* rows, uint64_t stride, const float* weights, uint32_t ranks,
+                  const float* residual, uint32_t n, float* out) = nullptr;
+  // e[i] = exp(x[i] - m); returns their lane sum. e may be x, or nullptr if only the sum is wanted.
+  float (*exp_sum)(const float* x, float m, uint32_t n, float* e) = nullptr;
+  // y[i] = fma(x[i], b, y[i] * a).
+  void (*scale_add)(const float* x, float b, float a, uint32_t n, float* y) = nullptr;
+  // y[i] = x[i] / divisor.
+  void (*divide)(const float* x, float divisor, uint32_t n, float* y) = nullptr;
+  // The largest of n >= 1 values.
+  float (*largest)(const float* x, uint32_t n) = nullptr;
+  // Rotates pairs of a head by cos[half], sin[half] (section 6).
+  void (*rope)(float* head, const float* cos, const float* sin, uint32_t half, bool interleaved) = nullptr;
+  // Writes one head's values in the cache's type; returns the scale (q8; else 1).
+  float (*store_kv)(KvType type, const float* values, uint32_t head_dim, uint8_t* row) = nullptr;
+};
+
+inline constexpr uint32_t RoundUp(uint32_t n, uint32_t to) { return (n + to - 1) / to * to; }
+inline constexpr uint64_t PackedFloats(uint32_t tokens, uint32_t cols, uint32_t gemm_tokens) {
+  return uint64_t{RoundUp(tokens, gemm_tokens)} * RoundUp(cols, 16);
+}
+// Converted rows, and 16 lanes for each dot of a tile.
+inline constexpr uint64_t GemmScratchFloats(uint32_t cols) {
+  return uint64_t{kGemmRows} * RoundUp(cols, 16) + uint64_t{kGemmRows} * kMaxTileTokens * 16;
+}
+// Converted rows, or two rows of sums.
+inline constexpr uint64_t DownScratchFloats(uint32_t cols) {
+  return cols > 8192 ? uint64_t{2} * cols : uint64_t{64} * 256;
+}
+// Codes of 64 neurons, a scale and a sum for each of the smallest groups; int32 sums of the columns.
+inline constexpr uint64_t DownQ8Words(uint32_t cols) {
+  return uint64_t{34} * RoundUp(RoundUp(cols, 16) / 16, 8) + RoundUp(cols, 32);
+}
+
+const KernelTable& Avx2Kernels();
+const KernelTable& Avx512Kernels();
+
+}  // namespace sluice::host
+
+#endif  // SLUICE_KERNELS_HOST_KERNEL_TABLE_H_

@@ -1,0 +1,25 @@
+// The kernels compiled for AVX2, FMA and F16C.
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels/host/isa_attributes.h"
+#include "kernels/host/kernel_table.h"
+
+#define SLUICE_ISA avx2
+SLUICE_BEGIN_ISA("avx2,fma,f16c")
+
+namespace sluice::host {
+namespace avx2 {
+#include "kernels/host/native_avx2-inl.h"
+#include "kernels/host/table-inl.h"
+}  // namespace avx2
+
+SLUICE_END_ISA
+
+const KernelTable& Avx2Kernels() {
+  static const KernelTable table = avx2::MakeTable("avx2");
+  return table;
+}
+
+}  // namespace sluice::host

@@ -1,0 +1,31 @@
+// The kernels compiled for AVX-512 (F, BW, DQ, VL).
+#if !defined(__clang__)
+// GCC 12 takes the undefined registers inside its own AVX-512 intrinsics for mistakes (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels/host/isa_attributes.h"
+#include "kernels/host/kernel_table.h"
+
+#define SLUICE_ISA avx512
+SLUICE_BEGIN_ISA("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+
+namespace sluice::host {
+namespace avx512 {
+#include "kernels/host/native_avx512-inl.h"
+#include "kernels/host/table-inl.h"
+}  // namespace avx512
+
+SLUICE_END_ISA
+
+const KernelTable& Avx512Kernels() {
+  static const KernelTable table = avx512::MakeTable("avx512");
+  return table;
+}
+
+}  // namespace sluice::host

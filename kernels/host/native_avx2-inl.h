@@ -1,0 +1,54 @@
+// Registers of AVX2 with FMA and F16C: eight floats in one. Included by kernels_avx2.cc only, inside the
+// instruction set's namespace and target attribute; native_avx512-inl.h is its twin.
+//
+// Thread safety: pure functions.
+#ifndef SLUICE_ISA
+#error "included by kernels_avx2.cc only"
+#endif
+
+using N = __m256;
+inline constexpr int kNative = 8;  // floats in N
+
+inline N NZero() { return _mm256_setzero_ps(); }
+inline N NSet1(float x) { return _mm256_set1_ps(x); }
+inline N NLoad(const float* p) { return _mm256_loadu_ps(p); }
+inline void NStore(float* p, N a) { _mm256_storeu_ps(p, a); }
+inline N NFma(N a, N b, N c) { return _mm256_fmadd_ps(a, b, c); }
+inline N NNegFma(N a, N b, N c) { return _mm256_fnmadd_ps(a, b, c); }  // c - a * b
+inline N NAdd(N a, N b) { return _mm256_add_ps(a, b); }
+inline N NSub(N a, N b) { return _mm256_sub_ps(a, b); }
+inline N NMul(N a, N b) { return _mm256_mul_ps(a, b); }
+inline N NDiv(N a, N b) { return _mm256_div_ps(a, b); }
+inline N NMax(N a, N b) { return _mm256_max_ps(a, b); }
+inline N NMin(N a, N b) { return _mm256_min_ps(a, b); }
+inline N NAbs(N a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+inline N NNeg(N a) { return _mm256_xor_ps(_mm256_set1_ps(-0.0f), a); }
+inline N NRound(N a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// x < limit ? a : b; false for NaN.
+inline N NIfLess(N x, N limit, N a, N b) {
+  return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, limit, _CMP_LT_OQ));
+}
+inline N NIfNan(N x, N a, N b) { return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, x, _CMP_UNORD_Q)); }
+// 2^n for integral n in -126..127.
+inline N NPow2(N n) {
+  return _mm256_castsi256_ps(
+      _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+
+inline N NLoadBf16(const uint8_t* p) {
+  return _mm256_castsi256_ps(
+      _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
+}
+inline N NLoadF16(const uint8_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline N NLoadI8(const uint8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline void NStoreF16(uint8_t* p, N a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+// Lanes i and i + 8 added.
+inline __m256 FoldTo8(const N* parts) { return _mm256_add_ps(parts[0], parts[1]); }

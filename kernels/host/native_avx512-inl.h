@@ -1,0 +1,56 @@
+// Registers of AVX-512 (F, BW, DQ, VL): sixteen floats in one. Included by kernels_avx512.cc only, inside the
+// instruction set's namespace and target attribute; native_avx2-inl.h is its twin.
+//
+// Thread safety: pure functions.
+#ifndef SLUICE_ISA
+#error "included by kernels_avx512.cc only"
+#endif
+
+using N = __m512;
+inline constexpr int kNative = 16;  // floats in N
+
+inline N NZero() { return _mm512_setzero_ps(); }
+inline N NSet1(float x) { return _mm512_set1_ps(x); }
+inline N NLoad(const float* p) { return _mm512_loadu_ps(p); }
+inline void NStore(float* p, N a) { _mm512_storeu_ps(p, a); }
+inline N NFma(N a, N b, N c) { return _mm512_fmadd_ps(a, b, c); }
+inline N NNegFma(N a, N b, N c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
+inline N NAdd(N a, N b) { return _mm512_add_ps(a, b); }
+inline N NSub(N a, N b) { return _mm512_sub_ps(a, b); }
+inline N NMul(N a, N b) { return _mm512_mul_ps(a, b); }
+inline N NDiv(N a, N b) { return _mm512_div_ps(a, b); }
+inline N NMax(N a, N b) { return _mm512_max_ps(a, b); }
+inline N NMin(N a, N b) { return _mm512_min_ps(a, b); }
+inline N NAbs(N a) { return _mm512_abs_ps(a); }
+inline N NNeg(N a) { return _mm512_xor_ps(_mm512_set1_ps(-0.0f), a); }
+inline N NRound(N a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// x < limit ? a : b; false for NaN.
+inline N NIfLess(N x, N limit, N a, N b) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, limit, _CMP_LT_OQ), b, a);
+}
+inline N NIfNan(N x, N a, N b) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), b, a); }
+// 2^n for integral n in -126..127.
+inline N NPow2(N n) {
+  return _mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+
+inline N NLoadBf16(const uint8_t* p) {
+  return _mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
+}
+inline N NLoadF16(const uint8_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline N NLoadI8(const uint8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline void NStoreF16(uint8_t* p, N a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+// Lanes i and i + 8 added.
+inline __m256 FoldTo8(const N* parts) {
+  return _mm256_add_ps(_mm512_castps512_ps256(parts[0]), _mm512_extractf32x8_ps(parts[0], 1));
+}

@@ -1,0 +1,76 @@
+// The workers of the host backend: fork-join over numbered tiles. The calling thread is worker 0; the others
+// spin between BeginStep() and EndStep() and sleep outside.
+//
+// A region's tiles are handed out by one 64-bit ticket {generation, next tile}, taken with compare-and-swap.
+// Nobody waits for a worker that has taken no tile, so a worker that the system has not scheduled delays
+// nothing: with more threads than CPUs a region is slower, never stuck. Spinning is bounded: pauses, then
+// yields, then sleep until the next region wakes the worker. With one thread there are no atomics at all.
+//
+// Thread safety: BeginStep, EndStep and Run are for one thread (the owner). counters() may be called from
+// any.
+#ifndef SLUICE_KERNELS_HOST_THREAD_POOL_H_
+#define SLUICE_KERNELS_HOST_THREAD_POOL_H_
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+
+namespace sluice {
+
+class ThreadPool {
+ public:
+  using TileFunction = absl::FunctionRef<void(uint32_t tile, uint32_t worker)>;
+
+  struct Counters {
+    uint64_t fork_joins = 0;
+    double region_seconds = 0;     // from fork to join
+    double join_wait_seconds = 0;  // of these: worker 0 had no tile left and waited
+  };
+
+  // `threads` >= 1 counts the owner.
+  explicit ThreadPool(uint32_t threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  uint32_t threads() const { return threads_; }
+
+  void BeginStep();
+  void EndStep();
+
+  // Calls function(tile, worker) once for each tile in [0, tiles), worker < threads(), and returns when all
+  // have returned. Tiles are taken in ascending order. Not reentrant.
+  void Run(uint32_t tiles, TileFunction function);
+
+  Counters counters() const;
+
+ private:
+  void Worker(uint32_t worker);
+  // Computes tiles until none is left to take; whether it got any.
+  bool TakeTiles(uint32_t worker);
+  bool HasTile() const;
+  void Sleep();
+  void WakeSleepers();
+
+  const uint32_t threads_;
+  // On lines of their own: the ticket and the count of finished tiles are written by everybody.
+  alignas(64) std::atomic<uint64_t> ticket_;
+  std::atomic<uint32_t> tiles_{0};
+  std::atomic<const TileFunction*> function_{nullptr};
+  alignas(64) std::atomic<uint32_t> finished_{0};
+  alignas(64) std::atomic<uint32_t> wake_epoch_{0};  // futex
+  std::atomic<uint32_t> sleepers_{0};
+  std::atomic<bool> stepping_{false};
+  std::atomic<bool> shutdown_{false};
+  alignas(64) std::atomic<uint64_t> fork_joins_{0};
+  std::atomic<uint64_t> region_ns_{0};
+  std::atomic<uint64_t> join_wait_ns_{0};
+  std::vector<std::thread> workers_;  // the owner's
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_KERNELS_HOST_THREAD_POOL_H_

@@ -1,0 +1,79 @@
+// The fork-join pool: every tile once, results visible after the join, more threads than CPUs, steps and
+// none.
+#include "kernels/host/thread_pool.h"
+
+#include <atomic>
+#include <numeric>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace sluice {
+namespace {
+
+class ThreadPoolTest : public testing::TestWithParam<uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, testing::Values(1u, 2u, 3u, 8u));
+
+TEST_P(ThreadPoolTest, EveryTileRunsOnceAndItsPlainWritesAreSeenAfterTheJoin) {
+  ThreadPool pool(GetParam());
+  pool.BeginStep();
+  for (uint32_t tiles : {0u, 1u, 2u, 3u, 7u, 64u, 501u}) {
+    std::vector<uint32_t> runs(tiles, 0);  // plain memory: a race here is the pool's fault
+    pool.Run(tiles, [&](uint32_t tile, uint32_t worker) {
+      ASSERT_LT(worker, GetParam());
+      runs[tile] += tile + 1;
+    });
+    for (uint32_t tile = 0; tile < tiles; ++tile) {
+      ASSERT_EQ(runs[tile], tile + 1);
+    }
+  }
+  pool.EndStep();
+}
+
+TEST_P(ThreadPoolTest, RegionsFollowEachOtherWithoutMixing) {
+  ThreadPool pool(GetParam());
+  std::vector<uint64_t> values(40, 1);
+  uint64_t expected = 1;
+  for (int step = 0; step < 60; ++step) {
+    // Some steps are bracketed, in others the workers sleep before every region.
+    const bool bracket = step % 3 != 0;
+    if (bracket) {
+      pool.BeginStep();
+    }
+    for (uint32_t region = 0; region < 20; ++region) {
+      const uint64_t add = static_cast<uint64_t>(step) * 20 + region;
+      pool.Run(40, [&values, add](uint32_t tile, uint32_t) { values[tile] = values[tile] * 3 + add; });
+      expected = expected * 3 + add;
+    }
+    if (bracket) {
+      pool.EndStep();
+    }
+  }
+  for (const uint64_t value : values) {
+    ASSERT_EQ(value, expected);
+  }
+}
+
+TEST_P(ThreadPoolTest, ForkJoinsAreCountedWhenThereIsSomebodyToForkTo) {
+  ThreadPool pool(GetParam());
+  std::atomic<uint32_t> sum{0};
+  for (int i = 0; i < 10; ++i) {
+    pool.Run(5, [&](uint32_t tile, uint32_t) { sum.fetch_add(tile); });
+    pool.Run(1, [&](uint32_t, uint32_t) {});
+  }
+  EXPECT_EQ(sum.load(), 100u);
+  EXPECT_EQ(pool.counters().fork_joins, GetParam() == 1 ? 0u : 10u);
+}
+
+TEST_P(ThreadPoolTest, EndsCleanlyInTheMiddleOfAStep) {
+  for (int i = 0; i < 20; ++i) {
+    ThreadPool pool(GetParam());
+    pool.BeginStep();
+    if (i % 2 == 0) {
+      pool.Run(4, [](uint32_t, uint32_t) {});
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice
