@@ -1,0 +1,113 @@
+// The engine: EngineApi on its own thread.
+//
+// Callers validate and queue; the engine thread takes what is queued between steps, runs steps, and is the
+// only one that touches the model, the caches and weightd's session. When weightd is lost it tries to get it
+// back for EngineOptions::weightd_grace, during which requests wait; then they end UNAVAILABLE, and it goes
+// on trying in the background.
+//
+// Thread safety: thread-safe.
+#ifndef SLUICE_INFERD_ENGINE_H_
+#define SLUICE_INFERD_ENGINE_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "common/text/tokenizer.h"
+#include "inferd/engine_api.h"
+#include "inferd/engine_core.h"
+#include "inferd/engine_options.h"
+#include "inferd/request_checks.h"
+#include "inferd/request_registry.h"
+#include "inferd/weight_client.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+class Engine final : public EngineApi {
+ public:
+  // Makes the backend for the limits that the options and the model lead to.
+  using BackendFactory = std::function<absl::StatusOr<std::unique_ptr<Backend>>(const BackendLimits&)>;
+
+  // Everything is made on the engine thread, and Create returns when a token can be made or an error is
+  // known. `tokenizer` (may be null: token ids only) outlives the engine. Errors: those of PlanEngine, of the
+  // backend, of leasing the dense weights.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
+                                                        std::unique_ptr<WeightClient> client,
+                                                        BackendFactory make_backend,
+                                                        const Tokenizer* tokenizer);
+
+  // Ends every live request UNAVAILABLE and joins the thread.
+  ~Engine() override;
+
+  absl::Status Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) override;
+  absl::Status Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) override;
+  absl::Status Cancel(const std::string& request_id) override;
+  EngineStats Stats() const override;
+  absl::Status Health() const override;
+  void StartDrain() override;
+
+  // The options with every default resolved.
+  const EnginePlan& plan() const { return plan_; }
+  // For the start-up log: backend, session, sizes.
+  const std::string& description() const { return description_; }
+
+ private:
+  Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, const Tokenizer* tokenizer);
+
+  void Main(const BackendFactory& make_backend);
+  absl::Status Setup(const BackendFactory& make_backend);
+  void Loop();
+  void TakeQueued();
+  void Idle(EngineCore::Outcome outcome);
+  void HandleLoss();
+  void GiveUp(const absl::Status& why);
+  void SetHealth(const absl::Status& health, const absl::Status& refusal);
+  void Publish();
+  absl::StatusOr<SequenceId> Enter(const std::string& request_id, absl::Time deadline, uint64_t tokens,
+                                   uint64_t bytes);
+  absl::Status Rejected(const absl::Status& status);
+  void Hand(std::unique_ptr<Sequence> sequence);
+  RequestBounds Bounds() const;
+
+  const EnginePlan plan_;
+  const std::unique_ptr<WeightClient> client_;
+  const Tokenizer* const tokenizer_;
+  const ModelConfig& config_;  // of the client's pack
+  const uint64_t seed_base_;
+  RequestRegistry registry_;
+  std::atomic<bool> draining_{false};
+  std::atomic<bool> stopping_{false};
+  std::atomic<uint64_t> seeds_drawn_{0};
+  std::atomic<uint64_t> rejected_{0};
+
+  mutable absl::Mutex mutex_;
+  bool started_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status start_status_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Sequence>> incoming_ ABSL_GUARDED_BY(mutex_);
+  std::vector<SequenceId> cancelled_ ABSL_GUARDED_BY(mutex_);
+  EngineStats stats_ ABSL_GUARDED_BY(mutex_);
+  absl::Status health_ ABSL_GUARDED_BY(mutex_);   // can a token be made now?
+  absl::Status refusal_ ABSL_GUARDED_BY(mutex_);  // what new requests are told
+
+  // Written by the engine thread before Create returns, then const.
+  std::unique_ptr<EngineCore> core_;  // used by the engine thread alone but for heartbeat_nanos()
+  std::string description_;
+
+  // Of the engine thread.
+  std::vector<std::unique_ptr<Sequence>> taken_;
+  std::vector<SequenceId> taken_cancels_;
+  absl::Time lost_since_ = absl::InfiniteFuture();  // InfiniteFuture: not lost
+
+  std::thread thread_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_ENGINE_H_

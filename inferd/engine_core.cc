@@ -1,0 +1,348 @@
+#include "inferd/engine_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/clock.h"
+#include "common/error_detail.h"
+#include "common/status.h"
+#include "inferd/policy/preset.h"
+
+namespace sluice {
+
+EngineCore::EngineCore(const EnginePlan& plan, WeightClient* client, std::unique_ptr<Backend> backend,
+                       RequestRegistry* registry)
+    : plan_(plan),
+      backend_(std::move(backend)),
+      segments_(backend_.get()),
+      client_(client),
+      registry_(registry),
+      fetches_(client_, backend_.get()),
+      sampler_(client_->pack().config().vocab),
+      batch_(plan.forward.max_tokens, plan.forward.max_sequences) {
+  step_.reserve(plan.forward.max_sequences);
+  wants_.reserve(plan.forward.max_tokens);
+  want_rows_.reserve(plan.forward.logit_rows);
+}
+
+EngineCore::~EngineCore() {
+  if (residency_ != nullptr) {
+    residency_->Abandon();
+  }
+  if (weights_ != nullptr) {
+    weights_->Release();
+  }
+  client_->SetSegmentObserver(nullptr).IgnoreError();  // taking an observer away cannot fail
+}
+
+absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const EnginePlan& plan, WeightClient* client,
+                                                               std::unique_ptr<Backend> backend,
+                                                               RequestRegistry* registry) {
+  std::unique_ptr<EngineCore> core(new EngineCore(plan, client, std::move(backend), registry));
+  RETURN_IF_ERROR(core->Setup());
+  return core;
+}
+
+absl::Status EngineCore::Setup() {
+  const ModelConfig& config = client_->pack().config();
+  const EngineOptions& options = plan_.options;
+  ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options.preset));
+  RETURN_IF_ERROR(client_->SetSegmentObserver(&segments_));
+  ASSIGN_OR_RETURN(weights_, DenseWeights::Create(client_, &fetches_, &segments_));
+  ASSIGN_OR_RETURN(kv_, KvCache::Create(config, options.kv, plan_.kv_pages, options.parallel, options.context,
+                                        backend_.get()));
+  scheduler_ =
+      std::make_unique<Scheduler>(SchedulerOptions{options.parallel, options.prefill_chunk}, &kv_->pages());
+  HostResidencyOptions residency;
+  residency.stall_limit = options.stall_limit;
+  residency_ = std::make_unique<HostResidency>(residency, client_, &fetches_, &segments_, &backend_->queue());
+  routing_ = MakeRouting(policies);
+  if (options.prefetch && policies.predictor == ExpertPredictorKind::kGateReuse) {
+    ASSIGN_OR_RETURN(std::unique_ptr<ExpertPredictor> predictor,
+                     GateReuse::Create(config, weights_.get(), backend_.get(), plan_.forward.max_tokens));
+    prefetcher_ = std::make_unique<Prefetcher>(config, plan_.forward.max_tokens, policies.max_prefetch,
+                                               std::move(predictor), residency_.get());
+  }
+  ASSIGN_OR_RETURN(forward_, Forward::Create(config, plan_.forward,
+                                             {backend_.get(), weights_.get(), kv_.get(), residency_.get(),
+                                              routing_.get(), this}));
+  return weights_->Acquire(options.stall_limit);
+}
+
+absl::Status EngineCore::AfterRouter(const RouterTap& tap) {
+  heartbeat_.store(MonotonicClock().NowNanos(), std::memory_order_relaxed);
+  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->AfterRouter(tap);
+}
+
+void EngineCore::Add(std::unique_ptr<Sequence> sequence) {
+  const Sequence::Header& header = sequence->header();
+  ScheduleRequest request;
+  request.id = header.id;
+  request.client = header.client;
+  request.priority = header.priority;
+  request.deadline = header.deadline;
+  request.length = static_cast<uint32_t>(sequence->tokens().size());
+  request.row_limit = sequence->row_limit();
+  scheduler_->Add(request);
+  sequences_.emplace(header.id, std::move(sequence));
+}
+
+std::unique_ptr<Sequence> EngineCore::Remove(SequenceId id) {
+  const auto found = sequences_.find(id);
+  if (found == sequences_.end()) {
+    return nullptr;
+  }
+  std::unique_ptr<Sequence> sequence = std::move(found->second);
+  sequences_.erase(found);
+  scheduler_->Remove(id);
+  registry_->End(sequence->header().request_id);
+  if (removal_hook_) {
+    removal_hook_();
+  }
+  return sequence;
+}
+
+void EngineCore::End(SequenceId id, const absl::Status& status) {
+  if (!sequences_.contains(id)) {
+    return;
+  }
+  (absl::IsCancelled(status) ? counted_.requests_cancelled : counted_.requests_failed)++;
+  Remove(id)->Fail(status);
+}
+
+void EngineCore::EndAll(const absl::Status& status) {
+  while (!sequences_.empty()) {
+    End(sequences_.begin()->first, status);
+  }
+}
+
+void EngineCore::EndExpired(absl::Time now) {
+  for (const SequenceId id : scheduler_->Expired(now)) {
+    End(id, ReasonError(absl::StatusCode::kDeadlineExceeded, "DEADLINE_EXCEEDED",
+                        "the deadline passed before the answer was complete"));
+  }
+}
+
+// True if any sequence is held up by its consumer.
+bool EngineCore::BlockCongested() {
+  bool any = false;
+  for (const auto& [id, sequence] : sequences_) {
+    const bool congested = sequence->Congested();
+    scheduler_->SetBlocked(id, congested);
+    any = any || congested;
+  }
+  return any;
+}
+
+EngineCore::Outcome EngineCore::Step(absl::Time now) {
+  EndExpired(now);
+  if (sequences_.empty()) {
+    return Outcome::kIdle;
+  }
+  if (!has_weights() || !client_->connected()) {
+    LoseWeights();
+    return Outcome::kLost;
+  }
+  const bool congested = BlockCongested();
+  const StepPlan& plan = scheduler_->Plan();
+  for (const SequenceId id : plan.admitted) {
+    Sequence* sequence = sequences_.at(id).get();
+    registry_->LeaveQueue(sequence->header().request_id);
+    sequence->Admit(now);
+  }
+  if (plan.rows == 0) {
+    return congested ? Outcome::kCongested : Outcome::kIdle;
+  }
+  BuildBatch(plan);
+  return RunBatch(plan);
+}
+
+void EngineCore::BuildBatch(const StepPlan& plan) {
+  batch_.Clear(++step_number_);
+  step_.clear();
+  wants_.clear();
+  candidates_ = 1;
+  for (const ScheduledRows& rows : plan.sequences) {
+    Sequence* sequence = sequences_.at(rows.id).get();
+    const uint32_t first_row = batch_.tokens();
+    const uint32_t index = batch_.Add(sequence->tokens().subspan(rows.first_position, rows.rows),
+                                      rows.first_position, kv_->pages().table(rows.slot));
+    step_.push_back({sequence, rows});
+    const uint32_t logit_rows = sequence->LogitRowsOf(rows);
+    for (uint32_t row = rows.rows - logit_rows; row < rows.rows; ++row) {
+      wants_.push_back({first_row + row, index, rows.first_position + row});
+    }
+    candidates_ = logit_rows > 0 ? std::max(candidates_, sequence->candidates()) : candidates_;
+  }
+}
+
+EngineCore::Outcome EngineCore::RunBatch(const StepPlan& plan) {
+  const MonotonicClock clock;
+  const int64_t start = clock.NowNanos();
+  heartbeat_.store(start, std::memory_order_relaxed);
+  const StepCost before = CostNow();
+  const uint64_t bytes_before = residency_->counters().bytes_touched;
+  backend_->BeginStep();
+  residency_->BeginStep(step_number_);
+  absl::Status status = forward_->Run(&batch_);
+  if (status.ok()) {
+    const StepCost cost = CostSince(before);
+    for (const Running& running : step_) {
+      running.sequence->AddCost(cost, static_cast<double>(running.rows.rows) / plan.rows);
+    }
+    status = DeliverLogits();
+  }
+  backend_->EndStep();
+  heartbeat_.store(0, std::memory_order_relaxed);
+  if (absl::IsUnavailable(status)) {
+    LoseWeights();
+    return Outcome::kLost;
+  }
+  if (!status.ok()) {
+    residency_->Abandon();
+    FailStep(status);
+    return Outcome::kRan;
+  }
+  CountStep(plan, clock.NowNanos() - start, residency_->counters().bytes_touched - bytes_before);
+  CommitStep();
+  return Outcome::kRan;
+}
+
+absl::Status EngineCore::DeliverLogits() {
+  const uint32_t vocab = client_->pack().config().vocab;
+  for (size_t begin = 0; begin < wants_.size();) {
+    want_rows_.clear();
+    size_t end = begin;
+    while (end < wants_.size() && want_rows_.size() < plan_.forward.logit_rows) {
+      want_rows_.push_back(wants_[end++].row);
+    }
+    ASSIGN_OR_RETURN(const LogitRows logits, forward_->Logits(want_rows_, candidates_));
+    const absl::Time now = absl::Now();
+    for (size_t i = begin; i < end;) {
+      size_t next = i;
+      while (next < end && wants_[next].sequence == wants_[i].sequence) {
+        ++next;
+      }
+      Sequence* sequence = step_[wants_[i].sequence].sequence;
+      const bool lost = batch_.failed_extent(wants_[i].sequence) != StepBatch::kNoExtent;
+      if (!lost && sequence->state() == Sequence::State::kRunning) {
+        sequence->Take({&logits, static_cast<uint32_t>(i - begin), static_cast<uint32_t>(next - i),
+                        wants_[i].position, vocab},
+                       now, &sampler_);
+      }
+      i = next;
+    }
+    begin = end;
+  }
+  return absl::OkStatus();
+}
+
+// Makes the step count: rows are in the cache, tokens are known, what ended leaves.
+void EngineCore::CommitStep() {
+  for (uint32_t i = 0; i < step_.size(); ++i) {
+    Sequence* sequence = step_[i].sequence;
+    const ScheduledRows& rows = step_[i].rows;
+    const uint32_t extent = batch_.failed_extent(i);
+    if (extent != StepBatch::kNoExtent) {
+      End(rows.id, ReasonError(absl::StatusCode::kDataLoss, "WEIGHT_CORRUPT",
+                               absl::StrCat(client_->pack().ExtentName(extent), " of pack ",
+                                            client_->pack().dir(), " is damaged")));
+      continue;
+    }
+    const uint32_t known = rows.first_position + rows.rows;
+    const bool appended = sequence->tokens().size() > known && rows.reaches_end;
+    counted_.generated_tokens += appended ? 1 : 0;
+    const bool prompt_done = known == sequence->prompt_tokens() && rows.reaches_end;
+    counted_.prompt_tokens += prompt_done ? sequence->prompt_tokens() : 0;
+    switch (sequence->state()) {
+      case Sequence::State::kRunning:
+        scheduler_->Commit(rows.id, rows.rows);
+        if (appended) {
+          scheduler_->Append(rows.id);
+        }
+        break;
+      case Sequence::State::kFinished:
+        counted_.requests_finished++;
+        Remove(rows.id)->Finish();
+        break;
+      case Sequence::State::kFailed:
+        counted_.requests_failed++;
+        Remove(rows.id)->FinishFailed();
+        break;
+    }
+  }
+}
+
+void EngineCore::FailStep(const absl::Status& status) {
+  if (!absl::IsResourceExhausted(status)) {
+    broken_ = status;
+  }
+  for (const Running& running : step_) {
+    End(running.rows.id, status);
+  }
+}
+
+void EngineCore::LoseWeights() {
+  residency_->Abandon();
+  weights_->Release();
+}
+
+absl::Status EngineCore::Recover(absl::Time deadline) {
+  if (!client_->connected()) {
+    RETURN_IF_ERROR(client_->Reconnect(deadline));
+    fetches_.Forget();
+  }
+  return weights_->Acquire(plan_.options.stall_limit);
+}
+
+StepCost EngineCore::CostNow() const {
+  const ResidencyCounters counters = residency_->counters();
+  return {static_cast<double>(fetches_.stall_nanos()) * 1e-9, static_cast<double>(counters.requests),
+          static_cast<double>(counters.hits), static_cast<double>(fetches_.bytes_ssd())};
+}
+
+StepCost EngineCore::CostSince(const StepCost& before) const {
+  const StepCost now = CostNow();
+  return {now.stall_seconds - before.stall_seconds, now.expert_requests - before.expert_requests,
+          now.expert_hits - before.expert_hits, now.bytes_ssd - before.bytes_ssd};
+}
+
+void EngineCore::CountStep(const StepPlan& plan, int64_t nanos, uint64_t expert_bytes) {
+  const double seconds = static_cast<double>(nanos) * 1e-9;
+  counted_.steps++;
+  if (plan.prefill_rows > 0) {
+    counted_.prompt_seconds += seconds;
+    return;
+  }
+  counted_.decode_steps++;
+  counted_.decode_seconds += seconds;
+  counted_.weight_bytes_touched += weights_->bytes_per_step() + expert_bytes;
+}
+
+void EngineCore::FillStats(EngineStats* stats) const {
+  *stats = counted_;
+  const ResidencyCounters residency = residency_->counters();
+  const BackendCounters backend = backend_->Counters();
+  stats->sequences_running = scheduler_->running();
+  stats->kv_pages_used = kv_->pages().used();
+  stats->kv_pages_total = kv_->pages().total();
+  stats->expert_leases_held = residency_->held();
+  stats->dense_leases_held = weights_->held();
+  stats->fetches_outstanding = fetches_.outstanding();
+  stats->expert_requests = residency.requests;
+  stats->expert_hits = residency.hits;
+  stats->prefetch_issued = residency.prefetch_issued;
+  stats->prefetch_useful = residency.prefetch_useful;
+  if (prefetcher_ != nullptr) {
+    const PredictionCounters predictions = prefetcher_->total();
+    stats->predictions = predictions.predicted;
+    stats->predictions_right = predictions.right;
+  }
+  stats->bytes_ssd = fetches_.bytes_ssd();
+  stats->weightd_reconnects = client_->counters().reconnects;
+  stats->fork_joins = backend.fork_joins;
+  stats->fork_join_seconds = backend.region_seconds;
+  stats->stall_seconds = static_cast<double>(fetches_.stall_nanos()) * 1e-9;
+}
+
+}  // namespace sluice

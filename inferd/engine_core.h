@@ -1,0 +1,148 @@
+// The engine without its thread: takes sequences, runs steps, survives the loss of weightd.
+//
+// A step: plan the rows, run the forward pass, hand each sequence its logits, end those that are done. When
+// weightd is lost in a step nothing of it counts: leases go back, and once Recover() has succeeded the next
+// step computes the same rows again, to the same bits.
+//
+// Thread safety: thread-compatible; one thread at a time, the engine's. Stats go out through FillStats(),
+// which that thread calls too.
+#ifndef SLUICE_INFERD_ENGINE_CORE_H_
+#define SLUICE_INFERD_ENGINE_CORE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "inferd/dense_weights.h"
+#include "inferd/engine_options.h"
+#include "inferd/forward.h"
+#include "inferd/kv_cache.h"
+#include "inferd/policy/prefetcher.h"
+#include "inferd/policy/routing.h"
+#include "inferd/request_registry.h"
+#include "inferd/residency/fetch_queue.h"
+#include "inferd/residency/host_residency.h"
+#include "inferd/residency/segment_buffers.h"
+#include "inferd/sampler.h"
+#include "inferd/scheduler.h"
+#include "inferd/sequence.h"
+#include "inferd/step_batch.h"
+#include "inferd/weight_client.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+class EngineCore final : private LayerTap {
+ public:
+  // Leases the dense weights, so the engine can make a token when this returns. `client` and `registry`
+  // outlive the core.
+  static absl::StatusOr<std::unique_ptr<EngineCore>> Create(const EnginePlan& plan, WeightClient* client,
+                                                            std::unique_ptr<Backend> backend,
+                                                            RequestRegistry* registry);
+  ~EngineCore() override;
+
+  enum class Outcome : uint8_t {
+    kIdle,       // nothing to compute
+    kCongested,  // nothing to compute until some consumer takes what it has
+    kRan,
+    kLost,  // weightd is gone; Recover()
+  };
+
+  void Add(std::unique_ptr<Sequence> sequence);
+  // Ends one sequence; an unknown id is ignored. CANCELLED counts as cancelled, all else as failed.
+  void End(SequenceId id, const absl::Status& status);
+  void EndAll(const absl::Status& status);
+
+  // Called whenever a sequence has left, before its sink hears of it: counters are right by then.
+  void SetRemovalHook(std::function<void()> hook) { removal_hook_ = std::move(hook); }
+
+  // Ends what is past its deadline.
+  void EndExpired(absl::Time now);
+  // The same, then runs one step.
+  Outcome Step(absl::Time now);
+
+  // Takes completions that arrived outside of a step.
+  void Poll() { residency_->Poll(); }
+
+  // Nothing of weightd's is held any more; steps fail until Recover() succeeds.
+  void LoseWeights();
+  // One attempt to get a session and the dense weights back.
+  absl::Status Recover(absl::Time deadline);
+
+  bool has_weights() const { return weights_->acquired(); }
+  size_t live() const { return sequences_.size(); }
+  absl::Time NextDeadline() const { return scheduler_->NextDeadline(); }
+  const Backend& backend() const { return *backend_; }
+
+  // An error that every later step would meet again; OK if there is none.
+  const absl::Status& broken() const { return broken_; }
+  // When the running step last moved on, as nanoseconds of MonotonicClock; 0 between steps. Any thread.
+  int64_t heartbeat_nanos() const { return heartbeat_.load(std::memory_order_relaxed); }
+
+  void FillStats(EngineStats* stats) const;
+
+ private:
+  struct LogitWant {
+    uint32_t row = 0;       // in the batch
+    uint32_t sequence = 0;  // index in step_
+    uint32_t position = 0;
+  };
+  struct Running {  // a sequence of the step being run
+    Sequence* sequence = nullptr;
+    ScheduledRows rows;
+  };
+
+  EngineCore(const EnginePlan& plan, WeightClient* client, std::unique_ptr<Backend> backend,
+             RequestRegistry* registry);
+  absl::Status Setup();
+  absl::Status AfterRouter(const RouterTap& tap) override;
+
+  bool BlockCongested();
+  void BuildBatch(const StepPlan& plan);
+  Outcome RunBatch(const StepPlan& plan);
+  StepCost CostSince(const StepCost& before) const;
+  StepCost CostNow() const;
+  absl::Status DeliverLogits();
+  void CommitStep();
+  void FailStep(const absl::Status& status);
+  void CountStep(const StepPlan& plan, int64_t nanos, uint64_t expert_bytes);
+  std::unique_ptr<Sequence> Remove(SequenceId id);
+
+  const EnginePlan plan_;
+  const std::unique_ptr<Backend> backend_;
+  SegmentBuffers segments_;
+  WeightClient* const client_;
+  RequestRegistry* const registry_;
+  FetchQueue fetches_;
+  std::unique_ptr<DenseWeights> weights_;
+  std::unique_ptr<KvCache> kv_;
+  std::unique_ptr<HostResidency> residency_;
+  std::unique_ptr<RoutingPolicy> routing_;
+  std::unique_ptr<Prefetcher> prefetcher_;  // null: no prefetch
+  std::unique_ptr<Forward> forward_;
+  std::unique_ptr<Scheduler> scheduler_;
+  Sampler sampler_;
+  StepBatch batch_;
+
+  absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
+  std::vector<Running> step_;     // by index in the batch
+  std::vector<LogitWant> wants_;  // rows whose logits the step needs
+  std::vector<uint32_t> want_rows_;
+  uint32_t candidates_ = 1;  // of the step
+  uint64_t step_number_ = 0;
+  absl::Status broken_;
+  std::function<void()> removal_hook_;
+  std::atomic<int64_t> heartbeat_{0};
+  EngineStats counted_;  // what the core counts itself
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_ENGINE_CORE_H_

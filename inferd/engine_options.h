@@ -1,0 +1,64 @@
+// Options of the engine, what they resolve to for a model, and the memory that follows from them. The daemon,
+// `sluice plan` and the tests use the same functions.
+//
+// Thread safety: plain values and pure functions.
+#ifndef SLUICE_INFERD_ENGINE_OPTIONS_H_
+#define SLUICE_INFERD_ENGINE_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/model/model_config.h"
+#include "inferd/forward.h"
+#include "inferd/request_registry.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+struct EngineOptions {
+  // Positions of one sequence. 0: the smaller of the model's and 8192.
+  uint32_t context = 0;
+  // Sequences that run together.
+  uint32_t parallel = 4;
+  // Type of the KV cache's values.
+  KvType kv = KvType::kF16;
+  // Bytes of the KV cache. 0: as many as `parallel` whole contexts take.
+  uint64_t kv_budget = 0;
+  // Prefill rows of one step: larger is faster to the first token, smaller disturbs running answers less.
+  uint32_t prefill_chunk = 512;
+  // What may wait.
+  QueueLimits queue;
+  // Named set of policies.
+  std::string preset = "exact";
+  // Ask for the experts of the next layer before its router has run.
+  bool prefetch = true;
+  // After weightd is lost, requests wait this long for it before they end UNAVAILABLE. Below five seconds, so
+  // that no client hears nothing for longer than that.
+  absl::Duration weightd_grace = absl::Milliseconds(4500);
+  // Without a single byte from weightd for this long, what waits for it ends.
+  absl::Duration stall_limit = absl::Seconds(5);
+  // A step that shows no progress for this long makes Health() fail.
+  absl::Duration watchdog = absl::Seconds(30);
+  // Candidates per token that a request may ask for.
+  uint32_t max_logprobs = 20;
+};
+
+// Options with every default resolved for a model, and the sizes that follow.
+struct EnginePlan {
+  EngineOptions options;
+  uint32_t kv_pages = 0;
+  uint64_t kv_bytes = 0;
+  ForwardOptions forward;
+  uint64_t activation_bytes = 0;  // without the KV cache
+  BackendLimits backend;          // what the backend must be made for
+};
+
+// INVALID_ARGUMENT naming the option and both numbers: a context beyond the model's, a budget that cannot
+// hold one context. UNIMPLEMENTED: a model that the forward pass lacks something for.
+absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelConfig& config);
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_ENGINE_OPTIONS_H_

@@ -1,0 +1,128 @@
+// The forward pass: embed, then for each layer route -> plan -> compute what is ready -> combine, then
+// logits.
+//
+// It knows no device, no encoding and no model family: operations are the backend's, weights are views, and a
+// layer is what its descriptor says. Everything it writes is a function of the rows' tokens and positions, so
+// running a step again after an error writes the same values into the KV cache.
+//
+// Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
+#ifndef SLUICE_INFERD_FORWARD_H_
+#define SLUICE_INFERD_FORWARD_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "inferd/dense_weights.h"
+#include "inferd/kv_cache.h"
+#include "inferd/policy/predictor.h"
+#include "inferd/policy/routing.h"
+#include "inferd/residency/residency.h"
+#include "inferd/step_batch.h"
+#include "inferd/work_plan.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+// OK if the forward pass implements everything that `config` asks for; UNIMPLEMENTED naming layer and field
+// otherwise, INVALID_ARGUMENT for values that contradict each other.
+absl::Status CheckSupported(const ModelConfig& config);
+
+// What the head says of some rows. Pointers live until the next call.
+struct LogitRows {
+  uint32_t rows = 0;
+  uint32_t k = 0;
+  const float* logits = nullptr;       // [rows, vocab]
+  const int32_t* ids = nullptr;        // [rows, k], best first
+  const float* values = nullptr;       // [rows, k], their logits
+  const float* log_sum_exp = nullptr;  // [rows]
+};
+
+struct ForwardOptions {
+  uint32_t max_tokens = 0;      // rows of a step
+  uint32_t max_sequences = 0;   // of a step
+  uint32_t context = 0;         // positions of a sequence
+  uint32_t logit_rows = 0;      // rows of one Logits() call at most
+  uint32_t max_candidates = 1;  // largest k of Logits()
+};
+
+// Rows of logits that are computed at once: as many as fit 32 MiB, so that a wide vocabulary does not need
+// memory for a whole prefill chunk; at least one, at most `max_tokens`.
+uint32_t LogitRowsFor(uint32_t vocab, uint32_t max_tokens);
+
+// Device bytes that Forward::Create allocates, KV cache not counted.
+uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& options);
+
+class Forward {
+ public:
+  struct Parts {  // all outlive the forward pass; `tap` may be null
+    Backend* backend = nullptr;
+    const DenseWeights* weights = nullptr;
+    KvCache* kv = nullptr;
+    Residency* residency = nullptr;
+    RoutingPolicy* routing = nullptr;
+    LayerTap* tap = nullptr;
+  };
+  static absl::StatusOr<std::unique_ptr<Forward>> Create(const ModelConfig& config,
+                                                         const ForwardOptions& options, const Parts& parts);
+
+  // Runs every layer over the batch's rows and stores their K and V. Sequences that meet damaged weights are
+  // marked in the batch; the others go on. An error (UNAVAILABLE: weightd is gone) leaves no lease held once
+  // the residency was told to Abandon().
+  absl::Status Run(StepBatch* batch);
+
+  // Logits of some rows of the batch that ran last, the best `k` ids of each and its log-sum-exp. At most
+  // logit_rows rows.
+  absl::StatusOr<LogitRows> Logits(absl::Span<const uint32_t> rows, uint32_t k);
+
+ private:
+  struct Rope {
+    RopeConfig config;
+    BufferRef table;  // none: no rotation
+  };
+
+  Forward(const ModelConfig& config, const ForwardOptions& options, const Parts& parts);
+  absl::Status Allocate();
+  absl::StatusOr<BufferRef> UploadRope(const RopeConfig& rope);
+  absl::Status Attend(uint32_t layer, const StepBatch& batch);
+  absl::Status Mix(uint32_t layer, StepBatch* batch);
+  absl::StatusOr<Routing> Route(uint32_t layer, uint32_t tokens);
+  absl::Status ComputeExperts(uint32_t layer, uint32_t tokens);
+  absl::Status DropLostRows(uint32_t tokens, uint32_t top_k, StepBatch* batch);
+
+  const ModelConfig& config_;
+  const ForwardOptions options_;
+  Backend* const backend_;
+  Queue* const queue_;
+  const DenseWeights& weights_;
+  const KvCache& kv_;
+  Residency* const residency_;
+  RoutingPolicy* const routing_;
+  LayerTap* const tap_;
+
+  std::vector<Rope> ropes_;        // the different ones
+  std::vector<uint32_t> rope_of_;  // by layer
+  WorkPlan plan_;
+  std::vector<ExpertWork> works_;  // of one MoeExperts call
+
+  // Device memory; T = max_tokens, R = logit_rows, K = largest top-k.
+  Rows x_;                    // [T, hidden] residual stream
+  Rows normed_;               // [T, hidden]
+  Rows q_;                    // [T, heads * head_dim]
+  Rows k_;                    // [T, kv_heads * head_dim]
+  Rows v_;                    // [T, kv_heads * head_dim]
+  Rows attended_;             // [T, heads * head_dim]
+  Rows scores_;               // [T, experts]
+  Rows outputs_;              // [T * K, hidden] by (token, rank)
+  Rows logits_;               // [R, vocab], host-visible
+  BufferRef expert_ids_;      // int32 [T, K], host-visible
+  BufferRef expert_weights_;  // float32 [T, K], host-visible
+  BufferRef top_ids_;         // int32 [R, max_candidates], host-visible
+  BufferRef top_values_;      // float32 [R, max_candidates], host-visible
+  BufferRef log_sums_;        // float32 [R], host-visible
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_FORWARD_H_

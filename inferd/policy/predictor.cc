@@ -1,0 +1,66 @@
+#include "inferd/policy/predictor.h"
+
+#include <algorithm>
+
+#include "common/status.h"
+
+namespace sluice {
+
+uint32_t MostExperts(const ModelConfig& config) {
+  uint32_t most = 0;
+  for (const LayerConfig& layer : config.layers) {
+    most = std::max(most, layer.moe.experts);
+  }
+  return most;
+}
+
+uint32_t LargestTopK(const ModelConfig& config) {
+  uint32_t largest = 0;
+  for (const LayerConfig& layer : config.layers) {
+    largest = std::max(largest, layer.moe.top_k);
+  }
+  return largest;
+}
+
+absl::StatusOr<std::unique_ptr<GateReuse>> GateReuse::Create(const ModelConfig& config,
+                                                             const DenseWeights* weights, Backend* backend,
+                                                             uint32_t max_tokens) {
+  std::unique_ptr<GateReuse> predictor(new GateReuse(config, weights, backend));
+  const uint64_t pairs = uint64_t{max_tokens} * LargestTopK(config);
+  const uint64_t stride = MostExperts(config);
+  ASSIGN_OR_RETURN(const BufferId scores,
+                   backend->Allocate(max_tokens * stride * sizeof(float), BufferKind::kActivations));
+  ASSIGN_OR_RETURN(const BufferId choice, backend->Allocate(2 * pairs * sizeof(float), BufferKind::kStaging));
+  predictor->scores_ = {{scores, 0}, stride};
+  predictor->ids_ = {choice, 0};
+  predictor->chances_ = {choice, pairs * sizeof(float)};
+  return predictor;
+}
+
+absl::StatusOr<Routing> GateReuse::Predict(const RouterTap& tap, uint32_t target) {
+  Queue& queue = backend_->queue();
+  const LayerWeights& w = weights_->layer(target);
+  const MoeConfig& moe = config_.layers[target].moe;
+  const uint32_t tokens = tap.routing.tokens;
+  const MatMulPart router[] = {{w.router, scores_, {}}};
+  MatMulArgs args;
+  args.x = tap.residual;
+  args.tokens = tokens;
+  args.cols = config_.hidden;
+  args.norm = w.ffn_norm;
+  args.parts = router;
+  RETURN_IF_ERROR(queue.MatMul(args));
+  RETURN_IF_ERROR(queue.Router({scores_, tokens, moe.experts, moe.router, moe.top_k, moe.norm_topk_prob,
+                                moe.routed_scale, ids_, chances_}));
+  RETURN_IF_ERROR(queue.Wait(queue.Record()));
+  const uint64_t bytes = uint64_t{tokens} * moe.top_k * sizeof(float);
+  const std::byte* ids = backend_->HostRead(ids_, bytes);
+  const std::byte* chances = backend_->HostRead(chances_, bytes);
+  if (ids == nullptr || chances == nullptr) {
+    return absl::InternalError("the predictor's staging memory cannot be read");
+  }
+  return Routing{tokens, moe.top_k, reinterpret_cast<const int32_t*>(ids),
+                 reinterpret_cast<const float*>(chances)};
+}
+
+}  // namespace sluice

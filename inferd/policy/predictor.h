@@ -1,0 +1,71 @@
+// Expert predictors: which experts will a layer ahead want? And the tap by which the forward pass shows them
+// what they predict from.
+//
+// Thread safety: thread-compatible; belongs to the engine thread.
+#ifndef SLUICE_INFERD_POLICY_PREDICTOR_H_
+#define SLUICE_INFERD_POLICY_PREDICTOR_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "inferd/dense_weights.h"
+#include "inferd/policy/preset.h"
+#include "inferd/step_batch.h"
+#include "inferd/work_plan.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+// The state of a layer once its router has run and its experts have been asked for.
+struct RouterTap {
+  uint32_t layer = 0;
+  Rows residual;  // [tokens, hidden], after attention
+  Rows normed;    // [tokens, hidden], the router's input
+  Routing routing;
+  const StepBatch* batch = nullptr;
+};
+
+// Told at layer boundaries; predictors and calibration hang here.
+class LayerTap {
+ public:
+  virtual ~LayerTap() = default;
+  virtual absl::Status AfterRouter(const RouterTap& tap) = 0;
+};
+
+class ExpertPredictor {
+ public:
+  virtual ~ExpertPredictor() = default;
+  // The experts that `target` (> tap.layer) will probably choose for the tapped rows. Valid until the next
+  // call; weights are the predicted ones.
+  virtual absl::StatusOr<Routing> Predict(const RouterTap& tap, uint32_t target) = 0;
+};
+
+// The router of the target layer, with its own norm, applied to the current residual (CORM, AdapMoE).
+class GateReuse final : public ExpertPredictor {
+ public:
+  // `weights` and `backend` outlive the predictor.
+  static absl::StatusOr<std::unique_ptr<GateReuse>> Create(const ModelConfig& config,
+                                                           const DenseWeights* weights, Backend* backend,
+                                                           uint32_t max_tokens);
+  absl::StatusOr<Routing> Predict(const RouterTap& tap, uint32_t target) override;
+
+ private:
+  GateReuse(const ModelConfig& config, const DenseWeights* weights, Backend* backend)
+      : config_(config), weights_(weights), backend_(backend) {}
+
+  const ModelConfig& config_;
+  const DenseWeights* const weights_;
+  Backend* const backend_;
+  Rows scores_;        // [max_tokens, most experts]
+  BufferRef ids_;      // int32 [max_tokens, largest top_k]
+  BufferRef chances_;  // float32 [max_tokens, largest top_k]
+};
+
+// The largest of a field over all layers.
+uint32_t MostExperts(const ModelConfig& config);
+uint32_t LargestTopK(const ModelConfig& config);
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_POLICY_PREDICTOR_H_

@@ -1,0 +1,64 @@
+// Which requests live, and how many wait: unique ids, the bounded queue.
+//
+// Thread safety: thread-safe; handlers enter requests, the engine thread moves and ends them.
+#ifndef SLUICE_INFERD_REQUEST_REGISTRY_H_
+#define SLUICE_INFERD_REQUEST_REGISTRY_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "inferd/scheduler.h"
+
+namespace sluice {
+
+// What may wait at once. A request that waits alone is always taken, whatever its size.
+struct QueueLimits {
+  uint32_t count = 256;
+  uint64_t tokens = 1ull << 20;
+  uint64_t bytes = 64ull << 20;  // memory of the waiting requests
+};
+
+class RequestRegistry {
+ public:
+  explicit RequestRegistry(const QueueLimits& limits) : limits_(limits) {}
+
+  // A new request waits. ALREADY_EXISTS: the id lives; RESOURCE_EXHAUSTED, reason QUEUE_FULL, naming the
+  // limit that is reached.
+  absl::StatusOr<SequenceId> Enter(const std::string& request_id, uint64_t tokens, uint64_t bytes);
+
+  // It waits no longer. Later calls for the same request do nothing.
+  void LeaveQueue(const std::string& request_id);
+
+  // It ended; its id may be used again.
+  void End(const std::string& request_id);
+
+  std::optional<SequenceId> Find(const std::string& request_id) const;
+  uint64_t waiting() const;
+  uint64_t live() const;
+
+ private:
+  struct Request {
+    SequenceId id = 0;
+    uint64_t tokens = 0;
+    uint64_t bytes = 0;
+    bool waiting = true;
+  };
+  void StopWaiting(Request* request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const QueueLimits limits_;
+  mutable absl::Mutex mutex_;
+  absl::flat_hash_map<std::string, Request> requests_ ABSL_GUARDED_BY(mutex_);
+  SequenceId last_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t waiting_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_REQUEST_REGISTRY_H_

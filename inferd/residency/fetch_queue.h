@@ -1,0 +1,74 @@
+// The engine's side of the request rings: names requests, remembers what is outstanding, hands completions
+// out, and accounts for the time spent waiting. The only consumer of completions.
+//
+// Thread safety: thread-compatible; belongs to the engine thread.
+#ifndef SLUICE_INFERD_RESIDENCY_FETCH_QUEUE_H_
+#define SLUICE_INFERD_RESIDENCY_FETCH_QUEUE_H_
+
+#include <array>
+#include <cstdint>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "inferd/weight_client.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+enum class FetchKind : uint8_t { kDense = 0, kDemand = 1, kPrefetch = 2 };
+inline constexpr int kFetchKindCount = 3;
+
+// What a request was for: an expert, or for kDense an extent.
+struct FetchKey {
+  FetchKind kind = FetchKind::kDense;
+  uint32_t layer = 0;
+  uint32_t expert = 0;
+  uint32_t extent = 0;
+};
+
+class FetchQueue {
+ public:
+  // Limits of a request's name.
+  static constexpr uint32_t kMaxLayers = 1u << 14;
+  static constexpr uint32_t kMaxExperts = 1u << 16;
+
+  // Both outlive the queue.
+  FetchQueue(WeightClient* client, Backend* backend) : client_(client), backend_(backend) {}
+
+  // RESOURCE_EXHAUSTED: the ring is full, poll first. UNAVAILABLE: the connection is lost. REQUIRES: a kind
+  // other than kDense, layer and expert below the limits.
+  absl::Status FetchExpert(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert);
+  absl::Status FetchDense(uint32_t extent);
+
+  // Hands out every completion that has arrived; what it filled stays resident until `handle` returns.
+  size_t Poll(absl::FunctionRef<void(const FetchKey&, const FetchCompletion&)> handle);
+
+  // Blocks until a completion may be there, somebody woke the client, or `deadline`; compute workers are
+  // parked meanwhile, because weightd needs a CPU then. UNAVAILABLE: the connection is lost.
+  absl::Status Wait(absl::Time deadline);
+
+  // The connection is gone and with it everything outstanding.
+  void Forget();
+
+  uint32_t outstanding(FetchKind kind) const { return outstanding_[static_cast<int>(kind)]; }
+  uint32_t outstanding() const { return outstanding_[0] + outstanding_[1] + outstanding_[2]; }
+  uint64_t bytes_ssd() const { return bytes_ssd_; }
+  int64_t stall_nanos() const { return stall_nanos_; }
+  uint64_t stalls() const { return stalls_; }
+
+ private:
+  absl::Status Submit(FetchKind kind, FetchRequest* request, uint64_t name);
+
+  WeightClient* const client_;
+  Backend* const backend_;
+  std::array<uint32_t, kFetchKindCount> outstanding_ = {};
+  uint32_t serial_ = 0;
+  uint64_t bytes_ssd_ = 0;
+  int64_t stall_nanos_ = 0;
+  uint64_t stalls_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_RESIDENCY_FETCH_QUEUE_H_

@@ -1,0 +1,95 @@
+// Where the experts of a layer are, and how they come to be computed: the interface between the forward pass,
+// the policies and a device's cache. On `host` experts are leased in weightd's DRAM (host_residency.h); on
+// devices with memory of their own they lie in slots of a slab.
+//
+// A layer goes: BeginLayer(the routed experts), then Next() until it gives nothing. Each Next() gives back
+// what the one before handed out, so a session never blocks while it holds what others could use.
+//
+// Thread safety: thread-compatible; belongs to the engine thread.
+#ifndef SLUICE_INFERD_RESIDENCY_RESIDENCY_H_
+#define SLUICE_INFERD_RESIDENCY_RESIDENCY_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/buffer.h"
+
+namespace sluice {
+
+// What routing policies and predictors may ask. Answers are hints: an expert may leave at any time.
+class ResidencyView {
+ public:
+  virtual ~ResidencyView() = default;
+  virtual bool IsResident(uint32_t layer, uint32_t expert) const = 0;
+  // Cheap and on the safe side: false may only mean not known to be.
+  virtual bool AllResident(uint32_t layer) const = 0;
+};
+
+// One routed expert of the current layer.
+struct ExpertDemand {
+  uint32_t expert = 0;
+  uint32_t tokens = 0;  // rows routed to it
+};
+
+// A neuron range of one demanded expert, ready to be computed. Tiles of an expert come in neuron order.
+struct ReadyTile {
+  uint32_t demand = 0;  // index into BeginLayer's list
+  WeightView up;        // [width, hidden]
+  WeightView gate;
+  WeightView down;
+  uint32_t neuron_begin = 0;
+  uint32_t neuron_end = 0;  // 0: the width
+};
+
+// An expert whose bytes are damaged.
+struct FailedDemand {
+  uint32_t demand = 0;
+  uint32_t extent = 0;  // the extent at fault
+};
+
+// Monotonic counters.
+struct ResidencyCounters {
+  uint64_t requests = 0;  // (layer, expert) demands
+  uint64_t hits = 0;      // of these: resident when the router named them
+  uint64_t prefetch_issued = 0;
+  uint64_t prefetch_useful = 0;  // hits that a prefetch of the same step had asked for
+  uint64_t no_room = 0;          // fills that weightd had no room for
+  uint64_t bytes_touched = 0;    // weights handed out
+};
+
+class Residency : public ResidencyView {
+ public:
+  // Steps count up; a step may begin again under the same number after an error.
+  virtual void BeginStep(uint64_t step) = 0;
+
+  // The router of `layer` has run: takes what is there, asks for the rest, drops older prefetches. `demands`:
+  // distinct experts.
+  virtual absl::Status BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) = 0;
+
+  // Gives back what the call before handed out and returns what is ready now; blocks while nothing is. Empty:
+  // every demand was handed out or failed. UNAVAILABLE: weightd is gone; RESOURCE_EXHAUSTED: weightd found no
+  // room for longer than the stall limit.
+  virtual absl::StatusOr<absl::Span<const ReadyTile>> Next() = 0;
+
+  // The demands of this layer that failed so far.
+  virtual absl::Span<const FailedDemand> failed() const = 0;
+
+  // Asks for an expert of a later layer if it is not resident; does nothing if that cannot be queued now.
+  virtual void Prefetch(uint32_t layer, uint32_t expert) = 0;
+
+  // Takes completions that came meanwhile. Called between steps.
+  virtual void Poll() = 0;
+
+  // Gives everything back, after an error in a step. The next step begins anew.
+  virtual void Abandon() = 0;
+
+  // Leases or slots held now; 0 between steps on `host`.
+  virtual uint64_t held() const = 0;
+  virtual ResidencyCounters counters() const = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_RESIDENCY_RESIDENCY_H_

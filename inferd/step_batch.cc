@@ -1,0 +1,38 @@
+#include "inferd/step_batch.h"
+
+namespace sluice {
+
+StepBatch::StepBatch(uint32_t max_tokens, uint32_t max_sequences) {
+  ids_.reserve(max_tokens);
+  sequence_of_row_.reserve(max_tokens);
+  sequences_.reserve(max_sequences);
+  failed_extent_.reserve(max_sequences);
+}
+
+void StepBatch::Clear(uint64_t step) {
+  step_ = step;
+  ids_.clear();
+  sequence_of_row_.clear();
+  sequences_.clear();
+  failed_extent_.clear();
+  lost_sequences_ = 0;
+}
+
+uint32_t StepBatch::Add(absl::Span<const int32_t> tokens, uint32_t first_position,
+                        absl::Span<const uint32_t> pages) {
+  const uint32_t index = static_cast<uint32_t>(sequences_.size());
+  sequences_.push_back({this->tokens(), static_cast<uint32_t>(tokens.size()), first_position, pages});
+  ids_.insert(ids_.end(), tokens.begin(), tokens.end());
+  sequence_of_row_.insert(sequence_of_row_.end(), tokens.size(), index);
+  failed_extent_.push_back(kNoExtent);
+  return index;
+}
+
+void StepBatch::Fail(uint32_t sequence, uint32_t extent) {
+  if (failed_extent_[sequence] == kNoExtent) {
+    failed_extent_[sequence] = extent;
+    ++lost_sequences_;
+  }
+}
+
+}  // namespace sluice

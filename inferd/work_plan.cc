@@ -1,0 +1,55 @@
+#include "inferd/work_plan.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace sluice {
+
+WorkPlan::WorkPlan(uint32_t max_tokens, uint32_t max_top_k, uint32_t max_experts)
+    : count_(max_experts), rows_(uint64_t{max_tokens} * max_top_k), slots_(uint64_t{max_tokens} * max_top_k) {
+  demands_.reserve(max_experts);
+  begin_.reserve(max_experts);
+}
+
+absl::Status WorkPlan::Build(const Routing& routing, uint32_t experts, const StepBatch& batch) {
+  demands_.clear();
+  begin_.clear();
+  std::fill(count_.begin(), count_.begin() + experts, 0);
+  const auto for_each_pair = [&](auto&& use) {
+    for (uint32_t token = 0; token < routing.tokens; ++token) {
+      for (uint32_t rank = 0; rank < routing.top_k && !batch.lost(token); ++rank) {
+        const uint32_t slot = token * routing.top_k + rank;
+        if (routing.weights[slot] != 0.0f) {
+          use(token, slot, static_cast<uint32_t>(routing.ids[slot]));
+        }
+      }
+    }
+  };
+  bool in_range = true;
+  for_each_pair([&](uint32_t, uint32_t, uint32_t expert) {
+    in_range = in_range && expert < experts;
+    count_[expert < experts ? expert : 0]++;
+  });
+  if (!in_range) {
+    return absl::InternalError(absl::StrCat("the router chose an expert that is not in 0..", experts - 1));
+  }
+  uint32_t begin = 0;
+  for (uint32_t expert = 0; expert < experts; ++expert) {
+    const uint32_t tokens = count_[expert];
+    count_[expert] = begin;
+    if (tokens > 0) {
+      demands_.push_back({expert, tokens});
+      begin_.push_back(begin);
+      begin += tokens;
+    }
+  }
+  for_each_pair([&](uint32_t token, uint32_t slot, uint32_t expert) {
+    const uint32_t place = count_[expert]++;
+    rows_[place] = token;
+    slots_[place] = slot;
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace sluice

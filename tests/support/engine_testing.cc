@@ -1,0 +1,229 @@
+#include "tests/support/engine_testing.h"
+
+#include <filesystem>
+#include <thread>
+#include <utility>
+
+#include "common/pack/pack_writer.h"
+#include "common/status.h"
+
+namespace sluice {
+
+absl::Status PackFolder(const std::string& model_dir, const std::string& out_dir, const std::string& bits) {
+  ASSIGN_OR_RETURN(PackOptions options, PackOptionsFromWords(bits, "", 64, bits == "bf16" ? "" : "bf16", ""));
+  options.threads = 1;
+  return PackModel(model_dir, out_dir, options, nullptr, nullptr).status();
+}
+
+absl::Status PackTiny(const TinyModelSpec& spec, const std::string& work_dir, const std::string& out_dir,
+                      const std::string& bits) {
+  RETURN_IF_ERROR(WriteTinyModel(spec, work_dir));
+  return PackFolder(work_dir, out_dir, bits);
+}
+
+void CollectingSink::OnStarted(const Usage&, double) {
+  absl::MutexLock lock(&mutex_);
+  started_ = true;
+}
+
+void CollectingSink::OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) {
+  absl::MutexLock lock(&mutex_);
+  tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+  pieces_.emplace_back(text);
+}
+
+void CollectingSink::OnFinished(const FinishInfo& info) {
+  absl::MutexLock lock(&mutex_);
+  info_ = info;
+  ended_ = true;
+}
+
+void CollectingSink::OnError(const absl::Status& status) {
+  absl::MutexLock lock(&mutex_);
+  error_ = status;
+  ended_ = true;
+}
+
+absl::Status CollectingSink::Await() {
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&ended_));
+  return error_;
+}
+
+void CollectingSink::AwaitTokens(size_t count) {
+  absl::MutexLock lock(&mutex_);
+  const auto enough = [this, count]()
+                          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ended_ || tokens_.size() >= count; };
+  mutex_.Await(absl::Condition(&enough));
+}
+
+bool CollectingSink::started() const {
+  absl::MutexLock lock(&mutex_);
+  return started_;
+}
+
+bool CollectingSink::ended() const {
+  absl::MutexLock lock(&mutex_);
+  return ended_;
+}
+
+std::vector<int32_t> CollectingSink::ids() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<int32_t> ids;
+  for (const TokenOut& token : tokens_) {
+    ids.push_back(token.token_id);
+  }
+  return ids;
+}
+
+std::vector<TokenOut> CollectingSink::tokens() const {
+  absl::MutexLock lock(&mutex_);
+  return tokens_;
+}
+
+std::string CollectingSink::text() const {
+  absl::MutexLock lock(&mutex_);
+  std::string text;
+  for (const std::string& piece : pieces_) {
+    text += piece;
+  }
+  return text;
+}
+
+std::vector<std::string> CollectingSink::pieces() const {
+  absl::MutexLock lock(&mutex_);
+  return pieces_;
+}
+
+FinishInfo CollectingSink::info() const {
+  absl::MutexLock lock(&mutex_);
+  return info_;
+}
+
+void CollectingScoreSink::OnRows(uint32_t first, absl::Span<const int32_t> argmax,
+                                 absl::Span<const float> target_logprobs, absl::Span<const float> logits) {
+  absl::MutexLock lock(&mutex_);
+  if (first != rows_) {
+    error_ = absl::InternalError(absl::StrCat("row ", first, " comes after row ", rows_));
+  }
+  rows_ += static_cast<uint32_t>(argmax.size());
+  argmax_.insert(argmax_.end(), argmax.begin(), argmax.end());
+  target_logprobs_.insert(target_logprobs_.end(), target_logprobs.begin(), target_logprobs.end());
+  logits_.insert(logits_.end(), logits.begin(), logits.end());
+}
+
+bool CollectingScoreSink::Congested() {
+  absl::MutexLock lock(&mutex_);
+  asked_ = true;
+  return congested_;
+}
+
+void CollectingScoreSink::OnFinished(const Usage&, const Timings&) {
+  absl::MutexLock lock(&mutex_);
+  ended_ = true;
+}
+
+void CollectingScoreSink::OnError(const absl::Status& status) {
+  absl::MutexLock lock(&mutex_);
+  error_ = status;
+  ended_ = true;
+}
+
+absl::Status CollectingScoreSink::Await() {
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&ended_));
+  return error_;
+}
+
+void CollectingScoreSink::SetCongested(bool congested) {
+  absl::MutexLock lock(&mutex_);
+  congested_ = congested;
+  asked_ = false;
+}
+
+void CollectingScoreSink::AwaitQuestion() {
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&asked_));
+}
+
+bool CollectingScoreSink::ended() const {
+  absl::MutexLock lock(&mutex_);
+  return ended_;
+}
+
+std::vector<int32_t> CollectingScoreSink::argmax() const {
+  absl::MutexLock lock(&mutex_);
+  return argmax_;
+}
+
+std::vector<float> CollectingScoreSink::target_logprobs() const {
+  absl::MutexLock lock(&mutex_);
+  return target_logprobs_;
+}
+
+std::vector<float> CollectingScoreSink::logits() const {
+  absl::MutexLock lock(&mutex_);
+  return logits_;
+}
+
+absl::StatusOr<TestEngine> StartEngine(const std::string& pack_dir, const TestEngineOptions& options) {
+  ASSIGN_OR_RETURN(std::unique_ptr<FakeWeightClient> client,
+                   FakeWeightClient::Open(pack_dir, options.weights));
+  TestEngine test;
+  test.client = client.get();
+  const uint32_t threads = options.threads;
+  ASSIGN_OR_RETURN(test.engine, Engine::Create(
+                                    options.engine, std::move(client),
+                                    [threads](const BackendLimits& limits) {
+                                      return threads == 0 ? CreateReferenceBackend(limits)
+                                                          : CreateHostBackend(limits, threads);
+                                    },
+                                    options.tokenizer));
+  return test;
+}
+
+uint64_t SmallestBudget(const std::string& pack_dir, uint32_t threads) {
+  const absl::StatusOr<std::unique_ptr<Pack>> pack = Pack::Open(pack_dir);
+  return pack.ok() ? (*pack)->dense_bytes() + 2 * threads * (*pack)->largest_expert_bytes() : 0;
+}
+
+GenerateSpec GreedySpec(const std::string& id, std::vector<int32_t> prompt, uint32_t max_tokens) {
+  GenerateSpec spec;
+  spec.request_id = id;
+  spec.client = "test";
+  spec.prompt = std::move(prompt);
+  spec.stopping.max_tokens = max_tokens;
+  spec.stopping.ignore_eos = true;
+  return spec;
+}
+
+absl::StatusOr<std::vector<int32_t>> GenerateIds(Engine* engine, const GenerateSpec& spec) {
+  auto sink = std::make_shared<CollectingSink>();
+  RETURN_IF_ERROR(engine->Generate(spec, sink));
+  RETURN_IF_ERROR(sink->Await());
+  return sink->ids();
+}
+
+absl::StatusOr<std::vector<float>> ScoreLogits(Engine* engine, const std::string& id,
+                                               std::vector<int32_t> input) {
+  ScoreSpec spec;
+  spec.request_id = id;
+  spec.input = std::move(input);
+  spec.want_logits = true;
+  auto sink = std::make_shared<CollectingScoreSink>();
+  RETURN_IF_ERROR(engine->Score(spec, sink));
+  RETURN_IF_ERROR(sink->Await());
+  return sink->logits();
+}
+
+EngineStats AwaitQuiet(const Engine& engine) {
+  for (;;) {
+    const EngineStats stats = engine.Stats();
+    if (stats.sequences_running + stats.sequences_waiting + stats.fetches_outstanding == 0) {
+      return stats;
+    }
+    std::this_thread::yield();
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,131 @@
+// An in-process weightd for tests of the engine: reads a pack's files itself, holds extents in segments under
+// a budget with LRU, and misbehaves on request.
+//
+// Whatever is not resident reads as 0xFF (NaN in every float), and so does whatever was evicted: an engine
+// that reads without a lease cannot go unnoticed. Breaches of the protocol are counted in violations().
+//
+// Thread safety: the WeightClient part is thread-compatible as its interface says; Wake(), counters(), and
+// the methods that inject faults may be called from any thread.
+#ifndef SLUICE_TESTS_SUPPORT_FAKE_WEIGHT_CLIENT_H_
+#define SLUICE_TESTS_SUPPORT_FAKE_WEIGHT_CLIENT_H_
+
+#include <deque>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "common/file_io.h"
+#include "inferd/weight_client.h"
+
+namespace sluice {
+
+struct FakeWeightOptions {
+  uint64_t dram_budget = ~uint64_t{0};  // bytes of resident extents
+  uint32_t segments = 3;
+  uint32_t ring_entries = 64;
+  uint64_t seed = 1;
+  // A request completes after 0..max_delay_polls further polls.
+  uint32_t max_delay_polls = 0;
+  // Chance that a fill ends without room though there is some, and that a poll evicts one unpinned extent.
+  double no_room_chance = 0;
+  double evict_chance = 0;
+};
+
+class FakeWeightClient final : public WeightClient {
+ public:
+  static absl::StatusOr<std::unique_ptr<FakeWeightClient>> Open(const std::string& pack_dir,
+                                                                const FakeWeightOptions& options);
+  ~FakeWeightClient() override;
+
+  const Pack& pack() const override { return *pack_; }
+  absl::Status SetSegmentObserver(SegmentObserver* observer) override;
+  bool TryLease(uint32_t extent, ExtentLease* lease) override;
+  void Release(uint32_t extent, uint64_t step) override;
+  bool IsResident(uint32_t extent) const override;
+  absl::Status Submit(const FetchRequest& request) override;
+  void CancelPrefetches(uint64_t step, uint32_t layer) override;
+  size_t Poll(absl::FunctionRef<void(const FetchCompletion&)> handle) override;
+  absl::Status Wait(absl::Time deadline) override;
+  void Wake() override;
+  bool connected() const override;
+  absl::Status Reconnect(absl::Time deadline) override;
+  WeightClientCounters counters() const override;
+  std::string Describe() const override { return "fake"; }
+
+  // weightd dies now: nothing completes any more, held leases stay readable.
+  void Disconnect();
+  // Dies by itself after so many further polls.
+  void DisconnectAfterPolls(uint64_t polls);
+  // Whether Reconnect() finds a new weightd.
+  void AllowReconnect(bool allow);
+  // Requests are taken and never completed.
+  void Freeze(bool frozen);
+  // Leases of extents refused while others hold all room (a stand-in for other sessions' pins).
+  void SetBudget(uint64_t bytes);
+
+  // The first breach of the protocol, "" if there was none.
+  std::string violation() const;
+  uint64_t resident_bytes() const;
+
+ private:
+  struct Extent {
+    uint32_t segment_index = 0;
+    uint64_t offset = 0;
+    uint32_t pins = 0;
+    bool resident = false;
+    uint64_t last_use = 0;
+  };
+  struct Pending {
+    FetchRequest request;
+    uint32_t polls_left = 0;
+    bool cancelled = false;
+  };
+  struct Segment {
+    uint32_t id = 0;
+    std::vector<std::byte> bytes;
+  };
+
+  FakeWeightClient(std::unique_ptr<Pack> pack, const FakeWeightOptions& options);
+  absl::Status MapSegments();
+  void UnmapSegments();
+  bool TakePoll() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool Fill(const FetchRequest& request, FetchCompletion* completion);
+  void FillExtent(uint32_t extent, FetchCompletion* completion);
+  bool MakeRoom(uint64_t bytes);
+  void Evict(uint32_t extent);
+  void EvictAtRandom();
+  ExtentRange ExtentsOf(const FetchRequest& request) const;
+  void Breach(const std::string& what);
+
+  const std::unique_ptr<Pack> pack_;
+  const FakeWeightOptions options_;
+  std::vector<File> files_;
+  std::mt19937_64 random_;
+  SegmentObserver* observer_ = nullptr;
+  std::vector<Segment> segments_;
+  uint32_t next_segment_id_ = 1;
+  std::vector<Extent> extents_;
+  std::deque<Pending> pending_;
+  std::set<uint64_t> ids_;  // outstanding
+  uint64_t resident_bytes_ = 0;
+  uint64_t clock_ = 0;  // of last_use
+
+  mutable absl::Mutex mutex_;
+  bool connected_ ABSL_GUARDED_BY(mutex_) = true;
+  bool allow_reconnect_ ABSL_GUARDED_BY(mutex_) = true;
+  bool frozen_ ABSL_GUARDED_BY(mutex_) = false;
+  bool woken_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t budget_ ABSL_GUARDED_BY(mutex_);
+  uint64_t polls_to_death_ ABSL_GUARDED_BY(mutex_) = ~uint64_t{0};
+  WeightClientCounters counters_ ABSL_GUARDED_BY(mutex_);
+  std::string violation_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_SUPPORT_FAKE_WEIGHT_CLIENT_H_
