@@ -32,7 +32,8 @@ class Formatter : public CLI::Formatter {
         text += make_group(group, false, options);
       }
     }
-    return mode == CLI::AppFormatMode::All ? text : text + make_footer(app);
+    return mode == CLI::AppFormatMode::All || app->get_footer().empty() ? text
+                                                                        : text + app->get_footer() + "\n";
   }
   void Hide(const std::string& group) { hidden_.push_back(group); }
 

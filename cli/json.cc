@@ -55,6 +55,16 @@ Json& Json::Append(Json value) {
   return *this;
 }
 
+void Json::ForEachScalar(absl::FunctionRef<void(const std::string&, const std::string&)> handle) const {
+  for (const auto& [key, value] : value_->json.items()) {
+    if (value.is_string()) {
+      handle(key, value.get<std::string>());
+    } else if (!value.is_structured()) {
+      handle(key, value.is_null() ? "" : value.dump());
+    }
+  }
+}
+
 std::string Json::Dump(int indent) const {
   return value_->json.dump(indent, ' ', /*ensure_ascii=*/false,
                            nlohmann::ordered_json::error_handler_t::replace);

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 
 namespace sluice::cli {
@@ -46,6 +47,10 @@ class Json {
   Json& Set(const std::string& key, Json value);
   // REQUIRES: this is an array. Returns this.
   Json& Append(Json value);
+
+  // Calls `handle` with each key and value that is neither object nor array; strings without quotes, null as
+  // "". REQUIRES: this is an object.
+  void ForEachScalar(absl::FunctionRef<void(const std::string&, const std::string&)> handle) const;
 
   // One line, or indented by `indent` spaces.
   std::string Dump(int indent = -1) const;

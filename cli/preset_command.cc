@@ -2,6 +2,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/command.h"
+#include "cli/preset.h"
 
 namespace sluice::cli {
 namespace {
@@ -73,6 +74,13 @@ int Print(const std::string& text) { return WriteStdout(text).ok() ? kExitOk : k
 
 }  // namespace
 
+absl::Status CheckPreset(const std::string& name) {
+  if (name == "exact") {
+    return absl::OkStatus();
+  }
+  return absl::NotFoundError(absl::StrCat("preset '", name, "' is not in this build; it has: exact"));
+}
+
 int RunPreset(const CommandContext&, const std::vector<std::string>& args) {
   std::string action;
   std::vector<std::string> names;
@@ -92,10 +100,8 @@ int RunPreset(const CommandContext&, const std::vector<std::string>& args) {
   if (action != "show" || names.size() != 1) {
     return parser.UsageError("expected `list` or `show NAME`");
   }
-  if (names[0] != "exact") {
-    return Fail("preset",
-                absl::NotFoundError(absl::StrCat("'", names[0], "' is not in this build; it has: exact")),
-                json);
+  if (const absl::Status known = CheckPreset(names[0]); !known.ok()) {
+    return Fail("preset", known, json);
   }
   return json ? PrintJson(ExactJson()) : Print(ExactText());
 }
