@@ -16,7 +16,7 @@ PreadReader::PreadReader(Options options) : options_(std::move(options)), queue_
 
 PreadReader::~PreadReader() {
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     stop_ = true;
     work_.SignalAll();
   }
@@ -27,7 +27,7 @@ PreadReader::~PreadReader() {
 
 absl::StatusOr<int> PreadReader::Register(const std::string& path) {
   ASSIGN_OR_RETURN(std::unique_ptr<ReadFile> file, options_.opener(path));
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   files_.push_back(std::make_unique<File>(File{path, std::move(file)}));
   return static_cast<int>(files_.size()) - 1;
 }
@@ -35,13 +35,13 @@ absl::StatusOr<int> PreadReader::Register(const std::string& path) {
 void PreadReader::SetSink(std::function<void(ReadResult)> sink) { sink_ = std::move(sink); }
 
 void PreadReader::Submit(ReadJob job) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   queue_.Add(std::move(job));
   work_.SignalAll();
 }
 
 void PreadReader::Promote(uint64_t tag) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   queue_.Promote(tag);
   work_.SignalAll();
 }
@@ -49,7 +49,7 @@ void PreadReader::Promote(uint64_t tag) {
 void PreadReader::Cancel(uint64_t tag) {
   std::shared_ptr<QueuedRead> over;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     over = queue_.Cancel(tag);
     work_.SignalAll();
   }
@@ -59,7 +59,7 @@ void PreadReader::Cancel(uint64_t tag) {
 }
 
 std::string PreadReader::Describe() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   std::string how;
   for (const auto& file : files_) {
     if (how.empty() || file->file->how() != "O_DIRECT") {
@@ -73,7 +73,7 @@ void PreadReader::Run() {
   while (true) {
     std::optional<ReadChunk> chunk;
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       while (!stop_ && !(chunk = queue_.Next()).has_value()) {
         work_.Wait(&mutex_);
       }
@@ -92,7 +92,7 @@ void PreadReader::ReadChunkNow(const ReadChunk& chunk) {
   const ReadJob& job = chunk.read->job;
   File* file;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     file = files_[static_cast<size_t>(job.file)].get();
   }
   std::byte* dest = job.dest + chunk.offset;
@@ -118,7 +118,7 @@ void PreadReader::ReadChunkNow(const ReadChunk& chunk) {
   }
   std::shared_ptr<QueuedRead> over;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     over = queue_.Finish(chunk, range.outcome, std::move(status), range.bytes_read);
     work_.SignalAll();
   }

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "common/clock.h"
+#include "common/mutex.h"
 #include "weightd/block_reader.h"
 #include "weightd/read_file.h"
 #include "weightd/read_queue.h"
@@ -50,8 +50,8 @@ class PreadReader final : public BlockReader {
 
   const Options options_;
   std::function<void(ReadResult)> sink_;  // set before the first Submit
-  mutable absl::Mutex mutex_;
-  absl::CondVar work_;
+  mutable Mutex mutex_;
+  CondVar work_;
   ReadQueue queue_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<File>> files_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;

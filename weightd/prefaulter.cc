@@ -27,7 +27,7 @@ Prefaulter::Prefaulter(int threads) {
 
 Prefaulter::~Prefaulter() {
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     stop_ = true;
     work_.SignalAll();
   }
@@ -39,7 +39,7 @@ Prefaulter::~Prefaulter() {
 void Prefaulter::Add(std::shared_ptr<const SharedMemory> memory) {
   const uint64_t bytes = memory->map.bytes();
   const uint64_t base = reinterpret_cast<uintptr_t>(memory->map.data());
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   // Ranges end on the addresses' huge page borders, so that whole ones can be collapsed.
   for (uint64_t offset = 0; offset < bytes;) {
     const uint64_t length = std::min(bytes - offset, kHugePage - (base + offset) % kHugePage);
@@ -50,14 +50,14 @@ void Prefaulter::Add(std::shared_ptr<const SharedMemory> memory) {
 }
 
 void Prefaulter::WaitIdle() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   while (!ranges_.empty() || running_ != 0) {
     work_.Wait(&mutex_);
   }
 }
 
 void Prefaulter::Run() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   while (true) {
     while (!stop_ && ranges_.empty()) {
       work_.Wait(&mutex_);

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "common/mutex.h"
 #include "common/ring/shared_memory.h"
 
 namespace sluice {
@@ -38,8 +38,8 @@ class Prefaulter {
   };
   void Run();
 
-  absl::Mutex mutex_;
-  absl::CondVar work_;
+  Mutex mutex_;
+  CondVar work_;
   std::deque<Range> ranges_ ABSL_GUARDED_BY(mutex_);
   int running_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;

@@ -26,7 +26,7 @@ absl::StatusOr<SessionNonce> RandomNonce() {
 absl::StatusOr<SessionNonce> SessionNonces::Issue(uint64_t session) {
   ASSIGN_OR_RETURN(const SessionNonce nonce, RandomNonce());
   const absl::Time now = options_.now();
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   DropExpired(now);
   if (waiting_.size() >= options_.limit) {
     return ReasonError(absl::StatusCode::kResourceExhausted, "TOO_MANY_SESSIONS",
@@ -38,7 +38,7 @@ absl::StatusOr<SessionNonce> SessionNonces::Issue(uint64_t session) {
 
 absl::StatusOr<uint64_t> SessionNonces::Redeem(const SessionNonce& nonce) {
   const absl::Time now = options_.now();
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   DropExpired(now);
   const auto found = waiting_.find(nonce);
   if (found == waiting_.end()) {
@@ -50,13 +50,13 @@ absl::StatusOr<uint64_t> SessionNonces::Redeem(const SessionNonce& nonce) {
 }
 
 void SessionNonces::Revoke(uint64_t session) {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   absl::erase_if(waiting_, [session](const auto& entry) { return entry.second.session == session; });
 }
 
 size_t SessionNonces::waiting() const {
   const absl::Time now = options_.now();
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   size_t count = 0;
   for (const auto& entry : waiting_) {
     count += entry.second.expires > now ? 1 : 0;

@@ -12,8 +12,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/mutex.h"
 #include "common/ring/side_channel.h"
 
 namespace sluice {
@@ -52,7 +52,7 @@ class SessionNonces {
   void DropExpired(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const SessionNoncesOptions options_;
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   absl::flat_hash_map<SessionNonce, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
 };
 

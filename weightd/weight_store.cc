@@ -15,7 +15,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
+#include "common/mutex.h"
 #include "common/status.h"
 #include "weightd/memory_budget.h"
 #include "weightd/pack_extent_source.h"
@@ -83,9 +83,9 @@ class WeightStore::Impl {
   }
 
   absl::StatusOr<uint32_t> Add(std::unique_ptr<ExtentSource> source, const Pack* pack) {
-    absl::MutexLock adding(&add_mutex_);
+    MutexLock adding(&add_mutex_);
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       const int known = core_.FindPack(source->model_id());
       if (known >= 0) {
         return static_cast<uint32_t>(known);
@@ -99,7 +99,7 @@ class WeightStore::Impl {
     const std::string model_id = source->model_id();
     absl::StatusOr<uint32_t> number;
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       number = core_.AddPack(std::move(source), std::move(files));
       if (number.ok()) {
         open_packs_.push_back(pack);
@@ -113,11 +113,11 @@ class WeightStore::Impl {
   }
 
   const Pack* pack(uint32_t number) const {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return number < open_packs_.size() ? open_packs_[number] : nullptr;
   }
   uint32_t pack_count() const {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return static_cast<uint32_t>(open_packs_.size());
   }
 
@@ -125,7 +125,7 @@ class WeightStore::Impl {
   template <typename Work>
   auto Control(const Work& work) {
     auto result = [&] {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       return work(&core_);
     }();
     Ring();
@@ -135,7 +135,7 @@ class WeightStore::Impl {
   StoreStats Stats() const {
     StoreStats stats;
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       stats = core_.Stats();
     }
     stats.io_engine = reader_->Describe();
@@ -143,18 +143,18 @@ class WeightStore::Impl {
   }
 
   absl::StatusOr<LocalSession> Local(uint64_t session) const {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return core_.Local(session);
   }
 
   const std::byte* SegmentData(uint32_t segment) const {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     const SharedMemory* memory = core_.tier().arena().memory(segment);
     return memory == nullptr ? nullptr : memory->map.data();
   }
 
   bool draining() const {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return core_.draining();
   }
 
@@ -187,7 +187,7 @@ class WeightStore::Impl {
 
   void OnRead(ReadResult result) {
     {
-      absl::MutexLock lock(&reads_mutex_);
+      MutexLock lock(&reads_mutex_);
       reads_.push_back(std::move(result));
     }
     if (asleep_.exchange(false)) {
@@ -198,7 +198,7 @@ class WeightStore::Impl {
   bool TakeReads() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     std::vector<ReadResult> reads;
     {
-      absl::MutexLock lock(&reads_mutex_);
+      MutexLock lock(&reads_mutex_);
       reads.swap(reads_);
     }
     for (const ReadResult& read : reads) {
@@ -208,7 +208,7 @@ class WeightStore::Impl {
   }
 
   bool ReadsWait() {
-    absl::MutexLock lock(&reads_mutex_);
+    MutexLock lock(&reads_mutex_);
     return !reads_.empty();
   }
 
@@ -226,7 +226,7 @@ class WeightStore::Impl {
       int timeout_ms = 0;
       std::vector<std::pair<LogSeverity, std::string>> messages;
       {
-        absl::MutexLock lock(&mutex_);
+        MutexLock lock(&mutex_);
         bool more = TakeReads();
         more = core_.Pump() || more;
         if (!more) {
@@ -245,7 +245,7 @@ class WeightStore::Impl {
       }
       const std::vector<PollEvent> events = poller_.Wait(timeout_ms);
       asleep_.store(false);
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       core_.EndSleep();
       for (const PollEvent& event : events) {
         core_.HandleEvent(event);
@@ -261,11 +261,11 @@ class WeightStore::Impl {
   std::atomic<bool> stop_{false};
   std::atomic<bool> asleep_{false};
 
-  absl::Mutex reads_mutex_;
+  Mutex reads_mutex_;
   std::vector<ReadResult> reads_ ABSL_GUARDED_BY(reads_mutex_);
 
-  absl::Mutex add_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // one pack is added at a time
-  mutable absl::Mutex mutex_ ABSL_ACQUIRED_BEFORE(reads_mutex_);
+  Mutex add_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // one pack is added at a time
+  mutable Mutex mutex_ ABSL_ACQUIRED_BEFORE(reads_mutex_);
   Prefaulter prefaulter_;
   StoreCore core_ ABSL_GUARDED_BY(mutex_);
   std::deque<const Pack*> open_packs_ ABSL_GUARDED_BY(mutex_);

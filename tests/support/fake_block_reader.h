@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/synchronization/mutex.h"
+#include "common/mutex.h"
 #include "tests/support/fake_extent_source.h"
 #include "weightd/block_reader.h"
 
@@ -26,7 +26,7 @@ class FakeBlockReader final : public BlockReader {
   void Submit(ReadJob job) override {
     const uint64_t tag = job.tag;
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       order_.push_back(tag);
       jobs_[tag] = std::move(job);
     }
@@ -35,7 +35,7 @@ class FakeBlockReader final : public BlockReader {
     }
   }
   void Promote(uint64_t tag) override {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     promoted_.push_back(tag);
   }
   void Cancel(uint64_t tag) override { CompleteAs(tag, ReadOutcome::kCancelled, absl::OkStatus()); }
@@ -76,7 +76,7 @@ class FakeBlockReader final : public BlockReader {
   }
 
   std::vector<uint64_t> waiting() const {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     std::vector<uint64_t> tags;
     for (uint64_t tag : order_) {
       if (jobs_.contains(tag) && std::find(tags.begin(), tags.end(), tag) == tags.end()) {
@@ -86,17 +86,17 @@ class FakeBlockReader final : public BlockReader {
     return tags;
   }
   size_t submitted() const {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return order_.size();
   }
   std::vector<uint64_t> promoted() const {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return promoted_;
   }
 
  private:
   bool Take(uint64_t tag, ReadJob* job) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     auto found = jobs_.find(tag);
     if (found == jobs_.end()) {
       return false;
@@ -108,7 +108,7 @@ class FakeBlockReader final : public BlockReader {
 
   const Mode mode_;
   std::function<void(ReadResult)> sink_;
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   std::map<uint64_t, ReadJob> jobs_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> order_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> promoted_ ABSL_GUARDED_BY(mutex_);

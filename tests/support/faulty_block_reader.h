@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
+#include "common/mutex.h"
 #include "weightd/block_reader.h"
 
 namespace sluice {
@@ -39,14 +39,14 @@ class FaultyBlockReader final : public BlockReader {
 
   // The next `count` jobs fail like this, whatever the rate.
   void FailNext(ReadFault fault, int count) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     forced_ = fault;
     forced_left_ = count;
   }
   void ReleaseStuck() {
     std::vector<ReadJob> jobs;
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       jobs.swap(stuck_);
     }
     for (ReadJob& job : jobs) {
@@ -84,7 +84,7 @@ class FaultyBlockReader final : public BlockReader {
         job.offset = job.offset >= 4096 ? job.offset - 4096 : job.offset + 4096;
         break;
       case ReadFault::kStuck: {
-        absl::MutexLock lock(&mutex_);
+        MutexLock lock(&mutex_);
         stuck_.push_back(std::move(job));
         return;
       }
@@ -94,7 +94,7 @@ class FaultyBlockReader final : public BlockReader {
 
  private:
   ReadFault Draw() {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (forced_left_ > 0) {
       --forced_left_;
       return forced_;
@@ -116,7 +116,7 @@ class FaultyBlockReader final : public BlockReader {
   const double rate_;
   const std::vector<ReadFault> kinds_;
   std::function<void(ReadResult)> sink_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);
   ReadFault forced_ ABSL_GUARDED_BY(mutex_) = ReadFault::kNone;
   int forced_left_ ABSL_GUARDED_BY(mutex_) = 0;
