@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "absl/synchronization/mutex.h"
+#include "common/mutex.h"
 #include "common/net/unix_listener.h"
 #include "common/ring/session_abi.h"
 #include "tests/support/fd_count.h"
@@ -39,11 +39,12 @@ class SideListenerTest : public testing::Test {
   void Start(SideListenerOptions options = {}) {
     listener_.emplace(*UnixListener::Bind(dir_.File("side"), UnixSocketType::kSeqPacket, 0600));
     options.attach = [this](uint64_t session, UniqueFd socket) -> absl::Status {
-      const absl::MutexLock lock(&mutex_);
+      const MutexLock lock(&mutex_);
       if (!attach_status_.ok()) {
         return attach_status_;
       }
       attached_.emplace_back(session, std::move(socket));
+      attached_signal_.SignalAll();
       return absl::OkStatus();
     };
     auto side = SideListener::Start(listener_->fd(), &nonces_, std::move(options));
@@ -59,10 +60,11 @@ class SideListenerTest : public testing::Test {
 
   // Waits until `count` sockets were attached.
   void AwaitAttached(size_t count) {
-    const absl::MutexLock lock(&mutex_);
-    const auto there = [this, count]()
-                           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return attached_.size() >= count; };
-    EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&there), absl::Milliseconds(kPatienceMs)));
+    const MutexLock lock(&mutex_);
+    while (attached_.size() < count &&
+           attached_signal_.WaitFor(&mutex_, std::chrono::milliseconds(kPatienceMs))) {
+    }
+    EXPECT_GE(attached_.size(), count);
   }
 
   // Expects REJECT with `code`, then the end.
@@ -76,7 +78,8 @@ class SideListenerTest : public testing::Test {
 
   TempDir dir_;
   SessionNonces nonces_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
+  CondVar attached_signal_;
   absl::Status attach_status_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<uint64_t, UniqueFd>> attached_ ABSL_GUARDED_BY(mutex_);
   std::optional<UnixListener> listener_;
@@ -120,7 +123,7 @@ TEST_F(SideListenerTest, RightNonceJoinsItsSession) {
   const UniqueFd client = Connect();
   ASSERT_TRUE(SendSideMessage(client.get(), Hello(*nonce)).ok());
   AwaitAttached(1);
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   EXPECT_EQ(attached_[0].first, 42u);
   SideMessage welcome;
   welcome.type = SideType::kWelcome;
@@ -183,7 +186,7 @@ TEST_F(SideListenerTest, GarbageAndOtherMessagesAreRejected) {
 TEST_F(SideListenerTest, FailedAttachIsAnsweredWithItsCode) {
   Start();
   {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(&mutex_);
     attach_status_ = absl::FailedPreconditionError("already joined");
   }
   const auto nonce = nonces_.Issue(1);
