@@ -1,0 +1,89 @@
+// The tree of a parsed template. Built by Parser (parser.h), walked by the interpreter (interpreter.h).
+//
+// Thread safety: immutable after parsing; may be walked by any number of threads.
+#ifndef SLUICE_COMMON_TEXT_JINJA_AST_H_
+#define SLUICE_COMMON_TEXT_JINJA_AST_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/text/jinja/value.h"
+
+namespace sluice::jinja {
+
+struct Expression;
+using ExpressionPtr = std::unique_ptr<Expression>;
+
+struct CallArguments {
+  std::vector<ExpressionPtr> positional;
+  std::vector<std::pair<std::string, ExpressionPtr>> named;
+};
+
+struct Expression {
+  enum class Kind {
+    kLiteral,      // literal
+    kName,         // name
+    kList,         // items
+    kMap,          // items: key, value, key, value, ...
+    kAttribute,    // items[0] . name
+    kSubscript,    // items[0] [ items[1] ]
+    kSlice,        // items[0] [ items[1] : items[2] : items[3] ], null where absent
+    kCall,         // items[0] ( arguments )
+    kFilter,       // items[0] | name ( arguments )
+    kTest,         // items[0] is name ( arguments ); negated: is not
+    kUnary,        // name: "-", "+", "not"
+    kBinary,       // name: the operator
+    kComparison,   // items compared pairwise by `operators`, as Python chains them
+    kConditional,  // items[0] if items[1] else items[2] (may be null)
+  };
+  Kind kind = Kind::kLiteral;
+  int line = 0;
+  std::string name;
+  bool negated = false;
+  Value literal;
+  std::vector<ExpressionPtr> items;
+  std::vector<std::string> operators;
+  CallArguments arguments;
+};
+
+struct Statement;
+using Block = std::vector<Statement>;
+
+struct Branch {
+  ExpressionPtr condition;  // null: else
+  Block body;
+};
+
+struct Statement {
+  enum class Kind {
+    kText,         // text
+    kOutput,       // expression
+    kIf,           // branches
+    kFor,          // targets, expression (the iterable), condition (may be null), body, otherwise
+    kSet,          // targets (or attribute of targets[0]), expression; null expression: body is captured
+    kMacro,        // name, parameters, body
+    kCallBlock,    // expression (a call), parameters, body: the callee's caller()
+    kFilterBlock,  // expression: a filter chain whose innermost value is the literal undefined; body
+    kBlock,        // body, as it stands ({% generation %})
+    kBreak,
+    kContinue,
+  };
+  Kind kind = Kind::kText;
+  int line = 0;
+  std::string text;
+  std::string name;
+  std::string attribute;
+  std::vector<std::string> targets;
+  ExpressionPtr expression;
+  ExpressionPtr condition;
+  std::vector<Branch> branches;
+  std::vector<std::pair<std::string, ExpressionPtr>> parameters;  // default may be null
+  Block body;
+  Block otherwise;
+};
+
+}  // namespace sluice::jinja
+
+#endif  // SLUICE_COMMON_TEXT_JINJA_AST_H_

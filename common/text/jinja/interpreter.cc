@@ -1,0 +1,552 @@
+#include "common/text/jinja/interpreter.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+#include "common/text/jinja/builtins.h"
+
+namespace sluice::jinja {
+namespace {
+
+constexpr int64_t kMaxRange = 100'000;
+
+// How a block ended: by running through, or by break or continue of the innermost loop.
+enum class Flow { kNormal, kBreak, kContinue };
+
+// One name space. Loops and macros open one; `if` does not.
+struct Frame {
+  Map names;
+  bool function = false;  // a macro's: names of frames below are not seen, but for the globals'
+};
+
+class Interpreter {
+ public:
+  Interpreter(const Map& variables, absl::Time now, const RenderLimits& limits) : now_(now), limits_(limits) {
+    frames_.push_back({variables, false});
+    AddGlobals();
+    frames_.push_back({{}, false});
+  }
+
+  absl::StatusOr<String> Run(const Block& block) {
+    String out;
+    ASSIGN_OR_RETURN(const Flow flow, RunBlock(block, &out));
+    (void)flow;
+    return out;
+  }
+
+ private:
+  class Depth {
+   public:
+    explicit Depth(int* depth) : depth_(depth) { ++*depth_; }
+    ~Depth() { --*depth_; }
+
+   private:
+    int* depth_;
+  };
+
+  absl::Status Step(int line) {
+    if (++steps_ > limits_.steps) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("template line ", line, ": more than ", limits_.steps, " steps"));
+    }
+    if (depth_ > limits_.depth) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("template line ", line, ": nested deeper than ", limits_.depth));
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::Status AtLine(const absl::Status& status, int line) {
+    const std::string message(status.message());
+    return message.rfind("template line ", 0) == 0 ? status
+                                                   : Annotate(status, absl::StrCat("template line ", line));
+  }
+
+  void AddGlobals() {
+    Map& globals = frames_[0].names;
+    SetKey(globals, "raise_exception",
+           Value(Function([](const Arguments& arguments) -> absl::StatusOr<Value> {
+             const Value* message = arguments.Find(0, "message");
+             return absl::InvalidArgumentError(message == nullptr ? "the template refused the conversation"
+                                                                  : ToString(*message).text);
+           })));
+    SetKey(globals, "namespace", Value(Function([](const Arguments& arguments) -> absl::StatusOr<Value> {
+             return Value(arguments.named);
+           })));
+    SetKey(globals, "dict", Value(Function([](const Arguments& arguments) -> absl::StatusOr<Value> {
+             return Value(arguments.named);
+           })));
+    SetKey(globals, "range", Value(Function(&Range)));
+    SetKey(globals, "strftime_now",
+           Value(Function([now = now_](const Arguments& arguments) -> absl::StatusOr<Value> {
+             const Value* format = arguments.Find(0, "format");
+             if (format == nullptr || format->string() == nullptr) {
+               return absl::InvalidArgumentError("strftime_now: needs a format");
+             }
+             return Value(String::Own(absl::FormatTime(format->string()->text, now, absl::UTCTimeZone())));
+           })));
+  }
+
+  static absl::StatusOr<Value> Range(const Arguments& arguments) {
+    int64_t bounds[3] = {0, 0, 1};
+    const size_t count = arguments.positional.size();
+    if (count < 1 || count > 3) {
+      return absl::InvalidArgumentError("range: takes one to three integers");
+    }
+    for (size_t i = 0; i < count; ++i) {
+      if (!arguments.positional[i].integer(&bounds[count == 1 ? 1 : i])) {
+        return absl::InvalidArgumentError("range: takes integers");
+      }
+    }
+    if (bounds[2] == 0) {
+      return absl::InvalidArgumentError("range: the step is 0");
+    }
+    List items;
+    for (int64_t i = bounds[0]; bounds[2] > 0 ? i < bounds[1] : i > bounds[1];) {
+      if (static_cast<int64_t>(items.size()) >= kMaxRange) {
+        return absl::ResourceExhaustedError(absl::StrCat("range: more than ", kMaxRange, " items"));
+      }
+      items.push_back(Value(i));
+      if (__builtin_add_overflow(i, bounds[2], &i)) {
+        break;
+      }
+    }
+    return Value(std::move(items));
+  }
+
+  Value Lookup(const std::string& name) {
+    for (size_t i = frames_.size(); i-- > 0;) {
+      if (const Value* found = FindKey(frames_[i].names, name)) {
+        return *found;
+      }
+      if (frames_[i].function) {
+        i = std::min<size_t>(i, 2);  // on to the template's own names and the globals
+      }
+    }
+    return Value::MakeUndefined(name);
+  }
+
+  void Assign(const std::string& name, Value value) { SetKey(frames_.back().names, name, std::move(value)); }
+
+  absl::Status AssignTargets(const std::vector<std::string>& targets, Value value, int line) {
+    if (targets.size() == 1) {
+      Assign(targets[0], std::move(value));
+      return absl::OkStatus();
+    }
+    const List* items = value.list();
+    if (items == nullptr || items->size() != targets.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("template line ", line,
+                                                     ": cannot unpack a value of type ", value.TypeName(),
+                                                     " into ", targets.size(), " names"));
+    }
+    for (size_t i = 0; i < targets.size(); ++i) {
+      Assign(targets[i], (*items)[i]);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Emit(const String& text, String* out, int line) {
+    out->Append(text);
+    if (out->text.size() > limits_.output_bytes) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("template line ", line, ": more than ", limits_.output_bytes, " bytes of output"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<Flow> RunBlock(const Block& block, String* out) {
+    const Depth depth(&depth_);
+    for (const Statement& statement : block) {
+      RETURN_IF_ERROR(Step(statement.line));
+      absl::StatusOr<Flow> flow = RunStatement(statement, out);
+      if (!flow.ok()) {
+        return AtLine(flow.status(), statement.line);
+      }
+      if (*flow != Flow::kNormal) {
+        return flow;
+      }
+    }
+    return Flow::kNormal;
+  }
+
+  absl::StatusOr<Flow> RunStatement(const Statement& statement, String* out) {
+    switch (statement.kind) {
+      case Statement::Kind::kText:
+        RETURN_IF_ERROR(Emit(String::Own(statement.text), out, statement.line));
+        return Flow::kNormal;
+      case Statement::Kind::kOutput: {
+        ASSIGN_OR_RETURN(const Value value, Evaluate(*statement.expression));
+        RETURN_IF_ERROR(Emit(ToString(value), out, statement.line));
+        return Flow::kNormal;
+      }
+      case Statement::Kind::kIf:
+        return RunIf(statement, out);
+      case Statement::Kind::kFor:
+        return RunFor(statement, out);
+      case Statement::Kind::kSet:
+        RETURN_IF_ERROR(RunSet(statement));
+        return Flow::kNormal;
+      case Statement::Kind::kMacro:
+        Assign(statement.name, MakeMacro(statement));
+        return Flow::kNormal;
+      case Statement::Kind::kCallBlock:
+        RETURN_IF_ERROR(RunCallBlock(statement, out));
+        return Flow::kNormal;
+      case Statement::Kind::kFilterBlock: {
+        String body;
+        ASSIGN_OR_RETURN(const Flow flow, RunBlock(statement.body, &body));
+        (void)flow;
+        filter_body_ = Value(std::move(body));
+        ASSIGN_OR_RETURN(const Value value, Evaluate(*statement.expression));
+        RETURN_IF_ERROR(Emit(ToString(value), out, statement.line));
+        return Flow::kNormal;
+      }
+      case Statement::Kind::kBlock:
+        return RunBlock(statement.body, out);
+      case Statement::Kind::kBreak:
+        return Flow::kBreak;
+      case Statement::Kind::kContinue:
+        return Flow::kContinue;
+    }
+    return absl::InternalError("unknown statement");
+  }
+
+  absl::StatusOr<Flow> RunIf(const Statement& statement, String* out) {
+    for (const Branch& branch : statement.branches) {
+      if (branch.condition != nullptr) {
+        ASSIGN_OR_RETURN(const Value condition, Evaluate(*branch.condition));
+        if (!condition.Truthy()) {
+          continue;
+        }
+      }
+      return RunBlock(branch.body, out);
+    }
+    return Flow::kNormal;
+  }
+
+  // The items that pass the loop's own condition.
+  absl::StatusOr<List> LoopItems(const Statement& statement) {
+    ASSIGN_OR_RETURN(const Value iterable, Evaluate(*statement.expression));
+    ASSIGN_OR_RETURN(List items, Items(iterable));
+    if (statement.condition == nullptr) {
+      return items;
+    }
+    List chosen;
+    frames_.push_back({});
+    absl::Status status;
+    for (const Value& item : items) {
+      status = Step(statement.line);
+      if (status.ok()) {
+        status = AssignTargets(statement.targets, item, statement.line);
+      }
+      absl::StatusOr<Value> keep = status.ok() ? Evaluate(*statement.condition) : status;
+      if (!keep.ok()) {
+        status = keep.status();
+        break;
+      }
+      if (keep->Truthy()) {
+        chosen.push_back(item);
+      }
+    }
+    frames_.pop_back();
+    RETURN_IF_ERROR(status);
+    return chosen;
+  }
+
+  static Map LoopVariable(const List& items, size_t i) {
+    const int64_t index = static_cast<int64_t>(i);
+    const int64_t length = static_cast<int64_t>(items.size());
+    Map loop;
+    loop.emplace_back("index", Value(index + 1));
+    loop.emplace_back("index0", Value(index));
+    loop.emplace_back("revindex", Value(length - index));
+    loop.emplace_back("revindex0", Value(length - index - 1));
+    loop.emplace_back("first", Value(i == 0));
+    loop.emplace_back("last", Value(index + 1 == length));
+    loop.emplace_back("length", Value(length));
+    loop.emplace_back("previtem", i > 0 ? items[i - 1] : Value::MakeUndefined("loop.previtem"));
+    loop.emplace_back("nextitem", index + 1 < length ? items[i + 1] : Value::MakeUndefined("loop.nextitem"));
+    return loop;
+  }
+
+  absl::StatusOr<Flow> RunFor(const Statement& statement, String* out) {
+    ASSIGN_OR_RETURN(const List items, LoopItems(statement));
+    bool completed = false;  // as in Jinja2, a body that `continue` or `break` left does not count
+    for (size_t i = 0; i < items.size(); ++i) {
+      RETURN_IF_ERROR(Step(statement.line));
+      frames_.push_back({});
+      Assign("loop", Value(LoopVariable(items, i)));
+      const absl::Status status = AssignTargets(statement.targets, items[i], statement.line);
+      absl::StatusOr<Flow> flow = status.ok() ? RunBlock(statement.body, out) : status;
+      frames_.pop_back();
+      if (!flow.ok()) {
+        return flow;
+      }
+      if (*flow == Flow::kBreak) {
+        break;
+      }
+      completed = completed || *flow == Flow::kNormal;
+    }
+    return completed ? absl::StatusOr<Flow>(Flow::kNormal) : RunBlock(statement.otherwise, out);
+  }
+
+  absl::Status RunSet(const Statement& statement) {
+    Value value;
+    if (statement.expression != nullptr) {
+      ASSIGN_OR_RETURN(value, Evaluate(*statement.expression));
+    } else {
+      String body;
+      ASSIGN_OR_RETURN(const Flow flow, RunBlock(statement.body, &body));
+      (void)flow;
+      value = Value(std::move(body));
+    }
+    if (statement.attribute.empty()) {
+      return AssignTargets(statement.targets, std::move(value), statement.line);
+    }
+    const Value object = Lookup(statement.targets[0]);
+    if (object.map() == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat("'", statement.targets[0], "' is not a namespace"));
+    }
+    SetKey(*object.map(), statement.attribute, std::move(value));
+    return absl::OkStatus();
+  }
+
+  // Statement outlives every call: the tree lives as long as the rendering.
+  Value MakeMacro(const Statement& statement) {
+    return Value(
+        Function([this, &statement](const Arguments& arguments) { return CallMacro(statement, arguments); }));
+  }
+
+  absl::StatusOr<Value> CallMacro(const Statement& statement, const Arguments& arguments) {
+    RETURN_IF_ERROR(Step(statement.line));
+    const Depth depth(&depth_);
+    if (arguments.positional.size() > statement.parameters.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("macro '", statement.name, "' takes ",
+                                                     statement.parameters.size(), " arguments, got ",
+                                                     arguments.positional.size()));
+    }
+    Frame frame;
+    frame.function = true;
+    for (size_t i = 0; i < statement.parameters.size(); ++i) {
+      const auto& [name, otherwise] = statement.parameters[i];
+      if (const Value* given = arguments.Find(i, name)) {
+        SetKey(frame.names, name, *given);
+      } else if (otherwise != nullptr) {
+        ASSIGN_OR_RETURN(Value value, Evaluate(*otherwise));
+        SetKey(frame.names, name, std::move(value));
+      } else {
+        SetKey(frame.names, name, Value::MakeUndefined(name));
+      }
+    }
+    if (const Value* caller = arguments.Find(statement.parameters.size(), "caller")) {
+      SetKey(frame.names, "caller", *caller);
+    }
+    frames_.push_back(std::move(frame));
+    String out;
+    const absl::StatusOr<Flow> flow = RunBlock(statement.body, &out);
+    frames_.pop_back();
+    RETURN_IF_ERROR(flow.status());
+    return Value(std::move(out));
+  }
+
+  absl::Status RunCallBlock(const Statement& statement, String* out) {
+    const Expression& call = *statement.expression;
+    ASSIGN_OR_RETURN(Arguments arguments, EvaluateArguments(call.arguments));
+    SetKey(arguments.named, "caller", MakeMacro(statement));
+    ASSIGN_OR_RETURN(const Value callee, Evaluate(*call.items[0]));
+    if (callee.function() == nullptr) {
+      return absl::InvalidArgumentError("call needs a macro");
+    }
+    ASSIGN_OR_RETURN(const Value value, (*callee.function())(arguments));
+    return Emit(ToString(value), out, statement.line);
+  }
+
+  absl::StatusOr<Arguments> EvaluateArguments(const CallArguments& arguments) {
+    Arguments values;
+    for (const ExpressionPtr& argument : arguments.positional) {
+      ASSIGN_OR_RETURN(Value value, Evaluate(*argument));
+      values.positional.push_back(std::move(value));
+    }
+    for (const auto& [name, argument] : arguments.named) {
+      ASSIGN_OR_RETURN(Value value, Evaluate(*argument));
+      SetKey(values.named, name, std::move(value));
+    }
+    return values;
+  }
+
+  absl::StatusOr<Value> Evaluate(const Expression& expression) {
+    RETURN_IF_ERROR(Step(expression.line));
+    const Depth depth(&depth_);
+    absl::StatusOr<Value> value = EvaluateKind(expression);
+    if (!value.ok()) {
+      return AtLine(value.status(), expression.line);
+    }
+    return value;
+  }
+
+  absl::StatusOr<Value> EvaluateKind(const Expression& expression) {
+    switch (expression.kind) {
+      case Expression::Kind::kLiteral:
+        return expression.literal.undefined() ? filter_body_ : expression.literal;
+      case Expression::Kind::kName:
+        return Lookup(expression.name);
+      case Expression::Kind::kList:
+        return EvaluateList(expression);
+      case Expression::Kind::kMap:
+        return EvaluateMap(expression);
+      case Expression::Kind::kAttribute:
+        return EvaluateAttribute(expression);
+      case Expression::Kind::kSubscript: {
+        ASSIGN_OR_RETURN(const Value object, Evaluate(*expression.items[0]));
+        ASSIGN_OR_RETURN(const Value index, Evaluate(*expression.items[1]));
+        return Subscript(object, index);
+      }
+      case Expression::Kind::kSlice:
+        return EvaluateSlice(expression);
+      case Expression::Kind::kCall:
+        return EvaluateCall(expression);
+      case Expression::Kind::kFilter: {
+        ASSIGN_OR_RETURN(const Value subject, Evaluate(*expression.items[0]));
+        ASSIGN_OR_RETURN(const Arguments arguments, EvaluateArguments(expression.arguments));
+        return ApplyFilter(expression.name, subject, arguments);
+      }
+      case Expression::Kind::kTest: {
+        ASSIGN_OR_RETURN(const Value subject, Evaluate(*expression.items[0]));
+        ASSIGN_OR_RETURN(const Arguments arguments, EvaluateArguments(expression.arguments));
+        ASSIGN_OR_RETURN(const bool result, ApplyTest(expression.name, subject, arguments));
+        return Value(result != expression.negated);
+      }
+      case Expression::Kind::kUnary:
+        return EvaluateUnary(expression);
+      case Expression::Kind::kBinary:
+        return EvaluateBinary(expression);
+      case Expression::Kind::kComparison:
+        return EvaluateComparison(expression);
+      case Expression::Kind::kConditional: {
+        ASSIGN_OR_RETURN(const Value condition, Evaluate(*expression.items[1]));
+        const ExpressionPtr& chosen = expression.items[condition.Truthy() ? 0 : 2];
+        return chosen == nullptr ? absl::StatusOr<Value>(Value::MakeUndefined("if without else"))
+                                 : Evaluate(*chosen);
+      }
+    }
+    return absl::InternalError("unknown expression");
+  }
+
+  absl::StatusOr<Value> EvaluateList(const Expression& expression) {
+    List list;
+    for (const ExpressionPtr& item : expression.items) {
+      ASSIGN_OR_RETURN(Value value, Evaluate(*item));
+      list.push_back(std::move(value));
+    }
+    return Value(std::move(list));
+  }
+
+  absl::StatusOr<Value> EvaluateMap(const Expression& expression) {
+    Map map;
+    for (size_t i = 0; i + 1 < expression.items.size(); i += 2) {
+      ASSIGN_OR_RETURN(const Value key, Evaluate(*expression.items[i]));
+      ASSIGN_OR_RETURN(Value value, Evaluate(*expression.items[i + 1]));
+      const String name = ToString(key);
+      map.client = map.client || name.marks.find(1) != std::string::npos;
+      SetKey(map, name.text, std::move(value));
+    }
+    return Value(std::move(map));
+  }
+
+  absl::StatusOr<Value> EvaluateAttribute(const Expression& expression) {
+    ASSIGN_OR_RETURN(const Value object, Evaluate(*expression.items[0]));
+    int64_t index = 0;
+    if (expression.name.find_first_not_of("0123456789") == std::string::npos && expression.name.size() < 9) {
+      index = std::stoll(expression.name);
+      return Subscript(object, Value(index));
+    }
+    return Subscript(object, Value(String::Own(expression.name)));
+  }
+
+  absl::StatusOr<Value> EvaluateSlice(const Expression& expression) {
+    ASSIGN_OR_RETURN(const Value object, Evaluate(*expression.items[0]));
+    Value bounds[3];
+    for (int i = 0; i < 3; ++i) {
+      if (expression.items[i + 1] != nullptr) {
+        ASSIGN_OR_RETURN(bounds[i], Evaluate(*expression.items[i + 1]));
+      }
+    }
+    return SliceOf(object, bounds[0], bounds[1], bounds[2]);
+  }
+
+  absl::StatusOr<Value> EvaluateCall(const Expression& expression) {
+    ASSIGN_OR_RETURN(const Arguments arguments, EvaluateArguments(expression.arguments));
+    const Expression& callee = *expression.items[0];
+    if (callee.kind == Expression::Kind::kAttribute) {
+      ASSIGN_OR_RETURN(const Value object, Evaluate(*callee.items[0]));
+      if (Map* map = object.map()) {
+        const Value* found = FindKey(*map, callee.name);
+        if (found != nullptr && found->function() != nullptr) {
+          return (*found->function())(arguments);
+        }
+      }
+      return CallMethod(object, callee.name, arguments);
+    }
+    ASSIGN_OR_RETURN(const Value function, Evaluate(callee));
+    if (function.function() == nullptr) {
+      if (function.undefined()) {
+        return absl::UnimplementedError(absl::StrCat("the function '", callee.name, "' is not supported"));
+      }
+      return absl::InvalidArgumentError(
+          absl::StrCat("a value of type ", function.TypeName(), " cannot be called"));
+    }
+    return (*function.function())(arguments);
+  }
+
+  absl::StatusOr<Value> EvaluateUnary(const Expression& expression) {
+    ASSIGN_OR_RETURN(const Value operand, Evaluate(*expression.items[0]));
+    if (expression.name == "not") {
+      return Value(!operand.Truthy());
+    }
+    return ApplyBinary(expression.name, Value(0), operand);
+  }
+
+  absl::StatusOr<Value> EvaluateComparison(const Expression& expression) {
+    ASSIGN_OR_RETURN(Value left, Evaluate(*expression.items[0]));
+    for (size_t i = 0; i < expression.operators.size(); ++i) {
+      ASSIGN_OR_RETURN(Value right, Evaluate(*expression.items[i + 1]));
+      ASSIGN_OR_RETURN(const Value holds, ApplyBinary(expression.operators[i], left, right));
+      if (!holds.Truthy()) {
+        return Value(false);
+      }
+      left = std::move(right);
+    }
+    return Value(true);
+  }
+
+  absl::StatusOr<Value> EvaluateBinary(const Expression& expression) {
+    ASSIGN_OR_RETURN(Value left, Evaluate(*expression.items[0]));
+    if ((expression.name == "and" && !left.Truthy()) || (expression.name == "or" && left.Truthy())) {
+      return left;
+    }
+    ASSIGN_OR_RETURN(Value right, Evaluate(*expression.items[1]));
+    if (expression.name == "and" || expression.name == "or") {
+      return right;
+    }
+    return ApplyBinary(expression.name, left, right);
+  }
+
+  const absl::Time now_;
+  const RenderLimits limits_;
+  std::vector<Frame>
+      frames_;         // [0] globals and variables, [1] the template's own names, then loops and macros
+  Value filter_body_;  // what a filter block's chain starts from
+  uint64_t steps_ = 0;
+  int depth_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<String> Render(const Block& block, const Map& variables, absl::Time now,
+                              const RenderLimits& limits) {
+  return Interpreter(variables, now, limits).Run(block);
+}
+
+}  // namespace sluice::jinja

@@ -1,0 +1,21 @@
+// Template source to tree. The subset that chat templates use: output, if, for (with else, condition, break,
+// continue), set (also blocks and namespace attributes), macro, call, filter blocks, raw, generation; all of
+// Jinja's expressions. Anything else (import, include, extends, block, ...) is UNIMPLEMENTED, named with its
+// line.
+//
+// Thread safety: a pure function.
+#ifndef SLUICE_COMMON_TEXT_JINJA_PARSER_H_
+#define SLUICE_COMMON_TEXT_JINJA_PARSER_H_
+
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "common/text/jinja/ast.h"
+
+namespace sluice::jinja {
+
+absl::StatusOr<Block> Parse(std::string_view source);
+
+}  // namespace sluice::jinja
+
+#endif  // SLUICE_COMMON_TEXT_JINJA_PARSER_H_

@@ -1,0 +1,112 @@
+#include "common/text/chat_template.h"
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "gtest/gtest.h"
+
+namespace sluice {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+absl::StatusOr<RenderedChat> Rendered(const std::string& source, const std::string& conversation) {
+  absl::StatusOr<std::unique_ptr<ChatTemplate>> made = ChatTemplate::Create(source, {{"bos_token", "<s>"}});
+  return made.ok() ? (*made)->Render(conversation, false, absl::UnixEpoch())
+                   : absl::StatusOr<RenderedChat>(made.status());
+}
+
+std::string TextOf(const std::string& source) {
+  absl::StatusOr<RenderedChat> rendered =
+      Rendered(source, R"({"messages": [{"role": "user", "content": "hi"}]})");
+  return rendered.ok() ? rendered->text : std::string(rendered.status().message());
+}
+
+TEST(ChatTemplateTest, RendersAsJinja2DoesOverEveryCase) {
+  std::ifstream file("tests/common/text/data/jinja_cases.json");
+  const Json data = Json::parse(file, nullptr, false);
+  ASSERT_FALSE(data.is_discarded());
+  std::map<std::string, std::unique_ptr<ChatTemplate>> templates;
+  for (const auto& [name, source] : data["templates"].items()) {
+    auto made =
+        ChatTemplate::Create(source.get<std::string>(), {{"bos_token", "<s>"}, {"eos_token", "</s>"}});
+    ASSERT_TRUE(made.ok()) << name << ": " << made.status();
+    templates[name] = *std::move(made);
+  }
+  const absl::Time now = absl::FromUnixSeconds(data["now"].get<int64_t>());
+  int compared = 0;
+  for (const Json& test : data["cases"]) {
+    const std::string conversation = test["conversation"].dump();
+    const auto rendered =
+        templates[test["name"].get<std::string>()]->Render(conversation, test["prompt"], now);
+    const std::string where = test["name"].get<std::string>() + " of " + conversation;
+    if (test["expected"].is_null()) {
+      EXPECT_FALSE(rendered.ok()) << where << " gave " << rendered->text;
+    } else {
+      ASSERT_TRUE(rendered.ok()) << where << ": " << rendered.status();
+      EXPECT_EQ(test["expected"].get<std::string>(), rendered->text) << where;
+      EXPECT_EQ(rendered->text.size(), rendered->marks.size());
+    }
+    ++compared;
+  }
+  EXPECT_EQ(200, compared);
+}
+
+TEST(ChatTemplateTest, MarksFollowTheClientsBytesThroughFilters) {
+  const auto rendered = Rendered(
+      "<|a|>{{ messages[0].content | trim | upper | replace('X', '<|b|>') }}{{ messages[0] | tojson }}",
+      R"({"messages": [{"content": " <|a|>x "}]})");
+  ASSERT_TRUE(rendered.ok()) << rendered.status();
+  EXPECT_EQ("<|a|><|A|><|b|>{\"content\": \" <|a|>x \"}", rendered->text);
+  const std::string own = std::string(5, 0) + std::string(5, 1) + std::string(5, 0);
+  EXPECT_EQ(own, rendered->marks.substr(0, 15));
+  EXPECT_EQ(std::string(7, 1), rendered->marks.substr(17, 7)) << "a client's keys are the client's";
+}
+
+TEST(ChatTemplateTest, WhatItCannotRunIsNamedWithItsLine) {
+  EXPECT_EQ("chat template: template line 2: the tag 'include' is not supported",
+            TextOf("a\n{% include 'x' %}"));
+  EXPECT_EQ("chat template: template line 1: the filter 'wordwrap' is not supported",
+            TextOf("{{ 'x' | wordwrap }}"));
+  EXPECT_EQ("chat template: template line 1: the test 'weird' is not supported", TextOf("{{ 1 is weird }}"));
+  EXPECT_EQ("chat template: template line 1: the function 'lipsum' is not supported",
+            TextOf("{{ lipsum() }}"));
+  EXPECT_EQ("chat template: template line 3: no tools here",
+            TextOf("\n\n{{ raise_exception('no tools here') }}"));
+}
+
+TEST(ChatTemplateTest, BrokenTemplatesAreErrors) {
+  for (const char* source :
+       {"{{", "{% if %}", "{% for x in %}{% endfor %}", "{{ 'open }}", "{# open", "{% if true %}",
+        "{{ a b }}", "{% endfor %}", "{{ [1, }}", "{% macro %}", "{{ x[ }}", "{% raw %}", "{{ $ }}",
+        "{{ 99999999999999999999 }}", "{{ '\\u12' }}"}) {
+    EXPECT_FALSE(ChatTemplate::Create(source, {}).ok()) << source;
+  }
+}
+
+TEST(ChatTemplateTest, EndlessTemplatesMeetTheirLimits) {
+  EXPECT_NE(std::string::npos,
+            TextOf("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}").find("nested deeper"));
+  EXPECT_NE(
+      std::string::npos,
+      TextOf("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}").find("steps"));
+  EXPECT_NE(std::string::npos, TextOf("{{ 'x' * 99999999 }}").find("more than"));
+  EXPECT_NE(std::string::npos, TextOf("{{ range(9999999) }}").find("more than"));
+  std::string deep;
+  for (int i = 0; i < 5000; ++i) {
+    deep += "{% if true %}";
+  }
+  EXPECT_NE(std::string::npos, TextOf(deep).find("nested deeper"));
+  EXPECT_FALSE(ChatTemplate::Create("{{ " + std::string(5000, '(') + " }}", {}).ok());
+}
+
+TEST(ChatTemplateTest, ConversationsMustBeObjectsWithMessages) {
+  for (const char* conversation : {"", "[]", "{}", "{\"messages\": 3}", "{\"messages\": [", "null"}) {
+    EXPECT_FALSE(Rendered("x", conversation).ok()) << conversation;
+  }
+}
+
+}  // namespace
+}  // namespace sluice
