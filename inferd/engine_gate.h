@@ -1,0 +1,44 @@
+// EngineGate: the engine as clients reach it: closed while the server starts, then the engine itself.
+//
+// The sockets are open before the engine is, so that a launcher hears how the start goes; what needs an
+// engine is refused with UNAVAILABLE (STARTING) until Open(). gRPC-free.
+//
+// Thread safety: thread-safe.
+#ifndef SLUICE_INFERD_ENGINE_GATE_H_
+#define SLUICE_INFERD_ENGINE_GATE_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "common/mutex.h"
+#include "inferd/engine_api.h"
+
+namespace sluice {
+
+class EngineGate final : public EngineApi {
+ public:
+  // What the start is doing now, for Health() and for those who are refused.
+  void SetProgress(const std::string& what) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Lets calls through to `engine`, which is borrowed and outlives the gate's use.
+  void Open(EngineApi* engine) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  absl::Status Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) override;
+  absl::Status Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) override;
+  absl::Status Cancel(const std::string& request_id) override;
+  EngineStats Stats() const override;
+  absl::Status Health() const override;
+  void StartDrain() override;
+
+ private:
+  absl::StatusOr<EngineApi*> Engine() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  mutable Mutex mutex_;
+  EngineApi* engine_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  std::string progress_ ABSL_GUARDED_BY(mutex_) = "starting";
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_ENGINE_GATE_H_

@@ -1,0 +1,179 @@
+#include "inferd/generate_service_call.h"
+
+#include <utility>
+
+#include "common/error_detail.h"
+#include "common/grpc_status.h"
+#include "inferd/service_response.h"
+
+namespace sluice {
+
+void LogRequestEnd(const ServingContext& context, const std::string& kind, const std::string& request_id,
+                   const std::string& client, const FinishInfo* info, const absl::Status& status) {
+  if (info == nullptr) {
+    context.log->info("{} id={} client={} code={} message=\"{}\"", kind, request_id, client,
+                      absl::StatusCodeToString(status.code()), std::string(status.message()));
+    return;
+  }
+  const Timings& t = info->timings;
+  const double decoded = info->usage.completion_tokens > 1 ? info->usage.completion_tokens - 1 : 0;
+  context.log->info(
+      "{} id={} client={} code={} prompt={} cached={} completion={} queue_seconds={:.3f} ttft_seconds={:.3f} "
+      "tpot_seconds={:.4f} stall_seconds={:.3f} expert_requests={} expert_hits={} bytes_ssd={} bytes_link={}",
+      kind, request_id, client, absl::StatusCodeToString(status.code()), info->usage.prompt_tokens,
+      info->usage.cached_prompt_tokens, info->usage.completion_tokens, t.queue_seconds,
+      t.queue_seconds + t.prompt_seconds, decoded > 0 ? t.decode_seconds / decoded : 0.0, t.stall_seconds,
+      t.expert_requests, t.expert_hits, t.bytes_ssd, t.bytes_link);
+}
+
+GenerateStreamCall::GenerateStreamCall(const ServingContext& context, grpc::CallbackServerContext* call,
+                                       const GenerateSpec& spec, const ReportOptions& report)
+    : ServiceStream(context, call),
+      client_(spec.client),
+      report_(report),
+      request_(context.engine, spec.request_id) {}
+
+void GenerateStreamCall::OnStarted(const Usage& usage, double queue_seconds) {
+  const absl::MutexLock lock(&mutex_);
+  if (!Open()) {
+    return;
+  }
+  inference::v1::Started& started = started_.emplace();
+  started.set_request_id(request_.id());
+  started.set_model(serving().model.id);
+  started.set_prompt_tokens(usage.prompt_tokens);
+  started.set_cached_prompt_tokens(usage.cached_prompt_tokens);
+  started.set_queue_seconds(queue_seconds);
+  Wake();
+}
+
+void GenerateStreamCall::OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) {
+  const absl::MutexLock lock(&mutex_);
+  if (!Open()) {
+    return;
+  }
+  const size_t bytes = AppendTokens(tokens, text, report_, &delta_);
+  delta_bytes_ += bytes;
+  delta_tokens_ += static_cast<uint32_t>(tokens.size());
+  Appended(bytes, /*may_cut=*/true);
+  Wake();
+}
+
+void GenerateStreamCall::OnFinished(const FinishInfo& info) {
+  request_.Ended();
+  {
+    const absl::MutexLock lock(&mutex_);
+    if (Open()) {
+      info_ = info;
+    }
+  }
+  End(absl::OkStatus());
+}
+
+void GenerateStreamCall::OnError(const absl::Status& status) {
+  request_.Ended();
+  End(status);
+}
+
+std::optional<size_t> GenerateStreamCall::Take(bool ending, Response* out) {
+  out->Clear();
+  if (started_.has_value()) {
+    *out->mutable_started() = *std::move(started_);
+    started_.reset();
+    return 0;
+  }
+  if (delta_tokens_ >= report_.interval_tokens || (ending && (delta_tokens_ > 0 || delta_bytes_ > 0))) {
+    out->mutable_delta()->Swap(&delta_);
+    delta_.Clear();
+    delta_tokens_ = 0;
+    return std::exchange(delta_bytes_, 0);
+  }
+  if (ending && info_.has_value() && !std::exchange(finished_sent_, true)) {
+    FillFinished(*info_, out->mutable_finished());
+    return 0;
+  }
+  return std::nullopt;
+}
+
+void GenerateStreamCall::DropPending() {
+  started_.reset();
+  delta_.Clear();
+  delta_bytes_ = 0;
+  delta_tokens_ = 0;
+}
+
+void GenerateStreamCall::Ending(const absl::Status& status) {
+  LogRequestEnd(serving(), "generate_stream", request_.id(), client_,
+                status.ok() && info_ ? &*info_ : nullptr, status);
+}
+
+GenerateCall::GenerateCall(const ServingContext& context, const GenerateSpec& spec,
+                           const ReportOptions& report, Response* response)
+    : serving_(context),
+      client_(spec.client),
+      report_(report),
+      request_(context.engine, spec.request_id),
+      response_(response) {}
+
+void GenerateCall::End(absl::Status status) {
+  const absl::MutexLock lock(&mutex_);
+  if (!end_.has_value()) {
+    end_ = std::move(status);
+  }
+  if (!finished_) {  // once it is, the server may be gone
+    serving_.pump->Schedule(shared_from_this());
+  }
+}
+
+void GenerateCall::OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) {
+  const absl::MutexLock lock(&mutex_);
+  if (!end_.has_value()) {
+    AppendTokens(tokens, text, report_, &collected_);
+  }
+}
+
+void GenerateCall::OnFinished(const FinishInfo& info) {
+  request_.Ended();
+  {
+    const absl::MutexLock lock(&mutex_);
+    info_ = info;
+  }
+  End(absl::OkStatus());
+}
+
+void GenerateCall::OnError(const absl::Status& status) {
+  request_.Ended();
+  End(status);
+}
+
+void GenerateCall::Pump() {
+  const absl::MutexLock lock(&mutex_);
+  if (end_.has_value()) {
+    FinishLocked();
+  }
+}
+
+void GenerateCall::OnCancel() {
+  request_.Cancel();
+  const absl::MutexLock lock(&mutex_);
+  if (!end_.has_value()) {
+    end_ = absl::CancelledError("cancelled by the client, or its deadline passed");
+  }
+  FinishLocked();
+}
+
+void GenerateCall::FinishLocked() {
+  if (std::exchange(finished_, true)) {
+    return;
+  }
+  if (end_->ok()) {
+    collected_.set_request_id(request_.id());
+    collected_.set_model(serving_.model.id);
+    FillFinished(*info_, collected_.mutable_finished());
+    response_->Swap(&collected_);
+  }
+  LogRequestEnd(serving_, "generate", request_.id(), client_, end_->ok() ? &*info_ : nullptr, *end_);
+  Finish(ToGrpcStatus(Explain(*end_)));
+}
+
+}  // namespace sluice

@@ -1,0 +1,129 @@
+// The two generating calls, each a sink of the engine: Generate collects, GenerateStream passes on.
+//
+// Thread safety: thread-safe; see service_stream.h for who calls what.
+#ifndef SLUICE_INFERD_GENERATE_SERVICE_CALL_H_
+#define SLUICE_INFERD_GENERATE_SERVICE_CALL_H_
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "grpcpp/support/server_callback.h"
+#include "inferd/engine_api.h"
+#include "inferd/service_request.h"
+#include "inferd/service_stream.h"
+#include "sluice/inference/v1/evaluation.pb.h"
+#include "sluice/inference/v1/inference.pb.h"
+
+namespace sluice {
+
+// What a call must know to take its request back from the engine. Only a request that the engine accepted and
+// that has not ended is cancelled: its id may be another call's otherwise.
+class EngineRequest {
+ public:
+  EngineRequest(EngineApi* engine, std::string id) : engine_(engine), id_(std::move(id)) {}
+  const std::string& id() const { return id_; }
+  // The engine's thread may have ended the request before the submitting thread gets here.
+  void Accepted() {
+    State expected = State::kNew;
+    state_.compare_exchange_strong(expected, State::kLive);
+  }
+  void Ended() { state_.store(State::kEnded); }
+  void Cancel() {
+    State expected = State::kLive;
+    if (state_.compare_exchange_strong(expected, State::kEnded)) {
+      engine_->Cancel(id_).IgnoreError();  // NOT_FOUND: it has just ended by itself
+    }
+  }
+
+ private:
+  enum class State : uint8_t { kNew, kLive, kEnded };
+  EngineApi* const engine_;
+  const std::string id_;
+  std::atomic<State> state_{State::kNew};
+};
+
+// One line for the log; no text of prompt or answer is in it.
+void LogRequestEnd(const ServingContext& context, const std::string& kind, const std::string& request_id,
+                   const std::string& client, const FinishInfo* info, const absl::Status& status);
+
+class GenerateStreamCall final : public ServiceStream<inference::v1::GenerateStreamResponse>,
+                                 public RequestSink {
+ public:
+  using Response = inference::v1::GenerateStreamResponse;
+  GenerateStreamCall(const ServingContext& context, grpc::CallbackServerContext* call,
+                     const GenerateSpec& spec, const ReportOptions& report);
+  EngineRequest& request() { return request_; }
+
+  void OnStarted(const Usage& usage, double queue_seconds) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnFinished(const FinishInfo& info) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnError(const absl::Status& status) override ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  std::optional<size_t> Take(bool ending, Response* out) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropPending() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Ending(const absl::Status& status) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CancelWork() override { request_.Cancel(); }
+
+  const std::string client_;
+  const ReportOptions report_;
+  EngineRequest request_;  // self-synchronised
+  std::optional<inference::v1::Started> started_ ABSL_GUARDED_BY(mutex_);
+  inference::v1::Delta delta_ ABSL_GUARDED_BY(mutex_);
+  size_t delta_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t delta_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::optional<FinishInfo> info_ ABSL_GUARDED_BY(mutex_);
+  bool finished_sent_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+class GenerateCall final : public grpc::ServerUnaryReactor,
+                           public PumpedCall,
+                           public RequestSink,
+                           public std::enable_shared_from_this<GenerateCall> {
+ public:
+  using Response = inference::v1::GenerateResponse;
+  // `response` is gRPC's, until OnDone.
+  GenerateCall(const ServingContext& context, const GenerateSpec& spec, const ReportOptions& report,
+               Response* response);
+  EngineRequest& request() { return request_; }
+  void End(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  void OnStarted(const Usage&, double) override {}
+  void OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnFinished(const FinishInfo& info) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnError(const absl::Status& status) override;
+
+  void Pump() override ABSL_LOCKS_EXCLUDED(mutex_);
+  void CheckStall(absl::Time) override {}
+  uint64_t unsent_bytes() const override {
+    return 0;
+  }  // bounded by max_tokens; nothing is sent before the end
+
+  void OnCancel() override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnDone() override { serving_.pump->Remove(this); }
+
+ private:
+  void FinishLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const ServingContext& serving_;
+  const std::string client_;
+  const ReportOptions report_;
+  EngineRequest request_;  // self-synchronised
+  absl::Mutex mutex_;
+  Response* const response_ ABSL_PT_GUARDED_BY(mutex_);
+  Response collected_ ABSL_GUARDED_BY(mutex_);
+  std::optional<FinishInfo> info_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_GENERATE_SERVICE_CALL_H_

@@ -1,0 +1,19 @@
+// What this process holds of the system.
+//
+// Thread safety: free functions, safe to call from any thread.
+#ifndef SLUICE_INFERD_PROCESS_STATS_H_
+#define SLUICE_INFERD_PROCESS_STATS_H_
+
+#include <cstdint>
+
+namespace sluice {
+
+// Open file descriptors; 0 if /proc cannot be read.
+uint64_t CountOpenDescriptors();
+
+// Resident memory; 0 if /proc cannot be read. Mapped segments of weightd count as far as they were touched.
+uint64_t ResidentBytes();
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_PROCESS_STATS_H_

@@ -1,0 +1,63 @@
+// What inferd's services work with: the engine, the model's description, limits. gRPC-free.
+//
+// Thread safety: constant once the server has started; what the pointers lead to is thread-safe.
+#ifndef SLUICE_INFERD_SERVING_CONTEXT_H_
+#define SLUICE_INFERD_SERVING_CONTEXT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "common/pack/pack_format.h"
+#include "common/text/tokenizer.h"
+#include "inferd/engine_api.h"
+#include "inferd/stream_pump.h"
+#include "spdlog/logger.h"
+
+namespace sluice {
+
+// The model that is served, as clients hear of it.
+struct ServedModel {
+  std::string id;    // the pack's identity
+  std::string name;  // the pack folder's name
+  std::string family;
+  uint32_t vocab = 0;
+  uint32_t hidden = 0;
+  uint32_t layers = 0;
+  uint32_t experts_per_layer = 0;
+  uint32_t experts_per_token = 0;
+  uint32_t context = 0;  // tokens of prompt and answer together
+  uint32_t max_position = 0;
+  std::optional<int32_t> bos;
+  std::vector<int32_t> eos;
+  GenerationDefaults generation;
+  bool has_chat_template = false;
+  uint64_t expert_bytes = 0;
+  uint64_t dense_bytes = 0;
+};
+
+struct ServingLimits {
+  // What one stream may hold back for its reader. Below gRPC's default limit of a client's message, 4 MiB, as
+  // all of it may travel in one.
+  size_t max_unsent_bytes = 1 << 20;
+  // How long a reader may take for one message.
+  absl::Duration stall_timeout = absl::Seconds(30);
+  // The time limit of a call whose client set none.
+  absl::Duration max_request_time = absl::Hours(24);
+};
+
+struct ServingContext {
+  EngineApi* engine = nullptr;
+  const Tokenizer* tokenizer = nullptr;  // null: the pack has none
+  ServedModel model;
+  ServingLimits limits;
+  StreamPump* pump = nullptr;
+  spdlog::logger* log = nullptr;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_SERVING_CONTEXT_H_

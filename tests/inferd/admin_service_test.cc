@@ -1,0 +1,142 @@
+#include <string>
+
+#include "common/error_detail.h"
+#include "tests/support/service_fixture.h"
+
+namespace sluice {
+namespace {
+
+namespace v1 = inference::v1;
+
+class AdminServiceTest : public ServiceFixture {
+ protected:
+  v1::GetServerInfoResponse Info() {
+    v1::GetServerInfoResponse info;
+    EXPECT_TRUE(admin_->GetServerInfo(Context().get(), {}, &info).ok());
+    return info;
+  }
+};
+
+TEST_F(AdminServiceTest, ServerInfoTellsModelOptionsAndState) {
+  engine_.SetHealth(absl::UnavailableError("leasing dense weights"));
+  StartServer();
+  v1::GetServerInfoResponse info = Info();
+  EXPECT_EQ(v1::SERVER_STATE_STARTING, info.state());
+  EXPECT_EQ("leasing dense weights", info.state_detail());
+  EXPECT_EQ(context_.model.id, info.model_id());
+  EXPECT_EQ("/packs/tiny", info.pack_path());
+  ASSERT_EQ(2, info.options_size());
+  EXPECT_EQ("context", info.options(0).name());
+  EXPECT_EQ("64", info.options(0).value());
+  EXPECT_TRUE(info.options(0).is_set());
+  EXPECT_FALSE(info.options(1).is_set());
+
+  state_->SetBackend("avx2", "host, 2 threads", "leases");
+  engine_.SetHealth(absl::OkStatus());
+  info = Info();
+  EXPECT_EQ(v1::SERVER_STATE_SERVING, info.state());
+  EXPECT_EQ("", info.state_detail());
+  EXPECT_EQ("avx2", info.isa());
+  EXPECT_EQ("leases", info.weight_transport());
+  engine_.SetHealth(absl::UnavailableError("weightd lost"));
+  EXPECT_EQ(v1::SERVER_STATE_UNAVAILABLE, Info().state());
+}
+
+TEST_F(AdminServiceTest, StatsShowTheEnginesNumbersAndTheCallsThatLive) {
+  StartServer();
+  EngineStats stats;
+  stats.kv_pages_used = 1;
+  stats.kv_pages_total = 2;
+  stats.expert_leases_held = 3;
+  stats.dense_leases_held = 4;
+  stats.fetches_outstanding = 5;
+  stats.generated_tokens = 6;
+  stats.stall_seconds = 7.5;
+  engine_.SetStats(stats);
+  auto context = Context();
+  Stream stream = OpenStream(Spec("r1"), context.get());
+  engine_.NextGenerate();
+  const v1::GetStatsResponse response = Stats();
+  EXPECT_EQ(1u, response.gauges().calls_active());
+  EXPECT_EQ(1u, response.gauges().sequences_running());
+  EXPECT_EQ(1u, response.gauges().kv_pages_used());
+  EXPECT_EQ(3u, response.gauges().expert_leases());
+  EXPECT_EQ(5u, response.gauges().fetches_outstanding());
+  EXPECT_EQ(2u, response.resources().kv_pages_total());
+  EXPECT_EQ(4u, response.resources().dense_leases());
+  EXPECT_EQ(2u, response.resources().client_connections());
+  EXPECT_GT(response.resources().open_descriptors(), 4u);
+  EXPECT_GT(response.resources().resident_bytes(), 1u << 20);
+  EXPECT_EQ(6u, response.counters().generated_tokens());
+  EXPECT_EQ(7.5, response.counters().stall_seconds());
+  context->TryCancel();
+}
+
+TEST_F(AdminServiceTest, AbortEndsTheCallAndUnknownIdsAreNotFound) {
+  StartServer();
+  auto context = Context();
+  Stream stream = OpenStream(Spec("r1"), context.get());
+  engine_.NextGenerate();
+  v1::AbortRequest request;
+  request.set_request_id("r1");
+  v1::AbortResponse response;
+  EXPECT_TRUE(admin_->Abort(Context().get(), request, &response).ok());
+  EXPECT_EQ(grpc::StatusCode::CANCELLED, stream->Finish().error_code());
+  engine_.Flush();
+  const absl::Status again = FromGrpcStatus(admin_->Abort(Context().get(), request, &response));
+  EXPECT_EQ(absl::StatusCode::kNotFound, again.code());
+  EXPECT_EQ("UNKNOWN_REQUEST", ReasonOf(again));
+}
+
+TEST_F(AdminServiceTest, DrainRefusesNewRequestsAndTurnsHealthOff) {
+  StartServer();
+  auto context = Context();
+  Stream stream = OpenStream(Spec("r1"), context.get());
+  engine_.NextGenerate();
+  v1::DrainResponse response;
+  ASSERT_TRUE(admin_->Drain(Context().get(), {}, &response).ok());
+  EXPECT_EQ(1u, response.requests_left());
+  EXPECT_EQ(v1::SERVER_STATE_DRAINING, Info().state());
+  v1::GenerateResponse refused;
+  EXPECT_EQ("DRAINING", ReasonOf(Generate(Spec("r2"), &refused)));
+  engine_.Finish("r1", FinishInfo());
+  v1::GenerateStreamResponse message;
+  while (stream->Read(&message)) {
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(AdminServiceTest, LogLevelIsSetAndThePreviousOneReturned) {
+  StartServer();
+  v1::SetLogLevelRequest request;
+  v1::SetLogLevelResponse response;
+  request.set_level(v1::LOG_LEVEL_DEBUG);
+  ASSERT_TRUE(admin_->SetLogLevel(Context().get(), request, &response).ok());
+  EXPECT_EQ(v1::LOG_LEVEL_INFO, response.previous_level());
+  EXPECT_EQ(spdlog::level::debug, log_.level());
+  for (const int bad : {0, 99}) {
+    request.set_level(static_cast<v1::LogLevel>(bad));
+    const absl::Status status = FromGrpcStatus(admin_->SetLogLevel(Context().get(), request, &response));
+    EXPECT_EQ("level", FieldOf(status)) << bad;
+  }
+  EXPECT_EQ(spdlog::level::debug, log_.level());
+}
+
+TEST_F(AdminServiceTest, AdminIsNotServedOnTheClientsSocket) {
+  StartServer();
+  auto wrong = v1::AdminService::NewStub(channel_);
+  v1::GetStatsResponse response;
+  EXPECT_EQ(grpc::StatusCode::UNIMPLEMENTED, wrong->GetStats(Context().get(), {}, &response).error_code());
+}
+
+TEST_F(AdminServiceTest, AdminOverTcpIsRefused) {
+  ServerState state(&engine_, {});
+  InferdServerOptions options;
+  options.addresses = {Address("a.sock")};
+  options.admin = {*ParseListenAddress("127.0.0.1:0")};
+  EXPECT_EQ(absl::StatusCode::kInvalidArgument,
+            InferdServer::Start(std::move(options), context_, &state).status().code());
+}
+
+}  // namespace
+}  // namespace sluice

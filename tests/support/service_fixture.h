@@ -1,0 +1,122 @@
+// ServiceFixture: inferd's services over a unix socket, with a FakeEngine behind and clients in front.
+//
+// Thread safety: thread-compatible; a test's own thread uses it.
+#ifndef SLUICE_TESTS_SUPPORT_SERVICE_FIXTURE_H_
+#define SLUICE_TESTS_SUPPORT_SERVICE_FIXTURE_H_
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "common/grpc_status.h"
+#include "common/net/listen_address.h"
+#include "common/text/tokenizer.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+#include "grpcpp/create_channel.h"
+#include "gtest/gtest.h"
+#include "inferd/server.h"
+#include "inferd/server_state.h"
+#include "sluice/inference/v1/admin.grpc.pb.h"
+#include "sluice/inference/v1/evaluation.grpc.pb.h"
+#include "sluice/inference/v1/inference.grpc.pb.h"
+#include "sluice/inference/v1/model.grpc.pb.h"
+#include "spdlog/logger.h"
+#include "spdlog/sinks/null_sink.h"
+#include "tests/support/fake_engine.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice {
+
+class ServiceFixture : public testing::Test {
+ protected:
+  static constexpr uint32_t kVocab = 1000;
+  static constexpr uint32_t kContext = 64;
+
+  ServiceFixture() : log_("test", std::make_shared<spdlog::sinks::null_sink_mt>()) {
+    context_.engine = &engine_;
+    context_.model.id = "0123456789abcdef0123456789abcdef";
+    context_.model.name = "tiny";
+    context_.model.family = "mixtral";
+    context_.model.vocab = kVocab;
+    context_.model.context = kContext;
+    context_.log = &log_;
+  }
+
+  void StartServer() {
+    ServerInfo info;
+    info.version = "1.2.3";
+    info.model_id = context_.model.id;
+    info.pack_path = "/packs/tiny";
+    info.options = {{"context", "64", true}, {"kv", "f16", false}};
+    state_ = std::make_unique<ServerState>(&engine_, std::move(info));
+    InferdServerOptions options;
+    options.addresses = {Address("inferd.sock")};
+    options.admin = {Address("admin.sock")};
+    options.health_interval = absl::Milliseconds(5);
+    auto server = InferdServer::Start(std::move(options), context_, state_.get());
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    channel_ = Connect("inferd.sock");
+    admin_channel_ = Connect("admin.sock");
+    inference_ = inference::v1::InferenceService::NewStub(channel_);
+    admin_ = inference::v1::AdminService::NewStub(admin_channel_);
+  }
+
+  ListenAddress Address(const std::string& name) {
+    return *ParseListenAddress("unix:" + dir_.path() + "/" + name);
+  }
+  std::shared_ptr<grpc::Channel> Connect(const std::string& name) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetMaxReceiveMessageSize(-1);
+    return grpc::CreateCustomChannel(Address(name).ToString(), grpc::InsecureChannelCredentials(), arguments);
+  }
+
+  // A request of three ids under the id `id`.
+  static inference::v1::GenerationSpec Spec(const std::string& id) {
+    inference::v1::GenerationSpec spec;
+    spec.set_request_id(id);
+    for (const uint32_t token : {1, 2, 3}) {
+      spec.mutable_token_ids()->add_ids(token);
+    }
+    return spec;
+  }
+  static std::unique_ptr<grpc::ClientContext> Context() {
+    auto context = std::make_unique<grpc::ClientContext>();
+    context->set_wait_for_ready(true);
+    return context;
+  }
+  absl::Status Generate(const inference::v1::GenerationSpec& spec,
+                        inference::v1::GenerateResponse* response) {
+    inference::v1::GenerateRequest request;
+    *request.mutable_spec() = spec;
+    return FromGrpcStatus(inference_->Generate(Context().get(), request, response));
+  }
+  using Stream = std::unique_ptr<grpc::ClientReader<inference::v1::GenerateStreamResponse>>;
+  Stream OpenStream(const inference::v1::GenerationSpec& spec, grpc::ClientContext* context) {
+    inference::v1::GenerateStreamRequest request;
+    *request.mutable_spec() = spec;
+    return inference_->GenerateStream(context, request);
+  }
+  inference::v1::GetStatsResponse Stats() {
+    inference::v1::GetStatsResponse response;
+    EXPECT_TRUE(admin_->GetStats(Context().get(), {}, &response).ok());
+    return response;
+  }
+
+  TempDir dir_;
+  spdlog::logger log_;
+  FakeEngine engine_;
+  ServingContext context_;
+  std::unique_ptr<ServerState> state_;
+  std::unique_ptr<InferdServer> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::shared_ptr<grpc::Channel> admin_channel_;
+  std::unique_ptr<inference::v1::InferenceService::Stub> inference_;
+  std::unique_ptr<inference::v1::AdminService::Stub> admin_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_SUPPORT_SERVICE_FIXTURE_H_
