@@ -107,8 +107,6 @@ absl::StatusOr<std::unique_ptr<Staging>> Staging::Open(
   staging->out_dir_ = WithoutSlash(out_dir);
   staging->partial_ = PartialFolder(out_dir);
   staging->force_ = force;
-  RETURN_IF_ERROR(MakeFolder(staging->partial_));
-  ASSIGN_OR_RETURN(staging->journal_, Journal::Open(staging->partial_, fingerprint));
   const uint64_t payload = payload_bytes[0] + payload_bytes[1];
   const uint64_t needed = payload + payload / kOverheadShare + kOverheadFloor;
   const uint64_t there = AllocatedBytes(staging->partial_);
@@ -117,6 +115,8 @@ absl::StatusOr<std::unique_ptr<Staging>> Staging::Open(
     return absl::ResourceExhaustedError(absl::StrCat(staging->partial_, ": ", needed, " bytes are needed, ",
                                                      free, " are free and ", there, " are there already"));
   }
+  RETURN_IF_ERROR(MakeFolder(staging->partial_));
+  ASSIGN_OR_RETURN(staging->journal_, Journal::Open(staging->partial_, fingerprint));
   for (int f = 0; f < kPackFileCount; ++f) {
     ASSIGN_OR_RETURN(staging->files_[f],
                      File::OpenForWrite(absl::StrCat(staging->partial_, "/", kPackFileNames[f])));

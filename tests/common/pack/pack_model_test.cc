@@ -16,6 +16,7 @@
 #include "common/pack/row_codec.h"
 #include "common/pack/row_layout.h"
 #include "common/status.h"
+#include "tests/support/folder_bytes.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 
@@ -114,24 +115,6 @@ void ExpectHolds(const std::string& pack_dir, const TinyModelSpec& spec) {
       EXPECT_EQ(values.Expert(l, e, Part::kDown), Transposed(tensors.at(expert + "w2.weight")));
     }
   }
-}
-
-std::string Slurp(const std::string& path) {
-  auto content = ReadFile(path, 1ull << 30);
-  EXPECT_TRUE(content.ok()) << content.status();
-  return content.value_or("");
-}
-
-// All files of a pack, name and bytes, in one string.
-std::string FolderBytes(const std::string& dir) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(dir)) {
-    if (entry.is_regular_file()) names.push_back(entry.path().string().substr(dir.size()));
-  }
-  std::sort(names.begin(), names.end());
-  std::string all;
-  for (const std::string& name : names) all += name + "\n" + Slurp(dir + name);
-  return all;
 }
 
 TEST(PackModel, Bf16PackHoldsEveryWeightOfABf16CheckpointExactly) {
@@ -272,7 +255,7 @@ TEST(PackModel, SampleModelCarriesItsTokenizer) {
   ASSERT_TRUE(pack.ok()) << pack.status();
   const auto files = (*pack)->ReadTokenizerFiles();
   ASSERT_TRUE(files.ok()) << files.status();
-  EXPECT_EQ(files->at("tokenizer.model"), Slurp(std::string(kSampleModel) + "/tokenizer.model"));
+  EXPECT_EQ(files->at("tokenizer.model"), ReadAll(std::string(kSampleModel) + "/tokenizer.model"));
   EXPECT_EQ(files->size(), 4u);
 }
 
