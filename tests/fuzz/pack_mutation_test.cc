@@ -1,0 +1,156 @@
+// 10^5 seeded mutations of every stored or foreign format that common/model and common/pack read, and a few
+// hundred of whole model folders. Nothing crashes (under ASan and UBSan too), nothing allocates by a hostile
+// number, and what is accepted keeps its promises (pack_targets.cc).
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/pack/journal.h"
+#include "common/pack/pack.h"
+#include "common/pack/pack_writer.h"
+#include "tests/fuzz/pack_targets.h"
+#include "tests/support/folder_bytes.h"
+#include "tests/support/mutator.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_model.h"
+
+namespace sluice {
+namespace {
+
+using Target = bool (*)(const uint8_t* data, size_t size);
+
+bool Feed(Target target, const std::string& input) {
+  return target(reinterpret_cast<const uint8_t*>(input.data()), input.size());
+}
+
+// Mutates `seeds` in turn; every seed itself must be accepted, and some mutants refused.
+void Mutate(Target target, const std::vector<std::string>& seeds, int cases, uint64_t seed) {
+  for (const std::string& input : seeds) ASSERT_TRUE(Feed(target, input));
+  Mutator mutator(seed);
+  int accepted = 0;
+  for (int i = 0; i < cases; ++i) accepted += Feed(target, mutator.Mutate(seeds[i % seeds.size()])) ? 1 : 0;
+  EXPECT_LT(accepted, cases);
+  ::testing::Test::RecordProperty("accepted", accepted);
+}
+
+// Address sanitizers reserve terabytes: the limit is for the plain build.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// A parser that allocates by a hostile number hits this wall and ends the program.
+struct MemoryWall {
+  MemoryWall() {
+    const rlimit limit{uint64_t{4} << 30, uint64_t{4} << 30};
+    setrlimit(RLIMIT_AS, &limit);
+  }
+} const memory_wall;
+#endif
+
+class PackMutation : public ::testing::Test {
+ protected:
+  static std::string MakePack(const TempDir& dir, const TinyModelSpec& spec, const PackOptions& options) {
+    EXPECT_TRUE(WriteTinyModel(spec, dir.File("model")).ok());
+    EXPECT_TRUE(PackModel(dir.File("model"), dir.File("pack"), options, nullptr, nullptr).ok());
+    return dir.File("pack");
+  }
+
+  static std::vector<std::string> TableSeeds() {
+    std::vector<std::string> seeds;
+    for (const ExpertLayout layout : {ExpertLayout::kUpGateDown, ExpertLayout::kGateUpdown}) {
+      TempDir dir;
+      PackOptions options;
+      options.layout = layout;
+      options.part_encoding[0] = Encoding::kQ8;
+      const std::string pack = MakePack(dir, {.layers = 1, .experts = 2, .top_k = 1, .width = 8}, options);
+      seeds.push_back(
+          JoinTables(ManifestBody(ReadAll(pack + "/manifest.json")), ReadAll(pack + "/extents.bin")));
+    }
+    return seeds;
+  }
+};
+
+TEST_F(PackMutation, SafetensorsHeaders) {
+  const TinyTensors tensors = {{"a", {{2, 3}, {1, 2, 3, 4, 5, 6}}}, {"b", {{0}, {}}}, {"c", {{1}, {1}}}};
+  const std::string real = ReadAll("tests/data/tiny/mixtral/golden.safetensors");
+  Mutate(FuzzSafetensors,
+         {SafetensorsBytes(tensors, ElementType::kBf16), SafetensorsBytes(tensors, ElementType::kF32)}, 25000,
+         1);
+  ASSERT_TRUE(Feed(FuzzSafetensors, real));
+}
+
+TEST_F(PackMutation, Configs) {
+  Mutate(FuzzHfConfig,
+         {TinyConfigJson({}),
+          TinyConfigJson({.head_dim = 8, .sliding_window = 4, .eos = {2, 3}, .new_config = true})},
+         25000, 2);
+  Mutate(FuzzGeneration,
+         {R"({"eos_token_id":[5,7],"temperature":0.7,"top_k":20,"top_p":0.8,"do_sample":true})"}, 5000, 3);
+}
+
+TEST_F(PackMutation, ShardIndices) {
+  Mutate(
+      FuzzShardIndex,
+      {R"({"metadata":{"total_size":4},"weight_map":{"a":"model-00001-of-00002.safetensors","b":"m.safetensors"}})"},
+      10000, 4);
+}
+
+TEST_F(PackMutation, ExtentTablesAndManifestsAndBothTogether) {
+  const std::vector<std::string> seeds = TableSeeds();
+  std::vector<std::string> bodies;
+  std::vector<std::string> tables;
+  for (const std::string& seed : seeds) {
+    bodies.push_back(seed.substr(0, seed.find('\0')));
+    tables.push_back(seed.substr(seed.find('\0') + 1));
+  }
+  Mutate(FuzzExtentTable, tables, 15000, 5);
+  Mutate(FuzzManifestBody, bodies, 10000, 6);
+  Mutate(FuzzPackTables, seeds, 15000, 7);
+}
+
+TEST_F(PackMutation, SealedManifests) {
+  TempDir dir;
+  const std::string pack = MakePack(dir, {.layers = 1}, {});
+  Mutate(FuzzManifest, {ReadAll(pack + "/manifest.json")}, 2000, 8);
+}
+
+TEST_F(PackMutation, Journals) {
+  TempDir dir;
+  {
+    auto journal = Journal::Open(dir.path(), {3, 4});
+    ASSERT_TRUE(journal.ok());
+    for (uint32_t unit = 0; unit < 3; ++unit) {
+      ASSERT_TRUE((*journal)->Append({unit, {1, 2, unit}, {{unit, 6}}}).ok());
+    }
+  }
+  Mutate(FuzzJournal, {ReadAll(dir.File("journal"))}, 10000, 9);
+}
+
+// A whole folder, damaged in one file: an error, or a pack that verifies.
+TEST_F(PackMutation, ModelFolders) {
+  TempDir dir;
+  const TinyModelSpec spec{.vocab = 16, .layers = 1, .experts = 2, .top_k = 1, .width = 8, .shards = 2};
+  ASSERT_TRUE(WriteTinyModel(spec, dir.File("model")).ok());
+  const std::vector<std::string> names = {"config.json", "generation_config.json",
+                                          "model.safetensors.index.json", "model-00001-of-00002.safetensors"};
+  Mutator mutator(10);
+  int refused = 0;
+  for (int i = 0; i < 400; ++i) {
+    const std::string path = dir.File("model") + "/" + names[i % names.size()];
+    const std::string before = ReadAll(path);
+    WriteAll(path, mutator.Mutate(before));
+    const auto summary =
+        PackModel(dir.File("model"), dir.File("pack"), {.force = true, .threads = 1}, nullptr, nullptr);
+    if (summary.ok()) {
+      EXPECT_TRUE(VerifyPack(dir.File("pack"), nullptr, nullptr).ok());
+    } else {
+      ++refused;
+    }
+    WriteAll(path, before);
+  }
+  EXPECT_GT(refused, 100);
+}
+
+}  // namespace
+}  // namespace sluice
