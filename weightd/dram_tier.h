@@ -31,6 +31,7 @@ class DramTier {
   // `lengths` are stored lengths, multiples of 4096.
   uint32_t AddPack(const std::vector<uint64_t>& lengths, ResidencyEntry* table);
   void AddPins(uint32_t pack, uint64_t session, const PinEntry* pins, const StepTimeline* timeline);
+  // Call it in a fresh decision (Tick), or its last uses look as old as the last fill.
   void RemovePins(uint32_t pack, uint64_t session);
 
   // Starts a decision: the clock goes on. The caller notes every session's latest stamp at clock() right

@@ -315,6 +315,7 @@ void StoreCore::End(uint64_t id) {
   if (session->pidfd.valid()) {
     environment_.poller->Unwatch(session->pidfd.get());
   }
+  BeginDecision();
   for (const SessionPackPlan& plan : session->options().packs) {
     tier_.RemovePins(plan.pack, id);
   }

@@ -64,9 +64,9 @@ class StoreCore {
   bool draining() const { return draining_; }
 
   void HandleEvent(PollEvent event);
-  void OnRead(const ReadResult& result) { fetcher_.OnRead(result); }
-  // One bounded round over all sessions; true if another may find work at once.
-  bool Pump();
+  // One bounded round over all sessions, with what the reader has reported since the last; true if another
+  // round may find work at once.
+  bool Pump(const std::vector<ReadResult>& reads);
   // Announces sleep to every client; false: there is work, pump instead.
   bool BeginSleep();
   void EndSleep();
@@ -85,6 +85,8 @@ class StoreCore {
     SharedMemory residency;
   };
 
+  // Puts all uses so far before whatever is decided next.
+  void BeginDecision();
   absl::Status CheckReserve(const SessionParams& params, uint64_t minimum) const;
   uint64_t DenseBytes(const std::set<uint32_t>& packs) const;
   bool Serve(Session* session);

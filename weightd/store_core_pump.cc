@@ -9,11 +9,20 @@ namespace {
 constexpr int kBatch = 64;  // submissions taken from one session before the next one's turn
 }
 
-bool StoreCore::Pump() {
+void StoreCore::BeginDecision() {
   tier_.Tick();
-  bool more = false;
   for (const auto& [id, session] : sessions_) {
     session->NoteStamp(tier_.clock());
+  }
+}
+
+bool StoreCore::Pump(const std::vector<ReadResult>& reads) {
+  BeginDecision();
+  for (const ReadResult& read : reads) {
+    fetcher_.OnRead(read);
+  }
+  bool more = !reads.empty();
+  for (const auto& [id, session] : sessions_) {
     more = Serve(session.get()) || more;
   }
   fetcher_.Pump();

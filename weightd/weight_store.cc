@@ -195,16 +195,11 @@ class WeightStore::Impl {
     }
   }
 
-  bool TakeReads() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  std::vector<ReadResult> TakeReads() {
     std::vector<ReadResult> reads;
-    {
-      MutexLock lock(&reads_mutex_);
-      reads.swap(reads_);
-    }
-    for (const ReadResult& read : reads) {
-      core_.OnRead(read);
-    }
-    return !reads.empty();
+    MutexLock lock(&reads_mutex_);
+    reads.swap(reads_);
+    return reads;
   }
 
   bool ReadsWait() {
@@ -227,9 +222,7 @@ class WeightStore::Impl {
       std::vector<std::pair<LogSeverity, std::string>> messages;
       {
         MutexLock lock(&mutex_);
-        bool more = TakeReads();
-        more = core_.Pump() || more;
-        if (!more) {
+        if (!core_.Pump(TakeReads())) {
           timeout_ms = TimeoutMs();
           asleep_.store(true);
           if (!core_.BeginSleep() || ReadsWait()) {

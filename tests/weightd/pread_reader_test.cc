@@ -1,0 +1,222 @@
+// The pread engine and its reads: every outcome of a read, in one table.
+//
+// Thread safety: tests.
+#include "weightd/pread_reader.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+
+#include "tests/support/fake_clock.h"
+#include "tests/support/faulty_read_file.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice {
+namespace {
+
+constexpr uint64_t kBlock = 4096;
+
+struct FreeDeleter {
+  void operator()(std::byte* p) const { std::free(p); }
+};
+using Buffer = std::unique_ptr<std::byte, FreeDeleter>;
+Buffer Allocate(uint64_t bytes) { return Buffer(static_cast<std::byte*>(std::aligned_alloc(kBlock, bytes))); }
+
+bool Right(const std::byte* bytes, uint64_t offset, uint64_t length) {
+  std::vector<std::byte> expected(length);
+  FakeExtentSource::FillBytes(offset, expected);
+  return std::memcmp(bytes, expected.data(), length) == 0;
+}
+
+struct Case {
+  const char* name;
+  FaultyReadFile::Script script;
+  uint64_t file_bytes;
+  ReadOutcome outcome;
+  int error_number;
+  int calls;  // of the system, 0: not checked
+};
+
+std::vector<Case> Cases() {
+  const uint64_t whole = 64 * kBlock;
+  return {
+      {"whole", {}, whole, ReadOutcome::kOk, 0, 1},
+      {"short, on a block's border", {2 * 4096}, whole, ReadOutcome::kOk, 0, 2},
+      {"short, within a block", {2 * 4096 + 512}, whole, ReadOutcome::kOk, 0, 2},
+      {"short, within the first block", {512}, whole, ReadOutcome::kOk, 0, 2},
+      {"interrupted", {-EINTR, -EINTR}, whole, ReadOutcome::kOk, 0, 3},
+      {"again, then whole", {-EAGAIN, -EAGAIN, -EAGAIN}, whole, ReadOutcome::kOk, 0, 4},
+      {"again and again", FaultyReadFile::Script(100, -EAGAIN), whole, ReadOutcome::kIoError, EAGAIN,
+       kMaxReadRetries + 1},
+      {"interrupted for ever", FaultyReadFile::Script(100, -EINTR), whole, ReadOutcome::kIoError, EINTR,
+       kMaxReadRetries + 1},
+      {"disk error", {-EIO}, whole, ReadOutcome::kIoError, EIO, 1},
+      {"disk error after a part", {4096, -EIO}, whole, ReadOutcome::kIoError, EIO, 2},
+      {"file ends before", {}, 0, ReadOutcome::kEndOfFile, 0, 1},
+      {"file ends on a border", {}, 3 * kBlock, ReadOutcome::kEndOfFile, 0, 2},
+      {"file ends within a block", {}, 3 * kBlock + 100, ReadOutcome::kEndOfFile, 0, 0},
+  };
+}
+
+TEST(ReadRangeTest, EveryOutcomeOfARead) {
+  const uint64_t length = 8 * kBlock;
+  for (const Case& c : Cases()) {
+    FaultyReadFile file(c.file_bytes, c.script);
+    Buffer buffer = Allocate(length);
+    const RangeRead range = ReadRange(file, buffer.get(), length, 0);
+    EXPECT_EQ(range.outcome, c.outcome) << c.name;
+    EXPECT_EQ(range.error_number, c.error_number) << c.name;
+    EXPECT_TRUE(file.aligned()) << c.name;
+    EXPECT_LE(file.calls(), kMaxReadRetries + 3) << c.name;
+    if (c.calls != 0) {
+      EXPECT_EQ(file.calls(), c.calls) << c.name;
+    }
+    if (c.outcome == ReadOutcome::kOk) {
+      EXPECT_TRUE(Right(buffer.get(), 0, length)) << c.name;
+    }
+  }
+}
+
+// An engine over one faulty file; collects reports.
+class PreadReaderTest : public ::testing::Test {
+ protected:
+  void Start(uint64_t file_bytes, FaultyReadFile::Script script, int threads = 4) {
+    PreadReader::Options options;
+    options.threads = threads;
+    options.clock = &clock_;
+    options.opener = [this, file_bytes,
+                      script](const std::string&) -> absl::StatusOr<std::unique_ptr<ReadFile>> {
+      auto file = std::make_unique<FaultyReadFile>(file_bytes, script);
+      file_ = file.get();
+      return file;
+    };
+    reader_ = std::make_unique<PreadReader>(std::move(options));
+    reader_->SetSink([this](ReadResult result) {
+      MutexLock lock(&mutex_);
+      results_[result.tag].push_back(std::move(result));
+      arrived_.SignalAll();
+    });
+    ASSERT_EQ(*reader_->Register("a"), 0);
+  }
+  ReadResult Await(uint64_t tag) {
+    MutexLock lock(&mutex_);
+    while (results_[tag].empty()) {
+      arrived_.Wait(&mutex_);
+    }
+    return results_[tag].front();
+  }
+  ReadJob Job(uint64_t tag, uint64_t offset, std::byte* dest, uint64_t length) {
+    ReadJob job;
+    job.tag = tag;
+    job.offset = offset;
+    job.dest = dest;
+    job.length = length;
+    job.check = [offset](uint64_t at, std::span<const std::byte> bytes) {
+      return Right(bytes.data(), offset + at, bytes.size()) ? absl::OkStatus()
+                                                            : absl::DataLossError("checksum");
+    };
+    return job;
+  }
+
+  FakeClock clock_;
+  FaultyReadFile* file_ = nullptr;
+  Mutex mutex_;
+  CondVar arrived_;
+  std::map<uint64_t, std::vector<ReadResult>> results_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<PreadReader> reader_;  // last: its threads use the others
+};
+
+TEST_F(PreadReaderTest, EveryOutcomeOfAReadReachesTheReport) {
+  for (const Case& c : Cases()) {
+    results_.clear();
+    Start(c.file_bytes, c.script, /*threads=*/1);
+    Buffer buffer = Allocate(8 * kBlock);
+    reader_->Submit(Job(7, 0, buffer.get(), 8 * kBlock));
+    const ReadResult result = Await(7);
+    EXPECT_EQ(result.outcome, c.outcome) << c.name;
+    EXPECT_EQ(result.status.ok(), c.outcome == ReadOutcome::kOk) << c.name;
+    reader_.reset();
+  }
+}
+
+TEST_F(PreadReaderTest, LargeJobsArriveWholeFromSeveralThreads) {
+  const uint64_t length = 3 * 1024 * 1024 + kBlock;
+  Start(8 * 1024 * 1024, {5000, -EINTR, 4096, -EAGAIN});
+  std::vector<Buffer> buffers;
+  for (uint64_t i = 0; i < 4; ++i) {
+    buffers.push_back(Allocate(length));
+    reader_->Submit(Job(i, i * kBlock, buffers[i].get(), length));
+  }
+  for (uint64_t i = 0; i < 4; ++i) {
+    const ReadResult result = Await(i);
+    EXPECT_EQ(result.outcome, ReadOutcome::kOk) << result.status;
+    EXPECT_GE(result.bytes_read, length);
+    EXPECT_TRUE(Right(buffers[i].get(), i * kBlock, length));
+  }
+  MutexLock lock(&mutex_);
+  for (const auto& [tag, results] : results_) {
+    EXPECT_EQ(results.size(), 1u) << "job " << tag;
+  }
+}
+
+TEST_F(PreadReaderTest, BytesThatTheCheckRefusesAreCorruptAndSaySo) {
+  Start(64 * kBlock, {});
+  Buffer buffer = Allocate(kBlock);
+  ReadJob job = Job(1, 0, buffer.get(), kBlock);
+  job.check = [](uint64_t, std::span<const std::byte>) { return absl::DataLossError("wrong checksum"); };
+  reader_->Submit(std::move(job));
+  const ReadResult result = Await(1);
+  EXPECT_EQ(result.outcome, ReadOutcome::kCorrupt);
+  EXPECT_EQ(result.status.message(), "wrong checksum");
+}
+
+TEST_F(PreadReaderTest, CancelledJobsAreReportedExactlyOnce) {
+  Start(64 * 1024 * 1024, {});
+  std::vector<Buffer> buffers;
+  for (uint64_t i = 0; i < 32; ++i) {
+    buffers.push_back(Allocate(1024 * 1024));
+    reader_->Submit(Job(i, 0, buffers[i].get(), 1024 * 1024));
+    if (i % 2 == 0) {
+      reader_->Cancel(i);
+    }
+  }
+  for (uint64_t i = 0; i < 32; ++i) {
+    const ReadResult result = Await(i);
+    EXPECT_TRUE(result.outcome == ReadOutcome::kOk ||
+                (i % 2 == 0 && result.outcome == ReadOutcome::kCancelled));
+  }
+  reader_.reset();
+  MutexLock lock(&mutex_);
+  for (const auto& [tag, results] : results_) {
+    EXPECT_EQ(results.size(), 1u) << "job " << tag;
+  }
+}
+
+TEST(OpenReadFileTest, ReadsARealFileBothWaysAndNamesAMissingOne) {
+  TempDir dir;
+  std::vector<std::byte> bytes(5 * kBlock);
+  FakeExtentSource::FillBytes(0, bytes);
+  std::ofstream(dir.File("f"), std::ios::binary)
+      .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  for (bool direct : {true, false}) {
+    auto file = OpenReadFile(dir.File("f"), direct);
+    ASSERT_TRUE(file.ok()) << file.status();
+    Buffer buffer = Allocate(4 * kBlock);
+    EXPECT_EQ(ReadRange(**file, buffer.get(), 4 * kBlock, kBlock).outcome, ReadOutcome::kOk);
+    EXPECT_TRUE(Right(buffer.get(), kBlock, 4 * kBlock));
+    EXPECT_EQ(ReadRange(**file, buffer.get(), 4 * kBlock, 2 * kBlock).outcome, ReadOutcome::kEndOfFile);
+    if (!direct) {
+      EXPECT_EQ((*file)->how(), "buffered (asked for)");
+    }
+  }
+  auto missing = OpenReadFile(dir.File("g"), true);
+  EXPECT_EQ(missing.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_NE(missing.status().message().find("/g"), absl::string_view::npos);
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,130 @@
+// Thread safety: tests.
+#include "weightd/read_queue.h"
+
+#include <gtest/gtest.h>
+
+namespace sluice {
+namespace {
+
+constexpr uint64_t kChunk = 256 * 1024;
+
+ReadJob Job(uint64_t tag, uint64_t length, RequestClass request_class = RequestClass::kDemand) {
+  ReadJob job;
+  job.tag = tag;
+  job.length = length;
+  job.request_class = request_class;
+  return job;
+}
+
+TEST(ReadQueueTest, SplitsJobsIntoChunksAndReportsTheLast) {
+  ReadQueue queue(ReadLimits{});
+  queue.Add(Job(1, 2 * kChunk + 4096));
+  auto a = queue.Next();
+  auto b = queue.Next();
+  auto c = queue.Next();
+  ASSERT_TRUE(a && b && c);
+  EXPECT_FALSE(queue.Next());
+  EXPECT_EQ(b->offset, kChunk);
+  EXPECT_EQ(c->length, 4096u);
+  EXPECT_EQ(queue.in_flight_bytes(), 2 * kChunk + 4096);
+  EXPECT_EQ(queue.Finish(*b, ReadOutcome::kOk, absl::OkStatus(), kChunk), nullptr);
+  EXPECT_EQ(queue.Finish(*c, ReadOutcome::kOk, absl::OkStatus(), 4096), nullptr);
+  auto over = queue.Finish(*a, ReadOutcome::kOk, absl::OkStatus(), kChunk);
+  ASSERT_NE(over, nullptr);
+  EXPECT_EQ(over->bytes_read, 2 * kChunk + 4096);
+  EXPECT_TRUE(queue.idle());
+  EXPECT_EQ(queue.in_flight_bytes(), 0u);
+}
+
+TEST(ReadQueueTest, DemandOvertakesPrefetchBetweenItsChunks) {
+  ReadQueue queue(ReadLimits{});
+  queue.Add(Job(1, 4 * kChunk, RequestClass::kPrefetch));
+  ASSERT_EQ(queue.Next()->read->job.tag, 1u);
+  queue.Add(Job(2, kChunk));
+  EXPECT_EQ(queue.Next()->read->job.tag, 2u);
+  EXPECT_EQ(queue.Next()->read->job.tag, 1u);
+}
+
+TEST(ReadQueueTest, NoPrefetchStartsWhileADemandWaitsForRoom) {
+  ReadLimits limits;
+  limits.in_flight_bytes = kChunk;
+  ReadQueue queue(limits);
+  queue.Add(Job(1, 2 * kChunk));
+  queue.Add(Job(2, 4096, RequestClass::kPrefetch));
+  auto first = queue.Next();
+  ASSERT_TRUE(first);
+  EXPECT_FALSE(queue.Next()) << "4096 bytes would fit, but a demand waits";
+  EXPECT_EQ(queue.Finish(*first, ReadOutcome::kOk, absl::OkStatus(), kChunk), nullptr);
+  EXPECT_EQ(queue.Next()->read->job.tag, 1u);
+}
+
+TEST(ReadQueueTest, PrefetchKeepsAtMostTwoMiBInFlight) {
+  ReadQueue queue(ReadLimits{});
+  queue.Add(Job(1, 64 * kChunk, RequestClass::kPrefetch));
+  uint64_t started = 0;
+  while (queue.Next()) {
+    ++started;
+  }
+  EXPECT_EQ(started * kChunk, 2u * 1024 * 1024);
+}
+
+TEST(ReadQueueTest, OneChunkRunsHoweverSmallTheBounds) {
+  ReadLimits limits;
+  limits.in_flight_bytes = 1;
+  limits.prefetch_bytes = 1;
+  ReadQueue queue(limits);
+  queue.Add(Job(1, 2 * kChunk, RequestClass::kPrefetch));
+  EXPECT_TRUE(queue.Next());
+  EXPECT_FALSE(queue.Next());
+}
+
+TEST(ReadQueueTest, PromotedPrefetchRunsAsDemandAndAccountsAsStarted) {
+  ReadQueue queue(ReadLimits{});
+  queue.Add(Job(1, kChunk, RequestClass::kPrefetch));
+  queue.Add(Job(2, 2 * kChunk, RequestClass::kPrefetch));
+  queue.Promote(2);
+  auto first = queue.Next();
+  EXPECT_EQ(first->read->job.tag, 2u);
+  EXPECT_EQ(first->started_as, RequestClass::kDemand);
+  queue.Promote(2);
+  queue.Promote(99);
+}
+
+TEST(ReadQueueTest, CancelledJobIsReportedOnceWhenNothingOfItRuns) {
+  ReadQueue queue(ReadLimits{});
+  queue.Add(Job(1, kChunk));
+  auto unstarted = queue.Cancel(1);
+  ASSERT_NE(unstarted, nullptr);
+  EXPECT_EQ(unstarted->outcome, ReadOutcome::kCancelled);
+  EXPECT_FALSE(queue.Next());
+  EXPECT_EQ(queue.Cancel(1), nullptr);
+
+  queue.Add(Job(2, 3 * kChunk));
+  auto running = queue.Next();
+  EXPECT_EQ(queue.Cancel(2), nullptr);
+  EXPECT_FALSE(queue.Next());
+  auto over = queue.Finish(*running, ReadOutcome::kOk, absl::OkStatus(), kChunk);
+  ASSERT_NE(over, nullptr);
+  EXPECT_EQ(over->outcome, ReadOutcome::kCancelled);
+
+  queue.Add(Job(3, kChunk));
+  auto whole = queue.Next();
+  EXPECT_EQ(queue.Cancel(3), nullptr) << "all of it was started: it ends as it ends";
+  EXPECT_EQ(queue.Finish(*whole, ReadOutcome::kOk, absl::OkStatus(), kChunk)->outcome, ReadOutcome::kOk);
+}
+
+TEST(ReadQueueTest, FirstFailureIsKeptAndStopsTheJob) {
+  ReadQueue queue(ReadLimits{});
+  queue.Add(Job(1, 4 * kChunk));
+  auto a = queue.Next();
+  auto b = queue.Next();
+  EXPECT_EQ(queue.Finish(*a, ReadOutcome::kIoError, absl::DataLossError("first"), 0), nullptr);
+  EXPECT_FALSE(queue.Next());
+  auto over = queue.Finish(*b, ReadOutcome::kCorrupt, absl::DataLossError("second"), kChunk);
+  ASSERT_NE(over, nullptr);
+  EXPECT_EQ(over->outcome, ReadOutcome::kIoError);
+  EXPECT_EQ(over->status.message(), "first");
+}
+
+}  // namespace
+}  // namespace sluice
