@@ -10,7 +10,9 @@ namespace {
 
 // A layer that was not complete is looked at again after this many steps: a look costs one load per extent.
 constexpr uint64_t kStepsBetweenLooks = 32;
-// When others pin weightd's DRAM, a request is repeated at this pace.
+// A request that found no room with nothing of ours in the way is repeated at once a few times: another
+// session may just have moved. When others go on pinning weightd's DRAM, it is repeated at this pace.
+constexpr uint32_t kQuickRetries = 3;
 constexpr absl::Duration kRetryPace = absl::Milliseconds(1);
 
 }  // namespace
@@ -87,6 +89,7 @@ absl::Status HostResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
   ready_.clear();
   in_flight_ = 0;
   no_room_ = false;
+  refusals_ = 0;
   trouble_ = absl::OkStatus();
   last_progress_ = absl::Now();
   open_ = waiting_ = demands_;
@@ -133,6 +136,7 @@ void HostResidency::GiveBack(uint32_t index) {
   }
   held_ -= range.count;
   no_room_ = false;
+  refusals_ = 0;
 }
 
 void HostResidency::GiveBackHandedOut() {
@@ -163,6 +167,7 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
   --in_flight_;
   if (completion.code == absl::StatusCode::kOk && LeaseExpert(index)) {
     window_ = std::min(options_.max_in_flight, window_ + 1);
+    refusals_ = 0;
     last_progress_ = absl::Now();
     return;
   }
@@ -175,7 +180,8 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
     case absl::StatusCode::kResourceExhausted:
       no_room_ = true;
       window_ = std::max(1u, in_flight_);
-      retry_at_ = in_flight_ == 0 && held_ == 0 ? absl::Now() + kRetryPace : absl::InfinitePast();
+      ++refusals_;
+      retry_at_ = refusals_ > kQuickRetries ? absl::Now() + kRetryPace : absl::InfinitePast();
       counters_.no_room++;
       break;
     case absl::StatusCode::kOk:         // gone again before it could be leased

@@ -97,7 +97,8 @@ class HostResidency final : public Residency {
   uint32_t in_flight_ = 0;               // demands of this layer without a completion
   uint32_t window_;                      // of in_flight_
   bool no_room_ = false;                 // since the last lease was given back
-  absl::Time retry_at_;                  // not earlier while no_room_ and nothing of ours is in the way
+  uint32_t refusals_ = 0;                // fills without room since something was leased or given back
+  absl::Time retry_at_;                  // not earlier while no_room_
   uint64_t held_ = 0;                    // extent leases
   absl::Time last_progress_;
   absl::Status trouble_;  // a completion that no rule covers

@@ -1,0 +1,575 @@
+// What clients of the engine see: queueing, ends of all kinds, statistics.
+#include "inferd/engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "common/error_detail.h"
+#include "common/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/engine_testing.h"
+
+namespace sluice {
+namespace {
+
+using testing::HasSubstr;
+
+TinyModelSpec SmallModel() {
+  TinyModelSpec spec;
+  spec.vocab = 64;
+  spec.layers = 2;
+  spec.experts = 8;
+  spec.eos = {2, 3};
+  return spec;
+}
+
+class EngineTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    pack_ = dir_.File("pack");
+    const absl::Status status = PackTiny(SmallModel(), dir_.File("model"), pack_);
+    ASSERT_TRUE(status.ok()) << status;
+    options_.engine.context = 256;
+  }
+
+  void Start() {
+    absl::StatusOr<TestEngine> test = StartEngine(pack_, options_);
+    ASSERT_TRUE(test.ok()) << test.status();
+    test_ = std::move(*test);
+  }
+  Engine& engine() { return *test_.engine; }
+
+  std::vector<int32_t> Answer(const GenerateSpec& spec) {
+    const absl::StatusOr<std::vector<int32_t>> ids = GenerateIds(&engine(), spec);
+    EXPECT_TRUE(ids.ok()) << ids.status();
+    return ids.ok() ? *ids : std::vector<int32_t>();
+  }
+
+  TempDir dir_;
+  std::string pack_;
+  TestEngineOptions options_;
+  TestEngine test_;
+};
+
+TEST_F(EngineTest, ReportsUsageTimingsAndTheSeed) {
+  Start();
+  auto sink = std::make_shared<CollectingSink>();
+  GenerateSpec spec = GreedySpec("a", {1, 5, 9}, 7);
+  spec.sampling.seed = 77;
+  ASSERT_TRUE(engine().Generate(spec, sink).ok());
+  ASSERT_TRUE(sink->Await().ok());
+  EXPECT_TRUE(sink->started());
+  const FinishInfo info = sink->info();
+  EXPECT_EQ(info.reason, FinishReason::kLength);
+  EXPECT_EQ(info.usage.prompt_tokens, 3u);
+  EXPECT_EQ(info.usage.completion_tokens, 7u);
+  EXPECT_EQ(sink->ids().size(), 7u);
+  EXPECT_EQ(info.seed, 77u);
+  // Two layers, two experts a row: the first step has three rows, six more have one.
+  EXPECT_GE(info.timings.expert_requests, 6u * 2 * 2);
+  EXPECT_LE(info.timings.expert_requests, 2u * (6 + 6 * 2));
+  EXPECT_GT(info.timings.bytes_ssd, 0u);
+  EXPECT_GT(info.timings.prompt_seconds, 0.0);
+  const EngineStats stats = AwaitQuiet(engine());
+  EXPECT_EQ(stats.generated_tokens, 7u);
+  EXPECT_EQ(stats.prompt_tokens, 3u);
+  EXPECT_EQ(stats.requests_finished, 1u);
+  EXPECT_EQ(stats.steps, 7u);
+  EXPECT_EQ(stats.decode_steps, 6u);
+  EXPECT_EQ(stats.expert_requests, info.timings.expert_requests);
+  EXPECT_GT(stats.weight_bytes_touched, 0u);
+  EXPECT_EQ(stats.dense_leases_held, test_.client->pack().dense_extent_count());
+}
+
+TEST_F(EngineTest, ASecondRunFindsTheExpertsResident) {
+  Start();
+  Answer(GreedySpec("a", {1, 5, 9}, 7));
+  auto sink = std::make_shared<CollectingSink>();
+  ASSERT_TRUE(engine().Generate(GreedySpec("b", {1, 5, 9}, 7), sink).ok());
+  ASSERT_TRUE(sink->Await().ok());
+  EXPECT_EQ(sink->info().timings.expert_hits, sink->info().timings.expert_requests);
+  EXPECT_EQ(sink->info().timings.bytes_ssd, 0u);
+}
+
+TEST_F(EngineTest, EndTokensEndTheAnswerAndAreReported) {
+  Start();
+  const std::vector<int32_t> free_run = Answer(GreedySpec("a", {7, 8}, 40));
+  // Any token of the free run can play the stop id.
+  GenerateSpec spec = GreedySpec("b", {7, 8}, 40);
+  spec.stopping.stop_token_ids = {free_run[3]};
+  const auto first = std::find(free_run.begin(), free_run.end(), free_run[3]) - free_run.begin();
+  auto sink = std::make_shared<CollectingSink>();
+  ASSERT_TRUE(engine().Generate(spec, sink).ok());
+  ASSERT_TRUE(sink->Await().ok());
+  EXPECT_EQ(sink->info().reason, FinishReason::kStop);
+  EXPECT_EQ(sink->info().matched_stop_id, free_run[3]);
+  EXPECT_EQ(sink->ids(), std::vector<int32_t>(free_run.begin(), free_run.begin() + first + 1));
+}
+
+TEST_F(EngineTest, MinTokensHoldsEndTokensOff) {
+  Start();
+  const std::vector<int32_t> free_run = Answer(GreedySpec("a", {7, 8}, 40));
+  GenerateSpec spec = GreedySpec("b", {7, 8}, 40);
+  spec.stopping.stop_token_ids = {free_run[0]};
+  spec.stopping.min_tokens = 10;
+  const std::vector<int32_t> ids = Answer(spec);
+  ASSERT_GE(ids.size(), 10u);
+  EXPECT_EQ(std::count(ids.begin(), ids.begin() + 10, free_run[0]), 0);
+}
+
+TEST_F(EngineTest, TheModelsEndTokensCountUnlessIgnored) {
+  Start();
+  // A penalty-free sampled run visits end tokens sooner or later; with ignore_eos it goes on.
+  GenerateSpec spec = GreedySpec("a", {7, 8}, 200);
+  spec.sampling.temperature = 5.0f;
+  spec.sampling.seed = 3;
+  const std::vector<int32_t> all = Answer(spec);
+  ASSERT_EQ(all.size(), 200u);
+  const auto end = std::find_if(all.begin(), all.end(), [](int32_t id) { return id == 2 || id == 3; });
+  ASSERT_NE(end, all.end()) << "choose another seed";
+  spec.request_id = "b";
+  spec.stopping.ignore_eos = false;
+  EXPECT_EQ(Answer(spec), std::vector<int32_t>(all.begin(), end + 1));
+}
+
+TEST_F(EngineTest, TheSameSeedGivesTheSameTokensInAnyBatch) {
+  options_.engine.parallel = 4;
+  Start();
+  GenerateSpec spec = GreedySpec("a", {7, 8}, 30);
+  spec.sampling.temperature = 1.5f;
+  spec.sampling.top_p = 0.95f;
+  spec.sampling.repetition_penalty = 1.2f;
+  spec.sampling.seed = 99;
+  const std::vector<int32_t> alone = Answer(spec);
+  std::vector<std::shared_ptr<CollectingSink>> sinks;
+  for (int i = 0; i < 4; ++i) {
+    spec.request_id = absl::StrCat("b", i);
+    spec.sampling.seed = 99 + (i == 3 ? 1 : 0);
+    sinks.push_back(std::make_shared<CollectingSink>());
+    ASSERT_TRUE(engine().Generate(spec, sinks.back()).ok());
+  }
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(sinks[i]->Await().ok());
+    EXPECT_EQ(sinks[i]->ids() == alone, i < 3) << i;
+  }
+}
+
+TEST_F(EngineTest, WithoutASeedOneIsDrawnAndReported) {
+  Start();
+  GenerateSpec spec = GreedySpec("a", {7, 8}, 30);
+  spec.sampling.temperature = 1.5f;
+  auto sink = std::make_shared<CollectingSink>();
+  ASSERT_TRUE(engine().Generate(spec, sink).ok());
+  ASSERT_TRUE(sink->Await().ok());
+  spec.request_id = "b";
+  spec.sampling.seed = sink->info().seed;
+  EXPECT_EQ(Answer(spec), sink->ids());
+}
+
+TEST_F(EngineTest, LogprobsAreThoseOfTheUnmodifiedRow) {
+  Start();
+  GenerateSpec spec = GreedySpec("a", {7, 8, 9}, 5);
+  spec.logprobs = 3;
+  spec.sampling.repetition_penalty = 3.0f;
+  auto sink = std::make_shared<CollectingSink>();
+  ASSERT_TRUE(engine().Generate(spec, sink).ok());
+  ASSERT_TRUE(sink->Await().ok());
+  std::vector<int32_t> input = spec.prompt;
+  const std::vector<int32_t> ids = sink->ids();
+  input.insert(input.end(), ids.begin(), ids.end() - 1);
+  const absl::StatusOr<std::vector<float>> logits = ScoreLogits(&engine(), "s", input);
+  ASSERT_TRUE(logits.ok());
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const float* row = logits->data() + (2 + i) * 64;
+    double sum = 0;
+    for (int v = 0; v < 64; ++v) {
+      sum += std::exp(double{row[v]});
+    }
+    const TokenOut out = sink->tokens()[i];
+    EXPECT_NEAR(out.logprob, row[ids[i]] - std::log(sum), 1e-5);
+    ASSERT_EQ(out.candidates.size(), 3u);
+    EXPECT_EQ(out.candidates[0].token_id, std::max_element(row, row + 64) - row);
+    EXPECT_GE(out.candidates[0].logprob, out.candidates[1].logprob);
+    EXPECT_GE(out.candidates[1].logprob, out.candidates[2].logprob);
+  }
+}
+
+TEST_F(EngineTest, ScoringReportsTargetsAndTheLikeliest) {
+  Start();
+  ScoreSpec spec;
+  spec.request_id = "s";
+  spec.input = {1, 2, 3, 4, 5, 6};
+  spec.targets = {2, 3, 4, 5, 6, 7};
+  spec.want_logits = true;
+  auto sink = std::make_shared<CollectingScoreSink>();
+  ASSERT_TRUE(engine().Score(spec, sink).ok());
+  ASSERT_TRUE(sink->Await().ok());
+  const std::vector<float> logits = sink->logits();
+  ASSERT_EQ(logits.size(), 6u * 64);
+  for (int i = 0; i < 6; ++i) {
+    const float* row = logits.data() + i * 64;
+    double sum = 0;
+    for (int v = 0; v < 64; ++v) {
+      sum += std::exp(double{row[v]});
+    }
+    EXPECT_NEAR(sink->target_logprobs()[i], row[spec.targets[i]] - std::log(sum), 1e-5);
+    EXPECT_EQ(sink->argmax()[i], std::max_element(row, row + 64) - row);
+  }
+  EXPECT_EQ(AwaitQuiet(engine()).prompt_tokens, 6u);
+}
+
+TEST_F(EngineTest, ACongestedConsumerHoldsUpOnlyItself) {
+  options_.engine.prefill_chunk = 8;
+  Start();
+  ScoreSpec spec;
+  spec.request_id = "s";
+  spec.input = std::vector<int32_t>(100, 4);
+  auto sink = std::make_shared<CollectingScoreSink>();
+  sink->SetCongested(true);
+  ASSERT_TRUE(engine().Score(spec, sink).ok());
+  sink->AwaitQuestion();
+  EXPECT_EQ(Answer(GreedySpec("a", {7, 8}, 20)).size(), 20u);
+  EXPECT_FALSE(sink->ended());
+  EXPECT_TRUE(sink->argmax().empty());
+  sink->SetCongested(false);
+  ASSERT_TRUE(sink->Await().ok());
+  EXPECT_EQ(sink->argmax().size(), 100u);
+}
+
+TEST_F(EngineTest, PreemptedSequencesGiveTheSameTokens) {
+  options_.engine.parallel = 4;
+  options_.engine.context = 128;
+  Start();
+  std::vector<std::vector<int32_t>> wanted;
+  for (int i = 0; i < 4; ++i) {
+    wanted.push_back(Answer(GreedySpec(absl::StrCat("w", i), {4 + i, 9, 11}, 100)));
+  }
+  test_.engine.reset();
+  options_.engine.kv_budget = 6 * KvBytesPerPage((*Pack::Open(pack_))->config(), KvType::kF16);
+  Start();
+  ASSERT_EQ(engine().Stats().kv_pages_total, 6u);
+  std::vector<std::shared_ptr<CollectingSink>> sinks;
+  for (int i = 0; i < 4; ++i) {
+    sinks.push_back(std::make_shared<CollectingSink>());
+    ASSERT_TRUE(engine().Generate(GreedySpec(absl::StrCat("a", i), {4 + i, 9, 11}, 100), sinks.back()).ok());
+  }
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(sinks[i]->Await().ok());
+    EXPECT_EQ(sinks[i]->ids(), wanted[i]);
+  }
+  EXPECT_EQ(AwaitQuiet(engine()).kv_pages_used, 0u);
+}
+
+TEST_F(EngineTest, PreemptedScoringRepeatsNoRow) {
+  options_.engine.parallel = 2;
+  options_.engine.context = 128;
+  options_.engine.prefill_chunk = 4;
+  Start();
+  const absl::StatusOr<std::vector<float>> wanted = ScoreLogits(&engine(), "w", std::vector<int32_t>(90, 5));
+  ASSERT_TRUE(wanted.ok());
+  test_.engine.reset();
+  options_.engine.kv_budget = 4 * KvBytesPerPage((*Pack::Open(pack_))->config(), KvType::kF16);
+  Start();
+  auto answer = std::make_shared<CollectingSink>();
+  GenerateSpec important = GreedySpec("a", {4, 9, 11}, 100);
+  important.priority = 1;
+  ASSERT_TRUE(engine().Generate(important, answer).ok());
+  const absl::StatusOr<std::vector<float>> got = ScoreLogits(&engine(), "s", std::vector<int32_t>(90, 5));
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_EQ(*got, *wanted);
+  EXPECT_TRUE(answer->Await().ok());
+}
+
+TEST_F(EngineTest, CancelEndsARequestAndLeavesNothing) {
+  Start();
+  auto sink = std::make_shared<CollectingSink>();
+  ASSERT_TRUE(engine().Generate(GreedySpec("a", {7, 8}, 250), sink).ok());
+  sink->AwaitTokens(2);
+  ASSERT_TRUE(engine().Cancel("a").ok());
+  const absl::Status status = sink->Await();
+  EXPECT_TRUE(absl::IsCancelled(status)) << status;
+  EXPECT_TRUE(absl::IsNotFound(engine().Cancel("a")));
+  const EngineStats stats = AwaitQuiet(engine());
+  EXPECT_EQ(stats.kv_pages_used, 0u);
+  EXPECT_EQ(stats.expert_leases_held, 0u);
+  EXPECT_EQ(stats.requests_cancelled, 1u);
+}
+
+TEST_F(EngineTest, RandomCancelsLeaveEveryGaugeAtZero) {
+  options_.weights.dram_budget = SmallestBudget(pack_, 1);
+  options_.weights.max_delay_polls = 3;
+  Start();
+  std::mt19937 random(3);
+  std::vector<std::shared_ptr<CollectingSink>> sinks;
+  for (int i = 0; i < 300; ++i) {
+    GenerateSpec spec = GreedySpec(absl::StrCat("r", i), {4, 5, 6, 7}, 30);
+    spec.client = absl::StrCat("c", i % 3);
+    sinks.push_back(std::make_shared<CollectingSink>());
+    ASSERT_TRUE(engine().Generate(spec, sinks.back()).ok());
+    if (random() % 3 == 0) {
+      sinks[random() % sinks.size()]->AwaitTokens(random() % 4);
+    }
+    if (random() % 2 == 0) {
+      engine().Cancel(absl::StrCat("r", i - random() % std::min(i + 1, 8))).IgnoreError();
+    }
+  }
+  for (int i = 0; i < 300; ++i) {
+    engine().Cancel(absl::StrCat("r", i)).IgnoreError();
+  }
+  int cancelled = 0;
+  for (const auto& sink : sinks) {
+    cancelled += absl::IsCancelled(sink->Await());
+  }
+  EXPECT_GT(cancelled, 50);
+  const EngineStats stats = AwaitQuiet(engine());
+  EXPECT_EQ(stats.sequences_running, 0u);
+  EXPECT_EQ(stats.sequences_waiting, 0u);
+  EXPECT_EQ(stats.kv_pages_used, 0u);
+  EXPECT_EQ(stats.expert_leases_held, 0u);
+  EXPECT_EQ(test_.client->counters().held_leases, stats.dense_leases_held);
+  EXPECT_EQ(test_.client->violation(), "");
+}
+
+TEST_F(EngineTest, GaugesAreZeroByTheTimeTheSinkHearsTheEnd) {
+  class WatchingSink final : public RequestSink {
+   public:
+    explicit WatchingSink(Engine* engine) : engine_(engine) {}
+    void OnStarted(const Usage&, double) override {}
+    void OnTokens(absl::Span<const TokenOut>, std::string_view) override {}
+    void OnFinished(const FinishInfo&) override {
+      const EngineStats stats = engine_->Stats();
+      absl::MutexLock lock(&mutex_);
+      left_ = stats.sequences_running + stats.sequences_waiting + stats.kv_pages_used;
+      ended_ = true;
+    }
+    void OnError(const absl::Status&) override { ADD_FAILURE(); }
+    uint64_t Left() {
+      absl::MutexLock lock(&mutex_);
+      mutex_.Await(absl::Condition(&ended_));
+      return left_;
+    }
+
+   private:
+    Engine* const engine_;
+    absl::Mutex mutex_;
+    bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+    uint64_t left_ ABSL_GUARDED_BY(mutex_) = 1;
+  };
+  Start();
+  auto sink = std::make_shared<WatchingSink>(&engine());
+  ASSERT_TRUE(engine().Generate(GreedySpec("a", {7, 8}, 3), sink).ok());
+  EXPECT_EQ(sink->Left(), 0u);
+}
+
+TEST_F(EngineTest, DeadlinesEndRunningAndWaitingRequests) {
+  options_.engine.parallel = 1;
+  Start();
+  test_.client->Freeze(true);  // the first expert never comes while the deadlines pass
+  GenerateSpec spec = GreedySpec("a", {7, 8}, 250);
+  auto running = std::make_shared<CollectingSink>();
+  auto waiting = std::make_shared<CollectingSink>();
+  spec.deadline = absl::Now() + absl::Milliseconds(30);
+  ASSERT_TRUE(engine().Generate(spec, running).ok());
+  spec.request_id = "b";
+  ASSERT_TRUE(engine().Generate(spec, waiting).ok());
+  spec.request_id = "c";
+  spec.deadline = absl::Now() - absl::Milliseconds(1);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(engine().Generate(spec, waiting)));
+  while (absl::Now() < spec.deadline + absl::Milliseconds(32)) {
+  }
+  test_.client->Freeze(false);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(running->Await()));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(waiting->Await()));
+  EXPECT_TRUE(running->started());
+  EXPECT_FALSE(waiting->started());
+  EXPECT_EQ(AwaitQuiet(engine()).kv_pages_used, 0u);
+}
+
+TEST_F(EngineTest, AFullQueueSaysSoAndLetsGoAgain) {
+  options_.engine.parallel = 1;
+  options_.engine.queue.count = 2;
+  Start();
+  test_.client->Freeze(true);
+  std::vector<std::shared_ptr<CollectingSink>> sinks(4);
+  for (int i = 0; i < 3; ++i) {
+    sinks[i] = std::make_shared<CollectingSink>();
+    ASSERT_TRUE(engine().Generate(GreedySpec(absl::StrCat("a", i), {7, 8}, 3), sinks[i]).ok());
+    while (i == 0 && engine().Stats().sequences_running == 0) {
+      // The first one runs, and so does not count as waiting. It is published before its step, by its start.
+      if (sinks[0]->started()) {
+        break;
+      }
+    }
+  }
+  const absl::Status status = engine().Generate(GreedySpec("b", {7, 8}, 3), sinks[0]);
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_EQ(ReasonOf(status), "QUEUE_FULL");
+  EXPECT_TRUE(RetryDelayOf(status).has_value());
+  EXPECT_EQ(engine().Stats().requests_rejected, 1u);
+  test_.client->Freeze(false);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(sinks[i]->Await().ok());
+  }
+  EXPECT_EQ(Answer(GreedySpec("c", {7, 8}, 3)).size(), 3u);
+}
+
+TEST_F(EngineTest, ALiveIdCannotBeUsedTwice) {
+  Start();
+  auto sink = std::make_shared<CollectingSink>();
+  test_.client->Freeze(true);
+  ASSERT_TRUE(engine().Generate(GreedySpec("a", {7, 8}, 5), sink).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(engine().Generate(GreedySpec("a", {7, 8}, 5), sink)));
+  test_.client->Freeze(false);
+  ASSERT_TRUE(sink->Await().ok());
+  EXPECT_EQ(Answer(GreedySpec("a", {7, 8}, 5)).size(), 5u);
+}
+
+TEST_F(EngineTest, DrainingRefusesNewRequestsAndFinishesOldOnes) {
+  Start();
+  auto sink = std::make_shared<CollectingSink>();
+  ASSERT_TRUE(engine().Generate(GreedySpec("a", {7, 8}, 50), sink).ok());
+  EXPECT_TRUE(engine().Health().ok());
+  engine().StartDrain();
+  const absl::Status status = engine().Generate(GreedySpec("b", {7, 8}, 5), sink);
+  EXPECT_TRUE(absl::IsUnavailable(status));
+  EXPECT_EQ(ReasonOf(status), "DRAINING");
+  EXPECT_FALSE(engine().Health().ok());
+  ASSERT_TRUE(sink->Await().ok());
+  EXPECT_EQ(sink->ids().size(), 50u);
+}
+
+TEST_F(EngineTest, EndingTheEngineEndsLiveRequests) {
+  Start();
+  auto sink = std::make_shared<CollectingSink>();
+  ASSERT_TRUE(engine().Generate(GreedySpec("a", {7, 8}, 250), sink).ok());
+  sink->AwaitTokens(1);
+  test_.engine.reset();
+  const absl::Status status = sink->Await();
+  EXPECT_TRUE(absl::IsUnavailable(status) || status.ok()) << status;
+}
+
+TEST_F(EngineTest, BadRequestsAreRefusedWithFieldAndNumbers) {
+  options_.engine.context = 32;
+  Start();
+  const auto refused = [this](const std::function<void(GenerateSpec*)>& spoil) {
+    GenerateSpec spec = GreedySpec("a", {1, 2, 3}, 4);
+    spoil(&spec);
+    return engine().Generate(spec, std::make_shared<CollectingSink>());
+  };
+  struct Row {
+    std::string field;
+    std::function<void(GenerateSpec*)> spoil;
+  };
+  const std::vector<Row> rows = {
+      {"request_id", [](GenerateSpec* s) { s->request_id.clear(); }},
+      {"prompt", [](GenerateSpec* s) { s->prompt.clear(); }},
+      {"prompt[1]", [](GenerateSpec* s) { s->prompt[1] = 64; }},
+      {"prompt[2]", [](GenerateSpec* s) { s->prompt[2] = -1; }},
+      {"stopping.max_tokens", [](GenerateSpec* s) { s->stopping.max_tokens = 0; }},
+      {"stopping.max_tokens", [](GenerateSpec* s) { s->stopping.max_tokens = 30; }},
+      {"stopping.max_tokens", [](GenerateSpec* s) { s->stopping.max_tokens = 0xffffffffu; }},
+      {"stopping.min_tokens", [](GenerateSpec* s) { s->stopping.min_tokens = 5; }},
+      {"stopping.stop", [](GenerateSpec* s) { s->stopping.stop = {"x"}; }},
+      {"stopping.stop_token_ids[0]", [](GenerateSpec* s) { s->stopping.stop_token_ids = {99}; }},
+      {"sampling.temperature", [](GenerateSpec* s) { s->sampling.temperature = -1; }},
+      {"sampling.temperature", [](GenerateSpec* s) { s->sampling.temperature = NAN; }},
+      {"sampling.temperature", [](GenerateSpec* s) { s->sampling.temperature = INFINITY; }},
+      {"sampling.top_p", [](GenerateSpec* s) { s->sampling.top_p = 0; }},
+      {"sampling.min_p", [](GenerateSpec* s) { s->sampling.min_p = 1; }},
+      {"sampling.repetition_penalty", [](GenerateSpec* s) { s->sampling.repetition_penalty = 0; }},
+      {"sampling.frequency_penalty", [](GenerateSpec* s) { s->sampling.frequency_penalty = NAN; }},
+      {"sampling.presence_penalty", [](GenerateSpec* s) { s->sampling.presence_penalty = INFINITY; }},
+      {"logprobs", [](GenerateSpec* s) { s->logprobs = 21; }},
+  };
+  for (const Row& row : rows) {
+    const absl::Status status = refused(row.spoil);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << row.field << ": " << status;
+    EXPECT_EQ(FieldOf(status), row.field) << status;
+  }
+  const absl::Status too_long = refused([](GenerateSpec* s) { s->stopping.max_tokens = 30; });
+  EXPECT_EQ(ReasonOf(too_long), "CONTEXT_TOO_LONG");
+  EXPECT_THAT(std::string(too_long.message()), HasSubstr("32"));
+  EXPECT_EQ(engine().Stats().requests_rejected, rows.size() + 1);
+  ScoreSpec score;
+  score.request_id = "s";
+  EXPECT_TRUE(absl::IsInvalidArgument(engine().Score(score, std::make_shared<CollectingScoreSink>())));
+  score.input = {1, 2, 3};
+  score.targets = {1};
+  EXPECT_EQ(FieldOf(engine().Score(score, std::make_shared<CollectingScoreSink>())), "targets");
+  score.targets = {1, 2, 64};
+  EXPECT_EQ(FieldOf(engine().Score(score, std::make_shared<CollectingScoreSink>())), "targets[2]");
+}
+
+TEST_F(EngineTest, PredictionsAreMadeAndCountedOnlyWhereExpertsAreMissing) {
+  options_.weights.dram_budget = SmallestBudget(pack_, 3);  // six of sixteen experts
+  Start();
+  Answer(GreedySpec("a", {7, 8}, 40));
+  const EngineStats tight = AwaitQuiet(engine());
+  EXPECT_GT(tight.predictions, 40u);
+  EXPECT_GT(tight.predictions_right, 0u);
+  EXPECT_LE(tight.predictions_right, tight.predictions);
+  EXPECT_GT(tight.prefetch_issued, 0u);
+  EXPECT_GT(tight.prefetch_useful, 0u);
+  EXPECT_LE(tight.prefetch_useful, tight.prefetch_issued);
+  test_.engine.reset();
+  options_.weights.dram_budget = ~uint64_t{0};
+  Start();
+  ASSERT_TRUE(ScoreLogits(&engine(), "s", {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12,
+                                           13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24})
+                  .ok());
+  Answer(GreedySpec("b", {7, 8}, 100));
+  const EngineStats settled = AwaitQuiet(engine());
+  Answer(GreedySpec("c", {7, 8}, 100));
+  const EngineStats later = AwaitQuiet(engine());
+  EXPECT_EQ(later.prefetch_issued, settled.prefetch_issued) << "everything that is used is resident";
+}
+
+TEST_F(EngineTest, OptionsThatCannotWorkAreRefusedWithTheNumbers) {
+  const ModelConfig config = (*Pack::Open(pack_))->config();
+  EngineOptions options;
+  options.context = 513;
+  EXPECT_THAT(std::string(PlanEngine(options, config).status().message()), HasSubstr("513"));
+  options.context = 512;
+  options.kv_budget = 1000;
+  EXPECT_THAT(std::string(PlanEngine(options, config).status().message()), HasSubstr("1000"));
+  options.kv_budget = 0;
+  options.parallel = 0;
+  EXPECT_TRUE(absl::IsInvalidArgument(PlanEngine(options, config).status()));
+  options.parallel = 4;
+  options.preset = "fast";
+  EXPECT_THAT(std::string(PlanEngine(options, config).status().message()), HasSubstr("exact"));
+  options.preset = "exact";
+  ASSERT_TRUE(PlanEngine(options, config).ok());
+  EXPECT_EQ(PlanEngine(EngineOptions{}, config)->options.context, 512u);
+}
+
+TEST_F(EngineTest, UnsupportedModelsAreRefusedByName) {
+  const ModelConfig good = (*Pack::Open(pack_))->config();
+  ASSERT_TRUE(CheckSupported(good).ok());
+  struct Row {
+    std::string word;
+    std::function<void(ModelConfig*)> change;
+  };
+  const std::vector<Row> rows = {
+      {"latent", [](ModelConfig* c) { c->layers[1].attention.kind = AttentionKind::kLatent; }},
+      {"gated delta", [](ModelConfig* c) { c->layers[1].attention.kind = AttentionKind::kGatedDelta; }},
+      {"layer norm", [](ModelConfig* c) { c->norm = NormKind::kLayer; }},
+      {"rope", [](ModelConfig* c) { c->layers[0].attention.rope.kind = RopeKind::kYarn; }},
+      {"router", [](ModelConfig* c) { c->layers[0].moe.router = RouterKind::kSigmoidTopK; }},
+      {"shared", [](ModelConfig* c) { c->layers[0].moe.shared_width = 64; }},
+      {"dense", [](ModelConfig* c) { c->layers[0].moe.experts = 0; }},
+      {"activation", [](ModelConfig* c) { c->layers[0].moe.activation = Activation::kGelu; }},
+  };
+  for (const Row& row : rows) {
+    ModelConfig config = good;
+    row.change(&config);
+    const absl::Status status = CheckSupported(config);
+    EXPECT_TRUE(absl::IsUnimplemented(status)) << row.word << ": " << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(row.word));
+  }
+}
+
+}  // namespace
+}  // namespace sluice

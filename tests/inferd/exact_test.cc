@@ -1,0 +1,166 @@
+// `exact`: the logits of a sequence depend on its token ids alone. Random draws of everything that must not
+// matter: DRAM budget, threads and backend, batch, prefill chunk, prefetch, faults, deaths of weightd.
+#include <cstdlib>
+#include <map>
+#include <random>
+
+#include "common/status.h"
+#include "gtest/gtest.h"
+#include "tests/support/engine_testing.h"
+
+namespace sluice {
+namespace {
+
+constexpr uint32_t kVocab = 96;
+
+uint32_t Draws(uint32_t in_ci) {
+  const char* stress = std::getenv("SLUICE_STRESS");
+  return stress != nullptr && std::string(stress) == "full" ? 10 * in_ci : in_ci;
+}
+
+std::vector<int32_t> RandomIds(std::mt19937* random, size_t count) {
+  std::vector<int32_t> ids(count);
+  for (int32_t& id : ids) {
+    id = static_cast<int32_t>((*random)() % kVocab);
+  }
+  return ids;
+}
+
+template <typename T>
+T OneOf(std::mt19937* random, std::initializer_list<T> values) {
+  return *(values.begin() + (*random)() % values.size());
+}
+
+struct Case {
+  const char* name;
+  TinyModelSpec model;
+  const char* bits;
+};
+
+TinyModelSpec Model(uint32_t experts, uint32_t top_k, uint32_t window) {
+  TinyModelSpec spec;
+  spec.vocab = kVocab;
+  spec.hidden = 48;
+  spec.layers = 3;
+  spec.heads = 6;
+  spec.kv_heads = 3;
+  spec.head_dim = 16;
+  spec.experts = experts;
+  spec.top_k = top_k;
+  spec.width = 80;
+  spec.sliding_window = window;
+  spec.tied = window > 0;
+  return spec;
+}
+
+class ExactTest : public testing::TestWithParam<Case> {
+ protected:
+  static constexpr int kInputs = 4;
+
+  void SetUp() override {
+    pack_ = dir_.File("pack");
+    const absl::Status status = PackTiny(GetParam().model, dir_.File("model"), pack_, GetParam().bits);
+    ASSERT_TRUE(status.ok()) << status;
+    std::mt19937 random(5);
+    for (int i = 0; i < kInputs; ++i) {
+      inputs_.push_back(RandomIds(&random, 20 + 31 * i));
+    }
+  }
+
+  // What the reference backend says with everything in DRAM, one request at a time.
+  struct Wanted {
+    std::vector<std::vector<float>> logits;
+    std::vector<std::vector<int32_t>> greedy;
+  };
+  const Wanted& WantedFor(KvType kv) {
+    Wanted& wanted = wanted_[kv];
+    if (!wanted.logits.empty()) {
+      return wanted;
+    }
+    TestEngineOptions options;
+    options.engine.kv = kv;
+    options.engine.parallel = 1;
+    options.engine.prefetch = false;
+    absl::StatusOr<TestEngine> test = StartEngine(pack_, options);
+    EXPECT_TRUE(test.ok()) << test.status();
+    for (int i = 0; i < kInputs; ++i) {
+      wanted.logits.push_back(*ScoreLogits(test->engine.get(), "s", inputs_[i]));
+      wanted.greedy.push_back(*GenerateIds(test->engine.get(), GreedySpec("g", inputs_[i], 12)));
+    }
+    return wanted;
+  }
+
+  void RunDraw(uint32_t draw);
+
+  TempDir dir_;
+  std::string pack_;
+  std::vector<std::vector<int32_t>> inputs_;
+  std::map<KvType, Wanted> wanted_;
+};
+
+void ExactTest::RunDraw(uint32_t draw) {
+  std::mt19937 random(1000 + draw);
+  TestEngineOptions options;
+  options.threads = OneOf(&random, {0u, 1u, 1u, 2u, 2u});
+  options.engine.kv = OneOf(&random, {KvType::kF32, KvType::kF16, KvType::kQ8});
+  options.engine.parallel = 1 + random() % 6;
+  options.engine.prefill_chunk = OneOf(&random, {1u, 3u, 7u, 16u, 33u, 64u, 512u});
+  options.engine.prefetch = random() % 2 == 0;
+  options.engine.context = 256;
+  const uint64_t smallest = SmallestBudget(pack_, std::max(1u, options.threads));
+  const uint64_t all = (*Pack::Open(pack_))->dense_bytes() + (*Pack::Open(pack_))->total_expert_bytes();
+  options.weights.dram_budget =
+      std::max(smallest, OneOf(&random, {all, all / 2, all / 4, smallest, smallest}));
+  options.weights.seed = draw;
+  options.weights.max_delay_polls = OneOf(&random, {0u, 0u, 2u, 9u});
+  options.weights.no_room_chance = OneOf(&random, {0.0, 0.0, 0.3});
+  options.weights.evict_chance = OneOf(&random, {0.0, 0.2});
+  options.weights.ring_entries = OneOf(&random, {4u, 64u});
+  const Wanted& wanted = WantedFor(options.engine.kv);
+
+  absl::StatusOr<TestEngine> test = StartEngine(pack_, options);
+  ASSERT_TRUE(test.ok()) << test.status();
+  if (random() % 4 == 0) {
+    test->client->DisconnectAfterPolls(random() % 200);
+  }
+  std::vector<std::shared_ptr<CollectingScoreSink>> scores;
+  std::vector<std::shared_ptr<CollectingSink>> answers;
+  for (int i = 0; i < kInputs; ++i) {
+    ScoreSpec spec;
+    spec.request_id = absl::StrCat("s", i);
+    spec.input = inputs_[i];
+    spec.want_logits = true;
+    scores.push_back(std::make_shared<CollectingScoreSink>());
+    ASSERT_TRUE(test->engine->Score(spec, scores.back()).ok());
+    answers.push_back(std::make_shared<CollectingSink>());
+    ASSERT_TRUE(
+        test->engine->Generate(GreedySpec(absl::StrCat("g", i), inputs_[i], 12), answers.back()).ok());
+  }
+  for (int i = 0; i < kInputs; ++i) {
+    ASSERT_TRUE(scores[i]->Await().ok()) << scores[i]->Await();
+    ASSERT_EQ(scores[i]->logits(), wanted.logits[i]) << "input " << i;
+    ASSERT_TRUE(answers[i]->Await().ok()) << answers[i]->Await();
+    ASSERT_EQ(answers[i]->ids(), wanted.greedy[i]) << "input " << i;
+  }
+  const EngineStats stats = AwaitQuiet(*test->engine);
+  EXPECT_EQ(stats.kv_pages_used, 0u);
+  EXPECT_EQ(stats.expert_leases_held, 0u);
+  EXPECT_EQ(test->client->violation(), "");
+}
+
+TEST_P(ExactTest, LogitsAreBitEqualWhateverSurroundsTheSequence) {
+  for (uint32_t draw = 0; draw < Draws(50); ++draw) {
+    RunDraw(draw);
+    ASSERT_FALSE(HasFailure()) << "draw " << draw;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, ExactTest,
+                         testing::Values(Case{"Mixtral", Model(8, 2, 0), "bf16"},
+                                         Case{"FiveExpertsTop3", Model(5, 3, 0), "q8"},
+                                         Case{"SlidingWindow", Model(4, 1, 40), "f16"},
+                                         Case{"ManyExperts", Model(32, 4, 0), "bf16"}),
+                         [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace sluice

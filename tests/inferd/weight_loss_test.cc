@@ -1,0 +1,211 @@
+// weightd dies, comes back, is damaged, has no room: the engine never makes a wrong token and always ends.
+#include <fstream>
+#include <random>
+
+#include "common/error_detail.h"
+#include "common/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/engine_testing.h"
+
+namespace sluice {
+namespace {
+
+using testing::HasSubstr;
+
+class WeightLossTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    TinyModelSpec spec;
+    spec.experts = 8;
+    spec.layers = 3;
+    pack_ = dir_.File("pack");
+    const absl::Status status = PackTiny(spec, dir_.File("model"), pack_);
+    ASSERT_TRUE(status.ok()) << status;
+    options_.engine.context = 256;
+    options_.weights.dram_budget = SmallestBudget(pack_, 1);
+  }
+
+  void Start() {
+    absl::StatusOr<TestEngine> test = StartEngine(pack_, options_);
+    ASSERT_TRUE(test.ok()) << test.status();
+    test_ = std::move(*test);
+  }
+  Engine& engine() { return *test_.engine; }
+
+  void AwaitHealth(bool healthy) {
+    while (engine().Health().ok() != healthy) {
+      std::this_thread::yield();
+    }
+  }
+
+  // Flips one bit of an extent's first byte, on disk.
+  void Damage(uint32_t extent) {
+    const std::unique_ptr<Pack> pack = *Pack::Open(pack_);
+    const ExtentEntry& entry = pack->extents()[extent];
+    std::fstream file(pack->file_path(static_cast<PackFile>(entry.file)),
+                      std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(static_cast<std::streamoff>(entry.offset));
+    const char byte = static_cast<char>(file.get() ^ 0x10);
+    file.seekp(static_cast<std::streamoff>(entry.offset));
+    file.put(byte);
+    ASSERT_TRUE(file.good());
+  }
+
+  TempDir dir_;
+  std::string pack_;
+  TestEngineOptions options_;
+  TestEngine test_;
+};
+
+TEST_F(WeightLossTest, ARestartInMidAnswerChangesNoToken) {
+  Start();
+  const GenerateSpec spec = GreedySpec("w", {5, 6, 7}, 60);
+  const absl::StatusOr<std::vector<int32_t>> wanted = GenerateIds(&engine(), spec);
+  ASSERT_TRUE(wanted.ok());
+  for (int round = 0; round < 20; ++round) {
+    auto sink = std::make_shared<CollectingSink>();
+    ASSERT_TRUE(engine().Generate(spec, sink).ok());
+    test_.client->DisconnectAfterPolls(7 * round + 1);
+    ASSERT_TRUE(sink->Await().ok()) << sink->Await();
+    EXPECT_EQ(sink->ids(), *wanted);
+    AwaitHealth(true);
+  }
+  EXPECT_GT(AwaitQuiet(engine()).weightd_reconnects, 10u);
+  EXPECT_EQ(test_.client->violation(), "");
+}
+
+TEST_F(WeightLossTest, AWeightdThatStaysAwayEndsRequestsThenServiceReturns) {
+  options_.engine.weightd_grace = absl::Milliseconds(150);
+  Start();
+  auto sink = std::make_shared<CollectingSink>();
+  ASSERT_TRUE(engine().Generate(GreedySpec("a", {5, 6, 7}, 200), sink).ok());
+  sink->AwaitTokens(3);
+  test_.client->AllowReconnect(false);
+  test_.client->Disconnect();
+  const absl::Status status = sink->Await();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_EQ(ReasonOf(status), "WEIGHTD_LOST");
+  const absl::Status health = engine().Health();
+  EXPECT_TRUE(absl::IsUnavailable(health));
+  EXPECT_THAT(std::string(health.message()), HasSubstr("weightd"));
+  const absl::Status refused =
+      engine().Generate(GreedySpec("b", {5, 6, 7}, 5), std::make_shared<CollectingSink>());
+  EXPECT_EQ(ReasonOf(refused), "WEIGHTD_LOST");
+  const EngineStats stats = AwaitQuiet(engine());
+  EXPECT_EQ(stats.kv_pages_used, 0u);
+  EXPECT_EQ(stats.expert_leases_held + stats.dense_leases_held, 0u);
+  test_.client->AllowReconnect(true);
+  AwaitHealth(true);
+  EXPECT_TRUE(GenerateIds(&engine(), GreedySpec("c", {5, 6, 7}, 5)).ok());
+  EXPECT_EQ(test_.client->violation(), "");
+}
+
+TEST_F(WeightLossTest, ALossWhileIdleIsNoticedAndRepaired) {
+  Start();
+  const absl::StatusOr<std::vector<int32_t>> wanted = GenerateIds(&engine(), GreedySpec("a", {5, 6, 7}, 10));
+  test_.client->AllowReconnect(false);
+  test_.client->Disconnect();
+  AwaitHealth(false);
+  test_.client->AllowReconnect(true);
+  AwaitHealth(true);
+  EXPECT_EQ(*GenerateIds(&engine(), GreedySpec("b", {5, 6, 7}, 10)), *wanted);
+}
+
+TEST_F(WeightLossTest, RequestsCanBeCancelledWhileWeightdIsAway) {
+  options_.engine.weightd_grace = absl::Seconds(60);
+  Start();
+  auto sink = std::make_shared<CollectingSink>();
+  ASSERT_TRUE(engine().Generate(GreedySpec("a", {5, 6, 7}, 200), sink).ok());
+  test_.client->AllowReconnect(false);
+  test_.client->Disconnect();
+  AwaitHealth(false);
+  ASSERT_TRUE(engine().Cancel("a").ok() || sink->ended());
+  EXPECT_FALSE(sink->Await().ok());
+  GenerateSpec spec = GreedySpec("b", {5, 6, 7}, 200);
+  spec.deadline = absl::Now() + absl::Milliseconds(20);
+  auto late = std::make_shared<CollectingSink>();
+  ASSERT_TRUE(engine().Generate(spec, late).ok());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(late->Await()));
+}
+
+TEST_F(WeightLossTest, ADamagedExpertEndsOnlyTheSequencesRoutedToIt) {
+  options_.weights.dram_budget = ~uint64_t{0};
+  options_.engine.parallel = 8;
+  Start();
+  std::vector<std::vector<int32_t>> wanted;
+  for (int token = 0; token < 40; ++token) {
+    wanted.push_back(*GenerateIds(&engine(), GreedySpec("w", {token}, 2)));
+  }
+  test_.engine.reset();
+  const std::unique_ptr<Pack> pack = *Pack::Open(pack_);
+  const uint32_t extent = pack->expert_extents(1, 3).first + 2;
+  Damage(extent);
+  Start();
+  std::vector<std::shared_ptr<CollectingSink>> sinks;
+  for (int token = 0; token < 40; ++token) {
+    sinks.push_back(std::make_shared<CollectingSink>());
+    ASSERT_TRUE(engine().Generate(GreedySpec(absl::StrCat("a", token), {token}, 2), sinks.back()).ok());
+  }
+  int damaged = 0;
+  for (int token = 0; token < 40; ++token) {
+    const absl::Status status = sinks[token]->Await();
+    if (status.ok()) {
+      EXPECT_EQ(sinks[token]->ids(), wanted[token]);
+      continue;
+    }
+    ++damaged;
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_EQ(ReasonOf(status), "WEIGHT_CORRUPT");
+    EXPECT_THAT(std::string(status.message()), HasSubstr(pack->ExtentName(extent)));
+    const std::vector<int32_t> ids = sinks[token]->ids();
+    EXPECT_EQ(ids, std::vector<int32_t>(wanted[token].begin(), wanted[token].begin() + ids.size()));
+  }
+  EXPECT_GT(damaged, 0);
+  EXPECT_LT(damaged, 40);
+  EXPECT_TRUE(engine().Health().ok());
+  const EngineStats stats = AwaitQuiet(engine());
+  EXPECT_EQ(stats.kv_pages_used, 0u);
+  EXPECT_EQ(stats.expert_leases_held, 0u);
+  EXPECT_EQ(stats.requests_failed, static_cast<uint64_t>(damaged));
+}
+
+TEST_F(WeightLossTest, DamagedDenseWeightsFailTheStart) {
+  Damage(0);
+  const absl::StatusOr<TestEngine> test = StartEngine(pack_, options_);
+  EXPECT_TRUE(absl::IsDataLoss(test.status())) << test.status();
+  EXPECT_EQ(ReasonOf(test.status()), "WEIGHT_CORRUPT");
+}
+
+TEST_F(WeightLossTest, ABudgetBelowTheDenseWeightsFailsTheStartWithTheBytes) {
+  options_.weights.dram_budget = 4096;
+  options_.engine.stall_limit = absl::Milliseconds(50);
+  const absl::StatusOr<TestEngine> test = StartEngine(pack_, options_);
+  EXPECT_TRUE(absl::IsResourceExhausted(test.status())) << test.status();
+  EXPECT_THAT(std::string(test.status().message()),
+              HasSubstr(absl::StrCat((*Pack::Open(pack_))->dense_bytes())));
+}
+
+TEST_F(WeightLossTest, WithoutRoomAStepEndsWithAnErrorNotAHang) {
+  options_.engine.stall_limit = absl::Milliseconds(50);
+  Start();
+  test_.client->SetBudget((*Pack::Open(pack_))->dense_bytes());  // somebody else pins all the rest
+  const absl::StatusOr<std::vector<int32_t>> ids = GenerateIds(&engine(), GreedySpec("a", {5, 6, 7}, 5));
+  EXPECT_TRUE(absl::IsResourceExhausted(ids.status())) << ids.status();
+  test_.client->SetBudget(options_.weights.dram_budget);
+  EXPECT_TRUE(GenerateIds(&engine(), GreedySpec("b", {5, 6, 7}, 5)).ok());
+  EXPECT_TRUE(engine().Health().ok());
+}
+
+TEST_F(WeightLossTest, ASilentWeightdEndsTheStepNotTheEngine) {
+  options_.engine.stall_limit = absl::Milliseconds(50);
+  Start();
+  test_.client->Freeze(true);
+  EXPECT_FALSE(GenerateIds(&engine(), GreedySpec("a", {5, 6, 7}, 5)).ok());
+  test_.client->Freeze(false);
+  EXPECT_TRUE(GenerateIds(&engine(), GreedySpec("b", {5, 6, 7}, 5)).ok());
+  EXPECT_EQ(test_.client->violation(), "");
+}
+
+}  // namespace
+}  // namespace sluice
