@@ -55,16 +55,19 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
   std::unique_ptr<Engine> engine(new Engine(plan, std::move(client), tokenizer));
   Engine* const raw = engine.get();
   engine->thread_ = std::thread([raw, factory = std::move(make_backend)] { raw->Main(factory); });
-  absl::MutexLock lock(&engine->mutex_);
-  engine->mutex_.Await(absl::Condition(&engine->started_));
+  MutexLock lock(&engine->mutex_);
+  while (!engine->started_) {
+    engine->changed_.Wait(&engine->mutex_);
+  }
   RETURN_IF_ERROR(engine->start_status_);
   return engine;
 }
 
 Engine::~Engine() {
   {
-    absl::MutexLock lock(&mutex_);  // so that a pause between attempts to reconnect sees it at once
+    MutexLock lock(&mutex_);  // so that a pause between attempts to reconnect sees it at once
     stopping_ = true;
+    changed_.SignalAll();
   }
   client_->Wake();
   thread_.join();
@@ -73,9 +76,10 @@ Engine::~Engine() {
 void Engine::Main(const BackendFactory& make_backend) {
   const absl::Status status = Setup(make_backend);
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     start_status_ = status;
     started_ = true;
+    changed_.SignalAll();
   }
   if (status.ok()) {
     Loop();
@@ -116,7 +120,7 @@ void Engine::Loop() {
 
 void Engine::TakeQueued() {
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     taken_.swap(incoming_);
     taken_cancels_.swap(cancelled_);
   }
@@ -171,11 +175,10 @@ void Engine::HandleLoss() {
   const absl::Duration pause =
       waiting ? std::min(kAttemptPause, std::max(give_up - absl::Now(), absl::ZeroDuration()))
               : kBackgroundPause;
-  absl::MutexLock lock(&mutex_);
-  const auto news = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || !incoming_.empty() || !cancelled_.empty();
-  };
-  mutex_.AwaitWithTimeout(absl::Condition(&news), pause);
+  MutexLock lock(&mutex_);
+  if (!stopping_ && incoming_.empty() && cancelled_.empty()) {
+    changed_.WaitFor(&mutex_, absl::ToChronoNanoseconds(pause));
+  }
 }
 
 void Engine::GiveUp(const absl::Status& why) {
@@ -185,7 +188,7 @@ void Engine::GiveUp(const absl::Status& why) {
 }
 
 void Engine::SetHealth(const absl::Status& health, const absl::Status& refusal) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   health_ = health;
   refusal_ = refusal;
 }
@@ -195,12 +198,12 @@ void Engine::Publish() {
   core_->FillStats(&stats);
   const uint64_t live = registry_.live();
   stats.sequences_waiting = live - std::min(live, stats.sequences_running);
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   stats_ = stats;
 }
 
 EngineStats Engine::Stats() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   EngineStats stats = stats_;
   const uint64_t live = registry_.live();  // requests entered since the last step count too
   stats.sequences_waiting = live - std::min(live, stats.sequences_running);
@@ -218,7 +221,7 @@ absl::Status Engine::Health() const {
     return ReasonError(absl::StatusCode::kUnavailable, "STEP_STUCK",
                        absl::StrCat("the running step has not moved for ", absl::FormatDuration(silence)));
   }
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return health_;
 }
 
@@ -239,7 +242,7 @@ absl::StatusOr<SequenceId> Engine::Enter(const std::string& request_id, absl::Ti
     return ReasonError(absl::StatusCode::kUnavailable, "DRAINING", "inferd is draining");
   }
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     RETURN_IF_ERROR(refusal_);
   }
   if (deadline <= absl::Now()) {
@@ -251,8 +254,9 @@ absl::StatusOr<SequenceId> Engine::Enter(const std::string& request_id, absl::Ti
 
 void Engine::Hand(std::unique_ptr<Sequence> sequence) {
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     incoming_.push_back(std::move(sequence));
+    changed_.SignalAll();
   }
   client_->Wake();
 }
@@ -286,8 +290,9 @@ absl::Status Engine::Cancel(const std::string& request_id) {
                        absl::StrCat("no request with the id \"", request_id, "\" is live"));
   }
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     cancelled_.push_back(*id);
+    changed_.SignalAll();
   }
   client_->Wake();
   return absl::OkStatus();

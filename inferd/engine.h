@@ -18,7 +18,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "common/mutex.h"
 #include "common/text/tokenizer.h"
 #include "inferd/engine_api.h"
 #include "inferd/engine_core.h"
@@ -87,7 +87,8 @@ class Engine final : public EngineApi {
   std::atomic<uint64_t> seeds_drawn_{0};
   std::atomic<uint64_t> rejected_{0};
 
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
+  CondVar changed_;  // started_, stopping_, incoming_ or cancelled_ has
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status start_status_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Sequence>> incoming_ ABSL_GUARDED_BY(mutex_);

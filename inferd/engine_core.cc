@@ -285,12 +285,15 @@ void EngineCore::FailStep(const absl::Status& status) {
 void EngineCore::LoseWeights() {
   residency_->Abandon();
   weights_->Release();
+  if (!client_->connected()) {
+    fetches_.Forget();  // their completions never come
+  }
 }
 
 absl::Status EngineCore::Recover(absl::Time deadline) {
   if (!client_->connected()) {
-    RETURN_IF_ERROR(client_->Reconnect(deadline));
     fetches_.Forget();
+    RETURN_IF_ERROR(client_->Reconnect(deadline));
   }
   return weights_->Acquire(plan_.options.stall_limit);
 }

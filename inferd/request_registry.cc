@@ -16,7 +16,7 @@ absl::Status QueueFull(const std::string& what) {
 
 absl::StatusOr<SequenceId> RequestRegistry::Enter(const std::string& request_id, uint64_t tokens,
                                                   uint64_t bytes) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (requests_.contains(request_id)) {
     return ReasonError(absl::StatusCode::kAlreadyExists, "REQUEST_EXISTS",
                        absl::StrCat("a request with the id \"", request_id, "\" is live"));
@@ -48,7 +48,7 @@ void RequestRegistry::StopWaiting(Request* request) {
 }
 
 void RequestRegistry::LeaveQueue(const std::string& request_id) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const auto found = requests_.find(request_id);
   if (found != requests_.end()) {
     StopWaiting(&found->second);
@@ -56,7 +56,7 @@ void RequestRegistry::LeaveQueue(const std::string& request_id) {
 }
 
 void RequestRegistry::End(const std::string& request_id) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const auto found = requests_.find(request_id);
   if (found != requests_.end()) {
     StopWaiting(&found->second);
@@ -65,18 +65,18 @@ void RequestRegistry::End(const std::string& request_id) {
 }
 
 std::optional<SequenceId> RequestRegistry::Find(const std::string& request_id) const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const auto found = requests_.find(request_id);
   return found == requests_.end() ? std::nullopt : std::optional<SequenceId>(found->second.id);
 }
 
 uint64_t RequestRegistry::waiting() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return waiting_;
 }
 
 uint64_t RequestRegistry::live() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return requests_.size();
 }
 

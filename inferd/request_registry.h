@@ -11,7 +11,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "common/mutex.h"
 #include "inferd/scheduler.h"
 
 namespace sluice {
@@ -51,7 +51,7 @@ class RequestRegistry {
   void StopWaiting(Request* request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const QueueLimits limits_;
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   absl::flat_hash_map<std::string, Request> requests_ ABSL_GUARDED_BY(mutex_);
   SequenceId last_id_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -340,20 +340,24 @@ TEST_F(EngineTest, GaugesAreZeroByTheTimeTheSinkHearsTheEnd) {
     void OnTokens(absl::Span<const TokenOut>, std::string_view) override {}
     void OnFinished(const FinishInfo&) override {
       const EngineStats stats = engine_->Stats();
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       left_ = stats.sequences_running + stats.sequences_waiting + stats.kv_pages_used;
       ended_ = true;
+      changed_.SignalAll();
     }
     void OnError(const absl::Status&) override { ADD_FAILURE(); }
     uint64_t Left() {
-      absl::MutexLock lock(&mutex_);
-      mutex_.Await(absl::Condition(&ended_));
+      MutexLock lock(&mutex_);
+      while (!ended_) {
+        changed_.Wait(&mutex_);
+      }
       return left_;
     }
 
    private:
     Engine* const engine_;
-    absl::Mutex mutex_;
+    Mutex mutex_;
+    CondVar changed_;
     bool ended_ ABSL_GUARDED_BY(mutex_) = false;
     uint64_t left_ ABSL_GUARDED_BY(mutex_) = 1;
   };

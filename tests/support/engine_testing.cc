@@ -22,53 +22,58 @@ absl::Status PackTiny(const TinyModelSpec& spec, const std::string& work_dir, co
 }
 
 void CollectingSink::OnStarted(const Usage&, double) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   started_ = true;
 }
 
 void CollectingSink::OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   pieces_.emplace_back(text);
+  changed_.SignalAll();
 }
 
 void CollectingSink::OnFinished(const FinishInfo& info) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   info_ = info;
   ended_ = true;
+  changed_.SignalAll();
 }
 
 void CollectingSink::OnError(const absl::Status& status) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   error_ = status;
   ended_ = true;
+  changed_.SignalAll();
 }
 
 absl::Status CollectingSink::Await() {
-  absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(&ended_));
+  MutexLock lock(&mutex_);
+  while (!ended_) {
+    changed_.Wait(&mutex_);
+  }
   return error_;
 }
 
 void CollectingSink::AwaitTokens(size_t count) {
-  absl::MutexLock lock(&mutex_);
-  const auto enough = [this, count]()
-                          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ended_ || tokens_.size() >= count; };
-  mutex_.Await(absl::Condition(&enough));
+  MutexLock lock(&mutex_);
+  while (!ended_ && tokens_.size() < count) {
+    changed_.Wait(&mutex_);
+  }
 }
 
 bool CollectingSink::started() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return started_;
 }
 
 bool CollectingSink::ended() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return ended_;
 }
 
 std::vector<int32_t> CollectingSink::ids() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   std::vector<int32_t> ids;
   for (const TokenOut& token : tokens_) {
     ids.push_back(token.token_id);
@@ -77,12 +82,12 @@ std::vector<int32_t> CollectingSink::ids() const {
 }
 
 std::vector<TokenOut> CollectingSink::tokens() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return tokens_;
 }
 
 std::string CollectingSink::text() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   std::string text;
   for (const std::string& piece : pieces_) {
     text += piece;
@@ -91,18 +96,18 @@ std::string CollectingSink::text() const {
 }
 
 std::vector<std::string> CollectingSink::pieces() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return pieces_;
 }
 
 FinishInfo CollectingSink::info() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return info_;
 }
 
 void CollectingScoreSink::OnRows(uint32_t first, absl::Span<const int32_t> argmax,
                                  absl::Span<const float> target_logprobs, absl::Span<const float> logits) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (first != rows_) {
     error_ = absl::InternalError(absl::StrCat("row ", first, " comes after row ", rows_));
   }
@@ -113,56 +118,63 @@ void CollectingScoreSink::OnRows(uint32_t first, absl::Span<const int32_t> argma
 }
 
 bool CollectingScoreSink::Congested() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   asked_ = true;
+  changed_.SignalAll();
   return congested_;
 }
 
 void CollectingScoreSink::OnFinished(const Usage&, const Timings&) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   ended_ = true;
+  changed_.SignalAll();
 }
 
 void CollectingScoreSink::OnError(const absl::Status& status) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   error_ = status;
   ended_ = true;
+  changed_.SignalAll();
 }
 
 absl::Status CollectingScoreSink::Await() {
-  absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(&ended_));
+  MutexLock lock(&mutex_);
+  while (!ended_) {
+    changed_.Wait(&mutex_);
+  }
   return error_;
 }
 
 void CollectingScoreSink::SetCongested(bool congested) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   congested_ = congested;
   asked_ = false;
 }
 
 void CollectingScoreSink::AwaitQuestion() {
-  absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(&asked_));
+  MutexLock lock(&mutex_);
+  while (!asked_) {
+    changed_.Wait(&mutex_);
+  }
 }
 
 bool CollectingScoreSink::ended() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return ended_;
 }
 
 std::vector<int32_t> CollectingScoreSink::argmax() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return argmax_;
 }
 
 std::vector<float> CollectingScoreSink::target_logprobs() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return target_logprobs_;
 }
 
 std::vector<float> CollectingScoreSink::logits() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return logits_;
 }
 

@@ -12,7 +12,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "common/mutex.h"
 #include "inferd/engine.h"
 #include "tests/support/fake_weight_client.h"
 #include "tests/support/temp_dir.h"
@@ -49,7 +49,8 @@ class CollectingSink final : public RequestSink {
   FinishInfo info() const;
 
  private:
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
+  CondVar changed_;
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<TokenOut> tokens_ ABSL_GUARDED_BY(mutex_);
@@ -77,7 +78,8 @@ class CollectingScoreSink final : public ScoreSink {
   std::vector<float> logits() const;
 
  private:
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
+  CondVar changed_;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool congested_ ABSL_GUARDED_BY(mutex_) = false;
   bool asked_ ABSL_GUARDED_BY(mutex_) = false;

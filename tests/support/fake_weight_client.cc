@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "common/pack/checksum.h"
 #include "common/status.h"
 
@@ -27,7 +28,7 @@ absl::StatusOr<std::unique_ptr<FakeWeightClient>> FakeWeightClient::Open(const s
 }
 
 void FakeWeightClient::Breach(const std::string& what) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (violation_.empty()) {
     violation_ = what;
   }
@@ -78,7 +79,7 @@ absl::Status FakeWeightClient::SetSegmentObserver(SegmentObserver* observer) {
 
 bool FakeWeightClient::TryLease(uint32_t extent, ExtentLease* lease) {
   Extent& e = extents_[extent];
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (!e.resident || (!connected_ && e.pins == 0)) {
     counters_.lease_misses++;
     return false;
@@ -100,14 +101,14 @@ void FakeWeightClient::Release(uint32_t extent, uint64_t) {
   }
   e.pins--;
   e.last_use = ++clock_;
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   counters_.held_leases--;
 }
 
 bool FakeWeightClient::IsResident(uint32_t extent) const { return extents_[extent].resident; }
 
 absl::Status FakeWeightClient::Submit(const FetchRequest& request) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (!connected_) {
     return absl::UnavailableError("the fake weightd is dead");
   }
@@ -136,7 +137,7 @@ void FakeWeightClient::CancelPrefetches(uint64_t step, uint32_t layer) {
 
 // Counts down to an ordered death; false once weightd is dead or frozen.
 bool FakeWeightClient::TakePoll() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (polls_to_death_ != ~uint64_t{0} && polls_to_death_-- == 0) {
     connected_ = false;
     polls_to_death_ = ~uint64_t{0};
@@ -168,7 +169,7 @@ size_t FakeWeightClient::Poll(absl::FunctionRef<void(const FetchCompletion&)> ha
     }
     ids_.erase(completion.id);
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       counters_.outstanding--;
       counters_.bytes_ssd += completion.bytes;
     }
@@ -230,7 +231,7 @@ void FakeWeightClient::FillExtent(uint32_t extent, FetchCompletion* completion) 
 bool FakeWeightClient::MakeRoom(uint64_t bytes) {
   uint64_t budget;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     budget = budget_;
   }
   while (resident_bytes_ + bytes > budget) {
@@ -268,22 +269,23 @@ void FakeWeightClient::EvictAtRandom() {
 }
 
 absl::Status FakeWeightClient::Wait(absl::Time deadline) {
-  absl::MutexLock lock(&mutex_);
-  const auto over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return woken_ || !connected_ || (!pending_.empty() && !frozen_);
-  };
-  mutex_.AwaitWithDeadline(absl::Condition(&over), deadline);
+  MutexLock lock(&mutex_);
+  while (!woken_ && connected_ && (pending_.empty() || frozen_) && absl::Now() < deadline) {
+    // Bounded, because an infinite duration overflows std::chrono.
+    changed_.WaitFor(&mutex_, absl::ToChronoNanoseconds(std::min(deadline - absl::Now(), absl::Hours(1))));
+  }
   woken_ = false;
   return connected_ ? absl::OkStatus() : absl::UnavailableError("the fake weightd is dead");
 }
 
 void FakeWeightClient::Wake() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   woken_ = true;
+  changed_.SignalAll();
 }
 
 bool FakeWeightClient::connected() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return connected_;
 }
 
@@ -294,7 +296,7 @@ absl::Status FakeWeightClient::Reconnect(absl::Time) {
     }
   }
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (connected_ && violation_.empty()) {
       violation_ = "reconnects while connected";
     }
@@ -307,7 +309,7 @@ absl::Status FakeWeightClient::Reconnect(absl::Time) {
   ids_.clear();
   resident_bytes_ = 0;
   RETURN_IF_ERROR(MapSegments());
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   counters_.outstanding = 0;
   counters_.reconnects++;
   connected_ = true;
@@ -315,37 +317,39 @@ absl::Status FakeWeightClient::Reconnect(absl::Time) {
 }
 
 WeightClientCounters FakeWeightClient::counters() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return counters_;
 }
 
 void FakeWeightClient::Disconnect() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   connected_ = false;
+  changed_.SignalAll();
 }
 
 void FakeWeightClient::DisconnectAfterPolls(uint64_t polls) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   polls_to_death_ = polls;
 }
 
 void FakeWeightClient::AllowReconnect(bool allow) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   allow_reconnect_ = allow;
 }
 
 void FakeWeightClient::Freeze(bool frozen) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   frozen_ = frozen;
+  changed_.SignalAll();
 }
 
 void FakeWeightClient::SetBudget(uint64_t bytes) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   budget_ = bytes;
 }
 
 std::string FakeWeightClient::violation() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return violation_;
 }
 

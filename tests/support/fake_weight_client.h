@@ -18,8 +18,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "common/file_io.h"
+#include "common/mutex.h"
 #include "inferd/weight_client.h"
 
 namespace sluice {
@@ -115,7 +115,8 @@ class FakeWeightClient final : public WeightClient {
   uint64_t resident_bytes_ = 0;
   uint64_t clock_ = 0;  // of last_use
 
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
+  CondVar changed_;
   bool connected_ ABSL_GUARDED_BY(mutex_) = true;
   bool allow_reconnect_ ABSL_GUARDED_BY(mutex_) = true;
   bool frozen_ ABSL_GUARDED_BY(mutex_) = false;
