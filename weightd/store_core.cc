@@ -232,6 +232,10 @@ void StoreCore::OnConnectionLost(uint64_t session) {
   }
 }
 
+const ResidencyEntry* StoreCore::residency(uint32_t pack) const {
+  return reinterpret_cast<const ResidencyEntry*>(packs_[pack].residency.map.data() + sizeof(ResidencyHeader));
+}
+
 absl::StatusOr<LocalSession> StoreCore::Local(uint64_t id) const {
   auto found = sessions_.find(id);
   if (found == sessions_.end()) {

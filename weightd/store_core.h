@@ -74,6 +74,7 @@ class StoreCore {
   int64_t NextDeadline() const;
 
   StoreStats Stats() const;
+  const ResidencyEntry* residency(uint32_t pack) const;
   absl::StatusOr<LocalSession> Local(uint64_t session) const;
   const DramTier& tier() const { return tier_; }
   // Messages since the last call.

@@ -142,6 +142,11 @@ class WeightStore::Impl {
     return stats;
   }
 
+  const ResidencyEntry* residency(uint32_t pack) const {
+    MutexLock lock(&mutex_);
+    return core_.residency(pack);
+  }
+
   absl::StatusOr<LocalSession> Local(uint64_t session) const {
     MutexLock lock(&mutex_);
     return core_.Local(session);
@@ -342,6 +347,7 @@ void WeightStore::Drain() {
 bool WeightStore::draining() const { return impl_->draining(); }
 uint64_t WeightStore::boot_epoch() const { return impl_->boot_epoch(); }
 StoreStats WeightStore::Stats() const { return impl_->Stats(); }
+const ResidencyEntry* WeightStore::residency(uint32_t pack) const { return impl_->residency(pack); }
 absl::StatusOr<LocalSession> WeightStore::Local(uint64_t session) const { return impl_->Local(session); }
 const std::byte* WeightStore::SegmentData(uint32_t segment) const { return impl_->SegmentData(segment); }
 

@@ -19,10 +19,10 @@
 #include "common/ring/rings.h"
 #include "common/ring/session_abi.h"
 #include "common/ring/unique_fd.h"
+#include "weightd/block_reader.h"
 
 namespace sluice {
 
-class BlockReader;
 class Pack;
 class ExtentSource;
 
@@ -164,6 +164,9 @@ class WeightStore {
 
   uint64_t boot_epoch() const;
   StoreStats Stats() const;
+  // The pack's residency table by extent, for a glance (IsResident of common/ring/lease.h) from any thread.
+  // REQUIRES: pack < pack_count(). Lives as long as the store.
+  const ResidencyEntry* residency(uint32_t pack) const;
 
   // For clients in this process. NOT_FOUND.
   absl::StatusOr<LocalSession> Local(uint64_t session) const;

@@ -1,0 +1,53 @@
+// RequestTable: the requests of a session that have no completion yet, and the ids that they travel under.
+// Callers choose their own ids; those on the ring are ours, so that a cancel never collides with them and a
+// completion that names no request of ours is recognised.
+//
+// Thread safety: thread-compatible.
+#ifndef SLUICE_INFERD_REQUEST_TABLE_H_
+#define SLUICE_INFERD_REQUEST_TABLE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "common/ring/session_abi.h"
+
+namespace sluice {
+
+enum class RequestKind : uint8_t { kDemand, kPrefetch, kCancel };
+inline constexpr size_t kRequestKinds = 3;
+
+struct PendingRequest {
+  uint64_t caller_id = 0;
+  RequestKind kind = RequestKind::kDemand;
+};
+
+class RequestTable {
+ public:
+  // REQUIRES: 0 < capacity <= kMaxRingEntries.
+  explicit RequestTable(size_t capacity);
+
+  // The id to put on the ring. REQUIRES: size() < capacity().
+  uint64_t Add(const PendingRequest& request);
+  // Takes the request out again; none if there is no such.
+  std::optional<PendingRequest> Take(uint64_t ring_id);
+
+  size_t size() const { return slots_.size() - free_.size(); }
+  size_t capacity() const { return slots_.size(); }
+  size_t count(RequestKind kind) const { return counts_[static_cast<size_t>(kind)]; }
+
+ private:
+  struct Slot {
+    uint64_t ring_id = 0;  // 0: free
+    PendingRequest request;
+  };
+  std::vector<Slot> slots_;
+  std::vector<uint32_t> free_;
+  size_t counts_[kRequestKinds] = {};
+  uint64_t serial_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_REQUEST_TABLE_H_

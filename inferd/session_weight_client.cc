@@ -1,0 +1,352 @@
+#include "inferd/session_weight_client.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "common/clock.h"
+#include "common/size.h"
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+constexpr absl::Duration kConnectPause = absl::Milliseconds(20);
+// A weightd that dies is gone within this of closing its sockets; one that lives on has closed the session.
+constexpr absl::Duration kPeerExitPatience = absl::Seconds(1);
+constexpr absl::Duration kClosePatience = absl::Seconds(1);
+// Retired segments are given back within this, at the cost of one system call.
+constexpr int64_t kDrainNanos = 200'000;
+// Places in the ring that are kept for cancels.
+constexpr size_t kCancelPlaces = 4;
+
+std::vector<uint64_t> ExtentBytes(const Pack& pack) {
+  std::vector<uint64_t> bytes;
+  bytes.reserve(pack.extent_count());
+  for (const ExtentEntry& extent : pack.extents()) {
+    bytes.push_back(extent.length);
+  }
+  return bytes;
+}
+
+FetchCompletion CompletionOf(const CompletionEntry& entry, uint64_t caller_id) {
+  FetchCompletion completion;
+  completion.id = caller_id;
+  completion.code = entry.code <= static_cast<uint16_t>(absl::StatusCode::kUnauthenticated)
+                        ? static_cast<absl::StatusCode>(entry.code)
+                        : absl::StatusCode::kInternal;
+  completion.extent = entry.extent;
+  completion.bytes = entry.bytes;
+  completion.queue_us = entry.queue_us;
+  completion.io_us = entry.io_us;
+  completion.copy_us = entry.copy_us;
+  return completion;
+}
+
+SubmissionEntry EmptyEntry(Opcode opcode, RequestClass request_class) {
+  SubmissionEntry entry{};
+  entry.opcode = opcode;
+  entry.request_class = request_class;
+  entry.extent = kNoExtent;
+  entry.slab = kNoSlab;
+  entry.progress = kNoProgress;
+  return entry;
+}
+
+SubmissionEntry EntryOf(const FetchRequest& request) {
+  const bool prefetch = request.fetch_class == FetchClass::kPrefetch;
+  const bool dense = request.dense_extent != FetchRequest::kNoExtent;
+  SubmissionEntry entry = EmptyEntry(dense ? Opcode::kFillExtent : Opcode::kFillExpert,
+                                     prefetch ? RequestClass::kPrefetch : RequestClass::kDemand);
+  entry.step = request.step;
+  if (dense) {
+    entry.extent = request.dense_extent;
+    entry.layer = prefetch ? request.layer : 0;
+  } else {
+    entry.parts = request.parts;
+    entry.layer = request.layer;
+    entry.expert = request.expert;
+  }
+  return entry;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SessionWeightClient>> SessionWeightClient::Connect(
+    SessionWeightClientOptions options, absl::Time deadline) {
+  if (!options.layout.valid()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rings of ", options.layout.ring_entries, " entries are not possible"));
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<const Pack> pack, Pack::Open(options.pack_dir));
+  UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.valid()) {
+    return ErrnoToStatus(errno, "eventfd");
+  }
+  std::unique_ptr<SessionWeightClient> client(
+      new SessionWeightClient(std::move(options), std::move(pack), std::move(wake)));
+  absl::Status status = client->OpenSession(deadline);
+  while (absl::IsUnavailable(status) && absl::Now() + kConnectPause < deadline) {
+    absl::SleepFor(kConnectPause);
+    status = client->OpenSession(deadline);
+  }
+  RETURN_IF_ERROR(status);
+  return client;
+}
+
+SessionWeightClient::SessionWeightClient(SessionWeightClientOptions options, std::unique_ptr<const Pack> pack,
+                                         UniqueFd wake)
+    : options_(std::move(options)),
+      pack_(std::move(pack)),
+      extent_bytes_(ExtentBytes(*pack_)),
+      wake_(std::move(wake)),
+      requests_(options_.layout.ring_entries) {}
+
+SessionWeightClient::~SessionWeightClient() {
+  if (session_ != nullptr && connected()) {
+    // Without it weightd would hold the session's pins until this process has exited.
+    WeightsRpcClient(options_.socket)
+        .CloseSession(session_->opened().session, absl::Now() + kClosePatience)
+        .IgnoreError();
+  }
+}
+
+absl::Status SessionWeightClient::OpenSession(absl::Time deadline) {
+  OpenSessionParams params;
+  params.model_id = pack_->model_id();
+  params.compute_threads = options_.compute_threads;
+  params.client_name = options_.client_name;
+  params.layout = options_.layout;
+  WeightsRpcClient rpc(options_.socket);
+  ASSIGN_OR_RETURN(const OpenedSession opened, rpc.OpenSession(params, deadline));
+  ASSIGN_OR_RETURN(session_, WeightSession::Join(opened, extent_bytes_, deadline));
+  if (session_->ring_entries() != options_.layout.ring_entries) {
+    const uint32_t entries = session_->ring_entries();
+    session_.reset();
+    return absl::InternalError(absl::StrCat("weightd made rings of ", entries, " entries, ",
+                                            options_.layout.ring_entries, " were asked for"));
+  }
+  lost_ = absl::OkStatus();
+  description_.Set(absl::StrFormat(
+      "weightd at %s (process %d, %s), session %d of epoch %016x, %s of %s reserved, %d segments mapped, "
+      "wakes by eventfd and pipe, spin %s",
+      options_.socket, session_->peer_pid(), opened.io_engine, opened.session, opened.boot_epoch,
+      FormatSize(opened.reserved_bytes), FormatSize(opened.dram_budget_bytes), session_->mapped_segments(),
+      FormatTimeSpan(options_.spin)));
+  const absl::Status observed = session_->SetObserver(observer_);
+  if (!observed.ok()) {
+    session_.reset();
+  }
+  return observed;
+}
+
+absl::Status SessionWeightClient::SetSegmentObserver(SegmentObserver* observer) {
+  observer_ = observer;
+  return session_ == nullptr ? absl::OkStatus() : session_->SetObserver(observer);
+}
+
+// ---------------------------------------------------------------- leases
+
+bool SessionWeightClient::TryLease(uint32_t extent, ExtentLease* lease) {
+  if (session_ == nullptr || !session_->TryLease(extent, lease)) {
+    lease_misses_.Add(1);
+    return false;
+  }
+  leases_.Add(1);
+  return true;
+}
+
+void SessionWeightClient::Release(uint32_t extent, uint64_t step) {
+  if (step > step_) {
+    step_ = step;
+    order_ = 0;
+  }
+  session_->Release(extent, StepStamp(step_, order_++));
+  releases_.Add(1);
+}
+
+bool SessionWeightClient::IsResident(uint32_t extent) const {
+  return session_ != nullptr && session_->IsResident(extent);
+}
+
+// ---------------------------------------------------------------- requests
+
+absl::Status SessionWeightClient::Submit(const FetchRequest& request) {
+  if (session_ == nullptr) {
+    return lost();
+  }
+  if (requests_.size() + kCancelPlaces >= requests_.capacity()) {
+    return absl::ResourceExhaustedError(absl::StrCat(requests_.size(), " requests are outstanding"));
+  }
+  const bool prefetch = request.fetch_class == FetchClass::kPrefetch;
+  RETURN_IF_ERROR(
+      Push(EntryOf(request), {request.id, prefetch ? RequestKind::kPrefetch : RequestKind::kDemand}));
+  (prefetch ? prefetch_requests_ : demand_requests_).Add(1);
+  return absl::OkStatus();
+}
+
+absl::Status SessionWeightClient::Push(SubmissionEntry entry, const PendingRequest& request) {
+  entry.id = requests_.Add(request);
+  const absl::Status status = session_->Submit(entry);
+  if (!status.ok()) {
+    requests_.Take(entry.id);
+  }
+  return status;
+}
+
+void SessionWeightClient::CancelPrefetches(uint64_t step, uint32_t layer) {
+  if (session_ != nullptr && requests_.count(RequestKind::kPrefetch) > 0) {
+    SendCancel({step, layer});
+  }
+}
+
+void SessionWeightClient::SendCancel(const CancelPoint& point) {
+  SubmissionEntry entry = EmptyEntry(Opcode::kCancelPrefetches, RequestClass::kDemand);
+  entry.step = point.step;
+  entry.layer = point.layer;
+  if (requests_.size() < requests_.capacity() && Push(entry, {0, RequestKind::kCancel}).ok()) {
+    unsent_cancel_.reset();
+  } else {
+    unsent_cancel_ = point;  // the latest covers what the ones before it meant; Poll sends it
+  }
+}
+
+size_t SessionWeightClient::Poll(absl::FunctionRef<void(const FetchCompletion&)> handle) {
+  if (session_ == nullptr) {
+    return 0;
+  }
+  const int64_t now = MonotonicClock().NowNanos();
+  if (now >= next_drain_nanos_) {
+    session_->DrainSide();
+    next_drain_nanos_ = now + kDrainNanos;
+  }
+  size_t handled = 0;
+  CompletionEntry entry;
+  while (session_->Peek(&entry)) {
+    handled += Handle(entry, handle) ? 1 : 0;
+    session_->Advance();
+  }
+  if (unsent_cancel_.has_value()) {
+    SendCancel(*unsent_cancel_);
+  }
+  return handled;
+}
+
+// True if it was one of the caller's.
+bool SessionWeightClient::Handle(const CompletionEntry& entry,
+                                 absl::FunctionRef<void(const FetchCompletion&)> handle) {
+  const std::optional<PendingRequest> request = requests_.Take(entry.id);
+  if (!request.has_value()) {
+    session_->Lose(
+        absl::InternalError(absl::StrCat("weightd completed request ", entry.id, ", which is none")));
+    return false;
+  }
+  if (request->kind == RequestKind::kCancel) {
+    return false;
+  }
+  ended_requests_.Add(1);
+  bytes_ssd_.Add(entry.bytes);
+  handle(CompletionOf(entry, request->caller_id));
+  return true;
+}
+
+// ---------------------------------------------------------------- waiting
+
+bool SessionWeightClient::SpinForCompletion() {
+  const MonotonicClock clock;
+  const int64_t end = clock.NowNanos() + absl::ToInt64Nanoseconds(options_.spin);
+  CompletionEntry entry;
+  do {
+    if (session_->Peek(&entry)) {
+      return true;
+    }
+  } while (clock.NowNanos() < end);
+  return false;
+}
+
+absl::Status SessionWeightClient::Wait(absl::Time deadline) {
+  while (true) {
+    if (session_ == nullptr || !session_->lost().ok()) {
+      return lost();
+    }
+    if (SpinForCompletion()) {
+      return absl::OkStatus();
+    }
+    session_->Sleep(wake_.get(), deadline);
+    eventfd_t count;
+    const bool woken = eventfd_read(wake_.get(), &count) == 0;
+    if (session_->lost().ok() && (woken || absl::Now() >= deadline)) {
+      return absl::OkStatus();
+    }
+  }
+}
+
+void SessionWeightClient::Wake() { eventfd_write(wake_.get(), 1); }
+
+// ---------------------------------------------------------------- connection
+
+bool SessionWeightClient::connected() const {
+  return session_ != nullptr && session_->lost().ok() && !session_->PeerGone();
+}
+
+absl::Status SessionWeightClient::lost() const {
+  const absl::Status& why = session_ == nullptr ? lost_ : session_->lost();
+  return why.ok() && session_ == nullptr ? absl::UnavailableError("no session with weightd") : why;
+}
+
+void SessionWeightClient::ForgetRequests() {
+  ended_requests_.Add(requests_.count(RequestKind::kDemand) + requests_.count(RequestKind::kPrefetch));
+  requests_ = RequestTable(requests_.capacity());
+  unsent_cancel_.reset();
+}
+
+// The memory first: a new weightd may be waiting for it.
+void SessionWeightClient::DropSession(absl::Time deadline) {
+  if (session_ == nullptr) {
+    return;
+  }
+  const bool same_process = session_->peer_pid() == getpid();  // as in tests: it does not exit
+  const UniqueFd peer = session_->TakePeerPidfd();
+  lost_ = session_->lost();
+  session_.reset();
+  if (peer.valid() && !same_process) {
+    const absl::Time end = std::min(deadline, absl::Now() + kPeerExitPatience);
+    pollfd polled{peer.get(), POLLIN, 0};
+    poll(&polled, 1, static_cast<int>(std::max<int64_t>(0, absl::ToInt64Milliseconds(end - absl::Now()))));
+  }
+}
+
+absl::Status SessionWeightClient::Reconnect(absl::Time deadline) {
+  ForgetRequests();
+  DropSession(deadline);
+  RETURN_IF_ERROR(OpenSession(deadline));
+  reconnects_.Add(1);
+  return absl::OkStatus();
+}
+
+WeightClientCounters SessionWeightClient::counters() const {
+  WeightClientCounters counters;
+  // Gauges: what ended is read first, so that neither can be seen below zero.
+  const uint64_t released = releases_.value();
+  const uint64_t ended = ended_requests_.value();
+  counters.leases = leases_.value();
+  counters.lease_misses = lease_misses_.value();
+  counters.demand_requests = demand_requests_.value();
+  counters.prefetch_requests = prefetch_requests_.value();
+  counters.bytes_ssd = bytes_ssd_.value();
+  counters.reconnects = reconnects_.value();
+  counters.held_leases = counters.leases - released;
+  counters.outstanding = counters.demand_requests + counters.prefetch_requests - ended;
+  return counters;
+}
+
+std::string SessionWeightClient::Describe() const { return description_.Get(); }
+
+}  // namespace sluice

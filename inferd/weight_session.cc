@@ -1,0 +1,385 @@
+#include "inferd/weight_session.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/net/connection_acceptor.h"
+#include "common/net/unix_listener.h"
+#include "common/ring/lease.h"
+#include "common/status.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
+namespace sluice {
+namespace {
+
+constexpr size_t kPackIndex = 0;  // one pack a session
+
+int PollTimeoutMs(absl::Time deadline) {
+  const absl::Duration left = deadline - absl::Now();
+  if (left >= absl::Hours(1)) {
+    return 3'600'000;
+  }
+  return static_cast<int>(std::max<int64_t>(0, absl::ToInt64Milliseconds(left + absl::Milliseconds(1))));
+}
+
+absl::Status NoSense(const std::string& what, uint64_t got, uint64_t expected) {
+  return absl::InternalError(
+      absl::StrCat("weightd's session makes no sense: ", what, " is ", got, ", expected ", expected));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<WeightSession>> WeightSession::Join(const OpenedSession& opened,
+                                                                   const std::vector<uint64_t>& extent_bytes,
+                                                                   absl::Time deadline) {
+  if (opened.extent_count != extent_bytes.size()) {
+    return NoSense("the pack's extent count", opened.extent_count, extent_bytes.size());
+  }
+  auto side = ConnectUnix(opened.side_socket, UnixSocketType::kSeqPacket);
+  if (!side.ok()) {
+    return absl::UnavailableError(absl::StrCat("side channel: ", side.status().message()));
+  }
+  std::unique_ptr<WeightSession> session(new WeightSession(opened, extent_bytes, *std::move(side)));
+  SideMessage hello;
+  hello.type = SideType::kHello;
+  hello.nonce = opened.nonce;
+  RETURN_IF_ERROR(SendSideMessage(session->side_.get(), hello));
+  session->WatchPeer();
+  RETURN_IF_ERROR(session->TakeWelcome(deadline));
+  session->DrainSide();
+  session->populate_ = false;
+  RETURN_IF_ERROR(session->lost_);
+  return session;
+}
+
+WeightSession::WeightSession(const OpenedSession& opened, const std::vector<uint64_t>& extent_bytes,
+                             UniqueFd side)
+    : opened_(opened), extent_bytes_(extent_bytes), side_(std::move(side)) {}
+
+WeightSession::~WeightSession() {
+  for (uint32_t id = 0; observer_ != nullptr && id < segments_.size(); ++id) {
+    if (segments_[id].base != nullptr) {
+      observer_->OnSegmentUnmapped(id);
+    }
+  }
+}
+
+// ---------------------------------------------------------------- joining
+
+void WeightSession::WatchPeer() {
+  const auto peer = PeerOf(side_.get());
+  if (!peer.ok() || peer->pid <= 0) {
+    return;  // another PID namespace: the socket's end is all that is seen of its death
+  }
+  peer_pid_ = peer->pid;
+  int fd = -1;
+  socklen_t length = sizeof(fd);
+  if (getsockopt(side_.get(), SOL_SOCKET, SO_PEERPIDFD, &fd, &length) == 0) {
+    peer_pidfd_.reset(fd);
+    return;
+  }
+  // Before Linux 6.5. The pid is the right process's as long as the socket is open after the call.
+  peer_pidfd_.reset(static_cast<int>(syscall(SYS_pidfd_open, peer->pid, 0)));
+  if (PeerGone()) {
+    peer_pidfd_.reset();
+  }
+}
+
+absl::Status WeightSession::TakeWelcome(absl::Time deadline) {
+  absl::StatusOr<SidePacket> packet = absl::UnavailableError("");
+  while (absl::IsUnavailable((packet = ReceiveSideMessage(side_.get())).status())) {
+    pollfd polled{side_.get(), POLLIN, 0};
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError("weightd has not answered HELLO in time");
+    }
+    poll(&polled, 1, PollTimeoutMs(deadline));
+  }
+  if (absl::IsFailedPrecondition(packet.status())) {
+    return absl::UnavailableError("weightd closed the side channel");
+  }
+  RETURN_IF_ERROR(packet.status());
+  const SideMessage& message = packet->message;
+  if (message.type == SideType::kReject) {
+    return absl::Status(static_cast<absl::StatusCode>(message.code), "weightd rejected the side channel");
+  }
+  if (message.type != SideType::kWelcome) {
+    return NoSense("the first message's type", static_cast<uint64_t>(message.type),
+                   static_cast<uint64_t>(SideType::kWelcome));
+  }
+  if (message.session != opened_.session || message.boot_epoch != opened_.boot_epoch) {
+    return NoSense("WELCOME's session", message.session, opened_.session);
+  }
+  if (packet->fds.size() != WelcomeFds::Count(1)) {
+    return NoSense("the number of descriptors", packet->fds.size(), WelcomeFds::Count(1));
+  }
+  RETURN_IF_ERROR(MapRegions(packet->fds));
+  server_bell_ = std::move(packet->fds[WelcomeFds::kServerBell]);
+  client_bell_ = std::move(packet->fds[WelcomeFds::kClientBell]);
+  return CheckTables();
+}
+
+absl::Status WeightSession::MapRegions(const std::vector<UniqueFd>& fds) {
+  ASSIGN_OR_RETURN(control_map_, MapSharedMemory(fds[WelcomeFds::kControl].get(), opened_.control_bytes,
+                                                 /*writable=*/true, /*populate=*/true));
+  ASSIGN_OR_RETURN(control_, OpenControl(control_map_.data(), control_map_.bytes()));
+  ASSIGN_OR_RETURN(residency_map_, MapSharedMemory(fds[WelcomeFds::Residency(kPackIndex)].get(),
+                                                   ResidencyBytes(opened_.extent_count), /*writable=*/false,
+                                                   /*populate=*/true));
+  ASSIGN_OR_RETURN(pins_map_,
+                   MapSharedMemory(fds[WelcomeFds::Pins(kPackIndex)].get(), PinsBytes(opened_.extent_count),
+                                   /*writable=*/true, /*populate=*/true));
+  residency_ = reinterpret_cast<const ResidencyEntry*>(residency_map_.data() + sizeof(ResidencyHeader));
+  pins_ = reinterpret_cast<PinEntry*>(pins_map_.data() + sizeof(PinsHeader));
+  submissions_.emplace(control_);
+  completions_.emplace(control_);
+  return absl::OkStatus();
+}
+
+absl::Status WeightSession::CheckTables() const {
+  ResidencyHeader residency;
+  PinsHeader pins;
+  std::memcpy(&residency, residency_map_.data(), sizeof(residency));
+  std::memcpy(&pins, pins_map_.data(), sizeof(pins));
+  const struct {
+    const char* what;
+    uint64_t got;
+    uint64_t expected;
+  } checks[] = {
+      {"the residency table's magic", residency.magic, kResidencyMagic},
+      {"the residency table's ABI", residency.abi_version, kAbiVersion},
+      {"the residency table's entry size", residency.entry_bytes, sizeof(ResidencyEntry)},
+      {"the residency table's boot epoch", residency.boot_epoch, opened_.boot_epoch},
+      {"the residency table's extent count", residency.extent_count, opened_.extent_count},
+      {"the pin array's magic", pins.magic, kPinsMagic},
+      {"the pin array's ABI", pins.abi_version, kAbiVersion},
+      {"the pin array's entry size", pins.entry_bytes, sizeof(PinEntry)},
+      {"the pin array's session", pins.session, opened_.session},
+      {"the pin array's extent count", pins.extent_count, opened_.extent_count},
+  };
+  for (const auto& check : checks) {
+    if (check.got != check.expected) {
+      return NoSense(check.what, check.got, check.expected);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// ---------------------------------------------------------------- leases
+
+bool WeightSession::TryLease(uint32_t extent, ExtentLease* lease) {
+  if (extent >= opened_.extent_count) {
+    return false;
+  }
+  const ResidencyEntry& entry = residency_[extent];
+  PinEntry& pin = pins_[extent];
+  uint64_t place = 0;
+  uint64_t generation = 0;
+  if (pin.pins.load(std::memory_order_relaxed) != 0) {
+    // Held already, so it stays, also when weightd has just marked it EVICTING or has died doing so.
+    pin.pins.fetch_add(1, std::memory_order_seq_cst);
+    place = entry.place.load(std::memory_order_relaxed);
+  } else if (!alive_ || !sluice::TryLease(entry, pin, &place, &generation)) {
+    return false;
+  }
+  const uint64_t bytes = extent_bytes_[extent];
+  if (Locate(place, bytes, lease)) [[likely]] {
+    return true;
+  }
+  DrainSide();
+  if (Locate(place, bytes, lease)) {
+    return true;
+  }
+  UndoLease(pin);
+  return false;
+}
+
+bool WeightSession::Locate(uint64_t place, uint64_t bytes, ExtentLease* lease) const {
+  const uint32_t id = PlaceSegment(place);
+  const uint64_t offset = PlaceOffset(place);
+  if (id >= segments_.size() || segments_[id].bytes < bytes || offset > segments_[id].bytes - bytes) {
+    return false;
+  }
+  *lease = {segments_[id].base + offset, bytes, id, offset};
+  return true;
+}
+
+void WeightSession::Release(uint32_t extent, uint64_t stamp) {
+  ReleaseLease(pins_[extent], control_.cursors->last_stamp.value, stamp);
+}
+
+bool WeightSession::IsResident(uint32_t extent) const {
+  return extent < opened_.extent_count && sluice::IsResident(residency_[extent]);
+}
+
+// ---------------------------------------------------------------- rings
+
+absl::Status WeightSession::Submit(const SubmissionEntry& entry) {
+  RETURN_IF_ERROR(lost_);
+  switch (submissions_->Push(entry)) {
+    case RingResult::kOk:
+      break;
+    case RingResult::kNone:
+      return absl::ResourceExhaustedError("submission ring is full");
+    case RingResult::kCorrupt:
+      Lose(absl::InternalError("weightd's submission cursor is impossible"));
+      return lost_;
+  }
+  if (submissions_->TakeServerSleep()) {
+    eventfd_write(server_bell_.get(), 1);  // EAGAIN: the bell rings already
+  }
+  return absl::OkStatus();
+}
+
+bool WeightSession::Peek(CompletionEntry* entry) {
+  if (!alive_) {
+    return false;
+  }
+  const RingResult result = completions_->Peek(entry);
+  if (result == RingResult::kCorrupt) {
+    Lose(absl::InternalError("weightd's completion ring is corrupt"));
+  }
+  return result == RingResult::kOk;
+}
+
+void WeightSession::Sleep(int wake_fd, absl::Time deadline) {
+  if (!alive_ || !completions_->BeginWait()) {
+    return;
+  }
+  pollfd polled[4] = {{client_bell_.get(), POLLIN, 0},
+                      {side_.get(), POLLIN | POLLRDHUP, 0},
+                      {wake_fd, POLLIN, 0},
+                      {peer_pidfd_.get(), POLLIN, 0}};
+  const int ready = poll(polled, 4, PollTimeoutMs(deadline));
+  completions_->EndWait();
+  if (ready <= 0) {
+    return;
+  }
+  if ((polled[0].revents & POLLIN) != 0) {
+    char bytes[64];
+    while (read(client_bell_.get(), bytes, sizeof(bytes)) == sizeof(bytes)) {
+    }
+  }
+  if (polled[1].revents != 0) {
+    DrainSide();
+  }
+  if (polled[3].revents != 0) {
+    Lose(absl::UnavailableError("weightd has died"));
+  }
+}
+
+// ---------------------------------------------------------------- side channel
+
+void WeightSession::DrainSide() {
+  SendAcks();
+  while (alive_) {
+    auto packet = ReceiveSideMessage(side_.get());
+    if (absl::IsUnavailable(packet.status())) {
+      return;
+    }
+    if (absl::IsFailedPrecondition(packet.status())) {
+      Lose(absl::UnavailableError("weightd has ended the session"));
+      return;
+    }
+    const absl::Status status = packet.ok() ? OnSideMessage(*std::move(packet)) : packet.status();
+    if (!status.ok()) {
+      Lose(Annotate(status, "side channel"));
+    }
+  }
+}
+
+absl::Status WeightSession::OnSideMessage(SidePacket packet) {
+  const SideMessage& message = packet.message;
+  if (message.session != opened_.session || message.boot_epoch != opened_.boot_epoch) {
+    return NoSense("a message's session", message.session, opened_.session);
+  }
+  switch (message.type) {
+    case SideType::kSegmentAdded:
+      if (packet.fds.size() != 1) {
+        return NoSense("a segment's number of descriptors", packet.fds.size(), 1);
+      }
+      return AddSegment(message.segment, message.bytes, packet.fds[0]);
+    case SideType::kSegmentRetired:
+      return RetireSegment(message.segment);
+    default:
+      return NoSense("a message's type", static_cast<uint64_t>(message.type), 0);
+  }
+}
+
+absl::Status WeightSession::AddSegment(uint32_t id, uint64_t bytes, const UniqueFd& fd) {
+  if (id > kMaxSegmentId || (id < segments_.size() && segments_[id].base != nullptr)) {
+    return NoSense("a new segment's number", id, segments_.size());
+  }
+  ASSIGN_OR_RETURN(Mapping map, MapSharedMemory(fd.get(), bytes, /*writable=*/false, populate_));
+  if (id >= segments_.size()) {
+    segments_.resize(id + 1);
+  }
+  segments_[id] = {map.data(), bytes, std::move(map)};
+  ++mapped_segments_;
+  return observer_ == nullptr ? absl::OkStatus() : observer_->OnSegmentMapped(id, segments_[id].base, bytes);
+}
+
+absl::Status WeightSession::RetireSegment(uint32_t id) {
+  if (id >= segments_.size() || segments_[id].base == nullptr) {
+    return NoSense("a retired segment's number", id, 0);
+  }
+  if (observer_ != nullptr) {
+    observer_->OnSegmentUnmapped(id);
+  }
+  segments_[id] = {};
+  --mapped_segments_;
+  unsent_acks_.push_back(id);
+  SendAcks();
+  return absl::OkStatus();
+}
+
+void WeightSession::SendAcks() {
+  while (!unsent_acks_.empty()) {
+    SideMessage ack;
+    ack.type = SideType::kSegmentUnmapped;
+    ack.session = opened_.session;
+    ack.segment = unsent_acks_.back();
+    if (!SendSideMessage(side_.get(), ack).ok()) {
+      return;  // its buffer is full, or weightd is gone, which the next receive reports
+    }
+    unsent_acks_.pop_back();
+  }
+}
+
+absl::Status WeightSession::SetObserver(SegmentObserver* observer) {
+  observer_ = observer;
+  for (uint32_t id = 0; observer_ != nullptr && id < segments_.size(); ++id) {
+    if (segments_[id].base != nullptr) {
+      RETURN_IF_ERROR(observer_->OnSegmentMapped(id, segments_[id].base, segments_[id].bytes));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// ---------------------------------------------------------------- ends
+
+void WeightSession::Lose(const absl::Status& why) {
+  if (alive_) {
+    lost_ = why;
+    alive_ = false;
+  }
+}
+
+bool WeightSession::PeerGone() const {
+  pollfd polled[2] = {{side_.get(), POLLRDHUP, 0}, {peer_pidfd_.get(), POLLIN, 0}};
+  return poll(polled, 2, 0) > 0;
+}
+
+}  // namespace sluice

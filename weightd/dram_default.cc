@@ -1,0 +1,22 @@
+#include "weightd/dram_default.h"
+
+#include <algorithm>
+
+#include "common/pack/pack.h"
+
+namespace sluice {
+
+uint64_t DefaultDramBudget(const std::vector<const Pack*>& packs, uint32_t threads, uint64_t usable) {
+  uint64_t all = 0;
+  uint64_t dense = 0;
+  uint64_t largest = 0;
+  for (const Pack* pack : packs) {
+    all += pack->dense_bytes() + pack->total_expert_bytes();
+    dense += pack->dense_bytes();
+    largest = std::max(largest, pack->largest_expert_bytes());
+  }
+  const uint64_t least = dense + 2 * largest * threads;
+  return std::min(std::max(all, least), usable / 10 * 7);
+}
+
+}  // namespace sluice

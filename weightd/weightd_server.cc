@@ -1,0 +1,168 @@
+#include "weightd/weightd_server.h"
+
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "common/grpc_server.h"
+#include "common/net/socket_lock.h"
+#include "common/net/unix_listener.h"
+#include "common/pack/pack.h"
+#include "common/size.h"
+#include "common/status.h"
+#include "weightd/dram_default.h"
+#include "weightd/memory_budget.h"
+#include "weightd/session_nonces.h"
+#include "weightd/side_listener.h"
+#include "weightd/warm_set.h"
+#include "weightd/weights_service.h"
+
+namespace sluice {
+namespace {
+
+constexpr absl::Duration kRpcPatience = absl::Milliseconds(500);  // of calls that run when the server ends
+
+absl::StatusOr<uint64_t> BudgetOf(const WeightdOptions& options) {
+  if (options.dram_budget != 0) {
+    return options.dram_budget;
+  }
+  std::vector<std::unique_ptr<Pack>> packs;
+  std::vector<const Pack*> borrowed;
+  for (const std::string& dir : options.packs) {
+    ASSIGN_OR_RETURN(std::unique_ptr<Pack> pack, Pack::Open(dir));
+    packs.push_back(std::move(pack));
+    borrowed.push_back(packs.back().get());
+  }
+  ASSIGN_OR_RETURN(const MemoryFacts facts, ReadMemoryFacts());
+  return DefaultDramBudget(borrowed, std::max(1u, std::thread::hardware_concurrency()), UsableMemory(facts));
+}
+
+}  // namespace
+
+// In the order of construction; destruction runs the other way: no call, then no join, then no store.
+struct WeightdServer::Impl {
+  WeightdOptions options;
+  LogFn log;
+  std::unique_ptr<SocketLock> side_lock;
+  std::unique_ptr<UnixListener> side_socket;
+  std::unique_ptr<WeightStore> store;
+  std::unique_ptr<SessionNonces> nonces;
+  std::unique_ptr<WarmSets> warm_sets;
+  std::unique_ptr<SideListener> side;
+  std::unique_ptr<WeightsService> service;
+  std::unique_ptr<GrpcServer> server;
+
+  absl::Status TakeSideSocket();
+  absl::Status OpenStore();
+  absl::Status StartSide();
+  absl::Status StartRpc();
+};
+
+absl::Status WeightdServer::Impl::TakeSideSocket() {
+  const std::string path = absl::StrCat(options.socket, ".side");
+  ASSIGN_OR_RETURN(SocketLock lock, SocketLock::Acquire(path));
+  side_lock = std::make_unique<SocketLock>(std::move(lock));
+  ASSIGN_OR_RETURN(UnixListener socket,
+                   UnixListener::Bind(path, UnixSocketType::kSeqPacket, options.socket_mode));
+  side_socket = std::make_unique<UnixListener>(std::move(socket));
+  return absl::OkStatus();
+}
+
+absl::Status WeightdServer::Impl::OpenStore() {
+  WeightStoreOptions store_options;
+  ASSIGN_OR_RETURN(store_options.dram_budget, BudgetOf(options));
+  store_options.direct = options.direct;
+  store_options.reader_threads = options.reader_threads;
+  store_options.budget_wait_ms = static_cast<int>(absl::ToInt64Milliseconds(options.budget_wait));
+  store_options.log = log;
+  nonces = std::make_unique<SessionNonces>();
+  store_options.attach_timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(nonces->lifetime()));
+  ASSIGN_OR_RETURN(store, WeightStore::Create(std::move(store_options)));
+  for (const std::string& dir : options.packs) {
+    RETURN_IF_ERROR(store->AddPack(dir).status());
+  }
+  ASSIGN_OR_RETURN(warm_sets, WarmSets::Create(store.get(), log));
+  return absl::OkStatus();
+}
+
+absl::Status WeightdServer::Impl::StartSide() {
+  SideListenerOptions side_options;
+  side_options.policy.allowed_uids = options.allowed_uids;
+  side_options.attach = [raw = store.get()](uint64_t session, UniqueFd socket) {
+    return raw->AttachSideSocket(session, std::move(socket));
+  };
+  side_options.on_refused = [report = log](const std::string& why) { report(LogSeverity::kWarning, why); };
+  ASSIGN_OR_RETURN(side, SideListener::Start(side_socket->fd(), nonces.get(), std::move(side_options)));
+  return absl::OkStatus();
+}
+
+absl::Status WeightdServer::Impl::StartRpc() {
+  WeightsService::Options service_options;
+  service_options.side_socket = side_socket->path();
+  service_options.started = absl::Now();
+  service_options.on_drain = [this] { server->SetServing(false); };
+  service = std::make_unique<WeightsService>(store.get(), nonces.get(), warm_sets.get(),
+                                             std::move(service_options));
+  GrpcServerOptions server_options;
+  server_options.addresses = {ListenAddress{ListenAddress::Kind::kUnix, options.socket}};
+  server_options.peers.allowed_uids = options.allowed_uids;
+  server_options.socket_mode = options.socket_mode;
+  server_options.max_receive_bytes = 1 << 20;
+  server_options.on_refused = [report = log](const std::string& why) { report(LogSeverity::kWarning, why); };
+  ASSIGN_OR_RETURN(server,
+                   GrpcServer::Start(std::move(server_options), {{service.get(), kWeightServiceName}}));
+  server->SetServing(true);
+  return absl::OkStatus();
+}
+
+WeightdServer::WeightdServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+absl::StatusOr<std::unique_ptr<WeightdServer>> WeightdServer::Start(const WeightdOptions& options,
+                                                                    LogFn log) {
+  std::unique_ptr<WeightdServer> server(new WeightdServer(std::make_unique<Impl>()));
+  Impl& impl = *server->impl_;
+  impl.options = options;
+  impl.log = log ? std::move(log) : [](LogSeverity, const std::string&) {};
+  RETURN_IF_ERROR(impl.TakeSideSocket());
+  RETURN_IF_ERROR(impl.OpenStore());
+  RETURN_IF_ERROR(impl.StartSide());
+  RETURN_IF_ERROR(impl.StartRpc());
+  return server;
+}
+
+WeightdServer::~WeightdServer() {
+  if (impl_->server != nullptr) {
+    impl_->store->Drain();
+    impl_->server->Shutdown(kRpcPatience);
+  }
+}
+
+void WeightdServer::Drain() {
+  impl_->store->Drain();
+  impl_->server->SetServing(false);
+}
+
+size_t WeightdServer::open_sessions() const { return impl_->store->Stats().sessions.size(); }
+
+std::string WeightdServer::Describe() const {
+  const StoreStats stats = impl_->store->Stats();
+  std::vector<std::string> packs;
+  for (uint32_t i = 0; i < impl_->store->pack_count(); ++i) {
+    const Pack& pack = *impl_->store->pack(i);
+    packs.push_back(absl::StrCat(pack.dir(), " (", pack.model_id(), ", ",
+                                 FormatSize(pack.dense_bytes() + pack.total_expert_bytes()), ")"));
+  }
+  return absl::StrFormat(
+      "weightd serves %s on %s: --dram-budget %s, --io %s (%s), --direct %s, --threads %d, boot epoch %016x",
+      absl::StrJoin(packs, ", "), impl_->options.socket, FormatSize(stats.dram_budget), impl_->options.io,
+      stats.io_engine, impl_->options.direct ? "on" : "off", impl_->options.reader_threads,
+      impl_->store->boot_epoch());
+}
+
+WeightStore& WeightdServer::store() { return *impl_->store; }
+
+}  // namespace sluice

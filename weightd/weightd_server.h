@@ -1,0 +1,43 @@
+// WeightdServer: the parts of a weightd process put together: sockets, store, side channel, gRPC.
+//
+// Several may live in one process, as tests do; each has its own sockets.
+//
+// Thread safety: thread-compatible; Drain() may also come over gRPC.
+#ifndef SLUICE_WEIGHTD_WEIGHTD_SERVER_H_
+#define SLUICE_WEIGHTD_WEIGHTD_SERVER_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "weightd/weight_store.h"
+#include "weightd/weightd_options.h"
+
+namespace sluice {
+
+class WeightdServer {
+ public:
+  // Takes the sockets first, so that a second instance fails at once, then the memory, then serves.
+  // ALREADY_EXISTS: another process serves the socket.
+  static absl::StatusOr<std::unique_ptr<WeightdServer>> Start(const WeightdOptions& options, LogFn log);
+  // Ends every session and removes the sockets.
+  ~WeightdServer();
+
+  // Refuses new sessions; health turns NOT_SERVING.
+  void Drain();
+  size_t open_sessions() const;
+
+  // One line: what is served, where, and how.
+  std::string Describe() const;
+
+  WeightStore& store();
+
+ private:
+  struct Impl;
+  explicit WeightdServer(std::unique_ptr<Impl> impl);
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_WEIGHTD_SERVER_H_
