@@ -1,0 +1,86 @@
+// InferdDaemon: the parts of one inferd process in the order of their lives.
+//
+// Prepare() opens what is quick and the sockets; Begin() does the long part (weightd's session, dense
+// weights, a first token) on a thread of its own, while clients can already ask how the start goes.
+//
+// Thread safety: thread-compatible; main's thread owns it.
+#ifndef SLUICE_INFERD_DAEMON_H_
+#define SLUICE_INFERD_DAEMON_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "common/pack/pack.h"
+#include "common/ring/unique_fd.h"
+#include "common/text/tokenizer.h"
+#include "inferd/engine.h"
+#include "inferd/engine_gate.h"
+#include "inferd/inferd_options.h"
+#include "inferd/server.h"
+#include "inferd/server_state.h"
+#include "spdlog/logger.h"
+
+namespace sluice {
+
+class InferdDaemon {
+ public:
+  // Errors: of the pack, of options against the model, of the sockets. `log` is borrowed; `on_phase` is
+  // called as InferdServerOptions::on_phase.
+  static absl::StatusOr<std::unique_ptr<InferdDaemon>> Prepare(
+      const InferdOptions& options, const SetOptions& set, spdlog::logger* log,
+      std::function<void(const ServerState::View&)> on_phase);
+
+  // Ends the server and then the engine. REQUIRES: the start has ended (start_event() became readable).
+  ~InferdDaemon();
+
+  // Starts the engine in the background.
+  void Begin();
+  // Readable once the start has ended.
+  int start_event() const { return start_event_.get(); }
+  // How it ended. REQUIRES: it has.
+  absl::Status StartStatus() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Lets answers end for up to `patience`, cuts the rest, closes the sockets. Idempotent.
+  void Shutdown(absl::Duration patience);
+
+  // One line with every option and the addresses. REQUIRES: not shut down.
+  std::string DescribeStart() const;
+  // Whether a step is stuck, for the watchdog.
+  bool IsStuck() const;
+
+ private:
+  InferdDaemon(const InferdOptions& options, spdlog::logger* log);
+  absl::Status Open(const SetOptions& set);
+  absl::Status OpenTokenizer();
+  absl::Status Serve(std::function<void(const ServerState::View&)> on_phase);
+  absl::Status StartEngine();
+  ServedModel Describe() const;
+
+  const InferdOptions options_;
+  spdlog::logger* const log_;
+  // Constant after Prepare.
+  std::unique_ptr<Pack> pack_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  EnginePlan plan_;
+  uint32_t threads_ = 0;
+  std::vector<ReportedOption> reported_;
+  std::unique_ptr<ServerState> state_;
+  UniqueFd start_event_;
+
+  EngineGate gate_;                 // self-synchronised
+  std::unique_ptr<Engine> engine_;  // the starter's, main's once the start has ended
+  std::unique_ptr<InferdServer> server_;
+  std::thread starter_;
+  absl::Mutex mutex_;
+  absl::Status start_status_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_DAEMON_H_

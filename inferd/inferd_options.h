@@ -1,0 +1,128 @@
+// Options of the inferd program. One table (ForEachOption) names each of them, with its help; flags, the TOML
+// file and GetServerInfo all follow it.
+//
+// Thread safety: plain values; parsing belongs to main's thread.
+#ifndef SLUICE_INFERD_INFERD_OPTIONS_H_
+#define SLUICE_INFERD_INFERD_OPTIONS_H_
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "inferd/engine_options.h"
+#include "inferd/server_state.h"
+#include "inferd/serving_context.h"
+
+namespace sluice {
+
+// A number of bytes, given and shown as people write sizes.
+struct ByteSize {
+  uint64_t bytes = 0;
+};
+
+struct InferdOptions {
+  std::string pack;
+  std::string weightd;              // default: weightd.sock in the runtime directory
+  std::vector<std::string> listen;  // default: inferd.sock in the runtime directory
+  std::vector<std::string> admin;   // default: inferd-admin.sock in the runtime directory
+  std::vector<uint32_t> allow_uid;
+
+  std::string device = "host";
+  ByteSize device_budget;
+  uint32_t context = 0;
+  uint32_t parallel = 4;
+  std::string kv = "f16";
+  ByteSize kv_budget;
+  uint32_t prefill_chunk = 512;
+  uint32_t threads = 0;
+  std::string preset = "exact";
+  bool prefetch = true;
+  double link_gbps = 0;
+  double link_latency_us = 0;
+  std::string clock = "real";
+
+  uint32_t max_queue = 256;
+  uint32_t max_queue_tokens = 1u << 20;
+  ByteSize max_queue_bytes{64ull << 20};
+  ByteSize max_unsent{1ull << 20};
+  absl::Duration stall_timeout = absl::Seconds(30);
+  absl::Duration max_request_time = absl::Hours(24);
+  absl::Duration weightd_wait = absl::Seconds(30);
+  absl::Duration drain_timeout = absl::Seconds(10);
+  int parent_lifeline = -1;
+  absl::Duration keep;
+  std::string log_level = "info";
+};
+
+// The names that a flag or the file set.
+using SetOptions = std::set<std::string>;
+
+// What the command line asks for.
+struct InferdCommand {
+  InferdOptions options;
+  SetOptions set;
+  std::optional<int> exit_code;  // set: nothing to serve (--help, --version, a usage error: already printed)
+};
+
+InferdCommand ParseInferdCommand(int argc, const char* const* argv);
+
+// UNIMPLEMENTED naming the option for what this build has not: other devices than host, a link.
+// INVALID_ARGUMENT for values that no build takes.
+absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& set);
+
+EngineOptions EngineOptionsOf(const InferdOptions& options);
+ServingLimits ServingLimitsOf(const InferdOptions& options);
+
+// Every option with its value in effect: as it was set, or else what the default became in `plan` and with
+// `threads` compute threads.
+std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const SetOptions& set,
+                                            const EnginePlan& plan, uint32_t threads);
+
+// Calls visit(name, pointer to the member, help) for each option, in the order of --help. Help says what a
+// default that is computed is; other defaults are shown from the member.
+template <typename Visit>
+void ForEachOption(InferdOptions* o, Visit visit) {
+  visit("pack", &o->pack, "Folder of the pack to serve");
+  visit("weightd", &o->weightd, "Unix socket of weightd (default: weightd.sock in the runtime directory)");
+  visit("listen", &o->listen,
+        "Where clients connect: unix:/path or 127.0.0.1:port; repeat for more (default: inferd.sock in the "
+        "runtime directory)");
+  visit("admin", &o->admin,
+        "Where operators connect: unix:/path (default: inferd-admin.sock in the runtime directory)");
+  visit("allow-uid", &o->allow_uid, "User who may connect to the unix sockets, beside this one and root");
+
+  visit("device", &o->device, "Where the model runs: host, sim or cuda");
+  visit("device-budget", &o->device_budget, "Memory of the device, as 8GiB (devices sim and cuda)");
+  visit("context", &o->context,
+        "Tokens of prompt and answer together (default: the smaller of the model's and 8192)");
+  visit("parallel", &o->parallel, "Sequences that run together");
+  visit("kv", &o->kv, "Type of the KV cache: f32, f16 or q8");
+  visit("kv-budget", &o->kv_budget, "Memory of the KV cache (default: what all parallel contexts take)");
+  visit("prefill-chunk", &o->prefill_chunk, "Prompt tokens of one step");
+  visit("threads", &o->threads, "Compute threads (default: the CPUs that this process may use)");
+  visit("preset", &o->preset, "Named set of policies");
+  visit("prefetch", &o->prefetch, "Ask for experts of the next layer ahead: on or off");
+  visit("link-gbps", &o->link_gbps, "Bandwidth of the link (device sim)");
+  visit("link-latency-us", &o->link_latency_us, "Latency of the link (device sim)");
+  visit("clock", &o->clock, "Time of the link: real or virtual (device sim)");
+
+  visit("max-queue", &o->max_queue, "Requests that may wait");
+  visit("max-queue-tokens", &o->max_queue_tokens, "Tokens that waiting requests may have");
+  visit("max-queue-bytes", &o->max_queue_bytes, "Memory that waiting requests may take");
+  visit("max-unsent", &o->max_unsent, "Output that a stream may hold back for a slow reader");
+  visit("stall-timeout", &o->stall_timeout, "A reader that takes nothing for so long is cut");
+  visit("max-request-time", &o->max_request_time, "Time limit of requests without a deadline");
+  visit("weightd-wait", &o->weightd_wait, "At the start, wait so long for weightd");
+  visit("drain-timeout", &o->drain_timeout, "On SIGTERM, wait so long for answers to end");
+  visit("parent-lifeline", &o->parent_lifeline, "Inherited descriptor at whose end inferd ends");
+  visit("keep", &o->keep, "Stay so long after that");
+  visit("log-level", &o->log_level, "Least severity that is logged: debug, info, warning or error");
+}
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_INFERD_OPTIONS_H_
