@@ -133,7 +133,10 @@ void AddedTokenMatcher::Split(std::string_view text, bool parse_special,
     if (done < begin) {
       segments->push_back({{done, begin}, TextSegment::kText});
     }
-    segments->push_back({{begin, end}, match.token->id});
+    // Empty where an earlier token's rstrip took all of it.
+    if (begin < end) {
+      segments->push_back({{begin, end}, match.token->id});
+    }
     done = end;
   }
   if (done < text.size()) {

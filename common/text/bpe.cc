@@ -40,6 +40,7 @@ BpeModel::BpeModel(const Vocabulary& vocabulary, const BpeSpec& spec,
                    const absl::flat_hash_set<int32_t>& special_ids)
     : vocabulary_(vocabulary),
       special_ids_(special_ids),
+      added_only_(spec.added_only),
       unknown_(spec.unknown),
       fuse_unknown_(spec.fuse_unknown),
       ignore_merges_(spec.ignore_merges) {
@@ -49,7 +50,7 @@ BpeModel::BpeModel(const Vocabulary& vocabulary, const BpeSpec& spec,
     ids_of_bytes_.resize(256, kNone);
     for (int byte = 0; byte < 256; ++byte) {
       ids_of_bytes_[static_cast<size_t>(byte)] =
-          vocabulary.Find(absl::StrFormat("<0x%02X>", byte)).value_or(kNone);
+          FindInModel(absl::StrFormat("<0x%02X>", byte)).value_or(kNone);
     }
   }
 }
@@ -58,7 +59,7 @@ void BpeModel::IndexCharacters() {
   ids_of_characters_.assign(kDenseCharacters, kNone);
   for (int32_t id = 0; id < vocabulary_.end(); ++id) {
     const std::string_view token = vocabulary_.TokenOf(id).value_or("");
-    if (token.empty() || token.size() != Utf8Length(token[0])) {
+    if (token.empty() || token.size() != Utf8Length(token[0]) || added_only_.contains(id)) {
       continue;
     }
     const char32_t c = FirstChar(token);
@@ -73,14 +74,16 @@ void BpeModel::IndexCharacters() {
 void BpeModel::IndexMerges(const BpeSpec& spec) {
   merges_.reserve(spec.merges.size());
   for (const MergeRule& rule : spec.merges) {
-    if (special_ids_.contains(rule.result)) {
-      continue;
-    }
-    merges_[Pair(static_cast<uint32_t>(rule.left), static_cast<uint32_t>(rule.right))] = {rule.rank,
-                                                                                          rule.result};
+    merges_[Pair(static_cast<uint32_t>(rule.left), static_cast<uint32_t>(rule.right))] = {
+        rule.rank, rule.result, special_ids_.contains(rule.result)};
     joints_.insert(
         Pair(LastChar(*vocabulary_.TokenOf(rule.left)), FirstChar(*vocabulary_.TokenOf(rule.right))));
   }
+}
+
+std::optional<int32_t> BpeModel::FindInModel(std::string_view token) const {
+  const std::optional<int32_t> id = vocabulary_.Find(token);
+  return id.has_value() && added_only_.contains(*id) ? std::nullopt : id;
 }
 
 int32_t BpeModel::IdOfCharacter(char32_t c) const {
@@ -102,8 +105,8 @@ void BpeModel::Encode(std::string_view word, BpeScratch* scratch, std::vector<in
     return;
   }
   if (ignore_merges_) {
-    const std::optional<int32_t> id = vocabulary_.Find(word);
-    if (id.has_value() && !special_ids_.contains(*id)) {
+    const std::optional<int32_t> id = FindInModel(word);
+    if (id.has_value() && (scratch->may_give_special || !special_ids_.contains(*id))) {
       ids->push_back(*id);
       return;
     }
@@ -202,9 +205,12 @@ void BpeModel::Spell(std::string_view word, std::vector<BpeScratch::Symbol>* sym
   }
 }
 
-const BpeModel::Merge* BpeModel::FindMerge(int32_t left, int32_t right) const {
+const BpeModel::Merge* BpeModel::FindMerge(int32_t left, int32_t right, const BpeScratch& scratch) const {
   const auto it = merges_.find(Pair(static_cast<uint32_t>(left), static_cast<uint32_t>(right)));
-  return it == merges_.end() ? nullptr : &it->second;
+  if (it == merges_.end() || (it->second.gives_special && !scratch.may_give_special)) {
+    return nullptr;
+  }
+  return &it->second;
 }
 
 namespace {
@@ -219,15 +225,15 @@ struct ComesLater {
 
 }  // namespace
 
-void BpeModel::Queue(const std::vector<BpeScratch::Symbol>& symbols, int32_t position,
-                     std::vector<BpeScratch::Candidate>* heap) const {
-  const BpeScratch::Symbol& left = symbols[static_cast<size_t>(position)];
+void BpeModel::Queue(int32_t position, BpeScratch* scratch) const {
+  const BpeScratch::Symbol& left = scratch->symbols[static_cast<size_t>(position)];
   if (left.next == kNone) {
     return;
   }
-  if (const Merge* merge = FindMerge(left.id, symbols[static_cast<size_t>(left.next)].id); merge != nullptr) {
-    heap->push_back({merge->rank, position, merge->result});
-    std::push_heap(heap->begin(), heap->end(), ComesLater());
+  const BpeScratch::Symbol& right = scratch->symbols[static_cast<size_t>(left.next)];
+  if (const Merge* merge = FindMerge(left.id, right.id, *scratch); merge != nullptr) {
+    scratch->heap.push_back({merge->rank, position, merge->result});
+    std::push_heap(scratch->heap.begin(), scratch->heap.end(), ComesLater());
   }
 }
 
@@ -236,7 +242,7 @@ void BpeModel::MergeAll(BpeScratch* scratch) const {
   std::vector<BpeScratch::Candidate>& heap = scratch->heap;
   heap.clear();
   for (size_t i = 0; i + 1 < symbols.size(); ++i) {
-    if (const Merge* merge = FindMerge(symbols[i].id, symbols[i + 1].id); merge != nullptr) {
+    if (const Merge* merge = FindMerge(symbols[i].id, symbols[i + 1].id, *scratch); merge != nullptr) {
       heap.push_back({merge->rank, static_cast<int32_t>(i), merge->result});
     }
   }
@@ -251,7 +257,7 @@ void BpeModel::MergeAll(BpeScratch* scratch) const {
     }
     BpeScratch::Symbol& right = symbols[static_cast<size_t>(left.next)];
     // A candidate is stale once either side was merged with something else.
-    const Merge* merge = FindMerge(left.id, right.id);
+    const Merge* merge = FindMerge(left.id, right.id, *scratch);
     if (merge == nullptr || merge->result != top.result) {
       continue;
     }
@@ -262,9 +268,9 @@ void BpeModel::MergeAll(BpeScratch* scratch) const {
       symbols[static_cast<size_t>(left.next)].previous = top.position;
     }
     if (left.previous != kNone) {
-      Queue(symbols, left.previous, &heap);
+      Queue(left.previous, scratch);
     }
-    Queue(symbols, top.position, &heap);
+    Queue(top.position, scratch);
   }
 }
 

@@ -21,6 +21,11 @@ namespace sluice {
 
 // Buffers of one caller and its cache of words already encoded.
 class BpeScratch {
+ public:
+  // Without `may_give_special` no merge and no ignore_merges gives a special token: text that spells one and
+  // is not to be parsed must not become it.
+  explicit BpeScratch(bool may_give_special) : may_give_special(may_give_special) {}
+
  private:
   friend class BpeModel;
 
@@ -40,6 +45,7 @@ class BpeScratch {
     uint32_t count;
   };
 
+  const bool may_give_special;
   std::vector<Symbol> symbols;
   std::vector<Candidate> heap;
   absl::flat_hash_map<std::string, CachedWord> cache;
@@ -48,8 +54,7 @@ class BpeScratch {
 
 class BpeModel {
  public:
-  // `vocabulary` must outlive the model. `special_ids` are never the result of merging or of ignore_merges:
-  // text that spells a special token, where it is not to be parsed, must not become it.
+  // `vocabulary` must outlive the model. `special_ids` are those that a scratch may exclude.
   static std::unique_ptr<const BpeModel> Create(const Vocabulary& vocabulary, const BpeSpec& spec,
                                                 const absl::flat_hash_set<int32_t>& special_ids);
 
@@ -62,12 +67,14 @@ class BpeModel {
   struct Merge {
     uint32_t rank;
     int32_t result;
+    bool gives_special;
   };
 
   BpeModel(const Vocabulary& vocabulary, const BpeSpec& spec,
            const absl::flat_hash_set<int32_t>& special_ids);
 
   void IndexCharacters();
+  std::optional<int32_t> FindInModel(std::string_view token) const;
   void IndexMerges(const BpeSpec& spec);
   int32_t IdOfCharacter(char32_t code_point) const;
   bool MayMerge(char32_t left, char32_t right) const;
@@ -75,12 +82,12 @@ class BpeModel {
   void EncodeWord(std::string_view word, BpeScratch* scratch, std::vector<int32_t>* ids) const;
   void Spell(std::string_view word, std::vector<BpeScratch::Symbol>* symbols) const;
   void MergeAll(BpeScratch* scratch) const;
-  const Merge* FindMerge(int32_t left, int32_t right) const;
-  void Queue(const std::vector<BpeScratch::Symbol>& symbols, int32_t position,
-             std::vector<BpeScratch::Candidate>* heap) const;
+  const Merge* FindMerge(int32_t left, int32_t right, const BpeScratch& scratch) const;
+  void Queue(int32_t position, BpeScratch* scratch) const;
 
   const Vocabulary& vocabulary_;
   const absl::flat_hash_set<int32_t> special_ids_;
+  const absl::flat_hash_set<int32_t> added_only_;
   const std::optional<int32_t> unknown_;
   const bool fuse_unknown_;
   const bool ignore_merges_;

@@ -8,59 +8,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "common/text/regex_sets.h"
 #include "common/text/utf8.h"
 
 namespace sluice {
 namespace {
-
-// Class contents. They begin and end with something that cannot become the end of a range by a hyphen
-// beside it: a property or a range.
-constexpr const char* kSpace =
-    "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}\\x{2000}-\\x{"
-    "200a}";
-constexpr const char* kNotSpace =
-    "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}"
-    "\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}";
-constexpr const char* kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
-constexpr const char* kHex = "0-9A-Fa-f";
-
-struct NamePair {
-  const char* name;  // lower case, without spaces, hyphens and underscores
-  const char* pcre;
-};
-
-constexpr std::array<NamePair, 26> kLongCategories = {{
-    {"letter", "L"},
-    {"uppercaseletter", "Lu"},
-    {"lowercaseletter", "Ll"},
-    {"titlecaseletter", "Lt"},
-    {"modifierletter", "Lm"},
-    {"otherletter", "Lo"},
-    {"mark", "M"},
-    {"nonspacingmark", "Mn"},
-    {"spacingmark", "Mc"},
-    {"enclosingmark", "Me"},
-    {"number", "N"},
-    {"decimalnumber", "Nd"},
-    {"letternumber", "Nl"},
-    {"othernumber", "No"},
-    {"punctuation", "P"},
-    {"symbol", "S"},
-    {"mathsymbol", "Sm"},
-    {"currencysymbol", "Sc"},
-    {"separator", "Z"},
-    {"spaceseparator", "Zs"},
-    {"other", "C"},
-    {"alphabetic", "Alphabetic"},
-    {"uppercase", "Uppercase"},
-    {"lowercase", "Lowercase"},
-    {"ideographic", "Ideographic"},
-    {"emoji", "Emoji"},
-}};
-
-constexpr const char* kCategories =
-    " L Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp C Cc Cf Cs Co "
-    "Cn ";
 
 class Translator {
  public:
@@ -70,7 +22,7 @@ class Translator {
     // Searching for \s+$ from every place of a long run of spaces is quadratic. All ends of a match were
     // tried from the run's first space, so the rest of the run is skipped: the same matches in linear time.
     if (pattern_ == "\\s+$") {
-      return absl::StrCat("[", kSpace, "]+$|[", kSpace, "]+(*SKIP)(*FAIL)");
+      return absl::StrCat("[", kSpaceSet, "]+$|[", kSpaceSet, "]+(*SKIP)(*FAIL)");
     }
     while (!AtEnd()) {
       RETURN_IF_ERROR(Element());
@@ -275,67 +227,71 @@ class Translator {
       return absl::InvalidArgumentError("pattern ends in a backslash");
     }
     const char c = pattern_[position_ + 1];
+    const std::string word = absl::StrCat("[", word_, kLatin1WordSet, "]");
     switch (c) {
       case 'A':
       case 'z':
       case 'Z':
       case 'G':
         absl::StrAppend(&out_, "\\", std::string(1, c));
-        has_atom_ = false;
         break;
       case 'b':
-        absl::StrAppend(&out_, "(?:(?<=[", kWord, "])(?![", kWord, "])|(?<![", kWord, "])(?=[", kWord, "]))");
-        has_atom_ = false;
+        absl::StrAppend(&out_, "(?:(?<=", word, ")(?!", word, ")|(?<!", word, ")(?=", word, "))");
         break;
       case 'B':
-        absl::StrAppend(&out_, "(?:(?<=[", kWord, "])(?=[", kWord, "])|(?<![", kWord, "])(?![", kWord, "]))");
-        has_atom_ = false;
+        absl::StrAppend(&out_, "(?:(?<=", word, ")(?=", word, ")|(?<!", word, ")(?!", word, "))");
         break;
+      case 'w':
       case 'W':
-        Atom(absl::StrCat("[^", kWord, "]"));
-        break;
-      case 'H':
-        Atom(absl::StrCat("[^", kHex, "]"));
-        break;
+        Atom(c == 'w' ? word : absl::StrCat("[^", word.substr(1)));
+        position_ += 2;
+        return absl::OkStatus();
       default: {
-        bool is_set = false;
-        ASSIGN_OR_RETURN(const std::string content, Escape(&is_set));
-        Atom(is_set ? absl::StrCat("[", content, "]") : content);
+        ASSIGN_OR_RETURN(const Escaped escaped, Escape());
+        Atom(escaped.kind == Escaped::kCharacter
+                 ? escaped.content
+                 : absl::StrCat(escaped.kind == Escaped::kSet ? "[" : "[^", escaped.content, "]"));
         return absl::OkStatus();
       }
     }
     position_ += 2;
+    has_atom_ = false;
     return absl::OkStatus();
   }
 
-  // An escape that means one character or, with *is_set, the class content of a set. Moves past it.
-  absl::StatusOr<std::string> Escape(bool* is_set) {
+  // What an escape means: a character, or the content of a class that is to be taken or excluded.
+  struct Escaped {
+    std::string content;
+    enum Kind { kCharacter, kSet, kExcludedSet } kind;
+  };
+
+  // Moves past the escape at position_, which has at least one character behind the backslash.
+  absl::StatusOr<Escaped> Escape() {
     const char c = pattern_[position_ + 1];
-    *is_set = true;
-    switch (c) {
+    std::string set;
+    switch (absl::ascii_tolower(static_cast<unsigned char>(c))) {
       case 's':
-        position_ += 2;
-        return std::string(kSpace);
-      case 'S':
-        position_ += 2;
-        return std::string(kNotSpace);
+        set = kSpaceSet;
+        break;
       case 'w':
-        position_ += 2;
-        return std::string(kWord);
+        set = word_;
+        break;
       case 'h':
-        position_ += 2;
-        return std::string(kHex);
+        set = kHexSet;
+        break;
       case 'd':
-      case 'D':
-        position_ += 2;
-        return std::string(c == 'd' ? "\\p{Nd}" : "\\P{Nd}");
+        set = *PropertySet("Nd");
+        break;
       case 'p':
-      case 'P':
         return Property();
-      default:
-        *is_set = false;
-        return EscapedCharacter();
+      default: {
+        ASSIGN_OR_RETURN(const std::string character, EscapedCharacter());
+        return Escaped{character, Escaped::kCharacter};
+      }
     }
+    position_ += 2;
+    return Escaped{
+        set, absl::ascii_isupper(static_cast<unsigned char>(c)) ? Escaped::kExcludedSet : Escaped::kSet};
   }
 
   absl::StatusOr<std::string> EscapedCharacter() {
@@ -378,40 +334,20 @@ class Translator {
     return Literal(value);
   }
 
-  absl::StatusOr<std::string> Property() {
+  absl::StatusOr<Escaped> Property() {
     bool negated = pattern_[position_ + 1] == 'P';
     const size_t close = pattern_.find('}', position_);
     if (pattern_.substr(position_ + 2, 1) != "{" || close == std::string_view::npos) {
       return Unsupported("property without braces");
     }
-    std::string name(pattern_.substr(position_ + 3, close - position_ - 3));
-    if (!name.empty() && name[0] == '^') {
+    std::string_view name = pattern_.substr(position_ + 3, close - position_ - 3);
+    if (name.substr(0, 1) == "^") {
       negated = !negated;
-      name.erase(0, 1);
+      name.remove_prefix(1);
     }
-    std::string plain;
-    for (const char c : name) {
-      if (absl::ascii_isalpha(static_cast<unsigned char>(c))) {
-        plain.push_back(absl::ascii_tolower(static_cast<unsigned char>(c)));
-      } else if (c != '_' && c != ' ' && c != '-') {
-        return Unsupported(absl::StrCat("property ", name));
-      }
-    }
-    std::string pcre;
-    for (const NamePair& pair : kLongCategories) {
-      if (plain == pair.name) {
-        pcre = pair.pcre;
-      }
-    }
-    if (pcre.empty() && plain.size() <= 2) {
-      if (name.empty() || std::string(kCategories).find(absl::StrCat(" ", name, " ")) == std::string::npos) {
-        return Unsupported(absl::StrCat("property ", name));
-      }
-      pcre = name;
-    }
-    // What is neither category nor known property must be a script; PCRE2 refuses unknown ones.
+    ASSIGN_OR_RETURN(const std::string content, PropertySet(name));
     position_ = close + 1;
-    return absl::StrCat(negated ? "\\P{" : "\\p{", pcre.empty() ? absl::StrCat("sc:", name) : pcre, "}");
+    return Escaped{content, negated ? Escaped::kExcludedSet : Escaped::kSet};
   }
 
   // One operand of && in a class: a union of plain content and of sets that need brackets of their own.
@@ -488,27 +424,25 @@ class Translator {
     if (position_ + 1 >= pattern_.size()) {
       return absl::InvalidArgumentError("pattern ends in a backslash");
     }
-    const char escaped = pattern_[position_ + 1];
-    if (escaped == 'W' || escaped == 'H') {
-      position_ += 2;
-      operand->sets.push_back(absl::StrCat("[^", escaped == 'W' ? kWord : kHex, "]"));
-      return absl::OkStatus();
-    }
-    if (escaped == 'b') {
+    if (pattern_[position_ + 1] == 'b') {
       position_ += 2;
       operand->content.append("\\x{8}");
       return absl::OkStatus();
     }
-    bool is_set = false;
-    ASSIGN_OR_RETURN(const std::string content, Escape(&is_set));
-    if (is_set && !operand->content.empty() && operand->content.back() == '-') {
+    ASSIGN_OR_RETURN(const Escaped escaped, Escape());
+    if (escaped.kind == Escaped::kExcludedSet) {
+      operand->sets.push_back(absl::StrCat("[^", escaped.content, "]"));
+      return absl::OkStatus();
+    }
+    if (escaped.kind == Escaped::kSet && !operand->content.empty() && operand->content.back() == '-') {
       operand->content.pop_back();
       operand->content.append("\\-");
     }
-    operand->content.append(content);
+    operand->content.append(escaped.content);
     return absl::OkStatus();
   }
 
+  const std::string word_ = WordSet();
   const std::string_view pattern_;
   size_t position_ = 0;
   std::string out_;

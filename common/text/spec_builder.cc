@@ -35,6 +35,7 @@ absl::Status AddAddedToken(AddedToken token, TokenizerSpec* spec) {
   }
   if (spec->vocabulary.Find(token.content) != token.id) {
     RETURN_IF_ERROR(spec->vocabulary.Add(token.content, token.id));
+    spec->bpe.added_only.insert(token.id);
     spec->added_tokens.push_back(std::move(token));
     return absl::OkStatus();
   }

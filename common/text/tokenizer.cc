@@ -104,12 +104,11 @@ absl::Status Tokenizer::Impl::AddMatchers() {
   return absl::OkStatus();
 }
 
-absl::Status Tokenizer::Impl::EncodeText(std::string_view text, bool starts_input, bool parse_special,
-                                         EncodeScratch* scratch, std::vector<int32_t>* ids) const {
-  PreTokenizedText whole;
+absl::Status Tokenizer::Impl::EncodeText(std::string_view text, bool starts_input, EncodeScratch* scratch,
+                                         std::vector<int32_t>* ids) const {
   ASSIGN_OR_RETURN(const std::string normal, normalizer->Apply(std::string(text), &scratch->regex));
   std::vector<TextSegment> segments;
-  normalized_tokens.Split(normal, parse_special, &segments);
+  normalized_tokens.Split(normal, scratch->parse_special, &segments);
   for (const TextSegment& segment : segments) {
     if (segment.token != TextSegment::kText) {
       ids->push_back(segment.token);
@@ -172,7 +171,7 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
   if (options.add_special_tokens) {
     ids = impl_->spec.prefix;
   }
-  EncodeScratch scratch;
+  EncodeScratch scratch(options);
   std::vector<TextSegment> segments;
   impl_->raw_tokens.Split(text, options.parse_special, &segments);
   for (const TextSegment& segment : segments) {
@@ -182,7 +181,7 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
     }
     RETURN_IF_ERROR(
         impl_->EncodeText(text.substr(segment.range.begin, segment.range.end - segment.range.begin),
-                          segment.range.begin == 0, options.parse_special, &scratch, &ids));
+                          segment.range.begin == 0, &scratch, &ids));
   }
   if (options.add_special_tokens) {
     ids.insert(ids.end(), impl_->spec.suffix.begin(), impl_->spec.suffix.end());

@@ -25,6 +25,9 @@ namespace sluice {
 
 // Buffers of one call of Encode.
 struct EncodeScratch {
+  explicit EncodeScratch(const EncodeOptions& options)
+      : parse_special(options.parse_special), bpe(/*may_give_special=*/options.parse_special) {}
+  const bool parse_special;
   RegexScratch regex;
   BpeScratch bpe;
 };
@@ -44,8 +47,8 @@ struct Tokenizer::Impl {
   absl::Status AddMatchers();
 
   // Appends the ids of `text`, which holds none of raw_tokens.
-  absl::Status EncodeText(std::string_view text, bool starts_input, bool parse_special,
-                          EncodeScratch* scratch, std::vector<int32_t>* ids) const;
+  absl::Status EncodeText(std::string_view text, bool starts_input, EncodeScratch* scratch,
+                          std::vector<int32_t>* ids) const;
 
   // What the decoder gets for `id`; nullopt for nothing.
   std::optional<std::string_view> TextOf(int32_t id, bool skip_special) const;

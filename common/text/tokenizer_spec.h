@@ -13,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "common/text/unicode.h"
 #include "common/text/vocabulary.h"
 
@@ -103,6 +104,8 @@ struct MergeRule {
 };
 
 struct BpeSpec {
+  // Ids of the vocabulary that only added tokens have: the model neither finds nor makes them.
+  absl::flat_hash_set<int32_t> added_only;
   std::vector<MergeRule> merges;  // of one pair the last counts
   std::optional<int32_t> unknown;
   bool fuse_unknown = false;
