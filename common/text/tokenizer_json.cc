@@ -6,6 +6,7 @@
 #include "common/status.h"
 #include "common/text/json_fields.h"
 #include "common/text/spec_builder.h"
+#include "common/text/tokenizer_document.h"
 #include "common/text/utf8.h"
 
 namespace sluice {
@@ -207,19 +208,6 @@ absl::StatusOr<DecoderSpec> ParseDecoder(const Json& json, const std::string& ty
   return Unsupported("decoder", type);
 }
 
-// A merge is "left right" or ["left", "right"].
-absl::Status ParseMerge(const Json& merge, uint32_t rank, TokenizerSpec* spec) {
-  if (merge.is_string()) {
-    return AddMergeLine(*merge.get_ptr<const std::string*>(), rank, spec);
-  }
-  if (!merge.is_array() || merge.size() != 2 || !merge[0].is_string() || !merge[1].is_string()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("merge ", rank, " is neither a string nor a pair of strings"));
-  }
-  return AddMerge(*merge[0].get_ptr<const std::string*>(), *merge[1].get_ptr<const std::string*>(), rank,
-                  spec);
-}
-
 absl::Status CheckModelIsPlainBpe(const Json& model) {
   ASSIGN_OR_RETURN(const std::string type, StringMemberOr(model, "type", "BPE"));
   if (type != "BPE") {
@@ -238,14 +226,14 @@ absl::Status CheckModelIsPlainBpe(const Json& model) {
   return absl::OkStatus();
 }
 
-absl::Status ParseModel(const Json& model, TokenizerSpec* spec) {
+absl::Status ParseModel(const Json& model, const TokenizerDocument& document, TokenizerSpec* spec) {
   RETURN_IF_ERROR(CheckModelIsPlainBpe(model));
-  const Json* vocab = FindMember(model, "vocab");
-  const Json* merges = FindMember(model, "merges");
-  if (vocab == nullptr || merges == nullptr || !merges->is_array()) {
-    return absl::InvalidArgumentError("model has no \"vocab\" or no list \"merges\"");
+  if (!document.has_vocab || !document.has_merges) {
+    return absl::InvalidArgumentError("no object \"vocab\" or no list \"merges\"");
   }
-  RETURN_IF_ERROR(ParseVocabulary(*vocab, &spec->vocabulary));
+  for (const auto& [token, id] : document.vocab) {
+    RETURN_IF_ERROR(spec->vocabulary.Add(token, id));
+  }
   ASSIGN_OR_RETURN(spec->bpe.fuse_unknown, BoolMember(model, "fuse_unk", false));
   ASSIGN_OR_RETURN(spec->bpe.byte_fallback, BoolMember(model, "byte_fallback", false));
   ASSIGN_OR_RETURN(spec->bpe.ignore_merges, BoolMember(model, "ignore_merges", false));
@@ -256,10 +244,10 @@ absl::Status ParseModel(const Json& model, TokenizerSpec* spec) {
       return absl::InvalidArgumentError(absl::StrCat("unk_token \"", unknown, "\" is not in the vocabulary"));
     }
   }
-  spec->bpe.merges.reserve(merges->size());
+  spec->bpe.merges.reserve(document.merges.size());
   uint32_t rank = 0;
-  for (const Json& merge : *merges) {
-    RETURN_IF_ERROR(ParseMerge(merge, rank++, spec));
+  for (const auto& [left, right] : document.merges) {
+    RETURN_IF_ERROR(AddMerge(left, right, rank++, spec));
   }
   return absl::OkStatus();
 }
@@ -396,19 +384,19 @@ absl::Status ParsePipeline(const Json& document, TokenizerSpec* spec) {
 }  // namespace
 
 absl::StatusOr<TokenizerSpec> ParseTokenizerJson(const std::string& bytes) {
-  ASSIGN_OR_RETURN(const Json document, ParseJsonObject(bytes, "the file"));
-  ASSIGN_OR_RETURN(const std::string version, StringMemberOr(document, "version", "1.0"));
+  ASSIGN_OR_RETURN(const TokenizerDocument document, ParseTokenizerDocument(bytes));
+  ASSIGN_OR_RETURN(const std::string version, StringMemberOr(document.tree, "version", "1.0"));
   if (version != "1.0") {
     return Unsupported("version", version);
   }
-  const Json* model = FindMember(document, "model");
+  const Json* model = FindMember(document.tree, "model");
   if (model == nullptr) {
     return absl::InvalidArgumentError("field \"model\" is missing");
   }
   TokenizerSpec spec;
-  RETURN_IF_ERROR(Annotate(ParseModel(*model, &spec), "model"));
-  RETURN_IF_ERROR(Annotate(ParseAddedTokens(document, &spec), "added_tokens"));
-  RETURN_IF_ERROR(ParsePipeline(document, &spec));
+  RETURN_IF_ERROR(Annotate(ParseModel(*model, document, &spec), "model"));
+  RETURN_IF_ERROR(Annotate(ParseAddedTokens(document.tree, &spec), "added_tokens"));
+  RETURN_IF_ERROR(ParsePipeline(document.tree, &spec));
   return spec;
 }
 

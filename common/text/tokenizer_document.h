@@ -1,0 +1,33 @@
+// TokenizerDocument: tokenizer.json as a tree, but for its two big members, model.vocab and model.merges:
+// they are read as they pass, because a tree of several hundred thousand nodes takes longer to build than all
+// the rest.
+//
+// Thread safety: plain values and a free function, safe to call from any thread.
+#ifndef SLUICE_COMMON_TEXT_TOKENIZER_DOCUMENT_H_
+#define SLUICE_COMMON_TEXT_TOKENIZER_DOCUMENT_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/text/json_fields.h"
+
+namespace sluice {
+
+struct TokenizerDocument {
+  Json tree;  // an object
+  std::vector<std::pair<std::string, int64_t>> vocab;
+  std::vector<std::pair<std::string, std::string>> merges;  // in the file's order, which is their rank
+  bool has_vocab = false;                                   // the members were there, as object and list
+  bool has_merges = false;
+};
+
+// InvalidArgument if `bytes` is not a well-formed JSON object, is nested deeper than 64, or if an id or a
+// merge (two tokens, as a list or with a space between) is malformed.
+absl::StatusOr<TokenizerDocument> ParseTokenizerDocument(const std::string& bytes);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_TEXT_TOKENIZER_DOCUMENT_H_
