@@ -52,6 +52,12 @@ TEST_P(GoldenTest, EveryCaseEncodesAndDecodesAsTheReference) {
   ExpectCasesMatch(*tokenizer, GoldenDir(GetParam()) + "/cases.jsonl");
 }
 
+TEST_P(GoldenTest, RandomTextsEncodeAndDecodeAsTheReference) {
+  const auto tokenizer = LoadOrFail(GoldenDir(GetParam()));
+  ASSERT_NE(nullptr, tokenizer);
+  ExpectCasesMatch(*tokenizer, GoldenDir(GetParam()) + "/random_cases.jsonl");
+}
+
 TEST_P(GoldenTest, StreamGivesEachPieceWithTheTokenThatCompletesIt) {
   const auto tokenizer = LoadOrFail(GoldenDir(GetParam()));
   ASSERT_NE(nullptr, tokenizer);
