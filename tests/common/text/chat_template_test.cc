@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
 namespace sluice {
@@ -99,7 +100,7 @@ TEST(ChatTemplateTest, EndlessTemplatesMeetTheirLimits) {
     deep += "{% if true %}";
   }
   EXPECT_NE(std::string::npos, TextOf(deep).find("nested deeper"));
-  EXPECT_FALSE(ChatTemplate::Create("{{ " + std::string(5000, '(') + " }}", {}).ok());
+  EXPECT_FALSE(ChatTemplate::Create(absl::StrCat("{{ ", std::string(5000, '('), " }}"), {}).ok());
 }
 
 TEST(ChatTemplateTest, ConversationsMustBeObjectsWithMessages) {
