@@ -43,7 +43,7 @@ absl::StatusOr<PackOptions> PackOptionsFromWords(const std::string& bits, const 
                                                  const std::string& layout);
 
 struct PackProgress {
-  const char* stage = "";   // "checking", "resuming", "packing", "finishing", "verifying", "writing"
+  const char* stage = "";   // "packing", "resuming", "finishing", "verifying", "writing"
   uint64_t bytes_done = 0;  // of the pack's payload, those of a resumed run counted
   uint64_t bytes_total = 0;
   double bytes_per_second = 0;  // in this run

@@ -50,12 +50,12 @@ struct SynthJob {
   std::array<uint64_t, kPackFileCount> payload_bytes = {};
   std::vector<std::vector<float>> routers;
   std::vector<float> direction;  // empty with uniform routing
+  double token_correlation = 0;
   std::array<RowPool, kPartCount> pools;
 };
 
 // Standard deviation of a dense tensor's values.
 float DenseScale(const ModelConfig& config, const DenseSpec& spec) {
-  if (spec.name == dense::kEmbed) return 1.0f;
   const float by_columns = 1.0f / std::sqrt(static_cast<float>(spec.cols));
   const float by_depth = 1.0f / std::sqrt(2.0f * static_cast<float>(config.layers.size()));
   if (spec.name.ends_with(".o")) return by_columns * by_depth;
@@ -114,6 +114,8 @@ void MakeWeights(double zipf, SynthJob* job) {
   const uint64_t seed = job->options.seed;
   job->routers = SynthRouters(config, zipf, job->options.similarity, seed);
   if (zipf > 0) job->direction = PreferenceDirection(config.hidden, seed);
+  const MoeConfig& moe = config.layers.back().moe;
+  job->token_correlation = CorrelationForReuse(moe.experts, moe.top_k, job->options.reuse);
   const float in = 1.0f / std::sqrt(static_cast<float>(config.hidden));
   const float out = 1.0f / std::sqrt(2.0f * static_cast<float>(config.layers.size()) *
                                      static_cast<float>(config.layers.back().moe.expert_width));
@@ -124,24 +126,49 @@ void MakeWeights(double zipf, SynthJob* job) {
   }
 }
 
-// Float rows [first, first + count) of a dense tensor, in order.
-void DenseRows(const SynthJob& job, size_t index, uint32_t first, NormalStream* random,
-               absl::Span<float> out) {
-  const DenseSpec& spec = job.specs[index];
-  if (spec.kind == DenseKind::kVector) {
-    std::fill(out.begin(), out.end(), spec.name.ends_with("norm") ? 1.0f : 0.0f);
-    return;
+// The rows of a dense tensor as float32, in order.
+class DenseRows {
+ public:
+  DenseRows(const SynthJob& job, size_t index)
+      : job_(job),
+        spec_(job.specs[index]),
+        random_(SynthSeed(job.options.seed, kDenseTensor, index, 0)),
+        tokens_(job.manifest.config.hidden, job.token_correlation, job.options.seed) {}
+
+  // The next out.size() / cols rows.
+  void Next(absl::Span<float> out) {
+    if (spec_.kind == DenseKind::kVector) {
+      std::fill(out.begin(), out.end(), spec_.name.ends_with("norm") ? 1.0f : 0.0f);
+    } else if (spec_.name.ends_with(".router")) {
+      const std::vector<float>& rows = job_.routers[spec_.layer];
+      std::copy_n(rows.begin() + static_cast<size_t>(row_) * spec_.cols, out.size(), out.begin());
+    } else if (spec_.name == dense::kEmbed || spec_.name == dense::kHead) {
+      NextTokens(out);
+    } else {
+      random_.Fill(DenseScale(job_.manifest.config, spec_), out);
+    }
+    row_ += static_cast<uint32_t>(out.size() / spec_.cols);
   }
-  if (spec.name.ends_with(".router")) {
-    const std::vector<float>& rows = job.routers[spec.layer];
-    std::copy_n(rows.begin() + static_cast<size_t>(first) * spec.cols, out.size(), out.begin());
-    return;
+
+ private:
+  void NextTokens(absl::Span<float> out) {
+    for (size_t at = 0; at < out.size(); at += spec_.cols) {
+      const absl::Span<float> row = out.subspan(at, spec_.cols);
+      if (spec_.name == dense::kHead) {
+        tokens_.Next({}, row);
+        continue;
+      }
+      tokens_.Next(row, {});
+      for (size_t i = 0; i < job_.direction.size(); ++i) row[i] += job_.direction[i];
+    }
   }
-  random->Fill(DenseScale(job.manifest.config, spec), out);
-  if (spec.name == dense::kEmbed && !job.direction.empty()) {
-    for (size_t i = 0; i < out.size(); ++i) out[i] += job.direction[i % spec.cols];
-  }
-}
+
+  const SynthJob& job_;
+  const DenseSpec& spec_;
+  NormalStream random_;
+  TokenChain tokens_;
+  uint32_t row_ = 0;
+};
 
 absl::Status WriteDenseTensor(const SynthJob& job, size_t index, ExtentWriter* writer, ProgressMeter* meter) {
   const DenseTensor& tensor = job.manifest.dense_tensors[index];
@@ -149,12 +176,12 @@ absl::Status WriteDenseTensor(const SynthJob& job, size_t index, ExtentWriter* w
       static_cast<uint32_t>(std::clamp<uint64_t>(kBlockValues / tensor.cols, 1, tensor.rows));
   std::vector<float> values;
   std::vector<std::byte> records;
-  NormalStream random(SynthSeed(job.options.seed, kDenseTensor, index, 0));
+  DenseRows rows(job, index);
   for (uint32_t first = 0; first < tensor.rows; first += block) {
     const uint32_t count = std::min(block, tensor.rows - first);
     values.resize(static_cast<uint64_t>(count) * tensor.cols);
     records.assign(static_cast<uint64_t>(count) * tensor.stride, std::byte{0});
-    DenseRows(job, index, first, &random, absl::MakeSpan(values));
+    rows.Next(absl::MakeSpan(values));
     for (uint32_t r = 0; r < count; ++r) {
       EncodeRow(tensor.encoding,
                 absl::MakeConstSpan(values).subspan(static_cast<uint64_t>(r) * tensor.cols, tensor.cols),
@@ -205,10 +232,9 @@ absl::Status WriteExtent(const SynthJob& job, uint32_t extent, const Staging& st
 }
 
 absl::StatusOr<SynthJob> Prepare(const SynthOptions& options) {
-  if (options.reuse != 0) {
-    return absl::UnimplementedError(
-        absl::StrCat("reuse is ", options.reuse,
-                     ": synthetic packs with reuse from token to token are not supported yet"));
+  if (!(options.reuse >= 0 && options.reuse < 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("reuse is ", options.reuse, "; a number from 0 to below 1 is expected"));
   }
   if (!(options.similarity >= 0 && options.similarity <= 1)) {
     return absl::InvalidArgumentError(
@@ -227,9 +253,9 @@ absl::StatusOr<SynthJob> Prepare(const SynthOptions& options) {
   RETURN_IF_ERROR(PlanJob(pack_options, pack_options.part_encoding[0], &job));
   Provenance& provenance = job.manifest.provenance;
   provenance.generator = kGenerator;
-  provenance.options =
-      absl::StrCat("shape=", options.shape, " bits=", options.bits, " group=", options.group,
-                   " routing=", options.routing, " similarity=", options.similarity, " seed=", options.seed);
+  provenance.options = absl::StrCat("shape=", options.shape, " bits=", options.bits, " group=", options.group,
+                                    " routing=", options.routing, " reuse=", options.reuse,
+                                    " similarity=", options.similarity, " seed=", options.seed);
   provenance.source_digest =
       DigestOf(absl::StrCat(provenance.options, ModelConfigToJson(job.manifest.config).dump())).ToHex();
   MakeWeights(zipf, &job);

@@ -23,7 +23,9 @@ struct SynthOptions {
   // "uniform", or "zipf:S" with 0 < S <= 4: a layer's i-th most used expert is taken about i^-S as often as
   // its first. Which expert is i-th differs from layer to layer, unless similarity says otherwise.
   std::string routing = "uniform";
-  double reuse = 0;       // reserved: a chance of reuse from token to token; anything but 0 is Unimplemented
+  // Share of a token's experts that the token before took too, [0, 1), for tokens in ascending order, which
+  // is how greedy decoding of a synthetic pack goes. 0, and whatever chance exceeds: independent tokens.
+  double reuse = 0;
   double similarity = 0;  // correlation of neighbouring layers' router rows, [0, 1]
   uint64_t seed = 1;
   bool force = false;

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "common/pack/synth_tokenizer.h"
 #include "common/status.h"
 
 namespace sluice {
@@ -18,7 +19,7 @@ constexpr double kPreferenceShare = 0.5;
 // by log(p) are chosen about as often as p says (the Gumbel-max rule).
 constexpr double kGumbelDeviation = 1.2825498301618641;
 
-enum Use : uint64_t { kRouterRows = 100, kRouterOrder = 101, kDirection = 102 };
+enum Use : uint64_t { kRouterRows = 100, kRouterOrder = 101, kDirection = 102, kTokens = 103 };
 
 void Normalize(absl::Span<float> row, double length) {
   double sum = 0;
@@ -52,6 +53,34 @@ void AddPreference(const ModelConfig& config, absl::Span<const float> direction,
       row[i] = static_cast<float>(row[i] * norm + bias * norm / length2 * direction[i]);
     }
   }
+}
+
+// The share of the top `top_k` of one set of logits that is in the other's, averaged over random pairs of the
+// given correlation.
+double SharedTop(uint32_t experts, uint32_t top_k, double correlation) {
+  constexpr int kPairs = 2000;
+  const float fresh = static_cast<float>(std::sqrt(1 - correlation * correlation));
+  NormalStream random(1);  // the same pairs for every correlation: the search below sees a monotone function
+  std::vector<float> before(experts), after(experts), noise(experts);
+  std::vector<uint32_t> order(experts);
+  std::vector<bool> taken(experts);
+  const auto top = [&](const std::vector<float>& logits) {
+    std::iota(order.begin(), order.end(), 0u);
+    std::nth_element(order.begin(), order.begin() + top_k - 1, order.end(),
+                     [&](uint32_t a, uint32_t b) { return logits[a] > logits[b]; });
+  };
+  uint64_t shared = 0;
+  for (int pair = 0; pair < kPairs; ++pair) {
+    random.Fill(1, absl::MakeSpan(before));
+    random.Fill(fresh, absl::MakeSpan(noise));
+    for (uint32_t e = 0; e < experts; ++e) after[e] = static_cast<float>(correlation) * before[e] + noise[e];
+    top(before);
+    taken.assign(experts, false);
+    for (uint32_t k = 0; k < top_k; ++k) taken[order[k]] = true;
+    top(after);
+    for (uint32_t k = 0; k < top_k; ++k) shared += taken[order[k]] ? 1 : 0;
+  }
+  return static_cast<double>(shared) / (static_cast<double>(kPairs) * top_k);
 }
 
 }  // namespace
@@ -92,6 +121,46 @@ absl::StatusOr<double> ParseRouting(const std::string& routing) {
   return absl::InvalidArgumentError(absl::StrCat("routing is \"", routing.substr(0, 40),
                                                  "\"; uniform or zipf:S with 0 < S <= ", kMaxZipf,
                                                  " is expected"));
+}
+
+TokenChain::TokenChain(uint32_t hidden, double correlation, uint64_t seed)
+    : correlation_(static_cast<float>(correlation)),
+      fresh_(static_cast<float>(std::sqrt(1 - correlation * correlation))),
+      random_(SynthSeed(seed, kTokens, 0, 0)),
+      last_(hidden),
+      row_(hidden) {}
+
+void TokenChain::Next(absl::Span<float> embedding, absl::Span<float> head) {
+  const uint32_t id = id_++;
+  const bool special = id == kSynthBosId || id == kSynthEosId;
+  const float head_scale = 1.0f / std::sqrt(static_cast<float>(row_.size()));
+  random_.Fill(1, absl::MakeSpan(row_));
+  if (!head.empty()) {
+    const std::vector<float>& from = special || id == 0 ? row_ : last_;
+    for (size_t i = 0; i < from.size(); ++i) head[i] = from[i] * head_scale;
+    // A row outside the chain points away from its own embedding: no token leads there.
+    if (special || id == 0) {
+      for (float& value : head) value = -value;
+    }
+  }
+  if (!special) {
+    if (id != 0) {
+      for (size_t i = 0; i < row_.size(); ++i) row_[i] = correlation_ * last_[i] + fresh_ * row_[i];
+    }
+    last_ = row_;
+  }
+  if (!embedding.empty()) std::copy(row_.begin(), row_.end(), embedding.begin());
+}
+
+double CorrelationForReuse(uint32_t experts, uint32_t top_k, double reuse) {
+  double low = 0;
+  double high = 1;
+  if (experts <= top_k || SharedTop(experts, top_k, 0) >= reuse) return 0;
+  for (int step = 0; step < 12; ++step) {
+    const double middle = (low + high) / 2;
+    (SharedTop(experts, top_k, middle) < reuse ? low : high) = middle;
+  }
+  return low;
 }
 
 std::vector<float> PreferenceDirection(uint32_t hidden, uint64_t seed) {

@@ -40,6 +40,32 @@ absl::StatusOr<double> ParseRouting(const std::string& routing);
 std::vector<std::vector<float>> SynthRouters(const ModelConfig& config, double zipf, double similarity,
                                              uint64_t seed);
 
+// The rows of embedding and head by token id, in order. Embeddings are a chain: each row is correlated with
+// the one before it, and the head row of a token is the embedding of the token before. So greedy decoding
+// walks up through the ids instead of falling into a loop, and neighbouring tokens route alike as far as was
+// asked for. The first row and the tokenizer's special tokens stand outside the chain: no token leads to
+// them.
+class TokenChain {
+ public:
+  // `correlation` of neighbouring rows, [0, 1).
+  TokenChain(uint32_t hidden, double correlation, uint64_t seed);
+
+  // Embedding and head row of the next id: variance 1, and 1/hidden. Either may be empty: not wanted.
+  void Next(absl::Span<float> embedding, absl::Span<float> head);
+
+ private:
+  const float correlation_;
+  const float fresh_;
+  NormalStream random_;
+  uint32_t id_ = 0;
+  std::vector<float> last_;  // the chain's last embedding
+  std::vector<float> row_;
+};
+
+// The correlation at which a token's top `top_k` of `experts` hold a share `reuse` of those of the token
+// before, by simulation. 0 where even independent tokens share that many.
+double CorrelationForReuse(uint32_t experts, uint32_t top_k, double reuse);
+
 // A vector of length sqrt(hidden) / 2, added to every embedding row when routing is skewed.
 std::vector<float> PreferenceDirection(uint32_t hidden, uint64_t seed);
 

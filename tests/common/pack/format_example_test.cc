@@ -2,11 +2,11 @@
 //
 // FORMAT.md marks it by code fences: "```manifest.json" holds the whole file; "```hex FILE" holds lines
 // "OFFSET: BYTES  note" of which every byte is compared.
+#include <gtest/gtest.h>
+
 #include <sstream>
 #include <string>
 #include <vector>
-
-#include <gtest/gtest.h>
 
 #include "common/pack/pack.h"
 #include "common/pack/pack_writer.h"

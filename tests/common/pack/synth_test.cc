@@ -159,6 +159,65 @@ TEST(Synth, SimilarityIsTheCorrelationOfNeighbouringRouters) {
   }
 }
 
+// The share of a token's top-k experts that the one before had, over the chain's ids.
+double MeasuredReuse(const ModelConfig& config, const std::vector<float>& router, double correlation) {
+  TokenChain chain(config.hidden, correlation, 1);
+  std::vector<float> row(config.hidden);
+  std::vector<uint32_t> before;
+  const uint32_t top_k = config.layers[0].moe.top_k;
+  int shared = 0;
+  constexpr int kTokens = 2000;
+  for (int t = 0; t < kTokens; ++t) {
+    chain.Next(absl::MakeSpan(row), {});
+    std::vector<std::pair<float, uint32_t>> logits;
+    for (uint32_t e = 0; e < config.layers[0].moe.experts; ++e) {
+      float logit = 0;
+      for (uint32_t i = 0; i < config.hidden; ++i)
+        logit += row[i] * router[static_cast<size_t>(e) * config.hidden + i];
+      logits.push_back({-logit, e});
+    }
+    std::partial_sort(logits.begin(), logits.begin() + top_k, logits.end());
+    std::vector<uint32_t> now;
+    for (uint32_t k = 0; k < top_k; ++k) now.push_back(logits[k].second);
+    for (const uint32_t e : now) shared += std::count(before.begin(), before.end(), e) > 0 ? 1 : 0;
+    before = now;
+  }
+  return static_cast<double>(shared) / (kTokens * top_k);
+}
+
+TEST(Synth, ReuseIsTheShareOfExpertsThatTheTokenBeforeTook) {
+  const auto config = SynthModel(Tiny());
+  ASSERT_TRUE(config.ok());
+  const auto routers = SynthRouters(*config, 0, 0, 1);
+  const uint32_t experts = config->layers[0].moe.experts;
+  const uint32_t top_k = config->layers[0].moe.top_k;
+  EXPECT_NEAR(MeasuredReuse(*config, routers[0], 0), static_cast<double>(top_k) / experts, 0.03);
+  for (const double reuse : {0.4, 0.8}) {
+    EXPECT_NEAR(MeasuredReuse(*config, routers[0], CorrelationForReuse(experts, top_k, reuse)), reuse, 0.04);
+  }
+  EXPECT_EQ(CorrelationForReuse(experts, top_k, 0.1), 0);
+  EXPECT_EQ(CorrelationForReuse(4, 4, 0.9), 0);
+}
+
+TEST(Synth, HeadLeadsFromEachTokenToTheNextAndNeverToSpecialOnes) {
+  constexpr uint32_t kHidden = 256;
+  constexpr uint32_t kVocab = 400;
+  TokenChain chain(kHidden, 0.5, 3);
+  std::vector<std::vector<float>> embeddings(kVocab, std::vector<float>(kHidden));
+  std::vector<std::vector<float>> heads(kVocab, std::vector<float>(kHidden));
+  for (uint32_t id = 0; id < kVocab; ++id)
+    chain.Next(absl::MakeSpan(embeddings[id]), absl::MakeSpan(heads[id]));
+  for (uint32_t id = 0; id + 1 < kVocab; ++id) {
+    if (id == kSynthBosId || id == kSynthEosId) continue;
+    const auto logit = [&](uint32_t to) {
+      return std::inner_product(embeddings[id].begin(), embeddings[id].end(), heads[to].begin(), 0.0);
+    };
+    uint32_t best = 0;
+    for (uint32_t to = 1; to < kVocab; ++to) best = logit(to) > logit(best) ? to : best;
+    EXPECT_EQ(best, id == 255 ? 258 : id + 1);
+  }
+}
+
 TEST(Synth, WrongOptionsAreRefusedByName) {
   TempDir dir;
   const auto message = [&](const SynthOptions& options) {
@@ -171,7 +230,7 @@ TEST(Synth, WrongOptionsAreRefusedByName) {
   options.routing = "zipf:-1";
   EXPECT_THAT(message(options), HasSubstr("zipf:-1"));
   options = Tiny();
-  options.reuse = 0.5;
+  options.reuse = 1.5;
   EXPECT_THAT(message(options), HasSubstr("reuse"));
   options = Tiny();
   options.similarity = std::nan("");
