@@ -118,7 +118,7 @@ absl::StatusOr<std::unique_ptr<Journal>> Journal::Open(const std::string& folder
 }
 
 absl::Status Journal::Append(const JournalRecord& record) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const std::string bytes = Serialize(record, end_);
   RETURN_IF_ERROR(file_.WriteAt(
       end_, absl::MakeConstSpan(reinterpret_cast<const std::byte*>(bytes.data()), bytes.size())));

@@ -18,10 +18,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "common/checksum.h"
 #include "common/file_io.h"
+#include "common/mutex.h"
 
 namespace sluice {
 
@@ -54,7 +54,7 @@ class Journal {
 
   const File file_;  // closing it unlocks
   const std::vector<JournalRecord> found_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   uint64_t end_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "common/mutex.h"
 
 namespace sluice {
 namespace {
@@ -20,18 +20,18 @@ class FirstError {
  public:
   void Report(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_) {
     failed_.store(true);
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (status_.ok()) status_ = status;
   }
   bool any() const { return failed_.load(); }
   absl::Status status() ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return status_;
   }
 
  private:
   std::atomic<bool> failed_{false};
-  absl::Mutex mutex_;
+  Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 

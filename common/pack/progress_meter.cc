@@ -24,7 +24,7 @@ ProgressMeter::ProgressMeter(const PackProgressFn& progress, const std::atomic<b
 double ProgressMeter::seconds() const { return absl::ToDoubleSeconds(absl::Now() - start_); }
 
 absl::Status ProgressMeter::Add(uint64_t bytes, bool found) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   done_ += bytes;
   if (!found) worked_ += bytes;
   if (done_ >= total_ || absl::Now() >= next_report_) Report();
@@ -35,7 +35,7 @@ absl::Status ProgressMeter::Add(uint64_t bytes, bool found) {
 }
 
 void ProgressMeter::SetStage(const char* stage) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   stage_ = stage;
   Report();
 }

@@ -9,8 +9,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/mutex.h"
 #include "common/pack/pack_writer.h"
 
 namespace sluice {
@@ -35,7 +35,7 @@ class ProgressMeter {
   const std::atomic<bool>* const cancel_;
   const absl::Time start_;
   const uint64_t total_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   const char* stage_ ABSL_GUARDED_BY(mutex_);
   uint64_t done_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t worked_ ABSL_GUARDED_BY(mutex_) = 0;  // of done_, in this run
