@@ -1,0 +1,137 @@
+// What a client sees of each fault of the disk, through the whole store. The table is printed: docs quote it.
+//
+// Thread safety: tests.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <map>
+#include <memory>
+
+#include "tests/support/fake_block_reader.h"
+#include "tests/support/faulty_block_reader.h"
+#include "tests/support/local_client.h"
+#include "weightd/weight_store.h"
+
+namespace sluice {
+namespace {
+
+struct Row {
+  ReadFault fault;
+  const char* name;
+  absl::StatusCode once;   // the fault strikes one read
+  absl::StatusCode twice;  // and the fresh read after it
+  bool bad;                // the extent is marked bad after two
+};
+
+constexpr Row kTable[] = {
+    {ReadFault::kShort, "file ends early", absl::StatusCode::kOk, absl::StatusCode::kDataLoss, true},
+    {ReadFault::kEio, "EIO", absl::StatusCode::kOk, absl::StatusCode::kDataLoss, false},
+    {ReadFault::kEagain, "EAGAIN to the end", absl::StatusCode::kOk, absl::StatusCode::kDataLoss, false},
+    {ReadFault::kBitFlip, "flipped bit", absl::StatusCode::kOk, absl::StatusCode::kDataLoss, true},
+    {ReadFault::kMisdirected, "misdirected block", absl::StatusCode::kOk, absl::StatusCode::kDataLoss, true},
+};
+
+class FaultTableTest : public ::testing::Test {
+ protected:
+  FaultTableTest() {
+    auto faulty = std::make_unique<FaultyBlockReader>(
+        std::make_unique<FakeBlockReader>(FakeBlockReader::Mode::kImmediate), /*seed=*/1, /*rate=*/0.0,
+        std::vector<ReadFault>{});
+    disk_ = faulty.get();
+    Open(std::move(faulty), 1024 * 1024);
+  }
+  void Open(std::unique_ptr<BlockReader> reader, uint64_t budget) {
+    client_.reset();
+    WeightStoreOptions options;
+    options.dram_budget = budget;
+    options.attach_timeout_ms = 0;
+    store_ = *WeightStore::Create(options, std::move(reader));
+    auto source = std::make_unique<FakeExtentSource>(FakeExtentSource::Shape{.layers = 4, .experts = 16});
+    source_ = source.get();
+    SessionParams params;
+    params.packs = {*store_->AddSource(std::move(source))};
+    client_ = std::make_unique<LocalClient>(*store_->Local(store_->OpenSession(params)->session));
+  }
+  // Fetches an extent; OK only if its leased bytes are right.
+  absl::StatusCode Fetch(uint32_t extent, uint32_t* named = nullptr) {
+    client_->Submit(LocalClient::FillExtent(++id_, extent));
+    CompletionEntry done;
+    if (!client_->Await(&done)) {
+      return absl::StatusCode::kDeadlineExceeded;
+    }
+    if (done.code == 0) {
+      uint64_t place = 0;
+      EXPECT_TRUE(client_->Lease(extent, &place));
+      const std::byte* data = store_->SegmentData(PlaceSegment(place)) + PlaceOffset(place);
+      EXPECT_TRUE(source_->BytesAreRight(extent, {data, source_->extent(extent).length}))
+          << "a wrong byte got out";
+      client_->Release(extent, StepStamp(id_, 0));
+    }
+    client_->Reap();
+    if (named != nullptr) {
+      *named = done.extent;
+    }
+    return static_cast<absl::StatusCode>(done.code);
+  }
+
+  FaultyBlockReader* disk_ = nullptr;
+  std::unique_ptr<WeightStore> store_;
+  const FakeExtentSource* source_ = nullptr;
+  std::unique_ptr<LocalClient> client_;
+  uint64_t id_ = 0;
+};
+
+TEST_F(FaultTableTest, EachFaultHealsByOneRereadOrEndsAsDataLossOfThatExtentAlone) {
+  std::printf("%-20s %-14s %-14s %s\n", "fault", "once", "twice", "afterwards");
+  uint32_t extent = 0;
+  for (const Row& row : kTable) {
+    disk_->FailNext(row.fault, 1);
+    const absl::StatusCode once = Fetch(extent++);
+    EXPECT_EQ(once, row.once) << row.name;
+    disk_->FailNext(row.fault, 2);
+    uint32_t named = 0;
+    const absl::StatusCode twice = Fetch(extent, &named);
+    EXPECT_EQ(twice, row.twice) << row.name;
+    EXPECT_EQ(named, extent) << row.name;
+    const absl::StatusCode after = Fetch(extent);
+    EXPECT_EQ(after, row.bad ? absl::StatusCode::kDataLoss : absl::StatusCode::kOk) << row.name;
+    EXPECT_EQ(Fetch(extent + 1), absl::StatusCode::kOk) << row.name << " hurt its neighbour";
+    std::printf("%-20s %-14s %-14s %s\n", row.name, absl::StatusCodeToString(once).c_str(),
+                absl::StatusCodeToString(twice).c_str(), row.bad ? "marked bad" : "tried again: OK");
+    extent += 2;
+  }
+  EXPECT_EQ(store_->Stats().bad_extents, 3u);
+}
+
+TEST_F(FaultTableTest, AStuckReadHoldsUpNobodyElse) {
+  disk_->FailNext(ReadFault::kStuck, 1);
+  client_->Submit(LocalClient::FillExtent(1000, 7));
+  EXPECT_EQ(Fetch(8), absl::StatusCode::kOk);
+  disk_->ReleaseStuck();
+  CompletionEntry done;
+  ASSERT_TRUE(client_->Await(&done));
+  EXPECT_EQ(done.id, 1000u);
+  EXPECT_EQ(done.code, 0);
+  client_->Reap();
+}
+
+TEST_F(FaultTableTest, ThousandsOfRandomFaultsLetNoWrongByteOut) {
+  disk_ = nullptr;
+  Open(std::make_unique<FaultyBlockReader>(
+           std::make_unique<FakeBlockReader>(FakeBlockReader::Mode::kImmediate),
+           /*seed=*/42, /*rate=*/0.3,
+           std::vector<ReadFault>{ReadFault::kShort, ReadFault::kEio, ReadFault::kEagain, ReadFault::kBitFlip,
+                                  ReadFault::kMisdirected}),
+       /*budget=*/10 * 4096);
+  std::map<absl::StatusCode, int> seen;
+  for (int i = 0; i < 5000; ++i) {
+    ++seen[Fetch(static_cast<uint32_t>(i * 7919) % source_->extent_count())];
+  }
+  EXPECT_EQ(seen[absl::StatusCode::kOk] + seen[absl::StatusCode::kDataLoss], 5000);
+  EXPECT_GT(seen[absl::StatusCode::kOk], 100);
+  EXPECT_GT(seen[absl::StatusCode::kDataLoss], 100);
+  EXPECT_EQ(store_->Stats().in_flight_bytes, 0u);
+}
+
+}  // namespace
+}  // namespace sluice
