@@ -48,13 +48,18 @@ void Fetcher::Accept(const FillRequest& fill) {
   queue(fill.request_class).push_back(request);
 }
 
-bool Fetcher::MayStart(const Request& request) const {
+uint64_t Fetcher::MissingBytes(const Request& request) const {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < count(request); ++i) {
     if (tier_->store().state(request.gids[i]) == ExtentState::kAbsent) {
       bytes += tier_->store().length(request.gids[i]);
     }
   }
+  return bytes;
+}
+
+bool Fetcher::MayStart(const Request& request) const {
+  const uint64_t bytes = MissingBytes(request);
   if (bytes == 0) {
     return true;
   }
@@ -70,8 +75,7 @@ void Fetcher::Pump() {
   while (!waiting_room_.empty() && waiting_room_.front()->room_deadline <= now) {
     Request* request = waiting_room_.front();
     waiting_room_.pop_front();
-    ++stats_.no_room;
-    Finish(request, absl::StatusCode::kResourceExhausted, kNoExtent);
+    RefuseRoom(request);
   }
   while (!demand_.empty() && MayStart(*demand_.front())) {
     Request* request = demand_.front();
@@ -85,7 +89,19 @@ void Fetcher::Pump() {
   }
 }
 
+void Fetcher::RefuseRoom(Request* request) {
+  ++stats_.no_room;
+  Finish(request, absl::StatusCode::kResourceExhausted, kNoExtent);
+}
+
 void Fetcher::Start(Request* request) {
+  if (request->fill.request_class == RequestClass::kPrefetch && hooks_.prefetch_room) {
+    const uint64_t missing = MissingBytes(*request);
+    if (missing != 0 && missing > hooks_.prefetch_room()) {
+      RefuseRoom(request);
+      return;
+    }
+  }
   if (!TakeWhatIsThere(request)) {
     return;
   }
@@ -107,8 +123,7 @@ void Fetcher::Start(Request* request) {
     waiting_room_.insert(at, request);
     return;
   }
-  ++stats_.no_room;
-  Finish(request, absl::StatusCode::kResourceExhausted, kNoExtent);
+  RefuseRoom(request);
 }
 
 bool Fetcher::TakeWhatIsThere(Request* request) {

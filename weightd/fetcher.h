@@ -69,6 +69,8 @@ class Fetcher {
     std::function<void(uint64_t session, const CompletionEntry& entry, std::vector<Gid> held)> complete;
     std::function<void(uint64_t session, uint32_t word, uint64_t value)> progress;
     std::function<void(const std::string& message)> log_error;
+    // Bytes that prefetches may take now, those already in flight counted off. May be empty: no bound.
+    std::function<uint64_t()> prefetch_room;
   };
 
   Fetcher(const Options& options, DramTier* tier, BlockReader* reader, const Clock* clock, Hooks hooks);
@@ -97,6 +99,7 @@ class Fetcher {
 
   const FetcherStats& stats() const { return stats_; }
   uint64_t started_bytes() const { return started_bytes_; }
+  uint64_t started_prefetch_bytes() const { return started_prefetch_bytes_; }
 
  private:
   struct Request {
@@ -124,6 +127,8 @@ class Fetcher {
     return request_class == RequestClass::kDemand ? demand_ : prefetch_;
   }
   bool MayStart(const Request& request) const;
+  uint64_t MissingBytes(const Request& request) const;
+  void RefuseRoom(Request* request);
   void Start(Request* request);
   // Pins what is resident, joins what is being read; false: an extent is bad, the request is over.
   bool TakeWhatIsThere(Request* request);

@@ -17,7 +17,29 @@ namespace sluice {
 namespace {
 constexpr uint64_t kHugePage = 2ull * 1024 * 1024;
 constexpr uint64_t kPage = 4096;
+
+// Bytes from `address` to the next huge page's border, at most `left`.
+uint64_t RangeAt(uint64_t address, uint64_t left) { return std::min(left, kHugePage - address % kHugePage); }
+
+// Collapsing wants a page to begin with, and zeroes the rest in one go: 8 GB/s and more, against 1.6 GB/s for
+// 4 KiB pages one by one.
+void PopulateRange(std::byte* start, uint64_t bytes) {
+  const bool huge = bytes == kHugePage && madvise(start, kPage, MADV_POPULATE_WRITE) == 0 &&
+                    madvise(start, bytes, MADV_COLLAPSE) == 0;
+  if (!huge) {
+    madvise(start, bytes, MADV_POPULATE_WRITE);
+  }
+}
+
 }  // namespace
+
+void Populate(std::byte* start, uint64_t bytes) {
+  for (uint64_t done = 0; done < bytes;) {
+    const uint64_t length = RangeAt(reinterpret_cast<uintptr_t>(start) + done, bytes - done);
+    PopulateRange(start + done, length);
+    done += length;
+  }
+}
 
 Prefaulter::Prefaulter(int threads) {
   for (int i = 0; i < std::max(1, threads); ++i) {
@@ -42,7 +64,7 @@ void Prefaulter::Add(std::shared_ptr<const SharedMemory> memory) {
   MutexLock lock(&mutex_);
   // Ranges end on the addresses' huge page borders, so that whole ones can be collapsed.
   for (uint64_t offset = 0; offset < bytes;) {
-    const uint64_t length = std::min(bytes - offset, kHugePage - (base + offset) % kHugePage);
+    const uint64_t length = RangeAt(base + offset, bytes - offset);
     ranges_.push_back(Range{memory, offset, length});
     offset += length;
   }
@@ -69,14 +91,7 @@ void Prefaulter::Run() {
     ranges_.pop_front();
     ++running_;
     mutex_.Unlock();
-    std::byte* start = range.memory->map.data() + range.offset;
-    // Collapsing wants a page to begin with, and zeroes the rest in one go: 8 GB/s and more, against 1.6 GB/s
-    // for 4 KiB pages one by one. All best effort: without it the reader's first touch faults the pages in.
-    const bool huge = range.bytes == kHugePage && madvise(start, kPage, MADV_POPULATE_WRITE) == 0 &&
-                      madvise(start, range.bytes, MADV_COLLAPSE) == 0;
-    if (!huge) {
-      madvise(start, range.bytes, MADV_POPULATE_WRITE);
-    }
+    PopulateRange(range.memory->map.data() + range.offset, range.bytes);
     range.memory.reset();
     mutex_.Lock();
     --running_;

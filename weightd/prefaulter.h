@@ -18,6 +18,10 @@
 
 namespace sluice {
 
+// Gives [start, start + bytes) of a shared mapping its pages now, huge ones where whole 2 MiB ranges allow.
+// Best effort: what fails is faulted in by the first touch. Content is kept.
+void Populate(std::byte* start, uint64_t bytes);
+
 class Prefaulter {
  public:
   explicit Prefaulter(int threads);

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "weightd/prefaulter.h"
 
 namespace sluice {
 namespace {
@@ -56,7 +57,8 @@ StoreCore::StoreCore(const Options& options, const Environment& environment)
                               [this](uint64_t session, uint32_t word, uint64_t value) {
                                 if (Session* found = Find(session)) found->SetProgress(word, value);
                               },
-                              [this](const std::string& message) { Log(LogSeverity::kError, message); }}) {}
+                              [this](const std::string& message) { Log(LogSeverity::kError, message); },
+                              [this] { return PrefetchRoom(); }}) {}
 
 absl::StatusOr<uint32_t> StoreCore::AddPack(std::unique_ptr<ExtentSource> source, std::vector<int> files) {
   const uint64_t least = source->dense_bytes() + 2 * source->largest_expert_bytes();
@@ -77,6 +79,7 @@ absl::StatusOr<uint32_t> StoreCore::AddPack(std::unique_ptr<ExtentSource> source
   }
   ASSIGN_OR_RETURN(SharedMemory residency,
                    CreateSharedMemory("sluice-residency", ResidencyBytes(extents), PeerAccess::kReadOnly));
+  Populate(residency.map.data(), residency.map.bytes());
   const auto number = static_cast<uint32_t>(packs_.size());
   ResidencyHeader header{};
   header.magic = kResidencyMagic;

@@ -93,8 +93,9 @@ class StoreCore {
   bool Serve(Session* session);
   void Handle(Session* session, const SubmissionEntry& entry);
   void HandleFill(Session* session, const SubmissionEntry& entry);
-  // Prefetch may not hold what others were promised.
-  bool PrefetchFits(const Session& session) const;
+  // What prefetches may still take: nothing of the dense weights' room or of any session's reserved minimum,
+  // or a demand that was promised room would find none.
+  uint64_t PrefetchRoom() const;
   void Answer(Session* session, const SubmissionEntry& entry, EntryVerdict verdict, uint64_t count);
   void OnComplete(uint64_t session, const CompletionEntry& entry, std::vector<Gid> held);
 

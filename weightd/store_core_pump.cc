@@ -105,24 +105,20 @@ void StoreCore::HandleFill(Session* session, const SubmissionEntry& entry) {
     request.extents.ids[0] = entry.extent;
     request.extents.count = 1;
   }
-  if (entry.request_class == RequestClass::kPrefetch && !PrefetchFits(*session)) {
-    Answer(session, entry, {absl::StatusCode::kResourceExhausted, EntryField::kNone}, 0);
-    return;
-  }
   fetcher_.Accept(request);
 }
 
-bool StoreCore::PrefetchFits(const Session& session) const {
-  uint64_t promised = 0;
+uint64_t StoreCore::PrefetchRoom() const {
+  uint64_t taken = fetcher_.started_prefetch_bytes();
   std::set<uint32_t> packs;
-  for (const auto& [id, other] : sessions_) {
-    promised += id == session.id() ? 0 : other->options().reserved_bytes;
-    for (const SessionPackPlan& plan : other->options().packs) {
+  for (const auto& [id, session] : sessions_) {
+    taken += session->options().reserved_bytes + session->held_bytes();
+    for (const SessionPackPlan& plan : session->options().packs) {
       packs.insert(plan.pack);
     }
   }
-  // OpenSession has seen to it that this is not negative.
-  return session.held_bytes() < options_.arena.budget - promised - DenseBytes(packs);
+  taken += DenseBytes(packs);
+  return options_.arena.budget - std::min(options_.arena.budget, taken);
 }
 
 void StoreCore::Answer(Session* session, const SubmissionEntry& entry, EntryVerdict verdict, uint64_t count) {

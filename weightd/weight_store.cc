@@ -106,8 +106,11 @@ class WeightStore::Impl {
       }
     }
     if (number.ok() && options_.log) {
-      options_.log(LogSeverity::kInfo,
-                   absl::StrCat("pack ", *number, " is ", model_id, ", read by ", reader_->Describe()));
+      const std::string engine = reader_->Describe();
+      const bool refused = options_.direct && engine.find("buffered") != std::string::npos;
+      options_.log(refused ? LogSeverity::kWarning : LogSeverity::kInfo,
+                   absl::StrCat("pack ", *number, " is ", model_id, ", read by ", engine,
+                                refused ? ": the page cache will hold a second copy" : ""));
     }
     return number;
   }

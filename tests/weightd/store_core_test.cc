@@ -154,6 +154,26 @@ TEST_F(CoreTest, FilledExtentIsHeldUntilItsCompletionIsReaped) {
   EXPECT_EQ(core_->Stats().no_room, 1u);
 }
 
+TEST_F(CoreTest, PrefetchTakesNothingOfWhatDemandWasPromised) {
+  Start(3 * kExpert);  // one session's minimum, and one expert
+  LocalClient client = Client(OpenSession());
+  client.Submit(Prefetch(1, 1, 0, 0));
+  client.Submit(Prefetch(2, 1, 0, 1));
+  Pump();
+  EXPECT_THAT(reader_.waiting(), SizeIs(3));
+  const auto refused = Next(&client);
+  EXPECT_EQ(CodeOf(refused), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(refused->id, 2u);
+  client.Submit(LocalClient::FillExpert(3, 0, 2));
+  client.Submit(LocalClient::FillExpert(4, 0, 3));
+  Pump();
+  reader_.CompleteAll();
+  Pump();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(CodeOf(Next(&client)), absl::StatusCode::kOk);
+  }
+}
+
 TEST_F(CoreTest, NoRoomLeavesNothingBehind) {
   Start(2 * kExpert);
   LocalClient client = Client(OpenSession());

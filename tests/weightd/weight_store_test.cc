@@ -124,6 +124,45 @@ TEST(WeightStoreTest, ServesAModelFourTimesItsBudgetFromARealFile) {
   }
 }
 
+// A model as the sample is: a few dense extents leased for good, experts of 3 x 112 KiB.
+TEST(WeightStoreTest, SmallestBudgetHoldsDenseWeightsAndServesEveryExpert) {
+  TempDir dir;
+  FakeExtentSource::Shape shape;
+  shape.path = dir.File("model.bin");
+  shape.dense = {1740 * kKiB, 92 * kKiB, 92 * kKiB, 512 * kKiB, 4 * kKiB};
+  shape.layers = 4;
+  shape.experts = 8;
+  shape.part_bytes = 112 * kKiB;
+  const FakeExtentSource model(shape);
+  const uint64_t minimum = model.dense_bytes() + 2 * model.largest_expert_bytes();
+  for (uint64_t budget : {minimum, uint64_t{6 * 1024 * kKiB}, model.file_bytes() / 4 * 3}) {
+    for (bool dense_first : {true, false}) {
+      Opened o = Open(shape, budget, nullptr);
+      uint64_t id = 0;
+      const auto use_experts = [&] {
+        for (uint32_t i = 0; i < 32; ++i) {
+          ASSERT_EQ(UseExpert(o, ++id, i % 4, i * 5 % 8), absl::StatusCode::kOk) << budget;
+        }
+      };
+      if (!dense_first) {
+        use_experts();
+      }
+      for (uint32_t extent = 0; extent < shape.dense.size(); ++extent) {
+        CompletionEntry done;
+        o.client->Submit(LocalClient::FillExtent(++id, extent));
+        ASSERT_TRUE(o.client->Await(&done));
+        ASSERT_EQ(done.code, 0) << "dense extent " << extent << " of a budget of " << budget;
+        uint64_t place;
+        ASSERT_TRUE(o.client->Lease(extent, &place));
+        o.client->Reap();
+      }
+      use_experts();
+      EXPECT_LE(o.store->Stats().segment_bytes, budget);
+      EXPECT_EQ(o.store->Stats().no_room, 0u);
+    }
+  }
+}
+
 TEST(WeightStoreTest, ResidentExpertCostsNoMessageAndARequestForItReadsNothing) {
   Opened o = Open({}, 1024 * kKiB, std::make_unique<FakeBlockReader>(FakeBlockReader::Mode::kImmediate));
   ASSERT_EQ(UseExpert(o, 1, 0, 0), absl::StatusCode::kOk);

@@ -1,0 +1,153 @@
+// A ring request for a resident extent, beside the raw round trip of the same wake: client thread writes an
+// eventfd, server thread wakes from epoll and writes a byte to a pipe, client thread wakes from poll. Rounds
+// are interleaved and the median of rounds counts. Target: p50 of the request <= p50 of the raw wake + 2 us.
+//
+// Workloads: `raw` the wake alone; `nop` a request that does nothing; `fill extent`, `fill expert` requests
+// for one and for three resident extents.
+//
+// Thread safety: the client's side runs on the main thread.
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "tests/support/fake_block_reader.h"
+#include "tests/support/local_client.h"
+#include "weightd/weight_store.h"
+
+namespace sluice {
+namespace {
+
+constexpr int kRounds = 15;
+constexpr int kTrips = 2000;
+
+double NowNanos() { return static_cast<double>(std::chrono::steady_clock::now().time_since_epoch().count()); }
+
+double Quantile(std::vector<double> samples, double share) {
+  std::sort(samples.begin(), samples.end());
+  return samples[static_cast<size_t>(share * static_cast<double>(samples.size() - 1))];
+}
+
+// The same descriptors and calls as a session's wake, and nothing else.
+class RawWake {
+ public:
+  RawWake() : bell_(eventfd(0, EFD_NONBLOCK)), epoll_(epoll_create1(0)) {
+    int ends[2];
+    ok_ = pipe(ends) == 0;
+    read_ = ends[0];
+    write_ = ends[1];
+    epoll_event wanted{EPOLLIN | EPOLLET, {}};
+    epoll_ctl(epoll_, EPOLL_CTL_ADD, bell_, &wanted);
+    server_ = std::thread([this] {
+      epoll_event event;
+      while (epoll_wait(epoll_, &event, 1, -1) >= 0 && !stop_.load()) {
+        ok_ = ok_ && write(write_, "x", 1) == 1;
+      }
+    });
+  }
+  ~RawWake() {
+    stop_.store(true);
+    Ring();
+    server_.join();
+    for (int fd : {bell_, epoll_, read_, write_}) close(fd);
+  }
+  bool Trip() {
+    Ring();
+    pollfd wait{read_, POLLIN, 0};
+    char byte;
+    return poll(&wait, 1, 10'000) == 1 && read(read_, &byte, 1) == 1;
+  }
+
+ private:
+  void Ring() {
+    const uint64_t one = 1;
+    ok_ = write(bell_, &one, sizeof(one)) == sizeof(one) && ok_;
+  }
+  const int bell_;
+  const int epoll_;
+  int read_ = -1;
+  int write_ = -1;
+  std::atomic<bool> ok_{true};
+  std::atomic<bool> stop_{false};
+  std::thread server_;
+};
+
+struct Row {
+  const char* name;
+  std::vector<double> p50;
+  std::vector<double> p99;
+};
+
+template <typename Trip>
+bool Time(Row* row, Trip trip) {
+  std::vector<double> samples;
+  for (int i = 0; i < kTrips; ++i) {
+    const double start = NowNanos();
+    if (!trip()) {
+      return false;
+    }
+    samples.push_back((NowNanos() - start) / 1000);
+  }
+  row->p50.push_back(Quantile(samples, 0.5));
+  row->p99.push_back(Quantile(samples, 0.99));
+  return true;
+}
+
+int Main() {
+  WeightStoreOptions options;
+  options.dram_budget = 64 * 1024 * 1024;
+  options.attach_timeout_ms = 0;
+  auto store =
+      WeightStore::Create(options, std::make_unique<FakeBlockReader>(FakeBlockReader::Mode::kImmediate));
+  if (!store.ok()) {
+    std::fprintf(stderr, "%s\n", store.status().ToString().c_str());
+    return 1;
+  }
+  SessionParams params;
+  params.packs = {*(*store)->AddSource(std::make_unique<FakeExtentSource>(FakeExtentSource::Shape{}))};
+  LocalClient client(*(*store)->Local((*store)->OpenSession(params)->session));
+  uint64_t id = 0;
+  const auto request = [&client, &id](SubmissionEntry entry) {
+    entry.id = ++id;
+    CompletionEntry done;
+    const bool ok = client.Submit(entry) == RingResult::kOk && client.Await(&done) && done.code == 0;
+    client.Reap();
+    return ok;
+  };
+  if (!request(LocalClient::FillExpert(0, 0, 0))) {
+    return 1;
+  }
+  const uint32_t extent = 0;
+  RawWake raw;
+  std::vector<Row> rows = {
+      {"raw wake", {}, {}}, {"nop", {}, {}}, {"fill extent", {}, {}}, {"fill expert", {}, {}}};
+  for (int round = 0; round < kRounds; ++round) {
+    const bool ok = Time(&rows[0], [&] { return raw.Trip(); }) &&
+                    Time(&rows[1], [&] { return request(LocalClient::Plain(0, Opcode::kNop)); }) &&
+                    Time(&rows[2], [&] { return request(LocalClient::FillExtent(0, extent)); }) &&
+                    Time(&rows[3], [&] { return request(LocalClient::FillExpert(0, 0, 0)); });
+    if (!ok) {
+      std::fprintf(stderr, "a round trip failed\n");
+      return 1;
+    }
+  }
+  const double base = Quantile(rows[0].p50, 0.5);
+  std::printf("%-12s %10s %10s %16s\n", "round trip", "p50 us", "p99 us", "over raw, us");
+  for (const Row& row : rows) {
+    const double p50 = Quantile(row.p50, 0.5);
+    std::printf("%-12s %10.2f %10.2f %16.2f\n", row.name, p50, Quantile(row.p99, 0.5), p50 - base);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace sluice
+
+int main() { return sluice::Main(); }
