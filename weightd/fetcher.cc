@@ -96,7 +96,10 @@ void Fetcher::RefuseRoom(Request* request) {
 
 void Fetcher::Start(Request* request) {
   if (request->fill.request_class == RequestClass::kPrefetch && hooks_.prefetch_room) {
-    const uint64_t missing = MissingBytes(*request);
+    // Dense weights have their room in every budget.
+    const uint32_t extent = request->fill.extents.ids[0];
+    const bool dense = packs_[request->fill.pack].source->extent(extent).dense;
+    const uint64_t missing = dense ? 0 : MissingBytes(*request);
     if (missing != 0 && missing > hooks_.prefetch_room()) {
       RefuseRoom(request);
       return;
