@@ -5,6 +5,10 @@
 namespace sluice {
 namespace {
 
+// Tokens of the prompt before the answer that its decoding may depend on: a word's start, the bytes of one
+// character.
+constexpr size_t kDecoderContext = 16;
+
 Sequence::Header HeaderOf(SequenceId id, const GenerateSpec& spec, absl::Time now) {
   return {id, spec.request_id, spec.client, spec.priority, spec.deadline, now};
 }
@@ -35,6 +39,12 @@ GenerateSequence::GenerateSequence(SequenceId id, GenerateSpec spec, std::shared
   }
   if (tokenizer != nullptr) {
     decoder_.emplace(*tokenizer, /*skip_special=*/true);
+    // The answer's text goes on where the prompt's ended: only at the start of a text does a SentencePiece
+    // word lose its space, and a character may have begun in the prompt.
+    const size_t context = std::min(tokens_.size(), kDecoderContext);
+    for (size_t i = tokens_.size() - context; i < tokens_.size(); ++i) {
+      decoder_->Push(tokens_[i]);
+    }
   }
   out_.candidates.reserve(logprobs_);
 }
