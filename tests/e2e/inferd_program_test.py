@@ -1,0 +1,160 @@
+"""The inferd program: how it starts, refuses to start, tells the service manager, and ends."""
+import os
+import signal
+import socket
+import stat
+import subprocess
+import unittest
+
+import daemons
+from daemons import grpc, health_pb2, health_pb2_grpc, inference_pb2_grpc, stream_request
+
+
+class InferdProgramTest(unittest.TestCase):
+    def setUp(self):
+        self.daemons = daemons.Daemons()
+        self.addCleanup(self.daemons.close)
+
+    def refused(self, *arguments):
+        """Starts an inferd that must fail; returns its exit code and output."""
+        result = subprocess.run(
+            [os.path.join(daemons.BIN, "inferd")] + list(arguments),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=daemons.PATIENCE, text=True,
+        )  # fmt: skip
+        return result.returncode, result.stdout
+
+    def test_what_this_build_has_not_is_refused_by_name(self):
+        base = self.daemons.inferd_arguments()
+        for arguments, expected in [
+            (["--device", "cuda"], "this build has no CUDA device"),
+            (["--device", "sim"], "no simulated device yet"),
+            (["--link-gbps", "16"], "--link-gbps"),
+            (["--listen", "0.0.0.0:0"], "TLS"),
+            (["--preset", "floe"], "floe"),
+            (["--context", "9999999"], "9999999"),
+        ]:
+            code, output = self.refused(*(base + arguments))
+            self.assertEqual(1, code, output)
+            self.assertIn(expected, output)
+
+    def test_missing_pack_and_missing_weightd_are_failures_to_start(self):
+        code, output = self.refused("--pack", self.daemons.path("none"), "--listen", "unix:" + self.daemons.path("i"))
+        self.assertEqual(1, code)
+        self.assertIn(self.daemons.path("none"), output)
+        code, output = self.refused(*(self.daemons.inferd_arguments() + ["--weightd-wait", "100ms"]))
+        self.assertEqual(1, code)
+        self.assertIn(self.daemons.path("w.sock"), output)
+
+    def test_sockets_are_open_and_not_serving_while_weightd_is_awaited(self):
+        self.daemons.start_inferd(wait=False)
+        self.daemons.inferd.wait_for("waiting for weightd")
+        info = self.daemons.admin().GetServerInfo(daemons.admin_pb2.GetServerInfoRequest(), wait_for_ready=True)
+        self.assertEqual(daemons.admin_pb2.SERVER_STATE_STARTING, info.state)
+        self.assertIn("weightd", info.state_detail)
+        with grpc.insecure_channel(self.daemons.unix_target()) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            response = health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+            self.assertEqual(health_pb2.HealthCheckResponse.NOT_SERVING, response.status)
+            with self.assertRaises(grpc.RpcError) as raised:
+                list(inference_pb2_grpc.InferenceServiceStub(channel).GenerateStream(stream_request("x")))
+            self.assertEqual(grpc.StatusCode.UNAVAILABLE, raised.exception.code())
+            self.assertEqual("STARTING", daemons.reason(raised.exception))
+            self.daemons.start_weightd()
+            self.daemons.inferd.wait_for(r"info serving\n")
+            daemons.wait_until(
+                lambda: health.Check(health_pb2.HealthCheckRequest()).status
+                == health_pb2.HealthCheckResponse.SERVING,
+                "health",
+            )
+        self.assertEqual(0, self.daemons.inferd.stop())
+
+    def test_signal_while_waiting_for_weightd_ends_at_once_and_cleans_up(self):
+        self.daemons.start_inferd(wait=False)
+        self.daemons.inferd.wait_for("waiting for weightd")
+        self.assertEqual(0, self.daemons.inferd.stop())
+        self.assertFalse(os.path.exists(self.daemons.path("i.sock")))
+        self.assertFalse(os.path.exists(self.daemons.path("a.sock")))
+
+    def test_sigterm_lets_the_answer_end_and_exits_with_zero(self):
+        self.daemons.start_weightd()
+        self.daemons.start_inferd()
+        with grpc.insecure_channel(self.daemons.unix_target()) as channel:
+            request = stream_request("Once upon a time", tokens=900)
+            request.spec.stopping.ignore_eos = True
+            call = inference_pb2_grpc.InferenceServiceStub(channel).GenerateStream(request)
+            next(call)
+            self.daemons.inferd.process.send_signal(signal.SIGTERM)
+            tokens = sum(len(message.delta.token_ids) for message in call)
+            self.assertEqual(900, tokens)
+            self.assertEqual(grpc.StatusCode.OK, call.code())
+        self.assertEqual(0, self.daemons.inferd.wait())
+        self.assertFalse(os.path.exists(self.daemons.path("i.sock")))
+
+    def test_second_instance_on_the_same_socket_is_refused_and_the_first_serves_on(self):
+        self.daemons.start_weightd()
+        self.daemons.start_inferd()
+        code, output = self.refused(*self.daemons.inferd_arguments())
+        self.assertEqual(1, code)
+        self.assertIn("is served by process %d" % self.daemons.inferd.process.pid, output)
+        with grpc.insecure_channel(self.daemons.unix_target()) as channel:
+            self.assertTrue(list(inference_pb2_grpc.InferenceServiceStub(channel).GenerateStream(stream_request("x"))))
+
+    def test_socket_of_a_killed_instance_is_taken_over(self):
+        self.daemons.start_weightd()
+        self.daemons.start_inferd()
+        self.daemons.inferd.stop(signal.SIGKILL)
+        self.assertTrue(os.path.exists(self.daemons.path("i.sock")))
+        self.daemons.start_inferd(log="i2.log")
+        self.assertEqual(0o600, stat.S_IMODE(os.stat(self.daemons.path("i.sock")).st_mode))
+        with grpc.insecure_channel(self.daemons.unix_target()) as channel:
+            self.assertTrue(list(inference_pb2_grpc.InferenceServiceStub(channel).GenerateStream(stream_request("x"))))
+
+    def test_end_of_the_parents_lifeline_ends_it(self):
+        self.daemons.start_weightd()
+        read_end, write_end = os.pipe()
+        self.daemons.start_inferd("--parent-lifeline", str(read_end), pass_fds=[read_end])
+        os.close(read_end)
+        self.assertIsNone(self.daemons.inferd.process.poll())
+        os.close(write_end)
+        self.assertEqual(0, self.daemons.inferd.wait())
+
+    def test_service_manager_hears_ready_only_with_a_token_and_the_end(self):
+        manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.addCleanup(manager.close)
+        manager.bind(self.daemons.path("notify"))
+        manager.settimeout(daemons.PATIENCE)
+        environment = dict(os.environ, NOTIFY_SOCKET=self.daemons.path("notify"))
+        self.daemons.start_inferd(wait=False, env=environment)
+        heard = []
+        while not any("waiting for weightd" in text for text in heard):
+            heard.append(manager.recv(4096).decode())
+        self.assertFalse(any("READY=1" in text for text in heard))
+        self.daemons.start_weightd()
+        while "READY=1" not in heard[-1]:
+            heard.append(manager.recv(4096).decode())
+        stats = self.daemons.admin().GetStats(daemons.admin_pb2.GetStatsRequest())
+        self.assertGreaterEqual(stats.counters.generated_tokens, 1)
+        self.daemons.inferd.process.send_signal(signal.SIGTERM)
+        while "STOPPING=1" not in heard[-1]:
+            heard.append(manager.recv(4096).decode())
+        self.assertEqual(0, self.daemons.inferd.wait())
+
+    def test_server_info_tells_what_a_launcher_compares(self):
+        self.daemons.start_weightd()
+        self.daemons.start_inferd("--context", "256", "--kv", "f32")
+        info = self.daemons.admin().GetServerInfo(daemons.admin_pb2.GetServerInfoRequest())
+        options = {option.name: option for option in info.options}
+        self.assertEqual(self.daemons.inferd.process.pid, info.pid)
+        self.assertEqual(os.path.realpath(self.daemons.pack), info.pack_path)
+        self.assertEqual(32, len(info.model_id))
+        self.assertEqual(("256", True), (options["context"].value, options["context"].is_set))
+        self.assertEqual(("f32", True), (options["kv"].value, options["kv"].is_set))
+        self.assertEqual(("4", False), (options["parallel"].value, options["parallel"].is_set))
+        self.assertGreater(int(options["threads"].value), 0)
+        self.assertGreater(int(options["kv-budget"].value), 0)
+        self.assertIn(info.isa, info.backend)
+        self.assertIn("weightd", info.weight_transport)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
