@@ -113,7 +113,7 @@ void ExactTest::RunDraw(uint32_t draw) {
       std::max(smallest, OneOf(&random, {all, all / 2, all / 4, smallest, smallest}));
   options.weights.seed = draw;
   options.weights.max_delay_polls = OneOf(&random, {0u, 0u, 2u, 9u});
-  options.weights.no_room_chance = OneOf(&random, {0.0, 0.0, 0.3});
+  options.weights.no_room_chance = OneOf(&random, {0.0, 0.0, 0.15});
   options.weights.evict_chance = OneOf(&random, {0.0, 0.2});
   options.weights.ring_entries = OneOf(&random, {4u, 64u});
   const Wanted& wanted = WantedFor(options.engine.kv);

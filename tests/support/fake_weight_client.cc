@@ -11,7 +11,10 @@
 namespace sluice {
 
 FakeWeightClient::FakeWeightClient(std::unique_ptr<Pack> pack, const FakeWeightOptions& options)
-    : pack_(std::move(pack)), options_(options), random_(options.seed), budget_(options.dram_budget) {}
+    : pack_(std::move(pack)), options_(options), random_(options.seed), budget_(options.dram_budget) {
+  pending_.reserve(options.ring_entries);
+  finished_.reserve(options.ring_entries);
+}
 
 FakeWeightClient::~FakeWeightClient() { UnmapSegments(); }
 
@@ -112,11 +115,13 @@ absl::Status FakeWeightClient::Submit(const FetchRequest& request) {
   if (!connected_) {
     return absl::UnavailableError("the fake weightd is dead");
   }
-  if (ids_.size() >= options_.ring_entries) {
+  if (pending_.size() >= options_.ring_entries) {
     return absl::ResourceExhaustedError("the ring is full");
   }
-  if (!ids_.insert(request.id).second && violation_.empty()) {
-    violation_ = absl::StrCat("request id ", request.id, " used twice");
+  for (const Pending& other : pending_) {
+    if (other.request.id == request.id && violation_.empty()) {
+      violation_ = absl::StrCat("request id ", request.id, " used twice");
+    }
   }
   Pending pending;
   pending.request = request;
@@ -150,36 +155,42 @@ size_t FakeWeightClient::Poll(absl::FunctionRef<void(const FetchCompletion&)> ha
     return 0;
   }
   EvictAtRandom();
-  size_t handled = 0;
-  for (size_t left = pending_.size(); left > 0; --left) {
-    Pending pending = pending_.front();
-    pending_.pop_front();
-    if (!pending.cancelled && pending.polls_left > 0) {
+  finished_.clear();
+  size_t kept = 0;
+  for (Pending& pending : pending_) {
+    if (pending.cancelled || pending.polls_left == 0) {
+      finished_.push_back(pending);
+    } else {
       pending.polls_left--;
-      pending_.push_back(pending);
-      continue;
+      pending_[kept++] = pending;
     }
-    FetchCompletion completion;
-    completion.id = pending.request.id;
-    const bool filled = !pending.cancelled && Fill(pending.request, &completion);
-    completion.code = pending.cancelled ? absl::StatusCode::kCancelled : completion.code;
-    const ExtentRange range = ExtentsOf(pending.request);
-    for (uint32_t i = 0; i < range.count && filled; ++i) {
-      extents_[range.first + i].pins++;  // stays until the completion has been handled
-    }
-    ids_.erase(completion.id);
-    {
-      MutexLock lock(&mutex_);
-      counters_.outstanding--;
-      counters_.bytes_ssd += completion.bytes;
-    }
-    handle(completion);
-    for (uint32_t i = 0; i < range.count && filled; ++i) {
-      extents_[range.first + i].pins--;
-    }
-    ++handled;
   }
-  return handled;
+  pending_.resize(kept);
+  for (const Pending& pending : finished_) {
+    Complete(pending, handle);
+  }
+  return finished_.size();
+}
+
+void FakeWeightClient::Complete(const Pending& pending,
+                                absl::FunctionRef<void(const FetchCompletion&)> handle) {
+  FetchCompletion completion;
+  completion.id = pending.request.id;
+  const bool filled = !pending.cancelled && Fill(pending.request, &completion);
+  completion.code = pending.cancelled ? absl::StatusCode::kCancelled : completion.code;
+  {
+    MutexLock lock(&mutex_);
+    counters_.outstanding--;
+    counters_.bytes_ssd += completion.bytes;
+  }
+  const ExtentRange range = ExtentsOf(pending.request);
+  for (uint32_t i = 0; i < range.count && filled; ++i) {
+    extents_[range.first + i].pins++;  // stays until the completion has been handled
+  }
+  handle(completion);
+  for (uint32_t i = 0; i < range.count && filled; ++i) {
+    extents_[range.first + i].pins--;
+  }
 }
 
 ExtentRange FakeWeightClient::ExtentsOf(const FetchRequest& request) const {
@@ -306,7 +317,6 @@ absl::Status FakeWeightClient::Reconnect(absl::Time) {
   }
   UnmapSegments();
   pending_.clear();
-  ids_.clear();
   resident_bytes_ = 0;
   RETURN_IF_ERROR(MapSegments());
   MutexLock lock(&mutex_);

@@ -4,15 +4,15 @@
 // Whatever is not resident reads as 0xFF (NaN in every float), and so does whatever was evicted: an engine
 // that reads without a lease cannot go unnoticed. Breaches of the protocol are counted in violations().
 //
+// Nothing allocates while requests come and go, so tests that count allocations may run on it.
+//
 // Thread safety: the WeightClient part is thread-compatible as its interface says; Wake(), counters(), and
 // the methods that inject faults may be called from any thread.
 #ifndef SLUICE_TESTS_SUPPORT_FAKE_WEIGHT_CLIENT_H_
 #define SLUICE_TESTS_SUPPORT_FAKE_WEIGHT_CLIENT_H_
 
-#include <deque>
 #include <memory>
 #include <random>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -94,6 +94,7 @@ class FakeWeightClient final : public WeightClient {
   absl::Status MapSegments();
   void UnmapSegments();
   bool TakePoll() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Complete(const Pending& pending, absl::FunctionRef<void(const FetchCompletion&)> handle);
   bool Fill(const FetchRequest& request, FetchCompletion* completion);
   void FillExtent(uint32_t extent, FetchCompletion* completion);
   bool MakeRoom(uint64_t bytes);
@@ -110,8 +111,8 @@ class FakeWeightClient final : public WeightClient {
   std::vector<Segment> segments_;
   uint32_t next_segment_id_ = 1;
   std::vector<Extent> extents_;
-  std::deque<Pending> pending_;
-  std::set<uint64_t> ids_;  // outstanding
+  std::vector<Pending> pending_;   // in order; never grows beyond ring_entries
+  std::vector<Pending> finished_;  // by the running Poll()
   uint64_t resident_bytes_ = 0;
   uint64_t clock_ = 0;  // of last_use
 

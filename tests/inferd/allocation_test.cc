@@ -1,0 +1,128 @@
+// Nothing allocates in the step loop: every operator new of the process is counted while sequences decode.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "common/status.h"
+#include "gtest/gtest.h"
+#include "inferd/engine_core.h"
+#include "inferd/generate_sequence.h"
+#include "tests/support/engine_testing.h"
+
+namespace {
+std::atomic<uint64_t> allocations{0};
+
+void* Count(std::size_t bytes, std::size_t alignment) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+  void* place = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
+  if (place == nullptr) {
+    std::abort();  // a test out of memory; operator new may not return null
+  }
+  return place;
+}
+}  // namespace
+
+void* operator new(std::size_t bytes) { return Count(bytes, alignof(std::max_align_t)); }
+void* operator new[](std::size_t bytes) { return Count(bytes, alignof(std::max_align_t)); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return Count(bytes, static_cast<std::size_t>(alignment));
+}
+void* operator new[](std::size_t bytes, std::align_val_t alignment) {
+  return Count(bytes, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* place) noexcept { std::free(place); }
+void operator delete[](void* place) noexcept { std::free(place); }
+void operator delete(void* place, std::size_t) noexcept { std::free(place); }
+void operator delete[](void* place, std::size_t) noexcept { std::free(place); }
+void operator delete(void* place, std::align_val_t) noexcept { std::free(place); }
+void operator delete[](void* place, std::align_val_t) noexcept { std::free(place); }
+void operator delete(void* place, std::size_t, std::align_val_t) noexcept { std::free(place); }
+void operator delete[](void* place, std::size_t, std::align_val_t) noexcept { std::free(place); }
+
+namespace sluice {
+namespace {
+
+// Counts and keeps nothing.
+class CountingSink final : public RequestSink {
+ public:
+  void OnStarted(const Usage&, double) override {}
+  void OnTokens(absl::Span<const TokenOut> tokens, std::string_view) override { tokens_ += tokens.size(); }
+  void OnFinished(const FinishInfo&) override {}
+  void OnError(const absl::Status&) override {}
+  size_t tokens() const { return tokens_; }
+
+ private:
+  size_t tokens_ = 0;
+};
+
+struct Case {
+  const char* name;
+  uint32_t threads;
+  bool tight;  // DRAM holds half of the experts
+};
+
+class AllocationTest : public testing::TestWithParam<Case> {};
+
+TEST_P(AllocationTest, SteadyDecodeAllocatesNothing) {
+  TempDir dir;
+  TinyModelSpec model;
+  model.layers = 3;
+  model.experts = 8;
+  ASSERT_TRUE(PackTiny(model, dir.File("model"), dir.File("pack")).ok());
+  absl::StatusOr<std::unique_ptr<FakeWeightClient>> client = FakeWeightClient::Open(dir.File("pack"), {});
+  ASSERT_TRUE(client.ok()) << client.status();
+  EngineOptions options;
+  options.parallel = 4;
+  options.prefill_chunk = 16;
+  const absl::StatusOr<EnginePlan> plan = PlanEngine(options, (*client)->pack().config());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  absl::StatusOr<std::unique_ptr<Backend>> backend =
+      GetParam().threads == 0 ? CreateReferenceBackend(plan->backend)
+                              : CreateHostBackend(plan->backend, GetParam().threads);
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  RequestRegistry registry(options.queue);
+  absl::StatusOr<std::unique_ptr<EngineCore>> core =
+      EngineCore::Create(*plan, client->get(), std::move(*backend), &registry);
+  ASSERT_TRUE(core.ok()) << core.status();
+
+  auto sink = std::make_shared<CountingSink>();
+  for (int i = 0; i < 4; ++i) {
+    GenerateSpec spec = GreedySpec(absl::StrCat("r", i), {4, 5 + i, 6}, 200);
+    spec.sampling.temperature = i % 2 == 0 ? 0.0f : 0.8f;  // greedy and sampled
+    spec.sampling.top_p = 0.9f;
+    spec.sampling.repetition_penalty = i == 3 ? 1.1f : 1.0f;
+    const absl::StatusOr<SequenceId> id = registry.Enter(spec.request_id, 1, 1);
+    ASSERT_TRUE(id.ok());
+    (*core)->Add(std::make_unique<GenerateSequence>(*id, spec, sink, absl::Now(), 5,
+                                                    (*client)->pack().config().eos_ids, nullptr));
+  }
+  const Pack& pack = (*client)->pack();
+  if (GetParam().tight) {
+    (*client)->SetBudget(pack.dense_bytes() + pack.total_expert_bytes() / 2);
+  }
+  for (int step = 0; step < 100; ++step) {  // prefill, first touches, full tables
+    ASSERT_EQ((*core)->Step(absl::Now()), EngineCore::Outcome::kRan);
+  }
+  EXPECT_GT(allocations.load(), 100u) << "the count does not work";
+  const size_t tokens_before = sink->tokens();
+  const uint64_t fetched_before = (*client)->counters().demand_requests;
+  uint64_t worst = 0;
+  for (int step = 0; step < 50; ++step) {
+    const uint64_t before = allocations.load();
+    const EngineCore::Outcome outcome = (*core)->Step(absl::Now());
+    worst = std::max(worst, allocations.load() - before);
+    ASSERT_EQ(outcome, EngineCore::Outcome::kRan);
+  }
+  EXPECT_EQ(sink->tokens() - tokens_before, 4u * 50);
+  EXPECT_EQ((*client)->counters().demand_requests > fetched_before, GetParam().tight);
+  EXPECT_EQ(worst, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, AllocationTest,
+                         testing::Values(Case{"Host", 1, false}, Case{"HostThreads", 2, false},
+                                         Case{"HostTight", 1, true}),
+                         [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace sluice
