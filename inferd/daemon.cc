@@ -199,6 +199,11 @@ absl::Status InferdDaemon::StartStatus() {
   return start_status_;
 }
 
+bool InferdDaemon::Drain(absl::Duration patience) {
+  server_->StartDrain();
+  return server_->AwaitCalls(patience);
+}
+
 void InferdDaemon::Shutdown(absl::Duration patience) {
   if (server_ != nullptr) {
     server_->Shutdown(patience);

@@ -46,6 +46,9 @@ class InferdDaemon {
   // How it ended. REQUIRES: it has.
   absl::Status StartStatus() ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Refuses new requests from now on, and waits until the running ones have ended, up to `patience`; whether
+  // they have. May be called again.
+  bool Drain(absl::Duration patience);
   // Lets answers end for up to `patience`, cuts the rest, closes the sockets. Idempotent.
   void Shutdown(absl::Duration patience);
 

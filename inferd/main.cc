@@ -28,6 +28,12 @@ namespace {
 constexpr int kFailed = 1;
 // While the start takes long, the service manager is told this often that it goes on.
 constexpr absl::Duration kBeat = absl::Seconds(5);
+// While answers end, a second signal is looked for this often.
+constexpr absl::Duration kSignalCheck = absl::Milliseconds(50);
+
+std::string Explain(const absl::Status& status) {
+  return absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message());
+}
 
 std::shared_ptr<spdlog::logger> NewLogger(const std::string& level) {
   auto logger = std::make_shared<spdlog::logger>("inferd", std::make_shared<spdlog::sinks::stderr_sink_mt>());
@@ -143,13 +149,13 @@ void NotifyPhase(spdlog::logger* log, const ServerState::View& view) {
 int Run(const InferdCommand& command, spdlog::logger* log) {
   auto signals = TakeSignals();
   if (!signals.ok()) {
-    log->error("cannot start: {}", signals.status().ToString());
+    log->error("cannot start: {}", Explain(signals.status()));
     return kFailed;
   }
   auto daemon = InferdDaemon::Prepare(command.options, command.set, log,
                                       [log](const ServerState::View& view) { NotifyPhase(log, view); });
   if (!daemon.ok()) {
-    log->error("cannot start: {}", daemon.status().ToString());
+    log->error("cannot start: {}", Explain(daemon.status()));
     return kFailed;
   }
   log->info("{}", (*daemon)->DescribeStart());
@@ -159,7 +165,7 @@ int Run(const InferdCommand& command, spdlog::logger* log) {
   if (!lifetime.AwaitStart(&failure)) {
     const bool interrupted = absl::IsCancelled(failure);
     log->log(interrupted ? spdlog::level::info : spdlog::level::err, "ended while starting: {}",
-             failure.ToString());
+             Explain(failure));
     (*daemon)->Shutdown(absl::ZeroDuration());
     log->flush();
     if (interrupted) {
@@ -171,7 +177,13 @@ int Run(const InferdCommand& command, spdlog::logger* log) {
   sd_notify(0, "READY=1");
   log->info("ending: {}", lifetime.AwaitEnd());
   sd_notify(0, "STOPPING=1");
-  (*daemon)->Shutdown(command.options.drain_timeout);
+  const absl::Time patience = absl::Now() + command.options.drain_timeout;
+  while (!(*daemon)->Drain(kSignalCheck) && absl::Now() < patience) {
+    if (TakeSignal(signals->get())) {
+      log->info("told again: answers are cut");
+      break;
+    }
+  }
   daemon->reset();
   log->info("ended");
   return 0;

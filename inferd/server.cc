@@ -104,15 +104,28 @@ absl::Status InferdServer::Listen() {
 
 InferdServer::~InferdServer() { Shutdown(absl::ZeroDuration()); }
 
+void InferdServer::StartDrain() {
+  parts_->client_server->SetServing(false);
+  state_->StartDrain();
+}
+
+bool InferdServer::AwaitCalls(absl::Duration patience) {
+  if (parts_->pump.calls() == 0) {
+    return true;
+  }
+  const bool ended = parts_->pump.AwaitIdle(patience);
+  if (ended) {
+    absl::SleepFor(kLinger);
+  }
+  return ended;
+}
+
 void InferdServer::Shutdown(absl::Duration patience) {
   if (!parts_->health.joinable()) {
     return;
   }
-  parts_->client_server->SetServing(false);
-  state_->StartDrain();
-  if (parts_->pump.calls() > 0 && parts_->pump.AwaitIdle(patience)) {
-    absl::SleepFor(kLinger);
-  }
+  StartDrain();
+  AwaitCalls(patience);
   parts_->client_server->Shutdown(absl::ZeroDuration());
   {
     const absl::MutexLock lock(&mutex_);

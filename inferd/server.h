@@ -38,8 +38,13 @@ class InferdServer {
   // As Shutdown(0).
   ~InferdServer();
 
-  // NOT_SERVING first, then refuses new requests, lets running ones end for up to `patience`, cancels the
-  // rest. The admin socket stays until the others are through. Idempotent.
+  // Reports NOT_SERVING and refuses new requests from now on; running ones go on.
+  void StartDrain();
+  // Waits until every call has ended, up to `patience`; whether they have.
+  bool AwaitCalls(absl::Duration patience);
+
+  // StartDrain(), AwaitCalls(patience), then cancels the rest and closes the sockets, the admin's last.
+  // Idempotent.
   void Shutdown(absl::Duration patience) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The clients' addresses with the ports in use.

@@ -90,6 +90,25 @@ class InferdProgramTest(unittest.TestCase):
         self.assertEqual(0, self.daemons.inferd.wait())
         self.assertFalse(os.path.exists(self.daemons.path("i.sock")))
 
+    def test_second_signal_cuts_the_answer(self):
+        self.daemons.start_weightd()
+        self.daemons.start_inferd("--drain-timeout", "1h", "--context", "1024")
+        with grpc.insecure_channel(self.daemons.unix_target()) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            calls = []
+            for _ in range(32):  # seconds of work
+                request = stream_request("Once upon a time", tokens=1000)
+                request.spec.stopping.ignore_eos = True
+                calls.append(stub.GenerateStream(request))
+                if len(calls) == 1:
+                    next(calls[0])  # runs before the others come
+            self.daemons.inferd.process.send_signal(signal.SIGTERM)
+            self.daemons.inferd.wait_for("ending: told by a signal")
+            self.daemons.inferd.process.send_signal(signal.SIGTERM)
+            self.assertEqual(0, self.daemons.inferd.wait())
+            self.assertIn("told again", self.daemons.inferd.text())
+            self.assertNotEqual(grpc.StatusCode.OK, calls[-1].code())
+
     def test_second_instance_on_the_same_socket_is_refused_and_the_first_serves_on(self):
         self.daemons.start_weightd()
         self.daemons.start_inferd()
