@@ -26,9 +26,11 @@ target_precompile_headers(sluice_test_pch PRIVATE <gmock/gmock.h> <gtest/gtest.h
                           <absl/status/statusor.h> <absl/strings/str_cat.h> <absl/time/time.h>)
 
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  set(SLUICE_PCH_OPTIONS -fpch-preprocess)  # lets ccache hit with a precompiled header
+  # -fpch-preprocess lets ccache hit with a precompiled header. g++ 12 warns without reason about "text" + std::string
+  # at -O3 (its bug 105651), which tests do everywhere.
+  set(SLUICE_TEST_OPTIONS -fpch-preprocess -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds)
 endif()
-target_compile_options(sluice_test_pch PRIVATE ${SLUICE_PCH_OPTIONS})
+target_compile_options(sluice_test_pch PRIVATE ${SLUICE_TEST_OPTIONS})
 
 # What the other presets build: sluice_test(... ASAN TSAN) adds its program to the first two, every library is in the
 # third (Clang's -Wthread-safety).
@@ -59,7 +61,7 @@ function(sluice_test name)
   add_executable(${name} ${arg_SRCS})
   target_link_libraries(${name} PRIVATE sluice_options ${arg_DEPS} GTest::gtest GTest::gmock GTest::gtest_main Threads::Threads)
   target_precompile_headers(${name} REUSE_FROM sluice_test_pch)
-  target_compile_options(${name} PRIVATE ${SLUICE_PCH_OPTIONS})
+  target_compile_options(${name} PRIVATE ${SLUICE_TEST_OPTIONS})
   # A test with definitions of its own (spdlog's, say) is compiled without it: no error, only slower.
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests PCH_WARN_INVALID OFF)
   if(NOT arg_LABELS)
