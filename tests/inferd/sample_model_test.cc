@@ -52,6 +52,14 @@ class SampleModelTest : public testing::Test {
     test_ = std::move(*test);
   }
 
+  // What `ids` add to the text of the prompt.
+  std::string Continuation(const Prompt& prompt, const std::vector<int32_t>& ids) const {
+    std::vector<int32_t> all = prompt.prompt_ids;
+    const size_t before = tokenizer_->Decode(all, true)->size();
+    all.insert(all.end(), ids.begin(), ids.end());
+    return tokenizer_->Decode(all, true)->substr(before);
+  }
+
   std::shared_ptr<CollectingSink> Run(const GenerateSpec& spec) {
     auto sink = std::make_shared<CollectingSink>();
     const absl::Status status = test_.engine->Generate(spec, sink);
@@ -82,7 +90,7 @@ TEST_F(SampleModelTest, GreedyTokensEqualTheReferenceInABatchOfFourWithLittleMem
   for (size_t i = 0; i < prompts_.size(); ++i) {
     ASSERT_TRUE(sinks[i]->Await().ok());
     EXPECT_EQ(sinks[i]->ids(), prompts_[i].greedy_ids) << prompts_[i].text;
-    EXPECT_EQ(sinks[i]->text(), *tokenizer_->Decode(prompts_[i].greedy_ids, true));
+    EXPECT_EQ(sinks[i]->text(), Continuation(prompts_[i], prompts_[i].greedy_ids));
   }
 }
 
@@ -113,7 +121,7 @@ TEST_F(SampleModelTest, NarrowCachesStayCloseToTheFullOne) {
 
 TEST_F(SampleModelTest, AStopStringEndsTheTextAndNoPartOfItIsGivenOut) {
   Start();
-  const std::string whole = *tokenizer_->Decode(prompts_[0].greedy_ids, true);
+  const std::string whole = Continuation(prompts_[0], prompts_[0].greedy_ids);
   for (const size_t at : {size_t{9}, whole.size() / 3, whole.size() / 2}) {
     const std::string stop = whole.substr(at, 7);
     const size_t first = whole.find(stop);
@@ -132,7 +140,7 @@ TEST_F(SampleModelTest, AStopStringEndsTheTextAndNoPartOfItIsGivenOut) {
 
 TEST_F(SampleModelTest, TextThatOnlyBeginsLikeAStopStringIsGivenOutInTheEnd) {
   Start();
-  const std::string whole = *tokenizer_->Decode(prompts_[0].greedy_ids, true);
+  const std::string whole = Continuation(prompts_[0], prompts_[0].greedy_ids);
   GenerateSpec spec = GreedySpec("a", prompts_[0].prompt_ids, 48);
   spec.stopping.stop = {whole.substr(whole.size() - 5) + "\x01"};
   const auto sink = Run(spec);
@@ -155,7 +163,7 @@ TEST_F(SampleModelTest, TheTextOfAStopIdIsGivenOutOnlyIfAsked) {
     const auto sink = Run(spec);
     EXPECT_EQ(sink->ids(), ids);
     const std::vector<int32_t> spelt(ids.begin(), ids.end() - (include ? 0 : 1));
-    EXPECT_EQ(sink->text(), *tokenizer_->Decode(spelt, true));
+    EXPECT_EQ(sink->text(), Continuation(prompt, spelt));
   }
 }
 
