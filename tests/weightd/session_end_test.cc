@@ -6,12 +6,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 
 #include <csignal>
 #include <random>
 
 #include "common/ring/side_channel.h"
+#include "tests/support/temp_dir.h"
 #include "tests/weightd/core_fixture.h"
 
 namespace sluice {
@@ -354,27 +356,65 @@ TEST_F(SessionEndTest, FillGivesUpOnAClientThatNeverUnmaps) {
   EXPECT_EQ(core_->Stats().retired_bytes, 0u) << "an ended session maps nothing";
 }
 
+// A client in a process of its own: connects, closes the connection at the first byte on `gate`, then lives
+// on.
+pid_t StartClient(const std::string& path, int gate) {
+  const pid_t child = fork();
+  if (child != 0) {
+    return child;
+  }
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  const int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+  char byte;
+  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 || read(gate, &byte, 1) != 1) {
+    _exit(1);
+  }
+  close(fd);
+  while (true) {
+    pause();
+  }
+}
+
 TEST_F(SessionEndTest, ClosedSideSocketLosesTheSessionAndItsProcessExitEndsIt) {
   Start(8 * kExpert);
   const uint64_t session = OpenSession();
-  auto [server, peer] = SocketPair();
-  // A child that made the pair would be the peer; here the child holds the pair's other end and is known by
-  // pidfd.
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    pause();
-    _exit(0);
+  LocalClient leases = Client(session);
+  HoldAll(&leases);
+  TempDir dir;
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  dir.File("side").copy(address.sun_path, sizeof(address.sun_path) - 1);
+  const UniqueFd listener(socket(AF_UNIX, SOCK_SEQPACKET, 0));
+  ASSERT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(listen(listener.get(), 1), 0);
+  int gate[2];
+  ASSERT_EQ(pipe(gate), 0);
+  const pid_t child = StartClient(dir.File("side"), gate[0]);
+  ASSERT_GT(child, 0);
+  ASSERT_TRUE(core_->AttachSideSocket(session, UniqueFd(accept(listener.get(), nullptr, nullptr))).ok());
+  EXPECT_EQ(core_->Stats().sessions[0].state, "active");
+
+  ASSERT_EQ(write(gate[1], "x", 1), 1);
+  while (core_->Stats().sessions[0].state == "active") {
+    for (const PollEvent& event : poller_.Wait(10'000)) {
+      core_->HandleEvent(event);
+    }
   }
-  ASSERT_TRUE(core_->AttachSideSocket(session, std::move(server)).ok());
-  peer.reset();
-  kill(child, SIGKILL);
-  waitpid(child, nullptr, 0);
-  HandleEvents();
   ASSERT_THAT(core_->Stats().sessions, SizeIs(1));
-  EXPECT_EQ(core_->Stats().sessions[0].state, "lost") << "the peer, this process, still lives";
-  core_->OnProcessExit(session);
-  EXPECT_THAT(core_->Stats().sessions, SizeIs(0));
+  EXPECT_EQ(core_->Stats().sessions[0].state, "lost");
+  EXPECT_EQ(core_->Stats().sessions[0].held_extents, 6u) << "its process may still read";
+
+  kill(child, SIGKILL);
+  while (!core_->Stats().sessions.empty()) {
+    for (const PollEvent& event : poller_.Wait(10'000)) {
+      core_->HandleEvent(event);
+    }
+  }
+  waitpid(child, nullptr, 0);
+  close(gate[0]);
+  close(gate[1]);
 }
 
 TEST_F(SessionEndTest, StrangeSideMessagesEndTheSession) {
