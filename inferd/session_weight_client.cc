@@ -126,7 +126,7 @@ absl::Status SessionWeightClient::OpenSession(absl::Time deadline) {
   params.layout = options_.layout;
   WeightsRpcClient rpc(options_.socket);
   ASSIGN_OR_RETURN(const OpenedSession opened, rpc.OpenSession(params, deadline));
-  ASSIGN_OR_RETURN(session_, WeightSession::Join(opened, extent_bytes_, deadline));
+  ASSIGN_OR_RETURN(session_, WeightSession::Join(opened, extent_bytes_, wake_.get(), deadline));
   if (session_->ring_entries() != options_.layout.ring_entries) {
     const uint32_t entries = session_->ring_entries();
     session_.reset();
@@ -260,15 +260,16 @@ bool SessionWeightClient::Handle(const CompletionEntry& entry,
 // ---------------------------------------------------------------- waiting
 
 bool SessionWeightClient::SpinForCompletion() {
-  const MonotonicClock clock;
-  const int64_t end = clock.NowNanos() + absl::ToInt64Nanoseconds(options_.spin);
   CompletionEntry entry;
-  do {
-    if (session_->Peek(&entry)) {
-      return true;
+  bool found = session_->Peek(&entry);
+  if (!found && options_.spin > absl::ZeroDuration()) {
+    const MonotonicClock clock;
+    const int64_t end = clock.NowNanos() + absl::ToInt64Nanoseconds(options_.spin);
+    while (!found && clock.NowNanos() < end) {
+      found = session_->Peek(&entry);
     }
-  } while (clock.NowNanos() < end);
-  return false;
+  }
+  return found;
 }
 
 absl::Status SessionWeightClient::Wait(absl::Time deadline) {
@@ -279,10 +280,8 @@ absl::Status SessionWeightClient::Wait(absl::Time deadline) {
     if (SpinForCompletion()) {
       return absl::OkStatus();
     }
-    session_->Sleep(wake_.get(), deadline);
-    eventfd_t count;
-    const bool woken = eventfd_read(wake_.get(), &count) == 0;
-    if (session_->lost().ok() && (woken || absl::Now() >= deadline)) {
+    const bool woken = session_->Sleep(deadline);
+    if (session_->lost().ok() && (woken || (deadline != absl::InfiniteFuture() && absl::Now() >= deadline))) {
       return absl::OkStatus();
     }
   }

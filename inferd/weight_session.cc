@@ -1,6 +1,7 @@
 #include "inferd/weight_session.h"
 
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -27,6 +28,9 @@ namespace {
 
 constexpr size_t kPackIndex = 0;  // one pack a session
 
+// What ends a sleep; numbers are the order in WatchAll().
+enum SleepSource : uint32_t { kBell, kSide, kWake, kPeerExit, kSleepSources };
+
 int PollTimeoutMs(absl::Time deadline) {
   const absl::Duration left = deadline - absl::Now();
   if (left >= absl::Hours(1)) {
@@ -44,7 +48,7 @@ absl::Status NoSense(const std::string& what, uint64_t got, uint64_t expected) {
 
 absl::StatusOr<std::unique_ptr<WeightSession>> WeightSession::Join(const OpenedSession& opened,
                                                                    const std::vector<uint64_t>& extent_bytes,
-                                                                   absl::Time deadline) {
+                                                                   int wake_fd, absl::Time deadline) {
   if (opened.extent_count != extent_bytes.size()) {
     return NoSense("the pack's extent count", opened.extent_count, extent_bytes.size());
   }
@@ -52,13 +56,14 @@ absl::StatusOr<std::unique_ptr<WeightSession>> WeightSession::Join(const OpenedS
   if (!side.ok()) {
     return absl::UnavailableError(absl::StrCat("side channel: ", side.status().message()));
   }
-  std::unique_ptr<WeightSession> session(new WeightSession(opened, extent_bytes, *std::move(side)));
+  std::unique_ptr<WeightSession> session(new WeightSession(opened, extent_bytes, wake_fd, *std::move(side)));
   SideMessage hello;
   hello.type = SideType::kHello;
   hello.nonce = opened.nonce;
   RETURN_IF_ERROR(SendSideMessage(session->side_.get(), hello));
   session->WatchPeer();
   RETURN_IF_ERROR(session->TakeWelcome(deadline));
+  RETURN_IF_ERROR(session->WatchAll());
   session->DrainSide();
   session->populate_ = false;
   RETURN_IF_ERROR(session->lost_);
@@ -66,8 +71,8 @@ absl::StatusOr<std::unique_ptr<WeightSession>> WeightSession::Join(const OpenedS
 }
 
 WeightSession::WeightSession(const OpenedSession& opened, const std::vector<uint64_t>& extent_bytes,
-                             UniqueFd side)
-    : opened_(opened), extent_bytes_(extent_bytes), side_(std::move(side)) {}
+                             int wake_fd, UniqueFd side)
+    : opened_(opened), extent_bytes_(extent_bytes), wake_fd_(wake_fd), side_(std::move(side)) {}
 
 WeightSession::~WeightSession() {
   for (uint32_t id = 0; observer_ != nullptr && id < segments_.size(); ++id) {
@@ -96,6 +101,19 @@ void WeightSession::WatchPeer() {
   if (PeerGone()) {
     peer_pidfd_.reset();
   }
+}
+
+absl::Status WeightSession::WatchAll() {
+  epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
+  const int sources[kSleepSources] = {client_bell_.get(), side_.get(), wake_fd_, peer_pidfd_.get()};
+  for (uint32_t i = 0; i < kSleepSources; ++i) {
+    epoll_event event{EPOLLIN | EPOLLRDHUP, {}};
+    event.data.u32 = i;
+    if (sources[i] >= 0 && epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, sources[i], &event) != 0) {
+      return ErrnoToStatus(errno, "watching a session with weightd");
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status WeightSession::TakeWelcome(absl::Time deadline) {
@@ -254,30 +272,35 @@ bool WeightSession::Peek(CompletionEntry* entry) {
   return result == RingResult::kOk;
 }
 
-void WeightSession::Sleep(int wake_fd, absl::Time deadline) {
+bool WeightSession::Sleep(absl::Time deadline) {
   if (!alive_ || !completions_->BeginWait()) {
-    return;
+    return false;
   }
-  pollfd polled[4] = {{client_bell_.get(), POLLIN, 0},
-                      {side_.get(), POLLIN | POLLRDHUP, 0},
-                      {wake_fd, POLLIN, 0},
-                      {peer_pidfd_.get(), POLLIN, 0}};
-  const int ready = poll(polled, 4, PollTimeoutMs(deadline));
+  epoll_event events[kSleepSources];
+  const int ready = epoll_wait(epoll_.get(), events, kSleepSources, PollTimeoutMs(deadline));
   completions_->EndWait();
-  if (ready <= 0) {
-    return;
-  }
-  if ((polled[0].revents & POLLIN) != 0) {
-    char bytes[64];
-    while (read(client_bell_.get(), bytes, sizeof(bytes)) == sizeof(bytes)) {
+  bool woken = false;
+  for (int i = 0; i < ready; ++i) {
+    switch (events[i].data.u32) {
+      case kBell: {
+        char bytes[64];
+        while (read(client_bell_.get(), bytes, sizeof(bytes)) == sizeof(bytes)) {
+        }
+        break;
+      }
+      case kSide:
+        DrainSide();
+        break;
+      case kWake: {
+        eventfd_t count;
+        woken = eventfd_read(wake_fd_, &count) == 0;
+        break;
+      }
+      default:
+        Lose(absl::UnavailableError("weightd has died"));
     }
   }
-  if (polled[1].revents != 0) {
-    DrainSide();
-  }
-  if (polled[3].revents != 0) {
-    Lose(absl::UnavailableError("weightd has died"));
-  }
+  return woken;
 }
 
 // ---------------------------------------------------------------- side channel

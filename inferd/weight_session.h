@@ -1,7 +1,7 @@
 // WeightSession: one joined session with one life of weightd: the side socket, the shared regions, the mapped
 // segments and the client's ends of the rings. common/ring/README.md is the protocol.
 //
-// Thread safety: thread-compatible; the engine thread's. PeerGone() may be called from any thread.
+// Thread safety: thread-compatible; the engine thread's.
 #ifndef SLUICE_INFERD_WEIGHT_SESSION_H_
 #define SLUICE_INFERD_WEIGHT_SESSION_H_
 
@@ -28,12 +28,13 @@ namespace sluice {
 
 class WeightSession {
  public:
-  // Joins `opened` on its side socket and maps what it is given. `extent_bytes` (by extent) is borrowed and
-  // outlives the session. UNAVAILABLE: weightd went away meanwhile; DEADLINE_EXCEEDED; the REJECT's code;
-  // INTERNAL: regions that don't fit each other or this pack.
+  // Joins `opened` on its side socket and maps what it is given. `extent_bytes` (by extent) and `wake_fd` (an
+  // eventfd that ends Sleep()) are borrowed and outlive the session. UNAVAILABLE: weightd went away
+  // meanwhile; DEADLINE_EXCEEDED; the REJECT's code; INTERNAL: regions that don't fit each other or this
+  // pack.
   static absl::StatusOr<std::unique_ptr<WeightSession>> Join(const OpenedSession& opened,
                                                              const std::vector<uint64_t>& extent_bytes,
-                                                             absl::Time deadline);
+                                                             int wake_fd, absl::Time deadline);
   // Unmaps every segment; the observer is told.
   ~WeightSession();
 
@@ -55,9 +56,9 @@ class WeightSession {
   // Takes what has come on the side socket: segments, or its end.
   void DrainSide();
 
-  // Sleeps until a completion may be there, the session is lost, `wake_fd` is readable (which is left to the
-  // caller), or `deadline`.
-  void Sleep(int wake_fd, absl::Time deadline);
+  // Sleeps until a completion may be there, the session is lost, the wake's eventfd is readable, or
+  // `deadline`. True: it was the wake's, which has been read.
+  bool Sleep(absl::Time deadline);
 
   // Why the session is over; OK while it lives. Sticky.
   const absl::Status& lost() const { return lost_; }
@@ -81,11 +82,13 @@ class WeightSession {
     Mapping map;
   };
 
-  WeightSession(const OpenedSession& opened, const std::vector<uint64_t>& extent_bytes, UniqueFd side);
+  WeightSession(const OpenedSession& opened, const std::vector<uint64_t>& extent_bytes, int wake_fd,
+                UniqueFd side);
   absl::Status TakeWelcome(absl::Time deadline);
   absl::Status MapRegions(const std::vector<UniqueFd>& fds);
   absl::Status CheckTables() const;
   void WatchPeer();
+  absl::Status WatchAll();
   absl::Status OnSideMessage(SidePacket packet);
   absl::Status AddSegment(uint32_t id, uint64_t bytes, const UniqueFd& fd);
   absl::Status RetireSegment(uint32_t id);
@@ -94,7 +97,9 @@ class WeightSession {
 
   const OpenedSession opened_;
   const std::vector<uint64_t>& extent_bytes_;
+  const int wake_fd_;
   UniqueFd side_;
+  UniqueFd epoll_;  // over all that Sleep() waits for: cheaper than poll(2) of four
   UniqueFd server_bell_;
   UniqueFd client_bell_;
   UniqueFd peer_pidfd_;
