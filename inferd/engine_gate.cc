@@ -50,7 +50,7 @@ absl::Status EngineGate::Cancel(const std::string& request_id) {
     engine = engine_;
   }
   return engine != nullptr ? engine->Cancel(request_id)
-                           : ReasonError(absl::StatusCode::kNotFound, "UNKNOWN_REQUEST",
+                           : ReasonError(absl::StatusCode::kNotFound, "REQUEST_NOT_FOUND",
                                          absl::StrCat("no request ", request_id, " lives"));
 }
 

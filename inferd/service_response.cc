@@ -33,15 +33,15 @@ const char* DefaultReason(absl::StatusCode code) {
     case absl::StatusCode::kUnimplemented:
       return "NOT_IN_THIS_BUILD";
     case absl::StatusCode::kNotFound:
-      return "UNKNOWN_REQUEST";
+      return "REQUEST_NOT_FOUND";
     case absl::StatusCode::kAlreadyExists:
-      return "DUPLICATE_REQUEST_ID";
+      return "REQUEST_EXISTS";
     case absl::StatusCode::kResourceExhausted:
       return "RESOURCE_EXHAUSTED";
     case absl::StatusCode::kUnavailable:
       return "UNAVAILABLE";
     case absl::StatusCode::kDeadlineExceeded:
-      return "DEADLINE";
+      return "DEADLINE_EXCEEDED";
     case absl::StatusCode::kCancelled:
       return "CANCELLED";
     case absl::StatusCode::kDataLoss:

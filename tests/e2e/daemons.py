@@ -164,12 +164,19 @@ def stream_request(*args, **kwargs):
     return inference_pb2.GenerateStreamRequest(spec=spec(*args, **kwargs))
 
 
-def reason(error):
-    """The ErrorInfo reason of an RpcError."""
+def details(error):
+    """What google.rpc.Status of an RpcError, or of a call that has ended, holds."""
     for key, value in error.trailing_metadata():
         if key == "grpc-status-details-bin":
-            info = error_details_pb2.ErrorInfo()
-            for detail in status_pb2.Status.FromString(value).details:
-                if detail.Unpack(info):
-                    return info.reason
-    return ""
+            return status_pb2.Status.FromString(value).details
+    return []
+
+
+def reason(error):
+    """The reason of its ErrorInfo."""
+    info = error_details_pb2.ErrorInfo()
+    return next((info.reason for detail in details(error) if detail.Unpack(info)), "")
+
+
+def has_retry_hint(error):
+    return any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in details(error))

@@ -4,6 +4,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import unittest
 
 import daemons
@@ -127,6 +128,34 @@ class InferdProgramTest(unittest.TestCase):
         self.assertEqual(0o600, stat.S_IMODE(os.stat(self.daemons.path("i.sock")).st_mode))
         with grpc.insecure_channel(self.daemons.unix_target()) as channel:
             self.assertTrue(list(inference_pb2_grpc.InferenceServiceStub(channel).GenerateStream(stream_request("x"))))
+
+    @unittest.skipUnless(os.geteuid() == 0, "takes on another user's id, which only root may")
+    def test_other_users_are_refused_before_http2_unless_allowed(self):
+        nobody = 65534
+        script = (
+            "import os, sys, daemons\n"
+            "channel = daemons.grpc.insecure_channel(sys.argv[1])\n"  # before the id is given up: modules load
+            "os.setuid(%d)\n"
+            "stub = daemons.model_pb2_grpc.ModelServiceStub(channel)\n"
+            "try:\n"
+            "    stub.ListModels(daemons.model_pb2.ListModelsRequest(), timeout=20)\n"
+            "    print('served')\n"
+            "except daemons.grpc.RpcError as error:\n"
+            "    print(error.code().name)\n"
+        ) % nobody
+        self.daemons.start_weightd()
+        os.chmod(self.daemons.dir, 0o711)
+        for number, (arguments, expected) in enumerate([([], "UNAVAILABLE"), (["--allow-uid", str(nobody)], "served")]):
+            self.daemons.start_inferd(*arguments, log="i%d.log" % number)
+            os.chmod(self.daemons.path("i.sock"), 0o666)  # the file lets them in, the server must not
+            result = subprocess.run(
+                [sys.executable, "-c", script, self.daemons.unix_target()],
+                stdout=subprocess.PIPE, timeout=daemons.PATIENCE, text=True, check=True,
+                env=dict(os.environ, PYTHONPATH=os.path.dirname(os.path.abspath(__file__))),
+            )  # fmt: skip
+            self.assertEqual(expected, result.stdout.strip())
+            self.assertEqual(expected != "served", "uid %d" % nobody in self.daemons.inferd.text())
+            self.assertEqual(0, self.daemons.inferd.stop())
 
     def test_end_of_the_parents_lifeline_ends_it(self):
         self.daemons.start_weightd()

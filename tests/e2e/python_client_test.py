@@ -177,6 +177,39 @@ class PythonClientTest(unittest.TestCase):
             self.assertEqual(code, raised.exception.code(), raised.exception)
             self.assertEqual(reason, daemons.reason(raised.exception))
 
+    def endless(self, **fields):
+        request = stream_request("Once upon a time", tokens=1000, **fields)
+        request.spec.stopping.ignore_eos = True
+        return self.stubs[0].GenerateStream(request)
+
+    def test_full_queue_refuses_with_a_retry_hint_and_serves_on(self):
+        calls = [self.endless() for _ in range(4 + 64 + 20)]
+        daemons.wait_until(lambda: sum(not call.is_active() for call in calls) >= 20, "refusals")
+        refused = [call for call in calls if not call.is_active() and call.code() != grpc.StatusCode.OK]
+        for call in calls:
+            call.cancel()
+        self.assertGreaterEqual(len(refused), 10)
+        for call in refused:
+            self.assertEqual(grpc.StatusCode.RESOURCE_EXHAUSTED, call.code())
+            self.assertEqual("QUEUE_FULL", daemons.reason(call))
+            self.assertTrue(daemons.has_retry_hint(call))
+        self.await_idle()
+
+    def test_live_request_id_is_taken_and_free_again_afterwards(self):
+        first = self.endless(request_id="the-same")
+        next(first)
+        with self.assertRaises(grpc.RpcError) as raised:
+            list(self.endless(request_id="the-same"))
+        self.assertEqual(grpc.StatusCode.ALREADY_EXISTS, raised.exception.code())
+        self.assertEqual("REQUEST_EXISTS", daemons.reason(raised.exception))
+        next(first)
+        first.cancel()
+        self.await_idle()
+        again = self.endless(request_id="the-same")
+        self.assertEqual("the-same", next(again).started.request_id)
+        again.cancel()
+        self.await_idle()
+
     def test_health_is_serving_for_every_service_and_unknown_for_others(self):
         for channel in self.channels:
             health = health_pb2_grpc.HealthStub(channel)

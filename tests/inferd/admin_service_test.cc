@@ -85,7 +85,7 @@ TEST_F(AdminServiceTest, AbortEndsTheCallAndUnknownIdsAreNotFound) {
   engine_.Flush();
   const absl::Status again = FromGrpcStatus(admin_->Abort(Context().get(), request, &response));
   EXPECT_EQ(absl::StatusCode::kNotFound, again.code());
-  EXPECT_EQ("UNKNOWN_REQUEST", ReasonOf(again));
+  EXPECT_EQ("REQUEST_NOT_FOUND", ReasonOf(again));
 }
 
 TEST_F(AdminServiceTest, DrainRefusesNewRequestsAndTurnsHealthOff) {

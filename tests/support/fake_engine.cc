@@ -187,7 +187,7 @@ absl::Status FakeEngine::Take(const std::string& id, Sinks sinks) {
     return ReasonError(absl::StatusCode::kUnavailable, "DRAINING", "draining");
   }
   if (!live_.emplace(id, std::move(sinks)).second) {
-    return ReasonError(absl::StatusCode::kAlreadyExists, "DUPLICATE_REQUEST_ID",
+    return ReasonError(absl::StatusCode::kAlreadyExists, "REQUEST_EXISTS",
                        absl::StrCat("request ", id, " lives"));
   }
   return absl::OkStatus();
@@ -230,7 +230,7 @@ absl::Status FakeEngine::Cancel(const std::string& request_id) {
   {
     const MutexLock lock(&mutex_);
     if (live_.count(request_id) == 0) {
-      return ReasonError(absl::StatusCode::kNotFound, "UNKNOWN_REQUEST",
+      return ReasonError(absl::StatusCode::kNotFound, "REQUEST_NOT_FOUND",
                          absl::StrCat("no request ", request_id, " lives"));
     }
     cancelled_.push_back(request_id);
