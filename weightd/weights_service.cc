@@ -88,6 +88,43 @@ std::string Printable(std::string text) {
   return text;
 }
 
+void FillCounters(const StoreStats& stats, v1::GetStatsResponse* response) {
+  response->set_dram_budget_bytes(stats.dram_budget);
+  response->set_segment_bytes(stats.segment_bytes);
+  response->set_retired_bytes(stats.retired_bytes);
+  response->set_segments(stats.segments);
+  response->set_resident_bytes(stats.resident_bytes);
+  response->set_resident_extents(stats.resident_extents);
+  response->set_bad_extents(stats.bad_extents);
+  response->set_in_flight_bytes(stats.in_flight_bytes);
+  response->set_fills(stats.fills);
+  response->set_bytes_read(stats.bytes_read);
+  response->set_evictions(stats.evictions);
+  response->set_demand_requests(stats.demand_requests);
+  response->set_prefetch_requests(stats.prefetch_requests);
+  response->set_resident_requests(stats.resident_requests);
+  response->set_joined(stats.joined);
+  response->set_cancelled(stats.cancelled);
+  response->set_no_room(stats.no_room);
+  response->set_checksum_failures(stats.checksum_failures);
+  response->set_io_errors(stats.io_errors);
+  response->set_rereads(stats.rereads);
+  response->set_sessions_lost(stats.sessions_lost);
+}
+
+void FillSessions(const StoreStats& stats, v1::GetStatsResponse* response) {
+  for (const SessionStats& session : stats.sessions) {
+    v1::SessionStats* out = response->add_sessions();
+    out->set_session(session.session);
+    out->set_client_name(session.client_name);
+    out->set_state(session.state);
+    out->set_held_extents(session.held_extents);
+    out->set_outstanding(session.outstanding);
+    out->set_requests(session.requests);
+    out->set_bytes_read(session.bytes_read);
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<uint32_t> WeightsService::Find(const v1::PackRef& ref) const {
@@ -277,37 +314,8 @@ grpc::ServerUnaryReactor* WeightsService::GetStats(grpc::CallbackServerContext* 
   *response->mutable_uptime() = DurationOf(absl::Now() - options_.started);
   response->set_io_engine(stats.io_engine);
   response->set_draining(store_->draining());
-  response->set_dram_budget_bytes(stats.dram_budget);
-  response->set_segment_bytes(stats.segment_bytes);
-  response->set_retired_bytes(stats.retired_bytes);
-  response->set_segments(stats.segments);
-  response->set_resident_bytes(stats.resident_bytes);
-  response->set_resident_extents(stats.resident_extents);
-  response->set_bad_extents(stats.bad_extents);
-  response->set_in_flight_bytes(stats.in_flight_bytes);
-  response->set_fills(stats.fills);
-  response->set_bytes_read(stats.bytes_read);
-  response->set_evictions(stats.evictions);
-  response->set_demand_requests(stats.demand_requests);
-  response->set_prefetch_requests(stats.prefetch_requests);
-  response->set_resident_requests(stats.resident_requests);
-  response->set_joined(stats.joined);
-  response->set_cancelled(stats.cancelled);
-  response->set_no_room(stats.no_room);
-  response->set_checksum_failures(stats.checksum_failures);
-  response->set_io_errors(stats.io_errors);
-  response->set_rereads(stats.rereads);
-  response->set_sessions_lost(stats.sessions_lost);
-  for (const SessionStats& session : stats.sessions) {
-    v1::SessionStats* out = response->add_sessions();
-    out->set_session(session.session);
-    out->set_client_name(session.client_name);
-    out->set_state(session.state);
-    out->set_held_extents(session.held_extents);
-    out->set_outstanding(session.outstanding);
-    out->set_requests(session.requests);
-    out->set_bytes_read(session.bytes_read);
-  }
+  FillCounters(stats, response);
+  FillSessions(stats, response);
   return Finish(context, absl::OkStatus());
 }
 
