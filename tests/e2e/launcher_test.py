@@ -1,0 +1,94 @@
+"""How daemons are found, started, shared and ended."""
+import os
+import signal
+
+import harness
+
+
+class LauncherTest(harness.TestCase):
+    def test_daemons_end_with_the_command_that_started_them(self):
+        self.ok(*self.greedy_run(self.greedy[0]))
+        self.assertEqual(self.processes(), [])
+
+    def test_commands_in_a_row_may_ask_for_different_options(self):
+        for kv in ("f32", "f16", "f32"):
+            self.ok(*self.greedy_run(self.greedy[0], "--kv", kv))
+
+    def test_concurrent_starts_share_one_pair_of_daemons(self):
+        runs = [self.start(*self.greedy_run(self.greedy[i], "--json", "--keep", "30s")) for i in range(3)]
+        for i, run in enumerate(runs):
+            code, out, err = run.finish()
+            self.assertEqual(code, 0, err + self.logs())
+            self.assertEqual(harness.json.loads(out)["token_ids"], self.greedy[i]["greedy_ids"])
+        self.assertEqual(len(self.processes("weightd")), 1)
+        self.assertEqual(len(self.processes("inferd")), 1)
+        os.kill(self.only_process("sluice"), signal.SIGTERM)
+
+    def test_kept_daemons_are_reused_and_a_difference_is_refused_by_name(self):
+        self.ok(*self.greedy_run(self.greedy[0], "--keep", "10m", "--kv", "f32", "--dram-budget", "12MiB"))
+        inferd = self.only_process("inferd")
+        self.ok(*self.greedy_run(self.greedy[1], "--kv", "f32"))
+        self.assertEqual(self.processes("inferd"), [inferd])
+        for option, value in (("--kv", "f16"), ("--dram-budget", "16MiB"), ("--prefill-chunk", "7")):
+            code, out, err = self.sluice(*self.greedy_run(self.greedy[0], option, value))
+            self.assertEqual((code, out), (1, ""))
+            self.assertIn("FAILED_PRECONDITION", err)
+            self.assertIn(option, err)
+        other = os.path.join(self.work, "tiny.pack")
+        self.ok("pack", harness.TINY, "--out", other, "--force")
+        code, out, err = self.sluice("run", "--pack", other, "--token-ids", "1", "-n", 1)
+        self.assertEqual((code, out), (1, ""))
+        self.assertIn("is model", err)
+        os.kill(self.only_process("sluice"), signal.SIGTERM)
+
+    def test_nothing_stays_after_the_command_is_killed(self):
+        run = self.start(*self.greedy_run(self.greedy[0], "--ignore-eos", n=400))
+        run.read(20)
+        run.kill()
+
+    def test_nothing_stays_after_the_supervisor_is_killed(self):
+        self.ok(*self.greedy_run(self.greedy[0], "--keep", "10m"))
+        self.kill_daemon("sluice")
+
+    def test_interrupt_ends_the_answer_and_the_daemons(self):
+        run = self.start(*self.greedy_run(self.greedy[0], "--ignore-eos", n=400))
+        run.read(20)
+        run.popen.send_signal(signal.SIGINT)
+        code, _, err = run.finish()
+        self.assertEqual(code, 1)
+        self.assertIn("CANCELLED: interrupted", err)
+        self.assertEqual(self.processes(), [])
+
+    def test_failed_start_shows_the_daemons_reason(self):
+        code, out, err = self.sluice(*self.greedy_run(self.greedy[0], "--dram-budget", "1KiB"))
+        self.assertEqual((code, out), (1, ""))
+        self.assertIn("RESOURCE_EXHAUSTED", err)
+        self.assertIn("weightd.log", err)
+        code, out, err = self.sluice(*self.greedy_run(self.greedy[0], "--device", "cuda"))
+        self.assertEqual((code, out), (1, ""))
+        self.assertIn("cuda", err)
+
+    def test_one_line_states_the_options_unless_quiet_or_json(self):
+        _, _, err = self.sluice(*self.greedy_run(self.greedy[0], "--kv", "f32"))
+        self.assertIn("kv f32", err.splitlines()[0])
+        _, _, err = self.sluice(*self.greedy_run(self.greedy[0], "--quiet"))
+        self.assertEqual(err, "")
+        _, _, err = self.sluice(*self.greedy_run(self.greedy[0], "--json"))
+        self.assertEqual(err, "")
+
+    def test_address_of_a_running_inferd_is_used_and_never_replaced(self):
+        self.ok(*self.greedy_run(self.greedy[0], "--keep", "10m"))
+        address = f"unix:{self.runtime}/inferd.sock"
+        before = self.processes("inferd")
+        run = self.ok_json(*self.greedy_run(self.greedy[1], "--address", address))
+        self.assertEqual(run["token_ids"], self.greedy[1]["greedy_ids"])
+        self.assertEqual(self.processes("inferd"), before)
+        os.kill(self.only_process("sluice"), signal.SIGTERM)
+        self.wait_for(lambda: not self.processes(), "the daemons to end")
+        code, _, err = self.sluice(*self.greedy_run(self.greedy[1], "--address", address))
+        self.assertEqual(code, 1)
+        self.assertIn("UNAVAILABLE", err)
+
+
+if __name__ == "__main__":
+    harness.main()

@@ -1,0 +1,143 @@
+"""What the model says: against other implementations' logits, tokens and perplexity, and against itself."""
+import json
+import os
+import random
+
+import numpy
+
+import harness
+
+
+class GoldenTest(harness.TestCase):
+    def test_logits_and_greedy_tokens_equal_the_golden_ones(self):
+        golden = harness.read_safetensors(harness.TINY + "/golden.safetensors")
+        pack = os.path.join(self.work, "tiny.pack")
+        self.ok("pack", harness.TINY, "--out", pack, "--bits", "bf16")
+        ids = os.path.join(self.work, "ids.json")
+        with open(ids, "w") as file:
+            json.dump(golden["input_ids"].tolist(), file)
+        out = os.path.join(self.work, "logits.safetensors")
+        self.assertEqual(
+            self.ok_json("logits", "--pack", pack, "--token-ids-file", ids, "--out", out, "--kv", "f32"),
+            {"tokens": len(golden["input_ids"])},
+        )
+        logits = harness.read_safetensors(out)["logits"]
+        difference = float(numpy.abs(logits - golden["logits"]).max())
+        print(f"largest difference of logits: {difference:.2e}")
+        self.assertLessEqual(difference, 2e-3)
+        answer = self.ok_json(
+            "run", "--pack", pack, "--token-ids", ",".join(map(str, golden["prompt_ids"].tolist())),
+            "-n", len(golden["greedy_ids"]), "--temperature", 0, "--ignore-eos", "--kv", "f32",
+        )  # fmt: skip
+        self.assertEqual(answer["token_ids"], golden["greedy_ids"].tolist())
+
+    def test_every_sample_prompt_has_the_reference_tokens(self):
+        for row in self.greedy:
+            answer = self.ok_json(*self.greedy_run(row, "--kv", "f32", "--keep", "5s"))
+            self.assertEqual(answer["token_ids"], row["greedy_ids"], row["prompt"])
+            text = self.ok("detokenize", "--pack", self.pack, "--token-ids", ",".join(map(str, answer["token_ids"])))
+            self.assertEqual(answer["text"].strip(), text.strip())
+
+    def test_perplexity_is_the_references(self):
+        # By an independent float32 implementation, on the first 51200 tokens of WikiText-2's test set.
+        result = self.ok_json(
+            "perplexity", "--pack", self.pack, "--text", harness.DATA + "/wikitext2_head.txt",
+            "--max-tokens", 51200, "--kv", "f32",
+        )  # fmt: skip
+        self.assertEqual(result["tokens"], 51200)
+        self.assertLessEqual(abs(result["ppl"] / 18.08838454376615 - 1), 0.0005)
+        self.assertIsNone(result["kld_mean"])
+
+    def test_divergence_from_itself_is_zero(self):
+        base = os.path.join(self.work, "base")
+        common = ("perplexity", "--pack", self.pack, "--text", harness.DATA + "/wikitext2_head.txt", "--max-tokens", 700)
+        saved = self.ok_json(*common, "--save-base", base)
+        compared = self.ok_json(*common, "--kl-base", base)
+        self.assertEqual(compared["ppl"], saved["ppl"])
+        self.assertEqual((compared["kld_mean"], compared["same_top"]), (0, 1))
+        code, _, err = self.sluice(*common[:-1], 600, "--kl-base", base)
+        self.assertEqual(code, 1)
+        self.assertIn("positions", err)
+
+
+class ExactTest(harness.TestCase):
+    def test_tokens_and_logits_are_equal_over_budgets_threads_and_chunks(self):
+        draw = random.Random(20261121)
+        ids = self.greedy[0]["prompt_ids"] + self.greedy[0]["greedy_ids"]
+        path = os.path.join(self.work, "ids.json")
+        with open(path, "w") as file:
+            json.dump(ids, file)
+        base = None
+        for k in range(40 if harness.FULL else 6):
+            options = [
+                "--kv", "f32", "--threads", draw.choice([1, 2]), "--prefill-chunk", draw.choice([1, 7, 64, 512]),
+            ]  # fmt: skip
+            if k:
+                options += ["--dram-budget", draw.choice(["24MiB", "12MiB", "8MiB", "6MiB"])]
+            row = self.greedy[draw.randrange(len(self.greedy))]
+            answer = self.ok_json(*self.greedy_run(row, *options))
+            self.assertEqual(answer["token_ids"], row["greedy_ids"], options)
+            out = os.path.join(self.work, "logits.safetensors")
+            self.ok("logits", "--pack", self.pack, "--token-ids-file", path, "--out", out, *options)
+            logits = harness.read_safetensors(out)["logits"]
+            base = logits if base is None else base
+            self.assertTrue(numpy.array_equal(logits, base), options)
+
+
+class RunTest(harness.TestCase):
+    def test_json_has_every_key_of_the_contract(self):
+        answer = self.ok_json("run", "--pack", self.pack, "--prompt", "The city", "-n", 4, "--seed", 3)
+        self.assertLessEqual(
+            {"token_ids", "text", "finish_reason", "usage", "timings", "experts"}, set(answer)
+        )
+        self.assertLessEqual({"prompt_tokens", "completion_tokens"}, set(answer["usage"]))
+        self.assertLessEqual(
+            {"prompt_seconds", "decode_seconds", "stall_seconds", "tokens_per_second"}, set(answer["timings"])
+        )
+        self.assertLessEqual({"requests", "hits", "bytes_ssd", "bytes_link"}, set(answer["experts"]))
+
+    def test_streamed_text_equals_the_text_of_the_json(self):
+        arguments = ("run", "--pack", self.pack, "--prompt", "In the year", "-n", 40, "--temperature", 0.8, "--seed", 5)
+        self.assertEqual(self.ok(*arguments, "-q"), self.ok_json(*arguments)["text"] + "\n")
+
+    def test_standard_input_is_the_prompt(self):
+        arguments = ("run", "--pack", self.pack, "-n", "8", "--temperature", "0", "-q")
+        given = self.ok(*arguments, "--prompt", "The history of")
+        piped = harness.subprocess.run(
+            [harness.BIN + "/sluice", *arguments], env=self.environment, input=b"The history of", capture_output=True
+        )
+        self.assertEqual(piped.stdout.decode(), given)
+
+    def test_stop_strings_end_the_answer_before_them(self):
+        arguments = ("run", "--pack", self.pack, "--prompt", "The city", "-n", 40, "--temperature", 0)
+        text = self.ok_json(*arguments, "--ignore-eos")["text"]
+        stop = text.split()[3]
+        stopped = self.ok_json(*arguments, "--stop", stop)
+        self.assertEqual(stopped["finish_reason"], "stop_sequence")
+        self.assertEqual(stopped["text"], text[: text.index(stop)])
+
+    def test_prompt_beyond_the_context_is_refused_with_the_numbers(self):
+        code, out, err = self.sluice(
+            "run", "--pack", self.pack, "--prompt", "The city", "--context", 8, "-n", 9, "-q"
+        )
+        self.assertEqual((code, out.strip()), (1, ""))
+        self.assertIn("INVALID_ARGUMENT", err)
+
+    def test_bench_prints_the_keys_of_the_contract(self):
+        results = self.ok_json("bench", "--pack", self.pack, "-p", 16, "-n", 8, "-r", 2, "-b", "1,3", "-pg", "8,4")
+        self.assertEqual(
+            [(r["test"], r["batch"]) for r in results],
+            [("pp16", 1), ("tg8", 1), ("pp8+tg4", 1), ("pp16", 3), ("tg8", 3), ("pp8+tg4", 3)],
+        )
+        keys = {
+            "test", "preset", "batch", "avg_ts", "stddev_ts", "samples_ts", "ttft_ms", "tpot_ms", "hit_rate",
+            "predictor_precision", "predictor_recall", "stall_seconds", "link_gbps", "ssd_gbps", "read_bandwidth_share",
+        }  # fmt: skip
+        for result in results:
+            self.assertLessEqual(keys, set(result))
+            self.assertGreater(result["avg_ts"], 0)
+            self.assertEqual(len(result["samples_ts"]), 2)
+
+
+if __name__ == "__main__":
+    harness.main()
