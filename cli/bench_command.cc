@@ -8,9 +8,9 @@
 #include "cli/bench_run.h"
 #include "cli/command.h"
 #include "cli/launcher.h"
-#include "cli/preset.h"
 #include "cli/terminal.h"
 #include "common/status.h"
+#include "inferd/policy/preset.h"
 
 namespace sluice::cli {
 namespace {
@@ -117,7 +117,7 @@ absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
   std::vector<BenchResult> results;
   BenchSetting setting;
   for (const std::string& preset : SplitList(o.common.preset.value_or("exact"))) {
-    RETURN_IF_ERROR(CheckPreset(preset));
+    RETURN_IF_ERROR(PoliciesOf(preset).status());
     const CommonOptions options = ServerOptions(o, tests, preset);
     ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher,
                      Launcher::Launch(context, options, format == BenchFormat::kJson));

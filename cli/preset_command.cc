@@ -2,7 +2,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/command.h"
-#include "cli/preset.h"
+#include "inferd/policy/preset.h"
 
 namespace sluice::cli {
 namespace {
@@ -74,13 +74,6 @@ int Print(const std::string& text) { return WriteStdout(text).ok() ? kExitOk : k
 
 }  // namespace
 
-absl::Status CheckPreset(const std::string& name) {
-  if (name == "exact") {
-    return absl::OkStatus();
-  }
-  return absl::NotFoundError(absl::StrCat("preset '", name, "' is not in this build; it has: exact"));
-}
-
 int RunPreset(const CommandContext&, const std::vector<std::string>& args) {
   std::string action;
   std::vector<std::string> names;
@@ -94,14 +87,14 @@ int RunPreset(const CommandContext&, const std::vector<std::string>& args) {
     return *exit_code;
   }
   if (action == "list" && names.empty()) {
-    return json ? PrintJson(Json::Object().Set("presets", std::vector<std::string>{"exact"}))
+    return json ? PrintJson(Json::Object().Set("presets", PresetNames()))
                 : Print(absl::StrCat("exact  ", kExactSummary, " (default)\n"));
   }
   if (action != "show" || names.size() != 1) {
     return parser.UsageError("expected `list` or `show NAME`");
   }
-  if (const absl::Status known = CheckPreset(names[0]); !known.ok()) {
-    return Fail("preset", known, json);
+  if (const auto policies = PoliciesOf(names[0]); !policies.ok()) {
+    return Fail("preset", policies.status(), json);
   }
   return json ? PrintJson(ExactJson()) : Print(ExactText());
 }
