@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
@@ -43,6 +44,24 @@ constexpr int kLogLines = 10;
 std::string Environment(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr ? value : "";
+}
+
+// Those that say nothing on device host.
+constexpr char kDeviceOptions[] = " device-budget link-gbps link-latency-us clock ";
+
+std::string ValueOf(const std::vector<OptionSetting>& settings, const std::string& name) {
+  for (const OptionSetting& setting : settings) {
+    if (setting.name == name) {
+      return setting.value;
+    }
+  }
+  return "";
+}
+
+// Budgets come as bytes.
+std::string ReadableValue(const std::string& name, const std::string& value) {
+  uint64_t bytes = 0;
+  return absl::EndsWith(name, "-budget") && absl::SimpleAtoi(value, &bytes) ? FormatSize(bytes) : value;
 }
 
 bool WaitReadable(int fd, int milliseconds) {
@@ -221,40 +240,43 @@ absl::Status Launcher::Compare(std::vector<std::string>* differences) {
     differences->push_back(absl::StrCat("it serves model ", model_.id(), " (", model_.name(), "), and ",
                                         options_.pack, " is model ", pack_->model_id()));
   }
-  const std::vector<OptionSetting> asked = options_.InferdSettings();
-  if (!client_->has_admin()) {
-    for (const OptionSetting& setting : asked) {
+  RETURN_IF_ERROR(LearnServerOptions());
+  for (const OptionSetting& setting : options_.InferdSettings()) {
+    const std::string value = ValueOf(server_options_, setting.name);
+    if (!client_->has_admin()) {
       differences->push_back(
           absl::StrCat("--", setting.name, " cannot be compared without its admin socket"));
-    }
-  } else {
-    ASSIGN_OR_RETURN(const api::GetServerInfoResponse info, client_->GetServerInfo());
-    server_options_.assign(info.options().begin(), info.options().end());
-    backend_ = info.backend();
-    for (const OptionSetting& setting : asked) {
-      const std::string value = server_option(setting.name);
-      if (!SameOptionValue(value, setting.value)) {
-        differences->push_back(absl::StrCat("it has --", setting.name, " ",
-                                            value.empty() ? "(unknown)" : value, ", not ", setting.value));
-      }
+    } else if (!SameOptionValue(value, setting.value)) {
+      differences->push_back(absl::StrCat("it has --", setting.name, " ", value.empty() ? "(unknown)" : value,
+                                          ", not ", setting.value));
     }
   }
-  return CompareWeightd(differences);
-}
-
-absl::Status Launcher::CompareWeightd(std::vector<std::string>* differences) {
-  const std::vector<OptionSetting> asked = options_.WeightdSettings();
-  if (started_ || asked.empty()) {
-    return absl::OkStatus();
-  }
-  if (paths_.dir.empty()) {
-    for (const OptionSetting& setting : asked) {
+  for (const OptionSetting& setting : options_.WeightdSettings()) {
+    const std::string value = ValueOf(weightd_options_, setting.name);
+    if (paths_.dir.empty()) {
       differences->push_back(
           absl::StrCat("--", setting.name, " is weightd's, which --address does not reach"));
+    } else if (!started_ && !SameOptionValue(value, setting.value)) {
+      differences->push_back(
+          absl::StrCat("weightd has --", setting.name, " ", value, ", not ", setting.value));
     }
-    return absl::OkStatus();
   }
-  return CompareWithWeightd(paths_.weightd_socket, asked, differences);
+  return absl::OkStatus();
+}
+
+absl::Status Launcher::LearnServerOptions() {
+  server_options_.clear();
+  if (client_->has_admin()) {
+    ASSIGN_OR_RETURN(const api::GetServerInfoResponse info, client_->GetServerInfo());
+    for (const api::OptionValue& option : info.options()) {
+      server_options_.push_back({option.name(), option.value()});
+    }
+    backend_ = info.backend();
+  }
+  if (!paths_.dir.empty()) {
+    ASSIGN_OR_RETURN(weightd_options_, AskWeightd(paths_.weightd_socket));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Launcher::Mismatch(const std::vector<std::string>& differences) const {
@@ -268,26 +290,26 @@ absl::Status Launcher::Mismatch(const std::vector<std::string>& differences) con
 }
 
 std::string Launcher::server_option(const std::string& name) const {
-  for (const api::OptionValue& option : server_options_) {
-    if (option.name() == name) {
-      return option.value();
-    }
-  }
-  return "";
+  const std::string value = ValueOf(server_options_, name);
+  return value.empty() ? ValueOf(weightd_options_, name) : value;
 }
 
+// What every command takes (options.h), in its order; of the simulated link only where there is one.
 void Launcher::ShowOptions() const {
   if (json_ || options_.quiet) {
     return;
   }
-  std::string line = absl::StrCat("sluice: ", model_.name());
-  for (const api::OptionValue& option : server_options_) {
-    // Paths and sockets are for -v.
-    if (option.value().empty() || absl::StrContains(option.value(), '/')) {
-      continue;
+  std::vector<std::string> words = {model_.name()};
+  for (const char* name :
+       {"preset", "device", "device-budget", "dram-budget", "context", "parallel", "kv", "kv-budget",
+        "prefill-chunk", "threads", "io", "direct", "link-gbps", "link-latency-us", "clock"}) {
+    const std::string value = server_option(name);
+    const bool of_device = absl::StrContains(kDeviceOptions, absl::StrCat(" ", name, " "));
+    if (!value.empty() && !(of_device && server_option("device") == "host")) {
+      words.push_back(absl::StrCat(name, " ", ReadableValue(name, value)));
     }
-    absl::StrAppend(&line, ", ", option.name(), " ", option.value());
   }
+  const std::string line = absl::StrCat("sluice: ", absl::StrJoin(words, ", "));
   std::fprintf(stderr, "%s\n", Styled(line, Style::kDim, StderrIsTerminal()).c_str());
 }
 

@@ -37,9 +37,7 @@ class Launcher {
   Client& client() { return *client_; }
   const Pack& pack() const { return *pack_; }
   const api::Model& model() const { return model_; }
-  // Every option in effect; empty without a way to the admin service.
-  const std::vector<api::OptionValue>& server_options() const { return server_options_; }
-  // The value of one of them, "" if it is not known.
+  // The value in effect of one of the daemons' options, "" if it is not known (without the admin socket).
   std::string server_option(const std::string& name) const;
   const std::string& backend() const { return backend_; }
 
@@ -55,7 +53,7 @@ class Launcher {
   absl::Status AskState(absl::Time* unavailable_since);
   // Learns model and options, and what differs from the ones asked for.
   absl::Status Compare(std::vector<std::string>* differences);
-  absl::Status CompareWeightd(std::vector<std::string>* differences);
+  absl::Status LearnServerOptions();
   absl::Status Mismatch(const std::vector<std::string>& differences) const;
   void ShowOptions() const;
 
@@ -75,7 +73,8 @@ class Launcher {
   bool started_ = false;  // by this process
   std::unique_ptr<Client> client_;
   api::Model model_;
-  std::vector<api::OptionValue> server_options_;
+  std::vector<OptionSetting> server_options_;   // of inferd, in effect
+  std::vector<OptionSetting> weightd_options_;  // in effect; empty with an address
   std::string backend_;
   Progress progress_;
 };

@@ -1,4 +1,4 @@
-// Comparing a running weightd with the options asked for.
+// What options a running weightd has.
 //
 // Thread safety: free functions, safe to call from any thread.
 #ifndef SLUICE_CLI_WEIGHTD_PROBE_H_
@@ -7,14 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "cli/options.h"
 
 namespace sluice::cli {
 
-// Appends a phrase for each of `asked` (weightd's options) that the weightd at `socket` has otherwise.
-absl::Status CompareWithWeightd(const std::string& socket, const std::vector<OptionSetting>& asked,
-                                std::vector<std::string>* differences);
+// The options of weightd that `sluice` knows, with the values in effect, by asking the one at `socket`.
+absl::StatusOr<std::vector<OptionSetting>> AskWeightd(const std::string& socket);
 
 }  // namespace sluice::cli
 
