@@ -15,7 +15,7 @@ class LauncherTest(harness.TestCase):
             self.ok(*self.greedy_run(self.greedy[0], "--kv", kv))
 
     def test_concurrent_starts_share_one_pair_of_daemons(self):
-        runs = [self.start(*self.greedy_run(self.greedy[i], "--json", "--keep", "30s")) for i in range(3)]
+        runs = [self.start(*self.greedy_run(self.greedy[i], "--kv", "f32", "--json", "--keep", "30s")) for i in range(3)]
         for i, run in enumerate(runs):
             code, out, err = run.finish()
             self.assertEqual(code, 0, err + self.logs())
@@ -77,7 +77,7 @@ class LauncherTest(harness.TestCase):
         self.assertEqual(err, "")
 
     def test_address_of_a_running_inferd_is_used_and_never_replaced(self):
-        self.ok(*self.greedy_run(self.greedy[0], "--keep", "10m"))
+        self.ok(*self.greedy_run(self.greedy[0], "--kv", "f32", "--keep", "10m"))
         address = f"unix:{self.runtime}/inferd.sock"
         before = self.processes("inferd")
         run = self.ok_json(*self.greedy_run(self.greedy[1], "--address", address))
