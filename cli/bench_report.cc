@@ -68,7 +68,7 @@ Figures FiguresOf(const BenchResult& result, const BenchSetting& setting) {
   const double predictions = sum(&BenchSample::predictions);
   if (predictions > 0) {
     figures.precision = Share(sum(&BenchSample::predictions_right), predictions);
-    figures.recall = Share(sum(&BenchSample::predictions_right), requests);
+    figures.recall = Share(sum(&BenchSample::predictions_right), sum(&BenchSample::predictions_wanted));
   }
   figures.stall_seconds = sum(&BenchSample::stall_seconds) / n;
   figures.link_gbps = sum(&BenchSample::bytes_link) / seconds / 1e9;

@@ -46,6 +46,7 @@ struct BenchSample {
   uint64_t expert_hits = 0;
   uint64_t predictions = 0;
   uint64_t predictions_right = 0;
+  uint64_t predictions_wanted = 0;
   uint64_t bytes_ssd = 0;
   uint64_t bytes_link = 0;
   uint64_t weight_bytes = 0;  // that decode steps read

@@ -53,6 +53,7 @@ void AddCounters(const api::Counters& before, const api::Counters& after, BenchS
   sample->expert_hits = after.expert_hits() - before.expert_hits();
   sample->predictions = after.predictions() - before.predictions();
   sample->predictions_right = after.predictions_right() - before.predictions_right();
+  sample->predictions_wanted = after.predictions_wanted() - before.predictions_wanted();
   sample->bytes_ssd = after.bytes_ssd() - before.bytes_ssd();
   sample->bytes_link = after.bytes_link() - before.bytes_link();
   sample->weight_bytes = after.weight_bytes_touched() - before.weight_bytes_touched();

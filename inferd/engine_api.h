@@ -156,6 +156,7 @@ struct EngineStats {
   uint64_t prefetch_useful = 0;  // resident by the time the router chose it
   uint64_t predictions = 0;      // experts predicted and checked against the router
   uint64_t predictions_right = 0;
+  uint64_t predictions_wanted = 0;  // experts the router chose where there was a prediction
   uint64_t bytes_ssd = 0;
   uint64_t bytes_link = 0;
   uint64_t weight_bytes_touched = 0;  // bytes of weights that decode steps read

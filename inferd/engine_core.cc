@@ -340,6 +340,7 @@ void EngineCore::FillStats(EngineStats* stats) const {
     const PredictionCounters predictions = prefetcher_->total();
     stats->predictions = predictions.predicted;
     stats->predictions_right = predictions.right;
+    stats->predictions_wanted = predictions.wanted;
   }
   stats->bytes_ssd = fetches_.bytes_ssd();
   stats->weightd_reconnects = client_->counters().reconnects;

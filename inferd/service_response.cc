@@ -142,6 +142,7 @@ void FillStats(const EngineStats& stats, v1::GetStatsResponse* out) {
   counters->set_prefetch_useful(stats.prefetch_useful);
   counters->set_predictions(stats.predictions);
   counters->set_predictions_right(stats.predictions_right);
+  counters->set_predictions_wanted(stats.predictions_wanted);
   counters->set_bytes_ssd(stats.bytes_ssd);
   counters->set_bytes_link(stats.bytes_link);
   counters->set_weight_bytes_touched(stats.weight_bytes_touched);

@@ -21,6 +21,7 @@ PredictionCounters Prefetcher::total() const {
   for (const PredictionCounters& layer : counters_) {
     sum.predicted += layer.predicted;
     sum.right += layer.right;
+    sum.wanted += layer.wanted;
   }
   return sum;
 }
@@ -46,6 +47,7 @@ void Prefetcher::Compare(const RouterTap& tap) {
       continue;
     }
     const int32_t* chosen = tap.routing.ids + uint64_t{token} * k;
+    counters.wanted += k;
     for (uint32_t rank = 0; rank < top_k_; ++rank) {
       counters.predicted++;
       counters.right += std::find(chosen, chosen + k, ids_[uint64_t{token} * top_k_ + rank]) != chosen + k;

@@ -21,6 +21,7 @@ namespace sluice {
 struct PredictionCounters {
   uint64_t predicted = 0;
   uint64_t right = 0;
+  uint64_t wanted = 0;  // experts that the router chose where something had been predicted
 };
 
 class Prefetcher final : public LayerTap {

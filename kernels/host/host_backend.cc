@@ -11,7 +11,7 @@ namespace {
 
 // Below this much work (multiply-adds and the like; about 10 us on one thread) a fork-join costs more than it
 // brings. Chosen so that the router of a 128-expert model stays on the calling thread for one token.
-constexpr uint64_t kParallelWork = uint64_t{1} << 18;
+constexpr uint64_t kParallelWork = (uint64_t{1} << 18) + 1;
 
 // Partial sums of fused experts and split attention: 64 MiB, touched only as far as used.
 constexpr uint64_t kPartialFloats = uint64_t{16} << 20;
