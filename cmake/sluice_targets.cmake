@@ -32,18 +32,15 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
 endif()
 target_compile_options(sluice_test_pch PRIVATE ${SLUICE_TEST_OPTIONS})
 
-# What the other presets build: sluice_test(... ASAN TSAN) adds its program to the first two, every library is in the
-# third (Clang's -Wthread-safety).
+# What the sanitizer presets build: sluice_test(... ASAN TSAN) adds its program to them.
 add_custom_target(sanitized_tests)
 add_custom_target(threaded_tests)
-add_custom_target(annotated_libraries)
 
 # sluice_library(NAME SRCS a.cc ... [DEPS targets ...])
 function(sluice_library name)
   cmake_parse_arguments(arg "" "" "SRCS;DEPS" ${ARGN})
   add_library(${name} STATIC ${arg_SRCS})
   target_link_libraries(${name} PUBLIC sluice_options ${arg_DEPS} Threads::Threads)
-  add_dependencies(annotated_libraries ${name})
 endfunction()
 
 # sluice_program(NAME SRCS ... [DEPS ...]): lands in build/<preset>/bin.

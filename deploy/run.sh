@@ -4,7 +4,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/build.sh"
 
-prompt=${1:-"The history of the city begins"}
+prompt=${1:-"The film is a story about a young man who"}
 [ $# -gt 0 ] && shift
 
 require_host
@@ -18,4 +18,4 @@ pack=$SLUICE_ROOT/build/sample.pack
 say "packing the sample model"
 "$bin/sluice" pack "$SLUICE_ROOT/deploy/sample" --out "$pack" --bits bf16 --force
 say "answering: \"$prompt\""
-"$bin/sluice" run --pack "$pack" --prompt "$prompt" -n 96 --temperature 0.7 --top-p 0.95 --seed 7 "$@"
+"$bin/sluice" run --pack "$pack" --prompt "$prompt" -n 64 --temperature 0.6 --top-p 0.9 --seed 2 "$@"

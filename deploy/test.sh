@@ -40,7 +40,8 @@ run_tests asan -j "$SLUICE_JOBS" -L asan
 build_preset tsan threaded_tests
 run_tests tsan -j "$SLUICE_JOBS" -L tsan
 
-build_preset clang annotated_libraries
+say "checking lock annotations with Clang"
+"$SLUICE_ROOT/deploy/lib/check_thread_safety.sh" "$SLUICE_JOBS" || failed=$((failed + 1))
 
 echo
 echo "$passed passed, $failed failed"

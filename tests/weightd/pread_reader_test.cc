@@ -132,7 +132,10 @@ class PreadReaderTest : public ::testing::Test {
 
 TEST_F(PreadReaderTest, EveryOutcomeOfAReadReachesTheReport) {
   for (const Case& c : Cases()) {
-    results_.clear();
+    {
+      const MutexLock lock(&mutex_);
+      results_.clear();
+    }
     Start(c.file_bytes, c.script, /*threads=*/1);
     Buffer buffer = Allocate(8 * kBlock);
     reader_->Submit(Job(7, 0, buffer.get(), 8 * kBlock));
