@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
@@ -55,6 +56,16 @@ absl::StatusOr<UniqueFd> TakeSignals() {
   return fd.valid() ? absl::StatusOr<UniqueFd>(std::move(fd)) : ErrnoToStatus(errno, "signalfd");
 }
 
+// A segment of 256 MiB is a descriptor, and so is a session's every region: the usual soft limit of 1024
+// would end a large store. Best effort: the hard limit is the administrator's.
+void RaiseFileLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+}
+
 // Whether a signal came within `timeout`.
 bool AwaitSignal(int signals, absl::Duration timeout) {
   pollfd polled{signals, POLLIN, 0};
@@ -90,6 +101,7 @@ int Serve(const WeightdOptions& options, spdlog::logger* logger, const LogFn& lo
     logger->error("{}", signals.status().ToString());
     return kFailed;
   }
+  RaiseFileLimit();
   auto server = WeightdServer::Start(options, log);
   if (!server.ok()) {
     logger->error("cannot start: {}", server.status().ToString());

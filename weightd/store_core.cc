@@ -137,7 +137,7 @@ absl::Status StoreCore::CheckReserve(const SessionParams& params, uint64_t minim
                    " compute threads), that of ", sessions_.size(), " other sessions ", minima - minimum));
 }
 
-absl::StatusOr<SessionHandle> StoreCore::OpenSession(const SessionParams& params) {
+absl::Status StoreCore::CheckParams(const SessionParams& params) const {
   if (draining_) {
     return absl::UnavailableError("weightd is draining");
   }
@@ -154,6 +154,11 @@ absl::StatusOr<SessionHandle> StoreCore::OpenSession(const SessionParams& params
     return absl::InvalidArgumentError(absl::StrCat("a session of ", params.packs.size(), " packs and ",
                                                    params.compute_threads, " compute threads"));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SessionHandle> StoreCore::OpenSession(const SessionParams& params) {
+  RETURN_IF_ERROR(CheckParams(params));
   Session::Options options;
   uint64_t largest_expert = 0;
   for (uint32_t pack : params.packs) {

@@ -88,6 +88,7 @@ class StoreCore {
 
   // Puts all uses so far before whatever is decided next.
   void BeginDecision();
+  absl::Status CheckParams(const SessionParams& params) const;
   absl::Status CheckReserve(const SessionParams& params, uint64_t minimum) const;
   uint64_t DenseBytes(const std::set<uint32_t>& packs) const;
   bool Serve(Session* session);
