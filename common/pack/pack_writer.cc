@@ -94,9 +94,6 @@ absl::StatusOr<PackOptions> PackOptionsFromWords(const std::string& bits, const 
                                                  int group, const std::string& dense_bits,
                                                  const std::string& layout) {
   PackOptions options;
-  if (!bits.empty() && !recipe.empty()) {
-    return absl::InvalidArgumentError("--bits and --recipe exclude each other");
-  }
   const std::string word = !recipe.empty() ? recipe : bits.empty() ? "bf16" : bits;
   absl::StatusOr<Encoding> encoding = EncodingFromName(word);
   if (!encoding.ok() || *encoding == Encoding::kF32 || *encoding == Encoding::kMxfp4) {

@@ -35,9 +35,9 @@ struct PackOptions {
   uint32_t threads = 0;
 };
 
-// Options from the words of the command line. `bits`: bf16|f16|q8|q4|q3|q2, `recipe`: "" or one of
-// RecipeNames(), `dense_bits`: "" or as bits, `layout`: "" or "up|gate|down" and so on. InvalidArgument
-// naming the word and the known ones.
+// Options from the words of the command line. `bits`: bf16|f16|q8|q4|q3|q2 ("": bf16), `recipe`: "" or a word
+// that wins over `bits` (for now the same words), `dense_bits`: "" or as bits, `layout`: "" or "up|gate|down"
+// and so on. InvalidArgument naming the word and the known ones.
 absl::StatusOr<PackOptions> PackOptionsFromWords(const std::string& bits, const std::string& recipe,
                                                  int group, const std::string& dense_bits,
                                                  const std::string& layout);
