@@ -25,8 +25,9 @@ namespace sluice {
 namespace {
 
 constexpr char kGenerator[] = "sluice synth 1";
-// Encoded rows that all experts are cut from: 32 MiB a part, far more than one expert of the fine-grained
-// models and made in a tenth of a second; after that experts cost a copy and a checksum.
+// Encoded rows that all experts are cut from: 32 MiB a part (or one layer's, if that is less), far more than
+// one expert of the fine-grained models and made in a tenth of a second; then experts cost a copy and a
+// checksum.
 constexpr uint64_t kPoolBytes = 32ull << 20;
 constexpr uint64_t kDenseExtentBytes = 64ull << 20;
 constexpr uint64_t kBlockValues = 256 * 1024;
@@ -67,7 +68,9 @@ float DenseScale(const ModelConfig& config, const DenseSpec& spec) {
 RowPool MakePool(const ModelConfig& config, const EncodingDescriptor& encoding, float scale, uint64_t seed) {
   RowPool pool;
   pool.stride = static_cast<uint32_t>(RoundStride(RowBytes(encoding, config.hidden)));
-  pool.rows = static_cast<uint32_t>(std::max<uint64_t>(kPoolBytes / pool.stride, 64));
+  const MoeConfig& moe = config.layers.back().moe;
+  const uint64_t of_a_layer = uint64_t{moe.experts} * moe.expert_width;
+  pool.rows = static_cast<uint32_t>(std::clamp<uint64_t>(kPoolBytes / pool.stride, 1, of_a_layer));
   pool.bytes.resize(static_cast<uint64_t>(pool.rows) * pool.stride);
   std::vector<float> row(config.hidden);
   NormalStream random(seed);
@@ -115,6 +118,7 @@ void MakeWeights(double zipf, SynthJob* job) {
   job->routers = SynthRouters(config, zipf, job->options.similarity, seed);
   if (zipf > 0) job->direction = PreferenceDirection(config.hidden, seed);
   const MoeConfig& moe = config.layers.back().moe;
+  if (moe.experts == 0) return;
   job->token_correlation = CorrelationForReuse(moe.experts, moe.top_k, job->options.reuse);
   const float in = 1.0f / std::sqrt(static_cast<float>(config.hidden));
   const float out = 1.0f / std::sqrt(2.0f * static_cast<float>(config.layers.size()) *

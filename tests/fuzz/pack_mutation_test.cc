@@ -1,4 +1,4 @@
-// 10^5 seeded mutations of every stored or foreign format that common/model and common/pack read, and a few
+// 10^5 seeded mutations of every stored or foreign format that common/model and common/pack read, and a
 // hundred of whole model folders. Nothing crashes (under ASan and UBSan too), nothing allocates by a hostile
 // number, and what is accepted keeps its promises (pack_targets.cc).
 #include <gtest/gtest.h>
@@ -136,7 +136,7 @@ TEST_F(PackMutation, ModelFolders) {
                                           "model.safetensors.index.json", "model-00001-of-00002.safetensors"};
   Mutator mutator(10);
   int refused = 0;
-  for (int i = 0; i < 400; ++i) {
+  for (int i = 0; i < 120; ++i) {
     const std::string path = dir.File("model") + "/" + names[i % names.size()];
     const std::string before = ReadAll(path);
     WriteAll(path, mutator.Mutate(before));
@@ -149,7 +149,7 @@ TEST_F(PackMutation, ModelFolders) {
     }
     WriteAll(path, before);
   }
-  EXPECT_GT(refused, 100);
+  EXPECT_GT(refused, 30);
 }
 
 }  // namespace
