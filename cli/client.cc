@@ -23,7 +23,6 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
   // A unix path is no host name: other servers refuse it as an authority.
   arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   // Nothing of a proxy set for the web concerns a local daemon.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);

@@ -338,7 +338,11 @@ absl::Status Launcher::DaemonFailure(const std::string& packet) const {
   const std::string name = text.substr(0, text.find(' '));
   const std::string& log = name == "weightd" ? paths_.weightd_log : paths_.inferd_log;
   const std::string tail = LogTail(log, kLogLines);
-  return CodeFromText(tail, absl::StatusCode::kUnavailable,
+  // A daemon that does not understand its options exits as this program does.
+  const absl::StatusCode otherwise = absl::EndsWith(text, absl::StrCat("exit code ", kExitUsage))
+                                         ? absl::StatusCode::kInvalidArgument
+                                         : absl::StatusCode::kUnavailable;
+  return CodeFromText(tail, otherwise,
                       absl::StrCat(name, " ended: ", absl::StripPrefix(text.substr(name.size()), " "), "; ",
                                    log, " ends with:", tail));
 }
