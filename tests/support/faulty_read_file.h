@@ -43,7 +43,7 @@ class FaultyReadFile final : public ReadFile {
     const uint64_t got = std::min({length, left, static_cast<uint64_t>(most)});
     std::vector<std::byte> bytes((got + 7) / 8 * 8);
     FakeExtentSource::FillBytes(offset, bytes);
-    std::memcpy(dest, bytes.data(), got);
+    std::copy_n(bytes.data(), got, static_cast<std::byte*>(dest));
     return static_cast<int64_t>(got);
   }
   std::string how() const override { return "O_DIRECT"; }
