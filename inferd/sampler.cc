@@ -79,7 +79,10 @@ TokenCounts::Item* TokenCounts::Find(int32_t token) {
   return &items_.back();
 }
 
-Sampler::Sampler(uint32_t vocab) : adjusted_(vocab), weights_(vocab) { candidates_.reserve(vocab); }
+Sampler::Sampler(uint32_t vocab)
+    : adjusted_(vocab), weights_(vocab), block_mass_((vocab + kBlock - 1) / kBlock) {
+  candidates_.reserve(vocab);
+}
 
 // The logits with penalties and bans; the input's own where there are none.
 absl::Span<const float> Sampler::Adjust(const SampleInput& input) {
@@ -123,12 +126,22 @@ int32_t Sampler::Sample(const SampleInput& input) {
   if (params.top_p >= 1.0f && params.min_p <= 0.0f) {
     return DrawFromAll(logits, best, inverse_temperature, u);
   }
-  const double mass = params.top_p < 1.0f ? MassOf(logits, best, inverse_temperature) : 0;
   // Below ln(min_p) a candidate is dropped anyway; below e^-87 it weighs nothing. A little lower, so that
   // rounding here decides nothing.
-  const float depth = params.min_p > 0.0f ? std::log(params.min_p) - 0.01f : -88.0f;
-  SelectAbove(logits, best + depth * params.temperature);
-  return DrawFromBest(params, best, inverse_temperature, mass, u);
+  const float deepest = params.min_p > 0.0f ? std::log(params.min_p) - 0.01f : -88.0f;
+  if (params.top_p >= 1.0f) {
+    SelectAbove(logits, best + deepest * params.temperature);
+    return DrawFromBest(params, best, inverse_temperature, 0, u);
+  }
+  const double mass = MassOf(logits, best, inverse_temperature);
+  // Most rows hold their share within a few e-folds of the best: sorting what is that high is cheap.
+  for (float depth = -3.0f;; depth *= 2) {
+    depth = std::max(depth, deepest);
+    const double reached = SelectAbove(logits, best + depth * params.temperature);
+    if (reached >= params.top_p * mass || depth == deepest) {
+      return DrawFromBest(params, best, inverse_temperature, mass, u);
+    }
+  }
 }
 
 // The k best into candidates_, best first.
@@ -158,53 +171,71 @@ void Sampler::SelectBest(absl::Span<const float> logits, uint32_t k) {
   std::sort_heap(candidates_.begin(), candidates_.end(), Better);
 }
 
-// All not below `lowest` into candidates_, in index order.
-void Sampler::SelectAbove(absl::Span<const float> logits, float lowest) {
+// All not below `lowest` into candidates_, in index order; the sum of their weights_, if these are there.
+double Sampler::SelectAbove(absl::Span<const float> logits, float lowest) {
   candidates_.clear();
+  double mass = 0;
   for (size_t i = 0; i < logits.size(); ++i) {
     if (logits[i] >= lowest) {
       candidates_.push_back({logits[i], static_cast<int32_t>(i)});
+      mass += weights_[i];
     }
   }
+  return mass;
 }
 
+// Fills weights_ and block_mass_; the sum of all, a fixed tree over blocks and lanes.
 double Sampler::MassOf(absl::Span<const float> logits, float best, float inverse_temperature) {
   float* const weights = weights_.data();
   const float* const values = logits.data();
   for (size_t i = 0; i < logits.size(); ++i) {
     weights[i] = SamplerExp((values[i] - best) * inverse_temperature);
   }
-  double lanes[kLanes] = {};
-  size_t i = 0;
-  for (; i + kLanes <= logits.size(); i += kLanes) {
-    for (uint32_t lane = 0; lane < kLanes; ++lane) {
-      lanes[lane] += weights[i + lane];
-    }
-  }
   double mass = 0;
-  for (const double lane : lanes) {
-    mass += lane;
-  }
-  for (; i < logits.size(); ++i) {
-    mass += weights[i];
+  for (size_t begin = 0; begin < logits.size(); begin += kBlock) {
+    const size_t end = std::min(begin + kBlock, logits.size());
+    float lanes[kLanes] = {};  // at most 32 weights of at most 1 each: no bits to speak of are lost
+    size_t i = begin;
+    for (; i + kLanes <= end; i += kLanes) {
+      for (uint32_t lane = 0; lane < kLanes; ++lane) {
+        lanes[lane] += weights[i + lane];
+      }
+    }
+    double block = 0;
+    for (; i < end; ++i) {
+      block += weights[i];
+    }
+    for (const float lane : lanes) {
+      block += lane;
+    }
+    block_mass_[begin / kBlock] = block;
+    mass += block;
   }
   return mass;
 }
 
 int32_t Sampler::DrawFromAll(absl::Span<const float> logits, float best, float inverse_temperature,
                              double u) {
-  const double target = u * MassOf(logits, best, inverse_temperature);
-  double sum = 0;
-  int32_t last = 0;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (weights_[i] == 0.0f) {
-      continue;
+  double left = u * MassOf(logits, best, inverse_temperature);
+  size_t block = 0;
+  const size_t blocks = (logits.size() + kBlock - 1) / kBlock;
+  while (block + 1 < blocks && block_mass_[block] <= left) {
+    left -= block_mass_[block++];
+  }
+  // Rounding may leave a little at the block's end, or lead into a last block that weighs nothing: the last
+  // token that can be drawn at all is the answer then.
+  int32_t last = -1;
+  for (size_t i = block * kBlock; i < std::min((block + 1) * kBlock, logits.size()); ++i) {
+    if (weights_[i] > 0.0f) {
+      last = static_cast<int32_t>(i);
+      left -= weights_[i];
+      if (left < 0) {
+        return last;
+      }
     }
-    sum += weights_[i];
-    last = static_cast<int32_t>(i);
-    if (sum > target) {
-      break;
-    }
+  }
+  for (size_t i = block * kBlock; last < 0 && i > 0; --i) {
+    last = weights_[i - 1] > 0.0f ? static_cast<int32_t>(i - 1) : -1;
   }
   return last;
 }

@@ -74,6 +74,8 @@ class Sampler {
   int32_t Sample(const SampleInput& input);
 
  private:
+  static constexpr size_t kBlock = 512;
+
   struct Candidate {
     float logit;
     int32_t id;
@@ -84,7 +86,7 @@ class Sampler {
 
   absl::Span<const float> Adjust(const SampleInput& input);
   void SelectBest(absl::Span<const float> logits, uint32_t k);
-  void SelectAbove(absl::Span<const float> logits, float lowest);
+  double SelectAbove(absl::Span<const float> logits, float lowest);
   int32_t DrawFromAll(absl::Span<const float> logits, float best, float inverse_temperature, double u);
   double MassOf(absl::Span<const float> logits, float best, float inverse_temperature);
   int32_t DrawFromBest(const SamplingParams& params, float best, float inverse_temperature, double mass,
@@ -92,6 +94,7 @@ class Sampler {
 
   std::vector<float> adjusted_;        // [vocab]
   std::vector<float> weights_;         // [vocab]
+  std::vector<double> block_mass_;     // sums of kBlock weights each
   std::vector<Candidate> candidates_;  // at most vocab
 };
 
