@@ -6,17 +6,30 @@
 #error "included by kernels_*.cc only"
 #endif
 
-// Rows of a register tile; kTileTokens x kTileRows accumulators, kTileTokens of x and one of w fill the
-// registers: 24 + 6 + 1 of 32 with AVX-512, 12 + 3 + 1 of 16 with AVX2 (which makes two passes over the
-// lanes).
+// A register tile of dots: kTileTokens x kTileRows sums of one register, kTileTokens of x and one of w fill
+// the registers: 24 + 6 + 1 of 32 with AVX-512, 12 + 3 + 1 of 16 with AVX2. The lanes of a dot are computed
+// in passes, one register of them at a time: two passes with AVX-512, four with AVX2.
 inline constexpr uint32_t kTileRows = 4;
 inline constexpr uint32_t kTileTokens = kNative == 16 ? 6 : 3;
+inline constexpr uint32_t kMostTokens = kNative == 16 ? 4 : 2;  // of one pass over rows, see DotTokens
+
+// Columns [k, k + kLanes) of one row for M tokens.
+template <class Row, int M, bool kPrefetch>
+inline void DotStep(const uint8_t* w, const float* const* x, uint32_t k, uint32_t prefetch, V* sums) {
+  const uint8_t* place = w + uint64_t{k} * Row::kBytes;
+  for (uint32_t line = 0; kPrefetch && line < kLanes * Row::kBytes; line += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(place) + line + prefetch, _MM_HINT_T0);
+  }
+  const V weights = LoadRow<Row>(place);
+  for (int m = 0; m < M; ++m) {
+    sums[m] = Fma(Load(x[m] + k), weights, sums[m]);
+  }
+}
 
 // Tokens [t, t + M) of a call. One sequential stream of weights: two or more streams were slower everywhere
 // measured; the next row's beginning overlaps this row's end out of order.
 template <class Row, int M, bool kPrefetch>
 void DotTokens(const DotCall& call, uint32_t t) {
-  constexpr uint32_t kLine = 64 / Row::kBytes;  // values in a cache line
   const uint32_t cols = call.cols;
   const float* x[M];
   for (int m = 0; m < M; ++m) {
@@ -29,20 +42,16 @@ void DotTokens(const DotCall& call, uint32_t t) {
       sums[m] = Zero();
     }
     uint32_t k = 0;
-    for (; k + kLine <= cols; k += kLine) {
-      if constexpr (kPrefetch) {
-        _mm_prefetch(reinterpret_cast<const char*>(w) + uint64_t{k} * Row::kBytes + call.prefetch,
-                     _MM_HINT_T0);
-      }
-      for (uint32_t i = 0; i < kLine; i += 16) {
-        const V weights = LoadRow<Row>(w + uint64_t{k + i} * Row::kBytes);
-        for (int m = 0; m < M; ++m) {
-          sums[m] = Fma(Load(x[m] + k + i), weights, sums[m]);
-        }
-      }
+    for (; k + 2 * kLanes <= cols; k += 2 * kLanes) {
+      DotStep<Row, M, kPrefetch>(w, x, k, call.prefetch, sums);
+      DotStep<Row, M, kPrefetch>(w, x, k + kLanes, call.prefetch, sums);
     }
-    for (; k < cols; k += 16) {
-      const uint32_t n = cols - k < 16 ? cols - k : 16;
+    if (k + kLanes <= cols) {
+      DotStep<Row, M, kPrefetch>(w, x, k, call.prefetch, sums);
+      k += kLanes;
+    }
+    if (k < cols) {
+      const uint32_t n = cols - k;
       const V weights = LoadRowN<Row>(w + uint64_t{k} * Row::kBytes, n);
       for (int m = 0; m < M; ++m) {
         sums[m] = Fma(LoadN(x[m] + k, n), weights, sums[m]);
@@ -57,8 +66,8 @@ void DotTokens(const DotCall& call, uint32_t t) {
 template <class Row, bool kPrefetch>
 void DotAnyTokens(const DotCall& call) {
   uint32_t t = 0;
-  for (; t + 4 <= call.tokens; t += 4) {
-    DotTokens<Row, 4, kPrefetch>(call, t);
+  for (; t + kMostTokens <= call.tokens; t += kMostTokens) {
+    DotTokens<Row, kMostTokens, kPrefetch>(call, t);
   }
   switch (call.tokens - t) {
     case 3:
@@ -74,11 +83,11 @@ void DotAnyTokens(const DotCall& call) {
 
 template <class Row>
 void Dot(const DotCall& call) {
-  // Few rows at a time, so that they are still in the cache for the next four tokens.
+  // Few rows at a time, so that they are still in the cache for the next tokens.
   DotCall part = call;
   const uint64_t row_bytes = uint64_t{call.cols} * Row::kBytes;
   const uint32_t step =
-      call.tokens <= 4 ? call.rows : static_cast<uint32_t>(1 + (16 << 10) / (row_bytes + 1));
+      call.tokens <= kMostTokens ? call.rows : static_cast<uint32_t>(1 + (16 << 10) / (row_bytes + 1));
   for (uint32_t r = 0; r < call.rows; r += step) {
     part.w = call.w + r;
     part.rows = call.rows - r < step ? call.rows - r : step;
@@ -91,41 +100,58 @@ void Dot(const DotCall& call) {
   }
 }
 
-// Panels of kTileTokens rows: [k / 16][token][16].
+// Where the values of column group `step` (kLanes columns) of one row begin in a panel of `rows` rows:
+// [chunk][pass][step in the chunk][row][kNative]. A pass over a chunk is one sequential stream.
+inline constexpr uint32_t kChunkSteps = kGemmChunk / kLanes;
+struct PanelPlace {
+  uint64_t first = 0;  // floats, of pass 0
+  uint64_t pass = 0;   // floats from pass to pass
+};
+inline PanelPlace PlaceInPanel(uint32_t step, uint32_t steps, uint32_t row, uint32_t rows) {
+  const uint32_t chunk = step / kChunkSteps;
+  const uint32_t left = steps - chunk * kChunkSteps;
+  PanelPlace place;
+  place.pass = uint64_t{left < kChunkSteps ? left : kChunkSteps} * rows * kNative;
+  place.first = uint64_t{chunk} * kGemmChunk * rows + (uint64_t{step % kChunkSteps} * rows + row) * kNative;
+  return place;
+}
+
+inline void StoreInPanel(V values, const PanelPlace& place, float* panel) {
+  for (int i = 0; i < kParts; ++i) {
+    NStore(panel + place.first + i * place.pass, values.p[i]);
+  }
+}
+
 inline void Pack(const PackCall& call) {
-  const uint32_t steps = (call.cols + 15) / 16;
+  const uint32_t steps = (call.cols + kLanes - 1) / kLanes;
   const uint32_t padded = (call.tokens + kTileTokens - 1) / kTileTokens * kTileTokens;
   for (uint32_t t = 0; t < padded; ++t) {
-    float* out = call.packed + (uint64_t{t / kTileTokens} * steps * kTileTokens + t % kTileTokens) * 16;
-    for (uint32_t s = 0; s < steps; ++s, out += kTileTokens * 16) {
-      const uint32_t n = call.cols - s * 16 < 16 ? call.cols - s * 16 : 16;
-      if (t >= call.tokens) {
-        Store(out, Zero());
-      } else {
-        Store(out, n == 16 ? Load(call.x[t] + s * 16) : LoadN(call.x[t] + s * 16, n));
-      }
+    float* panel = call.packed + uint64_t{t / kTileTokens} * steps * kTileTokens * kLanes;
+    for (uint32_t s = 0; s < steps; ++s) {
+      const uint32_t n = call.cols - s * kLanes < kLanes ? call.cols - s * kLanes : kLanes;
+      const V values = t >= call.tokens ? Zero() : LoadUpTo(call.x[t] + s * kLanes, n);
+      StoreInPanel(values, PlaceInPanel(s, steps, t % kTileTokens, kTileTokens), panel);
     }
   }
 }
 
-// acc[row][token][16] += over `steps` steps of w[step][row][16] and x[step][token][16].
+// acc[row][token][kLanes] += one chunk of `steps` steps of the two panels.
 inline void MultiplyTile(const float* w, const float* x, uint32_t steps, bool first, float* acc) {
-  for (int part = 0; part < kParts; ++part) {
+  for (int pass = 0; pass < kParts; ++pass) {
+    float* lanes = acc + pass * kNative;
     N sums[kTileRows][kTileTokens];
     for (uint32_t r = 0; r < kTileRows; ++r) {
       for (uint32_t t = 0; t < kTileTokens; ++t) {
-        sums[r][t] = first ? NZero() : NLoad(acc + (r * kTileTokens + t) * 16 + part * kNative);
+        sums[r][t] = first ? NZero() : NLoad(lanes + (r * kTileTokens + t) * kLanes);
       }
     }
-    const float* wp = w + part * kNative;
-    const float* xp = x + part * kNative;
-    for (uint32_t s = 0; s < steps; ++s, wp += kTileRows * 16, xp += kTileTokens * 16) {
+    for (uint32_t s = 0; s < steps; ++s, w += kTileRows * kNative, x += kTileTokens * kNative) {
       N values[kTileTokens];
       for (uint32_t t = 0; t < kTileTokens; ++t) {
-        values[t] = NLoad(xp + t * 16);
+        values[t] = NLoad(x + t * kNative);
       }
       for (uint32_t r = 0; r < kTileRows; ++r) {
-        const N weights = NLoad(wp + r * 16);
+        const N weights = NLoad(w + r * kNative);
         for (uint32_t t = 0; t < kTileTokens; ++t) {
           sums[r][t] = NFma(values[t], weights, sums[r][t]);
         }
@@ -133,27 +159,26 @@ inline void MultiplyTile(const float* w, const float* x, uint32_t steps, bool fi
     }
     for (uint32_t r = 0; r < kTileRows; ++r) {
       for (uint32_t t = 0; t < kTileTokens; ++t) {
-        NStore(acc + (r * kTileTokens + t) * 16 + part * kNative, sums[r][t]);
+        NStore(lanes + (r * kTileTokens + t) * kLanes, sums[r][t]);
       }
     }
   }
 }
 
-// Rows [r0, r0 + rows) of a call as floats: [row / kTileRows][k / 16][row % kTileRows][16]; missing rows of
-// the last group are zero.
+// Rows [r0, r0 + rows) of a call as panels of kTileRows floats; missing rows of the last panel are zero.
 template <class Row>
 void ConvertRows(const GemmCall& call, uint32_t r0, uint32_t rows, uint32_t steps) {
   const uint32_t padded = (rows + kTileRows - 1) / kTileRows * kTileRows;
   for (uint32_t r = 0; r < padded; ++r) {
-    float* out = call.scratch + (uint64_t{r / kTileRows} * steps * kTileRows + r % kTileRows) * 16;
-    for (uint32_t s = 0; s < steps; ++s, out += kTileRows * 16) {
-      const uint32_t n = call.cols - s * 16 < 16 ? call.cols - s * 16 : 16;
-      if (r >= rows) {
-        Store(out, Zero());
-        continue;
+    float* panel = call.scratch + uint64_t{r / kTileRows} * steps * kTileRows * kLanes;
+    for (uint32_t s = 0; s < steps; ++s) {
+      const uint32_t n = call.cols - s * kLanes < kLanes ? call.cols - s * kLanes : kLanes;
+      V values = Zero();
+      if (r < rows) {
+        const uint8_t* w = call.w[r0 + r] + uint64_t{s} * kLanes * Row::kBytes;
+        values = n == kLanes ? LoadRow<Row>(w) : LoadRowN<Row>(w, n);
       }
-      const uint8_t* w = call.w[r0 + r] + uint64_t{s} * 16 * Row::kBytes;
-      Store(out, n == 16 ? LoadRow<Row>(w) : LoadRowN<Row>(w, n));
+      StoreInPanel(values, PlaceInPanel(s, steps, r % kTileRows, kTileRows), panel);
     }
   }
 }
@@ -161,8 +186,8 @@ void ConvertRows(const GemmCall& call, uint32_t r0, uint32_t rows, uint32_t step
 // Lane sums of one register tile to their places.
 inline void StoreTile(const GemmCall& call, const float* acc, uint32_t t0, uint32_t r0, uint32_t rows) {
   for (uint32_t t = 0; t < kTileTokens && t0 + t < call.tokens; ++t) {
-    const float* a = acc + t * 16;
-    constexpr uint32_t kNext = kTileTokens * 16;
+    const float* a = acc + t * kLanes;
+    constexpr uint32_t kNext = kTileTokens * kLanes;
     alignas(16) float totals[kTileRows];
     _mm_store_ps(totals, Total4(Load(a), Load(a + kNext), Load(a + 2 * kNext), Load(a + 3 * kNext)));
     float* y = call.y[t0 + t] + call.first + r0;
@@ -174,25 +199,24 @@ inline void StoreTile(const GemmCall& call, const float* acc, uint32_t t0, uint3
 
 template <class Row>
 void Gemm(const GemmCall& call) {
-  const uint32_t steps = (call.cols + 15) / 16;
-  constexpr uint32_t kChunk = kGemmChunk / 16;  // steps
-  float* acc = call.scratch + uint64_t{kGemmRows} * steps * 16;
+  const uint32_t steps = (call.cols + kLanes - 1) / kLanes;
+  constexpr uint32_t kTile = kTileRows * kTileTokens * kLanes;
+  float* acc = call.scratch + uint64_t{kGemmRows} * steps * kLanes;
   for (uint32_t r0 = 0; r0 < call.rows; r0 += kGemmRows) {
     const uint32_t rows = call.rows - r0 < kGemmRows ? call.rows - r0 : kGemmRows;
     const uint32_t groups = (rows + kTileRows - 1) / kTileRows;
     ConvertRows<Row>(call, r0, rows, steps);
     for (uint32_t t0 = 0; t0 < call.tokens; t0 += kTileTokens) {
-      const float* x = call.packed + uint64_t{t0} * steps * 16;
-      for (uint32_t s = 0; s < steps; s += kChunk) {
-        const uint32_t count = steps - s < kChunk ? steps - s : kChunk;
+      const float* x = call.packed + uint64_t{t0} * steps * kLanes;
+      for (uint32_t s = 0; s < steps; s += kChunkSteps) {
+        const uint32_t count = steps - s < kChunkSteps ? steps - s : kChunkSteps;
         for (uint32_t g = 0; g < groups; ++g) {
-          MultiplyTile(call.scratch + (uint64_t{g} * steps + s) * kTileRows * 16,
-                       x + uint64_t{s} * kTileTokens * 16, count, s == 0,
-                       acc + g * kTileRows * kTileTokens * 16);
+          MultiplyTile(call.scratch + (uint64_t{g} * steps + s) * kTileRows * kLanes,
+                       x + uint64_t{s} * kTileTokens * kLanes, count, s == 0, acc + g * kTile);
         }
       }
       for (uint32_t g = 0; g < groups; ++g) {
-        StoreTile(call, acc + g * kTileRows * kTileTokens * 16, t0, r0 + g * kTileRows, rows - g * kTileRows);
+        StoreTile(call, acc + g * kTile, t0, r0 + g * kTileRows, rows - g * kTileRows);
       }
     }
   }

@@ -15,13 +15,12 @@ void AddRow(const uint8_t* w, const float* c, uint32_t cols, uint32_t prefetch, 
     factors[m] = Set1(c[m]);
   }
   uint32_t k = 0;
-  for (; k + 16 <= cols; k += 16) {
-    if constexpr (kPrefetch) {
-      if (k * Row::kBytes % 64 == 0) {
-        _mm_prefetch(reinterpret_cast<const char*>(w) + uint64_t{k} * Row::kBytes + prefetch, _MM_HINT_T0);
-      }
+  for (; k + kLanes <= cols; k += kLanes) {
+    const uint8_t* place = w + uint64_t{k} * Row::kBytes;
+    for (uint32_t line = 0; kPrefetch && line < kLanes * Row::kBytes; line += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(place) + line + prefetch, _MM_HINT_T0);
     }
-    const V weights = LoadRow<Row>(w + uint64_t{k} * Row::kBytes);
+    const V weights = LoadRow<Row>(place);
     for (int m = 0; m < M; ++m) {
       const V sum = Fma(factors[m], weights, kFirst ? Zero() : Load(sums[m] + k));
       Store(sums[m] + k, kLast ? Add(sum, Zero()) : sum);
@@ -119,15 +118,16 @@ inline void DownTileOf(uint32_t tokens, const float* w, uint32_t stride, const f
 // Columns [k0, k0 + cols) for all tokens: the rows are converted once.
 template <class Row>
 void DownColumns(const DownCall& call, uint32_t k0, uint32_t cols) {
-  const uint32_t stride = (cols + kDownCols - 1) / kDownCols * kDownCols;
+  // Whole tiles and whole loads.
+  const uint32_t stride = (cols + 63) / 64 * 64;
   for (uint32_t j = 0; j < call.neurons; ++j) {
     const uint8_t* w = call.w[j] + uint64_t{call.column + k0} * Row::kBytes;
     float* out = call.scratch + uint64_t{j} * stride;
-    for (uint32_t k = 0; k < stride; k += 16) {
+    for (uint32_t k = 0; k < stride; k += kLanes) {
       const uint32_t left = k < cols ? cols - k : 0;
-      Store(out + k, left >= 16 ? LoadRow<Row>(w + k * Row::kBytes)
-                     : left > 0 ? LoadRowN<Row>(w + k * Row::kBytes, left)
-                                : Zero());
+      Store(out + k, left >= kLanes ? LoadRow<Row>(w + k * Row::kBytes)
+                     : left > 0     ? LoadRowN<Row>(w + k * Row::kBytes, left)
+                                    : Zero());
     }
   }
   alignas(64) float sums[kDownTokens * kDownCols];
@@ -148,15 +148,11 @@ void DownColumns(const DownCall& call, uint32_t k0, uint32_t cols) {
   }
 }
 
+// One or two tokens: whole rows, one after the other. (Rows cut into columns, so that the sums stay in the
+// first-level cache, halve the speed in DRAM.)
 template <class Row, bool kPrefetch>
 void DownFew(const DownCall& call) {
-  uint32_t t = 0;
-  for (; t + 2 <= call.tokens; t += 2) {
-    DownTokens<Row, 2, kPrefetch>(call, t);
-  }
-  if (t < call.tokens) {
-    DownTokens<Row, 1, kPrefetch>(call, t);
-  }
+  call.tokens == 2 ? DownTokens<Row, 2, kPrefetch>(call, 0) : DownTokens<Row, 1, kPrefetch>(call, 0);
 }
 
 template <class Row>

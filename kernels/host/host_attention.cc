@@ -209,7 +209,7 @@ void HostBackend::AttentionBlock(const AttentionCall& call, const AttentionTask&
     const uint64_t place = task.partial + (task.first_span - task.block_first_span) * floats;
     ComputeSpan(call, task, task.first_span, worker, partials_ + place, &first, &end);
     if (countdown_[task.block].fetch_sub(1) == 1) {
-      FinishBlock(call, task);
+      FinishQueries(call, task);
     }
     return;
   }
@@ -240,7 +240,7 @@ void HostBackend::AttentionBlock(const AttentionCall& call, const AttentionTask&
 }
 
 // The spans of a split block, all computed, in order.
-void HostBackend::FinishBlock(const AttentionCall& call, const AttentionTask& task) {
+void HostBackend::FinishQueries(const AttentionCall& call, const AttentionTask& task) {
   const uint32_t head_dim = call.kv.head_dim;
   const uint32_t group = call.heads / call.kv.kv_heads;
   for (uint32_t i = 0; i < task.queries; ++i) {

@@ -46,7 +46,7 @@ absl::Status HostBackend::AllocateScratch() {
   const uint64_t tokens = l.max_tokens;
   const uint32_t cols = std::max({l.max_cols, l.hidden, 16u});
   const uint64_t slots = tokens * (uint64_t{l.top_k} + 1);
-  x_stride_ = RoundUp(cols, 16);
+  x_stride_ = RoundUp(cols, host::kLaneCount);
   code_stride_ = RoundUp(cols, 32);
   group_stride_ = RoundUp(RoundUp(cols, 16) / 16, 8);
   coefficient_stride_ = RoundUp(l.expert_width, kNeuronBlock);
@@ -71,6 +71,7 @@ absl::Status HostBackend::AllocateScratch() {
     RETURN_IF_ERROR(Reserve(host::DownQ8Words(cols), "q8 scratch", &w.down_q8));
     RETURN_IF_ERROR(Reserve(host::kSpanScratchFloats + 2 * host::kSpanQueries * (uint64_t{l.head_dim} + 2),
                             "attention scratch", &w.span));
+    RETURN_IF_ERROR(Reserve(kFusedTokens * x_stride_, "block sums", &w.sums));
     RETURN_IF_ERROR(Reserve(3 * tokens * kNeuronBlock, "tile outputs", &w.tile));
     RETURN_IF_ERROR(Reserve(3 * tokens, "tile rows", &w.pointers));
     RETURN_IF_ERROR(Reserve(tokens, "tile inputs", &w.inputs));

@@ -51,6 +51,7 @@ class HostBackend : public CpuBackend {
     float* down = nullptr;            // DownScratchFloats
     uint32_t* down_q8 = nullptr;      // DownQ8Words
     float* span = nullptr;            // scores, and m, l, o of kSpanQueries queries twice: host_attention.cc
+    float* sums = nullptr;            // [kFusedTokens][x_stride_]: a block of an expert
     float* tile = nullptr;            // [3][max_tokens][64]: outputs of a tile of rows
     float** pointers = nullptr;       // [3][max_tokens]: rows of `tile`
     const float** inputs = nullptr;   // [max_tokens]: rows of x
@@ -65,6 +66,8 @@ class HostBackend : public CpuBackend {
     float* sums = nullptr;
     bool wanted = false;
   };
+  // Up to this many tokens an expert's weights are the bottleneck, not the arithmetic.
+  static constexpr uint32_t kFusedTokens = 4;
   static constexpr uint32_t kQuantForms = 8;  // groups of 16, 32, ..., 128
 
   // One block of queries of one sequence and KV head, over all its spans or (partial) over one.
@@ -117,13 +120,15 @@ class HostBackend : public CpuBackend {
   void AttentionBlock(const AttentionCall& call, const AttentionTask& task, uint32_t worker);
   void ComputeSpan(const AttentionCall& call, const AttentionTask& task, uint32_t span, uint32_t worker,
                    float* results, uint32_t* first_query, uint32_t* end_query);
-  void FinishBlock(const AttentionCall& call, const AttentionTask& task);
+  void FinishQueries(const AttentionCall& call, const AttentionTask& task);
 
   // host_moe.cc
   void PrepareExpertRows(const MoeCall& call);
   void RunFused(const MoeCall& call);
   void RunTwoPhase(const MoeCall& call);
   void FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker);
+  void AddBlock(const MoeCall& call, const ExpertState& state, uint32_t block, uint32_t i, const float* sum);
+  void FinishBlock(const MoeCall& call, uint32_t expert, uint32_t block, const float* sums);
   void Drain(const MoeCall& call, uint32_t expert);
   void GateUpBlock(const MoeCall& call, const ExpertState& state, uint32_t block, bool packed,
                    uint32_t worker);

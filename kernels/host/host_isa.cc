@@ -1,11 +1,12 @@
 // Chooses the instruction set once, at creation.
+#include "kernels/host/host_isa.h"
+
 #include <cpuid.h>
 #include <sched.h>
 
 #include <algorithm>
 
 #include "common/status.h"
-#include "kernels/backend.h"
 #include "kernels/host/host_backend.h"
 
 namespace sluice {
@@ -50,18 +51,11 @@ uint32_t AffinityCpus() {
   return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
 }
 
-// On AMD (Zen 4 measured, tests/bench/kernel_bench) the hardware follows a single stream to 95 % of the read
-// bandwidth and software prefetch costs a tenth; on Intel it is needed across pages.
-uint32_t DefaultPrefetch() { return __builtin_cpu_is("amd") != 0 ? 0 : 2048; }
-
 }  // namespace
 
-bool HostIsaSupported(HostIsa isa) {
-  return isa == HostIsa::kAvx512 ? HasAvx512() : MissingForAvx2().empty();
-}
+namespace host {
 
-absl::StatusOr<std::unique_ptr<Backend>> CreateHostBackend(const BackendLimits& limits, uint32_t threads,
-                                                           HostIsa isa) {
+absl::StatusOr<const KernelTable*> ChooseKernels(HostIsa isa) {
   if (const std::string missing = MissingForAvx2(); !missing.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("device host needs an x86-64 CPU with AVX2, FMA and F16C; this one lacks ", missing));
@@ -69,13 +63,32 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateHostBackend(const BackendLimits& 
   if (isa == HostIsa::kAvx512 && !HasAvx512()) {
     return absl::FailedPreconditionError("this CPU or system has no AVX-512 (F, BW, DQ, VL)");
   }
-  threads = threads == 0 ? AffinityCpus() : threads;
+  const bool avx512 = isa == HostIsa::kAvx512 || (isa == HostIsa::kBest && HasAvx512());
+  return avx512 ? &Avx512Kernels() : &Avx2Kernels();
+}
+
+absl::StatusOr<uint32_t> ChooseThreads(uint32_t threads) {
   if (threads > kMaxThreads) {
     return absl::InvalidArgumentError(absl::StrCat(threads, " threads; the most are ", kMaxThreads));
   }
-  const bool avx512 = isa == HostIsa::kAvx512 || (isa == HostIsa::kBest && HasAvx512());
-  return HostBackend::Create(limits, threads, avx512 ? host::Avx512Kernels() : host::Avx2Kernels(),
-                             DefaultPrefetch());
+  return threads == 0 ? AffinityCpus() : threads;
+}
+
+// On AMD (Zen 4 measured, tests/bench/kernel_bench) the hardware follows a single stream to 95 % of the read
+// bandwidth and software prefetch costs a tenth; on Intel it is needed across pages.
+uint32_t DefaultPrefetch() { return __builtin_cpu_is("amd") != 0 ? 0 : 2048; }
+
+}  // namespace host
+
+bool HostIsaSupported(HostIsa isa) {
+  return isa == HostIsa::kAvx512 ? HasAvx512() : MissingForAvx2().empty();
+}
+
+absl::StatusOr<std::unique_ptr<Backend>> CreateHostBackend(const BackendLimits& limits, uint32_t threads,
+                                                           HostIsa isa) {
+  ASSIGN_OR_RETURN(const host::KernelTable* kernels, host::ChooseKernels(isa));
+  ASSIGN_OR_RETURN(threads, host::ChooseThreads(threads));
+  return HostBackend::Create(limits, threads, *kernels, host::DefaultPrefetch());
 }
 
 }  // namespace sluice

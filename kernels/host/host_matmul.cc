@@ -69,7 +69,7 @@ void HostBackend::PrepareMatMulRows(const MatMulCall& call, bool pack) {
   QuantizeRows(x_rows_, call.tokens, call.cols);
   if (plain && pack) {
     const uint32_t panel = kernels_.gemm_tokens;
-    const uint64_t panel_floats = uint64_t{panel} * RoundUp(call.cols, 16);
+    const uint64_t panel_floats = uint64_t{panel} * RoundUp(call.cols, host::kLaneCount);
     RunTiles((call.tokens + panel - 1) / panel, uint64_t{call.tokens} * call.cols * 2,
              [&](uint32_t tile, uint32_t) {
                host::PackCall rows;

@@ -15,9 +15,6 @@ namespace {
 
 using host::RoundUp;
 
-// Up to this many tokens an expert's weights are the bottleneck, not the arithmetic.
-constexpr size_t kFusedTokens = 4;
-
 // Columns of y in one tile of the second phase: 512 bytes of a bf16 row.
 constexpr uint32_t kDownColumns = 256;
 // Tokens in one tile of the second phase with quantized rows (all columns at once).
@@ -33,6 +30,19 @@ uint32_t NeuronsOfBlock(const ExpertCall& call, uint32_t block) {
 
 uint64_t WorkOf(const MoeCall& call, const ExpertCall& expert) {
   return uint64_t{3} * (expert.neuron_end - expert.neuron_begin) * call.hidden * expert.rows.size();
+}
+
+// Fetches a quantized down row's scales and zeros: the coefficients of a block are rounded with all of them
+// before the first code is read.
+void PrefetchScales(const CpuWeights& weights, const uint8_t* row) {
+  if (!IsQuantized(weights.encoding.encoding)) {
+    return;
+  }
+  const uint64_t end = RowBytes(weights.encoding, weights.cols);
+  for (uint64_t at = ScaleOffset(weights.encoding, weights.cols); at < end; at += 64) {
+    __builtin_prefetch(row + at, 0, 2);
+  }
+  __builtin_prefetch(row + end - 1, 0, 2);
 }
 
 // Which of the experts a tile belongs to.
@@ -90,7 +100,7 @@ void HostBackend::DotRows(const MoeCall& call, const ExpertState& state, const C
   } else if (packed) {
     host::GemmCall gemm;
     gemm.w = w;
-    gemm.packed = packed_ + state.memory * RoundUp(call.hidden, 16);
+    gemm.packed = packed_ + state.memory * RoundUp(call.hidden, host::kLaneCount);
     gemm.y = y;
     gemm.rows = rows;
     gemm.tokens = tokens;
@@ -135,14 +145,15 @@ void HostBackend::FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker)
   const uint32_t block = tile - state.first_tile;
   const uint32_t tokens = static_cast<uint32_t>(expert.rows.size());
   WorkerScratch& scratch = workers_[worker];
-  GateUpBlock(call, state, block, false, worker);
   const uint8_t* w[kNeuronBlock];
   const uint32_t neurons = NeuronsOfBlock(expert, block);
   for (uint32_t j = 0; j < neurons; ++j) {
     w[j] = RowOrZero(expert.down, expert.neuron_begin + block * kNeuronBlock + j);
+    PrefetchScales(expert.down, w[j]);
   }
+  GateUpBlock(call, state, block, false, worker);
   for (uint32_t i = 0; i < tokens; ++i) {
-    scratch.outputs[i] = partials_ + state.memory + (uint64_t{block} * tokens + i) * call.hidden;
+    scratch.outputs[i] = scratch.sums + i * x_stride_;
   }
   if (IsQuantized(expert.down.encoding.encoding)) {
     host::DownQ8Call down;
@@ -167,12 +178,45 @@ void HostBackend::FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker)
     down.scratch = scratch.down;
     kernels_.down[host::RowKindOf(expert.down.encoding.encoding)](down);
   }
-  block_done_[state.first_flag + block].store(true);
-  Drain(call, e);
+  FinishBlock(call, e, block, scratch.sums);
 }
 
-// Adds to y, in order, the block sums that are there. One worker at a time; one that comes while another is
-// at it leaves: the other looks again after it has let go, so no block is left behind.
+// y of an expert's token i: adds a block's sum, the first one starts it.
+void HostBackend::AddBlock(const MoeCall& call, const ExpertState& state, uint32_t block, uint32_t i,
+                           const float* sum) {
+  float* y = call.y.Row(state.call->slots[i]);
+  if (block == 0 && state.call->neuron_begin == 0) {
+    std::memcpy(y, sum, call.hidden * sizeof(float));  // 0 + a closed sum is the sum
+  } else {
+    kernels_.accumulate(sum, call.hidden, y);
+  }
+}
+
+// Takes a block's sums [token][x_stride_]: adds them to y if all blocks before it are in, else keeps them.
+void HostBackend::FinishBlock(const MoeCall& call, uint32_t expert, uint32_t block, const float* sums) {
+  ExpertState& state = experts_[expert];
+  const uint32_t tokens = static_cast<uint32_t>(state.call->rows.size());
+  bool in_turn = false;
+  if (!draining_[expert].exchange(true)) {
+    in_turn = state.next_block == block;
+    for (uint32_t i = 0; in_turn && i < tokens; ++i) {
+      AddBlock(call, state, block, i, sums + i * x_stride_);
+    }
+    state.next_block += in_turn ? 1 : 0;
+    draining_[expert].store(false);
+  }
+  if (!in_turn) {
+    for (uint32_t i = 0; i < tokens; ++i) {
+      std::memcpy(partials_ + state.memory + (uint64_t{block} * tokens + i) * call.hidden,
+                  sums + i * x_stride_, call.hidden * sizeof(float));
+    }
+    block_done_[state.first_flag + block].store(true);
+  }
+  Drain(call, expert);
+}
+
+// Adds to y, in order, the kept blocks whose turn it is. One worker at a time; one that comes while another
+// is at it leaves: the other looks again after it has let go, so no block is left behind.
 void HostBackend::Drain(const MoeCall& call, uint32_t expert) {
   ExpertState& state = experts_[expert];
   const uint32_t tokens = static_cast<uint32_t>(state.call->rows.size());
@@ -184,13 +228,8 @@ void HostBackend::Drain(const MoeCall& call, uint32_t expert) {
     uint32_t next = state.next_block;
     for (; next < state.blocks && done[next].load(); ++next) {
       for (uint32_t i = 0; i < tokens; ++i) {
-        const float* sum = partials_ + state.memory + (uint64_t{next} * tokens + i) * call.hidden;
-        float* y = call.y.Row(state.call->slots[i]);
-        if (next == 0 && state.call->neuron_begin == 0) {
-          std::memcpy(y, sum, call.hidden * sizeof(float));  // 0 + a closed sum is the sum
-        } else {
-          kernels_.accumulate(sum, call.hidden, y);
-        }
+        AddBlock(call, state, next, i,
+                 partials_ + state.memory + (uint64_t{next} * tokens + i) * call.hidden);
       }
     }
     state.next_block = next;
@@ -277,7 +316,7 @@ void HostBackend::DownTile(const MoeCall& call, const ExpertState& state, uint32
 // experts_ holds the experts of the call that have many tokens.
 void HostBackend::RunTwoPhase(const MoeCall& call) {
   const uint32_t panel = kernels_.gemm_tokens;
-  const uint64_t row_floats = RoundUp(call.hidden, 16);
+  const uint64_t row_floats = RoundUp(call.hidden, host::kLaneCount);
   uint64_t rows = 0;
   uint64_t work = 0;
   for (ExpertState& state : experts_) {

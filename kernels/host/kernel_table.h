@@ -48,8 +48,9 @@ struct GemmCall {
   uint32_t first = 0;
   float* scratch = nullptr;  // GemmScratchFloats(cols)
 };
-inline constexpr uint32_t kGemmRows = 32;    // rows converted at a time
-inline constexpr uint32_t kGemmChunk = 512;  // columns of a panel that fit the first-level cache
+inline constexpr uint32_t kGemmRows = 32;     // rows converted at a time
+inline constexpr uint32_t kLaneCount = 32;    // of a lane sum, ARITHMETIC.md 0
+inline constexpr uint32_t kGemmChunk = 1024;  // columns; a pass over a chunk of panels fits the L1 cache
 inline constexpr uint32_t kMaxTileTokens = 6;
 
 // Rows rounded to int16 (section 2 b): codes [cols rounded up to 32] zero-padded, then per group its scale
@@ -133,7 +134,7 @@ struct SpanCall {
   float* down_scratch = nullptr;  // DownScratchFloats(head_dim)
 };
 inline constexpr uint32_t kSpanQueries = 64;
-inline constexpr uint32_t kSpanScratchFloats = kSpanQueries * (kSpanTokens + 16);
+inline constexpr uint32_t kSpanScratchFloats = kSpanQueries * (kSpanTokens + kLaneCount);
 
 struct KernelTable {
   const char* name = "";
@@ -169,6 +170,9 @@ struct KernelTable {
   void (*divide)(const float* x, float divisor, uint32_t n, float* y) = nullptr;
   // The largest of n >= 1 values.
   float (*largest)(const float* x, uint32_t n) = nullptr;
+  // Reads every byte of [p, p + bytes) with the widest loads: 1 or 4 streams; `prefetch` bytes ahead, 0:
+  // none. bytes: a multiple of 1024. The result depends on all bytes, so that nothing is left out.
+  uint64_t (*read)(const uint8_t* p, uint64_t bytes, uint32_t streams, uint32_t prefetch) = nullptr;
   // Rotates pairs of a head by cos[half], sin[half] (section 6).
   void (*rope)(float* head, const float* cos, const float* sin, uint32_t half, bool interleaved) = nullptr;
   // Writes one head's values in the cache's type; returns the scale (q8; else 1).
@@ -177,11 +181,11 @@ struct KernelTable {
 
 inline constexpr uint32_t RoundUp(uint32_t n, uint32_t to) { return (n + to - 1) / to * to; }
 inline constexpr uint64_t PackedFloats(uint32_t tokens, uint32_t cols, uint32_t gemm_tokens) {
-  return uint64_t{RoundUp(tokens, gemm_tokens)} * RoundUp(cols, 16);
+  return uint64_t{RoundUp(tokens, gemm_tokens)} * RoundUp(cols, kLaneCount);
 }
-// Converted rows, and 16 lanes for each dot of a tile.
+// Converted rows, and the lanes for each dot of a tile.
 inline constexpr uint64_t GemmScratchFloats(uint32_t cols) {
-  return uint64_t{kGemmRows} * RoundUp(cols, 16) + uint64_t{kGemmRows} * kMaxTileTokens * 16;
+  return uint64_t{kGemmRows} * (RoundUp(cols, kLaneCount) + kMaxTileTokens * kLaneCount);
 }
 // Converted rows, or two rows of sums.
 inline constexpr uint64_t DownScratchFloats(uint32_t cols) {

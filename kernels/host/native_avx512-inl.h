@@ -14,6 +14,7 @@ inline N NSet1(float x) { return _mm512_set1_ps(x); }
 inline N NLoad(const float* p) { return _mm512_loadu_ps(p); }
 inline void NStore(float* p, N a) { _mm512_storeu_ps(p, a); }
 inline N NFma(N a, N b, N c) { return _mm512_fmadd_ps(a, b, c); }
+inline N NOr(N a, N b) { return _mm512_or_ps(a, b); }
 inline N NNegFma(N a, N b, N c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
 inline N NAdd(N a, N b) { return _mm512_add_ps(a, b); }
 inline N NSub(N a, N b) { return _mm512_sub_ps(a, b); }

@@ -42,22 +42,53 @@ inline float TotalOfEight(__m256 a) {
   return _mm_cvtss_f32(_mm_add_ss(_mm_add_ss(u, _mm_movehdup_ps(u)), _mm_setzero_ps()));
 }
 
-// One group's codes, already scaled to +-32767; n <= 128. Returns their sum.
+// The largest magnitude of n values.
+inline float LargestMagnitudeOf(const float* x, uint32_t n) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  __m256 largest = _mm256_setzero_ps();
+  uint32_t k = 0;
+  for (; k + 8 <= n; k += 8) {
+    largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, _mm256_loadu_ps(x + k)));
+  }
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  float out = _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+  for (; k < n; ++k) {
+    const float magnitude = __builtin_fabsf(x[k]);
+    out = magnitude > out ? magnitude : out;
+  }
+  return out;
+}
+
+// Sixteen values times `factor` as saturated int16.
+inline __m256i SixteenCodes(const float* x, __m256 factor) {
+  const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), factor));
+  const __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8), factor));
+  return _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+}
+
+inline int32_t SumOfCodes(__m256i codes) {
+  const __m256i pairs = _mm256_madd_epi16(codes, _mm256_set1_epi16(1));
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+
+// One group's codes, n <= 128; returns their sum. Writes up to a multiple of 16, zeros behind the n.
 inline int32_t StoreCodes(const float* x, float inverse, uint32_t n, int16_t* codes) {
   int32_t sum = 0;
   const __m256 factor = _mm256_set1_ps(inverse);
-  for (uint32_t k = 0; k < n; k += 8) {
-    alignas(32) float values[8] = {};
-    __builtin_memcpy(values, x + k, (n - k < 8 ? n - k : 8) * sizeof(float));
-    const __m256i rounded = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_load_ps(values), factor));
-    const __m128i packed =
-        _mm_packs_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
-    alignas(16) int16_t out[8];
-    _mm_store_si128(reinterpret_cast<__m128i*>(out), packed);
-    for (uint32_t i = 0; i < 8 && k + i < n; ++i) {
-      codes[k + i] = out[i];
-      sum += out[i];
+  for (uint32_t k = 0; k < n; k += 16) {
+    __m256i out;
+    if (n - k >= 16) {
+      out = SixteenCodes(x + k, factor);
+    } else {
+      alignas(32) float values[16] = {};
+      __builtin_memcpy(values, x + k, (n - k) * sizeof(float));
+      out = SixteenCodes(values, factor);
     }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + k), out);
+    sum += SumOfCodes(out);
   }
   return sum;
 }
@@ -66,7 +97,7 @@ inline void Quantize(const QuantizeCall& call) {
   uint32_t g = 0;
   for (uint32_t k = 0; k < call.cols; k += call.group, ++g) {
     const uint32_t n = call.cols - k < call.group ? call.cols - k : call.group;
-    const float largest = LargestMagnitude(call.x + k, n);
+    const float largest = LargestMagnitudeOf(call.x + k, n);
     const bool zero = largest < 1e-30f;
     const int32_t sum = StoreCodes(call.x + k, zero ? 0.0f : 32767.0f / largest, n, call.codes + k);
     call.scales[g] = zero ? 0.0f : largest / 32767.0f;
@@ -76,7 +107,8 @@ inline void Quantize(const QuantizeCall& call) {
     call.scales[g] = 0.0f;
     call.sums[g] = 0.0f;
   }
-  for (uint32_t k = call.cols; k % 32 != 0; ++k) {
+  // Groups are multiples of 16, so only a whole unit can be missing in the last block.
+  for (uint32_t k = (call.cols + 15) / 16 * 16; k % 32 != 0; ++k) {
     call.codes[k] = 0;
   }
 }
@@ -143,9 +175,24 @@ float DotQ8Row(const uint8_t* w, const QuantRow& x, uint32_t cols, uint32_t grou
   return TotalOfEight(lanes);
 }
 
+// A row's scales and zeros lie behind its codes and are wanted with the first of them: they are fetched while
+// the rows before it are computed, or every row would begin with a wait.
+inline void PrefetchScales(const uint8_t* w, uint32_t cols, uint32_t group) {
+  const uint32_t code_bytes = (cols + 31) / 32 * 32;
+  const uint32_t bytes = (cols + group - 1) / group * 4;
+  for (uint32_t at = 0; at < bytes; at += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(w) + code_bytes + at, _MM_HINT_T0);
+  }
+  _mm_prefetch(reinterpret_cast<const char*>(w) + code_bytes + bytes - 1, _MM_HINT_T0);
+}
+
 template <int kBlocks>
 void DotQ8Rows(const DotQ8Call& call) {
+  constexpr uint32_t kAhead = 2;  // rows
   for (uint32_t r = 0; r < call.rows; ++r) {
+    if (r + kAhead < call.rows) {
+      PrefetchScales(call.w[r + kAhead], call.cols, call.group);
+    }
     for (uint32_t t = 0; t < call.tokens; ++t) {
       call.y[t][call.first + r] =
           DotQ8Row<kBlocks>(call.w[r], call.x[t], call.cols, call.group, t == 0 ? call.prefetch : 0);
@@ -214,18 +261,37 @@ inline void RoundCoefficients(const DownQ8Call& call, uint32_t t, const DownQ8Fa
   }
 }
 
-// Adds two rows times their codes to the int32 sums of one block of 32 columns. sums hold the columns in the
-// order of unpacking: 0-3 8-11, 4-7 12-15, and the same from 16 on.
+// Adds two rows times their codes to the int32 sums of one block of 32 columns. The words of the two rows are
+// interleaved before they are split into codes. sums hold the columns in the order of unpacking: 0-3 8-11,
+// 4-7 12-15, and the same from 16 on.
 inline void AddPair(__m256i a, __m256i b, __m256i low_factor, __m256i high_factor, __m256i* sums) {
-  const __m256i al = LowUnit(a);
-  const __m256i bl = LowUnit(b);
-  const __m256i ah = HighUnit(a);
-  const __m256i bh = HighUnit(b);
-  sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(_mm256_unpacklo_epi16(al, bl), low_factor));
-  sums[1] = _mm256_add_epi32(sums[1], _mm256_madd_epi16(_mm256_unpackhi_epi16(al, bl), low_factor));
-  sums[2] = _mm256_add_epi32(sums[2], _mm256_madd_epi16(_mm256_unpacklo_epi16(ah, bh), high_factor));
-  sums[3] = _mm256_add_epi32(sums[3], _mm256_madd_epi16(_mm256_unpackhi_epi16(ah, bh), high_factor));
+  const __m256i low = _mm256_unpacklo_epi16(a, b);
+  const __m256i high = _mm256_unpackhi_epi16(a, b);
+  sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(LowUnit(low), low_factor));
+  sums[1] = _mm256_add_epi32(sums[1], _mm256_madd_epi16(LowUnit(high), low_factor));
+  sums[2] = _mm256_add_epi32(sums[2], _mm256_madd_epi16(HighUnit(low), high_factor));
+  sums[3] = _mm256_add_epi32(sums[3], _mm256_madd_epi16(HighUnit(high), high_factor));
 }
+
+// Walks the units of a row and says which group each belongs to, without a division.
+class GroupWalk {
+ public:
+  explicit GroupWalk(uint32_t group) : units_(group / 16) {}
+  // The group of the current unit; moves to the next unit.
+  uint32_t Next() {
+    const uint32_t group = group_;
+    if (++unit_ == units_) {
+      unit_ = 0;
+      ++group_;
+    }
+    return group;
+  }
+
+ private:
+  const uint32_t units_;
+  uint32_t unit_ = 0;
+  uint32_t group_ = 0;
+};
 
 // Neurons [j, j + 4) (fewer at the end) into sums [cols rounded up to 32]; `first` starts them.
 inline void AddFourRows(const DownQ8Call& call, const DownQ8Factors& f, uint32_t j, bool first,
@@ -238,10 +304,11 @@ inline void AddFourRows(const DownQ8Call& call, const DownQ8Factors& f, uint32_t
   const uint32_t* pairs0 = f.pairs + uint64_t{j / 2} * f.padded_groups;
   const bool second = j + 2 < call.neurons;
   const uint32_t* pairs1 = second ? pairs0 + f.padded_groups : pairs0;
+  GroupWalk groups(call.group);
   for (uint32_t k = 0; k < call.cols; k += 32) {
-    const uint32_t g0 = k / call.group;
+    const uint32_t g0 = groups.Next();
     // A unit that lies wholly in the padding belongs to no group; its codes are 0.
-    const uint32_t g1 = k + 16 < call.cols ? (k + 16) / call.group : g0;
+    const uint32_t g1 = k + 16 < call.cols ? groups.Next() : g0;
     __m256i* place = reinterpret_cast<__m256i*>(sums + k);
     __m256i s[4];
     for (int i = 0; i < 4; ++i) {
@@ -260,9 +327,8 @@ inline void AddFourRows(const DownQ8Call& call, const DownQ8Factors& f, uint32_t
 }
 
 // y (+)= scale * (S - Z), closed, sixteen columns from k on; s are their two registers.
-inline void FinishUnit(const DownQ8Call& call, const DownQ8Factors& f, uint32_t k, const __m256i* s,
-                       float* y) {
-  const uint32_t g = k / call.group;
+inline void FinishUnit(const DownQ8Call& call, const DownQ8Factors& f, uint32_t k, uint32_t g,
+                       const __m256i* s, float* y) {
   const __m256 scale = _mm256_set1_ps(f.scales[g]);
   const __m256 zero = _mm256_set1_ps(f.zero_sums[g]);
   const __m256i ordered[2] = {_mm256_permute2x128_si256(s[0], s[1], 0x20),
@@ -293,10 +359,11 @@ inline void DownQ8(const DownQ8Call& call) {
     for (uint32_t j = 0; j < call.neurons; j += 4) {
       AddFourRows(call, f, j, j == 0, sums);
     }
+    GroupWalk groups(call.group);
     for (uint32_t k = 0; k < call.cols; k += 16) {
       const __m256i* s = reinterpret_cast<const __m256i*>(sums + k);
       const __m256i pair[2] = {_mm256_loadu_si256(s), _mm256_loadu_si256(s + 1)};
-      FinishUnit(call, f, k, pair, call.y[t]);
+      FinishUnit(call, f, k, groups.Next(), pair, call.y[t]);
     }
   }
 }

@@ -6,12 +6,13 @@
 #error "included by kernels_*.cc only"
 #endif
 
-// Calls body(k, n) for 16 columns at a time, n < 16 in the last one.
-#define SLUICE_FOR_COLUMNS(cols) \
-  for (uint32_t k = 0, n = 16; k < (cols) && (n = (cols)-k < 16 ? (cols)-k : 16, true); k += 16)
+// Runs the body for kLanes columns [k, k + n) at a time, n < kLanes in the last one.
+#define SLUICE_FOR_COLUMNS(cols)                                                                    \
+  for (uint32_t k = 0, n = kLanes; k < (cols) && (n = (cols)-k < kLanes ? (cols)-k : kLanes, true); \
+       k += kLanes)
 
-inline V LoadUpTo(const float* p, uint32_t n) { return n == 16 ? Load(p) : LoadN(p, n); }
-inline void StoreUpTo(float* p, V a, uint32_t n) { n == 16 ? Store(p, a) : StoreN(p, a, n); }
+inline V LoadUpTo(const float* p, uint32_t n) { return n == kLanes ? Load(p) : LoadN(p, n); }
+inline void StoreUpTo(float* p, V a, uint32_t n) { n == kLanes ? Store(p, a) : StoreN(p, a, n); }
 
 inline void RmsNorm(const float* x, uint32_t cols, const float* weight, float epsilon, float* y) {
   V sum = Zero();
@@ -31,7 +32,7 @@ template <class Row>
 void Decode(const uint8_t* row, uint32_t cols, float scale, float* y) {
   SLUICE_FOR_COLUMNS(cols) {
     const uint8_t* p = row + uint64_t{k} * Row::kBytes;
-    StoreUpTo(y + k, Mul(Set1(scale), n == 16 ? LoadRow<Row>(p) : LoadRowN<Row>(p, n)), n);
+    StoreUpTo(y + k, Mul(Set1(scale), n == kLanes ? LoadRow<Row>(p) : LoadRowN<Row>(p, n)), n);
   }
 }
 
@@ -69,8 +70,8 @@ inline float ExpSum(const float* x, float m, uint32_t cols, float* e) {
   V sum = Zero();
   SLUICE_FOR_COLUMNS(cols) {
     V value = Exp(Sub(LoadUpTo(x + k, n), Set1(m)));
-    if (n < 16) {
-      alignas(64) float lanes[16];
+    if (n < kLanes) {
+      alignas(64) float lanes[kLanes];
       Store(lanes, value);
       value = LoadN(lanes, n);
     }
@@ -114,7 +115,7 @@ inline void Rope(float* head, const float* cos, const float* sin, uint32_t half,
 inline float Largest(const float* x, uint32_t cols) {
   V largest = Set1(x[0]);
   uint32_t k = 0;
-  for (; k + 16 <= cols; k += 16) {
+  for (; k + kLanes <= cols; k += kLanes) {
     largest = Max(largest, Load(x + k));
   }
   float out = LargestLane(largest);
@@ -137,7 +138,7 @@ inline float StoreKv(KvType type, const float* values, uint32_t head_dim, uint8_
   }
   if (type == KvType::kF16) {
     SLUICE_FOR_COLUMNS(head_dim) {
-      alignas(64) uint8_t half[32];
+      alignas(64) uint8_t half[2 * kLanes];
       const V a = LoadUpTo(values + k, n);
       for (int i = 0; i < kParts; ++i) {
         NStoreF16(half + i * kNative * 2, a.p[i]);
@@ -150,7 +151,7 @@ inline float StoreKv(KvType type, const float* values, uint32_t head_dim, uint8_
   const bool zero = largest < 1e-30f;
   const V inverse = Set1(zero ? 0.0f : 127.0f / largest);
   SLUICE_FOR_COLUMNS(head_dim) {
-    alignas(64) float codes[16];
+    alignas(64) float codes[kLanes];
     const V scaled = Mul(LoadUpTo(values + k, n), inverse);
     for (int i = 0; i < kParts; ++i) {
       NStore(codes + i * kNative, NMax(NSet1(-128.0f), NMin(NRound(scaled.p[i]), NSet1(127.0f))));

@@ -9,8 +9,9 @@
 // The dot and down kernels of a cache type.
 template <class Row>
 void SpanOf(const SpanCall& call) {
-  // Scores of query i lie at row i, indexed by position - start of the span, so that lane = position mod 16.
-  constexpr uint32_t kRow = kSpanTokens + 16;
+  // Scores of query i lie at row i, indexed by position - start of the span, so that lane = position mod
+  // kLanes.
+  constexpr uint32_t kRow = kSpanTokens + kLanes;
   const uint32_t offset = call.first % kSpanTokens;
   float* rows[kSpanQueries];
   for (uint32_t i = 0; i < call.queries; ++i) {
@@ -41,8 +42,8 @@ void SpanOf(const SpanCall& call) {
     }
     call.m[i] = Largest(s + low, high - low + 1);
     // Whole registers from here on: what is not visible becomes exp(-inf) = 0.
-    const uint32_t begin = low / 16 * 16;
-    const uint32_t end = high / 16 * 16 + 16;
+    const uint32_t begin = low / kLanes * kLanes;
+    const uint32_t end = high / kLanes * kLanes + kLanes;
     for (uint32_t p = offset < begin ? offset : begin; p < low; ++p) {
       s[p] = -__builtin_inff();
     }

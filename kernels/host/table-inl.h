@@ -16,6 +16,54 @@
 #include "kernels/host/span-inl.h"
 // clang-format on
 
+// One line of 64 bytes or-ed into a sum.
+inline void OrLine(const uint8_t* p, N* sum) {
+  for (int i = 0; i < kParts; ++i) {
+    sum[i] = NOr(sum[i], NLoad(reinterpret_cast<const float*>(p + i * kNative * 4)));
+  }
+}
+
+template <uint32_t kStreams, bool kPrefetch>
+uint64_t ReadBytes(const uint8_t* p, uint64_t bytes, uint32_t prefetch) {
+  constexpr uint32_t kLines = 4;  // of each stream in a row
+  N sums[kLines][kParts];
+  for (auto& sum : sums) {
+    for (N& part : sum) {
+      part = NZero();
+    }
+  }
+  const uint64_t stream_bytes = bytes / kStreams;
+  for (uint64_t at = 0; at < stream_bytes; at += kLines * 64) {
+    for (uint32_t s = 0; s < kStreams; ++s) {
+      const uint8_t* q = p + s * stream_bytes + at;
+      for (uint32_t line = 0; line < kLines; ++line) {
+        if constexpr (kPrefetch) {
+          _mm_prefetch(reinterpret_cast<const char*>(q) + line * 64 + prefetch, _MM_HINT_T0);
+        }
+        OrLine(q + line * 64, sums[line]);
+      }
+    }
+  }
+  uint32_t out = 0;
+  for (auto& sum : sums) {
+    for (N& part : sum) {
+      uint32_t words[kNative];
+      __builtin_memcpy(words, &part, sizeof words);
+      for (const uint32_t word : words) {
+        out |= word;
+      }
+    }
+  }
+  return out;
+}
+
+inline uint64_t Read(const uint8_t* p, uint64_t bytes, uint32_t streams, uint32_t prefetch) {
+  if (streams == 1) {
+    return prefetch == 0 ? ReadBytes<1, false>(p, bytes, 0) : ReadBytes<1, true>(p, bytes, prefetch);
+  }
+  return prefetch == 0 ? ReadBytes<4, false>(p, bytes, 0) : ReadBytes<4, true>(p, bytes, prefetch);
+}
+
 template <class Row>
 void SetRowKernels(RowKind kind, KernelTable* table) {
   const int i = static_cast<int>(kind);
@@ -46,6 +94,7 @@ inline KernelTable MakeTable(const char* name) {
   table.largest = Largest;
   table.scale_add = ScaleAdd;
   table.divide = Divide;
+  table.read = Read;
   table.rope = Rope;
   table.store_kv = StoreKv;
   return table;

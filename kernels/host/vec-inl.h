@@ -1,4 +1,4 @@
-// Sixteen lanes whatever the register: V is one AVX-512 register or two AVX2 registers. Everything of
+// Thirty-two lanes whatever the register: V is two AVX-512 registers or four AVX2 registers. Everything of
 // ARITHMETIC.md that kernels share: lane sums, exp, loads of every encoding, tails.
 // Included by the instruction sets' kernels_*.cc.
 //
@@ -7,7 +7,8 @@
 #error "included by kernels_*.cc only"
 #endif
 
-inline constexpr int kParts = 16 / kNative;
+inline constexpr uint32_t kLanes = 32;
+inline constexpr int kParts = kLanes / kNative;
 
 struct V {
   N p[kParts];
@@ -59,7 +60,11 @@ inline V SiluMul(V g, V u) { return Mul(Div(g, Add(Set1(1.0f), Exp(Sub(Zero(), g
 
 // The tree over the lanes, down to four.
 inline __m128 FoldTo4(V a) {
-  const __m256 s = FoldTo8(a.p);
+  N halves[kParts / 2];
+  for (int i = 0; i < kParts / 2; ++i) {
+    halves[i] = NAdd(a.p[i], a.p[i + kParts / 2]);
+  }
+  const __m256 s = FoldTo8(halves);
   return _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
 }
 
@@ -85,32 +90,32 @@ inline __m128 Total4(V a, V b, V c, V d) {
 }
 
 inline float LargestLane(V a) {
-  float lanes[16];
-  Store(lanes, a);
-  float largest = lanes[0];
-  for (int i = 1; i < 16; ++i) {
-    largest = lanes[i] > largest ? lanes[i] : largest;
+  N largest = a.p[0];
+  for (int i = 1; i < kParts; ++i) {
+    largest = NMax(largest, a.p[i]);
   }
-  return largest;
+  float lanes[kNative];
+  NStore(lanes, largest);
+  float out = lanes[0];
+  for (int i = 1; i < kNative; ++i) {
+    out = lanes[i] > out ? lanes[i] : out;
+  }
+  return out;
 }
 
-// The first n of 16 floats, zeros behind them; reads and writes nothing beyond.
+// The first n of the lanes, zeros behind them; reads and writes nothing beyond.
 inline V LoadN(const float* p, uint32_t n) {
-  alignas(64) float lanes[16] = {};
-  for (uint32_t i = 0; i < n; ++i) {
-    lanes[i] = p[i];
-  }
+  alignas(64) float lanes[kLanes] = {};
+  __builtin_memcpy(lanes, p, n * sizeof(float));
   return Load(lanes);
 }
 inline void StoreN(float* p, V a, uint32_t n) {
-  alignas(64) float lanes[16];
+  alignas(64) float lanes[kLanes];
   Store(lanes, a);
-  for (uint32_t i = 0; i < n; ++i) {
-    p[i] = lanes[i];
-  }
+  __builtin_memcpy(p, lanes, n * sizeof(float));
 }
 
-// How 16 values of an encoding are read. kBytes: of one value.
+// How values of an encoding are read. kBytes: of one value.
 struct Bf16Row {
   static constexpr uint32_t kBytes = 2;
   static N NativeLoad(const uint8_t* p) { return NLoadBf16(p); }
@@ -133,10 +138,10 @@ inline V LoadRow(const uint8_t* p) {
   SLUICE_PARTS(Row::NativeLoad(p + i * kNative * Row::kBytes));
 }
 
-// The first n of 16 values, zeros behind them.
+// The first n of the lanes, zeros behind them.
 template <class Row>
 inline V LoadRowN(const uint8_t* p, uint32_t n) {
-  alignas(64) uint8_t bytes[64] = {};
+  alignas(64) uint8_t bytes[kLanes * 4] = {};
   __builtin_memcpy(bytes, p, n * Row::kBytes);
   return LoadRow<Row>(bytes);
 }

@@ -51,9 +51,13 @@ float QuantizedDot(const EncodingDescriptor& d, const uint8_t* row, const float*
 }  // namespace
 
 float LaneSum::Total() const {
+  float r[16];
+  for (int i = 0; i < 16; ++i) {
+    r[i] = lanes_[i] + lanes_[i + 16];
+  }
   float s[8];
   for (int i = 0; i < 8; ++i) {
-    s[i] = lanes_[i] + lanes_[i + 8];
+    s[i] = r[i] + r[i + 8];
   }
   float t[4];
   for (int i = 0; i < 4; ++i) {

@@ -12,15 +12,15 @@
 
 namespace sluice::reference {
 
-// Sixteen lanes, the tree, the closing +0 (section 0).
+// Thirty-two lanes, the tree, the closing +0 (section 0).
 class LaneSum {
  public:
-  void Add(uint64_t i, float term) { lanes_[i % 16] += term; }
-  void AddProduct(uint64_t i, float a, float b) { lanes_[i % 16] = std::fma(a, b, lanes_[i % 16]); }
+  void Add(uint64_t i, float term) { lanes_[i % 32] += term; }
+  void AddProduct(uint64_t i, float a, float b) { lanes_[i % 32] = std::fma(a, b, lanes_[i % 32]); }
   float Total() const;
 
  private:
-  float lanes_[16] = {};
+  float lanes_[32] = {};
 };
 
 // Section 7.

@@ -1,0 +1,39 @@
+// The base of every "share of the read bandwidth": how fast this machine's threads can read these very bytes.
+// The best of {1, 4 streams a thread} x {software prefetch on, off}, with the widest loads of the instruction
+// set, handing out pieces from a shared counter as the kernels do.
+//
+// Thread safety: a free function; it starts its own threads and nobody else's work should run meanwhile.
+#ifndef SLUICE_KERNELS_HOST_READ_BANDWIDTH_H_
+#define SLUICE_KERNELS_HOST_READ_BANDWIDTH_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+struct ReadBandwidthOptions {
+  uint32_t threads = 0;  // 0: the CPUs in the affinity mask
+  HostIsa isa = HostIsa::kBest;
+  uint64_t min_bytes = uint64_t{4} << 30;  // read at least so much in a round: regions are repeated
+  uint32_t rounds = 3;                     // each variant's best round counts; variants take turns
+};
+
+struct ReadBandwidth {
+  double best = 0;  // bytes per second
+  // [prefetch off, on][1 stream, 4 streams], bytes per second.
+  double variants[2][2] = {};
+  uint64_t bytes = 0;  // read in one round
+};
+
+// Reads `regions`. INVALID_ARGUMENT without at least 1 MiB of them (smaller pieces are left out);
+// FAILED_PRECONDITION as CreateHostBackend.
+absl::StatusOr<ReadBandwidth> MeasureReadBandwidth(absl::Span<const absl::Span<const std::byte>> regions,
+                                                   const ReadBandwidthOptions& options);
+
+}  // namespace sluice
+
+#endif  // SLUICE_KERNELS_HOST_READ_BANDWIDTH_H_

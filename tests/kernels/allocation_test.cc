@@ -1,0 +1,165 @@
+// The step loop of the host backend allocates nothing: operator new is counted while whole layers run.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "common/pack/row_layout.h"
+#include "gtest/gtest.h"
+#include "kernels/kv_layout.h"
+#include "tests/kernels/op_testing.h"
+
+namespace {
+
+std::atomic<uint64_t> allocations{0};
+
+void* CountedAllocate(std::size_t bytes) {
+  allocations.fetch_add(1);
+  void* memory = std::malloc(bytes == 0 ? 1 : bytes);
+  if (memory == nullptr) {
+    std::abort();
+  }
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) { return CountedAllocate(bytes); }
+void* operator new[](std::size_t bytes) { return CountedAllocate(bytes); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace sluice {
+namespace {
+
+constexpr uint32_t kHidden = 128;
+constexpr uint32_t kWidth = 96;
+constexpr uint32_t kExperts = 8;
+constexpr uint32_t kTopK = 2;
+constexpr uint32_t kHeads = 4;
+constexpr uint32_t kHeadDim = 32;
+constexpr uint32_t kMaxTokens = 96;
+
+// A layer with everything it needs, in buffers made once.
+class Layer {
+ public:
+  Layer(const BackendCase& which, const EncodingDescriptor& d) : bench_(which) {
+    Random random(1);
+    for (uint32_t part = 0; part < 3; ++part) {
+      const uint32_t rows = part == 0 ? kHeads * kHeadDim : 2 * kHeadDim;
+      qkv_[part] = {bench_.PutMatrix(random.Matrix(d, rows, kHidden)), bench_.NewRows(kMaxTokens, rows), {}};
+    }
+    x_ = {bench_.PutWritable(random.Normals(kMaxTokens * kHidden)), kHidden};
+    normed_ = bench_.NewRows(kMaxTokens, kHidden);
+    attention_ = bench_.NewRows(kMaxTokens, kHeads * kHeadDim);
+    out_ = {bench_.PutMatrix(random.Matrix(d, kHidden, kHeads * kHeadDim)), x_, {}};
+    norm_ = {bench_.PutFloats(random.Normals(kHidden)), 1e-5f};
+    router_ = {bench_.PutMatrix(random.Matrix(MakeDescriptor(Encoding::kBf16), kExperts, kHidden)),
+               bench_.NewRows(kMaxTokens, kExperts),
+               {}};
+    ids_ = bench_.NewWords(kMaxTokens * kTopK);
+    weights_ = bench_.NewWords(kMaxTokens * kTopK);
+    slots_ = bench_.NewRows(kMaxTokens * kTopK, kHidden);
+    best_ = bench_.NewWords(kMaxTokens * 4);
+    values_ = bench_.NewWords(kMaxTokens * 4);
+    const uint64_t page_bytes = KvPageBytes(KvType::kF16, 2, kHeadDim);
+    kv_ = {KvType::kF16,
+           bench_.NewWords(16 * page_bytes / 4),
+           bench_.NewWords(16 * page_bytes / 4),
+           page_bytes,
+           16,
+           2,
+           kHeadDim};
+    for (uint32_t e = 0; e < kExperts; ++e) {
+      work_[e].up = bench_.PutMatrix(random.Matrix(d, kWidth, kHidden));
+      work_[e].gate = bench_.PutMatrix(random.Matrix(d, kWidth, kHidden));
+      work_[e].down = bench_.PutMatrix(random.Matrix(d, kWidth, kHidden));
+    }
+  }
+
+  // One layer over `tokens` rows of one sequence, spread evenly over the experts.
+  absl::Status Step(uint32_t tokens, uint32_t position) {
+    Queue& queue = bench_.queue();
+    bench_.backend().BeginStep();
+    MatMulArgs qkv{x_, tokens, kHidden, {}, norm_, qkv_, {}};
+    absl::Status status = queue.MatMul(qkv);
+    const SequenceRows sequence{0, tokens, position, pages_};
+    RopeKvArgs rope{qkv_[0].y, qkv_[1].y, qkv_[2].y, tokens, kHeads,         {}, {},
+                    {},        0,         0,         false,  {&sequence, 1}, kv_};
+    status.Update(queue.RopeKvWrite(rope));
+    status.Update(queue.Attention({qkv_[0].y, tokens, kHeads, 0.2f, 0, {&sequence, 1}, kv_, attention_}));
+    MatMulArgs out{attention_, tokens, kHeads * kHeadDim, {}, {}, {&out_, 1}, x_};
+    status.Update(queue.MatMul(out));
+    status.Update(queue.RmsNorm({x_, tokens, kHidden, norm_, normed_}));
+    status.Update(queue.MatMul({normed_, tokens, kHidden, {}, {}, {&router_, 1}, {}}));
+    status.Update(queue.Router(
+        {router_.y, tokens, kExperts, RouterKind::kSoftmaxTopK, kTopK, true, 1.0f, ids_, weights_}));
+    uint32_t used = 0;
+    for (uint32_t e = 0; e < kExperts; ++e) {
+      uint32_t n = 0;
+      for (uint32_t t = 0; t < tokens; ++t) {
+        if (t % (kExperts / kTopK) == e / kTopK) {
+          rows_[e][n] = t;
+          slot_[e][n++] = t * kTopK + e % kTopK;
+        }
+      }
+      if (n > 0) {
+        work_[used] = work_[e];
+        work_[used].rows = {rows_[e], n};
+        work_[used].slots = {slot_[e], n};
+        ++used;
+      }
+    }
+    status.Update(queue.MoeExperts(
+        {normed_, tokens, kHidden, Activation::kSilu, {work_, used}, slots_, kMaxTokens * kTopK}));
+    status.Update(queue.Combine({slots_, weights_, tokens, kTopK, kHidden, x_, x_}));
+    status.Update(queue.TopLogits({x_, tokens, kHidden, 4, best_, values_, {}}));
+    bench_.backend().EndStep();
+    return status;
+  }
+
+ private:
+  OpBench bench_;
+  MatMulPart qkv_[3];
+  MatMulPart out_, router_;
+  Rows x_, normed_, attention_, slots_;
+  NormSpec norm_;
+  BufferRef ids_, weights_, best_, values_;
+  KvView kv_;
+  ExpertWork work_[kExperts];
+  uint32_t rows_[kExperts][kMaxTokens];
+  uint32_t slot_[kExperts][kMaxTokens];
+  const uint32_t pages_[16] = {3, 1, 2, 0, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+};
+
+class AllocationTest : public testing::TestWithParam<BackendCase> {};
+INSTANTIATE_TEST_SUITE_P(Backends, AllocationTest, testing::ValuesIn([] {
+                           std::vector<BackendCase> cases = AllBackends();
+                           cases.erase(cases.begin());  // the reference may allocate
+                           return cases;
+                         }()),
+                         CaseName);
+
+TEST_P(AllocationTest, StepsOfDecodeAndPrefillAllocateNothing) {
+  for (const EncodingDescriptor& d : {MakeDescriptor(Encoding::kBf16), MakeDescriptor(Encoding::kQ8)}) {
+    Layer layer(GetParam(), d);
+    const uint64_t before = allocations.load();
+    absl::Status status;
+    for (const uint32_t tokens : {96u, 1u, 40u, 3u, 1u}) {
+      status.Update(layer.Step(tokens, 0));
+    }
+    status.Update(layer.Step(1, 400));  // two spans
+    EXPECT_EQ(allocations.load() - before, 0u);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(AllocationCounterTest, CountsWhatIsAllocated) {
+  const uint64_t before = allocations.load();
+  const std::vector<int> values(100);
+  EXPECT_EQ(allocations.load() - before, 1u) << values.size();
+}
+
+}  // namespace
+}  // namespace sluice
