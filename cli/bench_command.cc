@@ -2,12 +2,15 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/bench_report.h"
 #include "cli/bench_run.h"
 #include "cli/command.h"
+#include "cli/host_facts.h"
 #include "cli/launcher.h"
+#include "cli/read_base.h"
 #include "cli/terminal.h"
 #include "common/status.h"
 #include "inferd/policy/preset.h"
@@ -126,6 +129,13 @@ absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
       ASSIGN_OR_RETURN(BenchResult result, Measure(o, launcher.get(), test, preset));
       results.push_back(std::move(result));
     }
+  }
+  const bool decodes =
+      std::any_of(tests.begin(), tests.end(), [](const BenchTest& test) { return test.generate >= 2; });
+  uint32_t threads = 0;
+  if (decodes && setting.device == "host" && absl::SimpleAtoi(setting.threads, &threads)) {
+    ASSIGN_OR_RETURN(setting.read_bandwidth,
+                     MeasureReadBase(setting.model_bytes, ReadMemoryFacts().available, threads));
   }
   RETURN_IF_ERROR(WriteStdout(FormatResults(results, setting, format)));
   return kExitOk;
