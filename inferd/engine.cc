@@ -166,7 +166,7 @@ void Engine::HandleLoss() {
     Publish();
     return;
   }
-  if (!absl::IsUnavailable(status)) {
+  if (client_->connected() && !absl::IsUnavailable(status)) {
     GiveUp(status);  // weightd is back but cannot give the dense weights
   } else if (absl::Now() >= give_up) {
     GiveUp(Lost(

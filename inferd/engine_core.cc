@@ -194,7 +194,7 @@ EngineCore::Outcome EngineCore::RunBatch(const StepPlan& plan) {
   }
   backend_->EndStep();
   heartbeat_.store(0, std::memory_order_relaxed);
-  if (absl::IsUnavailable(status)) {
+  if (absl::IsUnavailable(status) || (!status.ok() && !client_->connected())) {
     LoseWeights();
     return Outcome::kLost;
   }

@@ -73,7 +73,8 @@ class EngineCore final : private LayerTap {
 
   // Nothing of weightd's is held any more; steps fail until Recover() succeeds.
   void LoseWeights();
-  // One attempt to get a session and the dense weights back.
+  // One attempt to get a session and the dense weights back. An error while the client is not connected is
+  // about the session and may pass, whatever its code.
   absl::Status Recover(absl::Time deadline);
 
   bool has_weights() const { return weights_->acquired(); }

@@ -112,10 +112,12 @@ const StepPlan& Scheduler::Plan() {
   plan_.prefill_rows = 0;
   for (Entry* entry : running_) {
     entry->planned = false;
+    entry->blocked_plans = entry->blocked ? entry->blocked_plans + 1 : 0;
   }
   chunk_left_ = options_.prefill_chunk;
   PlanDecode();
   PlanPrefill();
+  MakeWay();
   AdmitWaiting();
   return plan_;
 }
@@ -172,6 +174,9 @@ Scheduler::Entry* Scheduler::NextPrefill() {
 void Scheduler::AdmitWaiting() {
   while (!free_slots_.empty() && !waiting_.empty()) {
     Entry* entry = NextWaiting();
+    if (entry == nullptr) {
+      return;
+    }
     if (PeakPages(entry->request.length + 1) + PagesPromised() > pages_->free_pages() && !running_.empty()) {
       return;
     }
@@ -197,8 +202,26 @@ Scheduler::Entry* Scheduler::NextWaiting() {
   const auto order = [](const Entry* e) {
     return std::make_tuple(-int64_t{e->request.priority}, e->client->running, e->client->served, e->arrival);
   };
-  return *std::min_element(waiting_.begin(), waiting_.end(),
-                           [&order](const Entry* a, const Entry* b) { return order(a) < order(b); });
+  Entry* best = nullptr;
+  for (Entry* entry : waiting_) {
+    if (!entry->blocked && (best == nullptr || order(entry) < order(best))) {
+      best = entry;
+    }
+  }
+  return best;
+}
+
+// Puts back who has been blocked for long, one a plan, while others wait.
+void Scheduler::MakeWay() {
+  if (NextWaiting() == nullptr) {
+    return;
+  }
+  for (auto it = running_.rbegin(); it != running_.rend(); ++it) {
+    if ((*it)->blocked_plans > kPatience) {
+      Preempt(*it);
+      return;
+    }
+  }
 }
 
 uint32_t Scheduler::PeakPages(uint32_t positions) const {

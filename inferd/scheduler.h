@@ -82,8 +82,10 @@ class Scheduler {
   // The earliest deadline of all; InfiniteFuture if there is none.
   absl::Time NextDeadline() const;
 
-  // A blocked sequence keeps its pages and gets no rows.
+  // A blocked sequence gets no rows. It keeps its pages, but one that stays blocked over kPatience plans
+  // makes way for what waits: a consumer that reads nothing must not hold up others.
   void SetBlocked(SequenceId id, bool blocked);
+  static constexpr uint32_t kPatience = 256;
 
   // The next step. Valid until the next call. A plan that was not committed is simply made again.
   const StepPlan& Plan();
@@ -110,7 +112,8 @@ class Scheduler {
     uint32_t slot = kNoSlot;
     uint32_t computed = 0;  // positions in the cache
     bool blocked = false;
-    bool planned = false;  // has rows in the plan being made
+    uint32_t blocked_plans = 0;  // since it was last not blocked
+    bool planned = false;        // has rows in the plan being made
     uint32_t missing() const { return request.length - computed; }
   };
 
@@ -119,6 +122,7 @@ class Scheduler {
   void PlanDecode();
   void PlanPrefill();
   void AdmitWaiting();
+  void MakeWay();
   Entry* NextPrefill();
   Entry* NextWaiting();
   void PlanRows(Entry* entry, uint32_t rows);

@@ -181,6 +181,29 @@ TEST_F(SchedulerTest, ABlockedSequenceGetsNoRows) {
   EXPECT_EQ(Rows(Step()), (RowMap{{1, 1}, {2, 1}}));
 }
 
+TEST_F(SchedulerTest, OneThatStaysBlockedMakesWayAndComesBackWhenItMayRun) {
+  Make(1, 64, 64);
+  Add(1, 3);
+  Step();
+  scheduler_->SetBlocked(1, true);
+  for (uint32_t i = 0; i < 2 * Scheduler::kPatience; ++i) {
+    ASSERT_EQ(Step().rows, 0u);
+  }
+  EXPECT_EQ(scheduler_->running(), 1u) << "nobody waits, so it stays";
+  scheduler_->SetBlocked(1, false);
+  EXPECT_EQ(Rows(Step()), (RowMap{{1, 1}}));
+  scheduler_->SetBlocked(1, true);
+  Add(2, 5);
+  for (uint32_t i = 0; i < Scheduler::kPatience; ++i) {
+    ASSERT_EQ(Step().rows, 0u);
+  }
+  EXPECT_EQ(Rows(Step()), (RowMap{{2, 5}}));
+  scheduler_->SetBlocked(1, false);
+  EXPECT_EQ(Rows(Step()), (RowMap{{2, 1}}));
+  scheduler_->Remove(2);
+  EXPECT_EQ(Rows(Step()), (RowMap{{1, 5}}));
+}
+
 TEST_F(SchedulerTest, ARowLimitBoundsOneSequenceNotTheStep) {
   Make(2, 64, 64);
   ScheduleRequest request;

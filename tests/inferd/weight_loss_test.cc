@@ -101,6 +101,26 @@ TEST_F(WeightLossTest, AWeightdThatStaysAwayEndsRequestsThenServiceReturns) {
   EXPECT_EQ(test_.client->violation(), "");
 }
 
+TEST_F(WeightLossTest, WhateverTheSessionsErrorsAreNamedTheyAreALossAndPass) {
+  Start();
+  const GenerateSpec spec = GreedySpec("w", {5, 6, 7}, 100);
+  const absl::StatusOr<std::vector<int32_t>> wanted = GenerateIds(&engine(), spec);
+  ASSERT_TRUE(wanted.ok());
+  for (const absl::StatusCode code : {absl::StatusCode::kInternal, absl::StatusCode::kDeadlineExceeded,
+                                      absl::StatusCode::kResourceExhausted}) {
+    auto sink = std::make_shared<CollectingSink>();
+    ASSERT_TRUE(engine().Generate(spec, sink).ok());
+    sink->AwaitTokens(3);
+    test_.client->AllowReconnect(false, code);
+    test_.client->Disconnect(code);
+    AwaitHealth(false);
+    test_.client->AllowReconnect(true);
+    ASSERT_TRUE(sink->Await().ok()) << sink->Await();
+    EXPECT_EQ(sink->ids(), *wanted);
+    AwaitHealth(true);
+  }
+}
+
 TEST_F(WeightLossTest, ALossWhileIdleIsNoticedAndRepaired) {
   Start();
   const absl::StatusOr<std::vector<int32_t>> wanted = GenerateIds(&engine(), GreedySpec("a", {5, 6, 7}, 10));

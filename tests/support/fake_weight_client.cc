@@ -113,7 +113,7 @@ bool FakeWeightClient::IsResident(uint32_t extent) const { return extents_[exten
 absl::Status FakeWeightClient::Submit(const FetchRequest& request) {
   MutexLock lock(&mutex_);
   if (!connected_) {
-    return absl::UnavailableError("the fake weightd is dead");
+    return absl::Status(death_, "the fake weightd is dead");
   }
   if (pending_.size() >= options_.ring_entries) {
     return absl::ResourceExhaustedError("the ring is full");
@@ -286,7 +286,7 @@ absl::Status FakeWeightClient::Wait(absl::Time deadline) {
     changed_.WaitFor(&mutex_, absl::ToChronoNanoseconds(std::min(deadline - absl::Now(), absl::Hours(1))));
   }
   woken_ = false;
-  return connected_ ? absl::OkStatus() : absl::UnavailableError("the fake weightd is dead");
+  return connected_ ? absl::OkStatus() : absl::Status(death_, "the fake weightd is dead");
 }
 
 void FakeWeightClient::Wake() {
@@ -312,7 +312,7 @@ absl::Status FakeWeightClient::Reconnect(absl::Time) {
       violation_ = "reconnects while connected";
     }
     if (!allow_reconnect_) {
-      return absl::UnavailableError("the fake weightd is not back");
+      return absl::Status(refusal_, "the fake weightd is not back");
     }
   }
   UnmapSegments();
@@ -331,9 +331,10 @@ WeightClientCounters FakeWeightClient::counters() const {
   return counters_;
 }
 
-void FakeWeightClient::Disconnect() {
+void FakeWeightClient::Disconnect(absl::StatusCode code) {
   MutexLock lock(&mutex_);
   connected_ = false;
+  death_ = code;
   changed_.SignalAll();
 }
 
@@ -342,9 +343,10 @@ void FakeWeightClient::DisconnectAfterPolls(uint64_t polls) {
   polls_to_death_ = polls;
 }
 
-void FakeWeightClient::AllowReconnect(bool allow) {
+void FakeWeightClient::AllowReconnect(bool allow, absl::StatusCode code) {
   MutexLock lock(&mutex_);
   allow_reconnect_ = allow;
+  refusal_ = code;
 }
 
 void FakeWeightClient::Freeze(bool frozen) {

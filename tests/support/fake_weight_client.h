@@ -57,12 +57,12 @@ class FakeWeightClient final : public WeightClient {
   WeightClientCounters counters() const override;
   std::string Describe() const override { return "fake"; }
 
-  // weightd dies now: nothing completes any more, held leases stay readable.
-  void Disconnect();
+  // weightd dies now: nothing completes any more, held leases stay readable, calls fail with `code`.
+  void Disconnect(absl::StatusCode code = absl::StatusCode::kUnavailable);
   // Dies by itself after so many further polls.
   void DisconnectAfterPolls(uint64_t polls);
-  // Whether Reconnect() finds a new weightd.
-  void AllowReconnect(bool allow);
+  // Whether Reconnect() finds a new weightd; else it fails with `code`.
+  void AllowReconnect(bool allow, absl::StatusCode code = absl::StatusCode::kUnavailable);
   // Requests are taken and never completed.
   void Freeze(bool frozen);
   // Leases of extents refused while others hold all room (a stand-in for other sessions' pins).
@@ -120,6 +120,8 @@ class FakeWeightClient final : public WeightClient {
   CondVar changed_;
   bool connected_ ABSL_GUARDED_BY(mutex_) = true;
   bool allow_reconnect_ ABSL_GUARDED_BY(mutex_) = true;
+  absl::StatusCode refusal_ ABSL_GUARDED_BY(mutex_) = absl::StatusCode::kUnavailable;
+  absl::StatusCode death_ ABSL_GUARDED_BY(mutex_) = absl::StatusCode::kUnavailable;
   bool frozen_ ABSL_GUARDED_BY(mutex_) = false;
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t budget_ ABSL_GUARDED_BY(mutex_);
