@@ -3,7 +3,10 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/grpc_status.h"
 #include "common/size.h"
 #include "common/status.h"
@@ -15,6 +18,7 @@ namespace {
 // A row of logits of the largest vocabularies is about 1 MiB; room for a few.
 constexpr int kMaxMessageBytes = 16 << 20;
 // Small questions to a local daemon; longer than any pause of a loaded machine.
+constexpr absl::Duration kAskAgain = absl::Milliseconds(20);
 constexpr absl::Duration kQuestionPatience = absl::Seconds(10);
 
 std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
@@ -99,21 +103,30 @@ Client::Client(const std::string& address, const std::string& admin_address, Int
 Client::~Client() = default;
 
 absl::Status Client::CheckServing(absl::Duration patience) {
-  Call call(interrupt_);
-  call.SetDeadline(patience);
-  grpc::health::v1::HealthCheckResponse response;
-  const absl::Status status = call.Result(health_->stub->Check(call.context(), {}, &response));
-  if (absl::IsCancelled(status)) {
-    return status;
+  const absl::Time deadline = absl::Now() + patience;
+  while (true) {
+    Call call(interrupt_);
+    call.SetDeadline(std::max(deadline - absl::Now(), absl::Milliseconds(1)));
+    grpc::health::v1::HealthCheckResponse response;
+    const absl::Status status = call.Result(health_->stub->Check(call.context(), {}, &response));
+    if (absl::IsCancelled(status)) {
+      return status;
+    }
+    if (!status.ok()) {
+      return absl::UnavailableError(
+          absl::StrCat(address_, " does not answer: ", std::string(status.message())));
+    }
+    if (response.status() == grpc::health::v1::HealthCheckResponse::SERVING) {
+      return absl::OkStatus();
+    }
+    // It may be starting, or waiting for weightd's restart.
+    if (absl::Now() + kAskAgain >= deadline) {
+      return absl::UnavailableError(
+          absl::StrCat(address_, " is not serving after ", absl::FormatDuration(patience)));
+    }
+    RETURN_IF_ERROR(interrupt_->Check());
+    absl::SleepFor(kAskAgain);
   }
-  if (!status.ok()) {
-    return absl::UnavailableError(
-        absl::StrCat(address_, " does not answer: ", std::string(status.message())));
-  }
-  if (response.status() != grpc::health::v1::HealthCheckResponse::SERVING) {
-    return absl::UnavailableError(absl::StrCat(address_, " is not serving"));
-  }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<api::Model> Client::GetModel() {

@@ -34,7 +34,8 @@ class Client {
   const std::string& address() const { return address_; }
   bool has_admin() const { return admin_ != nullptr; }
 
-  // OK when a token can be made; UNAVAILABLE when not, or when nobody answers within `patience`.
+  // OK when a token can be made, waiting for that up to `patience`; UNAVAILABLE when nobody answers or
+  // it still cannot.
   absl::Status CheckServing(absl::Duration patience);
 
   absl::StatusOr<api::Model> GetModel();

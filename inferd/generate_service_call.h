@@ -30,18 +30,23 @@ class EngineRequest {
   // The engine's thread may have ended the request before the submitting thread gets here.
   void Accepted() {
     State expected = State::kNew;
-    state_.compare_exchange_strong(expected, State::kLive);
+    if (!state_.compare_exchange_strong(expected, State::kLive) && expected == State::kCancelled) {
+      engine_->Cancel(id_).IgnoreError();
+    }
   }
   void Ended() { state_.store(State::kEnded); }
   void Cancel() {
-    State expected = State::kLive;
-    if (state_.compare_exchange_strong(expected, State::kEnded)) {
+    State expected = State::kNew;
+    if (state_.compare_exchange_strong(expected, State::kCancelled)) {
+      return;  // Accepted() passes it on
+    }
+    if (expected == State::kLive && state_.compare_exchange_strong(expected, State::kEnded)) {
       engine_->Cancel(id_).IgnoreError();  // NOT_FOUND: it has just ended by itself
     }
   }
 
  private:
-  enum class State : uint8_t { kNew, kLive, kEnded };
+  enum class State : uint8_t { kNew, kLive, kCancelled, kEnded };
   EngineApi* const engine_;
   const std::string id_;
   std::atomic<State> state_{State::kNew};

@@ -64,9 +64,8 @@ absl::StatusOr<std::unique_ptr<WeightSession>> WeightSession::Join(const OpenedS
   session->WatchPeer();
   RETURN_IF_ERROR(session->TakeWelcome(deadline));
   RETURN_IF_ERROR(session->WatchAll());
-  session->DrainSide();
+  RETURN_IF_ERROR(session->AwaitReady(deadline));
   session->populate_ = false;
-  RETURN_IF_ERROR(session->lost_);
   return session;
 }
 
@@ -147,6 +146,22 @@ absl::Status WeightSession::TakeWelcome(absl::Time deadline) {
   server_bell_ = std::move(packet->fds[WelcomeFds::kServerBell]);
   client_bell_ = std::move(packet->fds[WelcomeFds::kClientBell]);
   return CheckTables();
+}
+
+// What is resident can be leased from the first step on only once its segments are mapped.
+absl::Status WeightSession::AwaitReady(absl::Time deadline) {
+  while (true) {
+    DrainSide();
+    RETURN_IF_ERROR(lost_);
+    if (ready_) {
+      return absl::OkStatus();
+    }
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError("weightd has not announced its segments in time");
+    }
+    pollfd polled{side_.get(), POLLIN, 0};
+    poll(&polled, 1, PollTimeoutMs(deadline));
+  }
 }
 
 absl::Status WeightSession::MapRegions(const std::vector<UniqueFd>& fds) {
@@ -336,6 +351,9 @@ absl::Status WeightSession::OnSideMessage(SidePacket packet) {
       return AddSegment(message.segment, message.bytes, packet.fds[0]);
     case SideType::kSegmentRetired:
       return RetireSegment(message.segment);
+    case SideType::kReady:
+      ready_ = true;
+      return absl::OkStatus();
     default:
       return NoSense("a message's type", static_cast<uint64_t>(message.type), 0);
   }

@@ -85,6 +85,7 @@ class WeightSession {
   WeightSession(const OpenedSession& opened, const std::vector<uint64_t>& extent_bytes, int wake_fd,
                 UniqueFd side);
   absl::Status TakeWelcome(absl::Time deadline);
+  absl::Status AwaitReady(absl::Time deadline);
   absl::Status MapRegions(const std::vector<UniqueFd>& fds);
   absl::Status CheckTables() const;
   void WatchPeer();
@@ -116,6 +117,7 @@ class WeightSession {
   size_t mapped_segments_ = 0;
   std::vector<uint32_t> unsent_acks_;  // retired segments, unmapped but not yet acknowledged
   bool populate_ = true;               // segments announced now are filled already: map all their pages
+  bool ready_ = false;                 // every segment there was at the start has been announced
   bool alive_ = true;                  // lost_.ok(), kept apart for TryLease
   SegmentObserver* observer_ = nullptr;
   absl::Status lost_;

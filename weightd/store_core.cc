@@ -223,6 +223,7 @@ absl::Status StoreCore::AttachSideSocket(uint64_t id, UniqueFd socket) {
     message.bytes = memory->map.bytes();
     Send(session, message, memory);
   }
+  Send(session, Message(SideType::kReady, *session), nullptr);
   return absl::OkStatus();
 }
 

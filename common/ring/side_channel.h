@@ -5,6 +5,7 @@
 // Every message is one SideMessage; the descriptors it announces come with it. The order of a session:
 //   client  HELLO{nonce}            within the time that OpenSession's answer states
 //   weightd WELCOME{fd_count}       descriptors in the order of WelcomeFds, or REJECT{code} and the end
+//   weightd SEGMENT_ADDED...        the segments there are now, then READY, once
 //   weightd SEGMENT_ADDED{segment, bytes} + fd      any time, before an extent in it is published
 //   weightd SEGMENT_RETIRED{segment}                nothing in it is resident; the client unmaps it
 //   client  SEGMENT_UNMAPPED{segment}               until then its memory counts as used
@@ -35,7 +36,8 @@ enum class SideType : uint16_t {
   kReject = 3,
   kSegmentAdded = 4,
   kSegmentRetired = 5,
-  kSegmentUnmapped = 6
+  kSegmentUnmapped = 6,
+  kReady = 7
 };
 
 // 64 bytes, frozen by kAbiVersion. Fields that a type does not use are 0.

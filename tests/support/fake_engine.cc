@@ -233,10 +233,12 @@ absl::Status FakeEngine::Cancel(const std::string& request_id) {
       return ReasonError(absl::StatusCode::kNotFound, "REQUEST_NOT_FOUND",
                          absl::StrCat("no request ", request_id, " lives"));
     }
-    cancelled_.push_back(request_id);
-    changed_.SignalAll();
   }
   Fail(request_id, absl::CancelledError("cancelled"));
+  // Told after the failure is posted, so that Flush() waits for that too.
+  const MutexLock lock(&mutex_);
+  cancelled_.push_back(request_id);
+  changed_.SignalAll();
   return absl::OkStatus();
 }
 

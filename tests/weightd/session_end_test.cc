@@ -276,6 +276,7 @@ TEST_F(SessionEndTest, WelcomeBringsTheRegionsAndTheSegmentsFollow) {
     EXPECT_FALSE(MapSharedMemory(added.fds[0].get(), added.message.bytes, true, false).ok());
     EXPECT_NE(ftruncate(added.fds[0].get(), 0), 0);
   }
+  EXPECT_EQ(Receive(client.get()).message.type, SideType::kReady);
   EXPECT_TRUE(absl::IsUnavailable(ReceiveSideMessage(client.get()).status()));
 }
 
