@@ -96,7 +96,7 @@ absl::Status DenseWeights::FindLayer(uint32_t layer) {
   if (attention.output_bias) {
     RETURN_IF_ERROR(FindVector(name(dense::kOBias), hidden, &w.o_bias));
   }
-  if (attention.qk_norm) {
+  if (attention.qk_norm != QkNorm::kNone) {
     RETURN_IF_ERROR(FindVector(name(dense::kQNorm), attention.head_dim, &w.q_norm.weight));
     RETURN_IF_ERROR(FindVector(name(dense::kKNorm), attention.head_dim, &w.k_norm.weight));
   }

@@ -25,11 +25,28 @@ absl::Status Forward::Attend(uint32_t layer, const StepBatch& batch) {
 
   const MatMulPart qkv[] = {{w.q, q_, w.q_bias}, {w.k, k_, w.k_bias}, {w.v, v_, w.v_bias}};
   RETURN_IF_ERROR(queue_->MatMul({x_, tokens, config_.hidden, {}, w.attn_norm, qkv, {}}));
-  RETURN_IF_ERROR(
-      queue_->RopeKvWrite({q_, k_, v_, tokens, a.heads, w.q_norm, w.k_norm, rope.table, options_.context,
-                           dims, a.rope.interleaved, batch.sequences(), kv_.view(layer)}));
-  RETURN_IF_ERROR(queue_->Attention(
-      {q_, tokens, a.heads, a.scale, a.sliding_window, batch.sequences(), kv_.view(layer), attended_}));
+  RETURN_IF_ERROR(queue_->RopeKvWrite({.q = q_,
+                                       .k = k_,
+                                       .v = v_,
+                                       .tokens = tokens,
+                                       .heads = a.heads,
+                                       .qk_norm = a.qk_norm,
+                                       .q_norm = w.q_norm,
+                                       .k_norm = w.k_norm,
+                                       .rope_table = rope.table,
+                                       .rope_positions = options_.context,
+                                       .rope_dims = dims,
+                                       .rope_interleaved = a.rope.interleaved,
+                                       .sequences = batch.sequences(),
+                                       .kv = kv_.view(layer)}));
+  RETURN_IF_ERROR(queue_->Attention({.q = q_,
+                                     .tokens = tokens,
+                                     .heads = a.heads,
+                                     .scale = a.scale,
+                                     .sliding_window = a.sliding_window,
+                                     .sequences = batch.sequences(),
+                                     .kv = kv_.view(layer),
+                                     .out = attended_}));
   const MatMulPart o[] = {{w.o, x_, w.o_bias}};
   return queue_->MatMul({attended_, tokens, a.heads * a.head_dim, {}, {}, o, x_});
 }
@@ -40,7 +57,7 @@ absl::Status Forward::Mix(uint32_t layer, StepBatch* batch) {
   const MoeConfig& moe = config_.layers[layer].moe;
   const uint32_t tokens = batch->tokens();
 
-  RETURN_IF_ERROR(queue_->RmsNorm({x_, tokens, config_.hidden, weights_.layer(layer).ffn_norm, normed_}));
+  RETURN_IF_ERROR(queue_->Norm({x_, tokens, config_.hidden, weights_.layer(layer).ffn_norm, normed_}));
   ASSIGN_OR_RETURN(const Routing routing, Route(layer, tokens));
   RETURN_IF_ERROR(plan_.Build(routing, moe.experts, *batch));
   RETURN_IF_ERROR(residency_->BeginLayer(layer, plan_.demands()));
@@ -78,11 +95,22 @@ absl::Status Forward::ComputeExperts(uint32_t layer, uint32_t tokens) {
     }
     works_.clear();
     for (const ReadyTile& tile : ready) {
-      works_.push_back({tile.up, tile.gate, tile.down, plan_.rows(tile.demand), plan_.slots(tile.demand),
-                        tile.neuron_begin, tile.neuron_end});
+      works_.push_back({.up = tile.up,
+                        .gate = tile.gate,
+                        .down = tile.down,
+                        .rows = plan_.rows(tile.demand),
+                        .slots = plan_.slots(tile.demand),
+                        .neuron_begin = tile.neuron_begin,
+                        .neuron_end = tile.neuron_end});
     }
-    RETURN_IF_ERROR(queue_->MoeExperts(
-        {normed_, tokens, config_.hidden, moe.activation, works_, outputs_, tokens * moe.top_k}));
+    RETURN_IF_ERROR(
+        queue_->MoeExperts({.x = normed_,
+                            .tokens = tokens,
+                            .hidden = config_.hidden,
+                            .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
+                            .experts = works_,
+                            .y = outputs_,
+                            .slots = tokens * moe.top_k}));
   }
 }
 

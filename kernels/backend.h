@@ -63,10 +63,15 @@ class Queue {
   virtual absl::Status Download(BufferRef source, uint64_t bytes, void* destination) = 0;
 
   virtual absl::Status Embed(const EmbedArgs& args) = 0;
-  virtual absl::Status RmsNorm(const RmsNormArgs& args) = 0;
+  virtual absl::Status Norm(const NormArgs& args) = 0;
   virtual absl::Status MatMul(const MatMulArgs& args) = 0;
+  virtual absl::Status HeadMatMul(const HeadMatMulArgs& args) = 0;
+  virtual absl::Status SigmoidGate(const SigmoidGateArgs& args) = 0;
+  virtual absl::Status ScaleRows(const ScaleRowsArgs& args) = 0;
   virtual absl::Status RopeKvWrite(const RopeKvArgs& args) = 0;
+  virtual absl::Status LatentKvWrite(const LatentKvArgs& args) = 0;
   virtual absl::Status Attention(const AttentionArgs& args) = 0;
+  virtual absl::Status GatedDelta(const GatedDeltaArgs& args) = 0;
   virtual absl::Status Router(const RouterArgs& args) = 0;
   virtual absl::Status MoeExperts(const MoeExpertsArgs& args) = 0;
   virtual absl::Status Combine(const CombineArgs& args) = 0;

@@ -26,14 +26,16 @@ struct EmbedArgs {
   Rows y;  // [T, hidden]
 };
 
-// RMS norm over `cols` values; weight: float32 [cols].
+// RMS norm (ARITHMETIC.md 5) or layer norm over `cols` values; weight and bias: float32 [cols].
 struct NormSpec {
   BufferRef weight;  // none: no norm
   float epsilon = 1e-5f;
+  NormKind kind = NormKind::kRms;
+  BufferRef bias;  // kLayer: float32 [cols], or none
 };
 
 // y = norm(x). May alias (y == x).
-struct RmsNormArgs {
+struct NormArgs {
   Rows x;  // [tokens, cols]
   uint32_t tokens = 0;
   uint32_t cols = 0;
@@ -46,11 +48,12 @@ struct MatMulPart {
   WeightView weights;  // [rows, cols]
   Rows y;              // [T, weights.rows]; must not overlap x
   BufferRef bias;      // float32 [weights.rows], or none
+  float scale = 1.0f;  // of the dot product with its bias
 };
 
-// y[t, r] = residual[t, r] + (norm(x)[t, :] . weights[r, :] + bias[r]) for every part; all parts share x. One
-// fork-join (two when many rows make packing x worth while).
-// REQUIRES: every part has `cols` columns; residual only with exactly one part (it may be that part's y).
+// y[t, r] = residual[t, r] + scale * (norm(x)[t, :] . weights[r, :] + bias[r]) for every part; all parts
+// share x. One fork-join (two when many rows make packing x worth while). REQUIRES: every part has `cols`
+// columns; residual only with exactly one part (it may be that part's y).
 struct MatMulArgs {
   Rows x;  // [tokens, cols], or any number of rows with row_ids
   uint32_t tokens = 0;
@@ -78,6 +81,9 @@ struct KvView {
   uint32_t pages = 0;
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;  // a multiple of 2
+  // Values per head; 0: head_dim. Less than head_dim only where v == k: a value is then the K row's beginning
+  // (latent attention) and nothing is stored twice.
+  uint32_t value_dim = 0;
 };
 
 // The rows of one sequence in a batch: batch rows [first_row, first_row + rows) hold its positions
@@ -90,15 +96,53 @@ struct SequenceRows {
   absl::Span<const uint32_t> pages;
 };
 
-// Norms each q and k head (if asked), rotates them, writes k and v to the cache, leaves rotated q in place.
+// One matrix per head: y[t, h, r] = weights[h * rows_per_head + r, :] . x[t, h, :] (the absorbed projections
+// of latent attention). x[t, h, :] begins at x.base + (t * x.stride + h * x_head_stride) * 4, y likewise.
+struct HeadMatMulArgs {
+  Rows x;                      // [T, heads, weights.cols]
+  uint64_t x_head_stride = 0;  // floats
+  uint32_t tokens = 0;
+  uint32_t heads = 0;
+  WeightView weights;  // [heads * rows_per_head, cols]
+  Rows y;              // [T, heads, rows_per_head]; must not overlap x
+  uint64_t y_head_stride = 0;
+};
+
+// x[t, c] *= sigmoid(gate[t, c]).
+struct SigmoidGateArgs {
+  Rows x;     // [T, cols], in and out
+  Rows gate;  // [T, cols]
+  uint32_t tokens = 0;
+  uint32_t cols = 0;
+};
+
+// y[t * ranks + r, :] = weights[t * ranks + r] * x[t, :] for r < ranks: inputs of experts that the router's
+// score scales.
+struct ScaleRowsArgs {
+  Rows x;             // [T, cols]
+  BufferRef weights;  // float32 [T, ranks]
+  uint32_t tokens = 0;
+  uint32_t ranks = 0;
+  uint32_t cols = 0;
+  Rows y;  // [T * ranks, cols]
+};
+
+// Norms q and k (if asked), clips q, k and v, rotates q and k, writes k and v to the cache, leaves rotated q
+// in place. Order: norm before rope, clip, rope, norm after rope, temperature.
 struct RopeKvArgs {
   Rows q;  // [T, heads * head_dim], in and out
   Rows k;  // [T, kv_heads * head_dim]
   Rows v;  // [T, kv_heads * head_dim]
   uint32_t tokens = 0;
   uint32_t heads = 0;
-  NormSpec q_norm;  // per head, weight float32 [head_dim]; none: no norm
+  QkNorm qk_norm = QkNorm::kNone;
+  // Weights float32 [head_dim] (kPerHead) or [heads * head_dim] (kAcrossHeads); kPerHeadAfterRope: epsilon
+  // only.
+  NormSpec q_norm;
   NormSpec k_norm;
+  float clip = 0;               // > 0: q, k and v are clamped to +- this before rope
+  float temperature_scale = 0;  // model_config.h
+  uint32_t temperature_floor = 0;
   // float32 [rope_positions][2][rope_dims / 2]: cos, sin (rope_table.h). rope_dims 0: no rotation.
   BufferRef rope_table;
   uint32_t rope_positions = 0;
@@ -106,6 +150,26 @@ struct RopeKvArgs {
   bool rope_interleaved = false;
   absl::Span<const SequenceRows> sequences;
   KvView kv;
+};
+
+// Latent attention: norms the compressed kv, rotates its rope part and writes both to the cache as one K row
+// of kv_rank + rope_dims values (kv: one head of that length, and no V: values are the row's first kv_rank);
+// rotates the rope part of each q head and puts it behind the absorbed part of q.
+struct LatentKvArgs {
+  Rows q;  // [T, heads, nope_dim + rope_dims]; the rope part is read
+  uint32_t nope_dim = 0;
+  Rows latent;  // [T, kv_rank + rope_dims], as projected
+  Rows q_out;   // [T, heads, kv_rank + rope_dims]; the last rope_dims of each head are written
+  uint32_t tokens = 0;
+  uint32_t heads = 0;
+  uint32_t kv_rank = 0;
+  NormSpec norm;  // float32 [kv_rank]
+  BufferRef rope_table;
+  uint32_t rope_positions = 0;
+  uint32_t rope_dims = 0;
+  bool rope_interleaved = false;
+  absl::Span<const SequenceRows> sequences;
+  KvView kv;  // kv_heads 1, head_dim kv_rank + rope_dims, value_dim kv_rank, v == k
 };
 
 // out[t, h, :] = softmax over the visible positions of (q . k * scale) . v. Reads K and V of all positions up
@@ -116,12 +180,45 @@ struct AttentionArgs {
   uint32_t heads = 0;  // a multiple of kv.kv_heads
   float scale = 0;
   uint32_t sliding_window = 0;  // positions visible, the own one included; 0: all
+  uint32_t chunk = 0;           // position p sees from p / chunk * chunk on; 0: all
+  BufferRef sinks;  // float32 [heads]: scores that take part in the softmax without a value; or none
   absl::Span<const SequenceRows> sequences;
   KvView kv;
-  Rows out;  // [T, heads * head_dim]; must not overlap q
+  Rows out;  // [T, heads * value_dim]; must not overlap q
 };
 
-// Router scores to experts and weights, best first, ties to the lower expert.
+// Recurrent state of one layer: a slot per sequence, float32
+// [conv_kernel - 1][conv_cols] (oldest first), then [value_heads][key_dim][value_dim].
+struct DeltaStateView {
+  BufferRef base;
+  uint64_t slot_stride = 0;  // bytes, a multiple of 64
+  uint32_t slots = 0;
+};
+
+// Gated DeltaNet of a layer (Qwen3.5): causal convolution with SiLU over qkv, L2 norms of q and k, the gated
+// delta rule token by token, RMS norm of each head's output times silu(z). conv_cols = 2 * key_heads *
+// key_dim
+// + value_heads * value_dim. A sequence whose first_position is 0 starts from a zero state whatever the slot
+// holds; the state after its last row replaces the slot's.
+struct GatedDeltaArgs {
+  Rows qkv;    // [T, conv_cols]: q heads, k heads, v heads
+  Rows z;      // [T, value_heads * value_dim]
+  Rows beta;   // [T, value_heads], before sigmoid
+  Rows decay;  // [T, value_heads], before softplus
+  uint32_t tokens = 0;
+  DeltaConfig shape;
+  BufferRef conv;     // float32 [conv_cols, conv_kernel]
+  BufferRef a_log;    // float32 [value_heads]
+  BufferRef dt_bias;  // float32 [value_heads]
+  NormSpec norm;      // float32 [value_dim]
+  absl::Span<const SequenceRows> sequences;
+  absl::Span<const uint32_t> slots;  // one per sequence, distinct
+  DeltaStateView state;
+  Rows out;  // [T, value_heads * value_dim]
+};
+
+// Router scores to experts and weights, best first, ties to the lower expert. With a shared expert a rank
+// follows the top_k: id `experts`, weight 1 or sigmoid(shared_logits). ranks = top_k + (shared ? 1 : 0).
 struct RouterArgs {
   Rows logits;  // [T, experts]
   uint32_t tokens = 0;
@@ -130,9 +227,31 @@ struct RouterArgs {
   uint32_t top_k = 0;  // 1..experts
   bool norm_topk_prob = true;
   float routed_scale = 1.0f;
-  BufferRef ids;      // int32 [T, top_k]
-  BufferRef weights;  // float32 [T, top_k]
+  BufferRef correction;     // float32 [experts]: added to the scores for the choice only; or none
+  float jitter = 0;         // kSparseMixer
+  uint32_t groups = 0;      // 0: no groups; else a divisor of experts
+  uint32_t top_groups = 0;  // groups that take part
+  GroupScore group_score = GroupScore::kMax;
+  bool shared = false;
+  Rows shared_logits;  // [T, 1], or none: weight 1
+  BufferRef ids;       // int32 [T, ranks]
+  BufferRef weights;   // float32 [T, ranks]
 };
+
+// What makes a neuron's coefficient from its two dot products: c = up_factor(u) * gate_factor(g).
+// kSilu, kGelu*: u and act(g). kClampedSwiglu (GPT-OSS): 1 + clamp(u, -limit, limit), and
+// min(g, limit) * sigmoid(alpha * min(g, limit)).
+struct ActivationSpec {
+  Activation kind = Activation::kSilu;
+  float alpha = 1.702f;
+  float limit = 7.0f;
+};
+
+// Which neurons of an expert count, decided per token from its `lead` value a: those with |a| >= threshold.
+// kUp: a = up factor (FloE Algorithm 1: gate and down rows of the others are not read). kGate: a = gate
+// factor (CORM, intra-expert: up and down rows of the others are not read). kProduct: a = c (down rows are
+// not read).
+enum class SparsityOrder : uint8_t { kNone = 0, kUp = 1, kGate = 2, kProduct = 3 };
 
 // One expert's share of a MoeExperts call: for i in [0, size(rows)), y[slots[i], :] = expert(x[rows[i], :]).
 // Neurons [neuron_begin, neuron_end) only; neuron_begin is a multiple of 64, neuron_end too or the width.
@@ -146,6 +265,11 @@ struct ExpertWork {
   absl::Span<const uint32_t> slots;  // rows of y, distinct over the whole call
   uint32_t neuron_begin = 0;
   uint32_t neuron_end = 0;  // 0: the width
+  BufferRef up_bias;        // float32 [width], or none
+  BufferRef gate_bias;      // float32 [width], or none
+  BufferRef down_bias;      // float32 [hidden], or none; added once, before the first neuron
+  SparsityOrder sparsity = SparsityOrder::kNone;
+  float threshold = 0;  // >= 0
 };
 
 // All routed experts that are ready, in one region: gate-up-down fused.
@@ -153,22 +277,26 @@ struct MoeExpertsArgs {
   Rows x;  // [tokens, hidden], already normed
   uint32_t tokens = 0;
   uint32_t hidden = 0;
-  Activation activation = Activation::kSilu;
+  ActivationSpec activation;
   absl::Span<const ExpertWork> experts;
-  Rows y;  // [slots, hidden]; by convention slot = token * K + rank
+  Rows y;  // [slots, hidden]; by convention slot = token * ranks + rank
   uint32_t slots = 0;
+  // uint32 [slots], host-visible, or none: neurons that counted for each slot, added up over an expert's
+  // tiles (the first tile starts at 0).
+  BufferRef active;
 };
 
-// out[t, :] = residual[t, :] + sum over r of weights[t, r] * y[t * top_k + r, :], r ascending. A rank with
-// weight 0 is not read. out may be residual.
+// out[t, :] = residual[t, :] + scale * sum over r of weights[t, r] * y[t * top_k + r, :], r ascending. A rank
+// with weight 0 is not read. out may be residual.
 struct CombineArgs {
   Rows y;             // [T * top_k, hidden]
-  BufferRef weights;  // float32 [T, top_k]
+  BufferRef weights;  // float32 [T, top_k]; none: 1 everywhere
   uint32_t tokens = 0;
-  uint32_t top_k = 0;
+  uint32_t top_k = 0;  // ranks
   uint32_t hidden = 0;
   Rows residual;  // [T, hidden]
   Rows out;       // [T, hidden]
+  float scale = 1.0f;
 };
 
 // What a sampler needs of each row: the best k logits (larger first, ties to the lower id) and the log of

@@ -39,15 +39,62 @@ enum class RouterKind : uint8_t {
   kSigmoidInput = 4,  // top-1, the score scales the expert's input (Llama-4)
 };
 
+// How the router's groups of experts are scored before the best groups are chosen.
+enum class GroupScore : uint8_t {
+  kMax = 0,       // the group's best score (DeepSeek-V2)
+  kTopTwoSum = 1  // the sum of its two best corrected scores (DeepSeek-V3)
+};
+
+// Norms on q and k before scores are taken.
+enum class QkNorm : uint8_t {
+  kNone = 0,
+  kPerHead = 1,          // RMS norm with weights on each head, before rope (Qwen3, GLM-4)
+  kAcrossHeads = 2,      // RMS norm with weights over all heads' values at once, before rope (OLMoE)
+  kPerHeadAfterRope = 3  // RMS norm without weights on each head, after rope, in layers with rope (Llama-4)
+};
+
 // Position encoding of the rotated dimensions. theta > 0 unless kind is kNone.
 struct RopeConfig {
   RopeKind kind = RopeKind::kDefault;
   double theta = 10000.0;
-  double factor = 1.0;                 // linear, dynamic, yarn
-  uint32_t original_max_position = 0;  // dynamic, yarn, long
+  double factor = 1.0;                 // linear, dynamic, yarn, llama3
+  uint32_t original_max_position = 0;  // dynamic, yarn, long, llama3
   uint32_t dimensions = 0;             // rotated values per head; head_dim unless partial
   bool interleaved = false;            // pairs (2i, 2i+1) instead of (i, i + dimensions/2)
+  double attention_factor = 1.0;       // multiplies cos and sin (yarn, long: of short texts)
+  double beta_fast = 32.0;             // yarn
+  double beta_slow = 1.0;              // yarn
+  bool truncate = true;                // yarn: correction range rounded to whole pairs
+  double low_freq_factor = 1.0;        // llama3
+  double high_freq_factor = 4.0;       // llama3
+  // long: divisors of the dimensions/2 frequencies, for texts up to original_max_position and for longer
+  // ones.
+  std::vector<double> short_factors;
+  std::vector<double> long_factors;
+  double long_attention_factor = 1.0;  // long: attention_factor of longer texts
   bool operator==(const RopeConfig&) const = default;
+};
+
+// Latent attention (DeepSeek-V2): q and k heads of nope_dim + rope.dimensions values, the cache holds
+// kv_rank + rope.dimensions values a token, shared by all heads.
+struct LatentConfig {
+  uint32_t q_rank = 0;  // 0: q is projected directly
+  uint32_t kv_rank = 0;
+  uint32_t nope_dim = 0;
+  uint32_t value_dim = 0;      // per head
+  float norm_epsilon = 1e-6f;  // of the norms on the compressed q and kv
+  bool operator==(const LatentConfig&) const = default;
+};
+
+// Gated DeltaNet (Qwen3.5): a recurrent state [value_heads][key_dim][value_dim] and the last
+// conv_kernel - 1 inputs of the convolution per sequence.
+struct DeltaConfig {
+  uint32_t key_heads = 0;
+  uint32_t value_heads = 0;  // value_heads % key_heads == 0
+  uint32_t key_dim = 0;
+  uint32_t value_dim = 0;
+  uint32_t conv_kernel = 0;
+  bool operator==(const DeltaConfig&) const = default;
 };
 
 struct AttentionConfig {
@@ -59,8 +106,17 @@ struct AttentionConfig {
   float scale = 0;              // of q.k; 1/sqrt(head_dim) unless the family says otherwise
   bool qkv_bias = false;
   bool output_bias = false;
-  bool qk_norm = false;  // RMS norm on each q and k head before rope
+  QkNorm qk_norm = QkNorm::kNone;
+  uint32_t chunk = 0;        // position p sees from the start of its chunk of this many positions on; 0: all
+  bool sinks = false;        // a learned score per head that takes part in the softmax and has no value
+  float clip_qkv = 0;        // q, k and v are clamped to +- this after norms; 0: not
+  bool output_gate = false;  // the output is multiplied by sigmoid of a second half of q's projection
+  // > 0: q is scaled by 1 + this * log(floor((p + 1) / temperature_floor) + 1)
+  float temperature_scale = 0;
+  uint32_t temperature_floor = 0;
   RopeConfig rope;
+  LatentConfig latent;  // kLatent; head_dim is then nope_dim + rope.dimensions and kv_heads == heads
+  DeltaConfig delta;    // kGatedDelta; heads, kv_heads and head_dim are 0 then
   bool operator==(const AttentionConfig&) const = default;
 };
 
@@ -74,8 +130,17 @@ struct MoeConfig {
   RouterKind router = RouterKind::kSoftmaxTopK;
   bool norm_topk_prob = true;
   float routed_scale = 1.0f;
-  bool shared_gate = false;
-  Activation activation = Activation::kSilu;
+  bool shared_gate = false;        // the shared expert is weighted by sigmoid(x . shared_router), else by 1
+  bool router_bias = false;        // added to the router's logits
+  bool router_correction = false;  // added to scores for the choice only
+  float router_jitter = 0;         // kSparseMixer: the mask's relative threshold is twice this
+  uint32_t groups = 0;             // routed experts in groups of equal size of which only the best take part
+  uint32_t top_groups = 0;         // 1..groups; 0 with groups == 0
+  GroupScore group_score = GroupScore::kMax;
+  bool expert_bias = false;                   // routed experts have biases on up, gate and down
+  Activation activation = Activation::kSilu;  // of dense and shared experts too
+  float activation_alpha = 1.702f;            // kClampedSwiglu
+  float activation_limit = 7.0f;              // kClampedSwiglu
   bool operator==(const MoeConfig&) const = default;
 };
 
@@ -93,6 +158,10 @@ struct ModelConfig {
   NormKind norm = NormKind::kRms;
   float norm_epsilon = 1e-5f;
   bool tied_embeddings = false;  // the head is the embedding matrix
+  bool head_bias = false;
+  float embedding_scale = 1.0f;  // multiplies embeddings
+  float residual_scale = 1.0f;   // multiplies what attention and mixture add to the residual stream
+  float logit_scale = 1.0f;      // multiplies the head's output
   std::vector<LayerConfig> layers;
   // Token ids by config.json / generation_config.json; absent when empty.
   std::vector<int32_t> bos_ids;  // at most one entry

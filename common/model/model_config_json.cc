@@ -20,6 +20,7 @@ constexpr const char* kAttentionKinds[] = {"grouped", "latent", "gated_delta"};
 constexpr const char* kNormKinds[] = {"rms", "layer"};
 constexpr const char* kActivations[] = {"silu", "gelu_tanh", "gelu", "clamped_swiglu"};
 constexpr const char* kRopeKinds[] = {"none", "default", "linear", "dynamic", "yarn", "longrope", "llama3"};
+constexpr const char* kQkNorms[] = {"none", "per_head", "across_heads", "per_head_after_rope"};
 constexpr const char* kRouterKinds[] = {"softmax_topk", "topk_softmax", "sigmoid_topk", "sparse_mixer",
                                         "sigmoid_input"};
 
@@ -87,7 +88,7 @@ json AttentionJson(const AttentionConfig& attention) {
           {"scale", FloatJson(attention.scale)},
           {"qkv_bias", attention.qkv_bias},
           {"output_bias", attention.output_bias},
-          {"qk_norm", attention.qk_norm},
+          {"qk_norm", NameOf(attention.qk_norm, kQkNorms)},
           {"rope", RopeJson(attention.rope)}};
 }
 
@@ -122,7 +123,7 @@ absl::Status ReadAttention(const JsonObject& object, AttentionConfig* attention)
   RETURN_IF_ERROR(ReadFloat(object, "scale", &attention->scale));
   RETURN_IF_ERROR(ReadBool(object, "qkv_bias", &attention->qkv_bias));
   RETURN_IF_ERROR(ReadBool(object, "output_bias", &attention->output_bias));
-  RETURN_IF_ERROR(ReadBool(object, "qk_norm", &attention->qk_norm));
+  RETURN_IF_ERROR(ReadName(object, "qk_norm", kQkNorms, &attention->qk_norm));
   ASSIGN_OR_RETURN(const JsonObject rope, object.Object("rope"));
   return ReadRope(rope, &attention->rope);
 }

@@ -53,7 +53,7 @@ absl::Status AddAttentionSpecs(const AttentionConfig& attention, uint32_t hidden
     list->Vector(dense::kVBias, kv_rows);
   }
   if (attention.output_bias) list->Vector(dense::kOBias, hidden);
-  if (attention.qk_norm) {
+  if (attention.qk_norm != QkNorm::kNone) {
     list->Vector(dense::kQNorm, attention.head_dim);
     list->Vector(dense::kKNorm, attention.head_dim);
   }

@@ -50,8 +50,15 @@ absl::StatusOr<Routing> GateReuse::Predict(const RouterTap& tap, uint32_t target
   args.norm = w.ffn_norm;
   args.parts = router;
   RETURN_IF_ERROR(queue.MatMul(args));
-  RETURN_IF_ERROR(queue.Router({scores_, tokens, moe.experts, moe.router, moe.top_k, moe.norm_topk_prob,
-                                moe.routed_scale, ids_, chances_}));
+  RETURN_IF_ERROR(queue.Router({.logits = scores_,
+                                .tokens = tokens,
+                                .experts = moe.experts,
+                                .kind = moe.router,
+                                .top_k = moe.top_k,
+                                .norm_topk_prob = moe.norm_topk_prob,
+                                .routed_scale = moe.routed_scale,
+                                .ids = ids_,
+                                .weights = chances_}));
   RETURN_IF_ERROR(queue.Wait(queue.Record()));
   const uint64_t bytes = uint64_t{tokens} * moe.top_k * sizeof(float);
   const std::byte* ids = backend_->HostRead(ids_, bytes);

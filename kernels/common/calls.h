@@ -53,7 +53,7 @@ struct EmbedCall {
   OutRows y;
 };
 
-struct RmsNormCall {
+struct NormCall {
   InRows x;
   uint32_t tokens = 0;
   uint32_t cols = 0;
@@ -149,7 +149,7 @@ struct MoeCall {
   InRows x;
   uint32_t tokens = 0;
   uint32_t hidden = 0;
-  Activation activation = Activation::kSilu;
+  ActivationSpec activation;
   absl::Span<const ExpertCall> experts;
   OutRows y;
   uint32_t slots = 0;

@@ -68,9 +68,9 @@ absl::Status CpuBackend::Embed(const EmbedArgs& args) {
   return absl::OkStatus();
 }
 
-absl::Status CpuBackend::RmsNorm(const RmsNormArgs& args) {
-  const Resolver r(memory_, "RmsNorm");
-  RmsNormCall call;
+absl::Status CpuBackend::Norm(const NormArgs& args) {
+  const Resolver r(memory_, "Norm");
+  NormCall call;
   RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
   RETURN_IF_ERROR(r.In(args.x, args.tokens, args.cols, "x", &call.x));
   RETURN_IF_ERROR(r.Out(args.y, args.tokens, args.cols, "y", &call.y));
@@ -109,6 +109,9 @@ absl::Status CpuBackend::MatMul(const MatMulArgs& args) {
     if (Overlap(call.x.base, call.x.stride, args.cols, resolved.y.base, resolved.y.stride, part.weights.rows,
                 x_rows, args.tokens)) {
       return r.Invalid("y overlaps x");
+    }
+    if (part.scale != 1.0f) {
+      return r.Unimplemented("a scale");
     }
     if (part.bias) {
       RETURN_IF_ERROR(r.InFloats(part.bias, part.weights.rows, "bias", &resolved.bias));

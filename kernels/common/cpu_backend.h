@@ -30,10 +30,15 @@ class CpuBackend : public Backend, public Queue {
   absl::Status Upload(const void* source, uint64_t bytes, BufferRef destination) override;
   absl::Status Download(BufferRef source, uint64_t bytes, void* destination) override;
   absl::Status Embed(const EmbedArgs& args) override;
-  absl::Status RmsNorm(const RmsNormArgs& args) override;
+  absl::Status Norm(const NormArgs& args) override;
   absl::Status MatMul(const MatMulArgs& args) override;
+  absl::Status HeadMatMul(const HeadMatMulArgs& args) override;
+  absl::Status SigmoidGate(const SigmoidGateArgs& args) override;
+  absl::Status ScaleRows(const ScaleRowsArgs& args) override;
   absl::Status RopeKvWrite(const RopeKvArgs& args) override;
+  absl::Status LatentKvWrite(const LatentKvArgs& args) override;
   absl::Status Attention(const AttentionArgs& args) override;
+  absl::Status GatedDelta(const GatedDeltaArgs& args) override;
   absl::Status Router(const RouterArgs& args) override;
   absl::Status MoeExperts(const MoeExpertsArgs& args) override;
   absl::Status Combine(const CombineArgs& args) override;
@@ -48,7 +53,7 @@ class CpuBackend : public Backend, public Queue {
   const BackendLimits& limits() const { return limits_; }
 
   virtual void Run(const EmbedCall& call) = 0;
-  virtual void Run(const RmsNormCall& call) = 0;
+  virtual void Run(const NormCall& call) = 0;
   virtual void Run(const MatMulCall& call) = 0;
   virtual void Run(const RopeKvCall& call) = 0;
   virtual void Run(const AttentionCall& call) = 0;

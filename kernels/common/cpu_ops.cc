@@ -43,6 +43,9 @@ absl::Status ResolveExpert(const Resolver& r, const ExpertWork& work, uint32_t t
   RETURN_IF_ERROR(r.Weights(work.up, true, "up", &out->up));
   RETURN_IF_ERROR(r.Weights(work.gate, true, "gate", &out->gate));
   RETURN_IF_ERROR(r.Weights(work.down, true, "down", &out->down));
+  if (work.up_bias || work.gate_bias || work.down_bias || work.sparsity != SparsityOrder::kNone) {
+    return r.Unimplemented("expert biases and sparsity");
+  }
   const uint32_t width = work.up.rows;
   RETURN_IF_ERROR(r.Within(width, max_width, "expert width"));
   if (work.gate.rows != width || work.down.rows != width || work.up.cols != hidden ||
@@ -81,6 +84,9 @@ absl::Status ResolveExpert(const Resolver& r, const ExpertWork& work, uint32_t t
 absl::Status CpuBackend::RopeKvWrite(const RopeKvArgs& args) {
   const Resolver r(memory_, "RopeKvWrite");
   RopeKvCall call;
+  if (args.qk_norm > QkNorm::kPerHead || args.clip != 0 || args.temperature_scale != 0) {
+    return r.Unimplemented("q and k norms across heads or after rope, clipping and temperatures");
+  }
   RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
   RETURN_IF_ERROR(r.Kv(args.kv, true, &call.kv));
   RETURN_IF_ERROR(r.Within(args.heads, limits_.heads, "heads"));
@@ -119,6 +125,9 @@ absl::Status CpuBackend::RopeKvWrite(const RopeKvArgs& args) {
 absl::Status CpuBackend::Attention(const AttentionArgs& args) {
   const Resolver r(memory_, "Attention");
   AttentionCall call;
+  if (args.chunk != 0 || args.sinks || args.kv.value_dim != 0) {
+    return r.Unimplemented("chunked attention, sinks and values within K rows");
+  }
   RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
   RETURN_IF_ERROR(r.Kv(args.kv, false, &call.kv));
   RETURN_IF_ERROR(r.Within(args.heads, limits_.heads, "heads"));
@@ -151,6 +160,9 @@ absl::Status CpuBackend::Router(const RouterArgs& args) {
     return r.Unimplemented(
         absl::StrCat("router kind ", RouterWord(args.kind), " (", static_cast<int>(args.kind), ")"));
   }
+  if (args.correction || args.groups != 0 || args.shared) {
+    return r.Unimplemented("corrections, groups and shared experts in the router");
+  }
   RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
   RETURN_IF_ERROR(r.Within(args.experts, limits_.experts, "experts"));
   RETURN_IF_ERROR(r.Within(args.top_k, std::min(args.experts, limits_.top_k), "top_k"));
@@ -170,9 +182,9 @@ absl::Status CpuBackend::Router(const RouterArgs& args) {
 absl::Status CpuBackend::MoeExperts(const MoeExpertsArgs& args) {
   const Resolver r(memory_, "MoeExperts");
   MoeCall call;
-  if (args.activation != Activation::kSilu) {
-    return r.Unimplemented(absl::StrCat("activation ", ActivationWord(args.activation), " (",
-                                        static_cast<int>(args.activation), ")"));
+  if (args.activation.kind != Activation::kSilu) {
+    return r.Unimplemented(absl::StrCat("activation ", ActivationWord(args.activation.kind), " (",
+                                        static_cast<int>(args.activation.kind), ")"));
   }
   RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
   RETURN_IF_ERROR(r.Within(args.hidden, limits_.hidden, "hidden"));
@@ -206,6 +218,9 @@ absl::Status CpuBackend::Combine(const CombineArgs& args) {
   RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
   RETURN_IF_ERROR(r.Within(args.hidden, limits_.hidden, "hidden"));
   RETURN_IF_ERROR(r.Within(args.top_k, uint64_t{limits_.top_k} + 1, "top_k"));
+  if (args.scale != 1.0f) {
+    return r.Unimplemented("a scale");
+  }
   const uint64_t slots = uint64_t{args.tokens} * args.top_k;
   RETURN_IF_ERROR(r.In(args.y, slots, args.hidden, "y", &call.y));
   RETURN_IF_ERROR(r.InFloats(args.weights, slots, "weights", &call.weights));

@@ -167,6 +167,9 @@ absl::Status Resolver::Norm(const NormSpec& spec, uint64_t cols, const char* wha
   if (!spec.weight) {
     return absl::OkStatus();
   }
+  if (spec.kind != NormKind::kRms || spec.bias) {
+    return Unimplemented(absl::StrCat(what, ": layer norm"));
+  }
   out->epsilon = spec.epsilon;
   return InFloats(spec.weight, cols, what, &out->weight);
 }

@@ -35,7 +35,7 @@ class HostBackend : public CpuBackend {
 
  protected:
   void Run(const EmbedCall& call) override;
-  void Run(const RmsNormCall& call) override;
+  void Run(const NormCall& call) override;
   void Run(const MatMulCall& call) override;
   void Run(const RopeKvCall& call) override;
   void Run(const AttentionCall& call) override;

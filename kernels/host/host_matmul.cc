@@ -153,7 +153,7 @@ void HostBackend::Run(const MatMulCall& call) {
   });
 }
 
-void HostBackend::Run(const RmsNormCall& call) {
+void HostBackend::Run(const NormCall& call) {
   RunTiles(call.tokens, uint64_t{call.tokens} * call.cols * 2, [&](uint32_t t, uint32_t) {
     kernels_.rms_norm(call.x.Row(t), call.cols, call.norm.weight, call.norm.epsilon, call.y.Row(t));
   });

@@ -33,7 +33,7 @@ void ReferenceBackend::Run(const EmbedCall& call) {
   }
 }
 
-void ReferenceBackend::Run(const RmsNormCall& call) {
+void ReferenceBackend::Run(const NormCall& call) {
   for (uint32_t t = 0; t < call.tokens; ++t) {
     reference::RmsNormRow(call.x.Row(t), call.cols, call.norm.weight, call.norm.epsilon, call.y.Row(t));
   }

@@ -17,7 +17,7 @@ class ReferenceBackend : public CpuBackend {
 
  protected:
   void Run(const EmbedCall& call) override;
-  void Run(const RmsNormCall& call) override;
+  void Run(const NormCall& call) override;
   void Run(const MatMulCall& call) override;
   void Run(const RopeKvCall& call) override;
   void Run(const AttentionCall& call) override;

@@ -244,8 +244,12 @@ class Bench {
       work[e].rows = rows;
       work[e].slots = absl::MakeSpan(slots).subspan(uint64_t{e} * tokens, tokens);
     }
-    Check(backend_->queue().MoeExperts(
-        {{x_, hidden}, tokens, hidden, Activation::kSilu, work, {y_, hidden}, experts * tokens}));
+    Check(backend_->queue().MoeExperts({.x = {x_, hidden},
+                                        .tokens = tokens,
+                                        .hidden = hidden,
+                                        .experts = work,
+                                        .y = {y_, hidden},
+                                        .slots = experts * tokens}));
   }
 
   // Multiply-adds per second of all threads when everything is in the cache: the roof for prefill.

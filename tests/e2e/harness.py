@@ -149,8 +149,14 @@ class TestCase(unittest.TestCase):
         return found
 
     def only_process(self, name):
-        self.wait_for(lambda: len(self.processes(name)) == 1, f"one {name}")
-        return self.processes(name)[0]
+        found = []
+
+        def look():
+            found[:] = self.processes(name)
+            return len(found) == 1
+
+        self.wait_for(look, f"one {name}")
+        return found[0]
 
     def kill_daemon(self, name):
         """kill -9; returns when it is dead."""

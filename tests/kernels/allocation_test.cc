@@ -85,16 +85,31 @@ class Layer {
     MatMulArgs qkv{x_, tokens, kHidden, {}, norm_, qkv_, {}};
     absl::Status status = queue.MatMul(qkv);
     const SequenceRows sequence{0, tokens, position, pages_};
-    RopeKvArgs rope{qkv_[0].y, qkv_[1].y, qkv_[2].y, tokens, kHeads,         {}, {},
-                    {},        0,         0,         false,  {&sequence, 1}, kv_};
+    RopeKvArgs rope{.q = qkv_[0].y,
+                    .k = qkv_[1].y,
+                    .v = qkv_[2].y,
+                    .tokens = tokens,
+                    .heads = kHeads,
+                    .sequences = {&sequence, 1},
+                    .kv = kv_};
     status.Update(queue.RopeKvWrite(rope));
-    status.Update(queue.Attention({qkv_[0].y, tokens, kHeads, 0.2f, 0, {&sequence, 1}, kv_, attention_}));
+    status.Update(queue.Attention({.q = qkv_[0].y,
+                                   .tokens = tokens,
+                                   .heads = kHeads,
+                                   .scale = 0.2f,
+                                   .sequences = {&sequence, 1},
+                                   .kv = kv_,
+                                   .out = attention_}));
     MatMulArgs out{attention_, tokens, kHeads * kHeadDim, {}, {}, {&out_, 1}, x_};
     status.Update(queue.MatMul(out));
-    status.Update(queue.RmsNorm({x_, tokens, kHidden, norm_, normed_}));
+    status.Update(queue.Norm({x_, tokens, kHidden, norm_, normed_}));
     status.Update(queue.MatMul({normed_, tokens, kHidden, {}, {}, {&router_, 1}, {}}));
-    status.Update(queue.Router(
-        {router_.y, tokens, kExperts, RouterKind::kSoftmaxTopK, kTopK, true, 1.0f, ids_, weights_}));
+    status.Update(queue.Router({.logits = router_.y,
+                                .tokens = tokens,
+                                .experts = kExperts,
+                                .top_k = kTopK,
+                                .ids = ids_,
+                                .weights = weights_}));
     uint32_t used = 0;
     for (uint32_t e = 0; e < kExperts; ++e) {
       uint32_t n = 0;
@@ -111,8 +126,12 @@ class Layer {
         ++used;
       }
     }
-    status.Update(queue.MoeExperts(
-        {normed_, tokens, kHidden, Activation::kSilu, {work_, used}, slots_, kMaxTokens * kTopK}));
+    status.Update(queue.MoeExperts({.x = normed_,
+                                    .tokens = tokens,
+                                    .hidden = kHidden,
+                                    .experts = {work_, used},
+                                    .y = slots_,
+                                    .slots = kMaxTokens * kTopK}));
     status.Update(queue.Combine({slots_, weights_, tokens, kTopK, kHidden, x_, x_}));
     status.Update(queue.TopLogits({x_, tokens, kHidden, 4, best_, values_, {}}));
     bench_.backend().EndStep();

@@ -194,13 +194,13 @@ TEST_P(MatMulTest, RmsNormEqualsTheReferenceAndDouble) {
     std::vector<float> results[2];
     for (int i = 0; i < 2; ++i) {
       OpBench bench(i == 0 ? GetParam() : kReference);
-      RmsNormArgs args;
+      NormArgs args;
       args.x = bench.PutRows(x, cols);
       args.tokens = tokens;
       args.cols = cols;
       args.norm = {bench.PutFloats(weight), 1e-5f};
       args.y = bench.NewRows(tokens, cols);
-      ASSERT_TRUE(bench.queue().RmsNorm(args).ok());
+      ASSERT_TRUE(bench.queue().Norm(args).ok());
       results[i] = bench.GetRows(args.y, tokens, cols);
     }
     ASSERT_TRUE(BitEqual(results[0], results[1]));

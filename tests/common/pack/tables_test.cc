@@ -160,7 +160,7 @@ TEST(PackTables, BelongTogether) {
   refused([](Tables* t) { t->manifest.config.layers[1].moe.experts = 65535; });
   refused([](Tables* t) { t->manifest.config.layers[1].moe.expert_width = 300; });
   refused([](Tables* t) { t->manifest.config.tied_embeddings = true; });
-  refused([](Tables* t) { t->manifest.config.layers[0].attention.qk_norm = true; });
+  refused([](Tables* t) { t->manifest.config.layers[0].attention.qk_norm = QkNorm::kPerHead; });
   refused([](Tables* t) { t->manifest.expert_formats.clear(); });
   refused([](Tables* t) { t->manifest.expert_formats[0].layout = ExpertLayout::kUpGatedown; });
   refused([](Tables* t) { t->manifest.expert_formats[0].parts[1] = MakeDescriptor(Encoding::kBf16); });
