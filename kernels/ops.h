@@ -187,7 +187,7 @@ struct AttentionArgs {
   Rows out;  // [T, heads * value_dim]; must not overlap q
 };
 
-// Recurrent state of one layer: a slot per sequence, float32
+// Recurrent state of one layer: two slots per sequence, before and after a step, float32
 // [conv_kernel - 1][conv_cols] (oldest first), then [value_heads][key_dim][value_dim].
 struct DeltaStateView {
   BufferRef base;
@@ -198,8 +198,9 @@ struct DeltaStateView {
 // Gated DeltaNet of a layer (Qwen3.5): causal convolution with SiLU over qkv, L2 norms of q and k, the gated
 // delta rule token by token, RMS norm of each head's output times silu(z). conv_cols = 2 * key_heads *
 // key_dim
-// + value_heads * value_dim. A sequence whose first_position is 0 starts from a zero state whatever the slot
-// holds; the state after its last row replaces the slot's.
+// + value_heads * value_dim. A sequence whose first_position is 0 starts from a zero state and no slot is
+// read. The state before a sequence's first row is in its slot of `from` and is left as it is; the state
+// after its last row goes to its slot of `to`: so a step that is run again computes the same.
 struct GatedDeltaArgs {
   Rows qkv;    // [T, conv_cols]: q heads, k heads, v heads
   Rows z;      // [T, value_heads * value_dim]
@@ -212,7 +213,8 @@ struct GatedDeltaArgs {
   BufferRef dt_bias;  // float32 [value_heads]
   NormSpec norm;      // float32 [value_dim]
   absl::Span<const SequenceRows> sequences;
-  absl::Span<const uint32_t> slots;  // one per sequence, distinct
+  absl::Span<const uint32_t> from;  // one per sequence; no slot of `to`
+  absl::Span<const uint32_t> to;    // one per sequence, distinct
   DeltaStateView state;
   Rows out;  // [T, value_heads * value_dim]
 };
