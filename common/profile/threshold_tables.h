@@ -1,0 +1,77 @@
+// Quantiles of the activations |a| that sparsity masks are decided by: a = up factor, gate factor or their
+// product (Lead), of every layer and expert and pooled over the model. For a target share k of neurons to
+// leave out, the threshold is the ceil(k * n)-th smallest |a| of calibration; a neuron is kept where
+// |a| >= threshold. Shapes: `points` quantiles at k = i / (points - 1).
+//
+// Thread safety: thread-compatible; a const object may be read from any thread.
+#ifndef SLUICE_COMMON_PROFILE_THRESHOLD_TABLES_H_
+#define SLUICE_COMMON_PROFILE_THRESHOLD_TABLES_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/profile/profile.h"
+
+namespace sluice {
+
+inline constexpr char kThresholdsName[] = "thresholds.bin";
+// Stored points: every half percent. Between two of them thresholds are interpolated.
+inline constexpr uint32_t kThresholdPoints = 201;
+
+class ThresholdTables {
+ public:
+  // All zero. `experts`: RoutedExperts() of the model.
+  ThresholdTables(std::string model_id, uint64_t tokens, std::vector<uint32_t> experts,
+                  uint32_t points = kThresholdPoints);
+
+  // The threshold for leaving out a share `target` of an expert's neurons; 0 for target 0.
+  // REQUIRES: layer has the expert, 0 <= target <= 1.
+  float Threshold(Lead lead, uint32_t layer, uint32_t expert, double target) const;
+  // The one threshold for all layers and experts.
+  float PooledThreshold(Lead lead, double target) const;
+
+  const std::string& model_id() const { return model_id_; }
+  uint64_t tokens() const { return tokens_; }  // input positions of calibration
+  uint32_t points() const { return points_; }
+  const std::vector<uint32_t>& experts() const { return experts_; }
+
+  // The stored points of one table, ascending.
+  absl::Span<float> table(Lead lead, uint32_t layer, uint32_t expert);
+  absl::Span<const float> table(Lead lead, uint32_t layer, uint32_t expert) const;
+  absl::Span<float> pooled(Lead lead);
+  absl::Span<const float> pooled(Lead lead) const;
+
+  bool operator==(const ThresholdTables&) const = default;
+
+ private:
+  friend absl::StatusOr<ThresholdTables> ParseThresholds(std::string_view, const std::string&,
+                                                         const std::vector<uint32_t>&, const std::string&);
+  friend std::string SerializeThresholds(const ThresholdTables&);
+  float Lookup(absl::Span<const float> table, double target) const;
+  size_t Offset(Lead lead, uint32_t layer, uint32_t expert) const;
+
+  std::string model_id_;
+  uint64_t tokens_;
+  std::vector<uint32_t> experts_;       // by layer
+  std::vector<uint64_t> first_expert_;  // by layer, and the total at its end
+  uint32_t points_;
+  std::vector<float> values_;  // pooled [lead][points], then [lead][expert of all layers][points]
+};
+
+// Pure parser over untrusted bytes, errors as in profile.h. An empty `model_id` accepts any.
+absl::StatusOr<ThresholdTables> ParseThresholds(std::string_view bytes, const std::string& subject,
+                                                const std::vector<uint32_t>& experts,
+                                                const std::string& model_id);
+std::string SerializeThresholds(const ThresholdTables& tables);
+
+absl::StatusOr<ThresholdTables> ReadThresholds(const std::string& folder, const ModelConfig& config,
+                                               const std::string& model_id);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_PROFILE_THRESHOLD_TABLES_H_
