@@ -143,6 +143,15 @@ struct ExpertCall {
   absl::Span<const uint32_t> slots;
   uint32_t neuron_begin = 0;
   uint32_t neuron_end = 0;
+  const float* up_bias = nullptr;  // nullptr: none
+  const float* gate_bias = nullptr;
+  const float* down_bias = nullptr;
+  SparsityOrder sparsity = SparsityOrder::kNone;
+  float threshold = 0;
+  // Whether neuron j's rows are all there.
+  bool Has(uint32_t j) const {
+    return up.Row(j) != nullptr && gate.Row(j) != nullptr && down.Row(j) != nullptr;
+  }
 };
 
 struct MoeCall {
@@ -153,16 +162,18 @@ struct MoeCall {
   absl::Span<const ExpertCall> experts;
   OutRows y;
   uint32_t slots = 0;
+  uint32_t* active = nullptr;  // [slots], nullptr: not wanted
 };
 
 struct CombineCall {
   InRows y;
-  const float* weights = nullptr;
+  const float* weights = nullptr;  // nullptr: 1 everywhere
   uint32_t tokens = 0;
   uint32_t top_k = 0;
   uint32_t hidden = 0;
   InRows residual;
   OutRows out;
+  float scale = 1;
 };
 
 struct TopLogitsCall {

@@ -132,6 +132,8 @@ class HostBackend : public CpuBackend {
   void Drain(const MoeCall& call, uint32_t expert);
   void GateUpBlock(const MoeCall& call, const ExpertState& state, uint32_t block, bool packed,
                    uint32_t worker);
+  void MaskCoefficients(const MoeCall& call, const ExpertCall& expert, size_t i, uint32_t first,
+                        uint32_t neurons, float* gate, const float* up);
   void DotRows(const MoeCall& call, const ExpertState& state, const CpuWeights& weights, uint32_t first,
                uint32_t rows, bool packed, uint32_t worker, float* const* y);
   void DownTile(const MoeCall& call, const ExpertState& state, uint32_t part, uint32_t worker);

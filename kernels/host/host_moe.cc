@@ -4,6 +4,7 @@
 // (prefill) goes in two phases of register tiles: coefficients of all neurons, then columns of y. Both give
 // the same bits.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "common/pack/row_layout.h"
@@ -133,8 +134,41 @@ void HostBackend::GateUpBlock(const MoeCall& call, const ExpertState& state, uin
   const uint32_t neurons = NeuronsOfBlock(expert, block);
   DotRows(call, state, expert.gate, first, neurons, packed, worker, gate);
   DotRows(call, state, expert.up, first, neurons, packed, worker, up);
+  host::FactorCall factor;
+  factor.activation = call.activation;
+  factor.n = neurons;
   for (size_t i = 0; i < expert.rows.size(); ++i) {
-    kernels_.silu_mul(gate[i], up[i], neurons, gate[i]);
+    factor.bias = expert.gate_bias == nullptr ? nullptr : expert.gate_bias + first;
+    factor.x = factor.y = gate[i];
+    kernels_.gate_factor(factor);
+    factor.bias = expert.up_bias == nullptr ? nullptr : expert.up_bias + first;
+    factor.x = factor.y = up[i];
+    kernels_.up_factor(factor);
+    MaskCoefficients(call, expert, i, first, neurons, gate[i], up[i]);
+  }
+}
+
+// gate[j] becomes the coefficient of neuron first + j of the expert's token i, 0 if the neuron is masked or
+// absent.
+void HostBackend::MaskCoefficients(const MoeCall& call, const ExpertCall& expert, size_t i, uint32_t first,
+                                   uint32_t neurons, float* gate, const float* up) {
+  float lead[kNeuronBlock] = {};
+  if (expert.sparsity == SparsityOrder::kGate) {
+    std::memcpy(lead, gate, neurons * sizeof(float));
+  }
+  kernels_.multiply(gate, up, neurons, gate);
+  const float* by = expert.sparsity == SparsityOrder::kUp     ? up
+                    : expert.sparsity == SparsityOrder::kGate ? lead
+                                                              : gate;
+  uint32_t kept = 0;
+  for (uint32_t j = 0; j < neurons; ++j) {
+    const bool masked = expert.sparsity != SparsityOrder::kNone && std::fabs(by[j]) < expert.threshold;
+    const bool keep = !masked && expert.Has(first + j);
+    gate[j] = keep ? gate[j] : 0.0f;
+    kept += keep ? 1 : 0;
+  }
+  if (call.active != nullptr) {
+    std::atomic_ref<uint32_t>(call.active[expert.slots[i]]).fetch_add(kept, std::memory_order_relaxed);
   }
 }
 
@@ -186,7 +220,11 @@ void HostBackend::AddBlock(const MoeCall& call, const ExpertState& state, uint32
                            const float* sum) {
   float* y = call.y.Row(state.call->slots[i]);
   if (block == 0 && state.call->neuron_begin == 0) {
-    std::memcpy(y, sum, call.hidden * sizeof(float));  // 0 + a closed sum is the sum
+    if (state.call->down_bias != nullptr) {
+      kernels_.add(sum, state.call->down_bias, nullptr, call.hidden, y);
+    } else {
+      std::memcpy(y, sum, call.hidden * sizeof(float));  // 0 + a closed sum is the sum
+    }
   } else {
     kernels_.accumulate(sum, call.hidden, y);
   }
@@ -273,6 +311,10 @@ void HostBackend::DownTile(const MoeCall& call, const ExpertState& state, uint32
   const uint32_t column = quantized ? 0 : part * kDownColumns;
   for (uint32_t i = 0; i < count; ++i) {
     scratch.outputs[i] = call.y.Row(expert.slots[first + i]) + column;
+    if (expert.neuron_begin == 0 && expert.down_bias != nullptr) {
+      std::memcpy(scratch.outputs[i], expert.down_bias + column,
+                  (quantized ? call.hidden : std::min(kDownColumns, call.hidden - column)) * sizeof(float));
+    }
   }
   for (uint32_t block = 0; block < state.blocks; ++block) {
     const uint8_t* w[kNeuronBlock];
@@ -284,7 +326,7 @@ void HostBackend::DownTile(const MoeCall& call, const ExpertState& state, uint32
       scratch.inputs[i] =
           coefficients_ + (state.memory + first + i) * coefficient_stride_ + uint64_t{block} * kNeuronBlock;
     }
-    const bool add = block > 0 || expert.neuron_begin > 0;
+    const bool add = block > 0 || expert.neuron_begin > 0 || expert.down_bias != nullptr;
     if (quantized) {
       host::DownQ8Call down;
       down.w = w;
@@ -369,6 +411,13 @@ void HostBackend::RunTwoPhase(const MoeCall& call) {
 
 void HostBackend::Run(const MoeCall& call) {
   PrepareExpertRows(call);
+  for (const ExpertCall& expert : call.experts) {
+    for (const uint32_t slot : expert.slots) {
+      if (call.active != nullptr && expert.neuron_begin == 0) {
+        call.active[slot] = 0;
+      }
+    }
+  }
   uint64_t floats = 0;
   const auto fused = [&](const ExpertCall& expert) {
     const uint64_t more = uint64_t{BlocksOf(expert)} * expert.rows.size() * call.hidden;

@@ -63,9 +63,16 @@ void HostBackend::Run(const RouterCall& call) {
 
 void HostBackend::Run(const CombineCall& call) {
   RunTiles(call.tokens, uint64_t{call.tokens} * call.hidden * (call.top_k + 1), [&](uint32_t t, uint32_t) {
-    kernels_.combine(call.y.Row(uint64_t{t} * call.top_k), call.y.stride,
-                     call.weights + uint64_t{t} * call.top_k, call.top_k, call.residual.Row(t), call.hidden,
-                     call.out.Row(t));
+    host::CombineRowsCall combine;
+    combine.rows = call.y.Row(uint64_t{t} * call.top_k);
+    combine.stride = call.y.stride;
+    combine.weights = call.weights == nullptr ? nullptr : call.weights + uint64_t{t} * call.top_k;
+    combine.ranks = call.top_k;
+    combine.scale = call.scale;
+    combine.residual = call.residual.Row(t);
+    combine.cols = call.hidden;
+    combine.out = call.out.Row(t);
+    kernels_.combine(combine);
   });
 }
 

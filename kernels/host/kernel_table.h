@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/kv_layout.h"
+#include "kernels/ops.h"
 
 namespace sluice::host {
 
@@ -136,6 +137,29 @@ struct SpanCall {
 inline constexpr uint32_t kSpanQueries = 64;
 inline constexpr uint32_t kSpanScratchFloats = kSpanQueries * (kSpanTokens + kLaneCount);
 
+// y[i] = the gate's or the up's factor of a neuron's coefficient (section 3), from the dot product x[i] and
+// its bias (nullptr: none). y may be x.
+struct FactorCall {
+  ActivationSpec activation;
+  const float* x = nullptr;
+  const float* bias = nullptr;
+  uint32_t n = 0;
+  float* y = nullptr;
+};
+
+// out = residual + scale * sum of weights[r] * rows[r * stride ..] over the ranks (section 3); a rank with
+// weight 0 is not read. weights may be nullptr: 1 everywhere. out may be residual.
+struct CombineRowsCall {
+  const float* rows = nullptr;
+  uint64_t stride = 0;
+  const float* weights = nullptr;
+  uint32_t ranks = 0;
+  float scale = 1;
+  const float* residual = nullptr;
+  uint32_t cols = 0;
+  float* out = nullptr;
+};
+
 struct KernelTable {
   const char* name = "";
   uint32_t gemm_tokens = 0;  // rows of a packed panel
@@ -151,17 +175,17 @@ struct KernelTable {
 
   // y = norm(x) by section 5; y may be x.
   void (*rms_norm)(const float* x, uint32_t cols, const float* weight, float epsilon, float* y) = nullptr;
-  // c[i] = silu(g[i]) * u[i].
-  void (*silu_mul)(const float* g, const float* u, uint32_t n, float* c) = nullptr;
+  void (*gate_factor)(const FactorCall&) = nullptr;
+  void (*up_factor)(const FactorCall&) = nullptr;
+  // c[i] = a[i] * b[i]; c may be either.
+  void (*multiply)(const float* a, const float* b, uint32_t n, float* c) = nullptr;
   // y[i] = scale * value i of the row.
   void (*decode[kRowKinds])(const uint8_t* row, uint32_t cols, float scale, float* y) = {};
   // y[i] = residual[i] + (x[i] + bias[i]); either may be nullptr. y may be any of them.
   void (*add)(const float* x, const float* bias, const float* residual, uint32_t n, float* y) = nullptr;
   // y[i] = y[i] + s[i].
   void (*accumulate)(const float* s, uint32_t n, float* y) = nullptr;
-  // out = residual + sum of weights[r] * rows[r * stride ..], section 3; a rank with weight 0 is not read.
-  void (*combine)(const float* rows, uint64_t stride, const float* weights, uint32_t ranks,
-                  const float* residual, uint32_t n, float* out) = nullptr;
+  void (*combine)(const CombineRowsCall&) = nullptr;
   // e[i] = exp(x[i] - m); returns their lane sum. e may be x, or nullptr if only the sum is wanted.
   float (*exp_sum)(const float* x, float m, uint32_t n, float* e) = nullptr;
   // y[i] = fma(x[i], b, y[i] * a).

@@ -1,4 +1,4 @@
-// Small kernels over one row: norm, silu, conversions, sums (ARITHMETIC.md 3-5).
+// Small kernels over one row: norm, conversions, sums (ARITHMETIC.md 3-5).
 // Included by the instruction sets' kernels_*.cc.
 //
 // Thread safety: pure but for the memory that the arguments name.
@@ -22,10 +22,6 @@ inline void RmsNorm(const float* x, uint32_t cols, const float* weight, float ep
   }
   const V r = Set1(1.0f / __builtin_sqrtf(Total(sum) / static_cast<float>(cols) + epsilon));
   SLUICE_FOR_COLUMNS(cols) { StoreUpTo(y + k, Mul(Mul(LoadUpTo(x + k, n), r), LoadUpTo(weight + k, n)), n); }
-}
-
-inline void SiluMulRow(const float* g, const float* u, uint32_t cols, float* c) {
-  SLUICE_FOR_COLUMNS(cols) { StoreUpTo(c + k, SiluMul(LoadUpTo(g + k, n), LoadUpTo(u + k, n)), n); }
 }
 
 template <class Row>
@@ -53,16 +49,17 @@ inline void Accumulate(const float* s, uint32_t cols, float* y) {
   SLUICE_FOR_COLUMNS(cols) { StoreUpTo(y + k, Add(LoadUpTo(y + k, n), LoadUpTo(s + k, n)), n); }
 }
 
-inline void Combine(const float* rows, uint64_t stride, const float* weights, uint32_t ranks,
-                    const float* residual, uint32_t cols, float* out) {
-  SLUICE_FOR_COLUMNS(cols) {
+inline void Combine(const CombineRowsCall& call) {
+  SLUICE_FOR_COLUMNS(call.cols) {
     V a = Zero();
-    for (uint32_t r = 0; r < ranks; ++r) {
-      if (weights[r] != 0) {
-        a = Fma(Set1(weights[r]), LoadUpTo(rows + r * stride + k, n), a);
+    for (uint32_t r = 0; r < call.ranks; ++r) {
+      const float weight = call.weights == nullptr ? 1.0f : call.weights[r];
+      if (weight != 0) {
+        a = Fma(Set1(weight), LoadUpTo(call.rows + r * call.stride + k, n), a);
       }
     }
-    StoreUpTo(out + k, Add(LoadUpTo(residual + k, n), Add(a, Zero())), n);
+    const V sum = Mul(Set1(call.scale), Add(a, Zero()));
+    StoreUpTo(call.out + k, Add(LoadUpTo(call.residual + k, n), sum), n);
   }
 }
 

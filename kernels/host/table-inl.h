@@ -10,6 +10,7 @@
 // clang-format off
 #include "kernels/host/vec-inl.h"
 #include "kernels/host/rows-inl.h"
+#include "kernels/host/activation-inl.h"
 #include "kernels/host/dot-inl.h"
 #include "kernels/host/down-inl.h"
 #include "kernels/host/q8-inl.h"
@@ -87,7 +88,9 @@ inline KernelTable MakeTable(const char* name) {
   table.down_q8 = DownQ8;
   table.span = Span;
   table.rms_norm = RmsNorm;
-  table.silu_mul = SiluMulRow;
+  table.gate_factor = GateFactor;
+  table.up_factor = UpFactor;
+  table.multiply = MultiplyRows;
   table.add = AddRows;
   table.accumulate = Accumulate;
   table.combine = Combine;

@@ -55,9 +55,6 @@ inline N NExp(N x) {
 }
 inline V Exp(V x) { SLUICE_PARTS(NExp(x.p[i])); }
 
-// silu(g) * u.
-inline V SiluMul(V g, V u) { return Mul(Div(g, Add(Set1(1.0f), Exp(Sub(Zero(), g)))), u); }
-
 // The tree over the lanes, down to four.
 inline __m128 FoldTo4(V a) {
   N halves[kParts / 2];

@@ -92,15 +92,16 @@ void ReferenceBackend::Run(const RouterCall& call) {
 
 void ReferenceBackend::Run(const CombineCall& call) {
   for (uint32_t t = 0; t < call.tokens; ++t) {
-    const float* weights = call.weights + uint64_t{t} * call.top_k;
     for (uint32_t h = 0; h < call.hidden; ++h) {
       float a = 0;
       for (uint32_t k = 0; k < call.top_k; ++k) {
-        if (weights[k] != 0) {
-          a = std::fma(weights[k], call.y.Row(uint64_t{t} * call.top_k + k)[h], a);
+        const uint64_t slot = uint64_t{t} * call.top_k + k;
+        const float weight = call.weights == nullptr ? 1.0f : call.weights[slot];
+        if (weight != 0) {
+          a = std::fma(weight, call.y.Row(slot)[h], a);
         }
       }
-      call.out.Row(t)[h] = call.residual.Row(t)[h] + (a + 0.0f);
+      call.out.Row(t)[h] = call.residual.Row(t)[h] + call.scale * (a + 0.0f);
     }
   }
 }

@@ -54,21 +54,43 @@ void AddQuantizedBlock(const CpuWeights& down, uint32_t first, const std::vector
   }
 }
 
-void ComputeExpertRow(const ExpertCall& e, uint32_t hidden, const float* x, float* y) {
-  if (e.neuron_begin == 0) {
-    std::fill(y, y + hidden, 0.0f);
+// Dot product of row j with its bias.
+float BiasedDot(const CpuWeights& part, uint32_t j, const float* bias, const float* x) {
+  const float dot = reference::Dot(part.encoding, part.Row(j), x, part.cols);
+  return bias == nullptr ? dot : dot + bias[j];
+}
+
+// The coefficient of neuron j; `kept`: whether it counts.
+float Coefficient(const ActivationSpec& activation, const ExpertCall& e, uint32_t j, const float* x,
+                  bool* kept) {
+  *kept = e.Has(j);
+  if (!*kept) {
+    return 0;
   }
+  const float up = reference::UpFactor(activation, BiasedDot(e.up, j, e.up_bias, x));
+  const float gate = reference::GateFactor(activation, BiasedDot(e.gate, j, e.gate_bias, x));
+  const float c = gate * up;
+  const float lead = e.sparsity == SparsityOrder::kUp ? up : e.sparsity == SparsityOrder::kGate ? gate : c;
+  *kept = e.sparsity == SparsityOrder::kNone || !(std::fabs(lead) < e.threshold);
+  return *kept ? c : 0.0f;
+}
+
+// Returns how many neurons counted.
+uint32_t ComputeExpertRow(const ActivationSpec& activation, const ExpertCall& e, uint32_t hidden,
+                          const float* x, float* y) {
+  if (e.neuron_begin == 0) {
+    for (uint32_t h = 0; h < hidden; ++h) {
+      y[h] = e.down_bias == nullptr ? 0.0f : e.down_bias[h];
+    }
+  }
+  uint32_t active = 0;
   std::vector<float> c;
   for (uint32_t block = e.neuron_begin; block < e.neuron_end; block += kNeuronBlock) {
     c.assign(std::min(kNeuronBlock, e.neuron_end - block), 0.0f);
     for (size_t j = 0; j < c.size(); ++j) {
-      const uint32_t neuron = block + static_cast<uint32_t>(j);
-      const uint8_t* gate = e.gate.Row(neuron);
-      const uint8_t* up = e.up.Row(neuron);
-      if (gate != nullptr && up != nullptr && e.down.Row(neuron) != nullptr) {
-        c[j] = reference::SiluMul(reference::Dot(e.gate.encoding, gate, x, hidden),
-                                  reference::Dot(e.up.encoding, up, x, hidden));
-      }
+      bool kept = false;
+      c[j] = Coefficient(activation, e, block + static_cast<uint32_t>(j), x, &kept);
+      active += kept ? 1 : 0;
     }
     if (IsQuantized(e.down.encoding.encoding)) {
       AddQuantizedBlock(e.down, block, c, y);
@@ -76,6 +98,7 @@ void ComputeExpertRow(const ExpertCall& e, uint32_t hidden, const float* x, floa
       AddPlainBlock(e.down, block, c, y);
     }
   }
+  return active;
 }
 
 }  // namespace
@@ -83,7 +106,12 @@ void ComputeExpertRow(const ExpertCall& e, uint32_t hidden, const float* x, floa
 void ReferenceBackend::Run(const MoeCall& call) {
   for (const ExpertCall& expert : call.experts) {
     for (size_t i = 0; i < expert.rows.size(); ++i) {
-      ComputeExpertRow(expert, call.hidden, call.x.Row(expert.rows[i]), call.y.Row(expert.slots[i]));
+      const uint32_t slot = expert.slots[i];
+      const uint32_t active = ComputeExpertRow(call.activation, expert, call.hidden,
+                                               call.x.Row(expert.rows[i]), call.y.Row(slot));
+      if (call.active != nullptr) {
+        call.active[slot] = (expert.neuron_begin == 0 ? 0 : call.active[slot]) + active;
+      }
     }
   }
 }

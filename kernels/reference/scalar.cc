@@ -88,6 +88,47 @@ float Exp(float x) {
   return p * std::bit_cast<float>((static_cast<int32_t>(n) + 127) << 23);
 }
 
+namespace {
+
+// Section 7: x times the normal distribution's share below x.
+float Gelu(float x) {
+  const float z = std::fabs(x) * 0.707106781f;
+  const float t = 1.0f / std::fma(0.5f, z, 1.0f);
+  float p = 0.17087277f;
+  for (const float coefficient : {-0.82215223f, 1.48851587f, -1.13520398f, 0.27886807f, -0.18628806f,
+                                  0.09678418f, 0.37409196f, 1.00002368f, -1.26551223f}) {
+    p = std::fma(p, t, coefficient);
+  }
+  const float tail = 0.5f * t * Exp(std::fma(-z, z, p));
+  return x < 0 ? x * tail : x * (1.0f - tail);
+}
+
+}  // namespace
+
+float GateFactor(const ActivationSpec& activation, float g) {
+  switch (activation.kind) {
+    case Activation::kSilu:
+      return g / (1.0f + Exp(-g));
+    case Activation::kGeluTanh:
+      return g / (1.0f + Exp(-(g * std::fma(g * g, 0.0713548163f, 1.59576912f))));
+    case Activation::kGelu:
+      return Gelu(g);
+    case Activation::kClampedSwiglu: {
+      const float clamped = activation.limit < g ? activation.limit : g;
+      return clamped / (1.0f + Exp(-(activation.alpha * clamped)));
+    }
+  }
+  return 0;
+}
+
+float UpFactor(const ActivationSpec& activation, float u) {
+  if (activation.kind != Activation::kClampedSwiglu) {
+    return u;
+  }
+  const float low = -activation.limit > u ? -activation.limit : u;
+  return 1.0f + (activation.limit < low ? activation.limit : low);
+}
+
 float PlainValue(Encoding encoding, const uint8_t* row, uint64_t k) {
   switch (encoding) {
     case Encoding::kBf16:

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/encoding.h"
+#include "kernels/ops.h"
 
 namespace sluice::reference {
 
@@ -26,8 +27,9 @@ class LaneSum {
 // Section 7.
 float Exp(float x);
 
-// silu(g) * u.
-inline float SiluMul(float g, float u) { return g / (1.0f + Exp(-g)) * u; }
+// The factors of a neuron's coefficient (section 3).
+float GateFactor(const ActivationSpec& activation, float g);
+float UpFactor(const ActivationSpec& activation, float u);
 
 // Value k of a row in an unquantized encoding.
 float PlainValue(Encoding encoding, const uint8_t* row, uint64_t k);

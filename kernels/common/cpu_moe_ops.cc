@@ -1,0 +1,152 @@
+// CpuBackend's operations of experts: arguments to resolved calls.
+#include <algorithm>
+#include <cmath>
+
+#include "common/status.h"
+#include "kernels/common/cpu_backend.h"
+#include "kernels/common/resolve.h"
+
+namespace sluice {
+namespace {
+
+absl::Status CheckActivation(const Resolver& r, const ActivationSpec& spec) {
+  switch (spec.kind) {
+    case Activation::kSilu:
+    case Activation::kGeluTanh:
+    case Activation::kGelu:
+      return absl::OkStatus();
+    case Activation::kClampedSwiglu:
+      if (!std::isfinite(spec.alpha) || !(spec.limit > 0)) {
+        return r.Invalid(absl::StrCat("clamped_swiglu with alpha ", spec.alpha, " and limit ", spec.limit));
+      }
+      return absl::OkStatus();
+  }
+  return r.Unimplemented(absl::StrCat("activation ", static_cast<int>(spec.kind)));
+}
+
+absl::Status ResolveParts(const Resolver& r, const ExpertWork& work, uint32_t hidden, uint32_t max_width,
+                          ExpertCall* out) {
+  RETURN_IF_ERROR(r.Weights(work.up, true, "up", &out->up));
+  RETURN_IF_ERROR(r.Weights(work.gate, true, "gate", &out->gate));
+  RETURN_IF_ERROR(r.Weights(work.down, true, "down", &out->down));
+  const uint32_t width = work.up.rows;
+  RETURN_IF_ERROR(r.Within(width, max_width, "expert width"));
+  if (work.gate.rows != width || work.down.rows != width || work.up.cols != hidden ||
+      work.gate.cols != hidden || work.down.cols != hidden) {
+    return r.Invalid(absl::StrCat("an expert's parts are up [", width, ", ", work.up.cols, "], gate [",
+                                  work.gate.rows, ", ", work.gate.cols, "], down [", work.down.rows, ", ",
+                                  work.down.cols, "] with hidden ", hidden));
+  }
+  if (work.up_bias) {
+    RETURN_IF_ERROR(r.InFloats(work.up_bias, width, "up bias", &out->up_bias));
+  }
+  if (work.gate_bias) {
+    RETURN_IF_ERROR(r.InFloats(work.gate_bias, width, "gate bias", &out->gate_bias));
+  }
+  if (work.down_bias) {
+    RETURN_IF_ERROR(r.InFloats(work.down_bias, hidden, "down bias", &out->down_bias));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ResolveSparsity(const Resolver& r, const ExpertWork& work, ExpertCall* out) {
+  if (work.sparsity > SparsityOrder::kProduct) {
+    return r.Unimplemented(absl::StrCat("sparsity order ", static_cast<int>(work.sparsity)));
+  }
+  if (work.sparsity != SparsityOrder::kNone && !(work.threshold >= 0)) {
+    return r.Invalid(absl::StrCat("a sparsity threshold of ", work.threshold));
+  }
+  out->sparsity = work.sparsity;
+  out->threshold = work.threshold;
+  return absl::OkStatus();
+}
+
+absl::Status ResolveExpert(const Resolver& r, const ExpertWork& work, uint32_t tokens, uint32_t hidden,
+                           uint32_t max_width, std::vector<uint8_t>& slot_taken, ExpertCall* out) {
+  RETURN_IF_ERROR(ResolveParts(r, work, hidden, max_width, out));
+  RETURN_IF_ERROR(ResolveSparsity(r, work, out));
+  const uint32_t width = out->up.rows;
+  out->neuron_begin = work.neuron_begin;
+  out->neuron_end = work.neuron_end == 0 ? width : work.neuron_end;
+  if (out->neuron_begin % kNeuronBlock != 0 || out->neuron_begin >= out->neuron_end ||
+      out->neuron_end > width || (out->neuron_end != width && out->neuron_end % kNeuronBlock != 0)) {
+    return r.Invalid(absl::StrCat("neurons ", out->neuron_begin, "..", out->neuron_end, " of ", width,
+                                  " are not whole blocks of ", kNeuronBlock));
+  }
+  if (work.rows.empty() || work.rows.size() != work.slots.size()) {
+    return r.Invalid(absl::StrCat(work.rows.size(), " rows for ", work.slots.size(), " slots of an expert"));
+  }
+  for (size_t i = 0; i < work.rows.size(); ++i) {
+    if (work.rows[i] >= tokens || work.slots[i] >= slot_taken.size()) {
+      return r.Invalid(absl::StrCat("row ", work.rows[i], " of ", tokens, " to slot ", work.slots[i], " of ",
+                                    slot_taken.size()));
+    }
+    if (slot_taken[work.slots[i]] != 0) {
+      return r.Invalid(absl::StrCat("slot ", work.slots[i], " is written twice"));
+    }
+    slot_taken[work.slots[i]] = 1;
+  }
+  out->rows = work.rows;
+  out->slots = work.slots;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CpuBackend::MoeExperts(const MoeExpertsArgs& args) {
+  const Resolver r(memory_, "MoeExperts");
+  MoeCall call;
+  RETURN_IF_ERROR(CheckActivation(r, args.activation));
+  RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Within(args.hidden, limits_.hidden, "hidden"));
+  RETURN_IF_ERROR(r.Within(args.experts.size(), experts_.capacity(), "the number of experts"));
+  RETURN_IF_ERROR(r.Within(args.slots, slot_taken_.capacity(), "slots"));
+  RETURN_IF_ERROR(r.In(args.x, args.tokens, args.hidden, "x", &call.x));
+  RETURN_IF_ERROR(r.Out(args.y, args.slots, args.hidden, "y", &call.y));
+  if (Overlap(call.x.base, call.x.stride, args.hidden, call.y.base, call.y.stride, args.hidden, args.tokens,
+              args.slots)) {
+    return r.Invalid("y overlaps x");
+  }
+  if (args.active) {
+    int32_t* active = nullptr;
+    RETURN_IF_ERROR(r.OutInts(args.active, args.slots, "active", &active));
+    call.active = reinterpret_cast<uint32_t*>(active);
+  }
+  slot_taken_.assign(args.slots, 0);
+  experts_.clear();
+  for (const ExpertWork& work : args.experts) {
+    experts_.emplace_back();
+    RETURN_IF_ERROR(ResolveExpert(r, work, args.tokens, args.hidden, limits_.expert_width, slot_taken_,
+                                  &experts_.back()));
+  }
+  call.tokens = args.tokens;
+  call.hidden = args.hidden;
+  call.activation = args.activation;
+  call.experts = experts_;
+  call.slots = args.slots;
+  Run(call);
+  return absl::OkStatus();
+}
+
+absl::Status CpuBackend::Combine(const CombineArgs& args) {
+  const Resolver r(memory_, "Combine");
+  CombineCall call;
+  RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Within(args.hidden, limits_.hidden, "hidden"));
+  RETURN_IF_ERROR(r.Within(args.top_k, uint64_t{limits_.top_k} + 1, "top_k"));
+  const uint64_t slots = uint64_t{args.tokens} * args.top_k;
+  RETURN_IF_ERROR(r.In(args.y, slots, args.hidden, "y", &call.y));
+  if (args.weights) {
+    RETURN_IF_ERROR(r.InFloats(args.weights, slots, "weights", &call.weights));
+  }
+  RETURN_IF_ERROR(r.In(args.residual, args.tokens, args.hidden, "residual", &call.residual));
+  RETURN_IF_ERROR(r.Out(args.out, args.tokens, args.hidden, "out", &call.out));
+  call.tokens = args.tokens;
+  call.top_k = args.top_k;
+  call.hidden = args.hidden;
+  call.scale = args.scale;
+  Run(call);
+  return absl::OkStatus();
+}
+
+}  // namespace sluice

@@ -1,0 +1,380 @@
+// MoeExperts in every form that the families and the papers ask for: activations, biases, widths that differ
+// within a call, sparsity orders, tiles, index lists, many and few tokens.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "common/pack/row_layout.h"
+#include "gtest/gtest.h"
+#include "kernels/reference/scalar.h"
+#include "tests/kernels/op_testing.h"
+
+namespace sluice {
+namespace {
+
+const BackendCase kReference{"reference", true};
+
+class ExpertTest : public testing::TestWithParam<BackendCase> {};
+INSTANTIATE_TEST_SUITE_P(Backends, ExpertTest, testing::ValuesIn(AllBackends()), CaseName);
+
+constexpr ActivationSpec kActivations[] = {{Activation::kSilu},
+                                           {Activation::kGeluTanh},
+                                           {Activation::kGelu},
+                                           {Activation::kClampedSwiglu, 1.702f, 0.75f}};
+constexpr SparsityOrder kOrders[] = {SparsityOrder::kUp, SparsityOrder::kGate, SparsityOrder::kProduct};
+
+struct Expert {
+  EncodedMatrix up, gate, down;
+  std::vector<float> up_bias, gate_bias, down_bias;  // empty: none
+  std::vector<int32_t> positions;                    // empty: none
+};
+
+// Encodings of up, gate and down.
+using Parts = std::array<EncodingDescriptor, 3>;
+
+Expert MakeExpert(Random& random, const Parts& parts, uint32_t width, uint32_t hidden, bool biases) {
+  Expert e{random.Matrix(parts[0], width, hidden, 2 * random.Below(9)),
+           random.Matrix(parts[1], width, hidden),
+           random.Matrix(parts[2], width, hidden, 2 * random.Below(9)),
+           {},
+           {},
+           {},
+           {}};
+  if (biases) {
+    e.up_bias = random.Normals(width, 0.5f);
+    e.gate_bias = random.Normals(width, 0.5f);
+    e.down_bias = random.Normals(hidden);
+  }
+  return e;
+}
+
+// One call (or one per tile) over some experts.
+struct Case {
+  std::vector<Expert> experts;
+  std::vector<std::vector<uint32_t>> rows, slots;  // of each expert
+  std::vector<float> x;
+  uint32_t tokens = 0;
+  uint32_t hidden = 0;
+  uint32_t slot_count = 0;
+  ActivationSpec activation;
+  SparsityOrder order = SparsityOrder::kNone;
+  float threshold = 0;
+  uint32_t tile = 0;  // neurons, 0: all at once
+};
+
+struct Result {
+  std::vector<float> y;
+  std::vector<int32_t> active;
+};
+
+ExpertWork PutExpert(OpBench& bench, const Expert& e) {
+  ExpertWork w;
+  w.up = bench.PutMatrix(e.up);
+  w.gate = bench.PutMatrix(e.gate);
+  w.down = bench.PutMatrix(e.down);
+  if (!e.up_bias.empty()) {
+    w.up_bias = bench.PutFloats(e.up_bias);
+    w.gate_bias = bench.PutFloats(e.gate_bias);
+    w.down_bias = bench.PutFloats(e.down_bias);
+  }
+  if (!e.positions.empty()) {
+    w.up.positions = w.gate.positions = w.down.positions = bench.PutInts(e.positions);
+  }
+  return w;
+}
+
+Result RunCase(OpBench& bench, const Case& c) {
+  MoeExpertsArgs args;
+  args.x = bench.PutRows(c.x, c.hidden);
+  args.tokens = c.tokens;
+  args.hidden = c.hidden;
+  args.activation = c.activation;
+  args.y = bench.NewRows(c.slot_count, c.hidden);
+  args.slots = c.slot_count;
+  args.active = bench.NewWords(c.slot_count);
+  std::vector<ExpertWork> all;
+  uint32_t widest = 0;
+  for (size_t e = 0; e < c.experts.size(); ++e) {
+    all.push_back(PutExpert(bench, c.experts[e]));
+    all.back().rows = c.rows[e];
+    all.back().slots = c.slots[e];
+    all.back().sparsity = c.order;
+    all.back().threshold = c.threshold;
+    widest = std::max(widest, all.back().up.rows);
+  }
+  for (uint32_t begin = 0; begin < widest; begin += c.tile == 0 ? widest : c.tile) {
+    std::vector<ExpertWork> work;
+    for (const ExpertWork& w : all) {
+      if (!w.rows.empty() && begin < w.up.rows) {
+        work.push_back(w);
+        work.back().neuron_begin = begin;
+        work.back().neuron_end = c.tile == 0 ? 0 : std::min(w.up.rows, begin + c.tile);
+      }
+    }
+    args.experts = work;
+    const absl::Status status = bench.queue().MoeExperts(args);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  return {bench.GetRows(args.y, c.slot_count, c.hidden), bench.Ints(args.active, c.slot_count)};
+}
+
+// Every token goes to every expert.
+void AssignAll(Case* c) {
+  const uint32_t experts = static_cast<uint32_t>(c->experts.size());
+  c->rows.assign(experts, std::vector<uint32_t>(c->tokens));
+  c->slots.assign(experts, std::vector<uint32_t>(c->tokens));
+  c->slot_count = c->tokens * experts;
+  for (uint32_t e = 0; e < experts; ++e) {
+    for (uint32_t t = 0; t < c->tokens; ++t) {
+      c->rows[e][t] = t;
+      c->slots[e][t] = t * experts + e;
+    }
+  }
+}
+
+const EncodingDescriptor kBf16 = MakeDescriptor(Encoding::kBf16);
+const EncodingDescriptor kF16 = MakeDescriptor(Encoding::kF16);
+const EncodingDescriptor kQ8 = MakeDescriptor(Encoding::kQ8, 32);
+
+TEST_P(ExpertTest, ActivationsBiasesAndWidthsEqualTheReferenceBitForBit) {
+  Random random(1);
+  OpBench bench(GetParam());
+  OpBench oracle(kReference);
+  for (const ActivationSpec& activation : kActivations) {
+    for (const uint32_t tokens : {1u, 3u, 19u}) {
+      Case c;
+      c.tokens = tokens;
+      c.hidden = 72;
+      c.activation = activation;
+      // A routed expert, a shared one without biases and a dense one, of three widths.
+      c.experts.push_back(MakeExpert(random, {kBf16, kBf16, kQ8}, 100, c.hidden, true));
+      c.experts.push_back(MakeExpert(random, {kQ8, kQ8, kBf16}, 31, c.hidden, false));
+      c.experts.push_back(MakeExpert(random, {kBf16, kBf16, kBf16}, 192, c.hidden, true));
+      AssignAll(&c);
+      c.x = random.Normals(uint64_t{tokens} * c.hidden, 3.0f);
+      const Result expected = RunCase(oracle, c);
+      Result result = RunCase(bench, c);
+      ASSERT_TRUE(BitEqual(result.y, expected.y)) << static_cast<int>(activation.kind) << " " << tokens;
+      ASSERT_EQ(result.active, expected.active);
+      for (size_t i = 0; i < result.active.size(); ++i) {
+        ASSERT_EQ(result.active[i], static_cast<int32_t>(c.experts[i % 3].up.rows));
+      }
+      c.tile = 64;
+      result = RunCase(bench, c);
+      ASSERT_TRUE(BitEqual(result.y, expected.y));
+      ASSERT_EQ(result.active, expected.active);
+    }
+  }
+}
+
+double GateInDouble(const ActivationSpec& a, double g) {
+  switch (a.kind) {
+    case Activation::kSilu:
+      return g / (1 + std::exp(-g));
+    case Activation::kGeluTanh:
+      return g / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g)));
+    case Activation::kGelu:
+      return g / 2 * std::erfc(-g / std::sqrt(2.0));
+    case Activation::kClampedSwiglu:
+      break;
+  }
+  const double m = std::min<double>(g, a.limit);
+  return m / (1 + std::exp(-a.alpha * m));
+}
+
+double UpInDouble(const ActivationSpec& a, double u) {
+  return a.kind != Activation::kClampedSwiglu ? u : 1 + std::clamp<double>(u, -a.limit, a.limit);
+}
+
+TEST_P(ExpertTest, CoefficientIsTheActivationsDefinition) {
+  // One neuron whose rows pick x[0] as gate and x[1] as up; down is 1 and its bias 8.
+  OpBench bench(GetParam());
+  Case c;
+  c.hidden = 2;
+  const EncodingDescriptor f32 = MakeDescriptor(Encoding::kF32);
+  Random random(2);
+  Expert e = MakeExpert(random, {f32, f32, f32}, 1, 2, false);
+  const auto set = [](EncodedMatrix* m, float a, float b) {
+    const float values[] = {a, b};
+    m->bytes.assign(reinterpret_cast<const uint8_t*>(values),
+                    reinterpret_cast<const uint8_t*>(values) + sizeof values);
+    m->stride = sizeof values;
+  };
+  set(&e.gate, 1, 0);
+  set(&e.up, 0, 1);
+  set(&e.down, 1, 1);
+  e.gate_bias = {0.25f};
+  e.up_bias = {-0.5f};
+  e.down_bias = {8, 0};
+  c.experts = {e};
+  for (float g = -12; g <= 12; g += 0.3125f) {
+    for (const float u : {-3.0f, 0.75f, 5.0f}) {
+      c.x.insert(c.x.end(), {g, u});
+    }
+  }
+  c.x.resize(2 * 96);
+  c.tokens = 96;
+  AssignAll(&c);
+  for (const ActivationSpec& activation : kActivations) {
+    c.activation = activation;
+    const Result result = RunCase(bench, c);
+    for (uint32_t t = 0; t < c.tokens; ++t) {
+      const double exact =
+          GateInDouble(activation, c.x[2 * t] + 0.25) * UpInDouble(activation, c.x[2 * t + 1] - 0.5);
+      ASSERT_NEAR(result.y[2 * t + 1], exact, 1e-6 * (std::fabs(exact) + 0.5))
+          << static_cast<int>(activation.kind) << " of " << c.x[2 * t];
+      ASSERT_NEAR(result.y[2 * t], exact + 8, 2e-6 * (std::fabs(exact) + 8));
+    }
+  }
+}
+
+// Lead values of one token by the reference, in the words of ARITHMETIC.md 3.
+std::vector<float> LeadValues(const Expert& e, const ActivationSpec& a, SparsityOrder order, const float* x) {
+  std::vector<float> lead(e.up.rows);
+  for (uint32_t j = 0; j < e.up.rows; ++j) {
+    const auto dot = [&](const EncodedMatrix& m, const std::vector<float>& bias) {
+      const float value = reference::Dot(m.encoding, m.bytes.data() + j * m.stride, x, m.cols);
+      return bias.empty() ? value : value + bias[j];
+    };
+    const float up = reference::UpFactor(a, dot(e.up, e.up_bias));
+    const float gate = reference::GateFactor(a, dot(e.gate, e.gate_bias));
+    lead[j] = order == SparsityOrder::kUp ? up : order == SparsityOrder::kGate ? gate : gate * up;
+  }
+  return lead;
+}
+
+// The threshold that leaves out about `share` of the neurons.
+float ThresholdFor(std::vector<float> lead, double share) {
+  for (float& value : lead) {
+    value = std::fabs(value);
+  }
+  const size_t place = static_cast<size_t>(share * static_cast<double>(lead.size()));
+  std::nth_element(lead.begin(), lead.begin() + static_cast<int64_t>(place), lead.end());
+  return lead[place];
+}
+
+// What one expert gives for each token alone when every neuron that its mask leaves out is absent.
+Result WithoutMasked(const BackendCase& which, const Case& c) {
+  Result out;
+  for (uint32_t t = 0; t < c.tokens; ++t) {
+    Case alone;
+    alone.experts = c.experts;
+    alone.tokens = 1;
+    alone.hidden = c.hidden;
+    alone.activation = c.activation;
+    alone.x.assign(c.x.begin() + t * c.hidden, c.x.begin() + (t + 1) * c.hidden);
+    Expert& e = alone.experts[0];
+    const std::vector<float> lead = LeadValues(e, c.activation, c.order, alone.x.data());
+    e.positions.resize(lead.size());
+    for (size_t j = 0; j < lead.size(); ++j) {
+      e.positions[j] = std::fabs(lead[j]) < c.threshold ? -1 : static_cast<int32_t>(j);
+    }
+    AssignAll(&alone);
+    OpBench bench(which);
+    const Result result = RunCase(bench, alone);
+    out.y.insert(out.y.end(), result.y.begin(), result.y.end());
+    out.active.push_back(result.active[0]);
+  }
+  return out;
+}
+
+TEST_P(ExpertTest, SparseExpertHasTheBitsOfTheDenseOneWithoutItsMaskedNeurons) {
+  Random random(3);
+  const Parts kinds[] = {{kBf16, kBf16, kBf16}, {kQ8, kQ8, kQ8}, {kQ8, kF16, kF16}};
+  for (const Parts& parts : kinds) {
+    for (const SparsityOrder order : kOrders) {
+      for (const double share : {0.3, 0.8, 0.97}) {
+        for (const uint32_t tokens : {1u, 2u, 7u}) {
+          Case c;
+          c.tokens = tokens;
+          c.hidden = 88;
+          c.order = order;
+          c.activation = kActivations[random.Below(4)];
+          c.experts.push_back(MakeExpert(random, parts, 150, c.hidden, random.Below(2) == 1));
+          c.x = random.Normals(uint64_t{tokens} * c.hidden, 2.0f);
+          AssignAll(&c);
+          c.threshold = ThresholdFor(LeadValues(c.experts[0], c.activation, order, c.x.data()), share);
+          SCOPED_TRACE(testing::Message() << EncodingLabel(parts[0]) << " order " << static_cast<int>(order)
+                                          << " share " << share << " tokens " << tokens << " activation "
+                                          << static_cast<int>(c.activation.kind));
+          const Result expected = WithoutMasked(kReference, c);
+          OpBench bench(GetParam());
+          Result result = RunCase(bench, c);
+          ASSERT_TRUE(BitEqual(result.y, expected.y));
+          ASSERT_EQ(result.active, expected.active);
+          c.tile = 64;
+          result = RunCase(bench, c);
+          ASSERT_TRUE(BitEqual(result.y, expected.y));
+          ASSERT_EQ(result.active, expected.active);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ExpertTest, BadActivationsAndThresholdsAreRefused) {
+  Random random(4);
+  OpBench bench(GetParam());
+  ExpertWork work = PutExpert(bench, MakeExpert(random, {kBf16, kBf16, kBf16}, 8, 16, true));
+  const std::vector<uint32_t> zero = {0};
+  work.rows = zero;
+  work.slots = zero;
+  MoeExpertsArgs args;
+  args.x = bench.NewRows(1, 16);
+  args.tokens = 1;
+  args.hidden = 16;
+  args.y = bench.NewRows(1, 16);
+  args.slots = 1;
+  args.experts = {&work, 1};
+  ASSERT_TRUE(bench.queue().MoeExperts(args).ok());
+  args.activation = {Activation::kClampedSwiglu, 1.7f, 0.0f};
+  EXPECT_EQ(bench.queue().MoeExperts(args).code(), absl::StatusCode::kInvalidArgument);
+  args.activation = {static_cast<Activation>(77)};
+  EXPECT_EQ(bench.queue().MoeExperts(args).code(), absl::StatusCode::kUnimplemented);
+  args.activation = {};
+  for (const float threshold : {-1.0f, std::nanf("")}) {
+    work.sparsity = SparsityOrder::kUp;
+    work.threshold = threshold;
+    EXPECT_EQ(bench.queue().MoeExperts(args).code(), absl::StatusCode::kInvalidArgument);
+  }
+  work.sparsity = static_cast<SparsityOrder>(9);
+  work.threshold = 0;
+  EXPECT_EQ(bench.queue().MoeExperts(args).code(), absl::StatusCode::kUnimplemented);
+}
+
+TEST_P(ExpertTest, CombineScalesTheSumAndTakesMissingWeightsAsOne) {
+  Random random(5);
+  const uint32_t hidden = 37;
+  const std::vector<float> y = random.Normals(3 * 2 * hidden);
+  const std::vector<float> residual = random.Normals(3 * hidden);
+  const std::vector<float> ones(6, 1.0f);
+  for (const float scale : {1.0f, 0.22f}) {
+    const auto run = [&](const BackendCase& which, bool weights) {
+      OpBench bench(which);
+      CombineArgs args;
+      args.y = bench.PutRows(y, hidden);
+      if (weights) {
+        args.weights = bench.PutFloats(ones);
+      }
+      args.tokens = 3;
+      args.top_k = 2;
+      args.hidden = hidden;
+      args.residual = bench.PutRows(residual, hidden);
+      args.out = bench.NewRows(3, hidden);
+      args.scale = scale;
+      EXPECT_TRUE(bench.queue().Combine(args).ok());
+      return bench.GetRows(args.out, 3, hidden);
+    };
+    const std::vector<float> out = run(GetParam(), false);
+    ASSERT_TRUE(BitEqual(out, run(kReference, false)));
+    ASSERT_TRUE(BitEqual(out, run(GetParam(), true)));
+    for (uint32_t i = 0; i < 3 * hidden; ++i) {
+      const uint32_t t = i / hidden;
+      const double sum = double{y[(2 * t) * hidden + i % hidden]} + y[(2 * t + 1) * hidden + i % hidden];
+      ASSERT_NEAR(out[i], residual[i] + double{scale} * sum, 2e-6);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice
