@@ -1,11 +1,17 @@
 #include "common/model/model_config_json.h"
 
+#include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <limits>
-#include <span>
 #include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
+#include "absl/types/span.h"
 #include "common/model/model_limits.h"
 #include "common/status.h"
 #include "common/strict_json.h"
@@ -23,43 +29,149 @@ constexpr const char* kRopeKinds[] = {"none", "default", "linear", "dynamic", "y
 constexpr const char* kQkNorms[] = {"none", "per_head", "across_heads", "per_head_after_rope"};
 constexpr const char* kRouterKinds[] = {"softmax_topk", "topk_softmax", "sigmoid_topk", "sparse_mixer",
                                         "sigmoid_input"};
+constexpr const char* kGroupScores[] = {"max", "top_two_sum"};
 
-constexpr uint64_t kMaxU32 = std::numeric_limits<uint32_t>::max();
-constexpr double kMaxFloat = std::numeric_limits<float>::max();
+absl::Span<const char* const> NamesOf(AttentionKind) { return kAttentionKinds; }
+absl::Span<const char* const> NamesOf(NormKind) { return kNormKinds; }
+absl::Span<const char* const> NamesOf(Activation) { return kActivations; }
+absl::Span<const char* const> NamesOf(RopeKind) { return kRopeKinds; }
+absl::Span<const char* const> NamesOf(QkNorm) { return kQkNorms; }
+absl::Span<const char* const> NamesOf(RouterKind) { return kRouterKinds; }
+absl::Span<const char* const> NamesOf(GroupScore) { return kGroupScores; }
 
-template <typename Enum, size_t n>
-json NameOf(Enum value, const char* const (&names)[n]) {
-  return names[static_cast<size_t>(value)];
+// The members of each struct under their names, once for writing and reading. Now(): always written, and
+// required. Later(): came after the first version; left out where it has its default, so that packs of then
+// and now are the same where they can be.
+template <typename On>
+void Members(const RopeConfig&, On* on) {
+  on->Now("kind", &RopeConfig::kind);
+  on->Now("theta", &RopeConfig::theta);
+  on->Now("factor", &RopeConfig::factor);
+  on->Now("original_max_position", &RopeConfig::original_max_position);
+  on->Now("dimensions", &RopeConfig::dimensions);
+  on->Now("interleaved", &RopeConfig::interleaved);
+  on->Later("attention_factor", &RopeConfig::attention_factor);
+  on->Later("beta_fast", &RopeConfig::beta_fast);
+  on->Later("beta_slow", &RopeConfig::beta_slow);
+  on->Later("truncate", &RopeConfig::truncate);
+  on->Later("low_freq_factor", &RopeConfig::low_freq_factor);
+  on->Later("high_freq_factor", &RopeConfig::high_freq_factor);
+  on->Later("short_factors", &RopeConfig::short_factors);
+  on->Later("long_factors", &RopeConfig::long_factors);
+  on->Later("long_attention_factor", &RopeConfig::long_attention_factor);
 }
 
-template <typename Enum, size_t n>
-absl::Status ReadName(const JsonObject& object, const char* key, const char* const (&names)[n], Enum* out) {
-  ASSIGN_OR_RETURN(const std::string name, object.String(key));
-  for (size_t i = 0; i < n; ++i) {
-    if (name == names[i]) {
-      *out = static_cast<Enum>(i);
-      return absl::OkStatus();
-    }
+template <typename On>
+void Members(const LatentConfig&, On* on) {
+  on->Now("q_rank", &LatentConfig::q_rank);
+  on->Now("kv_rank", &LatentConfig::kv_rank);
+  on->Now("nope_dim", &LatentConfig::nope_dim);
+  on->Now("value_dim", &LatentConfig::value_dim);
+  on->Now("norm_epsilon", &LatentConfig::norm_epsilon);
+}
+
+template <typename On>
+void Members(const DeltaConfig&, On* on) {
+  on->Now("key_heads", &DeltaConfig::key_heads);
+  on->Now("value_heads", &DeltaConfig::value_heads);
+  on->Now("key_dim", &DeltaConfig::key_dim);
+  on->Now("value_dim", &DeltaConfig::value_dim);
+  on->Now("conv_kernel", &DeltaConfig::conv_kernel);
+}
+
+template <typename On>
+void Members(const AttentionConfig&, On* on) {
+  on->Now("kind", &AttentionConfig::kind);
+  on->Now("heads", &AttentionConfig::heads);
+  on->Now("kv_heads", &AttentionConfig::kv_heads);
+  on->Now("head_dim", &AttentionConfig::head_dim);
+  on->Now("sliding_window", &AttentionConfig::sliding_window);
+  on->Now("scale", &AttentionConfig::scale);
+  on->Now("qkv_bias", &AttentionConfig::qkv_bias);
+  on->Now("output_bias", &AttentionConfig::output_bias);
+  on->Now("qk_norm", &AttentionConfig::qk_norm);
+  on->Now("rope", &AttentionConfig::rope);
+  on->Later("chunk", &AttentionConfig::chunk);
+  on->Later("sinks", &AttentionConfig::sinks);
+  on->Later("clip_qkv", &AttentionConfig::clip_qkv);
+  on->Later("output_gate", &AttentionConfig::output_gate);
+  on->Later("temperature_scale", &AttentionConfig::temperature_scale);
+  on->Later("temperature_floor", &AttentionConfig::temperature_floor);
+  on->Later("latent", &AttentionConfig::latent);
+  on->Later("delta", &AttentionConfig::delta);
+}
+
+template <typename On>
+void Members(const MoeConfig&, On* on) {
+  on->Now("experts", &MoeConfig::experts);
+  on->Now("top_k", &MoeConfig::top_k);
+  on->Now("expert_width", &MoeConfig::expert_width);
+  on->Now("shared_width", &MoeConfig::shared_width);
+  on->Now("dense_width", &MoeConfig::dense_width);
+  on->Now("router", &MoeConfig::router);
+  on->Now("norm_topk_prob", &MoeConfig::norm_topk_prob);
+  on->Now("routed_scale", &MoeConfig::routed_scale);
+  on->Now("shared_gate", &MoeConfig::shared_gate);
+  on->Now("activation", &MoeConfig::activation);
+  on->Later("router_bias", &MoeConfig::router_bias);
+  on->Later("router_correction", &MoeConfig::router_correction);
+  on->Later("router_jitter", &MoeConfig::router_jitter);
+  on->Later("groups", &MoeConfig::groups);
+  on->Later("top_groups", &MoeConfig::top_groups);
+  on->Later("group_score", &MoeConfig::group_score);
+  on->Later("expert_bias", &MoeConfig::expert_bias);
+  on->Later("activation_alpha", &MoeConfig::activation_alpha);
+  on->Later("activation_limit", &MoeConfig::activation_limit);
+}
+
+template <typename On>
+void Members(const LayerConfig&, On* on) {
+  on->Now("attention", &LayerConfig::attention);
+  on->Now("moe", &LayerConfig::moe);
+}
+
+template <typename On>
+void Members(const ModelConfig&, On* on) {
+  on->Now("family", &ModelConfig::family);
+  on->Now("vocab", &ModelConfig::vocab);
+  on->Now("hidden", &ModelConfig::hidden);
+  on->Now("max_position", &ModelConfig::max_position);
+  on->Now("norm", &ModelConfig::norm);
+  on->Now("norm_epsilon", &ModelConfig::norm_epsilon);
+  on->Now("tied_embeddings", &ModelConfig::tied_embeddings);
+  on->Now("layers", &ModelConfig::layers);
+  on->Now("bos_ids", &ModelConfig::bos_ids);
+  on->Now("eos_ids", &ModelConfig::eos_ids);
+  on->Later("head_bias", &ModelConfig::head_bias);
+  on->Later("embedding_scale", &ModelConfig::embedding_scale);
+  on->Later("residual_scale", &ModelConfig::residual_scale);
+  on->Later("logit_scale", &ModelConfig::logit_scale);
+}
+
+template <typename T>
+json ToJson(const T& value);
+
+// Writes the members of one struct.
+template <typename Struct>
+class Writer {
+ public:
+  explicit Writer(const Struct& from) : from_(from) {}
+
+  template <typename Member>
+  void Now(const char* key, Member Struct::*member) {
+    object_[key] = ToJson(from_.*member);
   }
-  return object.Error(key, absl::StrCat("is ", JsonExcerpt(json(name)), ", which is not known"));
-}
+  template <typename Member>
+  void Later(const char* key, Member Struct::*member) {
+    if (from_.*member != fallback_.*member) Now(key, member);
+  }
+  json Take() { return std::move(object_); }
 
-absl::Status ReadU32(const JsonObject& object, const char* key, uint32_t* out) {
-  ASSIGN_OR_RETURN(const uint64_t value, object.Uint(key, 0, kMaxU32));
-  *out = static_cast<uint32_t>(value);
-  return absl::OkStatus();
-}
-
-absl::Status ReadFloat(const JsonObject& object, const char* key, float* out) {
-  ASSIGN_OR_RETURN(const double value, object.Double(key, -kMaxFloat, kMaxFloat));
-  *out = static_cast<float>(value);
-  return absl::OkStatus();
-}
-
-absl::Status ReadBool(const JsonObject& object, const char* key, bool* out) {
-  ASSIGN_OR_RETURN(*out, object.Bool(key));
-  return absl::OkStatus();
-}
+ private:
+  const Struct& from_;
+  const Struct fallback_;
+  json object_ = json::object();
+};
 
 // The double whose shortest decimal is that of `value`: 1e-05 instead of 9.999999747378752e-06. Narrowing it
 // gives `value` back.
@@ -70,78 +182,57 @@ json FloatJson(float value) {
   return std::strtod(text, nullptr);
 }
 
-json RopeJson(const RopeConfig& rope) {
-  return {{"kind", NameOf(rope.kind, kRopeKinds)},
-          {"theta", rope.theta},
-          {"factor", rope.factor},
-          {"original_max_position", rope.original_max_position},
-          {"dimensions", rope.dimensions},
-          {"interleaved", rope.interleaved}};
+template <typename T>
+json ToJson(const T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    return NamesOf(value)[static_cast<size_t>(value)];
+  } else if constexpr (std::is_same_v<T, float>) {
+    return FloatJson(value);
+  } else if constexpr (std::is_same_v<T, std::vector<LayerConfig>>) {
+    json list = json::array();
+    for (const LayerConfig& layer : value) list.push_back(ToJson(layer));
+    return list;
+  } else if constexpr (std::is_constructible_v<json, T>) {
+    return value;
+  } else {
+    Writer<T> writer(value);
+    Members(value, &writer);
+    return writer.Take();
+  }
 }
 
-json AttentionJson(const AttentionConfig& attention) {
-  return {{"kind", NameOf(attention.kind, kAttentionKinds)},
-          {"heads", attention.heads},
-          {"kv_heads", attention.kv_heads},
-          {"head_dim", attention.head_dim},
-          {"sliding_window", attention.sliding_window},
-          {"scale", FloatJson(attention.scale)},
-          {"qkv_bias", attention.qkv_bias},
-          {"output_bias", attention.output_bias},
-          {"qk_norm", NameOf(attention.qk_norm, kQkNorms)},
-          {"rope", RopeJson(attention.rope)}};
+constexpr uint64_t kMaxU32 = std::numeric_limits<uint32_t>::max();
+constexpr double kMaxFloat = std::numeric_limits<float>::max();
+constexpr size_t kMaxRopeFactors = kMaxHeadDim / 2;
+
+absl::Status FromJson(const JsonObject& object, const char* key, uint32_t* out) {
+  ASSIGN_OR_RETURN(const uint64_t value, object.Uint(key, 0, kMaxU32));
+  *out = static_cast<uint32_t>(value);
+  return absl::OkStatus();
 }
 
-json MoeJson(const MoeConfig& moe) {
-  return {{"experts", moe.experts},
-          {"top_k", moe.top_k},
-          {"expert_width", moe.expert_width},
-          {"shared_width", moe.shared_width},
-          {"dense_width", moe.dense_width},
-          {"router", NameOf(moe.router, kRouterKinds)},
-          {"norm_topk_prob", moe.norm_topk_prob},
-          {"routed_scale", FloatJson(moe.routed_scale)},
-          {"shared_gate", moe.shared_gate},
-          {"activation", NameOf(moe.activation, kActivations)}};
+absl::Status FromJson(const JsonObject& object, const char* key, float* out) {
+  ASSIGN_OR_RETURN(const double value, object.Double(key, -kMaxFloat, kMaxFloat));
+  *out = static_cast<float>(value);
+  return absl::OkStatus();
 }
 
-absl::Status ReadRope(const JsonObject& object, RopeConfig* rope) {
-  RETURN_IF_ERROR(ReadName(object, "kind", kRopeKinds, &rope->kind));
-  ASSIGN_OR_RETURN(rope->theta, object.Double("theta", 0, 1e30));
-  ASSIGN_OR_RETURN(rope->factor, object.Double("factor", 0, 1e30));
-  RETURN_IF_ERROR(ReadU32(object, "original_max_position", &rope->original_max_position));
-  RETURN_IF_ERROR(ReadU32(object, "dimensions", &rope->dimensions));
-  return ReadBool(object, "interleaved", &rope->interleaved);
+absl::Status FromJson(const JsonObject& object, const char* key, double* out) {
+  ASSIGN_OR_RETURN(*out, object.Double(key, -1e30, 1e30));
+  return absl::OkStatus();
 }
 
-absl::Status ReadAttention(const JsonObject& object, AttentionConfig* attention) {
-  RETURN_IF_ERROR(ReadName(object, "kind", kAttentionKinds, &attention->kind));
-  RETURN_IF_ERROR(ReadU32(object, "heads", &attention->heads));
-  RETURN_IF_ERROR(ReadU32(object, "kv_heads", &attention->kv_heads));
-  RETURN_IF_ERROR(ReadU32(object, "head_dim", &attention->head_dim));
-  RETURN_IF_ERROR(ReadU32(object, "sliding_window", &attention->sliding_window));
-  RETURN_IF_ERROR(ReadFloat(object, "scale", &attention->scale));
-  RETURN_IF_ERROR(ReadBool(object, "qkv_bias", &attention->qkv_bias));
-  RETURN_IF_ERROR(ReadBool(object, "output_bias", &attention->output_bias));
-  RETURN_IF_ERROR(ReadName(object, "qk_norm", kQkNorms, &attention->qk_norm));
-  ASSIGN_OR_RETURN(const JsonObject rope, object.Object("rope"));
-  return ReadRope(rope, &attention->rope);
+absl::Status FromJson(const JsonObject& object, const char* key, bool* out) {
+  ASSIGN_OR_RETURN(*out, object.Bool(key));
+  return absl::OkStatus();
 }
 
-absl::Status ReadMoe(const JsonObject& object, MoeConfig* moe) {
-  RETURN_IF_ERROR(ReadU32(object, "experts", &moe->experts));
-  RETURN_IF_ERROR(ReadU32(object, "top_k", &moe->top_k));
-  RETURN_IF_ERROR(ReadU32(object, "expert_width", &moe->expert_width));
-  RETURN_IF_ERROR(ReadU32(object, "shared_width", &moe->shared_width));
-  RETURN_IF_ERROR(ReadU32(object, "dense_width", &moe->dense_width));
-  RETURN_IF_ERROR(ReadName(object, "router", kRouterKinds, &moe->router));
-  RETURN_IF_ERROR(ReadBool(object, "norm_topk_prob", &moe->norm_topk_prob));
-  RETURN_IF_ERROR(ReadFloat(object, "routed_scale", &moe->routed_scale));
-  RETURN_IF_ERROR(ReadBool(object, "shared_gate", &moe->shared_gate));
-  return ReadName(object, "activation", kActivations, &moe->activation);
+absl::Status FromJson(const JsonObject& object, const char* key, std::string* out) {
+  ASSIGN_OR_RETURN(*out, object.String(key));
+  return absl::OkStatus();
 }
 
-absl::Status ReadIds(const JsonObject& object, const char* key, std::vector<int32_t>* ids) {
+absl::Status FromJson(const JsonObject& object, const char* key, std::vector<int32_t>* ids) {
   ASSIGN_OR_RETURN(const json* list, object.Array(key));
   if (list->size() > kMaxEndIds) return object.Error(key, "is too long");
   for (const json& id : *list) {
@@ -151,6 +242,105 @@ absl::Status ReadIds(const JsonObject& object, const char* key, std::vector<int3
     ids->push_back(static_cast<int32_t>(id.get<uint64_t>()));
   }
   return absl::OkStatus();
+}
+
+absl::Status FromJson(const JsonObject& object, const char* key, std::vector<double>* out) {
+  ASSIGN_OR_RETURN(const json* list, object.Array(key));
+  if (list->size() > kMaxRopeFactors) {
+    return object.Error(key, absl::StrCat("has ", list->size(), " entries, more than ", kMaxRopeFactors));
+  }
+  for (const json& value : *list) {
+    if (!value.is_number() || !std::isfinite(value.get<double>())) {
+      return object.Error(key, absl::StrCat("holds ", JsonExcerpt(value), ", which is no number"));
+    }
+    out->push_back(value.get<double>());
+  }
+  return absl::OkStatus();
+}
+
+template <typename Enum>
+requires std::is_enum_v<Enum> absl::Status FromJson(const JsonObject& object, const char* key, Enum* out) {
+  ASSIGN_OR_RETURN(const std::string name, object.String(key));
+  const absl::Span<const char* const> names = NamesOf(Enum{});
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (name == names[i]) {
+      *out = static_cast<Enum>(i);
+      return absl::OkStatus();
+    }
+  }
+  return object.Error(key, absl::StrCat("is ", JsonExcerpt(json(name)), ", which is not known"));
+}
+
+// The first version knew norms per head only, and said so by a truth value.
+absl::Status FromJson(const JsonObject& object, const char* key, QkNorm* out) {
+  const json* value = object.Find(key);
+  if (value == nullptr || !value->is_boolean()) return FromJson<QkNorm>(object, key, out);
+  *out = value->get<bool>() ? QkNorm::kPerHead : QkNorm::kNone;
+  return absl::OkStatus();
+}
+
+template <typename Struct>
+absl::Status ReadMembers(const JsonObject& object, Struct* out);
+
+template <typename Struct>
+requires std::is_class_v<Struct> absl::Status FromJson(const JsonObject& object, const char* key,
+                                                       Struct* out) {
+  ASSIGN_OR_RETURN(const JsonObject member, object.Object(key));
+  return ReadMembers(member, out);
+}
+
+absl::Status FromJson(const JsonObject& object, const char* key, std::vector<LayerConfig>* out) {
+  ASSIGN_OR_RETURN(const json* layers, object.Array(key));
+  if (layers->empty() || layers->size() > kMaxLayers) {
+    return object.Error(key, absl::StrCat("has ", layers->size(), " entries, not 1 to ", kMaxLayers));
+  }
+  for (size_t i = 0; i < layers->size(); ++i) {
+    ASSIGN_OR_RETURN(const JsonObject entry,
+                     JsonObject::Of((*layers)[i], absl::StrCat(object.subject(), ": layers[", i, "]")));
+    RETURN_IF_ERROR(ReadMembers(entry, &out->emplace_back()));
+  }
+  return absl::OkStatus();
+}
+
+// Reads the members of one struct, up to the first that is wrong.
+template <typename Struct>
+class Reader {
+ public:
+  Reader(const JsonObject& object, Struct* to) : object_(object), to_(to) {}
+
+  template <typename Member>
+  void Now(const char* key, Member Struct::*member) {
+    known_.push_back(key);
+    if (status_.ok()) status_ = FromJson(object_, key, &(to_->*member));
+  }
+  template <typename Member>
+  void Later(const char* key, Member Struct::*member) {
+    if (object_.Has(key)) Now(key, member);
+  }
+
+  // What a member that nobody knows may mean, nobody knows either.
+  absl::Status Finish() const {
+    RETURN_IF_ERROR(status_);
+    for (const auto& [key, value] : object_.value().items()) {
+      if (std::find(known_.begin(), known_.end(), key) == known_.end()) {
+        return object_.Error(key.substr(0, 60), "is not known");
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const JsonObject& object_;
+  Struct* const to_;
+  std::vector<std::string_view> known_;
+  absl::Status status_;
+};
+
+template <typename Struct>
+absl::Status ReadMembers(const JsonObject& object, Struct* out) {
+  Reader<Struct> reader(object, out);
+  Members(*out, &reader);
+  return reader.Finish();
 }
 
 template <typename T>
@@ -166,22 +356,7 @@ absl::Status ReadDoubleIf(const JsonObject& object, const char* key, std::option
 
 }  // namespace
 
-json ModelConfigToJson(const ModelConfig& config) {
-  json layers = json::array();
-  for (const LayerConfig& layer : config.layers) {
-    layers.push_back({{"attention", AttentionJson(layer.attention)}, {"moe", MoeJson(layer.moe)}});
-  }
-  return {{"family", config.family},
-          {"vocab", config.vocab},
-          {"hidden", config.hidden},
-          {"max_position", config.max_position},
-          {"norm", NameOf(config.norm, kNormKinds)},
-          {"norm_epsilon", FloatJson(config.norm_epsilon)},
-          {"tied_embeddings", config.tied_embeddings},
-          {"layers", std::move(layers)},
-          {"bos_ids", config.bos_ids},
-          {"eos_ids", config.eos_ids}};
-}
+json ModelConfigToJson(const ModelConfig& config) { return ToJson(config); }
 
 json GenerationToJson(const GenerationDefaults& generation) {
   json object = json::object();
@@ -196,29 +371,7 @@ json GenerationToJson(const GenerationDefaults& generation) {
 
 absl::StatusOr<ModelConfig> ModelConfigFromJson(const JsonObject& object) {
   ModelConfig config;
-  ASSIGN_OR_RETURN(config.family, object.String("family"));
-  RETURN_IF_ERROR(ReadU32(object, "vocab", &config.vocab));
-  RETURN_IF_ERROR(ReadU32(object, "hidden", &config.hidden));
-  RETURN_IF_ERROR(ReadU32(object, "max_position", &config.max_position));
-  RETURN_IF_ERROR(ReadName(object, "norm", kNormKinds, &config.norm));
-  RETURN_IF_ERROR(ReadFloat(object, "norm_epsilon", &config.norm_epsilon));
-  RETURN_IF_ERROR(ReadBool(object, "tied_embeddings", &config.tied_embeddings));
-  RETURN_IF_ERROR(ReadIds(object, "bos_ids", &config.bos_ids));
-  RETURN_IF_ERROR(ReadIds(object, "eos_ids", &config.eos_ids));
-  ASSIGN_OR_RETURN(const json* layers, object.Array("layers"));
-  if (layers->empty() || layers->size() > kMaxLayers) {
-    return object.Error("layers", absl::StrCat("has ", layers->size(), " entries, not 1 to ", kMaxLayers));
-  }
-  for (size_t i = 0; i < layers->size(); ++i) {
-    ASSIGN_OR_RETURN(const JsonObject entry,
-                     JsonObject::Of((*layers)[i], absl::StrCat(object.subject(), ": layers[", i, "]")));
-    LayerConfig layer;
-    ASSIGN_OR_RETURN(const JsonObject attention, entry.Object("attention"));
-    RETURN_IF_ERROR(ReadAttention(attention, &layer.attention));
-    ASSIGN_OR_RETURN(const JsonObject moe, entry.Object("moe"));
-    RETURN_IF_ERROR(ReadMoe(moe, &layer.moe));
-    config.layers.push_back(layer);
-  }
+  RETURN_IF_ERROR(ReadMembers(object, &config));
   RETURN_IF_ERROR(ValidateModelConfig(config, object.subject()));
   return config;
 }

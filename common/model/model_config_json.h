@@ -1,7 +1,8 @@
 // ModelConfig and GenerationDefaults as JSON: the `config` and `generation` members of a pack's manifest.
 //
-// Every field is written under its name, enums by name; equal values give equal JSON. Reading ignores unknown
-// members and checks the result with ValidateModelConfig.
+// Every field is written under its name, enums by name; equal values give equal JSON. Fields that the first
+// version did not have are written only where they differ from their default. A config with a member that is
+// not known is refused; the result is checked with ValidateModelConfig.
 //
 // Thread safety: free functions, safe to call from any thread.
 #ifndef SLUICE_COMMON_MODEL_MODEL_CONFIG_JSON_H_

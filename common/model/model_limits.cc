@@ -20,41 +20,129 @@ absl::Status Bad(const std::string& subject, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(subject, ": ", what));
 }
 
+absl::Status CheckFinite(const std::string& subject, const char* field, double value, double low) {
+  if (!std::isfinite(value) || value < low) {
+    return Bad(subject, absl::StrCat(field, " is ", value, "; a number of at least ", low, " is expected"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPositive(const std::string& subject, const char* field, double value) {
+  if (!std::isfinite(value) || value <= 0) {
+    return Bad(subject, absl::StrCat(field, " is ", value, "; a positive number is expected"));
+  }
+  return absl::OkStatus();
+}
+
+// Long rope has one divisor per rotated pair, twice.
+absl::Status CheckRopeFactors(const RopeConfig& rope, const std::string& subject) {
+  const uint64_t expected = rope.kind == RopeKind::kLongRope ? rope.dimensions / 2 : 0;
+  for (const std::vector<double>* factors : {&rope.short_factors, &rope.long_factors}) {
+    if (factors->size() != expected) {
+      return Bad(subject, absl::StrCat("a list of ", factors->size(), " rope factors, expected ", expected));
+    }
+    for (const double factor : *factors) RETURN_IF_ERROR(CheckPositive(subject, "a rope factor", factor));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckRope(const RopeConfig& rope, uint32_t head_dim, const std::string& subject) {
   if (rope.kind == RopeKind::kNone) return absl::OkStatus();
-  if (!std::isfinite(rope.theta) || rope.theta <= 0) {
-    return Bad(subject, absl::StrCat("rope theta is ", rope.theta, "; a positive number is expected"));
-  }
-  if (!std::isfinite(rope.factor) || rope.factor <= 0) {
-    return Bad(subject, absl::StrCat("rope factor is ", rope.factor, "; a positive number is expected"));
-  }
+  RETURN_IF_ERROR(CheckPositive(subject, "rope theta", rope.theta));
+  RETURN_IF_ERROR(CheckPositive(subject, "rope factor", rope.factor));
+  RETURN_IF_ERROR(CheckPositive(subject, "rope attention factor", rope.attention_factor));
+  RETURN_IF_ERROR(CheckPositive(subject, "rope long attention factor", rope.long_attention_factor));
+  RETURN_IF_ERROR(CheckPositive(subject, "rope beta_fast", rope.beta_fast));
+  RETURN_IF_ERROR(CheckPositive(subject, "rope beta_slow", rope.beta_slow));
+  RETURN_IF_ERROR(CheckPositive(subject, "rope low_freq_factor", rope.low_freq_factor));
+  RETURN_IF_ERROR(CheckPositive(subject, "rope high_freq_factor", rope.high_freq_factor));
   RETURN_IF_ERROR(CheckRange(subject, "rope dimensions", rope.dimensions, 2, head_dim));
-  RETURN_IF_ERROR(
-      CheckRange(subject, "rope original_max_position", rope.original_max_position, 0, kMaxPosition));
+  const bool scaled = rope.kind == RopeKind::kDynamic || rope.kind == RopeKind::kYarn ||
+                      rope.kind == RopeKind::kLongRope || rope.kind == RopeKind::kLlama3;
+  RETURN_IF_ERROR(CheckRange(subject, "rope original_max_position", rope.original_max_position,
+                             scaled ? 1 : 0, kMaxPosition));
   if (rope.dimensions % 2 != 0) {
     return Bad(subject, absl::StrCat("rope dimensions ", rope.dimensions, " are odd"));
+  }
+  return CheckRopeFactors(rope, subject);
+}
+
+absl::Status CheckLatent(const AttentionConfig& attention, const std::string& subject) {
+  const LatentConfig& latent = attention.latent;
+  RETURN_IF_ERROR(CheckRange(subject, "q rank", latent.q_rank, 0, kMaxRank));
+  RETURN_IF_ERROR(CheckRange(subject, "kv rank", latent.kv_rank, 1, kMaxRank));
+  RETURN_IF_ERROR(CheckRange(subject, "head values without rope", latent.nope_dim, 1, kMaxHeadDim));
+  RETURN_IF_ERROR(CheckRange(subject, "values per head", latent.value_dim, 1, kMaxHeadDim));
+  RETURN_IF_ERROR(CheckFinite(subject, "epsilon of the compressed norms", latent.norm_epsilon, 0));
+  if (attention.rope.kind == RopeKind::kNone ||
+      attention.head_dim != latent.nope_dim + attention.rope.dimensions ||
+      attention.kv_heads != attention.heads) {
+    return Bad(subject,
+               absl::StrCat("latent attention of ", attention.heads, " heads of ", attention.head_dim,
+                            " values (", latent.nope_dim, " without rope, ", attention.rope.dimensions,
+                            " with) over ", attention.kv_heads, " key/value heads does not add up"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDelta(const AttentionConfig& attention, const std::string& subject) {
+  const DeltaConfig& delta = attention.delta;
+  RETURN_IF_ERROR(CheckRange(subject, "delta key heads", delta.key_heads, 1, kMaxHeads));
+  RETURN_IF_ERROR(CheckRange(subject, "delta value heads", delta.value_heads, 1, kMaxHeads));
+  RETURN_IF_ERROR(CheckRange(subject, "delta key dim", delta.key_dim, 1, kMaxHeadDim));
+  RETURN_IF_ERROR(CheckRange(subject, "delta value dim", delta.value_dim, 1, kMaxHeadDim));
+  RETURN_IF_ERROR(CheckRange(subject, "delta convolution kernel", delta.conv_kernel, 1, kMaxConvKernel));
+  if (delta.value_heads % delta.key_heads != 0) {
+    return Bad(subject, absl::StrCat(delta.key_heads, " delta key heads do not divide ", delta.value_heads,
+                                     " value heads"));
+  }
+  if (attention.heads != 0 || attention.kv_heads != 0 || attention.head_dim != 0) {
+    return Bad(subject, "a gated delta layer has no attention heads");
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckAttention(const AttentionConfig& attention, const std::string& subject) {
+  if (attention.kind == AttentionKind::kGatedDelta) return CheckDelta(attention, subject);
   RETURN_IF_ERROR(CheckRange(subject, "attention heads", attention.heads, 1, kMaxHeads));
   RETURN_IF_ERROR(CheckRange(subject, "key/value heads", attention.kv_heads, 1, attention.heads));
   RETURN_IF_ERROR(CheckRange(subject, "head_dim", attention.head_dim, 1, kMaxHeadDim));
   RETURN_IF_ERROR(CheckRange(subject, "sliding window", attention.sliding_window, 0, kMaxPosition));
+  RETURN_IF_ERROR(CheckRange(subject, "attention chunk", attention.chunk, 0, kMaxPosition));
   if (attention.heads % attention.kv_heads != 0) {
     return Bad(subject, absl::StrCat(attention.kv_heads, " key/value heads do not divide ", attention.heads,
                                      " attention heads"));
   }
-  if (!std::isfinite(attention.scale) || attention.scale <= 0) {
-    return Bad(subject, absl::StrCat("attention scale is ", attention.scale));
+  RETURN_IF_ERROR(CheckPositive(subject, "attention scale", attention.scale));
+  RETURN_IF_ERROR(CheckFinite(subject, "clip of q, k and v", attention.clip_qkv, 0));
+  RETURN_IF_ERROR(CheckFinite(subject, "attention temperature scale", attention.temperature_scale, 0));
+  if (attention.temperature_scale > 0 && attention.temperature_floor == 0) {
+    return Bad(subject, "attention temperature without its floor");
   }
-  return CheckRope(attention.rope, attention.head_dim, subject);
+  RETURN_IF_ERROR(CheckRope(attention.rope, attention.head_dim, subject));
+  if (attention.kind == AttentionKind::kLatent) return CheckLatent(attention, subject);
+  return absl::OkStatus();
+}
+
+absl::Status CheckGroups(const MoeConfig& moe, const std::string& subject) {
+  if (moe.groups == 0 && moe.top_groups == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckRange(subject, "expert groups", moe.groups, 1, moe.experts));
+  RETURN_IF_ERROR(CheckRange(subject, "expert groups that take part", moe.top_groups, 1, moe.groups));
+  const uint32_t size = moe.experts / moe.groups;
+  if (moe.experts % moe.groups != 0 || moe.top_k > size * moe.top_groups ||
+      (moe.group_score == GroupScore::kTopTwoSum && size < 2)) {
+    return Bad(subject, absl::StrCat(moe.experts, " experts in ", moe.groups, " groups, of which ",
+                                     moe.top_groups, " take part, cannot give ", moe.top_k, " a token"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckMoe(const MoeConfig& moe, const std::string& subject) {
   RETURN_IF_ERROR(CheckRange(subject, "experts", moe.experts, 0, kMaxExperts));
   RETURN_IF_ERROR(CheckRange(subject, "shared width", moe.shared_width, 0, kMaxWidth));
+  RETURN_IF_ERROR(CheckFinite(subject, "activation alpha", moe.activation_alpha, 0));
+  RETURN_IF_ERROR(CheckFinite(subject, "activation limit", moe.activation_limit, 0));
+  RETURN_IF_ERROR(CheckFinite(subject, "router jitter", moe.router_jitter, 0));
   if (!std::isfinite(moe.routed_scale)) {
     return Bad(subject, absl::StrCat("routed scale is ", moe.routed_scale));
   }
@@ -62,7 +150,8 @@ absl::Status CheckMoe(const MoeConfig& moe, const std::string& subject) {
     return CheckRange(subject, "dense width", moe.dense_width, 1, kMaxWidth);
   }
   RETURN_IF_ERROR(CheckRange(subject, "experts per token", moe.top_k, 1, moe.experts));
-  return CheckRange(subject, "expert width", moe.expert_width, 1, kMaxWidth);
+  RETURN_IF_ERROR(CheckRange(subject, "expert width", moe.expert_width, 1, kMaxWidth));
+  return CheckGroups(moe, subject);
 }
 
 absl::Status CheckIds(const std::vector<int32_t>& ids, const char* field, size_t max_count, uint32_t vocab,
@@ -88,6 +177,9 @@ absl::Status ValidateModelConfig(const ModelConfig& config, const std::string& s
   if (!std::isfinite(config.norm_epsilon) || config.norm_epsilon < 0 || config.norm_epsilon > 1) {
     return Bad(subject, absl::StrCat("norm epsilon is ", config.norm_epsilon));
   }
+  RETURN_IF_ERROR(CheckPositive(subject, "embedding scale", config.embedding_scale));
+  RETURN_IF_ERROR(CheckPositive(subject, "residual scale", config.residual_scale));
+  RETURN_IF_ERROR(CheckPositive(subject, "logit scale", config.logit_scale));
   uint64_t experts = 0;
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const std::string layer = absl::StrCat(subject, ": layer ", i);

@@ -20,6 +20,8 @@ inline constexpr uint32_t kMaxHidden = 1u << 20;
 inline constexpr uint32_t kMaxLayers = 4096;
 inline constexpr uint32_t kMaxHeads = 4096;
 inline constexpr uint32_t kMaxHeadDim = 4096;
+inline constexpr uint32_t kMaxRank = 1u << 16;  // of latent attention's compressed q and kv
+inline constexpr uint32_t kMaxConvKernel = 64;
 inline constexpr uint32_t kMaxExperts = 1u << 16;         // of a layer
 inline constexpr uint64_t kMaxExpertsTotal = 1ull << 22;  // of all layers
 inline constexpr uint32_t kMaxWidth = 1u << 24;           // neurons of an FFN
@@ -27,7 +29,8 @@ inline constexpr uint32_t kMaxPosition = 1u << 30;
 inline constexpr uint32_t kMaxEndIds = 64;
 
 // Whether the numbers of `config` are in range and agree with each other: kv_heads divide heads, top_k is at
-// most the experts, ids are below the vocabulary. InvalidArgument naming `subject`, layer, field and numbers.
+// most the experts of the groups that take part, ids are below the vocabulary. InvalidArgument naming
+// `subject`, layer, field and numbers.
 absl::Status ValidateModelConfig(const ModelConfig& config, const std::string& subject);
 
 }  // namespace sluice

@@ -1,7 +1,8 @@
 // Canonical names of dense tensors in a pack, the same for every model family. Frozen: packs store them.
 //
 // Shapes are [rows, cols]; a matrix maps a `cols`-long activation to `rows` values (y = W x), so every row is
-// one output. Vectors are [1, n], f32.
+// one output. Vectors are [1, n], f32. Names without a condition are there whenever the layer's kind is;
+// others say which field of model_config.h asks for them.
 //
 // Thread safety: constants and pure functions.
 #ifndef SLUICE_COMMON_PACK_DENSE_NAMES_H_
@@ -14,43 +15,70 @@
 namespace sluice::dense {
 
 // Of the model.
-inline constexpr std::string_view kEmbed = "embed";           // [vocab, hidden]
-inline constexpr std::string_view kFinalNorm = "final_norm";  // [1, hidden]
-inline constexpr std::string_view kHead = "head";             // [vocab, hidden]; absent with tied embeddings
+inline constexpr std::string_view kEmbed = "embed";                    // [vocab, hidden]
+inline constexpr std::string_view kFinalNorm = "final_norm";           // [1, hidden]
+inline constexpr std::string_view kFinalNormBias = "final_norm_bias";  // [1, hidden]; layer norm only
+inline constexpr std::string_view kHead = "head";           // [vocab, hidden]; absent with tied embeddings
+inline constexpr std::string_view kHeadBias = "head_bias";  // [1, vocab]; head_bias only
 
-// Of a layer: LayerName(3, kQ) is "layers.3.q".
-inline constexpr std::string_view kAttnNorm = "attn_norm";  // [1, hidden], before attention
-inline constexpr std::string_view kQ = "q";                 // [heads * head_dim, hidden]
-inline constexpr std::string_view kK = "k";                 // [kv_heads * head_dim, hidden]
-inline constexpr std::string_view kV = "v";                 // [kv_heads * head_dim, hidden]
-inline constexpr std::string_view kO = "o";                 // [hidden, heads * head_dim]
-inline constexpr std::string_view kFfnNorm = "ffn_norm";    // [1, hidden], before the mixture
-inline constexpr std::string_view kRouter = "router";       // [experts, hidden]
+// Of a layer: LayerName(3, kQ) is "layers.3.q". Norms before attention and before the mixture.
+inline constexpr std::string_view kAttnNorm = "attn_norm";           // [1, hidden]
+inline constexpr std::string_view kAttnNormBias = "attn_norm_bias";  // [1, hidden]; layer norm only
+inline constexpr std::string_view kFfnNorm = "ffn_norm";             // [1, hidden]
+inline constexpr std::string_view kFfnNormBias = "ffn_norm_bias";    // [1, hidden]; layer norm only
 
-// Reserved for families to come; no writer makes them yet.
-inline constexpr std::string_view kQBias = "q_bias";                        // [1, heads * head_dim]
-inline constexpr std::string_view kKBias = "k_bias";                        // [1, kv_heads * head_dim]
-inline constexpr std::string_view kVBias = "v_bias";                        // [1, kv_heads * head_dim]
-inline constexpr std::string_view kOBias = "o_bias";                        // [1, hidden]
-inline constexpr std::string_view kQNorm = "q_norm";                        // [1, head_dim]
-inline constexpr std::string_view kKNorm = "k_norm";                        // [1, head_dim]
-inline constexpr std::string_view kSinks = "sinks";                         // [1, heads]
-inline constexpr std::string_view kAttnNormBias = "attn_norm_bias";         // [1, hidden]
-inline constexpr std::string_view kFfnNormBias = "ffn_norm_bias";           // [1, hidden]
-inline constexpr std::string_view kQDown = "q_down";                        // latent attention
-inline constexpr std::string_view kQDownNorm = "q_down_norm";               // latent attention
-inline constexpr std::string_view kKvDown = "kv_down";                      // latent attention
-inline constexpr std::string_view kKvDownNorm = "kv_down_norm";             // latent attention
-inline constexpr std::string_view kKvUp = "kv_up";                          // latent attention
+// Grouped attention.
+inline constexpr std::string_view kQ = "q";           // [heads * head_dim, hidden]
+inline constexpr std::string_view kQGate = "q_gate";  // [heads * head_dim, hidden]; output_gate only
+inline constexpr std::string_view kK = "k";           // [kv_heads * head_dim, hidden]
+inline constexpr std::string_view kV = "v";           // [kv_heads * head_dim, hidden]
+inline constexpr std::string_view kO = "o";           // [hidden, heads * head_dim]
+inline constexpr std::string_view kQBias = "q_bias";  // [1, heads * head_dim]; these three: qkv_bias only
+inline constexpr std::string_view kKBias = "k_bias";  // [1, kv_heads * head_dim]
+inline constexpr std::string_view kVBias = "v_bias";  // [1, kv_heads * head_dim]
+inline constexpr std::string_view kOBias = "o_bias";  // [1, hidden]; output_bias only
+// [1, head_dim] with QkNorm::kPerHead, [1, heads * head_dim] and [1, kv_heads * head_dim] with kAcrossHeads.
+inline constexpr std::string_view kQNorm = "q_norm";
+inline constexpr std::string_view kKNorm = "k_norm";
+inline constexpr std::string_view kSinks = "sinks";  // [1, heads]; sinks only
+
+// Latent attention. q is [heads * (nope_dim + rope dimensions), q_rank or hidden], o is
+// [hidden, heads * value_dim]. The last two are the halves of the matrix that expands a cached row, per head:
+// k_up_t takes q's nope part to the cached row's space, v_up the attended cached row to a head's values.
+inline constexpr std::string_view kQDown = "q_down";             // [q_rank, hidden]; q_rank > 0 only
+inline constexpr std::string_view kQDownNorm = "q_down_norm";    // [1, q_rank]; q_rank > 0 only
+inline constexpr std::string_view kKvDown = "kv_down";           // [kv_rank + rope dimensions, hidden]
+inline constexpr std::string_view kKvDownNorm = "kv_down_norm";  // [1, kv_rank]
+inline constexpr std::string_view kKUpT = "k_up_t";              // [heads * kv_rank, nope_dim]
+inline constexpr std::string_view kVUp = "v_up";                 // [heads * value_dim, kv_rank]
+
+// Gated delta attention; conv_cols = 2 * key_heads * key_dim + value_heads * value_dim. o is
+// [hidden, value_heads * value_dim].
+inline constexpr std::string_view kDeltaQkv = "delta_qkv";         // [conv_cols, hidden]
+inline constexpr std::string_view kDeltaZ = "delta_z";             // [value_heads * value_dim, hidden]
+inline constexpr std::string_view kDeltaBeta = "delta_beta";       // [value_heads, hidden], as the router
+inline constexpr std::string_view kDeltaDecay = "delta_decay";     // [value_heads, hidden], as the router
+inline constexpr std::string_view kDeltaConv = "delta_conv";       // [conv_cols, conv_kernel], f32
+inline constexpr std::string_view kDeltaALog = "delta_a_log";      // [1, value_heads]
+inline constexpr std::string_view kDeltaDtBias = "delta_dt_bias";  // [1, value_heads]
+inline constexpr std::string_view kDeltaNorm = "delta_norm";       // [1, value_dim]
+
+// The mixture. Biases of routed experts are dense: they are 1 / hidden of an expert's bytes.
+inline constexpr std::string_view kRouter = "router";                       // [experts, hidden]
 inline constexpr std::string_view kRouterBias = "router_bias";              // [1, experts]
 inline constexpr std::string_view kRouterCorrection = "router_correction";  // [1, experts], selection only
+inline constexpr std::string_view kExpertsUpBias = "experts_up_bias";       // [experts, expert_width], f32
+inline constexpr std::string_view kExpertsGateBias = "experts_gate_bias";   // [experts, expert_width], f32
+inline constexpr std::string_view kExpertsDownBias = "experts_down_bias";   // [experts, hidden], f32
 inline constexpr std::string_view kSharedUp = "shared_up";                  // [shared_width, hidden]
 inline constexpr std::string_view kSharedGate = "shared_gate";              // [shared_width, hidden]
 inline constexpr std::string_view kSharedDown = "shared_down";      // [shared_width, hidden], transposed
-inline constexpr std::string_view kSharedRouter = "shared_router";  // [1, hidden]
-inline constexpr std::string_view kDenseUp = "dense_up";            // [dense_width, hidden]
-inline constexpr std::string_view kDenseGate = "dense_gate";        // [dense_width, hidden]
-inline constexpr std::string_view kDenseDown = "dense_down";        // [dense_width, hidden], transposed
+inline constexpr std::string_view kSharedRouter = "shared_router";  // [1, hidden]; shared_gate only
+
+// A layer without experts.
+inline constexpr std::string_view kDenseUp = "dense_up";      // [dense_width, hidden]
+inline constexpr std::string_view kDenseGate = "dense_gate";  // [dense_width, hidden]
+inline constexpr std::string_view kDenseDown = "dense_down";  // [dense_width, hidden], transposed
 
 inline std::string LayerName(uint32_t layer, std::string_view tensor) {
   return "layers." + std::to_string(layer) + "." + std::string(tensor);

@@ -126,7 +126,7 @@ absl::Status Pack::IndexExperts(ExtentPlanner* planner) {
 }
 
 absl::Status Pack::Index() {
-  ASSIGN_OR_RETURN(const std::vector<DenseSpec> specs, DenseSpecs(manifest_.config));
+  const std::vector<DenseSpec> specs = DenseSpecs(manifest_.config);
   RETURN_IF_ERROR(CheckDenseTensors(specs, manifest_.dense_tensors));
   ExtentPlanner planner;
   RETURN_IF_ERROR(planner.AddDense(specs, manifest_.dense_tensors));

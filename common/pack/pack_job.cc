@@ -185,7 +185,7 @@ absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOpti
   job.manifest.expert_formats = {format};
   job.manifest.provenance.options = OptionsText(options, dense);
   job.manifest.provenance.generator = kGenerator;
-  ASSIGN_OR_RETURN(const std::vector<DenseSpec> specs, DenseSpecs(job.manifest.config));
+  const std::vector<DenseSpec> specs = DenseSpecs(job.manifest.config);
   RETURN_IF_ERROR(PlanDense(specs, *sources, dense, &job));
   RETURN_IF_ERROR(PlanExtents(specs, &job));
   job.experts = std::move(sources->experts);

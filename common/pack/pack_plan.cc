@@ -22,6 +22,9 @@ class SpecList {
     Add(name, rows, cols, DenseKind::kMatrix);
   }
   void Vector(std::string_view name, uint32_t length) { Add(name, 1, length, DenseKind::kVector); }
+  void Table(std::string_view name, uint32_t rows, uint32_t cols) {
+    Add(name, rows, cols, DenseKind::kVector);
+  }
   void Router(std::string_view name, uint32_t rows, uint32_t cols) {
     Add(name, rows, cols, DenseKind::kRouter);
   }
@@ -36,14 +39,11 @@ class SpecList {
   std::vector<DenseSpec>* const specs_;
 };
 
-absl::Status AddAttentionSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList* list) {
-  if (attention.kind != AttentionKind::kGrouped) {
-    return absl::UnimplementedError("packs of latent or gated-delta attention are not supported");
-  }
+void AddGroupedSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList* list) {
   const uint32_t q_rows = attention.heads * attention.head_dim;
   const uint32_t kv_rows = attention.kv_heads * attention.head_dim;
-  list->Vector(dense::kAttnNorm, hidden);
   list->Matrix(dense::kQ, q_rows, hidden);
+  if (attention.output_gate) list->Matrix(dense::kQGate, q_rows, hidden);
   list->Matrix(dense::kK, kv_rows, hidden);
   list->Matrix(dense::kV, kv_rows, hidden);
   list->Matrix(dense::kO, hidden, q_rows);
@@ -53,15 +53,63 @@ absl::Status AddAttentionSpecs(const AttentionConfig& attention, uint32_t hidden
     list->Vector(dense::kVBias, kv_rows);
   }
   if (attention.output_bias) list->Vector(dense::kOBias, hidden);
-  if (attention.qk_norm != QkNorm::kNone) {
+  if (attention.qk_norm == QkNorm::kPerHead) {
     list->Vector(dense::kQNorm, attention.head_dim);
     list->Vector(dense::kKNorm, attention.head_dim);
   }
-  return absl::OkStatus();
+  if (attention.qk_norm == QkNorm::kAcrossHeads) {
+    list->Vector(dense::kQNorm, q_rows);
+    list->Vector(dense::kKNorm, kv_rows);
+  }
+  if (attention.sinks) list->Vector(dense::kSinks, attention.heads);
+}
+
+void AddLatentSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList* list) {
+  const LatentConfig& latent = attention.latent;
+  if (latent.q_rank != 0) {
+    list->Matrix(dense::kQDown, latent.q_rank, hidden);
+    list->Vector(dense::kQDownNorm, latent.q_rank);
+  }
+  list->Matrix(dense::kQ, attention.heads * attention.head_dim, latent.q_rank != 0 ? latent.q_rank : hidden);
+  list->Matrix(dense::kKvDown, latent.kv_rank + attention.rope.dimensions, hidden);
+  list->Vector(dense::kKvDownNorm, latent.kv_rank);
+  list->Matrix(dense::kKUpT, attention.heads * latent.kv_rank, latent.nope_dim);
+  list->Matrix(dense::kVUp, attention.heads * latent.value_dim, latent.kv_rank);
+  list->Matrix(dense::kO, hidden, attention.heads * latent.value_dim);
+}
+
+void AddDeltaSpecs(const DeltaConfig& delta, uint32_t hidden, SpecList* list) {
+  const uint32_t values = delta.value_heads * delta.value_dim;
+  const uint32_t conv_cols = 2 * delta.key_heads * delta.key_dim + values;
+  list->Matrix(dense::kDeltaQkv, conv_cols, hidden);
+  list->Matrix(dense::kDeltaZ, values, hidden);
+  list->Router(dense::kDeltaBeta, delta.value_heads, hidden);
+  list->Router(dense::kDeltaDecay, delta.value_heads, hidden);
+  list->Table(dense::kDeltaConv, conv_cols, delta.conv_kernel);
+  list->Vector(dense::kDeltaALog, delta.value_heads);
+  list->Vector(dense::kDeltaDtBias, delta.value_heads);
+  list->Vector(dense::kDeltaNorm, delta.value_dim);
+  list->Matrix(dense::kO, hidden, values);
+}
+
+void AddAttentionSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList* list) {
+  switch (attention.kind) {
+    case AttentionKind::kGrouped:
+      return AddGroupedSpecs(attention, hidden, list);
+    case AttentionKind::kLatent:
+      return AddLatentSpecs(attention, hidden, list);
+    case AttentionKind::kGatedDelta:
+      return AddDeltaSpecs(attention.delta, hidden, list);
+  }
+}
+
+void AddNormSpecs(NormKind kind, std::string_view weight, std::string_view bias, uint32_t hidden,
+                  SpecList* list) {
+  list->Vector(weight, hidden);
+  if (kind == NormKind::kLayer) list->Vector(bias, hidden);
 }
 
 void AddFfnSpecs(const MoeConfig& moe, uint32_t hidden, SpecList* list) {
-  list->Vector(dense::kFfnNorm, hidden);
   if (moe.experts == 0) {
     list->Matrix(dense::kDenseUp, moe.dense_width, hidden);
     list->Matrix(dense::kDenseGate, moe.dense_width, hidden);
@@ -69,7 +117,13 @@ void AddFfnSpecs(const MoeConfig& moe, uint32_t hidden, SpecList* list) {
     return;
   }
   list->Router(dense::kRouter, moe.experts, hidden);
-  if (moe.router == RouterKind::kSigmoidTopK) list->Vector(dense::kRouterCorrection, moe.experts);
+  if (moe.router_bias) list->Vector(dense::kRouterBias, moe.experts);
+  if (moe.router_correction) list->Vector(dense::kRouterCorrection, moe.experts);
+  if (moe.expert_bias) {
+    list->Table(dense::kExpertsUpBias, moe.experts, moe.expert_width);
+    list->Table(dense::kExpertsGateBias, moe.experts, moe.expert_width);
+    list->Table(dense::kExpertsDownBias, moe.experts, hidden);
+  }
   if (moe.shared_width != 0) {
     list->Matrix(dense::kSharedUp, moe.shared_width, hidden);
     list->Matrix(dense::kSharedGate, moe.shared_width, hidden);
@@ -80,21 +134,22 @@ void AddFfnSpecs(const MoeConfig& moe, uint32_t hidden, SpecList* list) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<DenseSpec>> DenseSpecs(const ModelConfig& config) {
-  if (config.norm != NormKind::kRms) {
-    return absl::UnimplementedError("packs of models with layer norm are not supported");
-  }
+std::vector<DenseSpec> DenseSpecs(const ModelConfig& config) {
+  const uint32_t hidden = config.hidden;
   std::vector<DenseSpec> specs;
-  SpecList(ExtentEntry::kNone, 0, &specs).Matrix(dense::kEmbed, config.vocab, config.hidden);
+  SpecList(ExtentEntry::kNone, 0, &specs).Matrix(dense::kEmbed, config.vocab, hidden);
   uint32_t group = 0;
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     SpecList list(layer, ++group, &specs);
-    RETURN_IF_ERROR(AddAttentionSpecs(config.layers[layer].attention, config.hidden, &list));
-    AddFfnSpecs(config.layers[layer].moe, config.hidden, &list);
+    AddNormSpecs(config.norm, dense::kAttnNorm, dense::kAttnNormBias, hidden, &list);
+    AddAttentionSpecs(config.layers[layer].attention, hidden, &list);
+    AddNormSpecs(config.norm, dense::kFfnNorm, dense::kFfnNormBias, hidden, &list);
+    AddFfnSpecs(config.layers[layer].moe, hidden, &list);
   }
   SpecList last(ExtentEntry::kNone, ++group, &specs);
-  last.Vector(dense::kFinalNorm, config.hidden);
-  if (!config.tied_embeddings) last.Matrix(dense::kHead, config.vocab, config.hidden);
+  AddNormSpecs(config.norm, dense::kFinalNorm, dense::kFinalNormBias, hidden, &last);
+  if (!config.tied_embeddings) last.Matrix(dense::kHead, config.vocab, hidden);
+  if (config.head_bias) last.Vector(dense::kHeadBias, config.vocab);
   return specs;
 }
 

@@ -19,8 +19,8 @@ namespace sluice {
 
 enum class DenseKind : uint8_t {
   kMatrix,  // takes the dense encoding
-  kVector,  // f32, one row
-  kRouter,  // bf16 or f32
+  kVector,  // f32: one row, or a small table of them
+  kRouter,  // bf16 or f32: matrices of few rows whose values decide much
 };
 
 // A dense tensor that a model has, before it has a place.
@@ -33,8 +33,8 @@ struct DenseSpec {
   DenseKind kind = DenseKind::kMatrix;
 };
 
-// Every dense tensor of a model in storage order. Unimplemented naming what the format has no names for yet.
-absl::StatusOr<std::vector<DenseSpec>> DenseSpecs(const ModelConfig& config);
+// Every dense tensor of a model in storage order. REQUIRES: ValidateModelConfig accepts `config`.
+std::vector<DenseSpec> DenseSpecs(const ModelConfig& config);
 
 // Whether `encoding` may store a tensor of `kind`.
 bool DenseEncodingAllowed(DenseKind kind, const EncodingDescriptor& encoding);

@@ -83,7 +83,7 @@ RowPool MakePool(const ModelConfig& config, const EncodingDescriptor& encoding, 
 
 absl::Status PlanJob(const PackOptions& pack_options, Encoding dense_encoding, SynthJob* job) {
   const ModelConfig& config = job->manifest.config;
-  ASSIGN_OR_RETURN(job->specs, DenseSpecs(config));
+  job->specs = DenseSpecs(config);
   std::vector<EncodingDescriptor> encodings;
   for (const DenseSpec& spec : job->specs) {
     encodings.push_back(spec.kind == DenseKind::kVector ? MakeDescriptor(Encoding::kF32)

@@ -45,7 +45,7 @@ Tables MakeTables() {
   t.manifest.generation.top_k = 40;
   t.manifest.tokenizer_files["tokenizer.json"] = {12, {1, 2}};
   t.manifest.provenance = {"0123", "bits=q8", "test"};
-  const auto specs = *DenseSpecs(t.manifest.config);
+  const auto specs = DenseSpecs(t.manifest.config);
   std::vector<EncodingDescriptor> encodings;
   for (const DenseSpec& spec : specs) {
     encodings.push_back(MakeDescriptor(spec.kind == DenseKind::kVector ? Encoding::kF32 : Encoding::kBf16));
