@@ -8,9 +8,16 @@ namespace sluice {
 
 absl::Status Forward::Run(StepBatch* batch) {
   RETURN_IF_ERROR(queue_->Embed({batch->ids(), weights_.embed(), 1.0f, x_}));
-  for (uint32_t layer = 0; layer < config_.layers.size() && !batch->all_lost(); ++layer) {
+  return RunFrom(0, batch);
+}
+
+absl::Status Forward::RunFrom(uint32_t first_layer, StepBatch* batch) {
+  for (uint32_t layer = first_layer; layer < config_.layers.size() && !batch->all_lost(); ++layer) {
     RETURN_IF_ERROR(Attend(layer, *batch));
     RETURN_IF_ERROR(Mix(layer, batch));
+    if (tap_ != nullptr) {
+      RETURN_IF_ERROR(tap_->AfterLayer({layer, x_, outputs_, batch}));
+    }
   }
   return absl::OkStatus();
 }
@@ -103,14 +110,17 @@ absl::Status Forward::ComputeExperts(uint32_t layer, uint32_t tokens) {
                         .neuron_begin = tile.neuron_begin,
                         .neuron_end = tile.neuron_end});
     }
-    RETURN_IF_ERROR(
-        queue_->MoeExperts({.x = normed_,
-                            .tokens = tokens,
-                            .hidden = config_.hidden,
-                            .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
-                            .experts = works_,
-                            .y = outputs_,
-                            .slots = tokens * moe.top_k}));
+    const MoeExpertsArgs args = {.x = normed_,
+                                 .tokens = tokens,
+                                 .hidden = config_.hidden,
+                                 .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
+                                 .experts = works_,
+                                 .y = outputs_,
+                                 .slots = tokens * moe.top_k};
+    if (tap_ != nullptr) {
+      RETURN_IF_ERROR(tap_->BeforeExperts(layer, args));
+    }
+    RETURN_IF_ERROR(queue_->MoeExperts(args));
   }
 }
 

@@ -72,6 +72,11 @@ class Forward {
   // the residency was told to Abandon().
   absl::Status Run(StepBatch* batch);
 
+  // The same from `first_layer` on: residual() holds the rows that come into it, and the layers below have
+  // stored K and V of these rows before.
+  absl::Status RunFrom(uint32_t first_layer, StepBatch* batch);
+  Rows residual() const { return x_; }  // [max_tokens, hidden]
+
   // Logits of some rows of the batch that ran last, the best `k` ids of each and its log-sum-exp. At most
   // logit_rows rows.
   absl::StatusOr<LogitRows> Logits(absl::Span<const uint32_t> rows, uint32_t k);

@@ -26,11 +26,24 @@ struct RouterTap {
   const StepBatch* batch = nullptr;
 };
 
+// The state at the end of a layer.
+struct LayerEnd {
+  uint32_t layer = 0;
+  Rows residual;  // [tokens, hidden], with the mixture's output added; the tap may change it
+  Rows outputs;   // [tokens * ranks, hidden], the experts' by (token, rank); unset in a layer without experts
+  const StepBatch* batch = nullptr;
+};
+
 // Told at layer boundaries; predictors and calibration hang here.
 class LayerTap {
  public:
   virtual ~LayerTap() = default;
   virtual absl::Status AfterRouter(const RouterTap& tap) = 0;
+  // `args` is what the queue computes next: experts that are ready, with their rows and weights.
+  virtual absl::Status BeforeExperts(uint32_t /*layer*/, const MoeExpertsArgs& /*args*/) {
+    return absl::OkStatus();
+  }
+  virtual absl::Status AfterLayer(const LayerEnd& /*end*/) { return absl::OkStatus(); }
 };
 
 class ExpertPredictor {
