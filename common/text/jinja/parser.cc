@@ -1,25 +1,21 @@
 #include "common/text/jinja/parser.h"
 
 #include <algorithm>
-#include <charconv>
 #include <initializer_list>
 #include <string>
 #include <utility>
 
 #include "common/status.h"
-#include "common/text/jinja/lexer.h"
+#include "common/text/jinja/expression_parser.h"
 
 namespace sluice::jinja {
 namespace {
 
-constexpr int kMaxNesting = 200;        // of blocks and of expressions: the parser recurses
 constexpr size_t kMaxTagTokens = 1000;  // a chain a + b + c ... is as deep as it is long
 
-using Kind = Token::Kind;
-
-class Parser {
+class StatementParser : public ExpressionParser {
  public:
-  explicit Parser(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
+  using ExpressionParser::ExpressionParser;
 
   absl::StatusOr<Block> Run() {
     ASSIGN_OR_RETURN(Block block, ParseBlock({}));
@@ -30,47 +26,11 @@ class Parser {
   }
 
  private:
-  struct Nesting {
-    explicit Nesting(int* depth) : depth(depth) { ++*depth; }
-    ~Nesting() { --*depth; }
-    int* depth;
-  };
-
-  const Token& Peek(size_t ahead = 0) const { return tokens_[std::min(at_ + ahead, tokens_.size() - 1)]; }
-  const Token& Next() { return tokens_[at_ + 1 < tokens_.size() ? at_++ : at_]; }
-  bool IsOperator(const char* text) const { return Peek().kind == Kind::kOperator && Peek().text == text; }
-  bool IsName(const char* text) const { return Peek().kind == Kind::kName && Peek().text == text; }
-  bool TakeOperator(const char* text) { return IsOperator(text) && (Next(), true); }
-  bool TakeName(const char* text) { return IsName(text) && (Next(), true); }
-
-  absl::Status Error(const std::string& what) const {
-    return absl::InvalidArgumentError(absl::StrCat("template line ", Peek().line, ": ", what));
-  }
-  absl::Status ExpectOperator(const char* text) {
-    return TakeOperator(text) ? absl::OkStatus()
-                              : Error(absl::StrCat("expected '", text, "' before '", Peek().text, "'"));
-  }
-  absl::Status ExpectStatementEnd() {
-    if (Peek().kind != Kind::kStatementEnd) {
-      return Error(absl::StrCat("expected the end of the tag before '", Peek().text, "'"));
-    }
-    Next();
-    return absl::OkStatus();
-  }
-  absl::StatusOr<std::string> ExpectName() {
-    if (Peek().kind != Kind::kName) {
-      return Error(absl::StrCat("expected a name before '", Peek().text, "'"));
-    }
-    return Next().text;
-  }
-
   // Statements up to a tag that begins with one of `ends` (its StatementBegin is not taken) or the template's
   // end.
   absl::StatusOr<Block> ParseBlock(std::initializer_list<const char*> ends) {
-    const Nesting nesting(&depth_);
-    if (depth_ > kMaxNesting) {
-      return Error(absl::StrCat("nested deeper than ", kMaxNesting));
-    }
+    const Nesting nesting(this);
+    RETURN_IF_ERROR(CheckNesting());
     Block block;
     while (Peek().kind != Kind::kEnd) {
       if (Peek().kind == Kind::kStatementBegin &&
@@ -286,372 +246,6 @@ class Parser {
     RETURN_IF_ERROR(ExpectEnd("endfilter"));
     return statement;
   }
-
-  ExpressionPtr Node(Expression::Kind kind, std::string name = "") const {
-    auto node = std::make_unique<Expression>();
-    node->kind = kind;
-    node->line = Peek().line;
-    node->name = std::move(name);
-    return node;
-  }
-  ExpressionPtr Binary(std::string name, ExpressionPtr left, ExpressionPtr right) const {
-    ExpressionPtr node = Node(Expression::Kind::kBinary, std::move(name));
-    node->items.push_back(std::move(left));
-    node->items.push_back(std::move(right));
-    return node;
-  }
-
-  // a, b: a list without brackets.
-  absl::StatusOr<ExpressionPtr> ParseTuple() {
-    ASSIGN_OR_RETURN(ExpressionPtr first, ParseExpression());
-    if (!IsOperator(",")) {
-      return first;
-    }
-    ExpressionPtr node = Node(Expression::Kind::kList);
-    node->items.push_back(std::move(first));
-    while (TakeOperator(",")) {
-      if (Peek().kind == Kind::kStatementEnd || Peek().kind == Kind::kOutputEnd || IsOperator(")")) {
-        break;
-      }
-      ASSIGN_OR_RETURN(ExpressionPtr item, ParseExpression());
-      node->items.push_back(std::move(item));
-    }
-    return node;
-  }
-
-  absl::StatusOr<ExpressionPtr> ParseExpression() {
-    const Nesting nesting(&depth_);
-    if (depth_ > kMaxNesting) {
-      return Error(absl::StrCat("nested deeper than ", kMaxNesting));
-    }
-    ASSIGN_OR_RETURN(ExpressionPtr value, ParseOr());
-    while (TakeName("if")) {
-      ExpressionPtr node = Node(Expression::Kind::kConditional);
-      ASSIGN_OR_RETURN(ExpressionPtr condition, ParseOr());
-      ExpressionPtr otherwise;
-      if (TakeName("else")) {
-        ASSIGN_OR_RETURN(otherwise, ParseExpression());
-      }
-      node->items.push_back(std::move(value));
-      node->items.push_back(std::move(condition));
-      node->items.push_back(std::move(otherwise));
-      value = std::move(node);
-    }
-    return value;
-  }
-
-  absl::StatusOr<ExpressionPtr> ParseOr() {
-    ASSIGN_OR_RETURN(ExpressionPtr left, ParseAnd());
-    while (TakeName("or")) {
-      ASSIGN_OR_RETURN(ExpressionPtr right, ParseAnd());
-      left = Binary("or", std::move(left), std::move(right));
-    }
-    return left;
-  }
-
-  absl::StatusOr<ExpressionPtr> ParseAnd() {
-    ASSIGN_OR_RETURN(ExpressionPtr left, ParseNot());
-    while (TakeName("and")) {
-      ASSIGN_OR_RETURN(ExpressionPtr right, ParseNot());
-      left = Binary("and", std::move(left), std::move(right));
-    }
-    return left;
-  }
-
-  absl::StatusOr<ExpressionPtr> ParseNot() {
-    const Nesting nesting(&depth_);
-    if (depth_ > kMaxNesting) {
-      return Error(absl::StrCat("nested deeper than ", kMaxNesting));
-    }
-    if (TakeName("not")) {
-      ExpressionPtr node = Node(Expression::Kind::kUnary, "not");
-      ASSIGN_OR_RETURN(ExpressionPtr operand, ParseNot());
-      node->items.push_back(std::move(operand));
-      return node;
-    }
-    return ParseComparison();
-  }
-
-  absl::StatusOr<ExpressionPtr> ParseComparison() {
-    ASSIGN_OR_RETURN(ExpressionPtr left, ParseSum());
-    ExpressionPtr chain;
-    while (true) {
-      std::string name;
-      if (Peek().kind == Kind::kOperator) {
-        for (const char* op : {"==", "!=", "<=", ">=", "<", ">"}) {
-          name = name.empty() && IsOperator(op) ? op : name;
-        }
-      } else if (IsName("in")) {
-        name = "in";
-      } else if (IsName("not") && Peek(1).text == "in") {
-        Next();
-        name = "not in";
-      }
-      if (name.empty()) {
-        return chain == nullptr ? std::move(left) : std::move(chain);
-      }
-      if (chain == nullptr) {
-        chain = Node(Expression::Kind::kComparison);
-        chain->items.push_back(std::move(left));
-      }
-      Next();
-      ASSIGN_OR_RETURN(ExpressionPtr right, ParseSum());
-      chain->operators.push_back(std::move(name));
-      chain->items.push_back(std::move(right));
-    }
-  }
-
-  absl::StatusOr<ExpressionPtr> ParseSum() {
-    ASSIGN_OR_RETURN(ExpressionPtr left, ParseConcat());
-    while (IsOperator("+") || IsOperator("-")) {
-      const std::string name = Next().text;
-      ASSIGN_OR_RETURN(ExpressionPtr right, ParseConcat());
-      left = Binary(name, std::move(left), std::move(right));
-    }
-    return left;
-  }
-
-  absl::StatusOr<ExpressionPtr> ParseConcat() {
-    ASSIGN_OR_RETURN(ExpressionPtr left, ParseProduct());
-    while (TakeOperator("~")) {
-      ASSIGN_OR_RETURN(ExpressionPtr right, ParseProduct());
-      left = Binary("~", std::move(left), std::move(right));
-    }
-    return left;
-  }
-
-  absl::StatusOr<ExpressionPtr> ParseProduct() {
-    ASSIGN_OR_RETURN(ExpressionPtr left, ParseUnary());
-    while (IsOperator("*") || IsOperator("/") || IsOperator("//") || IsOperator("%")) {
-      const std::string name = Next().text;
-      ASSIGN_OR_RETURN(ExpressionPtr right, ParseUnary());
-      left = Binary(name, std::move(left), std::move(right));
-    }
-    return left;
-  }
-
-  // Filters and tests bind to the signed value: -3|abs is (-3)|abs.
-  absl::StatusOr<ExpressionPtr> ParseUnary(bool filters = true) {
-    const Nesting nesting(&depth_);
-    if (depth_ > kMaxNesting) {
-      return Error(absl::StrCat("nested deeper than ", kMaxNesting));
-    }
-    if (IsOperator("-") || IsOperator("+")) {
-      ExpressionPtr node = Node(Expression::Kind::kUnary, Next().text);
-      ASSIGN_OR_RETURN(ExpressionPtr operand, ParseUnary(/*filters=*/false));
-      node->items.push_back(std::move(operand));
-      return filters ? ParseFiltersAndTests(std::move(node)) : absl::StatusOr<ExpressionPtr>(std::move(node));
-    }
-    ASSIGN_OR_RETURN(ExpressionPtr value, ParsePrimary());
-    ASSIGN_OR_RETURN(value, ParsePostfix(std::move(value)));
-    if (TakeOperator("**")) {
-      ASSIGN_OR_RETURN(ExpressionPtr exponent, ParseUnary());
-      value = Binary("**", std::move(value), std::move(exponent));
-    }
-    return filters ? ParseFiltersAndTests(std::move(value)) : absl::StatusOr<ExpressionPtr>(std::move(value));
-  }
-
-  absl::StatusOr<ExpressionPtr> ParseFiltersAndTests(ExpressionPtr value) {
-    while (true) {
-      if (TakeOperator("|")) {
-        ASSIGN_OR_RETURN(value, ParseFilter(std::move(value)));
-        ASSIGN_OR_RETURN(value, ParsePostfix(std::move(value)));
-      } else if (TakeName("is")) {
-        ASSIGN_OR_RETURN(value, ParseTest(std::move(value)));
-      } else {
-        return value;
-      }
-    }
-  }
-
-  absl::StatusOr<ExpressionPtr> ParseFilter(ExpressionPtr value) {
-    ExpressionPtr node = Node(Expression::Kind::kFilter);
-    ASSIGN_OR_RETURN(node->name, ExpectName());
-    node->items.push_back(std::move(value));
-    if (TakeOperator("(")) {
-      RETURN_IF_ERROR(ParseArguments(&node->arguments));
-    }
-    return node;
-  }
-
-  absl::StatusOr<ExpressionPtr> ParseTest(ExpressionPtr value) {
-    ExpressionPtr node = Node(Expression::Kind::kTest);
-    node->negated = TakeName("not");
-    ASSIGN_OR_RETURN(node->name, ExpectName());
-    node->items.push_back(std::move(value));
-    if (TakeOperator("(")) {
-      RETURN_IF_ERROR(ParseArguments(&node->arguments));
-    } else if (Peek().kind == Kind::kString || Peek().kind == Kind::kInteger || Peek().kind == Kind::kFloat ||
-               (Peek().kind == Kind::kName && !IsName("and") && !IsName("or") && !IsName("if") &&
-                !IsName("else") && !IsName("is") && !IsName("in") && !IsName("not"))) {
-      ASSIGN_OR_RETURN(ExpressionPtr argument, ParsePrimary());
-      ASSIGN_OR_RETURN(argument, ParsePostfix(std::move(argument)));
-      node->arguments.positional.push_back(std::move(argument));
-    }
-    return node;
-  }
-
-  // Behind the opening parenthesis.
-  absl::Status ParseArguments(CallArguments* arguments) {
-    while (!TakeOperator(")")) {
-      if (Peek().kind == Kind::kName && Peek(1).kind == Kind::kOperator && Peek(1).text == "=") {
-        std::string name = Next().text;
-        Next();
-        ASSIGN_OR_RETURN(ExpressionPtr value, ParseExpression());
-        arguments->named.emplace_back(std::move(name), std::move(value));
-      } else {
-        ASSIGN_OR_RETURN(ExpressionPtr value, ParseExpression());
-        arguments->positional.push_back(std::move(value));
-      }
-      if (!IsOperator(")")) {
-        RETURN_IF_ERROR(ExpectOperator(","));
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  absl::StatusOr<ExpressionPtr> ParsePostfix(ExpressionPtr value) {
-    while (true) {
-      if (TakeOperator(".")) {
-        ExpressionPtr node = Node(Expression::Kind::kAttribute);
-        if (Peek().kind == Kind::kInteger) {
-          node->name = Next().text;
-        } else {
-          ASSIGN_OR_RETURN(node->name, ExpectName());
-        }
-        node->items.push_back(std::move(value));
-        value = std::move(node);
-      } else if (TakeOperator("[")) {
-        ASSIGN_OR_RETURN(value, ParseSubscript(std::move(value)));
-      } else if (TakeOperator("(")) {
-        ExpressionPtr node = Node(Expression::Kind::kCall);
-        node->items.push_back(std::move(value));
-        RETURN_IF_ERROR(ParseArguments(&node->arguments));
-        value = std::move(node);
-      } else {
-        return value;
-      }
-    }
-  }
-
-  absl::StatusOr<ExpressionPtr> ParseSubscript(ExpressionPtr value) {
-    ExpressionPtr bounds[3];
-    int count = 0;
-    while (true) {
-      if (!IsOperator(":") && !IsOperator("]")) {
-        ASSIGN_OR_RETURN(bounds[count], ParseExpression());
-      }
-      if (count == 2 || !TakeOperator(":")) {
-        break;
-      }
-      ++count;
-    }
-    RETURN_IF_ERROR(ExpectOperator("]"));
-    ExpressionPtr node = Node(count == 0 ? Expression::Kind::kSubscript : Expression::Kind::kSlice);
-    if (count == 0 && bounds[0] == nullptr) {
-      return Error("an empty subscript");
-    }
-    node->items.push_back(std::move(value));
-    for (int i = 0; i < (count == 0 ? 1 : 3); ++i) {
-      node->items.push_back(std::move(bounds[i]));
-    }
-    return node;
-  }
-
-  absl::StatusOr<ExpressionPtr> ParsePrimary() {
-    const Token& token = Peek();
-    ExpressionPtr node = Node(Expression::Kind::kLiteral);
-    switch (token.kind) {
-      case Kind::kString: {
-        std::string text = Next().text;
-        while (Peek().kind == Kind::kString) {  // adjacent strings join
-          text += Next().text;
-        }
-        node->literal = Value(String::Own(text));
-        return node;
-      }
-      case Kind::kInteger: {
-        int64_t value = 0;
-        const auto result = std::from_chars(token.text.data(), token.text.data() + token.text.size(), value);
-        if (result.ec != std::errc()) {
-          return Error(absl::StrCat("the number ", token.text, " is too large"));
-        }
-        Next();
-        node->literal = Value(value);
-        return node;
-      }
-      case Kind::kFloat: {
-        double value = 0;
-        std::from_chars(token.text.data(), token.text.data() + token.text.size(), value);
-        Next();
-        node->literal = Value(value);
-        return node;
-      }
-      case Kind::kName:
-        return ParseNameOrConstant(std::move(node));
-      default:
-        break;
-    }
-    if (TakeOperator("(")) {
-      if (TakeOperator(")")) {
-        return Node(Expression::Kind::kList);
-      }
-      ASSIGN_OR_RETURN(ExpressionPtr inner, ParseTuple());
-      RETURN_IF_ERROR(ExpectOperator(")"));
-      return inner;
-    }
-    if (TakeOperator("[")) {
-      return ParseListLiteral();
-    }
-    if (TakeOperator("{")) {
-      return ParseMapLiteral();
-    }
-    return Error(absl::StrCat("expected a value before '", token.text, "'"));
-  }
-
-  absl::StatusOr<ExpressionPtr> ParseNameOrConstant(ExpressionPtr node) {
-    const std::string name = Next().text;
-    if (name == "true" || name == "True" || name == "false" || name == "False") {
-      node->literal = Value(name == "true" || name == "True");
-    } else if (name == "none" || name == "None") {
-      node->literal = Value(None{});
-    } else {
-      node->kind = Expression::Kind::kName;
-      node->name = name;
-    }
-    return node;
-  }
-
-  absl::StatusOr<ExpressionPtr> ParseListLiteral() {
-    ExpressionPtr node = Node(Expression::Kind::kList);
-    while (!TakeOperator("]")) {
-      ASSIGN_OR_RETURN(ExpressionPtr item, ParseExpression());
-      node->items.push_back(std::move(item));
-      if (!IsOperator("]")) {
-        RETURN_IF_ERROR(ExpectOperator(","));
-      }
-    }
-    return node;
-  }
-
-  absl::StatusOr<ExpressionPtr> ParseMapLiteral() {
-    ExpressionPtr node = Node(Expression::Kind::kMap);
-    while (!TakeOperator("}")) {
-      ASSIGN_OR_RETURN(ExpressionPtr key, ParseExpression());
-      RETURN_IF_ERROR(ExpectOperator(":"));
-      ASSIGN_OR_RETURN(ExpressionPtr value, ParseExpression());
-      node->items.push_back(std::move(key));
-      node->items.push_back(std::move(value));
-      if (!IsOperator("}")) {
-        RETURN_IF_ERROR(ExpectOperator(","));
-      }
-    }
-    return node;
-  }
-
-  const std::vector<Token> tokens_;
-  size_t at_ = 0;
-  int depth_ = 0;
 };
 
 }  // namespace
@@ -660,14 +254,14 @@ absl::StatusOr<Block> Parse(std::string_view source) {
   ASSIGN_OR_RETURN(std::vector<Token> tokens, Tokenize(source));
   size_t begin = 0;
   for (size_t i = 0; i < tokens.size(); ++i) {
-    if (tokens[i].kind == Kind::kStatementBegin || tokens[i].kind == Kind::kOutputBegin) {
+    if (tokens[i].kind == Token::Kind::kStatementBegin || tokens[i].kind == Token::Kind::kOutputBegin) {
       begin = i;
-    } else if (tokens[i].kind != Kind::kText && i - begin > kMaxTagTokens) {
+    } else if (tokens[i].kind != Token::Kind::kText && i - begin > kMaxTagTokens) {
       return absl::InvalidArgumentError(
           absl::StrCat("template line ", tokens[i].line, ": a tag of more than ", kMaxTagTokens, " tokens"));
     }
   }
-  return Parser(std::move(tokens)).Run();
+  return StatementParser(std::move(tokens)).Run();
 }
 
 }  // namespace sluice::jinja
