@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/text/marked_text.h"
 #include "common/text/unicode.h"
 #include "common/text/utf8.h"
 
@@ -85,7 +86,7 @@ absl::Status AddedTokenMatcher::Add(const std::string& pattern, const AddedToken
   return absl::OkStatus();
 }
 
-AddedTokenMatcher::Match AddedTokenMatcher::LongestAt(std::string_view text) const {
+AddedTokenMatcher::Match AddedTokenMatcher::LongestAt(std::string_view text, const Wanted& wanted) const {
   Match longest;
   uint32_t node = 0;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -94,22 +95,25 @@ AddedTokenMatcher::Match AddedTokenMatcher::LongestAt(std::string_view text) con
       break;
     }
     node = it->second;
-    if (token_of_node_[node] != kNoToken) {
-      longest = {i + 1, &tokens_[static_cast<size_t>(token_of_node_[node])]};
+    if (token_of_node_[node] == kNoToken) {
+      continue;
+    }
+    const AddedToken& token = tokens_[static_cast<size_t>(token_of_node_[node])];
+    if (wanted.Has(token)) {
+      longest = {i + 1, &token};
     }
   }
   return longest;
 }
 
-void AddedTokenMatcher::Split(std::string_view text, bool parse_special,
-                              std::vector<TextSegment>* segments) const {
-  size_t done = 0;
-  for (size_t position = 0; position < text.size();) {
+void AddedTokenMatcher::Find(std::string_view text, bool parse_special, const Wanted& wanted, Scan* scan,
+                             std::vector<TextSegment>* segments) const {
+  for (size_t position = scan->range.begin; position < scan->range.end;) {
     if (!is_first_byte_[static_cast<uint8_t>(text[position])]) {
       ++position;
       continue;
     }
-    const Match match = LongestAt(text.substr(position));
+    const Match match = LongestAt(text.substr(position, scan->range.end - position), wanted);
     if (match.token == nullptr) {
       ++position;
       continue;
@@ -125,22 +129,59 @@ void AddedTokenMatcher::Split(std::string_view text, bool parse_special,
       continue;
     }
     if (match.token->lstrip) {
-      begin = std::max(SpacesBefore(text, done, begin), done);
+      begin = std::max(SpacesBefore(text, scan->done, begin), scan->done);
     }
     if (match.token->rstrip) {
       end = SpacesAfter(text, end);
     }
-    if (done < begin) {
-      segments->push_back({{done, begin}, TextSegment::kText});
+    if (scan->done < begin) {
+      segments->push_back({{scan->done, begin}, TextSegment::kText});
     }
     // Empty where an earlier token's rstrip took all of it.
     if (begin < end) {
       segments->push_back({{begin, end}, match.token->id});
     }
-    done = end;
+    scan->done = end;
   }
-  if (done < text.size()) {
-    segments->push_back({{done, text.size()}, TextSegment::kText});
+}
+
+void AddedTokenMatcher::Split(std::string_view text, bool parse_special,
+                              std::vector<TextSegment>* segments) const {
+  Scan scan{{0, text.size()}, 0};
+  Find(text, parse_special, Wanted(), &scan, segments);
+  if (scan.done < text.size()) {
+    segments->push_back({{scan.done, text.size()}, TextSegment::kText});
+  }
+}
+
+void AddedTokenMatcher::SplitMarked(std::string_view text, std::string_view marks,
+                                    const absl::flat_hash_set<int32_t>& control,
+                                    std::vector<TextSegment>* segments) const {
+  std::vector<TextSegment> coarse;
+  Scan scan;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = EndOfRun(marks, begin);
+    if (marks[begin] == 0) {
+      scan.range = {std::max(begin, scan.done), end};
+      Find(text, /*parse_special=*/true, {&control, true}, &scan, &coarse);
+    }
+    begin = end;
+  }
+  if (scan.done < text.size()) {
+    coarse.push_back({{scan.done, text.size()}, TextSegment::kText});
+  }
+  for (const TextSegment& segment : coarse) {
+    if (segment.token != TextSegment::kText) {
+      segments->push_back(segment);
+      continue;
+    }
+    // Cut off behind the segment, so that no token's rstrip reaches out of it.
+    const std::string_view upto = text.substr(0, segment.range.end);
+    Scan inner{segment.range, segment.range.begin};
+    Find(upto, /*parse_special=*/false, {&control, false}, &inner, segments);
+    if (inner.done < segment.range.end) {
+      segments->push_back({{inner.done, segment.range.end}, TextSegment::kText});
+    }
   }
 }
 

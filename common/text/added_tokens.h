@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "common/text/regex.h"
 #include "common/text/tokenizer_spec.h"
@@ -38,12 +39,32 @@ class AddedTokenMatcher {
   // special tokens are text; so is a single_word token inside a word.
   void Split(std::string_view text, bool parse_special, std::vector<TextSegment>* segments) const;
 
+  // The same for a text with marks (marked_text.h): the tokens in `control` are found first, and only where
+  // all bytes are the template's own; the others between them, wherever they stand.
+  void SplitMarked(std::string_view text, std::string_view marks, const absl::flat_hash_set<int32_t>& control,
+                   std::vector<TextSegment>* segments) const;
+
  private:
   struct Match {
     size_t length = 0;
     const AddedToken* token = nullptr;
   };
-  Match LongestAt(std::string_view text) const;
+  // Which tokens a scan looks for: all, or by whether they are in a set.
+  struct Wanted {
+    const absl::flat_hash_set<int32_t>* control = nullptr;
+    bool in_control = false;
+    bool Has(const AddedToken& token) const {
+      return control == nullptr || control->contains(token.id) == in_control;
+    }
+  };
+  // Where a scan is: matches begin and end in `range`; what lies before `done` has its segments.
+  struct Scan {
+    ByteRange range;
+    size_t done = 0;
+  };
+  Match LongestAt(std::string_view text, const Wanted& wanted) const;
+  void Find(std::string_view text, bool parse_special, const Wanted& wanted, Scan* scan,
+            std::vector<TextSegment>* segments) const;
 
   // A trie: node 0 is the root, edges by (node << 8 | byte).
   absl::flat_hash_map<uint64_t, uint32_t> edges_;

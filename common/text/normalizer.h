@@ -21,8 +21,11 @@ class Normalizer {
   // The steps in order. Errors of TextPattern::Create.
   static absl::StatusOr<std::unique_ptr<const Normalizer>> Create(const std::vector<NormalizerSpec>& specs);
 
-  // `text` is well-formed UTF-8, so is the result. ResourceExhausted from a regex.
-  absl::StatusOr<std::string> Apply(std::string text, RegexScratch* scratch) const;
+  // `text` is well-formed UTF-8, so is the result. ResourceExhausted from a regex. With `marks`, a byte for
+  // each of `text` (marked_text.h), these move with the text; then no character is composed across a border,
+  // and what replaces a match with a client's bytes in it is a client's.
+  absl::StatusOr<std::string> Apply(std::string text, RegexScratch* scratch,
+                                    std::string* marks = nullptr) const;
 
  private:
   struct Step {

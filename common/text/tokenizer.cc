@@ -11,6 +11,7 @@
 #include "common/text/added_tokens.h"
 #include "common/text/bpe.h"
 #include "common/text/decoder.h"
+#include "common/text/marked_text.h"
 #include "common/text/normalizer.h"
 #include "common/text/pre_tokenizer.h"
 #include "common/text/sentencepiece_model.h"
@@ -45,6 +46,13 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
     return absl::DataLossError(absl::StrCat(path, ": ", size, " bytes expected, ", file.gcount(), " read"));
   }
   return bytes;
+}
+
+absl::Status CheckTextSize(std::string_view text) {
+  return text.size() < kMaxTextBytes
+             ? absl::OkStatus()
+             : absl::InvalidArgumentError(absl::StrCat("text of ", text.size(), " bytes; less than ",
+                                                       kMaxTextBytes, " are allowed"));
 }
 
 absl::StatusOr<TokenizerSpec> ParseFiles(const TokenizerFiles& files, const TokenizerConfig& config) {
@@ -104,11 +112,39 @@ absl::Status Tokenizer::Impl::AddMatchers() {
   return absl::OkStatus();
 }
 
-absl::Status Tokenizer::Impl::EncodeText(std::string_view text, bool starts_input, EncodeScratch* scratch,
-                                         std::vector<int32_t>* ids) const {
-  ASSIGN_OR_RETURN(const std::string normal, normalizer->Apply(std::string(text), &scratch->regex));
+void Tokenizer::Impl::SplitBy(const AddedTokenMatcher& matcher, std::string_view text, std::string_view marks,
+                              const EncodeScratch& scratch, std::vector<TextSegment>* segments) {
+  if (scratch.control != nullptr) {
+    matcher.SplitMarked(text, marks, *scratch.control, segments);
+  } else {
+    matcher.Split(text, scratch.parse_special, segments);
+  }
+}
+
+absl::Status Tokenizer::Impl::EncodeAll(std::string_view text, std::string_view marks, EncodeScratch* scratch,
+                                        std::vector<int32_t>* ids) const {
   std::vector<TextSegment> segments;
-  normalized_tokens.Split(normal, scratch->parse_special, &segments);
+  SplitBy(raw_tokens, text, marks, *scratch, &segments);
+  for (const TextSegment& segment : segments) {
+    if (segment.token != TextSegment::kText) {
+      ids->push_back(segment.token);
+      continue;
+    }
+    const size_t begin = segment.range.begin;
+    const size_t size = segment.range.end - begin;
+    RETURN_IF_ERROR(EncodeText(text.substr(begin, size), marks.empty() ? marks : marks.substr(begin, size),
+                               begin == 0, scratch, ids));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Tokenizer::Impl::EncodeText(std::string_view text, std::string_view marks, bool starts_input,
+                                         EncodeScratch* scratch, std::vector<int32_t>* ids) const {
+  std::string normal_marks(marks);
+  ASSIGN_OR_RETURN(const std::string normal, normalizer->Apply(std::string(text), &scratch->regex,
+                                                               marks.empty() ? nullptr : &normal_marks));
+  std::vector<TextSegment> segments;
+  SplitBy(normalized_tokens, normal, normal_marks, *scratch, &segments);
   for (const TextSegment& segment : segments) {
     if (segment.token != TextSegment::kText) {
       ids->push_back(segment.token);
@@ -158,10 +194,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::LoadFromFiles(const Tokeni
 
 absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
                                                        const EncodeOptions& options) const {
-  if (text.size() >= kMaxTextBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("text of ", text.size(), " bytes; less than ", kMaxTextBytes, " are allowed"));
-  }
+  RETURN_IF_ERROR(CheckTextSize(text));
   std::string repaired;
   if (!IsWellFormedUtf8(text)) {
     repaired = ReplaceIllFormedUtf8(text);
@@ -172,20 +205,37 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
     ids = impl_->spec.prefix;
   }
   EncodeScratch scratch(options);
-  std::vector<TextSegment> segments;
-  impl_->raw_tokens.Split(text, options.parse_special, &segments);
-  for (const TextSegment& segment : segments) {
-    if (segment.token != TextSegment::kText) {
-      ids.push_back(segment.token);
-      continue;
-    }
-    RETURN_IF_ERROR(
-        impl_->EncodeText(text.substr(segment.range.begin, segment.range.end - segment.range.begin),
-                          segment.range.begin == 0, &scratch, &ids));
-  }
+  RETURN_IF_ERROR(impl_->EncodeAll(text, {}, &scratch, &ids));
   if (options.add_special_tokens) {
     ids.insert(ids.end(), impl_->spec.suffix.begin(), impl_->spec.suffix.end());
   }
+  return ids;
+}
+
+absl::flat_hash_set<int32_t> Tokenizer::ControlTokens(std::string_view template_source) const {
+  absl::flat_hash_set<int32_t> control = impl_->special_ids;
+  for (const AddedToken& token : impl_->spec.added_tokens) {
+    const bool blank = token.content.find_first_not_of(" \t\r\n") == std::string::npos;
+    if (!blank && template_source.find(token.content) != std::string_view::npos) {
+      control.insert(token.id);
+    }
+  }
+  return control;
+}
+
+absl::StatusOr<std::vector<int32_t>> Tokenizer::EncodeMarked(
+    std::string_view text, std::string_view marks, const absl::flat_hash_set<int32_t>& control) const {
+  RETURN_IF_ERROR(CheckTextSize(text));
+  if (text.size() != marks.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a text of ", text.size(), " bytes with ", marks.size(), " marks"));
+  }
+  std::string well_formed(text);
+  std::string its_marks(marks);
+  ChangeRuns(&well_formed, &its_marks, [](std::string_view run) { return ReplaceIllFormedUtf8(run); });
+  std::vector<int32_t> ids;
+  EncodeScratch scratch(control);
+  RETURN_IF_ERROR(impl_->EncodeAll(well_formed, its_marks, &scratch, &ids));
   return ids;
 }
 

@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
@@ -57,6 +58,17 @@ class Tokenizer {
   // spell neither by byte tokens nor by an unknown token is left out, as in Hugging Face `tokenizers`.
   // InvalidArgument for a text of 1 GiB or more; ResourceExhausted if a regex exceeds its match limit.
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options = {}) const;
+
+  // The tokens that steer a model which `template_source` prompts: all special tokens, and the added tokens
+  // that the template spells other than white space (such as <think>), special or not.
+  absl::flat_hash_set<int32_t> ControlTokens(std::string_view template_source) const;
+
+  // Token ids of a rendered chat, nothing added around it. `marks` has a byte for each of `text`: 0 where it
+  // is the template's own, 1 where a client's. The tokens in `control` are recognised only where all of their
+  // bytes are the template's own; elsewhere, and across a border, they are plain text. Other added tokens are
+  // matched everywhere. InvalidArgument if the sizes differ; else as Encode.
+  absl::StatusOr<std::vector<int32_t>> EncodeMarked(std::string_view text, std::string_view marks,
+                                                    const absl::flat_hash_set<int32_t>& control) const;
 
   // The text of `ids`, always well-formed UTF-8. `skip_special` leaves special tokens out. InvalidArgument,
   // naming id and vocabulary size, for an id that is not in [0, vocab_size()).

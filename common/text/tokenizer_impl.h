@@ -27,7 +27,11 @@ namespace sluice {
 struct EncodeScratch {
   explicit EncodeScratch(const EncodeOptions& options)
       : parse_special(options.parse_special), bpe(/*may_give_special=*/options.parse_special) {}
+  // Of EncodeMarked.
+  explicit EncodeScratch(const absl::flat_hash_set<int32_t>& control)
+      : parse_special(false), control(&control), bpe(/*may_give_special=*/false) {}
   const bool parse_special;
+  const absl::flat_hash_set<int32_t>* const control = nullptr;  // null: the text has no marks
   RegexScratch regex;
   BpeScratch bpe;
 };
@@ -46,9 +50,16 @@ struct Tokenizer::Impl {
   // Fills the matchers and what goes with them. REQUIRES: spec and normalizer are set.
   absl::Status AddMatchers();
 
+  // Appends the ids of `text`, well-formed UTF-8; `marks` is empty or has a byte for each of it.
+  absl::Status EncodeAll(std::string_view text, std::string_view marks, EncodeScratch* scratch,
+                         std::vector<int32_t>* ids) const;
+
   // Appends the ids of `text`, which holds none of raw_tokens.
-  absl::Status EncodeText(std::string_view text, bool starts_input, EncodeScratch* scratch,
-                          std::vector<int32_t>* ids) const;
+  absl::Status EncodeText(std::string_view text, std::string_view marks, bool starts_input,
+                          EncodeScratch* scratch, std::vector<int32_t>* ids) const;
+
+  static void SplitBy(const AddedTokenMatcher& matcher, std::string_view text, std::string_view marks,
+                      const EncodeScratch& scratch, std::vector<TextSegment>* segments);
 
   // What the decoder gets for `id`; nullopt for nothing.
   std::optional<std::string_view> TextOf(int32_t id, bool skip_special) const;
