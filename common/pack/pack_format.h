@@ -113,7 +113,7 @@ struct StoredFile {
 struct Provenance {
   std::string source_digest;  // 32 hex digits: of the source's tensors, names and config; see FORMAT.md
   std::string options;        // canonical text of the options that shaped the bytes
-  std::string generator;      // "sluice pack 1" or "sluice synth 1": changes with the bytes it makes
+  std::string generator;      // "sluice pack 2" or "sluice synth 1": changes with the bytes it makes
   bool operator==(const Provenance&) const = default;
 };
 

@@ -16,7 +16,7 @@ namespace sluice {
 namespace {
 
 // Changes when the writer makes other bytes of the same input.
-constexpr char kGenerator[] = "sluice pack 1";
+constexpr char kGenerator[] = "sluice pack 2";
 constexpr uint64_t kMaxTokenizerFileBytes = 256ull << 20;
 constexpr const char* kTokenizerFileNames[] = {
     "tokenizer.json",        "tokenizer.model",         "vocab.json",        "merges.txt",
@@ -27,8 +27,9 @@ absl::Status CheckOptions(const PackOptions& options, Encoding dense) {
   for (const Encoding encoding :
        {options.part_encoding[0], options.part_encoding[1], options.part_encoding[2], dense}) {
     if (!CanEncode(encoding)) {
-      return absl::UnimplementedError(absl::StrCat("writing ", EncodingName(encoding),
-                                                   " rows is not supported yet (bf16, f16 and q8 are)"));
+      return absl::UnimplementedError(
+          absl::StrCat("writing ", EncodingName(encoding),
+                       " rows is not supported (known: bf16, f16, f32, q8, q4, q3, q2)"));
     }
     if (!IsValidDescriptor(MakeDescriptor(encoding, options.group))) {
       return absl::InvalidArgumentError(

@@ -20,7 +20,7 @@
 namespace sluice {
 
 struct PackOptions {
-  // Encoding of up, gate and down (by Part). kBf16, kF16 and kQ8 are written; others are Unimplemented.
+  // Encoding of up, gate and down (by Part); all but kMxfp4 can be written.
   std::array<Encoding, kPartCount> part_encoding = {Encoding::kBf16, Encoding::kBf16, Encoding::kBf16};
   // Encoding of embeddings, attention and head. Absent: the experts', but at least q8.
   std::optional<Encoding> dense_encoding;

@@ -14,12 +14,12 @@
 
 namespace sluice {
 
-// Whether EncodeRow writes `encoding`: bf16, f16, f32 and q8 for now.
+// Whether EncodeRow writes `encoding`: all but mxfp4, whose rows are only taken over from their models.
 bool CanEncode(Encoding encoding);
 
 // Encodes `values` (finite) into the RowBytes(descriptor, values.size()) bytes at `out`. Returns -1, or the
-// index of the first value that does not fit the encoding (f16: above 65504; q8: a range whose scale does not
-// fit f16). REQUIRES: CanEncode(descriptor.encoding), IsValidDescriptor(descriptor).
+// index of the first value that does not fit the encoding (f16: above 65504; quantized: of a group whose
+// scale would pass f16). REQUIRES: CanEncode(descriptor.encoding), IsValidDescriptor(descriptor).
 int64_t EncodeRow(const EncodingDescriptor& descriptor, absl::Span<const float> values, std::byte* out);
 
 // Decodes RowBytes bytes at `row` into `values`. Unimplemented for encodings that EncodeRow does not write.

@@ -247,10 +247,6 @@ absl::StatusOr<SynthJob> Prepare(const SynthOptions& options) {
   ASSIGN_OR_RETURN(const double zipf, ParseRouting(options.routing));
   ASSIGN_OR_RETURN(const PackOptions pack_options,
                    PackOptionsFromWords(options.bits, "", options.group, "", ""));
-  if (!CanEncode(pack_options.part_encoding[0])) {
-    return absl::UnimplementedError(absl::StrCat(
-        "bits ", options.bits, ": writing these rows is not supported yet (bf16, f16 and q8 are)"));
-  }
   SynthJob job;
   job.options = options;
   ASSIGN_OR_RETURN(job.manifest.config, SynthModel(options));

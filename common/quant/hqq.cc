@@ -11,7 +11,8 @@ namespace {
 constexpr int kLanes =
     16;  // sums run over 16 lanes whatever the vector width, so every CPU gives the same bits
 constexpr float kF16Max = 65504.0f;
-constexpr float kF16SmallestNormal = 6.103515625e-05f;
+constexpr float kF16SmallestNormal = 0x1p-14f;
+constexpr float kF16Step = 0x1p-24f;  // between subnormal halves
 
 // The proximal solver's parameters, as in the reference package's default.
 constexpr int kIterations = 20;
@@ -123,14 +124,16 @@ Iterate(const Block& block, float inverse, float scale, float zero, float max_co
   return {SumLanes(error) / block.count, SumLanes(sum) / block.count};
 }
 
+float MaxCode(uint32_t bits) { return static_cast<float>((1u << bits) - 1); }
+
 Range RangeOf(absl::Span<const float> weights) {
   const auto [low, high] = std::minmax_element(weights.begin(), weights.end());
   return {*low, *high};
 }
 
 // Codes for the final, f16-rounded scale and zero; returns the squared error.
-double AssignCodes(absl::Span<const float> weights, const GroupQuantizer& quantizer, float max_code,
-                   absl::Span<uint8_t> codes) {
+double NearestCodes(absl::Span<const float> weights, const GroupQuantizer& quantizer, float max_code,
+                    absl::Span<uint8_t> codes) {
   double error = 0;
   const float inverse = quantizer.scale == 0 ? 0.0f : 1.0f / quantizer.scale;
   for (size_t i = 0; i < weights.size(); ++i) {
@@ -143,11 +146,16 @@ double AssignCodes(absl::Span<const float> weights, const GroupQuantizer& quanti
   return error;
 }
 
-// Scale and zero over a range before any solving, scale rounded to f16 (up if it is subnormal, so that it is
-// not 0).
+// Steps of `range`, as f16; rounded up if that is subnormal, where rounding down could halve the range.
+float ScaleOf(float range, float max_code) {
+  const float step = range / max_code;
+  if (step >= kF16SmallestNormal) return RoundToF16(step);
+  return std::ceil(step / kF16Step) * kF16Step;
+}
+
+// Scale and zero over a range before any solving.
 GroupQuantizer StartOf(Range range, float max_code) {
-  float scale = RoundToF16((range.high - range.low) / max_code);
-  scale = std::max(scale, kF16SmallestNormal);
+  const float scale = ScaleOf(range.high - range.low, max_code);
   return {scale, -range.low / scale};
 }
 
@@ -178,29 +186,30 @@ GroupQuantizer Solve(absl::Span<const float> weights, GroupQuantizer start, floa
   return {start.scale, best_zero};
 }
 
-// A group of equal values: scale is the value, so that code 1 with zero 0 gives it exactly.
-GroupQuantizer ConstantGroup(float value, float max_code, absl::Span<uint8_t> codes) {
-  const float code = std::min(std::ceil(std::fabs(value) / kF16Max), max_code);
-  if (value == 0 || code == 0) {
-    std::fill(codes.begin(), codes.end(), uint8_t{0});
-    return {0, 0};
-  }
-  std::fill(codes.begin(), codes.end(), static_cast<uint8_t>(code));
-  return {RoundToF16(value / code), 0};
+// A group of equal values: one step of the value itself. Where f16 has too few bits or too little range for
+// that, code 0 below a zero of that many powers of two.
+GroupQuantizer ConstantGroup(float value, absl::Span<uint8_t> codes) {
+  const float magnitude = std::fabs(value);
+  const bool normal = magnitude >= kF16SmallestNormal && magnitude <= kF16Max;
+  std::fill(codes.begin(), codes.end(), static_cast<uint8_t>(normal && value > 0));
+  if (value == 0) return {0, 0};
+  if (normal) return {RoundToF16(magnitude), value > 0 ? 0.0f : 1.0f};
+  const float scale = magnitude < 1 ? kF16Step : 0x1p8f;
+  return {scale, RoundToF16(-value / scale)};
 }
 
 GroupQuantizer Quantize(absl::Span<const float> weights, uint32_t bits, bool solve,
                         absl::Span<uint8_t> codes) {
-  const float max_code = static_cast<float>((1u << bits) - 1);
+  const float max_code = MaxCode(bits);
   const Range range = RangeOf(weights);
   if (range.low == range.high) {
-    return ConstantGroup(range.low, max_code, codes);
+    return ConstantGroup(range.low, codes);
   }
   const auto finish = [&](Range over, absl::Span<uint8_t> out, GroupQuantizer* quantizer) {
     const GroupQuantizer start = StartOf(over, max_code);
     *quantizer = solve ? Solve(weights, start, max_code) : start;
     quantizer->zero = RoundToF16(quantizer->zero);
-    return AssignCodes(weights, *quantizer, max_code, out);
+    return NearestCodes(weights, *quantizer, max_code, out);
   };
   GroupQuantizer quantizer;
   const double error = finish(range, codes, &quantizer);
@@ -219,6 +228,11 @@ GroupQuantizer Quantize(absl::Span<const float> weights, uint32_t bits, bool sol
   return quantizer;
 }
 
+Range RangeOverZero(absl::Span<const float> weights) {
+  const Range range = RangeOf(weights);
+  return {std::min(range.low, 0.0f), std::max(range.high, 0.0f)};
+}
+
 }  // namespace
 
 GroupQuantizer QuantizeGroupHqq(absl::Span<const float> weights, uint32_t bits, absl::Span<uint8_t> codes) {
@@ -228,6 +242,28 @@ GroupQuantizer QuantizeGroupHqq(absl::Span<const float> weights, uint32_t bits, 
 GroupQuantizer QuantizeGroupNearest(absl::Span<const float> weights, uint32_t bits,
                                     absl::Span<uint8_t> codes) {
   return Quantize(weights, bits, /*solve=*/false, codes);
+}
+
+bool GroupFits(absl::Span<const float> weights, uint32_t bits) {
+  const Range range = RangeOverZero(weights);
+  return range.high - range.low <= kF16Max * MaxCode(bits);
+}
+
+float ScaleOverZero(absl::Span<const float> weights, uint32_t bits) {
+  const Range range = RangeOverZero(weights);
+  return range.low == range.high ? 0.0f : ScaleOf(range.high - range.low, MaxCode(bits));
+}
+
+float SolveZero(absl::Span<const float> weights, uint32_t bits, float scale) {
+  if (!(scale > 0)) return 0;
+  const float max_code = MaxCode(bits);
+  const GroupQuantizer start = {scale, -RangeOverZero(weights).low / scale};
+  return std::clamp(Solve(weights, start, max_code).zero, 0.0f, max_code);
+}
+
+void AssignCodes(absl::Span<const float> weights, uint32_t bits, const GroupQuantizer& quantizer,
+                 absl::Span<uint8_t> codes) {
+  NearestCodes(weights, quantizer, MaxCode(bits), codes);
 }
 
 }  // namespace sluice

@@ -23,17 +23,31 @@ struct GroupQuantizer {
   float zero = 0;
 };
 
-inline constexpr uint32_t kMaxQuantGroup = 128;
+// Weights of a group, or groups of a super-group.
+inline constexpr uint32_t kMaxQuantGroup = 256;
 
-// Chooses scale and zero for `weights` (1..kMaxQuantGroup finite values) and codes of `bits` (2, 3, 4 or 8)
-// bits, each 0 .. 2^bits - 1, chosen after scale and zero were rounded to f16. A group of equal values is
-// exact where the value is representable in f16; |w| above 65504 * (2^bits - 1) cannot be represented and
-// saturates. REQUIRES: codes.size() == weights.size().
+// Chooses scale and zero for `weights` (1..kMaxQuantGroup finite values that fit, see below) and codes of
+// `bits` (2, 3, 4 or 8) bits, each 0 .. 2^bits - 1, chosen after scale and zero were rounded to f16. A group
+// of equal values is exact where the value has at most 11 significant bits (as bf16 and f16 have) and is 0 or
+// at least 2^-38. REQUIRES: codes.size() == weights.size().
 GroupQuantizer QuantizeGroupHqq(absl::Span<const float> weights, uint32_t bits, absl::Span<uint8_t> codes);
 
-// Round to nearest over the group's range without the solver, for comparison (`sluice pack` does not use it).
+// Round to nearest over the group's range without the solver: for scales and zeros in super-groups, and for
+// comparison.
 GroupQuantizer QuantizeGroupNearest(absl::Span<const float> weights, uint32_t bits,
                                     absl::Span<uint8_t> codes);
+
+// Whether an f16 scale can span the weights and 0: a range of at most 65504 * (2^bits - 1).
+bool GroupFits(absl::Span<const float> weights, uint32_t bits);
+
+// The same in steps, where scale and zero are themselves stored in few bits.
+// The scale that spans the weights and 0 in 2^bits - 1 steps; 0 if all are 0.
+float ScaleOverZero(absl::Span<const float> weights, uint32_t bits);
+// The zero for a scale that is given, between 0 and 2^bits - 1, not rounded; 0 if the scale is not above 0.
+float SolveZero(absl::Span<const float> weights, uint32_t bits, float scale);
+// The nearest codes for a scale and a zero that are given.
+void AssignCodes(absl::Span<const float> weights, uint32_t bits, const GroupQuantizer& quantizer,
+                 absl::Span<uint8_t> codes);
 
 }  // namespace sluice
 

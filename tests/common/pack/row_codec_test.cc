@@ -157,11 +157,11 @@ TEST(RowCodec, ValuesThatDoNotFitAreReportedByIndex) {
   EXPECT_EQ(EncodeRow(MakeDescriptor(Encoding::kQ8, 64), row, bytes.data()), 64);
 }
 
-TEST(RowCodec, EncodingsThatAreNotWrittenYetCannotBeDecoded) {
+TEST(RowCodec, Mxfp4RowsAreNeitherWrittenNorDecoded) {
   std::byte byte{};
   float value = 0;
-  EXPECT_FALSE(CanEncode(Encoding::kQ4));
-  EXPECT_EQ(DecodeRow(MakeDescriptor(Encoding::kQ4), &byte, absl::MakeSpan(&value, 1)).code(),
+  EXPECT_FALSE(CanEncode(Encoding::kMxfp4));
+  EXPECT_EQ(DecodeRow(MakeDescriptor(Encoding::kMxfp4), &byte, absl::MakeSpan(&value, 1)).code(),
             absl::StatusCode::kUnimplemented);
 }
 
