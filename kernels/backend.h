@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/buffer.h"
 #include "kernels/ops.h"
+#include "kernels/sparse_switch.h"
 
 namespace sluice {
 
@@ -119,6 +120,13 @@ class Backend {
   // bytes. Work outside of a step is correct but wakes the workers for every region.
   virtual void BeginStep() = 0;
   virtual void EndStep() = 0;
+
+  // When masked experts are computed densely (sparse_switch.h); replaces what was set before. Experts of no
+  // entry's kind go by SparseSwitch's defaults. INVALID_ARGUMENT above kMaxSparseSwitches. A device without
+  // such a choice ignores it.
+  virtual absl::Status SetSparseSwitches(absl::Span<const SparseSwitchEntry> /*entries*/) {
+    return absl::OkStatus();
+  }
 
   virtual BackendCounters Counters() const = 0;
   // One line for the start-up log: device, instruction set, threads.

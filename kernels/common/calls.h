@@ -148,6 +148,10 @@ struct ExpertCall {
   const float* down_bias = nullptr;
   SparsityOrder sparsity = SparsityOrder::kNone;
   float threshold = 0;
+  // Whether a part has an index list, so that neurons may be absent.
+  bool HasLists() const {
+    return up.positions != nullptr || gate.positions != nullptr || down.positions != nullptr;
+  }
   // Whether neuron j's rows are all there.
   bool Has(uint32_t j) const {
     return up.Row(j) != nullptr && gate.Row(j) != nullptr && down.Row(j) != nullptr;

@@ -13,14 +13,23 @@ inline constexpr uint32_t kTileRows = 4;
 inline constexpr uint32_t kTileTokens = kNative == 16 ? 6 : 3;
 inline constexpr uint32_t kMostTokens = kNative == 16 ? 4 : 2;  // of one pass over rows, see DotTokens
 
-// Columns [k, k + kLanes) of one row for M tokens.
-template <class Row, int M, bool kPrefetch>
-inline void DotStep(const uint8_t* w, const float* const* x, uint32_t k, uint32_t prefetch, V* sums) {
-  const uint8_t* place = w + uint64_t{k} * Row::kBytes;
-  for (uint32_t line = 0; kPrefetch && line < kLanes * Row::kBytes; line += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(place) + line + prefetch, _MM_HINT_T0);
+// What is prefetched while row r is read: the bytes ahead, or a row of the list ahead.
+inline const uint8_t* RowAhead(const uint8_t* const* w, uint32_t r, uint32_t rows, uint32_t rows_ahead,
+                               uint32_t prefetch) {
+  if (rows_ahead == 0) {
+    return w[r] + prefetch;
   }
-  const V weights = LoadRow<Row>(place);
+  return w[r + rows_ahead < rows ? r + rows_ahead : rows - 1];
+}
+
+// Columns [k, k + kLanes) of one row for M tokens; the same of `ahead` are prefetched.
+template <class Row, int M, bool kPrefetch>
+inline void DotStep(const uint8_t* w, const float* const* x, uint32_t k, const uint8_t* ahead, V* sums) {
+  const uint64_t place = uint64_t{k} * Row::kBytes;
+  for (uint32_t line = 0; kPrefetch && line < kLanes * Row::kBytes; line += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(ahead) + place + line, _MM_HINT_T0);
+  }
+  const V weights = LoadRow<Row>(w + place);
   for (int m = 0; m < M; ++m) {
     sums[m] = Fma(Load(x[m] + k), weights, sums[m]);
   }
@@ -37,17 +46,18 @@ void DotTokens(const DotCall& call, uint32_t t) {
   }
   for (uint32_t r = 0; r < call.rows; ++r) {
     const uint8_t* w = call.w[r];
+    const uint8_t* ahead = RowAhead(call.w, r, call.rows, call.rows_ahead, call.prefetch);
     V sums[M];
     for (int m = 0; m < M; ++m) {
       sums[m] = Zero();
     }
     uint32_t k = 0;
     for (; k + 2 * kLanes <= cols; k += 2 * kLanes) {
-      DotStep<Row, M, kPrefetch>(w, x, k, call.prefetch, sums);
-      DotStep<Row, M, kPrefetch>(w, x, k + kLanes, call.prefetch, sums);
+      DotStep<Row, M, kPrefetch>(w, x, k, ahead, sums);
+      DotStep<Row, M, kPrefetch>(w, x, k + kLanes, ahead, sums);
     }
     if (k + kLanes <= cols) {
-      DotStep<Row, M, kPrefetch>(w, x, k, call.prefetch, sums);
+      DotStep<Row, M, kPrefetch>(w, x, k, ahead, sums);
       k += kLanes;
     }
     if (k < cols) {
@@ -92,7 +102,7 @@ void Dot(const DotCall& call) {
     part.w = call.w + r;
     part.rows = call.rows - r < step ? call.rows - r : step;
     part.first = call.first + r;
-    if (call.prefetch != 0) {
+    if (call.prefetch + call.rows_ahead != 0) {
       DotAnyTokens<Row, true>(part);
     } else {
       DotAnyTokens<Row, false>(part);

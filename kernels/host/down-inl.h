@@ -7,20 +7,20 @@
 #error "included by kernels_*.cc only"
 #endif
 
-// Adds one row to M sums. The first row starts them, the last one closes them (+0).
+// Adds one row to M sums and prefetches `ahead`. The first row starts them, the last one closes them (+0).
 template <class Row, int M, bool kFirst, bool kLast, bool kPrefetch>
-void AddRow(const uint8_t* w, const float* c, uint32_t cols, uint32_t prefetch, float* const* sums) {
+void AddRow(const uint8_t* w, const float* c, uint32_t cols, const uint8_t* ahead, float* const* sums) {
   V factors[M];
   for (int m = 0; m < M; ++m) {
     factors[m] = Set1(c[m]);
   }
   uint32_t k = 0;
   for (; k + kLanes <= cols; k += kLanes) {
-    const uint8_t* place = w + uint64_t{k} * Row::kBytes;
+    const uint64_t place = uint64_t{k} * Row::kBytes;
     for (uint32_t line = 0; kPrefetch && line < kLanes * Row::kBytes; line += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(place) + line + prefetch, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(ahead) + place + line, _MM_HINT_T0);
     }
-    const V weights = LoadRow<Row>(place);
+    const V weights = LoadRow<Row>(w + place);
     for (int m = 0; m < M; ++m) {
       const V sum = Fma(factors[m], weights, kFirst ? Zero() : Load(sums[m] + k));
       Store(sums[m] + k, kLast ? Add(sum, Zero()) : sum);
@@ -44,18 +44,20 @@ void DownTokens(const DownCall& call, uint32_t t) {
     sums[m] = call.add ? call.scratch + uint64_t{static_cast<uint32_t>(m)} * call.cols : call.y[t + m];
   }
   for (uint32_t j = 0; j < call.neurons; ++j) {
-    const uint8_t* w = call.w[j] + uint64_t{call.column} * Row::kBytes;
+    const uint64_t column = uint64_t{call.column} * Row::kBytes;
+    const uint8_t* w = call.w[j] + column;
+    const uint8_t* ahead = RowAhead(call.w, j, call.neurons, call.rows_ahead, call.prefetch) + column;
     float c[M];
     for (int m = 0; m < M; ++m) {
       c[m] = call.c[t + m][j];
     }
     const bool last = j + 1 == call.neurons;
     if (j == 0) {
-      last ? AddRow<Row, M, true, true, kPrefetch>(w, c, call.cols, call.prefetch, sums)
-           : AddRow<Row, M, true, false, kPrefetch>(w, c, call.cols, call.prefetch, sums);
+      last ? AddRow<Row, M, true, true, kPrefetch>(w, c, call.cols, ahead, sums)
+           : AddRow<Row, M, true, false, kPrefetch>(w, c, call.cols, ahead, sums);
     } else {
-      last ? AddRow<Row, M, false, true, kPrefetch>(w, c, call.cols, call.prefetch, sums)
-           : AddRow<Row, M, false, false, kPrefetch>(w, c, call.cols, call.prefetch, sums);
+      last ? AddRow<Row, M, false, true, kPrefetch>(w, c, call.cols, ahead, sums)
+           : AddRow<Row, M, false, false, kPrefetch>(w, c, call.cols, ahead, sums);
     }
   }
   for (int m = 0; call.add && m < M; ++m) {
@@ -158,7 +160,7 @@ void DownFew(const DownCall& call) {
 template <class Row>
 void Down(const DownCall& call) {
   if (call.tokens <= 2) {
-    return call.prefetch != 0 ? DownFew<Row, true>(call) : DownFew<Row, false>(call);
+    return call.prefetch + call.rows_ahead != 0 ? DownFew<Row, true>(call) : DownFew<Row, false>(call);
   }
   // 512 columns of 32 neurons, 256 of 64, 64 of 256: the converted rows stay in the second-level cache.
   const uint32_t chunk = kDownScratch / call.neurons / 64 * 64;

@@ -77,6 +77,7 @@ absl::Status HostBackend::AllocateScratch() {
     RETURN_IF_ERROR(Reserve(tokens, "tile inputs", &w.inputs));
     RETURN_IF_ERROR(Reserve(tokens, "tile rounded inputs", &w.quant));
     RETURN_IF_ERROR(Reserve(tokens, "tile targets", &w.outputs));
+    RETURN_IF_ERROR(Reserve(tokens, "block masks", &w.keep));
     for (uint64_t i = 0; i < 3 * tokens; ++i) {
       w.pointers[i] = w.tile + i * kNeuronBlock;
     }
@@ -90,6 +91,7 @@ absl::Status HostBackend::AllocateScratch() {
   max_flags_ = (l.experts + 8) * static_cast<uint32_t>(coefficient_stride_ / kNeuronBlock);
   draining_ = std::make_unique<std::atomic<bool>[]>(l.experts + 8);
   block_done_ = std::make_unique<std::atomic<bool>[]>(max_flags_);
+  RETURN_IF_ERROR(Reserve(max_flags_, "block counts", &block_kept_));
   return absl::OkStatus();
 }
 

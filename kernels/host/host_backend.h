@@ -1,6 +1,6 @@
 // The CPU backend: the kernels of one instruction set over a thread pool, with scratch memory sized once.
-// Operations run when they are enqueued. Files: host_matmul.cc, host_attention.cc, host_moe.cc,
-// host_small_ops.cc.
+// Operations run when they are enqueued. Files: host_matmul.cc, host_attention.cc, host_moe*.cc,
+// host_rows.cc, host_small_ops.cc.
 //
 // Thread safety: as Backend; the owner thread is worker 0. Inside an operation tiles write disjoint memory.
 #ifndef SLUICE_KERNELS_HOST_HOST_BACKEND_H_
@@ -28,6 +28,7 @@ class HostBackend : public CpuBackend {
 
   void BeginStep() override { pool_.BeginStep(); }
   void EndStep() override { pool_.EndStep(); }
+  absl::Status SetSparseSwitches(absl::Span<const SparseSwitchEntry> entries) override;
   BackendCounters Counters() const override;
   std::string Describe() const override;
 
@@ -57,6 +58,7 @@ class HostBackend : public CpuBackend {
     const float** inputs = nullptr;   // [max_tokens]: rows of x
     host::QuantRow* quant = nullptr;  // [max_tokens]
     float** outputs = nullptr;        // [max_tokens]
+    uint64_t* keep = nullptr;         // [max_tokens]: masks of a block
   };
 
   // Activations rounded to int16 for one group size.
@@ -92,6 +94,28 @@ class HostBackend : public CpuBackend {
     uint64_t memory = 0;  // floats into partials_ (fused) or first row of coefficients and panels
     uint32_t first_flag = 0;
     uint32_t next_block = 0;  // guarded by `draining` of the same index
+    // Where masks leave this share of the coefficients or more, all rows are read.
+    float dense_above = 1;
+    bool down_by_lists = false;  // two-phase: down rows are read by each token's mask
+  };
+
+  // A block of an expert, as one worker computes it.
+  struct MoeBlock {
+    const MoeCall* call = nullptr;
+    const ExpertState* state = nullptr;
+    uint32_t first = 0;  // neuron
+    uint32_t neurons = 0;
+    uint32_t tokens = 0;
+    bool packed = false;  // token panels begin at state->memory
+    uint32_t worker = 0;
+  };
+  // Which rows of a block are read: all; those that any token keeps, for all tokens; each token's own.
+  enum class Reading : uint8_t { kAll, kUnion, kTokens };
+  // Rows of a block that are kept, in order.
+  struct KeptRows {
+    uint32_t index[kNeuronBlock];  // in the block
+    const uint8_t* rows[kNeuronBlock];
+    uint32_t count = 0;
   };
 
   HostBackend(const BackendLimits& limits, uint32_t threads, const host::KernelTable& kernels,
@@ -110,6 +134,23 @@ class HostBackend : public CpuBackend {
   QuantForm& Form(uint32_t group) { return forms_[group / 16 - 1]; }
   const uint8_t* RowOrZero(const CpuWeights& weights, uint32_t row) const;
 
+  // host_rows.cc: the operations on row lists. A list names rows of one encoding anywhere in memory, so rows
+  // may be gathered at no cost.
+  struct RowList {
+    EncodingDescriptor encoding;
+    uint32_t cols = 0;
+    const uint8_t* const* rows = nullptr;
+    uint32_t count = 0;
+    bool gathered = false;  // they do not follow each other in memory
+  };
+  // y[i][r] = dot(x_rows_[tokens[i]], row r). The operation has set x_rows_ and, if the encoding is
+  // quantized, rounded them for its group (QuantizeRows).
+  void DotList(const RowList& list, absl::Span<const uint32_t> tokens, uint32_t worker, float* const* y);
+  // y[i] (+)= the block sum of at most 64 neurons, whose down rows are the list and whose coefficients are
+  // c[i][j], for all columns. With `add` onto y, else y is overwritten.
+  void DownList(const RowList& list, const float* const* c, uint32_t tokens, bool add, uint32_t worker,
+                float* const* y);
+
   // host_matmul.cc
   void PrepareMatMulRows(const MatMulCall& call, bool pack);
   void MatMulTile(const MatMulCall& call, const MatMulCallPart& part, uint32_t row, uint32_t rows,
@@ -126,17 +167,41 @@ class HostBackend : public CpuBackend {
   void PrepareExpertRows(const MoeCall& call);
   void RunFused(const MoeCall& call);
   void RunTwoPhase(const MoeCall& call);
+  void PackExpertRows(const MoeCall& call, uint64_t rows);
   void FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker);
+  void CoefficientTile(const MoeCall& call, uint32_t tile, uint32_t worker);
+  uint32_t PlanDownTiles();
+  void DownTile(const MoeCall& call, const ExpertState& state, uint32_t part, uint32_t worker);
+  // What a tile of the second phase computes.
+  struct DownPart {
+    uint32_t first = 0;  // token of the expert
+    uint32_t tokens = 0;
+    uint32_t column = 0;
+    uint32_t columns = 0;
+  };
+  static DownPart PartOf(const ExpertCall& expert, bool by_lists, uint32_t part);
+  void DownColumns(const RowList& list, const DownPart& p, const float* const* c, uint32_t worker,
+                   float* const* y);
+  float DenseAbove(const ExpertCall& expert) const;
+
+  // host_moe_order.cc
   void AddBlock(const MoeCall& call, const ExpertState& state, uint32_t block, uint32_t i, const float* sum);
   void FinishBlock(const MoeCall& call, uint32_t expert, uint32_t block, const float* sums);
   void Drain(const MoeCall& call, uint32_t expert);
-  void GateUpBlock(const MoeCall& call, const ExpertState& state, uint32_t block, bool packed,
-                   uint32_t worker);
-  void MaskCoefficients(const MoeCall& call, const ExpertCall& expert, size_t i, uint32_t first,
-                        uint32_t neurons, float* gate, const float* up);
-  void DotRows(const MoeCall& call, const ExpertState& state, const CpuWeights& weights, uint32_t first,
-               uint32_t rows, bool packed, uint32_t worker, float* const* y);
-  void DownTile(const MoeCall& call, const ExpertState& state, uint32_t part, uint32_t worker);
+
+  // host_moe_block.cc
+  MoeBlock BlockOf(const MoeCall& call, const ExpertState& state, uint32_t block, bool packed,
+                   uint32_t worker) const;
+  Reading HowToRead(const MoeBlock& b, uint32_t passes) const;
+  uint64_t AnyKept(const MoeBlock& b) const;
+  void ListKept(const CpuWeights& weights, uint32_t first, uint64_t mask, KeptRows* out) const;
+  void DotKept(const MoeBlock& b, const CpuWeights& weights, float* const* y);
+  void DotForAll(const MoeBlock& b, const RowList& list, float* const* y);
+  void MakeFactors(const MoeBlock& b, bool up, float* const* y) const;
+  uint32_t BlockCoefficients(const MoeBlock& b);
+  void PrefetchDown(const MoeBlock& b) const;
+  void BlockSums(const MoeBlock& b, float* const* sums);
+  void SumKept(const MoeBlock& b, uint64_t mask, uint32_t begin, uint32_t end, float* const* sums);
 
   const host::KernelTable& kernels_;
   const uint32_t prefetch_;
@@ -164,6 +229,8 @@ class HostBackend : public CpuBackend {
   std::unique_ptr<std::atomic<bool>[]> draining_;    // [experts]
   std::unique_ptr<std::atomic<bool>[]> block_done_;  // of all experts' blocks
   uint32_t max_flags_ = 0;
+  std::vector<SparseSwitchEntry> sparse_switches_;
+  uint32_t* block_kept_ = nullptr;  // coefficients kept in each block, all experts' blocks
 };
 
 }  // namespace sluice

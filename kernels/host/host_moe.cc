@@ -4,9 +4,10 @@
 // (prefill) goes in two phases of register tiles: coefficients of all neurons, then columns of y. Both give
 // the same bits.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
+#include <limits>
 
+#include "absl/strings/str_cat.h"
 #include "common/pack/row_layout.h"
 #include "kernels/host/host_backend.h"
 #include "kernels/host/row_kind.h"
@@ -16,34 +17,37 @@ namespace {
 
 using host::RoundUp;
 
-// Columns of y in one tile of the second phase: 512 bytes of a bf16 row.
+// Columns of y in one tile of the second phase: 512 bytes of a bf16 row; twice that by lists, which cost more
+// to make.
 constexpr uint32_t kDownColumns = 256;
+constexpr uint32_t kListColumns = 512;
 // Tokens in one tile of the second phase with quantized rows (all columns at once).
 constexpr uint32_t kDownTokens = 8;
+constexpr uint32_t kListTokens = 4;
+// Only 0 is less.
+constexpr float kSmallest = std::numeric_limits<float>::denorm_min();
 
 uint32_t BlocksOf(const ExpertCall& call) {
   return (call.neuron_end - call.neuron_begin + kNeuronBlock - 1) / kNeuronBlock;
-}
-
-uint32_t NeuronsOfBlock(const ExpertCall& call, uint32_t block) {
-  return std::min(kNeuronBlock, call.neuron_end - call.neuron_begin - block * kNeuronBlock);
 }
 
 uint64_t WorkOf(const MoeCall& call, const ExpertCall& expert) {
   return uint64_t{3} * (expert.neuron_end - expert.neuron_begin) * call.hidden * expert.rows.size();
 }
 
-// Fetches a quantized down row's scales and zeros: the coefficients of a block are rounded with all of them
-// before the first code is read.
-void PrefetchScales(const CpuWeights& weights, const uint8_t* row) {
-  if (!IsQuantized(weights.encoding.encoding)) {
-    return;
+uint32_t PartsOf(const ExpertCall& expert, bool by_lists) {
+  const bool quantized = IsQuantized(expert.down.encoding.encoding);
+  const uint32_t whole = quantized ? static_cast<uint32_t>(expert.rows.size()) : expert.down.cols;
+  const uint32_t step =
+      quantized ? (by_lists ? kListTokens : kDownTokens) : (by_lists ? kListColumns : kDownColumns);
+  return (whole + step - 1) / step;
+}
+
+// The first values of a row of y: what its blocks are added to. (A bias of -0 is +0 after the first block.)
+void StartRow(const float* bias, uint32_t column, uint32_t columns, float* y) {
+  for (uint32_t h = 0; h < columns; ++h) {
+    y[h] = bias == nullptr ? 0.0f : bias[column + h] + 0.0f;
   }
-  const uint64_t end = RowBytes(weights.encoding, weights.cols);
-  for (uint64_t at = ScaleOffset(weights.encoding, weights.cols); at < end; at += 64) {
-    __builtin_prefetch(row + at, 0, 2);
-  }
-  __builtin_prefetch(row + end - 1, 0, 2);
 }
 
 // Which of the experts a tile belongs to.
@@ -57,6 +61,22 @@ uint32_t ExpertOfTile(const States& states, uint32_t tile) {
 }
 
 }  // namespace
+
+HostBackend::DownPart HostBackend::PartOf(const ExpertCall& expert, bool by_lists, uint32_t part) {
+  DownPart p;
+  p.tokens = static_cast<uint32_t>(expert.rows.size());
+  p.columns = expert.down.cols;
+  if (IsQuantized(expert.down.encoding.encoding)) {
+    const uint32_t step = by_lists ? kListTokens : kDownTokens;
+    p.first = part * step;
+    p.tokens = std::min(step, p.tokens - p.first);
+  } else {
+    const uint32_t step = by_lists ? kListColumns : kDownColumns;
+    p.column = part * step;
+    p.columns = std::min(step, p.columns - p.column);
+  }
+  return p;
+}
 
 // x rounded for every group size that gate or up parts have.
 void HostBackend::PrepareExpertRows(const MoeCall& call) {
@@ -73,209 +93,18 @@ void HostBackend::PrepareExpertRows(const MoeCall& call) {
   QuantizeRows(x_rows_, call.tokens, call.hidden);
 }
 
-// y[i][r] = dot of neuron first + r with the expert's token i. `packed`: token panels begin at state.memory.
-void HostBackend::DotRows(const MoeCall& call, const ExpertState& state, const CpuWeights& weights,
-                          uint32_t first, uint32_t rows, bool packed, uint32_t worker, float* const* y) {
-  WorkerScratch& scratch = workers_[worker];
-  const ExpertCall& expert = *state.call;
-  const uint32_t tokens = static_cast<uint32_t>(expert.rows.size());
-  const uint8_t* w[kNeuronBlock];
-  for (uint32_t r = 0; r < rows; ++r) {
-    w[r] = RowOrZero(weights, first + r);
-  }
-  const EncodingDescriptor& e = weights.encoding;
-  if (IsQuantized(e.encoding)) {
-    for (uint32_t i = 0; i < tokens; ++i) {
-      scratch.quant[i] = QuantizedRow(e.group, expert.rows[i]);
-    }
-    host::DotQ8Call dot;
-    dot.w = w;
-    dot.x = scratch.quant;
-    dot.y = y;
-    dot.rows = rows;
-    dot.tokens = tokens;
-    dot.cols = call.hidden;
-    dot.group = e.group;
-    dot.prefetch = prefetch_;
-    kernels_.dot_q8(dot);
-  } else if (packed) {
-    host::GemmCall gemm;
-    gemm.w = w;
-    gemm.packed = packed_ + state.memory * RoundUp(call.hidden, host::kLaneCount);
-    gemm.y = y;
-    gemm.rows = rows;
-    gemm.tokens = tokens;
-    gemm.cols = call.hidden;
-    gemm.scratch = scratch.gemm;
-    kernels_.gemm[host::RowKindOf(e.encoding)](gemm);
-  } else {
-    for (uint32_t i = 0; i < tokens; ++i) {
-      scratch.inputs[i] = call.x.Row(expert.rows[i]);
-    }
-    host::DotCall dot;
-    dot.w = w;
-    dot.x = scratch.inputs;
-    dot.y = y;
-    dot.rows = rows;
-    dot.tokens = tokens;
-    dot.cols = call.hidden;
-    dot.prefetch = prefetch_;
-    kernels_.dot[host::RowKindOf(e.encoding)](dot);
-  }
-}
-
-// Coefficients of one block into the worker's tile 0 ([token][64]).
-void HostBackend::GateUpBlock(const MoeCall& call, const ExpertState& state, uint32_t block, bool packed,
-                              uint32_t worker) {
-  const ExpertCall& expert = *state.call;
-  float** gate = workers_[worker].pointers;
-  float** up = gate + limits().max_tokens;
-  const uint32_t first = expert.neuron_begin + block * kNeuronBlock;
-  const uint32_t neurons = NeuronsOfBlock(expert, block);
-  DotRows(call, state, expert.gate, first, neurons, packed, worker, gate);
-  DotRows(call, state, expert.up, first, neurons, packed, worker, up);
-  host::FactorCall factor;
-  factor.activation = call.activation;
-  factor.n = neurons;
-  for (size_t i = 0; i < expert.rows.size(); ++i) {
-    factor.bias = expert.gate_bias == nullptr ? nullptr : expert.gate_bias + first;
-    factor.x = factor.y = gate[i];
-    kernels_.gate_factor(factor);
-    factor.bias = expert.up_bias == nullptr ? nullptr : expert.up_bias + first;
-    factor.x = factor.y = up[i];
-    kernels_.up_factor(factor);
-    MaskCoefficients(call, expert, i, first, neurons, gate[i], up[i]);
-  }
-}
-
-// gate[j] becomes the coefficient of neuron first + j of the expert's token i, 0 if the neuron is masked or
-// absent.
-void HostBackend::MaskCoefficients(const MoeCall& call, const ExpertCall& expert, size_t i, uint32_t first,
-                                   uint32_t neurons, float* gate, const float* up) {
-  float lead[kNeuronBlock] = {};
-  if (expert.sparsity == SparsityOrder::kGate) {
-    std::memcpy(lead, gate, neurons * sizeof(float));
-  }
-  kernels_.multiply(gate, up, neurons, gate);
-  const float* by = expert.sparsity == SparsityOrder::kUp     ? up
-                    : expert.sparsity == SparsityOrder::kGate ? lead
-                                                              : gate;
-  uint32_t kept = 0;
-  for (uint32_t j = 0; j < neurons; ++j) {
-    const bool masked = expert.sparsity != SparsityOrder::kNone && std::fabs(by[j]) < expert.threshold;
-    const bool keep = !masked && expert.Has(first + j);
-    gate[j] = keep ? gate[j] : 0.0f;
-    kept += keep ? 1 : 0;
-  }
-  if (call.active != nullptr) {
-    std::atomic_ref<uint32_t>(call.active[expert.slots[i]]).fetch_add(kept, std::memory_order_relaxed);
-  }
-}
-
 void HostBackend::FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker) {
   const uint32_t e = ExpertOfTile(experts_, tile);
   const ExpertState& state = experts_[e];
-  const ExpertCall& expert = *state.call;
   const uint32_t block = tile - state.first_tile;
-  const uint32_t tokens = static_cast<uint32_t>(expert.rows.size());
   WorkerScratch& scratch = workers_[worker];
-  const uint8_t* w[kNeuronBlock];
-  const uint32_t neurons = NeuronsOfBlock(expert, block);
-  for (uint32_t j = 0; j < neurons; ++j) {
-    w[j] = RowOrZero(expert.down, expert.neuron_begin + block * kNeuronBlock + j);
-    PrefetchScales(expert.down, w[j]);
-  }
-  GateUpBlock(call, state, block, false, worker);
-  for (uint32_t i = 0; i < tokens; ++i) {
+  const MoeBlock b = BlockOf(call, state, block, false, worker);
+  BlockCoefficients(b);
+  for (uint32_t i = 0; i < b.tokens; ++i) {
     scratch.outputs[i] = scratch.sums + i * x_stride_;
   }
-  if (IsQuantized(expert.down.encoding.encoding)) {
-    host::DownQ8Call down;
-    down.w = w;
-    down.c = scratch.pointers;
-    down.y = scratch.outputs;
-    down.neurons = neurons;
-    down.tokens = tokens;
-    down.cols = call.hidden;
-    down.group = expert.down.encoding.group;
-    down.scratch = scratch.down_q8;
-    kernels_.down_q8(down);
-  } else {
-    host::DownCall down;
-    down.w = w;
-    down.c = scratch.pointers;
-    down.y = scratch.outputs;
-    down.neurons = neurons;
-    down.tokens = tokens;
-    down.cols = call.hidden;
-    down.prefetch = prefetch_;
-    down.scratch = scratch.down;
-    kernels_.down[host::RowKindOf(expert.down.encoding.encoding)](down);
-  }
+  BlockSums(b, scratch.outputs);
   FinishBlock(call, e, block, scratch.sums);
-}
-
-// y of an expert's token i: adds a block's sum, the first one starts it.
-void HostBackend::AddBlock(const MoeCall& call, const ExpertState& state, uint32_t block, uint32_t i,
-                           const float* sum) {
-  float* y = call.y.Row(state.call->slots[i]);
-  if (block == 0 && state.call->neuron_begin == 0) {
-    if (state.call->down_bias != nullptr) {
-      kernels_.add(sum, state.call->down_bias, nullptr, call.hidden, y);
-    } else {
-      std::memcpy(y, sum, call.hidden * sizeof(float));  // 0 + a closed sum is the sum
-    }
-  } else {
-    kernels_.accumulate(sum, call.hidden, y);
-  }
-}
-
-// Takes a block's sums [token][x_stride_]: adds them to y if all blocks before it are in, else keeps them.
-void HostBackend::FinishBlock(const MoeCall& call, uint32_t expert, uint32_t block, const float* sums) {
-  ExpertState& state = experts_[expert];
-  const uint32_t tokens = static_cast<uint32_t>(state.call->rows.size());
-  bool in_turn = false;
-  if (!draining_[expert].exchange(true)) {
-    in_turn = state.next_block == block;
-    for (uint32_t i = 0; in_turn && i < tokens; ++i) {
-      AddBlock(call, state, block, i, sums + i * x_stride_);
-    }
-    state.next_block += in_turn ? 1 : 0;
-    draining_[expert].store(false);
-  }
-  if (!in_turn) {
-    for (uint32_t i = 0; i < tokens; ++i) {
-      std::memcpy(partials_ + state.memory + (uint64_t{block} * tokens + i) * call.hidden,
-                  sums + i * x_stride_, call.hidden * sizeof(float));
-    }
-    block_done_[state.first_flag + block].store(true);
-  }
-  Drain(call, expert);
-}
-
-// Adds to y, in order, the kept blocks whose turn it is. One worker at a time; one that comes while another
-// is at it leaves: the other looks again after it has let go, so no block is left behind.
-void HostBackend::Drain(const MoeCall& call, uint32_t expert) {
-  ExpertState& state = experts_[expert];
-  const uint32_t tokens = static_cast<uint32_t>(state.call->rows.size());
-  const std::atomic<bool>* done = &block_done_[state.first_flag];
-  for (;;) {
-    if (draining_[expert].exchange(true)) {
-      return;
-    }
-    uint32_t next = state.next_block;
-    for (; next < state.blocks && done[next].load(); ++next) {
-      for (uint32_t i = 0; i < tokens; ++i) {
-        AddBlock(call, state, next, i,
-                 partials_ + state.memory + (uint64_t{next} * tokens + i) * call.hidden);
-      }
-    }
-    state.next_block = next;
-    draining_[expert].store(false);
-    if (next == state.blocks || !done[next].load()) {
-      return;
-    }
-  }
 }
 
 // experts_ holds the fused experts of the call.
@@ -304,68 +133,69 @@ void HostBackend::RunFused(const MoeCall& call) {
 void HostBackend::DownTile(const MoeCall& call, const ExpertState& state, uint32_t part, uint32_t worker) {
   const ExpertCall& expert = *state.call;
   WorkerScratch& scratch = workers_[worker];
-  const uint32_t tokens = static_cast<uint32_t>(expert.rows.size());
-  const bool quantized = IsQuantized(expert.down.encoding.encoding);
-  const uint32_t first = quantized ? part * kDownTokens : 0;
-  const uint32_t count = quantized ? std::min(kDownTokens, tokens - first) : tokens;
-  const uint32_t column = quantized ? 0 : part * kDownColumns;
-  for (uint32_t i = 0; i < count; ++i) {
-    scratch.outputs[i] = call.y.Row(expert.slots[first + i]) + column;
-    if (expert.neuron_begin == 0 && expert.down_bias != nullptr) {
-      std::memcpy(scratch.outputs[i], expert.down_bias + column,
-                  (quantized ? call.hidden : std::min(kDownColumns, call.hidden - column)) * sizeof(float));
+  const DownPart p = PartOf(expert, state.down_by_lists, part);
+  for (uint32_t i = 0; i < p.tokens; ++i) {
+    scratch.outputs[i] = call.y.Row(expert.slots[p.first + i]) + p.column;
+    if (expert.neuron_begin == 0) {
+      StartRow(expert.down_bias, p.column, p.columns, scratch.outputs[i]);
     }
   }
   for (uint32_t block = 0; block < state.blocks; ++block) {
-    const uint8_t* w[kNeuronBlock];
-    const uint32_t neurons = NeuronsOfBlock(expert, block);
-    for (uint32_t j = 0; j < neurons; ++j) {
-      w[j] = RowOrZero(expert.down, expert.neuron_begin + block * kNeuronBlock + j);
-    }
-    for (uint32_t i = 0; i < count; ++i) {
+    for (uint32_t i = 0; i < p.tokens; ++i) {
       scratch.inputs[i] =
-          coefficients_ + (state.memory + first + i) * coefficient_stride_ + uint64_t{block} * kNeuronBlock;
+          coefficients_ + (state.memory + p.first + i) * coefficient_stride_ + uint64_t{block} * kNeuronBlock;
     }
-    const bool add = block > 0 || expert.neuron_begin > 0 || expert.down_bias != nullptr;
-    if (quantized) {
-      host::DownQ8Call down;
-      down.w = w;
-      down.c = scratch.inputs;
-      down.y = scratch.outputs;
-      down.neurons = neurons;
-      down.tokens = count;
-      down.cols = call.hidden;
-      down.group = expert.down.encoding.group;
-      down.add = add;
-      down.scratch = scratch.down_q8;
-      kernels_.down_q8(down);
+    const MoeBlock b = BlockOf(call, state, block, false, worker);
+    if (!state.down_by_lists) {
+      const uint8_t* w[kNeuronBlock];
+      for (uint32_t j = 0; j < b.neurons; ++j) {
+        w[j] = RowOrZero(expert.down, b.first + j);
+      }
+      DownColumns({expert.down.encoding, call.hidden, w, b.neurons, false}, p, scratch.inputs, worker,
+                  scratch.outputs);
       continue;
     }
-    host::DownCall down;
-    down.w = w;
-    down.c = scratch.inputs;
-    down.y = scratch.outputs;
-    down.neurons = neurons;
-    down.tokens = count;
-    down.column = column;
-    down.cols = std::min(kDownColumns, call.hidden - column);
-    down.add = add;
-    down.scratch = scratch.down;
-    kernels_.down[host::RowKindOf(expert.down.encoding.encoding)](down);
+    for (uint32_t i = 0; i < p.tokens; ++i) {
+      // A coefficient that is 0 cannot be told from one that was masked.
+      const uint64_t mask = kernels_.keep_mask(scratch.inputs[i], b.neurons, kSmallest);
+      if (mask == 0) {
+        continue;
+      }
+      KeptRows kept;
+      ListKept(expert.down, b.first, mask, &kept);
+      float c[kNeuronBlock];
+      kernels_.compress_kept(scratch.inputs[i], mask, c);
+      const float* coefficients = c;
+      DownPart one = p;
+      one.tokens = 1;
+      DownColumns({expert.down.encoding, call.hidden, kept.rows, kept.count, true}, one, &coefficients,
+                  worker, scratch.outputs + i);
+    }
   }
 }
 
-// experts_ holds the experts of the call that have many tokens.
-void HostBackend::RunTwoPhase(const MoeCall& call) {
-  const uint32_t panel = kernels_.gemm_tokens;
-  const uint64_t row_floats = RoundUp(call.hidden, host::kLaneCount);
-  uint64_t rows = 0;
-  uint64_t work = 0;
-  for (ExpertState& state : experts_) {
-    state.memory = rows;
-    rows += RoundUp(static_cast<uint32_t>(state.call->rows.size()), panel);
-    work += WorkOf(call, *state.call);
+// Adds a block to y for the part's tokens and columns.
+void HostBackend::DownColumns(const RowList& list, const DownPart& p, const float* const* c, uint32_t worker,
+                              float* const* y) {
+  if (IsQuantized(list.encoding.encoding)) {
+    return DownList(list, c, p.tokens, true, worker, y);
   }
+  host::DownCall down;
+  down.w = list.rows;
+  down.c = c;
+  down.y = y;
+  down.neurons = list.count;
+  down.tokens = p.tokens;
+  down.column = p.column;
+  down.cols = p.columns;
+  down.add = true;
+  down.scratch = workers_[worker].down;
+  kernels_.down[host::RowKindOf(list.encoding.encoding)](down);
+}
+
+// The experts' tokens as panels, `rows` in all.
+void HostBackend::PackExpertRows(const MoeCall& call, uint64_t rows) {
+  const uint64_t row_floats = RoundUp(call.hidden, host::kLaneCount);
   RunTiles(static_cast<uint32_t>(experts_.size()), rows * call.hidden * 2, [&](uint32_t e, uint32_t worker) {
     const ExpertState& state = experts_[e];
     const float** x = workers_[worker].inputs;
@@ -379,34 +209,79 @@ void HostBackend::RunTwoPhase(const MoeCall& call) {
     pack.packed = packed_ + state.memory * row_floats;
     kernels_.pack(pack);
   });
+}
 
+// One tile of the first phase: the coefficients of a block for all tokens.
+void HostBackend::CoefficientTile(const MoeCall& call, uint32_t tile, uint32_t worker) {
+  const ExpertState& state = experts_[ExpertOfTile(experts_, tile)];
+  const uint32_t block = tile - state.first_tile;
+  const MoeBlock b = BlockOf(call, state, block, true, worker);
+  block_kept_[tile] = BlockCoefficients(b);
+  for (uint32_t i = 0; i < b.tokens; ++i) {
+    std::memcpy(coefficients_ + (state.memory + i) * coefficient_stride_ + uint64_t{block} * kNeuronBlock,
+                workers_[worker].pointers[i], kNeuronBlock * sizeof(float));
+  }
+}
+
+// How each expert's second phase is cut; returns the number of tiles.
+uint32_t HostBackend::PlanDownTiles() {
   uint32_t tiles = 0;
   for (ExpertState& state : experts_) {
-    state.first_tile = tiles;
-    tiles += state.blocks;
-  }
-  RunTiles(tiles, work, [&](uint32_t tile, uint32_t worker) {
-    const ExpertState& state = experts_[ExpertOfTile(experts_, tile)];
-    const uint32_t block = tile - state.first_tile;
-    GateUpBlock(call, state, block, true, worker);
-    for (size_t i = 0; i < state.call->rows.size(); ++i) {
-      std::memcpy(coefficients_ + (state.memory + i) * coefficient_stride_ + uint64_t{block} * kNeuronBlock,
-                  workers_[worker].pointers[i], NeuronsOfBlock(*state.call, block) * sizeof(float));
+    const ExpertCall& expert = *state.call;
+    uint64_t kept = 0;
+    for (uint32_t block = 0; block < state.blocks; ++block) {
+      kept += block_kept_[state.first_tile + block];
     }
-  });
-
-  tiles = 0;
-  for (ExpertState& state : experts_) {
+    const uint64_t most = uint64_t{expert.neuron_end - expert.neuron_begin} * expert.rows.size();
+    state.down_by_lists =
+        static_cast<float>(kept) < std::min(1.0f, state.dense_above) * static_cast<float>(most);
     state.first_tile = tiles;
-    const uint32_t tokens = static_cast<uint32_t>(state.call->rows.size());
-    tiles += IsQuantized(state.call->down.encoding.encoding)
-                 ? (tokens + kDownTokens - 1) / kDownTokens
-                 : (call.hidden + kDownColumns - 1) / kDownColumns;
+    tiles += PartsOf(expert, state.down_by_lists);
   }
+  return tiles;
+}
+
+// experts_ holds the experts of the call that have many tokens.
+void HostBackend::RunTwoPhase(const MoeCall& call) {
+  uint64_t rows = 0;
+  uint64_t work = 0;
+  uint32_t tiles = 0;
+  for (ExpertState& state : experts_) {
+    state.memory = rows;
+    state.first_tile = tiles;
+    rows += RoundUp(static_cast<uint32_t>(state.call->rows.size()), kernels_.gemm_tokens);
+    tiles += state.blocks;
+    work += WorkOf(call, *state.call);
+  }
+  PackExpertRows(call, rows);
+  RunTiles(tiles, work, [&](uint32_t tile, uint32_t worker) { CoefficientTile(call, tile, worker); });
+  tiles = PlanDownTiles();
   RunTiles(tiles, work, [&](uint32_t tile, uint32_t worker) {
     const ExpertState& state = experts_[ExpertOfTile(experts_, tile)];
     DownTile(call, state, tile - state.first_tile, worker);
   });
+}
+
+absl::Status HostBackend::SetSparseSwitches(absl::Span<const SparseSwitchEntry> entries) {
+  if (entries.size() > kMaxSparseSwitches) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(entries.size(), " sparse switches; the most are ", kMaxSparseSwitches));
+  }
+  sparse_switches_.assign(entries.begin(), entries.end());
+  return absl::OkStatus();
+}
+
+float HostBackend::DenseAbove(const ExpertCall& expert) const {
+  if (expert.sparsity == SparsityOrder::kNone) {
+    return 1;
+  }
+  for (const SparseSwitchEntry& entry : sparse_switches_) {
+    if (entry.order == expert.sparsity && entry.up == expert.up.encoding &&
+        entry.gate == expert.gate.encoding && entry.down == expert.down.encoding) {
+      return entry.at.DenseAbove(expert.rows.size());
+    }
+  }
+  return SparseSwitch().DenseAbove(expert.rows.size());
 }
 
 void HostBackend::Run(const MoeCall& call) {
@@ -433,6 +308,7 @@ void HostBackend::Run(const MoeCall& call) {
         ExpertState state;
         state.call = &expert;
         state.blocks = BlocksOf(expert);
+        state.dense_above = DenseAbove(expert);
         experts_.push_back(state);
       }
     }

@@ -28,6 +28,8 @@ struct DotCall {
   uint32_t cols = 0;
   uint32_t first = 0;
   uint32_t prefetch = 0;  // bytes to prefetch ahead, 0: none
+  // Rows to prefetch ahead instead: of rows that do not follow each other in memory. 0: none.
+  uint32_t rows_ahead = 0;
 };
 
 // x in panels of gemm_tokens rows for GemmCall; missing rows of the last panel are zero.
@@ -96,6 +98,7 @@ struct DownCall {
   uint32_t cols = 0;
   bool add = false;
   uint32_t prefetch = 0;
+  uint32_t rows_ahead = 0;   // as in DotCall
   float* scratch = nullptr;  // DownScratchFloats(cols)
 };
 
@@ -163,6 +166,7 @@ struct CombineRowsCall {
 struct KernelTable {
   const char* name = "";
   uint32_t gemm_tokens = 0;  // rows of a packed panel
+  uint32_t dot_tokens = 0;   // tokens that share one pass of `dot` over a row
 
   void (*dot[kRowKinds])(const DotCall&) = {};
   void (*pack)(const PackCall&) = nullptr;
@@ -179,6 +183,15 @@ struct KernelTable {
   void (*up_factor)(const FactorCall&) = nullptr;
   // c[i] = a[i] * b[i]; c may be either.
   void (*multiply)(const float* a, const float* b, uint32_t n, float* c) = nullptr;
+  // A block of neurons as 64 bits. Bit j, j < n: not |lead[j]| < threshold. All four read 64 values and write
+  // no more than 64.
+  uint64_t (*keep_mask)(const float* lead, uint32_t n, float threshold) = nullptr;
+  // out[j] = values[j] where bit j is set, else +0. out may be values.
+  void (*select_kept)(const float* values, uint64_t mask, float* out) = nullptr;
+  // The values whose bits are set, in order.
+  void (*compress_kept)(const float* values, uint64_t mask, float* out) = nullptr;
+  // The numbers of the set bits, ascending; returns how many.
+  uint32_t (*kept_indices)(uint64_t mask, uint32_t* out) = nullptr;
   // y[i] = scale * value i of the row.
   void (*decode[kRowKinds])(const uint8_t* row, uint32_t cols, float scale, float* y) = {};
   // y[i] = residual[i] + (x[i] + bias[i]); either may be nullptr. y may be any of them.

@@ -36,6 +36,52 @@ inline N NPow2(N n) {
       _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 
+// Bit i: not x < limit (set for NaN).
+inline uint32_t NMaskNotLess(N x, N limit) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x, limit, _CMP_NLT_UQ)));
+}
+// All ones in the lanes whose bits are set.
+inline __m256i LanesOf(uint32_t bits) {
+  const __m256i each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int32_t>(bits)), each), each);
+}
+// Lanes whose bits are set; the others +0.
+inline N NKeep(N x, uint32_t bits) { return _mm256_and_ps(x, _mm256_castsi256_ps(LanesOf(bits))); }
+
+// For every set of eight bits: the numbers of its set bits, ascending, then lanes that are cleared.
+struct LaneTable {
+  uint8_t lanes[256][8];
+  constexpr LaneTable() : lanes() {
+    for (uint32_t bits = 0; bits < 256; ++bits) {
+      uint32_t count = 0;
+      for (uint32_t i = 0; i < 8; ++i) {
+        if ((bits >> i & 1) != 0) {
+          lanes[bits][count++] = static_cast<uint8_t>(i);
+        }
+      }
+    }
+  }
+};
+inline constexpr LaneTable kLaneTable;
+
+inline __m256i CompressedLanes(uint32_t bits) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(kLaneTable.lanes[bits])));
+}
+inline __m256i FirstLanes(uint32_t bits) {
+  return LanesOf((uint32_t{1} << static_cast<uint32_t>(__builtin_popcount(bits))) - 1);
+}
+// The set lanes moved together, zeros behind them.
+inline N NCompress(N x, uint32_t bits) {
+  return _mm256_and_ps(_mm256_permutevar8x32_ps(x, CompressedLanes(bits)),
+                       _mm256_castsi256_ps(FirstLanes(bits)));
+}
+// first + i for each set bit i, zeros behind them.
+inline void NStoreIndices(uint32_t* p, uint32_t first, uint32_t bits) {
+  const __m256i lanes =
+      _mm256_add_epi32(_mm256_set1_epi32(static_cast<int32_t>(first)), CompressedLanes(bits));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_and_si256(lanes, FirstLanes(bits)));
+}
+
 inline N NLoadBf16(const uint8_t* p) {
   return _mm256_castsi256_ps(
       _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));

@@ -36,6 +36,20 @@ inline N NPow2(N n) {
       _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }
 
+// Bit i: not x < limit (set for NaN).
+inline uint32_t NMaskNotLess(N x, N limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ); }
+// Lanes whose bits are set; the others +0.
+inline N NKeep(N x, uint32_t bits) { return _mm512_maskz_mov_ps(static_cast<__mmask16>(bits), x); }
+// The same lanes moved together, zeros behind them.
+inline N NCompress(N x, uint32_t bits) { return _mm512_maskz_compress_ps(static_cast<__mmask16>(bits), x); }
+// first + i for each set bit i, zeros behind them.
+inline void NStoreIndices(uint32_t* p, uint32_t first, uint32_t bits) {
+  const __m512i lanes =
+      _mm512_add_epi32(_mm512_set1_epi32(static_cast<int32_t>(first)),
+                       _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), lanes));
+}
+
 inline N NLoadBf16(const uint8_t* p) {
   return _mm512_castsi512_ps(
       _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));

@@ -11,6 +11,7 @@
 #include "kernels/host/vec-inl.h"
 #include "kernels/host/rows-inl.h"
 #include "kernels/host/activation-inl.h"
+#include "kernels/host/mask-inl.h"
 #include "kernels/host/dot-inl.h"
 #include "kernels/host/down-inl.h"
 #include "kernels/host/q8-inl.h"
@@ -91,6 +92,11 @@ inline KernelTable MakeTable(const char* name) {
   table.gate_factor = GateFactor;
   table.up_factor = UpFactor;
   table.multiply = MultiplyRows;
+  table.keep_mask = KeepMask;
+  table.select_kept = SelectKept;
+  table.compress_kept = CompressKept;
+  table.kept_indices = KeptIndices;
+  table.dot_tokens = kMostTokens;
   table.add = AddRows;
   table.accumulate = Accumulate;
   table.combine = Combine;

@@ -1,0 +1,71 @@
+// Block sums of a fused expert into y in the order of ARITHMETIC.md 3, whichever worker made them first.
+#include <cstring>
+
+#include "kernels/host/host_backend.h"
+
+namespace sluice {
+
+// y of an expert's token i: adds a block's sum, the first one starts it.
+void HostBackend::AddBlock(const MoeCall& call, const ExpertState& state, uint32_t block, uint32_t i,
+                           const float* sum) {
+  float* y = call.y.Row(state.call->slots[i]);
+  if (block == 0 && state.call->neuron_begin == 0) {
+    if (state.call->down_bias != nullptr) {
+      kernels_.add(sum, state.call->down_bias, nullptr, call.hidden, y);
+    } else {
+      std::memcpy(y, sum, call.hidden * sizeof(float));  // 0 + a closed sum is the sum
+    }
+  } else {
+    kernels_.accumulate(sum, call.hidden, y);
+  }
+}
+
+// Takes a block's sums [token][x_stride_]: adds them to y if all blocks before it are in, else keeps them.
+void HostBackend::FinishBlock(const MoeCall& call, uint32_t expert, uint32_t block, const float* sums) {
+  ExpertState& state = experts_[expert];
+  const uint32_t tokens = static_cast<uint32_t>(state.call->rows.size());
+  bool in_turn = false;
+  if (!draining_[expert].exchange(true)) {
+    in_turn = state.next_block == block;
+    for (uint32_t i = 0; in_turn && i < tokens; ++i) {
+      AddBlock(call, state, block, i, sums + i * x_stride_);
+    }
+    state.next_block += in_turn ? 1 : 0;
+    draining_[expert].store(false);
+  }
+  if (!in_turn) {
+    for (uint32_t i = 0; i < tokens; ++i) {
+      std::memcpy(partials_ + state.memory + (uint64_t{block} * tokens + i) * call.hidden,
+                  sums + i * x_stride_, call.hidden * sizeof(float));
+    }
+    block_done_[state.first_flag + block].store(true);
+  }
+  Drain(call, expert);
+}
+
+// Adds to y, in order, the kept blocks whose turn it is. One worker at a time; one that comes while another
+// is at it leaves: the other looks again after it has let go, so no block is left behind.
+void HostBackend::Drain(const MoeCall& call, uint32_t expert) {
+  ExpertState& state = experts_[expert];
+  const uint32_t tokens = static_cast<uint32_t>(state.call->rows.size());
+  const std::atomic<bool>* done = &block_done_[state.first_flag];
+  for (;;) {
+    if (draining_[expert].exchange(true)) {
+      return;
+    }
+    uint32_t next = state.next_block;
+    for (; next < state.blocks && done[next].load(); ++next) {
+      for (uint32_t i = 0; i < tokens; ++i) {
+        AddBlock(call, state, next, i,
+                 partials_ + state.memory + (uint64_t{next} * tokens + i) * call.hidden);
+      }
+    }
+    state.next_block = next;
+    draining_[expert].store(false);
+    if (next == state.blocks || !done[next].load()) {
+      return;
+    }
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,46 @@
+// When a masked expert is computed densely. Leaving rows out saves memory traffic and multiplications, but
+// what is left is read by lists, row by row, token by token: with many tokens, or with few neurons left out,
+// reading everything once is faster. Where that turns depends on the machine, the shapes and the encodings,
+// so it is measured (sparse_profile.h) and given to a backend.
+//
+// Only the time depends on it: what a mask leaves out has coefficient 0 either way, so the result has the
+// same bits and no token depends on the batch that it is in.
+//
+// Thread safety: plain values.
+#ifndef SLUICE_KERNELS_SPARSE_SWITCH_H_
+#define SLUICE_KERNELS_SPARSE_SWITCH_H_
+
+#include <bit>
+#include <cstdint>
+
+#include "common/encoding.h"
+#include "kernels/ops.h"
+
+namespace sluice {
+
+struct SparseSwitch {
+  // Entry i is of experts with up to 2^i tokens in the call; the last one of all above, too.
+  static constexpr uint32_t kBatches = 8;
+  // The share of coefficients kept from which on all rows are read, 0..1. 0: always; 1: only if all are kept.
+  float dense_above[kBatches] = {0.9f, 0.9f, 0.9f, 0.5f, 0.4f, 0.3f, 0.25f, 0.2f};
+
+  float DenseAbove(uint64_t tokens) const {
+    const uint32_t i = static_cast<uint32_t>(std::bit_width(tokens <= 1 ? uint64_t{0} : tokens - 1));
+    return dense_above[i < kBatches ? i : kBatches - 1];
+  }
+  bool operator==(const SparseSwitch&) const = default;
+};
+
+// A switch for experts of one kind.
+struct SparseSwitchEntry {
+  SparsityOrder order = SparsityOrder::kNone;
+  EncodingDescriptor up, gate, down;
+  SparseSwitch at;
+};
+
+// Entries that a backend keeps at most.
+inline constexpr uint32_t kMaxSparseSwitches = 32;
+
+}  // namespace sluice
+
+#endif  // SLUICE_KERNELS_SPARSE_SWITCH_H_
