@@ -61,7 +61,12 @@ absl::StatusOr<Response> Question(Interrupt* interrupt, const Ask& ask) {
   Call call(interrupt);
   call.SetDeadline(kQuestionPatience);
   Response response;
-  RETURN_IF_ERROR(call.Result(ask(call.context(), &response)));
+  const absl::Status status = call.Result(ask(call.context(), &response));
+  RETURN_IF_ERROR(interrupt->Check());
+  if (absl::IsCancelled(status)) {
+    return absl::UnavailableError("the server ended the call");  // it is stopping; nobody here cancelled
+  }
+  RETURN_IF_ERROR(status);
   return response;
 }
 

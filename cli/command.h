@@ -34,6 +34,7 @@ int RunDetokenize(const CommandContext& context, const std::vector<std::string>&
 int RunRun(const CommandContext& context, const std::vector<std::string>& args);
 int RunLogits(const CommandContext& context, const std::vector<std::string>& args);
 int RunPerplexity(const CommandContext& context, const std::vector<std::string>& args);
+int RunQuality(const CommandContext& context, const std::vector<std::string>& args);
 int RunBench(const CommandContext& context, const std::vector<std::string>& args);
 int RunDoctor(const CommandContext& context, const std::vector<std::string>& args);
 int RunPreset(const CommandContext& context, const std::vector<std::string>& args);

@@ -301,8 +301,9 @@ void Launcher::ShowOptions() const {
   }
   std::vector<std::string> words = {model_.name()};
   for (const char* name :
-       {"preset", "device", "device-budget", "dram-budget", "context", "parallel", "kv", "kv-budget",
-        "prefill-chunk", "threads", "io", "direct", "link-gbps", "link-latency-us", "clock"}) {
+       {"preset", "sparsity", "sparsity-target", "sparsity-threshold", "sparsity-scope", "device",
+        "device-budget", "dram-budget", "context", "parallel", "kv", "kv-budget", "prefill-chunk", "threads",
+        "io", "direct", "link-gbps", "link-latency-us", "clock"}) {
     const std::string value = server_option(name);
     const bool of_device = absl::StrContains(kDeviceOptions, absl::StrCat(" ", name, " "));
     if (!value.empty() && !(of_device && server_option("device") == "host")) {

@@ -31,6 +31,7 @@ constexpr Command kCommands[] = {
     {"detokenize", RunDetokenize, "turns token ids into text"},
     {"logits", RunLogits, "writes the logits of given token ids to a safetensors file"},
     {"perplexity", RunPerplexity, "measures perplexity on a text, and divergence from a base run"},
+    {"quality", RunQuality, "measures what compression and sparsity cost, as a table and a plot"},
     {"bench", RunBench, "measures prefill and decode speed"},
     {"doctor", RunDoctor, "says what is wrong with this host, and what helps"},
     {"preset", RunPreset, "lists the named sets of policies, or shows one"},

@@ -35,8 +35,9 @@ void CommonOptions::Declare(ArgParser* parser) {
   parser->Text("--pack", &pack, "PACK: the pack's folder").Required();
   constexpr char kHint[] =
       "Options of the daemons, explained by --help-all: --device --device-budget --dram-budget --context\n"
-      "--parallel --kv --kv-budget --prefill-chunk --threads --preset --io --direct --link-gbps\n"
-      "--link-latency-us --clock; of finding and starting them: --address --keep --no-restart";
+      "--parallel --kv --kv-budget --prefill-chunk --threads --preset --sparsity --sparsity-target\n"
+      "--sparsity-threshold --sparsity-scope --io --direct --link-gbps --link-latency-us --clock; of finding "
+      "and starting them: --address --keep --no-restart";
   parser->HiddenGroup("Options of the daemons (sizes as 512MiB, 2GB)", kHint)
       .Choice("--device", {"host", "sim", "cuda"}, &device, "where the experts compute [host]")
       .Size("--device-budget", &device_budget, "bytes of device memory for experts")
@@ -50,6 +51,13 @@ void CommonOptions::Declare(ArgParser* parser) {
       .Number("--prefill-chunk", &prefill_chunk, "prompt tokens of a step [512]", 1, 1u << 20)
       .Number("--threads", &threads, "that compute [all CPUs]", 1, 4096)
       .Text("--preset", &preset, "NAME of the policies, see `sluice preset list` [exact]")
+      .Choice("--sparsity", {"none", "up", "gate", "product"}, &sparsity,
+              "which product decides the neurons that count [the preset's]")
+      .Real("--sparsity-target", &sparsity_target,
+            "share of neurons left out, by the thresholds of `sluice calibrate` [the preset's]", 0, 0.999)
+      .Real("--sparsity-threshold", &sparsity_threshold, "one absolute threshold for all layers", 0, 1e9)
+      .Choice("--sparsity-scope", {"expert", "model"}, &sparsity_scope,
+              "thresholds of each expert, or one of the model [the preset's]")
       .Choice("--io", {"uring", "pread"}, &io, "how weights are read")
       .OnOff("--direct", &direct, "reads past the page cache [on]")
       .Real("--link-gbps", &link_gbps, "of device sim", 0, 1e6)
@@ -75,6 +83,10 @@ std::vector<OptionSetting> CommonOptions::InferdSettings() const {
       .Add("prefill-chunk", prefill_chunk)
       .Add("threads", threads)
       .Add("preset", preset)
+      .Add("sparsity", sparsity)
+      .Add("sparsity-target", sparsity_target)
+      .Add("sparsity-threshold", sparsity_threshold)
+      .Add("sparsity-scope", sparsity_scope)
       .Add("link-gbps", link_gbps)
       .Add("link-latency-us", link_latency_us)
       .Add("clock", clock)

@@ -34,6 +34,10 @@ struct CommonOptions {
   std::optional<uint64_t> prefill_chunk;
   std::optional<uint64_t> threads;
   std::optional<std::string> preset;
+  std::optional<std::string> sparsity;
+  std::optional<double> sparsity_target;
+  std::optional<double> sparsity_threshold;
+  std::optional<std::string> sparsity_scope;
   std::optional<double> link_gbps;
   std::optional<double> link_latency_us;
   std::optional<std::string> clock;

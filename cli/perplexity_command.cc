@@ -1,19 +1,10 @@
 // `sluice perplexity`: how well the model predicts a text, and how far it is from a base run.
-#include <atomic>
-#include <cstdio>
-#include <thread>
-
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/synchronization/mutex.h"
-#include "cli/base_run.h"
 #include "cli/command.h"
 #include "cli/launcher.h"
-#include "cli/perplexity_math.h"
-#include "cli/score.h"
-#include "cli/terminal.h"
-#include "cli/tokenizer_source.h"
+#include "cli/perplexity_run.h"
+#include "common/size.h"
 #include "common/status.h"
 
 namespace sluice::cli {
@@ -30,187 +21,58 @@ struct Options {
   bool json = false;
 };
 
-// What all windows share. Immutable while they run but for the progress.
-struct Measurement {
-  Client* client = nullptr;
-  uint64_t vocab = 0;
-  std::optional<int32_t> bos;
-  std::vector<int32_t> tokens;
-  std::vector<Window> windows;
-  std::unique_ptr<BaseRunReader> base;  // or null
-  std::unique_ptr<BaseRunWriter> save;  // or null
-};
-
-// The window's input is BOS and its tokens without the last, its targets are its tokens. A model without BOS
-// cannot predict a window's first token, which then does not count.
-ScoreTask TaskOf(const Measurement& m, const Window& window) {
-  ScoreTask task;
-  const auto begin = m.tokens.begin() + static_cast<int64_t>(window.begin);
-  const auto end = m.tokens.begin() + static_cast<int64_t>(window.end);
-  if (m.bos.has_value()) {
-    task.input.push_back(*m.bos);
-    task.targets.assign(begin, end);
-  } else {
-    task.targets.assign(begin + 1, end);
+Json ResultJson(const PerplexityRun& run) {
+  const PerplexityResult& result = run.result;
+  Json json = Json::Object()
+                  .Set("ppl", result.ppl)
+                  .Set("nll", result.nll)
+                  .Set("tokens", result.tokens)
+                  .Set("ppl_stderr", result.ppl_stderr)
+                  .Set("kld_mean", result.kld_mean.has_value() ? Json(*result.kld_mean) : Json())
+                  .Set("same_top", result.same_top.has_value() ? Json(*result.same_top) : Json())
+                  .Set("bytes_per_token", run.bytes_per_token)
+                  .Set("bits_per_weight", run.bits_per_weight);
+  if (!run.sparsity.by_layer.empty()) {
+    json.Set("sparsity", run.sparsity.mean).Set("sparsity_by_layer", run.sparsity.by_layer);
   }
-  task.input.insert(task.input.end(), begin, end - 1);
-  task.want_logits = m.base != nullptr || m.save != nullptr;
-  return task;
+  return json;
 }
 
-// One position with its whole distribution.
-absl::Status TakeRow(const Measurement& m, uint64_t position, absl::Span<const float> logits,
-                     std::vector<float>* run, std::vector<float>* base, WindowLoss* loss) {
-  run->assign(logits.begin(), logits.end());
-  LogSoftmax(absl::MakeSpan(*run));
-  if (m.save != nullptr) {
-    RETURN_IF_ERROR(m.save->WriteRow(position, *run));
-  }
-  if (m.base != nullptr) {
-    base->resize(m.vocab);
-    RETURN_IF_ERROR(m.base->ReadRow(position, absl::MakeSpan(*base)));
-    ++loss->compared;
-    loss->kld += KlDivergence(*base, *run);
-    loss->same_top += ArgMax(*base) == ArgMax(*run) ? 1 : 0;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ScoreWindow(const Measurement& m, const Window& window, WindowLoss* loss) {
-  const ScoreTask task = TaskOf(m, window);
-  if (task.input.empty()) {
-    return absl::OkStatus();
-  }
-  const uint64_t first_target = window.end - task.targets.size();
-  std::vector<float> run;
-  std::vector<float> base;
-  return Score(m.client, task, m.vocab, [&](const ScoredRows& rows) -> absl::Status {
-    for (size_t i = 0; i < rows.argmax.size(); ++i) {
-      const uint64_t position = first_target + rows.first + i;
-      if (position < window.first_scored) {
-        continue;
-      }
-      loss->AddTarget(rows.target_logprobs[i]);
-      if (task.want_logits) {
-        RETURN_IF_ERROR(TakeRow(m, position, rows.logits.subspan(i * m.vocab, m.vocab), &run, &base, loss));
-      }
-    }
-    return absl::OkStatus();
-  });
-}
-
-// Scores all windows, `in_flight` at a time so that inferd computes them together. The result does not depend
-// on their order.
-absl::StatusOr<std::vector<WindowLoss>> ScoreAll(const Measurement& m, uint64_t in_flight, bool quiet) {
-  std::vector<WindowLoss> losses(m.windows.size());
-  std::atomic<size_t> next{0};
-  std::atomic<bool> failed{false};
-  absl::Mutex mutex;
-  absl::Status first_error;
-  uint64_t done = 0;
-  Progress progress("perplexity", ProgressUnit::kTokens, quiet);
-  const auto work = [&] {
-    for (size_t i = next++; i < m.windows.size() && !failed.load(); i = next++) {
-      const absl::Status status = ScoreWindow(m, m.windows[i], &losses[i]);
-      absl::MutexLock lock(&mutex);
-      if (!status.ok() && first_error.ok()) {
-        first_error = status;
-        failed = true;
-      }
-      done += losses[i].tokens;
-      progress.Update(done, m.tokens.size());
-    }
-  };
-  std::vector<std::thread> workers;
-  for (uint64_t i = 0; i < std::min<uint64_t>(in_flight, m.windows.size()); ++i) {
-    workers.emplace_back(work);
-  }
-  for (std::thread& worker : workers) {
-    worker.join();
-  }
-  RETURN_IF_ERROR(first_error);
-  return losses;
-}
-
-absl::Status OpenBase(const Options& o, const Launcher& launcher, uint64_t window, uint64_t stride,
-                      Measurement* m) {
-  BaseRunHeader header;
-  header.positions = m->tokens.size();
-  header.vocab = static_cast<uint32_t>(m->vocab);
-  header.window = static_cast<uint32_t>(window);
-  header.stride = static_cast<uint32_t>(stride);
-  header.token_hash = HashTokens(m->tokens);
-  header.model_id = launcher.model().id();
-  if (!o.kl_base.empty()) {
-    ASSIGN_OR_RETURN(m->base, BaseRunReader::Open(o.kl_base, header));
-  }
-  if (!o.save_base.empty()) {
-    ASSIGN_OR_RETURN(m->save, BaseRunWriter::Create(o.save_base, header));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::vector<int32_t>> EncodeText(const Options& o) {
-  TokenizerSource source;
-  source.pack = o.common.pack;
-  ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, LoadTokenizer(source));
-  ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(o.text));
-  EncodeOptions encode;
-  encode.add_special_tokens = false;
-  encode.parse_special = false;
-  ASSIGN_OR_RETURN(std::vector<int32_t> tokens, tokenizer->Encode(text, encode));
-  tokens.resize(std::min<uint64_t>(tokens.size(), o.max_tokens.value_or(tokens.size())));
-  if (tokens.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(o.text, ": the text is empty"));
-  }
-  return tokens;
-}
-
-int PrintResult(const PerplexityResult& result, bool json) {
+int PrintResult(const PerplexityRun& run, bool json) {
   if (json) {
-    return PrintJson(Json::Object()
-                         .Set("ppl", result.ppl)
-                         .Set("nll", result.nll)
-                         .Set("tokens", result.tokens)
-                         .Set("ppl_stderr", result.ppl_stderr)
-                         .Set("kld_mean", result.kld_mean.has_value() ? Json(*result.kld_mean) : Json())
-                         .Set("same_top", result.same_top.has_value() ? Json(*result.same_top) : Json()));
+    return PrintJson(ResultJson(run));
   }
+  const PerplexityResult& result = run.result;
   std::string text = absl::StrFormat("Final estimate: PPL = %.4f +/- %.5f\n%d tokens, %.5f nats per token\n",
                                      result.ppl, result.ppl_stderr, result.tokens, result.nll);
   if (result.kld_mean.has_value()) {
     absl::StrAppendFormat(&text, "Mean KL divergence from the base run: %.6f nats; same top token: %.3f %%\n",
                           *result.kld_mean, 100 * *result.same_top);
   }
+  if (!run.sparsity.by_layer.empty()) {
+    absl::StrAppendFormat(&text, "Neurons left out: %.2f %%; by layer", 100 * run.sparsity.mean);
+    for (const double share : run.sparsity.by_layer) {
+      absl::StrAppendFormat(&text, " %.1f", 100 * share);
+    }
+    text += "\n";
+  }
+  absl::StrAppend(&text, "A generated token reads ", FormatSize(static_cast<uint64_t>(run.bytes_per_token)),
+                  " of weights\n");
   return WriteStdout(text).ok() ? kExitOk : kExitFailed;
 }
 
 absl::StatusOr<int> Perplexity(const CommandContext& context, const Options& o) {
-  const uint64_t window = o.window.value_or(512);
-  const uint64_t stride = o.stride.value_or(window);
-  Measurement m;
-  ASSIGN_OR_RETURN(m.tokens, EncodeText(o));
   ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher, Launcher::Launch(context, o.common, o.json));
-  if (window > launcher->model().context_tokens()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--window ", window, " is more than the server's context of ", launcher->model().context_tokens()));
-  }
-  m.client = &launcher->client();
-  m.vocab = launcher->model().vocab_size();
-  if (launcher->model().has_bos_token_id()) {
-    m.bos = static_cast<int32_t>(launcher->model().bos_token_id());
-  }
-  m.windows = PlanWindows(m.tokens.size(), window, stride);
-  RETURN_IF_ERROR(OpenBase(o, *launcher, window, stride, &m));
-  uint64_t in_flight = 0;
-  if (!absl::SimpleAtoi(launcher->server_option("parallel"), &in_flight) || in_flight == 0) {
-    in_flight = 1;
-  }
-  ASSIGN_OR_RETURN(const std::vector<WindowLoss> losses, ScoreAll(m, in_flight, o.common.quiet));
-  if (m.save != nullptr) {
-    RETURN_IF_ERROR(m.save->Finish());
-  }
-  return PrintResult(Summarize(losses), o.json);
+  PerplexityTask task;
+  task.text = o.text;
+  task.window = o.window.value_or(task.window);
+  task.stride = o.stride.value_or(task.window);
+  task.max_tokens = o.max_tokens.value_or(task.max_tokens);
+  task.kl_base = o.kl_base;
+  task.save_base = o.save_base;
+  task.quiet = o.common.quiet;
+  ASSIGN_OR_RETURN(const PerplexityRun run, MeasurePerplexity(launcher.get(), task));
+  return PrintResult(run, o.json);
 }
 
 }  // namespace

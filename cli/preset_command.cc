@@ -1,33 +1,16 @@
 // `sluice preset`: the named sets of policies.
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "cli/command.h"
 #include "inferd/policy/preset.h"
 
 namespace sluice::cli {
 namespace {
 
-struct Policy {
-  const char* name;
-  const char* value;
-};
-
-// What inferd does under `exact`.
-constexpr Policy kExactPolicies[] = {
-    {"bits", "as packed"},
-    {"sparsity", "none"},
-    {"routing", "topk"},
-    {"expert_predictor", "gate_reuse, depth 1"},
-    {"neuron_predictor", "none"},
-    {"cache_allocation", "uniform"},
-    {"cache_eviction", "lru"},
-    {"cache_granularity", "expert"},
-    {"expert_miss", "load (device host: lease in place)"},
-    {"neuron_miss", "load"},
-};
-
-// Bit for bit equal whatever changes, on device host.
-constexpr const char* kExactPromises[] = {
+// Bit for bit equal whatever changes, on device host: every preset of this build decides from a token's own
+// values alone.
+constexpr const char* kPromises[] = {
     "memory budgets and slab sizes",
     "transports and prefetching",
     "faults and crashes of weightd",
@@ -37,37 +20,57 @@ constexpr const char* kExactPromises[] = {
     "prefix reuse",
 };
 
-const char kExactSummary[] =
-    "for one build, machine, device and instruction set a sequence's logits depend on its token ids alone";
+std::string SummaryOf(const std::string& name) {
+  for (const PresetSummary& preset : Presets()) {
+    if (preset.name == name) {
+      return preset.summary;
+    }
+  }
+  return "";
+}
 
-Json ExactJson() {
-  Json policies = Json::Object();
-  for (const Policy& policy : kExactPolicies) {
-    policies.Set(policy.name, policy.value);
+Json PresetJson(const Policies& policies) {
+  Json words = Json::Object();
+  for (const PolicyWord& word : Describe(policies)) {
+    words.Set(word.name, word.value);
   }
   Json promises = Json::Array();
-  for (const char* promise : kExactPromises) {
+  for (const char* promise : kPromises) {
     promises.Append(promise);
   }
   return Json::Object()
-      .Set("name", "exact")
-      .Set("default", true)
-      .Set("summary", kExactSummary)
-      .Set("policies", std::move(policies))
+      .Set("name", policies.preset)
+      .Set("default", policies.preset == Presets().front().name)
+      .Set("summary", SummaryOf(policies.preset))
+      .Set("policies", std::move(words))
+      .Set("model_tokens", policies.sparsity.order == SparsityOrder::kNone)
       .Set("independent_of", std::move(promises));
 }
 
-std::string ExactText() {
-  std::string text = absl::StrCat("exact (default): ", kExactSummary, "\n\npolicies:\n");
-  for (const Policy& policy : kExactPolicies) {
-    absl::StrAppend(&text, "  ", policy.name, std::string(20 - std::string(policy.name).size(), ' '),
-                    policy.value, "\n");
+std::string PresetText(const Policies& policies) {
+  const bool is_default = policies.preset == Presets().front().name;
+  std::string text = absl::StrCat(policies.preset, is_default ? " (default): " : ": ",
+                                  SummaryOf(policies.preset), "\n\npolicies:\n");
+  for (const PolicyWord& word : Describe(policies)) {
+    absl::StrAppend(&text, "  ", word.name, std::string(20 - word.name.size(), ' '), word.value, "\n");
+  }
+  if (policies.sparsity.order != SparsityOrder::kNone) {
+    absl::StrAppend(&text, "\ntokens are not the model's own: what neurons add that do not count is lost\n");
   }
   absl::StrAppend(&text, "\nlogits are equal bit for bit over:\n");
-  for (const char* promise : kExactPromises) {
+  for (const char* promise : kPromises) {
     absl::StrAppend(&text, "  ", promise, "\n");
   }
   return absl::StrCat(text, "between devices or instruction sets: within a tolerance\n");
+}
+
+std::string ListText() {
+  std::string text;
+  for (const PresetSummary& preset : Presets()) {
+    absl::StrAppend(&text, preset.name, std::string(8 - std::min<size_t>(7, preset.name.size()), ' '),
+                    preset.summary, preset.name == Presets().front().name ? " (default)\n" : "\n");
+  }
+  return text;
 }
 
 int Print(const std::string& text) { return WriteStdout(text).ok() ? kExitOk : kExitFailed; }
@@ -87,16 +90,16 @@ int RunPreset(const CommandContext&, const std::vector<std::string>& args) {
     return *exit_code;
   }
   if (action == "list" && names.empty()) {
-    return json ? PrintJson(Json::Object().Set("presets", PresetNames()))
-                : Print(absl::StrCat("exact  ", kExactSummary, " (default)\n"));
+    return json ? PrintJson(Json::Object().Set("presets", PresetNames())) : Print(ListText());
   }
   if (action != "show" || names.size() != 1) {
     return parser.UsageError("expected `list` or `show NAME`");
   }
-  if (const auto policies = PoliciesOf(names[0]); !policies.ok()) {
+  const absl::StatusOr<Policies> policies = PoliciesOf(names[0]);
+  if (!policies.ok()) {
     return Fail("preset", policies.status(), json);
   }
-  return json ? PrintJson(ExactJson()) : Print(ExactText());
+  return json ? PrintJson(PresetJson(*policies)) : Print(PresetText(*policies));
 }
 
 }  // namespace sluice::cli

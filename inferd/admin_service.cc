@@ -98,6 +98,7 @@ grpc::ServerUnaryReactor* AdminServiceImpl::GetStats(grpc::CallbackServerContext
                                                      v1::GetStatsResponse* response) {
   absl::Status status = CheckNoUnknownFields(*request);
   FillStats(context_.engine->Stats(), response);
+  FillSparsity(context_.engine->Sparsity(), response);
   response->mutable_gauges()->set_calls_active(context_.pump->calls());
   response->mutable_gauges()->set_unsent_bytes(context_.pump->unsent_bytes());
   response->mutable_resources()->set_open_descriptors(CountOpenDescriptors());

@@ -50,6 +50,7 @@ class Engine final : public EngineApi {
   absl::Status Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) override;
   absl::Status Cancel(const std::string& request_id) override;
   EngineStats Stats() const override;
+  std::vector<LayerSparsity> Sparsity() const override { return core_->Sparsity(); }
   absl::Status Health() const override;
   void StartDrain() override;
 

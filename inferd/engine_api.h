@@ -169,6 +169,12 @@ struct EngineStats {
   uint64_t decode_steps = 0;
 };
 
+// What neuron sparsity did to one layer's routed experts since the start.
+struct LayerSparsity {
+  uint64_t neurons = 0;  // (token, expert, neuron) triples
+  uint64_t kept = 0;     // of these: computed to the end
+};
+
 class EngineApi {
  public:
   virtual ~EngineApi() = default;
@@ -183,6 +189,8 @@ class EngineApi {
   virtual absl::Status Cancel(const std::string& request_id) = 0;
 
   virtual EngineStats Stats() const = 0;
+  // What neuron sparsity left out since the start, by layer; empty without sparsity.
+  virtual std::vector<LayerSparsity> Sparsity() const = 0;
 
   // OK when a token can be made now; otherwise why not (starting, weightd link down, draining).
   virtual absl::Status Health() const = 0;

@@ -46,7 +46,7 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const EnginePlan&
 absl::Status EngineCore::Setup() {
   const ModelConfig& config = client_->pack().config();
   const EngineOptions& options = plan_.options;
-  ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options.preset));
+  ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options.preset, options.policies));
   RETURN_IF_ERROR(client_->SetSegmentObserver(&segments_));
   ASSIGN_OR_RETURN(weights_, DenseWeights::Create(client_, &fetches_, &segments_));
   ASSIGN_OR_RETURN(kv_, KvCache::Create(config, options.kv, plan_.kv_pages, options.parallel, options.context,
@@ -57,6 +57,9 @@ absl::Status EngineCore::Setup() {
   residency.stall_limit = options.stall_limit;
   residency_ = std::make_unique<HostResidency>(residency, client_, &fetches_, &segments_, &backend_->queue());
   routing_ = MakeRouting(policies);
+  ASSIGN_OR_RETURN(sparsity_, SparsityPolicy::Create(policies.sparsity, config,
+                                                     absl::StrCat(client_->pack().dir(), "/profile"),
+                                                     client_->pack().model_id()));
   if (options.prefetch && policies.predictor == ExpertPredictorKind::kGateReuse) {
     ASSIGN_OR_RETURN(std::unique_ptr<ExpertPredictor> predictor,
                      GateReuse::Create(config, weights_.get(), backend_.get(), plan_.forward.max_tokens));
@@ -65,7 +68,7 @@ absl::Status EngineCore::Setup() {
   }
   ASSIGN_OR_RETURN(forward_, Forward::Create(config, plan_.forward,
                                              {backend_.get(), weights_.get(), kv_.get(), residency_.get(),
-                                              routing_.get(), this}));
+                                              routing_.get(), sparsity_.get(), this}));
   return weights_->Acquire(options.stall_limit);
 }
 

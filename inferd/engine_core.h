@@ -26,6 +26,7 @@
 #include "inferd/kv_cache.h"
 #include "inferd/policy/prefetcher.h"
 #include "inferd/policy/routing.h"
+#include "inferd/policy/sparsity.h"
 #include "inferd/request_registry.h"
 #include "inferd/residency/fetch_queue.h"
 #include "inferd/residency/host_residency.h"
@@ -88,6 +89,8 @@ class EngineCore final : private LayerTap {
   int64_t heartbeat_nanos() const { return heartbeat_.load(std::memory_order_relaxed); }
 
   void FillStats(EngineStats* stats) const;
+  // Any thread.
+  std::vector<LayerSparsity> Sparsity() const { return sparsity_->counts(); }
 
  private:
   struct LogitWant {
@@ -126,6 +129,7 @@ class EngineCore final : private LayerTap {
   std::unique_ptr<KvCache> kv_;
   std::unique_ptr<HostResidency> residency_;
   std::unique_ptr<RoutingPolicy> routing_;
+  std::unique_ptr<SparsityPolicy> sparsity_;
   std::unique_ptr<Prefetcher> prefetcher_;  // null: no prefetch
   std::unique_ptr<Forward> forward_;
   std::unique_ptr<Scheduler> scheduler_;

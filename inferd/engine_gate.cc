@@ -63,6 +63,11 @@ EngineStats EngineGate::Stats() const {
   return engine != nullptr ? engine->Stats() : EngineStats();
 }
 
+std::vector<LayerSparsity> EngineGate::Sparsity() const {
+  const absl::StatusOr<EngineApi*> engine = Engine();
+  return engine.ok() ? (*engine)->Sparsity() : std::vector<LayerSparsity>();
+}
+
 absl::Status EngineGate::Health() const {
   ASSIGN_OR_RETURN(EngineApi* const engine, Engine());
   return engine->Health();

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "common/model/model_config.h"
 #include "inferd/forward.h"
+#include "inferd/policy/preset.h"
 #include "inferd/request_registry.h"
 #include "kernels/backend.h"
 
@@ -32,6 +33,8 @@ struct EngineOptions {
   QueueLimits queue;
   // Named set of policies.
   std::string preset = "exact";
+  // Policies set beside the preset.
+  PolicyOverrides policies;
   // Ask for the experts of the next layer before its router has run.
   bool prefetch = true;
   // After weightd is lost, requests wait this long for it before they end UNAVAILABLE. Below five seconds, so

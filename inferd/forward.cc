@@ -1,6 +1,7 @@
 #include "inferd/forward.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "common/status.h"
 
@@ -98,7 +99,7 @@ absl::Status Forward::ComputeExperts(uint32_t layer, uint32_t tokens) {
   for (;;) {
     ASSIGN_OR_RETURN(const absl::Span<const ReadyTile> ready, residency_->Next());
     if (ready.empty()) {
-      return absl::OkStatus();
+      return CountActive(layer);
     }
     works_.clear();
     for (const ReadyTile& tile : ready) {
@@ -108,7 +109,9 @@ absl::Status Forward::ComputeExperts(uint32_t layer, uint32_t tokens) {
                         .rows = plan_.rows(tile.demand),
                         .slots = plan_.slots(tile.demand),
                         .neuron_begin = tile.neuron_begin,
-                        .neuron_end = tile.neuron_end});
+                        .neuron_end = tile.neuron_end,
+                        .sparsity = sparsity_->order(),
+                        .threshold = sparsity_->threshold(layer, plan_.demands()[tile.demand].expert)});
     }
     const MoeExpertsArgs args = {.x = normed_,
                                  .tokens = tokens,
@@ -116,12 +119,37 @@ absl::Status Forward::ComputeExperts(uint32_t layer, uint32_t tokens) {
                                  .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
                                  .experts = works_,
                                  .y = outputs_,
-                                 .slots = tokens * moe.top_k};
+                                 .slots = tokens * moe.top_k,
+                                 .active = active_};
     if (tap_ != nullptr) {
       RETURN_IF_ERROR(tap_->BeforeExperts(layer, args));
     }
     RETURN_IF_ERROR(queue_->MoeExperts(args));
   }
+}
+
+absl::Status Forward::CountActive(uint32_t layer) {
+  if (!sparsity_->enabled() || plan_.demands().empty()) {
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
+  uint64_t pairs = 0;
+  uint64_t kept = 0;
+  for (uint32_t demand = 0; demand < plan_.demands().size(); ++demand) {
+    for (const uint32_t slot : plan_.slots(demand)) {
+      const std::byte* count =
+          backend_->HostRead(active_ + uint64_t{slot} * sizeof(uint32_t), sizeof(uint32_t));
+      if (count == nullptr) {
+        return absl::InternalError("the experts' neuron counts cannot be read");
+      }
+      uint32_t neurons = 0;
+      std::memcpy(&neurons, count, sizeof(neurons));
+      kept += neurons;
+      ++pairs;
+    }
+  }
+  sparsity_->Count(layer, pairs * config_.layers[layer].moe.expert_width, kept);
+  return absl::OkStatus();
 }
 
 // Rows of sequences that met damaged weights count as nothing from here on: their results were never made.

@@ -18,6 +18,7 @@
 #include "inferd/kv_cache.h"
 #include "inferd/policy/predictor.h"
 #include "inferd/policy/routing.h"
+#include "inferd/policy/sparsity.h"
 #include "inferd/residency/residency.h"
 #include "inferd/step_batch.h"
 #include "inferd/work_plan.h"
@@ -62,6 +63,7 @@ class Forward {
     KvCache* kv = nullptr;
     Residency* residency = nullptr;
     RoutingPolicy* routing = nullptr;
+    SparsityPolicy* sparsity = nullptr;
     LayerTap* tap = nullptr;
   };
   static absl::StatusOr<std::unique_ptr<Forward>> Create(const ModelConfig& config,
@@ -94,6 +96,7 @@ class Forward {
   absl::Status Mix(uint32_t layer, StepBatch* batch);
   absl::StatusOr<Routing> Route(uint32_t layer, uint32_t tokens);
   absl::Status ComputeExperts(uint32_t layer, uint32_t tokens);
+  absl::Status CountActive(uint32_t layer);
   absl::Status DropLostRows(uint32_t tokens, uint32_t top_k, StepBatch* batch);
 
   const ModelConfig& config_;
@@ -104,6 +107,7 @@ class Forward {
   const KvCache& kv_;
   Residency* const residency_;
   RoutingPolicy* const routing_;
+  SparsityPolicy* const sparsity_;
   LayerTap* const tap_;
 
   std::vector<Rope> ropes_;        // the different ones
@@ -123,6 +127,7 @@ class Forward {
   Rows logits_;               // [R, vocab], host-visible
   BufferRef expert_ids_;      // int32 [T, K], host-visible
   BufferRef expert_weights_;  // float32 [T, K], host-visible
+  BufferRef active_;          // uint32 [T * ranks], host-visible; none without sparsity
   BufferRef top_ids_;         // int32 [R, max_candidates], host-visible
   BufferRef top_values_;      // float32 [R, max_candidates], host-visible
   BufferRef log_sums_;        // float32 [R], host-visible

@@ -110,6 +110,7 @@ Forward::Forward(const ModelConfig& config, const ForwardOptions& options, const
       kv_(*parts.kv),
       residency_(parts.residency),
       routing_(parts.routing),
+      sparsity_(parts.sparsity),
       tap_(parts.tap),
       plan_(options.max_tokens, LargestTopK(config), MostExperts(config)) {
   works_.reserve(MostExperts(config));
@@ -151,6 +152,9 @@ absl::Status Forward::Allocate() {
   RETURN_IF_ERROR(rows(logit_rows, config_.vocab, BufferKind::kStaging, &logits_));
   RETURN_IF_ERROR(staging(pairs, &expert_ids_));
   RETURN_IF_ERROR(staging(pairs, &expert_weights_));
+  if (sparsity_->enabled()) {
+    RETURN_IF_ERROR(staging(pairs, &active_));
+  }
   RETURN_IF_ERROR(staging(logit_rows * options_.max_candidates, &top_ids_));
   RETURN_IF_ERROR(staging(logit_rows * options_.max_candidates, &top_values_));
   RETURN_IF_ERROR(staging(logit_rows, &log_sums_));

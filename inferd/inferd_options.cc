@@ -44,7 +44,7 @@ absl::Status ParseValue(const std::string& text, double* value) {
   }
   return absl::OkStatus();
 }
-std::string ShowValue(double value) { return absl::StrCat(value); }
+std::string ShowValue(double value) { return value < 0 ? "" : absl::StrCat(value); }
 
 absl::Status ParseValue(const std::string& text, bool* value) {
   if (text != "on" && text != "off") {
@@ -111,7 +111,7 @@ class Declarer {
   static bool HasPlainDefault(ByteSize value) { return value.bytes != 0; }
   static bool HasPlainDefault(uint32_t value) { return value != 0; }
   static bool HasPlainDefault(int value) { return value >= 0; }
-  static bool HasPlainDefault(double value) { return value != 0; }
+  static bool HasPlainDefault(double value) { return value > 0; }
   static bool HasPlainDefault(bool) { return true; }
   static bool HasPlainDefault(absl::Duration) { return true; }
 
@@ -211,6 +211,8 @@ EngineOptions EngineOptionsOf(const InferdOptions& options) {
   engine.queue.tokens = options.max_queue_tokens;
   engine.queue.bytes = options.max_queue_bytes.bytes;
   engine.preset = options.preset;
+  engine.policies = {options.sparsity, options.sparsity_scope, options.sparsity_target,
+                     options.sparsity_threshold};
   engine.prefetch = options.prefetch;
   return engine;
 }
@@ -228,6 +230,15 @@ std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const 
   InferdOptions shown = options;
   shown.context = plan.options.context;
   shown.threads = threads;
+  if (const auto policies = PoliciesOf(options.preset, plan.options.policies); policies.ok()) {
+    const SparsityConfig& sparsity = policies->sparsity;
+    shown.sparsity = SparsityWord(sparsity.order);
+    shown.sparsity_target = sparsity.target.value_or(-1);
+    shown.sparsity_threshold = sparsity.threshold.value_or(-1);
+    shown.sparsity_scope = !sparsity.target.has_value()               ? ""
+                           : sparsity.scope == ThresholdScope::kModel ? "model"
+                                                                      : "expert";
+  }
   if (shown.kv_budget.bytes == 0) {
     shown.kv_budget.bytes = plan.kv_bytes;
   }

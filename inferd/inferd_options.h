@@ -40,6 +40,10 @@ struct InferdOptions {
   uint32_t prefill_chunk = 512;
   uint32_t threads = 0;
   std::string preset = "exact";
+  std::string sparsity;
+  double sparsity_target = -1;
+  double sparsity_threshold = -1;
+  std::string sparsity_scope;
   bool prefetch = true;
   double link_gbps = 0;
   double link_latency_us = 0;
@@ -105,6 +109,14 @@ void ForEachOption(InferdOptions* o, Visit visit) {
   visit("prefill-chunk", &o->prefill_chunk, "Prompt tokens of one step");
   visit("threads", &o->threads, "Compute threads (default: the CPUs that this process may use)");
   visit("preset", &o->preset, "Named set of policies");
+  visit("sparsity", &o->sparsity,
+        "Which product decides the neurons that count: none, up, gate or product (default: the preset's)");
+  visit("sparsity-target", &o->sparsity_target,
+        "Share of neurons left out, by the profile's thresholds, as 0.8 (default: the preset's)");
+  visit("sparsity-threshold", &o->sparsity_threshold,
+        "Absolute threshold for all layers (default: the preset's)");
+  visit("sparsity-scope", &o->sparsity_scope,
+        "Thresholds of each expert or one of the model: expert or model (default: the preset's)");
   visit("prefetch", &o->prefetch, "Ask for experts of the next layer ahead: on or off");
   visit("link-gbps", &o->link_gbps, "Bandwidth of the link (device sim)");
   visit("link-latency-us", &o->link_latency_us, "Latency of the link (device sim)");

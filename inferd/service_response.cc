@@ -154,6 +154,15 @@ void FillStats(const EngineStats& stats, v1::GetStatsResponse* out) {
   counters->set_decode_seconds(stats.decode_seconds);
 }
 
+void FillSparsity(const std::vector<LayerSparsity>& layers, v1::GetStatsResponse* out) {
+  for (uint32_t layer = 0; layer < layers.size(); ++layer) {
+    v1::LayerSparsity* entry = out->add_sparsity();
+    entry->set_layer(layer);
+    entry->set_neurons(layers[layer].neurons);
+    entry->set_kept(layers[layer].kept);
+  }
+}
+
 absl::Status Explain(absl::Status status) {
   if (status.ok()) {
     return status;

@@ -22,6 +22,7 @@ void FillTimings(const Timings& timings, uint32_t completion_tokens, inference::
 void FillFinished(const FinishInfo& info, inference::v1::Finished* out);
 void FillModel(const ServedModel& model, bool has_tokenizer, inference::v1::Model* out);
 void FillStats(const EngineStats& stats, inference::v1::GetStatsResponse* out);
+void FillSparsity(const std::vector<LayerSparsity>& layers, inference::v1::GetStatsResponse* out);
 
 // Appends tokens and text, as far as `report` wants them, to a Delta or a GenerateResponse. Returns about how
 // many bytes that adds to the message.

@@ -5,7 +5,7 @@ import os
 import harness
 
 COMMANDS = [
-    "run", "pack", "inspect", "verify", "synth", "tokenize", "detokenize", "logits", "perplexity", "bench", "doctor",
+    "run", "pack", "inspect", "verify", "synth", "tokenize", "detokenize", "logits", "perplexity", "quality", "bench", "doctor",
     "preset",
 ]  # fmt: skip
 
@@ -36,7 +36,7 @@ class CliTest(harness.TestCase):
         for call in (
             ["inspect", absent], ["verify", absent], ["tokenize", "--pack", absent, "--text", "x"],
             ["run", "--pack", absent, "--prompt", "x"], ["pack", absent, "--out", absent + "2"],
-            ["preset", "show", "floe"], ["bench", "--pack", absent],
+            ["preset", "show", "nonesuch"], ["bench", "--pack", absent],
         ):  # fmt: skip
             code, out, err = self.sluice(*call, "--json")
             self.assertEqual(code, 1, call)
@@ -90,7 +90,7 @@ class CliTest(harness.TestCase):
         shown = self.ok_json("preset", "show", "exact")
         self.assertEqual(shown["policies"]["routing"], "topk")
         self.assertIn("prefill chunking", shown["independent_of"])
-        self.assertEqual(self.ok_json("preset", "list"), {"presets": ["exact"]})
+        self.assertEqual(self.ok_json("preset", "list"), {"presets": ["exact", "floe", "floe90", "corm", "intra"]})
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class InferdProgramTest(unittest.TestCase):
             (["--device", "sim"], "no simulated device yet"),
             (["--link-gbps", "16"], "--link-gbps"),
             (["--listen", "0.0.0.0:0"], "TLS"),
-            (["--preset", "floe"], "floe"),
+            (["--preset", "nonesuch"], "nonesuch"),
             (["--context", "9999999"], "9999999"),
         ]:
             code, output = self.refused(*(base + arguments))

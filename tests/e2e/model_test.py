@@ -48,6 +48,25 @@ class GoldenTest(harness.TestCase):
         self.assertLessEqual(abs(result["ppl"] / 18.08838454376615 - 1), 0.0005)
         self.assertIsNone(result["kld_mean"])
 
+    def test_sparsity_leaves_out_what_its_threshold_says(self):
+        common = ("perplexity", "--pack", self.pack, "--text", harness.DATA + "/wikitext2_head.txt", "--max-tokens", 2000)
+        dense = self.ok_json(*common)
+        self.assertNotIn("sparsity", dense)
+        for order in ("up", "gate", "product"):
+            # |a| >= 0 holds for every neuron: nothing is left out and nothing changes.
+            whole = self.ok_json(*common, "--sparsity", order, "--sparsity-threshold", 0)
+            self.assertEqual((whole["ppl"], whole["sparsity"]), (dense["ppl"], 0), order)
+            self.assertEqual(whole["bytes_per_token"], dense["bytes_per_token"])
+            some = self.ok_json(*common, "--sparsity", order, "--sparsity-threshold", 0.1)
+            self.assertGreater(some["sparsity"], 0.05, order)
+            self.assertLess(some["sparsity"], 0.95, order)
+            self.assertEqual(len(some["sparsity_by_layer"]), 6)
+            self.assertNotEqual(some["ppl"], dense["ppl"])
+            self.assertLess(some["bytes_per_token"], dense["bytes_per_token"])
+        code, _, err = self.sluice(*common, "--sparsity", "up", "--sparsity-target", 0.5)
+        self.assertEqual(code, 1)
+        self.assertIn("sluice calibrate", err)
+
     def test_divergence_from_itself_is_zero(self):
         base = os.path.join(self.work, "base")
         common = ("perplexity", "--pack", self.pack, "--text", harness.DATA + "/wikitext2_head.txt", "--max-tokens", 700)

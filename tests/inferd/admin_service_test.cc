@@ -69,6 +69,10 @@ TEST_F(AdminServiceTest, StatsShowTheEnginesNumbersAndTheCallsThatLive) {
   EXPECT_GT(response.resources().resident_bytes(), 1u << 20);
   EXPECT_EQ(6u, response.counters().generated_tokens());
   EXPECT_EQ(7.5, response.counters().stall_seconds());
+  ASSERT_EQ(2, response.sparsity_size());
+  EXPECT_EQ(1u, response.sparsity(1).layer());
+  EXPECT_EQ(100u, response.sparsity(0).neurons());
+  EXPECT_EQ(25u, response.sparsity(0).kept());
   context->TryCancel();
 }
 

@@ -59,6 +59,7 @@ class FakeEngine final : public EngineApi {
   absl::Status Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) override;
   absl::Status Cancel(const std::string& request_id) override;
   EngineStats Stats() const override;
+  std::vector<LayerSparsity> Sparsity() const override { return {{100, 25}, {50, 50}}; }
   absl::Status Health() const override;
   void StartDrain() override;
 

@@ -1,0 +1,74 @@
+// What `sluice quality` measures: packs of one model and, for each, runs with options; and the table that
+// comes out. The file:
+//
+//   [[pack]]
+//   name = "q4"                                # rows refer to it
+//   args = ["--bits", "q4"]                    # of `sluice pack`
+//   calibrate = true                           # `sluice calibrate` first (thresholds)
+//
+//   [[row]]
+//   name = "4 bits"
+//   pack = "q4"
+//   options = ["--sparsity", "up", "--sparsity-target", "0.8"]   # of `sluice perplexity`
+//   series = "quantization"                    # groups the table and colors the plot
+//   reference = 18.1602                        # perplexity to compare with, if there is one
+//
+// Thread safety: plain values and pure functions.
+#ifndef SLUICE_CLI_QUALITY_ROWS_H_
+#define SLUICE_CLI_QUALITY_ROWS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace sluice::cli {
+
+struct QualityPack {
+  std::string name;
+  std::vector<std::string> args;
+  bool calibrate = false;
+};
+
+struct QualityRow {
+  std::string name;
+  std::string pack;
+  std::vector<std::string> options;
+  std::string series;
+  std::optional<double> reference;
+};
+
+struct QualityPlan {
+  std::vector<QualityPack> packs;
+  std::vector<QualityRow> rows;  // the first is the base that the others are compared with
+};
+
+// INVALID_ARGUMENT naming the place in the file.
+absl::StatusOr<QualityPlan> ParseQualityPlan(const std::string& toml, const std::string& subject);
+
+// Every recipe with every preset; the base is bf16 with `exact`.
+QualityPlan PlanOf(const std::vector<std::string>& recipes, const std::vector<std::string>& presets);
+
+struct QualityResult {
+  double ppl = 0;
+  double ppl_stderr = 0;
+  uint64_t tokens = 0;
+  double bytes_per_token = 0;
+  double bits_per_weight = 0;  // of expert weights, scales included
+  std::optional<double> sparsity;
+  std::optional<double> kld_mean;
+  std::optional<double> same_top;
+};
+
+// From the JSON of `sluice perplexity`; INTERNAL if it is not that.
+absl::StatusOr<QualityResult> ParsePerplexityJson(const std::string& json);
+
+// Markdown and SVG of the rows that were measured; `results` by row.
+std::string QualityTable(const QualityPlan& plan, const std::vector<QualityResult>& results);
+std::string QualityPlot(const QualityPlan& plan, const std::vector<QualityResult>& results);
+
+}  // namespace sluice::cli
+
+#endif  // SLUICE_CLI_QUALITY_ROWS_H_
