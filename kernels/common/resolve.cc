@@ -125,11 +125,6 @@ absl::Status Resolver::CheckEncoding(const EncodingDescriptor& d, const char* wh
                                 ", ", d.meta_bits, "-bit scales and super-groups of ", d.super_group,
                                 " is not one of the format"));
   }
-  const bool plain = !IsQuantized(d.encoding);
-  if (!plain && (d.encoding != Encoding::kQ8 || d.meta_bits != 16)) {
-    return Unimplemented(absl::StrCat("no kernel for ", EncodingWord(d.encoding), " rows with ", d.meta_bits,
-                                      "-bit scales (", what, ")"));
-  }
   return absl::OkStatus();
 }
 

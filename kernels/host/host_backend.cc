@@ -1,6 +1,7 @@
 #include "kernels/host/host_backend.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "common/pack/row_layout.h"
@@ -47,12 +48,14 @@ absl::Status HostBackend::AllocateScratch() {
   const uint32_t cols = std::max({l.max_cols, l.hidden, 16u});
   const uint64_t slots = tokens * (uint64_t{l.top_k} + 1);
   x_stride_ = RoundUp(cols, host::kLaneCount);
-  code_stride_ = RoundUp(cols, 32);
+  code_stride_ = RoundUp(cols, host::kCodeAlign);
   group_stride_ = RoundUp(RoundUp(cols, 16) / 16, 8);
   coefficient_stride_ = RoundUp(l.expert_width, kNeuronBlock);
   partial_floats_ = kPartialFloats;
   RETURN_IF_ERROR(Reserve(tokens * x_stride_, "normed rows", &normed_));
   RETURN_IF_ERROR(Reserve(tokens, "row pointers", &x_rows_));
+  RETURN_IF_ERROR(Reserve(tokens, "token numbers", &all_tokens_));
+  std::iota(all_tokens_, all_tokens_ + tokens, 0u);
   const uint64_t panels = std::max(tokens, slots + 8 * uint64_t{l.experts + 8}) + 8;
   RETURN_IF_ERROR(Reserve(panels * x_stride_, "packed rows", &packed_));
   for (QuantForm& form : forms_) {
@@ -68,7 +71,7 @@ absl::Status HostBackend::AllocateScratch() {
   for (WorkerScratch& w : workers_) {
     RETURN_IF_ERROR(Reserve(host::GemmScratchFloats(cols), "tile scratch", &w.gemm));
     RETURN_IF_ERROR(Reserve(host::DownScratchFloats(cols), "down scratch", &w.down));
-    RETURN_IF_ERROR(Reserve(host::DownQ8Words(cols), "q8 scratch", &w.down_q8));
+    RETURN_IF_ERROR(Reserve(host::QuantDownWords(cols), "quantized down scratch", &w.quant_down));
     RETURN_IF_ERROR(Reserve(host::kSpanScratchFloats + 2 * host::kSpanQueries * (uint64_t{l.head_dim} + 2),
                             "attention scratch", &w.span));
     RETURN_IF_ERROR(Reserve(kFusedTokens * x_stride_, "block sums", &w.sums));

@@ -50,7 +50,7 @@ class HostBackend : public CpuBackend {
   struct WorkerScratch {
     float* gemm = nullptr;            // GemmScratchFloats
     float* down = nullptr;            // DownScratchFloats
-    uint32_t* down_q8 = nullptr;      // DownQ8Words
+    uint32_t* quant_down = nullptr;   // QuantDownWords
     float* span = nullptr;            // scores, and m, l, o of kSpanQueries queries twice: host_attention.cc
     float* sums = nullptr;            // [kFusedTokens][x_stride_]: a block of an expert
     float* tile = nullptr;            // [3][max_tokens][64]: outputs of a tile of rows
@@ -214,6 +214,7 @@ class HostBackend : public CpuBackend {
   float* normed_ = nullptr;            // [max_tokens][x_stride_]
   uint64_t x_stride_ = 0;
   const float** x_rows_ = nullptr;  // [max_tokens]
+  uint32_t* all_tokens_ = nullptr;  // 0, 1, ... max_tokens - 1
   float* packed_ = nullptr;         // panels of all rows of a call (MoE: of all slots)
   QuantForm forms_[kQuantForms];
   uint64_t code_stride_ = 0;

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "common/pack/row_layout.h"
-#include "kernels/common/half.h"
 #include "kernels/host/host_backend.h"
 #include "kernels/host/row_kind.h"
 
@@ -96,21 +95,7 @@ void HostBackend::MatMulTile(const MatMulCall& call, const MatMulCallPart& part,
     w[r] = part.weights.Row(row + r);
   }
   const EncodingDescriptor& e = part.weights.encoding;
-  if (IsQuantized(e.encoding)) {
-    for (uint32_t t = 0; t < call.tokens; ++t) {
-      scratch.quant[t] = QuantizedRow(e.group, t);
-    }
-    host::DotQ8Call dot;
-    dot.w = w;
-    dot.x = scratch.quant;
-    dot.y = y;
-    dot.rows = rows;
-    dot.tokens = call.tokens;
-    dot.cols = call.cols;
-    dot.group = e.group;
-    dot.prefetch = prefetch_;
-    kernels_.dot_q8(dot);
-  } else if (packed) {
+  if (packed && !IsQuantized(e.encoding)) {
     host::GemmCall gemm;
     gemm.w = w;
     gemm.packed = packed_;
@@ -121,15 +106,7 @@ void HostBackend::MatMulTile(const MatMulCall& call, const MatMulCallPart& part,
     gemm.scratch = scratch.gemm;
     kernels_.gemm[host::RowKindOf(e.encoding)](gemm);
   } else {
-    host::DotCall dot;
-    dot.w = w;
-    dot.x = x_rows_;
-    dot.y = y;
-    dot.rows = rows;
-    dot.tokens = call.tokens;
-    dot.cols = call.cols;
-    dot.prefetch = prefetch_;
-    kernels_.dot[host::RowKindOf(e.encoding)](dot);
+    DotList({e, call.cols, w, rows}, {all_tokens_, call.tokens}, worker, y);
   }
   for (uint32_t t = 0; t < call.tokens && finish; ++t) {
     kernels_.add(y[t], part.bias != nullptr ? part.bias + row : nullptr,
@@ -168,15 +145,8 @@ void HostBackend::Run(const EmbedCall& call) {
       kernels_.decode[host::RowKindOf(d.encoding)](row, call.table.cols, call.scale, y);
       continue;
     }
-    const uint8_t* scales = row + ScaleOffset(d, call.table.cols);
-    const uint8_t* zeros = row + ZeroOffset(d, call.table.cols);
-    for (uint32_t k = 0; k < call.table.cols; ++k) {
-      const CodePlace place = PlaceOfCode(8, k);
-      const uint32_t code = (LoadU16(row + place.byte_offset) >> place.shift) & 0xffu;
-      const uint32_t g = k / d.group;
-      y[k] = call.scale * ((static_cast<float>(code) - F16ToFloat(LoadU16(zeros + 2 * g))) *
-                           F16ToFloat(LoadU16(scales + 2 * g)));
-    }
+    kernels_.quant_decode[host::QuantKindOf(d.encoding)](host::ShapeOf(d, call.table.cols), row, call.scale,
+                                                         y);
   }
 }
 

@@ -24,16 +24,15 @@ void HostBackend::DotList(const RowList& list, absl::Span<const uint32_t> tokens
     for (size_t i = 0; i < tokens.size(); ++i) {
       scratch.quant[i] = QuantizedRow(e.group, tokens[i]);
     }
-    host::DotQ8Call dot;
+    host::QuantDotCall dot;
+    dot.shape = host::ShapeOf(e, list.cols);
     dot.w = list.rows;
     dot.x = scratch.quant;
     dot.y = y;
     dot.rows = list.count;
     dot.tokens = static_cast<uint32_t>(tokens.size());
-    dot.cols = list.cols;
-    dot.group = e.group;
     dot.prefetch = prefetch_;
-    kernels_.dot_q8(dot);
+    kernels_.quant_dot[host::QuantKindOf(e.encoding)](dot);
     return;
   }
   for (size_t i = 0; i < tokens.size(); ++i) {
@@ -55,17 +54,16 @@ void HostBackend::DownList(const RowList& list, const float* const* c, uint32_t 
                            uint32_t worker, float* const* y) {
   WorkerScratch& scratch = workers_[worker];
   if (IsQuantized(list.encoding.encoding)) {
-    host::DownQ8Call down;
+    host::QuantDownCall down;
+    down.shape = host::ShapeOf(list.encoding, list.cols);
     down.w = list.rows;
     down.c = c;
     down.y = y;
     down.neurons = list.count;
     down.tokens = tokens;
-    down.cols = list.cols;
-    down.group = list.encoding.group;
     down.add = add;
-    down.scratch = scratch.down_q8;
-    kernels_.down_q8(down);
+    down.scratch = scratch.quant_down;
+    kernels_.quant_down[host::QuantKindOf(list.encoding.encoding)](down);
     return;
   }
   host::DownCall down;

@@ -56,8 +56,26 @@ inline constexpr uint32_t kLaneCount = 32;    // of a lane sum, ARITHMETIC.md 0
 inline constexpr uint32_t kGemmChunk = 1024;  // columns; a pass over a chunk of panels fits the L1 cache
 inline constexpr uint32_t kMaxTileTokens = 6;
 
-// Rows rounded to int16 (section 2 b): codes [cols rounded up to 32] zero-padded, then per group its scale
-// and its sum as float; both padded with zeros to a multiple of 8 groups.
+// Quantized encodings, as kernels see them.
+enum class QuantKind : uint8_t { kQ8 = 0, kQ4 = 1, kQ3 = 2, kQ2 = 3, kMxfp4 = 4 };
+inline constexpr int kQuantKinds = 5;
+
+// How a quantized row lies (common/pack/row_layout.h), worked out once for all rows of a call by
+// ShapeOf (row_kind.h).
+struct RowShape {
+  uint32_t cols = 0;
+  uint32_t group = 0;
+  uint32_t groups = 0;
+  uint32_t super_group = 0;  // 0: f16 scales and zeros (mxfp4: exponents)
+  uint32_t high_plane = 0;   // byte offsets in the row: q3's 1-bit plane,
+  uint32_t scales = 0;
+  uint32_t zeros = 0;
+  uint32_t super_groups = 0;
+  uint32_t bytes = 0;  // of the whole row
+};
+
+// Rows rounded to int16 (section 2 b): codes [cols rounded up to kCodeAlign] zero-padded, then per group its
+// scale and its sum as float; both padded with zeros to a multiple of 8 groups.
 struct QuantRow {
   const int16_t* codes = nullptr;
   const float* scales = nullptr;
@@ -71,16 +89,16 @@ struct QuantizeCall {
   float* scales = nullptr;
   float* sums = nullptr;
 };
+inline constexpr uint32_t kCodeAlign = 256;  // codes in a block of the narrowest plane
 
-// As DotCall for q8 rows with f16 scales and zeros (section 2 b).
-struct DotQ8Call {
+// As DotCall for quantized rows (section 2 b); x rounded with the rows' group.
+struct QuantDotCall {
+  RowShape shape;
   const uint8_t* const* w = nullptr;
   const QuantRow* x = nullptr;
   float* const* y = nullptr;
   uint32_t rows = 0;
   uint32_t tokens = 0;
-  uint32_t cols = 0;
-  uint32_t group = 0;
   uint32_t first = 0;
   uint32_t prefetch = 0;
 };
@@ -102,17 +120,16 @@ struct DownCall {
   float* scratch = nullptr;  // DownScratchFloats(cols)
 };
 
-// As DownCall for q8 rows, all columns of the row.
-struct DownQ8Call {
+// As DownCall for quantized rows, all columns of the row.
+struct QuantDownCall {
+  RowShape shape;
   const uint8_t* const* w = nullptr;
   const float* const* c = nullptr;
   float* const* y = nullptr;
   uint32_t neurons = 0;  // at most 64
   uint32_t tokens = 0;
-  uint32_t cols = 0;
-  uint32_t group = 0;
   bool add = false;
-  uint32_t* scratch = nullptr;  // DownQ8Words(cols), 4-byte words
+  uint32_t* scratch = nullptr;  // QuantDownWords(cols), 4-byte words
 };
 
 // One span of attention for some queries of one KV head (section 6).
@@ -172,9 +189,9 @@ struct KernelTable {
   void (*pack)(const PackCall&) = nullptr;
   void (*gemm[kRowKinds])(const GemmCall&) = {};
   void (*quantize)(const QuantizeCall&) = nullptr;
-  void (*dot_q8)(const DotQ8Call&) = nullptr;
+  void (*quant_dot[kQuantKinds])(const QuantDotCall&) = {};
   void (*down[kRowKinds])(const DownCall&) = {};
-  void (*down_q8)(const DownQ8Call&) = nullptr;
+  void (*quant_down[kQuantKinds])(const QuantDownCall&) = {};
   void (*span)(const SpanCall&) = nullptr;
 
   // y = norm(x) by section 5; y may be x.
@@ -194,6 +211,8 @@ struct KernelTable {
   uint32_t (*kept_indices)(uint64_t mask, uint32_t* out) = nullptr;
   // y[i] = scale * value i of the row.
   void (*decode[kRowKinds])(const uint8_t* row, uint32_t cols, float scale, float* y) = {};
+  // The same for quantized rows: y[i] = scale * ((code - zero) * scale of the group).
+  void (*quant_decode[kQuantKinds])(const RowShape& shape, const uint8_t* row, float scale, float* y) = {};
   // y[i] = residual[i] + (x[i] + bias[i]); either may be nullptr. y may be any of them.
   void (*add)(const float* x, const float* bias, const float* residual, uint32_t n, float* y) = nullptr;
   // y[i] = y[i] + s[i].
@@ -229,8 +248,8 @@ inline constexpr uint64_t DownScratchFloats(uint32_t cols) {
   return cols > 8192 ? uint64_t{2} * cols : uint64_t{64} * 256;
 }
 // Codes of 64 neurons, a scale and a sum for each of the smallest groups; int32 sums of the columns.
-inline constexpr uint64_t DownQ8Words(uint32_t cols) {
-  return uint64_t{34} * RoundUp(RoundUp(cols, 16) / 16, 8) + RoundUp(cols, 32);
+inline constexpr uint64_t QuantDownWords(uint32_t cols) {
+  return uint64_t{34} * RoundUp(RoundUp(cols, 16) / 16, 8) + RoundUp(cols, kCodeAlign);
 }
 
 const KernelTable& Avx2Kernels();

@@ -1,10 +1,10 @@
-// Unquantized encodings as indices of the kernel table.
+// Encodings as indices of the kernel table, and the places in their rows.
 //
-// Thread safety: a pure function.
+// Thread safety: pure functions.
 #ifndef SLUICE_KERNELS_HOST_ROW_KIND_H_
 #define SLUICE_KERNELS_HOST_ROW_KIND_H_
 
-#include "common/encoding.h"
+#include "common/pack/row_layout.h"
 #include "kernels/host/kernel_table.h"
 
 namespace sluice::host {
@@ -19,6 +19,37 @@ inline int RowKindOf(Encoding encoding) {
     default:
       return static_cast<int>(RowKind::kF32);
   }
+}
+
+// REQUIRES a quantized encoding.
+inline int QuantKindOf(Encoding encoding) {
+  switch (encoding) {
+    case Encoding::kQ8:
+      return static_cast<int>(QuantKind::kQ8);
+    case Encoding::kQ4:
+      return static_cast<int>(QuantKind::kQ4);
+    case Encoding::kQ3:
+      return static_cast<int>(QuantKind::kQ3);
+    case Encoding::kQ2:
+      return static_cast<int>(QuantKind::kQ2);
+    default:
+      return static_cast<int>(QuantKind::kMxfp4);
+  }
+}
+
+// REQUIRES a quantized encoding, and rows below 4 GiB.
+inline RowShape ShapeOf(const EncodingDescriptor& d, uint32_t cols) {
+  RowShape shape;
+  shape.cols = cols;
+  shape.group = d.group;
+  shape.groups = static_cast<uint32_t>(GroupsPerRow(d, cols));
+  shape.super_group = d.super_group;
+  shape.high_plane = static_cast<uint32_t>(PlaneBytes(2, cols));
+  shape.scales = static_cast<uint32_t>(ScaleOffset(d, cols));
+  shape.zeros = static_cast<uint32_t>(ZeroOffset(d, cols));
+  shape.super_groups = static_cast<uint32_t>(SuperGroupOffset(d, cols));
+  shape.bytes = static_cast<uint32_t>(RowBytes(d, cols));
+  return shape;
 }
 
 }  // namespace sluice::host

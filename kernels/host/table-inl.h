@@ -14,7 +14,9 @@
 #include "kernels/host/mask-inl.h"
 #include "kernels/host/dot-inl.h"
 #include "kernels/host/down-inl.h"
-#include "kernels/host/q8-inl.h"
+#include "kernels/host/codes-inl.h"
+#include "kernels/host/quant_dot-inl.h"
+#include "kernels/host/quant_down-inl.h"
 #include "kernels/host/span-inl.h"
 // clang-format on
 
@@ -76,6 +78,14 @@ void SetRowKernels(RowKind kind, KernelTable* table) {
   table->decode[i] = Decode<Row>;
 }
 
+template <QuantKind kKind>
+void SetQuantKernels(KernelTable* table) {
+  const int i = static_cast<int>(kKind);
+  table->quant_dot[i] = QuantDot<kKind>;
+  table->quant_down[i] = QuantDown<kKind>;
+  table->quant_decode[i] = QuantDecode<kKind>;
+}
+
 inline KernelTable MakeTable(const char* name) {
   KernelTable table;
   table.name = name;
@@ -85,8 +95,11 @@ inline KernelTable MakeTable(const char* name) {
   SetRowKernels<F32Row>(RowKind::kF32, &table);
   table.pack = Pack;
   table.quantize = Quantize;
-  table.dot_q8 = DotQ8;
-  table.down_q8 = DownQ8;
+  SetQuantKernels<QuantKind::kQ8>(&table);
+  SetQuantKernels<QuantKind::kQ4>(&table);
+  SetQuantKernels<QuantKind::kQ3>(&table);
+  SetQuantKernels<QuantKind::kQ2>(&table);
+  SetQuantKernels<QuantKind::kMxfp4>(&table);
   table.span = Span;
   table.rms_norm = RmsNorm;
   table.gate_factor = GateFactor;

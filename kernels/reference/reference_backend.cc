@@ -22,7 +22,7 @@ void ReferenceBackend::Run(const EmbedCall& call) {
       float value = 0;
       if (IsQuantized(d.encoding)) {
         const uint64_t group = k / d.group;
-        value = (static_cast<float>(reference::CodeAt(d, row, k)) -
+        value = (static_cast<float>(reference::CodeAt(d, row, call.table.cols, k)) -
                  reference::ZeroAt(d, row, call.table.cols, group)) *
                 reference::ScaleAt(d, row, call.table.cols, group);
       } else {

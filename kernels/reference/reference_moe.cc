@@ -46,7 +46,7 @@ void AddQuantizedBlock(const CpuWeights& down, uint32_t first, const std::vector
       for (size_t j = 0; j < c.size(); ++j) {
         const uint8_t* row = down.Row(first + static_cast<uint32_t>(j));
         if (row != nullptr) {
-          s += static_cast<int32_t>(reference::CodeAt(e, row, h)) * q[j];
+          s += reference::CodeAt(e, row, down.cols, h) * q[j];
         }
       }
       y[h] = y[h] + (sd * (static_cast<float>(s) - (z + 0.0f)) + 0.0f);

@@ -18,6 +18,21 @@ int16_t RoundCode(float value) {
   return rounded < 32767.0f ? static_cast<int16_t>(rounded) : int16_t{32767};
 }
 
+// Code k of a plane of `bits` bits.
+uint32_t PlaneCode(uint32_t bits, const uint8_t* plane, uint64_t k) {
+  const CodePlace place = PlaceOfCode(bits, k);
+  return (LoadU16(plane + place.byte_offset) >> place.shift) & ((1u << bits) - 1);
+}
+
+// What an 8-bit scale (first = 0) or zero (first = 2) of a group stands for.
+float SuperValue(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group, uint8_t code,
+                 uint64_t first) {
+  const uint8_t* quadruple = row + SuperGroupOffset(d, cols) + 8 * (group / d.super_group);
+  const float scale = F16ToFloat(LoadU16(quadruple + 2 * first));
+  const float zero = F16ToFloat(LoadU16(quadruple + 2 * first + 2));
+  return (static_cast<float>(code) - zero) * scale;
+}
+
 float PlainDot(Encoding encoding, const uint8_t* row, const float* x, uint64_t cols) {
   LaneSum sum;
   for (uint64_t k = 0; k < cols; ++k) {
@@ -35,7 +50,7 @@ float QuantizedDot(const EncodingDescriptor& d, const uint8_t* row, const float*
     int32_t sum = 0;
     int32_t x_sum = 0;
     for (uint64_t i = 0; i < count; ++i) {
-      sum += static_cast<int32_t>(CodeAt(d, row, first + i)) * q[i];
+      sum += CodeAt(d, row, cols, first + i) * q[i];
       x_sum += q[i];
     }
     const float t = std::fma(-ZeroAt(d, row, cols, g), static_cast<float>(x_sum), static_cast<float>(sum));
@@ -140,18 +155,38 @@ float PlainValue(Encoding encoding, const uint8_t* row, uint64_t k) {
   }
 }
 
-uint32_t CodeAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t k) {
-  const uint32_t bits = BitsOf(d.encoding);
-  const CodePlace place = PlaceOfCode(bits, k);
-  return (LoadU16(row + place.byte_offset) >> place.shift) & ((1u << bits) - 1);
+int32_t CodeAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t k) {
+  if (d.encoding == Encoding::kQ3) {
+    return static_cast<int32_t>(PlaneCode(2, row, k) + 4 * PlaneCode(1, row + PlaneBytes(2, cols), k));
+  }
+  const uint32_t code = PlaneCode(BitsOf(d.encoding), row, k);
+  if (d.encoding == Encoding::kMxfp4) {
+    constexpr int32_t kTwiceE2m1[8] = {0, 1, 2, 3, 4, 6, 8, 12};
+    return code < 8 ? kTwiceE2m1[code] : -kTwiceE2m1[code - 8];
+  }
+  return static_cast<int32_t>(code);
 }
 
 float ScaleAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group) {
-  return F16ToFloat(LoadU16(row + ScaleOffset(d, cols) + 2 * group));
+  const uint8_t* scales = row + ScaleOffset(d, cols);
+  if (d.encoding == Encoding::kMxfp4) {
+    return scales[group] == 255 ? std::nanf("") : std::ldexp(1.0f, scales[group] - 128);
+  }
+  if (d.meta_bits == 8) {
+    return SuperValue(d, row, cols, group, scales[group], 0);
+  }
+  return F16ToFloat(LoadU16(scales + 2 * group));
 }
 
 float ZeroAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group) {
-  return F16ToFloat(LoadU16(row + ZeroOffset(d, cols) + 2 * group));
+  if (d.encoding == Encoding::kMxfp4) {
+    return 0.0f;
+  }
+  const uint8_t* zeros = row + ZeroOffset(d, cols);
+  if (d.meta_bits == 8) {
+    return SuperValue(d, row, cols, group, zeros[group], 2);
+  }
+  return F16ToFloat(LoadU16(zeros + 2 * group));
 }
 
 float RoundToInt16(const float* values, uint64_t count, int16_t* codes) {

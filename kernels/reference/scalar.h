@@ -34,8 +34,9 @@ float UpFactor(const ActivationSpec& activation, float u);
 // Value k of a row in an unquantized encoding.
 float PlainValue(Encoding encoding, const uint8_t* row, uint64_t k);
 
-// The code, scale and zero of value k of a quantized row of `cols` values.
-uint32_t CodeAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t k);
+// The code of value k of a quantized row of `cols` values (mxfp4: twice the E2M1 value), and the scale and zero
+// of a group.
+int32_t CodeAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t k);
 float ScaleAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group);
 float ZeroAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group);
 

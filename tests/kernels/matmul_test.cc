@@ -46,6 +46,9 @@ double DotTolerance(const EncodedMatrix& w, uint32_t row, const float* x) {
   double magnitude = 0;
   double steps = 0;
   const uint32_t group = w.encoding.group == 0 ? w.cols : w.encoding.group;
+  const bool quantized = IsQuantized(w.encoding.encoding);
+  const double levels = quantized ? (1u << BitsOf(w.encoding.encoding)) - 1 : 1;
+  const double scale = 6.0 / std::sqrt(double{static_cast<double>(w.cols)}) / levels * 1.5;
   for (uint32_t first = 0; first < w.cols; first += group) {
     const uint32_t end = std::min(w.cols, first + group);
     double largest = 0;
@@ -54,10 +57,10 @@ double DotTolerance(const EncodedMatrix& w, uint32_t row, const float* x) {
       magnitude += std::fabs(x[k] * w.At(row, k));
     }
     for (uint32_t k = first; k < end && w.encoding.group != 0; ++k) {
-      // Half a step each (and a little for the float product), plus float roundings on |code| + |zero| <= 400
-      // steps of the weight, whose size is at least |w| / 255 and here about 6 sigma / 255.
+      // Half a step each (and a little for the float product), plus float roundings on |code| + |zero|, at
+      // most 1.5 levels and 8, times the scale; the 8-bit ones are up to half as large again.
       steps += largest / 32767 * 0.51 * std::fabs(w.At(row, k));
-      steps += largest * 400 * (6.0 / std::sqrt(double{static_cast<double>(w.cols)}) / 255) * 4 * kRoundoff;
+      steps += largest * (1.5 * levels + 8) * scale * 4 * kRoundoff;
     }
   }
   return (w.cols / 16 + 8) * kRoundoff * magnitude + steps + 1e-30;

@@ -64,13 +64,28 @@ BackendLimits TestLimits() {
 }
 
 std::vector<EncodingDescriptor> AllEncodings() {
-  return {MakeDescriptor(Encoding::kBf16),   MakeDescriptor(Encoding::kF16),
-          MakeDescriptor(Encoding::kF32),    MakeDescriptor(Encoding::kQ8, 16),
-          MakeDescriptor(Encoding::kQ8, 64), MakeDescriptor(Encoding::kQ8, 128)};
+  std::vector<EncodingDescriptor> all = {MakeDescriptor(Encoding::kBf16), MakeDescriptor(Encoding::kF16),
+                                         MakeDescriptor(Encoding::kF32), MakeDescriptor(Encoding::kMxfp4)};
+  const std::vector<std::pair<Encoding, std::vector<uint16_t>>> quantized = {
+      {Encoding::kQ8, {16, 48, 64, 128}},
+      {Encoding::kQ4, {16, 32, 64, 80, 128}},
+      {Encoding::kQ3, {16, 64, 112, 128}},
+      {Encoding::kQ2, {16, 32, 64, 96, 128}}};
+  for (const auto& [encoding, groups] : quantized) {
+    for (const uint16_t group : groups) {
+      all.push_back(MakeDescriptor(encoding, group));
+    }
+  }
+  all.push_back({Encoding::kQ8, 8, 64, 3});
+  all.push_back({Encoding::kQ4, 8, 64, 16});
+  all.push_back({Encoding::kQ3, 8, 32, 5});
+  all.push_back({Encoding::kQ2, 8, 16, 8});
+  return all;
 }
 
 std::string EncodingLabel(const EncodingDescriptor& d) {
-  return std::string(EncodingWord(d.encoding)) + (d.group != 0 ? "_g" + std::to_string(d.group) : "");
+  return std::string(EncodingWord(d.encoding)) + (d.group != 0 ? "_g" + std::to_string(d.group) : "") +
+         (d.super_group != 0 ? "_s" + std::to_string(d.super_group) : "");
 }
 
 std::vector<float> Random::Normals(size_t n, float sigma) {
@@ -104,23 +119,69 @@ void EncodePlain(Random& random, EncodedMatrix* m, uint32_t r, float sigma) {
   }
 }
 
+void OrCode(uint8_t* plane, uint32_t bits, uint32_t column, uint32_t code) {
+  const CodePlace place = PlaceOfCode(bits, column);
+  uint16_t word = 0;
+  std::memcpy(&word, plane + place.byte_offset, 2);
+  PutU16(plane + place.byte_offset, static_cast<uint16_t>(word | (code << place.shift)));
+}
+
+// Writes scale and zero of a group as the encoding has them, and returns what they stand for.
+struct GroupMeta {
+  double scale = 0;
+  double zero = 0;
+};
+GroupMeta PutMeta(Random& random, const EncodingDescriptor& d, uint8_t* row, uint32_t cols, uint32_t g,
+                  float scale, float zero) {
+  if (d.encoding == Encoding::kMxfp4) {
+    const int exponent = std::clamp(static_cast<int>(std::lround(std::log2(scale))) + 127, 1, 254);
+    row[ScaleOffset(d, cols) + g] = static_cast<uint8_t>(exponent);
+    return {std::ldexp(1.0, exponent - 128), 0};
+  }
+  if (d.meta_bits == 16) {
+    PutU16(row + ScaleOffset(d, cols) + 2 * g, FloatToF16(scale));
+    PutU16(row + ZeroOffset(d, cols) + 2 * g, FloatToF16(zero));
+    return {F16ToFloat(FloatToF16(scale)), F16ToFloat(FloatToF16(zero))};
+  }
+  uint8_t* quadruple = row + SuperGroupOffset(d, cols) + 8 * (g / d.super_group);
+  if (g % d.super_group == 0) {
+    PutU16(quadruple, FloatToF16(scale / 200));
+    PutU16(quadruple + 2, FloatToF16(random.Uniform(-9.0f, 3.0f)));
+    PutU16(quadruple + 4, FloatToF16(0.07f));
+    PutU16(quadruple + 6, FloatToF16(100 - zero / 0.07f));
+  }
+  const uint8_t scale_code = static_cast<uint8_t>(100 + random.Below(156));
+  const uint8_t zero_code = static_cast<uint8_t>(random.Below(200));
+  row[ScaleOffset(d, cols) + g] = scale_code;
+  row[ZeroOffset(d, cols) + g] = zero_code;
+  // In float32, as FORMAT.md says.
+  const auto value = [quadruple](uint8_t code, int first) {
+    return (static_cast<float>(code) - F16ToFloat(LoadU16(quadruple + first + 2))) *
+           F16ToFloat(LoadU16(quadruple + first));
+  };
+  return {value(scale_code, 0), value(zero_code, 4)};
+}
+
 void EncodeQuantized(Random& random, EncodedMatrix* m, uint32_t r, float sigma) {
+  constexpr double kTwiceE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
   const EncodingDescriptor& d = m->encoding;
   uint8_t* row = m->bytes.data() + r * m->stride;
   const uint32_t bits = BitsOf(d.encoding);
   const float levels = static_cast<float>((1u << bits) - 1);
   for (uint32_t g = 0; g < GroupsPerRow(d, m->cols); ++g) {
-    const uint16_t scale = FloatToF16(6 * sigma / levels * random.Uniform(0.5f, 1.0f));
-    const uint16_t zero = FloatToF16(levels / 2 + random.Uniform(-8.0f, 8.0f));
-    PutU16(row + ScaleOffset(d, m->cols) + 2 * g, scale);
-    PutU16(row + ZeroOffset(d, m->cols) + 2 * g, zero);
+    const GroupMeta meta =
+        PutMeta(random, d, row, m->cols, g, 6 * sigma / levels * random.Uniform(0.5f, 1.0f),
+                levels / 2 + random.Uniform(-8.0f, 8.0f));
     for (uint32_t c = g * d.group; c < std::min(m->cols, (g + 1) * d.group); ++c) {
       const uint32_t code = random.Below(1u << bits);
-      const CodePlace place = PlaceOfCode(bits, c);
-      PutU16(row + place.byte_offset,
-             static_cast<uint16_t>(LoadU16(row + place.byte_offset) | (code << place.shift)));
-      m->values[uint64_t{r} * m->cols + c] =
-          (static_cast<double>(code) - F16ToFloat(zero)) * static_cast<double>(F16ToFloat(scale));
+      if (d.encoding == Encoding::kQ3) {
+        OrCode(row, 2, c, code & 3);
+        OrCode(row + PlaneBytes(2, m->cols), 1, c, code >> 2);
+      } else {
+        OrCode(row, bits, c, code);
+      }
+      const double value = d.encoding == Encoding::kMxfp4 ? kTwiceE2m1[code] : static_cast<double>(code);
+      m->values[uint64_t{r} * m->cols + c] = (value - meta.zero) * meta.scale;
     }
   }
 }

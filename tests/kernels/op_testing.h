@@ -32,7 +32,8 @@ std::unique_ptr<Backend> MakeBackend(const BackendCase& which, const BackendLimi
 // Limits large enough for every op test.
 BackendLimits TestLimits();
 
-// Every encoding that has kernels: bf16, f16, f32, q8 with groups of 16, 64 and 128.
+// Every encoding, quantized ones with groups that fill whole blocks of codes and groups that do not, with f16
+// scales and with 8-bit ones in super-groups.
 std::vector<EncodingDescriptor> AllEncodings();
 std::string EncodingLabel(const EncodingDescriptor& d);
 

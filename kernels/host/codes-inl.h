@@ -1,0 +1,141 @@
+// What a quantized row is made of (common/pack/row_layout.h): sixteen consecutive codes, a "unit", in 16-bit
+// lanes; the scales and zeros of eight groups as floats. 256-bit code in both instruction sets.
+//
+// Included by the instruction sets' kernels_*.cc.
+//
+// Thread safety: pure but for the memory that the calls name.
+#ifndef SLUICE_ISA
+#error "included by kernels_*.cc only"
+#endif
+
+inline __m256i LoadBlock(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline __m256i LoadCodes16(const int16_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+
+// Codes [16 u, 16 u + 16) of a plane of kBits-bit codes.
+template <uint32_t kBits>
+inline __m256i PlaneUnit(const uint8_t* plane, uint32_t u) {
+  constexpr uint32_t kUnits = 16 / kBits;  // in a block
+  const __m256i block = LoadBlock(plane + uint64_t{u / kUnits} * 32);
+  const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(u % kUnits * kBits));
+  return _mm256_and_si256(_mm256_srl_epi16(block, shift), _mm256_set1_epi16((1 << kBits) - 1));
+}
+
+// Twice the values of sixteen E2M1 codes.
+inline __m256i TwiceE2m1(__m256i codes) {
+  // In the high byte of each word, then shifted down with its sign; the index of the low byte gives 0.
+  const __m256i table =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+  const __m256i index = _mm256_or_si256(_mm256_slli_epi16(codes, 8), _mm256_set1_epi16(0x80));
+  return _mm256_srai_epi16(_mm256_shuffle_epi8(table, index), 8);
+}
+
+// Unit u of a row. A unit beyond the row's end lies in padding and is zero.
+template <QuantKind kKind>
+inline __m256i UnitOf(const RowShape& shape, const uint8_t* w, uint32_t u) {
+  switch (kKind) {
+    case QuantKind::kQ8:
+      return PlaneUnit<8>(w, u);
+    case QuantKind::kQ4:
+      return PlaneUnit<4>(w, u);
+    case QuantKind::kQ3:
+      return _mm256_or_si256(PlaneUnit<2>(w, u), _mm256_slli_epi16(PlaneUnit<1>(w + shape.high_plane, u), 2));
+    case QuantKind::kQ2:
+      return PlaneUnit<2>(w, u);
+    case QuantKind::kMxfp4:
+      return TwiceE2m1(PlaneUnit<4>(w, u));
+  }
+}
+
+// Eight f16 values of which n are there; zeros behind them.
+inline __m256 LoadHalves(const uint8_t* p, uint32_t n) {
+  if (n >= 8) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  alignas(16) uint8_t bytes[16] = {};
+  __builtin_memcpy(bytes, p, n * 2);
+  return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
+}
+
+// Eight bytes of which n are there, as int32.
+inline __m256i LoadBytes(const uint8_t* p, uint32_t n) {
+  if (n >= 8) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+  alignas(8) uint8_t bytes[8] = {};
+  __builtin_memcpy(bytes, p, n);
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+}
+
+// Powers of two: 2^(e - 128), what twice an E2M1 value is multiplied with; NaN for e = 255.
+inline __m256 HalfE8m0(__m256i exponents) {
+  // 2^(e - 127) first: its bits are e << 23, but for e = 0 a denormal.
+  const __m256i bits = _mm256_max_epi32(_mm256_slli_epi32(exponents, 23), _mm256_set1_epi32(0x00400000));
+  const __m256i nan = _mm256_srli_epi32(_mm256_cmpeq_epi32(exponents, _mm256_set1_epi32(255)), 1);
+  return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_or_si256(bits, nan)), _mm256_set1_ps(0.5f));
+}
+
+// The f16 value `index` of the super-groups' quadruples, for each of the groups [g, g + 8) of which n exist.
+inline __m256 SuperValues(const RowShape& shape, const uint8_t* w, uint32_t index, uint32_t g, uint32_t n) {
+  const uint8_t* quadruples = w + shape.super_groups + index * 2;
+  alignas(16) uint16_t halves[8] = {};
+  for (uint32_t i = 0; i < n; ++i) {
+    __builtin_memcpy(halves + i, quadruples + uint64_t{(g + i) / shape.super_group} * 8, 2);
+  }
+  return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(halves)));
+}
+
+// Scales (or zeros, which lie at `offset` and whose super-groups' numbers begin at `index`) of the groups
+// [g, g + 8) of which n exist; zeros behind them.
+inline __m256 MetaOf(const RowShape& shape, const uint8_t* w, uint32_t offset, uint32_t index, uint32_t g,
+                     uint32_t n) {
+  if (shape.super_group == 0) {
+    return LoadHalves(w + offset + uint64_t{g} * 2, n);
+  }
+  const __m256 codes = _mm256_cvtepi32_ps(LoadBytes(w + offset + g, n));
+  return _mm256_mul_ps(_mm256_sub_ps(codes, SuperValues(shape, w, index + 1, g, n)),
+                       SuperValues(shape, w, index, g, n));
+}
+
+template <QuantKind kKind>
+inline __m256 ScalesOf(const RowShape& shape, const uint8_t* w, uint32_t g, uint32_t n) {
+  if constexpr (kKind == QuantKind::kMxfp4) {
+    return HalfE8m0(LoadBytes(w + shape.scales + g, n));
+  }
+  return MetaOf(shape, w, shape.scales, 0, g, n);
+}
+
+template <QuantKind kKind>
+inline __m256 ZerosOf(const RowShape& shape, const uint8_t* w, uint32_t g, uint32_t n) {
+  if constexpr (kKind == QuantKind::kMxfp4) {
+    return _mm256_setzero_ps();
+  }
+  return MetaOf(shape, w, shape.zeros, 2, g, n);
+}
+
+template <QuantKind kKind>
+void QuantDecode(const RowShape& shape, const uint8_t* w, float factor, float* y) {
+  alignas(32) float scales[8];
+  alignas(32) float zeros[8];
+  for (uint32_t g = 0; g < shape.groups; ++g) {
+    if (g % 8 == 0) {
+      const uint32_t n = shape.groups - g < 8 ? shape.groups - g : 8;
+      _mm256_store_ps(scales, ScalesOf<kKind>(shape, w, g, n));
+      _mm256_store_ps(zeros, ZerosOf<kKind>(shape, w, g, n));
+    }
+    const uint32_t end = (g + 1) * shape.group < shape.cols ? (g + 1) * shape.group : shape.cols;
+    for (uint32_t k = g * shape.group; k < end; k += 16) {
+      const __m256i unit = UnitOf<kKind>(shape, w, k / 16);
+      const __m128i halves[2] = {_mm256_castsi256_si128(unit), _mm256_extracti128_si256(unit, 1)};
+      alignas(32) float values[16];
+      for (int i = 0; i < 2; ++i) {
+        const __m256 code = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(halves[i]));
+        const __m256 value =
+            _mm256_mul_ps(_mm256_sub_ps(code, _mm256_set1_ps(zeros[g % 8])), _mm256_set1_ps(scales[g % 8]));
+        _mm256_store_ps(values + 8 * i, _mm256_mul_ps(_mm256_set1_ps(factor), value));
+      }
+      __builtin_memcpy(y + k, values, (end - k < 16 ? end - k : 16) * sizeof(float));
+    }
+  }
+}

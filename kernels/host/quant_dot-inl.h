@@ -1,0 +1,142 @@
+// Dot products of quantized rows (ARITHMETIC.md 2 b): int16 activations, exact group sums in int32, eight
+// groups at a time.
+//
+// Included by the instruction sets' kernels_*.cc.
+//
+// Thread safety: pure but for the memory that the calls name.
+#ifndef SLUICE_ISA
+#error "included by kernels_*.cc only"
+#endif
+
+// v[i]'s eight lanes added to lane i.
+inline __m256i FoldEight(const __m256i* v) {
+  const __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
+  const __m256i b = _mm256_hadd_epi32(_mm256_hadd_epi32(v[4], v[5]), _mm256_hadd_epi32(v[6], v[7]));
+  return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+}
+
+// The tree over eight lanes and the closing +0.
+inline float TotalOfEight(__m256 a) {
+  const __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  const __m128 u = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(_mm_add_ss(u, _mm_movehdup_ps(u)), _mm_setzero_ps()));
+}
+
+// The largest magnitude of n values.
+inline float LargestMagnitudeOf(const float* x, uint32_t n) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  __m256 largest = _mm256_setzero_ps();
+  uint32_t k = 0;
+  for (; k + 8 <= n; k += 8) {
+    largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, _mm256_loadu_ps(x + k)));
+  }
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  float out = _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+  for (; k < n; ++k) {
+    const float magnitude = __builtin_fabsf(x[k]);
+    out = magnitude > out ? magnitude : out;
+  }
+  return out;
+}
+
+// Sixteen values times `factor` as saturated int16.
+inline __m256i SixteenCodes(const float* x, __m256 factor) {
+  const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), factor));
+  const __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8), factor));
+  return _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+}
+
+inline int32_t SumOfCodes(__m256i codes) {
+  const __m256i pairs = _mm256_madd_epi16(codes, _mm256_set1_epi16(1));
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+
+// One group's codes, n <= 128; returns their sum. Writes up to a multiple of 16, zeros behind the n.
+inline int32_t StoreCodes(const float* x, float inverse, uint32_t n, int16_t* codes) {
+  int32_t sum = 0;
+  const __m256 factor = _mm256_set1_ps(inverse);
+  for (uint32_t k = 0; k < n; k += 16) {
+    __m256i out;
+    if (n - k >= 16) {
+      out = SixteenCodes(x + k, factor);
+    } else {
+      alignas(32) float values[16] = {};
+      __builtin_memcpy(values, x + k, (n - k) * sizeof(float));
+      out = SixteenCodes(values, factor);
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + k), out);
+    sum += SumOfCodes(out);
+  }
+  return sum;
+}
+
+inline void Quantize(const QuantizeCall& call) {
+  uint32_t g = 0;
+  for (uint32_t k = 0; k < call.cols; k += call.group, ++g) {
+    const uint32_t n = call.cols - k < call.group ? call.cols - k : call.group;
+    const float largest = LargestMagnitudeOf(call.x + k, n);
+    const bool zero = largest < 1e-30f;
+    const int32_t sum = StoreCodes(call.x + k, zero ? 0.0f : 32767.0f / largest, n, call.codes + k);
+    call.scales[g] = zero ? 0.0f : largest / 32767.0f;
+    call.sums[g] = static_cast<float>(sum);
+  }
+  for (; g % 8 != 0; ++g) {
+    call.scales[g] = 0.0f;
+    call.sums[g] = 0.0f;
+  }
+  // Groups are multiples of 16, so only whole units can be missing in the last block.
+  const uint32_t end = (call.cols + 15) / 16 * 16;
+  __builtin_memset(call.codes + end, 0, (RoundUp(end, kCodeAlign) - end) * sizeof(int16_t));
+}
+
+// Partial sums of the units [first, last) of a row.
+template <QuantKind kKind>
+inline __m256i GroupOfUnits(const RowShape& shape, const uint8_t* w, const int16_t* x, uint32_t first,
+                            uint32_t last) {
+  __m256i sum = _mm256_setzero_si256();
+  for (uint32_t u = first; u < last; ++u) {
+    sum = _mm256_add_epi32(sum,
+                           _mm256_madd_epi16(UnitOf<kKind>(shape, w, u), LoadCodes16(x + uint64_t{u} * 16)));
+  }
+  return sum;
+}
+
+// The groups [g, g + count) of a row added to the eight lanes; s: their sums.
+template <QuantKind kKind>
+inline __m256 AddGroups(const RowShape& shape, const uint8_t* w, const QuantRow& x, uint32_t g,
+                        uint32_t count, __m256i s, __m256 lanes) {
+  const __m256 t = _mm256_fnmadd_ps(ZerosOf<kKind>(shape, w, g, count), _mm256_loadu_ps(x.sums + g),
+                                    _mm256_cvtepi32_ps(s));
+  const __m256 scale = _mm256_mul_ps(ScalesOf<kKind>(shape, w, g, count), _mm256_loadu_ps(x.scales + g));
+  return _mm256_fmadd_ps(scale, t, lanes);
+}
+
+template <QuantKind kKind>
+float QuantDotRow(const RowShape& shape, const uint8_t* w, const QuantRow& x) {
+  const uint32_t units = (shape.cols + 15) / 16;
+  const uint32_t per_group = shape.group / 16;
+  __m256 lanes = _mm256_setzero_ps();
+  for (uint32_t g = 0; g < shape.groups; g += 8) {
+    const uint32_t count = shape.groups - g < 8 ? shape.groups - g : 8;
+    __m256i v[8];
+    for (uint32_t i = 0; i < 8; ++i) {
+      const uint32_t first = (g + i) * per_group;
+      const uint32_t last = first + per_group < units ? first + per_group : units;
+      v[i] = GroupOfUnits<kKind>(shape, w, x.codes, first, i < count ? last : first);
+    }
+    lanes = AddGroups<kKind>(shape, w, x, g, count, FoldEight(v), lanes);
+  }
+  return TotalOfEight(lanes);
+}
+
+template <QuantKind kKind>
+void QuantDot(const QuantDotCall& call) {
+  for (uint32_t r = 0; r < call.rows; ++r) {
+    for (uint32_t t = 0; t < call.tokens; ++t) {
+      call.y[t][call.first + r] = QuantDotRow<kKind>(call.shape, call.w[r], call.x[t]);
+    }
+  }
+}
