@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
@@ -31,6 +32,11 @@ constexpr char kReplace[] = "replace";
 constexpr char kStrip[] = "strip";
 
 absl::StatusOr<Value> Length(const Value& value, const Arguments&) {
+  if (const String* text = value.string()) {
+    return Value(static_cast<int64_t>(std::count_if(text->text.begin(), text->text.end(), [](char c) {
+      return (static_cast<unsigned char>(c) & 0xc0) != 0x80;
+    })));
+  }
   ASSIGN_OR_RETURN(const List items, Items(value));
   return Value(static_cast<int64_t>(items.size()));
 }
@@ -45,9 +51,8 @@ absl::StatusOr<Value> Default(const Value& value, const Arguments& arguments) {
 // transformers' signature: tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False).
 absl::StatusOr<Value> ToJsonFilter(const Value& value, const Arguments& arguments) {
   JsonFormat format;
-  if (const Value* ascii = arguments.Find(0, "ensure_ascii"); ascii != nullptr && ascii->Truthy()) {
-    return absl::UnimplementedError("tojson: ensure_ascii=True is not supported");
-  }
+  const Value* ascii = arguments.Find(0, "ensure_ascii");
+  format.ensure_ascii = ascii != nullptr && ascii->Truthy();
   if (const Value* given = arguments.Find(1, "indent"); given != nullptr && !given->none()) {
     int64_t indent = 0;
     if (!given->integer(&indent) || indent < 0 || indent > 16) {
@@ -88,11 +93,17 @@ absl::StatusOr<Value> Join(const Value& value, const Arguments& arguments) {
 }
 
 absl::StatusOr<Value> First(const Value& value, const Arguments&) {
+  if (value.string() != nullptr) {
+    return Subscript(value, Value(0));
+  }
   ASSIGN_OR_RETURN(const List items, Items(value));
   return items.empty() ? Value::MakeUndefined("first") : items.front();
 }
 
 absl::StatusOr<Value> Last(const Value& value, const Arguments&) {
+  if (value.string() != nullptr) {
+    return Subscript(value, Value(-1));
+  }
   ASSIGN_OR_RETURN(const List items, Items(value));
   return items.empty() ? Value::MakeUndefined("last") : items.back();
 }
@@ -134,35 +145,61 @@ absl::StatusOr<Value> ItemsFilter(const Value& value, const Arguments&) {
   return CallMethod(value, "items", {});
 }
 
-absl::StatusOr<Value> DictSort(const Value& value, const Arguments& arguments) {
-  ASSIGN_OR_RETURN(const Value pairs, ItemsFilter(value, arguments));
-  List sorted = *pairs.list();
-  std::stable_sort(sorted.begin(), sorted.end(), [](const Value& a, const Value& b) {
-    return (*a.list())[0].string()->text < (*b.list())[0].string()->text;
-  });
-  return Value(std::move(sorted));
-}
-
-absl::StatusOr<Value> Sort(const Value& value, const Arguments& arguments) {
-  ASSIGN_OR_RETURN(List items, Items(value));
-  const Value* reverse = arguments.Find(0, "reverse");
-  const Value* attribute = arguments.Find(2, "attribute");
+// Jinja's sorting filters take upper and lower case for the same unless told otherwise.
+absl::Status StableSort(bool case_sensitive, bool reverse,
+                        absl::FunctionRef<absl::StatusOr<Value>(const Value&)> key, List* items) {
+  if (reverse) {  // equal ones keep their order, as Python has it
+    std::reverse(items->begin(), items->end());
+  }
   absl::Status failure;
-  const auto key = [&](const Value& item) {
-    return attribute == nullptr ? item : Subscript(item, *attribute).value_or(Value());
+  const auto key_of = [&](const Value& item) {
+    absl::StatusOr<Value> value = key(item);
+    if (!value.ok()) {
+      failure = value.status();
+      return Value();
+    }
+    return case_sensitive || value->string() == nullptr ? *value
+                                                        : CallMethod(*value, "lower", {}).value_or(Value());
   };
-  std::stable_sort(items.begin(), items.end(), [&](const Value& a, const Value& b) {
-    const absl::StatusOr<Value> less = ApplyBinary("<", key(a), key(b));
+  std::stable_sort(items->begin(), items->end(), [&](const Value& a, const Value& b) {
+    const absl::StatusOr<Value> less = ApplyBinary("<", key_of(a), key_of(b));
     if (!less.ok()) {
       failure = less.status();
       return false;
     }
     return less->Truthy();
   });
-  RETURN_IF_ERROR(failure);
-  if (reverse != nullptr && reverse->Truthy()) {
-    std::reverse(items.begin(), items.end());
+  if (reverse) {
+    std::reverse(items->begin(), items->end());
   }
+  return failure;
+}
+
+bool IsSet(const Arguments& arguments, size_t index, const char* name) {
+  const Value* value = arguments.Find(index, name);
+  return value != nullptr && value->Truthy();
+}
+
+absl::StatusOr<Value> DictSort(const Value& value, const Arguments& arguments) {
+  ASSIGN_OR_RETURN(const Value pairs, ItemsFilter(value, arguments));
+  const Value* by = arguments.Find(1, "by");
+  const size_t part = by != nullptr && ToString(*by).text == "value" ? 1 : 0;
+  List sorted = *pairs.list();
+  RETURN_IF_ERROR(StableSort(
+      IsSet(arguments, 0, "case_sensitive"), IsSet(arguments, 2, "reverse"),
+      [part](const Value& pair) { return (*pair.list())[part]; }, &sorted));
+  return Value(std::move(sorted));
+}
+
+absl::StatusOr<Value> Sort(const Value& value, const Arguments& arguments) {
+  ASSIGN_OR_RETURN(List items, Items(value));
+  const Value* attribute = arguments.Find(2, "attribute");
+  RETURN_IF_ERROR(StableSort(
+      IsSet(arguments, 1, "case_sensitive"), IsSet(arguments, 0, "reverse"),
+      [attribute](const Value& item) -> absl::StatusOr<Value> {
+        return attribute == nullptr ? item : Subscript(item, *attribute);
+      },
+      &items));
   return Value(std::move(items));
 }
 
@@ -267,6 +304,39 @@ absl::StatusOr<Value> Indent(const Value& value, const Arguments& arguments) {
 }
 
 absl::StatusOr<Value> StringFilter(const Value& value, const Arguments&) { return Value(ToString(value)); }
+// Jinja's `e`: HTML's special characters by entity.
+absl::StatusOr<Value> Escape(const Value& value, const Arguments&) {
+  const String text = ToString(value);
+  String out;
+  for (size_t i = 0; i < text.text.size(); ++i) {
+    const char* entity = nullptr;
+    switch (text.text[i]) {
+      case '&':
+        entity = "&amp;";
+        break;
+      case '<':
+        entity = "&lt;";
+        break;
+      case '>':
+        entity = "&gt;";
+        break;
+      case '\'':
+        entity = "&#39;";
+        break;
+      case '"':
+        entity = "&#34;";
+        break;
+      default:
+        out.Append(text.Slice(i, 1));
+        continue;
+    }
+    const std::string_view spelt(entity);
+    out.text += spelt;
+    out.marks.append(spelt.size(), text.marks[i]);
+  }
+  return Value(std::move(out));
+}
+
 absl::StatusOr<Value> Same(const Value& value, const Arguments&) { return value; }
 
 // The arguments behind the first `skip` positional ones.
@@ -356,7 +426,8 @@ absl::StatusOr<Value> ApplyFilter(const std::string& name, const Value& value, c
       {"d", Default},
       {"default", Default},
       {"dictsort", DictSort},
-      {"e", Same},
+      {"e", Escape},
+      {"escape", Escape},
       {"first", First},
       {"float", ToFloat},
       {"indent", Indent},

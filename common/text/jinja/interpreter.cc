@@ -6,11 +6,10 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "common/text/jinja/builtins.h"
+#include "common/text/jinja/globals.h"
 
 namespace sluice::jinja {
 namespace {
-
-constexpr int64_t kMaxRange = 100'000;
 
 // How a block ended: by running through, or by break or continue of the innermost loop.
 enum class Flow { kNormal, kBreak, kContinue };
@@ -23,9 +22,9 @@ struct Frame {
 
 class Interpreter {
  public:
-  Interpreter(const Map& variables, absl::Time now, const RenderLimits& limits) : now_(now), limits_(limits) {
+  Interpreter(const Map& variables, absl::Time now, const RenderLimits& limits) : limits_(limits) {
     frames_.push_back({variables, false});
-    AddGlobals();
+    AddGlobals(now, &frames_[0].names);
     frames_.push_back({{}, false});
   }
 
@@ -58,62 +57,20 @@ class Interpreter {
     return absl::OkStatus();
   }
 
+  // Copying and searching a large value is work, too.
+  void Charge(const Value& value) {
+    constexpr size_t kPerStep = 256;  // bytes, or items of a list
+    if (const String* text = value.string()) {
+      steps_ += text->text.size() / kPerStep;
+    } else if (const List* list = value.list()) {
+      steps_ += list->size() / (kPerStep / 16);
+    }
+  }
+
   static absl::Status AtLine(const absl::Status& status, int line) {
     const std::string message(status.message());
     return message.rfind("template line ", 0) == 0 ? status
                                                    : Annotate(status, absl::StrCat("template line ", line));
-  }
-
-  void AddGlobals() {
-    Map& globals = frames_[0].names;
-    SetKey(globals, "raise_exception",
-           Value(Function([](const Arguments& arguments) -> absl::StatusOr<Value> {
-             const Value* message = arguments.Find(0, "message");
-             return absl::InvalidArgumentError(message == nullptr ? "the template refused the conversation"
-                                                                  : ToString(*message).text);
-           })));
-    SetKey(globals, "namespace", Value(Function([](const Arguments& arguments) -> absl::StatusOr<Value> {
-             return Value(arguments.named);
-           })));
-    SetKey(globals, "dict", Value(Function([](const Arguments& arguments) -> absl::StatusOr<Value> {
-             return Value(arguments.named);
-           })));
-    SetKey(globals, "range", Value(Function(&Range)));
-    SetKey(globals, "strftime_now",
-           Value(Function([now = now_](const Arguments& arguments) -> absl::StatusOr<Value> {
-             const Value* format = arguments.Find(0, "format");
-             if (format == nullptr || format->string() == nullptr) {
-               return absl::InvalidArgumentError("strftime_now: needs a format");
-             }
-             return Value(String::Own(absl::FormatTime(format->string()->text, now, absl::UTCTimeZone())));
-           })));
-  }
-
-  static absl::StatusOr<Value> Range(const Arguments& arguments) {
-    int64_t bounds[3] = {0, 0, 1};
-    const size_t count = arguments.positional.size();
-    if (count < 1 || count > 3) {
-      return absl::InvalidArgumentError("range: takes one to three integers");
-    }
-    for (size_t i = 0; i < count; ++i) {
-      if (!arguments.positional[i].integer(&bounds[count == 1 ? 1 : i])) {
-        return absl::InvalidArgumentError("range: takes integers");
-      }
-    }
-    if (bounds[2] == 0) {
-      return absl::InvalidArgumentError("range: the step is 0");
-    }
-    List items;
-    for (int64_t i = bounds[0]; bounds[2] > 0 ? i < bounds[1] : i > bounds[1];) {
-      if (static_cast<int64_t>(items.size()) >= kMaxRange) {
-        return absl::ResourceExhaustedError(absl::StrCat("range: more than ", kMaxRange, " items"));
-      }
-      items.push_back(Value(i));
-      if (__builtin_add_overflow(i, bounds[2], &i)) {
-        break;
-      }
-    }
-    return Value(std::move(items));
   }
 
   Value Lookup(const std::string& name) {
@@ -383,6 +340,11 @@ class Interpreter {
     if (!value.ok()) {
       return AtLine(value.status(), expression.line);
     }
+    if (value->string() != nullptr && value->string()->text.size() > limits_.output_bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "template line ", expression.line, ": a text of more than ", limits_.output_bytes, " bytes"));
+    }
+    Charge(*value);
     return value;
   }
 
@@ -401,6 +363,7 @@ class Interpreter {
       case Expression::Kind::kSubscript: {
         ASSIGN_OR_RETURN(const Value object, Evaluate(*expression.items[0]));
         ASSIGN_OR_RETURN(const Value index, Evaluate(*expression.items[1]));
+        Charge(object);
         return Subscript(object, index);
       }
       case Expression::Kind::kSlice:
@@ -448,6 +411,13 @@ class Interpreter {
     for (size_t i = 0; i + 1 < expression.items.size(); i += 2) {
       ASSIGN_OR_RETURN(const Value key, Evaluate(*expression.items[i]));
       ASSIGN_OR_RETURN(Value value, Evaluate(*expression.items[i + 1]));
+      const bool integer = key.As<int64_t>() != nullptr;
+      if ((!integer && key.string() == nullptr) || (i > 0 && integer != map.integer_keys)) {
+        return absl::UnimplementedError(
+            absl::StrCat("a mapping whose keys are not all strings or all integers (", key.TypeName(),
+                         ") is not supported"));
+      }
+      map.integer_keys = integer;
       const String name = ToString(key);
       map.client = map.client || name.marks.find(1) != std::string::npos;
       SetKey(map, name.text, std::move(value));
@@ -533,7 +503,6 @@ class Interpreter {
     return ApplyBinary(expression.name, left, right);
   }
 
-  const absl::Time now_;
   const RenderLimits limits_;
   std::vector<Frame>
       frames_;         // [0] globals and variables, [1] the template's own names, then loops and macros

@@ -14,7 +14,7 @@
 namespace sluice::jinja {
 
 struct RenderLimits {
-  uint64_t steps = 5'000'000;  // statements and expressions evaluated
+  uint64_t steps = 2'000'000;  // statements and expressions evaluated
   uint64_t output_bytes = 32ull << 20;
   int depth = 200;  // nested macro calls and expressions
 };

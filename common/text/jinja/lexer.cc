@@ -310,11 +310,21 @@ class Lexer {
 }  // namespace
 
 absl::StatusOr<std::vector<Token>> Tokenize(std::string_view source) {
-  // Without keep_trailing_newline Jinja drops one newline at the template's very end.
-  if (!source.empty() && source.back() == '\n') {
-    source.remove_suffix(1);
+  // Jinja takes every kind of newline for the one.
+  std::string text;
+  text.reserve(source.size());
+  for (size_t i = 0; i < source.size(); ++i) {
+    if (source[i] != '\r') {
+      text += source[i];
+    } else if (i + 1 == source.size() || source[i + 1] != '\n') {
+      text += '\n';
+    }
   }
-  return Lexer(source).Run();
+  // Without keep_trailing_newline it drops one at the template's very end.
+  if (!text.empty() && text.back() == '\n') {
+    text.pop_back();
+  }
+  return Lexer(text).Run();
 }
 
 }  // namespace sluice::jinja

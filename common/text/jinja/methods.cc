@@ -208,17 +208,20 @@ absl::StatusOr<Value> CallString(const String& text, const std::string& method, 
 
 absl::StatusOr<Value> CallMap(Map& map, const std::string& method, const Arguments& arguments) {
   if (method == "get") {
-    ASSIGN_OR_RETURN(const String key, TextArgument(method, arguments, 0, "key"));
+    const Value* key = arguments.Find(0, "key");
+    if (key == nullptr) {
+      return absl::InvalidArgumentError("get: needs a key");
+    }
     const Value* otherwise = arguments.Find(1, "default");
-    const Value* found = FindKey(map, key.text);
+    const Value* found = FindItem(map, *key);
     return found != nullptr ? *found : otherwise != nullptr ? *otherwise : Value(None{});
   }
   List out;
   for (const auto& [key, value] : map) {
     if (method == "items") {
-      out.push_back(Value(List{Value(map.Key(key)), value}));
+      out.push_back(Value(List{map.Key(key), value}));
     } else if (method == "keys") {
-      out.push_back(Value(map.Key(key)));
+      out.push_back(map.Key(key));
     } else {
       out.push_back(value);
     }

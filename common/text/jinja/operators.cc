@@ -10,7 +10,8 @@
 namespace sluice::jinja {
 namespace {
 
-constexpr size_t kMaxRepeat = 1 << 20;  // characters or items that `*` may make
+constexpr size_t kMaxRepeat = 1 << 20;      // characters or items that `*` may make
+constexpr size_t kMaxCharacters = 1 << 20;  // of a text that is looped over
 
 absl::Status Unsupported(const std::string& op, const Value& left, const Value& right) {
   return absl::InvalidArgumentError(
@@ -117,7 +118,7 @@ absl::StatusOr<bool> Contains(const Value& container, const Value& item) {
     return std::any_of(list->begin(), list->end(), [&](const Value& other) { return Equal(other, item); });
   }
   if (Map* map = container.map()) {
-    return item.string() != nullptr && FindKey(*map, item.string()->text) != nullptr;
+    return FindItem(*map, item) != nullptr;
   }
   if (container.undefined()) {
     return false;
@@ -210,12 +211,16 @@ absl::StatusOr<List> Items(const Value& value) {
   List items;
   if (const Map* map = value.map()) {
     for (const auto& [key, unused] : *map) {
-      items.push_back(Value(map->Key(key)));
+      items.push_back(map->Key(key));
     }
     return items;
   }
   if (const String* text = value.string()) {
     const std::vector<size_t> starts = CharacterStarts(text->text);
+    if (starts.size() > kMaxCharacters) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("a text of ", starts.size() - 1, " characters, more than ", kMaxCharacters));
+    }
     for (size_t i = 0; i + 1 < starts.size(); ++i) {
       items.push_back(Value(text->Slice(starts[i], starts[i + 1] - starts[i])));
     }
@@ -230,10 +235,8 @@ absl::StatusOr<List> Items(const Value& value) {
 
 absl::StatusOr<Value> Subscript(const Value& value, const Value& index) {
   if (Map* map = value.map()) {
-    if (index.string() != nullptr) {
-      if (const Value* found = FindKey(*map, index.string()->text)) {
-        return *found;
-      }
+    if (const Value* found = FindItem(*map, index)) {
+      return *found;
     }
     return Value::MakeUndefined(ToString(index).text);
   }

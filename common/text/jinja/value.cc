@@ -28,7 +28,33 @@ std::string FormatDouble(double value) {
   return text;
 }
 
-String Escaped(const String& value, char quote, bool json) {
+// Appends \uXXXX, a pair of them above U+FFFF, for the character at `*at`; *at becomes its last byte.
+void EscapeCharacter(const String& value, size_t* at, String* out) {
+  const char mark = value.marks[*at];
+  const auto lead = static_cast<unsigned char>(value.text[*at]);
+  const size_t more = lead >= 0xf0 ? 3 : lead >= 0xe0 ? 2 : 1;
+  uint32_t code = lead & (0x3f >> more);
+  for (size_t i = 0; i < more && *at + 1 < value.text.size(); ++i) {
+    code = code << 6 | (static_cast<unsigned char>(value.text[++*at]) & 0x3f);
+  }
+  const auto add = [&](uint32_t unit) {
+    constexpr char kHex[] = "0123456789abcdef";
+    out->text +=
+        {'\\', 'u', kHex[unit >> 12 & 15], kHex[unit >> 8 & 15], kHex[unit >> 4 & 15], kHex[unit & 15]};
+    out->marks.append(6, mark);
+  };
+  if (code > 0xffff) {
+    add(0xd7c0 + (code >> 10));
+    add(0xdc00 + (code & 0x3ff));
+  } else {
+    add(code);
+  }
+}
+
+enum class EscapeStyle { kPython, kJson, kAsciiJson };
+
+String Escaped(const String& value, char quote, EscapeStyle style) {
+  const bool json = style != EscapeStyle::kPython;
   String out;
   const auto add = [&out](std::string_view text, char mark) {
     out.text += text;
@@ -57,6 +83,8 @@ String Escaped(const String& value, char quote, bool json) {
       std::string escaped(json ? "\\u00" : "\\x");
       escaped += {kHex[code >> 4], kHex[code & 15]};
       add(json && code == 0x7f ? std::string_view(&c, 1) : std::string_view(escaped), mark);
+    } else if (style == EscapeStyle::kAsciiJson && code >= 0x80) {
+      EscapeCharacter(value, &i, &out);
     } else {
       add({&c, 1}, mark);
     }
@@ -83,7 +111,8 @@ String ReprContainer(const Value& value, int depth) {
   const Map& map = *value.map();
   for (size_t i = 0; i < map.size(); ++i) {
     out.Append(String::Own(i == 0 ? "" : ", "));
-    out.Append(Escaped(map.Key(map[i].first), '\'', false));
+    out.Append(map.integer_keys ? String::Own(map[i].first)
+                                : Escaped(map.KeyText(map[i].first), '\'', EscapeStyle::kPython));
     out.Append(String::Own(": "));
     out.Append(Repr(map[i].second, depth + 1));
   }
@@ -98,7 +127,7 @@ String Repr(const Value& value, int depth) {
   if (const String* string = value.string()) {
     const bool doubled =
         string->text.find('\'') != std::string::npos && string->text.find('"') == std::string::npos;
-    return Escaped(*string, doubled ? '"' : '\'', false);
+    return Escaped(*string, doubled ? '"' : '\'', EscapeStyle::kPython);
   }
   if (value.list() != nullptr || value.map() != nullptr) {
     return ReprContainer(value, depth);
@@ -109,14 +138,17 @@ String Repr(const Value& value, int depth) {
 // Writes one value after another; brackets, separators and line breaks as JsonFormat says.
 class JsonWriter {
  public:
-  JsonWriter(const JsonFormat& format, String* out) : format_(format), out_(out) {}
+  JsonWriter(const JsonFormat& format, String* out)
+      : format_(format),
+        style_(format.ensure_ascii ? EscapeStyle::kAsciiJson : EscapeStyle::kJson),
+        out_(out) {}
 
   absl::Status Write(const Value& value, int depth) {
     if (depth > kMaxDepth) {
       return absl::InvalidArgumentError(absl::StrCat("tojson: nested deeper than ", kMaxDepth));
     }
     if (const String* string = value.string()) {
-      out_->Append(Escaped(*string, '"', true));
+      out_->Append(Escaped(*string, '"', style_));
     } else if (const bool* flag = value.As<bool>()) {
       out_->Append(String::Own(*flag ? "true" : "false"));
     } else if (value.none()) {
@@ -144,7 +176,7 @@ class JsonWriter {
       std::stable_sort(entries.begin(), entries.end(), [](auto* a, auto* b) { return a->first < b->first; });
     }
     return Items(entries, "{}", depth, [&](const auto* entry) {
-      out_->Append(Escaped(map.Key(entry->first), '"', true));
+      out_->Append(Escaped(map.KeyText(entry->first), '"', style_));
       out_->Append(format_.key_separator);
       return Write(entry->second, depth + 1);
     });
@@ -181,6 +213,7 @@ class JsonWriter {
   }
 
   const JsonFormat& format_;
+  const EscapeStyle style_;
   String* const out_;
 };
 
@@ -258,6 +291,14 @@ Value* FindKey(Map& map, std::string_view key) {
   return nullptr;
 }
 
+Value* FindItem(Map& map, const Value& key) {
+  int64_t whole = 0;
+  if (map.integer_keys) {
+    return key.integer(&whole) ? FindKey(map, absl::StrCat(whole)) : nullptr;
+  }
+  return key.string() != nullptr ? FindKey(map, key.string()->text) : nullptr;
+}
+
 void SetKey(Map& map, const std::string& key, Value value) {
   if (Value* found = FindKey(map, key)) {
     *found = std::move(value);
@@ -301,7 +342,7 @@ bool EqualAt(const Value& a, const Value& b, int depth) {
     return true;
   }
   if (a.map() != nullptr) {
-    if (a.map()->size() != b.map()->size()) {
+    if (a.map()->size() != b.map()->size() || a.map()->integer_keys != b.map()->integer_keys) {
       return false;
     }
     for (const auto& [key, value] : *a.map()) {

@@ -39,7 +39,7 @@ struct String {
 
 class Value;
 using List = std::vector<Value>;
-// Keeps insertion order, as Python's dict does; keys are strings.
+// Keeps insertion order, as Python's dict does.
 struct Map;
 
 struct Arguments;
@@ -102,8 +102,11 @@ class Value {
 };
 
 struct Map : std::vector<std::pair<std::string, Value>> {
-  bool client = false;  // the keys are a client's text
-  String Key(const std::string& key) const { return client ? String::Client(key) : String::Own(key); }
+  bool client = false;        // the keys are a client's text
+  bool integer_keys = false;  // the keys are decimal integers, not text; never some of them only
+  String KeyText(const std::string& key) const { return client ? String::Client(key) : String::Own(key); }
+  // The key as a template sees it.
+  Value Key(const std::string& key) const;
 };
 
 struct Arguments {
@@ -116,7 +119,13 @@ struct Arguments {
 
 inline Value::Value(Map map) : data_(std::make_shared<Map>(std::move(map))) {}
 
-// The value under `key`, or null.
+inline Value Map::Key(const std::string& key) const {
+  return integer_keys ? Value(static_cast<int64_t>(std::stoll(key))) : Value(KeyText(key));
+}
+
+// The value under `key` of any type, or null.
+Value* FindItem(Map& map, const Value& key);
+// The value under the text `key`, or null.
 Value* FindKey(Map& map, std::string_view key);
 void SetKey(Map& map, const std::string& key, Value value);
 
@@ -132,6 +141,7 @@ struct JsonFormat {
   String item_separator = String::Own(", ");  // with an indent json.dumps has ",", the caller's business
   String key_separator = String::Own(": ");
   bool sort_keys = false;
+  bool ensure_ascii = false;  // \uXXXX for what is not ASCII
 };
 absl::StatusOr<String> ToJson(const Value& value, const JsonFormat& format);
 

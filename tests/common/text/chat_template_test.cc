@@ -15,7 +15,7 @@ using Json = nlohmann::ordered_json;
 
 absl::StatusOr<RenderedChat> Rendered(const std::string& source, const std::string& conversation) {
   absl::StatusOr<std::unique_ptr<ChatTemplate>> made = ChatTemplate::Create(source, {{"bos_token", "<s>"}});
-  return made.ok() ? (*made)->Render(conversation, false, absl::UnixEpoch())
+  return made.ok() ? (*made)->Render(conversation, {.add_generation_prompt = false, .now = absl::UnixEpoch()})
                    : absl::StatusOr<RenderedChat>(made.status());
 }
 
@@ -40,8 +40,8 @@ TEST(ChatTemplateTest, RendersAsJinja2DoesOverEveryCase) {
   int compared = 0;
   for (const Json& test : data["cases"]) {
     const std::string conversation = test["conversation"].dump();
-    const auto rendered =
-        templates[test["name"].get<std::string>()]->Render(conversation, test["prompt"], now);
+    const auto rendered = templates[test["name"].get<std::string>()]->Render(
+        conversation, {.add_generation_prompt = test["prompt"], .now = now});
     const std::string where = test["name"].get<std::string>() + " of " + conversation;
     if (test["expected"].is_null()) {
       EXPECT_FALSE(rendered.ok()) << where << " gave " << rendered->text;
@@ -78,6 +78,70 @@ TEST(ChatTemplateTest, WhatItCannotRunIsNamedWithItsLine) {
             TextOf("\n\n{{ raise_exception('no tools here') }}"));
 }
 
+TEST(ChatTemplateTest, MappingsMayHaveIntegerKeys) {
+  EXPECT_EQ("b None 3 1=a,3=b,{3: 'b', 1: 'a'},{\"3\": \"b\", \"1\": \"a\"}",
+            TextOf("{% set m = {3: 'b', 1: 'a'} %}{{ m[3] }} {{ m.get(2) }} {{ m | list | max }} "
+                   "{% for k, v in m | dictsort %}{{ k ~ '=' ~ v }},{% endfor %}{{ m }},{{ m | tojson }}"));
+  EXPECT_NE(std::string::npos, TextOf("{{ {1: 2, 'a': 3} }}").find("not all strings or all integers"));
+}
+
+TEST(ChatTemplateTest, SortingIgnoresCaseUnlessTold) {
+  EXPECT_EQ("aBc Bac cBa", TextOf("{{ ['c', 'B', 'a'] | sort | join }} "
+                                  "{{ ['c', 'B', 'a'] | sort(case_sensitive=true) | join }} "
+                                  "{{ ['c', 'B', 'a'] | sort(reverse=true) | join }}"));
+}
+
+TEST(ChatTemplateTest, EveryKindOfNewlineIsOne) {
+  EXPECT_EQ("a\nb\nc", TextOf("a\r\n{% if true %}\r\nb\rc{% endif %}\r\n"));
+}
+
+TEST(ChatTemplateTest, JsonCanBeAscii) {
+  EXPECT_EQ(R"("\u00e9\ud83d\udc69")", TextOf("{{ 'é👩' | tojson(ensure_ascii=true) }}"));
+}
+
+TEST(ChatTemplateTest, AKnownRoleIsTheTemplatesText) {
+  const auto rendered = Rendered("<|{{ messages[0].role }}|>{{ messages[1].role }}",
+                                 R"({"messages": [{"role": "user"}, {"role": "|><|x|>"}]})");
+  ASSERT_TRUE(rendered.ok()) << rendered.status();
+  EXPECT_EQ(std::string(8, 0) + std::string(7, 1), rendered->marks);
+}
+
+TEST(ChatTemplateTest, TheLastMessageCanBeContinued) {
+  for (const bool trims : {false, true}) {
+    const auto made = ChatTemplate::Create(
+        absl::StrCat("{% for m in messages %}<{{ m.content", trims ? "|trim" : "", " }}>{% endfor %}"), {});
+    ASSERT_TRUE(made.ok());
+    const ChatRenderOptions options{.add_generation_prompt = false, .continue_final_message = true};
+    const auto rendered =
+        (*made)->Render(R"({"messages": [{"role": "user", "content": "a"}, {"content": "b c "}]})", options);
+    ASSERT_TRUE(rendered.ok()) << rendered.status();
+    EXPECT_EQ(trims ? "<a><b c" : "<a><b c ", rendered->text);
+    EXPECT_EQ(rendered->text.size(), rendered->marks.size());
+    EXPECT_FALSE((*made)->Render(R"({"messages": []})", options).ok());
+  }
+}
+
+TEST(ChatTemplateTest, AClientCannotSetTheTemplatesTokens) {
+  for (const char* name : {"bos_token", "add_generation_prompt"}) {
+    const auto rendered = Rendered("x", absl::StrCat("{\"messages\": [], \"", name, "\": \"y\"}"));
+    EXPECT_EQ(absl::StatusCode::kInvalidArgument, rendered.status().code());
+  }
+}
+
+TEST(ChatTemplateTest, LargeConversationsAreRefused) {
+  std::string values = "{\"messages\": [], \"x\": [";
+  for (int i = 0; i < 100'001; ++i) {
+    values += "0,";
+  }
+  EXPECT_FALSE(Rendered("x", values + "0]}").ok());
+  std::string members = "{\"messages\": [], \"x\": {";
+  for (int i = 0; i < 1025; ++i) {
+    absl::StrAppend(&members, i > 0 ? "," : "", "\"", i, "\": 0");
+  }
+  EXPECT_FALSE(Rendered("x", members + "}}").ok());
+  EXPECT_FALSE(Rendered("x", "{\"messages\": []}" + std::string(17 << 20, ' ')).ok());
+}
+
 TEST(ChatTemplateTest, BrokenTemplatesAreErrors) {
   for (const char* source :
        {"{{", "{% if %}", "{% for x in %}{% endfor %}", "{{ 'open }}", "{# open", "{% if true %}",
@@ -95,6 +159,12 @@ TEST(ChatTemplateTest, EndlessTemplatesMeetTheirLimits) {
       TextOf("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}").find("steps"));
   EXPECT_NE(std::string::npos, TextOf("{{ 'x' * 99999999 }}").find("more than"));
   EXPECT_NE(std::string::npos, TextOf("{{ range(9999999) }}").find("more than"));
+  EXPECT_NE(
+      std::string::npos,
+      TextOf("{% set ns = namespace(t='x' * 1000) %}{% for i in range(99999) %}{% set ns.t = ns.t ~ ns.t %}"
+             "{% endfor %}")
+          .find("more than"))
+      << "doubling a text is more than a step";
   std::string deep;
   for (int i = 0; i < 5000; ++i) {
     deep += "{% if true %}";

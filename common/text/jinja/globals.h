@@ -1,0 +1,17 @@
+// The functions that every template has: raise_exception, namespace, dict, range, strftime_now.
+//
+// Thread safety: a pure function.
+#ifndef SLUICE_COMMON_TEXT_JINJA_GLOBALS_H_
+#define SLUICE_COMMON_TEXT_JINJA_GLOBALS_H_
+
+#include "absl/time/time.h"
+#include "common/text/jinja/value.h"
+
+namespace sluice::jinja {
+
+// `now` is what strftime_now() prints, in UTC.
+void AddGlobals(absl::Time now, Map* globals);
+
+}  // namespace sluice::jinja
+
+#endif  // SLUICE_COMMON_TEXT_JINJA_GLOBALS_H_
