@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "cli/command.h"
 #include "cli/pack_progress.h"
+#include "cli/row_options.h"
 #include "cli/terminal.h"
 #include "common/pack/pack_writer.h"
 #include "common/size.h"
@@ -17,11 +18,7 @@ namespace {
 struct Options {
   std::string model_dir;
   std::string out;
-  std::optional<std::string> bits;
-  std::string recipe;
-  std::optional<uint64_t> group;
-  std::optional<std::string> dense_bits;
-  std::string layout;
+  RowOptions rows;
   std::string profile;
   std::optional<uint64_t> threads;
   bool force = false;
@@ -30,28 +27,18 @@ struct Options {
   bool quiet = false;
 };
 
-const std::vector<std::string>& BitsWords() {
-  static const std::vector<std::string> words = {"bf16", "f16", "q8", "q4", "q3", "q2"};
-  return words;
-}
-
 void Declare(ArgParser* parser, Options* o) {
   parser
       ->Positional("MODEL_DIR", &o->model_dir, "a Hugging Face folder: config.json, *.safetensors, tokenizer")
       .Text("--out", &o->out, "PACK: the folder to write")
       .Required()
-      .Choice("--bits", BitsWords(), &o->bits, "row encoding of the experts [bf16]")
-      .Text("--recipe", &o->recipe, "NAME of a mixed encoding, instead of --bits")
-      .Number("--group", &o->group, "values that share a scale and a zero [64]", 16, 128)
-      .Choice("--dense-bits", BitsWords(), &o->dense_bits,
-              "of attention, embeddings, head [--bits, at least q8]")
-      .Text("--layout", &o->layout, "up|gate|down, up|gate+down or gate|up+down [the first]")
-      .Text("--profile", &o->profile, "DIR of measured statistics, for recipes that use them")
+      .Text("--profile", &o->profile, "DIR of measured usage (a pack or its profile/), for corm")
       .Number("--threads", &o->threads, "that read and encode [all CPUs]", 1, 1024)
       .Flag("--force", &o->force, "replaces an existing pack")
       .Flag("--dry-run", &o->dry_run, "says what it would take, and writes nothing")
       .Flag("--json", &o->json, "prints one JSON object")
       .Flag("-q,--quiet", &o->quiet, "no progress");
+  DeclareRowOptions(parser, &o->rows);
 }
 
 Json EstimateJson(const PackEstimate& estimate) {
@@ -73,12 +60,13 @@ std::string EstimateText(const PackEstimate& estimate) {
 }
 
 absl::StatusOr<int> Pack(const CommandContext& context, const Options& o) {
-  if (!o.profile.empty()) {
-    return absl::UnimplementedError("--profile: this build has no recipe that reads a profile");
+  PackOptions options;
+  ASSIGN_OR_RETURN(options.recipe, RecipeFromWords(o.rows.Words()));
+  if (!o.profile.empty() && !options.recipe.NeedsUsage()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--profile: the recipe ", options.recipe.name, " reads no profile"));
   }
-  ASSIGN_OR_RETURN(PackOptions options, PackOptionsFromWords(o.bits.value_or("bf16"), o.recipe,
-                                                             static_cast<int>(o.group.value_or(64)),
-                                                             o.dense_bits.value_or(""), o.layout));
+  options.profile = o.profile;
   options.force = o.force;
   options.threads = static_cast<uint32_t>(o.threads.value_or(0));
   ASSIGN_OR_RETURN(const PackEstimate estimate, EstimatePack(o.model_dir, o.out, options));
@@ -119,8 +107,8 @@ int RunPack(const CommandContext& context, const std::vector<std::string>& args)
   if (const auto exit_code = parser.Parse(args)) {
     return *exit_code;
   }
-  if (options.bits.has_value() && !options.recipe.empty()) {
-    return parser.UsageError("--bits and --recipe exclude each other");
+  if (options.rows.bits.has_value() && !options.rows.recipe.empty() && options.rows.recipe != "floe") {
+    return parser.UsageError("--bits beside --recipe: only floe leaves bits open (those of gate and down)");
   }
   const absl::StatusOr<int> code = Pack(context, options);
   return code.ok() ? *code : Fail("pack", code.status(), options.json);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "cli/command.h"
 #include "cli/pack_progress.h"
+#include "cli/row_options.h"
 #include "common/pack/synth.h"
 #include "common/size.h"
 #include "common/status.h"
@@ -18,11 +19,10 @@ struct Options {
   std::string out;
   std::optional<uint64_t> layers;
   std::optional<uint64_t> vocab;
-  std::optional<uint64_t> group;
+  RowOptions rows;
   std::optional<uint64_t> seed;
   std::optional<double> reuse;
   std::optional<double> similarity;
-  std::string bits = "bf16";
   std::string routing = "uniform";
   bool force = false;
   bool json = false;
@@ -37,8 +37,6 @@ void Declare(ArgParser* parser, Options* o) {
       .Required()
       .Number("--layers", &o->layers, "fewer or more than the shape's", 1, 4096)
       .Number("--vocab", &o->vocab, "other than the shape's", 16, 1 << 20)
-      .Text("--bits", &o->bits, "bf16|f16|q8|q4|q3|q2: row encoding [bf16]")
-      .Number("--group", &o->group, "values that share a scale and a zero [64]", 16, 128)
       .Text("--routing", &o->routing, "uniform or zipf:S: how evenly experts are chosen [uniform]")
       .Real("--reuse", &o->reuse, "chance that a token takes an expert of the one before [0]", 0, 0.999)
       .Real("--similarity", &o->similarity, "of the routing of neighbouring layers [0]", 0, 0.999)
@@ -46,6 +44,7 @@ void Declare(ArgParser* parser, Options* o) {
       .Flag("--force", &o->force, "replaces an existing pack")
       .Flag("--json", &o->json, "prints one JSON object")
       .Flag("-q,--quiet", &o->quiet, "no progress");
+  DeclareRowOptions(parser, &o->rows);
 }
 
 absl::StatusOr<int> Synth(const CommandContext& context, const Options& o) {
@@ -53,8 +52,7 @@ absl::StatusOr<int> Synth(const CommandContext& context, const Options& o) {
   options.shape = *o.shape;
   options.layers = static_cast<uint32_t>(o.layers.value_or(0));
   options.vocab = static_cast<uint32_t>(o.vocab.value_or(0));
-  options.bits = o.bits;
-  options.group = static_cast<uint16_t>(o.group.value_or(options.group));
+  options.rows = o.rows.Words();
   options.routing = o.routing;
   options.reuse = o.reuse.value_or(0);
   options.similarity = o.similarity.value_or(0);

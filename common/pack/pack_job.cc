@@ -7,8 +7,8 @@
 #include "common/model/model_config_json.h"
 #include "common/pack/dense_names.h"
 #include "common/pack/pack_plan.h"
-#include "common/pack/row_codec.h"
 #include "common/pack/row_layout.h"
+#include "common/profile/profile.h"
 #include "common/status.h"
 #include "common/strict_json.h"
 
@@ -23,46 +23,6 @@ constexpr const char* kTokenizerFileNames[] = {
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
 };
 
-absl::Status CheckOptions(const PackOptions& options, Encoding dense) {
-  for (const Encoding encoding :
-       {options.part_encoding[0], options.part_encoding[1], options.part_encoding[2], dense}) {
-    if (!CanEncode(encoding)) {
-      return absl::UnimplementedError(
-          absl::StrCat("writing ", EncodingName(encoding),
-                       " rows is not supported (known: bf16, f16, f32, q8, q4, q3, q2)"));
-    }
-    if (!IsValidDescriptor(MakeDescriptor(encoding, options.group))) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("group is ", options.group, "; a multiple of 16 from 16 to 128 is expected"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-// The experts' widest encoding, but at least q8.
-Encoding DenseEncodingOf(const PackOptions& options) {
-  if (options.dense_encoding.has_value()) return *options.dense_encoding;
-  Encoding widest = Encoding::kQ8;
-  for (const Encoding encoding : options.part_encoding) {
-    if (BitsOf(encoding) > BitsOf(widest)) widest = encoding;
-  }
-  return widest;
-}
-
-std::string OptionsText(const PackOptions& options, Encoding dense) {
-  std::string text;
-  bool quantized = IsQuantized(dense);
-  for (int p = 0; p < kPartCount; ++p) {
-    absl::StrAppend(&text, PartName(static_cast<Part>(p)), "=", EncodingName(options.part_encoding[p]), " ");
-    quantized = quantized || IsQuantized(options.part_encoding[p]);
-  }
-  absl::StrAppend(&text, "dense=", EncodingName(dense));
-  if (quantized) absl::StrAppend(&text, " group=", options.group);
-  absl::StrAppend(&text, " layout=", ExpertLayoutName(options.layout),
-                  " dense_extent_bytes=", options.dense_extent_bytes);
-  return text;
-}
-
 absl::Status ReadTokenizer(const std::string& model_dir, std::map<std::string, std::string>* files) {
   for (const char* name : kTokenizerFileNames) {
     const std::string path = absl::StrCat(model_dir, "/", name);
@@ -72,8 +32,8 @@ absl::Status ReadTokenizer(const std::string& model_dir, std::map<std::string, s
   return absl::OkStatus();
 }
 
-EncodingDescriptor DenseDescriptor(const DenseSpec& spec, const SourceMatrix& source, Encoding dense,
-                                   uint16_t group) {
+EncodingDescriptor DenseDescriptor(const DenseSpec& spec, const SourceMatrix& source,
+                                   const RowChoice& dense) {
   switch (spec.kind) {
     case DenseKind::kVector:
       return MakeDescriptor(Encoding::kF32);
@@ -82,12 +42,12 @@ EncodingDescriptor DenseDescriptor(const DenseSpec& spec, const SourceMatrix& so
     case DenseKind::kMatrix:
       break;
   }
-  return MakeDescriptor(dense, group);
+  return DescriptorOf(dense, spec.cols);
 }
 
 // Puts the mapped dense tensors into storage order, gives them encodings and places.
-absl::Status PlanDense(const std::vector<DenseSpec>& specs, const SourceMap& sources, Encoding dense,
-                       PackJob* job) {
+absl::Status PlanDense(const std::vector<DenseSpec>& specs, const SourceMap& sources, PackJob* job) {
+  const RowChoice dense = job->options.recipe.Dense();
   absl::flat_hash_map<std::string, const DenseSource*> by_name;
   for (const DenseSource& source : sources.dense) by_name[source.name] = &source;
   std::vector<EncodingDescriptor> encodings;
@@ -98,23 +58,49 @@ absl::Status PlanDense(const std::vector<DenseSpec>& specs, const SourceMap& sou
           absl::StrCat("the family's tensor map has no ", spec.name, " [", spec.rows, ", ", spec.cols, "]"));
     }
     job->dense.push_back(it->second->matrix);
-    encodings.push_back(DenseDescriptor(spec, it->second->matrix, dense, job->options.group));
+    encodings.push_back(DenseDescriptor(spec, it->second->matrix, dense));
   }
   job->manifest.dense_tensors = PlaceDense(specs, encodings, job->options.dense_extent_bytes);
   return absl::OkStatus();
 }
 
-absl::Status PlanExtents(const std::vector<DenseSpec>& specs, PackJob* job) {
+// Chooses every expert's format; with a profile also whose profile it is and what came of it.
+absl::StatusOr<ExpertFormats> ChooseFormats(PackJob* job) {
+  const Recipe& recipe = job->options.recipe;
+  const ModelConfig& config = job->manifest.config;
+  UsageProfile usage;
+  if (recipe.NeedsUsage() && !job->options.profile.empty()) {
+    ASSIGN_OR_RETURN(usage, ReadUsage(ProfileFolder(job->options.profile), config, ""));
+    job->profile_source = usage.source_digest;
+  }
+  ASSIGN_OR_RETURN(ExpertFormats formats, ResolveFormats(recipe, config, usage.experts));
+  std::string& text = job->manifest.provenance.options;
+  text = absl::StrCat(RecipeText(recipe), " dense_extent_bytes=", job->options.dense_extent_bytes);
+  if (recipe.NeedsUsage()) {
+    Hasher128 hasher;
+    for (const std::vector<uint32_t>& layer : formats.of_expert) {
+      for (const uint32_t format : layer) hasher.UpdateU64(format);
+    }
+    absl::StrAppend(&text, " chosen=", hasher.Finish().ToHex());
+  }
+  return formats;
+}
+
+absl::Status PlanExtents(const std::vector<DenseSpec>& specs, const ExpertFormats& formats, PackJob* job) {
   const ModelConfig& config = job->manifest.config;
   ExtentPlanner planner;
   RETURN_IF_ERROR(planner.AddDense(specs, job->manifest.dense_tensors));
   job->dense_extents = static_cast<uint32_t>(planner.extents().size());
-  job->plan = PlanExpert(job->manifest.expert_formats[0], config.hidden);
+  for (const ExpertFormat& format : job->manifest.expert_formats) {
+    job->plans.push_back(PlanExpert(format, config.hidden));
+  }
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     const MoeConfig& moe = config.layers[layer].moe;
     for (uint32_t expert = 0; expert < moe.experts; ++expert) {
-      job->expert_units.push_back({layer, expert, static_cast<uint32_t>(planner.extents().size())});
-      RETURN_IF_ERROR(planner.AddExpert(layer, expert, 0, job->plan, moe.expert_width));
+      const uint32_t format = formats.of_expert[layer][expert];
+      const uint32_t first_extent = static_cast<uint32_t>(planner.extents().size());
+      job->expert_units.push_back({layer, expert, first_extent, format});
+      RETURN_IF_ERROR(planner.AddExpert(layer, expert, format, job->plans[format], moe.expert_width));
     }
   }
   job->checksum_count = planner.checksum_count();
@@ -138,7 +124,8 @@ Digest128 FingerprintOf(const PackJob& job) {
 absl::Span<const ExtentEntry> PackJob::unit_extents(uint32_t unit) const {
   const absl::Span<const ExtentEntry> all = absl::MakeConstSpan(extents);
   if (unit < dense_extents) return all.subspan(unit, 1);
-  return all.subspan(expert_units[unit - dense_extents].first_extent, plan.streams);
+  const ExpertUnit& expert = expert_units[unit - dense_extents];
+  return all.subspan(expert.first_extent, plans[expert.format].streams);
 }
 
 std::pair<size_t, size_t> PackJob::dense_range(uint32_t unit) const {
@@ -170,8 +157,7 @@ uint64_t PackJob::worker_bytes() const {
 absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOptions& options) {
   PackJob job;
   job.options = options;
-  const Encoding dense = DenseEncodingOf(options);
-  RETURN_IF_ERROR(CheckOptions(options, dense));
+  RETURN_IF_ERROR(CheckRecipe(options.recipe));
   ASSIGN_OR_RETURN(HfConfig hf, ReadHfConfig(model_dir));
   ASSIGN_OR_RETURN(job.folder, TensorFolder::Open(model_dir));
   absl::StatusOr<SourceMap> sources = MapTensors(hf.config, *job.folder);
@@ -179,16 +165,12 @@ absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOpti
   job.manifest.config = std::move(hf.config);
   job.manifest.generation = hf.generation;
   job.manifest.chat_template = std::move(hf.chat_template);
-  ExpertFormat format;
-  format.layout = options.layout;
-  for (int p = 0; p < kPartCount; ++p)
-    format.parts[p] = MakeDescriptor(options.part_encoding[p], options.group);
-  job.manifest.expert_formats = {format};
-  job.manifest.provenance.options = OptionsText(options, dense);
+  ASSIGN_OR_RETURN(const ExpertFormats formats, ChooseFormats(&job));
+  job.manifest.expert_formats = formats.formats;
   job.manifest.provenance.generator = kGenerator;
   const std::vector<DenseSpec> specs = DenseSpecs(job.manifest.config);
-  RETURN_IF_ERROR(PlanDense(specs, *sources, dense, &job));
-  RETURN_IF_ERROR(PlanExtents(specs, &job));
+  RETURN_IF_ERROR(PlanDense(specs, *sources, &job));
+  RETURN_IF_ERROR(PlanExtents(specs, formats, &job));
   job.experts = std::move(sources->experts);
   RETURN_IF_ERROR(ReadTokenizer(model_dir, &job.tokenizer_files));
   job.fingerprint = FingerprintOf(job);

@@ -27,6 +27,7 @@ struct ExpertUnit {
   uint32_t layer = 0;
   uint32_t expert = 0;
   uint32_t first_extent = 0;
+  uint32_t format = 0;
 };
 
 // Units are numbered: dense extents first, then experts.
@@ -41,9 +42,10 @@ struct PackJob {
   std::array<uint64_t, kPackFileCount> payload_bytes = {};
   uint32_t dense_extents = 0;
   std::vector<ExpertUnit> expert_units;
-  ExpertPlan plan;
+  std::vector<ExpertPlan> plans;  // by expert format
   std::map<std::string, std::string> tokenizer_files;
-  Digest128 fingerprint;  // of the source's files and of the options: what a resumed run must agree on
+  std::string profile_source;  // source digest of the usage that chose the formats; empty: none did
+  Digest128 fingerprint;       // of the source's files and of the options: what a resumed run must agree on
 
   uint32_t units() const { return dense_extents + static_cast<uint32_t>(expert_units.size()); }
   // The extents of a unit.

@@ -88,31 +88,27 @@ bool Fits(const PackJob& job, const JournalRecord& record) {
   return record.checksums.size() == chunks && record.digests.size() == digests;
 }
 
+// The source's digest is known only now that all of it was read.
+absl::Status CheckProfileIsOfSource(const PackJob& job) {
+  const std::string& source = job.manifest.provenance.source_digest;
+  if (job.profile_source.empty() || job.profile_source == source) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(job.options.profile, ": the usage profile is of source ",
+                                                    job.profile_source, ", but this model's is ", source));
+}
+
 }  // namespace
 
 absl::StatusOr<PackOptions> PackOptionsFromWords(const std::string& bits, const std::string& recipe,
                                                  int group, const std::string& dense_bits,
                                                  const std::string& layout) {
+  RecipeWords words;
+  words.bits = bits;
+  words.recipe = recipe;
+  words.group = group;
+  words.dense_bits = dense_bits;
+  words.layout = layout;
   PackOptions options;
-  const std::string word = !recipe.empty() ? recipe : bits.empty() ? "bf16" : bits;
-  absl::StatusOr<Encoding> encoding = EncodingFromName(word);
-  if (!encoding.ok() || *encoding == Encoding::kF32 || *encoding == Encoding::kMxfp4) {
-    return absl::InvalidArgumentError(absl::StrCat("unknown ", recipe.empty() ? "bits" : "recipe", " \"",
-                                                   word.substr(0, 40),
-                                                   "\" (known: bf16, f16, q8, q4, q3, q2)"));
-  }
-  options.part_encoding.fill(*encoding);
-  if (!dense_bits.empty()) {
-    ASSIGN_OR_RETURN(options.dense_encoding, EncodingFromName(dense_bits));
-  }
-  if (!layout.empty()) {
-    ASSIGN_OR_RETURN(options.layout, ExpertLayoutFromName(layout));
-  }
-  if (group < 16 || group > 128 || group % 16 != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("group is ", group, "; a multiple of 16 from 16 to 128 is expected"));
-  }
-  options.group = static_cast<uint16_t>(group);
+  ASSIGN_OR_RETURN(options.recipe, RecipeFromWords(words));
   return options;
 }
 
@@ -145,6 +141,7 @@ absl::StatusOr<PackSummary> PackModel(const std::string& model_dir, const std::s
   RETURN_IF_ERROR(conversion.Run(WorkerCount(options.threads, job.units())));
   meter.SetStage("finishing");
   job.manifest.provenance.source_digest = SourceDigest(job, DigestsOf(conversion.records()));
+  RETURN_IF_ERROR(CheckProfileIsOfSource(job));
   PackSummary summary;
   ASSIGN_OR_RETURN(summary.bytes,
                    staging->Commit(&job.manifest, TableOf(job, conversion.records()), job.tokenizer_files));

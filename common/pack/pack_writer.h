@@ -5,28 +5,23 @@
 #ifndef SLUICE_COMMON_PACK_PACK_WRITER_H_
 #define SLUICE_COMMON_PACK_PACK_WRITER_H_
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/encoding.h"
 #include "common/pack/pack_format.h"
+#include "common/pack/recipe.h"
 
 namespace sluice {
 
 struct PackOptions {
-  // Encoding of up, gate and down (by Part); all but kMxfp4 can be written.
-  std::array<Encoding, kPartCount> part_encoding = {Encoding::kBf16, Encoding::kBf16, Encoding::kBf16};
-  // Encoding of embeddings, attention and head. Absent: the experts', but at least q8.
-  std::optional<Encoding> dense_encoding;
-  // Values that share a scale and a zero: 16..128, a multiple of 16.
-  uint16_t group = 64;
-  ExpertLayout layout = ExpertLayout::kUpGateDown;
+  // What rows are stored as; bf16 unless said.
+  Recipe recipe = UniformRecipe({});
+  // Folder with the usage profile (a pack, or its profile/) of this source, for recipes that need one.
+  std::string profile;
   // A new dense extent begins where the current one would pass this size (one tensor is never split).
   uint64_t dense_extent_bytes = 64ull << 20;
   // Replaces an existing pack (and nothing else: a folder that is no pack is refused).
@@ -35,9 +30,7 @@ struct PackOptions {
   uint32_t threads = 0;
 };
 
-// Options from the words of the command line. `bits`: bf16|f16|q8|q4|q3|q2 ("": bf16), `recipe`: "" or a word
-// that wins over `bits` (for now the same words), `dense_bits`: "" or as bits, `layout`: "" or "up|gate|down"
-// and so on. InvalidArgument naming the word and the known ones.
+// Options with the recipe of these words (RecipeFromWords).
 absl::StatusOr<PackOptions> PackOptionsFromWords(const std::string& bits, const std::string& recipe,
                                                  int group, const std::string& dense_bits,
                                                  const std::string& layout);
@@ -72,8 +65,9 @@ absl::StatusOr<PackEstimate> EstimatePack(const std::string& model_dir, const st
 // Converts `model_dir` into the pack `out_dir`. Writes `<out_dir>.partial`, resumes it if it belongs to the
 // same source and options, and renames it at the end. `progress` may be empty, `cancel` null. Errors:
 // AlreadyExists without force; ResourceExhausted with both numbers when space is short; InvalidArgument
-// naming file, tensor and field for a bad source; Unimplemented naming an architecture or encoding; Cancelled
-// once *cancel is true (the partial folder stays, to be resumed).
+// naming file, tensor and field for a bad source; Unimplemented naming an architecture or encoding;
+// FailedPrecondition naming both digests for the profile of another source (known once all of it was read);
+// Cancelled once *cancel is true (the partial folder stays, to be resumed).
 absl::StatusOr<PackSummary> PackModel(const std::string& model_dir, const std::string& out_dir,
                                       const PackOptions& options, const PackProgressFn& progress,
                                       const std::atomic<bool>* cancel);

@@ -24,18 +24,18 @@
 namespace sluice {
 namespace {
 
-constexpr char kGenerator[] = "sluice synth 1";
-// Encoded rows that all experts are cut from: 32 MiB a part (or one layer's, if that is less), far more than
-// one expert of the fine-grained models and made in a tenth of a second; then experts cost a copy and a
+constexpr char kGenerator[] = "sluice synth 2";
+// Encoded records that all experts are cut from: 16 M values of each part (or one layer's, if that is less),
+// far more than one expert of the fine-grained models and made in a moment; then experts cost a copy and a
 // checksum.
-constexpr uint64_t kPoolBytes = 32ull << 20;
+constexpr uint64_t kPoolValues = 16ull << 20;
 constexpr uint64_t kDenseExtentBytes = 64ull << 20;
 constexpr uint64_t kBlockValues = 256 * 1024;
 
 enum Use : uint64_t { kDenseTensor = 1, kPoolRows = 2, kPoolStart = 3 };
 
-// Encoded rows of one part, at their stride.
-struct RowPool {
+// Records of one stream, at their stride.
+struct RecordPool {
   uint32_t stride = 0;
   uint32_t rows = 0;
   std::vector<std::byte> bytes;
@@ -52,7 +52,7 @@ struct SynthJob {
   std::vector<std::vector<float>> routers;
   std::vector<float> direction;  // empty with uniform routing
   double token_correlation = 0;
-  std::array<RowPool, kPartCount> pools;
+  std::vector<std::array<RecordPool, kPartCount>> pools;  // [format][stream]
 };
 
 // Standard deviation of a dense tensor's values.
@@ -65,45 +65,60 @@ float DenseScale(const ModelConfig& config, const DenseSpec& spec) {
   return by_columns;
 }
 
-RowPool MakePool(const ModelConfig& config, const EncodingDescriptor& encoding, float scale, uint64_t seed) {
-  RowPool pool;
-  pool.stride = static_cast<uint32_t>(RoundStride(RowBytes(encoding, config.hidden)));
+// Standard deviation of a part's values.
+float PartScale(const ModelConfig& config, Part part) {
+  const MoeConfig& moe = config.layers.back().moe;
+  if (part != Part::kDown) return 1.0f / std::sqrt(static_cast<float>(config.hidden));
+  return 1.0f /
+         std::sqrt(2.0f * static_cast<float>(config.layers.size()) * static_cast<float>(moe.expert_width));
+}
+
+RecordPool MakePool(const ModelConfig& config, const ExpertFormat& format, uint32_t stream, uint64_t seed) {
+  const ExpertPlan plan = PlanExpert(format, config.hidden);
   const MoeConfig& moe = config.layers.back().moe;
   const uint64_t of_a_layer = uint64_t{moe.experts} * moe.expert_width;
-  pool.rows = static_cast<uint32_t>(std::clamp<uint64_t>(kPoolBytes / pool.stride, 1, of_a_layer));
+  RecordPool pool;
+  pool.stride = plan.stream_stride[stream];
+  pool.rows = static_cast<uint32_t>(std::clamp<uint64_t>(kPoolValues / config.hidden, 1, of_a_layer));
   pool.bytes.resize(static_cast<uint64_t>(pool.rows) * pool.stride);
   std::vector<float> row(config.hidden);
-  NormalStream random(seed);
-  for (uint32_t r = 0; r < pool.rows; ++r) {
-    random.Fill(scale, absl::MakeSpan(row));
-    EncodeRow(encoding, row, pool.bytes.data() + static_cast<uint64_t>(r) * pool.stride);
+  for (int p = 0; p < kPartCount; ++p) {
+    if (plan.parts[p].stream != stream) continue;
+    const float scale = PartScale(config, static_cast<Part>(p));
+    NormalStream random(SynthSeed(seed, kPoolRows, static_cast<uint64_t>(p), 0));
+    for (uint32_t r = 0; r < pool.rows; ++r) {
+      random.Fill(scale, absl::MakeSpan(row));
+      EncodeRow(format.parts[p], row,
+                pool.bytes.data() + static_cast<uint64_t>(r) * pool.stride + plan.parts[p].base);
+    }
   }
   return pool;
 }
 
-absl::Status PlanJob(const PackOptions& pack_options, Encoding dense_encoding, SynthJob* job) {
+absl::Status PlanJob(const Recipe& recipe, SynthJob* job) {
   const ModelConfig& config = job->manifest.config;
   job->specs = DenseSpecs(config);
   std::vector<EncodingDescriptor> encodings;
   for (const DenseSpec& spec : job->specs) {
-    encodings.push_back(spec.kind == DenseKind::kVector ? MakeDescriptor(Encoding::kF32)
-                        : spec.kind == DenseKind::kRouter
-                            ? MakeDescriptor(Encoding::kBf16)
-                            : MakeDescriptor(dense_encoding, pack_options.group));
+    encodings.push_back(spec.kind == DenseKind::kVector   ? MakeDescriptor(Encoding::kF32)
+                        : spec.kind == DenseKind::kRouter ? MakeDescriptor(Encoding::kBf16)
+                                                          : DescriptorOf(recipe.Dense(), spec.cols));
   }
   job->manifest.dense_tensors = PlaceDense(job->specs, encodings, kDenseExtentBytes);
-  ExpertFormat format;
-  for (int p = 0; p < kPartCount; ++p) {
-    format.parts[p] = MakeDescriptor(pack_options.part_encoding[p], pack_options.group);
-  }
-  job->manifest.expert_formats = {format};
+  std::vector<std::vector<uint64_t>> even_usage;
+  for (const LayerConfig& layer : config.layers) even_usage.emplace_back(layer.moe.experts);
+  ASSIGN_OR_RETURN(const ExpertFormats formats, ResolveFormats(recipe, config, even_usage));
+  job->manifest.expert_formats = formats.formats;
+  std::vector<ExpertPlan> plans;
+  for (const ExpertFormat& format : formats.formats) plans.push_back(PlanExpert(format, config.hidden));
   ExtentPlanner planner;
   RETURN_IF_ERROR(planner.AddDense(job->specs, job->manifest.dense_tensors));
   job->dense_extents = static_cast<uint32_t>(planner.extents().size());
-  const ExpertPlan plan = PlanExpert(format, config.hidden);
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     for (uint32_t expert = 0; expert < config.layers[layer].moe.experts; ++expert) {
-      RETURN_IF_ERROR(planner.AddExpert(layer, expert, 0, plan, config.layers[layer].moe.expert_width));
+      const uint32_t format = formats.of_expert[layer][expert];
+      RETURN_IF_ERROR(
+          planner.AddExpert(layer, expert, format, plans[format], config.layers[layer].moe.expert_width));
     }
   }
   for (int f = 0; f < kPackFileCount; ++f)
@@ -120,13 +135,11 @@ void MakeWeights(double zipf, SynthJob* job) {
   const MoeConfig& moe = config.layers.back().moe;
   if (moe.experts == 0) return;
   job->token_correlation = CorrelationForReuse(moe.experts, moe.top_k, job->options.reuse);
-  const float in = 1.0f / std::sqrt(static_cast<float>(config.hidden));
-  const float out = 1.0f / std::sqrt(2.0f * static_cast<float>(config.layers.size()) *
-                                     static_cast<float>(config.layers.back().moe.expert_width));
-  for (int p = 0; p < kPartCount; ++p) {
-    const float scale = static_cast<Part>(p) == Part::kDown ? out : in;
-    job->pools[p] = MakePool(config, job->manifest.expert_formats[0].parts[p], scale,
-                             SynthSeed(seed, kPoolRows, static_cast<uint64_t>(p), 0));
+  for (const ExpertFormat& format : job->manifest.expert_formats) {
+    std::array<RecordPool, kPartCount>& pools = job->pools.emplace_back();
+    for (uint32_t stream = 0; stream < PlanExpert(format, config.hidden).streams; ++stream) {
+      pools[stream] = MakePool(config, format, stream, seed);
+    }
   }
 }
 
@@ -197,10 +210,10 @@ absl::Status WriteDenseTensor(const SynthJob& job, size_t index, ExtentWriter* w
   return absl::OkStatus();
 }
 
-// A run of the part's pool from a place of the expert's own, around its end if need be.
+// A run of the stream's pool from a place of the expert's own, around its end if need be.
 absl::Status WriteExpertStream(const SynthJob& job, const ExtentEntry& entry, ExtentWriter* writer,
                                ProgressMeter* meter) {
-  const RowPool& pool = job.pools[entry.stream];
+  const RecordPool& pool = job.pools[entry.format][entry.stream];
   const uint64_t place = SynthSeed(job.options.seed, kPoolStart + entry.stream, entry.layer, entry.expert);
   uint32_t row = static_cast<uint32_t>(place % pool.rows);
   uint32_t left = job.manifest.config.layers[entry.layer].moe.expert_width;
@@ -245,17 +258,16 @@ absl::StatusOr<SynthJob> Prepare(const SynthOptions& options) {
         absl::StrCat("similarity is ", options.similarity, "; a number from 0 to 1 is expected"));
   }
   ASSIGN_OR_RETURN(const double zipf, ParseRouting(options.routing));
-  ASSIGN_OR_RETURN(const PackOptions pack_options,
-                   PackOptionsFromWords(options.bits, "", options.group, "", ""));
+  ASSIGN_OR_RETURN(const Recipe recipe, RecipeFromWords(options.rows));
   SynthJob job;
   job.options = options;
   ASSIGN_OR_RETURN(job.manifest.config, SynthModel(options));
-  RETURN_IF_ERROR(PlanJob(pack_options, pack_options.part_encoding[0], &job));
+  RETURN_IF_ERROR(PlanJob(recipe, &job));
   Provenance& provenance = job.manifest.provenance;
   provenance.generator = kGenerator;
-  provenance.options = absl::StrCat("shape=", options.shape, " bits=", options.bits, " group=", options.group,
-                                    " routing=", options.routing, " reuse=", options.reuse,
-                                    " similarity=", options.similarity, " seed=", options.seed);
+  provenance.options =
+      absl::StrCat("shape=", options.shape, " ", RecipeText(recipe), " routing=", options.routing,
+                   " reuse=", options.reuse, " similarity=", options.similarity, " seed=", options.seed);
   provenance.source_digest =
       DigestOf(absl::StrCat(provenance.options, ModelConfigToJson(job.manifest.config).dump())).ToHex();
   MakeWeights(zipf, &job);

@@ -15,11 +15,11 @@
 namespace sluice {
 
 struct SynthOptions {
-  std::string shape;          // one of SynthShapeNames()
-  uint32_t layers = 0;        // 0: the shape's
-  uint32_t vocab = 0;         // 0: the shape's; at least 258 (the embedded tokenizer's bytes, BOS and EOS)
-  std::string bits = "bf16";  // bf16|f16|q8 (others as packs learn them)
-  uint16_t group = 64;
+  std::string shape;    // one of SynthShapeNames()
+  uint32_t layers = 0;  // 0: the shape's
+  uint32_t vocab = 0;   // 0: the shape's; at least 258 (the embedded tokenizer's bytes, BOS and EOS)
+  // As `sluice pack` takes them. Recipes that go by usage take the experts of each layer by ascending id.
+  RecipeWords rows;
   // "uniform", or "zipf:S" with 0 < S <= 4: a layer's i-th most used expert is taken about i^-S as often as
   // its first. Which expert is i-th differs from layer to layer, unless similarity says otherwise.
   std::string routing = "uniform";

@@ -73,18 +73,19 @@ absl::Status UnitEncoder::EncodeExpert(uint32_t unit, JournalRecord* record) {
   TransposedReader down(*job_.folder, source.down);
   RETURN_IF_ERROR(down.Load());
   const std::array<RowReader*, kPartCount> readers = {&up, &gate, &down};
-  const ExpertFormat& format = job_.manifest.expert_formats[0];
-  for (uint32_t stream = 0; stream < job_.plan.streams; ++stream) {
+  const ExpertFormat& format = job_.manifest.expert_formats[place.format];
+  const ExpertPlan& plan = job_.plans[place.format];
+  for (uint32_t stream = 0; stream < plan.streams; ++stream) {
     std::vector<Column> columns;
     for (int p = 0; p < kPartCount; ++p) {
-      if (job_.plan.parts[p].stream != stream) continue;
+      if (plan.parts[p].stream != stream) continue;
       const std::string name =
           absl::StrCat(dense::LayerName(place.layer, absl::StrCat("experts.", place.expert, ".")),
                        PartName(static_cast<Part>(p)));
-      columns.push_back({readers[p], format.parts[p], job_.plan.parts[p].base, name});
+      columns.push_back({readers[p], format.parts[p], plan.parts[p].base, name});
     }
     const ExtentEntry& entry = job_.extents[place.first_extent + stream];
-    const uint32_t stride = job_.plan.stream_stride[stream];
+    const uint32_t stride = plan.stream_stride[stream];
     ExtentWriter writer(staging_.file(entry.file), entry);
     RETURN_IF_ERROR(WriteRecords(columns, source.up.rows, source.up.cols, stride, &writer));
     RETURN_IF_ERROR(writer.Finish());

@@ -61,8 +61,8 @@ class PackMutation : public ::testing::Test {
     for (const ExpertLayout layout : {ExpertLayout::kUpGateDown, ExpertLayout::kGateUpdown}) {
       TempDir dir;
       PackOptions options;
-      options.layout = layout;
-      options.part_encoding[0] = Encoding::kQ8;
+      options.recipe.layout = layout;
+      options.recipe.parts[0].encoding = Encoding::kQ8;
       const std::string pack = MakePack(dir, {.layers = 1, .experts = 2, .top_k = 1, .width = 8}, options);
       seeds.push_back(
           JoinTables(ManifestBody(ReadAll(pack + "/manifest.json")), ReadAll(pack + "/extents.bin")));

@@ -37,10 +37,10 @@ std::string WriteExample(const TempDir& dir) {
   }
   EXPECT_TRUE(WriteModelFiles(spec, tensors, TinyConfigJson(spec), dir.File("model")).ok());
   PackOptions options;
-  options.part_encoding[static_cast<size_t>(Part::kUp)] = Encoding::kQ8;
-  options.dense_encoding = Encoding::kBf16;
-  options.group = 16;
-  options.layout = ExpertLayout::kUpGatedown;
+  options.recipe.name = "example";
+  options.recipe.parts[static_cast<size_t>(Part::kUp)] = {Encoding::kQ8, 16};
+  options.recipe.dense = RowChoice{Encoding::kBf16};
+  options.recipe.layout = ExpertLayout::kUpGatedown;
   const auto summary = PackModel(dir.File("model"), dir.File("pack"), options, nullptr, nullptr);
   EXPECT_TRUE(summary.ok()) << summary.status();
   return dir.File("pack");

@@ -107,7 +107,7 @@ TEST(PackModel, EveryLayoutHoldsTheSameWeights) {
     TempDir dir;
     ASSERT_TRUE(WriteTinyModel(spec, dir.File("model")).ok());
     PackOptions options;
-    options.layout = static_cast<ExpertLayout>(layout);
+    options.recipe.layout = static_cast<ExpertLayout>(layout);
     MustPack(dir.File("model"), dir.File("pack"), options);
     ExpectHolds(dir.File("pack"), spec);
     const PackValues values = PackValues::Of(dir.File("pack"));
@@ -137,7 +137,7 @@ TEST(PackModel, Q8RowsStayWithinHalfAStepOfTheWeights) {
   const TinyModelSpec spec{.hidden = 200, .heads = 4, .width = 40};
   ASSERT_TRUE(WriteTinyModel(spec, dir.File("model")).ok());
   PackOptions options;
-  options.part_encoding.fill(Encoding::kQ8);
+  options.recipe = UniformRecipe({Encoding::kQ8});
   MustPack(dir.File("model"), dir.File("pack"), options);
   const TinyTensors tensors = MakeTinyTensors(spec);
   PackValues values = PackValues::Of(dir.File("pack"));
@@ -183,9 +183,9 @@ TEST(PackModel, OptionsChangeTheModelId) {
   TempDir dir;
   ASSERT_TRUE(WriteTinyModel({}, dir.File("model")).ok());
   PackOptions q8;
-  q8.part_encoding.fill(Encoding::kQ8);
+  q8.recipe = UniformRecipe({Encoding::kQ8});
   PackOptions mixed = q8;
-  mixed.dense_encoding = Encoding::kBf16;
+  mixed.recipe.dense = RowChoice{Encoding::kBf16};
   const std::string a = MustPack(dir.File("model"), dir.File("a")).model_id;
   const std::string b = MustPack(dir.File("model"), dir.File("b"), q8).model_id;
   const std::string c = MustPack(dir.File("model"), dir.File("c"), mixed).model_id;
@@ -271,7 +271,7 @@ TEST(PackModel, ValuesThatOverflowF16AreRefusedNamingTheirPlace) {
   tensor.values[tensor.shape[1] * 3 + 2] = 1e6f;
   ASSERT_TRUE(WriteModelFiles(spec, tensors, TinyConfigJson(spec), dir.File("model")).ok());
   PackOptions options;
-  options.part_encoding.fill(Encoding::kF16);
+  options.recipe = UniformRecipe({Encoding::kF16});
   const auto result = PackModel(dir.File("model"), dir.File("pack"), options, nullptr, nullptr);
   ASSERT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("layers.0.experts.1.up row 3 column 2"));

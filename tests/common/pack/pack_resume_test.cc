@@ -126,8 +126,7 @@ TEST_F(PackResume, ProcessKilledAtAnyPointIsResumed) {
 
 TEST_F(PackResume, OtherOptionsOrAnotherSourceStartAnew) {
   RestoreSnapshot();
-  const auto q8 = PackModel(model_, out_, {.part_encoding = {Encoding::kQ8, Encoding::kQ8, Encoding::kQ8}},
-                            nullptr, nullptr);
+  const auto q8 = PackModel(model_, out_, {.recipe = UniformRecipe({Encoding::kQ8})}, nullptr, nullptr);
   ASSERT_TRUE(q8.ok()) << q8.status();
   EXPECT_FALSE(q8->resumed);
   RestoreSnapshot();
@@ -162,7 +161,7 @@ TEST_F(PackResume, SecondRunIntoTheSameTargetIsRefused) {
 TEST_F(PackResume, ExistingPacksAreReplacedOnlyByForceAndAtOnce) {
   ASSERT_TRUE(PackModel(model_, out_, {}, nullptr, nullptr).ok());
   PackOptions options;
-  options.layout = ExpertLayout::kUpGatedown;
+  options.recipe.layout = ExpertLayout::kUpGatedown;
   EXPECT_EQ(PackModel(model_, out_, options, nullptr, nullptr).status().code(),
             absl::StatusCode::kAlreadyExists);
   options.force = true;

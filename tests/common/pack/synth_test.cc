@@ -76,11 +76,11 @@ TEST(Synth, EveryShapeDescribesAValidModelOfItsSizes) {
 }
 
 TEST(Synth, PackOpensVerifiesAndCarriesItsTokenizerInEveryEncoding) {
-  for (const char* bits : {"bf16", "f16", "q8"}) {
+  for (const char* bits : {"bf16", "f16", "q8", "q4", "q3", "q2"}) {
     TempDir dir;
     SynthOptions options = Tiny();
     options.layers = 1;
-    options.bits = bits;
+    options.rows.bits = bits;
     const auto summary = SynthesizePack(options, dir.File("pack"), nullptr, nullptr);
     ASSERT_TRUE(summary.ok()) << summary.status();
     EXPECT_TRUE(VerifyPack(dir.File("pack"), nullptr, nullptr).ok());
@@ -250,7 +250,7 @@ TEST(Synth, WrongOptionsAreRefusedByName) {
   options.vocab = 100;
   EXPECT_THAT(message(options), HasSubstr("vocab is 100"));
   options = Tiny();
-  options.bits = "q5";
+  options.rows.bits = "q5";
   EXPECT_THAT(message(options), HasSubstr("q5"));
   EXPECT_FALSE(std::filesystem::exists(dir.File("pack")));
 }
