@@ -6,6 +6,7 @@
 #include "common/clock.h"
 #include "common/error_detail.h"
 #include "common/status.h"
+#include "inferd/model_shapes.h"
 #include "inferd/policy/preset.h"
 
 namespace sluice {
@@ -51,6 +52,8 @@ absl::Status EngineCore::Setup() {
   ASSIGN_OR_RETURN(weights_, DenseWeights::Create(client_, &fetches_, &segments_));
   ASSIGN_OR_RETURN(kv_, KvCache::Create(config, options.kv, plan_.kv_pages, options.parallel, options.context,
                                         backend_.get()));
+  ASSIGN_OR_RETURN(states_, DeltaStates::Create(config, options.parallel, backend_.get()));
+  short_text_limit_ = ShortTextLimit(config);
   scheduler_ =
       std::make_unique<Scheduler>(SchedulerOptions{options.parallel, options.prefill_chunk}, &kv_->pages());
   HostResidencyOptions residency;
@@ -67,8 +70,8 @@ absl::Status EngineCore::Setup() {
                                                std::move(predictor), residency_.get());
   }
   ASSIGN_OR_RETURN(forward_, Forward::Create(config, plan_.forward,
-                                             {backend_.get(), weights_.get(), kv_.get(), residency_.get(),
-                                              routing_.get(), sparsity_.get(), this}));
+                                             {backend_.get(), weights_.get(), kv_.get(), states_.get(),
+                                              residency_.get(), routing_.get(), sparsity_.get(), this}));
   return weights_->Acquire(options.stall_limit);
 }
 
@@ -165,18 +168,31 @@ void EngineCore::BuildBatch(const StepPlan& plan) {
   step_.clear();
   wants_.clear();
   candidates_ = 1;
-  for (const ScheduledRows& rows : plan.sequences) {
-    Sequence* sequence = sequences_.at(rows.id).get();
-    const uint32_t first_row = batch_.tokens();
-    const uint32_t index = batch_.Add(sequence->tokens().subspan(rows.first_position, rows.rows),
-                                      rows.first_position, kv_->pages().table(rows.slot));
-    step_.push_back({sequence, rows});
-    const uint32_t logit_rows = sequence->LogitRowsOf(rows);
-    for (uint32_t row = rows.rows - logit_rows; row < rows.rows; ++row) {
-      wants_.push_back({first_row + row, index, rows.first_position + row});
+  for (const bool long_texts : {false, true}) {
+    for (const ScheduledRows& rows : plan.sequences) {
+      Sequence* sequence = sequences_.at(rows.id).get();
+      if (IsLongText(*sequence) == long_texts) {
+        AddToBatch(rows, sequence);
+      }
     }
-    candidates_ = logit_rows > 0 ? std::max(candidates_, sequence->candidates()) : candidates_;
   }
+}
+
+void EngineCore::AddToBatch(const ScheduledRows& rows, Sequence* sequence) {
+  const uint32_t first_row = batch_.tokens();
+  const uint32_t index = batch_.Add(
+      sequence->tokens().subspan(rows.first_position, rows.rows),
+      {rows.first_position, kv_->pages().table(rows.slot), states_->slots(rows.slot), IsLongText(*sequence)});
+  step_.push_back({sequence, rows});
+  const uint32_t logit_rows = sequence->LogitRowsOf(rows);
+  for (uint32_t row = rows.rows - logit_rows; row < rows.rows; ++row) {
+    wants_.push_back({first_row + row, index, rows.first_position + row});
+  }
+  candidates_ = logit_rows > 0 ? std::max(candidates_, sequence->candidates()) : candidates_;
+}
+
+bool EngineCore::IsLongText(const Sequence& sequence) const {
+  return short_text_limit_ > 0 && sequence.tokens().size() > short_text_limit_;
 }
 
 EngineCore::Outcome EngineCore::RunBatch(const StepPlan& plan) {
@@ -259,9 +275,10 @@ void EngineCore::CommitStep() {
     counted_.prompt_tokens += prompt_done ? sequence->prompt_tokens() : 0;
     switch (sequence->state()) {
       case Sequence::State::kRunning:
+        states_->Commit(rows.slot);
         scheduler_->Commit(rows.id, rows.rows);
         if (appended) {
-          scheduler_->Append(rows.id);
+          CountToken(rows.id, *sequence);
         }
         break;
       case Sequence::State::kFinished:
@@ -273,6 +290,15 @@ void EngineCore::CommitStep() {
         Remove(rows.id)->FinishFailed();
         break;
     }
+  }
+}
+
+// A text that becomes long with its new token is computed anew: its rows so far were rotated as a short
+// one's.
+void EngineCore::CountToken(SequenceId id, const Sequence& sequence) {
+  scheduler_->Append(id);
+  if (short_text_limit_ > 0 && sequence.tokens().size() == short_text_limit_ + 1) {
+    scheduler_->Restart(id);
   }
 }
 

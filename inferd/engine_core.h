@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "inferd/delta_states.h"
 #include "inferd/dense_weights.h"
 #include "inferd/engine_options.h"
 #include "inferd/forward.h"
@@ -110,6 +111,9 @@ class EngineCore final : private LayerTap {
 
   bool BlockCongested();
   void BuildBatch(const StepPlan& plan);
+  void AddToBatch(const ScheduledRows& rows, Sequence* sequence);
+  bool IsLongText(const Sequence& sequence) const;
+  void CountToken(SequenceId id, const Sequence& sequence);
   Outcome RunBatch(const StepPlan& plan);
   StepCost CostSince(const StepCost& before) const;
   StepCost CostNow() const;
@@ -127,6 +131,7 @@ class EngineCore final : private LayerTap {
   FetchQueue fetches_;
   std::unique_ptr<DenseWeights> weights_;
   std::unique_ptr<KvCache> kv_;
+  std::unique_ptr<DeltaStates> states_;
   std::unique_ptr<HostResidency> residency_;
   std::unique_ptr<RoutingPolicy> routing_;
   std::unique_ptr<SparsityPolicy> sparsity_;
@@ -140,7 +145,8 @@ class EngineCore final : private LayerTap {
   std::vector<Running> step_;     // by index in the batch
   std::vector<LogitWant> wants_;  // rows whose logits the step needs
   std::vector<uint32_t> want_rows_;
-  uint32_t candidates_ = 1;  // of the step
+  uint32_t candidates_ = 1;        // of the step
+  uint32_t short_text_limit_ = 0;  // positions; 0: the model has one rope table for all texts
   uint64_t step_number_ = 0;
   absl::Status broken_;
   std::function<void()> removal_hook_;

@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "common/status.h"
+#include "inferd/delta_states.h"
 #include "inferd/kv_cache.h"
+#include "inferd/model_shapes.h"
 #include "inferd/policy/preset.h"
 
 namespace sluice {
@@ -27,26 +29,53 @@ absl::Status PlanKv(const ModelConfig& config, EnginePlan* plan) {
   const uint64_t page_bytes = KvBytesPerPage(config, o.kv);
   const uint64_t one_context =
       KvPages::PeakPages(o.context, WidestWindow(config), std::min(o.prefill_chunk, o.context));
+  plan->state_bytes = StateBytesPerSequence(config) * o.parallel;
   uint64_t pages = one_context * o.parallel;
   if (o.kv_budget > 0) {
-    pages = std::min(pages, o.kv_budget / page_bytes);
-  }
-  if (pages < one_context) {
-    return absl::InvalidArgumentError(absl::StrCat("kv_budget of ", o.kv_budget,
-                                                   " bytes cannot hold one context of ", o.context,
-                                                   " tokens, which takes ", one_context * page_bytes));
+    const uint64_t for_pages = o.kv_budget - std::min(o.kv_budget, plan->state_bytes);
+    pages = page_bytes > 0 ? std::min(pages, for_pages / page_bytes) : pages;
+    if (pages < one_context || o.kv_budget < plan->state_bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("kv_budget of ", o.kv_budget, " bytes cannot hold one context of ", o.context,
+                       " tokens, which takes ", one_context * page_bytes, ", and ", plan->state_bytes,
+                       " of recurrent state for ", o.parallel, " sequences"));
+    }
   }
   if (pages >= kNoPage) {
     return absl::InvalidArgumentError(absl::StrCat(pages, " pages of KV cache, the limit is ", kNoPage - 1));
   }
   plan->kv_pages = static_cast<uint32_t>(pages);
-  plan->kv_bytes = pages * page_bytes;
+  plan->kv_bytes = pages * page_bytes + plan->state_bytes;
   return absl::OkStatus();
+}
+
+// The longest rows and widest heads of any operation, attention's own space for cached rows included.
+void AddAttentionLimits(const AttentionConfig& a, BackendLimits* limits) {
+  const auto raise = [](uint32_t* limit, uint32_t value) { *limit = std::max(*limit, value); };
+  switch (a.kind) {
+    case AttentionKind::kGrouped:
+      raise(&limits->heads, a.heads);
+      raise(&limits->head_dim, a.head_dim);
+      raise(&limits->max_cols, a.heads * a.head_dim);
+      break;
+    case AttentionKind::kLatent:
+      raise(&limits->heads, a.heads);
+      raise(&limits->head_dim, std::max(a.head_dim, a.latent.kv_rank + a.rope.dimensions));
+      raise(&limits->max_cols,
+            std::max({a.heads * a.latent.value_dim, a.latent.q_rank, a.latent.kv_rank, a.latent.nope_dim}));
+      break;
+    case AttentionKind::kGatedDelta:
+      raise(&limits->heads, a.delta.value_heads);
+      raise(&limits->head_dim, std::max(a.delta.key_dim, a.delta.value_dim));
+      raise(&limits->max_cols, a.delta.value_heads * a.delta.value_dim);
+      break;
+  }
 }
 
 BackendLimits LimitsOf(const ModelConfig& config, const EnginePlan& plan) {
   BackendLimits limits;
-  limits.max_tokens = plan.forward.max_tokens;
+  // Inputs that the router scales come once per rank.
+  limits.max_tokens = plan.forward.max_tokens * (AnyScalesInputs(config) ? MostRanks(config) : 1);
   limits.max_sequences = plan.forward.max_sequences;
   limits.hidden = config.hidden;
   limits.max_cols = config.hidden;
@@ -54,12 +83,9 @@ BackendLimits LimitsOf(const ModelConfig& config, const EnginePlan& plan) {
   limits.vocab = config.vocab;
   limits.experts = MostExperts(config);
   limits.top_k = LargestTopK(config);
+  limits.expert_width = WidestExpert(config);
   for (const LayerConfig& layer : config.layers) {
-    const AttentionConfig& a = layer.attention;
-    limits.heads = std::max(limits.heads, a.heads);
-    limits.head_dim = std::max(limits.head_dim, a.head_dim);
-    limits.max_cols = std::max(limits.max_cols, a.heads * a.head_dim);
-    limits.expert_width = std::max(limits.expert_width, layer.moe.expert_width);
+    AddAttentionLimits(layer.attention, &limits);
   }
   return limits;
 }

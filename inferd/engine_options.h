@@ -25,7 +25,7 @@ struct EngineOptions {
   uint32_t parallel = 4;
   // Type of the KV cache's values.
   KvType kv = KvType::kF16;
-  // Bytes of the KV cache. 0: as many as `parallel` whole contexts take.
+  // Bytes of the KV cache, recurrent states included. 0: as many as `parallel` whole contexts take.
   uint64_t kv_budget = 0;
   // Prefill rows of one step: larger is faster to the first token, smaller disturbs running answers less.
   uint32_t prefill_chunk = 512;
@@ -52,7 +52,8 @@ struct EngineOptions {
 struct EnginePlan {
   EngineOptions options;
   uint32_t kv_pages = 0;
-  uint64_t kv_bytes = 0;
+  uint64_t kv_bytes = 0;     // pages and recurrent states
+  uint64_t state_bytes = 0;  // of these: the recurrent states of `parallel` sequences
   ForwardOptions forward;
   uint64_t activation_bytes = 0;  // without the KV cache
   BackendLimits backend;          // what the backend must be made for

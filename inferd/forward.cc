@@ -8,7 +8,7 @@
 namespace sluice {
 
 absl::Status Forward::Run(StepBatch* batch) {
-  RETURN_IF_ERROR(queue_->Embed({batch->ids(), weights_.embed(), 1.0f, x_}));
+  RETURN_IF_ERROR(queue_->Embed({batch->ids(), weights_.embed(), config_.embedding_scale, x_}));
   return RunFrom(0, batch);
 }
 
@@ -17,114 +17,108 @@ absl::Status Forward::RunFrom(uint32_t first_layer, StepBatch* batch) {
     RETURN_IF_ERROR(Attend(layer, *batch));
     RETURN_IF_ERROR(Mix(layer, batch));
     if (tap_ != nullptr) {
-      RETURN_IF_ERROR(tap_->AfterLayer({layer, x_, outputs_, batch}));
+      const bool routed = config_.layers[layer].moe.experts > 0;
+      RETURN_IF_ERROR(tap_->AfterLayer({layer, x_, routed ? outputs_ : Rows{}, batch}));
     }
   }
   return absl::OkStatus();
 }
 
-// x += o(attention(rope(q), rope(k), v)), with q, k, v = W norm(x).
-absl::Status Forward::Attend(uint32_t layer, const StepBatch& batch) {
-  const LayerWeights& w = weights_.layer(layer);
-  const AttentionConfig& a = config_.layers[layer].attention;
-  const Rope& rope = ropes_[rope_of_[layer]];
-  const uint32_t tokens = batch.tokens();
-  const uint32_t dims = rope.table ? a.rope.dimensions : 0;
-
-  const MatMulPart qkv[] = {{w.q, q_, w.q_bias}, {w.k, k_, w.k_bias}, {w.v, v_, w.v_bias}};
-  RETURN_IF_ERROR(queue_->MatMul({x_, tokens, config_.hidden, {}, w.attn_norm, qkv, {}}));
-  RETURN_IF_ERROR(queue_->RopeKvWrite({.q = q_,
-                                       .k = k_,
-                                       .v = v_,
-                                       .tokens = tokens,
-                                       .heads = a.heads,
-                                       .qk_norm = a.qk_norm,
-                                       .q_norm = w.q_norm,
-                                       .k_norm = w.k_norm,
-                                       .rope_table = rope.table,
-                                       .rope_positions = options_.context,
-                                       .rope_dims = dims,
-                                       .rope_interleaved = a.rope.interleaved,
-                                       .sequences = batch.sequences(),
-                                       .kv = kv_.view(layer)}));
-  RETURN_IF_ERROR(queue_->Attention({.q = q_,
-                                     .tokens = tokens,
-                                     .heads = a.heads,
-                                     .scale = a.scale,
-                                     .sliding_window = a.sliding_window,
-                                     .sequences = batch.sequences(),
-                                     .kv = kv_.view(layer),
-                                     .out = attended_}));
-  const MatMulPart o[] = {{w.o, x_, w.o_bias}};
-  return queue_->MatMul({attended_, tokens, a.heads * a.head_dim, {}, {}, o, x_});
-}
-
-// x += sum over ranks of weight * expert(norm(x)). Resident experts first, the others as they arrive; the sum
-// goes by rank, so arrival decides nothing.
+// x += sum over ranks of weight * expert(norm(x)): the routed experts and the one that every token goes
+// through. Resident experts first, the others as they arrive; the sum goes by rank, so arrival decides
+// nothing.
 absl::Status Forward::Mix(uint32_t layer, StepBatch* batch) {
   const MoeConfig& moe = config_.layers[layer].moe;
   const uint32_t tokens = batch->tokens();
+  const uint32_t ranks = RanksOf(moe);
 
   RETURN_IF_ERROR(queue_->Norm({x_, tokens, config_.hidden, weights_.layer(layer).ffn_norm, normed_}));
-  ASSIGN_OR_RETURN(const Routing routing, Route(layer, tokens));
-  RETURN_IF_ERROR(plan_.Build(routing, moe.experts, *batch));
-  RETURN_IF_ERROR(residency_->BeginLayer(layer, plan_.demands()));
-  if (tap_ != nullptr) {
-    RETURN_IF_ERROR(tap_->AfterRouter({layer, x_, normed_, routing, batch}));
-  }
+  RETURN_IF_ERROR(PlanMixture(layer, batch));
   RETURN_IF_ERROR(ComputeExperts(layer, tokens));
-  RETURN_IF_ERROR(DropLostRows(tokens, moe.top_k, batch));
-  return queue_->Combine({outputs_, expert_weights_, tokens, moe.top_k, config_.hidden, x_, x_});
+  RETURN_IF_ERROR(DropLostRows(tokens, ranks, batch));
+  // A router that scaled the inputs has weighted already; a dense layer has nothing to weight.
+  const BufferRef weights = moe.experts == 0 || ScalesInputs(moe) ? BufferRef{} : expert_weights_;
+  return queue_->Combine({outputs_, weights, tokens, ranks, config_.hidden, x_, x_, config_.residual_scale});
+}
+
+// Which experts the rows go to; asks for them.
+absl::Status Forward::PlanMixture(uint32_t layer, StepBatch* batch) {
+  const MoeConfig& moe = config_.layers[layer].moe;
+  const uint32_t tokens = batch->tokens();
+  if (moe.experts == 0) {
+    plan_.BuildDense(tokens);
+    return residency_->BeginLayer(layer, {});
+  }
+  ASSIGN_OR_RETURN(const Routing routing, Route(layer, tokens));
+  RETURN_IF_ERROR(plan_.Build(routing, moe.experts, *batch, /*keep_zeros=*/ScalesInputs(moe)));
+  RETURN_IF_ERROR(residency_->BeginLayer(layer, plan_.demands()));
+  return tap_ == nullptr ? absl::OkStatus() : tap_->AfterRouter({layer, x_, normed_, routing, batch});
 }
 
 absl::StatusOr<Routing> Forward::Route(uint32_t layer, uint32_t tokens) {
   const MoeConfig& moe = config_.layers[layer].moe;
-  const MatMulPart router[] = {{weights_.layer(layer).router, scores_, {}}};
-  RETURN_IF_ERROR(queue_->MatMul({normed_, tokens, config_.hidden, {}, {}, router, {}}));
-  RETURN_IF_ERROR(
-      routing_->Choose({layer, &moe, tokens, scores_, expert_ids_, expert_weights_, residency_}, queue_));
+  const LayerWeights& w = weights_.layer(layer);
+  const uint32_t ranks = RanksOf(moe);
+
+  const MatMulPart routers[] = {{w.router, scores_, w.router_bias}, {w.shared_router, shared_scores_, {}}};
+  const auto parts = absl::MakeConstSpan(routers, moe.shared_gate ? 2 : 1);
+  RETURN_IF_ERROR(queue_->MatMul({normed_, tokens, config_.hidden, {}, {}, parts, {}}));
+  RouterArgs args = ModelRouterArgs(moe, w);
+  args.logits = scores_;
+  args.tokens = tokens;
+  args.shared = moe.shared_width > 0;
+  args.shared_logits = moe.shared_gate ? shared_scores_ : Rows{};
+  args.ids = expert_ids_;
+  args.weights = expert_weights_;
+  RETURN_IF_ERROR(routing_->Choose({layer, args, residency_}, queue_));
+  RETURN_IF_ERROR(ScaleInputs(moe, tokens));
   RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
-  const uint64_t bytes = uint64_t{tokens} * moe.top_k * sizeof(float);
+  const uint64_t bytes = uint64_t{tokens} * ranks * sizeof(float);
   const std::byte* ids = backend_->HostRead(expert_ids_, bytes);
   const std::byte* weights = backend_->HostRead(expert_weights_, bytes);
   if (ids == nullptr || weights == nullptr) {
     return absl::InternalError("the router's staging memory cannot be read");
   }
-  return Routing{tokens, moe.top_k, reinterpret_cast<const int32_t*>(ids),
+  return Routing{tokens, moe.top_k, ranks, reinterpret_cast<const int32_t*>(ids),
                  reinterpret_cast<const float*>(weights)};
+}
+
+absl::Status Forward::ScaleInputs(const MoeConfig& moe, uint32_t tokens) {
+  if (!ScalesInputs(moe)) {
+    return absl::OkStatus();
+  }
+  return queue_->ScaleRows({normed_, expert_weights_, tokens, RanksOf(moe), config_.hidden, scaled_});
 }
 
 absl::Status Forward::ComputeExperts(uint32_t layer, uint32_t tokens) {
   const MoeConfig& moe = config_.layers[layer].moe;
+  const bool scaled = ScalesInputs(moe);
+  const uint32_t slots = tokens * RanksOf(moe);
+  works_.clear();
+  if (HasCommonExpert(moe)) {
+    works_.push_back(CommonWork(layer));
+  }
   for (;;) {
     ASSIGN_OR_RETURN(const absl::Span<const ReadyTile> ready, residency_->Next());
-    if (ready.empty()) {
+    for (const ReadyTile& tile : ready) {
+      works_.push_back(RoutedWork(layer, tile));
+    }
+    if (works_.empty()) {
       return CountActive(layer);
     }
-    works_.clear();
-    for (const ReadyTile& tile : ready) {
-      works_.push_back({.up = tile.up,
-                        .gate = tile.gate,
-                        .down = tile.down,
-                        .rows = plan_.rows(tile.demand),
-                        .slots = plan_.slots(tile.demand),
-                        .neuron_begin = tile.neuron_begin,
-                        .neuron_end = tile.neuron_end,
-                        .sparsity = sparsity_->order(),
-                        .threshold = sparsity_->threshold(layer, plan_.demands()[tile.demand].expert)});
-    }
-    const MoeExpertsArgs args = {.x = normed_,
-                                 .tokens = tokens,
+    const MoeExpertsArgs args = {.x = scaled ? scaled_ : normed_,
+                                 .tokens = scaled ? slots : tokens,
                                  .hidden = config_.hidden,
                                  .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
                                  .experts = works_,
                                  .y = outputs_,
-                                 .slots = tokens * moe.top_k,
+                                 .slots = slots,
                                  .active = active_};
     if (tap_ != nullptr) {
       RETURN_IF_ERROR(tap_->BeforeExperts(layer, args));
     }
     RETURN_IF_ERROR(queue_->MoeExperts(args));
+    works_.clear();
   }
 }
 
@@ -152,8 +146,38 @@ absl::Status Forward::CountActive(uint32_t layer) {
   return absl::OkStatus();
 }
 
+ExpertWork Forward::CommonWork(uint32_t layer) const {
+  const DenseExpert& expert = weights_.layer(layer).common;
+  return {.up = expert.up,
+          .gate = expert.gate,
+          .down = expert.down,
+          .rows = ScalesInputs(config_.layers[layer].moe) ? plan_.common_slots() : plan_.common_rows(),
+          .slots = plan_.common_slots()};
+}
+
+ExpertWork Forward::RoutedWork(uint32_t layer, const ReadyTile& tile) const {
+  const MoeConfig& moe = config_.layers[layer].moe;
+  const LayerWeights& w = weights_.layer(layer);
+  const uint32_t expert = plan_.demands()[tile.demand].expert;
+  const auto bias = [&](const WeightView& biases) {
+    return moe.expert_bias ? biases.base + uint64_t{expert} * biases.stride : BufferRef{};
+  };
+  return {.up = tile.up,
+          .gate = tile.gate,
+          .down = tile.down,
+          .rows = ScalesInputs(moe) ? plan_.slots(tile.demand) : plan_.rows(tile.demand),
+          .slots = plan_.slots(tile.demand),
+          .neuron_begin = tile.neuron_begin,
+          .neuron_end = tile.neuron_end,
+          .up_bias = bias(w.up_biases),
+          .gate_bias = bias(w.gate_biases),
+          .down_bias = bias(w.down_biases),
+          .sparsity = sparsity_->order(),
+          .threshold = sparsity_->threshold(layer, expert)};
+}
+
 // Rows of sequences that met damaged weights count as nothing from here on: their results were never made.
-absl::Status Forward::DropLostRows(uint32_t tokens, uint32_t top_k, StepBatch* batch) {
+absl::Status Forward::DropLostRows(uint32_t tokens, uint32_t ranks, StepBatch* batch) {
   for (const FailedDemand& failed : residency_->failed()) {
     for (const uint32_t row : plan_.rows(failed.demand)) {
       batch->Fail(batch->sequence_of(row), failed.extent);
@@ -162,14 +186,14 @@ absl::Status Forward::DropLostRows(uint32_t tokens, uint32_t top_k, StepBatch* b
   if (!batch->any_lost()) {
     return absl::OkStatus();
   }
-  std::byte* bytes = backend_->HostWrite(expert_weights_, uint64_t{tokens} * top_k * sizeof(float));
+  std::byte* bytes = backend_->HostWrite(expert_weights_, uint64_t{tokens} * ranks * sizeof(float));
   if (bytes == nullptr) {
     return absl::InternalError("the router's staging memory cannot be written");
   }
   float* weights = reinterpret_cast<float*>(bytes);
   for (uint32_t row = 0; row < tokens; ++row) {
     if (batch->lost(row)) {
-      std::fill_n(weights + uint64_t{row} * top_k, top_k, 0.0f);
+      std::fill_n(weights + uint64_t{row} * ranks, ranks, 0.0f);
     }
   }
   return absl::OkStatus();
@@ -181,7 +205,7 @@ absl::StatusOr<LogitRows> Forward::Logits(absl::Span<const uint32_t> rows, uint3
     return absl::InternalError(absl::StrCat("logits of ", count, " rows with ", k, " candidates; limits are ",
                                             options_.logit_rows, " and ", options_.max_candidates));
   }
-  const MatMulPart head[] = {{weights_.head(), logits_, {}}};
+  const MatMulPart head[] = {{weights_.head(), logits_, weights_.head_bias(), config_.logit_scale}};
   RETURN_IF_ERROR(queue_->MatMul({x_, count, config_.hidden, rows, weights_.final_norm(), head, {}}));
   RETURN_IF_ERROR(queue_->TopLogits({logits_, count, config_.vocab, k, top_ids_, top_values_, log_sums_}));
   RETURN_IF_ERROR(queue_->Wait(queue_->Record()));

@@ -2,18 +2,21 @@
 // logits.
 //
 // It knows no device, no encoding and no model family: operations are the backend's, weights are views, and a
-// layer is what its descriptor says. Everything it writes is a function of the rows' tokens and positions, so
-// running a step again after an error writes the same values into the KV cache.
+// layer is what its descriptor says. Everything it writes is a function of the rows' tokens and positions and
+// of state that the step leaves as it is (delta_states.h), so running a step again after an error writes the
+// same values.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
 #ifndef SLUICE_INFERD_FORWARD_H_
 #define SLUICE_INFERD_FORWARD_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "inferd/delta_states.h"
 #include "inferd/dense_weights.h"
 #include "inferd/kv_cache.h"
 #include "inferd/policy/predictor.h"
@@ -61,6 +64,7 @@ class Forward {
     Backend* backend = nullptr;
     const DenseWeights* weights = nullptr;
     KvCache* kv = nullptr;
+    DeltaStates* states = nullptr;
     Residency* residency = nullptr;
     RoutingPolicy* routing = nullptr;
     SparsityPolicy* sparsity = nullptr;
@@ -86,18 +90,38 @@ class Forward {
  private:
   struct Rope {
     RopeConfig config;
-    BufferRef table;  // none: no rotation
+    BufferRef short_texts;  // none: no rotation
+    BufferRef long_texts;   // the same table unless the kind has one of its own
+  };
+  // The texts of a batch that one rope table is for.
+  struct RopeGroup {
+    BufferRef table;
+    absl::Span<const SequenceRows> sequences;
   };
 
   Forward(const ModelConfig& config, const ForwardOptions& options, const Parts& parts);
   absl::Status Allocate();
-  absl::StatusOr<BufferRef> UploadRope(const RopeConfig& rope);
+  absl::Status AllocateRows();
+  absl::Status AddRope(const RopeConfig& rope);
+  absl::StatusOr<BufferRef> UploadRope(const RopeConfig& rope, bool long_texts);
+
   absl::Status Attend(uint32_t layer, const StepBatch& batch);
+  absl::Status AttendGrouped(uint32_t layer, const StepBatch& batch);
+  absl::Status AttendLatent(uint32_t layer, const StepBatch& batch);
+  absl::Status ProjectLatent(uint32_t layer, uint32_t tokens);
+  absl::Status AttendDelta(uint32_t layer, const StepBatch& batch);
+  absl::Status ProjectOut(uint32_t layer, uint32_t tokens, const Rows& from, uint32_t cols);
+  std::array<RopeGroup, 2> RopeGroups(uint32_t layer, const StepBatch& batch) const;
+
   absl::Status Mix(uint32_t layer, StepBatch* batch);
+  absl::Status PlanMixture(uint32_t layer, StepBatch* batch);
   absl::StatusOr<Routing> Route(uint32_t layer, uint32_t tokens);
+  absl::Status ScaleInputs(const MoeConfig& moe, uint32_t tokens);
   absl::Status ComputeExperts(uint32_t layer, uint32_t tokens);
   absl::Status CountActive(uint32_t layer);
-  absl::Status DropLostRows(uint32_t tokens, uint32_t top_k, StepBatch* batch);
+  ExpertWork CommonWork(uint32_t layer) const;
+  ExpertWork RoutedWork(uint32_t layer, const ReadyTile& tile) const;
+  absl::Status DropLostRows(uint32_t tokens, uint32_t ranks, StepBatch* batch);
 
   const ModelConfig& config_;
   const ForwardOptions options_;
@@ -105,6 +129,7 @@ class Forward {
   Queue* const queue_;
   const DenseWeights& weights_;
   const KvCache& kv_;
+  const DeltaStates& states_;
   Residency* const residency_;
   RoutingPolicy* const routing_;
   SparsityPolicy* const sparsity_;
@@ -115,15 +140,25 @@ class Forward {
   WorkPlan plan_;
   std::vector<ExpertWork> works_;  // of one MoeExperts call
 
-  // Device memory; T = max_tokens, R = logit_rows, K = largest top-k.
-  Rows x_;                    // [T, hidden] residual stream
-  Rows normed_;               // [T, hidden]
-  Rows q_;                    // [T, heads * head_dim]
-  Rows k_;                    // [T, kv_heads * head_dim]
-  Rows v_;                    // [T, kv_heads * head_dim]
-  Rows attended_;             // [T, heads * head_dim]
+  // Device memory; T = max_tokens, R = logit_rows, K = most ranks. What no layer of the model has is none.
+  Rows x_;       // [T, hidden] residual stream
+  Rows normed_;  // [T, hidden]
+  // Attention; widths: AttentionWidths.
+  Rows q_;
+  Rows k_;
+  Rows v_;
+  Rows gate_;
+  Rows q_low_;
+  Rows latent_;
+  Rows absorbed_;
+  Rows attended_;
+  Rows beta_;
+  Rows decay_;
+  // Mixture.
   Rows scores_;               // [T, experts]
-  Rows outputs_;              // [T * K, hidden] by (token, rank)
+  Rows shared_scores_;        // [T, 1]
+  Rows scaled_;               // [T * K, hidden], by (token, rank): inputs that the router scales
+  Rows outputs_;              // [T * K, hidden], by (token, rank)
   Rows logits_;               // [R, vocab], host-visible
   BufferRef expert_ids_;      // int32 [T, K], host-visible
   BufferRef expert_weights_;  // float32 [T, K], host-visible

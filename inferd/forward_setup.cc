@@ -3,62 +3,89 @@
 
 #include "common/status.h"
 #include "inferd/forward.h"
+#include "inferd/model_shapes.h"
 #include "kernels/rope_table.h"
 
 namespace sluice {
 namespace {
 
-struct Widths {
-  uint64_t q = 0;
-  uint64_t kv = 0;
-};
-
-Widths WidestAttention(const ModelConfig& config) {
-  Widths widths;
-  for (const LayerConfig& layer : config.layers) {
-    const AttentionConfig& a = layer.attention;
-    widths.q = std::max(widths.q, uint64_t{a.heads} * a.head_dim);
-    widths.kv = std::max(widths.kv, uint64_t{a.kv_heads} * a.head_dim);
-  }
-  return widths;
-}
-
 absl::Status Refuse(uint32_t layer, const std::string& what) {
   return absl::UnimplementedError(absl::StrCat("layer ", layer, ": ", what, " is not implemented"));
 }
 
-absl::Status CheckAttention(uint32_t layer, const AttentionConfig& a) {
-  if (a.kind != AttentionKind::kGrouped) {
-    return Refuse(layer, a.kind == AttentionKind::kLatent ? "latent attention" : "gated delta attention");
-  }
-  if (a.rope.kind != RopeKind::kNone && a.rope.kind != RopeKind::kDefault &&
-      a.rope.kind != RopeKind::kLinear) {
-    return Refuse(layer, absl::StrCat("rope kind ", static_cast<int>(a.rope.kind)));
-  }
+absl::Status Contradiction(uint32_t layer, const std::string& what) {
+  return absl::InvalidArgumentError(absl::StrCat("layer ", layer, ": ", what));
+}
+
+absl::Status CheckGrouped(uint32_t layer, const AttentionConfig& a) {
   if (a.heads == 0 || a.kv_heads == 0 || a.head_dim == 0 || a.head_dim % 2 != 0 ||
       a.heads % a.kv_heads != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("layer ", layer, ": ", a.heads, " heads over ", a.kv_heads,
-                                                   " KV heads of ", a.head_dim, " values"));
+    return Contradiction(
+        layer, absl::StrCat(a.heads, " heads over ", a.kv_heads, " KV heads of ", a.head_dim, " values"));
+  }
+  if (a.rope.kind != RopeKind::kNone && a.rope.dimensions > a.head_dim) {
+    return Contradiction(layer, absl::StrCat("rope over ", a.rope.dimensions, " of ", a.head_dim, " values"));
   }
   return absl::OkStatus();
 }
 
+absl::Status CheckLatent(uint32_t layer, const AttentionConfig& a) {
+  const LatentConfig& l = a.latent;
+  if (a.heads == 0 || l.kv_rank == 0 || l.nope_dim == 0 || l.value_dim == 0 || a.rope.dimensions == 0 ||
+      a.rope.kind == RopeKind::kNone || a.head_dim != l.nope_dim + a.rope.dimensions ||
+      (l.kv_rank + a.rope.dimensions) % 2 != 0) {
+    return Contradiction(layer, absl::StrCat("latent attention of ", a.heads, " heads of ", a.head_dim, " = ",
+                                             l.nope_dim, " + ", a.rope.dimensions, " values, values of ",
+                                             l.value_dim, ", rank ", l.kv_rank));
+  }
+  if (a.qk_norm != QkNorm::kNone || a.sinks || a.chunk != 0 || a.clip_qkv != 0 || a.output_gate ||
+      a.qkv_bias || a.output_bias || a.temperature_scale != 0) {
+    return Refuse(layer, "latent attention with norms, sinks, chunks, clipping, gate, biases or temperature");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDelta(uint32_t layer, const DeltaConfig& d) {
+  if (d.key_heads == 0 || d.value_heads == 0 || d.value_heads % d.key_heads != 0 || d.key_dim == 0 ||
+      d.value_dim == 0 || d.conv_kernel == 0) {
+    return Contradiction(layer, absl::StrCat("gated delta attention of ", d.key_heads, " key heads of ",
+                                             d.key_dim, ", ", d.value_heads, " value heads of ", d.value_dim,
+                                             ", convolution over ", d.conv_kernel));
+  }
+  // Its rows of conv_kernel floats must follow each other as they lie in a pack: strides are multiples of 16.
+  return d.conv_kernel % 4 == 0 ? absl::OkStatus()
+                                : Refuse(layer, absl::StrCat("a convolution over ", d.conv_kernel, " rows"));
+}
+
+absl::Status CheckAttention(uint32_t layer, const AttentionConfig& a) {
+  if (a.kind == AttentionKind::kGatedDelta) {
+    return CheckDelta(layer, a.delta);
+  }
+  if (a.rope.kind == RopeKind::kDynamic) {
+    return Refuse(layer, "dynamic rope");
+  }
+  if (a.rope.kind == RopeKind::kLongRope && a.rope.original_max_position == 0) {
+    return Contradiction(layer, "long rope without original_max_position");
+  }
+  return a.kind == AttentionKind::kLatent ? CheckLatent(layer, a) : CheckGrouped(layer, a);
+}
+
 absl::Status CheckMixture(uint32_t layer, const MoeConfig& moe) {
   if (moe.experts == 0) {
-    return Refuse(layer, "a dense FFN");
-  }
-  if (moe.shared_width > 0) {
-    return Refuse(layer, "a shared expert");
-  }
-  if (moe.router != RouterKind::kSoftmaxTopK) {
-    return Refuse(layer, absl::StrCat("router kind ", static_cast<int>(moe.router)));
-  }
-  if (moe.activation != Activation::kSilu) {
-    return Refuse(layer, absl::StrCat("activation ", static_cast<int>(moe.activation)));
+    return moe.dense_width > 0 ? absl::OkStatus() : Contradiction(layer, "neither experts nor a dense FFN");
   }
   if (moe.top_k == 0 || moe.top_k > moe.experts || moe.expert_width == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("layer ", layer, ": top ", moe.top_k, " of ", moe.experts,
-                                                   " experts of ", moe.expert_width, " neurons"));
+    return Contradiction(layer, absl::StrCat("top ", moe.top_k, " of ", moe.experts, " experts of ",
+                                             moe.expert_width, " neurons"));
+  }
+  if (moe.groups > 0 &&
+      (moe.experts % moe.groups != 0 || moe.top_groups == 0 || moe.top_groups > moe.groups ||
+       moe.top_k > uint64_t{moe.top_groups} * (moe.experts / moe.groups))) {
+    return Contradiction(layer, absl::StrCat("top ", moe.top_k, " of ", moe.experts, " experts in the best ",
+                                             moe.top_groups, " of ", moe.groups, " groups"));
+  }
+  if (moe.shared_gate && moe.shared_width == 0) {
+    return Contradiction(layer, "a gate of no shared expert");
   }
   return absl::OkStatus();
 }
@@ -66,9 +93,6 @@ absl::Status CheckMixture(uint32_t layer, const MoeConfig& moe) {
 }  // namespace
 
 absl::Status CheckSupported(const ModelConfig& config) {
-  if (config.norm != NormKind::kRms) {
-    return absl::UnimplementedError("layer norm is not implemented");
-  }
   if (config.layers.empty() || config.vocab == 0 || config.hidden == 0) {
     return absl::InvalidArgumentError(absl::StrCat("a model of ", config.layers.size(),
                                                    " layers, vocabulary ", config.vocab, " and hidden size ",
@@ -93,10 +117,13 @@ uint32_t LogitRowsFor(uint32_t vocab, uint32_t max_tokens) {
 }
 
 uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& options) {
-  const Widths widths = WidestAttention(config);
-  const uint64_t top_k = LargestTopK(config);
-  const uint64_t per_token = 2 * uint64_t{config.hidden} + 2 * widths.q + 2 * widths.kv +
-                             MostExperts(config) + top_k * config.hidden + 2 * top_k;
+  const AttentionWidths w = WidestAttention(config);
+  const uint64_t ranks = MostRanks(config);
+  const uint64_t attention =
+      w.q + w.k + w.v + w.gate + w.q_low + w.latent + w.absorbed + w.attended + 2 * w.delta_heads;
+  const uint64_t mixture =
+      MostExperts(config) + 1 + 3 * ranks + ranks * config.hidden * (AnyScalesInputs(config) ? 2 : 1);
+  const uint64_t per_token = 2 * uint64_t{config.hidden} + attention + mixture;
   const uint64_t per_logit_row = uint64_t{config.vocab} + 2 * options.max_candidates + 1;
   return sizeof(float) * (options.max_tokens * per_token + options.logit_rows * per_logit_row);
 }
@@ -108,12 +135,13 @@ Forward::Forward(const ModelConfig& config, const ForwardOptions& options, const
       queue_(&parts.backend->queue()),
       weights_(*parts.weights),
       kv_(*parts.kv),
+      states_(*parts.states),
       residency_(parts.residency),
       routing_(parts.routing),
       sparsity_(parts.sparsity),
       tap_(parts.tap),
-      plan_(options.max_tokens, LargestTopK(config), MostExperts(config)) {
-  works_.reserve(MostExperts(config));
+      plan_(options.max_tokens, MostRanks(config), MostExperts(config)) {
+  works_.reserve(MostExperts(config) + 1);
 }
 
 absl::StatusOr<std::unique_ptr<Forward>> Forward::Create(const ModelConfig& config,
@@ -125,31 +153,58 @@ absl::StatusOr<std::unique_ptr<Forward>> Forward::Create(const ModelConfig& conf
 }
 
 absl::Status Forward::Allocate() {
+  RETURN_IF_ERROR(AllocateRows());
+  for (const LayerConfig& layer : config_.layers) {
+    RETURN_IF_ERROR(AddRope(layer.attention.kind == AttentionKind::kGatedDelta
+                                ? RopeConfig{.kind = RopeKind::kNone}
+                                : layer.attention.rope));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Forward::AllocateRows() {
   const uint64_t tokens = options_.max_tokens;
   const uint64_t logit_rows = options_.logit_rows;
-  const uint64_t pairs = tokens * LargestTopK(config_);
-  const Widths widths = WidestAttention(config_);
-  const auto rows = [this](uint64_t count, uint64_t width, BufferKind kind, Rows* out) -> absl::Status {
-    ASSIGN_OR_RETURN(const BufferId buffer, backend_->Allocate(count * width * sizeof(float), kind));
-    *out = {{buffer, 0}, width};
+  const uint64_t pairs = tokens * MostRanks(config_);
+  const uint64_t scaled_width = AnyScalesInputs(config_) ? config_.hidden : 0;
+  const AttentionWidths w = WidestAttention(config_);
+  struct Need {
+    Rows* rows;
+    uint64_t count;
+    uint64_t width;
+  };
+  const Need activations[] = {
+      {&x_, tokens, config_.hidden},
+      {&normed_, tokens, config_.hidden},
+      {&q_, tokens, w.q},
+      {&k_, tokens, w.k},
+      {&v_, tokens, w.v},
+      {&gate_, tokens, w.gate},
+      {&q_low_, tokens, w.q_low},
+      {&latent_, tokens, w.latent},
+      {&absorbed_, tokens, w.absorbed},
+      {&attended_, tokens, w.attended},
+      {&beta_, tokens, w.delta_heads},
+      {&decay_, tokens, w.delta_heads},
+      {&scores_, tokens, MostExperts(config_)},
+      {&shared_scores_, tokens, 1},
+      {&scaled_, pairs, scaled_width},
+      {&outputs_, pairs, config_.hidden},
+  };
+  for (const Need& need : activations) {
+    if (need.count * need.width > 0) {
+      ASSIGN_OR_RETURN(const BufferId buffer,
+                       backend_->Allocate(need.count * need.width * sizeof(float), BufferKind::kActivations));
+      *need.rows = {{buffer, 0}, need.width};
+    }
+  }
+  const auto staging = [this](uint64_t count, BufferRef* out) -> absl::Status {
+    ASSIGN_OR_RETURN(const BufferId buffer, backend_->Allocate(count * sizeof(float), BufferKind::kStaging));
+    *out = {buffer, 0};
     return absl::OkStatus();
   };
-  const auto staging = [&rows](uint64_t count, BufferRef* out) -> absl::Status {
-    Rows made;
-    RETURN_IF_ERROR(rows(count, 1, BufferKind::kStaging, &made));
-    *out = made.base;
-    return absl::OkStatus();
-  };
-  constexpr BufferKind kActivations = BufferKind::kActivations;
-  RETURN_IF_ERROR(rows(tokens, config_.hidden, kActivations, &x_));
-  RETURN_IF_ERROR(rows(tokens, config_.hidden, kActivations, &normed_));
-  RETURN_IF_ERROR(rows(tokens, widths.q, kActivations, &q_));
-  RETURN_IF_ERROR(rows(tokens, widths.kv, kActivations, &k_));
-  RETURN_IF_ERROR(rows(tokens, widths.kv, kActivations, &v_));
-  RETURN_IF_ERROR(rows(tokens, widths.q, kActivations, &attended_));
-  RETURN_IF_ERROR(rows(tokens, MostExperts(config_), kActivations, &scores_));
-  RETURN_IF_ERROR(rows(pairs, config_.hidden, kActivations, &outputs_));
-  RETURN_IF_ERROR(rows(logit_rows, config_.vocab, BufferKind::kStaging, &logits_));
+  logits_.stride = config_.vocab;
+  RETURN_IF_ERROR(staging(logit_rows * config_.vocab, &logits_.base));
   RETURN_IF_ERROR(staging(pairs, &expert_ids_));
   RETURN_IF_ERROR(staging(pairs, &expert_weights_));
   if (sparsity_->enabled()) {
@@ -157,22 +212,28 @@ absl::Status Forward::Allocate() {
   }
   RETURN_IF_ERROR(staging(logit_rows * options_.max_candidates, &top_ids_));
   RETURN_IF_ERROR(staging(logit_rows * options_.max_candidates, &top_values_));
-  RETURN_IF_ERROR(staging(logit_rows, &log_sums_));
-  for (const LayerConfig& layer : config_.layers) {
-    const RopeConfig& rope = layer.attention.rope;
-    const auto known = std::find_if(ropes_.begin(), ropes_.end(),
-                                    [&rope](const Rope& other) { return other.config == rope; });
-    rope_of_.push_back(static_cast<uint32_t>(known - ropes_.begin()));
-    if (known == ropes_.end()) {
-      ASSIGN_OR_RETURN(const BufferRef table, UploadRope(rope));
-      ropes_.push_back({rope, table});
-    }
+  return staging(logit_rows, &log_sums_);
+}
+
+// Tables of the next layer; equal ones are made once.
+absl::Status Forward::AddRope(const RopeConfig& rope) {
+  const auto known =
+      std::find_if(ropes_.begin(), ropes_.end(), [&rope](const Rope& other) { return other.config == rope; });
+  rope_of_.push_back(static_cast<uint32_t>(known - ropes_.begin()));
+  if (known != ropes_.end()) {
+    return absl::OkStatus();
   }
+  ASSIGN_OR_RETURN(const BufferRef short_texts, UploadRope(rope, /*long_texts=*/false));
+  BufferRef long_texts = short_texts;
+  if (rope.kind == RopeKind::kLongRope) {
+    ASSIGN_OR_RETURN(long_texts, UploadRope(rope, /*long_texts=*/true));
+  }
+  ropes_.push_back({rope, short_texts, long_texts});
   return absl::OkStatus();
 }
 
-absl::StatusOr<BufferRef> Forward::UploadRope(const RopeConfig& rope) {
-  ASSIGN_OR_RETURN(const std::vector<float> table, ComputeRopeTable(rope, options_.context));
+absl::StatusOr<BufferRef> Forward::UploadRope(const RopeConfig& rope, bool long_texts) {
+  ASSIGN_OR_RETURN(const std::vector<float> table, ComputeRopeTable(rope, options_.context, long_texts));
   if (table.empty()) {
     return BufferRef{};
   }

@@ -72,6 +72,9 @@ uint32_t KvPages::PeakPages(uint32_t positions, uint32_t window, uint32_t chunk)
 uint32_t WidestWindow(const ModelConfig& config) {
   uint32_t widest = 0;
   for (const LayerConfig& layer : config.layers) {
+    if (layer.attention.kind == AttentionKind::kGatedDelta) {
+      continue;  // looks back on nothing
+    }
     if (layer.attention.sliding_window == 0) {
       return 0;
     }
@@ -80,10 +83,38 @@ uint32_t WidestWindow(const ModelConfig& config) {
   return widest;
 }
 
+namespace {
+
+// What a layer keeps of a token: latent attention one row that holds K and V, gated delta attention nothing.
+KvView ShapeOf(const AttentionConfig& attention, KvType type) {
+  KvView view;
+  view.type = type;
+  switch (attention.kind) {
+    case AttentionKind::kGrouped:
+      view.kv_heads = attention.kv_heads;
+      view.head_dim = attention.head_dim;
+      break;
+    case AttentionKind::kLatent:
+      view.kv_heads = 1;
+      view.head_dim = attention.latent.kv_rank + attention.rope.dimensions;
+      view.value_dim = attention.latent.kv_rank;
+      break;
+    case AttentionKind::kGatedDelta:
+      break;
+  }
+  view.page_stride = KvPageBytes(type, view.kv_heads, view.head_dim);
+  return view;
+}
+
+// Bytes of a page, K and V.
+uint64_t PageBytes(const KvView& view) { return (view.value_dim > 0 ? 1 : 2) * view.page_stride; }
+
+}  // namespace
+
 uint64_t KvBytesPerPage(const ModelConfig& config, KvType type) {
   uint64_t bytes = 0;
   for (const LayerConfig& layer : config.layers) {
-    bytes += 2 * KvPageBytes(type, layer.attention.kv_heads, layer.attention.head_dim);
+    bytes += PageBytes(ShapeOf(layer.attention, type));
   }
   return bytes;
 }
@@ -92,19 +123,17 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(const ModelConfig& conf
                                                          uint32_t pages, uint32_t slots, uint32_t context,
                                                          Backend* backend) {
   std::unique_ptr<KvCache> cache(new KvCache(pages, slots, context, WidestWindow(config)));
-  ASSIGN_OR_RETURN(const BufferId buffer,
-                   backend->Allocate(uint64_t{pages} * KvBytesPerPage(config, type), BufferKind::kKvCache));
+  BufferId buffer = kNoBuffer;
+  if (KvBytesPerPage(config, type) > 0) {
+    ASSIGN_OR_RETURN(buffer, backend->Allocate(pages * KvBytesPerPage(config, type), BufferKind::kKvCache));
+  }
   uint64_t offset = 0;
   for (const LayerConfig& layer : config.layers) {
-    KvView view;
-    view.type = type;
+    KvView view = ShapeOf(layer.attention, type);
     view.pages = pages;
-    view.kv_heads = layer.attention.kv_heads;
-    view.head_dim = layer.attention.head_dim;
-    view.page_stride = KvPageBytes(type, view.kv_heads, view.head_dim);
     view.k = {buffer, offset};
-    view.v = {buffer, offset + pages * view.page_stride};
-    offset += 2 * pages * view.page_stride;
+    view.v = {buffer, view.value_dim > 0 ? offset : offset + pages * view.page_stride};
+    offset += pages * PageBytes(view);
     cache->views_.push_back(view);
   }
   return cache;

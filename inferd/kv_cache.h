@@ -3,7 +3,7 @@
 //
 // A page holds 32 positions (kPageTokens) in every layer: one number names K and V of all layers, so a
 // sequence has one page table. Pages lie [page][kv head][32 tokens][head_dim] per layer
-// (kernels/kv_layout.h).
+// (kernels/kv_layout.h); latent attention has one row a token for K and V, gated delta attention none.
 //
 // Thread safety: thread-compatible; both belong to the engine thread.
 #ifndef SLUICE_INFERD_KV_CACHE_H_
@@ -66,7 +66,8 @@ class KvPages {
   std::vector<uint32_t> trimmed_;              // by slot: leading entries that are kNoPage
 };
 
-// Layers whose window is unlimited see everything: 0 if there is one, else the widest window.
+// Layers whose window is unlimited see everything: 0 if there is one, else the widest window. A chunked layer
+// counts as unlimited.
 uint32_t WidestWindow(const ModelConfig& config);
 
 // Bytes that one page takes over all layers, K and V.

@@ -286,4 +286,10 @@ void Scheduler::Commit(SequenceId id, uint32_t rows) {
 
 void Scheduler::Append(SequenceId id) { entries_.at(id)->request.length++; }
 
+void Scheduler::Restart(SequenceId id) {
+  Entry* entry = entries_.at(id).get();
+  pages_->Release(entry->slot);
+  entry->computed = 0;
+}
+
 }  // namespace sluice

@@ -94,6 +94,9 @@ class Scheduler {
   void Commit(SequenceId id, uint32_t rows);
   // `id` has one more known token.
   void Append(SequenceId id);
+  // What the cache holds of `id`, which runs, is worth nothing any more: its pages are free, and all its
+  // known tokens are computed again.
+  void Restart(SequenceId id);
 
   uint32_t running() const { return static_cast<uint32_t>(running_.size()); }
   uint32_t waiting() const { return static_cast<uint32_t>(waiting_.size()); }

@@ -8,9 +8,18 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "inferd/delta_states.h"
 #include "kernels/ops.h"
 
 namespace sluice {
+
+// What of a sequence goes into a step beside its tokens.
+struct BatchPlace {
+  uint32_t first_position = 0;
+  absl::Span<const uint32_t> pages;  // its page table; lives as long as the batch is used
+  StateSlots state;
+  bool long_text = false;  // beyond what the model's short rope table is for
+};
 
 class StepBatch {
  public:
@@ -20,9 +29,9 @@ class StepBatch {
 
   void Clear(uint64_t step);
 
-  // Adds the rows of a sequence: `tokens` at positions first_position.. ; `pages` is its page table and must
-  // live as long as the batch is used. Returns the sequence's index in the batch.
-  uint32_t Add(absl::Span<const int32_t> tokens, uint32_t first_position, absl::Span<const uint32_t> pages);
+  // Adds the rows of a sequence. Short texts come before long ones. Returns the sequence's index in the
+  // batch.
+  uint32_t Add(absl::Span<const int32_t> tokens, const BatchPlace& place);
 
   // The sequence cannot go on: weights it needs, in `extent`, are damaged. Its rows are computed no further.
   void Fail(uint32_t sequence, uint32_t extent);
@@ -31,6 +40,11 @@ class StepBatch {
   uint32_t tokens() const { return static_cast<uint32_t>(ids_.size()); }
   absl::Span<const int32_t> ids() const { return ids_; }
   absl::Span<const SequenceRows> sequences() const { return sequences_; }
+  absl::Span<const SequenceRows> short_texts() const { return sequences().first(short_texts_); }
+  absl::Span<const SequenceRows> long_texts() const { return sequences().subspan(short_texts_); }
+  // By sequence: the slots of recurrent state before and after the step.
+  absl::Span<const uint32_t> state_from() const { return state_from_; }
+  absl::Span<const uint32_t> state_to() const { return state_to_; }
   uint32_t sequence_of(uint32_t row) const { return sequence_of_row_[row]; }
   bool lost(uint32_t row) const { return failed_extent_[sequence_of_row_[row]] != kNoExtent; }
   // The damaged extent that a sequence met, or kNoExtent.
@@ -43,6 +57,9 @@ class StepBatch {
   std::vector<int32_t> ids_;               // [tokens]
   std::vector<uint32_t> sequence_of_row_;  // [tokens]
   std::vector<SequenceRows> sequences_;
+  uint32_t short_texts_ = 0;             // sequences
+  std::vector<uint32_t> state_from_;     // by sequence
+  std::vector<uint32_t> state_to_;       // by sequence
   std::vector<uint32_t> failed_extent_;  // by sequence
   uint32_t lost_sequences_ = 0;
 };

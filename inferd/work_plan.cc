@@ -1,26 +1,47 @@
 #include "inferd/work_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 
 namespace sluice {
 
-WorkPlan::WorkPlan(uint32_t max_tokens, uint32_t max_top_k, uint32_t max_experts)
-    : count_(max_experts), rows_(uint64_t{max_tokens} * max_top_k), slots_(uint64_t{max_tokens} * max_top_k) {
+WorkPlan::WorkPlan(uint32_t max_tokens, uint32_t max_ranks, uint32_t max_experts)
+    : count_(max_experts),
+      rows_(uint64_t{max_tokens} * max_ranks),
+      slots_(uint64_t{max_tokens} * max_ranks),
+      all_rows_(max_tokens),
+      common_slots_(max_tokens) {
   demands_.reserve(max_experts);
   begin_.reserve(max_experts);
+  std::iota(all_rows_.begin(), all_rows_.end(), 0);
 }
 
-absl::Status WorkPlan::Build(const Routing& routing, uint32_t experts, const StepBatch& batch) {
+void WorkPlan::PlaceCommon(uint32_t tokens, uint32_t ranks) {
+  tokens_ = tokens;
+  for (uint32_t token = 0; token < tokens; ++token) {
+    common_slots_[token] = token * ranks + ranks - 1;
+  }
+}
+
+void WorkPlan::BuildDense(uint32_t tokens) {
   demands_.clear();
   begin_.clear();
+  PlaceCommon(tokens, 1);
+}
+
+absl::Status WorkPlan::Build(const Routing& routing, uint32_t experts, const StepBatch& batch,
+                             bool keep_zeros) {
+  demands_.clear();
+  begin_.clear();
+  PlaceCommon(routing.tokens, routing.ranks);
   std::fill(count_.begin(), count_.begin() + experts, 0);
   const auto for_each_pair = [&](auto&& use) {
     for (uint32_t token = 0; token < routing.tokens; ++token) {
       for (uint32_t rank = 0; rank < routing.top_k && !batch.lost(token); ++rank) {
-        const uint32_t slot = token * routing.top_k + rank;
-        if (routing.weights[slot] != 0.0f) {
+        const uint32_t slot = token * routing.ranks + rank;
+        if (keep_zeros || routing.weights[slot] != 0.0f) {
           use(token, slot, static_cast<uint32_t>(routing.ids[slot]));
         }
       }

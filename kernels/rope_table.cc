@@ -29,7 +29,7 @@ const char* RopeKindName(RopeKind kind) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<float>> ComputeRopeTable(const RopeConfig& rope, uint32_t positions) {
+absl::StatusOr<std::vector<float>> ComputeRopeTable(const RopeConfig& rope, uint32_t positions, bool) {
   if (rope.kind == RopeKind::kNone) {
     return std::vector<float>();
   }

@@ -17,7 +17,9 @@ namespace sluice {
 // cos(p * f_i), then sin(p * f_i), f_i = theta^(-2 i / dims) / factor of the kind. Kinds kDefault and
 // kLinear; kNone gives an empty table; others are UNIMPLEMENTED by name. INVALID_ARGUMENT: odd or zero
 // dimensions, theta <= 0, factor <= 0.
-absl::StatusOr<std::vector<float>> ComputeRopeTable(const RopeConfig& rope, uint32_t positions);
+// `long_text`: kLongRope's table for texts beyond original_max_position; no other kind has one of its own.
+absl::StatusOr<std::vector<float>> ComputeRopeTable(const RopeConfig& rope, uint32_t positions,
+                                                    bool long_text = false);
 
 }  // namespace sluice
 

@@ -1,26 +1,9 @@
 #include "inferd/policy/predictor.h"
 
-#include <algorithm>
-
 #include "common/status.h"
+#include "inferd/policy/routing.h"
 
 namespace sluice {
-
-uint32_t MostExperts(const ModelConfig& config) {
-  uint32_t most = 0;
-  for (const LayerConfig& layer : config.layers) {
-    most = std::max(most, layer.moe.experts);
-  }
-  return most;
-}
-
-uint32_t LargestTopK(const ModelConfig& config) {
-  uint32_t largest = 0;
-  for (const LayerConfig& layer : config.layers) {
-    largest = std::max(largest, layer.moe.top_k);
-  }
-  return largest;
-}
 
 absl::StatusOr<std::unique_ptr<GateReuse>> GateReuse::Create(const ModelConfig& config,
                                                              const DenseWeights* weights, Backend* backend,
@@ -42,7 +25,7 @@ absl::StatusOr<Routing> GateReuse::Predict(const RouterTap& tap, uint32_t target
   const LayerWeights& w = weights_->layer(target);
   const MoeConfig& moe = config_.layers[target].moe;
   const uint32_t tokens = tap.routing.tokens;
-  const MatMulPart router[] = {{w.router, scores_, {}}};
+  const MatMulPart router[] = {{w.router, scores_, w.router_bias}};
   MatMulArgs args;
   args.x = tap.residual;
   args.tokens = tokens;
@@ -50,15 +33,12 @@ absl::StatusOr<Routing> GateReuse::Predict(const RouterTap& tap, uint32_t target
   args.norm = w.ffn_norm;
   args.parts = router;
   RETURN_IF_ERROR(queue.MatMul(args));
-  RETURN_IF_ERROR(queue.Router({.logits = scores_,
-                                .tokens = tokens,
-                                .experts = moe.experts,
-                                .kind = moe.router,
-                                .top_k = moe.top_k,
-                                .norm_topk_prob = moe.norm_topk_prob,
-                                .routed_scale = moe.routed_scale,
-                                .ids = ids_,
-                                .weights = chances_}));
+  RouterArgs router_args = ModelRouterArgs(moe, w);
+  router_args.logits = scores_;
+  router_args.tokens = tokens;
+  router_args.ids = ids_;
+  router_args.weights = chances_;
+  RETURN_IF_ERROR(queue.Router(router_args));
   RETURN_IF_ERROR(queue.Wait(queue.Record()));
   const uint64_t bytes = uint64_t{tokens} * moe.top_k * sizeof(float);
   const std::byte* ids = backend_->HostRead(ids_, bytes);
@@ -66,7 +46,7 @@ absl::StatusOr<Routing> GateReuse::Predict(const RouterTap& tap, uint32_t target
   if (ids == nullptr || chances == nullptr) {
     return absl::InternalError("the predictor's staging memory cannot be read");
   }
-  return Routing{tokens, moe.top_k, reinterpret_cast<const int32_t*>(ids),
+  return Routing{tokens, moe.top_k, moe.top_k, reinterpret_cast<const int32_t*>(ids),
                  reinterpret_cast<const float*>(chances)};
 }
 

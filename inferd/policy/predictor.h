@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "inferd/dense_weights.h"
+#include "inferd/model_shapes.h"
 #include "inferd/policy/preset.h"
 #include "inferd/step_batch.h"
 #include "inferd/work_plan.h"
@@ -39,7 +40,8 @@ class LayerTap {
  public:
   virtual ~LayerTap() = default;
   virtual absl::Status AfterRouter(const RouterTap& tap) = 0;
-  // `args` is what the queue computes next: experts that are ready, with their rows and weights.
+  // `args` is what the queue computes next: experts that are ready, with their rows and weights; in a layer's
+  // first call also the one that every token goes through, if there is one, before the others.
   virtual absl::Status BeforeExperts(uint32_t /*layer*/, const MoeExpertsArgs& /*args*/) {
     return absl::OkStatus();
   }
@@ -49,8 +51,8 @@ class LayerTap {
 class ExpertPredictor {
  public:
   virtual ~ExpertPredictor() = default;
-  // The experts that `target` (> tap.layer) will probably choose for the tapped rows. Valid until the next
-  // call; weights are the predicted ones.
+  // The experts that `target` (> tap.layer, with experts) will probably choose for the tapped rows, routed
+  // ranks only. Valid until the next call; weights are the predicted ones.
   virtual absl::StatusOr<Routing> Predict(const RouterTap& tap, uint32_t target) = 0;
 };
 
@@ -74,10 +76,6 @@ class GateReuse final : public ExpertPredictor {
   BufferRef ids_;      // int32 [max_tokens, largest top_k]
   BufferRef chances_;  // float32 [max_tokens, largest top_k]
 };
-
-// The largest of a field over all layers.
-uint32_t MostExperts(const ModelConfig& config);
-uint32_t LargestTopK(const ModelConfig& config);
 
 }  // namespace sluice
 

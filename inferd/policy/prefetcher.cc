@@ -14,7 +14,14 @@ Prefetcher::Prefetcher(const ModelConfig& config, uint32_t max_tokens, uint32_t 
       residency_(residency),
       ids_(uint64_t{max_tokens} * LargestTopK(config)),
       ranking_(MostExperts(config)),
-      counters_(config.layers.size()) {}
+      next_routed_(config.layers.size(), kNoLayer),
+      counters_(config.layers.size()) {
+  uint32_t next = kNoLayer;
+  for (uint32_t layer = static_cast<uint32_t>(config.layers.size()); layer > 0; --layer) {
+    next_routed_[layer - 1] = next;
+    next = config.layers[layer - 1].moe.experts > 0 ? layer - 1 : next;
+  }
+}
 
 PredictionCounters Prefetcher::total() const {
   PredictionCounters sum;
@@ -28,9 +35,9 @@ PredictionCounters Prefetcher::total() const {
 
 absl::Status Prefetcher::AfterRouter(const RouterTap& tap) {
   Compare(tap);
-  const uint32_t target = tap.layer + 1;
+  const uint32_t target = next_routed_[tap.layer];
   predicted_layer_ = 0;
-  if (target >= counters_.size() || residency_->AllResident(target)) {
+  if (target == kNoLayer || residency_->AllResident(target)) {
     return absl::OkStatus();
   }
   return PredictLayer(tap, target);
@@ -46,7 +53,7 @@ void Prefetcher::Compare(const RouterTap& tap) {
     if (tap.batch->lost(token)) {
       continue;
     }
-    const int32_t* chosen = tap.routing.ids + uint64_t{token} * k;
+    const int32_t* chosen = tap.routing.ids + uint64_t{token} * tap.routing.ranks;
     counters.wanted += k;
     for (uint32_t rank = 0; rank < top_k_; ++rank) {
       counters.predicted++;

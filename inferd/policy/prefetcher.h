@@ -1,8 +1,8 @@
 // Turns predictions into prefetches, and counts how good they were.
 //
-// Once the router of layer l has run, the experts of layer l+1 are predicted, unless all of them are
-// resident, and those that more rows want are asked for first. When the router of l+1 runs, its choice is
-// compared.
+// Once the router of a layer has run, the experts of the next layer that has any are predicted, unless all of
+// them are resident, and those that more rows want are asked for first. When that layer's router runs, its
+// choice is compared.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #ifndef SLUICE_INFERD_POLICY_PREFETCHER_H_
@@ -36,6 +36,8 @@ class Prefetcher final : public LayerTap {
   PredictionCounters total() const;
 
  private:
+  static constexpr uint32_t kNoLayer = 0xffffffffu;
+
   void Compare(const RouterTap& tap);
   absl::Status PredictLayer(const RouterTap& tap, uint32_t target);
   void AskFor(const RouterTap& tap, uint32_t target);
@@ -49,6 +51,7 @@ class Prefetcher final : public LayerTap {
   uint32_t top_k_ = 0;                        // of the predicted layer
   std::vector<int32_t> ids_;                  // [max_tokens, largest top_k]
   std::vector<ExpertDemand> ranking_;         // [most experts]
+  std::vector<uint32_t> next_routed_;         // by layer: the next one with experts, or kNoLayer
   std::vector<PredictionCounters> counters_;  // by layer
 };
 

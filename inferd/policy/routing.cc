@@ -2,18 +2,23 @@
 
 namespace sluice {
 
-absl::Status TopKRouting::Choose(const RoutingInput& input, Queue* queue) {
+RouterArgs ModelRouterArgs(const MoeConfig& moe, const LayerWeights& weights) {
   RouterArgs args;
-  args.logits = input.scores;
-  args.tokens = input.tokens;
-  args.experts = input.moe->experts;
-  args.kind = input.moe->router;
-  args.top_k = input.moe->top_k;
-  args.norm_topk_prob = input.moe->norm_topk_prob;
-  args.routed_scale = input.moe->routed_scale;
-  args.ids = input.ids;
-  args.weights = input.weights;
-  return queue->Router(args);
+  args.experts = moe.experts;
+  args.kind = moe.router;
+  args.top_k = moe.top_k;
+  args.norm_topk_prob = moe.norm_topk_prob;
+  args.routed_scale = moe.routed_scale;
+  args.correction = weights.router_correction;
+  args.jitter = moe.router_jitter;
+  args.groups = moe.groups;
+  args.top_groups = moe.top_groups;
+  args.group_score = moe.group_score;
+  return args;
+}
+
+absl::Status TopKRouting::Choose(const RoutingInput& input, Queue* queue) {
+  return queue->Router(input.model);
 }
 
 std::unique_ptr<RoutingPolicy> MakeRouting(const Policies& policies) {

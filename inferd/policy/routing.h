@@ -9,19 +9,22 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/model/model_config.h"
+#include "inferd/dense_tensors.h"
 #include "inferd/policy/preset.h"
 #include "inferd/residency/residency.h"
 #include "kernels/backend.h"
 
 namespace sluice {
 
+// The arguments that a layer's configuration and dense tensors decide: everything but tokens, scores, places
+// of the results and whether the shared expert takes a rank.
+RouterArgs ModelRouterArgs(const MoeConfig& moe, const LayerWeights& weights);
+
 struct RoutingInput {
   uint32_t layer = 0;
-  const MoeConfig* moe = nullptr;
-  uint32_t tokens = 0;
-  Rows scores;        // [tokens, experts], the router's logits
-  BufferRef ids;      // out: int32 [tokens, top_k], host-visible
-  BufferRef weights;  // out: float32 [tokens, top_k], host-visible; 0 leaves a rank out
+  // The model's own choice, ready to run: ranks [tokens, top_k], and one of the shared expert if there is
+  // one; ids and weights host-visible. A policy may leave a routed rank out by a weight of 0.
+  RouterArgs model;
   const ResidencyView* residency = nullptr;
 };
 

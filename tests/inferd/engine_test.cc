@@ -553,25 +553,40 @@ TEST_F(EngineTest, UnsupportedModelsAreRefusedByName) {
   const ModelConfig good = (*Pack::Open(pack_))->config();
   ASSERT_TRUE(CheckSupported(good).ok());
   struct Row {
+    absl::StatusCode code;
     std::string word;
-    std::function<void(ModelConfig*)> change;
+    std::function<void(LayerConfig*)> change;
   };
+  constexpr auto kLacking = absl::StatusCode::kUnimplemented;
+  constexpr auto kWrong = absl::StatusCode::kInvalidArgument;
   const std::vector<Row> rows = {
-      {"latent", [](ModelConfig* c) { c->layers[1].attention.kind = AttentionKind::kLatent; }},
-      {"gated delta", [](ModelConfig* c) { c->layers[1].attention.kind = AttentionKind::kGatedDelta; }},
-      {"layer norm", [](ModelConfig* c) { c->norm = NormKind::kLayer; }},
-      {"rope", [](ModelConfig* c) { c->layers[0].attention.rope.kind = RopeKind::kYarn; }},
-      {"router", [](ModelConfig* c) { c->layers[0].moe.router = RouterKind::kSigmoidTopK; }},
-      {"shared", [](ModelConfig* c) { c->layers[0].moe.shared_width = 64; }},
-      {"dense", [](ModelConfig* c) { c->layers[0].moe.experts = 0; }},
-      {"activation", [](ModelConfig* c) { c->layers[0].moe.activation = Activation::kGelu; }},
+      {kLacking, "dynamic rope", [](LayerConfig* l) { l->attention.rope.kind = RopeKind::kDynamic; }},
+      {kWrong, "long rope", [](LayerConfig* l) { l->attention.rope.kind = RopeKind::kLongRope; }},
+      {kWrong, "latent", [](LayerConfig* l) { l->attention.kind = AttentionKind::kLatent; }},
+      {kWrong, "gated delta", [](LayerConfig* l) { l->attention.kind = AttentionKind::kGatedDelta; }},
+      {kLacking, "convolution over 3",
+       [](LayerConfig* l) {
+         l->attention.kind = AttentionKind::kGatedDelta;
+         l->attention.delta = {1, 1, 16, 16, 3};
+       }},
+      {kWrong, "heads", [](LayerConfig* l) { l->attention.kv_heads = 3; }},
+      {kWrong, "rope over 64", [](LayerConfig* l) { l->attention.rope.dimensions = 64; }},
+      {kWrong, "dense FFN", [](LayerConfig* l) { l->moe.experts = 0; }},
+      {kWrong, "top 9", [](LayerConfig* l) { l->moe.top_k = 9; }},
+      {kWrong, "3 groups",
+       [](LayerConfig* l) {
+         l->moe.groups = 3;
+         l->moe.top_groups = 1;
+       }},
+      {kWrong, "shared expert", [](LayerConfig* l) { l->moe.shared_gate = true; }},
   };
   for (const Row& row : rows) {
     ModelConfig config = good;
-    row.change(&config);
+    row.change(&config.layers[1]);
     const absl::Status status = CheckSupported(config);
-    EXPECT_TRUE(absl::IsUnimplemented(status)) << row.word << ": " << status;
+    EXPECT_EQ(status.code(), row.code) << row.word << ": " << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(row.word));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("layer 1"));
   }
 }
 

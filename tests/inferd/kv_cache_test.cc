@@ -4,6 +4,7 @@
 #include <set>
 
 #include "gtest/gtest.h"
+#include "inferd/delta_states.h"
 
 namespace sluice {
 namespace {
@@ -102,6 +103,66 @@ TEST(KvCacheTest, AllLayersShareOneWindowOnlyIfAllHaveOne) {
   EXPECT_EQ(WidestWindow(config), 0u);
   config.layers[1].attention.sliding_window = 16;
   EXPECT_EQ(WidestWindow(config), 16u);
+}
+
+// One layer of each kind of attention.
+ModelConfig OneOfEachKind() {
+  ModelConfig config;
+  config.layers.resize(3);
+  AttentionConfig& grouped = config.layers[0].attention;
+  grouped.heads = 4;
+  grouped.kv_heads = 2;
+  grouped.head_dim = 16;
+  AttentionConfig& latent = config.layers[1].attention;
+  latent.kind = AttentionKind::kLatent;
+  latent.heads = latent.kv_heads = 4;
+  latent.head_dim = 24;
+  latent.rope.dimensions = 8;
+  latent.latent = {0, 32, 16, 16};
+  AttentionConfig& delta = config.layers[2].attention;
+  delta.kind = AttentionKind::kGatedDelta;
+  delta.delta = {2, 4, 16, 8, 4};
+  return config;
+}
+
+TEST(KvCacheTest, EachKindOfAttentionKeepsWhatItNeeds) {
+  const ModelConfig config = OneOfEachKind();
+  const uint64_t grouped = 2 * 32 * 2 * 16 * sizeof(float);
+  const uint64_t latent = 32 * (32 + 8) * sizeof(float);
+  EXPECT_EQ(KvBytesPerPage(config, KvType::kF32), grouped + latent);
+  auto backend = CreateReferenceBackend({});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  const auto cache = KvCache::Create(config, KvType::kF32, 3, 1, 64, backend->get());
+  ASSERT_TRUE(cache.ok()) << cache.status();
+  const KvView& row = (*cache)->view(1);
+  EXPECT_EQ(row.kv_heads, 1u);
+  EXPECT_EQ(row.head_dim, 40u);
+  EXPECT_EQ(row.value_dim, 32u);
+  EXPECT_EQ(row.k.offset, row.v.offset);
+  EXPECT_EQ(row.k.offset, 3 * grouped);
+  EXPECT_EQ((*cache)->view(2).page_stride, 0u);
+}
+
+TEST(DeltaStatesTest, AStepWritesTheSlotThatTheLastOneDidNot) {
+  auto backend = CreateReferenceBackend({});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  const auto states = DeltaStates::Create(OneOfEachKind(), 2, backend->get());
+  ASSERT_TRUE(states.ok()) << states.status();
+  // 3 rows of 2 * 2 * 16 + 4 * 8 values for the convolution, 4 * 16 * 8 of state.
+  EXPECT_EQ((*states)->view(2).slot_stride, (3 * 96 + 512) * sizeof(float));
+  EXPECT_EQ((*states)->view(2).slots, 4u);
+  EXPECT_EQ((*states)->view(0).slots, 0u);
+  EXPECT_EQ(StateBytesPerSequence(OneOfEachKind()), 2 * (3 * 96 + 512) * sizeof(float));
+  const StateSlots first = (*states)->slots(1);
+  EXPECT_NE(first.from, first.to);
+  EXPECT_EQ((*states)->slots(1).to, first.to);  // until the step counts
+  (*states)->Commit(1);
+  EXPECT_EQ((*states)->slots(1).from, first.to);
+  EXPECT_EQ((*states)->slots(1).to, first.from);
+  for (const uint32_t slot : {(*states)->slots(0).from, (*states)->slots(0).to}) {
+    EXPECT_NE(slot, first.from);
+    EXPECT_NE(slot, first.to);
+  }
 }
 
 }  // namespace

@@ -365,5 +365,22 @@ TEST_F(SchedulerTest, RandomLoadsAlwaysFinishWithinTheBounds) {
   }
 }
 
+TEST_F(SchedulerTest, ARestartedSequenceKeepsItsPlaceAndIsComputedFromTheStart) {
+  Make(2, 16, 8);
+  Add(1, 20);
+  Add(2, 3);
+  while (Rows(Step()) != RowMap{{1, 1}, {2, 1}}) {
+  }
+  const uint32_t used_by_2 = pages_->held(1);
+  scheduler_->Restart(1);
+  EXPECT_EQ(pages_->used(), used_by_2);
+  EXPECT_EQ(scheduler_->running(), 2u);
+  const StepPlan& plan = Step();
+  EXPECT_EQ(Rows(plan), (RowMap{{1, 16}, {2, 1}}));
+  for (const ScheduledRows& rows : plan.sequences) {
+    EXPECT_EQ(rows.first_position == 0, rows.id == 1);
+  }
+}
+
 }  // namespace
 }  // namespace sluice

@@ -13,7 +13,7 @@ StepBatch BatchOf(const std::vector<uint32_t>& rows_per_sequence) {
   StepBatch batch(64, 8);
   batch.Clear(1);
   for (const uint32_t rows : rows_per_sequence) {
-    batch.Add(std::vector<int32_t>(rows, 1), 0, {});
+    batch.Add(std::vector<int32_t>(rows, 1), BatchPlace{});
   }
   return batch;
 }
@@ -23,7 +23,7 @@ TEST(WorkPlanTest, GroupsRowsByExpertAndKeepsEachResultsPlace) {
   const std::vector<int32_t> ids = {5, 2, 2, 0, 5, 0};
   const std::vector<float> weights = {.6f, .4f, .7f, .3f, .5f, .5f};
   WorkPlan plan(8, 2, 6);
-  ASSERT_TRUE(plan.Build({3, 2, ids.data(), weights.data()}, 6, batch).ok());
+  ASSERT_TRUE(plan.Build({3, 2, 2, ids.data(), weights.data()}, 6, batch).ok());
   ASSERT_EQ(plan.demands().size(), 3u);
   EXPECT_EQ(plan.demands()[0].expert, 0u);
   EXPECT_EQ(plan.demands()[1].expert, 2u);
@@ -41,10 +41,41 @@ TEST(WorkPlanTest, RanksOfWeightZeroAreLeftOut) {
   const std::vector<int32_t> ids = {1, 0, 0, 1};
   const std::vector<float> weights = {1.0f, 0.0f, 0.5f, 0.5f};
   WorkPlan plan(8, 2, 2);
-  ASSERT_TRUE(plan.Build({2, 2, ids.data(), weights.data()}, 2, batch).ok());
+  ASSERT_TRUE(plan.Build({2, 2, 2, ids.data(), weights.data()}, 2, batch).ok());
   ASSERT_EQ(plan.demands().size(), 2u);
   EXPECT_EQ(plan.rows(0), (std::vector<uint32_t>{1}));
   EXPECT_EQ(plan.rows(1), (std::vector<uint32_t>{0, 1}));
+}
+
+TEST(WorkPlanTest, RanksOfWeightZeroStayWhereTheirResultsAreRead) {
+  const StepBatch batch = BatchOf({2});
+  const std::vector<int32_t> ids = {1, 0};
+  const std::vector<float> weights = {0.0f, 0.5f};
+  WorkPlan plan(8, 2, 2);
+  ASSERT_TRUE(plan.Build({2, 1, 1, ids.data(), weights.data()}, 2, batch, /*keep_zeros=*/true).ok());
+  ASSERT_EQ(plan.demands().size(), 2u);
+  EXPECT_EQ(plan.rows(1), (std::vector<uint32_t>{0}));
+}
+
+TEST(WorkPlanTest, TheCommonExpertHasEveryRowAndTheLastRank) {
+  const StepBatch batch = BatchOf({3});
+  const std::vector<int32_t> ids = {1, 0, 2, 0, 1, 2, 1, 0, 2};  // 2 is the common expert's id
+  const std::vector<float> weights(9, 0.5f);
+  WorkPlan plan(8, 3, 2);
+  ASSERT_TRUE(plan.Build({3, 2, 3, ids.data(), weights.data()}, 2, batch).ok());
+  ASSERT_EQ(plan.demands().size(), 2u);
+  EXPECT_EQ(plan.slots(0), (std::vector<uint32_t>{1, 3, 7}));
+  EXPECT_EQ(plan.slots(1), (std::vector<uint32_t>{0, 4, 6}));
+  EXPECT_EQ(plan.common_rows(), (std::vector<uint32_t>{0, 1, 2}));
+  EXPECT_EQ(plan.common_slots(), (std::vector<uint32_t>{2, 5, 8}));
+}
+
+TEST(WorkPlanTest, ADenseLayerDemandsNothingAndHasOneRank) {
+  WorkPlan plan(8, 3, 2);
+  plan.BuildDense(3);
+  EXPECT_TRUE(plan.demands().empty());
+  EXPECT_EQ(plan.common_rows(), (std::vector<uint32_t>{0, 1, 2}));
+  EXPECT_EQ(plan.common_slots(), (std::vector<uint32_t>{0, 1, 2}));
 }
 
 TEST(WorkPlanTest, RowsOfLostSequencesAreLeftOutEvenWithWildIds) {
@@ -53,7 +84,7 @@ TEST(WorkPlanTest, RowsOfLostSequencesAreLeftOutEvenWithWildIds) {
   const std::vector<int32_t> ids = {-1, 1000000, 3, -7, 1, 2};
   const std::vector<float> weights(6, 0.5f);
   WorkPlan plan(8, 2, 4);
-  ASSERT_TRUE(plan.Build({3, 2, ids.data(), weights.data()}, 4, batch).ok());
+  ASSERT_TRUE(plan.Build({3, 2, 2, ids.data(), weights.data()}, 4, batch).ok());
   ASSERT_EQ(plan.demands().size(), 2u);
   EXPECT_EQ(plan.rows(0), (std::vector<uint32_t>{2}));
   EXPECT_EQ(plan.slots(0), (std::vector<uint32_t>{4}));
@@ -65,7 +96,7 @@ TEST(WorkPlanTest, AnIdOutOfRangeIsAnErrorNotAWildWrite) {
   WorkPlan plan(8, 2, 4);
   for (const int32_t bad : {-1, 4, 1 << 30}) {
     const std::vector<int32_t> ids = {1, bad};
-    EXPECT_TRUE(absl::IsInternal(plan.Build({1, 2, ids.data(), weights.data()}, 4, batch))) << bad;
+    EXPECT_TRUE(absl::IsInternal(plan.Build({1, 2, 2, ids.data(), weights.data()}, 4, batch))) << bad;
   }
 }
 
@@ -81,7 +112,7 @@ TEST(WorkPlanTest, EveryPairAppearsOnce) {
       id = static_cast<int32_t>(random() % 9);
     }
     WorkPlan plan(40, 4, 9);
-    ASSERT_TRUE(plan.Build({tokens, k, ids.data(), weights.data()}, 9, batch).ok());
+    ASSERT_TRUE(plan.Build({tokens, k, k, ids.data(), weights.data()}, 9, batch).ok());
     std::map<uint32_t, uint32_t> expert_of_slot;
     for (uint32_t i = 0; i < plan.demands().size(); ++i) {
       ASSERT_EQ(plan.rows(i).size(), plan.demands()[i].tokens);
