@@ -65,6 +65,7 @@ struct MatMulCallPart {
   CpuWeights weights;
   OutRows y;
   const float* bias = nullptr;
+  float scale = 1;
 };
 inline constexpr uint32_t kMaxMatMulParts = 8;  // q, k, v and room for fused families
 
@@ -129,8 +130,37 @@ struct RouterCall {
   uint32_t top_k = 0;
   bool norm_topk_prob = true;
   float routed_scale = 1;
+  const float* correction = nullptr;
+  float jitter = 0;
+  uint32_t groups = 0;  // 0: none
+  uint32_t top_groups = 0;
+  GroupScore group_score = GroupScore::kMax;
+  bool shared = false;
+  InRows shared_logits;  // base nullptr: weight 1
   int32_t* ids = nullptr;
   float* weights = nullptr;
+  uint32_t Ranks() const { return top_k + (shared ? 1 : 0); }
+  // Whether experts are chosen by their logits: what else chooses is in the same order or is not there.
+  bool ChoosesByLogit() const {
+    return kind != RouterKind::kSigmoidTopK && correction == nullptr &&
+           (groups == 0 || group_score == GroupScore::kMax);
+  }
+};
+
+struct SigmoidGateCall {
+  OutRows x;
+  InRows gate;
+  uint32_t tokens = 0;
+  uint32_t cols = 0;
+};
+
+struct ScaleRowsCall {
+  InRows x;
+  const float* weights = nullptr;  // [tokens, ranks]
+  uint32_t tokens = 0;
+  uint32_t ranks = 0;
+  uint32_t cols = 0;
+  OutRows y;
 };
 
 inline constexpr uint32_t kNeuronBlock = 64;  // ARITHMETIC.md 3

@@ -110,9 +110,7 @@ absl::Status CpuBackend::MatMul(const MatMulArgs& args) {
                 x_rows, args.tokens)) {
       return r.Invalid("y overlaps x");
     }
-    if (part.scale != 1.0f) {
-      return r.Unimplemented("a scale");
-    }
+    resolved.scale = part.scale;
     if (part.bias) {
       RETURN_IF_ERROR(r.InFloats(part.bias, part.weights.rows, "bias", &resolved.bias));
     }
@@ -126,6 +124,25 @@ absl::Status CpuBackend::MatMul(const MatMulArgs& args) {
   call.tokens = args.tokens;
   call.cols = args.cols;
   call.row_ids = args.row_ids;
+  Run(call);
+  return absl::OkStatus();
+}
+
+absl::Status CpuBackend::TopLogits(const TopLogitsArgs& args) {
+  const Resolver r(memory_, "TopLogits");
+  TopLogitsCall call;
+  RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Within(args.vocab, limits_.vocab, "vocab"));
+  RETURN_IF_ERROR(r.Within(args.k, std::min(args.vocab, kMaxTopLogits), "k"));
+  RETURN_IF_ERROR(r.In(args.logits, args.tokens, args.vocab, "logits", &call.logits));
+  RETURN_IF_ERROR(r.OutInts(args.ids, uint64_t{args.tokens} * args.k, "ids", &call.ids));
+  RETURN_IF_ERROR(r.OutFloats(args.values, uint64_t{args.tokens} * args.k, "values", &call.values));
+  if (args.log_sum_exp) {
+    RETURN_IF_ERROR(r.OutFloats(args.log_sum_exp, args.tokens, "log_sum_exp", &call.log_sum_exp));
+  }
+  call.tokens = args.tokens;
+  call.vocab = args.vocab;
+  call.k = args.k;
   Run(call);
   return absl::OkStatus();
 }

@@ -57,6 +57,8 @@ class CpuBackend : public Backend, public Queue {
   virtual void Run(const MatMulCall& call) = 0;
   virtual void Run(const RopeKvCall& call) = 0;
   virtual void Run(const AttentionCall& call) = 0;
+  virtual void Run(const SigmoidGateCall& call) = 0;
+  virtual void Run(const ScaleRowsCall& call) = 0;
   virtual void Run(const RouterCall& call) = 0;
   virtual void Run(const MoeCall& call) = 0;
   virtual void Run(const CombineCall& call) = 0;

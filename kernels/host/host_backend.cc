@@ -74,6 +74,7 @@ absl::Status HostBackend::AllocateScratch() {
     RETURN_IF_ERROR(Reserve(host::QuantDownWords(cols), "quantized down scratch", &w.quant_down));
     RETURN_IF_ERROR(Reserve(host::kSpanScratchFloats + 2 * host::kSpanQueries * (uint64_t{l.head_dim} + 2),
                             "attention scratch", &w.span));
+    RETURN_IF_ERROR(Reserve(4 * uint64_t{l.experts}, "router scratch", &w.router));
     RETURN_IF_ERROR(Reserve(kFusedTokens * x_stride_, "block sums", &w.sums));
     RETURN_IF_ERROR(Reserve(3 * tokens * kNeuronBlock, "tile outputs", &w.tile));
     RETURN_IF_ERROR(Reserve(3 * tokens, "tile rows", &w.pointers));

@@ -1,6 +1,5 @@
 // The CPU backend: the kernels of one instruction set over a thread pool, with scratch memory sized once.
-// Operations run when they are enqueued. Files: host_matmul.cc, host_attention.cc, host_moe*.cc,
-// host_rows.cc, host_small_ops.cc.
+// Operations run when they are enqueued, in the files host_*.cc.
 //
 // Thread safety: as Backend; the owner thread is worker 0. Inside an operation tiles write disjoint memory.
 #ifndef SLUICE_KERNELS_HOST_HOST_BACKEND_H_
@@ -40,6 +39,8 @@ class HostBackend : public CpuBackend {
   void Run(const MatMulCall& call) override;
   void Run(const RopeKvCall& call) override;
   void Run(const AttentionCall& call) override;
+  void Run(const SigmoidGateCall& call) override;
+  void Run(const ScaleRowsCall& call) override;
   void Run(const RouterCall& call) override;
   void Run(const MoeCall& call) override;
   void Run(const CombineCall& call) override;
@@ -52,6 +53,7 @@ class HostBackend : public CpuBackend {
     float* down = nullptr;            // DownScratchFloats
     uint32_t* quant_down = nullptr;   // QuantDownWords
     float* span = nullptr;            // scores, and m, l, o of kSpanQueries queries twice: host_attention.cc
+    float* router = nullptr;          // [4][experts]: host_router.cc
     float* sums = nullptr;            // [kFusedTokens][x_stride_]: a block of an expert
     float* tile = nullptr;            // [3][max_tokens][64]: outputs of a tile of rows
     float** pointers = nullptr;       // [3][max_tokens]: rows of `tile`

@@ -84,7 +84,7 @@ void HostBackend::PrepareMatMulRows(const MatMulCall& call, bool pack) {
 void HostBackend::MatMulTile(const MatMulCall& call, const MatMulCallPart& part, uint32_t row, uint32_t rows,
                              bool packed, uint32_t worker) {
   WorkerScratch& scratch = workers_[worker];
-  const bool finish = part.bias != nullptr || call.residual.base != nullptr;
+  const bool finish = part.bias != nullptr || part.scale != 1.0f || call.residual.base != nullptr;
   // With a residual the outputs go to scratch first: y may be the residual.
   float** y = finish ? scratch.pointers : scratch.outputs;
   for (uint32_t t = 0; t < call.tokens && !finish; ++t) {
@@ -109,7 +109,7 @@ void HostBackend::MatMulTile(const MatMulCall& call, const MatMulCallPart& part,
     DotList({e, call.cols, w, rows}, {all_tokens_, call.tokens}, worker, y);
   }
   for (uint32_t t = 0; t < call.tokens && finish; ++t) {
-    kernels_.add(y[t], part.bias != nullptr ? part.bias + row : nullptr,
+    kernels_.add(y[t], part.bias != nullptr ? part.bias + row : nullptr, part.scale,
                  call.residual.base != nullptr ? call.residual.Row(t) + row : nullptr, rows,
                  part.y.Row(t) + row);
   }

@@ -11,7 +11,7 @@ void HostBackend::AddBlock(const MoeCall& call, const ExpertState& state, uint32
   float* y = call.y.Row(state.call->slots[i]);
   if (block == 0 && state.call->neuron_begin == 0) {
     if (state.call->down_bias != nullptr) {
-      kernels_.add(sum, state.call->down_bias, nullptr, call.hidden, y);
+      kernels_.add(sum, state.call->down_bias, 1.0f, nullptr, call.hidden, y);
     } else {
       std::memcpy(y, sum, call.hidden * sizeof(float));  // 0 + a closed sum is the sum
     }

@@ -1,5 +1,5 @@
 // The leaf kernels of the host backend, one table per instruction set: single-threaded functions over rows in
-// memory, cut so that the tiles around them (matmul.cc, moe.cc, attention.cc) need not know the registers.
+// memory, cut so that the tiles around them (host_*.cc) need not know the registers.
 // Their arithmetic is ARITHMETIC.md's; each comment names the section.
 //
 // Thread safety: the functions are pure but for the memory that their arguments name.
@@ -213,8 +213,13 @@ struct KernelTable {
   void (*decode[kRowKinds])(const uint8_t* row, uint32_t cols, float scale, float* y) = {};
   // The same for quantized rows: y[i] = scale * ((code - zero) * scale of the group).
   void (*quant_decode[kQuantKinds])(const RowShape& shape, const uint8_t* row, float scale, float* y) = {};
-  // y[i] = residual[i] + (x[i] + bias[i]); either may be nullptr. y may be any of them.
-  void (*add)(const float* x, const float* bias, const float* residual, uint32_t n, float* y) = nullptr;
+  // y[i] = residual[i] + scale * (x[i] + bias[i]); bias and residual may be nullptr. y may be any of them.
+  void (*add)(const float* x, const float* bias, float scale, const float* residual, uint32_t n,
+              float* y) = nullptr;
+  // y[i] = sigmoid(x[i]); y may be x.
+  void (*sigmoid)(const float* x, uint32_t n, float* y) = nullptr;
+  // x[i] = x[i] * sigmoid(gate[i]).
+  void (*sigmoid_mul)(const float* gate, uint32_t n, float* x) = nullptr;
   // y[i] = y[i] + s[i].
   void (*accumulate)(const float* s, uint32_t n, float* y) = nullptr;
   void (*combine)(const CombineRowsCall&) = nullptr;

@@ -32,12 +32,14 @@ void Decode(const uint8_t* row, uint32_t cols, float scale, float* y) {
   }
 }
 
-inline void AddRows(const float* x, const float* bias, const float* residual, uint32_t cols, float* y) {
+inline void AddRows(const float* x, const float* bias, float scale, const float* residual, uint32_t cols,
+                    float* y) {
   SLUICE_FOR_COLUMNS(cols) {
     V a = LoadUpTo(x + k, n);
     if (bias != nullptr) {
       a = Add(a, LoadUpTo(bias + k, n));
     }
+    a = Mul(Set1(scale), a);
     if (residual != nullptr) {
       a = Add(LoadUpTo(residual + k, n), a);
     }

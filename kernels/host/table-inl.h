@@ -12,6 +12,7 @@
 #include "kernels/host/rows-inl.h"
 #include "kernels/host/activation-inl.h"
 #include "kernels/host/mask-inl.h"
+#include "kernels/host/family-inl.h"
 #include "kernels/host/dot-inl.h"
 #include "kernels/host/down-inl.h"
 #include "kernels/host/codes-inl.h"
@@ -111,6 +112,8 @@ inline KernelTable MakeTable(const char* name) {
   table.kept_indices = KeptIndices;
   table.dot_tokens = kMostTokens;
   table.add = AddRows;
+  table.sigmoid = SigmoidRow;
+  table.sigmoid_mul = SigmoidMul;
   table.accumulate = Accumulate;
   table.combine = Combine;
   table.exp_sum = ExpSum;

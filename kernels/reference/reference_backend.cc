@@ -55,37 +55,12 @@ void ReferenceBackend::Run(const MatMulCall& call) {
         if (part.bias != nullptr) {
           y = y + part.bias[r];
         }
+        y = part.scale * y;
         if (call.residual.base != nullptr) {
           y = call.residual.Row(t)[r] + y;
         }
         part.y.Row(t)[r] = y;
       }
-    }
-  }
-}
-
-void ReferenceBackend::Run(const RouterCall& call) {
-  std::vector<uint32_t> order(call.experts);
-  std::vector<float> e(call.experts);
-  for (uint32_t t = 0; t < call.tokens; ++t) {
-    const float* logits = call.logits.Row(t);
-    std::iota(order.begin(), order.end(), 0u);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](uint32_t a, uint32_t b) { return logits[a] > logits[b]; });
-    LaneSum sum;
-    for (uint32_t i = 0; i < call.experts; ++i) {
-      e[i] = reference::Exp(logits[i] - logits[order[0]]);
-      sum.Add(i, e[i]);
-    }
-    const float total = sum.Total();
-    float chosen = 0;
-    for (uint32_t k = 0; k < call.top_k; ++k) {
-      chosen = chosen + e[order[k]] / total;
-    }
-    for (uint32_t k = 0; k < call.top_k; ++k) {
-      const float p = e[order[k]] / total;
-      call.ids[t * call.top_k + k] = static_cast<int32_t>(order[k]);
-      call.weights[t * call.top_k + k] = (call.norm_topk_prob ? p / chosen : p) * call.routed_scale;
     }
   }
 }

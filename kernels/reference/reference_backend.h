@@ -21,6 +21,8 @@ class ReferenceBackend : public CpuBackend {
   void Run(const MatMulCall& call) override;
   void Run(const RopeKvCall& call) override;
   void Run(const AttentionCall& call) override;
+  void Run(const SigmoidGateCall& call) override;
+  void Run(const ScaleRowsCall& call) override;
   void Run(const RouterCall& call) override;
   void Run(const MoeCall& call) override;
   void Run(const CombineCall& call) override;

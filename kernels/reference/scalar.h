@@ -26,6 +26,7 @@ class LaneSum {
 
 // Section 7.
 float Exp(float x);
+inline float Sigmoid(float x) { return 1.0f / (1.0f + Exp(-x)); }
 
 // The factors of a neuron's coefficient (section 3).
 float GateFactor(const ActivationSpec& activation, float g);

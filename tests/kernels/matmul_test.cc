@@ -136,7 +136,7 @@ FullResult RunFull(OpBench& bench, uint32_t tokens, uint64_t seed) {
   const BufferRef bias = bench.PutFloats(random.Normals(25));
   MatMulPart parts[3] = {{bench.PutMatrix(wq), bench.NewRows(tokens, 48), {}},
                          {bench.PutMatrix(wk), bench.NewRows(tokens, 24), {}},
-                         {bench.PutMatrix(wv), bench.NewRows(tokens, 25), bias}};
+                         {bench.PutMatrix(wv), bench.NewRows(tokens, 25), bias, -1.5f}};
   MatMulArgs args;
   args.x = x;
   args.tokens = tokens;
@@ -147,7 +147,7 @@ FullResult RunFull(OpBench& bench, uint32_t tokens, uint64_t seed) {
 
   MatMulArgs out;
   const EncodedMatrix wo = random.Matrix(MakeDescriptor(Encoding::kF16), cols, 48);
-  MatMulPart part{bench.PutMatrix(wo), {bench.PutWritable(random.Normals(tokens * cols)), cols}, {}};
+  MatMulPart part{bench.PutMatrix(wo), {bench.PutWritable(random.Normals(tokens * cols)), cols}, {}, 0.37f};
   out.x = parts[0].y;
   out.tokens = tokens;
   out.cols = 48;

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <utility>
 
 #include "common/pack/row_layout.h"
@@ -295,6 +296,30 @@ std::vector<int32_t> OpBench::Ints(BufferRef ref, uint64_t count) {
   std::vector<int32_t> out(count);
   EXPECT_TRUE(queue().Download(ref, count * 4, out.data()).ok());
   return out;
+}
+
+Goldens::Goldens() {
+  std::ifstream file("tests/kernels/data/family_goldens.txt");
+  std::string name;
+  for (size_t count = 0; file >> name >> count;) {
+    std::vector<float>& values = arrays_[name];
+    values.resize(count);
+    for (float& value : values) {
+      file >> value;
+    }
+  }
+}
+
+const std::vector<float>& Goldens::Floats(const std::string& name) const {
+  static const std::vector<float> kNone;
+  const auto found = arrays_.find(name);
+  EXPECT_NE(found, arrays_.end()) << "no golden " << name;
+  return found == arrays_.end() ? kNone : found->second;
+}
+
+std::vector<int32_t> Goldens::Ints(const std::string& name) const {
+  const std::vector<float>& values = Floats(name);
+  return std::vector<int32_t>(values.begin(), values.end());
 }
 
 testing::AssertionResult BitEqual(const std::vector<float>& a, const std::vector<float>& b) {

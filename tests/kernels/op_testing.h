@@ -6,6 +6,7 @@
 #define SLUICE_TESTS_KERNELS_OP_TESTING_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -104,6 +105,18 @@ class OpBench {
  private:
   std::vector<GuardedBytes> inputs_;
   std::unique_ptr<Backend> backend_;
+};
+
+// The arrays of data/family_goldens.txt: what another implementation computes (make_family_goldens.py).
+class Goldens {
+ public:
+  Goldens();
+  // Fails the test and gives nothing if there is no such array.
+  const std::vector<float>& Floats(const std::string& name) const;
+  std::vector<int32_t> Ints(const std::string& name) const;
+
+ private:
+  std::map<std::string, std::vector<float>> arrays_;
 };
 
 inline constexpr float kUntouched = -12345.75f;

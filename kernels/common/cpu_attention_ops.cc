@@ -1,30 +1,9 @@
-// CpuBackend's operations of attention, router and logits: arguments to resolved calls.
-#include <algorithm>
-
+// CpuBackend's operations of attention: arguments to resolved calls.
 #include "common/status.h"
 #include "kernels/common/cpu_backend.h"
 #include "kernels/common/resolve.h"
 
 namespace sluice {
-namespace {
-
-const char* RouterWord(RouterKind kind) {
-  switch (kind) {
-    case RouterKind::kSoftmaxTopK:
-      return "softmax_topk";
-    case RouterKind::kTopKSoftmax:
-      return "topk_softmax";
-    case RouterKind::kSigmoidTopK:
-      return "sigmoid_topk";
-    case RouterKind::kSparseMixer:
-      return "sparse_mixer";
-    case RouterKind::kSigmoidInput:
-      return "sigmoid_input";
-  }
-  return "unknown";
-}
-
-}  // namespace
 
 absl::Status CpuBackend::RopeKvWrite(const RopeKvArgs& args) {
   const Resolver r(memory_, "RopeKvWrite");
@@ -94,51 +73,6 @@ absl::Status CpuBackend::Attention(const AttentionArgs& args) {
   call.scale = args.scale;
   call.sliding_window = args.sliding_window;
   call.sequences = args.sequences;
-  Run(call);
-  return absl::OkStatus();
-}
-
-absl::Status CpuBackend::Router(const RouterArgs& args) {
-  const Resolver r(memory_, "Router");
-  RouterCall call;
-  if (args.kind != RouterKind::kSoftmaxTopK) {
-    return r.Unimplemented(
-        absl::StrCat("router kind ", RouterWord(args.kind), " (", static_cast<int>(args.kind), ")"));
-  }
-  if (args.correction || args.groups != 0 || args.shared) {
-    return r.Unimplemented("corrections, groups and shared experts in the router");
-  }
-  RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
-  RETURN_IF_ERROR(r.Within(args.experts, limits_.experts, "experts"));
-  RETURN_IF_ERROR(r.Within(args.top_k, std::min(args.experts, limits_.top_k), "top_k"));
-  RETURN_IF_ERROR(r.In(args.logits, args.tokens, args.experts, "logits", &call.logits));
-  RETURN_IF_ERROR(r.OutInts(args.ids, uint64_t{args.tokens} * args.top_k, "ids", &call.ids));
-  RETURN_IF_ERROR(r.OutFloats(args.weights, uint64_t{args.tokens} * args.top_k, "weights", &call.weights));
-  call.tokens = args.tokens;
-  call.experts = args.experts;
-  call.kind = args.kind;
-  call.top_k = args.top_k;
-  call.norm_topk_prob = args.norm_topk_prob;
-  call.routed_scale = args.routed_scale;
-  Run(call);
-  return absl::OkStatus();
-}
-
-absl::Status CpuBackend::TopLogits(const TopLogitsArgs& args) {
-  const Resolver r(memory_, "TopLogits");
-  TopLogitsCall call;
-  RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
-  RETURN_IF_ERROR(r.Within(args.vocab, limits_.vocab, "vocab"));
-  RETURN_IF_ERROR(r.Within(args.k, std::min(args.vocab, kMaxTopLogits), "k"));
-  RETURN_IF_ERROR(r.In(args.logits, args.tokens, args.vocab, "logits", &call.logits));
-  RETURN_IF_ERROR(r.OutInts(args.ids, uint64_t{args.tokens} * args.k, "ids", &call.ids));
-  RETURN_IF_ERROR(r.OutFloats(args.values, uint64_t{args.tokens} * args.k, "values", &call.values));
-  if (args.log_sum_exp) {
-    RETURN_IF_ERROR(r.OutFloats(args.log_sum_exp, args.tokens, "log_sum_exp", &call.log_sum_exp));
-  }
-  call.tokens = args.tokens;
-  call.vocab = args.vocab;
-  call.k = args.k;
   Run(call);
   return absl::OkStatus();
 }
