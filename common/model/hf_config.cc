@@ -6,7 +6,8 @@
 #include <utility>
 
 #include "common/file_io.h"
-#include "common/model/hf_mixtral.h"
+#include "common/model/hf_families.h"
+#include "common/model/hf_fields.h"
 #include "common/model/model_limits.h"
 #include "common/status.h"
 #include "common/strict_json.h"
@@ -24,10 +25,28 @@ constexpr uint64_t kMaxTemplateBytes = 1ull << 20;
 struct Family {
   const char* model_type;
   const char* architecture;
-  absl::StatusOr<ModelConfig> (*read)(const JsonObject& config);
+  ModelConfig (*read)(HfFields* fields);
+  // Models with a vision tower beside the text model: the model_type of their text_config.
+  const char* text_type = nullptr;
 };
 constexpr Family kFamilies[] = {
-    {"mixtral", "MixtralForCausalLM", &ReadMixtralConfig},
+    {"mixtral", "MixtralForCausalLM", &ReadMixtral},
+    {"qwen2_moe", "Qwen2MoeForCausalLM", &ReadQwen2Moe},
+    {"qwen3_moe", "Qwen3MoeForCausalLM", &ReadQwen3Moe},
+    {"olmoe", "OlmoeForCausalLM", &ReadOlmoe},
+    {"granitemoe", "GraniteMoeForCausalLM", &ReadGraniteMoe},
+    {"glm4_moe", "Glm4MoeForCausalLM", &ReadGlm4Moe},
+    {"deepseek", "DeepseekForCausalLM", &ReadDeepseek},
+    {"deepseek_v2", "DeepseekV2ForCausalLM", &ReadDeepseekV2},
+    {"deepseek_v3", "DeepseekV3ForCausalLM", &ReadDeepseekV3},
+    {"phimoe", "PhimoeForCausalLM", &ReadPhimoe},
+    {"phimoe", "PhiMoEForCausalLM", &ReadPhimoe},
+    {"gpt_oss", "GptOssForCausalLM", &ReadGptOss},
+    {"llama4_text", "Llama4ForCausalLM", &ReadLlama4},
+    {"llama4", "Llama4ForConditionalGeneration", &ReadLlama4, "llama4_text"},
+    {"qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", &ReadQwen35Moe},
+    {"qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", &ReadQwen35Moe, "qwen3_5_moe_text"},
+    {"xverse", "XverseForCausalLM", &ReadXverse},
 };
 
 absl::Status UnknownArchitecture(const std::string& subject, const std::string& name) {
@@ -103,6 +122,37 @@ absl::Status ReadGeneration(const JsonObject& object, GenerationDefaults* out) {
   return ReadDouble(object, "repetition_penalty", 1e-3, 1000, &out->repetition_penalty);
 }
 
+// The members that the family's reader asks for, all others refused.
+absl::StatusOr<ModelConfig> ReadFields(const JsonObject& object, const Family& family) {
+  HfFields fields(object);
+  ModelConfig config = family.read(&fields);
+  RETURN_IF_ERROR(fields.Finish());
+  return config;
+}
+
+// A multimodal model's text_config; the members around it say nothing about the text model, but for
+// tie_word_embeddings, which must not contradict it.
+absl::StatusOr<ModelConfig> ReadTextConfig(const JsonObject& object, const Family& family) {
+  ASSIGN_OR_RETURN(const JsonObject text, object.Object("text_config"));
+  ASSIGN_OR_RETURN(const std::string type, text.StringOr("model_type", family.text_type));
+  if (type != family.text_type) {
+    return UnknownArchitecture(text.subject(), JsonExcerpt(json(type)));
+  }
+  if (object.Has("quantization_config")) {
+    HfFields fields(object);
+    fields.Refuse("quantization_config");
+    return fields.Finish();
+  }
+  ASSIGN_OR_RETURN(ModelConfig config, ReadFields(text, family));
+  ASSIGN_OR_RETURN(const bool tied, object.BoolOr("tie_word_embeddings", config.tied_embeddings));
+  if (tied != config.tied_embeddings) {
+    return object.Error("tie_word_embeddings", "contradicts text_config");
+  }
+  RETURN_IF_ERROR(ReadIds(text, "bos_token_id", config.vocab, &config.bos_ids));
+  RETURN_IF_ERROR(ReadIds(text, "eos_token_id", config.vocab, &config.eos_ids));
+  return config;
+}
+
 // The template of tokenizer_config.json: a string, or a list of {name, template} with one called "default".
 absl::StatusOr<std::string> TemplateOf(const JsonObject& tokenizer_config) {
   const json* value = tokenizer_config.Find("chat_template");
@@ -143,12 +193,9 @@ absl::StatusOr<HfConfig> ParseHfConfig(std::string_view config_json, std::string
   ASSIGN_OR_RETURN(const json root, ParseStrictJson(config_json, config_name));
   ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(root, config_name));
   ASSIGN_OR_RETURN(const Family* family, FindFamily(object));
-  if (object.Has("quantization_config")) {
-    return absl::UnimplementedError(absl::StrCat(
-        config_name, ": quantization_config: checkpoints that are quantized already are not supported"));
-  }
   HfConfig result;
-  ASSIGN_OR_RETURN(result.config, family->read(object));
+  ASSIGN_OR_RETURN(result.config, family->text_type != nullptr ? ReadTextConfig(object, *family)
+                                                               : ReadFields(object, *family));
   RETURN_IF_ERROR(ReadIds(object, "bos_token_id", result.config.vocab, &result.config.bos_ids));
   RETURN_IF_ERROR(ReadIds(object, "eos_token_id", result.config.vocab, &result.config.eos_ids));
   if (!generation_json.empty()) {
@@ -183,6 +230,7 @@ std::vector<std::string> SupportedFamilies() {
   std::vector<std::string> names;
   for (const Family& family : kFamilies) names.push_back(family.model_type);
   std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;
 }
 

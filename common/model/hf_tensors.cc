@@ -2,7 +2,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
-#include "common/model/hf_mixtral.h"
+#include "common/model/hf_families.h"
 #include "common/status.h"
 
 namespace sluice {
@@ -10,10 +10,23 @@ namespace {
 
 struct FamilyTensors {
   const char* family;
-  absl::Status (*map)(const ModelConfig& config, TensorMapper* mapper);
+  void (*map)(const ModelConfig& config, TensorMapper* mapper);
 };
 constexpr FamilyTensors kFamilies[] = {
-    {"mixtral", &MapMixtralTensors},
+    {"mixtral", &MapMixtral},
+    {"qwen2_moe", &MapQwenMoe},
+    {"qwen3_moe", &MapQwenMoe},
+    {"olmoe", &MapOlmoe},
+    {"granitemoe", &MapGraniteMoe},
+    {"glm4_moe", &MapGlm4Moe},
+    {"deepseek", &MapDeepseek},
+    {"deepseek_v2", &MapDeepseek},
+    {"deepseek_v3", &MapDeepseek},
+    {"phimoe", &MapPhimoe},
+    {"gpt_oss", &MapGptOss},
+    {"llama4_text", &MapLlama4},
+    {"qwen3_5_moe_text", &MapQwen35Moe},
+    {"xverse", &MapXverse},
 };
 
 void Append(std::string* list, const std::string& item) {
@@ -31,7 +44,50 @@ bool IsKnownBuffer(const std::string& name) {
 
 }  // namespace
 
-const TensorInfo* TensorMapper::Use(const std::string& name, const std::vector<uint64_t>& shape) {
+SourceMatrix Lines(SourceMatrix m, uint64_t first, uint32_t count) {
+  m.first += first * m.line_stride;
+  m.lines = count;
+  return m;
+}
+
+SourceMatrix EverySecondLine(SourceMatrix m, uint32_t offset) {
+  m.first += offset * m.line_stride;
+  m.lines /= 2;
+  m.line_stride *= 2;
+  return m;
+}
+
+SourceMatrix Columns(SourceMatrix m, uint32_t first, uint32_t count) {
+  m.first += first;
+  m.length = count;
+  return m;
+}
+
+SourceMatrix EverySecondColumn(SourceMatrix m, uint32_t offset) {
+  m.first += offset;
+  m.length /= 2;
+  m.step = 2;
+  return m;
+}
+
+SourceMatrix LinesOfBlocks(SourceMatrix m, uint32_t blocks, uint32_t first, uint32_t count) {
+  m.blocks = blocks;
+  m.block_stride = m.lines / blocks * m.line_stride;
+  return Lines(m, first, count);
+}
+
+SourceMatrix Transposed(SourceMatrix m) {
+  m.transposed = true;
+  return m;
+}
+
+SourceMatrix PlusOne(SourceMatrix m) {
+  m.add = 1;
+  return m;
+}
+
+const TensorInfo* TensorMapper::Use(const std::string& name, const std::vector<uint64_t>& shape,
+                                    bool packed) {
   const TensorInfo* tensor = folder_.Find(name);
   if (tensor == nullptr) {
     Append(&missing_, name);
@@ -45,8 +101,9 @@ const TensorInfo* TensorMapper::Use(const std::string& name, const std::vector<u
     ++errors_;
     return nullptr;
   }
-  if (tensor->type != ElementType::kBf16 && tensor->type != ElementType::kF16 &&
-      tensor->type != ElementType::kF32) {
+  const bool is_float = tensor->type == ElementType::kBf16 || tensor->type == ElementType::kF16 ||
+                        tensor->type == ElementType::kF32;
+  if (packed ? tensor->type != ElementType::kU8 : !is_float) {
     Append(&unsupported_, absl::StrCat(name, " (", ElementTypeName(tensor->type), ")"));
     ++errors_;
     return nullptr;
@@ -54,25 +111,34 @@ const TensorInfo* TensorMapper::Use(const std::string& name, const std::vector<u
   return tensor;
 }
 
-SourceMatrix TensorMapper::Matrix(const std::string& name, uint32_t rows, uint32_t cols) {
-  return {Use(name, {rows, cols}), 0, rows, cols};
+SourceMatrix TensorMapper::Tensor(const std::string& name, const std::vector<uint64_t>& shape) {
+  SourceMatrix matrix;
+  matrix.tensor = Use(name, shape, false);
+  matrix.length = static_cast<uint32_t>(shape.back());
+  matrix.line_stride = matrix.length;
+  matrix.lines = 1;
+  for (size_t i = 0; i + 1 < shape.size(); ++i) matrix.lines *= static_cast<uint32_t>(shape[i]);
+  return matrix;
 }
 
-void TensorMapper::Vector(const std::string& canonical, const std::string& name, uint32_t length) {
-  map_.dense.push_back({canonical, {Use(name, {length}), 0, 1, length}});
+SourceMatrix TensorMapper::Mxfp4(const std::string& name, const std::vector<uint64_t>& shape,
+                                 uint32_t groups) {
+  std::vector<uint64_t> scales = shape;
+  scales.push_back(groups);
+  std::vector<uint64_t> blocks = scales;
+  blocks.push_back(kMxfp4BlockBytes);
+  SourceMatrix matrix;
+  matrix.tensor = Use(name + "_blocks", blocks, true);
+  matrix.scales = Use(name + "_scales", scales, true);
+  matrix.length = groups * kMxfp4BlockValues;
+  matrix.line_stride = matrix.length;
+  matrix.lines = 1;
+  for (const uint64_t dimension : shape) matrix.lines *= static_cast<uint32_t>(dimension);
+  return matrix;
 }
 
-void TensorMapper::Dense(const std::string& canonical, const std::string& name, uint32_t rows,
-                         uint32_t cols) {
-  map_.dense.push_back({canonical, Matrix(name, rows, cols)});
-}
-
-SourceMatrix TensorMapper::Slice(const std::string& name, uint32_t count, uint32_t index, uint32_t stack_rows,
-                                 uint32_t first, uint32_t rows, uint32_t cols) {
-  const TensorInfo* tensor = Use(name, {count, stack_rows, cols});
-  if (tensor == nullptr) return {};
-  const uint64_t row = static_cast<uint64_t>(index) * stack_rows + first;
-  return {tensor, row * cols * ElementBytes(tensor->type), rows, cols};
+void TensorMapper::Dense(const std::string& canonical, const SourceMatrix& matrix) {
+  map_.dense.push_back({canonical, matrix});
 }
 
 void TensorMapper::AddExpert(uint32_t layer, const ExpertSource& expert) {
@@ -82,6 +148,12 @@ void TensorMapper::AddExpert(uint32_t layer, const ExpertSource& expert) {
 
 void TensorMapper::Ignore(const std::string& name) {
   if (const TensorInfo* tensor = folder_.Find(name)) used_.insert(tensor);
+}
+
+void TensorMapper::IgnorePrefix(const std::string& prefix) {
+  for (const TensorInfo& tensor : folder_.tensors()) {
+    if (absl::StartsWith(tensor.name, prefix)) used_.insert(&tensor);
+  }
 }
 
 absl::StatusOr<SourceMap> TensorMapper::Finish() {
@@ -114,7 +186,7 @@ absl::StatusOr<SourceMap> MapTensors(const ModelConfig& config, const TensorFold
   for (const FamilyTensors& family : kFamilies) {
     if (config.family != family.family) continue;
     TensorMapper mapper(folder);
-    RETURN_IF_ERROR(family.map(config, &mapper));
+    family.map(config, &mapper);
     ASSIGN_OR_RETURN(SourceMap map, mapper.Finish());
     map.experts.resize(config.layers.size());
     return map;

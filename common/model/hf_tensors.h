@@ -17,13 +17,37 @@
 
 namespace sluice {
 
-// A matrix in the source: `rows` rows of `cols` elements, contiguous, from byte `offset` of the tensor.
+inline constexpr uint32_t kMxfp4BlockValues = 32;
+inline constexpr uint32_t kMxfp4BlockBytes = 16;  // two values a byte, the first in the low half
+
+// A matrix somewhere in a source tensor, as `blocks` stacked pieces of `lines` lines of `length` values. The
+// pack's rows are the lines or, if `transposed`, each piece's columns. Numbers of elements, not of bytes.
 struct SourceMatrix {
   const TensorInfo* tensor = nullptr;
-  uint64_t offset = 0;
-  uint32_t rows = 0;
-  uint32_t cols = 0;
+  const TensorInfo* scales = nullptr;  // MXFP4: `tensor` holds E2M1 pairs, this an E8M0 byte per 32 of them
+  uint64_t first = 0;                  // where the first value is in the tensor
+  uint32_t blocks = 1;
+  uint64_t block_stride = 0;
+  uint32_t lines = 0;
+  uint64_t line_stride = 0;
+  uint32_t length = 0;
+  uint32_t step = 1;  // from a line's value to its next
+  bool transposed = false;
+  float add = 0;  // to every value
+
+  uint32_t rows() const { return blocks * (transposed ? length : lines); }
+  uint32_t cols() const { return transposed ? lines : length; }
 };
+
+// Parts of a matrix of one block, by its lines; none is transposed yet.
+SourceMatrix Lines(SourceMatrix m, uint64_t first, uint32_t count);    // lines [first, first + count)
+SourceMatrix EverySecondLine(SourceMatrix m, uint32_t offset);         // lines offset, offset + 2, ...
+SourceMatrix Columns(SourceMatrix m, uint32_t first, uint32_t count);  // values [first, first + count)
+SourceMatrix EverySecondColumn(SourceMatrix m, uint32_t offset);       // values offset, offset + 2, ...
+// Lines [first, first + count) of each of `blocks` equal parts.
+SourceMatrix LinesOfBlocks(SourceMatrix m, uint32_t blocks, uint32_t first, uint32_t count);
+SourceMatrix Transposed(SourceMatrix m);
+SourceMatrix PlusOne(SourceMatrix m);
 
 // A dense tensor under its canonical name (common/pack/dense_names.h).
 struct DenseSource {
@@ -31,7 +55,7 @@ struct DenseSource {
   SourceMatrix matrix;
 };
 
-// One expert: up and gate are [neurons, hidden]; down is [hidden, neurons], as checkpoints store it.
+// One expert, every part as the pack's rows want it: [neurons, hidden].
 struct ExpertSource {
   SourceMatrix up;
   SourceMatrix gate;
@@ -55,24 +79,19 @@ class TensorMapper {
 
   bool Has(const std::string& name) const { return folder_.Find(name) != nullptr; }
 
-  // The whole tensor `name` of shape [length], as dense tensor `canonical` of one row.
-  void Vector(const std::string& canonical, const std::string& name, uint32_t length);
+  // The tensor `name`, which must have this shape: its last dimension makes the lines.
+  SourceMatrix Tensor(const std::string& name, const std::vector<uint64_t>& shape);
+  // MXFP4: blocks `name`_blocks [shape..., groups, 16] and scales `name`_scales [shape..., groups], lines of
+  // 32 * groups values.
+  SourceMatrix Mxfp4(const std::string& name, const std::vector<uint64_t>& shape, uint32_t groups);
 
-  // The whole tensor `name` of shape [rows, cols], as dense tensor `canonical`.
-  void Dense(const std::string& canonical, const std::string& name, uint32_t rows, uint32_t cols);
-
-  // The whole tensor `name` of shape [rows, cols].
-  SourceMatrix Matrix(const std::string& name, uint32_t rows, uint32_t cols);
-
-  // Matrix `index` of `count` stacked ones, rows [first, first + rows) of its `stack_rows`: the tensor has
-  // shape [count, stack_rows, cols].
-  SourceMatrix Slice(const std::string& name, uint32_t count, uint32_t index, uint32_t stack_rows,
-                     uint32_t first, uint32_t rows, uint32_t cols);
-
+  // `matrix` as dense tensor `canonical`.
+  void Dense(const std::string& canonical, const SourceMatrix& matrix);
   void AddExpert(uint32_t layer, const ExpertSource& expert);
 
-  // A tensor that may be there and is not needed.
+  // A tensor that may be there and is not needed; all tensors whose names begin so.
   void Ignore(const std::string& name);
+  void IgnorePrefix(const std::string& prefix);
 
   // False once enough errors are collected: a mapper's loops end early.
   bool ok() const { return errors_ < kMaxErrors; }
@@ -83,7 +102,7 @@ class TensorMapper {
  private:
   static constexpr int kMaxErrors = 8;
 
-  const TensorInfo* Use(const std::string& name, const std::vector<uint64_t>& shape);
+  const TensorInfo* Use(const std::string& name, const std::vector<uint64_t>& shape, bool packed);
 
   const TensorFolder& folder_;
   SourceMap map_;

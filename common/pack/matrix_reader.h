@@ -1,5 +1,5 @@
-// Reading a source matrix: rows as float32 in order, with the digest of its bytes and a check for NaN and
-// Inf.
+// Reading a source matrix: the pack's rows as float32 in order, with the digest of the matrix's source bytes
+// and a check for NaN and Inf.
 //
 // Thread safety: a reader is used by one thread at a time; several readers may share a TensorFolder.
 #ifndef SLUICE_COMMON_PACK_MATRIX_READER_H_
@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,43 +22,22 @@ namespace sluice {
 class RowReader {
  public:
   virtual ~RowReader() = default;
-  // The next `count` rows of `cols` values, row-major, into `out`. Errors name file, tensor and index.
+  // The next `count` rows of matrix.cols() values, row-major, into `out`. Errors name file, tensor and index.
   virtual absl::Status Next(uint32_t count, absl::Span<float> out) = 0;
-  // Of all source bytes, in the source's order. REQUIRES: every row was read.
+  // Of the matrix's source bytes, line by line in the source's order, whatever lies between them left out
+  // (MXFP4: codes, then scales, of each line). REQUIRES: every row was read.
   virtual Digest128 digest() const = 0;
 };
 
-// Rows as they stand in the source. Memory: the rows of one call.
-class StraightReader final : public RowReader {
- public:
-  StraightReader(const TensorFolder& folder, const SourceMatrix& matrix) : folder_(folder), matrix_(matrix) {}
-  absl::Status Next(uint32_t count, absl::Span<float> out) override;
-  Digest128 digest() const override { return hasher_.Finish(); }
+// A reader of `matrix`; `folder` outlives it. Rows that stand in the source as they are take the memory of
+// one call; columns of the source take MatrixMemory bytes, from the first row read to the last.
+std::unique_ptr<RowReader> MakeRowReader(const TensorFolder& folder, const SourceMatrix& matrix);
 
- private:
-  const TensorFolder& folder_;
-  const SourceMatrix matrix_;
-  uint64_t next_row_ = 0;
-  std::vector<std::byte> raw_;
-  Hasher128 hasher_;
-};
+// Bytes that a reader of `matrix` holds beside the rows of one call.
+uint64_t MatrixMemory(const SourceMatrix& matrix);
 
-// Columns of the source as rows. Memory: the whole source matrix, from Load() on.
-class TransposedReader final : public RowReader {
- public:
-  TransposedReader(const TensorFolder& folder, const SourceMatrix& matrix)
-      : folder_(folder), matrix_(matrix) {}
-  absl::Status Load();
-  absl::Status Next(uint32_t count, absl::Span<float> out) override;
-  Digest128 digest() const override { return digest_; }
-
- private:
-  const TensorFolder& folder_;
-  const SourceMatrix matrix_;
-  uint64_t next_column_ = 0;
-  std::vector<std::byte> raw_;  // [rows][cols] of the source
-  Digest128 digest_;
-};
+// "BF16", "MXFP4": for digests and messages.
+const char* SourceTypeName(const SourceMatrix& matrix);
 
 }  // namespace sluice
 

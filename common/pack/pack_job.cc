@@ -6,6 +6,7 @@
 #include "common/file_io.h"
 #include "common/model/model_config_json.h"
 #include "common/pack/dense_names.h"
+#include "common/pack/matrix_reader.h"
 #include "common/pack/pack_plan.h"
 #include "common/pack/row_layout.h"
 #include "common/profile/profile.h"
@@ -53,7 +54,8 @@ absl::Status PlanDense(const std::vector<DenseSpec>& specs, const SourceMap& sou
   std::vector<EncodingDescriptor> encodings;
   for (const DenseSpec& spec : specs) {
     const auto it = by_name.find(spec.name);
-    if (it == by_name.end() || it->second->matrix.rows != spec.rows || it->second->matrix.cols != spec.cols) {
+    if (it == by_name.end() || it->second->matrix.rows() != spec.rows ||
+        it->second->matrix.cols() != spec.cols) {
       return absl::InternalError(
           absl::StrCat("the family's tensor map has no ", spec.name, " [", spec.rows, ", ", spec.cols, "]"));
     }
@@ -145,10 +147,12 @@ uint64_t PackJob::unit_bytes(uint32_t unit) const {
 uint64_t PackJob::worker_bytes() const {
   constexpr uint64_t kRowBuffers = 16ull << 20;  // row blocks as source, float32 and encoded, write buffer
   uint64_t largest = 0;
+  for (const SourceMatrix& matrix : dense) largest = std::max(largest, MatrixMemory(matrix));
   for (const std::vector<ExpertSource>& layer : experts) {
     for (const ExpertSource& expert : layer) {
-      largest = std::max(largest, static_cast<uint64_t>(expert.down.rows) * expert.down.cols *
-                                      ElementBytes(expert.down.tensor->type));
+      // Parts of one stream are read together; up and gate never share one.
+      largest = std::max(
+          largest, std::max(MatrixMemory(expert.up), MatrixMemory(expert.gate)) + MatrixMemory(expert.down));
     }
   }
   return largest + kRowBuffers;
@@ -183,9 +187,9 @@ std::string SourceDigest(const PackJob& job, absl::Span<const Digest128> digests
   size_t next = 0;
   const auto add = [&](const std::string& name, const SourceMatrix& matrix) {
     hasher.UpdateSized(name);
-    hasher.UpdateSized(ElementTypeName(matrix.tensor->type));
-    hasher.UpdateU64(matrix.rows);
-    hasher.UpdateU64(matrix.cols);
+    hasher.UpdateSized(SourceTypeName(matrix));
+    hasher.UpdateU64(uint64_t{matrix.blocks} * matrix.lines);
+    hasher.UpdateU64(matrix.length);
     hasher.UpdateU64(digests[next].high);
     hasher.UpdateU64(digests[next].low);
     ++next;

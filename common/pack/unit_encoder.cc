@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 
 #include "common/pack/dense_names.h"
 #include "common/pack/row_codec.h"
@@ -53,11 +54,11 @@ absl::Status UnitEncoder::EncodeDense(uint32_t unit, JournalRecord* record) {
   uint64_t written = 0;
   for (size_t i = first; i < last; ++i) {
     const DenseTensor& tensor = job_.manifest.dense_tensors[i];
-    StraightReader reader(*job_.folder, job_.dense[i]);
+    const std::unique_ptr<RowReader> reader = MakeRowReader(*job_.folder, job_.dense[i]);
     RETURN_IF_ERROR(writer.PadTo(tensor.offset));
-    const Column column{&reader, tensor.encoding, 0, job_.dense[i].tensor->name};
+    const Column column{reader.get(), tensor.encoding, 0, job_.dense[i].tensor->name};
     RETURN_IF_ERROR(WriteRecords({&column, 1}, tensor.rows, tensor.cols, tensor.stride, &writer));
-    record->digests.push_back(reader.digest());
+    record->digests.push_back(reader->digest());
     written += static_cast<uint64_t>(tensor.rows) * tensor.stride;
   }
   RETURN_IF_ERROR(writer.Finish());
@@ -68,11 +69,9 @@ absl::Status UnitEncoder::EncodeDense(uint32_t unit, JournalRecord* record) {
 absl::Status UnitEncoder::EncodeExpert(uint32_t unit, JournalRecord* record) {
   const ExpertUnit& place = job_.expert_units[unit - job_.dense_extents];
   const ExpertSource& source = job_.experts[place.layer][place.expert];
-  StraightReader up(*job_.folder, source.up);
-  StraightReader gate(*job_.folder, source.gate);
-  TransposedReader down(*job_.folder, source.down);
-  RETURN_IF_ERROR(down.Load());
-  const std::array<RowReader*, kPartCount> readers = {&up, &gate, &down};
+  const std::array<std::unique_ptr<RowReader>, kPartCount> readers = {
+      MakeRowReader(*job_.folder, source.up), MakeRowReader(*job_.folder, source.gate),
+      MakeRowReader(*job_.folder, source.down)};
   const ExpertFormat& format = job_.manifest.expert_formats[place.format];
   const ExpertPlan& plan = job_.plans[place.format];
   for (uint32_t stream = 0; stream < plan.streams; ++stream) {
@@ -82,17 +81,17 @@ absl::Status UnitEncoder::EncodeExpert(uint32_t unit, JournalRecord* record) {
       const std::string name =
           absl::StrCat(dense::LayerName(place.layer, absl::StrCat("experts.", place.expert, ".")),
                        PartName(static_cast<Part>(p)));
-      columns.push_back({readers[p], format.parts[p], plan.parts[p].base, name});
+      columns.push_back({readers[p].get(), format.parts[p], plan.parts[p].base, name});
     }
     const ExtentEntry& entry = job_.extents[place.first_extent + stream];
     const uint32_t stride = plan.stream_stride[stream];
     ExtentWriter writer(staging_.file(entry.file), entry);
-    RETURN_IF_ERROR(WriteRecords(columns, source.up.rows, source.up.cols, stride, &writer));
+    RETURN_IF_ERROR(WriteRecords(columns, source.up.rows(), source.up.cols(), stride, &writer));
     RETURN_IF_ERROR(writer.Finish());
     record->checksums.insert(record->checksums.end(), writer.checksums().begin(), writer.checksums().end());
-    RETURN_IF_ERROR(meter_->Add(entry.length - static_cast<uint64_t>(source.up.rows) * stride));
+    RETURN_IF_ERROR(meter_->Add(entry.length - static_cast<uint64_t>(source.up.rows()) * stride));
   }
-  for (const RowReader* reader : readers) record->digests.push_back(reader->digest());
+  for (const auto& reader : readers) record->digests.push_back(reader->digest());
   return absl::OkStatus();
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -85,6 +86,12 @@ TEST_F(PackMutation, Configs) {
          {TinyConfigJson({}),
           TinyConfigJson({.head_dim = 8, .sliding_window = 4, .eos = {2, 3}, .new_config = true})},
          25000, 2);
+  std::vector<std::string> families;
+  for (const auto& entry : std::filesystem::directory_iterator("tests/data/tiny")) {
+    families.push_back(ReadAll(entry.path().string() + "/config.json"));
+  }
+  std::sort(families.begin(), families.end());
+  Mutate(FuzzHfConfig, families, 60000, 11);
   Mutate(FuzzGeneration,
          {R"({"eos_token_id":[5,7],"temperature":0.7,"top_k":20,"top_p":0.8,"do_sample":true})"}, 5000, 3);
 }

@@ -7,6 +7,7 @@
 #include "absl/types/span.h"
 #include "common/checksum.h"
 #include "common/model/hf_config.h"
+#include "common/model/model_config_json.h"
 #include "common/model/model_limits.h"
 #include "common/model/safetensors.h"
 #include "common/pack/extent_table.h"
@@ -14,6 +15,7 @@
 #include "common/pack/manifest.h"
 #include "common/pack/pack.h"
 #include "common/pack/row_layout.h"
+#include "common/strict_json.h"
 
 namespace sluice {
 namespace {
@@ -108,6 +110,9 @@ bool FuzzHfConfig(const uint8_t* data, size_t size) {
   const auto config = ParseHfConfig(Text(data, size), "", "f");
   if (!config.ok()) return false;
   Require(ValidateModelConfig(config->config, "f").ok(), "config is valid");
+  const auto text = ParseStrictJson(ModelConfigToJson(config->config).dump(), "f");
+  const auto object = JsonObject::Of(*text, "f");
+  Require(*ModelConfigFromJson(*object) == config->config, "config comes back from JSON");
   return true;
 }
 
