@@ -46,14 +46,21 @@ absl::Status Write(const std::string& path, const std::string& text) {
   return file.good() ? absl::OkStatus() : absl::UnavailableError(absl::StrCat("cannot write ", path));
 }
 
-// The pack, made and calibrated; those of an earlier call with the same arguments are taken as they are.
+// The pack of that name, made and calibrated; those of an earlier call with the same arguments are taken as
+// they are.
 absl::StatusOr<std::string> EnsurePack(const CommandContext& context, const Options& o,
-                                       const QualityPack& pack) {
+                                       const QualityPlan& plan, const std::string& name) {
+  const QualityPack& pack = *std::find_if(plan.packs.begin(), plan.packs.end(),
+                                          [&name](const QualityPack& p) { return p.name == name; });
   const std::string arguments = absl::StrCat(o.model, "\n", absl::StrJoin(pack.args, "\n"));
   const std::string dir = Path(o, absl::StrCat(pack.name, "-", NameOf(arguments), ".pack"));
   if (!Exists(dir)) {
     std::vector<std::string> args = {"pack", o.model, "--out", dir, "--json"};
     args.insert(args.end(), pack.args.begin(), pack.args.end());
+    if (!pack.profile_of.empty()) {
+      ASSIGN_OR_RETURN(const std::string profiled, EnsurePack(context, o, plan, pack.profile_of));
+      args.insert(args.end(), {"--profile", absl::StrCat(profiled, "/profile")});
+    }
     RETURN_IF_ERROR(RunSelf(context, args).status());
   }
   if (pack.calibrate && !Exists(absl::StrCat(dir, "/profile/thresholds.bin"))) {
@@ -127,9 +134,7 @@ absl::StatusOr<int> Quality(const CommandContext& context, const Options& o) {
   std::filesystem::create_directories(o.out, error);
   std::vector<QualityResult> results;
   for (const QualityRow& row : plan.rows) {
-    const auto pack = std::find_if(plan.packs.begin(), plan.packs.end(),
-                                   [&row](const QualityPack& p) { return p.name == row.pack; });
-    ASSIGN_OR_RETURN(const std::string dir, EnsurePack(context, o, *pack));
+    ASSIGN_OR_RETURN(const std::string dir, EnsurePack(context, o, plan, row.pack));
     ASSIGN_OR_RETURN(const QualityResult result, MeasureRow(context, o, row, dir, results.empty()));
     results.push_back(result);
     std::fprintf(stderr, "%zu of %zu: %s: %.4f\n", results.size(), plan.rows.size(), row.name.c_str(),

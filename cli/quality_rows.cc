@@ -117,7 +117,11 @@ absl::StatusOr<QualityPlan> ReadPlan(const toml::table& root, const std::string&
     reader.Text("name", true, &pack.name);
     reader.Texts("args", &pack.args);
     reader.Flag("calibrate", &pack.calibrate);
+    reader.Text("profile_of", false, &pack.profile_of);
     RETURN_IF_ERROR(reader.Finish());
+    if (!pack.profile_of.empty() && names.count(pack.profile_of) == 0) {
+      return Wrong(subject, *table, absl::StrCat("there is no pack \"", pack.profile_of, "\" before it"));
+    }
     if (!names.insert(pack.name).second || pack.name.find('/') != std::string::npos) {
       return Wrong(subject, *table, absl::StrCat("pack \"", pack.name, "\" is there twice, or has a slash"));
     }

@@ -4,7 +4,8 @@
 //   [[pack]]
 //   name = "q4"                                # rows refer to it
 //   args = ["--bits", "q4"]                    # of `sluice pack`
-//   calibrate = true                           # `sluice calibrate` first (thresholds)
+//   calibrate = true                           # `sluice calibrate` afterwards (thresholds)
+//   profile_of = "bf16"                        # an earlier pack whose profile ranks the experts
 //
 //   [[row]]
 //   name = "4 bits"
@@ -30,6 +31,7 @@ struct QualityPack {
   std::string name;
   std::vector<std::string> args;
   bool calibrate = false;
+  std::string profile_of;  // name of an earlier pack that is calibrated, or empty
 };
 
 struct QualityRow {
