@@ -14,20 +14,54 @@ inline constexpr uint32_t kTileTokens = kNative == 16 ? 6 : 3;
 inline constexpr uint32_t kMostTokens = kNative == 16 ? 4 : 2;  // of one pass over rows, see DotTokens
 
 // What is prefetched while row r is read: the bytes ahead, or a row of the list ahead.
-inline const uint8_t* RowAhead(const uint8_t* const* w, uint32_t r, uint32_t rows, uint32_t rows_ahead,
-                               uint32_t prefetch) {
-  if (rows_ahead == 0) {
-    return w[r] + prefetch;
+inline const uint8_t* RowAhead(const uint8_t* const* w, uint32_t r, const RowPrefetch& prefetch) {
+  if (prefetch.rows == 0) {
+    return w[r] + prefetch.bytes;
   }
-  return w[r + rows_ahead < rows ? r + rows_ahead : rows - 1];
+  return w[r + prefetch.rows < prefetch.listed ? r + prefetch.rows : prefetch.listed - 1];
 }
 
+// kBytes: the first-level cache is filled, as the hardware does. kRows: the second-level cache; a core waits
+// for few first-level lines at a time (24 on Zen 4), which at memory's latency is half its bandwidth.
+enum class Prefetch { kNone, kBytes, kRows };
+inline Prefetch KindOf(const RowPrefetch& prefetch) {
+  return prefetch.rows != 0 ? Prefetch::kRows : prefetch.bytes != 0 ? Prefetch::kBytes : Prefetch::kNone;
+}
+
+template <Prefetch kPrefetch>
+inline void PrefetchLine(const uint8_t* p) {
+  if constexpr (kPrefetch == Prefetch::kBytes) {
+    _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+  } else if constexpr (kPrefetch == Prefetch::kRows) {
+    _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+  }
+}
+
+// A whole row to prefetch, a few lines with each step of the row that is being read: all at once they would
+// hold up its loads.
+class LinesAhead {
+ public:
+  // `row` may be nullptr: nothing is prefetched.
+  LinesAhead(const uint8_t* row, uint32_t bytes, uint32_t steps)
+      : at_(row), end_(row == nullptr ? row : row + bytes), step_((bytes / steps + 64) / 64 * 64) {}
+  void Step() {
+    for (uint32_t i = 0; i < step_ && at_ < end_; i += 64, at_ += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(at_), _MM_HINT_T1);
+    }
+  }
+
+ private:
+  const uint8_t* at_;
+  const uint8_t* const end_;
+  const uint32_t step_;
+};
+
 // Columns [k, k + kLanes) of one row for M tokens; the same of `ahead` are prefetched.
-template <class Row, int M, bool kPrefetch>
+template <class Row, int M, Prefetch kPrefetch>
 inline void DotStep(const uint8_t* w, const float* const* x, uint32_t k, const uint8_t* ahead, V* sums) {
   const uint64_t place = uint64_t{k} * Row::kBytes;
-  for (uint32_t line = 0; kPrefetch && line < kLanes * Row::kBytes; line += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(ahead) + place + line, _MM_HINT_T0);
+  for (uint32_t line = 0; line < kLanes * Row::kBytes; line += 64) {
+    PrefetchLine<kPrefetch>(ahead + place + line);
   }
   const V weights = LoadRow<Row>(w + place);
   for (int m = 0; m < M; ++m) {
@@ -37,7 +71,7 @@ inline void DotStep(const uint8_t* w, const float* const* x, uint32_t k, const u
 
 // Tokens [t, t + M) of a call. One sequential stream of weights: two or more streams were slower everywhere
 // measured; the next row's beginning overlaps this row's end out of order.
-template <class Row, int M, bool kPrefetch>
+template <class Row, int M, Prefetch kPrefetch>
 void DotTokens(const DotCall& call, uint32_t t) {
   const uint32_t cols = call.cols;
   const float* x[M];
@@ -46,7 +80,7 @@ void DotTokens(const DotCall& call, uint32_t t) {
   }
   for (uint32_t r = 0; r < call.rows; ++r) {
     const uint8_t* w = call.w[r];
-    const uint8_t* ahead = RowAhead(call.w, r, call.rows, call.rows_ahead, call.prefetch);
+    const uint8_t* ahead = RowAhead(call.w, r, call.prefetch);
     V sums[M];
     for (int m = 0; m < M; ++m) {
       sums[m] = Zero();
@@ -73,7 +107,7 @@ void DotTokens(const DotCall& call, uint32_t t) {
   }
 }
 
-template <class Row, bool kPrefetch>
+template <class Row, Prefetch kPrefetch>
 void DotAnyTokens(const DotCall& call) {
   uint32_t t = 0;
   for (; t + kMostTokens <= call.tokens; t += kMostTokens) {
@@ -102,10 +136,17 @@ void Dot(const DotCall& call) {
     part.w = call.w + r;
     part.rows = call.rows - r < step ? call.rows - r : step;
     part.first = call.first + r;
-    if (call.prefetch + call.rows_ahead != 0) {
-      DotAnyTokens<Row, true>(part);
-    } else {
-      DotAnyTokens<Row, false>(part);
+    switch (KindOf(call.prefetch)) {
+      case Prefetch::kNone:
+        DotAnyTokens<Row, Prefetch::kNone>(part);
+        break;
+      case Prefetch::kBytes:
+        DotAnyTokens<Row, Prefetch::kBytes>(part);
+        break;
+      case Prefetch::kRows:
+        part.prefetch.listed = call.prefetch.listed - r;
+        DotAnyTokens<Row, Prefetch::kRows>(part);
+        break;
     }
   }
 }

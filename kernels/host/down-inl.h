@@ -8,7 +8,7 @@
 #endif
 
 // Adds one row to M sums and prefetches `ahead`. The first row starts them, the last one closes them (+0).
-template <class Row, int M, bool kFirst, bool kLast, bool kPrefetch>
+template <class Row, int M, bool kFirst, bool kLast, Prefetch kPrefetch>
 void AddRow(const uint8_t* w, const float* c, uint32_t cols, const uint8_t* ahead, float* const* sums) {
   V factors[M];
   for (int m = 0; m < M; ++m) {
@@ -17,8 +17,8 @@ void AddRow(const uint8_t* w, const float* c, uint32_t cols, const uint8_t* ahea
   uint32_t k = 0;
   for (; k + kLanes <= cols; k += kLanes) {
     const uint64_t place = uint64_t{k} * Row::kBytes;
-    for (uint32_t line = 0; kPrefetch && line < kLanes * Row::kBytes; line += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(ahead) + place + line, _MM_HINT_T0);
+    for (uint32_t line = 0; line < kLanes * Row::kBytes; line += 64) {
+      PrefetchLine<kPrefetch>(ahead + place + line);
     }
     const V weights = LoadRow<Row>(w + place);
     for (int m = 0; m < M; ++m) {
@@ -36,7 +36,7 @@ void AddRow(const uint8_t* w, const float* c, uint32_t cols, const uint8_t* ahea
   }
 }
 
-template <class Row, int M, bool kPrefetch>
+template <class Row, int M, Prefetch kPrefetch>
 void DownTokens(const DownCall& call, uint32_t t) {
   // With `add` the sums go to scratch first.
   float* sums[M];
@@ -46,7 +46,7 @@ void DownTokens(const DownCall& call, uint32_t t) {
   for (uint32_t j = 0; j < call.neurons; ++j) {
     const uint64_t column = uint64_t{call.column} * Row::kBytes;
     const uint8_t* w = call.w[j] + column;
-    const uint8_t* ahead = RowAhead(call.w, j, call.neurons, call.rows_ahead, call.prefetch) + column;
+    const uint8_t* ahead = RowAhead(call.w, j, call.prefetch) + column;
     float c[M];
     for (int m = 0; m < M; ++m) {
       c[m] = call.c[t + m][j];
@@ -152,7 +152,7 @@ void DownColumns(const DownCall& call, uint32_t k0, uint32_t cols) {
 
 // One or two tokens: whole rows, one after the other. (Rows cut into columns, so that the sums stay in the
 // first-level cache, halve the speed in DRAM.)
-template <class Row, bool kPrefetch>
+template <class Row, Prefetch kPrefetch>
 void DownFew(const DownCall& call) {
   call.tokens == 2 ? DownTokens<Row, 2, kPrefetch>(call, 0) : DownTokens<Row, 1, kPrefetch>(call, 0);
 }
@@ -160,7 +160,14 @@ void DownFew(const DownCall& call) {
 template <class Row>
 void Down(const DownCall& call) {
   if (call.tokens <= 2) {
-    return call.prefetch + call.rows_ahead != 0 ? DownFew<Row, true>(call) : DownFew<Row, false>(call);
+    switch (KindOf(call.prefetch)) {
+      case Prefetch::kNone:
+        return DownFew<Row, Prefetch::kNone>(call);
+      case Prefetch::kBytes:
+        return DownFew<Row, Prefetch::kBytes>(call);
+      case Prefetch::kRows:
+        return DownFew<Row, Prefetch::kRows>(call);
+    }
   }
   // 512 columns of 32 neurons, 256 of 64, 64 of 256: the converted rows stay in the second-level cache.
   const uint32_t chunk = kDownScratch / call.neurons / 64 * 64;

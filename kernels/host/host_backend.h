@@ -116,8 +116,9 @@ class HostBackend : public CpuBackend {
   // Rows of a block that are kept, in order.
   struct KeptRows {
     uint32_t index[kNeuronBlock];  // in the block
-    const uint8_t* rows[kNeuronBlock];
+    const uint8_t* rows[kNeuronBlock + host::kMostRowsAhead];
     uint32_t count = 0;
+    uint32_t listed = 0;  // with the first rows of the part that comes next
   };
 
   HostBackend(const BackendLimits& limits, uint32_t threads, const host::KernelTable& kernels,
@@ -143,7 +144,9 @@ class HostBackend : public CpuBackend {
     uint32_t cols = 0;
     const uint8_t* const* rows = nullptr;
     uint32_t count = 0;
-    bool gathered = false;  // they do not follow each other in memory
+    // Of rows that do not follow each other in memory: how many are listed. Those beyond `count` come next;
+    // they are only prefetched. 0: the rows are one stream.
+    uint32_t listed = 0;
   };
   // y[i][r] = dot(x_rows_[tokens[i]], row r). The operation has set x_rows_ and, if the encoding is
   // quantized, rounded them for its group (QuantizeRows).
@@ -196,8 +199,9 @@ class HostBackend : public CpuBackend {
                    uint32_t worker) const;
   Reading HowToRead(const MoeBlock& b, uint32_t passes) const;
   uint64_t AnyKept(const MoeBlock& b) const;
-  void ListKept(const CpuWeights& weights, uint32_t first, uint64_t mask, KeptRows* out) const;
-  void DotKept(const MoeBlock& b, const CpuWeights& weights, float* const* y);
+  void ListKept(const CpuWeights& weights, const CpuWeights* next, uint32_t first, uint64_t mask,
+                KeptRows* out) const;
+  void DotKept(const MoeBlock& b, const CpuWeights& weights, const CpuWeights& next, float* const* y);
   void DotForAll(const MoeBlock& b, const RowList& list, float* const* y);
   void MakeFactors(const MoeBlock& b, bool up, float* const* y) const;
   uint32_t BlockCoefficients(const MoeBlock& b);

@@ -151,7 +151,7 @@ void HostBackend::DownTile(const MoeCall& call, const ExpertState& state, uint32
       for (uint32_t j = 0; j < b.neurons; ++j) {
         w[j] = RowOrZero(expert.down, b.first + j);
       }
-      DownColumns({expert.down.encoding, call.hidden, w, b.neurons, false}, p, scratch.inputs, worker,
+      DownColumns({expert.down.encoding, call.hidden, w, b.neurons, 0}, p, scratch.inputs, worker,
                   scratch.outputs);
       continue;
     }
@@ -162,13 +162,13 @@ void HostBackend::DownTile(const MoeCall& call, const ExpertState& state, uint32
         continue;
       }
       KeptRows kept;
-      ListKept(expert.down, b.first, mask, &kept);
+      ListKept(expert.down, nullptr, b.first, mask, &kept);
       float c[kNeuronBlock];
       kernels_.compress_kept(scratch.inputs[i], mask, c);
       const float* coefficients = c;
       DownPart one = p;
       one.tokens = 1;
-      DownColumns({expert.down.encoding, call.hidden, kept.rows, kept.count, true}, one, &coefficients,
+      DownColumns({expert.down.encoding, call.hidden, kept.rows, kept.count, kept.listed}, one, &coefficients,
                   worker, scratch.outputs + i);
     }
   }

@@ -78,15 +78,22 @@ HostBackend::Reading HostBackend::HowToRead(const MoeBlock& b, uint32_t passes) 
   return in_union * passes <= kept ? Reading::kUnion : Reading::kTokens;
 }
 
-void HostBackend::ListKept(const CpuWeights& weights, uint32_t first, uint64_t mask, KeptRows* out) const {
+// The rows of a mask, and behind them the first ones of the part that is read next by the same mask.
+void HostBackend::ListKept(const CpuWeights& weights, const CpuWeights* next, uint32_t first, uint64_t mask,
+                           KeptRows* out) const {
   out->count = kernels_.kept_indices(mask, out->index);
   for (uint32_t i = 0; i < out->count; ++i) {
     out->rows[i] = weights.Row(first + out->index[i]);
   }
+  out->listed = out->count;
+  for (uint32_t i = 0; next != nullptr && i < std::min(out->count, host::kMostRowsAhead); ++i) {
+    out->rows[out->listed++] = next->Row(first + out->index[i]);
+  }
 }
 
 // y[i][j] = dot of neuron first + j with token i for the neurons that it keeps; 0 or anything for the others.
-void HostBackend::DotKept(const MoeBlock& b, const CpuWeights& weights, float* const* y) {
+void HostBackend::DotKept(const MoeBlock& b, const CpuWeights& weights, const CpuWeights& next,
+                          float* const* y) {
   WorkerScratch& scratch = workers_[b.worker];
   const EncodingDescriptor& e = weights.encoding;
   // Rounded rows meet one token after the other; panels pay only for tokens that want the same rows.
@@ -98,15 +105,15 @@ void HostBackend::DotKept(const MoeBlock& b, const CpuWeights& weights, float* c
     for (uint32_t j = 0; j < b.neurons; ++j) {
       w[j] = RowOrZero(weights, b.first + j);
     }
-    return DotForAll(b, {e, weights.cols, w, b.neurons, false}, y);
+    return DotForAll(b, {e, weights.cols, w, b.neurons, 0}, y);
   }
   float* const* dots = scratch.pointers + 2 * uint64_t{limits().max_tokens};
   const uint32_t lists = reading == Reading::kUnion ? 1 : b.tokens;
   for (uint32_t l = 0; l < lists; ++l) {
     const bool all = reading == Reading::kUnion;
     KeptRows kept;
-    ListKept(weights, b.first, all ? AnyKept(b) : scratch.keep[l], &kept);
-    const RowList list{e, weights.cols, kept.rows, kept.count, true};
+    ListKept(weights, &next, b.first, all ? AnyKept(b) : scratch.keep[l], &kept);
+    const RowList list{e, weights.cols, kept.rows, kept.count, kept.listed};
     if (all) {
       DotForAll(b, list, dots);
     } else {
@@ -163,7 +170,9 @@ uint32_t HostBackend::BlockCoefficients(const MoeBlock& b) {
   if (!lead_decides) {
     PrefetchDown(b);
   }
-  DotKept(b, up_leads ? expert.up : expert.gate, c);
+  const CpuWeights& lead = up_leads ? expert.up : expert.gate;
+  const CpuWeights& second = up_leads ? expert.gate : expert.up;
+  DotKept(b, lead, second, c);
   MakeFactors(b, up_leads, c);
   if (lead_decides) {
     for (uint32_t i = 0; i < b.tokens; ++i) {
@@ -171,7 +180,7 @@ uint32_t HostBackend::BlockCoefficients(const MoeBlock& b) {
     }
     PrefetchDown(b);
   }
-  DotKept(b, up_leads ? expert.gate : expert.up, other);
+  DotKept(b, second, expert.down, other);
   MakeFactors(b, !up_leads, other);
   uint32_t kept = 0;
   for (uint32_t i = 0; i < b.tokens; ++i) {
@@ -210,8 +219,8 @@ void HostBackend::BlockSums(const MoeBlock& b, float* const* sums) {
     for (uint32_t j = 0; j < b.neurons; ++j) {
       w[j] = RowOrZero(down, b.first + j);
     }
-    return DownList({down.encoding, down.cols, w, b.neurons, false}, scratch.pointers, b.tokens, false,
-                    b.worker, sums);
+    return DownList({down.encoding, down.cols, w, b.neurons, 0}, scratch.pointers, b.tokens, false, b.worker,
+                    sums);
   }
   if (reading == Reading::kTokens) {
     for (uint32_t i = 0; i < b.tokens; ++i) {
@@ -238,9 +247,9 @@ void HostBackend::SumKept(const MoeBlock& b, uint64_t mask, uint32_t begin, uint
     kernels_.compress_kept(scratch.pointers[i], mask, c[i]);
   }
   KeptRows kept;
-  ListKept(down, b.first, mask, &kept);
-  DownList({down.encoding, down.cols, kept.rows, kept.count, true}, c + begin, end - begin, false, b.worker,
-           sums + begin);
+  ListKept(down, nullptr, b.first, mask, &kept);
+  DownList({down.encoding, down.cols, kept.rows, kept.count, kept.listed}, c + begin, end - begin, false,
+           b.worker, sums + begin);
 }
 
 }  // namespace sluice

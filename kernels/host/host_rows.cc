@@ -8,10 +8,16 @@
 namespace sluice {
 namespace {
 
-// Rows to prefetch ahead in a list of gathered rows, which no hardware prefetcher can follow: 4 KiB of them.
-uint32_t RowsAhead(bool gathered, const EncodingDescriptor& e, uint32_t cols) {
+// Gathered rows, which no hardware prefetcher can follow, are prefetched 8 KiB ahead (measured on Zen 4).
+host::RowPrefetch PrefetchOf(const EncodingDescriptor& e, uint32_t cols, uint32_t listed,
+                             uint32_t bytes_ahead) {
+  constexpr uint64_t kAhead = 8192;
+  if (listed == 0) {
+    return {bytes_ahead, 0, 0};
+  }
   const uint64_t row_bytes = RowBytes(e, cols);
-  return gathered ? static_cast<uint32_t>(std::clamp<uint64_t>((4096 + row_bytes - 1) / row_bytes, 1, 8)) : 0;
+  const uint64_t rows = std::clamp<uint64_t>((kAhead + row_bytes - 1) / row_bytes, 1, host::kMostRowsAhead);
+  return {0, static_cast<uint32_t>(rows), listed};
 }
 
 }  // namespace
@@ -31,7 +37,7 @@ void HostBackend::DotList(const RowList& list, absl::Span<const uint32_t> tokens
     dot.y = y;
     dot.rows = list.count;
     dot.tokens = static_cast<uint32_t>(tokens.size());
-    dot.prefetch = prefetch_;
+    dot.prefetch = PrefetchOf(list.encoding, list.cols, list.listed, prefetch_);
     kernels_.quant_dot[host::QuantKindOf(e.encoding)](dot);
     return;
   }
@@ -45,8 +51,7 @@ void HostBackend::DotList(const RowList& list, absl::Span<const uint32_t> tokens
   dot.rows = list.count;
   dot.tokens = static_cast<uint32_t>(tokens.size());
   dot.cols = list.cols;
-  dot.prefetch = list.gathered ? 0 : prefetch_;
-  dot.rows_ahead = RowsAhead(list.gathered, e, list.cols);
+  dot.prefetch = PrefetchOf(list.encoding, list.cols, list.listed, prefetch_);
   kernels_.dot[host::RowKindOf(e.encoding)](dot);
 }
 
@@ -62,6 +67,7 @@ void HostBackend::DownList(const RowList& list, const float* const* c, uint32_t 
     down.neurons = list.count;
     down.tokens = tokens;
     down.add = add;
+    down.prefetch = PrefetchOf(list.encoding, list.cols, list.listed, prefetch_);
     down.scratch = scratch.quant_down;
     kernels_.quant_down[host::QuantKindOf(list.encoding.encoding)](down);
     return;
@@ -74,8 +80,7 @@ void HostBackend::DownList(const RowList& list, const float* const* c, uint32_t 
   down.tokens = tokens;
   down.cols = list.cols;
   down.add = add;
-  down.prefetch = list.gathered ? 0 : prefetch_;
-  down.rows_ahead = RowsAhead(list.gathered, list.encoding, list.cols);
+  down.prefetch = PrefetchOf(list.encoding, list.cols, list.listed, prefetch_);
   down.scratch = scratch.down;
   kernels_.down[host::RowKindOf(list.encoding.encoding)](down);
 }

@@ -17,6 +17,17 @@ namespace sluice::host {
 enum class RowKind : uint8_t { kBf16 = 0, kF16 = 1, kF32 = 2 };
 inline constexpr int kRowKinds = 3;
 
+// What a kernel that reads row after row prefetches; nothing by default.
+struct RowPrefetch {
+  uint32_t bytes = 0;  // so far ahead in memory
+  // Instead: the row so far ahead in the list `w`, for rows that do not follow each other in memory.
+  // `listed`: rows in the list, which may be more than the call computes: what comes after it.
+  uint32_t rows = 0;
+  uint32_t listed = 0;
+};
+
+inline constexpr uint32_t kMostRowsAhead = 12;
+
 // y[t][first + r] = dot(x[t], w[r]) for t < tokens, r < rows (section 2 a). Reads exactly `cols` values of
 // each. Rows are read one after the other: one sequential stream is what memory serves best.
 struct DotCall {
@@ -27,9 +38,7 @@ struct DotCall {
   uint32_t tokens = 0;
   uint32_t cols = 0;
   uint32_t first = 0;
-  uint32_t prefetch = 0;  // bytes to prefetch ahead, 0: none
-  // Rows to prefetch ahead instead: of rows that do not follow each other in memory. 0: none.
-  uint32_t rows_ahead = 0;
+  RowPrefetch prefetch;
 };
 
 // x in panels of gemm_tokens rows for GemmCall; missing rows of the last panel are zero.
@@ -100,7 +109,7 @@ struct QuantDotCall {
   uint32_t rows = 0;
   uint32_t tokens = 0;
   uint32_t first = 0;
-  uint32_t prefetch = 0;
+  RowPrefetch prefetch;
 };
 
 // One block of neurons into output columns [column, column + cols): s = sum over j < neurons of
@@ -115,8 +124,7 @@ struct DownCall {
   uint32_t column = 0;
   uint32_t cols = 0;
   bool add = false;
-  uint32_t prefetch = 0;
-  uint32_t rows_ahead = 0;   // as in DotCall
+  RowPrefetch prefetch;
   float* scratch = nullptr;  // DownScratchFloats(cols)
 };
 
@@ -129,6 +137,7 @@ struct QuantDownCall {
   uint32_t neurons = 0;  // at most 64
   uint32_t tokens = 0;
   bool add = false;
+  RowPrefetch prefetch;
   uint32_t* scratch = nullptr;  // QuantDownWords(cols), 4-byte words
 };
 

@@ -115,11 +115,13 @@ inline __m256 AddGroups(const RowShape& shape, const uint8_t* w, const QuantRow&
 }
 
 template <QuantKind kKind>
-float QuantDotRow(const RowShape& shape, const uint8_t* w, const QuantRow& x) {
+float QuantDotRow(const RowShape& shape, const uint8_t* w, const QuantRow& x, const uint8_t* ahead) {
   const uint32_t units = (shape.cols + 15) / 16;
   const uint32_t per_group = shape.group / 16;
+  LinesAhead lines(ahead, shape.bytes, (shape.groups + 7) / 8);
   __m256 lanes = _mm256_setzero_ps();
   for (uint32_t g = 0; g < shape.groups; g += 8) {
+    lines.Step();
     const uint32_t count = shape.groups - g < 8 ? shape.groups - g : 8;
     __m256i v[8];
     for (uint32_t i = 0; i < 8; ++i) {
@@ -134,9 +136,11 @@ float QuantDotRow(const RowShape& shape, const uint8_t* w, const QuantRow& x) {
 
 template <QuantKind kKind>
 void QuantDot(const QuantDotCall& call) {
+  const bool prefetch = KindOf(call.prefetch) != Prefetch::kNone;
   for (uint32_t r = 0; r < call.rows; ++r) {
     for (uint32_t t = 0; t < call.tokens; ++t) {
-      call.y[t][call.first + r] = QuantDotRow<kKind>(call.shape, call.w[r], call.x[t]);
+      const uint8_t* ahead = prefetch && t == 0 ? RowAhead(call.w, r, call.prefetch) : nullptr;
+      call.y[t][call.first + r] = QuantDotRow<kKind>(call.shape, call.w[r], call.x[t], ahead);
     }
   }
 }

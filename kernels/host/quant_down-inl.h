@@ -86,14 +86,27 @@ template <QuantKind kKind>
 void AddFourRows(const QuantDownCall& call, const DownFactors& f, uint32_t j, bool first, int32_t* sums) {
   const uint32_t last = call.neurons - 1;
   const uint8_t* w[4];
+  const uint8_t* ahead[4];
   for (uint32_t i = 0; i < 4; ++i) {
-    w[i] = call.w[j + i < last ? j + i : last];  // beyond the end the codes are 0
+    const uint32_t row = j + i < last ? j + i : last;  // beyond the end the codes are 0
+    w[i] = call.w[row];
+    ahead[i] = KindOf(call.prefetch) == Prefetch::kNone ? nullptr : RowAhead(call.w, row, call.prefetch);
   }
+  const uint32_t steps = (call.shape.cols + 63) / 64;
+  LinesAhead lines[4] = {{ahead[0], call.shape.bytes, steps},
+                         {ahead[1], call.shape.bytes, steps},
+                         {ahead[2], call.shape.bytes, steps},
+                         {ahead[3], call.shape.bytes, steps}};
   const uint32_t* pairs0 = f.pairs + uint64_t{j / 2} * f.padded_groups;
   const bool second = j + 2 < call.neurons;
   const uint32_t* pairs1 = second ? pairs0 + f.padded_groups : pairs0;
   GroupWalk groups(call.shape.group);
   for (uint32_t u = 0; u * 16 < call.shape.cols; ++u) {
+    if (u % 4 == 0) {
+      for (LinesAhead& of_row : lines) {
+        of_row.Step();
+      }
+    }
     const uint32_t g = groups.Next();
     __m256i* place = reinterpret_cast<__m256i*>(sums + uint64_t{u} * 16);
     __m256i s[2];
