@@ -221,12 +221,13 @@ class TransposedReader final : public RowReader {
     // two, and 16 destination rows stay in the first-level cache's associativity.
     constexpr uint32_t kTile = 16;
     const ElementType type = KeptType(matrix_);
+    const uint64_t element_bytes = ElementBytes(type);
     float tile[kTile];
     for (uint32_t first = 0; first < count; first += kTile) {
       const uint32_t width = std::min(kTile, count - first);
       for (uint64_t line = 0; line < matrix_.lines; ++line) {
         const uint64_t at = line * matrix_.length + next_column_ + first;
-        Widen(type, raw_.data() + at * ElementBytes(type), width, tile);
+        Widen(type, raw_.data() + at * element_bytes, width, tile);
         for (uint32_t i = 0; i < width; ++i) {
           if (!IsFinite(tile[i])) {
             const uint64_t column = next_column_ + first + i;
