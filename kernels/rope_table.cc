@@ -1,5 +1,6 @@
 #include "kernels/rope_table.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "common/status.h"
@@ -7,58 +8,145 @@
 namespace sluice {
 namespace {
 
-const char* RopeKindName(RopeKind kind) {
-  switch (kind) {
-    case RopeKind::kNone:
-      return "none";
-    case RopeKind::kDefault:
-      return "default";
-    case RopeKind::kLinear:
-      return "linear";
-    case RopeKind::kDynamic:
-      return "dynamic";
-    case RopeKind::kYarn:
-      return "yarn";
-    case RopeKind::kLongRope:
-      return "longrope";
-    case RopeKind::kLlama3:
-      return "llama3";
+constexpr double kPi = 3.14159265358979323846;
+
+absl::Status CheckPositive(double value, const char* name) {
+  if (!(value > 0) || !std::isfinite(value)) {
+    return absl::InvalidArgumentError(absl::StrCat("rope ", name, " is ", value, ", not positive"));
   }
-  return "unknown";
+  return absl::OkStatus();
+}
+
+// The pairs that turn `turns` times over the original context, as a (fractional) index of a pair.
+double PairOfTurns(const RopeConfig& rope, double turns) {
+  return rope.dimensions * std::log(rope.original_max_position / (turns * 2 * kPi)) /
+         (2 * std::log(rope.theta));
+}
+
+// Fast pairs keep their frequency, slow ones are slowed down by the factor, with a ramp between.
+absl::Status ScaleYarn(const RopeConfig& rope, std::vector<double>& frequencies) {
+  RETURN_IF_ERROR(CheckPositive(rope.factor, "factor"));
+  RETURN_IF_ERROR(CheckPositive(rope.original_max_position, "original_max_position"));
+  RETURN_IF_ERROR(CheckPositive(rope.beta_fast, "beta_fast"));
+  RETURN_IF_ERROR(CheckPositive(rope.beta_slow, "beta_slow"));
+  if (rope.theta == 1.0) {
+    return absl::InvalidArgumentError("rope theta is 1, which yarn cannot scale");
+  }
+  double low = PairOfTurns(rope, rope.beta_fast);
+  double high = PairOfTurns(rope, rope.beta_slow);
+  if (rope.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, rope.dimensions - 1.0);
+  if (low == high) {
+    high += 0.001;
+  }
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    const double slow = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    frequencies[i] = frequencies[i] / rope.factor * slow + frequencies[i] * (1 - slow);
+  }
+  return absl::OkStatus();
+}
+
+// Long waves are slowed down by the factor, short ones not, those between in part.
+absl::Status ScaleLlama3(const RopeConfig& rope, std::vector<double>& frequencies) {
+  RETURN_IF_ERROR(CheckPositive(rope.factor, "factor"));
+  RETURN_IF_ERROR(CheckPositive(rope.original_max_position, "original_max_position"));
+  RETURN_IF_ERROR(CheckPositive(rope.low_freq_factor, "low_freq_factor"));
+  RETURN_IF_ERROR(
+      CheckPositive(rope.high_freq_factor - rope.low_freq_factor, "high_freq_factor less low_freq_factor"));
+  const double context = rope.original_max_position;
+  for (double& frequency : frequencies) {
+    const double wave = 2 * kPi / frequency;
+    if (wave > context / rope.low_freq_factor) {
+      frequency = frequency / rope.factor;
+    } else if (wave >= context / rope.high_freq_factor) {
+      const double smooth =
+          (context / wave - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor);
+      frequency = (1 - smooth) * frequency / rope.factor + smooth * frequency;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ScaleLongRope(const RopeConfig& rope, bool long_text, std::vector<double>& frequencies) {
+  const std::vector<double>& factors = long_text ? rope.long_factors : rope.short_factors;
+  const char* name = long_text ? "long_factors" : "short_factors";
+  if (factors.size() != frequencies.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rope ", name, " are ", factors.size(), " numbers for ", frequencies.size(), " pairs"));
+  }
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    RETURN_IF_ERROR(CheckPositive(factors[i], name));
+    frequencies[i] = frequencies[i] / factors[i];
+  }
+  return absl::OkStatus();
+}
+
+double AttentionFactor(const RopeConfig& rope, bool long_text) {
+  return rope.kind == RopeKind::kLongRope && long_text ? rope.long_attention_factor : rope.attention_factor;
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<float>> ComputeRopeTable(const RopeConfig& rope, uint32_t positions, bool) {
+absl::StatusOr<std::vector<double>> RopeFrequencies(const RopeConfig& rope, bool long_text) {
   if (rope.kind == RopeKind::kNone) {
-    return std::vector<float>();
-  }
-  if (rope.kind != RopeKind::kDefault && rope.kind != RopeKind::kLinear) {
-    return absl::UnimplementedError(absl::StrCat("rope kind ", RopeKindName(rope.kind), " (",
-                                                 static_cast<int>(rope.kind), ") is not implemented"));
+    return std::vector<double>();
   }
   if (rope.dimensions == 0 || rope.dimensions % 2 != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("rope dimensions are ", rope.dimensions, ", not even and positive"));
   }
-  if (!(rope.theta > 0) || !std::isfinite(rope.theta)) {
-    return absl::InvalidArgumentError(absl::StrCat("rope theta is ", rope.theta, ", not positive"));
+  RETURN_IF_ERROR(CheckPositive(rope.theta, "theta"));
+  std::vector<double> frequencies(rope.dimensions / 2);
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    frequencies[i] = std::pow(rope.theta, -2.0 * static_cast<double>(i) / rope.dimensions);
   }
-  const double factor = rope.kind == RopeKind::kLinear ? rope.factor : 1.0;
-  if (!(factor > 0) || !std::isfinite(factor)) {
-    return absl::InvalidArgumentError(absl::StrCat("rope factor is ", factor, ", not positive"));
+  switch (rope.kind) {
+    case RopeKind::kNone:
+    case RopeKind::kDefault:
+      break;
+    case RopeKind::kLinear:
+      RETURN_IF_ERROR(CheckPositive(rope.factor, "factor"));
+      for (double& frequency : frequencies) {
+        frequency = frequency / rope.factor;
+      }
+      break;
+    case RopeKind::kYarn:
+      RETURN_IF_ERROR(ScaleYarn(rope, frequencies));
+      break;
+    case RopeKind::kLongRope:
+      RETURN_IF_ERROR(ScaleLongRope(rope, long_text, frequencies));
+      break;
+    case RopeKind::kLlama3:
+      RETURN_IF_ERROR(ScaleLlama3(rope, frequencies));
+      break;
+    case RopeKind::kDynamic:
+      return absl::UnimplementedError("rope kind dynamic is not implemented");
+    default:
+      return absl::UnimplementedError(
+          absl::StrCat("rope kind ", static_cast<int>(rope.kind), " is not implemented"));
   }
-  const uint32_t half = rope.dimensions / 2;
-  std::vector<double> frequencies(half);
-  for (uint32_t i = 0; i < half; ++i) {
-    frequencies[i] = std::pow(rope.theta, -2.0 * i / rope.dimensions) / factor;
+  return frequencies;
+}
+
+absl::StatusOr<std::vector<float>> ComputeRopeTable(const RopeConfig& rope, uint32_t positions,
+                                                    bool long_text) {
+  ASSIGN_OR_RETURN(const std::vector<double> frequencies, RopeFrequencies(rope, long_text));
+  if (frequencies.empty()) {
+    return std::vector<float>();
   }
-  std::vector<float> table(size_t{positions} * rope.dimensions);
+  const double attention_factor = AttentionFactor(rope, long_text);
+  RETURN_IF_ERROR(CheckPositive(attention_factor, "attention factor"));
+  const size_t half = frequencies.size();
+  std::vector<float> table(size_t{positions} * 2 * half);
   for (uint32_t p = 0; p < positions; ++p) {
-    float* row = table.data() + size_t{p} * rope.dimensions;
-    for (uint32_t i = 0; i < half; ++i) {
-      row[i] = static_cast<float>(std::cos(p * frequencies[i]));
-      row[half + i] = static_cast<float>(std::sin(p * frequencies[i]));
+    float* row = table.data() + size_t{p} * 2 * half;
+    for (size_t i = 0; i < half; ++i) {
+      row[i] = static_cast<float>(attention_factor * std::cos(p * frequencies[i]));
+      row[half + i] = static_cast<float>(attention_factor * std::sin(p * frequencies[i]));
     }
   }
   return table;

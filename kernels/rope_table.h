@@ -1,7 +1,9 @@
 // Tables of cos and sin for rotary positions, computed once in double on the CPU and uploaded: every backend
 // then rotates by the same numbers.
 //
-// Thread safety: a pure function.
+// Source of the kinds: Hugging Face transformers, modeling_rope_utils.
+//
+// Thread safety: pure functions.
 #ifndef SLUICE_KERNELS_ROPE_TABLE_H_
 #define SLUICE_KERNELS_ROPE_TABLE_H_
 
@@ -13,11 +15,17 @@
 
 namespace sluice {
 
+// `long_text`, here and below: kLongRope's values for texts beyond original_max_position; no other kind has
+// values of its own for them.
+//
+// The frequency of each pair, rope.dimensions / 2 of them; empty for kNone. UNIMPLEMENTED by name: kDynamic,
+// whose frequencies change with the text's length. INVALID_ARGUMENT naming the field and its value: what the
+// kind needs and cannot be (odd or zero dimensions, theta <= 0, factors <= 0, counts that do not match).
+absl::StatusOr<std::vector<double>> RopeFrequencies(const RopeConfig& rope, bool long_text = false);
+
 // float32 [positions][2][dims / 2] with dims = rope.dimensions: for position p and pair i
-// cos(p * f_i), then sin(p * f_i), f_i = theta^(-2 i / dims) / factor of the kind. Kinds kDefault and
-// kLinear; kNone gives an empty table; others are UNIMPLEMENTED by name. INVALID_ARGUMENT: odd or zero
-// dimensions, theta <= 0, factor <= 0.
-// `long_text`: kLongRope's table for texts beyond original_max_position; no other kind has one of its own.
+// a * cos(p * f_i), then a * sin(p * f_i); f_i: RopeFrequencies, a: the kind's attention factor. Errors as
+// RopeFrequencies.
 absl::StatusOr<std::vector<float>> ComputeRopeTable(const RopeConfig& rope, uint32_t positions,
                                                     bool long_text = false);
 
