@@ -31,8 +31,8 @@ struct BackendLimits {
   uint32_t max_sequences = 0;  // SequenceRows of one call
   uint32_t max_cols = 0;       // the longest row of MatMul: max(hidden, heads * head_dim)
   uint32_t hidden = 0;
-  uint32_t heads = 0;
-  uint32_t head_dim = 0;
+  uint32_t heads = 0;        // of q, and the delta rule's value heads
+  uint32_t head_dim = 0;     // the longest K row of a head, and the delta rule's key_dim and value_dim
   uint32_t max_context = 0;  // positions of one sequence
   uint32_t experts = 0;
   uint32_t top_k = 0;

@@ -32,9 +32,15 @@ inline constexpr uint64_t KvScaleOffset(uint32_t kv_heads, uint32_t head_dim, ui
   return uint64_t{kv_heads} * kPageTokens * head_dim + (uint64_t{kv_head} * kPageTokens + token) * 4;
 }
 
-// Bytes of one page of K (V takes as many).
+// Bytes of one page of K (V takes as many, if there is V).
 inline constexpr uint64_t KvPageBytes(KvType type, uint32_t kv_heads, uint32_t head_dim) {
   return uint64_t{kv_heads} * kPageTokens * (KvRowBytes(type, head_dim) + (type == KvType::kQ8 ? 4 : 0));
+}
+
+// Bytes of a page of K and its page of V; of K alone where values lie within K rows (value_dim < head_dim;
+// 0: head_dim).
+inline constexpr uint64_t KvPairBytes(KvType type, uint32_t kv_heads, uint32_t head_dim, uint32_t value_dim) {
+  return (value_dim == 0 || value_dim == head_dim ? 2 : 1) * KvPageBytes(type, kv_heads, head_dim);
 }
 
 }  // namespace sluice

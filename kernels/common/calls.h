@@ -42,7 +42,9 @@ struct CpuWeights {
 };
 
 struct CpuNorm {
+  NormKind kind = NormKind::kRms;
   const float* weight = nullptr;  // nullptr: no norm
+  const float* bias = nullptr;    // kLayer: nullptr: none
   float epsilon = 0;
 };
 
@@ -83,12 +85,13 @@ struct MatMulCall {
 
 struct CpuKv {
   KvType type = KvType::kF16;
-  uint8_t* k = nullptr;  // written by RopeKv only
-  uint8_t* v = nullptr;
+  uint8_t* k = nullptr;  // written by RopeKv and LatentKv only
+  uint8_t* v = nullptr;  // k where values lie within K rows
   uint64_t page_stride = 0;
   uint32_t pages = 0;
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
+  uint32_t value_dim = 0;  // head_dim; less: values lie within K rows
 };
 
 struct RopeKvCall {
@@ -97,8 +100,28 @@ struct RopeKvCall {
   InRows v;
   uint32_t tokens = 0;
   uint32_t heads = 0;
+  QkNorm qk_norm = QkNorm::kNone;
   CpuNorm q_norm;
   CpuNorm k_norm;
+  float clip = 0;  // 0: none
+  float temperature_scale = 0;
+  uint32_t temperature_floor = 0;
+  const float* rope_table = nullptr;
+  uint32_t rope_dims = 0;
+  bool rope_interleaved = false;
+  absl::Span<const SequenceRows> sequences;
+  CpuKv kv;
+};
+
+struct LatentKvCall {
+  InRows q;
+  uint32_t nope_dim = 0;
+  InRows latent;
+  OutRows q_out;
+  uint32_t tokens = 0;
+  uint32_t heads = 0;
+  uint32_t kv_rank = 0;
+  CpuNorm norm;
   const float* rope_table = nullptr;
   uint32_t rope_dims = 0;
   bool rope_interleaved = false;
@@ -112,15 +135,59 @@ struct AttentionCall {
   uint32_t heads = 0;
   float scale = 0;
   uint32_t sliding_window = 0;
+  uint32_t chunk = 0;
+  const float* sinks = nullptr;  // [heads], nullptr: none
   absl::Span<const SequenceRows> sequences;
   CpuKv kv;
   OutRows out;
 };
 
-// The first position that the query at `position` sees.
-inline uint32_t FirstVisible(uint32_t position, uint32_t sliding_window) {
-  return sliding_window == 0 || position < sliding_window ? 0 : position - sliding_window + 1;
+// The first position that the query at `position` sees; never less for a later one.
+inline uint32_t FirstVisible(uint32_t position, uint32_t sliding_window, uint32_t chunk) {
+  const uint32_t window =
+      sliding_window == 0 || position < sliding_window ? 0 : position - sliding_window + 1;
+  const uint32_t chunk_start = chunk == 0 ? 0 : position / chunk * chunk;
+  return window > chunk_start ? window : chunk_start;
 }
+inline uint32_t FirstVisible(uint32_t position, const AttentionCall& call) {
+  return FirstVisible(position, call.sliding_window, call.chunk);
+}
+
+struct HeadMatMulCall {
+  InRows x;
+  uint64_t x_head_stride = 0;
+  uint32_t tokens = 0;
+  uint32_t heads = 0;
+  CpuWeights weights;
+  OutRows y;
+  uint64_t y_head_stride = 0;
+};
+
+struct GatedDeltaCall {
+  InRows qkv;
+  InRows z;
+  InRows beta;
+  InRows decay;
+  uint32_t tokens = 0;
+  DeltaConfig shape;
+  const float* conv = nullptr;
+  const float* a_log = nullptr;
+  const float* dt_bias = nullptr;
+  CpuNorm norm;
+  absl::Span<const SequenceRows> sequences;
+  absl::Span<const uint32_t> from;
+  absl::Span<const uint32_t> to;
+  float* states = nullptr;
+  uint64_t slot_stride = 0;  // floats
+  OutRows out;
+  uint32_t ConvCols() const {
+    return 2 * shape.key_heads * shape.key_dim + shape.value_heads * shape.value_dim;
+  }
+  // Floats of a slot before the recurrent states, and of one head's state.
+  uint64_t ConvFloats() const { return uint64_t{shape.conv_kernel - 1} * ConvCols(); }
+  uint64_t HeadFloats() const { return uint64_t{shape.key_dim} * shape.value_dim; }
+};
+inline constexpr uint32_t kMaxConvKernel = 16;
 
 struct RouterCall {
   InRows logits;

@@ -56,7 +56,10 @@ class CpuBackend : public Backend, public Queue {
   virtual void Run(const NormCall& call) = 0;
   virtual void Run(const MatMulCall& call) = 0;
   virtual void Run(const RopeKvCall& call) = 0;
+  virtual void Run(const LatentKvCall& call) = 0;
   virtual void Run(const AttentionCall& call) = 0;
+  virtual void Run(const HeadMatMulCall& call) = 0;
+  virtual void Run(const GatedDeltaCall& call) = 0;
   virtual void Run(const SigmoidGateCall& call) = 0;
   virtual void Run(const ScaleRowsCall& call) = 0;
   virtual void Run(const RouterCall& call) = 0;

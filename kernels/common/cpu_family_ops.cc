@@ -5,8 +5,38 @@
 
 namespace sluice {
 
-absl::Status CpuBackend::HeadMatMul(const HeadMatMulArgs&) {
-  return Resolver(memory_, "HeadMatMul").Unimplemented("this device has no kernel for it");
+absl::Status CpuBackend::HeadMatMul(const HeadMatMulArgs& args) {
+  const Resolver r(memory_, "HeadMatMul");
+  HeadMatMulCall call;
+  RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Within(args.heads, limits_.heads, "heads"));
+  RETURN_IF_ERROR(r.Within(args.weights.cols, limits_.max_cols, "cols"));
+  RETURN_IF_ERROR(r.Weights(args.weights, false, "weights", &call.weights));
+  if (args.weights.rows == 0 || args.weights.rows % args.heads != 0) {
+    return r.Invalid(absl::StrCat(args.weights.rows, " rows do not divide over ", args.heads, " heads"));
+  }
+  const uint64_t rows = args.weights.rows / args.heads;
+  if (args.heads > 1 && (args.x_head_stride < args.weights.cols || args.y_head_stride < rows)) {
+    return r.Invalid(absl::StrCat("head strides of ", args.x_head_stride, " and ", args.y_head_stride,
+                                  " for heads of ", args.weights.cols, " and ", rows));
+  }
+  if (args.x_head_stride > UINT32_MAX || args.y_head_stride > UINT32_MAX) {
+    return r.Invalid(absl::StrCat("head strides of ", args.x_head_stride, " and ", args.y_head_stride));
+  }
+  const uint64_t x_cols = (args.heads - 1) * args.x_head_stride + args.weights.cols;
+  const uint64_t y_cols = (args.heads - 1) * args.y_head_stride + rows;
+  RETURN_IF_ERROR(r.In(args.x, args.tokens, x_cols, "x", &call.x));
+  RETURN_IF_ERROR(r.Out(args.y, args.tokens, y_cols, "y", &call.y));
+  if (Overlap(call.x.base, call.x.stride, x_cols, call.y.base, call.y.stride, y_cols, args.tokens,
+              args.tokens)) {
+    return r.Invalid("y overlaps x");
+  }
+  call.x_head_stride = args.x_head_stride;
+  call.y_head_stride = args.y_head_stride;
+  call.tokens = args.tokens;
+  call.heads = args.heads;
+  Run(call);
+  return absl::OkStatus();
 }
 
 absl::Status CpuBackend::SigmoidGate(const SigmoidGateArgs& args) {
@@ -43,14 +73,6 @@ absl::Status CpuBackend::ScaleRows(const ScaleRowsArgs& args) {
   call.cols = args.cols;
   Run(call);
   return absl::OkStatus();
-}
-
-absl::Status CpuBackend::LatentKvWrite(const LatentKvArgs&) {
-  return Resolver(memory_, "LatentKvWrite").Unimplemented("this device has no kernel for it");
-}
-
-absl::Status CpuBackend::GatedDelta(const GatedDeltaArgs&) {
-  return Resolver(memory_, "GatedDelta").Unimplemented("this device has no kernel for it");
 }
 
 }  // namespace sluice

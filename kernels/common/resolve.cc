@@ -162,9 +162,16 @@ absl::Status Resolver::Norm(const NormSpec& spec, uint64_t cols, const char* wha
   if (!spec.weight) {
     return absl::OkStatus();
   }
-  if (spec.kind != NormKind::kRms || spec.bias) {
-    return Unimplemented(absl::StrCat(what, ": layer norm"));
+  if (spec.kind != NormKind::kRms && spec.kind != NormKind::kLayer) {
+    return Unimplemented(absl::StrCat(what, ": norm kind ", static_cast<int>(spec.kind)));
   }
+  if (spec.bias) {
+    if (spec.kind != NormKind::kLayer) {
+      return Invalid(absl::StrCat(what, ": a bias with an RMS norm"));
+    }
+    RETURN_IF_ERROR(InFloats(spec.bias, cols, "norm bias", &out->bias));
+  }
+  out->kind = spec.kind;
   out->epsilon = spec.epsilon;
   return InFloats(spec.weight, cols, what, &out->weight);
 }
@@ -181,6 +188,11 @@ absl::Status Resolver::Kv(const KvView& view, bool writing, CpuKv* out) const {
     return Invalid(absl::StrCat("KV page stride of ", view.page_stride, " bytes is not a multiple of 4"));
   }
   const uint64_t page_bytes = KvPageBytes(view.type, view.kv_heads, view.head_dim);
+  const uint32_t value_dim = view.value_dim == 0 ? view.head_dim : view.value_dim;
+  if (value_dim > view.head_dim || (value_dim < view.head_dim && view.v != view.k)) {
+    return Invalid(absl::StrCat("KV cache with values of ", value_dim, " beside K rows of ", view.head_dim,
+                                ": fewer lie within K rows, more do not exist"));
+  }
   const std::byte* k = nullptr;
   const std::byte* v = nullptr;
   RETURN_IF_ERROR(Place(view.k, view.pages, view.page_stride, page_bytes, writing, "K cache", &k));
@@ -189,19 +201,19 @@ absl::Status Resolver::Kv(const KvView& view, bool writing, CpuKv* out) const {
     return Invalid("the KV cache is not aligned to 4 bytes");
   }
   out->type = view.type;
-  // Only RopeKv, which resolves with `writing`, writes through these.
+  // Only RopeKv and LatentKv, which resolve with `writing`, write through these.
   out->k = reinterpret_cast<uint8_t*>(const_cast<std::byte*>(k));
   out->v = reinterpret_cast<uint8_t*>(const_cast<std::byte*>(v));
   out->page_stride = view.page_stride;
   out->pages = view.pages;
   out->kv_heads = view.kv_heads;
   out->head_dim = view.head_dim;
+  out->value_dim = value_dim;
   return absl::OkStatus();
 }
 
-absl::Status Resolver::Sequences(absl::Span<const SequenceRows> sequences, uint32_t tokens,
-                                 uint32_t sliding_window, uint32_t max_sequences, uint32_t max_context,
-                                 uint32_t cache_pages) const {
+absl::Status Resolver::BatchRows(absl::Span<const SequenceRows> sequences, uint32_t tokens,
+                                 uint32_t max_sequences, uint32_t max_context) const {
   RETURN_IF_ERROR(Within(sequences.size(), max_sequences, "the number of sequences"));
   uint64_t next_row = 0;
   for (const SequenceRows& s : sequences) {
@@ -211,11 +223,21 @@ absl::Status Resolver::Sequences(absl::Span<const SequenceRows> sequences, uint3
                                   " after row ", next_row));
     }
     next_row = uint64_t{s.first_row} + s.rows;
-    if (end > max_context || s.pages.size() < (end + kPageTokens - 1) / kPageTokens) {
-      return Invalid(absl::StrCat("a sequence ends at position ", end, " with ", s.pages.size(),
-                                  " pages; the context is ", max_context));
+    if (end > max_context) {
+      return Invalid(absl::StrCat("a sequence ends at position ", end, "; the context is ", max_context));
     }
-    const uint32_t first = FirstVisible(s.first_position, sliding_window);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Resolver::Pages(absl::Span<const SequenceRows> sequences, uint32_t sliding_window,
+                             uint32_t chunk, uint32_t cache_pages) const {
+  for (const SequenceRows& s : sequences) {
+    const uint64_t end = uint64_t{s.first_position} + s.rows;
+    if (s.pages.size() < (end + kPageTokens - 1) / kPageTokens) {
+      return Invalid(absl::StrCat("a sequence ends at position ", end, " with ", s.pages.size(), " pages"));
+    }
+    const uint32_t first = FirstVisible(s.first_position, sliding_window, chunk);
     for (uint64_t page = first / kPageTokens; page * kPageTokens < end; ++page) {
       if (s.pages[page] >= cache_pages) {
         return Invalid(absl::StrCat("page ", page, " of a sequence is ", s.pages[page], " of ", cache_pages));
@@ -223,6 +245,23 @@ absl::Status Resolver::Sequences(absl::Span<const SequenceRows> sequences, uint3
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status Resolver::RopeTable(BufferRef table, uint32_t positions, uint32_t dims, uint64_t head_dim,
+                                 absl::Span<const SequenceRows> sequences, const float** out) const {
+  if (dims % 2 != 0 || dims > head_dim) {
+    return Invalid(absl::StrCat("rope over ", dims, " of ", head_dim, " values"));
+  }
+  if (dims == 0) {
+    return absl::OkStatus();
+  }
+  for (const SequenceRows& s : sequences) {
+    if (uint64_t{s.first_position} + s.rows > positions) {
+      return Invalid(absl::StrCat("position ", s.first_position + s.rows - 1, " is beyond the rope table's ",
+                                  positions));
+    }
+  }
+  return InFloats(table, uint64_t{positions} * dims, "rope table", out);
 }
 
 bool Overlap(const float* a, uint64_t a_stride, uint64_t a_cols, const float* b, uint64_t b_stride,

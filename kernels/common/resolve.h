@@ -38,9 +38,15 @@ class Resolver {
 
   absl::Status Kv(const KvView& view, bool writing, CpuKv* out) const;
 
-  // Every sequence: rows inside [0, tokens), pages for all its positions from `sliding_window` on.
-  absl::Status Sequences(absl::Span<const SequenceRows> sequences, uint32_t tokens, uint32_t sliding_window,
-                         uint32_t max_sequences, uint32_t max_context, uint32_t cache_pages) const;
+  // Every sequence's rows lie inside [0, tokens), in order, at positions below max_context.
+  absl::Status BatchRows(absl::Span<const SequenceRows> sequences, uint32_t tokens, uint32_t max_sequences,
+                         uint32_t max_context) const;
+  // Every sequence has pages for all positions that its rows see.
+  absl::Status Pages(absl::Span<const SequenceRows> sequences, uint32_t sliding_window, uint32_t chunk,
+                     uint32_t cache_pages) const;
+  // A table for `dims` of a head's values and all positions of the sequences; stays empty without dims.
+  absl::Status RopeTable(BufferRef table, uint32_t positions, uint32_t dims, uint64_t head_dim,
+                         absl::Span<const SequenceRows> sequences, const float** out) const;
 
   // value in 1..limit.
   absl::Status Within(uint64_t value, uint64_t limit, const char* what) const;

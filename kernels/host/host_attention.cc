@@ -1,4 +1,4 @@
-// RopeKvWrite and Attention. The queries of one sequence and one KV head are cut into blocks; a block walks
+// Attention. The queries of one sequence and one KV head are cut into blocks; a block walks
 // its spans in order. When there are too few blocks for the threads (one long context being decoded) each
 // span is a task of its own and the last one to finish puts the block together: the same sums in the same
 // order.
@@ -11,67 +11,36 @@
 namespace sluice {
 namespace {
 
-// m, l and o of up to kSpanQueries queries: [query] m, [query] l, [query][head_dim] o.
+// m, l and o of up to kSpanQueries queries: [query] m, [query] l, [query][value_dim] o.
 struct Partials {
   float* m;
   float* l;
   float* o;
-  uint32_t head_dim;
-  Partials(float* memory, uint32_t head_dim)
-      : m(memory), l(memory + host::kSpanQueries), o(memory + 2 * host::kSpanQueries), head_dim(head_dim) {}
-  static uint64_t Floats(uint32_t head_dim) { return uint64_t{host::kSpanQueries} * (head_dim + 2); }
+  uint32_t value_dim;
+  Partials(float* memory, uint32_t value_dim)
+      : m(memory), l(memory + host::kSpanQueries), o(memory + 2 * host::kSpanQueries), value_dim(value_dim) {}
+  static uint64_t Floats(uint32_t value_dim) { return uint64_t{host::kSpanQueries} * (value_dim + 2); }
 };
 
-// Puts query `i` of the next span behind that query's sum so far (ARITHMETIC.md 6).
-void Append(const host::KernelTable& kernels, const Partials& next, const Partials& sum, uint32_t i) {
-  const float m = std::max(sum.m[i], next.m[i]);
+// Puts m, l and o of the next span of a query behind its sum so far (ARITHMETIC.md 6).
+void Append(const host::KernelTable& kernels, float next_m, const float* next_l, const float* next_o,
+            uint32_t value_dim, float* m, float* l, float* o) {
+  const float largest = std::max(*m, next_m);
   // exp of one value: the lane sum of a single term is the term.
-  const float a = kernels.exp_sum(&sum.m[i], m, 1, nullptr);
-  const float b = kernels.exp_sum(&next.m[i], m, 1, nullptr);
-  kernels.scale_add(next.l + i, b, a, 1, sum.l + i);
-  kernels.scale_add(next.o + uint64_t{i} * next.head_dim, b, a, sum.head_dim,
-                    sum.o + uint64_t{i} * sum.head_dim);
-  sum.m[i] = m;
+  const float a = kernels.exp_sum(m, largest, 1, nullptr);
+  const float b = kernels.exp_sum(&next_m, largest, 1, nullptr);
+  kernels.scale_add(next_l, b, a, 1, l);
+  kernels.scale_add(next_o, b, a, value_dim, o);
+  *m = largest;
+}
+
+// The same for query `i` of both.
+void Append(const host::KernelTable& kernels, const Partials& next, const Partials& sum, uint32_t i) {
+  const uint64_t place = uint64_t{i} * sum.value_dim;
+  Append(kernels, next.m[i], next.l + i, next.o + place, sum.value_dim, sum.m + i, sum.l + i, sum.o + place);
 }
 
 }  // namespace
-
-void HostBackend::Run(const RopeKvCall& call) {
-  const CpuKv& kv = call.kv;
-  const uint32_t half = call.rope_dims / 2;
-  const auto rotate = [&](float* head, const float* cos_sin, const CpuNorm& norm) {
-    if (norm.weight != nullptr) {
-      kernels_.rms_norm(head, kv.head_dim, norm.weight, norm.epsilon, head);
-    }
-    kernels_.rope(head, cos_sin, cos_sin + half, half, call.rope_interleaved);
-  };
-  const auto store = [&](uint8_t* page, uint32_t head, uint32_t token, const float* values) {
-    const float scale = kernels_.store_kv(kv.type, values, kv.head_dim,
-                                          page + KvRowOffset(kv.type, kv.head_dim, head, token));
-    if (kv.type == KvType::kQ8) {
-      std::memcpy(page + KvScaleOffset(kv.kv_heads, kv.head_dim, head, token), &scale, sizeof scale);
-    }
-  };
-  const uint64_t row_work = uint64_t{call.heads + 2 * kv.kv_heads} * kv.head_dim * 4;
-  for (const SequenceRows& sequence : call.sequences) {
-    RunTiles(sequence.rows, row_work * sequence.rows, [&](uint32_t i, uint32_t worker) {
-      const uint32_t position = sequence.first_position + i;
-      const uint32_t t = sequence.first_row + i;
-      const float* cos_sin = call.rope_table + uint64_t{position} * call.rope_dims;
-      for (uint32_t h = 0; h < call.heads; ++h) {
-        rotate(call.q.Row(t) + uint64_t{h} * kv.head_dim, cos_sin, call.q_norm);
-      }
-      const uint64_t page = sequence.pages[position / kPageTokens] * kv.page_stride;
-      float* head = workers_[worker].span;
-      for (uint32_t h = 0; h < kv.kv_heads; ++h) {
-        std::memcpy(head, call.k.Row(t) + uint64_t{h} * kv.head_dim, kv.head_dim * sizeof(float));
-        rotate(head, cos_sin, call.k_norm);
-        store(kv.k + page, h, position % kPageTokens, head);
-        store(kv.v + page, h, position % kPageTokens, call.v.Row(t) + uint64_t{h} * kv.head_dim);
-      }
-    });
-  }
-}
 
 // Fills tasks_: one per block, or one per span of a block.
 void HostBackend::PlanAttention(const AttentionCall& call) {
@@ -88,7 +57,7 @@ void HostBackend::PlanAttention(const AttentionCall& call) {
         task.queries = std::min(host::kSpanQueries, queries - q);
         const uint32_t first_position = sequence.first_position + q / group;
         const uint32_t last_position = sequence.first_position + (q + task.queries - 1) / group;
-        task.first_span = FirstVisible(first_position, call.sliding_window) / kSpanTokens;
+        task.first_span = FirstVisible(first_position, call) / kSpanTokens;
         task.spans = last_position / kSpanTokens - task.first_span + 1;
         tasks_.push_back(task);
       }
@@ -102,7 +71,7 @@ void HostBackend::PlanAttention(const AttentionCall& call) {
   for (const AttentionTask& task : tasks_) {
     spans += task.spans;
   }
-  const uint64_t floats = Partials::Floats(call.kv.head_dim);
+  const uint64_t floats = Partials::Floats(call.kv.value_dim);
   if (spans * floats > partial_floats_ || spans + blocks > tasks_.capacity()) {
     return;
   }
@@ -133,7 +102,7 @@ void HostBackend::ComputeSpan(const AttentionCall& call, const AttentionTask& ta
   const SequenceRows& sequence = *task.sequence;
   const uint32_t group = call.heads / kv.kv_heads;
   const uint32_t base = span * kSpanTokens;
-  const Partials out(results, kv.head_dim);
+  const Partials out(results, kv.value_dim);
   const float* q[host::kSpanQueries];
   float* o[host::kSpanQueries];
   uint32_t low[host::kSpanQueries];
@@ -143,14 +112,14 @@ void HostBackend::ComputeSpan(const AttentionCall& call, const AttentionTask& ta
   for (uint32_t i = 0; i < task.queries; ++i) {
     const uint32_t row = (task.first_query + i) / group;
     const uint32_t position = sequence.first_position + row;
-    const uint32_t visible = FirstVisible(position, call.sliding_window);
+    const uint32_t visible = FirstVisible(position, call);
     if (position < base || visible >= base + kSpanTokens) {
       first += count == 0 ? 1 : 0;
       continue;
     }
     const uint64_t head = uint64_t{task.kv_head} * group + (task.first_query + i) % group;
     q[count] = call.q.Row(sequence.first_row + row) + head * kv.head_dim;
-    o[count] = out.o + uint64_t{i} * kv.head_dim;
+    o[count] = out.o + uint64_t{i} * kv.value_dim;
     low[count] = std::max(visible, base);
     high[count] = std::min(position, base + kSpanTokens - 1);
     ++count;
@@ -187,6 +156,7 @@ void HostBackend::ComputeSpan(const AttentionCall& call, const AttentionTask& ta
   c.first = begin;
   c.count = end - begin;
   c.head_dim = kv.head_dim;
+  c.value_dim = kv.value_dim;
   c.scale = call.scale;
   c.queries = count;
   c.q = q;
@@ -201,8 +171,8 @@ void HostBackend::ComputeSpan(const AttentionCall& call, const AttentionTask& ta
 }
 
 void HostBackend::AttentionBlock(const AttentionCall& call, const AttentionTask& task, uint32_t worker) {
-  const uint32_t head_dim = call.kv.head_dim;
-  const uint64_t floats = Partials::Floats(head_dim);
+  const uint32_t value_dim = call.kv.value_dim;
+  const uint64_t floats = Partials::Floats(value_dim);
   uint32_t first = 0;
   uint32_t end = 0;
   if (task.block_spans > 0) {
@@ -213,8 +183,8 @@ void HostBackend::AttentionBlock(const AttentionCall& call, const AttentionTask&
     }
     return;
   }
-  const Partials sum(workers_[worker].span + host::kSpanScratchFloats, head_dim);
-  const Partials next(workers_[worker].span + host::kSpanScratchFloats + floats, head_dim);
+  const Partials sum(workers_[worker].span + host::kSpanScratchFloats, value_dim);
+  const Partials next(workers_[worker].span + host::kSpanScratchFloats + floats, value_dim);
   uint64_t started = 0;  // a bit per query: its sum has begun
   static_assert(host::kSpanQueries <= 64);
   for (uint32_t s = 0; s < task.spans; ++s) {
@@ -227,37 +197,47 @@ void HostBackend::AttentionBlock(const AttentionCall& call, const AttentionTask&
       started |= uint64_t{1} << i;
       sum.m[i] = next.m[i];
       sum.l[i] = next.l[i];
-      std::memcpy(sum.o + uint64_t{i} * head_dim, next.o + uint64_t{i} * head_dim, head_dim * sizeof(float));
+      std::memcpy(sum.o + uint64_t{i} * value_dim, next.o + uint64_t{i} * value_dim,
+                  value_dim * sizeof(float));
     }
   }
-  const uint32_t group = call.heads / call.kv.kv_heads;
   for (uint32_t i = 0; i < task.queries; ++i) {
-    const uint32_t query = task.first_query + i;
-    const uint64_t head = uint64_t{task.kv_head} * group + query % group;
-    float* out = call.out.Row(task.sequence->first_row + query / group) + head * head_dim;
-    kernels_.divide(sum.o + uint64_t{i} * head_dim, sum.l[i], head_dim, out);
+    WriteQuery(call, task, i, sum.m + i, sum.l + i, sum.o + uint64_t{i} * value_dim);
   }
+}
+
+// A query's output from the sum over all its spans, which it changes.
+void HostBackend::WriteQuery(const AttentionCall& call, const AttentionTask& task, uint32_t i, float* m,
+                             float* l, float* o) {
+  const uint32_t value_dim = call.kv.value_dim;
+  const uint32_t group = call.heads / call.kv.kv_heads;
+  const uint32_t query = task.first_query + i;
+  const uint64_t head = uint64_t{task.kv_head} * group + query % group;
+  if (call.sinks != nullptr) {
+    constexpr float kOne = 1.0f;
+    Append(kernels_, call.sinks[head], &kOne, reinterpret_cast<const float*>(zero_row_), value_dim, m, l, o);
+  }
+  kernels_.divide(o, *l, value_dim,
+                  call.out.Row(task.sequence->first_row + query / group) + head * value_dim);
 }
 
 // The spans of a split block, all computed, in order.
 void HostBackend::FinishQueries(const AttentionCall& call, const AttentionTask& task) {
-  const uint32_t head_dim = call.kv.head_dim;
+  const uint32_t value_dim = call.kv.value_dim;
   const uint32_t group = call.heads / call.kv.kv_heads;
   for (uint32_t i = 0; i < task.queries; ++i) {
     const uint32_t query = task.first_query + i;
     const uint32_t position = task.sequence->first_position + query / group;
-    const uint32_t first = FirstVisible(position, call.sliding_window) / kSpanTokens;
+    const uint32_t first = FirstVisible(position, call) / kSpanTokens;
     const auto span = [&](uint32_t s) {
-      return Partials(partials_ + task.partial + (s - task.block_first_span) * Partials::Floats(head_dim),
-                      head_dim);
+      return Partials(partials_ + task.partial + (s - task.block_first_span) * Partials::Floats(value_dim),
+                      value_dim);
     };
     const Partials sum = span(first);
     for (uint32_t s = first + 1; s <= position / kSpanTokens; ++s) {
       Append(kernels_, span(s), sum, i);
     }
-    const uint64_t head = uint64_t{task.kv_head} * group + query % group;
-    float* out = call.out.Row(task.sequence->first_row + query / group) + head * head_dim;
-    kernels_.divide(sum.o + uint64_t{i} * head_dim, sum.l[i], head_dim, out);
+    WriteQuery(call, task, i, sum.m + i, sum.l + i, sum.o + uint64_t{i} * value_dim);
   }
 }
 

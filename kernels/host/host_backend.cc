@@ -66,7 +66,7 @@ absl::Status HostBackend::AllocateScratch() {
   RETURN_IF_ERROR(Reserve(partial_floats_, "partial sums", &partials_));
   RETURN_IF_ERROR(Reserve(slots * coefficient_stride_, "expert coefficients", &coefficients_));
   uint8_t* zeros = nullptr;
-  RETURN_IF_ERROR(Reserve(uint64_t{cols} * 4 + 64, "zero row", &zeros));
+  RETURN_IF_ERROR(Reserve(uint64_t{std::max(cols, l.head_dim)} * 4 + 64, "zero row", &zeros));
   zero_row_ = zeros;
   for (WorkerScratch& w : workers_) {
     RETURN_IF_ERROR(Reserve(host::GemmScratchFloats(cols), "tile scratch", &w.gemm));
@@ -75,6 +75,8 @@ absl::Status HostBackend::AllocateScratch() {
     RETURN_IF_ERROR(Reserve(host::kSpanScratchFloats + 2 * host::kSpanQueries * (uint64_t{l.head_dim} + 2),
                             "attention scratch", &w.span));
     RETURN_IF_ERROR(Reserve(4 * uint64_t{l.experts}, "router scratch", &w.router));
+    RETURN_IF_ERROR(Reserve(uint64_t{l.heads} * l.head_dim, "heads of a row", &w.heads));
+    RETURN_IF_ERROR(Reserve(uint64_t{kMaxConvKernel + 2} * 3 * l.head_dim, "delta scratch", &w.delta));
     RETURN_IF_ERROR(Reserve(kFusedTokens * x_stride_, "block sums", &w.sums));
     RETURN_IF_ERROR(Reserve(3 * tokens * kNeuronBlock, "tile outputs", &w.tile));
     RETURN_IF_ERROR(Reserve(3 * tokens, "tile rows", &w.pointers));
@@ -85,6 +87,12 @@ absl::Status HostBackend::AllocateScratch() {
     for (uint64_t i = 0; i < 3 * tokens; ++i) {
       w.pointers[i] = w.tile + i * kNeuronBlock;
     }
+  }
+  head_forms_.resize(workers_.size());
+  for (QuantForm& form : head_forms_) {
+    RETURN_IF_ERROR(Reserve(kHeadTokens * code_stride_, "rounded rows of a head", &form.codes));
+    RETURN_IF_ERROR(Reserve(kHeadTokens * group_stride_, "scales of a head's rows", &form.scales));
+    RETURN_IF_ERROR(Reserve(kHeadTokens * group_stride_, "sums of a head's rows", &form.sums));
   }
   // Attention: blocks of kSpanQueries queries, and a task per span for the few blocks that are split.
   const uint64_t blocks = tokens * l.heads / host::kSpanQueries + uint64_t{l.max_sequences} * l.heads + 1;

@@ -38,7 +38,10 @@ class HostBackend : public CpuBackend {
   void Run(const NormCall& call) override;
   void Run(const MatMulCall& call) override;
   void Run(const RopeKvCall& call) override;
+  void Run(const LatentKvCall& call) override;
   void Run(const AttentionCall& call) override;
+  void Run(const HeadMatMulCall& call) override;
+  void Run(const GatedDeltaCall& call) override;
   void Run(const SigmoidGateCall& call) override;
   void Run(const ScaleRowsCall& call) override;
   void Run(const RouterCall& call) override;
@@ -54,6 +57,8 @@ class HostBackend : public CpuBackend {
     uint32_t* quant_down = nullptr;   // QuantDownWords
     float* span = nullptr;            // scores, and m, l, o of kSpanQueries queries twice: host_attention.cc
     float* router = nullptr;          // [4][experts]: host_router.cc
+    float* heads = nullptr;           // [heads][head_dim]: a row of K or V
+    float* delta = nullptr;           // [kMaxConvKernel + 2][3][head_dim]: host_delta.cc
     float* sums = nullptr;            // [kFusedTokens][x_stride_]: a block of an expert
     float* tile = nullptr;            // [3][max_tokens][64]: outputs of a tile of rows
     float** pointers = nullptr;       // [3][max_tokens]: rows of `tile`
@@ -70,6 +75,8 @@ class HostBackend : public CpuBackend {
     float* sums = nullptr;
     bool wanted = false;
   };
+  // Tokens whose inputs of one head a worker rounds at a time.
+  static constexpr uint32_t kHeadTokens = 16;
   // Up to this many tokens an expert's weights are the bottleneck, not the arithmetic.
   static constexpr uint32_t kFusedTokens = 4;
   static constexpr uint32_t kQuantForms = 8;  // groups of 16, 32, ..., 128
@@ -151,15 +158,32 @@ class HostBackend : public CpuBackend {
   // y[i][r] = dot(x_rows_[tokens[i]], row r). The operation has set x_rows_ and, if the encoding is
   // quantized, rounded them for its group (QuantizeRows).
   void DotList(const RowList& list, absl::Span<const uint32_t> tokens, uint32_t worker, float* const* y);
+  // The same with the worker's own x rows: scratch.quant[i] if the encoding is quantized, else
+  // scratch.inputs[i].
+  void DotInputs(const RowList& list, uint32_t tokens, uint32_t worker, float* const* y);
   // y[i] (+)= the block sum of at most 64 neurons, whose down rows are the list and whose coefficients are
   // c[i][j], for all columns. With `add` onto y, else y is overwritten.
   void DownList(const RowList& list, const float* const* c, uint32_t tokens, bool add, uint32_t worker,
                 float* const* y);
 
   // host_matmul.cc
+  void NormRow(const CpuNorm& norm, const float* x, uint32_t cols, float* y) const;
   void PrepareMatMulRows(const MatMulCall& call, bool pack);
   void MatMulTile(const MatMulCall& call, const MatMulCallPart& part, uint32_t row, uint32_t rows,
                   bool packed, uint32_t worker);
+
+  // host_kv_write.cc
+  void TurnHeads(const RopeKvCall& call, const CpuNorm& norm, uint32_t heads, const float* cos_sin,
+                 float* row) const;
+  void StoreHead(const CpuKv& kv, uint8_t* page, uint32_t head, uint32_t token, const float* values) const;
+
+  // host_head_matmul.cc
+  void HeadTile(const HeadMatMulCall& call, uint32_t head, uint32_t first, uint32_t tokens, uint32_t worker);
+
+  // host_delta.cc
+  struct DeltaTile;
+  void DeltaHead(const GatedDeltaCall& call, uint32_t sequence, uint32_t head, uint32_t worker);
+  void DeltaToken(const GatedDeltaCall& call, const DeltaTile& tile, uint32_t row);
 
   // host_attention.cc
   void PlanAttention(const AttentionCall& call);
@@ -167,6 +191,8 @@ class HostBackend : public CpuBackend {
   void ComputeSpan(const AttentionCall& call, const AttentionTask& task, uint32_t span, uint32_t worker,
                    float* results, uint32_t* first_query, uint32_t* end_query);
   void FinishQueries(const AttentionCall& call, const AttentionTask& task);
+  void WriteQuery(const AttentionCall& call, const AttentionTask& task, uint32_t i, float* m, float* l,
+                  float* o);
 
   // host_moe.cc
   void PrepareExpertRows(const MoeCall& call);
@@ -216,6 +242,7 @@ class HostBackend : public CpuBackend {
 
   std::vector<MappedArray> memory_;
   std::vector<WorkerScratch> workers_;
+  std::vector<QuantForm> head_forms_;  // [workers], kHeadTokens rows each
   const uint8_t* zero_row_ = nullptr;  // stands for an absent row in any encoding
   float* normed_ = nullptr;            // [max_tokens][x_stride_]
   uint64_t x_stride_ = 0;

@@ -1,4 +1,4 @@
-// MatMul, RmsNorm and Embed: rows of weights are cut into tiles; all tiles of all parts are one region.
+// MatMul, Norm and Embed: rows of weights are cut into tiles; all tiles of all parts are one region.
 #include <algorithm>
 
 #include "common/pack/row_layout.h"
@@ -45,6 +45,14 @@ TilePlan PlanTiles(const MatMulCall& call, bool packed) {
 
 }  // namespace
 
+void HostBackend::NormRow(const CpuNorm& norm, const float* x, uint32_t cols, float* y) const {
+  if (norm.kind == NormKind::kLayer) {
+    kernels_.layer_norm(x, cols, norm.weight, norm.bias, norm.epsilon, y);
+  } else {
+    kernels_.rms_norm(x, cols, norm.weight, norm.epsilon, y);
+  }
+}
+
 // Leaves in x_rows_ the rows to multiply with (normed if asked), and makes the forms that the parts need.
 void HostBackend::PrepareMatMulRows(const MatMulCall& call, bool pack) {
   for (uint32_t t = 0; t < call.tokens; ++t) {
@@ -52,8 +60,7 @@ void HostBackend::PrepareMatMulRows(const MatMulCall& call, bool pack) {
   }
   if (call.norm.weight != nullptr) {
     RunTiles(call.tokens, uint64_t{call.tokens} * call.cols * 2, [&](uint32_t t, uint32_t) {
-      kernels_.rms_norm(call.XRow(t), call.cols, call.norm.weight, call.norm.epsilon,
-                        normed_ + t * x_stride_);
+      NormRow(call.norm, call.XRow(t), call.cols, normed_ + t * x_stride_);
     });
   }
   bool plain = false;
@@ -131,9 +138,8 @@ void HostBackend::Run(const MatMulCall& call) {
 }
 
 void HostBackend::Run(const NormCall& call) {
-  RunTiles(call.tokens, uint64_t{call.tokens} * call.cols * 2, [&](uint32_t t, uint32_t) {
-    kernels_.rms_norm(call.x.Row(t), call.cols, call.norm.weight, call.norm.epsilon, call.y.Row(t));
-  });
+  RunTiles(call.tokens, uint64_t{call.tokens} * call.cols * 2,
+           [&](uint32_t t, uint32_t) { NormRow(call.norm, call.x.Row(t), call.cols, call.y.Row(t)); });
 }
 
 void HostBackend::Run(const EmbedCall& call) {

@@ -25,31 +25,38 @@ host::RowPrefetch PrefetchOf(const EncodingDescriptor& e, uint32_t cols, uint32_
 void HostBackend::DotList(const RowList& list, absl::Span<const uint32_t> tokens, uint32_t worker,
                           float* const* y) {
   WorkerScratch& scratch = workers_[worker];
+  const bool quantized = IsQuantized(list.encoding.encoding);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (quantized) {
+      scratch.quant[i] = QuantizedRow(list.encoding.group, tokens[i]);
+    } else {
+      scratch.inputs[i] = x_rows_[tokens[i]];
+    }
+  }
+  DotInputs(list, static_cast<uint32_t>(tokens.size()), worker, y);
+}
+
+void HostBackend::DotInputs(const RowList& list, uint32_t tokens, uint32_t worker, float* const* y) {
+  WorkerScratch& scratch = workers_[worker];
   const EncodingDescriptor& e = list.encoding;
   if (IsQuantized(e.encoding)) {
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      scratch.quant[i] = QuantizedRow(e.group, tokens[i]);
-    }
     host::QuantDotCall dot;
     dot.shape = host::ShapeOf(e, list.cols);
     dot.w = list.rows;
     dot.x = scratch.quant;
     dot.y = y;
     dot.rows = list.count;
-    dot.tokens = static_cast<uint32_t>(tokens.size());
+    dot.tokens = tokens;
     dot.prefetch = PrefetchOf(list.encoding, list.cols, list.listed, prefetch_);
     kernels_.quant_dot[host::QuantKindOf(e.encoding)](dot);
     return;
-  }
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    scratch.inputs[i] = x_rows_[tokens[i]];
   }
   host::DotCall dot;
   dot.w = list.rows;
   dot.x = scratch.inputs;
   dot.y = y;
   dot.rows = list.count;
-  dot.tokens = static_cast<uint32_t>(tokens.size());
+  dot.tokens = tokens;
   dot.cols = list.cols;
   dot.prefetch = PrefetchOf(list.encoding, list.cols, list.listed, prefetch_);
   kernels_.dot[host::RowKindOf(e.encoding)](dot);

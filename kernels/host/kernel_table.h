@@ -151,6 +151,7 @@ struct SpanCall {
   uint32_t first = 0;  // position of k[0]
   uint32_t count = 0;  // at most kSpanTokens
   uint32_t head_dim = 0;
+  uint32_t value_dim = 0;
   float scale = 0;
   uint32_t queries = 0;  // at most kSpanQueries
   const float* const* q = nullptr;
@@ -159,9 +160,9 @@ struct SpanCall {
   const uint32_t* high = nullptr;
   float* m = nullptr;             // [queries]: largest score
   float* l = nullptr;             // [queries]: sum of exponentials
-  float* const* o = nullptr;      // [queries]: weighted sums, head_dim each
+  float* const* o = nullptr;      // [queries]: weighted sums, value_dim each
   float* scratch = nullptr;       // kSpanScratchFloats
-  float* down_scratch = nullptr;  // DownScratchFloats(head_dim)
+  float* down_scratch = nullptr;  // DownScratchFloats(value_dim)
 };
 inline constexpr uint32_t kSpanQueries = 64;
 inline constexpr uint32_t kSpanScratchFloats = kSpanQueries * (kSpanTokens + kLaneCount);
@@ -189,6 +190,20 @@ struct CombineRowsCall {
   float* out = nullptr;
 };
 
+// One token of one head of the gated delta rule (section 9). `to` may be `from`.
+struct DeltaStepCall {
+  const float* from = nullptr;  // [key_dim][value_dim]
+  float* to = nullptr;
+  const float* q = nullptr;  // [key_dim], normed and scaled
+  const float* k = nullptr;  // [key_dim], normed
+  const float* v = nullptr;  // [value_dim]
+  float decay = 0;
+  float beta = 0;
+  uint32_t key_dim = 0;
+  uint32_t value_dim = 0;
+  float* o = nullptr;  // [value_dim]
+};
+
 struct KernelTable {
   const char* name = "";
   uint32_t gemm_tokens = 0;  // rows of a packed panel
@@ -203,8 +218,18 @@ struct KernelTable {
   void (*quant_down[kQuantKinds])(const QuantDownCall&) = {};
   void (*span)(const SpanCall&) = nullptr;
 
-  // y = norm(x) by section 5; y may be x.
+  // y = norm(x) by section 5; y may be x. rms_norm without a weight, layer_norm without a bias: nullptr.
   void (*rms_norm)(const float* x, uint32_t cols, const float* weight, float epsilon, float* y) = nullptr;
+  void (*layer_norm)(const float* x, uint32_t cols, const float* weight, const float* bias, float epsilon,
+                     float* y) = nullptr;
+  // x = (x / |x|) * scale by section 9.
+  void (*l2_norm)(float* x, uint32_t cols, float scale) = nullptr;
+  // y = silu of the sum of rows[j] * weights[j] (section 9); weights: [taps][cols].
+  void (*convolve_silu)(const float* const* rows, const float* weights, uint32_t taps, uint32_t cols,
+                        float* y) = nullptr;
+  void (*delta_step)(const DeltaStepCall&) = nullptr;
+  // x[i] = x[i] within +- limit.
+  void (*clip)(float* x, uint32_t n, float limit) = nullptr;
   void (*gate_factor)(const FactorCall&) = nullptr;
   void (*up_factor)(const FactorCall&) = nullptr;
   // c[i] = a[i] * b[i]; c may be either.

@@ -21,7 +21,10 @@ inline void RmsNorm(const float* x, uint32_t cols, const float* weight, float ep
     sum = Fma(a, a, sum);
   }
   const V r = Set1(1.0f / __builtin_sqrtf(Total(sum) / static_cast<float>(cols) + epsilon));
-  SLUICE_FOR_COLUMNS(cols) { StoreUpTo(y + k, Mul(Mul(LoadUpTo(x + k, n), r), LoadUpTo(weight + k, n)), n); }
+  SLUICE_FOR_COLUMNS(cols) {
+    const V a = Mul(LoadUpTo(x + k, n), r);
+    StoreUpTo(y + k, weight == nullptr ? a : Mul(a, LoadUpTo(weight + k, n)), n);
+  }
 }
 
 template <class Row>

@@ -72,7 +72,7 @@ void SpanOf(const SpanCall& call) {
   down.y = call.o;
   down.neurons = call.count;
   down.tokens = call.queries;
-  down.cols = call.head_dim;
+  down.cols = call.value_dim;
   down.scratch = call.down_scratch;
   Down<Row>(down);
 }

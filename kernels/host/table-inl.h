@@ -13,6 +13,7 @@
 #include "kernels/host/activation-inl.h"
 #include "kernels/host/mask-inl.h"
 #include "kernels/host/family-inl.h"
+#include "kernels/host/delta-inl.h"
 #include "kernels/host/dot-inl.h"
 #include "kernels/host/down-inl.h"
 #include "kernels/host/codes-inl.h"
@@ -103,6 +104,11 @@ inline KernelTable MakeTable(const char* name) {
   SetQuantKernels<QuantKind::kMxfp4>(&table);
   table.span = Span;
   table.rms_norm = RmsNorm;
+  table.layer_norm = LayerNorm;
+  table.l2_norm = L2Norm;
+  table.convolve_silu = ConvolveSilu;
+  table.delta_step = DeltaStep;
+  table.clip = Clip;
   table.gate_factor = GateFactor;
   table.up_factor = UpFactor;
   table.multiply = MultiplyRows;

@@ -1,7 +1,6 @@
-// ARITHMETIC.md section 6.
+// ARITHMETIC.md section 6: scores, spans, sinks.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -15,58 +14,18 @@ namespace {
 
 using reference::LaneSum;
 
-void RopeHead(const float* cos_sin, uint32_t dims, bool interleaved, float* head) {
-  const uint32_t half = dims / 2;
-  for (uint32_t i = 0; i < half; ++i) {
-    const float c = cos_sin[i];
-    const float s = cos_sin[half + i];
-    float& a = head[interleaved ? 2 * i : i];
-    float& b = head[interleaved ? 2 * i + 1 : i + half];
-    const float rotated_a = std::fma(a, c, -(b * s));
-    b = std::fma(b, c, a * s);
-    a = rotated_a;
-  }
-}
-
-// Writes one head's values at (page, token) of a cache side.
-void StoreKv(const CpuKv& kv, uint8_t* page, uint32_t kv_head, uint32_t token, const float* values) {
-  uint8_t* row = page + KvRowOffset(kv.type, kv.head_dim, kv_head, token);
-  if (kv.type == KvType::kF32) {
-    std::memcpy(row, values, kv.head_dim * sizeof(float));
-    return;
-  }
-  if (kv.type == KvType::kF16) {
-    for (uint32_t d = 0; d < kv.head_dim; ++d) {
-      const uint16_t bits = FloatToF16(values[d]);
-      std::memcpy(row + 2 * d, &bits, sizeof bits);
-    }
-    return;
-  }
-  float largest = 0;
-  for (uint32_t d = 0; d < kv.head_dim; ++d) {
-    largest = std::max(largest, std::fabs(values[d]));
-  }
-  const bool zero = largest < 1e-30f;
-  const float inverse = zero ? 0.0f : 127.0f / largest;
-  const float scale = zero ? 0.0f : largest / 127.0f;
-  for (uint32_t d = 0; d < kv.head_dim; ++d) {
-    const float code = std::nearbyint(values[d] * inverse);
-    row[d] = static_cast<uint8_t>(
-        static_cast<int8_t>(std::isnan(code) ? 0.0f : std::clamp(code, -128.0f, 127.0f)));
-  }
-  std::memcpy(page + KvScaleOffset(kv.kv_heads, kv.head_dim, kv_head, token), &scale, sizeof scale);
-}
-
 // One cached row: values as floats (q8: the codes) and their scale (1 unless q8).
 struct KvRow {
   std::vector<float> values;
   float scale = 1;
 };
 
-void LoadKv(const CpuKv& kv, const uint8_t* page, uint32_t kv_head, uint32_t token, KvRow* out) {
+// The first `count` values of a row.
+void LoadKv(const CpuKv& kv, const uint8_t* page, uint32_t kv_head, uint32_t token, uint32_t count,
+            KvRow* out) {
   const uint8_t* row = page + KvRowOffset(kv.type, kv.head_dim, kv_head, token);
-  out->values.resize(kv.head_dim);
-  for (uint32_t d = 0; d < kv.head_dim; ++d) {
+  out->values.resize(count);
+  for (uint32_t d = 0; d < count; ++d) {
     out->values[d] = kv.type == KvType::kF32   ? LoadF32(row + 4 * d)
                      : kv.type == KvType::kF16 ? F16ToFloat(LoadU16(row + 2 * d))
                                                : static_cast<float>(static_cast<int8_t>(row[d]));
@@ -91,7 +50,8 @@ Span ComputeSpan(const AttentionCall& call, const SequenceRows& sequence, uint32
   std::vector<float> scores;
   KvRow row;
   for (uint32_t p = first; p <= last; ++p) {
-    LoadKv(kv, kv.k + sequence.pages[p / kPageTokens] * kv.page_stride, kv_head, p % kPageTokens, &row);
+    LoadKv(kv, kv.k + sequence.pages[p / kPageTokens] * kv.page_stride, kv_head, p % kPageTokens, kv.head_dim,
+           &row);
     LaneSum dot;
     for (uint32_t d = 0; d < kv.head_dim; ++d) {
       dot.AddProduct(d, q[d], row.values[d]);
@@ -100,14 +60,15 @@ Span ComputeSpan(const AttentionCall& call, const SequenceRows& sequence, uint32
   }
   Span span;
   span.m = *std::max_element(scores.begin(), scores.end());
-  span.o.assign(kv.head_dim, 0.0f);
+  span.o.assign(kv.value_dim, 0.0f);
   LaneSum l;
   for (uint32_t p = first; p <= last; ++p) {
     const float e = reference::Exp(scores[p - first] - span.m);
     l.Add(p, e);
-    LoadKv(kv, kv.v + sequence.pages[p / kPageTokens] * kv.page_stride, kv_head, p % kPageTokens, &row);
+    LoadKv(kv, kv.v + sequence.pages[p / kPageTokens] * kv.page_stride, kv_head, p % kPageTokens,
+           kv.value_dim, &row);
     const float weight = q8 ? e * row.scale : e;
-    for (uint32_t d = 0; d < kv.head_dim; ++d) {
+    for (uint32_t d = 0; d < kv.value_dim; ++d) {
       span.o[d] = std::fma(weight, row.values[d], span.o[d]);
     }
   }
@@ -131,46 +92,14 @@ void Append(const Span& next, Span* sum) {
 
 }  // namespace
 
-void ReferenceBackend::Run(const RopeKvCall& call) {
-  const CpuKv& kv = call.kv;
-  std::vector<float> head(kv.head_dim);
-  for (const SequenceRows& sequence : call.sequences) {
-    for (uint32_t i = 0; i < sequence.rows; ++i) {
-      const uint32_t t = sequence.first_row + i;
-      const uint32_t position = sequence.first_position + i;
-      const float* cos_sin = call.rope_table + uint64_t{position} * call.rope_dims;
-      for (uint32_t h = 0; h < call.heads; ++h) {
-        float* q = call.q.Row(t) + uint64_t{h} * kv.head_dim;
-        if (call.q_norm.weight != nullptr) {
-          reference::RmsNormRow(q, kv.head_dim, call.q_norm.weight, call.q_norm.epsilon, q);
-        }
-        RopeHead(cos_sin, call.rope_dims, call.rope_interleaved, q);
-      }
-      const uint64_t page = sequence.pages[position / kPageTokens] * kv.page_stride;
-      for (uint32_t h = 0; h < kv.kv_heads; ++h) {
-        const float* k = call.k.Row(t) + uint64_t{h} * kv.head_dim;
-        std::copy(k, k + kv.head_dim, head.data());
-        if (call.k_norm.weight != nullptr) {
-          reference::RmsNormRow(head.data(), kv.head_dim, call.k_norm.weight, call.k_norm.epsilon,
-                                head.data());
-        }
-        RopeHead(cos_sin, call.rope_dims, call.rope_interleaved, head.data());
-        StoreKv(kv, kv.k + page, h, position % kPageTokens, head.data());
-        StoreKv(kv, kv.v + page, h, position % kPageTokens, call.v.Row(t) + uint64_t{h} * kv.head_dim);
-      }
-    }
-  }
-}
-
 void ReferenceBackend::Run(const AttentionCall& call) {
   const uint32_t group = call.heads / call.kv.kv_heads;
   for (const SequenceRows& sequence : call.sequences) {
     for (uint32_t i = 0; i < sequence.rows; ++i) {
       const uint32_t position = sequence.first_position + i;
-      const uint32_t first = FirstVisible(position, call.sliding_window);
+      const uint32_t first = FirstVisible(position, call);
       for (uint32_t h = 0; h < call.heads; ++h) {
-        const uint64_t column = uint64_t{h} * call.kv.head_dim;
-        const float* q = call.q.Row(sequence.first_row + i) + column;
+        const float* q = call.q.Row(sequence.first_row + i) + uint64_t{h} * call.kv.head_dim;
         Span sum;
         for (uint32_t s = first / kSpanTokens; s <= position / kSpanTokens; ++s) {
           Span span = ComputeSpan(call, sequence, h / group, q, std::max(first, s * kSpanTokens),
@@ -181,8 +110,11 @@ void ReferenceBackend::Run(const AttentionCall& call) {
             Append(span, &sum);
           }
         }
-        float* out = call.out.Row(sequence.first_row + i) + column;
-        for (uint32_t d = 0; d < call.kv.head_dim; ++d) {
+        if (call.sinks != nullptr) {
+          Append({call.sinks[h], 1.0f, std::vector<float>(call.kv.value_dim, 0.0f)}, &sum);
+        }
+        float* out = call.out.Row(sequence.first_row + i) + uint64_t{h} * call.kv.value_dim;
+        for (uint32_t d = 0; d < call.kv.value_dim; ++d) {
           out[d] = sum.o[d] / sum.l;
         }
       }

@@ -35,7 +35,7 @@ void ReferenceBackend::Run(const EmbedCall& call) {
 
 void ReferenceBackend::Run(const NormCall& call) {
   for (uint32_t t = 0; t < call.tokens; ++t) {
-    reference::RmsNormRow(call.x.Row(t), call.cols, call.norm.weight, call.norm.epsilon, call.y.Row(t));
+    reference::NormRow(call.norm, call.x.Row(t), call.cols, call.y.Row(t));
   }
 }
 
@@ -44,7 +44,7 @@ void ReferenceBackend::Run(const MatMulCall& call) {
   for (uint32_t t = 0; t < call.tokens; ++t) {
     const float* row = call.XRow(t);
     if (call.norm.weight != nullptr) {
-      reference::RmsNormRow(row, call.cols, call.norm.weight, call.norm.epsilon, x.data());
+      reference::NormRow(call.norm, row, call.cols, x.data());
     } else {
       std::copy(row, row + call.cols, x.data());
     }

@@ -20,7 +20,10 @@ class ReferenceBackend : public CpuBackend {
   void Run(const NormCall& call) override;
   void Run(const MatMulCall& call) override;
   void Run(const RopeKvCall& call) override;
+  void Run(const LatentKvCall& call) override;
   void Run(const AttentionCall& call) override;
+  void Run(const HeadMatMulCall& call) override;
+  void Run(const GatedDeltaCall& call) override;
   void Run(const SigmoidGateCall& call) override;
   void Run(const ScaleRowsCall& call) override;
   void Run(const RouterCall& call) override;

@@ -209,14 +209,29 @@ float Dot(const EncodingDescriptor& d, const uint8_t* row, const float* x, uint6
   return IsQuantized(d.encoding) ? QuantizedDot(d, row, x, cols) : PlainDot(d.encoding, row, x, cols);
 }
 
-void RmsNormRow(const float* x, uint64_t cols, const float* weight, float epsilon, float* y) {
-  LaneSum sum;
-  for (uint64_t k = 0; k < cols; ++k) {
-    sum.AddProduct(k, x[k], x[k]);
+void NormRow(const CpuNorm& norm, const float* x, uint64_t cols, float* y) {
+  const float n = static_cast<float>(cols);
+  float mean = 0;
+  if (norm.kind == NormKind::kLayer) {
+    LaneSum sum;
+    for (uint64_t k = 0; k < cols; ++k) {
+      sum.Add(k, x[k]);
+    }
+    mean = sum.Total() / n;
   }
-  const float r = 1.0f / std::sqrt(sum.Total() / static_cast<float>(cols) + epsilon);
+  LaneSum squares;
   for (uint64_t k = 0; k < cols; ++k) {
-    y[k] = (x[k] * r) * weight[k];
+    squares.AddProduct(k, x[k] - mean, x[k] - mean);
+  }
+  const float r = 1.0f / std::sqrt(squares.Total() / n + norm.epsilon);
+  for (uint64_t k = 0; k < cols; ++k) {
+    y[k] = (x[k] - mean) * r;
+    if (norm.weight != nullptr) {
+      y[k] = y[k] * norm.weight[k];
+    }
+    if (norm.bias != nullptr) {
+      y[k] = y[k] + norm.bias[k];
+    }
   }
 }
 

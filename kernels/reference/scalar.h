@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/encoding.h"
+#include "kernels/common/calls.h"
 #include "kernels/ops.h"
 
 namespace sluice::reference {
@@ -35,8 +36,8 @@ float UpFactor(const ActivationSpec& activation, float u);
 // Value k of a row in an unquantized encoding.
 float PlainValue(Encoding encoding, const uint8_t* row, uint64_t k);
 
-// The code of value k of a quantized row of `cols` values (mxfp4: twice the E2M1 value), and the scale and zero
-// of a group.
+// The code of value k of a quantized row of `cols` values (mxfp4: twice the E2M1 value), and the scale and
+// zero of a group.
 int32_t CodeAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t k);
 float ScaleAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group);
 float ZeroAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group);
@@ -48,8 +49,8 @@ float RoundToInt16(const float* values, uint64_t count, int16_t* codes);
 // x . row by section 2, (a) or (b) after the encoding; cols values.
 float Dot(const EncodingDescriptor& d, const uint8_t* row, const float* x, uint64_t cols);
 
-// Section 5; y may be x.
-void RmsNormRow(const float* x, uint64_t cols, const float* weight, float epsilon, float* y);
+// Section 5, of the norm's kind; without weights they count as 1. y may be x.
+void NormRow(const CpuNorm& norm, const float* x, uint64_t cols, float* y);
 
 }  // namespace sluice::reference
 

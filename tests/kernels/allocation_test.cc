@@ -152,6 +152,109 @@ class Layer {
   const uint32_t pages_[16] = {3, 1, 2, 0, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 };
 
+// The operations that only some families need, in buffers made once.
+class FamilyOps {
+ public:
+  FamilyOps(const BackendCase& which, const EncodingDescriptor& d) : bench_(which) {
+    Random random(2);
+    rows_ = {bench_.PutWritable(random.Normals(kMaxTokens * kCols)), kCols};
+    latent_ = {bench_.PutWritable(random.Normals(kMaxTokens * kCols)), kCols};
+    out_ = bench_.NewRows(2 * kMaxTokens, kCols);
+    more_ = bench_.NewRows(kMaxTokens, kCols);
+    floats_ = bench_.PutFloats(random.Normals(4 * kCols));
+    ids_ = bench_.NewWords(kMaxTokens * 3);
+    weights_ = bench_.NewWords(kMaxTokens * 3);
+    heads_ = bench_.PutMatrix(random.Matrix(d, kHeads * 24, 16));
+    const uint64_t page_bytes = KvPairBytes(KvType::kF16, 1, kHeadDim, 24);
+    const BufferRef pages = bench_.NewWords(4 * page_bytes / 4);
+    kv_ = {KvType::kF16, pages, pages, page_bytes, 4, 1, kHeadDim, 24};
+    state_.slot_stride = 64 * 64;
+    state_.slots = 2;
+    state_.base = bench_.PutWritable(std::vector<float>(2 * 64 * 16));
+  }
+
+  absl::Status Step(uint32_t tokens, uint32_t position) {
+    Queue& queue = bench_.queue();
+    bench_.backend().BeginStep();
+    const SequenceRows sequence{0, tokens, position, pages_};
+    absl::Status status =
+        queue.Norm({rows_, tokens, kCols, {floats_, 1e-5f, NormKind::kLayer, floats_}, more_});
+    status.Update(queue.SigmoidGate({more_, rows_, tokens, kCols}));
+    status.Update(queue.ScaleRows({rows_, floats_, tokens, 2, kCols, out_}));
+    status.Update(queue.HeadMatMul({rows_, 16, tokens, kHeads, heads_, out_, kHeadDim}));
+    status.Update(queue.LatentKvWrite({.q = rows_,
+                                       .nope_dim = 16,
+                                       .latent = latent_,
+                                       .q_out = out_,
+                                       .tokens = tokens,
+                                       .heads = kHeads,
+                                       .kv_rank = 24,
+                                       .norm = {floats_},
+                                       .rope_table = floats_,
+                                       .rope_positions = 64,
+                                       .rope_dims = 8,
+                                       .sequences = {&sequence, 1},
+                                       .kv = kv_}));
+    status.Update(queue.Attention({.q = out_,
+                                   .tokens = tokens,
+                                   .heads = kHeads,
+                                   .scale = 0.2f,
+                                   .chunk = 40,
+                                   .sinks = floats_,
+                                   .sequences = {&sequence, 1},
+                                   .kv = kv_,
+                                   .out = more_}));
+    for (const RouterKind kind :
+         {RouterKind::kSoftmaxTopK, RouterKind::kTopKSoftmax, RouterKind::kSigmoidTopK,
+          RouterKind::kSparseMixer, RouterKind::kSigmoidInput}) {
+      const bool scored = kind == RouterKind::kSoftmaxTopK || kind == RouterKind::kSigmoidTopK;
+      status.Update(queue.Router({.logits = rows_,
+                                  .tokens = tokens,
+                                  .experts = 32,
+                                  .kind = kind,
+                                  .top_k = 2,
+                                  .correction = scored ? floats_ : BufferRef{},
+                                  .jitter = 0.01f,
+                                  .groups = scored ? 4u : 0u,
+                                  .top_groups = 2,
+                                  .shared = true,
+                                  .shared_logits = rows_,
+                                  .ids = ids_,
+                                  .weights = weights_}));
+    }
+    const uint32_t from = position % 2;
+    const uint32_t to = 1 - from;
+    status.Update(queue.GatedDelta(
+        {.qkv = rows_,
+         .z = rows_,
+         .beta = rows_,
+         .decay = rows_,
+         .tokens = tokens,
+         .shape = {.key_heads = 1, .value_heads = 2, .key_dim = 16, .value_dim = 16, .conv_kernel = 4},
+         .conv = floats_,
+         .a_log = floats_,
+         .dt_bias = floats_,
+         .norm = {floats_},
+         .sequences = {&sequence, 1},
+         .from = {&from, 1},
+         .to = {&to, 1},
+         .state = state_,
+         .out = more_}));
+    bench_.backend().EndStep();
+    return status;
+  }
+
+ private:
+  static constexpr uint32_t kCols = kHeads * kHeadDim;
+  OpBench bench_;
+  Rows rows_, latent_, out_, more_;
+  BufferRef floats_, ids_, weights_;
+  WeightView heads_;
+  KvView kv_;
+  DeltaStateView state_;
+  const uint32_t pages_[4] = {3, 1, 2, 0};
+};
+
 class AllocationTest : public testing::TestWithParam<BackendCase> {};
 INSTANTIATE_TEST_SUITE_P(Backends, AllocationTest, testing::ValuesIn([] {
                            std::vector<BackendCase> cases = AllBackends();
@@ -169,6 +272,20 @@ TEST_P(AllocationTest, StepsOfDecodeAndPrefillAllocateNothing) {
       status.Update(layer.Step(tokens, 0));
     }
     status.Update(layer.Step(1, 400));  // two spans
+    EXPECT_EQ(allocations.load() - before, 0u);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST_P(AllocationTest, OperationsOfOtherFamiliesAllocateNothing) {
+  for (const EncodingDescriptor& d : {MakeDescriptor(Encoding::kBf16), MakeDescriptor(Encoding::kQ8, 16)}) {
+    FamilyOps ops(GetParam(), d);
+    const uint64_t before = allocations.load();
+    absl::Status status;
+    for (const uint32_t tokens : {64u, 1u, 40u}) {
+      status.Update(ops.Step(tokens, 0));
+    }
+    status.Update(ops.Step(1, 63));
     EXPECT_EQ(allocations.load() - before, 0u);
     EXPECT_TRUE(status.ok()) << status;
   }

@@ -1,4 +1,4 @@
-// MatMul, Embed and RmsNorm on every backend.
+// MatMul, Embed and Norm on every backend.
 #include <algorithm>
 #include <cmath>
 
@@ -221,6 +221,64 @@ TEST_P(MatMulTest, RmsNormEqualsTheReferenceAndDouble) {
       }
     }
   }
+}
+
+TEST_P(MatMulTest, LayerNormEqualsTheReferenceAndDoubleAloneAndInFrontOfAMatrix) {
+  Random random(14);
+  for (const bool biased : {true, false}) {
+    for (const uint32_t cols : {1u, 16u, 47u, 640u}) {
+      const uint32_t tokens = 19;
+      std::vector<float> x = random.Normals(tokens * cols, 5.0f);
+      for (float& value : x) {
+        value += 3.0f;  // a mean to take away
+      }
+      const std::vector<float> weight = random.Normals(cols);
+      const std::vector<float> bias = random.Normals(cols);
+      const EncodedMatrix w = random.Matrix(MakeDescriptor(Encoding::kF32), 5, cols);
+      std::vector<float> results[2];
+      for (int i = 0; i < 2; ++i) {
+        OpBench bench(i == 0 ? GetParam() : kReference);
+        NormArgs args;
+        args.x = bench.PutRows(x, cols);
+        args.tokens = tokens;
+        args.cols = cols;
+        args.norm = {bench.PutFloats(weight), 1e-5f, NormKind::kLayer,
+                     biased ? bench.PutFloats(bias) : BufferRef{}};
+        args.y = bench.NewRows(tokens, cols);
+        ASSERT_TRUE(bench.queue().Norm(args).ok());
+        results[i] = bench.GetRows(args.y, tokens, cols);
+        const WeightView view = bench.PutMatrix(w);
+        const MatMulPart fused{view, bench.NewRows(tokens, 5), {}};
+        const MatMulPart apart{view, bench.NewRows(tokens, 5), {}};
+        ASSERT_TRUE(bench.queue().MatMul({args.x, tokens, cols, {}, args.norm, {&fused, 1}, {}}).ok());
+        ASSERT_TRUE(bench.queue().MatMul({args.y, tokens, cols, {}, {}, {&apart, 1}, {}}).ok());
+        ASSERT_TRUE(BitEqual(bench.GetRows(fused.y, tokens, 5), bench.GetRows(apart.y, tokens, 5)));
+      }
+      ASSERT_TRUE(BitEqual(results[0], results[1]));
+      for (uint32_t t = 0; t < tokens; ++t) {
+        const float* row = x.data() + t * cols;
+        double mean = 0;
+        for (uint32_t k = 0; k < cols; ++k) {
+          mean += double{row[k]} / cols;
+        }
+        double square = 0;
+        for (uint32_t k = 0; k < cols; ++k) {
+          square += (row[k] - mean) * (row[k] - mean);
+        }
+        const double r = 1 / std::sqrt(square / cols + double{1e-5f});
+        for (uint32_t k = 0; k < cols; ++k) {
+          // The mean's error is one of the largest value's; it comes through with r and the weight.
+          const double tolerance = (std::fabs(row[k] - mean) * 40 + 25 * 40) * r * std::fabs(weight[k]);
+          const double exact = (row[k] - mean) * r * weight[k] + (biased ? double{bias[k]} : 0.0);
+          ASSERT_NEAR(results[0][t * cols + k], exact, (tolerance + std::fabs(exact) + 1) * kRoundoff);
+        }
+      }
+    }
+  }
+  OpBench bench(GetParam());
+  const Rows x = bench.NewRows(1, 8);
+  const NormSpec rms{bench.NewWords(8), 1e-5f, NormKind::kRms, bench.NewWords(8)};
+  EXPECT_EQ(bench.queue().Norm({x, 1, 8, rms, x}).code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_P(MatMulTest, EmbedGivesTheDecodedRows) {

@@ -1,0 +1,81 @@
+// The gated delta rule (ARITHMETIC.md 9), one token of one head at a time, with the value columns in the
+// lanes. Included by the instruction sets' kernels_*.cc.
+//
+// Thread safety: pure but for the memory that the calls name.
+#ifndef SLUICE_ISA
+#error "included by kernels_*.cc only"
+#endif
+
+inline void L2Norm(float* x, uint32_t cols, float scale) {
+  V sum = Zero();
+  SLUICE_FOR_COLUMNS(cols) {
+    const V a = LoadUpTo(x + k, n);
+    sum = Fma(a, a, sum);
+  }
+  const V r = Set1(1.0f / __builtin_sqrtf(Total(sum) + 1e-6f));
+  SLUICE_FOR_COLUMNS(cols) { StoreUpTo(x + k, Mul(Mul(LoadUpTo(x + k, n), r), Set1(scale)), n); }
+}
+
+inline void ConvolveSilu(const float* const* rows, const float* weights, uint32_t taps, uint32_t cols,
+                         float* y) {
+  SLUICE_FOR_COLUMNS(cols) {
+    V sum = Zero();
+    for (uint32_t j = 0; j < taps; ++j) {
+      sum = Fma(LoadUpTo(rows[j] + k, n), LoadUpTo(weights + uint64_t{j} * cols + k, n), sum);
+    }
+    sum = Add(sum, Zero());
+    for (int i = 0; i < kParts; ++i) {
+      sum.p[i] = NTimesSigmoid(sum.p[i], sum.p[i]);
+    }
+    StoreUpTo(y + k, sum, n);
+  }
+}
+
+// W times kLanes columns of a head's state from column `at` on; a single one may have fewer, `count`.
+template <int W>
+void DeltaColumns(const DeltaStepCall& call, uint32_t at, uint32_t count) {
+  const uint32_t n = W > 1 ? kLanes : count;
+  const V decay = Set1(call.decay);
+  V delta[W];
+  for (V& sum : delta) {
+    sum = Zero();
+  }
+  for (uint32_t i = 0; i < call.key_dim; ++i) {
+    const float* cells = call.from + uint64_t{i} * call.value_dim + at;
+    const V key = Set1(call.k[i]);
+    for (uint32_t w = 0; w < W; ++w) {
+      delta[w] = Fma(Mul(LoadUpTo(cells + w * kLanes, n), decay), key, delta[w]);
+    }
+  }
+  V out[W];
+  for (uint32_t w = 0; w < W; ++w) {
+    const V value = LoadUpTo(call.v + at + w * kLanes, n);
+    delta[w] = Mul(Sub(value, Add(delta[w], Zero())), Set1(call.beta));
+    out[w] = Zero();
+  }
+  for (uint32_t i = 0; i < call.key_dim; ++i) {
+    const uint64_t place = uint64_t{i} * call.value_dim + at;
+    const V key = Set1(call.k[i]);
+    const V query = Set1(call.q[i]);
+    for (uint32_t w = 0; w < W; ++w) {
+      const V cell = Fma(key, delta[w], Mul(LoadUpTo(call.from + place + w * kLanes, n), decay));
+      StoreUpTo(call.to + place + w * kLanes, cell, n);
+      out[w] = Fma(cell, query, out[w]);
+    }
+  }
+  for (uint32_t w = 0; w < W; ++w) {
+    StoreUpTo(call.o + at + w * kLanes, Add(out[w], Zero()), n);
+  }
+}
+
+inline void DeltaStep(const DeltaStepCall& call) {
+  // As many sums side by side as the registers hold.
+  constexpr int kWide = kNative == 16 ? 4 : 2;
+  uint32_t at = 0;
+  for (; at + kWide * kLanes <= call.value_dim; at += kWide * kLanes) {
+    DeltaColumns<kWide>(call, at, kLanes);
+  }
+  for (; at < call.value_dim; at += kLanes) {
+    DeltaColumns<1>(call, at, call.value_dim - at < kLanes ? call.value_dim - at : kLanes);
+  }
+}
