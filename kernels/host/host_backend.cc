@@ -56,6 +56,7 @@ absl::Status HostBackend::AllocateScratch() {
   RETURN_IF_ERROR(Reserve(tokens, "row pointers", &x_rows_));
   RETURN_IF_ERROR(Reserve(tokens, "token numbers", &all_tokens_));
   std::iota(all_tokens_, all_tokens_ + tokens, 0u);
+  // An expert's rows begin a panel of their own.
   const uint64_t panels = std::max(tokens, slots + 8 * uint64_t{l.experts + 8}) + 8;
   RETURN_IF_ERROR(Reserve(panels * x_stride_, "packed rows", &packed_));
   for (QuantForm& form : forms_) {
@@ -64,7 +65,7 @@ absl::Status HostBackend::AllocateScratch() {
     RETURN_IF_ERROR(Reserve(tokens * group_stride_, "sums of rounded rows", &form.sums));
   }
   RETURN_IF_ERROR(Reserve(partial_floats_, "partial sums", &partials_));
-  RETURN_IF_ERROR(Reserve(slots * coefficient_stride_, "expert coefficients", &coefficients_));
+  RETURN_IF_ERROR(Reserve(panels * coefficient_stride_, "expert coefficients", &coefficients_));
   uint8_t* zeros = nullptr;
   RETURN_IF_ERROR(Reserve(uint64_t{std::max(cols, l.head_dim)} * 4 + 64, "zero row", &zeros));
   zero_row_ = zeros;

@@ -254,7 +254,7 @@ class HostBackend : public CpuBackend {
   uint64_t group_stride_ = 0;
   float* partials_ = nullptr;
   uint64_t partial_floats_ = 0;
-  float* coefficients_ = nullptr;  // [max slots][expert_width rounded up to 64]
+  float* coefficients_ = nullptr;  // [rows of packed_][expert_width rounded up to 64]
   uint64_t coefficient_stride_ = 0;
   std::vector<AttentionTask> tasks_;
   std::unique_ptr<std::atomic<uint32_t>[]> countdown_;  // of attention blocks that are split
