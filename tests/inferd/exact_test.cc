@@ -1,11 +1,16 @@
 // `exact`: the logits of a sequence depend on its token ids alone. Random draws of everything that must not
-// matter: DRAM budget, threads and backend, batch, prefill chunk, prefetch, faults, deaths of weightd.
+// matter: DRAM and KV budget, threads and backend, batch, prefill chunk, prefetch, faults, deaths of weightd.
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <random>
 
+#include "common/file_io.h"
 #include "common/status.h"
+#include "common/strict_json.h"
 #include "gtest/gtest.h"
+#include "inferd/delta_states.h"
+#include "inferd/kv_cache.h"
 #include "tests/support/engine_testing.h"
 
 namespace sluice {
@@ -35,6 +40,9 @@ struct Case {
   const char* name;
   TinyModelSpec model;
   const char* bits;
+  std::string family = "";  // not empty: tests/data/tiny has the model
+  std::string change = "";  // members of its config.json to set, as JSON
+  uint32_t draws = 50;
 };
 
 TinyModelSpec Model(uint32_t experts, uint32_t top_k, uint32_t window) {
@@ -59,12 +67,29 @@ class ExactTest : public testing::TestWithParam<Case> {
 
   void SetUp() override {
     pack_ = dir_.File("pack");
-    const absl::Status status = PackTiny(GetParam().model, dir_.File("model"), pack_, GetParam().bits);
-    ASSERT_TRUE(status.ok()) << status;
+    const std::string model = dir_.File("model");
+    const absl::Status written =
+        GetParam().family.empty() ? WriteTinyModel(GetParam().model, model) : CopyFamily(model);
+    ASSERT_TRUE(written.ok()) << written;
+    const absl::Status packed = PackFolder(model, pack_, GetParam().bits);
+    ASSERT_TRUE(packed.ok()) << packed;
     std::mt19937 random(5);
     for (int i = 0; i < kInputs; ++i) {
       inputs_.push_back(RandomIds(&random, 20 + 31 * i));
     }
+  }
+
+  // The family's folder, with its config changed.
+  static absl::Status CopyFamily(const std::string& model) {
+    const std::string source = "tests/data/tiny/" + GetParam().family;
+    std::filesystem::create_directory(model);
+    std::filesystem::copy(source + "/model.safetensors", model);
+    ASSIGN_OR_RETURN(const std::string text, ReadFile(source + "/config.json", 1 << 20));
+    nlohmann::json config = nlohmann::json::parse(text);
+    if (!GetParam().change.empty()) {
+      config.update(nlohmann::json::parse(GetParam().change));
+    }
+    return WriteFileDurably(model + "/config.json", config.dump());
   }
 
   // What the reference backend says with everything in DRAM, one request at a time.
@@ -107,8 +132,14 @@ void ExactTest::RunDraw(uint32_t draw) {
   options.engine.prefill_chunk = OneOf(&random, {1u, 3u, 7u, 16u, 33u, 64u, 512u});
   options.engine.prefetch = random() % 2 == 0;
   options.engine.context = 256;
+  const std::unique_ptr<Pack> pack = *Pack::Open(pack_);
+  if (random() % 2 == 0) {  // pages for one context and little more: sequences are preempted
+    const uint64_t pages = KvPages::PagesFor(options.engine.context) + random() % 6;
+    options.engine.kv_budget = pages * KvBytesPerPage(pack->config(), options.engine.kv) +
+                               options.engine.parallel * StateBytesPerSequence(pack->config());
+  }
   const uint64_t smallest = SmallestBudget(pack_, std::max(1u, options.threads));
-  const uint64_t all = (*Pack::Open(pack_))->dense_bytes() + (*Pack::Open(pack_))->total_expert_bytes();
+  const uint64_t all = pack->dense_bytes() + pack->total_expert_bytes();
   options.weights.dram_budget =
       std::max(smallest, OneOf(&random, {all, all / 2, all / 4, smallest, smallest}));
   options.weights.seed = draw;
@@ -149,7 +180,7 @@ void ExactTest::RunDraw(uint32_t draw) {
 }
 
 TEST_P(ExactTest, LogitsAreBitEqualWhateverSurroundsTheSequence) {
-  for (uint32_t draw = 0; draw < Draws(50); ++draw) {
+  for (uint32_t draw = 0; draw < Draws(GetParam().draws); ++draw) {
     RunDraw(draw);
     ASSERT_FALSE(HasFailure()) << "draw " << draw;
   }
@@ -161,6 +192,27 @@ INSTANTIATE_TEST_SUITE_P(Models, ExactTest,
                                          Case{"SlidingWindow", Model(4, 1, 40), "f16"},
                                          Case{"ManyExperts", Model(32, 4, 0), "bf16"}),
                          [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
+
+Case Family(const char* name, const char* family, const char* bits, const char* change = "") {
+  return {name, {}, bits, family, change, /*draws=*/6};
+}
+
+// Texts of 20 to 125 tokens: the limit of short texts is crossed while they are generated.
+constexpr char kLongRope[] = R"({"original_max_position_embeddings": 25, "rope_parameters": {
+    "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 25,
+    "short_factor": [1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], "long_factor": [1, 1.5, 2, 2.5, 3, 4, 5, 6],
+    "short_mscale": 1.1, "long_mscale": 1.3}})";
+
+INSTANTIATE_TEST_SUITE_P(
+    Families, ExactTest,
+    testing::Values(Family("DeepSeekV2", "deepseek_v2", "bf16"), Family("DeepSeekV3", "deepseek_v3", "q8"),
+                    Family("Glm4Moe", "glm4_moe", "bf16"), Family("GptOss", "gpt_oss", "bf16"),
+                    Family("GraniteMoe", "granitemoe", "q4"), Family("Llama4", "llama4", "bf16"),
+                    Family("Olmoe", "olmoe", "bf16"), Family("PhiMoe", "phimoe", "bf16"),
+                    Family("PhiMoeLongRope", "phimoe", "q8", kLongRope),
+                    Family("Qwen2Moe", "qwen2_moe", "bf16"), Family("Qwen3Moe", "qwen3_moe", "q8"),
+                    Family("Qwen35Moe", "qwen3_5_moe", "bf16")),
+    [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace sluice

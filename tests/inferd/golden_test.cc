@@ -13,12 +13,10 @@
 namespace sluice {
 namespace {
 
-constexpr char kTinyMixtral[] = "tests/data/tiny/mixtral";
-
-// A tensor of golden.safetensors as a vector of T.
+// A tensor of the folder's golden.safetensors as a vector of T.
 template <typename T>
-std::vector<T> ReadGolden(const std::string& name) {
-  const std::string path = std::string(kTinyMixtral) + "/golden.safetensors";
+std::vector<T> ReadGolden(const std::string& folder, const std::string& name) {
+  const std::string path = folder + "/golden.safetensors";
   const absl::StatusOr<std::string> file = ReadFile(path, 1 << 24);
   EXPECT_TRUE(file.ok()) << file.status();
   uint64_t header_bytes = 0;
@@ -39,23 +37,34 @@ std::vector<T> ReadGolden(const std::string& name) {
 
 std::vector<int32_t> ToIds(const std::vector<int64_t>& ids) { return {ids.begin(), ids.end()}; }
 
-class GoldenTest : public testing::TestWithParam<uint32_t> {
- protected:
-  void SetUp() override {
-    ASSERT_TRUE(PackFolder(kTinyMixtral, dir_.File("pack")).ok());
-    options_.engine.kv = KvType::kF32;
-    options_.threads = GetParam();
-  }
-  TempDir dir_;
-  TestEngineOptions options_;
+struct Case {
+  const char* family;
+  uint32_t threads;  // 0: the reference backend
 };
 
-TEST_P(GoldenTest, LogitsOfTheTinyMixtralAreRight) {
-  absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options_);
-  ASSERT_TRUE(test.ok()) << test.status();
-  const std::vector<float> want = ReadGolden<float>("logits");
+class GoldenTest : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    folder_ = std::string("tests/data/tiny/") + GetParam().family;
+    const absl::Status packed = PackFolder(folder_, dir_.File("pack"));
+    ASSERT_TRUE(packed.ok()) << packed;
+    options_.engine.kv = KvType::kF32;
+    options_.engine.context = 128;
+    options_.threads = GetParam().threads;
+    absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options_);
+    ASSERT_TRUE(test.ok()) << test.status();
+    test_ = *std::move(test);
+  }
+  TempDir dir_;
+  std::string folder_;
+  TestEngineOptions options_;
+  TestEngine test_;
+};
+
+TEST_P(GoldenTest, LogitsOfTheTinyModelAreRight) {
+  const std::vector<float> want = ReadGolden<float>(folder_, "logits");
   const absl::StatusOr<std::vector<float>> got =
-      ScoreLogits(test->engine.get(), "s", ToIds(ReadGolden<int64_t>("input_ids")));
+      ScoreLogits(test_.engine.get(), "s", ToIds(ReadGolden<int64_t>(folder_, "input_ids")));
   ASSERT_TRUE(got.ok()) << got.status();
   ASSERT_EQ(got->size(), want.size());
   float worst = 0;
@@ -65,18 +74,29 @@ TEST_P(GoldenTest, LogitsOfTheTinyMixtralAreRight) {
   EXPECT_LE(worst, 2e-3f);
 }
 
-TEST_P(GoldenTest, GreedyTokensOfTheTinyMixtralAreRight) {
-  absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options_);
-  ASSERT_TRUE(test.ok()) << test.status();
-  const std::vector<int32_t> want = ToIds(ReadGolden<int64_t>("greedy_ids"));
+TEST_P(GoldenTest, GreedyTokensOfTheTinyModelAreRight) {
+  const std::vector<int32_t> want = ToIds(ReadGolden<int64_t>(folder_, "greedy_ids"));
   const absl::StatusOr<std::vector<int32_t>> got = GenerateIds(
-      test->engine.get(),
-      GreedySpec("g", ToIds(ReadGolden<int64_t>("prompt_ids")), static_cast<uint32_t>(want.size())));
+      test_.engine.get(),
+      GreedySpec("g", ToIds(ReadGolden<int64_t>(folder_, "prompt_ids")), static_cast<uint32_t>(want.size())));
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_EQ(*got, want);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, GoldenTest, testing::Values(0u, 1u, 2u));
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const char* family : {"deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "granitemoe", "llama4",
+                             "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_5_moe", "qwen3_moe"}) {
+    for (const uint32_t threads : {0u, 2u}) {
+      cases.push_back({family, threads});
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, GoldenTest, testing::ValuesIn(Cases()), [](const auto& info) {
+  return absl::StrCat(info.param.family, "_", info.param.threads, "_threads");
+});
 
 }  // namespace
 }  // namespace sluice
