@@ -4,11 +4,11 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <string>
 
 #include "common/half.h"
+#include "common/pack/mxfp4_row.h"
 #include "common/status.h"
 
 namespace sluice {
@@ -110,8 +110,6 @@ class LineReader {
 
   // Codes are taken to bf16, which holds every E2M1 value times a power of two exactly.
   absl::Status ReadMxfp4(uint32_t block, uint32_t first, uint32_t count, std::byte* out) {
-    static constexpr float kValues[16] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
-                                          -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
     const uint32_t groups = matrix_.length / kMxfp4BlockValues;
     span_.resize(groups * kMxfp4BlockBytes);
     scale_bytes_.resize(groups);
@@ -124,18 +122,13 @@ class LineReader {
       hasher_.Update(absl::MakeConstSpan(scale_bytes_));
       for (uint32_t i = 0; i < matrix_.length; ++i, out += sizeof(uint16_t)) {
         const uint8_t pair = static_cast<uint8_t>(span_[i / 2]);
-        const int exponent = static_cast<uint8_t>(scale_bytes_[i / kMxfp4BlockValues]);
-        const float value = exponent == kMxfp4NanScale
-                                ? std::numeric_limits<float>::quiet_NaN()
-                                : std::ldexp(kValues[i % 2 == 0 ? pair & 15 : pair >> 4], exponent - 127);
-        const uint16_t bits = FloatToBf16(value);
+        const int scale = static_cast<uint8_t>(scale_bytes_[i / kMxfp4BlockValues]);
+        const uint16_t bits = FloatToBf16(Mxfp4Value(i % 2 == 0 ? pair & 15 : pair >> 4, scale));
         std::memcpy(out, &bits, sizeof(bits));
       }
     }
     return absl::OkStatus();
   }
-
-  static constexpr int kMxfp4NanScale = 255;
 
   const TensorFolder& folder_;
   const SourceMatrix matrix_;

@@ -66,6 +66,32 @@ absl::Status PlanDense(const std::vector<DenseSpec>& specs, const SourceMap& sou
   return absl::OkStatus();
 }
 
+// Whether every expert's `part` is stored in MXFP4 along the rows that the pack wants. Down matrices are
+// stored the other way round: their blocks run across neurons.
+bool StoredInMxfp4(const SourceMap& sources, Part part) {
+  bool any = false;
+  for (const std::vector<ExpertSource>& layer : sources.experts) {
+    for (const ExpertSource& expert : layer) {
+      const SourceMatrix& matrix = part == Part::kUp     ? expert.up
+                                   : part == Part::kGate ? expert.gate
+                                                         : expert.down;
+      if (matrix.scales == nullptr || matrix.transposed) return false;
+      any = true;
+    }
+  }
+  return any;
+}
+
+void KeepMxfp4(const SourceMap& sources, Recipe* recipe) {
+  if (!recipe->keep_mxfp4) return;
+  const RowChoice dense = recipe->Dense();
+  for (int p = 0; p < kPartCount; ++p) {
+    if (!StoredInMxfp4(sources, static_cast<Part>(p))) continue;
+    recipe->parts[p].encoding = Encoding::kMxfp4;
+    recipe->dense = dense;
+  }
+}
+
 // Chooses every expert's format; with a profile also whose profile it is and what came of it.
 absl::StatusOr<ExpertFormats> ChooseFormats(PackJob* job) {
   const Recipe& recipe = job->options.recipe;
@@ -169,6 +195,7 @@ absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOpti
   job.manifest.config = std::move(hf.config);
   job.manifest.generation = hf.generation;
   job.manifest.chat_template = std::move(hf.chat_template);
+  KeepMxfp4(*sources, &job.options.recipe);
   ASSIGN_OR_RETURN(const ExpertFormats formats, ChooseFormats(&job));
   job.manifest.expert_formats = formats.formats;
   job.manifest.provenance.generator = kGenerator;

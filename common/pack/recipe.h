@@ -47,6 +47,8 @@ struct Recipe {
   // Embeddings, attention, shared experts, head. Absent: the experts' widest, but at least q8.
   std::optional<RowChoice> dense;
   std::vector<RecipeRule> rules;  // where several apply, the later one decides
+  // Parts of which the model stores each neuron's row in MXFP4 stay so, whatever `parts` says.
+  bool keep_mxfp4 = false;
 
   bool NeedsUsage() const;
   RowChoice Dense() const;
@@ -79,7 +81,7 @@ absl::StatusOr<ExpertFormats> ResolveFormats(const Recipe& recipe, const ModelCo
 
 // The words of the command line.
 struct RecipeWords {
-  std::string bits;                 // "": bf16; with the recipe floe: of gate and down
+  std::string bits;                 // "": bf16, MXFP4 rows as they are; with floe: of gate and down
   std::string recipe;               // "", a known name, or the path of a .toml file
   std::optional<int> group;         // instead of the recipe's own, wherever rows are quantized
   std::optional<int> meta_bits;     // likewise

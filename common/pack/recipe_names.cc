@@ -100,7 +100,9 @@ absl::StatusOr<Recipe> BaseRecipe(const RecipeWords& words) {
   const std::string bits = words.bits.empty() ? "bf16" : words.bits;
   if (words.recipe.empty()) {
     ASSIGN_OR_RETURN(const Encoding encoding, BitsFromWord(bits));
-    return UniformRecipe(Choice(encoding));
+    Recipe recipe = UniformRecipe(Choice(encoding));
+    recipe.keep_mxfp4 = words.bits.empty();
+    return recipe;
   }
   ASSIGN_OR_RETURN(Recipe recipe, NamedRecipe(words.recipe, words.hot_share.value_or(kHotShare)));
   return recipe;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/half.h"
+#include "common/pack/mxfp4_row.h"
 #include "common/pack/pack_format.h"
 #include "common/pack/quant_row.h"
 #include "common/status.h"
@@ -60,6 +61,8 @@ int64_t EncodeRow(const EncodingDescriptor& descriptor, absl::Span<const float> 
     case Encoding::kQ3:
     case Encoding::kQ2:
       return EncodeQuantizedRow(descriptor, values, out);
+    case Encoding::kMxfp4:
+      return EncodeMxfp4Row(values, out);
     default:  // kF32, by REQUIRES
       std::memcpy(out, values.data(), values.size() * sizeof(float));
       return -1;
@@ -83,9 +86,12 @@ absl::Status DecodeRow(const EncodingDescriptor& descriptor, const std::byte* ro
     case Encoding::kQ2:
       DecodeQuantizedRow(descriptor, row, values);
       return absl::OkStatus();
+    case Encoding::kMxfp4:
+      DecodeMxfp4Row(row, values);
+      return absl::OkStatus();
     default:
       return absl::UnimplementedError(
-          absl::StrCat("rows of ", EncodingName(descriptor.encoding), " cannot be decoded yet"));
+          absl::StrCat("rows of ", EncodingName(descriptor.encoding), " cannot be decoded"));
   }
 }
 

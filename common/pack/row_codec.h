@@ -14,15 +14,16 @@
 
 namespace sluice {
 
-// Whether EncodeRow writes `encoding`: all but mxfp4, whose rows are only taken over from their models.
+// Whether any values can be written as `encoding`: all but mxfp4, whose rows are only taken over from models
+// that store them.
 bool CanEncode(Encoding encoding);
 
 // Encodes `values` (finite) into the RowBytes(descriptor, values.size()) bytes at `out`. Returns -1, or the
 // index of the first value that does not fit the encoding (f16: above 65504; quantized: of a group whose
-// scale would pass f16). REQUIRES: CanEncode(descriptor.encoding), IsValidDescriptor(descriptor).
+// scale would pass f16; mxfp4: whatever it does not hold exactly). REQUIRES: IsValidDescriptor(descriptor).
 int64_t EncodeRow(const EncodingDescriptor& descriptor, absl::Span<const float> values, std::byte* out);
 
-// Decodes RowBytes bytes at `row` into `values`. Unimplemented for encodings that EncodeRow does not write.
+// Decodes RowBytes bytes at `row` into `values`. Unimplemented for kInvalid.
 absl::Status DecodeRow(const EncodingDescriptor& descriptor, const std::byte* row, absl::Span<float> values);
 
 }  // namespace sluice

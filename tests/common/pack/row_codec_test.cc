@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/half.h"
+#include "common/pack/mxfp4_row.h"
 #include "common/pack/pack_format.h"
 #include "common/pack/row_layout.h"
 #include "common/pack/synth_weights.h"
@@ -157,12 +158,32 @@ TEST(RowCodec, ValuesThatDoNotFitAreReportedByIndex) {
   EXPECT_EQ(EncodeRow(MakeDescriptor(Encoding::kQ8, 64), row, bytes.data()), 64);
 }
 
-TEST(RowCodec, Mxfp4RowsAreNeitherWrittenNorDecoded) {
-  std::byte byte{};
-  float value = 0;
+TEST(RowCodec, Mxfp4RowsHoldEveryCodeUnderEveryScale) {
   EXPECT_FALSE(CanEncode(Encoding::kMxfp4));
-  EXPECT_EQ(DecodeRow(MakeDescriptor(Encoding::kMxfp4), &byte, absl::MakeSpan(&value, 1)).code(),
-            absl::StatusCode::kUnimplemented);
+  const EncodingDescriptor mxfp4 = MakeDescriptor(Encoding::kMxfp4);
+  for (int scale = 0; scale <= 252; ++scale) {
+    // Groups whose largest value is each of the codes, a short one at the end.
+    std::vector<float> values;
+    for (uint32_t largest = 0; largest < 8; ++largest) {
+      for (uint32_t i = 0; i < 32; ++i)
+        values.push_back(Mxfp4Value(i % (largest + 1) + (i % 3 == 0 ? 8 : 0), scale));
+    }
+    values.resize(values.size() - 13);
+    std::vector<std::byte> row(RowBytes(mxfp4, values.size()));
+    ASSERT_EQ(EncodeRow(mxfp4, values, row.data()), -1) << scale;
+    std::vector<float> decoded(values.size());
+    ASSERT_TRUE(DecodeRow(mxfp4, row.data(), absl::MakeSpan(decoded)).ok());
+    EXPECT_EQ(std::memcmp(decoded.data(), values.data(), values.size() * sizeof(float)), 0) << scale;
+  }
+}
+
+TEST(RowCodec, Mxfp4RowsRefuseWhatTheyWouldRound) {
+  std::vector<float> values(40, 0.5f);
+  std::vector<std::byte> row(RowBytes(MakeDescriptor(Encoding::kMxfp4), values.size()));
+  values[37] = 0.3f;
+  EXPECT_EQ(EncodeRow(MakeDescriptor(Encoding::kMxfp4), values, row.data()), 37);
+  values[37] = 8;  // 0.5 is no code of its scale
+  EXPECT_EQ(EncodeRow(MakeDescriptor(Encoding::kMxfp4), values, row.data()), 32);
 }
 
 }  // namespace
