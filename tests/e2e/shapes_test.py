@@ -1,4 +1,5 @@
-"""Mixtral checkpoints of unusual shapes, as files of both generations, against a plain float64 forward pass in numpy."""
+"""Mixtral checkpoints of unusual shapes, as files of both generations, and the families that transformers does not have,
+against a plain float64 forward pass in numpy."""
 import json
 import os
 import struct
@@ -35,23 +36,30 @@ def write_safetensors(path, tensors):
 class Shape:
     """hidden, width, layers, heads, kv, head_dim, experts, top_k; window: sliding window or None."""
 
+    model, architecture = "mixtral", "MixtralForCausalLM"
+    moe, router, parts = "block_sparse_moe.", "gate", ("w1", "w3", "w2")  # gate, up, down
+    shared, dense_layers, dense_width, norm_top = 0, 0, 0, True  # shared: widths of the FFN that every token takes
+
     def __init__(self, *numbers, window=None, tied=False, shards=1, old_config=False, theta=10000.0):
         (self.hidden, self.width, self.layers, self.heads, self.kv, self.head_dim, self.experts, self.top_k) = numbers
         self.window, self.tied, self.shards, self.old_config, self.theta = window, tied, shards, old_config, theta
 
     def config(self):
         config = {
-            "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": self.hidden,
-            "intermediate_size": self.width, "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv, "num_local_experts": self.experts, "num_experts_per_tok": self.top_k,
+            "architectures": [self.architecture], "model_type": self.model, "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers, "num_attention_heads": self.heads, "num_key_value_heads": self.kv,
             "vocab_size": VOCAB, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "hidden_act": "silu",
             "sliding_window": self.window, "tie_word_embeddings": self.tied, "bos_token_id": 1, "eos_token_id": 2,
+            **self.mixture(),
         }
         if self.head_dim * self.heads != self.hidden:
             config["head_dim"] = self.head_dim
         if self.old_config:
             return {**config, "rope_theta": self.theta, "torch_dtype": "bfloat16"}
         return {**config, "rope_parameters": {"rope_theta": self.theta, "rope_type": "default"}, "dtype": "bfloat16"}
+
+    def mixture(self):
+        return {"intermediate_size": self.width, "num_local_experts": self.experts, "num_experts_per_tok": self.top_k}
 
     def tensors(self, random):
         def matrix(rows, cols, scale=None):
@@ -69,12 +77,17 @@ class Shape:
             tensors[p + "self_attn.k_proj.weight"] = matrix(self.kv * self.head_dim, self.hidden)
             tensors[p + "self_attn.v_proj.weight"] = matrix(self.kv * self.head_dim, self.hidden)
             tensors[p + "self_attn.o_proj.weight"] = matrix(self.hidden, self.heads * self.head_dim)
-            tensors[p + "block_sparse_moe.gate.weight"] = matrix(self.experts, self.hidden)
-            for expert in range(self.experts):
-                e = p + f"block_sparse_moe.experts.{expert}."
-                tensors[e + "w1.weight"] = matrix(self.width, self.hidden)
-                tensors[e + "w3.weight"] = matrix(self.width, self.hidden)
-                tensors[e + "w2.weight"] = matrix(self.hidden, self.width)
+            ffns = {"": self.dense_width}
+            if layer >= self.dense_layers:
+                tensors[p + self.moe + self.router + ".weight"] = matrix(self.experts, self.hidden)
+                ffns = {f"experts.{expert}.": self.width for expert in range(self.experts)}
+                if self.shared:
+                    ffns["shared_experts."] = self.shared * self.width
+            for name, width in ffns.items():
+                gate, up, down = (p + self.moe + name + part + ".weight" for part in self.parts)
+                tensors[gate] = matrix(width, self.hidden)
+                tensors[up] = matrix(width, self.hidden)
+                tensors[down] = matrix(self.hidden, width)
         if not self.tied:
             tensors["lm_head.weight"] = matrix(VOCAB, self.hidden)
         return tensors
@@ -94,6 +107,35 @@ class Shape:
             where.update({name: file for name in part})
         with open(os.path.join(folder, "model.safetensors.index.json"), "w") as out:
             json.dump({"metadata": {}, "weight_map": where}, out)
+
+
+class Deepseek(Shape):
+    """DeepSeek-MoE: Llama's attention, dense first layers, several shared experts in one FFN."""
+
+    model, architecture = "deepseek", "DeepseekForCausalLM"
+    moe, parts = "mlp.", ("gate_proj", "up_proj", "down_proj")
+    shared, dense_layers, dense_width, norm_top = 2, 1, 150, False
+
+    def mixture(self):
+        return {
+            "intermediate_size": self.dense_width, "moe_intermediate_size": self.width, "moe_layer_freq": 1,
+            "n_routed_experts": self.experts, "n_shared_experts": self.shared, "num_experts_per_tok": self.top_k,
+            "first_k_dense_replace": self.dense_layers, "norm_topk_prob": self.norm_top, "scoring_func": "softmax",
+        }
+
+
+class Xverse(Shape):
+    """XVERSE-MoE: Llama's attention, several shared experts in one FFN."""
+
+    model, architecture = "xverse", "XverseForCausalLM"
+    moe, router, parts = "mlp.", "router", ("gate_proj", "up_proj", "down_proj")
+    shared = 2
+
+    def mixture(self):
+        return {
+            "intermediate_size": self.width, "num_experts": self.experts, "num_shared_experts": self.shared,
+            "moe_top_k": self.top_k,
+        }
 
 
 def softmax(scores):
@@ -116,6 +158,11 @@ def forward(shape, tensors, ids):
     def project(x, name, heads):
         return (x @ weights[name].T).reshape(len(ids), heads, shape.head_dim)
 
+    def ffn(x, base):
+        gate, up, down = (weights[base + part + ".weight"] for part in shape.parts)
+        gated = x @ gate.T
+        return (gated / (1 + np.exp(-gated)) * (x @ up.T)) @ down.T
+
     hidden = position[None] > position[:, None]
     if shape.window is not None:
         hidden |= position[None] <= position[:, None] - shape.window
@@ -133,16 +180,18 @@ def forward(shape, tensors, ids):
             out[:, head] = softmax(np.where(hidden, -np.inf, scores)) @ v[:, group]
         x = x + out.reshape(len(ids), -1) @ weights[p + "self_attn.o_proj.weight"].T
         h = norm(x, weights[p + "post_attention_layernorm.weight"])
-        chance = softmax(h @ weights[p + "block_sparse_moe.gate.weight"].T)
         moe = np.zeros_like(x)
+        if layer < shape.dense_layers:
+            x = x + ffn(h, p + shape.moe)
+            continue
+        if shape.shared:
+            moe += ffn(h, p + shape.moe + "shared_experts.")
+        chance = softmax(h @ weights[p + shape.moe + shape.router + ".weight"].T)
         for token in range(len(ids)):
             best = np.argsort(-chance[token], kind="stable")[: shape.top_k]
+            total = chance[token][best].sum() if shape.norm_top else 1
             for expert in best:
-                e = p + f"block_sparse_moe.experts.{expert}."
-                gate = weights[e + "w1.weight"] @ h[token]
-                up = weights[e + "w3.weight"] @ h[token]
-                share = chance[token][expert] / chance[token][best].sum()
-                moe[token] += share * (weights[e + "w2.weight"] @ (gate / (1 + np.exp(-gate)) * up))
+                moe[token] += chance[token][expert] / total * ffn(h[token], p + shape.moe + f"experts.{expert}.")
         x = x + moe
     head = weights["model.embed_tokens.weight" if shape.tied else "lm_head.weight"]
     return norm(x, weights["model.norm.weight"]) @ head.T
@@ -173,6 +222,17 @@ class ShapesTest(harness.TestCase):
 
     def test_head_dim_apart_with_tied_embeddings_and_a_short_window(self):
         self.check(Shape(96, 70, 2, 6, 3, 32, 5, 3, window=9, tied=True, shards=3, old_config=True, theta=1e6))
+
+    def test_deepseek_moe(self):
+        self.check(Deepseek(64, 40, 3, 4, 4, 16, 8, 3, old_config=True))
+
+    def test_deepseek_moe_with_probabilities_normed_over_the_best(self):
+        shape = Deepseek(96, 30, 3, 6, 2, 16, 10, 4)
+        shape.norm_top, shape.dense_layers = True, 2
+        self.check(shape)
+
+    def test_xverse_moe(self):
+        self.check(Xverse(80, 48, 2, 4, 4, 20, 8, 3, old_config=True, theta=5e5))
 
     def test_one_expert_and_one_kv_head(self):
         self.check(Shape(64, 64, 1, 2, 1, 32, 1, 1, tied=True))
