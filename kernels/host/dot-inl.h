@@ -101,8 +101,16 @@ void DotTokens(const DotCall& call, uint32_t t) {
         sums[m] = Fma(LoadN(x[m] + k, n), weights, sums[m]);
       }
     }
-    for (int m = 0; m < M; ++m) {
-      call.y[t + m][call.first + r] = Total(sums[m]);
+    if constexpr (M == 4) {
+      alignas(16) float totals[M];
+      _mm_store_ps(totals, Total4(sums[0], sums[1], sums[2], sums[3]));
+      for (int m = 0; m < M; ++m) {
+        call.y[t + m][call.first + r] = totals[m];
+      }
+    } else {
+      for (int m = 0; m < M; ++m) {
+        call.y[t + m][call.first + r] = Total(sums[m]);
+      }
     }
   }
 }

@@ -71,19 +71,33 @@ inline constexpr uint32_t kDownParts = kNative == 16 ? 4 : 2;
 inline constexpr uint32_t kDownCols = kDownParts * kNative;
 inline constexpr uint32_t kDownScratch = 64 * 256;  // floats of converted rows
 
-// sums[token][kDownCols] of G tokens over all neurons; w is [neurons][stride] floats.
-template <int G>
-void DownTile(const float* w, uint32_t stride, const float* const* c, uint32_t neurons, float* sums) {
+// Register p of row j of a tile: of rows that were converted before, [neurons][stride] floats, or of rows as
+// they are stored.
+struct ConvertedRows {
+  const float* w;
+  uint32_t stride;
+  N Load(uint32_t j, uint32_t p) const { return NLoad(w + uint64_t{j} * stride + p * kNative); }
+};
+template <class Row>
+struct StoredRows {
+  const uint8_t* const* w;
+  uint64_t offset;  // bytes
+  N Load(uint32_t j, uint32_t p) const { return Row::NativeLoad(w[j] + offset + p * kNative * Row::kBytes); }
+};
+
+// sums[token][kDownCols] of G tokens over all neurons.
+template <int G, class Rows>
+void DownTile(const Rows& rows, const float* const* c, uint32_t neurons, float* sums) {
   N s[G][kDownParts];
   for (int g = 0; g < G; ++g) {
     for (uint32_t p = 0; p < kDownParts; ++p) {
       s[g][p] = NZero();
     }
   }
-  for (uint32_t j = 0; j < neurons; ++j, w += stride) {
+  for (uint32_t j = 0; j < neurons; ++j) {
     N weights[kDownParts];
     for (uint32_t p = 0; p < kDownParts; ++p) {
-      weights[p] = NLoad(w + p * kNative);
+      weights[p] = rows.Load(j, p);
     }
     for (int g = 0; g < G; ++g) {
       const N factor = NSet1(c[g][j]);
@@ -99,21 +113,34 @@ void DownTile(const float* w, uint32_t stride, const float* const* c, uint32_t n
   }
 }
 
-inline void DownTileOf(uint32_t tokens, const float* w, uint32_t stride, const float* const* c,
-                       uint32_t neurons, float* sums) {
+template <class Rows>
+void DownTileOf(uint32_t tokens, const Rows& rows, const float* const* c, uint32_t neurons, float* sums) {
   switch (tokens) {
     case 1:
-      return DownTile<1>(w, stride, c, neurons, sums);
+      return DownTile<1>(rows, c, neurons, sums);
     case 2:
-      return DownTile<2>(w, stride, c, neurons, sums);
+      return DownTile<2>(rows, c, neurons, sums);
     case 3:
-      return DownTile<3>(w, stride, c, neurons, sums);
+      return DownTile<3>(rows, c, neurons, sums);
     case 4:
-      return DownTile<4>(w, stride, c, neurons, sums);
+      return DownTile<4>(rows, c, neurons, sums);
     case 5:
-      return DownTile<5>(w, stride, c, neurons, sums);
+      return DownTile<5>(rows, c, neurons, sums);
     default:
-      return DownTile<6>(w, stride, c, neurons, sums);
+      return DownTile<6>(rows, c, neurons, sums);
+  }
+}
+
+// The first n columns of a tile of tokens [t, t + tokens) to column k of y.
+inline void WriteDownTile(const DownCall& call, const float* sums, uint32_t t, uint32_t tokens, uint32_t k,
+                          uint32_t n) {
+  for (uint32_t i = 0; i < tokens; ++i) {
+    float* y = call.y[t + i] + k;
+    if (call.add) {
+      Accumulate(sums + i * kDownCols, n, y);
+    } else {
+      __builtin_memcpy(y, sums + i * kDownCols, n * sizeof(float));
+    }
   }
 }
 
@@ -136,17 +163,24 @@ void DownColumns(const DownCall& call, uint32_t k0, uint32_t cols) {
   for (uint32_t t = 0; t < call.tokens; t += kDownTokens) {
     const uint32_t tokens = call.tokens - t < kDownTokens ? call.tokens - t : kDownTokens;
     for (uint32_t k = 0; k < cols; k += kDownCols) {
-      DownTileOf(tokens, call.scratch + k, stride, call.c + t, call.neurons, sums);
-      const uint32_t n = cols - k < kDownCols ? cols - k : kDownCols;
-      for (uint32_t i = 0; i < tokens; ++i) {
-        float* y = call.y[t + i] + k0 + k;
-        if (call.add) {
-          Accumulate(sums + i * kDownCols, n, y);
-        } else {
-          __builtin_memcpy(y, sums + i * kDownCols, n * sizeof(float));
-        }
-      }
+      DownTileOf(tokens, ConvertedRows{call.scratch + k, stride}, call.c + t, call.neurons, sums);
+      WriteDownTile(call, sums, t, tokens, k0 + k, cols - k < kDownCols ? cols - k : kDownCols);
     }
+  }
+}
+
+// Attention's values for the queries of few heads: rows that lie together, wanted by one tile of tokens only.
+template <class Row>
+void DownStored(const DownCall& call) {
+  alignas(64) float sums[kDownTokens * kDownCols];
+  uint32_t k = 0;
+  for (; k + kDownCols <= call.cols; k += kDownCols) {
+    const StoredRows<Row> rows{call.w, uint64_t{call.column + k} * Row::kBytes};
+    DownTileOf(call.tokens, rows, call.c, call.neurons, sums);
+    WriteDownTile(call, sums, 0, call.tokens, k, kDownCols);
+  }
+  if (k < call.cols) {
+    DownColumns<Row>(call, k, call.cols - k);
   }
 }
 
@@ -159,6 +193,9 @@ void DownFew(const DownCall& call) {
 
 template <class Row>
 void Down(const DownCall& call) {
+  if (call.neurons > 64 && call.tokens <= kDownTokens) {
+    return DownStored<Row>(call);
+  }
   if (call.tokens <= 2) {
     switch (KindOf(call.prefetch)) {
       case Prefetch::kNone:
