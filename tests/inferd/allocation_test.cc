@@ -59,7 +59,8 @@ class CountingSink final : public RequestSink {
 struct Case {
   const char* name;
   uint32_t threads;
-  bool tight;  // DRAM holds half of the experts
+  bool tight;               // DRAM holds half of the experts
+  const char* family = "";  // of tests/data/tiny; empty: a Mixtral made here
 };
 
 class AllocationTest : public testing::TestWithParam<Case> {};
@@ -69,7 +70,10 @@ TEST_P(AllocationTest, SteadyDecodeAllocatesNothing) {
   TinyModelSpec model;
   model.layers = 3;
   model.experts = 8;
-  ASSERT_TRUE(PackTiny(model, dir.File("model"), dir.File("pack")).ok());
+  const std::string family = GetParam().family;
+  const absl::Status packed = family.empty() ? PackTiny(model, dir.File("model"), dir.File("pack"))
+                                             : PackFolder("tests/data/tiny/" + family, dir.File("pack"));
+  ASSERT_TRUE(packed.ok()) << packed;
   absl::StatusOr<std::unique_ptr<FakeWeightClient>> client = FakeWeightClient::Open(dir.File("pack"), {});
   ASSERT_TRUE(client.ok()) << client.status();
   EngineOptions options;
@@ -121,7 +125,11 @@ TEST_P(AllocationTest, SteadyDecodeAllocatesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(Backends, AllocationTest,
                          testing::Values(Case{"Host", 1, false}, Case{"HostThreads", 2, false},
-                                         Case{"HostTight", 1, true}),
+                                         Case{"HostTight", 1, true},
+                                         Case{"LatentAttention", 2, true, "deepseek_v3"},
+                                         Case{"GatedDelta", 2, false, "qwen3_5_moe"},
+                                         Case{"ScaledInputs", 1, true, "llama4"},
+                                         Case{"SinksAndBiases", 2, false, "gpt_oss"}),
                          [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 }  // namespace

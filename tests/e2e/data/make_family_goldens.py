@@ -4,7 +4,8 @@ Every case is a small random checkpoint of some family with unusual shapes and s
 is stored. Logits and greedy tokens are computed in float32 with eager attention; greedy tokens anew from the whole text
 at each token. MXFP4 experts are compared with the model that transformers' own dequantization gives. Phi's long rope
 takes the factors of the text's length, as the model's own code and transformers 4 do; transformers 5.23 changes only the
-attention factor.
+attention factor. Families that transformers lacks (DeepSeek-MoE, XVERSE-MoE) are compared with a Qwen2-MoE that computes
+the same: its shared expert's gate is 0, which halves, and its shared down matrix is doubled.
 """
 import json
 import os
@@ -110,6 +111,27 @@ CASES = {
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}), dict()),
 }
 
+TWIN = {"vocab_size": VOCAB, "hidden_size": 32, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+        "num_attention_heads": 4}  # fmt: skip
+# name -> (fields of the Qwen2-MoE, config.json of the family, {part of a tensor's name: what it is in the family})
+TWINS = {
+    "deepseek_moe": (
+        dict(QWEN, num_hidden_layers=3, shared_expert_intermediate_size=80, norm_topk_prob=False, mlp_only_layers=[0],
+             qkv_bias=False, rms_norm_eps=1e-6, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        dict(TWIN, architectures=["DeepseekForCausalLM"], model_type="deepseek", num_hidden_layers=3,
+             num_key_value_heads=2, intermediate_size=48, moe_intermediate_size=40, n_routed_experts=8,
+             num_experts_per_tok=3, n_shared_experts=2, first_k_dense_replace=1, moe_layer_freq=1, norm_topk_prob=False,
+             scoring_func="softmax"),
+        {"shared_expert.": "shared_experts."}),
+    "xverse_moe": (
+        dict(QWEN, num_key_value_heads=4, shared_expert_intermediate_size=120, norm_topk_prob=True, qkv_bias=False,
+             rms_norm_eps=1e-6, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        dict(TWIN, architectures=["XverseForCausalLM"], model_type="xverse", num_hidden_layers=2,
+             num_key_value_heads=4, intermediate_size=40, num_experts=8, moe_top_k=3, num_shared_experts=3),
+        {"shared_expert.": "shared_experts.", "mlp.gate.": "mlp.router."}),
+}
+
 
 def old_config(config):
     """The same config as transformers 4 wrote it."""
@@ -184,40 +206,65 @@ def use_factors_of_the_length(model):
     rotary.forward = forward_with_length
 
 
-def make(name):
-    kind, fields, options = CASES[name]
+def save_plain(folder, kind, fields):
+    """Saves a fresh model of transformers: its config as saved."""
     config = AutoConfig.for_model(kind, **{**COMMON, **fields})
     config.dtype = torch.bfloat16
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder)
+    with open(os.path.join(folder, "config.json")) as file:
+        saved = json.load(file)
+    saved.pop("transformers_version")
+    return saved
+
+
+def case_of(name):
+    kind, fields, options = CASES[name]
+    mxfp4 = options.get("mxfp4", False)
     with tempfile.TemporaryDirectory() as folder:
-        torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder)
-        with open(os.path.join(folder, "config.json")) as file:
-            saved = json.load(file)
-        saved.pop("transformers_version")
-        mxfp4 = options.get("mxfp4", False)
+        saved = save_plain(folder, kind, fields)
         if mxfp4:
             saved["quantization_config"] = {
                 "quant_method": "mxfp4",
                 "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
                                            "model.embed_tokens", "lm_head"],
             }  # fmt: skip
-        case = {
-            "config": old_config(saved) if options.get("old") else saved,
-            "tensors": tensor_table(folder, mxfp4),
-        }
-    with tempfile.TemporaryDirectory() as folder:
-        family_cases.write_model(folder, case)
-        source = dequantized(folder, case) if mxfp4 else folder
-        model, info = AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
-        )
+        return {"config": old_config(saved) if options.get("old") else saved, "tensors": tensor_table(folder, mxfp4)}
+
+
+def twin_of(name, folder):
+    """The case of a family that transformers lacks; the model that computes the same goes to `folder`."""
+    fields, config, words = TWINS[name]
+    save_plain(folder, "qwen2_moe", fields)
+    case, tensors = {"config": config, "tensors": {}}, {}
+    for plain, (kind, shape) in tensor_table(folder, False).items():
+        theirs = plain
+        for word, other in words.items():
+            theirs = theirs.replace(word, other)
+        if "shared_expert_gate" in plain:
+            tensors[plain] = ("F32", np.zeros(shape, np.float32))
+            continue
+        case["tensors"][theirs] = [kind, shape]
+        values = (family_cases.draw(theirs, kind, shape).astype(np.uint32) << 16).view(np.float32)
+        tensors[plain] = ("F32", values * (2 if "shared_expert.down_proj" in plain else 1))
+    family_cases.write_safetensors(os.path.join(folder, "model.safetensors"), tensors)
+    return case
+
+
+def load_model(folder):
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
-    model.eval()
-    if kind == "phimoe":
+    if model.config.model_type == "phimoe":
         use_factors_of_the_length(model)
+    return model.eval()
+
+
+def golden_of(name, model, prompt_length):
     random = np.random.RandomState(7)
     ids = random.randint(3, VOCAB, 60)
-    prompt = random.randint(3, VOCAB, options.get("prompt", 16))
+    prompt = random.randint(3, VOCAB, prompt_length)
     with torch.no_grad():
         logits = model(torch.tensor(ids[None]), use_cache=False).logits[0].float().numpy()
         text, margin = list(prompt), np.inf
@@ -227,20 +274,29 @@ def make(name):
             margin = min(margin, float(best[1] - best[0]))
             text.append(int(row.argmax()))
     assert margin > 1e-3, f"{name}: two best logits only {margin} apart"
+    print(f"{name}: logits up to {np.abs(logits).max():.1f}, margin {margin:.3f}")
+    integers = {"input_ids": ids, "prompt_ids": prompt, "greedy_ids": np.array(text[prompt_length:])}
+    return {"logits": ("F32", logits), **{key: ("I64", value.astype(np.int64)) for key, value in integers.items()}}
+
+
+def make(name):
+    with tempfile.TemporaryDirectory() as folder:
+        if name in TWINS:
+            case = twin_of(name, folder)
+            model = load_model(folder)
+        else:
+            case = case_of(name)
+            family_cases.write_model(folder, case)
+            model = load_model(dequantized(folder, case) if "quantization_config" in case["config"] else folder)
+    golden = golden_of(name, model, CASES[name][2].get("prompt", 16) if name in CASES else 16)
     with open(os.path.join(family_cases.FOLDER, name + ".json"), "w") as out:
         json.dump(case, out, separators=(",", ":"), sort_keys=True)
         out.write("\n")
-    golden = {"input_ids": ids, "logits": logits, "prompt_ids": prompt, "greedy_ids": np.array(text[len(prompt):])}
-    kinds = {"logits": "F32"}
-    family_cases.write_safetensors(
-        os.path.join(family_cases.FOLDER, name + ".safetensors"),
-        {key: (kinds.get(key, "I64"), value.astype(np.float32 if key == "logits" else np.int64)) for key, value in golden.items()},
-    )
-    print(f"{name}: logits up to {np.abs(logits).max():.1f}, margin {margin:.3f}")
+    family_cases.write_safetensors(os.path.join(family_cases.FOLDER, name + ".safetensors"), golden)
 
 
 if __name__ == "__main__":
     os.makedirs(family_cases.FOLDER, exist_ok=True)
     torch.set_num_threads(1)
-    for case_name in sys.argv[1:] or CASES:
+    for case_name in sys.argv[1:] or [*CASES, *TWINS]:
         make(case_name)
