@@ -148,11 +148,14 @@ absl::StatusOr<api::GetServerInfoResponse> Client::GetServerInfo() {
   });
 }
 
+absl::Status Client::CheckAdmin() const {
+  return has_admin() ? absl::OkStatus()
+                     : absl::FailedPreconditionError(
+                           absl::StrCat(address_, ": no admin socket is known beside this address"));
+}
+
 absl::StatusOr<api::GetStatsResponse> Client::GetStats() {
-  if (!has_admin()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(address_, ": no admin socket is known beside this address"));
-  }
+  RETURN_IF_ERROR(CheckAdmin());
   return Question<api::GetStatsResponse>(
       interrupt_, [this](auto* context, auto* response) { return admin_->GetStats(context, {}, response); });
 }
@@ -169,6 +172,13 @@ absl::Status Client::Score(const api::ScoreRequest& request,
                            absl::FunctionRef<absl::Status(const api::ScoreResponse&)> handle) {
   Call call(interrupt_);
   return ReadAll<api::ScoreResponse>(&call, evaluation_->Score(call.context(), request), handle);
+}
+
+absl::Status Client::Calibrate(const api::CalibrateRequest& request,
+                               absl::FunctionRef<absl::Status(const api::CalibrateResponse&)> handle) {
+  RETURN_IF_ERROR(CheckAdmin());
+  Call call(interrupt_);
+  return ReadAll<api::CalibrateResponse>(&call, admin_->Calibrate(call.context(), request), handle);
 }
 
 }  // namespace sluice::cli

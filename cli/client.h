@@ -48,8 +48,13 @@ class Client {
                               absl::FunctionRef<absl::Status(const api::GenerateStreamResponse&)> handle);
   absl::Status Score(const api::ScoreRequest& request,
                      absl::FunctionRef<absl::Status(const api::ScoreResponse&)> handle);
+  // FAILED_PRECONDITION without an admin socket.
+  absl::Status Calibrate(const api::CalibrateRequest& request,
+                         absl::FunctionRef<absl::Status(const api::CalibrateResponse&)> handle);
 
  private:
+  absl::Status CheckAdmin() const;
+
   struct Health;
   const std::string address_;
   Interrupt* const interrupt_;

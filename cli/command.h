@@ -35,6 +35,7 @@ int RunRun(const CommandContext& context, const std::vector<std::string>& args);
 int RunLogits(const CommandContext& context, const std::vector<std::string>& args);
 int RunPerplexity(const CommandContext& context, const std::vector<std::string>& args);
 int RunQuality(const CommandContext& context, const std::vector<std::string>& args);
+int RunCalibrate(const CommandContext& context, const std::vector<std::string>& args);
 int RunBench(const CommandContext& context, const std::vector<std::string>& args);
 int RunDoctor(const CommandContext& context, const std::vector<std::string>& args);
 int RunPreset(const CommandContext& context, const std::vector<std::string>& args);

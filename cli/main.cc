@@ -32,6 +32,7 @@ constexpr Command kCommands[] = {
     {"logits", RunLogits, "writes the logits of given token ids to a safetensors file"},
     {"perplexity", RunPerplexity, "measures perplexity on a text, and divergence from a base run"},
     {"quality", RunQuality, "measures what compression and sparsity cost, as a table and a plot"},
+    {"calibrate", RunCalibrate, "measures usage, thresholds and sensitivities, trains predictors"},
     {"bench", RunBench, "measures prefill and decode speed"},
     {"doctor", RunDoctor, "says what is wrong with this host, and what helps"},
     {"preset", RunPreset, "lists the named sets of policies, or shows one"},

@@ -139,22 +139,6 @@ absl::Status OpenBase(const PerplexityTask& o, const Launcher& launcher, Measure
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<int32_t>> EncodeText(const std::string& pack, const PerplexityTask& o) {
-  TokenizerSource source;
-  source.pack = pack;
-  ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, LoadTokenizer(source));
-  ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(o.text));
-  EncodeOptions encode;
-  encode.add_special_tokens = false;
-  encode.parse_special = false;
-  ASSIGN_OR_RETURN(std::vector<int32_t> tokens, tokenizer->Encode(text, encode));
-  tokens.resize(std::min<uint64_t>(tokens.size(), o.max_tokens));
-  if (tokens.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(o.text, ": the text is empty"));
-  }
-  return tokens;
-}
-
 // Counters of the server; empty if it has no admin socket here or no sparsity.
 absl::StatusOr<std::vector<api::LayerSparsity>> ReadSparsity(Launcher* launcher) {
   if (!launcher->client().has_admin()) {
@@ -184,7 +168,7 @@ SparsityRun Difference(const std::vector<api::LayerSparsity>& before,
 
 absl::StatusOr<PerplexityRun> MeasurePerplexity(Launcher* launcher, const PerplexityTask& task) {
   Measurement m;
-  ASSIGN_OR_RETURN(m.tokens, EncodeText(launcher->pack().dir(), task));
+  ASSIGN_OR_RETURN(m.tokens, EncodeTextFile(launcher->pack().dir(), task.text, task.max_tokens));
   if (task.window > launcher->model().context_tokens()) {
     return absl::InvalidArgumentError(absl::StrCat("--window ", task.window,
                                                    " is more than the server's context of ",

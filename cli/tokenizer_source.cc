@@ -1,6 +1,9 @@
 #include "cli/tokenizer_source.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
+#include "cli/command.h"
 #include "common/pack/pack.h"
 #include "common/status.h"
 
@@ -25,6 +28,23 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const TokenizerSource& 
     return Annotate(tokenizer.status(), source.pack);
   }
   return tokenizer;
+}
+
+absl::StatusOr<std::vector<int32_t>> EncodeTextFile(const std::string& pack, const std::string& path,
+                                                    uint64_t max_tokens) {
+  TokenizerSource source;
+  source.pack = pack;
+  ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, LoadTokenizer(source));
+  ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+  EncodeOptions encode;
+  encode.add_special_tokens = false;
+  encode.parse_special = false;
+  ASSIGN_OR_RETURN(std::vector<int32_t> tokens, tokenizer->Encode(text, encode));
+  tokens.resize(std::min<uint64_t>(tokens.size(), max_tokens));
+  if (tokens.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": the text is empty"));
+  }
+  return tokens;
 }
 
 }  // namespace sluice::cli

@@ -25,6 +25,11 @@ struct TokenizerSource {
 // FailedPrecondition if the pack has no tokenizer.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const TokenizerSource& source);
 
+// The first `max_tokens` tokens of a text file by the pack's tokenizer: taken as bytes, without BOS or EOS,
+// special tokens as text. InvalidArgument if there is none.
+absl::StatusOr<std::vector<int32_t>> EncodeTextFile(const std::string& pack, const std::string& path,
+                                                    uint64_t max_tokens);
+
 }  // namespace sluice::cli
 
 #endif  // SLUICE_CLI_TOKENIZER_SOURCE_H_

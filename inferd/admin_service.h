@@ -1,4 +1,4 @@
-// AdminService: server info, statistics, drain, log level, abort. Served on a socket of its own.
+// AdminService: server info, statistics, drain, log level, abort, calibration. Served on a socket of its own.
 //
 // Thread safety: thread-safe; gRPC calls the handlers from its threads.
 #ifndef SLUICE_INFERD_ADMIN_SERVICE_H_
@@ -35,6 +35,8 @@ class AdminServiceImpl final : public inference::v1::AdminService::CallbackServi
   grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* call,
                                   const inference::v1::AbortRequest* request,
                                   inference::v1::AbortResponse* response) override;
+  grpc::ServerWriteReactor<inference::v1::CalibrateResponse>* Calibrate(
+      grpc::CallbackServerContext* call, const inference::v1::CalibrateRequest* request) override;
 
  private:
   const ServingContext& context_;

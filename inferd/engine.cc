@@ -71,6 +71,7 @@ Engine::~Engine() {
   }
   client_->Wake();
   thread_.join();
+  calibration_.reset();
 }
 
 void Engine::Main(const BackendFactory& make_backend) {
@@ -102,20 +103,78 @@ void Engine::Loop() {
     TakeQueued();
     core_->EndExpired(absl::Now());
     if (!core_->has_weights()) {
+      FailAsides(Lost("the connection to weightd is lost"));
       HandleLoss();
       continue;
     }
+    const bool worked_aside = RunNextAside();
     const EngineCore::Outcome outcome = core_->Step(absl::Now());
     Publish();
     if (!core_->broken().ok()) {
       SetHealth(core_->broken(), core_->broken());
     }
-    if (outcome == EngineCore::Outcome::kIdle || outcome == EngineCore::Outcome::kCongested) {
+    if (!worked_aside &&
+        (outcome == EngineCore::Outcome::kIdle || outcome == EngineCore::Outcome::kCongested)) {
       Idle(outcome);
     }
   }
   TakeQueued();
-  core_->EndAll(ReasonError(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "inferd is shutting down"));
+  const absl::Status end =
+      ReasonError(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "inferd is shutting down");
+  core_->EndAll(end);
+  {
+    MutexLock lock(&mutex_);
+    asides_closed_ = true;
+  }
+  FailAsides(end);
+}
+
+// Whether there was one. Requests get a step between two of them.
+bool Engine::RunNextAside() {
+  Aside* aside = nullptr;
+  {
+    MutexLock lock(&mutex_);
+    if (asides_.empty()) {
+      return false;
+    }
+    aside = asides_.front();
+    asides_.pop_front();
+  }
+  const absl::Status status = core_->RunAside(aside->work);
+  MutexLock lock(&mutex_);
+  aside->status = status;
+  aside->done = true;
+  changed_.SignalAll();
+  return true;
+}
+
+void Engine::FailAsides(const absl::Status& status) {
+  MutexLock lock(&mutex_);
+  for (Aside* aside : asides_) {
+    aside->status = status;
+    aside->done = true;
+  }
+  asides_.clear();
+  changed_.SignalAll();
+}
+
+absl::Status Engine::RunAside(EngineWork work) {
+  Aside aside;
+  aside.work = std::move(work);
+  {
+    MutexLock lock(&mutex_);
+    if (asides_closed_) {
+      return ReasonError(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "inferd is shutting down");
+    }
+    asides_.push_back(&aside);
+    changed_.SignalAll();
+  }
+  client_->Wake();
+  MutexLock lock(&mutex_);
+  while (!aside.done) {
+    changed_.Wait(&mutex_);
+  }
+  return aside.status;
 }
 
 void Engine::TakeQueued() {
@@ -280,6 +339,24 @@ absl::Status Engine::Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) {
             (spec.input.size() + spec.targets.size()) * sizeof(int32_t) + kRequestBytes);
   RETURN_IF_ERROR(Rejected(id.status()));
   Hand(std::make_unique<ScoreSequence>(*id, std::move(spec), std::move(sink), absl::Now(), config_.vocab));
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Calibrate(CalibrationSpec spec, std::shared_ptr<CalibrationSink> sink) {
+  if (draining_) {
+    return ReasonError(absl::StatusCode::kUnavailable, "DRAINING", "inferd is draining");
+  }
+  CalibratorOptions options;
+  options.threads = std::max(1u, std::thread::hardware_concurrency());
+  MutexLock lock(&calibration_mutex_);
+  if (calibration_ != nullptr && !calibration_->done()) {
+    return ReasonError(absl::StatusCode::kFailedPrecondition, "CALIBRATION_RUNS",
+                       "a calibration is running already");
+  }
+  calibration_.reset();
+  calibration_ = std::make_unique<CalibrationTask>(
+      std::move(spec), options, client_->pack(),
+      [this](EngineWork work) { return RunAside(std::move(work)); }, std::move(sink));
   return absl::OkStatus();
 }
 

@@ -10,6 +10,7 @@
 #define SLUICE_INFERD_ENGINE_H_
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "common/mutex.h"
 #include "common/text/tokenizer.h"
+#include "inferd/calibrate/calibration_task.h"
 #include "inferd/engine_api.h"
 #include "inferd/engine_core.h"
 #include "inferd/engine_options.h"
@@ -48,6 +50,7 @@ class Engine final : public EngineApi {
 
   absl::Status Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) override;
   absl::Status Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) override;
+  absl::Status Calibrate(CalibrationSpec spec, std::shared_ptr<CalibrationSink> sink) override;
   absl::Status Cancel(const std::string& request_id) override;
   EngineStats Stats() const override;
   std::vector<LayerSparsity> Sparsity() const override { return core_->Sparsity(); }
@@ -66,6 +69,9 @@ class Engine final : public EngineApi {
   absl::Status Setup(const BackendFactory& make_backend);
   void Loop();
   void TakeQueued();
+  absl::Status RunAside(EngineWork work);
+  bool RunNextAside();
+  void FailAsides(const absl::Status& status);
   void Idle(EngineCore::Outcome outcome);
   void HandleLoss();
   void GiveUp(const absl::Status& why);
@@ -76,6 +82,14 @@ class Engine final : public EngineApi {
   absl::Status Rejected(const absl::Status& status);
   void Hand(std::unique_ptr<Sequence> sequence);
   RequestBounds Bounds() const;
+
+  // Work of another thread, which waits for it. Its fields are guarded by mutex_ until it is taken and once
+  // it is done.
+  struct Aside {
+    EngineWork work;
+    absl::Status status;
+    bool done = false;
+  };
 
   const EnginePlan plan_;
   const std::unique_ptr<WeightClient> client_;
@@ -89,11 +103,13 @@ class Engine final : public EngineApi {
   std::atomic<uint64_t> rejected_{0};
 
   mutable Mutex mutex_;
-  CondVar changed_;  // started_, stopping_, incoming_ or cancelled_ has
+  CondVar changed_;  // started_, stopping_, incoming_, cancelled_ or asides_ has
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status start_status_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Sequence>> incoming_ ABSL_GUARDED_BY(mutex_);
   std::vector<SequenceId> cancelled_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Aside*> asides_ ABSL_GUARDED_BY(mutex_);
+  bool asides_closed_ ABSL_GUARDED_BY(mutex_) = false;  // the engine thread has ended
   EngineStats stats_ ABSL_GUARDED_BY(mutex_);
   absl::Status health_ ABSL_GUARDED_BY(mutex_);   // can a token be made now?
   absl::Status refusal_ ABSL_GUARDED_BY(mutex_);  // what new requests are told
@@ -108,6 +124,9 @@ class Engine final : public EngineApi {
   absl::Time lost_since_ = absl::InfiniteFuture();  // InfiniteFuture: not lost
 
   std::thread thread_;
+
+  Mutex calibration_mutex_;
+  std::unique_ptr<CalibrationTask> calibration_ ABSL_GUARDED_BY(calibration_mutex_);
 };
 
 }  // namespace sluice

@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/error_detail.h"
+#include "inferd/calibration_api.h"
 
 namespace sluice {
 
@@ -184,6 +185,10 @@ class EngineApi {
   // (draining, weightd lost). An ErrorInfo-style reason travels as a payload (common/error_detail.h).
   virtual absl::Status Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) = 0;
   virtual absl::Status Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) = 0;
+
+  // Starts measuring the model on a text and writing its profile (calibration_api.h), beside the requests.
+  // One runs at a time: FAILED_PRECONDITION (CALIBRATION_RUNS) otherwise.
+  virtual absl::Status Calibrate(CalibrationSpec spec, std::shared_ptr<CalibrationSink> sink) = 0;
 
   // Ends a request within one step; its sink hears OnError(CANCELLED). NOT_FOUND if no such request lives.
   virtual absl::Status Cancel(const std::string& request_id) = 0;

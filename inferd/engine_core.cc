@@ -227,6 +227,23 @@ EngineCore::Outcome EngineCore::RunBatch(const StepPlan& plan) {
   return Outcome::kRan;
 }
 
+absl::Status EngineCore::RunAside(const EngineWork& work) {
+  if (!has_weights() || !client_->connected()) {
+    LoseWeights();
+    return ReasonError(absl::StatusCode::kUnavailable, "WEIGHTD_LOST", "the connection to weightd is lost");
+  }
+  const ModelParts parts{&client_->pack().config(), &plan_, backend_.get(), weights_.get(), residency_.get()};
+  backend_->BeginStep();
+  const absl::Status status = work(parts, ++step_number_);
+  backend_->EndStep();
+  if (absl::IsUnavailable(status) || !client_->connected()) {
+    LoseWeights();
+  } else if (!status.ok()) {
+    residency_->Abandon();
+  }
+  return status;
+}
+
 absl::Status EngineCore::DeliverLogits() {
   const uint32_t vocab = client_->pack().config().vocab;
   for (size_t begin = 0; begin < wants_.size();) {

@@ -25,6 +25,7 @@
 #include "inferd/engine_options.h"
 #include "inferd/forward.h"
 #include "inferd/kv_cache.h"
+#include "inferd/model_parts.h"
 #include "inferd/policy/prefetcher.h"
 #include "inferd/policy/routing.h"
 #include "inferd/policy/sparsity.h"
@@ -69,6 +70,9 @@ class EngineCore final : private LayerTap {
   void EndExpired(absl::Time now);
   // The same, then runs one step.
   Outcome Step(absl::Time now);
+
+  // Runs `work` as a step of its own. An error of weightd's loses the weights, as in a step.
+  absl::Status RunAside(const EngineWork& work);
 
   // Takes completions that arrived outside of a step.
   void Poll() { residency_->Poll(); }

@@ -43,6 +43,11 @@ absl::Status EngineGate::Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) 
   return engine->Score(std::move(spec), std::move(sink));
 }
 
+absl::Status EngineGate::Calibrate(CalibrationSpec spec, std::shared_ptr<CalibrationSink> sink) {
+  ASSIGN_OR_RETURN(EngineApi* const engine, Engine());
+  return engine->Calibrate(std::move(spec), std::move(sink));
+}
+
 absl::Status EngineGate::Cancel(const std::string& request_id) {
   EngineApi* engine = nullptr;
   {

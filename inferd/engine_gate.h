@@ -25,6 +25,7 @@ class EngineGate final : public EngineApi {
 
   absl::Status Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) override;
   absl::Status Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) override;
+  absl::Status Calibrate(CalibrationSpec spec, std::shared_ptr<CalibrationSink> sink) override;
   absl::Status Cancel(const std::string& request_id) override;
   EngineStats Stats() const override;
   std::vector<LayerSparsity> Sparsity() const override;

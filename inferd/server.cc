@@ -21,6 +21,9 @@ namespace {
 // that is there.
 constexpr absl::Duration kLinger = absl::Milliseconds(100);
 
+// The largest is a text to calibrate on: five million tokens of at most three bytes.
+constexpr int kAdminRequestBytes = 16 << 20;
+
 }  // namespace
 
 // Destroyed in reverse: servers before the services, these before the pump.
@@ -80,7 +83,7 @@ absl::Status InferdServer::Listen() {
     GrpcServerOptions admin;
     admin.addresses = options_.admin;
     admin.peers.allowed_uids = options_.allowed_uids;
-    admin.max_receive_bytes = 1 << 20;
+    admin.max_receive_bytes = kAdminRequestBytes;
     admin.on_refused = report;
     ASSIGN_OR_RETURN(parts_->admin_server,
                      GrpcServer::Start(std::move(admin),

@@ -226,6 +226,24 @@ absl::Status FakeEngine::Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) 
   return absl::OkStatus();
 }
 
+absl::Status FakeEngine::Calibrate(CalibrationSpec spec, std::shared_ptr<CalibrationSink> sink) {
+  const MutexLock lock(&mutex_);
+  RETURN_IF_ERROR(refusal_);
+  calibration_ = std::move(spec);
+  calibration_sink_ = std::move(sink);
+  changed_.SignalAll();
+  return absl::OkStatus();
+}
+
+CalibrationSpec FakeEngine::AwaitCalibration(std::shared_ptr<CalibrationSink>* sink) {
+  const MutexLock lock(&mutex_);
+  while (calibration_sink_ == nullptr) {
+    changed_.Wait(&mutex_);
+  }
+  *sink = calibration_sink_;
+  return calibration_;
+}
+
 absl::Status FakeEngine::Cancel(const std::string& request_id) {
   {
     const MutexLock lock(&mutex_);

@@ -48,6 +48,9 @@ class FakeEngine final : public EngineApi {
   // Returns once everything said before has been heard.
   void Flush();
 
+  // The calibration asked for last; waits for it. A fake keeps its sink until it is destroyed.
+  CalibrationSpec AwaitCalibration(std::shared_ptr<CalibrationSink>* sink) ABSL_LOCKS_EXCLUDED(mutex_);
+
   // Waits until Cancel(id) was called.
   void WaitForCancel(const std::string& id) ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether the sink of a live request of Score is congested.
@@ -57,6 +60,7 @@ class FakeEngine final : public EngineApi {
 
   absl::Status Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) override;
   absl::Status Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) override;
+  absl::Status Calibrate(CalibrationSpec spec, std::shared_ptr<CalibrationSink> sink) override;
   absl::Status Cancel(const std::string& request_id) override;
   EngineStats Stats() const override;
   std::vector<LayerSparsity> Sparsity() const override { return {{100, 25}, {50, 50}}; }
@@ -79,6 +83,8 @@ class FakeEngine final : public EngineApi {
   std::deque<std::function<void()>> work_ ABSL_GUARDED_BY(mutex_);
   std::deque<GenerateSpec> generates_ ABSL_GUARDED_BY(mutex_);
   std::deque<ScoreSpec> scores_ ABSL_GUARDED_BY(mutex_);
+  CalibrationSpec calibration_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<CalibrationSink> calibration_sink_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> cancelled_ ABSL_GUARDED_BY(mutex_);
   absl::Status refusal_ ABSL_GUARDED_BY(mutex_);
   absl::Status health_ ABSL_GUARDED_BY(mutex_);

@@ -1,0 +1,71 @@
+// Trains small networks with Adam: one layer or two (ReLU between) of float32, on batches in memory of the
+// caller's. Made for expert predictors: a few hundred thousand weights, tens of thousands of rows.
+//
+// The result depends on data, shape, options and seed alone: one network is trained by one thread, sums have
+// a fixed order. Train several networks on several threads.
+//
+// Thread safety: TrainNet and Loss may be called from any thread; a RowSource is used by one thread at a
+// time.
+#ifndef SLUICE_COMMON_TRAIN_NET_TRAINER_H_
+#define SLUICE_COMMON_TRAIN_NET_TRAINER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace sluice {
+
+// out = W2 relu(W1 x + b1) + b2, or W2 x + b2 with units == 0. Stored for the kernels: transposed.
+struct TrainedNet {
+  uint32_t inputs = 0;
+  uint32_t units = 0;
+  uint32_t outputs = 0;
+  std::vector<float> w1;  // [inputs, units]
+  std::vector<float> b1;  // [units]
+  std::vector<float> w2;  // [units or inputs, outputs]
+  std::vector<float> b2;  // [outputs]
+};
+
+// Rows to train on.
+class RowSource {
+ public:
+  virtual ~RowSource() = default;
+  virtual uint64_t rows() const = 0;
+  // Row `row`: x[0 .. inputs), target[0 .. outputs).
+  virtual void Fill(uint64_t row, float* x, float* target) const = 0;
+};
+
+enum class TrainingLoss : uint8_t {
+  kBinary,   // sum over outputs of the binary cross-entropy of sigmoid(out) against targets in 0..1
+  kSoftmax,  // cross-entropy of softmax(out) against a distribution: KL divergence up to a constant
+};
+
+struct TrainOptions {
+  uint32_t units = 0;
+  TrainingLoss loss = TrainingLoss::kBinary;
+  uint32_t epochs = 6;
+  uint32_t batch = 128;
+  // Adam's step; falls linearly to a tenth over the training.
+  float rate = 2e-3f;
+  uint64_t seed = 1;
+};
+
+// CANCELLED once `*cancel` is true (may be null). INVALID_ARGUMENT without rows, inputs or outputs.
+absl::StatusOr<TrainedNet> TrainNet(const RowSource& source, uint32_t inputs, uint32_t outputs,
+                                    const TrainOptions& options, const std::atomic<bool>* cancel);
+
+// Outputs of `rows` rows x [rows, inputs]; `hidden` has room for [rows, units].
+void RunNet(const TrainedNet& net, uint32_t rows, const float* x, float* hidden, float* out);
+
+// One batch's mean loss over rows, and its gradient by every weight; exposed for the numeric check of it.
+struct NetGradient {
+  std::vector<float> w1, b1, w2, b2;  // shapes as in TrainedNet
+};
+double LossAndGradient(const TrainedNet& net, TrainingLoss loss, uint32_t rows, const float* x,
+                       const float* target, NetGradient* gradient);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_TRAIN_NET_TRAINER_H_

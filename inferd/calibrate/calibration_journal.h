@@ -1,0 +1,50 @@
+// What an interrupted calibration has finished: one file a stage in a work folder beside the profile, each
+// replaced in one step, all of them gone once the profile is written. A run with other arguments or another
+// pack starts anew.
+//
+// Thread safety: thread-compatible; the work folder is locked against other calibrations, in this process and
+// in others.
+#ifndef SLUICE_INFERD_CALIBRATE_CALIBRATION_JOURNAL_H_
+#define SLUICE_INFERD_CALIBRATE_CALIBRATION_JOURNAL_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/checksum.h"
+#include "common/file_io.h"
+#include "inferd/calibrate/calibration_stage.h"
+
+namespace sluice {
+
+class CalibrationJournal {
+ public:
+  // Creates `folder` if need be. UNAVAILABLE if another calibration holds it. States of another fingerprint
+  // are dropped.
+  static absl::StatusOr<std::unique_ptr<CalibrationJournal>> Open(const std::string& folder,
+                                                                  const Digest128& fingerprint);
+
+  const std::string& folder() const { return folder_; }
+
+  // Brings a new stage to where the journal left it; the units finished then, 0 if it knows nothing.
+  // DATA_LOSS if the state is damaged.
+  absl::StatusOr<uint64_t> Restore(uint32_t number, CalibrationStage* stage) const;
+  absl::Status Save(uint32_t number, uint64_t units, const CalibrationStage& stage) const;
+
+  // Removes the work folder.
+  absl::Status Remove();
+
+ private:
+  CalibrationJournal(std::string folder, const Digest128& fingerprint, File lock)
+      : folder_(std::move(folder)), fingerprint_(fingerprint), lock_(std::move(lock)) {}
+  std::string NameOf(uint32_t number) const;
+
+  const std::string folder_;
+  const Digest128 fingerprint_;
+  const File lock_;  // closing it unlocks
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_CALIBRATE_CALIBRATION_JOURNAL_H_

@@ -1,0 +1,35 @@
+// A calibration on a thread of its own, as the engine holds it.
+//
+// Thread safety: thread-safe; destroyed by one thread.
+#ifndef SLUICE_INFERD_CALIBRATE_CALIBRATION_TASK_H_
+#define SLUICE_INFERD_CALIBRATE_CALIBRATION_TASK_H_
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "common/pack/pack.h"
+#include "inferd/calibrate/calibrator.h"
+#include "inferd/calibration_api.h"
+
+namespace sluice {
+
+class CalibrationTask {
+ public:
+  // Starts. `pack` outlives the task.
+  CalibrationTask(CalibrationSpec spec, const CalibratorOptions& options, const Pack& pack,
+                  OnEngine on_engine, std::shared_ptr<CalibrationSink> sink);
+  // Cancels what runs and waits for it; the sink has heard the end then.
+  ~CalibrationTask();
+
+  bool done() const { return done_.load(); }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> done_{false};
+  std::thread thread_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_CALIBRATE_CALIBRATION_TASK_H_

@@ -1,0 +1,38 @@
+// WindowHost on a running engine: what it allocates is made, used and given back on the engine thread.
+//
+// Thread safety: thread-compatible; belongs to the calibration's thread.
+#ifndef SLUICE_INFERD_CALIBRATE_ENGINE_WINDOWS_H_
+#define SLUICE_INFERD_CALIBRATE_ENGINE_WINDOWS_H_
+
+#include <memory>
+#include <string>
+
+#include "common/pack/pack.h"
+#include "inferd/calibrate/calibration_stage.h"
+#include "inferd/calibrate/calibrator.h"
+#include "inferd/calibrate/scoped_backend.h"
+
+namespace sluice {
+
+class EngineWindows final : public WindowHost {
+ public:
+  // Windows of up to `positions`; no window runs before UseSparsity(). Both arguments outlive this.
+  EngineWindows(const OnEngine& on_engine, const Pack& pack, uint32_t positions)
+      : on_engine_(on_engine), pack_(pack), positions_(positions) {}
+  ~EngineWindows() override;
+
+  absl::StatusOr<double> Run(const CalibrationWindow& window, const WindowRunner::Hooks& hooks) override;
+  absl::Status UseSparsity(const SparsityConfig& config, const std::string& profile_folder) override;
+  const WindowRunner& runner() const override { return *runner_; }
+
+ private:
+  const OnEngine& on_engine_;
+  const Pack& pack_;
+  const uint32_t positions_;
+  std::unique_ptr<ScopedBackend> backend_;
+  std::unique_ptr<WindowRunner> runner_;  // null before UseSparsity()
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_CALIBRATE_ENGINE_WINDOWS_H_

@@ -1,0 +1,51 @@
+// A view of a backend that gives back, when it goes, every buffer allocated through it: for work that ends
+// while the backend lives on.
+//
+// Thread safety: as the backend's; it is made, used and destroyed on the backend's thread.
+#ifndef SLUICE_INFERD_CALIBRATE_SCOPED_BACKEND_H_
+#define SLUICE_INFERD_CALIBRATE_SCOPED_BACKEND_H_
+
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+class ScopedBackend final : public Backend {
+ public:
+  // `backend` outlives this.
+  explicit ScopedBackend(Backend* backend) : backend_(backend) {}
+  ~ScopedBackend() override {
+    for (const BufferId buffer : allocated_) backend_->Free(buffer).IgnoreError();  // all of them live
+  }
+  // Leaves the buffers to the backend.
+  void Forget() { allocated_.clear(); }
+
+  absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
+    ASSIGN_OR_RETURN(const BufferId buffer, backend_->Allocate(bytes, kind));
+    allocated_.push_back(buffer);
+    return buffer;
+  }
+  absl::StatusOr<BufferId> Import(const ImportSpec& spec) override { return backend_->Import(spec); }
+  absl::Status Free(BufferId buffer) override {
+    std::erase(allocated_, buffer);
+    return backend_->Free(buffer);
+  }
+  const std::byte* HostRead(BufferRef ref, uint64_t bytes) override { return backend_->HostRead(ref, bytes); }
+  std::byte* HostWrite(BufferRef ref, uint64_t bytes) override { return backend_->HostWrite(ref, bytes); }
+  Queue& queue() override { return backend_->queue(); }
+  void BeginStep() override { backend_->BeginStep(); }
+  void EndStep() override { backend_->EndStep(); }
+  BackendCounters Counters() const override { return backend_->Counters(); }
+  std::string Describe() const override { return backend_->Describe(); }
+
+ private:
+  Backend* const backend_;
+  std::vector<BufferId> allocated_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_CALIBRATE_SCOPED_BACKEND_H_

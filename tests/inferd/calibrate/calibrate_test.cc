@@ -1,0 +1,214 @@
+// Whole calibrations of tiny models on the engine: what is measured, and going on after an interruption.
+#include <filesystem>
+#include <map>
+#include <numeric>
+
+#include "common/file_io.h"
+#include "common/mutex.h"
+#include "common/profile/predictor_weights.h"
+#include "common/profile/profile.h"
+#include "common/profile/threshold_tables.h"
+#include "common/status.h"
+#include "tests/support/engine_testing.h"
+
+namespace sluice {
+namespace {
+
+class CollectingCalibrationSink final : public CalibrationSink {
+ public:
+  // Cancels once this many units have been reported; 0: never.
+  explicit CollectingCalibrationSink(int cancel_after = 0) : cancel_after_(cancel_after) {}
+
+  void OnProgress(const CalibrationProgress& progress) override {
+    MutexLock lock(&mutex_);
+    ++reports_;
+    last_ = progress;
+  }
+  bool Cancelled() override {
+    MutexLock lock(&mutex_);
+    return cancel_after_ > 0 && reports_ >= cancel_after_;
+  }
+  void OnFinished(const CalibrationSummary& summary) override {
+    MutexLock lock(&mutex_);
+    summary_ = summary;
+    ended_ = true;
+    changed_.SignalAll();
+  }
+  void OnError(const absl::Status& status) override {
+    MutexLock lock(&mutex_);
+    error_ = status;
+    ended_ = true;
+    changed_.SignalAll();
+  }
+  absl::Status Await() {
+    MutexLock lock(&mutex_);
+    while (!ended_) changed_.Wait(&mutex_);
+    return error_;
+  }
+  CalibrationSummary summary() {
+    MutexLock lock(&mutex_);
+    return summary_;
+  }
+  int reports() {
+    MutexLock lock(&mutex_);
+    return reports_;
+  }
+
+ private:
+  const int cancel_after_;
+  Mutex mutex_;
+  CondVar changed_;
+  int reports_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  CalibrationProgress last_ ABSL_GUARDED_BY(mutex_);
+  CalibrationSummary summary_ ABSL_GUARDED_BY(mutex_);
+  absl::Status error_ ABSL_GUARDED_BY(mutex_);
+};
+
+class CalibrateTest : public ::testing::Test {
+ protected:
+  static constexpr uint32_t kVocab = 40;
+
+  void SetUp() override {
+    TinyModelSpec spec;
+    spec.vocab = kVocab;
+    spec.layers = 3;
+    spec.experts = 4;
+    spec.top_k = 2;
+    spec.width = 24;
+    ASSERT_TRUE(PackTiny(spec, dir_.File("work"), pack_).ok());
+  }
+
+  CalibrationSpec Spec() const {
+    CalibrationSpec spec;
+    spec.window = 16;
+    for (int i = 0; i < 100; ++i) spec.tokens.push_back((7 * i * i + 3 * i) % static_cast<int>(kVocab));
+    spec.sensitivity_tokens = 40;
+    spec.epochs = 1;
+    spec.sparsity_tokens = 30;
+    spec.quality_bounds = {0.01, 1000};
+    return spec;
+  }
+
+  absl::StatusOr<CalibrationSummary> Run(const CalibrationSpec& spec, int cancel_after = 0,
+                                         int* reports = nullptr) {
+    auto engine = StartEngine(pack_, {.threads = 2});
+    RETURN_IF_ERROR(engine.status());
+    auto sink = std::make_shared<CollectingCalibrationSink>(cancel_after);
+    RETURN_IF_ERROR(engine->engine->Calibrate(spec, sink));
+    RETURN_IF_ERROR(sink->Await());
+    if (reports != nullptr) *reports = sink->reports();
+    return sink->summary();
+  }
+
+  std::map<std::string, std::string> ProfileBytes() const {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(pack_ + "/profile")) {
+      if (entry.is_regular_file()) {
+        files[entry.path().filename()] = *ReadFile(entry.path().string(), 1 << 30);
+      }
+    }
+    return files;
+  }
+
+  TempDir dir_;
+  const std::string pack_ = dir_.File("pack");
+};
+
+TEST_F(CalibrateTest, WritesUsageThresholdsAndSensitivities) {
+  const auto summary = Run(Spec());
+  ASSERT_TRUE(summary.ok()) << summary.status();
+  EXPECT_FALSE(summary->resumed);
+  const auto pack = Pack::Open(pack_);
+  ASSERT_TRUE(pack.ok());
+  const ModelConfig& config = (*pack)->config();
+  const uint64_t positions = config.bos_ids.empty() ? 93 : 100;
+  EXPECT_EQ(summary->tokens, positions);
+  const auto usage = ReadUsage(summary->folder, config, (*pack)->manifest().provenance.source_digest);
+  ASSERT_TRUE(usage.ok()) << usage.status();
+  for (const auto& layer : usage->experts) {
+    EXPECT_EQ(std::accumulate(layer.begin(), layer.end(), uint64_t{0}), 2 * positions);
+  }
+  const auto thresholds = ReadThresholds(summary->folder, config, (*pack)->model_id());
+  ASSERT_TRUE(thresholds.ok()) << thresholds.status();
+  EXPECT_GT(thresholds->PooledThreshold(Lead::kGate, 0.5), 0);
+  const auto sensitivity =
+      ReadSensitivity(summary->folder, config, (*pack)->manifest().provenance.source_digest);
+  ASSERT_TRUE(sensitivity.ok()) << sensitivity.status();
+  for (const LayerSensitivity& layer : sensitivity->layers) {
+    EXPECT_GT(layer.fisher, 0);
+    EXPECT_GT(layer.quadratic, 0);
+    EXPECT_GT(layer.mean_square, 0);
+    EXPECT_LE(layer.mean_square, 0.25);  // the second of two has at most half
+  }
+  const auto cutoffs = ReadCutoffs(summary->folder, (*pack)->model_id());
+  ASSERT_TRUE(cutoffs.ok()) << cutoffs.status();
+  ASSERT_EQ(cutoffs->cutoffs.size(), 2u);
+  EXPECT_LE(cutoffs->cutoffs[0].rise, 0.01);
+  EXPECT_EQ(cutoffs->cutoffs[1].sparsity, 0.99);  // no model of random weights can get 1000 times worse
+  const auto predictors = ReadPredictors(summary->folder, config, (*pack)->model_id());
+  ASSERT_TRUE(predictors.ok()) << predictors.status();
+  ASSERT_EQ(predictors->learned.size(), 2u);
+  for (const LearnedPredictor& learned : predictors->learned) {
+    EXPECT_GE(learned.net.precision, 0.25) << "two of four by chance are right half of the time";
+  }
+  EXPECT_TRUE(predictors->first_layer.has_value());
+  EXPECT_FALSE(std::filesystem::exists(summary->folder + "/.calibrate"));
+}
+
+TEST_F(CalibrateTest, GoesOnAfterAnInterruptionToTheSameBits) {
+  int reports = 0;
+  ASSERT_TRUE(Run(Spec(), 0, &reports).ok());
+  const auto expected = ProfileBytes();
+  ASSERT_GT(reports, 8);
+  for (int cancel_after = 2; cancel_after < reports; cancel_after += 3) {
+    std::filesystem::remove_all(pack_ + "/profile");
+    const absl::Status cancelled = Run(Spec(), cancel_after).status();
+    ASSERT_EQ(cancelled.code(), absl::StatusCode::kCancelled) << cancel_after << ": " << cancelled;
+    const auto summary = Run(Spec());
+    ASSERT_TRUE(summary.ok()) << summary.status();
+    EXPECT_TRUE(summary->resumed);
+    EXPECT_EQ(ProfileBytes(), expected) << "interrupted after " << cancel_after << " reports";
+  }
+}
+
+TEST_F(CalibrateTest, OtherArgumentsStartAnew) {
+  ASSERT_EQ(Run(Spec(), 4).status().code(), absl::StatusCode::kCancelled);
+  CalibrationSpec other = Spec();
+  other.tokens.pop_back();
+  const auto summary = Run(other);
+  ASSERT_TRUE(summary.ok()) << summary.status();
+  EXPECT_FALSE(summary->resumed);
+}
+
+TEST_F(CalibrateTest, ImpossibleTextsAndWindowsAreRefused) {
+  CalibrationSpec spec = Spec();
+  spec.tokens = {1};
+  EXPECT_EQ(Run(spec).status().code(), absl::StatusCode::kInvalidArgument);
+  spec = Spec();
+  spec.tokens[5] = static_cast<int32_t>(kVocab);
+  EXPECT_EQ(Run(spec).status().code(), absl::StatusCode::kInvalidArgument);
+  spec = Spec();
+  spec.window = 1 << 20;
+  const absl::Status status = Run(spec).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("1048576"));
+}
+
+TEST_F(CalibrateTest, RequestsAreServedMeanwhileAndTheEngineEndsCleanlyUnderIt) {
+  auto engine = StartEngine(pack_, {.threads = 2});
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  auto sink = std::make_shared<CollectingCalibrationSink>();
+  CalibrationSpec spec = Spec();
+  spec.fisher_draws = 100'000;  // longer than the test
+  ASSERT_TRUE(engine->engine->Calibrate(spec, sink).ok());
+  EXPECT_EQ(engine->engine->Calibrate(spec, sink).code(), absl::StatusCode::kFailedPrecondition);
+  const auto ids = GenerateIds(engine->engine.get(), GreedySpec("r", {1, 2, 3}, 5));
+  ASSERT_TRUE(ids.ok()) << ids.status();
+  EXPECT_EQ(ids->size(), 5u);
+  engine->engine.reset();
+  EXPECT_FALSE(sink->Await().ok());
+}
+
+}  // namespace
+}  // namespace sluice
