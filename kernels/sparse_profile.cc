@@ -149,9 +149,8 @@ absl::Status Trial::Prepare() {
     }
     neuron_bytes += RoundStride(RowBytes(d, spec_.hidden));
   }
-  const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-  const uint64_t bytes =
-      std::clamp<uint64_t>(4 * static_cast<uint64_t>(std::max(cache, 0L)), kLeastBytes, kMostBytes);
+  const uint64_t cache = static_cast<uint64_t>(std::max(0L, sysconf(_SC_LEVEL3_CACHE_SIZE)));
+  const uint64_t bytes = spec_.bytes != 0 ? spec_.bytes : std::clamp(4 * cache, kLeastBytes, kMostBytes);
   // At least four layers, narrow ones if need be: a block of neurons costs the same in a wide expert.
   const uint64_t wide = bytes / 4 / (spec_.experts * neuron_bytes) / 64 * 64;
   width_ = static_cast<uint32_t>(std::min<uint64_t>(spec_.width, std::max<uint64_t>(64, wide)));

@@ -28,6 +28,7 @@ struct SparseProfileSpec {
   uint32_t width = 0;
   uint32_t experts = 0;  // of a layer that one token uses: top_k
   uint32_t max_tokens = 0;
+  uint64_t bytes = 0;  // of weights to walk through; 0: four times the last-level cache, 64 to 512 MiB
 };
 
 // Runs the backend; what SetSparseSwitches set before is gone afterwards. UNIMPLEMENTED where the backend has

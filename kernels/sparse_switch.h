@@ -22,7 +22,7 @@ struct SparseSwitch {
   // Entry i is of experts with up to 2^i tokens in the call; the last one of all above, too.
   static constexpr uint32_t kBatches = 8;
   // The share of coefficients kept from which on all rows are read, 0..1. 0: always; 1: only if all are kept.
-  float dense_above[kBatches] = {0.9f, 0.9f, 0.9f, 0.5f, 0.4f, 0.3f, 0.25f, 0.2f};
+  float dense_above[kBatches] = {0.75f, 0.75f, 0.75f, 0.7f, 0.6f, 0.5f, 0.4f, 0.2f};
 
   float DenseAbove(uint64_t tokens) const {
     const uint32_t i = static_cast<uint32_t>(std::bit_width(tokens <= 1 ? uint64_t{0} : tokens - 1));
