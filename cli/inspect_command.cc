@@ -1,7 +1,7 @@
 // `sluice inspect`: what is in a pack, from its tables alone.
 #include "absl/strings/str_cat.h"
 #include "cli/command.h"
-#include "common/pack/pack_writer.h"
+#include "common/pack/pack_inspect.h"
 
 namespace sluice::cli {
 

@@ -3,6 +3,7 @@
 #include "absl/time/clock.h"
 #include "cli/command.h"
 #include "cli/pack_progress.h"
+#include "common/pack/pack_inspect.h"
 #include "common/pack/pack_writer.h"
 #include "common/size.h"
 #include "common/status.h"

@@ -76,26 +76,6 @@ absl::StatusOr<PackSummary> PackModel(const std::string& model_dir, const std::s
 absl::Status VerifyPack(const std::string& dir, const PackProgressFn& progress,
                         const std::atomic<bool>* cancel);
 
-// What `sluice inspect` shows.
-struct PackInspection {
-  Manifest manifest;
-  uint64_t dense_extents = 0;
-  uint64_t expert_extents = 0;
-  uint64_t checksums = 0;
-  uint64_t dense_bytes = 0;
-  uint64_t expert_bytes = 0;
-  uint64_t experts = 0;
-  uint64_t largest_expert_bytes = 0;
-  uint64_t total_bytes = 0;        // of all the pack's files
-  uint64_t parameters = 0;         // weights, padding not counted
-  uint64_t active_parameters = 0;  // per token: dense plus top-k experts of each layer
-  bool has_profile = false;
-  // A JSON object of all this on one line, and a screen for people.
-  std::string ToJson() const;
-  std::string ToText() const;
-};
-absl::StatusOr<PackInspection> InspectPack(const std::string& dir);
-
 }  // namespace sluice
 
 #endif  // SLUICE_COMMON_PACK_PACK_WRITER_H_

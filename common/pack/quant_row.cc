@@ -1,6 +1,7 @@
 #include "common/pack/quant_row.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -127,6 +128,18 @@ void StoreSuperGroup(absl::Span<float> values, std::byte* codes_out, std::byte* 
   }
 }
 
+// Whether each of the groups holds one value. Their steps may then be the values themselves, which are exact;
+// beside other groups, such large steps would leave the small ones no codes.
+bool AllConstant(const RowGroups& groups, size_t first, size_t count) {
+  for (size_t g = first; g < first + count; ++g) {
+    const absl::Span<const float> members = groups.members(g);
+    if (std::any_of(members.begin(), members.end(), [&](float value) { return value != members[0]; })) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // Scales first; then every zero is solved for the scale that the reader will see, and codes are chosen for
 // the scale and the zero that the reader will see.
 void EncodeWithSuperGroups(const EncodingDescriptor& d, RowGroups* groups, size_t columns, std::byte* out) {
@@ -136,8 +149,10 @@ void EncodeWithSuperGroups(const EncodingDescriptor& d, RowGroups* groups, size_
     const size_t count = std::min<size_t>(d.super_group, groups->count() - first);
     const absl::Span<float> of_super = absl::MakeSpan(numbers, count);
     std::byte* const quadruple = quadruples + first / d.super_group * 8;
+    const bool constant = AllConstant(*groups, first, count);
     for (size_t i = 0; i < count; ++i) {
-      of_super[i] = ScaleOverZero(groups->members(first + i), groups->bits());
+      const absl::Span<const float> members = groups->members(first + i);
+      of_super[i] = constant ? std::fabs(members[0]) : ScaleOverZero(members, groups->bits());
     }
     StoreSuperGroup(of_super, out + ScaleOffset(d, columns) + first, quadruple);
     for (size_t i = 0; i < count; ++i) {

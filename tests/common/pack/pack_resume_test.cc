@@ -148,6 +148,33 @@ TEST_F(PackResume, CancelLeavesNoTargetAndTheNextRunFinishes) {
   PackAndCompare();
 }
 
+TEST_F(PackResume, EveryEncodingContinuesToTheBytesOfAnUndisturbedRun) {
+  for (const char* bits : {"q8", "q4", "q3", "q2", "floe"}) {
+    for (const int meta_bits : {16, 8}) {
+      RecipeWords words;
+      words.recipe = bits;
+      words.meta_bits = meta_bits;
+      PackOptions options;
+      options.recipe = *RecipeFromWords(words);
+      options.threads = 1;
+      fs::remove_all(out_);
+      ASSERT_TRUE(PackModel(model_, out_, options, nullptr, nullptr).ok());
+      const std::string undisturbed = FolderBytes(out_);
+      fs::remove_all(out_);
+      std::atomic<bool> cancel{false};
+      const auto cancel_halfway = [&](const PackProgress& p) {
+        cancel.store(2 * p.bytes_done > p.bytes_total);
+      };
+      EXPECT_EQ(PackModel(model_, out_, options, cancel_halfway, &cancel).status().code(),
+                absl::StatusCode::kCancelled);
+      const auto resumed = PackModel(model_, out_, options, nullptr, nullptr);
+      ASSERT_TRUE(resumed.ok()) << resumed.status();
+      EXPECT_TRUE(resumed->resumed) << bits;
+      EXPECT_TRUE(FolderBytes(out_) == undisturbed) << bits << " " << meta_bits;
+    }
+  }
+}
+
 TEST_F(PackResume, SecondRunIntoTheSameTargetIsRefused) {
   absl::Status second;
   const auto run_again = [&](const PackProgress& p) {

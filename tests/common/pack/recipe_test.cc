@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <set>
 
+#include "common/pack/pack_inspect.h"
 #include "common/pack/pack_writer.h"
 #include "common/pack/row_layout.h"
 #include "common/profile/profile.h"
@@ -281,6 +282,31 @@ TEST_F(RecipePack, EveryEncodingHoldsTheSameRowsInEveryLayoutAndOnAnyNumberOfThr
                 meta_bits == 8);
     }
   }
+}
+
+TEST_F(RecipePack, InspectShowsTheBitsOfEachPartAndOfEachLayer) {
+  const auto recipe = ParseRecipeToml(
+      "bits = \"q4\"\nup = { bits = \"q2\", group = 16 }\n[[rule]]\nlayers = [1, 1]\ndown = \"q8\"\n", "r");
+  ASSERT_TRUE(recipe.ok()) << recipe.status();
+  PackOptions options;
+  options.recipe = *recipe;
+  MustPack(options, "mixed");
+  const auto inspection = InspectPack(dir_.File("mixed"));
+  ASSERT_TRUE(inspection.ok()) << inspection.status();
+  // Rows of 80 values: q2 one block and 5 groups, q4 two blocks and 2 groups, q8 three blocks and 2 groups.
+  const double up = 8 * (32 + 20) / 80.0;
+  const double gate = 8 * (64 + 8) / 80.0;
+  const double down = 8 * (64 + 8 + 96 + 8) / 160.0;
+  EXPECT_DOUBLE_EQ(BitsPerWeight(inspection->parts[0]), up);
+  EXPECT_DOUBLE_EQ(BitsPerWeight(inspection->parts[1]), gate);
+  EXPECT_DOUBLE_EQ(BitsPerWeight(inspection->parts[2]), down);
+  EXPECT_DOUBLE_EQ(inspection->ExpertBitsPerWeight(), (up + gate + down) / 3);
+  ASSERT_EQ(inspection->layers.size(), 2u);
+  EXPECT_EQ(inspection->layers[0].experts, (std::vector<uint32_t>{4, 0}));
+  EXPECT_EQ(inspection->layers[1].experts, (std::vector<uint32_t>{0, 4}));
+  EXPECT_THAT(inspection->ToText(), HasSubstr("down       q4 g64 (4), q8 g64 (4): 8.800 bits a weight"));
+  EXPECT_THAT(inspection->ToText(), HasSubstr("layers 1-1: 4 experts each, up|gate|down: up q2 g16"));
+  EXPECT_THAT(inspection->ToJson(), HasSubstr("\"ratio_to_bf16\":0.325"));
 }
 
 }  // namespace

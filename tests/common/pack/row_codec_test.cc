@@ -136,13 +136,128 @@ TEST(RowCodec, Q8KeepsZerosConstantsAndOneSidedGroups) {
   for (const float back : RoundTrip(d, row)) EXPECT_NEAR(back, 5.0f, 0.02f);
 }
 
-TEST(RowCodec, TailsArePaddedWithZeros) {
-  const EncodingDescriptor d = MakeDescriptor(Encoding::kQ8, 16);
-  std::vector<std::byte> bytes(RowBytes(d, 20), std::byte{0xff});
-  ASSERT_EQ(EncodeRow(d, RandomRow(20, 1, 1), bytes.data()), -1);
-  for (size_t column = 20; column < 32; ++column) {
-    const CodePlace place = PlaceOfCode(8, column);
-    EXPECT_EQ(bytes[place.byte_offset + place.shift / 8], std::byte{0});
+const std::vector<EncodingDescriptor>& QuantizedRows() {
+  static const auto* const rows = [] {
+    auto* list = new std::vector<EncodingDescriptor>;
+    for (const Encoding encoding : {Encoding::kQ8, Encoding::kQ4, Encoding::kQ3, Encoding::kQ2}) {
+      for (const uint16_t group : {16, 48, 64, 128}) {
+        list->push_back(MakeDescriptor(encoding, group));
+        for (const uint16_t super_group : {1, 3, 256}) list->push_back({encoding, 8, group, super_group});
+      }
+    }
+    return list;
+  }();
+  return *rows;
+}
+
+// The code of a column, straight from the format's definition.
+uint32_t CodeAt(const EncodingDescriptor& d, const std::vector<std::byte>& row, size_t columns, size_t c) {
+  const auto read = [&](uint32_t bits, size_t base) {
+    const CodePlace place = PlaceOfCode(bits, c);
+    uint16_t word = 0;
+    std::memcpy(&word, row.data() + base + place.byte_offset, 2);
+    return (word >> place.shift) & ((1u << bits) - 1);
+  };
+  if (d.encoding != Encoding::kQ3) return read(BitsOf(d.encoding), 0);
+  return read(2, 0) | read(1, PlaneBytes(2, columns)) << 2;
+}
+
+TEST(RowCodec, QuantizedRowsDecodeToCodeMinusZeroTimesScale) {
+  for (const EncodingDescriptor& d : QuantizedRows()) {
+    for (const size_t columns : {1, 15, 16, 17, 64, 200, 515}) {
+      const std::vector<float> row = RandomRow(columns, 0.02f, columns);
+      std::vector<std::byte> bytes(RowBytes(d, columns));
+      ASSERT_EQ(EncodeRow(d, row, bytes.data()), -1);
+      std::vector<float> back(columns);
+      ASSERT_TRUE(DecodeRow(d, bytes.data(), absl::MakeSpan(back)).ok());
+      const auto half = [&](size_t at) {
+        uint16_t bits = 0;
+        std::memcpy(&bits, bytes.data() + at, 2);
+        return F16ToFloat(bits);
+      };
+      const auto meta = [&](size_t at, size_t g, size_t pair) {
+        if (d.super_group == 0) return half(at + 2 * g);
+        const size_t super = SuperGroupOffset(d, columns) + g / d.super_group * 8 + pair * 4;
+        return (static_cast<float>(static_cast<uint8_t>(bytes[at + g])) - half(super + 2)) * half(super);
+      };
+      for (size_t c = 0; c < columns; ++c) {
+        const float scale = meta(ScaleOffset(d, columns), c / d.group, 0);
+        const float zero = meta(ZeroOffset(d, columns), c / d.group, 1);
+        const float code = static_cast<float>(CodeAt(d, bytes, columns, c));
+        ASSERT_EQ(back[c], (code - zero) * scale)
+            << DescribeEncoding(d) << " column " << c << " of " << columns;
+      }
+    }
+  }
+}
+
+TEST(RowCodec, FewerBitsLoseMoreAndEightBitScalesLittle) {
+  const std::vector<float> row = RandomRow(4096, 0.02f, 11);
+  const auto error = [&](const EncodingDescriptor& d) {
+    const std::vector<float> back = RoundTrip(d, row);
+    double sum = 0;
+    double norm = 0;
+    for (size_t i = 0; i < row.size(); ++i) {
+      sum += std::pow(back[i] - row[i], 2);
+      norm += std::pow(row[i], 2);
+    }
+    return std::sqrt(sum / norm);
+  };
+  double last = 0;
+  for (const Encoding encoding : {Encoding::kQ8, Encoding::kQ4, Encoding::kQ3, Encoding::kQ2}) {
+    const double halves = error(MakeDescriptor(encoding, 64));
+    EXPECT_GT(halves, 2 * last);
+    EXPECT_LT(error({encoding, 8, 64, 64}), 1.02 * halves + 0.003) << EncodingName(encoding);
+    last = halves;
+  }
+  EXPECT_LT(last, 0.45);
+}
+
+TEST(RowCodec, RowsOfZerosAndOfOneValueAreExact) {
+  // From below the smallest half to above the largest; all have at most 11 significant bits.
+  for (const float value : {0.0f, 0.75f, -0.75f, 0x1.5p-3f, 0x1.8p-20f, -0x1.8p-30f, 65504.0f, -98304.0f}) {
+    for (const EncodingDescriptor& d : QuantizedRows()) {
+      const bool tiny = value != 0 && std::fabs(value) < 0x1p-14f;
+      if (d.meta_bits == 8 && (tiny || std::fabs(value) > 65504.0f)) continue;
+      const std::vector<float> row(200, value);
+      EXPECT_EQ(RoundTrip(d, row), row) << DescribeEncoding(d) << " " << value;
+    }
+  }
+}
+
+TEST(RowCodec, GroupsOfZerosAndOfOneValueAreExactBesideOthers) {
+  for (const EncodingDescriptor& d : QuantizedRows()) {
+    if (d.meta_bits == 8) continue;
+    std::vector<float> row = RandomRow(4 * d.group, 1, 3);
+    std::fill_n(row.begin() + d.group, d.group, 0.0f);
+    std::fill_n(row.begin() + 2 * d.group, d.group, -1.5f);
+    const std::vector<float> back = RoundTrip(d, row);
+    for (size_t i = d.group; i < 3u * d.group; ++i) EXPECT_EQ(back[i], row[i]) << DescribeEncoding(d);
+  }
+}
+
+TEST(RowCodec, EightBitScalesKeepAGroupOfZerosNearZeroAndOneSidedGroupsNearTheirValues) {
+  for (const EncodingDescriptor& d : QuantizedRows()) {
+    if (d.meta_bits != 8) continue;
+    std::vector<float> row = RandomRow(4 * d.group, 1, 3);
+    std::fill_n(row.begin() + d.group, d.group, 0.0f);
+    for (size_t i = 2 * d.group; i < 3u * d.group; ++i) row[i] = 5.0f + 0.01f * row[i];
+    const std::vector<float> back = RoundTrip(d, row);
+    for (size_t i = d.group; i < 2u * d.group; ++i) EXPECT_NEAR(back[i], 0, 0.02) << DescribeEncoding(d);
+    for (size_t i = 2 * d.group; i < 3u * d.group; ++i) EXPECT_NEAR(back[i], 5, 0.5) << DescribeEncoding(d);
+  }
+}
+
+TEST(RowCodec, TailsArePaddedWithZerosInEveryPlane) {
+  for (const EncodingDescriptor& d : QuantizedRows()) {
+    constexpr size_t kColumns = 20;
+    std::vector<std::byte> bytes(RowBytes(d, kColumns), std::byte{0xff});
+    ASSERT_EQ(EncodeRow(d, RandomRow(kColumns, 1, 1), bytes.data()), -1);
+    // As many codes as the shorter plane's last block holds.
+    const size_t padded = 32 * 8 / (d.encoding == Encoding::kQ3 ? 2 : BitsOf(d.encoding));
+    for (size_t column = kColumns; column < padded; ++column) {
+      EXPECT_EQ(CodeAt(d, bytes, kColumns, column), 0u) << DescribeEncoding(d);
+    }
   }
 }
 
@@ -155,7 +270,9 @@ TEST(RowCodec, ValuesThatDoNotFitAreReportedByIndex) {
   row[70] = 3.4e38f;
   EXPECT_EQ(EncodeRow(MakeDescriptor(Encoding::kBf16), row, bytes.data()), 70);
   row[70] = 1e9f;
-  EXPECT_EQ(EncodeRow(MakeDescriptor(Encoding::kQ8, 64), row, bytes.data()), 64);
+  for (const EncodingDescriptor& d : QuantizedRows()) {
+    EXPECT_EQ(EncodeRow(d, row, bytes.data()), 70 / d.group * d.group) << DescribeEncoding(d);
+  }
 }
 
 TEST(RowCodec, Mxfp4RowsHoldEveryCodeUnderEveryScale) {
