@@ -40,6 +40,29 @@ void Append(const host::KernelTable& kernels, const Partials& next, const Partia
   Append(kernels, next.m[i], next.l + i, next.o + place, sum.value_dim, sum.m + i, sum.l + i, sum.o + place);
 }
 
+// The cached rows of the positions of a span.
+struct SpanRows {
+  const uint8_t* k[kSpanTokens];
+  const uint8_t* v[kSpanTokens];
+  float k_scales[kSpanTokens];  // q8 only
+  float v_scales[kSpanTokens];
+};
+
+void FindRows(const CpuKv& kv, absl::Span<const uint32_t> pages, uint32_t kv_head, uint32_t begin,
+              uint32_t end, SpanRows* rows) {
+  for (uint32_t p = begin; p < end; ++p) {
+    const uint64_t page = pages[p / kPageTokens] * kv.page_stride;
+    const uint64_t row = page + KvRowOffset(kv.type, kv.head_dim, kv_head, p % kPageTokens);
+    rows->k[p - begin] = kv.k + row;
+    rows->v[p - begin] = kv.v + row;
+    if (kv.type == KvType::kQ8) {
+      const uint64_t scale = page + KvScaleOffset(kv.kv_heads, kv.head_dim, kv_head, p % kPageTokens);
+      std::memcpy(&rows->k_scales[p - begin], kv.k + scale, sizeof(float));
+      std::memcpy(&rows->v_scales[p - begin], kv.v + scale, sizeof(float));
+    }
+  }
+}
+
 }  // namespace
 
 // Fills tasks_: one per block, or one per span of a block.
@@ -132,26 +155,13 @@ void HostBackend::ComputeSpan(const AttentionCall& call, const AttentionTask& ta
   // Later queries begin and end later.
   const uint32_t begin = low[0];
   const uint32_t end = high[count - 1] + 1;
-  const uint8_t* k_rows[kSpanTokens];
-  const uint8_t* v_rows[kSpanTokens];
-  float k_scales[kSpanTokens];
-  float v_scales[kSpanTokens];
-  for (uint32_t p = begin; p < end; ++p) {
-    const uint64_t page = sequence.pages[p / kPageTokens] * kv.page_stride;
-    const uint64_t row = page + KvRowOffset(kv.type, kv.head_dim, task.kv_head, p % kPageTokens);
-    k_rows[p - begin] = kv.k + row;
-    v_rows[p - begin] = kv.v + row;
-    if (kv.type == KvType::kQ8) {
-      const uint64_t scale = page + KvScaleOffset(kv.kv_heads, kv.head_dim, task.kv_head, p % kPageTokens);
-      std::memcpy(&k_scales[p - begin], kv.k + scale, sizeof(float));
-      std::memcpy(&v_scales[p - begin], kv.v + scale, sizeof(float));
-    }
-  }
+  SpanRows rows;
+  FindRows(kv, sequence.pages, task.kv_head, begin, end, &rows);
   host::SpanCall c;
-  c.k = k_rows;
-  c.v = v_rows;
-  c.k_scales = kv.type == KvType::kQ8 ? k_scales : nullptr;
-  c.v_scales = kv.type == KvType::kQ8 ? v_scales : nullptr;
+  c.k = rows.k;
+  c.v = rows.v;
+  c.k_scales = kv.type == KvType::kQ8 ? rows.k_scales : nullptr;
+  c.v_scales = kv.type == KvType::kQ8 ? rows.v_scales : nullptr;
   c.type = kv.type;
   c.first = begin;
   c.count = end - begin;
@@ -167,6 +177,8 @@ void HostBackend::ComputeSpan(const AttentionCall& call, const AttentionTask& ta
   c.o = o;
   c.scratch = workers_[worker].span;
   c.down_scratch = workers_[worker].down;
+  c.packed = workers_[worker].queries;
+  c.gemm_scratch = workers_[worker].gemm;
   kernels_.span(c);
 }
 

@@ -70,24 +70,7 @@ absl::Status HostBackend::AllocateScratch() {
   RETURN_IF_ERROR(Reserve(uint64_t{std::max(cols, l.head_dim)} * 4 + 64, "zero row", &zeros));
   zero_row_ = zeros;
   for (WorkerScratch& w : workers_) {
-    RETURN_IF_ERROR(Reserve(host::GemmScratchFloats(cols), "tile scratch", &w.gemm));
-    RETURN_IF_ERROR(Reserve(host::DownScratchFloats(cols), "down scratch", &w.down));
-    RETURN_IF_ERROR(Reserve(host::QuantDownWords(cols), "quantized down scratch", &w.quant_down));
-    RETURN_IF_ERROR(Reserve(host::kSpanScratchFloats + 2 * host::kSpanQueries * (uint64_t{l.head_dim} + 2),
-                            "attention scratch", &w.span));
-    RETURN_IF_ERROR(Reserve(4 * uint64_t{l.experts}, "router scratch", &w.router));
-    RETURN_IF_ERROR(Reserve(uint64_t{l.heads} * l.head_dim, "heads of a row", &w.heads));
-    RETURN_IF_ERROR(Reserve(uint64_t{kMaxConvKernel + 2} * 3 * l.head_dim, "delta scratch", &w.delta));
-    RETURN_IF_ERROR(Reserve(kFusedTokens * x_stride_, "block sums", &w.sums));
-    RETURN_IF_ERROR(Reserve(3 * tokens * kNeuronBlock, "tile outputs", &w.tile));
-    RETURN_IF_ERROR(Reserve(3 * tokens, "tile rows", &w.pointers));
-    RETURN_IF_ERROR(Reserve(tokens, "tile inputs", &w.inputs));
-    RETURN_IF_ERROR(Reserve(tokens, "tile rounded inputs", &w.quant));
-    RETURN_IF_ERROR(Reserve(tokens, "tile targets", &w.outputs));
-    RETURN_IF_ERROR(Reserve(tokens, "block masks", &w.keep));
-    for (uint64_t i = 0; i < 3 * tokens; ++i) {
-      w.pointers[i] = w.tile + i * kNeuronBlock;
-    }
+    RETURN_IF_ERROR(AllocateWorker(cols, &w));
   }
   head_forms_.resize(workers_.size());
   for (QuantForm& form : head_forms_) {
@@ -105,6 +88,32 @@ absl::Status HostBackend::AllocateScratch() {
   draining_ = std::make_unique<std::atomic<bool>[]>(l.experts + 8);
   block_done_ = std::make_unique<std::atomic<bool>[]>(max_flags_);
   RETURN_IF_ERROR(Reserve(max_flags_, "block counts", &block_kept_));
+  return absl::OkStatus();
+}
+
+absl::Status HostBackend::AllocateWorker(uint32_t cols, WorkerScratch* w) {
+  const BackendLimits& l = limits();
+  const uint64_t tokens = l.max_tokens;
+  RETURN_IF_ERROR(Reserve(host::GemmScratchFloats(std::max(cols, l.head_dim)), "tile scratch", &w->gemm));
+  RETURN_IF_ERROR(Reserve(host::DownScratchFloats(cols), "down scratch", &w->down));
+  RETURN_IF_ERROR(Reserve(host::QuantDownWords(cols), "quantized down scratch", &w->quant_down));
+  RETURN_IF_ERROR(Reserve(host::kSpanScratchFloats + 2 * host::kSpanQueries * (uint64_t{l.head_dim} + 2),
+                          "attention scratch", &w->span));
+  RETURN_IF_ERROR(Reserve(host::PackedFloats(host::kSpanQueries, l.head_dim, kernels_.gemm_tokens),
+                          "packed queries", &w->queries));
+  RETURN_IF_ERROR(Reserve(4 * uint64_t{l.experts}, "router scratch", &w->router));
+  RETURN_IF_ERROR(Reserve(uint64_t{l.heads} * l.head_dim, "heads of a row", &w->heads));
+  RETURN_IF_ERROR(Reserve(uint64_t{kMaxConvKernel + 2} * 3 * l.head_dim, "delta scratch", &w->delta));
+  RETURN_IF_ERROR(Reserve(kFusedTokens * x_stride_, "block sums", &w->sums));
+  RETURN_IF_ERROR(Reserve(3 * tokens * kNeuronBlock, "tile outputs", &w->tile));
+  RETURN_IF_ERROR(Reserve(3 * tokens, "tile rows", &w->pointers));
+  RETURN_IF_ERROR(Reserve(tokens, "tile inputs", &w->inputs));
+  RETURN_IF_ERROR(Reserve(tokens, "tile rounded inputs", &w->quant));
+  RETURN_IF_ERROR(Reserve(tokens, "tile targets", &w->outputs));
+  RETURN_IF_ERROR(Reserve(tokens, "block masks", &w->keep));
+  for (uint64_t i = 0; i < 3 * tokens; ++i) {
+    w->pointers[i] = w->tile + i * kNeuronBlock;
+  }
   return absl::OkStatus();
 }
 

@@ -56,6 +56,7 @@ class HostBackend : public CpuBackend {
     float* down = nullptr;            // DownScratchFloats
     uint32_t* quant_down = nullptr;   // QuantDownWords
     float* span = nullptr;            // scores, and m, l, o of kSpanQueries queries twice: host_attention.cc
+    float* queries = nullptr;         // panels of kSpanQueries queries
     float* router = nullptr;          // [4][experts]: host_router.cc
     float* heads = nullptr;           // [heads][head_dim]: a row of K or V
     float* delta = nullptr;           // [kMaxConvKernel + 2][3][head_dim]: host_delta.cc
@@ -131,6 +132,8 @@ class HostBackend : public CpuBackend {
   HostBackend(const BackendLimits& limits, uint32_t threads, const host::KernelTable& kernels,
               uint32_t prefetch);
   absl::Status AllocateScratch();
+  // Of one worker: rows of up to `cols` values.
+  absl::Status AllocateWorker(uint32_t cols, WorkerScratch* w);
   // Zeroed memory for `count` values, owned by the backend.
   template <class T>
   absl::Status Reserve(uint64_t count, const char* what, T** out);

@@ -163,6 +163,8 @@ struct SpanCall {
   float* const* o = nullptr;      // [queries]: weighted sums, value_dim each
   float* scratch = nullptr;       // kSpanScratchFloats
   float* down_scratch = nullptr;  // DownScratchFloats(value_dim)
+  float* packed = nullptr;        // PackedFloats(kSpanQueries, head_dim)
+  float* gemm_scratch = nullptr;  // GemmScratchFloats(head_dim)
 };
 inline constexpr uint32_t kSpanQueries = 64;
 inline constexpr uint32_t kSpanScratchFloats = kSpanQueries * (kSpanTokens + kLaneCount);

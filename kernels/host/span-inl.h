@@ -6,66 +6,97 @@
 #error "included by kernels_*.cc only"
 #endif
 
-// The dot and down kernels of a cache type.
+// Scores of query i lie at row i of the scratch, indexed by position - start of the span, so that lane =
+// position mod kLanes.
+inline constexpr uint32_t kScoreRow = kSpanTokens + kLanes;
+
+// From this many queries on, packing them and converting K rows once pays.
+inline constexpr uint32_t kPackedQueries = 2 * kTileTokens;
+
+// q . k of all queries and positions.
 template <class Row>
-void SpanOf(const SpanCall& call) {
-  // Scores of query i lie at row i, indexed by position - start of the span, so that lane = position mod
-  // kLanes.
-  constexpr uint32_t kRow = kSpanTokens + kLanes;
-  const uint32_t offset = call.first % kSpanTokens;
-  float* rows[kSpanQueries];
-  for (uint32_t i = 0; i < call.queries; ++i) {
-    rows[i] = call.scratch + uint64_t{i} * kRow;
+void SpanDots(const SpanCall& call, float* const* scores) {
+  const uint32_t first = call.first % kSpanTokens;
+  if (call.queries >= kPackedQueries) {
+    PackCall pack;
+    pack.x = call.q;
+    pack.tokens = call.queries;
+    pack.cols = call.head_dim;
+    pack.packed = call.packed;
+    Pack(pack);
+    GemmCall gemm;
+    gemm.w = call.k;
+    gemm.packed = call.packed;
+    gemm.y = scores;
+    gemm.rows = call.count;
+    gemm.tokens = call.queries;
+    gemm.cols = call.head_dim;
+    gemm.first = first;
+    gemm.scratch = call.gemm_scratch;
+    return Gemm<Row>(gemm);
   }
   DotCall dot;
   dot.w = call.k;
   dot.x = call.q;
-  dot.y = rows;
+  dot.y = scores;
   dot.rows = call.count;
   dot.tokens = call.queries;
   dot.cols = call.head_dim;
-  dot.first = offset;
+  dot.first = first;
   Dot<Row>(dot);
+}
 
+// The dots `s` of query i to weights of the values: exponentials, 0 where nothing is visible.
+inline void SpanWeights(const SpanCall& call, uint32_t i, float* s) {
+  const uint32_t offset = call.first % kSpanTokens;
+  const uint32_t low = call.low[i] % kSpanTokens;
+  const uint32_t high = call.high[i] % kSpanTokens;
+  if (call.k_scales != nullptr) {
+    for (uint32_t p = low; p <= high; ++p) {
+      s[p] = s[p] * call.k_scales[p - offset];
+    }
+  }
+  for (uint32_t p = low; p <= high; ++p) {
+    s[p] = s[p] * call.scale;
+  }
+  call.m[i] = Largest(s + low, high - low + 1);
+  // Whole registers from here on: what is not visible becomes exp(-inf) = 0.
+  const uint32_t begin = low / kLanes * kLanes;
+  const uint32_t end = high / kLanes * kLanes + kLanes;
+  for (uint32_t p = offset < begin ? offset : begin; p < low; ++p) {
+    s[p] = -__builtin_inff();
+  }
+  const uint32_t last = offset + call.count > end ? offset + call.count : end;
+  for (uint32_t p = high + 1; p < last; ++p) {
+    s[p] = -__builtin_inff();
+  }
+  call.l[i] = ExpSum(s + begin, call.m[i], end - begin, s + begin);
+  for (uint32_t p = offset; p < begin; ++p) {
+    s[p] = 0.0f;
+  }
+  for (uint32_t p = end; p < offset + call.count; ++p) {
+    s[p] = 0.0f;
+  }
+  if (call.v_scales != nullptr) {
+    for (uint32_t p = low; p <= high; ++p) {
+      s[p] = s[p] * call.v_scales[p - offset];
+    }
+  }
+}
+
+// A span of a cache type.
+template <class Row>
+void SpanOf(const SpanCall& call) {
+  float* scores[kSpanQueries];
+  for (uint32_t i = 0; i < call.queries; ++i) {
+    scores[i] = call.scratch + uint64_t{i} * kScoreRow;
+  }
+  SpanDots<Row>(call, scores);
   const float* factors[kSpanQueries];
   for (uint32_t i = 0; i < call.queries; ++i) {
-    float* s = rows[i];
-    const uint32_t low = call.low[i] % kSpanTokens;
-    const uint32_t high = call.high[i] % kSpanTokens;
-    if (call.k_scales != nullptr) {
-      for (uint32_t p = low; p <= high; ++p) {
-        s[p] = s[p] * call.k_scales[p - offset];
-      }
-    }
-    for (uint32_t p = low; p <= high; ++p) {
-      s[p] = s[p] * call.scale;
-    }
-    call.m[i] = Largest(s + low, high - low + 1);
-    // Whole registers from here on: what is not visible becomes exp(-inf) = 0.
-    const uint32_t begin = low / kLanes * kLanes;
-    const uint32_t end = high / kLanes * kLanes + kLanes;
-    for (uint32_t p = offset < begin ? offset : begin; p < low; ++p) {
-      s[p] = -__builtin_inff();
-    }
-    const uint32_t last = offset + call.count > end ? offset + call.count : end;
-    for (uint32_t p = high + 1; p < last; ++p) {
-      s[p] = -__builtin_inff();
-    }
-    call.l[i] = ExpSum(s + begin, call.m[i], end - begin, s + begin);
-    for (uint32_t p = offset; p < begin; ++p) {
-      s[p] = 0.0f;
-    }
-    for (uint32_t p = end; p < offset + call.count; ++p) {
-      s[p] = 0.0f;
-    }
-    if (call.v_scales != nullptr) {
-      for (uint32_t p = low; p <= high; ++p) {
-        s[p] = s[p] * call.v_scales[p - offset];
-      }
-    }
-    factors[i] = s + offset;
+    SpanWeights(call, i, scores[i]);
+    factors[i] = scores[i] + call.first % kSpanTokens;
   }
-
   DownCall down;
   down.w = call.v;
   down.c = factors;
