@@ -18,6 +18,7 @@ AttentionConfig ReadDelta(HfFields* fields) {
   attention.delta.key_dim = fields->Number("linear_key_head_dim", 1, kMaxHeadDim, 128);
   attention.delta.value_dim = fields->Number("linear_value_head_dim", 1, kMaxHeadDim, 128);
   attention.delta.conv_kernel = fields->Number("linear_conv_kernel_dim", 1, kMaxConvKernel, 4);
+  if (attention.delta.conv_kernel % 4 != 0) fields->Refuse("linear_conv_kernel_dim");  // rows without gaps
   if (attention.delta.value_heads % attention.delta.key_heads != 0) {
     fields->Fail("linear_num_key_heads",
                  absl::StrCat("is ", attention.delta.key_heads, ", which does not divide the ",

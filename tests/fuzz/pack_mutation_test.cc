@@ -13,6 +13,7 @@
 #include "common/pack/journal.h"
 #include "common/pack/pack.h"
 #include "common/pack/pack_writer.h"
+#include "common/strict_json.h"
 #include "tests/fuzz/pack_targets.h"
 #include "tests/support/folder_bytes.h"
 #include "tests/support/mutator.h"
@@ -157,6 +158,31 @@ TEST_F(PackMutation, ModelFolders) {
     WriteAll(path, before);
   }
   EXPECT_GT(refused, 30);
+}
+
+// Every number in every family's config replaced in turn: an error of the input's, or a plan that fits the
+// checkpoint; never one of the reader's and the mapper's disagreement.
+TEST_F(PackMutation, FamilyConfigsBesideTheirCheckpoints) {
+  int accepted = 0;
+  int refused = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("tests/data/tiny")) {
+    TempDir dir;
+    std::filesystem::copy(entry.path(), dir.File("model"));
+    const nlohmann::json good = nlohmann::json::parse(ReadAll(entry.path().string() + "/config.json"));
+    for (const auto& [key, value] : good.items()) {
+      if (!value.is_number() && !value.is_null()) continue;
+      for (const uint64_t number : {1u, 3u, 65535u}) {
+        nlohmann::json config = good;
+        config[key] = number;
+        WriteAll(dir.File("model") + "/config.json", config.dump());
+        const absl::Status status = EstimatePack(dir.File("model"), dir.File("pack"), {}).status();
+        EXPECT_NE(status.code(), absl::StatusCode::kInternal) << entry.path() << " " << key << ": " << status;
+        ++(status.ok() ? accepted : refused);
+      }
+    }
+  }
+  EXPECT_GT(accepted, 100);
+  EXPECT_GT(refused, 100);
 }
 
 }  // namespace

@@ -51,6 +51,7 @@ TEST(HfSwitches, UnknownSwitchesOfKnownMembersAreRefusedByFieldAndValue) {
   ExpectRefused(With("llama4", {{"num_experts_per_tok", 2}}), "num_experts_per_tok");
   ExpectRefused(With("qwen3_5_moe", {{"attention_bias", true}}), "attention_bias");
   ExpectRefused(With("qwen3_5_moe", {{"attn_output_gate", false}}), "attn_output_gate");
+  ExpectRefused(With("qwen3_5_moe", {{"linear_conv_kernel_dim", 3}}), "linear_conv_kernel_dim 3");
   json rope = Tiny("qwen3_moe")["rope_parameters"];
   rope["partial_rotary_factor"] = 0.5;
   ExpectRefused(With("qwen3_moe", {{"rope_parameters", rope}}), "partial_rotary_factor 0.5");
