@@ -13,6 +13,54 @@ inline __m256i LoadCodes16(const int16_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
 
+#if defined(__clang__)
+#define SLUICE_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define SLUICE_UNROLL _Pragma("GCC unroll 64")
+#endif
+
+// Bits of a code in the row's first plane.
+template <QuantKind kKind>
+inline constexpr uint32_t kPlaneBits = kKind == QuantKind::kQ8                                 ? 8
+                                       : kKind == QuantKind::kQ4 || kKind == QuantKind::kMxfp4 ? 4
+                                                                                               : 2;
+template <QuantKind kKind>
+inline constexpr uint32_t kBlockUnits = 16 / kPlaneBits<kKind>;  // in a block of 32 bytes
+
+// Field `i` of each word, i a constant after unrolling. q3: two bits here, the third is bit `high_bit` of the
+// words of `high`. mxfp4: times 2^kScaleBits.
+template <QuantKind kKind>
+inline __m256i FieldOf(__m256i words, uint32_t i, __m256i high, uint32_t high_bit) {
+  constexpr uint32_t kBits = kPlaneBits<kKind>;
+  if constexpr (kKind == QuantKind::kMxfp4) {
+    // The code becomes the index of each high byte; the low bytes' index 0 gives 0.
+    const __m256i table =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+    const __m256i moved = i < 2    ? _mm256_slli_epi16(words, static_cast<int>(8 - 4 * i))
+                          : i == 2 ? words
+                                   : _mm256_srli_epi16(words, 4);
+    return _mm256_shuffle_epi8(table, _mm256_and_si256(moved, _mm256_set1_epi16(0x0f00)));
+  }
+  const __m256i moved = i == 0 ? words : _mm256_srli_epi16(words, static_cast<int>(i * kBits));
+  const __m256i field =
+      (i + 1) * kBits == 16 ? moved : _mm256_and_si256(moved, _mm256_set1_epi16((1 << kBits) - 1));
+  if constexpr (kKind == QuantKind::kQ3) {
+    const __m256i third = high_bit < 2 ? _mm256_slli_epi16(high, static_cast<int>(2 - high_bit))
+                                       : _mm256_srli_epi16(high, static_cast<int>(high_bit - 2));
+    return _mm256_or_si256(field, _mm256_and_si256(third, _mm256_set1_epi16(4)));
+  }
+  return field;
+}
+template <QuantKind kKind>
+inline constexpr int kScaleBits = kKind == QuantKind::kMxfp4 ? 8 : 0;
+
+// The same, not scaled.
+template <QuantKind kKind>
+inline __m256i CodesOf(__m256i words, uint32_t i, __m256i high, uint32_t high_bit) {
+  const __m256i field = FieldOf<kKind>(words, i, high, high_bit);
+  return kScaleBits<kKind> > 0 ? _mm256_srai_epi16(field, kScaleBits<kKind>) : field;
+}
+
 // Codes [16 u, 16 u + 16) of a plane of kBits-bit codes.
 template <uint32_t kBits>
 inline __m256i PlaneUnit(const uint8_t* plane, uint32_t u) {
@@ -77,8 +125,15 @@ inline __m256 HalfE8m0(__m256i exponents) {
 }
 
 // The f16 value `index` of the super-groups' quadruples, for each of the groups [g, g + 8) of which n exist.
-inline __m256 SuperValues(const RowShape& shape, const uint8_t* w, uint32_t index, uint32_t g, uint32_t n) {
+__attribute__((noinline)) inline __m256 SuperValues(const RowShape& shape, const uint8_t* w, uint32_t index,
+                                                    uint32_t g, uint32_t n) {
   const uint8_t* quadruples = w + shape.super_groups + index * 2;
+  const uint32_t first = g / shape.super_group;
+  if ((g + n - 1) / shape.super_group == first) {
+    uint16_t half = 0;
+    __builtin_memcpy(&half, quadruples + uint64_t{first} * 8, 2);
+    return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(half)));
+  }
   alignas(16) uint16_t halves[8] = {};
   for (uint32_t i = 0; i < n; ++i) {
     __builtin_memcpy(halves + i, quadruples + uint64_t{(g + i) / shape.super_group} * 8, 2);

@@ -39,7 +39,7 @@ std::string MissingForAvx2() {
 bool HasAvx512() {
   return MissingForAvx2().empty() && __builtin_cpu_supports("avx512f") != 0 &&
          __builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
-         __builtin_cpu_supports("avx512vl") != 0;
+         __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512vnni") != 0;
 }
 
 uint32_t AffinityCpus() {
@@ -61,7 +61,7 @@ absl::StatusOr<const KernelTable*> ChooseKernels(HostIsa isa) {
         absl::StrCat("device host needs an x86-64 CPU with AVX2, FMA and F16C; this one lacks ", missing));
   }
   if (isa == HostIsa::kAvx512 && !HasAvx512()) {
-    return absl::FailedPreconditionError("this CPU or system has no AVX-512 (F, BW, DQ, VL)");
+    return absl::FailedPreconditionError("this CPU or system has no AVX-512 (F, BW, DQ, VL, VNNI)");
   }
   const bool avx512 = isa == HostIsa::kAvx512 || (isa == HostIsa::kBest && HasAvx512());
   return avx512 ? &Avx512Kernels() : &Avx2Kernels();

@@ -290,7 +290,7 @@ inline constexpr uint64_t DownScratchFloats(uint32_t cols) {
 }
 // Codes of 64 neurons, a scale and a sum for each of the smallest groups; int32 sums of the columns.
 inline constexpr uint64_t QuantDownWords(uint32_t cols) {
-  return uint64_t{34} * RoundUp(RoundUp(cols, 16) / 16, 8) + RoundUp(cols, kCodeAlign);
+  return uint64_t{36} * RoundUp(RoundUp(cols, 16) / 16, 8) + RoundUp(cols, kCodeAlign) + kCodeAlign;
 }
 
 const KernelTable& Avx2Kernels();

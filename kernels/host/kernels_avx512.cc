@@ -1,4 +1,4 @@
-// The kernels compiled for AVX-512 (F, BW, DQ, VL).
+// The kernels compiled for AVX-512 (F, BW, DQ, VL, VNNI).
 #if !defined(__clang__)
 // GCC 12 takes the undefined registers inside its own AVX-512 intrinsics for mistakes (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -13,7 +13,7 @@
 #include "kernels/host/kernel_table.h"
 
 #define SLUICE_ISA avx512
-SLUICE_BEGIN_ISA("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+SLUICE_BEGIN_ISA("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 
 namespace sluice::host {
 namespace avx512 {

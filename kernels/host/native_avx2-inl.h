@@ -99,3 +99,8 @@ inline void NStoreF16(uint8_t* p, N a) {
 
 // Lanes i and i + 8 added.
 inline __m256 FoldTo8(const N* parts) { return _mm256_add_ps(parts[0], parts[1]); }
+
+// sum plus the products of neighbouring int16 pairs.
+inline __m256i AddProducts(__m256i sum, __m256i a, __m256i b) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+}

@@ -1,5 +1,5 @@
-// Registers of AVX-512 (F, BW, DQ, VL): sixteen floats in one. Included by kernels_avx512.cc only, inside the
-// instruction set's namespace and target attribute; native_avx2-inl.h is its twin.
+// Registers of AVX-512 (F, BW, DQ, VL, VNNI): sixteen floats in one. Included by kernels_avx512.cc only,
+// inside the instruction set's namespace and target attribute; native_avx2-inl.h is its twin.
 //
 // Thread safety: pure functions.
 #ifndef SLUICE_ISA
@@ -69,3 +69,6 @@ inline void NStoreF16(uint8_t* p, N a) {
 inline __m256 FoldTo8(const N* parts) {
   return _mm256_add_ps(_mm512_castps512_ps256(parts[0]), _mm512_extractf32x8_ps(parts[0], 1));
 }
+
+// sum plus the products of neighbouring int16 pairs.
+inline __m256i AddProducts(__m256i sum, __m256i a, __m256i b) { return _mm256_dpwssd_epi32(sum, a, b); }

@@ -114,13 +114,64 @@ inline __m256 AddGroups(const RowShape& shape, const uint8_t* w, const QuantRow&
   return _mm256_fmadd_ps(scale, t, lanes);
 }
 
-template <QuantKind kKind>
-float QuantDotRow(const RowShape& shape, const uint8_t* w, const QuantRow& x, const uint8_t* ahead) {
-  const uint32_t units = (shape.cols + 15) / 16;
-  const uint32_t per_group = shape.group / 16;
+// Partial sums of group kGroup of the eight groups of kUnits units each that begin at unit `first`.
+template <QuantKind kKind, uint32_t kUnits, uint32_t kGroup>
+inline __m256i GroupOf(const RowShape& shape, const uint8_t* w, const int16_t* x, uint32_t first) {
+  constexpr uint32_t kPer = kBlockUnits<kKind>;
+  const uint8_t* codes = w + uint64_t{first / kPer} * 32;
+  __m256i sum = _mm256_setzero_si256();
+  SLUICE_UNROLL
+  for (uint32_t i = 0; i < kUnits; ++i) {
+    const uint32_t unit = kGroup * kUnits + i;
+    const __m256i block = LoadBlock(codes + unit / kPer * 32);
+    __m256i high = block;
+    if constexpr (kKind == QuantKind::kQ3) {
+      high = LoadBlock(w + shape.high_plane + uint64_t{first / 16 + unit / 16} * 32);
+      if constexpr (kUnits == 1) {  // half of a block of the high plane
+        high = _mm256_srl_epi16(high, _mm_cvtsi32_si128(static_cast<int>(first % 16)));
+      }
+    }
+    const __m256i field = FieldOf<kKind>(block, unit % kPer, high, unit % 16);
+    const __m256i values = LoadCodes16(x + (uint64_t{first} + unit) * 16);
+    sum = i == 0 ? _mm256_madd_epi16(field, values) : AddProducts(sum, field, values);
+  }
+  return kScaleBits<kKind> > 0 ? _mm256_srai_epi32(sum, kScaleBits<kKind>) : sum;
+}
+
+// The exact sums of these eight groups, one in each lane. Folded as they come: few are alive at a time.
+template <QuantKind kKind, uint32_t kUnits>
+inline __m256i EightGroups(const RowShape& shape, const uint8_t* w, const int16_t* x, uint32_t first) {
+  const __m256i s01 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 0>(shape, w, x, first),
+                                        GroupOf<kKind, kUnits, 1>(shape, w, x, first));
+  const __m256i s23 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 2>(shape, w, x, first),
+                                        GroupOf<kKind, kUnits, 3>(shape, w, x, first));
+  const __m256i a = _mm256_hadd_epi32(s01, s23);
+  const __m256i s45 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 4>(shape, w, x, first),
+                                        GroupOf<kKind, kUnits, 5>(shape, w, x, first));
+  const __m256i s67 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 6>(shape, w, x, first),
+                                        GroupOf<kKind, kUnits, 7>(shape, w, x, first));
+  const __m256i b = _mm256_hadd_epi32(s45, s67);
+  return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+}
+
+// kUnits: units in a group, 0 for groups that do not fill whole blocks with their neighbours. `ahead`: a row
+// to prefetch meanwhile, or nullptr.
+template <QuantKind kKind, uint32_t kUnits>
+inline float QuantDotRow(const RowShape& shape, const uint8_t* w, const QuantRow& x, const uint8_t* ahead) {
   LinesAhead lines(ahead, shape.bytes, (shape.groups + 7) / 8);
   __m256 lanes = _mm256_setzero_ps();
-  for (uint32_t g = 0; g < shape.groups; g += 8) {
+  uint32_t g = 0;
+  if constexpr (kUnits > 0) {
+    const uint32_t whole = shape.cols / shape.group;
+    for (; g + 8 <= whole; g += 8) {
+      lines.Step();
+      const __m256i s = EightGroups<kKind, kUnits>(shape, w, x.codes, g * kUnits);
+      lanes = AddGroups<kKind>(shape, w, x, g, 8, s, lanes);
+    }
+  }
+  const uint32_t units = (shape.cols + 15) / 16;
+  const uint32_t per_group = shape.group / 16;
+  for (; g < shape.groups; g += 8) {
     lines.Step();
     const uint32_t count = shape.groups - g < 8 ? shape.groups - g : 8;
     __m256i v[8];
@@ -134,13 +185,33 @@ float QuantDotRow(const RowShape& shape, const uint8_t* w, const QuantRow& x, co
   return TotalOfEight(lanes);
 }
 
-template <QuantKind kKind>
-void QuantDot(const QuantDotCall& call) {
+template <QuantKind kKind, uint32_t kUnits>
+void QuantDotRows(const QuantDotCall& call) {
   const bool prefetch = KindOf(call.prefetch) != Prefetch::kNone;
   for (uint32_t r = 0; r < call.rows; ++r) {
     for (uint32_t t = 0; t < call.tokens; ++t) {
       const uint8_t* ahead = prefetch && t == 0 ? RowAhead(call.w, r, call.prefetch) : nullptr;
-      call.y[t][call.first + r] = QuantDotRow<kKind>(call.shape, call.w[r], call.x[t], ahead);
+      call.y[t][call.first + r] = QuantDotRow<kKind, kUnits>(call.shape, call.w[r], call.x[t], ahead);
+    }
+  }
+}
+
+template <QuantKind kKind>
+void QuantDot(const QuantDotCall& call) {
+  if constexpr (kKind == QuantKind::kMxfp4) {
+    return QuantDotRows<kKind, 2>(call);
+  } else {
+    switch (call.shape.group) {
+      case 16:
+        return QuantDotRows<kKind, 1>(call);
+      case 32:
+        return QuantDotRows<kKind, 2>(call);
+      case 64:
+        return QuantDotRows<kKind, 4>(call);
+      case 128:
+        return QuantDotRows<kKind, 8>(call);
+      default:
+        return QuantDotRows<kKind, 0>(call);
     }
   }
 }

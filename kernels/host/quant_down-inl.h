@@ -50,15 +50,12 @@ inline void RoundCoefficients(const QuantDownCall& call, uint32_t t, const DownF
       previous = q;
     }
     _mm256_storeu_ps(out.zero_sums + g, _mm256_add_ps(zero_sum, _mm256_setzero_ps()));
+    if ((call.neurons + 1) / 2 % 2 != 0) {  // rows come in fours
+      _mm256_storeu_si256(
+          reinterpret_cast<__m256i*>(out.pairs + uint64_t{(call.neurons + 1) / 2} * out.padded_groups + g),
+          _mm256_setzero_si256());
+    }
   }
-}
-
-// Adds two rows' units times their codes to sixteen int32 sums, which hold the columns in the order of
-// unpacking: 0-3 8-11, 4-7 12-15.
-inline void AddPair(__m256i a, __m256i b, uint32_t pair, __m256i* sums) {
-  const __m256i factor = _mm256_set1_epi32(static_cast<int32_t>(pair));
-  sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(_mm256_unpacklo_epi16(a, b), factor));
-  sums[1] = _mm256_add_epi32(sums[1], _mm256_madd_epi16(_mm256_unpackhi_epi16(a, b), factor));
 }
 
 // Walks the units of a row and says which group each belongs to, without a division.
@@ -81,44 +78,84 @@ class GroupWalk {
   uint32_t group_ = 0;
 };
 
-// Neurons [j, j + 4) (fewer at the end) into sums [cols rounded up to 16]; `first` starts them.
-template <QuantKind kKind>
-void AddFourRows(const QuantDownCall& call, const DownFactors& f, uint32_t j, bool first, int32_t* sums) {
+// A block of 32 bytes of four rows, of each two the words interleaved: 0-3 8-11 and 4-7 12-15.
+struct FourBlocks {
+  __m256i low[2];
+  __m256i high[2];
+};
+inline FourBlocks Interleave(const uint8_t* const* w, uint64_t offset) {
+  FourBlocks out;
+  for (int i = 0; i < 2; ++i) {
+    const __m256i a = LoadBlock(w[2 * i] + offset);
+    const __m256i b = LoadBlock(w[2 * i + 1] + offset);
+    out.low[i] = _mm256_unpacklo_epi16(a, b);
+    out.high[i] = _mm256_unpackhi_epi16(a, b);
+  }
+  return out;
+}
+
+// The row to prefetch while row j of a block is read: what the call says, or the one four rows on.
+inline const uint8_t* DownRowAhead(const QuantDownCall& call, uint32_t j) {
+  if (KindOf(call.prefetch) == Prefetch::kRows) {
+    return RowAhead(call.w, j, call.prefetch);
+  }
+  return j + 4 < call.neurons ? call.w[j + 4] : nullptr;
+}
+
+// Neurons [j, j + 4) (fewer at the end) into sums [cols rounded up to kCodeAlign], which hold the columns of
+// a unit in the order of interleaving; kFirst starts them. kUnits: units in a group if they fill whole blocks
+// or blocks whole groups, else 0.
+template <QuantKind kKind, uint32_t kUnits, bool kFirst>
+void AddFourRows(const QuantDownCall& call, const DownFactors& f, uint32_t j, bool prefetch, int32_t* sums) {
+  constexpr uint32_t kPer = kBlockUnits<kKind>;
   const uint32_t last = call.neurons - 1;
   const uint8_t* w[4];
   const uint8_t* ahead[4];
   for (uint32_t i = 0; i < 4; ++i) {
-    const uint32_t row = j + i < last ? j + i : last;  // beyond the end the codes are 0
+    const uint32_t row = j + i < last ? j + i : last;  // beyond the end the coefficients are 0
     w[i] = call.w[row];
-    ahead[i] = KindOf(call.prefetch) == Prefetch::kNone ? nullptr : RowAhead(call.w, row, call.prefetch);
+    ahead[i] = prefetch ? DownRowAhead(call, row) : nullptr;
   }
-  const uint32_t steps = (call.shape.cols + 63) / 64;
+  const uint32_t steps = (call.shape.cols + 2 * kPer * 16 - 1) / (2 * kPer * 16);
   LinesAhead lines[4] = {{ahead[0], call.shape.bytes, steps},
                          {ahead[1], call.shape.bytes, steps},
                          {ahead[2], call.shape.bytes, steps},
                          {ahead[3], call.shape.bytes, steps}};
-  const uint32_t* pairs0 = f.pairs + uint64_t{j / 2} * f.padded_groups;
-  const bool second = j + 2 < call.neurons;
-  const uint32_t* pairs1 = second ? pairs0 + f.padded_groups : pairs0;
-  GroupWalk groups(call.shape.group);
-  for (uint32_t u = 0; u * 16 < call.shape.cols; ++u) {
-    if (u % 4 == 0) {
-      for (LinesAhead& of_row : lines) {
-        of_row.Step();
+  const uint32_t* pairs[2] = {f.pairs + uint64_t{j / 2} * f.padded_groups,
+                              f.pairs + uint64_t{j / 2 + 1} * f.padded_groups};
+  GroupWalk walk(call.shape.group);
+  for (uint32_t u = 0; u * 16 < call.shape.cols; u += kPer) {
+    const uint64_t offset = uint64_t{u / kPer} * 32;
+    for (uint32_t i = 0; i < 4 && u / kPer % 2 == 0; ++i) {
+      lines[i].Step();
+    }
+    const FourBlocks blocks = Interleave(w, offset);
+    FourBlocks third = blocks;
+    if constexpr (kKind == QuantKind::kQ3) {
+      third = Interleave(w, call.shape.high_plane + uint64_t{u / 16} * 32);
+      if (u % 16 != 0) {
+        for (int i = 0; i < 2; ++i) {
+          third.low[i] = _mm256_srli_epi16(third.low[i], 8);
+          third.high[i] = _mm256_srli_epi16(third.high[i], 8);
+        }
       }
     }
-    const uint32_t g = groups.Next();
-    __m256i* place = reinterpret_cast<__m256i*>(sums + uint64_t{u} * 16);
-    __m256i s[2];
-    for (int i = 0; i < 2; ++i) {
-      s[i] = first ? _mm256_setzero_si256() : _mm256_loadu_si256(place + i);
-    }
-    AddPair(UnitOf<kKind>(call.shape, w[0], u), UnitOf<kKind>(call.shape, w[1], u), pairs0[g], s);
-    if (second) {
-      AddPair(UnitOf<kKind>(call.shape, w[2], u), UnitOf<kKind>(call.shape, w[3], u), pairs1[g], s);
-    }
-    for (int i = 0; i < 2; ++i) {
-      _mm256_storeu_si256(place + i, s[i]);
+    SLUICE_UNROLL
+    for (uint32_t i = 0; i < kPer; ++i) {
+      const uint32_t g = kUnits > 0 ? (u + i) / kUnits : walk.Next();
+      const __m256i factor0 = _mm256_set1_epi32(static_cast<int32_t>(pairs[0][g]));
+      const __m256i factor1 = _mm256_set1_epi32(static_cast<int32_t>(pairs[1][g]));
+      __m256i* place = reinterpret_cast<__m256i*>(sums + (uint64_t{u} + i) * 16);
+      const __m256i low = CodesOf<kKind>(blocks.low[0], i, third.low[0], i);
+      const __m256i high = CodesOf<kKind>(blocks.high[0], i, third.high[0], i);
+      __m256i s0 =
+          kFirst ? _mm256_madd_epi16(low, factor0) : AddProducts(_mm256_loadu_si256(place), low, factor0);
+      __m256i s1 = kFirst ? _mm256_madd_epi16(high, factor0)
+                          : AddProducts(_mm256_loadu_si256(place + 1), high, factor0);
+      s0 = AddProducts(s0, CodesOf<kKind>(blocks.low[1], i, third.low[1], i), factor1);
+      s1 = AddProducts(s1, CodesOf<kKind>(blocks.high[1], i, third.high[1], i), factor1);
+      _mm256_storeu_si256(place, s0);
+      _mm256_storeu_si256(place + 1, s1);
     }
   }
 }
@@ -130,12 +167,22 @@ inline void FinishUnit(const QuantDownCall& call, const DownFactors& f, uint32_t
   const __m256 zero = _mm256_set1_ps(f.zero_sums[g]);
   const __m256i ordered[2] = {_mm256_permute2x128_si256(s[0], s[1], 0x20),
                               _mm256_permute2x128_si256(s[0], s[1], 0x31)};
-  alignas(32) float values[16];
+  __m256 sums[2];
   for (int i = 0; i < 2; ++i) {
     const __m256 block = _mm256_mul_ps(scale, _mm256_sub_ps(_mm256_cvtepi32_ps(ordered[i]), zero));
-    _mm256_store_ps(values + 8 * i, _mm256_add_ps(block, _mm256_setzero_ps()));
+    sums[i] = _mm256_add_ps(block, _mm256_setzero_ps());
   }
-  const uint32_t n = call.shape.cols - k < 16 ? call.shape.cols - k : 16;
+  if (call.shape.cols - k >= 16) {
+    for (int i = 0; i < 2; ++i) {
+      float* place = y + k + 8 * i;
+      _mm256_storeu_ps(place, call.add ? _mm256_add_ps(_mm256_loadu_ps(place), sums[i]) : sums[i]);
+    }
+    return;
+  }
+  alignas(64) float values[kLanes] = {};
+  _mm256_store_ps(values, sums[0]);
+  _mm256_store_ps(values + 8, sums[1]);
+  const uint32_t n = call.shape.cols - k;
   if (call.add) {
     Accumulate(values, n, y + k);
   } else {
@@ -143,24 +190,45 @@ inline void FinishUnit(const QuantDownCall& call, const DownFactors& f, uint32_t
   }
 }
 
-template <QuantKind kKind>
-void QuantDown(const QuantDownCall& call) {
+template <QuantKind kKind, uint32_t kUnits>
+void QuantDownRows(const QuantDownCall& call) {
   DownFactors f;
   f.padded_groups = RoundUp(call.shape.groups, 8);
   f.pairs = call.scratch;
-  f.scales = reinterpret_cast<float*>(f.pairs + uint64_t{32} * f.padded_groups);
+  f.scales = reinterpret_cast<float*>(f.pairs + uint64_t{34} * f.padded_groups);
   f.zero_sums = f.scales + f.padded_groups;
   int32_t* sums = reinterpret_cast<int32_t*>(f.zero_sums + f.padded_groups);
   for (uint32_t t = 0; t < call.tokens; ++t) {
     RoundCoefficients<kKind>(call, t, f);
     for (uint32_t j = 0; j < call.neurons; j += 4) {
-      AddFourRows<kKind>(call, f, j, j == 0, sums);
+      j == 0 ? AddFourRows<kKind, kUnits, true>(call, f, j, t == 0, sums)
+             : AddFourRows<kKind, kUnits, false>(call, f, j, t == 0, sums);
     }
     GroupWalk groups(call.shape.group);
     for (uint32_t k = 0; k < call.shape.cols; k += 16) {
       const __m256i* s = reinterpret_cast<const __m256i*>(sums + k);
       const __m256i pair[2] = {_mm256_loadu_si256(s), _mm256_loadu_si256(s + 1)};
       FinishUnit(call, f, k, groups.Next(), pair, call.y[t]);
+    }
+  }
+}
+
+template <QuantKind kKind>
+void QuantDown(const QuantDownCall& call) {
+  if constexpr (kKind == QuantKind::kMxfp4) {
+    return QuantDownRows<kKind, 2>(call);
+  } else {
+    switch (call.shape.group) {
+      case 16:
+        return QuantDownRows<kKind, 1>(call);
+      case 32:
+        return QuantDownRows<kKind, 2>(call);
+      case 64:
+        return QuantDownRows<kKind, 4>(call);
+      case 128:
+        return QuantDownRows<kKind, 8>(call);
+      default:
+        return QuantDownRows<kKind, 0>(call);
     }
   }
 }
