@@ -99,12 +99,12 @@ inline const uint8_t* DownRowAhead(const QuantDownCall& call, uint32_t j) {
   if (KindOf(call.prefetch) == Prefetch::kRows) {
     return RowAhead(call.w, j, call.prefetch);
   }
-  return j + 4 < call.neurons ? call.w[j + 4] : nullptr;
+  return call.w[j + 4 < call.neurons ? j + 4 : j];
 }
 
 // Neurons [j, j + 4) (fewer at the end) into sums [cols rounded up to kCodeAlign], which hold the columns of
 // a unit in the order of interleaving; kFirst starts them. kUnits: units in a group if they fill whole blocks
-// or blocks whole groups, else 0.
+// or blocks whole groups, else 0. Only codes are prefetched: the scales were needed before.
 template <QuantKind kKind, uint32_t kUnits, bool kFirst>
 void AddFourRows(const QuantDownCall& call, const DownFactors& f, uint32_t j, bool prefetch, int32_t* sums) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;
@@ -114,20 +114,15 @@ void AddFourRows(const QuantDownCall& call, const DownFactors& f, uint32_t j, bo
   for (uint32_t i = 0; i < 4; ++i) {
     const uint32_t row = j + i < last ? j + i : last;  // beyond the end the coefficients are 0
     w[i] = call.w[row];
-    ahead[i] = prefetch ? DownRowAhead(call, row) : nullptr;
+    ahead[i] = DownRowAhead(call, row);
   }
-  const uint32_t steps = (call.shape.cols + 2 * kPer * 16 - 1) / (2 * kPer * 16);
-  LinesAhead lines[4] = {{ahead[0], call.shape.bytes, steps},
-                         {ahead[1], call.shape.bytes, steps},
-                         {ahead[2], call.shape.bytes, steps},
-                         {ahead[3], call.shape.bytes, steps}};
   const uint32_t* pairs[2] = {f.pairs + uint64_t{j / 2} * f.padded_groups,
                               f.pairs + uint64_t{j / 2 + 1} * f.padded_groups};
   GroupWalk walk(call.shape.group);
   for (uint32_t u = 0; u * 16 < call.shape.cols; u += kPer) {
     const uint64_t offset = uint64_t{u / kPer} * 32;
-    for (uint32_t i = 0; i < 4 && u / kPer % 2 == 0; ++i) {
-      lines[i].Step();
+    for (uint32_t i = 0; i < 4 && prefetch && u / kPer % 2 == 0; ++i) {
+      _mm_prefetch(reinterpret_cast<const char*>(ahead[i]) + offset, _MM_HINT_T0);
     }
     const FourBlocks blocks = Interleave(w, offset);
     FourBlocks third = blocks;

@@ -188,7 +188,7 @@ void KernelBench::DownBlock(const EncodingDescriptor& d, uint32_t cols, const ui
   down.neurons = kBlock;
   down.tokens = 1;
   down.cols = cols;
-  down.prefetch = host::DefaultPrefetch();
+  down.prefetch = {host::DefaultPrefetch(), 0, 0};
   down.scratch = reinterpret_cast<float*>(Aligned(scratch_[worker]));
   table_->down[host::RowKindOf(d.encoding)](down);
 }
