@@ -124,21 +124,22 @@ inline __m256 HalfE8m0(__m256i exponents) {
   return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_or_si256(bits, nan)), _mm256_set1_ps(0.5f));
 }
 
-// The f16 value `index` of the super-groups' quadruples, for each of the groups [g, g + 8) of which n exist.
+// f16 value `index` of the quadruple of super-group `super`, in all lanes.
+inline __m256 SuperValue(const RowShape& shape, const uint8_t* w, uint32_t index, uint32_t super) {
+  uint16_t half = 0;
+  __builtin_memcpy(&half, w + shape.super_groups + uint64_t{super} * 8 + index * 2, 2);
+  return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(half)));
+}
+
+// The f16 value `index` of the quadruples, for each of the groups [g, g + n), n <= 8, of several
+// super-groups.
 __attribute__((noinline)) inline __m256 SuperValues(const RowShape& shape, const uint8_t* w, uint32_t index,
                                                     uint32_t g, uint32_t n) {
-  const uint8_t* quadruples = w + shape.super_groups + index * 2;
-  const uint32_t first = g / shape.super_group;
-  if ((g + n - 1) / shape.super_group == first) {
-    uint16_t half = 0;
-    __builtin_memcpy(&half, quadruples + uint64_t{first} * 8, 2);
-    return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(half)));
-  }
-  alignas(16) uint16_t halves[8] = {};
+  alignas(32) float values[8] = {};
   for (uint32_t i = 0; i < n; ++i) {
-    __builtin_memcpy(halves + i, quadruples + uint64_t{(g + i) / shape.super_group} * 8, 2);
+    values[i] = _mm256_cvtss_f32(SuperValue(shape, w, index, (g + i) / shape.super_group));
   }
-  return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(halves)));
+  return _mm256_load_ps(values);
 }
 
 // Scales (or zeros, which lie at `offset` and whose super-groups' numbers begin at `index`) of the groups
@@ -149,6 +150,12 @@ inline __m256 MetaOf(const RowShape& shape, const uint8_t* w, uint32_t offset, u
     return LoadHalves(w + offset + uint64_t{g} * 2, n);
   }
   const __m256 codes = _mm256_cvtepi32_ps(LoadBytes(w + offset + g, n));
+  // One super-group for all eight, nearly always.
+  const uint32_t super = static_cast<uint32_t>(g * shape.super_inverse >> 32);
+  if ((super + 1) * shape.super_group >= g + n) {
+    return _mm256_mul_ps(_mm256_sub_ps(codes, SuperValue(shape, w, index + 1, super)),
+                         SuperValue(shape, w, index, super));
+  }
   return _mm256_mul_ps(_mm256_sub_ps(codes, SuperValues(shape, w, index + 1, g, n)),
                        SuperValues(shape, w, index, g, n));
 }

@@ -61,6 +61,7 @@ absl::Status HostBackend::AllocateScratch() {
   RETURN_IF_ERROR(Reserve(panels * x_stride_, "packed rows", &packed_));
   for (QuantForm& form : forms_) {
     RETURN_IF_ERROR(Reserve(tokens * code_stride_, "rounded rows", &form.codes));
+    RETURN_IF_ERROR(Reserve(2 * tokens * code_stride_, "rounded rows cut into bytes", &form.bytes));
     RETURN_IF_ERROR(Reserve(tokens * group_stride_, "scales of rounded rows", &form.scales));
     RETURN_IF_ERROR(Reserve(tokens * group_stride_, "sums of rounded rows", &form.sums));
   }
@@ -152,7 +153,7 @@ const uint8_t* HostBackend::RowOrZero(const CpuWeights& weights, uint32_t row) c
 host::QuantRow HostBackend::QuantizedRow(uint32_t group, uint32_t token) const {
   const QuantForm& form = forms_[group / 16 - 1];
   return {form.codes + token * code_stride_, form.scales + token * group_stride_,
-          form.sums + token * group_stride_};
+          form.sums + token * group_stride_, form.bytes + 2 * token * code_stride_};
 }
 
 void HostBackend::QuantizeRows(const float* const* x, uint32_t tokens, uint32_t cols) {
@@ -170,6 +171,7 @@ void HostBackend::QuantizeRows(const float* const* x, uint32_t tokens, uint32_t 
       call.codes = form.codes + t * code_stride_;
       call.scales = form.scales + t * group_stride_;
       call.sums = form.sums + t * group_stride_;
+      call.bytes = call.group % 64 == 0 ? form.bytes + 2 * t * code_stride_ : nullptr;
       kernels_.quantize(call);
     });
   }

@@ -75,8 +75,9 @@ struct RowShape {
   uint32_t cols = 0;
   uint32_t group = 0;
   uint32_t groups = 0;
-  uint32_t super_group = 0;  // 0: f16 scales and zeros (mxfp4: exponents)
-  uint32_t high_plane = 0;   // byte offsets in the row: q3's 1-bit plane,
+  uint32_t super_group = 0;    // 0: f16 scales and zeros (mxfp4: exponents)
+  uint64_t super_inverse = 0;  // g * super_inverse >> 32 = g / super_group
+  uint32_t high_plane = 0;     // byte offsets in the row: q3's 1-bit plane,
   uint32_t scales = 0;
   uint32_t zeros = 0;
   uint32_t super_groups = 0;
@@ -89,6 +90,7 @@ struct QuantRow {
   const int16_t* codes = nullptr;
   const float* scales = nullptr;
   const float* sums = nullptr;
+  const uint8_t* bytes = nullptr;  // groups of 64 and 128: the codes cut into bytes (byte_dot-inl.h)
 };
 struct QuantizeCall {
   const float* x = nullptr;
@@ -97,6 +99,7 @@ struct QuantizeCall {
   int16_t* codes = nullptr;
   float* scales = nullptr;
   float* sums = nullptr;
+  uint8_t* bytes = nullptr;  // as many as the codes' bytes, or nullptr: not wanted
 };
 inline constexpr uint32_t kCodeAlign = 256;  // codes in a block of the narrowest plane
 

@@ -90,6 +90,9 @@ inline void Quantize(const QuantizeCall& call) {
   // Groups are multiples of 16, so only whole units can be missing in the last block.
   const uint32_t end = (call.cols + 15) / 16 * 16;
   __builtin_memset(call.codes + end, 0, (RoundUp(end, kCodeAlign) - end) * sizeof(int16_t));
+  if (call.bytes != nullptr) {
+    SplitCodes(call.codes, RoundUp(end, kCodeAlign), call.bytes);
+  }
 }
 
 // Partial sums of the units [first, last) of a row.
@@ -165,7 +168,12 @@ inline float QuantDotRow(const RowShape& shape, const uint8_t* w, const QuantRow
     const uint32_t whole = shape.cols / shape.group;
     for (; g + 8 <= whole; g += 8) {
       lines.Step();
-      const __m256i s = EightGroups<kKind, kUnits>(shape, w, x.codes, g * kUnits);
+      __m256i s;
+      if constexpr (kByBytes<kKind, kUnits>) {
+        s = EightGroupsOfBytes<kKind, kUnits>(shape, w, x.bytes, g * kUnits);
+      } else {
+        s = EightGroups<kKind, kUnits>(shape, w, x.codes, g * kUnits);
+      }
       lanes = AddGroups<kKind>(shape, w, x, g, 8, s, lanes);
     }
   }

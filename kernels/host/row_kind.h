@@ -44,6 +44,8 @@ inline RowShape ShapeOf(const EncodingDescriptor& d, uint32_t cols) {
   shape.group = d.group;
   shape.groups = static_cast<uint32_t>(GroupsPerRow(d, cols));
   shape.super_group = d.super_group;
+  // Rounded up; exact below 2^24 groups, as super-groups are at most 256.
+  shape.super_inverse = d.super_group == 0 ? 0 : ((uint64_t{1} << 32) + d.super_group - 1) / d.super_group;
   shape.high_plane = static_cast<uint32_t>(PlaneBytes(2, cols));
   shape.scales = static_cast<uint32_t>(ScaleOffset(d, cols));
   shape.zeros = static_cast<uint32_t>(ZeroOffset(d, cols));

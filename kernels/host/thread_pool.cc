@@ -6,13 +6,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 
 namespace sluice {
 namespace {
 
-// Tile numbers at and above this mean that the region is being set up; no region has so many tiles.
-constexpr uint32_t kClosed = 0xffffffffu;
+// Tiles stolen at a time: enough for a stream of a megabyte, few enough that a thief which loses its CPU
+// holds nobody up for long.
+constexpr uint32_t kMostStolen = 4;
 
 // About 25 us of pauses on current CPUs: longer than the serial parts of a layer, shorter than a time slice.
 constexpr int kPauses = 2000;
@@ -34,13 +36,17 @@ void Relax(int round) {
   }
 }
 
+uint64_t Range(uint32_t next, uint32_t end) { return uint64_t{end} << 32 | next; }
+uint32_t NextOf(uint64_t range) { return static_cast<uint32_t>(range); }
+uint32_t EndOf(uint64_t range) { return static_cast<uint32_t>(range >> 32); }
+
 void Add(std::atomic<uint64_t>& counter, uint64_t value) {
   counter.store(counter.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
 }
 
 }  // namespace
 
-ThreadPool::ThreadPool(uint32_t threads) : threads_(threads), ticket_(kClosed) {
+ThreadPool::ThreadPool(uint32_t threads) : threads_(threads), shares_(threads) {
   workers_.reserve(threads - 1);
   for (uint32_t worker = 1; worker < threads; ++worker) {
     workers_.emplace_back([this, worker] { Worker(worker); });
@@ -94,23 +100,56 @@ void ThreadPool::Worker(uint32_t worker) {
   }
 }
 
-bool ThreadPool::HasTile() const { return static_cast<uint32_t>(ticket_.load()) < tiles_.load(); }
+bool ThreadPool::HasTile() const {
+  for (const Share& share : shares_) {
+    const uint64_t range = share.range.load();
+    if (NextOf(range) < EndOf(range)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool ThreadPool::TakeOwn(uint32_t worker, uint32_t* first, uint32_t* end) {
+  std::atomic<uint64_t>& own = shares_[worker].range;
+  uint64_t range = own.load();
+  while (NextOf(range) < EndOf(range)) {
+    if (own.compare_exchange_weak(range, Range(NextOf(range) + 1, EndOf(range)))) {
+      *first = NextOf(range);
+      *end = *first + 1;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool ThreadPool::Steal(uint32_t worker, uint32_t* first, uint32_t* end) {
+  for (uint32_t i = 1; i < threads_; ++i) {
+    std::atomic<uint64_t>& victim = shares_[(worker + i) % threads_].range;
+    uint64_t range = victim.load();
+    while (NextOf(range) < EndOf(range)) {
+      const uint32_t count = std::min((EndOf(range) - NextOf(range) + 1) / 2, kMostStolen);
+      if (victim.compare_exchange_weak(range, Range(NextOf(range), EndOf(range) - count))) {
+        *first = EndOf(range) - count;
+        *end = EndOf(range);
+        return true;
+      }
+    }
+  }
+  return false;
+}
 
 bool ThreadPool::TakeTiles(uint32_t worker) {
   uint32_t taken = 0;
-  for (;;) {
-    // The region's fields are read between the load and the exchange of the ticket: the exchange fails if
-    // they belong to another region, because Run() closes the ticket before it changes them.
-    uint64_t ticket = ticket_.load();
-    const uint32_t tiles = tiles_.load();
+  uint32_t tile = 0;
+  uint32_t end = 0;
+  while (TakeOwn(worker, &tile, &end) || Steal(worker, &tile, &end)) {
+    // Read after the tiles were taken: the region cannot end before they are finished, so this is its
+    // function however long ago the worker looked at the share.
     const TileFunction* function = function_.load();
-    const uint32_t tile = static_cast<uint32_t>(ticket);
-    if (tile >= tiles) {
-      break;
-    }
-    if (ticket_.compare_exchange_weak(ticket, ticket + 1)) {
+    taken += end - tile;
+    for (; tile < end; ++tile) {
       (*function)(tile, worker);
-      ++taken;
     }
   }
   if (taken > 0) {
@@ -127,12 +166,14 @@ void ThreadPool::Run(uint32_t tiles, TileFunction function) {
     return;
   }
   const uint64_t start = Now();
-  const uint64_t generation = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
-  ticket_.store(generation << 32 | kClosed);
-  tiles_.store(tiles);
+  // All shares are empty here, so nobody reads these until the shares are filled.
   function_.store(&function);
   finished_.store(0);
-  ticket_.store((generation + 1) << 32);
+  for (uint32_t worker = 0; worker < threads_; ++worker) {
+    const uint32_t next = static_cast<uint32_t>(uint64_t{tiles} * worker / threads_);
+    const uint32_t end = static_cast<uint32_t>(uint64_t{tiles} * (worker + 1) / threads_);
+    shares_[worker].range.store(Range(next, end));
+  }
   if (sleepers_.load() > 0) {
     WakeSleepers();
   }

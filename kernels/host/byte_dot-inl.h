@@ -1,0 +1,105 @@
+// Dot products of q2 and q3 rows by bytes, for groups of 64 and 128: the codes are small enough for byte
+// multiplications, which take twice as many codes at a time as 16-bit ones, if the int16 activations are cut
+// into their high (signed) and low (unsigned) bytes: q = 256 high + low. The sums are exact, so the bits are
+// those of the other way.
+//
+// A block of a 2-bit plane has two groups of 64: the even bytes hold one, the odd bytes the other. They are
+// moved to the halves of each 128-bit lane; the activations lie in the same order (QuantRow::bytes).
+//
+// Included by the instruction sets' kernels_*.cc.
+//
+// Thread safety: pure but for the memory that the calls name.
+#ifndef SLUICE_ISA
+#error "included by kernels_*.cc only"
+#endif
+
+// Whether rows of a kind with groups of kUnits units are multiplied so.
+template <QuantKind kKind, uint32_t kUnits>
+inline constexpr bool kByBytes = (kKind == QuantKind::kQ2 || kKind == QuantKind::kQ3) &&
+                                 (kUnits == 4 || kUnits == 8);
+
+// Codes [0, cols rounded up to kCodeAlign) of a rounded row as bytes: for each 128 codes and each field f of
+// four, 32 high and 32 low bytes of the codes of units f and f + 4, in the order of EvenOdd().
+inline void SplitCodes(const int16_t* codes, uint32_t cols, uint8_t* bytes) {
+  const __m256i low_mask = _mm256_set1_epi16(0xff);
+  for (uint32_t k = 0; k < cols; k += 128) {
+    for (uint32_t f = 0; f < 4; ++f, bytes += 64) {
+      const __m256i a = LoadCodes16(codes + k + 16 * f);
+      const __m256i b = LoadCodes16(codes + k + 16 * (f + 4));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(bytes),
+                          _mm256_packs_epi16(_mm256_srai_epi16(a, 8), _mm256_srai_epi16(b, 8)));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(bytes + 32),
+                          _mm256_packus_epi16(_mm256_and_si256(a, low_mask), _mm256_and_si256(b, low_mask)));
+    }
+  }
+}
+
+// Even bytes of each 128-bit lane to its lower half, odd ones to its upper half.
+inline __m256i EvenOdd(__m256i block) {
+  const __m256i order =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+  return _mm256_shuffle_epi8(block, order);
+}
+
+// The third bits for low block b of a high block: bits 0 to 3 of each byte are those of fields 0 to 3.
+inline __m256i ThirdBits(__m256i high, bool odd_block) {
+  const __m256i even =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14));
+  const __m256i odd =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 3, 5, 7, 9, 11, 13, 15, 1, 3, 5, 7, 9, 11, 13, 15));
+  const __m256i bits = _mm256_shuffle_epi8(high, odd_block ? odd : even);
+  return _mm256_blend_epi16(bits, _mm256_srli_epi16(bits, 4), 0xf0);
+}
+
+// Field f, a constant after unrolling, of bytes in the order of EvenOdd().
+template <QuantKind kKind>
+inline __m256i ByteField(__m256i bytes, __m256i third, int f) {
+  const __m256i field =
+      _mm256_and_si256(f == 0 ? bytes : _mm256_srli_epi16(bytes, 2 * f), _mm256_set1_epi8(3));
+  if constexpr (kKind == QuantKind::kQ3) {
+    const __m256i moved = f < 2    ? _mm256_slli_epi16(third, 2 - f)
+                          : f == 2 ? third
+                                   : _mm256_srli_epi16(third, 1);
+    return _mm256_or_si256(field, _mm256_and_si256(moved, _mm256_set1_epi8(4)));
+  }
+  return field;
+}
+
+// Partial sums of the two groups of 64 in low block kBlock of a run that begins at unit `first`, in the lanes
+// 0 1 and 4 5 for the one, 2 3 and 6 7 for the other.
+template <QuantKind kKind, uint32_t kBlock>
+inline __m256i BlockOfBytes(const RowShape& shape, const uint8_t* w, const uint8_t* x, uint32_t first) {
+  const __m256i bytes = EvenOdd(LoadBlock(w + (uint64_t{first / 8} + kBlock) * 32));
+  __m256i third = bytes;
+  if constexpr (kKind == QuantKind::kQ3) {
+    third = ThirdBits(LoadBlock(w + shape.high_plane + (uint64_t{first / 16} + kBlock / 2) * 32),
+                      kBlock % 2 != 0);
+  }
+  x += uint64_t{first} * 32 + kBlock * 256;
+  ByteSums sums;
+  SLUICE_UNROLL
+  for (int f = 0; f < 4; ++f) {
+    const __m256i field = ByteField<kKind>(bytes, third, f);
+    sums = AddBytes(sums, f == 0, field, LoadBlock(x + f * 64), LoadBlock(x + f * 64 + 32));
+  }
+  return JoinBytes(sums);
+}
+
+template <QuantKind kKind, uint32_t kBlock>
+inline __m256i TwoBlocksOfBytes(const RowShape& shape, const uint8_t* w, const uint8_t* x, uint32_t first) {
+  return _mm256_hadd_epi32(BlockOfBytes<kKind, kBlock>(shape, w, x, first),
+                           BlockOfBytes<kKind, kBlock + 1>(shape, w, x, first));
+}
+
+// The exact sums of eight groups of kUnits units, one in each lane.
+template <QuantKind kKind, uint32_t kUnits>
+inline __m256i EightGroupsOfBytes(const RowShape& shape, const uint8_t* w, const uint8_t* x, uint32_t first) {
+  __m256i a = TwoBlocksOfBytes<kKind, 0>(shape, w, x, first);
+  __m256i b = TwoBlocksOfBytes<kKind, 2>(shape, w, x, first);
+  if constexpr (kUnits == 8) {
+    a = _mm256_hadd_epi32(a, b);
+    const __m256i c = TwoBlocksOfBytes<kKind, 4>(shape, w, x, first);
+    b = _mm256_hadd_epi32(c, TwoBlocksOfBytes<kKind, 6>(shape, w, x, first));
+  }
+  return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+}
