@@ -76,6 +76,7 @@ absl::Status HostBackend::AllocateScratch() {
   head_forms_.resize(workers_.size());
   for (QuantForm& form : head_forms_) {
     RETURN_IF_ERROR(Reserve(kHeadTokens * code_stride_, "rounded rows of a head", &form.codes));
+    RETURN_IF_ERROR(Reserve(2 * kHeadTokens * code_stride_, "bytes of a head's rows", &form.bytes));
     RETURN_IF_ERROR(Reserve(kHeadTokens * group_stride_, "scales of a head's rows", &form.scales));
     RETURN_IF_ERROR(Reserve(kHeadTokens * group_stride_, "sums of a head's rows", &form.sums));
   }
@@ -98,6 +99,8 @@ absl::Status HostBackend::AllocateWorker(uint32_t cols, WorkerScratch* w) {
   RETURN_IF_ERROR(Reserve(host::GemmScratchFloats(std::max(cols, l.head_dim)), "tile scratch", &w->gemm));
   RETURN_IF_ERROR(Reserve(host::DownScratchFloats(cols), "down scratch", &w->down));
   RETURN_IF_ERROR(Reserve(host::QuantDownWords(cols), "quantized down scratch", &w->quant_down));
+  RETURN_IF_ERROR(
+      Reserve(host::QuantGemmFloats(limits().max_tokens), "quantized tile scratch", &w->quant_gemm));
   RETURN_IF_ERROR(Reserve(host::kSpanScratchFloats + 2 * host::kSpanQueries * (uint64_t{l.head_dim} + 2),
                           "attention scratch", &w->span));
   RETURN_IF_ERROR(Reserve(host::PackedFloats(host::kSpanQueries, l.head_dim, kernels_.gemm_tokens),

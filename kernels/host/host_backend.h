@@ -55,6 +55,7 @@ class HostBackend : public CpuBackend {
     float* gemm = nullptr;            // GemmScratchFloats
     float* down = nullptr;            // DownScratchFloats
     uint32_t* quant_down = nullptr;   // QuantDownWords
+    float* quant_gemm = nullptr;      // QuantGemmFloats
     float* span = nullptr;            // scores, and m, l, o of kSpanQueries queries twice: host_attention.cc
     float* queries = nullptr;         // panels of kSpanQueries queries
     float* router = nullptr;          // [4][experts]: host_router.cc

@@ -113,7 +113,9 @@ struct QuantDotCall {
   uint32_t tokens = 0;
   uint32_t first = 0;
   RowPrefetch prefetch;
+  float* scratch = nullptr;  // quant_gemm only: QuantGemmFloats(tokens), aligned to 32 bytes
 };
+inline constexpr uint32_t kGemmQuantCodes = 8 * 128;  // of a row: the longest groups, eight at a time
 
 // One block of neurons into output columns [column, column + cols): s = sum over j < neurons of
 // c[t][j] * w[j] (section 3), then y[t] = s, or y[t] + s if `add`. c[t] are `neurons` coefficients; w[j] is
@@ -219,6 +221,7 @@ struct KernelTable {
   void (*gemm[kRowKinds])(const GemmCall&) = {};
   void (*quantize)(const QuantizeCall&) = nullptr;
   void (*quant_dot[kQuantKinds])(const QuantDotCall&) = {};
+  void (*quant_gemm[kQuantKinds])(const QuantDotCall&) = {};  // the same, for many tokens
   void (*down[kRowKinds])(const DownCall&) = {};
   void (*quant_down[kQuantKinds])(const QuantDownCall&) = {};
   void (*span)(const SpanCall&) = nullptr;
@@ -294,6 +297,11 @@ inline constexpr uint64_t DownScratchFloats(uint32_t cols) {
 // Codes of 64 neurons, a scale and a sum for each of the smallest groups; int32 sums of the columns.
 inline constexpr uint64_t QuantDownWords(uint32_t cols) {
   return uint64_t{36} * RoundUp(RoundUp(cols, 16) / 16, 8) + RoundUp(cols, kCodeAlign) + kCodeAlign;
+}
+
+// Codes of eight rows in pairs, and eight lanes of each of the rows for every token.
+inline constexpr uint64_t QuantGemmFloats(uint32_t tokens) {
+  return uint64_t{kGemmQuantCodes} / 2 * 8 + uint64_t{tokens} * 64;
 }
 
 const KernelTable& Avx2Kernels();

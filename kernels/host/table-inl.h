@@ -19,6 +19,7 @@
 #include "kernels/host/codes-inl.h"
 #include "kernels/host/byte_dot-inl.h"
 #include "kernels/host/quant_dot-inl.h"
+#include "kernels/host/quant_gemm-inl.h"
 #include "kernels/host/quant_down-inl.h"
 #include "kernels/host/span-inl.h"
 // clang-format on
@@ -85,6 +86,7 @@ template <QuantKind kKind>
 void SetQuantKernels(KernelTable* table) {
   const int i = static_cast<int>(kKind);
   table->quant_dot[i] = QuantDot<kKind>;
+  table->quant_gemm[i] = QuantGemm<kKind>;
   table->quant_down[i] = QuantDown<kKind>;
   table->quant_decode[i] = QuantDecode<kKind>;
 }
