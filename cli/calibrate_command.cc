@@ -17,7 +17,7 @@
 namespace sluice::cli {
 namespace {
 
-// facts of the published protocol: thresholds and usage come from the first 65536 tokens.
+// Enough for the rarest expert of small models to be chosen thousands of times.
 constexpr uint64_t kDefaultTokens = 65536;
 
 struct Options {

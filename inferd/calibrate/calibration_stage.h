@@ -46,7 +46,7 @@ class CalibrationStage {
   virtual absl::StatusOr<std::map<std::string, std::string>> Finish() = 0;
 };
 
-// The windows of a text by facts of the perplexity protocol: window k holds tokens [k W, k W + W), its input
+// The windows of a text, as `sluice perplexity` cuts them: window k holds tokens [k W, k W + W), its input
 // is BOS and those tokens without the last. Without BOS the first token is input only; a window of one token
 // is then left out.
 std::vector<CalibrationWindow> MakeWindows(const std::vector<int32_t>& tokens, uint32_t window,

@@ -1,4 +1,6 @@
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "common/error_detail.h"
 #include "tests/support/service_fixture.h"
@@ -124,6 +126,75 @@ TEST_F(AdminServiceTest, LogLevelIsSetAndThePreviousOneReturned) {
     EXPECT_EQ("level", FieldOf(status)) << bad;
   }
   EXPECT_EQ(spdlog::level::debug, log_.level());
+}
+
+TEST_F(AdminServiceTest, CalibrateHandsOverWhatIsAskedAndReportsProgressAndEnd) {
+  StartServer();
+  v1::CalibrateRequest request;
+  for (const uint32_t id : {5, 6, 7}) {
+    request.add_token_ids(id);
+  }
+  request.set_window(64);
+  request.add_quality_bounds(0.02);
+  request.set_predictors(false);
+  auto context = Context();
+  const auto stream = admin_->Calibrate(context.get(), request);
+  std::shared_ptr<CalibrationSink> sink;
+  const CalibrationSpec spec = engine_.AwaitCalibration(&sink);
+  EXPECT_EQ(spec.tokens, (std::vector<int32_t>{5, 6, 7}));
+  EXPECT_EQ(spec.window, 64u);
+  EXPECT_EQ(spec.quality_bounds, std::vector<double>{0.02});
+  EXPECT_FALSE(spec.predictors);
+  EXPECT_EQ(spec.fisher_draws, CalibrationSpec().fisher_draws);
+
+  v1::CalibrateResponse response;
+  sink->OnProgress({"activations", 1, 3, 7, 10});
+  ASSERT_TRUE(stream->Read(&response));
+  EXPECT_EQ(response.progress().stage(), "activations");
+  EXPECT_EQ(response.progress().done(), 7u);
+  EXPECT_FALSE(sink->Cancelled());
+  sink->OnFinished({"/packs/tiny/profile", 3, {"usage.json"}, 1.5, true});
+  ASSERT_TRUE(stream->Read(&response));
+  EXPECT_EQ(response.finished().folder(), "/packs/tiny/profile");
+  EXPECT_EQ(response.finished().files(0), "usage.json");
+  EXPECT_TRUE(response.finished().resumed());
+  EXPECT_FALSE(stream->Read(&response));
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(AdminServiceTest, ACalibrationWhoseCallerIsGoneIsToldToStop) {
+  StartServer();
+  v1::CalibrateRequest request;
+  request.add_token_ids(1);
+  auto context = Context();
+  const auto stream = admin_->Calibrate(context.get(), request);
+  std::shared_ptr<CalibrationSink> sink;
+  engine_.AwaitCalibration(&sink);
+  context->TryCancel();
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  while (!sink->Cancelled()) {
+    std::this_thread::yield();
+  }
+  sink->OnError(absl::CancelledError("stopped"));
+}
+
+TEST_F(AdminServiceTest, CalibrateRefusesWhatCannotBe) {
+  StartServer();
+  v1::CalibrateRequest request;
+  request.add_token_ids(0x80000000u);
+  v1::CalibrateResponse response;
+  {
+    auto context = Context();
+    const auto stream = admin_->Calibrate(context.get(), request);
+    EXPECT_FALSE(stream->Read(&response));
+    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  }
+  request.set_token_ids(0, 1);
+  request.add_quality_bounds(-1);
+  auto context = Context();
+  const auto stream = admin_->Calibrate(context.get(), request);
+  EXPECT_FALSE(stream->Read(&response));
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
 TEST_F(AdminServiceTest, AdminIsNotServedOnTheClientsSocket) {
