@@ -65,6 +65,8 @@ absl::StatusOr<std::string> EnsurePack(const CommandContext& context, const Opti
   }
   if (pack.calibrate && !Exists(absl::StrCat(dir, "/profile/thresholds.bin"))) {
     std::vector<std::string> args = {"calibrate", "--pack", dir, "--text", o.calibration, "--json"};
+    // Thresholds and usage are all that is needed.
+    args.insert(args.end(), {"--sensitivity-tokens", "0", "--sparsity-tokens", "0", "--no-predictors"});
     if (o.calibration_tokens.has_value()) {
       args.insert(args.end(), {"--max-tokens", absl::StrCat(*o.calibration_tokens)});
     }
