@@ -195,6 +195,48 @@ TEST_F(CalibrateTest, ImpossibleTextsAndWindowsAreRefused) {
   EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("1048576"));
 }
 
+// Dense first layers, shared experts, biases, scaled inputs, recurrent states: nothing is assumed of a
+// family.
+class CalibrateFamilyTest : public CalibrateTest, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(CalibrateFamilyTest, MeasuresEveryRoutedLayer) {
+  const std::string pack_dir = dir_.File("family");
+  ASSERT_TRUE(PackFolder(std::string("tests/data/tiny/") + GetParam(), pack_dir).ok());
+  const auto pack = Pack::Open(pack_dir);
+  ASSERT_TRUE(pack.ok()) << pack.status();
+  const ModelConfig& config = (*pack)->config();
+  auto engine = StartEngine(pack_dir, {.threads = 2});
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  CalibrationSpec spec = Spec();
+  for (int32_t& token : spec.tokens) token %= static_cast<int32_t>(config.vocab);
+  auto sink = std::make_shared<CollectingCalibrationSink>();
+  ASSERT_TRUE(engine->engine->Calibrate(spec, sink).ok());
+  const absl::Status status = sink->Await();
+  ASSERT_TRUE(status.ok()) << status;
+  const std::string folder = sink->summary().folder;
+  const std::string source = (*pack)->manifest().provenance.source_digest;
+  const auto usage = ReadUsage(folder, config, source);
+  const auto sensitivity = ReadSensitivity(folder, config, source);
+  const auto thresholds = ReadThresholds(folder, config, (*pack)->model_id());
+  ASSERT_TRUE(usage.ok() && sensitivity.ok() && thresholds.ok());
+  EXPECT_TRUE(ReadPredictors(folder, config, (*pack)->model_id()).ok());
+  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+    const MoeConfig& moe = config.layers[layer].moe;
+    const auto& counts = usage->experts[layer];
+    EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), uint64_t{0}), moe.top_k * usage->tokens);
+    EXPECT_EQ(sensitivity->layers[layer].fisher > 0, moe.experts > 0) << layer;
+    for (uint32_t expert = 0; expert < moe.experts; ++expert) {
+      EXPECT_GT(thresholds->Threshold(Lead::kGate, layer, expert, 0.9), 0);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, CalibrateFamilyTest,
+                         ::testing::Values("deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "granitemoe",
+                                           "llama4", "olmoe", "phimoe", "qwen2_moe", "qwen3_5_moe",
+                                           "qwen3_moe"),
+                         [](const auto& info) { return std::string(info.param); });
+
 TEST_F(CalibrateTest, RequestsAreServedMeanwhileAndTheEngineEndsCleanlyUnderIt) {
   auto engine = StartEngine(pack_, {.threads = 2});
   ASSERT_TRUE(engine.ok()) << engine.status();
