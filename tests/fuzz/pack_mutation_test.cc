@@ -65,6 +65,7 @@ class PackMutation : public ::testing::Test {
       PackOptions options;
       options.recipe.layout = layout;
       options.recipe.parts[0].encoding = Encoding::kQ8;
+      options.recipe.parts[1] = {Encoding::kQ2, 16, 8};
       const std::string pack = MakePack(dir, {.layers = 1, .experts = 2, .top_k = 1, .width = 8}, options);
       seeds.push_back(
           JoinTables(ManifestBody(ReadAll(pack + "/manifest.json")), ReadAll(pack + "/extents.bin")));
@@ -102,6 +103,15 @@ TEST_F(PackMutation, ShardIndices) {
       FuzzShardIndex,
       {R"({"metadata":{"total_size":4},"weight_map":{"a":"model-00001-of-00002.safetensors","b":"m.safetensors"}})"},
       10000, 4);
+}
+
+TEST_F(PackMutation, RecipeFiles) {
+  Mutate(
+      FuzzRecipe,
+      {"bits = \"q4\"\ngroup = 32\ngate = { bits = \"q2\", meta_bits = 8 }\n",
+       "name = \"x\"\nlayout = \"gate|up+down\"\nup = \"q3\"\ngate = \"q4\"\ndown = \"f16\"\ndense = \"q8\"\n"
+       "[[rule]]\nlayers = [0, 3]\nusage = [0.0, 0.5]\nbits = \"q8\"\n"},
+      5000, 9);
 }
 
 TEST_F(PackMutation, ExtentTablesAndManifestsAndBothTogether) {

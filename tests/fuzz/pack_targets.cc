@@ -14,6 +14,7 @@
 #include "common/pack/journal.h"
 #include "common/pack/manifest.h"
 #include "common/pack/pack.h"
+#include "common/pack/recipe.h"
 #include "common/pack/row_layout.h"
 #include "common/strict_json.h"
 
@@ -151,6 +152,18 @@ bool FuzzJournal(const uint8_t* data, size_t size) {
   const auto records = ParseJournal(Bytes(data, size), {3, 4}, &valid);
   Require(valid <= size && (valid != 0 || records.empty()), "valid bytes");
   return !records.empty();
+}
+
+bool FuzzRecipe(const uint8_t* data, size_t size) {
+  const auto recipe = ParseRecipeToml(std::string(Text(data, size)), "f");
+  if (!recipe.ok()) return false;
+  Require(CheckRecipe(*recipe).ok(), "recipe is possible");
+  for (const RowChoice& choice : recipe->parts) {
+    for (const uint32_t columns : {1u, 100u, 20000u}) {
+      Require(IsValidDescriptor(DescriptorOf(choice, columns)), "rows are defined");
+    }
+  }
+  return !RecipeText(*recipe).empty();
 }
 
 bool FuzzPackTables(const uint8_t* data, size_t size) {

@@ -21,6 +21,7 @@ bool FuzzExtentTable(const uint8_t* data, size_t size);   // extents.bin
 bool FuzzManifest(const uint8_t* data, size_t size);      // manifest.json
 bool FuzzManifestBody(const uint8_t* data, size_t size);  // its BODY: the digest is made to fit
 bool FuzzJournal(const uint8_t* data, size_t size);
+bool FuzzRecipe(const uint8_t* data, size_t size);  // a recipe file
 // A manifest's BODY, a zero byte, and an extent table: opened together as a pack.
 bool FuzzPackTables(const uint8_t* data, size_t size);
 
