@@ -21,9 +21,11 @@
 #include "common/net/listen_address.h"
 #include "common/size.h"
 #include "common/status.h"
+#include "inferd/policy/sparse_setup.h"
 #include "inferd/self_test.h"
 #include "inferd/session_weight_client.h"
 #include "kernels/backend.h"
+#include "kernels/sparse_profile.h"
 
 namespace sluice {
 namespace {
@@ -165,6 +167,21 @@ void InferdDaemon::Begin() {
   });
 }
 
+// On the engine's thread, before it computes. Without a measurement the defaults are as right, only slower.
+absl::Status InferdDaemon::SetUpSparsity(const BackendLimits& limits, Backend& backend) {
+  const EngineOptions options = EngineOptionsOf(options_);
+  ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options.preset, options.policies));
+  const absl::StatusOr<std::string> line =
+      SetUpSparseSwitches(*pack_, policies.sparsity, limits, SparseProfileFolder(), backend);
+  if (!line.ok()) {
+    log_->warn("dense against sparse experts could not be measured, defaults are used: {}",
+               std::string(line.status().message()));
+  } else if (!line->empty()) {
+    log_->info("{}", *line);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status InferdDaemon::StartEngine() {
   gate_.SetProgress("waiting for weightd");
   SessionWeightClientOptions session;
@@ -181,6 +198,7 @@ absl::Status InferdDaemon::StartEngine() {
                        &backend](const BackendLimits& limits) -> absl::StatusOr<std::unique_ptr<Backend>> {
     ASSIGN_OR_RETURN(std::unique_ptr<Backend> made, CreateHostBackend(limits, threads_));
     backend = made->Describe();
+    RETURN_IF_ERROR(SetUpSparsity(limits, *made));
     return made;
   };
   ASSIGN_OR_RETURN(

@@ -63,6 +63,7 @@ class InferdDaemon {
   absl::Status OpenTokenizer();
   absl::Status Serve(std::function<void(const ServerState::View&)> on_phase);
   absl::Status StartEngine();
+  absl::Status SetUpSparsity(const BackendLimits& limits, Backend& backend);
   ServedModel Describe() const;
 
   const InferdOptions options_;
