@@ -50,7 +50,7 @@ void HostBackend::DotInputs(const RowList& list, uint32_t tokens, uint32_t worke
     dot.y = y;
     dot.rows = list.count;
     dot.tokens = tokens;
-    dot.prefetch = PrefetchOf(list.encoding, list.cols, list.listed, prefetch_);
+    dot.prefetch = PrefetchOf(list.encoding, list.cols, std::max(list.listed, list.count), prefetch_);
     dot.scratch = scratch.quant_gemm;
     const int kind = host::QuantKindOf(e.encoding);
     dot.tokens >= kTileTokens ? kernels_.quant_gemm[kind](dot) : kernels_.quant_dot[kind](dot);

@@ -99,7 +99,7 @@ inline const uint8_t* DownRowAhead(const QuantDownCall& call, uint32_t j) {
   if (KindOf(call.prefetch) == Prefetch::kRows) {
     return RowAhead(call.w, j, call.prefetch);
   }
-  return call.w[j + 4 < call.neurons ? j + 4 : j];
+  return call.w[j + 8 < call.neurons ? j + 8 : j];
 }
 
 // Neurons [j, j + 4) (fewer at the end) into sums [cols rounded up to kCodeAlign], which hold the columns of
