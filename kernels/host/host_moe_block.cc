@@ -101,11 +101,15 @@ void HostBackend::DotKept(const MoeBlock& b, const CpuWeights& weights, const Cp
   const uint32_t passes = one_by_one ? b.tokens : (b.tokens + kernels_.dot_tokens - 1) / kernels_.dot_tokens;
   const Reading reading = HowToRead(b, passes);
   if (reading == Reading::kAll) {
-    const uint8_t* w[kNeuronBlock];
+    const uint8_t* w[kNeuronBlock + host::kMostRowsAhead];
+    uint32_t listed = 0;
     for (uint32_t j = 0; j < b.neurons; ++j) {
-      w[j] = RowOrZero(weights, b.first + j);
+      w[listed++] = RowOrZero(weights, b.first + j);
     }
-    return DotForAll(b, {e, weights.cols, w, b.neurons, 0}, y);
+    for (uint32_t j = 0; j < std::min(b.neurons, host::kMostRowsAhead); ++j) {
+      w[listed++] = RowOrZero(next, b.first + j);
+    }
+    return DotForAll(b, {e, weights.cols, w, b.neurons, IsQuantized(e.encoding) ? listed : 0}, y);
   }
   float* const* dots = scratch.pointers + 2 * uint64_t{limits().max_tokens};
   const uint32_t lists = reading == Reading::kUnion ? 1 : b.tokens;
@@ -215,12 +219,20 @@ void HostBackend::BlockSums(const MoeBlock& b, float* const* sums) {
   const bool quantized = IsQuantized(down.encoding.encoding);
   const Reading reading = HowToRead(b, quantized ? b.tokens : 1);
   if (reading == Reading::kAll) {
-    const uint8_t* w[kNeuronBlock];
+    const uint8_t* w[kNeuronBlock + host::kMostRowsAhead];
+    uint32_t listed = 0;
     for (uint32_t j = 0; j < b.neurons; ++j) {
-      w[j] = RowOrZero(down, b.first + j);
+      w[listed++] = RowOrZero(down, b.first + j);
     }
-    return DownList({down.encoding, down.cols, w, b.neurons, 0}, scratch.pointers, b.tokens, false, b.worker,
-                    sums);
+    // Then the next block's first rows.
+    const ExpertCall& expert = *b.state->call;
+    const CpuWeights& lead = expert.sparsity == SparsityOrder::kUp ? expert.up : expert.gate;
+    const uint32_t next = b.first + b.neurons;
+    for (uint32_t j = 0; j < host::kMostRowsAhead && next + j < expert.neuron_end; ++j) {
+      w[listed++] = RowOrZero(lead, next + j);
+    }
+    return DownList({down.encoding, down.cols, w, b.neurons, quantized ? listed : 0}, scratch.pointers,
+                    b.tokens, false, b.worker, sums);
   }
   if (reading == Reading::kTokens) {
     for (uint32_t i = 0; i < b.tokens; ++i) {

@@ -94,14 +94,6 @@ inline FourBlocks Interleave(const uint8_t* const* w, uint64_t offset) {
   return out;
 }
 
-// The row to prefetch while row j of a block is read: what the call says, or the one four rows on.
-inline const uint8_t* DownRowAhead(const QuantDownCall& call, uint32_t j) {
-  if (KindOf(call.prefetch) == Prefetch::kRows) {
-    return RowAhead(call.w, j, call.prefetch);
-  }
-  return call.w[j + 8 < call.neurons ? j + 8 : j];
-}
-
 // Neurons [j, j + 4) (fewer at the end) into sums [cols rounded up to kCodeAlign], which hold the columns of
 // a unit in the order of interleaving; kFirst starts them. kUnits: units in a group if they fill whole blocks
 // or blocks whole groups, else 0. Only codes are prefetched: the scales were needed before.
@@ -114,7 +106,7 @@ void AddFourRows(const QuantDownCall& call, const DownFactors& f, uint32_t j, bo
   for (uint32_t i = 0; i < 4; ++i) {
     const uint32_t row = j + i < last ? j + i : last;  // beyond the end the coefficients are 0
     w[i] = call.w[row];
-    ahead[i] = DownRowAhead(call, row);
+    ahead[i] = RowAhead(call.w, row, call.prefetch);
   }
   const uint32_t* pairs[2] = {f.pairs + uint64_t{j / 2} * f.padded_groups,
                               f.pairs + uint64_t{j / 2 + 1} * f.padded_groups};
@@ -193,11 +185,12 @@ void QuantDownRows(const QuantDownCall& call) {
   f.scales = reinterpret_cast<float*>(f.pairs + uint64_t{34} * f.padded_groups);
   f.zero_sums = f.scales + f.padded_groups;
   int32_t* sums = reinterpret_cast<int32_t*>(f.zero_sums + f.padded_groups);
+  const bool prefetch = KindOf(call.prefetch) != Prefetch::kNone;
   for (uint32_t t = 0; t < call.tokens; ++t) {
     RoundCoefficients<kKind>(call, t, f);
     for (uint32_t j = 0; j < call.neurons; j += 4) {
-      j == 0 ? AddFourRows<kKind, kUnits, true>(call, f, j, t == 0, sums)
-             : AddFourRows<kKind, kUnits, false>(call, f, j, t == 0, sums);
+      j == 0 ? AddFourRows<kKind, kUnits, true>(call, f, j, prefetch && t == 0, sums)
+             : AddFourRows<kKind, kUnits, false>(call, f, j, prefetch && t == 0, sums);
     }
     GroupWalk groups(call.shape.group);
     for (uint32_t k = 0; k < call.shape.cols; k += 16) {

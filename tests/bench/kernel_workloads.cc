@@ -163,8 +163,10 @@ Pass KernelBench::RowsPass(const EncodingDescriptor& d, uint32_t cols) {
 void KernelBench::DownBlock(const EncodingDescriptor& d, uint32_t cols, const uint8_t* place,
                             uint32_t worker) {
   const uint64_t stride = StrideOf(d, cols);
-  const uint8_t* w[kBlock];
-  for (uint32_t j = 0; j < kBlock; ++j) {
+  // Behind the block the first rows of the next one, to be prefetched.
+  constexpr uint32_t kListed = kBlock + 8;
+  const uint8_t* w[kListed];
+  for (uint32_t j = 0; j < kListed; ++j) {
     w[j] = place + j * stride;
   }
   const float* c = coefficients_.data();
@@ -177,6 +179,7 @@ void KernelBench::DownBlock(const EncodingDescriptor& d, uint32_t cols, const ui
     down.y = &y;
     down.neurons = kBlock;
     down.tokens = 1;
+    down.prefetch = {0, 8, kListed};
     down.scratch = Aligned(scratch_[worker]);
     table_->quant_down[host::QuantKindOf(d.encoding)](down);
     return;
