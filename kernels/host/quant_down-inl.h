@@ -114,7 +114,7 @@ void AddFourRows(const QuantDownCall& call, const DownFactors& f, uint32_t j, bo
   for (uint32_t u = 0; u * 16 < call.shape.cols; u += kPer) {
     const uint64_t offset = uint64_t{u / kPer} * 32;
     for (uint32_t i = 0; i < 4 && prefetch && u / kPer % 2 == 0; ++i) {
-      _mm_prefetch(reinterpret_cast<const char*>(ahead[i]) + offset, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(ahead[i]) + offset, _MM_HINT_T1);
     }
     const FourBlocks blocks = Interleave(w, offset);
     FourBlocks third = blocks;
