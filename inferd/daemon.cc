@@ -86,6 +86,7 @@ absl::StatusOr<std::unique_ptr<InferdDaemon>> InferdDaemon::Prepare(
 absl::Status InferdDaemon::Open(const SetOptions& set) {
   ASSIGN_OR_RETURN(pack_, Pack::Open(options_.pack));
   RETURN_IF_ERROR(OpenTokenizer());
+  OpenChat();
   ASSIGN_OR_RETURN(plan_, PlanEngine(EngineOptionsOf(options_), pack_->config()));
   threads_ = options_.threads > 0 ? options_.threads : UsableCpus();
   reported_ = ReportOptionsOf(options_, set, plan_, threads_);
@@ -100,6 +101,20 @@ absl::Status InferdDaemon::OpenTokenizer() {
   }
   ASSIGN_OR_RETURN(tokenizer_, Tokenizer::LoadFromFiles(files));
   return absl::OkStatus();
+}
+
+void InferdDaemon::OpenChat() {
+  if (tokenizer_ == nullptr || pack_->chat_template().empty()) {
+    return;
+  }
+  auto chat = ChatFormatter::Create(pack_->chat_template(), *tokenizer_);
+  if (chat.ok()) {
+    chat_ = *std::move(chat);
+    return;
+  }
+  chat_error_ = chat.status();
+  log_->warn("the pack's chat template cannot be run, so Chat is refused: {}",
+             std::string(chat_error_.message()));
 }
 
 ServedModel InferdDaemon::Describe() const {
@@ -144,6 +159,8 @@ absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> o
   ServingContext context;
   context.engine = &gate_;
   context.tokenizer = tokenizer_.get();
+  context.chat = chat_.get();
+  context.chat_error = chat_error_;
   context.model = Describe();
   context.limits = ServingLimitsOf(options_);
   context.log = log_;

@@ -18,6 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/pack/pack.h"
 #include "common/ring/unique_fd.h"
+#include "common/text/chat_formatter.h"
 #include "common/text/tokenizer.h"
 #include "inferd/engine.h"
 #include "inferd/engine_gate.h"
@@ -61,6 +62,7 @@ class InferdDaemon {
   InferdDaemon(const InferdOptions& options, spdlog::logger* log);
   absl::Status Open(const SetOptions& set);
   absl::Status OpenTokenizer();
+  void OpenChat();
   absl::Status Serve(std::function<void(const ServerState::View&)> on_phase);
   absl::Status StartEngine();
   absl::Status SetUpSparsity(const BackendLimits& limits, Backend& backend);
@@ -71,6 +73,8 @@ class InferdDaemon {
   // Constant after Prepare.
   std::unique_ptr<Pack> pack_;
   std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<ChatFormatter> chat_;  // null without a chat template that can be run
+  absl::Status chat_error_;              // why it cannot
   EnginePlan plan_;
   uint32_t threads_ = 0;
   std::vector<ReportedOption> reported_;

@@ -1,5 +1,6 @@
 #include "inferd/generate_service_call.h"
 
+#include <type_traits>
 #include <utility>
 
 #include "common/error_detail.h"
@@ -7,6 +8,23 @@
 #include "inferd/service_response.h"
 
 namespace sluice {
+namespace {
+
+namespace v1 = inference::v1;
+
+// What the log calls a call.
+template <typename Response>
+constexpr const char* kStreamName =
+    std::is_same_v<Response, v1::ChatStreamResponse> ? "chat_stream" : "generate_stream";
+template <typename Response>
+constexpr const char* kUnaryName = std::is_same_v<Response, v1::ChatResponse> ? "chat" : "generate";
+
+void BeginAnswer(v1::GenerateResponse*) {}
+void BeginAnswer(v1::ChatResponse* response) {
+  response->mutable_message()->set_role(v1::CHAT_ROLE_ASSISTANT);
+}
+
+}  // namespace
 
 void LogRequestEnd(const ServingContext& context, const std::string& kind, const std::string& request_id,
                    const std::string& client, const FinishInfo* info, const absl::Status& status) {
@@ -26,16 +44,19 @@ void LogRequestEnd(const ServingContext& context, const std::string& kind, const
       t.expert_requests, t.expert_hits, t.bytes_ssd, t.bytes_link);
 }
 
-GenerateStreamCall::GenerateStreamCall(const ServingContext& context, grpc::CallbackServerContext* call,
-                                       const GenerateSpec& spec, const ReportOptions& report)
-    : ServiceStream(context, call),
+template <typename Response>
+StreamedAnswerCall<Response>::StreamedAnswerCall(const ServingContext& context,
+                                                 grpc::CallbackServerContext* call, const GenerateSpec& spec,
+                                                 const ReportOptions& report)
+    : ServiceStream<Response>(context, call),
       client_(spec.client),
       report_(report),
       request_(context.engine, spec.request_id) {}
 
-void GenerateStreamCall::OnStarted(const Usage& usage, double queue_seconds) {
-  const absl::MutexLock lock(&mutex_);
-  if (!Open()) {
+template <typename Response>
+void StreamedAnswerCall<Response>::OnStarted(const Usage& usage, double queue_seconds) {
+  const absl::MutexLock lock(&this->mutex_);
+  if (!this->Open()) {
     return;
   }
   inference::v1::Started& started = started_.emplace();
@@ -44,38 +65,42 @@ void GenerateStreamCall::OnStarted(const Usage& usage, double queue_seconds) {
   started.set_prompt_tokens(usage.prompt_tokens);
   started.set_cached_prompt_tokens(usage.cached_prompt_tokens);
   started.set_queue_seconds(queue_seconds);
-  Wake();
+  this->Wake();
 }
 
-void GenerateStreamCall::OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) {
-  const absl::MutexLock lock(&mutex_);
-  if (!Open()) {
+template <typename Response>
+void StreamedAnswerCall<Response>::OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) {
+  const absl::MutexLock lock(&this->mutex_);
+  if (!this->Open()) {
     return;
   }
   const size_t bytes = AppendTokens(tokens, text, report_, &delta_);
   delta_bytes_ += bytes;
   delta_tokens_ += static_cast<uint32_t>(tokens.size());
-  Appended(bytes, /*may_cut=*/true);
-  Wake();
+  this->Appended(bytes, /*may_cut=*/true);
+  this->Wake();
 }
 
-void GenerateStreamCall::OnFinished(const FinishInfo& info) {
+template <typename Response>
+void StreamedAnswerCall<Response>::OnFinished(const FinishInfo& info) {
   request_.Ended();
   {
-    const absl::MutexLock lock(&mutex_);
-    if (Open()) {
+    const absl::MutexLock lock(&this->mutex_);
+    if (this->Open()) {
       info_ = info;
     }
   }
   End(absl::OkStatus());
 }
 
-void GenerateStreamCall::OnError(const absl::Status& status) {
+template <typename Response>
+void StreamedAnswerCall<Response>::OnError(const absl::Status& status) {
   request_.Ended();
   End(status);
 }
 
-std::optional<size_t> GenerateStreamCall::Take(bool ending, Response* out) {
+template <typename Response>
+std::optional<size_t> StreamedAnswerCall<Response>::Take(bool ending, Response* out) {
   out->Clear();
   if (started_.has_value()) {
     *out->mutable_started() = *std::move(started_);
@@ -95,44 +120,50 @@ std::optional<size_t> GenerateStreamCall::Take(bool ending, Response* out) {
   return std::nullopt;
 }
 
-void GenerateStreamCall::DropPending() {
+template <typename Response>
+void StreamedAnswerCall<Response>::DropPending() {
   started_.reset();
   delta_.Clear();
   delta_bytes_ = 0;
   delta_tokens_ = 0;
 }
 
-void GenerateStreamCall::Ending(const absl::Status& status) {
-  LogRequestEnd(serving(), "generate_stream", request_.id(), client_,
+template <typename Response>
+void StreamedAnswerCall<Response>::Ending(const absl::Status& status) {
+  LogRequestEnd(serving(), kStreamName<Response>, request_.id(), client_,
                 status.ok() && info_ ? &*info_ : nullptr, status);
 }
 
-GenerateCall::GenerateCall(const ServingContext& context, const GenerateSpec& spec,
-                           const ReportOptions& report, Response* response)
+template <typename Response>
+AnswerCall<Response>::AnswerCall(const ServingContext& context, const GenerateSpec& spec,
+                                 const ReportOptions& report, Response* response)
     : serving_(context),
       client_(spec.client),
       report_(report),
       request_(context.engine, spec.request_id),
       response_(response) {}
 
-void GenerateCall::End(absl::Status status) {
+template <typename Response>
+void AnswerCall<Response>::End(absl::Status status) {
   const absl::MutexLock lock(&mutex_);
   if (!end_.has_value()) {
     end_ = std::move(status);
   }
   if (!finished_) {  // once it is, the server may be gone
-    serving_.pump->Schedule(shared_from_this());
+    serving_.pump->Schedule(this->shared_from_this());
   }
 }
 
-void GenerateCall::OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) {
+template <typename Response>
+void AnswerCall<Response>::OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) {
   const absl::MutexLock lock(&mutex_);
   if (!end_.has_value()) {
     AppendTokens(tokens, text, report_, &collected_);
   }
 }
 
-void GenerateCall::OnFinished(const FinishInfo& info) {
+template <typename Response>
+void AnswerCall<Response>::OnFinished(const FinishInfo& info) {
   request_.Ended();
   {
     const absl::MutexLock lock(&mutex_);
@@ -141,19 +172,22 @@ void GenerateCall::OnFinished(const FinishInfo& info) {
   End(absl::OkStatus());
 }
 
-void GenerateCall::OnError(const absl::Status& status) {
+template <typename Response>
+void AnswerCall<Response>::OnError(const absl::Status& status) {
   request_.Ended();
   End(status);
 }
 
-void GenerateCall::Pump() {
+template <typename Response>
+void AnswerCall<Response>::Pump() {
   const absl::MutexLock lock(&mutex_);
   if (end_.has_value()) {
     FinishLocked();
   }
 }
 
-void GenerateCall::OnCancel() {
+template <typename Response>
+void AnswerCall<Response>::OnCancel() {
   request_.Cancel();
   const absl::MutexLock lock(&mutex_);
   if (!end_.has_value()) {
@@ -162,18 +196,26 @@ void GenerateCall::OnCancel() {
   FinishLocked();
 }
 
-void GenerateCall::FinishLocked() {
+template <typename Response>
+void AnswerCall<Response>::FinishLocked() {
   if (std::exchange(finished_, true)) {
     return;
   }
   if (end_->ok()) {
+    BeginAnswer(&collected_);
     collected_.set_request_id(request_.id());
     collected_.set_model(serving_.model.id);
     FillFinished(*info_, collected_.mutable_finished());
     response_->Swap(&collected_);
   }
-  LogRequestEnd(serving_, "generate", request_.id(), client_, end_->ok() ? &*info_ : nullptr, *end_);
+  LogRequestEnd(serving_, kUnaryName<Response>, request_.id(), client_, end_->ok() ? &*info_ : nullptr,
+                *end_);
   Finish(ToGrpcStatus(Explain(*end_)));
 }
+
+template class StreamedAnswerCall<v1::GenerateStreamResponse>;
+template class StreamedAnswerCall<v1::ChatStreamResponse>;
+template class AnswerCall<v1::GenerateResponse>;
+template class AnswerCall<v1::ChatResponse>;
 
 }  // namespace sluice

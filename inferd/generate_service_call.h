@@ -1,4 +1,5 @@
-// The two generating calls, each a sink of the engine: Generate collects, GenerateStream passes on.
+// The generating calls, each a sink of the engine: Generate and Chat collect, GenerateStream and ChatStream
+// pass on.
 //
 // Thread safety: thread-safe; see service_stream.h for who calls what.
 #ifndef SLUICE_INFERD_GENERATE_SERVICE_CALL_H_
@@ -56,46 +57,51 @@ class EngineRequest {
 void LogRequestEnd(const ServingContext& context, const std::string& kind, const std::string& request_id,
                    const std::string& client, const FinishInfo* info, const absl::Status& status);
 
-class GenerateStreamCall final : public ServiceStream<inference::v1::GenerateStreamResponse>,
-                                 public RequestSink {
+// `Response` is GenerateStreamResponse or ChatStreamResponse.
+template <typename Response>
+class StreamedAnswerCall final : public ServiceStream<Response>, public RequestSink {
  public:
-  using Response = inference::v1::GenerateStreamResponse;
-  GenerateStreamCall(const ServingContext& context, grpc::CallbackServerContext* call,
+  StreamedAnswerCall(const ServingContext& context, grpc::CallbackServerContext* call,
                      const GenerateSpec& spec, const ReportOptions& report);
   EngineRequest& request() { return request_; }
 
-  void OnStarted(const Usage& usage, double queue_seconds) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnStarted(const Usage& usage, double queue_seconds) override ABSL_LOCKS_EXCLUDED(this->mutex_);
   void OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) override
-      ABSL_LOCKS_EXCLUDED(mutex_);
-  void OnFinished(const FinishInfo& info) override ABSL_LOCKS_EXCLUDED(mutex_);
-  void OnError(const absl::Status& status) override ABSL_LOCKS_EXCLUDED(mutex_);
+      ABSL_LOCKS_EXCLUDED(this->mutex_);
+  void OnFinished(const FinishInfo& info) override ABSL_LOCKS_EXCLUDED(this->mutex_);
+  void OnError(const absl::Status& status) override ABSL_LOCKS_EXCLUDED(this->mutex_);
+
+  using ServiceStream<Response>::End;
 
  private:
-  std::optional<size_t> Take(bool ending, Response* out) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void DropPending() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Ending(const absl::Status& status) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  using ServiceStream<Response>::serving;
+
+  std::optional<size_t> Take(bool ending, Response* out) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(this->mutex_);
+  void DropPending() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(this->mutex_);
+  void Ending(const absl::Status& status) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(this->mutex_);
   void CancelWork() override { request_.Cancel(); }
 
   const std::string client_;
   const ReportOptions report_;
   EngineRequest request_;  // self-synchronised
-  std::optional<inference::v1::Started> started_ ABSL_GUARDED_BY(mutex_);
-  inference::v1::Delta delta_ ABSL_GUARDED_BY(mutex_);
-  size_t delta_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint32_t delta_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::optional<FinishInfo> info_ ABSL_GUARDED_BY(mutex_);
-  bool finished_sent_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<inference::v1::Started> started_ ABSL_GUARDED_BY(this->mutex_);
+  inference::v1::Delta delta_ ABSL_GUARDED_BY(this->mutex_);
+  size_t delta_bytes_ ABSL_GUARDED_BY(this->mutex_) = 0;
+  uint32_t delta_tokens_ ABSL_GUARDED_BY(this->mutex_) = 0;
+  std::optional<FinishInfo> info_ ABSL_GUARDED_BY(this->mutex_);
+  bool finished_sent_ ABSL_GUARDED_BY(this->mutex_) = false;
 };
 
-class GenerateCall final : public grpc::ServerUnaryReactor,
-                           public PumpedCall,
-                           public RequestSink,
-                           public std::enable_shared_from_this<GenerateCall> {
+// `Response` is GenerateResponse or ChatResponse.
+template <typename Response>
+class AnswerCall final : public grpc::ServerUnaryReactor,
+                         public PumpedCall,
+                         public RequestSink,
+                         public std::enable_shared_from_this<AnswerCall<Response>> {
  public:
-  using Response = inference::v1::GenerateResponse;
   // `response` is gRPC's, until OnDone.
-  GenerateCall(const ServingContext& context, const GenerateSpec& spec, const ReportOptions& report,
-               Response* response);
+  AnswerCall(const ServingContext& context, const GenerateSpec& spec, const ReportOptions& report,
+             Response* response);
   EngineRequest& request() { return request_; }
   void End(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -128,6 +134,16 @@ class GenerateCall final : public grpc::ServerUnaryReactor,
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
 };
+
+using GenerateStreamCall = StreamedAnswerCall<inference::v1::GenerateStreamResponse>;
+using ChatStreamCall = StreamedAnswerCall<inference::v1::ChatStreamResponse>;
+using GenerateCall = AnswerCall<inference::v1::GenerateResponse>;
+using ChatCall = AnswerCall<inference::v1::ChatResponse>;
+
+extern template class StreamedAnswerCall<inference::v1::GenerateStreamResponse>;
+extern template class StreamedAnswerCall<inference::v1::ChatStreamResponse>;
+extern template class AnswerCall<inference::v1::GenerateResponse>;
+extern template class AnswerCall<inference::v1::ChatResponse>;
 
 }  // namespace sluice
 

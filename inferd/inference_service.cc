@@ -5,8 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "common/error_detail.h"
+#include "common/status.h"
+#include "inferd/chat_prompt.h"
 #include "inferd/generate_service_call.h"
 #include "inferd/service_call.h"
 #include "inferd/service_request.h"
@@ -16,9 +17,10 @@ namespace {
 
 namespace v1 = inference::v1;
 
-absl::Status ChatIsMissing() {
-  return ReasonError(absl::StatusCode::kUnimplemented, "NOT_IN_THIS_BUILD",
-                     "chat is not served by this build: apply the chat template and call Generate");
+// The conversation of a ChatRequest, ChatStreamRequest or TokenizeRequest.
+template <typename Request>
+ConversationView ConversationOf(const Request& request) {
+  return {request.messages(), request.options()};
 }
 
 // Hands the request to the engine; a refusal ends the call.
@@ -63,13 +65,32 @@ grpc::ServerWriteReactor<v1::GenerateStreamResponse>* InferenceServiceImpl::Gene
 }
 
 grpc::ServerUnaryReactor* InferenceServiceImpl::Chat(grpc::CallbackServerContext* call,
-                                                     const v1::ChatRequest*, v1::ChatResponse*) {
-  return Reply(call, ChatIsMissing());
+                                                     const v1::ChatRequest* request,
+                                                     v1::ChatResponse* response) {
+  absl::Status unknown = CheckNoUnknownFields(*request);
+  auto plan =
+      unknown.ok() ? PlanChat(context_, FactsOf(*call), request->spec(), ConversationOf(*request)) : unknown;
+  if (!plan.ok()) {
+    return Reply(call, plan.status());
+  }
+  call->AddInitialMetadata("x-request-id", plan->spec.request_id);
+  auto chat = std::make_shared<ChatCall>(context_, plan->spec, plan->report, response);
+  Submit(context_, std::move(plan->spec), chat);
+  return chat.get();
 }
 
 grpc::ServerWriteReactor<v1::ChatStreamResponse>* InferenceServiceImpl::ChatStream(
-    grpc::CallbackServerContext*, const v1::ChatStreamRequest*) {
-  return Refuse<v1::ChatStreamResponse>(ChatIsMissing());
+    grpc::CallbackServerContext* call, const v1::ChatStreamRequest* request) {
+  absl::Status unknown = CheckNoUnknownFields(*request);
+  auto plan =
+      unknown.ok() ? PlanChat(context_, FactsOf(*call), request->spec(), ConversationOf(*request)) : unknown;
+  if (!plan.ok()) {
+    return Refuse<v1::ChatStreamResponse>(plan.status());
+  }
+  call->AddInitialMetadata("x-request-id", plan->spec.request_id);
+  auto stream = std::make_shared<ChatStreamCall>(context_, call, plan->spec, plan->report);
+  Submit(context_, std::move(plan->spec), stream);
+  return stream.get();
 }
 
 grpc::ServerUnaryReactor* InferenceServiceImpl::Tokenize(grpc::CallbackServerContext* call,
@@ -78,18 +99,36 @@ grpc::ServerUnaryReactor* InferenceServiceImpl::Tokenize(grpc::CallbackServerCon
   absl::Status status = CheckNoUnknownFields(*request);
   status.Update(CheckModel(context_, request->model()));
   status.Update(CheckTokenizer(context_));
-  if (!status.ok()) {
-    return Reply(call, status);
+  if (status.ok()) {
+    status = request->messages().empty() ? TokenizeText(*request, response)
+                                         : TokenizeConversation(*request, response);
+  }
+  return Reply(call, status);
+}
+
+absl::Status InferenceServiceImpl::TokenizeText(const v1::TokenizeRequest& request,
+                                                v1::TokenizeResponse* response) const {
+  if (request.has_options()) {
+    return FieldError(absl::StatusCode::kInvalidArgument, "options", "is about messages, and there are none");
   }
   EncodeOptions options;
-  options.add_special_tokens = !request->has_add_special_tokens() || request->add_special_tokens();
-  options.parse_special = !request->has_parse_special() || request->parse_special();
-  const auto ids = context_.tokenizer->Encode(request->text(), options);
-  if (!ids.ok()) {
-    return Reply(call, ids.status());
+  options.add_special_tokens = !request.has_add_special_tokens() || request.add_special_tokens();
+  options.parse_special = !request.has_parse_special() || request.parse_special();
+  ASSIGN_OR_RETURN(const std::vector<int32_t> ids, context_.tokenizer->Encode(request.text(), options));
+  response->mutable_token_ids()->Assign(ids.begin(), ids.end());
+  return absl::OkStatus();
+}
+
+absl::Status InferenceServiceImpl::TokenizeConversation(const v1::TokenizeRequest& request,
+                                                        v1::TokenizeResponse* response) const {
+  if (!request.text().empty() || request.has_add_special_tokens() || request.has_parse_special()) {
+    return FieldError(absl::StatusCode::kInvalidArgument, "messages",
+                      "and text, add_special_tokens, parse_special exclude each other");
   }
-  response->mutable_token_ids()->Assign(ids->begin(), ids->end());
-  return Reply(call, absl::OkStatus());
+  ASSIGN_OR_RETURN(ChatPrompt prompt, MakeChatPrompt(context_, ConversationOf(request)));
+  response->mutable_token_ids()->Assign(prompt.ids.begin(), prompt.ids.end());
+  response->set_text(std::move(prompt.text));
+  return absl::OkStatus();
 }
 
 grpc::ServerUnaryReactor* InferenceServiceImpl::Detokenize(grpc::CallbackServerContext* call,

@@ -1,4 +1,4 @@
-// InferenceService: Generate, GenerateStream, Tokenize, Detokenize; Chat and ChatStream are not served yet.
+// InferenceService: Generate, GenerateStream, Chat, ChatStream, Tokenize, Detokenize.
 //
 // Thread safety: thread-safe; gRPC calls the handlers from its threads.
 #ifndef SLUICE_INFERD_INFERENCE_SERVICE_H_
@@ -31,6 +31,11 @@ class InferenceServiceImpl final : public inference::v1::InferenceService::Callb
                                        inference::v1::DetokenizeResponse* response) override;
 
  private:
+  absl::Status TokenizeText(const inference::v1::TokenizeRequest& request,
+                            inference::v1::TokenizeResponse* response) const;
+  absl::Status TokenizeConversation(const inference::v1::TokenizeRequest& request,
+                                    inference::v1::TokenizeResponse* response) const;
+
   const ServingContext& context_;
 };
 

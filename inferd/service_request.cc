@@ -223,6 +223,32 @@ absl::Status CheckUnsupported(const v1::GenerationSpec& spec) {
   return Unsupported(spec.scheduling().has_max_queue_wait(), "spec.scheduling.max_queue_wait");
 }
 
+// All but prompt and stopping, which depend on the prompt's length.
+absl::StatusOr<GenerationPlan> PlanWithoutPrompt(const ServingContext& context, const CallFacts& call,
+                                                 const v1::GenerationSpec& spec) {
+  RETURN_IF_ERROR(CheckModel(context, spec.model()));
+  RETURN_IF_ERROR(CheckUnsupported(spec));
+  GenerationPlan plan;
+  ASSIGN_OR_RETURN(plan.spec.request_id, RequestId(call, spec.request_id(), "spec.request_id"));
+  ASSIGN_OR_RETURN(plan.spec.sampling, Sampling(context.model.generation, spec.sampling()));
+  ASSIGN_OR_RETURN(plan.report, Report(spec.output()));
+  plan.spec.logprobs = spec.output().logprobs();
+  plan.spec.priority = spec.scheduling().priority();
+  plan.spec.client = call.client;
+  plan.spec.deadline = DeadlineOf(context, call);
+  return plan;
+}
+
+// Checks the prompt's length and sets what depends on it.
+absl::Status FitToPrompt(const ServingContext& context, const v1::GenerationSpec& spec,
+                         const std::string& field, GenerationPlan* plan) {
+  const size_t tokens = plan->spec.prompt.size();
+  RETURN_IF_ERROR(CheckPromptFits(context, tokens, context.model.context - 1, field));
+  ASSIGN_OR_RETURN(plan->spec.stopping,
+                   Stopping(context.model, static_cast<uint32_t>(tokens), spec.stopping()));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 SamplingParams DefaultSampling(const GenerationDefaults& defaults) {
@@ -293,22 +319,33 @@ absl::StatusOr<std::vector<int32_t>> TokenIdsOf(const google::protobuf::Repeated
 
 absl::StatusOr<GenerationPlan> PlanGeneration(const ServingContext& context, const CallFacts& call,
                                               const v1::GenerationSpec& spec) {
-  RETURN_IF_ERROR(CheckModel(context, spec.model()));
-  RETURN_IF_ERROR(CheckUnsupported(spec));
-  GenerationPlan plan;
-  GenerateSpec& out = plan.spec;
-  ASSIGN_OR_RETURN(out.request_id, RequestId(call, spec.request_id(), "spec.request_id"));
-  ASSIGN_OR_RETURN(out.sampling, Sampling(context.model.generation, spec.sampling()));
-  ASSIGN_OR_RETURN(plan.report, Report(spec.output()));
-  ASSIGN_OR_RETURN(out.prompt, Prompt(context, spec));
-  RETURN_IF_ERROR(CheckPromptFits(context, out.prompt.size(), context.model.context - 1,
-                                  spec.has_text() ? "spec.text" : "spec.token_ids"));
-  ASSIGN_OR_RETURN(out.stopping,
-                   Stopping(context.model, static_cast<uint32_t>(out.prompt.size()), spec.stopping()));
-  out.logprobs = spec.output().logprobs();
-  out.priority = spec.scheduling().priority();
-  out.client = call.client;
-  out.deadline = DeadlineOf(context, call);
+  ASSIGN_OR_RETURN(GenerationPlan plan, PlanWithoutPrompt(context, call, spec));
+  ASSIGN_OR_RETURN(plan.spec.prompt, Prompt(context, spec));
+  RETURN_IF_ERROR(FitToPrompt(context, spec, spec.has_text() ? "spec.text" : "spec.token_ids", &plan));
+  return plan;
+}
+
+absl::StatusOr<GenerationPlan> PlanChat(const ServingContext& context, const CallFacts& call,
+                                        const v1::GenerationSpec& spec,
+                                        const ConversationView& conversation) {
+  ASSIGN_OR_RETURN(GenerationPlan plan, PlanWithoutPrompt(context, call, spec));
+  if (spec.prompt_case() != v1::GenerationSpec::PROMPT_NOT_SET) {
+    return Invalid("spec.prompt", "must not be set: the messages are the prompt");
+  }
+  if (spec.has_add_special_tokens() || spec.has_parse_special()) {
+    return Invalid(spec.has_add_special_tokens() ? "spec.add_special_tokens" : "spec.parse_special",
+                   "is about text prompts, and this one is a conversation");
+  }
+  ASSIGN_OR_RETURN(ChatPrompt prompt, MakeChatPrompt(context, conversation));
+  plan.spec.prompt = std::move(prompt.ids);
+  RETURN_IF_ERROR(FitToPrompt(context, spec, "messages", &plan));
+  std::vector<int32_t>& stops = plan.spec.stopping.stop_token_ids;
+  if (prompt.end_of_turn.has_value() && !plan.spec.stopping.ignore_eos &&
+      std::find(context.model.eos.begin(), context.model.eos.end(), *prompt.end_of_turn) ==
+          context.model.eos.end() &&
+      std::find(stops.begin(), stops.end(), *prompt.end_of_turn) == stops.end()) {
+    stops.push_back(*prompt.end_of_turn);
+  }
   return plan;
 }
 

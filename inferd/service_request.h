@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "inferd/chat_prompt.h"
 #include "inferd/engine_api.h"
 #include "inferd/serving_context.h"
 #include "sluice/inference/v1/evaluation.pb.h"
@@ -42,6 +43,11 @@ struct GenerationPlan {
 // REQUIRES of both: CheckNoUnknownFields(the request).ok().
 absl::StatusOr<GenerationPlan> PlanGeneration(const ServingContext& context, const CallFacts& call,
                                               const inference::v1::GenerationSpec& spec);
+
+// The same for a conversation; also the errors of MakeChatPrompt. `spec` must have no prompt.
+absl::StatusOr<GenerationPlan> PlanChat(const ServingContext& context, const CallFacts& call,
+                                        const inference::v1::GenerationSpec& spec,
+                                        const ConversationView& conversation);
 
 absl::StatusOr<ScoreSpec> PlanScore(const ServingContext& context, const CallFacts& call,
                                     const inference::v1::ScoreRequest& request);

@@ -13,6 +13,7 @@
 #include "inferd/serving_context.h"
 #include "sluice/inference/v1/admin.pb.h"
 #include "sluice/inference/v1/generation.pb.h"
+#include "sluice/inference/v1/inference.pb.h"
 #include "sluice/inference/v1/model.pb.h"
 
 namespace sluice {
@@ -24,8 +25,8 @@ void FillModel(const ServedModel& model, bool has_tokenizer, inference::v1::Mode
 void FillStats(const EngineStats& stats, inference::v1::GetStatsResponse* out);
 void FillSparsity(const std::vector<LayerSparsity>& layers, inference::v1::GetStatsResponse* out);
 
-// Appends tokens and text, as far as `report` wants them, to a Delta or a GenerateResponse. Returns about how
-// many bytes that adds to the message.
+// Appends tokens and text, as far as `report` wants them, to a Delta, a GenerateResponse or a ChatResponse.
+// Returns about how many bytes that adds to the message.
 template <typename Message>
 size_t AppendTokens(absl::Span<const TokenOut> tokens, std::string_view text, const ReportOptions& report,
                     Message* out);
@@ -38,6 +39,15 @@ inline void FillLogprob(int32_t token, float logprob, inference::v1::TokenLogpro
   out->set_logprob(logprob);
 }
 
+// Where a message has the answer's text.
+template <typename Message>
+std::string* AnswerText(Message* message) {
+  return message->mutable_text();
+}
+inline std::string* AnswerText(inference::v1::ChatResponse* response) {
+  return response->mutable_message()->mutable_content();
+}
+
 template <typename Message>
 size_t AppendTokens(absl::Span<const TokenOut> tokens, std::string_view text, const ReportOptions& report,
                     Message* out) {
@@ -45,7 +55,7 @@ size_t AppendTokens(absl::Span<const TokenOut> tokens, std::string_view text, co
   constexpr size_t kLogprobBytes = 12;
   size_t bytes = 0;
   if (report.text) {
-    out->mutable_text()->append(text.data(), text.size());
+    AnswerText(out)->append(text.data(), text.size());
     bytes += text.size();
   }
   for (const TokenOut& token : tokens) {

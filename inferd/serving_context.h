@@ -10,8 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/pack/pack_format.h"
+#include "common/text/chat_formatter.h"
 #include "common/text/tokenizer.h"
 #include "inferd/engine_api.h"
 #include "inferd/stream_pump.h"
@@ -52,6 +54,8 @@ struct ServingLimits {
 struct ServingContext {
   EngineApi* engine = nullptr;
   const Tokenizer* tokenizer = nullptr;  // null: the pack has none
+  const ChatFormatter* chat = nullptr;   // null: no chat template, or one that cannot be run:
+  absl::Status chat_error;               // why
   ServedModel model;
   ServingLimits limits;
   StreamPump* pump = nullptr;

@@ -184,6 +184,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::LoadFromFiles(const Tokeni
   ASSIGN_OR_RETURN(const TokenizerConfig config, ParseTokenizerConfig(files));
   ASSIGN_OR_RETURN(impl->spec, ParseFiles(files, config));
   RETURN_IF_ERROR(ApplySpecialTokenRules(config, &impl->spec));
+  impl->special_token_names = NamesOfSpecialTokens(config, impl->spec);
   ASSIGN_OR_RETURN(impl->normalizer, Normalizer::Create(impl->spec.normalizers));
   ASSIGN_OR_RETURN(impl->pre_tokenizer, PreTokenizer::Create(impl->spec.pre_tokenizers));
   ASSIGN_OR_RETURN(impl->decoder, Decoder::Create(impl->spec.decoders));
@@ -258,6 +259,10 @@ absl::StatusOr<std::string> Tokenizer::Decode(std::span<const int32_t> ids, bool
 int32_t Tokenizer::vocab_size() const { return impl_->spec.vocabulary.end(); }
 std::optional<int32_t> Tokenizer::bos_id() const { return impl_->spec.bos; }
 std::optional<int32_t> Tokenizer::eos_id() const { return impl_->spec.eos; }
+
+const std::map<std::string, std::string>& Tokenizer::special_token_names() const {
+  return impl_->special_token_names;
+}
 
 std::optional<std::string_view> Tokenizer::IdToToken(int32_t id) const {
   return impl_->spec.vocabulary.TokenOf(id);

@@ -83,6 +83,9 @@ class Tokenizer {
   std::optional<int32_t> bos_id() const;
   std::optional<int32_t> eos_id() const;
 
+  // The tokens that the files name, by these names ("bos_token": "<s>"): what chat templates call them.
+  const std::map<std::string, std::string>& special_token_names() const;
+
   // The token as the vocabulary spells it ("Ġthe", "▁the", "<0x0A>"); nullopt for an id that is out of
   // range or unused. The view lives as long as the tokenizer.
   std::optional<std::string_view> IdToToken(int32_t id) const;

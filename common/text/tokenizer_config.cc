@@ -43,17 +43,28 @@ absl::StatusOr<std::optional<bool>> OptionalBool(const Json& object, const char*
 
 // The names in tokenizer_config.json and special_tokens_map.json, the first that says one counts.
 absl::Status ParseNamedTokens(const Json& json, TokenizerConfig* config) {
-  for (const char* key : {"bos_token", "eos_token", "unk_token", "pad_token"}) {
+  for (const char* key :
+       {"bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"}) {
     ASSIGN_OR_RETURN(const std::optional<std::string> name, TokenMember(json, key));
     if (!name.has_value()) {
       continue;
     }
+    config->names.emplace(key, *name);
     config->named_tokens.push_back(*name);
     if (absl::StartsWith(key, "bos") && !config->bos.has_value()) {
       config->bos = name;
     }
     if (absl::StartsWith(key, "eos") && !config->eos.has_value()) {
       config->eos = name;
+    }
+  }
+  if (const Json* extra = FindMember(json, "extra_special_tokens"); extra != nullptr && extra->is_object()) {
+    for (const auto& [key, unused] : extra->items()) {
+      ASSIGN_OR_RETURN(const std::optional<std::string> name, TokenMember(*extra, key.c_str()));
+      if (name.has_value()) {
+        config->names.emplace(key, *name);
+        config->named_tokens.push_back(*name);
+      }
     }
   }
   const Json* more = FindMember(json, "additional_special_tokens");
@@ -206,6 +217,19 @@ absl::Status ApplySpecialTokenRules(const TokenizerConfig& config, TokenizerSpec
     }
   }
   return absl::OkStatus();
+}
+
+std::map<std::string, std::string> NamesOfSpecialTokens(const TokenizerConfig& config,
+                                                        const TokenizerSpec& spec) {
+  std::map<std::string, std::string> names = config.names;
+  for (const auto& [name, id] : {std::pair("bos_token", spec.bos), std::pair("eos_token", spec.eos)}) {
+    const std::optional<std::string_view> token =
+        id.has_value() ? spec.vocabulary.TokenOf(*id) : std::nullopt;
+    if (token.has_value()) {
+      names.emplace(name, *token);
+    }
+  }
+  return names;
 }
 
 absl::StatusOr<TokenizerSpec> ParseVocabAndMerges(const std::string& vocab_json,

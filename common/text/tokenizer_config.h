@@ -5,6 +5,7 @@
 #ifndef SLUICE_COMMON_TEXT_TOKENIZER_CONFIG_H_
 #define SLUICE_COMMON_TEXT_TOKENIZER_CONFIG_H_
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,8 +24,9 @@ struct TokenizerConfig {
   bool add_prefix_space = false;
   std::optional<std::string> bos;
   std::optional<std::string> eos;
-  std::vector<std::string> named_tokens;  // bos, eos, unk, pad and additional special tokens
-  std::vector<AddedToken> added_tokens;   // added_tokens_decoder and added_tokens.json
+  std::vector<std::string> named_tokens;     // bos, eos, unk, pad and additional special tokens
+  std::map<std::string, std::string> names;  // {"bos_token": "<s>", ..}, those of extra_special_tokens, too
+  std::vector<AddedToken> added_tokens;      // added_tokens_decoder and added_tokens.json
 };
 
 // All fields keep their defaults where the files are missing. InvalidArgument naming file and field.
@@ -36,6 +38,10 @@ absl::Status ApplyAddedTokens(const TokenizerConfig& config, TokenizerSpec* spec
 // Sets bos and eos, and what is put around a text: add_bos_token and add_eos_token, where said, overrule the
 // template of tokenizer.json. InvalidArgument if a token to be added is not known.
 absl::Status ApplySpecialTokenRules(const TokenizerConfig& config, TokenizerSpec* spec);
+
+// The config's names, and bos_token and eos_token where only the vocabulary's own file knows them.
+std::map<std::string, std::string> NamesOfSpecialTokens(const TokenizerConfig& config,
+                                                        const TokenizerSpec& spec);
 
 // GPT-2's and Qwen2's byte-level BPE; Unimplemented for another `tokenizer_class`.
 absl::StatusOr<TokenizerSpec> ParseVocabAndMerges(const std::string& vocab_json,

@@ -5,6 +5,7 @@
 #define SLUICE_COMMON_TEXT_TOKENIZER_IMPL_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,6 +46,7 @@ struct Tokenizer::Impl {
   AddedTokenMatcher raw_tokens;         // found in the text as it is
   AddedTokenMatcher normalized_tokens;  // found in the normalized text between those
   absl::flat_hash_set<int32_t> special_ids;
+  std::map<std::string, std::string> special_token_names;
   absl::flat_hash_map<int32_t, std::string> decoded_as;  // added tokens that normalizing changes
 
   // Fills the matchers and what goes with them. REQUIRES: spec and normalizer are set.

@@ -114,20 +114,6 @@ TEST_F(ServiceStatusTest, EverySituationHasItsCodeAndReason) {
   }
 }
 
-TEST_F(ServiceStatusTest, ChatIsUnimplementedWithoutTouchingTheEngine) {
-  StartServer();
-  inference::v1::ChatResponse response;
-  const absl::Status unary = FromGrpcStatus(inference_->Chat(Context().get(), {}, &response));
-  EXPECT_EQ(absl::StatusCode::kUnimplemented, unary.code());
-  EXPECT_EQ("NOT_IN_THIS_BUILD", ReasonOf(unary));
-  auto context = Context();
-  auto stream = inference_->ChatStream(context.get(), {});
-  inference::v1::ChatStreamResponse message;
-  EXPECT_FALSE(stream->Read(&message));
-  EXPECT_EQ(absl::StatusCode::kUnimplemented, FromGrpcStatus(stream->Finish()).code());
-  EXPECT_EQ(0u, engine_.live());
-}
-
 TEST_F(ServiceStatusTest, RequestAboveSixteenMebibytesIsResourceExhausted) {
   StartServer();
   GenerationSpec spec = Spec("r1");
