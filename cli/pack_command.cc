@@ -11,6 +11,7 @@
 #include "common/pack/pack_writer.h"
 #include "common/size.h"
 #include "common/status.h"
+#include "common/text/chat_template.h"
 
 namespace sluice::cli {
 namespace {
@@ -20,6 +21,7 @@ struct Options {
   std::string out;
   RowOptions rows;
   std::string profile;
+  std::optional<std::string> chat_template;
   std::optional<uint64_t> threads;
   bool force = false;
   bool dry_run = false;
@@ -33,6 +35,7 @@ void Declare(ArgParser* parser, Options* o) {
       .Text("--out", &o->out, "PACK: the folder to write")
       .Required()
       .Text("--profile", &o->profile, "DIR of measured usage (a pack or its profile/), for corm")
+      .Text("--chat-template", &o->chat_template, "FILE: a Jinja template instead of the folder's")
       .Number("--threads", &o->threads, "that read and encode [all CPUs]", 1, 1024)
       .Flag("--force", &o->force, "replaces an existing pack")
       .Flag("--dry-run", &o->dry_run, "says what it would take, and writes nothing")
@@ -68,6 +71,11 @@ absl::StatusOr<int> Pack(const CommandContext& context, const Options& o) {
   }
   options.profile = o.profile;
   options.force = o.force;
+  if (o.chat_template.has_value()) {
+    ASSIGN_OR_RETURN(options.chat_template, ReadWholeFile(*o.chat_template));
+    // A pack is written once: what cannot be run is found out now.
+    RETURN_IF_ERROR(Annotate(ChatTemplate::Create(*options.chat_template, {}).status(), *o.chat_template));
+  }
   options.threads = static_cast<uint32_t>(o.threads.value_or(0));
   ASSIGN_OR_RETURN(const PackEstimate estimate, EstimatePack(o.model_dir, o.out, options));
   if (o.dry_run) {

@@ -153,29 +153,25 @@ absl::StatusOr<ModelConfig> ReadTextConfig(const JsonObject& object, const Famil
   return config;
 }
 
-// The template of tokenizer_config.json: a string, or a list of {name, template} with one called "default".
-absl::StatusOr<std::string> TemplateOf(const JsonObject& tokenizer_config) {
-  const json* value = tokenizer_config.Find("chat_template");
+// The member `chat_template`: a string, or a list of {name, template}, of which the one called "default" or
+// the only one counts.
+absl::StatusOr<std::string> TemplateOf(const JsonObject& file) {
+  const json* value = file.Find("chat_template");
   if (value == nullptr) return std::string();
   if (value->is_string()) return value->get<std::string>();
-  if (value->is_array()) {
-    for (const json& entry : *value) {
-      if (entry.is_object() && entry.value("name", json()) == "default" &&
-          entry.value("template", json()).is_string()) {
-        return entry["template"].get<std::string>();
-      }
+  if (!value->is_array()) return file.Error("chat_template", "is neither a string nor a list");
+  for (const json& entry : *value) {
+    if (entry.is_object() && (value->size() == 1 || entry.value("name", json()) == "default") &&
+        entry.value("template", json()).is_string()) {
+      return entry["template"].get<std::string>();
     }
-    return std::string();
   }
-  return tokenizer_config.Error("chat_template", "is neither a string nor a list");
+  return std::string();
 }
 
-absl::StatusOr<std::string> ReadChatTemplate(const std::string& dir) {
-  const std::string plain = absl::StrCat(dir, "/chat_template.jinja");
-  if (FileExists(plain)) return ReadFile(plain, kMaxTemplateBytes);
-  const std::string path = absl::StrCat(dir, "/tokenizer_config.json");
+absl::StatusOr<std::string> TemplateOfFile(const std::string& path, size_t max_bytes) {
   if (!FileExists(path)) return std::string();
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxTokenizerConfigBytes));
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(path, max_bytes));
   ASSIGN_OR_RETURN(const json root, ParseStrictJson(text, path));
   ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(root, path));
   ASSIGN_OR_RETURN(std::string chat_template, TemplateOf(object));
@@ -183,6 +179,16 @@ absl::StatusOr<std::string> ReadChatTemplate(const std::string& dir) {
     return object.Error("chat_template", absl::StrCat("is longer than ", kMaxTemplateBytes, " bytes"));
   }
   return chat_template;
+}
+
+// Where a folder can have it, in the order that transformers prefers.
+absl::StatusOr<std::string> ReadChatTemplate(const std::string& dir) {
+  const std::string plain = absl::StrCat(dir, "/chat_template.jinja");
+  if (FileExists(plain)) return ReadFile(plain, kMaxTemplateBytes);
+  ASSIGN_OR_RETURN(std::string chat_template,
+                   TemplateOfFile(absl::StrCat(dir, "/tokenizer_config.json"), kMaxTokenizerConfigBytes));
+  if (!chat_template.empty()) return chat_template;
+  return TemplateOfFile(absl::StrCat(dir, "/chat_template.json"), kMaxTokenizerConfigBytes);
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ absl::StatusOr<HfConfig> ParseHfConfig(std::string_view config_json, std::string
                                        const std::string& subject);
 
 // Reads config.json, generation_config.json and the chat template (chat_template.jinja, else the member of
-// tokenizer_config.json) of `dir`. NotFound naming what is missing.
+// tokenizer_config.json, else that of chat_template.json) of `dir`. NotFound naming what is missing.
 absl::StatusOr<HfConfig> ReadHfConfig(const std::string& dir);
 
 // model_type of every family that can be read, sorted.

@@ -194,7 +194,7 @@ absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOpti
   if (!sources.ok()) return Annotate(sources.status(), model_dir);
   job.manifest.config = std::move(hf.config);
   job.manifest.generation = hf.generation;
-  job.manifest.chat_template = std::move(hf.chat_template);
+  job.manifest.chat_template = options.chat_template.value_or(std::move(hf.chat_template));
   KeepMxfp4(*sources, &job.options.recipe);
   ASSIGN_OR_RETURN(const ExpertFormats formats, ChooseFormats(&job));
   job.manifest.expert_formats = formats.formats;

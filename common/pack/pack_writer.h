@@ -24,6 +24,8 @@ struct PackOptions {
   std::string profile;
   // A new dense extent begins where the current one would pass this size (one tensor is never split).
   uint64_t dense_extent_bytes = 64ull << 20;
+  // Instead of the model folder's; absent: that one.
+  std::optional<std::string> chat_template;
   // Replaces an existing pack (and nothing else: a folder that is no pack is refused).
   bool force = false;
   // Threads that read and encode; 0: CPUs in the affinity mask.

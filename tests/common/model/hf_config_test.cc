@@ -190,6 +190,8 @@ TEST(HfConfig, ChatTemplateComesFromItsFileOrFromTheTokenizerConfig) {
   TempDir dir;
   ASSERT_TRUE(WriteFileDurably(dir.File("config.json"), Base().dump()).ok());
   EXPECT_EQ(ReadHfConfig(dir.path())->chat_template, "");
+  ASSERT_TRUE(WriteFileDurably(dir.File("chat_template.json"), R"({"chat_template":"zero"})").ok());
+  EXPECT_EQ(ReadHfConfig(dir.path())->chat_template, "zero");
   ASSERT_TRUE(WriteFileDurably(dir.File("tokenizer_config.json"), R"({"chat_template":"one"})").ok());
   EXPECT_EQ(ReadHfConfig(dir.path())->chat_template, "one");
   ASSERT_TRUE(
