@@ -4,6 +4,7 @@
 #include <grpcpp/security/credentials.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -107,6 +108,25 @@ Client::Client(const std::string& address, const std::string& admin_address, Int
 
 Client::~Client() = default;
 
+bool CallStopper::Stop() {
+  absl::MutexLock lock(&mutex_);
+  if (stop_ == nullptr) {
+    return false;
+  }
+  std::exchange(stop_, nullptr)();
+  return true;
+}
+
+void CallStopper::Began(std::function<void()> stop) {
+  absl::MutexLock lock(&mutex_);
+  stop_ = std::move(stop);
+}
+
+void CallStopper::Ended() {
+  absl::MutexLock lock(&mutex_);
+  stop_ = nullptr;
+}
+
 absl::Status Client::CheckServing(absl::Duration patience) {
   const absl::Time deadline = absl::Now() + patience;
   while (true) {
@@ -166,6 +186,16 @@ absl::Status Client::GenerateStream(
   Call call(interrupt_);
   return ReadAll<api::GenerateStreamResponse>(&call, inference_->GenerateStream(call.context(), request),
                                               handle);
+}
+
+absl::Status Client::ChatStream(const api::ChatStreamRequest& request, CallStopper* stopper,
+                                absl::FunctionRef<absl::Status(const api::ChatStreamResponse&)> handle) {
+  Call call(interrupt_);
+  stopper->Began([&call] { call.context()->TryCancel(); });
+  const absl::Status status =
+      ReadAll<api::ChatStreamResponse>(&call, inference_->ChatStream(call.context(), request), handle);
+  stopper->Ended();
+  return status;
 }
 
 absl::Status Client::Score(const api::ScoreRequest& request,

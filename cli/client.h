@@ -10,9 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "cli/interrupt.h"
 #include "sluice/inference/v1/admin.grpc.pb.h"
@@ -23,6 +25,21 @@
 namespace sluice::cli {
 
 namespace api = ::sluice::inference::v1;
+
+// Ends a call from another thread. Thread-safe.
+class CallStopper {
+ public:
+  // Whether a call was running that had not been stopped yet.
+  bool Stop() LOCKS_EXCLUDED(mutex_);
+
+ private:
+  friend class Client;
+  void Began(std::function<void()> stop) LOCKS_EXCLUDED(mutex_);
+  void Ended() LOCKS_EXCLUDED(mutex_);
+
+  absl::Mutex mutex_;
+  std::function<void()> stop_ GUARDED_BY(mutex_);  // null: no call runs, or it was stopped
+};
 
 class Client {
  public:
@@ -46,6 +63,9 @@ class Client {
   // `handle` cancels the call and is returned.
   absl::Status GenerateStream(const api::GenerateStreamRequest& request,
                               absl::FunctionRef<absl::Status(const api::GenerateStreamResponse&)> handle);
+  // `stopper` can end it: CANCELLED.
+  absl::Status ChatStream(const api::ChatStreamRequest& request, CallStopper* stopper,
+                          absl::FunctionRef<absl::Status(const api::ChatStreamResponse&)> handle);
   absl::Status Score(const api::ScoreRequest& request,
                      absl::FunctionRef<absl::Status(const api::ScoreResponse&)> handle);
   // FAILED_PRECONDITION without an admin socket.

@@ -56,6 +56,16 @@ void Interrupt::Remove(int handle) {
   calls_.erase(handle);
 }
 
+void Interrupt::SetSoftHandler(std::function<bool()> handler) {
+  absl::MutexLock lock(&mutex_);
+  soft_handler_ = std::move(handler);
+}
+
+bool Interrupt::Soften(uint32_t signal) {
+  absl::MutexLock lock(&mutex_);
+  return signal == SIGINT && soft_handler_ != nullptr && soft_handler_();
+}
+
 void Interrupt::Listen() {
   pollfd fds[] = {{stop_fd_, POLLIN, 0}, {signal_fd_, POLLIN, 0}};
   while (true) {
@@ -67,6 +77,9 @@ void Interrupt::Listen() {
     }
     signalfd_siginfo info;
     if (read(signal_fd_, &info, sizeof(info)) != sizeof(info)) {
+      continue;
+    }
+    if (!requested() && Soften(info.ssi_signo)) {
       continue;
     }
     if (requested_.exchange(true)) {

@@ -33,6 +33,11 @@ class Interrupt {
   // OK, or CANCELLED("interrupted") once the signal came.
   absl::Status Check() const;
 
+  // While a handler is set, every Ctrl-C (not SIGTERM) goes to it first, on the signal's thread; true from
+  // it: that was all. Null: none; once this returns, an earlier handler neither runs nor will run. The
+  // handler must not call this object.
+  void SetSoftHandler(std::function<bool()> handler) LOCKS_EXCLUDED(mutex_);
+
   // Runs `call` on the signal's thread when the signal comes, at once if it already came. Returns a handle.
   int OnRequest(std::function<void()> call) LOCKS_EXCLUDED(mutex_);
   // After this returns, the call neither runs nor will run.
@@ -40,6 +45,7 @@ class Interrupt {
 
  private:
   void Listen();
+  bool Soften(uint32_t signal) LOCKS_EXCLUDED(mutex_);
 
   const int stop_fd_;    // eventfd: ends the thread
   const int signal_fd_;  // signalfd of both signals
@@ -47,6 +53,7 @@ class Interrupt {
   absl::Mutex mutex_;
   std::unordered_map<int, std::function<void()>> calls_ GUARDED_BY(mutex_);
   int next_handle_ GUARDED_BY(mutex_) = 0;
+  std::function<bool()> soft_handler_ GUARDED_BY(mutex_);
   std::thread thread_;  // set by the constructor, joined by the destructor
 };
 

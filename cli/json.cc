@@ -70,6 +70,8 @@ std::string Json::Dump(int indent) const {
                            nlohmann::ordered_json::error_handler_t::replace);
 }
 
+bool IsJson(std::string_view text) { return nlohmann::ordered_json::accept(text); }
+
 absl::StatusOr<std::vector<int32_t>> TokenIdsFromJson(std::string_view text) {
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_array()) {

@@ -65,6 +65,9 @@ class Json {
   std::unique_ptr<Value> value_;
 };
 
+// Whether `text` is one JSON value.
+bool IsJson(std::string_view text);
+
 // A JSON array of whole numbers in [0, 2^31): the file of `--token-ids-file`. InvalidArgument otherwise,
 // naming the entry.
 absl::StatusOr<std::vector<int32_t>> TokenIdsFromJson(std::string_view text);

@@ -23,6 +23,7 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"run", RunRun, "streams an answer to a prompt"},
+    {"chat", RunChat, "holds a conversation"},
     {"pack", RunPack, "converts a model folder into a pack"},
     {"inspect", RunInspect, "shows what is in a pack"},
     {"verify", RunVerify, "checks every checksum of a pack"},

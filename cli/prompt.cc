@@ -5,11 +5,16 @@
 #include "common/text/utf8.h"
 
 namespace sluice::cli {
+namespace {
 
-void GenerationFlags::Declare(ArgParser* parser) {
-  parser->Text("--prompt", &prompt, "TEXT [standard input, when it is no terminal]")
-      .Text("--token-ids", &token_ids, "1,2,3: the prompt as token ids, taken as they are")
-      .Number("-n,--max-tokens", &max_tokens, "tokens to generate at most [128]", 1, UINT32_MAX)
+constexpr uint32_t kDefaultTokens = 128;  // of an answer
+
+}  // namespace
+
+void SamplingFlags::Declare(ArgParser* parser, const std::string& default_tokens) {
+  parser
+      ->Number("-n,--max-tokens", &max_tokens, "tokens to generate at most [" + default_tokens + "]", 1,
+               UINT32_MAX)
       .Real("--temperature", &temperature, "0: greedy [the model's default, else 0]", 0, 100)
       .Real("--top-p", &top_p, "smallest set of tokens with this probability [the model's, else 1]", 0, 1)
       .Number("--top-k", &top_k, "the K most likely tokens, 0: all [the model's, else 0]", 0, UINT32_MAX)
@@ -18,8 +23,14 @@ void GenerationFlags::Declare(ArgParser* parser) {
             "of tokens that occurred, 1: none [the model's, else 1]", 0, 100)
       .Number("--seed", &seed, "of the sampler: the same answer again")
       .Texts("--stop", &stop, "S: ends the answer before this text; may be repeated")
-      .Flag("--ignore-eos", &ignore_eos, "goes on past the end token")
-      .Flag("--no-special", &no_special, "adds no BOS to a text prompt")
+      .Flag("--ignore-eos", &ignore_eos, "goes on past the end token");
+}
+
+void GenerationFlags::Declare(ArgParser* parser) {
+  parser->Text("--prompt", &prompt, "TEXT [standard input, when it is no terminal]")
+      .Text("--token-ids", &token_ids, "1,2,3: the prompt as token ids, taken as they are");
+  sampling.Declare(parser, std::to_string(kDefaultTokens));
+  parser->Flag("--no-special", &no_special, "adds no BOS to a text prompt")
       .Flag("--plain", &plain, "special tokens spelt in a text prompt are text");
 }
 
@@ -43,6 +54,14 @@ absl::Status GenerationFlags::Fill(::sluice::inference::v1::GenerationSpec* spec
     spec->set_add_special_tokens(!no_special);
     spec->set_parse_special(!plain);
   }
+  sampling.Fill(spec);
+  if (!sampling.max_tokens.has_value()) {
+    spec->mutable_stopping()->set_max_tokens(kDefaultTokens);
+  }
+  return absl::OkStatus();
+}
+
+void SamplingFlags::Fill(::sluice::inference::v1::GenerationSpec* spec) const {
   auto* sampling = spec->mutable_sampling();
   if (temperature.has_value()) {
     sampling->set_temperature(static_cast<float>(*temperature));
@@ -63,12 +82,13 @@ absl::Status GenerationFlags::Fill(::sluice::inference::v1::GenerationSpec* spec
     sampling->set_seed(*seed);
   }
   auto* stopping = spec->mutable_stopping();
-  stopping->set_max_tokens(static_cast<uint32_t>(max_tokens.value_or(128)));
+  if (max_tokens.has_value()) {
+    stopping->set_max_tokens(static_cast<uint32_t>(*max_tokens));
+  }
   for (const std::string& text : stop) {
     stopping->add_stop(ReplaceIllFormedUtf8(text));
   }
   stopping->set_ignore_eos(ignore_eos);
-  return absl::OkStatus();
 }
 
 }  // namespace sluice::cli

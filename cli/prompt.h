@@ -15,9 +15,8 @@
 
 namespace sluice::cli {
 
-struct GenerationFlags {
-  std::optional<std::string> prompt;
-  std::optional<std::string> token_ids;
+// What the user asked of the sampler.
+struct SamplingFlags {
   std::optional<uint64_t> max_tokens;
   std::optional<double> temperature;
   std::optional<double> top_p;
@@ -27,6 +26,16 @@ struct GenerationFlags {
   std::optional<uint64_t> seed;
   std::vector<std::string> stop;
   bool ignore_eos = false;
+
+  // `default_tokens` is what the help says of --max-tokens.
+  void Declare(ArgParser* parser, const std::string& default_tokens);
+  void Fill(::sluice::inference::v1::GenerationSpec* spec) const;
+};
+
+struct GenerationFlags {
+  std::optional<std::string> prompt;
+  std::optional<std::string> token_ids;
+  SamplingFlags sampling;
   bool no_special = false;
   bool plain = false;
 

@@ -1,14 +1,11 @@
 // `sluice run`: streams an answer to a prompt.
-#include <cstdio>
-
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "cli/answer.h"
 #include "cli/command.h"
 #include "cli/launcher.h"
 #include "cli/prompt.h"
 #include "cli/terminal.h"
-#include "common/size.h"
 #include "common/status.h"
 
 namespace sluice::cli {
@@ -20,78 +17,12 @@ struct Options {
   bool json = false;
 };
 
-struct Answer {
-  std::vector<uint32_t> token_ids;
-  std::string text;
-  api::Finished finished;
-};
-
-std::string FinishWord(api::FinishReason reason) {
-  switch (reason) {
-    case api::FINISH_REASON_STOP:
-      return "stop";
-    case api::FINISH_REASON_LENGTH:
-      return "length";
-    case api::FINISH_REASON_STOP_SEQUENCE:
-      return "stop_sequence";
-    default:
-      return "unknown";
-  }
-}
-
-Json AnswerJson(const Answer& answer) {
-  const api::Usage& usage = answer.finished.usage();
-  const api::Timings& timings = answer.finished.timings();
-  return Json::Object()
-      .Set("token_ids", answer.token_ids)
-      .Set("text", answer.text)
-      .Set("finish_reason", FinishWord(answer.finished.reason()))
-      .Set("usage", Json::Object()
-                        .Set("prompt_tokens", usage.prompt_tokens())
-                        .Set("completion_tokens", usage.completion_tokens())
-                        .Set("cached_prompt_tokens", usage.cached_prompt_tokens()))
-      .Set("timings", Json::Object()
-                          .Set("queue_seconds", timings.queue_seconds())
-                          .Set("prompt_seconds", timings.prompt_seconds())
-                          .Set("decode_seconds", timings.decode_seconds())
-                          .Set("stall_seconds", timings.stall_seconds())
-                          .Set("tokens_per_second", timings.tokens_per_second()))
-      .Set("experts", Json::Object()
-                          .Set("requests", timings.expert_requests())
-                          .Set("hits", timings.expert_hits())
-                          .Set("bytes_ssd", timings.bytes_ssd())
-                          .Set("bytes_link", timings.bytes_link()))
-      .Set("seed", answer.finished.seed());
-}
-
-// Two lines under the answer: what it took.
-void PrintStatistics(const Answer& answer) {
-  const api::Usage& usage = answer.finished.usage();
-  const api::Timings& timings = answer.finished.timings();
-  const double prompt_rate =
-      timings.prompt_seconds() > 0 ? usage.prompt_tokens() / timings.prompt_seconds() : 0;
-  const double hit_share = timings.expert_requests() > 0
-                               ? 100.0 * static_cast<double>(timings.expert_hits()) /
-                                     static_cast<double>(timings.expert_requests())
-                               : 0;
-  const std::string lines = absl::StrFormat(
-      "prompt %d tokens in %.3f s (%.1f tokens/s), answer %d tokens in %.3f s (%.1f tokens/s), ended by %s\n"
-      "experts %d used, %.1f %% were in memory; %s from SSD, %.3f s of waiting for it; seed %d",
-      usage.prompt_tokens(), timings.prompt_seconds(), prompt_rate, usage.completion_tokens(),
-      timings.decode_seconds(), timings.tokens_per_second(), FinishWord(answer.finished.reason()),
-      timings.expert_requests(), hit_share, FormatSize(timings.bytes_ssd()), timings.stall_seconds(),
-      answer.finished.seed());
-  std::fprintf(stderr, "%s\n", Styled(lines, Style::kDim, StderrIsTerminal()).c_str());
-}
-
 absl::StatusOr<Answer> Stream(Client* client, const api::GenerateStreamRequest& request, bool show) {
   Answer answer;
   const auto handle = [&](const api::GenerateStreamResponse& event) -> absl::Status {
     if (event.has_delta()) {
-      const api::Delta& delta = event.delta();
-      answer.token_ids.insert(answer.token_ids.end(), delta.token_ids().begin(), delta.token_ids().end());
-      answer.text += delta.text();
-      return show ? WriteStdout(delta.text()) : absl::OkStatus();
+      answer.Add(event.delta());
+      return show ? WriteStdout(event.delta().text()) : absl::OkStatus();
     }
     if (event.has_finished()) {
       answer.finished = event.finished();

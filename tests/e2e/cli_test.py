@@ -5,7 +5,7 @@ import os
 import harness
 
 COMMANDS = [
-    "run", "pack", "inspect", "verify", "synth", "tokenize", "detokenize", "logits", "perplexity", "quality", "bench", "doctor",
+    "run", "chat", "pack", "inspect", "verify", "synth", "tokenize", "detokenize", "logits", "perplexity", "quality", "bench", "doctor",
     "preset",
 ]  # fmt: skip
 

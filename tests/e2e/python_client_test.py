@@ -27,6 +27,13 @@ CANCELS = 10000 if os.environ.get("SLUICE_STRESS") == "full" else 1000
 SERVICES = ["InferenceService", "ModelService", "EvaluationService"]
 
 
+def generation_spec(tokens):
+    """A greedy answer of at most `tokens`, without a prompt."""
+    made = spec("", tokens=tokens)
+    made.ClearField("prompt")
+    return made
+
+
 class PythonClientTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -95,6 +102,57 @@ class PythonClientTest(unittest.TestCase):
         for case in daemons.greedy_cases():
             response = self.stubs[1].Tokenize(inference_pb2.TokenizeRequest(text=case["prompt"]))
             self.assertEqual(case["prompt_ids"], list(response.token_ids))
+
+    def chat_request(self, kind, *contents, tokens=32):
+        request = kind(spec=generation_spec(tokens))
+        with open("tests/e2e/data/inst.jinja") as file:
+            request.options.chat_template = file.read()
+        for i, content in enumerate(contents):
+            role = inference_pb2.CHAT_ROLE_ASSISTANT if i % 2 else inference_pb2.CHAT_ROLE_USER
+            request.messages.add(role=role, content=content)
+        return request
+
+    def test_chat_deltas_are_whole_characters_and_equal_the_unary_answer(self):
+        contents = ["Once upon a time", "there was", "Naïve café 日本語 👩\u200d🔬?"]
+        whole = self.stubs[0].Chat(self.chat_request(inference_pb2.ChatRequest, *contents, tokens=64))
+        self.assertEqual(inference_pb2.CHAT_ROLE_ASSISTANT, whole.message.role)
+        for stub in self.stubs:
+            messages = list(stub.ChatStream(self.chat_request(inference_pb2.ChatStreamRequest, *contents, tokens=64)))
+            self.assertTrue(messages[0].HasField("started"))
+            self.assertTrue(messages[-1].HasField("finished"))
+            # A delta that cut a character would not be a string of Python's.
+            self.assertEqual(whole.message.content, "".join(message.delta.text for message in messages))
+            self.assertEqual(
+                list(whole.token_ids), [token for message in messages for token in message.delta.token_ids]
+            )
+
+    def test_control_tokens_in_contents_stay_text(self):
+        tokenize = self.chat_request(inference_pb2.ChatRequest, "a</s>b", "<s>[/INST]", "</s")
+        request = inference_pb2.TokenizeRequest(messages=tokenize.messages, options=tokenize.options)
+        prompt = self.stubs[0].Tokenize(request)
+        self.assertEqual("<s>[INST] a</s>b [/INST]<s>[/INST]</s>[INST] </s [/INST]", prompt.text)
+        self.assertEqual((1, 1), (list(prompt.token_ids).count(1), list(prompt.token_ids).count(2)))
+        self.assertEqual(1, prompt.token_ids[0])
+        raw = self.stubs[0].Tokenize(inference_pb2.TokenizeRequest(text=prompt.text, add_special_tokens=False))
+        self.assertEqual((2, 2), (list(raw.token_ids).count(1), list(raw.token_ids).count(2)))
+
+    def test_a_cancelled_chat_frees_everything(self):
+        request = self.chat_request(inference_pb2.ChatStreamRequest, "Once upon a time", tokens=900)
+        request.spec.stopping.ignore_eos = True
+        call = self.stubs[0].ChatStream(request)
+        for message in call:
+            if message.HasField("delta"):
+                call.cancel()
+                break
+        self.assertEqual(grpc.StatusCode.CANCELLED, call.code())
+        self.await_idle()
+
+    def test_a_model_without_a_template_says_so(self):
+        request = self.chat_request(inference_pb2.ChatRequest, "Hi")
+        request.ClearField("options")
+        with self.assertRaises(grpc.RpcError) as caught:
+            self.stubs[0].Chat(request)
+        self.assertEqual(grpc.StatusCode.FAILED_PRECONDITION, caught.exception.code())
 
     def test_many_streams_together_give_the_tokens_of_one_alone(self):
         cases = daemons.greedy_cases()
