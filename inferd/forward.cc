@@ -90,13 +90,15 @@ absl::Status Forward::ScaleInputs(const MoeConfig& moe, uint32_t tokens) {
   return queue_->ScaleRows({normed_, expert_weights_, tokens, RanksOf(moe), config_.hidden, scaled_});
 }
 
+// The expert that every token goes through is computed with those that are resident, or while the first
+// travels.
 absl::Status Forward::ComputeExperts(uint32_t layer, uint32_t tokens) {
-  const MoeConfig& moe = config_.layers[layer].moe;
-  const bool scaled = ScalesInputs(moe);
-  const uint32_t slots = tokens * RanksOf(moe);
   works_.clear();
-  if (HasCommonExpert(moe)) {
+  if (HasCommonExpert(config_.layers[layer].moe)) {
     works_.push_back(CommonWork(layer));
+    if (residency_->NextWaits()) {
+      RETURN_IF_ERROR(RunExperts(layer, tokens));
+    }
   }
   for (;;) {
     ASSIGN_OR_RETURN(const absl::Span<const ReadyTile> ready, residency_->Next());
@@ -106,20 +108,29 @@ absl::Status Forward::ComputeExperts(uint32_t layer, uint32_t tokens) {
     if (works_.empty()) {
       return CountActive(layer);
     }
-    const MoeExpertsArgs args = {.x = scaled ? scaled_ : normed_,
-                                 .tokens = scaled ? slots : tokens,
-                                 .hidden = config_.hidden,
-                                 .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
-                                 .experts = works_,
-                                 .y = outputs_,
-                                 .slots = slots,
-                                 .active = active_};
-    if (tap_ != nullptr) {
-      RETURN_IF_ERROR(tap_->BeforeExperts(layer, args));
-    }
-    RETURN_IF_ERROR(queue_->MoeExperts(args));
-    works_.clear();
+    RETURN_IF_ERROR(RunExperts(layer, tokens));
   }
+}
+
+// Computes works_ and empties it.
+absl::Status Forward::RunExperts(uint32_t layer, uint32_t tokens) {
+  const MoeConfig& moe = config_.layers[layer].moe;
+  const bool scaled = ScalesInputs(moe);
+  const uint32_t slots = tokens * RanksOf(moe);
+  const MoeExpertsArgs args = {.x = scaled ? scaled_ : normed_,
+                               .tokens = scaled ? slots : tokens,
+                               .hidden = config_.hidden,
+                               .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
+                               .experts = works_,
+                               .y = outputs_,
+                               .slots = slots,
+                               .active = active_};
+  if (tap_ != nullptr) {
+    RETURN_IF_ERROR(tap_->BeforeExperts(layer, args));
+  }
+  RETURN_IF_ERROR(queue_->MoeExperts(args));
+  works_.clear();
+  return absl::OkStatus();
 }
 
 absl::Status Forward::CountActive(uint32_t layer) {

@@ -118,6 +118,7 @@ class Forward {
   absl::StatusOr<Routing> Route(uint32_t layer, uint32_t tokens);
   absl::Status ScaleInputs(const MoeConfig& moe, uint32_t tokens);
   absl::Status ComputeExperts(uint32_t layer, uint32_t tokens);
+  absl::Status RunExperts(uint32_t layer, uint32_t tokens);
   absl::Status CountActive(uint32_t layer);
   ExpertWork CommonWork(uint32_t layer) const;
   ExpertWork RoutedWork(uint32_t layer, const ReadyTile& tile) const;

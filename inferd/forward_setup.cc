@@ -116,6 +116,31 @@ uint32_t LogitRowsFor(uint32_t vocab, uint32_t max_tokens) {
   return static_cast<uint32_t>(std::clamp<uint64_t>(rows, 1, max_tokens));
 }
 
+namespace {
+
+// The rope that a layer asks for; none where there is nothing to rotate.
+RopeConfig RopeOf(const LayerConfig& layer) {
+  const bool none =
+      layer.attention.kind == AttentionKind::kGatedDelta || layer.attention.rope.kind == RopeKind::kNone;
+  return none ? RopeConfig{.kind = RopeKind::kNone} : layer.attention.rope;
+}
+
+// Of all different tables together.
+uint64_t RopeValuesPerPosition(const ModelConfig& config) {
+  std::vector<RopeConfig> known;
+  uint64_t values = 0;
+  for (const LayerConfig& layer : config.layers) {
+    const RopeConfig rope = RopeOf(layer);
+    if (rope.kind != RopeKind::kNone && std::find(known.begin(), known.end(), rope) == known.end()) {
+      known.push_back(rope);
+      values += uint64_t{rope.dimensions} * (rope.kind == RopeKind::kLongRope ? 2 : 1);
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
 uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& options) {
   const AttentionWidths w = WidestAttention(config);
   const uint64_t ranks = MostRanks(config);
@@ -125,7 +150,8 @@ uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& option
       MostExperts(config) + 1 + 3 * ranks + ranks * config.hidden * (AnyScalesInputs(config) ? 2 : 1);
   const uint64_t per_token = 2 * uint64_t{config.hidden} + attention + mixture;
   const uint64_t per_logit_row = uint64_t{config.vocab} + 2 * options.max_candidates + 1;
-  return sizeof(float) * (options.max_tokens * per_token + options.logit_rows * per_logit_row);
+  return sizeof(float) * (options.max_tokens * per_token + options.logit_rows * per_logit_row +
+                          options.context * RopeValuesPerPosition(config));
 }
 
 Forward::Forward(const ModelConfig& config, const ForwardOptions& options, const Parts& parts)
@@ -155,9 +181,7 @@ absl::StatusOr<std::unique_ptr<Forward>> Forward::Create(const ModelConfig& conf
 absl::Status Forward::Allocate() {
   RETURN_IF_ERROR(AllocateRows());
   for (const LayerConfig& layer : config_.layers) {
-    RETURN_IF_ERROR(AddRope(layer.attention.kind == AttentionKind::kGatedDelta
-                                ? RopeConfig{.kind = RopeKind::kNone}
-                                : layer.attention.rope));
+    RETURN_IF_ERROR(AddRope(RopeOf(layer)));
   }
   return absl::OkStatus();
 }

@@ -251,6 +251,11 @@ absl::StatusOr<absl::Span<const ReadyTile>> HostResidency::Next() {
   return absl::Span<const ReadyTile>();
 }
 
+bool HostResidency::NextWaits() const {
+  const auto ready = [](const Entry& entry) { return entry.state == State::kReady; };
+  return open_ > 0 && std::none_of(entries_.begin(), entries_.begin() + demands_, ready);
+}
+
 absl::Status HostResidency::HandOutReady() {
   for (uint32_t i = 0; i < demands_; ++i) {
     if (entries_[i].state != State::kReady) {

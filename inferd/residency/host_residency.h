@@ -43,6 +43,7 @@ class HostResidency final : public Residency {
   void BeginStep(uint64_t step) override;
   absl::Status BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
   absl::StatusOr<absl::Span<const ReadyTile>> Next() override;
+  bool NextWaits() const override;
   absl::Span<const FailedDemand> failed() const override { return failed_; }
   void Prefetch(uint32_t layer, uint32_t expert) override;
   void Poll() override;

@@ -73,6 +73,9 @@ class Residency : public ResidencyView {
   // room for longer than the stall limit.
   virtual absl::StatusOr<absl::Span<const ReadyTile>> Next() = 0;
 
+  // Whether Next() would block now: demands are open, and none is ready.
+  virtual bool NextWaits() const = 0;
+
   // The demands of this layer that failed so far.
   virtual absl::Span<const FailedDemand> failed() const = 0;
 
