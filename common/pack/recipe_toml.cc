@@ -1,4 +1,6 @@
 // Recipe files. TOML is turned into the JSON tree that the project's checked access works on.
+#include <toml++/toml.h>
+
 #include <algorithm>
 #include <initializer_list>
 #include <string_view>
@@ -7,11 +9,6 @@
 #include "common/pack/recipe.h"
 #include "common/status.h"
 #include "common/strict_json.h"
-
-#define TOML_EXCEPTIONS 0
-#define TOML_HEADER_ONLY 1
-#define TOML_ENABLE_FORMATTERS 0
-#include <toml++/toml.h>
 
 namespace sluice {
 namespace {
@@ -162,12 +159,13 @@ absl::StatusOr<Recipe> ReadRecipe(const JsonObject& object) {
 }  // namespace
 
 absl::StatusOr<Recipe> ParseRecipeToml(const std::string& text, const std::string& subject) {
-  const toml::parse_result result = toml::parse(text);
-  if (!result) {
-    return absl::InvalidArgumentError(absl::StrCat(subject, ":", result.error().source().begin.line, ": ",
-                                                   std::string(result.error().description())));
+  json tree;
+  try {  // without exceptions this parser goes on after some errors and asserts
+    tree = JsonOf(toml::parse(text));
+  } catch (const toml::parse_error& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(subject, ":", error.source().begin.line, ": ", std::string(error.description())));
   }
-  const json tree = JsonOf(result.table());
   ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(tree, subject));
   absl::StatusOr<Recipe> recipe = ReadRecipe(object);
   if (!recipe.ok()) return recipe.status();
