@@ -1,6 +1,8 @@
 // The files of a profile: what is written is read back, another model's is refused, damage is named.
 #include "common/profile/profile.h"
 
+#include <gtest/gtest.h>
+
 #include <fstream>
 
 #include "common/profile/predictor_weights.h"

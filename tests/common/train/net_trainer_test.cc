@@ -1,6 +1,8 @@
 // The trainer: products and gradients against plain sums, and tasks that must be learned.
 #include "common/train/net_trainer.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <random>

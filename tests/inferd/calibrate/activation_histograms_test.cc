@@ -1,6 +1,8 @@
 // Quantiles from histograms against sorted values.
 #include "inferd/calibrate/activation_histograms.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -1,4 +1,6 @@
 // Whole calibrations of tiny models on the engine: what is measured, and going on after an interruption.
+#include <gtest/gtest.h>
+
 #include <filesystem>
 #include <map>
 #include <numeric>
