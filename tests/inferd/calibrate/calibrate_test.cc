@@ -1,4 +1,5 @@
 // Whole calibrations of tiny models on the engine: what is measured, and going on after an interruption.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
