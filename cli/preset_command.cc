@@ -17,7 +17,6 @@ constexpr const char* kPromises[] = {
     "thread counts",
     "batch composition",
     "prefill chunking",
-    "prefix reuse",
 };
 
 std::string SummaryOf(const std::string& name) {
