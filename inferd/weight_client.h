@@ -8,13 +8,16 @@
 #ifndef SLUICE_INFERD_WEIGHT_CLIENT_H_
 #define SLUICE_INFERD_WEIGHT_CLIENT_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "common/encoding.h"
 #include "common/pack/pack.h"
 
@@ -31,8 +34,28 @@ struct ExtentLease {
 
 enum class FetchClass : uint8_t { kDemand = 0, kPrefetch = 1 };
 
-// One request to bring weights into weightd's DRAM. Either a whole expert (parts of (layer, expert)) or, when
-// `dense_extent` is not kNoExtent, one dense extent.
+// Device memory that weightd writes into (devices sim and cuda), and the link to it.
+struct SlabOffer {
+  int fd = -1;         // borrowed. sim: a memory file sealed against shrinking
+  uint64_t bytes = 0;  // of the file
+  // sim: the link's rate in 1e9 bytes a second, 0: unthrottled; and the time a copy takes before its first
+  // byte.
+  double link_gbps = 0;
+  double link_latency_us = 0;
+};
+
+// Where a transfer puts an expert's parts: the row of neuron i (with a list: of the i-th in it) of a part
+// goes to base[part] + i * stride[part]. Parts that are not asked for: 0.
+struct TransferTarget {
+  uint32_t slab = 0;  // OfferSlab's number
+  std::array<uint64_t, kPartCount> base = {};
+  std::array<uint64_t, kPartCount> stride = {};
+  absl::Span<const uint32_t> neurons;  // ascending, distinct; empty: all. Copied by Submit()
+  uint32_t tile_neurons = 0;           // all neurons: they land in tiles of so many; 0: in one
+};
+
+// One request to bring weights into weightd's DRAM, and with `transfer` on into a slab. Either a whole expert
+// (parts of (layer, expert)) or, when `dense_extent` is not kNoExtent, one dense extent.
 struct FetchRequest {
   static constexpr uint32_t kNoExtent = 0xffffffffu;
   uint64_t id = 0;  // chosen by the caller, unique among outstanding requests
@@ -42,6 +65,9 @@ struct FetchRequest {
   uint32_t expert = 0;
   PartSet parts = kAllParts;
   uint32_t dense_extent = kNoExtent;
+  // Borrowed during Submit(). The slab's ranges are weightd's until the request has completed: the caller
+  // neither reads (but for tiles that landed) nor lends them meanwhile.
+  const TransferTarget* transfer = nullptr;
 };
 
 struct FetchCompletion {
@@ -52,7 +78,8 @@ struct FetchCompletion {
   uint64_t bytes = 0;                         // bytes read from SSD for it; 0 when it was resident
   uint32_t queue_us = 0;
   uint32_t io_us = 0;
-  uint32_t copy_us = 0;
+  uint32_t copy_us = 0;     // transfers: from the copy's first byte to its last
+  uint64_t link_bytes = 0;  // transfers: bytes copied into the slab
 };
 
 // Told when a segment of weightd's arena becomes readable in this process and before it is unmapped.
@@ -97,6 +124,19 @@ class WeightClient {
 
   // Queues a request. RESOURCE_EXHAUSTED: the ring is full (poll, then retry); UNAVAILABLE: connection lost.
   virtual absl::Status Submit(const FetchRequest& request) = 0;
+
+  // Lends weightd a slab; blocks until it has been mapped there. A slab belongs to the session: Reconnect()
+  // forgets it, and it is offered again under another number. UNIMPLEMENTED: a client without slabs;
+  // INVALID_ARGUMENT: a file that could shrink or of another size; UNAVAILABLE: connection lost.
+  virtual absl::StatusOr<uint32_t> OfferSlab(const SlabOffer& /*offer*/) {
+    return absl::UnimplementedError("this client of weightd has no slabs");
+  }
+
+  // Tiles of the outstanding transfer `id` that have landed; their bytes may be read. 0 for other requests.
+  virtual uint32_t LandedTiles(uint64_t /*id*/) const { return 0; }
+
+  // Asks that one request end early; it still completes, kCancelled or kOk. Unknown ids are ignored.
+  virtual void Cancel(uint64_t /*id*/) {}
 
   // Drops prefetches not yet started for layers <= `layer` of steps <= `step`; each still completes,
   // kCancelled.

@@ -10,13 +10,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "inferd/policy/policy_kinds.h"
 #include "kernels/ops.h"
 
 namespace sluice {
-
-enum class RoutingKind : uint8_t { kTopK };
-enum class ExpertPredictorKind : uint8_t { kNone, kGateReuse };
-enum class ExpertMiss : uint8_t { kLoad };
 
 // What a threshold that is looked up belongs to: one expert of one layer (FloE 3.2), or the whole model
 // (intra-expert's table).

@@ -1,0 +1,35 @@
+// The kinds of policies (what each does: the issue of its paper's preset, DESIGN.md 6). A preset is one
+// choice of each, with its numbers (preset.h).
+//
+// Thread safety: plain values.
+#ifndef SLUICE_INFERD_POLICY_POLICY_KINDS_H_
+#define SLUICE_INFERD_POLICY_POLICY_KINDS_H_
+
+#include <cstdint>
+
+namespace sluice {
+
+// The experts of each token: the model's own, AdapMoE's (eq. 3-8), importance-driven Algorithm 1.
+enum class RoutingKind : uint8_t { kTopK };
+
+enum class ExpertPredictorKind : uint8_t { kNone, kGateReuse, kLearned, kLookahead };
+enum class NeuronPredictorKind : uint8_t { kNone, kUpReuse, kGateReuse };
+
+// A routed expert, or an active neuron, that is not resident.
+enum class ExpertMiss : uint8_t { kLoad, kCpu, kBalance, kPaperBalance, kSkip, kProceed };
+enum class NeuronMiss : uint8_t { kLoad, kBudgeted, kProceed };
+
+enum class CacheAllocation : uint8_t { kUniform, kDp, kDpMeasured, kLayers };
+enum class SlotEviction : uint8_t { kLru, kLfru, kScore };
+enum class CacheGranularity : uint8_t { kExpert, kNeuron };
+
+// AdapMoE's S_l: sum of diag(F), its quadratic form over calibration tokens, or the measured rise of the
+// loss.
+enum class SensitivityKind : uint8_t { kFisher, kQuadratic, kMeasured };
+
+// How a neuron predictor's values become a set.
+enum class NeuronSet : uint8_t { kThreshold, kShare, kCalibrated };
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_POLICY_POLICY_KINDS_H_
