@@ -1,0 +1,67 @@
+// Missing experts between link and CPU (importance-driven 5.4): which are loaded, and which are computed
+// where they lie.
+//
+// Thread safety: CpuCostTable is immutable after construction; everything else is a pure function.
+#ifndef SLUICE_INFERD_POLICY_MISS_BALANCE_H_
+#define SLUICE_INFERD_POLICY_MISS_BALANCE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "inferd/residency/residency.h"
+
+namespace sluice {
+
+// What the CPU takes for one expert, by rows. Between measured points, and beyond the last two, on the line
+// through them; below the first point as that one.
+class CpuCostTable {
+ public:
+  struct Point {
+    uint32_t tokens = 0;
+    double seconds = 0;
+  };
+  // INVALID_ARGUMENT unless there is a point, tokens ascend from at least 1 and seconds do not fall.
+  static absl::StatusOr<CpuCostTable> Create(std::vector<Point> points);
+  // The paper's: `seconds` for each row.
+  static CpuCostTable PerToken(double seconds);
+
+  double Seconds(uint32_t tokens) const;
+
+ private:
+  explicit CpuCostTable(std::vector<Point> points) : points_(std::move(points)) {}
+  std::vector<Point> points_;
+};
+
+struct MissCosts {
+  double load_seconds = 0;     // of one expert over the link
+  double backlog_seconds = 0;  // of what the link has to do before (C_0)
+};
+
+// Of a sorted list the first `loaded` go over the link, the rest to the CPU; both are done after `seconds`.
+struct MissSplit {
+  uint32_t loaded = 0;
+  double seconds = 0;
+};
+
+// Sorts by rows descending, then by expert: the order in which experts are loaded.
+void SortMisses(absl::Span<ExpertDemand> misses);
+
+// The time of a split: max(C_0 + k t_load, sum of t_cpu over the rest); C_0 counts only where k > 0.
+double SplitSeconds(absl::Span<const ExpertDemand> sorted, uint32_t loaded, const MissCosts& costs,
+                    const CpuCostTable& cpu);
+
+// The k of the least time, ties to the smaller one. As t_cpu does not fall with rows, no other subset is
+// better.
+MissSplit BalanceMisses(absl::Span<const ExpertDemand> sorted, const MissCosts& costs,
+                        const CpuCostTable& cpu);
+
+// Algorithm 2 as printed: from both ends, whichever side has less so far; it knows no backlog and always
+// loads the first.
+MissSplit PaperBalance(absl::Span<const ExpertDemand> sorted, const MissCosts& costs,
+                       const CpuCostTable& cpu);
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_POLICY_MISS_BALANCE_H_

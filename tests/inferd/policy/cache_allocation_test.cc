@@ -1,0 +1,111 @@
+#include "inferd/policy/cache_allocation.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace sluice {
+namespace {
+
+using Slots = std::vector<uint32_t>;
+
+TEST(CacheAllocationTest, DemandCostIsThePapers) {
+  EXPECT_NEAR(DemandCost({8, 2, .24, .9}, 4), 0.234571, 5e-7);
+  // Without a cache: .24 * .1 + .76 * (.2 + .9) = .86; whole: nothing is loaded.
+  EXPECT_NEAR(DemandCost({8, 2, .24, .9}, 0), 0.86, 1e-12);
+  EXPECT_EQ(DemandCost({8, 2, .24, .9}, 8), 0.0);
+  // One slot of two experts, never prefetched: each is missing half the time.
+  EXPECT_NEAR(DemandCost({2, 1, 0, 0}, 1), .5, 1e-12);
+}
+
+TEST(CacheAllocationTest, DemandCostEqualsTheSumOfThePapersThreeCases) {
+  for (uint32_t n = 2; n <= 64; n *= 2) {
+    for (uint32_t t = 0; t <= n; ++t) {
+      const double a = .3;
+      const double b = .7;
+      const double both = double(n - t) * (double(n - t) - 1) / (double(n) * (n - 1));
+      const double mixed = 2.0 * (n - t) * t / (double(n) * (n - 1));
+      const double sum =
+          a * (1 - double(t) / n) * (1 - b) + (1 - a) * (2 * both * (1 - b) + both * b + mixed * (1 - b));
+      EXPECT_NEAR(DemandCost({n, 2, a, b}, t), sum, 1e-12) << n << " " << t;
+    }
+  }
+}
+
+TEST(CacheAllocationTest, MoreExpertsPerTokenCostTheExpectedMissesLessOneIfPrefetchedRightly) {
+  // N = 4, K = 3, t = 2: of the 4 triples 2 miss one expert and 2 miss two: E[M] = 1.5, E[max(M-1,0)] = .5.
+  EXPECT_NEAR(DemandCost({4, 3, 0, 0}, 2), 1.5, 1e-12);
+  EXPECT_NEAR(DemandCost({4, 3, 0, 1}, 2), .5, 1e-12);
+}
+
+TEST(CacheAllocationTest, UniformDividesEvenlyAndFillsUp) {
+  EXPECT_EQ(AllocateUniform(Slots{8, 8, 8}, 12), (Slots{4, 4, 4}));
+  EXPECT_EQ(AllocateUniform(Slots{8, 8, 8}, 14), (Slots{5, 5, 4}));
+  EXPECT_EQ(AllocateUniform(Slots{0, 2, 8}, 9), (Slots{0, 2, 7}));
+  EXPECT_EQ(AllocateUniform(Slots{8, 8}, 100), (Slots{8, 8}));
+  EXPECT_EQ(AllocateUniform(Slots{8, 8}, 0), (Slots{0, 0}));
+}
+
+TEST(CacheAllocationTest, LayersArePinnedFromTheFirst) {
+  EXPECT_EQ(AllocateLayers(Slots{8, 0, 8, 8}, 19), (Slots{8, 0, 8, 3}));
+  EXPECT_EQ(AllocateLayers(Slots{8, 8}, 99), (Slots{8, 8}));
+}
+
+TEST(CacheAllocationTest, DpGivesMoreToLayersThatAreHarderToPrefetch) {
+  const std::vector<LayerDemand> layers = {{8, 2, .1, .5}, {8, 2, .2, .9}, {8, 2, .5, .9}};
+  const Slots slots = AllocateDp(layers, 12);
+  EXPECT_EQ(std::accumulate(slots.begin(), slots.end(), 0u), 12u);
+  EXPECT_GT(slots[0], slots[1]);
+  EXPECT_GE(slots[1], slots[2]);
+}
+
+TEST(CacheAllocationTest, DpFindsTheBestOfAllAllocations) {
+  std::mt19937 random(7);
+  std::uniform_real_distribution<double> share(0, 1);
+  for (int round = 0; round < 40; ++round) {
+    std::vector<LayerDemand> layers;
+    for (int i = 0; i < 4; ++i) layers.push_back({5, 2, share(random), share(random)});
+    const uint32_t total = random() % 21;
+    double best = std::numeric_limits<double>::infinity();
+    for (uint32_t code = 0; code < 6 * 6 * 6 * 6; ++code) {
+      const Slots slots = {code % 6, code / 6 % 6, code / 36 % 6, code / 216};
+      if (std::accumulate(slots.begin(), slots.end(), 0u) > total) continue;
+      double cost = 0;
+      for (int i = 0; i < 4; ++i) cost += DemandCost(layers[i], slots[i]);
+      best = std::min(best, cost);
+    }
+    const Slots found = AllocateDp(layers, total);
+    double cost = 0;
+    for (int i = 0; i < 4; ++i) cost += DemandCost(layers[i], found[i]);
+    EXPECT_NEAR(cost, best, 1e-12);
+    EXPECT_EQ(std::accumulate(found.begin(), found.end(), 0u), total);
+  }
+}
+
+TEST(CacheAllocationTest, StackDistancesAreTheHitsOfEveryLruCache) {
+  StackDistances distances(4);
+  for (const Slots& token : {Slots{0, 1}, Slots{1, 2}, Slots{0, 2}, Slots{3, 0}}) distances.Add(token);
+  // Token 2: 1 lies at depth 0. Token 3 finds 2, 1, 0: depths 2 (0) and 0 (2). Token 4 finds 2, 0, 1: 0 at 1.
+  EXPECT_EQ(distances.accesses(), 8u);
+  EXPECT_EQ(distances.Hits(0), 0u);
+  EXPECT_EQ(distances.Hits(1), 2u);
+  EXPECT_EQ(distances.Hits(2), 3u);
+  EXPECT_EQ(distances.Hits(3), 4u);
+  EXPECT_EQ(distances.Hits(4), 4u);
+  EXPECT_EQ(distances.MissCurve(), (std::vector<double>{2, 1.5, 1.25, 1, 1}));
+}
+
+TEST(CacheAllocationTest, MeasuredCostsDecideWhereSlotsPay) {
+  // The first layer gains at its second slot only, the second at every one a little.
+  const std::vector<std::vector<double>> costs = {{2, 2, 0}, {1, .9, .8}};
+  EXPECT_EQ(AllocateByCost(costs, 1), (Slots{0, 1}));
+  EXPECT_EQ(AllocateByCost(costs, 2), (Slots{2, 0}));
+  EXPECT_EQ(AllocateByCost(costs, 9), (Slots{2, 2}));
+}
+
+}  // namespace
+}  // namespace sluice
