@@ -1,0 +1,110 @@
+// Counters, gauges and histograms that a hot path writes and a scrape reads, and the registry that names
+// them.
+//
+// Writing an instrument is a few relaxed atomic operations: no lock, no allocation. A histogram that is read
+// while it is written may show an observation in its buckets and not yet in its sum; the number of
+// observations is always that of the buckets.
+//
+// Thread safety: thread-safe; instruments may be written and read from any thread. Registration and Text()
+// take the registry's lock, which no writer touches.
+#ifndef SLUICE_COMMON_METRICS_METRICS_H_
+#define SLUICE_COMMON_METRICS_METRICS_H_
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "common/metrics/metric_text.h"
+#include "common/mutex.h"
+
+namespace sluice {
+
+class Counter {
+ public:
+  void Add(uint64_t n = 1) { value_.fetch_add(n, std::memory_order_relaxed); }
+  uint64_t value() const { return value_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint64_t> value_{0};
+};
+
+class Gauge {
+ public:
+  void Set(double value) { value_.store(value, std::memory_order_relaxed); }
+  double value() const { return value_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<double> value_{0};
+};
+
+class Histogram {
+ public:
+  static constexpr size_t kMaxBounds = 31;
+
+  // Upper bounds of the buckets, ascending; beyond the last there is +Inf. More than kMaxBounds: the rest is
+  // ignored.
+  explicit Histogram(std::span<const double> bounds);
+  Histogram(std::initializer_list<double> bounds)
+      : Histogram(std::span<const double>(bounds.begin(), bounds.size())) {}
+
+  void Observe(double value);
+  HistogramData Read() const;
+
+ private:
+  size_t bounds_count_ = 0;
+  std::array<double, kMaxBounds> bounds_ = {};
+  std::array<std::atomic<uint64_t>, kMaxBounds + 1> counts_ = {};  // the last used one is +Inf's
+  std::atomic<double> sum_{0};
+};
+
+// 50 us to 10 s: of reads, queues and copies, in seconds.
+extern const std::array<double, 17> kLatencyBounds;
+
+// Families of instruments, written out in the order of their first registration.
+class MetricRegistry {
+ public:
+  // Registering a further instrument of a family adds a series to it; `labels` tell them apart. The pointers
+  // live as long as the registry.
+  Counter* AddCounter(const std::string& name, const std::string& help, MetricLabels labels = {});
+  Gauge* AddGauge(const std::string& name, const std::string& help, MetricLabels labels = {});
+  Histogram* AddHistogram(const std::string& name, const std::string& help, std::span<const double> bounds,
+                          MetricLabels labels = {});
+  // Runs at every Text(), after the instruments: for what is counted elsewhere.
+  void AddCollector(std::function<void(MetricText*)> collector);
+
+  // Everything in Prometheus' text format, version 0.0.4.
+  std::string Text() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Series {
+    MetricLabels labels;
+    std::function<void(MetricText*, const MetricLabels&)> write;
+  };
+  struct Family {
+    std::string name;
+    std::string help;
+    MetricType type;
+    std::vector<Series> series;
+  };
+  void Add(const std::string& name, const std::string& help, MetricType type, Series series)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  mutable Mutex mutex_;
+  std::deque<Counter> counters_ ABSL_GUARDED_BY(mutex_);  // deques: addresses stay
+  std::deque<Gauge> gauges_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Histogram> histograms_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Family> families_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::function<void(MetricText*)>> collectors_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_METRICS_METRICS_H_

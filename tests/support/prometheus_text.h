@@ -1,0 +1,34 @@
+// A strict reader of Prometheus' text format, for tests: what a scraper would refuse is a failure here.
+//
+// Thread safety: plain values and pure functions, safe to use from any thread.
+#ifndef SLUICE_TESTS_SUPPORT_PROMETHEUS_TEXT_H_
+#define SLUICE_TESTS_SUPPORT_PROMETHEUS_TEXT_H_
+
+#include <map>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace sluice {
+
+struct ParsedFamily {
+  std::string type;
+  std::string help;
+  std::map<std::string, double> samples;  // by everything before the value: `name{a="b"}`
+};
+
+// Families by name. INVALID_ARGUMENT naming the line: a sample without HELP and TYPE before it, a family in
+// two places, a name or label that is none, a wrong escape, a series twice, no number, a counter whose name
+// does not end in _total, a histogram whose buckets fall, do not end in +Inf or disagree with its count.
+absl::StatusOr<std::map<std::string, ParsedFamily>> ParsePrometheus(const std::string& text);
+
+// The value of a series, NaN if there is none: SampleOf(families, "x_total", "x_total{a=\"b\"}").
+double SampleOf(const std::map<std::string, ParsedFamily>& families, const std::string& family,
+                const std::string& series);
+
+// The body of GET `path` from 127.0.0.1:`port`; INTERNAL with the status line unless it is 200.
+absl::StatusOr<std::string> HttpGet(int port, const std::string& path);
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_SUPPORT_PROMETHEUS_TEXT_H_
