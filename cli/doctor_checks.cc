@@ -115,7 +115,7 @@ Finding CheckOpenFiles(const KernelFacts& kernel) {
 Finding CheckIoUring(const KernelFacts& kernel) {
   switch (kernel.io_uring_errno) {
     case 0:
-      return Pass("io_uring", "rings can be set up");
+      return Pass("io_uring", "weights are read by rings (--io uring)");
     case EPERM:
     case EACCES:
       return Warn("io_uring", absl::StrCat("refused: ", ErrnoText(kernel.io_uring_errno)),

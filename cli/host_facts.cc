@@ -1,7 +1,6 @@
 #include "cli/host_facts.h"
 
 #include <fcntl.h>
-#include <linux/io_uring.h>
 #include <linux/stat.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -19,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/unix_socket.h"
 #include "common/ring/unique_fd.h"
+#include "weightd/read_ring.h"
 
 namespace sluice::cli {
 namespace {
@@ -67,13 +67,6 @@ std::string CgroupDir() {
     }
   }
   return "/sys/fs/cgroup";
-}
-
-int ProbeIoUring() {
-  io_uring_params params{};
-  const int fd = static_cast<int>(syscall(SYS_io_uring_setup, 4, &params));
-  const UniqueFd owner(fd);
-  return fd < 0 ? errno : 0;
 }
 
 int ProbePidfd() {
@@ -150,7 +143,7 @@ KernelFacts ReadKernelFacts() {
   KernelFacts facts;
   facts.memlock_bytes = SoftLimit(RLIMIT_MEMLOCK);
   facts.open_files = SoftLimit(RLIMIT_NOFILE);
-  facts.io_uring_errno = ProbeIoUring();
+  facts.io_uring_errno = TryReadRing();
   facts.pidfd_errno = ProbePidfd();
   ProbeSharedMemory(&facts);
   facts.thp = FirstLine("/sys/kernel/mm/transparent_hugepage/enabled");

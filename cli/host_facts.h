@@ -33,7 +33,7 @@ struct MemoryFacts {
 struct KernelFacts {
   uint64_t memlock_bytes = 0;  // soft limit, UINT64_MAX: none
   uint64_t open_files = 0;     // soft limit
-  int io_uring_errno = 0;      // of setting up a ring; 0: works
+  int io_uring_errno = 0;      // of a ring and a read by it; 0: works
   int pidfd_errno = 0;         // of watching a process
   int seal_errno = 0;          // of sealing shared memory for its readers
   int collapse_errno = 0;      // of making huge pages from shared memory

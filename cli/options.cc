@@ -58,7 +58,7 @@ void CommonOptions::Declare(ArgParser* parser) {
       .Real("--sparsity-threshold", &sparsity_threshold, "one absolute threshold for all layers", 0, 1e9)
       .Choice("--sparsity-scope", {"expert", "model"}, &sparsity_scope,
               "thresholds of each expert, or one of the model [the preset's]")
-      .Choice("--io", {"uring", "pread"}, &io, "how weights are read")
+      .Choice("--io", {"uring", "pread"}, &io, "how weights are read [uring, pread where the kernel refuses it]")
       .OnOff("--direct", &direct, "reads past the page cache [on]")
       .Real("--link-gbps", &link_gbps, "of device sim", 0, 1e6)
       .Real("--link-latency-us", &link_latency_us, "of device sim", 0, 1e9)

@@ -1,4 +1,5 @@
-// Reading extents from files: the interface of the I/O engines (pread_reader.h), and what they report.
+// Reading extents from files: the interface of the I/O engines (uring_reader.h, pread_reader.h), and what
+// they report.
 //
 // An engine splits a job into reads of at most 1 MiB, starts demand before prefetch, keeps the bytes in
 // flight bounded, re-reads what came short from an aligned offset, and has every chunk checked before it
@@ -68,7 +69,7 @@ class BlockReader {
   // Starts no further read of the job. It is still reported: kCancelled, or as it ended if all was started.
   virtual void Cancel(uint64_t tag) = 0;
 
-  // "pread, O_DIRECT", "pread, buffered (...)": for logs, metrics and doctor.
+  // "uring, O_DIRECT", "pread, buffered (...)": for logs, metrics and doctor.
   virtual std::string Describe() const = 0;
 };
 

@@ -98,23 +98,10 @@ void PreadReader::ReadChunkNow(const ReadChunk& chunk) {
   std::byte* dest = job.dest + chunk.offset;
   const uint64_t at = job.offset + chunk.offset;
   RangeRead range = ReadRange(*file->file, dest, chunk.length, at);
-  absl::Status status;
-  switch (range.outcome) {
-    case ReadOutcome::kIoError:
-      status = ErrnoToStatus(range.error_number,
-                             absl::StrCat(file->path, ": read of ", chunk.length, " bytes at ", at));
-      break;
-    case ReadOutcome::kEndOfFile:
-      status = absl::DataLossError(
-          absl::StrCat(file->path, ": ends at ", at + range.good, ", before ", at + chunk.length));
-      break;
-    default:
-      if (job.check) {
-        status = job.check(chunk.offset, std::span<const std::byte>(dest, chunk.length));
-        if (!status.ok()) {
-          range.outcome = ReadOutcome::kCorrupt;
-        }
-      }
+  absl::Status status = StatusOfRange(range, file->path, chunk.length, at);
+  if (status.ok() && job.check) {
+    status = job.check(chunk.offset, std::span<const std::byte>(dest, chunk.length));
+    range.outcome = status.ok() ? range.outcome : ReadOutcome::kCorrupt;
   }
   std::shared_ptr<QueuedRead> over;
   {

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -42,6 +43,7 @@ class OsReadFile final : public ReadFile {
     return got < 0 ? -errno : got;
   }
   std::string how() const override { return how_; }
+  int fd() const override { return fd_.get(); }
 
  private:
   const UniqueFd fd_;
@@ -66,11 +68,6 @@ std::string DirectRefusal(int fd) {
     got = pread(fd, block.get(), kBlock, 0);
   } while (got < 0 && errno == EINTR);
   return got < 0 ? absl::StrCat("a trial read failed, errno ", errno) : "";
-}
-
-void BackOff(int attempt) {
-  const timespec pause{0, 50'000L << (attempt < 6 ? attempt : 6)};  // 50 us doubling to 3.2 ms
-  nanosleep(&pause, nullptr);
 }
 
 }  // namespace
@@ -98,41 +95,67 @@ absl::StatusOr<std::unique_ptr<ReadFile>> OpenReadFile(const std::string& path, 
   return std::make_unique<OsReadFile>(std::move(fd), how);
 }
 
-RangeRead ReadRange(ReadFile& file, std::byte* dest, uint64_t length, uint64_t offset) {
-  RangeRead range;
-  int retries = 0;
-  while (range.good < length) {
-    const int64_t got = file.ReadAt(dest + range.good, length - range.good, offset + range.good);
-    if (got == -EINTR || got == -EAGAIN) {
-      if (++retries > kMaxReadRetries) {
-        range.outcome = ReadOutcome::kIoError;
-        range.error_number = static_cast<int>(-got);
-        return range;
-      }
-      if (got == -EAGAIN) {
-        BackOff(retries);
-      }
-      continue;
+bool RangeProgress::End(ReadOutcome outcome, int error_number) {
+  range_.outcome = outcome;
+  range_.error_number = error_number;
+  return false;
+}
+
+bool RangeProgress::Take(int64_t got) {
+  again_ = 0;
+  if (got == -EINTR || got == -EAGAIN) {
+    if (++retries_ > kMaxReadRetries) {
+      return End(ReadOutcome::kIoError, static_cast<int>(-got));
     }
-    if (got < 0) {
-      range.outcome = ReadOutcome::kIoError;
-      range.error_number = static_cast<int>(-got);
-      return range;
-    }
-    range.bytes_read += static_cast<uint64_t>(got);
-    if (got == 0) {
-      range.outcome = ReadOutcome::kEndOfFile;
-      return range;
-    }
-    const uint64_t reached = range.good + static_cast<uint64_t>(got);
-    const uint64_t aligned = reached >= length ? length : reached / kBlock * kBlock;
-    if (aligned == range.good && ++retries > kMaxReadRetries) {
-      range.outcome = ReadOutcome::kEndOfFile;  // the file ends within this block
-      return range;
-    }
-    range.good = aligned;
+    again_ = got == -EAGAIN ? retries_ : 0;
+    return true;
   }
-  return range;
+  if (got < 0) {
+    return End(ReadOutcome::kIoError, static_cast<int>(-got));
+  }
+  range_.bytes_read += static_cast<uint64_t>(got);
+  if (got == 0) {
+    return End(ReadOutcome::kEndOfFile, 0);
+  }
+  const uint64_t reached = range_.good + static_cast<uint64_t>(got);
+  const uint64_t aligned = reached >= length_ ? length_ : reached / kBlock * kBlock;
+  if (aligned == range_.good && ++retries_ > kMaxReadRetries) {
+    return End(ReadOutcome::kEndOfFile, 0);  // the file ends within this block
+  }
+  range_.good = aligned;
+  return range_.good < length_;
+}
+
+absl::Status StatusOfRange(const RangeRead& range, const std::string& path, uint64_t length,
+                           uint64_t offset) {
+  switch (range.outcome) {
+    case ReadOutcome::kIoError:
+      return ErrnoToStatus(range.error_number,
+                           absl::StrCat(path, ": read of ", length, " bytes at ", offset));
+    case ReadOutcome::kEndOfFile:
+      return absl::DataLossError(
+          absl::StrCat(path, ": ends at ", offset + range.good, ", before ", offset + length));
+    default:
+      return absl::OkStatus();
+  }
+}
+
+void BackOff(int attempt) {
+  const timespec pause{0, 25'000L << std::clamp(attempt, 1, 7)};
+  nanosleep(&pause, nullptr);
+}
+
+RangeRead ReadRange(ReadFile& file, std::byte* dest, uint64_t length, uint64_t offset) {
+  RangeProgress progress(length);
+  bool more = length > 0;
+  while (more) {
+    const uint64_t good = progress.range().good;
+    more = progress.Take(file.ReadAt(dest + good, progress.left(), offset + good));
+    if (progress.again() > 0) {
+      BackOff(progress.again());
+    }
+  }
+  return progress.range();
 }
 
 }  // namespace sluice

@@ -23,6 +23,8 @@ class ReadFile {
   virtual int64_t ReadAt(std::byte* dest, uint64_t length, uint64_t offset) = 0;
   // "O_DIRECT", or "buffered (why)".
   virtual std::string how() const = 0;
+  // The open file, for a ring; -1 if there is none.
+  virtual int fd() const { return -1; }
 };
 
 using FileOpener = std::function<absl::StatusOr<std::unique_ptr<ReadFile>>(const std::string& path)>;
@@ -42,8 +44,37 @@ struct RangeRead {
   uint64_t bytes_read = 0;  // by all calls, repeated bytes counted
 };
 
-// Reads [offset, offset + length) whole. A short read goes on from the last 4096-byte boundary it passed, as
-// O_DIRECT demands; the end of the file before the range's end is kEndOfFile, never a loop.
+// How a range is read whole, call by call: what every engine does with a result of read(2). A short read goes
+// on from the last 4096-byte boundary it passed, as O_DIRECT demands; the end of the file before the range's
+// end is kEndOfFile, never a loop.
+class RangeProgress {
+ public:
+  explicit RangeProgress(uint64_t length) : length_(length) {}
+
+  // The next read is of [range().good, length). False once the range is over, whole or not.
+  bool Take(int64_t got);
+  const RangeRead& range() const { return range_; }
+  uint64_t left() const { return length_ - range_.good; }
+  // The attempt that BackOff() is to be given before the next call; 0: none.
+  int again() const { return again_; }
+
+ private:
+  bool End(ReadOutcome outcome, int error_number);
+
+  const uint64_t length_;
+  RangeRead range_;
+  int retries_ = 0;
+  int again_ = 0;
+};
+
+// OK, or the error of a range of `length` bytes at `offset` of `path` that was not read whole.
+absl::Status StatusOfRange(const RangeRead& range, const std::string& path, uint64_t length, uint64_t offset);
+
+// What a reader does before attempt 2, 3, .. of a read that the kernel refused with EAGAIN: 50 us doubling to
+// 3.2 ms. `attempt` counts from 1.
+void BackOff(int attempt);
+
+// Reads [offset, offset + length) whole.
 RangeRead ReadRange(ReadFile& file, std::byte* dest, uint64_t length, uint64_t offset);
 
 }  // namespace sluice

@@ -5,6 +5,9 @@
 
 namespace sluice {
 
+ReadQueue::ReadQueue(const ReadLimits& limits)
+    : limits_{std::min(limits.chunk_bytes, kMaxReadBytes), limits.in_flight_bytes, limits.prefetch_bytes} {}
+
 void ReadQueue::Add(ReadJob job) {
   auto read = std::make_shared<QueuedRead>();
   read->job = std::move(job);

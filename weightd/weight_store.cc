@@ -23,6 +23,7 @@
 #include "weightd/pread_reader.h"
 #include "weightd/prefaulter.h"
 #include "weightd/store_core.h"
+#include "weightd/uring_reader.h"
 
 namespace sluice {
 namespace {
@@ -43,6 +44,31 @@ absl::StatusOr<uint64_t> NewEpoch() {
     }
   }
   return epoch;
+}
+
+std::unique_ptr<BlockReader> MakeReader(const WeightStoreOptions& options, const Clock* clock) {
+  const FileOpener opener = [direct = options.direct](const std::string& path) {
+    return OpenReadFile(path, direct);
+  };
+  if (options.uring) {
+    absl::StatusOr<std::unique_ptr<ReadRing>> ring = MakeReadRing(UringReader::kDepth);
+    if (ring.ok()) {
+      UringReader::Options uring;
+      uring.opener = opener;
+      uring.ring = *std::move(ring);
+      uring.clock = clock;
+      return std::make_unique<UringReader>(std::move(uring));
+    }
+    if (options.log) {
+      options.log(LogSeverity::kWarning, absl::StrCat(std::string(ring.status().message()),
+                                                      ". Reading by threads (--io pread) instead"));
+    }
+  }
+  PreadReader::Options pread;
+  pread.threads = options.reader_threads;
+  pread.clock = clock;
+  pread.opener = opener;
+  return std::make_unique<PreadReader>(std::move(pread));
 }
 
 }  // namespace
@@ -286,11 +312,7 @@ absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Create(WeightStoreOpti
       options.dram_budget, options.budget_wait_ms, [] { return ReadMemoryFacts(); }, SleepMs));
   static const MonotonicClock clock;
   if (reader == nullptr) {
-    PreadReader::Options pread;
-    pread.threads = options.reader_threads;
-    pread.clock = &clock;
-    pread.opener = [direct = options.direct](const std::string& path) { return OpenReadFile(path, direct); };
-    reader = std::make_unique<PreadReader>(std::move(pread));
+    reader = MakeReader(options, &clock);
   }
   ASSIGN_OR_RETURN(const uint64_t epoch, NewEpoch());
   ASSIGN_OR_RETURN(Poller poller, Poller::Create());

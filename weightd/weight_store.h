@@ -34,6 +34,8 @@ struct WeightStoreOptions {
   uint64_t dram_budget = 0;
   // Reads past the page cache. False, or where the file system refuses O_DIRECT (logged): through it.
   bool direct = true;
+  // Read by io_uring; false, or where the kernel refuses that (logged): by threads.
+  bool uring = true;
   // Threads of the pread engine. Four reach the disk's rate at 256 KiB (facts: 1.8 GB/s); they sleep
   // otherwise.
   int reader_threads = 4;
@@ -119,7 +121,7 @@ struct StoreStats {
   uint64_t rereads = 0;
   uint64_t sessions_lost = 0;  // ended for misbehaviour
   uint64_t in_flight_bytes = 0;
-  std::string io_engine;  // "pread, O_DIRECT", "pread, buffered"
+  std::string io_engine;  // "uring, O_DIRECT", "pread, buffered"
   std::vector<SessionStats> sessions;
 };
 

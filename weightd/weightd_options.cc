@@ -52,15 +52,16 @@ void StorageOptions(CLI::App* app, WeightdOptions* options) {
                                         Parsed("--dram-budget", ParseSize, &options->dram_budget),
                                         "Memory for weights, as 512MiB or 2GB")
       ->default_str("the packs, at most 70 % of what is available");
-  app->add_option("--io", options->io, "Engine that reads packs: pread")
-      ->check(CLI::IsMember({"pread", "uring"}))
+  app->add_option("--io", options->io,
+                  "Engine that reads packs: uring, or pread, which stands in where io_uring is refused")
+      ->check(CLI::IsMember({"uring", "pread"}))
       ->capture_default_str();
   app->add_option_function<std::string>(
          "--direct", [options](const std::string& text) { options->direct = text == "on"; },
          "Read past the page cache")
       ->check(CLI::IsMember({"on", "off"}))
       ->default_str("on");
-  app->add_option("--threads", options->reader_threads, "Threads that read")
+  app->add_option("--threads", options->reader_threads, "Threads of the pread engine")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
 }
@@ -82,14 +83,6 @@ void LifeOptions(CLI::App* app, WeightdOptions* options) {
   app->add_option("--log-level", options->log_level, "Least severity that is logged")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
       ->capture_default_str();
-}
-
-// Usage errors that single options cannot see.
-std::string Complaint(const WeightdOptions& options) {
-  if (options.io == "uring") {
-    return "--io uring: this build has no io_uring engine; use --io pread";
-  }
-  return "";
 }
 
 void FillDefaults(WeightdOptions* options) {
@@ -114,9 +107,6 @@ WeightdCommand ParseWeightdCommand(int argc, const char* const* argv) {
   LifeOptions(&app, &command.options);
   try {
     app.parse(argc, argv);
-    if (const std::string complaint = Complaint(command.options); !complaint.empty()) {
-      throw CLI::ValidationError(complaint);
-    }
   } catch (const CLI::ParseError& error) {
     command.exit_code = app.exit(error) == 0 ? 0 : kUsageExit;
     return command;

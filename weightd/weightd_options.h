@@ -19,7 +19,7 @@ struct WeightdOptions {
   std::string socket;              // absolute; the side socket is `<socket>.side`
   std::vector<std::string> packs;  // folders, at least one
   uint64_t dram_budget = 0;        // 0: DefaultDramBudget()
-  std::string io = "pread";
+  std::string io = "uring";        // or "pread"
   bool direct = true;
   int reader_threads = 4;
   std::vector<uid_t> allowed_uids;  // beside the own user and root

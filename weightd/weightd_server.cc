@@ -76,6 +76,7 @@ absl::Status WeightdServer::Impl::OpenStore() {
   WeightStoreOptions store_options;
   ASSIGN_OR_RETURN(store_options.dram_budget, BudgetOf(options));
   store_options.direct = options.direct;
+  store_options.uring = options.io == "uring";
   store_options.reader_threads = options.reader_threads;
   store_options.budget_wait_ms = static_cast<int>(absl::ToInt64Milliseconds(options.budget_wait));
   store_options.log = log;

@@ -71,7 +71,7 @@ TEST_F(WeightdProcessTest, ServesAndStatesItsOptionsOnOneLine) {
   while (std::getline(log, line) && !Has(line, "weightd serves")) {
   }
   for (const char* part :
-       {"--dram-budget 32.0 MiB", "--io pread", "--direct off", "--threads 2", "boot epoch"}) {
+       {"--dram-budget 32.0 MiB", "--io uring", "--direct off", "--threads 2", "boot epoch"}) {
     EXPECT_TRUE(Has(line, part)) << part << " in " << line;
   }
   EXPECT_TRUE(Has(line, pack_.dir()) && Has(line, weightd_.socket())) << line;
@@ -184,7 +184,6 @@ TEST_F(WeightdProcessTest, UsageErrorsEndWithTwoNamingTheOption) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{}, "--pack"},
       {{"--pack", pack_.dir(), "--dram-budget", "8QiB"}, "8QiB"},
-      {{"--pack", pack_.dir(), "--io", "uring"}, "uring"},
       {{"--pack", pack_.dir(), "--io", "mmap"}, "mmap"},
       {{"--pack", pack_.dir(), "--direct", "maybe"}, "maybe"},
       {{"--pack", pack_.dir(), "--threads", "0"}, "--threads"},

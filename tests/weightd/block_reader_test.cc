@@ -1,19 +1,35 @@
-// The pread engine and its reads: every outcome of a read, in one table.
+// The engines and their reads: every outcome of a read, in one table for both.
 //
 // Thread safety: tests.
-#include "weightd/pread_reader.h"
+#include "weightd/block_reader.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
+#include <functional>
 #include <map>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "tests/support/fake_clock.h"
 #include "tests/support/faulty_read_file.h"
+#include "tests/support/scripted_ring.h"
 #include "tests/support/temp_dir.h"
+#include "weightd/pread_reader.h"
+#include "weightd/uring_reader.h"
+#include "weightd/weight_store.h"
 
 namespace sluice {
 namespace {
@@ -82,19 +98,28 @@ TEST(ReadRangeTest, EveryOutcomeOfARead) {
 }
 
 // An engine over one faulty file; collects reports.
-class PreadReaderTest : public ::testing::Test {
+class BlockReaderTest : public ::testing::TestWithParam<std::string> {
  protected:
   void Start(uint64_t file_bytes, FaultyReadFile::Script script, int threads = 4) {
-    PreadReader::Options options;
-    options.threads = threads;
-    options.clock = &clock_;
-    options.opener = [this, file_bytes,
-                      script](const std::string&) -> absl::StatusOr<std::unique_ptr<ReadFile>> {
+    const FileOpener opener = [this, file_bytes,
+                               script](const std::string&) -> absl::StatusOr<std::unique_ptr<ReadFile>> {
       auto file = std::make_unique<FaultyReadFile>(file_bytes, script);
       file_ = file.get();
       return file;
     };
-    reader_ = std::make_unique<PreadReader>(std::move(options));
+    if (GetParam() == "pread") {
+      PreadReader::Options options;
+      options.threads = threads;
+      options.clock = &clock_;
+      options.opener = opener;
+      reader_ = std::make_unique<PreadReader>(std::move(options));
+    } else {
+      UringReader::Options options;
+      options.clock = &clock_;
+      options.opener = opener;
+      options.ring = std::make_unique<ScriptedRing>();
+      reader_ = std::make_unique<UringReader>(std::move(options));
+    }
     reader_->SetSink([this](ReadResult result) {
       MutexLock lock(&mutex_);
       results_[result.tag].push_back(std::move(result));
@@ -127,10 +152,10 @@ class PreadReaderTest : public ::testing::Test {
   Mutex mutex_;
   CondVar arrived_;
   std::map<uint64_t, std::vector<ReadResult>> results_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<PreadReader> reader_;  // last: its threads use the others
+  std::unique_ptr<BlockReader> reader_;  // last: its threads use the others
 };
 
-TEST_F(PreadReaderTest, EveryOutcomeOfAReadReachesTheReport) {
+TEST_P(BlockReaderTest, EveryOutcomeOfAReadReachesTheReport) {
   for (const Case& c : Cases()) {
     {
       const MutexLock lock(&mutex_);
@@ -146,7 +171,7 @@ TEST_F(PreadReaderTest, EveryOutcomeOfAReadReachesTheReport) {
   }
 }
 
-TEST_F(PreadReaderTest, LargeJobsArriveWholeFromSeveralThreads) {
+TEST_P(BlockReaderTest, LargeJobsArriveWholeFromSeveralThreads) {
   const uint64_t length = 3 * 1024 * 1024 + kBlock;
   Start(8 * 1024 * 1024, {5000, -EINTR, 4096, -EAGAIN});
   std::vector<Buffer> buffers;
@@ -166,7 +191,7 @@ TEST_F(PreadReaderTest, LargeJobsArriveWholeFromSeveralThreads) {
   }
 }
 
-TEST_F(PreadReaderTest, BytesThatTheCheckRefusesAreCorruptAndSaySo) {
+TEST_P(BlockReaderTest, BytesThatTheCheckRefusesAreCorruptAndSaySo) {
   Start(64 * kBlock, {});
   Buffer buffer = Allocate(kBlock);
   ReadJob job = Job(1, 0, buffer.get(), kBlock);
@@ -177,7 +202,7 @@ TEST_F(PreadReaderTest, BytesThatTheCheckRefusesAreCorruptAndSaySo) {
   EXPECT_EQ(result.status.message(), "wrong checksum");
 }
 
-TEST_F(PreadReaderTest, CancelledJobsAreReportedExactlyOnce) {
+TEST_P(BlockReaderTest, CancelledJobsAreReportedExactlyOnce) {
   Start(64 * 1024 * 1024, {});
   std::vector<Buffer> buffers;
   for (uint64_t i = 0; i < 32; ++i) {
@@ -197,6 +222,91 @@ TEST_F(PreadReaderTest, CancelledJobsAreReportedExactlyOnce) {
   for (const auto& [tag, results] : results_) {
     EXPECT_EQ(results.size(), 1u) << "job " << tag;
   }
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, BlockReaderTest, testing::Values("pread", "uring"),
+                         [](const auto& param) { return param.param; });
+
+// The kernel's own ring, where there is one.
+TEST(ReadRingTest, ReadsARealFileAndEndsAWaitWhenWoken) {
+  absl::StatusOr<std::unique_ptr<ReadRing>> ring = MakeReadRing(4);
+  if (!ring.ok()) {
+    GTEST_SKIP() << ring.status();
+  }
+  TempDir dir;
+  std::vector<std::byte> bytes(5 * kBlock);
+  FakeExtentSource::FillBytes(0, bytes);
+  std::ofstream(dir.File("f"), std::ios::binary)
+      .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  auto file = OpenReadFile(dir.File("f"), true);
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_TRUE((*ring)->AddFile(file->get()).ok());
+  Buffer buffer = Allocate(4 * kBlock);
+  for (uint32_t slot = 0; slot < 4; ++slot) {
+    (*ring)->Read(slot, 0, buffer.get() + slot * kBlock, kBlock, (slot + 1) * kBlock);
+  }
+  std::vector<RingCompletion> completions;
+  uint32_t ended = 0;
+  while (ended < 4) {
+    ASSERT_TRUE((*ring)->Wait(&completions).ok());
+    for (const RingCompletion& completion : completions) {
+      EXPECT_EQ(completion.result, static_cast<int64_t>(kBlock));
+      ++ended;
+    }
+  }
+  EXPECT_TRUE(Right(buffer.get(), kBlock, 4 * kBlock));
+  (*ring)->Wake();
+  ASSERT_TRUE((*ring)->Wait(&completions).ok());
+  EXPECT_TRUE(completions.empty());
+}
+
+// Runs `work` in a process of its own in which one system call fails with `error_number`, as under a
+// container's seccomp profile. What `work` returned, or -1.
+int InSandbox(long system_call, int error_number, const std::function<int()>& work) {
+  const pid_t child = fork();
+  if (child == 0) {
+    sock_filter rules[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(system_call), 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<uint32_t>(error_number)),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const sock_fprog program{std::size(rules), rules};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+      _exit(255);
+    }
+    _exit(work());
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(ReadRingTest, ASandboxThatForbidsAnyStepIsFoundOutByTheTrial) {
+  for (const long call : {SYS_io_uring_setup, SYS_io_uring_register, SYS_io_uring_enter}) {
+    for (const int error : {EPERM, ENOSYS, ENOMEM}) {
+      EXPECT_NE(InSandbox(call, error, TryReadRing), 0) << "call " << call << ", errno " << error;
+    }
+  }
+  EXPECT_EQ(InSandbox(SYS_io_uring_setup, ENOSYS, TryReadRing), ENOSYS);
+  EXPECT_EQ(InSandbox(SYS_io_uring_register, ENOMEM, TryReadRing), ENOMEM);
+}
+
+TEST(ReadRingTest, AStoreWithoutRingsReadsByThreadsAndSaysSoOnce) {
+  const int wrong = InSandbox(SYS_io_uring_setup, EPERM, [] {
+    int warnings = 0;
+    WeightStoreOptions options;
+    options.dram_budget = 1024 * 1024;
+    options.log = [&warnings](LogSeverity severity, const std::string& text) {
+      warnings += severity == LogSeverity::kWarning && text.find("--io pread") != std::string::npos &&
+                  text.find("seccomp") != std::string::npos;
+    };
+    auto store = WeightStore::Create(options);
+    return !store.ok() ? 1 : (*store)->Stats().io_engine != "pread" ? 2 : warnings != 1 ? 3 : 0;
+  });
+  EXPECT_EQ(wrong, 0);
 }
 
 TEST(OpenReadFileTest, ReadsARealFileBothWaysAndNamesAMissingOne) {

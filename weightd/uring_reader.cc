@@ -1,0 +1,187 @@
+#include "weightd/uring_reader.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace sluice {
+
+UringReader::UringReader(Options options)
+    : options_(std::move(options)),
+      ring_(options_.ring.get()),
+      queue_(options_.limits),
+      slots_(options_.depth) {
+  for (uint32_t slot = 0; slot < options_.depth; ++slot) {
+    free_slots_.push_back(options_.depth - 1 - slot);
+  }
+  thread_ = std::thread([this] { Run(); });
+}
+
+UringReader::~UringReader() {
+  {
+    MutexLock lock(&mutex_);
+    stop_ = true;
+  }
+  ring_->Wake();
+  thread_.join();
+}
+
+absl::StatusOr<int> UringReader::Register(const std::string& path) {
+  ASSIGN_OR_RETURN(std::unique_ptr<ReadFile> file, options_.opener(path));
+  MutexLock lock(&mutex_);
+  RETURN_IF_ERROR(ring_->AddFile(file.get()));
+  files_.push_back(std::make_unique<File>(File{path, std::move(file)}));
+  return static_cast<int>(files_.size()) - 1;
+}
+
+void UringReader::SetSink(std::function<void(ReadResult)> sink) { sink_ = std::move(sink); }
+
+void UringReader::Submit(ReadJob job) {
+  {
+    MutexLock lock(&mutex_);
+    queue_.Add(std::move(job));
+  }
+  ring_->Wake();
+}
+
+void UringReader::Promote(uint64_t tag) {
+  {
+    MutexLock lock(&mutex_);
+    queue_.Promote(tag);
+  }
+  ring_->Wake();
+}
+
+void UringReader::Cancel(uint64_t tag) {
+  std::shared_ptr<QueuedRead> over;
+  {
+    MutexLock lock(&mutex_);
+    over = queue_.Cancel(tag);
+  }
+  if (over != nullptr) {
+    Report(*over);
+  }
+}
+
+std::string UringReader::Describe() const {
+  MutexLock lock(&mutex_);
+  std::string how;
+  for (const auto& file : files_) {
+    if (how.empty() || file->file->how() != "O_DIRECT") {
+      how = file->file->how();
+    }
+  }
+  return how.empty() ? "uring" : absl::StrCat("uring, ", how);
+}
+
+void UringReader::Run() {
+  std::vector<RingCompletion> completions;
+  while (StartReads()) {
+    // What prevents a submission (memory, limits) passes; the pause keeps a kernel that refuses for good from
+    // taking a CPU.
+    if (!ring_->Wait(&completions).ok()) {
+      BackOff(kMaxReadRetries);
+    }
+    for (const RingCompletion& completion : completions) {
+      Take(completion);
+    }
+    TryAgain();
+  }
+}
+
+bool UringReader::StartReads() {
+  MutexLock lock(&mutex_);
+  while (!stop_ && !free_slots_.empty()) {
+    std::optional<ReadChunk> chunk = queue_.Next();
+    if (!chunk.has_value()) {
+      break;
+    }
+    if (chunk->read->started_nanos == 0) {
+      chunk->read->started_nanos = options_.clock->NowNanos();
+    }
+    const uint32_t slot = free_slots_.back();
+    free_slots_.pop_back();
+    slots_[slot].progress.emplace(chunk->length);
+    slots_[slot].chunk = std::move(chunk);
+    StartRead(slot);
+  }
+  return !stop_ || free_slots_.size() < slots_.size();
+}
+
+void UringReader::StartRead(uint32_t slot) {
+  const ReadChunk& chunk = *slots_[slot].chunk;
+  const ReadJob& job = chunk.read->job;
+  const uint64_t at = chunk.offset + slots_[slot].progress->range().good;
+  ring_->Read(slot, job.file, job.dest + at, static_cast<uint32_t>(slots_[slot].progress->left()),
+              job.offset + at);
+}
+
+void UringReader::Take(const RingCompletion& completion) {
+  RangeProgress& progress = *slots_[completion.slot].progress;
+  if (!progress.Take(completion.result)) {
+    FinishChunk(completion.slot);
+  } else if (progress.again() > 0) {
+    again_.push_back(completion.slot);
+  } else {
+    StartRead(completion.slot);
+  }
+}
+
+// The pause delays the reports of other reads a little, and the kernel is short of something anyway.
+void UringReader::TryAgain() {
+  int attempt = 0;
+  for (const uint32_t slot : again_) {
+    attempt = std::max(attempt, slots_[slot].progress->again());
+  }
+  if (attempt > 0) {
+    BackOff(attempt);
+  }
+  for (const uint32_t slot : again_) {
+    StartRead(slot);
+  }
+  again_.clear();
+}
+
+void UringReader::FinishChunk(uint32_t slot) {
+  const ReadChunk chunk = *std::move(slots_[slot].chunk);
+  const RangeRead range = slots_[slot].progress->range();
+  const ReadJob& job = chunk.read->job;
+  const uint64_t at = job.offset + chunk.offset;
+  slots_[slot].chunk.reset();
+  slots_[slot].progress.reset();
+  free_slots_.push_back(slot);
+  std::string path;
+  {
+    MutexLock lock(&mutex_);
+    path = files_[static_cast<size_t>(job.file)]->path;
+  }
+  ReadOutcome outcome = range.outcome;
+  absl::Status status = StatusOfRange(range, path, chunk.length, at);
+  if (status.ok() && job.check) {
+    status = job.check(chunk.offset, std::span<const std::byte>(job.dest + chunk.offset, chunk.length));
+    outcome = status.ok() ? outcome : ReadOutcome::kCorrupt;
+  }
+  std::shared_ptr<QueuedRead> over;
+  {
+    MutexLock lock(&mutex_);
+    over = queue_.Finish(chunk, outcome, std::move(status), range.bytes_read);
+  }
+  if (over != nullptr) {
+    Report(*over);
+  }
+}
+
+void UringReader::Report(const QueuedRead& read) {
+  ReadResult result;
+  result.tag = read.job.tag;
+  result.outcome = read.outcome;
+  result.status = read.status;
+  result.bytes_read = read.bytes_read;
+  result.started_nanos = read.started_nanos;
+  result.ended_nanos = options_.clock->NowNanos();
+  sink_(std::move(result));
+}
+
+}  // namespace sluice

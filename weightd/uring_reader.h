@@ -1,0 +1,81 @@
+// The `uring` engine: one thread, one ring, many reads in flight.
+//
+// Thread safety: thread-safe, see block_reader.h.
+#ifndef SLUICE_WEIGHTD_URING_READER_H_
+#define SLUICE_WEIGHTD_URING_READER_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "common/clock.h"
+#include "common/mutex.h"
+#include "weightd/block_reader.h"
+#include "weightd/read_file.h"
+#include "weightd/read_queue.h"
+#include "weightd/read_ring.h"
+
+namespace sluice {
+
+class UringReader final : public BlockReader {
+ public:
+  struct Options {
+    ReadLimits limits;
+    FileOpener opener;               // how files are opened; REQUIRED
+    std::unique_ptr<ReadRing> ring;  // made for `depth` reads; REQUIRED
+    uint32_t depth = kDepth;
+    const Clock* clock = nullptr;  // borrowed; REQUIRED
+  };
+  // Reads in flight at most; the bytes in flight bound them too.
+  static constexpr uint32_t kDepth = 64;
+
+  explicit UringReader(Options options);
+  // Reports nothing further: jobs that are still queued are forgotten, running reads are waited for.
+  ~UringReader() override;
+
+  absl::StatusOr<int> Register(const std::string& path) override;
+  void SetSink(std::function<void(ReadResult)> sink) override;
+  void Submit(ReadJob job) override;
+  void Promote(uint64_t tag) override;
+  void Cancel(uint64_t tag) override;
+  std::string Describe() const override;
+
+ private:
+  struct File {
+    std::string path;
+    std::unique_ptr<ReadFile> file;
+  };
+  struct Slot {
+    std::optional<ReadChunk> chunk;  // none: free
+    std::optional<RangeProgress> progress;
+  };
+
+  void Run();
+  // Starts what the limits allow; false once the reader stops and nothing runs.
+  bool StartReads();
+  void StartRead(uint32_t slot);
+  void Take(const RingCompletion& completion);
+  // Starts anew what the kernel refused with EAGAIN.
+  void TryAgain();
+  void FinishChunk(uint32_t slot);
+  void Report(const QueuedRead& read);
+
+  const Options options_;
+  ReadRing* const ring_;
+  std::function<void(ReadResult)> sink_;  // set before the first Submit
+  mutable Mutex mutex_;
+  ReadQueue queue_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<File>> files_ ABSL_GUARDED_BY(mutex_);
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<Slot> slots_;           // the thread's
+  std::vector<uint32_t> free_slots_;  // the thread's
+  std::vector<uint32_t> again_;       // the thread's: slots that the kernel refused for now
+  std::thread thread_;                // const after construction
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_URING_READER_H_
