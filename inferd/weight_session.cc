@@ -17,6 +17,7 @@
 #include "common/net/connection_acceptor.h"
 #include "common/net/unix_listener.h"
 #include "common/ring/lease.h"
+#include "common/ring/protocol_step.h"
 #include "common/status.h"
 
 #ifndef SO_PEERPIDFD
@@ -49,14 +50,20 @@ absl::Status NoSense(const std::string& what, uint64_t got, uint64_t expected) {
 absl::StatusOr<std::unique_ptr<WeightSession>> WeightSession::Join(const OpenedSession& opened,
                                                                    const std::vector<uint64_t>& extent_bytes,
                                                                    int wake_fd, absl::Time deadline) {
-  if (opened.extent_count != extent_bytes.size()) {
-    return NoSense("the pack's extent count", opened.extent_count, extent_bytes.size());
-  }
   auto side = ConnectUnix(opened.side_socket, UnixSocketType::kSeqPacket);
   if (!side.ok()) {
     return absl::UnavailableError(absl::StrCat("side channel: ", side.status().message()));
   }
-  std::unique_ptr<WeightSession> session(new WeightSession(opened, extent_bytes, wake_fd, *std::move(side)));
+  return JoinOver(*std::move(side), opened, extent_bytes, wake_fd, deadline);
+}
+
+absl::StatusOr<std::unique_ptr<WeightSession>> WeightSession::JoinOver(
+    UniqueFd side, const OpenedSession& opened, const std::vector<uint64_t>& extent_bytes, int wake_fd,
+    absl::Time deadline) {
+  if (opened.extent_count != extent_bytes.size()) {
+    return NoSense("the pack's extent count", opened.extent_count, extent_bytes.size());
+  }
+  std::unique_ptr<WeightSession> session(new WeightSession(opened, extent_bytes, wake_fd, std::move(side)));
   SideMessage hello;
   hello.type = SideType::kHello;
   hello.nonce = opened.nonce;
@@ -122,7 +129,7 @@ absl::Status WeightSession::TakeWelcome(absl::Time deadline) {
     if (absl::Now() >= deadline) {
       return absl::DeadlineExceededError("weightd has not answered HELLO in time");
     }
-    poll(&polled, 1, PollTimeoutMs(deadline));
+    ProtocolPoll(&polled, 1, PollTimeoutMs(deadline));
   }
   if (absl::IsFailedPrecondition(packet.status())) {
     return absl::UnavailableError("weightd closed the side channel");
@@ -160,7 +167,7 @@ absl::Status WeightSession::AwaitReady(absl::Time deadline) {
       return absl::DeadlineExceededError("weightd has not announced its segments in time");
     }
     pollfd polled{side_.get(), POLLIN, 0};
-    poll(&polled, 1, PollTimeoutMs(deadline));
+    ProtocolPoll(&polled, 1, PollTimeoutMs(deadline));
   }
 }
 
@@ -271,6 +278,7 @@ absl::Status WeightSession::Submit(const SubmissionEntry& entry) {
       return lost_;
   }
   if (submissions_->TakeServerSleep()) {
+    ProtocolStep(ProtocolPoint::kWake, &control_.cursors->server_sleeping);
     eventfd_write(server_bell_.get(), 1);  // EAGAIN: the bell rings already
   }
   return absl::OkStatus();
@@ -292,7 +300,7 @@ bool WeightSession::Sleep(absl::Time deadline) {
     return false;
   }
   epoll_event events[kSleepSources];
-  const int ready = epoll_wait(epoll_.get(), events, kSleepSources, PollTimeoutMs(deadline));
+  const int ready = ProtocolEpollWait(epoll_.get(), events, kSleepSources, PollTimeoutMs(deadline));
   completions_->EndWait();
   bool woken = false;
   for (int i = 0; i < ready; ++i) {

@@ -35,6 +35,10 @@ class WeightSession {
   static absl::StatusOr<std::unique_ptr<WeightSession>> Join(const OpenedSession& opened,
                                                              const std::vector<uint64_t>& extent_bytes,
                                                              int wake_fd, absl::Time deadline);
+  // The same over a side socket that is connected already.
+  static absl::StatusOr<std::unique_ptr<WeightSession>> JoinOver(UniqueFd side, const OpenedSession& opened,
+                                                                 const std::vector<uint64_t>& extent_bytes,
+                                                                 int wake_fd, absl::Time deadline);
   // Unmaps every segment; the observer is told.
   ~WeightSession();
 

@@ -299,6 +299,9 @@ void Fetcher::DropSession(uint64_t session) {
       gone.push_back(request.get());
     }
   }
+  // In the order of their ids: the map's own order differs from run to run.
+  std::sort(gone.begin(), gone.end(),
+            [](const Request* a, const Request* b) { return a->fill.id < b->fill.id; });
   for (Request* request : gone) {
     EraseFrom(&queue(request->fill.request_class), request);
     EraseFrom(&waiting_room_, request);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/ring/protocol_step.h"
 #include "common/status.h"
 #include "weightd/prefaulter.h"
 
@@ -146,6 +147,7 @@ void Session::RingBell() {
   }
   unannounced_ = false;
   if (completions_.TakeClientWait()) {
+    ProtocolStep(ProtocolPoint::kWake, &view_.cursors->client_waiting);
     const char byte = 1;
     // A full pipe is as good: the client has wakes to read already.
     [[maybe_unused]] const ssize_t written = write(client_bell_write_.get(), &byte, 1);

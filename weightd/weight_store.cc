@@ -22,6 +22,7 @@
 #include "weightd/poller.h"
 #include "weightd/pread_reader.h"
 #include "weightd/prefaulter.h"
+#include "weightd/pump_turn.h"
 #include "weightd/store_core.h"
 #include "weightd/uring_reader.h"
 
@@ -220,34 +221,9 @@ class WeightStore::Impl {
   }
 
   void OnRead(ReadResult result) {
-    {
-      MutexLock lock(&reads_mutex_);
-      reads_.push_back(std::move(result));
-    }
-    if (asleep_.exchange(false)) {
+    if (inbox_.Add(std::move(result))) {
       Ring();
     }
-  }
-
-  std::vector<ReadResult> TakeReads() {
-    std::vector<ReadResult> reads;
-    MutexLock lock(&reads_mutex_);
-    reads.swap(reads_);
-    return reads;
-  }
-
-  bool ReadsWait() {
-    MutexLock lock(&reads_mutex_);
-    return !reads_.empty();
-  }
-
-  int TimeoutMs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const int64_t deadline = core_.NextDeadline();
-    if (deadline == 0) {
-      return -1;
-    }
-    const int64_t left = (deadline - clock_.NowNanos()) / 1'000'000 + 1;
-    return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
   }
 
   void Run() {
@@ -256,13 +232,7 @@ class WeightStore::Impl {
       std::vector<std::pair<LogSeverity, std::string>> messages;
       {
         MutexLock lock(&mutex_);
-        if (!core_.Pump(TakeReads())) {
-          timeout_ms = TimeoutMs();
-          asleep_.store(true);
-          if (!core_.BeginSleep() || ReadsWait()) {
-            timeout_ms = 0;
-          }
-        }
+        timeout_ms = PumpTurn(&core_, &inbox_, clock_);
         messages = core_.TakeLog();
       }
       for (const auto& [severity, message] : messages) {
@@ -271,7 +241,7 @@ class WeightStore::Impl {
         }
       }
       const std::vector<PollEvent> events = poller_.Wait(timeout_ms);
-      asleep_.store(false);
+      inbox_.EndSleep();
       MutexLock lock(&mutex_);
       core_.EndSleep();
       for (const PollEvent& event : events) {
@@ -286,13 +256,10 @@ class WeightStore::Impl {
   Poller poller_;
   const UniqueFd bell_;
   std::atomic<bool> stop_{false};
-  std::atomic<bool> asleep_{false};
-
-  Mutex reads_mutex_;
-  std::vector<ReadResult> reads_ ABSL_GUARDED_BY(reads_mutex_);
+  ReadInbox inbox_;
 
   Mutex add_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // one pack is added at a time
-  mutable Mutex mutex_ ABSL_ACQUIRED_BEFORE(reads_mutex_);
+  mutable Mutex mutex_;
   Prefaulter prefaulter_;
   StoreCore core_ ABSL_GUARDED_BY(mutex_);
   std::deque<const Pack*> open_packs_ ABSL_GUARDED_BY(mutex_);

@@ -13,6 +13,7 @@
 #ifndef SLUICE_COMMON_RING_LEASE_H_
 #define SLUICE_COMMON_RING_LEASE_H_
 
+#include "common/ring/protocol_step.h"
 #include "common/ring/session_abi.h"
 
 namespace sluice {
@@ -22,9 +23,12 @@ namespace sluice {
 inline bool TryLease(const ResidencyEntry& entry, PinEntry& pin, uint64_t* place, uint64_t* generation) {
   // Both lines usually miss the cache; fetched together they cost one latency instead of two.
   __builtin_prefetch(&entry, 0);
+  ProtocolStep(ProtocolPoint::kLeasePin, &pin);
   pin.pins.fetch_add(1, std::memory_order_seq_cst);
+  ProtocolStep(ProtocolPoint::kLeaseLook, &entry);
   const uint64_t state = entry.state.load(std::memory_order_seq_cst);
   if (StateOf(state) != ExtentState::kResident) [[unlikely]] {
+    ProtocolStep(ProtocolPoint::kLeaseUndo, &pin);
     pin.pins.fetch_sub(1, std::memory_order_seq_cst);
     return false;
   }
@@ -37,14 +41,19 @@ inline bool TryLease(const ResidencyEntry& entry, PinEntry& pin, uint64_t* place
 // before, and `last_stamp` the session's word in its control region. Both are written before the pin falls,
 // so weightd never sees an unpinned extent without its last use.
 inline void ReleaseLease(PinEntry& pin, std::atomic<uint64_t>& last_stamp, uint64_t stamp) {
+  ProtocolStep(ProtocolPoint::kReleaseStamp, &pin);
   pin.uses.store(pin.uses.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   pin.last_step.store(stamp, std::memory_order_relaxed);
   last_stamp.store(stamp, std::memory_order_relaxed);
+  ProtocolStep(ProtocolPoint::kReleaseUnpin, &pin);
   pin.pins.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 // Client. Undoes a lease without a use: for a place in a segment that this process cannot map.
-inline void UndoLease(PinEntry& pin) { pin.pins.fetch_sub(1, std::memory_order_seq_cst); }
+inline void UndoLease(PinEntry& pin) {
+  ProtocolStep(ProtocolPoint::kLeaseUndo, &pin);
+  pin.pins.fetch_sub(1, std::memory_order_seq_cst);
+}
 
 // Either side. Whether a lease would probably succeed now; takes nothing.
 inline bool IsResident(const ResidencyEntry& entry) {
@@ -54,12 +63,15 @@ inline bool IsResident(const ResidencyEntry& entry) {
 // weightd. The extent's bytes are in place and verified: from here on it may be leased. REQUIRES: not
 // resident.
 inline void PublishResident(ResidencyEntry& entry, uint32_t segment, uint64_t offset, uint64_t generation) {
+  ProtocolStep(ProtocolPoint::kPublishPlace, &entry);
   entry.place.store(PackPlace(segment, offset), std::memory_order_relaxed);
+  ProtocolStep(ProtocolPoint::kPublishState, &entry);
   entry.state.store(PackState(ExtentState::kResident, generation), std::memory_order_seq_cst);
 }
 
 // weightd. Any state but RESIDENT.
 inline void PublishState(ResidencyEntry& entry, ExtentState state, uint64_t generation) {
+  ProtocolStep(ProtocolPoint::kPublishState, &entry);
   entry.state.store(PackState(state, generation), std::memory_order_seq_cst);
 }
 
@@ -69,8 +81,11 @@ inline void PublishState(ResidencyEntry& entry, ExtentState state, uint64_t gene
 template <typename AnyPin>
 bool TryEvict(ResidencyEntry& entry, const AnyPin& any_pin) {
   const uint64_t generation = GenerationOf(entry.state.load(std::memory_order_relaxed));
+  ProtocolStep(ProtocolPoint::kEvictMark, &entry);
   entry.state.store(PackState(ExtentState::kEvicting, generation), std::memory_order_seq_cst);
-  if (any_pin()) {
+  const bool held = any_pin();
+  ProtocolStep(ProtocolPoint::kEvictDecide, &entry);
+  if (held) {
     entry.state.store(PackState(ExtentState::kResident, generation), std::memory_order_seq_cst);
     return false;
   }
@@ -79,7 +94,10 @@ bool TryEvict(ResidencyEntry& entry, const AnyPin& any_pin) {
 }
 
 // weightd, within TryEvict.
-inline bool PinsHeld(const PinEntry& pin) { return pin.pins.load(std::memory_order_seq_cst) != 0; }
+inline bool PinsHeld(const PinEntry& pin) {
+  ProtocolStep(ProtocolPoint::kEvictLook, &pin);
+  return pin.pins.load(std::memory_order_seq_cst) != 0;
+}
 
 }  // namespace sluice
 

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
+#include "common/ring/protocol_step.h"
 
 namespace sluice {
 namespace {
@@ -14,6 +15,7 @@ void CopyIn(Entry* shared, const Entry& entry) {
   uint64_t words[sizeof(Entry) / 8];
   std::memcpy(words, &entry, sizeof(Entry));
   auto* to = reinterpret_cast<uint64_t*>(shared);
+  ProtocolStep(ProtocolPoint::kRingCopy, shared);
   for (size_t i = 0; i < sizeof(Entry) / 8; ++i) {
     __atomic_store_n(to + i, words[i], __ATOMIC_RELAXED);
   }
@@ -23,6 +25,7 @@ template <typename Entry>
 void CopyOut(const Entry* shared, Entry* entry) {
   uint64_t words[sizeof(Entry) / 8];
   const auto* from = reinterpret_cast<const uint64_t*>(shared);
+  ProtocolStep(ProtocolPoint::kRingCopy, shared);
   for (size_t i = 0; i < sizeof(Entry) / 8; ++i) {
     words[i] = __atomic_load_n(from + i, __ATOMIC_RELAXED);
   }
@@ -120,17 +123,23 @@ RingResult SubmissionWriter::Push(SubmissionEntry entry) {
   entry.sequence = tail_;
   CopyIn(&view_.submissions[tail_ & (capacity - 1)], entry);
   ++tail_;
+  ProtocolStep(ProtocolPoint::kRingPublish, &view_.cursors->submission_tail);
   view_.cursors->submission_tail.value.store(tail_, std::memory_order_seq_cst);
   return RingResult::kOk;
 }
 
 bool SubmissionWriter::TakeServerSleep() {
   std::atomic<uint64_t>& sleeping = view_.cursors->server_sleeping.value;
-  return sleeping.load(std::memory_order_seq_cst) != 0 &&
-         sleeping.exchange(0, std::memory_order_seq_cst) != 0;
+  ProtocolStep(ProtocolPoint::kSleepTake, &sleeping);
+  if (sleeping.load(std::memory_order_seq_cst) == 0) {
+    return false;
+  }
+  ProtocolStep(ProtocolPoint::kSleepTake, &sleeping);
+  return sleeping.exchange(0, std::memory_order_seq_cst) != 0;
 }
 
 RingResult CompletionReader::Peek(CompletionEntry* entry) {
+  ProtocolStep(ProtocolPoint::kRingLook, &view_.cursors->completion_tail);
   const uint64_t tail = view_.cursors->completion_tail.value.load(std::memory_order_acquire);
   if (tail == head_) {
     return RingResult::kNone;
@@ -145,11 +154,14 @@ RingResult CompletionReader::Peek(CompletionEntry* entry) {
 
 void CompletionReader::Advance() {
   ++head_;
+  ProtocolStep(ProtocolPoint::kRingPublish, &view_.cursors->completion_head);
   view_.cursors->completion_head.value.store(head_, std::memory_order_release);
 }
 
 bool CompletionReader::BeginWait() {
+  ProtocolStep(ProtocolPoint::kSleepAnnounce, &view_.cursors->client_waiting);
   view_.cursors->client_waiting.value.store(1, std::memory_order_seq_cst);
+  ProtocolStep(ProtocolPoint::kSleepLook, &view_.cursors->completion_tail);
   if (view_.cursors->completion_tail.value.load(std::memory_order_seq_cst) != head_) {
     EndWait();
     return false;
@@ -157,9 +169,13 @@ bool CompletionReader::BeginWait() {
   return true;
 }
 
-void CompletionReader::EndWait() { view_.cursors->client_waiting.value.store(0, std::memory_order_relaxed); }
+void CompletionReader::EndWait() {
+  ProtocolStep(ProtocolPoint::kSleepTake, &view_.cursors->client_waiting);
+  view_.cursors->client_waiting.value.store(0, std::memory_order_relaxed);
+}
 
 RingResult SubmissionReader::Pop(SubmissionEntry* entry) {
+  ProtocolStep(ProtocolPoint::kRingLook, &view_.cursors->submission_tail);
   const uint64_t tail = view_.cursors->submission_tail.value.load(std::memory_order_acquire);
   if (tail == head_) {
     return RingResult::kNone;
@@ -173,12 +189,15 @@ RingResult SubmissionReader::Pop(SubmissionEntry* entry) {
     return RingResult::kCorrupt;
   }
   ++head_;
+  ProtocolStep(ProtocolPoint::kRingPublish, &view_.cursors->submission_head);
   view_.cursors->submission_head.value.store(head_, std::memory_order_release);
   return RingResult::kOk;
 }
 
 bool SubmissionReader::BeginSleep() {
+  ProtocolStep(ProtocolPoint::kSleepAnnounce, &view_.cursors->server_sleeping);
   view_.cursors->server_sleeping.value.store(1, std::memory_order_seq_cst);
+  ProtocolStep(ProtocolPoint::kSleepLook, &view_.cursors->submission_tail);
   if (view_.cursors->submission_tail.value.load(std::memory_order_seq_cst) != head_) {
     EndSleep();
     return false;
@@ -187,6 +206,7 @@ bool SubmissionReader::BeginSleep() {
 }
 
 void SubmissionReader::EndSleep() {
+  ProtocolStep(ProtocolPoint::kSleepTake, &view_.cursors->server_sleeping);
   view_.cursors->server_sleeping.value.store(0, std::memory_order_relaxed);
 }
 
@@ -195,11 +215,13 @@ uint64_t CompletionWriter::Push(CompletionEntry entry) {
   entry.sequence = sequence;
   CopyIn(&view_.completions[sequence & (view_.layout.ring_entries - 1)], entry);
   ++tail_;
+  ProtocolStep(ProtocolPoint::kRingPublish, &view_.cursors->completion_tail);
   view_.cursors->completion_tail.value.store(tail_, std::memory_order_seq_cst);
   return sequence;
 }
 
 RingResult CompletionWriter::Reaped(uint64_t* head) {
+  ProtocolStep(ProtocolPoint::kRingLook, &view_.cursors->completion_head);
   const uint64_t now = view_.cursors->completion_head.value.load(std::memory_order_acquire);
   if (now < head_ || now > tail_) {
     return RingResult::kCorrupt;
@@ -211,7 +233,12 @@ RingResult CompletionWriter::Reaped(uint64_t* head) {
 
 bool CompletionWriter::TakeClientWait() {
   std::atomic<uint64_t>& waiting = view_.cursors->client_waiting.value;
-  return waiting.load(std::memory_order_seq_cst) != 0 && waiting.exchange(0, std::memory_order_seq_cst) != 0;
+  ProtocolStep(ProtocolPoint::kSleepTake, &waiting);
+  if (waiting.load(std::memory_order_seq_cst) == 0) {
+    return false;
+  }
+  ProtocolStep(ProtocolPoint::kSleepTake, &waiting);
+  return waiting.exchange(0, std::memory_order_seq_cst) != 0;
 }
 
 }  // namespace sluice
