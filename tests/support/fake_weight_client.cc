@@ -111,6 +111,11 @@ void FakeWeightClient::Release(uint32_t extent, uint64_t) {
 bool FakeWeightClient::IsResident(uint32_t extent) const { return extents_[extent].resident; }
 
 absl::Status FakeWeightClient::Submit(const FetchRequest& request) {
+  bool poison = false;
+  if (request.transfer != nullptr) {
+    RETURN_IF_ERROR(CheckTarget(request));
+    poison = !LentAlready(request);
+  }
   MutexLock lock(&mutex_);
   if (!connected_) {
     return absl::Status(death_, "the fake weightd is dead");
@@ -125,7 +130,11 @@ absl::Status FakeWeightClient::Submit(const FetchRequest& request) {
   }
   Pending pending;
   pending.request = request;
+  pending.completion.id = request.id;
   pending.polls_left = static_cast<uint32_t>(random_() % (options_.max_delay_polls + 1));
+  if (request.transfer != nullptr) {
+    KeepTarget(request, poison, &pending);
+  }
   pending_.push_back(pending);
   (request.fetch_class == FetchClass::kDemand ? counters_.demand_requests : counters_.prefetch_requests)++;
   counters_.outstanding++;
@@ -135,8 +144,9 @@ absl::Status FakeWeightClient::Submit(const FetchRequest& request) {
 void FakeWeightClient::CancelPrefetches(uint64_t step, uint32_t layer) {
   for (Pending& pending : pending_) {
     const FetchRequest& request = pending.request;
-    pending.cancelled = pending.cancelled || (request.fetch_class == FetchClass::kPrefetch &&
-                                              request.step <= step && request.layer <= layer);
+    pending.cancelled =
+        pending.cancelled || (request.fetch_class == FetchClass::kPrefetch && !pending.filled &&
+                              request.step <= step && request.layer <= layer);
   }
 }
 
@@ -158,38 +168,67 @@ size_t FakeWeightClient::Poll(absl::FunctionRef<void(const FetchCompletion&)> ha
   finished_.clear();
   size_t kept = 0;
   for (Pending& pending : pending_) {
-    if (pending.cancelled || pending.polls_left == 0) {
+    if (Advance(&pending)) {
       finished_.push_back(pending);
     } else {
-      pending.polls_left--;
       pending_[kept++] = pending;
     }
   }
   pending_.resize(kept);
-  for (const Pending& pending : finished_) {
-    Complete(pending, handle);
+  for (Pending& pending : finished_) {
+    Complete(&pending, handle);
   }
   return finished_.size();
 }
 
-void FakeWeightClient::Complete(const Pending& pending,
-                                absl::FunctionRef<void(const FetchCompletion&)> handle) {
-  FetchCompletion completion;
-  completion.id = pending.request.id;
-  const bool filled = !pending.cancelled && Fill(pending.request, &completion);
-  completion.code = pending.cancelled ? absl::StatusCode::kCancelled : completion.code;
+bool FakeWeightClient::Advance(Pending* pending) {
+  if (pending->cancelled || pending->request.transfer == nullptr) {
+    return pending->cancelled || pending->polls_left-- == 0;
+  }
+  if (!pending->filled) {
+    if (pending->polls_left != 0) {
+      pending->polls_left--;
+      return false;
+    }
+    if (!Fill(pending->request, &pending->completion)) {
+      return true;
+    }
+    PinExtents(pending->request, true);  // sources of unfinished copies
+    pending->filled = true;
+  }
+  do {
+    LandTile(pending);
+  } while (options_.max_delay_polls == 0 && pending->tiles_landed < TilesOf(*pending));
+  return pending->tiles_landed == TilesOf(*pending);
+}
+
+void FakeWeightClient::PinExtents(const FetchRequest& request, bool pin) {
+  const ExtentRange range = ExtentsOf(request);
+  for (uint32_t i = 0; i < range.count; ++i) {
+    extents_[range.first + i].pins += pin ? 1 : ~0u;
+  }
+}
+
+void FakeWeightClient::Complete(Pending* pending, absl::FunctionRef<void(const FetchCompletion&)> handle) {
+  FetchCompletion& completion = pending->completion;
+  const bool transfer = pending->request.transfer != nullptr;
+  bool filled = pending->filled;
+  if (!transfer && !pending->cancelled && Fill(pending->request, &completion)) {
+    PinExtents(pending->request, true);  // until the completion has been handled
+    filled = true;
+  }
+  completion.code = pending->cancelled ? absl::StatusCode::kCancelled : completion.code;
   {
     MutexLock lock(&mutex_);
     counters_.outstanding--;
     counters_.bytes_ssd += completion.bytes;
   }
-  const ExtentRange range = ExtentsOf(pending.request);
-  for (uint32_t i = 0; i < range.count && filled; ++i) {
-    extents_[range.first + i].pins++;  // stays until the completion has been handled
+  if (transfer) {
+    free_lists_.push_back(pending->list);
   }
   handle(completion);
-  for (uint32_t i = 0; i < range.count && filled; ++i) {
-    extents_[range.first + i].pins--;
+  if (filled) {
+    PinExtents(pending->request, false);
   }
 }
 
@@ -301,6 +340,11 @@ bool FakeWeightClient::connected() const {
 }
 
 absl::Status FakeWeightClient::Reconnect(absl::Time) {
+  for (const Pending& pending : pending_) {
+    if (pending.filled) {
+      PinExtents(pending.request, false);
+    }
+  }
   for (uint32_t i = 0; i < extents_.size(); ++i) {
     if (extents_[i].pins > 0) {
       Breach(absl::StrCat("reconnects while it holds ", pack_->ExtentName(i)));
@@ -316,7 +360,13 @@ absl::Status FakeWeightClient::Reconnect(absl::Time) {
     }
   }
   UnmapSegments();
+  for (const Pending& pending : pending_) {
+    if (pending.request.transfer != nullptr) {
+      free_lists_.push_back(pending.list);
+    }
+  }
   pending_.clear();
+  slabs_.clear();
   resident_bytes_ = 0;
   RETURN_IF_ERROR(MapSegments());
   MutexLock lock(&mutex_);

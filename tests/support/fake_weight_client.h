@@ -4,7 +4,12 @@
 // Whatever is not resident reads as 0xFF (NaN in every float), and so does whatever was evicted: an engine
 // that reads without a lease cannot go unnoticed. Breaches of the protocol are counted in violations().
 //
-// Nothing allocates while requests come and go, so tests that count allocations may run on it.
+// Slabs: what a transfer lends reads as 0xFF until its tile has landed; tiles land one after another, all at
+// a time without `max_delay_polls`. Lending a range twice is a breach, but for a second request for the very
+// same rows (which makes a prefetch a demand).
+//
+// Nothing allocates while requests come and go, so tests that count allocations may run on it (transfers
+// once a slab was offered).
 //
 // Thread safety: the WeightClient part is thread-compatible as its interface says; Wake(), counters(), and
 // the methods that inject faults may be called from any thread.
@@ -20,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "common/file_io.h"
 #include "common/mutex.h"
+#include "common/ring/shared_memory.h"
 #include "inferd/weight_client.h"
 
 namespace sluice {
@@ -48,6 +54,9 @@ class FakeWeightClient final : public WeightClient {
   void Release(uint32_t extent, uint64_t step) override;
   bool IsResident(uint32_t extent) const override;
   absl::Status Submit(const FetchRequest& request) override;
+  absl::StatusOr<uint32_t> OfferSlab(const SlabOffer& offer) override;
+  uint32_t LandedTiles(uint64_t id) const override;
+  void Cancel(uint64_t id) override;
   void CancelPrefetches(uint64_t step, uint32_t layer) override;
   size_t Poll(absl::FunctionRef<void(const FetchCompletion&)> handle) override;
   absl::Status Wait(absl::Time deadline) override;
@@ -84,6 +93,12 @@ class FakeWeightClient final : public WeightClient {
     FetchRequest request;
     uint32_t polls_left = 0;
     bool cancelled = false;
+    // Transfers: `target` with its list in lists_[list]; filled: the extents are there and pinned.
+    TransferTarget target;
+    uint32_t list = 0;
+    bool filled = false;
+    uint32_t tiles_landed = 0;
+    FetchCompletion completion;  // so far
   };
   struct Segment {
     uint32_t id = 0;
@@ -94,7 +109,20 @@ class FakeWeightClient final : public WeightClient {
   absl::Status MapSegments();
   void UnmapSegments();
   bool TakePoll() ABSL_LOCKS_EXCLUDED(mutex_);
-  void Complete(const Pending& pending, absl::FunctionRef<void(const FetchCompletion&)> handle);
+  void Complete(Pending* pending, absl::FunctionRef<void(const FetchCompletion&)> handle);
+  // True once the request is over.
+  bool Advance(Pending* pending);
+  void PinExtents(const FetchRequest& request, bool pin);
+
+  absl::Status CheckTarget(const FetchRequest& request) const;
+  bool LentAlready(const FetchRequest& request);
+  void KeepTarget(const FetchRequest& request, bool poison, Pending* pending);
+  uint32_t RowsOf(const Pending& pending) const;
+  uint32_t TilesOf(const Pending& pending) const;
+  uint64_t RowBytesOf(const FetchRequest& request, Part part) const;
+  std::byte* SlabRow(const Pending& pending, Part part, uint32_t row);
+  void LandTile(Pending* pending);
+  void Poison(const Pending& pending);
   bool Fill(const FetchRequest& request, FetchCompletion* completion);
   void FillExtent(uint32_t extent, FetchCompletion* completion);
   bool MakeRoom(uint64_t bytes);
@@ -113,6 +141,9 @@ class FakeWeightClient final : public WeightClient {
   std::vector<Extent> extents_;
   std::vector<Pending> pending_;   // in order; never grows beyond ring_entries
   std::vector<Pending> finished_;  // by the running Poll()
+  std::vector<Mapping> slabs_;
+  std::vector<std::vector<uint32_t>> lists_;  // neurons of outstanding transfers
+  std::vector<uint32_t> free_lists_;
   uint64_t resident_bytes_ = 0;
   uint64_t clock_ = 0;  // of last_use
 

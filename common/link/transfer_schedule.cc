@@ -1,0 +1,170 @@
+#include "common/link/transfer_schedule.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace sluice {
+namespace {
+
+size_t Index(LinkClass link_class) { return static_cast<size_t>(link_class); }
+
+}  // namespace
+
+void TransferSchedule::Add(LinkTransfer transfer) {
+  Session& session = sessions_[transfer.session];
+  if (session.transfers++ == 0) {
+    // Idle time earns no credit: it begins level with the least served of those at work.
+    std::optional<uint64_t> least;
+    for (const auto& [id, other] : sessions_) {
+      if (&other != &session && other.transfers != 0) {
+        least = std::min(least.value_or(other.turn), other.turn);
+      }
+    }
+    session.turn = std::max(session.turn, least.value_or(session.turn));
+  }
+  const uint64_t number = transfer.number;
+  links_[transfer.link].waiting[Index(transfer.link_class)].push_back(number);
+  transfers_[number].transfer = std::move(transfer);
+}
+
+bool TransferSchedule::HasRoom(const Link& link, LinkClass link_class, uint32_t bytes) const {
+  if (link_class == LinkClass::kPrefetch &&
+      (link.prefetches >= options_.prefetch_chunks || !link.waiting[Index(LinkClass::kDemand)].empty())) {
+    return false;
+  }
+  return link.in_flight < options_.min_chunks || link.in_flight_bytes + bytes <= options_.window_bytes;
+}
+
+TransferSchedule::Link* TransferSchedule::Choose(LinkClass link_class) {
+  Link* chosen = nullptr;
+  uint64_t least = 0;
+  for (auto& [id, link] : links_) {
+    const auto& waiting = link.waiting[Index(link_class)];
+    if (waiting.empty()) {
+      continue;
+    }
+    const Entry& head = transfers_.at(waiting.front());
+    const uint64_t turn = sessions_.at(head.transfer.session).turn;
+    if (HasRoom(link, link_class, head.transfer.chunks[head.next]) && (chosen == nullptr || turn < least)) {
+      chosen = &link;
+      least = turn;
+    }
+  }
+  return chosen;
+}
+
+LinkChunk TransferSchedule::Submit(Link* link, LinkClass link_class) {
+  auto& waiting = link->waiting[Index(link_class)];
+  Entry& entry = transfers_.at(waiting.front());
+  LinkChunk chunk;
+  chunk.number = entry.transfer.number;
+  chunk.index = entry.next++;
+  chunk.bytes = entry.transfer.chunks[chunk.index];
+  chunk.link = entry.transfer.link;
+  ++entry.in_flight;
+  if (entry.next == entry.transfer.chunks.size()) {
+    waiting.pop_front();
+  }
+  Session& session = sessions_.at(entry.transfer.session);
+  session.turn += chunk.bytes;
+  session.served += chunk.bytes;
+  link->in_flight_bytes += chunk.bytes;
+  ++link->in_flight;
+  in_flight_bytes_ += chunk.bytes;
+  if (link_class == LinkClass::kPrefetch) {
+    ++link->prefetches;
+    ++entry.prefetches_in_flight;
+  }
+  return chunk;
+}
+
+std::optional<LinkChunk> TransferSchedule::Next() {
+  for (LinkClass link_class : {LinkClass::kDemand, LinkClass::kPrefetch}) {
+    if (Link* link = Choose(link_class)) {
+      return Submit(link, link_class);
+    }
+  }
+  return std::nullopt;
+}
+
+bool TransferSchedule::Deliver(const LinkChunk& chunk) {
+  auto found = transfers_.find(chunk.number);
+  if (found == transfers_.end()) {
+    return false;
+  }
+  Entry& entry = found->second;
+  Link& link = links_.at(chunk.link);
+  link.in_flight_bytes -= chunk.bytes;
+  --link.in_flight;
+  in_flight_bytes_ -= chunk.bytes;
+  --entry.in_flight;
+  if (entry.prefetches_in_flight != 0) {
+    --entry.prefetches_in_flight;
+    --link.prefetches;
+  }
+  const bool ended = entry.in_flight == 0 && (entry.cancelled || entry.next == entry.transfer.chunks.size());
+  if (ended) {
+    Forget(chunk.number);
+  }
+  return ended;
+}
+
+void TransferSchedule::Unqueue(const Entry& entry) {
+  auto& waiting = links_.at(entry.transfer.link).waiting[Index(entry.transfer.link_class)];
+  waiting.erase(std::remove(waiting.begin(), waiting.end(), entry.transfer.number), waiting.end());
+}
+
+TransferSchedule::CancelResult TransferSchedule::Cancel(uint64_t number) {
+  auto found = transfers_.find(number);
+  if (found == transfers_.end()) {
+    return CancelResult::kUnknown;
+  }
+  Entry& entry = found->second;
+  Unqueue(entry);
+  if (entry.in_flight != 0) {
+    entry.cancelled = true;
+    return CancelResult::kDraining;
+  }
+  Forget(number);
+  return CancelResult::kEnded;
+}
+
+void TransferSchedule::Promote(uint64_t number) {
+  auto found = transfers_.find(number);
+  if (found == transfers_.end() || found->second.transfer.link_class == LinkClass::kDemand) {
+    return;
+  }
+  Entry& entry = found->second;
+  Unqueue(entry);
+  entry.transfer.link_class = LinkClass::kDemand;
+  Link& link = links_.at(entry.transfer.link);
+  if (!entry.cancelled && entry.next != entry.transfer.chunks.size()) {
+    link.waiting[Index(LinkClass::kDemand)].push_back(number);
+  }
+  // What it has in flight is a demand's from now on.
+  link.prefetches -= std::exchange(entry.prefetches_in_flight, 0);
+}
+
+void TransferSchedule::Forget(uint64_t number) {
+  auto found = transfers_.find(number);
+  const uint64_t id = found->second.transfer.session;
+  const uint32_t link = found->second.transfer.link;
+  transfers_.erase(found);
+  --sessions_.at(id).transfers;
+  const Link& left = links_.at(link);
+  if (left.in_flight == 0 && left.waiting[0].empty() && left.waiting[1].empty()) {
+    links_.erase(link);
+  }
+}
+
+bool TransferSchedule::Started(uint64_t number) const {
+  auto found = transfers_.find(number);
+  return found != transfers_.end() && found->second.next != 0;
+}
+
+uint64_t TransferSchedule::served_bytes(uint64_t session) const {
+  auto found = sessions_.find(session);
+  return found == sessions_.end() ? 0 : found->second.served;
+}
+
+}  // namespace sluice

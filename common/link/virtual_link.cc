@@ -1,0 +1,62 @@
+#include "common/link/virtual_link.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace sluice {
+
+VirtualLink::VirtualLink(const Options& options, OnEnd on_end)
+    : options_(options), on_end_(std::move(on_end)), model_(options.rate), schedule_(options.schedule) {}
+
+void VirtualLink::Submit(uint64_t number, LinkClass link_class, uint64_t bytes, int64_t nanos) {
+  AdvanceTo(nanos);
+  LinkTransfer transfer;
+  transfer.number = number;
+  transfer.link_class = link_class;
+  do {
+    const uint64_t chunk = std::min(bytes, options_.chunk_bytes);
+    transfer.chunks.push_back(static_cast<uint32_t>(chunk));
+    bytes -= chunk;
+  } while (bytes != 0);
+  schedule_.Add(std::move(transfer));
+  Send(nanos);
+}
+
+void VirtualLink::Cancel(uint64_t number, int64_t nanos) {
+  AdvanceTo(nanos);
+  const TransferSchedule::CancelResult result = schedule_.Cancel(number);
+  if (result == TransferSchedule::CancelResult::kEnded) {
+    on_end_(number, nanos, true);
+  } else if (result == TransferSchedule::CancelResult::kDraining) {
+    cancelled_[number] = true;
+  }
+  Send(nanos);
+}
+
+void VirtualLink::Promote(uint64_t number, int64_t nanos) {
+  AdvanceTo(nanos);
+  schedule_.Promote(number);
+  Send(nanos);
+}
+
+void VirtualLink::Send(int64_t nanos) {
+  while (const std::optional<LinkChunk> chunk = schedule_.Next()) {
+    flying_.push_back({*chunk, model_.Book(chunk->bytes, nanos, nanos)});
+  }
+}
+
+void VirtualLink::AdvanceTo(int64_t nanos) {
+  while (!flying_.empty() && flying_.front().arrives <= nanos) {
+    const Flying arrived = flying_.front();
+    flying_.pop_front();
+    delivered_bytes_ += arrived.chunk.bytes;
+    const bool ended = schedule_.Deliver(arrived.chunk);
+    Send(arrived.arrives);
+    if (ended) {
+      on_end_(arrived.chunk.number, arrived.arrives, cancelled_.erase(arrived.chunk.number) != 0);
+    }
+  }
+}
+
+}  // namespace sluice

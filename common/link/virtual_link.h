@@ -1,0 +1,63 @@
+// VirtualLink: a link that exists only as arithmetic. Transfers of a number of bytes go through the same
+// schedule and the same model as weightd's throttled device `sim`, on a clock that the caller moves, so equal
+// calls give equal times to the bit.
+//
+// Thread safety: thread-compatible.
+#ifndef SLUICE_COMMON_LINK_VIRTUAL_LINK_H_
+#define SLUICE_COMMON_LINK_VIRTUAL_LINK_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+
+#include "common/link/link_model.h"
+#include "common/link/transfer_schedule.h"
+
+namespace sluice {
+
+class VirtualLink {
+ public:
+  struct Options {
+    LinkRate rate;
+    uint64_t chunk_bytes = 1ull << 20;
+    TransferSchedule::Options schedule;
+  };
+  // A transfer ended: its last byte arrived at `nanos`, or it was cancelled then.
+  using OnEnd = std::function<void(uint64_t number, int64_t nanos, bool cancelled)>;
+
+  VirtualLink(const Options& options, OnEnd on_end);
+
+  // Asks for `bytes` at time `nanos`. REQUIRES: a fresh number; times of all calls never run backwards.
+  void Submit(uint64_t number, LinkClass link_class, uint64_t bytes, int64_t nanos);
+  // Chunks that are on their way arrive, the others never leave. `on_end` may run before this returns.
+  void Cancel(uint64_t number, int64_t nanos);
+  void Promote(uint64_t number, int64_t nanos);
+  // Whether a byte of it has been sent.
+  bool Started(uint64_t number) const { return schedule_.Started(number); }
+
+  // Lets everything that happens up to `nanos` happen.
+  void AdvanceTo(int64_t nanos);
+  // When the next chunk arrives; -1: nothing is on its way.
+  int64_t NextEvent() const { return flying_.empty() ? -1 : flying_.front().arrives; }
+  // Bytes that have arrived.
+  uint64_t delivered_bytes() const { return delivered_bytes_; }
+
+ private:
+  struct Flying {
+    LinkChunk chunk;
+    int64_t arrives = 0;
+  };
+  void Send(int64_t nanos);
+
+  const Options options_;
+  const OnEnd on_end_;
+  LinkModel model_;
+  TransferSchedule schedule_;
+  std::deque<Flying> flying_;  // in the order of their arrival
+  std::unordered_map<uint64_t, bool> cancelled_;
+  uint64_t delivered_bytes_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_LINK_VIRTUAL_LINK_H_
