@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/clock.h"
 #include "common/error_detail.h"
+#include "common/profile/profile.h"
 #include "common/status.h"
 #include "inferd/model_shapes.h"
+#include "inferd/policy/cache_allocation.h"
 #include "inferd/policy/preset.h"
 
 namespace sluice {
@@ -18,7 +19,7 @@ EngineCore::EngineCore(const EnginePlan& plan, WeightClient* client, std::unique
       segments_(backend_.get()),
       client_(client),
       registry_(registry),
-      fetches_(client_, backend_.get()),
+      fetches_(client_, backend_.get(), &real_clock_),
       sampler_(client_->pack().config().vocab),
       batch_(plan.forward.max_tokens, plan.forward.max_sequences) {
   step_.reserve(plan.forward.max_sequences);
@@ -47,7 +48,7 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const EnginePlan&
 absl::Status EngineCore::Setup() {
   const ModelConfig& config = client_->pack().config();
   const EngineOptions& options = plan_.options;
-  ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options.preset, options.policies, options.device));
+  ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options.preset, options.policies));
   RETURN_IF_ERROR(client_->SetSegmentObserver(&segments_));
   ASSIGN_OR_RETURN(weights_, DenseWeights::Create(client_, &fetches_, &segments_));
   ASSIGN_OR_RETURN(kv_, KvCache::Create(config, options.kv, plan_.kv_pages, options.parallel, options.context,
@@ -56,9 +57,7 @@ absl::Status EngineCore::Setup() {
   short_text_limit_ = ShortTextLimit(config);
   scheduler_ =
       std::make_unique<Scheduler>(SchedulerOptions{options.parallel, options.prefill_chunk}, &kv_->pages());
-  HostResidencyOptions residency;
-  residency.stall_limit = options.stall_limit;
-  residency_ = std::make_unique<HostResidency>(residency, client_, &fetches_, &segments_, &backend_->queue());
+  RETURN_IF_ERROR(MakeResidency());
   routing_ = MakeRouting(policies);
   ASSIGN_OR_RETURN(sparsity_, SparsityPolicy::Create(policies.sparsity, config,
                                                      absl::StrCat(client_->pack().dir(), "/profile"),
@@ -72,7 +71,39 @@ absl::Status EngineCore::Setup() {
   ASSIGN_OR_RETURN(forward_, Forward::Create(config, plan_.forward,
                                              {backend_.get(), weights_.get(), kv_.get(), states_.get(),
                                               residency_.get(), routing_.get(), sparsity_.get(), this}));
-  return weights_->Acquire(options.stall_limit);
+  return AcquireWeights();
+}
+
+// What a session must give before a step can run.
+absl::Status EngineCore::AcquireWeights() {
+  RETURN_IF_ERROR(weights_->Acquire(plan_.options.stall_limit));
+  return residency_->Attach();
+}
+
+absl::Status EngineCore::MakeResidency() {
+  const EngineOptions& options = plan_.options;
+  const DeviceOptions& device = options.device;
+  if (device.kind == DeviceKind::kHost) {
+    HostResidencyOptions host;
+    host.stall_limit = options.stall_limit;
+    residency_ = std::make_unique<HostResidency>(host, client_, &fetches_, &segments_, &backend_->queue());
+    return absl::OkStatus();
+  }
+  SlabResidencyOptions slab;
+  slab.budget = device.budget;
+  slab.link_gbps = device.link_gbps;
+  slab.link_latency_us = device.link_latency_us;
+  slab.tile_neurons = device.tile_neurons;
+  slab.stall_limit = options.stall_limit;
+  slab.allocate = AllocateUniform;
+  const Pack& pack = client_->pack();
+  const absl::StatusOr<UsageProfile> usage =
+      ReadUsage(ProfileFolder(pack.dir()), pack.config(), pack.manifest().provenance.source_digest);
+  for (uint32_t layer = 0; usage.ok() && layer < pack.config().layers.size(); ++layer) {
+    slab.fill_order.push_back(usage->Ranked(layer));
+  }
+  ASSIGN_OR_RETURN(residency_, SlabResidency::Create(slab, client_, &fetches_, backend_.get()));
+  return absl::OkStatus();
 }
 
 absl::Status EngineCore::AfterRouter(const RouterTap& tap) {
@@ -202,6 +233,7 @@ EngineCore::Outcome EngineCore::RunBatch(const StepPlan& plan) {
   const StepCost before = CostNow();
   const uint64_t bytes_before = residency_->counters().bytes_touched;
   backend_->BeginStep();
+  residency_->SetPrefill(plan.prefill_rows > 0);
   residency_->BeginStep(step_number_);
   absl::Status status = forward_->Run(&batch_);
   if (status.ok()) {
@@ -341,7 +373,7 @@ absl::Status EngineCore::Recover(absl::Time deadline) {
     fetches_.Forget();
     RETURN_IF_ERROR(client_->Reconnect(deadline));
   }
-  return weights_->Acquire(plan_.options.stall_limit);
+  return AcquireWeights();
 }
 
 StepCost EngineCore::CostNow() const {
@@ -389,6 +421,7 @@ void EngineCore::FillStats(EngineStats* stats) const {
     stats->predictions_wanted = predictions.wanted;
   }
   stats->bytes_ssd = fetches_.bytes_ssd();
+  stats->bytes_link = fetches_.bytes_link();
   stats->weightd_reconnects = client_->counters().reconnects;
   stats->fork_joins = backend.fork_joins;
   stats->fork_join_seconds = backend.region_seconds;

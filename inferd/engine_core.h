@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/clock.h"
 #include "inferd/delta_states.h"
 #include "inferd/dense_weights.h"
 #include "inferd/engine_options.h"
@@ -33,6 +34,7 @@
 #include "inferd/residency/fetch_queue.h"
 #include "inferd/residency/host_residency.h"
 #include "inferd/residency/segment_buffers.h"
+#include "inferd/residency/slab_residency.h"
 #include "inferd/sampler.h"
 #include "inferd/scheduler.h"
 #include "inferd/sequence.h"
@@ -111,6 +113,8 @@ class EngineCore final : private LayerTap {
   EngineCore(const EnginePlan& plan, WeightClient* client, std::unique_ptr<Backend> backend,
              RequestRegistry* registry);
   absl::Status Setup();
+  absl::Status MakeResidency();
+  absl::Status AcquireWeights();
   absl::Status AfterRouter(const RouterTap& tap) override;
 
   bool BlockCongested();
@@ -132,11 +136,12 @@ class EngineCore final : private LayerTap {
   SegmentBuffers segments_;
   WeightClient* const client_;
   RequestRegistry* const registry_;
+  const MonotonicClock real_clock_;
   FetchQueue fetches_;
   std::unique_ptr<DenseWeights> weights_;
   std::unique_ptr<KvCache> kv_;
   std::unique_ptr<DeltaStates> states_;
-  std::unique_ptr<HostResidency> residency_;
+  std::unique_ptr<Residency> residency_;
   std::unique_ptr<RoutingPolicy> routing_;
   std::unique_ptr<SparsityPolicy> sparsity_;
   std::unique_ptr<Prefetcher> prefetcher_;  // null: no prefetch

@@ -18,7 +18,20 @@
 
 namespace sluice {
 
+// Where the model runs (DESIGN.md 3).
+enum class DeviceKind : uint8_t { kHost = 0, kSim = 1 };
+
+// Devices with memory of their own.
+struct DeviceOptions {
+  DeviceKind kind = DeviceKind::kHost;
+  uint64_t budget = 0;         // bytes for routed experts; 0: all of them
+  double link_gbps = 0;        // 1e9 bytes a second; 0: unthrottled
+  double link_latency_us = 0;  // before a copy's first byte
+  uint32_t tile_neurons = 0;   // a multiple of 64; 0: an eighth of an expert
+};
+
 struct EngineOptions {
+  DeviceOptions device;
   // Positions of one sequence. 0: the smaller of the model's and 8192.
   uint32_t context = 0;
   // Sequences that run together.
@@ -31,8 +44,6 @@ struct EngineOptions {
   uint32_t prefill_chunk = 512;
   // What may wait.
   QueueLimits queue;
-  // Where experts compute.
-  DeviceKind device = DeviceKind::kHost;
   // Named set of policies.
   std::string preset = "exact";
   // Policies set beside the preset.

@@ -1,6 +1,6 @@
 #include "inferd/residency/fetch_queue.h"
 
-#include "common/clock.h"
+#include "common/status.h"
 
 namespace sluice {
 namespace {
@@ -45,6 +45,20 @@ absl::Status FetchQueue::FetchExpert(FetchKind kind, uint64_t step, uint32_t lay
   return Submit(kind, &request, uint64_t{layer} << kExpertBits | expert);
 }
 
+absl::StatusOr<uint64_t> FetchQueue::TransferExpert(FetchKind kind, uint64_t step, uint32_t layer,
+                                                    uint32_t expert, PartSet parts,
+                                                    const TransferTarget& target) {
+  FetchRequest request;
+  request.fetch_class = kind == FetchKind::kPrefetch ? FetchClass::kPrefetch : FetchClass::kDemand;
+  request.step = step;
+  request.layer = layer;
+  request.expert = expert;
+  request.parts = parts;
+  request.transfer = &target;
+  RETURN_IF_ERROR(Submit(kind, &request, uint64_t{layer} << kExpertBits | expert));
+  return request.id;
+}
+
 absl::Status FetchQueue::FetchDense(uint32_t extent) {
   FetchRequest request;
   request.dense_extent = extent;
@@ -57,17 +71,18 @@ size_t FetchQueue::Poll(absl::FunctionRef<void(const FetchKey&, const FetchCompl
     uint32_t& outstanding = outstanding_[static_cast<int>(key.kind)];
     outstanding -= outstanding > 0 ? 1 : 0;
     bytes_ssd_ += completion.bytes;
+    bytes_link_ += completion.link_bytes;
+    copy_us_ += completion.copy_us;
     handle(key, completion);
   });
 }
 
 absl::Status FetchQueue::Wait(absl::Time deadline) {
-  const MonotonicClock clock;
-  const int64_t start = clock.NowNanos();
+  const int64_t start = clock_->NowNanos();
   backend_->EndStep();
   const absl::Status status = client_->Wait(deadline);
   backend_->BeginStep();
-  stall_nanos_ += clock.NowNanos() - start;
+  stall_nanos_ += clock_->NowNanos() - start;
   ++stalls_;
   return status;
 }

@@ -10,7 +10,9 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/clock.h"
 #include "inferd/weight_client.h"
 #include "kernels/backend.h"
 
@@ -33,12 +35,16 @@ class FetchQueue {
   static constexpr uint32_t kMaxLayers = 1u << 14;
   static constexpr uint32_t kMaxExperts = 1u << 16;
 
-  // Both outlive the queue.
-  FetchQueue(WeightClient* client, Backend* backend) : client_(client), backend_(backend) {}
+  // All outlive the queue. `clock` tells how long it waited.
+  FetchQueue(WeightClient* client, Backend* backend, const Clock* clock)
+      : client_(client), backend_(backend), clock_(clock) {}
 
   // RESOURCE_EXHAUSTED: the ring is full, poll first. UNAVAILABLE: the connection is lost. REQUIRES: a kind
   // other than kDense, layer and expert below the limits.
   absl::Status FetchExpert(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert);
+  // The same into a slab; returns the request's id.
+  absl::StatusOr<uint64_t> TransferExpert(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert,
+                                          PartSet parts, const TransferTarget& target);
   absl::Status FetchDense(uint32_t extent);
 
   // Hands out every completion that has arrived; what it filled stays resident until `handle` returns.
@@ -54,6 +60,9 @@ class FetchQueue {
   uint32_t outstanding(FetchKind kind) const { return outstanding_[static_cast<int>(kind)]; }
   uint32_t outstanding() const { return outstanding_[0] + outstanding_[1] + outstanding_[2]; }
   uint64_t bytes_ssd() const { return bytes_ssd_; }
+  uint64_t bytes_link() const { return bytes_link_; }
+  // Time that transfers took from their first byte to their last, overlaps counted twice.
+  double copy_seconds() const { return static_cast<double>(copy_us_) * 1e-6; }
   int64_t stall_nanos() const { return stall_nanos_; }
   uint64_t stalls() const { return stalls_; }
 
@@ -62,9 +71,12 @@ class FetchQueue {
 
   WeightClient* const client_;
   Backend* const backend_;
+  const Clock* const clock_;
   std::array<uint32_t, kFetchKindCount> outstanding_ = {};
   uint32_t serial_ = 0;
   uint64_t bytes_ssd_ = 0;
+  uint64_t bytes_link_ = 0;
+  uint64_t copy_us_ = 0;
   int64_t stall_nanos_ = 0;
   uint64_t stalls_ = 0;
 };

@@ -23,6 +23,8 @@ class ResidencyView {
  public:
   virtual ~ResidencyView() = default;
   virtual bool IsResident(uint32_t layer, uint32_t expert) const = 0;
+  // Being fetched, or resident.
+  virtual bool IsComing(uint32_t layer, uint32_t expert) const { return IsResident(layer, expert); }
   // Cheap and on the safe side: false may only mean not known to be.
   virtual bool AllResident(uint32_t layer) const = 0;
 };
@@ -53,6 +55,7 @@ struct FailedDemand {
 struct ResidencyCounters {
   uint64_t requests = 0;  // (layer, expert) demands
   uint64_t hits = 0;      // of these: resident when the router named them
+  uint64_t late = 0;      // of these: on their way then
   uint64_t prefetch_issued = 0;
   uint64_t prefetch_useful = 0;  // hits that a prefetch of the same step had asked for
   uint64_t no_room = 0;          // fills that weightd had no room for
@@ -61,6 +64,19 @@ struct ResidencyCounters {
 
 class Residency : public ResidencyView {
  public:
+  // The client has a session, at the start or after a Reconnect(): offers it what it must know, and fills
+  // what can be filled ahead. UNAVAILABLE: weightd is gone again.
+  virtual absl::Status Attach() { return absl::OkStatus(); }
+
+  // Router probabilities of all experts of the layer that begins next, the batch's mean; optional, and only
+  // policies that ask for them (WantsScores) look at them. Copied.
+  virtual bool WantsScores() const { return false; }
+  virtual void SetScores(absl::Span<const float> /*scores*/) {}
+
+  // Whether the steps that follow hold rows of prompts: these pass through without pushing out what decoding
+  // uses.
+  virtual void SetPrefill(bool /*prefill*/) {}
+
   // Steps count up; a step may begin again under the same number after an error.
   virtual void BeginStep(uint64_t step) = 0;
 

@@ -61,6 +61,7 @@ struct Case {
   uint32_t threads;
   bool tight;               // DRAM holds half of the experts
   const char* family = "";  // of tests/data/tiny; empty: a Mixtral made here
+  bool sim = false;         // on a device that holds half of the experts
 };
 
 class AllocationTest : public testing::TestWithParam<Case> {};
@@ -79,6 +80,10 @@ TEST_P(AllocationTest, SteadyDecodeAllocatesNothing) {
   EngineOptions options;
   options.parallel = 4;
   options.prefill_chunk = 16;
+  if (GetParam().sim) {
+    options.device.kind = DeviceKind::kSim;
+    options.device.budget = (*client)->pack().total_expert_bytes() / 2;
+  }
   const absl::StatusOr<EnginePlan> plan = PlanEngine(options, (*client)->pack().config());
   ASSERT_TRUE(plan.ok()) << plan.status();
   absl::StatusOr<std::unique_ptr<Backend>> backend =
@@ -119,13 +124,13 @@ TEST_P(AllocationTest, SteadyDecodeAllocatesNothing) {
     ASSERT_EQ(outcome, EngineCore::Outcome::kRan);
   }
   EXPECT_EQ(sink->tokens() - tokens_before, 4u * 50);
-  EXPECT_EQ((*client)->counters().demand_requests > fetched_before, GetParam().tight);
+  EXPECT_EQ((*client)->counters().demand_requests > fetched_before, GetParam().tight || GetParam().sim);
   EXPECT_EQ(worst, 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, AllocationTest,
                          testing::Values(Case{"Host", 1, false}, Case{"HostThreads", 2, false},
-                                         Case{"HostTight", 1, true},
+                                         Case{"HostTight", 1, true}, Case{"Sim", 1, false, "", true},
                                          Case{"LatentAttention", 2, true, "deepseek_v3"},
                                          Case{"GatedDelta", 2, false, "qwen3_5_moe"},
                                          Case{"ScaledInputs", 1, true, "llama4"},

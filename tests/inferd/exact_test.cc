@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "inferd/delta_states.h"
 #include "inferd/kv_cache.h"
+#include "inferd/residency/slab_plan.h"
 #include "tests/support/engine_testing.h"
 
 namespace sluice {
@@ -116,6 +117,9 @@ class ExactTest : public testing::TestWithParam<Case> {
   }
 
   void RunDraw(uint32_t draw);
+  // The same on a device of a random budget, link and tile.
+  void RunSimDraw(uint32_t draw);
+  void RunRequests(TestEngine* test, const Wanted& wanted);
 
   TempDir dir_;
   std::string pack_;
@@ -154,6 +158,43 @@ void ExactTest::RunDraw(uint32_t draw) {
   if (random() % 4 == 0) {
     test->client->DisconnectAfterPolls(random() % 200);
   }
+  RunRequests(&*test, wanted);
+}
+
+void ExactTest::RunSimDraw(uint32_t draw) {
+  std::mt19937 random(5000 + draw);
+  const std::unique_ptr<Pack> pack = *Pack::Open(pack_);
+  TestEngineOptions options;
+  options.threads = OneOf(&random, {0u, 1u, 2u});
+  options.engine.kv = OneOf(&random, {KvType::kF16, KvType::kQ8});
+  options.engine.parallel = OneOf(&random, {1u, 8u});
+  options.engine.prefill_chunk = OneOf(&random, {1u, 16u, 64u, 512u});
+  options.engine.prefetch = random() % 2 == 0;
+  options.engine.context = 256;
+  DeviceOptions& device = options.engine.device;
+  device.kind = DeviceKind::kSim;
+  const uint64_t least = SmallestDeviceBudget(*pack);
+  const uint64_t most = pack->total_expert_bytes();
+  device.budget = OneOf(&random, {least, least, least + random() % (most - least + 1), most, uint64_t{0}});
+  device.tile_neurons = OneOf(&random, {0u, 64u, 128u, 1024u});
+  const uint64_t smallest = SmallestBudget(pack_, std::max(1u, options.threads));
+  options.weights.dram_budget = std::max(
+      smallest, OneOf(&random, {pack->dense_bytes() + most, pack->dense_bytes() + most / 2, smallest}));
+  options.weights.seed = draw;
+  options.weights.max_delay_polls = OneOf(&random, {0u, 1u, 3u, 9u});  // the link's rate
+  options.weights.no_room_chance = OneOf(&random, {0.0, 0.0, 0.1});
+  options.weights.evict_chance = OneOf(&random, {0.0, 0.2});
+  options.weights.ring_entries = OneOf(&random, {4u, 64u});
+  const Wanted& wanted = WantedFor(options.engine.kv);
+  absl::StatusOr<TestEngine> test = StartEngine(pack_, options);
+  ASSERT_TRUE(test.ok()) << test.status();
+  if (random() % 4 == 0) {
+    test->client->DisconnectAfterPolls(random() % 300);
+  }
+  RunRequests(&*test, wanted);
+}
+
+void ExactTest::RunRequests(TestEngine* test, const Wanted& wanted) {
   std::vector<std::shared_ptr<CollectingScoreSink>> scores;
   std::vector<std::shared_ptr<CollectingSink>> answers;
   for (int i = 0; i < kInputs; ++i) {
@@ -182,6 +223,13 @@ void ExactTest::RunDraw(uint32_t draw) {
 TEST_P(ExactTest, LogitsAreBitEqualWhateverSurroundsTheSequence) {
   for (uint32_t draw = 0; draw < Draws(GetParam().draws); ++draw) {
     RunDraw(draw);
+    ASSERT_FALSE(HasFailure()) << "draw " << draw;
+  }
+}
+
+TEST_P(ExactTest, LogitsOnASimulatedDeviceAreThoseOfTheHost) {
+  for (uint32_t draw = 0; draw < Draws(GetParam().draws) / 4; ++draw) {
+    RunSimDraw(draw);
     ASSERT_FALSE(HasFailure()) << "draw " << draw;
   }
 }

@@ -1,0 +1,158 @@
+// Residency on devices with memory of their own: experts lie in slots of a slab that inferd allocated and
+// weightd writes into. On `sim` the slab is shared memory that the host backend imports.
+//
+// A layer's experts that are in slots are computed first; for the others transfers are sent at once, as far
+// as slots go, and each is computed tile by tile while its next tile travels. More experts than slots go in
+// waves: one that has been computed makes room. A slot's bytes are weightd's from the request to its
+// completion (tiles that landed may be read); presence is recorded when the completion is reaped, and when
+// weightd dies the slots being filled stay untouched until its process is known to be gone (Attach). What
+// arrives when decides nothing but time: results go to places fixed by (token, rank), neurons in order.
+//
+// Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
+#ifndef SLUICE_INFERD_RESIDENCY_SLAB_RESIDENCY_H_
+#define SLUICE_INFERD_RESIDENCY_SLAB_RESIDENCY_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/pack/pack.h"
+#include "common/ring/shared_memory.h"
+#include "inferd/policy/slot_eviction.h"
+#include "inferd/residency/fetch_queue.h"
+#include "inferd/residency/residency.h"
+#include "inferd/residency/slab_plan.h"
+#include "inferd/residency/slot_table.h"
+#include "inferd/weight_client.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+struct SlabResidencyOptions {
+  uint64_t budget = 0;  // bytes for experts; 0: all of them
+  double link_gbps = 0;
+  double link_latency_us = 0;
+  // Neurons of a tile, a multiple of 64; 0: an eighth of the expert.
+  uint32_t tile_neurons = 0;
+  uint32_t max_in_flight = 32;  // demands
+  SlotEvictionOptions eviction;
+  SlotAllocation allocate;  // REQUIRED
+  // By layer: its experts in the order in which slots are filled at the start; empty: by number.
+  std::vector<std::vector<uint32_t>> fill_order;
+  // A layer without any progress for this long ends with an error.
+  absl::Duration stall_limit = absl::Seconds(5);
+};
+
+class SlabResidency final : public Residency {
+ public:
+  // Allocates the slab and imports it. All pointers outlive this object. Errors of PlanSlab, of the memory
+  // and of the backend; INVALID_ARGUMENT for a tile that is no multiple of 64.
+  static absl::StatusOr<std::unique_ptr<SlabResidency>> Create(const SlabResidencyOptions& options,
+                                                               WeightClient* client, FetchQueue* fetches,
+                                                               Backend* backend);
+  ~SlabResidency() override;
+
+  absl::Status Attach() override;
+  bool IsResident(uint32_t layer, uint32_t expert) const override { return table_.IsReady(layer, expert); }
+  bool IsComing(uint32_t layer, uint32_t expert) const override {
+    return table_.Find(layer, expert) != SlotTable::kNoSlot;
+  }
+  bool AllResident(uint32_t layer) const override { return table_.ready(layer) == pack_.expert_count(layer); }
+  bool WantsScores() const override { return eviction_.NeedsScores(); }
+  void SetScores(absl::Span<const float> scores) override;
+  void SetPrefill(bool prefill) override { prefill_ = prefill; }
+  void BeginStep(uint64_t step) override;
+  absl::Status BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
+  absl::StatusOr<absl::Span<const ReadyTile>> Next() override;
+  bool NextWaits() const override;
+  absl::Span<const FailedDemand> failed() const override { return failed_; }
+  void Prefetch(uint32_t layer, uint32_t expert) override;
+  void Poll() override;
+  void Abandon() override;
+  uint64_t held() const override { return 0; }
+  ResidencyCounters counters() const override { return counters_; }
+
+  const SlabPlan& plan() const { return plan_; }
+
+ private:
+  enum class State : uint8_t { kWaiting, kInFlight, kReady, kDone, kFailed };
+  struct Entry {
+    uint32_t expert = 0;
+    uint32_t slot = SlotTable::kNoSlot;
+    State state = State::kWaiting;
+    uint32_t handed = 0;  // neurons that were handed out
+  };
+
+  SlabResidency(const SlabResidencyOptions& options, SlabPlan plan, WeightClient* client, FetchQueue* fetches,
+                Backend* backend);
+  absl::Status AllocateSlab();
+  absl::Status Fill();
+  absl::Status FillLayer(uint32_t layer);
+  absl::Status FillSlot(uint32_t layer, uint32_t expert);
+  absl::Status DrainFill(uint32_t most);
+
+  void BeginEntry(uint32_t index, const ExpertDemand& demand);
+  void Join(Entry* entry);
+  void EndLayer();
+  void TellEviction(absl::Span<const ExpertDemand> demands);
+  absl::Status AskForWaiting();
+  absl::Status Ask(Entry* entry);
+  absl::StatusOr<uint64_t> Transfer(FetchKind kind, uint32_t layer, uint32_t expert, uint32_t slot);
+  void Handle(const FetchKey& key, const FetchCompletion& completion);
+  void HandleForDemand(uint32_t index, const FetchKey& key, const FetchCompletion& completion);
+  void FinishHandedOut();
+  void HandOut();
+  void HandOutRange(uint32_t index, uint32_t end);
+  WeightView PartOf(const Entry& entry, Part part) const;
+  uint32_t LandedNeurons(const Entry& entry) const;
+  uint32_t TileOf(uint32_t width) const;
+  uint32_t FindDemand(uint32_t expert) const;
+  absl::Time WaitUntil(absl::Time limit) const;
+  absl::Status StallError() const;
+  uint32_t Victim(uint32_t layer, absl::Span<const uint32_t> experts) const {
+    return eviction_.Victim(layer, experts);
+  }
+
+  const SlabResidencyOptions options_;
+  const Pack& pack_;
+  const SlabPlan plan_;
+  WeightClient* const client_;
+  FetchQueue* const fetches_;
+  Backend* const backend_;
+  Queue* const queue_;
+  SharedMemory memory_;
+  BufferId buffer_ = kNoBuffer;
+  uint32_t slab_ = 0;    // weightd's number of it
+  bool filled_ = false;  // once, at the start
+  SlotTable table_;
+  SlotEvictionPolicy eviction_;
+
+  uint64_t step_ = 0;
+  uint32_t layer_ = 0;
+  bool prefill_ = false;
+  bool in_layer_ = false;
+  bool streams_ = false;  // prefill that wants more experts than the layer may keep
+  uint32_t width_ = 0;    // of the layer's experts
+  uint32_t demands_ = 0;
+  std::vector<Entry> entries_;        // [most experts of a layer], by demand
+  std::vector<uint32_t> demand_of_;   // [most experts], by expert: demand + 1, 0: none
+  std::vector<uint32_t> chosen_;      // for the eviction policy
+  std::vector<float> scores_;         // of the layer that begins next
+  std::vector<ReadyTile> ready_;      // handed out by the last Next()
+  std::vector<FailedDemand> failed_;  // of the current layer
+  uint32_t waiting_ = 0;              // entries in kWaiting
+  uint32_t open_ = 0;                 // entries neither kDone nor kFailed
+  uint32_t in_flight_ = 0;            // entries in kInFlight
+  uint32_t window_;                   // of in_flight_
+  bool no_room_ = false;              // weightd's DRAM was full
+  absl::Time retry_at_;               // not earlier while no_room_
+  absl::Time last_progress_;
+  absl::Status trouble_;  // a completion that no rule covers
+  ResidencyCounters counters_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_RESIDENCY_SLAB_RESIDENCY_H_

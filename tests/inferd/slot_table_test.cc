@@ -1,0 +1,202 @@
+// Slots of a slab: how a budget becomes slots, and who gives up which.
+#include "inferd/residency/slot_table.h"
+
+#include <algorithm>
+#include <random>
+
+#include "gtest/gtest.h"
+#include "inferd/policy/cache_allocation.h"
+#include "inferd/residency/slab_plan.h"
+#include "tests/support/engine_testing.h"
+
+namespace sluice {
+namespace {
+
+using For = SlotTable::For;
+constexpr uint32_t kNoSlot = SlotTable::kNoSlot;
+
+// Two layers of four experts of one size, `slots` slots, of which `passing` belong to no layer.
+SlabPlan Plan(uint32_t slots, uint32_t passing, std::vector<uint32_t> quota) {
+  SlabPlan plan;
+  plan.slots = slots;
+  plan.bytes = slots * 128;
+  plan.classes = {
+      {.bytes = 128, .slots = slots, .passing = passing, .experts = 8, .quota = std::move(quota)}};
+  plan.class_of.assign(8, 0);
+  plan.first_expert = {0, 4};
+  return plan;
+}
+
+uint32_t First(uint32_t, absl::Span<const uint32_t>) { return 0; }
+
+uint32_t Put(SlotTable* table, uint32_t layer, uint32_t expert, For purpose = For::kDemand) {
+  const uint32_t slot = table->TakeSlot(layer, expert, purpose, First);
+  if (slot != kNoSlot) {
+    table->SetReady(slot);
+  }
+  return slot;
+}
+
+TEST(SlotTableTest, ALayerAtItsQuotaGivesUpItsOwn) {
+  SlotTable table(Plan(5, 1, {2, 2}));
+  Put(&table, 0, 0);
+  Put(&table, 0, 1);
+  Put(&table, 1, 0);
+  const uint32_t slot = Put(&table, 0, 2);
+  EXPECT_EQ(table.Find(0, 0), kNoSlot);
+  EXPECT_EQ(table.Find(0, 2), slot);
+  EXPECT_TRUE(table.IsReady(0, 1));
+  EXPECT_TRUE(table.IsReady(1, 0));
+  EXPECT_EQ(table.evictions(), 1u);
+}
+
+TEST(SlotTableTest, APrefetchTakesWhatBelongsToNobodyFirst) {
+  SlotTable table(Plan(5, 1, {2, 2}));
+  for (uint32_t expert : {0u, 1u}) {
+    Put(&table, 0, expert);
+    Put(&table, 1, expert);
+  }
+  Put(&table, 1, 2, For::kPrefetch);
+  EXPECT_EQ(table.held(1, 0), 3u);
+  // With no slot left it costs the layer one of its own, but never what was prefetched and not yet used.
+  Put(&table, 1, 3, For::kPrefetch);
+  EXPECT_EQ(table.Find(1, 0), kNoSlot);
+  EXPECT_TRUE(table.IsReady(1, 2));
+  table.TrimLayer(1, First);
+  EXPECT_EQ(table.held(1, 0), 2u);
+}
+
+TEST(SlotTableTest, WhatTheLayerHasYetToComputeStays) {
+  SlotTable table(Plan(2, 0, {1, 1}));
+  Put(&table, 0, 0);
+  table.slot(table.Find(0, 0)).pinned = true;
+  Put(&table, 0, 1);
+  EXPECT_TRUE(table.IsReady(0, 0));
+  table.slot(table.Find(0, 1)).pinned = true;
+  EXPECT_EQ(table.TakeSlot(0, 2, For::kDemand, First), kNoSlot);
+  table.slot(table.Find(0, 0)).pinned = false;
+  EXPECT_NE(table.TakeSlot(0, 2, For::kDemand, First), kNoSlot);
+}
+
+TEST(SlotTableTest, AStreamPassesThroughWithoutPushingOutWhatIsKept) {
+  SlotTable table(Plan(6, 2, {2, 2}));
+  for (uint32_t expert : {0u, 1u}) {
+    Put(&table, 0, expert);
+    Put(&table, 1, expert);
+  }
+  EXPECT_NE(Put(&table, 0, 2, For::kStream), kNoSlot);
+  const uint32_t second = table.TakeSlot(0, 3, For::kStream, First);
+  EXPECT_NE(second, kNoSlot);
+  EXPECT_TRUE(table.IsReady(0, 0));
+  EXPECT_TRUE(table.IsReady(0, 1));
+  table.SetReady(second);
+  table.TrimLayer(0, First);
+  EXPECT_TRUE(table.IsReady(0, 0));
+  EXPECT_TRUE(table.IsReady(0, 1));
+  EXPECT_EQ(table.held(0, 0), 2u);
+}
+
+TEST(SlotTableTest, LostSlotsAreNobodysUntilTheyAreFreed) {
+  SlotTable table(Plan(2, 0, {1, 1}));
+  const uint32_t lost = table.TakeSlot(0, 0, For::kDemand, First);
+  Put(&table, 1, 0);
+  table.LoseFilling();
+  EXPECT_EQ(table.slot(lost).state, SlotState::kLost);
+  EXPECT_EQ(table.Find(0, 0), kNoSlot);
+  const uint32_t other = table.TakeSlot(0, 1, For::kDemand, First);
+  EXPECT_NE(other, lost);
+  EXPECT_EQ(table.TakeSlot(0, 2, For::kDemand, First), kNoSlot);
+  table.FreeLost();
+  EXPECT_EQ(table.TakeSlot(0, 2, For::kDemand, First), lost);
+}
+
+// Whatever happens, the books agree: nothing is in two slots, counts are those of the slots.
+TEST(SlotTableTest, CountsAgreeWithTheSlotsThroughRandomUse) {
+  std::mt19937 random(3);
+  SlotTable table(Plan(5, 1, {3, 1}));
+  for (int i = 0; i < 20000; ++i) {
+    const uint32_t layer = random() % 2;
+    const uint32_t expert = random() % 4;
+    const uint32_t slot = table.Find(layer, expert);
+    if (slot == kNoSlot) {
+      table.TakeSlot(layer, expert, static_cast<For>(random() % 3),
+                     [&](uint32_t, absl::Span<const uint32_t> experts) {
+                       return static_cast<uint32_t>(random() % (experts.size() + 1));
+                     });
+    } else if (table.slot(slot).state == SlotState::kFilling) {
+      random() % 4 == 0 ? table.SetFree(slot) : table.SetReady(slot);
+    } else if (random() % 3 == 0) {
+      table.slot(slot).pinned = random() % 2 == 0;
+    } else if (random() % 5 == 0) {
+      table.TrimLayer(layer, First);
+    } else if (random() % 97 == 0) {
+      table.LoseFilling();
+      table.FreeLost();
+    }
+    uint32_t filling = 0;
+    uint32_t held[2] = {0, 0};
+    uint32_t ready[2] = {0, 0};
+    for (uint32_t s = 0; s < table.size(); ++s) {
+      const Slot& one = table.slot(s);
+      if (one.state == SlotState::kFree) {
+        continue;
+      }
+      ASSERT_EQ(table.Find(one.layer, one.expert), s);
+      held[one.layer]++;
+      ready[one.layer] += one.state == SlotState::kReady ? 1 : 0;
+      filling += one.state == SlotState::kFilling ? 1 : 0;
+    }
+    ASSERT_EQ(table.filling(), filling);
+    for (uint32_t l = 0; l < 2; ++l) {
+      ASSERT_EQ(table.held(l, 0), held[l]);
+      ASSERT_EQ(table.ready(l), ready[l]);
+    }
+  }
+}
+
+class SlabPlanTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    TinyModelSpec model;
+    model.layers = 3;
+    model.experts = 8;
+    const absl::Status packed = PackTiny(model, dir_.File("model"), dir_.File("pack"));
+    ASSERT_TRUE(packed.ok()) << packed;
+    pack_ = *Pack::Open(dir_.File("pack"));
+  }
+  TempDir dir_;
+  std::unique_ptr<Pack> pack_;
+};
+
+TEST_F(SlabPlanTest, ABudgetOfHalfTheExpertsHoldsHalfOfThem) {
+  const absl::StatusOr<SlabPlan> plan = PlanSlab(*pack_, pack_->total_expert_bytes() / 2, AllocateUniform);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_EQ(plan->classes.size(), 1u);
+  EXPECT_EQ(plan->slots, 12u);
+  EXPECT_LE(plan->bytes, pack_->total_expert_bytes() / 2);
+  EXPECT_EQ(plan->classes[0].passing, 2u);
+  EXPECT_EQ(plan->classes[0].quota, (std::vector<uint32_t>{4, 3, 3}));
+}
+
+TEST_F(SlabPlanTest, WithoutABudgetEveryExpertHasASlotOfItsLayer) {
+  const absl::StatusOr<SlabPlan> plan = PlanSlab(*pack_, 0, AllocateUniform);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->slots, 24u);
+  EXPECT_EQ(plan->classes[0].passing, 0u);
+  EXPECT_EQ(plan->classes[0].quota, (std::vector<uint32_t>{8, 8, 8}));
+}
+
+TEST_F(SlabPlanTest, ABudgetBelowTwoExpertsIsRefusedWithBothNumbers) {
+  const uint64_t least = SmallestDeviceBudget(*pack_);
+  EXPECT_EQ(least, 2 * pack_->largest_expert_bytes());
+  const absl::StatusOr<SlabPlan> plan = PlanSlab(*pack_, least - 1, AllocateUniform);
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(std::string(plan.status().message()).find(absl::StrCat(least)), std::string::npos)
+      << plan.status();
+  EXPECT_NE(std::string(plan.status().message()).find(absl::StrCat(least - 1)), std::string::npos)
+      << plan.status();
+  EXPECT_TRUE(PlanSlab(*pack_, least, AllocateUniform).ok());
+}
+
+}  // namespace
+}  // namespace sluice
