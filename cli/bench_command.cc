@@ -120,7 +120,8 @@ absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
   std::vector<BenchResult> results;
   BenchSetting setting;
   for (const std::string& preset : SplitList(o.common.preset.value_or("exact"))) {
-    RETURN_IF_ERROR(PoliciesOf(preset).status());
+    ASSIGN_OR_RETURN(const DeviceKind device, DeviceFromName(o.common.device.value_or("host")));
+    RETURN_IF_ERROR(PoliciesOf(preset, {.policy = o.common.policy}, device).status());
     const CommonOptions options = ServerOptions(o, tests, preset);
     ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher,
                      Launcher::Launch(context, options, format == BenchFormat::kJson));

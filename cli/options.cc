@@ -1,7 +1,11 @@
 #include "cli/options.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "common/size.h"
 
 namespace sluice::cli {
@@ -14,6 +18,12 @@ class Settings {
   Settings& Add(const char* name, const std::optional<T>& value) {
     if (value.has_value()) {
       list_.push_back({name, absl::StrCat(*value)});
+    }
+    return *this;
+  }
+  Settings& Add(const char* name, const std::vector<std::string>& values) {
+    for (const std::string& value : values) {
+      list_.push_back({name, value});
     }
     return *this;
   }
@@ -36,8 +46,9 @@ void CommonOptions::Declare(ArgParser* parser) {
   constexpr char kHint[] =
       "Options of the daemons, explained by --help-all: --device --device-budget --dram-budget --context\n"
       "--parallel --kv --kv-budget --prefill-chunk --threads --preset --sparsity --sparsity-target\n"
-      "--sparsity-threshold --sparsity-scope --io --direct --link-gbps --link-latency-us --clock; of finding "
-      "and starting them: --address --keep --no-restart";
+      "--sparsity-threshold --sparsity-scope --policy --io --direct --link-gbps --link-latency-us --clock; "
+      "of "
+      "finding and starting them: --address --keep --no-restart";
   parser->HiddenGroup("Options of the daemons (sizes as 512MiB, 2GB)", kHint)
       .Choice("--device", {"host", "sim", "cuda"}, &device, "where the experts compute [host]")
       .Size("--device-budget", &device_budget, "bytes of device memory for experts")
@@ -58,6 +69,9 @@ void CommonOptions::Declare(ArgParser* parser) {
       .Real("--sparsity-threshold", &sparsity_threshold, "one absolute threshold for all layers", 0, 1e9)
       .Choice("--sparsity-scope", {"expert", "model"}, &sparsity_scope,
               "thresholds of each expert, or one of the model [the preset's]")
+      .Texts(
+          "--policy", &policy,
+          "KEY=VALUE[,KEY=VALUE..]: single values of the preset, see `sluice preset show`; repeat for more")
       .Choice("--io", {"uring", "pread"}, &io, "how weights are read [uring, pread where the kernel refuses it]")
       .OnOff("--direct", &direct, "reads past the page cache [on]")
       .Real("--link-gbps", &link_gbps, "of device sim", 0, 1e6)
@@ -87,6 +101,7 @@ std::vector<OptionSetting> CommonOptions::InferdSettings() const {
       .Add("sparsity-target", sparsity_target)
       .Add("sparsity-threshold", sparsity_threshold)
       .Add("sparsity-scope", sparsity_scope)
+      .Add("policy", policy)
       .Add("link-gbps", link_gbps)
       .Add("link-latency-us", link_latency_us)
       .Add("clock", clock)
@@ -118,6 +133,21 @@ bool SameOptionValue(const std::string& a, const std::string& b) {
   const auto size_a = ParseSize(a);
   const auto size_b = ParseSize(b);
   return size_a.ok() && size_b.ok() && *size_a == *size_b;
+}
+
+bool HoldsPolicies(const std::string& in_effect, const std::string& asked) {
+  const std::vector<std::string> held = SplitList(in_effect);
+  for (const std::string& one : SplitList(asked)) {
+    const std::pair<std::string, std::string> want = absl::StrSplit(one, absl::MaxSplits('=', 1));
+    const bool found = std::any_of(held.begin(), held.end(), [&](const std::string& text) {
+      const std::pair<std::string, std::string> have = absl::StrSplit(text, absl::MaxSplits('=', 1));
+      return have.first == want.first && SameOptionValue(have.second, want.second);
+    });
+    if (!found) {
+      return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace sluice::cli

@@ -38,6 +38,7 @@ struct CommonOptions {
   std::optional<double> sparsity_target;
   std::optional<double> sparsity_threshold;
   std::optional<std::string> sparsity_scope;
+  std::vector<std::string> policy;  // KEY=VALUE[,KEY=VALUE..] each
   std::optional<double> link_gbps;
   std::optional<double> link_latency_us;
   std::optional<std::string> clock;
@@ -68,6 +69,9 @@ std::vector<std::string> AsFlags(const std::vector<OptionSetting>& settings);
 // Whether two values of an option mean the same: numbers by value ("16" and "16.0"), sizes by bytes ("1KiB"
 // and "1024"), everything else by letters.
 bool SameOptionValue(const std::string& a, const std::string& b);
+
+// Whether all of `asked` ("KEY=VALUE,..") is so in `in_effect`.
+bool HoldsPolicies(const std::string& in_effect, const std::string& asked);
 
 }  // namespace sluice::cli
 

@@ -1,5 +1,6 @@
 // `sluice preset`: the named sets of policies.
 #include <algorithm>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "cli/command.h"
@@ -7,17 +8,6 @@
 
 namespace sluice::cli {
 namespace {
-
-// Bit for bit equal whatever changes, on device host: every preset of this build decides from a token's own
-// values alone.
-constexpr const char* kPromises[] = {
-    "memory budgets and slab sizes",
-    "transports and prefetching",
-    "faults and crashes of weightd",
-    "thread counts",
-    "batch composition",
-    "prefill chunking",
-};
 
 std::string SummaryOf(const std::string& name) {
   for (const PresetSummary& preset : Presets()) {
@@ -28,45 +18,74 @@ std::string SummaryOf(const std::string& name) {
   return "";
 }
 
-Json PresetJson(const Policies& policies) {
+Json Names(const Policies& policies, bool kept) {
+  Json names = Json::Array();
+  for (const PolicyPromise& promise : Promises(policies)) {
+    if (promise.kept == kept) {
+      names.Append(promise.what);
+    }
+  }
+  return names;
+}
+
+// What keeps this build from running it, "" if nothing does.
+std::string Hindrance(const Policies& policies, DeviceKind device) {
+  return std::string(CheckPolicies(policies, device).message());
+}
+
+Json PresetJson(const Policies& policies, DeviceKind device) {
   Json words = Json::Object();
   for (const PolicyWord& word : Describe(policies)) {
     words.Set(word.name, word.value);
-  }
-  Json promises = Json::Array();
-  for (const char* promise : kPromises) {
-    promises.Append(promise);
   }
   return Json::Object()
       .Set("name", policies.preset)
       .Set("default", policies.preset == Presets().front().name)
       .Set("summary", SummaryOf(policies.preset))
       .Set("policies", std::move(words))
-      .Set("model_tokens", policies.sparsity.order == SparsityOrder::kNone)
-      .Set("independent_of", std::move(promises));
+      .Set("model_tokens", KeepsModelTokens(policies))
+      .Set("independent_of", Names(policies, true))
+      .Set("dependent_on", Names(policies, false))
+      .Set("refused", Hindrance(policies, device));
 }
 
-std::string PresetText(const Policies& policies) {
-  const bool is_default = policies.preset == Presets().front().name;
-  std::string text = absl::StrCat(policies.preset, is_default ? " (default): " : ": ",
-                                  SummaryOf(policies.preset), "\n\npolicies:\n");
-  for (const PolicyWord& word : Describe(policies)) {
-    absl::StrAppend(&text, "  ", word.name, std::string(20 - word.name.size(), ' '), word.value, "\n");
+std::string PromiseText(const Policies& policies) {
+  std::string kept;
+  std::string broken;
+  for (const PolicyPromise& promise : Promises(policies)) {
+    absl::StrAppend(promise.kept ? &kept : &broken, "  ", promise.what, "\n");
   }
-  if (policies.sparsity.order != SparsityOrder::kNone) {
-    absl::StrAppend(&text, "\ntokens are not the model's own: what neurons add that do not count is lost\n");
+  std::string text = KeepsModelTokens(policies)
+                         ? ""
+                         : "\ntokens are not the model's own: what is left out or exchanged is lost\n";
+  if (!kept.empty()) {
+    absl::StrAppend(&text, "\nlogits are equal bit for bit over:\n", kept);
   }
-  absl::StrAppend(&text, "\nlogits are equal bit for bit over:\n");
-  for (const char* promise : kPromises) {
-    absl::StrAppend(&text, "  ", promise, "\n");
+  if (!broken.empty()) {
+    absl::StrAppend(&text, "\nlogits may depend on:\n", broken);
   }
   return absl::StrCat(text, "between devices or instruction sets: within a tolerance\n");
+}
+
+std::string PresetText(const Policies& policies, DeviceKind device, const std::string& device_name) {
+  const bool is_default = policies.preset == Presets().front().name;
+  std::string text =
+      absl::StrCat(policies.preset, is_default ? " (default): " : ": ", SummaryOf(policies.preset),
+                   "\n\npolicies on device ", device_name, " (--policy NAME=VALUE changes one):\n");
+  for (const PolicyWord& word : Describe(policies)) {
+    absl::StrAppend(&text, "  ", word.name, std::string(24 - word.name.size(), ' '), word.value, "\n");
+  }
+  const std::string hindrance = Hindrance(policies, device);
+  if (!hindrance.empty()) {
+    absl::StrAppend(&text, "\nrefused: ", hindrance, "\n");
+  }
+  return absl::StrCat(text, PromiseText(policies));
 }
 
 std::string ListText() {
   std::string text;
   for (const PresetSummary& preset : Presets()) {
-    absl::StrAppend(&text, preset.name, std::string(8 - std::min<size_t>(7, preset.name.size()), ' '),
+    absl::StrAppend(&text, preset.name, std::string(14 - std::min<size_t>(13, preset.name.size()), ' '),
                     preset.summary, preset.name == Presets().front().name ? " (default)\n" : "\n");
   }
   return text;
@@ -79,11 +98,16 @@ int Print(const std::string& text) { return WriteStdout(text).ok() ? kExitOk : k
 int RunPreset(const CommandContext&, const std::vector<std::string>& args) {
   std::string action;
   std::vector<std::string> names;
+  std::vector<std::string> policy;
+  std::optional<std::string> device;
   bool json = false;
   ArgParser parser("sluice preset",
                    "preset list: the presets of this build. preset show NAME: what one does.");
   parser.Positional("ACTION", &action, "list or show")
       .Positionals("NAME", &names, "of the preset to show")
+      .Choice("--device", {"host", "sim", "cuda"}, &device,
+              "whose values are shown [host; sim for baselines of slots]")
+      .Texts("--policy", &policy, "KEY=VALUE[,KEY=VALUE..]: shows the preset with these values")
       .Flag("--json", &json, "prints one JSON object");
   if (const auto exit_code = parser.Parse(args)) {
     return *exit_code;
@@ -94,11 +118,20 @@ int RunPreset(const CommandContext&, const std::vector<std::string>& args) {
   if (action != "show" || names.size() != 1) {
     return parser.UsageError("expected `list` or `show NAME`");
   }
-  const absl::StatusOr<Policies> policies = PoliciesOf(names[0]);
+  PolicyOverrides overrides;
+  overrides.policy = policy;
+  absl::StatusOr<Policies> policies =
+      UncheckedPolicies(names[0], overrides, DeviceFromName(device.value_or("host")).value());
+  if (!policies.ok() && !device.has_value()) {  // one that host has nothing of
+    device = "sim";
+    policies = UncheckedPolicies(names[0], overrides, DeviceKind::kSim);
+  }
   if (!policies.ok()) {
     return Fail("preset", policies.status(), json);
   }
-  return json ? PrintJson(PresetJson(*policies)) : Print(PresetText(*policies));
+  const std::string name = device.value_or("host");
+  const DeviceKind kind = DeviceFromName(name).value();
+  return json ? PrintJson(PresetJson(*policies, kind)) : Print(PresetText(*policies, kind, name));
 }
 
 }  // namespace sluice::cli

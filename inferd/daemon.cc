@@ -187,7 +187,7 @@ void InferdDaemon::Begin() {
 // On the engine's thread, before it computes. Without a measurement the defaults are as right, only slower.
 absl::Status InferdDaemon::SetUpSparsity(const BackendLimits& limits, Backend& backend) {
   const EngineOptions options = EngineOptionsOf(options_);
-  ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options.preset, options.policies));
+  ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options.preset, options.policies, options.device));
   const absl::StatusOr<std::string> line =
       SetUpSparseSwitches(*pack_, policies.sparsity, limits, SparseProfileFolder(), backend);
   if (!line.ok()) {

@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const EnginePlan&
 absl::Status EngineCore::Setup() {
   const ModelConfig& config = client_->pack().config();
   const EngineOptions& options = plan_.options;
-  ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options.preset, options.policies));
+  ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options.preset, options.policies, options.device));
   RETURN_IF_ERROR(client_->SetSegmentObserver(&segments_));
   ASSIGN_OR_RETURN(weights_, DenseWeights::Create(client_, &fetches_, &segments_));
   ASSIGN_OR_RETURN(kv_, KvCache::Create(config, options.kv, plan_.kv_pages, options.parallel, options.context,

@@ -94,7 +94,7 @@ BackendLimits LimitsOf(const ModelConfig& config, const EnginePlan& plan) {
 
 absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelConfig& config) {
   RETURN_IF_ERROR(CheckSupported(config));
-  RETURN_IF_ERROR(PoliciesOf(options.preset, options.policies).status());
+  RETURN_IF_ERROR(PoliciesOf(options.preset, options.policies, options.device).status());
   EnginePlan plan;
   plan.options = options;
   EngineOptions& o = plan.options;

@@ -44,6 +44,8 @@ struct EngineOptions {
   uint32_t prefill_chunk = 512;
   // What may wait.
   QueueLimits queue;
+  // Where experts compute.
+  DeviceKind device = DeviceKind::kHost;
   // Named set of policies.
   std::string preset = "exact";
   // Policies set beside the preset.

@@ -12,6 +12,7 @@
 #include "common/runtime_dir.h"
 #include "common/size.h"
 #include "common/status.h"
+#include "inferd/policy/policy_keys.h"
 
 namespace sluice {
 namespace {
@@ -210,9 +211,10 @@ EngineOptions EngineOptionsOf(const InferdOptions& options) {
   engine.queue.count = options.max_queue;
   engine.queue.tokens = options.max_queue_tokens;
   engine.queue.bytes = options.max_queue_bytes.bytes;
+  engine.device = DeviceFromName(options.device).value_or(DeviceKind::kHost);  // checked when parsed
   engine.preset = options.preset;
   engine.policies = {options.sparsity, options.sparsity_scope, options.sparsity_target,
-                     options.sparsity_threshold};
+                     options.sparsity_threshold, options.policy};
   engine.prefetch = options.prefetch;
   return engine;
 }
@@ -230,7 +232,12 @@ std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const 
   InferdOptions shown = options;
   shown.context = plan.options.context;
   shown.threads = threads;
-  if (const auto policies = PoliciesOf(options.preset, plan.options.policies); policies.ok()) {
+  if (const auto policies = PoliciesOf(options.preset, plan.options.policies, plan.options.device);
+      policies.ok()) {
+    shown.policy.clear();
+    for (const PolicyKey& key : PolicyKeys()) {
+      shown.policy.push_back(absl::StrCat(key.name, "=", key.show(*policies)));
+    }
     const SparsityConfig& sparsity = policies->sparsity;
     shown.sparsity = SparsityWord(sparsity.order);
     shown.sparsity_target = sparsity.target.value_or(-1);

@@ -44,6 +44,7 @@ struct InferdOptions {
   double sparsity_target = -1;
   double sparsity_threshold = -1;
   std::string sparsity_scope;
+  std::vector<std::string> policy;
   bool prefetch = true;
   double link_gbps = 0;
   double link_latency_us = 0;
@@ -117,6 +118,9 @@ void ForEachOption(InferdOptions* o, Visit visit) {
         "Absolute threshold for all layers (default: the preset's)");
   visit("sparsity-scope", &o->sparsity_scope,
         "Thresholds of each expert or one of the model: expert or model (default: the preset's)");
+  visit("policy", &o->policy,
+        "KEY=VALUE[,KEY=VALUE..]: one value of the preset, as `sluice preset show` lists them; repeat for "
+        "more");
   visit("prefetch", &o->prefetch, "Ask for experts of the next layer ahead: on or off");
   visit("link-gbps", &o->link_gbps, "Bandwidth of the link (device sim)");
   visit("link-latency-us", &o->link_latency_us, "Latency of the link (device sim)");

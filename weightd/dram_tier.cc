@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <utility>
 
 namespace sluice {
@@ -12,15 +13,24 @@ constexpr size_t kForeignProbes = 4;
 constexpr size_t kSamples = 8;
 // Evictions that a client undoes before the decision is given up.
 constexpr int kMaxAttempts = 1000;
+// Trust ends when so much more than all packs together has been filled without a use.
+constexpr double kPatience = 1.25;
+// A class takes of others when its share of what is read exceeds its share of the memory by this part of all.
+constexpr double kHungerMargin = 1.0 / 16;
 
 }  // namespace
 
-DramTier::DramTier(const Arena::Options& options, Arena::Listener listener)
-    : arena_(options, std::move(listener)) {}
+DramTier::DramTier(const Arena::Options& options, Arena::Listener listener, const TierPolicy& policy)
+    : policy_(policy), arena_(options, std::move(listener)) {}
+
+double DramTier::turnovers() const {
+  return static_cast<double>(filled_bytes_) / static_cast<double>(std::max<uint64_t>(1, arena_.budget()));
+}
 
 uint32_t DramTier::AddPack(const std::vector<uint64_t>& lengths, ResidencyEntry* table) {
   for (uint64_t length : lengths) {
     arena_.Declare(length, 1);
+    pack_bytes_ += length;
   }
   filled_.resize(filled_.size() + lengths.size());
   return store_.AddPack(lengths, table);
@@ -37,19 +47,71 @@ void DramTier::RemovePins(uint32_t pack, uint64_t session) {
   });
 }
 
-EvictionPolicy& DramTier::policy(uint64_t slot_bytes) {
-  std::unique_ptr<EvictionPolicy>& found = policies_[slot_bytes];
-  if (found == nullptr) {
-    found = std::make_unique<LruPolicy>();
+DramTier::SizeClass& DramTier::size_class(uint64_t slot_bytes) {
+  SizeClass& found = classes_[slot_bytes];
+  if (found.policy == nullptr) {
+    if (policy_.admission) {
+      auto probation = std::make_unique<ProbationPolicy>(policy_.eviction);
+      found.probation = probation.get();
+      found.policy = std::move(probation);
+    } else {
+      found.policy = NewEvictionPolicy(policy_.eviction);
+    }
   }
-  return *found;
+  if (found.probation != nullptr) {
+    found.probation->set_patience(kPatience * static_cast<double>(pack_bytes_) /
+                                  static_cast<double>(std::max<uint64_t>(1, arena_.budget())));
+  }
+  return found;
 }
 
 ExtentUse DramTier::Look(Gid gid) const {
   if (store_.Held(gid)) {
-    return ExtentUse{UseKey{clock_, UINT64_MAX}, false};
+    return ExtentUse{UseKey{clock_, UINT64_MAX}, false, store_.Uses(gid), turnovers()};
   }
-  return ExtentUse{std::max(filled_[gid], store_.LastUse(gid, clock_)), true};
+  ExtentUse use;
+  use.last = std::max(filled_[gid], store_.LastUse(gid, clock_));
+  use.evictable = true;
+  use.uses = store_.Uses(gid);
+  use.at = static_cast<double>(fill_bytes_.ClockOf(use.last.clock, filled_bytes_)) /
+           static_cast<double>(std::max<uint64_t>(1, arena_.budget()));
+  return use;
+}
+
+void DramTier::NoteUse(Gid gid) {
+  store_.CountUse(gid);
+  filled_[gid] = std::max(filled_[gid], UseKey{clock_, UINT64_MAX});
+}
+
+uint64_t DramTier::trusted_extents() const {
+  uint64_t trusted = 0;
+  for (const auto& [slot_bytes, size_class] : classes_) {
+    trusted += size_class.probation == nullptr ? 0 : size_class.probation->trusted();
+  }
+  return trusted;
+}
+
+uint64_t DramTier::promotions() const {
+  uint64_t promotions = 0;
+  for (const auto& [slot_bytes, size_class] : classes_) {
+    promotions += size_class.probation == nullptr ? 0 : size_class.probation->promotions();
+  }
+  return promotions;
+}
+
+double DramTier::Recent(const SizeClass& size_class) const {
+  return size_class.recent_bytes * std::exp2(size_class.recent_at - turnovers());
+}
+
+bool DramTier::Hungry(uint64_t slot_bytes) {
+  double read = 0;
+  double held = 0;
+  for (const auto& [bytes, size_class] : classes_) {
+    read += Recent(size_class);
+    held += static_cast<double>(size_class.resident_bytes);
+  }
+  const SizeClass& own = size_class(slot_bytes);
+  return Recent(own) * held > (static_cast<double>(own.resident_bytes) + kHungerMargin * held) * read;
 }
 
 DramTier::Room DramTier::BeginFill(Gid gid, std::byte** dest) {
@@ -63,8 +125,14 @@ DramTier::Room DramTier::BeginFill(Gid gid, std::byte** dest) {
 }
 
 void DramTier::Publish(Gid gid) {
+  const uint64_t length = store_.length(gid);
   filled_[gid] = UseKey{clock_, UINT64_MAX};
-  policy(store_.length(gid)).Add(gid, filled_[gid]);
+  filled_bytes_ += length;
+  SizeClass& own = size_class(length);
+  own.recent_bytes = Recent(own) + static_cast<double>(length);
+  own.recent_at = turnovers();
+  own.resident_bytes += length;
+  own.policy->Add(gid, ExtentUse{filled_[gid], true, store_.Uses(gid), turnovers()});
   store_.Publish(gid);
 }
 
@@ -78,12 +146,13 @@ void DramTier::AbandonFill(Gid gid, bool bad) {
 }
 
 bool DramTier::EvictOne(Gid gid) {
-  EvictionPolicy& owner = policy(store_.length(gid));
+  SizeClass& owner = size_class(store_.length(gid));
   if (!store_.Evict(gid)) {
-    owner.Touch(gid, UseKey{clock_, UINT64_MAX});
+    owner.policy->Touch(gid, UseKey{clock_, UINT64_MAX});
     return false;
   }
-  owner.Remove(gid);
+  owner.policy->Remove(gid, turnovers());
+  owner.resident_bytes -= store_.length(gid);
   arena_.Free(store_.segment(gid), store_.offset(gid));
   ++evictions_;
   return true;
@@ -101,8 +170,12 @@ DramTier::Room DramTier::MakeRoom(uint64_t slot_bytes, Gid gid, Slot* slot) {
     if (arena_.RetirePooled()) {
       continue;
     }
-    const auto victim = policy(slot_bytes).Coldest([this](uint32_t extent) { return Look(extent); });
-    const auto foreign = ColdestForeign(slot_bytes, !victim.has_value());
+    const auto victim =
+        policy(slot_bytes).Coldest(turnovers(), [this](uint32_t extent) { return Look(extent); });
+    std::optional<ColdSegment> foreign;
+    if (!victim.has_value() || !policy_.admission || Hungry(slot_bytes)) {
+      foreign = ColdestForeign(slot_bytes, !victim.has_value());
+    }
     if (victim.has_value() && (!foreign.has_value() || victim->last <= foreign->median)) {
       EvictOne(victim->extent);
     } else if (foreign.has_value()) {

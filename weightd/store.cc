@@ -41,12 +41,14 @@ void Store::RemovePins(uint32_t pack, uint64_t session, uint64_t now,
   }
   for (uint32_t i = 0; i < record.count; ++i) {
     const Gid gid = record.first + i;
+    const PinEntry& pin = source->pins[i];
+    const bool held = PinsHeld(pin);
+    extents_[gid].past_uses += pin.uses.load(std::memory_order_relaxed) + (held ? 1 : 0);
     if (extents_[gid].state != ExtentState::kResident) {
       continue;
     }
-    const PinEntry& pin = source->pins[i];
     const uint64_t stamp = pin.last_step.load(std::memory_order_relaxed);
-    if (PinsHeld(pin)) {
+    if (held) {
       seen(gid, UseKey{now, UINT64_MAX});  // a killed client's leases: it was using them
     } else if (stamp != 0) {
       seen(gid, UseKey{source->timeline->ClockOf(stamp, now), stamp});
@@ -125,6 +127,15 @@ UseKey Store::LastUse(Gid gid, uint64_t now) const {
     }
   }
   return last;
+}
+
+uint64_t Store::Uses(Gid gid) const {
+  const PackRecord& pack = packs_[extents_[gid].pack];
+  uint64_t uses = extents_[gid].past_uses;
+  for (const PinSource& source : pack.sources) {
+    uses += source.pins[gid - pack.first].uses.load(std::memory_order_relaxed);
+  }
+  return uses;
 }
 
 uint64_t Store::HeldBy(uint32_t pack, uint64_t session) const {

@@ -39,7 +39,7 @@ class Store {
   // A session's pins of one pack (borrowed), and the timeline of its stamps.
   void AddPins(uint32_t pack, uint64_t session, const PinEntry* pins, const StepTimeline* timeline);
   // Forgets the session's pins: from here on they hold nothing. `seen` is called for each resident extent
-  // that the session used or holds, with that use.
+  // that the session used or holds, with that use. Its counts of uses are kept.
   void RemovePins(uint32_t pack, uint64_t session, uint64_t now, absl::FunctionRef<void(Gid, UseKey)> seen);
 
   ExtentState state(Gid gid) const { return extents_[gid].state; }
@@ -62,6 +62,10 @@ class Store {
   bool Evict(Gid gid);
   // The latest use by any session; a zero key if none ever used it.
   UseKey LastUse(Gid gid, uint64_t now) const;
+  // How often any session used it, ended ones too.
+  uint64_t Uses(Gid gid) const;
+  // weightd used it itself, for a client: a copy from it ended.
+  void CountUse(Gid gid) { ++extents_[gid].past_uses; }
 
   uint64_t resident_bytes() const { return resident_bytes_; }
   uint64_t resident_extents() const { return resident_extents_; }
@@ -74,6 +78,7 @@ class Store {
     uint64_t length = 0;
     uint64_t generation = 0;
     uint64_t offset = 0;
+    uint64_t past_uses = 0;  // by ended sessions and by weightd itself
     uint32_t segment = 0;
     uint32_t internal_pins = 0;
     uint32_t pack = 0;

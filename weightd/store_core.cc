@@ -49,7 +49,8 @@ StoreCore::StoreCore(const Options& options, const Environment& environment)
             Arena::Listener{[this](uint32_t segment, const std::shared_ptr<const SharedMemory>& memory) {
                               OnSegmentAdded(segment, memory);
                             },
-                            [this](uint32_t segment) { OnSegmentRetired(segment); }}),
+                            [this](uint32_t segment) { OnSegmentRetired(segment); }},
+            options.policy),
       fetcher_(options.fetcher, &tier_, environment.reader, environment.clock,
                Fetcher::Hooks{[this](uint64_t session, const CompletionEntry& entry, std::vector<Gid> held) {
                                 OnComplete(session, entry, std::move(held));

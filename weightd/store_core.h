@@ -35,6 +35,7 @@ class StoreCore {
   struct Options {
     uint64_t boot_epoch = 0;
     Arena::Options arena;
+    TierPolicy policy;
     Fetcher::Options fetcher;
     int64_t attach_timeout_nanos = 0;  // 0: never
   };

@@ -325,6 +325,10 @@ StoreStats StoreCore::Stats() const {
   stats.resident_extents = tier_.store().resident_extents();
   stats.bad_extents = tier_.store().bad_extents();
   stats.evictions = tier_.evictions();
+  stats.eviction = NameOf(tier_.policy_kind().eviction);
+  stats.admission = tier_.policy_kind().admission;
+  stats.trusted_extents = tier_.trusted_extents();
+  stats.promotions = tier_.promotions();
   stats.fills = fetches.fills;
   stats.bytes_read = fetches.bytes_read;
   stats.demand_requests = fetches.demand_requests;

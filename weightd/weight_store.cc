@@ -200,6 +200,8 @@ class WeightStore::Impl {
     StoreCore::Options core;
     core.boot_epoch = epoch;
     core.arena.budget = options.dram_budget;
+    core.policy.eviction = options.eviction;
+    core.policy.admission = options.admission;
     core.attach_timeout_nanos = int64_t{options.attach_timeout_ms} * 1'000'000;
     return core;
   }

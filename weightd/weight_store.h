@@ -20,6 +20,7 @@
 #include "common/ring/session_abi.h"
 #include "common/ring/unique_fd.h"
 #include "weightd/block_reader.h"
+#include "weightd/eviction.h"
 
 namespace sluice {
 
@@ -44,6 +45,9 @@ struct WeightStoreOptions {
   int budget_wait_ms = 10'000;
   // Sessions that have not been joined by their side socket after this long are dropped.
   int attach_timeout_ms = 10'000;
+  // Which extent goes, and whether those used once go before those used again (eviction.h, admission.h).
+  EvictionKind eviction = EvictionKind::kLru;
+  bool admission = true;
   // Called from any thread, never with a lock held that a method of this class takes. May be empty.
   LogFn log;
 };
@@ -121,7 +125,11 @@ struct StoreStats {
   uint64_t rereads = 0;
   uint64_t sessions_lost = 0;  // ended for misbehaviour
   uint64_t in_flight_bytes = 0;
-  std::string io_engine;  // "uring, O_DIRECT", "pread, buffered"
+  std::string eviction;  // "lru", "lfru", "score"
+  bool admission = false;
+  uint64_t trusted_extents = 0;  // that the admission keeps from scans, now
+  uint64_t promotions = 0;       // how many came to be that
+  std::string io_engine;         // "uring, O_DIRECT", "pread, buffered"
   std::vector<SessionStats> sessions;
 };
 

@@ -61,6 +61,19 @@ void StorageOptions(CLI::App* app, WeightdOptions* options) {
          "Read past the page cache")
       ->check(CLI::IsMember({"on", "off"}))
       ->default_str("on");
+  app->add_option_function<std::string>(
+         "--eviction",
+         [options](const std::string& text) {
+           options->eviction = ParseEviction(text).value_or(EvictionKind::kLru);
+         },
+         "Which weights leave memory first: lru, lfru or score")
+      ->check(CLI::IsMember({"lru", "lfru", "score"}))
+      ->default_str("lru");
+  app->add_option_function<std::string>(
+         "--admission", [options](const std::string& text) { options->admission = text == "on"; },
+         "Keep what is used again and again from one long prefill")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->default_str("on");
   app->add_option("--threads", options->reader_threads, "Threads of the pread engine")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();

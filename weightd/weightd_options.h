@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "weightd/eviction.h"
 
 namespace sluice {
 
@@ -22,6 +23,8 @@ struct WeightdOptions {
   std::string io = "uring";        // or "pread"
   bool direct = true;
   int reader_threads = 4;
+  EvictionKind eviction = EvictionKind::kLru;
+  bool admission = true;
   std::vector<uid_t> allowed_uids;  // beside the own user and root
   mode_t socket_mode = 0600;
   absl::Duration budget_wait = absl::Seconds(10);

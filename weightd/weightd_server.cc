@@ -78,6 +78,8 @@ absl::Status WeightdServer::Impl::OpenStore() {
   store_options.direct = options.direct;
   store_options.uring = options.io == "uring";
   store_options.reader_threads = options.reader_threads;
+  store_options.eviction = options.eviction;
+  store_options.admission = options.admission;
   store_options.budget_wait_ms = static_cast<int>(absl::ToInt64Milliseconds(options.budget_wait));
   store_options.log = log;
   nonces = std::make_unique<SessionNonces>();
@@ -158,10 +160,11 @@ std::string WeightdServer::Describe() const {
                                  FormatSize(pack.dense_bytes() + pack.total_expert_bytes()), ")"));
   }
   return absl::StrFormat(
-      "weightd serves %s on %s: --dram-budget %s, --io %s (%s), --direct %s, --threads %d, boot epoch %016x",
+      "weightd serves %s on %s: --dram-budget %s, --io %s (%s), --direct %s, --threads %d, --eviction %s, "
+      "--admission %s, boot epoch %016x",
       absl::StrJoin(packs, ", "), impl_->options.socket, FormatSize(stats.dram_budget), impl_->options.io,
-      stats.io_engine, impl_->options.direct ? "on" : "off", impl_->options.reader_threads,
-      impl_->store->boot_epoch());
+      stats.io_engine, impl_->options.direct ? "on" : "off", impl_->options.reader_threads, stats.eviction,
+      stats.admission ? "on" : "off", impl_->store->boot_epoch());
 }
 
 WeightStore& WeightdServer::store() { return *impl_->store; }

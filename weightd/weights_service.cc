@@ -110,6 +110,10 @@ void FillCounters(const StoreStats& stats, v1::GetStatsResponse* response) {
   response->set_io_errors(stats.io_errors);
   response->set_rereads(stats.rereads);
   response->set_sessions_lost(stats.sessions_lost);
+  response->set_eviction(stats.eviction);
+  response->set_admission(stats.admission);
+  response->set_trusted_extents(stats.trusted_extents);
+  response->set_promotions(stats.promotions);
 }
 
 void FillSessions(const StoreStats& stats, v1::GetStatsResponse* response) {

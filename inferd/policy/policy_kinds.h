@@ -9,8 +9,10 @@
 
 namespace sluice {
 
+enum class DeviceKind : uint8_t { kHost, kSim, kCuda };
+
 // The experts of each token: the model's own, AdapMoE's (eq. 3-8), importance-driven Algorithm 1.
-enum class RoutingKind : uint8_t { kTopK };
+enum class RoutingKind : uint8_t { kTopK, kSensitivity, kCacheAware };
 
 enum class ExpertPredictorKind : uint8_t { kNone, kGateReuse, kLearned, kLookahead };
 enum class NeuronPredictorKind : uint8_t { kNone, kUpReuse, kGateReuse };
@@ -19,13 +21,18 @@ enum class NeuronPredictorKind : uint8_t { kNone, kUpReuse, kGateReuse };
 enum class ExpertMiss : uint8_t { kLoad, kCpu, kBalance, kPaperBalance, kSkip, kProceed };
 enum class NeuronMiss : uint8_t { kLoad, kBudgeted, kProceed };
 
+// Where a device's experts stay. kLease: in weightd's DRAM, read in place (device host). kSlots: in slots
+// that the eviction policy governs. kNone: a slot is given up as soon as its expert was computed. kLayer: the
+// same, and every expert of a layer is loaded, used or not. kStatic: those used most in the profile, for
+// good. kResident: all of them.
+enum class CacheKind : uint8_t { kLease, kSlots, kNone, kLayer, kStatic, kResident };
 enum class CacheAllocation : uint8_t { kUniform, kDp, kDpMeasured, kLayers };
 enum class SlotEviction : uint8_t { kLru, kLfru, kScore };
 enum class CacheGranularity : uint8_t { kExpert, kNeuron };
 
 // AdapMoE's S_l: sum of diag(F), its quadratic form over calibration tokens, or the measured rise of the
-// loss.
-enum class SensitivityKind : uint8_t { kFisher, kQuadratic, kMeasured };
+// loss; kScore: 1 for all layers, the score alone.
+enum class SensitivityKind : uint8_t { kFisher, kQuadratic, kMeasured, kScore };
 
 // How a neuron predictor's values become a set.
 enum class NeuronSet : uint8_t { kThreshold, kShare, kCalibrated };

@@ -1,11 +1,12 @@
 #include "inferd/policy/preset.h"
 
-#include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "common/status.h"
+#include "inferd/policy/policy_keys.h"
 
 namespace sluice {
 namespace {
@@ -16,24 +17,124 @@ constexpr char kExact[] =
 struct Preset {
   const char* name;
   const char* summary;
-  SparsityConfig sparsity;
+  const char* bits;
+  Policies policies;    // on a device with slots
+  bool on_host = true;  // whether anything of it is left where experts are leased in place
 };
 
-// The resident forms: every expert is in memory, what is skipped is read by nobody.
+Policies Base() {
+  Policies p;
+  p.cache = CacheKind::kSlots;
+  return p;
+}
+
+Policies Floe(double target) {
+  Policies p = Base();
+  p.sparsity = {SparsityOrder::kUp, target, ThresholdScope::kExpert, {}};
+  p.predictor = ExpertPredictorKind::kLearned;
+  p.neuron_predictor = NeuronPredictorKind::kUpReuse;
+  p.neuron_set = NeuronSet::kShare;
+  p.neuron_share = 1 - target;
+  p.allocation = CacheAllocation::kLayers;
+  p.granularity = CacheGranularity::kNeuron;
+  p.lead_resident = true;
+  p.neuron_miss = NeuronMiss::kProceed;
+  return p;
+}
+
+Policies Corm() {
+  Policies p = Base();
+  p.sparsity = {SparsityOrder::kGate, {}, ThresholdScope::kExpert, 0.25};
+  p.neuron_predictor = NeuronPredictorKind::kGateReuse;
+  p.granularity = CacheGranularity::kNeuron;
+  p.miss = ExpertMiss::kProceed;
+  p.neuron_miss = NeuronMiss::kProceed;
+  return p;
+}
+
+Policies Intra() {
+  Policies p = Base();
+  p.sparsity = {SparsityOrder::kGate, 0.5, ThresholdScope::kModel, {}};
+  p.predictor = ExpertPredictorKind::kNone;
+  p.cache = CacheKind::kResident;
+  return p;
+}
+
+Policies Adapmoe() {
+  Policies p = Base();
+  p.routing = RoutingKind::kSensitivity;
+  p.predictor_depth = 3;
+  p.first_layer = true;
+  p.allocation = CacheAllocation::kDp;
+  return p;
+}
+
+Policies Importance() {
+  Policies p = Base();
+  p.routing = RoutingKind::kCacheAware;
+  p.predictor = ExpertPredictorKind::kLookahead;
+  p.eviction = SlotEviction::kScore;
+  p.miss = ExpertMiss::kBalance;
+  return p;
+}
+
+Policies Baseline(CacheKind cache, ExpertMiss miss = ExpertMiss::kLoad) {
+  Policies p = Base();
+  p.predictor = ExpertPredictorKind::kNone;
+  p.cache = cache;
+  p.miss = miss;
+  return p;
+}
+
 std::vector<Preset> Table() {
-  SparsityConfig floe{SparsityOrder::kUp, 0.8, ThresholdScope::kExpert, {}};
-  SparsityConfig floe90 = floe;
-  floe90.target = 0.9;
-  const SparsityConfig corm{SparsityOrder::kGate, {}, ThresholdScope::kExpert, 0.25};
-  const SparsityConfig intra{SparsityOrder::kGate, 0.5, ThresholdScope::kModel, {}};
+  constexpr char kPacked[] = "as packed";
+  constexpr char kFloeBits[] = "up q2, gate and down as packed (pack --recipe floe)";
   return {
-      {"exact", kExact, {}},
+      {"exact", kExact, kPacked, Base()},
       {"floe", "FloE: the up product decides, 80 % of the neurons are left out (pack with --recipe floe)",
-       floe},
-      {"floe90", "FloE at 90 %", floe90},
-      {"corm", "CORM: the gate decides, |silu(x.g)| >= 0.25 counts (pack with --recipe corm)", corm},
+       kFloeBits, Floe(0.8)},
+      {"floe90", "FloE at 90 %", kFloeBits, Floe(0.9)},
+      {"corm", "CORM: the gate decides, |silu(x.g)| >= 0.25 counts (pack with --recipe corm)",
+       "q4 or q2 by usage (pack --recipe corm)", Corm()},
       {"intra", "intra-expert sparsity: the gate decides by one threshold for the model, 50 % are left out",
-       intra}};
+       kPacked, Intra()},
+      {"adapmoe",
+       "AdapMoE: one expert where the layer bears it, prediction three layers ahead, slots by layer",
+       "q4 (pack --bits q4)", Adapmoe()},
+      {"importance", "importance-driven: experts at hand instead of those that count little, slots by score",
+       kPacked, Importance()},
+      {"layerwise", "baseline: whole layers are loaded, used or not (DeepSpeed's way)", kPacked,
+       Baseline(CacheKind::kLayer), false},
+      {"ondemand", "baseline: every expert is loaded when it is chosen, nothing is kept", kPacked,
+       Baseline(CacheKind::kNone), false},
+      {"lru_prefetch",
+       "baseline: the same slots for each layer, the next layer predicted by its gate "
+       "(mixtral-offloading's way)",
+       kPacked, Base(), false},
+      {"static_hot",
+       "baseline: the experts used most stay for good, the CPU computes the others "
+       "(Fiddler's way)",
+       kPacked, Baseline(CacheKind::kStatic, ExpertMiss::kCpu), false},
+      {"resident", "baseline: every expert is in device memory", kPacked, Baseline(CacheKind::kResident)}};
+}
+
+// Where experts are leased in place there are no slots to share out and nothing to load in parts; a
+// prediction costs more than it brings where it needs the profile's networks.
+Policies OnHost(Policies p) {
+  const Policies plain;
+  p.predictor = p.predictor == ExpertPredictorKind::kNone ? p.predictor : ExpertPredictorKind::kGateReuse;
+  p.first_layer = false;
+  p.neuron_predictor = plain.neuron_predictor;
+  p.neuron_set = plain.neuron_set;
+  p.neuron_share = plain.neuron_share;
+  p.cache = CacheKind::kLease;
+  p.allocation = plain.allocation;
+  p.eviction = plain.eviction;
+  p.granularity = plain.granularity;
+  p.lead_resident = false;
+  p.miss = plain.miss;
+  p.neuron_miss = plain.neuron_miss;
+  return p;
 }
 
 absl::StatusOr<SparsityOrder> OrderOf(const std::string& word) {
@@ -76,6 +177,16 @@ absl::Status Override(const PolicyOverrides& o, SparsityConfig* sparsity) {
   return absl::OkStatus();
 }
 
+// One text may hold several, as a=b,c=d.
+absl::Status SetPolicies(const std::vector<std::string>& texts, Policies* policies) {
+  for (const std::string& text : texts) {
+    for (const std::string& assignment : std::vector<std::string>(absl::StrSplit(text, ','))) {
+      RETURN_IF_ERROR(SetPolicy(assignment, policies));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Check(const SparsityConfig& sparsity) {
   const bool set = sparsity.target.has_value() || sparsity.threshold.has_value();
   if (sparsity.order == SparsityOrder::kNone) {
@@ -92,18 +203,6 @@ absl::Status Check(const SparsityConfig& sparsity) {
         absl::StrCat("--sparsity-target is ", *sparsity.target, ", not a share below 1"));
   }
   return absl::OkStatus();
-}
-
-std::string SparsityText(const SparsityConfig& sparsity) {
-  if (sparsity.order == SparsityOrder::kNone) {
-    return "none";
-  }
-  const std::string word = SparsityWord(sparsity.order);
-  if (sparsity.threshold.has_value()) {
-    return absl::StrCat(word, ", threshold ", *sparsity.threshold, " for all layers");
-  }
-  return absl::StrFormat("%s, %g %% by the profile's threshold of %s", word, 100 * *sparsity.target,
-                         sparsity.scope == ThresholdScope::kModel ? "the model" : "each expert");
 }
 
 }  // namespace
@@ -138,33 +237,70 @@ std::vector<std::string> PresetNames() {
   return names;
 }
 
-absl::StatusOr<Policies> PoliciesOf(const std::string& preset, const PolicyOverrides& overrides) {
+absl::StatusOr<Policies> PoliciesOf(const std::string& preset, const PolicyOverrides& overrides,
+                                    DeviceKind device) {
+  ASSIGN_OR_RETURN(Policies policies, UncheckedPolicies(preset, overrides, device));
+  RETURN_IF_ERROR(CheckPolicies(policies, device));
+  return policies;
+}
+
+absl::StatusOr<Policies> UncheckedPolicies(const std::string& preset, const PolicyOverrides& overrides,
+                                           DeviceKind device) {
   for (const Preset& known : Table()) {
-    if (preset == known.name) {
-      Policies policies;
-      policies.preset = preset;
-      policies.sparsity = known.sparsity;
-      RETURN_IF_ERROR(Override(overrides, &policies.sparsity));
-      RETURN_IF_ERROR(Check(policies.sparsity));
-      return policies;
+    if (preset != known.name) {
+      continue;
     }
+    if (device == DeviceKind::kHost && !known.on_host) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "preset ", preset, " is about a device's slots; on --device host experts are used where they lie"));
+    }
+    Policies policies = device == DeviceKind::kHost ? OnHost(known.policies) : known.policies;
+    policies.preset = preset;
+    RETURN_IF_ERROR(Override(overrides, &policies.sparsity));
+    RETURN_IF_ERROR(SetPolicies(overrides.policy, &policies));
+    RETURN_IF_ERROR(Check(policies.sparsity));
+    return policies;
   }
   return absl::InvalidArgumentError(
       absl::StrCat("unknown preset \"", preset, "\"; this build has: ", absl::StrJoin(PresetNames(), ", ")));
 }
 
+absl::StatusOr<DeviceKind> DeviceFromName(const std::string& name) {
+  constexpr std::pair<const char*, DeviceKind> kWords[] = {
+      {"host", DeviceKind::kHost}, {"sim", DeviceKind::kSim}, {"cuda", DeviceKind::kCuda}};
+  for (const auto& [word, kind] : kWords) {
+    if (name == word) return kind;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("device \"", name, "\" is none of host, sim, cuda"));
+}
+
 std::vector<PolicyWord> Describe(const Policies& policies) {
-  return {{"bits", "as packed"},
-          {"sparsity", SparsityText(policies.sparsity)},
-          {"routing", "topk"},
-          {"expert_predictor",
-           policies.predictor == ExpertPredictorKind::kGateReuse ? "gate_reuse, depth 1" : "none"},
-          {"neuron_predictor", "none"},
-          {"cache_allocation", "uniform"},
-          {"cache_eviction", "lru"},
-          {"cache_granularity", "expert"},
-          {"expert_miss", "load (device host: lease in place)"},
-          {"neuron_miss", "load"}};
+  std::vector<PolicyWord> words = {{"bits", "as packed"}};
+  for (const Preset& preset : Table()) {
+    if (policies.preset == preset.name) words.front().value = preset.bits;
+  }
+  for (const PolicyKey& key : PolicyKeys()) {
+    words.push_back({key.name, key.show(policies)});
+  }
+  return words;
+}
+
+bool KeepsModelTokens(const Policies& p) {
+  return p.sparsity.order == SparsityOrder::kNone && p.routing == RoutingKind::kTopK &&
+         p.miss != ExpertMiss::kSkip && p.miss != ExpertMiss::kProceed;
+}
+
+std::vector<PolicyPromise> Promises(const Policies& p) {
+  // What is computed where depends on what lies where; on one instruction set both compute the same.
+  const bool by_place = p.routing == RoutingKind::kCacheAware || p.miss == ExpertMiss::kSkip ||
+                        p.miss == ExpertMiss::kProceed || p.neuron_miss != NeuronMiss::kLoad;
+  std::vector<PolicyPromise> promises;
+  for (const char* what :
+       {"memory budgets and slab sizes", "transports and prefetching", "faults and crashes of weightd",
+        "thread counts", "batch composition", "prefill chunking"}) {
+    promises.push_back({what, !by_place});
+  }
+  return promises;
 }
 
 }  // namespace sluice

@@ -30,27 +30,71 @@ struct SparsityConfig {
   std::optional<double> threshold;  // one absolute value for all layers (CORM's theta)
 };
 
+// When a token makes do with fewer experts (AdapMoE eq. 8): where (1 - alpha)^2 S_l <= T, T the same for all
+// layers. At most one of the three says what T is; none: the profile's for a rise of perplexity of 1 %.
+struct SensitivityConfig {
+  SensitivityKind kind = SensitivityKind::kMeasured;
+  std::optional<double> share;      // of (token, layer) pairs that use one expert on calibration text
+  std::optional<double> bound;      // relative rise of perplexity on held-out calibration text
+  std::optional<double> threshold;  // T itself
+};
+
+// One value of each kind. Which of them a device and this build have: CheckPolicies().
 struct Policies {
   std::string preset = "exact";
+  SparsityConfig sparsity;
+
   RoutingKind routing = RoutingKind::kTopK;
+  SensitivityConfig sensitivity;  // kSensitivity
+  double cache_alpha = 0.25;      // kCacheAware
+
   ExpertPredictorKind predictor = ExpertPredictorKind::kGateReuse;
-  // Experts of the next layer that one step asks for ahead at most. A decode batch names few; a prefill chunk
+  uint32_t predictor_depth = 1;  // kGateReuse: layers ahead at most, 1..3
+  bool first_layer = false;      // predict the next token's first layer from the last one's output
+  // Experts of a layer ahead that one step asks for at most. A decode batch names few; a prefill chunk
   // names most of a layer, and asking for them all would only push out what the layer itself still needs.
   uint32_t max_prefetch = 16;
+  NeuronPredictorKind neuron_predictor = NeuronPredictorKind::kNone;
+  NeuronSet neuron_set = NeuronSet::kThreshold;
+  double neuron_share = 0.2;  // kShare
+
+  CacheKind cache = CacheKind::kLease;
+  CacheAllocation allocation = CacheAllocation::kUniform;
+  SlotEviction eviction = SlotEviction::kLru;
+  uint32_t score_window = 32;    // kScore: passes of a layer
+  uint32_t lfru_half_life = 64;  // kLfru: passes of a layer
+  CacheGranularity granularity = CacheGranularity::kExpert;
+  double copy_all_share = 0.75;  // kNeuron: more of the neurons than this travel in one copy
+  bool lead_resident = false;    // kNeuron: every expert's lead stays in device memory
+
   ExpertMiss miss = ExpertMiss::kLoad;
-  SparsityConfig sparsity;
+  NeuronMiss neuron_miss = NeuronMiss::kLoad;
+  double neuron_budget_us = 0;  // kBudgeted: link time of a layer for neurons that were not predicted
 };
 
 // What options set beside the preset; empty: as the preset says.
 struct PolicyOverrides {
-  std::string sparsity;            // none, up, gate or product
-  std::string sparsity_scope;      // expert or model
-  double sparsity_target = -1;     // 0..1; below 0: not set
-  double sparsity_threshold = -1;  // below 0: not set
+  std::string sparsity;             // none, up, gate or product
+  std::string sparsity_scope;       // expert or model
+  double sparsity_target = -1;      // 0..1; below 0: not set
+  double sparsity_threshold = -1;   // below 0: not set
+  std::vector<std::string> policy;  // KEY=VALUE[,KEY=VALUE..], in order; after the others
 };
 
-// INVALID_ARGUMENT naming the presets that this build has, or the option whose value makes no sense.
-absl::StatusOr<Policies> PoliciesOf(const std::string& preset, const PolicyOverrides& overrides = {});
+// The preset's values for a device (on `host` experts are leased where they lie: a preset's cache, its misses
+// and its neuron predictor have nothing to do there), and what overrides make of them. INVALID_ARGUMENT
+// naming the presets that this build has, or the option whose value makes no sense; CheckPolicies()' errors.
+absl::StatusOr<Policies> PoliciesOf(const std::string& preset, const PolicyOverrides& overrides = {},
+                                    DeviceKind device = DeviceKind::kHost);
+// The same before CheckPolicies(): what there would be to run.
+absl::StatusOr<Policies> UncheckedPolicies(const std::string& preset, const PolicyOverrides& overrides,
+                                           DeviceKind device);
+
+// INVALID_ARGUMENT naming the key and its value for what the device has not, or what contradicts another
+// value; UNIMPLEMENTED for what this build has not.
+absl::Status CheckPolicies(const Policies& policies, DeviceKind device);
+
+absl::StatusOr<DeviceKind> DeviceFromName(const std::string& name);  // INVALID_ARGUMENT naming the three
 
 // Every preset of this build with one line about it, the default first.
 struct PresetSummary {
@@ -66,6 +110,15 @@ struct PolicyWord {
   std::string value;
 };
 std::vector<PolicyWord> Describe(const Policies& policies);
+
+// Bit for bit equal logits over changes of `what`: which of them the policies keep on a device.
+struct PolicyPromise {
+  std::string what;
+  bool kept = false;
+};
+std::vector<PolicyPromise> Promises(const Policies& policies);
+// Whether tokens are the model's own.
+bool KeepsModelTokens(const Policies& policies);
 
 const char* SparsityWord(SparsityOrder order);
 

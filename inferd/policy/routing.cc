@@ -24,6 +24,8 @@ absl::Status TopKRouting::Choose(const RoutingInput& input, Queue* queue) {
 std::unique_ptr<RoutingPolicy> MakeRouting(const Policies& policies) {
   switch (policies.routing) {
     case RoutingKind::kTopK:
+    case RoutingKind::kSensitivity:  // CheckPolicies refuses the other two
+    case RoutingKind::kCacheAware:
       break;
   }
   return std::make_unique<TopKRouting>();

@@ -90,7 +90,14 @@ class CliTest(harness.TestCase):
         shown = self.ok_json("preset", "show", "exact")
         self.assertEqual(shown["policies"]["routing"], "topk")
         self.assertIn("prefill chunking", shown["independent_of"])
-        self.assertEqual(self.ok_json("preset", "list"), {"presets": ["exact", "floe", "floe90", "corm", "intra"]})
+        self.assertEqual(shown["refused"], "")
+        presets = self.ok_json("preset", "list")["presets"]
+        self.assertEqual(presets[:7], ["exact", "floe", "floe90", "corm", "intra", "adapmoe", "importance"])
+        for preset in presets:
+            self.assertEqual(self.ok_json("preset", "show", preset)["name"], preset)
+        importance = self.ok_json("preset", "show", "importance", "--device", "sim", "--policy", "score_window=8")
+        self.assertEqual(importance["policies"]["score_window"], "8")
+        self.assertIn("batch composition", importance["dependent_on"])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "common/profile/threshold_tables.h"
+#include "inferd/policy/policy_keys.h"
 #include "inferd/policy/preset.h"
 #include "inferd/policy/sparsity.h"
 #include "tests/support/temp_dir.h"
@@ -173,10 +174,80 @@ TEST(PresetTest, ContradictionsAreRefusedNamingTheOption) {
 TEST(PresetTest, EveryPresetIsListedAndDescribed) {
   EXPECT_EQ(PresetNames().front(), "exact");
   for (const std::string& name : PresetNames()) {
-    const auto policies = PoliciesOf(name);
+    const auto policies = UncheckedPolicies(name, {}, DeviceKind::kSim);
     ASSERT_TRUE(policies.ok()) << name;
-    EXPECT_EQ(Describe(*policies)[1].name, "sparsity");
-    EXPECT_EQ(Describe(*policies)[1].value == "none", name == "exact");
+    const std::vector<PolicyWord> words = Describe(*policies);
+    EXPECT_EQ(words[0].name, "bits");
+    EXPECT_EQ(words.size(), PolicyKeys().size() + 1);
+    EXPECT_EQ(KeepsModelTokens(*policies), name == "exact" || name == "layerwise" || name == "ondemand" ||
+                                               name == "lru_prefetch" || name == "static_hot" ||
+                                               name == "resident")
+        << name;
+  }
+}
+
+TEST(PresetTest, EveryKeyShowsTheValueItWasSetTo) {
+  for (const PolicyKey& key : PolicyKeys()) {
+    Policies policies;
+    const std::string values = key.values;
+    const bool words = values.find(',') != std::string::npos;
+    const std::string value = words ? values.substr(values.rfind(' ') + 1)
+                                    : (values == "1 to 3" || values.rfind("1 to", 0) == 0 ? "3" : "0.5");
+    const std::string whole = std::string(key.name) == "max_prefetch" ? "3" : value;
+    ASSERT_TRUE(SetPolicy(std::string(key.name) + "=" + whole, &policies).ok()) << key.name;
+    EXPECT_EQ(key.show(policies), whole) << key.name;
+    const absl::Status bad = SetPolicy(std::string(key.name) + "=-1", &policies);
+    EXPECT_TRUE(absl::IsInvalidArgument(bad)) << key.name;
+    EXPECT_NE(std::string(bad.message()).find(key.name), std::string::npos) << bad;
+    EXPECT_EQ(key.show(policies), whole) << key.name;
+  }
+  Policies policies;
+  EXPECT_TRUE(absl::IsInvalidArgument(SetPolicy("colour=red", &policies)));
+  EXPECT_TRUE(absl::IsInvalidArgument(SetPolicy("routing", &policies)));
+}
+
+TEST(PresetTest, PoliciesAreSetOneByOneAfterTheOtherOptions) {
+  const auto policies = PoliciesOf(
+      "floe", {.sparsity_target = 0.6, .policy = {"sparsity_threshold=2,max_prefetch=5", "max_prefetch=6"}});
+  ASSERT_TRUE(policies.ok()) << policies.status();
+  EXPECT_EQ(policies->sparsity.threshold, 2.0);
+  EXPECT_FALSE(policies->sparsity.target.has_value());
+  EXPECT_EQ(policies->max_prefetch, 6u);
+}
+
+TEST(PresetTest, WhatHostHasNoSlotsForIsRefusedByName) {
+  for (const char* policy : {"cache=slots", "cache_eviction=score", "cache_allocation=dp",
+                             "expert_miss=balance", "neuron_miss=proceed"}) {
+    const auto policies = PoliciesOf("exact", {.policy = {policy}});
+    EXPECT_TRUE(absl::IsInvalidArgument(policies.status())) << policy;
+    EXPECT_NE(std::string(policies.status().message()).find(policy), std::string::npos) << policies.status();
+  }
+  for (const char* preset : {"layerwise", "ondemand", "lru_prefetch", "static_hot"}) {
+    const auto policies = PoliciesOf(preset);
+    EXPECT_TRUE(absl::IsInvalidArgument(policies.status())) << preset;
+    EXPECT_NE(std::string(policies.status().message()).find(preset), std::string::npos) << policies.status();
+  }
+}
+
+TEST(PresetTest, ValuesThatContradictEachOtherAreRefusedByName) {
+  for (const char* policy : {"cache=lease", "cache_granularity=neuron", "neuron_predictor=up_reuse",
+                             "neuron_miss=proceed", "lead_resident=on"}) {
+    const auto policies = PoliciesOf("exact", {.policy = {policy}}, DeviceKind::kSim);
+    EXPECT_TRUE(absl::IsInvalidArgument(policies.status())) << policy;
+    EXPECT_NE(std::string(policies.status().message()).find(policy), std::string::npos) << policies.status();
+  }
+}
+
+TEST(PresetTest, WhatDecidesByPlaceKeepsNoPromise) {
+  for (const char* name : {"exact", "adapmoe", "intra", "floe"}) {
+    const auto policies = UncheckedPolicies(name, {}, DeviceKind::kHost);
+    ASSERT_TRUE(policies.ok());
+    for (const PolicyPromise& promise : Promises(*policies)) EXPECT_TRUE(promise.kept) << name;
+  }
+  for (const char* name : {"importance", "corm", "floe"}) {
+    const auto policies = UncheckedPolicies(name, {}, DeviceKind::kSim);
+    ASSERT_TRUE(policies.ok());
+    for (const PolicyPromise& promise : Promises(*policies)) EXPECT_FALSE(promise.kept) << name;
   }
 }
 

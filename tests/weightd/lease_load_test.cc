@@ -23,6 +23,7 @@ std::unique_ptr<WeightStore> CreateStore(uint64_t budget) {
   WeightStoreOptions options;
   options.dram_budget = budget;
   options.attach_timeout_ms = 0;
+  options.admission = false;  // LRU alone, to be compared with a replay
   auto store =
       WeightStore::Create(options, std::make_unique<FakeBlockReader>(FakeBlockReader::Mode::kImmediate));
   EXPECT_TRUE(store.ok()) << store.status();

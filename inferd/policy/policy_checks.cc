@@ -1,0 +1,103 @@
+// What a device and this build have of the policies (preset.h, CheckPolicies).
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/error_detail.h"
+#include "common/status.h"
+#include "inferd/policy/policy_keys.h"
+#include "inferd/policy/preset.h"
+
+namespace sluice {
+namespace {
+
+std::string Shown(const Policies& policies, std::string_view name) {
+  for (const PolicyKey& key : PolicyKeys()) {
+    if (name == key.name) return absl::StrCat("--policy ", key.name, "=", key.show(policies));
+  }
+  return std::string(name);
+}
+
+absl::Status Missing(const Policies& policies, const char* key) {
+  return ReasonError(absl::StatusCode::kUnimplemented, "NOT_IN_THIS_BUILD",
+                     absl::StrCat(Shown(policies, key), ": this build has it not yet"));
+}
+
+absl::Status Contradiction(const Policies& policies, const char* key, const char* other) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(Shown(policies, key), " does not go with ", Shown(policies, other)));
+}
+
+// Experts are leased in weightd's DRAM, which weightd itself evicts from.
+absl::Status CheckHost(const Policies& p) {
+  const struct {
+    const char* key;
+    bool plain;
+  } values[] = {
+      {"cache", p.cache == CacheKind::kLease},
+      {"cache_allocation", p.allocation == CacheAllocation::kUniform},
+      {"cache_eviction", p.eviction == SlotEviction::kLru},
+      {"cache_granularity", p.granularity == CacheGranularity::kExpert},
+      {"lead_resident", !p.lead_resident},
+      {"expert_miss", p.miss == ExpertMiss::kLoad},
+      {"neuron_miss", p.neuron_miss == NeuronMiss::kLoad},
+      {"neuron_predictor", p.neuron_predictor == NeuronPredictorKind::kNone},
+  };
+  for (const auto& value : values) {
+    if (!value.plain) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(Shown(p, value.key),
+                       " is about a device's slots; on --device host experts are used where they lie"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSlots(const Policies& p) {
+  if (p.cache == CacheKind::kLease) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(Shown(p, "cache"), " is --device host's; other devices have memory of their own"));
+  }
+  if (p.granularity == CacheGranularity::kNeuron && p.sparsity.order == SparsityOrder::kNone) {
+    return Contradiction(p, "cache_granularity", "sparsity");
+  }
+  const bool by_neuron = p.granularity == CacheGranularity::kNeuron;
+  if (!by_neuron && p.neuron_predictor != NeuronPredictorKind::kNone) {
+    return Contradiction(p, "neuron_predictor", "cache_granularity");
+  }
+  if (!by_neuron && p.neuron_miss != NeuronMiss::kLoad) {
+    return Contradiction(p, "neuron_miss", "cache_granularity");
+  }
+  if (!by_neuron && p.lead_resident) {
+    return Contradiction(p, "lead_resident", "cache_granularity");
+  }
+  if (p.neuron_predictor == NeuronPredictorKind::kUpReuse && p.sparsity.order != SparsityOrder::kUp) {
+    return Contradiction(p, "neuron_predictor", "sparsity");
+  }
+  if (p.neuron_predictor == NeuronPredictorKind::kGateReuse && p.sparsity.order != SparsityOrder::kGate) {
+    return Contradiction(p, "neuron_predictor", "sparsity");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckBuild(const Policies& p) {
+  if (p.routing != RoutingKind::kTopK) return Missing(p, "routing");
+  if (p.predictor == ExpertPredictorKind::kLearned || p.predictor == ExpertPredictorKind::kLookahead) {
+    return Missing(p, "expert_predictor");
+  }
+  if (p.predictor_depth > 1) return Missing(p, "predictor_depth");
+  if (p.first_layer) return Missing(p, "first_layer");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckPolicies(const Policies& policies, DeviceKind device) {
+  RETURN_IF_ERROR(device == DeviceKind::kHost ? CheckHost(policies) : CheckSlots(policies));
+  if (policies.routing == RoutingKind::kSensitivity && policies.sensitivity.kind == SensitivityKind::kScore &&
+      policies.sensitivity.bound.has_value()) {
+    return Contradiction(policies, "sensitivity_bound", "sensitivity");
+  }
+  return CheckBuild(policies);
+}
+
+}  // namespace sluice
