@@ -1,0 +1,59 @@
+// Fiber: a function with a stack of its own that runs when it is resumed and gives the thread back by itself.
+//
+// A killed fiber unwinds: its next resumption throws FiberKilled out of the place where it had given the
+// thread back, as a killed process loses its stack but not what others share with it.
+//
+// Thread safety: all fibers belong to the one thread that resumes them.
+#ifndef SLUICE_TESTS_SIMULATION_FIBER_H_
+#define SLUICE_TESTS_SIMULATION_FIBER_H_
+
+#include <ucontext.h>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+
+namespace sluice {
+
+struct FiberKilled {};
+
+class Fiber {
+ public:
+  explicit Fiber(std::function<void()> body);
+  // Unwinds a fiber that is not done.
+  ~Fiber();
+  Fiber(const Fiber&) = delete;
+  Fiber& operator=(const Fiber&) = delete;
+
+  // Runs the fiber until it pauses or is done. REQUIRES: not done, called from outside of it.
+  void Resume();
+  // Unwinds it now. REQUIRES: called from outside of it.
+  void Kill();
+  // From within the fiber: gives the thread back.
+  void Pause();
+
+  bool done() const { return done_; }
+
+ private:
+  static void Enter(unsigned high, unsigned low);
+  void Run();
+  void SwitchIn();
+  void SwitchOut();
+
+  const std::function<void()> body_;
+  std::unique_ptr<std::byte[]> stack_;
+  ucontext_t context_;
+  ucontext_t caller_;
+  bool started_ = false;
+  bool killed_ = false;
+  bool done_ = false;
+  // What AddressSanitizer must know of a switch of stacks.
+  void* fake_stack_ = nullptr;
+  void* caller_fake_stack_ = nullptr;
+  const void* caller_bottom_ = nullptr;
+  size_t caller_size_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_SIMULATION_FIBER_H_

@@ -1,0 +1,137 @@
+// One inferd process, as weightd sees it: inferd's own WeightSession under a driver that leases, reads,
+// fetches, prefetches, cancels, sleeps, naps and misbehaves by seed, and checks what it gets.
+//
+// Thread safety: one thread, the scheduler's.
+#ifndef SLUICE_TESTS_SIMULATION_SIM_CLIENT_H_
+#define SLUICE_TESTS_SIMULATION_SIM_CLIENT_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "inferd/weight_session.h"
+#include "tests/simulation/sim_server.h"
+
+namespace sluice {
+
+struct SimCounters {
+  uint64_t leases = 0;
+  uint64_t lease_misses = 0;
+  uint64_t submitted = 0;
+  uint64_t completed = 0;
+  uint64_t no_room = 0;
+  uint64_t data_loss = 0;
+  uint64_t cancelled = 0;
+  uint64_t refused = 0;
+  uint64_t sessions = 0;
+  uint64_t lost_sessions = 0;
+  uint64_t client_kills = 0;
+  uint64_t server_kills = 0;
+  uint64_t quiet_points = 0;
+};
+
+// What a client may know of the world.
+struct SimShared {
+  Scheduler* scheduler = nullptr;
+  std::unique_ptr<SimServer> server;  // null between two lives
+  std::vector<SimPack::Shape> packs;
+  bool stopping = false;  // clients finish, close and wait
+  bool faults = true;
+  SimCounters counters;
+};
+
+class SimClient final : public SegmentObserver {
+ public:
+  struct Held {
+    uint32_t extent = 0;
+    ExtentLease lease;
+    uint64_t fill = 0;
+  };
+
+  SimClient(SimShared* shared, int number, uint32_t pack);
+  // The process is gone, wherever it was.
+  ~SimClient() override;
+
+  absl::Status OnSegmentMapped(uint32_t, const std::byte*, uint64_t) override { return absl::OkStatus(); }
+  void OnSegmentUnmapped(uint32_t segment) override;
+
+  // For the world's checks.
+  const std::vector<Held>& held() const { return held_; }
+  uint64_t epoch() const { return epoch_; }  // of the life that the leases are of
+  bool finished() const { return session_ == nullptr && paused_; }
+  // A sleeping side with work that nobody will tell it of; empty if there is none. REQUIRES: weightd sleeps.
+  std::string LostWake();
+  // When the first of its requests is overdue; INT64_MAX if none can be.
+  int64_t Overdue() const;
+  // Sessions that weightd still knows this process by.
+  const std::vector<uint64_t>& joined() const { return joined_; }
+  uint32_t pack() const { return pack_; }
+
+ private:
+  struct Pending {
+    std::vector<uint32_t> extents;
+    int64_t deadline = 0;
+    uint32_t progress = kNoProgress;
+    uint32_t landed = 0;
+    bool fill = false;
+  };
+
+  void Run();
+  void Act();
+  bool Connect();
+  // Posts a call and waits for it; false: that life of weightd is over.
+  bool Control(std::function<void(StoreCore*)> run);
+  bool Lost();
+  void DropSession(bool close);
+  void Quiesce();
+
+  void Compute();
+  bool TakeLease(uint32_t extent);
+  void Verify(const Held& held);
+  void ReleaseOne(size_t index);
+  void ReleaseAll();
+  void ReleaseSome();
+
+  SubmissionEntry Entry(Opcode opcode, RequestClass request_class);
+  bool Submit(SubmissionEntry entry, std::vector<uint32_t> extents);
+  bool SubmitFill(RequestClass request_class);
+  void SubmitOdd();
+  void Scribble();
+  bool ReapOne(bool lease);
+  void CheckProgress(uint64_t id, Pending* pending);
+  void AwaitAll();
+  void Nap(int64_t nanos);
+
+  Scheduler& scheduler() { return *shared_->scheduler; }
+  void Fail(const std::string& why);
+  uint64_t Below(uint64_t bound) { return shared_->scheduler->Below(bound); }
+  bool Chance(uint64_t one_in) { return shared_->scheduler->Chance(one_in); }
+
+  SimShared* const shared_;
+  const std::string name_;
+  const uint32_t pack_;
+  const SimPack source_;
+  std::vector<uint64_t> extent_bytes_;
+  UniqueFd wake_;
+  UniqueFd side_copy_;  // to cut the connection with
+  std::unique_ptr<WeightSession> session_;
+  uint64_t epoch_ = 0;
+  std::vector<Held> held_;
+  std::vector<uint64_t> joined_;
+  std::map<uint64_t, Pending> pending_;
+  uint64_t next_id_ = 1;
+  uint64_t step_ = 1;
+  uint64_t stamp_ = 0;
+  bool in_submit_ = false;
+  bool in_sleep_ = false;
+  bool napping_ = false;
+  bool paused_ = false;
+  Scheduler::Task* task_ = nullptr;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_SIMULATION_SIM_CLIENT_H_

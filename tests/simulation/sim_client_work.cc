@@ -1,0 +1,315 @@
+// What a simulated client does with its session.
+#include <sys/socket.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "tests/simulation/sim_client.h"
+
+namespace sluice {
+namespace {
+
+constexpr size_t kMostHeld = 6;
+// Longer than the slowest reads, their repetition and the wait for retired segments together can take.
+constexpr int64_t kPatienceNanos = 60'000'000'000;
+
+}  // namespace
+
+void SimClient::Act() {
+  const uint64_t draw = Below(1000);
+  if (draw < 560) {
+    Compute();
+  } else if (draw < 700) {
+    SubmitFill(RequestClass::kPrefetch);
+  } else if (draw < 780) {
+    for (uint64_t i = 1 + Below(5); i > 0 && SubmitFill(RequestClass::kDemand); --i) {
+    }
+  } else if (draw < 850) {
+    while (ReapOne(Chance(2))) {
+    }
+    session_->DrainSide();
+  } else if (draw < 900) {
+    SubmitOdd();
+  } else if (draw < 950) {
+    ReleaseSome();
+  } else if (draw < 985) {
+    AwaitAll();
+  } else if (draw < 995) {
+    Nap(static_cast<int64_t>(Below(Chance(10) ? 3'000'000'000 : 5'000'000)));
+  } else if (shared_->faults && draw < 997) {
+    shutdown(side_copy_.get(), SHUT_RDWR);
+  } else if (shared_->faults && draw < 998) {
+    Scribble();
+  }
+}
+
+void SimClient::Nap(int64_t nanos) {
+  napping_ = true;
+  scheduler().Sleep(nanos);
+  napping_ = false;
+  for (auto& [id, pending] : pending_) {
+    pending.deadline = scheduler().NowNanos() + kPatienceNanos;
+  }
+}
+
+// ---------------------------------------------------------------- leases
+
+// One expert or a few extents: leased where they are, fetched where they are not, read, given back.
+void SimClient::Compute() {
+  ++step_;
+  std::vector<uint32_t> missing;
+  for (uint64_t i = 1 + Below(3); i > 0; --i) {
+    const auto extent = static_cast<uint32_t>(Below(extent_bytes_.size()));
+    if (!TakeLease(extent)) {
+      missing.push_back(extent);
+    }
+  }
+  if (!held_.empty()) {
+    Verify(held_[Below(held_.size())]);
+  }
+  if (!missing.empty()) {
+    ReleaseAll();  // before it waits for a fill
+    for (uint32_t extent : missing) {
+      SubmissionEntry entry = Entry(Opcode::kFillExtent, RequestClass::kDemand);
+      entry.extent = extent;
+      Submit(entry, {extent});
+    }
+    AwaitAll();
+  }
+  if (held_.size() >= kMostHeld || Chance(2)) {
+    ReleaseSome();
+  }
+}
+
+bool SimClient::TakeLease(uint32_t extent) {
+  ExtentLease lease;
+  if (held_.size() >= 2 * kMostHeld || !session_->TryLease(extent, &lease)) {
+    ++shared_->counters.lease_misses;
+    return false;
+  }
+  ++shared_->counters.leases;
+  const std::span<const std::byte> bytes(lease.data, lease.bytes);
+  held_.push_back(Held{extent, lease, SimPack::Cell(bytes, 0).fill});
+  Held& held = held_.back();
+  SimServer* const server = shared_->server.get();
+  if (server != nullptr && server->epoch() == epoch_) {
+    const Gid gid = server->core().tier().store().FirstGid(pack_) + extent;
+    if (held.fill != server->LastFill(gid)) {
+      Fail(absl::StrCat("extent ", extent, " is of fill ", held.fill, ", the latest is ",
+                        server->LastFill(gid)));
+    }
+  }
+  Verify(Held(held));
+  return true;
+}
+
+void SimClient::Verify(const Held& held) {
+  const std::span<const std::byte> bytes(held.lease.data, held.lease.bytes);
+  const uint64_t offset = source_.extent(held.extent).offset;
+  for (uint64_t at = 0; at < bytes.size(); at += kSimCellBytes) {
+    const SimCell cell = SimPack::Cell(bytes, at);
+    if (cell.place != SimPlaceWord(pack_, offset + at) || cell.fill != held.fill) {
+      Fail(absl::StrCat("leased extent ", held.extent, " at ", at, ": ",
+                        cell.fill != held.fill ? "bytes of another fill" : "wrong bytes"));
+      return;
+    }
+    if (at % 4096 == 0) {
+      scheduler().MaybeYield();
+    }
+  }
+}
+
+void SimClient::ReleaseOne(size_t index) {
+  const uint32_t extent = held_[index].extent;
+  held_.erase(held_.begin() + static_cast<ptrdiff_t>(index));
+  session_->Release(extent, StepStamp(step_, stamp_++ % 1000));
+}
+
+void SimClient::ReleaseAll() {
+  while (!held_.empty()) {
+    ReleaseOne(held_.size() - 1);
+  }
+}
+
+void SimClient::ReleaseSome() {
+  for (uint64_t i = Below(held_.size() + 1); i > 0; --i) {
+    ReleaseOne(Below(held_.size()));
+  }
+}
+
+// ---------------------------------------------------------------- requests
+
+SubmissionEntry SimClient::Entry(Opcode opcode, RequestClass request_class) {
+  SubmissionEntry entry{};
+  entry.id = next_id_++;
+  entry.opcode = opcode;
+  entry.request_class = request_class;
+  entry.step = request_class == RequestClass::kPrefetch ? step_ : 0;
+  entry.extent = kNoExtent;
+  entry.slab = kNoSlab;
+  entry.progress = kNoProgress;
+  return entry;
+}
+
+bool SimClient::Submit(SubmissionEntry entry, std::vector<uint32_t> extents) {
+  if (pending_.size() >= kMinRingEntries || !session_->lost().ok()) {
+    return false;
+  }
+  Pending& pending = pending_[entry.id];
+  pending.fill = !extents.empty();
+  pending.extents = std::move(extents);
+  pending.deadline = scheduler().NowNanos() + kPatienceNanos;
+  pending.progress = entry.progress;
+  ++shared_->counters.submitted;
+  in_submit_ = true;
+  const absl::Status status = session_->Submit(entry);
+  in_submit_ = false;
+  if (!status.ok()) {
+    if (session_->lost().ok()) {
+      Fail(absl::StrCat("the ring is full with ", pending_.size() - 1, " requests outstanding"));
+    }
+    pending_.erase(entry.id);
+  }
+  return status.ok();
+}
+
+bool SimClient::SubmitFill(RequestClass request_class) {
+  const auto layer = static_cast<uint32_t>(Below(source_.layer_count()));
+  const auto expert = static_cast<uint32_t>(Below(source_.expert_count(layer)));
+  const auto parts = static_cast<PartSet>(1 + Below(kAllParts));
+  SubmissionEntry entry = Entry(Opcode::kFillExpert, request_class);
+  entry.layer = layer;
+  entry.expert = expert;
+  entry.parts = parts;
+  const ExtentList list = source_.ExpertExtents(layer, expert, parts);
+  if (Chance(2)) {
+    entry.progress = static_cast<uint32_t>(entry.id % 16);
+  }
+  return Submit(entry, {list.ids.begin(), list.ids.begin() + list.count});
+}
+
+void SimClient::SubmitOdd() {
+  if (Chance(3)) {
+    SubmissionEntry entry = Entry(Opcode::kCancelPrefetches, RequestClass::kDemand);
+    entry.step = step_;
+    entry.layer = static_cast<uint32_t>(Below(source_.layer_count()));
+    Submit(entry, {});
+  } else if (Chance(2) && !pending_.empty()) {
+    SubmissionEntry entry = Entry(Opcode::kCancel, RequestClass::kDemand);
+    entry.target = std::next(pending_.begin(), static_cast<ptrdiff_t>(Below(pending_.size())))->first;
+    Submit(entry, {});
+  } else if (shared_->faults && Chance(2)) {
+    // Nonsense, but at its place in the ring: it is answered, and the session lives.
+    SubmissionEntry entry = Entry(static_cast<Opcode>(Below(7)), static_cast<RequestClass>(Below(3)));
+    entry.parts = static_cast<PartSet>(Below(16));
+    entry.pack = static_cast<uint32_t>(Below(2));
+    entry.layer = static_cast<uint32_t>(Below(5));
+    entry.expert = static_cast<uint32_t>(Below(20));
+    entry.extent = Chance(2) ? kNoExtent : static_cast<uint32_t>(Below(200));
+    entry.list_count = static_cast<uint32_t>(Below(3));
+    entry.target = Chance(2) ? 0 : next_id_;
+    Submit(entry, {});
+  } else {
+    Submit(Entry(Opcode::kNop, RequestClass::kDemand), {});
+  }
+}
+
+// Impossible cursors: this session is lost, and nobody else's.
+void SimClient::Scribble() {
+  ReleaseAll();
+  SimServer* const server = shared_->server.get();
+  if (server == nullptr || server->epoch() != epoch_) {
+    return;
+  }
+  const auto local = server->core().Local(session_->opened().session);
+  if (!local.ok()) {
+    return;
+  }
+  ControlCursors& cursors = *local->control.cursors;
+  if (Chance(2)) {
+    cursors.submission_tail.value.store(cursors.submission_tail.value.load() + kMinRingEntries + 1 +
+                                        Below(100));
+  } else {
+    cursors.completion_head.value.store(cursors.completion_tail.value.load() + 1 + Below(100));
+  }
+  napping_ = true;  // what it asked for may never be answered
+  while (!Lost()) {
+    in_submit_ = true;
+    session_->Submit(Entry(Opcode::kNop, RequestClass::kDemand)).IgnoreError();
+    in_submit_ = false;
+    scheduler().Sleep(1'000'000);
+  }
+  napping_ = false;
+}
+
+// Takes the oldest completion. With `lease` what it filled is leased while it is still held.
+bool SimClient::ReapOne(bool lease) {
+  CompletionEntry entry;
+  if (!session_->Peek(&entry)) {
+    return false;
+  }
+  auto found = pending_.find(entry.id);
+  if (found == pending_.end()) {
+    Fail(absl::StrCat("request ", entry.id, " completes, and is none or has completed before"));
+    return false;
+  }
+  SimCounters& counters = shared_->counters;
+  ++counters.completed;
+  const auto code = static_cast<absl::StatusCode>(entry.code);
+  counters.no_room += code == absl::StatusCode::kResourceExhausted ? 1 : 0;
+  counters.data_loss += code == absl::StatusCode::kDataLoss ? 1 : 0;
+  counters.cancelled += code == absl::StatusCode::kCancelled ? 1 : 0;
+  counters.refused +=
+      code == absl::StatusCode::kInvalidArgument || code == absl::StatusCode::kUnimplemented ? 1 : 0;
+  CheckProgress(entry.id, &found->second);
+  const Pending pending = std::move(found->second);
+  pending_.erase(found);
+  if (pending.fill && code == absl::StatusCode::kOk && lease) {
+    for (uint32_t extent : pending.extents) {
+      if (held_.size() < kMostHeld && !TakeLease(extent) && !Lost()) {
+        Fail(absl::StrCat("extent ", extent, " was filled for request ", entry.id, ", but cannot be leased"));
+      }
+    }
+  }
+  if (session_->lost().ok()) {
+    session_->Advance();
+  }
+  return true;
+}
+
+void SimClient::CheckProgress(uint64_t id, Pending* pending) {
+  if (pending->progress == kNoProgress || shared_->server == nullptr || shared_->server->epoch() != epoch_) {
+    return;
+  }
+  const auto local = shared_->server->core().Local(session_->opened().session);
+  if (!local.ok()) {
+    return;
+  }
+  const uint64_t word = local->control.progress[pending->progress].load();
+  if (word >> 32 != (id & 0xffffffff)) {
+    return;  // nothing has landed, or a later request has the word
+  }
+  const auto landed = static_cast<uint32_t>(word);
+  if (landed < pending->landed || landed > pending->extents.size()) {
+    Fail(absl::StrCat("progress of request ", id, " is ", landed, " after ", pending->landed));
+  }
+  pending->landed = landed;
+}
+
+void SimClient::AwaitAll() {
+  while (session_->lost().ok() && !pending_.empty()) {
+    if (ReapOne(Chance(2))) {
+      continue;
+    }
+    for (auto& [id, pending] : pending_) {
+      CheckProgress(id, &pending);
+    }
+    ReleaseAll();  // a session holds nothing while it waits
+    in_sleep_ = true;
+    session_->Sleep(absl::InfiniteFuture());
+    in_sleep_ = false;
+  }
+}
+
+}  // namespace sluice

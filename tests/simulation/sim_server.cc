@@ -1,0 +1,141 @@
+#include "tests/simulation/sim_server.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace sluice {
+namespace {
+
+// The core's lock: one task at a time, the others wait.
+class Locked {
+ public:
+  Locked(Scheduler* scheduler, bool* locked) : locked_(locked) {
+    scheduler->Block([locked] { return !*locked; });
+    *locked_ = true;
+  }
+  ~Locked() { *locked_ = false; }
+
+ private:
+  bool* const locked_;
+};
+
+}  // namespace
+
+SimServer::SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill, SimReader::Hooks hooks)
+    : scheduler_(scheduler),
+      options_(std::move(options)),
+      poller_(*Poller::Create()),
+      bell_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  hooks.filled = [this](uint64_t tag, uint64_t fill) {
+    last_fill_.resize(std::max<size_t>(last_fill_.size(), tag + 1));
+    last_fill_[tag] = fill;
+  };
+  reader_ = std::make_unique<SimReader>(scheduler, options_.disk, next_fill, std::move(hooks));
+  reader_->write_late = options_.write_late;
+  reader_->SetSink([this](ReadResult result) {
+    if (inbox_.Add(std::move(result)) && !options_.forget_wakes) {
+      Ring();
+    }
+  });
+  StoreCore::Options core;
+  core.boot_epoch = options_.epoch;
+  core.arena.budget = options_.budget;
+  core.arena.min_segments = 6;
+  core.fetcher.started_bytes = 48 * 1024;
+  core.fetcher.prefetch_bytes = 24 * 1024;
+  core.attach_timeout_nanos = 500'000'000;
+  StoreCore::Environment environment;
+  environment.reader = reader_.get();
+  environment.clock = scheduler;
+  environment.poller = &poller_;
+  core_ = std::make_unique<StoreCore>(core, environment);
+  for (const SimPack::Shape& shape : options_.packs) {
+    const auto added = core_->AddPack(std::make_unique<SimPack>(shape), {static_cast<int>(shape.number)});
+    if (!added.ok()) {
+      scheduler_->Fail(added.status().ToString());
+    }
+  }
+  if (!poller_.WatchBell(bell_.get(), PollEvent{}).ok()) {
+    scheduler_->Fail("epoll");
+  }
+  pump_ = scheduler_->Spawn("pump", [this] { RunPump(); });
+  control_ = scheduler_->Spawn("control", [this] { RunControl(); });
+}
+
+SimServer::~SimServer() {
+  scheduler_->Kill(pump_);
+  scheduler_->Kill(control_);
+  reader_->SetSink([](ReadResult) {});
+}
+
+void SimServer::Ring() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(bell_.get(), &one, sizeof(one));
+}
+
+bool SimServer::HasEvents() {
+  if (events_.empty()) {
+    events_ = poller_.Wait(0);
+  }
+  return !events_.empty() || !exits_.empty();
+}
+
+bool SimServer::SleepsSoundly() { return asleep_ && !HasEvents(); }
+
+// WeightStore's pump thread, with a virtual sleep.
+void SimServer::RunPump() {
+  while (true) {
+    int timeout_ms = 0;
+    {
+      const Locked lock(scheduler_, &locked_);
+      timeout_ms = PumpTurn(core_.get(), &inbox_, *scheduler_);
+      core_->TakeLog();
+    }
+    if (timeout_ms != 0) {
+      asleep_ = true;
+      scheduler_->Block([this] { return HasEvents(); },
+                        timeout_ms < 0 ? -1 : int64_t{timeout_ms} * 1'000'000);
+      asleep_ = false;
+    } else {
+      HasEvents();
+      scheduler_->Yield();
+    }
+    inbox_.EndSleep();
+    const Locked lock(scheduler_, &locked_);
+    core_->EndSleep();
+    for (const PollEvent& event : std::exchange(events_, {})) {
+      core_->HandleEvent(event);
+    }
+    while (!exits_.empty()) {
+      const uint64_t session = exits_.front();
+      exits_.pop_front();
+      core_->HandleEvent({session, PollKind::kProcess});
+    }
+  }
+}
+
+void SimServer::RunControl() {
+  while (true) {
+    auto next = calls_.end();
+    scheduler_->Block([this, &next] {
+      next = std::find_if(calls_.begin(), calls_.end(),
+                          [](const std::shared_ptr<Call>& call) { return !call->ready || call->ready(); });
+      return next != calls_.end();
+    });
+    const std::shared_ptr<Call> call = *next;
+    calls_.erase(next);
+    {
+      const Locked lock(scheduler_, &locked_);
+      call->run(core_.get());
+    }
+    call->done = true;
+    Ring();
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,84 @@
+// One life of weightd: the real core and pump turns as a task, a task for control calls, the disk.
+//
+// Thread safety: one thread, the scheduler's.
+#ifndef SLUICE_TESTS_SIMULATION_SIM_SERVER_H_
+#define SLUICE_TESTS_SIMULATION_SIM_SERVER_H_
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "common/ring/unique_fd.h"
+#include "tests/simulation/sim_pack.h"
+#include "tests/simulation/sim_reader.h"
+#include "weightd/poller.h"
+#include "weightd/pump_turn.h"
+#include "weightd/store_core.h"
+
+namespace sluice {
+
+class SimServer {
+ public:
+  struct Options {
+    uint64_t epoch = 1;
+    uint64_t budget = 0;
+    std::vector<SimPack::Shape> packs;
+    SimDisk disk;
+    bool forget_wakes = false;  // a planted bug: a report does not wake the pump
+    bool write_late = false;    // a planted bug: see SimReader
+  };
+  // A call of the control plane; runs under the core's lock in a task of this life, and not at all if the
+  // life ends before.
+  struct Call {
+    std::function<void(StoreCore*)> run;
+    std::function<bool()> ready;  // empty: at once
+    bool done = false;
+  };
+
+  SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill, SimReader::Hooks hooks);
+  // kill -9.
+  ~SimServer();
+
+  void Post(std::shared_ptr<Call> call) { calls_.push_back(std::move(call)); }
+  // A client's process has exited; the pump hears of it whenever the kernel likes.
+  void ProcessExited(uint64_t session) { exits_.push_back(session); }
+
+  // Only between turns: the core is in nobody's hands.
+  bool locked() const { return locked_; }
+  // The pump sleeps, and nothing that it polls is ready: only another's wake can help.
+  bool SleepsSoundly();
+
+  StoreCore& core() { return *core_; }
+  const SimReader& reader() const { return *reader_; }
+  uint64_t epoch() const { return options_.epoch; }
+  // The last fill of an extent that was reported as good, by gid; 0 before the first.
+  uint64_t LastFill(Gid gid) const { return gid < last_fill_.size() ? last_fill_[gid] : 0; }
+  size_t calls_waiting() const { return calls_.size(); }
+
+ private:
+  void RunPump();
+  void RunControl();
+  void Ring();
+  bool HasEvents();
+
+  Scheduler* const scheduler_;
+  const Options options_;
+  Poller poller_;
+  UniqueFd bell_;
+  std::vector<PollEvent> events_;
+  std::vector<uint64_t> last_fill_;
+  std::unique_ptr<SimReader> reader_;
+  ReadInbox inbox_;
+  std::unique_ptr<StoreCore> core_;
+  std::deque<std::shared_ptr<Call>> calls_;
+  std::deque<uint64_t> exits_;
+  Scheduler::Task* pump_ = nullptr;
+  Scheduler::Task* control_ = nullptr;
+  bool locked_ = false;
+  bool asleep_ = false;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_SIMULATION_SIM_SERVER_H_
