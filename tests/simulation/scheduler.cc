@@ -11,6 +11,7 @@ namespace {
 thread_local Scheduler* current_scheduler = nullptr;
 
 constexpr uint64_t kReweighEvery = 400;
+constexpr uint64_t kLongestStall = 150;
 
 }  // namespace
 
@@ -43,9 +44,15 @@ void Scheduler::KillAll() {
 
 void Scheduler::Yield() { current_->fiber_.Pause(); }
 
-void Scheduler::MaybeYield() {
+void Scheduler::MaybeYield(uint64_t stall_one_in) {
   // A task that is being unwound only runs destructors: nobody may see it any more.
-  if (current_ != nullptr && std::uncaught_exceptions() == 0 && !Chance(3)) {
+  if (current_ == nullptr || std::uncaught_exceptions() != 0) {
+    return;
+  }
+  if (Chance(stall_one_in)) {
+    current_->stalled_until_ = events_ + Below(kLongestStall);  // its CPU is taken away at the worst moment
+  }
+  if (!Chance(3)) {
     Yield();
   }
 }
@@ -83,13 +90,17 @@ Scheduler::Task* Scheduler::Pick() {
     left -= (*at)->weight_;
     ++at;
   }
-  // From the drawn one on, the first that is ready.
-  for (size_t looked = 0; looked < tasks_.size(); ++looked) {
-    at = at == tasks_.end() ? tasks_.begin() : at;
-    if (IsReady(at->get())) {
-      return at->get();
+  // From the drawn one on, the first that is ready; a stalled one only if there is no other. Only who will
+  // run is asked whether it is ready: the question may take what it waits for.
+  for (const bool stalled : {false, true}) {
+    for (size_t looked = 0; looked < tasks_.size(); ++looked) {
+      at = at == tasks_.end() ? tasks_.begin() : at;
+      Task* const task = at->get();
+      if ((task->stalled_until_ > events_) == stalled && IsReady(task)) {
+        return task;
+      }
+      ++at;
     }
-    ++at;
   }
   int64_t next = 0;
   for (const auto& task : tasks_) {
@@ -157,7 +168,10 @@ void ProtocolStep(ProtocolPoint point, const volatile void* word) {
   if (scheduler->on_step) {
     scheduler->on_step(point, word, /*before_switch=*/true);
   }
-  scheduler->MaybeYield();
+  // Where two sides decide by each other's words a task loses its CPU more often.
+  const bool decisive = point == ProtocolPoint::kEvictMark || point == ProtocolPoint::kEvictDecide ||
+                        point == ProtocolPoint::kLeaseLook || point == ProtocolPoint::kSleepLook;
+  scheduler->MaybeYield(decisive ? 6 : 48);
   if (scheduler->on_step) {
     scheduler->on_step(point, word, /*before_switch=*/false);
   }

@@ -37,6 +37,7 @@ class Scheduler final : public Clock {
     std::function<bool()> ready_;  // empty: ready
     int64_t wake_nanos_ = 0;       // 0: no time
     uint32_t weight_ = 1;
+    uint64_t stalled_until_ = 0;  // no turn before this event while others are ready
   };
 
   explicit Scheduler(uint64_t seed);
@@ -55,8 +56,8 @@ class Scheduler final : public Clock {
 
   // From a task: others may run now.
   void Yield();
-  // From a task: others may run now, or not, as the seed has it; nothing outside of one.
-  void MaybeYield();
+  // From a task: others may run now, or not, or for a while, as the seed has it; nothing outside of one.
+  void MaybeYield(uint64_t stall_one_in = 48);
   // From a task: waits until `ready` or for `nanos` (-1: no limit). False: the time has come first.
   bool Block(std::function<bool()> ready, int64_t nanos = -1);
   void Sleep(int64_t nanos) {

@@ -38,7 +38,8 @@ struct SimShared {
   Scheduler* scheduler = nullptr;
   std::unique_ptr<SimServer> server;  // null between two lives
   std::vector<SimPack::Shape> packs;
-  bool stopping = false;  // clients finish, close and wait
+  std::vector<uint32_t> tempting;  // by pack: the extent that was to be evicted last
+  bool stopping = false;           // clients finish, close and wait
   bool faults = true;
   SimCounters counters;
 };

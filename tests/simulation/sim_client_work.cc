@@ -60,7 +60,8 @@ void SimClient::Compute() {
   ++step_;
   std::vector<uint32_t> missing;
   for (uint64_t i = 1 + Below(3); i > 0; --i) {
-    const auto extent = static_cast<uint32_t>(Below(extent_bytes_.size()));
+    const auto extent =
+        Chance(4) ? shared_->tempting[pack_] : static_cast<uint32_t>(Below(extent_bytes_.size()));
     if (!TakeLease(extent)) {
       missing.push_back(extent);
     }

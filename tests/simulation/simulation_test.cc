@@ -66,7 +66,7 @@ TEST(SimulationTest, SameSeedIsTheSameRun) {
 
 // What the simulation says about a bug, within a bounded number of events.
 std::string CaughtAs(PlantedBug bug) {
-  for (uint64_t seed = 1; seed <= 5; ++seed) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
     WorldOptions options;
     options.seed = seed;
     options.bug = bug;

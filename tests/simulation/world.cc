@@ -31,13 +31,17 @@ std::vector<SimPack::Shape> Packs() {
 World::World(const WorldOptions& options) : options_(options), scheduler_(options.seed) {
   shared_.scheduler = &scheduler_;
   shared_.packs = Packs();
+  shared_.tempting.resize(shared_.packs.size());
   base_fds_ = OpenFdCount();
   scheduler_.on_idle = [this] { return OnIdle(); };
-  if (options_.bug == PlantedBug::kEvictWithoutLook) {
-    scheduler_.on_step = [this](ProtocolPoint point, const volatile void* word, bool before) {
+  scheduler_.on_step = [this](ProtocolPoint point, const volatile void* word, bool before) {
+    if (options_.bug == PlantedBug::kEvictWithoutLook) {
       PlantStep(point, word, before);
-    };
-  }
+    }
+    if (before && point == ProtocolPoint::kEvictMark) {
+      PointOut(word);
+    }
+  };
 }
 
 World::~World() {
@@ -63,8 +67,8 @@ WorldResult World::Run() {
 void World::StartServer() {
   SimServer::Options server;
   server.epoch = ++epochs_;
-  // From just what the clients' minima need to nearly everything.
-  budget_ = (44 + scheduler_.Below(60)) * kPage;
+  // From just what four clients' minima need to three quarters of the packs.
+  budget_ = (44 + scheduler_.Below(40)) * kPage;
   server.budget = budget_;
   server.packs = shared_.packs;
   server.forget_wakes = options_.bug == PlantedBug::kForgottenWake;
@@ -293,6 +297,17 @@ void World::CheckQuiet() {
   ++shared_.counters.quiet_points;
   next_quiet_ = scheduler_.events() + kQuietEvery;
   shared_.stopping = false;
+}
+
+// Tells clients which extent is about to be evicted: they try to lease it just then.
+void World::PointOut(const volatile void* word) {
+  for (uint32_t pack = 0; pack < shared_.packs.size(); ++pack) {
+    const ResidencyEntry* table = shared_.server->core().residency(pack);
+    const auto* entry = static_cast<const volatile ResidencyEntry*>(word);
+    if (entry >= table && entry < table + shared_.server->core().source(pack)->extent_count()) {
+      shared_.tempting[pack] = static_cast<uint32_t>(entry - table);
+    }
+  }
 }
 
 // An eviction whose looks at the clients' pins find nothing: the word is hidden for just that operation.

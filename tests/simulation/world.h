@@ -68,6 +68,7 @@ class World {
   // Everybody finishes and closes; then nothing may be left.
   void BeginQuiet();
   void CheckQuiet();
+  void PointOut(const volatile void* word);
   void PlantStep(ProtocolPoint point, const volatile void* word, bool before_switch);
 
   const WorldOptions options_;
