@@ -82,18 +82,17 @@ absl::Status EngineCore::AcquireWeights() {
 
 absl::Status EngineCore::MakeResidency() {
   const EngineOptions& options = plan_.options;
-  const DeviceOptions& device = options.device;
-  if (device.kind == DeviceKind::kHost) {
+  if (options.device == DeviceKind::kHost) {
     HostResidencyOptions host;
     host.stall_limit = options.stall_limit;
     residency_ = std::make_unique<HostResidency>(host, client_, &fetches_, &segments_, &backend_->queue());
     return absl::OkStatus();
   }
   SlabResidencyOptions slab;
-  slab.budget = device.budget;
-  slab.link_gbps = device.link_gbps;
-  slab.link_latency_us = device.link_latency_us;
-  slab.tile_neurons = device.tile_neurons;
+  slab.budget = options.slab.budget;
+  slab.link_gbps = options.slab.link_gbps;
+  slab.link_latency_us = options.slab.link_latency_us;
+  slab.tile_neurons = options.slab.tile_neurons;
   slab.stall_limit = options.stall_limit;
   slab.allocate = AllocateUniform;
   const Pack& pack = client_->pack();

@@ -18,12 +18,8 @@
 
 namespace sluice {
 
-// Where the model runs (DESIGN.md 3).
-enum class DeviceKind : uint8_t { kHost = 0, kSim = 1 };
-
-// Devices with memory of their own.
-struct DeviceOptions {
-  DeviceKind kind = DeviceKind::kHost;
+// Memory of a device that has its own (not `host`), and the way there.
+struct SlabOptions {
   uint64_t budget = 0;         // bytes for routed experts; 0: all of them
   double link_gbps = 0;        // 1e9 bytes a second; 0: unthrottled
   double link_latency_us = 0;  // before a copy's first byte
@@ -31,7 +27,6 @@ struct DeviceOptions {
 };
 
 struct EngineOptions {
-  DeviceOptions device;
   // Positions of one sequence. 0: the smaller of the model's and 8192.
   uint32_t context = 0;
   // Sequences that run together.
@@ -46,6 +41,7 @@ struct EngineOptions {
   QueueLimits queue;
   // Where experts compute.
   DeviceKind device = DeviceKind::kHost;
+  SlabOptions slab;
   // Named set of policies.
   std::string preset = "exact";
   // Policies set beside the preset.

@@ -81,8 +81,8 @@ TEST_P(AllocationTest, SteadyDecodeAllocatesNothing) {
   options.parallel = 4;
   options.prefill_chunk = 16;
   if (GetParam().sim) {
-    options.device.kind = DeviceKind::kSim;
-    options.device.budget = (*client)->pack().total_expert_bytes() / 2;
+    options.device = DeviceKind::kSim;
+    options.slab.budget = (*client)->pack().total_expert_bytes() / 2;
   }
   const absl::StatusOr<EnginePlan> plan = PlanEngine(options, (*client)->pack().config());
   ASSERT_TRUE(plan.ok()) << plan.status();

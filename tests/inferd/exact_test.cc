@@ -171,8 +171,8 @@ void ExactTest::RunSimDraw(uint32_t draw) {
   options.engine.prefill_chunk = OneOf(&random, {1u, 16u, 64u, 512u});
   options.engine.prefetch = random() % 2 == 0;
   options.engine.context = 256;
-  DeviceOptions& device = options.engine.device;
-  device.kind = DeviceKind::kSim;
+  options.engine.device = DeviceKind::kSim;
+  SlabOptions& device = options.engine.slab;
   const uint64_t least = SmallestDeviceBudget(*pack);
   const uint64_t most = pack->total_expert_bytes();
   device.budget = OneOf(&random, {least, least, least + random() % (most - least + 1), most, uint64_t{0}});
