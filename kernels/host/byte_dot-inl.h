@@ -1,7 +1,4 @@
-// Dot products of q2 and q3 rows by bytes, for groups of 64 and 128: the codes are small enough for byte
-// multiplications, which take twice as many codes at a time as 16-bit ones, if the int16 activations are cut
-// into their high (signed) and low (unsigned) bytes: q = 256 high + low. The sums are exact, so the bits are
-// those of the other way.
+// Dot products of q2 and q3 rows by bytes (byte_codes-inl.h), for groups of 64 and 128.
 //
 // A block of a 2-bit plane has two groups of 64: the even bytes hold one, the odd bytes the other. They are
 // moved to the halves of each 128-bit lane; the activations lie in the same order (QuantRow::bytes).
@@ -48,58 +45,79 @@ inline __m256i ThirdBits(__m256i high, bool odd_block) {
   const __m256i odd =
       _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 3, 5, 7, 9, 11, 13, 15, 1, 3, 5, 7, 9, 11, 13, 15));
   const __m256i bits = _mm256_shuffle_epi8(high, odd_block ? odd : even);
-  return _mm256_blend_epi16(bits, _mm256_srli_epi16(bits, 4), 0xf0);
+  return _mm256_and_si256(_mm256_blend_epi16(bits, _mm256_srli_epi16(bits, 4), 0xf0), _mm256_set1_epi8(0x0f));
 }
 
-// Field f, a constant after unrolling, of bytes in the order of EvenOdd().
-template <QuantKind kKind>
-inline __m256i ByteField(__m256i bytes, __m256i third, int f) {
-  const __m256i field =
-      _mm256_and_si256(f == 0 ? bytes : _mm256_srli_epi16(bytes, 2 * f), _mm256_set1_epi8(3));
-  if constexpr (kKind == QuantKind::kQ3) {
-    const __m256i moved = f < 2    ? _mm256_slli_epi16(third, 2 - f)
-                          : f == 2 ? third
-                                   : _mm256_srli_epi16(third, 1);
-    return _mm256_or_si256(field, _mm256_and_si256(moved, _mm256_set1_epi8(4)));
-  }
-  return field;
+// Lanes 2i and 2i + 1 of each 128 bits added: a's sums in lanes 0 and 1, b's in 2 and 3.
+inline __m256i AddNeighbours(__m256i a, __m256i b) {
+  const __m256 x = _mm256_castsi256_ps(a);
+  const __m256 y = _mm256_castsi256_ps(b);
+  return _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(x, y, 0x88)),
+                          _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xdd)));
 }
 
-// Partial sums of the two groups of 64 in low block kBlock of a run that begins at unit `first`, in the lanes
-// 0 1 and 4 5 for the one, 2 3 and 6 7 for the other.
-template <QuantKind kKind, uint32_t kBlock>
-inline __m256i BlockOfBytes(const RowShape& shape, const uint8_t* w, const uint8_t* x, uint32_t first) {
-  const __m256i bytes = EvenOdd(LoadBlock(w + (uint64_t{first / 8} + kBlock) * 32));
-  __m256i third = bytes;
-  if constexpr (kKind == QuantKind::kQ3) {
-    third = ThirdBits(LoadBlock(w + shape.high_plane + (uint64_t{first / 16} + kBlock / 2) * 32),
-                      kBlock % 2 != 0);
+// Of kRows rows: partial sums of the two groups of 64 in low block kBlock of a run that begins at unit
+// `first`, in the lanes 0 1 and 4 5 for the one, 2 3 and 6 7 for the other.
+template <QuantKind kKind, uint32_t kBlock, int kRows>
+inline void BlockOfBytes(const RowShape& shape, const uint8_t* const* w, const uint8_t* x, uint32_t first,
+                         __m256i* out) {
+  __m256i fields[kRows][4];
+  for (int r = 0; r < kRows; ++r) {
+    const __m256i bytes = EvenOdd(LoadBlock(w[r] + (uint64_t{first / 8} + kBlock) * 32));
+    __m256i third = bytes;
+    if constexpr (kKind == QuantKind::kQ3) {
+      third = ThirdBits(LoadBlock(w[r] + shape.high_plane + (uint64_t{first / 16} + kBlock / 2) * 32),
+                        kBlock % 2 != 0);
+    }
+    ByteFields<kKind>(bytes, third, fields[r]);
   }
   x += uint64_t{first} * 32 + kBlock * 256;
-  ByteSums sums;
+  ByteSums sums[kRows];
   SLUICE_UNROLL
   for (int f = 0; f < 4; ++f) {
-    const __m256i field = ByteField<kKind>(bytes, third, f);
-    sums = AddBytes(sums, f == 0, field, LoadBlock(x + f * 64), LoadBlock(x + f * 64 + 32));
+    const __m256i high = LoadBlock(x + f * 64);
+    const __m256i low = LoadBlock(x + f * 64 + 32);
+    for (int r = 0; r < kRows; ++r) {
+      sums[r] = AddBytes(sums[r], f == 0, fields[r][f], high, low);
+    }
   }
-  return JoinBytes(sums);
+  for (int r = 0; r < kRows; ++r) {
+    out[r] = JoinBytes(sums[r]);
+  }
 }
 
-template <QuantKind kKind, uint32_t kBlock>
-inline __m256i TwoBlocksOfBytes(const RowShape& shape, const uint8_t* w, const uint8_t* x, uint32_t first) {
-  return _mm256_hadd_epi32(BlockOfBytes<kKind, kBlock>(shape, w, x, first),
-                           BlockOfBytes<kKind, kBlock + 1>(shape, w, x, first));
+template <QuantKind kKind, uint32_t kBlock, int kRows>
+inline void TwoBlocksOfBytes(const RowShape& shape, const uint8_t* const* w, const uint8_t* x, uint32_t first,
+                             __m256i* out) {
+  __m256i a[kRows];
+  __m256i b[kRows];
+  BlockOfBytes<kKind, kBlock, kRows>(shape, w, x, first, a);
+  BlockOfBytes<kKind, kBlock + 1, kRows>(shape, w, x, first, b);
+  for (int r = 0; r < kRows; ++r) {
+    out[r] = AddNeighbours(a[r], b[r]);
+  }
 }
 
-// The exact sums of eight groups of kUnits units, one in each lane.
-template <QuantKind kKind, uint32_t kUnits>
-inline __m256i EightGroupsOfBytes(const RowShape& shape, const uint8_t* w, const uint8_t* x, uint32_t first) {
-  __m256i a = TwoBlocksOfBytes<kKind, 0>(shape, w, x, first);
-  __m256i b = TwoBlocksOfBytes<kKind, 2>(shape, w, x, first);
+// Of kRows rows: the exact sums of eight groups of kUnits units, one in each lane.
+template <QuantKind kKind, uint32_t kUnits, int kRows>
+inline void EightGroupsOfBytes(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
+                               uint32_t first, __m256i* out) {
+  __m256i a[kRows];
+  __m256i b[kRows];
+  TwoBlocksOfBytes<kKind, 0, kRows>(shape, w, x, first, a);
+  TwoBlocksOfBytes<kKind, 2, kRows>(shape, w, x, first, b);
   if constexpr (kUnits == 8) {
-    a = _mm256_hadd_epi32(a, b);
-    const __m256i c = TwoBlocksOfBytes<kKind, 4>(shape, w, x, first);
-    b = _mm256_hadd_epi32(c, TwoBlocksOfBytes<kKind, 6>(shape, w, x, first));
+    __m256i c[kRows];
+    __m256i d[kRows];
+    TwoBlocksOfBytes<kKind, 4, kRows>(shape, w, x, first, c);
+    TwoBlocksOfBytes<kKind, 6, kRows>(shape, w, x, first, d);
+    for (int r = 0; r < kRows; ++r) {
+      a[r] = AddNeighbours(a[r], b[r]);
+      b[r] = AddNeighbours(c[r], d[r]);
+    }
   }
-  return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+  for (int r = 0; r < kRows; ++r) {
+    out[r] = _mm256_add_epi32(_mm256_permute2x128_si256(a[r], b[r], 0x20),
+                              _mm256_permute2x128_si256(a[r], b[r], 0x31));
+  }
 }

@@ -41,7 +41,8 @@ inline void PrefetchLine(const uint8_t* p) {
 // hold up its loads.
 class LinesAhead {
  public:
-  // `row` may be nullptr: nothing is prefetched.
+  LinesAhead() = default;  // prefetches nothing
+  // `row` may be nullptr: the same.
   LinesAhead(const uint8_t* row, uint32_t bytes, uint32_t steps)
       : at_(row), end_(row == nullptr ? row : row + bytes), step_((bytes / steps + 64) / 64 * 64) {}
   void Step() {
@@ -51,9 +52,9 @@ class LinesAhead {
   }
 
  private:
-  const uint8_t* at_;
-  const uint8_t* const end_;
-  const uint32_t step_;
+  const uint8_t* at_ = nullptr;
+  const uint8_t* end_ = nullptr;
+  uint32_t step_ = 0;
 };
 
 // Columns [k, k + kLanes) of one row for M tokens; the same of `ahead` are prefetched.

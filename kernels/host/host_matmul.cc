@@ -97,11 +97,16 @@ void HostBackend::MatMulTile(const MatMulCall& call, const MatMulCallPart& part,
   for (uint32_t t = 0; t < call.tokens && !finish; ++t) {
     y[t] = part.y.Row(t) + row;
   }
-  const uint8_t* w[kNeuronBlock];
+  const EncodingDescriptor& e = part.weights.encoding;
+  const uint8_t* w[kNeuronBlock + host::kMostRowsAhead];
+  uint32_t listed = rows;
   for (uint32_t r = 0; r < rows; ++r) {
     w[r] = part.weights.Row(row + r);
   }
-  const EncodingDescriptor& e = part.weights.encoding;
+  // Then the first rows of the next tile, which nearly always is this worker's too.
+  for (uint32_t r = row + rows; r < std::min(part.weights.rows, row + rows + host::kMostRowsAhead); ++r) {
+    w[listed++] = part.weights.Row(r);
+  }
   if (packed && !IsQuantized(e.encoding)) {
     host::GemmCall gemm;
     gemm.w = w;
@@ -113,7 +118,8 @@ void HostBackend::MatMulTile(const MatMulCall& call, const MatMulCallPart& part,
     gemm.scratch = scratch.gemm;
     kernels_.gemm[host::RowKindOf(e.encoding)](gemm);
   } else {
-    DotList({e, call.cols, w, rows}, {all_tokens_, call.tokens}, worker, y);
+    DotList({e, call.cols, w, rows, IsQuantized(e.encoding) ? listed : 0}, {all_tokens_, call.tokens}, worker,
+            y);
   }
   for (uint32_t t = 0; t < call.tokens && finish; ++t) {
     kernels_.add(y[t], part.bias != nullptr ? part.bias + row : nullptr, part.scale,

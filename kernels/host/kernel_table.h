@@ -143,7 +143,7 @@ struct QuantDownCall {
   uint32_t tokens = 0;
   bool add = false;
   RowPrefetch prefetch;
-  uint32_t* scratch = nullptr;  // QuantDownWords(cols), 4-byte words
+  uint32_t* scratch = nullptr;  // QuantDownWords(cols), 4-byte words, aligned to 32 bytes
 };
 
 // One span of attention for some queries of one KV head (section 6).
@@ -294,9 +294,11 @@ inline constexpr uint64_t GemmScratchFloats(uint32_t cols) {
 inline constexpr uint64_t DownScratchFloats(uint32_t cols) {
   return cols > 8192 ? uint64_t{2} * cols : uint64_t{64} * 256;
 }
-// Codes of 64 neurons, a scale and a sum for each of the smallest groups; int32 sums of the columns.
+// Codes of 64 neurons and two more pairs, a scale and a sum for each of the smallest groups (twice as many
+// codes for larger ones); int32 sums of the columns, and two of 16 bits.
 inline constexpr uint64_t QuantDownWords(uint32_t cols) {
-  return uint64_t{36} * RoundUp(RoundUp(cols, 16) / 16, 8) + RoundUp(cols, kCodeAlign) + kCodeAlign;
+  return uint64_t{36} * (RoundUp(RoundUp(cols, 16) / 16, 8) + 16) + 2 * RoundUp(cols, kCodeAlign) +
+         kCodeAlign;
 }
 
 // Codes of eight rows in pairs, and eight lanes of each of the rows for every token.

@@ -157,50 +157,84 @@ inline __m256i EightGroups(const RowShape& shape, const uint8_t* w, const int16_
   return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 }
 
-// kUnits: units in a group, 0 for groups that do not fill whole blocks with their neighbours. `ahead`: a row
-// to prefetch meanwhile, or nullptr.
-template <QuantKind kKind, uint32_t kUnits>
-inline float QuantDotRow(const RowShape& shape, const uint8_t* w, const QuantRow& x, const uint8_t* ahead) {
-  LinesAhead lines(ahead, shape.bytes, (shape.groups + 7) / 8);
-  __m256 lanes = _mm256_setzero_ps();
+// The sums of the eight whole groups from g on, of kRows rows.
+template <QuantKind kKind, uint32_t kUnits, int kRows>
+inline void SumEightGroups(const RowShape& shape, const uint8_t* const* w, const QuantRow& x, uint32_t g,
+                           __m256i* sums) {
+  if constexpr (kByBytes<kKind, kUnits>) {
+    EightGroupsOfBytes<kKind, kUnits, kRows>(shape, w, x.bytes, g * kUnits, sums);
+  } else {
+    for (int r = 0; r < kRows; ++r) {
+      sums[r] = EightGroups<kKind, kUnits>(shape, w[r], x.codes, g * kUnits);
+    }
+  }
+}
+
+// kRows rows with one token. kUnits: units in a group, 0 for groups that do not fill whole blocks with their
+// neighbours. `ahead`: rows to prefetch meanwhile, or nullptr.
+template <QuantKind kKind, uint32_t kUnits, int kRows>
+inline void DotRowsWith(const RowShape& shape, const uint8_t* const* w, const QuantRow& x, LinesAhead* lines,
+                        float* y) {
+  __m256 lanes[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    lanes[r] = _mm256_setzero_ps();
+  }
   uint32_t g = 0;
   if constexpr (kUnits > 0) {
     const uint32_t whole = shape.cols / shape.group;
     for (; g + 8 <= whole; g += 8) {
-      lines.Step();
-      __m256i s;
-      if constexpr (kByBytes<kKind, kUnits>) {
-        s = EightGroupsOfBytes<kKind, kUnits>(shape, w, x.bytes, g * kUnits);
-      } else {
-        s = EightGroups<kKind, kUnits>(shape, w, x.codes, g * kUnits);
+      __m256i sums[kRows];
+      SumEightGroups<kKind, kUnits, kRows>(shape, w, x, g, sums);
+      for (int r = 0; r < kRows; ++r) {
+        lines[r].Step();
+        lanes[r] = AddGroups<kKind>(shape, w[r], x, g, 8, sums[r], lanes[r]);
       }
-      lanes = AddGroups<kKind>(shape, w, x, g, 8, s, lanes);
     }
   }
   const uint32_t units = (shape.cols + 15) / 16;
   const uint32_t per_group = shape.group / 16;
   for (; g < shape.groups; g += 8) {
-    lines.Step();
     const uint32_t count = shape.groups - g < 8 ? shape.groups - g : 8;
-    __m256i v[8];
-    for (uint32_t i = 0; i < 8; ++i) {
-      const uint32_t first = (g + i) * per_group;
-      const uint32_t last = first + per_group < units ? first + per_group : units;
-      v[i] = GroupOfUnits<kKind>(shape, w, x.codes, first, i < count ? last : first);
+    for (int r = 0; r < kRows; ++r) {
+      lines[r].Step();
+      __m256i v[8];
+      for (uint32_t i = 0; i < 8; ++i) {
+        const uint32_t first = (g + i) * per_group;
+        const uint32_t last = first + per_group < units ? first + per_group : units;
+        v[i] = GroupOfUnits<kKind>(shape, w[r], x.codes, first, i < count ? last : first);
+      }
+      lanes[r] = AddGroups<kKind>(shape, w[r], x, g, count, FoldEight(v), lanes[r]);
     }
-    lanes = AddGroups<kKind>(shape, w, x, g, count, FoldEight(v), lanes);
   }
-  return TotalOfEight(lanes);
+  for (int r = 0; r < kRows; ++r) {
+    y[r] = TotalOfEight(lanes[r]);
+  }
+}
+
+// Rows [r, r + kRows) of the call.
+template <QuantKind kKind, uint32_t kUnits, int kRows>
+inline void DotRowsAt(const QuantDotCall& call, uint32_t r) {
+  const uint32_t steps = (call.shape.groups + 7) / 8;
+  const bool prefetch = KindOf(call.prefetch) != Prefetch::kNone;
+  for (uint32_t t = 0; t < call.tokens; ++t) {
+    LinesAhead lines[kRows];
+    for (int i = 0; i < kRows && prefetch && t == 0; ++i) {
+      lines[i] = LinesAhead(RowAhead(call.w, r + i, call.prefetch), call.shape.bytes, steps);
+    }
+    DotRowsWith<kKind, kUnits, kRows>(call.shape, call.w + r, call.x[t], lines, call.y[t] + call.first + r);
+  }
 }
 
 template <QuantKind kKind, uint32_t kUnits>
 void QuantDotRows(const QuantDotCall& call) {
-  const bool prefetch = KindOf(call.prefetch) != Prefetch::kNone;
-  for (uint32_t r = 0; r < call.rows; ++r) {
-    for (uint32_t t = 0; t < call.tokens; ++t) {
-      const uint8_t* ahead = prefetch && t == 0 ? RowAhead(call.w, r, call.prefetch) : nullptr;
-      call.y[t][call.first + r] = QuantDotRow<kKind, kUnits>(call.shape, call.w[r], call.x[t], ahead);
-    }
+  // Rows by bytes go in pairs, which share what they load of x.
+  constexpr int kPair = kByBytes<kKind, kUnits> && kNative == 16 ? 2 : 1;
+  uint32_t r = 0;
+  for (; r + kPair <= call.rows; r += kPair) {
+    DotRowsAt<kKind, kUnits, kPair>(call, r);
+  }
+  for (; r < call.rows; ++r) {
+    DotRowsAt<kKind, kUnits, 1>(call, r);
   }
 }
 

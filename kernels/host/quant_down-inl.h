@@ -9,52 +9,61 @@
 #endif
 
 // The rounded coefficients of one token and one block of neurons. pairs[j / 2][g]: codes of neurons j (low
-// half) and j + 1; scales[g]; zero_sums[g]. All [g] are padded to a multiple of 8.
+// half) and j + 1, or what StoreBytePairs() makes of them; scales[g]; zero_sums[g]. All [g] are padded to a
+// multiple of 8.
 struct DownFactors {
   uint32_t* pairs;
+  uint32_t pair_words;  // from one pair to the next
   float* scales;
   float* zero_sums;
-  uint32_t padded_groups;
 };
 
-// d[j][g .. g + 8) of a neuron.
-template <QuantKind kKind>
-inline __m256 Coefficients(const QuantDownCall& call, uint32_t t, uint32_t j, uint32_t g, uint32_t count) {
-  return _mm256_mul_ps(_mm256_set1_ps(call.c[t][j]), ScalesOf<kKind>(call.shape, call.w[j], g, count));
+// How a pair of coefficients is kept.
+enum class PairForm { kWords, kBytes, kBytesOfTwoGroups };
+
+template <PairForm kForm>
+inline void StorePairs(__m256i pairs, uint32_t g, uint32_t* out) {
+  if constexpr (kForm == PairForm::kWords) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + g), pairs);
+  } else {
+    constexpr bool kTwo = kForm == PairForm::kBytesOfTwoGroups;
+    StoreBytePairs<kTwo>(pairs, out + (kTwo ? g : 2 * g));
+  }
 }
 
-template <QuantKind kKind>
+template <QuantKind kKind, PairForm kForm>
 inline void RoundCoefficients(const QuantDownCall& call, uint32_t t, const DownFactors& out) {
   const uint32_t groups = call.shape.groups;
+  const uint32_t pairs = (call.neurons + 1) / 2;
+  __m256 d[64];
   for (uint32_t g = 0; g < groups; g += 8) {
     const uint32_t count = groups - g < 8 ? groups - g : 8;
     __m256 largest = _mm256_setzero_ps();
     for (uint32_t j = 0; j < call.neurons; ++j) {
-      const __m256 d = Coefficients<kKind>(call, t, j, g, count);
-      largest = _mm256_max_ps(largest, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), d));
+      d[j] = _mm256_mul_ps(_mm256_set1_ps(call.c[t][j]), ScalesOf<kKind>(call.shape, call.w[j], g, count));
+      largest = _mm256_max_ps(largest, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), d[j]));
     }
     const __m256 zero = _mm256_cmp_ps(largest, _mm256_set1_ps(1e-30f), _CMP_LT_OQ);
     const __m256 full = _mm256_set1_ps(32767.0f);
     const __m256 inverse = _mm256_andnot_ps(zero, _mm256_div_ps(full, largest));
     _mm256_storeu_ps(out.scales + g, _mm256_andnot_ps(zero, _mm256_div_ps(largest, full)));
     __m256 zero_sum = _mm256_setzero_ps();
-    __m256i previous = _mm256_setzero_si256();
-    for (uint32_t j = 0; j < call.neurons; ++j) {
-      const __m256i q = _mm256_cvtps_epi32(_mm256_mul_ps(Coefficients<kKind>(call, t, j, g, count), inverse));
+    const auto round = [&](uint32_t j) {
+      const __m256i q = _mm256_cvtps_epi32(_mm256_mul_ps(d[j], inverse));
       zero_sum =
           _mm256_fmadd_ps(_mm256_cvtepi32_ps(q), ZerosOf<kKind>(call.shape, call.w[j], g, count), zero_sum);
-      const __m256i low = _mm256_and_si256(j % 2 == 0 ? q : previous, _mm256_set1_epi32(0xffff));
-      const __m256i high = j % 2 == 0 ? _mm256_setzero_si256() : _mm256_slli_epi32(q, 16);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.pairs + uint64_t{j / 2} * out.padded_groups + g),
-                          _mm256_or_si256(low, high));
-      previous = q;
+      return q;
+    };
+    for (uint32_t j = 0; j < call.neurons; j += 2) {
+      const __m256i low = round(j);
+      const __m256i high =
+          j + 1 < call.neurons ? _mm256_slli_epi32(round(j + 1), 16) : _mm256_setzero_si256();
+      StorePairs<kForm>(_mm256_blend_epi16(low, high, 0xaa), g, out.pairs + uint64_t{j / 2} * out.pair_words);
+    }
+    if (pairs % 2 != 0) {  // rows come in fours
+      StorePairs<kForm>(_mm256_setzero_si256(), g, out.pairs + uint64_t{pairs} * out.pair_words);
     }
     _mm256_storeu_ps(out.zero_sums + g, _mm256_add_ps(zero_sum, _mm256_setzero_ps()));
-    if ((call.neurons + 1) / 2 % 2 != 0) {  // rows come in fours
-      _mm256_storeu_si256(
-          reinterpret_cast<__m256i*>(out.pairs + uint64_t{(call.neurons + 1) / 2} * out.padded_groups + g),
-          _mm256_setzero_si256());
-    }
   }
 }
 
@@ -108,8 +117,8 @@ void AddFourRows(const QuantDownCall& call, const DownFactors& f, uint32_t j, bo
     w[i] = call.w[row];
     ahead[i] = RowAhead(call.w, row, call.prefetch);
   }
-  const uint32_t* pairs[2] = {f.pairs + uint64_t{j / 2} * f.padded_groups,
-                              f.pairs + uint64_t{j / 2 + 1} * f.padded_groups};
+  const uint32_t* pairs[2] = {f.pairs + uint64_t{j / 2} * f.pair_words,
+                              f.pairs + uint64_t{j / 2 + 1} * f.pair_words};
   GroupWalk walk(call.shape.group);
   for (uint32_t u = 0; u * 16 < call.shape.cols; u += kPer) {
     const uint64_t offset = uint64_t{u / kPer} * 32;
@@ -177,20 +186,47 @@ inline void FinishUnit(const QuantDownCall& call, const DownFactors& f, uint32_t
   }
 }
 
+// The 32-bit sums of all columns, by bytes. sums16: of AddFourRowsOfBytes().
+template <QuantKind kKind, uint32_t kUnits>
+void SumRowsOfBytes(const QuantDownCall& call, const DownFactors& f, bool prefetch, __m256i* sums16,
+                    int32_t* sums) {
+  constexpr uint32_t kAtOnce = kNeuronsAtOnce<kKind>;
+  for (uint32_t j = 0; j < call.neurons; j += 4) {
+    j % kAtOnce == 0
+        ? AddFourRowsOfBytes<kKind, kUnits, true>(call, f.pairs, f.pair_words, j, prefetch, sums16)
+        : AddFourRowsOfBytes<kKind, kUnits, false>(call, f.pairs, f.pair_words, j, prefetch, sums16);
+    const uint32_t done = j + 4;
+    if (done >= call.neurons || done % kAtOnce == 0) {
+      done <= kAtOnce ? WidenSums<kKind, true>(call.shape.cols, sums16, sums)
+                      : WidenSums<kKind, false>(call.shape.cols, sums16, sums);
+    }
+  }
+}
+
 template <QuantKind kKind, uint32_t kUnits>
 void QuantDownRows(const QuantDownCall& call) {
+  constexpr bool kBytes = kDownByBytes<kKind, kUnits>;
+  constexpr PairForm kForm = !kBytes                     ? PairForm::kWords
+                             : kTwoGroups<kKind, kUnits> ? PairForm::kBytesOfTwoGroups
+                                                         : PairForm::kBytes;
+  const uint32_t padded_groups = RoundUp(call.shape.groups, 8);
   DownFactors f;
-  f.padded_groups = RoundUp(call.shape.groups, 8);
+  f.pair_words = kForm == PairForm::kBytes ? 2 * padded_groups : padded_groups;
   f.pairs = call.scratch;
-  f.scales = reinterpret_cast<float*>(f.pairs + uint64_t{34} * f.padded_groups);
-  f.zero_sums = f.scales + f.padded_groups;
-  int32_t* sums = reinterpret_cast<int32_t*>(f.zero_sums + f.padded_groups);
+  f.scales = reinterpret_cast<float*>(f.pairs + uint64_t{34} * f.pair_words);
+  f.zero_sums = f.scales + padded_groups;
+  int32_t* sums = reinterpret_cast<int32_t*>(f.zero_sums + padded_groups);
+  __m256i* sums16 = reinterpret_cast<__m256i*>(sums + RoundUp(call.shape.cols, kCodeAlign));
   const bool prefetch = KindOf(call.prefetch) != Prefetch::kNone;
   for (uint32_t t = 0; t < call.tokens; ++t) {
-    RoundCoefficients<kKind>(call, t, f);
-    for (uint32_t j = 0; j < call.neurons; j += 4) {
-      j == 0 ? AddFourRows<kKind, kUnits, true>(call, f, j, prefetch && t == 0, sums)
-             : AddFourRows<kKind, kUnits, false>(call, f, j, prefetch && t == 0, sums);
+    RoundCoefficients<kKind, kForm>(call, t, f);
+    if constexpr (kBytes) {
+      SumRowsOfBytes<kKind, kUnits>(call, f, prefetch && t == 0, sums16, sums);
+    } else {
+      for (uint32_t j = 0; j < call.neurons; j += 4) {
+        j == 0 ? AddFourRows<kKind, kUnits, true>(call, f, j, prefetch && t == 0, sums)
+               : AddFourRows<kKind, kUnits, false>(call, f, j, prefetch && t == 0, sums);
+      }
     }
     GroupWalk groups(call.shape.group);
     for (uint32_t k = 0; k < call.shape.cols; k += 16) {

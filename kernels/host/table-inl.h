@@ -17,9 +17,11 @@
 #include "kernels/host/dot-inl.h"
 #include "kernels/host/down-inl.h"
 #include "kernels/host/codes-inl.h"
+#include "kernels/host/byte_codes-inl.h"
 #include "kernels/host/byte_dot-inl.h"
 #include "kernels/host/quant_dot-inl.h"
 #include "kernels/host/quant_gemm-inl.h"
+#include "kernels/host/byte_down-inl.h"
 #include "kernels/host/quant_down-inl.h"
 #include "kernels/host/span-inl.h"
 // clang-format on
