@@ -37,13 +37,13 @@ void PreadReader::SetSink(std::function<void(ReadResult)> sink) { sink_ = std::m
 void PreadReader::Submit(ReadJob job) {
   MutexLock lock(&mutex_);
   queue_.Add(std::move(job));
-  work_.SignalAll();
+  WakeOne();
 }
 
 void PreadReader::Promote(uint64_t tag) {
   MutexLock lock(&mutex_);
   queue_.Promote(tag);
-  work_.SignalAll();
+  WakeOne();
 }
 
 void PreadReader::Cancel(uint64_t tag) {
@@ -51,7 +51,7 @@ void PreadReader::Cancel(uint64_t tag) {
   {
     MutexLock lock(&mutex_);
     over = queue_.Cancel(tag);
-    work_.SignalAll();
+    WakeOne();
   }
   if (over != nullptr) {
     Report(*over);
@@ -69,13 +69,23 @@ std::string PreadReader::Describe() const {
   return how.empty() ? "pread" : absl::StrCat("pread, ", how);
 }
 
+// Every thread that takes a chunk wakes the next while there is more: no herd, and no read waits for long.
+void PreadReader::WakeOne() {
+  if (idle_ > 0 && queue_.waits() && !queue_.full()) {
+    work_.Signal();
+  }
+}
+
 void PreadReader::Run() {
   while (true) {
     std::optional<ReadChunk> chunk;
+    ReadFile* file = nullptr;
     {
       MutexLock lock(&mutex_);
       while (!stop_ && !(chunk = queue_.Next()).has_value()) {
+        ++idle_;
         work_.Wait(&mutex_);
+        --idle_;
       }
       if (stop_) {
         return;
@@ -83,22 +93,27 @@ void PreadReader::Run() {
       if (chunk->read->started_nanos == 0) {
         chunk->read->started_nanos = options_.clock->NowNanos();
       }
+      file = files_[static_cast<size_t>(chunk->read->job.file)]->file.get();
+      WakeOne();
     }
-    ReadChunkNow(*chunk);
+    ReadChunkNow(*chunk, file);
   }
 }
 
-void PreadReader::ReadChunkNow(const ReadChunk& chunk) {
+void PreadReader::ReadChunkNow(const ReadChunk& chunk, ReadFile* file) {
   const ReadJob& job = chunk.read->job;
-  File* file;
+  std::byte* dest = job.dest + chunk.offset;
+  RangeRead range = ReadRange(*file, dest, chunk.length, job.offset + chunk.offset);
+  std::string path;
   {
     MutexLock lock(&mutex_);
-    file = files_[static_cast<size_t>(job.file)].get();
+    queue_.Landed(chunk);
+    WakeOne();
+    if (range.outcome != ReadOutcome::kOk) {
+      path = files_[static_cast<size_t>(job.file)]->path;
+    }
   }
-  std::byte* dest = job.dest + chunk.offset;
-  const uint64_t at = job.offset + chunk.offset;
-  RangeRead range = ReadRange(*file->file, dest, chunk.length, at);
-  absl::Status status = StatusOfRange(range, file->path, chunk.length, at);
+  absl::Status status = StatusOfRange(range, path, chunk.length, job.offset + chunk.offset);
   if (status.ok() && job.check) {
     status = job.check(chunk.offset, std::span<const std::byte>(dest, chunk.length));
     range.outcome = status.ok() ? range.outcome : ReadOutcome::kCorrupt;
@@ -107,7 +122,6 @@ void PreadReader::ReadChunkNow(const ReadChunk& chunk) {
   {
     MutexLock lock(&mutex_);
     over = queue_.Finish(chunk, range.outcome, std::move(status), range.bytes_read);
-    work_.SignalAll();
   }
   if (over != nullptr) {
     Report(*over);

@@ -21,7 +21,7 @@ namespace sluice {
 class PreadReader final : public BlockReader {
  public:
   struct Options {
-    int threads = 4;
+    int threads = 32;
     ReadLimits limits;
     FileOpener opener;             // how files are opened; REQUIRED
     const Clock* clock = nullptr;  // borrowed; REQUIRED
@@ -45,7 +45,8 @@ class PreadReader final : public BlockReader {
   };
 
   void Run();
-  void ReadChunkNow(const ReadChunk& chunk);
+  void ReadChunkNow(const ReadChunk& chunk, ReadFile* file);
+  void WakeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Report(const QueuedRead& read);
 
   const Options options_;
@@ -54,6 +55,7 @@ class PreadReader final : public BlockReader {
   CondVar work_;
   ReadQueue queue_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<File>> files_ ABSL_GUARDED_BY(mutex_);
+  int idle_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that wait for work
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;  // const after construction
 };

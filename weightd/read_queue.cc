@@ -78,13 +78,16 @@ std::optional<ReadChunk> ReadQueue::Next() {
   return TakeFrom(prefetch_, RequestClass::kPrefetch);
 }
 
-std::shared_ptr<QueuedRead> ReadQueue::Finish(const ReadChunk& chunk, ReadOutcome outcome,
-                                              absl::Status status, uint64_t bytes_read) {
-  const std::shared_ptr<QueuedRead>& read = chunk.read;
+void ReadQueue::Landed(const ReadChunk& chunk) {
   in_flight_ -= chunk.length;
   if (chunk.started_as == RequestClass::kPrefetch) {
     prefetch_in_flight_ -= chunk.length;
   }
+}
+
+std::shared_ptr<QueuedRead> ReadQueue::Finish(const ReadChunk& chunk, ReadOutcome outcome,
+                                              absl::Status status, uint64_t bytes_read) {
+  const std::shared_ptr<QueuedRead>& read = chunk.read;
   --read->running;
   read->bytes_read += bytes_read;
   if (outcome != ReadOutcome::kOk &&

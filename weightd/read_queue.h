@@ -22,9 +22,10 @@ namespace sluice {
 inline constexpr uint64_t kMaxReadBytes = 1024 * 1024;
 
 struct ReadLimits {
-  // Per read. A multiple of the checksum chunk (256 KiB), so that a read can be checked alone; 256 KiB is
-  // where four pread threads are at their best (docs: 1.77 GB/s against 1.43 at 1 MiB). Cut to kMaxReadBytes.
-  uint64_t chunk_bytes = 256 * 1024;
+  // Per read. A multiple of the checksum chunk (256 KiB), so that a read can be checked alone. Large reads
+  // are faster (docs/benchmarks.md), and splitting them helps nobody, even with one job alone. Cut to
+  // kMaxReadBytes.
+  uint64_t chunk_bytes = kMaxReadBytes;
   uint64_t in_flight_bytes = 8 * 1024 * 1024;
   uint64_t prefetch_bytes = 2 * 1024 * 1024;
 };
@@ -60,13 +61,20 @@ class ReadQueue {
   // The next chunk to start, none if there is nothing or the limits forbid it.
   std::optional<ReadChunk> Next();
 
-  // A chunk ended; the first failure of a job is kept and stops its further chunks. Returns the job if this
-  // was its last: it must be reported.
+  // A chunk's read has ended and another may start in its stead; the chunk still belongs to its job.
+  void Landed(const ReadChunk& chunk);
+
+  // A chunk that landed is done with, verified or not; the first failure of a job is kept and stops its
+  // further chunks. Returns the job if this was its last: it must be reported.
   std::shared_ptr<QueuedRead> Finish(const ReadChunk& chunk, ReadOutcome outcome, absl::Status status,
                                      uint64_t bytes_read);
 
   uint64_t in_flight_bytes() const { return in_flight_; }
   bool idle() const { return by_tag_.empty(); }
+  // Whether a chunk waits that the limits may allow to start.
+  bool waits() const { return !demand_.empty() || !prefetch_.empty(); }
+  // Nothing can start before something lands.
+  bool full() const { return in_flight_ + limits_.chunk_bytes > limits_.in_flight_bytes && in_flight_ != 0; }
 
  private:
   using Line = std::deque<std::shared_ptr<QueuedRead>>;

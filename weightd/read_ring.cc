@@ -79,6 +79,8 @@ class KernelRing final : public ReadRing {
     io_uring_sqe_set_data64(entry, slot);
   }
 
+  absl::Status Start() override { return Submitted(io_uring_submit(&ring_)); }
+
   absl::Status Wait(std::vector<RingCompletion>* completions) override {
     completions->clear();
     WatchWake();
@@ -87,14 +89,18 @@ class KernelRing final : public ReadRing {
       submitted = io_uring_submit_and_wait(&ring_, 1);
     } while (submitted == -EINTR);
     Reap(completions);
-    return submitted >= 0 ? absl::OkStatus()
-                          : absl::UnavailableError(
-                                absl::StrCat("io_uring: submitting reads: ", std::strerror(-submitted)));
+    return Submitted(submitted);
   }
 
   void Wake() override { eventfd_write(wake_.get(), 1); }
 
  private:
+  static absl::Status Submitted(int result) {
+    return result >= 0
+               ? absl::OkStatus()
+               : absl::UnavailableError(absl::StrCat("io_uring: submitting reads: ", std::strerror(-result)));
+  }
+
   int SetUp(uint32_t depth) {
     step_ = "setting up a ring";
     io_uring_params params{};

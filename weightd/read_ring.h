@@ -28,11 +28,15 @@ class ReadRing {
   // Makes `file` (borrowed for the ring's life) readable under the next number, from 0 on.
   virtual absl::Status AddFile(ReadFile* file) = 0;
 
-  // Prepares a read; at most as many at a time as the ring was made for. Starts with the next Wait().
+  // Prepares a read; at most as many at a time as the ring was made for. Starts with the next Start() or
+  // Wait().
   virtual void Read(uint32_t slot, int file, std::byte* dest, uint32_t length, uint64_t offset) = 0;
 
-  // Starts what was prepared and fills `completions` with what has ended, waiting for at least one or a
-  // Wake() if nothing has. An error: the kernel refused to start what was prepared, which stays prepared.
+  // Starts what was prepared. An error: the kernel refused, and it stays prepared.
+  virtual absl::Status Start() = 0;
+
+  // Start(), then fills `completions` with what has ended, waiting for at least one or a
+  // Wake() if nothing has. Errors as Start().
   virtual absl::Status Wait(std::vector<RingCompletion>* completions) = 0;
 
   // Ends a Wait(), now or the next.

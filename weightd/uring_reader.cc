@@ -43,7 +43,7 @@ void UringReader::Submit(ReadJob job) {
     MutexLock lock(&mutex_);
     queue_.Add(std::move(job));
   }
-  ring_->Wake();
+  WakeForWork();
 }
 
 void UringReader::Promote(uint64_t tag) {
@@ -51,7 +51,13 @@ void UringReader::Promote(uint64_t tag) {
     MutexLock lock(&mutex_);
     queue_.Promote(tag);
   }
-  ring_->Wake();
+  WakeForWork();
+}
+
+void UringReader::WakeForWork() {
+  if (wants_wake_.exchange(false)) {
+    ring_->Wake();
+  }
 }
 
 void UringReader::Cancel(uint64_t tag) {
@@ -78,16 +84,24 @@ std::string UringReader::Describe() const {
 
 void UringReader::Run() {
   std::vector<RingCompletion> completions;
+  wants_wake_.store(true);
   while (StartReads()) {
     // What prevents a submission (memory, limits) passes; the pause keeps a kernel that refuses for good from
     // taking a CPU.
     if (!ring_->Wait(&completions).ok()) {
       BackOff(kMaxReadRetries);
     }
+    wants_wake_.store(false);
     for (const RingCompletion& completion : completions) {
       Take(completion);
     }
     TryAgain();
+    if (!landed_.empty()) {
+      StartReads();
+      static_cast<void>(ring_->Start());  // the next Wait() meets the same refusal
+      FinishLanded();
+    }
+    wants_wake_.store(true);
   }
 }
 
@@ -107,6 +121,9 @@ bool UringReader::StartReads() {
     slots_[slot].chunk = std::move(chunk);
     StartRead(slot);
   }
+  if (free_slots_.empty() || queue_.full()) {
+    wants_wake_.store(false);  // what ends next wakes the thread, and nothing could start before
+  }
   return !stop_ || free_slots_.size() < slots_.size();
 }
 
@@ -121,7 +138,7 @@ void UringReader::StartRead(uint32_t slot) {
 void UringReader::Take(const RingCompletion& completion) {
   RangeProgress& progress = *slots_[completion.slot].progress;
   if (!progress.Take(completion.result)) {
-    FinishChunk(completion.slot);
+    Land(completion.slot);
   } else if (progress.again() > 0) {
     again_.push_back(completion.slot);
   } else {
@@ -144,21 +161,33 @@ void UringReader::TryAgain() {
   again_.clear();
 }
 
-void UringReader::FinishChunk(uint32_t slot) {
-  const ReadChunk chunk = *std::move(slots_[slot].chunk);
-  const RangeRead range = slots_[slot].progress->range();
-  const ReadJob& job = chunk.read->job;
-  const uint64_t at = job.offset + chunk.offset;
+void UringReader::Land(uint32_t slot) {
+  LandedChunk landed{*std::move(slots_[slot].chunk), slots_[slot].progress->range(), ""};
   slots_[slot].chunk.reset();
   slots_[slot].progress.reset();
   free_slots_.push_back(slot);
-  std::string path;
   {
     MutexLock lock(&mutex_);
-    path = files_[static_cast<size_t>(job.file)]->path;
+    queue_.Landed(landed.chunk);
+    if (landed.range.outcome != ReadOutcome::kOk) {
+      landed.path = files_[static_cast<size_t>(landed.chunk.read->job.file)]->path;
+    }
   }
-  ReadOutcome outcome = range.outcome;
-  absl::Status status = StatusOfRange(range, path, chunk.length, at);
+  landed_.push_back(std::move(landed));
+}
+
+void UringReader::FinishLanded() {
+  for (const LandedChunk& landed : landed_) {
+    FinishChunk(landed);
+  }
+  landed_.clear();
+}
+
+void UringReader::FinishChunk(const LandedChunk& landed) {
+  const ReadChunk& chunk = landed.chunk;
+  const ReadJob& job = chunk.read->job;
+  ReadOutcome outcome = landed.range.outcome;
+  absl::Status status = StatusOfRange(landed.range, landed.path, chunk.length, job.offset + chunk.offset);
   if (status.ok() && job.check) {
     status = job.check(chunk.offset, std::span<const std::byte>(job.dest + chunk.offset, chunk.length));
     outcome = status.ok() ? outcome : ReadOutcome::kCorrupt;
@@ -166,7 +195,7 @@ void UringReader::FinishChunk(uint32_t slot) {
   std::shared_ptr<QueuedRead> over;
   {
     MutexLock lock(&mutex_);
-    over = queue_.Finish(chunk, outcome, std::move(status), range.bytes_read);
+    over = queue_.Finish(chunk, outcome, std::move(status), landed.range.bytes_read);
   }
   if (over != nullptr) {
     Report(*over);

@@ -4,6 +4,7 @@
 #ifndef SLUICE_WEIGHTD_URING_READER_H_
 #define SLUICE_WEIGHTD_URING_READER_H_
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -53,6 +54,13 @@ class UringReader final : public BlockReader {
     std::optional<RangeProgress> progress;
   };
 
+  // A chunk whose read is over and whose bytes have not been checked.
+  struct LandedChunk {
+    ReadChunk chunk;
+    RangeRead range;
+    std::string path;  // with a failure
+  };
+
   void Run();
   // Starts what the limits allow; false once the reader stops and nothing runs.
   bool StartReads();
@@ -60,7 +68,12 @@ class UringReader final : public BlockReader {
   void Take(const RingCompletion& completion);
   // Starts anew what the kernel refused with EAGAIN.
   void TryAgain();
-  void FinishChunk(uint32_t slot);
+  // The slot's read is over: frees the slot and lines the chunk up for its check.
+  void Land(uint32_t slot);
+  // Checks what landed and reports jobs that are over. New reads run meanwhile.
+  void FinishLanded();
+  void FinishChunk(const LandedChunk& landed);
+  void WakeForWork();
   void Report(const QueuedRead& read);
 
   const Options options_;
@@ -70,8 +83,11 @@ class UringReader final : public BlockReader {
   ReadQueue queue_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<File>> files_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  // The thread sleeps, or is about to after one more look at the queue, and work that comes now may start.
+  std::atomic<bool> wants_wake_{false};
   std::vector<Slot> slots_;           // the thread's
   std::vector<uint32_t> free_slots_;  // the thread's
+  std::vector<LandedChunk> landed_;   // the thread's
   std::vector<uint32_t> again_;       // the thread's: slots that the kernel refused for now
   std::thread thread_;                // const after construction
 };

@@ -37,9 +37,9 @@ struct WeightStoreOptions {
   bool direct = true;
   // Read by io_uring; false, or where the kernel refuses that (logged): by threads.
   bool uring = true;
-  // Threads of the pread engine. Four reach the disk's rate at 256 KiB (facts: 1.8 GB/s); they sleep
-  // otherwise.
-  int reader_threads = 4;
+  // Threads of the pread engine. Reads of 64 KiB need 32 to reach the disk's rate (docs/benchmarks.md);
+  // larger ones are bounded by the bytes in flight. They sleep otherwise.
+  int reader_threads = 32;
   // Wait this long for memory to become available before refusing to start: a predecessor may still be
   // mapped.
   int budget_wait_ms = 10'000;

@@ -22,7 +22,7 @@ struct WeightdOptions {
   uint64_t dram_budget = 0;        // 0: DefaultDramBudget()
   std::string io = "uring";        // or "pread"
   bool direct = true;
-  int reader_threads = 4;
+  int reader_threads = 32;  // of the pread engine
   EvictionKind eviction = EvictionKind::kLru;
   bool admission = true;
   std::vector<uid_t> allowed_uids;  // beside the own user and root

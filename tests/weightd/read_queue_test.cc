@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <utility>
+
 namespace sluice {
 namespace {
 
@@ -16,8 +19,14 @@ ReadJob Job(uint64_t tag, uint64_t length, RequestClass request_class = RequestC
   return job;
 }
 
+std::shared_ptr<QueuedRead> End(ReadQueue& queue, const ReadChunk& chunk, ReadOutcome outcome,
+                                absl::Status status, uint64_t bytes) {
+  queue.Landed(chunk);
+  return queue.Finish(chunk, outcome, std::move(status), bytes);
+}
+
 TEST(ReadQueueTest, SplitsJobsIntoChunksAndReportsTheLast) {
-  ReadQueue queue(ReadLimits{});
+  ReadQueue queue(ReadLimits{.chunk_bytes = kChunk});
   queue.Add(Job(1, 2 * kChunk + 4096));
   auto a = queue.Next();
   auto b = queue.Next();
@@ -27,9 +36,9 @@ TEST(ReadQueueTest, SplitsJobsIntoChunksAndReportsTheLast) {
   EXPECT_EQ(b->offset, kChunk);
   EXPECT_EQ(c->length, 4096u);
   EXPECT_EQ(queue.in_flight_bytes(), 2 * kChunk + 4096);
-  EXPECT_EQ(queue.Finish(*b, ReadOutcome::kOk, absl::OkStatus(), kChunk), nullptr);
-  EXPECT_EQ(queue.Finish(*c, ReadOutcome::kOk, absl::OkStatus(), 4096), nullptr);
-  auto over = queue.Finish(*a, ReadOutcome::kOk, absl::OkStatus(), kChunk);
+  EXPECT_EQ(End(queue, *b, ReadOutcome::kOk, absl::OkStatus(), kChunk), nullptr);
+  EXPECT_EQ(End(queue, *c, ReadOutcome::kOk, absl::OkStatus(), 4096), nullptr);
+  auto over = End(queue, *a, ReadOutcome::kOk, absl::OkStatus(), kChunk);
   ASSERT_NE(over, nullptr);
   EXPECT_EQ(over->bytes_read, 2 * kChunk + 4096);
   EXPECT_TRUE(queue.idle());
@@ -37,7 +46,7 @@ TEST(ReadQueueTest, SplitsJobsIntoChunksAndReportsTheLast) {
 }
 
 TEST(ReadQueueTest, DemandOvertakesPrefetchBetweenItsChunks) {
-  ReadQueue queue(ReadLimits{});
+  ReadQueue queue(ReadLimits{.chunk_bytes = kChunk});
   queue.Add(Job(1, 4 * kChunk, RequestClass::kPrefetch));
   ASSERT_EQ(queue.Next()->read->job.tag, 1u);
   queue.Add(Job(2, kChunk));
@@ -46,7 +55,7 @@ TEST(ReadQueueTest, DemandOvertakesPrefetchBetweenItsChunks) {
 }
 
 TEST(ReadQueueTest, NoPrefetchStartsWhileADemandWaitsForRoom) {
-  ReadLimits limits;
+  ReadLimits limits{.chunk_bytes = kChunk};
   limits.in_flight_bytes = kChunk;
   ReadQueue queue(limits);
   queue.Add(Job(1, 2 * kChunk));
@@ -54,12 +63,28 @@ TEST(ReadQueueTest, NoPrefetchStartsWhileADemandWaitsForRoom) {
   auto first = queue.Next();
   ASSERT_TRUE(first);
   EXPECT_FALSE(queue.Next()) << "4096 bytes would fit, but a demand waits";
-  EXPECT_EQ(queue.Finish(*first, ReadOutcome::kOk, absl::OkStatus(), kChunk), nullptr);
+  EXPECT_EQ(End(queue, *first, ReadOutcome::kOk, absl::OkStatus(), kChunk), nullptr);
   EXPECT_EQ(queue.Next()->read->job.tag, 1u);
 }
 
+TEST(ReadQueueTest, ALandedChunkMakesRoomBeforeItIsCheckedAndStaysItsJobs) {
+  ReadLimits limits{.chunk_bytes = kChunk};
+  limits.in_flight_bytes = kChunk;
+  ReadQueue queue(limits);
+  queue.Add(Job(1, 2 * kChunk));
+  auto first = queue.Next();
+  ASSERT_TRUE(first);
+  EXPECT_TRUE(queue.full());
+  queue.Landed(*first);
+  EXPECT_FALSE(queue.full());
+  auto second = queue.Next();
+  ASSERT_TRUE(second);
+  EXPECT_EQ(End(queue, *second, ReadOutcome::kOk, absl::OkStatus(), kChunk), nullptr);
+  EXPECT_NE(queue.Finish(*first, ReadOutcome::kOk, absl::OkStatus(), kChunk), nullptr);
+}
+
 TEST(ReadQueueTest, PrefetchKeepsAtMostTwoMiBInFlight) {
-  ReadQueue queue(ReadLimits{});
+  ReadQueue queue(ReadLimits{.chunk_bytes = kChunk});
   queue.Add(Job(1, 64 * kChunk, RequestClass::kPrefetch));
   uint64_t started = 0;
   while (queue.Next()) {
@@ -69,7 +94,7 @@ TEST(ReadQueueTest, PrefetchKeepsAtMostTwoMiBInFlight) {
 }
 
 TEST(ReadQueueTest, OneChunkRunsHoweverSmallTheBounds) {
-  ReadLimits limits;
+  ReadLimits limits{.chunk_bytes = kChunk};
   limits.in_flight_bytes = 1;
   limits.prefetch_bytes = 1;
   ReadQueue queue(limits);
@@ -79,7 +104,7 @@ TEST(ReadQueueTest, OneChunkRunsHoweverSmallTheBounds) {
 }
 
 TEST(ReadQueueTest, PromotedPrefetchRunsAsDemandAndAccountsAsStarted) {
-  ReadQueue queue(ReadLimits{});
+  ReadQueue queue(ReadLimits{.chunk_bytes = kChunk});
   queue.Add(Job(1, kChunk, RequestClass::kPrefetch));
   queue.Add(Job(2, 2 * kChunk, RequestClass::kPrefetch));
   queue.Promote(2);
@@ -91,7 +116,7 @@ TEST(ReadQueueTest, PromotedPrefetchRunsAsDemandAndAccountsAsStarted) {
 }
 
 TEST(ReadQueueTest, CancelledJobIsReportedOnceWhenNothingOfItRuns) {
-  ReadQueue queue(ReadLimits{});
+  ReadQueue queue(ReadLimits{.chunk_bytes = kChunk});
   queue.Add(Job(1, kChunk));
   auto unstarted = queue.Cancel(1);
   ASSERT_NE(unstarted, nullptr);
@@ -103,24 +128,24 @@ TEST(ReadQueueTest, CancelledJobIsReportedOnceWhenNothingOfItRuns) {
   auto running = queue.Next();
   EXPECT_EQ(queue.Cancel(2), nullptr);
   EXPECT_FALSE(queue.Next());
-  auto over = queue.Finish(*running, ReadOutcome::kOk, absl::OkStatus(), kChunk);
+  auto over = End(queue, *running, ReadOutcome::kOk, absl::OkStatus(), kChunk);
   ASSERT_NE(over, nullptr);
   EXPECT_EQ(over->outcome, ReadOutcome::kCancelled);
 
   queue.Add(Job(3, kChunk));
   auto whole = queue.Next();
   EXPECT_EQ(queue.Cancel(3), nullptr) << "all of it was started: it ends as it ends";
-  EXPECT_EQ(queue.Finish(*whole, ReadOutcome::kOk, absl::OkStatus(), kChunk)->outcome, ReadOutcome::kOk);
+  EXPECT_EQ(End(queue, *whole, ReadOutcome::kOk, absl::OkStatus(), kChunk)->outcome, ReadOutcome::kOk);
 }
 
 TEST(ReadQueueTest, FirstFailureIsKeptAndStopsTheJob) {
-  ReadQueue queue(ReadLimits{});
+  ReadQueue queue(ReadLimits{.chunk_bytes = kChunk});
   queue.Add(Job(1, 4 * kChunk));
   auto a = queue.Next();
   auto b = queue.Next();
-  EXPECT_EQ(queue.Finish(*a, ReadOutcome::kIoError, absl::DataLossError("first"), 0), nullptr);
+  EXPECT_EQ(End(queue, *a, ReadOutcome::kIoError, absl::DataLossError("first"), 0), nullptr);
   EXPECT_FALSE(queue.Next());
-  auto over = queue.Finish(*b, ReadOutcome::kCorrupt, absl::DataLossError("second"), kChunk);
+  auto over = End(queue, *b, ReadOutcome::kCorrupt, absl::DataLossError("second"), kChunk);
   ASSERT_NE(over, nullptr);
   EXPECT_EQ(over->outcome, ReadOutcome::kIoError);
   EXPECT_EQ(over->status.message(), "first");

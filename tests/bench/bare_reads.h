@@ -1,0 +1,61 @@
+// Random O_DIRECT reads with nothing around them: what weightd's reader is measured against.
+//
+// Thread safety: free functions; each uses threads and a ring of its own.
+#ifndef SLUICE_TESTS_BENCH_BARE_READS_H_
+#define SLUICE_TESTS_BENCH_BARE_READS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace sluice {
+
+struct Piece {
+  uint64_t offset = 0;  // multiples of 4096
+  uint64_t length = 0;  // at most 1 MiB
+};
+
+// Page-aligned memory with its pages in place, in huge ones where the kernel gives them.
+class ReadBuffers {
+ public:
+  ReadBuffers(size_t count, size_t bytes);
+  ~ReadBuffers();
+  ReadBuffers(const ReadBuffers&) = delete;
+  ReadBuffers& operator=(const ReadBuffers&) = delete;
+  std::byte* at(size_t i) const { return data_ + i * bytes_; }
+  size_t count() const { return count_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t count_ = 0;
+  size_t bytes_ = 0;
+};
+
+// How a bare loop reads: `depth` reads in one ring, or `depth` threads with one pread each.
+struct BareLoop {
+  bool ring = true;
+  uint32_t depth = 16;
+  std::string name() const;
+};
+
+// Reads all pieces once, into all buffers in turn: a virtual disk copies, and a few buffers that stay in the
+// cache would make it look faster than it is for memory that somebody keeps. Bytes a second.
+absl::StatusOr<double> ReadBare(const BareLoop& loop, int direct_fd, std::span<const Piece> pieces,
+                                const ReadBuffers& buffers);
+
+// The fastest of the loops worth trying, over `pieces`.
+absl::StatusOr<BareLoop> BestBareLoop(int direct_fd, std::span<const Piece> pieces,
+                                      const ReadBuffers& buffers);
+
+// Writes `bytes` of noise that no disk compresses.
+absl::Status WriteNoise(const std::string& path, uint64_t bytes);
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_BENCH_BARE_READS_H_
