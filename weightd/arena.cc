@@ -120,6 +120,17 @@ bool Arena::RetirePooled() {
   return !pooled.empty();
 }
 
+bool Arena::AllowWaste(uint64_t slot_bytes) {
+  for (uint32_t id : pool_) {
+    if (segments_.at(id)->bytes >= slot_bytes) {
+      pool_.erase(id);
+      Format(id, slot_bytes, &classes_[slot_bytes]);
+      return true;
+    }
+  }
+  return false;
+}
+
 void Arena::Drop(uint32_t id) {
   auto found = segments_.find(id);
   if (found == segments_.end() || !found->second->retired) {

@@ -62,6 +62,9 @@ class Arena {
 
   // Retires every pooled segment. True if there was one.
   bool RetirePooled();
+  // Gives the class a pooled segment that holds one slot of it at least, however much is lost. True if there
+  // was one.
+  bool AllowWaste(uint64_t slot_bytes);
   // A retired segment is unmapped everywhere: its memory is released.
   void Drop(uint32_t segment);
 

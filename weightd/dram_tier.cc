@@ -114,10 +114,64 @@ bool DramTier::Hungry(uint64_t slot_bytes) {
   return Recent(own) * held > (static_cast<double>(own.resident_bytes) + kHungerMargin * held) * read;
 }
 
-DramTier::Room DramTier::BeginFill(Gid gid, std::byte** dest) {
+void DramTier::SetQuota(uint64_t session, uint64_t quota) {
+  Tenant& tenant = tenants_[session];
+  tenant.quota = quota;
+  tenant.policy = NewEvictionPolicy(policy_.eviction);
+}
+
+void DramTier::RemoveQuota(uint64_t session) {
+  if (tenants_.erase(session) != 0) {
+    absl::erase_if(charged_to_, [session](const auto& charge) { return charge.second == session; });
+  }
+}
+
+uint64_t DramTier::charged_bytes(uint64_t session) const {
+  const auto found = tenants_.find(session);
+  return found == tenants_.end() ? 0 : found->second.charged;
+}
+
+bool DramTier::MakeQuota(uint64_t session, uint64_t bytes) {
+  const auto found = tenants_.find(session);
+  if (found == tenants_.end()) {
+    return true;
+  }
+  Tenant& tenant = found->second;
+  for (int attempt = 0; tenant.charged + bytes > tenant.quota; ++attempt) {
+    const auto victim = tenant.policy->Coldest(turnovers(), [this](uint32_t extent) { return Look(extent); });
+    if (!victim.has_value() || attempt == kMaxAttempts) {
+      return false;
+    }
+    if (!EvictOne(victim->extent)) {
+      tenant.policy->Touch(victim->extent, UseKey{clock_, UINT64_MAX});
+    }
+  }
+  return true;
+}
+
+void DramTier::Uncharge(Gid gid) {
+  const auto charge = charged_to_.find(gid);
+  if (charge == charged_to_.end()) {
+    return;
+  }
+  Tenant& tenant = tenants_.at(charge->second);
+  tenant.charged -= store_.length(gid);
+  tenant.policy->Remove(gid, turnovers());
+  charged_to_.erase(charge);
+}
+
+DramTier::Room DramTier::BeginFill(Gid gid, std::byte** dest, uint64_t session) {
+  if (!MakeQuota(session, store_.length(gid))) {
+    return Room::kNone;
+  }
   Slot slot;
   const Room room = MakeRoom(store_.length(gid), gid, &slot);
   if (room == Room::kPlaced) {
+    const auto tenant = tenants_.find(session);
+    if (tenant != tenants_.end()) {
+      tenant->second.charged += store_.length(gid);
+      charged_to_[gid] = session;
+    }
     store_.BeginFill(gid, slot.segment, slot.offset);
     *dest = slot.data;
   }
@@ -132,12 +186,17 @@ void DramTier::Publish(Gid gid) {
   own.recent_bytes = Recent(own) + static_cast<double>(length);
   own.recent_at = turnovers();
   own.resident_bytes += length;
-  own.policy->Add(gid, ExtentUse{filled_[gid], true, store_.Uses(gid), turnovers()});
+  const ExtentUse use{filled_[gid], true, store_.Uses(gid), turnovers()};
+  own.policy->Add(gid, use);
+  if (const auto charge = charged_to_.find(gid); charge != charged_to_.end()) {
+    tenants_.at(charge->second).policy->Add(gid, use);
+  }
   store_.Publish(gid);
 }
 
 void DramTier::AbandonFill(Gid gid, bool bad) {
   arena_.Free(store_.segment(gid), store_.offset(gid));
+  Uncharge(gid);
   if (bad) {
     store_.MarkBad(gid);
   } else {
@@ -153,6 +212,7 @@ bool DramTier::EvictOne(Gid gid) {
   }
   owner.policy->Remove(gid, turnovers());
   owner.resident_bytes -= store_.length(gid);
+  Uncharge(gid);
   arena_.Free(store_.segment(gid), store_.offset(gid));
   ++evictions_;
   return true;
@@ -164,37 +224,41 @@ DramTier::Room DramTier::MakeRoom(uint64_t slot_bytes, Gid gid, Slot* slot) {
       *slot = *free;
       return Room::kPlaced;
     }
-    if (arena_.retired_bytes() != 0 && arena_.unspent_bytes() + arena_.retired_bytes() >= slot_bytes) {
+    if (RoomComes(slot_bytes, arena_.retired_bytes() - slow_bytes_)) {
       return Room::kRetiring;
     }
-    if (arena_.RetirePooled()) {
+    // With a session that does not unmap what it is told to, a retired segment is lost: pooled ones are kept,
+    // and serve this class though much of them is wasted.
+    if (slow_bytes_ == 0 ? arena_.RetirePooled() : arena_.AllowWaste(slot_bytes)) {
       continue;
     }
     const auto victim =
         policy(slot_bytes).Coldest(turnovers(), [this](uint32_t extent) { return Look(extent); });
     std::optional<ColdSegment> foreign;
     if (!victim.has_value() || !policy_.admission || Hungry(slot_bytes)) {
-      foreign = ColdestForeign(slot_bytes, !victim.has_value());
+      foreign = ColdestForeign(slot_bytes, !victim.has_value(), slow_bytes_ == 0 ? 0 : slot_bytes);
     }
     if (victim.has_value() && (!foreign.has_value() || victim->last <= foreign->median)) {
       EvictOne(victim->extent);
     } else if (foreign.has_value()) {
       Empty(arena_.active(foreign->index));
     } else {
-      return Room::kNone;
+      return RoomComes(slot_bytes, arena_.retired_bytes() - lost_bytes_) ? Room::kRetiring : Room::kNone;
     }
   }
   return Room::kNone;
 }
 
-std::optional<DramTier::ColdSegment> DramTier::ColdestForeign(uint64_t slot_bytes, bool exhaustive) {
+std::optional<DramTier::ColdSegment> DramTier::ColdestForeign(uint64_t slot_bytes, bool exhaustive,
+                                                              uint64_t least_bytes) {
   const size_t count = arena_.active_count();
   const size_t probes = exhaustive ? count : std::min(count, kForeignProbes);
   std::optional<ColdSegment> coldest;
   for (size_t i = 0; i < probes; ++i) {
     const size_t index = (probe_ + i) % count;
     const Arena::SegmentView segment = arena_.active(index);
-    if (segment.slot_bytes == slot_bytes || !AllEvictable(segment)) {
+    if (segment.slot_bytes == slot_bytes || segment.slot_bytes * segment.owners->size() < least_bytes ||
+        !AllEvictable(segment)) {
       continue;
     }
     const std::optional<UseKey> median = MedianUse(segment);

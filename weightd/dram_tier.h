@@ -50,12 +50,27 @@ class DramTier {
   }
   uint64_t clock() const { return clock_; }
 
-  // Finds a place for an ABSENT extent, evicting as needed, and makes it FILLING there.
-  Room BeginFill(Gid gid, std::byte** dest);
+  // Finds a place for an ABSENT extent, evicting as needed, and makes it FILLING there. What it takes is
+  // charged to `session` (0: nobody): one with a quota evicts of its own, the coldest first, before it
+  // exceeds it.
+  Room BeginFill(Gid gid, std::byte** dest, uint64_t session = 0);
   // The bytes are in place and verified.
   void Publish(Gid gid);
   // They are not: the place is free again; `bad` marks the extent for good.
   void AbandonFill(Gid gid, bool bad);
+
+  // A session that may fill at most `quota` bytes; RemoveQuota: what it filled belongs to nobody then.
+  void SetQuota(uint64_t session, uint64_t quota);
+  void RemoveQuota(uint64_t session);
+  // Bytes that the session's fills take of its quota; 0 without one.
+  uint64_t charged_bytes(uint64_t session) const;
+
+  // Of the retired segments' bytes, those that a session is slow to unmap: no fill waits for them if it can
+  // have other room, and none waits at all for `lost` of them.
+  void SetSlow(uint64_t slow, uint64_t lost) {
+    slow_bytes_ = slow;
+    lost_bytes_ = lost;
+  }
 
   // weightd has read an unleased extent for a client (copied from it): as good as a client's use.
   void NoteUse(Gid gid);
@@ -87,10 +102,23 @@ class DramTier {
     double recent_at = 0;
   };
 
+  struct Tenant {
+    uint64_t quota = 0;
+    uint64_t charged = 0;
+    std::unique_ptr<EvictionPolicy> policy;  // over the resident extents that it filled
+  };
+
+  // Evicts the session's own until `bytes` more are within its quota.
+  bool MakeQuota(uint64_t session, uint64_t bytes);
+  void Uncharge(Gid gid);
+  // Whether `retired` bytes on their way back would make room.
+  bool RoomComes(uint64_t slot_bytes, uint64_t retired) const {
+    return retired != 0 && arena_.unspent_bytes() + retired >= slot_bytes;
+  }
   Room MakeRoom(uint64_t slot_bytes, Gid gid, Slot* slot);
   bool EvictOne(Gid gid);
   // The segment of another class whose typical extent is coldest: of a few, or of all with `exhaustive`.
-  std::optional<ColdSegment> ColdestForeign(uint64_t slot_bytes, bool exhaustive);
+  std::optional<ColdSegment> ColdestForeign(uint64_t slot_bytes, bool exhaustive, uint64_t least_bytes);
   std::optional<UseKey> MedianUse(const Arena::SegmentView& segment) const;
   bool AllEvictable(const Arena::SegmentView& segment) const;
   // Evicts everything in it; false if a client was faster.
@@ -108,6 +136,10 @@ class DramTier {
   std::map<uint64_t, SizeClass> classes_;  // by slot size
   std::vector<UseKey> filled_;             // by gid: when it was filled, or last known
   StepTimeline fill_bytes_;                // maps clock() to filled_bytes_
+  std::map<uint64_t, Tenant> tenants_;     // sessions with a quota
+  absl::flat_hash_map<Gid, uint64_t> charged_to_;
+  uint64_t slow_bytes_ = 0;
+  uint64_t lost_bytes_ = 0;
   uint64_t filled_bytes_ = 0;
   uint64_t pack_bytes_ = 0;
   uint64_t clock_ = 1;

@@ -45,7 +45,7 @@ void Fetcher::Accept(const FillRequest& fill) {
     Finish(request, absl::StatusCode::kOk, kNoExtent);
     return;
   }
-  queue(fill.request_class).push_back(request);
+  queue(fill.request_class).PushBack(fill.session, request);
 }
 
 uint64_t Fetcher::MissingBytes(const Request& request) const {
@@ -77,16 +77,20 @@ void Fetcher::Pump() {
     waiting_room_.pop_front();
     RefuseRoom(request);
   }
-  while (!demand_.empty() && MayStart(*demand_.front())) {
-    Request* request = demand_.front();
-    demand_.pop_front();
-    Start(request);
+  while (StartNext(&demand_)) {
   }
-  while (demand_.empty() && !prefetch_.empty() && MayStart(*prefetch_.front())) {
-    Request* request = prefetch_.front();
-    prefetch_.pop_front();
-    Start(request);
+  while (demand_.empty() && StartNext(&prefetch_)) {
   }
+}
+
+bool Fetcher::StartNext(Queue* queue) {
+  if (queue->empty() || !MayStart(*queue->Front())) {
+    return false;
+  }
+  Request* request = queue->Front();
+  queue->PopFront(MissingBytes(*request));
+  Start(request);
+  return true;
 }
 
 void Fetcher::RefuseRoom(Request* request) {
@@ -169,7 +173,7 @@ DramTier::Room Fetcher::PlaceMissing(Request* request) {
     const Gid gid = request->gids[i];
     if (tier_->store().state(gid) == ExtentState::kAbsent) {
       std::byte* dest = nullptr;
-      room = tier_->BeginFill(gid, &dest);
+      room = tier_->BeginFill(gid, &dest, request->fill.session);
       if (room == DramTier::Room::kPlaced) {
         placed.emplace_back(gid, dest);
       }
@@ -265,7 +269,9 @@ bool Fetcher::Cancel(uint64_t session, uint64_t id) {
     return false;
   }
   Request* request = found->second.get();
-  EraseFrom(&queue(request->fill.request_class), request);
+  queue(request->fill.request_class).RemoveIf(session, [request](Request* other) {
+    return other == request;
+  });
   EraseFrom(&waiting_room_, request);
   ++stats_.cancelled;
   Finish(request, absl::StatusCode::kCancelled, kNoExtent);
@@ -274,17 +280,15 @@ bool Fetcher::Cancel(uint64_t session, uint64_t id) {
 
 uint64_t Fetcher::CancelPrefetches(uint64_t session, uint32_t pack, uint64_t step, uint32_t layer) {
   std::vector<Request*> stale;
-  Queue kept;
-  for (Request* request : prefetch_) {
+  prefetch_.RemoveIf(session, [&](Request* request) {
     const FillRequest& fill = request->fill;
     const bool late = fill.step > step || (fill.step == step && fill.layer > layer);
-    if (fill.session == session && fill.pack == pack && !late) {
+    const bool drop = fill.pack == pack && !late;
+    if (drop) {
       stale.push_back(request);
-    } else {
-      kept.push_back(request);
     }
-  }
-  prefetch_ = std::move(kept);
+    return drop;
+  });
   for (Request* request : stale) {
     ++stats_.cancelled;
     Finish(request, absl::StatusCode::kCancelled, kNoExtent);
@@ -302,8 +306,9 @@ void Fetcher::DropSession(uint64_t session) {
   // In the order of their ids: the map's own order differs from run to run.
   std::sort(gone.begin(), gone.end(),
             [](const Request* a, const Request* b) { return a->fill.id < b->fill.id; });
+  demand_.Drop(session);
+  prefetch_.Drop(session);
   for (Request* request : gone) {
-    EraseFrom(&queue(request->fill.request_class), request);
     EraseFrom(&waiting_room_, request);
     Leave(request);
     Erase(request);
@@ -315,7 +320,7 @@ void Fetcher::OnRetired() {
   while (!waiting_room_.empty()) {
     Request* request = waiting_room_.back();
     waiting_room_.pop_back();
-    queue(request->fill.request_class).push_front(request);
+    queue(request->fill.request_class).PushFront(request->fill.session, request);
   }
 }
 

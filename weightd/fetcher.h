@@ -1,9 +1,9 @@
 // Requests to fills: joins duplicates, lets demand overtake prefetch, cancels, rereads what came damaged, and
 // says what became of each request.
 //
-// A request waits in its class's queue until it may start; then every extent it lacks gets a place and a
-// read, or it ends RESOURCE_EXHAUSTED. What is resident for a request is pinned until its completion takes
-// the pins over.
+// A request waits in its class's queue, where sessions take turns by bytes, until it may start; then every
+// extent it lacks gets a place and a read, or it ends RESOURCE_EXHAUSTED. What is resident for a request is
+// pinned until its completion takes the pins over.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
 #ifndef SLUICE_WEIGHTD_FETCHER_H_
@@ -25,6 +25,7 @@
 #include "weightd/block_reader.h"
 #include "weightd/dram_tier.h"
 #include "weightd/extent_source.h"
+#include "weightd/fair_queue.h"
 
 namespace sluice {
 
@@ -120,12 +121,14 @@ class Fetcher {
     bool reread = false;
     bool cancelled = false;
   };
-  using Queue = std::deque<Request*>;
+  using Queue = FairQueue<Request*>;
 
   uint32_t count(const Request& request) const { return request.fill.extents.count; }
   Queue& queue(RequestClass request_class) {
     return request_class == RequestClass::kDemand ? demand_ : prefetch_;
   }
+  // Starts the first request of `queue`, whoever's turn it is, if it may; false otherwise.
+  bool StartNext(Queue* queue);
   bool MayStart(const Request& request) const;
   uint64_t MissingBytes(const Request& request) const;
   void RefuseRoom(Request* request);
@@ -156,7 +159,7 @@ class Fetcher {
   absl::flat_hash_map<std::pair<uint64_t, uint64_t>, std::unique_ptr<Request>> requests_;
   Queue demand_;
   Queue prefetch_;
-  Queue waiting_room_;  // wait for retired segments, in the order of their deadlines
+  std::deque<Request*> waiting_room_;  // wait for retired segments, in the order of their deadlines
   absl::flat_hash_map<Gid, Fill> fills_;
   uint64_t started_bytes_ = 0;
   uint64_t started_prefetch_bytes_ = 0;

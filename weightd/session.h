@@ -41,6 +41,7 @@ class Session {
     ControlLayout layout;
     std::vector<SessionPackPlan> packs;
     uint64_t reserved_bytes = 0;
+    uint64_t quota_bytes = 0;  // 0: none
     std::string client_name;
     int64_t opened_nanos = 0;
   };

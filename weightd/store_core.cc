@@ -138,6 +138,23 @@ absl::Status StoreCore::CheckReserve(const SessionParams& params, uint64_t minim
                    " compute threads), that of ", sessions_.size(), " other sessions ", minima - minimum));
 }
 
+absl::StatusOr<uint64_t> StoreCore::QuotaOf(const SessionParams& params, uint64_t reserved) const {
+  const uint64_t asked = params.quota_bytes == 0 ? options_.arena.budget : params.quota_bytes;
+  const uint64_t allowed = options_.session_quota == 0 ? options_.arena.budget : options_.session_quota;
+  const uint64_t quota = std::min(asked, allowed);
+  const uint64_t dense = DenseBytes(std::set<uint32_t>(params.packs.begin(), params.packs.end()));
+  if (quota >= options_.arena.budget) {
+    return 0;
+  }
+  if (quota >= dense + reserved) {
+    return quota;
+  }
+  const std::string why =
+      absl::StrCat(asked <= allowed ? "the session's quota of " : "--session-quota of ", quota,
+                   " bytes cannot hold its dense weights of ", dense, " and its minimum of ", reserved);
+  return asked <= allowed ? absl::InvalidArgumentError(why) : absl::ResourceExhaustedError(why);
+}
+
 absl::Status StoreCore::CheckParams(const SessionParams& params) const {
   if (draining_) {
     return absl::UnavailableError("weightd is draining");
@@ -174,6 +191,7 @@ absl::StatusOr<SessionHandle> StoreCore::OpenSession(const SessionParams& params
   }
   options.reserved_bytes = 2 * largest_expert * params.compute_threads;
   RETURN_IF_ERROR(CheckReserve(params, options.reserved_bytes));
+  ASSIGN_OR_RETURN(options.quota_bytes, QuotaOf(params, options.reserved_bytes));
   options.id = next_session_++;
   options.boot_epoch = options_.boot_epoch;
   options.layout = params.layout;
@@ -192,6 +210,9 @@ absl::StatusOr<SessionHandle> StoreCore::OpenSession(const SessionParams& params
     const uint32_t pack = params.packs[i];
     handle.packs.push_back(SessionPack{pack, packs_[pack].source->extent_count()});
     tier_.AddPins(pack, session->id(), session->pins(i), &session->timeline());
+  }
+  if (session->options().quota_bytes != 0) {
+    tier_.SetQuota(session->id(), session->options().quota_bytes);
   }
   sessions_[session->id()] = std::move(session);
   return handle;
@@ -333,9 +354,10 @@ void StoreCore::End(uint64_t id) {
   for (const SessionPackPlan& plan : session->options().packs) {
     tier_.RemovePins(plan.pack, id);
   }
+  tier_.RemoveQuota(id);
   std::vector<uint32_t> segments;
-  for (const auto& [segment, waiting] : retiring_) {
-    if (waiting.contains(id)) {
+  for (const auto& [segment, retiring] : retiring_) {
+    if (retiring.sessions.contains(id)) {
       segments.push_back(segment);
     }
   }

@@ -38,6 +38,10 @@ class StoreCore {
     TierPolicy policy;
     Fetcher::Options fetcher;
     int64_t attach_timeout_nanos = 0;  // 0: never
+    // A session that has not unmapped a retired segment after this long is slow: fills take other room if
+    // there is any. After the fetcher's retire_wait_nanos none counts on it.
+    int64_t slow_unmap_nanos = 250'000'000;
+    uint64_t session_quota = 0;  // bytes that a session may fill at most; 0: no bound
   };
   struct Environment {
     BlockReader* reader = nullptr;
@@ -108,6 +112,10 @@ class StoreCore {
   void OnSegmentAdded(uint32_t segment, const std::shared_ptr<const SharedMemory>& memory);
   void OnSegmentRetired(uint32_t segment);
   void OnUnmapped(uint64_t session, uint32_t segment);
+  // Looks which retired segments are waited for too long, and has the waiting fills tried again when that
+  // changed.
+  void NoteSlowSessions(int64_t now);
+  absl::StatusOr<uint64_t> QuotaOf(const SessionParams& params, uint64_t reserved) const;
   SideMessage Message(SideType type, const Session& session) const;
 
   Session* Find(uint64_t session);
@@ -124,7 +132,14 @@ class StoreCore {
   Fetcher fetcher_;
   std::vector<PackRecord> packs_;
   std::map<uint64_t, std::unique_ptr<Session>> sessions_;
-  std::map<uint32_t, std::set<uint64_t>> retiring_;  // segment -> sessions that have not unmapped it
+  struct Retiring {
+    std::set<uint64_t> sessions;  // that have not unmapped it
+    uint64_t bytes = 0;
+    int64_t since_nanos = 0;
+  };
+  std::map<uint32_t, Retiring> retiring_;  // by segment
+  uint64_t slow_bytes_ = 0;                // of these, told to the tier
+  uint64_t lost_bytes_ = 0;
   struct Doomed {
     uint64_t session;
     bool misbehaved;

@@ -25,8 +25,9 @@ bool StoreCore::Pump(const std::vector<ReadResult>& reads) {
   for (const auto& [id, session] : sessions_) {
     more = Serve(session.get()) || more;
   }
-  fetcher_.Pump();
   const int64_t now = environment_.clock->NowNanos();
+  NoteSlowSessions(now);
+  fetcher_.Pump();
   for (const auto& [id, session] : sessions_) {
     session->RingBell();
     if (session->state == SessionState::kOpened && options_.attach_timeout_nanos != 0 &&
@@ -272,17 +273,35 @@ void StoreCore::OnSegmentRetired(uint32_t segment) {
   if (waiting.empty()) {
     tier_.DropSegment(segment);
   } else {
-    retiring_[segment] = std::move(waiting);
+    const uint64_t bytes = tier_.arena().memory(segment)->map.bytes();
+    retiring_[segment] = Retiring{std::move(waiting), bytes, environment_.clock->NowNanos()};
+  }
+}
+
+void StoreCore::NoteSlowSessions(int64_t now) {
+  uint64_t slow = 0;
+  uint64_t lost = 0;
+  for (const auto& [segment, retiring] : retiring_) {
+    slow += now - retiring.since_nanos >= options_.slow_unmap_nanos ? retiring.bytes : 0;
+    lost += now - retiring.since_nanos >= options_.fetcher.retire_wait_nanos ? retiring.bytes : 0;
+  }
+  if (slow != slow_bytes_ || lost != lost_bytes_) {
+    slow_bytes_ = slow;
+    lost_bytes_ = lost;
+    tier_.SetSlow(slow, lost);
+    fetcher_.OnRetired();
   }
 }
 
 void StoreCore::OnUnmapped(uint64_t session, uint32_t segment) {
   auto found = retiring_.find(segment);
-  if (found == retiring_.end() || found->second.erase(session) == 0 || !found->second.empty()) {
+  if (found == retiring_.end() || found->second.sessions.erase(session) == 0 ||
+      !found->second.sessions.empty()) {
     return;
   }
   retiring_.erase(found);
   tier_.DropSegment(segment);
+  NoteSlowSessions(environment_.clock->NowNanos());
   fetcher_.OnRetired();
 }
 
@@ -304,6 +323,13 @@ void StoreCore::EndSleep() {
 
 int64_t StoreCore::NextDeadline() const {
   int64_t next = fetcher_.next_deadline();
+  for (const auto& [segment, retiring] : retiring_) {
+    // Who waits for it looks again when it becomes slow; when it is lost the wait is over anyway.
+    const int64_t slow = retiring.since_nanos + options_.slow_unmap_nanos;
+    if (next != 0 && slow > environment_.clock->NowNanos()) {
+      next = std::min(next, slow);
+    }
+  }
   for (const auto& [id, session] : sessions_) {
     if (session->state == SessionState::kOpened && options_.attach_timeout_nanos != 0) {
       const int64_t deadline = session->options().opened_nanos + options_.attach_timeout_nanos;
@@ -351,6 +377,8 @@ StoreStats StoreCore::Stats() const {
                                                           : "lost";
     one.outstanding = session->state == SessionState::kLost ? 0 : session->outstanding();
     one.requests = session->requests;
+    one.quota_bytes = session->options().quota_bytes;
+    one.charged_bytes = tier_.charged_bytes(id);
     one.bytes_read = session->bytes_read;
     for (const SessionPackPlan& plan : session->options().packs) {
       one.held_extents += tier_.store().HeldBy(plan.pack, id);

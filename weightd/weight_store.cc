@@ -202,6 +202,7 @@ class WeightStore::Impl {
     core.arena.budget = options.dram_budget;
     core.policy.eviction = options.eviction;
     core.policy.admission = options.admission;
+    core.session_quota = options.session_quota;
     core.attach_timeout_nanos = int64_t{options.attach_timeout_ms} * 1'000'000;
     return core;
   }

@@ -48,6 +48,8 @@ struct WeightStoreOptions {
   // Which extent goes, and whether those used once go before those used again (eviction.h, admission.h).
   EvictionKind eviction = EvictionKind::kLru;
   bool admission = true;
+  // Bytes that a session may fill at most; 0: no bound.
+  uint64_t session_quota = 0;
   // Called from any thread, never with a lock held that a method of this class takes. May be empty.
   LogFn log;
 };
@@ -58,6 +60,9 @@ struct SessionParams {
   std::vector<uint32_t> packs;  // weightd's pack numbers; their order is the session's pack index
   // Compute threads: the session's reserved minimum is 2 x the largest expert of its packs x this.
   uint32_t compute_threads = 1;
+  // Bytes that the session may fill at most: beyond it its own coldest extents go first. 0: as many as the
+  // store's session_quota allows. What another session filled costs nothing.
+  uint64_t quota_bytes = 0;
   ControlLayout layout;  // sizes of rings, index arena and progress array
   // For logs and Stats only.
   std::string client_name;
@@ -101,6 +106,8 @@ struct SessionStats {
   uint64_t outstanding = 0;   // requests without completion
   uint64_t requests = 0;
   uint64_t bytes_read = 0;
+  uint64_t quota_bytes = 0;    // 0: none
+  uint64_t charged_bytes = 0;  // of the quota
 };
 
 struct StoreStats {

@@ -74,6 +74,10 @@ void StorageOptions(CLI::App* app, WeightdOptions* options) {
          "Keep what is used again and again from one long prefill")
       ->check(CLI::IsMember({"on", "off"}))
       ->default_str("on");
+  app->add_option_function<std::string>("--session-quota",
+                                        Parsed("--session-quota", ParseSize, &options->session_quota),
+                                        "Memory that one session may fill; beyond it its own coldest goes")
+      ->default_str("no bound");
   app->add_option("--threads", options->reader_threads, "Threads of the pread engine")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();

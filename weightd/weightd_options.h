@@ -25,6 +25,7 @@ struct WeightdOptions {
   int reader_threads = 32;  // of the pread engine
   EvictionKind eviction = EvictionKind::kLru;
   bool admission = true;
+  uint64_t session_quota = 0;       // bytes that a session may fill; 0: no bound
   std::vector<uid_t> allowed_uids;  // beside the own user and root
   mode_t socket_mode = 0600;
   absl::Duration budget_wait = absl::Seconds(10);

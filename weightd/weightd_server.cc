@@ -80,6 +80,7 @@ absl::Status WeightdServer::Impl::OpenStore() {
   store_options.reader_threads = options.reader_threads;
   store_options.eviction = options.eviction;
   store_options.admission = options.admission;
+  store_options.session_quota = options.session_quota;
   store_options.budget_wait_ms = static_cast<int>(absl::ToInt64Milliseconds(options.budget_wait));
   store_options.log = log;
   nonces = std::make_unique<SessionNonces>();

@@ -126,6 +126,8 @@ void FillSessions(const StoreStats& stats, v1::GetStatsResponse* response) {
     out->set_outstanding(session.outstanding);
     out->set_requests(session.requests);
     out->set_bytes_read(session.bytes_read);
+    out->set_dram_quota_bytes(session.quota_bytes);
+    out->set_charged_bytes(session.charged_bytes);
   }
 }
 
@@ -168,6 +170,7 @@ absl::StatusOr<SessionParams> WeightsService::ParamsOf(const v1::OpenSessionRequ
         absl::StrCat("is ", request.compute_threads(), ", 1 to ", kMaxComputeThreads, " are possible"));
   }
   params.compute_threads = request.compute_threads();
+  params.quota_bytes = request.dram_quota_bytes();
   params.layout = LayoutOf(request.rings());
   if (!params.layout.valid()) {
     return FieldError(

@@ -33,11 +33,12 @@ class CoreTest : public ::testing::Test {
     options.boot_epoch = 77;
     options.arena.budget = budget;
     options.attach_timeout_nanos = attach_timeout_nanos_;
+    options.session_quota = session_quota_;
     StoreCore::Environment environment;
-    environment.reader = &reader_;
+    environment.reader = other_reader_ == nullptr ? &reader_ : other_reader_;
     environment.clock = &clock_;
     environment.poller = &poller_;
-    reader_.SetSink([this](ReadResult result) { reads_.push_back(std::move(result)); });
+    environment.reader->SetSink([this](ReadResult result) { reads_.push_back(std::move(result)); });
     core_ = std::make_unique<StoreCore>(options, environment);
     AddPack(std::move(shape));
   }
@@ -102,7 +103,9 @@ class CoreTest : public ::testing::Test {
   Poller poller_;
   FakeBlockReader reader_{FakeBlockReader::Mode::kManual};
   std::vector<ReadResult> reads_;
+  BlockReader* other_reader_ = nullptr;  // in place of reader_
   int64_t attach_timeout_nanos_ = 0;
+  uint64_t session_quota_ = 0;
   const FakeExtentSource* source_ = nullptr;  // of the pack added last
   std::unique_ptr<StoreCore> core_;
 };

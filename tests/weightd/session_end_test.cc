@@ -350,9 +350,16 @@ TEST_F(SessionEndTest, FillGivesUpOnAClientThatNeverUnmaps) {
   Pump();
   EXPECT_EQ(Next(&client), std::nullopt);
   ASSERT_NE(core_->NextDeadline(), 0);
-  clock_.Advance(core_->NextDeadline() - clock_.NowNanos());
-  Pump();
+  const int64_t asked = clock_.NowNanos();
+  for (int i = 0; i < 2; ++i) {  // the client is slow, then given up
+    clock_.Advance(core_->NextDeadline() - clock_.NowNanos());
+    Pump();
+  }
   EXPECT_EQ(CodeOf(Next(&client)), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(clock_.NowNanos() - asked, 2'000'000'000);
+  client.Submit(large);
+  Pump();
+  EXPECT_EQ(CodeOf(Next(&client)), absl::StatusCode::kResourceExhausted) << "nobody waits for it twice";
   ASSERT_TRUE(core_->CloseSession(session).ok());
   EXPECT_EQ(core_->Stats().retired_bytes, 0u) << "an ended session maps nothing";
 }
