@@ -1,0 +1,413 @@
+"""kill -9 of weightd and inferd at random points under load, over and over, with a table at the end.
+
+  kill_loop.py [--kills N] [--seed N] [--clients N] [--json FILE]
+
+Client threads stream greedy answers all the while. Every answer that comes is compared with the uninterrupted
+one; a token that differs, a stream that neither goes on nor ends within 5 s, and anything that a settled pair
+of daemons holds too much (descriptors, mappings of dead segments, sessions, leases) is counted. Exit code 0
+only if nothing was. SLUICE_STRESS=full makes it 200 kills. Programs and stubs as for the end-to-end tests.
+"""
+import argparse
+import collections
+import json
+import os
+import random
+import re
+import signal
+import sys
+import threading
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../e2e"))
+
+import daemons  # noqa: E402
+from daemons import grpc, inference_pb2_grpc, weights_pb2, weights_pb2_grpc  # noqa: E402
+
+TOKENS = 120
+HANG = 5.0  # seconds
+MIB = 1 << 20
+
+
+def small_budget(random_source):
+    """From little above what a session is promised to all of the sample."""
+    return int(random_source.uniform(3.2, 20) * MIB)
+
+
+def segments_mapped(pid):
+    """Segments of weightd's arena that a process has mapped."""
+    with open(f"/proc/{pid}/maps") as file:
+        return len({line.split()[4] for line in file if "memfd:sluice-segment" in line})
+
+
+def fd_count(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def anonymous_kib(pid):
+    with open(f"/proc/{pid}/status") as file:
+        return int(re.search(r"RssAnon:\s+(\d+)", file.read()).group(1))
+
+
+class Findings:
+    """What went wrong, and what was counted."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.wrong = []
+        self.hangs = []
+        self.leaks = []
+        self.counts = collections.Counter()
+        self.longest = 0.0
+
+    def add(self, what, text):
+        with self.lock:
+            getattr(self, what).append(text)
+
+    def count(self, what):
+        with self.lock:
+            self.counts[what] += 1
+
+    def gap(self, seconds, text):
+        with self.lock:
+            self.longest = max(self.longest, seconds)
+            if seconds > HANG:
+                self.hangs.append(f"{text}: {seconds:.1f} s")
+
+
+class Client(threading.Thread):
+    """Streams one answer after the other until told to stop; pauses when asked to."""
+
+    def __init__(self, target, answers, seed, findings, must_answer=False):
+        super().__init__(daemon=True)
+        self.target = target
+        self.answers = answers
+        self.random = random.Random(seed)
+        self.findings = findings
+        self.must_answer = must_answer  # its inferd is never killed: an error is wrong
+        self.stopping = threading.Event()
+        self.go = threading.Event()
+        self.go.set()
+        self.idle = threading.Event()
+        self.tokens = 0
+        self.last_event = time.monotonic()
+
+    def run(self):
+        while not self.stopping.is_set():
+            if not self.go.is_set():
+                self.idle.set()
+                self.go.wait(1)
+                continue
+            self.idle.clear()
+            self.stream(self.random.choice(self.answers))
+        self.idle.set()
+
+    def stream(self, answer):
+        prompt, expected = answer
+        got = []
+        weightd_kills = self.findings.counts["kills of weightd"]
+        self.last_event = time.monotonic()
+        try:
+            with grpc.insecure_channel(self.target) as channel:
+                stub = inference_pb2_grpc.InferenceServiceStub(channel)
+                for response in stub.GenerateStream(request(prompt, len(expected)), timeout=daemons.PATIENCE):
+                    self.event()
+                    got.extend(response.delta.token_ids)
+                    self.tokens += len(response.delta.token_ids)
+        except grpc.RpcError as error:
+            self.event()
+            self.findings.count("streams ended " + error.code().name)
+            if self.must_answer or error.code() != grpc.StatusCode.UNAVAILABLE:
+                self.findings.add("wrong", f"{self.target}: {error.code().name}: {error.details()}")
+            if got != expected[: len(got)]:
+                self.findings.add("wrong", f"{len(got)} tokens before the end differ")
+            if not got:
+                time.sleep(0.02)  # its inferd is away: as clients do
+            return
+        if self.findings.counts["kills of weightd"] != weightd_kills:
+            self.findings.count("answers continued over weightd's death")
+        self.findings.count("answers complete")
+        if got != expected:
+            self.findings.add("wrong", f"a whole answer differs: {got} is not {expected}")
+
+    def event(self):
+        now = time.monotonic()
+        self.findings.gap(now - self.last_event, "a stream was silent")
+        self.last_event = now
+
+    def pause(self):
+        self.go.clear()
+        if not self.idle.wait(daemons.PATIENCE):
+            self.findings.add("hangs", "a stream did not end when asked to pause")
+
+    def resume(self):
+        self.last_event = time.monotonic()
+        self.go.set()
+
+    def stop(self):
+        self.stopping.set()
+        self.go.set()
+        self.join(daemons.PATIENCE)
+
+
+def request(prompt, tokens):
+    message = daemons.stream_request(ids=prompt, tokens=tokens)
+    message.spec.sampling.temperature = 0
+    message.spec.stopping.ignore_eos = True
+    message.spec.output.return_token_ids = True
+    return message
+
+
+class Service:
+    """One weightd, one inferd a pack, all in one folder; each can be killed and started again."""
+
+    def __init__(self, folder, packs, findings, random_source):
+        self.folder = folder
+        self.packs = packs
+        self.findings = findings
+        self.random = random_source
+        self.weightd = None
+        self.inferds = [None] * len(packs)
+        self.generation = 0
+        self.budget = 0
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def start_weightd(self, budget):
+        self.generation += 1
+        self.budget = budget
+        arguments = ["--socket", self.path("w.sock"), "--dram-budget", str(budget)]
+        for pack in self.packs:
+            arguments += ["--pack", pack]
+        self.weightd = daemons.Daemon("weightd", arguments, self.path(f"w{self.generation}.log"))
+
+    def start_inferd(self, index):
+        self.generation += 1
+        self.inferds[index] = daemons.Daemon(
+            "inferd",
+            ["--pack", self.packs[index], "--weightd", self.path("w.sock"), "--listen", self.target(index),
+             "--admin", "unix:" + self.path(f"a{index}.sock"), "--threads", "2", "--context", "512"],
+            self.path(f"i{self.generation}.log"),
+        )  # fmt: skip
+
+    def target(self, index):
+        return "unix:" + self.path(f"i{index}.sock")
+
+    def stats(self):
+        with grpc.insecure_channel("unix:" + self.path("w.sock")) as channel:
+            stub = weights_pb2_grpc.WeightServiceStub(channel)
+            return stub.GetStats(weights_pb2.GetStatsRequest(), timeout=daemons.PATIENCE, wait_for_ready=True)
+
+    def answers(self, index, cases):
+        """The uninterrupted ones."""
+        result = []
+        with grpc.insecure_channel(self.target(index)) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            for case in cases:
+                ids = []
+                stream = stub.GenerateStream(
+                    request(case["prompt_ids"], TOKENS), timeout=daemons.PATIENCE, wait_for_ready=True
+                )
+                for response in stream:
+                    ids.extend(response.delta.token_ids)
+                if len(ids) != TOKENS:
+                    raise AssertionError(f"an uninterrupted answer has {len(ids)} tokens")
+                result.append((case["prompt_ids"], ids))
+        return result
+
+    def check_settled(self, held):
+        """With nobody asking, nothing is left of the kills. `held`: (descriptors, anonymous KiB) by process."""
+        live = [daemon.process.pid for daemon in self.inferds]
+
+        def settled():
+            stats = self.stats()
+            return len(stats.sessions) == len(live) and stats.retired_bytes == 0 and stats.in_flight_bytes == 0
+
+        try:
+            daemons.wait_until(settled, "dead sessions to end")
+        except AssertionError as error:
+            self.findings.add("leaks", f"{error}: {self.stats()}")
+            return
+        stats = self.stats()
+        if stats.segment_bytes > self.budget:
+            self.findings.add("leaks", f"segments of {stats.segment_bytes} bytes in a budget of {self.budget}")
+        for session in stats.sessions:
+            if session.outstanding != 0:
+                self.findings.add("leaks", f"{session.outstanding} requests of an idle session are outstanding")
+        for pid in live:
+            if segments_mapped(pid) > stats.segments:
+                self.findings.add("leaks", f"{segments_mapped(pid)} segments mapped, {stats.segments} exist")
+        base = {self.weightd.process.pid: stats.segments, **{pid: 0 for pid in live}}
+        for pid, segments in base.items():
+            now = (fd_count(pid) - segments, anonymous_kib(pid))
+            before = held.setdefault(pid, now)
+            if now[0] > before[0] + 4:  # gRPC keeps a few connections for a moment
+                self.findings.add("leaks", f"process {pid} has {now[0]} descriptors, had {before[0]}")
+            if now[1] > before[1] + 32 * 1024:
+                self.findings.add("leaks", f"process {pid} has {now[1]} KiB of its own, had {before[1]}")
+
+    def stop(self):
+        for daemon in [*self.inferds, self.weightd]:
+            code = daemon.stop(signal.SIGTERM)
+            if code != 0:
+                self.findings.add("leaks", f"exit code {code} on SIGTERM: {daemon.text()[-500:]}")
+        left = [name for name in os.listdir(self.folder) if name.endswith(".sock") or name.endswith(".side")]
+        if left:
+            self.findings.add("leaks", f"sockets are left: {left}")
+
+    def kill_all(self):
+        for daemon in [*self.inferds, self.weightd]:
+            if daemon is not None and daemon.process.poll() is None:
+                daemon.stop(signal.SIGKILL)
+
+
+def await_tokens(clients, findings, text):
+    """Waits until one of them has a new token."""
+    seen = [client.tokens for client in clients]
+    began = time.monotonic()
+    daemons.wait_until(lambda: any(c.tokens > s for c, s in zip(clients, seen)), "a token " + text)
+    seconds = time.monotonic() - began
+    findings.gap(seconds, "no token " + text)
+    return seconds
+
+
+def kill_either(service, clients, kills, findings):
+    """One inferd, and either daemon dies. Returns {daemon: [seconds to the next token]}."""
+    back = {"weightd": [], "inferd": []}
+    held = {}
+    for i in range(kills):
+        await_tokens(clients, findings, f"before kill {i}")
+        time.sleep(service.random.uniform(0, 0.15))  # a random point is the purpose
+        name = service.random.choice(("weightd", "inferd"))
+        daemon = service.weightd if name == "weightd" else service.inferds[0]
+        daemon.stop(signal.SIGKILL)
+        findings.count("kills of " + name)
+        if name == "weightd":
+            service.start_weightd(small_budget(service.random))
+        else:
+            service.start_inferd(0)
+        back[name].append(await_tokens(clients, findings, f"after kill {i}, of {name}"))
+        if i % 10 == 9 or i == kills - 1:
+            for client in clients:
+                client.pause()
+            service.check_settled(held)
+            for client in clients:
+                client.resume()
+    return back
+
+
+def kill_one_of_two(service, victims, others, kills, findings):
+    """Two packs, two inferds; the first dies over and over, the second must not notice."""
+    back = {"first of two inferds": []}
+    held = {}
+    for i in range(kills):
+        await_tokens(victims, findings, f"of the first before kill {i}")
+        time.sleep(service.random.uniform(0, 0.1))
+        service.inferds[0].stop(signal.SIGKILL)
+        await_tokens(others, findings, f"of the second after kill {i}")
+        service.start_inferd(0)
+        back["first of two inferds"].append(await_tokens(victims, findings, f"after kill {i}"))
+    for client in victims + others:
+        client.pause()
+    service.check_settled(held)
+    return back
+
+
+def run(scenario, packs, budget, kills, args, findings):
+    """Starts the daemons, finds the right answers, and lets `scenario` kill. Its rows of the table."""
+    work = daemons.tempfile.mkdtemp(prefix="sluice-kill-")
+    service = Service(work, packs, findings, random.Random(args.seed))
+    cases = daemons.greedy_cases()[:6]
+    clients = []
+    try:
+        service.start_weightd(budget)
+        answers = []
+        for index in range(len(packs)):
+            service.start_inferd(index)
+            service.inferds[index].wait_for(r"info serving\n")
+            answers.append(service.answers(index, cases))
+        for i in range(args.clients):
+            index = i % len(packs)
+            clients.append(Client(service.target(index), answers[index], args.seed + i, findings, index > 0))
+        for client in clients:
+            client.start()
+        if len(packs) == 1:
+            back = kill_either(service, clients, kills, findings)
+        else:
+            back = kill_one_of_two(service, clients[0::2], clients[1::2], kills, findings)
+        for client in clients:
+            client.stop()
+        service.stop()
+    finally:
+        for client in clients:
+            client.stopping.set()
+            client.go.set()
+        service.kill_all()
+        daemons.shutil.rmtree(work, ignore_errors=True)
+    return [(scenario, name, times) for name, times in back.items() if times]
+
+
+def table(rows, findings):
+    lines = ["| load | killed | times | next token: median | longest |", "|---|---|---|---|---|"]
+    for scenario, name, times in rows:
+        times = sorted(times)
+        lines.append(
+            f"| {scenario} | {name} | {len(times)} | {times[len(times) // 2]:.2f} s | {times[-1]:.2f} s |"
+        )
+    counts = ", ".join(f"{number} {what}" for what, number in sorted(findings.counts.items()))
+    lines += [
+        "",
+        f"{counts}; wrong tokens: {len(findings.wrong)}, leaks: {len(findings.leaks)}, "
+        f"hangs over {HANG:.0f} s: {len(findings.hangs)} (longest silence {findings.longest:.2f} s)",
+    ]
+    return "\n".join(lines)
+
+
+def make_packs(folder):
+    packs = []
+    for bits in ("bf16", "q8"):
+        packs.append(os.path.join(folder, bits + ".pack"))
+        daemons.subprocess.run(
+            [os.path.join(daemons.BIN, "sluice"), "pack", daemons.SAMPLE, "--out", packs[-1], "--bits", bits, "--json"],
+            check=True, stdout=daemons.subprocess.DEVNULL, stderr=daemons.subprocess.DEVNULL,
+        )  # fmt: skip
+    return packs
+
+
+def main():
+    full = os.environ.get("SLUICE_STRESS") == "full"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200 if full else 10, help="of either daemon")
+    parser.add_argument("--pair-kills", type=int, default=50 if full else 4, help="of one of two inferds")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--json", help="a file for the figures")
+    args = parser.parse_args()
+    print(f"seed {args.seed}, {args.kills} kills, {args.pair_kills} of one of two inferds", flush=True)
+
+    findings = Findings()
+    shared_before = set(os.listdir("/dev/shm"))
+    folder = daemons.tempfile.mkdtemp(prefix="sluice-kill-")
+    try:
+        packs = make_packs(folder)
+        source = random.Random(args.seed)
+        rows = run("one inferd", packs[:1], small_budget(source), args.kills, args, findings)
+        rows += run("two packs, two inferds", packs, 24 * MIB, args.pair_kills, args, findings)
+    finally:
+        daemons.shutil.rmtree(folder, ignore_errors=True)
+    left = {name for name in set(os.listdir("/dev/shm")) - shared_before if "sluice" in name}
+    if left:
+        findings.add("leaks", f"/dev/shm has {left}")
+    print(table(rows, findings))
+    for what in ("wrong", "leaks", "hangs"):
+        for text in getattr(findings, what)[:20]:
+            print(f"{what}: {text}")
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump({"rows": rows, "counts": findings.counts, "longest": findings.longest}, file)
+    # A hang is judged in the full run only: CI's machine may stand still for seconds.
+    return 1 if findings.wrong or findings.leaks or (full and findings.hangs) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
