@@ -156,6 +156,9 @@ void Scheduler::Fail(const std::string& why) {
     failure_ =
         absl::StrCat("event ", events_, ", ", current_ == nullptr ? "nobody" : current_->name_, ": ", why);
   }
+  if (current_ != nullptr && std::uncaught_exceptions() == 0) {
+    Yield();  // for good: what it would do next might crash
+  }
 }
 
 // ---------------------------------------------------------------- common/ring/protocol_step.h

@@ -70,7 +70,7 @@ class Scheduler final : public Clock {
   // Whether the task could go on now.
   bool IsReady(Task* task);
 
-  // Records the first failure and ends Run() after the present event.
+  // Records the first failure and ends Run(); a task that calls it does not go on.
   void Fail(const std::string& why);
   const std::string& failure() const { return failure_; }
   uint64_t events() const { return events_; }

@@ -107,12 +107,14 @@ void SimReader::DoChunk(const ReadChunk& chunk) {
   const bool misdirected = hit(disk_.misdirected);
   const uint64_t offset = read.job.offset + chunk.offset;
   Arrive(chunk, misdirected ? offset + kPage : offset, std::min(length, chunk.length), hit(disk_.bit_flip));
+  queue_.Landed(chunk);
+  if (chunk.started_as == RequestClass::kPrefetch) {
+    prefetch_in_flight_ -= chunk.length;
+  }
+  scheduler_->MaybeYield();
   if (outcome == ReadOutcome::kOk && read.job.check) {
     status = read.job.check(chunk.offset, {read.job.dest + chunk.offset, chunk.length});
     outcome = status.ok() ? outcome : ReadOutcome::kCorrupt;
-  }
-  if (chunk.started_as == RequestClass::kPrefetch) {
-    prefetch_in_flight_ -= chunk.length;
   }
   if (outcome != ReadOutcome::kOk) {
     jobs_.at(read.job.tag).over = true;
