@@ -50,7 +50,7 @@ void Scheduler::MaybeYield(uint64_t stall_one_in) {
     return;
   }
   if (Chance(stall_one_in)) {
-    current_->stalled_until_ = events_ + Below(kLongestStall);  // its CPU is taken away at the worst moment
+    StallCurrent(Below(kLongestStall));  // its CPU is taken away at the worst moment
   }
   if (!Chance(3)) {
     Yield();

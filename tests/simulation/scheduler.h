@@ -58,6 +58,8 @@ class Scheduler final : public Clock {
   void Yield();
   // From a task: others may run now, or not, or for a while, as the seed has it; nothing outside of one.
   void MaybeYield(uint64_t stall_one_in = 48);
+  // From a task: it gets no turn for so many events while others are ready.
+  void StallCurrent(uint64_t events) { current_->stalled_until_ = events_ + events; }
   // From a task: waits until `ready` or for `nanos` (-1: no limit). False: the time has come first.
   bool Block(std::function<bool()> ready, int64_t nanos = -1);
   void Sleep(int64_t nanos) {

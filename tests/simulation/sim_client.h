@@ -38,7 +38,11 @@ struct SimShared {
   Scheduler* scheduler = nullptr;
   std::unique_ptr<SimServer> server;  // null between two lives
   std::vector<SimPack::Shape> packs;
-  std::vector<uint32_t> tempting;  // by pack: the extent that was to be evicted last
+  struct Tempting {
+    uint32_t extent = 0;
+    uint64_t until = 0;  // event
+  };
+  std::vector<Tempting> tempting;  // by pack: the extent that is about to be evicted
   bool stopping = false;           // clients finish, close and wait
   bool faults = true;
   SimCounters counters;

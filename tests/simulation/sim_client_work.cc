@@ -17,6 +17,11 @@ constexpr int64_t kPatienceNanos = 60'000'000'000;
 }  // namespace
 
 void SimClient::Act() {
+  const SimShared::Tempting& tempting = shared_->tempting[pack_];
+  if (tempting.until > scheduler().events() && Chance(2)) {
+    TakeLease(tempting.extent);
+    return;
+  }
   const uint64_t draw = Below(1000);
   if (draw < 560) {
     Compute();
@@ -60,8 +65,7 @@ void SimClient::Compute() {
   ++step_;
   std::vector<uint32_t> missing;
   for (uint64_t i = 1 + Below(3); i > 0; --i) {
-    const auto extent =
-        Chance(4) ? shared_->tempting[pack_] : static_cast<uint32_t>(Below(extent_bytes_.size()));
+    const auto extent = static_cast<uint32_t>(Below(extent_bytes_.size()));
     if (!TakeLease(extent)) {
       missing.push_back(extent);
     }

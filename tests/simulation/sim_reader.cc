@@ -119,7 +119,6 @@ void SimReader::DoChunk(const ReadChunk& chunk) {
   if (outcome != ReadOutcome::kOk) {
     jobs_.at(read.job.tag).over = true;
   }
-  queue_.Landed(chunk);
   const std::shared_ptr<QueuedRead> over = queue_.Finish(chunk, outcome, std::move(status), length);
   const uint64_t fill = jobs_.at(read.job.tag).fill;
   if (over != nullptr) {

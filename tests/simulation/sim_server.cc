@@ -46,6 +46,7 @@ SimServer::SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill,
   core.boot_epoch = options_.epoch;
   core.arena.budget = options_.budget;
   core.arena.min_segments = 6;
+  core.policy = options_.policy;
   core.fetcher.started_bytes = 48 * 1024;
   core.fetcher.prefetch_bytes = 24 * 1024;
   core.attach_timeout_nanos = 500'000'000;

@@ -23,6 +23,7 @@ class SimServer {
   struct Options {
     uint64_t epoch = 1;
     uint64_t budget = 0;
+    TierPolicy policy;
     std::vector<SimPack::Shape> packs;
     SimDisk disk;
     bool forget_wakes = false;  // a planted bug: a report does not wake the pump

@@ -13,6 +13,7 @@ constexpr uint64_t kPage = 4096;
 constexpr uint64_t kClientKillOneIn = 2500;
 constexpr uint64_t kServerKillOneIn = 25'000;
 constexpr uint64_t kDrainOneIn = 200'000;
+constexpr uint64_t kTemptingEvents = 100;
 constexpr uint64_t kQuietEvery = 30'000;
 // Closing everything may take the slowest read, its repetition and waits for retired segments.
 constexpr int64_t kQuietNanos = 60'000'000'000;
@@ -70,6 +71,8 @@ void World::StartServer() {
   // From just what four clients' minima need to three quarters of the packs.
   budget_ = (44 + scheduler_.Below(40)) * kPage;
   server.budget = budget_;
+  server.policy.eviction = static_cast<EvictionKind>(scheduler_.Below(3));
+  server.policy.admission = scheduler_.Chance(2);
   server.packs = shared_.packs;
   server.forget_wakes = options_.bug == PlantedBug::kForgottenWake;
   server.write_late = options_.bug == PlantedBug::kLateWrite;
@@ -82,6 +85,8 @@ void World::StartServer() {
 void World::KillServer() {
   ++shared_.counters.server_kills;
   shared_.server.reset();
+  evicting_ = false;
+  hidden_ = nullptr;
   dead_.clear();
   restart_at_ = scheduler_.events() + 1 + scheduler_.Below(300);
 }
@@ -305,7 +310,10 @@ void World::PointOut(const volatile void* word) {
     const ResidencyEntry* table = shared_.server->core().residency(pack);
     const auto* entry = static_cast<const volatile ResidencyEntry*>(word);
     if (entry >= table && entry < table + shared_.server->core().source(pack)->extent_count()) {
-      shared_.tempting[pack] = static_cast<uint32_t>(entry - table);
+      shared_.tempting[pack] = {static_cast<uint32_t>(entry - table), scheduler_.events() + kTemptingEvents};
+      if (scheduler_.Chance(2)) {
+        scheduler_.StallCurrent(kTemptingEvents);
+      }
     }
   }
 }
