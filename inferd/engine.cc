@@ -10,6 +10,8 @@
 #include "common/status.h"
 #include "inferd/generate_sequence.h"
 #include "inferd/request_checks.h"
+#include "inferd/residency/virtual_device.h"
+#include "inferd/residency/virtual_weight_client.h"
 #include "inferd/score_sequence.h"
 
 namespace sluice {
@@ -41,7 +43,9 @@ constexpr uint64_t kRequestBytes = 4096;
 
 Engine::Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, const Tokenizer* tokenizer)
     : plan_(plan),
-      client_(std::move(client)),
+      clock_(plan.options.virtual_clock ? std::make_unique<VirtualClock>() : nullptr),
+      client_(clock_ == nullptr ? std::move(client)
+                                : std::make_unique<VirtualWeightClient>(std::move(client), clock_.get())),
       tokenizer_(tokenizer),
       config_(client_->pack().config()),
       seed_base_(RandomSeed()),
@@ -89,7 +93,12 @@ void Engine::Main(const BackendFactory& make_backend) {
 
 absl::Status Engine::Setup(const BackendFactory& make_backend) {
   ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, make_backend(plan_.backend));
-  ASSIGN_OR_RETURN(core_, EngineCore::Create(plan_, client_.get(), std::move(backend), &registry_));
+  if (clock_ != nullptr) {
+    backend = std::make_unique<VirtualDevice>(std::move(backend), clock_.get(), plan_.options.costs,
+                                              Bf16ExpertBytes(config_));
+  }
+  ASSIGN_OR_RETURN(core_,
+                   EngineCore::Create(plan_, client_.get(), std::move(backend), &registry_, clock_.get()));
   core_->SetRemovalHook([this] { Publish(); });
   description_ = absl::StrCat(core_->backend().Describe(), "; ", client_->Describe(), "; context ",
                               plan_.options.context, ", parallel ", plan_.options.parallel, ", KV cache ",

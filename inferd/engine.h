@@ -27,6 +27,7 @@
 #include "inferd/engine_options.h"
 #include "inferd/request_checks.h"
 #include "inferd/request_registry.h"
+#include "inferd/residency/virtual_clock.h"
 #include "inferd/weight_client.h"
 #include "kernels/backend.h"
 
@@ -92,6 +93,7 @@ class Engine final : public EngineApi {
   };
 
   const EnginePlan plan_;
+  const std::unique_ptr<VirtualClock> clock_;  // null: real time
   const std::unique_ptr<WeightClient> client_;
   const Tokenizer* const tokenizer_;
   const ModelConfig& config_;  // of the client's pack

@@ -4,22 +4,22 @@
 #include <utility>
 
 #include "common/error_detail.h"
-#include "common/profile/profile.h"
 #include "common/status.h"
 #include "inferd/model_shapes.h"
-#include "inferd/policy/cache_allocation.h"
 #include "inferd/policy/preset.h"
+#include "inferd/residency/slab_policies.h"
 
 namespace sluice {
 
 EngineCore::EngineCore(const EnginePlan& plan, WeightClient* client, std::unique_ptr<Backend> backend,
-                       RequestRegistry* registry)
+                       RequestRegistry* registry, const Clock* clock)
     : plan_(plan),
       backend_(std::move(backend)),
       segments_(backend_.get()),
       client_(client),
       registry_(registry),
-      fetches_(client_, backend_.get(), &real_clock_),
+      virtual_clock_(clock),
+      fetches_(client_, backend_.get(), clock == nullptr ? &real_clock_ : clock),
       sampler_(client_->pack().config().vocab),
       batch_(plan.forward.max_tokens, plan.forward.max_sequences) {
   step_.reserve(plan.forward.max_sequences);
@@ -39,8 +39,9 @@ EngineCore::~EngineCore() {
 
 absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const EnginePlan& plan, WeightClient* client,
                                                                std::unique_ptr<Backend> backend,
-                                                               RequestRegistry* registry) {
-  std::unique_ptr<EngineCore> core(new EngineCore(plan, client, std::move(backend), registry));
+                                                               RequestRegistry* registry,
+                                                               const Clock* clock) {
+  std::unique_ptr<EngineCore> core(new EngineCore(plan, client, std::move(backend), registry, clock));
   RETURN_IF_ERROR(core->Setup());
   return core;
 }
@@ -57,7 +58,7 @@ absl::Status EngineCore::Setup() {
   short_text_limit_ = ShortTextLimit(config);
   scheduler_ =
       std::make_unique<Scheduler>(SchedulerOptions{options.parallel, options.prefill_chunk}, &kv_->pages());
-  RETURN_IF_ERROR(MakeResidency());
+  RETURN_IF_ERROR(MakeResidency(policies));
   routing_ = MakeRouting(policies);
   ASSIGN_OR_RETURN(sparsity_, SparsityPolicy::Create(policies.sparsity, config,
                                                      absl::StrCat(client_->pack().dir(), "/profile"),
@@ -80,7 +81,7 @@ absl::Status EngineCore::AcquireWeights() {
   return residency_->Attach();
 }
 
-absl::Status EngineCore::MakeResidency() {
+absl::Status EngineCore::MakeResidency(const Policies& policies) {
   const EngineOptions& options = plan_.options;
   if (options.device == DeviceKind::kHost) {
     HostResidencyOptions host;
@@ -88,25 +89,20 @@ absl::Status EngineCore::MakeResidency() {
     residency_ = std::make_unique<HostResidency>(host, client_, &fetches_, &segments_, &backend_->queue());
     return absl::OkStatus();
   }
-  SlabResidencyOptions slab;
-  slab.budget = options.slab.budget;
-  slab.link_gbps = options.slab.link_gbps;
+  SlabResidencyOptions slab = SlabOptionsOf(policies, client_->pack());
+  slab.budget = policies.cache == CacheKind::kResident ? 0 : options.slab.budget;
+  slab.link_gbps = options.virtual_clock
+                       ? VirtualLinkGbps(options.costs, options.slab.link_gbps, client_->pack().config())
+                       : options.slab.link_gbps;
   slab.link_latency_us = options.slab.link_latency_us;
   slab.tile_neurons = options.slab.tile_neurons;
   slab.stall_limit = options.stall_limit;
-  slab.allocate = AllocateUniform;
-  const Pack& pack = client_->pack();
-  const absl::StatusOr<UsageProfile> usage =
-      ReadUsage(ProfileFolder(pack.dir()), pack.config(), pack.manifest().provenance.source_digest);
-  for (uint32_t layer = 0; usage.ok() && layer < pack.config().layers.size(); ++layer) {
-    slab.fill_order.push_back(usage->Ranked(layer));
-  }
   ASSIGN_OR_RETURN(residency_, SlabResidency::Create(slab, client_, &fetches_, backend_.get()));
   return absl::OkStatus();
 }
 
 absl::Status EngineCore::AfterRouter(const RouterTap& tap) {
-  heartbeat_.store(MonotonicClock().NowNanos(), std::memory_order_relaxed);
+  heartbeat_.store(real_clock_.NowNanos(), std::memory_order_relaxed);
   return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->AfterRouter(tap);
 }
 
@@ -184,7 +180,7 @@ EngineCore::Outcome EngineCore::Step(absl::Time now) {
   for (const SequenceId id : plan.admitted) {
     Sequence* sequence = sequences_.at(id).get();
     registry_->LeaveQueue(sequence->header().request_id);
-    sequence->Admit(now);
+    sequence->Admit(virtual_clock_ == nullptr ? now : Now());
   }
   if (plan.rows == 0) {
     return congested ? Outcome::kCongested : Outcome::kIdle;
@@ -225,10 +221,15 @@ bool EngineCore::IsLongText(const Sequence& sequence) const {
   return short_text_limit_ > 0 && sequence.tokens().size() > short_text_limit_;
 }
 
+// Of the clock by which answers are timed. A virtual one begins at the epoch.
+absl::Time EngineCore::Now() const {
+  return virtual_clock_ == nullptr ? absl::Now() : absl::FromUnixNanos(virtual_clock_->NowNanos());
+}
+
 EngineCore::Outcome EngineCore::RunBatch(const StepPlan& plan) {
-  const MonotonicClock clock;
+  const Clock& clock = virtual_clock_ == nullptr ? real_clock_ : *virtual_clock_;
   const int64_t start = clock.NowNanos();
-  heartbeat_.store(start, std::memory_order_relaxed);
+  heartbeat_.store(real_clock_.NowNanos(), std::memory_order_relaxed);
   const StepCost before = CostNow();
   const uint64_t bytes_before = residency_->counters().bytes_touched;
   backend_->BeginStep();
@@ -284,7 +285,7 @@ absl::Status EngineCore::DeliverLogits() {
       want_rows_.push_back(wants_[end++].row);
     }
     ASSIGN_OR_RETURN(const LogitRows logits, forward_->Logits(want_rows_, candidates_));
-    const absl::Time now = absl::Now();
+    const absl::Time now = Now();
     for (size_t i = begin; i < end;) {
       size_t next = i;
       while (next < end && wants_[next].sequence == wants_[i].sequence) {
@@ -378,13 +379,15 @@ absl::Status EngineCore::Recover(absl::Time deadline) {
 StepCost EngineCore::CostNow() const {
   const ResidencyCounters counters = residency_->counters();
   return {static_cast<double>(fetches_.stall_nanos()) * 1e-9, static_cast<double>(counters.requests),
-          static_cast<double>(counters.hits), static_cast<double>(fetches_.bytes_ssd())};
+          static_cast<double>(counters.hits), static_cast<double>(fetches_.bytes_ssd()),
+          static_cast<double>(fetches_.bytes_link())};
 }
 
 StepCost EngineCore::CostSince(const StepCost& before) const {
   const StepCost now = CostNow();
   return {now.stall_seconds - before.stall_seconds, now.expert_requests - before.expert_requests,
-          now.expert_hits - before.expert_hits, now.bytes_ssd - before.bytes_ssd};
+          now.expert_hits - before.expert_hits, now.bytes_ssd - before.bytes_ssd,
+          now.bytes_link - before.bytes_link};
 }
 
 void EngineCore::CountStep(const StepPlan& plan, int64_t nanos, uint64_t expert_bytes) {

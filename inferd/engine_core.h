@@ -46,11 +46,12 @@ namespace sluice {
 
 class EngineCore final : private LayerTap {
  public:
-  // Leases the dense weights, so the engine can make a token when this returns. `client` and `registry`
-  // outlive the core.
+  // Leases the dense weights, so the engine can make a token when this returns. `client`, `registry` and
+  // `clock` (null: real time), by which steps and answers are timed, outlive the core.
   static absl::StatusOr<std::unique_ptr<EngineCore>> Create(const EnginePlan& plan, WeightClient* client,
                                                             std::unique_ptr<Backend> backend,
-                                                            RequestRegistry* registry);
+                                                            RequestRegistry* registry,
+                                                            const Clock* clock = nullptr);
   ~EngineCore() override;
 
   enum class Outcome : uint8_t {
@@ -111,9 +112,10 @@ class EngineCore final : private LayerTap {
   };
 
   EngineCore(const EnginePlan& plan, WeightClient* client, std::unique_ptr<Backend> backend,
-             RequestRegistry* registry);
+             RequestRegistry* registry, const Clock* clock);
   absl::Status Setup();
-  absl::Status MakeResidency();
+  absl::Time Now() const;
+  absl::Status MakeResidency(const Policies& policies);
   absl::Status AcquireWeights();
   absl::Status AfterRouter(const RouterTap& tap) override;
 
@@ -137,6 +139,7 @@ class EngineCore final : private LayerTap {
   WeightClient* const client_;
   RequestRegistry* const registry_;
   const MonotonicClock real_clock_;
+  const Clock* const virtual_clock_;  // null: real time
   FetchQueue fetches_;
   std::unique_ptr<DenseWeights> weights_;
   std::unique_ptr<KvCache> kv_;

@@ -14,6 +14,7 @@
 #include "inferd/forward.h"
 #include "inferd/policy/preset.h"
 #include "inferd/request_registry.h"
+#include "inferd/residency/virtual_costs.h"
 #include "kernels/backend.h"
 
 namespace sluice {
@@ -42,6 +43,9 @@ struct EngineOptions {
   // Where experts compute.
   DeviceKind device = DeviceKind::kHost;
   SlabOptions slab;
+  // Times are those of a modelled link and device (device sim).
+  bool virtual_clock = false;
+  VirtualCosts costs;
   // Named set of policies.
   std::string preset = "exact";
   // Policies set beside the preset.

@@ -1,5 +1,6 @@
 #include "inferd/sequence.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -11,7 +12,12 @@ void Sequence::Admit(absl::Time now) {
     return;  // preempted before, and back again
   }
   admitted_ = now;
-  OnStarted(absl::ToDoubleSeconds(now - header_.created));
+  OnStarted(QueueSeconds());
+}
+
+// A virtual clock knows nothing of the queue: it stands still meanwhile, long before `created`.
+double Sequence::QueueSeconds() const {
+  return std::max(0.0, absl::ToDoubleSeconds(admitted_ - header_.created));
 }
 
 void Sequence::AddCost(const StepCost& cost, double share) {
@@ -19,6 +25,7 @@ void Sequence::AddCost(const StepCost& cost, double share) {
   cost_.expert_requests += cost.expert_requests * share;
   cost_.expert_hits += cost.expert_hits * share;
   cost_.bytes_ssd += cost.bytes_ssd * share;
+  cost_.bytes_link += cost.bytes_link * share;
 }
 
 bool Sequence::CheckFinite(const LogitSlice& slice) {
@@ -36,7 +43,7 @@ bool Sequence::CheckFinite(const LogitSlice& slice) {
 Timings Sequence::MakeTimings() const {
   Timings timings;
   if (admitted_ != absl::InfinitePast()) {
-    timings.queue_seconds = absl::ToDoubleSeconds(admitted_ - header_.created);
+    timings.queue_seconds = QueueSeconds();
   }
   if (first_token_ != absl::InfinitePast()) {
     timings.prompt_seconds = absl::ToDoubleSeconds(first_token_ - admitted_);
@@ -46,6 +53,7 @@ Timings Sequence::MakeTimings() const {
   timings.expert_requests = static_cast<uint64_t>(std::llround(cost_.expert_requests));
   timings.expert_hits = static_cast<uint64_t>(std::llround(cost_.expert_hits));
   timings.bytes_ssd = static_cast<uint64_t>(std::llround(cost_.bytes_ssd));
+  timings.bytes_link = static_cast<uint64_t>(std::llround(cost_.bytes_link));
   return timings;
 }
 

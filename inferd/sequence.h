@@ -35,6 +35,7 @@ struct StepCost {
   double expert_requests = 0;
   double expert_hits = 0;
   double bytes_ssd = 0;
+  double bytes_link = 0;
 };
 
 class Sequence {
@@ -90,6 +91,7 @@ class Sequence {
   // Logits that are not finite: the sequence ends with INTERNAL. True if they are fine.
   bool CheckFinite(const LogitSlice& slice);
   Timings MakeTimings() const;
+  double QueueSeconds() const;
 
   const Header header_;
   std::vector<int32_t> tokens_;

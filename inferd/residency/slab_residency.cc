@@ -75,21 +75,34 @@ absl::Status SlabResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
   in_layer_ = true;
   width_ = pack_.config().layers[layer].moe.expert_width;
   demands_ = static_cast<uint32_t>(demands.size());
-  streams_ = prefill_ && demands_ > table_.quota(layer);
+  streams_ = options_.fixed || (prefill_ && demands_ > table_.quota(layer));
   for (uint32_t i = 0; i < demands_; ++i) {
-    BeginEntry(i, demands[i]);
+    BeginEntry(i, demands[i].expert, /*idle=*/false);
+  }
+  if (options_.whole_layers) {
+    AddIdle();
   }
   TellEviction(demands);
   client_->CancelPrefetches(step_, layer);
   return AskForWaiting();
 }
 
-void SlabResidency::BeginEntry(uint32_t index, const ExpertDemand& demand) {
+// The experts that nobody chose come after those that somebody did.
+void SlabResidency::AddIdle() {
+  for (uint32_t expert = 0; expert < pack_.expert_count(layer_); ++expert) {
+    if (demand_of_[expert] == 0) {
+      BeginEntry(demands_, expert, /*idle=*/true);
+      ++demands_;
+    }
+  }
+}
+
+void SlabResidency::BeginEntry(uint32_t index, uint32_t expert, bool idle) {
   Entry& entry = entries_[index];
-  entry = {demand.expert, table_.Find(layer_, demand.expert), State::kWaiting, 0};
-  demand_of_[demand.expert] = index + 1;
+  entry = {expert, table_.Find(layer_, expert), State::kWaiting, 0, idle};
+  demand_of_[expert] = index + 1;
   ++open_;
-  counters_.requests++;
+  counters_.requests += idle ? 0 : 1;
   if (entry.slot == SlotTable::kNoSlot) {
     ++waiting_;
     return;
@@ -98,7 +111,7 @@ void SlabResidency::BeginEntry(uint32_t index, const ExpertDemand& demand) {
   slot.pinned = true;
   if (slot.state == SlotState::kReady) {
     entry.state = State::kReady;
-    counters_.hits++;
+    counters_.hits += idle ? 0 : 1;
     counters_.prefetch_useful += slot.fresh ? 1 : 0;
   } else {
     counters_.late++;
@@ -242,7 +255,9 @@ void SlabResidency::HandleForDemand(uint32_t index, const FetchKey& key, const F
     case absl::StatusCode::kDataLoss:
       entry.state = State::kFailed;
       --open_;
-      failed_.push_back({index, completion.extent});
+      if (!entry.idle) {
+        failed_.push_back({index, completion.extent});
+      }
       return;
     case absl::StatusCode::kResourceExhausted:
       no_room_ = true;
@@ -334,10 +349,14 @@ uint32_t SlabResidency::LandedNeurons(const Entry& entry) const {
 // that a slot is never given up while weightd still has it.
 void SlabResidency::HandOut() {
   for (uint32_t i = 0; i < demands_; ++i) {
-    const Entry& entry = entries_[i];
-    if (entry.state == State::kReady) {
+    Entry& entry = entries_[i];
+    if (entry.state == State::kReady && entry.idle) {
+      entry.state = State::kDone;
+      --open_;
+      table_.slot(entry.slot).pinned = false;
+    } else if (entry.state == State::kReady) {
       HandOutRange(i, width_);
-    } else if (entry.state == State::kInFlight) {
+    } else if (entry.state == State::kInFlight && !entry.idle) {
       const uint32_t landed = LandedNeurons(entry);
       if (landed > entry.handed && landed < width_) {
         HandOutRange(i, landed);

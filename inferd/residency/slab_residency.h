@@ -37,6 +37,8 @@ struct SlabResidencyOptions {
   // Neurons of a tile, a multiple of 64; 0: an eighth of the expert.
   uint32_t tile_neurons = 0;
   uint32_t max_in_flight = 32;  // demands
+  bool whole_layers = false;    // load every expert of a layer, chosen or not
+  bool fixed = false;           // what the first fill brought stays for good
   SlotEvictionOptions eviction;
   SlotAllocation allocate;  // REQUIRED
   // By layer: its experts in the order in which slots are filled at the start; empty: by number.
@@ -83,6 +85,7 @@ class SlabResidency final : public Residency {
     uint32_t slot = SlotTable::kNoSlot;
     State state = State::kWaiting;
     uint32_t handed = 0;  // neurons that were handed out
+    bool idle = false;    // loaded though nobody chose it (whole_layers)
   };
 
   SlabResidency(const SlabResidencyOptions& options, SlabPlan plan, WeightClient* client, FetchQueue* fetches,
@@ -93,7 +96,8 @@ class SlabResidency final : public Residency {
   absl::Status FillSlot(uint32_t layer, uint32_t expert);
   absl::Status DrainFill(uint32_t most);
 
-  void BeginEntry(uint32_t index, const ExpertDemand& demand);
+  void BeginEntry(uint32_t index, uint32_t expert, bool idle);
+  void AddIdle();
   void Join(Entry* entry);
   void EndLayer();
   void TellEviction(absl::Span<const ExpertDemand> demands);

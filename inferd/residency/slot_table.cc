@@ -139,7 +139,8 @@ uint32_t SlotTable::Choose(uint32_t layer, uint16_t size_class, For purpose, Vic
                ? VictimOf(layer, size_class, Tier::kUsual, victim)
                : kNoSlot;
   }
-  if (purpose == For::kStream && Passing(layer) >= kStreamWidth) {
+  if (purpose == For::kStream &&
+      Passing(layer) >= std::min(kStreamWidth, std::max(1u, classes_[size_class].passing))) {
     return kNoSlot;
   }
   for (const Tier tier : {Tier::kUsual, Tier::kAny}) {

@@ -176,6 +176,9 @@ void ExactTest::RunSimDraw(uint32_t draw) {
   const uint64_t least = SmallestDeviceBudget(*pack);
   const uint64_t most = pack->total_expert_bytes();
   device.budget = OneOf(&random, {least, least, least + random() % (most - least + 1), most, uint64_t{0}});
+  options.engine.virtual_clock = random() % 3 == 0;
+  options.engine.costs.link_ms = OneOf(&random, {0.0, 0.5, 15.0});
+  device.link_latency_us = OneOf(&random, {0.0, 40.0});
   device.tile_neurons = OneOf(&random, {0u, 64u, 128u, 1024u});
   const uint64_t smallest = SmallestBudget(pack_, std::max(1u, options.threads));
   options.weights.dram_budget = std::max(

@@ -1,0 +1,41 @@
+// What a modelled device takes for its work (--clock virtual), in times of one expert stored as bf16: other
+// encodings and left-out neurons count in proportion to the bytes that are read.
+//
+// Thread safety: plain values and pure functions.
+#ifndef SLUICE_INFERD_RESIDENCY_VIRTUAL_COSTS_H_
+#define SLUICE_INFERD_RESIDENCY_VIRTUAL_COSTS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/model/model_config.h"
+
+namespace sluice {
+
+struct VirtualCosts {
+  double compute_ms = 5;      // of a bf16 expert on the device, whatever its rows
+  double attention_ms = 0.3;  // of a layer's attention
+  double head_ms = 0;         // of logits
+  double link_ms = 0;         // of a bf16 expert on the link; 0: as --link-gbps says
+  double cpu_ms = 0;          // of a bf16 expert and one row on the CPU; 0: a third of the link's time
+};
+
+// "compute_ms=5,attention_ms=0.3,head_ms=0,link_ms=15,cpu_ms=5", any of them; others keep their defaults.
+// INVALID_ARGUMENT naming the key.
+absl::StatusOr<VirtualCosts> ParseVirtualCosts(const std::string& text);
+std::string ShowVirtualCosts(const VirtualCosts& costs);
+
+// Bytes of the model's widest routed expert in bf16.
+uint64_t Bf16ExpertBytes(const ModelConfig& config);
+
+// The link's rate in 1e9 bytes a second; `link_gbps` where the costs do not say.
+double VirtualLinkGbps(const VirtualCosts& costs, double link_gbps, const ModelConfig& config);
+
+// The CPU's time for `bytes` of an expert and one row.
+double VirtualCpuSeconds(const VirtualCosts& costs, double link_gbps, const ModelConfig& config,
+                         uint64_t bytes);
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_RESIDENCY_VIRTUAL_COSTS_H_
