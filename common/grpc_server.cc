@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -64,7 +65,7 @@ class ClassProcessor : public grpc::AuthMetadataProcessor {
 // One unix socket: its lock, its listener, a gRPC acceptor for each class of peers, and the accept loop.
 // Members are destroyed in reverse: the file goes before the lock.
 struct UnixEndpoint {
-  SocketLock lock;
+  std::optional<SocketLock> lock;  // none: the socket was inherited
   UnixListener listener;
   std::unique_ptr<Acceptor> by_class[kClassCount];
   std::unique_ptr<ConnectionAcceptor> loop;
@@ -149,9 +150,24 @@ struct GrpcServer::Impl {
   std::unique_ptr<grpc::Server> server;
   std::atomic<bool> stopped{false};
 
+  absl::StatusOr<UnixEndpoint> Listen(const std::string& path) const;
   absl::Status Bind(grpc::ServerBuilder* builder);
   absl::Status Launch(grpc::ServerBuilder* builder);
 };
+
+absl::StatusOr<UnixEndpoint> GrpcServer::Impl::Listen(const std::string& path) const {
+  if (options.inherited != nullptr) {
+    ASSIGN_OR_RETURN(std::optional<UnixListener> listener,
+                     options.inherited->Claim(path, UnixSocketType::kStream));
+    if (listener.has_value()) {
+      return UnixEndpoint{std::nullopt, *std::move(listener), {}, nullptr};
+    }
+  }
+  ASSIGN_OR_RETURN(SocketLock lock, SocketLock::Acquire(path));
+  ASSIGN_OR_RETURN(UnixListener listener,
+                   UnixListener::Bind(path, UnixSocketType::kStream, options.socket_mode));
+  return UnixEndpoint{std::move(lock), std::move(listener), {}, nullptr};
+}
 
 absl::Status GrpcServer::Impl::Bind(grpc::ServerBuilder* builder) {
   bool has_tcp = false;
@@ -169,11 +185,8 @@ absl::Status GrpcServer::Impl::Bind(grpc::ServerBuilder* builder) {
                                 tcp_ports.back().get());
       continue;
     }
-    ASSIGN_OR_RETURN(SocketLock lock, SocketLock::Acquire(address.path));
-    ASSIGN_OR_RETURN(UnixListener listener,
-                     UnixListener::Bind(address.path, UnixSocketType::kStream, options.socket_mode));
-    endpoints.push_back(
-        std::make_unique<UnixEndpoint>(UnixEndpoint{std::move(lock), std::move(listener), {}, nullptr}));
+    ASSIGN_OR_RETURN(UnixEndpoint endpoint, Listen(address.path));
+    endpoints.push_back(std::make_unique<UnixEndpoint>(std::move(endpoint)));
     AddAcceptors(endpoints.back().get(), builder);
   }
   Configure(options, has_tcp, builder);

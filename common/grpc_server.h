@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/net/connection_acceptor.h"
+#include "common/net/inherited_sockets.h"
 #include "common/net/listen_address.h"
 #include "grpcpp/server_context.h"
 
@@ -33,6 +34,9 @@ struct GrpcServerOptions {
   int max_receive_bytes = 16 << 20;          // of one request
   size_t memory_quota_bytes = 256ull << 20;  // gRPC's buffers in all; beyond it new calls are refused
   std::function<void(const std::string&)> on_refused;  // told of refused connections; may be empty
+  // Unix addresses found here are not bound but taken over, without a lock file: whoever opened them sees to
+  // it that one process serves them. Borrowed during Start; may be null.
+  InheritedSockets* inherited = nullptr;
 };
 
 // A service and its full name ("sluice.inference.v1.InferenceService"), by which its health is asked for.

@@ -11,6 +11,7 @@ PACKAGES=(
   libhwy-dev liburing-dev libpcre2-dev libutf8proc-dev libxxhash-dev
   libcpp-httplib-dev libsystemd-dev
   libgtest-dev libgmock-dev libbenchmark-dev
+  systemd
   python3 python3-grpcio python3-protobuf python3-numpy
 )
 

@@ -69,7 +69,7 @@ InferdDaemon::InferdDaemon(const InferdOptions& options, spdlog::logger* log)
 
 absl::StatusOr<std::unique_ptr<InferdDaemon>> InferdDaemon::Prepare(
     const InferdOptions& options, const SetOptions& set, spdlog::logger* log,
-    std::function<void(const ServerState::View&)> on_phase) {
+    std::function<void(const ServerState::View&)> on_phase, InheritedSockets* inherited) {
   RETURN_IF_ERROR(CheckInferdOptions(options, set));
   if (!HostIsaSupported(HostIsa::kBest)) {
     return absl::FailedPreconditionError("this CPU lacks AVX2, FMA or F16C, which device host needs");
@@ -79,7 +79,7 @@ absl::StatusOr<std::unique_ptr<InferdDaemon>> InferdDaemon::Prepare(
     return ErrnoToStatus(errno, "eventfd");
   }
   RETURN_IF_ERROR(daemon->Open(set));
-  RETURN_IF_ERROR(daemon->Serve(std::move(on_phase)));
+  RETURN_IF_ERROR(daemon->Serve(std::move(on_phase), inherited));
   return daemon;
 }
 
@@ -143,7 +143,8 @@ ServedModel InferdDaemon::Describe() const {
   return model;
 }
 
-absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> on_phase) {
+absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> on_phase,
+                                 InheritedSockets* inherited) {
   ServerInfo info;
   info.version = SLUICE_VERSION;
   info.libraries = Libraries();
@@ -167,7 +168,14 @@ absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> o
   InferdServerOptions server;
   ASSIGN_OR_RETURN(server.addresses, ParseAddresses(options_.listen));
   ASSIGN_OR_RETURN(server.admin, ParseAddresses(options_.admin));
-  server.allowed_uids.assign(options_.allow_uid.begin(), options_.allow_uid.end());
+  for (const UserId user : options_.allow_uid) {
+    server.allowed_uids.push_back(user.id);
+  }
+  for (const GroupId group : options_.allow_group) {
+    server.allowed_gids.push_back(group.id);
+  }
+  server.socket_mode = options_.socket_mode.bits;
+  server.inherited = inherited;
   server.on_phase = std::move(on_phase);
   ASSIGN_OR_RETURN(server_, InferdServer::Start(std::move(server), std::move(context), state_.get()));
   return absl::OkStatus();

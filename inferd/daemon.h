@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "common/net/inherited_sockets.h"
 #include "common/pack/pack.h"
 #include "common/ring/unique_fd.h"
 #include "common/text/chat_formatter.h"
@@ -32,10 +33,11 @@ namespace sluice {
 class InferdDaemon {
  public:
   // Errors: of the pack, of options against the model, of the sockets. `log` is borrowed; `on_phase` is
-  // called as InferdServerOptions::on_phase.
+  // called as InferdServerOptions::on_phase; sockets of the options' paths in `inherited` (borrowed during
+  // the call; may be null) are taken over.
   static absl::StatusOr<std::unique_ptr<InferdDaemon>> Prepare(
       const InferdOptions& options, const SetOptions& set, spdlog::logger* log,
-      std::function<void(const ServerState::View&)> on_phase);
+      std::function<void(const ServerState::View&)> on_phase, InheritedSockets* inherited = nullptr);
 
   // Ends the server and then the engine. REQUIRES: the start has ended (start_event() became readable).
   ~InferdDaemon();
@@ -63,7 +65,7 @@ class InferdDaemon {
   absl::Status Open(const SetOptions& set);
   absl::Status OpenTokenizer();
   void OpenChat();
-  absl::Status Serve(std::function<void(const ServerState::View&)> on_phase);
+  absl::Status Serve(std::function<void(const ServerState::View&)> on_phase, InheritedSockets* inherited);
   absl::Status StartEngine();
   absl::Status SetUpSparsity(const BackendLimits& limits, Backend& backend);
   ServedModel Describe() const;

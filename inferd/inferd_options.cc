@@ -1,16 +1,12 @@
 #include "inferd/inferd_options.h"
 
 #include <CLI/CLI.hpp>
-#include <cmath>
-#include <functional>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "common/error_detail.h"
+#include "common/option_declarer.h"
 #include "common/runtime_dir.h"
-#include "common/size.h"
 #include "common/status.h"
 #include "inferd/policy/policy_keys.h"
 
@@ -18,123 +14,6 @@ namespace sluice {
 namespace {
 
 constexpr int kUsageExit = 2;
-
-// One overload pair for each type of the table: a text to a value, a value to the text that gives it back.
-
-absl::Status ParseValue(const std::string& text, std::string* value) {
-  *value = text;
-  return absl::OkStatus();
-}
-std::string ShowValue(const std::string& value) { return value; }
-
-template <typename Number>
-absl::Status ParseNumber(const std::string& text, Number* value) {
-  if (text.empty() || !absl::SimpleAtoi(text, value)) {
-    return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is no number that fits"));
-  }
-  return absl::OkStatus();
-}
-absl::Status ParseValue(const std::string& text, uint32_t* value) { return ParseNumber(text, value); }
-absl::Status ParseValue(const std::string& text, int* value) { return ParseNumber(text, value); }
-std::string ShowValue(uint32_t value) { return absl::StrCat(value); }
-std::string ShowValue(int value) { return absl::StrCat(value); }
-
-absl::Status ParseValue(const std::string& text, double* value) {
-  if (!absl::SimpleAtod(text, value) || !std::isfinite(*value) || *value < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is no number of 0 or more"));
-  }
-  return absl::OkStatus();
-}
-std::string ShowValue(double value) { return value < 0 ? "" : absl::StrCat(value); }
-
-absl::Status ParseValue(const std::string& text, bool* value) {
-  if (text != "on" && text != "off") {
-    return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is neither on nor off"));
-  }
-  *value = text == "on";
-  return absl::OkStatus();
-}
-std::string ShowValue(bool value) { return value ? "on" : "off"; }
-
-absl::Status ParseValue(const std::string& text, ByteSize* value) {
-  ASSIGN_OR_RETURN(value->bytes, ParseSize(text));
-  return absl::OkStatus();
-}
-std::string ShowValue(ByteSize value) { return absl::StrCat(value.bytes); }
-
-absl::Status ParseValue(const std::string& text, absl::Duration* value) {
-  ASSIGN_OR_RETURN(*value, ParseTimeSpan(text));
-  return absl::OkStatus();
-}
-std::string ShowValue(absl::Duration value) { return FormatTimeSpan(value); }
-
-template <typename T>
-std::string ShowValue(const std::vector<T>& values) {
-  return absl::StrJoin(values, ",");
-}
-
-// Adds the table's options to a CLI11 parser, which reports by exceptions of its own (ParseInferdCommand
-// catches them), and remembers which were set, by flag or file.
-class Declarer {
- public:
-  Declarer(CLI::App* app, SetOptions* set) : app_(app), set_(set) {}
-
-  template <typename T>
-  void operator()(const char* name, T* member, const char* help) {
-    app_->add_option_function<std::string>(
-            absl::StrCat("--", name),
-            [name, member, set = set_](const std::string& text) {
-              Check(name, ParseValue(text, member));
-              set->insert(name);
-            },
-            help)
-        ->type_name("")
-        ->default_str(HasPlainDefault(*member) ? ShowValue(*member) : "");
-  }
-  template <typename T>
-  void operator()(const char* name, std::vector<T>* member, const char* help) {
-    app_->add_option_function<std::vector<std::string>>(
-            absl::StrCat("--", name),
-            [name, member, set = set_](const std::vector<std::string>& texts) {
-              member->clear();
-              for (const std::string& text : texts) {
-                Check(name, ParseValue(text, &member->emplace_back()));
-              }
-              set->insert(name);
-            },
-            help)
-        ->type_name("");
-  }
-
- private:
-  // Zero stands for a default that is computed; the help names it.
-  static bool HasPlainDefault(const std::string& value) { return !value.empty(); }
-  static bool HasPlainDefault(ByteSize value) { return value.bytes != 0; }
-  static bool HasPlainDefault(uint32_t value) { return value != 0; }
-  static bool HasPlainDefault(int value) { return value >= 0; }
-  static bool HasPlainDefault(double value) { return value > 0; }
-  static bool HasPlainDefault(bool) { return true; }
-  static bool HasPlainDefault(absl::Duration) { return true; }
-
-  static void Check(const char* name, const absl::Status& status) {
-    if (!status.ok()) {
-      throw CLI::ValidationError(absl::StrCat("--", name), std::string(status.message()));
-    }
-  }
-
-  CLI::App* const app_;
-  SetOptions* const set_;
-};
-
-absl::Status OneOf(const char* name, const std::string& value, const std::vector<std::string>& allowed) {
-  for (const std::string& a : allowed) {
-    if (value == a) {
-      return absl::OkStatus();
-    }
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", name, " is \"", value, "\", must be one of ", absl::StrJoin(allowed, ", ")));
-}
 
 absl::Status Missing(const std::string& message) {
   return ReasonError(absl::StatusCode::kUnimplemented, "NOT_IN_THIS_BUILD", message);
@@ -165,13 +44,18 @@ InferdCommand ParseInferdCommand(int argc, const char* const* argv) {
   app.set_config("--config", "", "TOML file with any of these options", false);
   app.allow_config_extras(false);
   app.set_version_flag("--version", SLUICE_VERSION);
-  ForEachOption(&command.options, Declarer(&app, &command.set));
+  bool check_only = false;
+  app.add_flag("--check-config", check_only, "Check the options and end")->configurable(false);
+  ForEachOption(&command.options, OptionDeclarer(&app, &command.set));
   app.get_option("--pack")->required();
   try {
     app.parse(argc, argv);
     if (const absl::Status status = CheckInferdOptions(command.options, command.set);
-        absl::IsInvalidArgument(status)) {
+        absl::IsInvalidArgument(status) || (check_only && !status.ok())) {
       throw CLI::ValidationError(std::string(status.message()));
+    }
+    if (check_only) {
+      throw CLI::CallForVersion("the options are valid", 0);
     }
   } catch (const CLI::ParseError& error) {
     command.exit_code = app.exit(error) == 0 ? 0 : kUsageExit;
@@ -182,10 +66,10 @@ InferdCommand ParseInferdCommand(int argc, const char* const* argv) {
 }
 
 absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& set) {
-  RETURN_IF_ERROR(OneOf("device", options.device, {"host", "sim", "cuda"}));
-  RETURN_IF_ERROR(OneOf("kv", options.kv, {"f32", "f16", "q8"}));
-  RETURN_IF_ERROR(OneOf("clock", options.clock, {"real", "virtual"}));
-  RETURN_IF_ERROR(OneOf("log-level", options.log_level, {"debug", "info", "warning", "error"}));
+  RETURN_IF_ERROR(CheckOneOf("device", options.device, {"host", "sim", "cuda"}));
+  RETURN_IF_ERROR(CheckOneOf("kv", options.kv, {"f32", "f16", "q8"}));
+  RETURN_IF_ERROR(CheckOneOf("clock", options.clock, {"real", "virtual"}));
+  RETURN_IF_ERROR(CheckOneOf("log-level", options.log_level, {"debug", "info", "warning", "error"}));
   if (options.device == "cuda") {
     return Missing("--device cuda: this build has no CUDA device; use --device host");
   }
@@ -227,6 +111,20 @@ ServingLimits ServingLimitsOf(const InferdOptions& options) {
   return limits;
 }
 
+std::vector<OptionText> OptionTextsOf(const InferdOptions& options) {
+  InferdOptions shown = options;
+  std::vector<OptionText> texts;
+  ForEachOption(&shown, [&](const char* name, const auto* member, const char*) {
+    texts.push_back({name, ShowOptionValue(*member)});
+  });
+  return texts;
+}
+
+const std::set<std::string>& ReloadableInferdOptions() {
+  static const std::set<std::string> kNames = {"log-level", "drain-timeout"};
+  return kNames;
+}
+
 std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const SetOptions& set,
                                             const EnginePlan& plan, uint32_t threads) {
   InferdOptions shown = options;
@@ -251,7 +149,7 @@ std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const 
   }
   std::vector<ReportedOption> report;
   ForEachOption(&shown, [&](const char* name, const auto* member, const char*) {
-    report.push_back({name, ShowValue(*member), set.count(name) > 0});
+    report.push_back({name, ShowOptionValue(*member), set.count(name) > 0});
   });
   return report;
 }

@@ -13,23 +13,22 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/option_values.h"
 #include "inferd/engine_options.h"
 #include "inferd/server_state.h"
 #include "inferd/serving_context.h"
 
 namespace sluice {
 
-// A number of bytes, given and shown as people write sizes.
-struct ByteSize {
-  uint64_t bytes = 0;
-};
-
 struct InferdOptions {
   std::string pack;
   std::string weightd;              // default: weightd.sock in the runtime directory
   std::vector<std::string> listen;  // default: inferd.sock in the runtime directory
   std::vector<std::string> admin;   // default: inferd-admin.sock in the runtime directory
-  std::vector<uint32_t> allow_uid;
+  std::vector<UserId> allow_uid;
+  std::vector<GroupId> allow_group;
+  std::string metrics;  // host:port; empty: off
+  FileMode socket_mode;
 
   std::string device = "host";
   ByteSize device_budget;
@@ -87,6 +86,11 @@ ServingLimits ServingLimitsOf(const InferdOptions& options);
 std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const SetOptions& set,
                                             const EnginePlan& plan, uint32_t threads);
 
+// Every option as a flag takes it.
+std::vector<OptionText> OptionTextsOf(const InferdOptions& options);
+// What SIGHUP can change while inferd runs.
+const std::set<std::string>& ReloadableInferdOptions();
+
 // Calls visit(name, pointer to the member, help) for each option, in the order of --help. Help says what a
 // default that is computed is; other defaults are shown from the member.
 template <typename Visit>
@@ -98,7 +102,13 @@ void ForEachOption(InferdOptions* o, Visit visit) {
         "runtime directory)");
   visit("admin", &o->admin,
         "Where operators connect: unix:/path (default: inferd-admin.sock in the runtime directory)");
-  visit("allow-uid", &o->allow_uid, "User who may connect to the unix sockets, beside this one and root");
+  visit("allow-uid", &o->allow_uid,
+        "User who may connect to the unix sockets, by name or number, beside this one and root; repeat for "
+        "more");
+  visit("allow-group", &o->allow_group,
+        "Group whose members may connect to the clients' unix sockets; repeat for more");
+  visit("socket-mode", &o->socket_mode, "Mode of the clients' socket files, octal");
+  visit("metrics", &o->metrics, "Loopback port of Prometheus metrics, as 127.0.0.1:9401 (default: off)");
 
   visit("device", &o->device, "Where the model runs: host, sim or cuda");
   visit("device-budget", &o->device_budget, "Memory of the device, as 8GiB (devices sim and cuda)");

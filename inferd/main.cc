@@ -1,15 +1,11 @@
 // The inferd program: reads its options, starts an InferdDaemon, tells the service manager how it goes, and
 // ends it when told to.
 #include <poll.h>
-#include <signal.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
-#include <sys/signalfd.h>
-#include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -17,7 +13,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/net/inherited_sockets.h"
+#include "common/process_signals.h"
 #include "common/ring/unique_fd.h"
+#include "common/service_notifier.h"
 #include "common/status.h"
 #include "inferd/daemon.h"
 #include "inferd/inferd_options.h"
@@ -28,6 +27,7 @@ namespace {
 constexpr int kFailed = 1;
 // While the start takes long, the service manager is told this often that it goes on.
 constexpr absl::Duration kBeat = absl::Seconds(5);
+constexpr absl::Duration kStartExtension = absl::Seconds(30);
 // While answers end, a second signal is looked for this often.
 constexpr absl::Duration kSignalCheck = absl::Milliseconds(50);
 
@@ -42,42 +42,22 @@ std::shared_ptr<spdlog::logger> NewLogger(const std::string& level) {
   return logger;
 }
 
-// SIGTERM and SIGINT as a readable descriptor. Before any thread starts: they all inherit the mask.
-absl::StatusOr<UniqueFd> TakeSignals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  if (sigprocmask(SIG_BLOCK, &signals, nullptr) != 0 || signal(SIGPIPE, SIG_IGN) == SIG_ERR) {
-    return ErrnoToStatus(errno, "signals");
-  }
-  UniqueFd fd(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!fd.valid()) {
-    return ErrnoToStatus(errno, "signalfd");
-  }
-  return fd;
-}
-
-bool TakeSignal(int signals) {
-  signalfd_siginfo info;
-  return read(signals, &info, sizeof(info)) == sizeof(info);
-}
-
 // The loop of main's thread: what may end the process, and what the service manager wants to hear.
 class Lifetime {
  public:
-  Lifetime(const InferdOptions& options, InferdDaemon* daemon, int signals, spdlog::logger* log)
-      : daemon_(daemon),
+  Lifetime(const InferdOptions& options, int argc, const char* const* argv, InferdDaemon* daemon,
+           ProcessSignals* signals, spdlog::logger* log)
+      : options_(options),
+        argc_(argc),
+        argv_(argv),
+        daemon_(daemon),
         log_(log),
         signals_(signals),
-        keep_(options.keep),
-        lifeline_(options.parent_lifeline) {
-    uint64_t microseconds = 0;
-    if (sd_watchdog_enabled(0, &microseconds) > 0) {
-      beat_ = std::min(beat_, absl::Microseconds(microseconds) / 3);
-      watchdog_ = true;
-    }
-  }
+        lifeline_(options.parent_lifeline),
+        beat_(std::min(kBeat, notifier_.watchdog() / 3)) {}
+
+  const ServiceNotifier& notifier() const { return notifier_; }
+  absl::Duration drain_timeout() const { return options_.drain_timeout; }
 
   // Waits until the start has ended; false if it failed or was interrupted.
   bool AwaitStart(absl::Status* failure) {
@@ -88,9 +68,10 @@ class Lifetime {
       }
       if (start_ended_) {
         *failure = daemon_->StartStatus();
-        return failure->ok();
+        has_started_ = failure->ok();
+        return has_started_;
       }
-      sd_notify(0, "EXTEND_TIMEOUT_USEC=30000000");
+      notifier_.ExtendStart(kStartExtension);
     }
   }
 
@@ -100,8 +81,9 @@ class Lifetime {
       if (const char* reason = Wait(-1); reason != nullptr) {
         return reason;
       }
-      if (watchdog_ && !daemon_->IsStuck()) {
-        sd_notify(0, "WATCHDOG=1");
+      // Only progress is reported: a step that hangs must end in a restart.
+      if (notifier_.watchdog() != absl::InfiniteDuration() && !daemon_->IsStuck()) {
+        notifier_.Watchdog();
       }
     }
   }
@@ -109,58 +91,110 @@ class Lifetime {
  private:
   // One look at everything, for at most a beat; the reason to end, if there is one.
   const char* Wait(int start_event) {
-    pollfd polled[3] = {{signals_, POLLIN, 0}, {lifeline_.get(), POLLIN, 0}, {start_event, POLLIN, 0}};
+    pollfd polled[3] = {{signals_->fd(), POLLIN, 0}, {lifeline_.get(), POLLIN, 0}, {start_event, POLLIN, 0}};
     const absl::Duration wait = std::max(absl::ZeroDuration(), std::min(beat_, end_at_ - absl::Now()));
     if (poll(polled, 3, static_cast<int>(absl::ToInt64Milliseconds(wait)) + 1) < 0) {
       return nullptr;  // EINTR
     }
-    if (polled[0].revents != 0 && TakeSignal(signals_)) {
-      return "told by a signal";
+    switch (polled[0].revents != 0 ? signals_->Take() : SignalKind::kNone) {
+      case SignalKind::kEnd:
+        return "told by a signal";
+      case SignalKind::kReload:
+        Reload();
+        break;
+      case SignalKind::kNone:
+        break;
     }
     if (polled[1].revents != 0) {
       char byte;
       if (read(lifeline_.get(), &byte, 1) <= 0) {
         lifeline_.reset();
-        end_at_ = absl::Now() + keep_;
-        log_->info("the parent has gone; ending in {}", absl::FormatDuration(keep_));
+        end_at_ = absl::Now() + options_.keep;
+        log_->info("the parent has gone; ending in {}", absl::FormatDuration(options_.keep));
       }
     }
     start_ended_ = start_ended_ || polled[2].revents != 0;
     return absl::Now() >= end_at_ ? "the parent has gone" : nullptr;
   }
 
+  void Reload() {
+    notifier_.Reloading();
+    const InferdCommand read = ParseInferdCommand(argc_, argv_);
+    if (read.exit_code.has_value()) {
+      log_->error("the options that were read anew are wrong; those in effect stay");
+    } else {
+      const ReloadPlan plan =
+          PlanReload(OptionTextsOf(options_), OptionTextsOf(read.options), ReloadableInferdOptions());
+      options_.log_level = read.options.log_level;
+      options_.drain_timeout = read.options.drain_timeout;
+      log_->set_level(spdlog::level::from_str(options_.log_level));
+      log_->log(plan.needs_restart.empty() ? spdlog::level::info : spdlog::level::warn,
+                "options read anew: {}", plan.Describe());
+    }
+    if (has_started_) {
+      notifier_.Ready();
+    }
+  }
+
+  InferdOptions options_;  // in effect
+  const int argc_;
+  const char* const* const argv_;
   InferdDaemon* const daemon_;
   spdlog::logger* const log_;
-  const int signals_;
-  const absl::Duration keep_;
+  ProcessSignals* const signals_;
+  const ServiceNotifier notifier_;
   UniqueFd lifeline_;
-  absl::Duration beat_ = kBeat;
-  bool watchdog_ = false;
+  const absl::Duration beat_;
+  bool has_started_ = false;
   bool start_ended_ = false;
   absl::Time end_at_ = absl::InfiniteFuture();
 };
 
-void NotifyPhase(spdlog::logger* log, const ServerState::View& view) {
+void NotifyPhase(const ServiceNotifier& notifier, spdlog::logger* log, const ServerState::View& view) {
   const std::string line = view.phase == ServerState::Phase::kServing ? "serving" : view.detail;
   log->info("{}", line);
-  sd_notify(0, absl::StrCat("STATUS=", line).c_str());
+  notifier.Status(line);
 }
 
-int Run(const InferdCommand& command, spdlog::logger* log) {
-  auto signals = TakeSignals();
+// Lets answers end; a second signal cuts them.
+void DrainAnswers(InferdDaemon* daemon, absl::Duration patience, ProcessSignals* signals,
+                  spdlog::logger* log) {
+  const absl::Time end = absl::Now() + patience;
+  while (!daemon->Drain(kSignalCheck) && absl::Now() < end) {
+    if (signals->Take() == SignalKind::kEnd) {
+      log->info("told again: answers are cut");
+      return;
+    }
+  }
+}
+
+absl::StatusOr<std::unique_ptr<InferdDaemon>> Prepare(const InferdCommand& command, spdlog::logger* log) {
+  ASSIGN_OR_RETURN(InheritedSockets inherited, InheritedSockets::Take());
+  ASSIGN_OR_RETURN(std::unique_ptr<InferdDaemon> daemon,
+                   InferdDaemon::Prepare(
+                       command.options, command.set, log,
+                       [log, notifier = ServiceNotifier()](const ServerState::View& view) {
+                         NotifyPhase(notifier, log, view);
+                       },
+                       &inherited));
+  RETURN_IF_ERROR(inherited.CheckAllClaimed());
+  return daemon;
+}
+
+int Run(const InferdCommand& command, int argc, const char* const* argv, spdlog::logger* log) {
+  auto signals = ProcessSignals::Block();
   if (!signals.ok()) {
     log->error("cannot start: {}", Explain(signals.status()));
     return kFailed;
   }
-  auto daemon = InferdDaemon::Prepare(command.options, command.set, log,
-                                      [log](const ServerState::View& view) { NotifyPhase(log, view); });
+  auto daemon = Prepare(command, log);
   if (!daemon.ok()) {
     log->error("cannot start: {}", Explain(daemon.status()));
     return kFailed;
   }
   log->info("{}", (*daemon)->DescribeStart());
   (*daemon)->Begin();
-  Lifetime lifetime(command.options, daemon->get(), signals->get(), log);
+  Lifetime lifetime(command.options, argc, argv, daemon->get(), &*signals, log);
   absl::Status failure;
   if (!lifetime.AwaitStart(&failure)) {
     const bool interrupted = absl::IsCancelled(failure);
@@ -174,16 +208,10 @@ int Run(const InferdCommand& command, spdlog::logger* log) {
     }
     return kFailed;
   }
-  sd_notify(0, "READY=1");
+  lifetime.notifier().Ready();
   log->info("ending: {}", lifetime.AwaitEnd());
-  sd_notify(0, "STOPPING=1");
-  const absl::Time patience = absl::Now() + command.options.drain_timeout;
-  while (!(*daemon)->Drain(kSignalCheck) && absl::Now() < patience) {
-    if (TakeSignal(signals->get())) {
-      log->info("told again: answers are cut");
-      break;
-    }
-  }
+  lifetime.notifier().Stopping();
+  DrainAnswers(daemon->get(), lifetime.drain_timeout(), &*signals, log);
   daemon->reset();
   log->info("ended");
   return 0;
@@ -198,5 +226,5 @@ int main(int argc, char** argv) {
     return *command.exit_code;
   }
   const std::shared_ptr<spdlog::logger> log = sluice::NewLogger(command.options.log_level);
-  return sluice::Run(command, log.get());
+  return sluice::Run(command, argc, argv, log.get());
 }

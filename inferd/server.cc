@@ -85,6 +85,7 @@ absl::Status InferdServer::Listen() {
     admin.peers.allowed_uids = options_.allowed_uids;
     admin.max_receive_bytes = kAdminRequestBytes;
     admin.on_refused = report;
+    admin.inherited = options_.inherited;
     ASSIGN_OR_RETURN(parts_->admin_server,
                      GrpcServer::Start(std::move(admin),
                                        {{&parts_->admin, inference::v1::AdminService::service_full_name()}}));
@@ -94,7 +95,10 @@ absl::Status InferdServer::Listen() {
   GrpcServerOptions clients;
   clients.addresses = options_.addresses;
   clients.peers.allowed_uids = options_.allowed_uids;
+  clients.peers.allowed_gids = options_.allowed_gids;
+  clients.socket_mode = options_.socket_mode;
   clients.on_refused = report;
+  clients.inherited = options_.inherited;
   ASSIGN_OR_RETURN(
       parts_->client_server,
       GrpcServer::Start(std::move(clients),

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/net/inherited_sockets.h"
 #include "common/net/listen_address.h"
 #include "inferd/server_state.h"
 #include "inferd/serving_context.h"
@@ -23,6 +24,10 @@ struct InferdServerOptions {
   std::vector<ListenAddress> addresses;  // of clients; at least one
   std::vector<ListenAddress> admin;      // of AdminService; unix sockets only
   std::vector<uid_t> allowed_uids;       // besides our own and root
+  std::vector<gid_t> allowed_gids;       // whose members may use the clients' services
+  mode_t socket_mode = 0600;             // of the clients' sockets; the admin's is 0600
+  // Sockets of these addresses in here are taken over. Borrowed during Start; may be null.
+  InheritedSockets* inherited = nullptr;
   // Health is looked at this often.
   absl::Duration health_interval = absl::Milliseconds(100);
   // Told when the phase changes, from the server's own thread, first soon after Start; may be empty.

@@ -1,21 +1,24 @@
 // The weightd program: reads its options, starts a WeightdServer, and ends it when told to.
 #include <poll.h>
-#include <signal.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
-#include <sys/signalfd.h>
-#include <systemd/sd-daemon.h>
 #include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/clock.h"
+#include "common/net/inherited_sockets.h"
+#include "common/process_signals.h"
 #include "common/ring/unique_fd.h"
+#include "common/service_notifier.h"
 #include "common/status.h"
+#include "weightd/progress_watch.h"
 #include "weightd/weightd_options.h"
 #include "weightd/weightd_server.h"
 
@@ -24,6 +27,8 @@ namespace {
 
 constexpr int kFailed = 1;
 constexpr absl::Duration kSessionCheck = absl::Milliseconds(20);
+// One phase of the start takes less: opening a pack, waiting for memory, a first fetch from a slow disk.
+constexpr absl::Duration kPhaseLimit = absl::Seconds(90);
 
 std::shared_ptr<spdlog::logger> NewLogger(const std::string& level) {
   auto logger =
@@ -43,19 +48,6 @@ LogFn LogTo(std::shared_ptr<spdlog::logger> logger) {
   };
 }
 
-// SIGTERM and SIGINT as a readable descriptor. Before any thread starts: they all inherit the mask.
-absl::StatusOr<UniqueFd> TakeSignals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  if (sigprocmask(SIG_BLOCK, &signals, nullptr) != 0 || signal(SIGPIPE, SIG_IGN) == SIG_ERR) {
-    return ErrnoToStatus(errno, "signals");
-  }
-  UniqueFd fd(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-  return fd.valid() ? absl::StatusOr<UniqueFd>(std::move(fd)) : ErrnoToStatus(errno, "signalfd");
-}
-
 // A segment of 256 MiB is a descriptor, and so is a session's every region: the usual soft limit of 1024
 // would end a large store. Best effort: the hard limit is the administrator's.
 void RaiseFileLimit() {
@@ -66,59 +58,155 @@ void RaiseFileLimit() {
   }
 }
 
-// Whether a signal came within `timeout`.
-bool AwaitSignal(int signals, absl::Duration timeout) {
-  pollfd polled{signals, POLLIN, 0};
-  const int ms =
-      timeout == absl::InfiniteDuration() ? -1 : static_cast<int>(absl::ToInt64Milliseconds(timeout));
-  signalfd_siginfo info;
-  return poll(&polled, 1, ms) > 0 && read(signals, &info, sizeof(info)) == sizeof(info);
-}
+// The loop of main's thread: what may end the process, reloads, and what the service manager wants to hear.
+class Lifetime {
+ public:
+  Lifetime(const WeightdOptions& options, int argc, const char* const* argv, ProcessSignals* signals,
+           spdlog::logger* logger)
+      : options_(options),
+        argc_(argc),
+        argv_(argv),
+        signals_(signals),
+        logger_(logger),
+        lifeline_(options.parent_lifeline),
+        beat_(notifier_.watchdog() / 3) {}
 
-// Returns when it is time to end, with the reason.
-std::string AwaitEnd(const WeightdOptions& options, int signals) {
-  UniqueFd lifeline(options.parent_lifeline);
-  while (true) {
-    pollfd polled[2] = {{signals, POLLIN, 0}, {lifeline.get(), POLLIN, 0}};
-    if (poll(polled, 2, -1) < 0) {
-      continue;  // EINTR
-    }
-    if (polled[0].revents != 0 && AwaitSignal(signals, absl::ZeroDuration())) {
-      return "told by a signal";
-    }
-    if (polled[1].revents != 0) {
-      char byte;
-      if (read(lifeline.get(), &byte, 1) <= 0) {
-        return AwaitSignal(signals, options.keep) ? "told by a signal" : "the parent has gone";
+  const ServiceNotifier& notifier() const { return notifier_; }
+  absl::Duration drain_timeout() const { return options_.drain_timeout; }
+
+  // Returns when it is time to end, with the reason.
+  std::string AwaitEnd(WeightStore* store) {
+    absl::Time next_beat = absl::Now();
+    while (true) {
+      if (absl::Now() >= next_beat) {
+        Beat(store);
+        next_beat = absl::Now() + beat_;
+      }
+      pollfd polled[2] = {{signals_->fd(), POLLIN, 0}, {lifeline_.get(), POLLIN, 0}};
+      if (poll(polled, 2, PollMs(next_beat)) < 0) {
+        continue;  // EINTR
+      }
+      switch (polled[0].revents != 0 ? signals_->Take() : SignalKind::kNone) {
+        case SignalKind::kEnd:
+          return "told by a signal";
+        case SignalKind::kReload:
+          Reload();
+          break;
+        case SignalKind::kNone:
+          break;
+      }
+      if (polled[1].revents != 0 && LifelineEnded()) {
+        lifeline_.reset();
+        end_at_ = absl::Now() + options_.keep;
+      }
+      if (absl::Now() >= end_at_) {
+        return "the parent has gone";
       }
     }
   }
+
+ private:
+  int PollMs(absl::Time next_beat) const {
+    const absl::Duration left = std::min(next_beat, end_at_) - absl::Now();
+    return left > absl::Hours(1)
+               ? 3'600'000
+               : static_cast<int>(absl::ToInt64Milliseconds(std::max(left, absl::ZeroDuration()))) + 1;
+  }
+
+  bool LifelineEnded() {
+    char byte;
+    return read(lifeline_.get(), &byte, 1) <= 0;
+  }
+
+  // Only progress is reported: a pump or a disk that hangs must end in a restart.
+  void Beat(WeightStore* store) {
+    if (notifier_.watchdog() == absl::InfiniteDuration()) {
+      return;
+    }
+    const std::string stuck = watch_.Look(store->Progress(), MonotonicClock().NowNanos());
+    store->Nudge();
+    if (stuck.empty()) {
+      notifier_.Watchdog();
+    } else {
+      logger_->error("nothing moves: {}", stuck);
+    }
+  }
+
+  void Reload() {
+    notifier_.Reloading();
+    const WeightdCommand read = ParseWeightdCommand(argc_, argv_);
+    if (read.exit_code.has_value()) {
+      logger_->error("the options that were read anew are wrong; those in effect stay");
+    } else {
+      const ReloadPlan plan =
+          PlanReload(OptionTextsOf(options_), OptionTextsOf(read.options), ReloadableWeightdOptions());
+      options_.log_level = read.options.log_level;
+      options_.drain_timeout = read.options.drain_timeout;
+      logger_->set_level(spdlog::level::from_str(options_.log_level));
+      logger_->log(plan.needs_restart.empty() ? spdlog::level::info : spdlog::level::warn,
+                   "options read anew: {}", plan.Describe());
+    }
+    notifier_.Ready();
+  }
+
+  WeightdOptions options_;  // in effect
+  const int argc_;
+  const char* const* const argv_;
+  ProcessSignals* const signals_;
+  spdlog::logger* const logger_;
+  const ServiceNotifier notifier_;
+  UniqueFd lifeline_;
+  const absl::Duration beat_;
+  ProgressWatch watch_;
+  absl::Time end_at_ = absl::InfiniteFuture();
+};
+
+// Lets sessions end; a second signal cuts the wait.
+void DrainSessions(WeightdServer* server, absl::Duration patience, ProcessSignals* signals,
+                   spdlog::logger* logger) {
+  server->Drain();
+  const absl::Time end = absl::Now() + patience;
+  while (server->open_sessions() > 0 && absl::Now() < end && !signals->AwaitEnd(kSessionCheck)) {
+  }
+  if (const size_t left = server->open_sessions(); left > 0) {
+    logger->warn("{} sessions are still open", left);
+  }
 }
 
-int Serve(const WeightdOptions& options, spdlog::logger* logger, const LogFn& log) {
-  auto signals = TakeSignals();
-  if (!signals.ok()) {
-    logger->error("{}", signals.status().ToString());
-    return kFailed;
+int Serve(const WeightdOptions& options, int argc, const char* const* argv, spdlog::logger* logger,
+          const LogFn& log) {
+  auto signals = ProcessSignals::Block();
+  auto inherited = InheritedSockets::Take();
+  for (const absl::Status& status : {signals.status(), inherited.status()}) {
+    if (!status.ok()) {
+      logger->error("cannot start: {}", status.ToString());
+      return kFailed;
+    }
   }
   RaiseFileLimit();
-  auto server = WeightdServer::Start(options, log);
-  if (!server.ok()) {
-    logger->error("cannot start: {}", server.status().ToString());
+  Lifetime lifetime(options, argc, argv, &*signals, logger);
+  const ServiceNotifier& notifier = lifetime.notifier();
+  WeightdServer::Extras extras;
+  extras.inherited = &*inherited;
+  extras.self_test = true;
+  extras.on_phase = [&](const std::string& what) {
+    notifier.Status(what);
+    notifier.ExtendStart(kPhaseLimit + options.budget_wait);
+  };
+  auto server = WeightdServer::Start(options, log, std::move(extras));
+  if (const absl::Status status = server.ok() ? inherited->CheckAllClaimed() : server.status();
+      !status.ok()) {
+    logger->error("cannot start: {}", status.ToString());
     return kFailed;
   }
   logger->info("{}", (*server)->Describe());
-  sd_notify(0, "READY=1");
-  logger->info("ending: {}", AwaitEnd(options, signals->get()));
-  sd_notify(0, "STOPPING=1");
-  (*server)->Drain();
-  const absl::Time patience = absl::Now() + options.drain_timeout;
-  while ((*server)->open_sessions() > 0 && absl::Now() < patience &&
-         !AwaitSignal(signals->get(), kSessionCheck)) {
-  }
-  if (const size_t left = (*server)->open_sessions(); left > 0) {
-    logger->warn("{} sessions are still open", left);
-  }
+  notifier.Status(absl::StrCat("serving ", options.packs.size(), " packs on ", options.socket));
+  notifier.Ready();
+  const std::string reason = lifetime.AwaitEnd(&(*server)->store());
+  logger->info("ending: {}", reason);
+  notifier.Stopping();
+  notifier.Status(absl::StrCat("ending: ", reason));
+  DrainSessions(server->get(), lifetime.drain_timeout(), &*signals, logger);
   server->reset();
   logger->info("ended");
   return 0;
@@ -133,5 +221,5 @@ int main(int argc, char** argv) {
     return *command.exit_code;
   }
   const std::shared_ptr<spdlog::logger> logger = sluice::NewLogger(command.options.log_level);
-  return sluice::Serve(command.options, logger.get(), sluice::LogTo(logger));
+  return sluice::Serve(command.options, argc, argv, logger.get(), sluice::LogTo(logger));
 }

@@ -40,11 +40,11 @@ PrefetchSession::~PrefetchSession() {
   store_->CloseSession(session_).IgnoreError();  // NOT_FOUND: the store ended it before
 }
 
-bool PrefetchSession::Prefetch(uint32_t extent) {
+bool PrefetchSession::Request(uint32_t extent, RequestClass request_class) {
   SubmissionEntry entry{};
   entry.id = next_id_;
   entry.opcode = Opcode::kFillExtent;
-  entry.request_class = RequestClass::kPrefetch;
+  entry.request_class = request_class;
   entry.extent = extent;
   entry.slab = kNoSlab;
   entry.progress = kNoProgress;

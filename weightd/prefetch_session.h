@@ -25,8 +25,9 @@ class PrefetchSession {
                                                                const std::string& name);
   ~PrefetchSession();
 
-  // Asks for `extent` as a prefetch. False: the ring is full.
-  bool Prefetch(uint32_t extent);
+  // Asks for `extent`. False: the ring is full.
+  bool Request(uint32_t extent, RequestClass request_class);
+  bool Prefetch(uint32_t extent) { return Request(extent, RequestClass::kPrefetch); }
   // The next completion; none when none is there. FAILED_PRECONDITION: the session was ended.
   absl::StatusOr<std::optional<CompletionEntry>> Take();
   // Sleeps until Take() may give something or `event` is readable.

@@ -79,6 +79,7 @@ class StoreCore {
   int64_t NextDeadline() const;
 
   StoreStats Stats() const;
+  uint64_t in_flight_bytes() const { return fetcher_.started_bytes(); }
   const ResidencyEntry* residency(uint32_t pack) const;
   absl::StatusOr<LocalSession> Local(uint64_t session) const;
   const DramTier& tier() const { return tier_; }

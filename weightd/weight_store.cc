@@ -195,6 +195,13 @@ class WeightStore::Impl {
 
   uint64_t boot_epoch() const { return epoch_; }
 
+  StoreProgress Progress() const { return {rounds_.load(), reads_reported_.load(), in_flight_bytes_.load()}; }
+
+  void Ring() {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = write(bell_.get(), &one, sizeof(one));
+  }
+
  private:
   static StoreCore::Options CoreOptions(const WeightStoreOptions& options, uint64_t epoch) {
     StoreCore::Options core;
@@ -218,12 +225,8 @@ class WeightStore::Impl {
     return environment;
   }
 
-  void Ring() {
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = write(bell_.get(), &one, sizeof(one));
-  }
-
   void OnRead(ReadResult result) {
+    reads_reported_.fetch_add(1);
     if (inbox_.Add(std::move(result))) {
       Ring();
     }
@@ -236,6 +239,8 @@ class WeightStore::Impl {
       {
         MutexLock lock(&mutex_);
         timeout_ms = PumpTurn(&core_, &inbox_, clock_);
+        in_flight_bytes_.store(core_.in_flight_bytes());
+        rounds_.fetch_add(1);
         messages = core_.TakeLog();
       }
       for (const auto& [severity, message] : messages) {
@@ -260,6 +265,9 @@ class WeightStore::Impl {
   const UniqueFd bell_;
   std::atomic<bool> stop_{false};
   ReadInbox inbox_;
+  std::atomic<uint64_t> rounds_{0};
+  std::atomic<uint64_t> reads_reported_{0};
+  std::atomic<uint64_t> in_flight_bytes_{0};
 
   Mutex add_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // one pack is added at a time
   mutable Mutex mutex_;
@@ -341,6 +349,8 @@ void WeightStore::Drain() {
 
 bool WeightStore::draining() const { return impl_->draining(); }
 uint64_t WeightStore::boot_epoch() const { return impl_->boot_epoch(); }
+StoreProgress WeightStore::Progress() const { return impl_->Progress(); }
+void WeightStore::Nudge() { impl_->Ring(); }
 StoreStats WeightStore::Stats() const { return impl_->Stats(); }
 const ResidencyEntry* WeightStore::residency(uint32_t pack) const { return impl_->residency(pack); }
 absl::StatusOr<LocalSession> WeightStore::Local(uint64_t session) const { return impl_->Local(session); }

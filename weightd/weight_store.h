@@ -140,6 +140,13 @@ struct StoreStats {
   std::vector<SessionStats> sessions;
 };
 
+// What a watchdog compares over time.
+struct StoreProgress {
+  uint64_t rounds = 0;           // of the pump
+  uint64_t reads_reported = 0;   // by the reader
+  uint64_t in_flight_bytes = 0;  // of reads that have not been reported, as of the last round
+};
+
 class WeightStore {
  public:
   // Checks the budget against MemAvailable and the cgroup's limit, RESOURCE_EXHAUSTED with the four numbers,
@@ -181,6 +188,10 @@ class WeightStore {
 
   uint64_t boot_epoch() const;
   StoreStats Stats() const;
+  // Takes no lock, so it answers though the pump is stuck.
+  StoreProgress Progress() const;
+  // Has the pump make a round though nothing happened.
+  void Nudge();
   // The pack's residency table by extent, for a glance (IsResident of common/ring/lease.h) from any thread.
   // REQUIRES: pack < pack_count(). Lives as long as the store.
   const ResidencyEntry* residency(uint32_t pack) const;

@@ -1,5 +1,6 @@
 #include "weightd/weightd_server.h"
 
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "common/status.h"
 #include "weightd/dram_default.h"
 #include "weightd/memory_budget.h"
+#include "weightd/self_test.h"
 #include "weightd/session_nonces.h"
 #include "weightd/side_listener.h"
 #include "weightd/warm_set.h"
@@ -24,11 +26,12 @@
 namespace sluice {
 namespace {
 
+constexpr absl::Duration kTestFetchPatience = absl::Seconds(60);  // as long as a hung disk is waited for
 constexpr absl::Duration kRpcPatience = absl::Milliseconds(500);  // of calls that run when the server ends
 
 absl::StatusOr<uint64_t> BudgetOf(const WeightdOptions& options) {
-  if (options.dram_budget != 0) {
-    return options.dram_budget;
+  if (options.dram_budget.bytes != 0) {
+    return options.dram_budget.bytes;
   }
   std::vector<std::unique_ptr<Pack>> packs;
   std::vector<const Pack*> borrowed;
@@ -47,6 +50,8 @@ absl::StatusOr<uint64_t> BudgetOf(const WeightdOptions& options) {
 struct WeightdServer::Impl {
   WeightdOptions options;
   LogFn log;
+  PeerPolicy peers;
+  Extras extras;  // of the start
   std::unique_ptr<SocketLock> side_lock;
   std::unique_ptr<UnixListener> side_socket;
   std::unique_ptr<WeightStore> store;
@@ -56,18 +61,32 @@ struct WeightdServer::Impl {
   std::unique_ptr<WeightsService> service;
   std::unique_ptr<GrpcServer> server;
 
+  void Say(const std::string& what) const {
+    if (extras.on_phase) {
+      extras.on_phase(what);
+    }
+  }
   absl::Status TakeSideSocket();
   absl::Status OpenStore();
   absl::Status StartSide();
+  absl::Status TestFetches();
   absl::Status StartRpc();
 };
 
 absl::Status WeightdServer::Impl::TakeSideSocket() {
   const std::string path = absl::StrCat(options.socket, ".side");
+  if (extras.inherited != nullptr) {
+    ASSIGN_OR_RETURN(std::optional<UnixListener> listener,
+                     extras.inherited->Claim(path, UnixSocketType::kSeqPacket));
+    if (listener.has_value()) {
+      side_socket = std::make_unique<UnixListener>(*std::move(listener));
+      return absl::OkStatus();
+    }
+  }
   ASSIGN_OR_RETURN(SocketLock lock, SocketLock::Acquire(path));
   side_lock = std::make_unique<SocketLock>(std::move(lock));
   ASSIGN_OR_RETURN(UnixListener socket,
-                   UnixListener::Bind(path, UnixSocketType::kSeqPacket, options.socket_mode));
+                   UnixListener::Bind(path, UnixSocketType::kSeqPacket, options.socket_mode.bits));
   side_socket = std::make_unique<UnixListener>(std::move(socket));
   return absl::OkStatus();
 }
@@ -78,15 +97,17 @@ absl::Status WeightdServer::Impl::OpenStore() {
   store_options.direct = options.direct;
   store_options.uring = options.io == "uring";
   store_options.reader_threads = options.reader_threads;
-  store_options.eviction = options.eviction;
+  store_options.eviction = ParseEviction(options.eviction).value_or(EvictionKind::kLru);
   store_options.admission = options.admission;
-  store_options.session_quota = options.session_quota;
+  store_options.session_quota = options.session_quota.bytes;
   store_options.budget_wait_ms = static_cast<int>(absl::ToInt64Milliseconds(options.budget_wait));
   store_options.log = log;
   nonces = std::make_unique<SessionNonces>();
   store_options.attach_timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(nonces->lifetime()));
+  Say(absl::StrCat("checking that ", FormatSize(store_options.dram_budget), " of memory are free"));
   ASSIGN_OR_RETURN(store, WeightStore::Create(std::move(store_options)));
   for (const std::string& dir : options.packs) {
+    Say(absl::StrCat("opening ", dir));
     RETURN_IF_ERROR(store->AddPack(dir).status());
   }
   ASSIGN_OR_RETURN(warm_sets, WarmSets::Create(store.get(), log));
@@ -95,12 +116,20 @@ absl::Status WeightdServer::Impl::OpenStore() {
 
 absl::Status WeightdServer::Impl::StartSide() {
   SideListenerOptions side_options;
-  side_options.policy.allowed_uids = options.allowed_uids;
+  side_options.policy = peers;
   side_options.attach = [raw = store.get()](uint64_t session, UniqueFd socket) {
     return raw->AttachSideSocket(session, std::move(socket));
   };
   side_options.on_refused = [report = log](const std::string& why) { report(LogSeverity::kWarning, why); };
   ASSIGN_OR_RETURN(side, SideListener::Start(side_socket->fd(), nonces.get(), std::move(side_options)));
+  return absl::OkStatus();
+}
+
+absl::Status WeightdServer::Impl::TestFetches() {
+  for (uint32_t pack = 0; extras.self_test && pack < store->pack_count(); ++pack) {
+    Say(absl::StrCat("fetching an extent of ", store->pack(pack)->dir()));
+    RETURN_IF_ERROR(FetchForTest(store.get(), pack, kTestFetchPatience));
+  }
   return absl::OkStatus();
 }
 
@@ -113,8 +142,9 @@ absl::Status WeightdServer::Impl::StartRpc() {
                                              std::move(service_options));
   GrpcServerOptions server_options;
   server_options.addresses = {ListenAddress{ListenAddress::Kind::kUnix, options.socket}};
-  server_options.peers.allowed_uids = options.allowed_uids;
-  server_options.socket_mode = options.socket_mode;
+  server_options.peers = peers;
+  server_options.socket_mode = options.socket_mode.bits;
+  server_options.inherited = extras.inherited;
   server_options.max_receive_bytes = 1 << 20;
   server_options.on_refused = [report = log](const std::string& why) { report(LogSeverity::kWarning, why); };
   ASSIGN_OR_RETURN(server,
@@ -125,16 +155,25 @@ absl::Status WeightdServer::Impl::StartRpc() {
 
 WeightdServer::WeightdServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-absl::StatusOr<std::unique_ptr<WeightdServer>> WeightdServer::Start(const WeightdOptions& options,
-                                                                    LogFn log) {
+absl::StatusOr<std::unique_ptr<WeightdServer>> WeightdServer::Start(const WeightdOptions& options, LogFn log,
+                                                                    Extras extras) {
   std::unique_ptr<WeightdServer> server(new WeightdServer(std::make_unique<Impl>()));
   Impl& impl = *server->impl_;
   impl.options = options;
+  impl.extras = std::move(extras);
+  for (const UserId user : options.allowed_uids) {
+    impl.peers.allowed_uids.push_back(user.id);
+  }
+  for (const GroupId group : options.allowed_gids) {
+    impl.peers.allowed_gids.push_back(group.id);
+  }
   impl.log = log ? std::move(log) : [](LogSeverity, const std::string&) {};
   RETURN_IF_ERROR(impl.TakeSideSocket());
   RETURN_IF_ERROR(impl.OpenStore());
   RETURN_IF_ERROR(impl.StartSide());
+  RETURN_IF_ERROR(impl.TestFetches());
   RETURN_IF_ERROR(impl.StartRpc());
+  impl.extras = Extras();
   return server;
 }
 

@@ -6,10 +6,13 @@
 #ifndef SLUICE_WEIGHTD_WEIGHTD_SERVER_H_
 #define SLUICE_WEIGHTD_WEIGHTD_SERVER_H_
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
+#include "common/net/inherited_sockets.h"
 #include "weightd/weight_store.h"
 #include "weightd/weightd_options.h"
 
@@ -17,9 +20,22 @@ namespace sluice {
 
 class WeightdServer {
  public:
+  struct Extras {
+    // Sockets of the options' paths in here are taken over. Borrowed during Start; may be null.
+    InheritedSockets* inherited = nullptr;
+    // Fetches an extent of each pack, as a client would, before any client is let in.
+    bool self_test = false;
+    // Hears what the start is doing. May be empty.
+    std::function<void(const std::string&)> on_phase;
+  };
+
   // Takes the sockets first, so that a second instance fails at once, then the memory, then serves.
   // ALREADY_EXISTS: another process serves the socket.
-  static absl::StatusOr<std::unique_ptr<WeightdServer>> Start(const WeightdOptions& options, LogFn log);
+  static absl::StatusOr<std::unique_ptr<WeightdServer>> Start(const WeightdOptions& options, LogFn log,
+                                                              Extras extras);
+  static absl::StatusOr<std::unique_ptr<WeightdServer>> Start(const WeightdOptions& options, LogFn log) {
+    return Start(options, std::move(log), Extras());
+  }
   // Ends every session and removes the sockets.
   ~WeightdServer();
 

@@ -20,12 +20,26 @@ absl::StatusOr<PeerCredentials> PeerOf(int socket) {
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) {
     return ErrnoToStatus(errno, "credentials of a connection");
   }
-  return PeerCredentials{credentials.pid, credentials.uid, credentials.gid};
+  PeerCredentials peer{credentials.pid, credentials.uid, credentials.gid, {}};
+  socklen_t bytes = 0;
+  // A first call with no room says how much is needed; without any group it succeeds with nothing.
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, nullptr, &bytes) != 0 && errno == ERANGE) {
+    peer.groups.resize(bytes / sizeof(gid_t));
+    if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, peer.groups.data(), &bytes) != 0) {
+      return ErrnoToStatus(errno, "groups of a connection");
+    }
+    peer.groups.resize(bytes / sizeof(gid_t));
+  }
+  return peer;
 }
 
 bool PeerPolicy::Allows(const PeerCredentials& peer) const {
+  const auto is_listed = [this](gid_t gid) {
+    return std::find(allowed_gids.begin(), allowed_gids.end(), gid) != allowed_gids.end();
+  };
   return peer.uid == geteuid() || peer.uid == 0 ||
-         std::find(allowed_uids.begin(), allowed_uids.end(), peer.uid) != allowed_uids.end();
+         std::find(allowed_uids.begin(), allowed_uids.end(), peer.uid) != allowed_uids.end() ||
+         is_listed(peer.gid) || std::any_of(peer.groups.begin(), peer.groups.end(), is_listed);
 }
 
 PeerAccepter::PeerAccepter(int listener, PeerPolicy policy, OnRefused on_refused)

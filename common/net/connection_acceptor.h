@@ -25,13 +25,15 @@ struct PeerCredentials {
   pid_t pid = 0;
   uid_t uid = 0;
   gid_t gid = 0;
+  std::vector<gid_t> groups;  // the supplementary ones
 };
 
 absl::StatusOr<PeerCredentials> PeerOf(int socket);
 
-// Who may connect, beyond what the socket file's mode says: our own user, root, and these.
+// Who may connect, beyond what the socket file's mode says: our own user, root, these, and members of these.
 struct PeerPolicy {
   std::vector<uid_t> allowed_uids;
+  std::vector<gid_t> allowed_gids;
   bool Allows(const PeerCredentials& peer) const;
 };
 

@@ -1,11 +1,13 @@
 #include "common/net/unix_listener.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -90,15 +92,41 @@ absl::StatusOr<UnixListener> UnixListener::Bind(const std::string& path, UnixSoc
   if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return ErrnoToStatus(errno, absl::StrCat("binding socket ", path));
   }
-  UnixListener listener(std::move(fd), path);
+  UnixListener listener(std::move(fd), path, /*owns_file=*/true);
   if (chmod(path.c_str(), mode) != 0 || listen(listener.fd(), kBacklog) != 0) {  // chmod: the umask took bits
     return ErrnoToStatus(errno, absl::StrCat("listening on socket ", path));
   }
   return listener;
 }
 
+absl::StatusOr<UnixListener> UnixListener::Adopt(UniqueFd fd, UnixSocketType type) {
+  int listening = 0;
+  int kind = 0;
+  socklen_t length = sizeof(int);
+  sockaddr_un address{};
+  socklen_t address_length = sizeof(address);
+  const bool is_socket = getsockopt(fd.get(), SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) == 0 &&
+                         getsockopt(fd.get(), SOL_SOCKET, SO_TYPE, &kind, &length) == 0 &&
+                         getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &address_length) == 0;
+  if (!is_socket || listening == 0 || address.sun_family != AF_UNIX ||
+      kind != (type == UnixSocketType::kStream ? SOCK_STREAM : SOCK_SEQPACKET) ||
+      address_length <= offsetof(sockaddr_un, sun_path) || address.sun_path[0] == '\0') {
+    return absl::InvalidArgumentError(
+        absl::StrCat("inherited descriptor ", fd.get(), " is no listening unix ",
+                     type == UnixSocketType::kStream ? "stream" : "seqpacket", " socket with a path"));
+  }
+  const int flags = fcntl(fd.get(), F_GETFL);
+  if (flags < 0 || fcntl(fd.get(), F_SETFL, flags | O_NONBLOCK) != 0 ||
+      fcntl(fd.get(), F_SETFD, FD_CLOEXEC) != 0) {
+    return ErrnoToStatus(errno, absl::StrCat("inherited descriptor ", fd.get()));
+  }
+  const size_t room = address_length - offsetof(sockaddr_un, sun_path);
+  const std::string path(address.sun_path, strnlen(address.sun_path, room));
+  return UnixListener(std::move(fd), path, /*owns_file=*/false);
+}
+
 UnixListener::~UnixListener() {
-  if (fd_.valid()) {
+  if (fd_.valid() && owns_file_) {
     unlink(path_.c_str());
   }
 }

@@ -1,4 +1,4 @@
-// UnixListener: a listening unix socket at a path, removed when the owner goes.
+// UnixListener: a listening unix socket at a path; a file that it made is removed when it goes.
 //
 // Thread safety: thread-compatible, like std::unique_ptr.
 #ifndef SLUICE_COMMON_NET_UNIX_LISTENER_H_
@@ -27,6 +27,10 @@ class UnixListener {
   // is no socket.
   static absl::StatusOr<UnixListener> Bind(const std::string& path, UnixSocketType type, mode_t mode);
 
+  // Takes a listening socket that a service manager made: its file stays when this goes. INVALID_ARGUMENT: it
+  // is no listening unix socket of this type with a path.
+  static absl::StatusOr<UnixListener> Adopt(UniqueFd fd, UnixSocketType type);
+
   UnixListener(UnixListener&&) = default;
   UnixListener& operator=(UnixListener&&) = delete;
   ~UnixListener();
@@ -35,9 +39,11 @@ class UnixListener {
   const std::string& path() const { return path_; }
 
  private:
-  UnixListener(UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
+  UnixListener(UniqueFd fd, std::string path, bool owns_file)
+      : fd_(std::move(fd)), path_(std::move(path)), owns_file_(owns_file) {}
   UniqueFd fd_;
   std::string path_;
+  bool owns_file_;
 };
 
 // Connects to `path` without waiting; the socket is non-blocking. NOT_FOUND: no such file; UNAVAILABLE:

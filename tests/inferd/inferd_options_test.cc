@@ -70,7 +70,8 @@ TEST(InferdOptionsTest, FlagsReachTheirMembers) {
   EXPECT_EQ("/w.sock", o.weightd);
   EXPECT_EQ((std::vector<std::string>{"unix:/a", "127.0.0.1:5"}), o.listen);
   EXPECT_EQ(std::vector<std::string>{"unix:/b"}, o.admin);
-  EXPECT_EQ(std::vector<uint32_t>{7}, o.allow_uid);
+  ASSERT_EQ(1u, o.allow_uid.size());
+  EXPECT_EQ(7u, o.allow_uid[0].id);
   EXPECT_EQ(absl::Minutes(10), o.keep);
   const EngineOptions engine = EngineOptionsOf(o);
   EXPECT_EQ(256u, engine.context);

@@ -4,8 +4,6 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -151,20 +149,6 @@ TEST_F(WeightdProcessTest, KeepsServingAfterItsParentWhenToldTo) {
   weightd_.process().Signal(SIGTERM);
   ASSERT_TRUE(weightd_.process().AwaitExit(kPatience)) << weightd_.log();
   EXPECT_EQ(weightd_.process().exit_code(), 0);
-}
-
-TEST_F(WeightdProcessTest, TellsSystemdWhenItIsReady) {
-  const UniqueFd notify(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  folder_.File("notify").copy(address.sun_path, sizeof(address.sun_path) - 1);
-  ASSERT_EQ(bind(notify.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
-  ASSERT_EQ(setenv("NOTIFY_SOCKET", folder_.File("notify").c_str(), 1), 0);
-  weightd_.Start();
-  ASSERT_EQ(unsetenv("NOTIFY_SOCKET"), 0);
-  char message[256];
-  const ssize_t got = recv(notify.get(), message, sizeof(message), 0);
-  EXPECT_EQ(std::string(message, static_cast<size_t>(std::max<ssize_t>(got, 0))), "READY=1");
 }
 
 TEST_F(WeightdProcessTest, ConfigFileSetsWhatFlagsDo) {

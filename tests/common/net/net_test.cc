@@ -8,10 +8,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <climits>
+#include <cstdlib>
 #include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/synchronization/notification.h"
 #include "common/net/connection_acceptor.h"
+#include "common/net/inherited_sockets.h"
 #include "common/net/socket_lock.h"
 #include "common/net/unix_listener.h"
 #include "tests/support/temp_dir.h"
@@ -117,11 +123,90 @@ TEST(UnixListener, PathsThatNoAddressHoldsAreRefusedByLength) {
 }
 
 TEST(PeerPolicy, AllowsOwnUserRootAndTheNamedOnly) {
-  const PeerPolicy policy{{4242}};
-  EXPECT_TRUE(policy.Allows({1, geteuid(), 0}));
-  EXPECT_TRUE(policy.Allows({1, 0, 0}));
-  EXPECT_TRUE(policy.Allows({1, 4242, 0}));
-  EXPECT_FALSE(policy.Allows({1, 4243, 0}));
+  const PeerPolicy policy{{4242}, {}};
+  EXPECT_TRUE(policy.Allows({1, geteuid(), 0, {}}));
+  EXPECT_TRUE(policy.Allows({1, 0, 0, {}}));
+  EXPECT_TRUE(policy.Allows({1, 4242, 0, {}}));
+  EXPECT_FALSE(policy.Allows({1, 4243, 0, {}}));
+}
+
+TEST(PeerPolicy, AllowsMembersOfTheNamedGroups) {
+  const PeerPolicy policy{{}, {77}};
+  EXPECT_TRUE(policy.Allows({1, 4242, 77, {}}));
+  EXPECT_TRUE(policy.Allows({1, 4242, 5, {6, 77, 8}}));
+  EXPECT_FALSE(policy.Allows({1, 4242, 5, {6, 8}}));
+}
+
+TEST(PeerOf, TellsTheSupplementaryGroupsOfThePeer) {
+  std::vector<gid_t> own(NGROUPS_MAX);
+  const int count = getgroups(NGROUPS_MAX, own.data());
+  ASSERT_GE(count, 0);
+  own.resize(static_cast<size_t>(count));
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  const UniqueFd a(ends[0]);
+  const UniqueFd b(ends[1]);
+  const auto peer = PeerOf(a.get());
+  ASSERT_TRUE(peer.ok()) << peer.status();
+  EXPECT_EQ(peer->groups, own);
+  EXPECT_EQ(peer->gid, getegid());
+}
+
+// A listening socket as a service manager leaves it: inherited, blocking.
+UniqueFd Listen(const std::string& path, int type) {
+  UniqueFd fd(socket(AF_UNIX, type, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  EXPECT_EQ(bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  EXPECT_EQ(listen(fd.get(), 5), 0);
+  return fd;
+}
+
+TEST(UnixListener, AdoptedSocketServesAndItsFileStays) {
+  TempDir dir;
+  {
+    auto listener = UnixListener::Adopt(Listen(dir.File("s"), SOCK_STREAM), UnixSocketType::kStream);
+    ASSERT_TRUE(listener.ok()) << listener.status();
+    EXPECT_EQ(listener->path(), dir.File("s"));
+    EXPECT_NE(fcntl(listener->fd(), F_GETFL) & O_NONBLOCK, 0);
+    EXPECT_NE(fcntl(listener->fd(), F_GETFD) & FD_CLOEXEC, 0);
+    EXPECT_TRUE(ConnectUnix(dir.File("s"), UnixSocketType::kStream).ok());
+  }
+  EXPECT_TRUE(Exists(dir.File("s")));
+}
+
+TEST(UnixListener, AdoptsNothingButListeningUnixSocketsOfTheType) {
+  TempDir dir;
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      UnixListener::Adopt(Listen(dir.File("a"), SOCK_SEQPACKET), UnixSocketType::kStream).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      UnixListener::Adopt(UniqueFd(socket(AF_UNIX, SOCK_STREAM, 0)), UnixSocketType::kStream).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      UnixListener::Adopt(UniqueFd(socket(AF_INET, SOCK_STREAM, 0)), UnixSocketType::kStream).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      UnixListener::Adopt(UniqueFd(open("/dev/null", O_RDONLY)), UnixSocketType::kStream).status()));
+}
+
+TEST(InheritedSockets, ThoseMeantForAnotherProcessAreLeftAlone) {
+  for (const auto& [pid, fds] : std::vector<std::pair<std::string, std::string>>{
+           {std::to_string(getpid() + 1), "1"}, {"", "1"}, {"x", "y"}}) {
+    ASSERT_EQ(setenv("LISTEN_PID", pid.c_str(), 1), 0);
+    ASSERT_EQ(setenv("LISTEN_FDS", fds.c_str(), 1), 0);
+    auto sockets = InheritedSockets::Take();
+    ASSERT_TRUE(sockets.ok()) << sockets.status();
+    EXPECT_TRUE(sockets->CheckAllClaimed().ok());
+    EXPECT_EQ(getenv("LISTEN_FDS"), nullptr);
+  }
+  EXPECT_TRUE(InheritedSockets::Take().ok());
+}
+
+TEST(InheritedSockets, NumbersThatAreNoneAreRefused) {
+  for (const char* fds : {"many", "-1", "99999999", ""}) {
+    ASSERT_EQ(setenv("LISTEN_PID", std::to_string(getpid()).c_str(), 1), 0);
+    ASSERT_EQ(setenv("LISTEN_FDS", fds, 1), 0);
+    EXPECT_TRUE(absl::IsInvalidArgument(InheritedSockets::Take().status())) << fds;
+  }
 }
 
 TEST(ConnectionAcceptor, HandsOnConnectionsWithTheirPeersCredentials) {

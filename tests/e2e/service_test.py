@@ -1,0 +1,220 @@
+"""Both daemons as services: what they tell a service manager, sockets that it opened for them, reloading."""
+import os
+import signal
+import socket
+import sys
+import unittest
+
+import daemons
+from daemons import grpc, inference_pb2_grpc, stream_request
+
+
+class FakeManager:
+    """The end of NOTIFY_SOCKET that systemd would have."""
+
+    def __init__(self, path):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(path)
+        self.socket.settimeout(daemons.PATIENCE)
+        self.heard = []
+
+    def until(self, wanted):
+        """Hears messages until one has the line `wanted`."""
+        while True:
+            lines = self.socket.recv(65536).decode().split("\n")
+            self.heard += lines
+            if wanted in lines:
+                return lines
+
+    def close(self):
+        self.socket.close()
+
+
+class ServiceTest(unittest.TestCase):
+    def setUp(self):
+        self.daemons = daemons.Daemons()
+        self.addCleanup(self.daemons.close)
+        self.manager = FakeManager(self.daemons.path("notify"))
+        self.addCleanup(self.manager.close)
+
+    def environment(self, **more):
+        return {**os.environ, "NOTIFY_SOCKET": self.daemons.path("notify"), **more}
+
+    def weightd(self, *arguments, **popen):
+        return daemons.Daemon(
+            "weightd",
+            ["--pack", self.daemons.pack, "--socket", self.daemons.path("w.sock")] + list(arguments),
+            self.daemons.path("w.log"),
+            **popen,
+        )
+
+    def life(self, daemon):
+        """From READY to the end, with a watchdog of 300 ms."""
+        self.manager.until("READY=1")
+        for _ in range(3):
+            self.manager.until("WATCHDOG=1")
+        daemon.process.send_signal(signal.SIGTERM)
+        self.manager.until("STOPPING=1")
+        self.assertEqual(0, daemon.wait())
+        return self.manager.heard
+
+    def test_weightd_tells_its_start_its_progress_and_its_end(self):
+        self.daemons.weightd = self.weightd(env=self.environment(WATCHDOG_USEC="300000"))
+        heard = self.life(self.daemons.weightd)
+        before = heard[: heard.index("READY=1")]
+        self.assertTrue(any("STATUS=fetching an extent" in line for line in before), heard)
+        self.assertTrue(any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in before), heard)
+        self.assertFalse(any(line.startswith("WATCHDOG") for line in before), heard)
+
+    def test_inferd_tells_its_start_its_progress_and_its_end(self):
+        self.daemons.start_weightd()
+        self.daemons.start_inferd(wait=False, env=self.environment(WATCHDOG_USEC="300000"))
+        heard = self.life(self.daemons.inferd)
+        before = heard[: heard.index("READY=1")]
+        self.assertTrue(any(line.startswith("STATUS=") for line in before), heard)
+
+    def test_weightd_is_ready_only_once_a_fetch_works(self):
+        for name in ("experts.bin", "dense.bin"):
+            damaged = os.path.join(self.daemons.pack, name)
+            with open(damaged, "r+b") as file:
+                size = os.path.getsize(damaged)
+                file.write(b"\xff" * size)
+        self.daemons.weightd = self.weightd(env=self.environment())
+        self.assertEqual(1, self.daemons.weightd.wait())
+        self.assertIn("a test fetch of extent", self.daemons.weightd.text())
+        self.manager.socket.setblocking(False)
+        with self.assertRaises(BlockingIOError):
+            self.manager.until("READY=1")
+
+    def reload(self, daemon, config, text):
+        with open(config, "w") as file:
+            file.write(text)
+        daemon.process.send_signal(signal.SIGHUP)
+        lines = self.manager.until("RELOADING=1")
+        self.assertRegex("\n".join(lines), r"MONOTONIC_USEC=\d+")
+        self.manager.until("READY=1")
+
+    def reloads(self, daemon, config, base):
+        self.manager.until("READY=1")
+        self.reload(daemon, config, base + 'log-level = "debug"\ndrain-timeout = "7s"\n')
+        for change in ("log-level=debug", "drain-timeout=7s"):
+            self.assertIn(change, daemon.text().split("read anew: ")[-1])
+        self.reload(daemon, config, base + 'log-level = "debug"\nbudget = "huge"\n')
+        self.assertIn("those in effect stay", daemon.text())
+        self.reload(daemon, config, base + 'threads = 2\nlog-level = "info"\n')
+        self.assertIn('threads needs a restart to become "2"', daemon.text())
+        self.assertEqual(0, daemon.stop())
+
+    def test_weightd_reads_its_options_anew_on_sighup(self):
+        config = self.daemons.path("w.toml")
+        base = 'pack = ["%s"]\nsocket = "%s"\n' % (self.daemons.pack, self.daemons.path("w.sock"))
+        with open(config, "w") as file:
+            file.write(base)
+        self.daemons.weightd = daemons.Daemon(
+            "weightd", ["--config", config], self.daemons.path("w.log"), env=self.environment()
+        )
+        self.reloads(self.daemons.weightd, config, base)
+
+    def test_inferd_reads_its_options_anew_on_sighup(self):
+        self.daemons.start_weightd()
+        config = self.daemons.path("i.toml")
+        with open(config, "w") as file:
+            file.write("prefill-chunk = 64\nthreads = 1\n")
+        self.daemons.start_inferd("--config", config, wait=False, env=self.environment())
+        self.reloads(self.daemons.inferd, config, "prefill-chunk = 64\n")
+
+    def inherited(self, paths):
+        """popen arguments that hand listening sockets of (path, type) on as systemd does."""
+        listeners = []
+        for path, kind in paths:
+            listener = socket.socket(socket.AF_UNIX, kind)
+            listener.bind(path)
+            listener.listen(16)
+            self.addCleanup(listener.close)
+            listeners.append(listener)
+        numbers = [listener.fileno() for listener in listeners]
+
+        def place():
+            high = [os.dup2(number, 100 + i) for i, number in enumerate(numbers)]
+            for i, number in enumerate(high):
+                os.dup2(number, 3 + i)
+                os.close(number)
+
+        return {
+            "preexec_fn": place,
+            "close_fds": False,
+            "env": {**self.environment(), "LISTEN_FDS": str(len(numbers))},
+        }
+
+    def exec_with_pid(self, name, arguments, log, popen):
+        """The shell becomes the daemon, so that LISTEN_PID is right."""
+        daemon = daemons.Daemon.__new__(daemons.Daemon)
+        daemon.log_path = log
+        daemon.log = open(log, "wb")
+        daemon.process = daemons.subprocess.Popen(
+            ["/bin/sh", "-c", 'LISTEN_PID=$$ exec "$0" "$@"', os.path.join(daemons.BIN, name)] + arguments,
+            stdin=daemons.subprocess.DEVNULL, stdout=daemon.log, stderr=daemon.log, **popen,
+        )  # fmt: skip
+        return daemon
+
+    def test_both_daemons_serve_on_sockets_that_they_inherit_and_leave_their_files(self):
+        w, side = self.daemons.path("w.sock"), self.daemons.path("w.sock.side")
+        self.daemons.weightd = self.exec_with_pid(
+            "weightd", ["--pack", self.daemons.pack, "--socket", w], self.daemons.path("w.log"),
+            self.inherited([(w, socket.SOCK_STREAM), (side, socket.SOCK_SEQPACKET)]),
+        )  # fmt: skip
+        self.manager.until("READY=1")
+        i, a = self.daemons.path("i.sock"), self.daemons.path("a.sock")
+        self.daemons.inferd = self.exec_with_pid(
+            "inferd", ["--pack", self.daemons.pack, "--weightd", w, "--listen", "unix:" + i, "--admin", "unix:" + a],
+            self.daemons.path("i.log"), self.inherited([(i, socket.SOCK_STREAM), (a, socket.SOCK_STREAM)]),
+        )  # fmt: skip
+        self.manager.until("READY=1")
+        with grpc.insecure_channel("unix:" + i) as channel:
+            self.assertTrue(list(inference_pb2_grpc.InferenceServiceStub(channel).GenerateStream(stream_request("x"))))
+        for daemon in (self.daemons.inferd, self.daemons.weightd):
+            self.assertEqual(0, daemon.stop())
+        for path in (w, side, i, a):
+            self.assertTrue(os.path.exists(path), path)
+            self.assertFalse(os.path.exists(path + ".lock"), path)
+
+    def test_inherited_sockets_that_no_option_names_are_a_failure_to_start(self):
+        stray = self.daemons.path("stray.sock")
+        daemon = self.exec_with_pid(
+            "weightd", ["--pack", self.daemons.pack, "--socket", self.daemons.path("w.sock")],
+            self.daemons.path("w.log"), self.inherited([(stray, socket.SOCK_STREAM)]),
+        )  # fmt: skip
+        self.assertEqual(1, daemon.wait())
+        self.assertIn(stray, daemon.text())
+
+    @unittest.skipUnless(os.geteuid() == 0, "not run: only root can be somebody else")
+    def test_users_that_are_not_listed_are_refused_and_listed_ones_served(self):
+        nobody = 65534
+        os.chmod(self.daemons.dir, 0o755)
+        self.daemons.weightd = self.weightd(
+            "--socket-mode", "0666", "--allow-group", "4242", env=self.environment()
+        )
+        self.manager.until("READY=1")
+        # The answer to HTTP/2's preface, or the end of the connection.
+        ask = (
+            "import socket, sys\n"
+            "s = socket.socket(socket.AF_UNIX); s.settimeout(30); s.connect(sys.argv[1])\n"
+            "s.sendall(b'PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n' + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))\n"
+            "print('served' if s.recv(9) else 'refused')\n"
+        )
+
+        def run(groups):
+            result = daemons.subprocess.run(
+                [sys.executable, "-c", ask, self.daemons.path("w.sock")],
+                user=nobody, group=nobody, extra_groups=groups, cwd="/", capture_output=True, text=True,
+            )  # fmt: skip
+            closed = "BrokenPipeError" in result.stderr or "ConnectionResetError" in result.stderr
+            return "refused" if closed else result.stdout.strip()
+
+        self.assertEqual("refused", run([]))
+        self.assertIn("uid 65534", self.daemons.weightd.text())
+        self.assertEqual("served", run([4242]))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
