@@ -13,6 +13,14 @@
 template <QuantKind kKind>
 inline constexpr int kByteFields = kKind == QuantKind::kQ4 ? 2 : 4;
 
+// For four third bits: bits 0 and 2 as the third bits of two nibbles; bits 1 and 3.
+inline __m128i EvenThirdBits() {
+  return _mm_setr_epi8(0, 0x04, 0, 0x04, 0x40, 0x44, 0x40, 0x44, 0, 0x04, 0, 0x04, 0x40, 0x44, 0x40, 0x44);
+}
+inline __m128i OddThirdBits() {
+  return _mm_setr_epi8(0, 0, 0x04, 0x04, 0, 0, 0x04, 0x04, 0x40, 0x40, 0x44, 0x44, 0x40, 0x40, 0x44, 0x44);
+}
+
 // The fields of every byte, the lowest first. q3: the low four bits of each byte of `third` are the fields'
 // third bits, its high four bits are 0.
 template <QuantKind kKind>
@@ -33,10 +41,8 @@ __attribute__((always_inline)) inline void ByteFields(__m256i bytes, __m256i thi
   }
   // Fields 0 and 2 with their third bits in the nibbles of one register, 1 and 3 in another's.
   const __m256i pairs = _mm256_set1_epi8(0x33);
-  const __m256i even_bits = _mm256_broadcastsi128_si256(
-      _mm_setr_epi8(0, 0x04, 0, 0x04, 0x40, 0x44, 0x40, 0x44, 0, 0x04, 0, 0x04, 0x40, 0x44, 0x40, 0x44));
-  const __m256i odd_bits = _mm256_broadcastsi128_si256(
-      _mm_setr_epi8(0, 0, 0x04, 0x04, 0, 0, 0x04, 0x04, 0x40, 0x40, 0x44, 0x44, 0x40, 0x40, 0x44, 0x44));
+  const __m256i even_bits = _mm256_broadcastsi128_si256(EvenThirdBits());
+  const __m256i odd_bits = _mm256_broadcastsi128_si256(OddThirdBits());
   const __m256i even = _mm256_or_si256(_mm256_and_si256(bytes, pairs), _mm256_shuffle_epi8(even_bits, third));
   const __m256i odd = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(bytes, 2), pairs),
                                       _mm256_shuffle_epi8(odd_bits, third));

@@ -1,13 +1,14 @@
-// Dot products of q2 and q3 rows by bytes (byte_codes-inl.h), for groups of 64 and 128.
+// Dot products of q2 and q3 rows by bytes (byte_codes-inl.h), for groups of 64 and 128, with AVX2;
+// byte_dot_avx512-inl.h is its twin.
 //
 // A block of a 2-bit plane has two groups of 64: the even bytes hold one, the odd bytes the other. They are
 // moved to the halves of each 128-bit lane; the activations lie in the same order (QuantRow::bytes).
 //
-// Included by the instruction sets' kernels_*.cc.
+// Included by kernels_avx2.cc only.
 //
 // Thread safety: pure but for the memory that the calls name.
 #ifndef SLUICE_ISA
-#error "included by kernels_*.cc only"
+#error "included by kernels_avx2.cc only"
 #endif
 
 // Whether rows of a kind with groups of kUnits units are multiplied so.
@@ -54,6 +55,22 @@ inline __m256i AddNeighbours(__m256i a, __m256i b) {
   const __m256 y = _mm256_castsi256_ps(b);
   return _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(x, y, 0x88)),
                           _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xdd)));
+}
+
+// Sums of bytes times high and low bytes of int16 values. `fields` are at most 7.
+struct ByteSums {
+  __m256i high;
+  __m256i low;
+};
+inline ByteSums AddBytes(const ByteSums& sums, bool first, __m256i fields, __m256i high, __m256i low) {
+  const __m256i h = _mm256_maddubs_epi16(fields, high);
+  const __m256i l = _mm256_maddubs_epi16(low, fields);
+  return first ? ByteSums{h, l} : ByteSums{_mm256_add_epi16(sums.high, h), _mm256_add_epi16(sums.low, l)};
+}
+// REQUIRES at most four additions: 4 * 2 * 255 * 7 fits 16 bits.
+inline __m256i JoinBytes(const ByteSums& sums) {
+  return _mm256_add_epi32(_mm256_madd_epi16(sums.high, _mm256_set1_epi16(256)),
+                          _mm256_madd_epi16(sums.low, _mm256_set1_epi16(1)));
 }
 
 // Of kRows rows: partial sums of the two groups of 64 in low block kBlock of a run that begins at unit

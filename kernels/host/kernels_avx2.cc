@@ -7,6 +7,7 @@
 #include "kernels/host/kernel_table.h"
 
 #define SLUICE_ISA avx2
+#define SLUICE_BYTE_DOT "kernels/host/byte_dot-inl.h"
 SLUICE_BEGIN_ISA("avx2,fma,f16c")
 
 namespace sluice::host {

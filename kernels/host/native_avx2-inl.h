@@ -104,19 +104,3 @@ inline __m256 FoldTo8(const N* parts) { return _mm256_add_ps(parts[0], parts[1])
 inline __m256i AddProducts(__m256i sum, __m256i a, __m256i b) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
 }
-
-// Sums of bytes times high and low bytes of int16 values (byte_dot-inl.h). `fields` are at most 7.
-struct ByteSums {
-  __m256i high;
-  __m256i low;
-};
-inline ByteSums AddBytes(const ByteSums& sums, bool first, __m256i fields, __m256i high, __m256i low) {
-  const __m256i h = _mm256_maddubs_epi16(fields, high);
-  const __m256i l = _mm256_maddubs_epi16(low, fields);
-  return first ? ByteSums{h, l} : ByteSums{_mm256_add_epi16(sums.high, h), _mm256_add_epi16(sums.low, l)};
-}
-// REQUIRES at most four additions: 4 * 2 * 255 * 7 fits 16 bits.
-inline __m256i JoinBytes(const ByteSums& sums) {
-  return _mm256_add_epi32(_mm256_madd_epi16(sums.high, _mm256_set1_epi16(256)),
-                          _mm256_madd_epi16(sums.low, _mm256_set1_epi16(1)));
-}

@@ -72,17 +72,3 @@ inline __m256 FoldTo8(const N* parts) {
 
 // sum plus the products of neighbouring int16 pairs.
 inline __m256i AddProducts(__m256i sum, __m256i a, __m256i b) { return _mm256_dpwssd_epi32(sum, a, b); }
-
-// Sums of bytes times high and low bytes of int16 values (byte_dot-inl.h). `fields` are at most 7.
-struct ByteSums {
-  __m256i high;
-  __m256i low;
-};
-inline ByteSums AddBytes(const ByteSums& sums, bool first, __m256i fields, __m256i high, __m256i low) {
-  const __m256i zero = _mm256_setzero_si256();
-  return {_mm256_dpbusd_epi32(first ? zero : sums.high, fields, high),
-          _mm256_dpbusd_epi32(first ? zero : sums.low, low, fields)};
-}
-inline __m256i JoinBytes(const ByteSums& sums) {
-  return _mm256_add_epi32(_mm256_slli_epi32(sums.high, 8), sums.low);
-}

@@ -170,8 +170,8 @@ inline void SumEightGroups(const RowShape& shape, const uint8_t* const* w, const
   }
 }
 
-// kRows rows with one token. kUnits: units in a group, 0 for groups that do not fill whole blocks with their
-// neighbours. `ahead`: rows to prefetch meanwhile, or nullptr.
+// kRows (1 or 2) rows with one token. kUnits: units in a group, 0 for groups that do not fill whole blocks
+// with their neighbours. `ahead`: rows to prefetch meanwhile, or nullptr.
 template <QuantKind kKind, uint32_t kUnits, int kRows>
 inline void DotRowsWith(const RowShape& shape, const uint8_t* const* w, const QuantRow& x, LinesAhead* lines,
                         float* y) {
@@ -185,9 +185,11 @@ inline void DotRowsWith(const RowShape& shape, const uint8_t* const* w, const Qu
     for (; g + 8 <= whole; g += 8) {
       __m256i sums[kRows];
       SumEightGroups<kKind, kUnits, kRows>(shape, w, x, g, sums);
-      for (int r = 0; r < kRows; ++r) {
-        lines[r].Step();
-        lanes[r] = AddGroups<kKind>(shape, w[r], x, g, 8, sums[r], lanes[r]);
+      lines[0].Step();
+      lanes[0] = AddGroups<kKind>(shape, w[0], x, g, 8, sums[0], lanes[0]);
+      if constexpr (kRows == 2) {  // not a loop: it would keep the lanes in memory
+        lines[1].Step();
+        lanes[1] = AddGroups<kKind>(shape, w[1], x, g, 8, sums[1], lanes[1]);
       }
     }
   }

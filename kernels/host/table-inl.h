@@ -18,7 +18,7 @@
 #include "kernels/host/down-inl.h"
 #include "kernels/host/codes-inl.h"
 #include "kernels/host/byte_codes-inl.h"
-#include "kernels/host/byte_dot-inl.h"
+#include SLUICE_BYTE_DOT
 #include "kernels/host/quant_dot-inl.h"
 #include "kernels/host/quant_gemm-inl.h"
 #include "kernels/host/byte_down-inl.h"

@@ -1,0 +1,164 @@
+// Dot products of q2 and q3 rows by bytes (byte_codes-inl.h), for groups of 64 and 128, with AVX-512: two
+// blocks of a 2-bit plane in a register; byte_dot-inl.h is its twin.
+//
+// A block has two groups of 64: the even bytes hold one, the odd bytes the other. They are moved to the
+// halves of each 128-bit lane; the activations lie in the same order (QuantRow::bytes).
+//
+// Included by kernels_avx512.cc only.
+//
+// Thread safety: pure but for the memory that the calls name.
+#ifndef SLUICE_ISA
+#error "included by kernels_avx512.cc only"
+#endif
+
+// Whether rows of a kind with groups of kUnits units are multiplied so.
+template <QuantKind kKind, uint32_t kUnits>
+inline constexpr bool kByBytes = (kKind == QuantKind::kQ2 || kKind == QuantKind::kQ3) &&
+                                 (kUnits == 4 || kUnits == 8);
+
+inline __m512i LoadBlocks(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline __m512i InEveryLane(__m128i lane) { return _mm512_broadcast_i32x4(lane); }
+
+// A unit and the one a block later.
+inline __m512i TwoUnits(const int16_t* codes) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(LoadCodes16(codes)), LoadCodes16(codes + 128), 1);
+}
+
+// Codes [0, cols rounded up to kCodeAlign) of a rounded row as bytes: for each 256 codes and each field f of
+// four, 64 high and 64 low bytes of the codes of units f, f + 4, f + 8 and f + 12, in the order of EvenOdd().
+inline void SplitCodes(const int16_t* codes, uint32_t cols, uint8_t* bytes) {
+  const __m512i low_mask = _mm512_set1_epi16(0xff);
+  for (uint32_t k = 0; k < cols; k += 256) {
+    for (uint32_t f = 0; f < 4; ++f, bytes += 128) {
+      const __m512i a = TwoUnits(codes + k + 16 * f);
+      const __m512i b = TwoUnits(codes + k + 16 * (f + 4));
+      _mm512_storeu_si512(bytes, _mm512_packs_epi16(_mm512_srai_epi16(a, 8), _mm512_srai_epi16(b, 8)));
+      _mm512_storeu_si512(bytes + 64,
+                          _mm512_packus_epi16(_mm512_and_si512(a, low_mask), _mm512_and_si512(b, low_mask)));
+    }
+  }
+}
+
+// Even bytes of each 128-bit lane to its lower half, odd ones to its upper half.
+inline __m512i EvenOdd(__m512i blocks) {
+  return _mm512_shuffle_epi8(
+      blocks, InEveryLane(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)));
+}
+
+// The third bits for two low blocks: bits 0 to 3 of each byte are those of fields 0 to 3.
+inline __m512i ThirdBits(const uint8_t* high) {
+  const __m256i even =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14));
+  const __m256i odd =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 3, 5, 7, 9, 11, 13, 15, 1, 3, 5, 7, 9, 11, 13, 15));
+  const __m512i order = _mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1);
+  const __m512i bits = _mm512_shuffle_epi8(_mm512_broadcast_i64x4(LoadBlock(high)), order);
+  return _mm512_and_si512(_mm512_mask_srli_epi16(bits, 0xf0f0f0f0, bits, 4), _mm512_set1_epi8(0x0f));
+}
+
+// The four fields of every byte, as ByteFields() of byte_codes-inl.h.
+template <QuantKind kKind>
+__attribute__((always_inline)) inline void WideFields(__m512i bytes, __m512i third, __m512i* out) {
+  if constexpr (kKind == QuantKind::kQ2) {
+    const __m512i two = _mm512_set1_epi8(3);
+    out[0] = _mm512_and_si512(bytes, two);
+    out[1] = _mm512_and_si512(_mm512_srli_epi16(bytes, 2), two);
+    out[2] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), two);
+    out[3] = _mm512_and_si512(_mm512_srli_epi16(bytes, 6), two);
+    return;
+  }
+  constexpr int kBothAndOr = 0xea;  // (a & b) | c
+  const __m512i pairs = _mm512_set1_epi8(0x33);
+  const __m512i nibble = _mm512_set1_epi8(0x0f);
+  const __m512i even_bits = _mm512_shuffle_epi8(InEveryLane(EvenThirdBits()), third);
+  const __m512i odd_bits = _mm512_shuffle_epi8(InEveryLane(OddThirdBits()), third);
+  const __m512i even = _mm512_ternarylogic_epi32(bytes, pairs, even_bits, kBothAndOr);
+  const __m512i odd = _mm512_ternarylogic_epi32(_mm512_srli_epi16(bytes, 2), pairs, odd_bits, kBothAndOr);
+  out[0] = _mm512_and_si512(even, nibble);
+  out[1] = _mm512_and_si512(odd, nibble);
+  out[2] = _mm512_and_si512(_mm512_srli_epi16(even, 4), nibble);
+  out[3] = _mm512_and_si512(_mm512_srli_epi16(odd, 4), nibble);
+}
+
+// Lanes 2i and 2i + 1 of each 128 bits added: a's sums in lanes 0 and 1, b's in 2 and 3.
+inline __m512i AddNeighbours(__m512i a, __m512i b) {
+  const __m512 x = _mm512_castsi512_ps(a);
+  const __m512 y = _mm512_castsi512_ps(b);
+  return _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(x, y, 0x88)),
+                          _mm512_castps_si512(_mm512_shuffle_ps(x, y, 0xdd)));
+}
+
+// Of kRows rows: partial sums of the groups of 64 in the two low blocks kPair of a run that begins at unit
+// `first`. Each 128-bit lane has two sums of one group and then two of the next; the first two lanes are the
+// first block's.
+template <QuantKind kKind, uint32_t kPair, int kRows>
+__attribute__((always_inline)) inline void PairOfBlocks(const RowShape& shape, const uint8_t* const* w,
+                                                        const uint8_t* x, uint32_t first, __m512i* out) {
+  __m512i fields[kRows][4];
+  SLUICE_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    const __m512i bytes = EvenOdd(LoadBlocks(w[r] + (uint64_t{first / 8} + 2 * kPair) * 32));
+    __m512i third = bytes;
+    if constexpr (kKind == QuantKind::kQ3) {
+      third = ThirdBits(w[r] + shape.high_plane + (uint64_t{first / 16} + kPair) * 32);
+    }
+    WideFields<kKind>(bytes, third, fields[r]);
+  }
+  x += uint64_t{first} * 32 + kPair * 512;
+  __m512i high[kRows];
+  __m512i low[kRows];
+  SLUICE_UNROLL
+  for (int f = 0; f < 4; ++f) {
+    const __m512i h = LoadBlocks(x + f * 128);
+    const __m512i l = LoadBlocks(x + f * 128 + 64);
+    SLUICE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      high[r] = _mm512_dpbusd_epi32(f == 0 ? _mm512_setzero_si512() : high[r], fields[r][f], h);
+      low[r] = _mm512_dpbusd_epi32(f == 0 ? _mm512_setzero_si512() : low[r], l, fields[r][f]);
+    }
+  }
+  SLUICE_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    out[r] = _mm512_add_epi32(_mm512_slli_epi32(high[r], 8), low[r]);
+  }
+}
+
+template <QuantKind kKind, uint32_t kPair, int kRows>
+__attribute__((always_inline)) inline void TwoPairsOfBlocks(const RowShape& shape, const uint8_t* const* w,
+                                                            const uint8_t* x, uint32_t first, __m512i* out) {
+  __m512i a[kRows];
+  __m512i b[kRows];
+  PairOfBlocks<kKind, kPair, kRows>(shape, w, x, first, a);
+  PairOfBlocks<kKind, kPair + 1, kRows>(shape, w, x, first, b);
+  for (int r = 0; r < kRows; ++r) {
+    out[r] = AddNeighbours(a[r], b[r]);
+  }
+}
+
+// Of kRows <= 2 rows: the exact sums of eight groups of kUnits units, one in each lane.
+template <QuantKind kKind, uint32_t kUnits, int kRows>
+__attribute__((always_inline)) inline void EightGroupsOfBytes(const RowShape& shape, const uint8_t* const* w,
+                                                              const uint8_t* x, uint32_t first,
+                                                              __m256i* out) {
+  __m512i sums[kRows];
+  TwoPairsOfBlocks<kKind, 0, kRows>(shape, w, x, first, sums);
+  if constexpr (kUnits == 8) {
+    __m512i more[kRows];
+    TwoPairsOfBlocks<kKind, 2, kRows>(shape, w, x, first, more);
+    for (int r = 0; r < kRows; ++r) {
+      sums[r] = AddNeighbours(sums[r], more[r]);
+    }
+  }
+  // The lanes of each block added; then in the low half the first row's, the first blocks' before the second
+  // ones', in the high half the last row's.
+  const __m512i last = sums[kRows - 1];
+  const __m512i both =
+      _mm512_add_epi32(_mm512_shuffle_i64x2(sums[0], last, 0x88), _mm512_shuffle_i64x2(sums[0], last, 0xdd));
+  const __m512i order = kUnits == 4 ? _mm512_setr_epi32(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15)
+                                    : _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+  const __m512i ordered = _mm512_permutexvar_epi32(order, both);
+  out[0] = _mm512_castsi512_si256(ordered);
+  if constexpr (kRows == 2) {
+    out[1] = _mm512_extracti64x4_epi64(ordered, 1);
+  }
+}
