@@ -109,6 +109,11 @@ void Arena::Free(uint32_t id, uint64_t offset) {
   pool_.insert(id);
 }
 
+void Arena::SetOwner(uint32_t id, uint64_t offset, uint32_t owner) {
+  Segment& segment = *segments_.at(id);
+  segment.owners[offset / segment.slot_bytes] = owner;
+}
+
 bool Arena::RetirePooled() {
   const std::set<uint32_t> pooled = std::exchange(pool_, {});
   for (uint32_t id : pooled) {

@@ -26,6 +26,8 @@
 namespace sluice {
 
 inline constexpr uint32_t kNoOwner = std::numeric_limits<uint32_t>::max();
+// Of a slot whose bytes went bad in memory and may still be read.
+inline constexpr uint32_t kCondemnedOwner = kNoOwner - 1;
 
 struct Slot {
   uint32_t segment = 0;
@@ -59,6 +61,8 @@ class Arena {
   std::optional<Slot> Allocate(uint64_t slot_bytes, uint32_t owner);
   // Gives a slot back. The segment goes to the pool with its last one.
   void Free(uint32_t segment, uint64_t offset);
+
+  void SetOwner(uint32_t segment, uint64_t offset, uint32_t owner);
 
   // Retires every pooled segment. True if there was one.
   bool RetirePooled();

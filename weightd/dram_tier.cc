@@ -218,6 +218,32 @@ bool DramTier::EvictOne(Gid gid) {
   return true;
 }
 
+void DramTier::Condemn(Gid gid) {
+  if (store_.state(gid) != ExtentState::kResident) {
+    return;
+  }
+  SizeClass& owner = size_class(store_.length(gid));
+  owner.policy->Remove(gid, turnovers());
+  owner.resident_bytes -= store_.length(gid);
+  Uncharge(gid);
+  store_.Withdraw(gid);
+  arena_.SetOwner(store_.segment(gid), store_.offset(gid), kCondemnedOwner);
+  condemned_.push_back(Condemned{gid, store_.segment(gid), store_.offset(gid)});
+  SweepCondemned();
+}
+
+void DramTier::SweepCondemned() {
+  // Seen free once after the withdrawal, nobody reads the old place: who leases from now on finds the new
+  // one.
+  std::erase_if(condemned_, [this](const Condemned& place) {
+    const bool free = !store_.Held(place.gid);
+    if (free) {
+      arena_.Free(place.segment, place.offset);
+    }
+    return free;
+  });
+}
+
 DramTier::Room DramTier::MakeRoom(uint64_t slot_bytes, Gid gid, Slot* slot) {
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
     if (std::optional<Slot> free = arena_.Allocate(slot_bytes, gid)) {
@@ -276,7 +302,7 @@ std::optional<UseKey> DramTier::MedianUse(const Arena::SegmentView& segment) con
   const size_t step = std::max<size_t>(1, segment.owners->size() / kSamples);
   for (size_t i = 0; i < segment.owners->size() && found < kSamples; i += step) {
     const uint32_t owner = (*segment.owners)[i];
-    if (owner != kNoOwner) {
+    if (owner != kNoOwner && owner != kCondemnedOwner) {
       uses[found++] = Look(owner).last;
     }
   }
@@ -289,7 +315,10 @@ std::optional<UseKey> DramTier::MedianUse(const Arena::SegmentView& segment) con
 
 bool DramTier::AllEvictable(const Arena::SegmentView& segment) const {
   return std::none_of(segment.owners->begin(), segment.owners->end(), [this](uint32_t owner) {
-    return owner != kNoOwner && (store_.state(owner) != ExtentState::kResident || store_.Held(owner));
+    if (owner == kNoOwner) {
+      return false;
+    }
+    return owner == kCondemnedOwner || store_.state(owner) != ExtentState::kResident || store_.Held(owner);
   });
 }
 

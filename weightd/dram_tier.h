@@ -75,6 +75,12 @@ class DramTier {
   // weightd has read an unleased extent for a client (copied from it): as good as a client's use.
   void NoteUse(Gid gid);
 
+  // A resident extent's bytes have gone bad in memory: it is ABSENT at once and may be filled anew elsewhere.
+  // Its place is free when nobody holds the extent any more (SweepCondemned).
+  void Condemn(Gid gid);
+  void SweepCondemned();
+  size_t condemned() const { return condemned_.size(); }
+
   void DropSegment(uint32_t segment) { arena_.Drop(segment); }
 
   Store& store() { return store_; }
@@ -136,7 +142,13 @@ class DramTier {
   std::map<uint64_t, SizeClass> classes_;  // by slot size
   std::vector<UseKey> filled_;             // by gid: when it was filled, or last known
   StepTimeline fill_bytes_;                // maps clock() to filled_bytes_
-  std::map<uint64_t, Tenant> tenants_;     // sessions with a quota
+  struct Condemned {
+    Gid gid;
+    uint32_t segment;
+    uint64_t offset;
+  };
+  std::vector<Condemned> condemned_;
+  std::map<uint64_t, Tenant> tenants_;  // sessions with a quota
   absl::flat_hash_map<Gid, uint64_t> charged_to_;
   uint64_t slow_bytes_ = 0;
   uint64_t lost_bytes_ = 0;

@@ -117,6 +117,12 @@ bool Store::Evict(Gid gid) {
   return true;
 }
 
+void Store::Withdraw(Gid gid) {
+  resident_bytes_ -= extents_[gid].length;
+  --resident_extents_;
+  SetAbsent(gid);
+}
+
 UseKey Store::LastUse(Gid gid, uint64_t now) const {
   const PackRecord& pack = packs_[extents_[gid].pack];
   UseKey last;

@@ -45,6 +45,8 @@ class Store {
   ExtentState state(Gid gid) const { return extents_[gid].state; }
   uint32_t segment(Gid gid) const { return extents_[gid].segment; }
   uint64_t offset(Gid gid) const { return extents_[gid].offset; }
+  // Grows with every fill.
+  uint64_t generation(Gid gid) const { return extents_[gid].generation; }
 
   // ABSENT -> FILLING at a place. -> RESIDENT, or back to ABSENT, or BAD.
   void BeginFill(Gid gid, uint32_t segment, uint64_t offset);
@@ -60,6 +62,9 @@ class Store {
   bool Held(Gid gid) const;
   // RESIDENT -> ABSENT unless somebody holds it. The place is free after true.
   bool Evict(Gid gid);
+  // RESIDENT -> ABSENT though somebody may hold it: no new lease succeeds, but its bytes may still be read
+  // until Held() was seen false.
+  void Withdraw(Gid gid);
   // The latest use by any session; a zero key if none ever used it.
   UseKey LastUse(Gid gid, uint64_t now) const;
   // How often any session used it, ended ones too.

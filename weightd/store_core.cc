@@ -59,7 +59,8 @@ StoreCore::StoreCore(const Options& options, const Environment& environment)
                                 if (Session* found = Find(session)) found->SetProgress(word, value);
                               },
                               [this](const std::string& message) { Log(LogSeverity::kError, message); },
-                              [this] { return PrefetchRoom(); }}) {}
+                              [this] { return PrefetchRoom(); }}),
+      scrubber_(options.scrub_rate, &tier_, [this](uint32_t pack) { return source(pack); }) {}
 
 absl::StatusOr<uint32_t> StoreCore::AddPack(std::unique_ptr<ExtentSource> source, std::vector<int> files) {
   const uint64_t least = source->dense_bytes() + 2 * source->largest_expert_bytes();
@@ -70,7 +71,7 @@ absl::StatusOr<uint32_t> StoreCore::AddPack(std::unique_ptr<ExtentSource> source
                      ", twice the largest expert of ", source->largest_expert_bytes(), ")"));
   }
   const uint32_t extents = source->extent_count();
-  if (extents == 0 || tier_.store().extent_count() + extents >= kNoOwner) {
+  if (extents == 0 || tier_.store().extent_count() + extents >= kCondemnedOwner) {
     return absl::InvalidArgumentError(
         absl::StrCat("pack ", source->model_id(), ": ", extents, " extents cannot be served"));
   }

@@ -25,6 +25,7 @@
 #include "weightd/extent_source.h"
 #include "weightd/fetcher.h"
 #include "weightd/poller.h"
+#include "weightd/scrubber.h"
 #include "weightd/session.h"
 #include "weightd/weight_store.h"
 
@@ -41,6 +42,7 @@ class StoreCore {
     // A session that has not unmapped a retired segment after this long is slow: fills take other room if
     // there is any. After the fetcher's retire_wait_nanos none counts on it.
     int64_t slow_unmap_nanos = 250'000'000;
+    uint64_t scrub_rate = 0;     // bytes of resident weights verified a second; 0: none
     uint64_t session_quota = 0;  // bytes that a session may fill at most; 0: no bound
   };
   struct Environment {
@@ -77,6 +79,12 @@ class StoreCore {
   void EndSleep();
   // When to pump though nothing happened, in the clock's nanoseconds; 0: never.
   int64_t NextDeadline() const;
+
+  // A chunk to verify without the lock, and what came of it; see scrubber.h.
+  std::optional<Scrubber::Chunk> TakeScrub();
+  // True: the extent went bad and is read again.
+  bool FinishScrub(const Scrubber::Chunk& chunk, const absl::Status& verdict);
+  int64_t NextScrub() const { return scrubber_.next_due(); }
 
   StoreStats Stats() const;
   uint64_t in_flight_bytes() const { return fetcher_.started_bytes(); }
@@ -131,6 +139,7 @@ class StoreCore {
   const Environment environment_;
   DramTier tier_;
   Fetcher fetcher_;
+  Scrubber scrubber_;
   std::vector<PackRecord> packs_;
   std::map<uint64_t, std::unique_ptr<Session>> sessions_;
   struct Retiring {
@@ -148,6 +157,7 @@ class StoreCore {
   std::vector<Doomed> doomed_;
   std::vector<std::pair<LogSeverity, std::string>> log_;
   uint64_t next_session_ = 1;
+  uint64_t scrub_refills_ = 0;
   uint64_t sessions_lost_ = 0;
   bool draining_ = false;
 };

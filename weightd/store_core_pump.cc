@@ -18,6 +18,7 @@ void StoreCore::BeginDecision() {
 
 bool StoreCore::Pump(const std::vector<ReadResult>& reads) {
   BeginDecision();
+  tier_.SweepCondemned();
   for (const ReadResult& read : reads) {
     fetcher_.OnRead(read);
   }
@@ -339,6 +340,28 @@ int64_t StoreCore::NextDeadline() const {
   return next;
 }
 
+std::optional<Scrubber::Chunk> StoreCore::TakeScrub() {
+  return scrubber_.Take(environment_.clock->NowNanos());
+}
+
+bool StoreCore::FinishScrub(const Scrubber::Chunk& chunk, const absl::Status& verdict) {
+  if (!scrubber_.Done(chunk, verdict)) {
+    return false;
+  }
+  Log(LogSeverity::kError,
+      absl::StrCat("pack ", chunk.source->model_id(), ", ", chunk.source->ExtentName(chunk.extent),
+                   ": its bytes in memory have gone bad and are read again (", std::string(verdict.message()),
+                   ")"));
+  FillRequest again;  // for nobody: session 0 does not exist
+  again.id = ++scrub_refills_;
+  again.request_class = RequestClass::kPrefetch;
+  again.pack = tier_.store().RefOf(chunk.gid).pack;
+  again.extents.ids[0] = chunk.extent;
+  again.extents.count = 1;
+  fetcher_.Accept(again);
+  return true;
+}
+
 StoreStats StoreCore::Stats() const {
   StoreStats stats;
   const Arena& arena = tier_.arena();
@@ -355,6 +378,9 @@ StoreStats StoreCore::Stats() const {
   stats.admission = tier_.policy_kind().admission;
   stats.trusted_extents = tier_.trusted_extents();
   stats.promotions = tier_.promotions();
+  stats.scrub_bytes = scrubber_.stats().bytes;
+  stats.scrub_passes = scrubber_.stats().passes;
+  stats.scrub_failures = scrubber_.stats().failures;
   stats.fills = fetches.fills;
   stats.bytes_read = fetches.bytes_read;
   stats.demand_requests = fetches.demand_requests;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <deque>
 #include <thread>
 #include <utility>
@@ -89,6 +90,14 @@ class WeightStore::Impl {
   }
 
   ~Impl() {
+    if (scrub_.joinable()) {
+      {
+        MutexLock lock(&scrub_mutex_);
+        scrub_stop_ = true;
+      }
+      scrub_wake_.SignalAll();
+      scrub_.join();
+    }
     if (pump_.joinable()) {
       stop_.store(true);
       Ring();
@@ -100,6 +109,9 @@ class WeightStore::Impl {
   absl::Status Start() {
     RETURN_IF_ERROR(poller_.WatchBell(bell_.get(), PollEvent{}));
     pump_ = std::thread([this] { Run(); });
+    if (options_.scrub_rate != 0) {
+      scrub_ = std::thread([this] { Scrub(); });
+    }
     return absl::OkStatus();
   }
 
@@ -210,6 +222,7 @@ class WeightStore::Impl {
     core.policy.eviction = options.eviction;
     core.policy.admission = options.admission;
     core.session_quota = options.session_quota;
+    core.scrub_rate = options.scrub_rate;
     core.attach_timeout_nanos = int64_t{options.attach_timeout_ms} * 1'000'000;
     return core;
   }
@@ -258,6 +271,38 @@ class WeightStore::Impl {
     }
   }
 
+  // Until the end: one chunk after the other, each verified without the core's lock.
+  void Scrub() {
+    while (true) {
+      std::optional<Scrubber::Chunk> chunk;
+      int64_t due = 0;
+      {
+        MutexLock lock(&mutex_);
+        chunk = core_.TakeScrub();
+        due = core_.NextScrub();
+      }
+      if (chunk.has_value()) {
+        const absl::Status verdict = chunk->Verify();
+        bool again = false;
+        {
+          MutexLock lock(&mutex_);
+          again = core_.FinishScrub(*chunk, verdict);
+        }
+        if (again) {
+          Ring();
+        }
+      }
+      MutexLock lock(&scrub_mutex_);
+      const int64_t wait = due - clock_.NowNanos();
+      if (!scrub_stop_ && wait > 0) {
+        scrub_wake_.WaitFor(&scrub_mutex_, std::chrono::nanoseconds(wait));
+      }
+      if (scrub_stop_) {
+        return;
+      }
+    }
+  }
+
   const WeightStoreOptions options_;
   const uint64_t epoch_;
   const MonotonicClock clock_;
@@ -276,6 +321,10 @@ class WeightStore::Impl {
   std::deque<const Pack*> open_packs_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<BlockReader> reader_;  // const until the destructor
   std::thread pump_;
+  Mutex scrub_mutex_;
+  CondVar scrub_wake_;
+  bool scrub_stop_ ABSL_GUARDED_BY(scrub_mutex_) = false;
+  std::thread scrub_;  // const until the destructor, as pump_
 };
 
 WeightStore::WeightStore() = default;

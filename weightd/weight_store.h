@@ -50,6 +50,8 @@ struct WeightStoreOptions {
   bool admission = true;
   // Bytes that a session may fill at most; 0: no bound.
   uint64_t session_quota = 0;
+  // Bytes a second of resident weights that are verified again, in the background; 0: none.
+  uint64_t scrub_rate = 0;
   // Called from any thread, never with a lock held that a method of this class takes. May be empty.
   LogFn log;
 };
@@ -135,6 +137,9 @@ struct StoreStats {
   std::string eviction;  // "lru", "lfru", "score"
   bool admission = false;
   uint64_t trusted_extents = 0;  // that the admission keeps from scans, now
+  uint64_t scrub_bytes = 0;      // verified again in memory
+  uint64_t scrub_passes = 0;     // over all that was resident
+  uint64_t scrub_failures = 0;   // extents whose bytes went bad in memory
   uint64_t promotions = 0;       // how many came to be that
   std::string io_engine;         // "uring, O_DIRECT", "pread, buffered"
   std::vector<SessionStats> sessions;

@@ -31,6 +31,7 @@ struct WeightdOptions {
   int reader_threads = 32;  // of the pread engine
   std::string eviction = "lru";
   bool admission = true;
+  ByteSize scrub_rate;     // bytes a second; 0: none
   ByteSize session_quota;  // bytes that a session may fill; 0: no bound
 
   absl::Duration budget_wait = absl::Seconds(10);
@@ -77,6 +78,8 @@ void ForEachOption(WeightdOptions* o, Visit visit) {
   visit("admission", &o->admission, "Keep what is used again and again from one long prefill: on or off");
   visit("session-quota", &o->session_quota,
         "Memory that one session may fill; beyond it its own coldest goes (default: no bound)");
+  visit("scrub-rate", &o->scrub_rate,
+        "Weights in memory that are verified again each second, as 64MiB (default: off)");
   visit("direct", &o->direct, "Read past the page cache: on or off");
   visit("threads", &o->reader_threads, "Threads of the pread engine");
 

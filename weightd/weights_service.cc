@@ -114,6 +114,9 @@ void FillCounters(const StoreStats& stats, v1::GetStatsResponse* response) {
   response->set_admission(stats.admission);
   response->set_trusted_extents(stats.trusted_extents);
   response->set_promotions(stats.promotions);
+  response->set_scrub_bytes(stats.scrub_bytes);
+  response->set_scrub_passes(stats.scrub_passes);
+  response->set_scrub_failures(stats.scrub_failures);
 }
 
 void FillSessions(const StoreStats& stats, v1::GetStatsResponse* response) {

@@ -34,6 +34,7 @@ class CoreTest : public ::testing::Test {
     options.arena.budget = budget;
     options.attach_timeout_nanos = attach_timeout_nanos_;
     options.session_quota = session_quota_;
+    options.scrub_rate = scrub_rate_;
     StoreCore::Environment environment;
     environment.reader = other_reader_ == nullptr ? &reader_ : other_reader_;
     environment.clock = &clock_;
@@ -106,6 +107,7 @@ class CoreTest : public ::testing::Test {
   BlockReader* other_reader_ = nullptr;  // in place of reader_
   int64_t attach_timeout_nanos_ = 0;
   uint64_t session_quota_ = 0;
+  uint64_t scrub_rate_ = 0;
   const FakeExtentSource* source_ = nullptr;  // of the pack added last
   std::unique_ptr<StoreCore> core_;
 };
