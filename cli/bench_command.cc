@@ -94,7 +94,8 @@ absl::StatusOr<BenchResult> Measure(const Options& o, Launcher* launcher, const 
                     o.common.quiet);
   // The warm-up is a repetition that does not count: it also brings the experts into memory.
   for (uint64_t i = o.no_warmup ? 1 : 0; i <= repetitions; ++i) {
-    ASSIGN_OR_RETURN(BenchSample sample, RunOnce(&launcher->client(), test, vocab, /*seed=*/i + 1));
+    ASSIGN_OR_RETURN(BenchSample sample, RunOnce(&launcher->client(), test, vocab, /*seed=*/i + 1,
+                                                 launcher->server_option("clock") == "virtual"));
     if (i > 0) {
       result.samples.push_back(sample);
     }

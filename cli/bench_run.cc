@@ -18,6 +18,7 @@ struct SequenceTimes {
   absl::Time first;  // token
   absl::Time last;
   uint64_t tokens = 0;
+  api::Timings timings;  // inferd's
 };
 
 api::GenerateStreamRequest RequestOf(const BenchTest& test, uint64_t vocab, std::mt19937_64* random) {
@@ -42,6 +43,9 @@ void RunSequence(Client* client, const api::GenerateStreamRequest& request, Sequ
         times->first = times->last;
       }
       times->tokens += static_cast<uint64_t>(event.delta().token_ids_size());
+    }
+    if (event.has_finished()) {
+      times->timings = event.finished().timings();
     }
     return absl::OkStatus();
   });
@@ -88,9 +92,24 @@ absl::StatusOr<BenchSample> SampleOf(const BenchTest& test, const std::vector<Se
   return sample;
 }
 
+void UseServerTimes(const BenchTest& test, const std::vector<SequenceTimes>& sequences,
+                    const api::Counters& before, const api::Counters& after, BenchSample* sample) {
+  sample->ttft_ms = sample->tpot_ms = 0;
+  for (const SequenceTimes& sequence : sequences) {
+    const double n = static_cast<double>(sequences.size());
+    sample->ttft_ms += 1e3 * sequence.timings.prompt_seconds() / n;
+    if (test.generate >= 2) {
+      sample->tpot_ms += 1e3 * sequence.timings.decode_seconds() / static_cast<double>(test.generate - 1) / n;
+    }
+  }
+  sample->seconds =
+      after.prompt_seconds() - before.prompt_seconds() + after.decode_seconds() - before.decode_seconds();
+}
+
 }  // namespace
 
-absl::StatusOr<BenchSample> RunOnce(Client* client, const BenchTest& test, uint64_t vocab, uint64_t seed) {
+absl::StatusOr<BenchSample> RunOnce(Client* client, const BenchTest& test, uint64_t vocab, uint64_t seed,
+                                    bool server_times) {
   std::mt19937_64 random(seed);
   std::vector<api::GenerateStreamRequest> requests;
   for (uint64_t i = 0; i < test.batch; ++i) {
@@ -108,6 +127,9 @@ absl::StatusOr<BenchSample> RunOnce(Client* client, const BenchTest& test, uint6
   ASSIGN_OR_RETURN(const api::GetStatsResponse after, client->GetStats());
   ASSIGN_OR_RETURN(BenchSample sample, SampleOf(test, times));
   AddCounters(before.counters(), after.counters(), &sample);
+  if (server_times) {
+    UseServerTimes(test, times, before.counters(), after.counters(), &sample);
+  }
   return sample;
 }
 

@@ -14,8 +14,10 @@
 namespace sluice::cli {
 
 // Prompts are random token ids below `vocab`, drawn from `seed`; a test without prompt starts from one token.
-// Answers run to their full length past any end token.
-absl::StatusOr<BenchSample> RunOnce(Client* client, const BenchTest& test, uint64_t vocab, uint64_t seed);
+// Answers run to their full length past any end token. `server_times`: inferd's own times count, not those
+// seen from here: on a virtual clock only it knows them.
+absl::StatusOr<BenchSample> RunOnce(Client* client, const BenchTest& test, uint64_t vocab, uint64_t seed,
+                                    bool server_times);
 
 }  // namespace sluice::cli
 

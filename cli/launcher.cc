@@ -47,7 +47,8 @@ std::string Environment(const char* name) {
 }
 
 // Those that say nothing on device host.
-constexpr char kDeviceOptions[] = " device-budget link-gbps link-latency-us clock ";
+constexpr char kDeviceOptions[] =
+    " device-budget link-gbps link-latency-us tile-neurons clock virtual-costs ";
 
 std::string ValueOf(const std::vector<OptionSetting>& settings, const std::string& name) {
   for (const OptionSetting& setting : settings) {
@@ -301,10 +302,27 @@ void Launcher::ShowOptions() const {
     return;
   }
   std::vector<std::string> words = {model_.name()};
-  for (const char* name :
-       {"preset", "sparsity", "sparsity-target", "sparsity-threshold", "sparsity-scope", "device",
-        "device-budget", "dram-budget", "context", "parallel", "kv", "kv-budget", "prefill-chunk", "threads",
-        "io", "direct", "link-gbps", "link-latency-us", "clock"}) {
+  for (const char* name : {"preset",
+                           "sparsity",
+                           "sparsity-target",
+                           "sparsity-threshold",
+                           "sparsity-scope",
+                           "device",
+                           "device-budget",
+                           "dram-budget",
+                           "context",
+                           "parallel",
+                           "kv",
+                           "kv-budget",
+                           "prefill-chunk",
+                           "threads",
+                           "io",
+                           "direct",
+                           "link-gbps",
+                           "link-latency-us",
+                           "tile-neurons",
+                           "clock",
+                           "virtual-costs"}) {
     const std::string value = server_option(name);
     const bool of_device = absl::StrContains(kDeviceOptions, absl::StrCat(" ", name, " "));
     if (!value.empty() && !(of_device && server_option("device") == "host")) {

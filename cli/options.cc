@@ -46,9 +46,8 @@ void CommonOptions::Declare(ArgParser* parser) {
   constexpr char kHint[] =
       "Options of the daemons, explained by --help-all: --device --device-budget --dram-budget --context\n"
       "--parallel --kv --kv-budget --prefill-chunk --threads --preset --sparsity --sparsity-target\n"
-      "--sparsity-threshold --sparsity-scope --policy --io --direct --link-gbps --link-latency-us --clock; "
-      "of "
-      "finding and starting them: --address --keep --no-restart";
+      "--sparsity-threshold --sparsity-scope --policy --io --direct --link-gbps --link-latency-us\n"
+      "--tile-neurons --clock --virtual-costs; of finding and starting them: --address --keep --no-restart";
   parser->HiddenGroup("Options of the daemons (sizes as 512MiB, 2GB)", kHint)
       .Choice("--device", {"host", "sim", "cuda"}, &device, "where the experts compute [host]")
       .Size("--device-budget", &device_budget, "bytes of device memory for experts")
@@ -72,11 +71,17 @@ void CommonOptions::Declare(ArgParser* parser) {
       .Texts(
           "--policy", &policy,
           "KEY=VALUE[,KEY=VALUE..]: single values of the preset, see `sluice preset show`; repeat for more")
-      .Choice("--io", {"uring", "pread"}, &io, "how weights are read [uring, pread where the kernel refuses it]")
+      .Choice("--io", {"uring", "pread"}, &io,
+              "how weights are read [uring, pread where the kernel refuses it]")
       .OnOff("--direct", &direct, "reads past the page cache [on]")
       .Real("--link-gbps", &link_gbps, "of device sim", 0, 1e6)
       .Real("--link-latency-us", &link_latency_us, "of device sim", 0, 1e9)
-      .Choice("--clock", {"real", "virtual"}, &clock, "of device sim [real]");
+      .Number("--tile-neurons", &tile_neurons, "that travel and compute together, device sim [an eighth]", 0,
+              1u << 20)
+      .Choice("--clock", {"real", "virtual"}, &clock, "of device sim [real]")
+      .Text("--virtual-costs", &virtual_costs,
+            "KEY=MS,..: link_ms, compute_ms, cpu_ms of a bf16 expert, attention_ms, head_ms [the link's, 5, "
+            "a third of the link's, 0.3, 0]");
   parser->HiddenGroup("Finding and starting them", kHint)
       .Text("--address", &address, "of a running inferd: unix:PATH or HOST:PORT [SLUICE_HOST, else started]")
       .TimeSpan("--keep", &keep, "leaves started daemons running for this long, as 10m [0]")
@@ -104,7 +109,9 @@ std::vector<OptionSetting> CommonOptions::InferdSettings() const {
       .Add("policy", policy)
       .Add("link-gbps", link_gbps)
       .Add("link-latency-us", link_latency_us)
+      .Add("tile-neurons", tile_neurons)
       .Add("clock", clock)
+      .Add("virtual-costs", virtual_costs)
       .Take();
 }
 

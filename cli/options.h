@@ -41,7 +41,9 @@ struct CommonOptions {
   std::vector<std::string> policy;  // KEY=VALUE[,KEY=VALUE..] each
   std::optional<double> link_gbps;
   std::optional<double> link_latency_us;
+  std::optional<uint64_t> tile_neurons;
   std::optional<std::string> clock;
+  std::optional<std::string> virtual_costs;
 
   // Of weightd.
   std::optional<uint64_t> dram_budget;

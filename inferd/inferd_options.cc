@@ -73,16 +73,21 @@ absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& 
   if (options.device == "cuda") {
     return Missing("--device cuda: this build has no CUDA device; use --device host");
   }
-  if (options.device == "sim") {
-    return Missing("--device sim: this build has no simulated device yet; use --device host");
-  }
-  for (const char* name : {"device-budget", "link-gbps", "link-latency-us", "clock"}) {
-    if (set.count(name) > 0) {
-      return Missing(
-          absl::StrCat("--", name, " is about the devices sim and cuda, which this build has not"));
+  for (const char* name :
+       {"device-budget", "link-gbps", "link-latency-us", "tile-neurons", "clock", "virtual-costs"}) {
+    if (options.device == "host" && set.count(name) > 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", name, " is about devices with memory of their own; give --device sim with it"));
     }
   }
-  return absl::OkStatus();
+  if (options.tile_neurons % 64 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tile-neurons is ", options.tile_neurons, ", not a multiple of 64"));
+  }
+  if (!options.virtual_costs.empty() && options.clock != "virtual") {
+    return absl::InvalidArgumentError("--virtual-costs needs --clock virtual");
+  }
+  return ParseVirtualCosts(options.virtual_costs).status();
 }
 
 EngineOptions EngineOptionsOf(const InferdOptions& options) {
@@ -96,6 +101,10 @@ EngineOptions EngineOptionsOf(const InferdOptions& options) {
   engine.queue.tokens = options.max_queue_tokens;
   engine.queue.bytes = options.max_queue_bytes.bytes;
   engine.device = DeviceFromName(options.device).value_or(DeviceKind::kHost);  // checked when parsed
+  engine.slab = {options.device_budget.bytes, options.link_gbps, options.link_latency_us,
+                 options.tile_neurons};
+  engine.virtual_clock = options.clock == "virtual";
+  engine.costs = ParseVirtualCosts(options.virtual_costs).value_or(VirtualCosts());  // checked when parsed
   engine.preset = options.preset;
   engine.policies = {options.sparsity, options.sparsity_scope, options.sparsity_target,
                      options.sparsity_threshold, options.policy};
@@ -143,6 +152,9 @@ std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const 
     shown.sparsity_scope = !sparsity.target.has_value()               ? ""
                            : sparsity.scope == ThresholdScope::kModel ? "model"
                                                                       : "expert";
+  }
+  if (plan.options.virtual_clock && options.virtual_costs.empty()) {
+    shown.virtual_costs = ShowVirtualCosts(plan.options.costs);
   }
   if (shown.kv_budget.bytes == 0) {
     shown.kv_budget.bytes = plan.kv_bytes;

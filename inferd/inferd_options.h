@@ -47,7 +47,9 @@ struct InferdOptions {
   bool prefetch = true;
   double link_gbps = 0;
   double link_latency_us = 0;
+  uint32_t tile_neurons = 0;
   std::string clock = "real";
+  std::string virtual_costs;
 
   uint32_t max_queue = 256;
   uint32_t max_queue_tokens = 1u << 20;
@@ -74,8 +76,8 @@ struct InferdCommand {
 
 InferdCommand ParseInferdCommand(int argc, const char* const* argv);
 
-// UNIMPLEMENTED naming the option for what this build has not: other devices than host, a link.
-// INVALID_ARGUMENT for values that no build takes.
+// UNIMPLEMENTED naming the option for what this build has not (device cuda). INVALID_ARGUMENT for values that
+// no build takes, and for options of a device with memory of its own on device host.
 absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& set);
 
 EngineOptions EngineOptionsOf(const InferdOptions& options);
@@ -111,7 +113,8 @@ void ForEachOption(InferdOptions* o, Visit visit) {
   visit("metrics", &o->metrics, "Loopback port of Prometheus metrics, as 127.0.0.1:9401 (default: off)");
 
   visit("device", &o->device, "Where the model runs: host, sim or cuda");
-  visit("device-budget", &o->device_budget, "Memory of the device, as 8GiB (devices sim and cuda)");
+  visit("device-budget", &o->device_budget,
+        "Memory of the device for experts, as 8GiB (devices sim and cuda; default: all experts)");
   visit("context", &o->context,
         "Tokens of prompt and answer together (default: the smaller of the model's and 8192)");
   visit("parallel", &o->parallel, "Sequences that run together");
@@ -132,9 +135,16 @@ void ForEachOption(InferdOptions* o, Visit visit) {
         "KEY=VALUE[,KEY=VALUE..]: one value of the preset, as `sluice preset show` lists them; repeat for "
         "more");
   visit("prefetch", &o->prefetch, "Ask for experts of the next layer ahead: on or off");
-  visit("link-gbps", &o->link_gbps, "Bandwidth of the link (device sim)");
-  visit("link-latency-us", &o->link_latency_us, "Latency of the link (device sim)");
-  visit("clock", &o->clock, "Time of the link: real or virtual (device sim)");
+  visit("link-gbps", &o->link_gbps,
+        "Bandwidth of the link in 1e9 bytes a second (device sim; default: unthrottled)");
+  visit("link-latency-us", &o->link_latency_us, "Time before a copy's first byte (device sim)");
+  visit("tile-neurons", &o->tile_neurons,
+        "Neurons of an expert that travel and compute together, a multiple of 64 (device sim; default: an "
+        "eighth of the expert)");
+  visit("clock", &o->clock, "Times of link and device: real, or virtual by a table of costs (device sim)");
+  visit("virtual-costs", &o->virtual_costs,
+        "Milliseconds of one bf16 expert and of a layer's attention, as "
+        "link_ms=15,compute_ms=5,attention_ms=0.3,cpu_ms=5,head_ms=0 (--clock virtual)");
 
   visit("max-queue", &o->max_queue, "Requests that may wait");
   visit("max-queue-tokens", &o->max_queue_tokens, "Tokens that waiting requests may have");

@@ -28,8 +28,7 @@ class InferdProgramTest(unittest.TestCase):
         base = self.daemons.inferd_arguments()
         for arguments, expected in [
             (["--device", "cuda"], "this build has no CUDA device"),
-            (["--device", "sim"], "no simulated device yet"),
-            (["--link-gbps", "16"], "--link-gbps"),
+            (["--device", "sim", "--device-budget", "1"], "cannot hold the least working set"),
             (["--listen", "0.0.0.0:0"], "TLS"),
             (["--preset", "nonesuch"], "nonesuch"),
             (["--context", "9999999"], "9999999"),

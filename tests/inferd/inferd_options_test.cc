@@ -143,20 +143,43 @@ TEST(InferdOptionsTest, HelpNamesEveryOptionAndExitsWithZero) {
   });
 }
 
-TEST(InferdOptionsTest, DevicesAndLinksOfOtherBuildsAreUnimplementedByName) {
-  for (const auto& [flag, value] : std::map<std::string, std::string>{{"--device", "cuda"},
-                                                                      {"--link-gbps", "16"},
+TEST(InferdOptionsTest, OptionsOfASlabAreRefusedByNameOnTheHost) {
+  for (const auto& [flag, value] : std::map<std::string, std::string>{{"--link-gbps", "16"},
                                                                       {"--device-budget", "8GiB"},
+                                                                      {"--tile-neurons", "64"},
                                                                       {"--clock", "virtual"}}) {
     const InferdCommand command = Parse({"--pack", "/p", flag, value});
-    ASSERT_FALSE(command.exit_code.has_value()) << flag;
-    const absl::Status status = CheckInferdOptions(command.options, command.set);
-    EXPECT_EQ(absl::StatusCode::kUnimplemented, status.code()) << flag;
-    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(flag));
+    EXPECT_EQ(2, command.exit_code.value_or(0)) << flag;
+    const InferdCommand sim = Parse({"--pack", "/p", "--device", "sim", flag, value});
+    ASSERT_FALSE(sim.exit_code.has_value()) << flag;
+    EXPECT_TRUE(CheckInferdOptions(sim.options, sim.set).ok()) << flag;
   }
+  EXPECT_EQ(2, Parse({"--pack", "/p", "--device", "sim", "--tile-neurons", "63"}).exit_code.value_or(0));
+  EXPECT_EQ(2,
+            Parse({"--pack", "/p", "--device", "sim", "--virtual-costs", "link_ms=1"}).exit_code.value_or(0));
+}
+
+TEST(InferdOptionsTest, ADeviceOfAnotherBuildIsUnimplementedByName) {
   const InferdCommand cuda = Parse({"--pack", "/p", "--device", "cuda"});
-  EXPECT_THAT(std::string(CheckInferdOptions(cuda.options, cuda.set).message()),
-              testing::HasSubstr("this build has no CUDA device"));
+  ASSERT_FALSE(cuda.exit_code.has_value());
+  const absl::Status status = CheckInferdOptions(cuda.options, cuda.set);
+  EXPECT_EQ(absl::StatusCode::kUnimplemented, status.code());
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("this build has no CUDA device"));
+}
+
+TEST(InferdOptionsTest, ASimulatedDeviceIsWhatTheOptionsSay) {
+  const InferdCommand command = Parse({"--pack", "/p", "--device", "sim", "--device-budget", "1KiB",
+                                       "--link-gbps", "2.5", "--link-latency-us", "30", "--clock", "virtual",
+                                       "--virtual-costs", "link_ms=15,compute_ms=0.5"});
+  ASSERT_FALSE(command.exit_code.has_value());
+  const EngineOptions engine = EngineOptionsOf(command.options);
+  EXPECT_EQ(DeviceKind::kSim, engine.device);
+  EXPECT_EQ(1024u, engine.slab.budget);
+  EXPECT_EQ(2.5, engine.slab.link_gbps);
+  EXPECT_EQ(30, engine.slab.link_latency_us);
+  EXPECT_TRUE(engine.virtual_clock);
+  EXPECT_EQ(15, engine.costs.link_ms);
+  EXPECT_EQ(0.5, engine.costs.compute_ms);
 }
 
 TEST(InferdOptionsTest, ReportShowsWhatWasSetAndWhatDefaultsBecame) {
