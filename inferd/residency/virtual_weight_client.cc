@@ -59,6 +59,7 @@ absl::Status VirtualWeightClient::Submit(const FetchRequest& request) {
   transfer.neurons.assign(request.transfer->neurons.begin(), request.transfer->neurons.end());
   transfer.target.neurons = {};
   transfer.submitted = Now();
+  link_->AdvanceTo(Now());  // so that what is joined does not end while it is
   if (Transfer* same = SameBytes(request); same != nullptr) {
     same->followed = true;
     transfer.leader = same->completion.id;

@@ -109,5 +109,20 @@ TEST_F(VirtualClockTest, TokensAreThoseOfTheHost) {
   EXPECT_EQ(ids, *wanted);
 }
 
+// Predictions and prompts of many rows: prefetches are joined, dropped and overtaken in every way.
+TEST_F(VirtualClockTest, EveryRequestEndsWhateverItJoins) {
+  for (const double compute_ms : {0.1, 5.0, 40.0}) {
+    TestEngineOptions options = Options(pack_->total_expert_bytes() * 5 / 6, 15, compute_ms);
+    options.engine.stall_limit = absl::Seconds(2);
+    absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options);
+    ASSERT_TRUE(test.ok()) << test.status();
+    for (int32_t i = 0; i < 30; ++i) {
+      const std::vector<int32_t> prompt = {i, 2 * i % 64, 9, 10, 63 - i, 12, 13, 7 * i % 64};
+      const auto ids = GenerateIds(test->engine.get(), GreedySpec(absl::StrCat("g", i), prompt, 8));
+      ASSERT_TRUE(ids.ok()) << ids.status();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sluice
