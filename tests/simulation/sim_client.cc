@@ -76,9 +76,11 @@ bool SimClient::Connect() {
   OpenedSession opened;
   // What weightd answers stays with the call: this process may be gone when it comes.
   auto answer = std::make_shared<absl::StatusOr<SessionHandle>>(absl::UnavailableError(""));
-  if (!Control([answer, pack = pack_](StoreCore* core) {
+  const uint64_t quota = Chance(3) ? (20 + Below(30)) * 4096 : 0;
+  if (!Control([answer, quota, pack = pack_](StoreCore* core) {
         SessionParams params;
         params.packs = {pack};
+        params.quota_bytes = quota;
         params.layout = {.ring_entries = kMinRingEntries, .list_entries = 16, .progress_words = 16};
         *answer = core->OpenSession(params);
       }) ||
@@ -93,6 +95,12 @@ bool SimClient::Connect() {
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
     Fail("socketpair");
     return false;
+  }
+  const int little = 1;  // the least there is: room for a few messages
+  for (const int end : ends) {
+    if (Chance(2)) {
+      setsockopt(end, SOL_SOCKET, SO_SNDBUF, &little, sizeof(little));
+    }
   }
   UniqueFd mine(ends[0]);
   auto theirs = std::make_shared<UniqueFd>(ends[1]);

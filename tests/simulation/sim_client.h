@@ -130,6 +130,7 @@ class SimClient final : public SegmentObserver {
   uint64_t next_id_ = 1;
   uint64_t step_ = 1;
   uint64_t stamp_ = 0;
+  std::pair<uint32_t, uint32_t> guess_ = {0, 0};  // layer and expert prefetched last
   bool in_submit_ = false;
   bool in_sleep_ = false;
   bool napping_ = false;

@@ -34,7 +34,7 @@ void SimClient::Act() {
     while (ReapOne(Chance(2))) {
     }
     session_->DrainSide();
-  } else if (draw < 900) {
+  } else if (draw < 920) {
     SubmitOdd();
   } else if (draw < 950) {
     ReleaseSome();
@@ -180,8 +180,13 @@ bool SimClient::Submit(SubmissionEntry entry, std::vector<uint32_t> extents) {
 }
 
 bool SimClient::SubmitFill(RequestClass request_class) {
-  const auto layer = static_cast<uint32_t>(Below(source_.layer_count()));
-  const auto expert = static_cast<uint32_t>(Below(source_.expert_count(layer)));
+  // Half of the demands are for what was prefetched last, as with a predictor that is right half the time.
+  const bool again = request_class == RequestClass::kDemand && Chance(2);
+  const auto layer = again ? guess_.first : static_cast<uint32_t>(Below(source_.layer_count()));
+  const auto expert = again ? guess_.second : static_cast<uint32_t>(Below(source_.expert_count(layer)));
+  if (request_class == RequestClass::kPrefetch) {
+    guess_ = {layer, expert};
+  }
   const auto parts = static_cast<PartSet>(1 + Below(kAllParts));
   SubmissionEntry entry = Entry(Opcode::kFillExpert, request_class);
   entry.layer = layer;

@@ -263,6 +263,12 @@ void World::CheckAccounts() {
     scheduler_.Fail(absl::StrCat(stats.resident_bytes, " bytes are counted as resident, the tables say ",
                                  resident, ", segments have ", stats.segment_bytes));
   }
+  for (const SessionStats& session : stats.sessions) {
+    if (session.quota_bytes != 0 && session.charged_bytes > session.quota_bytes) {
+      scheduler_.Fail(absl::StrCat("session ", session.session, " fills ", session.charged_bytes,
+                                   " bytes with a quota of ", session.quota_bytes));
+    }
+  }
   if (stats.segment_bytes > budget_ || stats.retired_bytes > stats.segment_bytes) {
     scheduler_.Fail(absl::StrCat("segments of ", stats.segment_bytes, " bytes, ", stats.retired_bytes,
                                  " of them retired, in a budget of ", budget_));
