@@ -113,7 +113,7 @@ SessionWeightClient::~SessionWeightClient() {
   if (session_ != nullptr && connected()) {
     // Without it weightd would hold the session's pins until this process has exited.
     WeightsRpcClient(options_.socket)
-        .CloseSession(session_->opened().session, absl::Now() + kClosePatience)
+        .CloseSession(session_->opened().session, session_->opened().boot_epoch, absl::Now() + kClosePatience)
         .IgnoreError();
   }
 }
@@ -313,12 +313,21 @@ void SessionWeightClient::DropSession(absl::Time deadline) {
   }
   const bool same_process = session_->peer_pid() == getpid();  // as in tests: it does not exit
   const UniqueFd peer = session_->TakePeerPidfd();
+  const OpenedSession opened = session_->opened();
   lost_ = session_->lost();
   session_.reset();
+  bool exited = false;
   if (peer.valid() && !same_process) {
     const absl::Time end = std::min(deadline, absl::Now() + kPeerExitPatience);
     pollfd polled{peer.get(), POLLIN, 0};
-    poll(&polled, 1, static_cast<int>(std::max<int64_t>(0, absl::ToInt64Milliseconds(end - absl::Now()))));
+    exited = poll(&polled, 1,
+                  static_cast<int>(std::max<int64_t>(0, absl::ToInt64Milliseconds(end - absl::Now())))) > 0;
+  }
+  if (!exited) {
+    // A weightd that lives on keeps a lost session's pins and reserve until this process exits, or says so.
+    WeightsRpcClient(options_.socket)
+        .CloseSession(opened.session, opened.boot_epoch, absl::Now() + kClosePatience)
+        .IgnoreError();
   }
 }
 

@@ -100,11 +100,12 @@ absl::StatusOr<OpenedSession> WeightsRpcClient::OpenSession(const OpenSessionPar
   return SessionOf(response);
 }
 
-absl::Status WeightsRpcClient::CloseSession(uint64_t session, absl::Time deadline) {
+absl::Status WeightsRpcClient::CloseSession(uint64_t session, uint64_t boot_epoch, absl::Time deadline) {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(deadline));
   v1::CloseSessionRequest request;
   request.set_session(session);
+  request.set_boot_epoch(boot_epoch);
   v1::CloseSessionResponse response;
   return FromGrpcStatus(impl_->stub->CloseSession(&context, request, &response));
 }

@@ -51,7 +51,8 @@ class WeightsRpcClient {
   // UNAVAILABLE at once when nobody listens on the socket, DEADLINE_EXCEEDED at `deadline`; weightd's own
   // errors otherwise; INTERNAL when its answer makes no sense.
   absl::StatusOr<OpenedSession> OpenSession(const OpenSessionParams& params, absl::Time deadline);
-  absl::Status CloseSession(uint64_t session, absl::Time deadline);
+  // NOT_FOUND: that life of weightd is over, or the session.
+  absl::Status CloseSession(uint64_t session, uint64_t boot_epoch, absl::Time deadline);
 
  private:
   struct Impl;

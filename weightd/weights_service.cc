@@ -238,9 +238,15 @@ grpc::ServerUnaryReactor* WeightsService::OpenSession(grpc::CallbackServerContex
 grpc::ServerUnaryReactor* WeightsService::CloseSession(grpc::CallbackServerContext* context,
                                                        const v1::CloseSessionRequest* request,
                                                        v1::CloseSessionResponse*) {
-  nonces_->Revoke(request->session());
-  return Finish(context, WithReason(store_->CloseSession(request->session()), absl::StatusCode::kNotFound,
-                                    "SESSION_UNKNOWN"));
+  // The same number of another life is another client's session.
+  const bool ours = request->boot_epoch() == 0 || request->boot_epoch() == store_->boot_epoch();
+  absl::Status status = absl::NotFoundError(
+      absl::StrCat("session ", request->session(), " belongs to another life of weightd"));
+  if (ours) {
+    nonces_->Revoke(request->session());
+    status = store_->CloseSession(request->session());
+  }
+  return Finish(context, WithReason(status, absl::StatusCode::kNotFound, "SESSION_UNKNOWN"));
 }
 
 grpc::ServerUnaryReactor* WeightsService::DescribePack(grpc::CallbackServerContext* context,

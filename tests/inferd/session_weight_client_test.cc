@@ -419,6 +419,21 @@ TEST_F(SessionWeightClientTest, StoppedServerIsNoticedAndHeldLeasesStayReadable)
   ExpectRight(client.get(), 4, pack_);
 }
 
+TEST_F(SessionWeightClientTest, ReconnectToTheSameWeightdLeavesNoLostSessionBehind) {
+  StartServer();
+  const auto client = Connect();
+  ExpectRight(client.get(), 4, pack_);
+  for (uint64_t round = 1; round <= 3; ++round) {
+    server_->store().OnConnectionLost(server_->store().Stats().sessions.at(0).session);
+    EXPECT_TRUE(absl::IsUnavailable(client->Wait(Soon())));
+    EXPECT_EQ(server_->store().Stats().sessions.at(0).state, "lost");
+    ASSERT_TRUE(client->Reconnect(Soon()).ok());
+    EXPECT_EQ(server_->store().Stats().sessions.size(), 1u) << "its reserve would be counted twice";
+    EXPECT_EQ(client->counters().reconnects, round);
+    ExpectRight(client.get(), 4, pack_);
+  }
+}
+
 TEST_F(SessionWeightClientTest, ReconnectTellsTheObserverOfTheDeadAndTheNewSegments) {
   StartServer();
   RecordingObserver observer;

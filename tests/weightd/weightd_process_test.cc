@@ -114,7 +114,7 @@ TEST_F(WeightdProcessTest, SigtermWaitsForSessionsToEnd) {
   WeightsRpcClient rpc(weightd_.socket());
   auto other = rpc.OpenSession(params, absl::Now() + kPatience);
   while (other.ok()) {  // draining begins a moment after the signal
-    ASSERT_TRUE(rpc.CloseSession(other->session, absl::Now() + kPatience).ok());
+    ASSERT_TRUE(rpc.CloseSession(other->session, other->boot_epoch, absl::Now() + kPatience).ok());
     other = rpc.OpenSession(params, absl::Now() + kPatience);
   }
   EXPECT_TRUE(absl::IsUnavailable(other.status())) << other.status();

@@ -228,6 +228,10 @@ TEST_F(WeightsServiceTest, UnjoinedSessionEndsByCloseAndItsNonceIsWorthless) {
   v1::CloseSessionRequest close;
   close.set_session(opened.session());
   v1::CloseSessionResponse closed;
+  close.set_boot_epoch(opened.boot_epoch() + 1);
+  EXPECT_EQ(ReasonOf(Call(&v1::WeightService::Stub::CloseSession, close, &closed)), "SESSION_UNKNOWN")
+      << "of another life";
+  close.set_boot_epoch(opened.boot_epoch());
   EXPECT_TRUE(Call(&v1::WeightService::Stub::CloseSession, close, &closed).ok());
   AwaitSessions(0);
   const absl::Status again = Call(&v1::WeightService::Stub::CloseSession, close, &closed);
