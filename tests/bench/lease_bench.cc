@@ -6,14 +6,21 @@
 // Workloads: `xadd` one private line; `lease` TryLease alone; `release` ReleaseLease alone; `pair` both in
 // turn, as one client does; `expert` the three extents of one expert leased together, per lease.
 //
-// Thread safety: one thread.
+// Then the same with company: four sessions lease at once, each its own pins, while weightd evicts and fills
+// beside them (TryEvict over all sessions' pins, as Store::Evict does); `busy` is a lease of one session
+// meanwhile, `busy xadd` the same threads' xadd on private lines. Their ratio is what eviction and
+// sharing cost.
+//
+// Thread safety: the first part runs on one thread; in the second each session has a thread, and weightd one.
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <numeric>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "common/ring/lease.h"
@@ -130,6 +137,136 @@ class Bench {
   uint64_t checksum_ = 0;
 };
 
+// Four sessions and an evicting weightd on one residency table.
+class BusyBench {
+ public:
+  static constexpr int kSessions = 4;
+  BusyBench(uint32_t extents, SharedMemory states, std::vector<SharedMemory> pins)
+      : extents_(extents), states_(std::move(states)), pin_memory_(std::move(pins)) {
+    Populate(states_.map.data(), states_.map.bytes());
+    table_ = reinterpret_cast<ResidencyEntry*>(states_.map.data());
+    for (SharedMemory& memory : pin_memory_) {
+      Populate(memory.map.data(), memory.map.bytes());
+      pins_.push_back(reinterpret_cast<PinEntry*>(memory.map.data()));
+    }
+    for (uint32_t i = 0; i < extents; ++i) {
+      PublishResident(table_[i], 1, 0, 1);
+    }
+  }
+
+  // p50 and p99 of a lease, and of an xadd, in nanoseconds, over all sessions' batches.
+  void Run(Result* lease, Result* xadd) {
+    stop_.store(false);
+    std::thread weightd([this] { Evict(); });
+    std::vector<std::vector<double>> leases(kSessions);
+    std::vector<std::vector<double>> xadds(kSessions);
+    std::vector<std::thread> sessions;
+    for (int s = 0; s < kSessions; ++s) {
+      sessions.emplace_back([&, s] { Lease(s, &leases[s], &xadds[s]); });
+    }
+    for (std::thread& session : sessions) session.join();
+    stop_.store(true);
+    weightd.join();
+    for (int s = 1; s < kSessions; ++s) {
+      leases[0].insert(leases[0].end(), leases[s].begin(), leases[s].end());
+      xadds[0].insert(xadds[0].end(), xadds[s].begin(), xadds[s].end());
+    }
+    *lease = Summarize(&leases[0]);
+    *xadd = Summarize(&xadds[0]);
+  }
+  uint64_t evictions() const { return evictions_.load(); }
+  uint64_t misses() const { return misses_.load(); }
+  uint64_t leases() const { return uint64_t{kSessions} * kBusyBatches * kBatch; }
+
+ private:
+  static constexpr int kBusyBatches = 8000;
+
+  void Lease(int session, std::vector<double>* leases, std::vector<double>* xadds) {
+    std::mt19937_64 random(static_cast<uint64_t>(session));
+    alignas(64) std::atomic<uint64_t> stamp_word{0};
+    alignas(64) std::atomic<uint64_t> word{0};
+    PinEntry* pins = pins_[static_cast<size_t>(session)];
+    uint32_t chosen[kBatch];
+    uint32_t leased[kBatch];
+    uint64_t stamp = 0;
+    uint64_t missed = 0;
+    for (int batch = 0; batch < kBusyBatches; ++batch) {
+      for (uint32_t& extent : chosen) extent = static_cast<uint32_t>(random() % extents_);
+      size_t count = 0;
+      double start = NowNanos();
+      for (const uint32_t extent : chosen) {
+        uint64_t place;
+        uint64_t generation;
+        const bool held = TryLease(table_[extent], pins[extent], &place, &generation);
+        leased[count] = extent;
+        count += held ? 1 : 0;
+      }
+      leases->push_back((NowNanos() - start) / kBatch);
+      missed += kBatch - count;
+      for (size_t i = 0; i < count; ++i) ReleaseLease(pins[leased[i]], stamp_word, ++stamp);
+      start = NowNanos();
+      for (int i = 0; i < kBatch; ++i) word.fetch_add(1);
+      xadds->push_back((NowNanos() - start) / kBatch);
+    }
+    misses_.fetch_add(missed);
+  }
+  void Evict() {
+    std::mt19937_64 random(99);
+    uint64_t generation = 1;
+    while (!stop_.load(std::memory_order_relaxed)) {
+      const auto extent = static_cast<uint32_t>(random() % extents_);
+      const bool gone = TryEvict(table_[extent], [&] {
+        return std::any_of(pins_.begin(), pins_.end(),
+                           [extent](PinEntry* pins) { return PinsHeld(pins[extent]); });
+      });
+      if (gone) {
+        PublishResident(table_[extent], 1, 0, ++generation);
+        evictions_.fetch_add(1, std::memory_order_relaxed);
+      }
+    }
+  }
+
+  const uint32_t extents_;
+  SharedMemory states_;
+  std::vector<SharedMemory> pin_memory_;
+  ResidencyEntry* table_ = nullptr;
+  std::vector<PinEntry*> pins_;
+  std::atomic<bool> stop_{false};
+  std::atomic<uint64_t> evictions_{0};
+  std::atomic<uint64_t> misses_{0};
+};
+
+int MeasureBusy(uint32_t extents) {
+  auto states = CreateSharedMemory("bench-states", extents * sizeof(ResidencyEntry), PeerAccess::kReadOnly);
+  std::vector<SharedMemory> pins;
+  for (int s = 0; states.ok() && s < BusyBench::kSessions; ++s) {
+    auto one = CreateSharedMemory("bench-pins", extents * sizeof(PinEntry), PeerAccess::kReadWrite);
+    if (one.ok()) pins.push_back(*std::move(one));
+  }
+  if (pins.size() != BusyBench::kSessions) {
+    std::fprintf(stderr, "no memory for %u extents and four sessions\n", extents);
+    return 1;
+  }
+  BusyBench bench(extents, *std::move(states), std::move(pins));
+  std::vector<double> ratios;
+  Result lease{};
+  Result xadd{};
+  for (int round = 0; round < 5; ++round) {
+    bench.Run(&lease, &xadd);
+    ratios.push_back(lease.p50 / xadd.p50);
+  }
+  std::printf("%u extents, four sessions leasing, weightd evicting and filling beside them (%u CPUs)\n",
+              extents, std::thread::hardware_concurrency());
+  std::printf("%-10s %10.1f %10.1f %12.2f  (median of 5 rounds)\n", "busy", lease.p50, lease.p99,
+              Summarize(&ratios).p50);
+  std::printf("%-10s %10.1f %10.1f\n", "busy xadd", xadd.p50, xadd.p99);
+  std::printf("%llu evictions beside %llu leases, of which %llu found the extent gone\n",
+              static_cast<unsigned long long>(bench.evictions()),
+              static_cast<unsigned long long>(5 * bench.leases()),
+              static_cast<unsigned long long>(bench.misses()));
+  return 0;
+}
+
 int Measure(uint32_t extents) {
   auto states = CreateSharedMemory("bench-states", extents * sizeof(ResidencyEntry), PeerAccess::kReadOnly);
   auto pins = CreateSharedMemory("bench-pins", extents * sizeof(PinEntry), PeerAccess::kReadWrite);
@@ -179,4 +316,7 @@ uint32_t ExtentsPastL2() {
 }  // namespace
 }  // namespace sluice
 
-int main() { return sluice::Measure(sluice::ExtentsPastL2()) | sluice::Measure(sluice::kManyExtents); }
+int main() {
+  return sluice::Measure(sluice::ExtentsPastL2()) | sluice::Measure(sluice::kManyExtents) |
+         sluice::MeasureBusy(sluice::kManyExtents);
+}

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <memory>
 #include <vector>
 
@@ -158,6 +160,47 @@ TEST_F(DramTierTest, TwoPacksOfDifferentSizesTakeTheMemoryInTurns) {
     EXPECT_EQ(large, kBudget / (1700 * kKiB)) << "the pack in use gets all that fits";
     EXPECT_LE(tier_->arena().total_bytes(), kBudget);
   }
+}
+
+TEST_F(DramTierTest, ManyTurnsOfTwoPacksWasteAtMostAFewPercentAndTheBooksAddUp) {
+  // The parts of qwen3-30b-a3b at q4 and of qwen2-57b-a14b at q4; each pack alone is larger than the memory.
+  constexpr uint64_t kLengths[] = {896 * kKiB, 5200 * kKiB};
+  constexpr uint32_t kCounts[] = {640, 110};
+  constexpr uint64_t kBudget = 512 * 1024 * kKiB;
+  constexpr uint64_t kSegment = kBudget / 32;
+  Make(kBudget);
+  for (int pack = 0; pack < 2; ++pack) {
+    AddPack(kCounts[pack], kLengths[pack]);
+  }
+  double most = 0;
+  for (int turn = 0; turn < 40; ++turn) {
+    const uint32_t pack = turn % 2;
+    for (int pass = 0; pass < 3; ++pass) {
+      for (uint32_t e = 0; e < kCounts[pack]; ++e) {
+        ASSERT_TRUE(Use(pack, e) || Fill(pack, e) == DramTier::Room::kPlaced) << "turn " << turn;
+        Use(pack, e);
+        ASSERT_LE(tier_->arena().total_bytes(), kBudget);
+      }
+    }
+    uint64_t resident = 0;
+    uint64_t extents = 0;
+    for (uint32_t p = 0; p < 2; ++p) {
+      for (uint32_t e = 0; e < kCounts[p]; ++e) {
+        const bool there = IsResident(tables_[p][e]);
+        resident += there ? kLengths[p] : 0;
+        extents += there ? 1 : 0;
+      }
+    }
+    ASSERT_EQ(tier_->store().resident_bytes(), resident);
+    ASSERT_EQ(tier_->store().resident_extents(), extents);
+    ASSERT_EQ(tier_->arena().retired_bytes(), 0u);
+    if (turn > 0) {
+      most = std::max(most, 1 - static_cast<double>(resident) / kBudget);
+      EXPECT_GE(resident, kBudget - kBudget / 20 - 2 * kSegment) << "turn " << turn;
+    }
+  }
+  std::printf("40 turns of 896 KiB and 5200 KiB extents in 512 MiB: at most %.1f %% wasted, %llu evictions\n",
+              100 * most, static_cast<unsigned long long>(tier_->evictions()));
 }
 
 TEST_F(DramTierTest, RoomOfRetiredSegmentsComesWithTheLastAcknowledgement) {

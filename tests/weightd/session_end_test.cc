@@ -229,6 +229,88 @@ TEST_F(SessionEndTest, MoreOutstandingThanTheRingHoldsEndsTheSession) {
   EXPECT_EQ(core_->CloseSession(session).code(), absl::StatusCode::kNotFound);
 }
 
+TEST_F(SessionEndTest, AnEntryRewrittenAfterItWasTakenChangesNothing) {
+  Start(8 * kExpert);
+  LocalClient bad = Client(OpenSession());
+  const LocalSession shared = bad.session();
+  for (uint64_t i = 0; i < 16; ++i) {
+    bad.Submit(LocalClient::FillExpert(i, 1, static_cast<uint32_t>(i % 2)));
+    Pump();  // taken, and waiting for its reads
+    auto* entries =
+        reinterpret_cast<std::byte*>(shared.control.header) + shared.control.layout.submission_offset();
+    auto* words = reinterpret_cast<std::atomic<uint64_t>*>(entries + i * sizeof(SubmissionEntry));
+    for (size_t w = 0; w < sizeof(SubmissionEntry) / 8; ++w) {
+      words[w].store(0xffffffffffffffff - w * i);
+    }
+    reader_.CompleteAll();
+    Pump();
+    const auto done = Next(&bad);
+    ASSERT_EQ(CodeOf(done), absl::StatusCode::kOk);
+    EXPECT_EQ(done->id, i);
+  }
+  EXPECT_EQ(core_->Stats().sessions_lost, 0u);
+  EXPECT_EQ(core_->Stats().resident_extents, 6u) << "what was asked for at first, and nothing else";
+}
+
+TEST_F(SessionEndTest, OutOfRangeIndicesAreAnsweredAndTheSessionGoesOn) {
+  Start(8 * kExpert);
+  LocalClient client = Client(OpenSession());
+  std::mt19937_64 random(6);
+  const uint32_t edges[] = {8, 64, 0x7fffffff, 0x80000000, 0xfffffffe, 0xffffffff};
+  uint64_t id = 0;
+  for (uint32_t value : edges) {
+    SubmissionEntry entry = LocalClient::FillExpert(++id, value, 0);
+    client.Submit(entry);
+    entry = LocalClient::FillExpert(++id, 0, value);
+    client.Submit(entry);
+    entry = LocalClient::FillExtent(++id, value == 8 || value == 64 ? 96 + value : value);
+    client.Submit(entry);
+    entry = LocalClient::FillExpert(++id, 0, 0);
+    entry.pack = value;
+    client.Submit(entry);
+    entry = LocalClient::FillExpert(++id, 0, 0);
+    entry.progress = value == 8 || value == 64 ? 100000 : value & 0xfffffffe;
+    client.Submit(entry);
+    entry = LocalClient::FillExpert(++id, 0, 0);
+    entry.list_offset = value;
+    entry.list_count = value;
+    client.Submit(entry);
+    Pump();
+    while (const auto done = Next(&client)) {
+      EXPECT_NE(CodeOf(done), absl::StatusCode::kOk) << done->id;
+      EXPECT_NE(done->field, EntryField::kNone) << done->id;
+    }
+  }
+  EXPECT_THAT(reader_.waiting(), SizeIs(0));
+  client.Submit(LocalClient::FillExpert(++id, 0, 0));
+  Pump();
+  reader_.CompleteAll();
+  Pump();
+  EXPECT_EQ(CodeOf(Next(&client)), absl::StatusCode::kOk);
+}
+
+TEST_F(SessionEndTest, AStoppedReaderOfCompletionsKeepsOnlyItsOwnRequestsWaiting) {
+  Start(12 * kExpert);
+  SessionParams params = Params();
+  params.quota_bytes = 4 * kExpert;  // what it holds unreaped stays below this
+  LocalClient stopped = Client(core_->OpenSession(params)->session);
+  LocalClient good = Client(OpenSession());
+  for (uint64_t i = 0; i < 32; ++i) {
+    stopped.Submit(LocalClient::FillExpert(i, static_cast<uint32_t>(i / 8), static_cast<uint32_t>(i % 8)));
+    Pump();
+    reader_.CompleteAll();
+    Pump();
+  }
+  for (uint64_t i = 0; i < 64; ++i) {
+    good.Submit(LocalClient::FillExpert(i, static_cast<uint32_t>(i % 4), static_cast<uint32_t>(i / 8)));
+    Pump();
+    reader_.CompleteAll();
+    Pump();
+    ASSERT_EQ(CodeOf(Next(&good)), absl::StatusCode::kOk) << i;
+  }
+  EXPECT_EQ(core_->Stats().sessions_lost, 0u);
+}
+
 TEST_F(SessionEndTest, SessionThatIsNeverJoinedIsDropped) {
   attach_timeout_nanos_ = 1'000'000'000;
   Start(8 * kExpert);

@@ -3,7 +3,10 @@
 // Thread safety: tests.
 #include "weightd/weight_store.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <memory>
@@ -94,6 +97,46 @@ absl::StatusCode UseExpert(Opened& o, uint64_t id, uint32_t layer, uint32_t expe
     o.client->Release(first + i, StepStamp(id, i));
   }
   return absl::StatusCode::kOk;
+}
+
+// Bytes of the file that the page cache holds.
+uint64_t CachedBytes(const std::string& path, uint64_t bytes) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  void* map = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
+  EXPECT_NE(map, MAP_FAILED);
+  std::vector<unsigned char> pages((bytes + 4095) / 4096);
+  EXPECT_EQ(mincore(map, bytes, pages.data()), 0);
+  munmap(map, bytes);
+  close(fd);
+  uint64_t cached = 0;
+  for (unsigned char page : pages) {
+    cached += (page & 1) != 0 ? 4096 : 0;
+  }
+  return cached;
+}
+
+TEST(WeightStoreTest, DirectReadsLeaveNothingInThePageCache) {
+  TempDir dir;
+  FakeExtentSource::Shape shape;
+  shape.path = dir.File("experts.bin");
+  shape.layers = 2;
+  shape.experts = 8;
+  shape.part_bytes = 300 * kKiB;
+  Opened o = Open(shape, 8 * 3 * 300 * kKiB, nullptr);
+  if (o.store->Stats().io_engine.find("buffered") != std::string::npos) {
+    GTEST_SKIP() << "not run: " << dir.path() << " takes no O_DIRECT";
+  }
+  const int fd = open(shape.path.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(fsync(fd), 0);
+  ASSERT_EQ(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+  close(fd);
+  const uint64_t before = CachedBytes(shape.path, o.source->file_bytes());
+  uint64_t id = 0;
+  for (uint32_t i = 0; i < 32; ++i) {
+    ASSERT_EQ(UseExpert(o, ++id, i / 8 % 2, i % 8), absl::StatusCode::kOk);
+  }
+  EXPECT_GT(o.store->Stats().bytes_read, o.source->file_bytes());
+  EXPECT_LE(CachedBytes(shape.path, o.source->file_bytes()), before);
 }
 
 TEST(WeightStoreTest, ServesAModelFourTimesItsBudgetFromARealFile) {
