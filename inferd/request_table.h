@@ -30,6 +30,10 @@ class RequestTable {
 
   // The id to put on the ring. REQUIRES: size() < capacity().
   uint64_t Add(const PendingRequest& request);
+  // The ring id of an outstanding request that is no cancel, 0 if there is none; the latest of several.
+  uint64_t RingId(uint64_t caller_id) const;
+  // A number below capacity() that no other outstanding request has.
+  static size_t SlotOf(uint64_t ring_id);
   // Takes the request out again; none if there is no such.
   std::optional<PendingRequest> Take(uint64_t ring_id);
 
@@ -38,11 +42,16 @@ class RequestTable {
   size_t count(RequestKind kind) const { return counts_[static_cast<size_t>(kind)]; }
 
  private:
+  static constexpr uint32_t kNone = ~0u;
   struct Slot {
     uint64_t ring_id = 0;  // 0: free
     PendingRequest request;
+    uint32_t next = kNone;  // in the chain of its bucket
   };
+  size_t BucketOf(uint64_t caller_id) const;
+
   std::vector<Slot> slots_;
+  std::vector<uint32_t> buckets_;  // by caller id: the first slot of the chain
   std::vector<uint32_t> free_;
   size_t counts_[kRequestKinds] = {};
   uint64_t serial_ = 0;

@@ -21,6 +21,8 @@ namespace {
 constexpr absl::Duration kConnectPause = absl::Milliseconds(20);
 // A weightd that dies is gone within this of closing its sockets; one that lives on has closed the session.
 constexpr absl::Duration kPeerExitPatience = absl::Seconds(1);
+// Mapping a slab's pages takes about a second for 8 GiB.
+constexpr absl::Duration kSlabPatience = absl::Minutes(2);
 constexpr absl::Duration kClosePatience = absl::Seconds(1);
 // Retired segments are given back within this, at the cost of one system call.
 constexpr int64_t kDrainNanos = 200'000;
@@ -47,6 +49,7 @@ FetchCompletion CompletionOf(const CompletionEntry& entry, uint64_t caller_id) {
   completion.queue_us = entry.queue_us;
   completion.io_us = entry.io_us;
   completion.copy_us = entry.copy_us;
+  completion.link_bytes = entry.link_bytes;
   return completion;
 }
 
@@ -73,6 +76,14 @@ SubmissionEntry EntryOf(const FetchRequest& request) {
     entry.parts = request.parts;
     entry.layer = request.layer;
     entry.expert = request.expert;
+  }
+  if (request.transfer != nullptr) {
+    const TransferTarget& target = *request.transfer;
+    entry.opcode = Opcode::kTransfer;
+    entry.slab = target.slab;
+    entry.tile_neurons = target.tile_neurons;
+    std::copy(target.base.begin(), target.base.end(), entry.base);
+    std::copy(target.stride.begin(), target.stride.end(), entry.stride);
   }
   return entry;
 }
@@ -186,19 +197,65 @@ absl::Status SessionWeightClient::Submit(const FetchRequest& request) {
     return absl::ResourceExhaustedError(absl::StrCat(requests_.size(), " requests are outstanding"));
   }
   const bool prefetch = request.fetch_class == FetchClass::kPrefetch;
+  if (request.transfer != nullptr && request.dense_extent != FetchRequest::kNoExtent) {
+    return absl::InvalidArgumentError("dense extents are not transferred");
+  }
   RETURN_IF_ERROR(
-      Push(EntryOf(request), {request.id, prefetch ? RequestKind::kPrefetch : RequestKind::kDemand}));
+      Push(EntryOf(request), {request.id, prefetch ? RequestKind::kPrefetch : RequestKind::kDemand},
+           request.transfer == nullptr ? absl::Span<const uint32_t>() : request.transfer->neurons));
   (prefetch ? prefetch_requests_ : demand_requests_).Add(1);
   return absl::OkStatus();
 }
 
-absl::Status SessionWeightClient::Push(SubmissionEntry entry, const PendingRequest& request) {
+absl::Status SessionWeightClient::Push(SubmissionEntry entry, const PendingRequest& request,
+                                       absl::Span<const uint32_t> neurons) {
   entry.id = requests_.Add(request);
-  const absl::Status status = session_->Submit(entry);
+  const size_t word = RequestTable::SlotOf(entry.id);
+  if (entry.opcode == Opcode::kTransfer && word < session_->progress_words()) {
+    session_->ClearProgress(word);
+    entry.progress = static_cast<uint32_t>(word);
+  }
+  const absl::Status status = session_->Submit(entry, neurons);
   if (!status.ok()) {
     requests_.Take(entry.id);
   }
   return status;
+}
+
+absl::StatusOr<uint32_t> SessionWeightClient::OfferSlab(const SlabOffer& offer) {
+  if (session_ == nullptr) {
+    return lost();
+  }
+  const uint32_t number = next_slab_++;
+  RETURN_IF_ERROR(session_->OfferSlab(number, offer, absl::Now() + kSlabPatience));
+  return number;
+}
+
+uint32_t SessionWeightClient::LandedTiles(uint64_t id) const {
+  const uint64_t ring_id = requests_.RingId(id);
+  const size_t word = RequestTable::SlotOf(ring_id);
+  if (session_ == nullptr || ring_id == 0 || word >= session_->progress_words()) {
+    return 0;
+  }
+  const uint64_t progress = session_->Progress(word);
+  return progress >> 32 == (ring_id & 0xffffffff) ? static_cast<uint32_t>(progress) : 0;
+}
+
+void SessionWeightClient::Cancel(uint64_t id) {
+  if (session_ != nullptr && !SendOneCancel(id)) {
+    unsent_ids_.push_back(id);  // Poll sends it
+  }
+}
+
+// False: the ring has no room.
+bool SessionWeightClient::SendOneCancel(uint64_t caller_id) {
+  const uint64_t ring_id = requests_.RingId(caller_id);
+  if (ring_id == 0) {
+    return true;  // over already
+  }
+  SubmissionEntry entry = EmptyEntry(Opcode::kCancel, RequestClass::kDemand);
+  entry.target = ring_id;
+  return requests_.size() < requests_.capacity() && Push(entry, {0, RequestKind::kCancel}).ok();
 }
 
 void SessionWeightClient::CancelPrefetches(uint64_t step, uint32_t layer) {
@@ -236,6 +293,9 @@ size_t SessionWeightClient::Poll(absl::FunctionRef<void(const FetchCompletion&)>
   if (unsent_cancel_.has_value()) {
     SendCancel(*unsent_cancel_);
   }
+  while (!unsent_ids_.empty() && SendOneCancel(unsent_ids_.back())) {
+    unsent_ids_.pop_back();
+  }
   return handled;
 }
 
@@ -253,6 +313,7 @@ bool SessionWeightClient::Handle(const CompletionEntry& entry,
   }
   ended_requests_.Add(1);
   bytes_ssd_.Add(entry.bytes);
+  bytes_link_.Add(entry.link_bytes);
   handle(CompletionOf(entry, request->caller_id));
   return true;
 }
@@ -304,6 +365,7 @@ void SessionWeightClient::ForgetRequests() {
   ended_requests_.Add(requests_.count(RequestKind::kDemand) + requests_.count(RequestKind::kPrefetch));
   requests_ = RequestTable(requests_.capacity());
   unsent_cancel_.reset();
+  unsent_ids_.clear();
 }
 
 // The memory first: a new weightd may be waiting for it.
@@ -349,6 +411,7 @@ WeightClientCounters SessionWeightClient::counters() const {
   counters.demand_requests = demand_requests_.value();
   counters.prefetch_requests = prefetch_requests_.value();
   counters.bytes_ssd = bytes_ssd_.value();
+  counters.bytes_link = bytes_link_.value();
   counters.reconnects = reconnects_.value();
   counters.held_leases = counters.leases - released;
   counters.outstanding = counters.demand_requests + counters.prefetch_requests - ended;

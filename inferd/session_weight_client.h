@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "common/mutex.h"
 #include "common/pack/pack.h"
 #include "common/ring/session_abi.h"
@@ -54,6 +55,9 @@ class SessionWeightClient final : public WeightClient {
   void Release(uint32_t extent, uint64_t step) override;
   bool IsResident(uint32_t extent) const override;
   absl::Status Submit(const FetchRequest& request) override;
+  absl::StatusOr<uint32_t> OfferSlab(const SlabOffer& offer) override;
+  uint32_t LandedTiles(uint64_t id) const override;
+  void Cancel(uint64_t id) override;
   void CancelPrefetches(uint64_t step, uint32_t layer) override;
   size_t Poll(absl::FunctionRef<void(const FetchCompletion&)> handle) override;
   absl::Status Wait(absl::Time deadline) override;
@@ -105,7 +109,9 @@ class SessionWeightClient final : public WeightClient {
   absl::Status OpenSession(absl::Time deadline);
   void DropSession(absl::Time deadline);
   void ForgetRequests();
-  absl::Status Push(SubmissionEntry entry, const PendingRequest& request);
+  absl::Status Push(SubmissionEntry entry, const PendingRequest& request,
+                    absl::Span<const uint32_t> neurons = {});
+  bool SendOneCancel(uint64_t caller_id);
   void SendCancel(const CancelPoint& point);
   bool Handle(const CompletionEntry& entry, absl::FunctionRef<void(const FetchCompletion&)> handle);
   bool SpinForCompletion();
@@ -117,6 +123,8 @@ class SessionWeightClient final : public WeightClient {
   std::unique_ptr<WeightSession> session_;    // null when a Reconnect failed
   RequestTable requests_;
   std::optional<CancelPoint> unsent_cancel_;  // the ring had no room for it
+  std::vector<uint64_t> unsent_ids_;          // of single requests to cancel, likewise
+  uint32_t next_slab_ = 0;                    // never used twice, across sessions too
   SegmentObserver* observer_ = nullptr;
   uint64_t step_ = 0;   // of the last release
   uint64_t order_ = 0;  // releases in it
@@ -130,6 +138,7 @@ class SessionWeightClient final : public WeightClient {
   Counter prefetch_requests_;
   Counter ended_requests_;  // completed or forgotten, cancels left out
   Counter bytes_ssd_;
+  Counter bytes_link_;
   Counter reconnects_;
   SharedText description_;
 };

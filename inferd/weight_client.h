@@ -45,13 +45,15 @@ struct SlabOffer {
 };
 
 // Where a transfer puts an expert's parts: the row of neuron i (with a list: of the i-th in it) of a part
-// goes to base[part] + i * stride[part]. Parts that are not asked for: 0.
+// goes to base[part] + i * stride[part], the stride being at least the row's bytes. Parts that are not asked
+// for: 0. What lies between two rows of a request because strides are rounded up (less than 16 bytes, 64 with
+// strides above 512) may be written too.
 struct TransferTarget {
   uint32_t slab = 0;  // OfferSlab's number
   std::array<uint64_t, kPartCount> base = {};
   std::array<uint64_t, kPartCount> stride = {};
   absl::Span<const uint32_t> neurons;  // ascending, distinct; empty: all. Copied by Submit()
-  uint32_t tile_neurons = 0;           // all neurons: they land in tiles of so many; 0: in one
+  uint32_t tile_neurons = 0;           // rows land in tiles of so many; 0: in one
 };
 
 // One request to bring weights into weightd's DRAM, and with `transfer` on into a slab. Either a whole expert
@@ -97,6 +99,7 @@ struct WeightClientCounters {
   uint64_t demand_requests = 0;
   uint64_t prefetch_requests = 0;
   uint64_t bytes_ssd = 0;
+  uint64_t bytes_link = 0;  // copied into slabs
   uint64_t reconnects = 0;
   uint64_t held_leases = 0;  // gauge: leases held now
   uint64_t outstanding = 0;  // gauge: requests without completion
@@ -122,7 +125,10 @@ class WeightClient {
   // Whether TryLease would probably succeed: a hint for the router and predictors, takes no lease.
   virtual bool IsResident(uint32_t extent) const = 0;
 
-  // Queues a request. RESOURCE_EXHAUSTED: the ring is full (poll, then retry); UNAVAILABLE: connection lost.
+  // Queues a request. RESOURCE_EXHAUSTED: the ring or the lists' arena is full (poll, then retry);
+  // UNAVAILABLE: connection lost. A transfer that makes no sense (ranges, neurons, slab) completes
+  // kInvalidArgument. One for the very rows that another is bringing to the very same place joins it: as a
+  // demand it makes a prefetch one, and both complete together, the later one with link_bytes 0.
   virtual absl::Status Submit(const FetchRequest& request) = 0;
 
   // Lends weightd a slab; blocks until it has been mapped there. A slab belongs to the session: Reconnect()

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/link/link_model.h"
 #include "common/net/connection_acceptor.h"
 #include "common/net/unix_listener.h"
 #include "common/ring/lease.h"
@@ -183,6 +184,7 @@ absl::Status WeightSession::MapRegions(const std::vector<UniqueFd>& fds) {
                                    /*writable=*/true, /*populate=*/true));
   residency_ = reinterpret_cast<const ResidencyEntry*>(residency_map_.data() + sizeof(ResidencyHeader));
   pins_ = reinterpret_cast<PinEntry*>(pins_map_.data() + sizeof(PinsHeader));
+  lists_.resize(control_.layout.ring_entries);
   submissions_.emplace(control_);
   completions_.emplace(control_);
   return absl::OkStatus();
@@ -266,8 +268,48 @@ bool WeightSession::IsResident(uint32_t extent) const {
 
 // ---------------------------------------------------------------- rings
 
-absl::Status WeightSession::Submit(const SubmissionEntry& entry) {
+// Lists lie one behind another around the arena; weightd gives them back in the order of their entries.
+absl::Status WeightSession::PutList(absl::Span<const uint32_t> neurons, uint32_t* offset) {
+  const uint32_t capacity = control_.layout.list_entries;
+  const auto count = static_cast<uint32_t>(neurons.size());
+  if (neurons.size() >= capacity) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a list of ", neurons.size(), " neurons, the arena has room for ", capacity - 1));
+  }
+  const uint64_t consumed = submissions_->Consumed();
+  while (lists_lent_ != 0 && OldestList().sequence < consumed) {
+    ++lists_first_;
+    --lists_lent_;
+  }
+  if (lists_lent_ == 0) {
+    list_end_ = 0;
+  } else if (lists_lent_ == lists_.size()) {
+    return absl::ResourceExhaustedError("submission ring is full");
+  }
+  const uint32_t begin = lists_lent_ == 0 ? 0 : OldestList().offset;  // of what is lent
+  bool ahead = lists_lent_ == 0 || list_end_ > begin;                 // else it has gone around
+  if (ahead && begin > 0 && capacity - list_end_ <= count) {
+    list_end_ = 0;
+    ahead = false;
+  }
+  if ((ahead ? capacity : begin) - list_end_ <= count) {
+    return absl::ResourceExhaustedError(absl::StrCat("the arena has no room for ", count, " neurons"));
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    control_.list[list_end_ + i].store(neurons[i], std::memory_order_relaxed);
+  }
+  *offset = list_end_;
+  list_end_ += count;
+  return absl::OkStatus();
+}
+
+absl::Status WeightSession::Submit(SubmissionEntry entry, absl::Span<const uint32_t> neurons) {
   RETURN_IF_ERROR(lost_);
+  if (!neurons.empty()) {
+    RETURN_IF_ERROR(PutList(neurons, &entry.list_offset));
+    entry.list_count = static_cast<uint32_t>(neurons.size());
+    lists_[(lists_first_ + lists_lent_++) % lists_.size()] = {submissions_->tail(), entry.list_offset};
+  }
   switch (submissions_->Push(entry)) {
     case RingResult::kOk:
       break;
@@ -359,12 +401,53 @@ absl::Status WeightSession::OnSideMessage(SidePacket packet) {
       return AddSegment(message.segment, message.bytes, packet.fds[0]);
     case SideType::kSegmentRetired:
       return RetireSegment(message.segment);
+    case SideType::kSlabMapped:
+      slab_answer_ = message;
+      return absl::OkStatus();
     case SideType::kReady:
       ready_ = true;
       return absl::OkStatus();
     default:
       return NoSense("a message's type", static_cast<uint64_t>(message.type), 0);
   }
+}
+
+absl::Status WeightSession::OfferSlab(uint32_t number, const SlabOffer& offer, absl::Time deadline) {
+  RETURN_IF_ERROR(lost_);
+  const LinkRate rate = MakeLinkRate(offer.link_gbps, offer.link_latency_us);
+  SideMessage message;
+  message.type = SideType::kSlabOffered;
+  message.session = opened_.session;
+  message.slab = number;
+  message.bytes = offer.bytes;
+  message.link_bytes_per_second = rate.bytes_per_second;
+  message.link_latency_nanos = static_cast<uint64_t>(rate.latency_nanos);
+  slab_answer_.reset();
+  absl::Status sent;
+  while (absl::IsUnavailable(sent = SendSideMessage(side_.get(), message, {&offer.fd, 1})) &&
+         absl::Now() < deadline) {
+    pollfd polled{side_.get(), POLLOUT, 0};
+    ProtocolPoll(&polled, 1, PollTimeoutMs(deadline));
+  }
+  if (!sent.ok()) {
+    return absl::IsFailedPrecondition(sent) ? absl::UnavailableError("weightd has ended the session") : sent;
+  }
+  while (true) {
+    DrainSide();
+    RETURN_IF_ERROR(lost_);
+    if (slab_answer_.has_value() && slab_answer_->slab == number) {
+      break;
+    }
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError("weightd has not mapped the slab in time");
+    }
+    pollfd polled{side_.get(), POLLIN, 0};
+    ProtocolPoll(&polled, 1, PollTimeoutMs(deadline));
+  }
+  return slab_answer_->code == 0 ? absl::OkStatus()
+                                 : absl::Status(static_cast<absl::StatusCode>(slab_answer_->code),
+                                                absl::StrCat("weightd refused a slab of ", offer.bytes,
+                                                             " bytes; its log says why"));
 }
 
 absl::Status WeightSession::AddSegment(uint32_t id, uint64_t bytes, const UniqueFd& fd) {

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "common/ring/rings.h"
 #include "common/ring/session_abi.h"
 #include "common/ring/shared_memory.h"
@@ -51,11 +52,20 @@ class WeightSession {
   void Release(uint32_t extent, uint64_t stamp);
   bool IsResident(uint32_t extent) const;
 
-  // Queues the entry and wakes weightd if it sleeps. RESOURCE_EXHAUSTED: the ring is full.
-  absl::Status Submit(const SubmissionEntry& entry);
+  // Queues the entry, with the neurons that it lists, and wakes weightd if it sleeps. RESOURCE_EXHAUSTED: the
+  // ring or the index arena is full; INVALID_ARGUMENT: a list longer than the arena.
+  absl::Status Submit(SubmissionEntry entry, absl::Span<const uint32_t> neurons = {});
   // The oldest completion, left in the ring until Advance(). False: none, or the session is lost.
   bool Peek(CompletionEntry* entry);
   void Advance() { completions_->Advance(); }
+
+  // Lends weightd slab `number` and waits for its answer. The answer's code; UNAVAILABLE: the session is
+  // lost; DEADLINE_EXCEEDED.
+  absl::Status OfferSlab(uint32_t number, const SlabOffer& offer, absl::Time deadline);
+  // Clears a word for a transfer that is about to be submitted; what weightd has stored there.
+  void ClearProgress(size_t word) { control_.progress[word].store(0, std::memory_order_relaxed); }
+  uint64_t Progress(size_t word) const { return control_.progress[word].load(std::memory_order_acquire); }
+  size_t progress_words() const { return control_.layout.progress_words; }
 
   // Takes what has come on the side socket: segments, or its end.
   void DrainSide();
@@ -95,6 +105,7 @@ class WeightSession {
   void WatchPeer();
   absl::Status WatchAll();
   absl::Status OnSideMessage(SidePacket packet);
+  absl::Status PutList(absl::Span<const uint32_t> neurons, uint32_t* offset);
   absl::Status AddSegment(uint32_t id, uint64_t bytes, const UniqueFd& fd);
   absl::Status RetireSegment(uint32_t id);
   bool Locate(uint64_t place, uint64_t bytes, ExtentLease* lease) const;
@@ -123,6 +134,17 @@ class WeightSession {
   bool populate_ = true;               // segments announced now are filled already: map all their pages
   bool ready_ = false;                 // every segment there was at the start has been announced
   bool alive_ = true;                  // lost_.ok(), kept apart for TryLease
+  // Lists that weightd may not have read yet, oldest first, and where the next goes.
+  struct LentList {
+    uint64_t sequence = 0;  // of the entry
+    uint32_t offset = 0;
+  };
+  const LentList& OldestList() const { return lists_[lists_first_ % lists_.size()]; }
+  std::vector<LentList> lists_;  // [ring_entries], used around
+  size_t lists_first_ = 0;
+  size_t lists_lent_ = 0;
+  uint32_t list_end_ = 0;
+  std::optional<SideMessage> slab_answer_;
   SegmentObserver* observer_ = nullptr;
   absl::Status lost_;
 };

@@ -17,11 +17,22 @@ struct EntryVerdict {
   EntryField field = EntryField::kNone;
 };
 
-// Checks every field of `entry` against its opcode, the session's packs (in their order) and the region's
-// sizes. INVALID_ARGUMENT: out of range, or not the neutral value; UNIMPLEMENTED: defined, but not by this
-// build.
+// A slab that transfers may name.
+struct SlabView {
+  uint32_t number = 0;
+  uint64_t bytes = 0;
+};
+
+// Checks every field of `entry` against its opcode, the session's packs (in their order), the region's sizes
+// and the session's slabs. A transfer's list is checked by CheckNeurons. INVALID_ARGUMENT: out of range, or
+// not the neutral value; UNIMPLEMENTED: defined, but not by this build.
 EntryVerdict CheckEntry(const SubmissionEntry& entry, std::span<const ExtentSource* const> packs,
-                        const ControlLayout& layout);
+                        const ControlLayout& layout, std::span<const SlabView> slabs = {});
+
+// The private copy of a transfer's list: ascending, distinct, each a neuron of the expert. REQUIRES: the
+// entry passed CheckEntry.
+EntryVerdict CheckNeurons(const SubmissionEntry& entry, std::span<const uint32_t> neurons,
+                          const ExtentSource& pack);
 
 }  // namespace sluice
 

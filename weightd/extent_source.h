@@ -30,6 +30,15 @@ struct ExtentList {
   uint32_t count = 0;
 };
 
+// One part of an expert: row r is row_bytes bytes at base + r * stride of its extent.
+struct PartRows {
+  uint32_t extent = 0;
+  uint32_t rows = 0;
+  uint64_t base = 0;
+  uint64_t stride = 0;
+  uint64_t row_bytes = 0;
+};
+
 class ExtentSource {
  public:
   virtual ~ExtentSource() = default;
@@ -47,6 +56,9 @@ class ExtentSource {
   // The extents of `parts` of an expert, ascending. REQUIRES: layer < layer_count(), expert <
   // expert_count(layer), parts a non-empty subset of kAllParts.
   virtual ExtentList ExpertExtents(uint32_t layer, uint32_t expert, PartSet parts) const = 0;
+
+  // REQUIRES: layer and expert as above. All rows lie within the extent.
+  virtual PartRows ExpertPart(uint32_t layer, uint32_t expert, Part part) const = 0;
 
   virtual uint64_t dense_bytes() const = 0;           // of all dense extents
   virtual uint64_t largest_expert_bytes() const = 0;  // stored bytes of the largest expert

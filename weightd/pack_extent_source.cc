@@ -1,6 +1,7 @@
 #include "weightd/pack_extent_source.h"
 
 #include "common/pack/checksum.h"
+#include "common/pack/row_layout.h"
 
 namespace sluice {
 
@@ -25,6 +26,11 @@ ExtentList PackExtentSource::ExpertExtents(uint32_t layer, uint32_t expert, Part
     }
   }
   return list;
+}
+
+PartRows PackExtentSource::ExpertPart(uint32_t layer, uint32_t expert, Part part) const {
+  const PartView view = pack_->part(layer, expert, part);
+  return PartRows{view.extent, view.rows, view.base, view.stride, RowBytes(view.encoding, view.cols)};
 }
 
 absl::Status PackExtentSource::Verify(uint32_t extent, uint64_t offset,

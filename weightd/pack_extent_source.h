@@ -29,6 +29,7 @@ class PackExtentSource final : public ExtentSource {
   uint32_t layer_count() const override { return static_cast<uint32_t>(pack_->config().layers.size()); }
   uint32_t expert_count(uint32_t layer) const override { return pack_->expert_count(layer); }
   ExtentList ExpertExtents(uint32_t layer, uint32_t expert, PartSet parts) const override;
+  PartRows ExpertPart(uint32_t layer, uint32_t expert, Part part) const override;
   uint64_t dense_bytes() const override { return pack_->dense_bytes(); }
   uint64_t largest_expert_bytes() const override { return pack_->largest_expert_bytes(); }
   absl::Status Verify(uint32_t extent, uint64_t offset, std::span<const std::byte> bytes) const override;

@@ -33,6 +33,9 @@ class ReadInbox {
     return asleep_.exchange(false);
   }
 
+  // The same for whatever else the pump's next round finds by itself.
+  bool Notify() { return asleep_.exchange(false); }
+
   std::vector<ReadResult> Take() {
     std::vector<ReadResult> reads;
     MutexLock lock(&mutex_);

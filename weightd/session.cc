@@ -38,9 +38,10 @@ absl::StatusOr<SharedMemory> CreatePins(const Session::Options& options, const S
 absl::StatusOr<std::unique_ptr<Session>> Session::Create(Options options) {
   std::unique_ptr<Session> session(new Session(std::move(options)));
   const Options& o = session->options_;
-  ASSIGN_OR_RETURN(session->control_, CreateSharedMemory(absl::StrCat("sluice-control-", o.id),
-                                                         o.layout.region_bytes(), PeerAccess::kReadWrite));
-  session->view_ = FormatControl(session->control_.map.data(), o.layout, o.boot_epoch, o.id,
+  ASSIGN_OR_RETURN(SharedMemory control, CreateSharedMemory(absl::StrCat("sluice-control-", o.id),
+                                                            o.layout.region_bytes(), PeerAccess::kReadWrite));
+  session->control_ = std::make_shared<SharedMemory>(std::move(control));
+  session->view_ = FormatControl(session->control_->map.data(), o.layout, o.boot_epoch, o.id,
                                  static_cast<uint32_t>(o.packs.size()));
   session->submissions_ = SubmissionReader(session->view_);
   session->completions_ = CompletionWriter(session->view_);
@@ -73,8 +74,18 @@ std::vector<const ExtentSource*> Session::sources() const {
   return sources;
 }
 
+std::vector<SlabView> Session::MappedSlabs() const {
+  std::vector<SlabView> mapped;
+  for (const auto& [number, record] : slabs) {
+    if (record.slab != nullptr) {
+      mapped.push_back({number, record.slab->bytes()});
+    }
+  }
+  return mapped;
+}
+
 std::vector<int> Session::fds() const {
-  std::vector<int> fds = {control_.fd.get(), server_bell_.get(), client_bell_read_.get()};
+  std::vector<int> fds = {control_->fd.get(), server_bell_.get(), client_bell_read_.get()};
   for (size_t i = 0; i < pins_.size(); ++i) {
     fds.push_back(options_.packs[i].residency_fd);
     fds.push_back(pins_[i].fd.get());
@@ -82,11 +93,19 @@ std::vector<int> Session::fds() const {
   return fds;
 }
 
-RingResult Session::Pop(SubmissionEntry* entry) {
-  const RingResult result = submissions_.Pop(entry);
+RingResult Session::Pop(SubmissionEntry* entry, std::vector<uint32_t>* neurons) {
+  const RingResult result = submissions_.Peek(entry);
   if (result != RingResult::kOk) {
     return result;
   }
+  neurons->clear();
+  const uint64_t list_end = uint64_t{entry->list_offset} + entry->list_count;
+  if (entry->opcode == Opcode::kTransfer && list_end <= options_.layout.list_entries) {
+    for (uint64_t i = entry->list_offset; i < list_end; ++i) {
+      neurons->push_back(view_.list[i].load(std::memory_order_relaxed));
+    }
+  }
+  submissions_.Advance();
   // The client's head, read after the submission, tells how many completions it has room for.
   uint64_t reaped;
   if (completions_.Reaped(&reaped) != RingResult::kOk ||

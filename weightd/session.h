@@ -4,17 +4,22 @@
 #ifndef SLUICE_WEIGHTD_SESSION_H_
 #define SLUICE_WEIGHTD_SESSION_H_
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/link/link_model.h"
 #include "common/ring/rings.h"
 #include "common/ring/shared_memory.h"
 #include "common/ring/side_channel.h"
+#include "weightd/entry_check.h"
 #include "weightd/extent_source.h"
+#include "weightd/slab.h"
 #include "weightd/step_timeline.h"
 #include "weightd/store.h"
 
@@ -60,8 +65,9 @@ class Session {
   std::vector<int> fds() const;
   int server_bell() const { return server_bell_.get(); }
 
-  // The next submission, copied once. kCorrupt: the session must be lost.
-  RingResult Pop(SubmissionEntry* entry);
+  // The next submission, copied once, and with it the neurons that it lists (of transfers whose list lies
+  // within the arena; else none). kCorrupt: the session must be lost.
+  RingResult Pop(SubmissionEntry* entry, std::vector<uint32_t>* neurons);
   // Publishes a completion; `held` are extents with an internal pin that falls when it has been reaped.
   void Complete(const CompletionEntry& entry, std::vector<Gid> held, const Store& store);
   // Drops the pins of what the client has reaped. False: its cursor is impossible.
@@ -70,6 +76,11 @@ class Session {
   void ReleaseAll(Store* store);
   // Wakes the client if it sleeps and something was completed since the last call.
   void RingBell();
+
+  // The progress word that a copy may store to as long as it keeps the owner.
+  std::shared_ptr<std::atomic<uint64_t>> ProgressWord(uint32_t word) const {
+    return {control_, &view_.progress[word]};
+  }
 
   bool BeginSleep() { return submissions_.BeginSleep(); }
   void EndSleep() { submissions_.EndSleep(); }
@@ -81,6 +92,15 @@ class Session {
   uint64_t outstanding() const { return submissions_.head() - completions_.tail(); }
   // Bytes of extents held for completions that the client has not reaped.
   uint64_t held_bytes() const { return held_bytes_; }
+
+  // Slabs that transfers may name, by the client's number; null while its file is being mapped.
+  struct SlabRecord {
+    std::shared_ptr<Slab> slab;
+    uint32_t link = 0;  // the engine's number
+    LinkRate rate;
+  };
+  std::map<uint32_t, SlabRecord> slabs;
+  std::vector<SlabView> MappedSlabs() const;
 
   // Counters for Stats.
   uint64_t requests = 0;
@@ -113,7 +133,7 @@ class Session {
   };
 
   const Options options_;
-  SharedMemory control_;
+  std::shared_ptr<SharedMemory> control_;  // shared with copies that report progress into it
   std::vector<SharedMemory> pins_;
   UniqueFd server_bell_;
   UniqueFd client_bell_read_;

@@ -53,14 +53,21 @@ StoreCore::StoreCore(const Options& options, const Environment& environment)
             options.policy),
       fetcher_(options.fetcher, &tier_, environment.reader, environment.clock,
                Fetcher::Hooks{[this](uint64_t session, const CompletionEntry& entry, std::vector<Gid> held) {
-                                OnComplete(session, entry, std::move(held));
+                                if (!transfers_.OnFilled(session, entry, &held)) {
+                                  OnComplete(session, entry, std::move(held));
+                                }
                               },
                               [this](uint64_t session, uint32_t word, uint64_t value) {
                                 if (Session* found = Find(session)) found->SetProgress(word, value);
                               },
                               [this](const std::string& message) { Log(LogSeverity::kError, message); },
                               [this] { return PrefetchRoom(); }}),
-      scrubber_(options.scrub_rate, &tier_, [this](uint32_t pack) { return source(pack); }) {}
+      scrubber_(options.scrub_rate, &tier_, [this](uint32_t pack) { return source(pack); }),
+      transfers_(options.transfers, &fetcher_, &tier_, environment.transfers,
+                 [this](uint64_t session, const CompletionEntry& entry) {
+                   if (Session* found = Find(session)) found->bytes_read += entry.bytes;
+                   Deliver(session, entry, {});
+                 }) {}
 
 absl::StatusOr<uint32_t> StoreCore::AddPack(std::unique_ptr<ExtentSource> source, std::vector<int> files) {
   const uint64_t least = source->dense_bytes() + 2 * source->largest_expert_bytes();
@@ -323,6 +330,8 @@ void StoreCore::Lose(Session* session) {
   }
   session->state = SessionState::kLost;
   fetcher_.DropSession(session->id());
+  transfers_.DropSession(session->id());
+  DropSlabs(session);
   session->ReleaseAll(&tier_.store());
   session->out.clear();
   environment_.poller->Unwatch(session->server_bell());
@@ -342,6 +351,8 @@ void StoreCore::End(uint64_t id) {
     return;
   }
   fetcher_.DropSession(id);
+  transfers_.DropSession(id);
+  DropSlabs(session);
   session->ReleaseAll(&tier_.store());
   // epoll knows files, not descriptors: the client's copies would keep them watched.
   environment_.poller->Unwatch(session->server_bell());

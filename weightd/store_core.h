@@ -27,6 +27,8 @@
 #include "weightd/poller.h"
 #include "weightd/scrubber.h"
 #include "weightd/session.h"
+#include "weightd/transfer_engine.h"
+#include "weightd/transfer_requests.h"
 #include "weightd/weight_store.h"
 
 namespace sluice {
@@ -38,6 +40,7 @@ class StoreCore {
     Arena::Options arena;
     TierPolicy policy;
     Fetcher::Options fetcher;
+    PlanOptions transfers;
     int64_t attach_timeout_nanos = 0;  // 0: never
     // A session that has not unmapped a retired segment after this long is slow: fills take other room if
     // there is any. After the fetcher's retire_wait_nanos none counts on it.
@@ -49,6 +52,7 @@ class StoreCore {
     BlockReader* reader = nullptr;
     const Clock* clock = nullptr;
     Poller* poller = nullptr;
+    TransferEngine* transfers = nullptr;  // null: no slabs
     // A segment that should get its pages now. May be empty.
     std::function<void(std::shared_ptr<const SharedMemory>)> prefault;
   };
@@ -65,6 +69,10 @@ class StoreCore {
   absl::StatusOr<SessionHandle> OpenSession(const SessionParams& params);
   absl::Status AttachSideSocket(uint64_t session, UniqueFd socket);
   absl::Status CloseSession(uint64_t session);
+  // Lets the session's transfers name `slab` as its number `number`. What SLAB_OFFERED does once the file is
+  // mapped; for clients without a side socket. ALREADY_EXISTS, RESOURCE_EXHAUSTED, NOT_FOUND (the session),
+  // UNIMPLEMENTED: no transfer engine.
+  absl::Status AddSlab(uint64_t session, uint32_t number, std::shared_ptr<Slab> slab, const LinkRate& rate);
   void OnConnectionLost(uint64_t session);
   void OnProcessExit(uint64_t session);
   void Drain() { draining_ = true; }
@@ -106,13 +114,20 @@ class StoreCore {
   absl::Status CheckReserve(const SessionParams& params, uint64_t minimum) const;
   uint64_t DenseBytes(const std::set<uint32_t>& packs) const;
   bool Serve(Session* session);
-  void Handle(Session* session, const SubmissionEntry& entry);
+  void Handle(Session* session, const SubmissionEntry& entry, std::vector<uint32_t> neurons);
   void HandleFill(Session* session, const SubmissionEntry& entry);
+  void HandleCancel(Session* session, const SubmissionEntry& entry);
+  void OnTransferEvent(TransferEvent event);
+  void OnSlabOffered(Session* session, SidePacket packet);
+  absl::Status ReserveSlab(Session* session, uint32_t number) const;
+  void AnswerSlab(Session* session, uint32_t number, absl::StatusCode code);
+  void DropSlabs(Session* session);
   // What prefetches may still take: nothing of the dense weights' room or of any session's reserved minimum,
   // or a demand that was promised room would find none.
   uint64_t PrefetchRoom() const;
   void Answer(Session* session, const SubmissionEntry& entry, EntryVerdict verdict, uint64_t count);
   void OnComplete(uint64_t session, const CompletionEntry& entry, std::vector<Gid> held);
+  void Deliver(uint64_t session, const CompletionEntry& entry, std::vector<Gid> held);
 
   void Send(Session* session, SideMessage message, std::shared_ptr<const SharedMemory> memory);
   void Flush(Session* session);
@@ -140,6 +155,7 @@ class StoreCore {
   DramTier tier_;
   Fetcher fetcher_;
   Scrubber scrubber_;
+  TransferRequests transfers_;
   std::vector<PackRecord> packs_;
   std::map<uint64_t, std::unique_ptr<Session>> sessions_;
   struct Retiring {

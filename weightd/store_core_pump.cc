@@ -23,6 +23,11 @@ bool StoreCore::Pump(const std::vector<ReadResult>& reads) {
     fetcher_.OnRead(read);
   }
   bool more = !reads.empty();
+  if (environment_.transfers != nullptr) {
+    for (TransferEvent& event : environment_.transfers->TakeEvents()) {
+      OnTransferEvent(std::move(event));
+    }
+  }
   for (const auto& [id, session] : sessions_) {
     more = Serve(session.get()) || more;
   }
@@ -45,11 +50,12 @@ bool StoreCore::Serve(Session* session) {
     return false;
   }
   SubmissionEntry entry;
+  std::vector<uint32_t> neurons;
   int taken = 0;
   RingResult result = RingResult::kOk;
-  while (taken < kBatch && (result = session->Pop(&entry)) == RingResult::kOk) {
+  while (taken < kBatch && (result = session->Pop(&entry, &neurons)) == RingResult::kOk) {
     ++taken;
-    Handle(session, entry);
+    Handle(session, entry, std::move(neurons));
   }
   if (result == RingResult::kCorrupt || !session->ReleaseReaped(&tier_.store())) {
     Doom(session->id(), /*misbehaved=*/true, "impossible ring cursor or sequence");
@@ -58,12 +64,16 @@ bool StoreCore::Serve(Session* session) {
   return taken == kBatch;
 }
 
-void StoreCore::Handle(Session* session, const SubmissionEntry& entry) {
-  if (fetcher_.IsOutstanding(session->id(), entry.id)) {
+void StoreCore::Handle(Session* session, const SubmissionEntry& entry, std::vector<uint32_t> neurons) {
+  if (fetcher_.IsOutstanding(session->id(), entry.id) || transfers_.IsOutstanding(session->id(), entry.id)) {
     Answer(session, entry, {absl::StatusCode::kInvalidArgument, EntryField::kId}, 0);
     return;
   }
-  const EntryVerdict verdict = CheckEntry(entry, session->sources(), session->options().layout);
+  EntryVerdict verdict =
+      CheckEntry(entry, session->sources(), session->options().layout, session->MappedSlabs());
+  if (verdict.code == absl::StatusCode::kOk && entry.opcode == Opcode::kTransfer) {
+    verdict = CheckNeurons(entry, neurons, *session->options().packs[entry.pack].source);
+  }
   if (verdict.code != absl::StatusCode::kOk) {
     Answer(session, entry, verdict, 0);
     return;
@@ -73,19 +83,20 @@ void StoreCore::Handle(Session* session, const SubmissionEntry& entry) {
     case Opcode::kFillExtent:
       HandleFill(session, entry);
       return;
-    case Opcode::kCancel: {
-      const bool found = fetcher_.Cancel(session->id(), entry.target);
-      Answer(session, entry,
-             {found ? absl::StatusCode::kOk : absl::StatusCode::kNotFound,
-              found ? EntryField::kNone : EntryField::kTarget},
-             0);
+    case Opcode::kTransfer:
+      transfers_.Accept(session, entry, std::move(neurons));
+      return;
+    case Opcode::kCancel:
+      HandleCancel(session, entry);
+      return;
+    case Opcode::kCancelPrefetches: {
+      const uint32_t pack = session->options().packs[entry.pack].pack;
+      // What waits for its fill first: the fetcher ends it, so it is not counted twice.
+      const uint64_t waiting = fetcher_.CancelPrefetches(session->id(), pack, entry.step, entry.layer);
+      const uint64_t filled = transfers_.CancelPrefetches(session->id(), pack, entry.step, entry.layer);
+      Answer(session, entry, {}, waiting + filled);
       return;
     }
-    case Opcode::kCancelPrefetches:
-      Answer(session, entry, {},
-             fetcher_.CancelPrefetches(session->id(), session->options().packs[entry.pack].pack, entry.step,
-                                       entry.layer));
-      return;
     default:
       Answer(session, entry, {}, 0);
   }
@@ -111,7 +122,7 @@ void StoreCore::HandleFill(Session* session, const SubmissionEntry& entry) {
 }
 
 uint64_t StoreCore::PrefetchRoom() const {
-  uint64_t taken = fetcher_.started_prefetch_bytes();
+  uint64_t taken = fetcher_.started_prefetch_bytes() + transfers_.pinned_bytes();
   std::set<uint32_t> packs;
   for (const auto& [id, session] : sessions_) {
     taken += session->options().reserved_bytes + session->held_bytes();
@@ -134,6 +145,13 @@ void StoreCore::Answer(Session* session, const SubmissionEntry& entry, EntryVerd
 }
 
 void StoreCore::OnComplete(uint64_t id, const CompletionEntry& entry, std::vector<Gid> held) {
+  if (Session* session = Find(id)) {
+    session->bytes_read += held.empty() ? 0 : entry.bytes;
+  }
+  Deliver(id, entry, std::move(held));
+}
+
+void StoreCore::Deliver(uint64_t id, const CompletionEntry& entry, std::vector<Gid> held) {
   Session* session = Find(id);
   if (session == nullptr || session->state == SessionState::kLost) {
     for (Gid gid : held) {
@@ -141,7 +159,6 @@ void StoreCore::OnComplete(uint64_t id, const CompletionEntry& entry, std::vecto
     }
     return;
   }
-  session->bytes_read += held.empty() ? 0 : entry.bytes;
   if (!session->out.empty() || !session->delayed.empty()) {
     session->delayed.push_back(Session::DelayedCompletion{entry, std::move(held)});
     return;
@@ -216,7 +233,7 @@ void StoreCore::HandleEvent(PollEvent event) {
 
 void StoreCore::OnSideReadable(Session* session) {
   while (true) {
-    const absl::StatusOr<SidePacket> packet = ReceiveSideMessage(session->side_socket.get());
+    absl::StatusOr<SidePacket> packet = ReceiveSideMessage(session->side_socket.get());
     if (absl::IsUnavailable(packet.status())) {
       return;
     }
@@ -227,6 +244,10 @@ void StoreCore::OnSideReadable(Session* session) {
     if (!packet.ok()) {
       Doom(session->id(), /*misbehaved=*/false, "its side socket has closed");
       return;
+    }
+    if (packet->message.type == SideType::kSlabOffered && packet->fds.size() == 1) {
+      OnSlabOffered(session, *std::move(packet));
+      continue;
     }
     if (packet->message.type != SideType::kSegmentUnmapped || packet->message.fd_count != 0) {
       Doom(session->id(), /*misbehaved=*/true, "unexpected side message");
@@ -312,6 +333,10 @@ bool StoreCore::BeginSleep() {
       EndSleep();
       return false;
     }
+  }
+  if (environment_.transfers != nullptr && environment_.transfers->HasEvents()) {
+    EndSleep();
+    return false;
   }
   return true;
 }

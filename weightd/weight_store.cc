@@ -25,6 +25,7 @@
 #include "weightd/prefaulter.h"
 #include "weightd/pump_turn.h"
 #include "weightd/store_core.h"
+#include "weightd/transfer_engine.h"
 #include "weightd/uring_reader.h"
 
 namespace sluice {
@@ -46,6 +47,11 @@ absl::StatusOr<uint64_t> NewEpoch() {
     }
   }
   return epoch;
+}
+
+int CopyThreads(const WeightStoreOptions& options) {
+  const int cpus = static_cast<int>(std::thread::hardware_concurrency());
+  return options.copy_threads != 0 ? options.copy_threads : std::clamp(cpus / 4, 1, 4);
 }
 
 std::unique_ptr<BlockReader> MakeReader(const WeightStoreOptions& options, const Clock* clock) {
@@ -84,6 +90,13 @@ class WeightStore::Impl {
         poller_(std::move(poller)),
         bell_(std::move(bell)),
         prefaulter_(kPrefaultThreads),
+        transfers_(std::make_unique<TransferEngine>(TransferEngine::Options{.threads = CopyThreads(options_)},
+                                                    &clock_,
+                                                    [this] {
+                                                      if (inbox_.Notify()) {
+                                                        Ring();
+                                                      }
+                                                    })),
         core_(CoreOptions(options_, epoch), CoreEnvironment(reader.get())),
         reader_(std::move(reader)) {
     reader_->SetSink([this](ReadResult result) { OnRead(std::move(result)); });
@@ -103,7 +116,8 @@ class WeightStore::Impl {
       Ring();
       pump_.join();
     }
-    reader_.reset();  // its threads call OnRead
+    reader_.reset();     // its threads call OnRead
+    transfers_.reset();  // its threads read segments
   }
 
   absl::Status Start() {
@@ -223,6 +237,7 @@ class WeightStore::Impl {
     core.policy.admission = options.admission;
     core.session_quota = options.session_quota;
     core.scrub_rate = options.scrub_rate;
+    core.transfers.chunk_neurons = std::max(1u, options.gather_neurons);
     core.attach_timeout_nanos = int64_t{options.attach_timeout_ms} * 1'000'000;
     return core;
   }
@@ -232,6 +247,7 @@ class WeightStore::Impl {
     environment.reader = reader;
     environment.clock = &clock_;
     environment.poller = &poller_;
+    environment.transfers = transfers_.get();
     environment.prefault = [this](std::shared_ptr<const SharedMemory> memory) {
       prefaulter_.Add(std::move(memory));
     };
@@ -317,6 +333,7 @@ class WeightStore::Impl {
   Mutex add_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // one pack is added at a time
   mutable Mutex mutex_;
   Prefaulter prefaulter_;
+  std::unique_ptr<TransferEngine> transfers_;  // const until the destructor
   StoreCore core_ ABSL_GUARDED_BY(mutex_);
   std::deque<const Pack*> open_packs_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<BlockReader> reader_;  // const until the destructor
@@ -373,6 +390,13 @@ absl::Status WeightStore::AttachSideSocket(uint64_t session, UniqueFd socket) {
 
 absl::Status WeightStore::CloseSession(uint64_t session) {
   return impl_->Control([&](StoreCore* core) { return core->CloseSession(session); });
+}
+
+absl::Status WeightStore::OfferSlab(uint64_t session, uint32_t number, int fd, uint64_t bytes,
+                                    const LinkRate& link) {
+  ASSIGN_OR_RETURN(std::shared_ptr<Slab> slab, Slab::Map(fd, bytes));
+  return impl_->Control(
+      [&](StoreCore* core) { return core->AddSlab(session, number, std::move(slab), link); });
 }
 
 void WeightStore::OnConnectionLost(uint64_t session) {

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/link/link_model.h"
 #include "common/ring/rings.h"
 #include "common/ring/session_abi.h"
 #include "common/ring/unique_fd.h"
@@ -52,6 +53,10 @@ struct WeightStoreOptions {
   uint64_t session_quota = 0;
   // Bytes a second of resident weights that are verified again, in the background; 0: none.
   uint64_t scrub_rate = 0;
+  // Threads that copy into slabs. 0: one for every four CPUs, at most four.
+  int copy_threads = 0;
+  // Listed neurons travel in chunks of so many.
+  uint32_t gather_neurons = 50;
   // Called from any thread, never with a lock held that a method of this class takes. May be empty.
   LogFn log;
 };
@@ -134,6 +139,10 @@ struct StoreStats {
   uint64_t rereads = 0;
   uint64_t sessions_lost = 0;  // ended for misbehaviour
   uint64_t in_flight_bytes = 0;
+  uint64_t transfers = 0;  // into slabs, ended
+  uint64_t transfers_cancelled = 0;
+  uint64_t transfers_waiting = 0;
+  uint64_t link_bytes = 0;  // copied into slabs
   std::string eviction;  // "lru", "lfru", "score"
   bool admission = false;
   uint64_t trusted_extents = 0;  // that the admission keeps from scans, now
@@ -182,6 +191,11 @@ class WeightStore {
 
   // The client has done its last read: pins are ignored from now on. NOT_FOUND.
   absl::Status CloseSession(uint64_t session);
+
+  // Lends the session's slab `number`: a memory file of `bytes` that cannot shrink and has all its pages. For
+  // clients without a side socket; the others send SLAB_OFFERED. INVALID_ARGUMENT (the file), ALREADY_EXISTS,
+  // RESOURCE_EXHAUSTED, NOT_FOUND (the session).
+  absl::Status OfferSlab(uint64_t session, uint32_t number, int fd, uint64_t bytes, const LinkRate& link);
 
   // What the side socket's end and the pidfd report; for clients without a side socket (tests, in-process).
   void OnConnectionLost(uint64_t session);

@@ -175,6 +175,14 @@ void CompletionReader::EndWait() {
 }
 
 RingResult SubmissionReader::Pop(SubmissionEntry* entry) {
+  const RingResult result = Peek(entry);
+  if (result == RingResult::kOk) {
+    Advance();
+  }
+  return result;
+}
+
+RingResult SubmissionReader::Peek(SubmissionEntry* entry) {
   ProtocolStep(ProtocolPoint::kRingLook, &view_.cursors->submission_tail);
   const uint64_t tail = view_.cursors->submission_tail.value.load(std::memory_order_acquire);
   if (tail == head_) {
@@ -185,13 +193,13 @@ RingResult SubmissionReader::Pop(SubmissionEntry* entry) {
     return RingResult::kCorrupt;
   }
   CopyOut(&view_.submissions[head_ & (capacity - 1)], entry);
-  if (entry->sequence != head_) {
-    return RingResult::kCorrupt;
-  }
+  return entry->sequence == head_ ? RingResult::kOk : RingResult::kCorrupt;
+}
+
+void SubmissionReader::Advance() {
   ++head_;
   ProtocolStep(ProtocolPoint::kRingPublish, &view_.cursors->submission_head);
   view_.cursors->submission_head.value.store(head_, std::memory_order_release);
-  return RingResult::kOk;
 }
 
 bool SubmissionReader::BeginSleep() {

@@ -55,6 +55,8 @@ class SubmissionWriter {
   bool TakeServerSleep();
 
   uint64_t tail() const { return tail_; }
+  // How many entries weightd has consumed, with their lists.
+  uint64_t Consumed() const { return view_.cursors->submission_head.value.load(std::memory_order_acquire); }
 
  private:
   ControlView view_;
@@ -90,6 +92,9 @@ class SubmissionReader {
   // Copies the next entry out and gives its place back. kCorrupt: tail behind head or more than a ring ahead,
   // or the entry's sequence is not its number.
   RingResult Pop(SubmissionEntry* entry);
+  // The same in two steps: what the entry names in the index arena stays as it is until Advance().
+  RingResult Peek(SubmissionEntry* entry);
+  void Advance();
 
   // Announces that weightd is about to sleep. False: entries are there, do not sleep.
   bool BeginSleep();

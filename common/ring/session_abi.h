@@ -19,7 +19,7 @@
 
 namespace sluice {
 
-inline constexpr uint32_t kAbiVersion = 1;
+inline constexpr uint32_t kAbiVersion = 2;
 
 // First eight bytes of each region ("SLCERESI", "SLCEPINS", "SLCECTRL" as little-endian text).
 inline constexpr uint64_t kResidencyMagic = 0x4953455245434c53ull;
@@ -35,6 +35,7 @@ inline constexpr uint32_t kNoProgress = 0xffffffffu;
 
 // Bounds that both sides may rely on.
 inline constexpr uint32_t kMaxSessionPacks = 32;
+inline constexpr uint32_t kMaxSessionSlabs = 16;
 inline constexpr uint32_t kMinRingEntries = 16;  // ring sizes are powers of two between these
 inline constexpr uint32_t kMaxRingEntries = 16384;
 inline constexpr uint32_t kMaxListEntries = 1u << 22;  // index arena, entries of 4 bytes
@@ -142,17 +143,20 @@ struct SubmissionEntry {
   uint32_t flags;              // 0: none defined yet
   uint64_t step;               // engine step; the generation of prefetches
   uint32_t pack;               // the session's index of the pack, in OpenSession's order
-  uint32_t layer;        // fills of experts, transfers: the expert's. Prefetches: also of extents. Else 0
-  uint32_t expert;       // fill expert, transfer; else 0
-  uint32_t extent;       // fill extent; else kNoExtent
-  uint32_t list_offset;  // transfer: first neuron index in the index arena; else 0
-  uint32_t list_count;   // how many; 0: all neurons
-  uint32_t slab;         // transfer; else kNoSlab
-  uint32_t progress;     // word of the progress array that counts what has landed, or kNoProgress
+  uint32_t layer;   // fills of experts, transfers: the expert's. Prefetches: also of extents. Else 0
+  uint32_t expert;  // fill expert, transfer; else 0
+  uint32_t extent;  // fill extent; else kNoExtent
+  // transfer: first neuron index in the index arena; else 0. Copied with the entry: once submission_head has
+  // passed the entry, the list's place is the client's again.
+  uint32_t list_offset;
+  uint32_t list_count;          // how many, ascending and distinct; 0: all neurons
+  uint32_t slab;                // transfer; else kNoSlab
+  uint32_t progress;            // word of the progress array that counts what has landed, or kNoProgress
   uint64_t base[kPartCount];    // transfer: per part the first byte in the slab; else 0
   uint64_t stride[kPartCount];  // transfer: per part the bytes from row to row; else 0
   uint64_t target;              // cancel: the id to end; else 0
-  uint64_t reserved;            // 0
+  uint32_t tile_neurons;        // transfer: its rows land in tiles of so many, 0: in one; else 0
+  uint32_t reserved;            // 0
 };
 
 // What a completion's `field` names when code is INVALID_ARGUMENT or UNIMPLEMENTED.
@@ -173,7 +177,8 @@ enum class EntryField : uint16_t {
   kBase = 13,
   kStride = 14,
   kTarget = 15,
-  kReserved = 16
+  kReserved = 16,
+  kTile = 17
 };
 
 // Exactly one per submission, in the order in which requests end.
@@ -183,13 +188,14 @@ struct CompletionEntry {
   uint16_t code;      // absl::StatusCode: OK, CANCELLED, INVALID_ARGUMENT, NOT_FOUND (cancel), DATA_LOSS,
                       // RESOURCE_EXHAUSTED (no room), UNAVAILABLE (draining), UNIMPLEMENTED, INTERNAL
   EntryField field;
-  uint32_t extent;    // DATA_LOSS: the extent at fault; else kNoExtent
-  uint64_t bytes;     // read from SSD for this request; 0 when it was resident or another request read it
-  uint32_t queue_us;  // from the submission's consumption to the first read's start
-  uint32_t io_us;     // from there to the last byte verified
-  uint32_t copy_us;   // transfers: the copy
-  uint32_t extents;   // extents this request made or found resident
-  uint64_t reserved[10];
+  uint32_t extent;      // DATA_LOSS: the extent at fault; else kNoExtent
+  uint64_t bytes;       // read from SSD for this request; 0 when it was resident or another request read it
+  uint32_t queue_us;    // from the submission's consumption to the first read's start
+  uint32_t io_us;       // from there to the last byte verified
+  uint32_t copy_us;     // transfers: from the copy's first byte to its last one's arrival
+  uint32_t extents;     // extents this request made or found resident
+  uint64_t link_bytes;  // transfers: copied into the slab, also when the code is CANCELLED
+  uint64_t reserved[9];
 };
 
 // ---------------------------------------------------------------- control region
@@ -295,10 +301,10 @@ static_assert(sizeof(SubmissionEntry) == 128 && sizeof(CompletionEntry) == 128);
 static_assert(offsetof(SubmissionEntry, opcode) == 16 && offsetof(SubmissionEntry, parts) == 19);
 static_assert(offsetof(SubmissionEntry, step) == 24 && offsetof(SubmissionEntry, extent) == 44);
 static_assert(offsetof(SubmissionEntry, base) == 64 && offsetof(SubmissionEntry, stride) == 88);
-static_assert(offsetof(SubmissionEntry, target) == 112 && offsetof(SubmissionEntry, reserved) == 120);
+static_assert(offsetof(SubmissionEntry, target) == 112 && offsetof(SubmissionEntry, tile_neurons) == 120);
 static_assert(offsetof(CompletionEntry, code) == 16 && offsetof(CompletionEntry, extent) == 20);
 static_assert(offsetof(CompletionEntry, bytes) == 24 && offsetof(CompletionEntry, queue_us) == 32);
-static_assert(offsetof(CompletionEntry, reserved) == 48);
+static_assert(offsetof(CompletionEntry, link_bytes) == 48 && offsetof(CompletionEntry, reserved) == 56);
 static_assert(sizeof(ControlHeader) == 128 && offsetof(ControlHeader, ring_entries) == 40);
 static_assert(offsetof(ControlHeader, submission_offset) == 64);
 static_assert(sizeof(ControlWord) == 64 && sizeof(ControlCursors) == 512);

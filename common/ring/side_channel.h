@@ -9,6 +9,8 @@
 //   weightd SEGMENT_ADDED{segment, bytes} + fd      any time, before an extent in it is published
 //   weightd SEGMENT_RETIRED{segment}                nothing in it is resident; the client unmaps it
 //   client  SEGMENT_UNMAPPED{segment}               until then its memory counts as used
+//   client  SLAB_OFFERED{slab, bytes, link_*} + fd  a memory file sealed against shrinking, all its pages
+//   there weightd SLAB_MAPPED{slab, code}                 0: transfers may name it; else why it was refused
 //
 // Thread safety: free functions; calls on one descriptor must not overlap in the same direction.
 #ifndef SLUICE_COMMON_RING_SIDE_CHANNEL_H_
@@ -37,24 +39,29 @@ enum class SideType : uint16_t {
   kSegmentAdded = 4,
   kSegmentRetired = 5,
   kSegmentUnmapped = 6,
-  kReady = 7
+  kReady = 7,
+  kSlabOffered = 8,
+  kSlabMapped = 9
 };
 
-// 64 bytes, frozen by kAbiVersion. Fields that a type does not use are 0.
+// 80 bytes, frozen by kAbiVersion. Fields that a type does not use are 0.
 struct SideMessage {
   uint32_t magic = kSideMagic;
-  uint16_t version = 1;  // kAbiVersion
+  uint16_t version = 2;  // kAbiVersion
   SideType type = SideType::kHello;
   uint64_t session = 0;                      // all but HELLO, where the nonce says it
   uint64_t boot_epoch = 0;                   // weightd's messages
-  uint64_t bytes = 0;                        // SEGMENT_ADDED: the segment's size
+  uint64_t bytes = 0;                        // SEGMENT_ADDED, SLAB_OFFERED: the file's size
   uint32_t segment = 0;                      // SEGMENT_*
   uint16_t fd_count = 0;                     // descriptors that come with the message
-  uint16_t code = 0;                         // REJECT: absl::StatusCode
+  uint16_t code = 0;                         // REJECT, SLAB_MAPPED: absl::StatusCode
   std::array<uint8_t, kNonceBytes> nonce{};  // HELLO
-  uint64_t reserved = 0;
+  uint32_t slab = 0;                         // SLAB_*: the client's number for it, not kNoSlab
+  uint32_t reserved = 0;
+  uint64_t link_bytes_per_second = 0;  // SLAB_OFFERED: the modelled link's rate, 0: none
+  uint64_t link_latency_nanos = 0;     // and a copy's time before its first byte
 };
-static_assert(sizeof(SideMessage) == 64);
+static_assert(sizeof(SideMessage) == 80);
 
 // WELCOME's descriptors: three, then two per pack in OpenSession's order.
 struct WelcomeFds {

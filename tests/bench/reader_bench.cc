@@ -70,6 +70,9 @@ class PieceSource final : public ExtentSource {
   uint32_t layer_count() const override { return 1; }
   uint32_t expert_count(uint32_t) const override { return extent_count(); }
   ExtentList ExpertExtents(uint32_t, uint32_t expert, PartSet) const override { return {{expert}, 1}; }
+  PartRows ExpertPart(uint32_t, uint32_t expert, Part) const override {
+    return {expert, 1, 0, pieces_[expert].length, pieces_[expert].length};
+  }
   uint64_t dense_bytes() const override { return 0; }
   uint64_t largest_expert_bytes() const override { return 1 << 20; }
   absl::Status Verify(uint32_t, uint64_t, std::span<const std::byte> bytes) const override {

@@ -78,6 +78,19 @@ class SimPack final : public ExtentSource {
     }
     return list;
   }
+  // Rows of one cell; parts that share a stream lie in it cell by cell.
+  PartRows ExpertPart(uint32_t layer, uint32_t expert, Part part) const override {
+    const auto p = static_cast<uint32_t>(part);
+    const auto last = static_cast<uint32_t>(shape_.part_bytes.size()) - 1;
+    const uint32_t sharing = p < last ? 1 : 3 - last;
+    PartRows rows;
+    rows.extent = ExpertExtents(layer, expert, PartBit(part)).ids[0];
+    rows.base = (p < last ? 0 : p - last) * kSimCellBytes;
+    rows.stride = sharing * kSimCellBytes;
+    rows.rows = static_cast<uint32_t>(shape_.part_bytes[std::min(p, last)] / rows.stride);
+    rows.row_bytes = kSimCellBytes;
+    return rows;
+  }
   uint64_t dense_bytes() const override {
     uint64_t bytes = 0;
     for (uint64_t length : shape_.dense) {

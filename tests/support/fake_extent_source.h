@@ -21,7 +21,9 @@ class FakeExtentSource final : public ExtentSource {
     std::vector<uint64_t> dense;  // lengths of the dense extents, multiples of 4096
     uint32_t layers = 2;
     uint32_t experts = 8;
-    uint64_t part_bytes = 4096;  // of each of an expert's three extents
+    uint64_t part_bytes = 4096;  // of each of an expert's three parts
+    uint64_t row_bytes = 256;    // of a neuron in a part
+    bool compact = false;        // up | gate+down: two extents an expert, the second interleaved
     std::string path = "fake.bin";
   };
 
@@ -31,9 +33,10 @@ class FakeExtentSource final : public ExtentSource {
       extents_.push_back(ExtentInfo{0, offset, length, true});
       offset += length;
     }
-    for (uint32_t i = 0; i < shape_.layers * shape_.experts * 3; ++i) {
-      extents_.push_back(ExtentInfo{0, offset, shape_.part_bytes, false});
-      offset += shape_.part_bytes;
+    for (uint32_t i = 0; i < shape_.layers * shape_.experts * streams(); ++i) {
+      const bool pair = shape_.compact && i % 2 == 1;
+      extents_.push_back(ExtentInfo{0, offset, shape_.part_bytes * (pair ? 2 : 1), false});
+      offset += extents_.back().length;
     }
     file_bytes_ = offset;
   }
@@ -58,7 +61,7 @@ class FakeExtentSource final : public ExtentSource {
   }
   uint64_t file_bytes() const { return file_bytes_; }
   uint32_t FirstExpertExtent(uint32_t layer, uint32_t expert) const {
-    return static_cast<uint32_t>(shape_.dense.size()) + (layer * shape_.experts + expert) * 3;
+    return static_cast<uint32_t>(shape_.dense.size()) + (layer * shape_.experts + expert) * streams();
   }
 
   const std::string& model_id() const override { return shape_.model_id; }
@@ -71,12 +74,24 @@ class FakeExtentSource final : public ExtentSource {
   uint32_t expert_count(uint32_t) const override { return shape_.experts; }
   ExtentList ExpertExtents(uint32_t layer, uint32_t expert, PartSet parts) const override {
     ExtentList list;
-    for (uint32_t part = 0; part < 3; ++part) {
-      if ((parts >> part & 1) != 0) {
-        list.ids[list.count++] = FirstExpertExtent(layer, expert) + part;
+    for (uint32_t stream = 0; stream < streams(); ++stream) {
+      const uint32_t held = shape_.compact && stream == 1 ? 0x6 : 1u << stream;
+      if ((parts & held) != 0) {
+        list.ids[list.count++] = FirstExpertExtent(layer, expert) + stream;
       }
     }
     return list;
+  }
+  PartRows ExpertPart(uint32_t layer, uint32_t expert, Part part) const override {
+    const auto p = static_cast<uint32_t>(part);
+    const bool paired = shape_.compact && part != Part::kUp;
+    PartRows place;
+    place.extent = FirstExpertExtent(layer, expert) + (paired ? 1 : p);
+    place.rows = static_cast<uint32_t>(shape_.part_bytes / shape_.row_bytes);
+    place.base = paired && part == Part::kDown ? shape_.row_bytes : 0;
+    place.stride = shape_.row_bytes * (paired ? 2 : 1);
+    place.row_bytes = shape_.row_bytes;
+    return place;
   }
   uint64_t dense_bytes() const override {
     uint64_t bytes = 0;
@@ -93,6 +108,8 @@ class FakeExtentSource final : public ExtentSource {
   }
 
  private:
+  uint32_t streams() const { return shape_.compact ? 2 : 3; }
+
   const Shape shape_;
   std::vector<ExtentInfo> extents_;
   uint64_t file_bytes_ = 0;

@@ -222,6 +222,7 @@ void FakeWeightClient::Complete(Pending* pending, absl::FunctionRef<void(const F
     MutexLock lock(&mutex_);
     counters_.outstanding--;
     counters_.bytes_ssd += completion.bytes;
+    counters_.bytes_link += completion.link_bytes;
   }
   if (transfer) {
     free_lists_.push_back(pending->list);

@@ -283,7 +283,7 @@ TEST_F(CoreTest, UnusedFieldsAndUnknownOpcodesAreAnsweredByName) {
   LocalClient client = Client(OpenSession());
   SubmissionEntry transfer = LocalClient::Plain(1, Opcode::kTransfer);
   transfer.parts = kAllParts;
-  transfer.slab = 0;
+  transfer.slab = 0;  // there is none
   client.Submit(transfer);
   SubmissionEntry slab = LocalClient::FillExpert(2, 0, 0);
   slab.slab = 3;
@@ -291,17 +291,21 @@ TEST_F(CoreTest, UnusedFieldsAndUnknownOpcodesAreAnsweredByName) {
   client.Submit(LocalClient::FillExpert(3, 0, 0));
   client.Submit(LocalClient::FillExpert(3, 0, 1));  // the id is outstanding
   client.Submit(LocalClient::Plain(4, Opcode::kNop));
+  client.Submit(LocalClient::Plain(5, static_cast<Opcode>(99)));
   Pump();
   auto entry = Next(&client);
-  EXPECT_EQ(CodeOf(entry), absl::StatusCode::kUnimplemented);
-  EXPECT_EQ(entry->field, EntryField::kOpcode);
+  EXPECT_EQ(CodeOf(entry), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(entry->field, EntryField::kSlab);
   entry = Next(&client);
-  EXPECT_EQ(CodeOf(entry), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(CodeOf(entry), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(entry->field, EntryField::kSlab);
   entry = Next(&client);
   EXPECT_EQ(CodeOf(entry), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(entry->field, EntryField::kId);
   EXPECT_EQ(CodeOf(Next(&client)), absl::StatusCode::kOk);
+  entry = Next(&client);
+  EXPECT_EQ(CodeOf(entry), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(entry->field, EntryField::kOpcode);
 }
 
 TEST_F(CoreTest, TimesAreMeasuredByTheClock) {

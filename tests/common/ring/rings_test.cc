@@ -190,7 +190,7 @@ TEST(SessionAbiTest, SignatureMismatchIsNamed) {
   EXPECT_EQ(AbiMismatch(other), nullptr);
   other.pin_entry = 8;
   EXPECT_STREQ(AbiMismatch(other), "pin_entry");
-  other.version = 2;
+  other.version = kAbiVersion + 1;
   EXPECT_STREQ(AbiMismatch(other), "version");
 }
 
