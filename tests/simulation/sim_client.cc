@@ -153,7 +153,7 @@ bool SimClient::Lost() {
 void SimClient::DropSession(bool close) {
   ++shared_->counters.lost_sessions;
   pending_.clear();
-  for (uint64_t rounds = Below(6); rounds > 0 && !held_.empty(); --rounds) {
+  for (uint64_t rounds = Below(Chance(2) ? 400 : 6); rounds > 0 && !held_.empty(); --rounds) {
     Verify(held_[Below(held_.size())]);
     scheduler().Yield();
   }

@@ -104,6 +104,7 @@ class SimClient final : public SegmentObserver {
   bool Submit(SubmissionEntry entry, std::vector<uint32_t> extents);
   bool SubmitFill(RequestClass request_class);
   void SubmitOdd();
+  void ChangeMind();
   void Scribble();
   bool ReapOne(bool lease);
   void CheckProgress(uint64_t id, Pending* pending);

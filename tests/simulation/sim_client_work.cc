@@ -34,17 +34,19 @@ void SimClient::Act() {
     while (ReapOne(Chance(2))) {
     }
     session_->DrainSide();
-  } else if (draw < 920) {
+  } else if (draw < 900) {
     SubmitOdd();
+  } else if (draw < 925) {
+    ChangeMind();
   } else if (draw < 950) {
     ReleaseSome();
   } else if (draw < 985) {
     AwaitAll();
-  } else if (draw < 995) {
+  } else if (draw < 994) {
     Nap(static_cast<int64_t>(Below(Chance(10) ? 3'000'000'000 : 5'000'000)));
-  } else if (shared_->faults && draw < 997) {
-    shutdown(side_copy_.get(), SHUT_RDWR);
   } else if (shared_->faults && draw < 998) {
+    shutdown(side_copy_.get(), SHUT_RDWR);
+  } else if (shared_->faults && draw < 999) {
     Scribble();
   }
 }
@@ -223,6 +225,25 @@ void SimClient::SubmitOdd() {
   } else {
     Submit(Entry(Opcode::kNop, RequestClass::kDemand), {});
   }
+}
+
+// A guess, given up at once, and then needed after all: a read that is being cancelled finds a new waiter.
+void SimClient::ChangeMind() {
+  if (pending_.size() + 3 > kMinRingEntries || !SubmitFill(RequestClass::kPrefetch)) {
+    return;
+  }
+  SubmissionEntry cancel = Entry(Opcode::kCancel, RequestClass::kDemand);
+  cancel.target = cancel.id - 1;
+  for (uint64_t pause = Below(60); pause > 0; --pause) {
+    scheduler().Yield();
+  }
+  Submit(cancel, {});
+  SubmissionEntry entry = Entry(Opcode::kFillExpert, RequestClass::kDemand);
+  entry.layer = guess_.first;
+  entry.expert = guess_.second;
+  entry.parts = kAllParts;
+  const ExtentList list = source_.ExpertExtents(entry.layer, entry.expert, entry.parts);
+  Submit(entry, {list.ids.begin(), list.ids.begin() + list.count});
 }
 
 // Impossible cursors: this session is lost, and nobody else's.
