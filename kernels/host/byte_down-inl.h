@@ -112,7 +112,7 @@ inline void FetchAhead(const uint8_t* const* rows, uint32_t high_plane, uint32_t
 }
 
 // Neurons [j, j + 4) (fewer at the end) into 16-bit sums: for each block, half and field a register of high
-// and one of low sums. Of the rows ahead only codes are prefetched: the scales were needed before.
+// and one of low sums. The rows ahead are prefetched.
 template <QuantKind kKind, uint32_t kUnits, bool kFirst>
 void AddFourRowsOfBytes(const QuantDownCall& call, const uint32_t* factors, uint32_t pair_words, uint32_t j,
                         bool prefetch, __m256i* sums) {
@@ -155,6 +155,11 @@ void AddFourRowsOfBytes(const QuantDownCall& call, const uint32_t* factors, uint
     }
     AddHalfBlock<kKind, kFirst>(low, third_low, f, sums);
     AddHalfBlock<kKind, kFirst>(high, third_high, f, sums + 2 * kByteFields<kKind>);
+  }
+  for (uint32_t at = call.shape.scales; prefetch && at < call.shape.bytes; at += 64) {
+    for (const uint8_t* row : ahead) {
+      _mm_prefetch(reinterpret_cast<const char*>(row) + at, _MM_HINT_T1);
+    }
   }
 }
 

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "kernels/common/cpu_backend.h"
 #include "kernels/host/kernel_table.h"
+#include "kernels/host/row_fetch.h"
 #include "kernels/host/thread_pool.h"
 
 namespace sluice {
@@ -68,6 +69,12 @@ class HostBackend : public CpuBackend {
     host::QuantRow* quant = nullptr;  // [max_tokens]
     float** outputs = nullptr;        // [max_tokens]
     uint64_t* keep = nullptr;         // [max_tokens]: masks of a block
+    // Of the block that is being computed: rows of the second part and of down that will be read, and how
+    // many lines of them are fetched with every few rows.
+    host::RowFetch second_rows;
+    host::RowFetch down_rows;
+    uint32_t fetch_lines = 0;
+    bool down_fetched = false;  // all of the down rows that are kept are among them
   };
 
   // Activations rounded to int16 for one group size.
@@ -159,6 +166,7 @@ class HostBackend : public CpuBackend {
     // Of rows that do not follow each other in memory: how many are listed. Those beyond `count` come next;
     // they are only prefetched. 0: the rows are one stream.
     uint32_t listed = 0;
+    uint32_t ahead = 0;  // down rows: how far in the list is prefetched; 0: a few
   };
   // y[i][r] = dot(x_rows_[tokens[i]], row r). The operation has set x_rows_ and, if the encoding is
   // quantized, rounded them for its group (QuantizeRows).
@@ -166,6 +174,8 @@ class HostBackend : public CpuBackend {
   // The same with the worker's own x rows: scratch.quant[i] if the encoding is quantized, else
   // scratch.inputs[i].
   void DotInputs(const RowList& list, uint32_t tokens, uint32_t worker, float* const* y);
+  // The kernel's call for that. REQUIRES a quantized encoding.
+  host::QuantDotCall QuantDotOf(const RowList& list, uint32_t tokens, uint32_t worker, float* const* y) const;
   // y[i] (+)= the block sum of at most 64 neurons, whose down rows are the list and whose coefficients are
   // c[i][j], for all columns. With `add` onto y, else y is overwritten.
   void DownList(const RowList& list, const float* const* c, uint32_t tokens, bool add, uint32_t worker,
@@ -234,9 +244,13 @@ class HostBackend : public CpuBackend {
                 KeptRows* out) const;
   void DotKept(const MoeBlock& b, const CpuWeights& weights, const CpuWeights& next, float* const* y);
   void DotForAll(const MoeBlock& b, const RowList& list, float* const* y);
+  void DotFetching(const MoeBlock& b, const RowList& list, absl::Span<const uint32_t> tokens,
+                   float* const* y);
+  bool LeadsByPieces(const MoeBlock& b) const;
+  void LeadByPieces(const MoeBlock& b, const CpuWeights& lead, const CpuWeights& second, float* c);
   void MakeFactors(const MoeBlock& b, bool up, float* const* y) const;
   uint32_t BlockCoefficients(const MoeBlock& b);
-  void PrefetchDown(const MoeBlock& b) const;
+  void FetchDownScales(const MoeBlock& b, uint32_t row_passes);
   void BlockSums(const MoeBlock& b, float* const* sums);
   void SumKept(const MoeBlock& b, uint64_t mask, uint32_t begin, uint32_t end, float* const* sums);
 

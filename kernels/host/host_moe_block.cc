@@ -27,15 +27,13 @@ uint64_t PresentNeurons(const ExpertCall& expert, uint32_t first, uint32_t neuro
   return mask;
 }
 
-// Fetches a quantized down row's scales and zeros: the coefficients of a block are rounded with all of them
-// before the first code is read.
-void PrefetchScales(const CpuWeights& weights, const uint8_t* row) {
-  const uint64_t end = RowBytes(weights.encoding, weights.cols);
-  for (uint64_t at = ScaleOffset(weights.encoding, weights.cols); at < end; at += 64) {
-    __builtin_prefetch(row + at, 0, 2);
-  }
-  __builtin_prefetch(row + end - 1, 0, 2);
-}
+// A piece of a block's lead rows: while the next one is computed, the rows that this one keeps are fetched.
+constexpr uint32_t kPieceRows = 32;
+// Of what the first piece keeps. Where it is more, rows are fetched as they are read, each part in its turn
+// (measured: ahead of their turn they disturb more than they gain).
+constexpr uint64_t kMostFetchedBytes = 16384;
+// Rows between two fetches of lines.
+constexpr uint32_t kFetchRows = 8;
 
 }  // namespace
 
@@ -121,7 +119,7 @@ void HostBackend::DotKept(const MoeBlock& b, const CpuWeights& weights, const Cp
     if (all) {
       DotForAll(b, list, dots);
     } else {
-      DotList(list, b.state->call->rows.subspan(l, 1), b.worker, dots + l);
+      DotFetching(b, list, b.state->call->rows.subspan(l, 1), dots + l);
     }
     for (uint32_t i = l; i < (all ? b.tokens : l + 1); ++i) {
       std::memset(y[i], 0, kNeuronBlock * sizeof(float));
@@ -135,7 +133,7 @@ void HostBackend::DotKept(const MoeBlock& b, const CpuWeights& weights, const Cp
 // y[i][r] = dot of row r of the list with token i, for all tokens of the block.
 void HostBackend::DotForAll(const MoeBlock& b, const RowList& list, float* const* y) {
   if (!b.packed || IsQuantized(list.encoding.encoding)) {
-    return DotList(list, b.state->call->rows, b.worker, y);
+    return DotFetching(b, list, b.state->call->rows, y);
   }
   host::GemmCall gemm;
   gemm.w = list.rows;
@@ -146,6 +144,90 @@ void HostBackend::DotForAll(const MoeBlock& b, const RowList& list, float* const
   gemm.cols = list.cols;
   gemm.scratch = workers_[b.worker].gemm;
   kernels_.gemm[host::RowKindOf(list.encoding.encoding)](gemm);
+}
+
+// DotList(), a few rows at a time, with a few lines of what is to be fetched after each.
+void HostBackend::DotFetching(const MoeBlock& b, const RowList& list, absl::Span<const uint32_t> tokens,
+                              float* const* y) {
+  WorkerScratch& scratch = workers_[b.worker];
+  if (b.packed || !IsQuantized(list.encoding.encoding) ||
+      scratch.second_rows.lines() + scratch.down_rows.lines() == 0) {
+    return DotList(list, tokens, b.worker, y);
+  }
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    scratch.quant[i] = QuantizedRow(list.encoding.group, tokens[i]);
+  }
+  host::QuantDotCall dot = QuantDotOf(list, static_cast<uint32_t>(tokens.size()), b.worker, y);
+  for (uint32_t r = 0; r < list.count; r += kFetchRows) {
+    dot.w = list.rows + r;
+    dot.rows = std::min(kFetchRows, list.count - r);
+    dot.first = r;
+    dot.prefetch.listed = std::max(list.listed, list.count) - r;
+    kernels_.quant_dot[host::QuantKindOf(list.encoding.encoding)](dot);
+    const uint32_t fetched = scratch.second_rows.Advance(scratch.fetch_lines);
+    scratch.down_rows.Advance(scratch.fetch_lines - fetched);
+  }
+}
+
+// Whether a mask can be made, and what it keeps be fetched, while the lead part is still read.
+bool HostBackend::LeadsByPieces(const MoeBlock& b) const {
+  const ExpertCall& e = *b.state->call;
+  // q8 rows are bound by memory alone: whatever comes out of turn delays what is waited for (measured).
+  const auto small = [](const CpuWeights& w) {
+    return IsQuantized(w.encoding.encoding) && w.encoding.encoding != Encoding::kQ8;
+  };
+  return small(e.up) && small(e.gate) && small(e.down) && !b.packed && b.tokens == 1 &&
+         (e.sparsity == SparsityOrder::kUp || e.sparsity == SparsityOrder::kGate) &&
+         AnyKept(b) == FirstBits(b.neurons);
+}
+
+// The lead's factors and the mask of one token, piece by piece: what a piece keeps is fetched during the next
+// one.
+void HostBackend::LeadByPieces(const MoeBlock& b, const CpuWeights& lead, const CpuWeights& second,
+                               float* c) {
+  WorkerScratch& scratch = workers_[b.worker];
+  const ExpertCall& expert = *b.state->call;
+  const bool up_leads = expert.sparsity == SparsityOrder::kUp;
+  const float* bias = up_leads ? expert.up_bias : expert.gate_bias;
+  const uint8_t* w[kNeuronBlock];
+  for (uint32_t j = 0; j < b.neurons; ++j) {
+    w[j] = lead.Row(b.first + j);
+  }
+  const uint64_t second_bytes = RowBytes(second.encoding, second.cols);
+  const uint64_t down_bytes = RowBytes(expert.down.encoding, expert.down.cols);
+  scratch.keep[0] = 0;
+  // As fast as the lead's rows.
+  scratch.fetch_lines = static_cast<uint32_t>(kFetchRows * RowBytes(lead.encoding, lead.cols) / 64);
+  for (uint32_t first = 0; first < b.neurons; first += kPieceRows) {
+    const uint32_t n = std::min(kPieceRows, b.neurons - first);
+    float* y = c + first;
+    DotFetching(b, {lead.encoding, lead.cols, w + first, n, b.neurons - first}, expert.rows, &y);
+    host::FactorCall factor;
+    factor.activation = b.call->activation;
+    factor.bias = bias == nullptr ? nullptr : bias + b.first + first;
+    factor.n = n;
+    factor.x = factor.y = y;
+    up_leads ? kernels_.up_factor(factor) : kernels_.gate_factor(factor);
+    const uint64_t kept = kernels_.keep_mask(y, n, expert.threshold) << first;
+    scratch.keep[0] |= kept;
+    if (first == 0) {
+      const uint64_t bytes = static_cast<uint64_t>(std::popcount(kept)) * (second_bytes + down_bytes);
+      scratch.down_fetched = bytes <= kMostFetchedBytes;
+    }
+    for (uint64_t left = scratch.down_fetched ? kept : 0; left != 0; left &= left - 1) {
+      const uint32_t j = b.first + static_cast<uint32_t>(std::countr_zero(left));
+      scratch.second_rows.Add(second.Row(j), second.Row(j) + second_bytes);
+      scratch.down_rows.Add(expert.down.Row(j), expert.down.Row(j) + down_bytes);
+    }
+  }
+  if (!scratch.down_fetched) {
+    return FetchDownScales(b, 1);
+  }
+  // The rest while the kept rows of the second part are read.
+  const uint32_t passes =
+      std::max(1u, static_cast<uint32_t>(std::popcount(scratch.keep[0]) + kFetchRows - 1) / kFetchRows);
+  const uint32_t lines = scratch.second_rows.lines() + scratch.down_rows.lines();
+  scratch.fetch_lines = (lines + passes - 1) / passes;
 }
 
 // Dot products of a part to factors of the coefficients.
@@ -169,20 +251,27 @@ uint32_t HostBackend::BlockCoefficients(const MoeBlock& b) {
   float* const* c = scratch.pointers;
   float* const* other = scratch.pointers + limits().max_tokens;
   const bool up_leads = expert.sparsity == SparsityOrder::kUp;
-  std::fill_n(scratch.keep, b.tokens, PresentNeurons(expert, b.first, b.neurons));
-  const bool lead_decides = up_leads || expert.sparsity == SparsityOrder::kGate;
-  if (!lead_decides) {
-    PrefetchDown(b);
-  }
   const CpuWeights& lead = up_leads ? expert.up : expert.gate;
   const CpuWeights& second = up_leads ? expert.gate : expert.up;
-  DotKept(b, lead, second, c);
-  MakeFactors(b, up_leads, c);
-  if (lead_decides) {
-    for (uint32_t i = 0; i < b.tokens; ++i) {
+  scratch.second_rows.Clear();
+  scratch.down_rows.Clear();
+  std::fill_n(scratch.keep, b.tokens, PresentNeurons(expert, b.first, b.neurons));
+  const bool lead_decides = up_leads || expert.sparsity == SparsityOrder::kGate;
+  scratch.down_fetched = false;
+  if (LeadsByPieces(b)) {
+    LeadByPieces(b, lead, second, c[0]);
+  } else {
+    if (expert.sparsity == SparsityOrder::kNone) {
+      FetchDownScales(b, 2);
+    }
+    DotKept(b, lead, second, c);
+    MakeFactors(b, up_leads, c);
+    for (uint32_t i = 0; i < b.tokens && lead_decides; ++i) {
       scratch.keep[i] &= kernels_.keep_mask(c[i], b.neurons, expert.threshold);
     }
-    PrefetchDown(b);
+    if (lead_decides) {
+      FetchDownScales(b, 1);
+    }
   }
   DotKept(b, second, expert.down, other);
   MakeFactors(b, !up_leads, other);
@@ -202,14 +291,24 @@ uint32_t HostBackend::BlockCoefficients(const MoeBlock& b) {
   return kept;
 }
 
-void HostBackend::PrefetchDown(const MoeBlock& b) const {
+// Has the scales and zeros of the down rows fetched while rows are read, `row_passes` times as many as are
+// kept: the coefficients of a block are rounded with all of them before the first code is read.
+void HostBackend::FetchDownScales(const MoeBlock& b, uint32_t row_passes) {
+  WorkerScratch& scratch = workers_[b.worker];
   const CpuWeights& down = b.state->call->down;
   if (b.tokens > kFusedTokens || !IsQuantized(down.encoding.encoding)) {
     return;
   }
-  for (uint64_t any = AnyKept(b); any != 0; any &= any - 1) {
-    PrefetchScales(down, down.Row(b.first + static_cast<uint32_t>(std::countr_zero(any))));
+  const uint64_t begin = ScaleOffset(down.encoding, down.cols);
+  const uint64_t end = RowBytes(down.encoding, down.cols);
+  const uint64_t kept = AnyKept(b);
+  for (uint64_t left = kept; left != 0; left &= left - 1) {
+    const uint8_t* row = down.Row(b.first + static_cast<uint32_t>(std::countr_zero(left)));
+    scratch.down_rows.Add(row + begin, row + end);
   }
+  const uint32_t rows = row_passes * static_cast<uint32_t>(std::popcount(kept));
+  const uint32_t steps = std::max(1u, (rows + kFetchRows - 1) / kFetchRows);
+  scratch.fetch_lines = (scratch.down_rows.lines() + steps - 1) / steps;
 }
 
 // sums[i] = the block sum of token i (all columns), from coefficients [token][64] and the worker's masks.
@@ -258,10 +357,41 @@ void HostBackend::SumKept(const MoeBlock& b, uint64_t mask, uint32_t begin, uint
   for (uint32_t i = begin; i < end; ++i) {
     kernels_.compress_kept(scratch.pointers[i], mask, c[i]);
   }
+  scratch.down_rows.Advance(scratch.down_rows.lines());
+  scratch.down_rows.Clear();
   KeptRows kept;
   ListKept(down, nullptr, b.first, mask, &kept);
-  DownList({down.encoding, down.cols, kept.rows, kept.count, kept.listed}, c + begin, end - begin, false,
+  const ExpertCall& expert = *b.state->call;
+  if (expert.sparsity == SparsityOrder::kProduct && IsQuantized(down.encoding.encoding)) {
+    // Only now is known which; the scales are needed first, and the first rows' codes soon.
+    const uint64_t scales = ScaleOffset(down.encoding, down.cols);
+    const uint64_t bytes = RowBytes(down.encoding, down.cols);
+    for (uint32_t i = 0; i < kept.count; ++i) {
+      scratch.down_rows.Add(kept.rows[i] + (i < kFetchRows ? 0 : scales), kept.rows[i] + bytes);
+    }
+    scratch.down_rows.Advance(scratch.down_rows.lines());
+    scratch.down_rows.Clear();
+  }
+  // Then the first rows of the next block's lead: as many, but a few at least, if the kept ones are there.
+  const uint8_t* rows[2 * kNeuronBlock];
+  std::copy_n(kept.rows, kept.count, rows);
+  const CpuWeights& lead = expert.sparsity == SparsityOrder::kUp ? expert.up : expert.gate;
+  const uint64_t lead_bytes = RowBytes(lead.encoding, lead.cols);
+  const uint32_t next = b.first + b.neurons;
+  const uint32_t ahead = scratch.down_fetched ? kept.count : 0;
+  const uint32_t most = std::max(ahead, host::kMostRowsAhead);
+  uint32_t listed = kept.count;
+  for (uint32_t j = 0; next + j < expert.neuron_end && j < most; ++j) {
+    const uint8_t* row = RowOrZero(lead, next + j);
+    if (j < ahead || ahead == 0) {
+      rows[listed++] = row;
+    } else {
+      scratch.down_rows.Add(row, row + lead_bytes);
+    }
+  }
+  DownList({down.encoding, down.cols, rows, kept.count, listed, ahead}, c + begin, end - begin, false,
            b.worker, sums + begin);
+  scratch.down_rows.Advance(scratch.down_rows.lines());
 }
 
 }  // namespace sluice

@@ -42,19 +42,26 @@ void HostBackend::DotList(const RowList& list, absl::Span<const uint32_t> tokens
   DotInputs(list, static_cast<uint32_t>(tokens.size()), worker, y);
 }
 
+host::QuantDotCall HostBackend::QuantDotOf(const RowList& list, uint32_t tokens, uint32_t worker,
+                                           float* const* y) const {
+  const WorkerScratch& scratch = workers_[worker];
+  host::QuantDotCall dot;
+  dot.shape = host::ShapeOf(list.encoding, list.cols);
+  dot.w = list.rows;
+  dot.x = scratch.quant;
+  dot.y = y;
+  dot.rows = list.count;
+  dot.tokens = tokens;
+  dot.prefetch = PrefetchOf(list.encoding, list.cols, std::max(list.listed, list.count), prefetch_);
+  dot.scratch = scratch.quant_gemm;
+  return dot;
+}
+
 void HostBackend::DotInputs(const RowList& list, uint32_t tokens, uint32_t worker, float* const* y) {
   WorkerScratch& scratch = workers_[worker];
   const EncodingDescriptor& e = list.encoding;
   if (IsQuantized(e.encoding)) {
-    host::QuantDotCall dot;
-    dot.shape = host::ShapeOf(e, list.cols);
-    dot.w = list.rows;
-    dot.x = scratch.quant;
-    dot.y = y;
-    dot.rows = list.count;
-    dot.tokens = tokens;
-    dot.prefetch = PrefetchOf(list.encoding, list.cols, std::max(list.listed, list.count), prefetch_);
-    dot.scratch = scratch.quant_gemm;
+    const host::QuantDotCall dot = QuantDotOf(list, tokens, worker, y);
     const int kind = host::QuantKindOf(e.encoding);
     dot.tokens >= kTileTokens ? kernels_.quant_gemm[kind](dot) : kernels_.quant_dot[kind](dot);
     return;
@@ -82,7 +89,7 @@ void HostBackend::DownList(const RowList& list, const float* const* c, uint32_t 
     down.neurons = list.count;
     down.tokens = tokens;
     down.add = add;
-    down.prefetch = {0, kDownRowsAhead, std::max(list.listed, list.count)};
+    down.prefetch = {0, list.ahead != 0 ? list.ahead : kDownRowsAhead, std::max(list.listed, list.count)};
     down.scratch = scratch.quant_down;
     kernels_.quant_down[host::QuantKindOf(list.encoding.encoding)](down);
     return;

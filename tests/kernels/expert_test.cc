@@ -241,6 +241,34 @@ TEST_P(ExpertTest, SparseExpertHasTheBitsOfTheDenseOneWithoutItsMaskedNeurons) {
   }
 }
 
+// One token's masks of whole blocks are made while the lead is read: few and many kept neurons, rows long
+// enough that many are not fetched ahead, blocks cut short.
+TEST_P(ExpertTest, OneTokenOfLongSparseRowsEqualsTheReference) {
+  Random random(12);
+  OpBench bench(GetParam());
+  OpBench oracle(kReference);
+  for (const Encoding encoding : {Encoding::kQ8, Encoding::kQ4, Encoding::kQ3, Encoding::kQ2}) {
+    const EncodingDescriptor d = MakeDescriptor(encoding, 16);
+    Case c;
+    c.tokens = 1;
+    c.hidden = 640;
+    c.experts = {MakeExpert(random, {d, MakeDescriptor(encoding, 64), d}, 215, c.hidden, true),
+                 MakeExpert(random, {d, d, MakeDescriptor(Encoding::kQ4, 64)}, 64, c.hidden, false)};
+    AssignAll(&c);
+    c.x = random.Normals(c.hidden, 2.0f);
+    for (const SparsityOrder order : kOrders) {
+      for (const float threshold : {0.0f, 0.1f, 0.8f, 3.0f, 1e9f}) {
+        c.order = order;
+        c.threshold = threshold;
+        const Result expected = RunCase(oracle, c);
+        const Result result = RunCase(bench, c);
+        ASSERT_TRUE(BitEqual(result.y, expected.y)) << static_cast<int>(order) << " " << threshold;
+        ASSERT_EQ(result.active, expected.active);
+      }
+    }
+  }
+}
+
 TEST_P(ExpertTest, BadActivationsAndThresholdsAreRefused) {
   Random random(4);
   OpBench bench(GetParam());
