@@ -81,7 +81,7 @@ bool SimClient::Connect() {
         SessionParams params;
         params.packs = {pack};
         params.quota_bytes = quota;
-        params.layout = {.ring_entries = kMinRingEntries, .list_entries = 16, .progress_words = 16};
+        params.layout = {.ring_entries = kMinRingEntries, .list_entries = 64, .progress_words = 16};
         *answer = core->OpenSession(params);
       }) ||
       !answer->ok()) {
@@ -138,6 +138,16 @@ bool SimClient::Connect() {
   }
   session_ = *std::move(session);
   ++shared_->counters.sessions;
+  if (!Chance(4)) {
+    slab_ = std::make_unique<SimSlab>(&scheduler(), &source_, pack_);
+    const double gbps = Chance(2) ? 0 : 0.05;
+    const absl::Status offered = session_->OfferSlab(
+        0, {.fd = slab_->fd(), .bytes = SimSlab::kBytes, .link_gbps = gbps, .link_latency_us = 20},
+        absl::InfiniteFuture());
+    if (!offered.ok()) {
+      slab_.reset();
+    }
+  }
   stamp_ = 0;
   return session_->SetObserver(this).ok();
 }
@@ -158,6 +168,7 @@ void SimClient::DropSession(bool close) {
     scheduler().Yield();
   }
   ReleaseAll();
+  slab_.reset();
   const uint64_t session = session_->opened().session;
   const uint64_t epoch = epoch_;
   session_.reset();

@@ -14,6 +14,7 @@
 
 #include "inferd/weight_session.h"
 #include "tests/simulation/sim_server.h"
+#include "tests/simulation/sim_slab.h"
 
 namespace sluice {
 
@@ -25,6 +26,7 @@ struct SimCounters {
   uint64_t no_room = 0;
   uint64_t data_loss = 0;
   uint64_t cancelled = 0;
+  uint64_t transfers = 0;
   uint64_t refused = 0;
   uint64_t sessions = 0;
   uint64_t lost_sessions = 0;
@@ -101,7 +103,11 @@ class SimClient final : public SegmentObserver {
   void ReleaseSome();
 
   SubmissionEntry Entry(Opcode opcode, RequestClass request_class);
-  bool Submit(SubmissionEntry entry, std::vector<uint32_t> extents);
+  bool Submit(SubmissionEntry entry, std::vector<uint32_t> extents,
+              const std::vector<uint32_t>& neurons = {});
+  bool SubmitTransfer(RequestClass request_class);
+  // A slab's answer: empty if all is well.
+  void Expect(const std::string& wrong);
   bool SubmitFill(RequestClass request_class);
   void SubmitOdd();
   void ChangeMind();
@@ -124,6 +130,7 @@ class SimClient final : public SegmentObserver {
   UniqueFd wake_;
   UniqueFd side_copy_;  // to cut the connection with
   std::unique_ptr<WeightSession> session_;
+  std::unique_ptr<SimSlab> slab_;  // of this session; weightd has it as number 0
   uint64_t epoch_ = 0;
   std::vector<Held> held_;
   std::vector<uint64_t> joined_;

@@ -23,8 +23,13 @@ void SimClient::Act() {
     return;
   }
   const uint64_t draw = Below(1000);
-  if (draw < 560) {
+  if (slab_ != nullptr) {
+    Expect(slab_->CheckRest());
+  }
+  if (draw < 420) {
     Compute();
+  } else if (draw < 560) {
+    SubmitTransfer(Chance(2) ? RequestClass::kDemand : RequestClass::kPrefetch);
   } else if (draw < 700) {
     SubmitFill(RequestClass::kPrefetch);
   } else if (draw < 780) {
@@ -159,7 +164,37 @@ SubmissionEntry SimClient::Entry(Opcode opcode, RequestClass request_class) {
   return entry;
 }
 
-bool SimClient::Submit(SubmissionEntry entry, std::vector<uint32_t> extents) {
+void SimClient::Expect(const std::string& wrong) {
+  if (!wrong.empty()) {
+    Fail(wrong);
+  }
+}
+
+bool SimClient::SubmitTransfer(RequestClass request_class) {
+  if (slab_ == nullptr || pending_.size() >= kMinRingEntries || !session_->lost().ok()) {
+    return false;
+  }
+  SubmissionEntry entry = Entry(Opcode::kTransfer, request_class);
+  entry.layer = static_cast<uint32_t>(Below(source_.layer_count()));
+  entry.expert = static_cast<uint32_t>(Below(source_.expert_count(entry.layer)));
+  entry.parts = static_cast<PartSet>(1 + Below(kAllParts));
+  entry.slab = 0;
+  entry.progress = static_cast<uint32_t>(entry.id % 16);
+  session_->ClearProgress(entry.progress);
+  std::vector<uint32_t> neurons;
+  if (!slab_->Lend(&entry, &neurons)) {
+    return false;
+  }
+  ++shared_->counters.transfers;
+  if (!Submit(entry, {}, neurons)) {
+    Expect(slab_->TakeBack(entry.id, /*ok=*/false));
+    return false;
+  }
+  return true;
+}
+
+bool SimClient::Submit(SubmissionEntry entry, std::vector<uint32_t> extents,
+                       const std::vector<uint32_t>& neurons) {
   if (pending_.size() >= kMinRingEntries || !session_->lost().ok()) {
     return false;
   }
@@ -170,10 +205,10 @@ bool SimClient::Submit(SubmissionEntry entry, std::vector<uint32_t> extents) {
   pending.progress = entry.progress;
   ++shared_->counters.submitted;
   in_submit_ = true;
-  const absl::Status status = session_->Submit(entry);
+  const absl::Status status = session_->Submit(entry, neurons);
   in_submit_ = false;
   if (!status.ok()) {
-    if (session_->lost().ok()) {
+    if (session_->lost().ok() && neurons.empty()) {  // lists have less room than rings
       Fail(absl::StrCat("the ring is full with ", pending_.size() - 1, " requests outstanding"));
     }
     pending_.erase(entry.id);
@@ -294,6 +329,9 @@ bool SimClient::ReapOne(bool lease) {
   counters.refused +=
       code == absl::StatusCode::kInvalidArgument || code == absl::StatusCode::kUnimplemented ? 1 : 0;
   CheckProgress(entry.id, &found->second);
+  if (slab_ != nullptr) {
+    Expect(slab_->TakeBack(entry.id, code == absl::StatusCode::kOk));
+  }
   const Pending pending = std::move(found->second);
   pending_.erase(found);
   if (pending.fill && code == absl::StatusCode::kOk && lease) {
@@ -322,6 +360,13 @@ void SimClient::CheckProgress(uint64_t id, Pending* pending) {
     return;  // nothing has landed, or a later request has the word
   }
   const auto landed = static_cast<uint32_t>(word);
+  if (slab_ != nullptr) {
+    Expect(slab_->CheckLanded(id, landed));
+  }
+  if (!pending->fill) {
+    pending->landed = std::max(pending->landed, landed);
+    return;
+  }
   if (landed < pending->landed || landed > pending->extents.size()) {
     Fail(absl::StrCat("progress of request ", id, " is ", landed, " after ", pending->landed));
   }

@@ -42,6 +42,11 @@ SimServer::SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill,
       Ring();
     }
   });
+  transfers_ = std::make_unique<TransferEngine>(TransferEngine::Options{.threads = 0}, scheduler, [this] {
+    if (inbox_.Notify()) {
+      Ring();
+    }
+  });
   StoreCore::Options core;
   core.boot_epoch = options_.epoch;
   core.arena.budget = options_.budget;
@@ -54,6 +59,7 @@ SimServer::SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill,
   environment.reader = reader_.get();
   environment.clock = scheduler;
   environment.poller = &poller_;
+  environment.transfers = transfers_.get();
   core_ = std::make_unique<StoreCore>(core, environment);
   for (const SimPack::Shape& shape : options_.packs) {
     const auto added = core_->AddPack(std::make_unique<SimPack>(shape), {static_cast<int>(shape.number)});
@@ -66,11 +72,13 @@ SimServer::SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill,
   }
   pump_ = scheduler_->Spawn("pump", [this] { RunPump(); });
   control_ = scheduler_->Spawn("control", [this] { RunControl(); });
+  copier_ = scheduler_->Spawn("copier", [this] { RunCopier(); });
 }
 
 SimServer::~SimServer() {
   scheduler_->Kill(pump_);
   scheduler_->Kill(control_);
+  scheduler_->Kill(copier_);
   reader_->SetSink([](ReadResult) {});
 }
 
@@ -117,6 +125,15 @@ void SimServer::RunPump() {
       exits_.pop_front();
       core_->HandleEvent({session, PollKind::kProcess});
     }
+  }
+}
+
+// The engine's threads: one chunk a turn, and whatever arrives on the modelled link.
+void SimServer::RunCopier() {
+  while (true) {
+    const int64_t arrival = transfers_->NextArrival();
+    scheduler_->Block([this] { return transfers_->Step(); },
+                      arrival == 0 ? -1 : std::max<int64_t>(1, arrival - scheduler_->NowNanos()));
   }
 }
 

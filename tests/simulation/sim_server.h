@@ -15,6 +15,7 @@
 #include "weightd/poller.h"
 #include "weightd/pump_turn.h"
 #include "weightd/store_core.h"
+#include "weightd/transfer_engine.h"
 
 namespace sluice {
 
@@ -52,6 +53,10 @@ class SimServer {
 
   StoreCore& core() { return *core_; }
   const SimReader& reader() const { return *reader_; }
+  // Nothing is read or copied.
+  bool idle() const {
+    return reader_->idle() && transfers_->stats().waiting == 0 && !transfers_->HasEvents();
+  }
   uint64_t epoch() const { return options_.epoch; }
   // The last fill of an extent that was reported as good, by gid; 0 before the first.
   uint64_t LastFill(Gid gid) const { return gid < last_fill_.size() ? last_fill_[gid] : 0; }
@@ -60,6 +65,7 @@ class SimServer {
  private:
   void RunPump();
   void RunControl();
+  void RunCopier();
   void Ring();
   bool HasEvents();
 
@@ -71,11 +77,13 @@ class SimServer {
   std::vector<uint64_t> last_fill_;
   std::unique_ptr<SimReader> reader_;
   ReadInbox inbox_;
+  std::unique_ptr<TransferEngine> transfers_;
   std::unique_ptr<StoreCore> core_;
   std::deque<std::shared_ptr<Call>> calls_;
   std::deque<uint64_t> exits_;
   Scheduler::Task* pump_ = nullptr;
   Scheduler::Task* control_ = nullptr;
+  Scheduler::Task* copier_ = nullptr;
   bool locked_ = false;
   bool asleep_ = false;
 };

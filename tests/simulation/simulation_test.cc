@@ -22,12 +22,13 @@ void Print(const WorldOptions& options, const WorldResult& result) {
   std::printf(
       "seed %lu: %lu events, %.1f virtual seconds, %lu leases (%lu refused), %lu requests (%lu ended: %lu "
       "without "
-      "room, %lu data loss, %lu cancelled, %lu refused), %lu sessions (%lu lost), %lu kills of clients, %lu "
+      "room, %lu transfers, %lu data loss, %lu cancelled, %lu refused), %lu sessions (%lu lost), %lu kills "
+      "of clients, %lu "
       "of "
       "weightd, %lu times at rest, digest %016lx\n",
       options.seed, result.events, static_cast<double>(result.virtual_nanos) * 1e-9, c.leases, c.lease_misses,
-      c.submitted, c.completed, c.no_room, c.data_loss, c.cancelled, c.refused, c.sessions, c.lost_sessions,
-      c.client_kills, c.server_kills, c.quiet_points, result.digest);
+      c.submitted, c.completed, c.no_room, c.transfers, c.data_loss, c.cancelled, c.refused, c.sessions,
+      c.lost_sessions, c.client_kills, c.server_kills, c.quiet_points, result.digest);
   std::fflush(stdout);
 }
 

@@ -12,7 +12,8 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kClientKillOneIn = 2500;
 constexpr uint64_t kServerKillOneIn = 25'000;
-constexpr uint64_t kDrainOneIn = 200'000;
+constexpr uint64_t kDrainOneIn = 100'000;
+constexpr uint64_t kDrainedEndOneIn = 1500;
 constexpr uint64_t kTemptingEvents = 100;
 constexpr uint64_t kQuietEvery = 30'000;
 // Closing everything may take the slowest read, its repetition and waits for retired segments.
@@ -24,7 +25,7 @@ std::vector<SimPack::Shape> Packs() {
            .layers = 2,
            .experts = 6,
            .part_bytes = {kPage, kPage, kPage}},
-          {.number = 1, .dense = {}, .layers = 2, .experts = 5, .part_bytes = {2 * kPage, 5 * kPage}}};
+          {.number = 1, .dense = {}, .layers = 2, .experts = 5, .part_bytes = {2 * kPage, 4 * kPage}}};
 }
 
 }  // namespace
@@ -171,7 +172,8 @@ void World::Chaos() {
       KillClient(victim);
     }
   }
-  if (shared_.server != nullptr && scheduler_.Chance(kServerKillOneIn)) {
+  const bool draining = shared_.server != nullptr && shared_.server->core().draining();
+  if (shared_.server != nullptr && scheduler_.Chance(draining ? kDrainedEndOneIn : kServerKillOneIn)) {
     KillServer();
   }
   if (shared_.server != nullptr && !shared_.server->locked() && scheduler_.Chance(kDrainOneIn)) {
@@ -285,7 +287,7 @@ void World::CheckQuiet() {
     return client != nullptr && client->finished();
   });
   if (server == nullptr || !all_finished || !dead_.empty() || server->calls_waiting() != 0 ||
-      !server->reader().idle() || server->locked() || !server->SleepsSoundly()) {
+      !server->idle() || server->locked() || !server->SleepsSoundly()) {
     return;
   }
   CheckAccounts();

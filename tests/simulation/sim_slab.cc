@@ -1,0 +1,133 @@
+#include "tests/simulation/sim_slab.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace sluice {
+
+SimSlab::SimSlab(Scheduler* scheduler, const SimPack* source, uint32_t pack)
+    : scheduler_(scheduler),
+      source_(source),
+      pack_(pack),
+      memory_(*CreateSharedMemory("simulated-slab", kBytes, PeerAccess::kReadWrite)),
+      slots_(kSlots) {
+  for (size_t slot = 0; slot < slots_.size(); ++slot) {
+    Paint(slot);
+  }
+}
+
+void SimSlab::Paint(size_t slot) {
+  for (uint64_t at = 0; at < kSlotBytes; at += 8) {
+    std::memcpy(memory_.map.data() + slot * kSlotBytes + at, &kPaint, 8);
+  }
+}
+
+SimSlab::Slot* SimSlab::Find(uint64_t id) {
+  for (Slot& slot : slots_) {
+    if (slot.lent && slot.entry.id == id) {
+      return &slot;
+    }
+  }
+  return nullptr;
+}
+
+bool SimSlab::Lend(SubmissionEntry* entry, std::vector<uint32_t>* neurons) {
+  const auto free = std::find_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return !slot.lent; });
+  if (free == slots_.end()) {
+    return false;
+  }
+  const auto start = static_cast<uint64_t>(free - slots_.begin()) * kSlotBytes;
+  for (int part = 0; part < kPartCount; ++part) {
+    if ((entry->parts >> part & 1) != 0) {
+      entry->base[part] = start + static_cast<uint64_t>(part) * kPartBytes;
+      entry->stride[part] = kSimCellBytes;
+    }
+  }
+  entry->tile_neurons = static_cast<uint32_t>(scheduler_->Below(6));
+  free->lent = true;
+  free->entry = *entry;
+  free->neurons.clear();
+  if (scheduler_->Chance(2)) {
+    const uint32_t rows = Rows(*free);
+    for (uint32_t row = 0; row < rows; ++row) {
+      if (scheduler_->Chance(3)) {
+        free->neurons.push_back(row);
+      }
+    }
+  }
+  *neurons = free->neurons;
+  return true;
+}
+
+uint32_t SimSlab::Rows(const Slot& slot) const {
+  if (!slot.neurons.empty()) {
+    return static_cast<uint32_t>(slot.neurons.size());
+  }
+  for (int part = 0; part < kPartCount; ++part) {
+    if ((slot.entry.parts >> part & 1) != 0) {
+      return source_->ExpertPart(slot.entry.layer, slot.entry.expert, static_cast<Part>(part)).rows;
+    }
+  }
+  return 0;
+}
+
+std::string SimSlab::CheckRows(const Slot& slot, uint32_t rows) const {
+  for (int part = 0; part < kPartCount; ++part) {
+    if ((slot.entry.parts >> part & 1) == 0) {
+      continue;
+    }
+    const PartRows place = source_->ExpertPart(slot.entry.layer, slot.entry.expert, static_cast<Part>(part));
+    const uint64_t offset = source_->extent(place.extent).offset + place.base;
+    for (uint32_t row = 0; row < rows; ++row) {
+      const uint64_t neuron = slot.neurons.empty() ? row : slot.neurons[row];
+      SimCell cell;
+      std::memcpy(&cell, memory_.map.data() + slot.entry.base[part] + row * kSimCellBytes, sizeof(cell));
+      if (cell.place != SimPlaceWord(pack_, offset + neuron * place.stride)) {
+        return absl::StrCat("row ", row, " of part ", part, " of transfer ", slot.entry.id,
+                            cell.place == kPaint ? " has not landed" : " is wrong");
+      }
+    }
+  }
+  return "";
+}
+
+std::string SimSlab::CheckLanded(uint64_t id, uint32_t tiles) const {
+  const Slot* slot = Find(id);
+  if (slot == nullptr || tiles == 0) {
+    return "";
+  }
+  const uint32_t rows = Rows(*slot);
+  const uint32_t tile = slot->entry.tile_neurons == 0 ? rows : slot->entry.tile_neurons;
+  if (tiles > (rows + tile - 1) / tile) {
+    return absl::StrCat(tiles, " tiles of transfer ", id, " have landed");
+  }
+  return CheckRows(*slot, std::min(rows, tiles * tile));
+}
+
+std::string SimSlab::TakeBack(uint64_t id, bool ok) {
+  Slot* slot = Find(id);
+  if (slot == nullptr) {
+    return "";
+  }
+  const std::string wrong = ok ? CheckRows(*slot, Rows(*slot)) : "";
+  slot->lent = false;
+  Paint(static_cast<size_t>(slot - slots_.data()));
+  return wrong;
+}
+
+std::string SimSlab::CheckRest() const {
+  for (size_t slot = 0; slot < slots_.size(); ++slot) {
+    for (uint64_t at = 0; !slots_[slot].lent && at < kSlotBytes; at += kSimCellBytes) {
+      uint64_t word;
+      std::memcpy(&word, memory_.map.data() + slot * kSlotBytes + at, 8);
+      if (word != kPaint) {
+        return absl::StrCat("byte ", at, " of slab slot ", slot, " was written, which is lent to nobody");
+      }
+    }
+  }
+  return "";
+}
+
+}  // namespace sluice

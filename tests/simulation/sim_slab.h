@@ -1,0 +1,66 @@
+// A simulated client's device memory: slots that it lends to transfers, and what may never happen to them.
+//
+// A slot is free, lent to one request, or kept. The request's rows must be right once they are said to have
+// landed, and after its completion nothing may be written: a slot that came back is painted over and looked
+// at again.
+//
+// Thread safety: one thread, the scheduler's.
+#ifndef SLUICE_TESTS_SIMULATION_SIM_SLAB_H_
+#define SLUICE_TESTS_SIMULATION_SIM_SLAB_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/ring/session_abi.h"
+#include "common/ring/shared_memory.h"
+#include "tests/simulation/scheduler.h"
+#include "tests/simulation/sim_pack.h"
+
+namespace sluice {
+
+class SimSlab {
+ public:
+  static constexpr uint32_t kSlots = 6;
+  static constexpr uint64_t kPartBytes = 16 * 1024;  // of a slot, at most 32 rows
+  static constexpr uint64_t kSlotBytes = 3 * kPartBytes;
+  static constexpr uint64_t kBytes = kSlots * kSlotBytes;
+
+  SimSlab(Scheduler* scheduler, const SimPack* source, uint32_t pack);
+
+  int fd() const { return memory_.fd.get(); }
+
+  // Lends a free slot to `entry`, whose layer, expert and parts are set: fills in the rest of a transfer.
+  // `neurons` gets the rows to gather, none for all. False: no slot is free.
+  bool Lend(SubmissionEntry* entry, std::vector<uint32_t>* neurons);
+  // The first `tiles` tiles of a lent slot are said to have landed. Empty: they have.
+  std::string CheckLanded(uint64_t id, uint32_t tiles) const;
+  // The request has ended: all of its rows are there with `ok`. The slot is painted, and may be lent again.
+  std::string TakeBack(uint64_t id, bool ok);
+  // What is not lent is as it was left.
+  std::string CheckRest() const;
+
+ private:
+  struct Slot {
+    bool lent = false;
+    SubmissionEntry entry{};
+    std::vector<uint32_t> neurons;
+  };
+  static constexpr uint64_t kPaint = 0x7061696e74656421;
+
+  Slot* Find(uint64_t id);
+  const Slot* Find(uint64_t id) const { return const_cast<SimSlab*>(this)->Find(id); }
+  uint32_t Rows(const Slot& slot) const;
+  std::string CheckRows(const Slot& slot, uint32_t rows) const;
+  void Paint(size_t slot);
+
+  Scheduler* const scheduler_;
+  const SimPack* const source_;
+  const uint32_t pack_;
+  SharedMemory memory_;
+  std::vector<Slot> slots_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_SIMULATION_SIM_SLAB_H_
