@@ -127,6 +127,15 @@ bool TransferRequests::OnFilled(uint64_t session, const CompletionEntry& entry, 
     pinned_bytes_ += tier_->store().length(gid);
   }
   const auto code = static_cast<absl::StatusCode>(entry.code);
+  const bool gone = std::any_of(request->held.begin(), request->held.end(), [this](Gid gid) {
+    return tier_->store().state(gid) != ExtentState::kResident;
+  });
+  if (gone && code == absl::StatusCode::kOk && !request->stale) {
+    // The scrub took an extent away while the others were read.
+    Unpin(request);
+    StartFill(*request);
+    return true;
+  }
   if (code != absl::StatusCode::kOk || request->stale) {
     Finish(request, request->stale ? absl::StatusCode::kCancelled : code);
   } else {
@@ -185,6 +194,11 @@ void TransferRequests::OnEnd(const TransferEnd& end) {
   }
   request->completion.copy_us = static_cast<uint32_t>(std::min<int64_t>(end.copy_nanos / 1000, UINT32_MAX));
   request->completion.link_bytes = end.link_bytes;
+  for (Gid gid : request->held) {
+    if (!end.cancelled) {
+      tier_->NoteUse(gid);  // what no lease tells the eviction
+    }
+  }
   Finish(request, end.cancelled ? absl::StatusCode::kCancelled : absl::StatusCode::kOk);
 }
 

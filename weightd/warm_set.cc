@@ -80,6 +80,7 @@ absl::StatusOr<uint32_t> WarmSets::Set(uint32_t number, WarmSet set) {
   {
     const MutexLock lock(&mutex_);
     sets_[number] = std::move(set);
+    progress_[number] = WarmProgress{number, extents, 0, true};
     due_.insert(number);
     if (thread_ == nullptr) {
       thread_ = std::make_unique<std::thread>([this] { Run(); });
@@ -93,6 +94,22 @@ WarmSet WarmSets::Get(uint32_t pack) const {
   const MutexLock lock(&mutex_);
   const auto found = sets_.find(pack);
   return found == sets_.end() ? WarmSet{} : found->second;
+}
+
+std::vector<WarmProgress> WarmSets::Progress() const {
+  const MutexLock lock(&mutex_);
+  std::vector<WarmProgress> all;
+  for (const auto& [pack, progress] : progress_) {
+    all.push_back(progress);
+  }
+  return all;
+}
+
+void WarmSets::NoteDone(uint32_t pack) {
+  const MutexLock lock(&mutex_);
+  if (!due_.contains(pack)) {
+    ++progress_[pack].done;
+  }
 }
 
 bool WarmSets::Superseded(uint32_t pack) const {
@@ -127,13 +144,23 @@ void WarmSets::Run() {
 }
 
 void WarmSets::Warm(uint32_t number, const WarmSet& set) {
+  const std::vector<uint32_t> extents = ExtentsOf(*store_->pack(number), set);
+  const size_t asked = Read(number, extents);
+  {
+    const MutexLock lock(&mutex_);
+    progress_[number].reading = due_.contains(number);
+  }
+  log_(LogSeverity::kInfo,
+       absl::StrCat("warm set of pack ", number, ": asked for ", asked, " of ", extents.size(), " extents"));
+}
+
+size_t WarmSets::Read(uint32_t number, const std::vector<uint32_t>& extents) {
   const Pack& pack = *store_->pack(number);
   auto session = PrefetchSession::Open(store_, number, "warm set");
   if (!session.ok()) {
     log_(LogSeverity::kWarning, absl::StrCat("warm set of pack ", number, ": ", session.status().message()));
-    return;
+    return 0;
   }
-  const std::vector<uint32_t> extents = ExtentsOf(pack, set);
   const uint64_t budget = store_->Stats().dram_budget;
   uint64_t bytes = 0;
   size_t next = 0;
@@ -143,23 +170,29 @@ void WarmSets::Warm(uint32_t number, const WarmSet& set) {
       stop = next == extents.size() || (bytes += pack.extents()[extents[next]].length) > budget ||
              Superseded(number) || !(*session)->Prefetch(extents[next++]);
     }
+    if ((*session)->outstanding() == 0) {
+      break;  // nothing to wait for: an empty set
+    }
     const auto completion = (*session)->Take();
     if (!completion.ok()) {
       log_(LogSeverity::kWarning,
            absl::StrCat("warm set of pack ", number, ": ", completion.status().message()));
-      return;
+      return next;
     }
     if (!completion->has_value()) {
       if (Superseded(number)) {
-        return;
+        return next;
       }
       (*session)->Sleep(event_.get());
       continue;
     }
-    stop = stop || (*completion)->code != 0;
+    if ((*completion)->code == 0) {
+      NoteDone(number);
+    } else {
+      stop = true;
+    }
   }
-  log_(LogSeverity::kInfo,
-       absl::StrCat("warm set of pack ", number, ": asked for ", next, " of ", extents.size(), " extents"));
+  return next;
 }
 
 }  // namespace sluice

@@ -30,6 +30,14 @@ struct WarmSet {
   std::vector<WarmExpert> experts;
 };
 
+// How far a pack's warm set is.
+struct WarmProgress {
+  uint32_t pack = 0;
+  uint32_t extents = 0;  // that it names
+  uint32_t done = 0;     // of these, found in memory or read
+  bool reading = false;
+};
+
 // The extents of `set`, in its order. REQUIRES: its experts are the pack's.
 std::vector<uint32_t> ExtentsOf(const Pack& pack, const WarmSet& set);
 
@@ -45,12 +53,17 @@ class WarmSets {
   absl::StatusOr<uint32_t> Set(uint32_t pack, WarmSet set);
   // The set last given; empty before.
   WarmSet Get(uint32_t pack) const;
+  // Of every pack that was given one.
+  std::vector<WarmProgress> Progress() const;
 
  private:
   WarmSets(WeightStore* store, LogFn log, UniqueFd event)
       : store_(store), log_(std::move(log)), event_(std::move(event)) {}
   void Run();
   void Warm(uint32_t pack, const WarmSet& set);
+  // Reads the set's extents, as far as they fit; how many it asked for.
+  size_t Read(uint32_t pack, const std::vector<uint32_t>& extents);
+  void NoteDone(uint32_t pack);
   // Whether a newer set of the pack, or the end, makes it pointless to go on.
   bool Superseded(uint32_t pack) const;
 
@@ -59,6 +72,7 @@ class WarmSets {
   const UniqueFd event_;  // eventfd: a new set, or the end
   mutable Mutex mutex_;
   std::map<uint32_t, WarmSet> sets_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, WarmProgress> progress_ ABSL_GUARDED_BY(mutex_);
   std::set<uint32_t> due_ ABSL_GUARDED_BY(mutex_);  // packs whose set is not being read yet
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::unique_ptr<std::thread> thread_ ABSL_GUARDED_BY(mutex_);

@@ -332,6 +332,13 @@ grpc::ServerUnaryReactor* WeightsService::GetStats(grpc::CallbackServerContext* 
   response->set_draining(store_->draining());
   FillCounters(stats, response);
   FillSessions(stats, response);
+  for (const WarmProgress& progress : warm_sets_->Progress()) {
+    v1::WarmSetProgress* out = response->add_warm_sets();
+    out->set_model_id(store_->pack(progress.pack)->model_id());
+    out->set_extents(progress.extents);
+    out->set_done(progress.done);
+    out->set_reading(progress.reading);
+  }
   return Finish(context, absl::OkStatus());
 }
 

@@ -94,6 +94,20 @@ TEST_F(DramTierTest, EvictsTheExtentWhoseLastLeaseIsOldest) {
   EXPECT_EQ(tier_->evictions(), 1u);
 }
 
+TEST_F(DramTierTest, WhatWeightdCopiesForAClientCountsAsUsed) {
+  Make(4 * 64 * kKiB);
+  AddPack(10, 64 * kKiB);
+  for (uint32_t e = 0; e < 4; ++e) {
+    ASSERT_EQ(Fill(0, e), DramTier::Room::kPlaced);
+  }
+  tier_->Tick();
+  tier_->NoteUse(0);
+  EXPECT_EQ(tier_->store().Uses(0), 1u);
+  ASSERT_EQ(Fill(0, 4), DramTier::Room::kPlaced);
+  EXPECT_TRUE(IsResident(tables_[0][0]));
+  EXPECT_FALSE(IsResident(tables_[0][1]));
+}
+
 TEST_F(DramTierTest, WhatIsHeldStaysAndWithAllHeldThereIsNoRoom) {
   Make(3 * 64 * kKiB);
   AddPack(10, 64 * kKiB);

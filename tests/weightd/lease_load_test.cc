@@ -19,11 +19,15 @@
 namespace sluice {
 namespace {
 
-std::unique_ptr<WeightStore> CreateStore(uint64_t budget) {
+// LRU alone, to be compared with a replay, unless said otherwise.
+std::unique_ptr<WeightStore> CreateStore(uint64_t budget, EvictionKind eviction = EvictionKind::kLru,
+                                         bool admission = false, uint64_t scrub_rate = 0) {
   WeightStoreOptions options;
   options.dram_budget = budget;
   options.attach_timeout_ms = 0;
-  options.admission = false;  // LRU alone, to be compared with a replay
+  options.eviction = eviction;
+  options.admission = admission;
+  options.scrub_rate = scrub_rate;
   auto store =
       WeightStore::Create(options, std::make_unique<FakeBlockReader>(FakeBlockReader::Mode::kImmediate));
   EXPECT_TRUE(store.ok()) << store.status();
@@ -45,8 +49,10 @@ bool LeaseExtent(LocalClient* client, uint32_t extent, uint64_t* id, uint64_t* p
   return leased;
 }
 
-TEST(LeaseLoadTest, FourClientsNeverSeeAByteThatIsNotTheirs) {
-  auto store = CreateStore(24 * 4096);
+class EveryPolicyTest : public ::testing::TestWithParam<EvictionKind> {};
+
+TEST_P(EveryPolicyTest, FourClientsNeverSeeAByteThatIsNotTheirsWithTheScrubBeside) {
+  auto store = CreateStore(24 * 4096, GetParam(), /*admission=*/true, /*scrub_rate=*/64 << 20);
   auto owned = std::make_unique<FakeExtentSource>(FakeExtentSource::Shape{.layers = 2, .experts = 16});
   const FakeExtentSource* source = owned.get();
   const uint32_t pack = *store->AddSource(std::move(owned));
@@ -79,11 +85,18 @@ TEST(LeaseLoadTest, FourClientsNeverSeeAByteThatIsNotTheirs) {
   const StoreStats stats = store->Stats();
   EXPECT_GT(stats.evictions, 100u);
   EXPECT_EQ(stats.in_flight_bytes, 0u);
+  EXPECT_EQ(stats.eviction, NameOf(GetParam()));
+  EXPECT_GT(stats.scrub_bytes, 0u);
+  EXPECT_EQ(stats.scrub_failures, 0u);
   for (const SessionStats& session : stats.sessions) {
     EXPECT_EQ(session.held_extents, 0u);
     EXPECT_EQ(session.outstanding, 0u);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(LeaseLoadTest, EveryPolicyTest,
+                         ::testing::Values(EvictionKind::kLru, EvictionKind::kLfru, EvictionKind::kScore),
+                         [](const auto& param) { return std::string(NameOf(param.param)); });
 
 // LRU of `capacity` extents over the same accesses, told of every one of them.
 class ReplayedLru {

@@ -305,6 +305,38 @@ TEST_F(WeightsServiceTest, WarmSetIsReadAheadAndReported) {
   AwaitSessions(0);
 }
 
+TEST_F(WeightsServiceTest, StatsShowHowFarAWarmSetIsAndAnEmptyOneCancelsIt) {
+  v1::SetWarmSetRequest set;
+  set.mutable_pack()->set_path(pack_.dir());
+  for (uint32_t i = 0; i < 32; ++i) {
+    v1::ExpertRef* ref = set.add_experts();
+    ref->set_layer(i / 8);
+    ref->set_expert(i % 8);
+  }
+  v1::SetWarmSetResponse taken;
+  ASSERT_TRUE(Call(&v1::WeightService::Stub::SetWarmSet, set, &taken).ok());
+  v1::GetStatsResponse stats;
+  absl::Time deadline = Soon();
+  do {
+    ASSERT_TRUE(Call(&v1::WeightService::Stub::GetStats, v1::GetStatsRequest(), &stats).ok());
+    ASSERT_EQ(stats.warm_sets_size(), 1);
+    EXPECT_LE(stats.warm_sets(0).done(), stats.warm_sets(0).extents());
+  } while (stats.warm_sets(0).reading() && absl::Now() < deadline);
+  EXPECT_EQ(stats.warm_sets(0).model_id(), pack_.pack().model_id());
+  EXPECT_EQ(stats.warm_sets(0).extents(), 96u);
+  EXPECT_EQ(stats.warm_sets(0).done(), 96u);
+
+  set.clear_experts();
+  ASSERT_TRUE(Call(&v1::WeightService::Stub::SetWarmSet, set, &taken).ok());
+  deadline = Soon();
+  do {
+    ASSERT_TRUE(Call(&v1::WeightService::Stub::GetStats, v1::GetStatsRequest(), &stats).ok());
+  } while (stats.warm_sets(0).reading() && absl::Now() < deadline);
+  EXPECT_EQ(stats.warm_sets(0).extents(), 0u);
+  EXPECT_FALSE(stats.warm_sets(0).reading());
+  AwaitSessions(0);
+}
+
 TEST_F(WeightsServiceTest, WarmSetOfExpertsThatAreNotThereIsRefused) {
   v1::SetWarmSetRequest set;
   set.mutable_pack()->set_path(pack_.dir());
