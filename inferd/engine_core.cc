@@ -59,10 +59,11 @@ absl::Status EngineCore::Setup() {
   scheduler_ =
       std::make_unique<Scheduler>(SchedulerOptions{options.parallel, options.prefill_chunk}, &kv_->pages());
   RETURN_IF_ERROR(MakeResidency(policies));
-  routing_ = MakeRouting(policies);
-  ASSIGN_OR_RETURN(sparsity_, SparsityPolicy::Create(policies.sparsity, config,
-                                                     absl::StrCat(client_->pack().dir(), "/profile"),
-                                                     client_->pack().model_id()));
+  const std::string profile_dir = absl::StrCat(client_->pack().dir(), "/profile");
+  ASSIGN_OR_RETURN(routing_, MakeRouting({&policies, &config, backend_.get(), plan_.forward.max_tokens,
+                                          profile_dir, client_->pack().manifest().provenance.source_digest}));
+  ASSIGN_OR_RETURN(
+      sparsity_, SparsityPolicy::Create(policies.sparsity, config, profile_dir, client_->pack().model_id()));
   if (options.prefetch && policies.predictor == ExpertPredictorKind::kGateReuse) {
     ASSIGN_OR_RETURN(std::unique_ptr<ExpertPredictor> predictor,
                      GateReuse::Create(config, weights_.get(), backend_.get(), plan_.forward.max_tokens));
@@ -206,9 +207,10 @@ void EngineCore::BuildBatch(const StepPlan& plan) {
 
 void EngineCore::AddToBatch(const ScheduledRows& rows, Sequence* sequence) {
   const uint32_t first_row = batch_.tokens();
-  const uint32_t index = batch_.Add(
-      sequence->tokens().subspan(rows.first_position, rows.rows),
-      {rows.first_position, kv_->pages().table(rows.slot), states_->slots(rows.slot), IsLongText(*sequence)});
+  const uint32_t index =
+      batch_.Add(sequence->tokens().subspan(rows.first_position, rows.rows),
+                 {rows.first_position, kv_->pages().table(rows.slot), states_->slots(rows.slot),
+                  IsLongText(*sequence), sequence->decode_from()});
   step_.push_back({sequence, rows});
   const uint32_t logit_rows = sequence->LogitRowsOf(rows);
   for (uint32_t row = rows.rows - logit_rows; row < rows.rows; ++row) {

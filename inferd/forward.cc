@@ -49,14 +49,15 @@ absl::Status Forward::PlanMixture(uint32_t layer, StepBatch* batch) {
     plan_.BuildDense(tokens);
     return residency_->BeginLayer(layer, {});
   }
-  ASSIGN_OR_RETURN(const Routing routing, Route(layer, tokens));
+  ASSIGN_OR_RETURN(const Routing routing, Route(layer, *batch));
   RETURN_IF_ERROR(plan_.Build(routing, moe.experts, *batch, /*keep_zeros=*/ScalesInputs(moe)));
   RETURN_IF_ERROR(residency_->BeginLayer(layer, plan_.demands()));
   return tap_ == nullptr ? absl::OkStatus() : tap_->AfterRouter({layer, x_, normed_, routing, batch});
 }
 
-absl::StatusOr<Routing> Forward::Route(uint32_t layer, uint32_t tokens) {
+absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {
   const MoeConfig& moe = config_.layers[layer].moe;
+  const uint32_t tokens = batch.tokens();
   const LayerWeights& w = weights_.layer(layer);
   const uint32_t ranks = RanksOf(moe);
 
@@ -70,7 +71,7 @@ absl::StatusOr<Routing> Forward::Route(uint32_t layer, uint32_t tokens) {
   args.shared_logits = moe.shared_gate ? shared_scores_ : Rows{};
   args.ids = expert_ids_;
   args.weights = expert_weights_;
-  RETURN_IF_ERROR(routing_->Choose({layer, args, residency_}, queue_));
+  RETURN_IF_ERROR(routing_->Choose({layer, args, residency_, &batch}, queue_));
   RETURN_IF_ERROR(ScaleInputs(moe, tokens));
   RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
   const uint64_t bytes = uint64_t{tokens} * ranks * sizeof(float);

@@ -115,7 +115,7 @@ class Forward {
 
   absl::Status Mix(uint32_t layer, StepBatch* batch);
   absl::Status PlanMixture(uint32_t layer, StepBatch* batch);
-  absl::StatusOr<Routing> Route(uint32_t layer, uint32_t tokens);
+  absl::StatusOr<Routing> Route(uint32_t layer, const StepBatch& batch);
   absl::Status ScaleInputs(const MoeConfig& moe, uint32_t tokens);
   absl::Status ComputeExperts(uint32_t layer, uint32_t tokens);
   absl::Status RunExperts(uint32_t layer, uint32_t tokens);

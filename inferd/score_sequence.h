@@ -20,6 +20,7 @@ class ScoreSequence final : public Sequence {
 
   uint32_t row_limit() const override { return row_limit_; }
   uint32_t LogitRowsOf(const ScheduledRows& rows) const override;
+  uint32_t decode_from() const override { return 0; }
   bool Congested() override { return sink_->Congested(); }
   void Take(const LogitSlice& slice, absl::Time now, Sampler* sampler) override;
   void Finish() override;

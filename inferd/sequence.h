@@ -60,6 +60,8 @@ class Sequence {
   virtual uint32_t row_limit() const { return 0; }
   // How many of the planned rows, counted from the last, need logits.
   virtual uint32_t LogitRowsOf(const ScheduledRows& rows) const = 0;
+  // Position of the first row that counts as decoded (step_batch.h).
+  virtual uint32_t decode_from() const { return prompt_tokens_; }
   // Candidates wanted of each of these rows, 1 at least.
   virtual uint32_t candidates() const { return 1; }
   // The consumer wants no more for now.

@@ -5,6 +5,7 @@ namespace sluice {
 StepBatch::StepBatch(uint32_t max_tokens, uint32_t max_sequences) {
   ids_.reserve(max_tokens);
   sequence_of_row_.reserve(max_tokens);
+  decodes_.reserve(max_tokens);
   sequences_.reserve(max_sequences);
   state_from_.reserve(max_sequences);
   state_to_.reserve(max_sequences);
@@ -15,6 +16,8 @@ void StepBatch::Clear(uint64_t step) {
   step_ = step;
   ids_.clear();
   sequence_of_row_.clear();
+  decodes_.clear();
+  decode_rows_ = 0;
   sequences_.clear();
   short_texts_ = 0;
   state_from_.clear();
@@ -33,6 +36,10 @@ uint32_t StepBatch::Add(absl::Span<const int32_t> tokens, const BatchPlace& plac
   ids_.insert(ids_.end(), tokens.begin(), tokens.end());
   sequence_of_row_.insert(sequence_of_row_.end(), tokens.size(), index);
   failed_extent_.push_back(kNoExtent);
+  for (uint32_t row = 0; row < tokens.size(); ++row) {
+    decodes_.push_back(place.first_position + row >= place.decode_from ? 1 : 0);
+    decode_rows_ += decodes_.back();
+  }
   return index;
 }
 

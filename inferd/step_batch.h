@@ -19,6 +19,9 @@ struct BatchPlace {
   absl::Span<const uint32_t> pages;  // its page table; lives as long as the batch is used
   StateSlots state;
   bool long_text = false;  // beyond what the model's short rope table is for
+  // Position from which on rows are tokens that were generated, not given: what policies that save on
+  // decoding alone go by. Rows that a scoring request reports count as such.
+  uint32_t decode_from = 0xffffffffu;
 };
 
 class StepBatch {
@@ -46,6 +49,8 @@ class StepBatch {
   absl::Span<const uint32_t> state_from() const { return state_from_; }
   absl::Span<const uint32_t> state_to() const { return state_to_; }
   uint32_t sequence_of(uint32_t row) const { return sequence_of_row_[row]; }
+  bool decodes(uint32_t row) const { return decodes_[row] != 0; }
+  uint32_t decode_rows() const { return decode_rows_; }
   bool lost(uint32_t row) const { return failed_extent_[sequence_of_row_[row]] != kNoExtent; }
   // The damaged extent that a sequence met, or kNoExtent.
   uint32_t failed_extent(uint32_t sequence) const { return failed_extent_[sequence]; }
@@ -56,6 +61,8 @@ class StepBatch {
   uint64_t step_ = 0;
   std::vector<int32_t> ids_;               // [tokens]
   std::vector<uint32_t> sequence_of_row_;  // [tokens]
+  std::vector<uint8_t> decodes_;           // [tokens]: 1 where a row was generated
+  uint32_t decode_rows_ = 0;
   std::vector<SequenceRows> sequences_;
   uint32_t short_texts_ = 0;             // sequences
   std::vector<uint32_t> state_from_;     // by sequence

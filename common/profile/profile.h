@@ -45,7 +45,7 @@ struct UsageProfile {
   std::vector<uint32_t> Ranked(uint32_t layer) const;
 };
 
-// AdapMoE's S_l, in three definitions; alpha is the best expert's weight after normalising over the top 2.
+// AdapMoE's S_l, in three definitions; alpha is the best expert's weight after normalising over the top K.
 struct LayerSensitivity {
   double measured = 0;     // loss_rise / mean_square: the default
   double fisher = 0;       // sum diag(F_l), F over the output of the layer's mixture before the residual add

@@ -42,7 +42,7 @@ absl::Status CalibrationRouting::Choose(const RoutingInput& input, Queue* queue)
   const RouterArgs& args = input.model;
   const bool single = static_cast<int>(input.layer) == single_layer_;
   const bool keep = choice_ != nullptr && WeightsFollowFromScores(args.kind);
-  if (!single && !keep) return absl::OkStatus();
+  if (!single && !keep && gating_ == nullptr) return absl::OkStatus();
   RETURN_IF_ERROR(queue->Wait(queue->Record()));
   const uint32_t ranks = args.top_k + (args.shared ? 1 : 0);
   const uint64_t bytes = uint64_t{args.tokens} * ranks * sizeof(float);
@@ -52,6 +52,10 @@ absl::Status CalibrationRouting::Choose(const RoutingInput& input, Queue* queue)
     return absl::InternalError("the router's staging memory cannot be written");
   }
   if (keep) RETURN_IF_ERROR(Keep(args, (*choice_)[input.layer], queue, ids, weights));
+  for (uint32_t token = 0; gating_ != nullptr && token < args.tokens; ++token) {
+    const absl::Span<float> of_token(weights + uint64_t{token} * ranks, args.top_k);
+    KeepExperts(of_token, ExpertsKept(of_token, gating_->sensitivities[input.layer], gating_->threshold));
+  }
   for (uint32_t token = 0; single && token < args.tokens; ++token, weights += ranks) {
     weights[0] = std::accumulate(weights, weights + args.top_k, 0.0f);
     std::fill(weights + 1, weights + args.top_k, 0.0f);

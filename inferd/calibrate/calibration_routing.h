@@ -22,9 +22,11 @@ class CalibrationRouting final : public RoutingPolicy {
   // `single_layer` uses its best expert alone, with the weight of all; -1: none. `choice` may be null; where
   // it is not, a small change of the input moves weights but never swaps experts, as a derivative assumes.
   // Routers whose weights do not follow from scores alone (SparseMixer, scaled inputs) keep their own choice.
-  void Use(int single_layer, const ExpertChoice* choice) {
+  // With `gating` every row goes by that rule; it may be null.
+  void Use(int single_layer, const ExpertChoice* choice, const GatingRule* gating) {
     single_layer_ = single_layer;
     choice_ = choice;
+    gating_ = gating;
   }
   absl::Status Choose(const RoutingInput& input, Queue* queue) override;
 
@@ -36,6 +38,7 @@ class CalibrationRouting final : public RoutingPolicy {
   TopKRouting topk_;
   int single_layer_ = -1;
   const ExpertChoice* choice_ = nullptr;
+  const GatingRule* gating_ = nullptr;
   std::vector<float> scores_;  // of one token
 };
 

@@ -12,6 +12,7 @@
 #include "inferd/calibrate/calibration_journal.h"
 #include "inferd/calibrate/cutoff_stage.h"
 #include "inferd/calibrate/engine_windows.h"
+#include "inferd/calibrate/gating_stage.h"
 #include "inferd/calibrate/predictor_stage.h"
 #include "inferd/calibrate/sensitivity_stage.h"
 
@@ -20,7 +21,7 @@ namespace {
 
 constexpr char kWorkFolder[] = ".calibrate";
 // Raised when a stage computes something else from the same text and options.
-constexpr uint64_t kComputation = 1;
+constexpr uint64_t kComputation = 2;
 // Two of them are held out.
 constexpr uint64_t kFewestTrainingPositions = 20;
 
@@ -143,6 +144,9 @@ void MakeStages(const CalibrationSpec& spec, const CalibratorOptions& options, c
     set->stages.push_back(std::make_unique<RoutingStage>(config, set->windows, count, host, &set->sums));
     set->stages.push_back(std::make_unique<FisherStage>(config, keys, set->windows, count, spec.fisher_draws,
                                                         spec.seed, host, &set->sums));
+    CalibrationStage* const sensitivities = set->stages.back().get();
+    set->stages.push_back(
+        std::make_unique<GatingStage>(config, keys, set->windows, count, sensitivities, host));
   }
   if (spec.sparsity_tokens > 0 && !spec.quality_bounds.empty()) {
     set->stages.push_back(std::make_unique<CutoffStage>(keys, set->windows,

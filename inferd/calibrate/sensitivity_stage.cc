@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <numeric>
 
 #include "common/status.h"
 
@@ -85,10 +86,10 @@ absl::Status ResidualTap::AddDifferences(const LayerEnd& end) {
   std::vector<double>& difference = sums_->difference[end.layer];
   for (uint32_t token = 0; token < routing_.tokens; ++token) {
     const uint64_t slot = uint64_t{token} * routing_.ranks;
-    const double best = routing_.weights[slot];
-    const double second = routing_.weights[slot + 1];
-    if (best + second > 0) {
-      const double rest = second / (best + second);  // 1 - alpha
+    const float* weights = routing_.weights + slot;
+    const double all = std::accumulate(weights, weights + routing_.top_k, 0.0);
+    if (all > 0) {
+      const double rest = 1 - double{weights[0]} / all;  // 1 - alpha
       sums_->square[end.layer] += rest * rest;
     }
     Rows outputs = end.outputs;

@@ -83,7 +83,7 @@ absl::Status WindowRunner::Setup() {
 
 absl::StatusOr<double> WindowRunner::Run(const CalibrationWindow& window, const Hooks& hooks, uint64_t step) {
   tap_->Set(hooks.tap);
-  routing_->Use(hooks.single_expert_layer, hooks.choice);
+  routing_->Use(hooks.single_expert_layer, hooks.choice, hooks.gating);
   batch_.Clear(step);
   // The states of the step before are never taken over: every window begins at position 0.
   batch_.Add(window.input, {.pages = kv_->pages().table(0),

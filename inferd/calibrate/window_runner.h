@@ -45,6 +45,7 @@ class WindowRunner {
     const float* residual = nullptr;  // [positions, hidden] into `first_layer`; null: from the tokens
     uint32_t first_layer = 0;
     const ExpertChoice* choice = nullptr;  // experts to keep to; null: the router's own
+    const GatingRule* gating = nullptr;    // fewer experts by this rule; null: all
   };
   // The summed loss of the window's targets, nats. With a first layer the window must be the one that ran
   // last. `step` numbers rise from call to call.

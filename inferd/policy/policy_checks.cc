@@ -80,7 +80,6 @@ absl::Status CheckSlots(const Policies& p) {
 }
 
 absl::Status CheckBuild(const Policies& p) {
-  if (p.routing != RoutingKind::kTopK) return Missing(p, "routing");
   if (p.predictor == ExpertPredictorKind::kLearned || p.predictor == ExpertPredictorKind::kLookahead) {
     return Missing(p, "expert_predictor");
   }
@@ -93,10 +92,6 @@ absl::Status CheckBuild(const Policies& p) {
 
 absl::Status CheckPolicies(const Policies& policies, DeviceKind device) {
   RETURN_IF_ERROR(device == DeviceKind::kHost ? CheckHost(policies) : CheckSlots(policies));
-  if (policies.routing == RoutingKind::kSensitivity && policies.sensitivity.kind == SensitivityKind::kScore &&
-      policies.sensitivity.bound.has_value()) {
-    return Contradiction(policies, "sensitivity_bound", "sensitivity");
-  }
   return CheckBuild(policies);
 }
 

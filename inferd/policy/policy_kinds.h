@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "common/profile/gating.h"
+
 namespace sluice {
 
 enum class DeviceKind : uint8_t { kHost, kSim, kCuda };
@@ -30,9 +32,8 @@ enum class CacheAllocation : uint8_t { kUniform, kDp, kDpMeasured, kLayers };
 enum class SlotEviction : uint8_t { kLru, kLfru, kScore };
 enum class CacheGranularity : uint8_t { kExpert, kNeuron };
 
-// AdapMoE's S_l: sum of diag(F), its quadratic form over calibration tokens, or the measured rise of the
-// loss; kScore: 1 for all layers, the score alone.
-enum class SensitivityKind : uint8_t { kFisher, kQuadratic, kMeasured, kScore };
+// What AdapMoE's S_l is (common/profile/gating.h).
+using SensitivityKind = GatingKind;
 
 // How a neuron predictor's values become a set.
 enum class NeuronSet : uint8_t { kThreshold, kShare, kCalibrated };

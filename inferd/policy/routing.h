@@ -4,14 +4,21 @@
 #ifndef SLUICE_INFERD_POLICY_ROUTING_H_
 #define SLUICE_INFERD_POLICY_ROUTING_H_
 
+#include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/model/model_config.h"
 #include "inferd/dense_tensors.h"
+#include "inferd/policy/expert_choice.h"
 #include "inferd/policy/preset.h"
+#include "inferd/policy/router_scores.h"
 #include "inferd/residency/residency.h"
+#include "inferd/step_batch.h"
 #include "kernels/backend.h"
 
 namespace sluice {
@@ -26,6 +33,16 @@ struct RoutingInput {
   // one; ids and weights host-visible. A policy may leave a routed rank out by a weight of 0.
   RouterArgs model;
   const ResidencyView* residency = nullptr;
+  const StepBatch* batch = nullptr;
+};
+
+// What a routing policy did to decode rows since it was made.
+struct RoutingCounters {
+  uint64_t pairs = 0;      // (row, routed rank) that the model chose
+  uint64_t dropped = 0;    // of these: left out
+  uint64_t exchanged = 0;  // of these: another expert instead
+  uint64_t single = 0;     // (row, layer) that use one expert of several
+  uint64_t rows = 0;       // (row, layer)
 };
 
 class RoutingPolicy {
@@ -33,6 +50,7 @@ class RoutingPolicy {
   virtual ~RoutingPolicy() = default;
   // Fills ids and weights; they are read once the queue has run.
   virtual absl::Status Choose(const RoutingInput& input, Queue* queue) = 0;
+  virtual RoutingCounters counters() const { return {}; }
 };
 
 // The model's own choice.
@@ -41,7 +59,63 @@ class TopKRouting final : public RoutingPolicy {
   absl::Status Choose(const RoutingInput& input, Queue* queue) override;
 };
 
-std::unique_ptr<RoutingPolicy> MakeRouting(const Policies& policies);
+// AdapMoE 4.2 on decode rows: fewer experts where (1 - alpha)^2 S_l <= T.
+class SensitivityRouting final : public RoutingPolicy {
+ public:
+  // `sensitivities`: S_l by layer.
+  SensitivityRouting(std::vector<double> sensitivities, double threshold, Backend* backend)
+      : sensitivities_(std::move(sensitivities)), threshold_(threshold), backend_(backend) {}
+  absl::Status Choose(const RoutingInput& input, Queue* queue) override;
+  RoutingCounters counters() const override { return counters_; }
+
+  double threshold() const { return threshold_; }
+
+ private:
+  const std::vector<double> sensitivities_;
+  const double threshold_;
+  Backend* const backend_;
+  RoutingCounters counters_;
+};
+
+// importance-driven Algorithm 1 over the decode rows of a batch.
+class CacheAwareRouting final : public RoutingPolicy {
+ public:
+  CacheAwareRouting(double alpha, uint32_t max_tokens, uint32_t most_experts, uint32_t largest_top_k,
+                    Backend* backend);
+  absl::Status Choose(const RoutingInput& input, Queue* queue) override;
+  RoutingCounters counters() const override { return counters_; }
+
+ private:
+  const double alpha_;
+  Backend* const backend_;
+  RouterScores scores_;
+  ExpertExchange exchange_;
+  std::vector<uint32_t> rows_;   // decode rows
+  std::vector<int32_t> ids_;     // [decode rows, top_k]
+  std::vector<int32_t> before_;  // [top_k]
+  RoutingCounters counters_;
+};
+
+struct RoutingSetup {
+  const Policies* policies = nullptr;
+  const ModelConfig* config = nullptr;
+  Backend* backend = nullptr;
+  uint32_t max_tokens = 0;
+  std::string profile_dir;    // read by `sensitivity` only
+  std::string source_digest;  // of the pack
+};
+
+// NOT_FOUND naming the command that makes a profile, FAILED_PRECONDITION if it is another model's;
+// UNIMPLEMENTED for a router whose weights the policy cannot follow.
+absl::StatusOr<std::unique_ptr<RoutingPolicy>> MakeRouting(const RoutingSetup& setup);
+
+// S_l by layer and T, as the profile and the config say.
+struct GatingRule {
+  std::vector<double> sensitivities;
+  double threshold = 0;
+};
+absl::StatusOr<GatingRule> ResolveGating(const SensitivityConfig& config, const ModelConfig& model,
+                                         const std::string& profile_dir, const std::string& source_digest);
 
 }  // namespace sluice
 

@@ -1,0 +1,62 @@
+// Thresholds of AdapMoE's gating as `sluice calibrate` found them: PACK/profile/gating.json (FORMAT.md). A
+// token makes do with fewer experts where (1 - alpha)^2 S_l <= T; T is one value for all layers, and how much
+// T saves and loses depends on what S_l is.
+//
+// Thread safety: plain values and free functions, safe to call from any thread.
+#ifndef SLUICE_COMMON_PROFILE_GATING_H_
+#define SLUICE_COMMON_PROFILE_GATING_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/profile/profile.h"
+
+namespace sluice {
+
+inline constexpr char kGatingName[] = "gating.json";
+
+// What S_l is: one of the three of LayerSensitivity, or 1 for all layers (the score alone).
+enum class GatingKind : uint8_t { kFisher = 0, kQuadratic = 1, kMeasured = 2, kScore = 3 };
+inline constexpr int kGatingKinds = 4;
+const char* GatingName(GatingKind kind);
+
+double GatingSensitivity(const LayerSensitivity& layer, GatingKind kind);
+
+struct GatingTable {
+  static constexpr size_t kPoints = 101;
+
+  struct Rise {
+    double share = 0;  // of (token, layer) pairs that used one expert
+    double rise = 0;   // relative, of perplexity on held-out text
+  };
+  // Entry i: the value of (1 - alpha)^2 S_l that i % of the (token, layer) pairs do not exceed. Ascends.
+  std::vector<double> thresholds;  // [kPoints]
+  std::vector<Rise> rises;         // by ascending share
+
+  // T at which `share` of the pairs use one expert; below every value for a share of 0.
+  double Threshold(double share) const;
+  // The largest share whose rise is within `bound`, on lines between what was measured; at most the largest
+  // measured.
+  double ShareWithin(double bound) const;
+};
+
+struct GatingProfile {
+  std::string source_digest;
+  uint64_t tokens = 0;    // that the thresholds come from
+  uint64_t held_out = 0;  // that the rises were measured on
+  std::array<GatingTable, kGatingKinds> tables;
+};
+
+// As their like in profile.h.
+absl::StatusOr<GatingProfile> ParseGating(std::string_view text, const std::string& subject,
+                                          const std::string& source_digest);
+std::string SerializeGating(const GatingProfile& gating);
+absl::StatusOr<GatingProfile> ReadGating(const std::string& folder, const std::string& source_digest);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_PROFILE_GATING_H_

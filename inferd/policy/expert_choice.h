@@ -1,0 +1,65 @@
+// Which experts a token uses where that is not simply its top K: AdapMoE's single experts and the
+// importance-driven exchange of experts that count little. Pure functions of scores; the routing policies
+// (routing.h) apply them to what a router said.
+//
+// Thread safety: pure functions; ExpertExchange is thread-compatible and does not allocate once made.
+#ifndef SLUICE_INFERD_POLICY_EXPERT_CHOICE_H_
+#define SLUICE_INFERD_POLICY_EXPERT_CHOICE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
+
+namespace sluice {
+
+// How many of a token's experts are kept (AdapMoE eq. 8): the smallest j with
+// (1 - share of the first j)^2 sensitivity <= threshold, at least one. `weights`: of the top K, best first;
+// shares are of their sum. For K = 2 and j = 1 the share is the paper's alpha.
+uint32_t ExpertsKept(absl::Span<const float> weights, double sensitivity, double threshold);
+
+// Leaves the first `kept` weights the sum of all, in their old proportions, and sets the others to 0.
+// Where weights sum to 1 a single expert gets 1 (AdapMoE 4.2).
+void KeepExperts(absl::Span<float> weights, uint32_t kept);
+
+// A batch of tokens at one layer's router.
+struct ExchangeBatch {
+  uint32_t tokens = 0;
+  uint32_t experts = 0;
+  uint32_t top_k = 0;
+  const float* scores = nullptr;  // p [tokens, experts]
+  int32_t* ids = nullptr;         // [tokens, top_k], distinct, best first
+};
+
+// importance-driven Algorithm 1, read with its text. With beta the (K+1)-th highest p of a token, experts
+// above (1 + alpha) beta are needed; what the batch needs will be there for all its tokens. A token's others
+// of its top K that are neither resident nor needed are exchanged, the weakest first, for the best experts
+// outside of its top K with p in [(1 - alpha) beta, beta) that are. Of equal p the one that more tokens of
+// the batch use goes first, then the lower id.
+class ExpertExchange {
+ public:
+  ExpertExchange(uint32_t most_tokens, uint32_t most_experts);
+
+  // Exchanges ids in place, best first again; how many. `resident`: of the layer.
+  uint32_t Choose(const ExchangeBatch& batch, double alpha, absl::FunctionRef<bool(uint32_t)> resident);
+
+  // Of the last call: pairs (token, rank) with p <= (1 + alpha) beta.
+  uint32_t low_scores() const { return low_scores_; }
+
+ private:
+  uint32_t ChooseToken(const ExchangeBatch& batch, uint32_t token, double alpha);
+  double Beta(const float* scores, const ExchangeBatch& batch);
+
+  std::vector<float> sorted_;      // [experts]
+  std::vector<double> beta_;       // [tokens]
+  std::vector<uint32_t> users_;    // [experts]: tokens whose top K holds it
+  std::vector<bool> there_;        // [experts]: resident or needed by the batch
+  std::vector<uint32_t> leaving_;  // ranks of a token, weakest first
+  std::vector<uint32_t> joining_;  // experts, best first
+  uint32_t low_scores_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_POLICY_EXPERT_CHOICE_H_

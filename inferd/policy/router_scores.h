@@ -1,0 +1,47 @@
+// What a router said of all experts, brought to the host: p, the softmax over a layer's routed experts, which
+// policies compare, and weights of a choice by the model's own rule.
+//
+// Thread safety: thread-compatible; belongs to the engine thread. Does not allocate once made.
+#ifndef SLUICE_INFERD_POLICY_ROUTER_SCORES_H_
+#define SLUICE_INFERD_POLICY_ROUTER_SCORES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+class RouterScores {
+ public:
+  RouterScores(uint32_t most_tokens, uint32_t most_experts);
+
+  // p of the rows `rows` of args.logits. Waits for the queue.
+  absl::Status Read(const RouterArgs& args, absl::Span<const uint32_t> rows, Queue* queue);
+
+  uint32_t rows() const { return rows_; }
+  // [rows, experts], packed.
+  const float* data() const { return scores_.data(); }
+  const float* row(uint32_t i) const { return scores_.data() + uint64_t{i} * experts_; }
+  // Mean over the rows, [experts].
+  absl::Span<const float> Mean();
+
+ private:
+  uint32_t rows_ = 0;
+  uint32_t experts_ = 0;
+  std::vector<float> scores_;
+  std::vector<float> mean_;
+};
+
+// Whether a router's weights are its softmax scores: what policies that choose other experts rely on.
+bool WeighsBySoftmax(RouterKind kind);
+
+// Weights of `ids` (top_k of them) by the model's rule from their own p. REQUIRES:
+// WeighsBySoftmax(args.kind).
+void WeighBySoftmax(const RouterArgs& args, const float* scores, const int32_t* ids, float* weights);
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_POLICY_ROUTER_SCORES_H_

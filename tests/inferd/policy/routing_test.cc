@@ -1,0 +1,200 @@
+// Routing policies on a backend: logits in, experts and weights out.
+#include "inferd/policy/routing.h"
+
+#include <cmath>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "common/profile/gating.h"
+#include "common/profile/profile_file.h"
+#include "gtest/gtest.h"
+#include "kernels/reference/reference_backend.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice {
+namespace {
+
+class SetView final : public ResidencyView {
+ public:
+  explicit SetView(std::set<uint32_t> resident) : resident_(std::move(resident)) {}
+  bool IsResident(uint32_t, uint32_t expert) const override { return resident_.count(expert) > 0; }
+  bool AllResident(uint32_t) const override { return false; }
+
+ private:
+  const std::set<uint32_t> resident_;
+};
+
+struct Chosen {
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+
+class RoutingTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    BackendLimits limits;
+    limits.max_tokens = 8;
+    limits.max_context = 8;
+    backend_ = std::make_unique<ReferenceBackend>(limits);
+  }
+
+  // p by token: logits are their logarithms. `prompt` rows stand before the decoded ones.
+  Chosen Route(RoutingPolicy* policy, const std::vector<std::vector<float>>& p, RouterArgs args,
+               const std::set<uint32_t>& resident = {}, uint32_t prompt = 0) {
+    const uint32_t experts = static_cast<uint32_t>(p[0].size());
+    const uint32_t ranks = args.top_k + (args.shared ? 1 : 0);
+    args.tokens = static_cast<uint32_t>(p.size());
+    args.experts = experts;
+    args.logits = {{*backend_->Allocate(p.size() * experts * 4, BufferKind::kActivations), 0}, experts};
+    args.ids = {*backend_->Allocate(p.size() * ranks * 4, BufferKind::kStaging), 0};
+    args.weights = {*backend_->Allocate(p.size() * ranks * 4, BufferKind::kStaging), 0};
+    std::vector<float> logits;
+    for (const auto& row : p) {
+      for (const float value : row) logits.push_back(std::log(value));
+    }
+    EXPECT_TRUE(backend_->queue().Upload(logits.data(), logits.size() * 4, args.logits.base).ok());
+    StepBatch batch(8, 1);
+    batch.Clear(1);
+    batch.Add(std::vector<int32_t>(p.size(), 1), {.decode_from = prompt});
+    const SetView view(resident);
+    const absl::Status status = policy->Choose({0, args, &view, &batch}, &backend_->queue());
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_TRUE(backend_->queue().Wait(backend_->queue().Record()).ok());
+    const size_t count = p.size() * ranks;
+    const auto* ids = reinterpret_cast<const int32_t*>(backend_->HostRead(args.ids, count * 4));
+    const auto* weights = reinterpret_cast<const float*>(backend_->HostRead(args.weights, count * 4));
+    return {{ids, ids + count}, {weights, weights + count}};
+  }
+
+  std::unique_ptr<Backend> backend_;
+};
+
+RouterArgs Args(uint32_t top_k, bool norm = true, bool shared = false) {
+  RouterArgs args;
+  args.top_k = top_k;
+  args.norm_topk_prob = norm;
+  args.shared = shared;
+  return args;
+}
+
+void ExpectNear(const std::vector<float>& values, const std::vector<float>& expected) {
+  ASSERT_EQ(values.size(), expected.size());
+  for (size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(values[i], expected[i], 1e-5) << i;
+}
+
+TEST_F(RoutingTest, OneExpertTakesAllWeightWhereTheLayerBearsIt) {
+  SensitivityRouting policy({2.0}, .1, backend_.get());
+  // alphas .8 and .75: 2 * .04 = .08 <= .1 < 2 * .0625.
+  const Chosen chosen = Route(&policy, {{.64f, .16f, .12f, .08f}, {.6f, .2f, .1f, .1f}}, Args(2));
+  EXPECT_EQ(chosen.ids[0], 0);
+  ExpectNear(chosen.weights, {1, 0, .75f, .25f});
+  SensitivityRouting lenient({2.0}, .13, backend_.get());
+  const Chosen single = Route(&lenient, {{.6f, .2f, .1f, .1f}}, Args(2));
+  ExpectNear(single.weights, {1, 0});
+  EXPECT_EQ(lenient.counters().single, 1u);
+  EXPECT_EQ(lenient.counters().dropped, 1u);
+}
+
+TEST_F(RoutingTest, TheWeightOfAllIsKeptWithoutNormalisingAndSharedExpertsStay) {
+  SensitivityRouting policy({1.0}, .13, backend_.get());
+  const Chosen chosen = Route(&policy, {{.4f, .3f, .2f, .1f}}, Args(3, /*norm=*/false, /*shared=*/true));
+  // Rests of .9: .5 / .9 (square .31), .2 / .9 (.049): two stay, with .9 between them.
+  ExpectNear(chosen.weights, {.9f * 4 / 7, .9f * 3 / 7, 0, 1});
+  EXPECT_EQ(chosen.ids[3], 4) << "the shared expert";
+}
+
+TEST_F(RoutingTest, RowsOfPromptsKeepTheModelsChoice) {
+  SensitivityRouting policy({0.0}, 1, backend_.get());
+  const std::vector<float> p = {.6f, .2f, .1f, .1f};
+  const Chosen chosen = Route(&policy, {p, p}, Args(2), {}, /*prompt=*/1);
+  ExpectNear(chosen.weights, {.75f, .25f, 1, 0});
+  CacheAwareRouting exchange(1, 8, 8, 4, backend_.get());
+  const Chosen cached = Route(&exchange, {{.4f, .22f, .2f, .18f}}, Args(2), {3}, /*prompt=*/1);
+  EXPECT_EQ(cached.ids, (std::vector<int32_t>{0, 1}));
+}
+
+TEST_F(RoutingTest, AnExchangedExpertHasItsOwnScoreAsWeight) {
+  CacheAwareRouting policy(.25, 8, 8, 4, backend_.get());
+  const std::vector<std::vector<float>> p = {{.4f, .22f, .2f, .18f}};
+  const Chosen normalised = Route(&policy, p, Args(2), {3});
+  EXPECT_EQ(normalised.ids, (std::vector<int32_t>{0, 3}));
+  ExpectNear(normalised.weights, {.4f / .58f, .18f / .58f});
+  const Chosen raw = Route(&policy, p, Args(2, /*norm=*/false, /*shared=*/true), {3});
+  EXPECT_EQ(raw.ids, (std::vector<int32_t>{0, 3, 4}));
+  ExpectNear(raw.weights, {.4f, .18f, 1});
+  EXPECT_EQ(policy.counters().exchanged, 2u);
+  EXPECT_EQ(policy.counters().pairs, 4u);
+  const Chosen kept = Route(&policy, p, Args(2), {1, 3});
+  EXPECT_EQ(kept.ids, (std::vector<int32_t>{0, 1}));
+  ExpectNear(kept.weights, {.4f / .62f, .22f / .62f});
+}
+
+// Profiles: a table of T for each share, as `sluice calibrate` writes it.
+class GatingTest : public ::testing::Test {
+ protected:
+  static constexpr char kSource[] = "0123456789abcdef0123456789abcdef";
+
+  void SetUp() override {
+    model_.layers.resize(2);
+    for (LayerConfig& layer : model_.layers) layer.moe.experts = 4;
+    SensitivityProfile sensitivity{kSource, 10, {{3, 1, 2, .3, .1}, {6, 4, 5, .6, .1}}};
+    Write(kSensitivityName, SerializeSensitivity(sensitivity));
+    GatingProfile gating{kSource, 10, 5, {}};
+    for (size_t kind = 0; kind < gating.tables.size(); ++kind) {
+      for (size_t i = 0; i < GatingTable::kPoints; ++i) {
+        gating.tables[kind].thresholds.push_back(static_cast<double>(i * (kind + 1)));
+      }
+      gating.tables[kind].rises = {{.1, .002}, {.3, .006}, {.5, .014}};
+    }
+    Write(kGatingName, SerializeGating(gating));
+  }
+
+  void Write(const char* name, const std::string& text) {
+    ASSERT_TRUE(WriteProfileFile(dir_.path(), name, text).ok());
+  }
+
+  absl::StatusOr<GatingRule> Resolve(const SensitivityConfig& config) {
+    return ResolveGating(config, model_, dir_.path(), kSource);
+  }
+
+  ModelConfig model_;
+  TempDir dir_;
+};
+
+TEST_F(GatingTest, ThresholdsFollowFromAShareABoundOrAreGiven) {
+  const auto given = Resolve({SensitivityKind::kFisher, {}, {}, .7});
+  ASSERT_TRUE(given.ok()) << given.status();
+  EXPECT_EQ(given->sensitivities, (std::vector<double>{1, 4}));
+  EXPECT_EQ(given->threshold, .7);
+  const auto share = Resolve({SensitivityKind::kQuadratic, .255, {}, {}});
+  ASSERT_TRUE(share.ok()) << share.status();
+  EXPECT_EQ(share->sensitivities, (std::vector<double>{2, 5}));
+  EXPECT_NEAR(share->threshold, 51, 1e-9);
+  // 1 % of rise lies at a share of .4 on the line between .3 and .5.
+  const auto standard = Resolve({});
+  ASSERT_TRUE(standard.ok()) << standard.status();
+  EXPECT_EQ(standard->sensitivities, (std::vector<double>{3, 6}));
+  EXPECT_NEAR(standard->threshold, 120, 1e-9);
+  const auto bound = Resolve({SensitivityKind::kScore, {}, .002, {}});
+  ASSERT_TRUE(bound.ok()) << bound.status();
+  EXPECT_EQ(bound->sensitivities, (std::vector<double>{1, 1}));
+  EXPECT_NEAR(bound->threshold, 40, 1e-9);
+  const auto none = Resolve({SensitivityKind::kScore, 0, {}, {}});
+  ASSERT_TRUE(none.ok());
+  EXPECT_LT(none->threshold, 0);
+}
+
+TEST_F(GatingTest, WhatIsMissingOrDamagedSaysSo) {
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      ResolveGating({}, model_, dir_.path(), "ffffffffffffffffffffffffffffffff").status()));
+  Write(kGatingName, "{\"format\": 1}");
+  EXPECT_TRUE(absl::IsDataLoss(Resolve({}).status())) << Resolve({}).status();
+  const TempDir empty;
+  const absl::Status missing = ResolveGating({}, model_, empty.path(), kSource).status();
+  EXPECT_TRUE(absl::IsNotFound(missing));
+  EXPECT_NE(std::string(missing.message()).find("sluice calibrate"), std::string::npos) << missing;
+}
+
+}  // namespace
+}  // namespace sluice
