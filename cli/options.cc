@@ -46,7 +46,7 @@ void CommonOptions::Declare(ArgParser* parser) {
   constexpr char kHint[] =
       "Options of the daemons, explained by --help-all: --device --device-budget --dram-budget --context\n"
       "--parallel --kv --kv-budget --prefill-chunk --threads --preset --sparsity --sparsity-target\n"
-      "--sparsity-threshold --sparsity-scope --policy --io --direct --link-gbps --link-latency-us\n"
+      "--sparsity-threshold --sparsity-scope --policy --trace --io --direct --link-gbps --link-latency-us\n"
       "--tile-neurons --clock --virtual-costs; of finding and starting them: --address --keep --no-restart";
   parser->HiddenGroup("Options of the daemons (sizes as 512MiB, 2GB)", kHint)
       .Choice("--device", {"host", "sim", "cuda"}, &device, "where the experts compute [host]")
@@ -71,6 +71,7 @@ void CommonOptions::Declare(ArgParser* parser) {
       .Texts(
           "--policy", &policy,
           "KEY=VALUE[,KEY=VALUE..]: single values of the preset, see `sluice preset show`; repeat for more")
+      .Text("--trace", &trace, "FILE: records what the routers choose, for cache_replay [none]")
       .Choice("--io", {"uring", "pread"}, &io,
               "how weights are read [uring, pread where the kernel refuses it]")
       .OnOff("--direct", &direct, "reads past the page cache [on]")
@@ -107,6 +108,7 @@ std::vector<OptionSetting> CommonOptions::InferdSettings() const {
       .Add("sparsity-threshold", sparsity_threshold)
       .Add("sparsity-scope", sparsity_scope)
       .Add("policy", policy)
+      .Add("trace", trace)
       .Add("link-gbps", link_gbps)
       .Add("link-latency-us", link_latency_us)
       .Add("tile-neurons", tile_neurons)

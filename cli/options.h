@@ -38,6 +38,7 @@ struct CommonOptions {
   std::optional<double> sparsity_target;
   std::optional<double> sparsity_threshold;
   std::optional<std::string> sparsity_scope;
+  std::optional<std::string> trace;
   std::vector<std::string> policy;  // KEY=VALUE[,KEY=VALUE..] each
   std::optional<double> link_gbps;
   std::optional<double> link_latency_us;

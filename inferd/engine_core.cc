@@ -60,15 +60,20 @@ absl::Status EngineCore::Setup() {
       std::make_unique<Scheduler>(SchedulerOptions{options.parallel, options.prefill_chunk}, &kv_->pages());
   RETURN_IF_ERROR(MakeResidency(policies));
   const std::string profile_dir = absl::StrCat(client_->pack().dir(), "/profile");
+  const std::string source_digest = client_->pack().manifest().provenance.source_digest;
   ASSIGN_OR_RETURN(routing_, MakeRouting({&policies, &config, backend_.get(), plan_.forward.max_tokens,
-                                          profile_dir, client_->pack().manifest().provenance.source_digest}));
+                                          profile_dir, source_digest}));
   ASSIGN_OR_RETURN(
       sparsity_, SparsityPolicy::Create(policies.sparsity, config, profile_dir, client_->pack().model_id()));
-  if (options.prefetch && policies.predictor == ExpertPredictorKind::kGateReuse) {
-    ASSIGN_OR_RETURN(std::unique_ptr<ExpertPredictor> predictor,
-                     GateReuse::Create(config, weights_.get(), backend_.get(), plan_.forward.max_tokens));
-    prefetcher_ = std::make_unique<Prefetcher>(config, plan_.forward.max_tokens, policies.max_prefetch,
-                                               std::move(predictor), residency_.get());
+  if (options.prefetch) {
+    ASSIGN_OR_RETURN(prefetcher_,
+                     MakePrefetcher({&policies, &config, weights_.get(), backend_.get(), residency_.get(),
+                                     plan_.forward.max_tokens, plan_.forward.max_sequences, profile_dir,
+                                     source_digest, client_->pack().model_id()}));
+  }
+  if (!options.trace.empty()) {
+    ASSIGN_OR_RETURN(
+        trace_, TraceRecorder::Create(options.trace, config, &backend_->queue(), plan_.forward.max_tokens));
   }
   ASSIGN_OR_RETURN(forward_, Forward::Create(config, plan_.forward,
                                              {backend_.get(), weights_.get(), kv_.get(), states_.get(),
@@ -104,7 +109,14 @@ absl::Status EngineCore::MakeResidency(const Policies& policies) {
 
 absl::Status EngineCore::AfterRouter(const RouterTap& tap) {
   heartbeat_.store(real_clock_.NowNanos(), std::memory_order_relaxed);
+  if (trace_ != nullptr) {
+    RETURN_IF_ERROR(trace_->AfterRouter(tap));
+  }
   return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->AfterRouter(tap);
+}
+
+absl::Status EngineCore::AfterLayer(const LayerEnd& end) {
+  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->AfterLayer(end);
 }
 
 void EngineCore::Add(std::unique_ptr<Sequence> sequence) {

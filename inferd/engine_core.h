@@ -30,6 +30,7 @@
 #include "inferd/policy/prefetcher.h"
 #include "inferd/policy/routing.h"
 #include "inferd/policy/sparsity.h"
+#include "inferd/policy/trace_recorder.h"
 #include "inferd/request_registry.h"
 #include "inferd/residency/fetch_queue.h"
 #include "inferd/residency/host_residency.h"
@@ -118,6 +119,7 @@ class EngineCore final : private LayerTap {
   absl::Status MakeResidency(const Policies& policies);
   absl::Status AcquireWeights();
   absl::Status AfterRouter(const RouterTap& tap) override;
+  absl::Status AfterLayer(const LayerEnd& end) override;
 
   bool BlockCongested();
   void BuildBatch(const StepPlan& plan);
@@ -148,6 +150,7 @@ class EngineCore final : private LayerTap {
   std::unique_ptr<RoutingPolicy> routing_;
   std::unique_ptr<SparsityPolicy> sparsity_;
   std::unique_ptr<Prefetcher> prefetcher_;  // null: no prefetch
+  std::unique_ptr<TraceRecorder> trace_;    // null: none is recorded
   std::unique_ptr<Forward> forward_;
   std::unique_ptr<Scheduler> scheduler_;
   Sampler sampler_;

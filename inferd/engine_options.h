@@ -52,6 +52,8 @@ struct EngineOptions {
   PolicyOverrides policies;
   // Ask for the experts of the next layer before its router has run.
   bool prefetch = true;
+  // File that router traces are recorded in (policy/TRACE.md); empty: none are.
+  std::string trace;
   // After weightd is lost, requests wait this long for it before they end UNAVAILABLE. Below five seconds, so
   // that no client hears nothing for longer than that.
   absl::Duration weightd_grace = absl::Milliseconds(4500);

@@ -51,8 +51,26 @@ absl::Status Forward::PlanMixture(uint32_t layer, StepBatch* batch) {
   }
   ASSIGN_OR_RETURN(const Routing routing, Route(layer, *batch));
   RETURN_IF_ERROR(plan_.Build(routing, moe.experts, *batch, /*keep_zeros=*/ScalesInputs(moe)));
+  RETURN_IF_ERROR(TellScores(moe.experts, *batch));
   RETURN_IF_ERROR(residency_->BeginLayer(layer, plan_.demands()));
-  return tap_ == nullptr ? absl::OkStatus() : tap_->AfterRouter({layer, x_, normed_, routing, batch});
+  return tap_ == nullptr ? absl::OkStatus()
+                         : tap_->AfterRouter({layer, x_, normed_, routing, batch, scores_});
+}
+
+// The batch's mean p of every expert, for an eviction policy that goes by it.
+absl::Status Forward::TellScores(uint32_t experts, const StepBatch& batch) {
+  if (!residency_->WantsScores()) {
+    return absl::OkStatus();
+  }
+  score_rows_.clear();
+  for (uint32_t row = 0; row < batch.tokens(); ++row) {
+    if (!batch.lost(row)) {
+      score_rows_.push_back(row);
+    }
+  }
+  RETURN_IF_ERROR(router_scores_->Read(scores_, experts, score_rows_, queue_));
+  residency_->SetScores(router_scores_->Mean());
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {

@@ -116,6 +116,7 @@ class Forward {
   absl::Status Mix(uint32_t layer, StepBatch* batch);
   absl::Status PlanMixture(uint32_t layer, StepBatch* batch);
   absl::StatusOr<Routing> Route(uint32_t layer, const StepBatch& batch);
+  absl::Status TellScores(uint32_t experts, const StepBatch& batch);
   absl::Status ScaleInputs(const MoeConfig& moe, uint32_t tokens);
   absl::Status ComputeExperts(uint32_t layer, uint32_t tokens);
   absl::Status RunExperts(uint32_t layer, uint32_t tokens);
@@ -139,7 +140,9 @@ class Forward {
   std::vector<Rope> ropes_;        // the different ones
   std::vector<uint32_t> rope_of_;  // by layer
   WorkPlan plan_;
-  std::vector<ExpertWork> works_;  // of one MoeExperts call
+  std::vector<ExpertWork> works_;                // of one MoeExperts call
+  std::unique_ptr<RouterScores> router_scores_;  // if the residency goes by them
+  std::vector<uint32_t> score_rows_;
 
   // Device memory; T = max_tokens, R = logit_rows, K = most ranks. What no layer of the model has is none.
   Rows x_;       // [T, hidden] residual stream

@@ -168,6 +168,10 @@ Forward::Forward(const ModelConfig& config, const ForwardOptions& options, const
       tap_(parts.tap),
       plan_(options.max_tokens, MostRanks(config), MostExperts(config)) {
   works_.reserve(MostExperts(config) + 1);
+  if (residency_->WantsScores()) {
+    router_scores_ = std::make_unique<RouterScores>(options.max_tokens, MostExperts(config));
+    score_rows_.reserve(options.max_tokens);
+  }
 }
 
 absl::StatusOr<std::unique_ptr<Forward>> Forward::Create(const ModelConfig& config,

@@ -109,6 +109,7 @@ EngineOptions EngineOptionsOf(const InferdOptions& options) {
   engine.policies = {options.sparsity, options.sparsity_scope, options.sparsity_target,
                      options.sparsity_threshold, options.policy};
   engine.prefetch = options.prefetch;
+  engine.trace = options.trace;
   return engine;
 }
 

@@ -45,6 +45,7 @@ struct InferdOptions {
   std::string sparsity_scope;
   std::vector<std::string> policy;
   bool prefetch = true;
+  std::string trace;
   double link_gbps = 0;
   double link_latency_us = 0;
   uint32_t tile_neurons = 0;
@@ -135,6 +136,7 @@ void ForEachOption(InferdOptions* o, Visit visit) {
         "KEY=VALUE[,KEY=VALUE..]: one value of the preset, as `sluice preset show` lists them; repeat for "
         "more");
   visit("prefetch", &o->prefetch, "Ask for experts of the next layer ahead: on or off");
+  visit("trace", &o->trace, "File to record router traces in, for cache_replay (default: none)");
   visit("link-gbps", &o->link_gbps,
         "Bandwidth of the link in 1e9 bytes a second (device sim; default: unthrottled)");
   visit("link-latency-us", &o->link_latency_us, "Time before a copy's first byte (device sim)");

@@ -50,7 +50,7 @@ class StackDistances {
  public:
   explicit StackDistances(uint32_t experts);
 
-  // One token's distinct experts, in the order of use. REQUIRES: each < experts.
+  // One token's distinct experts, the one to count as used last at the end. REQUIRES: each < experts.
   void Add(absl::Span<const uint32_t> chosen);
 
   uint64_t tokens() const { return tokens_; }

@@ -79,12 +79,29 @@ absl::Status CheckSlots(const Policies& p) {
   return absl::OkStatus();
 }
 
-absl::Status CheckBuild(const Policies& p) {
-  if (p.predictor == ExpertPredictorKind::kLearned || p.predictor == ExpertPredictorKind::kLookahead) {
-    return Missing(p, "expert_predictor");
+// What slots cannot do yet.
+absl::Status CheckSlotsOfThisBuild(const Policies& p) {
+  const struct {
+    const char* key;
+    bool there;
+  } values[] = {
+      {"cache", p.cache == CacheKind::kSlots || p.cache == CacheKind::kResident},
+      {"cache_allocation",
+       p.allocation == CacheAllocation::kUniform || p.allocation == CacheAllocation::kLayers},
+      {"cache_granularity", p.granularity == CacheGranularity::kExpert},
+      {"expert_miss", p.miss == ExpertMiss::kLoad},
+  };
+  for (const auto& value : values) {
+    if (!value.there) return Missing(p, value.key);
   }
-  if (p.predictor_depth > 1) return Missing(p, "predictor_depth");
-  if (p.first_layer) return Missing(p, "first_layer");
+  return absl::OkStatus();
+}
+
+absl::Status CheckBuild(const Policies& p) {
+  if (p.predictor == ExpertPredictorKind::kLookahead) return Missing(p, "expert_predictor");
+  if (p.predictor_depth > 1 && p.predictor != ExpertPredictorKind::kGateReuse) {
+    return Contradiction(p, "predictor_depth", "expert_predictor");
+  }
   return absl::OkStatus();
 }
 
@@ -92,6 +109,9 @@ absl::Status CheckBuild(const Policies& p) {
 
 absl::Status CheckPolicies(const Policies& policies, DeviceKind device) {
   RETURN_IF_ERROR(device == DeviceKind::kHost ? CheckHost(policies) : CheckSlots(policies));
+  if (device != DeviceKind::kHost) {
+    RETURN_IF_ERROR(CheckSlotsOfThisBuild(policies));
+  }
   return CheckBuild(policies);
 }
 

@@ -25,6 +25,7 @@ struct RouterTap {
   Rows normed;    // [tokens, hidden], the router's input
   Routing routing;
   const StepBatch* batch = nullptr;
+  Rows scores;  // [tokens, experts], the router's logits
 };
 
 // The state at the end of a layer.
@@ -51,8 +52,10 @@ class LayerTap {
 class ExpertPredictor {
  public:
   virtual ~ExpertPredictor() = default;
+  // Told of every routed layer, before Predict() is asked about it.
+  virtual absl::Status Observe(const RouterTap& /*tap*/) { return absl::OkStatus(); }
   // The experts that `target` (> tap.layer, with experts) will probably choose for the tapped rows, routed
-  // ranks only. Valid until the next call; weights are the predicted ones.
+  // ranks only. Valid until the next call; weights are the predicted ones. No tokens: nothing to say.
   virtual absl::StatusOr<Routing> Predict(const RouterTap& tap, uint32_t target) = 0;
 };
 

@@ -1,18 +1,23 @@
 #include "inferd/policy/prefetcher.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "common/status.h"
+#include "inferd/policy/learned_experts.h"
 
 namespace sluice {
 
-Prefetcher::Prefetcher(const ModelConfig& config, uint32_t max_tokens, uint32_t max_prefetch,
-                       std::unique_ptr<ExpertPredictor> predictor, Residency* residency)
-    : max_prefetch_(max_prefetch),
+Prefetcher::Prefetcher(const ModelConfig& config, PrefetcherOptions options,
+                       std::unique_ptr<ExpertPredictor> predictor,
+                       std::unique_ptr<FirstLayerPredictor> first_layer, Residency* residency)
+    : config_(config),
+      options_(std::move(options)),
       predictor_(std::move(predictor)),
+      first_layer_(std::move(first_layer)),
       residency_(residency),
-      ids_(uint64_t{max_tokens} * LargestTopK(config)),
+      predictions_(config.layers.size() * (kMostDepth + 1)),
       ranking_(MostExperts(config)),
       next_routed_(config.layers.size(), kNoLayer),
       counters_(config.layers.size()) {
@@ -21,77 +26,201 @@ Prefetcher::Prefetcher(const ModelConfig& config, uint32_t max_tokens, uint32_t 
     next_routed_[layer - 1] = next;
     next = config.layers[layer - 1].moe.experts > 0 ? layer - 1 : next;
   }
+  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+    const uint64_t top_k = config.layers[layer].moe.top_k;
+    for (uint32_t depth = 1; depth <= options_.depth; ++depth) {
+      at(layer, depth).ids.resize(options_.max_tokens * top_k);
+    }
+  }
+  if (first_layer_ != nullptr) {
+    at(first_layer_->layer(), 0)
+        .ids.resize(uint64_t{options_.max_sequences} * config.layers[first_layer_->layer()].moe.top_k);
+  }
+  followers_.reserve(options_.max_sequences);
+  last_rows_.reserve(options_.max_sequences);
 }
 
 PredictionCounters Prefetcher::total() const {
   PredictionCounters sum;
-  for (const PredictionCounters& layer : counters_) {
-    sum.predicted += layer.predicted;
-    sum.right += layer.right;
-    sum.wanted += layer.wanted;
-  }
+  for (const PredictionCounters& layer : counters_) sum.Add(layer);
   return sum;
 }
 
 absl::Status Prefetcher::AfterRouter(const RouterTap& tap) {
   Compare(tap);
-  const uint32_t target = next_routed_[tap.layer];
-  predicted_layer_ = 0;
-  if (target == kNoLayer || residency_->AllResident(target)) {
-    return absl::OkStatus();
+  if (predictor_ == nullptr) return absl::OkStatus();
+  RETURN_IF_ERROR(predictor_->Observe(tap));
+  uint32_t target = tap.layer;
+  for (uint32_t depth = 1; depth <= options_.depth; ++depth) {
+    target = next_routed_[target];
+    if (target == kNoLayer) break;
+    if (residency_->AllResident(target)) continue;
+    ASSIGN_OR_RETURN(const bool fetched, PredictLayer(tap, target, depth));
+    if (fetched) break;
   }
-  return PredictLayer(tap, target);
-}
-
-void Prefetcher::Compare(const RouterTap& tap) {
-  if (predicted_layer_ != tap.layer || predicted_step_ != tap.batch->step() || tap.layer == 0) {
-    return;
-  }
-  const uint32_t k = tap.routing.top_k;
-  PredictionCounters& counters = counters_[tap.layer];
-  for (uint32_t token = 0; token < tap.routing.tokens; ++token) {
-    if (tap.batch->lost(token)) {
-      continue;
-    }
-    const int32_t* chosen = tap.routing.ids + uint64_t{token} * tap.routing.ranks;
-    counters.wanted += k;
-    for (uint32_t rank = 0; rank < top_k_; ++rank) {
-      counters.predicted++;
-      counters.right += std::find(chosen, chosen + k, ids_[uint64_t{token} * top_k_ + rank]) != chosen + k;
-    }
-  }
-}
-
-absl::Status Prefetcher::PredictLayer(const RouterTap& tap, uint32_t target) {
-  ASSIGN_OR_RETURN(const Routing prediction, predictor_->Predict(tap, target));
-  top_k_ = prediction.top_k;
-  std::copy(prediction.ids, prediction.ids + uint64_t{prediction.tokens} * top_k_, ids_.begin());
-  predicted_step_ = tap.batch->step();
-  predicted_layer_ = target;
-  AskFor(tap, target);
   return absl::OkStatus();
 }
 
-void Prefetcher::AskFor(const RouterTap& tap, uint32_t target) {
-  for (uint32_t expert = 0; expert < ranking_.size(); ++expert) {
-    ranking_[expert] = {expert, 0};
-  }
-  for (uint32_t token = 0; token < tap.routing.tokens; ++token) {
-    for (uint32_t rank = 0; rank < top_k_ && !tap.batch->lost(token); ++rank) {
-      const uint32_t expert = static_cast<uint32_t>(ids_[uint64_t{token} * top_k_ + rank]);
-      if (expert < ranking_.size()) {
-        ranking_[expert].tokens++;
-      }
+// True if something was lacking, and asked for.
+absl::StatusOr<bool> Prefetcher::PredictLayer(const RouterTap& tap, uint32_t target, uint32_t depth) {
+  ASSIGN_OR_RETURN(const Routing routing, predictor_->Predict(tap, target));
+  Prediction& prediction = at(target, depth);
+  Remember(routing, &prediction);
+  prediction.step = routing.tokens == 0 ? 0 : tap.batch->step();
+  for (uint32_t row = 0; row < prediction.tokens; ++row) {
+    int32_t* ids = prediction.ids.data() + uint64_t{row} * prediction.top_k;
+    uint32_t kept = tap.batch->lost(row) ? 0 : prediction.top_k;
+    if (kept > 0 && options_.gating.has_value() && tap.batch->decodes(row)) {
+      const float* chances = routing.weights + uint64_t{row} * routing.ranks;
+      kept = ExpertsKept(absl::MakeConstSpan(chances, prediction.top_k),
+                         options_.gating->sensitivities[target], options_.gating->threshold);
     }
+    std::fill(ids + kept, ids + prediction.top_k, -1);
+  }
+  if (AllComing(prediction, target)) return false;
+  AskFor(prediction, target);
+  return true;
+}
+
+void Prefetcher::Remember(const Routing& routing, Prediction* prediction) const {
+  prediction->tokens = routing.tokens;
+  prediction->top_k = routing.top_k;
+  for (uint32_t row = 0; row < routing.tokens; ++row) {
+    std::copy_n(routing.ids + uint64_t{row} * routing.ranks, routing.top_k,
+                prediction->ids.begin() + uint64_t{row} * routing.top_k);
+  }
+}
+
+bool Prefetcher::AllComing(const Prediction& prediction, uint32_t target) const {
+  const auto end = prediction.ids.begin() + uint64_t{prediction.tokens} * prediction.top_k;
+  return std::all_of(prediction.ids.begin(), end, [&](int32_t id) {
+    return id < 0 || residency_->IsComing(target, static_cast<uint32_t>(id));
+  });
+}
+
+void Prefetcher::AskFor(const Prediction& prediction, uint32_t target) {
+  const uint32_t experts = config_.layers[target].moe.experts;
+  for (uint32_t expert = 0; expert < experts; ++expert) ranking_[expert] = {expert, 0};
+  for (uint64_t i = 0; i < uint64_t{prediction.tokens} * prediction.top_k; ++i) {
+    const uint32_t expert = static_cast<uint32_t>(prediction.ids[i]);
+    if (expert < experts) ranking_[expert].tokens++;
   }
   const auto wanted_more = [](const ExpertDemand& a, const ExpertDemand& b) {
     return a.tokens > b.tokens || (a.tokens == b.tokens && a.expert < b.expert);
   };
-  const size_t asked = std::min<size_t>(max_prefetch_, ranking_.size());
-  std::partial_sort(ranking_.begin(), ranking_.begin() + asked, ranking_.end(), wanted_more);
-  for (size_t i = 0; i < asked && ranking_[i].tokens > 0; ++i) {
+  const uint32_t asked = std::min(options_.max_prefetch, experts);
+  std::partial_sort(ranking_.begin(), ranking_.begin() + asked, ranking_.begin() + experts, wanted_more);
+  for (uint32_t i = 0; i < asked && ranking_[i].tokens > 0; ++i) {
     residency_->Prefetch(target, ranking_[i].expert);
   }
+}
+
+// The token after the last row of each text: what its first layer will want.
+absl::Status Prefetcher::AfterLayer(const LayerEnd& end) {
+  if (first_layer_ == nullptr || end.layer + 1 != config_.layers.size()) return absl::OkStatus();
+  const uint32_t target = first_layer_->layer();
+  Prediction& prediction = at(target, 0);
+  prediction.step = 0;
+  followers_.clear();
+  last_rows_.clear();
+  if (residency_->AllResident(target)) return absl::OkStatus();
+  for (const SequenceRows& text : end.batch->sequences()) {
+    const uint32_t last = text.first_row + text.rows - 1;
+    if (text.rows == 0 || end.batch->lost(last)) continue;
+    last_rows_.push_back(last);
+    followers_.push_back({text.pages.data(), text.first_position + text.rows});
+  }
+  if (last_rows_.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const Routing routing, first_layer_->Predict(end, last_rows_));
+  Remember(routing, &prediction);
+  prediction.step = end.batch->step();
+  AskFor(prediction, target);
+  return absl::OkStatus();
+}
+
+void Prefetcher::Compare(const RouterTap& tap) {
+  for (uint32_t depth = 0; depth <= options_.depth; ++depth) {
+    Prediction& prediction = at(tap.layer, depth);
+    if (prediction.step == 0) continue;
+    if (depth == 0) {
+      CompareFirstLayer(tap, prediction);
+    } else if (prediction.step == tap.batch->step()) {
+      for (uint32_t row = 0; row < std::min(prediction.tokens, tap.routing.tokens); ++row) {
+        CountRow(tap, row, prediction.ids.data() + uint64_t{row} * prediction.top_k, prediction.top_k, depth);
+      }
+    }
+    prediction.step = 0;
+  }
+}
+
+// Rows of this step that follow the rows predicted for, text by text.
+void Prefetcher::CompareFirstLayer(const RouterTap& tap, const Prediction& prediction) {
+  for (uint32_t i = 0; i < followers_.size(); ++i) {
+    for (const SequenceRows& text : tap.batch->sequences()) {
+      if (text.pages.data() == followers_[i].pages && text.first_position == followers_[i].position) {
+        CountRow(tap, text.first_row, prediction.ids.data() + uint64_t{i} * prediction.top_k,
+                 prediction.top_k, 0);
+      }
+    }
+  }
+}
+
+void Prefetcher::CountRow(const RouterTap& tap, uint32_t row, const int32_t* predicted, uint32_t top_k,
+                          uint32_t depth) {
+  if (tap.batch->lost(row)) return;
+  const int32_t* chosen = tap.routing.ids + uint64_t{row} * tap.routing.ranks;
+  const float* weights = tap.routing.weights + uint64_t{row} * tap.routing.ranks;
+  PredictionCounters count;
+  for (uint32_t rank = 0; rank < tap.routing.top_k; ++rank) count.wanted += weights[rank] != 0.0f;
+  for (uint32_t i = 0; i < top_k; ++i) {
+    if (predicted[i] < 0) continue;
+    count.predicted++;
+    for (uint32_t rank = 0; rank < tap.routing.top_k; ++rank) {
+      count.right += weights[rank] != 0.0f && chosen[rank] == predicted[i];
+    }
+  }
+  counters_[tap.layer].Add(count);
+  by_depth_[depth].Add(count);
+}
+
+absl::StatusOr<std::unique_ptr<Prefetcher>> MakePrefetcher(const PrefetcherSetup& setup) {
+  const Policies& policies = *setup.policies;
+  PredictorProfile profile;
+  if (policies.predictor == ExpertPredictorKind::kLearned || policies.first_layer) {
+    ASSIGN_OR_RETURN(profile, ReadPredictors(setup.profile_dir, *setup.config, setup.model_id));
+  }
+  std::unique_ptr<ExpertPredictor> predictor;
+  std::unique_ptr<FirstLayerPredictor> first_layer;
+  if (policies.first_layer) {
+    ASSIGN_OR_RETURN(first_layer,
+                     FirstLayerPredictor::Create(*setup.config, profile, setup.weights, setup.backend,
+                                                 setup.max_tokens, setup.max_sequences));
+  }
+  switch (policies.predictor) {
+    case ExpertPredictorKind::kNone:
+      break;
+    case ExpertPredictorKind::kGateReuse: {
+      ASSIGN_OR_RETURN(predictor,
+                       GateReuse::Create(*setup.config, setup.weights, setup.backend, setup.max_tokens));
+      break;
+    }
+    case ExpertPredictorKind::kLearned: {
+      ASSIGN_OR_RETURN(predictor, LearnedExperts::Create(*setup.config, std::move(profile), setup.backend));
+      break;
+    }
+    case ExpertPredictorKind::kLookahead:
+      return absl::UnimplementedError("expert_predictor=lookahead is not in this build");
+  }
+  if (predictor == nullptr && first_layer == nullptr) return nullptr;
+  PrefetcherOptions options{setup.max_tokens, setup.max_sequences, policies.max_prefetch,
+                            policies.predictor_depth, std::nullopt};
+  if (policies.routing == RoutingKind::kSensitivity &&
+      policies.predictor == ExpertPredictorKind::kGateReuse) {
+    ASSIGN_OR_RETURN(options.gating, ResolveGating(policies.sensitivity, *setup.config, setup.profile_dir,
+                                                   setup.source_digest));
+  }
+  return std::make_unique<Prefetcher>(*setup.config, std::move(options), std::move(predictor),
+                                      std::move(first_layer), setup.residency);
 }
 
 }  // namespace sluice

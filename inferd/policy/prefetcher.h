@@ -1,18 +1,24 @@
 // Turns predictions into prefetches, and counts how good they were.
 //
-// Once the router of a layer has run, the experts of the next layer that has any are predicted, unless all of
-// them are resident, and those that more rows want are asked for first. When that layer's router runs, its
-// choice is compared.
+// Once the router of a layer has run, the experts of the next layer that has any are predicted; those that
+// more rows want are asked for first. If all of them are resident or on their way, the layer after it is
+// looked at, up to `depth` layers ahead (AdapMoE 4.3); the first that lacks something ends the search. With a
+// first-layer gate the next step's first layer is asked for when the last layer is done. When a predicted
+// layer's router runs, its choice is compared with every prediction about it.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #ifndef SLUICE_INFERD_POLICY_PREFETCHER_H_
 #define SLUICE_INFERD_POLICY_PREFETCHER_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "inferd/policy/first_layer.h"
 #include "inferd/policy/predictor.h"
+#include "inferd/policy/routing.h"
 #include "inferd/residency/residency.h"
 
 namespace sluice {
@@ -22,38 +28,96 @@ struct PredictionCounters {
   uint64_t predicted = 0;
   uint64_t right = 0;
   uint64_t wanted = 0;  // experts that the router chose where something had been predicted
+
+  void Add(const PredictionCounters& other) {
+    predicted += other.predicted;
+    right += other.right;
+    wanted += other.wanted;
+  }
+};
+
+struct PrefetcherOptions {
+  uint32_t max_tokens = 0;
+  uint32_t max_sequences = 0;
+  uint32_t max_prefetch = 16;  // experts of a layer that one step asks for
+  uint32_t depth = 1;          // layers ahead at most, 1..3
+  // Predictions leave out what this rule would (decode rows).
+  std::optional<GatingRule> gating;
 };
 
 class Prefetcher final : public LayerTap {
  public:
-  // `residency` outlives the prefetcher.
-  Prefetcher(const ModelConfig& config, uint32_t max_tokens, uint32_t max_prefetch,
-             std::unique_ptr<ExpertPredictor> predictor, Residency* residency);
+  static constexpr uint32_t kMostDepth = 3;
+
+  // `predictor` and `first_layer` may be null; `residency` outlives the prefetcher.
+  Prefetcher(const ModelConfig& config, PrefetcherOptions options, std::unique_ptr<ExpertPredictor> predictor,
+             std::unique_ptr<FirstLayerPredictor> first_layer, Residency* residency);
 
   absl::Status AfterRouter(const RouterTap& tap) override;
+  absl::Status AfterLayer(const LayerEnd& end) override;
 
+  // All depths together. Of the first layer: its gate's.
   const PredictionCounters& counters(uint32_t layer) const { return counters_[layer]; }
+  // All layers together, for predictions `depth` (1..kMostDepth) layers ahead; 0: the first layer's.
+  const PredictionCounters& at_depth(uint32_t depth) const { return by_depth_[depth]; }
   PredictionCounters total() const;
 
  private:
   static constexpr uint32_t kNoLayer = 0xffffffffu;
 
-  void Compare(const RouterTap& tap);
-  absl::Status PredictLayer(const RouterTap& tap, uint32_t target);
-  void AskFor(const RouterTap& tap, uint32_t target);
+  // What was predicted about a layer from some depth.
+  struct Prediction {
+    uint64_t step = 0;  // of the prediction; 0: none
+    uint32_t tokens = 0;
+    uint32_t top_k = 0;
+    std::vector<int32_t> ids;  // [tokens, top_k]; -1: left out
+  };
+  // A text whose next token's first layer was predicted.
+  struct Follower {
+    const uint32_t* pages = nullptr;  // which text
+    uint32_t position = 0;            // of the next token
+  };
 
-  const uint32_t max_prefetch_;
+  Prediction& at(uint32_t layer, uint32_t depth) {
+    return predictions_[uint64_t{layer} * (kMostDepth + 1) + depth];
+  }
+  void Compare(const RouterTap& tap);
+  void CompareFirstLayer(const RouterTap& tap, const Prediction& prediction);
+  void CountRow(const RouterTap& tap, uint32_t row, const int32_t* predicted, uint32_t top_k, uint32_t depth);
+  absl::StatusOr<bool> PredictLayer(const RouterTap& tap, uint32_t target, uint32_t depth);
+  void Remember(const Routing& routing, Prediction* prediction) const;
+  bool AllComing(const Prediction& prediction, uint32_t target) const;
+  void AskFor(const Prediction& prediction, uint32_t target);
+
+  const ModelConfig& config_;
+  const PrefetcherOptions options_;
   const std::unique_ptr<ExpertPredictor> predictor_;
+  const std::unique_ptr<FirstLayerPredictor> first_layer_;
   Residency* const residency_;
 
-  uint64_t predicted_step_ = 0;  // step and layer that ids_ is about; layer 0: nothing
-  uint32_t predicted_layer_ = 0;
-  uint32_t top_k_ = 0;                        // of the predicted layer
-  std::vector<int32_t> ids_;                  // [max_tokens, largest top_k]
+  std::vector<Prediction> predictions_;       // by layer and depth 0..kMostDepth
+  std::vector<Follower> followers_;           // of the first layer's prediction, by its rows
+  std::vector<uint32_t> last_rows_;           // for it
   std::vector<ExpertDemand> ranking_;         // [most experts]
   std::vector<uint32_t> next_routed_;         // by layer: the next one with experts, or kNoLayer
   std::vector<PredictionCounters> counters_;  // by layer
+  std::array<PredictionCounters, kMostDepth + 1> by_depth_;
 };
+
+// The prefetcher that the policies ask for; null if they ask for none. Networks come from `profile_dir`.
+struct PrefetcherSetup {
+  const Policies* policies = nullptr;
+  const ModelConfig* config = nullptr;
+  const DenseWeights* weights = nullptr;
+  Backend* backend = nullptr;
+  Residency* residency = nullptr;
+  uint32_t max_tokens = 0;
+  uint32_t max_sequences = 0;
+  std::string profile_dir;
+  std::string source_digest;
+  std::string model_id;
+};
+absl::StatusOr<std::unique_ptr<Prefetcher>> MakePrefetcher(const PrefetcherSetup& setup);
 
 }  // namespace sluice
 

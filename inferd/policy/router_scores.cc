@@ -25,12 +25,13 @@ void Softmax(float* values, uint32_t count) {
 RouterScores::RouterScores(uint32_t most_tokens, uint32_t most_experts)
     : scores_(uint64_t{most_tokens} * most_experts), mean_(most_experts) {}
 
-absl::Status RouterScores::Read(const RouterArgs& args, absl::Span<const uint32_t> rows, Queue* queue) {
+absl::Status RouterScores::Read(Rows logits, uint32_t experts, absl::Span<const uint32_t> rows,
+                                Queue* queue) {
   rows_ = static_cast<uint32_t>(rows.size());
-  experts_ = args.experts;
+  experts_ = experts;
   float* to = scores_.data();
   for (const uint32_t row : rows) {
-    const BufferRef from = args.logits.base + uint64_t{row} * args.logits.stride * sizeof(float);
+    const BufferRef from = logits.base + uint64_t{row} * logits.stride * sizeof(float);
     RETURN_IF_ERROR(queue->Download(from, uint64_t{experts_} * sizeof(float), to));
     to += experts_;
   }

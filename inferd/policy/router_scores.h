@@ -18,8 +18,8 @@ class RouterScores {
  public:
   RouterScores(uint32_t most_tokens, uint32_t most_experts);
 
-  // p of the rows `rows` of args.logits. Waits for the queue.
-  absl::Status Read(const RouterArgs& args, absl::Span<const uint32_t> rows, Queue* queue);
+  // p of the rows `rows` of a router's logits [tokens, experts]. Waits for the queue.
+  absl::Status Read(Rows logits, uint32_t experts, absl::Span<const uint32_t> rows, Queue* queue);
 
   uint32_t rows() const { return rows_; }
   // [rows, experts], packed.

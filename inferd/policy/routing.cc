@@ -71,7 +71,7 @@ absl::Status CacheAwareRouting::Choose(const RoutingInput& input, Queue* queue) 
     if (input.batch->decodes(row) && !input.batch->lost(row)) rows_.push_back(row);
   }
   if (rows_.empty()) return absl::OkStatus();
-  RETURN_IF_ERROR(scores_.Read(args, rows_, queue));
+  RETURN_IF_ERROR(scores_.Read(args.logits, args.experts, rows_, queue));
   const uint32_t k = args.top_k;
   const uint32_t ranks = k + (args.shared ? 1 : 0);
   const uint64_t bytes = uint64_t{args.tokens} * ranks * sizeof(float);

@@ -39,6 +39,9 @@ class HostResidency final : public Residency {
                 const SegmentBuffers* segments, Queue* queue);
 
   bool IsResident(uint32_t layer, uint32_t expert) const override;
+  bool IsComing(uint32_t layer, uint32_t expert) const override {
+    return asked_in_step_[first_expert_[layer] + expert] == step_ + 1 || IsResident(layer, expert);
+  }
   bool AllResident(uint32_t layer) const override { return complete_[layer].all_resident; }
   void BeginStep(uint64_t step) override;
   absl::Status BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) override;

@@ -238,6 +238,15 @@ TEST(PresetTest, ValuesThatContradictEachOtherAreRefusedByName) {
   }
 }
 
+TEST(PresetTest, WhatThisBuildHasNotIsUnimplementedByName) {
+  for (const char* policy :
+       {"cache=layer", "cache_allocation=dp", "expert_miss=skip", "expert_predictor=lookahead"}) {
+    const auto policies = PoliciesOf("exact", {.policy = {policy}}, DeviceKind::kSim);
+    EXPECT_TRUE(absl::IsUnimplemented(policies.status())) << policy;
+    EXPECT_NE(std::string(policies.status().message()).find(policy), std::string::npos) << policies.status();
+  }
+}
+
 TEST(PresetTest, WhatDecidesByPlaceKeepsNoPromise) {
   for (const char* name : {"exact", "adapmoe", "intra", "floe"}) {
     const auto policies = UncheckedPolicies(name, {}, DeviceKind::kHost);

@@ -36,6 +36,8 @@ class RoutingTest : public ::testing::Test {
     BackendLimits limits;
     limits.max_tokens = 8;
     limits.max_context = 8;
+    limits.experts = 8;
+    limits.top_k = 4;
     backend_ = std::make_unique<ReferenceBackend>(limits);
   }
 
