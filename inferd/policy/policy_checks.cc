@@ -85,9 +85,7 @@ absl::Status CheckSlotsOfThisBuild(const Policies& p) {
     const char* key;
     bool there;
   } values[] = {
-      {"cache", p.cache == CacheKind::kSlots || p.cache == CacheKind::kResident},
-      {"cache_allocation",
-       p.allocation == CacheAllocation::kUniform || p.allocation == CacheAllocation::kLayers},
+      {"cache_allocation", p.allocation != CacheAllocation::kDpMeasured},
       {"cache_granularity", p.granularity == CacheGranularity::kExpert},
       {"expert_miss", p.miss == ExpertMiss::kLoad},
   };

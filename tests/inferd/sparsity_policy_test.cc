@@ -240,7 +240,7 @@ TEST(PresetTest, ValuesThatContradictEachOtherAreRefusedByName) {
 
 TEST(PresetTest, WhatThisBuildHasNotIsUnimplementedByName) {
   for (const char* policy :
-       {"cache=layer", "cache_allocation=dp", "expert_miss=skip", "expert_predictor=lookahead"}) {
+       {"cache_allocation=dp_measured", "expert_miss=skip", "expert_predictor=lookahead"}) {
     const auto policies = PoliciesOf("exact", {.policy = {policy}}, DeviceKind::kSim);
     EXPECT_TRUE(absl::IsUnimplemented(policies.status())) << policy;
     EXPECT_NE(std::string(policies.status().message()).find(policy), std::string::npos) << policies.status();
