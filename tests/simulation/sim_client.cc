@@ -28,11 +28,13 @@ SimClient::SimClient(SimShared* shared, int number, uint32_t pack)
 SimClient::~SimClient() {
   scheduler().Kill(task_);
   held_.clear();
+  session_.reset();  // tells this observer, whose members are still there
 }
 
 void SimClient::Fail(const std::string& why) { scheduler().Fail(absl::StrCat(name_, ": ", why)); }
 
 void SimClient::OnSegmentUnmapped(uint32_t segment) {
+  mapped_.erase(segment);
   for (const Held& held : held_) {
     if (held.lease.segment == segment) {
       Fail(absl::StrCat("segment ", segment, " goes while extent ", held.extent, " in it is leased"));

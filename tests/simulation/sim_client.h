@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -62,7 +63,10 @@ class SimClient final : public SegmentObserver {
   // The process is gone, wherever it was.
   ~SimClient() override;
 
-  absl::Status OnSegmentMapped(uint32_t, const std::byte*, uint64_t) override { return absl::OkStatus(); }
+  absl::Status OnSegmentMapped(uint32_t segment, const std::byte*, uint64_t) override {
+    mapped_.insert(segment);
+    return absl::OkStatus();
+  }
   void OnSegmentUnmapped(uint32_t segment) override;
 
   // For the world's checks.
@@ -75,6 +79,9 @@ class SimClient final : public SegmentObserver {
   int64_t Overdue() const;
   // Sessions that weightd still knows this process by.
   const std::vector<uint64_t>& joined() const { return joined_; }
+  // Segments that it has mapped in a session that weightd has not ended.
+  const std::set<uint32_t>& mapped() const { return mapped_; }
+  bool connected() const { return session_ != nullptr && session_->lost().ok() && !session_->PeerGone(); }
   uint32_t pack() const { return pack_; }
 
  private:
@@ -134,6 +141,7 @@ class SimClient final : public SegmentObserver {
   uint64_t epoch_ = 0;
   std::vector<Held> held_;
   std::vector<uint64_t> joined_;
+  std::set<uint32_t> mapped_;
   std::map<uint64_t, Pending> pending_;
   uint64_t next_id_ = 1;
   uint64_t step_ = 1;

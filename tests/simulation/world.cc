@@ -265,6 +265,16 @@ void World::CheckAccounts() {
     scheduler_.Fail(absl::StrCat(stats.resident_bytes, " bytes are counted as resident, the tables say ",
                                  resident, ", segments have ", stats.segment_bytes));
   }
+  for (const auto& client : clients_) {
+    if (client == nullptr || client->epoch() != server->epoch() || !client->connected()) {
+      continue;
+    }
+    for (uint32_t segment : client->mapped()) {
+      if (server->core().tier().arena().memory(segment) == nullptr) {
+        scheduler_.Fail(absl::StrCat("segment ", segment, " no longer counts, but a client has it mapped"));
+      }
+    }
+  }
   for (const SessionStats& session : stats.sessions) {
     if (session.quota_bytes != 0 && session.charged_bytes > session.quota_bytes) {
       scheduler_.Fail(absl::StrCat("session ", session.session, " fills ", session.charged_bytes,
