@@ -141,7 +141,7 @@ bool SimClient::Connect() {
   session_ = *std::move(session);
   ++shared_->counters.sessions;
   if (!Chance(4)) {
-    slab_ = std::make_unique<SimSlab>(&scheduler(), &source_, pack_);
+    slab_ = std::make_unique<SimSlab>(&scheduler(), &source_, pack_, &shared_->rotten);
     const double gbps = Chance(2) ? 0 : 0.05;
     const absl::Status offered = session_->OfferSlab(
         0, {.fd = slab_->fd(), .bytes = SimSlab::kBytes, .link_gbps = gbps, .link_latency_us = 20},
@@ -165,7 +165,7 @@ bool SimClient::Lost() {
 void SimClient::DropSession(bool close) {
   ++shared_->counters.lost_sessions;
   pending_.clear();
-  for (uint64_t rounds = Below(Chance(2) ? 400 : 6); rounds > 0 && !held_.empty(); --rounds) {
+  for (uint64_t rounds = Below(Chance(4) ? 2000 : 6); rounds > 0 && !held_.empty(); --rounds) {
     Verify(held_[Below(held_.size())]);
     scheduler().Yield();
   }

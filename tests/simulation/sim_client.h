@@ -34,6 +34,7 @@ struct SimCounters {
   uint64_t client_kills = 0;
   uint64_t server_kills = 0;
   uint64_t quiet_points = 0;
+  uint64_t rotten = 0;
 };
 
 // What a client may know of the world.
@@ -46,6 +47,7 @@ struct SimShared {
     uint64_t until = 0;  // event
   };
   std::vector<Tempting> tempting;  // by pack: the extent that is about to be evicted
+  std::set<uint64_t> rotten;       // fills whose bytes have changed in memory
   bool stopping = false;           // clients finish, close and wait
   bool faults = true;
   SimCounters counters;

@@ -52,6 +52,7 @@ SimServer::SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill,
   core.arena.budget = options_.budget;
   core.arena.min_segments = 6;
   core.policy = options_.policy;
+  core.scrub_rate = options_.scrub_rate;
   core.fetcher.started_bytes = 48 * 1024;
   core.fetcher.prefetch_bytes = 24 * 1024;
   core.attach_timeout_nanos = 500'000'000;
@@ -73,12 +74,18 @@ SimServer::SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill,
   pump_ = scheduler_->Spawn("pump", [this] { RunPump(); });
   control_ = scheduler_->Spawn("control", [this] { RunControl(); });
   copier_ = scheduler_->Spawn("copier", [this] { RunCopier(); });
+  if (options_.scrub_rate != 0) {
+    scrub_ = scheduler_->Spawn("scrub", [this] { RunScrub(); });
+  }
 }
 
 SimServer::~SimServer() {
   scheduler_->Kill(pump_);
   scheduler_->Kill(control_);
   scheduler_->Kill(copier_);
+  if (scrub_ != nullptr) {
+    scheduler_->Kill(scrub_);
+  }
   reader_->SetSink([](ReadResult) {});
 }
 
@@ -134,6 +141,35 @@ void SimServer::RunCopier() {
     const int64_t arrival = transfers_->NextArrival();
     scheduler_->Block([this] { return transfers_->Step(); },
                       arrival == 0 ? -1 : std::max<int64_t>(1, arrival - scheduler_->NowNanos()));
+  }
+}
+
+// WeightStore's scrub thread.
+void SimServer::RunScrub() {
+  while (true) {
+    std::optional<Scrubber::Chunk> chunk;
+    int64_t due = 0;
+    {
+      const Locked lock(scheduler_, &locked_);
+      chunk = core_->TakeScrub();
+      due = core_->NextScrub();
+      scrubbing_ = chunk.has_value();
+    }
+    if (chunk.has_value()) {
+      scheduler_->MaybeYield();
+      const absl::Status verdict = chunk->Verify();
+      scheduler_->MaybeYield();
+      bool again = false;
+      {
+        const Locked lock(scheduler_, &locked_);
+        again = core_->FinishScrub(*chunk, verdict);
+        scrubbing_ = false;
+      }
+      if (again) {
+        Ring();
+      }
+    }
+    scheduler_->Sleep(std::max<int64_t>(1, due - scheduler_->NowNanos()));
   }
 }
 

@@ -25,6 +25,7 @@ class SimServer {
     uint64_t epoch = 1;
     uint64_t budget = 0;
     TierPolicy policy;
+    uint64_t scrub_rate = 0;  // bytes a second; 0: none
     std::vector<SimPack::Shape> packs;
     SimDisk disk;
     bool forget_wakes = false;  // a planted bug: a report does not wake the pump
@@ -53,9 +54,9 @@ class SimServer {
 
   StoreCore& core() { return *core_; }
   const SimReader& reader() const { return *reader_; }
-  // Nothing is read or copied.
+  // Nothing is read, copied or scrubbed.
   bool idle() const {
-    return reader_->idle() && transfers_->stats().waiting == 0 && !transfers_->HasEvents();
+    return !scrubbing_ && reader_->idle() && transfers_->stats().waiting == 0 && !transfers_->HasEvents();
   }
   uint64_t epoch() const { return options_.epoch; }
   // The last fill of an extent that was reported as good, by gid; 0 before the first.
@@ -66,6 +67,7 @@ class SimServer {
   void RunPump();
   void RunControl();
   void RunCopier();
+  void RunScrub();
   void Ring();
   bool HasEvents();
 
@@ -84,8 +86,10 @@ class SimServer {
   Scheduler::Task* pump_ = nullptr;
   Scheduler::Task* control_ = nullptr;
   Scheduler::Task* copier_ = nullptr;
+  Scheduler::Task* scrub_ = nullptr;
   bool locked_ = false;
   bool asleep_ = false;
+  bool scrubbing_ = false;  // a chunk is out
 };
 
 }  // namespace sluice

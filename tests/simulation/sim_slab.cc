@@ -7,10 +7,11 @@
 
 namespace sluice {
 
-SimSlab::SimSlab(Scheduler* scheduler, const SimPack* source, uint32_t pack)
+SimSlab::SimSlab(Scheduler* scheduler, const SimPack* source, uint32_t pack, const std::set<uint64_t>* rotten)
     : scheduler_(scheduler),
       source_(source),
       pack_(pack),
+      rotten_(rotten),
       memory_(*CreateSharedMemory("simulated-slab", kBytes, PeerAccess::kReadWrite)),
       slots_(kSlots) {
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
@@ -84,7 +85,8 @@ std::string SimSlab::CheckRows(const Slot& slot, uint32_t rows) const {
       const uint64_t neuron = slot.neurons.empty() ? row : slot.neurons[row];
       SimCell cell;
       std::memcpy(&cell, memory_.map.data() + slot.entry.base[part] + row * kSimCellBytes, sizeof(cell));
-      if (cell.place != SimPlaceWord(pack_, offset + neuron * place.stride)) {
+      if (cell.place != SimPlaceWord(pack_, offset + neuron * place.stride) &&
+          !rotten_->contains(cell.fill)) {
         return absl::StrCat("row ", row, " of part ", part, " of transfer ", slot.entry.id,
                             cell.place == kPaint ? " has not landed" : " is wrong");
       }

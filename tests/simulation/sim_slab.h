@@ -9,6 +9,7 @@
 #define SLUICE_TESTS_SIMULATION_SIM_SLAB_H_
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,8 @@ class SimSlab {
   static constexpr uint64_t kSlotBytes = 3 * kPartBytes;
   static constexpr uint64_t kBytes = kSlots * kSlotBytes;
 
-  SimSlab(Scheduler* scheduler, const SimPack* source, uint32_t pack);
+  // `rotten` are fills whose bytes may be wrong.
+  SimSlab(Scheduler* scheduler, const SimPack* source, uint32_t pack, const std::set<uint64_t>* rotten);
 
   int fd() const { return memory_.fd.get(); }
 
@@ -57,6 +59,7 @@ class SimSlab {
   Scheduler* const scheduler_;
   const SimPack* const source_;
   const uint32_t pack_;
+  const std::set<uint64_t>* const rotten_;
   SharedMemory memory_;
   std::vector<Slot> slots_;
 };

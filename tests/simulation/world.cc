@@ -12,6 +12,7 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kClientKillOneIn = 2500;
 constexpr uint64_t kServerKillOneIn = 25'000;
+constexpr uint64_t kRotOneIn = 8000;
 constexpr uint64_t kDrainOneIn = 100'000;
 constexpr uint64_t kDrainedEndOneIn = 1500;
 constexpr uint64_t kTemptingEvents = 100;
@@ -75,6 +76,7 @@ void World::StartServer() {
   server.policy.eviction = static_cast<EvictionKind>(scheduler_.Below(3));
   server.policy.admission = scheduler_.Chance(2);
   server.packs = shared_.packs;
+  server.scrub_rate = options_.bug == PlantedBug::kNone && scheduler_.Chance(2) ? 20'000'000 : 0;
   server.forget_wakes = options_.bug == PlantedBug::kForgottenWake;
   server.write_late = options_.bug == PlantedBug::kLateWrite;
   SimReader::Hooks hooks;
@@ -176,6 +178,9 @@ void World::Chaos() {
   if (shared_.server != nullptr && scheduler_.Chance(draining ? kDrainedEndOneIn : kServerKillOneIn)) {
     KillServer();
   }
+  if (shared_.server != nullptr && scheduler_.Chance(kRotOneIn)) {
+    Rot();
+  }
   if (shared_.server != nullptr && !shared_.server->locked() && scheduler_.Chance(kDrainOneIn)) {
     shared_.server->core().Drain();  // its end is the next kill
   }
@@ -207,6 +212,17 @@ void World::Each() {
 }
 
 // ---------------------------------------------------------------- invariants
+
+void World::Rot() {
+  const DramTier& tier = shared_.server->core().tier();
+  const auto gid = static_cast<Gid>(scheduler_.Below(tier.store().extent_count()));
+  if (tier.store().state(gid) == ExtentState::kResident) {
+    std::byte* extent = tier.arena().memory(tier.store().segment(gid))->map.data() + tier.store().offset(gid);
+    shared_.rotten.insert(SimPack::Cell({extent, kSimCellBytes}, 0).fill);
+    extent[scheduler_.Below(tier.store().length(gid) / kSimCellBytes) * kSimCellBytes] ^= std::byte{4};
+    ++shared_.counters.rotten;
+  }
+}
 
 void World::CheckWrite(const std::byte* dest, uint64_t bytes) {
   SimServer* const server = shared_.server.get();

@@ -57,6 +57,8 @@ class World {
   void KillClient(size_t index);
   void Each();
   void Chaos();
+  // A bit of a resident extent flips.
+  void Rot();
   void CheckWrite(const std::byte* dest, uint64_t bytes);
   void CheckWakes();
   void CheckDeadlines();
