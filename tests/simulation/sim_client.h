@@ -46,9 +46,10 @@ struct SimShared {
     uint32_t extent = 0;
     uint64_t until = 0;  // event
   };
-  std::vector<Tempting> tempting;  // by pack: the extent that is about to be evicted
-  std::set<uint64_t> rotten;       // fills whose bytes have changed in memory
-  bool stopping = false;           // clients finish, close and wait
+  std::vector<Tempting> tempting;                          // by pack: the extent that is about to be evicted
+  std::set<uint64_t> rotten;                               // fills whose bytes have changed in memory
+  std::set<std::pair<uint32_t, uint32_t>> rotten_extents;  // pack and extent of these
+  bool stopping = false;                                   // clients finish, close and wait
   bool faults = true;
   SimCounters counters;
 };

@@ -340,7 +340,9 @@ bool SimClient::ReapOne(bool lease) {
   pending_.erase(found);
   if (pending.fill && code == absl::StatusCode::kOk && lease) {
     for (uint32_t extent : pending.extents) {
-      if (held_.size() < kMostHeld && !TakeLease(extent) && !Lost()) {
+      // The scrub may have found the extent rotten since: then it is no longer to be had.
+      const bool rotten = shared_->rotten_extents.contains({pack_, extent});
+      if (held_.size() < kMostHeld && !TakeLease(extent) && !Lost() && !rotten) {
         Fail(absl::StrCat("extent ", extent, " was filled for request ", entry.id, ", but cannot be leased"));
       }
     }

@@ -220,6 +220,8 @@ void World::Rot() {
     std::byte* extent = tier.arena().memory(tier.store().segment(gid))->map.data() + tier.store().offset(gid);
     shared_.rotten.insert(SimPack::Cell({extent, kSimCellBytes}, 0).fill);
     extent[scheduler_.Below(tier.store().length(gid) / kSimCellBytes) * kSimCellBytes] ^= std::byte{4};
+    const ExtentRef ref = tier.store().RefOf(gid);
+    shared_.rotten_extents.insert({ref.pack, ref.extent});
     ++shared_.counters.rotten;
   }
 }
