@@ -80,6 +80,7 @@ absl::StatusOr<std::unique_ptr<InferdDaemon>> InferdDaemon::Prepare(
   }
   RETURN_IF_ERROR(daemon->Open(set));
   RETURN_IF_ERROR(daemon->Serve(std::move(on_phase), inherited));
+  RETURN_IF_ERROR(daemon->OpenMetrics());
   return daemon;
 }
 
@@ -165,6 +166,7 @@ absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> o
   context.model = Describe();
   context.limits = ServingLimitsOf(options_);
   context.log = log_;
+  context.metrics = &metrics_;
   InferdServerOptions server;
   ASSIGN_OR_RETURN(server.addresses, ParseAddresses(options_.listen));
   ASSIGN_OR_RETURN(server.admin, ParseAddresses(options_.admin));
@@ -178,6 +180,18 @@ absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> o
   server.inherited = inherited;
   server.on_phase = std::move(on_phase);
   ASSIGN_OR_RETURN(server_, InferdServer::Start(std::move(server), std::move(context), state_.get()));
+  return absl::OkStatus();
+}
+
+absl::Status InferdDaemon::OpenMetrics() {
+  if (options_.metrics.empty()) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(door_, MetricsDoor::Open(options_.metrics, [this] {
+                     return metrics_.Text(gate_.Stats(), state_->info(), state_->Look().phase,
+                                          server_->pump());
+                   }));
+  log_->info("metrics on http://{}/metrics", door_->address());
   return absl::OkStatus();
 }
 
@@ -250,6 +264,7 @@ bool InferdDaemon::Drain(absl::Duration patience) {
 void InferdDaemon::Shutdown(absl::Duration patience) {
   if (server_ != nullptr) {
     server_->Shutdown(patience);
+    door_.reset();    // it asks the server
     server_.reset();  // removes the socket files; the engine may still hold sinks, which outlive the server
   }
 }

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "common/metrics/metrics_door.h"
 #include "common/net/inherited_sockets.h"
 #include "common/pack/pack.h"
 #include "common/ring/unique_fd.h"
@@ -26,6 +27,7 @@
 #include "inferd/inferd_options.h"
 #include "inferd/server.h"
 #include "inferd/server_state.h"
+#include "inferd/serving_metrics.h"
 #include "spdlog/logger.h"
 
 namespace sluice {
@@ -66,6 +68,7 @@ class InferdDaemon {
   absl::Status OpenTokenizer();
   void OpenChat();
   absl::Status Serve(std::function<void(const ServerState::View&)> on_phase, InheritedSockets* inherited);
+  absl::Status OpenMetrics();
   absl::Status StartEngine();
   absl::Status SetUpSparsity(const BackendLimits& limits, Backend& backend);
   ServedModel Describe() const;
@@ -84,8 +87,10 @@ class InferdDaemon {
   UniqueFd start_event_;
 
   EngineGate gate_;                 // self-synchronised
+  ServingMetrics metrics_;          // self-synchronised
   std::unique_ptr<Engine> engine_;  // the starter's, main's once the start has ended
   std::unique_ptr<InferdServer> server_;
+  std::unique_ptr<MetricsDoor> door_;  // null: off; before the server it goes
   std::thread starter_;
   absl::Mutex mutex_;
   absl::Status start_status_ ABSL_GUARDED_BY(mutex_);

@@ -28,6 +28,9 @@ void BeginAnswer(v1::ChatResponse* response) {
 
 void LogRequestEnd(const ServingContext& context, const std::string& kind, const std::string& request_id,
                    const std::string& client, const FinishInfo* info, const absl::Status& status) {
+  if (context.metrics != nullptr) {
+    context.metrics->Ended(info, status);
+  }
   if (info == nullptr) {
     context.log->info("{} id={} client={} code={} message=\"{}\"", kind, request_id, client,
                       absl::StatusCodeToString(status.code()), std::string(status.message()));

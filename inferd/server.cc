@@ -144,6 +144,8 @@ void InferdServer::Shutdown(absl::Duration patience) {
   }
 }
 
+const StreamPump& InferdServer::pump() const { return parts_->pump; }
+
 const std::vector<ListenAddress>& InferdServer::addresses() const {
   return parts_->client_server->addresses();
 }

@@ -52,6 +52,8 @@ class InferdServer {
   // Idempotent.
   void Shutdown(absl::Duration patience) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  const StreamPump& pump() const;
+
   // The clients' addresses with the ports in use.
   const std::vector<ListenAddress>& addresses() const;
 

@@ -16,6 +16,7 @@
 #include "common/text/chat_formatter.h"
 #include "common/text/tokenizer.h"
 #include "inferd/engine_api.h"
+#include "inferd/serving_metrics.h"
 #include "inferd/stream_pump.h"
 #include "spdlog/logger.h"
 
@@ -60,6 +61,7 @@ struct ServingContext {
   ServingLimits limits;
   StreamPump* pump = nullptr;
   spdlog::logger* log = nullptr;
+  ServingMetrics* metrics = nullptr;  // null: nobody counts
 };
 
 }  // namespace sluice

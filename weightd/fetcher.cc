@@ -7,6 +7,9 @@
 namespace sluice {
 namespace {
 
+// A few of the prefetched extents in each round: marks are in memory that clients write.
+constexpr size_t kSettledPerPump = 8;
+
 uint32_t Micros(int64_t from, int64_t to) {
   const int64_t micros = from == 0 || to < from ? 0 : (to - from) / 1000;
   return static_cast<uint32_t>(std::min<int64_t>(micros, UINT32_MAX));
@@ -20,7 +23,13 @@ void EraseFrom(Queue* queue, const Item& item) {
 }  // namespace
 
 Fetcher::Fetcher(const Options& options, DramTier* tier, BlockReader* reader, const Clock* clock, Hooks hooks)
-    : options_(options), tier_(tier), reader_(reader), clock_(clock), hooks_(std::move(hooks)) {}
+    : options_(options),
+      tier_(tier),
+      reader_(reader),
+      clock_(clock),
+      hooks_(std::move(hooks)),
+      own_metrics_(hooks_.metrics == nullptr ? std::make_unique<StoreMetrics>() : nullptr),
+      metrics_(hooks_.metrics == nullptr ? own_metrics_.get() : hooks_.metrics) {}
 
 void Fetcher::AddPack(uint32_t pack, const ExtentSource* source, std::vector<int> files) {
   packs_.resize(std::max<size_t>(packs_.size(), pack + 1));
@@ -70,7 +79,19 @@ bool Fetcher::MayStart(const Request& request) const {
   return started_bytes_ == 0 || started_bytes_ + bytes <= options_.started_bytes;
 }
 
+void Fetcher::SettlePrefetches(size_t most) {
+  const Store& store = tier_->store();
+  ledger_.Settle(most, [&store](Gid gid) {
+    return PrefetchLedger::View{store.UseMark(gid), store.state(gid) == ExtentState::kResident};
+  });
+}
+
+void Fetcher::RebasePrefetches() {
+  ledger_.Rebase([this](Gid gid) { return tier_->store().UseMark(gid); });
+}
+
 void Fetcher::Pump() {
+  SettlePrefetches(kSettledPerPump);
   const int64_t now = clock_->NowNanos();
   while (!waiting_room_.empty() && waiting_room_.front()->room_deadline <= now) {
     Request* request = waiting_room_.front();
@@ -140,6 +161,10 @@ bool Fetcher::TakeWhatIsThere(Request* request) {
       case ExtentState::kResident:
         tier_->store().Pin(gid);
         request->pinned[i] = true;
+        metrics_->Took(request->fill.request_class, FetchTier::kResident, tier_->store().length(gid));
+        if (request->fill.request_class == RequestClass::kDemand) {
+          ledger_.Demanded(gid);
+        }
         break;
       case ExtentState::kFilling:
         ++stats_.joined;
@@ -159,7 +184,10 @@ void Fetcher::Join(Request* request, Gid gid) {
   Fill& fill = fills_.at(gid);
   fill.waiters.push_back(request);
   ++request->missing;
+  request->tier = std::max(request->tier, FetchTier::kJoined);
+  metrics_->Took(request->fill.request_class, FetchTier::kJoined, tier_->store().length(gid));
   if (request->fill.request_class == RequestClass::kDemand && fill.started_as == RequestClass::kPrefetch) {
+    metrics_->prefetch_late.Add();
     fill.started_as = RequestClass::kDemand;
     started_prefetch_bytes_ -= tier_->store().length(gid);
     reader_->Promote(gid);
@@ -188,6 +216,7 @@ DramTier::Room Fetcher::PlaceMissing(Request* request) {
     fill.dest = dest;
     fill.started_as = request->fill.request_class;
     fill.waiters.push_back(request);
+    request->tier = FetchTier::kSsd;
     ++request->missing;
     started_bytes_ += tier_->store().length(gid);
     if (fill.started_as == RequestClass::kPrefetch) {
@@ -251,6 +280,7 @@ void Fetcher::Finish(Request* request, absl::StatusCode code, uint32_t bad_exten
   entry.io_us = Micros(request->started_nanos, now);
   std::vector<Gid> held;
   if (code == absl::StatusCode::kOk) {
+    metrics_->Ended(request->fill.request_class, request->tier, entry.queue_us, entry.io_us);
     held.assign(request->gids.begin(), request->gids.begin() + count(*request));
     entry.extents = count(*request);
   } else {
@@ -340,6 +370,7 @@ void Fetcher::OnRead(const ReadResult& result) {
   }
   stats_.bytes_read += result.bytes_read;
   Fill& fill = found->second;
+  metrics_->Took(fill.started_as, FetchTier::kSsd, result.bytes_read);
   for (Request* waiter : fill.waiters) {
     if (waiter->started_nanos == 0) {
       waiter->started_nanos = result.started_nanos;
@@ -379,6 +410,9 @@ void Fetcher::OnRead(const ReadResult& result) {
 void Fetcher::OnFilled(Gid gid, const Fill& fill) {
   ++stats_.fills;
   tier_->Publish(gid);
+  if (fill.started_as == RequestClass::kPrefetch) {
+    ledger_.Filled(gid, tier_->store().UseMark(gid));
+  }
   for (Request* request : fill.waiters) {
     for (uint32_t i = 0; i < count(*request); ++i) {
       if (request->gids[i] == gid) {

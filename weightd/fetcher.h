@@ -26,6 +26,8 @@
 #include "weightd/dram_tier.h"
 #include "weightd/extent_source.h"
 #include "weightd/fair_queue.h"
+#include "weightd/prefetch_ledger.h"
+#include "weightd/store_metrics.h"
 
 namespace sluice {
 
@@ -72,6 +74,8 @@ class Fetcher {
     std::function<void(const std::string& message)> log_error;
     // Bytes that prefetches may take now, those already in flight counted off. May be empty: no bound.
     std::function<uint64_t()> prefetch_room;
+    // What is counted on the way. May be null.
+    StoreMetrics* metrics = nullptr;
   };
 
   Fetcher(const Options& options, DramTier* tier, BlockReader* reader, const Clock* clock, Hooks hooks);
@@ -99,6 +103,15 @@ class Fetcher {
   int64_t next_deadline() const { return waiting_room_.empty() ? 0 : waiting_room_.front()->room_deadline; }
 
   const FetcherStats& stats() const { return stats_; }
+  const PrefetchLedger& prefetches() const { return ledger_; }
+  // Looks what became of up to `most` prefetched extents.
+  void SettlePrefetches(size_t most);
+  // Session ends take their uses with them: call SettlePrefetches before one, and this after.
+  void RebasePrefetches();
+  // Requests that wait for their turn or for room.
+  size_t queued(RequestClass request_class) const {
+    return request_class == RequestClass::kDemand ? demand_.size() + waiting_room_.size() : prefetch_.size();
+  }
   uint64_t started_bytes() const { return started_bytes_; }
   uint64_t started_prefetch_bytes() const { return started_prefetch_bytes_; }
 
@@ -109,6 +122,7 @@ class Fetcher {
     std::array<bool, kPartCount> pinned = {};
     uint32_t missing = 0;  // extents that are being read for it
     uint64_t bytes = 0;
+    FetchTier tier = FetchTier::kResident;  // the furthest so far
     int64_t accepted_nanos = 0;
     int64_t started_nanos = 0;
     int64_t room_deadline = 0;
@@ -164,6 +178,9 @@ class Fetcher {
   uint64_t started_bytes_ = 0;
   uint64_t started_prefetch_bytes_ = 0;
   FetcherStats stats_;
+  const std::unique_ptr<StoreMetrics> own_metrics_;  // where the hooks brought none
+  StoreMetrics* const metrics_;
+  PrefetchLedger ledger_;
 };
 
 }  // namespace sluice

@@ -144,15 +144,29 @@ uint64_t Store::Uses(Gid gid) const {
   return uses;
 }
 
-uint64_t Store::HeldBy(uint32_t pack, uint64_t session) const {
+Store::Holdings Store::HeldBy(uint32_t pack, uint64_t session) const {
   const PackRecord& record = packs_[pack];
-  uint64_t held = 0;
+  Holdings held;
   for (const PinSource& source : record.sources) {
     for (uint32_t i = 0; source.session == session && i < record.count; ++i) {
-      held += PinsHeld(source.pins[i]) ? 1 : 0;
+      if (PinsHeld(source.pins[i])) {
+        ++held.extents;
+        held.bytes += extents_[record.first + i].length;
+      }
     }
   }
   return held;
+}
+
+uint64_t Store::UseMark(Gid gid) const {
+  const PackRecord& pack = packs_[extents_[gid].pack];
+  uint64_t mark = 0;
+  for (const PinSource& source : pack.sources) {
+    const PinEntry& pin = source.pins[gid - pack.first];
+    mark += pin.last_step.load(std::memory_order_relaxed) + pin.uses.load(std::memory_order_relaxed) +
+            (PinsHeld(pin) ? 1 : 0);
+  }
+  return mark;
 }
 
 }  // namespace sluice

@@ -72,11 +72,18 @@ class Store {
   // weightd used it itself, for a client: a copy from it ended.
   void CountUse(Gid gid) { ++extents_[gid].past_uses; }
 
+  // A number that changes when a session uses the extent.
+  uint64_t UseMark(Gid gid) const;
+
   uint64_t resident_bytes() const { return resident_bytes_; }
   uint64_t resident_extents() const { return resident_extents_; }
   uint64_t bad_extents() const { return bad_extents_; }
   // Extents of a pack with a pin of this session above zero.
-  uint64_t HeldBy(uint32_t pack, uint64_t session) const;
+  struct Holdings {
+    uint64_t extents = 0;
+    uint64_t bytes = 0;
+  };
+  Holdings HeldBy(uint32_t pack, uint64_t session) const;
 
  private:
   struct Extent {

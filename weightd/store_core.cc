@@ -61,10 +61,13 @@ StoreCore::StoreCore(const Options& options, const Environment& environment)
                                 if (Session* found = Find(session)) found->SetProgress(word, value);
                               },
                               [this](const std::string& message) { Log(LogSeverity::kError, message); },
-                              [this] { return PrefetchRoom(); }}),
+                              [this] { return PrefetchRoom(); }, environment.metrics}),
       scrubber_(options.scrub_rate, &tier_, [this](uint32_t pack) { return source(pack); }),
       transfers_(options.transfers, &fetcher_, &tier_, environment.transfers,
                  [this](uint64_t session, const CompletionEntry& entry) {
+                   if (environment_.metrics != nullptr && entry.code == 0) {
+                     environment_.metrics->copy_seconds.Observe(entry.copy_us * 1e-6);
+                   }
                    if (Session* found = Find(session)) found->bytes_read += entry.bytes;
                    Deliver(session, entry, {});
                  }) {}
@@ -363,9 +366,11 @@ void StoreCore::End(uint64_t id) {
     environment_.poller->Unwatch(session->pidfd.get());
   }
   BeginDecision();
+  fetcher_.SettlePrefetches(SIZE_MAX);
   for (const SessionPackPlan& plan : session->options().packs) {
     tier_.RemovePins(plan.pack, id);
   }
+  fetcher_.RebasePrefetches();
   tier_.RemoveQuota(id);
   std::vector<uint32_t> segments;
   for (const auto& [segment, retiring] : retiring_) {

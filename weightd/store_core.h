@@ -53,6 +53,8 @@ class StoreCore {
     const Clock* clock = nullptr;
     Poller* poller = nullptr;
     TransferEngine* transfers = nullptr;  // null: no slabs
+    // What is counted on the hot path. May be null.
+    StoreMetrics* metrics = nullptr;
     // A segment that should get its pages now. May be empty.
     std::function<void(std::shared_ptr<const SharedMemory>)> prefault;
   };

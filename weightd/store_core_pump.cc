@@ -419,6 +419,10 @@ StoreStats StoreCore::Stats() const {
   stats.rereads = fetches.rereads;
   stats.sessions_lost = sessions_lost_;
   stats.in_flight_bytes = fetcher_.started_bytes();
+  stats.prefetch_useful = fetcher_.prefetches().useful();
+  stats.prefetch_wasted = fetcher_.prefetches().wasted();
+  stats.queued_demand = fetcher_.queued(RequestClass::kDemand);
+  stats.queued_prefetch = fetcher_.queued(RequestClass::kPrefetch);
   for (const auto& [id, session] : sessions_) {
     SessionStats one;
     one.session = id;
@@ -432,7 +436,9 @@ StoreStats StoreCore::Stats() const {
     one.charged_bytes = tier_.charged_bytes(id);
     one.bytes_read = session->bytes_read;
     for (const SessionPackPlan& plan : session->options().packs) {
-      one.held_extents += tier_.store().HeldBy(plan.pack, id);
+      const Store::Holdings held = tier_.store().HeldBy(plan.pack, id);
+      one.held_extents += held.extents;
+      one.held_bytes += held.bytes;
     }
     stats.sessions.push_back(std::move(one));
   }

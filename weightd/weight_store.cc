@@ -221,6 +221,8 @@ class WeightStore::Impl {
 
   uint64_t boot_epoch() const { return epoch_; }
 
+  const StoreMetrics& metrics() const { return metrics_; }
+
   StoreProgress Progress() const { return {rounds_.load(), reads_reported_.load(), in_flight_bytes_.load()}; }
 
   void Ring() {
@@ -248,6 +250,7 @@ class WeightStore::Impl {
     environment.clock = &clock_;
     environment.poller = &poller_;
     environment.transfers = transfers_.get();
+    environment.metrics = &metrics_;
     environment.prefault = [this](std::shared_ptr<const SharedMemory> memory) {
       prefaulter_.Add(std::move(memory));
     };
@@ -325,6 +328,7 @@ class WeightStore::Impl {
   Poller poller_;
   const UniqueFd bell_;
   std::atomic<bool> stop_{false};
+  StoreMetrics metrics_;  // self-synchronised, as the next
   ReadInbox inbox_;
   std::atomic<uint64_t> rounds_{0};
   std::atomic<uint64_t> reads_reported_{0};
@@ -423,6 +427,7 @@ void WeightStore::Drain() {
 bool WeightStore::draining() const { return impl_->draining(); }
 uint64_t WeightStore::boot_epoch() const { return impl_->boot_epoch(); }
 StoreProgress WeightStore::Progress() const { return impl_->Progress(); }
+const StoreMetrics& WeightStore::metrics() const { return impl_->metrics(); }
 void WeightStore::Nudge() { impl_->Ring(); }
 StoreStats WeightStore::Stats() const { return impl_->Stats(); }
 const ResidencyEntry* WeightStore::residency(uint32_t pack) const { return impl_->residency(pack); }

@@ -22,6 +22,7 @@
 #include "common/ring/unique_fd.h"
 #include "weightd/block_reader.h"
 #include "weightd/eviction.h"
+#include "weightd/store_metrics.h"
 
 namespace sluice {
 
@@ -110,6 +111,7 @@ struct SessionStats {
   std::string client_name;
   std::string state;          // "opened", "active", "lost"
   uint64_t held_extents = 0;  // with a pin of this session above zero
+  uint64_t held_bytes = 0;    // of these
   uint64_t outstanding = 0;   // requests without completion
   uint64_t requests = 0;
   uint64_t bytes_read = 0;
@@ -142,8 +144,12 @@ struct StoreStats {
   uint64_t transfers = 0;  // into slabs, ended
   uint64_t transfers_cancelled = 0;
   uint64_t transfers_waiting = 0;
-  uint64_t link_bytes = 0;  // copied into slabs
-  std::string eviction;  // "lru", "lfru", "score"
+  uint64_t link_bytes = 0;     // copied into slabs
+  uint64_t queued_demand = 0;  // requests that wait for their turn or for room
+  uint64_t queued_prefetch = 0;
+  uint64_t prefetch_useful = 0;  // extents that a prefetch brought and a session used
+  uint64_t prefetch_wasted = 0;  // that left memory unused
+  std::string eviction;          // "lru", "lfru", "score"
   bool admission = false;
   uint64_t trusted_extents = 0;  // that the admission keeps from scans, now
   uint64_t scrub_bytes = 0;      // verified again in memory
@@ -209,6 +215,8 @@ class WeightStore {
   StoreStats Stats() const;
   // Takes no lock, so it answers though the pump is stuck.
   StoreProgress Progress() const;
+  // What is counted on the hot path; read without any lock. Lives as long as the store.
+  const StoreMetrics& metrics() const;
   // Has the pump make a round though nothing happened.
   void Nudge();
   // The pack's residency table by extent, for a glance (IsResident of common/ring/lease.h) from any thread.

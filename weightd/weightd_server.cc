@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "common/grpc_server.h"
+#include "common/metrics/metrics_door.h"
 #include "common/net/socket_lock.h"
 #include "common/net/unix_listener.h"
 #include "common/pack/pack.h"
@@ -17,6 +18,7 @@
 #include "common/status.h"
 #include "weightd/dram_default.h"
 #include "weightd/memory_budget.h"
+#include "weightd/metrics_text.h"
 #include "weightd/self_test.h"
 #include "weightd/session_nonces.h"
 #include "weightd/side_listener.h"
@@ -60,6 +62,7 @@ struct WeightdServer::Impl {
   std::unique_ptr<SideListener> side;
   std::unique_ptr<WeightsService> service;
   std::unique_ptr<GrpcServer> server;
+  std::unique_ptr<MetricsDoor> metrics;  // null: off
 
   void Say(const std::string& what) const {
     if (extras.on_phase) {
@@ -71,6 +74,7 @@ struct WeightdServer::Impl {
   absl::Status StartSide();
   absl::Status TestFetches();
   absl::Status StartRpc();
+  absl::Status StartMetrics();
 };
 
 absl::Status WeightdServer::Impl::TakeSideSocket() {
@@ -154,6 +158,17 @@ absl::Status WeightdServer::Impl::StartRpc() {
   return absl::OkStatus();
 }
 
+absl::Status WeightdServer::Impl::StartMetrics() {
+  if (options.metrics.empty()) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(metrics, MetricsDoor::Open(options.metrics, [raw = store.get()] {
+                     return WeightdMetrics(*raw, SLUICE_VERSION);
+                   }));
+  log(LogSeverity::kInfo, absl::StrCat("metrics on http://", metrics->address(), "/metrics"));
+  return absl::OkStatus();
+}
+
 WeightdServer::WeightdServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 absl::StatusOr<std::unique_ptr<WeightdServer>> WeightdServer::Start(const WeightdOptions& options, LogFn log,
@@ -172,6 +187,7 @@ absl::StatusOr<std::unique_ptr<WeightdServer>> WeightdServer::Start(const Weight
   RETURN_IF_ERROR(impl.TakeSideSocket());
   RETURN_IF_ERROR(impl.OpenStore());
   RETURN_IF_ERROR(impl.StartSide());
+  RETURN_IF_ERROR(impl.StartMetrics());
   RETURN_IF_ERROR(impl.TestFetches());
   RETURN_IF_ERROR(impl.StartRpc());
   impl.extras = Extras();

@@ -119,6 +119,33 @@ void FillCounters(const StoreStats& stats, v1::GetStatsResponse* response) {
   response->set_scrub_failures(stats.scrub_failures);
 }
 
+void FillHistogram(const HistogramData& data, v1::LatencyHistogram* out) {
+  out->mutable_bounds_seconds()->Assign(data.bounds.begin(), data.bounds.end());
+  out->mutable_counts()->Assign(data.counts.begin(), data.counts.end());
+  out->set_sum_seconds(data.sum);
+}
+
+void FillClasses(const StoreStats& stats, const StoreMetrics& metrics, v1::GetStatsResponse* response) {
+  for (size_t i = 0; i < kRequestClasses; ++i) {
+    const StoreMetrics::Class& from = metrics.classes[i];
+    v1::ClassStats* out = response->add_classes();
+    out->set_request_class(kRequestClassNames[i]);
+    out->set_resident_requests(from.requests[0].value());
+    out->set_joined_requests(from.requests[1].value());
+    out->set_ssd_requests(from.requests[2].value());
+    out->set_resident_bytes(from.bytes[0].value());
+    out->set_joined_bytes(from.bytes[1].value());
+    out->set_ssd_bytes(from.bytes[2].value());
+    out->set_queued(i == 0 ? stats.queued_demand : stats.queued_prefetch);
+    FillHistogram(from.queue_seconds.Read(), out->mutable_queue());
+    FillHistogram(from.io_seconds.Read(), out->mutable_io());
+  }
+  response->set_prefetch_useful(stats.prefetch_useful);
+  response->set_prefetch_late(metrics.prefetch_late.value());
+  response->set_prefetch_wasted(stats.prefetch_wasted);
+  FillHistogram(metrics.copy_seconds.Read(), response->mutable_copy());
+}
+
 void FillSessions(const StoreStats& stats, v1::GetStatsResponse* response) {
   for (const SessionStats& session : stats.sessions) {
     v1::SessionStats* out = response->add_sessions();
@@ -126,6 +153,7 @@ void FillSessions(const StoreStats& stats, v1::GetStatsResponse* response) {
     out->set_client_name(session.client_name);
     out->set_state(session.state);
     out->set_held_extents(session.held_extents);
+    out->set_held_bytes(session.held_bytes);
     out->set_outstanding(session.outstanding);
     out->set_requests(session.requests);
     out->set_bytes_read(session.bytes_read);
@@ -331,6 +359,7 @@ grpc::ServerUnaryReactor* WeightsService::GetStats(grpc::CallbackServerContext* 
   response->set_io_engine(stats.io_engine);
   response->set_draining(store_->draining());
   FillCounters(stats, response);
+  FillClasses(stats, store_->metrics(), response);
   FillSessions(stats, response);
   for (const WarmProgress& progress : warm_sets_->Progress()) {
     v1::WarmSetProgress* out = response->add_warm_sets();

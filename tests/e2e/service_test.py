@@ -1,9 +1,11 @@
 """Both daemons as services: what they tell a service manager, sockets that it opened for them, reloading."""
 import os
+import shutil
 import signal
 import socket
 import sys
 import unittest
+import urllib.request
 
 import daemons
 from daemons import grpc, inference_pb2_grpc, stream_request
@@ -122,6 +124,21 @@ class ServiceTest(unittest.TestCase):
             file.write("prefill-chunk = 64\nthreads = 1\n")
         self.daemons.start_inferd("--config", config, wait=False, env=self.environment())
         self.reloads(self.daemons.inferd, config, "prefill-chunk = 64\n")
+
+    def test_inferd_counts_answers_in_its_metrics(self):
+        self.daemons.start_weightd()
+        self.daemons.start_inferd("--metrics", "127.0.0.1:0")
+        url = self.daemons.inferd.wait_for(r"metrics on (\S+)").group(1)
+        with grpc.insecure_channel(self.daemons.unix_target()) as channel:
+            list(inference_pb2_grpc.InferenceServiceStub(channel).GenerateStream(stream_request("x", tokens=4)))
+        with urllib.request.urlopen(url, timeout=daemons.PATIENCE) as answer:
+            lines = answer.read().decode().splitlines()
+        self.assertIn('inferd_answers_total{code="OK"} 1', lines)
+        self.assertIn("inferd_time_to_first_token_seconds_count 1", lines)
+        self.assertIn("inferd_serving 1", lines)
+        if shutil.which("promtool") is None:
+            self.skipTest("not run: promtool check metrics (package prometheus); the text was looked at")
+        daemons.subprocess.run(["promtool", "check", "metrics"], input="\n".join(lines) + "\n", text=True, check=True)
 
     def inherited(self, paths):
         """popen arguments that hand listening sockets of (path, type) on as systemd does."""

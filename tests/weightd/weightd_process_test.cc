@@ -10,6 +10,7 @@
 
 #include "common/error_detail.h"
 #include "inferd/session_weight_client.h"
+#include "tests/support/prometheus_text.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/test_pack.h"
 #include "tests/support/weight_client_calls.h"
@@ -149,6 +150,35 @@ TEST_F(WeightdProcessTest, KeepsServingAfterItsParentWhenToldTo) {
   weightd_.process().Signal(SIGTERM);
   ASSERT_TRUE(weightd_.process().AwaitExit(kPatience)) << weightd_.log();
   EXPECT_EQ(weightd_.process().exit_code(), 0);
+}
+
+TEST_F(WeightdProcessTest, MetricsPassAStrictReaderAndCountFetches) {
+  weightd_.Start({"--metrics", "127.0.0.1:0"});
+  ExpectServes();
+  const std::string log = weightd_.log();
+  const std::string mark = "http://127.0.0.1:";
+  const size_t at = log.find(mark);
+  ASSERT_NE(at, std::string::npos) << log;
+  const auto text = HttpGet(std::stoi(log.substr(at + mark.size())), "/metrics");
+  ASSERT_TRUE(text.ok()) << text.status();
+  const auto parsed = ParsePrometheus(*text);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  // The test fetch of the start; extent 0 by the client unless that was it.
+  EXPECT_GE(
+      SampleOf(*parsed, "weightd_requests_total", "weightd_requests_total{class=\"demand\",tier=\"ssd\"}"),
+      1);
+  EXPECT_EQ(
+      SampleOf(*parsed, "weightd_io_seconds", "weightd_io_seconds_count{class=\"demand\"}"),
+      SampleOf(*parsed, "weightd_requests_total", "weightd_requests_total{class=\"demand\",tier=\"ssd\"}"));
+  EXPECT_EQ(SampleOf(*parsed, "weightd_dram_budget_bytes", "weightd_dram_budget_bytes"), double{kBudget});
+  EXPECT_EQ(parsed->at("weightd_io_engine_info").samples.size(), 1u);
+}
+
+TEST_F(WeightdProcessTest, MetricsBeyondLoopbackAreRefused) {
+  const auto [code, output] = Run({"--socket", weightd_.socket(), "--pack", pack_.dir(), "--dram-budget",
+                                   "32MiB", "--metrics", "0.0.0.0:0"});
+  EXPECT_EQ(code, 1);
+  EXPECT_TRUE(Has(output, "loopback")) << output;
 }
 
 TEST_F(WeightdProcessTest, ConfigFileSetsWhatFlagsDo) {

@@ -1,0 +1,91 @@
+// PrefetchLedger: what became of extents that a prefetch brought into memory. Uses happen in clients without
+// a message, so the ledger notes the last use it knows of and looks again later: used since, then the
+// prefetch was useful; gone from memory unused, then it was wasted.
+//
+// Thread safety: thread-compatible; the core's lock guards it.
+#ifndef SLUICE_WEIGHTD_PREFETCH_LEDGER_H_
+#define SLUICE_WEIGHTD_PREFETCH_LEDGER_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
+
+namespace sluice {
+
+class PrefetchLedger {
+ public:
+  // How an extent stands now.
+  struct View {
+    uint64_t last_use = 0;  // anything that changes with every use
+    bool resident = false;
+  };
+
+  uint64_t useful() const { return useful_; }
+  uint64_t wasted() const { return wasted_; }
+  size_t open() const { return entries_.size(); }
+
+  // A prefetch has brought `gid`; `last_use` is what it was before.
+  void Filled(uint32_t gid, uint64_t last_use) {
+    if (at_.try_emplace(gid, entries_.size()).second) {
+      entries_.push_back({gid, last_use});
+    } else {
+      entries_[at_[gid]].last_use = last_use;
+    }
+  }
+  // A demand found it in memory.
+  void Demanded(uint32_t gid) {
+    if (const auto found = at_.find(gid); found != at_.end()) {
+      ++useful_;
+      Erase(found->second);
+    }
+  }
+  // Looks at up to `most` open extents, going on where the last call ended.
+  void Settle(size_t most, absl::FunctionRef<View(uint32_t gid)> look) {
+    for (size_t left = std::min(most, entries_.size()); left > 0 && !entries_.empty(); --left) {
+      next_ = next_ < entries_.size() ? next_ : 0;
+      const Entry entry = entries_[next_];
+      const View view = look(entry.gid);
+      const bool used = view.last_use != entry.last_use;
+      if (!used && view.resident) {
+        ++next_;
+        continue;
+      }
+      ++(used ? useful_ : wasted_);
+      Erase(next_);
+    }
+  }
+  // What uses are told by was changed by something else: begins anew from what it is now.
+  void Rebase(absl::FunctionRef<uint64_t(uint32_t gid)> last_use) {
+    for (Entry& entry : entries_) {
+      entry.last_use = last_use(entry.gid);
+    }
+  }
+
+ private:
+  struct Entry {
+    uint32_t gid = 0;
+    uint64_t last_use = 0;
+  };
+  void Erase(size_t index) {
+    at_.erase(entries_[index].gid);
+    if (index + 1 != entries_.size()) {
+      entries_[index] = entries_.back();
+      at_[entries_[index].gid] = index;
+    }
+    entries_.pop_back();
+  }
+
+  std::vector<Entry> entries_;
+  absl::flat_hash_map<uint32_t, size_t> at_;  // index in entries_
+  size_t next_ = 0;
+  uint64_t useful_ = 0;
+  uint64_t wasted_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_PREFETCH_LEDGER_H_

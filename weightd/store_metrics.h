@@ -1,0 +1,57 @@
+// StoreMetrics: what weightd's core counts and times on its hot path, by request class and by the tier that a
+// request's bytes came from. Writing is a few relaxed atomic operations.
+//
+// Thread safety: thread-safe; the pump writes, anybody reads.
+#ifndef SLUICE_WEIGHTD_STORE_METRICS_H_
+#define SLUICE_WEIGHTD_STORE_METRICS_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "common/metrics/metrics.h"
+#include "common/ring/session_abi.h"
+
+namespace sluice {
+
+// The furthest that a request had to go for its bytes.
+enum class FetchTier : uint8_t {
+  kResident = 0,  // all were in memory
+  kJoined = 1,    // another request was reading them
+  kSsd = 2
+};
+
+inline constexpr size_t kRequestClasses = 2;
+inline constexpr size_t kFetchTiers = 3;
+inline constexpr std::array<const char*, kRequestClasses> kRequestClassNames = {"demand", "prefetch"};
+inline constexpr std::array<const char*, kFetchTiers> kFetchTierNames = {"resident", "joined", "ssd"};
+
+struct StoreMetrics {
+  struct Class {
+    std::array<Counter, kFetchTiers> requests;  // that ended OK
+    std::array<Counter, kFetchTiers> bytes;     // of extents found, joined, read
+    Histogram queue_seconds{kLatencyBounds};    // of requests that ended OK and were read for
+    Histogram io_seconds{kLatencyBounds};       // from the first read's start to the last byte verified
+  };
+  std::array<Class, kRequestClasses> classes;
+  Counter prefetch_late;                   // demands that joined the read of a prefetch
+  Histogram copy_seconds{kLatencyBounds};  // of transfers into slabs that ended OK
+
+  Class& of(RequestClass request_class) { return classes[static_cast<size_t>(request_class)]; }
+
+  void Took(RequestClass request_class, FetchTier tier, uint64_t bytes) {
+    of(request_class).bytes[static_cast<size_t>(tier)].Add(bytes);
+  }
+  void Ended(RequestClass request_class, FetchTier tier, uint32_t queue_us, uint32_t io_us) {
+    Class& of_class = of(request_class);
+    of_class.requests[static_cast<size_t>(tier)].Add();
+    if (tier != FetchTier::kResident) {
+      of_class.queue_seconds.Observe(queue_us * 1e-6);
+      of_class.io_seconds.Observe(io_us * 1e-6);
+    }
+  }
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_STORE_METRICS_H_
