@@ -31,8 +31,8 @@ absl::Status ReadByRing(uint32_t depth, int fd, std::span<const Piece> pieces, c
   absl::Status status;
   const auto start = [&](uint32_t slot) {
     io_uring_sqe* entry = io_uring_get_sqe(&ring);
-    io_uring_prep_read(entry, fd, buffers.at(next % buffers.count()), static_cast<uint32_t>(pieces[next].length),
-                       pieces[next].offset);
+    io_uring_prep_read(entry, fd, buffers.at(next % buffers.count()),
+                       static_cast<uint32_t>(pieces[next].length), pieces[next].offset);
     io_uring_sqe_set_data64(entry, slot);
     slot_piece[slot] = next++;
   };
@@ -66,8 +66,8 @@ absl::Status ReadByThreads(uint32_t threads, int fd, std::span<const Piece> piec
   for (uint32_t i = 0; i < threads; ++i) {
     running.emplace_back([&] {
       for (size_t at = next++; at < pieces.size(); at = next++) {
-        const ssize_t got =
-            pread(fd, buffers.at(at % buffers.count()), pieces[at].length, static_cast<off_t>(pieces[at].offset));
+        const ssize_t got = pread(fd, buffers.at(at % buffers.count()), pieces[at].length,
+                                  static_cast<off_t>(pieces[at].offset));
         if (got != static_cast<ssize_t>(pieces[at].length)) {
           failed = true;
         }
