@@ -12,14 +12,14 @@
 namespace sluice {
 
 EngineCore::EngineCore(const EnginePlan& plan, WeightClient* client, std::unique_ptr<Backend> backend,
-                       RequestRegistry* registry, const Clock* clock)
+                       RequestRegistry* registry, VirtualClock* clock)
     : plan_(plan),
       backend_(std::move(backend)),
       segments_(backend_.get()),
       client_(client),
       registry_(registry),
       virtual_clock_(clock),
-      fetches_(client_, backend_.get(), clock == nullptr ? &real_clock_ : clock),
+      fetches_(client_, backend_.get(), clock == nullptr ? static_cast<const Clock*>(&real_clock_) : clock),
       sampler_(client_->pack().config().vocab),
       batch_(plan.forward.max_tokens, plan.forward.max_sequences) {
   step_.reserve(plan.forward.max_sequences);
@@ -40,7 +40,7 @@ EngineCore::~EngineCore() {
 absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const EnginePlan& plan, WeightClient* client,
                                                                std::unique_ptr<Backend> backend,
                                                                RequestRegistry* registry,
-                                                               const Clock* clock) {
+                                                               VirtualClock* clock) {
   std::unique_ptr<EngineCore> core(new EngineCore(plan, client, std::move(backend), registry, clock));
   RETURN_IF_ERROR(core->Setup());
   return core;
@@ -103,7 +103,14 @@ absl::Status EngineCore::MakeResidency(const Policies& policies) {
   slab.link_latency_us = options.slab.link_latency_us;
   slab.tile_neurons = options.slab.tile_neurons;
   slab.stall_limit = options.stall_limit;
-  ASSIGN_OR_RETURN(residency_, SlabResidency::Create(slab, client_, &fetches_, backend_.get()));
+  if (slab.link_gbps > 0) {
+    slab.load_seconds = 1 / (slab.link_gbps * 1e9);
+  }
+  if (options.virtual_clock) {
+    slab.cpu_seconds = VirtualCpuSeconds(options.costs, options.slab.link_gbps, client_->pack().config(), 1);
+  }
+  ASSIGN_OR_RETURN(residency_, SlabResidency::Create(slab, client_, &fetches_, &segments_, backend_.get(),
+                                                     virtual_clock_));
   return absl::OkStatus();
 }
 
@@ -241,7 +248,7 @@ absl::Time EngineCore::Now() const {
 }
 
 EngineCore::Outcome EngineCore::RunBatch(const StepPlan& plan) {
-  const Clock& clock = virtual_clock_ == nullptr ? real_clock_ : *virtual_clock_;
+  const Clock& clock = virtual_clock_ == nullptr ? static_cast<const Clock&>(real_clock_) : *virtual_clock_;
   const int64_t start = clock.NowNanos();
   heartbeat_.store(real_clock_.NowNanos(), std::memory_order_relaxed);
   const StepCost before = CostNow();

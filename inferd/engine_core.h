@@ -52,7 +52,7 @@ class EngineCore final : private LayerTap {
   static absl::StatusOr<std::unique_ptr<EngineCore>> Create(const EnginePlan& plan, WeightClient* client,
                                                             std::unique_ptr<Backend> backend,
                                                             RequestRegistry* registry,
-                                                            const Clock* clock = nullptr);
+                                                            VirtualClock* clock = nullptr);
   ~EngineCore() override;
 
   enum class Outcome : uint8_t {
@@ -113,7 +113,7 @@ class EngineCore final : private LayerTap {
   };
 
   EngineCore(const EnginePlan& plan, WeightClient* client, std::unique_ptr<Backend> backend,
-             RequestRegistry* registry, const Clock* clock);
+             RequestRegistry* registry, VirtualClock* clock);
   absl::Status Setup();
   absl::Time Now() const;
   absl::Status MakeResidency(const Policies& policies);
@@ -141,7 +141,7 @@ class EngineCore final : private LayerTap {
   WeightClient* const client_;
   RequestRegistry* const registry_;
   const MonotonicClock real_clock_;
-  const Clock* const virtual_clock_;  // null: real time
+  VirtualClock* const virtual_clock_;  // null: real time
   FetchQueue fetches_;
   std::unique_ptr<DenseWeights> weights_;
   std::unique_ptr<KvCache> kv_;

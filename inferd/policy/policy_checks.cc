@@ -87,7 +87,7 @@ absl::Status CheckSlotsOfThisBuild(const Policies& p) {
   } values[] = {
       {"cache_allocation", p.allocation != CacheAllocation::kDpMeasured},
       {"cache_granularity", p.granularity == CacheGranularity::kExpert},
-      {"expert_miss", p.miss == ExpertMiss::kLoad},
+      {"expert_miss", p.miss != ExpertMiss::kSkip && p.miss != ExpertMiss::kProceed},
   };
   for (const auto& value : values) {
     if (!value.there) return Missing(p, value.key);

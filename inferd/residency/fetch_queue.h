@@ -54,6 +54,12 @@ class FetchQueue {
   // parked meanwhile, because weightd needs a CPU then. UNAVAILABLE: the connection is lost.
   absl::Status Wait(absl::Time deadline);
 
+  // Waiting for something else than a completion, on a clock that was moved meanwhile.
+  void CountStall(int64_t nanos) {
+    stall_nanos_ += nanos;
+    ++stalls_;
+  }
+
   // The connection is gone and with it everything outstanding.
   void Forget();
 

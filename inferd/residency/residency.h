@@ -56,6 +56,7 @@ struct ResidencyCounters {
   uint64_t requests = 0;  // (layer, expert) demands
   uint64_t hits = 0;      // of these: resident when the router named them
   uint64_t late = 0;      // of these: on their way then
+  uint64_t cpu = 0;       // of these: computed by the CPU, where they lay
   uint64_t prefetch_issued = 0;
   uint64_t prefetch_useful = 0;  // hits that a prefetch of the same step had asked for
   uint64_t no_room = 0;          // fills that weightd had no room for

@@ -80,6 +80,7 @@ SlabResidencyOptions SlabOptionsOf(const Policies& policies, const Pack& pack) {
   options.allocate = AllocationOf(policies, pack, usage.ok() ? &*usage : nullptr);
   options.whole_layers = policies.cache == CacheKind::kLayer;
   options.fixed = policies.cache == CacheKind::kStatic;
+  options.miss = policies.miss;
   options.eviction = {policies.eviction, policies.score_window, policies.lfru_half_life};
   return options;
 }

@@ -38,6 +38,7 @@ void SlabResidency::EndLayer() {
   in_layer_ = false;
   for (uint32_t i = 0; i < demands_; ++i) {
     demand_of_[entries_[i].expert] = 0;
+    ReleaseCpu(&entries_[i]);
   }
   demands_ = open_ = waiting_ = in_flight_ = 0;
   ready_.clear();
@@ -82,6 +83,7 @@ absl::Status SlabResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
   if (options_.whole_layers) {
     AddIdle();
   }
+  DecideMisses(demands);
   TellEviction(demands);
   client_->CancelPrefetches(step_, layer);
   return AskForWaiting();
@@ -99,7 +101,11 @@ void SlabResidency::AddIdle() {
 
 void SlabResidency::BeginEntry(uint32_t index, uint32_t expert, bool idle) {
   Entry& entry = entries_[index];
-  entry = {expert, table_.Find(layer_, expert), State::kWaiting, 0, idle};
+  entry.expert = expert;
+  entry.slot = table_.Find(layer_, expert);
+  entry.state = State::kWaiting;
+  entry.handed = 0;
+  entry.idle = idle;
   demand_of_[expert] = index + 1;
   ++open_;
   counters_.requests += idle ? 0 : 1;
@@ -284,6 +290,10 @@ void SlabResidency::FinishHandedOut() {
       entry.state = State::kDone;
       --open_;
       table_.slot(entry.slot).pinned = false;
+    } else if (entry.state == State::kCpuHandedOut) {
+      ReleaseCpu(&entry);
+      entry.state = State::kDone;
+      --open_;
     }
   }
   ready_.clear();
@@ -311,7 +321,9 @@ absl::StatusOr<absl::Span<const ReadyTile>> SlabResidency::Next() {
     if (absl::Now() >= limit) {
       return StallError();
     }
-    RETURN_IF_ERROR(fetches_->Wait(WaitUntil(limit)));
+    if (!AwaitCpu()) {
+      RETURN_IF_ERROR(fetches_->Wait(WaitUntil(limit)));
+    }
   }
   return absl::Span<const ReadyTile>();
 }
@@ -331,7 +343,7 @@ absl::Status SlabResidency::StallError() const {
 
 bool SlabResidency::NextWaits() const {
   for (uint32_t i = 0; i < demands_; ++i) {
-    if (entries_[i].state == State::kReady ||
+    if (entries_[i].state == State::kReady || (entries_[i].state == State::kCpu && clock_ == nullptr) ||
         (entries_[i].state == State::kInFlight && LandedNeurons(entries_[i]) > entries_[i].handed)) {
       return false;
     }
@@ -356,6 +368,8 @@ void SlabResidency::HandOut() {
       table_.slot(entry.slot).pinned = false;
     } else if (entry.state == State::kReady) {
       HandOutRange(i, width_);
+    } else if (entry.state == State::kCpu && (clock_ == nullptr || clock_->NowNanos() >= entry.cpu_ends)) {
+      HandOutCpu(i);
     } else if (entry.state == State::kInFlight && !entry.idle) {
       const uint32_t landed = LandedNeurons(entry);
       if (landed > entry.handed && landed < width_) {

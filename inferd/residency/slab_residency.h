@@ -12,6 +12,7 @@
 #ifndef SLUICE_INFERD_RESIDENCY_SLAB_RESIDENCY_H_
 #define SLUICE_INFERD_RESIDENCY_SLAB_RESIDENCY_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -23,8 +24,10 @@
 #include "inferd/policy/slot_eviction.h"
 #include "inferd/residency/fetch_queue.h"
 #include "inferd/residency/residency.h"
+#include "inferd/residency/segment_buffers.h"
 #include "inferd/residency/slab_plan.h"
 #include "inferd/residency/slot_table.h"
+#include "inferd/residency/virtual_clock.h"
 #include "inferd/weight_client.h"
 #include "kernels/backend.h"
 
@@ -43,6 +46,11 @@ struct SlabResidencyOptions {
   SlotAllocation allocate;  // REQUIRED
   // By layer: its experts in the order in which slots are filled at the start; empty: by number.
   std::vector<std::vector<uint32_t>> fill_order;
+  // What happens to a chosen expert that is not resident: kLoad, kCpu, kBalance, kPaperBalance.
+  ExpertMiss miss = ExpertMiss::kLoad;
+  // Of a byte of an expert: over the link (0: as measured), and on the CPU for one row (0: a third of that).
+  double load_seconds = 0;
+  double cpu_seconds = 0;
   // A layer without any progress for this long ends with an error.
   absl::Duration stall_limit = absl::Seconds(5);
 };
@@ -51,9 +59,11 @@ class SlabResidency final : public Residency {
  public:
   // Allocates the slab and imports it. All pointers outlive this object. Errors of PlanSlab, of the memory
   // and of the backend; INVALID_ARGUMENT for a tile that is no multiple of 64.
+  // `clock`: the virtual one, null in real time.
   static absl::StatusOr<std::unique_ptr<SlabResidency>> Create(const SlabResidencyOptions& options,
                                                                WeightClient* client, FetchQueue* fetches,
-                                                               Backend* backend);
+                                                               const SegmentBuffers* segments,
+                                                               Backend* backend, VirtualClock* clock);
   ~SlabResidency() override;
 
   absl::Status Attach() override;
@@ -73,23 +83,26 @@ class SlabResidency final : public Residency {
   void Prefetch(uint32_t layer, uint32_t expert) override;
   void Poll() override;
   void Abandon() override;
-  uint64_t held() const override { return 0; }
+  uint64_t held() const override { return held_; }
   ResidencyCounters counters() const override { return counters_; }
 
   const SlabPlan& plan() const { return plan_; }
 
  private:
-  enum class State : uint8_t { kWaiting, kInFlight, kReady, kDone, kFailed };
+  enum class State : uint8_t { kWaiting, kInFlight, kReady, kDone, kFailed, kCpu, kCpuHandedOut };
+  static constexpr int kMaxExtents = kPartCount;  // streams of an expert
   struct Entry {
     uint32_t expert = 0;
     uint32_t slot = SlotTable::kNoSlot;
     State state = State::kWaiting;
-    uint32_t handed = 0;  // neurons that were handed out
-    bool idle = false;    // loaded though nobody chose it (whole_layers)
+    uint32_t handed = 0;                          // neurons that were handed out
+    bool idle = false;                            // loaded though nobody chose it (whole_layers)
+    int64_t cpu_ends = 0;                         // kCpu in virtual time
+    std::array<ExtentLease, kMaxExtents> leases;  // kCpu
   };
 
   SlabResidency(const SlabResidencyOptions& options, SlabPlan plan, WeightClient* client, FetchQueue* fetches,
-                Backend* backend);
+                const SegmentBuffers* segments, Backend* backend, VirtualClock* clock);
   absl::Status AllocateSlab();
   absl::Status Fill();
   absl::Status FillLayer(uint32_t layer);
@@ -100,6 +113,14 @@ class SlabResidency final : public Residency {
   void AddIdle();
   void Join(Entry* entry);
   void EndLayer();
+  void DecideMisses(absl::Span<const ExpertDemand> demands);
+  uint32_t LoadedOf(absl::Span<const ExpertDemand> sorted) const;
+  double LoadSeconds() const;
+  double CpuSeconds() const;
+  void GiveToCpu(uint32_t index, uint32_t tokens);
+  void HandOutCpu(uint32_t index);
+  void ReleaseCpu(Entry* entry);
+  bool AwaitCpu();
   void TellEviction(absl::Span<const ExpertDemand> demands);
   absl::Status AskForWaiting();
   absl::Status Ask(Entry* entry);
@@ -124,7 +145,9 @@ class SlabResidency final : public Residency {
   const SlabPlan plan_;
   WeightClient* const client_;
   FetchQueue* const fetches_;
+  const SegmentBuffers* const segments_;
   Backend* const backend_;
+  VirtualClock* const clock_;  // null: real time
   Queue* const queue_;
   SharedMemory memory_;
   BufferId buffer_ = kNoBuffer;
@@ -143,6 +166,8 @@ class SlabResidency final : public Residency {
   std::vector<Entry> entries_;        // [most experts of a layer], by demand
   std::vector<uint32_t> demand_of_;   // [most experts], by expert: demand + 1, 0: none
   std::vector<uint32_t> chosen_;      // for the eviction policy
+  std::vector<ExpertDemand> misses_;  // to be decided about
+  uint64_t held_ = 0;                 // leases of experts that the CPU computes
   std::vector<float> scores_;         // of the layer that begins next
   std::vector<ReadyTile> ready_;      // handed out by the last Next()
   std::vector<FailedDemand> failed_;  // of the current layer

@@ -21,13 +21,16 @@ constexpr int kCollapse = 25;
 }  // namespace
 
 SlabResidency::SlabResidency(const SlabResidencyOptions& options, SlabPlan plan, WeightClient* client,
-                             FetchQueue* fetches, Backend* backend)
+                             FetchQueue* fetches, const SegmentBuffers* segments, Backend* backend,
+                             VirtualClock* clock)
     : options_(options),
       pack_(client->pack()),
       plan_(std::move(plan)),
       client_(client),
       fetches_(fetches),
+      segments_(segments),
       backend_(backend),
+      clock_(clock),
       queue_(&backend->queue()),
       table_(plan_),
       eviction_(options.eviction,
@@ -46,6 +49,7 @@ SlabResidency::SlabResidency(const SlabResidencyOptions& options, SlabPlan plan,
   entries_.resize(most);
   demand_of_.assign(most, 0);
   chosen_.reserve(most);
+  misses_.reserve(most);
   scores_.reserve(most);
   ready_.reserve(most);
   failed_.reserve(most);
@@ -59,14 +63,16 @@ SlabResidency::~SlabResidency() {
 
 absl::StatusOr<std::unique_ptr<SlabResidency>> SlabResidency::Create(const SlabResidencyOptions& options,
                                                                      WeightClient* client,
-                                                                     FetchQueue* fetches, Backend* backend) {
+                                                                     FetchQueue* fetches,
+                                                                     const SegmentBuffers* segments,
+                                                                     Backend* backend, VirtualClock* clock) {
   if (options.tile_neurons % kNeuronBlock != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("tile_neurons is ", options.tile_neurons, ", not a multiple of ", kNeuronBlock));
   }
   ASSIGN_OR_RETURN(SlabPlan plan, PlanSlab(client->pack(), options.budget, options.allocate));
   std::unique_ptr<SlabResidency> residency(
-      new SlabResidency(options, std::move(plan), client, fetches, backend));
+      new SlabResidency(options, std::move(plan), client, fetches, segments, backend, clock));
   RETURN_IF_ERROR(residency->AllocateSlab());
   return residency;
 }

@@ -1,16 +1,41 @@
-// Time of a modelled device: it moves when work of known cost is done or waited for, never by itself, so that
-// the same decisions take the same time on any machine (--clock virtual).
+// Time of a modelled device and of the CPU beside it: it moves when work of known cost is done or waited for,
+// never by itself, so that the same decisions take the same time on any machine (--clock virtual).
 //
-// Thread safety: one thread moves it (the engine's); any thread may read it.
+// Thread safety: one thread moves them (the engine's); any thread may read the time.
 #ifndef SLUICE_INFERD_RESIDENCY_VIRTUAL_CLOCK_H_
 #define SLUICE_INFERD_RESIDENCY_VIRTUAL_CLOCK_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <vector>
 
 #include "common/clock.h"
+#include "kernels/buffer.h"
 
 namespace sluice {
+
+// The CPU of the modelled machine, which computes experts where they lie, one after another.
+class VirtualCpu {
+ public:
+  // Begins as soon as it is free, at `now` at the earliest; returns when it will have ended.
+  int64_t Run(int64_t now, int64_t nanos) { return free_at_ = std::max(free_at_, now) + nanos; }
+  // The next weights of the device's queue that begin at `place` were the CPU's work.
+  void Mark(BufferRef place) { marked_.push_back(place); }
+  bool TakeMark(BufferRef place) {
+    const auto found = std::find(marked_.begin(), marked_.end(), place);
+    if (found == marked_.end()) {
+      return false;
+    }
+    marked_.erase(found);
+    return true;
+  }
+  void ForgetMarks() { marked_.clear(); }
+
+ private:
+  int64_t free_at_ = 0;
+  std::vector<BufferRef> marked_;
+};
 
 class VirtualClock final : public Clock {
  public:
@@ -21,9 +46,11 @@ class VirtualClock final : public Clock {
       now_.store(nanos, std::memory_order_relaxed);
     }
   }
+  VirtualCpu& cpu() { return cpu_; }
 
  private:
   std::atomic<int64_t> now_{0};
+  VirtualCpu cpu_;
 };
 
 }  // namespace sluice

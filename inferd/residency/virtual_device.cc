@@ -63,7 +63,7 @@ absl::Status VirtualQueue::MoeExperts(const MoeExpertsArgs& args) {
   double seconds = 0;
   for (size_t i = 0; i < args.experts.size(); ++i) {
     const ExpertWork& work = args.experts[i];
-    if (std::find(cpu_buffers_.begin(), cpu_buffers_.end(), work.up.base.buffer) != cpu_buffers_.end()) {
+    if (clock_->cpu().TakeMark(work.up.base)) {
       continue;
     }
     const double range = EndOf(work) - work.neuron_begin;

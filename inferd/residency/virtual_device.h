@@ -1,5 +1,6 @@
 // A backend that computes on the one behind it and moves a virtual clock by what a modelled device would take
-// (--clock virtual): experts by the bytes they read, attention by the layer, all else nothing.
+// (--clock virtual): experts by the bytes they read, attention by the layer, all else nothing; experts that
+// the residency gave to the CPU cost the device nothing.
 //
 // Thread safety: as Backend's; Counters() and Describe() may be called from any thread.
 #ifndef SLUICE_INFERD_RESIDENCY_VIRTUAL_DEVICE_H_
@@ -58,9 +59,6 @@ class VirtualQueue final : public Queue {
   bool IsDone(Event event) override { return behind_->IsDone(event); }
   absl::Status Wait(Event event) override { return behind_->Wait(event); }
 
-  // Weights in this buffer are computed by the CPU, whose time somebody else counts.
-  void SetCpuBuffers(std::vector<BufferId> buffers) { cpu_buffers_ = std::move(buffers); }
-
  private:
   void Charge(double seconds) { clock_->Advance(static_cast<int64_t>(seconds * 1e9 + 0.5)); }
   uint64_t Active(const MoeExpertsArgs& args, const ExpertWork& work) const;
@@ -71,7 +69,6 @@ class VirtualQueue final : public Queue {
   VirtualClock* const clock_;
   const VirtualCosts costs_;
   const uint64_t expert_bytes_;
-  std::vector<BufferId> cpu_buffers_;
   std::vector<uint64_t> active_before_;  // by work of the running call
 };
 

@@ -171,6 +171,8 @@ void ExactTest::RunSimDraw(uint32_t draw) {
   options.engine.prefill_chunk = OneOf(&random, {1u, 16u, 64u, 512u});
   options.engine.prefetch = random() % 2 == 0;
   options.engine.context = 256;
+  options.engine.stall_limit = absl::Seconds(60);  // a loaded machine is no failure of these
+  options.engine.weightd_grace = absl::Seconds(60);
   options.engine.device = DeviceKind::kSim;
   SlabOptions& device = options.engine.slab;
   const uint64_t least = SmallestDeviceBudget(*pack);
@@ -178,6 +180,8 @@ void ExactTest::RunSimDraw(uint32_t draw) {
   device.budget = OneOf(&random, {least, least, least + random() % (most - least + 1), most, uint64_t{0}});
   options.engine.virtual_clock = random() % 3 == 0;
   options.engine.costs.link_ms = OneOf(&random, {0.0, 0.5, 15.0});
+  options.engine.policies.policy = {
+      absl::StrCat("expert_miss=", OneOf(&random, {"load", "load", "cpu", "balance", "paper"}))};
   device.link_latency_us = OneOf(&random, {0.0, 40.0});
   device.tile_neurons = OneOf(&random, {0u, 64u, 128u, 1024u});
   const uint64_t smallest = SmallestBudget(pack_, std::max(1u, options.threads));

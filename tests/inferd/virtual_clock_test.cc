@@ -42,10 +42,11 @@ class VirtualClockTest : public testing::Test {
     return options;
   }
 
-  // One answer of 20 tokens to a prompt of one.
+  // One answer of 20 tokens to a prompt of one, given twice: weightd has read all it needs the second time.
   FinishInfo Answer(const TestEngineOptions& options, std::vector<int32_t>* ids) {
     absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options);
     EXPECT_TRUE(test.ok()) << test.status();
+    EXPECT_TRUE(GenerateIds(test->engine.get(), GreedySpec("warm", {7}, 20)).ok());
     auto sink = std::make_shared<CollectingSink>();
     EXPECT_TRUE(test->engine->Generate(GreedySpec("g", {7}, 20), sink).ok());
     EXPECT_TRUE(sink->Await().ok());
@@ -95,6 +96,36 @@ TEST_F(VirtualClockTest, WithoutACacheAStepTakesTheLinksTimeAndTheLastTilesCompu
   const double step = 3 * (0.25e-3 + 2 * 15e-3 + 5e-3 / 3);
   EXPECT_NEAR(info.timings.decode_seconds, 19 * step, 19 * step * 0.01);
   EXPECT_EQ(info.timings.expert_hits, 0u);
+}
+
+// Every miss is the CPU's: the device computes hits alone, and waits for the slower of the two.
+TEST_F(VirtualClockTest, TheCpuComputesMissesBesideTheDevice) {
+  TestEngineOptions options = Options(SmallestDeviceBudget(*pack_), 15, 5);
+  options.engine.policies.policy = {"cache=none", "expert_predictor=none", "expert_miss=cpu"};
+  std::vector<int32_t> ids;
+  const FinishInfo info = Answer(options, &ids);
+  // A CPU expert takes a third of a load.
+  EXPECT_NEAR(info.timings.decode_seconds, 19 * 3 * (0.25e-3 + 2 * 5e-3), 1e-4);
+  EXPECT_EQ(info.timings.bytes_link, 0u);
+  options.engine.policies.policy.back() = "expert_miss=load";
+  std::vector<int32_t> loaded;
+  Answer(options, &loaded);
+  EXPECT_EQ(ids, loaded);
+}
+
+// Two misses of one row each: the link takes 15 ms for one while the CPU takes 12 for the other.
+TEST_F(VirtualClockTest, BalanceIsNeverSlowerThanEitherSideAlone) {
+  TestEngineOptions options = Options(SmallestDeviceBudget(*pack_), 15, 5);
+  options.engine.costs.cpu_ms = 12;
+  double seconds[3] = {};
+  const char* misses[] = {"expert_miss=load", "expert_miss=cpu", "expert_miss=balance"};
+  for (int i = 0; i < 3; ++i) {
+    options.engine.policies.policy = {"cache=none", "expert_predictor=none", misses[i]};
+    std::vector<int32_t> ids;
+    seconds[i] = Answer(options, &ids).timings.decode_seconds;
+  }
+  EXPECT_LT(seconds[2], seconds[0]);
+  EXPECT_LT(seconds[2], seconds[1]);
 }
 
 TEST_F(VirtualClockTest, TokensAreThoseOfTheHost) {

@@ -1,0 +1,140 @@
+// Misses that the CPU computes where they lie, in weightd's DRAM under leases, while others travel
+// (importance-driven 5.4; Fiddler).
+#include <algorithm>
+
+#include "absl/time/clock.h"
+#include "common/status.h"
+#include "inferd/policy/miss_balance.h"
+#include "inferd/residency/slab_residency.h"
+
+namespace sluice {
+namespace {
+
+// The CPU's time for an expert and one row, where nobody says: this share of a load (the paper's S3).
+constexpr double kCpuShareOfLoad = 1.0 / 3;
+
+}  // namespace
+
+// Of a byte over the link.
+double SlabResidency::LoadSeconds() const {
+  if (options_.load_seconds > 0) {
+    return options_.load_seconds;
+  }
+  const uint64_t bytes = fetches_->bytes_link();
+  return bytes == 0 ? 0 : fetches_->copy_seconds() / static_cast<double>(bytes);
+}
+
+double SlabResidency::CpuSeconds() const {
+  return options_.cpu_seconds > 0 ? options_.cpu_seconds : LoadSeconds() * kCpuShareOfLoad;
+}
+
+// How many of the misses, sorted by rows descending, go over the link; the others are the CPU's.
+uint32_t SlabResidency::LoadedOf(absl::Span<const ExpertDemand> sorted) const {
+  const double bytes = static_cast<double>(pack_.expert_bytes(layer_, sorted.front().expert));
+  const MissCosts costs = {LoadSeconds() * bytes, LoadSeconds() * bytes * in_flight_};
+  const double cpu = CpuSeconds() * bytes;
+  if (options_.miss == ExpertMiss::kCpu) {  // as long as the CPU is the faster one for it
+    return static_cast<uint32_t>(std::count_if(sorted.begin(), sorted.end(), [&](const ExpertDemand& miss) {
+      return miss.tokens * cpu >= costs.load_seconds;
+    }));
+  }
+  const CpuCostTable table = CpuCostTable::PerToken(cpu);
+  return (options_.miss == ExpertMiss::kBalance ? BalanceMisses(sorted, costs, table)
+                                                : PaperBalance(sorted, costs, table))
+      .loaded;
+}
+
+void SlabResidency::DecideMisses(absl::Span<const ExpertDemand> demands) {
+  if (options_.miss == ExpertMiss::kLoad || waiting_ == 0) {
+    return;
+  }
+  misses_.clear();
+  for (uint32_t i = 0; i < demands.size(); ++i) {
+    if (entries_[i].state == State::kWaiting) {
+      misses_.push_back(demands[i]);
+    }
+  }
+  if (misses_.empty()) {
+    return;
+  }
+  SortMisses(absl::MakeSpan(misses_));
+  for (size_t i = LoadedOf(misses_); i < misses_.size(); ++i) {
+    GiveToCpu(demand_of_[misses_[i].expert] - 1, misses_[i].tokens);
+  }
+}
+
+// If weightd has it in DRAM; else it travels like the others.
+void SlabResidency::GiveToCpu(uint32_t index, uint32_t tokens) {
+  Entry& entry = entries_[index];
+  const ExtentRange range = pack_.expert_extents(layer_, entry.expert);
+  for (uint32_t i = 0; i < range.count; ++i) {
+    if (!client_->TryLease(range.first + i, &entry.leases[i])) {
+      while (i > 0) {
+        client_->Release(range.first + --i, step_);
+      }
+      return;
+    }
+  }
+  held_ += range.count;
+  entry.state = State::kCpu;
+  --waiting_;
+  counters_.cpu++;
+  if (clock_ != nullptr) {
+    const double seconds =
+        CpuSeconds() * static_cast<double>(pack_.expert_bytes(layer_, entry.expert)) * tokens;
+    entry.cpu_ends = clock_->cpu().Run(clock_->NowNanos(), static_cast<int64_t>(seconds * 1e9 + 0.5));
+  }
+}
+
+void SlabResidency::HandOutCpu(uint32_t index) {
+  Entry& entry = entries_[index];
+  const uint32_t first = pack_.expert_extents(layer_, entry.expert).first;
+  const auto part = [&](Part p) {
+    const PartView view = pack_.part(layer_, entry.expert, p);
+    const BufferRef place = segments_->Place(entry.leases[view.extent - first]);
+    return WeightView{view.encoding, place + view.base, view.stride, view.rows, view.cols, {}};
+  };
+  ReadyTile tile;
+  tile.demand = index;
+  tile.up = part(Part::kUp);
+  tile.gate = part(Part::kGate);
+  tile.down = part(Part::kDown);
+  if (clock_ != nullptr) {
+    clock_->cpu().Mark(tile.up.base);
+  }
+  entry.state = State::kCpuHandedOut;
+  ready_.push_back(tile);
+}
+
+void SlabResidency::ReleaseCpu(Entry* entry) {
+  if (entry->state != State::kCpu && entry->state != State::kCpuHandedOut) {
+    return;
+  }
+  const ExtentRange range = pack_.expert_extents(layer_, entry->expert);
+  for (uint32_t i = 0; i < range.count; ++i) {
+    client_->Release(range.first + i, step_);
+  }
+  held_ -= range.count;
+  entry->state = State::kDone;
+}
+
+// In virtual time, when only the CPU is being waited for: moves the clock to its next result.
+bool SlabResidency::AwaitCpu() {
+  if (clock_ == nullptr || in_flight_ > 0) {
+    return false;
+  }
+  int64_t next = INT64_MAX;
+  for (uint32_t i = 0; i < demands_; ++i) {
+    if (entries_[i].state == State::kCpu) {
+      next = std::min(next, entries_[i].cpu_ends);
+    }
+  }
+  if (next == INT64_MAX) {
+    return false;
+  }
+  fetches_->CountStall(std::max<int64_t>(0, next - clock_->NowNanos()));
+  clock_->AdvanceTo(next);
+  return true;
+}
+
+}  // namespace sluice
