@@ -423,6 +423,13 @@ StoreStats StoreCore::Stats() const {
   stats.prefetch_wasted = fetcher_.prefetches().wasted();
   stats.queued_demand = fetcher_.queued(RequestClass::kDemand);
   stats.queued_prefetch = fetcher_.queued(RequestClass::kPrefetch);
+  if (environment_.transfers != nullptr) {
+    const TransferStats transfers = environment_.transfers->stats();
+    stats.transfers = transfers.transfers;
+    stats.transfers_cancelled = transfers.cancelled;
+    stats.transfers_waiting = transfers.waiting;
+    stats.link_bytes = transfers.link_bytes;
+  }
   for (const auto& [id, session] : sessions_) {
     SessionStats one;
     one.session = id;

@@ -12,7 +12,9 @@ namespace sluice {
 
 // memcpy with stores that bypass the cache. They are ordered only by StreamFence(): call it before the bytes
 // are announced to anybody.
-void StreamCopy(std::byte* dest, const std::byte* source, uint64_t bytes);
+// `next`, if not null, is where the following copy's source begins: its first lines are fetched while this
+// one ends, which is what gathers of short rows wait for.
+void StreamCopy(std::byte* dest, const std::byte* source, uint64_t bytes, const std::byte* next = nullptr);
 void StreamFence();
 
 }  // namespace sluice

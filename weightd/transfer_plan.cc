@@ -42,15 +42,15 @@ std::vector<CopyLane> MakeLanes(std::vector<PartCopy> parts, bool merge) {
 }
 
 // The piece's last row has no gap behind it.
-void CopyRun(const CopyLane& lane, uint64_t neuron, uint64_t place, uint64_t rows) {
+void CopyRun(const CopyLane& lane, uint64_t neuron, uint64_t place, uint64_t rows, const std::byte* next) {
   StreamCopy(lane.dest + place * lane.dest_stride, lane.source + neuron * lane.source_stride,
-             (rows - 1) * lane.dest_stride + lane.row_bytes);
+             (rows - 1) * lane.dest_stride + lane.row_bytes, next);
 }
 
 void CopyLaneRows(const CopyLane& lane, const std::vector<uint32_t>& neurons, const PlanChunk& chunk) {
   const uint64_t end = uint64_t{chunk.first} + chunk.rows;
   if (neurons.empty() && lane.solid) {
-    CopyRun(lane, chunk.first, chunk.first, chunk.rows);
+    CopyRun(lane, chunk.first, chunk.first, chunk.rows, nullptr);
     return;
   }
   for (uint64_t i = chunk.first; i < end;) {
@@ -59,7 +59,8 @@ void CopyLaneRows(const CopyLane& lane, const std::vector<uint32_t>& neurons, co
     while (lane.solid && i + run < end && neurons[i + run] == neuron + run) {
       ++run;
     }
-    CopyRun(lane, neuron, i, run);
+    const uint64_t after = i + run < end && !neurons.empty() ? neurons[i + run] : neuron + run;
+    CopyRun(lane, neuron, i, run, i + run < end ? lane.source + after * lane.source_stride : nullptr);
     i += run;
   }
 }
@@ -80,8 +81,9 @@ TransferPlan MakeTransferPlan(const std::vector<PartCopy>& parts, uint32_t rows,
   const auto total = listed ? static_cast<uint32_t>(plan.neurons.size()) : rows;
   const uint32_t tile = tile_neurons == 0 ? total : std::min(tile_neurons, total);
   const uint64_t by_bytes = std::max<uint64_t>(1, options.chunk_bytes / row_bytes);
-  const auto step = static_cast<uint32_t>(
-      std::min<uint64_t>(listed ? std::min<uint64_t>(by_bytes, options.chunk_neurons) : by_bytes, tile));
+  const uint64_t by_count = std::max<uint64_t>(options.chunk_neurons, options.least_chunk_bytes / row_bytes);
+  const auto step =
+      static_cast<uint32_t>(std::min<uint64_t>(listed ? std::min(by_bytes, by_count) : by_bytes, tile));
   for (uint32_t begin = 0; begin < total; begin += std::min(tile, total - begin)) {
     const uint32_t end = begin + std::min(tile, total - begin);
     for (uint32_t at = begin; at < end; at += std::min(step, end - at)) {

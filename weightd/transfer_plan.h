@@ -47,6 +47,8 @@ struct PlanOptions {
   uint64_t chunk_bytes = 1ull << 20;
   // Listed neurons in chunks of so many (FloE's optimum; docs/benchmarks.md has ours).
   uint32_t chunk_neurons = 50;
+  // But in no fewer than make so many bytes: short rows are not worth a turn of the schedule.
+  uint64_t least_chunk_bytes = 512 << 10;
   // Off for comparison: every row of every part on its own.
   bool merge = true;
 };

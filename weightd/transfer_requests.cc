@@ -8,6 +8,9 @@ namespace {
 
 constexpr std::array<Part, kPartCount> kParts = {Part::kUp, Part::kGate, Part::kDown};
 
+// Prefetches pin at most one in so many bytes of the budget, beside one request.
+constexpr uint64_t kPrefetchShare = 4;
+
 bool SameRows(const SubmissionEntry& a, const SubmissionEntry& b) {
   return a.pack == b.pack && a.layer == b.layer && a.expert == b.expert && a.parts == b.parts &&
          a.slab == b.slab && std::equal(std::begin(a.base), std::end(a.base), std::begin(b.base)) &&
@@ -126,7 +129,7 @@ bool TransferRequests::OnFilled(uint64_t session, const CompletionEntry& entry, 
   for (Gid gid : request->held) {
     pinned_bytes_ += tier_->store().length(gid);
   }
-  const auto code = static_cast<absl::StatusCode>(entry.code);
+  auto code = static_cast<absl::StatusCode>(entry.code);
   const bool gone = std::any_of(request->held.begin(), request->held.end(), [this](Gid gid) {
     return tier_->store().state(gid) != ExtentState::kResident;
   });
@@ -136,12 +139,24 @@ bool TransferRequests::OnFilled(uint64_t session, const CompletionEntry& entry, 
     StartFill(*request);
     return true;
   }
+  if (code == absl::StatusCode::kOk && IsPrefetch(request->entry) && PrefetchesPinTooMuch(*request)) {
+    code = absl::StatusCode::kResourceExhausted;
+  }
   if (code != absl::StatusCode::kOk || request->stale) {
     Finish(request, request->stale ? absl::StatusCode::kCancelled : code);
   } else {
     StartCopy(request);
   }
   return true;
+}
+
+// A link may be slower than the prefetches that are asked of it; their sources must not become all of memory.
+bool TransferRequests::PrefetchesPinTooMuch(const Request& request) const {
+  uint64_t own = 0;
+  for (Gid gid : request.held) {
+    own += tier_->store().length(gid);
+  }
+  return pinned_bytes_ > own && pinned_bytes_ > tier_->arena().budget() / kPrefetchShare;
 }
 
 PartCopy TransferRequests::CopyOf(const Request& request, Part part) const {

@@ -80,6 +80,7 @@ class TransferRequests {
   void Promote(Request* request);
   void StartFill(const Request& request);
   void StartCopy(Request* request);
+  bool PrefetchesPinTooMuch(const Request& request) const;
   PartCopy CopyOf(const Request& request, Part part) const;
   // Completes the request and those that it serves, and forgets them.
   void Finish(Request* request, absl::StatusCode code);

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kUsageExit = 2;
 constexpr int kMaxReaderThreads = 256;
+constexpr int kMaxCopyThreads = 64;
 
 void FillDefaults(WeightdOptions* options) {
   if (options->socket.empty()) {
@@ -60,6 +61,14 @@ absl::Status CheckWeightdOptions(const WeightdOptions& options) {
   if (options.reader_threads < 1 || options.reader_threads > kMaxReaderThreads) {
     return absl::InvalidArgumentError(
         absl::StrCat("--threads is ", options.reader_threads, ", must be 1 to ", kMaxReaderThreads));
+  }
+  if (options.copy_threads < 0 || options.copy_threads > kMaxCopyThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--copy-threads is ", options.copy_threads, ", must be 0 to ", kMaxCopyThreads));
+  }
+  if (options.gather_neurons < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--gather-neurons is ", options.gather_neurons, ", must be at least 1"));
   }
   return absl::OkStatus();
 }

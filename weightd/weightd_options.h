@@ -31,8 +31,10 @@ struct WeightdOptions {
   int reader_threads = 32;  // of the pread engine
   std::string eviction = "lru";
   bool admission = true;
-  ByteSize scrub_rate;     // bytes a second; 0: none
-  ByteSize session_quota;  // bytes that a session may fill; 0: no bound
+  int copy_threads = 0;     // into slabs; 0: by the CPUs
+  int gather_neurons = 50;  // listed neurons that travel in one chunk
+  ByteSize scrub_rate;      // bytes a second; 0: none
+  ByteSize session_quota;   // bytes that a session may fill; 0: no bound
 
   absl::Duration budget_wait = absl::Seconds(10);
   absl::Duration drain_timeout = absl::Seconds(2);
@@ -80,6 +82,9 @@ void ForEachOption(WeightdOptions* o, Visit visit) {
         "Memory that one session may fill; beyond it its own coldest goes (default: no bound)");
   visit("scrub-rate", &o->scrub_rate,
         "Weights in memory that are verified again each second, as 64MiB (default: off)");
+  visit("copy-threads", &o->copy_threads,
+        "Threads that copy into slabs; 0: one for every four CPUs, at most four");
+  visit("gather-neurons", &o->gather_neurons, "Listed neurons that travel into a slab in one chunk");
   visit("direct", &o->direct, "Read past the page cache: on or off");
   visit("threads", &o->reader_threads, "Threads of the pread engine");
 

@@ -105,6 +105,8 @@ absl::Status WeightdServer::Impl::OpenStore() {
   store_options.admission = options.admission;
   store_options.session_quota = options.session_quota.bytes;
   store_options.scrub_rate = options.scrub_rate.bytes;
+  store_options.copy_threads = options.copy_threads;
+  store_options.gather_neurons = static_cast<uint32_t>(options.gather_neurons);
   store_options.budget_wait_ms = static_cast<int>(absl::ToInt64Milliseconds(options.budget_wait));
   store_options.log = log;
   nonces = std::make_unique<SessionNonces>();

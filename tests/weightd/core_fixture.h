@@ -40,6 +40,7 @@ class CoreTest : public ::testing::Test {
     environment.clock = &clock_;
     environment.poller = &poller_;
     environment.reader->SetSink([this](ReadResult result) { reads_.push_back(std::move(result)); });
+    environment.transfers = transfers_;
     core_ = std::make_unique<StoreCore>(options, environment);
     AddPack(std::move(shape));
   }
@@ -108,6 +109,7 @@ class CoreTest : public ::testing::Test {
   int64_t attach_timeout_nanos_ = 0;
   uint64_t session_quota_ = 0;
   uint64_t scrub_rate_ = 0;
+  TransferEngine* transfers_ = nullptr;       // set before Start(), for slabs
   const FakeExtentSource* source_ = nullptr;  // of the pack added last
   std::unique_ptr<StoreCore> core_;
 };
