@@ -39,6 +39,7 @@ int RunQuality(const CommandContext& context, const std::vector<std::string>& ar
 int RunCalibrate(const CommandContext& context, const std::vector<std::string>& args);
 int RunBench(const CommandContext& context, const std::vector<std::string>& args);
 int RunDoctor(const CommandContext& context, const std::vector<std::string>& args);
+int RunTop(const CommandContext& context, const std::vector<std::string>& args);
 int RunPreset(const CommandContext& context, const std::vector<std::string>& args);
 // Not for people: the process that keeps the daemons of a runtime directory (supervisor.h).
 int RunSupervise(const CommandContext& context, const std::vector<std::string>& args);

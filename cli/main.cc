@@ -36,6 +36,7 @@ constexpr Command kCommands[] = {
     {"calibrate", RunCalibrate, "measures usage, thresholds and sensitivities, trains predictors"},
     {"bench", RunBench, "measures prefill and decode speed"},
     {"doctor", RunDoctor, "says what is wrong with this host, and what helps"},
+    {"top", RunTop, "shows what the daemons are doing, live"},
     {"preset", RunPreset, "lists the named sets of policies, or shows one"},
     {"supervise", RunSupervise, nullptr},
 };

@@ -140,6 +140,43 @@ class ServiceTest(unittest.TestCase):
             self.skipTest("not run: promtool check metrics (package prometheus); the text was looked at")
         daemons.subprocess.run(["promtool", "check", "metrics"], input="\n".join(lines) + "\n", text=True, check=True)
 
+    def top(self, *arguments):
+        return daemons.subprocess.Popen(
+            [os.path.join(daemons.BIN, "sluice"), "top", "--weightd", self.daemons.path("w.sock"),
+             "--admin", self.daemons.path("a.sock"), "--interval", "50ms"] + list(arguments),
+            stdout=daemons.subprocess.PIPE, stderr=daemons.subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def test_top_shows_both_daemons_and_what_is_absent(self):
+        out, err = self.top("-n", "1").communicate(timeout=daemons.PATIENCE)
+        self.assertEqual(2, out.count("absent"), out + err)
+        self.daemons.start_weightd()
+        self.daemons.start_inferd()
+        out, err = self.top("--json", "-n", "3").communicate(timeout=daemons.PATIENCE)
+        shown = daemons.json.loads(out)
+        self.assertIn("tokens_per_second", shown["inferd"])
+        self.assertGreater(shown["weightd"]["dram_budget_bytes"], 0)
+        self.assertTrue(shown["weightd"]["sessions"][0]["held_bytes"] > 0, out)
+
+    def test_top_outlives_a_restart_of_weightd_and_ends_cleanly_on_ctrl_c(self):
+        self.daemons.start_weightd()
+        top = self.top()
+
+        def until(text):
+            for line in top.stdout:
+                if text in line:
+                    return
+            self.fail("sluice top ended: " + top.stderr.read())
+
+        until("DRAM")
+        self.daemons.weightd.stop(signal.SIGKILL)
+        until("weightd absent")
+        self.daemons.start_weightd()
+        until("DRAM")
+        top.send_signal(signal.SIGINT)
+        _, err = top.communicate(timeout=daemons.PATIENCE)
+        self.assertEqual((0, ""), (top.returncode, err))
+
     def inherited(self, paths):
         """popen arguments that hand listening sockets of (path, type) on as systemd does."""
         listeners = []
