@@ -31,7 +31,8 @@ struct ReadJob {
   std::byte* dest = nullptr;  // page-aligned; `length` bytes that belong to the job until it is reported
   uint64_t length = 0;        // a multiple of 4096, not 0
   RequestClass request_class = RequestClass::kDemand;
-  ChunkCheck check;  // may be empty
+  ChunkCheck check;     // may be empty
+  bool urgent = false;  // a second try at a read that is stuck: starts at once, beside all limits
 };
 
 enum class ReadOutcome : uint8_t {
@@ -68,6 +69,9 @@ class BlockReader {
 
   // Starts no further read of the job. It is still reported: kCancelled, or as it ended if all was started.
   virtual void Cancel(uint64_t tag) = 0;
+
+  // What runs of the job is stuck and no longer counts against any limit: others may start in its stead.
+  virtual void WriteOff(uint64_t) {}
 
   // "uring, O_DIRECT", "pread, buffered (...)": for logs, metrics and doctor.
   virtual std::string Describe() const = 0;

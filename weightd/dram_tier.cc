@@ -178,6 +178,18 @@ DramTier::Room DramTier::BeginFill(Gid gid, std::byte** dest, uint64_t session) 
   return room;
 }
 
+DramTier::Room DramTier::SecondPlace(Gid gid, Slot* place) {
+  return MakeRoom(store_.length(gid), kCondemnedOwner, place);
+}
+
+Slot DramTier::MoveFill(Gid gid, const Slot& second) {
+  const Slot former{store_.segment(gid), store_.offset(gid), nullptr};
+  arena_.SetOwner(former.segment, former.offset, kCondemnedOwner);
+  arena_.SetOwner(second.segment, second.offset, gid);
+  store_.BeginFill(gid, second.segment, second.offset);
+  return former;
+}
+
 void DramTier::Publish(Gid gid) {
   const uint64_t length = store_.length(gid);
   filled_[gid] = UseKey{clock_, UINT64_MAX};

@@ -72,6 +72,13 @@ class DramTier {
     lost_bytes_ = lost;
   }
 
+  // A second place for an extent that is FILLING, for another read of it. It belongs to that read: no extent
+  // lies there until MoveFill(), and FreePlace() gives it back when the read has ended.
+  Room SecondPlace(Gid gid, Slot* place);
+  // The extent is filled at `second` from now on. Returns its former place, which belongs to the first read.
+  Slot MoveFill(Gid gid, const Slot& second);
+  void FreePlace(const Slot& place) { arena_.Free(place.segment, place.offset); }
+
   // weightd has read an unleased extent for a client (copied from it): as good as a client's use.
   void NoteUse(Gid gid);
 

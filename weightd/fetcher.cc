@@ -93,6 +93,7 @@ void Fetcher::RebasePrefetches() {
 void Fetcher::Pump() {
   SettlePrefetches(kSettledPerPump);
   const int64_t now = clock_->NowNanos();
+  PassDeadlines(now);
   while (!waiting_room_.empty() && waiting_room_.front()->room_deadline <= now) {
     Request* request = waiting_room_.front();
     waiting_room_.pop_front();
@@ -189,8 +190,12 @@ void Fetcher::Join(Request* request, Gid gid) {
   if (request->fill.request_class == RequestClass::kDemand && fill.started_as == RequestClass::kPrefetch) {
     metrics_->prefetch_late.Add();
     fill.started_as = RequestClass::kDemand;
-    started_prefetch_bytes_ -= tier_->store().length(gid);
-    reader_->Promote(gid);
+    started_prefetch_bytes_ -= fill.counted ? tier_->store().length(gid) : 0;
+    reader_->Promote(fill.tag);
+  }
+  if (fill.slow && fill.waiters.size() == 1) {  // those before gave up
+    SetDeadline(gid, &fill, (options_.give_up_after - 1) * options_.slow_read_nanos);
+    ReadAgainBeside(gid, &fill);
   }
 }
 
@@ -222,27 +227,35 @@ DramTier::Room Fetcher::PlaceMissing(Request* request) {
     if (fill.started_as == RequestClass::kPrefetch) {
       started_prefetch_bytes_ += tier_->store().length(gid);
     }
-    SubmitRead(gid);
+    SubmitRead(gid, &fill);
   }
   return room;
 }
 
-void Fetcher::SubmitRead(Gid gid) {
-  const Fill& fill = fills_.at(gid);
+ReadJob Fetcher::JobFor(Gid gid, uint64_t tag, std::byte* dest, RequestClass request_class) const {
   const ExtentRef ref = tier_->store().RefOf(gid);
   const PackRecord& pack = packs_[ref.pack];
   const ExtentInfo info = pack.source->extent(ref.extent);
   ReadJob job;
-  job.tag = gid;
+  job.tag = tag;
   job.file = pack.files[info.file];
   job.offset = info.offset;
-  job.dest = fill.dest;
+  job.dest = dest;
   job.length = info.length;
-  job.request_class = fill.started_as;
+  job.request_class = request_class;
   job.check = [source = pack.source, extent = ref.extent](uint64_t offset, std::span<const std::byte> bytes) {
     return source->Verify(extent, offset, bytes);
   };
-  reader_->Submit(std::move(job));
+  return job;
+}
+
+void Fetcher::SubmitRead(Gid gid, Fill* fill) {
+  fill->tag = orphans_.contains(gid) ? ++read_serial_ << 32 | gid : gid;
+  fill->first_over = false;
+  if (!fill->slow) {  // else its waiters' patience runs on
+    SetDeadline(gid, fill, options_.slow_read_nanos);
+  }
+  reader_->Submit(JobFor(gid, fill->tag, fill->dest, fill->started_as));
 }
 
 void Fetcher::Leave(Request* request) {
@@ -262,7 +275,10 @@ void Fetcher::Leave(Request* request) {
     EraseFrom(&fill.waiters, request);
     if (fill.waiters.empty() && before != 0 && !fill.cancelled) {
       fill.cancelled = true;
-      reader_->Cancel(gid);
+      reader_->Cancel(fill.tag);
+      if (fill.second.has_value()) {
+        reader_->Cancel(fill.second->tag);
+      }
     }
   }
   request->missing = 0;
@@ -354,21 +370,30 @@ void Fetcher::OnRetired() {
   }
 }
 
-void Fetcher::EndFill(Gid gid, const Fill& fill) {
+void Fetcher::EndFill(Gid gid, Fill* fill) {
+  if (!fill->counted) {
+    return;
+  }
+  fill->counted = false;
   const uint64_t length = tier_->store().length(gid);
   started_bytes_ -= length;
-  if (fill.started_as == RequestClass::kPrefetch) {
+  if (fill->started_as == RequestClass::kPrefetch) {
     started_prefetch_bytes_ -= length;
   }
 }
 
 void Fetcher::OnRead(const ReadResult& result) {
+  stats_.bytes_read += result.bytes_read;
+  if (auto orphan = orphans_.find(result.tag); orphan != orphans_.end()) {
+    tier_->FreePlace(orphan->second);
+    orphans_.erase(orphan);
+    return;
+  }
   const Gid gid = static_cast<Gid>(result.tag);
   auto found = fills_.find(gid);
   if (found == fills_.end()) {
     return;
   }
-  stats_.bytes_read += result.bytes_read;
   Fill& fill = found->second;
   metrics_->Took(fill.started_as, FetchTier::kSsd, result.bytes_read);
   for (Request* waiter : fill.waiters) {
@@ -379,16 +404,20 @@ void Fetcher::OnRead(const ReadResult& result) {
   if (!fill.waiters.empty()) {
     fill.waiters.front()->bytes += result.bytes_read;
   }
-  if (result.outcome == ReadOutcome::kOk) {
-    Fill done = std::move(fill);
-    fills_.erase(found);
-    EndFill(gid, done);
-    OnFilled(gid, done);
-    return;
-  }
   stats_.checksum_failures += result.outcome == ReadOutcome::kCorrupt ? 1 : 0;
   stats_.io_errors +=
       result.outcome == ReadOutcome::kIoError || result.outcome == ReadOutcome::kEndOfFile ? 1 : 0;
+  if (TakeSecond(gid, &fill, result)) {
+    return;
+  }
+  if (result.outcome == ReadOutcome::kOk) {
+    Fill done = std::move(fill);
+    fills_.erase(found);
+    ClearDeadline(&done);
+    EndFill(gid, &done);
+    OnFilled(gid, done);
+    return;
+  }
   // Damage gets one fresh read; a read that was cancelled while somebody joined it starts over.
   const bool again = result.outcome == ReadOutcome::kCancelled ? !fill.waiters.empty()
                                                                : !fill.reread && !fill.waiters.empty();
@@ -398,12 +427,13 @@ void Fetcher::OnRead(const ReadResult& result) {
       fill.reread = true;
       ++stats_.rereads;
     }
-    SubmitRead(gid);
+    SubmitRead(gid, &fill);
     return;
   }
   Fill failed = std::move(fill);
   fills_.erase(found);
-  EndFill(gid, failed);
+  ClearDeadline(&failed);
+  EndFill(gid, &failed);
   OnFailed(gid, failed, result);
 }
 
@@ -440,9 +470,7 @@ void Fetcher::OnFailed(Gid gid, const Fill& fill, const ReadResult& result) {
     return;
   }
   if (hooks_.log_error) {
-    const ExtentSource& source = *packs_[ref.pack].source;
-    hooks_.log_error(absl::StrCat("pack ", source.model_id(), ", ", source.ExtentName(ref.extent), ": ",
-                                  std::string(result.status.message()),
+    hooks_.log_error(absl::StrCat(NameOf(gid), ": ", std::string(result.status.message()),
                                   bad ? "; marked bad after a second read" : ""));
   }
   for (Request* request : fill.waiters) {

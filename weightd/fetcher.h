@@ -13,7 +13,9 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,6 +57,10 @@ struct FetcherStats {
   uint64_t checksum_failures = 0;
   uint64_t io_errors = 0;
   uint64_t rereads = 0;
+  uint64_t slow_reads = 0;        // that had not ended by their deadline
+  uint64_t second_reads = 0;      // started beside slow ones
+  uint64_t second_reads_won = 0;  // that ended first, with good bytes
+  uint64_t timed_out = 0;         // requests that ended because a read did not
 };
 
 class Fetcher {
@@ -66,6 +72,12 @@ class Fetcher {
     uint64_t prefetch_bytes = 2ull * 1024 * 1024;
     // A request waits this long for sessions to unmap retired segments.
     int64_t retire_wait_nanos = 2'000'000'000;
+    // A read that takes longer is slow: it is tried a second time, at another place. 0: never.
+    int64_t slow_read_nanos = 1'000'000'000;
+    // Requests for an extent end after this many times as long.
+    int64_t give_up_after = 4;
+    // Second reads at a time. They stand beside the reader's limits.
+    uint32_t second_reads = 8;
   };
   struct Hooks {
     // A request ended. `held` extents carry a pin each, which now belongs to the callee.
@@ -100,7 +112,7 @@ class Fetcher {
   // Starts what may start.
   void Pump();
   // When Pump() must be called though nothing happened; 0 for never.
-  int64_t next_deadline() const { return waiting_room_.empty() ? 0 : waiting_room_.front()->room_deadline; }
+  int64_t next_deadline() const;
 
   const FetcherStats& stats() const { return stats_; }
   const PrefetchLedger& prefetches() const { return ledger_; }
@@ -127,10 +139,22 @@ class Fetcher {
     int64_t started_nanos = 0;
     int64_t room_deadline = 0;
   };
+  // A second read of an extent whose first is slow. The place belongs to it until it has ended.
+  struct SecondRead {
+    uint64_t tag = 0;
+    Slot place;
+  };
+  using Deadlines = std::multimap<int64_t, Gid>;
   // One extent that is being read.
   struct Fill {
     std::vector<Request*> waiters;  // the first that is still there pays for the bytes
     std::byte* dest = nullptr;
+    uint64_t tag = 0;  // of the first read
+    std::optional<SecondRead> second;
+    bool first_over = false;  // it failed while the second runs
+    bool counted = true;      // in started_bytes_
+    bool slow = false;
+    std::optional<Deadlines::iterator> deadline;
     RequestClass started_as = RequestClass::kDemand;
     bool reread = false;
     bool cancelled = false;
@@ -152,13 +176,27 @@ class Fetcher {
   // Gets places for the rest and submits their reads.
   DramTier::Room PlaceMissing(Request* request);
   void Join(Request* request, Gid gid);
-  void SubmitRead(Gid gid);
+  // Reads the extent to fill.dest. A tag's low 32 bits are the gid, the others tell reads of it apart.
+  void SubmitRead(Gid gid, Fill* fill);
+  ReadJob JobFor(Gid gid, uint64_t tag, std::byte* dest, RequestClass request_class) const;
+  // What became of a read, where there are or were two of them: true if that is all for now.
+  bool TakeSecond(Gid gid, Fill* fill, const ReadResult& result);
+  // The loser's place is free once it has ended.
+  void Orphan(uint64_t tag, const Slot& place);
+  void SetDeadline(Gid gid, Fill* fill, int64_t nanos);
+  void ClearDeadline(Fill* fill);
+  void PassDeadlines(int64_t now);
+  void OnSlow(Gid gid, Fill* fill);
+  void GiveUp(Gid gid, Fill* fill);
+  // Starts a second read if there is room for it, and nothing more of the first.
+  void ReadAgainBeside(Gid gid, Fill* fill);
+  std::string NameOf(Gid gid) const;
   void Leave(Request* request);
   void Finish(Request* request, absl::StatusCode code, uint32_t bad_extent);
   void Erase(Request* request);
   void OnFilled(Gid gid, const Fill& fill);
   void OnFailed(Gid gid, const Fill& fill, const ReadResult& result);
-  void EndFill(Gid gid, const Fill& fill);
+  void EndFill(Gid gid, Fill* fill);
 
   const Options options_;
   DramTier* const tier_;
@@ -175,6 +213,11 @@ class Fetcher {
   Queue prefetch_;
   std::deque<Request*> waiting_room_;  // wait for retired segments, in the order of their deadlines
   absl::flat_hash_map<Gid, Fill> fills_;
+  Deadlines deadlines_;
+  absl::flat_hash_map<uint64_t, Slot>
+      orphans_;  // by tag: reads whose extents have moved on, and their places
+  uint64_t read_serial_ = 0;
+  uint32_t second_reads_ = 0;  // that run
   uint64_t started_bytes_ = 0;
   uint64_t started_prefetch_bytes_ = 0;
   FetcherStats stats_;

@@ -9,18 +9,21 @@
 namespace sluice {
 
 PreadReader::PreadReader(Options options) : options_(std::move(options)), queue_(options_.limits) {
+  const MutexLock lock(&mutex_);
   for (int i = 0; i < std::max(1, options_.threads); ++i) {
     threads_.emplace_back([this] { Run(); });
   }
 }
 
 PreadReader::~PreadReader() {
+  std::vector<std::thread> threads;
   {
     MutexLock lock(&mutex_);
     stop_ = true;
+    threads.swap(threads_);
     work_.SignalAll();
   }
-  for (std::thread& thread : threads_) {
+  for (std::thread& thread : threads) {
     thread.join();
   }
 }
@@ -58,6 +61,15 @@ void PreadReader::Cancel(uint64_t tag) {
   }
 }
 
+void PreadReader::WriteOff(uint64_t tag) {
+  MutexLock lock(&mutex_);
+  const size_t most = static_cast<size_t>(std::max(1, options_.threads)) + kSpareThreads;
+  for (uint32_t stuck = queue_.WriteOff(tag); stuck > 0 && threads_.size() < most && !stop_; --stuck) {
+    threads_.emplace_back([this] { Run(); });
+  }
+  WakeOne();
+}
+
 std::string PreadReader::Describe() const {
   MutexLock lock(&mutex_);
   std::string how;
@@ -71,7 +83,7 @@ std::string PreadReader::Describe() const {
 
 // Every thread that takes a chunk wakes the next while there is more: no herd, and no read waits for long.
 void PreadReader::WakeOne() {
-  if (idle_ > 0 && queue_.waits() && !queue_.full()) {
+  if (idle_ > 0 && queue_.waits() && (queue_.urgent() || !queue_.full())) {
     work_.Signal();
   }
 }

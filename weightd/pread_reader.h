@@ -27,6 +27,9 @@ class PreadReader final : public BlockReader {
     const Clock* clock = nullptr;  // borrowed; REQUIRED
   };
 
+  // Threads that take the places of stuck ones, at most.
+  static constexpr uint32_t kSpareThreads = 64;
+
   explicit PreadReader(Options options);
   // Reports nothing further: jobs that are still queued are forgotten, running reads are waited for.
   ~PreadReader() override;
@@ -36,6 +39,7 @@ class PreadReader final : public BlockReader {
   void Submit(ReadJob job) override;
   void Promote(uint64_t tag) override;
   void Cancel(uint64_t tag) override;
+  void WriteOff(uint64_t tag) override;
   std::string Describe() const override;
 
  private:
@@ -57,7 +61,7 @@ class PreadReader final : public BlockReader {
   std::vector<std::unique_ptr<File>> files_ ABSL_GUARDED_BY(mutex_);
   int idle_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that wait for work
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<std::thread> threads_;  // const after construction
+  std::vector<std::thread> threads_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace sluice

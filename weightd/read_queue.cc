@@ -12,7 +12,7 @@ void ReadQueue::Add(ReadJob job) {
   auto read = std::make_shared<QueuedRead>();
   read->job = std::move(job);
   by_tag_[read->job.tag] = read;
-  (read->job.request_class == RequestClass::kDemand ? demand_ : prefetch_).push_back(std::move(read));
+  line(*read).push_back(std::move(read));
 }
 
 void ReadQueue::Promote(uint64_t tag) {
@@ -22,11 +22,20 @@ void ReadQueue::Promote(uint64_t tag) {
   }
   std::shared_ptr<QueuedRead> read = found->second;
   read->job.request_class = RequestClass::kDemand;
+  if (read->job.urgent) {
+    return;
+  }
   auto at = std::find(prefetch_.begin(), prefetch_.end(), read);
   if (at != prefetch_.end()) {
     prefetch_.erase(at);
     demand_.push_back(std::move(read));
   }
+}
+
+void ReadQueue::Stop(const std::shared_ptr<QueuedRead>& read) {
+  read->cancelled = true;
+  Line& waiting = line(*read);
+  waiting.erase(std::remove(waiting.begin(), waiting.end(), read), waiting.end());
 }
 
 std::shared_ptr<QueuedRead> ReadQueue::Cancel(uint64_t tag) {
@@ -36,42 +45,70 @@ std::shared_ptr<QueuedRead> ReadQueue::Cancel(uint64_t tag) {
   }
   std::shared_ptr<QueuedRead> read = found->second;
   if (read->next < read->job.length) {
-    read->cancelled = true;
+    Stop(read);
     if (read->outcome == ReadOutcome::kOk) {
       read->outcome = ReadOutcome::kCancelled;
     }
-    Line& line = read->job.request_class == RequestClass::kDemand ? demand_ : prefetch_;
-    line.erase(std::remove(line.begin(), line.end(), read), line.end());
   }
   return RetireIfOver(read);
 }
 
-std::optional<ReadChunk> ReadQueue::TakeFrom(Line& line, RequestClass as) {
-  if (line.empty()) {
-    return std::nullopt;
+uint32_t ReadQueue::WriteOff(uint64_t tag) {
+  auto found = by_tag_.find(tag);
+  if (found == by_tag_.end()) {
+    return 0;
   }
-  const std::shared_ptr<QueuedRead>& read = line.front();
+  QueuedRead& read = *found->second;
+  in_flight_ -= read.demand_in_flight + read.prefetch_in_flight;
+  prefetch_in_flight_ -= read.prefetch_in_flight;
+  read.demand_in_flight = read.prefetch_in_flight = 0;
+  read.written_off = read.next;
+  return read.running;
+}
+
+ReadChunk ReadQueue::Take(Line& line, RequestClass as) {
+  const std::shared_ptr<QueuedRead> read = line.front();
   const uint64_t length = std::min(limits_.chunk_bytes, read->job.length - read->next);
-  const bool fits = in_flight_ + length <= limits_.in_flight_bytes &&
-                    (as == RequestClass::kDemand || prefetch_in_flight_ + length <= limits_.prefetch_bytes);
-  // One chunk may always run: in_flight_ == 0 also means that no prefetch is in flight.
-  if (!fits && in_flight_ != 0) {
-    return std::nullopt;
-  }
   ReadChunk chunk{read, read->next, length, as};
   read->next += length;
   ++read->running;
-  in_flight_ += length;
-  if (as == RequestClass::kPrefetch) {
-    prefetch_in_flight_ += length;
-  }
   if (read->next == read->job.length) {
     line.pop_front();
   }
   return chunk;
 }
 
+std::optional<ReadChunk> ReadQueue::TakeFrom(Line& line, RequestClass as) {
+  if (line.empty()) {
+    return std::nullopt;
+  }
+  const QueuedRead& front = *line.front();
+  const uint64_t length = std::min(limits_.chunk_bytes, front.job.length - front.next);
+  const bool fits = in_flight_ + length <= limits_.in_flight_bytes &&
+                    (as == RequestClass::kDemand || prefetch_in_flight_ + length <= limits_.prefetch_bytes);
+  // One chunk may always run: in_flight_ == 0 also means that no prefetch is in flight.
+  if (!fits && in_flight_ != 0) {
+    return std::nullopt;
+  }
+  ReadChunk chunk = Take(line, as);
+  in_flight_ += length;
+  if (as == RequestClass::kPrefetch) {
+    prefetch_in_flight_ += length;
+    chunk.read->prefetch_in_flight += length;
+  } else {
+    chunk.read->demand_in_flight += length;
+  }
+  return chunk;
+}
+
+std::optional<ReadChunk> ReadQueue::NextUrgent() {
+  return urgent_.empty() ? std::nullopt : std::optional(Take(urgent_, RequestClass::kDemand));
+}
+
 std::optional<ReadChunk> ReadQueue::Next() {
+  if (!urgent_.empty()) {
+    return NextUrgent();
+  }
   if (!demand_.empty()) {
     return TakeFrom(demand_, RequestClass::kDemand);
   }
@@ -79,9 +116,16 @@ std::optional<ReadChunk> ReadQueue::Next() {
 }
 
 void ReadQueue::Landed(const ReadChunk& chunk) {
+  QueuedRead& read = *chunk.read;
+  if (read.job.urgent || chunk.offset < read.written_off) {
+    return;
+  }
   in_flight_ -= chunk.length;
   if (chunk.started_as == RequestClass::kPrefetch) {
     prefetch_in_flight_ -= chunk.length;
+    read.prefetch_in_flight -= chunk.length;
+  } else {
+    read.demand_in_flight -= chunk.length;
   }
 }
 
@@ -95,9 +139,7 @@ std::shared_ptr<QueuedRead> ReadQueue::Finish(const ReadChunk& chunk, ReadOutcom
     read->outcome = outcome;
     read->status = std::move(status);
     if (read->next < read->job.length && !read->cancelled) {
-      read->cancelled = true;
-      Line& line = read->job.request_class == RequestClass::kDemand ? demand_ : prefetch_;
-      line.erase(std::remove(line.begin(), line.end(), read), line.end());
+      Stop(read);
     }
   }
   return RetireIfOver(read);

@@ -2,7 +2,8 @@
 //
 // Rules: demand before prefetch; a prefetch chunk starts only while no demand chunk waits and at most
 // `prefetch_bytes` of prefetch are in flight; all together stay within `in_flight_bytes`; one chunk may
-// always run, however small the bounds. Within a class jobs are served in order.
+// always run, however small the bounds. Within a class jobs are served in order. Urgent jobs and what is
+// written off stand beside all limits.
 //
 // Thread safety: thread-compatible; an engine guards it with its own mutex.
 #ifndef SLUICE_WEIGHTD_READ_QUEUE_H_
@@ -35,6 +36,10 @@ struct QueuedRead {
   ReadJob job;
   uint64_t next = 0;     // bytes handed out so far
   uint32_t running = 0;  // chunks handed out and not finished
+  // Bytes of chunks handed out and not landed, as they count against the limits.
+  uint64_t demand_in_flight = 0;
+  uint64_t prefetch_in_flight = 0;
+  uint64_t written_off = 0;  // chunks of the job that began before this count no longer
   uint64_t bytes_read = 0;
   int64_t started_nanos = 0;
   bool cancelled = false;
@@ -58,7 +63,12 @@ class ReadQueue {
   // Returns the job if none of its chunks runs: it is over and must be reported.
   std::shared_ptr<QueuedRead> Cancel(uint64_t tag);
 
-  // The next chunk to start, none if there is nothing or the limits forbid it.
+  // What runs of the job counts no longer. The number of its chunks that run.
+  uint32_t WriteOff(uint64_t tag);
+
+  // The next chunk of an urgent job.
+  std::optional<ReadChunk> NextUrgent();
+  // The next chunk to start, urgent ones first, none if there is nothing or the limits forbid it.
   std::optional<ReadChunk> Next();
 
   // A chunk's read has ended and another may start in its stead; the chunk still belongs to its job.
@@ -72,16 +82,25 @@ class ReadQueue {
   uint64_t in_flight_bytes() const { return in_flight_; }
   bool idle() const { return by_tag_.empty(); }
   // Whether a chunk waits that the limits may allow to start.
-  bool waits() const { return !demand_.empty() || !prefetch_.empty(); }
+  bool waits() const { return !urgent_.empty() || !demand_.empty() || !prefetch_.empty(); }
+  bool urgent() const { return !urgent_.empty(); }
   // Nothing can start before something lands.
   bool full() const { return in_flight_ + limits_.chunk_bytes > limits_.in_flight_bytes && in_flight_ != 0; }
 
  private:
   using Line = std::deque<std::shared_ptr<QueuedRead>>;
+  Line& line(const QueuedRead& read) {
+    return read.job.urgent ? urgent_ : read.job.request_class == RequestClass::kDemand ? demand_ : prefetch_;
+  }
+  // Hands out a chunk. REQUIRES: the line is not empty.
+  ReadChunk Take(Line& line, RequestClass as);
+  // Starts no more of it; its outcome is kept.
+  void Stop(const std::shared_ptr<QueuedRead>& read);
   std::optional<ReadChunk> TakeFrom(Line& line, RequestClass as);
   std::shared_ptr<QueuedRead> RetireIfOver(const std::shared_ptr<QueuedRead>& read);
 
   const ReadLimits limits_;
+  Line urgent_;
   Line demand_;
   Line prefetch_;
   absl::flat_hash_map<uint64_t, std::shared_ptr<QueuedRead>> by_tag_;

@@ -417,6 +417,10 @@ StoreStats StoreCore::Stats() const {
   stats.checksum_failures = fetches.checksum_failures;
   stats.io_errors = fetches.io_errors;
   stats.rereads = fetches.rereads;
+  stats.slow_reads = fetches.slow_reads;
+  stats.second_reads = fetches.second_reads;
+  stats.second_reads_won = fetches.second_reads_won;
+  stats.timed_out = fetches.timed_out;
   stats.sessions_lost = sessions_lost_;
   stats.in_flight_bytes = fetcher_.started_bytes();
   stats.prefetch_useful = fetcher_.prefetches().useful();

@@ -39,11 +39,15 @@ absl::StatusOr<int> UringReader::Register(const std::string& path) {
 void UringReader::SetSink(std::function<void(ReadResult)> sink) { sink_ = std::move(sink); }
 
 void UringReader::Submit(ReadJob job) {
+  bool may_start;
   {
     MutexLock lock(&mutex_);
+    may_start = job.urgent || !queue_.full();
     queue_.Add(std::move(job));
   }
-  WakeForWork();
+  if (may_start) {  // else what lands next wakes the thread
+    WakeForWork();
+  }
 }
 
 void UringReader::Promote(uint64_t tag) {
@@ -69,6 +73,14 @@ void UringReader::Cancel(uint64_t tag) {
   if (over != nullptr) {
     Report(*over);
   }
+}
+
+void UringReader::WriteOff(uint64_t tag) {
+  {
+    MutexLock lock(&mutex_);
+    queue_.WriteOff(tag);
+  }
+  ring_->Wake();  // others may start now
 }
 
 std::string UringReader::Describe() const {
@@ -105,10 +117,15 @@ void UringReader::Run() {
   }
 }
 
+std::optional<ReadChunk> UringReader::NextChunk() {
+  const bool urgent_only = options_.depth > kUrgentSlots && free_slots_.size() <= kUrgentSlots;
+  return urgent_only ? queue_.NextUrgent() : queue_.Next();
+}
+
 bool UringReader::StartReads() {
   MutexLock lock(&mutex_);
   while (!stop_ && !free_slots_.empty()) {
-    std::optional<ReadChunk> chunk = queue_.Next();
+    std::optional<ReadChunk> chunk = NextChunk();
     if (!chunk.has_value()) {
       break;
     }
@@ -120,9 +137,6 @@ bool UringReader::StartReads() {
     slots_[slot].progress.emplace(chunk->length);
     slots_[slot].chunk = std::move(chunk);
     StartRead(slot);
-  }
-  if (free_slots_.empty() || queue_.full()) {
-    wants_wake_.store(false);  // what ends next wakes the thread, and nothing could start before
   }
   return !stop_ || free_slots_.size() < slots_.size();
 }

@@ -32,6 +32,8 @@ class UringReader final : public BlockReader {
   };
   // Reads in flight at most; the bytes in flight bound them too.
   static constexpr uint32_t kDepth = 64;
+  // Of these, for urgent jobs alone.
+  static constexpr uint32_t kUrgentSlots = 8;
 
   explicit UringReader(Options options);
   // Reports nothing further: jobs that are still queued are forgotten, running reads are waited for.
@@ -42,6 +44,7 @@ class UringReader final : public BlockReader {
   void Submit(ReadJob job) override;
   void Promote(uint64_t tag) override;
   void Cancel(uint64_t tag) override;
+  void WriteOff(uint64_t tag) override;
   std::string Describe() const override;
 
  private:
@@ -64,6 +67,7 @@ class UringReader final : public BlockReader {
   void Run();
   // Starts what the limits allow; false once the reader stops and nothing runs.
   bool StartReads();
+  std::optional<ReadChunk> NextChunk() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartRead(uint32_t slot);
   void Take(const RingCompletion& completion);
   // Starts anew what the kernel refused with EAGAIN.

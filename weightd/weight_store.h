@@ -42,6 +42,8 @@ struct WeightStoreOptions {
   // Threads of the pread engine. Reads of 64 KiB need 32 to reach the disk's rate (docs/benchmarks.md);
   // larger ones are bounded by the bytes in flight. They sleep otherwise.
   int reader_threads = 32;
+  // A read that takes longer is tried a second time; requests for it end after four times as long.
+  int read_deadline_ms = 1000;
   // Wait this long for memory to become available before refusing to start: a predecessor may still be
   // mapped.
   int budget_wait_ms = 10'000;
@@ -139,7 +141,11 @@ struct StoreStats {
   uint64_t checksum_failures = 0;
   uint64_t io_errors = 0;
   uint64_t rereads = 0;
-  uint64_t sessions_lost = 0;  // ended for misbehaviour
+  uint64_t slow_reads = 0;        // that had not ended by their deadline
+  uint64_t second_reads = 0;      // started beside slow ones
+  uint64_t second_reads_won = 0;  // that brought the bytes
+  uint64_t timed_out = 0;         // requests that ended because a read did not
+  uint64_t sessions_lost = 0;     // ended for misbehaviour
   uint64_t in_flight_bytes = 0;
   uint64_t transfers = 0;  // into slabs, ended
   uint64_t transfers_cancelled = 0;

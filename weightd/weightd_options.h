@@ -29,6 +29,7 @@ struct WeightdOptions {
   std::string io = "uring";  // or "pread"
   bool direct = true;
   int reader_threads = 32;  // of the pread engine
+  absl::Duration read_deadline = absl::Seconds(1);
   std::string eviction = "lru";
   bool admission = true;
   int copy_threads = 0;     // into slabs; 0: by the CPUs
@@ -76,6 +77,8 @@ void ForEachOption(WeightdOptions* o, Visit visit) {
   visit("dram-budget", &o->dram_budget,
         "Memory for weights, as 512MiB or 2GB (default: the packs, at most 70 % of what is available)");
   visit("io", &o->io, "Engine that reads packs: uring, or pread, which stands in where io_uring is refused");
+  visit("read-deadline", &o->read_deadline,
+        "A slower read is tried again beside; after four times as long its requests end");
   visit("eviction", &o->eviction, "Which weights leave memory first: lru, lfru or score");
   visit("admission", &o->admission, "Keep what is used again and again from one long prefill: on or off");
   visit("session-quota", &o->session_quota,

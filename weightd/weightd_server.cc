@@ -1,5 +1,6 @@
 #include "weightd/weightd_server.h"
 
+#include <algorithm>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -101,6 +102,8 @@ absl::Status WeightdServer::Impl::OpenStore() {
   store_options.direct = options.direct;
   store_options.uring = options.io == "uring";
   store_options.reader_threads = options.reader_threads;
+  store_options.read_deadline_ms =
+      static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(options.read_deadline), 0, INT32_MAX));
   store_options.eviction = ParseEviction(options.eviction).value_or(EvictionKind::kLru);
   store_options.admission = options.admission;
   store_options.session_quota = options.session_quota.bytes;

@@ -109,6 +109,10 @@ void FillCounters(const StoreStats& stats, v1::GetStatsResponse* response) {
   response->set_checksum_failures(stats.checksum_failures);
   response->set_io_errors(stats.io_errors);
   response->set_rereads(stats.rereads);
+  response->set_slow_reads(stats.slow_reads);
+  response->set_second_reads(stats.second_reads);
+  response->set_second_reads_won(stats.second_reads_won);
+  response->set_timed_out(stats.timed_out);
   response->set_sessions_lost(stats.sessions_lost);
   response->set_eviction(stats.eviction);
   response->set_admission(stats.admission);

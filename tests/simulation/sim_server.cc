@@ -31,7 +31,8 @@ SimServer::SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill,
       options_(std::move(options)),
       poller_(*Poller::Create()),
       bell_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  hooks.filled = [this](uint64_t tag, uint64_t fill) {
+  hooks.filled = [this](uint64_t read, uint64_t fill) {
+    const uint32_t tag = static_cast<uint32_t>(read);  // the extent; the rest tells reads of it apart
     last_fill_.resize(std::max<size_t>(last_fill_.size(), tag + 1));
     last_fill_[tag] = fill;
   };
@@ -55,6 +56,9 @@ SimServer::SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill,
   core.scrub_rate = options_.scrub_rate;
   core.fetcher.started_bytes = 48 * 1024;
   core.fetcher.prefetch_bytes = 24 * 1024;
+  if (options_.forget_wakes || options_.epoch % 2 != 0) {
+    core.fetcher.slow_read_nanos = 0;  // a deadline would wake the pump where something else has to
+  }
   core.attach_timeout_nanos = 500'000'000;
   StoreCore::Environment environment;
   environment.reader = reader_.get();

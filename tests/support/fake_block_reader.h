@@ -38,7 +38,19 @@ class FakeBlockReader final : public BlockReader {
     MutexLock lock(&mutex_);
     promoted_.push_back(tag);
   }
-  void Cancel(uint64_t tag) override { CompleteAs(tag, ReadOutcome::kCancelled, absl::OkStatus()); }
+  void Cancel(uint64_t tag) override {
+    if (!stuck_) {
+      CompleteAs(tag, ReadOutcome::kCancelled, absl::OkStatus());
+    }
+  }
+  // Reads have all started and end when the test says so: cancels come too late.
+  void IgnoreCancels() { stuck_ = true; }
+  // Where a waiting read writes to, null if it does not wait.
+  const std::byte* DestOf(uint64_t tag) const {
+    MutexLock lock(&mutex_);
+    const auto found = jobs_.find(tag);
+    return found == jobs_.end() ? nullptr : found->second.dest;
+  }
   std::string Describe() const override { return "fake"; }
 
   // Puts the right bytes in place, has them checked, and reports.
@@ -107,6 +119,7 @@ class FakeBlockReader final : public BlockReader {
   }
 
   const Mode mode_;
+  bool stuck_ = false;
   std::function<void(ReadResult)> sink_;
   mutable Mutex mutex_;
   std::map<uint64_t, ReadJob> jobs_ ABSL_GUARDED_BY(mutex_);

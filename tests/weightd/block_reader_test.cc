@@ -107,19 +107,24 @@ class BlockReaderTest : public ::testing::TestWithParam<std::string> {
       file_ = file.get();
       return file;
     };
+    std::unique_ptr<BlockReader> reader;
     if (GetParam() == "pread") {
       PreadReader::Options options;
       options.threads = threads;
       options.clock = &clock_;
       options.opener = opener;
-      reader_ = std::make_unique<PreadReader>(std::move(options));
+      reader = std::make_unique<PreadReader>(std::move(options));
     } else {
       UringReader::Options options;
       options.clock = &clock_;
       options.opener = opener;
       options.ring = std::make_unique<ScriptedRing>();
-      reader_ = std::make_unique<UringReader>(std::move(options));
+      reader = std::make_unique<UringReader>(std::move(options));
     }
+    Attach(std::move(reader));
+  }
+  void Attach(std::unique_ptr<BlockReader> reader) {
+    reader_ = std::move(reader);
     reader_->SetSink([this](ReadResult result) {
       MutexLock lock(&mutex_);
       results_[result.tag].push_back(std::move(result));
@@ -224,6 +229,64 @@ TEST_P(BlockReaderTest, CancelledJobsAreReportedExactlyOnce) {
   }
 }
 
+// Reads of the first block never end before Release().
+class StuckFile final : public ReadFile {
+ public:
+  int64_t ReadAt(std::byte* dest, uint64_t length, uint64_t offset) override {
+    MutexLock lock(&mutex_);
+    reading_ = true;
+    changed_.SignalAll();
+    while (offset == 0 && !released_) {
+      changed_.Wait(&mutex_);
+    }
+    FakeExtentSource::FillBytes(offset, {dest, length});
+    return static_cast<int64_t>(length);
+  }
+  std::string how() const override { return "O_DIRECT"; }
+  void AwaitRead() {
+    MutexLock lock(&mutex_);
+    while (!reading_) {
+      changed_.Wait(&mutex_);
+    }
+  }
+  void Release() {
+    MutexLock lock(&mutex_);
+    released_ = true;
+    changed_.SignalAll();
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
+  bool released_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+class PreadReaderTest : public BlockReaderTest {};
+
+TEST_P(PreadReaderTest, ThreadsThatAreStuckAreReplacedWhenTheirReadsAreWrittenOff) {
+  StuckFile* stuck = nullptr;
+  PreadReader::Options options;
+  options.threads = 1;
+  options.clock = &clock_;
+  options.opener = [&stuck](const std::string&) -> absl::StatusOr<std::unique_ptr<ReadFile>> {
+    auto file = std::make_unique<StuckFile>();
+    stuck = file.get();
+    return file;
+  };
+  Attach(std::make_unique<PreadReader>(std::move(options)));
+  Buffer first = Allocate(kBlock);
+  Buffer second = Allocate(kBlock);
+  reader_->Submit(Job(1, 0, first.get(), kBlock));
+  stuck->AwaitRead();
+  reader_->WriteOff(1);
+  reader_->Submit(Job(2, kBlock, second.get(), kBlock));
+  EXPECT_EQ(Await(2).outcome, ReadOutcome::kOk);
+  stuck->Release();
+  EXPECT_EQ(Await(1).outcome, ReadOutcome::kOk);
+}
+
+INSTANTIATE_TEST_SUITE_P(Engine, PreadReaderTest, testing::Values("pread"));
 INSTANTIATE_TEST_SUITE_P(Engines, BlockReaderTest, testing::Values("pread", "uring"),
                          [](const auto& param) { return param.param; });
 

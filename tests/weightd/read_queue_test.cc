@@ -83,6 +83,32 @@ TEST(ReadQueueTest, ALandedChunkMakesRoomBeforeItIsCheckedAndStaysItsJobs) {
   EXPECT_NE(queue.Finish(*first, ReadOutcome::kOk, absl::OkStatus(), kChunk), nullptr);
 }
 
+TEST(ReadQueueTest, UrgentJobsAndWhatIsWrittenOffStandBesideTheLimits) {
+  ReadLimits limits{.chunk_bytes = kChunk, .in_flight_bytes = kChunk};
+  ReadQueue queue(limits);
+  queue.Add(Job(1, 2 * kChunk));
+  auto stuck = queue.Next();
+  ReadJob again = Job(2, kChunk);
+  again.urgent = true;
+  queue.Add(std::move(again));
+  auto second = queue.Next();
+  ASSERT_TRUE(stuck && second);
+  EXPECT_EQ(second->read->job.tag, 2u);
+  EXPECT_TRUE(queue.full());
+  EXPECT_FALSE(queue.Next());
+  EXPECT_EQ(queue.WriteOff(1), 1u);
+  EXPECT_EQ(queue.in_flight_bytes(), 0u);
+  auto rest = queue.Next();
+  ASSERT_TRUE(rest);
+  EXPECT_EQ(rest->read->job.tag, 1u) << "only what ran is written off";
+  EXPECT_EQ(End(queue, *stuck, ReadOutcome::kOk, absl::OkStatus(), kChunk), nullptr);
+  EXPECT_EQ(queue.in_flight_bytes(), kChunk);
+  EXPECT_NE(End(queue, *second, ReadOutcome::kOk, absl::OkStatus(), kChunk), nullptr);
+  EXPECT_NE(End(queue, *rest, ReadOutcome::kOk, absl::OkStatus(), kChunk), nullptr);
+  EXPECT_EQ(queue.in_flight_bytes(), 0u);
+  EXPECT_EQ(queue.WriteOff(1), 0u);
+}
+
 TEST(ReadQueueTest, PrefetchKeepsAtMostTwoMiBInFlight) {
   ReadQueue queue(ReadLimits{.chunk_bytes = kChunk});
   queue.Add(Job(1, 64 * kChunk, RequestClass::kPrefetch));
