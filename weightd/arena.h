@@ -26,8 +26,8 @@
 namespace sluice {
 
 inline constexpr uint32_t kNoOwner = std::numeric_limits<uint32_t>::max();
-// Of a slot that is no extent's: its bytes went bad in memory and may still be read, or a read that its extent
-// does not wait for may still write to it.
+// Of a slot that is no extent's: its bytes went bad in memory and may still be read, or a read that its
+// extent does not wait for may still write to it.
 inline constexpr uint32_t kCondemnedOwner = kNoOwner - 1;
 
 struct Slot {
