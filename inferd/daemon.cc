@@ -22,6 +22,7 @@
 #include "common/size.h"
 #include "common/status.h"
 #include "inferd/policy/sparse_setup.h"
+#include "inferd/residency/slab_plan.h"
 #include "inferd/self_test.h"
 #include "inferd/session_weight_client.h"
 #include "kernels/backend.h"
@@ -88,7 +89,11 @@ absl::Status InferdDaemon::Open(const SetOptions& set) {
   ASSIGN_OR_RETURN(pack_, Pack::Open(options_.pack));
   RETURN_IF_ERROR(OpenTokenizer());
   OpenChat();
-  ASSIGN_OR_RETURN(plan_, PlanEngine(EngineOptionsOf(options_), pack_->config()));
+  const EngineOptions engine = EngineOptionsOf(options_);
+  if (engine.device != DeviceKind::kHost) {
+    RETURN_IF_ERROR(CheckDeviceBudget(*pack_, engine.slab.budget));
+  }
+  ASSIGN_OR_RETURN(plan_, PlanEngine(engine, pack_->config()));
   threads_ = options_.threads > 0 ? options_.threads : UsableCpus();
   reported_ = ReportOptionsOf(options_, set, plan_, threads_);
   return absl::OkStatus();

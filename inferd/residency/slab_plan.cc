@@ -102,21 +102,27 @@ uint32_t LargestTopKOf(const Pack& pack) {
 
 uint64_t SmallestDeviceBudget(const Pack& pack) { return LeastBytes(ClassesOf(pack)); }
 
-absl::StatusOr<SlabPlan> PlanSlab(const Pack& pack, uint64_t budget, const SlotAllocation& allocate) {
-  SlabPlan plan;
-  plan.classes = ClassesOf(pack);
-  if (plan.classes.empty()) {
+absl::Status CheckDeviceBudget(const Pack& pack, uint64_t budget) {
+  const std::vector<SlotClass> classes = ClassesOf(pack);
+  if (classes.empty()) {
     return absl::InvalidArgumentError("the model has no routed experts to hold in a device's memory");
   }
-  if (plan.classes.size() > 0xffff) {
-    return absl::UnimplementedError(absl::StrCat(plan.classes.size(), " different sizes of experts"));
+  if (classes.size() > 0xffff) {
+    return absl::UnimplementedError(absl::StrCat(classes.size(), " different sizes of experts"));
   }
-  const uint64_t least = LeastBytes(plan.classes);
+  const uint64_t least = LeastBytes(classes);
   if (budget != 0 && budget < least) {
     return absl::InvalidArgumentError(
         absl::StrCat("device_budget of ", budget, " bytes cannot hold the least working set of ", least,
-                     " bytes: two experts of each size, the largest of ", plan.classes.front().bytes));
+                     " bytes: two experts of each size, the largest of ", classes.front().bytes));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SlabPlan> PlanSlab(const Pack& pack, uint64_t budget, const SlotAllocation& allocate) {
+  RETURN_IF_ERROR(CheckDeviceBudget(pack, budget));
+  SlabPlan plan;
+  plan.classes = ClassesOf(pack);
   DivideBudget(budget == 0 ? ~uint64_t{0} : budget, &plan.classes);
   IndexClasses(pack, &plan);
   for (uint32_t i = 0; i < plan.classes.size(); ++i) {

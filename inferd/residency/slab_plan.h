@@ -14,6 +14,7 @@
 #include <functional>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/pack/pack.h"
@@ -45,8 +46,11 @@ using SlotAllocation =
 // The least budget: two slots of every class, one to compute from and one to fill.
 uint64_t SmallestDeviceBudget(const Pack& pack);
 
-// `budget`: bytes for experts; 0: all of them. INVALID_ARGUMENT with both numbers below
-// SmallestDeviceBudget().
+// Whether a slab of `budget` bytes (0: all experts) can serve the pack. INVALID_ARGUMENT with both numbers
+// below SmallestDeviceBudget(), or for a pack without routed experts.
+absl::Status CheckDeviceBudget(const Pack& pack, uint64_t budget);
+
+// `budget`: bytes for experts; 0: all of them. Errors of CheckDeviceBudget().
 absl::StatusOr<SlabPlan> PlanSlab(const Pack& pack, uint64_t budget, const SlotAllocation& allocate);
 
 }  // namespace sluice
