@@ -1,0 +1,171 @@
+#!/usr/bin/python3
+"""Decode from a pack larger than the memory that may hold it, both daemons in a memory cgroup, against what the disk and
+the memory allow; and the same experts read through mmap under the same bound.
+
+usage: capped_decode.py [--work DIR] [--bin build/release] [--tokens N] [--runs N] [--shares 0.667,0.333]
+
+The pack (sluice synth, q8, 4.4 GiB, routing spread evenly) is made in DIR unless it is there. The bound of a token is
+max(miss bytes / O_DIRECT bandwidth, bytes touched / read bandwidth), all four measured here. Prints a Markdown table;
+"not run" with the reason where no memory cgroup can be made. Exit status 1 if a command failed.
+"""
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+SYNTH = ["--shape", "qwen3-30b-a3b", "--layers", "7", "--vocab", "22144", "--bits", "q8"]
+# Beside the budget: code, heaps, KV cache and activations of both daemons, page tables, buffers of the reader.
+BESIDE = 640 << 20
+
+
+class MemoryCgroup:
+    """A cgroup of version 2 or 1 with a bound on memory; `error` says why there is none."""
+
+    def __init__(self, limit):
+        self.path = None
+        self.error = None
+        unified = os.path.exists("/sys/fs/cgroup/cgroup.controllers")
+        root = "/sys/fs/cgroup" if unified else "/sys/fs/cgroup/memory"
+        self.names = (("memory.max", "memory.current", "file", "shmem") if unified else
+                      ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem"))
+        path = os.path.join(root, f"sluice-capped-{os.getpid()}")
+        try:
+            os.mkdir(path)
+            self.path = path
+            self.write(self.names[0], str(limit))
+        except OSError as error:
+            self.error = f"{error.filename}: {error.strerror}"
+            self.close()
+
+    def write(self, name, text):
+        with open(os.path.join(self.path, name), "w") as file:
+            file.write(text)
+
+    def read(self, name):
+        with open(os.path.join(self.path, name)) as file:
+            return file.read()
+
+    def enter(self):
+        self.write("cgroup.procs", str(os.getpid()))
+
+    def used(self):
+        return int(self.read(self.names[1]))
+
+    def page_cache(self):
+        stat = dict(line.split() for line in self.read("memory.stat").splitlines())
+        return int(stat[self.names[2]]) - int(stat[self.names[3]])
+
+    def end_all(self):
+        """Ends what runs in it, and waits for that."""
+        deadline = time.monotonic() + 30
+        while pids := self.read("cgroup.procs").split():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"still in the cgroup after 30 s: {pids}")
+            for pid in pids:
+                try:
+                    os.kill(int(pid), signal.SIGTERM)
+                except ProcessLookupError:
+                    pass
+            time.sleep(0.2)
+
+    def close(self):
+        if self.path is not None:
+            os.rmdir(self.path)
+            self.path = None
+
+
+class Watch(threading.Thread):
+    """The largest figures of a cgroup while a command runs in it."""
+
+    def __init__(self, cgroup):
+        super().__init__()
+        self.cgroup = cgroup
+        self.ended = threading.Event()
+        self.used = 0
+        self.page_cache = 0
+
+    def run(self):
+        while not self.ended.wait(0.2):
+            self.used = max(self.used, self.cgroup.used())
+            self.page_cache = max(self.page_cache, self.cgroup.page_cache())
+
+
+def run_json(command, cgroup=None):
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True,
+                          preexec_fn=cgroup.enter if cgroup is not None else None)
+    return json.loads(done.stdout)
+
+
+def gib(count):
+    return f"{count / 2**30:.2f}"
+
+
+def bench_in(options, pack, budget, cgroup):
+    """Figures of `sluice bench` with daemons in the cgroup; itself it stays outside, since it measures the memory."""
+    sluice = options.bin + "/bin/sluice"
+    daemons = ["--pack", pack, "--dram-budget", str(budget), "--context", "1024", "--parallel", "1", "--quiet"]
+    run_json([sluice, "run", *daemons, "--keep", "5m", "--token-ids", "1", "-n", "1", "--json"], cgroup)
+    return run_json([sluice, "bench", *daemons, "-p", "0", "-n", str(options.tokens), "-r", str(options.runs),
+                     "--json"])[0]
+
+
+def measure(options, pack, size, share, direct):
+    """One row of the table."""
+    budget = int(size * share)
+    cgroup = MemoryCgroup(budget + BESIDE)
+    if cgroup.error is not None:
+        print(f"not run: no memory cgroup can be made ({cgroup.error})")
+        sys.exit(0)
+    try:
+        watch = Watch(cgroup)
+        watch.start()
+        try:
+            bench = bench_in(options, pack, budget, cgroup)
+        finally:
+            cgroup.end_all()
+            watch.ended.set()
+            watch.join()
+        mapped = run_json([options.bin + "/bench/pack_reads", "mapped", pack, str(options.tokens)], cgroup)
+    finally:
+        cgroup.close()
+    seconds = [nanos / 1e9 / options.tokens for nanos in bench["samples_ns"]]
+    token = sorted(seconds)[len(seconds) // 2]
+    miss = bench["ssd_gbps"] * 1e9 * sum(seconds) / len(seconds)
+    touched = bench["weight_gbps"] * 1e6 * bench["tpot_ms"]
+    bound = max(miss / direct, touched / (bench["read_bandwidth_gbps"] * 1e9))
+    return [f"{share:.3f}", gib(budget), f"{token * 1e3:.1f}", f"{bound * 1e3:.1f}", f"{token / bound:.2f}",
+            f"{max(seconds) / min(seconds):.3f}", f"{miss / touched:.3f}", f"{1 - share + 0.03:.3f}",
+            gib(watch.used), gib(budget + BESIDE), f"{watch.page_cache / 2**20:.0f}",
+            f"{mapped['seconds_per_token'] * 1e3:.1f}", f"{mapped['seconds_per_token'] / token:.2f}"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", default="/var/tmp/sluice-capped")
+    parser.add_argument("--bin", default="build/release")
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--shares", default="0.667,0.333")
+    options = parser.parse_args()
+    os.makedirs(options.work + "/run", mode=0o700, exist_ok=True)
+    os.environ["SLUICE_RUNTIME_DIR"] = options.work + "/run"  # daemons that somebody else uses stay out of it
+    pack = os.path.join(options.work, "synth.pack")
+    if not os.path.exists(os.path.join(pack, "manifest.json")):
+        subprocess.run([options.bin + "/bin/sluice", "synth", *SYNTH, "--out", pack], check=True)
+    size = sum(os.path.getsize(os.path.join(pack, name)) for name in ("dense.bin", "experts.bin"))
+    direct = run_json([options.bin + "/bench/pack_reads", "direct", pack])["direct_bytes_per_second"]
+    rows = [measure(options, pack, size, float(share), direct) for share in options.shares.split(",")]
+    head = ["budget / pack", "budget GiB", "ms/token", "bound ms", "over bound (1.2)", "slowest / fastest run (1.05)",
+            "miss / touched", "at most", "memory GiB", "bound GiB", "page cache MiB (64)", "mmap ms/token",
+            "mmap / ours"]
+    print(f"O_DIRECT {direct / 1e9:.2f} GB/s, pack {gib(size)} GiB, {options.runs} runs of {options.tokens} tokens\n")
+    for row in [head, ["---"] * len(head), *rows]:
+        print("| " + " | ".join(row) + " |")
+
+
+if __name__ == "__main__":
+    main()
