@@ -12,7 +12,9 @@ import sys
 import tempfile
 import time
 
-STUBS = os.environ["SLUICE_STUBS"]
+# ctest names the build; by hand it is the release build of this tree.
+BUILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "build", "release")
+STUBS = os.environ.get("SLUICE_STUBS", os.path.join(BUILD, "python"))
 sys.path.append(STUBS)
 
 import google  # noqa: E402
@@ -37,7 +39,7 @@ from sluice.inference.v1 import (  # noqa: E402
 )
 from sluice.weights.v1 import weights_pb2, weights_pb2_grpc  # noqa: E402
 
-BIN = os.environ["SLUICE_BIN"]
+BIN = os.environ.get("SLUICE_BIN", os.path.join(BUILD, "bin"))
 SAMPLE = "deploy/sample"
 PATIENCE = 60  # seconds: longer than anything takes on a busy machine
 
