@@ -57,7 +57,7 @@ void PreadReader::Cancel(uint64_t tag) {
     WakeOne();
   }
   if (over != nullptr) {
-    Report(*over);
+    sink_(ResultOf(*over, options_.clock->NowNanos()));
   }
 }
 
@@ -136,19 +136,8 @@ void PreadReader::ReadChunkNow(const ReadChunk& chunk, ReadFile* file) {
     over = queue_.Finish(chunk, range.outcome, std::move(status), range.bytes_read);
   }
   if (over != nullptr) {
-    Report(*over);
+    sink_(ResultOf(*over, options_.clock->NowNanos()));
   }
-}
-
-void PreadReader::Report(const QueuedRead& read) {
-  ReadResult result;
-  result.tag = read.job.tag;
-  result.outcome = read.outcome;
-  result.status = read.status;
-  result.bytes_read = read.bytes_read;
-  result.started_nanos = read.started_nanos;
-  result.ended_nanos = options_.clock->NowNanos();
-  sink_(std::move(result));
 }
 
 }  // namespace sluice

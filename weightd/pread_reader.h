@@ -51,7 +51,6 @@ class PreadReader final : public BlockReader {
   void Run();
   void ReadChunkNow(const ReadChunk& chunk, ReadFile* file);
   void WakeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Report(const QueuedRead& read);
 
   const Options options_;
   std::function<void(ReadResult)> sink_;  // set before the first Submit

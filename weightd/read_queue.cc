@@ -154,4 +154,15 @@ std::shared_ptr<QueuedRead> ReadQueue::RetireIfOver(const std::shared_ptr<Queued
   return over;
 }
 
+ReadResult ResultOf(const QueuedRead& read, int64_t ended_nanos) {
+  ReadResult result;
+  result.tag = read.job.tag;
+  result.outcome = read.outcome;
+  result.status = read.status;
+  result.bytes_read = read.bytes_read;
+  result.started_nanos = read.started_nanos;
+  result.ended_nanos = ended_nanos;
+  return result;
+}
+
 }  // namespace sluice

@@ -47,6 +47,9 @@ struct QueuedRead {
   absl::Status status;
 };
 
+// What an engine reports of a read that is over. `ended_nanos`: now, on the engine's clock.
+ReadResult ResultOf(const QueuedRead& read, int64_t ended_nanos);
+
 struct ReadChunk {
   std::shared_ptr<QueuedRead> read;
   uint64_t offset = 0;  // within the job

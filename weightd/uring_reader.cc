@@ -71,7 +71,7 @@ void UringReader::Cancel(uint64_t tag) {
     over = queue_.Cancel(tag);
   }
   if (over != nullptr) {
-    Report(*over);
+    sink_(ResultOf(*over, options_.clock->NowNanos()));
   }
 }
 
@@ -212,19 +212,8 @@ void UringReader::FinishChunk(const LandedChunk& landed) {
     over = queue_.Finish(chunk, outcome, std::move(status), landed.range.bytes_read);
   }
   if (over != nullptr) {
-    Report(*over);
+    sink_(ResultOf(*over, options_.clock->NowNanos()));
   }
-}
-
-void UringReader::Report(const QueuedRead& read) {
-  ReadResult result;
-  result.tag = read.job.tag;
-  result.outcome = read.outcome;
-  result.status = read.status;
-  result.bytes_read = read.bytes_read;
-  result.started_nanos = read.started_nanos;
-  result.ended_nanos = options_.clock->NowNanos();
-  sink_(std::move(result));
 }
 
 }  // namespace sluice

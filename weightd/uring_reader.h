@@ -78,7 +78,6 @@ class UringReader final : public BlockReader {
   void FinishLanded();
   void FinishChunk(const LandedChunk& landed);
   void WakeForWork();
-  void Report(const QueuedRead& read);
 
   const Options options_;
   ReadRing* const ring_;
