@@ -74,6 +74,7 @@ class Queue {
   virtual absl::Status Attention(const AttentionArgs& args) = 0;
   virtual absl::Status GatedDelta(const GatedDeltaArgs& args) = 0;
   virtual absl::Status Router(const RouterArgs& args) = 0;
+  virtual absl::Status ExpertLeads(const ExpertLeadsArgs& args) = 0;
   virtual absl::Status MoeExperts(const MoeExpertsArgs& args) = 0;
   virtual absl::Status Combine(const CombineArgs& args) = 0;
   virtual absl::Status TopLogits(const TopLogitsArgs& args) = 0;

@@ -272,6 +272,32 @@ struct ExpertWork {
   BufferRef down_bias;      // float32 [hidden], or none; added once, before the first neuron
   SparsityOrder sparsity = SparsityOrder::kNone;
   float threshold = 0;  // >= 0
+  // [size(rows), width] that ExpertLeads made for these rows, kUp and kGate only: the lead part is not read
+  // then. None: made anew.
+  Rows lead_values;
+};
+
+// One expert's share of an ExpertLeads call.
+struct LeadWork {
+  WeightView lead;                  // [width, hidden], every row there
+  absl::Span<const uint32_t> rows;  // rows of x
+  BufferRef bias;                   // float32 [width], or none
+  float threshold = 0;              // >= 0
+  Rows values;                      // [size(rows), width]: row i is of x[rows[i]]
+  // uint64 [(width + 63) / 64], host-visible, or none: bit j % 64 of word j / 64 is set where neuron j counts
+  // for any of the rows. Bits from width on are 0.
+  BufferRef active;
+};
+
+// The lead values of experts alone, factors of the coefficients, and which neurons count by them: before it
+// is known where the other parts' rows of these neurons are. No value is written twice in a call.
+struct ExpertLeadsArgs {
+  Rows x;  // [tokens, hidden]
+  uint32_t tokens = 0;
+  uint32_t hidden = 0;
+  ActivationSpec activation;
+  SparsityOrder order = SparsityOrder::kUp;  // or kGate
+  absl::Span<const LeadWork> experts;
 };
 
 // All routed experts that are ready, in one region: gate-up-down fused.

@@ -245,6 +245,7 @@ struct ExpertCall {
   const float* down_bias = nullptr;
   SparsityOrder sparsity = SparsityOrder::kNone;
   float threshold = 0;
+  InRows lead_values;  // base nullptr: to be computed
   // Whether a part has an index list, so that neurons may be absent.
   bool HasLists() const {
     return up.positions != nullptr || gate.positions != nullptr || down.positions != nullptr;
@@ -253,6 +254,24 @@ struct ExpertCall {
   bool Has(uint32_t j) const {
     return up.Row(j) != nullptr && gate.Row(j) != nullptr && down.Row(j) != nullptr;
   }
+};
+
+struct LeadCallPart {
+  CpuWeights lead;
+  absl::Span<const uint32_t> rows;
+  const float* bias = nullptr;  // nullptr: none
+  float threshold = 0;
+  OutRows values;
+  uint64_t* active = nullptr;  // nullptr: not wanted
+};
+
+struct LeadCall {
+  InRows x;
+  uint32_t tokens = 0;
+  uint32_t hidden = 0;
+  ActivationSpec activation;
+  bool up = false;  // the lead is up, else gate
+  absl::Span<const LeadCallPart> experts;
 };
 
 struct MoeCall {

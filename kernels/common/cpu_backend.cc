@@ -11,6 +11,7 @@ namespace sluice {
 CpuBackend::CpuBackend(const BackendLimits& limits) : limits_(limits) {
   // Every routed expert of a layer, and a few shared or dense ones.
   experts_.reserve(uint64_t{limits.experts} + 8);
+  leads_.reserve(experts_.capacity());
   slot_taken_.reserve(uint64_t{limits.max_tokens} * (limits.top_k + 1));
 }
 

@@ -40,6 +40,7 @@ class CpuBackend : public Backend, public Queue {
   absl::Status Attention(const AttentionArgs& args) override;
   absl::Status GatedDelta(const GatedDeltaArgs& args) override;
   absl::Status Router(const RouterArgs& args) override;
+  absl::Status ExpertLeads(const ExpertLeadsArgs& args) override;
   absl::Status MoeExperts(const MoeExpertsArgs& args) override;
   absl::Status Combine(const CombineArgs& args) override;
   absl::Status TopLogits(const TopLogitsArgs& args) override;
@@ -63,6 +64,7 @@ class CpuBackend : public Backend, public Queue {
   virtual void Run(const SigmoidGateCall& call) = 0;
   virtual void Run(const ScaleRowsCall& call) = 0;
   virtual void Run(const RouterCall& call) = 0;
+  virtual void Run(const LeadCall& call) = 0;
   virtual void Run(const MoeCall& call) = 0;
   virtual void Run(const CombineCall& call) = 0;
   virtual void Run(const TopLogitsCall& call) = 0;
@@ -71,6 +73,7 @@ class CpuBackend : public Backend, public Queue {
   const BackendLimits limits_;
   HostMemory memory_;
   std::vector<ExpertCall> experts_;  // scratch of MoeExperts
+  std::vector<LeadCallPart> leads_;  // scratch of ExpertLeads
   std::vector<uint8_t> slot_taken_;  // scratch: which slots of y a MoeExperts call has seen
   uint64_t recorded_ = 0;
 };

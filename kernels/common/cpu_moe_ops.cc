@@ -58,11 +58,21 @@ absl::Status ResolveSparsity(const Resolver& r, const ExpertWork& work, ExpertCa
   }
   out->sparsity = work.sparsity;
   out->threshold = work.threshold;
+  if (work.lead_values.base) {
+    if (work.sparsity != SparsityOrder::kUp && work.sparsity != SparsityOrder::kGate) {
+      return r.Invalid(absl::StrCat("lead values with sparsity order ", static_cast<int>(work.sparsity),
+                                    ": it has no lead"));
+    }
+    return r.In(work.lead_values, work.rows.size(), out->up.rows, "lead values", &out->lead_values);
+  }
   return absl::OkStatus();
 }
 
 absl::Status ResolveExpert(const Resolver& r, const ExpertWork& work, uint32_t tokens, uint32_t hidden,
                            uint32_t max_width, std::vector<uint8_t>& slot_taken, ExpertCall* out) {
+  if (work.rows.empty() || work.rows.size() != work.slots.size()) {
+    return r.Invalid(absl::StrCat(work.rows.size(), " rows for ", work.slots.size(), " slots of an expert"));
+  }
   RETURN_IF_ERROR(ResolveParts(r, work, hidden, max_width, out));
   RETURN_IF_ERROR(ResolveSparsity(r, work, out));
   const uint32_t width = out->up.rows;
@@ -72,9 +82,6 @@ absl::Status ResolveExpert(const Resolver& r, const ExpertWork& work, uint32_t t
       out->neuron_end > width || (out->neuron_end != width && out->neuron_end % kNeuronBlock != 0)) {
     return r.Invalid(absl::StrCat("neurons ", out->neuron_begin, "..", out->neuron_end, " of ", width,
                                   " are not whole blocks of ", kNeuronBlock));
-  }
-  if (work.rows.empty() || work.rows.size() != work.slots.size()) {
-    return r.Invalid(absl::StrCat(work.rows.size(), " rows for ", work.slots.size(), " slots of an expert"));
   }
   for (size_t i = 0; i < work.rows.size(); ++i) {
     if (work.rows[i] >= tokens || work.slots[i] >= slot_taken.size()) {
@@ -91,7 +98,67 @@ absl::Status ResolveExpert(const Resolver& r, const ExpertWork& work, uint32_t t
   return absl::OkStatus();
 }
 
+absl::Status ResolveLead(const Resolver& r, const LeadWork& work, const ExpertLeadsArgs& args,
+                         uint32_t max_width, LeadCallPart* out) {
+  RETURN_IF_ERROR(r.Weights(work.lead, false, "lead", &out->lead));
+  const uint32_t width = work.lead.rows;
+  RETURN_IF_ERROR(r.Within(width, max_width, "expert width"));
+  RETURN_IF_ERROR(r.Within(work.rows.size(), args.tokens, "rows"));
+  if (work.lead.cols != args.hidden) {
+    return r.Invalid(absl::StrCat("a lead of ", work.lead.cols, " columns with hidden ", args.hidden));
+  }
+  if (!(work.threshold >= 0)) {
+    return r.Invalid(absl::StrCat("a sparsity threshold of ", work.threshold));
+  }
+  for (const uint32_t row : work.rows) {
+    if (row >= args.tokens) {
+      return r.Invalid(absl::StrCat("row ", row, " of ", args.tokens));
+    }
+  }
+  if (work.bias) {
+    RETURN_IF_ERROR(r.InFloats(work.bias, width, "bias", &out->bias));
+  }
+  RETURN_IF_ERROR(r.Out(work.values, work.rows.size(), width, "values", &out->values));
+  if (work.active) {
+    const uint64_t words = (uint64_t{width} + kNeuronBlock - 1) / kNeuronBlock;
+    int32_t* active = nullptr;
+    RETURN_IF_ERROR(r.OutInts(work.active, 2 * words, "active", &active));
+    if (reinterpret_cast<uintptr_t>(active) % alignof(uint64_t) != 0) {
+      return r.Invalid("the mask of active neurons is not aligned to 8 bytes");
+    }
+    out->active = reinterpret_cast<uint64_t*>(active);
+  }
+  out->rows = work.rows;
+  out->threshold = work.threshold;
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+absl::Status CpuBackend::ExpertLeads(const ExpertLeadsArgs& args) {
+  const Resolver r(memory_, "ExpertLeads");
+  LeadCall call;
+  RETURN_IF_ERROR(CheckActivation(r, args.activation));
+  if (args.order != SparsityOrder::kUp && args.order != SparsityOrder::kGate) {
+    return r.Invalid(absl::StrCat("sparsity order ", static_cast<int>(args.order), " has no lead"));
+  }
+  RETURN_IF_ERROR(r.Within(args.tokens, limits_.max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Within(args.hidden, limits_.hidden, "hidden"));
+  RETURN_IF_ERROR(r.Within(args.experts.size(), leads_.capacity(), "the number of experts"));
+  RETURN_IF_ERROR(r.In(args.x, args.tokens, args.hidden, "x", &call.x));
+  leads_.clear();
+  for (const LeadWork& work : args.experts) {
+    leads_.emplace_back();
+    RETURN_IF_ERROR(ResolveLead(r, work, args, limits_.expert_width, &leads_.back()));
+  }
+  call.tokens = args.tokens;
+  call.hidden = args.hidden;
+  call.activation = args.activation;
+  call.up = args.order == SparsityOrder::kUp;
+  call.experts = leads_;
+  Run(call);
+  return absl::OkStatus();
+}
 
 absl::Status CpuBackend::MoeExperts(const MoeExpertsArgs& args) {
   const Resolver r(memory_, "MoeExperts");

@@ -14,17 +14,17 @@ template <QuantKind kKind>
 inline constexpr int kByteFields = kKind == QuantKind::kQ4 ? 2 : 4;
 
 // For four third bits: bits 0 and 2 as the third bits of two nibbles; bits 1 and 3.
-inline __m128i EvenThirdBits() {
+SLUICE_INLINE __m128i EvenThirdBits() {
   return _mm_setr_epi8(0, 0x04, 0, 0x04, 0x40, 0x44, 0x40, 0x44, 0, 0x04, 0, 0x04, 0x40, 0x44, 0x40, 0x44);
 }
-inline __m128i OddThirdBits() {
+SLUICE_INLINE __m128i OddThirdBits() {
   return _mm_setr_epi8(0, 0, 0x04, 0x04, 0, 0, 0x04, 0x04, 0x40, 0x40, 0x44, 0x44, 0x40, 0x40, 0x44, 0x44);
 }
 
 // The fields of every byte, the lowest first. q3: the low four bits of each byte of `third` are the fields'
 // third bits, its high four bits are 0.
 template <QuantKind kKind>
-__attribute__((always_inline)) inline void ByteFields(__m256i bytes, __m256i third, __m256i* out) {
+SLUICE_INLINE void ByteFields(__m256i bytes, __m256i third, __m256i* out) {
   const __m256i nibble = _mm256_set1_epi8(0x0f);
   if constexpr (kKind == QuantKind::kQ4) {
     out[0] = _mm256_and_si256(bytes, nibble);

@@ -33,14 +33,14 @@ inline void SplitCodes(const int16_t* codes, uint32_t cols, uint8_t* bytes) {
 }
 
 // Even bytes of each 128-bit lane to its lower half, odd ones to its upper half.
-inline __m256i EvenOdd(__m256i block) {
+SLUICE_INLINE __m256i EvenOdd(__m256i block) {
   const __m256i order =
       _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
   return _mm256_shuffle_epi8(block, order);
 }
 
 // The third bits for low block b of a high block: bits 0 to 3 of each byte are those of fields 0 to 3.
-inline __m256i ThirdBits(__m256i high, bool odd_block) {
+SLUICE_INLINE __m256i ThirdBits(__m256i high, bool odd_block) {
   const __m256i even =
       _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14));
   const __m256i odd =
@@ -50,7 +50,7 @@ inline __m256i ThirdBits(__m256i high, bool odd_block) {
 }
 
 // Lanes 2i and 2i + 1 of each 128 bits added: a's sums in lanes 0 and 1, b's in 2 and 3.
-inline __m256i AddNeighbours(__m256i a, __m256i b) {
+SLUICE_INLINE __m256i AddNeighbours(__m256i a, __m256i b) {
   const __m256 x = _mm256_castsi256_ps(a);
   const __m256 y = _mm256_castsi256_ps(b);
   return _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(x, y, 0x88)),
@@ -62,50 +62,82 @@ struct ByteSums {
   __m256i high;
   __m256i low;
 };
-inline ByteSums AddBytes(const ByteSums& sums, bool first, __m256i fields, __m256i high, __m256i low) {
+SLUICE_INLINE ByteSums AddBytes(const ByteSums& sums, bool first, __m256i fields, __m256i high, __m256i low) {
   const __m256i h = _mm256_maddubs_epi16(fields, high);
   const __m256i l = _mm256_maddubs_epi16(low, fields);
   return first ? ByteSums{h, l} : ByteSums{_mm256_add_epi16(sums.high, h), _mm256_add_epi16(sums.low, l)};
 }
 // REQUIRES at most four additions: 4 * 2 * 255 * 7 fits 16 bits.
-inline __m256i JoinBytes(const ByteSums& sums) {
+SLUICE_INLINE __m256i JoinBytes(const ByteSums& sums) {
   return _mm256_add_epi32(_mm256_madd_epi16(sums.high, _mm256_set1_epi16(256)),
                           _mm256_madd_epi16(sums.low, _mm256_set1_epi16(1)));
+}
+
+// The bytes of a block, of which one field after the other is taken: 0, 1, 2, 3 of q2, 0, 2, 1, 3 of q3.
+template <QuantKind kKind>
+struct FieldBytes {
+  __m256i bytes;
+  __m256i third;  // q3
+  __m256i pairs;  // q3: two fields with their third bits in the nibbles of each byte
+};
+
+template <QuantKind kKind>
+inline constexpr int FieldAt(int step) {
+  return kKind == QuantKind::kQ3 && (step == 1 || step == 2) ? 3 - step : step;
+}
+
+template <QuantKind kKind>
+SLUICE_INLINE __m256i TakeField(int step, FieldBytes<kKind>* from) {
+  if constexpr (kKind == QuantKind::kQ2) {
+    const __m256i field = _mm256_and_si256(from->bytes, _mm256_set1_epi8(3));
+    from->bytes = _mm256_srli_epi16(from->bytes, 2);
+    return field;
+  }
+  const __m256i nibble = _mm256_set1_epi8(0x0f);
+  if (step % 2 == 1) {
+    return _mm256_and_si256(_mm256_srli_epi16(from->pairs, 4), nibble);
+  }
+  const __m256i bits = _mm256_broadcastsi128_si256(step == 0 ? EvenThirdBits() : OddThirdBits());
+  const __m256i two = step == 0 ? from->bytes : _mm256_srli_epi16(from->bytes, 2);
+  from->pairs =
+      _mm256_or_si256(_mm256_and_si256(two, _mm256_set1_epi8(0x33)), _mm256_shuffle_epi8(bits, from->third));
+  return _mm256_and_si256(from->pairs, nibble);
 }
 
 // Of kRows rows: partial sums of the two groups of 64 in low block kBlock of a run that begins at unit
 // `first`, in the lanes 0 1 and 4 5 for the one, 2 3 and 6 7 for the other.
 template <QuantKind kKind, uint32_t kBlock, int kRows>
-inline void BlockOfBytes(const RowShape& shape, const uint8_t* const* w, const uint8_t* x, uint32_t first,
-                         __m256i* out) {
-  __m256i fields[kRows][4];
+SLUICE_INLINE void BlockOfBytes(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
+                                uint32_t first, __m256i* out) {
+  FieldBytes<kKind> from[kRows];
+  SLUICE_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    const __m256i bytes = EvenOdd(LoadBlock(w[r] + (uint64_t{first / 8} + kBlock) * 32));
-    __m256i third = bytes;
+    from[r].bytes = EvenOdd(LoadBlock(w[r] + (uint64_t{first / 8} + kBlock) * 32));
     if constexpr (kKind == QuantKind::kQ3) {
-      third = ThirdBits(LoadBlock(w[r] + shape.high_plane + (uint64_t{first / 16} + kBlock / 2) * 32),
-                        kBlock % 2 != 0);
+      from[r].third = ThirdBits(LoadBlock(w[r] + shape.high_plane + (uint64_t{first / 16} + kBlock / 2) * 32),
+                                kBlock % 2 != 0);
     }
-    ByteFields<kKind>(bytes, third, fields[r]);
   }
   x += uint64_t{first} * 32 + kBlock * 256;
   ByteSums sums[kRows];
   SLUICE_UNROLL
-  for (int f = 0; f < 4; ++f) {
-    const __m256i high = LoadBlock(x + f * 64);
-    const __m256i low = LoadBlock(x + f * 64 + 32);
+  for (int step = 0; step < 4; ++step) {
+    const uint8_t* place = x + FieldAt<kKind>(step) * 64;
+    const __m256i low = LoadBlock(place + 32);
+    SLUICE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      sums[r] = AddBytes(sums[r], f == 0, fields[r][f], high, low);
+      sums[r] = AddBytes(sums[r], step == 0, TakeField<kKind>(step, &from[r]), LoadBlock(place), low);
     }
   }
+  SLUICE_UNROLL
   for (int r = 0; r < kRows; ++r) {
     out[r] = JoinBytes(sums[r]);
   }
 }
 
 template <QuantKind kKind, uint32_t kBlock, int kRows>
-inline void TwoBlocksOfBytes(const RowShape& shape, const uint8_t* const* w, const uint8_t* x, uint32_t first,
-                             __m256i* out) {
+SLUICE_INLINE void TwoBlocksOfBytes(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
+                                    uint32_t first, __m256i* out) {
   __m256i a[kRows];
   __m256i b[kRows];
   BlockOfBytes<kKind, kBlock, kRows>(shape, w, x, first, a);
@@ -117,8 +149,8 @@ inline void TwoBlocksOfBytes(const RowShape& shape, const uint8_t* const* w, con
 
 // Of kRows rows: the exact sums of eight groups of kUnits units, one in each lane.
 template <QuantKind kKind, uint32_t kUnits, int kRows>
-inline void EightGroupsOfBytes(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
-                               uint32_t first, __m256i* out) {
+SLUICE_INLINE void EightGroupsOfBytes(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
+                                      uint32_t first, __m256i* out) {
   __m256i a[kRows];
   __m256i b[kRows];
   TwoBlocksOfBytes<kKind, 0, kRows>(shape, w, x, first, a);

@@ -1,8 +1,9 @@
-// Dot products of q2 and q3 rows by bytes (byte_codes-inl.h), for groups of 64 and 128, with AVX-512: two
-// blocks of a 2-bit plane in a register; byte_dot-inl.h is its twin.
+// Dot products of q2, q3 and q4 rows by bytes (byte_codes-inl.h), for groups of 64 and 128, with AVX-512: 256
+// codes at a time; byte_dot-inl.h is its twin.
 //
-// A block has two groups of 64: the even bytes hold one, the odd bytes the other. They are moved to the
-// halves of each 128-bit lane; the activations lie in the same order (QuantRow::bytes).
+// A block of a 2-bit plane has two groups of 64: the even bytes hold one, the odd bytes the other. They are
+// moved to the halves of each 128-bit lane; the activations lie in the same order (QuantRow::bytes). Of a
+// 4-bit plane two neighbouring blocks, a group of 64 each, are moved there.
 //
 // Included by kernels_avx512.cc only.
 //
@@ -13,14 +14,15 @@
 
 // Whether rows of a kind with groups of kUnits units are multiplied so.
 template <QuantKind kKind, uint32_t kUnits>
-inline constexpr bool kByBytes = (kKind == QuantKind::kQ2 || kKind == QuantKind::kQ3) &&
+inline constexpr bool kByBytes = (kKind == QuantKind::kQ2 || kKind == QuantKind::kQ3 ||
+                                  kKind == QuantKind::kQ4) &&
                                  (kUnits == 4 || kUnits == 8);
 
-inline __m512i LoadBlocks(const uint8_t* p) { return _mm512_loadu_si512(p); }
-inline __m512i InEveryLane(__m128i lane) { return _mm512_broadcast_i32x4(lane); }
+SLUICE_INLINE __m512i LoadBlocks(const uint8_t* p) { return _mm512_loadu_si512(p); }
+SLUICE_INLINE __m512i InEveryLane(__m128i lane) { return _mm512_broadcast_i32x4(lane); }
 
 // A unit and the one a block later.
-inline __m512i TwoUnits(const int16_t* codes) {
+SLUICE_INLINE __m512i TwoUnits(const int16_t* codes) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(LoadCodes16(codes)), LoadCodes16(codes + 128), 1);
 }
 
@@ -40,13 +42,13 @@ inline void SplitCodes(const int16_t* codes, uint32_t cols, uint8_t* bytes) {
 }
 
 // Even bytes of each 128-bit lane to its lower half, odd ones to its upper half.
-inline __m512i EvenOdd(__m512i blocks) {
+SLUICE_INLINE __m512i EvenOdd(__m512i blocks) {
   return _mm512_shuffle_epi8(
       blocks, InEveryLane(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)));
 }
 
 // The third bits for two low blocks: bits 0 to 3 of each byte are those of fields 0 to 3.
-inline __m512i ThirdBits(const uint8_t* high) {
+SLUICE_INLINE __m512i ThirdBits(const uint8_t* high) {
   const __m256i even =
       _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14));
   const __m256i odd =
@@ -56,9 +58,24 @@ inline __m512i ThirdBits(const uint8_t* high) {
   return _mm512_and_si512(_mm512_mask_srli_epi16(bits, 0xf0f0f0f0, bits, 4), _mm512_set1_epi8(0x0f));
 }
 
+// q3: the codes in the nibbles of each byte, fields 0 and 2 in the one, 1 and 3 in the other. `third`: as
+// ByteFields() of byte_codes-inl.h.
+struct ThirdPairs {
+  __m512i even;
+  __m512i odd;
+};
+SLUICE_INLINE ThirdPairs WithThirdBits(__m512i bytes, __m512i third) {
+  constexpr int kBothAndOr = 0xea;  // (a & b) | c
+  const __m512i pairs = _mm512_set1_epi8(0x33);
+  const __m512i even_bits = _mm512_shuffle_epi8(InEveryLane(EvenThirdBits()), third);
+  const __m512i odd_bits = _mm512_shuffle_epi8(InEveryLane(OddThirdBits()), third);
+  return {_mm512_ternarylogic_epi32(bytes, pairs, even_bits, kBothAndOr),
+          _mm512_ternarylogic_epi32(_mm512_srli_epi16(bytes, 2), pairs, odd_bits, kBothAndOr)};
+}
+
 // The four fields of every byte, as ByteFields() of byte_codes-inl.h.
 template <QuantKind kKind>
-__attribute__((always_inline)) inline void WideFields(__m512i bytes, __m512i third, __m512i* out) {
+SLUICE_INLINE void WideFields(__m512i bytes, __m512i third, __m512i* out) {
   if constexpr (kKind == QuantKind::kQ2) {
     const __m512i two = _mm512_set1_epi8(3);
     out[0] = _mm512_and_si512(bytes, two);
@@ -67,42 +84,56 @@ __attribute__((always_inline)) inline void WideFields(__m512i bytes, __m512i thi
     out[3] = _mm512_and_si512(_mm512_srli_epi16(bytes, 6), two);
     return;
   }
-  constexpr int kBothAndOr = 0xea;  // (a & b) | c
-  const __m512i pairs = _mm512_set1_epi8(0x33);
   const __m512i nibble = _mm512_set1_epi8(0x0f);
-  const __m512i even_bits = _mm512_shuffle_epi8(InEveryLane(EvenThirdBits()), third);
-  const __m512i odd_bits = _mm512_shuffle_epi8(InEveryLane(OddThirdBits()), third);
-  const __m512i even = _mm512_ternarylogic_epi32(bytes, pairs, even_bits, kBothAndOr);
-  const __m512i odd = _mm512_ternarylogic_epi32(_mm512_srli_epi16(bytes, 2), pairs, odd_bits, kBothAndOr);
-  out[0] = _mm512_and_si512(even, nibble);
-  out[1] = _mm512_and_si512(odd, nibble);
-  out[2] = _mm512_and_si512(_mm512_srli_epi16(even, 4), nibble);
-  out[3] = _mm512_and_si512(_mm512_srli_epi16(odd, 4), nibble);
+  const ThirdPairs pairs = WithThirdBits(bytes, third);
+  out[0] = _mm512_and_si512(pairs.even, nibble);
+  out[1] = _mm512_and_si512(pairs.odd, nibble);
+  out[2] = _mm512_and_si512(_mm512_srli_epi16(pairs.even, 4), nibble);
+  out[3] = _mm512_and_si512(_mm512_srli_epi16(pairs.odd, 4), nibble);
 }
 
 // Lanes 2i and 2i + 1 of each 128 bits added: a's sums in lanes 0 and 1, b's in 2 and 3.
-inline __m512i AddNeighbours(__m512i a, __m512i b) {
+SLUICE_INLINE __m512i AddNeighbours(__m512i a, __m512i b) {
   const __m512 x = _mm512_castsi512_ps(a);
   const __m512 y = _mm512_castsi512_ps(b);
   return _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(x, y, 0x88)),
                           _mm512_castps_si512(_mm512_shuffle_ps(x, y, 0xdd)));
 }
 
-// Of kRows rows: partial sums of the groups of 64 in the two low blocks kPair of a run that begins at unit
-// `first`. Each 128-bit lane has two sums of one group and then two of the next; the first two lanes are the
-// first block's.
+// The four fields of q4's four blocks at p, as WideFields(): of the two blocks in each half of a lane the
+// even bytes' fields are 0 and 1, the odd bytes' 2 and 3.
+SLUICE_INLINE void NibbleFields(const uint8_t* p, __m512i* out) {
+  const __m512i a = EvenOdd(_mm512_inserti64x4(_mm512_castsi256_si512(LoadBlock(p)), LoadBlock(p + 64), 1));
+  const __m512i b =
+      EvenOdd(_mm512_inserti64x4(_mm512_castsi256_si512(LoadBlock(p + 32)), LoadBlock(p + 96), 1));
+  const __m512i even = _mm512_unpacklo_epi64(a, b);
+  const __m512i odd = _mm512_unpackhi_epi64(a, b);
+  const __m512i nibble = _mm512_set1_epi8(0x0f);
+  out[0] = _mm512_and_si512(even, nibble);
+  out[1] = _mm512_and_si512(_mm512_srli_epi16(even, 4), nibble);
+  out[2] = _mm512_and_si512(odd, nibble);
+  out[3] = _mm512_and_si512(_mm512_srli_epi16(odd, 4), nibble);
+}
+
+// Of kRows rows: partial sums of the four groups of 64 in the codes [256 kPair, 256 (kPair + 1)) of a run
+// that begins at unit `first`. Each 128-bit lane has two sums of one group and then two of the next; the
+// first two lanes are the first two groups'.
 template <QuantKind kKind, uint32_t kPair, int kRows>
-__attribute__((always_inline)) inline void PairOfBlocks(const RowShape& shape, const uint8_t* const* w,
-                                                        const uint8_t* x, uint32_t first, __m512i* out) {
+SLUICE_INLINE void PairOfBlocks(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
+                                uint32_t first, __m512i* out) {
   __m512i fields[kRows][4];
   SLUICE_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    const __m512i bytes = EvenOdd(LoadBlocks(w[r] + (uint64_t{first / 8} + 2 * kPair) * 32));
-    __m512i third = bytes;
-    if constexpr (kKind == QuantKind::kQ3) {
-      third = ThirdBits(w[r] + shape.high_plane + (uint64_t{first / 16} + kPair) * 32);
+    if constexpr (kKind == QuantKind::kQ4) {
+      NibbleFields(w[r] + (uint64_t{first / 4} + 4 * kPair) * 32, fields[r]);
+    } else {
+      const __m512i bytes = EvenOdd(LoadBlocks(w[r] + (uint64_t{first / 8} + 2 * kPair) * 32));
+      __m512i third = bytes;
+      if constexpr (kKind == QuantKind::kQ3) {
+        third = ThirdBits(w[r] + shape.high_plane + (uint64_t{first / 16} + kPair) * 32);
+      }
+      WideFields<kKind>(bytes, third, fields[r]);
     }
-    WideFields<kKind>(bytes, third, fields[r]);
   }
   x += uint64_t{first} * 32 + kPair * 512;
   __m512i high[kRows];
@@ -124,8 +155,8 @@ __attribute__((always_inline)) inline void PairOfBlocks(const RowShape& shape, c
 }
 
 template <QuantKind kKind, uint32_t kPair, int kRows>
-__attribute__((always_inline)) inline void TwoPairsOfBlocks(const RowShape& shape, const uint8_t* const* w,
-                                                            const uint8_t* x, uint32_t first, __m512i* out) {
+SLUICE_INLINE void TwoPairsOfBlocks(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
+                                    uint32_t first, __m512i* out) {
   __m512i a[kRows];
   __m512i b[kRows];
   PairOfBlocks<kKind, kPair, kRows>(shape, w, x, first, a);
@@ -137,9 +168,8 @@ __attribute__((always_inline)) inline void TwoPairsOfBlocks(const RowShape& shap
 
 // Of kRows <= 2 rows: the exact sums of eight groups of kUnits units, one in each lane.
 template <QuantKind kKind, uint32_t kUnits, int kRows>
-__attribute__((always_inline)) inline void EightGroupsOfBytes(const RowShape& shape, const uint8_t* const* w,
-                                                              const uint8_t* x, uint32_t first,
-                                                              __m256i* out) {
+SLUICE_INLINE void EightGroupsOfBytes(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
+                                      uint32_t first, __m256i* out) {
   __m512i sums[kRows];
   TwoPairsOfBlocks<kKind, 0, kRows>(shape, w, x, first, sums);
   if constexpr (kUnits == 8) {

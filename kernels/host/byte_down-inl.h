@@ -45,7 +45,7 @@ static_assert(kNeuronsAtOnce<QuantKind::kQ4> * 255 * kLargestCode<QuantKind::kQ4
 // (two neighbouring groups, or one group) four high bytes and then four low ones, of both neurons for the
 // even bytes and for the odd ones.
 template <bool kTwo>
-inline void StoreBytePairs(__m256i pairs, uint32_t* out) {
+SLUICE_INLINE void StoreBytePairs(__m256i pairs, uint32_t* out) {
   const __m256i order =
       _mm256_broadcastsi128_si256(kTwo ? _mm_setr_epi8(1, 3, 5, 7, 0, 2, 4, 6, 9, 11, 13, 15, 8, 10, 12, 14)
                                        : _mm_setr_epi8(1, 3, 1, 3, 0, 2, 0, 2, 9, 11, 9, 11, 8, 10, 8, 10));
@@ -62,7 +62,7 @@ inline void StoreBytePairs(__m256i pairs, uint32_t* out) {
 
 // The third bits of a q3 block's codes: of words whose low (or high) bytes hold them for a low block, bits 0
 // to 3 of each byte become those of fields 0 to 3 of the same byte of the low block.
-inline __m256i ThirdBitsOfWords(__m256i words, bool odd_block) {
+SLUICE_INLINE __m256i ThirdBitsOfWords(__m256i words, bool odd_block) {
   const __m256i even = odd_block ? _mm256_srli_epi16(words, 8) : words;
   const __m256i odd = odd_block ? _mm256_srli_epi16(words, 4) : _mm256_slli_epi16(words, 4);
   return _mm256_or_si256(_mm256_and_si256(even, _mm256_set1_epi16(0x000f)),
@@ -78,8 +78,8 @@ struct ByteFactors {
 // The fields of half a block of four rows, interleaved in pairs, times the factors: added to (kFirst: stored
 // in) the high and low sums of kByteFields registers each, which alternate.
 template <QuantKind kKind, bool kFirst>
-__attribute__((always_inline)) inline void AddHalfBlock(const __m256i* bytes, const __m256i* third,
-                                                        const ByteFactors& factors, __m256i* sums) {
+SLUICE_INLINE void AddHalfBlock(const __m256i* bytes, const __m256i* third, const ByteFactors& factors,
+                                __m256i* sums) {
   __m256i a[4];
   __m256i b[4];
   ByteFields<kKind>(bytes[0], third[0], a);
@@ -102,7 +102,7 @@ __attribute__((always_inline)) inline void AddHalfBlock(const __m256i* bytes, co
 // Of the rows that are prefetched: what lies where block b does. Two blocks are a line, or four of the third
 // bits.
 template <QuantKind kKind>
-inline void FetchAhead(const uint8_t* const* rows, uint32_t high_plane, uint32_t b) {
+SLUICE_INLINE void FetchAhead(const uint8_t* const* rows, uint32_t high_plane, uint32_t b) {
   for (uint32_t i = 0; i < 4; ++i) {
     _mm_prefetch(reinterpret_cast<const char*>(rows[i]) + b * 32, _MM_HINT_T1);
     if (kKind == QuantKind::kQ3 && b % 4 == 0) {

@@ -8,8 +8,13 @@
 #error "included by kernels_*.cc only"
 #endif
 
-inline __m256i LoadBlock(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-inline __m256i LoadCodes16(const int16_t* p) {
+// These files are one compilation with every kernel in it, past the size up to which GCC inlines by itself.
+#define SLUICE_INLINE __attribute__((always_inline)) inline
+
+SLUICE_INLINE __m256i LoadBlock(const uint8_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+SLUICE_INLINE __m256i LoadCodes16(const int16_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
 
@@ -30,7 +35,7 @@ inline constexpr uint32_t kBlockUnits = 16 / kPlaneBits<kKind>;  // in a block o
 // Field `i` of each word, i a constant after unrolling. q3: two bits here, the third is bit `high_bit` of the
 // words of `high`. mxfp4: times 2^kScaleBits.
 template <QuantKind kKind>
-inline __m256i FieldOf(__m256i words, uint32_t i, __m256i high, uint32_t high_bit) {
+SLUICE_INLINE __m256i FieldOf(__m256i words, uint32_t i, __m256i high, uint32_t high_bit) {
   constexpr uint32_t kBits = kPlaneBits<kKind>;
   if constexpr (kKind == QuantKind::kMxfp4) {
     // The code becomes the index of each high byte; the low bytes' index 0 gives 0.
@@ -56,7 +61,7 @@ inline constexpr int kScaleBits = kKind == QuantKind::kMxfp4 ? 8 : 0;
 
 // The same, not scaled.
 template <QuantKind kKind>
-inline __m256i CodesOf(__m256i words, uint32_t i, __m256i high, uint32_t high_bit) {
+SLUICE_INLINE __m256i CodesOf(__m256i words, uint32_t i, __m256i high, uint32_t high_bit) {
   const __m256i field = FieldOf<kKind>(words, i, high, high_bit);
   return kScaleBits<kKind> > 0 ? _mm256_srai_epi16(field, kScaleBits<kKind>) : field;
 }
@@ -97,7 +102,7 @@ inline __m256i UnitOf(const RowShape& shape, const uint8_t* w, uint32_t u) {
 }
 
 // Eight f16 values of which n are there; zeros behind them.
-inline __m256 LoadHalves(const uint8_t* p, uint32_t n) {
+SLUICE_INLINE __m256 LoadHalves(const uint8_t* p, uint32_t n) {
   if (n >= 8) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
@@ -107,7 +112,7 @@ inline __m256 LoadHalves(const uint8_t* p, uint32_t n) {
 }
 
 // Eight bytes of which n are there, as int32.
-inline __m256i LoadBytes(const uint8_t* p, uint32_t n) {
+SLUICE_INLINE __m256i LoadBytes(const uint8_t* p, uint32_t n) {
   if (n >= 8) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }
@@ -117,7 +122,7 @@ inline __m256i LoadBytes(const uint8_t* p, uint32_t n) {
 }
 
 // Powers of two: 2^(e - 128), what twice an E2M1 value is multiplied with; NaN for e = 255.
-inline __m256 HalfE8m0(__m256i exponents) {
+SLUICE_INLINE __m256 HalfE8m0(__m256i exponents) {
   // 2^(e - 127) first: its bits are e << 23, but for e = 0 a denormal.
   const __m256i bits = _mm256_max_epi32(_mm256_slli_epi32(exponents, 23), _mm256_set1_epi32(0x00400000));
   const __m256i nan = _mm256_srli_epi32(_mm256_cmpeq_epi32(exponents, _mm256_set1_epi32(255)), 1);
@@ -125,7 +130,7 @@ inline __m256 HalfE8m0(__m256i exponents) {
 }
 
 // f16 value `index` of the quadruple of super-group `super`, in all lanes.
-inline __m256 SuperValue(const RowShape& shape, const uint8_t* w, uint32_t index, uint32_t super) {
+SLUICE_INLINE __m256 SuperValue(const RowShape& shape, const uint8_t* w, uint32_t index, uint32_t super) {
   uint16_t half = 0;
   __builtin_memcpy(&half, w + shape.super_groups + uint64_t{super} * 8 + index * 2, 2);
   return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(half)));
@@ -144,8 +149,8 @@ __attribute__((noinline)) inline __m256 SuperValues(const RowShape& shape, const
 
 // Scales (or zeros, which lie at `offset` and whose super-groups' numbers begin at `index`) of the groups
 // [g, g + 8) of which n exist; zeros behind them.
-inline __m256 MetaOf(const RowShape& shape, const uint8_t* w, uint32_t offset, uint32_t index, uint32_t g,
-                     uint32_t n) {
+SLUICE_INLINE __m256 MetaOf(const RowShape& shape, const uint8_t* w, uint32_t offset, uint32_t index,
+                            uint32_t g, uint32_t n) {
   if (shape.super_group == 0) {
     return LoadHalves(w + offset + uint64_t{g} * 2, n);
   }
@@ -161,7 +166,7 @@ inline __m256 MetaOf(const RowShape& shape, const uint8_t* w, uint32_t offset, u
 }
 
 template <QuantKind kKind>
-inline __m256 ScalesOf(const RowShape& shape, const uint8_t* w, uint32_t g, uint32_t n) {
+SLUICE_INLINE __m256 ScalesOf(const RowShape& shape, const uint8_t* w, uint32_t g, uint32_t n) {
   if constexpr (kKind == QuantKind::kMxfp4) {
     return HalfE8m0(LoadBytes(w + shape.scales + g, n));
   }
@@ -169,7 +174,7 @@ inline __m256 ScalesOf(const RowShape& shape, const uint8_t* w, uint32_t g, uint
 }
 
 template <QuantKind kKind>
-inline __m256 ZerosOf(const RowShape& shape, const uint8_t* w, uint32_t g, uint32_t n) {
+SLUICE_INLINE __m256 ZerosOf(const RowShape& shape, const uint8_t* w, uint32_t g, uint32_t n) {
   if constexpr (kKind == QuantKind::kMxfp4) {
     return _mm256_setzero_ps();
   }

@@ -43,8 +43,10 @@ class LinesAhead {
  public:
   LinesAhead() = default;  // prefetches nothing
   // `row` may be nullptr: the same.
-  LinesAhead(const uint8_t* row, uint32_t bytes, uint32_t steps)
-      : at_(row), end_(row == nullptr ? row : row + bytes), step_((bytes / steps + 64) / 64 * 64) {}
+  LinesAhead(const uint8_t* row, uint32_t bytes, uint32_t step)
+      : at_(row), end_(row == nullptr ? row : row + bytes), step_(step) {}
+  // The step for rows of so many bytes in so many steps.
+  static uint32_t StepOf(uint32_t bytes, uint32_t steps) { return (bytes / steps + 64) / 64 * 64; }
   void Step() {
     for (uint32_t i = 0; i < step_ && at_ < end_; i += 64, at_ += 64) {
       _mm_prefetch(reinterpret_cast<const char*>(at_), _MM_HINT_T1);

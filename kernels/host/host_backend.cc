@@ -148,11 +148,6 @@ void HostBackend::RunTiles(uint32_t tiles, uint64_t work, ThreadPool::TileFuncti
   }
 }
 
-const uint8_t* HostBackend::RowOrZero(const CpuWeights& weights, uint32_t row) const {
-  const uint8_t* place = weights.Row(row);
-  return place != nullptr ? place : zero_row_;
-}
-
 host::QuantRow HostBackend::QuantizedRow(uint32_t group, uint32_t token) const {
   const QuantForm& form = forms_[group / 16 - 1];
   return {form.codes + token * code_stride_, form.scales + token * group_stride_,

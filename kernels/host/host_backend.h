@@ -46,6 +46,7 @@ class HostBackend : public CpuBackend {
   void Run(const SigmoidGateCall& call) override;
   void Run(const ScaleRowsCall& call) override;
   void Run(const RouterCall& call) override;
+  void Run(const LeadCall& call) override;
   void Run(const MoeCall& call) override;
   void Run(const CombineCall& call) override;
   void Run(const TopLogitsCall& call) override;
@@ -70,7 +71,7 @@ class HostBackend : public CpuBackend {
     float** outputs = nullptr;        // [max_tokens]
     uint64_t* keep = nullptr;         // [max_tokens]: masks of a block
     // Of the block that is being computed: rows of the second part and of down that will be read, and how
-    // many lines of them are fetched with every few rows.
+    // many lines of them are fetched with every row.
     host::RowFetch second_rows;
     host::RowFetch down_rows;
     uint32_t fetch_lines = 0;
@@ -154,7 +155,10 @@ class HostBackend : public CpuBackend {
   void QuantizeRows(const float* const* x, uint32_t tokens, uint32_t cols);
   host::QuantRow QuantizedRow(uint32_t group, uint32_t token) const;
   QuantForm& Form(uint32_t group) { return forms_[group / 16 - 1]; }
-  const uint8_t* RowOrZero(const CpuWeights& weights, uint32_t row) const;
+  const uint8_t* RowOrZero(const CpuWeights& weights, uint32_t row) const {
+    const uint8_t* place = weights.Row(row);
+    return place != nullptr ? place : zero_row_;
+  }
 
   // host_rows.cc: the operations on row lists. A list names rows of one encoding anywhere in memory, so rows
   // may be gathered at no cost.
@@ -167,7 +171,11 @@ class HostBackend : public CpuBackend {
     // they are only prefetched. 0: the rows are one stream.
     uint32_t listed = 0;
     uint32_t ahead = 0;  // down rows: how far in the list is prefetched; 0: a few
+    // Down rows by panels: bytes of each of the rows beyond `count`, if those before it were fetched; else 0.
+    uint32_t next_bytes = 0;
   };
+  // Weighted sums of these rows go by panels (KernelTable::down_panels).
+  bool ByPanels(const CpuWeights& down) const;
   // y[i][r] = dot(x_rows_[tokens[i]], row r). The operation has set x_rows_ and, if the encoding is
   // quantized, rounded them for its group (QuantizeRows).
   void DotList(const RowList& list, absl::Span<const uint32_t> tokens, uint32_t worker, float* const* y);
@@ -230,6 +238,9 @@ class HostBackend : public CpuBackend {
                    float* const* y);
   float DenseAbove(const ExpertCall& expert) const;
 
+  // host_leads.cc
+  void LeadTile(const LeadCall& call, const LeadCallPart& expert, uint32_t block, uint32_t worker);
+
   // host_moe_order.cc
   void AddBlock(const MoeCall& call, const ExpertState& state, uint32_t block, uint32_t i, const float* sum);
   void FinishBlock(const MoeCall& call, uint32_t expert, uint32_t block, const float* sums);
@@ -250,7 +261,12 @@ class HostBackend : public CpuBackend {
   void LeadByPieces(const MoeBlock& b, const CpuWeights& lead, const CpuWeights& second, float* c);
   void MakeFactors(const MoeBlock& b, bool up, float* const* y) const;
   uint32_t BlockCoefficients(const MoeBlock& b);
-  void FetchDownScales(const MoeBlock& b, uint32_t row_passes);
+  void FetchDown(const MoeBlock& b, uint32_t row_passes);
+  void AddDownStart(const CpuWeights& down, const uint8_t* row, host::RowFetch* out) const;
+  void FetchLeft(const MoeBlock& b);
+  void FetchNow(const KeptRows& kept, const CpuWeights& down, uint32_t worker);
+  uint32_t LeadBytes(const MoeBlock& b) const;
+  uint32_t NextLeads(const MoeBlock& b, uint32_t most, const uint8_t** rows) const;
   void BlockSums(const MoeBlock& b, float* const* sums);
   void SumKept(const MoeBlock& b, uint64_t mask, uint32_t begin, uint32_t end, float* const* sums);
 

@@ -32,7 +32,7 @@ constexpr uint32_t kPieceRows = 32;
 // Of what the first piece keeps. Where it is more, rows are fetched as they are read, each part in its turn
 // (measured: ahead of their turn they disturb more than they gain).
 constexpr uint64_t kMostFetchedBytes = 16384;
-// Rows between two fetches of lines.
+// Of down rows that are found only when they are read: how many are fetched whole.
 constexpr uint32_t kFetchRows = 8;
 
 }  // namespace
@@ -146,7 +146,7 @@ void HostBackend::DotForAll(const MoeBlock& b, const RowList& list, float* const
   kernels_.gemm[host::RowKindOf(list.encoding.encoding)](gemm);
 }
 
-// DotList(), a few rows at a time, with a few lines of what is to be fetched after each.
+// DotList(), with a few lines of what is to be fetched at each row.
 void HostBackend::DotFetching(const MoeBlock& b, const RowList& list, absl::Span<const uint32_t> tokens,
                               float* const* y) {
   WorkerScratch& scratch = workers_[b.worker];
@@ -158,15 +158,10 @@ void HostBackend::DotFetching(const MoeBlock& b, const RowList& list, absl::Span
     scratch.quant[i] = QuantizedRow(list.encoding.group, tokens[i]);
   }
   host::QuantDotCall dot = QuantDotOf(list, static_cast<uint32_t>(tokens.size()), b.worker, y);
-  for (uint32_t r = 0; r < list.count; r += kFetchRows) {
-    dot.w = list.rows + r;
-    dot.rows = std::min(kFetchRows, list.count - r);
-    dot.first = r;
-    dot.prefetch.listed = std::max(list.listed, list.count) - r;
-    kernels_.quant_dot[host::QuantKindOf(list.encoding.encoding)](dot);
-    const uint32_t fetched = scratch.second_rows.Advance(scratch.fetch_lines);
-    scratch.down_rows.Advance(scratch.fetch_lines - fetched);
-  }
+  dot.fetch[0] = &scratch.second_rows;
+  dot.fetch[1] = &scratch.down_rows;
+  dot.fetch_lines = scratch.fetch_lines;
+  kernels_.quant_dot[host::QuantKindOf(list.encoding.encoding)](dot);
 }
 
 // Whether a mask can be made, and what it keeps be fetched, while the lead part is still read.
@@ -177,6 +172,7 @@ bool HostBackend::LeadsByPieces(const MoeBlock& b) const {
     return IsQuantized(w.encoding.encoding) && w.encoding.encoding != Encoding::kQ8;
   };
   return small(e.up) && small(e.gate) && small(e.down) && !b.packed && b.tokens == 1 &&
+         e.lead_values.base == nullptr &&
          (e.sparsity == SparsityOrder::kUp || e.sparsity == SparsityOrder::kGate) &&
          AnyKept(b) == FirstBits(b.neurons);
 }
@@ -197,7 +193,7 @@ void HostBackend::LeadByPieces(const MoeBlock& b, const CpuWeights& lead, const 
   const uint64_t down_bytes = RowBytes(expert.down.encoding, expert.down.cols);
   scratch.keep[0] = 0;
   // As fast as the lead's rows.
-  scratch.fetch_lines = static_cast<uint32_t>(kFetchRows * RowBytes(lead.encoding, lead.cols) / 64);
+  scratch.fetch_lines = static_cast<uint32_t>(RowBytes(lead.encoding, lead.cols) / 64);
   for (uint32_t first = 0; first < b.neurons; first += kPieceRows) {
     const uint32_t n = std::min(kPieceRows, b.neurons - first);
     float* y = c + first;
@@ -221,13 +217,12 @@ void HostBackend::LeadByPieces(const MoeBlock& b, const CpuWeights& lead, const 
     }
   }
   if (!scratch.down_fetched) {
-    return FetchDownScales(b, 1);
+    return FetchDown(b, 1);
   }
   // The rest while the kept rows of the second part are read.
-  const uint32_t passes =
-      std::max(1u, static_cast<uint32_t>(std::popcount(scratch.keep[0]) + kFetchRows - 1) / kFetchRows);
+  const uint32_t rows = std::max(1u, static_cast<uint32_t>(std::popcount(scratch.keep[0])));
   const uint32_t lines = scratch.second_rows.lines() + scratch.down_rows.lines();
-  scratch.fetch_lines = (lines + passes - 1) / passes;
+  scratch.fetch_lines = (lines + rows - 1) / rows;
 }
 
 // Dot products of a part to factors of the coefficients.
@@ -262,15 +257,21 @@ uint32_t HostBackend::BlockCoefficients(const MoeBlock& b) {
     LeadByPieces(b, lead, second, c[0]);
   } else {
     if (expert.sparsity == SparsityOrder::kNone) {
-      FetchDownScales(b, 2);
+      FetchDown(b, 2);
     }
-    DotKept(b, lead, second, c);
-    MakeFactors(b, up_leads, c);
+    if (expert.lead_values.base != nullptr) {
+      for (uint32_t i = 0; i < b.tokens; ++i) {
+        std::memcpy(c[i], expert.lead_values.Row(i) + b.first, b.neurons * sizeof(float));
+      }
+    } else {
+      DotKept(b, lead, second, c);
+      MakeFactors(b, up_leads, c);
+    }
     for (uint32_t i = 0; i < b.tokens && lead_decides; ++i) {
       scratch.keep[i] &= kernels_.keep_mask(c[i], b.neurons, expert.threshold);
     }
     if (lead_decides) {
-      FetchDownScales(b, 1);
+      FetchDown(b, 1);
     }
   }
   DotKept(b, second, expert.down, other);
@@ -291,24 +292,45 @@ uint32_t HostBackend::BlockCoefficients(const MoeBlock& b) {
   return kept;
 }
 
+// What of a down row is needed before its codes are read in turn: scales and zeros; by panels the first
+// codes, too, and q3's plane of third bits, which is read along with the other.
+void HostBackend::AddDownStart(const CpuWeights& down, const uint8_t* row, host::RowFetch* out) const {
+  const bool panels = ByPanels(down);
+  const uint64_t last = panels && down.encoding.encoding == Encoding::kQ3
+                            ? PlaneBytes(2, down.cols)
+                            : ScaleOffset(down.encoding, down.cols);
+  out->Add(row + last, row + RowBytes(down.encoding, down.cols));
+  if (panels) {
+    out->Add(row, row + std::min<uint64_t>(host::kPanelAhead, last));
+  }
+}
+
 // Has the scales and zeros of the down rows fetched while rows are read, `row_passes` times as many as are
-// kept: the coefficients of a block are rounded with all of them before the first code is read.
-void HostBackend::FetchDownScales(const MoeBlock& b, uint32_t row_passes) {
+// kept: the coefficients of a block are rounded with all of them before the first code is read. By panels the
+// first codes of all rows, too.
+void HostBackend::FetchDown(const MoeBlock& b, uint32_t row_passes) {
   WorkerScratch& scratch = workers_[b.worker];
   const CpuWeights& down = b.state->call->down;
   if (b.tokens > kFusedTokens || !IsQuantized(down.encoding.encoding)) {
     return;
   }
-  const uint64_t begin = ScaleOffset(down.encoding, down.cols);
-  const uint64_t end = RowBytes(down.encoding, down.cols);
-  const uint64_t kept = AnyKept(b);
-  for (uint64_t left = kept; left != 0; left &= left - 1) {
-    const uint8_t* row = down.Row(b.first + static_cast<uint32_t>(std::countr_zero(left)));
-    scratch.down_rows.Add(row + begin, row + end);
+  for (uint64_t left = AnyKept(b); left != 0; left &= left - 1) {
+    AddDownStart(down, down.Row(b.first + static_cast<uint32_t>(std::countr_zero(left))), &scratch.down_rows);
   }
-  const uint32_t rows = row_passes * static_cast<uint32_t>(std::popcount(kept));
-  const uint32_t steps = std::max(1u, (rows + kFetchRows - 1) / kFetchRows);
-  scratch.fetch_lines = (scratch.down_rows.lines() + steps - 1) / steps;
+  const uint32_t rows = std::max(1u, row_passes * static_cast<uint32_t>(std::popcount(AnyKept(b))));
+  scratch.fetch_lines = (scratch.down_rows.lines() + rows - 1) / rows;
+}
+
+// The first lead rows of the next block, at most `most`; returns how many there are.
+uint32_t HostBackend::NextLeads(const MoeBlock& b, uint32_t most, const uint8_t** rows) const {
+  const ExpertCall& expert = *b.state->call;
+  const CpuWeights& lead = expert.sparsity == SparsityOrder::kUp ? expert.up : expert.gate;
+  const uint32_t next = b.first + b.neurons;
+  const uint32_t count = std::min(most, expert.neuron_end - next);
+  for (uint32_t j = 0; j < count; ++j) {
+    rows[j] = RowOrZero(lead, next + j);
+  }
+  return count;
 }
 
 // sums[i] = the block sum of token i (all columns), from coefficients [token][64] and the worker's masks.
@@ -319,19 +341,14 @@ void HostBackend::BlockSums(const MoeBlock& b, float* const* sums) {
   const Reading reading = HowToRead(b, quantized ? b.tokens : 1);
   if (reading == Reading::kAll) {
     const uint8_t* w[kNeuronBlock + host::kMostRowsAhead];
-    uint32_t listed = 0;
     for (uint32_t j = 0; j < b.neurons; ++j) {
-      w[listed++] = RowOrZero(down, b.first + j);
+      w[j] = RowOrZero(down, b.first + j);
     }
-    // Then the next block's first rows.
-    const ExpertCall& expert = *b.state->call;
-    const CpuWeights& lead = expert.sparsity == SparsityOrder::kUp ? expert.up : expert.gate;
-    const uint32_t next = b.first + b.neurons;
-    for (uint32_t j = 0; j < host::kMostRowsAhead && next + j < expert.neuron_end; ++j) {
-      w[listed++] = RowOrZero(lead, next + j);
+    RowList list{down.encoding, down.cols, w, b.neurons, 0};
+    if (quantized) {
+      list.listed = b.neurons + NextLeads(b, host::kMostRowsAhead, w + b.neurons);
     }
-    return DownList({down.encoding, down.cols, w, b.neurons, quantized ? listed : 0}, scratch.pointers,
-                    b.tokens, false, b.worker, sums);
+    return DownList(list, scratch.pointers, b.tokens, false, b.worker, sums);
   }
   if (reading == Reading::kTokens) {
     for (uint32_t i = 0; i < b.tokens; ++i) {
@@ -357,41 +374,61 @@ void HostBackend::SumKept(const MoeBlock& b, uint64_t mask, uint32_t begin, uint
   for (uint32_t i = begin; i < end; ++i) {
     kernels_.compress_kept(scratch.pointers[i], mask, c[i]);
   }
-  scratch.down_rows.Advance(scratch.down_rows.lines());
-  scratch.down_rows.Clear();
+  FetchLeft(b);
   KeptRows kept;
   ListKept(down, nullptr, b.first, mask, &kept);
-  const ExpertCall& expert = *b.state->call;
-  if (expert.sparsity == SparsityOrder::kProduct && IsQuantized(down.encoding.encoding)) {
-    // Only now is known which; the scales are needed first, and the first rows' codes soon.
-    const uint64_t scales = ScaleOffset(down.encoding, down.cols);
-    const uint64_t bytes = RowBytes(down.encoding, down.cols);
-    for (uint32_t i = 0; i < kept.count; ++i) {
-      scratch.down_rows.Add(kept.rows[i] + (i < kFetchRows ? 0 : scales), kept.rows[i] + bytes);
-    }
-    scratch.down_rows.Advance(scratch.down_rows.lines());
-    scratch.down_rows.Clear();
-  }
-  // Then the first rows of the next block's lead: as many, but a few at least, if the kept ones are there.
   const uint8_t* rows[2 * kNeuronBlock];
   std::copy_n(kept.rows, kept.count, rows);
-  const CpuWeights& lead = expert.sparsity == SparsityOrder::kUp ? expert.up : expert.gate;
-  const uint64_t lead_bytes = RowBytes(lead.encoding, lead.cols);
-  const uint32_t next = b.first + b.neurons;
+  RowList list{down.encoding, down.cols, rows, kept.count, kept.count};
+  // Then the first rows of the next block's lead: as many, but a few at least, if the kept ones are there.
+  if (scratch.down_fetched && ByPanels(down)) {
+    list.listed += NextLeads(b, std::max(kept.count, host::kMostRowsAhead), rows + kept.count);
+    list.next_bytes = LeadBytes(b);
+    return DownList(list, c + begin, end - begin, false, b.worker, sums + begin);
+  }
+  if (b.state->call->sparsity == SparsityOrder::kProduct && IsQuantized(down.encoding.encoding)) {
+    FetchNow(kept, down, b.worker);
+  }
   const uint32_t ahead = scratch.down_fetched ? kept.count : 0;
-  const uint32_t most = std::max(ahead, host::kMostRowsAhead);
-  uint32_t listed = kept.count;
-  for (uint32_t j = 0; next + j < expert.neuron_end && j < most; ++j) {
-    const uint8_t* row = RowOrZero(lead, next + j);
+  const uint8_t* leads[kNeuronBlock];
+  const uint32_t count = NextLeads(b, std::max(ahead, host::kMostRowsAhead), leads);
+  for (uint32_t j = 0; j < count; ++j) {
     if (j < ahead || ahead == 0) {
-      rows[listed++] = row;
+      rows[list.listed++] = leads[j];
     } else {
-      scratch.down_rows.Add(row, row + lead_bytes);
+      scratch.down_rows.Add(leads[j], leads[j] + LeadBytes(b));
     }
   }
-  DownList({down.encoding, down.cols, rows, kept.count, listed, ahead}, c + begin, end - begin, false,
-           b.worker, sums + begin);
+  list.ahead = ahead;
+  DownList(list, c + begin, end - begin, false, b.worker, sums + begin);
   scratch.down_rows.Advance(scratch.down_rows.lines());
+}
+
+// What is still to be fetched of the block.
+void HostBackend::FetchLeft(const MoeBlock& b) {
+  WorkerScratch& scratch = workers_[b.worker];
+  scratch.down_rows.Advance(scratch.down_rows.lines());
+  scratch.down_rows.Clear();
+}
+
+// Of down rows that are only now known to be kept: what is needed first, and the first rows' codes.
+void HostBackend::FetchNow(const KeptRows& kept, const CpuWeights& down, uint32_t worker) {
+  WorkerScratch& scratch = workers_[worker];
+  for (uint32_t i = 0; i < kept.count; ++i) {
+    if (i < kFetchRows && !ByPanels(down)) {
+      scratch.down_rows.Add(kept.rows[i], kept.rows[i] + RowBytes(down.encoding, down.cols));
+    } else {
+      AddDownStart(down, kept.rows[i], &scratch.down_rows);
+    }
+  }
+  scratch.down_rows.Advance(scratch.down_rows.lines());
+  scratch.down_rows.Clear();
+}
+
+uint32_t HostBackend::LeadBytes(const MoeBlock& b) const {
+  const ExpertCall& expert = *b.state->call;
+  const CpuWeights& lead = expert.sparsity == SparsityOrder::kUp ? expert.up : expert.gate;
+  return static_cast<uint32_t>(RowBytes(lead.encoding, lead.cols));
 }
 
 }  // namespace sluice

@@ -28,6 +28,13 @@ host::RowPrefetch PrefetchOf(const EncodingDescriptor& e, uint32_t cols, uint32_
 
 }  // namespace
 
+bool HostBackend::ByPanels(const CpuWeights& down) const {
+  const uint32_t group = down.encoding.group;
+  return IsQuantized(down.encoding.encoding) &&
+         kernels_.down_panels[host::QuantKindOf(down.encoding.encoding)] &&
+         (group == 16 || group == 32 || group == 64 || group == 128);
+}
+
 void HostBackend::DotList(const RowList& list, absl::Span<const uint32_t> tokens, uint32_t worker,
                           float* const* y) {
   WorkerScratch& scratch = workers_[worker];
@@ -89,7 +96,13 @@ void HostBackend::DownList(const RowList& list, const float* const* c, uint32_t 
     down.neurons = list.count;
     down.tokens = tokens;
     down.add = add;
-    down.prefetch = {0, list.ahead != 0 ? list.ahead : kDownRowsAhead, std::max(list.listed, list.count)};
+    if (list.next_bytes > 0) {
+      down.next = list.rows + list.count;
+      down.next_rows = list.listed - list.count;
+      down.next_bytes = list.next_bytes;
+    } else {
+      down.prefetch = {0, list.ahead != 0 ? list.ahead : kDownRowsAhead, std::max(list.listed, list.count)};
+    }
     down.scratch = scratch.quant_down;
     kernels_.quant_down[host::QuantKindOf(list.encoding.encoding)](down);
     return;

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "kernels/host/row_fetch.h"
 #include "kernels/kv_layout.h"
 #include "kernels/ops.h"
 
@@ -27,6 +28,9 @@ struct RowPrefetch {
 };
 
 inline constexpr uint32_t kMostRowsAhead = 12;
+
+// How far ahead, in each of them, weighted sums by panels prefetch the rows that they read.
+inline constexpr uint32_t kPanelAhead = 256;
 
 // y[t][first + r] = dot(x[t], w[r]) for t < tokens, r < rows (section 2 a). Reads exactly `cols` values of
 // each. Rows are read one after the other: one sequential stream is what memory serves best.
@@ -113,6 +117,9 @@ struct QuantDotCall {
   uint32_t tokens = 0;
   uint32_t first = 0;
   RowPrefetch prefetch;
+  // What else is fetched meanwhile: so many lines a row, of the first one that has any; nullptr: nothing.
+  RowFetch* fetch[2] = {};
+  uint32_t fetch_lines = 0;
   float* scratch = nullptr;  // quant_gemm only: QuantGemmFloats(tokens), aligned to 32 bytes
 };
 inline constexpr uint32_t kGemmQuantCodes = 8 * 128;  // of a row: the longest groups, eight at a time
@@ -143,6 +150,12 @@ struct QuantDownCall {
   uint32_t tokens = 0;
   bool add = false;
   RowPrefetch prefetch;
+  // By panels (KernelTable::down_panels), where the call's rows are in the cache: those that are read next,
+  // to be prefetched meanwhile. Else nullptr: with `prefetch` the call's own rows are fetched as they are
+  // read, of which the first kPanelAhead bytes and the scales should be there, and then the list beyond them.
+  const uint8_t* const* next = nullptr;
+  uint32_t next_rows = 0;
+  uint32_t next_bytes = 0;      // of each
   uint32_t* scratch = nullptr;  // QuantDownWords(cols), 4-byte words, aligned to 32 bytes
 };
 
@@ -215,6 +228,9 @@ struct KernelTable {
   const char* name = "";
   uint32_t gemm_tokens = 0;  // rows of a packed panel
   uint32_t dot_tokens = 0;   // tokens that share one pass of `dot` over a row
+  // quant_down goes by panels of columns, with groups of 16, 32, 64 and 128: a block's rows should be fetched
+  // before it.
+  bool down_panels[kQuantKinds] = {};
 
   void (*dot[kRowKinds])(const DotCall&) = {};
   void (*pack)(const PackCall&) = nullptr;

@@ -8,6 +8,7 @@
 
 #define SLUICE_ISA avx2
 #define SLUICE_BYTE_DOT "kernels/host/byte_dot-inl.h"
+#define SLUICE_PANEL_DOWN "kernels/host/no_panel_down-inl.h"
 SLUICE_BEGIN_ISA("avx2,fma,f16c")
 
 namespace sluice::host {

@@ -14,6 +14,7 @@
 
 #define SLUICE_ISA avx512
 #define SLUICE_BYTE_DOT "kernels/host/byte_dot_avx512-inl.h"
+#define SLUICE_PANEL_DOWN "kernels/host/panel_down_avx512-inl.h"
 SLUICE_BEGIN_ISA("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 
 namespace sluice::host {

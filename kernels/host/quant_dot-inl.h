@@ -9,14 +9,14 @@
 #endif
 
 // v[i]'s eight lanes added to lane i.
-inline __m256i FoldEight(const __m256i* v) {
+SLUICE_INLINE __m256i FoldEight(const __m256i* v) {
   const __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
   const __m256i b = _mm256_hadd_epi32(_mm256_hadd_epi32(v[4], v[5]), _mm256_hadd_epi32(v[6], v[7]));
   return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 }
 
 // The tree over eight lanes and the closing +0.
-inline float TotalOfEight(__m256 a) {
+SLUICE_INLINE float TotalOfEight(__m256 a) {
   const __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   const __m128 u = _mm_add_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_add_ss(_mm_add_ss(u, _mm_movehdup_ps(u)), _mm_setzero_ps()));
@@ -109,8 +109,8 @@ inline __m256i GroupOfUnits(const RowShape& shape, const uint8_t* w, const int16
 
 // The groups [g, g + count) of a row added to the eight lanes; s: their sums.
 template <QuantKind kKind>
-inline __m256 AddGroups(const RowShape& shape, const uint8_t* w, const QuantRow& x, uint32_t g,
-                        uint32_t count, __m256i s, __m256 lanes) {
+SLUICE_INLINE __m256 AddGroups(const RowShape& shape, const uint8_t* w, const QuantRow& x, uint32_t g,
+                               uint32_t count, __m256i s, __m256 lanes) {
   const __m256 t = _mm256_fnmadd_ps(ZerosOf<kKind>(shape, w, g, count), _mm256_loadu_ps(x.sums + g),
                                     _mm256_cvtepi32_ps(s));
   const __m256 scale = _mm256_mul_ps(ScalesOf<kKind>(shape, w, g, count), _mm256_loadu_ps(x.scales + g));
@@ -119,7 +119,7 @@ inline __m256 AddGroups(const RowShape& shape, const uint8_t* w, const QuantRow&
 
 // Partial sums of group kGroup of the eight groups of kUnits units each that begin at unit `first`.
 template <QuantKind kKind, uint32_t kUnits, uint32_t kGroup>
-inline __m256i GroupOf(const RowShape& shape, const uint8_t* w, const int16_t* x, uint32_t first) {
+SLUICE_INLINE __m256i GroupOf(const RowShape& shape, const uint8_t* w, const int16_t* x, uint32_t first) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;
   const uint8_t* codes = w + uint64_t{first / kPer} * 32;
   __m256i sum = _mm256_setzero_si256();
@@ -143,7 +143,7 @@ inline __m256i GroupOf(const RowShape& shape, const uint8_t* w, const int16_t* x
 
 // The exact sums of these eight groups, one in each lane. Folded as they come: few are alive at a time.
 template <QuantKind kKind, uint32_t kUnits>
-inline __m256i EightGroups(const RowShape& shape, const uint8_t* w, const int16_t* x, uint32_t first) {
+SLUICE_INLINE __m256i EightGroups(const RowShape& shape, const uint8_t* w, const int16_t* x, uint32_t first) {
   const __m256i s01 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 0>(shape, w, x, first),
                                         GroupOf<kKind, kUnits, 1>(shape, w, x, first));
   const __m256i s23 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 2>(shape, w, x, first),
@@ -159,8 +159,8 @@ inline __m256i EightGroups(const RowShape& shape, const uint8_t* w, const int16_
 
 // The sums of the eight whole groups from g on, of kRows rows.
 template <QuantKind kKind, uint32_t kUnits, int kRows>
-inline void SumEightGroups(const RowShape& shape, const uint8_t* const* w, const QuantRow& x, uint32_t g,
-                           __m256i* sums) {
+SLUICE_INLINE void SumEightGroups(const RowShape& shape, const uint8_t* const* w, const QuantRow& x,
+                                  uint32_t g, __m256i* sums) {
   if constexpr (kByBytes<kKind, kUnits>) {
     EightGroupsOfBytes<kKind, kUnits, kRows>(shape, w, x.bytes, g * kUnits, sums);
   } else {
@@ -173,8 +173,8 @@ inline void SumEightGroups(const RowShape& shape, const uint8_t* const* w, const
 // kRows (1 or 2) rows with one token. kUnits: units in a group, 0 for groups that do not fill whole blocks
 // with their neighbours. `ahead`: rows to prefetch meanwhile, or nullptr.
 template <QuantKind kKind, uint32_t kUnits, int kRows>
-inline void DotRowsWith(const RowShape& shape, const uint8_t* const* w, const QuantRow& x, LinesAhead* lines,
-                        float* y) {
+SLUICE_INLINE void DotRowsWith(const RowShape& shape, const uint8_t* const* w, const QuantRow& x,
+                               LinesAhead* lines, float* y) {
   __m256 lanes[kRows];
   for (int r = 0; r < kRows; ++r) {
     lanes[r] = _mm256_setzero_ps();
@@ -215,13 +215,16 @@ inline void DotRowsWith(const RowShape& shape, const uint8_t* const* w, const Qu
 
 // Rows [r, r + kRows) of the call.
 template <QuantKind kKind, uint32_t kUnits, int kRows>
-inline void DotRowsAt(const QuantDotCall& call, uint32_t r) {
-  const uint32_t steps = (call.shape.groups + 7) / 8;
+inline void DotRowsAt(const QuantDotCall& call, uint32_t r, uint32_t step) {
   const bool prefetch = KindOf(call.prefetch) != Prefetch::kNone;
+  if (call.fetch_lines != 0) {
+    const uint32_t wanted = call.fetch_lines * kRows;
+    call.fetch[1]->Advance(wanted - call.fetch[0]->Advance(wanted));
+  }
   for (uint32_t t = 0; t < call.tokens; ++t) {
     LinesAhead lines[kRows];
     for (int i = 0; i < kRows && prefetch && t == 0; ++i) {
-      lines[i] = LinesAhead(RowAhead(call.w, r + i, call.prefetch), call.shape.bytes, steps);
+      lines[i] = LinesAhead(RowAhead(call.w, r + i, call.prefetch), call.shape.bytes, step);
     }
     DotRowsWith<kKind, kUnits, kRows>(call.shape, call.w + r, call.x[t], lines, call.y[t] + call.first + r);
   }
@@ -230,13 +233,14 @@ inline void DotRowsAt(const QuantDotCall& call, uint32_t r) {
 template <QuantKind kKind, uint32_t kUnits>
 void QuantDotRows(const QuantDotCall& call) {
   // Rows by bytes go in pairs, which share what they load of x.
-  constexpr int kPair = kByBytes<kKind, kUnits> && kNative == 16 ? 2 : 1;
+  constexpr int kPair = kByBytes<kKind, kUnits> ? 2 : 1;
+  const uint32_t step = LinesAhead::StepOf(call.shape.bytes, (call.shape.groups + 7) / 8);
   uint32_t r = 0;
   for (; r + kPair <= call.rows; r += kPair) {
-    DotRowsAt<kKind, kUnits, kPair>(call, r);
+    DotRowsAt<kKind, kUnits, kPair>(call, r, step);
   }
   for (; r < call.rows; ++r) {
-    DotRowsAt<kKind, kUnits, 1>(call, r);
+    DotRowsAt<kKind, kUnits, 1>(call, r, step);
   }
 }
 

@@ -22,7 +22,7 @@ struct DownFactors {
 enum class PairForm { kWords, kBytes, kBytesOfTwoGroups };
 
 template <PairForm kForm>
-inline void StorePairs(__m256i pairs, uint32_t g, uint32_t* out) {
+SLUICE_INLINE void StorePairs(__m256i pairs, uint32_t g, uint32_t* out) {
   if constexpr (kForm == PairForm::kWords) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + g), pairs);
   } else {
@@ -92,7 +92,7 @@ struct FourBlocks {
   __m256i low[2];
   __m256i high[2];
 };
-inline FourBlocks Interleave(const uint8_t* const* w, uint64_t offset) {
+SLUICE_INLINE FourBlocks Interleave(const uint8_t* const* w, uint64_t offset) {
   FourBlocks out;
   for (int i = 0; i < 2; ++i) {
     const __m256i a = LoadBlock(w[2 * i] + offset);
@@ -157,8 +157,8 @@ void AddFourRows(const QuantDownCall& call, const DownFactors& f, uint32_t j, bo
 }
 
 // y (+)= scale * (S - Z), closed, sixteen columns from k on; s are their two registers.
-inline void FinishUnit(const QuantDownCall& call, const DownFactors& f, uint32_t k, uint32_t g,
-                       const __m256i* s, float* y) {
+SLUICE_INLINE void FinishUnit(const QuantDownCall& call, const DownFactors& f, uint32_t k, uint32_t g,
+                              const __m256i* s, float* y) {
   const __m256 scale = _mm256_set1_ps(f.scales[g]);
   const __m256 zero = _mm256_set1_ps(f.zero_sums[g]);
   const __m256i ordered[2] = {_mm256_permute2x128_si256(s[0], s[1], 0x20),
@@ -205,6 +205,9 @@ void SumRowsOfBytes(const QuantDownCall& call, const DownFactors& f, bool prefet
 
 template <QuantKind kKind, uint32_t kUnits>
 void QuantDownRows(const QuantDownCall& call) {
+  if constexpr (kDownByPanels<kKind, kUnits>) {
+    return PanelDown<kKind, kUnits>(call);
+  }
   constexpr bool kBytes = kDownByBytes<kKind, kUnits>;
   constexpr PairForm kForm = !kBytes                     ? PairForm::kWords
                              : kTwoGroups<kKind, kUnits> ? PairForm::kBytesOfTwoGroups

@@ -12,7 +12,7 @@ namespace sluice::host {
 
 class RowFetch {
  public:
-  static constexpr uint32_t kMostRows = 64;
+  static constexpr uint32_t kMostRows = 128;
 
   void Clear() { next_ = count_ = lines_ = 0; }
 

@@ -22,6 +22,7 @@
 #include "kernels/host/quant_dot-inl.h"
 #include "kernels/host/quant_gemm-inl.h"
 #include "kernels/host/byte_down-inl.h"
+#include SLUICE_PANEL_DOWN
 #include "kernels/host/quant_down-inl.h"
 #include "kernels/host/span-inl.h"
 // clang-format on
@@ -90,6 +91,7 @@ void SetQuantKernels(KernelTable* table) {
   table->quant_dot[i] = QuantDot<kKind>;
   table->quant_gemm[i] = QuantGemm<kKind>;
   table->quant_down[i] = QuantDown<kKind>;
+  table->down_panels[i] = kDownByPanels<kKind, 4>;
   table->quant_decode[i] = QuantDecode<kKind>;
 }
 

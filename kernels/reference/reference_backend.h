@@ -27,6 +27,7 @@ class ReferenceBackend : public CpuBackend {
   void Run(const SigmoidGateCall& call) override;
   void Run(const ScaleRowsCall& call) override;
   void Run(const RouterCall& call) override;
+  void Run(const LeadCall& call) override;
   void Run(const MoeCall& call) override;
   void Run(const CombineCall& call) override;
   void Run(const TopLogitsCall& call) override;

@@ -60,15 +60,19 @@ float BiasedDot(const CpuWeights& part, uint32_t j, const float* bias, const flo
   return bias == nullptr ? dot : dot + bias[j];
 }
 
-// The coefficient of neuron j; `kept`: whether it counts.
-float Coefficient(const ActivationSpec& activation, const ExpertCall& e, uint32_t j, const float* x,
+// The coefficient of neuron j for the expert's row i; `kept`: whether it counts.
+float Coefficient(const ActivationSpec& activation, const ExpertCall& e, uint32_t j, size_t i, const float* x,
                   bool* kept) {
   *kept = e.Has(j);
   if (!*kept) {
     return 0;
   }
-  const float up = reference::UpFactor(activation, BiasedDot(e.up, j, e.up_bias, x));
-  const float gate = reference::GateFactor(activation, BiasedDot(e.gate, j, e.gate_bias, x));
+  const float* made = e.lead_values.base == nullptr ? nullptr : e.lead_values.Row(i);
+  const bool up_made = made != nullptr && e.sparsity == SparsityOrder::kUp;
+  const bool gate_made = made != nullptr && !up_made;
+  const float up = up_made ? made[j] : reference::UpFactor(activation, BiasedDot(e.up, j, e.up_bias, x));
+  const float gate =
+      gate_made ? made[j] : reference::GateFactor(activation, BiasedDot(e.gate, j, e.gate_bias, x));
   const float c = gate * up;
   const float lead = e.sparsity == SparsityOrder::kUp ? up : e.sparsity == SparsityOrder::kGate ? gate : c;
   *kept = e.sparsity == SparsityOrder::kNone || !(std::fabs(lead) < e.threshold);
@@ -76,7 +80,7 @@ float Coefficient(const ActivationSpec& activation, const ExpertCall& e, uint32_
 }
 
 // Returns how many neurons counted.
-uint32_t ComputeExpertRow(const ActivationSpec& activation, const ExpertCall& e, uint32_t hidden,
+uint32_t ComputeExpertRow(const ActivationSpec& activation, const ExpertCall& e, uint32_t hidden, size_t row,
                           const float* x, float* y) {
   if (e.neuron_begin == 0) {
     for (uint32_t h = 0; h < hidden; ++h) {
@@ -89,7 +93,7 @@ uint32_t ComputeExpertRow(const ActivationSpec& activation, const ExpertCall& e,
     c.assign(std::min(kNeuronBlock, e.neuron_end - block), 0.0f);
     for (size_t j = 0; j < c.size(); ++j) {
       bool kept = false;
-      c[j] = Coefficient(activation, e, block + static_cast<uint32_t>(j), x, &kept);
+      c[j] = Coefficient(activation, e, block + static_cast<uint32_t>(j), row, x, &kept);
       active += kept ? 1 : 0;
     }
     if (IsQuantized(e.down.encoding.encoding)) {
@@ -103,11 +107,31 @@ uint32_t ComputeExpertRow(const ActivationSpec& activation, const ExpertCall& e,
 
 }  // namespace
 
+void ReferenceBackend::Run(const LeadCall& call) {
+  for (const LeadCallPart& expert : call.experts) {
+    const uint32_t width = expert.lead.rows;
+    if (expert.active != nullptr) {
+      std::fill_n(expert.active, (width + kNeuronBlock - 1) / kNeuronBlock, uint64_t{0});
+    }
+    for (size_t i = 0; i < expert.rows.size(); ++i) {
+      for (uint32_t j = 0; j < width; ++j) {
+        const float dot = BiasedDot(expert.lead, j, expert.bias, call.x.Row(expert.rows[i]));
+        const float value =
+            call.up ? reference::UpFactor(call.activation, dot) : reference::GateFactor(call.activation, dot);
+        expert.values.Row(i)[j] = value;
+        if (expert.active != nullptr && !(std::fabs(value) < expert.threshold)) {
+          expert.active[j / kNeuronBlock] |= uint64_t{1} << j % kNeuronBlock;
+        }
+      }
+    }
+  }
+}
+
 void ReferenceBackend::Run(const MoeCall& call) {
   for (const ExpertCall& expert : call.experts) {
     for (size_t i = 0; i < expert.rows.size(); ++i) {
       const uint32_t slot = expert.slots[i];
-      const uint32_t active = ComputeExpertRow(call.activation, expert, call.hidden,
+      const uint32_t active = ComputeExpertRow(call.activation, expert, call.hidden, i,
                                                call.x.Row(expert.rows[i]), call.y.Row(slot));
       if (call.active != nullptr) {
         call.active[slot] = (expert.neuron_begin == 0 ? 0 : call.active[slot]) + active;

@@ -2,6 +2,7 @@
 // that are there or by a mask, read by lists or all at once, the result has the bits of the whole expert with
 // the other coefficients 0.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -128,6 +129,98 @@ TEST_P(NeuronTest, CutOutOfEveryEncodingAndLayoutItHasTheBitsOfTheWholeExpert) {
       ASSERT_TRUE(BitEqual(y, RunWork(oracle, c, PutExpert(oracle, OnlyThese(c.experts[0], stored)))));
     }
   }
+}
+
+// The lead's values made beforehand, and the mask by which other parts would be fetched.
+TEST_P(NeuronTest, FromLeadValuesThatWereMadeBeforeTheBitsAreThoseOfTheWholeExpert) {
+  Random random(3);
+  for (const EncodingDescriptor& d : AllEncodings()) {
+    for (const SparsityOrder order : {SparsityOrder::kUp, SparsityOrder::kGate}) {
+      OpBench bench(GetParam());
+      OpBench oracle(kReference);
+      Case c;
+      c.tokens = 1 + random.Below(7);
+      c.hidden = 48 + random.Below(100);
+      c.order = order;
+      c.threshold = 0.4f;
+      c.experts = {MakeExpert(random, {d, d, d}, 1 + random.Below(150), c.hidden, random.Below(2) == 0)};
+      c.x = random.Normals(uint64_t{c.tokens} * c.hidden);
+      AssignAll(&c);
+      SCOPED_TRACE(testing::Message() << EncodingLabel(d) << " order " << static_cast<int>(order));
+      const uint32_t width = c.experts[0].up.rows;
+      ExpertWork work = PutExpert(bench, c.experts[0]);
+      LeadWork lead;
+      lead.lead = order == SparsityOrder::kUp ? work.up : work.gate;
+      lead.bias = order == SparsityOrder::kUp ? work.up_bias : work.gate_bias;
+      lead.rows = c.rows[0];
+      lead.threshold = c.threshold;
+      lead.values = bench.NewRows(c.tokens, width);
+      const uint32_t words = (width + 63) / 64;
+      lead.active = bench.NewRows(1, 2 * words).base;
+      ExpertLeadsArgs args;
+      args.x = bench.PutRows(c.x, c.hidden);
+      args.tokens = c.tokens;
+      args.hidden = c.hidden;
+      args.order = order;
+      args.experts = {&lead, 1};
+      ASSERT_TRUE(bench.queue().ExpertLeads(args).ok()) << bench.queue().ExpertLeads(args);
+      const std::vector<float> values = bench.GetRows(lead.values, c.tokens, width);
+      std::vector<uint64_t> active(words);
+      ASSERT_TRUE(bench.queue().Download(lead.active, words * 8, active.data()).ok());
+      std::vector<int32_t> positions(width, -1);
+      for (uint32_t j = 0; j < width; ++j) {
+        bool counts = false;
+        for (uint32_t t = 0; t < c.tokens; ++t) {
+          counts = counts || !(std::fabs(values[uint64_t{t} * width + j]) < c.threshold);
+        }
+        ASSERT_EQ((active[j / 64] >> j % 64 & 1) != 0, counts) << "neuron " << j;
+        positions[j] = counts ? static_cast<int32_t>(j) : -1;
+      }
+      // Only what counts is there, and the lead is not read: its rows are another part's.
+      work.lead_values = lead.values;
+      work.down.positions = bench.PutInts(positions);
+      if (order == SparsityOrder::kUp) {
+        work.up = work.gate;
+        work.up.positions = {};
+        work.gate.positions = work.down.positions;
+      } else {
+        work.gate = work.up;
+        work.gate.positions = {};
+        work.up.positions = work.down.positions;
+      }
+      ASSERT_TRUE(BitEqual(RunWork(bench, c, work), RunWork(oracle, c, PutExpert(oracle, c.experts[0]))));
+    }
+  }
+}
+
+TEST_P(NeuronTest, LeadsThatMakeNoSenseAreRefusedWithTheNumbers) {
+  Random random(4);
+  OpBench bench(GetParam());
+  const EncodingDescriptor d = MakeDescriptor(Encoding::kBf16);
+  const ExpertWork work = PutExpert(bench, MakeExpert(random, {d, d, d}, 70, 48, false));
+  const std::vector<uint32_t> rows = {0, 1};
+  LeadWork lead;
+  lead.lead = work.up;
+  lead.rows = rows;
+  lead.values = bench.NewRows(2, 70);
+  ExpertLeadsArgs args;
+  args.x = bench.NewRows(2, 48);
+  args.tokens = 2;
+  args.hidden = 48;
+  args.experts = {&lead, 1};
+  ASSERT_TRUE(bench.queue().ExpertLeads(args).ok());
+  const auto refused = [&] { return absl::IsInvalidArgument(bench.queue().ExpertLeads(args)); };
+  args.order = SparsityOrder::kProduct;
+  EXPECT_TRUE(refused());
+  args.order = SparsityOrder::kGate;
+  args.tokens = 1;  // row 1 is none of them
+  EXPECT_TRUE(refused());
+  args.tokens = 2;
+  lead.threshold = -1;
+  EXPECT_TRUE(refused());
+  lead.threshold = 0;
+  lead.lead.cols = 40;
+  EXPECT_TRUE(refused());
 }
 
 TEST_P(NeuronTest, MaskedByListsOrDenselyTheBitsAreTheSame) {

@@ -1,0 +1,353 @@
+// Weighted sums of quantized rows by panels of columns, with AVX-512: the 32-bit sums of a panel stay in
+// registers while all neurons of the block pass. Codes of two to four bits are multiplied as bytes: those of
+// four neurons lie in one 32-bit lane, which is a column, and the int16 coefficients are cut into their high
+// (signed) and low (unsigned) bytes. The sums are exact, so the bits are those of byte_down-inl.h.
+//
+// A panel is read down all rows before the next one is, so the rows should be in the second-level cache; the
+// call's `fetch` is advanced meanwhile.
+//
+// Included by kernels_avx512.cc only.
+//
+// Thread safety: pure but for the memory that the calls name.
+#ifndef SLUICE_ISA
+#error "included by kernels_avx512.cc only"
+#endif
+
+// Whether rows of a kind with groups of kUnits units are added so.
+template <QuantKind kKind, uint32_t kUnits>
+inline constexpr bool kDownByPanels =
+    (kKind == QuantKind::kQ4 || kKind == QuantKind::kQ3 || kKind == QuantKind::kQ2) && kUnits > 0;
+
+// The rounded coefficients of one token and one block of neurons. high[quad * words + group]: the high bytes
+// of the neurons 4 quad + {0, 2, 1, 3}, in this order; low: their low bytes. Groups are padded to 16.
+struct PanelFactors {
+  uint32_t* high;
+  uint32_t* low;
+  uint32_t words;
+  float* scales;
+  float* zero_sums;
+};
+
+// Scales (or zeros) of the groups [g, g + 16) of which n exist; zeros behind them.
+template <QuantKind kKind, bool kZeros>
+SLUICE_INLINE __m512 WideMeta(const RowShape& shape, const uint8_t* w, uint32_t g, uint32_t n) {
+  if (shape.super_group == 0) {
+    const uint8_t* p = w + (kZeros ? shape.zeros : shape.scales) + uint64_t{g} * 2;
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(static_cast<__mmask16>(0xffffu >> (16 - n)), p));
+  }
+  const auto eight = [&](uint32_t first, uint32_t count) {
+    return kZeros ? ZerosOf<kKind>(shape, w, first, count) : ScalesOf<kKind>(shape, w, first, count);
+  };
+  const __m256 low = eight(g, n < 8 ? n : 8);
+  const __m256 high = n > 8 ? eight(g + 8, n - 8) : _mm256_setzero_ps();
+  return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+}
+
+// The rounded coefficients of neurons 0 to 3 of a quad, each for sixteen groups, as high and low bytes.
+SLUICE_INLINE void StoreQuad(const __m512i* q, uint32_t* high, uint32_t* low) {
+  constexpr __mmask32 kOdd = 0xaaaaaaaa;
+  const __m512i order = _mm512_broadcast_i32x4(
+      _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));  // low bytes first
+  const __m512i even =
+      _mm512_shuffle_epi8(_mm512_mask_blend_epi16(kOdd, q[0], _mm512_slli_epi32(q[2], 16)), order);
+  const __m512i odd =
+      _mm512_shuffle_epi8(_mm512_mask_blend_epi16(kOdd, q[1], _mm512_slli_epi32(q[3], 16)), order);
+  _mm512_storeu_si512(low, _mm512_mask_blend_epi16(kOdd, even, _mm512_slli_epi32(odd, 16)));
+  _mm512_storeu_si512(high, _mm512_mask_blend_epi16(kOdd, _mm512_srli_epi32(even, 16), odd));
+}
+
+// Sixteen groups of RoundCoefficients() (quant_down-inl.h).
+template <QuantKind kKind>
+inline void RoundSixteenGroups(const QuantDownCall& call, const float* c, uint32_t g,
+                               const PanelFactors& out) {
+  const uint32_t count = call.shape.groups - g < 16 ? call.shape.groups - g : 16;
+  __m512 d[64];
+  __m512 largest = _mm512_setzero_ps();
+  for (uint32_t j = 0; j < call.neurons; ++j) {
+    d[j] = _mm512_mul_ps(_mm512_set1_ps(c[j]), WideMeta<kKind, false>(call.shape, call.w[j], g, count));
+    largest = _mm512_max_ps(largest, _mm512_abs_ps(d[j]));
+  }
+  const __mmask16 some = _mm512_cmp_ps_mask(largest, _mm512_set1_ps(1e-30f), _CMP_NLT_UQ);
+  const __m512 full = _mm512_set1_ps(32767.0f);
+  const __m512 inverse = _mm512_maskz_div_ps(some, full, largest);
+  _mm512_storeu_ps(out.scales + g, _mm512_maskz_div_ps(some, largest, full));
+  __m512 zero_sum = _mm512_setzero_ps();
+  const auto round = [&](uint32_t j) {
+    const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(d[j], inverse));
+    zero_sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(q), WideMeta<kKind, true>(call.shape, call.w[j], g, count),
+                               zero_sum);
+    return q;
+  };
+  for (uint32_t j = 0; j < call.neurons; j += 4) {
+    const __m512i none = _mm512_setzero_si512();
+    __m512i q[4];
+    q[0] = round(j);
+    q[1] = j + 1 < call.neurons ? round(j + 1) : none;
+    q[2] = j + 2 < call.neurons ? round(j + 2) : none;
+    q[3] = j + 3 < call.neurons ? round(j + 3) : none;
+    const uint32_t place = j / 4 * out.words + g;
+    StoreQuad(q, out.high + place, out.low + place);
+  }
+  _mm512_storeu_ps(out.zero_sums + g, _mm512_add_ps(zero_sum, _mm512_setzero_ps()));
+}
+
+// A block of 32 bytes of four rows: 32-bit lane i holds the even (odd) byte of word i of rows 0, 2, 1, 3.
+struct FourRows {
+  __m512i even;
+  __m512i odd;
+};
+
+SLUICE_INLINE __m512i TwoBlocks(const uint8_t* a, const uint8_t* b) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(LoadBlock(a)), LoadBlock(b), 1);
+}
+
+SLUICE_INLINE FourRows LoadFourRows(const uint8_t* const* w, uint64_t at) {
+  const __m512i a = TwoBlocks(w[0] + at, w[1] + at);
+  const __m512i b = TwoBlocks(w[2] + at, w[3] + at);
+  // Words of rows 0 and 2, and behind 16 of them of rows 1 and 3: of bytes 0-7 and 16-23, 8-15 and 24-31.
+  const __m512i low = _mm512_unpacklo_epi8(a, b);
+  const __m512i high = _mm512_unpackhi_epi8(a, b);
+  const __m512i even = _mm512_set_epi16(62, 46, 60, 44, 58, 42, 56, 40, 30, 14, 28, 12, 26, 10, 24, 8,  //
+                                        54, 38, 52, 36, 50, 34, 48, 32, 22, 6, 20, 4, 18, 2, 16, 0);
+  const __m512i odd = _mm512_add_epi16(even, _mm512_set1_epi16(1));
+  return {_mm512_permutex2var_epi16(low, even, high), _mm512_permutex2var_epi16(low, odd, high)};
+}
+
+// The third bits of the q3 block whose high block begins at `at`: of word i of rows 0, 2, 1, 3 the bits of
+// its even byte (the low four of each byte) and of its odd one.
+template <bool kOddBlock>
+SLUICE_INLINE __m512i LoadThirdBits(const uint8_t* const* w, uint64_t at) {
+  const __m512i a = TwoBlocks(w[0] + at, w[1] + at);
+  const __m512i b = TwoBlocks(w[2] + at, w[3] + at);
+  constexpr __mmask64 kOdd = 0xaaaaaaaaaaaaaaaa;
+  const __m512i words = kOddBlock ? _mm512_mask_blend_epi8(kOdd, _mm512_srli_epi16(a, 8), b)
+                                  : _mm512_mask_blend_epi8(kOdd, a, _mm512_slli_epi16(b, 8));
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
+                                         23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(order, words);
+}
+
+// The fields of every byte where they stand, times 2^PanelShift(field). As signed bytes they must be
+// positive, so the highest ones are moved.
+template <QuantKind kKind>
+SLUICE_INLINE void PanelFields(__m512i bytes, __m512i third, __m512i* out) {
+  const __m512i nibble = _mm512_set1_epi8(0x0f);
+  if constexpr (kKind == QuantKind::kQ4) {
+    out[0] = _mm512_and_si512(bytes, nibble);
+    out[1] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble);
+  } else if constexpr (kKind == QuantKind::kQ2) {
+    out[0] = _mm512_and_si512(bytes, _mm512_set1_epi8(0x03));
+    out[1] = _mm512_and_si512(bytes, _mm512_set1_epi8(0x0c));
+    out[2] = _mm512_and_si512(bytes, _mm512_set1_epi8(0x30));
+    out[3] = _mm512_and_si512(_mm512_srli_epi16(bytes, 6), _mm512_set1_epi8(0x03));
+  } else {
+    const ThirdPairs pairs = WithThirdBits(bytes, third);
+    out[0] = _mm512_and_si512(pairs.even, nibble);
+    out[1] = _mm512_and_si512(pairs.odd, nibble);
+    out[2] = _mm512_and_si512(pairs.even, _mm512_set1_epi8(0x70));
+    out[3] = _mm512_and_si512(pairs.odd, _mm512_set1_epi8(0x70));
+  }
+}
+template <QuantKind kKind>
+constexpr int PanelShift(uint32_t field) {
+  return kKind == QuantKind::kQ2 && field < 3   ? static_cast<int>(2 * field)
+         : kKind == QuantKind::kQ3 && field > 1 ? 4
+                                                : 0;
+}
+
+// sum plus the products of four unsigned bytes of a and four signed ones of b. In place: GCC 12 copies each
+// sum before the intrinsic, which costs the loop below a tenth.
+SLUICE_INLINE __m512i AddByteProducts(__m512i sum, __m512i a, __m512i b) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
+}
+
+// What a call's panels have in common. rows, and next, which are prefetched: padded to 64.
+struct Panels {
+  const uint8_t* rows[64];
+  const uint8_t* next[64];
+  PanelFactors factors;
+};
+
+// The sums of kBlocks blocks from `block` on, sixteen columns in each of `sums`. Of each next row the line at
+// `fetched` is prefetched.
+template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock>
+SLUICE_INLINE void SumPanel(const QuantDownCall& call, const Panels& panels, uint32_t block, uint64_t fetched,
+                            __m512i* sums) {
+  constexpr uint32_t kPer = kBlockUnits<kKind>;
+  constexpr uint32_t kFields = kPer / 2;
+  constexpr uint32_t kSums = kBlocks * kPer;
+  const __m512i nibble = _mm512_set1_epi8(0x0f);
+  __m512i high[kSums];
+  __m512i low[kSums];
+  SLUICE_UNROLL
+  for (uint32_t u = 0; u < kSums; ++u) {
+    high[u] = low[u] = _mm512_setzero_si512();
+  }
+  const uint64_t at = uint64_t{block} * 32;
+  const uint64_t third_at = call.shape.high_plane + uint64_t{block / 2} * 32;
+  const uint32_t* high_words = panels.factors.high + block * kPer / kUnits;
+  const uint32_t* low_words = panels.factors.low + block * kPer / kUnits;
+  const uint32_t words = panels.factors.words;
+  for (uint32_t j = 0; j < call.neurons; j += 4, high_words += words, low_words += words) {
+    const uint8_t* const* rows = panels.rows + j;
+    SLUICE_UNROLL
+    for (uint32_t i = 0; i < 4; ++i) {
+      _mm_prefetch(reinterpret_cast<const char*>(panels.next[j + i]) + fetched, _MM_HINT_T1);
+    }
+    __m512i third = nibble;
+    if constexpr (kKind == QuantKind::kQ3) {
+      third = LoadThirdBits<kOddBlock>(rows, third_at);
+    }
+    SLUICE_UNROLL
+    for (uint32_t b = 0; b < kBlocks; ++b) {
+      const FourRows four = LoadFourRows(rows, at + b * 32);
+      __m512i fields[kPer];
+      PanelFields<kKind>(four.even, _mm512_and_si512(third, nibble), fields);
+      PanelFields<kKind>(four.odd, _mm512_and_si512(_mm512_srli_epi16(third, 4), nibble), fields + kFields);
+      SLUICE_UNROLL
+      for (uint32_t i = 0; i < kPer; ++i) {
+        // Whole blocks lie in a group, or whole groups in a block.
+        const uint32_t u = b * kPer + i;
+        high[u] = AddByteProducts(high[u], fields[i],
+                                  _mm512_set1_epi32(static_cast<int32_t>(high_words[u / kUnits])));
+        low[u] = AddByteProducts(low[u], _mm512_set1_epi32(static_cast<int32_t>(low_words[u / kUnits])),
+                                 fields[i]);
+      }
+    }
+  }
+  SLUICE_UNROLL
+  for (uint32_t u = 0; u < kSums; ++u) {
+    const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[u], 8), low[u]);
+    sums[u] = _mm512_srai_epi32(sum, PanelShift<kKind>(u % kFields));
+  }
+}
+
+// y (+)= scale * (S - Z), closed, of the columns [k, k + 16) that exist: n.
+SLUICE_INLINE void FinishColumns(const QuantDownCall& call, const PanelFactors& f, uint32_t k, uint32_t n,
+                                 uint32_t g, __m512i sum, float* y) {
+  const __mmask16 there = static_cast<__mmask16>(0xffffu >> (16 - n));
+  const __m512 block = _mm512_mul_ps(_mm512_set1_ps(f.scales[g]),
+                                     _mm512_sub_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(f.zero_sums[g])));
+  const __m512 closed = _mm512_add_ps(block, _mm512_setzero_ps());
+  // A closed sum is never -0: it stays what it is when it is added to +0.
+  const __m512 before = _mm512_maskz_loadu_ps(call.add ? there : static_cast<__mmask16>(0), y + k);
+  _mm512_mask_storeu_ps(y + k, there, _mm512_add_ps(before, closed));
+}
+
+template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock>
+__attribute__((noinline)) void DownPanel(const QuantDownCall& call, const Panels& panels, uint32_t block,
+                                         uint64_t fetched, float* y) {
+  constexpr uint32_t kSums = kBlocks * kBlockUnits<kKind>;
+  __m512i sums[kSums];
+  SumPanel<kKind, kUnits, kBlocks, kOddBlock>(call, panels, block, fetched, sums);
+  const uint32_t first = block * kBlockUnits<kKind>;
+  const uint32_t cols = call.shape.cols;
+  if ((first + kSums) * 16 <= cols) {
+    SLUICE_UNROLL
+    for (uint32_t u = 0; u < kSums; ++u) {
+      FinishColumns(call, panels.factors, (first + u) * 16, 16, (first + u) / kUnits, sums[u], y);
+    }
+    return;
+  }
+  for (uint32_t u = 0; u < kSums && (first + u) * 16 < cols; ++u) {
+    const uint32_t k = (first + u) * 16;
+    FinishColumns(call, panels.factors, k, cols - k < 16 ? cols - k : 16, (first + u) / kUnits, sums[u], y);
+  }
+}
+
+// The rows of a call and those to prefetch: the next ones, of which there may be fewer (then a row that is
+// there already), or its own.
+inline void ListPanels(const QuantDownCall& call, bool own, Panels* out) {
+  const uint32_t last = call.neurons - 1;
+  for (uint32_t j = 0; j < RoundUp(call.neurons, 4); ++j) {
+    out->rows[j] = call.w[j < last ? j : last];  // beyond the end the coefficients are 0
+  }
+  for (uint32_t j = 0; j < RoundUp(call.neurons, 4); ++j) {
+    out->next[j] = own ? out->rows[j] : j < call.next_rows ? call.next[j] : out->rows[0];
+  }
+}
+
+// Lines [first, end) of part `part` of `parts` of some rows.
+inline void FetchPart(const uint8_t* const* rows, uint32_t count, uint32_t first, uint32_t end, uint32_t part,
+                      uint32_t parts) {
+  const uint32_t last = count * (part + 1) / parts;
+  for (uint32_t r = count * part / parts; r < last; ++r) {
+    for (uint32_t i = first; i < end; ++i) {
+      _mm_prefetch(reinterpret_cast<const char*>(rows[r]) + uint64_t{i} * 64, _MM_HINT_T1);
+    }
+  }
+}
+
+// What is prefetched with each panel of `bytes` bytes, and after it.
+class PanelFetch {
+ public:
+  // A call's own rows are fetched up to `end`, steps of `bytes`.
+  PanelFetch(const QuantDownCall& call, uint32_t end, uint32_t bytes, uint32_t steps)
+      : call_(call), end_(end), own_(KindOf(call.prefetch) != Prefetch::kNone), bytes_(bytes), steps_(steps) {
+    own_steps_ = own_ ? (RoundUp(end, bytes) - Smaller(kPanelAhead, end)) / bytes : 0;
+  }
+  bool own() const { return own_; }
+  // Where the line is in each of Panels::next.
+  uint64_t At(uint32_t step) const {
+    const uint64_t at = own_ ? uint64_t{step} * bytes_ + kPanelAhead : uint64_t{64} * step;
+    return at < (own_ ? end_ : call_.next_bytes) ? at : 0;
+  }
+  // The lines of next rows that no panel has room for; after a call's own rows those that are listed next.
+  void After(uint32_t step) const {
+    const uint32_t in_panels = Smaller(call_.next_rows, RoundUp(call_.neurons, 4));
+    const uint32_t lines = (call_.next_bytes + 63) / 64;
+    FetchPart(call_.next, in_panels, steps_, lines, step, steps_);
+    FetchPart(call_.next + in_panels, call_.next_rows - in_panels, 0, lines, step, steps_);
+    if (own_ && step >= own_steps_ && call_.prefetch.listed > call_.neurons) {
+      FetchPart(call_.w + call_.neurons, call_.prefetch.listed - call_.neurons, 0,
+                (call_.shape.bytes + 63) / 64, step - own_steps_, steps_ - own_steps_);
+    }
+  }
+
+ private:
+  static uint32_t Smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
+  const QuantDownCall& call_;
+  const uint32_t end_;
+  const bool own_;
+  const uint32_t bytes_;
+  const uint32_t steps_;
+  uint32_t own_steps_;
+};
+
+template <QuantKind kKind, uint32_t kUnits>
+void PanelDown(const QuantDownCall& call) {
+  constexpr uint32_t kColumns = kBlockUnits<kKind> * 16;
+  constexpr uint32_t kBlocks = kKind == QuantKind::kQ4 ? 2 : 1;
+  Panels panels;
+  PanelFactors& f = panels.factors;
+  f.words = RoundUp(call.shape.groups, 16);
+  f.high = call.scratch;
+  f.low = f.high + uint64_t{16} * f.words;
+  f.scales = reinterpret_cast<float*>(f.low + uint64_t{16} * f.words);
+  f.zero_sums = f.scales + f.words;
+  const uint32_t blocks = (call.shape.cols + kColumns - 1) / kColumns;
+  const uint32_t steps = (blocks + kBlocks - 1) / kBlocks;
+  const uint32_t end = kKind == QuantKind::kQ3 ? call.shape.high_plane : call.shape.scales;
+  const PanelFetch fetch(call, end, kBlocks * 32, steps);
+  ListPanels(call, fetch.own(), &panels);
+  for (uint32_t t = 0; t < call.tokens; ++t) {
+    for (uint32_t g = 0; g < call.shape.groups; g += 16) {
+      RoundSixteenGroups<kKind>(call, call.c[t], g, f);
+    }
+    for (uint32_t step = 0; step < steps; ++step) {
+      const uint32_t block = step * kBlocks;
+      const uint64_t fetched = fetch.At(step);
+      if (kKind == QuantKind::kQ3 && block % 2 != 0) {
+        DownPanel<kKind, kUnits, 1, kKind == QuantKind::kQ3>(call, panels, block, fetched, call.y[t]);
+      } else if (block + kBlocks <= blocks) {
+        DownPanel<kKind, kUnits, kBlocks, false>(call, panels, block, fetched, call.y[t]);
+      } else {
+        DownPanel<kKind, kUnits, 1, false>(call, panels, block, fetched, call.y[t]);
+      }
+      if (t == 0) {
+        fetch.After(step);
+      }
+    }
+  }
+}
