@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "common/text/jinja/builtins.h"
+#include "common/text/jinja/evaluator.h"
 #include "common/text/jinja/globals.h"
 
 namespace sluice::jinja {
@@ -14,18 +15,12 @@ namespace {
 // How a block ended: by running through, or by break or continue of the innermost loop.
 enum class Flow { kNormal, kBreak, kContinue };
 
-// One name space. Loops and macros open one; `if` does not.
-struct Frame {
-  Map names;
-  bool function = false;  // a macro's: names of frames below are not seen, but for the globals'
-};
-
 class Interpreter {
  public:
-  Interpreter(const Map& variables, absl::Time now, const RenderLimits& limits) : limits_(limits) {
-    frames_.push_back({variables, false});
-    AddGlobals(now, &frames_[0].names);
-    frames_.push_back({{}, false});
+  Interpreter(const Map& variables, absl::Time now, const RenderLimits& limits) : evaluator_(limits) {
+    evaluator_.frames().push_back({variables, false});
+    AddGlobals(now, &evaluator_.frames()[0].names);
+    evaluator_.frames().push_back({{}, false});
   }
 
   absl::StatusOr<String> Run(const Block& block) {
@@ -36,56 +31,9 @@ class Interpreter {
   }
 
  private:
-  class Depth {
-   public:
-    explicit Depth(int* depth) : depth_(depth) { ++*depth_; }
-    ~Depth() { --*depth_; }
-
-   private:
-    int* depth_;
-  };
-
-  absl::Status Step(int line) {
-    if (++steps_ > limits_.steps) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("template line ", line, ": more than ", limits_.steps, " steps"));
-    }
-    if (depth_ > limits_.depth) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("template line ", line, ": nested deeper than ", limits_.depth));
-    }
-    return absl::OkStatus();
+  void Assign(const std::string& name, Value value) {
+    SetKey(evaluator_.frames().back().names, name, std::move(value));
   }
-
-  // Copying and searching a large value is work, too.
-  void Charge(const Value& value) {
-    constexpr size_t kPerStep = 256;  // bytes, or items of a list
-    if (const String* text = value.string()) {
-      steps_ += text->text.size() / kPerStep;
-    } else if (const List* list = value.list()) {
-      steps_ += list->size() / (kPerStep / 16);
-    }
-  }
-
-  static absl::Status AtLine(const absl::Status& status, int line) {
-    const std::string message(status.message());
-    return message.rfind("template line ", 0) == 0 ? status
-                                                   : Annotate(status, absl::StrCat("template line ", line));
-  }
-
-  Value Lookup(const std::string& name) {
-    for (size_t i = frames_.size(); i-- > 0;) {
-      if (const Value* found = FindKey(frames_[i].names, name)) {
-        return *found;
-      }
-      if (frames_[i].function) {
-        i = std::min<size_t>(i, 2);  // on to the template's own names and the globals
-      }
-    }
-    return Value::MakeUndefined(name);
-  }
-
-  void Assign(const std::string& name, Value value) { SetKey(frames_.back().names, name, std::move(value)); }
 
   absl::Status AssignTargets(const std::vector<std::string>& targets, Value value, int line) {
     if (targets.size() == 1) {
@@ -106,20 +54,20 @@ class Interpreter {
 
   absl::Status Emit(const String& text, String* out, int line) {
     out->Append(text);
-    if (out->text.size() > limits_.output_bytes) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("template line ", line, ": more than ", limits_.output_bytes, " bytes of output"));
+    if (out->text.size() > evaluator_.limits().output_bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat("template line ", line, ": more than ",
+                                                       evaluator_.limits().output_bytes, " bytes of output"));
     }
     return absl::OkStatus();
   }
 
   absl::StatusOr<Flow> RunBlock(const Block& block, String* out) {
-    const Depth depth(&depth_);
+    const Depth depth(evaluator_.depth());
     for (const Statement& statement : block) {
-      RETURN_IF_ERROR(Step(statement.line));
+      RETURN_IF_ERROR(evaluator_.Step(statement.line));
       absl::StatusOr<Flow> flow = RunStatement(statement, out);
       if (!flow.ok()) {
-        return AtLine(flow.status(), statement.line);
+        return Evaluator::AtLine(flow.status(), statement.line);
       }
       if (*flow != Flow::kNormal) {
         return flow;
@@ -134,7 +82,7 @@ class Interpreter {
         RETURN_IF_ERROR(Emit(String::Own(statement.text), out, statement.line));
         return Flow::kNormal;
       case Statement::Kind::kOutput: {
-        ASSIGN_OR_RETURN(const Value value, Evaluate(*statement.expression));
+        ASSIGN_OR_RETURN(const Value value, evaluator_.Evaluate(*statement.expression));
         RETURN_IF_ERROR(Emit(ToString(value), out, statement.line));
         return Flow::kNormal;
       }
@@ -155,8 +103,8 @@ class Interpreter {
         String body;
         ASSIGN_OR_RETURN(const Flow flow, RunBlock(statement.body, &body));
         (void)flow;
-        filter_body_ = Value(std::move(body));
-        ASSIGN_OR_RETURN(const Value value, Evaluate(*statement.expression));
+        evaluator_.set_filter_body(Value(std::move(body)));
+        ASSIGN_OR_RETURN(const Value value, evaluator_.Evaluate(*statement.expression));
         RETURN_IF_ERROR(Emit(ToString(value), out, statement.line));
         return Flow::kNormal;
       }
@@ -173,7 +121,7 @@ class Interpreter {
   absl::StatusOr<Flow> RunIf(const Statement& statement, String* out) {
     for (const Branch& branch : statement.branches) {
       if (branch.condition != nullptr) {
-        ASSIGN_OR_RETURN(const Value condition, Evaluate(*branch.condition));
+        ASSIGN_OR_RETURN(const Value condition, evaluator_.Evaluate(*branch.condition));
         if (!condition.Truthy()) {
           continue;
         }
@@ -185,20 +133,20 @@ class Interpreter {
 
   // The items that pass the loop's own condition.
   absl::StatusOr<List> LoopItems(const Statement& statement) {
-    ASSIGN_OR_RETURN(const Value iterable, Evaluate(*statement.expression));
+    ASSIGN_OR_RETURN(const Value iterable, evaluator_.Evaluate(*statement.expression));
     ASSIGN_OR_RETURN(List items, Items(iterable));
     if (statement.condition == nullptr) {
       return items;
     }
     List chosen;
-    frames_.push_back({});
+    evaluator_.frames().push_back({});
     absl::Status status;
     for (const Value& item : items) {
-      status = Step(statement.line);
+      status = evaluator_.Step(statement.line);
       if (status.ok()) {
         status = AssignTargets(statement.targets, item, statement.line);
       }
-      absl::StatusOr<Value> keep = status.ok() ? Evaluate(*statement.condition) : status;
+      absl::StatusOr<Value> keep = status.ok() ? evaluator_.Evaluate(*statement.condition) : status;
       if (!keep.ok()) {
         status = keep.status();
         break;
@@ -207,7 +155,7 @@ class Interpreter {
         chosen.push_back(item);
       }
     }
-    frames_.pop_back();
+    evaluator_.frames().pop_back();
     RETURN_IF_ERROR(status);
     return chosen;
   }
@@ -232,12 +180,12 @@ class Interpreter {
     ASSIGN_OR_RETURN(const List items, LoopItems(statement));
     bool completed = false;  // as in Jinja2, a body that `continue` or `break` left does not count
     for (size_t i = 0; i < items.size(); ++i) {
-      RETURN_IF_ERROR(Step(statement.line));
-      frames_.push_back({});
+      RETURN_IF_ERROR(evaluator_.Step(statement.line));
+      evaluator_.frames().push_back({});
       Assign("loop", Value(LoopVariable(items, i)));
       const absl::Status status = AssignTargets(statement.targets, items[i], statement.line);
       absl::StatusOr<Flow> flow = status.ok() ? RunBlock(statement.body, out) : status;
-      frames_.pop_back();
+      evaluator_.frames().pop_back();
       if (!flow.ok()) {
         return flow;
       }
@@ -252,7 +200,7 @@ class Interpreter {
   absl::Status RunSet(const Statement& statement) {
     Value value;
     if (statement.expression != nullptr) {
-      ASSIGN_OR_RETURN(value, Evaluate(*statement.expression));
+      ASSIGN_OR_RETURN(value, evaluator_.Evaluate(*statement.expression));
     } else {
       String body;
       ASSIGN_OR_RETURN(const Flow flow, RunBlock(statement.body, &body));
@@ -262,7 +210,7 @@ class Interpreter {
     if (statement.attribute.empty()) {
       return AssignTargets(statement.targets, std::move(value), statement.line);
     }
-    const Value object = Lookup(statement.targets[0]);
+    const Value object = evaluator_.Lookup(statement.targets[0]);
     if (object.map() == nullptr) {
       return absl::InvalidArgumentError(absl::StrCat("'", statement.targets[0], "' is not a namespace"));
     }
@@ -277,8 +225,8 @@ class Interpreter {
   }
 
   absl::StatusOr<Value> CallMacro(const Statement& statement, const Arguments& arguments) {
-    RETURN_IF_ERROR(Step(statement.line));
-    const Depth depth(&depth_);
+    RETURN_IF_ERROR(evaluator_.Step(statement.line));
+    const Depth depth(evaluator_.depth());
     if (arguments.positional.size() > statement.parameters.size()) {
       return absl::InvalidArgumentError(absl::StrCat("macro '", statement.name, "' takes ",
                                                      statement.parameters.size(), " arguments, got ",
@@ -291,7 +239,7 @@ class Interpreter {
       if (const Value* given = arguments.Find(i, name)) {
         SetKey(frame.names, name, *given);
       } else if (otherwise != nullptr) {
-        ASSIGN_OR_RETURN(Value value, Evaluate(*otherwise));
+        ASSIGN_OR_RETURN(Value value, evaluator_.Evaluate(*otherwise));
         SetKey(frame.names, name, std::move(value));
       } else {
         SetKey(frame.names, name, Value::MakeUndefined(name));
@@ -300,19 +248,19 @@ class Interpreter {
     if (const Value* caller = arguments.Find(statement.parameters.size(), "caller")) {
       SetKey(frame.names, "caller", *caller);
     }
-    frames_.push_back(std::move(frame));
+    evaluator_.frames().push_back(std::move(frame));
     String out;
     const absl::StatusOr<Flow> flow = RunBlock(statement.body, &out);
-    frames_.pop_back();
+    evaluator_.frames().pop_back();
     RETURN_IF_ERROR(flow.status());
     return Value(std::move(out));
   }
 
   absl::Status RunCallBlock(const Statement& statement, String* out) {
     const Expression& call = *statement.expression;
-    ASSIGN_OR_RETURN(Arguments arguments, EvaluateArguments(call.arguments));
+    ASSIGN_OR_RETURN(Arguments arguments, evaluator_.EvaluateArguments(call.arguments));
     SetKey(arguments.named, "caller", MakeMacro(statement));
-    ASSIGN_OR_RETURN(const Value callee, Evaluate(*call.items[0]));
+    ASSIGN_OR_RETURN(const Value callee, evaluator_.Evaluate(*call.items[0]));
     if (callee.function() == nullptr) {
       return absl::InvalidArgumentError("call needs a macro");
     }
@@ -320,195 +268,7 @@ class Interpreter {
     return Emit(ToString(value), out, statement.line);
   }
 
-  absl::StatusOr<Arguments> EvaluateArguments(const CallArguments& arguments) {
-    Arguments values;
-    for (const ExpressionPtr& argument : arguments.positional) {
-      ASSIGN_OR_RETURN(Value value, Evaluate(*argument));
-      values.positional.push_back(std::move(value));
-    }
-    for (const auto& [name, argument] : arguments.named) {
-      ASSIGN_OR_RETURN(Value value, Evaluate(*argument));
-      SetKey(values.named, name, std::move(value));
-    }
-    return values;
-  }
-
-  absl::StatusOr<Value> Evaluate(const Expression& expression) {
-    RETURN_IF_ERROR(Step(expression.line));
-    const Depth depth(&depth_);
-    absl::StatusOr<Value> value = EvaluateKind(expression);
-    if (!value.ok()) {
-      return AtLine(value.status(), expression.line);
-    }
-    if (value->string() != nullptr && value->string()->text.size() > limits_.output_bytes) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "template line ", expression.line, ": a text of more than ", limits_.output_bytes, " bytes"));
-    }
-    Charge(*value);
-    return value;
-  }
-
-  absl::StatusOr<Value> EvaluateKind(const Expression& expression) {
-    switch (expression.kind) {
-      case Expression::Kind::kLiteral:
-        return expression.literal.undefined() ? filter_body_ : expression.literal;
-      case Expression::Kind::kName:
-        return Lookup(expression.name);
-      case Expression::Kind::kList:
-        return EvaluateList(expression);
-      case Expression::Kind::kMap:
-        return EvaluateMap(expression);
-      case Expression::Kind::kAttribute:
-        return EvaluateAttribute(expression);
-      case Expression::Kind::kSubscript: {
-        ASSIGN_OR_RETURN(const Value object, Evaluate(*expression.items[0]));
-        ASSIGN_OR_RETURN(const Value index, Evaluate(*expression.items[1]));
-        Charge(object);
-        return Subscript(object, index);
-      }
-      case Expression::Kind::kSlice:
-        return EvaluateSlice(expression);
-      case Expression::Kind::kCall:
-        return EvaluateCall(expression);
-      case Expression::Kind::kFilter: {
-        ASSIGN_OR_RETURN(const Value subject, Evaluate(*expression.items[0]));
-        ASSIGN_OR_RETURN(const Arguments arguments, EvaluateArguments(expression.arguments));
-        return ApplyFilter(expression.name, subject, arguments);
-      }
-      case Expression::Kind::kTest: {
-        ASSIGN_OR_RETURN(const Value subject, Evaluate(*expression.items[0]));
-        ASSIGN_OR_RETURN(const Arguments arguments, EvaluateArguments(expression.arguments));
-        ASSIGN_OR_RETURN(const bool result, ApplyTest(expression.name, subject, arguments));
-        return Value(result != expression.negated);
-      }
-      case Expression::Kind::kUnary:
-        return EvaluateUnary(expression);
-      case Expression::Kind::kBinary:
-        return EvaluateBinary(expression);
-      case Expression::Kind::kComparison:
-        return EvaluateComparison(expression);
-      case Expression::Kind::kConditional: {
-        ASSIGN_OR_RETURN(const Value condition, Evaluate(*expression.items[1]));
-        const ExpressionPtr& chosen = expression.items[condition.Truthy() ? 0 : 2];
-        return chosen == nullptr ? absl::StatusOr<Value>(Value::MakeUndefined("if without else"))
-                                 : Evaluate(*chosen);
-      }
-    }
-    return absl::InternalError("unknown expression");
-  }
-
-  absl::StatusOr<Value> EvaluateList(const Expression& expression) {
-    List list;
-    for (const ExpressionPtr& item : expression.items) {
-      ASSIGN_OR_RETURN(Value value, Evaluate(*item));
-      list.push_back(std::move(value));
-    }
-    return Value(std::move(list));
-  }
-
-  absl::StatusOr<Value> EvaluateMap(const Expression& expression) {
-    Map map;
-    for (size_t i = 0; i + 1 < expression.items.size(); i += 2) {
-      ASSIGN_OR_RETURN(const Value key, Evaluate(*expression.items[i]));
-      ASSIGN_OR_RETURN(Value value, Evaluate(*expression.items[i + 1]));
-      const bool integer = key.As<int64_t>() != nullptr;
-      if ((!integer && key.string() == nullptr) || (i > 0 && integer != map.integer_keys)) {
-        return absl::UnimplementedError(
-            absl::StrCat("a mapping whose keys are not all strings or all integers (", key.TypeName(),
-                         ") is not supported"));
-      }
-      map.integer_keys = integer;
-      const String name = ToString(key);
-      map.client = map.client || name.marks.find(1) != std::string::npos;
-      SetKey(map, name.text, std::move(value));
-    }
-    return Value(std::move(map));
-  }
-
-  absl::StatusOr<Value> EvaluateAttribute(const Expression& expression) {
-    ASSIGN_OR_RETURN(const Value object, Evaluate(*expression.items[0]));
-    int64_t index = 0;
-    if (expression.name.find_first_not_of("0123456789") == std::string::npos && expression.name.size() < 9) {
-      index = std::stoll(expression.name);
-      return Subscript(object, Value(index));
-    }
-    return Subscript(object, Value(String::Own(expression.name)));
-  }
-
-  absl::StatusOr<Value> EvaluateSlice(const Expression& expression) {
-    ASSIGN_OR_RETURN(const Value object, Evaluate(*expression.items[0]));
-    Value bounds[3];
-    for (int i = 0; i < 3; ++i) {
-      if (expression.items[i + 1] != nullptr) {
-        ASSIGN_OR_RETURN(bounds[i], Evaluate(*expression.items[i + 1]));
-      }
-    }
-    return SliceOf(object, bounds[0], bounds[1], bounds[2]);
-  }
-
-  absl::StatusOr<Value> EvaluateCall(const Expression& expression) {
-    ASSIGN_OR_RETURN(const Arguments arguments, EvaluateArguments(expression.arguments));
-    const Expression& callee = *expression.items[0];
-    if (callee.kind == Expression::Kind::kAttribute) {
-      ASSIGN_OR_RETURN(const Value object, Evaluate(*callee.items[0]));
-      if (Map* map = object.map()) {
-        const Value* found = FindKey(*map, callee.name);
-        if (found != nullptr && found->function() != nullptr) {
-          return (*found->function())(arguments);
-        }
-      }
-      return CallMethod(object, callee.name, arguments);
-    }
-    ASSIGN_OR_RETURN(const Value function, Evaluate(callee));
-    if (function.function() == nullptr) {
-      if (function.undefined()) {
-        return absl::UnimplementedError(absl::StrCat("the function '", callee.name, "' is not supported"));
-      }
-      return absl::InvalidArgumentError(
-          absl::StrCat("a value of type ", function.TypeName(), " cannot be called"));
-    }
-    return (*function.function())(arguments);
-  }
-
-  absl::StatusOr<Value> EvaluateUnary(const Expression& expression) {
-    ASSIGN_OR_RETURN(const Value operand, Evaluate(*expression.items[0]));
-    if (expression.name == "not") {
-      return Value(!operand.Truthy());
-    }
-    return ApplyBinary(expression.name, Value(0), operand);
-  }
-
-  absl::StatusOr<Value> EvaluateComparison(const Expression& expression) {
-    ASSIGN_OR_RETURN(Value left, Evaluate(*expression.items[0]));
-    for (size_t i = 0; i < expression.operators.size(); ++i) {
-      ASSIGN_OR_RETURN(Value right, Evaluate(*expression.items[i + 1]));
-      ASSIGN_OR_RETURN(const Value holds, ApplyBinary(expression.operators[i], left, right));
-      if (!holds.Truthy()) {
-        return Value(false);
-      }
-      left = std::move(right);
-    }
-    return Value(true);
-  }
-
-  absl::StatusOr<Value> EvaluateBinary(const Expression& expression) {
-    ASSIGN_OR_RETURN(Value left, Evaluate(*expression.items[0]));
-    if ((expression.name == "and" && !left.Truthy()) || (expression.name == "or" && left.Truthy())) {
-      return left;
-    }
-    ASSIGN_OR_RETURN(Value right, Evaluate(*expression.items[1]));
-    if (expression.name == "and" || expression.name == "or") {
-      return right;
-    }
-    return ApplyBinary(expression.name, left, right);
-  }
-
-  const RenderLimits limits_;
-  std::vector<Frame>
-      frames_;         // [0] globals and variables, [1] the template's own names, then loops and macros
-  Value filter_body_;  // what a filter block's chain starts from
-  uint64_t steps_ = 0;
-  int depth_ = 0;
+  Evaluator evaluator_;
 };
 
 }  // namespace

@@ -1,0 +1,75 @@
+// Expressions of the template language, evaluated in a stack of name spaces, with the limits of a rendering.
+//
+// Thread safety: thread-compatible.
+#ifndef SLUICE_COMMON_TEXT_JINJA_EVALUATOR_H_
+#define SLUICE_COMMON_TEXT_JINJA_EVALUATOR_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/text/jinja/ast.h"
+#include "common/text/jinja/interpreter.h"
+
+namespace sluice::jinja {
+
+// One name space. Loops and macros open one; `if` does not.
+struct Frame {
+  Map names;
+  bool function = false;  // a macro's: names of frames below are not seen, but for the globals'
+};
+
+// Counts a level of nesting while it lives.
+class Depth {
+ public:
+  explicit Depth(int* depth) : depth_(depth) { ++*depth_; }
+  ~Depth() { --*depth_; }
+
+ private:
+  int* depth_;
+};
+
+class Evaluator {
+ public:
+  explicit Evaluator(const RenderLimits& limits) : limits_(limits) {}
+
+  absl::StatusOr<Value> Evaluate(const Expression& expression);
+  absl::StatusOr<Arguments> EvaluateArguments(const CallArguments& arguments);
+  Value Lookup(const std::string& name);
+
+  // One step of work at a line of the template. RESOURCE_EXHAUSTED: too many, or nested too deeply.
+  absl::Status Step(int line);
+  // The error with its line, unless a line is named already.
+  static absl::Status AtLine(const absl::Status& status, int line);
+
+  const RenderLimits& limits() const { return limits_; }
+  std::vector<Frame>& frames() { return frames_; }
+  int* depth() { return &depth_; }
+  // What a filter block's chain starts from.
+  void set_filter_body(Value body) { filter_body_ = std::move(body); }
+
+ private:
+  void Charge(const Value& value);
+  absl::StatusOr<Value> EvaluateKind(const Expression& expression);
+  absl::StatusOr<Value> EvaluateList(const Expression& expression);
+  absl::StatusOr<Value> EvaluateMap(const Expression& expression);
+  absl::StatusOr<Value> EvaluateAttribute(const Expression& expression);
+  absl::StatusOr<Value> EvaluateSlice(const Expression& expression);
+  absl::StatusOr<Value> EvaluateCall(const Expression& expression);
+  absl::StatusOr<Value> EvaluateUnary(const Expression& expression);
+  absl::StatusOr<Value> EvaluateComparison(const Expression& expression);
+  absl::StatusOr<Value> EvaluateBinary(const Expression& expression);
+
+  const RenderLimits limits_;
+  std::vector<Frame>
+      frames_;  // [0] globals and variables, [1] the template's own names, then loops and macros
+  Value filter_body_;
+  uint64_t steps_ = 0;
+  int depth_ = 0;
+};
+
+}  // namespace sluice::jinja
+
+#endif  // SLUICE_COMMON_TEXT_JINJA_EVALUATOR_H_
