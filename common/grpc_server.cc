@@ -246,6 +246,14 @@ void GrpcServer::SetServing(bool serving) {
   }
 }
 
+void GrpcServer::SetPeers(const PeerPolicy& peers) {
+  for (const std::unique_ptr<UnixEndpoint>& endpoint : impl_->endpoints) {
+    if (endpoint->loop != nullptr) {
+      endpoint->loop->SetPolicy(peers);
+    }
+  }
+}
+
 void GrpcServer::Shutdown(absl::Duration patience) {
   if (impl_->server == nullptr || impl_->stopped.load()) {
     return;

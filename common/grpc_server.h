@@ -58,6 +58,9 @@ class GrpcServer {
   // What the standard health service answers, for "" and for each service. Without effect after Shutdown.
   void SetServing(bool serving);
 
+  // Who may connect to the unix sockets from now on.
+  void SetPeers(const PeerPolicy& peers);
+
   // Reports NOT_SERVING, accepts no more connections, lets running calls end for up to `patience`, cancels
   // the rest. Idempotent.
   void Shutdown(absl::Duration patience);

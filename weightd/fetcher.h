@@ -86,6 +86,8 @@ class Fetcher {
     std::function<void(const std::string& message)> log_error;
     // Bytes that prefetches may take now, those already in flight counted off. May be empty: no bound.
     std::function<uint64_t()> prefetch_room;
+    // A demand, accepted then, ended for want of room. May be empty.
+    std::function<void(uint64_t session, int64_t accepted_nanos)> starved;
     // What is counted on the way. May be null.
     StoreMetrics* metrics = nullptr;
   };
@@ -109,6 +111,8 @@ class Fetcher {
   void OnRead(const ReadResult& result);
   // A retired segment was dropped: requests that wait for its room are tried again at the next Pump().
   void OnRetired();
+  // Options::slow_read_nanos for reads that start from now on.
+  void SetSlowRead(int64_t nanos) { slow_read_nanos_ = nanos; }
   // Starts what may start.
   void Pump();
   // When Pump() must be called though nothing happened; 0 for never.
@@ -203,6 +207,7 @@ class Fetcher {
   BlockReader* const reader_;
   const Clock* const clock_;
   const Hooks hooks_;
+  int64_t slow_read_nanos_;
   struct PackRecord {
     const ExtentSource* source = nullptr;
     std::vector<int> files;

@@ -17,7 +17,7 @@ int64_t Fetcher::next_deadline() const {
 
 void Fetcher::SetDeadline(Gid gid, Fill* fill, int64_t nanos) {
   ClearDeadline(fill);
-  if (options_.slow_read_nanos > 0) {
+  if (slow_read_nanos_ > 0) {
     fill->deadline = deadlines_.emplace(clock_->NowNanos() + nanos, gid);
   }
 }
@@ -47,11 +47,10 @@ void Fetcher::OnSlow(Gid gid, Fill* fill) {
   ++stats_.slow_reads;
   // A disk that is slow for good would fill the log.
   if (hooks_.log_error && std::has_single_bit(stats_.slow_reads)) {
-    hooks_.log_error(absl::StrCat(NameOf(gid), ": no answer from the disk for ",
-                                  options_.slow_read_nanos / 1'000'000, " ms; slow read number ",
-                                  stats_.slow_reads));
+    hooks_.log_error(absl::StrCat(NameOf(gid), ": no answer from the disk for ", slow_read_nanos_ / 1'000'000,
+                                  " ms; slow read number ", stats_.slow_reads));
   }
-  SetDeadline(gid, fill, (options_.give_up_after - 1) * options_.slow_read_nanos);
+  SetDeadline(gid, fill, (options_.give_up_after - 1) * slow_read_nanos_);
   EndFill(gid, fill);  // others may start in its stead
   reader_->WriteOff(fill->tag);
   ReadAgainBeside(gid, fill);
@@ -79,7 +78,7 @@ void Fetcher::ReadAgainBeside(Gid gid, Fill* fill) {
 void Fetcher::GiveUp(Gid gid, Fill* fill) {
   if (hooks_.log_error && !fill->waiters.empty()) {
     hooks_.log_error(absl::StrCat(NameOf(gid), ": given up after ",
-                                  options_.give_up_after * options_.slow_read_nanos / 1'000'000,
+                                  options_.give_up_after * slow_read_nanos_ / 1'000'000,
                                   " ms without an answer from the disk"));
   }
   const std::vector<Request*> waiters = fill->waiters;

@@ -19,6 +19,7 @@
 #include "common/service_notifier.h"
 #include "common/status.h"
 #include "weightd/progress_watch.h"
+#include "weightd/stop_guard.h"
 #include "weightd/weightd_options.h"
 #include "weightd/weightd_server.h"
 
@@ -27,6 +28,8 @@ namespace {
 
 constexpr int kFailed = 1;
 constexpr absl::Duration kSessionCheck = absl::Milliseconds(20);
+// However short the drain time: what ends in order takes a moment.
+constexpr absl::Duration kLeastStop = absl::Seconds(1);
 // One phase of the start takes less: opening a pack, waiting for memory, a first fetch from a slow disk.
 constexpr absl::Duration kPhaseLimit = absl::Seconds(90);
 
@@ -75,11 +78,11 @@ class Lifetime {
   absl::Duration drain_timeout() const { return options_.drain_timeout; }
 
   // Returns when it is time to end, with the reason.
-  std::string AwaitEnd(WeightStore* store) {
+  std::string AwaitEnd(WeightdServer* server) {
     absl::Time next_beat = absl::Now();
     while (true) {
       if (absl::Now() >= next_beat) {
-        Beat(store);
+        Beat(&server->store());
         next_beat = absl::Now() + beat_;
       }
       pollfd polled[2] = {{signals_->fd(), POLLIN, 0}, {lifeline_.get(), POLLIN, 0}};
@@ -90,7 +93,7 @@ class Lifetime {
         case SignalKind::kEnd:
           return "told by a signal";
         case SignalKind::kReload:
-          Reload();
+          Reload(server);
           break;
         case SignalKind::kNone:
           break;
@@ -132,7 +135,7 @@ class Lifetime {
     }
   }
 
-  void Reload() {
+  void Reload(WeightdServer* server) {
     notifier_.Reloading();
     const WeightdCommand read = ParseWeightdCommand(argc_, argv_);
     if (read.exit_code.has_value()) {
@@ -140,11 +143,16 @@ class Lifetime {
     } else {
       const ReloadPlan plan =
           PlanReload(OptionTextsOf(options_), OptionTextsOf(read.options), ReloadableWeightdOptions());
-      options_.log_level = read.options.log_level;
-      options_.drain_timeout = read.options.drain_timeout;
+      const std::string metrics = options_.metrics;
+      options_ = WithReloaded(std::move(options_), read.options);
       logger_->set_level(spdlog::level::from_str(options_.log_level));
+      const absl::Status applied = server->Reload(options_);
       logger_->log(plan.needs_restart.empty() ? spdlog::level::info : spdlog::level::warn,
                    "options read anew: {}", plan.Describe());
+      if (!applied.ok()) {
+        logger_->error("metrics stay as they were: {}", applied.ToString());
+        options_.metrics = metrics;
+      }
     }
     notifier_.Ready();
   }
@@ -202,12 +210,19 @@ int Serve(const WeightdOptions& options, int argc, const char* const* argv, spdl
   logger->info("{}", (*server)->Describe());
   notifier.Status(absl::StrCat("serving ", options.packs.size(), " packs on ", options.socket));
   notifier.Ready();
-  const std::string reason = lifetime.AwaitEnd(&(*server)->store());
+  const std::string reason = lifetime.AwaitEnd(server->get());
   logger->info("ending: {}", reason);
   notifier.Stopping();
   notifier.Status(absl::StrCat("ending: ", reason));
   DrainSessions(server->get(), lifetime.drain_timeout(), &*signals, logger);
-  server->reset();
+  {
+    const StopGuard guard(std::max(lifetime.drain_timeout(), kLeastStop), [logger] {
+      logger->error("ended with reads that the disk has not answered");
+      logger->flush();
+      _exit(0);
+    });
+    server->reset();
+  }
   logger->info("ended");
   return 0;
 }

@@ -53,6 +53,14 @@ void Reading(const StoreStats& stats, MetricText* text) {
             stats.checksum_failures);
   text->One("weightd_io_errors_total", kCounter, "Reads that failed.", stats.io_errors);
   text->One("weightd_rereads_total", kCounter, "Extents read again after a failure.", stats.rereads);
+  text->One("weightd_slow_reads_total", kCounter, "Reads that had not ended by their deadline.",
+            stats.slow_reads);
+  text->One("weightd_second_reads_total", kCounter, "Second reads started beside slow ones.",
+            stats.second_reads);
+  text->One("weightd_second_reads_won_total", kCounter, "Of these, those that brought the bytes.",
+            stats.second_reads_won);
+  text->One("weightd_timed_out_requests_total", kCounter, "Requests that ended because a read did not.",
+            stats.timed_out);
 }
 
 void Transfers(const StoreStats& stats, const StoreMetrics& metrics, MetricText* text) {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "weightd/thread_slice.h"
 
 namespace sluice {
 
@@ -82,58 +83,92 @@ std::string PreadReader::Describe() const {
 }
 
 // Every thread that takes a chunk wakes the next while there is more: no herd, and no read waits for long.
+// What has landed needs one thread, unless one is at it.
 void PreadReader::WakeOne() {
-  if (idle_ > 0 && queue_.waits() && (queue_.urgent() || !queue_.full())) {
+  const bool may_read = queue_.waits() && (queue_.urgent() || !queue_.full());
+  if (idle_ > 0 && (may_read || (!landed_.empty() && checking_ == 0))) {
     work_.Signal();
   }
 }
 
 void PreadReader::Run() {
-  while (true) {
-    std::optional<ReadChunk> chunk;
-    ReadFile* file = nullptr;
-    {
-      MutexLock lock(&mutex_);
-      while (!stop_ && !(chunk = queue_.Next()).has_value()) {
-        ++idle_;
-        work_.Wait(&mutex_);
-        --idle_;
-      }
-      if (stop_) {
-        return;
-      }
-      if (chunk->read->started_nanos == 0) {
-        chunk->read->started_nanos = options_.clock->NowNanos();
-      }
-      file = files_[static_cast<size_t>(chunk->read->job.file)]->file.get();
-      WakeOne();
+  AskForShortSlices();
+  std::optional<ReadChunk> chunk;
+  ReadFile* file = nullptr;
+  std::optional<LandedChunk> landed;
+  while (Take(&chunk, &file, &landed)) {
+    if (chunk.has_value()) {
+      landed = Read(*chunk, file);
     }
-    ReadChunkNow(*chunk, file);
+    if (landed.has_value()) {
+      Check(*landed);
+    }
   }
 }
 
-void PreadReader::ReadChunkNow(const ReadChunk& chunk, ReadFile* file) {
-  const ReadJob& job = chunk.read->job;
-  std::byte* dest = job.dest + chunk.offset;
-  RangeRead range = ReadRange(*file, dest, chunk.length, job.offset + chunk.offset);
-  std::string path;
-  {
-    MutexLock lock(&mutex_);
-    queue_.Landed(chunk);
-    WakeOne();
-    if (range.outcome != ReadOutcome::kOk) {
-      path = files_[static_cast<size_t>(job.file)]->path;
-    }
+// What landed is checked before more is read only if nobody is at it.
+std::optional<ReadChunk> PreadReader::NextRead() {
+  return landed_.empty() || checking_ > 0 ? queue_.Next() : std::nullopt;
+}
+
+bool PreadReader::Take(std::optional<ReadChunk>* chunk, ReadFile** file, std::optional<LandedChunk>* landed) {
+  chunk->reset();
+  landed->reset();
+  MutexLock lock(&mutex_);
+  while (!stop_ && !(*chunk = NextRead()).has_value() && landed_.empty()) {
+    ++idle_;
+    work_.Wait(&mutex_);
+    --idle_;
   }
-  absl::Status status = StatusOfRange(range, path, chunk.length, job.offset + chunk.offset);
+  if (stop_) {
+    return false;
+  }
+  if (chunk->has_value()) {
+    QueuedRead& read = *(*chunk)->read;
+    read.started_nanos = read.started_nanos == 0 ? options_.clock->NowNanos() : read.started_nanos;
+    *file = files_[static_cast<size_t>(read.job.file)]->file.get();
+  } else {
+    *landed = std::move(landed_.front());
+    landed_.pop_front();
+    ++checking_;
+  }
+  WakeOne();
+  return true;
+}
+
+std::optional<PreadReader::LandedChunk> PreadReader::Read(const ReadChunk& chunk, ReadFile* file) {
+  const ReadJob& job = chunk.read->job;
+  LandedChunk landed{chunk, {}, ""};
+  landed.range = ReadRange(*file, job.dest + chunk.offset, chunk.length, job.offset + chunk.offset);
+  MutexLock lock(&mutex_);
+  queue_.Landed(chunk);
+  if (landed.range.outcome != ReadOutcome::kOk) {
+    landed.path = files_[static_cast<size_t>(job.file)]->path;
+  }
+  const bool left_to_others = queue_.waits() && (checking_ > 0 || idle_ > 0);
+  if (left_to_others) {
+    landed_.push_back(std::move(landed));
+  } else {
+    ++checking_;
+  }
+  WakeOne();
+  return left_to_others ? std::nullopt : std::optional(std::move(landed));
+}
+
+void PreadReader::Check(const LandedChunk& landed) {
+  const ReadChunk& chunk = landed.chunk;
+  const ReadJob& job = chunk.read->job;
+  ReadOutcome outcome = landed.range.outcome;
+  absl::Status status = StatusOfRange(landed.range, landed.path, chunk.length, job.offset + chunk.offset);
   if (status.ok() && job.check) {
-    status = job.check(chunk.offset, std::span<const std::byte>(dest, chunk.length));
-    range.outcome = status.ok() ? range.outcome : ReadOutcome::kCorrupt;
+    status = job.check(chunk.offset, std::span<const std::byte>(job.dest + chunk.offset, chunk.length));
+    outcome = status.ok() ? outcome : ReadOutcome::kCorrupt;
   }
   std::shared_ptr<QueuedRead> over;
   {
     MutexLock lock(&mutex_);
-    over = queue_.Finish(chunk, range.outcome, std::move(status), range.bytes_read);
+    --checking_;
+    over = queue_.Finish(chunk, outcome, std::move(status), landed.range.bytes_read);
   }
   if (over != nullptr) {
     sink_(ResultOf(*over, options_.clock->NowNanos()));

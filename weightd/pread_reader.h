@@ -1,10 +1,15 @@
-// The `pread` engine: a few threads, each reading one chunk at a time.
+// The `pread` engine: a few threads, each reading or checking one chunk at a time.
+//
+// Who has read a chunk goes on reading, and leaves it to a thread that has nothing to read: under load one
+// thread checks what all others read, and nobody is woken for a read.
 //
 // Thread safety: thread-safe, see block_reader.h.
 #ifndef SLUICE_WEIGHTD_PREAD_READER_H_
 #define SLUICE_WEIGHTD_PREAD_READER_H_
 
+#include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -48,8 +53,20 @@ class PreadReader final : public BlockReader {
     std::unique_ptr<ReadFile> file;
   };
 
+  // A chunk whose read is over and whose bytes have not been checked.
+  struct LandedChunk {
+    ReadChunk chunk;
+    RangeRead range;
+    std::string path;  // with a failure
+  };
+
   void Run();
-  void ReadChunkNow(const ReadChunk& chunk, ReadFile* file);
+  std::optional<ReadChunk> NextRead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Waits for a chunk to read or to check; false: the reader stops.
+  bool Take(std::optional<ReadChunk>* chunk, ReadFile** file, std::optional<LandedChunk>* landed);
+  // Reads; the chunk is checked by the caller if no other thread may, else nothing is returned.
+  std::optional<LandedChunk> Read(const ReadChunk& chunk, ReadFile* file);
+  void Check(const LandedChunk& landed);
   void WakeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
@@ -58,7 +75,9 @@ class PreadReader final : public BlockReader {
   CondVar work_;
   ReadQueue queue_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<File>> files_ ABSL_GUARDED_BY(mutex_);
-  int idle_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that wait for work
+  std::deque<LandedChunk> landed_ ABSL_GUARDED_BY(mutex_);
+  int idle_ ABSL_GUARDED_BY(mutex_) = 0;      // threads that wait for work
+  int checking_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that check a chunk
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_ ABSL_GUARDED_BY(mutex_);
 };

@@ -42,6 +42,8 @@ class Scrubber {
            std::function<const ExtentSource*(uint32_t pack)> source)
       : rate_(bytes_per_second), tier_(tier), source_(std::move(source)) {}
 
+  void SetRate(uint64_t bytes_per_second) { rate_ = bytes_per_second; }
+
   // The next chunk if one is due at `now`; it must be given to Done(). At most one is out at a time.
   std::optional<Chunk> Take(int64_t now);
   // True: the bytes are wrong, and the extent was taken out of service; it should be read again.
@@ -55,7 +57,7 @@ class Scrubber {
   static constexpr uint32_t kMaxLooks = 4096;
   static constexpr int64_t kIdleNanos = 10'000'000;  // nothing resident was found: look on after this
 
-  const uint64_t rate_;
+  uint64_t rate_;
   DramTier* const tier_;
   const std::function<const ExtentSource*(uint32_t)> source_;
   Gid next_gid_ = 0;

@@ -177,6 +177,18 @@ void Session::SetProgress(uint32_t word, uint64_t value) {
   view_.progress[word].store(value, std::memory_order_release);
 }
 
+int64_t Session::LastSign(int64_t now) {
+  const ControlCursors& cursors = *view_.cursors;
+  const std::array<uint64_t, 3> seen = {cursors.submission_tail.value.load(std::memory_order_relaxed),
+                                        cursors.completion_head.value.load(std::memory_order_relaxed),
+                                        cursors.last_stamp.value.load(std::memory_order_relaxed)};
+  if (seen != seen_ || last_sign_nanos_ == 0) {
+    seen_ = seen;
+    last_sign_nanos_ = now;
+  }
+  return last_sign_nanos_;
+}
+
 void Session::NoteStamp(uint64_t clock) {
   timeline_.Note(view_.cursors->last_stamp.value.load(std::memory_order_relaxed), clock);
 }

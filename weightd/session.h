@@ -4,6 +4,7 @@
 #ifndef SLUICE_WEIGHTD_SESSION_H_
 #define SLUICE_WEIGHTD_SESSION_H_
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -102,6 +103,9 @@ class Session {
   std::map<uint32_t, SlabRecord> slabs;
   std::vector<SlabView> MappedSlabs() const;
 
+  // When the client last moved a cursor or noted a step, of the rounds so far; `now` if it just has.
+  int64_t LastSign(int64_t now);
+
   // Counters for Stats.
   uint64_t requests = 0;
   uint64_t bytes_read = 0;
@@ -144,6 +148,8 @@ class Session {
   StepTimeline timeline_;
   std::deque<Hold> holds_;
   uint64_t held_bytes_ = 0;
+  std::array<uint64_t, 3> seen_ = {};  // cursors and stamp at the last sign
+  int64_t last_sign_nanos_ = 0;
   bool unannounced_ = false;  // completions were pushed since the last RingBell
 };
 

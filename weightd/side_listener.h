@@ -41,6 +41,9 @@ class SideListener {
                                                              SideListenerOptions options);
   ~SideListener();
 
+  // Who may connect from now on.
+  void SetPolicy(PeerPolicy policy) { accepter_.SetPolicy(std::move(policy)); }
+
   // Closes what is pending and ends the thread. Idempotent; not from a callback.
   void Stop();
 

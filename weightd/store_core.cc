@@ -61,7 +61,12 @@ StoreCore::StoreCore(const Options& options, const Environment& environment)
                                 if (Session* found = Find(session)) found->SetProgress(word, value);
                               },
                               [this](const std::string& message) { Log(LogSeverity::kError, message); },
-                              [this] { return PrefetchRoom(); }, environment.metrics}),
+                              [this] { return PrefetchRoom(); },
+                              [this](uint64_t session, int64_t since) {
+                                starving_.try_emplace(session, Starving{since, 0}).first->second.last =
+                                    environment_.clock->NowNanos();
+                              },
+                              environment.metrics}),
       scrubber_(options.scrub_rate, &tier_, [this](uint32_t pack) { return source(pack); }),
       transfers_(options.transfers, &fetcher_, &tier_, environment.transfers,
                  [this](uint64_t session, const CompletionEntry& entry) {
@@ -70,7 +75,14 @@ StoreCore::StoreCore(const Options& options, const Environment& environment)
                    }
                    if (Session* found = Find(session)) found->bytes_read += entry.bytes;
                    Deliver(session, entry, {});
-                 }) {}
+                 }),
+      session_quota_(options.session_quota) {}
+
+void StoreCore::Tune(const StoreTuning& tuning) {
+  fetcher_.SetSlowRead(int64_t{tuning.read_deadline_ms} * 1'000'000);
+  scrubber_.SetRate(tuning.scrub_rate);
+  session_quota_ = tuning.session_quota;
+}
 
 absl::StatusOr<uint32_t> StoreCore::AddPack(std::unique_ptr<ExtentSource> source, std::vector<int> files) {
   const uint64_t least = source->dense_bytes() + 2 * source->largest_expert_bytes();
@@ -151,7 +163,7 @@ absl::Status StoreCore::CheckReserve(const SessionParams& params, uint64_t minim
 
 absl::StatusOr<uint64_t> StoreCore::QuotaOf(const SessionParams& params, uint64_t reserved) const {
   const uint64_t asked = params.quota_bytes == 0 ? options_.arena.budget : params.quota_bytes;
-  const uint64_t allowed = options_.session_quota == 0 ? options_.arena.budget : options_.session_quota;
+  const uint64_t allowed = session_quota_ == 0 ? options_.arena.budget : session_quota_;
   const uint64_t quota = std::min(asked, allowed);
   const uint64_t dense = DenseBytes(std::set<uint32_t>(params.packs.begin(), params.packs.end()));
   if (quota >= options_.arena.budget) {
@@ -372,6 +384,7 @@ void StoreCore::End(uint64_t id) {
   }
   fetcher_.RebasePrefetches();
   tier_.RemoveQuota(id);
+  starving_.erase(id);
   std::vector<uint32_t> segments;
   for (const auto& [segment, retiring] : retiring_) {
     if (retiring.sessions.contains(id)) {

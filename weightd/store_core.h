@@ -47,6 +47,9 @@ class StoreCore {
     int64_t slow_unmap_nanos = 250'000'000;
     uint64_t scrub_rate = 0;     // bytes of resident weights verified a second; 0: none
     uint64_t session_quota = 0;  // bytes that a session may fill at most; 0: no bound
+    // A session that gave no sign for so long, and holds more than its fair share while another finds no room
+    // for as long, has stopped and is ended.
+    int64_t stopped_nanos = 3'000'000'000;
   };
   struct Environment {
     BlockReader* reader = nullptr;
@@ -79,6 +82,7 @@ class StoreCore {
   void OnProcessExit(uint64_t session);
   void Drain() { draining_ = true; }
   bool draining() const { return draining_; }
+  void Tune(const StoreTuning& tuning);
 
   void HandleEvent(PollEvent event);
   // One bounded round over all sessions, with what the reader has reported since the last; true if another
@@ -141,6 +145,11 @@ class StoreCore {
   // Looks which retired segments are waited for too long, and has the waiting fills tried again when that
   // changed.
   void NoteSlowSessions(int64_t now);
+  // What each session may hold while others find no room: an equal part of what is no dense weights'.
+  uint64_t FairShare() const;
+  uint64_t HeldBy(const Session& session) const;
+  // Ends sessions that have stopped while another starves.
+  void EndStopped(int64_t now);
   absl::StatusOr<uint64_t> QuotaOf(const SessionParams& params, uint64_t reserved) const;
   SideMessage Message(SideType type, const Session& session) const;
 
@@ -174,6 +183,12 @@ class StoreCore {
   };
   std::vector<Doomed> doomed_;
   std::vector<std::pair<LogSeverity, std::string>> log_;
+  uint64_t session_quota_;
+  struct Starving {
+    int64_t since = 0;  // when the first of its demands was accepted that found no room
+    int64_t last = 0;   // when the last did
+  };
+  std::map<uint64_t, Starving> starving_;  // by session, until a fill succeeds
   uint64_t next_session_ = 1;
   uint64_t scrub_refills_ = 0;
   uint64_t sessions_lost_ = 0;

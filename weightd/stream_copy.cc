@@ -11,9 +11,6 @@ namespace {
 constexpr uint64_t kLine = 64;
 // Below this a copy is all head and tail.
 constexpr uint64_t kLeast = 256;
-// The hardware's prefetcher stops at page borders, and a gather's rows are shorter than its warm-up. What
-// lies behind a row is not fetched: it is mostly a neuron that nobody asked for.
-constexpr uint64_t kAhead = 512;
 
 }  // namespace
 
@@ -29,11 +26,13 @@ __attribute__((target("avx2"))) void StreamCopy(std::byte* dest, const std::byte
   source += head;
   bytes -= head;
   const uint64_t body = bytes / kLine * kLine;
+  // What lies behind a row is not fetched: it is mostly a neuron that nobody asked for.
+  const uint64_t ahead = std::min(kStreamAhead, body);
   for (uint64_t i = 0; i < body; i += kLine) {
-    if (i + kAhead < body) {
-      _mm_prefetch(reinterpret_cast<const char*>(source + i + kAhead), _MM_HINT_NTA);
+    if (i + ahead < body) {
+      _mm_prefetch(reinterpret_cast<const char*>(source + i + ahead), _MM_HINT_NTA);
     } else if (next != nullptr) {
-      _mm_prefetch(reinterpret_cast<const char*>(next + (i + kAhead - body)), _MM_HINT_NTA);
+      _mm_prefetch(reinterpret_cast<const char*>(next + (i + ahead - body)), _MM_HINT_NTA);
     }
     const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + i));
     const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + i + 32));

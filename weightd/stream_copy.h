@@ -10,10 +10,16 @@
 
 namespace sluice {
 
+// How far ahead of the copy lines are fetched. The hardware's prefetcher stops at page borders, and a row
+// is shorter than its warm-up. Measured on gathers of 1 KiB rows: 0.70 of memcpy at 512 bytes, 0.75 at 1 KiB,
+// 0.84 at 2 KiB and beyond.
+inline constexpr uint64_t kStreamAhead = 2048;
+
 // memcpy with stores that bypass the cache. They are ordered only by StreamFence(): call it before the bytes
 // are announced to anybody.
-// `next`, if not null, is where the following copy's source begins: its first lines are fetched while this
-// one ends, which is what gathers of short rows wait for.
+// `next`, if not null, is a source to be copied soon: it is fetched while the last kStreamAhead bytes of this
+// one are copied, which is what gathers of short rows wait for. Where rows are shorter than that, `next` is
+// the row that lies so far ahead.
 void StreamCopy(std::byte* dest, const std::byte* source, uint64_t bytes, const std::byte* next = nullptr);
 void StreamFence();
 

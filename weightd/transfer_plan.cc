@@ -53,14 +53,19 @@ void CopyLaneRows(const CopyLane& lane, const std::vector<uint32_t>& neurons, co
     CopyRun(lane, chunk.first, chunk.first, chunk.rows, nullptr);
     return;
   }
+  const uint64_t rows_ahead = std::max<uint64_t>(1, kStreamAhead / std::max<uint64_t>(1, lane.row_bytes));
   for (uint64_t i = chunk.first; i < end;) {
     const uint64_t neuron = neurons.empty() ? i : neurons[i];
     uint64_t run = 1;
     while (lane.solid && i + run < end && neurons[i + run] == neuron + run) {
       ++run;
     }
-    const uint64_t after = i + run < end && !neurons.empty() ? neurons[i + run] : neuron + run;
-    CopyRun(lane, neuron, i, run, i + run < end ? lane.source + after * lane.source_stride : nullptr);
+    const uint64_t soon = i + run - 1 + rows_ahead;
+    const std::byte* next = nullptr;
+    if (soon < end) {
+      next = lane.source + (neurons.empty() ? soon : neurons[soon]) * lane.source_stride;
+    }
+    CopyRun(lane, neuron, i, run, next);
     i += run;
   }
 }

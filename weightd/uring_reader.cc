@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "weightd/thread_slice.h"
 
 namespace sluice {
 
@@ -95,6 +96,7 @@ std::string UringReader::Describe() const {
 }
 
 void UringReader::Run() {
+  AskForShortSlices();
   std::vector<RingCompletion> completions;
   wants_wake_.store(true);
   while (StartReads()) {

@@ -25,6 +25,7 @@
 #include "weightd/prefaulter.h"
 #include "weightd/pump_turn.h"
 #include "weightd/store_core.h"
+#include "weightd/thread_slice.h"
 #include "weightd/transfer_engine.h"
 #include "weightd/uring_reader.h"
 
@@ -123,9 +124,7 @@ class WeightStore::Impl {
   absl::Status Start() {
     RETURN_IF_ERROR(poller_.WatchBell(bell_.get(), PollEvent{}));
     pump_ = std::thread([this] { Run(); });
-    if (options_.scrub_rate != 0) {
-      scrub_ = std::thread([this] { Scrub(); });
-    }
+    scrub_ = std::thread([this] { Scrub(); });
     return absl::OkStatus();
   }
 
@@ -186,6 +185,18 @@ class WeightStore::Impl {
     }();
     Ring();
     return result;
+  }
+
+  void Tune(const StoreTuning& tuning) {
+    {
+      MutexLock lock(&mutex_);
+      core_.Tune(tuning);
+    }
+    {
+      MutexLock lock(&scrub_mutex_);
+      scrub_tuned_ = true;
+    }
+    scrub_wake_.SignalAll();
   }
 
   StoreStats Stats() const {
@@ -266,6 +277,7 @@ class WeightStore::Impl {
   }
 
   void Run() {
+    AskForShortSlices();
     while (!stop_.load()) {
       int timeout_ms = 0;
       std::vector<std::pair<LogSeverity, std::string>> messages;
@@ -314,9 +326,14 @@ class WeightStore::Impl {
       }
       MutexLock lock(&scrub_mutex_);
       const int64_t wait = due - clock_.NowNanos();
-      if (!scrub_stop_ && wait > 0) {
+      if (due == 0) {  // not before the rate is set
+        while (!scrub_stop_ && !scrub_tuned_) {
+          scrub_wake_.Wait(&scrub_mutex_);
+        }
+      } else if (!scrub_stop_ && !scrub_tuned_ && wait > 0) {
         scrub_wake_.WaitFor(&scrub_mutex_, std::chrono::nanoseconds(wait));
       }
+      scrub_tuned_ = false;
       if (scrub_stop_) {
         return;
       }
@@ -346,6 +363,7 @@ class WeightStore::Impl {
   Mutex scrub_mutex_;
   CondVar scrub_wake_;
   bool scrub_stop_ ABSL_GUARDED_BY(scrub_mutex_) = false;
+  bool scrub_tuned_ ABSL_GUARDED_BY(scrub_mutex_) = false;
   std::thread scrub_;  // const until the destructor, as pump_
 };
 
@@ -425,6 +443,7 @@ void WeightStore::Drain() {
   });
 }
 
+void WeightStore::Tune(const StoreTuning& tuning) { impl_->Tune(tuning); }
 bool WeightStore::draining() const { return impl_->draining(); }
 uint64_t WeightStore::boot_epoch() const { return impl_->boot_epoch(); }
 StoreProgress WeightStore::Progress() const { return impl_->Progress(); }

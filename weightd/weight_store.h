@@ -64,6 +64,13 @@ struct WeightStoreOptions {
   LogFn log;
 };
 
+// Of the options, what can change while the store runs.
+struct StoreTuning {
+  uint64_t scrub_rate = 0;
+  int read_deadline_ms = 1000;
+  uint64_t session_quota = 0;  // for sessions that open from then on
+};
+
 // What OpenSession's caller says about itself.
 struct SessionParams {
   AbiSignature abi;
@@ -216,6 +223,8 @@ class WeightStore {
   // No new sessions; running ones go on.
   void Drain();
   bool draining() const;
+
+  void Tune(const StoreTuning& tuning);
 
   uint64_t boot_epoch() const;
   StoreStats Stats() const;

@@ -83,8 +83,23 @@ std::vector<OptionText> OptionTextsOf(const WeightdOptions& options) {
 }
 
 const std::set<std::string>& ReloadableWeightdOptions() {
-  static const std::set<std::string> kNames = {"log-level", "drain-timeout"};
+  static const std::set<std::string> kNames = {"allow-uid",     "allow-group",   "metrics",
+                                               "read-deadline", "scrub-rate",    "session-quota",
+                                               "keep",          "drain-timeout", "log-level"};
   return kNames;
+}
+
+WeightdOptions WithReloaded(WeightdOptions running, const WeightdOptions& read) {
+  running.allowed_uids = read.allowed_uids;
+  running.allowed_gids = read.allowed_gids;
+  running.metrics = read.metrics;
+  running.read_deadline = read.read_deadline;
+  running.scrub_rate = read.scrub_rate;
+  running.session_quota = read.session_quota;
+  running.keep = read.keep;
+  running.drain_timeout = read.drain_timeout;
+  running.log_level = read.log_level;
+  return running;
 }
 
 }  // namespace sluice

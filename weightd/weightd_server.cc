@@ -32,6 +32,22 @@ namespace {
 constexpr absl::Duration kTestFetchPatience = absl::Seconds(60);  // as long as a hung disk is waited for
 constexpr absl::Duration kRpcPatience = absl::Milliseconds(500);  // of calls that run when the server ends
 
+PeerPolicy PeersOf(const WeightdOptions& options) {
+  PeerPolicy peers;
+  for (const UserId user : options.allowed_uids) {
+    peers.allowed_uids.push_back(user.id);
+  }
+  for (const GroupId group : options.allowed_gids) {
+    peers.allowed_gids.push_back(group.id);
+  }
+  return peers;
+}
+
+int DeadlineMs(const WeightdOptions& options) {
+  return static_cast<int>(
+      std::clamp<int64_t>(absl::ToInt64Milliseconds(options.read_deadline), 0, INT32_MAX));
+}
+
 absl::StatusOr<uint64_t> BudgetOf(const WeightdOptions& options) {
   if (options.dram_budget.bytes != 0) {
     return options.dram_budget.bytes;
@@ -75,7 +91,7 @@ struct WeightdServer::Impl {
   absl::Status StartSide();
   absl::Status TestFetches();
   absl::Status StartRpc();
-  absl::Status StartMetrics();
+  absl::Status StartMetrics(const std::string& address);
 };
 
 absl::Status WeightdServer::Impl::TakeSideSocket() {
@@ -102,8 +118,7 @@ absl::Status WeightdServer::Impl::OpenStore() {
   store_options.direct = options.direct;
   store_options.uring = options.io == "uring";
   store_options.reader_threads = options.reader_threads;
-  store_options.read_deadline_ms =
-      static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(options.read_deadline), 0, INT32_MAX));
+  store_options.read_deadline_ms = DeadlineMs(options);
   store_options.eviction = ParseEviction(options.eviction).value_or(EvictionKind::kLru);
   store_options.admission = options.admission;
   store_options.session_quota = options.session_quota.bytes;
@@ -163,11 +178,13 @@ absl::Status WeightdServer::Impl::StartRpc() {
   return absl::OkStatus();
 }
 
-absl::Status WeightdServer::Impl::StartMetrics() {
-  if (options.metrics.empty()) {
+// An empty address ends them.
+absl::Status WeightdServer::Impl::StartMetrics(const std::string& address) {
+  if (address.empty()) {
+    metrics.reset();
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(metrics, MetricsDoor::Open(options.metrics, [raw = store.get()] {
+  ASSIGN_OR_RETURN(metrics, MetricsDoor::Open(address, [raw = store.get()] {
                      return WeightdMetrics(*raw, SLUICE_VERSION);
                    }));
   log(LogSeverity::kInfo, absl::StrCat("metrics on http://", metrics->address(), "/metrics"));
@@ -182,17 +199,12 @@ absl::StatusOr<std::unique_ptr<WeightdServer>> WeightdServer::Start(const Weight
   Impl& impl = *server->impl_;
   impl.options = options;
   impl.extras = std::move(extras);
-  for (const UserId user : options.allowed_uids) {
-    impl.peers.allowed_uids.push_back(user.id);
-  }
-  for (const GroupId group : options.allowed_gids) {
-    impl.peers.allowed_gids.push_back(group.id);
-  }
+  impl.peers = PeersOf(options);
   impl.log = log ? std::move(log) : [](LogSeverity, const std::string&) {};
   RETURN_IF_ERROR(impl.TakeSideSocket());
   RETURN_IF_ERROR(impl.OpenStore());
   RETURN_IF_ERROR(impl.StartSide());
-  RETURN_IF_ERROR(impl.StartMetrics());
+  RETURN_IF_ERROR(impl.StartMetrics(options.metrics));
   RETURN_IF_ERROR(impl.TestFetches());
   RETURN_IF_ERROR(impl.StartRpc());
   impl.extras = Extras();
@@ -204,6 +216,21 @@ WeightdServer::~WeightdServer() {
     impl_->store->Drain();
     impl_->server->Shutdown(kRpcPatience);
   }
+  // Before the store, whose reads may take long: nobody finds a socket that is not served.
+  impl_->side.reset();
+  impl_->side_socket.reset();
+}
+
+absl::Status WeightdServer::Reload(const WeightdOptions& options) {
+  impl_->store->Tune({options.scrub_rate.bytes, DeadlineMs(options), options.session_quota.bytes});
+  impl_->peers = PeersOf(options);
+  impl_->server->SetPeers(impl_->peers);
+  impl_->side->SetPolicy(impl_->peers);
+  if (options.metrics != impl_->options.metrics) {
+    RETURN_IF_ERROR(impl_->StartMetrics(options.metrics));
+  }
+  impl_->options = options;
+  return absl::OkStatus();
 }
 
 void WeightdServer::Drain() {

@@ -36,8 +36,13 @@ class WeightdServer {
   static absl::StatusOr<std::unique_ptr<WeightdServer>> Start(const WeightdOptions& options, LogFn log) {
     return Start(options, std::move(log), Extras());
   }
-  // Ends every session and removes the sockets.
+  // Ends every session and removes the sockets. Reads that the disk does not answer are waited for.
   ~WeightdServer();
+
+  // Takes over what WithReloaded() changed: who may connect, scrub rate, read deadline, the quota of sessions
+  // that open from then on, and the metrics' port. A port that cannot be opened: its error, and the metrics
+  // stay where they were; all else has changed.
+  absl::Status Reload(const WeightdOptions& options);
 
   // Refuses new sessions; health turns NOT_SERVING.
   void Drain();

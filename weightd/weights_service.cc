@@ -121,6 +121,10 @@ void FillCounters(const StoreStats& stats, v1::GetStatsResponse* response) {
   response->set_scrub_bytes(stats.scrub_bytes);
   response->set_scrub_passes(stats.scrub_passes);
   response->set_scrub_failures(stats.scrub_failures);
+  response->set_transfers(stats.transfers);
+  response->set_transfers_cancelled(stats.transfers_cancelled);
+  response->set_transfers_waiting(stats.transfers_waiting);
+  response->set_link_bytes(stats.link_bytes);
 }
 
 void FillHistogram(const HistogramData& data, v1::LatencyHistogram* out) {

@@ -44,9 +44,19 @@ bool PeerPolicy::Allows(const PeerCredentials& peer) const {
 
 PeerAccepter::PeerAccepter(int listener, PeerPolicy policy, OnRefused on_refused)
     : listener_(listener),
-      policy_(std::move(policy)),
+      policy_(std::make_shared<GuardedPolicy>(std::move(policy))),
       on_refused_(std::move(on_refused)),
       spare_(open("/dev/null", O_RDONLY | O_CLOEXEC)) {}
+
+void PeerAccepter::SetPolicy(PeerPolicy policy) {
+  MutexLock lock(&policy_->mutex);
+  policy_->policy = std::move(policy);
+}
+
+bool PeerAccepter::Allows(const PeerCredentials& peer) const {
+  MutexLock lock(&policy_->mutex);
+  return policy_->policy.Allows(peer);
+}
 
 std::optional<AcceptedPeer> PeerAccepter::Accept() {
   UniqueFd socket(accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -61,7 +71,7 @@ std::optional<AcceptedPeer> PeerAccepter::Accept() {
     on_refused_(absl::StrCat("a connection was refused: ", peer.status().message()));
     return std::nullopt;
   }
-  if (!policy_.Allows(*peer)) {
+  if (!Allows(*peer)) {
     on_refused_(absl::StrCat("a connection of uid ", peer->uid, " (process ", peer->pid, ") was refused"));
     return std::nullopt;
   }

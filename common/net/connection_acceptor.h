@@ -12,10 +12,13 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/mutex.h"
 #include "common/ring/unique_fd.h"
 
 namespace sluice {
@@ -54,13 +57,22 @@ class PeerAccepter {
   // The next connection that the policy allows; none if there is none or it was refused.
   std::optional<AcceptedPeer> Accept();
 
+  // From the next connection on. Thread-safe, beside everything else.
+  void SetPolicy(PeerPolicy policy);
+
   int listener() const { return listener_; }
 
  private:
   void RefuseOne();
+  bool Allows(const PeerCredentials& peer) const;
 
   const int listener_;
-  const PeerPolicy policy_;
+  struct GuardedPolicy {
+    explicit GuardedPolicy(PeerPolicy first) : policy(std::move(first)) {}
+    Mutex mutex;
+    PeerPolicy policy ABSL_GUARDED_BY(mutex);
+  };
+  const std::shared_ptr<GuardedPolicy> policy_;  // apart, as mutexes do not move
   const OnRefused on_refused_;
   UniqueFd spare_;  // given up for a moment to refuse a connection when descriptors run out
 };
@@ -78,6 +90,9 @@ class ConnectionAcceptor {
 
   // Ends the thread; no callback runs afterwards. Idempotent; not from a callback.
   void Stop();
+
+  // From the next connection on.
+  void SetPolicy(PeerPolicy policy) { accepter_.SetPolicy(std::move(policy)); }
 
  private:
   ConnectionAcceptor(PeerAccepter accepter, OnConnection on_connection, UniqueFd stop_event);

@@ -1,9 +1,10 @@
 // Transfers into a slab, through a WeightStore whose packs are in memory, beside memcpy of the same run:
 // whole experts and gathers of 1 KB rows without a link (targets 0.90 and 0.75 of memcpy with the same
 // threads and sizes), then over a modelled link (targets 0.95 and 0.88 of its rate), then FloE's Figure 7:
-// the link's share that listed neurons reach over the chunk's size, row by row and compact.
+// the link's share that listed neurons reach over the chunk's size, row by row and compact; then what a
+// demand waits for beside a flood of prefetch over a link (target: p99 below twice that alone).
 //
-// Thread safety: one client's thread beside the store's own.
+// Thread safety: a thread for each client beside the store's own.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -48,37 +49,24 @@ class StoreBench {
   static std::unique_ptr<StoreBench> Make(int threads, double gbps, double latency_us) {
     auto bench = std::make_unique<StoreBench>();
     WeightStoreOptions options;
-    options.dram_budget = (kExperts + 6) * kExpert;
+    options.dram_budget = (kExperts + 8) * kExpert;
     options.copy_threads = threads;
     auto store =
         WeightStore::Create(options, std::make_unique<FakeBlockReader>(FakeBlockReader::Mode::kImmediate));
-    auto memory = CreateSharedMemory("slab", kSlots * kExpert, PeerAccess::kReadWrite);
-    if (!store.ok() || !memory.ok()) {
-      std::printf("%s %s\n", store.status().ToString().c_str(), memory.status().ToString().c_str());
+    if (!store.ok()) {
+      std::printf("%s\n", store.status().ToString().c_str());
       return nullptr;
     }
     bench->store_ = *std::move(store);
-    bench->slab_ = *std::move(memory);
-    std::memset(bench->slab_.map.data(), 1, bench->slab_.map.bytes());
     FakeExtentSource::Shape shape;
     shape.layers = 1;
     shape.experts = kExperts;
     shape.part_bytes = kPart;
     shape.row_bytes = kRow;
-    if (!bench->store_->AddSource(std::make_unique<FakeExtentSource>(shape)).ok()) {
+    const auto pack = bench->store_->AddSource(std::make_unique<FakeExtentSource>(shape));
+    if (!pack.ok() || !bench->Open(*pack, gbps, latency_us)) {
       return nullptr;
     }
-    SessionParams params;
-    params.packs = {0};
-    const auto session = bench->store_->OpenSession(params);
-    if (!session.ok() || !bench->store_
-                              ->OfferSlab(session->session, 0, bench->slab_.fd.get(),
-                                          bench->slab_.map.bytes(), MakeLinkRate(gbps, latency_us))
-                              .ok()) {
-      return nullptr;
-    }
-    bench->client_ = std::make_unique<LocalClient>(*bench->store_->Local(session->session));
-    bench->MakeList();
     for (uint32_t expert = 0; expert < kExperts; ++expert) {
       bench->Transfers(1, false, expert);  // fills
     }
@@ -132,9 +120,70 @@ class StoreBench {
     }
     return static_cast<double>(pieces * piece) / (Seconds() - begin) / 1e9;
   }
+  // Microseconds of each of `count` transfers of whole experts, one at a time.
+  std::vector<double> Demands(int count) {
+    std::vector<double> micros;
+    CompletionEntry done;
+    for (int i = 0; i < count; ++i) {
+      const double begin = Seconds();
+      client_->Submit(Entry(static_cast<uint32_t>(i) % kExperts, false));
+      if (!client_->Await(&done) || done.code != 0) {
+        std::printf("a demand failed with code %d\n", int{done.code});
+        std::exit(1);
+      }
+      client_->Reap();
+      micros.push_back((Seconds() - begin) * 1e6);
+    }
+    return micros;
+  }
+  // Keeps 16 prefetches of whole experts queued until `stop`.
+  void Flood(const std::atomic<bool>& stop) {
+    CompletionEntry done;
+    uint32_t sent = 0;
+    uint32_t ended = 0;
+    while (!stop.load() || ended < sent) {
+      for (; !stop.load() && sent - ended < 16; ++sent) {
+        SubmissionEntry entry = Entry(sent, false);
+        entry.request_class = RequestClass::kPrefetch;
+        client_->Submit(entry);
+      }
+      if (client_->Await(&done, 100)) {
+        client_->Reap();
+        ++ended;
+      }
+    }
+  }
+  // A second client of the same store and pack, with a slab and a link of its own.
+  std::unique_ptr<StoreBench> Another(double gbps, double latency_us) {
+    auto other = std::make_unique<StoreBench>();
+    other->store_ = store_;
+    return other->Open(0, gbps, latency_us) ? std::move(other) : nullptr;
+  }
   double gathered_share() const { return static_cast<double>(listed_) / kWidth; }
 
  private:
+  // A session with a slab on a link of its own.
+  bool Open(uint32_t pack, double gbps, double latency_us) {
+    auto memory = CreateSharedMemory("slab", kSlots * kExpert, PeerAccess::kReadWrite);
+    SessionParams params;
+    params.packs = {pack};
+    const auto session = store_->OpenSession(params);
+    if (!session.ok() || !memory.ok()) {
+      std::printf("%s %s\n", session.status().ToString().c_str(), memory.status().ToString().c_str());
+      return false;
+    }
+    slab_ = *std::move(memory);
+    std::memset(slab_.map.data(), 1, slab_.map.bytes());
+    if (!store_
+             ->OfferSlab(session->session, 0, slab_.fd.get(), slab_.map.bytes(),
+                         MakeLinkRate(gbps, latency_us))
+             .ok()) {
+      return false;
+    }
+    client_ = std::make_unique<LocalClient>(*store_->Local(session->session));
+    MakeList();
+    return true;
+  }
   void MakeList() {
     std::mt19937_64 random(1);
     for (uint32_t neuron = 0; neuron < kWidth; ++neuron) {
@@ -161,7 +210,7 @@ class StoreBench {
   }
 
   SharedMemory slab_;
-  std::unique_ptr<WeightStore> store_;
+  std::shared_ptr<WeightStore> store_;
   std::unique_ptr<LocalClient> client_;
   uint32_t listed_ = 0;
   uint64_t id_ = 0;
@@ -198,6 +247,37 @@ void Throttled(double gbps, double latency_us) {
       "link of %.1f GB/s and %.0f us, share of its rate: whole experts %.3f, %2.0f %% of the neurons "
       "%.3f\n",
       gbps, latency_us, Median(whole), 100 * bench->gathered_share(), Median(gathered));
+}
+
+double Quantile(std::vector<double> values, double q) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1))];
+}
+
+// A demand of 12 MiB alone, and beside another session's flood of prefetches on a link of its own, in turns.
+void Shared(double gbps, double latency_us) {
+  const auto one = StoreBench::Make(1, gbps, latency_us);
+  const auto two = one == nullptr ? nullptr : one->Another(gbps, latency_us);
+  if (two == nullptr) {
+    std::exit(1);
+  }
+  std::vector<double> alone, beside;
+  for (int round = 0; round < 5; ++round) {
+    const std::vector<double> quiet = one->Demands(60);
+    alone.insert(alone.end(), quiet.begin(), quiet.end());
+    std::atomic<bool> stop{false};
+    std::thread flood([&] { two->Flood(stop); });
+    const std::vector<double> loud = one->Demands(60);
+    beside.insert(beside.end(), loud.begin(), loud.end());
+    stop.store(true);
+    flood.join();
+  }
+  std::printf("links of %.1f GB/s and %.0f us, a demand of 12 MiB beside another session's prefetches: ",
+              gbps, latency_us);
+  for (const auto& [name, q] : {std::pair("p50", 0.5), {"p90", 0.9}, {"p99", 0.99}}) {
+    std::printf("%s %.0f to %.0f us (%.2f)%s", name, Quantile(alone, q), Quantile(beside, q),
+                Quantile(beside, q) / Quantile(alone, q), q < 0.99 ? ", " : "\n");
+  }
 }
 
 // One expert's listed neurons over a modelled link by the engine alone: the share of the link's rate.
@@ -276,6 +356,7 @@ int Run(int argc, char** argv) {
   Unthrottled(1);
   Unthrottled(2);
   Throttled(gbps, latency_us);
+  Shared(gbps, latency_us);
   std::printf("\nFigure 7 over %.1f GB/s and %.0f us: share of the link's rate, a fifth of the neurons\n",
               gbps, latency_us);
   const double naive = Figure7(gbps, latency_us, false, 1, true);

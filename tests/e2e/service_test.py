@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 import unittest
+import urllib.error
 import urllib.request
 
 import daemons
@@ -116,6 +117,37 @@ class ServiceTest(unittest.TestCase):
             "weightd", ["--config", config], self.daemons.path("w.log"), env=self.environment()
         )
         self.reloads(self.daemons.weightd, config, base)
+
+    def test_weightd_takes_metrics_users_and_rates_on_sighup(self):
+        config = self.daemons.path("w.toml")
+        base = 'pack = ["%s"]\nsocket = "%s"\n' % (self.daemons.pack, self.daemons.path("w.sock"))
+        with open(config, "w") as file:
+            file.write(base)
+        weightd = self.daemons.weightd = daemons.Daemon(
+            "weightd", ["--config", config], self.daemons.path("w.log"), env=self.environment()
+        )
+        self.manager.until("READY=1")
+        rates = 'scrub-rate = "64MiB"\nread-deadline = "3s"\nsession-quota = "1GiB"\nallow-uid = [65534]\n'
+        self.reload(weightd, config, base + rates + 'metrics = "127.0.0.1:0"\n')
+        applied = weightd.text().split("read anew: ")[-1]
+        for change in ("scrub-rate=", "read-deadline=3s", "session-quota=", "allow-uid=65534", "metrics="):
+            self.assertIn(change, applied)
+        self.assertNotIn("needs a restart", applied)
+        url = weightd.wait_for(r"metrics on (\S+)").group(1)
+
+        def scrubbed():
+            with urllib.request.urlopen(url, timeout=daemons.PATIENCE) as answer:
+                lines = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
+            return float(lines["weightd_scrub_bytes_total"]) > 0
+
+        daemons.wait_until(scrubbed, "the scrub to begin")
+        self.reload(weightd, config, base + 'metrics = "192.0.2.1:1"\n')
+        self.assertIn("metrics stay as they were", weightd.text())
+        self.assertTrue(scrubbed())
+        self.reload(weightd, config, base)
+        with self.assertRaises(urllib.error.URLError):
+            urllib.request.urlopen(url, timeout=daemons.PATIENCE)
+        self.assertEqual(0, weightd.stop())
 
     def test_inferd_reads_its_options_anew_on_sighup(self):
         self.daemons.start_weightd()

@@ -35,6 +35,7 @@ struct SimCounters {
   uint64_t server_kills = 0;
   uint64_t quiet_points = 0;
   uint64_t rotten = 0;
+  uint64_t stopped = 0;  // sessions ended because their client had stopped
 };
 
 // What a client may know of the world.
@@ -74,6 +75,9 @@ class SimClient final : public SegmentObserver {
 
   // For the world's checks.
   const std::vector<Held>& held() const { return held_; }
+  // It has given no sign for long enough that weightd may have ended its session, and did: what it holds is
+  // no longer kept for it.
+  bool ended_as_stopped() const;
   uint64_t epoch() const { return epoch_; }  // of the life that the leases are of
   bool finished() const { return session_ == nullptr && paused_; }
   // A sleeping side with work that nobody will tell it of; empty if there is none. REQUIRES: weightd sleeps.
@@ -153,6 +157,7 @@ class SimClient final : public SegmentObserver {
   bool in_submit_ = false;
   bool in_sleep_ = false;
   bool napping_ = false;
+  int64_t stopped_since_ = -1;  // -1: it runs
   bool paused_ = false;
   Scheduler::Task* task_ = nullptr;
 };

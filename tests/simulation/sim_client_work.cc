@@ -48,7 +48,7 @@ void SimClient::Act() {
   } else if (draw < 985) {
     AwaitAll();
   } else if (draw < 994) {
-    Nap(static_cast<int64_t>(Below(Chance(10) ? 3'000'000'000 : 5'000'000)));
+    Nap(static_cast<int64_t>(Below(Chance(5) ? 9'000'000'000 : 5'000'000)));
   } else if (shared_->faults && draw < 998) {
     shutdown(side_copy_.get(), SHUT_RDWR);
   } else if (shared_->faults && draw < 999) {
@@ -58,11 +58,26 @@ void SimClient::Act() {
 
 void SimClient::Nap(int64_t nanos) {
   napping_ = true;
+  stopped_since_ = scheduler().NowNanos();
   scheduler().Sleep(nanos);
   napping_ = false;
+  if (ended_as_stopped()) {  // its bytes are no longer what it leased
+    ++shared_->counters.stopped;
+    held_.clear();
+    session_->Lose(absl::UnavailableError("weightd has ended the session"));
+  }
+  stopped_since_ = -1;
   for (auto& [id, pending] : pending_) {
     pending.deadline = scheduler().NowNanos() + kPatienceNanos;
   }
+}
+
+bool SimClient::ended_as_stopped() const {
+  SimServer* const server = shared_->server.get();
+  const bool long_enough = stopped_since_ >= 0 && shared_->scheduler->NowNanos() - stopped_since_ >=
+                                                      StoreCore::Options().stopped_nanos;
+  return long_enough && session_ != nullptr && server != nullptr && server->epoch() == epoch_ &&
+         !server->core().Local(session_->opened().session).ok();
 }
 
 // ---------------------------------------------------------------- leases

@@ -229,7 +229,7 @@ void World::Rot() {
 void World::CheckWrite(const std::byte* dest, uint64_t bytes) {
   SimServer* const server = shared_.server.get();
   for (const auto& client : clients_) {
-    if (client == nullptr || client->epoch() != server->epoch()) {
+    if (client == nullptr || client->epoch() != server->epoch() || client->ended_as_stopped()) {
       continue;
     }
     for (const SimClient::Held& held : client->held()) {

@@ -2,6 +2,8 @@
 
   kill_loop.py [--kills N] [--seed N] [--clients N] [--json FILE]
 
+Every start draws a budget for weightd, and for inferd a device, host or sim, the latter with a budget and a link.
+
 Client threads stream greedy answers all the while. Every answer that comes is compared with the uninterrupted
 one; a token that differs, a stream that neither goes on nor ends within 5 s, and anything that a settled pair
 of daemons holds too much (descriptors, mappings of dead segments, sessions, leases) is counted. Exit code 0
@@ -31,6 +33,17 @@ MIB = 1 << 20
 def small_budget(random_source):
     """From little above what a session is promised to all of the sample."""
     return int(random_source.uniform(3.2, 20) * MIB)
+
+
+def random_device(random_source):
+    """The flags of a device, and its name."""
+    if random_source.random() < 0.5:
+        return ["--device", "host"], "host"
+    return [
+        "--device", "sim", "--device-budget", str(int(random_source.uniform(0.8, 8) * MIB)),
+        "--link-gbps", f"{random_source.uniform(0.5, 8):.2f}",
+        "--link-latency-us", str(random_source.randrange(0, 50)),
+    ], "sim"  # fmt: skip
 
 
 def segments_mapped(pid):
@@ -205,10 +218,12 @@ class Service:
 
     def start_inferd(self, index):
         self.generation += 1
+        flags, device = random_device(self.random)
+        self.findings.count("starts on " + device)
         self.inferds[index] = daemons.Daemon(
             "inferd",
             ["--pack", self.packs[index], "--weightd", self.path("w.sock"), "--listen", self.target(index),
-             "--admin", "unix:" + self.path(f"a{index}.sock"), "--threads", "2", "--context", "512"],
+             "--admin", "unix:" + self.path(f"a{index}.sock"), "--threads", "2", "--context", "512", *flags],
             self.path(f"i{self.generation}.log"),
         )  # fmt: skip
 

@@ -4,6 +4,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cctype>
 #include <cerrno>
 #include <cmath>
@@ -34,6 +36,27 @@ bool IsName(const std::string& name, bool colons) {
     }
   }
   return true;
+}
+
+// Whether `name` is as promtool wants the names of metrics; `histogram`: of one.
+bool IsGoodName(const std::string& name, bool histogram) {
+  static constexpr std::array<const char*, 6> kTypes = {"counter", "gauge",     "histogram",
+                                                        "summary", "timestamp", "untyped"};
+  static constexpr std::array<const char*, 23> kUnits = {
+      "ms",           "us",          "ns",        "sec",     "min",       "milliseconds",
+      "microseconds", "nanoseconds", "minutes",   "hours",   "days",      "kb",
+      "mb",           "gb",          "kib",       "mib",     "gib",       "bits",
+      "kilobytes",    "megabytes",   "gigabytes", "percent", "percentage"};
+  const std::vector<std::string> words = absl::StrSplit(name, '_');
+  for (const std::string& word : words) {
+    const auto is_word = [&word](const char* bad) { return word == bad; };
+    if (std::any_of(word.begin(), word.end(), [](char c) { return c >= 'A' && c <= 'Z'; }) ||
+        std::any_of(kTypes.begin(), kTypes.end(), is_word) ||
+        std::any_of(kUnits.begin(), kUnits.end(), is_word)) {
+      return false;
+    }
+  }
+  return histogram || (words.back() != "count" && words.back() != "sum" && words.back() != "bucket");
 }
 
 // Takes `{a="b",c="d"}` off the front of `rest`.
@@ -135,6 +158,9 @@ class Parser {
     if ((parts.second == "counter") != absl::EndsWith(current_, "_total")) {
       return absl::InvalidArgumentError("_total belongs to counters, and to them alone");
     }
+    if (!IsGoodName(current_, parts.second == "histogram")) {
+      return absl::InvalidArgumentError("a name that promtool refuses");
+    }
     families_[current_].type = parts.second;
     return absl::OkStatus();
   }
@@ -149,6 +175,12 @@ class Parser {
     Labels labels;
     if (rest[0] == '{' && !TakeLabels(&rest, &labels)) {
       return absl::InvalidArgumentError("bad labels");
+    }
+    for (const auto& [label, text] : labels) {
+      const bool of_histogram = label == "le" && families_[current_].type == "histogram";
+      if ((label == "le" && !of_histogram) || label == "quantile" || !IsGoodName(label, true)) {
+        return absl::InvalidArgumentError("a label that promtool refuses");
+      }
     }
     double value = 0;
     if (rest.empty() || rest[0] != ' ' || !ParseValue(rest.substr(1), &value)) {

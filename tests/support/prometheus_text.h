@@ -19,7 +19,9 @@ struct ParsedFamily {
 
 // Families by name. INVALID_ARGUMENT naming the line: a sample without HELP and TYPE before it, a family in
 // two places, a name or label that is none, a wrong escape, a series twice, no number, a counter whose name
-// does not end in _total, a histogram whose buckets fall, do not end in +Inf or disagree with its count.
+// does not end in _total, a histogram whose buckets fall, do not end in +Inf or disagree with its count; and
+// what `promtool check metrics` finds wrong with names: capitals, a type or an abbreviated or derived unit in
+// them, suffixes and labels that are a histogram's.
 absl::StatusOr<std::map<std::string, ParsedFamily>> ParsePrometheus(const std::string& text);
 
 // The value of a series, NaN if there is none: SampleOf(families, "x_total", "x_total{a=\"b\"}").

@@ -111,6 +111,21 @@ TEST_F(FaultTableTest, EachFaultHealsByOneRereadOrEndsAsDataLossOfThatExtentAlon
   EXPECT_EQ(stats.timed_out, 1u);
 }
 
+TEST_F(FaultTableTest, SeveralFaultsOfOneReadHealToo) {
+  disk_->FailNextWith({ReadFault::kMisdirected, ReadFault::kBitFlip});
+  EXPECT_EQ(Fetch(0), absl::StatusCode::kOk);
+  EXPECT_EQ(store_->Stats().checksum_failures, 1u);
+  disk_->FailNextWith({ReadFault::kStuck, ReadFault::kBitFlip});
+  EXPECT_EQ(Fetch(1), absl::StatusCode::kOk) << "by the second read";
+  disk_->FailNextWith({ReadFault::kStuck, ReadFault::kEio});
+  EXPECT_EQ(Fetch(2), absl::StatusCode::kOk);
+  disk_->ReleaseStuck();  // wrong bytes come to a place that is nobody's any more
+  for (uint32_t extent = 0; extent < 3; ++extent) {
+    EXPECT_EQ(Fetch(extent), absl::StatusCode::kOk);
+  }
+  EXPECT_EQ(store_->Stats().second_reads_won, 2u);
+}
+
 TEST_F(FaultTableTest, ADiskThatAnswersNothingEndsEveryRequestAndServesAgainAfterwards) {
   disk_->FailNext(ReadFault::kStuck, 1'000'000);
   for (uint64_t id = 1000; id < 1020; ++id) {

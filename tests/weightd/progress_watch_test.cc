@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <future>
+
+#include "weightd/stop_guard.h"
+
 namespace sluice {
 namespace {
 
@@ -40,6 +44,20 @@ TEST(ProgressWatchTest, ReaderIsGivenItsWholePatienceFromItsFirstRead) {
   EXPECT_EQ(watch.Look({2, 5, 4096}, 100 * kPatience), "");
   EXPECT_EQ(watch.Look({3, 5, 8192}, 101 * kPatience), "");
   EXPECT_NE(watch.Look({4, 5, 8192}, 101 * kPatience + 1), "");
+}
+
+TEST(StopGuardTest, CallsWhenThePatienceIsOver) {
+  std::promise<void> late;
+  const StopGuard guard(absl::ZeroDuration(), [&] { late.set_value(); });
+  late.get_future().wait();
+}
+
+TEST(StopGuardTest, DoesNotCallWhatEndsInTime) {
+  bool late = false;
+  {
+    const StopGuard guard(absl::InfiniteDuration(), [&] { late = true; });
+  }
+  EXPECT_FALSE(late);
 }
 
 }  // namespace

@@ -69,6 +69,17 @@ TEST_F(ScrubTest, APauseIsNotCaughtUpByABurst) {
   EXPECT_LE(core_->Stats().scrub_bytes - before, 2 * kPart);
 }
 
+TEST_F(ScrubTest, RateCanChangeAndEnd) {
+  StartFilled(0, 8);
+  core_->Tune({.scrub_rate = 10 * kMiB});
+  Scrub(1000);
+  EXPECT_NEAR(static_cast<double>(core_->Stats().scrub_bytes), 10.0 * kMiB, 0.5 * kMiB);
+  core_->Tune({});
+  const uint64_t before = core_->Stats().scrub_bytes;
+  Scrub(1000);
+  EXPECT_EQ(core_->Stats().scrub_bytes, before);
+}
+
 TEST_F(ScrubTest, RateZeroAndAnEmptyMemoryScrubNothing) {
   StartFilled(0, 8);
   Scrub(100);

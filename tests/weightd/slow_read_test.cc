@@ -50,6 +50,19 @@ class SlowReadTest : public CoreTest {
   uint64_t step_ = 0;
 };
 
+TEST_F(SlowReadTest, TheDeadlineOfReadsToComeCanChange) {
+  Start(4 * kExpert);
+  LocalClient client = Client(OpenSession());
+  core_->Tune({.read_deadline_ms = 5000});
+  client.Submit(LocalClient::FillExtent(1, 0));
+  Pump();
+  Advance(kSlow);
+  EXPECT_EQ(core_->Stats().slow_reads, 0u);
+  Advance(4 * kSlow);
+  EXPECT_EQ(core_->Stats().slow_reads, 1u);
+  EXPECT_EQ(core_->Stats().second_reads, 1u);
+}
+
 TEST_F(SlowReadTest, TheSecondReadWinsAndThePlaceOfTheFirstWaitsForItsEnd) {
   Start(4 * kExpert);
   LocalClient client = Client(OpenSession());

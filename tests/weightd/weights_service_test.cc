@@ -20,6 +20,7 @@
 #include "tests/support/fd_count.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/test_pack.h"
+#include "tests/support/test_slab.h"
 #include "tests/support/weight_client_calls.h"
 #include "weightd/weightd_server.h"
 
@@ -362,6 +363,28 @@ TEST_F(WeightsServiceTest, StatsShowSessionsAndBytes) {
   EXPECT_EQ(stats.sessions(0).state(), "active");
   EXPECT_EQ(stats.sessions(0).held_extents(), 1u);
   client->Release(3, 1);
+}
+
+TEST_F(WeightsServiceTest, StatsCountTransfersAndTheirBytes) {
+  const auto client = Connect();
+  const TestSlab slab(64 * 1024);
+  const auto number = client->OfferSlab(slab.Offer());
+  ASSERT_TRUE(number.ok()) << number.status();
+  const TransferTarget target = TestSlab::Target(pack_.pack(), *number, 1, 2, kAllParts, 0);
+  FetchRequest request = ExpertRequest(7, 1, 2, FetchClass::kDemand);
+  request.parts = kAllParts;
+  request.transfer = &target;
+  ASSERT_TRUE(client->Submit(request).ok());
+  const auto done = Await(client.get(), 7);
+  ASSERT_TRUE(done.ok()) << done.status();
+  EXPECT_TRUE(slab.Holds(pack_, 1, 2, kAllParts, target));
+  v1::GetStatsResponse stats;
+  ASSERT_TRUE(Call(&v1::WeightService::Stub::GetStats, v1::GetStatsRequest(), &stats).ok());
+  EXPECT_EQ(stats.transfers(), 1u);
+  EXPECT_EQ(stats.transfers_cancelled(), 0u);
+  EXPECT_EQ(stats.transfers_waiting(), 0u);
+  EXPECT_GT(done->link_bytes, 0u);
+  EXPECT_EQ(stats.link_bytes(), done->link_bytes);
 }
 
 TEST_F(WeightsServiceTest, DrainRefusesNewSessionsAndLeavesOpenOnesAlone) {

@@ -124,14 +124,29 @@ TEST(MetricsTest, StrictReaderRefusesWhatAScraperWould) {
   const std::string head = "# HELP x X.\n# TYPE x gauge\n";
   const std::string histogram = "# HELP h H.\n# TYPE h histogram\n";
   for (const std::string& bad :
-       {std::string(""), std::string("x 1\n"), head + "x 1", head + "x one\n", head + "x{a=b} 1\n",
-        head + "x{a=\"\\q\"} 1\n", head + "x{1a=\"b\"} 1\n", head + "y 1\n", head + "x 1\nx 2\n", head + head,
-        std::string("# HELP x X.\n# TYPE x counter\nx 1\n"), std::string("# TYPE x gauge\nx 1\n"),
+       {std::string(""),
+        std::string("x 1\n"),
+        head + "x 1",
+        head + "x one\n",
+        head + "x{a=b} 1\n",
+        head + "x{a=\"\\q\"} 1\n",
+        head + "x{1a=\"b\"} 1\n",
+        head + "y 1\n",
+        head + "x 1\nx 2\n",
+        head + head,
+        std::string("# HELP x X.\n# TYPE x counter\nx 1\n"),
+        std::string("# TYPE x gauge\nx 1\n"),
         std::string("# HELP x_total X.\n# TYPE x_total counter\nx_total -1\n"),
         histogram + "h_bucket{le=\"1\"} 1\nh_sum 1\nh_count 1\n",
         histogram + "h_bucket{le=\"1\"} 2\nh_bucket{le=\"+Inf\"} 1\nh_sum 1\nh_count 1\n",
         histogram + "h_bucket{le=\"+Inf\"} 1\nh_sum 1\nh_count 2\n",
-        histogram + "h_bucket{le=\"+Inf\"} 1\nh_count 1\n"}) {
+        histogram + "h_bucket{le=\"+Inf\"} 1\nh_count 1\n",
+        std::string("# HELP readTime X.\n# TYPE readTime gauge\nreadTime 1\n"),
+        std::string("# HELP read_ms X.\n# TYPE read_ms gauge\nread_ms 1\n"),
+        std::string("# HELP a_gauge X.\n# TYPE a_gauge gauge\na_gauge 1\n"),
+        std::string("# HELP a_count X.\n# TYPE a_count gauge\na_count 1\n"),
+        head + "x{le=\"1\"} 1\n",
+        head + "x{quantile=\"0.5\"} 1\n"}) {
     EXPECT_FALSE(ParsePrometheus(bad).ok()) << bad;
   }
   EXPECT_TRUE(ParsePrometheus(head + "x{a=\"b\"} 1\nx{a=\"c\"} +Inf\n").ok());

@@ -1,0 +1,34 @@
+// StopGuard: bounds the time that something may take which cannot be interrupted.
+//
+// Thread safety: made and destroyed by one thread; `late` runs on the guard's own.
+#ifndef SLUICE_WEIGHTD_STOP_GUARD_H_
+#define SLUICE_WEIGHTD_STOP_GUARD_H_
+
+#include <functional>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
+#include "common/mutex.h"
+
+namespace sluice {
+
+class StopGuard {
+ public:
+  // Calls `late` once if the guard is still there after `patience`.
+  StopGuard(absl::Duration patience, std::function<void()> late);
+  // `late` does not run afterwards.
+  ~StopGuard();
+  StopGuard(const StopGuard&) = delete;
+  StopGuard& operator=(const StopGuard&) = delete;
+
+ private:
+  Mutex mutex_;
+  CondVar ended_;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;  // const after construction
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_STOP_GUARD_H_
