@@ -190,7 +190,7 @@ bool SessionWeightClient::IsResident(uint32_t extent) const {
 // ---------------------------------------------------------------- requests
 
 absl::Status SessionWeightClient::Submit(const FetchRequest& request) {
-  if (session_ == nullptr) {
+  if (!connected()) {  // before the table is asked: nothing of a dead weightd's makes room in it
     return lost();
   }
   if (requests_.size() + kCancelPlaces >= requests_.capacity()) {
@@ -358,7 +358,11 @@ bool SessionWeightClient::connected() const {
 
 absl::Status SessionWeightClient::lost() const {
   const absl::Status& why = session_ == nullptr ? lost_ : session_->lost();
-  return why.ok() && session_ == nullptr ? absl::UnavailableError("no session with weightd") : why;
+  if (!why.ok()) {
+    return why;
+  }
+  return absl::UnavailableError(session_ == nullptr ? "no session with weightd"
+                                                    : "weightd's process is gone");
 }
 
 void SessionWeightClient::ForgetRequests() {
