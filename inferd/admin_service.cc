@@ -99,6 +99,7 @@ grpc::ServerUnaryReactor* AdminServiceImpl::GetStats(grpc::CallbackServerContext
   absl::Status status = CheckNoUnknownFields(*request);
   FillStats(context_.engine->Stats(), response);
   FillSparsity(context_.engine->Sparsity(), response);
+  FillLayers(context_.engine->Layers(), response);
   response->mutable_gauges()->set_calls_active(context_.pump->calls());
   response->mutable_gauges()->set_unsent_bytes(context_.pump->unsent_bytes());
   response->mutable_resources()->set_open_descriptors(CountOpenDescriptors());

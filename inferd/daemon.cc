@@ -21,8 +21,9 @@
 #include "common/net/listen_address.h"
 #include "common/size.h"
 #include "common/status.h"
+#include "inferd/policy/preset.h"
 #include "inferd/policy/sparse_setup.h"
-#include "inferd/residency/slab_plan.h"
+#include "inferd/residency/slab_policies.h"
 #include "inferd/self_test.h"
 #include "inferd/session_weight_client.h"
 #include "kernels/backend.h"
@@ -91,7 +92,11 @@ absl::Status InferdDaemon::Open(const SetOptions& set) {
   OpenChat();
   const EngineOptions engine = EngineOptionsOf(options_);
   if (engine.device != DeviceKind::kHost) {
-    RETURN_IF_ERROR(CheckDeviceBudget(*pack_, engine.slab.budget));
+    ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(engine.preset, engine.policies, engine.device));
+    RETURN_IF_ERROR(CheckSlotBudget(policies, *pack_, engine.slab.budget));
+    if (const std::string warning = AllocationWarning(policies, *pack_); !warning.empty()) {
+      log_->warn("{}", warning);
+    }
   }
   ASSIGN_OR_RETURN(plan_, PlanEngine(engine, pack_->config()));
   threads_ = options_.threads > 0 ? options_.threads : UsableCpus();

@@ -40,6 +40,7 @@ class DenseWeights {
   BufferRef head_bias() const { return tensors_.head_bias; }
   const NormSpec& final_norm() const { return tensors_.final_norm; }
   const LayerWeights& layer(uint32_t layer) const { return tensors_.layers[layer]; }
+  const std::vector<LayerWeights>& layers() const { return tensors_.layers; }
 
   // Bytes that a step reads whatever its tokens are: everything but the embedding rows.
   uint64_t bytes_per_step() const { return tensors_.bytes_per_step; }

@@ -4,6 +4,8 @@
 #include <random>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "common/clock.h"
 #include "common/error_detail.h"
@@ -103,6 +105,12 @@ absl::Status Engine::Setup(const BackendFactory& make_backend) {
   description_ = absl::StrCat(core_->backend().Describe(), "; ", client_->Describe(), "; context ",
                               plan_.options.context, ", parallel ", plan_.options.parallel, ", KV cache ",
                               plan_.kv_bytes, " bytes, activations ", plan_.activation_bytes, " bytes");
+  if (!core_->reasons().empty()) {
+    absl::StrAppend(&description_, "; auto: ", absl::StrJoin(core_->reasons(), ", "));
+  }
+  if (const std::string cache = core_->DescribeCache(); !cache.empty()) {
+    absl::StrAppend(&description_, "; ", cache);
+  }
   Publish();
   return absl::OkStatus();
 }
@@ -268,6 +276,12 @@ void Engine::Publish() {
   stats.sequences_waiting = live - std::min(live, stats.sequences_running);
   MutexLock lock(&mutex_);
   stats_ = stats;
+  core_->FillLayers(&layers_);
+}
+
+std::vector<LayerStats> Engine::Layers() const {
+  MutexLock lock(&mutex_);
+  return layers_;
 }
 
 EngineStats Engine::Stats() const {

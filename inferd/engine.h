@@ -55,6 +55,7 @@ class Engine final : public EngineApi {
   absl::Status Cancel(const std::string& request_id) override;
   EngineStats Stats() const override;
   std::vector<LayerSparsity> Sparsity() const override { return core_->Sparsity(); }
+  std::vector<LayerStats> Layers() const override;
   absl::Status Health() const override;
   void StartDrain() override;
 
@@ -113,6 +114,7 @@ class Engine final : public EngineApi {
   std::deque<Aside*> asides_ ABSL_GUARDED_BY(mutex_);
   bool asides_closed_ ABSL_GUARDED_BY(mutex_) = false;  // the engine thread has ended
   EngineStats stats_ ABSL_GUARDED_BY(mutex_);
+  std::vector<LayerStats> layers_ ABSL_GUARDED_BY(mutex_);
   absl::Status health_ ABSL_GUARDED_BY(mutex_);   // can a token be made now?
   absl::Status refusal_ ABSL_GUARDED_BY(mutex_);  // what new requests are told
 

@@ -133,6 +133,17 @@ class ScoreSink {
   virtual void OnError(const absl::Status& status) = 0;
 };
 
+// Where the time of steps went, by one clock.
+struct StepTimes {
+  double step_seconds = 0;
+  double load_seconds = 0;   // the link was busy with what steps asked for
+  double stall_seconds = 0;  // steps waited for bytes, or for experts that the CPU computes
+
+  double compute_seconds() const { return step_seconds - stall_seconds; }
+  // Loading that computing hid.
+  double overlap_seconds() const { return load_seconds > stall_seconds ? load_seconds - stall_seconds : 0; }
+};
+
 // Gauges return to zero when nothing runs; counters only grow.
 struct EngineStats {
   // Gauges.
@@ -168,12 +179,52 @@ struct EngineStats {
   double prompt_seconds = 0;  // step time of steps that held prefill rows
   double decode_seconds = 0;  // step time of steps of decode rows alone
   uint64_t decode_steps = 0;
+  StepTimes times;       // by the clock that answers are timed by
+  StepTimes real_times;  // by the machine's
 };
 
 // What neuron sparsity did to one layer's routed experts since the start.
 struct LayerSparsity {
   uint64_t neurons = 0;  // (token, expert, neuron) triples
   uint64_t kept = 0;     // of these: computed to the end
+};
+
+// What happened to the routed experts of one layer since the start. A layer without experts: zeros.
+struct LayerStats {
+  // Experts to be computed, each once a step, and what became of them.
+  uint64_t requests = 0;
+  uint64_t hits = 0;     // resident when chosen
+  uint64_t late = 0;     // on their way then
+  uint64_t cpu = 0;      // computed by the CPU, where they lay
+  uint64_t skipped = 0;  // not of the requests: chosen, and left out by the miss policy
+  uint64_t prefetch_issued = 0;
+  uint64_t prefetch_useful = 0;
+  // Pairs of a token and an expert.
+  uint64_t predicted = 0;
+  uint64_t predicted_right = 0;
+  uint64_t predicted_wanted = 0;  // chosen where there was a prediction
+  uint64_t predicted_rows = 0;    // tokens with a prediction
+  uint64_t best_right = 0;        // of these: the expert predicted as the best was chosen
+  uint64_t best_found = 0;        // of these: the router's best was predicted
+  // Triples of an expert, a neuron and a step; zeros where whole experts are cached.
+  uint64_t neurons_requested = 0;
+  uint64_t neurons_hit = 0;
+  uint64_t neurons_fetched = 0;
+  uint64_t neurons_left_out = 0;
+  uint64_t neurons_predicted = 0;
+  uint64_t neurons_right = 0;
+  uint64_t neurons_wanted = 0;
+  // Bytes of weights by tier.
+  uint64_t bytes_device = 0;
+  uint64_t bytes_link = 0;
+  uint64_t bytes_dram = 0;
+  uint64_t bytes_ssd = 0;
+  // The routing policy's, over generated rows.
+  uint64_t routed_rows = 0;
+  uint64_t single_rows = 0;
+  uint64_t routed_pairs = 0;
+  uint64_t dropped_pairs = 0;
+  uint64_t exchanged_pairs = 0;
 };
 
 class EngineApi {
@@ -196,6 +247,8 @@ class EngineApi {
   virtual EngineStats Stats() const = 0;
   // What neuron sparsity left out since the start, by layer; empty without sparsity.
   virtual std::vector<LayerSparsity> Sparsity() const = 0;
+  // The routed experts of every layer, by layer.
+  virtual std::vector<LayerStats> Layers() const = 0;
 
   // OK when a token can be made now; otherwise why not (starting, weightd link down, draining).
   virtual absl::Status Health() const = 0;

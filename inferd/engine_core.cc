@@ -6,6 +6,8 @@
 #include "common/error_detail.h"
 #include "common/status.h"
 #include "inferd/model_shapes.h"
+#include "inferd/policy/auto_preset.h"
+#include "inferd/policy/miss_routing.h"
 #include "inferd/policy/preset.h"
 #include "inferd/residency/slab_policies.h"
 
@@ -49,7 +51,7 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const EnginePlan&
 absl::Status EngineCore::Setup() {
   const ModelConfig& config = client_->pack().config();
   const EngineOptions& options = plan_.options;
-  ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options.preset, options.policies, options.device));
+  ASSIGN_OR_RETURN(const Policies policies, ChosenPolicies());
   RETURN_IF_ERROR(client_->SetSegmentObserver(&segments_));
   ASSIGN_OR_RETURN(weights_, DenseWeights::Create(client_, &fetches_, &segments_));
   ASSIGN_OR_RETURN(kv_, KvCache::Create(config, options.kv, plan_.kv_pages, options.parallel, options.context,
@@ -67,9 +69,14 @@ absl::Status EngineCore::Setup() {
       sparsity_, SparsityPolicy::Create(policies.sparsity, config, profile_dir, client_->pack().model_id()));
   if (options.prefetch) {
     ASSIGN_OR_RETURN(prefetcher_,
-                     MakePrefetcher({&policies, &config, weights_.get(), backend_.get(), residency_.get(),
-                                     plan_.forward.max_tokens, plan_.forward.max_sequences, profile_dir,
-                                     source_digest, client_->pack().model_id()}));
+                     MakePrefetcher({&policies, &config, weights_.get(), sparsity_.get(), backend_.get(),
+                                     residency_.get(), plan_.forward.max_tokens, plan_.forward.max_sequences,
+                                     profile_dir, source_digest, client_->pack().model_id()}));
+  }
+  if (policies.miss == ExpertMiss::kSkip || policies.miss == ExpertMiss::kProceed) {
+    ASSIGN_OR_RETURN(routing_, MissRouting::Create({std::move(routing_),
+                                                    policies.miss == ExpertMiss::kProceed, prefetcher_.get(),
+                                                    &config, backend_.get(), plan_.forward.max_tokens}));
   }
   if (!options.trace.empty()) {
     ASSIGN_OR_RETURN(
@@ -79,6 +86,36 @@ absl::Status EngineCore::Setup() {
                                              {backend_.get(), weights_.get(), kv_.get(), states_.get(),
                                               residency_.get(), routing_.get(), sparsity_.get(), this}));
   return AcquireWeights();
+}
+
+// The preset's; `auto` decides by what the options, the machine and the profile say.
+absl::StatusOr<Policies> EngineCore::ChosenPolicies() {
+  const EngineOptions& options = plan_.options;
+  ASSIGN_OR_RETURN(Policies policies, PoliciesOf(options.preset, options.policies, options.device));
+  if (policies.preset != "auto") {
+    return policies;
+  }
+  const ModelConfig& config = client_->pack().config();
+  AutoSetup setup;
+  setup.device = options.device;
+  setup.budget = options.slab.budget;
+  setup.quality_bound = policies.quality_bound;
+  const double link = options.virtual_clock ? VirtualLinkGbps(options.costs, options.slab.link_gbps, config)
+                                            : options.slab.link_gbps;
+  setup.link_seconds = link > 0 ? 1 / (link * 1e9) : 0;
+  MachineRates machine;
+  if (options.virtual_clock) {
+    setup.compute_seconds = options.costs.compute_ms * 1e-3 / static_cast<double>(Bf16ExpertBytes(config));
+    setup.cpu_seconds = VirtualCpuSeconds(options.costs, options.slab.link_gbps, config, 1);
+    setup.attention_seconds = options.costs.attention_ms * 1e-3;
+  } else {
+    ASSIGN_OR_RETURN(machine, MeasureMachine(/*threads=*/0));
+  }
+  AutoChoice choice = ChoosePolicies(AutoFactsOf(setup, client_->pack(), machine));
+  reasons_ = std::move(choice.reasons);
+  ASSIGN_OR_RETURN(policies, WithOverrides(std::move(choice.policies), options.policies));
+  RETURN_IF_ERROR(CheckPolicies(policies, options.device));
+  return policies;
 }
 
 // What a session must give before a step can run.
@@ -95,7 +132,7 @@ absl::Status EngineCore::MakeResidency(const Policies& policies) {
     residency_ = std::make_unique<HostResidency>(host, client_, &fetches_, &segments_, &backend_->queue());
     return absl::OkStatus();
   }
-  SlabResidencyOptions slab = SlabOptionsOf(policies, client_->pack());
+  ASSIGN_OR_RETURN(SlabResidencyOptions slab, SlabOptionsOf(policies, client_->pack()));
   slab.budget = policies.cache == CacheKind::kResident ? 0 : options.slab.budget;
   slab.link_gbps = options.virtual_clock
                        ? VirtualLinkGbps(options.costs, options.slab.link_gbps, client_->pack().config())
@@ -103,11 +140,18 @@ absl::Status EngineCore::MakeResidency(const Policies& policies) {
   slab.link_latency_us = options.slab.link_latency_us;
   slab.tile_neurons = options.slab.tile_neurons;
   slab.stall_limit = options.stall_limit;
+  slab.max_rows = plan_.forward.max_tokens;
+  link_gbps_ = slab.link_gbps;
   if (slab.link_gbps > 0) {
     slab.load_seconds = 1 / (slab.link_gbps * 1e9);
   }
   if (options.virtual_clock) {
     slab.cpu_seconds = VirtualCpuSeconds(options.costs, options.slab.link_gbps, client_->pack().config(), 1);
+  }
+  if (policies.granularity == CacheGranularity::kNeuron) {
+    ASSIGN_OR_RETURN(residency_, NeuronResidency::Create(NeuronOptionsOf(policies, slab), client_, &fetches_,
+                                                         backend_.get()));
+    return absl::OkStatus();
   }
   ASSIGN_OR_RETURN(residency_, SlabResidency::Create(slab, client_, &fetches_, &segments_, backend_.get(),
                                                      virtual_clock_));
@@ -122,9 +166,19 @@ absl::Status EngineCore::AfterRouter(const RouterTap& tap) {
   return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->AfterRouter(tap);
 }
 
+absl::Status EngineCore::BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) {
+  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->BeforeExperts(layer, args);
+}
+
 absl::Status EngineCore::AfterLayer(const LayerEnd& end) {
   return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->AfterLayer(end);
 }
+
+bool EngineCore::WantsLookAhead(uint32_t layer) const {
+  return prefetcher_ != nullptr && prefetcher_->WantsLookAhead(layer);
+}
+
+absl::Status EngineCore::LookAhead(const RouterTap& tap) { return prefetcher_->LookAhead(tap); }
 
 void EngineCore::Add(std::unique_ptr<Sequence> sequence) {
   const Sequence::Header& header = sequence->header();
@@ -248,13 +302,12 @@ absl::Time EngineCore::Now() const {
 }
 
 EngineCore::Outcome EngineCore::RunBatch(const StepPlan& plan) {
-  const Clock& clock = virtual_clock_ == nullptr ? static_cast<const Clock&>(real_clock_) : *virtual_clock_;
-  const int64_t start = clock.NowNanos();
+  const StepMarks marks = MarksNow();
   heartbeat_.store(real_clock_.NowNanos(), std::memory_order_relaxed);
   const StepCost before = CostNow();
-  const uint64_t bytes_before = residency_->counters().bytes_touched;
   backend_->BeginStep();
   residency_->SetPrefill(plan.prefill_rows > 0);
+  residency_->SetLossless(batch_.decode_rows() < batch_.tokens());
   residency_->BeginStep(step_number_);
   absl::Status status = forward_->Run(&batch_);
   if (status.ok()) {
@@ -262,7 +315,7 @@ EngineCore::Outcome EngineCore::RunBatch(const StepPlan& plan) {
     for (const Running& running : step_) {
       running.sequence->AddCost(cost, static_cast<double>(running.rows.rows) / plan.rows);
     }
-    status = DeliverLogits();
+    status = wants_.empty() ? CheckSession() : DeliverLogits();
   }
   backend_->EndStep();
   heartbeat_.store(0, std::memory_order_relaxed);
@@ -275,7 +328,7 @@ EngineCore::Outcome EngineCore::RunBatch(const StepPlan& plan) {
     FailStep(status);
     return Outcome::kRan;
   }
-  CountStep(plan, clock.NowNanos() - start, residency_->counters().bytes_touched - bytes_before);
+  CountStep(plan, marks);
   CommitStep();
   return Outcome::kRan;
 }
@@ -297,6 +350,13 @@ absl::Status EngineCore::RunAside(const EngineWork& work) {
   return status;
 }
 
+// Leased memory is what it was read as only while the session lasts: weightd closes a session that has
+// stopped before it gives its places to others.
+absl::Status EngineCore::CheckSession() const {
+  return client_->connected() ? absl::OkStatus()
+                              : absl::UnavailableError("the connection to weightd was lost during the step");
+}
+
 absl::Status EngineCore::DeliverLogits() {
   const uint32_t vocab = client_->pack().config().vocab;
   for (size_t begin = 0; begin < wants_.size();) {
@@ -306,6 +366,9 @@ absl::Status EngineCore::DeliverLogits() {
       want_rows_.push_back(wants_[end++].row);
     }
     ASSIGN_OR_RETURN(const LogitRows logits, forward_->Logits(want_rows_, candidates_));
+    if (begin == 0) {  // nothing was delivered yet: the step can be done again
+      RETURN_IF_ERROR(CheckSession());
+    }
     const absl::Time now = Now();
     for (size_t i = begin; i < end;) {
       size_t next = i;
@@ -373,7 +436,8 @@ void EngineCore::CountToken(SequenceId id, const Sequence& sequence) {
 }
 
 void EngineCore::FailStep(const absl::Status& status) {
-  if (!absl::IsResourceExhausted(status)) {
+  // What passes by itself: others may get their room and their bytes.
+  if (!absl::IsResourceExhausted(status) && !absl::IsDeadlineExceeded(status)) {
     broken_ = status;
   }
   for (const Running& running : step_) {
@@ -395,60 +459,6 @@ absl::Status EngineCore::Recover(absl::Time deadline) {
     RETURN_IF_ERROR(client_->Reconnect(deadline));
   }
   return AcquireWeights();
-}
-
-StepCost EngineCore::CostNow() const {
-  const ResidencyCounters counters = residency_->counters();
-  return {static_cast<double>(fetches_.stall_nanos()) * 1e-9, static_cast<double>(counters.requests),
-          static_cast<double>(counters.hits), static_cast<double>(fetches_.bytes_ssd()),
-          static_cast<double>(fetches_.bytes_link())};
-}
-
-StepCost EngineCore::CostSince(const StepCost& before) const {
-  const StepCost now = CostNow();
-  return {now.stall_seconds - before.stall_seconds, now.expert_requests - before.expert_requests,
-          now.expert_hits - before.expert_hits, now.bytes_ssd - before.bytes_ssd,
-          now.bytes_link - before.bytes_link};
-}
-
-void EngineCore::CountStep(const StepPlan& plan, int64_t nanos, uint64_t expert_bytes) {
-  const double seconds = static_cast<double>(nanos) * 1e-9;
-  counted_.steps++;
-  if (plan.prefill_rows > 0) {
-    counted_.prompt_seconds += seconds;
-    return;
-  }
-  counted_.decode_steps++;
-  counted_.decode_seconds += seconds;
-  counted_.weight_bytes_touched += weights_->bytes_per_step() + expert_bytes;
-}
-
-void EngineCore::FillStats(EngineStats* stats) const {
-  *stats = counted_;
-  const ResidencyCounters residency = residency_->counters();
-  const BackendCounters backend = backend_->Counters();
-  stats->sequences_running = scheduler_->running();
-  stats->kv_pages_used = kv_->pages().used();
-  stats->kv_pages_total = kv_->pages().total();
-  stats->expert_leases_held = residency_->held();
-  stats->dense_leases_held = weights_->held();
-  stats->fetches_outstanding = fetches_.outstanding();
-  stats->expert_requests = residency.requests;
-  stats->expert_hits = residency.hits;
-  stats->prefetch_issued = residency.prefetch_issued;
-  stats->prefetch_useful = residency.prefetch_useful;
-  if (prefetcher_ != nullptr) {
-    const PredictionCounters predictions = prefetcher_->total();
-    stats->predictions = predictions.predicted;
-    stats->predictions_right = predictions.right;
-    stats->predictions_wanted = predictions.wanted;
-  }
-  stats->bytes_ssd = fetches_.bytes_ssd();
-  stats->bytes_link = fetches_.bytes_link();
-  stats->weightd_reconnects = client_->counters().reconnects;
-  stats->fork_joins = backend.fork_joins;
-  stats->fork_join_seconds = backend.region_seconds;
-  stats->stall_seconds = static_cast<double>(fetches_.stall_nanos()) * 1e-9;
 }
 
 }  // namespace sluice

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,7 @@
 #include "inferd/request_registry.h"
 #include "inferd/residency/fetch_queue.h"
 #include "inferd/residency/host_residency.h"
+#include "inferd/residency/neuron_residency.h"
 #include "inferd/residency/segment_buffers.h"
 #include "inferd/residency/slab_residency.h"
 #include "inferd/sampler.h"
@@ -91,13 +93,19 @@ class EngineCore final : private LayerTap {
   size_t live() const { return sequences_.size(); }
   absl::Time NextDeadline() const { return scheduler_->NextDeadline(); }
   const Backend& backend() const { return *backend_; }
+  std::string DescribeCache() const { return residency_->Describe(); }
 
   // An error that every later step would meet again; OK if there is none.
   const absl::Status& broken() const { return broken_; }
   // When the running step last moved on, as nanoseconds of MonotonicClock; 0 between steps. Any thread.
   int64_t heartbeat_nanos() const { return heartbeat_.load(std::memory_order_relaxed); }
 
+  // Why the preset `auto` chose what it did; empty for others.
+  const std::vector<std::string>& reasons() const { return reasons_; }
+
   void FillStats(EngineStats* stats) const;
+  // Allocates only while `layers` is smaller than the model.
+  void FillLayers(std::vector<LayerStats>* layers) const;
   // Any thread.
   std::vector<LayerSparsity> Sparsity() const { return sparsity_->counts(); }
 
@@ -116,10 +124,14 @@ class EngineCore final : private LayerTap {
              RequestRegistry* registry, VirtualClock* clock);
   absl::Status Setup();
   absl::Time Now() const;
+  absl::StatusOr<Policies> ChosenPolicies();
   absl::Status MakeResidency(const Policies& policies);
   absl::Status AcquireWeights();
   absl::Status AfterRouter(const RouterTap& tap) override;
+  absl::Status BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) override;
   absl::Status AfterLayer(const LayerEnd& end) override;
+  bool WantsLookAhead(uint32_t layer) const override;
+  absl::Status LookAhead(const RouterTap& tap) override;
 
   bool BlockCongested();
   void BuildBatch(const StepPlan& plan);
@@ -129,10 +141,23 @@ class EngineCore final : private LayerTap {
   Outcome RunBatch(const StepPlan& plan);
   StepCost CostSince(const StepCost& before) const;
   StepCost CostNow() const;
+  absl::Status CheckSession() const;
   absl::Status DeliverLogits();
   void CommitStep();
   void FailStep(const absl::Status& status);
-  void CountStep(const StepPlan& plan, int64_t nanos, uint64_t expert_bytes);
+  // What steps are measured by: the clocks, what was waited for, what came.
+  struct StepMarks {
+    int64_t nanos = 0;
+    int64_t real_nanos = 0;
+    int64_t stall_nanos = 0;
+    int64_t real_stall_nanos = 0;
+    double load_seconds = 0;
+    uint64_t bytes_touched = 0;
+  };
+  StepMarks MarksNow() const;
+  double LoadSeconds() const;
+  void CountStep(const StepPlan& plan, const StepMarks& before);
+  void CountTimes(const StepMarks& before, const StepMarks& now);
   std::unique_ptr<Sequence> Remove(SequenceId id);
 
   const EnginePlan plan_;
@@ -161,8 +186,10 @@ class EngineCore final : private LayerTap {
   std::vector<LogitWant> wants_;  // rows whose logits the step needs
   std::vector<uint32_t> want_rows_;
   uint32_t candidates_ = 1;        // of the step
+  double link_gbps_ = 0;           // of a throttled or modelled link; 0: none
   uint32_t short_text_limit_ = 0;  // positions; 0: the model has one rope table for all texts
   uint64_t step_number_ = 0;
+  std::vector<std::string> reasons_;
   absl::Status broken_;
   std::function<void()> removal_hook_;
   std::atomic<int64_t> heartbeat_{0};

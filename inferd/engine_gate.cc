@@ -73,6 +73,11 @@ std::vector<LayerSparsity> EngineGate::Sparsity() const {
   return engine.ok() ? (*engine)->Sparsity() : std::vector<LayerSparsity>();
 }
 
+std::vector<LayerStats> EngineGate::Layers() const {
+  const absl::StatusOr<EngineApi*> engine = Engine();
+  return engine.ok() ? (*engine)->Layers() : std::vector<LayerStats>();
+}
+
 absl::Status EngineGate::Health() const {
   ASSIGN_OR_RETURN(EngineApi* const engine, Engine());
   return engine->Health();

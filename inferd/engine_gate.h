@@ -29,6 +29,7 @@ class EngineGate final : public EngineApi {
   absl::Status Cancel(const std::string& request_id) override;
   EngineStats Stats() const override;
   std::vector<LayerSparsity> Sparsity() const override;
+  std::vector<LayerStats> Layers() const override;
   absl::Status Health() const override;
   void StartDrain() override;
 

@@ -94,7 +94,7 @@ BackendLimits LimitsOf(const ModelConfig& config, const EnginePlan& plan) {
 
 absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelConfig& config) {
   RETURN_IF_ERROR(CheckSupported(config));
-  RETURN_IF_ERROR(PoliciesOf(options.preset, options.policies, options.device).status());
+  ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options.preset, options.policies, options.device));
   EnginePlan plan;
   plan.options = options;
   EngineOptions& o = plan.options;
@@ -111,6 +111,7 @@ absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelC
   plan.forward.max_tokens = o.parallel + o.prefill_chunk;
   plan.forward.logit_rows = LogitRowsFor(config.vocab, plan.forward.max_tokens);
   plan.forward.max_candidates = std::min(config.vocab, 1 + o.max_logprobs);
+  plan.forward.look_ahead = options.prefetch && policies.predictor == ExpertPredictorKind::kLookahead;
   plan.activation_bytes = ActivationBytes(config, plan.forward);
   plan.backend = LimitsOf(config, plan);
   return plan;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "common/status.h"
 
@@ -14,7 +15,7 @@ absl::Status Forward::Run(StepBatch* batch) {
 
 absl::Status Forward::RunFrom(uint32_t first_layer, StepBatch* batch) {
   for (uint32_t layer = first_layer; layer < config_.layers.size() && !batch->all_lost(); ++layer) {
-    RETURN_IF_ERROR(Attend(layer, *batch));
+    RETURN_IF_ERROR(Attend(layer, x_, *batch));
     RETURN_IF_ERROR(Mix(layer, batch));
     if (tap_ != nullptr) {
       const bool routed = config_.layers[layer].moe.experts > 0;
@@ -34,7 +35,7 @@ absl::Status Forward::Mix(uint32_t layer, StepBatch* batch) {
 
   RETURN_IF_ERROR(queue_->Norm({x_, tokens, config_.hidden, weights_.layer(layer).ffn_norm, normed_}));
   RETURN_IF_ERROR(PlanMixture(layer, batch));
-  RETURN_IF_ERROR(ComputeExperts(layer, tokens));
+  RETURN_IF_ERROR(ComputeExperts(layer, *batch));
   RETURN_IF_ERROR(DropLostRows(tokens, ranks, batch));
   // A router that scaled the inputs has weighted already; a dense layer has nothing to weight.
   const BufferRef weights = moe.experts == 0 || ScalesInputs(moe) ? BufferRef{} : expert_weights_;
@@ -53,8 +54,9 @@ absl::Status Forward::PlanMixture(uint32_t layer, StepBatch* batch) {
   RETURN_IF_ERROR(plan_.Build(routing, moe.experts, *batch, /*keep_zeros=*/ScalesInputs(moe)));
   RETURN_IF_ERROR(TellScores(moe.experts, *batch));
   RETURN_IF_ERROR(residency_->BeginLayer(layer, plan_.demands()));
-  return tap_ == nullptr ? absl::OkStatus()
-                         : tap_->AfterRouter({layer, x_, normed_, routing, batch, scores_});
+  return tap_ == nullptr
+             ? absl::OkStatus()
+             : tap_->AfterRouter({layer, x_, normed_, routing, batch, scores_, routing_->Wanted(routing)});
 }
 
 // The batch's mean p of every expert, for an eviction policy that goes by it.
@@ -110,29 +112,45 @@ absl::Status Forward::ScaleInputs(const MoeConfig& moe, uint32_t tokens) {
 }
 
 // The expert that every token goes through is computed with those that are resident, or while the first
-// travels.
-absl::Status Forward::ComputeExperts(uint32_t layer, uint32_t tokens) {
+// travels. What is there having been computed, and something missing, is when to look ahead.
+absl::Status Forward::ComputeExperts(uint32_t layer, const StepBatch& batch) {
+  bool look_ahead = tap_ != nullptr && tap_->WantsLookAhead(layer);
   works_.clear();
+  std::fill(computed_.begin(), computed_.end(), 0);
   if (HasCommonExpert(config_.layers[layer].moe)) {
     works_.push_back(CommonWork(layer));
-    if (residency_->NextWaits()) {
-      RETURN_IF_ERROR(RunExperts(layer, tokens));
-    }
   }
   for (;;) {
+    if (residency_->NextWaits()) {
+      RETURN_IF_ERROR(RunExperts(layer, batch.tokens()));
+      if (std::exchange(look_ahead, false) && SomethingMissing()) {
+        RETURN_IF_ERROR(LookAhead(layer, batch));
+      }
+    }
     ASSIGN_OR_RETURN(const absl::Span<const ReadyTile> ready, residency_->Next());
+    if (!ready.empty() && ready.front().lead_only) {
+      RETURN_IF_ERROR(RunLeads(layer, batch.tokens(), ready));
+      continue;
+    }
     for (const ReadyTile& tile : ready) {
       works_.push_back(RoutedWork(layer, tile));
+      MarkComputed(layer, tile);
     }
     if (works_.empty()) {
       return CountActive(layer);
     }
-    RETURN_IF_ERROR(RunExperts(layer, tokens));
+    RETURN_IF_ERROR(RunExperts(layer, batch.tokens()));
+    if (std::exchange(look_ahead, false) && SomethingMissing()) {
+      RETURN_IF_ERROR(LookAhead(layer, batch));
+    }
   }
 }
 
 // Computes works_ and empties it.
 absl::Status Forward::RunExperts(uint32_t layer, uint32_t tokens) {
+  if (works_.empty()) {
+    return absl::OkStatus();
+  }
   const MoeConfig& moe = config_.layers[layer].moe;
   const bool scaled = ScalesInputs(moe);
   const uint32_t slots = tokens * RanksOf(moe);
@@ -150,6 +168,31 @@ absl::Status Forward::RunExperts(uint32_t layer, uint32_t tokens) {
   RETURN_IF_ERROR(queue_->MoeExperts(args));
   works_.clear();
   return absl::OkStatus();
+}
+
+// Which neurons the experts need; what is missing of them travels while works_ are computed.
+absl::Status Forward::RunLeads(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles) {
+  const MoeConfig& moe = config_.layers[layer].moe;
+  leads_.clear();
+  for (const ReadyTile& tile : tiles) {
+    const ExpertWork work = RoutedWork(layer, tile);
+    const bool up = work.sparsity == SparsityOrder::kUp;
+    leads_.push_back({.lead = up ? work.up : work.gate,
+                      .rows = work.rows,
+                      .bias = up ? work.up_bias : work.gate_bias,
+                      .threshold = work.threshold,
+                      .values = tile.lead_values,
+                      .active = tile.lead_active});
+  }
+  const bool scaled = ScalesInputs(moe);
+  RETURN_IF_ERROR(
+      queue_->ExpertLeads({.x = scaled ? scaled_ : normed_,
+                           .tokens = scaled ? tokens * RanksOf(moe) : tokens,
+                           .hidden = config_.hidden,
+                           .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
+                           .order = sparsity_->order(),
+                           .experts = leads_}));
+  return residency_->LeadsQueued();
 }
 
 absl::Status Forward::CountActive(uint32_t layer) {
@@ -203,7 +246,8 @@ ExpertWork Forward::RoutedWork(uint32_t layer, const ReadyTile& tile) const {
           .gate_bias = bias(w.gate_biases),
           .down_bias = bias(w.down_biases),
           .sparsity = sparsity_->order(),
-          .threshold = sparsity_->threshold(layer, expert)};
+          .threshold = sparsity_->threshold(layer, expert),
+          .lead_values = tile.lead_values};
 }
 
 // Rows of sequences that met damaged weights count as nothing from here on: their results were never made.

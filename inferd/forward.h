@@ -49,6 +49,7 @@ struct ForwardOptions {
   uint32_t context = 0;         // positions of a sequence
   uint32_t logit_rows = 0;      // rows of one Logits() call at most
   uint32_t max_candidates = 1;  // largest k of Logits()
+  bool look_ahead = false;      // whether the tap may ask for it
 };
 
 // Rows of logits that are computed at once: as many as fit 32 MiB, so that a wide vocabulary does not need
@@ -105,12 +106,12 @@ class Forward {
   absl::Status AddRope(const RopeConfig& rope);
   absl::StatusOr<BufferRef> UploadRope(const RopeConfig& rope, bool long_texts);
 
-  absl::Status Attend(uint32_t layer, const StepBatch& batch);
-  absl::Status AttendGrouped(uint32_t layer, const StepBatch& batch);
-  absl::Status AttendLatent(uint32_t layer, const StepBatch& batch);
-  absl::Status ProjectLatent(uint32_t layer, uint32_t tokens);
-  absl::Status AttendDelta(uint32_t layer, const StepBatch& batch);
-  absl::Status ProjectOut(uint32_t layer, uint32_t tokens, const Rows& from, uint32_t cols);
+  absl::Status Attend(uint32_t layer, const Rows& x, const StepBatch& batch);
+  absl::Status AttendGrouped(uint32_t layer, const Rows& x, const StepBatch& batch);
+  absl::Status AttendLatent(uint32_t layer, const Rows& x, const StepBatch& batch);
+  absl::Status ProjectLatent(uint32_t layer, const Rows& x, uint32_t tokens);
+  absl::Status AttendDelta(uint32_t layer, const Rows& x, const StepBatch& batch);
+  absl::Status ProjectOut(uint32_t layer, uint32_t tokens, const Rows& from, uint32_t cols, const Rows& x);
   std::array<RopeGroup, 2> RopeGroups(uint32_t layer, const StepBatch& batch) const;
 
   absl::Status Mix(uint32_t layer, StepBatch* batch);
@@ -118,8 +119,12 @@ class Forward {
   absl::StatusOr<Routing> Route(uint32_t layer, const StepBatch& batch);
   absl::Status TellScores(uint32_t experts, const StepBatch& batch);
   absl::Status ScaleInputs(const MoeConfig& moe, uint32_t tokens);
-  absl::Status ComputeExperts(uint32_t layer, uint32_t tokens);
+  absl::Status ComputeExperts(uint32_t layer, const StepBatch& batch);
+  void MarkComputed(uint32_t layer, const ReadyTile& tile);
+  bool SomethingMissing() const;
+  absl::Status LookAhead(uint32_t layer, const StepBatch& batch);
   absl::Status RunExperts(uint32_t layer, uint32_t tokens);
+  absl::Status RunLeads(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles);
   absl::Status CountActive(uint32_t layer);
   ExpertWork CommonWork(uint32_t layer) const;
   ExpertWork RoutedWork(uint32_t layer, const ReadyTile& tile) const;
@@ -141,6 +146,8 @@ class Forward {
   std::vector<uint32_t> rope_of_;  // by layer
   WorkPlan plan_;
   std::vector<ExpertWork> works_;                // of one MoeExperts call
+  std::vector<LeadWork> leads_;                  // of one ExpertLeads call
+  std::vector<uint8_t> computed_;                // by demand: 1 once all of it was given to the queue
   std::unique_ptr<RouterScores> router_scores_;  // if the residency goes by them
   std::vector<uint32_t> score_rows_;
 
@@ -170,6 +177,9 @@ class Forward {
   BufferRef top_ids_;         // int32 [R, max_candidates], host-visible
   BufferRef top_values_;      // float32 [R, max_candidates], host-visible
   BufferRef log_sums_;        // float32 [R], host-visible
+  // Looking ahead; none without.
+  Rows ahead_;               // [T, hidden]: the residual as far as it is known
+  BufferRef ahead_weights_;  // float32 [T, K], host-visible: 0 where the expert is missing
 };
 
 }  // namespace sluice

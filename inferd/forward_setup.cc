@@ -148,7 +148,8 @@ uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& option
       w.q + w.k + w.v + w.gate + w.q_low + w.latent + w.absorbed + w.attended + 2 * w.delta_heads;
   const uint64_t mixture =
       MostExperts(config) + 1 + 3 * ranks + ranks * config.hidden * (AnyScalesInputs(config) ? 2 : 1);
-  const uint64_t per_token = 2 * uint64_t{config.hidden} + attention + mixture;
+  const uint64_t ahead = options.look_ahead ? config.hidden + ranks : 0;
+  const uint64_t per_token = 2 * uint64_t{config.hidden} + attention + mixture + ahead;
   const uint64_t per_logit_row = uint64_t{config.vocab} + 2 * options.max_candidates + 1;
   return sizeof(float) * (options.max_tokens * per_token + options.logit_rows * per_logit_row +
                           options.context * RopeValuesPerPosition(config));
@@ -168,6 +169,8 @@ Forward::Forward(const ModelConfig& config, const ForwardOptions& options, const
       tap_(parts.tap),
       plan_(options.max_tokens, MostRanks(config), MostExperts(config)) {
   works_.reserve(MostExperts(config) + 1);
+  leads_.reserve(MostExperts(config));
+  computed_.resize(MostExperts(config));
   if (residency_->WantsScores()) {
     router_scores_ = std::make_unique<RouterScores>(options.max_tokens, MostExperts(config));
     score_rows_.reserve(options.max_tokens);
@@ -218,6 +221,7 @@ absl::Status Forward::AllocateRows() {
       {&shared_scores_, tokens, 1},
       {&scaled_, pairs, scaled_width},
       {&outputs_, pairs, config_.hidden},
+      {&ahead_, options_.look_ahead ? tokens : 0, config_.hidden},
   };
   for (const Need& need : activations) {
     if (need.count * need.width > 0) {
@@ -237,6 +241,9 @@ absl::Status Forward::AllocateRows() {
   RETURN_IF_ERROR(staging(pairs, &expert_weights_));
   if (sparsity_->enabled()) {
     RETURN_IF_ERROR(staging(pairs, &active_));
+  }
+  if (options_.look_ahead) {
+    RETURN_IF_ERROR(staging(pairs, &ahead_weights_));
   }
   RETURN_IF_ERROR(staging(logit_rows * options_.max_candidates, &top_ids_));
   RETURN_IF_ERROR(staging(logit_rows * options_.max_candidates, &top_values_));

@@ -145,7 +145,7 @@ void ForEachOption(InferdOptions* o, Visit visit) {
         "eighth of the expert)");
   visit("clock", &o->clock, "Times of link and device: real, or virtual by a table of costs (device sim)");
   visit("virtual-costs", &o->virtual_costs,
-        "Milliseconds of one bf16 expert and of a layer's attention, as "
+        "Milliseconds of one bf16 expert and of a layer's attention, as 3x, 30x or "
         "link_ms=15,compute_ms=5,attention_ms=0.3,cpu_ms=5,head_ms=0 (--clock virtual)");
 
   visit("max-queue", &o->max_queue, "Requests that may wait");

@@ -51,6 +51,51 @@ const char* DefaultReason(absl::StatusCode code) {
   }
 }
 
+void FillTimes(const StepTimes& times, v1::StepTimes* out) {
+  out->set_step_seconds(times.step_seconds);
+  out->set_compute_seconds(times.compute_seconds());
+  out->set_load_seconds(times.load_seconds);
+  out->set_overlap_seconds(times.overlap_seconds());
+  out->set_stall_seconds(times.stall_seconds);
+}
+
+void FillLayer(const LayerStats& stats, v1::LayerStats* out) {
+  v1::LayerExperts* experts = out->mutable_experts();
+  experts->set_requests(stats.requests);
+  experts->set_hits(stats.hits);
+  experts->set_late(stats.late);
+  experts->set_cpu(stats.cpu);
+  experts->set_skipped(stats.skipped);
+  experts->set_prefetch_issued(stats.prefetch_issued);
+  experts->set_prefetch_useful(stats.prefetch_useful);
+  v1::LayerPredictions* predictions = out->mutable_predictions();
+  predictions->set_predicted(stats.predicted);
+  predictions->set_right(stats.predicted_right);
+  predictions->set_wanted(stats.predicted_wanted);
+  predictions->set_rows(stats.predicted_rows);
+  predictions->set_best_right(stats.best_right);
+  predictions->set_best_found(stats.best_found);
+  v1::LayerNeurons* neurons = out->mutable_neurons();
+  neurons->set_requested(stats.neurons_requested);
+  neurons->set_hits(stats.neurons_hit);
+  neurons->set_fetched(stats.neurons_fetched);
+  neurons->set_left_out(stats.neurons_left_out);
+  neurons->set_predicted(stats.neurons_predicted);
+  neurons->set_right(stats.neurons_right);
+  neurons->set_wanted(stats.neurons_wanted);
+  v1::LayerBytes* bytes = out->mutable_bytes();
+  bytes->set_device(stats.bytes_device);
+  bytes->set_link(stats.bytes_link);
+  bytes->set_dram(stats.bytes_dram);
+  bytes->set_ssd(stats.bytes_ssd);
+  v1::LayerRouting* routing = out->mutable_routing();
+  routing->set_rows(stats.routed_rows);
+  routing->set_single(stats.single_rows);
+  routing->set_pairs(stats.routed_pairs);
+  routing->set_dropped(stats.dropped_pairs);
+  routing->set_exchanged(stats.exchanged_pairs);
+}
+
 }  // namespace
 
 void FillUsage(const Usage& usage, v1::Usage* out) {
@@ -152,6 +197,8 @@ void FillStats(const EngineStats& stats, v1::GetStatsResponse* out) {
   counters->set_stall_seconds(stats.stall_seconds);
   counters->set_prompt_seconds(stats.prompt_seconds);
   counters->set_decode_seconds(stats.decode_seconds);
+  FillTimes(stats.times, out->mutable_times());
+  FillTimes(stats.real_times, out->mutable_real_times());
 }
 
 void FillSparsity(const std::vector<LayerSparsity>& layers, v1::GetStatsResponse* out) {
@@ -160,6 +207,14 @@ void FillSparsity(const std::vector<LayerSparsity>& layers, v1::GetStatsResponse
     entry->set_layer(layer);
     entry->set_neurons(layers[layer].neurons);
     entry->set_kept(layers[layer].kept);
+  }
+}
+
+void FillLayers(const std::vector<LayerStats>& layers, v1::GetStatsResponse* out) {
+  for (uint32_t layer = 0; layer < layers.size(); ++layer) {
+    v1::LayerStats* entry = out->add_layers();
+    entry->set_layer(layer);
+    FillLayer(layers[layer], entry);
   }
 }
 

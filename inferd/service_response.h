@@ -24,6 +24,7 @@ void FillFinished(const FinishInfo& info, inference::v1::Finished* out);
 void FillModel(const ServedModel& model, bool has_tokenizer, inference::v1::Model* out);
 void FillStats(const EngineStats& stats, inference::v1::GetStatsResponse* out);
 void FillSparsity(const std::vector<LayerSparsity>& layers, inference::v1::GetStatsResponse* out);
+void FillLayers(const std::vector<LayerStats>& layers, inference::v1::GetStatsResponse* out);
 
 // Appends tokens and text, as far as `report` wants them, to a Delta, a GenerateResponse or a ChatResponse.
 // Returns about how many bytes that adds to the message.

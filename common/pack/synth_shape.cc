@@ -37,6 +37,8 @@ constexpr Shape kShapes[] = {
     {"xverse-a4.2b", 2560, 1728, 28, 64, 6, 3456, false, 0, 32, 32, 80, 100608, 8192, 5e5},
     // For tests and first tries: 6 MB a layer in bf16.
     {"tiny", 128, 256, 4, 32, 4, 0, false, 0, 4, 2, 32, 512, 4096, 1e4},
+    // The sample model's sizes and a few layers more: policies at the papers' localities, in a moment.
+    {"tiny-mixtral", 128, 448, 8, 8, 2, 0, false, 0, 4, 2, 32, 2048, 4096, 1e4},
     {"qwen3.5-35b-a3b", 2048, 512, 40, 256, 8, 512, true, 0, 16, 2, 256, 248320, 262144, 1e7},
 };
 

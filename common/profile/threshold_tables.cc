@@ -124,8 +124,8 @@ std::string SerializeThresholds(const ThresholdTables& tables) {
 }
 
 absl::StatusOr<ThresholdTables> ReadThresholds(const std::string& folder, const ModelConfig& config,
-                                               const std::string& model_id) {
-  const std::string path = absl::StrCat(folder, "/", kThresholdsName);
+                                               const std::string& model_id, const std::string& name) {
+  const std::string path = absl::StrCat(folder, "/", name);
   ASSIGN_OR_RETURN(const std::string bytes, ReadProfileFile(path, kMaxBytes));
   return ParseThresholds(bytes, path, RoutedExperts(config), model_id);
 }

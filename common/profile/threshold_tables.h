@@ -20,6 +20,10 @@
 namespace sluice {
 
 inline constexpr char kThresholdsName[] = "thresholds.bin";
+// The same of values that a layer's leads have with the layer before's input (inferd/policy/
+// neuron_thresholds.h): its router input, and its residual under the layer's own norm. Product tables are 0.
+inline constexpr char kNeuronHiddenName[] = "neuron_hidden.bin";
+inline constexpr char kNeuronNormedName[] = "neuron_normed.bin";
 // Stored points: every half percent. Between two of them thresholds are interpolated.
 inline constexpr uint32_t kThresholdPoints = 201;
 
@@ -70,7 +74,8 @@ absl::StatusOr<ThresholdTables> ParseThresholds(std::string_view bytes, const st
 std::string SerializeThresholds(const ThresholdTables& tables);
 
 absl::StatusOr<ThresholdTables> ReadThresholds(const std::string& folder, const ModelConfig& config,
-                                               const std::string& model_id);
+                                               const std::string& model_id,
+                                               const std::string& name = kThresholdsName);
 
 }  // namespace sluice
 

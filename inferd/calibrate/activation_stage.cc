@@ -4,7 +4,7 @@
 
 #include "common/profile/threshold_tables.h"
 #include "common/status.h"
-#include "kernels/reference/scalar.h"
+#include "inferd/calibrate/expert_products.h"
 
 namespace sluice {
 namespace {
@@ -16,13 +16,6 @@ uint64_t TotalExperts(const ModelConfig& config) {
   uint64_t total = 0;
   for (const LayerConfig& layer : config.layers) total += layer.moe.experts;
   return total;
-}
-
-// Rows [begin, end) of a part.
-WeightView NeuronRange(WeightView view, uint32_t begin, uint32_t end) {
-  view.base = view.base + begin * view.stride;
-  view.rows = end - begin;
-  return view;
 }
 
 }  // namespace
@@ -79,45 +72,12 @@ absl::Status ActivationStage::BeforeExperts(uint32_t layer, const MoeExpertsArgs
 
 absl::Status ActivationStage::CountExpert(uint32_t layer, const MoeExpertsArgs& args,
                                           const ExpertWork& work) {
-  const WindowRunner& runner = host_->runner();
-  const uint32_t end = work.neuron_end == 0 ? work.up.rows : work.neuron_end;
-  const uint32_t neurons = end - work.neuron_begin;
-  const uint32_t rows = static_cast<uint32_t>(work.rows.size());
-  const Rows up = runner.scratch(0);
-  const Rows gate = runner.scratch(1);
-  const uint64_t bias_offset = work.neuron_begin * sizeof(float);
-  const MatMulPart parts[] = {{NeuronRange(work.up, work.neuron_begin, end), up,
-                               work.up_bias ? work.up_bias + bias_offset : BufferRef{}},
-                              {NeuronRange(work.gate, work.neuron_begin, end), gate,
-                               work.gate_bias ? work.gate_bias + bias_offset : BufferRef{}}};
-  Queue& queue = runner.parts().backend->queue();
-  MatMulArgs matmul;
-  matmul.x = args.x;
-  matmul.tokens = rows;
-  matmul.cols = args.hidden;
-  matmul.row_ids = work.rows;
-  matmul.parts = parts;
-  RETURN_IF_ERROR(queue.MatMul(matmul));
-  RETURN_IF_ERROR(queue.Wait(queue.Record()));
-  const uint32_t expert = static_cast<uint32_t>(routing_.ids[work.slots[0]]);
-  for (uint32_t row = 0; row < rows; ++row) {
-    const float* u = runner.HostRow(up, row, neurons);
-    const float* g = runner.HostRow(gate, row, neurons);
-    if (u == nullptr || g == nullptr) return absl::InternalError("calibration scratch cannot be read");
-    CountRow(first_expert_[layer] + expert, args.activation, u, g, neurons);
-  }
-  return absl::OkStatus();
-}
-
-void ActivationStage::CountRow(uint64_t expert, const ActivationSpec& activation, const float* up,
-                               const float* gate, uint32_t neurons) {
-  for (uint32_t j = 0; j < neurons; ++j) {
-    const float u = reference::UpFactor(activation, up[j]);
-    const float g = reference::GateFactor(activation, gate[j]);
-    histograms_.Add(expert, u);
-    histograms_.Add(experts_ + expert, g);
-    histograms_.Add(2 * experts_ + expert, u * g);
-  }
+  const uint64_t expert = first_expert_[layer] + static_cast<uint32_t>(routing_.ids[work.slots[0]]);
+  return VisitFactors(host_->runner(), args.activation, work, args.x, work.rows, [&](float up, float gate) {
+    histograms_.Add(expert, up);
+    histograms_.Add(experts_ + expert, gate);
+    histograms_.Add(2 * experts_ + expert, up * gate);
+  });
 }
 
 absl::Status ActivationStage::CheckFinite() const {

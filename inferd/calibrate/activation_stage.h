@@ -40,8 +40,6 @@ class ActivationStage final : public CalibrationStage, private LayerTap {
   absl::Status BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) override;
   absl::Status AfterLayer(const LayerEnd& end) override;
   absl::Status CountExpert(uint32_t layer, const MoeExpertsArgs& args, const ExpertWork& work);
-  void CountRow(uint64_t expert, const ActivationSpec& activation, const float* up, const float* gate,
-                uint32_t neurons);
   absl::Status CheckFinite() const;
 
   const ModelConfig& config_;

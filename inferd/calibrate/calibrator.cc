@@ -9,10 +9,12 @@
 #include "common/profile/profile.h"
 #include "common/status.h"
 #include "inferd/calibrate/activation_stage.h"
+#include "inferd/calibrate/cache_stage.h"
 #include "inferd/calibrate/calibration_journal.h"
 #include "inferd/calibrate/cutoff_stage.h"
 #include "inferd/calibrate/engine_windows.h"
 #include "inferd/calibrate/gating_stage.h"
+#include "inferd/calibrate/neuron_stage.h"
 #include "inferd/calibrate/predictor_stage.h"
 #include "inferd/calibrate/sensitivity_stage.h"
 
@@ -21,9 +23,11 @@ namespace {
 
 constexpr char kWorkFolder[] = ".calibrate";
 // Raised when a stage computes something else from the same text and options.
-constexpr uint64_t kComputation = 2;
+constexpr uint64_t kComputation = 4;
 // Two of them are held out.
 constexpr uint64_t kFewestTrainingPositions = 20;
+// Positions that the use of experts is measured on: some thousand uses of each of a layer's.
+constexpr uint64_t kCacheTokens = 16384;
 
 Digest128 FingerprintOf(const CalibrationSpec& spec, const ProfileKeys& keys) {
   Hasher128 hasher;
@@ -139,6 +143,10 @@ void MakeStages(const CalibrationSpec& spec, const CalibratorOptions& options, c
   set->stages.push_back(
       std::make_unique<ActivationStage>(config, keys, set->windows, host, set->features.get()));
   CalibrationStage* const activations = set->stages.back().get();
+  if (spec.sparsity_tokens > 0) {
+    set->stages.push_back(std::make_unique<NeuronStage>(
+        config, keys, set->windows, WindowsFor(set->windows, spec.sparsity_tokens), host));
+  }
   if (spec.sensitivity_tokens > 0) {
     const uint64_t count = WindowsFor(set->windows, spec.sensitivity_tokens);
     set->stages.push_back(std::make_unique<RoutingStage>(config, set->windows, count, host, &set->sums));
@@ -153,6 +161,8 @@ void MakeStages(const CalibrationSpec& spec, const CalibratorOptions& options, c
                                                         WindowsFor(set->windows, spec.sparsity_tokens),
                                                         spec.quality_bounds, folder, activations, host));
   }
+  set->stages.push_back(
+      std::make_unique<CacheStage>(config, keys, set->windows, WindowsFor(set->windows, kCacheTokens), host));
   if (set->features != nullptr) {
     set->stages.push_back(std::make_unique<PredictorStage>(
         config, keys, set->windows, set->features.get(),

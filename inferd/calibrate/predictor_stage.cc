@@ -70,9 +70,10 @@ absl::Status PredictorStage::RunUnit(uint64_t unit) {
   Mutex mutex;
   CondVar changed;
   absl::Status first_error;  // and running: guarded by mutex
-  size_t running = std::clamp<size_t>(training_.threads, 1, kGroup);
+  const size_t started = std::clamp<size_t>(training_.threads, 1, kGroup);
+  size_t running = started;
   std::vector<std::thread> threads;
-  for (size_t i = 0; i < running; ++i) {
+  for (size_t i = 0; i < started; ++i) {
     threads.emplace_back([&] {
       absl::Status status;
       for (size_t job = next++; job < end && status.ok(); job = next++) status = TrainJob(job, &stop);

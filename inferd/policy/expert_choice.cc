@@ -77,7 +77,7 @@ uint32_t ExpertExchange::ChooseToken(const ExchangeBatch& batch, uint32_t token,
   joining_.clear();
   for (uint32_t expert = 0; expert < batch.experts; ++expert) {
     const double p = scores[expert];
-    if (there_[expert] && p < beta_[token] && p >= (1 - alpha) * beta_[token] &&
+    if (there_[expert] && p <= beta_[token] && p >= (1 - alpha) * beta_[token] &&
         std::find(ids.begin(), ids.end(), static_cast<int32_t>(expert)) == ids.end()) {
       joining_.push_back(expert);
     }

@@ -35,7 +35,7 @@ struct ExchangeBatch {
 // importance-driven Algorithm 1, read with its text. With beta the (K+1)-th highest p of a token, experts
 // above (1 + alpha) beta are needed; what the batch needs will be there for all its tokens. A token's others
 // of its top K that are neither resident nor needed are exchanged, the weakest first, for the best experts
-// outside of its top K with p in [(1 - alpha) beta, beta) that are. Of equal p the one that more tokens of
+// outside of its top K with p in [(1 - alpha) beta, beta] that are. Of equal p the one that more tokens of
 // the batch use goes first, then the lower id.
 class ExpertExchange {
  public:

@@ -10,7 +10,7 @@
 namespace sluice {
 
 absl::StatusOr<std::unique_ptr<FirstLayerPredictor>> FirstLayerPredictor::Create(
-    const ModelConfig& config, const PredictorProfile& profile, const DenseWeights* weights, Backend* backend,
+    const ModelConfig& config, const PredictorProfile& profile, const NormSpec* final_norm, Backend* backend,
     uint32_t max_tokens, uint32_t max_sequences) {
   if (!profile.first_layer.has_value()) {
     return absl::FailedPreconditionError(
@@ -18,7 +18,7 @@ absl::StatusOr<std::unique_ptr<FirstLayerPredictor>> FirstLayerPredictor::Create
         "calibrate`");
   }
   std::unique_ptr<FirstLayerPredictor> made(
-      new FirstLayerPredictor(config, *profile.first_layer, weights, backend));
+      new FirstLayerPredictor(config, *profile.first_layer, final_norm, backend));
   while (config.layers[made->layer_].moe.experts == 0) ++made->layer_;
   if (made->gate_.final_norm) {
     const uint64_t bytes = uint64_t{max_tokens} * config.hidden * sizeof(float);
@@ -38,7 +38,7 @@ absl::StatusOr<Routing> FirstLayerPredictor::Predict(const LayerEnd& end, absl::
   Queue& queue = backend_->queue();
   const uint32_t tokens = end.batch->tokens();
   if (gate_.final_norm) {
-    RETURN_IF_ERROR(queue.Norm({end.residual, tokens, config_.hidden, weights_->final_norm(), normed_}));
+    RETURN_IF_ERROR(queue.Norm({end.residual, tokens, config_.hidden, *final_norm_, normed_}));
   }
   const Rows from = gate_.final_norm ? normed_ : end.residual;
   const uint32_t experts = static_cast<uint32_t>(scores_.size());

@@ -17,10 +17,11 @@ namespace sluice {
 
 class FirstLayerPredictor {
  public:
-  // FAILED_PRECONDITION if the profile has no such gate.
+  // FAILED_PRECONDITION if the profile has no such gate. `final_norm` is the model's and outlives the
+  // predictor.
   static absl::StatusOr<std::unique_ptr<FirstLayerPredictor>> Create(const ModelConfig& config,
                                                                      const PredictorProfile& profile,
-                                                                     const DenseWeights* weights,
+                                                                     const NormSpec* final_norm,
                                                                      Backend* backend, uint32_t max_tokens,
                                                                      uint32_t max_sequences);
 
@@ -31,13 +32,13 @@ class FirstLayerPredictor {
   uint32_t layer() const { return layer_; }  // the first routed one
 
  private:
-  FirstLayerPredictor(const ModelConfig& config, FirstLayerGate gate, const DenseWeights* weights,
+  FirstLayerPredictor(const ModelConfig& config, FirstLayerGate gate, const NormSpec* final_norm,
                       Backend* backend)
-      : config_(config), gate_(std::move(gate)), weights_(weights), backend_(backend) {}
+      : config_(config), gate_(std::move(gate)), final_norm_(final_norm), backend_(backend) {}
 
   const ModelConfig& config_;
   const FirstLayerGate gate_;
-  const DenseWeights* const weights_;
+  const NormSpec* const final_norm_;
   Backend* const backend_;
   uint32_t layer_ = 0;
   Rows normed_;                 // [max_tokens, hidden]; none without the final norm

@@ -2,7 +2,6 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "common/error_detail.h"
 #include "common/status.h"
 #include "inferd/policy/policy_keys.h"
 #include "inferd/policy/preset.h"
@@ -15,11 +14,6 @@ std::string Shown(const Policies& policies, std::string_view name) {
     if (name == key.name) return absl::StrCat("--policy ", key.name, "=", key.show(policies));
   }
   return std::string(name);
-}
-
-absl::Status Missing(const Policies& policies, const char* key) {
-  return ReasonError(absl::StatusCode::kUnimplemented, "NOT_IN_THIS_BUILD",
-                     absl::StrCat(Shown(policies, key), ": this build has it not yet"));
 }
 
 absl::Status Contradiction(const Policies& policies, const char* key, const char* other) {
@@ -52,16 +46,31 @@ absl::Status CheckHost(const Policies& p) {
   return absl::OkStatus();
 }
 
+// A cache of neurons goes by the lead's values.
+absl::Status CheckNeurons(const Policies& p) {
+  if (p.sparsity.order == SparsityOrder::kNone || p.sparsity.order == SparsityOrder::kProduct) {
+    return Contradiction(p, "cache_granularity", "sparsity");
+  }
+  if (p.cache == CacheKind::kLayer || p.cache == CacheKind::kStatic) {
+    return Contradiction(p, "cache_granularity", "cache");
+  }
+  if (p.miss == ExpertMiss::kCpu || p.miss == ExpertMiss::kBalance || p.miss == ExpertMiss::kPaperBalance) {
+    return Contradiction(p, "cache_granularity", "expert_miss");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckSlots(const Policies& p) {
   if (p.cache == CacheKind::kLease) {
     return absl::InvalidArgumentError(
         absl::StrCat(Shown(p, "cache"), " is --device host's; other devices have memory of their own"));
   }
-  if (p.granularity == CacheGranularity::kNeuron && p.sparsity.order == SparsityOrder::kNone) {
-    return Contradiction(p, "cache_granularity", "sparsity");
-  }
   const bool by_neuron = p.granularity == CacheGranularity::kNeuron;
-  if (!by_neuron && p.neuron_predictor != NeuronPredictorKind::kNone) {
+  if (by_neuron) {
+    RETURN_IF_ERROR(CheckNeurons(p));
+  }
+  // Where everything is resident neurons may be predicted to be counted.
+  if (!by_neuron && p.cache != CacheKind::kResident && p.neuron_predictor != NeuronPredictorKind::kNone) {
     return Contradiction(p, "neuron_predictor", "cache_granularity");
   }
   if (!by_neuron && p.neuron_miss != NeuronMiss::kLoad) {
@@ -69,6 +78,11 @@ absl::Status CheckSlots(const Policies& p) {
   }
   if (!by_neuron && p.lead_resident) {
     return Contradiction(p, "lead_resident", "cache_granularity");
+  }
+  const bool names_experts =
+      p.predictor != ExpertPredictorKind::kNone && p.predictor != ExpertPredictorKind::kLookahead;
+  if (p.neuron_predictor != NeuronPredictorKind::kNone && !names_experts) {
+    return Contradiction(p, "neuron_predictor", "expert_predictor");
   }
   if (p.neuron_predictor == NeuronPredictorKind::kUpReuse && p.sparsity.order != SparsityOrder::kUp) {
     return Contradiction(p, "neuron_predictor", "sparsity");
@@ -79,24 +93,10 @@ absl::Status CheckSlots(const Policies& p) {
   return absl::OkStatus();
 }
 
-// What slots cannot do yet.
-absl::Status CheckSlotsOfThisBuild(const Policies& p) {
-  const struct {
-    const char* key;
-    bool there;
-  } values[] = {
-      {"cache_allocation", p.allocation != CacheAllocation::kDpMeasured},
-      {"cache_granularity", p.granularity == CacheGranularity::kExpert},
-      {"expert_miss", p.miss != ExpertMiss::kSkip && p.miss != ExpertMiss::kProceed},
-  };
-  for (const auto& value : values) {
-    if (!value.there) return Missing(p, value.key);
+absl::Status CheckPredictor(const Policies& p) {
+  if (p.miss == ExpertMiss::kProceed && p.predictor == ExpertPredictorKind::kNone) {
+    return Contradiction(p, "expert_miss", "expert_predictor");
   }
-  return absl::OkStatus();
-}
-
-absl::Status CheckBuild(const Policies& p) {
-  if (p.predictor == ExpertPredictorKind::kLookahead) return Missing(p, "expert_predictor");
   if (p.predictor_depth > 1 && p.predictor != ExpertPredictorKind::kGateReuse) {
     return Contradiction(p, "predictor_depth", "expert_predictor");
   }
@@ -107,10 +107,7 @@ absl::Status CheckBuild(const Policies& p) {
 
 absl::Status CheckPolicies(const Policies& policies, DeviceKind device) {
   RETURN_IF_ERROR(device == DeviceKind::kHost ? CheckHost(policies) : CheckSlots(policies));
-  if (device != DeviceKind::kHost) {
-    RETURN_IF_ERROR(CheckSlotsOfThisBuild(policies));
-  }
-  return CheckBuild(policies);
+  return CheckPredictor(policies);
 }
 
 }  // namespace sluice

@@ -38,6 +38,8 @@ constexpr Word<NeuronPredictorKind> kNeuronPredictors[] = {{NeuronPredictorKind:
 constexpr Word<NeuronSet> kNeuronSets[] = {{NeuronSet::kThreshold, "threshold"},
                                            {NeuronSet::kShare, "share"},
                                            {NeuronSet::kCalibrated, "calibrated"}};
+constexpr Word<NeuronInput> kNeuronInputs[] = {{NeuronInput::kHidden, "hidden"},
+                                               {NeuronInput::kNormed, "normed"}};
 constexpr Word<CacheKind> kCaches[] = {{CacheKind::kLease, "lease"},   {CacheKind::kSlots, "slots"},
                                        {CacheKind::kNone, "none"},     {CacheKind::kLayer, "layer"},
                                        {CacheKind::kStatic, "static"}, {CacheKind::kResident, "resident"}};
@@ -177,17 +179,27 @@ constexpr PolicyKey kKeys[] = {
     WordKey<&Policies::neuron_predictor, kNeuronPredictors>("neuron_predictor", "none, up_reuse, gate_reuse"),
     WordKey<&Policies::neuron_set, kNeuronSets>("neuron_set", "threshold, share, calibrated"),
     RealKey<&Policies::neuron_share, 1>("neuron_share", "0 to 1"),
+    WordKey<&Policies::neuron_input, kNeuronInputs>("neuron_input", "hidden, normed"),
+    SwitchKey<&Policies::predict_resident>("predict_resident"),
     WordKey<&Policies::cache, kCaches>("cache", "lease, slots, none, layer, static, resident"),
     WordKey<&Policies::allocation, kAllocations>("cache_allocation", "uniform, dp, dp_measured, layers"),
     WordKey<&Policies::eviction, kEvictions>("cache_eviction", "lru, lfru, score"),
     CountKey<&Policies::score_window, 1, 65536>("score_window", "1 to 65536"),
     CountKey<&Policies::lfru_half_life, 1, 1000000>("lfru_half_life", "1 to 1000000"),
     WordKey<&Policies::granularity, kGranularities>("cache_granularity", "expert, neuron"),
-    RealKey<&Policies::copy_all_share, 1>("copy_all_share", "0 to 1"),
+    {"copy_all_share", "0 to 1, measured",
+     [](const Policies& p) { return p.copy_all_share < 0 ? "measured" : absl::StrCat(p.copy_all_share); },
+     [](std::string_view text, Policies* p) {
+       double value = -1;
+       const bool fits = text == "measured" || ParseReal(text, 0, 1, &value);
+       if (fits) p->copy_all_share = value;
+       return fits;
+     }},
     SwitchKey<&Policies::lead_resident>("lead_resident"),
     WordKey<&Policies::miss, kMisses>("expert_miss", "load, cpu, balance, paper, skip, proceed"),
     WordKey<&Policies::neuron_miss, kNeuronMisses>("neuron_miss", "load, budgeted, proceed"),
     RealKey<&Policies::neuron_budget_us, 1000000000>("neuron_budget_us", "0 or more"),
+    RealKey<&Policies::quality_bound, 10>("quality_bound", "0 to 10"),
 };
 
 }  // namespace

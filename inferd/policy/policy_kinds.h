@@ -37,6 +37,9 @@ using SensitivityKind = GatingKind;
 
 // How a neuron predictor's values become a set.
 enum class NeuronSet : uint8_t { kThreshold, kShare, kCalibrated };
+// What the next layer's lead is multiplied with: the current router's input, or the residual under the next
+// layer's norm.
+enum class NeuronInput : uint8_t { kHidden, kNormed };
 
 }  // namespace sluice
 

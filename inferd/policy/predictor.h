@@ -26,6 +26,8 @@ struct RouterTap {
   Routing routing;
   const StepBatch* batch = nullptr;
   Rows scores;  // [tokens, experts], the router's logits
+  // The choice before misses were dealt with; no tokens: as `routing`.
+  Routing wanted;
 };
 
 // The state at the end of a layer.
@@ -47,6 +49,20 @@ class LayerTap {
     return absl::OkStatus();
   }
   virtual absl::Status AfterLayer(const LayerEnd& /*end*/) { return absl::OkStatus(); }
+
+  // Whether LookAhead() is wanted after `layer`, whose router has run, if some of its experts are missing.
+  virtual bool WantsLookAhead(uint32_t /*layer*/) const { return false; }
+  // The experts of tap.layer that are there have been computed, others are on their way. tap.residual is what
+  // comes out of the next layer's attention if they are left out; of tap.routing only the tokens are said.
+  virtual absl::Status LookAhead(const RouterTap& /*tap*/) { return absl::OkStatus(); }
+};
+
+// What was predicted of a layer that has not run yet.
+class ExpertPredictions {
+ public:
+  virtual ~ExpertPredictions() = default;
+  // Of a row of the batch of `step`: experts, best first, -1: left out. Empty: nothing was predicted.
+  virtual absl::Span<const int32_t> Predicted(uint32_t layer, uint32_t row, uint64_t step) const = 0;
 };
 
 class ExpertPredictor {

@@ -11,16 +11,18 @@ namespace sluice {
 
 Prefetcher::Prefetcher(const ModelConfig& config, PrefetcherOptions options,
                        std::unique_ptr<ExpertPredictor> predictor,
-                       std::unique_ptr<FirstLayerPredictor> first_layer, Residency* residency)
+                       std::unique_ptr<FirstLayerPredictor> first_layer,
+                       std::unique_ptr<NeuronPredictor> neurons, Residency* residency)
     : config_(config),
       options_(std::move(options)),
       predictor_(std::move(predictor)),
       first_layer_(std::move(first_layer)),
+      neurons_(std::move(neurons)),
       residency_(residency),
       predictions_(config.layers.size() * (kMostDepth + 1)),
       ranking_(MostExperts(config)),
       next_routed_(config.layers.size(), kNoLayer),
-      counters_(config.layers.size()) {
+      counts_(config.layers.size() * (kMostDepth + 1)) {
   uint32_t next = kNoLayer;
   for (uint32_t layer = static_cast<uint32_t>(config.layers.size()); layer > 0; --layer) {
     next_routed_[layer - 1] = next;
@@ -40,25 +42,47 @@ Prefetcher::Prefetcher(const ModelConfig& config, PrefetcherOptions options,
   last_rows_.reserve(options_.max_sequences);
 }
 
+PredictionCounters Prefetcher::counters(uint32_t layer) const {
+  PredictionCounters sum;
+  for (uint32_t depth = 0; depth <= kMostDepth; ++depth) sum.Add(counters_at(layer, depth));
+  return sum;
+}
+
+PredictionCounters Prefetcher::at_depth(uint32_t depth) const {
+  PredictionCounters sum;
+  for (uint32_t layer = 0; layer < config_.layers.size(); ++layer) sum.Add(counters_at(layer, depth));
+  return sum;
+}
+
 PredictionCounters Prefetcher::total() const {
   PredictionCounters sum;
-  for (const PredictionCounters& layer : counters_) sum.Add(layer);
+  for (const PredictionCounters& count : counts_) sum.Add(count);
   return sum;
 }
 
 absl::Status Prefetcher::AfterRouter(const RouterTap& tap) {
   Compare(tap);
-  if (predictor_ == nullptr) return absl::OkStatus();
+  if (neurons_ != nullptr) RETURN_IF_ERROR(neurons_->Compare(tap));
+  if (predictor_ == nullptr || options_.look_ahead) return absl::OkStatus();
   RETURN_IF_ERROR(predictor_->Observe(tap));
   uint32_t target = tap.layer;
   for (uint32_t depth = 1; depth <= options_.depth; ++depth) {
     target = next_routed_[target];
     if (target == kNoLayer) break;
-    if (residency_->AllResident(target)) continue;
+    if (!options_.predict_resident && residency_->AllResident(target)) continue;
     ASSIGN_OR_RETURN(const bool fetched, PredictLayer(tap, target, depth));
     if (fetched) break;
   }
   return absl::OkStatus();
+}
+
+// A layer whose experts are all there is computed at once, and the next one's router runs right after it.
+bool Prefetcher::WantsLookAhead(uint32_t layer) const {
+  return options_.look_ahead && next_routed_[layer] == layer + 1 && !residency_->AllResident(layer + 1);
+}
+
+absl::Status Prefetcher::LookAhead(const RouterTap& tap) {
+  return PredictLayer(tap, tap.layer + 1, 1).status();
 }
 
 // True if something was lacking, and asked for.
@@ -77,8 +101,14 @@ absl::StatusOr<bool> Prefetcher::PredictLayer(const RouterTap& tap, uint32_t tar
     }
     std::fill(ids + kept, ids + prediction.top_k, -1);
   }
+  if (neurons_ != nullptr && prediction.tokens > 0) {
+    const auto ids =
+        absl::MakeConstSpan(prediction.ids).first(uint64_t{prediction.tokens} * prediction.top_k);
+    ASSIGN_OR_RETURN(const bool begun, neurons_->Begin(tap, target, prediction.top_k, ids));
+    if (begun && options_.by_neuron) return true;
+  }
   if (AllComing(prediction, target)) return false;
-  AskFor(prediction, target);
+  AskFor(prediction, routing, target);
   return true;
 }
 
@@ -98,32 +128,50 @@ bool Prefetcher::AllComing(const Prediction& prediction, uint32_t target) const 
   });
 }
 
-void Prefetcher::AskFor(const Prediction& prediction, uint32_t target) {
+// Those that more rows want first; of equal ones the likelier one.
+void Prefetcher::AskFor(const Prediction& prediction, const Routing& routing, uint32_t target) {
   const uint32_t experts = config_.layers[target].moe.experts;
-  for (uint32_t expert = 0; expert < experts; ++expert) ranking_[expert] = {expert, 0};
+  for (uint32_t expert = 0; expert < experts; ++expert) ranking_[expert] = {expert, 0, 0};
   for (uint64_t i = 0; i < uint64_t{prediction.tokens} * prediction.top_k; ++i) {
     const uint32_t expert = static_cast<uint32_t>(prediction.ids[i]);
-    if (expert < experts) ranking_[expert].tokens++;
+    if (expert >= experts) continue;
+    ranking_[expert].tokens++;
+    ranking_[expert].chance += routing.weights[i / prediction.top_k * routing.ranks + i % prediction.top_k];
   }
-  const auto wanted_more = [](const ExpertDemand& a, const ExpertDemand& b) {
-    return a.tokens > b.tokens || (a.tokens == b.tokens && a.expert < b.expert);
+  const auto wanted_more = [this](const Wish& a, const Wish& b) {
+    if (!options_.look_ahead && a.tokens != b.tokens) return a.tokens > b.tokens;
+    return a.chance > b.chance || (a.chance == b.chance && a.expert < b.expert);
   };
   const uint32_t asked = std::min(options_.max_prefetch, experts);
   std::partial_sort(ranking_.begin(), ranking_.begin() + asked, ranking_.begin() + experts, wanted_more);
-  for (uint32_t i = 0; i < asked && ranking_[i].tokens > 0; ++i) {
-    residency_->Prefetch(target, ranking_[i].expert);
+  // What is there first: asking for the others must not push it out.
+  for (const bool there : {true, false}) {
+    for (uint32_t i = 0; i < asked && ranking_[i].tokens > 0; ++i) {
+      if (residency_->IsComing(target, ranking_[i].expert) == there) {
+        residency_->Prefetch(target, ranking_[i].expert);
+      }
+    }
   }
 }
 
-// The token after the last row of each text: what its first layer will want.
+absl::Status Prefetcher::BeforeExperts(uint32_t /*layer*/, const MoeExpertsArgs& /*args*/) {
+  return neurons_ == nullptr ? absl::OkStatus() : neurons_->Continue();
+}
+
 absl::Status Prefetcher::AfterLayer(const LayerEnd& end) {
+  if (neurons_ != nullptr) RETURN_IF_ERROR(neurons_->Continue());
+  return PredictFirstLayer(end);
+}
+
+// The token after the last row of each text: what its first layer will want.
+absl::Status Prefetcher::PredictFirstLayer(const LayerEnd& end) {
   if (first_layer_ == nullptr || end.layer + 1 != config_.layers.size()) return absl::OkStatus();
   const uint32_t target = first_layer_->layer();
   Prediction& prediction = at(target, 0);
   prediction.step = 0;
   followers_.clear();
   last_rows_.clear();
-  if (residency_->AllResident(target)) return absl::OkStatus();
+  if (!options_.predict_resident && residency_->AllResident(target)) return absl::OkStatus();
   for (const SequenceRows& text : end.batch->sequences()) {
     const uint32_t last = text.first_row + text.rows - 1;
     if (text.rows == 0 || end.batch->lost(last)) continue;
@@ -134,8 +182,19 @@ absl::Status Prefetcher::AfterLayer(const LayerEnd& end) {
   ASSIGN_OR_RETURN(const Routing routing, first_layer_->Predict(end, last_rows_));
   Remember(routing, &prediction);
   prediction.step = end.batch->step();
-  AskFor(prediction, target);
+  AskFor(prediction, routing, target);
   return absl::OkStatus();
+}
+
+// The latest prediction knows most.
+absl::Span<const int32_t> Prefetcher::Predicted(uint32_t layer, uint32_t row, uint64_t step) const {
+  for (uint32_t depth = 1; depth <= options_.depth; ++depth) {
+    const Prediction& prediction = predictions_[uint64_t{layer} * (kMostDepth + 1) + depth];
+    if (prediction.step == step && step > 0 && row < prediction.tokens) {
+      return absl::MakeConstSpan(prediction.ids.data() + uint64_t{row} * prediction.top_k, prediction.top_k);
+    }
+  }
+  return {};
 }
 
 void Prefetcher::Compare(const RouterTap& tap) {
@@ -168,20 +227,68 @@ void Prefetcher::CompareFirstLayer(const RouterTap& tap, const Prediction& predi
 void Prefetcher::CountRow(const RouterTap& tap, uint32_t row, const int32_t* predicted, uint32_t top_k,
                           uint32_t depth) {
   if (tap.batch->lost(row)) return;
-  const int32_t* chosen = tap.routing.ids + uint64_t{row} * tap.routing.ranks;
-  const float* weights = tap.routing.weights + uint64_t{row} * tap.routing.ranks;
+  const Routing& routing = tap.wanted.tokens > 0 ? tap.wanted : tap.routing;
+  const int32_t* chosen = routing.ids + uint64_t{row} * routing.ranks;
+  const float* weights = routing.weights + uint64_t{row} * routing.ranks;
   PredictionCounters count;
-  for (uint32_t rank = 0; rank < tap.routing.top_k; ++rank) count.wanted += weights[rank] != 0.0f;
+  for (uint32_t rank = 0; rank < routing.top_k; ++rank) count.wanted += weights[rank] != 0.0f;
   for (uint32_t i = 0; i < top_k; ++i) {
     if (predicted[i] < 0) continue;
     count.predicted++;
-    for (uint32_t rank = 0; rank < tap.routing.top_k; ++rank) {
-      count.right += weights[rank] != 0.0f && chosen[rank] == predicted[i];
+    bool right = false;
+    for (uint32_t rank = 0; rank < routing.top_k; ++rank) {
+      right = right || (weights[rank] != 0.0f && chosen[rank] == predicted[i]);
     }
+    count.right += right;
+    count.best_right += right && count.predicted == 1;
+    count.best_found += predicted[i] == chosen[0];
   }
-  counters_[tap.layer].Add(count);
-  by_depth_[depth].Add(count);
+  count.rows = count.predicted > 0;
+  counts_[uint64_t{tap.layer} * (kMostDepth + 1) + depth].Add(count);
 }
+
+namespace {
+
+absl::StatusOr<std::unique_ptr<NeuronPredictor>> MakeNeuronPredictor(const PrefetcherSetup& setup) {
+  const Policies& policies = *setup.policies;
+  if (policies.neuron_predictor == NeuronPredictorKind::kNone) return nullptr;
+  NeuronPredictorOptions options;
+  options.order = policies.sparsity.order;
+  options.set = policies.neuron_set;
+  options.share = policies.neuron_share;
+  options.input = policies.neuron_input;
+  options.max_rows = std::min(options.max_rows, setup.max_tokens);
+  options.count_every = policies.predict_resident ? 1 : options.count_every;
+  NeuronThresholds thresholds(setup.sparsity);
+  if (options.set == NeuronSet::kCalibrated) {
+    ASSIGN_OR_RETURN(thresholds, NeuronThresholds::Calibrated(setup.sparsity, options.input, *setup.config,
+                                                              setup.profile_dir, setup.model_id));
+  }
+  return NeuronPredictor::Create(options, std::move(thresholds),
+                                 {setup.config, &setup.weights->layers(), setup.backend, setup.residency});
+}
+
+absl::StatusOr<std::unique_ptr<ExpertPredictor>> MakeExpertPredictor(const PrefetcherSetup& setup,
+                                                                     PredictorProfile profile) {
+  switch (setup.policies->predictor) {
+    case ExpertPredictorKind::kNone:
+      return nullptr;
+    case ExpertPredictorKind::kGateReuse:
+      return GateReuse::Create(*setup.config, setup.weights, setup.backend, setup.max_tokens);
+    case ExpertPredictorKind::kLearned:
+      return LearnedExperts::Create(*setup.config, std::move(profile), setup.backend);
+    case ExpertPredictorKind::kLookahead:
+      if (AnyScalesInputs(*setup.config)) {
+        return absl::UnimplementedError(
+            "--policy expert_predictor=lookahead: this model's routers scale the experts' inputs, so their "
+            "outputs cannot be left out one by one");
+      }
+      return GateReuse::Create(*setup.config, setup.weights, setup.backend, setup.max_tokens);
+  }
+  return absl::InternalError("an expert predictor of no known kind");
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Prefetcher>> MakePrefetcher(const PrefetcherSetup& setup) {
   const Policies& policies = *setup.policies;
@@ -189,38 +296,30 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> MakePrefetcher(const PrefetcherSetup
   if (policies.predictor == ExpertPredictorKind::kLearned || policies.first_layer) {
     ASSIGN_OR_RETURN(profile, ReadPredictors(setup.profile_dir, *setup.config, setup.model_id));
   }
-  std::unique_ptr<ExpertPredictor> predictor;
   std::unique_ptr<FirstLayerPredictor> first_layer;
   if (policies.first_layer) {
     ASSIGN_OR_RETURN(first_layer,
-                     FirstLayerPredictor::Create(*setup.config, profile, setup.weights, setup.backend,
-                                                 setup.max_tokens, setup.max_sequences));
+                     FirstLayerPredictor::Create(*setup.config, profile, &setup.weights->final_norm(),
+                                                 setup.backend, setup.max_tokens, setup.max_sequences));
   }
-  switch (policies.predictor) {
-    case ExpertPredictorKind::kNone:
-      break;
-    case ExpertPredictorKind::kGateReuse: {
-      ASSIGN_OR_RETURN(predictor,
-                       GateReuse::Create(*setup.config, setup.weights, setup.backend, setup.max_tokens));
-      break;
-    }
-    case ExpertPredictorKind::kLearned: {
-      ASSIGN_OR_RETURN(predictor, LearnedExperts::Create(*setup.config, std::move(profile), setup.backend));
-      break;
-    }
-    case ExpertPredictorKind::kLookahead:
-      return absl::UnimplementedError("expert_predictor=lookahead is not in this build");
-  }
+  ASSIGN_OR_RETURN(std::unique_ptr<ExpertPredictor> predictor,
+                   MakeExpertPredictor(setup, std::move(profile)));
+  ASSIGN_OR_RETURN(std::unique_ptr<NeuronPredictor> neurons, MakeNeuronPredictor(setup));
   if (predictor == nullptr && first_layer == nullptr) return nullptr;
-  PrefetcherOptions options{setup.max_tokens, setup.max_sequences, policies.max_prefetch,
-                            policies.predictor_depth, std::nullopt};
+  PrefetcherOptions options{.max_tokens = setup.max_tokens,
+                            .max_sequences = setup.max_sequences,
+                            .max_prefetch = policies.max_prefetch,
+                            .depth = policies.predictor_depth,
+                            .look_ahead = policies.predictor == ExpertPredictorKind::kLookahead,
+                            .predict_resident = policies.predict_resident,
+                            .by_neuron = policies.granularity == CacheGranularity::kNeuron};
   if (policies.routing == RoutingKind::kSensitivity &&
       policies.predictor == ExpertPredictorKind::kGateReuse) {
     ASSIGN_OR_RETURN(options.gating, ResolveGating(policies.sensitivity, *setup.config, setup.profile_dir,
                                                    setup.source_digest));
   }
   return std::make_unique<Prefetcher>(*setup.config, std::move(options), std::move(predictor),
-                                      std::move(first_layer), setup.residency);
+                                      std::move(first_layer), std::move(neurons), setup.residency);
 }
 
 }  // namespace sluice

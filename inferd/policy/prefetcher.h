@@ -1,5 +1,7 @@
 // Turns predictions into prefetches, and counts how good they were.
 //
+// With `look_ahead` (importance-driven 5.2) the next layer is predicted once the experts at hand have been
+// computed while others travel, and its best missing ones are asked for first. Otherwise:
 // Once the router of a layer has run, the experts of the next layer that has any are predicted; those that
 // more rows want are asked for first. If all of them are resident or on their way, the layer after it is
 // looked at, up to `depth` layers ahead (AdapMoE 4.3); the first that lacks something ends the search. With a
@@ -10,15 +12,17 @@
 #ifndef SLUICE_INFERD_POLICY_PREFETCHER_H_
 #define SLUICE_INFERD_POLICY_PREFETCHER_H_
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "inferd/policy/first_layer.h"
+#include "inferd/policy/neuron_predictor.h"
 #include "inferd/policy/predictor.h"
 #include "inferd/policy/routing.h"
+#include "inferd/policy/sparsity.h"
 #include "inferd/residency/residency.h"
 
 namespace sluice {
@@ -27,12 +31,18 @@ namespace sluice {
 struct PredictionCounters {
   uint64_t predicted = 0;
   uint64_t right = 0;
-  uint64_t wanted = 0;  // experts that the router chose where something had been predicted
+  uint64_t wanted = 0;      // experts that the router chose where something had been predicted
+  uint64_t rows = 0;        // with a prediction
+  uint64_t best_right = 0;  // of these: the expert predicted as the best was chosen
+  uint64_t best_found = 0;  // of these: the router's best was predicted
 
   void Add(const PredictionCounters& other) {
     predicted += other.predicted;
     right += other.right;
     wanted += other.wanted;
+    rows += other.rows;
+    best_right += other.best_right;
+    best_found += other.best_found;
   }
 };
 
@@ -41,26 +51,43 @@ struct PrefetcherOptions {
   uint32_t max_sequences = 0;
   uint32_t max_prefetch = 16;  // experts of a layer that one step asks for
   uint32_t depth = 1;          // layers ahead at most, 1..3
+  bool look_ahead = false;
   // Predictions leave out what this rule would (decode rows).
   std::optional<GatingRule> gating;
+  bool predict_resident = false;  // predict layers that lack nothing too
+  bool by_neuron = false;         // fetch the neurons that are predicted, not whole experts
 };
 
-class Prefetcher final : public LayerTap {
+class Prefetcher final : public LayerTap, public ExpertPredictions {
  public:
   static constexpr uint32_t kMostDepth = 3;
 
   // `predictor` and `first_layer` may be null; `residency` outlives the prefetcher.
   Prefetcher(const ModelConfig& config, PrefetcherOptions options, std::unique_ptr<ExpertPredictor> predictor,
-             std::unique_ptr<FirstLayerPredictor> first_layer, Residency* residency);
+             std::unique_ptr<FirstLayerPredictor> first_layer, std::unique_ptr<NeuronPredictor> neurons,
+             Residency* residency);
 
   absl::Status AfterRouter(const RouterTap& tap) override;
+  absl::Status BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) override;
   absl::Status AfterLayer(const LayerEnd& end) override;
+  bool WantsLookAhead(uint32_t layer) const override;
+  absl::Status LookAhead(const RouterTap& tap) override;
+
+  absl::Span<const int32_t> Predicted(uint32_t layer, uint32_t row, uint64_t step) const override;
 
   // All depths together. Of the first layer: its gate's.
-  const PredictionCounters& counters(uint32_t layer) const { return counters_[layer]; }
+  PredictionCounters counters(uint32_t layer) const;
   // All layers together, for predictions `depth` (1..kMostDepth) layers ahead; 0: the first layer's.
-  const PredictionCounters& at_depth(uint32_t depth) const { return by_depth_[depth]; }
+  PredictionCounters at_depth(uint32_t depth) const;
   PredictionCounters total() const;
+  // Of one layer, predictions `depth` layers ahead (1..kMostDepth; 0: the first layer's gate).
+  const PredictionCounters& counters_at(uint32_t layer, uint32_t depth) const {
+    return counts_[uint64_t{layer} * (kMostDepth + 1) + depth];
+  }
+  // Neurons of a layer's experts; zeros without a neuron predictor.
+  NeuronPredictions neuron_predictions(uint32_t layer) const {
+    return neurons_ == nullptr ? NeuronPredictions{} : neurons_->counters(layer);
+  }
 
  private:
   static constexpr uint32_t kNoLayer = 0xffffffffu;
@@ -78,30 +105,38 @@ class Prefetcher final : public LayerTap {
     uint32_t position = 0;            // of the next token
   };
 
+  // How much a layer is expected to want an expert.
+  struct Wish {
+    uint32_t expert = 0;
+    uint32_t tokens = 0;
+    float chance = 0;  // sum of the predicted weights
+  };
+
   Prediction& at(uint32_t layer, uint32_t depth) {
     return predictions_[uint64_t{layer} * (kMostDepth + 1) + depth];
   }
+  absl::Status PredictFirstLayer(const LayerEnd& end);
   void Compare(const RouterTap& tap);
   void CompareFirstLayer(const RouterTap& tap, const Prediction& prediction);
   void CountRow(const RouterTap& tap, uint32_t row, const int32_t* predicted, uint32_t top_k, uint32_t depth);
   absl::StatusOr<bool> PredictLayer(const RouterTap& tap, uint32_t target, uint32_t depth);
   void Remember(const Routing& routing, Prediction* prediction) const;
   bool AllComing(const Prediction& prediction, uint32_t target) const;
-  void AskFor(const Prediction& prediction, uint32_t target);
+  void AskFor(const Prediction& prediction, const Routing& routing, uint32_t target);
 
   const ModelConfig& config_;
   const PrefetcherOptions options_;
   const std::unique_ptr<ExpertPredictor> predictor_;
   const std::unique_ptr<FirstLayerPredictor> first_layer_;
+  const std::unique_ptr<NeuronPredictor> neurons_;
   Residency* const residency_;
 
-  std::vector<Prediction> predictions_;       // by layer and depth 0..kMostDepth
-  std::vector<Follower> followers_;           // of the first layer's prediction, by its rows
-  std::vector<uint32_t> last_rows_;           // for it
-  std::vector<ExpertDemand> ranking_;         // [most experts]
-  std::vector<uint32_t> next_routed_;         // by layer: the next one with experts, or kNoLayer
-  std::vector<PredictionCounters> counters_;  // by layer
-  std::array<PredictionCounters, kMostDepth + 1> by_depth_;
+  std::vector<Prediction> predictions_;     // by layer and depth 0..kMostDepth
+  std::vector<Follower> followers_;         // of the first layer's prediction, by its rows
+  std::vector<uint32_t> last_rows_;         // for it
+  std::vector<Wish> ranking_;               // [most experts]
+  std::vector<uint32_t> next_routed_;       // by layer: the next one with experts, or kNoLayer
+  std::vector<PredictionCounters> counts_;  // by layer and depth
 };
 
 // The prefetcher that the policies ask for; null if they ask for none. Networks come from `profile_dir`.
@@ -109,6 +144,7 @@ struct PrefetcherSetup {
   const Policies* policies = nullptr;
   const ModelConfig* config = nullptr;
   const DenseWeights* weights = nullptr;
+  const SparsityPolicy* sparsity = nullptr;
   Backend* backend = nullptr;
   Residency* residency = nullptr;
   uint32_t max_tokens = 0;

@@ -103,6 +103,10 @@ std::vector<Preset> Table() {
        "q4 (pack --bits q4)", Adapmoe()},
       {"importance", "importance-driven: experts at hand instead of those that count little, slots by score",
        kPacked, Importance()},
+      {"auto",
+       "chosen at start from link, device, memory and profile, within a bound of quality (quality_bound, by "
+       "default 0: no token changes)",
+       kPacked, Base()},
       {"layerwise", "baseline: whole layers are loaded, used or not (DeepSpeed's way)", kPacked,
        Baseline(CacheKind::kLayer), false},
       {"ondemand", "baseline: every expert is loaded when it is chosen, nothing is kept", kPacked,
@@ -244,6 +248,13 @@ absl::StatusOr<Policies> PoliciesOf(const std::string& preset, const PolicyOverr
   return policies;
 }
 
+absl::StatusOr<Policies> WithOverrides(Policies policies, const PolicyOverrides& overrides) {
+  RETURN_IF_ERROR(Override(overrides, &policies.sparsity));
+  RETURN_IF_ERROR(SetPolicies(overrides.policy, &policies));
+  RETURN_IF_ERROR(Check(policies.sparsity));
+  return policies;
+}
+
 absl::StatusOr<Policies> UncheckedPolicies(const std::string& preset, const PolicyOverrides& overrides,
                                            DeviceKind device) {
   for (const Preset& known : Table()) {
@@ -256,10 +267,7 @@ absl::StatusOr<Policies> UncheckedPolicies(const std::string& preset, const Poli
     }
     Policies policies = device == DeviceKind::kHost ? OnHost(known.policies) : known.policies;
     policies.preset = preset;
-    RETURN_IF_ERROR(Override(overrides, &policies.sparsity));
-    RETURN_IF_ERROR(SetPolicies(overrides.policy, &policies));
-    RETURN_IF_ERROR(Check(policies.sparsity));
-    return policies;
+    return WithOverrides(std::move(policies), overrides);
   }
   return absl::InvalidArgumentError(
       absl::StrCat("unknown preset \"", preset, "\"; this build has: ", absl::StrJoin(PresetNames(), ", ")));

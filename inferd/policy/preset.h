@@ -57,6 +57,9 @@ struct Policies {
   NeuronPredictorKind neuron_predictor = NeuronPredictorKind::kNone;
   NeuronSet neuron_set = NeuronSet::kThreshold;
   double neuron_share = 0.2;  // kShare
+  NeuronInput neuron_input = NeuronInput::kNormed;
+  // Predict for layers whose experts are all resident too: nothing to fetch, but predictions are counted.
+  bool predict_resident = false;
 
   CacheKind cache = CacheKind::kLease;
   CacheAllocation allocation = CacheAllocation::kUniform;
@@ -64,11 +67,13 @@ struct Policies {
   uint32_t score_window = 32;    // kScore: passes of a layer
   uint32_t lfru_half_life = 64;  // kLfru: passes of a layer
   CacheGranularity granularity = CacheGranularity::kExpert;
-  double copy_all_share = 0.75;  // kNeuron: more of the neurons than this travel in one copy
+  double copy_all_share = 0.75;  // kNeuron: more of the neurons than this travel in one copy; -1: measured
   bool lead_resident = false;    // kNeuron: every expert's lead stays in device memory
 
   ExpertMiss miss = ExpertMiss::kLoad;
   NeuronMiss neuron_miss = NeuronMiss::kLoad;
+  // Preset `auto`: the rise of perplexity that its choice may cost, relative; 0: no token changes.
+  double quality_bound = 0;
   double neuron_budget_us = 0;  // kBudgeted: link time of a layer for neurons that were not predicted
 };
 
@@ -89,6 +94,9 @@ absl::StatusOr<Policies> PoliciesOf(const std::string& preset, const PolicyOverr
 // The same before CheckPolicies(): what there would be to run.
 absl::StatusOr<Policies> UncheckedPolicies(const std::string& preset, const PolicyOverrides& overrides,
                                            DeviceKind device);
+
+// `policies` with what options set beside them. INVALID_ARGUMENT as PoliciesOf().
+absl::StatusOr<Policies> WithOverrides(Policies policies, const PolicyOverrides& overrides);
 
 // INVALID_ARGUMENT naming the key and its value for what the device has not, or what contradicts another
 // value; UNIMPLEMENTED for what this build has not.

@@ -24,6 +24,12 @@ RouterArgs ModelRouterArgs(const MoeConfig& moe, const LayerWeights& weights) {
   return args;
 }
 
+RoutingCounters RoutingPolicy::counters() const {
+  RoutingCounters sum;
+  for (const RoutingCounters& layer : layer_counters()) sum.Add(layer);
+  return sum;
+}
+
 absl::Status TopKRouting::Choose(const RoutingInput& input, Queue* queue) {
   return queue->Router(input.model);
 }
@@ -39,28 +45,29 @@ absl::Status SensitivityRouting::Choose(const RoutingInput& input, Queue* queue)
   if (weights == nullptr) {
     return absl::InternalError("the router's staging memory cannot be written");
   }
+  RoutingCounters& counters = counters_[input.layer];
   for (uint32_t row = 0; row < args.tokens; ++row) {
     if (!input.batch->decodes(row)) continue;
     const absl::Span<float> of_row(weights + uint64_t{row} * ranks, args.top_k);
     const uint32_t kept = ExpertsKept(of_row, sensitivities_[input.layer], threshold_);
     KeepExperts(of_row, kept);
-    counters_.rows++;
-    counters_.pairs += args.top_k;
-    counters_.dropped += args.top_k - kept;
-    counters_.single += kept == 1;
+    counters.rows++;
+    counters.pairs += args.top_k;
+    counters.dropped += args.top_k - kept;
+    counters.single += kept == 1;
   }
   return absl::OkStatus();
 }
 
-CacheAwareRouting::CacheAwareRouting(double alpha, uint32_t max_tokens, uint32_t most_experts,
-                                     uint32_t largest_top_k, Backend* backend)
+CacheAwareRouting::CacheAwareRouting(double alpha, uint32_t layers, uint32_t max_tokens,
+                                     uint32_t most_experts, uint32_t largest_top_k, Backend* backend)
     : alpha_(alpha),
       backend_(backend),
       scores_(max_tokens, most_experts),
       exchange_(max_tokens, most_experts),
-      ids_(uint64_t{max_tokens} * largest_top_k) {
+      ids_(uint64_t{max_tokens} * largest_top_k),
+      counters_(layers) {
   rows_.reserve(max_tokens);
-  before_.reserve(largest_top_k);
 }
 
 absl::Status CacheAwareRouting::Choose(const RoutingInput& input, Queue* queue) {
@@ -83,12 +90,13 @@ absl::Status CacheAwareRouting::Choose(const RoutingInput& input, Queue* queue) 
   for (uint32_t i = 0; i < rows_.size(); ++i) {
     std::copy_n(ids + uint64_t{rows_[i]} * ranks, k, ids_.begin() + uint64_t{i} * k);
   }
-  counters_.rows += rows_.size();
-  counters_.pairs += rows_.size() * k;
+  RoutingCounters& counters = counters_[input.layer];
+  counters.rows += rows_.size();
+  counters.pairs += rows_.size() * k;
   const uint32_t exchanged = exchange_.Choose(
       {static_cast<uint32_t>(rows_.size()), args.experts, k, scores_.data(), ids_.data()}, alpha_,
       [&](uint32_t expert) { return input.residency->IsResident(input.layer, expert); });
-  counters_.exchanged += exchanged;
+  counters.exchanged += exchanged;
   for (uint32_t i = 0; i < rows_.size() && exchanged > 0; ++i) {
     int32_t* of_row = ids + uint64_t{rows_[i]} * ranks;
     const int32_t* chosen = ids_.data() + uint64_t{i} * k;
@@ -128,9 +136,9 @@ absl::StatusOr<std::unique_ptr<RoutingPolicy>> MakeRouting(const RoutingSetup& s
     }
     case RoutingKind::kCacheAware:
       RETURN_IF_ERROR(CheckSoftmax(*setup.config));
-      return std::make_unique<CacheAwareRouting>(policies.cache_alpha, setup.max_tokens,
-                                                 MostExperts(*setup.config), LargestTopK(*setup.config),
-                                                 setup.backend);
+      return std::make_unique<CacheAwareRouting>(
+          policies.cache_alpha, static_cast<uint32_t>(setup.config->layers.size()), setup.max_tokens,
+          MostExperts(*setup.config), LargestTopK(*setup.config), setup.backend);
   }
   return absl::InternalError("no such routing policy");
 }

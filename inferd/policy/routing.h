@@ -19,6 +19,7 @@
 #include "inferd/policy/router_scores.h"
 #include "inferd/residency/residency.h"
 #include "inferd/step_batch.h"
+#include "inferd/work_plan.h"
 #include "kernels/backend.h"
 
 namespace sluice {
@@ -36,13 +37,21 @@ struct RoutingInput {
   const StepBatch* batch = nullptr;
 };
 
-// What a routing policy did to decode rows since it was made.
+// What a routing policy did to decode rows since it was made, of a layer or of all.
 struct RoutingCounters {
   uint64_t pairs = 0;      // (row, routed rank) that the model chose
   uint64_t dropped = 0;    // of these: left out
   uint64_t exchanged = 0;  // of these: another expert instead
   uint64_t single = 0;     // (row, layer) that use one expert of several
   uint64_t rows = 0;       // (row, layer)
+
+  void Add(const RoutingCounters& other) {
+    pairs += other.pairs;
+    dropped += other.dropped;
+    exchanged += other.exchanged;
+    single += other.single;
+    rows += other.rows;
+  }
 };
 
 class RoutingPolicy {
@@ -50,7 +59,14 @@ class RoutingPolicy {
   virtual ~RoutingPolicy() = default;
   // Fills ids and weights; they are read once the queue has run.
   virtual absl::Status Choose(const RoutingInput& input, Queue* queue) = 0;
-  virtual RoutingCounters counters() const { return {}; }
+  // By layer; empty for a policy that leaves the model's choice as it is.
+  virtual absl::Span<const RoutingCounters> layer_counters() const { return {}; }
+  RoutingCounters counters() const;  // of all layers
+  // Of the last Choose(), once its ids and weights are final: what was chosen before experts that are not
+  // there were replaced or left out. Lives until the next one.
+  virtual Routing Wanted(const Routing& computed) const { return computed; }
+  // By layer: experts chosen by rows of a step and then computed for none of them; empty: none ever.
+  virtual absl::Span<const uint64_t> skipped() const { return {}; }
 };
 
 // The model's own choice.
@@ -64,9 +80,12 @@ class SensitivityRouting final : public RoutingPolicy {
  public:
   // `sensitivities`: S_l by layer.
   SensitivityRouting(std::vector<double> sensitivities, double threshold, Backend* backend)
-      : sensitivities_(std::move(sensitivities)), threshold_(threshold), backend_(backend) {}
+      : sensitivities_(std::move(sensitivities)),
+        threshold_(threshold),
+        backend_(backend),
+        counters_(sensitivities_.size()) {}
   absl::Status Choose(const RoutingInput& input, Queue* queue) override;
-  RoutingCounters counters() const override { return counters_; }
+  absl::Span<const RoutingCounters> layer_counters() const override { return counters_; }
 
   double threshold() const { return threshold_; }
 
@@ -74,26 +93,25 @@ class SensitivityRouting final : public RoutingPolicy {
   const std::vector<double> sensitivities_;
   const double threshold_;
   Backend* const backend_;
-  RoutingCounters counters_;
+  std::vector<RoutingCounters> counters_;  // by layer
 };
 
 // importance-driven Algorithm 1 over the decode rows of a batch.
 class CacheAwareRouting final : public RoutingPolicy {
  public:
-  CacheAwareRouting(double alpha, uint32_t max_tokens, uint32_t most_experts, uint32_t largest_top_k,
-                    Backend* backend);
+  CacheAwareRouting(double alpha, uint32_t layers, uint32_t max_tokens, uint32_t most_experts,
+                    uint32_t largest_top_k, Backend* backend);
   absl::Status Choose(const RoutingInput& input, Queue* queue) override;
-  RoutingCounters counters() const override { return counters_; }
+  absl::Span<const RoutingCounters> layer_counters() const override { return counters_; }
 
  private:
   const double alpha_;
   Backend* const backend_;
   RouterScores scores_;
   ExpertExchange exchange_;
-  std::vector<uint32_t> rows_;   // decode rows
-  std::vector<int32_t> ids_;     // [decode rows, top_k]
-  std::vector<int32_t> before_;  // [top_k]
-  RoutingCounters counters_;
+  std::vector<uint32_t> rows_;             // decode rows
+  std::vector<int32_t> ids_;               // [decode rows, top_k]
+  std::vector<RoutingCounters> counters_;  // by layer
 };
 
 struct RoutingSetup {

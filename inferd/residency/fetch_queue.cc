@@ -1,5 +1,9 @@
 #include "inferd/residency/fetch_queue.h"
 
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/error_detail.h"
 #include "common/status.h"
 
 namespace sluice {
@@ -25,6 +29,14 @@ FetchKey KeyOf(uint64_t id) {
 }
 
 }  // namespace
+
+absl::Status FetchTrouble(const FetchKey& key, absl::StatusCode code) {
+  const std::string expert = absl::StrCat("expert ", key.expert, " of layer ", key.layer);
+  if (code == absl::StatusCode::kDeadlineExceeded) {
+    return ReasonError(code, "WEIGHTS_LATE", absl::StrCat("the disk did not answer in time for ", expert));
+  }
+  return absl::Status(code, absl::StrCat("weightd could not bring ", expert));
+}
 
 absl::Status FetchQueue::Submit(FetchKind kind, FetchRequest* request, uint64_t name) {
   request->id = uint64_t{serial_} << 32 | uint64_t{static_cast<uint8_t>(kind)} << kNameBits | name;
@@ -79,10 +91,12 @@ size_t FetchQueue::Poll(absl::FunctionRef<void(const FetchKey&, const FetchCompl
 
 absl::Status FetchQueue::Wait(absl::Time deadline) {
   const int64_t start = clock_->NowNanos();
+  const int64_t real_start = real_clock_.NowNanos();
   backend_->EndStep();
   const absl::Status status = client_->Wait(deadline);
   backend_->BeginStep();
   stall_nanos_ += clock_->NowNanos() - start;
+  real_stall_nanos_ += real_clock_.NowNanos() - real_start;
   ++stalls_;
   return status;
 }

@@ -29,6 +29,10 @@ struct FetchKey {
   uint32_t extent = 0;
 };
 
+// What a step ends with when weightd could not fetch an expert: DEADLINE_EXCEEDED with the reason
+// WEIGHTS_LATE when the disk did not answer, else the completion's own code.
+absl::Status FetchTrouble(const FetchKey& key, absl::StatusCode code);
+
 class FetchQueue {
  public:
   // Limits of a request's name.
@@ -70,6 +74,8 @@ class FetchQueue {
   // Time that transfers took from their first byte to their last, overlaps counted twice.
   double copy_seconds() const { return static_cast<double>(copy_us_) * 1e-6; }
   int64_t stall_nanos() const { return stall_nanos_; }
+  // The same by the machine's clock.
+  int64_t real_stall_nanos() const { return real_stall_nanos_; }
   uint64_t stalls() const { return stalls_; }
 
  private:
@@ -78,12 +84,14 @@ class FetchQueue {
   WeightClient* const client_;
   Backend* const backend_;
   const Clock* const clock_;
+  const MonotonicClock real_clock_;
   std::array<uint32_t, kFetchKindCount> outstanding_ = {};
   uint32_t serial_ = 0;
   uint64_t bytes_ssd_ = 0;
   uint64_t bytes_link_ = 0;
   uint64_t copy_us_ = 0;
   int64_t stall_nanos_ = 0;
+  int64_t real_stall_nanos_ = 0;
   uint64_t stalls_ = 0;
 };
 

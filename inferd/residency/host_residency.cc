@@ -25,7 +25,8 @@ HostResidency::HostResidency(const HostResidencyOptions& options, WeightClient* 
       fetches_(fetches),
       segments_(segments),
       queue_(queue),
-      window_(options.max_in_flight) {
+      window_(options.max_in_flight),
+      counters_(pack_.config().layers.size()) {
   const uint32_t layers = static_cast<uint32_t>(pack_.config().layers.size());
   uint32_t most = 0;
   uint64_t total = 0;
@@ -98,12 +99,12 @@ absl::Status HostResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
     entries_[i].expert = demands[i].expert;
     entries_[i].state = State::kWaiting;
     const bool hit = LeaseExpert(i);
-    counters_.requests++;
-    counters_.hits += hit ? 1 : 0;
+    counters_.Add(layer, &ResidencyCounters::requests);
+    counters_.Add(layer, &ResidencyCounters::hits, hit ? 1 : 0);
     if (!hit) {
       complete_[layer] = {false, step_ + kStepsBetweenLooks};
     } else if (asked_in_step_[first_expert_[layer] + demands[i].expert] == step_ + 1) {
-      counters_.prefetch_useful++;
+      counters_.Add(layer, &ResidencyCounters::prefetch_useful);
     }
   }
   LookAtLayer(layer);
@@ -150,7 +151,11 @@ void HostResidency::GiveBackHandedOut() {
 
 // Also called between layers, for what came too late: then no demand matches.
 void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completion) {
-  const uint32_t index = key.kind != FetchKind::kDense && key.layer == layer_ ? FindDemand(key.expert) : ~0u;
+  if (key.kind == FetchKind::kDense) {
+    return;
+  }
+  counters_.Add(key.layer, &ResidencyCounters::bytes_ssd, completion.bytes);
+  const uint32_t index = key.layer == layer_ ? FindDemand(key.expert) : ~0u;
   if (index >= demands_) {
     return;
   }
@@ -182,14 +187,13 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
       window_ = std::max(1u, in_flight_);
       ++refusals_;
       retry_at_ = refusals_ > kQuickRetries ? absl::Now() + kRetryPace : absl::InfinitePast();
-      counters_.no_room++;
+      counters_.Add(layer_, &ResidencyCounters::no_room);
       break;
     case absl::StatusCode::kOk:         // gone again before it could be leased
     case absl::StatusCode::kCancelled:  // joined a prefetch that was dropped
       break;
     default:
-      trouble_ = absl::Status(completion.code, absl::StrCat("weightd could not fetch expert ", key.expert,
-                                                            " of layer ", key.layer));
+      trouble_ = FetchTrouble(key, completion.code);
   }
   entry.state = State::kWaiting;
   ++waiting_;
@@ -243,7 +247,7 @@ absl::StatusOr<absl::Span<const ReadyTile>> HostResidency::Next() {
     if (absl::Now() >= limit) {
       return absl::ResourceExhaustedError(
           absl::StrCat("layer ", layer_, ": ", open_, " experts did not come for ",
-                       absl::FormatDuration(options_.stall_limit), ", ", counters_.no_room,
+                       absl::FormatDuration(options_.stall_limit), ", ", counters_.total().no_room,
                        " fills found no room in weightd's DRAM"));
     }
     RETURN_IF_ERROR(fetches_->Wait(no_room_ && in_flight_ == 0 ? std::min(limit, retry_at_) : limit));
@@ -266,7 +270,9 @@ absl::Status HostResidency::HandOutReady() {
     ASSIGN_OR_RETURN(tile.up, PartOf(i, Part::kUp));
     ASSIGN_OR_RETURN(tile.gate, PartOf(i, Part::kGate));
     ASSIGN_OR_RETURN(tile.down, PartOf(i, Part::kDown));
-    counters_.bytes_touched += pack_.expert_bytes(layer_, entries_[i].expert);
+    const uint64_t bytes = pack_.expert_bytes(layer_, entries_[i].expert);
+    counters_.Add(layer_, &ResidencyCounters::bytes_touched, bytes);
+    counters_.Add(layer_, &ResidencyCounters::bytes_dram, bytes);
     entries_[i].state = State::kHandedOut;
     ready_.push_back(tile);
   }
@@ -295,7 +301,7 @@ void HostResidency::Prefetch(uint32_t layer, uint32_t expert) {
   }
   if (fetches_->FetchExpert(FetchKind::kPrefetch, step_, layer, expert).ok()) {
     asked = step_ + 1;
-    counters_.prefetch_issued++;
+    counters_.Add(layer, &ResidencyCounters::prefetch_issued);
   }
 }
 

@@ -52,7 +52,8 @@ class HostResidency final : public Residency {
   void Poll() override;
   void Abandon() override;
   uint64_t held() const override { return held_; }
-  ResidencyCounters counters() const override { return counters_; }
+  ResidencyCounters counters() const override { return counters_.total(); }
+  absl::Span<const ResidencyCounters> counters_by_layer() const override { return counters_.layers(); }
 
  private:
   enum class State : uint8_t { kWaiting, kRequested, kReady, kHandedOut, kDone, kFailed };
@@ -106,7 +107,7 @@ class HostResidency final : public Residency {
   uint64_t held_ = 0;                    // extent leases
   absl::Time last_progress_;
   absl::Status trouble_;  // a completion that no rule covers
-  ResidencyCounters counters_;
+  LayerCounters counters_;
 };
 
 }  // namespace sluice

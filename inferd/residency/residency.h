@@ -9,7 +9,11 @@
 #ifndef SLUICE_INFERD_RESIDENCY_RESIDENCY_H_
 #define SLUICE_INFERD_RESIDENCY_RESIDENCY_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -36,6 +40,9 @@ struct ExpertDemand {
 };
 
 // A neuron range of one demanded expert, ready to be computed. Tiles of an expert come in neuron order.
+//
+// Where the cache knows single neurons, an expert may come twice: first its lead alone, whose values tell
+// which neurons are needed; then, with these values, the parts that hold them.
 struct ReadyTile {
   uint32_t demand = 0;  // index into BeginLayer's list
   WeightView up;        // [width, hidden]
@@ -43,6 +50,9 @@ struct ReadyTile {
   WeightView down;
   uint32_t neuron_begin = 0;
   uint32_t neuron_end = 0;  // 0: the width
+  bool lead_only = false;   // the lead's values are wanted, into lead_values and lead_active (kernels/ops.h)
+  Rows lead_values;         // [rows of the demand, width], or none
+  BufferRef lead_active;    // lead_only: uint64 [(width + 63) / 64]
 };
 
 // An expert whose bytes are damaged.
@@ -51,7 +61,7 @@ struct FailedDemand {
   uint32_t extent = 0;  // the extent at fault
 };
 
-// Monotonic counters.
+// Monotonic counters, of a layer or of all.
 struct ResidencyCounters {
   uint64_t requests = 0;  // (layer, expert) demands
   uint64_t hits = 0;      // of these: resident when the router named them
@@ -61,6 +71,47 @@ struct ResidencyCounters {
   uint64_t prefetch_useful = 0;  // hits that a prefetch of the same step had asked for
   uint64_t no_room = 0;          // fills that weightd had no room for
   uint64_t bytes_touched = 0;    // weights handed out
+  uint64_t bytes_dram = 0;       // of these: where they lie in weightd's DRAM
+  uint64_t bytes_link = 0;       // copied to the device
+  uint64_t bytes_ssd = 0;        // read from SSD
+};
+
+// Counters by layer, and of all layers.
+class LayerCounters {
+ public:
+  explicit LayerCounters(size_t layers) : layers_(layers) {}
+
+  void Add(uint32_t layer, uint64_t ResidencyCounters::*field, uint64_t more = 1) {
+    total_.*field += more;
+    layers_[layer].*field += more;
+  }
+  const ResidencyCounters& total() const { return total_; }
+  absl::Span<const ResidencyCounters> layers() const { return layers_; }
+
+ private:
+  ResidencyCounters total_;
+  std::vector<ResidencyCounters> layers_;
+};
+
+// Of one layer, where the cache knows single neurons. Monotonic.
+struct NeuronCounters {
+  uint64_t requests = 0;    // neurons that counted for any row of a demanded expert
+  uint64_t hits = 0;        // of these: there when that was known
+  uint64_t fetched = 0;     // neurons asked for then
+  uint64_t left_out = 0;    // neurons that counted and were not computed
+  uint64_t prefetched = 0;  // neurons that predictors asked for
+  uint64_t copied_all = 0;  // experts whose missing neurons came in one copy
+  uint64_t bytes = 0;       // over the link, leads not counted
+
+  void Add(const NeuronCounters& other) {
+    requests += other.requests;
+    hits += other.hits;
+    fetched += other.fetched;
+    left_out += other.left_out;
+    prefetched += other.prefetched;
+    copied_all += other.copied_all;
+    bytes += other.bytes;
+  }
 };
 
 class Residency : public ResidencyView {
@@ -78,6 +129,10 @@ class Residency : public ResidencyView {
   // uses.
   virtual void SetPrefill(bool /*prefill*/) {}
 
+  // Whether the steps that follow hold rows whose results must be whole, as a prompt's are: no neuron is left
+  // out then, whatever the policy.
+  virtual void SetLossless(bool /*lossless*/) {}
+
   // Steps count up; a step may begin again under the same number after an error.
   virtual void BeginStep(uint64_t step) = 0;
 
@@ -87,8 +142,12 @@ class Residency : public ResidencyView {
 
   // Gives back what the call before handed out and returns what is ready now; blocks while nothing is. Empty:
   // every demand was handed out or failed. UNAVAILABLE: weightd is gone; RESOURCE_EXHAUSTED: weightd found no
-  // room for longer than the stall limit.
+  // room for longer than the stall limit. Tiles that are leads only come apart from others.
   virtual absl::StatusOr<absl::Span<const ReadyTile>> Next() = 0;
+
+  // The leads that Next() gave have been queued: asks for the neurons that they need, if nothing else is to
+  // be queued before.
+  virtual absl::Status LeadsQueued() { return absl::OkStatus(); }
 
   // Whether Next() would block now: demands are open, and none is ready.
   virtual bool NextWaits() const = 0;
@@ -96,8 +155,19 @@ class Residency : public ResidencyView {
   // The demands of this layer that failed so far.
   virtual absl::Span<const FailedDemand> failed() const = 0;
 
-  // Asks for an expert of a later layer if it is not resident; does nothing if that cannot be queued now.
+  // Asks for an expert of a later layer if it is not resident, and keeps it if it is; does nothing if that
+  // cannot be queued now.
   virtual void Prefetch(uint32_t layer, uint32_t expert) = 0;
+
+  // Asks for neurons of an expert of a later layer, ascending and distinct: for its lead unless that is
+  // resident or cached, then for those of the neurons that are missing. A cache of whole experts does
+  // nothing; nor does one that cannot queue it now.
+  virtual void PrefetchNeurons(uint32_t /*layer*/, uint32_t /*expert*/,
+                               absl::Span<const uint32_t> /*neurons*/) {}
+
+  // All rows of the part whose product decides an expert's mask, if they lie on the device now. They may be
+  // read until the residency is next told of anything (queue work that reads them has run by then).
+  virtual std::optional<WeightView> Lead(uint32_t /*layer*/, uint32_t /*expert*/) const { return {}; }
 
   // Takes completions that came meanwhile. Called between steps.
   virtual void Poll() = 0;
@@ -108,6 +178,12 @@ class Residency : public ResidencyView {
   // Leases or slots held now; 0 between steps on `host`.
   virtual uint64_t held() const = 0;
   virtual ResidencyCounters counters() const = 0;
+  // The same by layer; empty: not counted.
+  virtual absl::Span<const ResidencyCounters> counters_by_layer() const { return {}; }
+  // By layer; empty where the cache knows whole experts only.
+  virtual absl::Span<const NeuronCounters> neuron_counters() const { return {}; }
+  // For the line at the start; empty: nothing to say.
+  virtual std::string Describe() const { return {}; }
 };
 
 }  // namespace sluice

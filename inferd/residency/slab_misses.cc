@@ -1,6 +1,7 @@
 // Misses that the CPU computes where they lie, in weightd's DRAM under leases, while others travel
 // (importance-driven 5.4; Fiddler).
 #include <algorithm>
+#include <optional>
 
 #include "absl/time/clock.h"
 #include "common/status.h"
@@ -10,7 +11,8 @@
 namespace sluice {
 namespace {
 
-// The CPU's time for an expert and one row, where nobody says: this share of a load (the paper's S3).
+// The CPU's time for an expert and one row, where nobody says or measured: this share of a load (the paper's
+// S3).
 constexpr double kCpuShareOfLoad = 1.0 / 3;
 
 }  // namespace
@@ -32,13 +34,17 @@ double SlabResidency::CpuSeconds() const {
 uint32_t SlabResidency::LoadedOf(absl::Span<const ExpertDemand> sorted) const {
   const double bytes = static_cast<double>(pack_.expert_bytes(layer_, sorted.front().expert));
   const MissCosts costs = {LoadSeconds() * bytes, LoadSeconds() * bytes * in_flight_};
-  const double cpu = CpuSeconds() * bytes;
+  std::optional<CpuCostTable> assumed;
+  if (cpu_tables_.empty()) {
+    assumed = CpuCostTable::PerToken(CpuSeconds() * bytes);
+  }
+  const CpuCostTable& table =
+      assumed.has_value() ? *assumed : cpu_tables_[table_.class_of(layer_, sorted.front().expert)];
   if (options_.miss == ExpertMiss::kCpu) {  // as long as the CPU is the faster one for it
     return static_cast<uint32_t>(std::count_if(sorted.begin(), sorted.end(), [&](const ExpertDemand& miss) {
-      return miss.tokens * cpu >= costs.load_seconds;
+      return table.Seconds(miss.tokens) >= costs.load_seconds;
     }));
   }
-  const CpuCostTable table = CpuCostTable::PerToken(cpu);
   return (options_.miss == ExpertMiss::kBalance ? BalanceMisses(sorted, costs, table)
                                                 : PaperBalance(sorted, costs, table))
       .loaded;
@@ -63,6 +69,35 @@ void SlabResidency::DecideMisses(absl::Span<const ExpertDemand> demands) {
   }
 }
 
+double SlabResidency::CpuSecondsOf(uint32_t expert, uint32_t tokens) const {
+  return cpu_tables_.empty() ? CpuSeconds() * static_cast<double>(pack_.expert_bytes(layer_, expert)) * tokens
+                             : cpu_tables_[table_.class_of(layer_, expert)].Seconds(tokens);
+}
+
+// An expert that is on its way is the CPU's where that ends sooner than the link; it travels on, for tokens
+// to come.
+bool SlabResidency::LateToCpu(uint32_t index, uint32_t tokens) {
+  Entry& entry = entries_[index];
+  Slot& slot = table_.slot(entry.slot);
+  if (options_.miss == ExpertMiss::kLoad || options_.fixed || slot.request == 0) {
+    return false;
+  }
+  const double left = LoadSeconds() * static_cast<double>(pack_.expert_bytes(layer_, entry.expert)) *
+                      (1 - static_cast<double>(LandedNeurons(entry)) / width_);
+  if (cpu_queued_ + CpuSecondsOf(entry.expert, tokens) >= left) {
+    return false;
+  }
+  ++waiting_;
+  GiveToCpu(index, tokens);
+  if (entry.state != State::kCpu) {
+    --waiting_;
+    return false;
+  }
+  entry.slot = SlotTable::kNoSlot;
+  slot.pinned = false;
+  return true;
+}
+
 // If weightd has it in DRAM; else it travels like the others.
 void SlabResidency::GiveToCpu(uint32_t index, uint32_t tokens) {
   Entry& entry = entries_[index];
@@ -78,7 +113,8 @@ void SlabResidency::GiveToCpu(uint32_t index, uint32_t tokens) {
   held_ += range.count;
   entry.state = State::kCpu;
   --waiting_;
-  counters_.cpu++;
+  cpu_queued_ += CpuSecondsOf(entry.expert, tokens);
+  counters_.Add(layer_, &ResidencyCounters::cpu);
   if (clock_ != nullptr) {
     const double seconds =
         CpuSeconds() * static_cast<double>(pack_.expert_bytes(layer_, entry.expert)) * tokens;
@@ -102,6 +138,9 @@ void SlabResidency::HandOutCpu(uint32_t index) {
   if (clock_ != nullptr) {
     clock_->cpu().Mark(tile.up.base);
   }
+  const uint64_t bytes = pack_.expert_bytes(layer_, entry.expert);
+  counters_.Add(layer_, &ResidencyCounters::bytes_touched, bytes);
+  counters_.Add(layer_, &ResidencyCounters::bytes_dram, bytes);
   entry.state = State::kCpuHandedOut;
   ready_.push_back(tile);
 }

@@ -12,16 +12,17 @@ constexpr uint32_t kLeastSlots = 2;
 // Slots that experts only pass through: as many as a token's experts, but at most this share of the slots.
 constexpr uint32_t kPassingShare = 4;
 
-uint64_t SlotBytes(const Pack& pack, uint32_t layer, uint32_t expert) {
-  return (pack.expert_bytes(layer, expert) + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+uint64_t BytesOf(const Pack& pack, const SlotBytes& slot_bytes, uint32_t layer, uint32_t expert) {
+  const uint64_t bytes = slot_bytes ? slot_bytes(layer, expert) : pack.expert_bytes(layer, expert);
+  return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
 // Classes, largest first, with the experts of each.
-std::vector<SlotClass> ClassesOf(const Pack& pack) {
+std::vector<SlotClass> ClassesOf(const Pack& pack, const SlotBytes& slot_bytes) {
   std::vector<SlotClass> classes;
   for (uint32_t layer = 0; layer < pack.config().layers.size(); ++layer) {
     for (uint32_t expert = 0; expert < pack.expert_count(layer); ++expert) {
-      const uint64_t bytes = SlotBytes(pack, layer, expert);
+      const uint64_t bytes = BytesOf(pack, slot_bytes, layer, expert);
       const auto known = std::find_if(classes.begin(), classes.end(),
                                       [&](const SlotClass& other) { return other.bytes == bytes; });
       if (known != classes.end()) {
@@ -67,11 +68,11 @@ void DivideBudget(uint64_t budget, std::vector<SlotClass>* classes) {
   }
 }
 
-void IndexClasses(const Pack& pack, SlabPlan* plan) {
+void IndexClasses(const Pack& pack, const SlotBytes& slot_bytes, SlabPlan* plan) {
   for (uint32_t layer = 0; layer < pack.config().layers.size(); ++layer) {
     plan->first_expert.push_back(plan->class_of.size());
     for (uint32_t expert = 0; expert < pack.expert_count(layer); ++expert) {
-      const uint64_t bytes = SlotBytes(pack, layer, expert);
+      const uint64_t bytes = BytesOf(pack, slot_bytes, layer, expert);
       const auto found = std::find_if(plan->classes.begin(), plan->classes.end(),
                                       [&](const SlotClass& c) { return c.bytes == bytes; });
       plan->class_of.push_back(static_cast<uint16_t>(found - plan->classes.begin()));
@@ -100,10 +101,12 @@ uint32_t LargestTopKOf(const Pack& pack) {
 
 }  // namespace
 
-uint64_t SmallestDeviceBudget(const Pack& pack) { return LeastBytes(ClassesOf(pack)); }
+uint64_t SmallestDeviceBudget(const Pack& pack, const SlotBytes& slot_bytes) {
+  return LeastBytes(ClassesOf(pack, slot_bytes));
+}
 
-absl::Status CheckDeviceBudget(const Pack& pack, uint64_t budget) {
-  const std::vector<SlotClass> classes = ClassesOf(pack);
+absl::Status CheckDeviceBudget(const Pack& pack, uint64_t budget, const SlotBytes& slot_bytes) {
+  const std::vector<SlotClass> classes = ClassesOf(pack, slot_bytes);
   if (classes.empty()) {
     return absl::InvalidArgumentError("the model has no routed experts to hold in a device's memory");
   }
@@ -119,12 +122,13 @@ absl::Status CheckDeviceBudget(const Pack& pack, uint64_t budget) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<SlabPlan> PlanSlab(const Pack& pack, uint64_t budget, const SlotAllocation& allocate) {
-  RETURN_IF_ERROR(CheckDeviceBudget(pack, budget));
+absl::StatusOr<SlabPlan> PlanSlab(const Pack& pack, uint64_t budget, const SlotAllocation& allocate,
+                                  const SlotBytes& slot_bytes) {
+  RETURN_IF_ERROR(CheckDeviceBudget(pack, budget, slot_bytes));
   SlabPlan plan;
-  plan.classes = ClassesOf(pack);
+  plan.classes = ClassesOf(pack, slot_bytes);
   DivideBudget(budget == 0 ? ~uint64_t{0} : budget, &plan.classes);
-  IndexClasses(pack, &plan);
+  IndexClasses(pack, slot_bytes, &plan);
   for (uint32_t i = 0; i < plan.classes.size(); ++i) {
     SlotClass& c = plan.classes[i];
     c.offset = plan.bytes;

@@ -43,15 +43,19 @@ struct SlabPlan {
 using SlotAllocation =
     std::function<std::vector<uint32_t>(absl::Span<const uint32_t> experts_by_layer, uint64_t total)>;
 
+// Bytes that the slot of an expert takes; empty: as the pack stores it.
+using SlotBytes = std::function<uint64_t(uint32_t layer, uint32_t expert)>;
+
 // The least budget: two slots of every class, one to compute from and one to fill.
-uint64_t SmallestDeviceBudget(const Pack& pack);
+uint64_t SmallestDeviceBudget(const Pack& pack, const SlotBytes& slot_bytes = {});
 
 // Whether a slab of `budget` bytes (0: all experts) can serve the pack. INVALID_ARGUMENT with both numbers
 // below SmallestDeviceBudget(), or for a pack without routed experts.
-absl::Status CheckDeviceBudget(const Pack& pack, uint64_t budget);
+absl::Status CheckDeviceBudget(const Pack& pack, uint64_t budget, const SlotBytes& slot_bytes = {});
 
 // `budget`: bytes for experts; 0: all of them. Errors of CheckDeviceBudget().
-absl::StatusOr<SlabPlan> PlanSlab(const Pack& pack, uint64_t budget, const SlotAllocation& allocate);
+absl::StatusOr<SlabPlan> PlanSlab(const Pack& pack, uint64_t budget, const SlotAllocation& allocate,
+                                  const SlotBytes& slot_bytes = {});
 
 }  // namespace sluice
 

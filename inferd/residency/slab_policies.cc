@@ -3,11 +3,19 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "common/profile/cache_profile.h"
 #include "common/profile/profile.h"
+#include "common/status.h"
 #include "inferd/policy/cache_allocation.h"
+#include "inferd/policy/routing.h"
 
 namespace sluice {
 namespace {
+
+Part LeadOf(const Policies& policies) {
+  return policies.sparsity.order == SparsityOrder::kUp ? Part::kUp : Part::kGate;
+}
 
 std::vector<uint32_t> KeepNothing(absl::Span<const uint32_t> experts, uint64_t) {
   return std::vector<uint32_t>(experts.size(), 0);
@@ -34,12 +42,20 @@ SlotAllocation ByUsage(const UsageProfile& usage) {
   };
 }
 
-SlotAllocation Dp(const Pack& pack) {
-  std::vector<LayerDemand> model;
-  for (const LayerConfig& layer : pack.config().layers) {
-    model.push_back({layer.moe.experts, layer.moe.top_k, 0, 0});
+// Where the cost tells no layer from another, its minimum is anything: slots are shared out evenly then.
+SlotAllocation Dp(std::vector<LayerDemand> model) {
+  const LayerDemand* first = nullptr;
+  bool alike = true;
+  for (const LayerDemand& layer : model) {
+    if (layer.experts == 0) continue;
+    first = first == nullptr ? &layer : first;
+    alike = alike && layer.top_k == first->top_k && layer.single_share == first->single_share &&
+            layer.prefetch_accuracy == first->prefetch_accuracy;
   }
-  return [model](absl::Span<const uint32_t> experts, uint64_t total) {
+  if (alike) {
+    return AllocateUniform;
+  }
+  return [model = std::move(model)](absl::Span<const uint32_t> experts, uint64_t total) {
     std::vector<LayerDemand> layers = model;
     for (size_t i = 0; i < layers.size(); ++i) {
       layers[i].experts = experts[i];
@@ -49,7 +65,47 @@ SlotAllocation Dp(const Pack& pack) {
   };
 }
 
-SlotAllocation AllocationOf(const Policies& policies, const Pack& pack, const UsageProfile* usage) {
+// By each layer's misses. Of a layer with slots of several sizes, whose experts are asked about apart, the
+// curve is stretched.
+SlotAllocation DpMeasured(const CacheProfile& profile) {
+  std::vector<std::vector<double>> curves;
+  for (const LayerCacheProfile& layer : profile.layers) {
+    curves.push_back(layer.MissCurve(profile.tokens));
+  }
+  return [curves](absl::Span<const uint32_t> experts, uint64_t total) {
+    std::vector<std::vector<double>> costs(experts.size());
+    for (size_t layer = 0; layer < experts.size(); ++layer) {
+      const std::vector<double>& curve = curves[layer];
+      for (uint32_t slots = 0; slots <= experts[layer] && experts[layer] > 0; ++slots) {
+        costs[layer].push_back(curve[uint64_t{slots} * (curve.size() - 1) / experts[layer]]);
+      }
+    }
+    return AllocateByCost(costs, total);
+  };
+}
+
+// The gating's a and the gate's b, or nothing where no profile is.
+absl::StatusOr<SlotAllocation> AllocationByProfile(const Policies& policies, const Pack& pack) {
+  const std::string& source = pack.manifest().provenance.source_digest;
+  const std::string folder = ProfileFolder(pack.dir());
+  const absl::StatusOr<CacheProfile> profile = ReadCacheProfile(folder, pack.config(), source);
+  const bool lacking = absl::IsNotFound(profile.status());
+  if (!profile.ok() && (!lacking || policies.allocation == CacheAllocation::kDpMeasured)) {
+    return profile.status();
+  }
+  if (policies.allocation == CacheAllocation::kDpMeasured) {
+    return DpMeasured(*profile);
+  }
+  if (lacking || policies.routing != RoutingKind::kSensitivity) {
+    return Dp(LayerDemandsOf(pack.config(), policies, lacking ? nullptr : &*profile, nullptr));
+  }
+  ASSIGN_OR_RETURN(const GatingRule gating,
+                   ResolveGating(policies.sensitivity, pack.config(), folder, source));
+  return Dp(LayerDemandsOf(pack.config(), policies, &*profile, &gating));
+}
+
+absl::StatusOr<SlotAllocation> AllocationOf(const Policies& policies, const Pack& pack,
+                                            const UsageProfile* usage) {
   if (policies.cache == CacheKind::kNone || policies.cache == CacheKind::kLayer) {
     return KeepNothing;
   }
@@ -61,7 +117,7 @@ SlotAllocation AllocationOf(const Policies& policies, const Pack& pack, const Us
       return AllocateLayers;
     case CacheAllocation::kDp:
     case CacheAllocation::kDpMeasured:
-      return Dp(pack);
+      return AllocationByProfile(policies, pack);
     case CacheAllocation::kUniform:
       break;
   }
@@ -70,18 +126,72 @@ SlotAllocation AllocationOf(const Policies& policies, const Pack& pack, const Us
 
 }  // namespace
 
-SlabResidencyOptions SlabOptionsOf(const Policies& policies, const Pack& pack) {
+std::vector<LayerDemand> LayerDemandsOf(const ModelConfig& config, const Policies& policies,
+                                        const CacheProfile* profile, const GatingRule* gating) {
+  std::vector<LayerDemand> demands;
+  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+    const MoeConfig& moe = config.layers[layer].moe;
+    LayerDemand& demand = demands.emplace_back(LayerDemand{moe.experts, moe.top_k, 0, 0});
+    if (profile == nullptr || moe.experts == 0) continue;
+    if (gating != nullptr && moe.top_k > 1) {
+      const double sensitivity = gating->sensitivities[layer];
+      const double limit =
+          sensitivity > 0 ? gating->threshold / sensitivity : (gating->threshold >= 0 ? 1.0 : -1.0);
+      demand.single_share = profile->layers[layer].SingleShare(limit);
+    }
+    if (policies.predictor == ExpertPredictorKind::kGateReuse) {
+      demand.prefetch_accuracy = profile->layers[layer].accuracy[0];
+    }
+  }
+  return demands;
+}
+
+absl::StatusOr<SlabResidencyOptions> SlabOptionsOf(const Policies& policies, const Pack& pack) {
   SlabResidencyOptions options;
   const absl::StatusOr<UsageProfile> usage =
       ReadUsage(ProfileFolder(pack.dir()), pack.config(), pack.manifest().provenance.source_digest);
   for (uint32_t layer = 0; usage.ok() && layer < pack.config().layers.size(); ++layer) {
     options.fill_order.push_back(usage->Ranked(layer));
   }
-  options.allocate = AllocationOf(policies, pack, usage.ok() ? &*usage : nullptr);
+  ASSIGN_OR_RETURN(options.allocate, AllocationOf(policies, pack, usage.ok() ? &*usage : nullptr));
   options.whole_layers = policies.cache == CacheKind::kLayer;
   options.fixed = policies.cache == CacheKind::kStatic;
-  options.miss = policies.miss;
+  // What is skipped or replaced never comes this far.
+  const bool routed = policies.miss == ExpertMiss::kSkip || policies.miss == ExpertMiss::kProceed;
+  options.miss = routed ? ExpertMiss::kLoad : policies.miss;
+  options.lead = LeadOf(policies);
   options.eviction = {policies.eviction, policies.score_window, policies.lfru_half_life};
+  return options;
+}
+
+std::string AllocationWarning(const Policies& policies, const Pack& pack) {
+  const bool shares = policies.cache == CacheKind::kSlots && policies.allocation == CacheAllocation::kDp;
+  const std::string folder = ProfileFolder(pack.dir());
+  const absl::StatusOr<CacheProfile> profile =
+      shares ? ReadCacheProfile(folder, pack.config(), pack.manifest().provenance.source_digest)
+             : absl::StatusOr<CacheProfile>(CacheProfile());
+  if (!absl::IsNotFound(profile.status())) {
+    return "";
+  }
+  return absl::StrCat("cache_allocation=dp: ", folder, " has no ", kCacheName,
+                      ", so all layers count as alike; sluice calibrate makes it");
+}
+
+absl::Status CheckSlotBudget(const Policies& policies, const Pack& pack, uint64_t budget) {
+  const uint64_t bytes = policies.cache == CacheKind::kResident ? 0 : budget;
+  if (policies.granularity == CacheGranularity::kExpert) {
+    return CheckDeviceBudget(pack, bytes);
+  }
+  return CheckNeuronBudget(pack, bytes, LeadOf(policies), policies.lead_resident);
+}
+
+NeuronResidencyOptions NeuronOptionsOf(const Policies& policies, const SlabResidencyOptions& slots) {
+  NeuronResidencyOptions options;
+  options.slots = slots;
+  options.lead_resident = policies.lead_resident;
+  options.copy_all_share = policies.copy_all_share;
+  options.miss = policies.neuron_miss;
+  options.budget_us = policies.neuron_budget_us;
   return options;
 }
 

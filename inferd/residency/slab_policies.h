@@ -1,17 +1,44 @@
 // What a preset's policies mean for the slots of a slab: shares of the layers, eviction, first fill.
 //
-// Thread safety: a pure function.
+// Thread safety: free functions, safe to call from any thread.
 #ifndef SLUICE_INFERD_RESIDENCY_SLAB_POLICIES_H_
 #define SLUICE_INFERD_RESIDENCY_SLAB_POLICIES_H_
 
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
 #include "common/pack/pack.h"
+#include "common/profile/cache_profile.h"
+#include "inferd/policy/cache_allocation.h"
 #include "inferd/policy/preset.h"
+#include "inferd/policy/routing.h"
+#include "inferd/residency/neuron_residency.h"
 #include "inferd/residency/slab_residency.h"
 
 namespace sluice {
 
-// Reads the pack's profile where it has one; without usage, experts count by number.
-SlabResidencyOptions SlabOptionsOf(const Policies& policies, const Pack& pack);
+// Reads the pack's profile where it has one; without usage, experts count by number. `dp` takes AdapMoE's a
+// and b of each layer from the profile's use of experts: a under routing=sensitivity, else 0; b for the
+// predictor's depth-1 gate, else 0; without a profile both are 0 and all layers are alike. NOT_FOUND naming
+// the command for `dp_measured` without that profile; a profile that is damaged or another model's is an
+// error.
+absl::StatusOr<SlabResidencyOptions> SlabOptionsOf(const Policies& policies, const Pack& pack);
+
+// What AdapMoE's cost needs to know of each layer. `profile` and `gating` may be null.
+std::vector<LayerDemand> LayerDemandsOf(const ModelConfig& config, const Policies& policies,
+                                        const CacheProfile* profile, const GatingRule* gating);
+
+// What the log should say where `dp` lacks the profile that tells layers apart, with the command that makes
+// it; else empty.
+std::string AllocationWarning(const Policies& policies, const Pack& pack);
+
+// The same slots, filled neuron by neuron.
+NeuronResidencyOptions NeuronOptionsOf(const Policies& policies, const SlabResidencyOptions& slots);
+
+// Whether a device of `budget` bytes (0: as many as it takes) can serve the pack under these policies.
+// INVALID_ARGUMENT with the numbers.
+absl::Status CheckSlotBudget(const Policies& policies, const Pack& pack, uint64_t budget);
 
 }  // namespace sluice
 

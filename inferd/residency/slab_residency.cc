@@ -68,6 +68,7 @@ absl::Status SlabResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
   layer_ = layer;
   failed_.clear();
   no_room_ = false;
+  cpu_queued_ = 0;
   trouble_ = absl::OkStatus();
   last_progress_ = absl::Now();
   if (demands.empty()) {
@@ -78,7 +79,7 @@ absl::Status SlabResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
   demands_ = static_cast<uint32_t>(demands.size());
   streams_ = options_.fixed || (prefill_ && demands_ > table_.quota(layer));
   for (uint32_t i = 0; i < demands_; ++i) {
-    BeginEntry(i, demands[i].expert, /*idle=*/false);
+    BeginEntry(i, demands[i], /*idle=*/false);
   }
   if (options_.whole_layers) {
     AddIdle();
@@ -93,13 +94,14 @@ absl::Status SlabResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
 void SlabResidency::AddIdle() {
   for (uint32_t expert = 0; expert < pack_.expert_count(layer_); ++expert) {
     if (demand_of_[expert] == 0) {
-      BeginEntry(demands_, expert, /*idle=*/true);
+      BeginEntry(demands_, {expert, 0}, /*idle=*/true);
       ++demands_;
     }
   }
 }
 
-void SlabResidency::BeginEntry(uint32_t index, uint32_t expert, bool idle) {
+void SlabResidency::BeginEntry(uint32_t index, const ExpertDemand& demand, bool idle) {
+  const uint32_t expert = demand.expert;
   Entry& entry = entries_[index];
   entry.expert = expert;
   entry.slot = table_.Find(layer_, expert);
@@ -108,7 +110,7 @@ void SlabResidency::BeginEntry(uint32_t index, uint32_t expert, bool idle) {
   entry.idle = idle;
   demand_of_[expert] = index + 1;
   ++open_;
-  counters_.requests += idle ? 0 : 1;
+  counters_.Add(layer_, &ResidencyCounters::requests, idle ? 0 : 1);
   if (entry.slot == SlotTable::kNoSlot) {
     ++waiting_;
     return;
@@ -117,13 +119,15 @@ void SlabResidency::BeginEntry(uint32_t index, uint32_t expert, bool idle) {
   slot.pinned = true;
   if (slot.state == SlotState::kReady) {
     entry.state = State::kReady;
-    counters_.hits += idle ? 0 : 1;
-    counters_.prefetch_useful += slot.fresh ? 1 : 0;
+    counters_.Add(layer_, &ResidencyCounters::hits, idle ? 0 : 1);
+    counters_.Add(layer_, &ResidencyCounters::prefetch_useful, slot.prefetched ? 1 : 0);
   } else {
-    counters_.late++;
-    Join(&entry);
+    counters_.Add(layer_, &ResidencyCounters::late);
+    if (idle || !LateToCpu(index, demand.tokens)) {
+      Join(&entry);
+    }
   }
-  slot.fresh = false;
+  slot.fresh = slot.prefetched = false;
 }
 
 // A prefetch that is under way becomes a demand: the same bytes asked for again overtake. If they cannot be
@@ -220,6 +224,8 @@ void SlabResidency::Handle(const FetchKey& key, const FetchCompletion& completio
   if (key.kind == FetchKind::kDense) {
     return;
   }
+  counters_.Add(key.layer, &ResidencyCounters::bytes_link, completion.link_bytes);
+  counters_.Add(key.layer, &ResidencyCounters::bytes_ssd, completion.bytes);
   const uint32_t index = table_.Find(key.layer, key.expert);
   if (index == SlotTable::kNoSlot) {
     return;
@@ -269,13 +275,12 @@ void SlabResidency::HandleForDemand(uint32_t index, const FetchKey& key, const F
       no_room_ = true;
       window_ = std::max(1u, in_flight_);
       retry_at_ = absl::Now() + kRetryPace;
-      counters_.no_room++;
+      counters_.Add(layer_, &ResidencyCounters::no_room);
       break;
     case absl::StatusCode::kCancelled:  // a prefetch that had not begun
       break;
     default:
-      trouble_ = absl::Status(completion.code, absl::StrCat("weightd could not transfer expert ", key.expert,
-                                                            " of layer ", key.layer));
+      trouble_ = FetchTrouble(key, completion.code);
   }
   entry.state = State::kWaiting;
   entry.slot = SlotTable::kNoSlot;
@@ -338,7 +343,7 @@ absl::Time SlabResidency::WaitUntil(absl::Time limit) const {
 absl::Status SlabResidency::StallError() const {
   return absl::ResourceExhaustedError(absl::StrCat(
       "layer ", layer_, ": ", open_, " experts did not come for ", absl::FormatDuration(options_.stall_limit),
-      ", ", in_flight_, " in flight, ", counters_.no_room, " fills found no room in weightd's DRAM"));
+      ", ", in_flight_, " in flight, ", counters_.total().no_room, " fills found no room in weightd's DRAM"));
 }
 
 bool SlabResidency::NextWaits() const {
@@ -386,27 +391,42 @@ void SlabResidency::HandOutRange(uint32_t index, uint32_t end) {
   }
   ReadyTile tile;
   tile.demand = index;
-  tile.up = PartOf(entry, Part::kUp);
-  tile.gate = PartOf(entry, Part::kGate);
-  tile.down = PartOf(entry, Part::kDown);
+  tile.up = PartOf(layer_, entry.expert, entry.slot, Part::kUp);
+  tile.gate = PartOf(layer_, entry.expert, entry.slot, Part::kGate);
+  tile.down = PartOf(layer_, entry.expert, entry.slot, Part::kDown);
   tile.neuron_begin = entry.handed;
   tile.neuron_end = end;
-  counters_.bytes_touched += pack_.expert_bytes(layer_, entry.expert) * (end - entry.handed) / width_;
+  counters_.Add(layer_, &ResidencyCounters::bytes_touched,
+                pack_.expert_bytes(layer_, entry.expert) * (end - entry.handed) / width_);
   entry.handed = end;
   ready_.push_back(tile);
 }
 
-WeightView SlabResidency::PartOf(const Entry& entry, Part part) const {
-  const PartView view = pack_.part(layer_, entry.expert, part);
-  const uint32_t first = pack_.expert_extents(layer_, entry.expert).first;
-  const uint64_t offset = table_.slot(entry.slot).offset + pack_.extents()[view.extent].offset -
+WeightView SlabResidency::PartOf(uint32_t layer, uint32_t expert, uint32_t slot, Part part) const {
+  const PartView view = pack_.part(layer, expert, part);
+  const uint32_t first = pack_.expert_extents(layer, expert).first;
+  const uint64_t offset = table_.slot(slot).offset + pack_.extents()[view.extent].offset -
                           pack_.extents()[first].offset + view.base;
   return WeightView{view.encoding, {buffer_, offset}, view.stride, view.rows, view.cols, {}};
 }
 
+std::optional<WeightView> SlabResidency::Lead(uint32_t layer, uint32_t expert) const {
+  if (!table_.IsReady(layer, expert)) {
+    return {};
+  }
+  return PartOf(layer, expert, table_.Find(layer, expert), options_.lead);
+}
+
 void SlabResidency::Prefetch(uint32_t layer, uint32_t expert) {
-  if (IsComing(layer, expert) || (in_layer_ && layer == layer_)) {
+  if (in_layer_ && layer == layer_) {
     return;
+  }
+  if (const uint32_t there = table_.Find(layer, expert); there != SlotTable::kNoSlot) {
+    table_.slot(there).fresh = true;  // it is going to be used: not to be given up for another prefetch
+    return;
+  }
+  if (waiting_ > 0 && !streams_) {
+    return;  // the room is a demand's
   }
   const uint32_t slot = table_.TakeSlot(
       layer, expert, SlotTable::For::kPrefetch,
@@ -420,7 +440,7 @@ void SlabResidency::Prefetch(uint32_t layer, uint32_t expert) {
     return;
   }
   table_.slot(slot).request = *id;
-  counters_.prefetch_issued++;
+  counters_.Add(layer, &ResidencyCounters::prefetch_issued);
 }
 
 void SlabResidency::Abandon() {

@@ -15,12 +15,14 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/pack/pack.h"
 #include "common/ring/shared_memory.h"
+#include "inferd/policy/miss_balance.h"
 #include "inferd/policy/slot_eviction.h"
 #include "inferd/residency/fetch_queue.h"
 #include "inferd/residency/residency.h"
@@ -48,9 +50,12 @@ struct SlabResidencyOptions {
   std::vector<std::vector<uint32_t>> fill_order;
   // What happens to a chosen expert that is not resident: kLoad, kCpu, kBalance, kPaperBalance.
   ExpertMiss miss = ExpertMiss::kLoad;
-  // Of a byte of an expert: over the link (0: as measured), and on the CPU for one row (0: a third of that).
+  Part lead = Part::kGate;  // what Lead() gives
+  // Of a byte of an expert: over the link (0: as measured), and on the CPU for one row (0: measured at the
+  // start; in virtual time a third of the link's).
   double load_seconds = 0;
   double cpu_seconds = 0;
+  uint32_t max_rows = 1;  // of a step, for measuring the CPU
   // A layer without any progress for this long ends with an error.
   absl::Duration stall_limit = absl::Seconds(5);
 };
@@ -81,10 +86,12 @@ class SlabResidency final : public Residency {
   bool NextWaits() const override;
   absl::Span<const FailedDemand> failed() const override { return failed_; }
   void Prefetch(uint32_t layer, uint32_t expert) override;
+  std::optional<WeightView> Lead(uint32_t layer, uint32_t expert) const override;
   void Poll() override;
   void Abandon() override;
   uint64_t held() const override { return held_; }
-  ResidencyCounters counters() const override { return counters_; }
+  ResidencyCounters counters() const override { return counters_.total(); }
+  absl::Span<const ResidencyCounters> counters_by_layer() const override { return counters_.layers(); }
 
   const SlabPlan& plan() const { return plan_; }
 
@@ -109,7 +116,7 @@ class SlabResidency final : public Residency {
   absl::Status FillSlot(uint32_t layer, uint32_t expert);
   absl::Status DrainFill(uint32_t most);
 
-  void BeginEntry(uint32_t index, uint32_t expert, bool idle);
+  void BeginEntry(uint32_t index, const ExpertDemand& demand, bool idle);
   void AddIdle();
   void Join(Entry* entry);
   void EndLayer();
@@ -117,6 +124,11 @@ class SlabResidency final : public Residency {
   uint32_t LoadedOf(absl::Span<const ExpertDemand> sorted) const;
   double LoadSeconds() const;
   double CpuSeconds() const;
+  absl::Status MeasureCpu();
+  absl::StatusOr<std::vector<CpuCostTable::Point>> MeasureRows(uint32_t slot, uint32_t most, BufferId x,
+                                                               BufferId y);
+  bool LateToCpu(uint32_t index, uint32_t tokens);
+  double CpuSecondsOf(uint32_t expert, uint32_t tokens) const;
   void GiveToCpu(uint32_t index, uint32_t tokens);
   void HandOutCpu(uint32_t index);
   void ReleaseCpu(Entry* entry);
@@ -130,7 +142,7 @@ class SlabResidency final : public Residency {
   void FinishHandedOut();
   void HandOut();
   void HandOutRange(uint32_t index, uint32_t end);
-  WeightView PartOf(const Entry& entry, Part part) const;
+  WeightView PartOf(uint32_t layer, uint32_t expert, uint32_t slot, Part part) const;
   uint32_t LandedNeurons(const Entry& entry) const;
   uint32_t TileOf(uint32_t width) const;
   uint32_t FindDemand(uint32_t expert) const;
@@ -163,23 +175,25 @@ class SlabResidency final : public Residency {
   bool streams_ = false;  // prefill that wants more experts than the layer may keep
   uint32_t width_ = 0;    // of the layer's experts
   uint32_t demands_ = 0;
-  std::vector<Entry> entries_;        // [most experts of a layer], by demand
-  std::vector<uint32_t> demand_of_;   // [most experts], by expert: demand + 1, 0: none
-  std::vector<uint32_t> chosen_;      // for the eviction policy
-  std::vector<ExpertDemand> misses_;  // to be decided about
-  uint64_t held_ = 0;                 // leases of experts that the CPU computes
-  std::vector<float> scores_;         // of the layer that begins next
-  std::vector<ReadyTile> ready_;      // handed out by the last Next()
-  std::vector<FailedDemand> failed_;  // of the current layer
-  uint32_t waiting_ = 0;              // entries in kWaiting
-  uint32_t open_ = 0;                 // entries neither kDone nor kFailed
-  uint32_t in_flight_ = 0;            // entries in kInFlight
-  uint32_t window_;                   // of in_flight_
-  bool no_room_ = false;              // weightd's DRAM was full
-  absl::Time retry_at_;               // not earlier while no_room_
+  std::vector<Entry> entries_;            // [most experts of a layer], by demand
+  std::vector<uint32_t> demand_of_;       // [most experts], by expert: demand + 1, 0: none
+  std::vector<uint32_t> chosen_;          // for the eviction policy
+  std::vector<ExpertDemand> misses_;      // to be decided about
+  std::vector<CpuCostTable> cpu_tables_;  // measured, by size class; empty: not measured
+  double cpu_queued_ = 0;                 // seconds of the CPU's work for this layer
+  uint64_t held_ = 0;                     // leases of experts that the CPU computes
+  std::vector<float> scores_;             // of the layer that begins next
+  std::vector<ReadyTile> ready_;          // handed out by the last Next()
+  std::vector<FailedDemand> failed_;      // of the current layer
+  uint32_t waiting_ = 0;                  // entries in kWaiting
+  uint32_t open_ = 0;                     // entries neither kDone nor kFailed
+  uint32_t in_flight_ = 0;                // entries in kInFlight
+  uint32_t window_;                       // of in_flight_
+  bool no_room_ = false;                  // weightd's DRAM was full
+  absl::Time retry_at_;                   // not earlier while no_room_
   absl::Time last_progress_;
   absl::Status trouble_;  // a completion that no rule covers
-  ResidencyCounters counters_;
+  LayerCounters counters_;
 };
 
 }  // namespace sluice

@@ -1,12 +1,10 @@
 // What happens once, or once per session with weightd: the slab's memory, its offer, the first fill.
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "absl/time/clock.h"
 #include "common/status.h"
+#include "inferd/residency/slab_memory.h"
 #include "inferd/residency/slab_residency.h"
 
 namespace sluice {
@@ -14,9 +12,6 @@ namespace {
 
 constexpr uint32_t kNeuronBlock = 64;
 constexpr uint32_t kFillWindow = 8;  // transfers in flight of the first fill
-// Since Linux 5.14 and 6.1; best effort on older ones.
-constexpr int kPopulateWrite = 23;
-constexpr int kCollapse = 25;
 
 }  // namespace
 
@@ -41,7 +36,8 @@ SlabResidency::SlabResidency(const SlabResidencyOptions& options, SlabPlan plan,
                   }
                   return experts;
                 }()),
-      window_(options.max_in_flight) {
+      window_(options.max_in_flight),
+      counters_(pack_.config().layers.size()) {
   uint32_t most = 0;
   for (uint32_t layer = 0; layer < pack_.config().layers.size(); ++layer) {
     most = std::max(most, pack_.expert_count(layer));
@@ -78,11 +74,7 @@ absl::StatusOr<std::unique_ptr<SlabResidency>> SlabResidency::Create(const SlabR
 }
 
 absl::Status SlabResidency::AllocateSlab() {
-  ASSIGN_OR_RETURN(memory_, CreateSharedMemory("sluice-slab", plan_.bytes, PeerAccess::kReadWrite));
-  if (madvise(memory_.map.data(), memory_.map.bytes(), kPopulateWrite) != 0 && errno != EINVAL) {
-    return ErrnoToStatus(errno, absl::StrCat("device memory of ", plan_.bytes, " bytes"));
-  }
-  madvise(memory_.map.data(), memory_.map.bytes(), kCollapse);  // huge pages if there are any
+  ASSIGN_OR_RETURN(memory_, AllocateSlabMemory(plan_.bytes));
   ImportSpec spec;
   spec.base = memory_.map.data();
   spec.bytes = memory_.map.bytes();
@@ -103,7 +95,7 @@ absl::Status SlabResidency::Attach() {
   }
   RETURN_IF_ERROR(Fill());
   filled_ = true;
-  return absl::OkStatus();
+  return MeasureCpu();
 }
 
 // Slots fill by usage before anybody waits for them. What cannot be had now is left to the first demand.

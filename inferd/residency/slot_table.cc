@@ -163,7 +163,7 @@ uint32_t SlotTable::TakeSlot(uint32_t layer, uint32_t expert, For purpose, Victi
   slot.layer = layer;
   slot.expert = expert;
   slot.state = SlotState::kFilling;
-  slot.fresh = purpose == For::kPrefetch;
+  slot.fresh = slot.prefetched = purpose == For::kPrefetch;
   slot.passing = purpose == For::kStream;
   slot_of_[Place(layer, expert)] = index;
   ++Held(slot);
@@ -193,7 +193,7 @@ void SlotTable::SetFree(uint32_t index) {
   }
   slot.state = SlotState::kFree;
   slot.request = slot.joined = 0;
-  slot.pinned = slot.fresh = slot.passing = false;
+  slot.pinned = slot.fresh = slot.prefetched = slot.passing = false;
 }
 
 void SlotTable::LoseFilling() {
@@ -217,7 +217,7 @@ void SlotTable::TrimLayer(uint32_t layer, Victim victim) {
   for (uint32_t expert = 0; expert < Experts(layer); ++expert) {
     const uint32_t index = Find(layer, expert);
     if (index != kNoSlot) {
-      slots_[index].pinned = slots_[index].fresh = false;
+      slots_[index].pinned = slots_[index].fresh = slots_[index].prefetched = false;
     }
   }
   for (uint16_t c = 0; c < classes_.size(); ++c) {

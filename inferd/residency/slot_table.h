@@ -35,9 +35,10 @@ struct Slot {
   uint32_t layer = 0;
   uint32_t expert = 0;
   SlotState state = SlotState::kFree;
-  bool pinned = false;   // the current layer has yet to compute it
-  bool fresh = false;    // prefetched, its layer has not run since
-  bool passing = false;  // of a layer that streamed more experts than it may keep: the first to go
+  bool pinned = false;      // the current layer has yet to compute it
+  bool fresh = false;       // predicted, its layer has not run since
+  bool prefetched = false;  // taken for a prefetch, and not asked for by its layer since
+  bool passing = false;     // of a layer that streamed more experts than it may keep: the first to go
   uint16_t size_class = 0;
 };
 

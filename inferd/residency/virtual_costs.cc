@@ -23,6 +23,23 @@ constexpr Field kFields[] = {{"compute_ms", &VirtualCosts::compute_ms},
                              {"link_ms", &VirtualCosts::link_ms},
                              {"cpu_ms", &VirtualCosts::cpu_ms}};
 
+struct Regime {
+  const char* name;
+  VirtualCosts costs;
+};
+constexpr Regime kRegimes[] = {
+    {"3x", {.compute_ms = 5, .attention_ms = 0.3, .head_ms = 0, .link_ms = 15, .cpu_ms = 5}},
+    {"30x", {.compute_ms = 0.5, .attention_ms = 0.3, .head_ms = 0, .link_ms = 15, .cpu_ms = 5}}};
+
+const Regime* FindRegime(const std::string& name) {
+  for (const Regime& regime : kRegimes) {
+    if (name == regime.name) {
+      return &regime;
+    }
+  }
+  return nullptr;
+}
+
 absl::Status SetField(const std::string& assignment, VirtualCosts* costs) {
   const std::pair<std::string, std::string> parts = absl::StrSplit(assignment, absl::MaxSplits('=', 1));
   for (const Field& field : kFields) {
@@ -37,8 +54,9 @@ absl::Status SetField(const std::string& assignment, VirtualCosts* costs) {
     costs->*field.member = value;
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("\"", assignment, "\" sets none of compute_ms, attention_ms, head_ms, link_ms, cpu_ms"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "\"", assignment,
+      "\" is neither 3x nor 30x and sets none of compute_ms, attention_ms, head_ms, link_ms, cpu_ms"));
 }
 
 }  // namespace
@@ -49,7 +67,12 @@ absl::StatusOr<VirtualCosts> ParseVirtualCosts(const std::string& text) {
     return costs;
   }
   for (const std::string& assignment : std::vector<std::string>(absl::StrSplit(text, ','))) {
-    RETURN_IF_ERROR(SetField(assignment, &costs));
+    const Regime* regime = FindRegime(assignment);
+    if (regime != nullptr) {
+      costs = regime->costs;
+    } else {
+      RETURN_IF_ERROR(SetField(assignment, &costs));
+    }
   }
   return costs;
 }

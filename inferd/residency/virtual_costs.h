@@ -21,8 +21,9 @@ struct VirtualCosts {
   double cpu_ms = 0;          // of a bf16 expert and one row on the CPU; 0: a third of the link's time
 };
 
-// "compute_ms=5,attention_ms=0.3,head_ms=0,link_ms=15,cpu_ms=5", any of them; others keep their defaults.
-// INVALID_ARGUMENT naming the key.
+// The name of a regime: "3x" (FloE 3.1: the link takes three times the compute), "30x" (its Table 1). Or
+// "compute_ms=5,attention_ms=0.3,head_ms=0,link_ms=15,cpu_ms=5", any of them, or both as "3x,cpu_ms=2";
+// others keep their defaults. INVALID_ARGUMENT naming the key.
 absl::StatusOr<VirtualCosts> ParseVirtualCosts(const std::string& text);
 std::string ShowVirtualCosts(const VirtualCosts& costs);
 

@@ -1,6 +1,7 @@
 #include "inferd/residency/virtual_device.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -35,11 +36,31 @@ uint64_t VirtualQueue::Active(const MoeExpertsArgs& args, const ExpertWork& work
   return sum;
 }
 
+// Of a work whose lead values are made already: the neurons of its range that count for any row and are
+// there.
+uint32_t VirtualQueue::CountedByLead(const ExpertWork& work) const {
+  const uint64_t bytes = uint64_t{work.up.rows} * sizeof(float);
+  const BufferRef list = work.down.positions;
+  const auto* positions = list ? reinterpret_cast<const int32_t*>(backend_->HostRead(list, bytes)) : nullptr;
+  uint32_t counted = 0;
+  for (uint32_t j = work.neuron_begin; j < EndOf(work); ++j) {
+    bool counts = false;
+    for (size_t i = 0; i < work.rows.size() && !counts; ++i) {
+      const auto* values = reinterpret_cast<const float*>(
+          backend_->HostRead(work.lead_values.base + i * work.lead_values.stride * sizeof(float), bytes));
+      counts = values != nullptr && !(std::fabs(values[j]) < work.threshold);
+    }
+    counted += counts && (positions == nullptr || positions[j] >= 0) ? 1 : 0;
+  }
+  return counted;
+}
+
 // `kept`: share of the range's neurons that some row keeps.
 double VirtualQueue::BytesOf(const ExpertWork& work, double kept) const {
   const double neurons = EndOf(work) - work.neuron_begin;
-  const double up = RowBytesOf(work.up);
-  const double gate = RowBytesOf(work.gate);
+  const bool led = bool{work.lead_values.base};
+  const double up = led && work.sparsity == SparsityOrder::kUp ? 0 : RowBytesOf(work.up);
+  const double gate = led && work.sparsity == SparsityOrder::kGate ? 0 : RowBytesOf(work.gate);
   const double down = RowBytesOf(work.down);
   switch (work.sparsity) {
     case SparsityOrder::kNone:
@@ -52,6 +73,16 @@ double VirtualQueue::BytesOf(const ExpertWork& work, double kept) const {
       return neurons * (up + gate + kept * down);
   }
   return 0;
+}
+
+absl::Status VirtualQueue::ExpertLeads(const ExpertLeadsArgs& args) {
+  RETURN_IF_ERROR(behind_->ExpertLeads(args));
+  double bytes = 0;
+  for (const LeadWork& work : args.experts) {
+    bytes += RowBytesOf(work.lead) * work.lead.rows;
+  }
+  Charge(bytes / static_cast<double>(expert_bytes_) * costs_.compute_ms * 1e-3);
+  return absl::OkStatus();
 }
 
 absl::Status VirtualQueue::MoeExperts(const MoeExpertsArgs& args) {
@@ -67,8 +98,10 @@ absl::Status VirtualQueue::MoeExperts(const MoeExpertsArgs& args) {
       continue;
     }
     const double range = EndOf(work) - work.neuron_begin;
-    const double active =
-        args.active && work.sparsity != SparsityOrder::kNone ? Active(args, work) - active_before_[i] : range;
+    const double active = work.lead_values.base ? CountedByLead(work)
+                          : args.active && work.sparsity != SparsityOrder::kNone
+                              ? Active(args, work) - active_before_[i]
+                              : range;
     seconds += BytesOf(work, range == 0 ? 0 : std::min(1.0, active / range)) /
                static_cast<double>(expert_bytes_) * costs_.compute_ms * 1e-3;
   }

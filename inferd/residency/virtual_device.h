@@ -49,6 +49,7 @@ class VirtualQueue final : public Queue {
     return behind_->GatedDelta(args);
   }
   absl::Status Router(const RouterArgs& args) override { return behind_->Router(args); }
+  absl::Status ExpertLeads(const ExpertLeadsArgs& args) override;
   absl::Status MoeExperts(const MoeExpertsArgs& args) override;
   absl::Status Combine(const CombineArgs& args) override { return behind_->Combine(args); }
   absl::Status TopLogits(const TopLogitsArgs& args) override {
@@ -62,6 +63,7 @@ class VirtualQueue final : public Queue {
  private:
   void Charge(double seconds) { clock_->Advance(static_cast<int64_t>(seconds * 1e9 + 0.5)); }
   uint64_t Active(const MoeExpertsArgs& args, const ExpertWork& work) const;
+  uint32_t CountedByLead(const ExpertWork& work) const;
   double BytesOf(const ExpertWork& work, double kept) const;
 
   Backend* const backend_;

@@ -78,6 +78,40 @@ TEST_F(AdminServiceTest, StatsShowTheEnginesNumbersAndTheCallsThatLive) {
   context->TryCancel();
 }
 
+TEST_F(AdminServiceTest, StatsTellEveryCounterOfEveryLayer) {
+  StartServer();
+  const v1::GetStatsResponse response = Stats();
+  ASSERT_EQ(2, response.layers_size());
+  const v1::LayerStats& layer = response.layers(1);
+  EXPECT_EQ(1u, layer.layer());
+  uint64_t expected = 101;  // the fake numbers its counters
+  const google::protobuf::Descriptor* parts = layer.GetDescriptor();
+  for (int i = 1; i < parts->field_count(); ++i) {
+    const google::protobuf::Message& part = layer.GetReflection()->GetMessage(layer, parts->field(i));
+    for (int j = 0; j < part.GetDescriptor()->field_count(); ++j) {
+      const google::protobuf::FieldDescriptor* field = part.GetDescriptor()->field(j);
+      EXPECT_EQ(expected++, part.GetReflection()->GetUInt64(part, field)) << field->full_name();
+    }
+  }
+  EXPECT_EQ(101 + sizeof(LayerStats) / sizeof(uint64_t), expected);
+}
+
+TEST_F(AdminServiceTest, StatsTellWhereTheTimeWent) {
+  StartServer();
+  EngineStats stats;
+  stats.times = {10, 4, 3};
+  stats.real_times = {20, 1, 3};
+  engine_.SetStats(stats);
+  const v1::GetStatsResponse response = Stats();
+  EXPECT_EQ(10, response.times().step_seconds());
+  EXPECT_EQ(7, response.times().compute_seconds());
+  EXPECT_EQ(4, response.times().load_seconds());
+  EXPECT_EQ(1, response.times().overlap_seconds());
+  EXPECT_EQ(3, response.times().stall_seconds());
+  EXPECT_EQ(20, response.real_times().step_seconds());
+  EXPECT_EQ(0, response.real_times().overlap_seconds()) << "waited for longer than it loaded";
+}
+
 TEST_F(AdminServiceTest, AbortEndsTheCallAndUnknownIdsAreNotFound) {
   StartServer();
   auto context = Context();

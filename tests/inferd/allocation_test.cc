@@ -62,7 +62,38 @@ struct Case {
   bool tight;               // DRAM holds half of the experts
   const char* family = "";  // of tests/data/tiny; empty: a Mixtral made here
   bool sim = false;         // on a device that holds half of the experts
+  bool neurons = false;     // neuron by neuron, the smaller ones within a budget
+  std::string preset = "exact";
 };
+
+// What a preset takes from a profile, set to what needs none.
+std::vector<std::string> WithoutProfile(const std::string& preset) {
+  const std::string first = "first_layer=off";
+  if (preset == "adapmoe") return {first, "sensitivity=score", "sensitivity_threshold=0.1"};
+  if (preset.starts_with("floe")) return {"sparsity_threshold=0.01", "expert_predictor=gate_reuse"};
+  if (preset == "intra") return {"sparsity_threshold=0.001"};
+  return {};
+}
+
+// Whether steady decoding keeps asking for experts.
+bool Fetches(const std::string& preset) {
+  const absl::StatusOr<Policies> policies =
+      PoliciesOf(preset, {.policy = WithoutProfile(preset)}, DeviceKind::kSim);
+  return policies.ok() && policies->cache != CacheKind::kResident;
+}
+
+// Every preset of this build on the simulated device.
+std::vector<Case> PresetCases() {
+  std::vector<Case> cases;
+  for (const std::string& preset : PresetNames()) {
+    const absl::Status there =
+        PoliciesOf(preset, {.policy = WithoutProfile(preset)}, DeviceKind::kSim).status();
+    if (!absl::IsUnimplemented(there)) {
+      cases.push_back({"Sim", 1, false, "", true, false, preset});
+    }
+  }
+  return cases;
+}
 
 class AllocationTest : public testing::TestWithParam<Case> {};
 
@@ -83,6 +114,14 @@ TEST_P(AllocationTest, SteadyDecodeAllocatesNothing) {
   if (GetParam().sim) {
     options.device = DeviceKind::kSim;
     options.slab.budget = (*client)->pack().total_expert_bytes() / 2;
+    options.preset = GetParam().preset;
+    options.policies.policy = WithoutProfile(GetParam().preset);
+  }
+  if (GetParam().neurons) {
+    options.policies.sparsity = "gate";
+    options.policies.sparsity_threshold = 0.2;
+    options.policies.policy = {"cache_granularity=neuron", "neuron_miss=budgeted", "neuron_budget_us=10",
+                               "cache=none"};
   }
   const absl::StatusOr<EnginePlan> plan = PlanEngine(options, (*client)->pack().config());
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -124,18 +163,23 @@ TEST_P(AllocationTest, SteadyDecodeAllocatesNothing) {
     ASSERT_EQ(outcome, EngineCore::Outcome::kRan);
   }
   EXPECT_EQ(sink->tokens() - tokens_before, 4u * 50);
-  EXPECT_EQ((*client)->counters().demand_requests > fetched_before, GetParam().tight || GetParam().sim);
+  EXPECT_EQ((*client)->counters().demand_requests > fetched_before,
+            GetParam().tight || (GetParam().sim && Fetches(GetParam().preset)));
   EXPECT_EQ(worst, 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, AllocationTest,
                          testing::Values(Case{"Host", 1, false}, Case{"HostThreads", 2, false},
-                                         Case{"HostTight", 1, true}, Case{"Sim", 1, false, "", true},
+                                         Case{"HostTight", 1, true},
+                                         Case{"SimByNeuron", 1, false, "", true, true},
                                          Case{"LatentAttention", 2, true, "deepseek_v3"},
                                          Case{"GatedDelta", 2, false, "qwen3_5_moe"},
                                          Case{"ScaledInputs", 1, true, "llama4"},
                                          Case{"SinksAndBiases", 2, false, "gpt_oss"}),
                          [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(Presets, AllocationTest, testing::ValuesIn(PresetCases()),
+                         [](const testing::TestParamInfo<Case>& info) { return info.param.preset; });
 
 }  // namespace
 }  // namespace sluice

@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "inferd/delta_states.h"
 #include "inferd/kv_cache.h"
+#include "inferd/model_shapes.h"
 #include "inferd/residency/slab_plan.h"
 #include "tests/support/engine_testing.h"
 
@@ -181,7 +182,11 @@ void ExactTest::RunSimDraw(uint32_t draw) {
   options.engine.virtual_clock = random() % 3 == 0;
   options.engine.costs.link_ms = OneOf(&random, {0.0, 0.5, 15.0});
   options.engine.policies.policy = {
-      absl::StrCat("expert_miss=", OneOf(&random, {"load", "load", "cpu", "balance", "paper"}))};
+      absl::StrCat("expert_miss=", OneOf(&random, {"load", "load", "cpu", "balance", "paper"})),
+      absl::StrCat("expert_predictor=",
+                   AnyScalesInputs(pack->config())
+                       ? "gate_reuse"
+                       : OneOf(&random, {"gate_reuse", "lookahead", "lookahead", "none"}))};
   device.link_latency_us = OneOf(&random, {0.0, 40.0});
   device.tile_neurons = OneOf(&random, {0u, 64u, 128u, 1024u});
   const uint64_t smallest = SmallestBudget(pack_, std::max(1u, options.threads));

@@ -2,11 +2,15 @@
 #include "inferd/residency/slot_table.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <random>
 
+#include "common/profile/cache_profile.h"
 #include "gtest/gtest.h"
 #include "inferd/policy/cache_allocation.h"
 #include "inferd/residency/slab_plan.h"
+#include "inferd/residency/slab_policies.h"
 #include "tests/support/engine_testing.h"
 
 namespace sluice {
@@ -196,6 +200,28 @@ TEST_F(SlabPlanTest, ABudgetBelowTwoExpertsIsRefusedWithBothNumbers) {
   EXPECT_NE(std::string(plan.status().message()).find(absl::StrCat(least - 1)), std::string::npos)
       << plan.status();
   EXPECT_TRUE(PlanSlab(*pack_, least, AllocateUniform).ok());
+}
+
+TEST_F(SlabPlanTest, SharesByCostWithoutAProfileAreWarnedAbout) {
+  Policies policies;
+  policies.cache = CacheKind::kSlots;
+  EXPECT_EQ(AllocationWarning(policies, *pack_), "");
+  policies.allocation = CacheAllocation::kDp;
+  EXPECT_NE(AllocationWarning(policies, *pack_).find(kCacheName), std::string::npos);
+
+  CacheProfile profile;
+  profile.source_digest = pack_->manifest().provenance.source_digest;
+  profile.tokens = 1;
+  profile.layers.resize(3);
+  for (LayerCacheProfile& layer : profile.layers) {
+    layer.distances.assign(8, 0);
+    layer.squares.assign(LayerCacheProfile::kPoints, 0);
+  }
+  const std::string folder = ProfileFolder(pack_->dir());
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder + "/" + kCacheName) << SerializeCacheProfile(profile);
+  EXPECT_TRUE(ReadCacheProfile(folder, pack_->config(), profile.source_digest).ok());
+  EXPECT_EQ(AllocationWarning(policies, *pack_), "");
 }
 
 }  // namespace

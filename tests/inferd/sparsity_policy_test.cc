@@ -179,9 +179,9 @@ TEST(PresetTest, EveryPresetIsListedAndDescribed) {
     const std::vector<PolicyWord> words = Describe(*policies);
     EXPECT_EQ(words[0].name, "bits");
     EXPECT_EQ(words.size(), PolicyKeys().size() + 1);
-    EXPECT_EQ(KeepsModelTokens(*policies), name == "exact" || name == "layerwise" || name == "ondemand" ||
-                                               name == "lru_prefetch" || name == "static_hot" ||
-                                               name == "resident")
+    EXPECT_EQ(KeepsModelTokens(*policies), name == "exact" || name == "auto" || name == "layerwise" ||
+                                               name == "ondemand" || name == "lru_prefetch" ||
+                                               name == "static_hot" || name == "resident")
         << name;
   }
 }
@@ -229,20 +229,18 @@ TEST(PresetTest, WhatHostHasNoSlotsForIsRefusedByName) {
   }
 }
 
+TEST(PresetTest, ProceedingNeedsSomethingPredicted) {
+  EXPECT_TRUE(PoliciesOf("exact", {.policy = {"expert_miss=proceed"}}, DeviceKind::kSim).ok());
+  const auto policies =
+      PoliciesOf("exact", {.policy = {"expert_miss=proceed,expert_predictor=none"}}, DeviceKind::kSim);
+  EXPECT_TRUE(absl::IsInvalidArgument(policies.status())) << policies.status();
+}
+
 TEST(PresetTest, ValuesThatContradictEachOtherAreRefusedByName) {
   for (const char* policy : {"cache=lease", "cache_granularity=neuron", "neuron_predictor=up_reuse",
                              "neuron_miss=proceed", "lead_resident=on"}) {
     const auto policies = PoliciesOf("exact", {.policy = {policy}}, DeviceKind::kSim);
     EXPECT_TRUE(absl::IsInvalidArgument(policies.status())) << policy;
-    EXPECT_NE(std::string(policies.status().message()).find(policy), std::string::npos) << policies.status();
-  }
-}
-
-TEST(PresetTest, WhatThisBuildHasNotIsUnimplementedByName) {
-  for (const char* policy :
-       {"cache_allocation=dp_measured", "expert_miss=skip", "expert_predictor=lookahead"}) {
-    const auto policies = PoliciesOf("exact", {.policy = {policy}}, DeviceKind::kSim);
-    EXPECT_TRUE(absl::IsUnimplemented(policies.status())) << policy;
     EXPECT_NE(std::string(policies.status().message()).find(policy), std::string::npos) << policies.status();
   }
 }

@@ -1,5 +1,12 @@
 // --clock virtual: times are those of the model, the same in every run, and nothing else changes.
+#include <set>
+#include <vector>
+
 #include "gtest/gtest.h"
+#include "inferd/policy/cache_allocation.h"
+#include "inferd/policy/slot_eviction.h"
+#include "inferd/policy/trace_file.h"
+#include "inferd/residency/slab_plan.h"
 #include "inferd/residency/virtual_costs.h"
 #include "inferd/residency/virtual_device.h"
 #include "inferd/residency/virtual_weight_client.h"
@@ -14,6 +21,11 @@ TEST(VirtualCostsTest, ParsesWhatItShows) {
   EXPECT_EQ(costs->link_ms, 15);
   EXPECT_EQ(costs->compute_ms, 0.5);
   EXPECT_EQ(costs->attention_ms, 0.3);
+  const absl::StatusOr<VirtualCosts> regime = ParseVirtualCosts("30x,cpu_ms=2");
+  ASSERT_TRUE(regime.ok());
+  EXPECT_EQ(regime->link_ms, 15);
+  EXPECT_EQ(regime->compute_ms, 0.5);
+  EXPECT_EQ(regime->cpu_ms, 2);
   const absl::StatusOr<VirtualCosts> again = ParseVirtualCosts(ShowVirtualCosts(*costs));
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(ShowVirtualCosts(*again), ShowVirtualCosts(*costs));
@@ -98,6 +110,34 @@ TEST_F(VirtualClockTest, WithoutACacheAStepTakesTheLinksTimeAndTheLastTilesCompu
   EXPECT_EQ(info.timings.expert_hits, 0u);
 }
 
+// Nothing of the experts is kept but their leads: each costs a third of an expert's compute, and the other
+// two thirds only as far as neurons count, on the link and on the device.
+TEST_F(VirtualClockTest, ByNeuronAStepTakesWhatTheLeadsAndTheNeuronsThatCountTake) {
+  TestEngineOptions options = Options(0, 15, 5);
+  options.engine.policies.sparsity = "gate";
+  options.engine.policies.policy = {"cache_granularity=neuron", "cache=resident", "expert_predictor=none"};
+  std::vector<int32_t> ids;
+  options.engine.policies.sparsity_threshold = 1e9;  // none counts
+  FinishInfo info = Answer(options, &ids);
+  EXPECT_NEAR(info.timings.decode_seconds, 19 * 3 * (2 * 5e-3 / 3 + 0.25e-3), 1e-5);
+  options.engine.policies.sparsity_threshold = 0;  // all count
+  info = Answer(options, &ids);
+  EXPECT_NEAR(info.timings.decode_seconds, 19 * 3 * (2 * 5e-3 + 0.25e-3), 1e-5);
+  EXPECT_EQ(info.timings.bytes_link, 0u);
+  // All of two thirds travel in one copy of three tiles; the leads, and the last tile's, are not hidden.
+  options.engine.policies.policy = {"cache_granularity=neuron", "cache=none", "lead_resident=on",
+                                    "expert_predictor=none"};
+  options.engine.slab = {.budget = pack_->total_expert_bytes(), .tile_neurons = 64};
+  info = Answer(options, &ids);
+  const double step = 3 * (0.25e-3 + 2 * 5e-3 / 3 + 2 * 15e-3 * 2 / 3 + 5e-3 * 2 / 9);
+  EXPECT_NEAR(info.timings.decode_seconds, 19 * step, 19 * step * 0.01);
+  // None of them travels.
+  options.engine.policies.sparsity_threshold = 1e9;
+  info = Answer(options, &ids);
+  EXPECT_NEAR(info.timings.decode_seconds, 19 * 3 * (2 * 5e-3 / 3 + 0.25e-3), 1e-5);
+  EXPECT_EQ(info.timings.bytes_link, 0u);
+}
+
 // Every miss is the CPU's: the device computes hits alone, and waits for the slower of the two.
 TEST_F(VirtualClockTest, TheCpuComputesMissesBesideTheDevice) {
   TestEngineOptions options = Options(SmallestDeviceBudget(*pack_), 15, 5);
@@ -128,6 +168,161 @@ TEST_F(VirtualClockTest, BalanceIsNeverSlowerThanEitherSideAlone) {
   EXPECT_LT(seconds[2], seconds[1]);
 }
 
+TEST_F(VirtualClockTest, CountersOfLayersAddUpToTheTotalsAndTimesToTheSteps) {
+  absl::StatusOr<TestEngine> test =
+      StartEngine(dir_.File("pack"), Options(pack_->total_expert_bytes() / 2, 15, 5));
+  ASSERT_TRUE(test.ok()) << test.status();
+  ASSERT_TRUE(GenerateIds(test->engine.get(), GreedySpec("g", {7}, 20)).ok());
+  const EngineStats stats = test->engine->Stats();
+  const std::vector<LayerStats> layers = test->engine->Layers();
+  ASSERT_EQ(layers.size(), 3u);
+  LayerStats sum;
+  for (const LayerStats& layer : layers) {
+    EXPECT_EQ(layer.requests, 20 * 2u) << "a token chooses two experts";
+    sum.requests += layer.requests;
+    sum.hits += layer.hits;
+    sum.prefetch_issued += layer.prefetch_issued;
+    sum.predicted += layer.predicted;
+    sum.predicted_right += layer.predicted_right;
+    sum.bytes_link += layer.bytes_link;
+  }
+  EXPECT_EQ(layers[0].predicted, 0u) << "nothing predicts the first layer";
+  EXPECT_EQ(sum.requests, stats.expert_requests);
+  EXPECT_EQ(sum.hits, stats.expert_hits);
+  EXPECT_EQ(sum.prefetch_issued, stats.prefetch_issued);
+  EXPECT_EQ(sum.predicted, stats.predictions);
+  EXPECT_EQ(sum.predicted_right, stats.predictions_right);
+  EXPECT_EQ(sum.bytes_link, stats.bytes_link);
+  EXPECT_NEAR(stats.times.step_seconds, stats.prompt_seconds + stats.decode_seconds, 1e-9);
+  EXPECT_NEAR(stats.times.compute_seconds(), 20 * 3 * (2 * 5e-3 + 0.25e-3), 1e-6);
+  EXPECT_GT(stats.times.stall_seconds, 0);
+  EXPECT_GT(stats.times.overlap_seconds(), 0) << "later tiles travel while the first computes";
+  EXPECT_GT(stats.real_times.step_seconds, 0);
+  EXPECT_EQ(stats.real_times.load_seconds, 0) << "the modelled link takes no time";
+}
+
+// Hits of a cache that goes by the mean scores of `window` steps, on a trace of what ran, beginning with the
+// first `quota` experts: what the device does, without it.
+uint64_t HitsByScores(const TraceLayer& layer, uint32_t quota, uint32_t window) {
+  SlotEvictionPolicy policy({SlotEviction::kScore, window, 64}, std::vector<uint32_t>{layer.experts});
+  std::set<uint32_t> resident;
+  for (uint32_t expert = 0; expert < quota; ++expert) resident.insert(expert);
+  uint64_t hits = 0;
+  for (uint64_t token = 0; token < layer.tokens();) {
+    std::set<uint32_t> chosen;
+    std::vector<double> sums(layer.experts);
+    const uint64_t first = token;
+    for (; token < layer.tokens() && layer.steps[token] == layer.steps[first]; ++token) {
+      chosen.insert(layer.Chosen(token).begin(), layer.Chosen(token).end());
+      for (uint32_t expert = 0; expert < layer.experts; ++expert) sums[expert] += layer.Scores(token)[expert];
+    }
+    std::vector<float> means;
+    for (const double sum : sums)
+      means.push_back(static_cast<float>(sum / static_cast<double>(token - first)));
+    policy.BeginLayer(0, means, std::vector<uint32_t>(chosen.begin(), chosen.end()));
+    const std::set<uint32_t> before = resident;
+    for (const uint32_t expert : chosen) {
+      if (before.count(expert) > 0) {
+        ++hits;
+        continue;
+      }
+      const std::vector<uint32_t> candidates(resident.begin(), resident.end());
+      const uint32_t victim = policy.Victim(0, candidates);
+      EXPECT_NE(victim, SlotEvictionPolicy::kNoVictim);
+      EXPECT_EQ(chosen.count(candidates[victim]), 0u) << "the shield";
+      resident.erase(candidates[victim]);
+      resident.insert(expert);
+    }
+    policy.EndLayer(0);
+  }
+  return hits;
+}
+
+// Prompts, single tokens and batches of three: every step's scores reach the eviction policy, and nothing
+// that the running layer chose is pushed out.
+TEST_F(VirtualClockTest, ScoresDecideWhatLeavesInEveryKindOfStep) {
+  TestEngineOptions options = Options(pack_->total_expert_bytes() * 7 / 8, 15, 5);
+  options.engine.parallel = 3;
+  options.engine.trace = dir_.File("trace");
+  options.engine.policies.policy = {"expert_predictor=none,cache_eviction=score,score_window=4"};
+  const absl::StatusOr<SlabPlan> plan = PlanSlab(*pack_, options.engine.slab.budget, AllocateUniform);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_EQ(plan->classes.size(), 1u);
+  std::vector<LayerStats> layers;
+  {
+    absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options);
+    ASSERT_TRUE(test.ok()) << test.status();
+    ASSERT_TRUE(GenerateIds(test->engine.get(), GreedySpec("alone", {7, 9}, 20)).ok());
+    std::vector<std::shared_ptr<CollectingSink>> sinks;
+    for (int32_t i = 0; i < 3; ++i) {
+      sinks.push_back(std::make_shared<CollectingSink>());
+      const GenerateSpec spec = GreedySpec(absl::StrCat("g", i), {11 * i + 3}, 20);
+      ASSERT_TRUE(test->engine->Generate(spec, sinks.back()).ok());
+    }
+    for (const auto& sink : sinks) ASSERT_TRUE(sink->Await().ok());
+    layers = test->engine->Layers();
+  }
+  const absl::StatusOr<Trace> trace = ReadTrace(options.engine.trace);
+  ASSERT_TRUE(trace.ok()) << trace.status();
+  uint64_t requests = 0;
+  uint64_t hits = 0;
+  for (uint32_t layer = 0; layer < layers.size(); ++layer) {
+    const uint32_t quota = plan->classes[0].quota[layer];
+    ASSERT_GE(quota, 4u);
+    EXPECT_EQ(layers[layer].hits, HitsByScores(trace->layers[layer], quota, 4)) << layer;
+    requests += layers[layer].requests;
+    hits += layers[layer].hits;
+  }
+  EXPECT_LT(hits, requests);
+}
+
+// What is at hand has been computed, the rest travels: the next layer's attention runs on what is known.
+TEST_F(VirtualClockTest, LookingAheadCostsItsAttentionAndChangesNoToken) {
+  TestEngineOptions options = Options(pack_->total_expert_bytes() / 2, 15, 5);
+  std::vector<int32_t> plain;
+  options.engine.policies.policy = {"expert_predictor=none"};
+  Answer(options, &plain);
+  options.engine.policies.policy = {"expert_predictor=lookahead"};
+  absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options);
+  ASSERT_TRUE(test.ok()) << test.status();
+  const auto ids = GenerateIds(test->engine.get(), GreedySpec("g", {7}, 20));
+  ASSERT_TRUE(ids.ok()) << ids.status();
+  EXPECT_EQ(*ids, plain);
+  LayerStats sum;
+  for (const LayerStats& layer : test->engine->Layers()) {
+    sum.predicted_rows += layer.predicted_rows;
+    sum.predicted += layer.predicted;
+    sum.predicted_right += layer.predicted_right;
+    sum.prefetch_issued += layer.prefetch_issued;
+    sum.prefetch_useful += layer.prefetch_useful + layer.late;
+  }
+  EXPECT_GT(sum.predicted_rows, 0u);
+  EXPECT_LT(sum.predicted_rows, 20 * 2u) << "where nothing is missing nobody looks ahead";
+  EXPECT_GT(sum.predicted_right, sum.predicted / 4);
+  EXPECT_GT(sum.prefetch_useful, 0u);
+  EXPECT_LE(sum.prefetch_useful, sum.prefetch_issued);
+  const double compute = 20 * 3 * (2 * 5e-3 + 0.25e-3);
+  EXPECT_NEAR(test->engine->Stats().times.compute_seconds(),
+              compute + static_cast<double>(sum.predicted_rows) * 0.25e-3, 1e-6);
+}
+
+// A miss costs quality instead of time: nothing is waited for but what is on its way.
+TEST_F(VirtualClockTest, WhatIsSkippedIsNotLoaded) {
+  TestEngineOptions options = Options(pack_->total_expert_bytes() / 2, 15, 5);
+  options.engine.policies.policy = {"expert_miss=skip", "expert_predictor=none"};
+  absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options);
+  ASSERT_TRUE(test.ok()) << test.status();
+  ASSERT_TRUE(GenerateIds(test->engine.get(), GreedySpec("warm", {7}, 2)).ok());
+  const uint64_t loaded = test->engine->Stats().bytes_link;
+  const auto ids = GenerateIds(test->engine.get(), GreedySpec("g", {7}, 20));
+  ASSERT_TRUE(ids.ok()) << ids.status();
+  const uint64_t prompt_misses = 3 * 2;  // at most: rows of prompts are loaded for
+  EXPECT_LE(test->engine->Stats().bytes_link - loaded, prompt_misses * pack_->expert_bytes(0, 0));
+  uint64_t skipped = 0;
+  for (const LayerStats& layer : test->engine->Layers()) skipped += layer.skipped;
+  EXPECT_GT(skipped, 0u);
+}
+
 TEST_F(VirtualClockTest, TokensAreThoseOfTheHost) {
   TestEngineOptions host;
   absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), host);
@@ -136,7 +331,11 @@ TEST_F(VirtualClockTest, TokensAreThoseOfTheHost) {
       GenerateIds(test->engine.get(), GreedySpec("g", {7}, 20));
   ASSERT_TRUE(wanted.ok());
   std::vector<int32_t> ids;
-  Answer(Options(pack_->total_expert_bytes() / 4, 15, 0.5), &ids);
+  TestEngineOptions options = Options(pack_->total_expert_bytes() / 4, 15, 0.5);
+  Answer(options, &ids);
+  EXPECT_EQ(ids, *wanted);
+  options.engine.preset = "auto";
+  Answer(options, &ids);
   EXPECT_EQ(ids, *wanted);
 }
 

@@ -190,6 +190,20 @@ TEST_F(WeightLossTest, ADamagedExpertEndsOnlyTheSequencesRoutedToIt) {
   EXPECT_EQ(stats.requests_failed, static_cast<uint64_t>(damaged));
 }
 
+TEST_F(WeightLossTest, ADiskThatDoesNotAnswerEndsTheRequestsOfTheStepAndNothingElse) {
+  Start();
+  const std::vector<int32_t> wanted = *GenerateIds(&engine(), GreedySpec("w", {3}, 4));
+  test_.client->EndDemands(absl::StatusCode::kDeadlineExceeded, 1);
+  const absl::Status ended = GenerateIds(&engine(), GreedySpec("a", {3}, 4)).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(ended)) << ended;
+  EXPECT_EQ(ReasonOf(ended), "WEIGHTS_LATE");
+  EXPECT_TRUE(engine().Health().ok()) << engine().Health();
+  EXPECT_EQ(*GenerateIds(&engine(), GreedySpec("b", {3}, 4)), wanted);
+  const EngineStats stats = AwaitQuiet(engine());
+  EXPECT_EQ(stats.kv_pages_used, 0u);
+  EXPECT_EQ(stats.expert_leases_held, 0u);
+}
+
 TEST_F(WeightLossTest, DamagedDenseWeightsFailTheStart) {
   Damage(0);
   const absl::StatusOr<TestEngine> test = StartEngine(pack_, options_);

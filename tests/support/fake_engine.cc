@@ -1,6 +1,9 @@
 #include "tests/support/fake_engine.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -258,6 +261,15 @@ absl::Status FakeEngine::Cancel(const std::string& request_id) {
   cancelled_.push_back(request_id);
   changed_.SignalAll();
   return absl::OkStatus();
+}
+
+std::vector<LayerStats> FakeEngine::Layers() const {
+  std::vector<LayerStats> layers(2);
+  std::array<uint64_t, sizeof(LayerStats) / sizeof(uint64_t)> values;
+  static_assert(sizeof(values) == sizeof(LayerStats));
+  std::iota(values.begin(), values.end(), 101);
+  std::memcpy(static_cast<void*>(&layers[1]), values.data(), sizeof(values));
+  return layers;
 }
 
 EngineStats FakeEngine::Stats() const {

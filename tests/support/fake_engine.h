@@ -64,6 +64,8 @@ class FakeEngine final : public EngineApi {
   absl::Status Cancel(const std::string& request_id) override;
   EngineStats Stats() const override;
   std::vector<LayerSparsity> Sparsity() const override { return {{100, 25}, {50, 50}}; }
+  // Two layers; the second one's fields are 101, 102, .. in the order of their declaration.
+  std::vector<LayerStats> Layers() const override;
   absl::Status Health() const override;
   void StartDrain() override;
 

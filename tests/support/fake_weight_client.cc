@@ -213,7 +213,8 @@ void FakeWeightClient::Complete(Pending* pending, absl::FunctionRef<void(const F
   FetchCompletion& completion = pending->completion;
   const bool transfer = pending->request.transfer != nullptr;
   bool filled = pending->filled;
-  if (!transfer && !pending->cancelled && Fill(pending->request, &completion)) {
+  const bool ended = !transfer && !pending->cancelled && EndsInjected(pending->request, &completion);
+  if (!transfer && !pending->cancelled && !ended && Fill(pending->request, &completion)) {
     PinExtents(pending->request, true);  // until the completion has been handled
     filled = true;
   }
@@ -398,6 +399,23 @@ void FakeWeightClient::AllowReconnect(bool allow, absl::StatusCode code) {
   MutexLock lock(&mutex_);
   allow_reconnect_ = allow;
   refusal_ = code;
+}
+
+void FakeWeightClient::EndDemands(absl::StatusCode code, int count) {
+  MutexLock lock(&mutex_);
+  demands_end_ = code;
+  demands_to_end_ = count;
+}
+
+bool FakeWeightClient::EndsInjected(const FetchRequest& request, FetchCompletion* completion) {
+  MutexLock lock(&mutex_);
+  if (request.fetch_class != FetchClass::kDemand || request.dense_extent != FetchRequest::kNoExtent ||
+      demands_to_end_ == 0) {
+    return false;
+  }
+  --demands_to_end_;
+  completion->code = demands_end_;
+  return true;
 }
 
 void FakeWeightClient::Freeze(bool frozen) {

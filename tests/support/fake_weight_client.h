@@ -74,6 +74,8 @@ class FakeWeightClient final : public WeightClient {
   void AllowReconnect(bool allow, absl::StatusCode code = absl::StatusCode::kUnavailable);
   // Requests are taken and never completed.
   void Freeze(bool frozen);
+  // The next `count` demands for experts end like this, unfilled.
+  void EndDemands(absl::StatusCode code, int count);
   // Leases of extents refused while others hold all room (a stand-in for other sessions' pins).
   void SetBudget(uint64_t bytes);
 
@@ -106,6 +108,7 @@ class FakeWeightClient final : public WeightClient {
   };
 
   FakeWeightClient(std::unique_ptr<Pack> pack, const FakeWeightOptions& options);
+  bool EndsInjected(const FetchRequest& request, FetchCompletion* completion);
   absl::Status MapSegments();
   void UnmapSegments();
   bool TakePoll() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -154,6 +157,8 @@ class FakeWeightClient final : public WeightClient {
   absl::StatusCode refusal_ ABSL_GUARDED_BY(mutex_) = absl::StatusCode::kUnavailable;
   absl::StatusCode death_ ABSL_GUARDED_BY(mutex_) = absl::StatusCode::kUnavailable;
   bool frozen_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::StatusCode demands_end_ ABSL_GUARDED_BY(mutex_) = absl::StatusCode::kOk;
+  int demands_to_end_ ABSL_GUARDED_BY(mutex_) = 0;
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t budget_ ABSL_GUARDED_BY(mutex_);
   uint64_t polls_to_death_ ABSL_GUARDED_BY(mutex_) = ~uint64_t{0};

@@ -1,10 +1,12 @@
 // The files of a profile: what is written is read back, another model's is refused, damage is named.
 #include "common/profile/profile.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
 
+#include "common/profile/cache_profile.h"
 #include "common/profile/predictor_weights.h"
 #include "common/profile/profile_file.h"
 #include "common/profile/threshold_tables.h"
@@ -170,6 +172,60 @@ TEST(ProfileTest, ValuesThatCannotBeAreDamage) {
   profile.learned[0].net.b2[0] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_EQ(ParsePredictors(SerializePredictors(profile), "p", RoutedConfig(), kModel).status().code(),
             absl::StatusCode::kDataLoss);
+}
+
+CacheProfile Uses() {
+  LayerCacheProfile layer;
+  layer.accesses = 20;
+  layer.distances = {4, 8, 2};
+  layer.squares.resize(LayerCacheProfile::kPoints);
+  for (size_t i = 0; i < layer.squares.size(); ++i) layer.squares[i] = 0.0025 * static_cast<double>(i);
+  layer.accuracy = {0.75, 0.5, 0};
+  CacheProfile profile{kSource, 10, {{}, {}, layer}};
+  profile.layers[0].accuracy = {};
+  return profile;
+}
+
+ModelConfig LastLayerRouted() {
+  ModelConfig config = Config();
+  for (LayerConfig& layer : config.layers) layer.moe.experts = 0;
+  config.layers[2].moe.experts = 3;
+  config.layers[2].moe.top_k = 2;
+  return config;
+}
+
+TEST(CacheProfile, ReadsWhatItWrote) {
+  const auto parsed = ParseCacheProfile(SerializeCacheProfile(Uses()), "c", LastLayerRouted(), kSource);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->tokens, 10u);
+  EXPECT_EQ(parsed->layers[2].accesses, 20u);
+  EXPECT_EQ(parsed->layers[2].distances, Uses().layers[2].distances);
+  EXPECT_EQ(parsed->layers[2].squares, Uses().layers[2].squares);
+  EXPECT_EQ(parsed->layers[2].accuracy, Uses().layers[2].accuracy);
+  EXPECT_FALSE(ParseCacheProfile(SerializeCacheProfile(Uses()), "c", LastLayerRouted(), "other").ok());
+}
+
+TEST(CacheProfile, SaysWhatACacheMissesAndHowManyTokensOneExpertIsEnoughFor) {
+  const LayerCacheProfile layer = Uses().layers[2];
+  EXPECT_EQ(layer.MissCurve(10), (std::vector<double>{2, 1.6, 0.8, 0.6}));
+  EXPECT_EQ(layer.SingleShare(-0.1), 0);
+  EXPECT_EQ(layer.SingleShare(0.25), 1);
+  EXPECT_NEAR(layer.SingleShare(0.06), 0.24, 1e-12);
+}
+
+TEST(CacheProfile, DamageIsNeverWorseThanAnError) {
+  const std::string text = SerializeCacheProfile(Uses());
+  const ModelConfig config = LastLayerRouted();
+  Mutator mutator(4);
+  int refused = 0;
+  for (int i = 0; i < 3000; ++i) {
+    const auto parsed = ParseCacheProfile(mutator.Mutate(text), "c", config, kSource);
+    refused += !parsed.ok();
+    if (parsed.ok()) {
+      EXPECT_GE(parsed->layers[2].MissCurve(parsed->tokens).back(), 0);
+    }
+  }
+  EXPECT_GT(refused, 1500);
 }
 
 // Damaged bytes are refused, or happen to spell another valid value; memory and time stay bounded either way.

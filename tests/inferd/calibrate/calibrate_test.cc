@@ -8,6 +8,7 @@
 
 #include "common/file_io.h"
 #include "common/mutex.h"
+#include "common/profile/cache_profile.h"
 #include "common/profile/predictor_weights.h"
 #include "common/profile/profile.h"
 #include "common/profile/threshold_tables.h"
@@ -135,6 +136,14 @@ TEST_F(CalibrateTest, WritesUsageThresholdsAndSensitivities) {
   const auto thresholds = ReadThresholds(summary->folder, config, (*pack)->model_id());
   ASSERT_TRUE(thresholds.ok()) << thresholds.status();
   EXPECT_GT(thresholds->PooledThreshold(Lead::kGate, 0.5), 0);
+  for (const char* name : {kNeuronHiddenName, kNeuronNormedName}) {
+    const auto predicted = ReadThresholds(summary->folder, config, (*pack)->model_id(), name);
+    ASSERT_TRUE(predicted.ok()) << predicted.status();
+    EXPECT_EQ(predicted->Threshold(Lead::kUp, 0, 0, 0.5), 0);  // nothing comes before the first layer
+    EXPECT_GT(predicted->Threshold(Lead::kUp, 1, 0, 0.5), 0);
+    EXPECT_GT(predicted->Threshold(Lead::kGate, 2, 3, 0.5), 0);
+    EXPECT_NE(predicted->Threshold(Lead::kUp, 2, 0, 0.5), thresholds->Threshold(Lead::kUp, 2, 0, 0.5));
+  }
   const auto sensitivity =
       ReadSensitivity(summary->folder, config, (*pack)->manifest().provenance.source_digest);
   ASSERT_TRUE(sensitivity.ok()) << sensitivity.status();
@@ -156,6 +165,19 @@ TEST_F(CalibrateTest, WritesUsageThresholdsAndSensitivities) {
     EXPECT_GE(learned.net.precision, 0.25) << "two of four by chance are right half of the time";
   }
   EXPECT_TRUE(predictors->first_layer.has_value());
+  const auto cache = ReadCacheProfile(summary->folder, config, (*pack)->manifest().provenance.source_digest);
+  ASSERT_TRUE(cache.ok()) << cache.status();
+  EXPECT_EQ(cache->tokens, positions);
+  for (size_t layer = 0; layer < cache->layers.size(); ++layer) {
+    const LayerCacheProfile& use = cache->layers[layer];
+    const std::vector<double> misses = use.MissCurve(cache->tokens);
+    EXPECT_EQ(misses.front(), 2) << "an empty cache misses both experts of every token";
+    EXPECT_LE(misses.back() * static_cast<double>(positions), 4) << "the first use of each of four experts";
+    for (size_t depth = 0; depth < kCacheDepths; ++depth) {
+      EXPECT_EQ(use.accuracy[depth] > 0, layer > depth) << layer << ", " << depth;
+    }
+    EXPECT_LE(use.squares.back(), 0.25) << "the second of two has at most half";
+  }
   EXPECT_FALSE(std::filesystem::exists(summary->folder + "/.calibrate"));
 }
 
@@ -223,11 +245,14 @@ TEST_P(CalibrateFamilyTest, MeasuresEveryRoutedLayer) {
   const auto thresholds = ReadThresholds(folder, config, (*pack)->model_id());
   ASSERT_TRUE(usage.ok() && sensitivity.ok() && thresholds.ok());
   EXPECT_TRUE(ReadPredictors(folder, config, (*pack)->model_id()).ok());
+  const auto cache = ReadCacheProfile(folder, config, source);
+  ASSERT_TRUE(cache.ok()) << cache.status();
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     const MoeConfig& moe = config.layers[layer].moe;
     const auto& counts = usage->experts[layer];
     EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), uint64_t{0}), moe.top_k * usage->tokens);
     EXPECT_EQ(sensitivity->layers[layer].fisher > 0, moe.experts > 0) << layer;
+    EXPECT_EQ(cache->layers[layer].accesses, (moe.experts > 0 ? moe.top_k : 0) * cache->tokens) << layer;
     for (uint32_t expert = 0; expert < moe.experts; ++expert) {
       EXPECT_GT(thresholds->Threshold(Lead::kGate, layer, expert, 0.9), 0);
     }

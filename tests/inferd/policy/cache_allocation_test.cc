@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "inferd/residency/slab_policies.h"
 
 namespace sluice {
 namespace {
@@ -105,6 +106,38 @@ TEST(CacheAllocationTest, MeasuredCostsDecideWhereSlotsPay) {
   EXPECT_EQ(AllocateByCost(costs, 1), (Slots{0, 1}));
   EXPECT_EQ(AllocateByCost(costs, 2), (Slots{2, 0}));
   EXPECT_EQ(AllocateByCost(costs, 9), (Slots{2, 2}));
+}
+
+// a: the share of tokens below T / S_l; b: the next layer's gate.
+TEST(CacheAllocationTest, TheProfileSaysHowOftenALayerUsesOneExpertAndIsPredicted) {
+  ModelConfig config;
+  config.layers.resize(3);
+  CacheProfile profile{"", 100, std::vector<LayerCacheProfile>(3)};
+  for (uint32_t layer = 1; layer < 3; ++layer) {
+    config.layers[layer].moe.experts = 8;
+    config.layers[layer].moe.top_k = 2;
+    for (size_t i = 0; i < LayerCacheProfile::kPoints; ++i) {
+      profile.layers[layer].squares.push_back(0.0025 * static_cast<double>(i));
+    }
+    profile.layers[layer].accuracy = {layer == 1 ? 0.0 : 0.9, 0, 0};
+  }
+  const GatingRule gating = {{0, 1, 2}, 0.1};  // limits .1 and .05
+  Policies policies;
+  const auto demands = LayerDemandsOf(config, policies, &profile, &gating);
+  ASSERT_EQ(demands.size(), 3u);
+  EXPECT_EQ(demands[0].experts, 0u);
+  EXPECT_NEAR(demands[1].single_share, 0.4, 1e-9);
+  EXPECT_NEAR(demands[2].single_share, 0.2, 1e-9);
+  EXPECT_EQ(demands[1].prefetch_accuracy, 0);
+  EXPECT_EQ(demands[2].prefetch_accuracy, 0.9);
+  // Layer 2 is predicted well: at t = 4 it costs (1 - .2) [.1 E[M] + .9 E[max(M - 1, 0)]] + .2 * .5 * .1, and
+  // a slot brings the layer that nothing predicts more.
+  const std::vector<uint32_t> slots = AllocateDp(demands, 8);
+  EXPECT_EQ(slots[0], 0u);
+  EXPECT_GT(slots[1], slots[2]);
+  policies.predictor = ExpertPredictorKind::kNone;
+  EXPECT_EQ(LayerDemandsOf(config, policies, &profile, nullptr)[2].prefetch_accuracy, 0);
+  EXPECT_EQ(LayerDemandsOf(config, policies, nullptr, nullptr)[2].single_share, 0);
 }
 
 }  // namespace

@@ -72,6 +72,13 @@ TEST(ExpertChoiceTest, AnExpertThatCountsLittleIsExchangedForOneThatIsThere) {
   EXPECT_EQ(done.ids, (Ids{0, 3}));
 }
 
+// The (K+1)-th expert, 2 at .2, is the best that can join.
+TEST(ExpertChoiceTest, TheExpertAtBetaJoinsBeforeThoseBelow) {
+  EXPECT_EQ(Choose(kScores, {0, 1}, 4, 2, .25, {2, 3}).ids, (Ids{0, 2}));
+  EXPECT_EQ(Choose(kScores, {0, 1}, 4, 2, .25, {2}).ids, (Ids{0, 2}));
+  EXPECT_EQ(Choose(kScores, {0, 1}, 4, 2, .05, {2, 3}).ids, (Ids{0, 1})) << ".22 > 1.05 * .2 counts";
+}
+
 TEST(ExpertChoiceTest, WhatIsResidentOrCountsMuchStays) {
   EXPECT_EQ(Choose(kScores, {0, 1}, 4, 2, .25, {1, 3}).ids, (Ids{0, 1}));
   EXPECT_EQ(Choose(kScores, {0, 1}, 4, 2, .09, {3}).ids, (Ids{0, 1})) << ".22 > 1.09 * .2 and .18 < .91 * .2";
@@ -99,9 +106,9 @@ TEST(ExpertChoiceTest, WhatAnotherTokenNeedsIsThere) {
 
 TEST(ExpertChoiceTest, OfEqualScoresTheOneThatMoreTokensUseJoins) {
   // Experts 2 and 3 are there and equal for token 0; token 1 uses 3.
-  const std::vector<float> scores = {.4f, .2f, .18f, .18f, .19f, .05f, .1f, .05f, .5f, .3f};
+  const std::vector<float> scores = {.4f, .2f, .18f, .18f, .19f, .3f, .05f, .05f, .5f, .1f};
   const std::set<uint32_t> resident = {2, 3};
-  EXPECT_EQ(Choose(scores, {0, 1, 3, 4}, 5, 2, .25, resident).ids, (Ids{0, 3, 3, 4}));
+  EXPECT_EQ(Choose(scores, {0, 1, 3, 0}, 5, 2, .25, resident).ids, (Ids{0, 3, 3, 0}));
   EXPECT_EQ(Choose({.4f, .2f, .18f, .18f, .19f}, {0, 1}, 5, 2, .25, resident).ids, (Ids{0, 2}));
 }
 

@@ -9,6 +9,7 @@
 #include "common/profile/gating.h"
 #include "common/profile/profile_file.h"
 #include "gtest/gtest.h"
+#include "inferd/policy/miss_routing.h"
 #include "kernels/reference/reference_backend.h"
 #include "tests/support/temp_dir.h"
 
@@ -111,13 +112,13 @@ TEST_F(RoutingTest, RowsOfPromptsKeepTheModelsChoice) {
   const std::vector<float> p = {.6f, .2f, .1f, .1f};
   const Chosen chosen = Route(&policy, {p, p}, Args(2), {}, /*prompt=*/1);
   ExpectNear(chosen.weights, {.75f, .25f, 1, 0});
-  CacheAwareRouting exchange(1, 8, 8, 4, backend_.get());
+  CacheAwareRouting exchange(1, 1, 8, 8, 4, backend_.get());
   const Chosen cached = Route(&exchange, {{.4f, .22f, .2f, .18f}}, Args(2), {3}, /*prompt=*/1);
   EXPECT_EQ(cached.ids, (std::vector<int32_t>{0, 1}));
 }
 
 TEST_F(RoutingTest, AnExchangedExpertHasItsOwnScoreAsWeight) {
-  CacheAwareRouting policy(.25, 8, 8, 4, backend_.get());
+  CacheAwareRouting policy(.25, 1, 8, 8, 4, backend_.get());
   const std::vector<std::vector<float>> p = {{.4f, .22f, .2f, .18f}};
   const Chosen normalised = Route(&policy, p, Args(2), {3});
   EXPECT_EQ(normalised.ids, (std::vector<int32_t>{0, 3}));
@@ -130,6 +131,105 @@ TEST_F(RoutingTest, AnExchangedExpertHasItsOwnScoreAsWeight) {
   const Chosen kept = Route(&policy, p, Args(2), {1, 3});
   EXPECT_EQ(kept.ids, (std::vector<int32_t>{0, 1}));
   ExpectNear(kept.weights, {.4f / .62f, .22f / .62f});
+}
+
+// What was predicted of every row.
+class FixedPredictions final : public ExpertPredictions {
+ public:
+  explicit FixedPredictions(std::vector<int32_t> experts) : experts_(std::move(experts)) {}
+  absl::Span<const int32_t> Predicted(uint32_t, uint32_t, uint64_t) const override { return experts_; }
+
+ private:
+  const std::vector<int32_t> experts_;
+};
+
+ModelConfig OneLayer(uint32_t experts, uint32_t top_k, RouterKind router = RouterKind::kSoftmaxTopK) {
+  ModelConfig config;
+  config.layers.resize(1);
+  config.layers[0].moe.experts = experts;
+  config.layers[0].moe.top_k = top_k;
+  config.layers[0].moe.router = router;
+  config.layers[0].moe.shared_width = 64;
+  return config;
+}
+
+TEST(MissRoutingTest, WhatIsNotThereIsSkippedAndTheOthersTakeTheWeightOfAll) {
+  const std::vector<int32_t> ids = {4, 1, 2};
+  std::vector<float> weights = {.5f, .3f, .2f};
+  const auto there = [](uint32_t expert) { return expert != 1; };
+  EXPECT_EQ(SkipMissing(ids, absl::MakeSpan(weights), there), 1u);
+  ExpectNear(weights, {.5f / .7f, 0, .2f / .7f});
+  EXPECT_EQ(SkipMissing(ids, absl::MakeSpan(weights), there), 0u) << "what was left out is not missed";
+  std::vector<float> raw = {.25f, .15f, .1f};  // a model that does not normalise keeps its sum
+  SkipMissing(ids, absl::MakeSpan(raw), [](uint32_t expert) { return expert == 2; });
+  ExpectNear(raw, {0, 0, .5f});
+  EXPECT_EQ(SkipMissing(ids, absl::MakeSpan(raw), [](uint32_t) { return false; }), 1u);
+  ExpectNear(raw, {0, 0, 0});
+}
+
+TEST(MissRoutingTest, ATokenThatMissesAnExpertProceedsWithThePredictedOnes) {
+  const std::vector<float> p = {.4f, .3f, .2f, .1f};
+  const auto there = [](uint32_t expert) { return expert == 0 || expert == 2; };
+  std::vector<int32_t> ids = {0, 1};
+  std::vector<float> weights = {4.f / 7, 3.f / 7};
+  ASSERT_TRUE(ProceedWith({2, 0}, p.data(), absl::MakeSpan(ids), absl::MakeSpan(weights), there));
+  EXPECT_EQ(ids, (std::vector<int32_t>{0, 2})) << "the better one first";
+  ExpectNear(weights, {2.f / 3, 1.f / 3});
+  // A model that does not normalise: .4 + .3 go to experts in the proportion .2 : .1.
+  ids = {0, 1};
+  weights = {.4f, .3f};
+  ASSERT_TRUE(ProceedWith({3, 2}, p.data(), absl::MakeSpan(ids), absl::MakeSpan(weights), there));
+  EXPECT_EQ(ids, (std::vector<int32_t>{2, 3}));
+  ExpectNear(weights, {.7f * 2 / 3, .7f / 3});
+  // One expert was predicted, as gating would have it: it takes all weight.
+  ids = {0, 1};
+  weights = {4.f / 7, 3.f / 7};
+  ASSERT_TRUE(ProceedWith({2, -1}, p.data(), absl::MakeSpan(ids), absl::MakeSpan(weights), there));
+  EXPECT_EQ(ids[0], 2);
+  ExpectNear(weights, {1, 0});
+}
+
+TEST(MissRoutingTest, ATokenThatMissesNothingOrWasNotPredictedKeepsItsChoice) {
+  const std::vector<float> p = {.4f, .3f, .2f, .1f};
+  std::vector<int32_t> ids = {0, 1};
+  std::vector<float> weights = {.55f, .45f};
+  const auto all = [](uint32_t) { return true; };
+  const auto none = [](uint32_t) { return false; };
+  EXPECT_FALSE(ProceedWith({2, 3}, p.data(), absl::MakeSpan(ids), absl::MakeSpan(weights), all));
+  EXPECT_FALSE(ProceedWith({}, p.data(), absl::MakeSpan(ids), absl::MakeSpan(weights), none));
+  EXPECT_FALSE(ProceedWith({-1, -1}, p.data(), absl::MakeSpan(ids), absl::MakeSpan(weights), none));
+  EXPECT_EQ(ids, (std::vector<int32_t>{0, 1}));
+  EXPECT_EQ(weights, (std::vector<float>{.55f, .45f}));
+}
+
+TEST_F(RoutingTest, SkippedAndReplacedExpertsAreCountedAndTheRoutersChoiceIsKept) {
+  const ModelConfig config = OneLayer(4, 2);
+  const std::vector<std::vector<float>> p = {{.4f, .3f, .2f, .1f}, {.4f, .1f, .3f, .2f}};
+  auto skip =
+      MissRouting::Create({std::make_unique<TopKRouting>(), false, nullptr, &config, backend_.get(), 8});
+  ASSERT_TRUE(skip.ok()) << skip.status();
+  const Chosen skipped = Route(skip->get(), p, Args(2, true, /*shared=*/true), {0, 3}, /*prompt=*/1);
+  ExpectNear(skipped.weights, {4.f / 7, 3.f / 7, 1, 1, 0, 1});  // the prompt's row waits for expert 1
+  EXPECT_EQ((*skip)->skipped()[0], 1u);
+
+  const FixedPredictions predictions({3, 1});
+  auto proceed =
+      MissRouting::Create({std::make_unique<TopKRouting>(), true, &predictions, &config, backend_.get(), 8});
+  ASSERT_TRUE(proceed.ok()) << proceed.status();
+  const Chosen replaced = Route(proceed->get(), p, Args(2, true, /*shared=*/true), {0, 3}, /*prompt=*/1);
+  EXPECT_EQ(replaced.ids, (std::vector<int32_t>{0, 1, 4, 3, 1, 4}));
+  ExpectNear(replaced.weights, {4.f / 7, 3.f / 7, 1, 2.f / 3, 1.f / 3, 1});
+  EXPECT_EQ((*proceed)->skipped()[0], 1u) << "expert 2; expert 0 is the prompt's still";
+  const Routing wanted = (*proceed)->Wanted({2, 2, 3, replaced.ids.data(), replaced.weights.data()});
+  EXPECT_EQ(std::vector<int32_t>(wanted.ids, wanted.ids + 6), (std::vector<int32_t>{0, 1, 4, 0, 2, 4}));
+}
+
+TEST_F(RoutingTest, RoutersThatCannotProceedAreRefusedByName) {
+  const ModelConfig config = OneLayer(4, 2, RouterKind::kSigmoidTopK);
+  const auto refused =
+      MissRouting::Create({std::make_unique<TopKRouting>(), true, nullptr, &config, backend_.get(), 8});
+  EXPECT_TRUE(absl::IsUnimplemented(refused.status())) << refused.status();
+  EXPECT_NE(std::string(refused.status().message()).find("expert_miss=proceed"), std::string::npos);
 }
 
 // Profiles: a table of T for each share, as `sluice calibrate` writes it.

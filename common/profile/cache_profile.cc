@@ -1,0 +1,148 @@
+#include "common/profile/cache_profile.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/profile/profile_file.h"
+#include "common/status.h"
+#include "common/strict_json.h"
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+
+constexpr uint64_t kFormat = 1;
+constexpr uint64_t kMaxTextBytes = 64u << 20;
+constexpr uint64_t kMaxCount = 1ull << 53;
+
+absl::Status TakeDistances(const JsonObject& object, uint32_t experts, LayerCacheProfile* layer) {
+  ASSIGN_OR_RETURN(const json* distances, object.Array("distances"));
+  if (distances->size() != experts) {
+    return object.Error("distances", absl::StrCat("are ", distances->size(), ", must be ", experts));
+  }
+  uint64_t sum = 0;
+  for (const json& entry : *distances) {
+    if (!entry.is_number_unsigned() || entry.get<uint64_t>() > layer->accesses) {
+      return object.Error("distances", absl::StrCat(JsonExcerpt(entry), " is no count of accesses"));
+    }
+    layer->distances.push_back(entry.get<uint64_t>());
+    sum += layer->distances.back();
+  }
+  return sum <= layer->accesses ? absl::OkStatus() : object.Error("distances", "are more than accesses");
+}
+
+// Numbers of 0..1, ascending if asked.
+absl::StatusOr<std::vector<double>> Shares(const JsonObject& object, const char* name, size_t count,
+                                           bool ascending) {
+  ASSIGN_OR_RETURN(const json* entries, object.Array(name));
+  if (entries->size() != count) {
+    return object.Error(name, absl::StrCat("are ", entries->size(), ", must be ", count));
+  }
+  std::vector<double> shares;
+  for (const json& entry : *entries) {
+    const double least = ascending && !shares.empty() ? shares.back() : 0;
+    if (!entry.is_number() || !(entry.get<double>() >= least) || !(entry.get<double>() <= 1)) {
+      return object.Error(name, absl::StrCat(JsonExcerpt(entry), " is not in ", least, "..1"));
+    }
+    shares.push_back(entry.get<double>());
+  }
+  return shares;
+}
+
+absl::StatusOr<LayerCacheProfile> LayerOf(const json& value, const std::string& subject, uint32_t experts) {
+  LayerCacheProfile layer;
+  if (experts == 0) return layer;
+  ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(value, subject));
+  ASSIGN_OR_RETURN(layer.accesses, object.Uint("accesses", 0, kMaxCount));
+  RETURN_IF_ERROR(TakeDistances(object, experts, &layer));
+  ASSIGN_OR_RETURN(layer.squares, Shares(object, "squares", LayerCacheProfile::kPoints, true));
+  ASSIGN_OR_RETURN(const std::vector<double> accuracy, Shares(object, "accuracy", kCacheDepths, false));
+  std::copy(accuracy.begin(), accuracy.end(), layer.accuracy.begin());
+  return layer;
+}
+
+absl::StatusOr<CacheProfile> ProfileOf(const json& root, const std::string& subject,
+                                       const ModelConfig& config, const std::string& source_digest) {
+  CacheProfile profile;
+  ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(root, subject));
+  ASSIGN_OR_RETURN(const uint64_t format, object.Uint("format", 0, kMaxCount));
+  if (format != kFormat) {
+    return absl::UnimplementedError(
+        absl::StrCat(subject, ": format ", format, " is not supported (this build reads ", kFormat, ")"));
+  }
+  ASSIGN_OR_RETURN(profile.source_digest, object.String("source_digest"));
+  RETURN_IF_ERROR(CheckProfileKey(subject, "source_digest", profile.source_digest, source_digest));
+  ASSIGN_OR_RETURN(profile.tokens, object.Uint("tokens", 1, kMaxCount));
+  ASSIGN_OR_RETURN(const json* layers, object.Array("layers"));
+  if (layers->size() != config.layers.size()) {
+    return object.Error("layers", absl::StrCat("are ", layers->size(), ", must be ", config.layers.size()));
+  }
+  for (size_t i = 0; i < layers->size(); ++i) {
+    ASSIGN_OR_RETURN(LayerCacheProfile layer, LayerOf((*layers)[i], absl::StrCat(subject, ": layer ", i),
+                                                      config.layers[i].moe.experts));
+    profile.layers.push_back(std::move(layer));
+  }
+  return profile;
+}
+
+absl::Status AsDamage(const absl::Status& status) {
+  return absl::IsInvalidArgument(status) ? absl::DataLossError(status.message()) : status;
+}
+
+}  // namespace
+
+double LayerCacheProfile::SingleShare(double limit) const {
+  const auto above = std::upper_bound(squares.begin(), squares.end(), limit);
+  if (above == squares.begin()) return 0;
+  if (above == squares.end()) return 1;
+  const size_t left = static_cast<size_t>(above - squares.begin()) - 1;
+  const double part = (limit - squares[left]) / (squares[left + 1] - squares[left]);
+  return (static_cast<double>(left) + part) / (kPoints - 1);
+}
+
+std::vector<double> LayerCacheProfile::MissCurve(uint64_t tokens) const {
+  std::vector<double> curve;
+  uint64_t missed = accesses;
+  for (size_t slots = 0; slots <= distances.size(); ++slots) {
+    curve.push_back(tokens == 0 ? 0 : static_cast<double>(missed) / static_cast<double>(tokens));
+    missed -= slots < distances.size() ? distances[slots] : 0;
+  }
+  return curve;
+}
+
+absl::StatusOr<CacheProfile> ParseCacheProfile(std::string_view text, const std::string& subject,
+                                               const ModelConfig& config, const std::string& source_digest) {
+  const absl::StatusOr<json> root = ParseStrictJson(text, subject, {.max_values = 4'000'000});
+  if (!root.ok()) return AsDamage(root.status());
+  absl::StatusOr<CacheProfile> profile = ProfileOf(*root, subject, config, source_digest);
+  if (!profile.ok()) return AsDamage(profile.status());
+  return profile;
+}
+
+std::string SerializeCacheProfile(const CacheProfile& profile) {
+  json layers = json::array();
+  for (const LayerCacheProfile& layer : profile.layers) {
+    layers.push_back(layer.distances.empty() ? json::object()
+                                             : json({{"accesses", layer.accesses},
+                                                     {"distances", layer.distances},
+                                                     {"squares", layer.squares},
+                                                     {"accuracy", layer.accuracy}}));
+  }
+  const json root = {{"format", kFormat},
+                     {"source_digest", profile.source_digest},
+                     {"tokens", profile.tokens},
+                     {"layers", std::move(layers)}};
+  return root.dump(1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace) + "\n";
+}
+
+absl::StatusOr<CacheProfile> ReadCacheProfile(const std::string& folder, const ModelConfig& config,
+                                              const std::string& source_digest) {
+  const std::string path = folder + "/" + kCacheName;
+  ASSIGN_OR_RETURN(const std::string text, ReadProfileFile(path, kMaxTextBytes));
+  return ParseCacheProfile(text, path, config, source_digest);
+}
+
+}  // namespace sluice

@@ -1,0 +1,58 @@
+// How the layers of a model use their experts, for sharing a cache out among them: PACK/profile/cache.json
+// (FORMAT.md). From one pass over calibration text, token after token, as decoding would go.
+//
+// Thread safety: plain values and free functions, safe to call from any thread.
+#ifndef SLUICE_COMMON_PROFILE_CACHE_PROFILE_H_
+#define SLUICE_COMMON_PROFILE_CACHE_PROFILE_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/profile/profile.h"
+
+namespace sluice {
+
+inline constexpr char kCacheName[] = "cache.json";
+inline constexpr uint32_t kCacheDepths = 3;
+
+// A layer without routed experts has nothing in it.
+struct LayerCacheProfile {
+  static constexpr size_t kPoints = 101;
+
+  uint64_t accesses = 0;  // (token, expert) pairs
+  // [experts]: accesses to an expert since whose last use this many others had been used: an LRU cache of
+  // more slots than that has it (Mattson's stack distance).
+  std::vector<uint64_t> distances;
+  // Entry i: what i % of the tokens do not exceed of (1 - alpha)^2, alpha the best expert's share of the
+  // weight of the top K. Ascends. All 0 for K = 1.
+  std::vector<double> squares;  // [kPoints]
+  // Share of the chosen experts that the layer's gate had named on the residual of 1, 2, 3 routed layers
+  // before; 0 where there is no such layer.
+  std::array<double, kCacheDepths> accuracy = {};
+
+  // Share of tokens whose (1 - alpha)^2 is at most `limit` (AdapMoE's a for limit = T / S_l).
+  double SingleShare(double limit) const;
+  // Misses of a token at 0, 1, .., experts slots of an LRU cache.
+  std::vector<double> MissCurve(uint64_t tokens) const;
+};
+
+struct CacheProfile {
+  std::string source_digest;
+  uint64_t tokens = 0;
+  std::vector<LayerCacheProfile> layers;
+};
+
+// As their like in profile.h.
+absl::StatusOr<CacheProfile> ParseCacheProfile(std::string_view text, const std::string& subject,
+                                               const ModelConfig& config, const std::string& source_digest);
+std::string SerializeCacheProfile(const CacheProfile& profile);
+absl::StatusOr<CacheProfile> ReadCacheProfile(const std::string& folder, const ModelConfig& config,
+                                              const std::string& source_digest);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_PROFILE_CACHE_PROFILE_H_

@@ -1,0 +1,90 @@
+#include "inferd/residency/neuron_layout.h"
+
+#include <algorithm>
+
+#include "common/pack/row_layout.h"
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+constexpr uint64_t kRegionAlignment = 64;
+constexpr std::array<Part, kPartCount> kParts = {Part::kUp, Part::kGate, Part::kDown};
+
+}  // namespace
+
+PartSet RecordParts(Part lead) { return static_cast<PartSet>(kAllParts & ~PartBit(lead)); }
+
+NeuronLayout NeuronLayoutOf(const Pack& pack, uint32_t layer, uint32_t expert, Part lead, bool lead_apart) {
+  NeuronLayout layout;
+  const auto view = [&](Part part) { return pack.part(layer, expert, part); };
+  const auto row_bytes = [](const PartView& v) { return RowBytes(v.encoding, v.cols); };
+  const PartView leading = view(lead);
+  const Part first = lead == Part::kUp ? Part::kGate : Part::kUp;
+  const PartView a = view(first);
+  const PartView b = view(Part::kDown);
+  const auto at = [](Part part) { return static_cast<size_t>(part); };
+  layout.width = leading.rows;
+  layout.record_bytes = row_bytes(a) + row_bytes(b);
+  layout.stride[at(lead)] = RoundStride(row_bytes(leading));
+  layout.lead_bytes = AlignUp(layout.width * layout.stride[at(lead)], kRegionAlignment);
+  const uint64_t records = lead_apart ? 0 : layout.lead_bytes;
+  uint64_t end = 0;
+  if (a.extent == b.extent && a.extent != leading.extent) {
+    const uint32_t begin = std::min(a.base, b.base);
+    layout.base[at(first)] = records + a.base - begin;
+    layout.base[at(Part::kDown)] = records + b.base - begin;
+    layout.stride[at(first)] = layout.stride[at(Part::kDown)] = a.stride;
+    end = records + uint64_t{layout.width} * a.stride;
+  } else {
+    layout.base[at(first)] = records;
+    layout.stride[at(first)] = RoundStride(row_bytes(a));
+    layout.base[at(Part::kDown)] =
+        AlignUp(records + layout.width * layout.stride[at(first)], kRegionAlignment);
+    layout.stride[at(Part::kDown)] = RoundStride(row_bytes(b));
+    end = layout.base[at(Part::kDown)] + layout.width * layout.stride[at(Part::kDown)];
+  }
+  layout.slot_bytes = AlignUp(end, kRegionAlignment);
+  return layout;
+}
+
+SlotBytes NeuronSlotBytes(const Pack& pack, Part lead, bool lead_apart) {
+  return [&pack, lead, lead_apart](uint32_t layer, uint32_t expert) {
+    return NeuronLayoutOf(pack, layer, expert, lead, lead_apart).slot_bytes;
+  };
+}
+
+uint64_t LeadBytes(const Pack& pack, Part lead) {
+  uint64_t bytes = 0;
+  for (uint32_t layer = 0; layer < pack.config().layers.size(); ++layer) {
+    for (uint32_t expert = 0; expert < pack.expert_count(layer); ++expert) {
+      bytes += NeuronLayoutOf(pack, layer, expert, lead, true).lead_bytes;
+    }
+  }
+  return bytes;
+}
+
+absl::Status CheckNeuronBudget(const Pack& pack, uint64_t budget, Part lead, bool lead_resident) {
+  const SlotBytes slot_bytes = NeuronSlotBytes(pack, lead, lead_resident);
+  if (!lead_resident || budget == 0) {
+    return CheckDeviceBudget(pack, budget, slot_bytes);
+  }
+  const uint64_t leads = LeadBytes(pack, lead);
+  const uint64_t least = SmallestDeviceBudget(pack, slot_bytes);
+  if (budget < leads + least) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device_budget of ", budget, " bytes cannot hold the ",
+                     lead == Part::kUp ? "up" : "gate", " parts of all experts (", leads,
+                     " bytes, --policy lead_resident=on) and two slots of each size (", least, " bytes)"));
+  }
+  return CheckDeviceBudget(pack, budget - leads, slot_bytes);
+}
+
+absl::StatusOr<SlabPlan> PlanNeuronSlab(const Pack& pack, uint64_t budget, Part lead, bool lead_resident,
+                                        const SlotAllocation& allocate) {
+  RETURN_IF_ERROR(CheckNeuronBudget(pack, budget, lead, lead_resident));
+  const uint64_t leads = lead_resident && budget != 0 ? LeadBytes(pack, lead) : 0;
+  return PlanSlab(pack, budget - leads, allocate, NeuronSlotBytes(pack, lead, lead_resident));
+}
+
+}  // namespace sluice

@@ -1,0 +1,551 @@
+// The neuron level of the cache: records of a slot, which neurons travel, where they lie, and what a layer
+// does with them while transfers come, fail and die with weightd.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/clock.h"
+#include "common/pack/row_layout.h"
+#include "common/status.h"
+#include "gtest/gtest.h"
+#include "inferd/policy/cache_allocation.h"
+#include "inferd/residency/neuron_choice.h"
+#include "inferd/residency/neuron_residency.h"
+#include "inferd/residency/neuron_table.h"
+#include "tests/support/engine_testing.h"
+
+namespace sluice {
+namespace {
+
+using Neurons = std::vector<uint32_t>;
+
+Neurons Listed(absl::Span<const uint64_t> mask) {
+  Neurons list(mask.size() * 64);
+  const std::vector<uint64_t> none(mask.size());
+  list.resize(ListNeurons(mask, none, list.data()));
+  return list;
+}
+
+class NeuronTableTest : public testing::Test {
+ protected:
+  NeuronTableTest() : positions_(2 * 128, 7), table_(2, 100, positions_.data()) { table_.Reset(0, 100); }
+  int32_t Position(uint32_t slot, uint32_t neuron) const {
+    return positions_[table_.PositionOffset(slot) / sizeof(int32_t) + neuron];
+  }
+
+  std::vector<int32_t> positions_;
+  NeuronTable table_;
+};
+
+TEST_F(NeuronTableTest, NeuronsLieInTheOrderInWhichTheyWereAskedFor) {
+  EXPECT_EQ(Position(0, 3), NeuronTable::kAbsent);
+  EXPECT_EQ(table_.Reserve(0, Neurons{3, 70, 99}), 0u);
+  EXPECT_EQ(table_.Reserve(0, Neurons{0, 71}), 3u);
+  EXPECT_EQ(Position(0, 70), NeuronTable::kAbsent) << "it has not come";
+  table_.Land(0, 3, 2);  // the later one overtakes
+  EXPECT_EQ(Position(0, 71), 4);
+  EXPECT_EQ(Position(0, 70), NeuronTable::kAbsent);
+  table_.Land(0, 0, 3);
+  EXPECT_EQ(Position(0, 3), 0);
+  EXPECT_EQ(Position(0, 70), 1);
+  EXPECT_EQ(Position(0, 99), 2);
+  EXPECT_EQ(Position(0, 0), 3);
+  EXPECT_EQ(Listed(table_.present(0)), (Neurons{0, 3, 70, 71, 99}));
+  EXPECT_EQ(table_.present_count(0), 5u);
+  EXPECT_FALSE(table_.InOrder(0));
+  EXPECT_EQ(Position(1, 3), NeuronTable::kAbsent) << "another slot's";
+}
+
+TEST_F(NeuronTableTest, WhatDidNotComeMayBeAskedForAgain) {
+  table_.Reserve(0, Neurons{1, 2, 3});
+  table_.Reserve(0, Neurons{4, 5});
+  table_.Drop(0, 3, 2);  // the last: its records are used again
+  EXPECT_EQ(table_.Reserve(0, Neurons{9}), 3u);
+  table_.Drop(0, 0, 3);  // not the last: its records are lost until the slot is empty
+  EXPECT_EQ(Listed(table_.asked(0)), (Neurons{9}));
+  Neurons most(97);
+  std::iota(most.begin(), most.end(), 10);
+  most.resize(90);
+  EXPECT_EQ(table_.Reserve(0, most), 4u);
+  EXPECT_EQ(table_.Reserve(0, Neurons{1, 2, 3, 4, 5, 6, 7}), NeuronTable::kNoRecord);
+  table_.Drop(0, 3, 1);
+  table_.Drop(0, 4, 90);
+  EXPECT_EQ(table_.asked_count(0), 0u);
+  EXPECT_EQ(table_.Reserve(0, Neurons{1}), 0u) << "nothing is in the slot any more";
+}
+
+TEST_F(NeuronTableTest, AllInOneCopyLieAtTheirOwnNumbers) {
+  Neurons all(100);
+  std::iota(all.begin(), all.end(), 0);
+  table_.Reserve(0, all);
+  EXPECT_FALSE(table_.IsFull(0));
+  table_.Land(0, 0, 100);
+  EXPECT_TRUE(table_.IsFull(0));
+  EXPECT_TRUE(table_.InOrder(0));
+  EXPECT_EQ(Position(0, 42), 42);
+}
+
+TEST_F(NeuronTableTest, ASlotThatIsGivenUpForgetsItsNeurons) {
+  table_.Reserve(0, Neurons{1, 2, 64});
+  table_.Land(0, 0, 3);
+  table_.Reset(0, 80);
+  EXPECT_EQ(Position(0, 1), NeuronTable::kAbsent);
+  EXPECT_EQ(Position(0, 64), NeuronTable::kAbsent);
+  EXPECT_EQ(table_.present_count(0), 0u);
+  EXPECT_TRUE(Listed(table_.asked(0)).empty());
+  EXPECT_EQ(table_.Reserve(0, Neurons{64}), 0u);
+  EXPECT_EQ(table_.width(0), 80u);
+}
+
+// CORM's 75 %: 76 of 100 missing are too many, 75 are not.
+TEST(NeuronChoiceTest, MoreThanTheShareOfAllNeuronsTravelInOneCopy) {
+  EXPECT_FALSE(CopiesAll(75, 100, 0.75));
+  EXPECT_TRUE(CopiesAll(76, 100, 0.75));
+  EXPECT_TRUE(CopiesAll(1, 100, 0));
+  EXPECT_FALSE(CopiesAll(100, 100, 1));
+  EXPECT_FALSE(CopiesAll(0, 100, 0));
+}
+
+// 10 us at 1 us a neuron of 100 bytes and 2 us for an expert's first: of expert 0 (sizes 9, 7, 3) and expert
+// 1 (8, 1, 0.5, 0.4, 0.3) the order is 9, 8, 7, 3, 1, 0.5, ... at 3 + 3 + 1 + 1 + 1 + 1.
+TEST(NeuronChoiceTest, TheLargestThatTheLinkTimeAllowsAreChosen) {
+  std::vector<NeuronWant> wants = {{0.3f, 1, 50, 100}, {7, 0, 20, 100},    {1, 1, 20, 100}, {9, 0, 10, 100},
+                                   {0.5f, 1, 30, 100}, {0.4f, 1, 40, 100}, {3, 0, 30, 100}, {8, 1, 10, 100}};
+  std::vector<uint8_t> begun = {0, 0};
+  NeuronBudget budget{10e-6 + 1e-12, 1e-8, 2e-6};
+  const size_t chosen = ChooseLargest(absl::MakeSpan(wants), absl::MakeSpan(begun), &budget);
+  ASSERT_EQ(chosen, 6u);
+  std::vector<std::pair<uint32_t, uint32_t>> places;
+  for (size_t i = 0; i < chosen; ++i) {
+    places.emplace_back(wants[i].demand, wants[i].neuron);
+  }
+  EXPECT_EQ(places, (std::vector<std::pair<uint32_t, uint32_t>>{
+                        {0, 10}, {1, 10}, {0, 20}, {0, 30}, {1, 20}, {1, 30}}));
+  EXPECT_NEAR(budget.seconds, 0, 1e-9);
+  EXPECT_EQ(ChooseLargest(absl::MakeSpan(wants).subspan(chosen), absl::MakeSpan(begun), &budget), 0u);
+}
+
+TEST(NeuronChoiceTest, EqualSizesAreChosenByExpertAndNumber) {
+  std::vector<NeuronWant> wants = {{1, 1, 5, 10}, {1, 0, 9, 10}, {1, 0, 3, 10}};
+  std::vector<uint8_t> begun = {0, 0};
+  NeuronBudget budget{2.5, 0.1, 0};
+  ASSERT_EQ(ChooseLargest(absl::MakeSpan(wants), absl::MakeSpan(begun), &budget), 2u);
+  EXPECT_EQ(wants[0].neuron, 3u);
+  EXPECT_EQ(wants[1].neuron, 9u);
+}
+
+// A cache of neurons on a fake weightd and the reference backend, without engine and router.
+class NeuronCacheTest : public testing::Test {
+ protected:
+  static constexpr uint32_t kWidth = 200;
+  static constexpr uint32_t kHidden = 32;
+
+  void SetUp() override {
+    model_.layers = 2;
+    model_.experts = 6;
+    model_.width = kWidth;
+    model_.hidden = kHidden;
+    ASSERT_TRUE(PackTiny(model_, dir_.File("model"), dir_.File("pack")).ok());
+    options_.slots.allocate = AllocateUniform;
+    options_.slots.lead = Part::kGate;
+    options_.slots.stall_limit = absl::Seconds(60);
+  }
+
+  // Slots for so many experts.
+  void Start(uint32_t slots, const FakeWeightOptions& weights = {}) {
+    cache_.reset();
+    fetches_.reset();
+    backend_.reset();
+    client_ = *FakeWeightClient::Open(dir_.File("pack"), weights);
+    backend_ = *CreateReferenceBackend({.max_tokens = 64,
+                                        .max_cols = 64,
+                                        .hidden = kHidden,
+                                        .heads = 1,
+                                        .head_dim = 2,
+                                        .max_context = 8,
+                                        .experts = 6,
+                                        .top_k = 2,
+                                        .expert_width = kWidth,
+                                        .vocab = 8});
+    fetches_ = std::make_unique<FetchQueue>(client_.get(), backend_.get(), &clock_);
+    const Pack& pack = client_->pack();
+    const uint64_t slot = NeuronLayoutOf(pack, 0, 0, Part::kGate, options_.lead_resident).slot_bytes;
+    options_.slots.budget = slots * slot + (options_.lead_resident ? LeadBytes(pack, Part::kGate) : 0);
+    auto cache = NeuronResidency::Create(options_, client_.get(), fetches_.get(), backend_.get());
+    ASSERT_TRUE(cache.ok()) << cache.status();
+    cache_ = *std::move(cache);
+    ASSERT_TRUE(cache_->Attach().ok());
+    x_ = NewRows(64, kHidden);
+    std::mt19937 random(9);
+    std::normal_distribution<float> normal;
+    auto* x = reinterpret_cast<float*>(backend_->HostWrite(x_.base, 64 * kHidden * sizeof(float)));
+    std::generate_n(x, 64 * kHidden, [&] { return normal(random); });
+    y_ = NewRows(64, kHidden);
+    cache_->BeginStep(++step_);
+  }
+  Rows NewRows(uint32_t rows, uint32_t cols) {
+    return {{*backend_->Allocate(uint64_t{rows} * cols * sizeof(float), BufferKind::kStaging), 0}, cols};
+  }
+
+  // A layer with one row for each expert, from `first_row` on: the rows that came out, by expert.
+  using Outputs = std::vector<std::vector<float>>;
+  absl::StatusOr<Outputs> Run(uint32_t layer, const Neurons& experts, uint32_t first_row = 0) {
+    std::vector<ExpertDemand> demands;
+    for (const uint32_t expert : experts) {
+      demands.push_back({expert, 1});
+    }
+    RETURN_IF_ERROR(cache_->BeginLayer(layer, demands));
+    for (;;) {
+      ASSIGN_OR_RETURN(const absl::Span<const ReadyTile> ready, cache_->Next());
+      if (ready.empty()) {
+        break;
+      }
+      RETURN_IF_ERROR(Compute(ready, first_row));
+    }
+    Outputs outputs;
+    for (size_t i = 0; i < experts.size(); ++i) {
+      const auto* y = reinterpret_cast<const float*>(
+          backend_->HostRead(y_.base + i * kHidden * sizeof(float), kHidden * sizeof(float)));
+      outputs.emplace_back(y, y + kHidden);
+    }
+    return outputs;
+  }
+
+  absl::Status Compute(absl::Span<const ReadyTile> ready, uint32_t first_row) {
+    std::vector<uint32_t> rows(64);
+    std::vector<uint32_t> slots(64);
+    std::iota(rows.begin(), rows.end(), first_row);
+    std::iota(slots.begin(), slots.end(), 0);
+    std::vector<LeadWork> leads;
+    std::vector<ExpertWork> works;
+    for (const ReadyTile& tile : ready) {
+      const auto row = absl::MakeConstSpan(rows).subspan(tile.demand, 1);
+      if (tile.lead_only) {
+        leads.push_back({.lead = tile.gate,
+                         .rows = row,
+                         .threshold = threshold_,
+                         .values = tile.lead_values,
+                         .active = tile.lead_active});
+        continue;
+      }
+      works.push_back({.up = tile.up,
+                       .gate = tile.gate,
+                       .down = tile.down,
+                       .rows = row,
+                       .slots = absl::MakeConstSpan(slots).subspan(tile.demand, 1),
+                       .neuron_begin = tile.neuron_begin,
+                       .neuron_end = tile.neuron_end,
+                       .sparsity = SparsityOrder::kGate,
+                       .threshold = threshold_,
+                       .lead_values = tile.lead_values});
+    }
+    if (!leads.empty()) {
+      RETURN_IF_ERROR(backend_->queue().ExpertLeads(
+          {.x = x_, .tokens = 64, .hidden = kHidden, .order = SparsityOrder::kGate, .experts = leads}));
+      EXPECT_TRUE(works.empty());
+      return cache_->LeadsQueued();
+    }
+    return backend_->queue().MoeExperts(
+        {.x = x_, .tokens = 64, .hidden = kHidden, .experts = works, .y = y_, .slots = 64});
+  }
+
+  // The neurons of an expert of layer 0 that count for a row.
+  Neurons Active(uint32_t expert, uint32_t row) {
+    const std::vector<std::vector<float>> values = Leads(expert, row);
+    Neurons active;
+    for (uint32_t j = 0; j < kWidth; ++j) {
+      if (!(std::fabs(values[0][j]) < threshold_)) {
+        active.push_back(j);
+      }
+    }
+    return active;
+  }
+  std::vector<std::vector<float>> Leads(uint32_t expert, uint32_t row) {
+    const Rows values = NewRows(1, 256);
+    const LeadWork work{
+        .lead = *cache_->Lead(0, expert), .rows = absl::MakeConstSpan(&row, 1), .values = values};
+    EXPECT_TRUE(backend_->queue()
+                    .ExpertLeads({.x = x_,
+                                  .tokens = 64,
+                                  .hidden = kHidden,
+                                  .order = SparsityOrder::kGate,
+                                  .experts = absl::MakeConstSpan(&work, 1)})
+                    .ok());
+    const auto* v = reinterpret_cast<const float*>(backend_->HostRead(values.base, kWidth * sizeof(float)));
+    return {std::vector<float>(v, v + kWidth)};
+  }
+
+  NeuronCounters Counted() const { return cache_->neuron_counters()[0]; }
+  uint32_t Present(uint32_t expert) const {
+    return cache_->slots().neurons().present_count(cache_->slots().Find(0, expert));
+  }
+  // Lets everything arrive.
+  void Settle() {
+    for (int i = 0; i < 1000 && cache_->slots().in_flight() > 0; ++i) {
+      cache_->Poll();
+    }
+    ASSERT_EQ(cache_->slots().in_flight(), 0u);
+  }
+
+  TempDir dir_;
+  TinyModelSpec model_;
+  MonotonicClock clock_;
+  std::unique_ptr<FakeWeightClient> client_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<FetchQueue> fetches_;
+  NeuronResidencyOptions options_;
+  std::unique_ptr<NeuronResidency> cache_;
+  float threshold_ = 0.3f;
+  uint64_t step_ = 0;
+  Rows x_;
+  Rows y_;
+};
+
+TEST_F(NeuronCacheTest, OnlyWhatCountsIsFetchedAndOnlyOnce) {
+  options_.lead_resident = true;
+  options_.slots.allocate = [](absl::Span<const uint32_t> experts, uint64_t) {
+    return std::vector<uint32_t>(experts.size(), 3);
+  };
+  Start(8);
+  for (const uint32_t expert : {3u, 4u, 5u}) {  // none of them was filled at the start
+    ASSERT_TRUE(Run(0, {expert}, expert).ok());
+  }
+  const Neurons first = Active(3, 3);
+  EXPECT_EQ(Present(3), first.size());
+  const NeuronCounters before = Counted();
+  ASSERT_TRUE(Run(0, {3}, 3).ok());
+  EXPECT_EQ(Counted().hits - before.hits, first.size());
+  EXPECT_EQ(Counted().fetched, before.fetched);
+  ASSERT_TRUE(Run(0, {3}, 8).ok());  // another row
+  const Neurons second = Active(3, 8);
+  Neurons both;
+  std::set_union(first.begin(), first.end(), second.begin(), second.end(), std::back_inserter(both));
+  ASSERT_GT(both.size(), first.size());
+  EXPECT_EQ(Present(3), both.size());
+  EXPECT_EQ(Counted().fetched - before.fetched, both.size() - first.size());
+  const PartView gate = client_->pack().part(0, 3, Part::kUp);
+  EXPECT_EQ(Counted().bytes - before.bytes,
+            2 * (both.size() - first.size()) * RowBytes(gate.encoding, gate.cols));
+}
+
+TEST_F(NeuronCacheTest, MoreThanTheShareBringsAllThatAreMissing) {
+  options_.copy_all_share = 0.1;
+  Start(4);
+  ASSERT_TRUE(Run(0, {5}).ok());
+  EXPECT_EQ(Present(5), kWidth);
+  EXPECT_EQ(Counted().copied_all, 1u);
+  EXPECT_TRUE(cache_->slots().IsFull(0, 5));
+}
+
+// The fake's copies take no time that could be measured.
+TEST_F(NeuronCacheTest, WithoutAMeasurementTheShareIsThePapersAndNoSlotIsLost) {
+  options_.copy_all_share = -1;
+  for (const bool resident : {false, true}) {
+    options_.lead_resident = resident;
+    Start(6);
+    EXPECT_EQ(cache_->copy_all_share(), 0.75);
+    EXPECT_NE(cache_->Describe().find("0.75 of them (measured)"), std::string::npos) << cache_->Describe();
+    EXPECT_EQ(Present(0), kWidth) << "filled after it";
+    EXPECT_EQ(client_->violation(), "");
+  }
+}
+
+TEST_F(NeuronCacheTest, AGivenUpExpertComesBackWithWhatCountsThen) {
+  Start(4);
+  const auto first = Run(0, {5}, 1);
+  ASSERT_TRUE(first.ok()) << first.status();
+  for (uint32_t round = 0; round < 3; ++round) {
+    for (const uint32_t expert : {0u, 1u, 2u, 3u, 4u}) {
+      ASSERT_TRUE(Run(0, {expert}, 2).ok());
+    }
+  }
+  ASSERT_EQ(cache_->slots().Find(0, 5), NeuronSlots::kNoSlot);
+  const auto again = Run(0, {5}, 1);
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(*again, *first);
+  EXPECT_EQ(Present(5), Active(5, 1).size());
+  EXPECT_EQ(client_->violation(), "");
+}
+
+TEST_F(NeuronCacheTest, WhatWeightdBroughtBeforeItDiedStaysAndTheRestIsAskedForAgain) {
+  for (const bool resident : {false, true}) {
+    options_.lead_resident = resident;
+    Start(6, {.max_delay_polls = 5});
+    const auto wanted = Run(0, {4, 5}, 1);
+    ASSERT_TRUE(wanted.ok());
+    const uint32_t present = Present(4);
+    ASSERT_TRUE(cache_->BeginLayer(1, {}).ok());
+    Neurons more;
+    const auto there = cache_->slots().neurons().present(cache_->slots().Find(0, 4));
+    for (uint32_t j = 0; j < kWidth && more.size() < 20; ++j) {
+      if (!HasNeuron(there, j)) {
+        more.push_back(j);
+      }
+    }
+    cache_->PrefetchNeurons(0, 4, more);
+    cache_->PrefetchNeurons(0, 0, {1, 2, 3});
+    ASSERT_GT(cache_->slots().in_flight(), 0u);
+    client_->Disconnect();
+    cache_->Abandon();
+    fetches_->Forget();
+    client_->AllowReconnect(true);
+    ASSERT_TRUE(client_->Reconnect(absl::Now() + absl::Seconds(60)).ok());
+    ASSERT_TRUE(cache_->Attach().ok());
+    EXPECT_EQ(Present(4), present) << "leads stay " << resident;
+    cache_->BeginStep(++step_);
+    const auto again = Run(0, {4, 5}, 1);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(*again, *wanted);
+    EXPECT_EQ(client_->violation(), "");
+  }
+}
+
+TEST_F(NeuronCacheTest, APromptPassesWithoutPushingOutWhatDecodingKeeps) {
+  Start(6);
+  for (const uint32_t expert : {4u, 5u}) {  // used last: they are kept
+    ASSERT_TRUE(Run(0, {expert}, expert).ok());
+  }
+  const uint32_t kept = Present(4);
+  ASSERT_EQ(kept, Active(4, 4).size());
+  cache_->SetPrefill(true);
+  cache_->SetLossless(true);
+  const auto wanted = Run(0, {0, 1, 2, 3, 4, 5}, 20);
+  ASSERT_TRUE(wanted.ok());
+  ASSERT_TRUE(cache_->BeginLayer(1, {}).ok());
+  cache_->SetPrefill(false);
+  for (const uint32_t expert : {4u, 5u}) {
+    ASSERT_NE(cache_->slots().Find(0, expert), NeuronSlots::kNoSlot) << "expert " << expert;
+  }
+  EXPECT_GE(Present(4), kept);
+}
+
+TEST_F(NeuronCacheTest, ExpertsWithManyRowsComeWholeWithoutALook) {
+  Start(4);
+  const NeuronCounters before = Counted();
+  ASSERT_TRUE(cache_->BeginLayer(0, {{{5, 33}}}).ok());
+  bool looked = false;
+  for (;;) {
+    const auto ready = cache_->Next();
+    ASSERT_TRUE(ready.ok()) << ready.status();
+    if (ready->empty()) {
+      break;
+    }
+    for (const ReadyTile& tile : *ready) {
+      looked = looked || tile.lead_only || tile.lead_values.base;
+    }
+  }
+  EXPECT_FALSE(looked);
+  EXPECT_TRUE(cache_->slots().IsFull(0, 5));
+  EXPECT_EQ(Counted().copied_all - before.copied_all, 1u);
+  EXPECT_EQ(Counted().requests, before.requests);
+}
+
+TEST_F(NeuronCacheTest, ProceedComputesWhatPredictorsBroughtAndLoadsWhatNobodyPredicted) {
+  options_.miss = NeuronMiss::kProceed;
+  options_.lead_resident = true;
+  options_.slots.allocate = [](absl::Span<const uint32_t> experts, uint64_t) {
+    return std::vector<uint32_t>(experts.size(), 3);
+  };
+  Start(8);
+  const Neurons active = Active(5, 2);
+  ASSERT_GT(active.size(), 10u);
+  const Neurons predicted(active.begin(), active.begin() + 10);
+  cache_->PrefetchNeurons(0, 5, predicted);
+  ASSERT_TRUE(Run(0, {5}, 2).ok());
+  EXPECT_EQ(Present(5), 10u);
+  EXPECT_EQ(Counted().left_out, active.size() - 10);
+  EXPECT_EQ(Counted().fetched, 0u);
+  EXPECT_EQ(Counted().prefetched, 10u);
+  // Two steps later nobody has predicted it: nothing is left out.
+  cache_->BeginStep(step_ += 2);
+  ASSERT_TRUE(Run(0, {5}, 2).ok());
+  EXPECT_EQ(Present(5), active.size());
+  EXPECT_EQ(Counted().left_out, active.size() - 10);
+  // Nor is it in a prompt.
+  cache_->PrefetchNeurons(1, 5, predicted);
+  cache_->SetLossless(true);
+  ASSERT_TRUE(Run(1, {5}, 2).ok());
+  EXPECT_EQ(cache_->neuron_counters()[1].left_out, 0u);
+}
+
+TEST_F(NeuronCacheTest, ABudgetFetchesTheLargestAndLeavesTheOthersOut) {
+  options_.miss = NeuronMiss::kBudgeted;
+  options_.lead_resident = true;
+  options_.slots.load_seconds = 1e-8;
+  options_.slots.allocate = [](absl::Span<const uint32_t> experts, uint64_t) {
+    return std::vector<uint32_t>(experts.size(), 3);
+  };
+  const uint64_t record = 2 * kHidden * 2;  // up and down rows, bf16
+  options_.budget_us = 12.5 * static_cast<double>(record) * 1e-8 * 1e6;
+  Start(8);
+  Neurons active = Active(5, 2);
+  const std::vector<float> values = Leads(5, 2)[0];
+  std::sort(active.begin(), active.end(),
+            [&](uint32_t a, uint32_t b) { return std::fabs(values[a]) > std::fabs(values[b]); });
+  ASSERT_GT(active.size(), 12u);
+  ASSERT_TRUE(Run(0, {5}, 2).ok());
+  Neurons largest(active.begin(), active.begin() + 12);
+  std::sort(largest.begin(), largest.end());
+  EXPECT_EQ(Listed(cache_->slots().neurons().present(cache_->slots().Find(0, 5))), largest);
+  EXPECT_EQ(Counted().fetched, 12u);
+  EXPECT_EQ(Counted().left_out, active.size() - 12);
+}
+
+TEST_F(NeuronCacheTest, ABudgetThatDoesNotHoldTheLeadsIsRefusedWithTheNumbers) {
+  const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
+  const uint64_t leads = LeadBytes(*pack, Part::kUp);
+  const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kUp, true).slot_bytes;
+  const absl::Status refused = CheckNeuronBudget(*pack, leads + 2 * slot - 1, Part::kUp, true);
+  EXPECT_TRUE(absl::IsInvalidArgument(refused));
+  EXPECT_NE(std::string(refused.message()).find(absl::StrCat(leads)), std::string::npos) << refused;
+  EXPECT_TRUE(CheckNeuronBudget(*pack, leads + 2 * slot, Part::kUp, true).ok());
+  EXPECT_TRUE(CheckNeuronBudget(*pack, leads + 2 * slot - 1, Part::kUp, false).ok());
+  const auto plan = PlanNeuronSlab(*pack, leads + 5 * slot, Part::kUp, true, AllocateUniform);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->slots, 5u);
+}
+
+// Whatever predictors ask for, and however slowly it comes, a layer computes what the resident one does.
+TEST_F(NeuronCacheTest, PredictionsDecideNothingAboutTheResult) {
+  std::vector<Outputs> wanted;
+  Start(12);
+  for (uint32_t step = 0; step < 30; ++step) {
+    wanted.push_back(*Run(step % 2, {step % 6, (step + 3) % 6}, step));
+  }
+  for (uint32_t draw = 0; draw < 12; ++draw) {
+    std::mt19937 random(draw);
+    options_.lead_resident = draw % 2 == 0;
+    options_.copy_all_share = draw % 3 == 0 ? 0.2 : 0.75;
+    Start(4 + draw % 3, {.ring_entries = draw % 4 == 0 ? 4u : 64u,
+                         .seed = draw,
+                         .max_delay_polls = draw % 5,
+                         .no_room_chance = draw % 3 == 1 ? 0.1 : 0.0});
+    for (uint32_t step = 0; step < 30; ++step) {
+      cache_->BeginStep(++step_);
+      for (uint32_t i = 0; i < random() % 3; ++i) {
+        Neurons named;
+        for (uint32_t j = random() % 50; j < kWidth; j += 1 + random() % 20) {
+          named.push_back(j);
+        }
+        cache_->PrefetchNeurons(step % 2, random() % 6, named);
+      }
+      if (random() % 3 == 0) {
+        cache_->Prefetch(step % 2, random() % 6);
+      }
+      const auto outputs = Run(step % 2, {step % 6, (step + 3) % 6}, step);
+      ASSERT_TRUE(outputs.ok()) << outputs.status();
+      ASSERT_EQ(*outputs, wanted[step]) << "draw " << draw << " step " << step;
+      ASSERT_TRUE(cache_->BeginLayer((step + 1) % 2, {}).ok());
+    }
+    ASSERT_EQ(client_->violation(), "") << "draw " << draw;
+  }
+}
+
+}  // namespace
+}  // namespace sluice
