@@ -181,6 +181,21 @@ ArgParser& ArgParser::Size(const std::string& names, std::optional<uint64_t>* ou
   return *this;
 }
 
+ArgParser& ArgParser::SizeOrShare(const std::string& names, std::optional<std::string>* out,
+                                  const std::string& help) {
+  impl_->Declared(impl_->app.add_option_function<std::string>(
+      names,
+      [=](const std::string& v) {
+        const auto size = ParseSize(v);
+        if (!size.ok() && !ParseShare(v).has_value()) {
+          Refuse(LongName(names), absl::StrCat(std::string(size.status().message()), ", nor a share as 50%"));
+        }
+        *out = size.ok() ? absl::StrCat(*size) : v;
+      },
+      help));
+  return *this;
+}
+
 ArgParser& ArgParser::TimeSpan(const std::string& names, std::optional<absl::Duration>* out,
                                const std::string& help) {
   impl_->Declared(impl_->app.add_option_function<std::string>(
@@ -274,6 +289,16 @@ absl::StatusOr<std::vector<int32_t>> ParseTokenIds(std::string_view text) {
     return absl::InvalidArgumentError("token ids: the list is empty");
   }
   return std::vector<int32_t>(numbers.begin(), numbers.end());
+}
+
+std::optional<double> ParseShare(std::string_view text) {
+  double percent = 0;
+  if (text.empty() || text.back() != '%' ||
+      !absl::SimpleAtod(absl::string_view(text.data(), text.size() - 1), &percent) ||
+      !(percent > 0 && percent <= 100)) {
+    return std::nullopt;
+  }
+  return percent / 100;
 }
 
 std::vector<std::string> SplitList(std::string_view text) {

@@ -53,6 +53,8 @@ class ArgParser {
   ArgParser& Real(const std::string& names, std::optional<double>* out, const std::string& help, double least,
                   double most);
   ArgParser& Size(const std::string& names, std::optional<uint64_t>* out, const std::string& help);
+  // A size, handed on as bytes ("1048576"), or a share of something as "50%", handed on as it is.
+  ArgParser& SizeOrShare(const std::string& names, std::optional<std::string>* out, const std::string& help);
   ArgParser& TimeSpan(const std::string& names, std::optional<absl::Duration>* out, const std::string& help);
   ArgParser& OnOff(const std::string& names, std::optional<bool>* out, const std::string& help);
 
@@ -83,6 +85,9 @@ absl::StatusOr<std::vector<int64_t>> ParseNumberList(std::string_view text, cons
 
 // Token ids of "1,2,3": each 0..2^31-1, at least one.
 absl::StatusOr<std::vector<int32_t>> ParseTokenIds(std::string_view text);
+
+// 0.5 of "50%"; nothing if it is no share above 0 and up to 100 %.
+std::optional<double> ParseShare(std::string_view text);
 
 // "a,b,c" without empty entries.
 std::vector<std::string> SplitList(std::string_view text);

@@ -5,6 +5,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cli/bench_compare.h"
 #include "cli/bench_report.h"
 #include "cli/bench_run.h"
 #include "cli/command.h"
@@ -26,6 +27,7 @@ constexpr uint64_t kDefaultContext = 8192;
 
 struct Options {
   CommonOptions common;
+  CompareOptions compare;
   std::optional<std::string> prompts;
   std::optional<std::string> generates;
   std::optional<std::string> batches;
@@ -94,8 +96,9 @@ absl::StatusOr<BenchResult> Measure(const Options& o, Launcher* launcher, const 
                     o.common.quiet);
   // The warm-up is a repetition that does not count: it also brings the experts into memory.
   for (uint64_t i = o.no_warmup ? 1 : 0; i <= repetitions; ++i) {
-    ASSIGN_OR_RETURN(BenchSample sample, RunOnce(&launcher->client(), test, vocab, /*seed=*/i + 1,
-                                                 launcher->server_option("clock") == "virtual"));
+    ASSIGN_OR_RETURN(BenchSample sample,
+                     RunOnce(&launcher->client(), test, RandomInput(test, vocab, /*seed=*/i + 1),
+                             launcher->server_option("clock") == "virtual"));
     if (i > 0) {
       result.samples.push_back(sample);
     }
@@ -143,6 +146,39 @@ absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
   return kExitOk;
 }
 
+absl::StatusOr<std::optional<uint64_t>> OnlyValue(const std::optional<std::string>& text, const char* what) {
+  std::vector<int64_t> list;
+  RETURN_IF_ERROR(ReadList(text, what, 0, kMostTokens, &list));
+  if (list.size() > 1) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": a comparison takes one value"));
+  }
+  return list.empty() ? std::optional<uint64_t>() : static_cast<uint64_t>(list.front());
+}
+
+absl::StatusOr<CompareShape> ShapeOf(const Options& o) {
+  CompareShape shape;
+  ASSIGN_OR_RETURN(shape.prompt, OnlyValue(o.prompts, "-p"));
+  ASSIGN_OR_RETURN(shape.generate, OnlyValue(o.generates, "-n"));
+  std::vector<int64_t> batches;
+  RETURN_IF_ERROR(ReadList(o.batches, "-b", 1, kMostSequences, &batches));
+  shape.batches.assign(batches.begin(), batches.end());
+  shape.repetitions = o.repetitions;
+  if (!o.pairs.empty() || (o.format.has_value() && *o.format != "md" && *o.format != "json")) {
+    return absl::InvalidArgumentError("a comparison of presets has no -pg, and prints md or json");
+  }
+  return shape;
+}
+
+int Compare(const CommandContext& context, const ArgParser& parser, const Options& o) {
+  const absl::StatusOr<CompareShape> shape = ShapeOf(o);
+  if (!shape.ok()) {
+    return parser.UsageError(std::string(shape.status().message()));
+  }
+  const bool json = o.json || o.format == "json";
+  const absl::StatusOr<int> code = ComparePresets(context, o.common, *shape, o.compare, json);
+  return code.ok() ? *code : Fail("bench", code.status(), json);
+}
+
 }  // namespace
 
 int RunBench(const CommandContext& context, const std::vector<std::string>& args) {
@@ -156,13 +192,20 @@ int RunBench(const CommandContext& context, const std::vector<std::string>& args
       .Number("-r,--repetitions", &options.repetitions, "of each test [5]", 1, 10000)
       .Flag("--no-warmup", &options.no_warmup, "counts the first repetition too")
       .Text("-o,--output", &options.format, "md|json|csv|jsonl [md]")
-      .Flag("--json", &options.json, "as -o json; --preset takes a list, A,B");
-  options.common.Declare(&parser);
+      .Flag("--json", &options.json, "as -o json; --preset takes a list, A,B, or all");
+  options.compare.Declare(&parser);
+  options.common.Declare(&parser, /*needs_pack=*/false);
   // llama-bench spells it with one dash, which stands for single letters here.
   std::vector<std::string> spelt = args;
   std::replace(spelt.begin(), spelt.end(), std::string("-pg"), std::string("--pg"));
   if (const auto exit_code = parser.Parse(spelt)) {
     return *exit_code;
+  }
+  if (options.common.pack.empty() && options.compare.rows.empty()) {
+    return parser.UsageError("--pack is required");
+  }
+  if (options.compare.Asked(options.common)) {
+    return Compare(context, parser, options);
   }
   const absl::StatusOr<BenchFormat> format =
       BenchFormatFromName(options.json ? "json" : options.format.value_or("md"));

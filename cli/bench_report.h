@@ -41,6 +41,24 @@ struct BenchSample {
   double tpot_ms = 0;   // mean over the sequences: between tokens; 0 for fewer than two
   uint64_t tokens = 0;  // of all sequences, by the kind of test
   // Growth of inferd's counters.
+  uint64_t steps = 0;
+  uint64_t prefetches = 0;
+  uint64_t prefetches_useful = 0;
+  double busy_seconds = 0;  // of all steps
+  double load_seconds = 0;  // that the link was busy; 0 where it is not counted
+  // Of all layers.
+  uint64_t late = 0;     // experts on their way when chosen
+  uint64_t dropped = 0;  // chosen experts that routing or a missing expert's policy left out
+  uint64_t exchanged = 0;
+  uint64_t pairs = 0;    // of rows and experts that routing looked at
+  uint64_t neurons = 0;  // that counted
+  uint64_t neuron_hits = 0;
+  uint64_t neurons_predicted = 0;
+  uint64_t neurons_right = 0;
+  uint64_t neurons_wanted = 0;
+  uint64_t bytes_dram = 0;      // read where they lie
+  uint64_t sparse_neurons = 0;  // of routed experts under sparsity, and those of them that were computed
+  uint64_t sparse_kept = 0;
   uint64_t generated = 0;
   uint64_t expert_requests = 0;
   uint64_t expert_hits = 0;
@@ -55,6 +73,20 @@ struct BenchSample {
   double stall_seconds = 0;
   double decode_seconds = 0;  // of steps of generated tokens alone
 };
+
+// Its counts of all layers.
+inline constexpr uint64_t BenchSample::*kLayerCounts[] = {&BenchSample::late,
+                                                          &BenchSample::dropped,
+                                                          &BenchSample::exchanged,
+                                                          &BenchSample::pairs,
+                                                          &BenchSample::neurons,
+                                                          &BenchSample::neuron_hits,
+                                                          &BenchSample::neurons_predicted,
+                                                          &BenchSample::neurons_right,
+                                                          &BenchSample::neurons_wanted,
+                                                          &BenchSample::bytes_dram,
+                                                          &BenchSample::sparse_neurons,
+                                                          &BenchSample::sparse_kept};
 
 struct BenchResult {
   BenchTest test;

@@ -21,13 +21,16 @@ struct SequenceTimes {
   api::Timings timings;  // inferd's
 };
 
-api::GenerateStreamRequest RequestOf(const BenchTest& test, uint64_t vocab, std::mt19937_64* random) {
+api::GenerateStreamRequest RequestOf(const BenchTest& test, const BenchInput& input, size_t sequence) {
   api::GenerateStreamRequest request;
   api::GenerationSpec* spec = request.mutable_spec();
-  for (uint64_t i = 0; i < std::max<uint64_t>(1, test.prompt); ++i) {
-    spec->mutable_token_ids()->add_ids(static_cast<uint32_t>((*random)() % vocab));
+  for (const int32_t id : input.prompts[sequence]) {
+    spec->mutable_token_ids()->add_ids(static_cast<uint32_t>(id));
   }
-  spec->mutable_sampling()->set_temperature(0);
+  spec->mutable_sampling()->set_temperature(static_cast<float>(input.temperature));
+  if (input.temperature > 0) {
+    spec->mutable_sampling()->set_seed(input.seed * 1000 + sequence);
+  }
   spec->mutable_stopping()->set_max_tokens(static_cast<uint32_t>(std::max<uint64_t>(1, test.generate)));
   spec->mutable_stopping()->set_ignore_eos(true);
   spec->mutable_output()->set_return_text(false);
@@ -52,6 +55,11 @@ void RunSequence(Client* client, const api::GenerateStreamRequest& request, Sequ
 }
 
 void AddCounters(const api::Counters& before, const api::Counters& after, BenchSample* sample) {
+  sample->steps = after.steps() - before.steps();
+  sample->prefetches = after.prefetch_issued() - before.prefetch_issued();
+  sample->prefetches_useful = after.prefetch_useful() - before.prefetch_useful();
+  sample->busy_seconds =
+      after.prompt_seconds() - before.prompt_seconds() + after.decode_seconds() - before.decode_seconds();
   sample->generated = after.generated_tokens() - before.generated_tokens();
   sample->expert_requests = after.expert_requests() - before.expert_requests();
   sample->expert_hits = after.expert_hits() - before.expert_hits();
@@ -65,6 +73,37 @@ void AddCounters(const api::Counters& before, const api::Counters& after, BenchS
   sample->fork_join_seconds = after.fork_join_seconds() - before.fork_join_seconds();
   sample->stall_seconds = after.stall_seconds() - before.stall_seconds();
   sample->decode_seconds = after.decode_seconds() - before.decode_seconds();
+}
+
+// Of all layers since the start.
+BenchSample LayerSums(const api::GetStatsResponse& stats) {
+  BenchSample sum;
+  for (const api::LayerStats& layer : stats.layers()) {
+    sum.late += layer.experts().late();
+    sum.dropped += layer.routing().dropped() + layer.experts().skipped();
+    sum.exchanged += layer.routing().exchanged();
+    sum.pairs += layer.routing().pairs();
+    sum.neurons += layer.neurons().requested();
+    sum.neuron_hits += layer.neurons().hits();
+    sum.neurons_predicted += layer.neurons().predicted();
+    sum.neurons_right += layer.neurons().right();
+    sum.neurons_wanted += layer.neurons().wanted();
+    sum.bytes_dram += layer.bytes().dram();
+  }
+  for (const api::LayerSparsity& layer : stats.sparsity()) {
+    sum.sparse_neurons += layer.neurons();
+    sum.sparse_kept += layer.kept();
+  }
+  return sum;
+}
+
+void AddLayers(const api::GetStatsResponse& before, const api::GetStatsResponse& after, BenchSample* sample) {
+  const BenchSample from = LayerSums(before);
+  const BenchSample to = LayerSums(after);
+  for (const auto member : kLayerCounts) {
+    sample->*member = to.*member - from.*member;
+  }
+  sample->load_seconds = after.times().load_seconds() - before.times().load_seconds();
 }
 
 absl::StatusOr<BenchSample> SampleOf(const BenchTest& test, const std::vector<SequenceTimes>& sequences) {
@@ -92,8 +131,7 @@ absl::StatusOr<BenchSample> SampleOf(const BenchTest& test, const std::vector<Se
   return sample;
 }
 
-void UseServerTimes(const BenchTest& test, const std::vector<SequenceTimes>& sequences,
-                    const api::Counters& before, const api::Counters& after, BenchSample* sample) {
+void UseServerTimes(const BenchTest& test, const std::vector<SequenceTimes>& sequences, BenchSample* sample) {
   sample->ttft_ms = sample->tpot_ms = 0;
   for (const SequenceTimes& sequence : sequences) {
     const double n = static_cast<double>(sequences.size());
@@ -102,18 +140,28 @@ void UseServerTimes(const BenchTest& test, const std::vector<SequenceTimes>& seq
       sample->tpot_ms += 1e3 * sequence.timings.decode_seconds() / static_cast<double>(test.generate - 1) / n;
     }
   }
-  sample->seconds =
-      after.prompt_seconds() - before.prompt_seconds() + after.decode_seconds() - before.decode_seconds();
+  sample->seconds = sample->busy_seconds;
 }
 
 }  // namespace
 
-absl::StatusOr<BenchSample> RunOnce(Client* client, const BenchTest& test, uint64_t vocab, uint64_t seed,
-                                    bool server_times) {
+BenchInput RandomInput(const BenchTest& test, uint64_t vocab, uint64_t seed) {
   std::mt19937_64 random(seed);
+  BenchInput input;
+  for (uint64_t i = 0; i < test.batch; ++i) {
+    std::vector<int32_t>& prompt = input.prompts.emplace_back();
+    for (uint64_t j = 0; j < std::max<uint64_t>(1, test.prompt); ++j) {
+      prompt.push_back(static_cast<int32_t>(random() % vocab));
+    }
+  }
+  return input;
+}
+
+absl::StatusOr<BenchSample> RunOnce(Client* client, const BenchTest& test, const BenchInput& input,
+                                    bool server_times) {
   std::vector<api::GenerateStreamRequest> requests;
   for (uint64_t i = 0; i < test.batch; ++i) {
-    requests.push_back(RequestOf(test, vocab, &random));
+    requests.push_back(RequestOf(test, input, i));
   }
   ASSIGN_OR_RETURN(const api::GetStatsResponse before, client->GetStats());
   std::vector<SequenceTimes> times(test.batch);
@@ -127,8 +175,9 @@ absl::StatusOr<BenchSample> RunOnce(Client* client, const BenchTest& test, uint6
   ASSIGN_OR_RETURN(const api::GetStatsResponse after, client->GetStats());
   ASSIGN_OR_RETURN(BenchSample sample, SampleOf(test, times));
   AddCounters(before.counters(), after.counters(), &sample);
+  AddLayers(before, after, &sample);
   if (server_times) {
-    UseServerTimes(test, times, before.counters(), after.counters(), &sample);
+    UseServerTimes(test, times, &sample);
   }
   return sample;
 }

@@ -6,6 +6,7 @@
 #define SLUICE_CLI_BENCH_RUN_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "cli/bench_report.h"
@@ -13,10 +14,18 @@
 
 namespace sluice::cli {
 
-// Prompts are random token ids below `vocab`, drawn from `seed`; a test without prompt starts from one token.
+struct BenchInput {
+  std::vector<std::vector<int32_t>> prompts;  // by sequence
+  double temperature = 0;
+  uint64_t seed = 0;  // of sampling; each sequence's follows from it
+};
+
+// Random token ids below `vocab`, drawn from `seed`; a test without prompt starts from one token.
+BenchInput RandomInput(const BenchTest& test, uint64_t vocab, uint64_t seed);
+
 // Answers run to their full length past any end token. `server_times`: inferd's own times count, not those
-// seen from here: on a virtual clock only it knows them.
-absl::StatusOr<BenchSample> RunOnce(Client* client, const BenchTest& test, uint64_t vocab, uint64_t seed,
+// seen from here: on a virtual clock only it knows them. REQUIRES: one prompt for each sequence of the test.
+absl::StatusOr<BenchSample> RunOnce(Client* client, const BenchTest& test, const BenchInput& input,
                                     bool server_times);
 
 }  // namespace sluice::cli

@@ -89,6 +89,7 @@ absl::StatusOr<std::unique_ptr<Launcher>> Launcher::Launch(const CommandContext&
 
 absl::Status Launcher::Run() {
   ASSIGN_OR_RETURN(pack_, Pack::Open(options_.pack));
+  options_.ResolveDeviceBudget(*pack_);
   std::string address = options_.address.value_or(Environment("SLUICE_HOST"));
   RETURN_IF_ERROR(address.empty() ? UseRuntimeDir() : UseAddress(address));
   progress_.Finish();

@@ -65,7 +65,7 @@ class Launcher {
   void Say(const std::string& text) const;
 
   const CommandContext& context_;
-  const CommonOptions& options_;
+  CommonOptions options_;
   const bool json_;
   std::unique_ptr<Pack> pack_;
   RuntimePaths paths_;    // empty with an address

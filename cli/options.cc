@@ -41,8 +41,11 @@ class Settings {
 
 }  // namespace
 
-void CommonOptions::Declare(ArgParser* parser) {
-  parser->Text("--pack", &pack, "PACK: the pack's folder").Required();
+void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
+  parser->Text("--pack", &pack, "PACK: the pack's folder");
+  if (needs_pack) {
+    parser->Required();
+  }
   constexpr char kHint[] =
       "Options of the daemons, explained by --help-all: --device --device-budget --dram-budget --context\n"
       "--parallel --kv --kv-budget --prefill-chunk --threads --preset --sparsity --sparsity-target\n"
@@ -50,7 +53,8 @@ void CommonOptions::Declare(ArgParser* parser) {
       "--tile-neurons --clock --virtual-costs; of finding and starting them: --address --keep --no-restart";
   parser->HiddenGroup("Options of the daemons (sizes as 512MiB, 2GB)", kHint)
       .Choice("--device", {"host", "sim", "cuda"}, &device, "where the experts compute [host]")
-      .Size("--device-budget", &device_budget, "bytes of device memory for experts")
+      .SizeOrShare("--device-budget", &device_budget,
+                   "bytes of device memory for experts, or their share as 50% [all of them]")
       .Size("--dram-budget", &dram_budget,
             "bytes of memory for weights [the pack, at most 70 % of what is free]")
       .Number("--context", &context, "tokens of prompt and answer together [the model's, at most 8192]", 1,
@@ -81,7 +85,8 @@ void CommonOptions::Declare(ArgParser* parser) {
               1u << 20)
       .Choice("--clock", {"real", "virtual"}, &clock, "of device sim [real]")
       .Text("--virtual-costs", &virtual_costs,
-            "KEY=MS,..: link_ms, compute_ms, cpu_ms of a bf16 expert, attention_ms, head_ms [the link's, 5, "
+            "3x, 30x or KEY=MS,..: link_ms, compute_ms, cpu_ms of a bf16 expert, attention_ms, head_ms [the "
+            "link's, 5, "
             "a third of the link's, 0.3, 0]");
   parser->HiddenGroup("Finding and starting them", kHint)
       .Text("--address", &address, "of a running inferd: unix:PATH or HOST:PORT [SLUICE_HOST, else started]")
@@ -90,6 +95,21 @@ void CommonOptions::Declare(ArgParser* parser) {
   parser->Group("Options")
       .Flag("-v,--verbose", &verbose, "says what the launcher does, and where the logs are")
       .Flag("-q,--quiet", &quiet, "no progress, no line of options");
+}
+
+void CommonOptions::ResolveDeviceBudget(const Pack& opened) {
+  const std::optional<double> share =
+      device_budget.has_value() ? ParseShare(*device_budget) : std::optional<double>();
+  if (!share.has_value()) {
+    return;
+  }
+  uint64_t bytes = 0;
+  for (uint32_t layer = 0; layer < opened.config().layers.size(); ++layer) {
+    for (uint32_t expert = 0; expert < opened.expert_count(layer); ++expert) {
+      bytes += opened.expert_bytes(layer, expert);
+    }
+  }
+  device_budget = absl::StrCat(static_cast<uint64_t>(*share * static_cast<double>(bytes)));
 }
 
 std::vector<OptionSetting> CommonOptions::InferdSettings() const {

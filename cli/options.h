@@ -11,6 +11,7 @@
 
 #include "absl/time/time.h"
 #include "cli/args.h"
+#include "common/pack/pack.h"
 
 namespace sluice::cli {
 
@@ -26,7 +27,7 @@ struct CommonOptions {
 
   // Of inferd.
   std::optional<std::string> device;
-  std::optional<uint64_t> device_budget;
+  std::optional<std::string> device_budget;  // bytes, or "50%": ResolveDeviceBudget
   std::optional<uint64_t> context;
   std::optional<uint64_t> parallel;
   std::optional<std::string> kv;
@@ -58,8 +59,11 @@ struct CommonOptions {
   bool verbose = false;
   bool quiet = false;
 
-  // Adds `--pack` (required) and all of these.
-  void Declare(ArgParser* parser);
+  // Adds `--pack` (required unless said) and all of these.
+  void Declare(ArgParser* parser, bool needs_pack = true);
+
+  // A share of the routed experts' bytes becomes these bytes. Call it before InferdSettings().
+  void ResolveDeviceBudget(const Pack& opened);
 
   // What was given, for either daemon; sizes in bytes.
   std::vector<OptionSetting> InferdSettings() const;

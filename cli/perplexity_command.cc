@@ -35,6 +35,9 @@ Json ResultJson(const PerplexityRun& run) {
   if (!run.sparsity.by_layer.empty()) {
     json.Set("sparsity", run.sparsity.mean).Set("sparsity_by_layer", run.sparsity.by_layer);
   }
+  if (run.experts.has_value()) {
+    json.Set("experts", *run.experts);
+  }
   return json;
 }
 

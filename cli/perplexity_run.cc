@@ -12,6 +12,7 @@
 #include "cli/base_run.h"
 #include "cli/bytes_per_token.h"
 #include "cli/command.h"
+#include "cli/expert_run.h"
 #include "cli/score.h"
 #include "cli/terminal.h"
 #include "cli/tokenizer_source.h"
@@ -139,21 +140,18 @@ absl::Status OpenBase(const PerplexityTask& o, const Launcher& launcher, Measure
   return absl::OkStatus();
 }
 
-// Counters of the server; empty if it has no admin socket here or no sparsity.
-absl::StatusOr<std::vector<api::LayerSparsity>> ReadSparsity(Launcher* launcher) {
-  if (!launcher->client().has_admin()) {
-    return std::vector<api::LayerSparsity>{};
-  }
-  ASSIGN_OR_RETURN(const api::GetStatsResponse stats, launcher->client().GetStats());
-  return std::vector<api::LayerSparsity>(stats.sparsity().begin(), stats.sparsity().end());
+// Counters of the server; empty if it has no admin socket here.
+absl::StatusOr<api::GetStatsResponse> ReadStats(Launcher* launcher) {
+  return launcher->client().has_admin() ? launcher->client().GetStats() : api::GetStatsResponse();
 }
 
-SparsityRun Difference(const std::vector<api::LayerSparsity>& before,
-                       const std::vector<api::LayerSparsity>& after) {
+SparsityRun SparsityOf(const api::GetStatsResponse& stats_before, const api::GetStatsResponse& stats_after) {
+  const auto& before = stats_before.sparsity();
+  const auto& after = stats_after.sparsity();
   SparsityRun run;
   double neurons = 0;
   double kept = 0;
-  for (size_t layer = 0; layer < after.size(); ++layer) {
+  for (int layer = 0; layer < after.size(); ++layer) {
     const double n = static_cast<double>(after[layer].neurons() - before[layer].neurons());
     const double k = static_cast<double>(after[layer].kept() - before[layer].kept());
     run.by_layer.push_back(n > 0 ? 1 - k / n : 0);
@@ -185,15 +183,18 @@ absl::StatusOr<PerplexityRun> MeasurePerplexity(Launcher* launcher, const Perple
   if (!absl::SimpleAtoi(launcher->server_option("parallel"), &in_flight) || in_flight == 0) {
     in_flight = 1;
   }
-  ASSIGN_OR_RETURN(const auto before, ReadSparsity(launcher));
+  ASSIGN_OR_RETURN(const api::GetStatsResponse before, ReadStats(launcher));
   ASSIGN_OR_RETURN(const std::vector<WindowLoss> losses, ScoreAll(m, in_flight, task.quiet));
-  ASSIGN_OR_RETURN(const auto after, ReadSparsity(launcher));
+  ASSIGN_OR_RETURN(const api::GetStatsResponse after, ReadStats(launcher));
   if (m.save != nullptr) {
     RETURN_IF_ERROR(m.save->Finish());
   }
   PerplexityRun run;
   run.result = Summarize(losses);
-  run.sparsity = Difference(before, after);
+  run.sparsity = SparsityOf(before, after);
+  if (after.layers_size() > 0) {
+    run.experts = ExpertsJson(before, after);
+  }
   run.bytes_per_token =
       BytesPerToken(launcher->pack(), launcher->server_option("sparsity"), run.sparsity.by_layer);
   run.bits_per_weight = ExpertBitsPerWeight(launcher->pack());

@@ -5,10 +5,12 @@
 #define SLUICE_CLI_PERPLEXITY_RUN_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "cli/json.h"
 #include "cli/launcher.h"
 #include "cli/perplexity_math.h"
 
@@ -37,6 +39,8 @@ struct PerplexityRun {
   // routed experts.
   double bytes_per_token = 0;
   double bits_per_weight = 0;  // of the routed experts, scales included
+  std::optional<Json>
+      experts;  // what happened to them (expert_run.h); none from a server without admin socket
 };
 
 // INVALID_ARGUMENT: an empty text, a window beyond the server's context, a base run of another text.

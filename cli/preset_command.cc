@@ -1,9 +1,13 @@
 // `sluice preset`: the named sets of policies.
 #include <algorithm>
+#include <memory>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "cli/command.h"
+#include "common/pack/pack.h"
+#include "common/status.h"
+#include "inferd/policy/auto_preset.h"
 #include "inferd/policy/preset.h"
 
 namespace sluice::cli {
@@ -91,6 +95,26 @@ std::string ListText() {
   return text;
 }
 
+// What `auto` would choose for a pack on this machine.
+absl::StatusOr<AutoChoice> ChooseFor(const std::string& pack_dir, DeviceKind device, uint64_t budget,
+                                     double link_gbps, double quality_bound) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Pack> pack, Pack::Open(pack_dir));
+  ASSIGN_OR_RETURN(const MachineRates machine, MeasureMachine(/*threads=*/0));
+  AutoSetup setup;
+  setup.device = device;
+  setup.budget = budget;
+  setup.quality_bound = quality_bound;
+  setup.link_seconds = link_gbps > 0 ? 1 / (link_gbps * 1e9) : 0;
+  return ChoosePolicies(AutoFactsOf(setup, *pack, machine));
+}
+
+std::string ReasonText(const std::vector<std::string>& reasons) {
+  std::string text;
+  for (const std::string& reason : reasons) absl::StrAppend(&text, "  ", reason, "\n");
+  return text.empty() ? "\nwhat it chooses depends on the pack: --pack PACK shows it for this machine\n"
+                      : absl::StrCat("\nchosen because:\n", text);
+}
+
 int Print(const std::string& text) { return WriteStdout(text).ok() ? kExitOk : kExitFailed; }
 
 }  // namespace
@@ -101,12 +125,18 @@ int RunPreset(const CommandContext&, const std::vector<std::string>& args) {
   std::vector<std::string> policy;
   std::optional<std::string> device;
   bool json = false;
+  std::string pack;
+  std::optional<uint64_t> budget;
+  std::optional<double> link_gbps;
   ArgParser parser("sluice preset",
                    "preset list: the presets of this build. preset show NAME: what one does.");
   parser.Positional("ACTION", &action, "list or show")
       .Positionals("NAME", &names, "of the preset to show")
       .Choice("--device", {"host", "sim", "cuda"}, &device,
               "whose values are shown [host; sim for baselines of slots]")
+      .Text("--pack", &pack, "for `auto`: the pack that it chooses for")
+      .Size("--device-budget", &budget, "for `auto`: device memory for routed experts [all]")
+      .Real("--link-gbps", &link_gbps, "for `auto`: the link's rate in 1e9 bytes a second [measured]", 0, 1e6)
       .Texts("--policy", &policy, "KEY=VALUE[,KEY=VALUE..]: shows the preset with these values")
       .Flag("--json", &json, "prints one JSON object");
   if (const auto exit_code = parser.Parse(args)) {
@@ -131,7 +161,20 @@ int RunPreset(const CommandContext&, const std::vector<std::string>& args) {
   }
   const std::string name = device.value_or("host");
   const DeviceKind kind = DeviceFromName(name).value();
-  return json ? PrintJson(PresetJson(*policies, kind)) : Print(PresetText(*policies, kind, name));
+  std::vector<std::string> reasons;
+  if (names[0] == "auto" && !pack.empty()) {
+    absl::StatusOr<AutoChoice> choice =
+        ChooseFor(pack, kind, budget.value_or(0), link_gbps.value_or(0), policies->quality_bound);
+    if (choice.ok()) policies = WithOverrides(std::move(choice->policies), overrides);
+    if (!choice.ok() || !policies.ok()) {
+      return Fail("preset", choice.ok() ? policies.status() : choice.status(), json);
+    }
+    reasons = std::move(choice->reasons);
+  }
+  if (json) {
+    return PrintJson(PresetJson(*policies, kind).Set("reasons", reasons));
+  }
+  return Print(PresetText(*policies, kind, name) + (names[0] == "auto" ? ReasonText(reasons) : ""));
 }
 
 }  // namespace sluice::cli

@@ -10,7 +10,7 @@
 #include "cli/command.h"
 #include "cli/quality_rows.h"
 #include "cli/self_run.h"
-#include "common/checksum.h"
+#include "cli/work_packs.h"
 #include "common/status.h"
 
 namespace sluice::cli {
@@ -30,49 +30,13 @@ struct Options {
   bool json = false;
 };
 
-std::string NameOf(const std::string& text) { return DigestOf(text).ToHex(); }
-
 std::string Path(const Options& o, const std::string& name) { return absl::StrCat(o.work, "/", name); }
-
-bool Exists(const std::string& path) {
-  std::error_code error;
-  return std::filesystem::exists(path, error);
-}
 
 absl::Status Write(const std::string& path, const std::string& text) {
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   file << text;
   file.close();
   return file.good() ? absl::OkStatus() : absl::UnavailableError(absl::StrCat("cannot write ", path));
-}
-
-// The pack of that name, made and calibrated; those of an earlier call with the same arguments are taken as
-// they are.
-absl::StatusOr<std::string> EnsurePack(const CommandContext& context, const Options& o,
-                                       const QualityPlan& plan, const std::string& name) {
-  const QualityPack& pack = *std::find_if(plan.packs.begin(), plan.packs.end(),
-                                          [&name](const QualityPack& p) { return p.name == name; });
-  const std::string arguments = absl::StrCat(o.model, "\n", absl::StrJoin(pack.args, "\n"));
-  const std::string dir = Path(o, absl::StrCat(pack.name, "-", NameOf(arguments), ".pack"));
-  if (!Exists(dir)) {
-    std::vector<std::string> args = {"pack", o.model, "--out", dir, "--json"};
-    args.insert(args.end(), pack.args.begin(), pack.args.end());
-    if (!pack.profile_of.empty()) {
-      ASSIGN_OR_RETURN(const std::string profiled, EnsurePack(context, o, plan, pack.profile_of));
-      args.insert(args.end(), {"--profile", absl::StrCat(profiled, "/profile")});
-    }
-    RETURN_IF_ERROR(RunSelf(context, args).status());
-  }
-  if (pack.calibrate && !Exists(absl::StrCat(dir, "/profile/thresholds.bin"))) {
-    std::vector<std::string> args = {"calibrate", "--pack", dir, "--text", o.calibration, "--json"};
-    // Thresholds and usage are all that is needed.
-    args.insert(args.end(), {"--sensitivity-tokens", "0", "--sparsity-tokens", "0", "--no-predictors"});
-    if (o.calibration_tokens.has_value()) {
-      args.insert(args.end(), {"--max-tokens", absl::StrCat(*o.calibration_tokens)});
-    }
-    RETURN_IF_ERROR(RunSelf(context, args).status());
-  }
-  return dir;
 }
 
 absl::StatusOr<QualityResult> MeasureRow(const CommandContext& context, const Options& o,
@@ -83,8 +47,8 @@ absl::StatusOr<QualityResult> MeasureRow(const CommandContext& context, const Op
   }
   args.insert(args.end(), row.options.begin(), row.options.end());
   const std::string base = Path(o, absl::StrFormat("base-%d.lp", o.max_tokens.value_or(0)));
-  const std::string done = Path(o, absl::StrCat("run-", NameOf(absl::StrJoin(args, "\n")), ".json"));
-  if (Exists(done) && (!is_base || !o.max_tokens.has_value() || Exists(base))) {
+  const std::string done = Path(o, absl::StrCat("run-", DigestName(absl::StrJoin(args, "\n")), ".json"));
+  if (FileExists(done) && (!is_base || !o.max_tokens.has_value() || FileExists(base))) {
     ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(done));
     return ParsePerplexityJson(text);
   }
@@ -135,8 +99,9 @@ absl::StatusOr<int> Quality(const CommandContext& context, const Options& o) {
   std::filesystem::create_directories(o.work, error);
   std::filesystem::create_directories(o.out, error);
   std::vector<QualityResult> results;
+  const PackWork packs = {o.model, o.work, o.calibration, o.calibration_tokens, /*whole_profile=*/false};
   for (const QualityRow& row : plan.rows) {
-    ASSIGN_OR_RETURN(const std::string dir, EnsurePack(context, o, plan, row.pack));
+    ASSIGN_OR_RETURN(const std::string dir, EnsurePack(context, packs, plan.packs, row.pack));
     ASSIGN_OR_RETURN(const QualityResult result, MeasureRow(context, o, row, dir, results.empty()));
     results.push_back(result);
     std::fprintf(stderr, "%zu of %zu: %s: %.4f\n", results.size(), plan.rows.size(), row.name.c_str(),

@@ -6,6 +6,7 @@
 //   args = ["--bits", "q4"]                    # of `sluice pack`
 //   calibrate = true                           # `sluice calibrate` afterwards (thresholds)
 //   profile_of = "bf16"                        # an earlier pack whose profile ranks the experts
+//   synth = true                               # args are of `sluice synth` instead: no model is needed
 //
 //   [[row]]
 //   name = "4 bits"
@@ -32,6 +33,7 @@ struct QualityPack {
   std::vector<std::string> args;
   bool calibrate = false;
   std::string profile_of;  // name of an earlier pack that is calibrated, or empty
+  bool synth = false;      // `args` are of `sluice synth`
 };
 
 struct QualityRow {

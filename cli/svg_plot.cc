@@ -96,6 +96,15 @@ std::string RenderSvg(const Plot& plot) {
       kWidth, kHeight);
   AppendAxes(plot, x, y, &svg);
   const auto color = [](size_t series) { return kColors[series % std::size(kColors)]; };
+  for (uint32_t series = 0; plot.lines && series < plot.series.size(); ++series) {
+    std::string path;
+    for (const PlotPoint& p : plot.points) {
+      if (p.series == series) {
+        absl::StrAppendFormat(&path, "%s%.1f %.1f", path.empty() ? "M" : "L", x.Pixel(p.x), y.Pixel(p.y));
+      }
+    }
+    absl::StrAppendFormat(&svg, "<path d=\"%s\" stroke=\"%s\" fill=\"none\"/>\n", path, color(series));
+  }
   for (const PlotPoint& p : plot.points) {
     const double px = x.Pixel(p.x);
     const double py = y.Pixel(p.y);

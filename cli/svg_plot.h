@@ -1,4 +1,4 @@
-// A scatter plot as SVG: points with labels on two axes, one of them logarithmic if asked.
+// A plot as SVG: points with labels on two axes, one of them logarithmic if asked, joined to curves if asked.
 //
 // Thread safety: a pure function.
 #ifndef SLUICE_CLI_SVG_PLOT_H_
@@ -21,6 +21,7 @@ struct Plot {
   std::string x_title;
   std::string y_title;
   bool log_y = false;
+  bool lines = false;               // joins the points of each series, in their order
   std::vector<std::string> series;  // names for the legend
   std::vector<PlotPoint> points;    // finite; y > 0 with log_y
 };

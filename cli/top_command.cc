@@ -51,6 +51,10 @@ WeightdFacts FactsOf(const weights::GetStatsResponse& stats) {
   facts.resident_bytes = stats.resident_bytes();
   facts.in_flight_bytes = stats.in_flight_bytes();
   facts.errors = stats.checksum_failures() + stats.io_errors();
+  facts.slow_reads = stats.slow_reads();
+  facts.second_reads = stats.second_reads();
+  facts.second_reads_won = stats.second_reads_won();
+  facts.timed_out = stats.timed_out();
   facts.ssd_bytes = stats.bytes_read();
   facts.evictions = stats.evictions();
   for (const weights::ClassStats& of_class : stats.classes()) {

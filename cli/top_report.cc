@@ -96,8 +96,10 @@ std::string WeightdText(const TopSample& before, const TopSample& now, bool term
       Styled("weightd", Style::kBold, terminal),
       absl::StrFormat(" requests/s: %.1f resident, %.1f joined, %.1f from SSD; SSD %s (%s)\n", rates.resident,
                       rates.joined, rates.ssd, BytesRate(rates.ssd_bytes), facts.io_engine),
-      absl::StrFormat("  %d queued, %s in flight, %.1f evictions/s, errors %d\n", facts.queued,
-                      FormatSize(facts.in_flight_bytes), rates.evictions, facts.errors),
+      absl::StrFormat("  %d queued, %s in flight, %.1f evictions/s, errors %d, slow reads %d (read again %d, "
+                      "won %d), timed out %d\n",
+                      facts.queued, FormatSize(facts.in_flight_bytes), rates.evictions, facts.errors,
+                      facts.slow_reads, facts.second_reads, facts.second_reads_won, facts.timed_out),
       "  DRAM ", Bar(facts.segment_bytes, facts.dram_budget),
       absl::StrFormat("  %s of %s, %s of it weights\n", FormatSize(facts.segment_bytes),
                       FormatSize(facts.dram_budget), FormatSize(facts.resident_bytes)));
@@ -158,6 +160,10 @@ Json WeightdJson(const TopSample& before, const TopSample& now) {
       .Set("segment_bytes", facts.segment_bytes)
       .Set("resident_bytes", facts.resident_bytes)
       .Set("errors", facts.errors)
+      .Set("slow_reads", facts.slow_reads)
+      .Set("second_reads", facts.second_reads)
+      .Set("second_reads_won", facts.second_reads_won)
+      .Set("timed_out", facts.timed_out)
       .Set("sessions", sessions);
 }
 

@@ -29,7 +29,11 @@ struct WeightdFacts {
   uint64_t resident_bytes = 0;
   uint64_t queued = 0;
   uint64_t in_flight_bytes = 0;
-  uint64_t errors = 0;  // checksum failures and reads that failed
+  uint64_t errors = 0;            // checksum failures and reads that failed
+  uint64_t slow_reads = 0;        // over their deadline
+  uint64_t second_reads = 0;      // started beside these
+  uint64_t second_reads_won = 0;  // of these, those that brought the bytes
+  uint64_t timed_out = 0;         // requests that ended for want of an answer
   // Counters.
   uint64_t resident_requests = 0;
   uint64_t joined_requests = 0;

@@ -37,6 +37,16 @@ TEST(CommonOptionsTest, OnlyWhatWasGivenReachesTheDaemons) {
   EXPECT_THAT(AsFlags(some.InferdSettings()), ElementsAre("--kv", "f32", "--threads", "2"));
 }
 
+TEST(CommonOptionsTest, DeviceBudgetIsBytesOrAShare) {
+  EXPECT_THAT(Parse({"--pack", "p", "--device-budget", "1MiB"}).InferdSettings(),
+              ElementsAre(OptionSetting{"device-budget", "1048576"}));
+  EXPECT_EQ(Parse({"--pack", "p", "--device-budget", "50%"}).device_budget, "50%");
+  CommonOptions options;
+  ArgParser parser("sluice test", "A test.");
+  options.Declare(&parser);
+  EXPECT_EQ(parser.Parse({"--pack", "p", "--device-budget", "150%"}), kExitUsage);
+}
+
 TEST(CommonOptionsTest, PackIsRequired) {
   CommonOptions options;
   ArgParser parser("sluice test", "A test.");

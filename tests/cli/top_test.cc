@@ -31,15 +31,21 @@ TEST(TopReportTest, CountersBecomeRatesPerSecond) {
   now.weightd->ssd_bytes = 4 << 20;
   now.weightd->evictions = 8;
   now.weightd->errors = 3;
+  now.weightd->slow_reads = 5;
+  now.weightd->second_reads = 4;
+  now.weightd->second_reads_won = 2;
+  now.weightd->timed_out = 1;
   const std::string text = TopText(before, now, /*terminal=*/false);
-  for (const char* part : {"20.0 tokens/s", "experts resident 75.0 %", "3.0 from SSD", "SSD 2.0 MiB/s",
-                           "4.0 evictions/s", "errors 3", "50 %", "4.0 GiB of 8.0 GiB"}) {
+  for (const char* part :
+       {"20.0 tokens/s", "experts resident 75.0 %", "3.0 from SSD", "SSD 2.0 MiB/s", "4.0 evictions/s",
+        "errors 3", "slow reads 5 (read again 4, won 2), timed out 1", "50 %", "4.0 GiB of 8.0 GiB"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
   const std::string json = TopJson(before, now).Dump();
   EXPECT_TRUE(IsJson(json));
   EXPECT_THAT(json, HasSubstr("\"tokens_per_second\":20.0"));
   EXPECT_THAT(json, HasSubstr("\"evictions_per_second\":4.0"));
+  EXPECT_THAT(json, HasSubstr("\"slow_reads\":5"));
 }
 
 TEST(TopReportTest, DaemonThatIsAbsentIsSaidWithItsReasonAndTheOtherIsShown) {

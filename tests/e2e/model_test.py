@@ -157,6 +157,29 @@ class RunTest(harness.TestCase):
             self.assertGreater(result["avg_ts"], 0)
             self.assertEqual(len(result["samples_ts"]), 2)
 
+    def test_bench_compares_presets_in_virtual_time(self):
+        out = os.path.join(self.work, "compared")
+        result = self.ok_json(
+            "bench", "--pack", self.pack, "--preset", "ondemand,floe", "--text", os.path.join(harness.ROOT, "README.md"),
+            "-p", 16, "-n", 8, "-r", 1, "-b", 1, "--quality-tokens", 64, "--explain", "--out", out,
+        )  # fmt: skip
+        resident, ondemand, floe = result["rows"]
+        self.assertEqual([resident["run"], ondemand["run"], floe["run"]], ["resident", "ondemand", "floe"])
+        # Without a profile there are no thresholds: a row that says so.
+        self.assertTrue(floe["refused"])
+        fast, slow = resident["batches"][0], ondemand["batches"][0]
+        # Six layers of two experts: 5 ms of compute each and 0.3 ms of attention a layer; or 15 ms of link each.
+        self.assertAlmostEqual(fast["tpot_ms"], 61.8, delta=0.1)
+        self.assertAlmostEqual(slow["load_ms"], 180, delta=1)
+        self.assertEqual((fast["hit_rate"], slow["hit_rate"]), (1, 0))
+        self.assertEqual((slow["ppl"], slow["kld_mean"]), (fast["ppl"], 0))
+        self.assertIn("link bounds it", slow["explanation"])
+        self.assertEqual(sorted(os.listdir(out)), ["presets.md", "presets.svg"])
+        swept = self.ok_json("bench", "--pack", self.pack, "--preset", "ondemand", "-p", 1, "-n", 4, "-r", 1, "-b", 1,
+                             "--sweep", "link_ms=15,30")["sweeps"][0]
+        loads = [point["rows"][1]["batches"][0]["load_ms"] for point in swept["points"]]
+        self.assertAlmostEqual(loads[1] / loads[0], 2, delta=0.01)
+
 
 if __name__ == "__main__":
     harness.main()
