@@ -149,6 +149,8 @@ struct GrpcServer::Impl {
   std::vector<std::unique_ptr<int>> tcp_ports;  // gRPC writes the port in use; -1 or 0: it failed
   std::unique_ptr<grpc::Server> server;
   std::atomic<bool> stopped{false};
+  absl::Mutex serving_mutex;
+  std::optional<bool> serving ABSL_GUARDED_BY(serving_mutex);  // what the health service was last told
 
   absl::StatusOr<UnixEndpoint> Listen(const std::string& path) const;
   absl::Status Bind(grpc::ServerBuilder* builder);
@@ -240,6 +242,12 @@ void GrpcServer::SetServing(bool serving) {
   if (health == nullptr || impl_->stopped.load()) {
     return;
   }
+  // gRPC tells every watcher of every call here, changed or not.
+  const absl::MutexLock lock(&impl_->serving_mutex);
+  if (impl_->serving == serving) {
+    return;
+  }
+  impl_->serving = serving;
   health->SetServingStatus("", serving);
   for (const std::string& name : impl_->service_names) {
     health->SetServingStatus(name, serving);

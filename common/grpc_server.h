@@ -55,7 +55,8 @@ class GrpcServer {
   // As Shutdown(0).
   ~GrpcServer();
 
-  // What the standard health service answers, for "" and for each service. Without effect after Shutdown.
+  // What the standard health service answers, for "" and for each service; watchers hear of changes only.
+  // Without effect after Shutdown. Any thread.
   void SetServing(bool serving);
 
   // Who may connect to the unix sockets from now on.

@@ -85,6 +85,8 @@ class ServiceFixture : public testing::Test {
   static std::unique_ptr<grpc::ClientContext> Context() {
     auto context = std::make_unique<grpc::ClientContext>();
     context->set_wait_for_ready(true);
+    // A call that nobody answers fails its test; it doesn't hang the run.
+    context->set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
     return context;
   }
   absl::Status Generate(const inference::v1::GenerationSpec& spec,
