@@ -4,7 +4,6 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,15 +14,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/link/link_model.h"
-#include "common/net/connection_acceptor.h"
 #include "common/net/unix_listener.h"
 #include "common/ring/lease.h"
+#include "common/ring/process_fd.h"
 #include "common/ring/protocol_step.h"
 #include "common/status.h"
-
-#ifndef SO_PEERPIDFD
-#define SO_PEERPIDFD 77
-#endif
 
 namespace sluice {
 namespace {
@@ -69,7 +64,6 @@ absl::StatusOr<std::unique_ptr<WeightSession>> WeightSession::JoinOver(
   hello.type = SideType::kHello;
   hello.nonce = opened.nonce;
   RETURN_IF_ERROR(SendSideMessage(session->side_.get(), hello));
-  session->WatchPeer();
   RETURN_IF_ERROR(session->TakeWelcome(deadline));
   RETURN_IF_ERROR(session->WatchAll());
   RETURN_IF_ERROR(session->AwaitReady(deadline));
@@ -90,25 +84,6 @@ WeightSession::~WeightSession() {
 }
 
 // ---------------------------------------------------------------- joining
-
-void WeightSession::WatchPeer() {
-  const auto peer = PeerOf(side_.get());
-  if (!peer.ok() || peer->pid <= 0) {
-    return;  // another PID namespace: the socket's end is all that is seen of its death
-  }
-  peer_pid_ = peer->pid;
-  int fd = -1;
-  socklen_t length = sizeof(fd);
-  if (getsockopt(side_.get(), SOL_SOCKET, SO_PEERPIDFD, &fd, &length) == 0) {
-    peer_pidfd_.reset(fd);
-    return;
-  }
-  // Before Linux 6.5. The pid is the right process's as long as the socket is open after the call.
-  peer_pidfd_.reset(static_cast<int>(syscall(SYS_pidfd_open, peer->pid, 0)));
-  if (PeerGone()) {
-    peer_pidfd_.reset();
-  }
-}
 
 absl::Status WeightSession::WatchAll() {
   epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
@@ -153,6 +128,8 @@ absl::Status WeightSession::TakeWelcome(absl::Time deadline) {
   RETURN_IF_ERROR(MapRegions(packet->fds));
   server_bell_ = std::move(packet->fds[WelcomeFds::kServerBell]);
   client_bell_ = std::move(packet->fds[WelcomeFds::kClientBell]);
+  peer_pidfd_ = std::move(packet->fds[WelcomeFds::kProcess]);
+  peer_pid_ = ProcessOf(peer_pidfd_.get());
   return CheckTables();
 }
 

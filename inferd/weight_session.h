@@ -80,12 +80,12 @@ class WeightSession {
   void Lose(const absl::Status& why);
   // Whether weightd has closed the side socket or died: one poll(2).
   bool PeerGone() const;
-  // The descriptor that turns readable when weightd's process has exited, for use beyond this session's life;
-  // invalid when it could not be had.
+  // The descriptor that turns readable when weightd's process has exited, for use beyond this session's life.
   UniqueFd TakePeerPidfd() { return std::move(peer_pidfd_); }
 
   const OpenedSession& opened() const { return opened_; }
   uint32_t ring_entries() const { return control_.layout.ring_entries; }
+  // weightd's process; 0: it is in another PID namespace.
   pid_t peer_pid() const { return peer_pid_; }
   size_t mapped_segments() const { return mapped_segments_; }
 
@@ -102,7 +102,6 @@ class WeightSession {
   absl::Status AwaitReady(absl::Time deadline);
   absl::Status MapRegions(const std::vector<UniqueFd>& fds);
   absl::Status CheckTables() const;
-  void WatchPeer();
   absl::Status WatchAll();
   absl::Status OnSideMessage(SidePacket packet);
   absl::Status PutList(absl::Span<const uint32_t> neurons, uint32_t* offset);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/ring/process_fd.h"
 #include "common/ring/protocol_step.h"
 #include "common/status.h"
 #include "weightd/prefaulter.h"
@@ -59,6 +60,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(Options options) {
   }
   session->client_bell_read_.reset(ends[0]);
   session->client_bell_write_.reset(ends[1]);
+  ASSIGN_OR_RETURN(session->process_, ProcessFdOfSelf());
   return session;
 }
 
@@ -85,7 +87,7 @@ std::vector<SlabView> Session::MappedSlabs() const {
 }
 
 std::vector<int> Session::fds() const {
-  std::vector<int> fds = {control_->fd.get(), server_bell_.get(), client_bell_read_.get()};
+  std::vector<int> fds = {control_->fd.get(), server_bell_.get(), client_bell_read_.get(), process_.get()};
   for (size_t i = 0; i < pins_.size(); ++i) {
     fds.push_back(options_.packs[i].residency_fd);
     fds.push_back(pins_[i].fd.get());

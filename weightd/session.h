@@ -142,6 +142,7 @@ class Session {
   UniqueFd server_bell_;
   UniqueFd client_bell_read_;
   UniqueFd client_bell_write_;
+  UniqueFd process_;
   ControlView view_;
   SubmissionReader submissions_{ControlView{}};
   CompletionWriter completions_{ControlView{}};

@@ -1,35 +1,15 @@
 #include "weightd/store_core.h"
 
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "common/ring/process_fd.h"
 #include "common/status.h"
 #include "weightd/prefaulter.h"
 
 namespace sluice {
 namespace {
-
-// Only kernels of 2024 and later know it; g++'s headers here do not.
-constexpr int kSoPeerPidfd = 77;
-
-UniqueFd PidfdOf(int socket) {
-  int pidfd = -1;
-  socklen_t length = sizeof(pidfd);
-  if (getsockopt(socket, SOL_SOCKET, kSoPeerPidfd, &pidfd, &length) == 0) {
-    return UniqueFd(pidfd);
-  }
-  ucred peer{};
-  length = sizeof(peer);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.pid > 0) {
-    return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
-  }
-  return UniqueFd();
-}
 
 uint64_t ModelHash(const std::string& model_id) {
   uint64_t hash = 0;
@@ -250,7 +230,7 @@ absl::Status StoreCore::AttachSideSocket(uint64_t id, UniqueFd socket) {
     return absl::FailedPreconditionError(absl::StrCat("session ", id, " is joined already"));
   }
   RETURN_IF_ERROR(SendSideMessage(socket.get(), Message(SideType::kWelcome, *session), session->fds()));
-  session->pidfd = PidfdOf(socket.get());
+  session->pidfd = ProcessFdOfClient(socket.get());
   session->side_socket = std::move(socket);
   session->state = SessionState::kActive;
   absl::Status watched =

@@ -19,7 +19,7 @@
 
 namespace sluice {
 
-inline constexpr uint32_t kAbiVersion = 2;
+inline constexpr uint32_t kAbiVersion = 3;
 
 // First eight bytes of each region ("SLCERESI", "SLCEPINS", "SLCECTRL" as little-endian text).
 inline constexpr uint64_t kResidencyMagic = 0x4953455245434c53ull;

@@ -29,7 +29,7 @@ namespace sluice {
 
 inline constexpr uint32_t kSideMagic = 0x45444953;  // "SIDE"
 inline constexpr size_t kNonceBytes = 16;
-// The kernel passes at most 253 descriptors at a time; WELCOME of kMaxSessionPacks needs 67.
+// The kernel passes at most 253 descriptors at a time; WELCOME of kMaxSessionPacks needs 68.
 inline constexpr size_t kMaxSideFds = 128;
 
 enum class SideType : uint16_t {
@@ -47,7 +47,7 @@ enum class SideType : uint16_t {
 // 80 bytes, frozen by kAbiVersion. Fields that a type does not use are 0.
 struct SideMessage {
   uint32_t magic = kSideMagic;
-  uint16_t version = 2;  // kAbiVersion
+  uint16_t version = 3;  // kAbiVersion
   SideType type = SideType::kHello;
   uint64_t session = 0;                      // all but HELLO, where the nonce says it
   uint64_t boot_epoch = 0;                   // weightd's messages
@@ -63,12 +63,13 @@ struct SideMessage {
 };
 static_assert(sizeof(SideMessage) == 80);
 
-// WELCOME's descriptors: three, then two per pack in OpenSession's order.
+// WELCOME's descriptors: four, then two per pack in OpenSession's order.
 struct WelcomeFds {
   static constexpr size_t kControl = 0;     // control region, mapped read-write by the client
   static constexpr size_t kServerBell = 1;  // eventfd; the client writes 8 bytes to wake weightd
   static constexpr size_t kClientBell = 2;  // read end of a pipe, non-blocking; weightd writes a byte to wake
-  static constexpr size_t kFirstPack = 3;
+  static constexpr size_t kProcess = 3;  // of weightd (common/ring/process_fd.h), readable once it has exited
+  static constexpr size_t kFirstPack = 4;
   static constexpr size_t Residency(size_t pack) { return kFirstPack + 2 * pack; }  // mapped read-only
   static constexpr size_t Pins(size_t pack) { return kFirstPack + 2 * pack + 1; }   // mapped read-write
   static constexpr size_t Count(size_t packs) { return kFirstPack + 2 * packs; }

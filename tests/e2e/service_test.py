@@ -258,6 +258,8 @@ class ServiceTest(unittest.TestCase):
         self.manager.until("READY=1")
         with grpc.insecure_channel("unix:" + i) as channel:
             self.assertTrue(list(inference_pb2_grpc.InferenceServiceStub(channel).GenerateStream(stream_request("x"))))
+        # Not the process that opened the sockets.
+        self.assertIn("(process %d," % self.daemons.weightd.process.pid, self.daemons.inferd.text())
         for daemon in (self.daemons.inferd, self.daemons.weightd):
             self.assertEqual(0, daemon.stop())
         for path in (w, side, i, a):

@@ -10,6 +10,7 @@
 
 #include <csignal>
 
+#include "common/ring/process_fd.h"
 #include "common/ring/side_channel.h"
 #include "tests/support/temp_dir.h"
 #include "tests/weightd/session_fixture.h"
@@ -33,6 +34,7 @@ TEST_F(SideSocketTest, WelcomeBringsTheRegionsAndTheSegmentsFollow) {
   EXPECT_EQ(welcome.message.session, session);
   EXPECT_EQ(welcome.message.boot_epoch, 77u);
   ASSERT_EQ(welcome.fds.size(), WelcomeFds::Count(1));
+  EXPECT_EQ(ProcessOf(welcome.fds[WelcomeFds::kProcess].get()), getpid());
   const ControlLayout layout = Params().layout;
   auto control = MapSharedMemory(welcome.fds[WelcomeFds::kControl].get(), layout.region_bytes(), true, false);
   ASSERT_TRUE(control.ok()) << control.status();

@@ -1,0 +1,27 @@
+// Descriptors of processes (pidfds): readable once the process has exited, whatever becomes of its number.
+//
+// Thread safety: free functions, safe from any thread.
+#ifndef SLUICE_COMMON_RING_PROCESS_FD_H_
+#define SLUICE_COMMON_RING_PROCESS_FD_H_
+
+#include <sys/types.h>
+
+#include "absl/status/statusor.h"
+#include "common/ring/unique_fd.h"
+
+namespace sluice {
+
+// Of this process, to be handed to others.
+absl::StatusOr<UniqueFd> ProcessFdOfSelf();
+
+// Of the process that connected `socket`, an accepted unix socket; invalid where the kernel cannot tell. Of
+// no use at the connecting end: there it names whoever opened the listening socket, which may be a service
+// manager.
+UniqueFd ProcessFdOfClient(int socket);
+
+// The number of its process as this one sees it; 0: in another PID namespace, exited, or no such descriptor.
+pid_t ProcessOf(int process_fd);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_RING_PROCESS_FD_H_
