@@ -60,7 +60,7 @@ struct KernelWorkload {
 // Prints the error and ends the program.
 void Check(const absl::Status& status);
 
-// Cycles per second, by a chain of additions.
+// Cycles per second, by a chain of multiplications.
 double MeasureClock();
 
 class KernelBench {
