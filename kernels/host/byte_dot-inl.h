@@ -106,9 +106,9 @@ SLUICE_INLINE __m256i TakeField(int step, FieldBytes<kKind>* from) {
 
 // Of kRows rows: partial sums of the two groups of 64 in low block kBlock of a run that begins at unit
 // `first`, in the lanes 0 1 and 4 5 for the one, 2 3 and 6 7 for the other.
-template <QuantKind kKind, uint32_t kBlock, int kRows>
+template <QuantKind kKind, uint32_t kUnits, uint32_t kBlock, int kRows>
 SLUICE_INLINE void BlockOfBytes(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
-                                uint32_t first, __m256i* out) {
+                                uint32_t first, LinesAhead* lines, __m256i* out) {
   FieldBytes<kKind> from[kRows];
   SLUICE_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -117,6 +117,9 @@ SLUICE_INLINE void BlockOfBytes(const RowShape& shape, const uint8_t* const* w, 
       from[r].third = ThirdBits(LoadBlock(w[r] + shape.high_plane + (uint64_t{first / 16} + kBlock / 2) * 32),
                                 kBlock % 2 != 0);
     }
+  }
+  if constexpr (kUnits == 4 || kBlock % 2 == 0) {  // kFetchSteps in all
+    lines->Step<kPlacesAhead<kKind>>();
   }
   x += uint64_t{first} * 32 + kBlock * 256;
   ByteSums sums[kRows];
@@ -135,13 +138,13 @@ SLUICE_INLINE void BlockOfBytes(const RowShape& shape, const uint8_t* const* w, 
   }
 }
 
-template <QuantKind kKind, uint32_t kBlock, int kRows>
+template <QuantKind kKind, uint32_t kUnits, uint32_t kBlock, int kRows>
 SLUICE_INLINE void TwoBlocksOfBytes(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
-                                    uint32_t first, __m256i* out) {
+                                    uint32_t first, LinesAhead* lines, __m256i* out) {
   __m256i a[kRows];
   __m256i b[kRows];
-  BlockOfBytes<kKind, kBlock, kRows>(shape, w, x, first, a);
-  BlockOfBytes<kKind, kBlock + 1, kRows>(shape, w, x, first, b);
+  BlockOfBytes<kKind, kUnits, kBlock, kRows>(shape, w, x, first, lines, a);
+  BlockOfBytes<kKind, kUnits, kBlock + 1, kRows>(shape, w, x, first, lines, b);
   for (int r = 0; r < kRows; ++r) {
     out[r] = AddNeighbours(a[r], b[r]);
   }
@@ -150,16 +153,16 @@ SLUICE_INLINE void TwoBlocksOfBytes(const RowShape& shape, const uint8_t* const*
 // Of kRows rows: the exact sums of eight groups of kUnits units, one in each lane.
 template <QuantKind kKind, uint32_t kUnits, int kRows>
 SLUICE_INLINE void EightGroupsOfBytes(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
-                                      uint32_t first, __m256i* out) {
+                                      uint32_t first, LinesAhead* lines, __m256i* out) {
   __m256i a[kRows];
   __m256i b[kRows];
-  TwoBlocksOfBytes<kKind, 0, kRows>(shape, w, x, first, a);
-  TwoBlocksOfBytes<kKind, 2, kRows>(shape, w, x, first, b);
+  TwoBlocksOfBytes<kKind, kUnits, 0, kRows>(shape, w, x, first, lines, a);
+  TwoBlocksOfBytes<kKind, kUnits, 2, kRows>(shape, w, x, first, lines, b);
   if constexpr (kUnits == 8) {
     __m256i c[kRows];
     __m256i d[kRows];
-    TwoBlocksOfBytes<kKind, 4, kRows>(shape, w, x, first, c);
-    TwoBlocksOfBytes<kKind, 6, kRows>(shape, w, x, first, d);
+    TwoBlocksOfBytes<kKind, kUnits, 4, kRows>(shape, w, x, first, lines, c);
+    TwoBlocksOfBytes<kKind, kUnits, 6, kRows>(shape, w, x, first, lines, d);
     for (int r = 0; r < kRows; ++r) {
       a[r] = AddNeighbours(a[r], b[r]);
       b[r] = AddNeighbours(c[r], d[r]);

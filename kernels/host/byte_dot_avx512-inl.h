@@ -118,9 +118,9 @@ SLUICE_INLINE void NibbleFields(const uint8_t* p, __m512i* out) {
 // Of kRows rows: partial sums of the four groups of 64 in the codes [256 kPair, 256 (kPair + 1)) of a run
 // that begins at unit `first`. Each 128-bit lane has two sums of one group and then two of the next; the
 // first two lanes are the first two groups'.
-template <QuantKind kKind, uint32_t kPair, int kRows>
+template <QuantKind kKind, uint32_t kUnits, uint32_t kPair, int kRows>
 SLUICE_INLINE void PairOfBlocks(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
-                                uint32_t first, __m512i* out) {
+                                uint32_t first, LinesAhead* lines, __m512i* out) {
   __m512i fields[kRows][4];
   SLUICE_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -134,6 +134,10 @@ SLUICE_INLINE void PairOfBlocks(const RowShape& shape, const uint8_t* const* w, 
       }
       WideFields<kKind>(bytes, third, fields[r]);
     }
+  }
+  SLUICE_UNROLL
+  for (uint32_t i = 0; i < (kUnits == 4 ? 2 : 1); ++i) {  // kFetchSteps in all
+    lines->Step<kPlacesAhead<kKind>>();
   }
   x += uint64_t{first} * 32 + kPair * 512;
   __m512i high[kRows];
@@ -154,13 +158,13 @@ SLUICE_INLINE void PairOfBlocks(const RowShape& shape, const uint8_t* const* w, 
   }
 }
 
-template <QuantKind kKind, uint32_t kPair, int kRows>
+template <QuantKind kKind, uint32_t kUnits, uint32_t kPair, int kRows>
 SLUICE_INLINE void TwoPairsOfBlocks(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
-                                    uint32_t first, __m512i* out) {
+                                    uint32_t first, LinesAhead* lines, __m512i* out) {
   __m512i a[kRows];
   __m512i b[kRows];
-  PairOfBlocks<kKind, kPair, kRows>(shape, w, x, first, a);
-  PairOfBlocks<kKind, kPair + 1, kRows>(shape, w, x, first, b);
+  PairOfBlocks<kKind, kUnits, kPair, kRows>(shape, w, x, first, lines, a);
+  PairOfBlocks<kKind, kUnits, kPair + 1, kRows>(shape, w, x, first, lines, b);
   for (int r = 0; r < kRows; ++r) {
     out[r] = AddNeighbours(a[r], b[r]);
   }
@@ -169,12 +173,12 @@ SLUICE_INLINE void TwoPairsOfBlocks(const RowShape& shape, const uint8_t* const*
 // Of kRows <= 2 rows: the exact sums of eight groups of kUnits units, one in each lane.
 template <QuantKind kKind, uint32_t kUnits, int kRows>
 SLUICE_INLINE void EightGroupsOfBytes(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
-                                      uint32_t first, __m256i* out) {
+                                      uint32_t first, LinesAhead* lines, __m256i* out) {
   __m512i sums[kRows];
-  TwoPairsOfBlocks<kKind, 0, kRows>(shape, w, x, first, sums);
+  TwoPairsOfBlocks<kKind, kUnits, 0, kRows>(shape, w, x, first, lines, sums);
   if constexpr (kUnits == 8) {
     __m512i more[kRows];
-    TwoPairsOfBlocks<kKind, 2, kRows>(shape, w, x, first, more);
+    TwoPairsOfBlocks<kKind, kUnits, 2, kRows>(shape, w, x, first, lines, more);
     for (int r = 0; r < kRows; ++r) {
       sums[r] = AddNeighbours(sums[r], more[r]);
     }

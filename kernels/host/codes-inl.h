@@ -8,21 +8,12 @@
 #error "included by kernels_*.cc only"
 #endif
 
-// These files are one compilation with every kernel in it, past the size up to which GCC inlines by itself.
-#define SLUICE_INLINE __attribute__((always_inline)) inline
-
 SLUICE_INLINE __m256i LoadBlock(const uint8_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
 SLUICE_INLINE __m256i LoadCodes16(const int16_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
-
-#if defined(__clang__)
-#define SLUICE_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define SLUICE_UNROLL _Pragma("GCC unroll 64")
-#endif
 
 // Bits of a code in the row's first plane.
 template <QuantKind kKind>
@@ -65,6 +56,12 @@ SLUICE_INLINE __m256i CodesOf(__m256i words, uint32_t i, __m256i high, uint32_t 
   const __m256i field = FieldOf<kKind>(words, i, high, high_bit);
   return kScaleBits<kKind> > 0 ? _mm256_srai_epi16(field, kScaleBits<kKind>) : field;
 }
+
+// Steps of LinesAhead in eight groups of a row, or of a pair of them.
+inline constexpr uint32_t kFetchSteps = 4;
+// Places that it fetches from at once. q8 is one sequence: places made it slower.
+template <QuantKind kKind>
+inline constexpr int kPlacesAhead = kKind == QuantKind::kQ8 ? 1 : 4;
 
 // Codes [16 u, 16 u + 16) of a plane of kBits-bit codes.
 template <uint32_t kBits>

@@ -37,26 +37,44 @@ inline void PrefetchLine(const uint8_t* p) {
   }
 }
 
-// A whole row to prefetch, a few lines with each step of the row that is being read: all at once they would
-// hold up its loads.
+// Whole rows that are fetched into the second-level cache while others are read, evenly. Lines are fetched at
+// several places in turn: of rows that are computed with, lines in sequence came at three quarters of the
+// read bandwidth, lines of four places at all of it (a loop of nothing else on Granite Rapids; rows gain 5 to
+// 15 %).
 class LinesAhead {
  public:
-  LinesAhead() = default;  // prefetches nothing
-  // `row` may be nullptr: the same.
-  LinesAhead(const uint8_t* row, uint32_t bytes, uint32_t step)
-      : at_(row), end_(row == nullptr ? row : row + bytes), step_(step) {}
-  // The step for rows of so many bytes in so many steps.
-  static uint32_t StepOf(uint32_t bytes, uint32_t steps) { return (bytes / steps + 64) / 64 * 64; }
-  void Step() {
-    for (uint32_t i = 0; i < step_ && at_ < end_; i += 64, at_ += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(at_), _MM_HINT_T1);
+  LinesAhead() = default;  // fetches nothing
+
+  // kRows rows of so many bytes, each at kPlaces places, in so many steps.
+  template <int kRows, int kPlaces>
+  SLUICE_INLINE void Start(const uint8_t* const* rows, uint32_t bytes, uint32_t steps) {
+    static_assert(kRows * kPlaces <= kMost);
+    const uint32_t length = ((bytes + 63) / 64 + kPlaces - 1) / kPlaces * 64;
+    SLUICE_UNROLL
+    for (int i = 0; i < kRows * kPlaces; ++i) {
+      places_[i] = rows[i / kPlaces] + i % kPlaces * length;
+    }
+    rate_ = (length + steps - 1) / steps;
+  }
+
+  // As many places as Start() was given.
+  template <int kCount>
+  SLUICE_INLINE void Step() {
+    due_ += rate_;
+    for (; at_ < due_; at_ += 64) {
+      SLUICE_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        _mm_prefetch(reinterpret_cast<const char*>(places_[i]) + at_, _MM_HINT_T1);
+      }
     }
   }
 
  private:
-  const uint8_t* at_ = nullptr;
-  const uint8_t* end_ = nullptr;
-  uint32_t step_ = 0;
+  static constexpr int kMost = 4;
+  const uint8_t* places_[kMost] = {};
+  uint32_t at_ = 0;
+  uint32_t due_ = 0;
+  uint32_t rate_ = 0;  // bytes of each place in a step
 };
 
 // Columns [k, k + kLanes) of one row for M tokens; the same of `ahead` are prefetched.

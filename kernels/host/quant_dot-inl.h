@@ -143,16 +143,21 @@ SLUICE_INLINE __m256i GroupOf(const RowShape& shape, const uint8_t* w, const int
 
 // The exact sums of these eight groups, one in each lane. Folded as they come: few are alive at a time.
 template <QuantKind kKind, uint32_t kUnits>
-SLUICE_INLINE __m256i EightGroups(const RowShape& shape, const uint8_t* w, const int16_t* x, uint32_t first) {
+SLUICE_INLINE __m256i EightGroups(const RowShape& shape, const uint8_t* w, const int16_t* x, uint32_t first,
+                                  LinesAhead* lines) {
   const __m256i s01 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 0>(shape, w, x, first),
                                         GroupOf<kKind, kUnits, 1>(shape, w, x, first));
+  lines->Step<kPlacesAhead<kKind>>();
   const __m256i s23 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 2>(shape, w, x, first),
                                         GroupOf<kKind, kUnits, 3>(shape, w, x, first));
+  lines->Step<kPlacesAhead<kKind>>();
   const __m256i a = _mm256_hadd_epi32(s01, s23);
   const __m256i s45 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 4>(shape, w, x, first),
                                         GroupOf<kKind, kUnits, 5>(shape, w, x, first));
+  lines->Step<kPlacesAhead<kKind>>();
   const __m256i s67 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 6>(shape, w, x, first),
                                         GroupOf<kKind, kUnits, 7>(shape, w, x, first));
+  lines->Step<kPlacesAhead<kKind>>();
   const __m256i b = _mm256_hadd_epi32(s45, s67);
   return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 }
@@ -160,18 +165,18 @@ SLUICE_INLINE __m256i EightGroups(const RowShape& shape, const uint8_t* w, const
 // The sums of the eight whole groups from g on, of kRows rows.
 template <QuantKind kKind, uint32_t kUnits, int kRows>
 SLUICE_INLINE void SumEightGroups(const RowShape& shape, const uint8_t* const* w, const QuantRow& x,
-                                  uint32_t g, __m256i* sums) {
+                                  uint32_t g, LinesAhead* lines, __m256i* sums) {
   if constexpr (kByBytes<kKind, kUnits>) {
-    EightGroupsOfBytes<kKind, kUnits, kRows>(shape, w, x.bytes, g * kUnits, sums);
+    EightGroupsOfBytes<kKind, kUnits, kRows>(shape, w, x.bytes, g * kUnits, lines, sums);
   } else {
     for (int r = 0; r < kRows; ++r) {
-      sums[r] = EightGroups<kKind, kUnits>(shape, w[r], x.codes, g * kUnits);
+      sums[r] = EightGroups<kKind, kUnits>(shape, w[r], x.codes, g * kUnits, lines);
     }
   }
 }
 
 // kRows (1 or 2) rows with one token. kUnits: units in a group, 0 for groups that do not fill whole blocks
-// with their neighbours. `ahead`: rows to prefetch meanwhile, or nullptr.
+// with their neighbours. `lines`: rows to fetch meanwhile.
 template <QuantKind kKind, uint32_t kUnits, int kRows>
 SLUICE_INLINE void DotRowsWith(const RowShape& shape, const uint8_t* const* w, const QuantRow& x,
                                LinesAhead* lines, float* y) {
@@ -184,11 +189,9 @@ SLUICE_INLINE void DotRowsWith(const RowShape& shape, const uint8_t* const* w, c
     const uint32_t whole = shape.cols / shape.group;
     for (; g + 8 <= whole; g += 8) {
       __m256i sums[kRows];
-      SumEightGroups<kKind, kUnits, kRows>(shape, w, x, g, sums);
-      lines[0].Step();
+      SumEightGroups<kKind, kUnits, kRows>(shape, w, x, g, lines, sums);
       lanes[0] = AddGroups<kKind>(shape, w[0], x, g, 8, sums[0], lanes[0]);
       if constexpr (kRows == 2) {  // not a loop: it would keep the lanes in memory
-        lines[1].Step();
         lanes[1] = AddGroups<kKind>(shape, w[1], x, g, 8, sums[1], lanes[1]);
       }
     }
@@ -197,8 +200,10 @@ SLUICE_INLINE void DotRowsWith(const RowShape& shape, const uint8_t* const* w, c
   const uint32_t per_group = shape.group / 16;
   for (; g < shape.groups; g += 8) {
     const uint32_t count = shape.groups - g < 8 ? shape.groups - g : 8;
+    for (uint32_t i = 0; i < kFetchSteps; ++i) {
+      lines->Step<kPlacesAhead<kKind>>();
+    }
     for (int r = 0; r < kRows; ++r) {
-      lines[r].Step();
       __m256i v[8];
       for (uint32_t i = 0; i < 8; ++i) {
         const uint32_t first = (g + i) * per_group;
@@ -215,18 +220,22 @@ SLUICE_INLINE void DotRowsWith(const RowShape& shape, const uint8_t* const* w, c
 
 // Rows [r, r + kRows) of the call.
 template <QuantKind kKind, uint32_t kUnits, int kRows>
-inline void DotRowsAt(const QuantDotCall& call, uint32_t r, uint32_t step) {
+inline void DotRowsAt(const QuantDotCall& call, uint32_t r, uint32_t steps) {
   const bool prefetch = KindOf(call.prefetch) != Prefetch::kNone;
   if (call.fetch_lines != 0) {
     const uint32_t wanted = call.fetch_lines * kRows;
     call.fetch[1]->Advance(wanted - call.fetch[0]->Advance(wanted));
   }
   for (uint32_t t = 0; t < call.tokens; ++t) {
-    LinesAhead lines[kRows];
-    for (int i = 0; i < kRows && prefetch && t == 0; ++i) {
-      lines[i] = LinesAhead(RowAhead(call.w, r + i, call.prefetch), call.shape.bytes, step);
+    LinesAhead lines;
+    if (prefetch && t == 0) {
+      const uint8_t* ahead[kRows];
+      for (int i = 0; i < kRows; ++i) {
+        ahead[i] = RowAhead(call.w, r + i, call.prefetch);
+      }
+      lines.Start<kRows, kPlacesAhead<kKind> / kRows>(ahead, call.shape.bytes, steps);
     }
-    DotRowsWith<kKind, kUnits, kRows>(call.shape, call.w + r, call.x[t], lines, call.y[t] + call.first + r);
+    DotRowsWith<kKind, kUnits, kRows>(call.shape, call.w + r, call.x[t], &lines, call.y[t] + call.first + r);
   }
 }
 
@@ -234,13 +243,13 @@ template <QuantKind kKind, uint32_t kUnits>
 void QuantDotRows(const QuantDotCall& call) {
   // Rows by bytes go in pairs, which share what they load of x.
   constexpr int kPair = kByBytes<kKind, kUnits> ? 2 : 1;
-  const uint32_t step = LinesAhead::StepOf(call.shape.bytes, (call.shape.groups + 7) / 8);
+  const uint32_t steps = (call.shape.groups + 7) / 8 * kFetchSteps;
   uint32_t r = 0;
   for (; r + kPair <= call.rows; r += kPair) {
-    DotRowsAt<kKind, kUnits, kPair>(call, r, step);
+    DotRowsAt<kKind, kUnits, kPair>(call, r, steps);
   }
   for (; r < call.rows; ++r) {
-    DotRowsAt<kKind, kUnits, 1>(call, r, step);
+    DotRowsAt<kKind, kUnits, 1>(call, r, steps);
   }
 }
 

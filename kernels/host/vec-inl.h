@@ -7,6 +7,15 @@
 #error "included by kernels_*.cc only"
 #endif
 
+// These files are one compilation with every kernel in it, past the size up to which GCC inlines by itself.
+#define SLUICE_INLINE __attribute__((always_inline)) inline
+
+#if defined(__clang__)
+#define SLUICE_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define SLUICE_UNROLL _Pragma("GCC unroll 64")
+#endif
+
 inline constexpr uint32_t kLanes = 32;
 inline constexpr int kParts = kLanes / kNative;
 
