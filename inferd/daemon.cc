@@ -50,6 +50,15 @@ absl::StatusOr<std::vector<ListenAddress>> ParseAddresses(const std::vector<std:
   return addresses;
 }
 
+template <typename Id>
+auto IdsOf(const std::vector<Id>& named) {
+  std::vector<decltype(Id::id)> ids;
+  for (const Id& one : named) {
+    ids.push_back(one.id);
+  }
+  return ids;
+}
+
 std::string AbsolutePath(const std::string& path) {
   std::error_code error;
   const std::filesystem::path canonical = std::filesystem::canonical(path, error);
@@ -82,7 +91,7 @@ absl::StatusOr<std::unique_ptr<InferdDaemon>> InferdDaemon::Prepare(
   }
   RETURN_IF_ERROR(daemon->Open(set));
   RETURN_IF_ERROR(daemon->Serve(std::move(on_phase), inherited));
-  RETURN_IF_ERROR(daemon->OpenMetrics());
+  RETURN_IF_ERROR(daemon->OpenMetrics(options.metrics));
   return daemon;
 }
 
@@ -180,12 +189,8 @@ absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> o
   InferdServerOptions server;
   ASSIGN_OR_RETURN(server.addresses, ParseAddresses(options_.listen));
   ASSIGN_OR_RETURN(server.admin, ParseAddresses(options_.admin));
-  for (const UserId user : options_.allow_uid) {
-    server.allowed_uids.push_back(user.id);
-  }
-  for (const GroupId group : options_.allow_group) {
-    server.allowed_gids.push_back(group.id);
-  }
+  server.allowed_uids = IdsOf(options_.allow_uid);
+  server.allowed_gids = IdsOf(options_.allow_group);
   server.socket_mode = options_.socket_mode.bits;
   server.inherited = inherited;
   server.on_phase = std::move(on_phase);
@@ -193,16 +198,24 @@ absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> o
   return absl::OkStatus();
 }
 
-absl::Status InferdDaemon::OpenMetrics() {
-  if (options_.metrics.empty()) {
-    return absl::OkStatus();
+// An empty address ends them.
+absl::Status InferdDaemon::OpenMetrics(const std::string& address) {
+  if (address.empty()) {
+    door_.reset();
+  } else {
+    ASSIGN_OR_RETURN(door_, MetricsDoor::Open(address, [this] {
+                       return metrics_.Text(gate_.Stats(), state_->info(), state_->Look().phase,
+                                            server_->pump());
+                     }));
+    log_->info("metrics on http://{}/metrics", door_->address());
   }
-  ASSIGN_OR_RETURN(door_, MetricsDoor::Open(options_.metrics, [this] {
-                     return metrics_.Text(gate_.Stats(), state_->info(), state_->Look().phase,
-                                          server_->pump());
-                   }));
-  log_->info("metrics on http://{}/metrics", door_->address());
+  metrics_address_ = address;
   return absl::OkStatus();
+}
+
+absl::Status InferdDaemon::Reload(const InferdOptions& options) {
+  server_->Tune(IdsOf(options.allow_uid), IdsOf(options.allow_group), ServingLimitsOf(options));
+  return options.metrics == metrics_address_ ? absl::OkStatus() : OpenMetrics(options.metrics);
 }
 
 void InferdDaemon::Begin() {

@@ -57,6 +57,10 @@ class InferdDaemon {
   // Lets answers end for up to `patience`, cuts the rest, closes the sockets. Idempotent.
   void Shutdown(absl::Duration patience);
 
+  // Takes over what WithReloaded() changed: who may connect, limits of calls, the metrics' port. A port that
+  // cannot be opened: its error, and the metrics stay where they were; all else has changed.
+  absl::Status Reload(const InferdOptions& options);
+
   // One line with every option and the addresses. REQUIRES: not shut down.
   std::string DescribeStart() const;
   // Whether a step is stuck, for the watchdog.
@@ -68,12 +72,12 @@ class InferdDaemon {
   absl::Status OpenTokenizer();
   void OpenChat();
   absl::Status Serve(std::function<void(const ServerState::View&)> on_phase, InheritedSockets* inherited);
-  absl::Status OpenMetrics();
+  absl::Status OpenMetrics(const std::string& address);
   absl::Status StartEngine();
   absl::Status SetUpSparsity(const BackendLimits& limits, Backend& backend);
   ServedModel Describe() const;
 
-  const InferdOptions options_;
+  const InferdOptions options_;  // of the start
   spdlog::logger* const log_;
   // Constant after Prepare.
   std::unique_ptr<Pack> pack_;
@@ -90,6 +94,7 @@ class InferdDaemon {
   ServingMetrics metrics_;          // self-synchronised
   std::unique_ptr<Engine> engine_;  // the starter's, main's once the start has ended
   std::unique_ptr<InferdServer> server_;
+  std::string metrics_address_;        // as the options have it; empty: off
   std::unique_ptr<MetricsDoor> door_;  // null: off; before the server it goes
   std::thread starter_;
   absl::Mutex mutex_;

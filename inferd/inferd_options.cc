@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/error_detail.h"
 #include "common/option_declarer.h"
+#include "common/option_reload.h"
 #include "common/runtime_dir.h"
 #include "common/status.h"
 #include "inferd/policy/policy_keys.h"
@@ -121,18 +122,17 @@ ServingLimits ServingLimitsOf(const InferdOptions& options) {
   return limits;
 }
 
-std::vector<OptionText> OptionTextsOf(const InferdOptions& options) {
-  InferdOptions shown = options;
-  std::vector<OptionText> texts;
-  ForEachOption(&shown, [&](const char* name, const auto* member, const char*) {
-    texts.push_back({name, ShowOptionValue(*member)});
-  });
-  return texts;
-}
+std::vector<OptionText> OptionTextsOf(const InferdOptions& options) { return TextsOfAll(options); }
 
 const std::set<std::string>& ReloadableInferdOptions() {
-  static const std::set<std::string> kNames = {"log-level", "drain-timeout"};
+  static const std::set<std::string> kNames = {"allow-uid",     "allow-group",   "metrics",
+                                               "max-unsent",    "stall-timeout", "max-request-time",
+                                               "drain-timeout", "keep",          "log-level"};
   return kNames;
+}
+
+InferdOptions WithReloaded(const InferdOptions& running, const InferdOptions& read) {
+  return TakeNamed(running, read, ReloadableInferdOptions());
 }
 
 std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const SetOptions& set,

@@ -93,6 +93,8 @@ std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const 
 std::vector<OptionText> OptionTextsOf(const InferdOptions& options);
 // What SIGHUP can change while inferd runs.
 const std::set<std::string>& ReloadableInferdOptions();
+// `running` with those of `read`.
+InferdOptions WithReloaded(const InferdOptions& running, const InferdOptions& read);
 
 // Calls visit(name, pointer to the member, help) for each option, in the order of --help. Help says what a
 // default that is computed is; other defaults are shown from the member.

@@ -24,6 +24,9 @@ constexpr absl::Duration kLinger = absl::Milliseconds(100);
 // The largest is a text to calibrate on: five million tokens of at most three bytes.
 constexpr int kAdminRequestBytes = 16 << 20;
 
+// Groups are of clients, not of operators.
+PeerPolicy AdminPeers(std::vector<uid_t> allowed_uids) { return {std::move(allowed_uids), {}}; }
+
 }  // namespace
 
 // Destroyed in reverse: servers before the services, these before the pump.
@@ -82,7 +85,7 @@ absl::Status InferdServer::Listen() {
   if (!options_.admin.empty()) {
     GrpcServerOptions admin;
     admin.addresses = options_.admin;
-    admin.peers.allowed_uids = options_.allowed_uids;
+    admin.peers = AdminPeers(options_.allowed_uids);
     admin.max_receive_bytes = kAdminRequestBytes;
     admin.on_refused = report;
     admin.inherited = options_.inherited;
@@ -94,8 +97,7 @@ absl::Status InferdServer::Listen() {
   }
   GrpcServerOptions clients;
   clients.addresses = options_.addresses;
-  clients.peers.allowed_uids = options_.allowed_uids;
-  clients.peers.allowed_gids = options_.allowed_gids;
+  clients.peers = {options_.allowed_uids, options_.allowed_gids};
   clients.socket_mode = options_.socket_mode;
   clients.on_refused = report;
   clients.inherited = options_.inherited;
@@ -142,6 +144,15 @@ void InferdServer::Shutdown(absl::Duration patience) {
   if (parts_->admin_server != nullptr) {
     parts_->admin_server->Shutdown(absl::ZeroDuration());
   }
+}
+
+void InferdServer::Tune(std::vector<uid_t> allowed_uids, std::vector<gid_t> allowed_gids,
+                        const ServingLimits& limits) {
+  parts_->context.limits = limits;
+  if (parts_->admin_server != nullptr) {
+    parts_->admin_server->SetPeers(AdminPeers(allowed_uids));
+  }
+  parts_->client_server->SetPeers({std::move(allowed_uids), std::move(allowed_gids)});
 }
 
 const StreamPump& InferdServer::pump() const { return parts_->pump; }

@@ -52,6 +52,9 @@ class InferdServer {
   // Idempotent.
   void Shutdown(absl::Duration patience) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Who may connect from now on, and the limits that calls go by. Beside running calls.
+  void Tune(std::vector<uid_t> allowed_uids, std::vector<gid_t> allowed_gids, const ServingLimits& limits);
+
   const StreamPump& pump() const;
 
   // The clients' addresses with the ports in use.

@@ -79,7 +79,7 @@ absl::StatusOr<std::string> RequestId(const CallFacts& call, const std::string& 
 }
 
 absl::Time DeadlineOf(const ServingContext& context, const CallFacts& call) {
-  return std::min(call.deadline, absl::Now() + context.limits.max_request_time);
+  return std::min(call.deadline, absl::Now() + context.limits.max_request_time.Get());
 }
 
 absl::StatusOr<SamplingParams> Sampling(const GenerationDefaults& defaults,

@@ -64,17 +64,18 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
   void CheckStall(absl::Time now) final ABSL_LOCKS_EXCLUDED(mutex_) {
     {
       const absl::MutexLock lock(&mutex_);
-      if (done_ || !writing_ || now < write_began_ + serving_.limits.stall_timeout) {
+      const absl::Duration patience = serving_.limits.stall_timeout.Get();
+      if (done_ || !writing_ || now < write_began_ + patience) {
         return;
       }
       if (finished_) {
         // The reader was told why, but does not read that either.
-        if (now >= write_began_ + 2 * serving_.limits.stall_timeout) {
+        if (now >= write_began_ + 2 * patience) {
           call_->TryCancel();
         }
         return;
       }
-      CutLocked(absl::StrCat("nothing was read for ", absl::FormatDuration(serving_.limits.stall_timeout)));
+      CutLocked(absl::StrCat("nothing was read for ", absl::FormatDuration(patience)));
     }
     Pump();
   }
@@ -122,8 +123,9 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
 
   // The subclass has appended about `bytes`; beyond the limit the stream is cut if `may_cut`.
   void Appended(size_t bytes, bool may_cut) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (unsent_.fetch_add(bytes) + bytes > serving_.limits.max_unsent_bytes && may_cut) {
-      CutLocked(absl::StrCat("more than ", serving_.limits.max_unsent_bytes, " bytes wait to be read"));
+    const size_t most = serving_.limits.max_unsent_bytes.Get();
+    if (unsent_.fetch_add(bytes) + bytes > most && may_cut) {
+      CutLocked(absl::StrCat("more than ", most, " bytes wait to be read"));
     }
   }
   // Whether appended output still has a reader.

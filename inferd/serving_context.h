@@ -1,6 +1,7 @@
 // What inferd's services work with: the engine, the model's description, limits. gRPC-free.
 //
-// Thread safety: constant once the server has started; what the pointers lead to is thread-safe.
+// Thread safety: constant once the server has started, but for the limits; what the pointers lead to is
+// thread-safe.
 #ifndef SLUICE_INFERD_SERVING_CONTEXT_H_
 #define SLUICE_INFERD_SERVING_CONTEXT_H_
 
@@ -15,6 +16,7 @@
 #include "common/pack/pack_format.h"
 #include "common/text/chat_formatter.h"
 #include "common/text/tokenizer.h"
+#include "common/tunable.h"
 #include "inferd/engine_api.h"
 #include "inferd/serving_metrics.h"
 #include "inferd/stream_pump.h"
@@ -42,14 +44,15 @@ struct ServedModel {
   uint64_t dense_bytes = 0;
 };
 
+// May be changed while calls run; each call goes by what is in effect when it looks.
 struct ServingLimits {
   // What one stream may hold back for its reader. Below gRPC's default limit of a client's message, 4 MiB, as
   // all of it may travel in one.
-  size_t max_unsent_bytes = 1 << 20;
+  Tunable<size_t> max_unsent_bytes{1 << 20};
   // How long a reader may take for one message.
-  absl::Duration stall_timeout = absl::Seconds(30);
+  Tunable<absl::Duration> stall_timeout{absl::Seconds(30)};
   // The time limit of a call whose client set none.
-  absl::Duration max_request_time = absl::Hours(24);
+  Tunable<absl::Duration> max_request_time{absl::Hours(24)};
 };
 
 struct ServingContext {

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/option_declarer.h"
+#include "common/option_reload.h"
 #include "common/runtime_dir.h"
 #include "common/status.h"
 
@@ -73,14 +74,7 @@ absl::Status CheckWeightdOptions(const WeightdOptions& options) {
   return absl::OkStatus();
 }
 
-std::vector<OptionText> OptionTextsOf(const WeightdOptions& options) {
-  WeightdOptions shown = options;
-  std::vector<OptionText> texts;
-  ForEachOption(&shown, [&](const char* name, const auto* member, const char*) {
-    texts.push_back({name, ShowOptionValue(*member)});
-  });
-  return texts;
-}
+std::vector<OptionText> OptionTextsOf(const WeightdOptions& options) { return TextsOfAll(options); }
 
 const std::set<std::string>& ReloadableWeightdOptions() {
   static const std::set<std::string> kNames = {"allow-uid",     "allow-group",   "metrics",
@@ -89,17 +83,8 @@ const std::set<std::string>& ReloadableWeightdOptions() {
   return kNames;
 }
 
-WeightdOptions WithReloaded(WeightdOptions running, const WeightdOptions& read) {
-  running.allowed_uids = read.allowed_uids;
-  running.allowed_gids = read.allowed_gids;
-  running.metrics = read.metrics;
-  running.read_deadline = read.read_deadline;
-  running.scrub_rate = read.scrub_rate;
-  running.session_quota = read.session_quota;
-  running.keep = read.keep;
-  running.drain_timeout = read.drain_timeout;
-  running.log_level = read.log_level;
-  return running;
+WeightdOptions WithReloaded(const WeightdOptions& running, const WeightdOptions& read) {
+  return TakeNamed(running, read, ReloadableWeightdOptions());
 }
 
 }  // namespace sluice

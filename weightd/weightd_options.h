@@ -60,7 +60,7 @@ std::vector<OptionText> OptionTextsOf(const WeightdOptions& options);
 // What SIGHUP can change while weightd runs.
 const std::set<std::string>& ReloadableWeightdOptions();
 // `running` with those of `read`.
-WeightdOptions WithReloaded(WeightdOptions running, const WeightdOptions& read);
+WeightdOptions WithReloaded(const WeightdOptions& running, const WeightdOptions& read);
 
 // Calls visit(name, pointer to the member, help) for each option, in the order of --help. Help says what a
 // default that is computed is; other defaults are shown from the member.
