@@ -101,7 +101,13 @@ absl::Status Launcher::UseAddress(const std::string& address) {
   if (options_.keep.has_value()) {
     return absl::InvalidArgumentError("--keep is for daemons that this command starts, not for --address");
   }
-  client_ = std::make_unique<Client>(address, AdminAddressOf(address), context_.interrupt);
+  std::string admin = AdminAddressOf(address);
+  // Whoever may use inferd need not be one of its operators: then options are not compared.
+  if (const std::string path(absl::StripPrefix(admin, "unix:"));
+      absl::IsPermissionDenied(ConnectUnix(path, UnixSocketType::kStream).status())) {
+    admin.clear();
+  }
+  client_ = std::make_unique<Client>(address, admin, context_.interrupt);
   RETURN_IF_ERROR(client_->CheckServing(kUnavailablePatience));
   std::vector<std::string> differences;
   RETURN_IF_ERROR(Compare(&differences));
