@@ -55,6 +55,8 @@ WeightdFacts FactsOf(const weights::GetStatsResponse& stats) {
   facts.second_reads = stats.second_reads();
   facts.second_reads_won = stats.second_reads_won();
   facts.timed_out = stats.timed_out();
+  facts.sessions_lost = stats.sessions_lost();
+  facts.sessions_stopped = stats.sessions_stopped();
   facts.ssd_bytes = stats.bytes_read();
   facts.evictions = stats.evictions();
   for (const weights::ClassStats& of_class : stats.classes()) {

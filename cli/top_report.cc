@@ -103,6 +103,10 @@ std::string WeightdText(const TopSample& before, const TopSample& now, bool term
       "  DRAM ", Bar(facts.segment_bytes, facts.dram_budget),
       absl::StrFormat("  %s of %s, %s of it weights\n", FormatSize(facts.segment_bytes),
                       FormatSize(facts.dram_budget), FormatSize(facts.resident_bytes)));
+  if (facts.sessions_lost > 0) {
+    absl::StrAppendFormat(&text, "  sessions ended by weightd: %d, of these stopped %d\n",
+                          facts.sessions_lost, facts.sessions_stopped);
+  }
   for (const TopSession& session : facts.sessions) {
     absl::StrAppendFormat(&text, "  session %-16s %-7s holds %s, %d outstanding\n",
                           session.name.empty() ? "-" : session.name, session.state,
@@ -164,6 +168,8 @@ Json WeightdJson(const TopSample& before, const TopSample& now) {
       .Set("second_reads", facts.second_reads)
       .Set("second_reads_won", facts.second_reads_won)
       .Set("timed_out", facts.timed_out)
+      .Set("sessions_lost", facts.sessions_lost)
+      .Set("sessions_stopped", facts.sessions_stopped)
       .Set("sessions", sessions);
 }
 

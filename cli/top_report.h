@@ -34,6 +34,8 @@ struct WeightdFacts {
   uint64_t second_reads = 0;      // started beside these
   uint64_t second_reads_won = 0;  // of these, those that brought the bytes
   uint64_t timed_out = 0;         // requests that ended for want of an answer
+  uint64_t sessions_lost = 0;     // that weightd ended
+  uint64_t sessions_stopped = 0;  // of these, those that had stopped
   // Counters.
   uint64_t resident_requests = 0;
   uint64_t joined_requests = 0;

@@ -28,6 +28,7 @@
 #include "weightd/dram_tier.h"
 #include "weightd/extent_source.h"
 #include "weightd/fair_queue.h"
+#include "weightd/fetcher_stats.h"
 #include "weightd/prefetch_ledger.h"
 #include "weightd/store_metrics.h"
 
@@ -43,24 +44,6 @@ struct FillRequest {
   uint32_t pack = 0;   // weightd's number
   ExtentList extents;  // of the pack; at least one
   uint32_t progress = kNoProgress;
-};
-
-struct FetcherStats {
-  uint64_t demand_requests = 0;
-  uint64_t prefetch_requests = 0;
-  uint64_t resident_requests = 0;
-  uint64_t fills = 0;
-  uint64_t bytes_read = 0;
-  uint64_t joined = 0;
-  uint64_t cancelled = 0;
-  uint64_t no_room = 0;
-  uint64_t checksum_failures = 0;
-  uint64_t io_errors = 0;
-  uint64_t rereads = 0;
-  uint64_t slow_reads = 0;        // that had not ended by their deadline
-  uint64_t second_reads = 0;      // started beside slow ones
-  uint64_t second_reads_won = 0;  // that ended first, with good bytes
-  uint64_t timed_out = 0;         // requests that ended because a read did not
 };
 
 class Fetcher {

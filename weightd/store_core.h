@@ -192,6 +192,7 @@ class StoreCore {
   uint64_t next_session_ = 1;
   uint64_t scrub_refills_ = 0;
   uint64_t sessions_lost_ = 0;
+  uint64_t sessions_stopped_ = 0;
   bool draining_ = false;
 };
 

@@ -6,7 +6,7 @@ namespace sluice {
 StoreStats StoreCore::Stats() const {
   StoreStats stats;
   const Arena& arena = tier_.arena();
-  const FetcherStats& fetches = fetcher_.stats();
+  static_cast<FetcherStats&>(stats) = fetcher_.stats();
   stats.dram_budget = arena.budget();
   stats.segment_bytes = arena.total_bytes();
   stats.retired_bytes = arena.retired_bytes();
@@ -22,22 +22,8 @@ StoreStats StoreCore::Stats() const {
   stats.scrub_bytes = scrubber_.stats().bytes;
   stats.scrub_passes = scrubber_.stats().passes;
   stats.scrub_failures = scrubber_.stats().failures;
-  stats.fills = fetches.fills;
-  stats.bytes_read = fetches.bytes_read;
-  stats.demand_requests = fetches.demand_requests;
-  stats.prefetch_requests = fetches.prefetch_requests;
-  stats.resident_requests = fetches.resident_requests;
-  stats.joined = fetches.joined;
-  stats.cancelled = fetches.cancelled;
-  stats.no_room = fetches.no_room;
-  stats.checksum_failures = fetches.checksum_failures;
-  stats.io_errors = fetches.io_errors;
-  stats.rereads = fetches.rereads;
-  stats.slow_reads = fetches.slow_reads;
-  stats.second_reads = fetches.second_reads;
-  stats.second_reads_won = fetches.second_reads_won;
-  stats.timed_out = fetches.timed_out;
   stats.sessions_lost = sessions_lost_;
+  stats.sessions_stopped = sessions_stopped_;
   stats.in_flight_bytes = fetcher_.started_bytes();
   stats.prefetch_useful = fetcher_.prefetches().useful();
   stats.prefetch_wasted = fetcher_.prefetches().wasted();

@@ -54,6 +54,7 @@ void StoreCore::EndStopped(int64_t now) {
     const uint64_t held = HeldBy(*session);
     const uint64_t share = FairShare();
     if (held > share) {
+      ++sessions_stopped_;
       Doom(id, /*misbehaved=*/true,
            absl::StrCat("no sign of it for ", silent / 1'000'000, " ms while others found no room; it holds ",
                         held, " bytes, its fair share is ", share));

@@ -22,6 +22,7 @@
 #include "common/ring/unique_fd.h"
 #include "weightd/block_reader.h"
 #include "weightd/eviction.h"
+#include "weightd/fetcher_stats.h"
 #include "weightd/store_metrics.h"
 
 namespace sluice {
@@ -128,7 +129,8 @@ struct SessionStats {
   uint64_t charged_bytes = 0;  // of the quota
 };
 
-struct StoreStats {
+// Every number of it has its line in store_counters.h.
+struct StoreStats : FetcherStats {
   uint64_t dram_budget = 0;
   uint64_t segment_bytes = 0;  // of all segments, retired but unacknowledged ones counted: <= dram_budget
   uint64_t retired_bytes = 0;  // of these
@@ -136,40 +138,27 @@ struct StoreStats {
   uint64_t resident_extents = 0;
   uint64_t bad_extents = 0;
   uint64_t segments = 0;
-  uint64_t fills = 0;  // extents read and verified
-  uint64_t bytes_read = 0;
   uint64_t evictions = 0;
-  uint64_t demand_requests = 0;
-  uint64_t prefetch_requests = 0;
-  uint64_t resident_requests = 0;  // that found everything there
-  uint64_t joined = 0;             // extents wanted by a request while another was reading them
-  uint64_t cancelled = 0;
-  uint64_t no_room = 0;
-  uint64_t checksum_failures = 0;
-  uint64_t io_errors = 0;
-  uint64_t rereads = 0;
-  uint64_t slow_reads = 0;        // that had not ended by their deadline
-  uint64_t second_reads = 0;      // started beside slow ones
-  uint64_t second_reads_won = 0;  // that brought the bytes
-  uint64_t timed_out = 0;         // requests that ended because a read did not
-  uint64_t sessions_lost = 0;     // ended for misbehaviour
+  uint64_t sessions_lost = 0;     // that weightd ended: they misbehaved or had stopped
+  uint64_t sessions_stopped = 0;  // of these, the latter
   uint64_t in_flight_bytes = 0;
   uint64_t transfers = 0;  // into slabs, ended
   uint64_t transfers_cancelled = 0;
   uint64_t transfers_waiting = 0;
-  uint64_t link_bytes = 0;     // copied into slabs
-  uint64_t queued_demand = 0;  // requests that wait for their turn or for room
-  uint64_t queued_prefetch = 0;
+  uint64_t link_bytes = 0;       // copied into slabs
   uint64_t prefetch_useful = 0;  // extents that a prefetch brought and a session used
   uint64_t prefetch_wasted = 0;  // that left memory unused
-  std::string eviction;          // "lru", "lfru", "score"
-  bool admission = false;
   uint64_t trusted_extents = 0;  // that the admission keeps from scans, now
+  uint64_t promotions = 0;       // how many came to be that
   uint64_t scrub_bytes = 0;      // verified again in memory
   uint64_t scrub_passes = 0;     // over all that was resident
   uint64_t scrub_failures = 0;   // extents whose bytes went bad in memory
-  uint64_t promotions = 0;       // how many came to be that
-  std::string io_engine;         // "uring, O_DIRECT", "pread, buffered"
+  // By class, in the metrics' labelled families.
+  uint64_t queued_demand = 0;  // requests that wait for their turn or for room
+  uint64_t queued_prefetch = 0;
+  std::string eviction;  // "lru", "lfru", "score"
+  bool admission = false;
+  std::string io_engine;  // "uring, O_DIRECT", "pread, buffered"
   std::vector<SessionStats> sessions;
 };
 

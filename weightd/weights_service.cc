@@ -14,6 +14,9 @@
 #include "common/pack/pack.h"
 #include "common/ring/lease.h"
 #include "common/status.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/message.h"
+#include "weightd/store_counters.h"
 
 namespace sluice {
 namespace v1 = ::sluice::weights::v1;
@@ -89,42 +92,13 @@ std::string Printable(std::string text) {
 }
 
 void FillCounters(const StoreStats& stats, v1::GetStatsResponse* response) {
-  response->set_dram_budget_bytes(stats.dram_budget);
-  response->set_segment_bytes(stats.segment_bytes);
-  response->set_retired_bytes(stats.retired_bytes);
-  response->set_segments(stats.segments);
-  response->set_resident_bytes(stats.resident_bytes);
-  response->set_resident_extents(stats.resident_extents);
-  response->set_bad_extents(stats.bad_extents);
-  response->set_in_flight_bytes(stats.in_flight_bytes);
-  response->set_fills(stats.fills);
-  response->set_bytes_read(stats.bytes_read);
-  response->set_evictions(stats.evictions);
-  response->set_demand_requests(stats.demand_requests);
-  response->set_prefetch_requests(stats.prefetch_requests);
-  response->set_resident_requests(stats.resident_requests);
-  response->set_joined(stats.joined);
-  response->set_cancelled(stats.cancelled);
-  response->set_no_room(stats.no_room);
-  response->set_checksum_failures(stats.checksum_failures);
-  response->set_io_errors(stats.io_errors);
-  response->set_rereads(stats.rereads);
-  response->set_slow_reads(stats.slow_reads);
-  response->set_second_reads(stats.second_reads);
-  response->set_second_reads_won(stats.second_reads_won);
-  response->set_timed_out(stats.timed_out);
-  response->set_sessions_lost(stats.sessions_lost);
+  const google::protobuf::Descriptor* fields = response->GetDescriptor();
+  for (const StoreCounter& counter : kStoreCounters) {
+    response->GetReflection()->SetUInt64(response, fields->FindFieldByName(counter.field),
+                                         stats.*counter.value);
+  }
   response->set_eviction(stats.eviction);
   response->set_admission(stats.admission);
-  response->set_trusted_extents(stats.trusted_extents);
-  response->set_promotions(stats.promotions);
-  response->set_scrub_bytes(stats.scrub_bytes);
-  response->set_scrub_passes(stats.scrub_passes);
-  response->set_scrub_failures(stats.scrub_failures);
-  response->set_transfers(stats.transfers);
-  response->set_transfers_cancelled(stats.transfers_cancelled);
-  response->set_transfers_waiting(stats.transfers_waiting);
-  response->set_link_bytes(stats.link_bytes);
 }
 
 void FillHistogram(const HistogramData& data, v1::LatencyHistogram* out) {
@@ -148,9 +122,7 @@ void FillClasses(const StoreStats& stats, const StoreMetrics& metrics, v1::GetSt
     FillHistogram(from.queue_seconds.Read(), out->mutable_queue());
     FillHistogram(from.io_seconds.Read(), out->mutable_io());
   }
-  response->set_prefetch_useful(stats.prefetch_useful);
   response->set_prefetch_late(metrics.prefetch_late.value());
-  response->set_prefetch_wasted(stats.prefetch_wasted);
   FillHistogram(metrics.copy_seconds.Read(), response->mutable_copy());
 }
 

@@ -35,10 +35,12 @@ TEST(TopReportTest, CountersBecomeRatesPerSecond) {
   now.weightd->second_reads = 4;
   now.weightd->second_reads_won = 2;
   now.weightd->timed_out = 1;
+  now.weightd->sessions_lost = 3;
+  now.weightd->sessions_stopped = 2;
   const std::string text = TopText(before, now, /*terminal=*/false);
-  for (const char* part :
-       {"20.0 tokens/s", "experts resident 75.0 %", "3.0 from SSD", "SSD 2.0 MiB/s", "4.0 evictions/s",
-        "errors 3", "slow reads 5 (read again 4, won 2), timed out 1", "50 %", "4.0 GiB of 8.0 GiB"}) {
+  for (const char* part : {"20.0 tokens/s", "experts resident 75.0 %", "3.0 from SSD", "SSD 2.0 MiB/s",
+                           "4.0 evictions/s", "errors 3", "ended by weightd: 3, of these stopped 2",
+                           "slow reads 5 (read again 4, won 2), timed out 1", "50 %", "4.0 GiB of 8.0 GiB"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
   const std::string json = TopJson(before, now).Dump();
@@ -46,6 +48,7 @@ TEST(TopReportTest, CountersBecomeRatesPerSecond) {
   EXPECT_THAT(json, HasSubstr("\"tokens_per_second\":20.0"));
   EXPECT_THAT(json, HasSubstr("\"evictions_per_second\":4.0"));
   EXPECT_THAT(json, HasSubstr("\"slow_reads\":5"));
+  EXPECT_THAT(json, HasSubstr("\"sessions_stopped\":2"));
 }
 
 TEST(TopReportTest, DaemonThatIsAbsentIsSaidWithItsReasonAndTheOtherIsShown) {

@@ -70,6 +70,7 @@ TEST_F(StoppedSessionTest, IsEndedWhenItHoldsMoreThanItsShareAndAnotherStarvesFo
   EXPECT_EQ(AskFor(3), absl::StatusCode::kOk);
   EXPECT_THAT(core_->Stats().sessions, SizeIs(1));
   EXPECT_EQ(core_->Stats().sessions_lost, 1u);
+  EXPECT_EQ(core_->Stats().sessions_stopped, 1u);
   EXPECT_THAT(Log(), testing::Contains(HasSubstr("its fair share is " + std::to_string(2 * kExpert))));
 }
 
@@ -231,6 +232,7 @@ TEST_F(SessionEndTest, GarbageInOneClientsRegionsLosesOnlyItsOwnSession) {
   }
   EXPECT_GT(lost, 100);
   EXPECT_EQ(core_->Stats().sessions_lost, static_cast<uint64_t>(lost));
+  EXPECT_EQ(core_->Stats().sessions_stopped, 0u);
   EXPECT_THAT(core_->Stats().sessions, SizeIs(1));
   EXPECT_EQ(core_->Stats().sessions[0].outstanding, 0u);
 }

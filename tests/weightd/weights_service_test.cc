@@ -7,6 +7,8 @@
 #include <sys/socket.h>
 
 #include <random>
+#include <set>
+#include <string>
 #include <thread>
 
 #include "common/error_detail.h"
@@ -15,6 +17,7 @@
 #include "common/ring/rings.h"
 #include "common/ring/shared_memory.h"
 #include "common/ring/side_channel.h"
+#include "google/protobuf/descriptor.h"
 #include "grpcpp/create_channel.h"
 #include "inferd/session_weight_client.h"
 #include "tests/support/fd_count.h"
@@ -22,6 +25,7 @@
 #include "tests/support/test_pack.h"
 #include "tests/support/test_slab.h"
 #include "tests/support/weight_client_calls.h"
+#include "weightd/store_counters.h"
 #include "weightd/weightd_server.h"
 
 namespace sluice {
@@ -363,6 +367,26 @@ TEST_F(WeightsServiceTest, StatsShowSessionsAndBytes) {
   EXPECT_EQ(stats.sessions(0).state(), "active");
   EXPECT_EQ(stats.sessions(0).held_extents(), 1u);
   client->Release(3, 1);
+}
+
+TEST(StoreCountersTest, EveryNumberThatGetStatsPromisesHasItsLineInTheTable) {
+  const google::protobuf::Descriptor& fields = *v1::GetStatsResponse::descriptor();
+  std::set<std::string> promised;
+  for (int i = 0; i < fields.field_count(); ++i) {
+    const google::protobuf::FieldDescriptor& field = *fields.field(i);
+    if (field.cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_UINT64 && !field.is_repeated()) {
+      promised.insert(field.name());
+    }
+  }
+  promised.erase("boot_epoch");     // not a number that counts
+  promised.erase("prefetch_late");  // counted without the store's lock
+  std::set<std::string> told;
+  std::set<std::string> metrics;
+  for (const StoreCounter& counter : kStoreCounters) {
+    EXPECT_TRUE(told.insert(counter.field).second) << counter.field;
+    EXPECT_TRUE(counter.metric == nullptr || metrics.insert(counter.metric).second) << counter.metric;
+  }
+  EXPECT_EQ(told, promised);
 }
 
 TEST_F(WeightsServiceTest, StatsCountTransfersAndTheirBytes) {
