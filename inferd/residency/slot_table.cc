@@ -102,11 +102,12 @@ uint32_t SlotTable::VictimOfOthers(uint32_t layer, uint16_t size_class, bool ove
   return kNoSlot;
 }
 
-uint32_t SlotTable::Passing(uint32_t layer) const {
+uint32_t SlotTable::Passing(uint32_t layer, uint16_t size_class) const {
   uint32_t passing = 0;
   for (uint32_t expert = 0; expert < Experts(layer); ++expert) {
     const uint32_t index = Find(layer, expert);
-    passing += index != kNoSlot && slots_[index].passing ? 1 : 0;
+    const bool counts = index != kNoSlot && slots_[index].passing && slots_[index].size_class == size_class;
+    passing += counts ? 1 : 0;
   }
   return passing;
 }
@@ -140,7 +141,7 @@ uint32_t SlotTable::Choose(uint32_t layer, uint16_t size_class, For purpose, Vic
                : kNoSlot;
   }
   if (purpose == For::kStream &&
-      Passing(layer) >= std::min(kStreamWidth, std::max(1u, classes_[size_class].passing))) {
+      Passing(layer, size_class) >= std::min(kStreamWidth, std::max(1u, classes_[size_class].passing))) {
     return kNoSlot;
   }
   for (const Tier tier : {Tier::kUsual, Tier::kAny}) {

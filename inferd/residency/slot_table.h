@@ -102,7 +102,7 @@ class SlotTable {
   uint32_t VictimOfOthers(uint32_t layer, uint16_t size_class, bool over_quota, Tier tier, Victim victim);
   uint32_t ChooseUsual(uint32_t layer, uint16_t size_class, For purpose, Victim victim);
   uint32_t Choose(uint32_t layer, uint16_t size_class, For purpose, Victim victim);
-  uint32_t Passing(uint32_t layer) const;
+  uint32_t Passing(uint32_t layer, uint16_t size_class) const;
 
   std::vector<SlotClass> classes_;
   std::vector<uint16_t> class_of_;      // by layer and expert

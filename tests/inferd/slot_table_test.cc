@@ -54,6 +54,23 @@ TEST(SlotTableTest, ALayerAtItsQuotaGivesUpItsOwn) {
   EXPECT_EQ(table.evictions(), 1u);
 }
 
+// Experts 0 and 1 of each layer are of one size, 2 and 3 of another. What passed in the first size does not
+// hold up what streams in the second, for which only the layer's own is left.
+TEST(SlotTableTest, WhatPassesInOneSizeIsNotWaitedForInAnother) {
+  SlabPlan plan = Plan(2, 2, {0, 0});
+  plan.classes.push_back({.bytes = 64, .offset = 256, .first = 2, .slots = 2, .experts = 4, .quota = {1, 1}});
+  plan.slots = 4;
+  plan.class_of = {0, 0, 1, 1, 0, 0, 1, 1};
+  SlotTable table(plan);
+  Put(&table, 0, 2);
+  Put(&table, 1, 2);
+  ASSERT_NE(Put(&table, 0, 0, For::kStream), kNoSlot);
+  ASSERT_NE(Put(&table, 0, 1, For::kStream), kNoSlot);
+  EXPECT_NE(Put(&table, 0, 3, For::kStream), kNoSlot);
+  EXPECT_EQ(table.Find(0, 2), kNoSlot);
+  EXPECT_TRUE(table.IsReady(1, 2));
+}
+
 TEST(SlotTableTest, APrefetchTakesWhatBelongsToNobodyFirst) {
   SlotTable table(Plan(5, 1, {2, 2}));
   for (uint32_t expert : {0u, 1u}) {
