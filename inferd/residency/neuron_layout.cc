@@ -1,6 +1,7 @@
 #include "inferd/residency/neuron_layout.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/pack/row_layout.h"
 #include "common/status.h"
@@ -10,6 +11,20 @@ namespace {
 
 constexpr uint64_t kRegionAlignment = 64;
 constexpr std::array<Part, kPartCount> kParts = {Part::kUp, Part::kGate, Part::kDown};
+
+// Whether some layer may not keep a token's experts.
+bool KeepsTooFew(const Pack& pack, const SlabPlan& plan) {
+  for (uint32_t layer = 0; layer < pack.config().layers.size(); ++layer) {
+    uint32_t kept = 0;
+    for (const SlotClass& c : plan.classes) {
+      kept += c.quota[layer];
+    }
+    if (kept < std::min(pack.config().layers[layer].moe.top_k, pack.expert_count(layer))) {
+      return true;
+    }
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -84,7 +99,11 @@ absl::StatusOr<SlabPlan> PlanNeuronSlab(const Pack& pack, uint64_t budget, Part 
                                         const SlotAllocation& allocate) {
   RETURN_IF_ERROR(CheckNeuronBudget(pack, budget, lead, lead_resident));
   const uint64_t leads = lead_resident && budget != 0 ? LeadBytes(pack, lead) : 0;
-  return PlanSlab(pack, budget - leads, allocate, NeuronSlotBytes(pack, lead, lead_resident));
+  const SlotBytes slot_bytes = NeuronSlotBytes(pack, lead, lead_resident);
+  ASSIGN_OR_RETURN(SlabPlan plan, PlanSlab(pack, budget - leads, allocate, slot_bytes));
+  return KeepsTooFew(pack, plan)
+             ? PlanSlab(pack, budget - leads, allocate, slot_bytes, 2 * LargestTopKOf(pack))
+             : std::move(plan);
 }
 
 }  // namespace sluice

@@ -46,6 +46,8 @@ uint64_t LeadBytes(const Pack& pack, Part lead);
 absl::Status CheckNeuronBudget(const Pack& pack, uint64_t budget, Part lead, bool lead_resident);
 
 // Slots of that budget; with `lead_resident` the leads take theirs first and are not in the plan's bytes.
+// Where a layer may keep fewer experts than a token has, twice as many pass: those that it computes, and
+// those that are predicted for the next one.
 absl::StatusOr<SlabPlan> PlanNeuronSlab(const Pack& pack, uint64_t budget, Part lead, bool lead_resident,
                                         const SlotAllocation& allocate);
 

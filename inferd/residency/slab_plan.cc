@@ -9,8 +9,10 @@ namespace {
 
 constexpr uint64_t kSlotAlignment = 64;
 constexpr uint32_t kLeastSlots = 2;
-// Slots that experts only pass through: as many as a token's experts, but at most this share of the slots.
+// Slots that experts only pass through: as many as a token's experts, but at most this share of the slots; or
+// as many as were asked for, and at most half of them.
 constexpr uint32_t kPassingShare = 4;
+constexpr uint32_t kAskedPassingShare = 2;
 
 uint64_t BytesOf(const Pack& pack, const SlotBytes& slot_bytes, uint32_t layer, uint32_t expert) {
   const uint64_t bytes = slot_bytes ? slot_bytes(layer, expert) : pack.expert_bytes(layer, expert);
@@ -91,6 +93,17 @@ std::vector<uint32_t> ExpertsByLayer(const Pack& pack, const SlabPlan& plan, uin
   return experts;
 }
 
+// Of the class's slots. `all_experts`: of all classes.
+uint32_t PassingSlots(const SlotClass& c, uint32_t wanted, uint32_t share, uint32_t all_experts) {
+  if (c.slots >= c.experts) {
+    return 0;
+  }
+  const uint64_t of_class = (uint64_t{wanted} * c.experts + all_experts - 1) / all_experts;
+  return std::min(static_cast<uint32_t>(of_class), std::max(1u, c.slots / share));
+}
+
+}  // namespace
+
 uint32_t LargestTopKOf(const Pack& pack) {
   uint32_t most = 1;
   for (const LayerConfig& layer : pack.config().layers) {
@@ -98,8 +111,6 @@ uint32_t LargestTopKOf(const Pack& pack) {
   }
   return most;
 }
-
-}  // namespace
 
 uint64_t SmallestDeviceBudget(const Pack& pack, const SlotBytes& slot_bytes) {
   return LeastBytes(ClassesOf(pack, slot_bytes));
@@ -123,7 +134,7 @@ absl::Status CheckDeviceBudget(const Pack& pack, uint64_t budget, const SlotByte
 }
 
 absl::StatusOr<SlabPlan> PlanSlab(const Pack& pack, uint64_t budget, const SlotAllocation& allocate,
-                                  const SlotBytes& slot_bytes) {
+                                  const SlotBytes& slot_bytes, uint32_t passing) {
   RETURN_IF_ERROR(CheckDeviceBudget(pack, budget, slot_bytes));
   SlabPlan plan;
   plan.classes = ClassesOf(pack, slot_bytes);
@@ -135,9 +146,9 @@ absl::StatusOr<SlabPlan> PlanSlab(const Pack& pack, uint64_t budget, const SlotA
     c.first = plan.slots;
     plan.bytes += c.bytes * c.slots;
     plan.slots += c.slots;
-    c.passing = c.slots >= c.experts ? 0
-                                     : std::min(std::max(kLeastSlots, LargestTopKOf(pack)),
-                                                std::max(1u, c.slots / kPassingShare));
+    c.passing = PassingSlots(c, passing > 0 ? passing : std::max(kLeastSlots, LargestTopKOf(pack)),
+                             passing > 0 ? kAskedPassingShare : kPassingShare,
+                             static_cast<uint32_t>(plan.class_of.size()));
     c.quota = allocate(ExpertsByLayer(pack, plan, i), c.slots - c.passing);
   }
   return plan;

@@ -49,13 +49,18 @@ using SlotBytes = std::function<uint64_t(uint32_t layer, uint32_t expert)>;
 // The least budget: two slots of every class, one to compute from and one to fill.
 uint64_t SmallestDeviceBudget(const Pack& pack, const SlotBytes& slot_bytes = {});
 
+// Most experts of a token, over the layers; 1 without any.
+uint32_t LargestTopKOf(const Pack& pack);
+
 // Whether a slab of `budget` bytes (0: all experts) can serve the pack. INVALID_ARGUMENT with both numbers
 // below SmallestDeviceBudget(), or for a pack without routed experts.
 absl::Status CheckDeviceBudget(const Pack& pack, uint64_t budget, const SlotBytes& slot_bytes = {});
 
-// `budget`: bytes for experts; 0: all of them. Errors of CheckDeviceBudget().
+// `budget`: bytes for experts; 0: all of them. `passing`: slots that experts only pass through, all classes
+// together, each of which gets its experts' share of them; 0: as many as a token's experts. Errors of
+// CheckDeviceBudget().
 absl::StatusOr<SlabPlan> PlanSlab(const Pack& pack, uint64_t budget, const SlotAllocation& allocate,
-                                  const SlotBytes& slot_bytes = {});
+                                  const SlotBytes& slot_bytes = {}, uint32_t passing = 0);
 
 }  // namespace sluice
 

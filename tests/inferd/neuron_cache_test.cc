@@ -497,6 +497,22 @@ TEST_F(NeuronCacheTest, ABudgetFetchesTheLargestAndLeavesTheOthersOut) {
   EXPECT_EQ(Counted().left_out, active.size() - 12);
 }
 
+// Eight slots for two layers of six: the first layer whole leaves none for the second, where both a token's
+// experts and the two predicted for it must find room.
+TEST_F(NeuronCacheTest, WhereALayerKeepsTooLittleTwiceATokensExpertsPass) {
+  const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
+  const uint64_t budget =
+      LeadBytes(*pack, Part::kUp) + 8 * NeuronLayoutOf(*pack, 0, 0, Part::kUp, true).slot_bytes;
+  const auto layers = PlanNeuronSlab(*pack, budget, Part::kUp, true, AllocateLayers);
+  ASSERT_TRUE(layers.ok()) << layers.status();
+  EXPECT_EQ(layers->classes[0].passing, 4u);
+  EXPECT_EQ(layers->classes[0].quota, (std::vector<uint32_t>{4, 0}));
+  const auto even = PlanNeuronSlab(*pack, budget, Part::kUp, true, AllocateUniform);
+  ASSERT_TRUE(even.ok()) << even.status();
+  EXPECT_EQ(even->classes[0].passing, 2u);
+  EXPECT_EQ(even->classes[0].quota, (std::vector<uint32_t>{3, 3}));
+}
+
 TEST_F(NeuronCacheTest, ABudgetThatDoesNotHoldTheLeadsIsRefusedWithTheNumbers) {
   const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
   const uint64_t leads = LeadBytes(*pack, Part::kUp);

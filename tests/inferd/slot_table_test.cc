@@ -199,6 +199,31 @@ TEST_F(SlabPlanTest, ABudgetOfHalfTheExpertsHoldsHalfOfThem) {
   EXPECT_EQ(plan->classes[0].quota, (std::vector<uint32_t>{4, 3, 3}));
 }
 
+// Of 24 experts 12 have slots; no more than half of these pass.
+TEST_F(SlabPlanTest, AsManySlotsPassAsAreAskedFor) {
+  const uint64_t half = pack_->total_expert_bytes() / 2;
+  absl::StatusOr<SlabPlan> plan = PlanSlab(*pack_, half, AllocateUniform, {}, 4);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->classes[0].passing, 4u);
+  EXPECT_EQ(plan->classes[0].quota, (std::vector<uint32_t>{3, 3, 2}));
+  plan = PlanSlab(*pack_, half, AllocateUniform, {}, 9);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->classes[0].passing, 6u);
+}
+
+// The even experts twice as large: 16 of 24 in two sizes, of each of which one passes.
+TEST_F(SlabPlanTest, SizesShareTheSlotsThatPass) {
+  const auto bytes = [](uint32_t, uint32_t expert) { return uint64_t{expert % 2 == 0 ? 128u : 64u}; };
+  const absl::StatusOr<SlabPlan> plan = PlanSlab(*pack_, 8 * 128 + 8 * 64, AllocateUniform, bytes);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_EQ(plan->classes.size(), 2u);
+  for (const SlotClass& c : plan->classes) {
+    EXPECT_EQ(c.slots, 8u);
+    EXPECT_EQ(c.passing, 1u);
+    EXPECT_EQ(c.quota, (std::vector<uint32_t>{3, 2, 2}));
+  }
+}
+
 TEST_F(SlabPlanTest, WithoutABudgetEveryExpertHasASlotOfItsLayer) {
   const absl::StatusOr<SlabPlan> plan = PlanSlab(*pack_, 0, AllocateUniform);
   ASSERT_TRUE(plan.ok()) << plan.status();
