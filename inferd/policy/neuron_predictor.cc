@@ -55,6 +55,11 @@ void ChooseByShare(absl::Span<const float> values, double share, absl::Span<floa
   }
 }
 
+double NeuronShareOf(const Policies& policies) {
+  constexpr double kUsualTarget = 0.8;
+  return policies.neuron_share.value_or(1 - policies.sparsity.target.value_or(kUsualTarget));
+}
+
 NeuronPredictor::NeuronPredictor(const NeuronPredictorOptions& options, NeuronThresholds thresholds,
                                  const Parts& parts)
     : options_(options),
@@ -116,6 +121,7 @@ absl::StatusOr<bool> NeuronPredictor::Begin(const RouterTap& tap, uint32_t targe
   width_ = config_.layers[target].moe.expert_width;
   words_ = WordsFor(width_);
   MakeGuesses(tokens_, top_k, ids);
+  if (guesses_.empty()) return false;
   input_ = tap.normed;
   if (options_.input == NeuronInput::kNormed) {
     RETURN_IF_ERROR(
@@ -132,17 +138,25 @@ absl::StatusOr<bool> NeuronPredictor::Begin(const RouterTap& tap, uint32_t targe
   return true;
 }
 
-// Experts by number, each with its rows.
+// Experts by number, each with its rows. What has enough must not be pushed out by what lacks more.
 void NeuronPredictor::MakeGuesses(uint32_t tokens, uint32_t top_k, absl::Span<const int32_t> ids) {
   guesses_.clear();
   uint32_t used = 0;
+  const bool behind = options_.enough <= 1 && residency_->IsBehind();
+  const uint32_t ranks = behind ? std::min(top_k, options_.most_behind) : top_k;
   for (uint32_t expert = 0; expert < config_.layers[target_].moe.experts; ++expert) {
     Guess guess{expert, used, 0, false};
     for (uint32_t pair = 0; pair < tokens * top_k; ++pair) {
-      if (ids[pair] == static_cast<int32_t>(expert)) rows_[used++] = pair / top_k;
+      const bool named = ids[pair] == static_cast<int32_t>(expert) && pair % top_k < ranks;
+      if (named) rows_[used++] = pair / top_k;
     }
     guess.count = used - guess.first;
-    if (guess.count > 0) guesses_.push_back(guess);
+    if (guess.count > 0 && residency_->NeuronShare(target_, expert) >= options_.enough) {
+      residency_->PrefetchNeurons(target_, expert, {});
+      used = guess.first;
+    } else if (guess.count > 0) {
+      guesses_.push_back(guess);
+    }
   }
   waiting_ = static_cast<uint32_t>(guesses_.size());
 }

@@ -43,13 +43,21 @@ void ChooseByThreshold(absl::Span<const float> values, float threshold, absl::Sp
 void ChooseByShare(absl::Span<const float> values, double share, absl::Span<float> scratch,
                    absl::Span<uint64_t> chosen);
 
+// Of an expert's neurons, for NeuronSet::kShare: as the policies say, else what the sparsity's target keeps,
+// else FloE's fifth.
+double NeuronShareOf(const Policies& policies);
+
 struct NeuronPredictorOptions {
   SparsityOrder order = SparsityOrder::kGate;  // kUp: up_reuse, kGate: gate_reuse
   NeuronSet set = NeuronSet::kThreshold;
   double share = 0.2;  // NeuronSet::kShare
   NeuronInput input = NeuronInput::kHidden;
-  uint32_t max_rows = 64;    // of a step; nothing is predicted for longer ones
-  uint32_t count_every = 8;  // steps: the true set of one in so many is computed to be counted
+  uint32_t max_rows = 64;     // of a step; nothing is predicted for longer ones
+  uint32_t count_every = 32;  // steps: the true set of one in so many is computed to be counted
+  uint32_t most_behind = 16;  // predicted experts of a row that count while the link is behind
+  // Experts that have this share of their neurons are kept and not predicted: what they may lack is worth
+  // less than the product. Above 1: all are predicted, to count them.
+  double enough = 0.5;
 };
 
 class NeuronPredictor {
@@ -67,8 +75,9 @@ class NeuronPredictor {
                                                                  const Parts& parts);
 
   // The router of tap.layer has run, and `ids` [tap.routing.tokens, top_k] are the experts predicted for
-  // `target`, a later layer; -1: none. Takes the place of what was predicted before. False: more rows than
-  // max_rows, nothing is predicted.
+  // `target`, a later layer, each row's best first; -1: none. Takes the place of what was predicted before.
+  // Experts that have enough neurons are kept and not predicted. False: none is left, or more rows than
+  // max_rows; nothing is predicted.
   absl::StatusOr<bool> Begin(const RouterTap& tap, uint32_t target, uint32_t top_k,
                              absl::Span<const int32_t> ids);
   // Predicts those whose leads have come meanwhile. Called while the tapped layer is computed, and at its

@@ -178,7 +178,14 @@ constexpr PolicyKey kKeys[] = {
     CountKey<&Policies::max_prefetch, 0, 65536>("max_prefetch", "0 to 65536"),
     WordKey<&Policies::neuron_predictor, kNeuronPredictors>("neuron_predictor", "none, up_reuse, gate_reuse"),
     WordKey<&Policies::neuron_set, kNeuronSets>("neuron_set", "threshold, share, calibrated"),
-    RealKey<&Policies::neuron_share, 1>("neuron_share", "0 to 1"),
+    {"neuron_share", "0 to 1, target",
+     [](const Policies& p) { return p.neuron_share.has_value() ? absl::StrCat(*p.neuron_share) : "target"; },
+     [](std::string_view text, Policies* p) {
+       double value = 0;
+       if (text != "target" && !ParseReal(text, 0, 1, &value)) return false;
+       p->neuron_share = text == "target" ? std::nullopt : std::optional<double>(value);
+       return true;
+     }},
     WordKey<&Policies::neuron_input, kNeuronInputs>("neuron_input", "hidden, normed"),
     SwitchKey<&Policies::predict_resident>("predict_resident"),
     WordKey<&Policies::cache, kCaches>("cache", "lease, slots, none, layer, static, resident"),

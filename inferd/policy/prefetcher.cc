@@ -40,6 +40,11 @@ Prefetcher::Prefetcher(const ModelConfig& config, PrefetcherOptions options,
   }
   followers_.reserve(options_.max_sequences);
   last_rows_.reserve(options_.max_sequences);
+  if (neurons_ != nullptr) residency_->SetLeadListener(this);
+}
+
+Prefetcher::~Prefetcher() {
+  if (neurons_ != nullptr) residency_->SetLeadListener(nullptr);
 }
 
 PredictionCounters Prefetcher::counters(uint32_t layer) const {
@@ -158,6 +163,8 @@ absl::Status Prefetcher::BeforeExperts(uint32_t /*layer*/, const MoeExpertsArgs&
   return neurons_ == nullptr ? absl::OkStatus() : neurons_->Continue();
 }
 
+absl::Status Prefetcher::OnLeads() { return neurons_->Continue(); }
+
 absl::Status Prefetcher::AfterLayer(const LayerEnd& end) {
   if (neurons_ != nullptr) RETURN_IF_ERROR(neurons_->Continue());
   return PredictFirstLayer(end);
@@ -255,10 +262,12 @@ absl::StatusOr<std::unique_ptr<NeuronPredictor>> MakeNeuronPredictor(const Prefe
   NeuronPredictorOptions options;
   options.order = policies.sparsity.order;
   options.set = policies.neuron_set;
-  options.share = policies.neuron_share;
+  options.share = NeuronShareOf(policies);
   options.input = policies.neuron_input;
   options.max_rows = std::min(options.max_rows, setup.max_tokens);
   options.count_every = policies.predict_resident ? 1 : options.count_every;
+  options.most_behind = policies.max_prefetch;
+  options.enough = policies.predict_resident ? 2 : options.enough;
   NeuronThresholds thresholds(setup.sparsity);
   if (options.set == NeuronSet::kCalibrated) {
     ASSIGN_OR_RETURN(thresholds, NeuronThresholds::Calibrated(setup.sparsity, options.input, *setup.config,

@@ -58,7 +58,7 @@ struct PrefetcherOptions {
   bool by_neuron = false;         // fetch the neurons that are predicted, not whole experts
 };
 
-class Prefetcher final : public LayerTap, public ExpertPredictions {
+class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadListener {
  public:
   static constexpr uint32_t kMostDepth = 3;
 
@@ -66,12 +66,14 @@ class Prefetcher final : public LayerTap, public ExpertPredictions {
   Prefetcher(const ModelConfig& config, PrefetcherOptions options, std::unique_ptr<ExpertPredictor> predictor,
              std::unique_ptr<FirstLayerPredictor> first_layer, std::unique_ptr<NeuronPredictor> neurons,
              Residency* residency);
+  ~Prefetcher() override;
 
   absl::Status AfterRouter(const RouterTap& tap) override;
   absl::Status BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) override;
   absl::Status AfterLayer(const LayerEnd& end) override;
   bool WantsLookAhead(uint32_t layer) const override;
   absl::Status LookAhead(const RouterTap& tap) override;
+  absl::Status OnLeads() override;
 
   absl::Span<const int32_t> Predicted(uint32_t layer, uint32_t row, uint64_t step) const override;
 

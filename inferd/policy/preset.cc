@@ -34,7 +34,6 @@ Policies Floe(double target) {
   p.predictor = ExpertPredictorKind::kLearned;
   p.neuron_predictor = NeuronPredictorKind::kUpReuse;
   p.neuron_set = NeuronSet::kShare;
-  p.neuron_share = 1 - target;
   p.allocation = CacheAllocation::kLayers;
   p.granularity = CacheGranularity::kNeuron;
   p.lead_resident = true;

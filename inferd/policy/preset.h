@@ -56,7 +56,7 @@ struct Policies {
   uint32_t max_prefetch = 16;
   NeuronPredictorKind neuron_predictor = NeuronPredictorKind::kNone;
   NeuronSet neuron_set = NeuronSet::kThreshold;
-  double neuron_share = 0.2;  // kShare
+  std::optional<double> neuron_share;  // kShare; unset: what the sparsity's target keeps
   NeuronInput neuron_input = NeuronInput::kNormed;
   // Predict for layers whose experts are all resident too: nothing to fetch, but predictions are counted.
   bool predict_resident = false;

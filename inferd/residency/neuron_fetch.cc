@@ -252,6 +252,7 @@ void NeuronResidency::Handle(const FetchKey& key, const FetchCompletion& complet
     return;
   }
   const bool ok = completion.code == absl::StatusCode::kOk;
+  leads_came_ = leads_came_ || (ok && ended.lead && key.kind == FetchKind::kPrefetch);
   last_copy_us_ = completion.copy_us;
   if (ended.slot == NeuronSlots::kNoSlot && completion.code == absl::StatusCode::kDataLoss) {
     start_error_ = absl::DataLossError(
@@ -321,11 +322,13 @@ void NeuronResidency::Reconsider(uint32_t index, const NeuronSlots::Ended& ended
 void NeuronResidency::Prefetch(uint32_t layer, uint32_t expert) { PrefetchNeurons(layer, expert, {}); }
 
 void NeuronResidency::PrefetchNeurons(uint32_t layer, uint32_t expert, absl::Span<const uint32_t> neurons) {
-  const bool nothing = neurons.empty() && slots_->lead_resident();
-  if (nothing || (in_layer_ && layer == layer_)) {
+  if (in_layer_ && layer == layer_) {
     return;
   }
   uint32_t slot = slots_->Find(layer, expert);
+  if (slot == NeuronSlots::kNoSlot && neurons.empty() && slots_->lead_resident()) {
+    return;
+  }
   if (slot == NeuronSlots::kNoSlot) {
     slot = slots_->MayTake(layer, expert)
                ? slots_->Take(layer, expert, SlotTable::For::kPrefetch,
@@ -343,6 +346,7 @@ void NeuronResidency::PrefetchNeurons(uint32_t layer, uint32_t expert, absl::Spa
     }
     counters_.Add(layer, &ResidencyCounters::prefetch_issued, neurons.empty() ? 1 : 0);
   }
+  slots_->table().slot(slot).fresh = true;
   if (neurons.empty()) {
     return;
   }
@@ -370,7 +374,6 @@ void NeuronResidency::PrefetchNeurons(uint32_t layer, uint32_t expert, absl::Spa
   }
   counters_.Add(layer, &ResidencyCounters::prefetch_issued);
   neuron_counters_[layer].prefetched += count;
-  slots_->table().slot(slot).fresh = true;
   slots_->SetPredicted(slot, step_);
 }
 

@@ -1,6 +1,7 @@
 #include "inferd/residency/neuron_residency.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/time/clock.h"
 #include "common/status.h"
@@ -37,6 +38,14 @@ bool NeuronResidency::AllResident(uint32_t layer) const {
     }
   }
   return true;
+}
+
+double NeuronResidency::NeuronShare(uint32_t layer, uint32_t expert) const {
+  const uint32_t slot = slots_->Find(layer, expert);
+  if (slot == NeuronSlots::kNoSlot) {
+    return 0;
+  }
+  return static_cast<double>(slots_->neurons().asked_count(slot)) / slots_->neurons().width(slot);
 }
 
 std::optional<WeightView> NeuronResidency::Lead(uint32_t layer, uint32_t expert) const {
@@ -141,6 +150,9 @@ absl::StatusOr<absl::Span<const ReadyTile>> NeuronResidency::Next() {
   }
   while (open_ > 0) {
     Poll();
+    if (std::exchange(leads_came_, false) && listener_ != nullptr) {
+      RETURN_IF_ERROR(listener_->OnLeads());
+    }
     RETURN_IF_ERROR(trouble_);
     RETURN_IF_ERROR(AskForWaiting());
     HandOut();

@@ -61,6 +61,7 @@ class NeuronResidency final : public Residency {
   bool IsComing(uint32_t layer, uint32_t expert) const override {
     return slots_->Find(layer, expert) != NeuronSlots::kNoSlot;
   }
+  double NeuronShare(uint32_t layer, uint32_t expert) const override;
   // With all their neurons.
   bool AllResident(uint32_t layer) const override;
   bool WantsScores() const override { return eviction_.NeedsScores(); }
@@ -73,9 +74,11 @@ class NeuronResidency final : public Residency {
   absl::Status LeadsQueued() override;
   bool NextWaits() const override;
   absl::Span<const FailedDemand> failed() const override { return failed_; }
-  // Brings the lead, unless every lead is there.
+  // Brings the lead, unless every lead is there; keeps what the slot holds.
   void Prefetch(uint32_t layer, uint32_t expert) override;
   void PrefetchNeurons(uint32_t layer, uint32_t expert, absl::Span<const uint32_t> neurons) override;
+  bool IsBehind() const override { return in_layer_ && slots_->in_flight() > 0; }
+  void SetLeadListener(LeadListener* listener) override { listener_ = listener; }
   std::optional<WeightView> Lead(uint32_t layer, uint32_t expert) const override;
   void Poll() override;
   void Abandon() override;
@@ -170,6 +173,8 @@ class NeuronResidency final : public Residency {
   bool filled_ = false;  // once, at the start
   double copy_all_share_ = 1;
   double last_copy_us_ = 0;  // of the transfer that ended last
+  LeadListener* listener_ = nullptr;
+  bool leads_came_ = false;  // that were prefetched, since the listener was told
 
   uint64_t step_ = 0;
   uint32_t layer_ = 0;

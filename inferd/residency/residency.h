@@ -29,6 +29,10 @@ class ResidencyView {
   virtual bool IsResident(uint32_t layer, uint32_t expert) const = 0;
   // Being fetched, or resident.
   virtual bool IsComing(uint32_t layer, uint32_t expert) const { return IsResident(layer, expert); }
+  // Of the expert's neurons, those that are there or on their way: 0..1.
+  virtual double NeuronShare(uint32_t layer, uint32_t expert) const {
+    return IsResident(layer, expert) ? 1 : 0;
+  }
   // Cheap and on the safe side: false may only mean not known to be.
   virtual bool AllResident(uint32_t layer) const = 0;
 };
@@ -114,6 +118,15 @@ struct NeuronCounters {
   }
 };
 
+// Told of leads that were prefetched.
+class LeadListener {
+ public:
+  virtual ~LeadListener() = default;
+  // Some have come while Next() waits for something else: work that reads them may be queued, and neurons
+  // asked for. An error ends the step.
+  virtual absl::Status OnLeads() = 0;
+};
+
 class Residency : public ResidencyView {
  public:
   // The client has a session, at the start or after a Reconnect(): offers it what it must know, and fills
@@ -160,10 +173,13 @@ class Residency : public ResidencyView {
   virtual void Prefetch(uint32_t layer, uint32_t expert) = 0;
 
   // Asks for neurons of an expert of a later layer, ascending and distinct: for its lead unless that is
-  // resident or cached, then for those of the neurons that are missing. A cache of whole experts does
-  // nothing; nor does one that cannot queue it now.
+  // resident or cached, then for those of the neurons that are missing; keeps what is there. A cache of whole
+  // experts does nothing; nor does one that cannot queue it now.
   virtual void PrefetchNeurons(uint32_t /*layer*/, uint32_t /*expert*/,
                                absl::Span<const uint32_t> /*neurons*/) {}
+
+  // Who is told of leads; null: nobody. It outlives this, or is replaced before it goes.
+  virtual void SetLeadListener(LeadListener* /*listener*/) {}
 
   // All rows of the part whose product decides an expert's mask, if they lie on the device now. They may be
   // read until the residency is next told of anything (queue work that reads them has run by then).
@@ -184,6 +200,9 @@ class Residency : public ResidencyView {
   virtual absl::Span<const NeuronCounters> neuron_counters() const { return {}; }
   // For the line at the start; empty: nothing to say.
   virtual std::string Describe() const { return {}; }
+
+  // Whether what the running layer waits for is on the link, so that whatever else is asked for comes later.
+  virtual bool IsBehind() const { return false; }
 };
 
 }  // namespace sluice

@@ -513,6 +513,34 @@ TEST_F(NeuronCacheTest, WhereALayerKeepsTooLittleTwiceATokensExpertsPass) {
   EXPECT_EQ(even->classes[0].quota, (std::vector<uint32_t>{3, 3}));
 }
 
+// What a predictor that waits for leads is told while a layer waits for something else.
+TEST_F(NeuronCacheTest, ALeadThatComesWhileALayerWaitsIsTold) {
+  class Told final : public LeadListener {
+   public:
+    explicit Told(NeuronResidency* cache) : cache_(cache) {}
+    absl::Status OnLeads() override {
+      ++times;
+      there = cache_->Lead(1, 3).has_value();
+      cache_->PrefetchNeurons(1, 3, Neurons{4, 5});
+      return absl::OkStatus();
+    }
+    NeuronResidency* const cache_;
+    int times = 0;
+    bool there = false;
+  };
+  Start(8);
+  Told told(cache_.get());
+  cache_->SetLeadListener(&told);
+  cache_->Prefetch(1, 3);
+  ASSERT_TRUE(Run(0, {0, 1, 2, 3, 4, 5}).ok());
+  EXPECT_EQ(told.times, 1);
+  EXPECT_TRUE(told.there);
+  EXPECT_EQ(cache_->neuron_counters()[1].prefetched, 2u);
+  ASSERT_TRUE(Run(1, {3}).ok());
+  EXPECT_EQ(told.times, 1) << "the layer's own leads are its own business";
+  cache_->SetLeadListener(nullptr);
+}
+
 TEST_F(NeuronCacheTest, ABudgetThatDoesNotHoldTheLeadsIsRefusedWithTheNumbers) {
   const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
   const uint64_t leads = LeadBytes(*pack, Part::kUp);

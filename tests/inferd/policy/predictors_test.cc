@@ -37,6 +37,12 @@ class AskedResidency final : public Residency {
   };
 
   bool IsResident(uint32_t, uint32_t) const override { return false; }
+  double NeuronShare(uint32_t layer, uint32_t expert) const override {
+    const auto found = shares.find({layer, expert});
+    return found == shares.end() ? 0 : found->second;
+  }
+  bool IsBehind() const override { return behind; }
+  void SetLeadListener(LeadListener* told) override { listener = told; }
   bool AllResident(uint32_t) const override { return all_resident; }
   void BeginStep(uint64_t) override {}
   absl::Status BeginLayer(uint32_t, absl::Span<const ExpertDemand>) override { return absl::OkStatus(); }
@@ -57,6 +63,9 @@ class AskedResidency final : public Residency {
   ResidencyCounters counters() const override { return {}; }
 
   bool all_resident = false;
+  bool behind = false;
+  LeadListener* listener = nullptr;
+  std::map<std::pair<uint32_t, uint32_t>, double> shares;  // of neurons
   std::map<std::pair<uint32_t, uint32_t>, WeightView> leads;
   std::vector<Asked> neurons;
   std::vector<std::pair<uint32_t, uint32_t>> experts;
@@ -202,6 +211,48 @@ TEST_F(PredictorsTest, ALeadThatIsMissingIsFetchedBeforeItsNeurons) {
               ElementsAre(AskedResidency::Asked{1, 0, {}}, AskedResidency::Asked{1, 0, {1, 3}}));
 }
 
+// Expert 0 has half of its neurons, expert 1 a quarter; one asked for without neurons is kept.
+TEST_F(PredictorsTest, ExpertsThatHaveEnoughNeuronsAreKeptAndNotPredicted) {
+  residency_.leads[{1, 0}] = residency_.leads[{1, 1}] = LeadOf({1, 0, 0, 1, 1, 1, -2, 0});
+  residency_.shares = {{{1, 0}, 0.5}, {{1, 1}, 0.25}};
+  const auto neurons = Neurons(SparsityOrder::kUp, 0.75);
+  const Rows x = RowsOf({0.5f, -1, 1, 0});
+  ASSERT_TRUE(*neurons->Begin(Tap(0, x, x, {1, 1}), 1, 1, std::vector<int32_t>{0, 1}));
+  EXPECT_THAT(residency_.neurons,
+              ElementsAre(AskedResidency::Asked{1, 0, {}}, AskedResidency::Asked{1, 1, {0, 2, 3}}));
+  residency_.shares[{1, 1}] = 1;
+  residency_.neurons.clear();
+  EXPECT_FALSE(*neurons->Begin(Tap(0, x, x, {1, 1}), 1, 1, std::vector<int32_t>{0, 1}));
+  EXPECT_THAT(residency_.neurons,
+              ElementsAre(AskedResidency::Asked{1, 0, {}}, AskedResidency::Asked{1, 1, {}}));
+  NeuronPredictorOptions options;
+  options.enough = 2;
+  residency_.neurons.clear();
+  ASSERT_TRUE(*Neurons(SparsityOrder::kUp, 0.75, options)
+                   ->Begin(Tap(0, x, x, {1, 1}), 1, 1, std::vector<int32_t>{0, 1}));
+  EXPECT_EQ(residency_.neurons.size(), 2u);
+  EXPECT_THAT(residency_.neurons[0].neurons, ElementsAre(1, 3));
+}
+
+// Two experts a row, the better one first: row 0 names 0, then 1; row 1 names 1, then 0.
+TEST_F(PredictorsTest, WhileTheLinkIsBehindOnlyTheBestExpertsOfARowAreAskedFor) {
+  residency_.leads[{1, 0}] = residency_.leads[{1, 1}] = LeadOf({1, 0, 0, 1, 1, 1, -2, 0});
+  NeuronPredictorOptions options;
+  options.most_behind = 1;
+  const auto neurons = Neurons(SparsityOrder::kUp, 0.75, options);
+  const Rows x = RowsOf({0.5f, -1, 1, 0});
+  const RouterTap tap = Tap(0, x, x, {0, 1, 0, 1}, {}, 2);
+  const std::vector<int32_t> ids = {0, 1, 1, 0};
+  ASSERT_TRUE(*neurons->Begin(tap, 1, 2, ids));
+  EXPECT_THAT(residency_.neurons, ElementsAre(AskedResidency::Asked{1, 0, {0, 1, 2, 3}},
+                                              AskedResidency::Asked{1, 1, {0, 1, 2, 3}}));
+  residency_.behind = true;
+  residency_.neurons.clear();
+  ASSERT_TRUE(*neurons->Begin(tap, 1, 2, ids));
+  EXPECT_THAT(residency_.neurons,
+              ElementsAre(AskedResidency::Asked{1, 0, {1, 3}}, AskedResidency::Asked{1, 1, {0, 2, 3}}));
+}
+
 TEST_F(PredictorsTest, StepsOfMoreRowsThanItTakesAreLeftAlone) {
   const auto neurons = Neurons(SparsityOrder::kUp, 0.75);
   const std::vector<int32_t> ids(5, 0);
@@ -248,6 +299,17 @@ TEST(NeuronSetTest, AShareTakesTheLargestTiesToTheLowerIndex) {
   EXPECT_EQ(choose({2, 1, 2, 2, 1}, 0.4), 0b00101u);
   EXPECT_EQ(choose({2, 1, 2, 2, 1}, 0), 0u);
   EXPECT_EQ(choose({2, 1, 2, 2, 1}, 1), 0b11111u);
+}
+
+TEST(NeuronSetTest, TheShareFollowsTheSparsitysTargetUnlessItIsSet) {
+  Policies policies = *PoliciesOf("floe90", {}, DeviceKind::kSim);
+  EXPECT_DOUBLE_EQ(NeuronShareOf(policies), 1 - 0.9);
+  policies = *PoliciesOf("floe", {.sparsity_target = 0.6}, DeviceKind::kSim);
+  EXPECT_DOUBLE_EQ(NeuronShareOf(policies), 1 - 0.6);
+  policies = *PoliciesOf("floe", {.policy = {"sparsity_target=0.6,neuron_share=0.25"}}, DeviceKind::kSim);
+  EXPECT_DOUBLE_EQ(NeuronShareOf(policies), 0.25);
+  policies = *PoliciesOf("floe", {.policy = {"sparsity_threshold=1.5"}}, DeviceKind::kSim);
+  EXPECT_DOUBLE_EQ(NeuronShareOf(policies), 0.2);
 }
 
 TEST(NeuronThresholdsTest, TheShareBelowAThresholdIsFoundBetweenAQuantileTablesPoints) {
