@@ -22,6 +22,7 @@
 #include "common/ring/shared_memory.h"
 #include "common/ring/side_channel.h"
 #include "common/ring/unique_fd.h"
+#include "inferd/list_arena.h"
 #include "inferd/weight_client.h"
 #include "inferd/weights_rpc_client.h"
 
@@ -98,13 +99,14 @@ class WeightSession {
 
   WeightSession(const OpenedSession& opened, const std::vector<uint64_t>& extent_bytes, int wake_fd,
                 UniqueFd side);
+  static absl::Status NoSense(const std::string& what, uint64_t got, uint64_t expected);
+  static int PollTimeoutMs(absl::Time deadline);
   absl::Status TakeWelcome(absl::Time deadline);
   absl::Status AwaitReady(absl::Time deadline);
   absl::Status MapRegions(const std::vector<UniqueFd>& fds);
   absl::Status CheckTables() const;
   absl::Status WatchAll();
   absl::Status OnSideMessage(SidePacket packet);
-  absl::Status PutList(absl::Span<const uint32_t> neurons, uint32_t* offset);
   absl::Status AddSegment(uint32_t id, uint64_t bytes, const UniqueFd& fd);
   absl::Status RetireSegment(uint32_t id);
   bool Locate(uint64_t place, uint64_t bytes, ExtentLease* lease) const;
@@ -127,22 +129,13 @@ class WeightSession {
   PinEntry* pins_ = nullptr;                     // [extent_count]
   std::optional<SubmissionWriter> submissions_;  // set once the regions are mapped, as is the next
   std::optional<CompletionReader> completions_;
+  std::optional<ListArena> lists_;
   std::vector<Segment> segments_;  // by id; ids are never used twice in one life of weightd
   size_t mapped_segments_ = 0;
   std::vector<uint32_t> unsent_acks_;  // retired segments, unmapped but not yet acknowledged
   bool populate_ = true;               // segments announced now are filled already: map all their pages
   bool ready_ = false;                 // every segment there was at the start has been announced
   bool alive_ = true;                  // lost_.ok(), kept apart for TryLease
-  // Lists that weightd may not have read yet, oldest first, and where the next goes.
-  struct LentList {
-    uint64_t sequence = 0;  // of the entry
-    uint32_t offset = 0;
-  };
-  const LentList& OldestList() const { return lists_[lists_first_ % lists_.size()]; }
-  std::vector<LentList> lists_;  // [ring_entries], used around
-  size_t lists_first_ = 0;
-  size_t lists_lent_ = 0;
-  uint32_t list_end_ = 0;
   std::optional<SideMessage> slab_answer_;
   SegmentObserver* observer_ = nullptr;
   absl::Status lost_;

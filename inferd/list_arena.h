@@ -1,0 +1,44 @@
+// ListArena: the client's side of a session's index arena, where lists of neurons lie until weightd has read
+// them. Lists lie one behind another around it; weightd gives them back in the order of their entries.
+//
+// Thread safety: thread-compatible; the engine thread's.
+#ifndef SLUICE_INFERD_LIST_ARENA_H_
+#define SLUICE_INFERD_LIST_ARENA_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/ring/rings.h"
+
+namespace sluice {
+
+class ListArena {
+ public:
+  // Over the arena of `control`, which outlives this object.
+  explicit ListArena(const ControlView& control) : control_(control), lent_(control.layout.ring_entries) {}
+
+  // Copies a list in for the submission entry number `sequence`; where it begins. `consumed`: entries that
+  // weightd has taken, whose lists are free again. RESOURCE_EXHAUSTED: no room; INVALID_ARGUMENT: longer than
+  // the arena. REQUIRES: neurons not empty; `sequence` ascends.
+  absl::StatusOr<uint32_t> Lend(absl::Span<const uint32_t> neurons, uint64_t sequence, uint64_t consumed);
+
+ private:
+  struct LentList {
+    uint64_t sequence = 0;
+    uint32_t offset = 0;
+  };
+  const LentList& Oldest() const { return lent_[first_ % lent_.size()]; }
+
+  const ControlView control_;
+  std::vector<LentList> lent_;  // [ring_entries], used around
+  size_t first_ = 0;
+  size_t count_ = 0;
+  uint32_t end_ = 0;  // where the next goes
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_LIST_ARENA_H_
