@@ -71,7 +71,11 @@ std::vector<std::string> Libraries() {
           absl::StrCat("spdlog ", SPDLOG_VER_MAJOR, ".", SPDLOG_VER_MINOR, ".", SPDLOG_VER_PATCH)};
 }
 
-const char* IsaName() { return HostIsaSupported(HostIsa::kAvx512) ? "avx512" : "avx2"; }
+const char* IsaName() {
+  return HostIsaSupported(HostIsa::kAvx512)     ? "avx512"
+         : HostIsaSupported(HostIsa::kAvx2Vnni) ? "avx2vnni"
+                                                : "avx2";
+}
 
 }  // namespace
 

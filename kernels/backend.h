@@ -135,7 +135,7 @@ class Backend {
 };
 
 // Instruction set of the host backend. kBest is the best that the CPU and the system support.
-enum class HostIsa : uint8_t { kBest = 0, kAvx2 = 1, kAvx512 = 2 };
+enum class HostIsa : uint8_t { kBest = 0, kAvx2 = 1, kAvx512 = 2, kAvx2Vnni = 3 };
 
 // The scalar oracle: one thread, slow, this page's words in code.
 absl::StatusOr<std::unique_ptr<Backend>> CreateReferenceBackend(const BackendLimits& limits);

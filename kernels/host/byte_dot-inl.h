@@ -1,19 +1,21 @@
-// Dot products of q2 and q3 rows by bytes (byte_codes-inl.h), for groups of 64 and 128, with AVX2;
-// byte_dot_avx512-inl.h is its twin.
+// Dot products of q2, q3 and (with AVX-VNNI) q4 rows by bytes (byte_codes-inl.h), for groups of 64 and 128,
+// with AVX2; byte_dot_avx512-inl.h is its twin.
 //
 // A block of a 2-bit plane has two groups of 64: the even bytes hold one, the odd bytes the other. They are
-// moved to the halves of each 128-bit lane; the activations lie in the same order (QuantRow::bytes).
+// moved to the halves of each 128-bit lane; the activations lie in the same order (QuantRow::bytes). Of a
+// 4-bit plane two neighbouring blocks, a group of 64 each, are moved there.
 //
-// Included by kernels_avx2.cc only.
+// Included by kernels_avx2.cc and, with SLUICE_VNNI, by kernels_avx2vnni.cc.
 //
 // Thread safety: pure but for the memory that the calls name.
 #ifndef SLUICE_ISA
-#error "included by kernels_avx2.cc only"
+#error "included by kernels_avx2*.cc only"
 #endif
 
-// Whether rows of a kind with groups of kUnits units are multiplied so.
+// Whether rows of a kind with groups of kUnits units are multiplied so. q4 is slower so without AVX-VNNI.
 template <QuantKind kKind, uint32_t kUnits>
-inline constexpr bool kByBytes = (kKind == QuantKind::kQ2 || kKind == QuantKind::kQ3) &&
+inline constexpr bool kByBytes = (kKind == QuantKind::kQ2 || kKind == QuantKind::kQ3 ||
+                                  (kVnni && kKind == QuantKind::kQ4)) &&
                                  (kUnits == 4 || kUnits == 8);
 
 // Codes [0, cols rounded up to kCodeAlign) of a rounded row as bytes: for each 128 codes and each field f of
@@ -57,27 +59,39 @@ SLUICE_INLINE __m256i AddNeighbours(__m256i a, __m256i b) {
                           _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xdd)));
 }
 
-// Sums of bytes times high and low bytes of int16 values. `fields` are at most 7.
+// Sums of bytes times high and low bytes of int16 values. `fields` are at most 15. Of two neighbours in 16
+// bits, with AVX-VNNI of four in 32.
 struct ByteSums {
   __m256i high;
   __m256i low;
 };
+#ifdef SLUICE_VNNI
+SLUICE_INLINE ByteSums AddBytes(const ByteSums& sums, bool first, __m256i fields, __m256i high, __m256i low) {
+  const __m256i none = _mm256_setzero_si256();
+  return {_mm256_dpbusd_avx_epi32(first ? none : sums.high, fields, high),
+          _mm256_dpbusd_avx_epi32(first ? none : sums.low, low, fields)};
+}
+SLUICE_INLINE __m256i JoinBytes(const ByteSums& sums) {
+  return _mm256_add_epi32(_mm256_slli_epi32(sums.high, 8), sums.low);
+}
+#else
 SLUICE_INLINE ByteSums AddBytes(const ByteSums& sums, bool first, __m256i fields, __m256i high, __m256i low) {
   const __m256i h = _mm256_maddubs_epi16(fields, high);
   const __m256i l = _mm256_maddubs_epi16(low, fields);
   return first ? ByteSums{h, l} : ByteSums{_mm256_add_epi16(sums.high, h), _mm256_add_epi16(sums.low, l)};
 }
-// REQUIRES at most four additions: 4 * 2 * 255 * 7 fits 16 bits.
+// REQUIRES at most four additions: 4 * 2 * 255 * 15 fits 16 bits.
 SLUICE_INLINE __m256i JoinBytes(const ByteSums& sums) {
   return _mm256_add_epi32(_mm256_madd_epi16(sums.high, _mm256_set1_epi16(256)),
                           _mm256_madd_epi16(sums.low, _mm256_set1_epi16(1)));
 }
+#endif
 
 // The bytes of a block, of which one field after the other is taken: 0, 1, 2, 3 of q2, 0, 2, 1, 3 of q3.
 template <QuantKind kKind>
 struct FieldBytes {
   __m256i bytes;
-  __m256i third;  // q3
+  __m256i third;  // q3; q4: the odd bytes of two blocks, `bytes` are the even ones
   __m256i pairs;  // q3: two fields with their third bits in the nibbles of each byte
 };
 
@@ -94,6 +108,10 @@ SLUICE_INLINE __m256i TakeField(int step, FieldBytes<kKind>* from) {
     return field;
   }
   const __m256i nibble = _mm256_set1_epi8(0x0f);
+  if constexpr (kKind == QuantKind::kQ4) {
+    const __m256i bytes = step < 2 ? from->bytes : from->third;
+    return _mm256_and_si256(step % 2 == 0 ? bytes : _mm256_srli_epi16(bytes, 4), nibble);
+  }
   if (step % 2 == 1) {
     return _mm256_and_si256(_mm256_srli_epi16(from->pairs, 4), nibble);
   }
@@ -112,7 +130,15 @@ SLUICE_INLINE void BlockOfBytes(const RowShape& shape, const uint8_t* const* w, 
   FieldBytes<kKind> from[kRows];
   SLUICE_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    from[r].bytes = EvenOdd(LoadBlock(w[r] + (uint64_t{first / 8} + kBlock) * 32));
+    if constexpr (kKind == QuantKind::kQ4) {
+      const uint8_t* at = w[r] + (uint64_t{first / 4} + 2 * kBlock) * 32;
+      const __m256i a = EvenOdd(LoadBlock(at));
+      const __m256i b = EvenOdd(LoadBlock(at + 32));
+      from[r].bytes = _mm256_unpacklo_epi64(a, b);
+      from[r].third = _mm256_unpackhi_epi64(a, b);
+    } else {
+      from[r].bytes = EvenOdd(LoadBlock(w[r] + (uint64_t{first / 8} + kBlock) * 32));
+    }
     if constexpr (kKind == QuantKind::kQ3) {
       from[r].third = ThirdBits(LoadBlock(w[r] + shape.high_plane + (uint64_t{first / 16} + kBlock / 2) * 32),
                                 kBlock % 2 != 0);

@@ -42,6 +42,20 @@ bool HasAvx512() {
          __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512vnni") != 0;
 }
 
+bool HasAvx2Vnni() {
+  constexpr uint32_t kAvxVnni = 1u << 4;  // of EAX in leaf 7.1
+  uint32_t a = 0;
+  uint32_t b = 0;
+  uint32_t c = 0;
+  uint32_t d = 0;
+  return MissingForAvx2().empty() && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kAvxVnni) != 0;
+}
+
+// What the CPU runs best; it has AVX2.
+const host::KernelTable& BestKernels() {
+  return HasAvx512() ? host::Avx512Kernels() : HasAvx2Vnni() ? host::Avx2VnniKernels() : host::Avx2Kernels();
+}
+
 uint32_t AffinityCpus() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -63,8 +77,20 @@ absl::StatusOr<const KernelTable*> ChooseKernels(HostIsa isa) {
   if (isa == HostIsa::kAvx512 && !HasAvx512()) {
     return absl::FailedPreconditionError("this CPU or system has no AVX-512 (F, BW, DQ, VL, VNNI)");
   }
-  const bool avx512 = isa == HostIsa::kAvx512 || (isa == HostIsa::kBest && HasAvx512());
-  return avx512 ? &Avx512Kernels() : &Avx2Kernels();
+  if (isa == HostIsa::kAvx2Vnni && !HasAvx2Vnni()) {
+    return absl::FailedPreconditionError("this CPU has no AVX-VNNI");
+  }
+  switch (isa) {
+    case HostIsa::kAvx2:
+      return &Avx2Kernels();
+    case HostIsa::kAvx2Vnni:
+      return &Avx2VnniKernels();
+    case HostIsa::kAvx512:
+      return &Avx512Kernels();
+    case HostIsa::kBest:
+      break;
+  }
+  return &BestKernels();
 }
 
 absl::StatusOr<uint32_t> ChooseThreads(uint32_t threads) {
@@ -81,7 +107,9 @@ uint32_t DefaultPrefetch() { return __builtin_cpu_is("amd") != 0 ? 0 : 2048; }
 }  // namespace host
 
 bool HostIsaSupported(HostIsa isa) {
-  return isa == HostIsa::kAvx512 ? HasAvx512() : MissingForAvx2().empty();
+  return isa == HostIsa::kAvx512     ? HasAvx512()
+         : isa == HostIsa::kAvx2Vnni ? HasAvx2Vnni()
+                                     : MissingForAvx2().empty();
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> CreateHostBackend(const BackendLimits& limits, uint32_t threads,

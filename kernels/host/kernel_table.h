@@ -323,6 +323,7 @@ inline constexpr uint64_t QuantGemmFloats(uint32_t tokens) {
 }
 
 const KernelTable& Avx2Kernels();
+const KernelTable& Avx2VnniKernels();
 const KernelTable& Avx512Kernels();
 
 }  // namespace sluice::host

@@ -1,13 +1,19 @@
-// Registers of AVX2 with FMA and F16C: eight floats in one. Included by kernels_avx2.cc only, inside the
-// instruction set's namespace and target attribute; native_avx512-inl.h is its twin.
+// Registers of AVX2 with FMA and F16C: eight floats in one. Included by kernels_avx2.cc, and by
+// kernels_avx2vnni.cc with SLUICE_VNNI, inside the instruction set's namespace and target attribute;
+// native_avx512-inl.h is its twin.
 //
 // Thread safety: pure functions.
 #ifndef SLUICE_ISA
-#error "included by kernels_avx2.cc only"
+#error "included by kernels_avx2*.cc only"
 #endif
 
 using N = __m256;
 inline constexpr int kNative = 8;  // floats in N
+#ifdef SLUICE_VNNI
+inline constexpr bool kVnni = true;
+#else
+inline constexpr bool kVnni = false;
+#endif
 
 inline N NZero() { return _mm256_setzero_ps(); }
 inline N NSet1(float x) { return _mm256_set1_ps(x); }
@@ -102,5 +108,9 @@ inline __m256 FoldTo8(const N* parts) { return _mm256_add_ps(parts[0], parts[1])
 
 // sum plus the products of neighbouring int16 pairs.
 inline __m256i AddProducts(__m256i sum, __m256i a, __m256i b) {
+#ifdef SLUICE_VNNI
+  return _mm256_dpwssd_avx_epi32(sum, a, b);
+#else
   return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+#endif
 }

@@ -17,7 +17,7 @@
 // Cycles per byte: of all threads together (two threads at 0.1 and a base of 0.05 each take the same time);
 // "cached" is one thread over rows in the second-level cache: what the instructions alone take.
 //
-// kernel_bench [--size BYTES] [--pass BYTES] [--threads N] [--rounds N] [--isa avx2|avx512|all]
+// kernel_bench [--size BYTES] [--pass BYTES] [--threads N] [--rounds N] [--isa avx2|avx2vnni|avx512|all]
 //              [--shape mixtral|qwen3|all] [--encoding NAME[,NAME...]|all] [--kind NAME[,NAME...]|all]
 //              [--small-pages]
 // Short by default (a mapping of 1 GiB, about a minute). The full run: --size 6442450944 --rounds 9
@@ -157,7 +157,9 @@ void RunIsa(const Options& options, const std::byte* weights, HostIsa isa) {
 
 bool ParseIsa(const std::string& value, std::vector<HostIsa>* isas) {
   isas->clear();
-  for (const auto& [name, isa] : {std::pair{"avx2", HostIsa::kAvx2}, std::pair{"avx512", HostIsa::kAvx512}}) {
+  for (const auto& [name, isa] :
+       {std::pair{"avx2", HostIsa::kAvx2}, std::pair{"avx2vnni", HostIsa::kAvx2Vnni},
+        std::pair{"avx512", HostIsa::kAvx512}}) {
     if (value == name || (value == "all" && HostIsaSupported(isa))) {
       isas->push_back(isa);
     }
@@ -209,7 +211,7 @@ int main(int argc, char** argv) {
     std::fprintf(
         stderr,
         "usage: kernel_bench [--size BYTES (512 MiB at least)] [--pass BYTES] [--threads N] [--rounds N]"
-        " [--isa avx2|avx512|all] [--shape mixtral|qwen3|all] [--encoding NAME,...|all]"
+        " [--isa avx2|avx2vnni|avx512|all] [--shape mixtral|qwen3|all] [--encoding NAME,...|all]"
         " [--kind rows,down,expert,prefill|all] [--small-pages]\n");
     return 2;
   }

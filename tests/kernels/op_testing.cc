@@ -32,6 +32,10 @@ std::vector<BackendCase> AllBackends() {
     if (HostIsaSupported(HostIsa::kAvx2) && (!kSanitized || threads == 3)) {
       cases.push_back({"avx2_t" + std::to_string(threads), false, HostIsa::kAvx2, threads});
     }
+    // What differs from the other two is in single rows.
+    if (HostIsaSupported(HostIsa::kAvx2Vnni) && threads == 2) {
+      cases.push_back({"avx2vnni_t2", false, HostIsa::kAvx2Vnni, threads});
+    }
     if (HostIsaSupported(HostIsa::kAvx512) && (!kSanitized || threads == 2)) {
       cases.push_back({"avx512_t" + std::to_string(threads), false, HostIsa::kAvx512, threads});
     }
