@@ -12,7 +12,6 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <xxhash.h>
 
 #include <cstdio>
 #include <functional>
@@ -24,6 +23,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/checksum.h"
 #include "common/mutex.h"
 #include "common/ring/unique_fd.h"
 #include "common/status.h"
@@ -49,7 +49,7 @@ constexpr uint64_t kChecksumChunk = 256 * 1024;
 // What verifying a chunk costs: the same hash over the same bytes.
 absl::Status Hash(std::span<const std::byte> bytes) {
   for (size_t at = 0; at < bytes.size(); at += kChecksumChunk) {
-    if (XXH3_64bits(bytes.data() + at, std::min<size_t>(kChecksumChunk, bytes.size() - at)) == 0) {
+    if (ChunkChecksum(0, at, {bytes.data() + at, std::min<size_t>(kChecksumChunk, bytes.size() - at)}) == 0) {
       return absl::DataLossError("a hash of zero");
     }
   }
