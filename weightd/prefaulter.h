@@ -1,11 +1,13 @@
 // Gives fresh segments their pages ahead of the reader: a first touch costs more than the read that fills it
 // (1.6 GB/s against 1.8), so a few threads do it, in 2 MiB ranges that become huge pages where the kernel
-// agrees (8 GB/s and more).
+// agrees (8 GB/s and more). A range with a page that is just being read into cannot become one; that is
+// tried again later.
 //
 // Thread safety: thread-safe.
 #ifndef SLUICE_WEIGHTD_PREFAULTER_H_
 #define SLUICE_WEIGHTD_PREFAULTER_H_
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -31,7 +33,7 @@ class Prefaulter {
   // Populates all of `memory`, front to back; the mapping is kept alive until that is done.
   void Add(std::shared_ptr<const SharedMemory> memory);
 
-  // Waits until everything added so far has its pages; for tests and benchmarks.
+  // Waits until everything added so far has its pages, huge or not; for tests and benchmarks.
   void WaitIdle();
 
  private:
@@ -39,12 +41,24 @@ class Prefaulter {
     std::shared_ptr<const SharedMemory> memory;
     uint64_t offset = 0;
     uint64_t bytes = 0;
+    int tries = 0;  // that were made
+  };
+  // Of a range that has its pages, but small ones. A segment that is dropped meanwhile is not kept for it.
+  struct Retry {
+    std::weak_ptr<const SharedMemory> memory;
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
+    int tries = 0;
+    std::chrono::steady_clock::time_point due;
   };
   void Run();
+  // Until ranges_ has one. False once it is to stop.
+  bool AwaitWork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Mutex mutex_;
   CondVar work_;
   std::deque<Range> ranges_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Retry> again_ ABSL_GUARDED_BY(mutex_);  // by `due`
   int running_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;  // const after construction
