@@ -5,8 +5,9 @@ the memory allow; and the same experts read through mmap under the same bound.
 usage: capped_decode.py [--work DIR] [--bin build/release] [--tokens N] [--runs N] [--shares 0.667,0.333]
 
 The pack (sluice synth, q8, 4.4 GiB, routing spread evenly) is made in DIR unless it is there. The bound of a token is
-max(miss bytes / O_DIRECT bandwidth, bytes touched / read bandwidth), all four measured here, the disk before and after
-each row since a virtual one changes from minute to minute: the bound is of the mean. Prints a Markdown table;
+max(miss bytes / O_DIRECT bandwidth, bytes touched / read bandwidth), all four measured with each run: the disk just before
+and just after it, since a virtual one changes from second to second, and the bound is of the mean. A row has the median of
+the runs, and how far they lie apart both by the clock and over their bounds. Prints a Markdown table;
 "not run" with the reason where no memory cgroup can be made. Exit status 1 if a command failed.
 """
 import argparse
@@ -105,12 +106,14 @@ def gib(count):
     return f"{count / 2**30:.2f}"
 
 
-def bench_in(options, pack, budget, cgroup):
-    """Figures of `sluice bench` with daemons in the cgroup; itself it stays outside, since it measures the memory."""
-    sluice = options.bin + "/bin/sluice"
-    daemons = ["--pack", pack, "--dram-budget", str(budget), "--context", "1024", "--parallel", "1", "--quiet"]
-    run_json([sluice, "run", *daemons, "--keep", "5m", "--token-ids", "1", "-n", "1", "--json"], cgroup)
-    return run_json([sluice, "bench", *daemons, "-p", "0", "-n", str(options.tokens), "-r", str(options.runs),
+def start_daemons(options, daemons, cgroup):
+    run_json([options.bin + "/bin/sluice", "run", *daemons, "--keep", "5m", "--token-ids", "1", "-n", "1", "--json"],
+             cgroup)
+
+
+def bench_once(options, daemons):
+    """One run against daemons in the cgroup; itself it stays outside, since it measures the memory."""
+    return run_json([options.bin + "/bin/sluice", "bench", *daemons, "-p", "0", "-n", str(options.tokens), "-r", "1",
                      "--json"])[0]
 
 
@@ -118,9 +121,43 @@ def direct_rate(options, pack):
     return run_json([options.bin + "/bench/pack_reads", "direct", pack])["direct_bytes_per_second"]
 
 
+class Run:
+    """One run and its bound, with the disk's rate just before and just after it."""
+
+    def __init__(self, options, bench, before, after):
+        self.direct = (before + after) / 2
+        self.token = bench["samples_ns"][0] / 1e9 / options.tokens
+        self.miss = bench["ssd_gbps"] * 1e9 * self.token
+        self.touched = bench["weight_gbps"] * 1e6 * bench["tpot_ms"]
+        self.bound = max(self.miss / self.direct, self.touched / (bench["read_bandwidth_gbps"] * 1e9))
+        self.over = self.token / self.bound
+
+
+def median(values):
+    return sorted(values)[len(values) // 2]
+
+
+def spread(values):
+    return f"{max(values) / min(values):.3f}"
+
+
+def run_all(options, pack, budget, cgroup):
+    daemons = ["--pack", pack, "--dram-budget", str(budget), "--context", "1024", "--parallel", "1", "--quiet"]
+    start_daemons(options, daemons, cgroup)
+    runs = []
+    before = direct_rate(options, pack)
+    for number in range(options.runs):
+        bench = bench_once(options, daemons)
+        after = direct_rate(options, pack)
+        runs.append(Run(options, bench, before, after))
+        before = after
+        print(f"run {number + 1} of {options.runs}: {runs[-1].token * 1e3:.1f} ms a token, "
+              f"{runs[-1].over:.2f} of the bound, disk {runs[-1].direct / 1e9:.2f} GB/s", file=sys.stderr)
+    return runs
+
+
 def measure(options, pack, size, share):
     """One row of the table."""
-    before = direct_rate(options, pack)
     budget = int(size * share)
     cgroup = MemoryCgroup(budget + BESIDE)
     if cgroup.error is not None:
@@ -130,7 +167,7 @@ def measure(options, pack, size, share):
         watch = Watch(cgroup)
         watch.start()
         try:
-            bench = bench_in(options, pack, budget, cgroup)
+            runs = run_all(options, pack, budget, cgroup)
         finally:
             cgroup.end_all()
             watch.ended.set()
@@ -138,17 +175,14 @@ def measure(options, pack, size, share):
         mapped = run_json([options.bin + "/bench/pack_reads", "mapped", pack, str(options.tokens)], cgroup)
     finally:
         cgroup.close()
-    direct = (before + direct_rate(options, pack)) / 2
-    seconds = [nanos / 1e9 / options.tokens for nanos in bench["samples_ns"]]
-    token = sorted(seconds)[len(seconds) // 2]
-    miss = bench["ssd_gbps"] * 1e9 * sum(seconds) / len(seconds)
-    touched = bench["weight_gbps"] * 1e6 * bench["tpot_ms"]
-    bound = max(miss / direct, touched / (bench["read_bandwidth_gbps"] * 1e9))
-    return [f"{share:.3f}", gib(budget), f"{token * 1e3:.1f}", f"{bound * 1e3:.1f}", f"{token / bound:.2f}",
-            f"{max(seconds) / min(seconds):.3f}", f"{miss / touched:.3f}", f"{1 - share + 0.03:.3f}",
-            gib(watch.used), gib(budget + BESIDE), f"{watch.page_cache / 2**20:.0f}",
-            f"{direct / 1e9:.2f}", f"{mapped['seconds_per_token'] * 1e3:.1f}",
-            f"{mapped['seconds_per_token'] / token:.2f}"]
+    token = median([run.token for run in runs])
+    miss = median([run.miss / run.touched for run in runs])
+    return [f"{share:.3f}", gib(budget), f"{token * 1e3:.1f}", f"{median([run.bound for run in runs]) * 1e3:.1f}",
+            f"{median([run.over for run in runs]):.2f}", spread([run.over for run in runs]),
+            spread([run.token for run in runs]), f"{miss:.3f}", f"{1 - share + 0.03:.3f}", gib(watch.used),
+            gib(budget + BESIDE), f"{watch.page_cache / 2**20:.0f}",
+            " to ".join(f"{rate(run.direct for run in runs) / 1e9:.2f}" for rate in (min, max)),
+            f"{mapped['seconds_per_token'] * 1e3:.1f}", f"{mapped['seconds_per_token'] / token:.2f}"]
 
 
 def main():
@@ -166,9 +200,9 @@ def main():
         subprocess.run([options.bin + "/bin/sluice", "synth", *SYNTH, "--out", pack], check=True)
     size = sum(os.path.getsize(os.path.join(pack, name)) for name in ("dense.bin", "experts.bin"))
     rows = [measure(options, pack, size, float(share)) for share in options.shares.split(",")]
-    head = ["budget / pack", "budget GiB", "ms/token", "bound ms", "over bound (1.2)", "slowest / fastest run (1.05)",
-            "miss / touched", "at most", "memory GiB", "bound GiB", "page cache MiB (64)", "O_DIRECT GB/s",
-            "mmap ms/token", "mmap / ours"]
+    head = ["budget / pack", "budget GiB", "ms/token", "bound ms", "over bound (1.2)",
+            "largest / smallest of these (1.05)", "slowest / fastest run", "miss / touched", "at most", "memory GiB",
+            "bound GiB", "page cache MiB (64)", "O_DIRECT GB/s", "mmap ms/token", "mmap / ours"]
     print(f"pack {gib(size)} GiB, {options.runs} runs of {options.tokens} tokens\n")
     for row in [head, ["---"] * len(head), *rows]:
         print("| " + " | ".join(row) + " |")
