@@ -49,8 +49,10 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
   constexpr char kHint[] =
       "Options of the daemons, explained by --help-all: --device --device-budget --dram-budget --context\n"
       "--parallel --kv --kv-budget --prefill-chunk --threads --preset --sparsity --sparsity-target\n"
-      "--sparsity-threshold --sparsity-scope --policy --trace --io --direct --link-gbps --link-latency-us\n"
-      "--tile-neurons --clock --virtual-costs; of finding and starting them: --address --keep --no-restart";
+      "--sparsity-threshold --sparsity-scope --policy --trace --replay-trace --io --direct --link-gbps "
+      "--link-latency-us\n"
+      "--tile-neurons --clock --virtual-costs --measure-costs; of finding and starting them: --address "
+      "--keep --no-restart";
   parser->HiddenGroup("Options of the daemons (sizes as 512MiB, 2GB)", kHint)
       .Choice("--device", {"host", "sim", "cuda"}, &device, "where the experts compute [host]")
       .SizeOrShare("--device-budget", &device_budget,
@@ -76,6 +78,7 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
           "--policy", &policy,
           "KEY=VALUE[,KEY=VALUE..]: single values of the preset, see `sluice preset show`; repeat for more")
       .Text("--trace", &trace, "FILE: records what the routers choose, for cache_replay [none]")
+      .Text("--replay-trace", &replay_trace, "FILE: routes as recorded there [by the model's routers]")
       .Choice("--io", {"uring", "pread"}, &io,
               "how weights are read [uring, pread where the kernel refuses it]")
       .OnOff("--direct", &direct, "reads past the page cache [on]")
@@ -84,10 +87,12 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
       .Number("--tile-neurons", &tile_neurons, "that travel and compute together, device sim [an eighth]", 0,
               1u << 20)
       .Choice("--clock", {"real", "virtual"}, &clock, "of device sim [real]")
-      .Text("--virtual-costs", &virtual_costs,
-            "3x, 30x or KEY=MS,..: link_ms, compute_ms, cpu_ms of a bf16 expert, attention_ms, head_ms [the "
-            "link's, 5, "
-            "a third of the link's, 0.3, 0]");
+      .Text(
+          "--virtual-costs", &virtual_costs,
+          "3x, 30x, @FILE or KEY=MS,..: link_ms, compute_ms, cpu_ms of a bf16 expert, attention_ms, head_ms "
+          "[the link's, 5, a third of the link's, 0.3, 0]")
+      .Text("--measure-costs", &measure_costs,
+            "FILE: writes what this machine takes, for --virtual-costs @FILE");
   parser->HiddenGroup("Finding and starting them", kHint)
       .Text("--address", &address, "of a running inferd: unix:PATH or HOST:PORT [SLUICE_HOST, else started]")
       .TimeSpan("--keep", &keep, "leaves started daemons running for this long, as 10m [0]")
@@ -129,11 +134,13 @@ std::vector<OptionSetting> CommonOptions::InferdSettings() const {
       .Add("sparsity-scope", sparsity_scope)
       .Add("policy", policy)
       .Add("trace", trace)
+      .Add("replay-trace", replay_trace)
       .Add("link-gbps", link_gbps)
       .Add("link-latency-us", link_latency_us)
       .Add("tile-neurons", tile_neurons)
       .Add("clock", clock)
       .Add("virtual-costs", virtual_costs)
+      .Add("measure-costs", measure_costs)
       .Take();
 }
 

@@ -40,12 +40,14 @@ struct CommonOptions {
   std::optional<double> sparsity_threshold;
   std::optional<std::string> sparsity_scope;
   std::optional<std::string> trace;
+  std::optional<std::string> replay_trace;
   std::vector<std::string> policy;  // KEY=VALUE[,KEY=VALUE..] each
   std::optional<double> link_gbps;
   std::optional<double> link_latency_us;
   std::optional<uint64_t> tile_neurons;
   std::optional<std::string> clock;
   std::optional<std::string> virtual_costs;
+  std::optional<std::string> measure_costs;
 
   // Of weightd.
   std::optional<uint64_t> dram_budget;

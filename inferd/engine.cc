@@ -12,6 +12,7 @@
 #include "common/status.h"
 #include "inferd/generate_sequence.h"
 #include "inferd/request_checks.h"
+#include "inferd/residency/measured_device.h"
 #include "inferd/residency/virtual_device.h"
 #include "inferd/residency/virtual_weight_client.h"
 #include "inferd/score_sequence.h"
@@ -98,6 +99,9 @@ absl::Status Engine::Setup(const BackendFactory& make_backend) {
   if (clock_ != nullptr) {
     backend = std::make_unique<VirtualDevice>(std::move(backend), clock_.get(), plan_.options.costs,
                                               Bf16ExpertBytes(config_));
+  } else if (!plan_.options.measure_costs.empty()) {
+    backend = std::make_unique<MeasuredDevice>(std::move(backend), plan_.options.measure_costs,
+                                               Bf16ExpertBytes(config_));
   }
   ASSIGN_OR_RETURN(core_,
                    EngineCore::Create(plan_, client_.get(), std::move(backend), &registry_, clock_.get()));

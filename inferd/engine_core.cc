@@ -9,6 +9,7 @@
 #include "inferd/policy/auto_preset.h"
 #include "inferd/policy/miss_routing.h"
 #include "inferd/policy/preset.h"
+#include "inferd/policy/replay_routing.h"
 #include "inferd/residency/slab_policies.h"
 
 namespace sluice {
@@ -77,6 +78,11 @@ absl::Status EngineCore::Setup() {
     ASSIGN_OR_RETURN(routing_, MissRouting::Create({std::move(routing_),
                                                     policies.miss == ExpertMiss::kProceed, prefetcher_.get(),
                                                     &config, backend_.get(), plan_.forward.max_tokens}));
+  }
+  if (!options.replay_trace.empty()) {
+    ASSIGN_OR_RETURN(const Trace trace, ReadTrace(options.replay_trace));
+    ASSIGN_OR_RETURN(routing_,
+                     ReplayRouting::Create(trace, options.replay_trace, config, std::move(routing_)));
   }
   if (!options.trace.empty()) {
     ASSIGN_OR_RETURN(
@@ -147,6 +153,7 @@ absl::Status EngineCore::MakeResidency(const Policies& policies) {
   }
   if (options.virtual_clock) {
     slab.cpu_seconds = VirtualCpuSeconds(options.costs, options.slab.link_gbps, client_->pack().config(), 1);
+    slab.cpu_is_device = options.costs.cpu_is_device > 0;
   }
   if (policies.granularity == CacheGranularity::kNeuron) {
     ASSIGN_OR_RETURN(residency_, NeuronResidency::Create(NeuronOptionsOf(policies, slab), client_, &fetches_,
@@ -283,7 +290,7 @@ void EngineCore::AddToBatch(const ScheduledRows& rows, Sequence* sequence) {
   const uint32_t index =
       batch_.Add(sequence->tokens().subspan(rows.first_position, rows.rows),
                  {rows.first_position, kv_->pages().table(rows.slot), states_->slots(rows.slot),
-                  IsLongText(*sequence), sequence->decode_from()});
+                  IsLongText(*sequence), sequence->decode_from(), sequence->header().id});
   step_.push_back({sequence, rows});
   const uint32_t logit_rows = sequence->LogitRowsOf(rows);
   for (uint32_t row = rows.rows - logit_rows; row < rows.rows; ++row) {

@@ -46,6 +46,9 @@ struct EngineOptions {
   // Times are those of a modelled link and device (device sim).
   bool virtual_clock = false;
   VirtualCosts costs;
+  // File that the device's costs are measured into, in real time (residency/measured_device.h); empty: none
+  // is.
+  std::string measure_costs;
   // Named set of policies.
   std::string preset = "exact";
   // Policies set beside the preset.
@@ -54,6 +57,8 @@ struct EngineOptions {
   bool prefetch = true;
   // File that router traces are recorded in (policy/TRACE.md); empty: none are.
   std::string trace;
+  // One that is replayed: its scores stand for the routers' (policy/replay_routing.h); empty: none.
+  std::string replay_trace;
   // After weightd is lost, requests wait this long for it before they end UNAVAILABLE. Below five seconds, so
   // that no client hears nothing for longer than that.
   absl::Duration weightd_grace = absl::Milliseconds(4500);

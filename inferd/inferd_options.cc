@@ -88,6 +88,9 @@ absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& 
   if (!options.virtual_costs.empty() && options.clock != "virtual") {
     return absl::InvalidArgumentError("--virtual-costs needs --clock virtual");
   }
+  if (!options.measure_costs.empty() && options.clock == "virtual") {
+    return absl::InvalidArgumentError("--measure-costs is about real time; --clock virtual has a table");
+  }
   return ParseVirtualCosts(options.virtual_costs).status();
 }
 
@@ -106,11 +109,13 @@ EngineOptions EngineOptionsOf(const InferdOptions& options) {
                  options.tile_neurons};
   engine.virtual_clock = options.clock == "virtual";
   engine.costs = ParseVirtualCosts(options.virtual_costs).value_or(VirtualCosts());  // checked when parsed
+  engine.measure_costs = options.measure_costs;
   engine.preset = options.preset;
   engine.policies = {options.sparsity, options.sparsity_scope, options.sparsity_target,
                      options.sparsity_threshold, options.policy};
   engine.prefetch = options.prefetch;
   engine.trace = options.trace;
+  engine.replay_trace = options.replay_trace;
   return engine;
 }
 

@@ -46,11 +46,13 @@ struct InferdOptions {
   std::vector<std::string> policy;
   bool prefetch = true;
   std::string trace;
+  std::string replay_trace;
   double link_gbps = 0;
   double link_latency_us = 0;
   uint32_t tile_neurons = 0;
   std::string clock = "real";
   std::string virtual_costs;
+  std::string measure_costs;
 
   uint32_t max_queue = 256;
   uint32_t max_queue_tokens = 1u << 20;
@@ -139,6 +141,8 @@ void ForEachOption(InferdOptions* o, Visit visit) {
         "more");
   visit("prefetch", &o->prefetch, "Ask for experts of the next layer ahead: on or off");
   visit("trace", &o->trace, "File to record router traces in, for cache_replay (default: none)");
+  visit("replay-trace", &o->replay_trace,
+        "Recorded router traces whose scores take the place of the routers' own (default: none)");
   visit("link-gbps", &o->link_gbps,
         "Bandwidth of the link in 1e9 bytes a second (device sim; default: unthrottled)");
   visit("link-latency-us", &o->link_latency_us, "Time before a copy's first byte (device sim)");
@@ -148,7 +152,10 @@ void ForEachOption(InferdOptions* o, Visit visit) {
   visit("clock", &o->clock, "Times of link and device: real, or virtual by a table of costs (device sim)");
   visit("virtual-costs", &o->virtual_costs,
         "Milliseconds of one bf16 expert and of a layer's attention, as 3x, 30x or "
-        "link_ms=15,compute_ms=5,attention_ms=0.3,cpu_ms=5,head_ms=0 (--clock virtual)");
+        "link_ms=15,compute_ms=5,attention_ms=0.3,cpu_ms=5,head_ms=0, or @FILE of --measure-costs (--clock "
+        "virtual)");
+  visit("measure-costs", &o->measure_costs,
+        "File to write what this machine takes in, for --virtual-costs (--clock real; default: none)");
 
   visit("max-queue", &o->max_queue, "Requests that may wait");
   visit("max-queue-tokens", &o->max_queue_tokens, "Tokens that waiting requests may have");

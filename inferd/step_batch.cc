@@ -10,6 +10,7 @@ StepBatch::StepBatch(uint32_t max_tokens, uint32_t max_sequences) {
   state_from_.reserve(max_sequences);
   state_to_.reserve(max_sequences);
   failed_extent_.reserve(max_sequences);
+  numbers_.reserve(max_sequences);
 }
 
 void StepBatch::Clear(uint64_t step) {
@@ -23,6 +24,7 @@ void StepBatch::Clear(uint64_t step) {
   state_from_.clear();
   state_to_.clear();
   failed_extent_.clear();
+  numbers_.clear();
   lost_sequences_ = 0;
 }
 
@@ -36,6 +38,7 @@ uint32_t StepBatch::Add(absl::Span<const int32_t> tokens, const BatchPlace& plac
   ids_.insert(ids_.end(), tokens.begin(), tokens.end());
   sequence_of_row_.insert(sequence_of_row_.end(), tokens.size(), index);
   failed_extent_.push_back(kNoExtent);
+  numbers_.push_back(place.number);
   for (uint32_t row = 0; row < tokens.size(); ++row) {
     decodes_.push_back(place.first_position + row >= place.decode_from ? 1 : 0);
     decode_rows_ += decodes_.back();

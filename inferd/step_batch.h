@@ -22,6 +22,7 @@ struct BatchPlace {
   // Position from which on rows are tokens that were generated, not given: what policies that save on
   // decoding alone go by. Rows that a scoring request reports count as such.
   uint32_t decode_from = 0xffffffffu;
+  uint64_t number = 0;  // of the sequence, ascending in the order in which they came; 0: it has none
 };
 
 class StepBatch {
@@ -49,6 +50,7 @@ class StepBatch {
   absl::Span<const uint32_t> state_from() const { return state_from_; }
   absl::Span<const uint32_t> state_to() const { return state_to_; }
   uint32_t sequence_of(uint32_t row) const { return sequence_of_row_[row]; }
+  uint64_t number(uint32_t sequence) const { return numbers_[sequence]; }
   bool decodes(uint32_t row) const { return decodes_[row] != 0; }
   uint32_t decode_rows() const { return decode_rows_; }
   bool lost(uint32_t row) const { return failed_extent_[sequence_of_row_[row]] != kNoExtent; }
@@ -68,6 +70,7 @@ class StepBatch {
   std::vector<uint32_t> state_from_;     // by sequence
   std::vector<uint32_t> state_to_;       // by sequence
   std::vector<uint32_t> failed_extent_;  // by sequence
+  std::vector<uint64_t> numbers_;        // by sequence
   uint32_t lost_sequences_ = 0;
 };
 

@@ -77,6 +77,8 @@ absl::Status AddRows(const Reader& reader, Record* record, TraceLayer* layer) {
       }
     }
     layer->Add(record->step, record->row[i].flags, record->chosen);
+    layer->texts.push_back(record->row[i].text);
+    layer->positions.push_back(record->row[i].position);
     layer->scores.insert(layer->scores.end(), scores, scores + layer->experts);
   }
   return absl::OkStatus();

@@ -23,11 +23,13 @@ inline constexpr uint32_t kTraceLost = 2;
 struct TraceLayer {
   uint32_t experts = 0;
   uint32_t top_k = 0;
-  std::vector<uint64_t> steps;   // [tokens]
-  std::vector<uint32_t> flags;   // [tokens]
-  std::vector<uint32_t> begin;   // [tokens + 1]: places in chosen
-  std::vector<uint32_t> chosen;  // best first, what was left out is left out
-  std::vector<float> scores;     // [tokens, experts]; empty: not known
+  std::vector<uint64_t> steps;           // [tokens]
+  std::vector<uint32_t> flags;           // [tokens]
+  std::vector<uint32_t> begin;           // [tokens + 1]: places in chosen
+  std::vector<uint32_t> chosen;          // best first, what was left out is left out
+  std::vector<float> scores;             // [tokens, experts]; empty: not known
+  std::vector<uint64_t> texts = {};      // [tokens]; empty: not known
+  std::vector<uint32_t> positions = {};  // [tokens], in their texts; empty: not known
 
   uint64_t tokens() const { return flags.size(); }
   absl::Span<const uint32_t> Chosen(uint64_t token) const {

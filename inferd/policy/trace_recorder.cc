@@ -65,8 +65,7 @@ absl::Status TraceRecorder::AfterRouter(const RouterTap& tap) {
   const absl::Span<const SequenceRows> texts = tap.batch->sequences();
   for (uint32_t row = 0; row < routing.tokens; ++row) {
     const SequenceRows& text = texts[tap.batch->sequence_of(row)];
-    // A text's page table stays where it is while the text runs.
-    AppendValue(static_cast<uint64_t>(reinterpret_cast<uintptr_t>(text.pages.data())), &record_);
+    AppendValue(tap.batch->number(tap.batch->sequence_of(row)), &record_);
     AppendValue(text.first_position + row - text.first_row, &record_);
     AppendValue((tap.batch->decodes(row) ? kTraceDecode : 0) | (tap.batch->lost(row) ? kTraceLost : 0),
                 &record_);

@@ -115,7 +115,7 @@ void SlabResidency::GiveToCpu(uint32_t index, uint32_t tokens) {
   --waiting_;
   cpu_queued_ += CpuSecondsOf(entry.expert, tokens);
   counters_.Add(layer_, &ResidencyCounters::cpu);
-  if (clock_ != nullptr) {
+  if (CpuBeside()) {
     const double seconds =
         CpuSeconds() * static_cast<double>(pack_.expert_bytes(layer_, entry.expert)) * tokens;
     entry.cpu_ends = clock_->cpu().Run(clock_->NowNanos(), static_cast<int64_t>(seconds * 1e9 + 0.5));
@@ -135,7 +135,7 @@ void SlabResidency::HandOutCpu(uint32_t index) {
   tile.up = part(Part::kUp);
   tile.gate = part(Part::kGate);
   tile.down = part(Part::kDown);
-  if (clock_ != nullptr) {
+  if (CpuBeside()) {
     clock_->cpu().Mark(tile.up.base);
   }
   const uint64_t bytes = pack_.expert_bytes(layer_, entry.expert);
@@ -159,7 +159,7 @@ void SlabResidency::ReleaseCpu(Entry* entry) {
 
 // In virtual time, when only the CPU is being waited for: moves the clock to its next result.
 bool SlabResidency::AwaitCpu() {
-  if (clock_ == nullptr || in_flight_ > 0) {
+  if (!CpuBeside() || in_flight_ > 0) {
     return false;
   }
   int64_t next = INT64_MAX;

@@ -348,7 +348,7 @@ absl::Status SlabResidency::StallError() const {
 
 bool SlabResidency::NextWaits() const {
   for (uint32_t i = 0; i < demands_; ++i) {
-    if (entries_[i].state == State::kReady || (entries_[i].state == State::kCpu && clock_ == nullptr) ||
+    if (entries_[i].state == State::kReady || (entries_[i].state == State::kCpu && !CpuBeside()) ||
         (entries_[i].state == State::kInFlight && LandedNeurons(entries_[i]) > entries_[i].handed)) {
       return false;
     }
@@ -373,7 +373,7 @@ void SlabResidency::HandOut() {
       table_.slot(entry.slot).pinned = false;
     } else if (entry.state == State::kReady) {
       HandOutRange(i, width_);
-    } else if (entry.state == State::kCpu && (clock_ == nullptr || clock_->NowNanos() >= entry.cpu_ends)) {
+    } else if (entry.state == State::kCpu && (!CpuBeside() || clock_->NowNanos() >= entry.cpu_ends)) {
       HandOutCpu(i);
     } else if (entry.state == State::kInFlight && !entry.idle) {
       const uint32_t landed = LandedNeurons(entry);

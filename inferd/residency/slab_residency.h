@@ -55,6 +55,9 @@ struct SlabResidencyOptions {
   // start; in virtual time a third of the link's).
   double load_seconds = 0;
   double cpu_seconds = 0;
+  // In virtual time: experts that the CPU computes take the device's time, one after the other, as on `sim`,
+  // where both are the same cores; else the CPU works beside the device.
+  bool cpu_is_device = false;
   uint32_t max_rows = 1;  // of a step, for measuring the CPU
   // A layer without any progress for this long ends with an error.
   absl::Duration stall_limit = absl::Seconds(5);
@@ -133,6 +136,8 @@ class SlabResidency final : public Residency {
   void HandOutCpu(uint32_t index);
   void ReleaseCpu(Entry* entry);
   bool AwaitCpu();
+  // Whether the CPU has a virtual time of its own beside the device's.
+  bool CpuBeside() const { return clock_ != nullptr && !options_.cpu_is_device; }
   void TellEviction(absl::Span<const ExpertDemand> demands);
   absl::Status AskForWaiting();
   absl::Status Ask(Entry* entry);

@@ -142,6 +142,9 @@ absl::Status SlabResidency::FillSlot(uint32_t layer, uint32_t expert) {
     return id.status();
   }
   table_.slot(slot).request = *id;
+  if (clock_ != nullptr) {
+    last_progress_ = absl::Now();  // in virtual time the bytes came while they were asked for
+  }
   return absl::OkStatus();
 }
 

@@ -2,12 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "common/file_io.h"
+#include "common/pack/pack_format.h"
+#include "common/pack/row_layout.h"
 #include "common/status.h"
 
 namespace sluice {
@@ -17,11 +23,16 @@ struct Field {
   const char* name;
   double VirtualCosts::*member;
 };
-constexpr Field kFields[] = {{"compute_ms", &VirtualCosts::compute_ms},
-                             {"attention_ms", &VirtualCosts::attention_ms},
-                             {"head_ms", &VirtualCosts::head_ms},
-                             {"link_ms", &VirtualCosts::link_ms},
-                             {"cpu_ms", &VirtualCosts::cpu_ms}};
+constexpr Field kFields[] = {
+    {"compute_ms", &VirtualCosts::compute_ms}, {"attention_ms", &VirtualCosts::attention_ms},
+    {"head_ms", &VirtualCosts::head_ms},       {"link_ms", &VirtualCosts::link_ms},
+    {"cpu_ms", &VirtualCosts::cpu_ms},         {"cpu_is_device", &VirtualCosts::cpu_is_device}};
+struct RowField {
+  const char* suffix;
+  double RowCost::*member;
+};
+constexpr RowField kRowFields[] = {{"_all_ns", &RowCost::all_ns}, {"_kept_ns", &RowCost::kept_ns}};
+constexpr uint64_t kMostFileBytes = 1 << 16;
 
 struct Regime {
   const char* name;
@@ -40,23 +51,53 @@ const Regime* FindRegime(const std::string& name) {
   return nullptr;
 }
 
+// The place of a value by its key; null for a key that is none.
+double* FieldOf(const std::string& key, VirtualCosts* costs) {
+  for (const Field& field : kFields) {
+    if (key == field.name) {
+      return &(costs->*field.member);
+    }
+  }
+  for (const RowField& field : kRowFields) {
+    const absl::StatusOr<Encoding> encoding =
+        absl::EndsWith(key, field.suffix)
+            ? EncodingFromName(key.substr(0, key.size() - std::strlen(field.suffix)))
+            : absl::NotFoundError("");
+    if (encoding.ok()) {
+      return &(costs->rows[static_cast<size_t>(*encoding)].*field.member);
+    }
+  }
+  return nullptr;
+}
+
 absl::Status SetField(const std::string& assignment, VirtualCosts* costs) {
   const std::pair<std::string, std::string> parts = absl::StrSplit(assignment, absl::MaxSplits('=', 1));
-  for (const Field& field : kFields) {
-    if (parts.first != field.name) {
-      continue;
-    }
-    double value = 0;
-    if (!absl::SimpleAtod(parts.second, &value) || !std::isfinite(value) || value < 0 || value > 1e6) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(field.name, " is \"", parts.second, "\", not milliseconds in 0..1e6"));
-    }
-    costs->*field.member = value;
-    return absl::OkStatus();
+  double* const member = FieldOf(parts.first, costs);
+  if (member == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", assignment,
+                                                   "\" is neither 3x, 30x nor @FILE and sets none of "
+                                                   "compute_ms, attention_ms, head_ms, link_ms, cpu_ms, "
+                                                   "cpu_is_device and ENCODING_all_ns, ENCODING_kept_ns"));
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "\"", assignment,
-      "\" is neither 3x nor 30x and sets none of compute_ms, attention_ms, head_ms, link_ms, cpu_ms"));
+  double value = 0;
+  if (!absl::SimpleAtod(parts.second, &value) || !std::isfinite(value) || value < 0 || value > 1e6) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(parts.first, " is \"", parts.second, "\", not a number in 0..1e6"));
+  }
+  *member = value;
+  return absl::OkStatus();
+}
+
+absl::Status SetFromFile(const std::string& path, VirtualCosts* costs) {
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMostFileBytes));
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    const std::string assignment(absl::StripAsciiWhitespace(line.substr(0, line.find('#'))));
+    if (const absl::Status set = assignment.empty() ? absl::OkStatus() : SetField(assignment, costs);
+        !set.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": ", set.message()));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -70,6 +111,8 @@ absl::StatusOr<VirtualCosts> ParseVirtualCosts(const std::string& text) {
     const Regime* regime = FindRegime(assignment);
     if (regime != nullptr) {
       costs = regime->costs;
+    } else if (absl::StartsWith(assignment, "@")) {
+      RETURN_IF_ERROR(SetFromFile(assignment.substr(1), &costs));
     } else {
       RETURN_IF_ERROR(SetField(assignment, &costs));
     }
@@ -80,9 +123,28 @@ absl::StatusOr<VirtualCosts> ParseVirtualCosts(const std::string& text) {
 std::string ShowVirtualCosts(const VirtualCosts& costs) {
   std::string text;
   for (const Field& field : kFields) {
-    absl::StrAppend(&text, text.empty() ? "" : ",", field.name, "=", costs.*field.member);
+    if (field.member != &VirtualCosts::cpu_is_device || costs.cpu_is_device > 0) {
+      absl::StrAppend(&text, text.empty() ? "" : ",", field.name, "=", costs.*field.member);
+    }
+  }
+  for (size_t value = 0; value < costs.rows.size(); ++value) {
+    for (const RowField& field : kRowFields) {
+      if (costs.rows[value].*field.member > 0) {
+        absl::StrAppend(&text, ",", EncodingName(static_cast<Encoding>(value)), field.suffix, "=",
+                        costs.rows[value].*field.member);
+      }
+    }
   }
   return text;
+}
+
+double VirtualRowSeconds(const VirtualCosts& costs, const EncodingDescriptor& encoding, uint64_t cols,
+                         double rows, bool kept, uint64_t expert_bytes) {
+  const RowCost& cost = costs.rows[static_cast<size_t>(encoding.encoding)];
+  const double ns = kept && cost.kept_ns > 0 ? cost.kept_ns : cost.all_ns;
+  return ns > 0 ? rows * ns * 1e-9
+                : rows * static_cast<double>(RowBytes(encoding, cols)) / static_cast<double>(expert_bytes) *
+                      costs.compute_ms * 1e-3;
 }
 
 uint64_t Bf16ExpertBytes(const ModelConfig& config) {

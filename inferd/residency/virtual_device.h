@@ -16,6 +16,12 @@
 
 namespace sluice {
 
+// Of a work whose lead values are made already: the neurons of its range that count for any row and are
+// there.
+uint32_t CountedByLead(Backend* backend, const ExpertWork& work);
+// Of a work's range: the neurons.
+uint32_t NeuronsOf(const ExpertWork& work);
+
 class VirtualQueue final : public Queue {
  public:
   // All outlive the queue. `expert_bytes`: of an expert in bf16.
@@ -63,8 +69,7 @@ class VirtualQueue final : public Queue {
  private:
   void Charge(double seconds) { clock_->Advance(static_cast<int64_t>(seconds * 1e9 + 0.5)); }
   uint64_t Active(const MoeExpertsArgs& args, const ExpertWork& work) const;
-  uint32_t CountedByLead(const ExpertWork& work) const;
-  double BytesOf(const ExpertWork& work, double kept) const;
+  double SecondsOf(const ExpertWork& work, double kept) const;
 
   Backend* const backend_;
   Queue* const behind_;
