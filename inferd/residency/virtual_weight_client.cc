@@ -114,7 +114,8 @@ void VirtualWeightClient::SendTiles(const FetchRequest& request, Transfer* trans
   const uint64_t row_bytes = RowBytesOf(request);
   transfer->tiles = (rows + tile - 1) / tile;
   transfer->first_number = next_number_;
-  transfer->completion.link_bytes = rows * row_bytes;
+  transfer->tile_bytes = tile * row_bytes;
+  transfer->bytes = rows * row_bytes;
   next_number_ += transfer->tiles;
   const uint64_t first = transfer->first_number;
   const uint32_t tiles = transfer->tiles;
@@ -142,7 +143,11 @@ void VirtualWeightClient::OnTile(uint64_t number, int64_t nanos, bool cancelled)
     return;
   }
   ++transfer->ended;
-  transfer->landed += cancelled ? 0 : 1;
+  if (!cancelled) {  // bytes of tiles that never left do not count
+    ++transfer->landed;
+    const uint64_t begin = (number - transfer->first_number) * transfer->tile_bytes;
+    transfer->completion.link_bytes += std::min(transfer->tile_bytes, transfer->bytes - begin);
+  }
   if (transfer->ended < transfer->tiles) {
     return;
   }
