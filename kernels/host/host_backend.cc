@@ -118,6 +118,14 @@ absl::Status HostBackend::AllocateWorker(uint32_t cols, WorkerScratch* w) {
   for (uint64_t i = 0; i < 3 * tokens; ++i) {
     w->pointers[i] = w->tile + i * kNeuronBlock;
   }
+  for (int slot = 0; slot < 2; ++slot) {
+    RETURN_IF_ERROR(Reserve(kFusedTokens, "masks of a waiting block", &w->slot_keep[slot]));
+    float* rows = nullptr;
+    RETURN_IF_ERROR(Reserve(kFusedTokens * kNeuronBlock, "coefficients of a waiting block", &rows));
+    for (uint32_t i = 0; i < kFusedTokens; ++i) {
+      w->slot_rows[slot][i] = rows + i * kNeuronBlock;
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -137,15 +145,17 @@ std::string HostBackend::Describe() const {
                       prefetch_ == 0 ? "off" : absl::StrCat(prefetch_, " bytes ahead"));
 }
 
-void HostBackend::RunTiles(uint32_t tiles, uint64_t work, ThreadPool::TileFunction function) {
+void HostBackend::RunTiles(uint32_t tiles, uint64_t work, ThreadPool::TileFunction function,
+                           ThreadPool::FinishFunction finish) {
   if (work >= kParallelWork) {
-    pool_.Run(tiles, function);
+    pool_.Run(tiles, function, finish);
     return;
   }
   serial_ops_.store(serial_ops_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   for (uint32_t tile = 0; tile < tiles; ++tile) {
     function(tile, 0);
   }
+  finish(0);
 }
 
 host::QuantRow HostBackend::QuantizedRow(uint32_t group, uint32_t token) const {

@@ -52,59 +52,8 @@ class HostBackend : public CpuBackend {
   void Run(const TopLogitsCall& call) override;
 
  private:
-  // What one worker needs for a tile.
-  struct WorkerScratch {
-    float* gemm = nullptr;            // GemmScratchFloats
-    float* down = nullptr;            // DownScratchFloats
-    uint32_t* quant_down = nullptr;   // QuantDownWords
-    float* quant_gemm = nullptr;      // QuantGemmFloats
-    float* span = nullptr;            // scores, and m, l, o of kSpanQueries queries twice: host_attention.cc
-    float* queries = nullptr;         // panels of kSpanQueries queries
-    float* router = nullptr;          // [4][experts]: host_router.cc
-    float* heads = nullptr;           // [heads][head_dim]: a row of K or V
-    float* delta = nullptr;           // [kMaxConvKernel + 2][3][head_dim]: host_delta.cc
-    float* sums = nullptr;            // [kFusedTokens][x_stride_]: a block of an expert
-    float* tile = nullptr;            // [3][max_tokens][64]: outputs of a tile of rows
-    float** pointers = nullptr;       // [3][max_tokens]: rows of `tile`
-    const float** inputs = nullptr;   // [max_tokens]: rows of x
-    host::QuantRow* quant = nullptr;  // [max_tokens]
-    float** outputs = nullptr;        // [max_tokens]
-    uint64_t* keep = nullptr;         // [max_tokens]: masks of a block
-    // Of the block that is being computed: rows of the second part and of down that will be read, and how
-    // many lines of them are fetched with every row.
-    host::RowFetch second_rows;
-    host::RowFetch down_rows;
-    uint32_t fetch_lines = 0;
-    bool down_fetched = false;  // all of the down rows that are kept are among them
-  };
-
-  // Activations rounded to int16 for one group size.
-  struct QuantForm {
-    int16_t* codes = nullptr;  // [max_tokens][code_stride]
-    uint8_t* bytes = nullptr;  // [max_tokens][2 * code_stride], groups of 64 and 128
-    float* scales = nullptr;   // [max_tokens][group_stride]
-    float* sums = nullptr;
-    bool wanted = false;
-  };
-  // Tokens whose inputs of one head a worker rounds at a time.
-  static constexpr uint32_t kHeadTokens = 16;
   // Up to this many tokens an expert's weights are the bottleneck, not the arithmetic.
   static constexpr uint32_t kFusedTokens = 4;
-  static constexpr uint32_t kQuantForms = 8;  // groups of 16, 32, ..., 128
-
-  // One block of queries of one sequence and KV head, over all its spans or (partial) over one.
-  struct AttentionTask {
-    const SequenceRows* sequence = nullptr;
-    uint32_t kv_head = 0;
-    uint32_t first_query = 0;  // query = row * heads per KV head + head
-    uint32_t queries = 0;
-    uint32_t first_span = 0;
-    uint32_t spans = 0;  // in this task
-    uint32_t block = 0;  // partial: which block's partial results and countdown
-    uint32_t block_first_span = 0;
-    uint32_t block_spans = 0;  // 0: not partial
-    uint64_t partial = 0;      // floats into partials_ where the block begins
-  };
 
   // One expert of a fused call, or of a two-phase call.
   struct ExpertState {
@@ -128,7 +77,71 @@ class HostBackend : public CpuBackend {
     uint32_t tokens = 0;
     bool packed = false;  // token panels begin at state->memory
     uint32_t worker = 0;
+    bool fetched = false;       // the rows that its masks keep are fetched before they are read
+    uint64_t* keep = nullptr;   // [tokens]: masks
+    float* const* c = nullptr;  // [tokens][64]: coefficients
   };
+  // A block of a fused expert whose masks are made and whose kept rows are still to be read.
+  struct WaitingBlock {
+    bool waits = false;
+    uint32_t slot = 0;  // of WorkerScratch
+    uint32_t expert = 0;
+    uint32_t number = 0;  // of the block in its expert
+    MoeBlock block;
+  };
+  // What one worker needs for a tile.
+  struct WorkerScratch {
+    float* gemm = nullptr;            // GemmScratchFloats
+    float* down = nullptr;            // DownScratchFloats
+    uint32_t* quant_down = nullptr;   // QuantDownWords
+    float* quant_gemm = nullptr;      // QuantGemmFloats
+    float* span = nullptr;            // scores, and m, l, o of kSpanQueries queries twice: host_attention.cc
+    float* queries = nullptr;         // panels of kSpanQueries queries
+    float* router = nullptr;          // [4][experts]: host_router.cc
+    float* heads = nullptr;           // [heads][head_dim]: a row of K or V
+    float* delta = nullptr;           // [kMaxConvKernel + 2][3][head_dim]: host_delta.cc
+    float* sums = nullptr;            // [kFusedTokens][x_stride_]: a block of an expert
+    float* tile = nullptr;            // [3][max_tokens][64]: outputs of a tile of rows
+    float** pointers = nullptr;       // [3][max_tokens]: rows of `tile`
+    const float** inputs = nullptr;   // [max_tokens]: rows of x
+    host::QuantRow* quant = nullptr;  // [max_tokens]
+    float** outputs = nullptr;        // [max_tokens]
+    uint64_t* keep = nullptr;         // [max_tokens]: masks of a block
+    // Fused experts: masks [kFusedTokens] and rows [kFusedTokens][64] of coefficients of two blocks, the one
+    // that is being computed and the one that waits; what is fetched meanwhile, so many lines with every row.
+    uint64_t* slot_keep[2] = {};
+    float* slot_rows[2][kFusedTokens] = {};
+    WaitingBlock waiting;
+    host::RowFetch ahead;
+    uint32_t fetch_lines = 0;
+  };
+
+  // Activations rounded to int16 for one group size.
+  struct QuantForm {
+    int16_t* codes = nullptr;  // [max_tokens][code_stride]
+    uint8_t* bytes = nullptr;  // [max_tokens][2 * code_stride], groups of 64 and 128
+    float* scales = nullptr;   // [max_tokens][group_stride]
+    float* sums = nullptr;
+    bool wanted = false;
+  };
+  // Tokens whose inputs of one head a worker rounds at a time.
+  static constexpr uint32_t kHeadTokens = 16;
+  static constexpr uint32_t kQuantForms = 8;  // groups of 16, 32, ..., 128
+
+  // One block of queries of one sequence and KV head, over all its spans or (partial) over one.
+  struct AttentionTask {
+    const SequenceRows* sequence = nullptr;
+    uint32_t kv_head = 0;
+    uint32_t first_query = 0;  // query = row * heads per KV head + head
+    uint32_t queries = 0;
+    uint32_t first_span = 0;
+    uint32_t spans = 0;  // in this task
+    uint32_t block = 0;  // partial: which block's partial results and countdown
+    uint32_t block_first_span = 0;
+    uint32_t block_spans = 0;  // 0: not partial
+    uint64_t partial = 0;      // floats into partials_ where the block begins
+  };
+
   // Which rows of a block are read: all; those that any token keeps, for all tokens; each token's own.
   enum class Reading : uint8_t { kAll, kUnion, kTokens };
   // Rows of a block that are kept, in order.
@@ -149,7 +162,12 @@ class HostBackend : public CpuBackend {
   absl::Status Reserve(uint64_t count, const char* what, T** out);
 
   // Runs tiles in parallel if `work` (multiply-adds, or values touched times some) is worth a fork-join.
-  void RunTiles(uint32_t tiles, uint64_t work, ThreadPool::TileFunction function);
+  void RunTiles(uint32_t tiles, uint64_t work, ThreadPool::TileFunction function) {
+    RunTiles(tiles, work, function, [](uint32_t) {});
+  }
+  // With ThreadPool::Run()'s `finish`.
+  void RunTiles(uint32_t tiles, uint64_t work, ThreadPool::TileFunction function,
+                ThreadPool::FinishFunction finish);
 
   // Rows of x rounded for the group sizes that are `wanted`.
   void QuantizeRows(const float* const* x, uint32_t tokens, uint32_t cols);
@@ -170,12 +188,8 @@ class HostBackend : public CpuBackend {
     // Of rows that do not follow each other in memory: how many are listed. Those beyond `count` come next;
     // they are only prefetched. 0: the rows are one stream.
     uint32_t listed = 0;
-    uint32_t ahead = 0;  // down rows: how far in the list is prefetched; 0: a few
-    // Down rows by panels: bytes of each of the rows beyond `count`, if those before it were fetched; else 0.
-    uint32_t next_bytes = 0;
+    bool fetched = false;  // the rows were fetched before: nothing is prefetched
   };
-  // Weighted sums of these rows go by panels (KernelTable::down_panels).
-  bool ByPanels(const CpuWeights& down) const;
   // y[i][r] = dot(x_rows_[tokens[i]], row r). The operation has set x_rows_ and, if the encoding is
   // quantized, rounded them for its group (QuantizeRows).
   void DotList(const RowList& list, absl::Span<const uint32_t> tokens, uint32_t worker, float* const* y);
@@ -219,10 +233,10 @@ class HostBackend : public CpuBackend {
 
   // host_moe.cc
   void PrepareExpertRows(const MoeCall& call);
-  void RunFused(const MoeCall& call);
+  static uint64_t WorkOf(const MoeCall& call, const ExpertCall& expert);
+  uint32_t ExpertOfTile(uint32_t tile) const;
   void RunTwoPhase(const MoeCall& call);
   void PackExpertRows(const MoeCall& call, uint64_t rows);
-  void FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker);
   void CoefficientTile(const MoeCall& call, uint32_t tile, uint32_t worker);
   uint32_t PlanDownTiles();
   void DownTile(const MoeCall& call, const ExpertState& state, uint32_t part, uint32_t worker);
@@ -238,10 +252,21 @@ class HostBackend : public CpuBackend {
                    float* const* y);
   float DenseAbove(const ExpertCall& expert) const;
 
+  // host_moe_fused.cc
+  void RunFused(const MoeCall& call);
+  void FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker);
+  void FinishTile(const WaitingBlock& waiting);
+  void FinishWaiting(uint32_t worker);
+  void FetchKept(const MoeBlock& b, uint32_t rows);
+  static uint32_t RowsLeft(const MoeBlock& b);
+
   // host_leads.cc
   void LeadTile(const LeadCall& call, const LeadCallPart& expert, uint32_t block, uint32_t worker);
 
   // host_moe_order.cc
+  bool TakeTurn(uint32_t expert, uint32_t block);
+  void EndTurn(const MoeCall& call, uint32_t expert);
+  bool StartToken(const MoeBlock& b, uint32_t number, float* y) const;
   void AddBlock(const MoeCall& call, const ExpertState& state, uint32_t block, uint32_t i, const float* sum);
   void FinishBlock(const MoeCall& call, uint32_t expert, uint32_t block, const float* sums);
   void Drain(const MoeCall& call, uint32_t expert);
@@ -249,26 +274,22 @@ class HostBackend : public CpuBackend {
   // host_moe_block.cc
   MoeBlock BlockOf(const MoeCall& call, const ExpertState& state, uint32_t block, bool packed,
                    uint32_t worker) const;
-  Reading HowToRead(const MoeBlock& b, uint32_t passes) const;
-  uint64_t AnyKept(const MoeBlock& b) const;
+  static bool LeadDecides(const ExpertCall& expert);
+  static Reading HowToRead(const MoeBlock& b, uint32_t passes);
+  static uint64_t AnyKept(const MoeBlock& b);
   void ListKept(const CpuWeights& weights, const CpuWeights* next, uint32_t first, uint64_t mask,
                 KeptRows* out) const;
-  void DotKept(const MoeBlock& b, const CpuWeights& weights, const CpuWeights& next, float* const* y);
+  void DotKept(const MoeBlock& b, const CpuWeights& weights, const CpuWeights* next, bool fetched,
+               float* const* y);
   void DotForAll(const MoeBlock& b, const RowList& list, float* const* y);
   void DotFetching(const MoeBlock& b, const RowList& list, absl::Span<const uint32_t> tokens,
                    float* const* y);
-  bool LeadsByPieces(const MoeBlock& b) const;
-  void LeadByPieces(const MoeBlock& b, const CpuWeights& lead, const CpuWeights& second, float* c);
   void MakeFactors(const MoeBlock& b, bool up, float* const* y) const;
+  void FirstParts(const MoeBlock& b);
+  void SecondPart(const MoeBlock& b);
   uint32_t BlockCoefficients(const MoeBlock& b);
-  void FetchDown(const MoeBlock& b, uint32_t row_passes);
-  void AddDownStart(const CpuWeights& down, const uint8_t* row, host::RowFetch* out) const;
-  void FetchLeft(const MoeBlock& b);
-  void FetchNow(const KeptRows& kept, const CpuWeights& down, uint32_t worker);
-  uint32_t LeadBytes(const MoeBlock& b) const;
-  uint32_t NextLeads(const MoeBlock& b, uint32_t most, const uint8_t** rows) const;
-  void BlockSums(const MoeBlock& b, float* const* sums);
-  void SumKept(const MoeBlock& b, uint64_t mask, uint32_t begin, uint32_t end, float* const* sums);
+  void BlockSums(const MoeBlock& b, bool add, float* const* sums);
+  void SumKept(const MoeBlock& b, uint64_t mask, uint32_t begin, uint32_t end, bool add, float* const* sums);
 
   const host::KernelTable& kernels_;
   const uint32_t prefetch_;

@@ -1,8 +1,6 @@
-// MoeExperts. An expert with few tokens (decode) is computed in tiles of one block of 64 neurons: gate rows,
-// up rows, then down rows, all of them streamed once; the block sums are added to y in block order by whoever
-// finishes next to them (Drain). So all experts of a layer are one region. An expert with many tokens
-// (prefill) goes in two phases of register tiles: coefficients of all neurons, then columns of y. Both give
-// the same bits.
+// MoeExperts. Experts with few tokens (decode) are one region of blocks (host_moe_fused.cc). An expert with
+// many tokens (prefill) goes in two phases of register tiles: coefficients of all neurons, then columns of y.
+// Both give the same bits.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -31,10 +29,6 @@ uint32_t BlocksOf(const ExpertCall& call) {
   return (call.neuron_end - call.neuron_begin + kNeuronBlock - 1) / kNeuronBlock;
 }
 
-uint64_t WorkOf(const MoeCall& call, const ExpertCall& expert) {
-  return uint64_t{3} * (expert.neuron_end - expert.neuron_begin) * call.hidden * expert.rows.size();
-}
-
 uint32_t PartsOf(const ExpertCall& expert, bool by_lists) {
   const bool quantized = IsQuantized(expert.down.encoding.encoding);
   const uint32_t whole = quantized ? static_cast<uint32_t>(expert.rows.size()) : expert.down.cols;
@@ -48,16 +42,6 @@ void StartRow(const float* bias, uint32_t column, uint32_t columns, float* y) {
   for (uint32_t h = 0; h < columns; ++h) {
     y[h] = bias == nullptr ? 0.0f : bias[column + h] + 0.0f;
   }
-}
-
-// Which of the experts a tile belongs to.
-template <class States>
-uint32_t ExpertOfTile(const States& states, uint32_t tile) {
-  uint32_t e = static_cast<uint32_t>(states.size()) - 1;
-  while (states[e].first_tile > tile) {
-    --e;
-  }
-  return e;
 }
 
 }  // namespace
@@ -78,6 +62,19 @@ HostBackend::DownPart HostBackend::PartOf(const ExpertCall& expert, bool by_list
   return p;
 }
 
+uint64_t HostBackend::WorkOf(const MoeCall& call, const ExpertCall& expert) {
+  return uint64_t{3} * (expert.neuron_end - expert.neuron_begin) * call.hidden * expert.rows.size();
+}
+
+// Which of experts_ a tile belongs to.
+uint32_t HostBackend::ExpertOfTile(uint32_t tile) const {
+  uint32_t e = static_cast<uint32_t>(experts_.size()) - 1;
+  while (experts_[e].first_tile > tile) {
+    --e;
+  }
+  return e;
+}
+
 // x rounded for every group size that gate or up parts have.
 void HostBackend::PrepareExpertRows(const MoeCall& call) {
   for (const ExpertCall& expert : call.experts) {
@@ -91,41 +88,6 @@ void HostBackend::PrepareExpertRows(const MoeCall& call) {
     x_rows_[t] = call.x.Row(t);
   }
   QuantizeRows(x_rows_, call.tokens, call.hidden);
-}
-
-void HostBackend::FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker) {
-  const uint32_t e = ExpertOfTile(experts_, tile);
-  const ExpertState& state = experts_[e];
-  const uint32_t block = tile - state.first_tile;
-  WorkerScratch& scratch = workers_[worker];
-  const MoeBlock b = BlockOf(call, state, block, false, worker);
-  BlockCoefficients(b);
-  for (uint32_t i = 0; i < b.tokens; ++i) {
-    scratch.outputs[i] = scratch.sums + i * x_stride_;
-  }
-  BlockSums(b, scratch.outputs);
-  FinishBlock(call, e, block, scratch.sums);
-}
-
-// experts_ holds the fused experts of the call.
-void HostBackend::RunFused(const MoeCall& call) {
-  uint32_t tiles = 0;
-  uint64_t floats = 0;
-  uint64_t work = 0;
-  for (size_t e = 0; e < experts_.size(); ++e) {
-    ExpertState& state = experts_[e];
-    state.first_tile = tiles;
-    state.first_flag = tiles;
-    state.memory = floats;
-    tiles += state.blocks;
-    floats += uint64_t{state.blocks} * state.call->rows.size() * call.hidden;
-    work += WorkOf(call, *state.call);
-    draining_[e].store(false, std::memory_order_relaxed);
-  }
-  for (uint32_t tile = 0; tile < tiles; ++tile) {
-    block_done_[tile].store(false, std::memory_order_relaxed);
-  }
-  RunTiles(tiles, work, [&](uint32_t tile, uint32_t worker) { FusedTile(call, tile, worker); });
 }
 
 // One tile of the second phase: some columns for all tokens, or with quantized rows all columns for some
@@ -213,9 +175,10 @@ void HostBackend::PackExpertRows(const MoeCall& call, uint64_t rows) {
 
 // One tile of the first phase: the coefficients of a block for all tokens.
 void HostBackend::CoefficientTile(const MoeCall& call, uint32_t tile, uint32_t worker) {
-  const ExpertState& state = experts_[ExpertOfTile(experts_, tile)];
+  const ExpertState& state = experts_[ExpertOfTile(tile)];
   const uint32_t block = tile - state.first_tile;
   const MoeBlock b = BlockOf(call, state, block, true, worker);
+  FirstParts(b);
   block_kept_[tile] = BlockCoefficients(b);
   for (uint32_t i = 0; i < b.tokens; ++i) {
     std::memcpy(coefficients_ + (state.memory + i) * coefficient_stride_ + uint64_t{block} * kNeuronBlock,
@@ -257,7 +220,7 @@ void HostBackend::RunTwoPhase(const MoeCall& call) {
   RunTiles(tiles, work, [&](uint32_t tile, uint32_t worker) { CoefficientTile(call, tile, worker); });
   tiles = PlanDownTiles();
   RunTiles(tiles, work, [&](uint32_t tile, uint32_t worker) {
-    const ExpertState& state = experts_[ExpertOfTile(experts_, tile)];
+    const ExpertState& state = experts_[ExpertOfTile(tile)];
     DownTile(call, state, tile - state.first_tile, worker);
   });
 }

@@ -20,6 +20,36 @@ void HostBackend::AddBlock(const MoeCall& call, const ExpertState& state, uint32
   }
 }
 
+// Whether it is the block's turn to be added to y. If so nobody else adds before EndTurn().
+bool HostBackend::TakeTurn(uint32_t expert, uint32_t block) {
+  if (draining_[expert].exchange(true)) {
+    return false;
+  }
+  if (experts_[expert].next_block == block) {
+    return true;
+  }
+  draining_[expert].store(false);
+  return false;
+}
+
+void HostBackend::EndTurn(const MoeCall& call, uint32_t expert) {
+  experts_[expert].next_block += 1;
+  draining_[expert].store(false);
+  Drain(call, expert);
+}
+
+// y of a token before block `number` is added to it: a bias starts it. Whether it holds anything.
+bool HostBackend::StartToken(const MoeBlock& b, uint32_t number, float* y) const {
+  const ExpertCall& expert = *b.state->call;
+  if (number > 0 || expert.neuron_begin > 0) {
+    return true;
+  }
+  for (uint32_t h = 0; expert.down_bias != nullptr && h < b.call->hidden; ++h) {
+    y[h] = expert.down_bias[h] + 0.0f;  // a bias of -0 is +0 after the first block
+  }
+  return expert.down_bias != nullptr;
+}
+
 // Takes a block's sums [token][x_stride_]: adds them to y if all blocks before it are in, else keeps them.
 void HostBackend::FinishBlock(const MoeCall& call, uint32_t expert, uint32_t block, const float* sums) {
   ExpertState& state = experts_[expert];

@@ -28,13 +28,6 @@ host::RowPrefetch PrefetchOf(const EncodingDescriptor& e, uint32_t cols, uint32_
 
 }  // namespace
 
-bool HostBackend::ByPanels(const CpuWeights& down) const {
-  const uint32_t group = down.encoding.group;
-  return IsQuantized(down.encoding.encoding) &&
-         kernels_.down_panels[host::QuantKindOf(down.encoding.encoding)] &&
-         (group == 16 || group == 32 || group == 64 || group == 128);
-}
-
 void HostBackend::DotList(const RowList& list, absl::Span<const uint32_t> tokens, uint32_t worker,
                           float* const* y) {
   WorkerScratch& scratch = workers_[worker];
@@ -59,7 +52,9 @@ host::QuantDotCall HostBackend::QuantDotOf(const RowList& list, uint32_t tokens,
   dot.y = y;
   dot.rows = list.count;
   dot.tokens = tokens;
-  dot.prefetch = PrefetchOf(list.encoding, list.cols, std::max(list.listed, list.count), prefetch_);
+  if (!list.fetched) {
+    dot.prefetch = PrefetchOf(list.encoding, list.cols, std::max(list.listed, list.count), prefetch_);
+  }
   dot.scratch = scratch.quant_gemm;
   return dot;
 }
@@ -80,7 +75,9 @@ void HostBackend::DotInputs(const RowList& list, uint32_t tokens, uint32_t worke
   dot.rows = list.count;
   dot.tokens = tokens;
   dot.cols = list.cols;
-  dot.prefetch = PrefetchOf(list.encoding, list.cols, list.listed, prefetch_);
+  if (!list.fetched) {
+    dot.prefetch = PrefetchOf(list.encoding, list.cols, list.listed, prefetch_);
+  }
   kernels_.dot[host::RowKindOf(e.encoding)](dot);
 }
 
@@ -96,12 +93,11 @@ void HostBackend::DownList(const RowList& list, const float* const* c, uint32_t 
     down.neurons = list.count;
     down.tokens = tokens;
     down.add = add;
-    if (list.next_bytes > 0) {
-      down.next = list.rows + list.count;
-      down.next_rows = list.listed - list.count;
-      down.next_bytes = list.next_bytes;
+    if (list.fetched) {
+      down.fetch = &scratch.ahead;
+      down.fetch_lines = scratch.fetch_lines;
     } else {
-      down.prefetch = {0, list.ahead != 0 ? list.ahead : kDownRowsAhead, std::max(list.listed, list.count)};
+      down.prefetch = {0, kDownRowsAhead, std::max(list.listed, list.count)};
     }
     down.scratch = scratch.quant_down;
     kernels_.quant_down[host::QuantKindOf(list.encoding.encoding)](down);
@@ -115,7 +111,9 @@ void HostBackend::DownList(const RowList& list, const float* const* c, uint32_t 
   down.tokens = tokens;
   down.cols = list.cols;
   down.add = add;
-  down.prefetch = PrefetchOf(list.encoding, list.cols, list.listed, prefetch_);
+  if (!list.fetched) {
+    down.prefetch = PrefetchOf(list.encoding, list.cols, list.listed, prefetch_);
+  }
   down.scratch = scratch.down;
   kernels_.down[host::RowKindOf(list.encoding.encoding)](down);
 }

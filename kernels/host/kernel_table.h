@@ -117,8 +117,7 @@ struct QuantDotCall {
   uint32_t tokens = 0;
   uint32_t first = 0;
   RowPrefetch prefetch;
-  // What else is fetched meanwhile: so many lines a row, of the first one that has any; nullptr: nothing.
-  RowFetch* fetch[2] = {};
+  RowFetch* fetch = nullptr;  // what else is fetched meanwhile, so many lines a row; nullptr: nothing
   uint32_t fetch_lines = 0;
   float* scratch = nullptr;  // quant_gemm only: QuantGemmFloats(tokens), aligned to 32 bytes
 };
@@ -150,12 +149,9 @@ struct QuantDownCall {
   uint32_t tokens = 0;
   bool add = false;
   RowPrefetch prefetch;
-  // By panels (KernelTable::down_panels), where the call's rows are in the cache: those that are read next,
-  // to be prefetched meanwhile. Else nullptr: with `prefetch` the call's own rows are fetched as they are
-  // read, of which the first kPanelAhead bytes and the scales should be there, and then the list beyond them.
-  const uint8_t* const* next = nullptr;
-  uint32_t next_rows = 0;
-  uint32_t next_bytes = 0;      // of each
+  // What else is fetched meanwhile, so many lines a row; nullptr: nothing.
+  RowFetch* fetch = nullptr;
+  uint32_t fetch_lines = 0;
   uint32_t* scratch = nullptr;  // QuantDownWords(cols), 4-byte words, aligned to 32 bytes
 };
 
@@ -228,9 +224,6 @@ struct KernelTable {
   const char* name = "";
   uint32_t gemm_tokens = 0;  // rows of a packed panel
   uint32_t dot_tokens = 0;   // tokens that share one pass of `dot` over a row
-  // quant_down goes by panels of columns, with groups of 16, 32, 64 and 128: a block's rows should be fetched
-  // before it.
-  bool down_panels[kQuantKinds] = {};
 
   void (*dot[kRowKinds])(const DotCall&) = {};
   void (*pack)(const PackCall&) = nullptr;

@@ -3,8 +3,8 @@
 // four neurons lie in one 32-bit lane, which is a column, and the int16 coefficients are cut into their high
 // (signed) and low (unsigned) bytes. The sums are exact, so the bits are those of byte_down-inl.h.
 //
-// A panel is read down all rows before the next one is, so the rows should be in the second-level cache; the
-// call's `fetch` is advanced meanwhile.
+// A panel is read down all rows before the next one is, so the rows should be in the second-level cache. With
+// the call's `prefetch` they are fetched kPanelAhead bytes ahead, as many streams as there are rows.
 //
 // Included by kernels_avx512.cc only.
 //
@@ -162,15 +162,14 @@ SLUICE_INLINE __m512i AddByteProducts(__m512i sum, __m512i a, __m512i b) {
   return sum;
 }
 
-// What a call's panels have in common. rows, and next, which are prefetched: padded to 64.
+// What a call's panels have in common.
 struct Panels {
-  const uint8_t* rows[64];
-  const uint8_t* next[64];
+  const uint8_t* rows[64];  // padded to a multiple of 4
   PanelFactors factors;
 };
 
-// The sums of kBlocks blocks from `block` on, sixteen columns in each of `sums`. Of each next row the line at
-// `fetched` is prefetched.
+// The sums of kBlocks blocks from `block` on, sixteen columns in each of `sums`. Of each row the line at
+// `fetched` is prefetched, unless that is 0.
 template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock>
 SLUICE_INLINE void SumPanel(const QuantDownCall& call, const Panels& panels, uint32_t block, uint64_t fetched,
                             __m512i* sums) {
@@ -191,9 +190,8 @@ SLUICE_INLINE void SumPanel(const QuantDownCall& call, const Panels& panels, uin
   const uint32_t words = panels.factors.words;
   for (uint32_t j = 0; j < call.neurons; j += 4, high_words += words, low_words += words) {
     const uint8_t* const* rows = panels.rows + j;
-    SLUICE_UNROLL
-    for (uint32_t i = 0; i < 4; ++i) {
-      _mm_prefetch(reinterpret_cast<const char*>(panels.next[j + i]) + fetched, _MM_HINT_T1);
+    for (uint32_t i = 0; i < 4 && fetched != 0; ++i) {
+      _mm_prefetch(reinterpret_cast<const char*>(rows[i]) + fetched, _MM_HINT_T1);
     }
     __m512i third = nibble;
     if constexpr (kKind == QuantKind::kQ3) {
@@ -256,65 +254,6 @@ __attribute__((noinline)) void DownPanel(const QuantDownCall& call, const Panels
   }
 }
 
-// The rows of a call and those to prefetch: the next ones, of which there may be fewer (then a row that is
-// there already), or its own.
-inline void ListPanels(const QuantDownCall& call, bool own, Panels* out) {
-  const uint32_t last = call.neurons - 1;
-  for (uint32_t j = 0; j < RoundUp(call.neurons, 4); ++j) {
-    out->rows[j] = call.w[j < last ? j : last];  // beyond the end the coefficients are 0
-  }
-  for (uint32_t j = 0; j < RoundUp(call.neurons, 4); ++j) {
-    out->next[j] = own ? out->rows[j] : j < call.next_rows ? call.next[j] : out->rows[0];
-  }
-}
-
-// Lines [first, end) of part `part` of `parts` of some rows.
-inline void FetchPart(const uint8_t* const* rows, uint32_t count, uint32_t first, uint32_t end, uint32_t part,
-                      uint32_t parts) {
-  const uint32_t last = count * (part + 1) / parts;
-  for (uint32_t r = count * part / parts; r < last; ++r) {
-    for (uint32_t i = first; i < end; ++i) {
-      _mm_prefetch(reinterpret_cast<const char*>(rows[r]) + uint64_t{i} * 64, _MM_HINT_T1);
-    }
-  }
-}
-
-// What is prefetched with each panel of `bytes` bytes, and after it.
-class PanelFetch {
- public:
-  // A call's own rows are fetched up to `end`, steps of `bytes`.
-  PanelFetch(const QuantDownCall& call, uint32_t end, uint32_t bytes, uint32_t steps)
-      : call_(call), end_(end), own_(KindOf(call.prefetch) != Prefetch::kNone), bytes_(bytes), steps_(steps) {
-    own_steps_ = own_ ? (RoundUp(end, bytes) - Smaller(kPanelAhead, end)) / bytes : 0;
-  }
-  bool own() const { return own_; }
-  // Where the line is in each of Panels::next.
-  uint64_t At(uint32_t step) const {
-    const uint64_t at = own_ ? uint64_t{step} * bytes_ + kPanelAhead : uint64_t{64} * step;
-    return at < (own_ ? end_ : call_.next_bytes) ? at : 0;
-  }
-  // The lines of next rows that no panel has room for; after a call's own rows those that are listed next.
-  void After(uint32_t step) const {
-    const uint32_t in_panels = Smaller(call_.next_rows, RoundUp(call_.neurons, 4));
-    const uint32_t lines = (call_.next_bytes + 63) / 64;
-    FetchPart(call_.next, in_panels, steps_, lines, step, steps_);
-    FetchPart(call_.next + in_panels, call_.next_rows - in_panels, 0, lines, step, steps_);
-    if (own_ && step >= own_steps_ && call_.prefetch.listed > call_.neurons) {
-      FetchPart(call_.w + call_.neurons, call_.prefetch.listed - call_.neurons, 0,
-                (call_.shape.bytes + 63) / 64, step - own_steps_, steps_ - own_steps_);
-    }
-  }
-
- private:
-  static uint32_t Smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
-  const QuantDownCall& call_;
-  const uint32_t end_;
-  const bool own_;
-  const uint32_t bytes_;
-  const uint32_t steps_;
-  uint32_t own_steps_;
-};
-
 template <QuantKind kKind, uint32_t kUnits>
 void PanelDown(const QuantDownCall& call) {
   constexpr uint32_t kColumns = kBlockUnits<kKind> * 16;
@@ -329,24 +268,29 @@ void PanelDown(const QuantDownCall& call) {
   const uint32_t blocks = (call.shape.cols + kColumns - 1) / kColumns;
   const uint32_t steps = (blocks + kBlocks - 1) / kBlocks;
   const uint32_t end = kKind == QuantKind::kQ3 ? call.shape.high_plane : call.shape.scales;
-  const PanelFetch fetch(call, end, kBlocks * 32, steps);
-  ListPanels(call, fetch.own(), &panels);
+  const bool own = KindOf(call.prefetch) != Prefetch::kNone;
+  for (uint32_t j = 0; j < RoundUp(call.neurons, 4); ++j) {
+    panels.rows[j] =
+        call.w[j < call.neurons ? j : call.neurons - 1];  // beyond the end the coefficients are 0
+  }
+  const uint32_t fetch_lines = (call.fetch_lines * call.neurons + steps - 1) / steps;
   for (uint32_t t = 0; t < call.tokens; ++t) {
     for (uint32_t g = 0; g < call.shape.groups; g += 16) {
       RoundSixteenGroups<kKind>(call, call.c[t], g, f);
     }
     for (uint32_t step = 0; step < steps; ++step) {
       const uint32_t block = step * kBlocks;
-      const uint64_t fetched = fetch.At(step);
+      const uint32_t ahead = step * kBlocks * 32 + kPanelAhead;
+      const uint64_t fetched = own && t == 0 && ahead < end ? ahead : 0;
+      if (call.fetch != nullptr && t == 0) {
+        call.fetch->Advance(fetch_lines);
+      }
       if (kKind == QuantKind::kQ3 && block % 2 != 0) {
         DownPanel<kKind, kUnits, 1, kKind == QuantKind::kQ3>(call, panels, block, fetched, call.y[t]);
       } else if (block + kBlocks <= blocks) {
         DownPanel<kKind, kUnits, kBlocks, false>(call, panels, block, fetched, call.y[t]);
       } else {
         DownPanel<kKind, kUnits, 1, false>(call, panels, block, fetched, call.y[t]);
-      }
-      if (t == 0) {
-        fetch.After(step);
       }
     }
   }

@@ -222,9 +222,8 @@ SLUICE_INLINE void DotRowsWith(const RowShape& shape, const uint8_t* const* w, c
 template <QuantKind kKind, uint32_t kUnits, int kRows>
 inline void DotRowsAt(const QuantDotCall& call, uint32_t r, uint32_t steps) {
   const bool prefetch = KindOf(call.prefetch) != Prefetch::kNone;
-  if (call.fetch_lines != 0) {
-    const uint32_t wanted = call.fetch_lines * kRows;
-    call.fetch[1]->Advance(wanted - call.fetch[0]->Advance(wanted));
+  if (call.fetch != nullptr) {
+    call.fetch->Advance(call.fetch_lines * kRows);
   }
   for (uint32_t t = 0; t < call.tokens; ++t) {
     LinesAhead lines;

@@ -186,12 +186,20 @@ SLUICE_INLINE void FinishUnit(const QuantDownCall& call, const DownFactors& f, u
   }
 }
 
+// What the call has fetched while `rows` rows are read.
+inline void FetchFor(const QuantDownCall& call, uint32_t rows) {
+  if (call.fetch != nullptr) {
+    call.fetch->Advance(call.fetch_lines * rows);
+  }
+}
+
 // The 32-bit sums of all columns, by bytes. sums16: of AddFourRowsOfBytes().
 template <QuantKind kKind, uint32_t kUnits>
 void SumRowsOfBytes(const QuantDownCall& call, const DownFactors& f, bool prefetch, __m256i* sums16,
                     int32_t* sums) {
   constexpr uint32_t kAtOnce = kNeuronsAtOnce<kKind>;
   for (uint32_t j = 0; j < call.neurons; j += 4) {
+    FetchFor(call, 4);
     j % kAtOnce == 0
         ? AddFourRowsOfBytes<kKind, kUnits, true>(call, f.pairs, f.pair_words, j, prefetch, sums16)
         : AddFourRowsOfBytes<kKind, kUnits, false>(call, f.pairs, f.pair_words, j, prefetch, sums16);
@@ -227,6 +235,7 @@ void QuantDownRows(const QuantDownCall& call) {
       SumRowsOfBytes<kKind, kUnits>(call, f, prefetch && t == 0, sums16, sums);
     } else {
       for (uint32_t j = 0; j < call.neurons; j += 4) {
+        FetchFor(call, 4);
         j == 0 ? AddFourRows<kKind, kUnits, true>(call, f, j, prefetch && t == 0, sums)
                : AddFourRows<kKind, kUnits, false>(call, f, j, prefetch && t == 0, sums);
       }

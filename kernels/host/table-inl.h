@@ -91,7 +91,6 @@ void SetQuantKernels(KernelTable* table) {
   table->quant_dot[i] = QuantDot<kKind>;
   table->quant_gemm[i] = QuantGemm<kKind>;
   table->quant_down[i] = QuantDown<kKind>;
-  table->down_panels[i] = kDownByPanels<kKind, 4>;
   table->quant_decode[i] = QuantDecode<kKind>;
 }
 

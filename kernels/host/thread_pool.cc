@@ -153,21 +153,24 @@ bool ThreadPool::TakeTiles(uint32_t worker) {
     }
   }
   if (taken > 0) {
+    (*finish_.load())(worker);
     finished_.fetch_add(taken);
   }
   return taken > 0;
 }
 
-void ThreadPool::Run(uint32_t tiles, TileFunction function) {
+void ThreadPool::Run(uint32_t tiles, TileFunction function, FinishFunction finish) {
   if (threads_ == 1 || tiles <= 1) {
     for (uint32_t tile = 0; tile < tiles; ++tile) {
       function(tile, 0);
     }
+    finish(0);
     return;
   }
   const uint64_t start = Now();
   // All shares are empty here, so nobody reads these until the shares are filled.
   function_.store(&function);
+  finish_.store(&finish);
   finished_.store(0);
   for (uint32_t worker = 0; worker < threads_; ++worker) {
     const uint32_t next = static_cast<uint32_t>(uint64_t{tiles} * worker / threads_);

@@ -26,6 +26,7 @@ namespace sluice {
 class ThreadPool {
  public:
   using TileFunction = absl::FunctionRef<void(uint32_t tile, uint32_t worker)>;
+  using FinishFunction = absl::FunctionRef<void(uint32_t worker)>;
 
   struct Counters {
     uint64_t fork_joins = 0;
@@ -46,7 +47,12 @@ class ThreadPool {
 
   // Calls function(tile, worker) once for each tile in [0, tiles), worker < threads(), and returns when all
   // have returned. REQUIRES tiles < 2^32. Not reentrant.
-  void Run(uint32_t tiles, TileFunction function);
+  void Run(uint32_t tiles, TileFunction function) {
+    Run(tiles, function, [](uint32_t) {});
+  }
+  // The same, and finish(worker) whenever a worker that computed tiles finds none to take: what it put off is
+  // computed before Run() returns.
+  void Run(uint32_t tiles, TileFunction function, FinishFunction finish);
 
   Counters counters() const;
 
@@ -69,6 +75,7 @@ class ThreadPool {
   const uint32_t threads_;
   std::vector<Share> shares_;  // [threads]
   alignas(64) std::atomic<const TileFunction*> function_{nullptr};
+  std::atomic<const FinishFunction*> finish_{nullptr};
   alignas(64) std::atomic<uint32_t> finished_{0};
   alignas(64) std::atomic<uint32_t> wake_epoch_{0};  // futex
   std::atomic<uint32_t> sleepers_{0};

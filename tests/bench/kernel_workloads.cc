@@ -162,17 +162,11 @@ Pass KernelBench::RowsPass(const EncodingDescriptor& d, uint32_t cols) {
   return pass;
 }
 
-bool KernelBench::ByPanels(const EncodingDescriptor& d) const {
-  return table_->down_panels[host::QuantKindOf(d.encoding)];
-}
-
 void KernelBench::DownBlock(const EncodingDescriptor& d, uint32_t cols, const uint8_t* place,
                             uint32_t worker) {
   const uint64_t stride = StrideOf(d, cols);
-  // Behind the block the next one, of which some or all rows are prefetched.
-  constexpr uint32_t kListed = 2 * kBlock;
-  const uint8_t* w[kListed];
-  for (uint32_t j = 0; j < kListed; ++j) {
+  const uint8_t* w[kBlock + 1];  // and the next block's first one
+  for (uint32_t j = 0; j <= kBlock; ++j) {
     w[j] = place + j * stride;
   }
   const float* c = coefficients_.data();
@@ -185,13 +179,13 @@ void KernelBench::DownBlock(const EncodingDescriptor& d, uint32_t cols, const ui
     down.y = &y;
     down.neurons = kBlock;
     down.tokens = 1;
-    if (ByPanels(d)) {
-      down.next = w + kBlock;
-      down.next_rows = kBlock;
-      down.next_bytes = static_cast<uint32_t>(RowBytes(d, cols));
-    } else {
-      down.prefetch = {0, 8, kBlock + 8};
+    // As whole experts do: the rows are there, the next ones are fetched meanwhile.
+    host::RowFetch next;
+    for (uint32_t j = 0; j < kBlock; ++j) {
+      next.Add(w[kBlock] + j * stride, w[kBlock] + (j + 1) * stride);
     }
+    down.fetch = &next;
+    down.fetch_lines = static_cast<uint32_t>((stride + 63) / 64);
     down.scratch = Aligned(scratch_[worker]);
     table_->quant_down[host::QuantKindOf(d.encoding)](down);
     return;
@@ -219,13 +213,6 @@ Pass KernelBench::DownPass(const EncodingDescriptor& d, uint32_t cols) {
     // In tiles of 32 blocks, each a stream.
     pool_->Run((blocks + 31) / 32, [&](uint32_t tile, uint32_t worker) {
       for (uint32_t b = tile * 32; b < std::min(blocks, (tile + 1) * 32); ++b) {
-        const bool scales = IsQuantized(d.encoding) && !ByPanels(d);
-        for (uint32_t j = 0; j < kBlock && b + 1 < blocks && scales; ++j) {
-          const uint8_t* row = place + (b + 1) * block_bytes + j * StrideOf(d, cols);
-          for (uint64_t at = ScaleOffset(d, cols); at < RowBytes(d, cols); at += 64) {
-            __builtin_prefetch(row + at, 0, 2);
-          }
-        }
         DownBlock(d, cols, place + b * block_bytes, worker);
       }
     });

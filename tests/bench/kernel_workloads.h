@@ -90,7 +90,6 @@ class KernelBench {
   double CachedSpeed(const EncodingDescriptor& d, uint32_t cols, bool down);
   // One block of at most 64 rows from `place` on, by worker `worker`.
   // The next block is prefetched by the kernel. REQUIRES a quantized encoding, groups of 16, 32, 64 or 128.
-  bool ByPanels(const EncodingDescriptor& d) const;
   void DownBlock(const EncodingDescriptor& d, uint32_t cols, const uint8_t* place, uint32_t worker);
   void RunExperts(const uint64_t* order, uint32_t experts, uint32_t tokens, const EncodingDescriptor& d,
                   uint32_t hidden, uint32_t width);

@@ -30,6 +30,30 @@ TEST_P(ThreadPoolTest, EveryTileRunsOnceAndItsPlainWritesAreSeenAfterTheJoin) {
   pool.EndStep();
 }
 
+TEST_P(ThreadPoolTest, WhatWorkersPutOffIsFinishedBeforeTheJoin) {
+  ThreadPool pool(GetParam());
+  for (uint32_t tiles : {1u, 2u, 7u, 501u}) {
+    std::vector<uint32_t> runs(tiles, 0);
+    std::vector<std::vector<uint32_t>> waiting(GetParam());  // each worker's last tile is put off
+    pool.Run(
+        tiles,
+        [&](uint32_t tile, uint32_t worker) {
+          std::vector<uint32_t>& mine = waiting[worker];
+          for (; !mine.empty(); mine.pop_back()) {
+            runs[mine.back()] += 1;
+          }
+          mine.push_back(tile);
+        },
+        [&](uint32_t worker) {
+          for (const uint32_t tile : waiting[worker]) {
+            runs[tile] += 1;
+          }
+          waiting[worker].clear();
+        });
+    ASSERT_EQ(runs, std::vector<uint32_t>(tiles, 1));
+  }
+}
+
 TEST_P(ThreadPoolTest, RegionsFollowEachOtherWithoutMixing) {
   ThreadPool pool(GetParam());
   std::vector<uint64_t> values(40, 1);
