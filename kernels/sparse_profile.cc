@@ -25,6 +25,11 @@ constexpr int kShareCount = static_cast<int>(std::size(kShares));
 // Sparse execution must be this much faster to be chosen, so that noise does not choose it.
 constexpr double kWorthIt = 0.96;
 constexpr int kPairs = 7;
+// The share that the search ends at is measured again, longer.
+constexpr int kLastPairs = 15;
+// Sparse execution is chosen up to so many times a measured share: never far from one, and never beyond the
+// next.
+constexpr float kNear = 1.02f;
 // Multiply-adds of one timed run at most, as far as whole blocks of neurons allow.
 constexpr uint64_t kRunWork = 60'000'000;
 constexpr uint64_t kLeastBytes = uint64_t{64} << 20;
@@ -94,7 +99,7 @@ class Trial {
   absl::Status Prepare();
   absl::StatusOr<float> ThresholdFor(float share);
   // Median of sparse time over dense time.
-  absl::StatusOr<double> Ratio(uint32_t tokens, float threshold);
+  absl::StatusOr<double> Ratio(uint32_t tokens, float threshold, int pairs);
 
  private:
   absl::StatusOr<BufferRef> Allocate(uint64_t bytes, BufferKind kind);
@@ -230,12 +235,12 @@ absl::StatusOr<float> Trial::ThresholdFor(float share) {
   return high;
 }
 
-absl::StatusOr<double> Trial::Ratio(uint32_t tokens, float threshold) {
+absl::StatusOr<double> Trial::Ratio(uint32_t tokens, float threshold, int pairs) {
   const uint64_t neuron_work = uint64_t{3} * spec_.hidden * spec_.experts * tokens;
   uint32_t neurons = static_cast<uint32_t>(std::max<uint64_t>(kRunWork / neuron_work / 64 * 64, 128));
   neurons = neurons >= width_ ? 0 : neurons;
   std::vector<double> ratios;
-  for (int pair = 0; pair <= kPairs; ++pair) {
+  for (int pair = 0; pair <= pairs; ++pair) {
     double seconds[2];
     for (int i = 0; i < 2; ++i) {
       const int dense = (pair + i) % 2;
@@ -248,24 +253,29 @@ absl::StatusOr<double> Trial::Ratio(uint32_t tokens, float threshold) {
       ratios.push_back(seconds[0] / seconds[1]);
     }
   }
-  std::nth_element(ratios.begin(), ratios.begin() + kPairs / 2, ratios.end());
-  return ratios[kPairs / 2];
+  std::nth_element(ratios.begin(), ratios.begin() + pairs / 2, ratios.end());
+  return ratios[static_cast<size_t>(pairs / 2)];
 }
 
-// The share from which on dense execution is chosen, halfway between the largest that is faster sparse and
-// the next one tried.
+// The share from which on dense execution is chosen: just above the largest that was measured faster sparse,
+// twice. Shares between that one and the next were not measured.
 absl::StatusOr<float> BreakEven(Trial& trial, uint32_t tokens, const std::vector<float>& thresholds) {
   int slow = -1;           // the smallest share so far where dense is as good
   int fast = kShareCount;  // the largest where sparse is faster
   while (fast - slow > 1) {
     const int middle = (fast + slow) / 2;
-    ASSIGN_OR_RETURN(const double ratio, trial.Ratio(tokens, thresholds[static_cast<size_t>(middle)]));
+    ASSIGN_OR_RETURN(const double ratio,
+                     trial.Ratio(tokens, thresholds[static_cast<size_t>(middle)], kPairs));
     (ratio <= kWorthIt ? fast : slow) = middle;
   }
-  if (fast == kShareCount) {
-    return 0.0f;
+  for (; fast < kShareCount; ++fast) {
+    ASSIGN_OR_RETURN(const double ratio,
+                     trial.Ratio(tokens, thresholds[static_cast<size_t>(fast)], kLastPairs));
+    if (ratio <= kWorthIt) {
+      return fast == 0 ? 1.0f : kShares[fast] * kNear;
+    }
   }
-  return fast == 0 ? 1.0f : (kShares[fast] + kShares[fast - 1]) / 2;
+  return 0.0f;
 }
 
 }  // namespace
