@@ -27,7 +27,7 @@ void VirtualLink::Cancel(uint64_t number, int64_t nanos) {
   AdvanceTo(nanos);
   const TransferSchedule::CancelResult result = schedule_.Cancel(number);
   if (result == TransferSchedule::CancelResult::kEnded) {
-    on_end_(number, nanos, true);
+    on_end_(number, nanos, TakeArrived(number), true);
   } else if (result == TransferSchedule::CancelResult::kDraining) {
     cancelled_[number] = true;
   }
@@ -38,6 +38,13 @@ void VirtualLink::Promote(uint64_t number, int64_t nanos) {
   AdvanceTo(nanos);
   schedule_.Promote(number);
   Send(nanos);
+}
+
+uint64_t VirtualLink::TakeArrived(uint64_t number) {
+  const auto found = arrived_.find(number);
+  const uint64_t bytes = found == arrived_.end() ? 0 : found->second;
+  arrived_.erase(number);
+  return bytes;
 }
 
 void VirtualLink::Send(int64_t nanos) {
@@ -51,10 +58,12 @@ void VirtualLink::AdvanceTo(int64_t nanos) {
     const Flying arrived = flying_.front();
     flying_.pop_front();
     delivered_bytes_ += arrived.chunk.bytes;
+    arrived_[arrived.chunk.number] += arrived.chunk.bytes;
     const bool ended = schedule_.Deliver(arrived.chunk);
     Send(arrived.arrives);
     if (ended) {
-      on_end_(arrived.chunk.number, arrived.arrives, cancelled_.erase(arrived.chunk.number) != 0);
+      const uint64_t number = arrived.chunk.number;
+      on_end_(number, arrived.arrives, TakeArrived(number), cancelled_.erase(number) != 0);
     }
   }
 }

@@ -22,8 +22,8 @@ class VirtualLink {
     uint64_t chunk_bytes = 1ull << 20;
     TransferSchedule::Options schedule;
   };
-  // A transfer ended: its last byte arrived at `nanos`, or it was cancelled then.
-  using OnEnd = std::function<void(uint64_t number, int64_t nanos, bool cancelled)>;
+  // A transfer ended: its last byte arrived at `nanos`, or it was cancelled then, when `bytes` had arrived.
+  using OnEnd = std::function<void(uint64_t number, int64_t nanos, uint64_t bytes, bool cancelled)>;
 
   VirtualLink(const Options& options, OnEnd on_end);
 
@@ -48,6 +48,7 @@ class VirtualLink {
     int64_t arrives = 0;
   };
   void Send(int64_t nanos);
+  uint64_t TakeArrived(uint64_t number);
 
   const Options options_;
   const OnEnd on_end_;
@@ -55,6 +56,7 @@ class VirtualLink {
   TransferSchedule schedule_;
   std::deque<Flying> flying_;  // in the order of their arrival
   std::unordered_map<uint64_t, bool> cancelled_;
+  std::unordered_map<uint64_t, uint64_t> arrived_;  // bytes, of transfers of which some are outstanding
   uint64_t delivered_bytes_ = 0;
 };
 

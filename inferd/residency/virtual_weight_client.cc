@@ -34,7 +34,9 @@ absl::StatusOr<uint32_t> VirtualWeightClient::OfferSlab(const SlabOffer& offer) 
       std::clamp(pack().largest_expert_bytes() / kChunksOfAnExpert, kSmallestChunk, kLargestChunk);
   options.schedule.window_bytes = 2 * options.chunk_bytes;
   link_ = std::make_unique<VirtualLink>(
-      options, [this](uint64_t number, int64_t nanos, bool cancelled) { OnTile(number, nanos, cancelled); });
+      options, [this](uint64_t number, int64_t nanos, uint64_t bytes, bool cancelled) {
+        OnTile(number, nanos, bytes, cancelled);
+      });
   return static_cast<uint32_t>(slabs_.size() - 1);
 }
 
@@ -114,8 +116,6 @@ void VirtualWeightClient::SendTiles(const FetchRequest& request, Transfer* trans
   const uint64_t row_bytes = RowBytesOf(request);
   transfer->tiles = (rows + tile - 1) / tile;
   transfer->first_number = next_number_;
-  transfer->tile_bytes = tile * row_bytes;
-  transfer->bytes = rows * row_bytes;
   next_number_ += transfer->tiles;
   const uint64_t first = transfer->first_number;
   const uint32_t tiles = transfer->tiles;
@@ -132,7 +132,7 @@ void VirtualWeightClient::SendTiles(const FetchRequest& request, Transfer* trans
 }
 
 // Also under way: `transfers_` may not be changed by what it calls.
-void VirtualWeightClient::OnTile(uint64_t number, int64_t nanos, bool cancelled) {
+void VirtualWeightClient::OnTile(uint64_t number, int64_t nanos, uint64_t bytes, bool cancelled) {
   const auto owner = owner_.find(number);
   if (owner == owner_.end()) {
     return;  // of a session that is over
@@ -143,11 +143,8 @@ void VirtualWeightClient::OnTile(uint64_t number, int64_t nanos, bool cancelled)
     return;
   }
   ++transfer->ended;
-  if (!cancelled) {  // bytes of tiles that never left do not count
-    ++transfer->landed;
-    const uint64_t begin = (number - transfer->first_number) * transfer->tile_bytes;
-    transfer->completion.link_bytes += std::min(transfer->tile_bytes, transfer->bytes - begin);
-  }
+  transfer->landed += cancelled ? 0 : 1;
+  transfer->completion.link_bytes += bytes;
   if (transfer->ended < transfer->tiles) {
     return;
   }
@@ -194,9 +191,9 @@ void VirtualWeightClient::CancelTiles(Transfer* transfer) {
   transfer->cancelled = true;
   const uint64_t first = transfer->first_number;
   const uint32_t tiles = transfer->tiles;
-  for (uint32_t i = 0; i < tiles; ++i) {
-    if (owner_.contains(first + i)) {
-      link_->Cancel(first + i, Now());
+  for (uint32_t i = tiles; i > 0; --i) {  // from the end: what is cancelled gives way to the tile after it
+    if (owner_.contains(first + i - 1)) {
+      link_->Cancel(first + i - 1, Now());
     }
   }
 }

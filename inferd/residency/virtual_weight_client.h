@@ -58,7 +58,6 @@ class VirtualWeightClient final : public WeightClient {
     std::vector<uint32_t> neurons;
     uint64_t first_number = 0;  // of its tiles on the link
     uint32_t tiles = 0;
-    uint64_t tile_bytes = 0;  // of each but the last
     uint64_t bytes = 0;       // of all
     uint32_t landed = 0;
     uint32_t ended = 0;   // tiles that landed or were cancelled
@@ -78,7 +77,7 @@ class VirtualWeightClient final : public WeightClient {
   Transfer* SameBytes(const FetchRequest& request);
   Transfer* Find(uint64_t id);
   const Transfer* Find(uint64_t id) const;
-  void OnTile(uint64_t number, int64_t nanos, bool cancelled);
+  void OnTile(uint64_t number, int64_t nanos, uint64_t bytes, bool cancelled);
   void CancelTiles(Transfer* transfer);
   int64_t Now() const { return clock_->NowNanos(); }
 

@@ -25,11 +25,13 @@ class VirtualLinkTest : public ::testing::Test {
     VirtualLink::Options options;
     options.rate = MakeLinkRate(gbps, latency_us);
     options.chunk_bytes = chunk;
-    return VirtualLink(options, [this](uint64_t number, int64_t nanos, bool cancelled) {
+    return VirtualLink(options, [this](uint64_t number, int64_t nanos, uint64_t bytes, bool cancelled) {
       ended_.push_back({number, nanos, cancelled});
+      ended_bytes_.push_back(bytes);
     });
   }
   std::vector<Ended> ended_;
+  std::vector<uint64_t> ended_bytes_;
 };
 
 TEST_F(VirtualLinkTest, ATransferTakesLatencyAndRate) {
@@ -58,6 +60,7 @@ TEST_F(VirtualLinkTest, CancellingWhatTravelsLetsItsChunksArrive) {
   link.Cancel(2, 1600);
   link.AdvanceTo(1'000'000);
   EXPECT_THAT(ended_, ElementsAre(Ended{2, 1600, true}, Ended{1, 2000, true}));
+  EXPECT_THAT(ended_bytes_, ElementsAre(0u, 2000u));
 }
 
 TEST_F(VirtualLinkTest, EqualCallsGiveEqualTimesToTheBit) {
