@@ -130,6 +130,19 @@ absl::Status EngineCore::AcquireWeights() {
   return residency_->Attach();
 }
 
+// Of the modelled device and link; in real time nothing.
+DeviceTimes EngineCore::ModelledTimes() const {
+  const EngineOptions& options = plan_.options;
+  if (!options.virtual_clock) {
+    return {};
+  }
+  const ModelConfig& config = client_->pack().config();
+  const double gbps = VirtualLinkGbps(options.costs, options.slab.link_gbps, config);
+  return {gbps > 0 ? 1 / (gbps * 1e9) : 0,
+          options.costs.compute_ms * 1e-3 / static_cast<double>(Bf16ExpertBytes(config)),
+          options.costs.attention_ms * 1e-3};
+}
+
 absl::Status EngineCore::MakeResidency(const Policies& policies) {
   const EngineOptions& options = plan_.options;
   if (options.device == DeviceKind::kHost) {
@@ -138,7 +151,8 @@ absl::Status EngineCore::MakeResidency(const Policies& policies) {
     residency_ = std::make_unique<HostResidency>(host, client_, &fetches_, &segments_, &backend_->queue());
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(SlabResidencyOptions slab, SlabOptionsOf(policies, client_->pack()));
+  const DeviceTimes times = ModelledTimes();
+  ASSIGN_OR_RETURN(SlabResidencyOptions slab, SlabOptionsOf(policies, client_->pack(), times));
   slab.budget = policies.cache == CacheKind::kResident ? 0 : options.slab.budget;
   slab.link_gbps = options.virtual_clock
                        ? VirtualLinkGbps(options.costs, options.slab.link_gbps, client_->pack().config())
@@ -154,6 +168,7 @@ absl::Status EngineCore::MakeResidency(const Policies& policies) {
   if (options.virtual_clock) {
     slab.cpu_seconds = VirtualCpuSeconds(options.costs, options.slab.link_gbps, client_->pack().config(), 1);
     slab.cpu_is_device = options.costs.cpu_is_device > 0;
+    slab.device_seconds = policies.balance_resident && !slab.cpu_is_device ? times.compute_per_byte : 0;
   }
   if (policies.granularity == CacheGranularity::kNeuron) {
     ASSIGN_OR_RETURN(residency_, NeuronResidency::Create(NeuronOptionsOf(policies, slab), client_, &fetches_,

@@ -37,6 +37,7 @@
 #include "inferd/residency/host_residency.h"
 #include "inferd/residency/neuron_residency.h"
 #include "inferd/residency/segment_buffers.h"
+#include "inferd/residency/slab_policies.h"
 #include "inferd/residency/slab_residency.h"
 #include "inferd/sampler.h"
 #include "inferd/scheduler.h"
@@ -125,6 +126,7 @@ class EngineCore final : private LayerTap {
   absl::Status Setup();
   absl::Time Now() const;
   absl::StatusOr<Policies> ChosenPolicies();
+  DeviceTimes ModelledTimes() const;
   absl::Status MakeResidency(const Policies& policies);
   absl::Status AcquireWeights();
   absl::Status AfterRouter(const RouterTap& tap) override;

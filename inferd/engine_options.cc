@@ -111,7 +111,9 @@ absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelC
   plan.forward.max_tokens = o.parallel + o.prefill_chunk;
   plan.forward.logit_rows = LogitRowsFor(config.vocab, plan.forward.max_tokens);
   plan.forward.max_candidates = std::min(config.vocab, 1 + o.max_logprobs);
-  plan.forward.look_ahead = options.prefetch && policies.predictor == ExpertPredictorKind::kLookahead;
+  // What `auto` will choose is not known yet.
+  plan.forward.look_ahead = options.prefetch && (policies.predictor == ExpertPredictorKind::kLookahead ||
+                                                 policies.preset == "auto");
   plan.activation_bytes = ActivationBytes(config, plan.forward);
   plan.backend = LimitsOf(config, plan);
   return plan;

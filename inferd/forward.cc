@@ -140,9 +140,6 @@ absl::Status Forward::ComputeExperts(uint32_t layer, const StepBatch& batch) {
       return CountActive(layer);
     }
     RETURN_IF_ERROR(RunExperts(layer, batch.tokens()));
-    if (std::exchange(look_ahead, false) && SomethingMissing()) {
-      RETURN_IF_ERROR(LookAhead(layer, batch));
-    }
   }
 }
 

@@ -67,8 +67,16 @@ void ChooseMisses(const AutoFacts& facts, AutoChoice* choice) {
   if (facts.cpu_seconds > 0 && facts.cpu_seconds < facts.load_seconds &&
       (same_arithmetic || facts.quality_bound > 0)) {
     choice->policies.miss = ExpertMiss::kBalance;
+    choice->policies.balance_resident = true;
+    choice->policies.prefetch_cancel = PrefetchCancel::kDisproved;
     choice->reasons.push_back(absl::StrCat("misses are shared with the CPU: an expert takes it ",
                                            Ms(facts.cpu_seconds), ", the link ", Ms(facts.load_seconds)));
+    if (facts.look_ahead && choice->policies.predictor != ExpertPredictorKind::kNone) {
+      choice->policies.predictor = ExpertPredictorKind::kLookahead;
+      choice->policies.predictor_depth = 1;
+      choice->reasons.push_back(
+          "the next layer's attention and router predict while the CPU computes: fewer wrong guesses");
+    }
     return;
   }
   choice->policies.miss = ExpertMiss::kLoad;
@@ -163,6 +171,7 @@ AutoFacts AutoFactsOf(const AutoSetup& setup, const Pack& pack, const MachineRat
   facts.budget = setup.budget;
   facts.all_expert_bytes = pack.total_expert_bytes();
   facts.top_k = LargestTopK(pack.config());
+  facts.look_ahead = !AnyScalesInputs(pack.config());
   const double read = per_byte(machine.read_bytes_per_second);
   const double copy = per_byte(machine.copy_bytes_per_second);
   facts.load_seconds = bytes * (setup.link_seconds > 0 ? setup.link_seconds : copy);

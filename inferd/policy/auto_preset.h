@@ -22,7 +22,8 @@ struct AutoFacts {
   DeviceKind device = DeviceKind::kHost;
   uint64_t budget = 0;  // device bytes for routed experts; 0: enough for all
   uint64_t all_expert_bytes = 0;
-  uint32_t top_k = 0;  // of the layer with the most
+  uint32_t top_k = 0;       // of the layer with the most
+  bool look_ahead = false;  // whether expert_predictor=lookahead can predict this model
   // Of one expert: over the link, on the device, on the CPU for one row; and of a layer's attention.
   double load_seconds = 0;
   double compute_seconds = 0;

@@ -44,6 +44,38 @@ double DemandCost(const LayerDemand& layer, uint32_t slots) {
   return layer.single_share * one + (1 - layer.single_share) * many;
 }
 
+namespace {
+
+// Chance of `successes` among `draws` with chance p each.
+double Binomial(uint32_t draws, uint32_t successes, double p) {
+  double chance = 1;
+  for (uint32_t i = 0; i < successes; ++i) chance *= p * (draws - i) / (i + 1.0);
+  for (uint32_t i = successes; i < draws; ++i) chance *= 1 - p;
+  return chance;
+}
+
+// Of a token with k experts.
+double WaitingOf(uint32_t k, double missing, double prefetched, const LayerTimes& times) {
+  double sum = 0;
+  for (uint32_t m = 1; m <= k; ++m) {
+    for (uint32_t p = 0; p <= m; ++p) {
+      const double late = m * times.load - std::min(p * times.load, times.before) - k * times.compute;
+      sum += Binomial(k, m, missing) * Binomial(m, p, prefetched) * std::max(late, 0.0);
+    }
+  }
+  return sum;
+}
+
+}  // namespace
+
+double WaitingCost(const LayerDemand& layer, double misses, const LayerTimes& times) {
+  const uint32_t k = std::min(layer.top_k, layer.experts);
+  if (k == 0) return 0;
+  const double missing = std::clamp(misses / k, 0.0, 1.0);
+  return layer.single_share * WaitingOf(1, missing, layer.prefetch_accuracy, times) +
+         (1 - layer.single_share) * WaitingOf(k, missing, layer.prefetch_accuracy, times);
+}
+
 std::vector<uint32_t> AllocateUniform(absl::Span<const uint32_t> experts, uint64_t total) {
   std::vector<uint32_t> slots(experts.size(), 0);
   uint64_t left = std::min(total, std::accumulate(experts.begin(), experts.end(), uint64_t{0}));

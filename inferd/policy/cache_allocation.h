@@ -1,5 +1,5 @@
-// How many slots each layer gets of a device's cache: `uniform`, `dp` and `dp_measured` (AdapMoE 4.4), and
-// `layers` (FloE: all experts of the first layers).
+// How many slots each layer gets of a device's cache: `uniform`, `dp`, `dp_measured` and `dp_timed` (AdapMoE
+// 4.4), and `layers` (FloE: all experts of the first layers).
 //
 // Pure functions of a total of slots, counted over all layers; slots that experts only pass through are
 // outside of it. Every result sums to min(total, all experts), and no layer gets more slots than it has
@@ -29,6 +29,20 @@ struct LayerDemand {
 // and E[max(M - 1, 0)] with one: for K = 2 that is the sum of the paper's eq. 12 to 14, and it is taken for
 // K > 2 as it stands.
 double DemandCost(const LayerDemand& layer, uint32_t slots);
+
+// Times of one expert and of what comes before a layer, in one unit.
+struct LayerTimes {
+  double load = 0;     // of an expert over the link
+  double compute = 0;  // of it on the device
+  double before = 0;   // computing from the prediction to the layer: its experts travel meanwhile
+};
+
+// Expected time by which a layer ends later than with all experts resident, if a token misses `misses` of its
+// K: each of them is missing with the same chance, and each missing one was prefetched rightly with chance
+// beta. M missing ones of k, P of them prefetched, delay it by max(0, M load - min(P load, before) - k
+// compute): while the link works the layer computes what is there and each load as it lands. A token has one
+// expert with chance alpha, else K.
+double WaitingCost(const LayerDemand& layer, double misses, const LayerTimes& times);
 
 // The same number of slots each; a rest that does not divide goes one by one to the first layers. What a
 // layer cannot use is divided among the others.

@@ -85,7 +85,7 @@ absl::StatusOr<Routing> LearnedExperts::Predict(const RouterTap& tap, uint32_t t
                                    rows_.data() + uint64_t{token} * config_.hidden));
   }
   RETURN_IF_ERROR(queue.Wait(queue.Record()));
-  const uint32_t top_k = config_.layers[target].moe.top_k;
+  const uint32_t top_k = top_k_ = config_.layers[target].moe.top_k;
   for (uint32_t token = 0; token < tokens; ++token) {
     MakeInput(tap, token);
     net->Run(input_.data(), scratch_.data(), scores_.data());

@@ -28,6 +28,10 @@ class LearnedExperts final : public ExpertPredictor {
   absl::Status Observe(const RouterTap& tap) override;
   // Nothing for a layer without a network, or that does not follow the tapped one.
   absl::StatusOr<Routing> Predict(const RouterTap& tap, uint32_t target) override;
+  // The network's own chance of the expert.
+  float Confidence(uint32_t row, uint32_t rank) const override {
+    return chances_[uint64_t{row} * top_k_ + rank];
+  }
 
  private:
   struct Choice {  // of a layer, at most kMostRows tokens
@@ -53,6 +57,7 @@ class LearnedExperts final : public ExpertPredictor {
   std::vector<int32_t> order_;  // experts
   std::vector<int32_t> ids_;    // [kMostRows, top_k]
   std::vector<float> chances_;  // the same: scores through a logistic function
+  uint32_t top_k_ = 0;          // of the last prediction
 };
 
 }  // namespace sluice

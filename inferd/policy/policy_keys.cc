@@ -32,6 +32,9 @@ constexpr Word<ExpertPredictorKind> kPredictors[] = {{ExpertPredictorKind::kNone
                                                      {ExpertPredictorKind::kGateReuse, "gate_reuse"},
                                                      {ExpertPredictorKind::kLearned, "learned"},
                                                      {ExpertPredictorKind::kLookahead, "lookahead"}};
+constexpr Word<DepthRule> kDepthRules[] = {{DepthRule::kAlways, "always"}, {DepthRule::kIdle, "idle"}};
+constexpr Word<PrefetchCancel> kPrefetchCancels[] = {{PrefetchCancel::kUnbegun, "unbegun"},
+                                                     {PrefetchCancel::kDisproved, "disproved"}};
 constexpr Word<NeuronPredictorKind> kNeuronPredictors[] = {{NeuronPredictorKind::kNone, "none"},
                                                            {NeuronPredictorKind::kUpReuse, "up_reuse"},
                                                            {NeuronPredictorKind::kGateReuse, "gate_reuse"}};
@@ -46,6 +49,7 @@ constexpr Word<CacheKind> kCaches[] = {{CacheKind::kLease, "lease"},   {CacheKin
 constexpr Word<CacheAllocation> kAllocations[] = {{CacheAllocation::kUniform, "uniform"},
                                                   {CacheAllocation::kDp, "dp"},
                                                   {CacheAllocation::kDpMeasured, "dp_measured"},
+                                                  {CacheAllocation::kDpTimed, "dp_timed"},
                                                   {CacheAllocation::kLayers, "layers"}};
 constexpr Word<SlotEviction> kEvictions[] = {
     {SlotEviction::kLru, "lru"}, {SlotEviction::kLfru, "lfru"}, {SlotEviction::kScore, "score"}};
@@ -174,6 +178,9 @@ constexpr PolicyKey kKeys[] = {
     RealKey<&Policies::cache_alpha, 1>("cache_alpha", "0 to 1"),
     WordKey<&Policies::predictor, kPredictors>("expert_predictor", "none, gate_reuse, learned, lookahead"),
     CountKey<&Policies::predictor_depth, 1, 3>("predictor_depth", "1 to 3"),
+    WordKey<&Policies::depth_rule, kDepthRules>("predictor_depth_rule", "always, idle"),
+    RealKey<&Policies::predictor_confidence, 1>("predictor_confidence", "0 to 1"),
+    WordKey<&Policies::prefetch_cancel, kPrefetchCancels>("prefetch_cancel", "unbegun, disproved"),
     SwitchKey<&Policies::first_layer>("first_layer"),
     CountKey<&Policies::max_prefetch, 0, 65536>("max_prefetch", "0 to 65536"),
     WordKey<&Policies::neuron_predictor, kNeuronPredictors>("neuron_predictor", "none, up_reuse, gate_reuse"),
@@ -189,7 +196,8 @@ constexpr PolicyKey kKeys[] = {
     WordKey<&Policies::neuron_input, kNeuronInputs>("neuron_input", "hidden, normed"),
     SwitchKey<&Policies::predict_resident>("predict_resident"),
     WordKey<&Policies::cache, kCaches>("cache", "lease, slots, none, layer, static, resident"),
-    WordKey<&Policies::allocation, kAllocations>("cache_allocation", "uniform, dp, dp_measured, layers"),
+    WordKey<&Policies::allocation, kAllocations>("cache_allocation",
+                                                 "uniform, dp, dp_measured, dp_timed, layers"),
     WordKey<&Policies::eviction, kEvictions>("cache_eviction", "lru, lfru, score"),
     CountKey<&Policies::score_window, 1, 65536>("score_window", "1 to 65536"),
     CountKey<&Policies::lfru_half_life, 1, 1000000>("lfru_half_life", "1 to 1000000"),
@@ -204,6 +212,7 @@ constexpr PolicyKey kKeys[] = {
      }},
     SwitchKey<&Policies::lead_resident>("lead_resident"),
     WordKey<&Policies::miss, kMisses>("expert_miss", "load, cpu, balance, paper, skip, proceed"),
+    SwitchKey<&Policies::balance_resident>("balance_resident"),
     WordKey<&Policies::neuron_miss, kNeuronMisses>("neuron_miss", "load, budgeted, proceed"),
     RealKey<&Policies::neuron_budget_us, 1000000000>("neuron_budget_us", "0 or more"),
     RealKey<&Policies::quality_bound, 10>("quality_bound", "0 to 10"),

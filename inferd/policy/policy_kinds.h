@@ -17,6 +17,12 @@ enum class DeviceKind : uint8_t { kHost, kSim, kCuda };
 enum class RoutingKind : uint8_t { kTopK, kSensitivity, kCacheAware };
 
 enum class ExpertPredictorKind : uint8_t { kNone, kGateReuse, kLearned, kLookahead };
+// How far ahead of the next layer is looked: always as far as predictor_depth allows (AdapMoE 4.3), or only
+// while nothing else travels or waits to.
+enum class DepthRule : uint8_t { kAlways, kIdle };
+// Which prefetches end once their layer's router has run: those that have not begun, or all that it
+// disproved.
+enum class PrefetchCancel : uint8_t { kUnbegun, kDisproved };
 enum class NeuronPredictorKind : uint8_t { kNone, kUpReuse, kGateReuse };
 
 // A routed expert, or an active neuron, that is not resident.
@@ -28,7 +34,7 @@ enum class NeuronMiss : uint8_t { kLoad, kBudgeted, kProceed };
 // same, and every expert of a layer is loaded, used or not. kStatic: those used most in the profile, for
 // good. kResident: all of them.
 enum class CacheKind : uint8_t { kLease, kSlots, kNone, kLayer, kStatic, kResident };
-enum class CacheAllocation : uint8_t { kUniform, kDp, kDpMeasured, kLayers };
+enum class CacheAllocation : uint8_t { kUniform, kDp, kDpMeasured, kDpTimed, kLayers };
 enum class SlotEviction : uint8_t { kLru, kLfru, kScore };
 enum class CacheGranularity : uint8_t { kExpert, kNeuron };
 

@@ -1,5 +1,8 @@
 #include "inferd/policy/predictor.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "common/status.h"
 #include "inferd/policy/routing.h"
 
@@ -7,7 +10,7 @@ namespace sluice {
 
 absl::StatusOr<std::unique_ptr<GateReuse>> GateReuse::Create(const ModelConfig& config,
                                                              const DenseWeights* weights, Backend* backend,
-                                                             uint32_t max_tokens) {
+                                                             uint32_t max_tokens, bool confidence) {
   std::unique_ptr<GateReuse> predictor(new GateReuse(config, weights, backend));
   const uint64_t pairs = uint64_t{max_tokens} * LargestTopK(config);
   const uint64_t stride = MostExperts(config);
@@ -17,6 +20,12 @@ absl::StatusOr<std::unique_ptr<GateReuse>> GateReuse::Create(const ModelConfig& 
   predictor->scores_ = {{scores, 0}, stride};
   predictor->ids_ = {choice, 0};
   predictor->chances_ = {choice, pairs * sizeof(float)};
+  if (confidence) {
+    predictor->told_.emplace(max_tokens, MostExperts(config));
+    predictor->rows_.resize(max_tokens);
+    std::iota(predictor->rows_.begin(), predictor->rows_.end(), 0);
+    predictor->confidence_.resize(pairs);
+  }
   return predictor;
 }
 
@@ -46,8 +55,30 @@ absl::StatusOr<Routing> GateReuse::Predict(const RouterTap& tap, uint32_t target
   if (ids == nullptr || chances == nullptr) {
     return absl::InternalError("the predictor's staging memory cannot be read");
   }
-  return Routing{tokens, moe.top_k, moe.top_k, reinterpret_cast<const int32_t*>(ids),
-                 reinterpret_cast<const float*>(chances)};
+  const Routing routing{tokens, moe.top_k, moe.top_k, reinterpret_cast<const int32_t*>(ids),
+                        reinterpret_cast<const float*>(chances)};
+  if (told_.has_value()) RETURN_IF_ERROR(JudgeRows(routing, moe.experts));
+  return routing;
+}
+
+absl::Status GateReuse::JudgeRows(const Routing& routing, uint32_t experts) {
+  const auto rows = absl::MakeConstSpan(rows_).first(routing.tokens);
+  RETURN_IF_ERROR(told_->Read(scores_, experts, rows, &backend_->queue()));
+  top_k_ = routing.top_k;
+  for (const uint32_t row : rows) {
+    const int32_t* ids = routing.ids + uint64_t{row} * routing.ranks;
+    const float* p = told_->row(row);
+    float other = 0;
+    for (uint32_t expert = 0; expert < experts; ++expert) {
+      const bool named = std::find(ids, ids + top_k_, static_cast<int32_t>(expert)) != ids + top_k_;
+      other = named ? other : std::max(other, p[expert]);
+    }
+    for (uint32_t rank = 0; rank < top_k_; ++rank) {
+      const float own = p[ids[rank]];
+      confidence_[uint64_t{row} * top_k_ + rank] = own + other > 0 ? own / (own + other) : 1;
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace sluice

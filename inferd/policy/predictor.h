@@ -7,11 +7,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "inferd/dense_weights.h"
 #include "inferd/model_shapes.h"
 #include "inferd/policy/preset.h"
+#include "inferd/policy/router_scores.h"
 #include "inferd/step_batch.h"
 #include "inferd/work_plan.h"
 #include "kernels/backend.h"
@@ -73,18 +76,28 @@ class ExpertPredictor {
   // The experts that `target` (> tap.layer, with experts) will probably choose for the tapped rows, routed
   // ranks only. Valid until the next call; weights are the predicted ones. No tokens: nothing to say.
   virtual absl::StatusOr<Routing> Predict(const RouterTap& tap, uint32_t target) = 0;
+  // Of the last prediction: how sure it is that the row chooses this one, 0..1. REQUIRES: the predictor was
+  // made to tell.
+  virtual float Confidence(uint32_t row, uint32_t rank) const = 0;
 };
 
-// The router of the target layer, with its own norm, applied to the current residual (CORM, AdapMoE).
+// The router of the target layer, with its own norm, applied to the current residual (CORM, AdapMoE). It is
+// as sure of an expert as p / (p + q), q the best score of those that it does not name: above a half, near
+// one where the choice is clear.
 class GateReuse final : public ExpertPredictor {
  public:
   // `weights` and `backend` outlive the predictor.
   static absl::StatusOr<std::unique_ptr<GateReuse>> Create(const ModelConfig& config,
                                                            const DenseWeights* weights, Backend* backend,
-                                                           uint32_t max_tokens);
+                                                           uint32_t max_tokens, bool confidence);
   absl::StatusOr<Routing> Predict(const RouterTap& tap, uint32_t target) override;
+  float Confidence(uint32_t row, uint32_t rank) const override {
+    return confidence_[uint64_t{row} * top_k_ + rank];
+  }
 
  private:
+  absl::Status JudgeRows(const Routing& routing, uint32_t experts);
+
   GateReuse(const ModelConfig& config, const DenseWeights* weights, Backend* backend)
       : config_(config), weights_(weights), backend_(backend) {}
 
@@ -94,6 +107,11 @@ class GateReuse final : public ExpertPredictor {
   Rows scores_;        // [max_tokens, most experts]
   BufferRef ids_;      // int32 [max_tokens, largest top_k]
   BufferRef chances_;  // float32 [max_tokens, largest top_k]
+  // Only if it is made to tell how sure it is.
+  std::optional<RouterScores> told_;
+  std::vector<uint32_t> rows_;     // 0..max_tokens - 1
+  std::vector<float> confidence_;  // [max_tokens, largest top_k]
+  uint32_t top_k_ = 0;             // of the last prediction
 };
 
 }  // namespace sluice

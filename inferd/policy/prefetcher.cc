@@ -74,6 +74,7 @@ absl::Status Prefetcher::AfterRouter(const RouterTap& tap) {
   for (uint32_t depth = 1; depth <= options_.depth; ++depth) {
     target = next_routed_[target];
     if (target == kNoLayer) break;
+    if (depth > 1 && options_.deep_when_idle && !residency_->LinkIdle()) break;
     if (!options_.predict_resident && residency_->AllResident(target)) continue;
     ASSIGN_OR_RETURN(const bool fetched, PredictLayer(tap, target, depth));
     if (fetched) break;
@@ -105,6 +106,9 @@ absl::StatusOr<bool> Prefetcher::PredictLayer(const RouterTap& tap, uint32_t tar
                          options_.gating->sensitivities[target], options_.gating->threshold);
     }
     std::fill(ids + kept, ids + prediction.top_k, -1);
+    for (uint32_t rank = 0; rank < kept && options_.confidence > 0; ++rank) {
+      if (predictor_->Confidence(row, rank) < options_.confidence) ids[rank] = -1;
+    }
   }
   if (neurons_ != nullptr && prediction.tokens > 0) {
     const auto ids =
@@ -283,7 +287,8 @@ absl::StatusOr<std::unique_ptr<ExpertPredictor>> MakeExpertPredictor(const Prefe
     case ExpertPredictorKind::kNone:
       return nullptr;
     case ExpertPredictorKind::kGateReuse:
-      return GateReuse::Create(*setup.config, setup.weights, setup.backend, setup.max_tokens);
+      return GateReuse::Create(*setup.config, setup.weights, setup.backend, setup.max_tokens,
+                               setup.policies->predictor_confidence > 0);
     case ExpertPredictorKind::kLearned:
       return LearnedExperts::Create(*setup.config, std::move(profile), setup.backend);
     case ExpertPredictorKind::kLookahead:
@@ -292,7 +297,8 @@ absl::StatusOr<std::unique_ptr<ExpertPredictor>> MakeExpertPredictor(const Prefe
             "--policy expert_predictor=lookahead: this model's routers scale the experts' inputs, so their "
             "outputs cannot be left out one by one");
       }
-      return GateReuse::Create(*setup.config, setup.weights, setup.backend, setup.max_tokens);
+      return GateReuse::Create(*setup.config, setup.weights, setup.backend, setup.max_tokens,
+                               setup.policies->predictor_confidence > 0);
   }
   return absl::InternalError("an expert predictor of no known kind");
 }
@@ -319,6 +325,8 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> MakePrefetcher(const PrefetcherSetup
                             .max_sequences = setup.max_sequences,
                             .max_prefetch = policies.max_prefetch,
                             .depth = policies.predictor_depth,
+                            .deep_when_idle = policies.depth_rule == DepthRule::kIdle,
+                            .confidence = static_cast<float>(policies.predictor_confidence),
                             .look_ahead = policies.predictor == ExpertPredictorKind::kLookahead,
                             .predict_resident = policies.predict_resident,
                             .by_neuron = policies.granularity == CacheGranularity::kNeuron};

@@ -49,8 +49,10 @@ struct PredictionCounters {
 struct PrefetcherOptions {
   uint32_t max_tokens = 0;
   uint32_t max_sequences = 0;
-  uint32_t max_prefetch = 16;  // experts of a layer that one step asks for
-  uint32_t depth = 1;          // layers ahead at most, 1..3
+  uint32_t max_prefetch = 16;   // experts of a layer that one step asks for
+  uint32_t depth = 1;           // layers ahead at most, 1..3
+  bool deep_when_idle = false;  // beyond the next layer only while nothing travels
+  float confidence = 0;         // an expert predicted with less is left out
   bool look_ahead = false;
   // Predictions leave out what this rule would (decode rows).
   std::optional<GatingRule> gating;

@@ -63,8 +63,10 @@ Policies Adapmoe() {
   Policies p = Base();
   p.routing = RoutingKind::kSensitivity;
   p.predictor_depth = 3;
+  p.depth_rule = DepthRule::kIdle;
+  p.prefetch_cancel = PrefetchCancel::kDisproved;
   p.first_layer = true;
-  p.allocation = CacheAllocation::kDp;
+  p.allocation = CacheAllocation::kDpTimed;
   return p;
 }
 
@@ -73,7 +75,9 @@ Policies Importance() {
   p.routing = RoutingKind::kCacheAware;
   p.predictor = ExpertPredictorKind::kLookahead;
   p.eviction = SlotEviction::kScore;
+  p.prefetch_cancel = PrefetchCancel::kDisproved;
   p.miss = ExpertMiss::kBalance;
+  p.balance_resident = true;
   return p;
 }
 
@@ -126,6 +130,8 @@ std::vector<Preset> Table() {
 Policies OnHost(Policies p) {
   const Policies plain;
   p.predictor = p.predictor == ExpertPredictorKind::kNone ? p.predictor : ExpertPredictorKind::kGateReuse;
+  p.depth_rule = plain.depth_rule;
+  p.prefetch_cancel = plain.prefetch_cancel;
   p.first_layer = false;
   p.neuron_predictor = plain.neuron_predictor;
   p.neuron_set = plain.neuron_set;
@@ -136,6 +142,7 @@ Policies OnHost(Policies p) {
   p.granularity = plain.granularity;
   p.lead_resident = false;
   p.miss = plain.miss;
+  p.balance_resident = plain.balance_resident;
   p.neuron_miss = plain.neuron_miss;
   return p;
 }

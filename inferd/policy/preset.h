@@ -50,7 +50,10 @@ struct Policies {
 
   ExpertPredictorKind predictor = ExpertPredictorKind::kGateReuse;
   uint32_t predictor_depth = 1;  // kGateReuse: layers ahead at most, 1..3
-  bool first_layer = false;      // predict the next token's first layer from the last one's output
+  DepthRule depth_rule = DepthRule::kAlways;
+  double predictor_confidence = 0;  // an expert predicted with less is not fetched
+  PrefetchCancel prefetch_cancel = PrefetchCancel::kUnbegun;
+  bool first_layer = false;  // predict the next token's first layer from the last one's output
   // Experts of a layer ahead that one step asks for at most. A decode batch names few; a prefill chunk
   // names most of a layer, and asking for them all would only push out what the layer itself still needs.
   uint32_t max_prefetch = 16;
@@ -71,6 +74,9 @@ struct Policies {
   bool lead_resident = false;    // kNeuron: every expert's lead stays in device memory
 
   ExpertMiss miss = ExpertMiss::kLoad;
+  // kBalance: resident experts go to the CPU too, where that ends a layer sooner and the device's time is
+  // known.
+  bool balance_resident = false;
   NeuronMiss neuron_miss = NeuronMiss::kLoad;
   // Preset `auto`: the rise of perplexity that its choice may cost, relative; 0: no token changes.
   double quality_bound = 0;

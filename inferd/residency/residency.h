@@ -162,7 +162,7 @@ class Residency : public ResidencyView {
   // be queued before.
   virtual absl::Status LeadsQueued() { return absl::OkStatus(); }
 
-  // Whether Next() would block now: demands are open, and none is ready.
+  // Whether Next() would block now: demands are open, and none is ready but those that it handed out before.
   virtual bool NextWaits() const = 0;
 
   // The demands of this layer that failed so far.
@@ -184,6 +184,9 @@ class Residency : public ResidencyView {
   // All rows of the part whose product decides an expert's mask, if they lie on the device now. They may be
   // read until the residency is next told of anything (queue work that reads them has run by then).
   virtual std::optional<WeightView> Lead(uint32_t /*layer*/, uint32_t /*expert*/) const { return {}; }
+
+  // Whether nothing travels and nothing waits to, as far as is known here.
+  virtual bool LinkIdle() { return false; }
 
   // Takes completions that came meanwhile. Called between steps.
   virtual void Poll() = 0;

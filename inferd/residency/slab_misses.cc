@@ -30,10 +30,25 @@ double SlabResidency::CpuSeconds() const {
   return options_.cpu_seconds > 0 ? options_.cpu_seconds : LoadSeconds() * kCpuShareOfLoad;
 }
 
+// Of an expert that is on its way.
+double SlabResidency::SecondsToCome(const Entry& entry) const {
+  return LoadSeconds() * static_cast<double>(pack_.expert_bytes(layer_, entry.expert)) *
+         (1 - static_cast<double>(LandedNeurons(entry)) / width_);
+}
+
+// What is still to come of the demands that are on their way.
+double SlabResidency::BacklogSeconds() const {
+  double seconds = 0;
+  for (uint32_t i = 0; in_flight_ > 0 && i < demands_; ++i) {
+    seconds += entries_[i].state == State::kInFlight ? SecondsToCome(entries_[i]) : 0;
+  }
+  return seconds;
+}
+
 // How many of the misses, sorted by rows descending, go over the link; the others are the CPU's.
 uint32_t SlabResidency::LoadedOf(absl::Span<const ExpertDemand> sorted) const {
   const double bytes = static_cast<double>(pack_.expert_bytes(layer_, sorted.front().expert));
-  const MissCosts costs = {LoadSeconds() * bytes, LoadSeconds() * bytes * in_flight_};
+  const MissCosts costs = {LoadSeconds() * bytes, BacklogSeconds(), cpu_queued_};
   std::optional<CpuCostTable> assumed;
   if (cpu_tables_.empty()) {
     assumed = CpuCostTable::PerToken(CpuSeconds() * bytes);
@@ -50,20 +65,72 @@ uint32_t SlabResidency::LoadedOf(absl::Span<const ExpertDemand> sorted) const {
       .loaded;
 }
 
+// Those in a state, as the balance wants them sorted.
+void SlabResidency::CollectDemands(absl::Span<const ExpertDemand> demands, State state,
+                                   std::vector<ExpertDemand>* to) {
+  to->clear();
+  for (uint32_t i = 0; i < demands.size(); ++i) {
+    if (entries_[i].state == state) {
+      to->push_back(demands[i]);
+    }
+  }
+  SortMisses(absl::MakeSpan(*to));
+}
+
+// The device's own time counts as well: the layer's experts are shared out among device, link and CPU.
+void SlabResidency::DecideLayer(absl::Span<const ExpertDemand> demands) {
+  CollectDemands(demands, State::kWaiting, &misses_);
+  CollectDemands(demands, State::kReady, &resident_);
+  CollectDemands(demands, State::kLate, &late_);
+  late_seconds_.clear();
+  for (const ExpertDemand& late : late_) {
+    late_seconds_.push_back(SecondsToCome(entries_[demand_of_[late.expert] - 1]));
+  }
+  const uint32_t expert = demands.front().expert;
+  const double bytes = static_cast<double>(pack_.expert_bytes(layer_, expert));
+  const LayerSplit split = BalanceLayer(
+      {misses_, resident_, late_, late_seconds_}, {LoadSeconds() * bytes, BacklogSeconds(), cpu_queued_},
+      options_.device_seconds * bytes, cpu_tables_[table_.class_of(layer_, expert)]);
+  for (size_t i = split.loaded; i < misses_.size(); ++i) {
+    GiveToCpu(demand_of_[misses_[i].expert] - 1, misses_[i].tokens);
+  }
+  for (size_t i = resident_.size() - split.resident_given; i < resident_.size(); ++i) {
+    GiveSlotToCpu(demand_of_[resident_[i].expert] - 1, resident_[i].tokens);
+  }
+  for (size_t i = 0; i < late_.size(); ++i) {
+    const uint32_t index = demand_of_[late_[i].expert] - 1;
+    if (i + split.late_given < late_.size() || !GiveSlotToCpu(index, late_[i].tokens)) {
+      Join(&entries_[index]);
+    }
+  }
+}
+
+// The slot keeps its expert, or goes on being filled with it, for tokens to come.
+bool SlabResidency::GiveSlotToCpu(uint32_t index, uint32_t tokens) {
+  Entry& entry = entries_[index];
+  ++waiting_;
+  GiveToCpu(index, tokens);
+  if (entry.state != State::kCpu) {
+    --waiting_;
+    return false;
+  }
+  table_.slot(entry.slot).pinned = false;
+  entry.slot = SlotTable::kNoSlot;
+  return true;
+}
+
 void SlabResidency::DecideMisses(absl::Span<const ExpertDemand> demands) {
+  if (BalancesLayers()) {
+    DecideLayer(demands);
+    return;
+  }
   if (options_.miss == ExpertMiss::kLoad || waiting_ == 0) {
     return;
   }
-  misses_.clear();
-  for (uint32_t i = 0; i < demands.size(); ++i) {
-    if (entries_[i].state == State::kWaiting) {
-      misses_.push_back(demands[i]);
-    }
-  }
+  CollectDemands(demands, State::kWaiting, &misses_);
   if (misses_.empty()) {
     return;
   }
-  SortMisses(absl::MakeSpan(misses_));
   for (size_t i = LoadedOf(misses_); i < misses_.size(); ++i) {
     GiveToCpu(demand_of_[misses_[i].expert] - 1, misses_[i].tokens);
   }
@@ -82,20 +149,8 @@ bool SlabResidency::LateToCpu(uint32_t index, uint32_t tokens) {
   if (options_.miss == ExpertMiss::kLoad || options_.fixed || slot.request == 0) {
     return false;
   }
-  const double left = LoadSeconds() * static_cast<double>(pack_.expert_bytes(layer_, entry.expert)) *
-                      (1 - static_cast<double>(LandedNeurons(entry)) / width_);
-  if (cpu_queued_ + CpuSecondsOf(entry.expert, tokens) >= left) {
-    return false;
-  }
-  ++waiting_;
-  GiveToCpu(index, tokens);
-  if (entry.state != State::kCpu) {
-    --waiting_;
-    return false;
-  }
-  entry.slot = SlotTable::kNoSlot;
-  slot.pinned = false;
-  return true;
+  return cpu_queued_ + CpuSecondsOf(entry.expert, tokens) < SecondsToCome(entry) &&
+         GiveSlotToCpu(index, tokens);
 }
 
 // If weightd has it in DRAM; else it travels like the others.

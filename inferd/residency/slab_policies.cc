@@ -1,12 +1,14 @@
 #include "inferd/residency/slab_policies.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/profile/cache_profile.h"
 #include "common/profile/profile.h"
 #include "common/status.h"
+#include "inferd/model_shapes.h"
 #include "inferd/policy/cache_allocation.h"
 #include "inferd/policy/routing.h"
 
@@ -65,14 +67,10 @@ SlotAllocation Dp(std::vector<LayerDemand> model) {
   };
 }
 
-// By each layer's misses. Of a layer with slots of several sizes, whose experts are asked about apart, the
-// curve is stretched.
-SlotAllocation DpMeasured(const CacheProfile& profile) {
-  std::vector<std::vector<double>> curves;
-  for (const LayerCacheProfile& layer : profile.layers) {
-    curves.push_back(layer.MissCurve(profile.tokens));
-  }
-  return [curves](absl::Span<const uint32_t> experts, uint64_t total) {
+// By each layer's curve of costs. Of a layer with slots of several sizes, whose experts are asked about
+// apart, it is stretched.
+SlotAllocation ByCurves(std::vector<std::vector<double>> curves) {
+  return [curves = std::move(curves)](absl::Span<const uint32_t> experts, uint64_t total) {
     std::vector<std::vector<double>> costs(experts.size());
     for (size_t layer = 0; layer < experts.size(); ++layer) {
       const std::vector<double>& curve = curves[layer];
@@ -84,8 +82,39 @@ SlotAllocation DpMeasured(const CacheProfile& profile) {
   };
 }
 
+SlotAllocation DpMeasured(const CacheProfile& profile) {
+  std::vector<std::vector<double>> curves;
+  for (const LayerCacheProfile& layer : profile.layers) {
+    curves.push_back(layer.MissCurve(profile.tokens));
+  }
+  return ByCurves(std::move(curves));
+}
+
+// By the time that each layer makes the step wait. Without a load time the unit is a load.
+SlotAllocation DpTimed(const CacheProfile& profile, const std::vector<LayerDemand>& model,
+                       const LayerTimes& times) {
+  std::vector<std::vector<double>> waits;
+  for (size_t layer = 0; layer < model.size(); ++layer) {
+    std::vector<double>& row = waits.emplace_back();
+    for (const double misses : profile.layers[layer].MissCurve(profile.tokens)) {
+      row.push_back(WaitingCost(model[layer], misses, times));
+    }
+  }
+  return ByCurves(std::move(waits));
+}
+
+LayerTimes LayerTimesOf(const DeviceTimes& times, const Pack& pack) {
+  const double bytes = static_cast<double>(pack.largest_expert_bytes());
+  if (!(times.load_per_byte > 0)) {
+    return {1, 0, 0};
+  }
+  const double compute = times.compute_per_byte * bytes;
+  return {times.load_per_byte * bytes, compute, times.attention + LargestTopK(pack.config()) * compute};
+}
+
 // The gating's a and the gate's b, or nothing where no profile is.
-absl::StatusOr<SlotAllocation> AllocationByProfile(const Policies& policies, const Pack& pack) {
+absl::StatusOr<SlotAllocation> AllocationByProfile(const Policies& policies, const Pack& pack,
+                                                   const DeviceTimes& times) {
   const std::string& source = pack.manifest().provenance.source_digest;
   const std::string folder = ProfileFolder(pack.dir());
   const absl::StatusOr<CacheProfile> profile = ReadCacheProfile(folder, pack.config(), source);
@@ -96,16 +125,19 @@ absl::StatusOr<SlotAllocation> AllocationByProfile(const Policies& policies, con
   if (policies.allocation == CacheAllocation::kDpMeasured) {
     return DpMeasured(*profile);
   }
-  if (lacking || policies.routing != RoutingKind::kSensitivity) {
-    return Dp(LayerDemandsOf(pack.config(), policies, lacking ? nullptr : &*profile, nullptr));
+  std::optional<GatingRule> gating;
+  if (!lacking && policies.routing == RoutingKind::kSensitivity) {
+    ASSIGN_OR_RETURN(gating, ResolveGating(policies.sensitivity, pack.config(), folder, source));
   }
-  ASSIGN_OR_RETURN(const GatingRule gating,
-                   ResolveGating(policies.sensitivity, pack.config(), folder, source));
-  return Dp(LayerDemandsOf(pack.config(), policies, &*profile, &gating));
+  std::vector<LayerDemand> demands = LayerDemandsOf(pack.config(), policies, lacking ? nullptr : &*profile,
+                                                    gating.has_value() ? &*gating : nullptr);
+  return lacking || policies.allocation == CacheAllocation::kDp
+             ? Dp(std::move(demands))
+             : DpTimed(*profile, demands, LayerTimesOf(times, pack));
 }
 
 absl::StatusOr<SlotAllocation> AllocationOf(const Policies& policies, const Pack& pack,
-                                            const UsageProfile* usage) {
+                                            const UsageProfile* usage, const DeviceTimes& times) {
   if (policies.cache == CacheKind::kNone || policies.cache == CacheKind::kLayer) {
     return KeepNothing;
   }
@@ -117,7 +149,8 @@ absl::StatusOr<SlotAllocation> AllocationOf(const Policies& policies, const Pack
       return AllocateLayers;
     case CacheAllocation::kDp:
     case CacheAllocation::kDpMeasured:
-      return AllocationByProfile(policies, pack);
+    case CacheAllocation::kDpTimed:
+      return AllocationByProfile(policies, pack, times);
     case CacheAllocation::kUniform:
       break;
   }
@@ -146,16 +179,18 @@ std::vector<LayerDemand> LayerDemandsOf(const ModelConfig& config, const Policie
   return demands;
 }
 
-absl::StatusOr<SlabResidencyOptions> SlabOptionsOf(const Policies& policies, const Pack& pack) {
+absl::StatusOr<SlabResidencyOptions> SlabOptionsOf(const Policies& policies, const Pack& pack,
+                                                   const DeviceTimes& times) {
   SlabResidencyOptions options;
   const absl::StatusOr<UsageProfile> usage =
       ReadUsage(ProfileFolder(pack.dir()), pack.config(), pack.manifest().provenance.source_digest);
   for (uint32_t layer = 0; usage.ok() && layer < pack.config().layers.size(); ++layer) {
     options.fill_order.push_back(usage->Ranked(layer));
   }
-  ASSIGN_OR_RETURN(options.allocate, AllocationOf(policies, pack, usage.ok() ? &*usage : nullptr));
+  ASSIGN_OR_RETURN(options.allocate, AllocationOf(policies, pack, usage.ok() ? &*usage : nullptr, times));
   options.whole_layers = policies.cache == CacheKind::kLayer;
   options.fixed = policies.cache == CacheKind::kStatic;
+  options.cancel_begun = policies.prefetch_cancel == PrefetchCancel::kDisproved;
   // What is skipped or replaced never comes this far.
   const bool routed = policies.miss == ExpertMiss::kSkip || policies.miss == ExpertMiss::kProceed;
   options.miss = routed ? ExpertMiss::kLoad : policies.miss;
@@ -165,7 +200,9 @@ absl::StatusOr<SlabResidencyOptions> SlabOptionsOf(const Policies& policies, con
 }
 
 std::string AllocationWarning(const Policies& policies, const Pack& pack) {
-  const bool shares = policies.cache == CacheKind::kSlots && policies.allocation == CacheAllocation::kDp;
+  const bool shares =
+      policies.cache == CacheKind::kSlots &&
+      (policies.allocation == CacheAllocation::kDp || policies.allocation == CacheAllocation::kDpTimed);
   const std::string folder = ProfileFolder(pack.dir());
   const absl::StatusOr<CacheProfile> profile =
       shares ? ReadCacheProfile(folder, pack.config(), pack.manifest().provenance.source_digest)
@@ -173,7 +210,7 @@ std::string AllocationWarning(const Policies& policies, const Pack& pack) {
   if (!absl::IsNotFound(profile.status())) {
     return "";
   }
-  return absl::StrCat("cache_allocation=dp: ", folder, " has no ", kCacheName,
+  return absl::StrCat("cache_allocation: ", folder, " has no ", kCacheName,
                       ", so all layers count as alike; sluice calibrate makes it");
 }
 

@@ -18,12 +18,20 @@
 
 namespace sluice {
 
+// What `dp_timed` goes by, seconds; 0: not known, then nothing is hidden behind computing.
+struct DeviceTimes {
+  double load_per_byte = 0;     // of an expert over the link
+  double compute_per_byte = 0;  // on the device
+  double attention = 0;         // of a layer
+};
+
 // Reads the pack's profile where it has one; without usage, experts count by number. `dp` takes AdapMoE's a
 // and b of each layer from the profile's use of experts: a under routing=sensitivity, else 0; b for the
 // predictor's depth-1 gate, else 0; without a profile both are 0 and all layers are alike. NOT_FOUND naming
 // the command for `dp_measured` without that profile; a profile that is damaged or another model's is an
 // error.
-absl::StatusOr<SlabResidencyOptions> SlabOptionsOf(const Policies& policies, const Pack& pack);
+absl::StatusOr<SlabResidencyOptions> SlabOptionsOf(const Policies& policies, const Pack& pack,
+                                                   const DeviceTimes& times = {});
 
 // What AdapMoE's cost needs to know of each layer. `profile` and `gating` may be null.
 std::vector<LayerDemand> LayerDemandsOf(const ModelConfig& config, const Policies& policies,

@@ -87,7 +87,25 @@ absl::Status SlabResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
   DecideMisses(demands);
   TellEviction(demands);
   client_->CancelPrefetches(step_, layer);
+  if (options_.cancel_begun) {
+    CancelDisproved();
+  }
   return AskForWaiting();
+}
+
+// Experts of this layer that are on their way and that nobody chose. Their slots are free once weightd says
+// so.
+void SlabResidency::CancelDisproved() {
+  for (uint32_t expert = 0; table_.filling() > in_flight_ && expert < pack_.expert_count(layer_); ++expert) {
+    const uint32_t index = table_.Find(layer_, expert);
+    if (index == SlotTable::kNoSlot || demand_of_[expert] != 0) {
+      continue;
+    }
+    const Slot& slot = table_.slot(index);
+    if (slot.state == SlotState::kFilling && slot.request != 0 && slot.joined == 0) {
+      client_->Cancel(slot.request);
+    }
+  }
 }
 
 // The experts that nobody chose come after those that somebody did.
@@ -123,7 +141,9 @@ void SlabResidency::BeginEntry(uint32_t index, const ExpertDemand& demand, bool 
     counters_.Add(layer_, &ResidencyCounters::prefetch_useful, slot.prefetched ? 1 : 0);
   } else {
     counters_.Add(layer_, &ResidencyCounters::late);
-    if (idle || !LateToCpu(index, demand.tokens)) {
+    if (!idle && BalancesLayers() && slot.request != 0) {
+      entry.state = State::kLate;  // until DecideLayer()
+    } else if (idle || !LateToCpu(index, demand.tokens)) {
       Join(&entry);
     }
   }
@@ -348,7 +368,9 @@ absl::Status SlabResidency::StallError() const {
 
 bool SlabResidency::NextWaits() const {
   for (uint32_t i = 0; i < demands_; ++i) {
-    if (entries_[i].state == State::kReady || (entries_[i].state == State::kCpu && !CpuBeside()) ||
+    const bool computed =
+        entries_[i].state == State::kCpu && (!CpuBeside() || clock_->NowNanos() >= entries_[i].cpu_ends);
+    if ((entries_[i].state == State::kReady && entries_[i].handed < width_) || computed ||
         (entries_[i].state == State::kInFlight && LandedNeurons(entries_[i]) > entries_[i].handed)) {
       return false;
     }
@@ -441,6 +463,12 @@ void SlabResidency::Prefetch(uint32_t layer, uint32_t expert) {
   }
   table_.slot(slot).request = *id;
   counters_.Add(layer, &ResidencyCounters::prefetch_issued);
+}
+
+bool SlabResidency::LinkIdle() {
+  Poll();
+  return waiting_ == 0 && fetches_->outstanding(FetchKind::kDemand) == 0 &&
+         fetches_->outstanding(FetchKind::kPrefetch) == 0;
 }
 
 void SlabResidency::Abandon() {

@@ -44,6 +44,7 @@ struct SlabResidencyOptions {
   uint32_t max_in_flight = 32;  // demands
   bool whole_layers = false;    // load every expert of a layer, chosen or not
   bool fixed = false;           // what the first fill brought stays for good
+  bool cancel_begun = false;    // prefetches that the router disproved end even if they have begun
   SlotEvictionOptions eviction;
   SlotAllocation allocate;  // REQUIRED
   // By layer: its experts in the order in which slots are filled at the start; empty: by number.
@@ -58,6 +59,8 @@ struct SlabResidencyOptions {
   // In virtual time: experts that the CPU computes take the device's time, one after the other, as on `sim`,
   // where both are the same cores; else the CPU works beside the device.
   bool cpu_is_device = false;
+  // The same on the device, where kBalance may give the CPU resident experts too; 0: it may not.
+  double device_seconds = 0;
   uint32_t max_rows = 1;  // of a step, for measuring the CPU
   // A layer without any progress for this long ends with an error.
   absl::Duration stall_limit = absl::Seconds(5);
@@ -90,6 +93,7 @@ class SlabResidency final : public Residency {
   absl::Span<const FailedDemand> failed() const override { return failed_; }
   void Prefetch(uint32_t layer, uint32_t expert) override;
   std::optional<WeightView> Lead(uint32_t layer, uint32_t expert) const override;
+  bool LinkIdle() override;
   void Poll() override;
   void Abandon() override;
   uint64_t held() const override { return held_; }
@@ -99,7 +103,7 @@ class SlabResidency final : public Residency {
   const SlabPlan& plan() const { return plan_; }
 
  private:
-  enum class State : uint8_t { kWaiting, kInFlight, kReady, kDone, kFailed, kCpu, kCpuHandedOut };
+  enum class State : uint8_t { kWaiting, kInFlight, kReady, kDone, kFailed, kCpu, kCpuHandedOut, kLate };
   static constexpr int kMaxExtents = kPartCount;  // streams of an expert
   struct Entry {
     uint32_t expert = 0;
@@ -125,6 +129,14 @@ class SlabResidency final : public Residency {
   void EndLayer();
   void DecideMisses(absl::Span<const ExpertDemand> demands);
   uint32_t LoadedOf(absl::Span<const ExpertDemand> sorted) const;
+  void DecideLayer(absl::Span<const ExpertDemand> demands);
+  void CollectDemands(absl::Span<const ExpertDemand> demands, State state, std::vector<ExpertDemand>* to);
+  bool BalancesLayers() const {
+    return options_.miss == ExpertMiss::kBalance && options_.device_seconds > 0 && !cpu_tables_.empty();
+  }
+  double SecondsToCome(const Entry& entry) const;
+  double BacklogSeconds() const;
+  bool GiveSlotToCpu(uint32_t index, uint32_t tokens);
   double LoadSeconds() const;
   double CpuSeconds() const;
   absl::Status MeasureCpu();
@@ -139,6 +151,7 @@ class SlabResidency final : public Residency {
   // Whether the CPU has a virtual time of its own beside the device's.
   bool CpuBeside() const { return clock_ != nullptr && !options_.cpu_is_device; }
   void TellEviction(absl::Span<const ExpertDemand> demands);
+  void CancelDisproved();
   absl::Status AskForWaiting();
   absl::Status Ask(Entry* entry);
   absl::StatusOr<uint64_t> Transfer(FetchKind kind, uint32_t layer, uint32_t expert, uint32_t slot);
@@ -184,6 +197,9 @@ class SlabResidency final : public Residency {
   std::vector<uint32_t> demand_of_;       // [most experts], by expert: demand + 1, 0: none
   std::vector<uint32_t> chosen_;          // for the eviction policy
   std::vector<ExpertDemand> misses_;      // to be decided about
+  std::vector<ExpertDemand> resident_;    // the same
+  std::vector<ExpertDemand> late_;        // the same: on their way, not joined yet
+  std::vector<double> late_seconds_;      // by place in late_: of the link
   std::vector<CpuCostTable> cpu_tables_;  // measured, by size class; empty: not measured
   double cpu_queued_ = 0;                 // seconds of the CPU's work for this layer
   uint64_t held_ = 0;                     // leases of experts that the CPU computes

@@ -46,6 +46,9 @@ SlabResidency::SlabResidency(const SlabResidencyOptions& options, SlabPlan plan,
   demand_of_.assign(most, 0);
   chosen_.reserve(most);
   misses_.reserve(most);
+  resident_.reserve(most);
+  late_.reserve(most);
+  late_seconds_.reserve(most);
   scores_.reserve(most);
   ready_.reserve(most);
   failed_.reserve(most);

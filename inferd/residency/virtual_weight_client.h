@@ -58,7 +58,6 @@ class VirtualWeightClient final : public WeightClient {
     std::vector<uint32_t> neurons;
     uint64_t first_number = 0;  // of its tiles on the link
     uint32_t tiles = 0;
-    uint64_t bytes = 0;       // of all
     uint32_t landed = 0;
     uint32_t ended = 0;   // tiles that landed or were cancelled
     uint64_t leader = 0;  // the same bytes asked for before: this one lands with it

@@ -168,6 +168,38 @@ TEST_F(VirtualClockTest, BalanceIsNeverSlowerThanEitherSideAlone) {
   EXPECT_LT(seconds[2], seconds[1]);
 }
 
+// Both experts are there, and the CPU is as fast as the device: each computes one.
+TEST_F(VirtualClockTest, BalanceSharesResidentExpertsWithTheCpu) {
+  TestEngineOptions options = Options(0, 15, 5);
+  options.engine.costs.cpu_ms = 5;
+  options.engine.policies.policy = {"expert_predictor=none", "expert_miss=balance"};
+  std::vector<int32_t> alone;
+  EXPECT_NEAR(Answer(options, &alone).timings.decode_seconds, 19 * 3 * (0.25e-3 + 2 * 5e-3), 1e-5);
+  options.engine.policies.policy.push_back("balance_resident=on");
+  std::vector<int32_t> shared;
+  const FinishInfo info = Answer(options, &shared);
+  EXPECT_NEAR(info.timings.decode_seconds, 19 * 3 * (0.25e-3 + 5e-3), 1e-5);
+  EXPECT_EQ(shared, alone);
+  EXPECT_EQ(info.timings.bytes_link, 0u);
+  options.engine.costs.cpu_ms = 11;  // the device is through with both before
+  EXPECT_NEAR(Answer(options, &shared).timings.decode_seconds, 19 * 3 * (0.25e-3 + 2 * 5e-3), 1e-5);
+}
+
+// 15 ms of the link against 10 of computing: what was predicted wrongly has begun to travel and not arrived.
+TEST_F(VirtualClockTest, PrefetchesThatTheRouterDisprovedStopWhereTheyAre) {
+  TestEngineOptions options = Options(pack_->total_expert_bytes() / 2, 15, 5);
+  FinishInfo info[2];
+  std::vector<int32_t> ids[2];
+  const char* const cancel[] = {"prefetch_cancel=unbegun", "prefetch_cancel=disproved"};
+  for (int i = 0; i < 2; ++i) {
+    options.engine.policies.policy = {cancel[i]};
+    info[i] = Answer(options, &ids[i]);
+  }
+  EXPECT_EQ(ids[0], ids[1]);
+  EXPECT_LT(info[1].timings.bytes_link, info[0].timings.bytes_link);
+  EXPECT_LE(info[1].timings.decode_seconds, info[0].timings.decode_seconds);
+}
+
 TEST_F(VirtualClockTest, CountersOfLayersAddUpToTheTotalsAndTimesToTheSteps) {
   absl::StatusOr<TestEngine> test =
       StartEngine(dir_.File("pack"), Options(pack_->total_expert_bytes() / 2, 15, 5));

@@ -86,6 +86,18 @@ TEST(AutoPresetTest, TheCpuHelpsWhereItIsFasterAndRoundsAlike) {
   EXPECT_EQ(ChoosePolicies(facts).policies.miss, ExpertMiss::kBalance);
 }
 
+TEST(AutoPresetTest, WhileTheCpuComputesTheNextLayerIsLookedAt) {
+  AutoFacts facts = Facts();
+  facts.cpu_seconds = 5e-3;
+  EXPECT_TRUE(ChoosePolicies(facts).policies.balance_resident);
+  EXPECT_EQ(ChoosePolicies(facts).policies.predictor, ExpertPredictorKind::kGateReuse);
+  facts.look_ahead = true;
+  EXPECT_EQ(ChoosePolicies(facts).policies.predictor, ExpertPredictorKind::kLookahead);
+  EXPECT_TRUE(Says(ChoosePolicies(facts), "while the CPU computes"));
+  facts.load_seconds = 1e-3;  // loaded, then: nothing waits for the CPU
+  EXPECT_EQ(ChoosePolicies(facts).policies.predictor, ExpertPredictorKind::kGateReuse);
+}
+
 TEST(AutoPresetTest, SlotsGoByTheProfileWhereThereIsOne) {
   AutoFacts facts = Facts();
   EXPECT_EQ(ChoosePolicies(facts).policies.allocation, CacheAllocation::kUniform);
@@ -125,6 +137,7 @@ TEST(AutoPresetTest, WithoutABoundNoTokenChangesWhateverTheMachine) {
     facts.single_share = 0.5;
     facts.sparsity = 0.5;
     facts.cache_profile = random() % 2 == 0;
+    facts.look_ahead = random() % 2 == 0;
     const AutoChoice choice = ChoosePolicies(facts);
     EXPECT_TRUE(KeepsModelTokens(choice.policies)) << draw;
     EXPECT_TRUE(CheckPolicies(choice.policies, facts.device).ok()) << draw;

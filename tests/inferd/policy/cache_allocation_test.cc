@@ -108,6 +108,25 @@ TEST(CacheAllocationTest, MeasuredCostsDecideWhereSlotsPay) {
   EXPECT_EQ(AllocateByCost(costs, 9), (Slots{2, 2}));
 }
 
+// Load 4, compute 1, 3 of computing before the layer; N = 8, K = 2.
+TEST(CacheAllocationTest, ALayerWaitsForWhatComputingDoesNotHide) {
+  const LayerTimes times = {4, 1, 3};
+  // Both missing, nothing predicted: 8 less 2 of computing.
+  EXPECT_NEAR(WaitingCost({8, 2, 0, 0}, 2, times), 6, 1e-12);
+  // Both predicted: 3 of the 8 pass before.
+  EXPECT_NEAR(WaitingCost({8, 2, 0, 1}, 2, times), 3, 1e-12);
+  // Each missing half the time: both in a quarter (6), one in a half (4 - 2).
+  EXPECT_NEAR(WaitingCost({8, 2, 0, 0}, 1, times), .25 * 6 + .5 * 2, 1e-12);
+  // Predicted half the time: both 6, 3, 3 and 3 (one predicted hides 3 as well); one 2 or 0 of -1.
+  EXPECT_NEAR(WaitingCost({8, 2, 0, .5}, 1, times), .25 * (.25 * 6 + .75 * 3) + .5 * (.5 * 2), 1e-12);
+  // A single expert has 1 of computing beside it: 4 - 1.
+  EXPECT_NEAR(WaitingCost({8, 2, 1, 0}, 1, times), .5 * 3, 1e-12);
+  // Without computing waiting is the misses' loads, predicted or not.
+  EXPECT_NEAR(WaitingCost({8, 2, 0, .7}, .8, {1, 0, 0}), .8, 1e-12);
+  EXPECT_EQ(WaitingCost({8, 2, .3, .7}, 0, times), 0);
+  EXPECT_EQ(WaitingCost({0, 2, 0, 0}, 0, times), 0);
+}
+
 // a: the share of tokens below T / S_l; b: the next layer's gate.
 TEST(CacheAllocationTest, TheProfileSaysHowOftenALayerUsesOneExpertAndIsPredicted) {
   ModelConfig config;

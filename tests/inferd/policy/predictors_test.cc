@@ -43,6 +43,7 @@ class AskedResidency final : public Residency {
   }
   bool IsBehind() const override { return behind; }
   void SetLeadListener(LeadListener* told) override { listener = told; }
+  bool IsComing(uint32_t, uint32_t) const override { return all_coming; }
   bool AllResident(uint32_t) const override { return all_resident; }
   void BeginStep(uint64_t) override {}
   absl::Status BeginLayer(uint32_t, absl::Span<const ExpertDemand>) override { return absl::OkStatus(); }
@@ -57,6 +58,7 @@ class AskedResidency final : public Residency {
     const auto found = leads.find({layer, expert});
     return found == leads.end() ? std::nullopt : std::optional<WeightView>(found->second);
   }
+  bool LinkIdle() override { return link_idle; }
   void Poll() override {}
   void Abandon() override {}
   uint64_t held() const override { return 0; }
@@ -66,6 +68,8 @@ class AskedResidency final : public Residency {
   bool behind = false;
   LeadListener* listener = nullptr;
   std::map<std::pair<uint32_t, uint32_t>, double> shares;  // of neurons
+  bool all_coming = false;
+  bool link_idle = true;
   std::map<std::pair<uint32_t, uint32_t>, WeightView> leads;
   std::vector<Asked> neurons;
   std::vector<std::pair<uint32_t, uint32_t>> experts;
@@ -500,6 +504,73 @@ TEST_F(FirstLayerTest, ItsFetchBeginsWhenTheLastLayerEndsAndIsComparedInTheNextS
   EXPECT_EQ(prefetcher.counters_at(0, 0).predicted, 2u);
   EXPECT_EQ(prefetcher.counters_at(0, 0).right, 1u);
   EXPECT_EQ(prefetcher.counters_at(0, 0).wanted, 2u);
+}
+
+// Names experts 0 and 1 of any layer, with the confidence that it is given.
+class FixedPredictor final : public ExpertPredictor {
+ public:
+  explicit FixedPredictor(std::vector<float> confidence) : confidence_(std::move(confidence)) {}
+  absl::StatusOr<Routing> Predict(const RouterTap&, uint32_t target) override {
+    asked.push_back(target);
+    return Routing{1, 2, 2, ids_, chances_};
+  }
+  float Confidence(uint32_t, uint32_t rank) const override { return confidence_[rank]; }
+
+  std::vector<uint32_t> asked;
+
+ private:
+  const std::vector<float> confidence_;
+  const int32_t ids_[2] = {0, 1};
+  const float chances_[2] = {.75f, .25f};
+};
+
+// How far ahead is looked, and what is fetched of it.
+class PrefetchRulesTest : public PredictorsTest {
+ protected:
+  void SetUp() override {
+    PredictorsTest::SetUp();
+    config_.layers.resize(4);
+    for (LayerConfig& layer : config_.layers) {
+      layer.moe.experts = 3;
+      layer.moe.top_k = 2;
+    }
+  }
+  // The layers asked about after layer 0's router.
+  std::vector<uint32_t> Asked(PrefetcherOptions options) {
+    options.max_tokens = 40;
+    options.max_sequences = 2;
+    options.depth = 3;
+    auto predictor = std::make_unique<FixedPredictor>(std::vector<float>{.9f, .6f});
+    const FixedPredictor* const asked = predictor.get();
+    Prefetcher prefetcher(config_, options, std::move(predictor), nullptr, nullptr, &residency_);
+    const Rows x = RowsOf({0, 0});
+    EXPECT_TRUE(prefetcher.AfterRouter(Tap(0, x, x, {0, 1}, {}, 2)).ok());
+    return asked->asked;
+  }
+};
+
+TEST_F(PrefetchRulesTest, WhatIsLackingEndsTheSearch) {
+  EXPECT_THAT(Asked({}), ElementsAre(1));
+  EXPECT_THAT(residency_.experts, ElementsAre(std::pair(1u, 0u), std::pair(1u, 1u)));
+  residency_.all_coming = true;
+  EXPECT_THAT(Asked({}), ElementsAre(1, 2, 3));
+}
+
+TEST_F(PrefetchRulesTest, LayersFurtherAheadWaitForAnIdleLinkIfToldSo) {
+  residency_.all_coming = true;
+  residency_.link_idle = false;
+  EXPECT_THAT(Asked({}), ElementsAre(1, 2, 3));
+  EXPECT_THAT(Asked({.deep_when_idle = true}), ElementsAre(1));
+  residency_.link_idle = true;
+  EXPECT_THAT(Asked({.deep_when_idle = true}), ElementsAre(1, 2, 3));
+}
+
+TEST_F(PrefetchRulesTest, OnlyWhatIsPredictedSurelyEnoughIsFetched) {
+  Asked({.confidence = .7f});
+  EXPECT_THAT(residency_.experts, ElementsAre(std::pair(1u, 0u)));
+  residency_.experts.clear();
+  EXPECT_THAT(Asked({.confidence = .95f}), ElementsAre(1, 2, 3)) << "nothing is lacking then";
+  EXPECT_THAT(residency_.experts, IsEmpty());
 }
 
 TEST_F(FirstLayerTest, AResidentFirstLayerIsPredictedOnlyToBeCounted) {
