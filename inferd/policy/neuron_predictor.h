@@ -39,9 +39,7 @@ struct NeuronPredictions {
 // Marks in `chosen` (a bit per value, 64 to a word, all of them written) the neurons that a set takes: those
 // of at least `threshold`, or the ceil(share n) largest, ties to the lower index.
 void ChooseByThreshold(absl::Span<const float> values, float threshold, absl::Span<uint64_t> chosen);
-// `scratch` has room for as many values.
-void ChooseByShare(absl::Span<const float> values, double share, absl::Span<float> scratch,
-                   absl::Span<uint64_t> chosen);
+void ChooseByShare(absl::Span<const float> values, double share, absl::Span<uint64_t> chosen);
 
 // Of an expert's neurons, for NeuronSet::kShare: as the policies say, else what the sparsity's target keeps,
 // else FloE's fifth.
@@ -131,7 +129,6 @@ class NeuronPredictor {
   std::vector<uint64_t> union_;              // [words]
   std::vector<uint32_t> neurons_;            // [widest expert]
   std::vector<float> values_;                // [max_rows, widest expert]
-  std::vector<float> scratch_;               // [widest expert]
   std::vector<uint32_t> compared_rows_;      // [max_rows]
   std::vector<uint32_t> compared_pairs_;     // [max_rows]
   std::vector<NeuronPredictions> counters_;  // by layer

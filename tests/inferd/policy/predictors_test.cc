@@ -3,11 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -292,10 +295,9 @@ TEST_F(PredictorsTest, AnotherStepsPredictionIsNotCounted) {
 }
 
 TEST(NeuronSetTest, AShareTakesTheLargestTiesToTheLowerIndex) {
-  std::vector<float> scratch(5);
   std::vector<uint64_t> chosen(1);
   const auto choose = [&](std::vector<float> values, double share) {
-    ChooseByShare(values, share, absl::MakeSpan(scratch), absl::MakeSpan(chosen));
+    ChooseByShare(values, share, absl::MakeSpan(chosen));
     return chosen[0];
   };
   EXPECT_EQ(choose({1, 5, 3, 2, 4}, 0.4), 0b10010u);
@@ -303,6 +305,30 @@ TEST(NeuronSetTest, AShareTakesTheLargestTiesToTheLowerIndex) {
   EXPECT_EQ(choose({2, 1, 2, 2, 1}, 0.4), 0b00101u);
   EXPECT_EQ(choose({2, 1, 2, 2, 1}, 0), 0u);
   EXPECT_EQ(choose({2, 1, 2, 2, 1}, 1), 0b11111u);
+}
+
+// Against a stable sort: signs, ties in every digit, one value many times, any width.
+TEST(NeuronSetTest, AShareTakesWhatASortPutsFirst) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 400; ++round) {
+    std::vector<float> values(1 + random() % 300);
+    const uint32_t kinds = 1 + random() % (round % 2 == 0 ? 3 : 100000);
+    for (float& value : values) {
+      value = std::ldexp(static_cast<float>(random() % kinds) + 1, static_cast<int>(random() % 5) - 20);
+      value = random() % 4 == 0 ? -value : value;
+    }
+    const double share = static_cast<double>(random() % 101) / 100;
+    std::vector<uint32_t> order(values.size());
+    std::iota(order.begin(), order.end(), 0u);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](uint32_t a, uint32_t b) { return values[a] > values[b]; });
+    order.resize(static_cast<size_t>(std::ceil(share * static_cast<double>(values.size()) - 1e-9)));
+    std::vector<uint64_t> wanted((values.size() + 63) / 64, 0);
+    for (const uint32_t neuron : order) wanted[neuron / 64] |= uint64_t{1} << neuron % 64;
+    std::vector<uint64_t> chosen(wanted.size(), ~uint64_t{0});
+    ChooseByShare(values, share, absl::MakeSpan(chosen));
+    EXPECT_EQ(chosen, wanted) << "round " << round;
+  }
 }
 
 TEST(NeuronSetTest, TheShareFollowsTheSparsitysTargetUnlessItIsSet) {
