@@ -3,14 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <optional>
-#include <random>
 #include <utility>
 #include <vector>
 
@@ -292,63 +289,6 @@ TEST_F(PredictorsTest, AnotherStepsPredictionIsNotCounted) {
   ASSERT_TRUE(*neurons->Begin(Tap(0, x, x, {1}, {}, 1, 8), 1, 1, std::vector<int32_t>{0}));
   ASSERT_TRUE(neurons->Compare(Tap(1, x, x, {0}, {}, 1, 9)).ok());
   EXPECT_EQ(neurons->counters(1).predicted, 0u);
-}
-
-TEST(NeuronSetTest, AShareTakesTheLargestTiesToTheLowerIndex) {
-  std::vector<uint64_t> chosen(1);
-  const auto choose = [&](std::vector<float> values, double share) {
-    ChooseByShare(values, share, absl::MakeSpan(chosen));
-    return chosen[0];
-  };
-  EXPECT_EQ(choose({1, 5, 3, 2, 4}, 0.4), 0b10010u);
-  EXPECT_EQ(choose({1, 5, 3, 2, 4}, 0.41), 0b10110u);  // ceil(2.05) = 3
-  EXPECT_EQ(choose({2, 1, 2, 2, 1}, 0.4), 0b00101u);
-  EXPECT_EQ(choose({2, 1, 2, 2, 1}, 0), 0u);
-  EXPECT_EQ(choose({2, 1, 2, 2, 1}, 1), 0b11111u);
-}
-
-// Against a stable sort: signs, ties in every digit, one value many times, any width.
-TEST(NeuronSetTest, AShareTakesWhatASortPutsFirst) {
-  std::mt19937 random(7);
-  for (int round = 0; round < 400; ++round) {
-    std::vector<float> values(1 + random() % 300);
-    const uint32_t kinds = 1 + random() % (round % 2 == 0 ? 3 : 100000);
-    for (float& value : values) {
-      value = std::ldexp(static_cast<float>(random() % kinds) + 1, static_cast<int>(random() % 5) - 20);
-      value = random() % 4 == 0 ? -value : value;
-    }
-    const double share = static_cast<double>(random() % 101) / 100;
-    std::vector<uint32_t> order(values.size());
-    std::iota(order.begin(), order.end(), 0u);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](uint32_t a, uint32_t b) { return values[a] > values[b]; });
-    order.resize(static_cast<size_t>(std::ceil(share * static_cast<double>(values.size()) - 1e-9)));
-    std::vector<uint64_t> wanted((values.size() + 63) / 64, 0);
-    for (const uint32_t neuron : order) wanted[neuron / 64] |= uint64_t{1} << neuron % 64;
-    std::vector<uint64_t> chosen(wanted.size(), ~uint64_t{0});
-    ChooseByShare(values, share, absl::MakeSpan(chosen));
-    EXPECT_EQ(chosen, wanted) << "round " << round;
-  }
-}
-
-TEST(NeuronSetTest, TheShareFollowsTheSparsitysTargetUnlessItIsSet) {
-  Policies policies = *PoliciesOf("floe90", {}, DeviceKind::kSim);
-  EXPECT_DOUBLE_EQ(NeuronShareOf(policies), 1 - 0.9);
-  policies = *PoliciesOf("floe", {.sparsity_target = 0.6}, DeviceKind::kSim);
-  EXPECT_DOUBLE_EQ(NeuronShareOf(policies), 1 - 0.6);
-  policies = *PoliciesOf("floe", {.policy = {"sparsity_target=0.6,neuron_share=0.25"}}, DeviceKind::kSim);
-  EXPECT_DOUBLE_EQ(NeuronShareOf(policies), 0.25);
-  policies = *PoliciesOf("floe", {.policy = {"sparsity_threshold=1.5"}}, DeviceKind::kSim);
-  EXPECT_DOUBLE_EQ(NeuronShareOf(policies), 0.2);
-}
-
-TEST(NeuronThresholdsTest, TheShareBelowAThresholdIsFoundBetweenAQuantileTablesPoints) {
-  const std::vector<float> table = {0, 1, 2, 3, 4};
-  EXPECT_DOUBLE_EQ(ShareBelow(table, 0), 0);
-  EXPECT_DOUBLE_EQ(ShareBelow(table, 2), 0.5);
-  EXPECT_DOUBLE_EQ(ShareBelow(table, 2.5), 0.625);
-  EXPECT_DOUBLE_EQ(ShareBelow(table, 5), 1);
-  EXPECT_DOUBLE_EQ(ShareBelow(std::vector<float>{0, 1, 1, 1, 4}, 1), 0.25);
 }
 
 // The true values are 0..4, the predicted ones an eighth of that: the threshold shrinks by as much.
