@@ -145,7 +145,7 @@ SLUICE_INLINE void BlockOfBytes(const RowShape& shape, const uint8_t* const* w, 
     }
   }
   if constexpr (kUnits == 4 || kBlock % 2 == 0) {  // kFetchSteps in all
-    lines->Step<kPlacesAhead<kKind>>();
+    lines->Step();
   }
   x += uint64_t{first} * 32 + kBlock * 256;
   ByteSums sums[kRows];

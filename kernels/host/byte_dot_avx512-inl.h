@@ -137,7 +137,7 @@ SLUICE_INLINE void PairOfBlocks(const RowShape& shape, const uint8_t* const* w, 
   }
   SLUICE_UNROLL
   for (uint32_t i = 0; i < (kUnits == 4 ? 2 : 1); ++i) {  // kFetchSteps in all
-    lines->Step<kPlacesAhead<kKind>>();
+    lines->Step();
   }
   x += uint64_t{first} * 32 + kPair * 512;
   __m512i high[kRows];

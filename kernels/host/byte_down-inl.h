@@ -13,6 +13,19 @@
 #error "included by kernels_*.cc only"
 #endif
 
+// Of the lines that a call has fetched, one in so many while coefficients are rounded, about what that takes
+// of the time.
+inline constexpr uint32_t kRoundingShare = 8;
+
+// These, in one of so many parts of the rounding, a step a neuron. lines: a row's; 0: none.
+inline LinesAhead FetchWhileRounding(const QuantDownCall& call, uint32_t lines, uint32_t parts) {
+  LinesAhead ahead;
+  if (lines > 0) {
+    call.fetch->Start(lines / kRoundingShare * call.neurons / parts, call.neurons, &ahead);
+  }
+  return ahead;
+}
+
 // Whether rows of a kind with groups of kUnits units are added so: the units of a block that share a field
 // lie in one group or in two neighbours.
 template <QuantKind kKind, uint32_t kUnits>
@@ -115,7 +128,7 @@ SLUICE_INLINE void FetchAhead(const uint8_t* const* rows, uint32_t high_plane, u
 // and one of low sums. The rows ahead are prefetched.
 template <QuantKind kKind, uint32_t kUnits, bool kFirst>
 void AddFourRowsOfBytes(const QuantDownCall& call, const uint32_t* factors, uint32_t pair_words, uint32_t j,
-                        bool prefetch, __m256i* sums) {
+                        bool prefetch, LinesAhead* lines, __m256i* sums) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;
   const uint32_t last = call.neurons - 1;
   const uint8_t* w[4];
@@ -132,6 +145,7 @@ void AddFourRowsOfBytes(const QuantDownCall& call, const uint32_t* factors, uint
     if (prefetch && b % 2 == 0) {
       FetchAhead<kKind>(ahead, call.shape.high_plane, b);
     }
+    lines->Step();
     const uint32_t slot = 2 * (kTwoGroups<kKind, kUnits> ? b : b * kPer / kUnits);
     ByteFactors f;
     __m256i low[2];

@@ -59,10 +59,6 @@ SLUICE_INLINE __m256i CodesOf(__m256i words, uint32_t i, __m256i high, uint32_t 
 
 // Steps of LinesAhead in eight groups of a row, or of a pair of them.
 inline constexpr uint32_t kFetchSteps = 4;
-// Places that it fetches from at once: two rows, or halves of one (four and eight were slower). q8, which is
-// bound by memory alone, is one sequence: places made it slower.
-template <QuantKind kKind>
-inline constexpr int kPlacesAhead = kKind == QuantKind::kQ8 ? 1 : 2;
 
 // Codes [16 u, 16 u + 16) of a plane of kBits-bit codes.
 template <uint32_t kBits>

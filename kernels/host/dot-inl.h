@@ -37,46 +37,6 @@ inline void PrefetchLine(const uint8_t* p) {
   }
 }
 
-// Whole rows that are fetched into the second-level cache while others are read, evenly. Lines are fetched at
-// two places in turn: while something is computed, lines in sequence came at three quarters of the read
-// bandwidth, lines of two to four places at all of it (a loop of nothing else on Granite Rapids; rows gain 10
-// to 20 %).
-class LinesAhead {
- public:
-  LinesAhead() = default;  // fetches nothing
-
-  // kRows rows of so many bytes, each at kPlaces places, in so many steps.
-  template <int kRows, int kPlaces>
-  SLUICE_INLINE void Start(const uint8_t* const* rows, uint32_t bytes, uint32_t steps) {
-    static_assert(kRows * kPlaces <= kMost);
-    const uint32_t length = ((bytes + 63) / 64 + kPlaces - 1) / kPlaces * 64;
-    SLUICE_UNROLL
-    for (int i = 0; i < kRows * kPlaces; ++i) {
-      places_[i] = rows[i / kPlaces] + i % kPlaces * length;
-    }
-    rate_ = (length + steps - 1) / steps;
-  }
-
-  // As many places as Start() was given.
-  template <int kCount>
-  SLUICE_INLINE void Step() {
-    due_ += rate_;
-    for (; at_ < due_; at_ += 64) {
-      SLUICE_UNROLL
-      for (int i = 0; i < kCount; ++i) {
-        _mm_prefetch(reinterpret_cast<const char*>(places_[i]) + at_, _MM_HINT_T1);
-      }
-    }
-  }
-
- private:
-  static constexpr int kMost = 2;
-  const uint8_t* places_[kMost] = {};
-  uint32_t at_ = 0;
-  uint32_t due_ = 0;
-  uint32_t rate_ = 0;  // bytes of each place in a step
-};
-
 // Columns [k, k + kLanes) of one row for M tokens; the same of `ahead` are prefetched.
 template <class Row, int M, Prefetch kPrefetch>
 inline void DotStep(const uint8_t* w, const float* const* x, uint32_t k, const uint8_t* ahead, V* sums) {

@@ -6,6 +6,7 @@
 
 #include "common/pack/row_layout.h"
 #include "common/status.h"
+#include "kernels/host/host_isa.h"
 
 namespace sluice {
 namespace {
@@ -32,7 +33,12 @@ absl::StatusOr<std::unique_ptr<HostBackend>> HostBackend::Create(const BackendLi
 
 HostBackend::HostBackend(const BackendLimits& limits, uint32_t threads, const host::KernelTable& kernels,
                          uint32_t prefetch)
-    : CpuBackend(limits), kernels_(kernels), prefetch_(prefetch), pool_(threads), workers_(threads) {}
+    : CpuBackend(limits),
+      kernels_(kernels),
+      prefetch_(prefetch),
+      fetch_distance_(host::FetchDistance()),
+      pool_(threads),
+      workers_(threads) {}
 
 template <class T>
 absl::Status HostBackend::Reserve(uint64_t count, const char* what, T** out) {
@@ -152,10 +158,7 @@ void HostBackend::RunTiles(uint32_t tiles, uint64_t work, ThreadPool::TileFuncti
     return;
   }
   serial_ops_.store(serial_ops_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  for (uint32_t tile = 0; tile < tiles; ++tile) {
-    function(tile, 0);
-  }
-  finish(0);
+  pool_.RunAlone(tiles, function, finish);
 }
 
 host::QuantRow HostBackend::QuantizedRow(uint32_t group, uint32_t token) const {

@@ -54,6 +54,7 @@ class HostBackend : public CpuBackend {
  private:
   // Up to this many tokens an expert's weights are the bottleneck, not the arithmetic.
   static constexpr uint32_t kFusedTokens = 4;
+  static constexpr uint32_t kNoTile = UINT32_MAX;
 
   // One expert of a fused call, or of a two-phase call.
   struct ExpertState {
@@ -77,7 +78,7 @@ class HostBackend : public CpuBackend {
     uint32_t tokens = 0;
     bool packed = false;  // token panels begin at state->memory
     uint32_t worker = 0;
-    bool fetched = false;       // the rows that its masks keep are fetched before they are read
+    bool fetched = false;       // its rows are fetched before they are read: WorkerScratch::ahead
     uint64_t* keep = nullptr;   // [tokens]: masks
     float* const* c = nullptr;  // [tokens][64]: coefficients
   };
@@ -108,12 +109,13 @@ class HostBackend : public CpuBackend {
     float** outputs = nullptr;        // [max_tokens]
     uint64_t* keep = nullptr;         // [max_tokens]: masks of a block
     // Fused experts: masks [kFusedTokens] and rows [kFusedTokens][64] of coefficients of two blocks, the one
-    // that is being computed and the one that waits; what is fetched meanwhile, so many lines with every row.
+    // that is being computed and the one that waits; what is fetched meanwhile.
     uint64_t* slot_keep[2] = {};
     float* slot_rows[2][kFusedTokens] = {};
     WaitingBlock waiting;
     host::RowFetch ahead;
-    uint32_t fetch_lines = 0;
+    uint32_t next_tile = kNoTile;  // after the one that is computed, if the run goes on
+    uint32_t listed_tile = 0;      // up to this one, what is read of the tiles is in `ahead`
   };
 
   // Activations rounded to int16 for one group size.
@@ -188,7 +190,9 @@ class HostBackend : public CpuBackend {
     // Of rows that do not follow each other in memory: how many are listed. Those beyond `count` come next;
     // they are only prefetched. 0: the rows are one stream.
     uint32_t listed = 0;
-    bool fetched = false;  // the rows were fetched before: nothing is prefetched
+    // The rows were fetched before, so they are not prefetched: WorkerScratch::ahead goes on, so many lines
+    // with every row. 0: they were not.
+    uint32_t fetch_lines = 0;
   };
   // y[i][r] = dot(x_rows_[tokens[i]], row r). The operation has set x_rows_ and, if the encoding is
   // quantized, rounded them for its group (QuantizeRows).
@@ -197,7 +201,7 @@ class HostBackend : public CpuBackend {
   // scratch.inputs[i].
   void DotInputs(const RowList& list, uint32_t tokens, uint32_t worker, float* const* y);
   // The kernel's call for that. REQUIRES a quantized encoding.
-  host::QuantDotCall QuantDotOf(const RowList& list, uint32_t tokens, uint32_t worker, float* const* y) const;
+  host::QuantDotCall QuantDotOf(const RowList& list, uint32_t tokens, uint32_t worker, float* const* y);
   // y[i] (+)= the block sum of at most 64 neurons, whose down rows are the list and whose coefficients are
   // c[i][j], for all columns. With `add` onto y, else y is overwritten.
   void DownList(const RowList& list, const float* const* c, uint32_t tokens, bool add, uint32_t worker,
@@ -257,8 +261,10 @@ class HostBackend : public CpuBackend {
   void FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker);
   void FinishTile(const WaitingBlock& waiting);
   void FinishWaiting(uint32_t worker);
-  void FetchKept(const MoeBlock& b, uint32_t rows);
-  static uint32_t RowsLeft(const MoeBlock& b);
+  void FetchTile(const MoeCall& call, uint32_t tile, uint32_t worker);
+  void FetchThrough(const MoeCall& call, uint32_t tile, uint32_t worker);
+  static void FetchKept(const MoeBlock& b, host::RowFetch* ahead);
+  void FollowTile(const MoeCall& call, uint32_t tile, uint32_t worker);
 
   // host_leads.cc
   void LeadTile(const LeadCall& call, const LeadCallPart& expert, uint32_t block, uint32_t worker);
@@ -277,13 +283,13 @@ class HostBackend : public CpuBackend {
   static bool LeadDecides(const ExpertCall& expert);
   static Reading HowToRead(const MoeBlock& b, uint32_t passes);
   static uint64_t AnyKept(const MoeBlock& b);
+  static uint32_t KeptInAll(const MoeBlock& b);
+  static uint64_t PresentNeurons(const MoeBlock& b);
   void ListKept(const CpuWeights& weights, const CpuWeights* next, uint32_t first, uint64_t mask,
                 KeptRows* out) const;
-  void DotKept(const MoeBlock& b, const CpuWeights& weights, const CpuWeights* next, bool fetched,
-               float* const* y);
+  static uint32_t FetchLines(const MoeBlock& b, const CpuWeights& weights, uint32_t fetched, uint32_t rows);
+  void DotKept(const MoeBlock& b, const CpuWeights& weights, const CpuWeights* next, float* const* y);
   void DotForAll(const MoeBlock& b, const RowList& list, float* const* y);
-  void DotFetching(const MoeBlock& b, const RowList& list, absl::Span<const uint32_t> tokens,
-                   float* const* y);
   void MakeFactors(const MoeBlock& b, bool up, float* const* y) const;
   void FirstParts(const MoeBlock& b);
   void SecondPart(const MoeBlock& b);
@@ -293,6 +299,7 @@ class HostBackend : public CpuBackend {
 
   const host::KernelTable& kernels_;
   const uint32_t prefetch_;
+  const uint32_t fetch_distance_;  // bytes that rows of fused experts are fetched ahead
   ThreadPool pool_;
   std::atomic<uint64_t> serial_ops_{0};
 

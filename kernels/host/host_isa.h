@@ -21,6 +21,9 @@ absl::StatusOr<uint32_t> ChooseThreads(uint32_t threads);
 // Bytes that streaming kernels prefetch ahead on this CPU; 0: none.
 uint32_t DefaultPrefetch();
 
+// Bytes that rows are fetched ahead of their reader on this CPU (row_fetch.h).
+uint32_t FetchDistance();
+
 }  // namespace sluice::host
 
 #endif  // SLUICE_KERNELS_HOST_HOST_ISA_H_

@@ -16,20 +16,6 @@ namespace {
 
 uint64_t FirstBits(uint32_t n) { return n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 
-// The neurons of a block whose rows are all there.
-uint64_t PresentNeurons(const ExpertCall& expert, uint32_t first, uint32_t neurons) {
-  uint64_t mask = FirstBits(neurons);
-  for (const CpuWeights* part : {&expert.up, &expert.gate, &expert.down}) {
-    for (uint32_t j = 0; part->positions != nullptr && j < neurons; ++j) {
-      mask &= ~(uint64_t{part->positions[first + j] < 0} << j);
-    }
-  }
-  return mask;
-}
-
-// Float rows of a list between which lines are fetched.
-constexpr uint32_t kFetchRows = 4;
-
 bool UpLeads(const ExpertCall& expert) { return expert.sparsity == SparsityOrder::kUp; }
 
 // The first lead rows that are there of the block from neuron `next` on; returns how many.
@@ -64,6 +50,18 @@ bool HostBackend::LeadDecides(const ExpertCall& expert) {
   return expert.sparsity == SparsityOrder::kUp || expert.sparsity == SparsityOrder::kGate;
 }
 
+// The neurons of a block whose rows are all there.
+uint64_t HostBackend::PresentNeurons(const MoeBlock& b) {
+  const ExpertCall& expert = *b.state->call;
+  uint64_t mask = FirstBits(b.neurons);
+  for (const CpuWeights* part : {&expert.up, &expert.gate, &expert.down}) {
+    for (uint32_t j = 0; part->positions != nullptr && j < b.neurons; ++j) {
+      mask &= ~(uint64_t{part->positions[b.first + j] < 0} << j);
+    }
+  }
+  return mask;
+}
+
 // The neurons that any token keeps.
 uint64_t HostBackend::AnyKept(const MoeBlock& b) {
   uint64_t any = 0;
@@ -73,13 +71,19 @@ uint64_t HostBackend::AnyKept(const MoeBlock& b) {
   return any;
 }
 
-// `passes`: how often a row comes through the core when one list serves all tokens.
-HostBackend::Reading HostBackend::HowToRead(const MoeBlock& b, uint32_t passes) {
-  const uint64_t any = AnyKept(b);
+// Neurons kept, of each token.
+uint32_t HostBackend::KeptInAll(const MoeBlock& b) {
   uint32_t kept = 0;
   for (uint32_t i = 0; i < b.tokens; ++i) {
     kept += static_cast<uint32_t>(std::popcount(b.keep[i]));
   }
+  return kept;
+}
+
+// `passes`: how often a row comes through the core when one list serves all tokens.
+HostBackend::Reading HostBackend::HowToRead(const MoeBlock& b, uint32_t passes) {
+  const uint64_t any = AnyKept(b);
+  const uint32_t kept = KeptInAll(b);
   // A neuron that is absent has no row to be read along.
   const bool whole = any == FirstBits(b.neurons) || !b.state->call->HasLists();
   const float most = static_cast<float>(b.tokens * b.neurons);
@@ -103,9 +107,19 @@ void HostBackend::ListKept(const CpuWeights& weights, const CpuWeights* next, ui
   }
 }
 
+// Lines that a row counts for when `fetched` rows of a block are read by lists of `rows` in all.
+uint32_t HostBackend::FetchLines(const MoeBlock& b, const CpuWeights& weights, uint32_t fetched,
+                                 uint32_t rows) {
+  if (!b.fetched || rows == 0) {
+    return 0;
+  }
+  const uint32_t lines = static_cast<uint32_t>((RowBytes(weights.encoding, weights.cols) + 63) / 64);
+  return std::max(1u, lines * fetched / rows);
+}
+
 // y[i][j] = dot of neuron first + j with token i for the neurons that it keeps; 0 or anything for the others.
-// `next`: the part that is read next by the same masks, or nullptr. `fetched`: the rows were fetched before.
-void HostBackend::DotKept(const MoeBlock& b, const CpuWeights& weights, const CpuWeights* next, bool fetched,
+// `next`: the part that is read next by the same masks, or nullptr.
+void HostBackend::DotKept(const MoeBlock& b, const CpuWeights& weights, const CpuWeights* next,
                           float* const* y) {
   WorkerScratch& scratch = workers_[b.worker];
   const EncodingDescriptor& e = weights.encoding;
@@ -123,21 +137,22 @@ void HostBackend::DotKept(const MoeBlock& b, const CpuWeights& weights, const Cp
       w[listed++] = RowOrZero(*next, b.first + j);
     }
     RowList list{e, weights.cols, w, b.neurons, IsQuantized(e.encoding) ? listed : 0};
-    list.fetched = fetched;
+    list.fetch_lines = FetchLines(b, weights, b.neurons, b.neurons);
     return DotForAll(b, list, y);
   }
   float* const* dots = scratch.pointers + 2 * uint64_t{limits().max_tokens};
   const uint32_t lists = reading == Reading::kUnion ? 1 : b.tokens;
+  const uint32_t in_any = static_cast<uint32_t>(std::popcount(AnyKept(b)));
   for (uint32_t l = 0; l < lists; ++l) {
     const bool all = reading == Reading::kUnion;
     KeptRows kept;
     ListKept(weights, next, b.first, all ? AnyKept(b) : b.keep[l], &kept);
     RowList list{e, weights.cols, kept.rows, kept.count, kept.listed};
-    list.fetched = fetched;
+    list.fetch_lines = FetchLines(b, weights, in_any, all ? in_any : KeptInAll(b));
     if (all) {
       DotForAll(b, list, dots);
     } else {
-      DotFetching(b, list, b.state->call->rows.subspan(l, 1), dots + l);
+      DotList(list, b.state->call->rows.subspan(l, 1), b.worker, dots + l);
     }
     for (uint32_t i = l; i < (all ? b.tokens : l + 1); ++i) {
       std::memset(y[i], 0, kNeuronBlock * sizeof(float));
@@ -151,7 +166,7 @@ void HostBackend::DotKept(const MoeBlock& b, const CpuWeights& weights, const Cp
 // y[i][r] = dot of row r of the list with token i, for all tokens of the block.
 void HostBackend::DotForAll(const MoeBlock& b, const RowList& list, float* const* y) {
   if (!b.packed || IsQuantized(list.encoding.encoding)) {
-    return DotFetching(b, list, b.state->call->rows, y);
+    return DotList(list, b.state->call->rows, b.worker, y);
   }
   host::GemmCall gemm;
   gemm.w = list.rows;
@@ -162,37 +177,6 @@ void HostBackend::DotForAll(const MoeBlock& b, const RowList& list, float* const
   gemm.cols = list.cols;
   gemm.scratch = workers_[b.worker].gemm;
   kernels_.gemm[host::RowKindOf(list.encoding.encoding)](gemm);
-}
-
-// DotList(), with a few lines of what is to be fetched at each row.
-void HostBackend::DotFetching(const MoeBlock& b, const RowList& list, absl::Span<const uint32_t> tokens,
-                              float* const* y) {
-  WorkerScratch& scratch = workers_[b.worker];
-  if (b.packed || scratch.ahead.lines() == 0) {
-    return DotList(list, tokens, b.worker, y);
-  }
-  if (!IsQuantized(list.encoding.encoding)) {
-    RowList piece = list;
-    float* places[kFusedTokens];
-    for (uint32_t r = 0; r < list.count; r += piece.count) {
-      piece.rows = list.rows + r;
-      piece.count = std::min(kFetchRows, list.count - r);
-      piece.listed = list.listed == 0 ? 0 : list.listed - r;
-      for (size_t i = 0; i < tokens.size(); ++i) {
-        places[i] = y[i] + r;
-      }
-      scratch.ahead.Advance(piece.count * scratch.fetch_lines);
-      DotList(piece, tokens, b.worker, places);
-    }
-    return;
-  }
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    scratch.quant[i] = QuantizedRow(list.encoding.group, tokens[i]);
-  }
-  host::QuantDotCall dot = QuantDotOf(list, static_cast<uint32_t>(tokens.size()), b.worker, y);
-  dot.fetch = &scratch.ahead;
-  dot.fetch_lines = scratch.fetch_lines;
-  kernels_.quant_dot[host::QuantKindOf(list.encoding.encoding)](dot);
 }
 
 // Dot products of a part to factors of the coefficients.
@@ -213,8 +197,7 @@ void HostBackend::SecondPart(const MoeBlock& b) {
   const ExpertCall& expert = *b.state->call;
   float* const* other = workers_[b.worker].pointers + limits().max_tokens;
   const bool up = !UpLeads(expert);
-  const bool fetched = b.fetched && LeadDecides(expert);
-  DotKept(b, up ? expert.up : expert.gate, b.fetched ? nullptr : &expert.down, fetched, other);
+  DotKept(b, up ? expert.up : expert.gate, b.fetched ? nullptr : &expert.down, other);
   MakeFactors(b, up, other);
   for (uint32_t i = 0; i < b.tokens; ++i) {
     kernels_.multiply(b.c[i], other[i], b.neurons, b.c[i]);
@@ -226,14 +209,14 @@ void HostBackend::SecondPart(const MoeBlock& b) {
 void HostBackend::FirstParts(const MoeBlock& b) {
   const ExpertCall& expert = *b.state->call;
   const bool up_leads = UpLeads(expert);
-  std::fill_n(b.keep, b.tokens, PresentNeurons(expert, b.first, b.neurons));
+  std::fill_n(b.keep, b.tokens, PresentNeurons(b));
   if (expert.lead_values.base != nullptr) {
     for (uint32_t i = 0; i < b.tokens; ++i) {
       std::memcpy(b.c[i], expert.lead_values.Row(i) + b.first, b.neurons * sizeof(float));
     }
   } else {
     const bool both = !LeadDecides(expert);
-    DotKept(b, up_leads ? expert.up : expert.gate, both ? &expert.up : nullptr, false, b.c);
+    DotKept(b, up_leads ? expert.up : expert.gate, both ? &expert.up : nullptr, b.c);
     MakeFactors(b, up_leads, b.c);
   }
   if (!LeadDecides(expert)) {
@@ -272,7 +255,7 @@ void HostBackend::BlockSums(const MoeBlock& b, bool add, float* const* sums) {
       w[j] = RowOrZero(down, b.first + j);
     }
     RowList list{down.encoding, down.cols, w, b.neurons, 0};
-    list.fetched = b.fetched;
+    list.fetch_lines = FetchLines(b, down, b.neurons, b.neurons);
     return DownList(list, b.c, b.tokens, add, b.worker, sums);
   }
   if (reading == Reading::kTokens) {
@@ -302,7 +285,8 @@ void HostBackend::SumKept(const MoeBlock& b, uint64_t mask, uint32_t begin, uint
   KeptRows kept;
   ListKept(down, nullptr, b.first, mask, &kept);
   RowList list{down.encoding, down.cols, kept.rows, kept.count, kept.count};
-  list.fetched = b.fetched;
+  list.fetch_lines = FetchLines(b, down, static_cast<uint32_t>(std::popcount(AnyKept(b))),
+                                end - begin == b.tokens ? kept.count : KeptInAll(b));
   if (!b.fetched) {
     list.listed += NextLeads(*b.state->call, b.first + b.neurons, kept.rows + kept.count);
   }

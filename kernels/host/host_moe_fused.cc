@@ -1,12 +1,11 @@
 // Experts with few tokens (decode), in tiles of one block of 64 neurons: all experts of a layer are one
 // region.
 //
-// A block is computed in two steps, and with quantized rows each worker has one block between them. First the
-// parts that are read whole, which make the masks; then, after the first step of the worker's next block, the
-// rows that the masks keep. What a waiting block keeps is fetched into the second-level cache meanwhile, a
-// few lines with every row that is computed: a core has few lines under way that it asks for itself (16 on
-// Intel's, half of what memory gives it), so they must be asked for all the time; whole parts come as
-// streams, which the hardware follows.
+// Quantized rows are fetched ahead of the worker that computes them, in the order in which it will (RowFetch
+// says how). Without masks that order is known. With masks a block is computed in two steps, and each worker
+// has one block between them: first the parts that are read whole, which make the masks; then, after the
+// first step of the worker's next block, the rows that the masks keep. So there is always something that is
+// known and not read yet.
 //
 // The block sums are added to y in block order (host_moe_order.cc).
 #include <algorithm>
@@ -18,37 +17,84 @@
 namespace sluice {
 namespace {
 
-// Whether a block waits: float rows are bound by memory alone, and what comes out of turn delays what is
-// waited for (measured).
-bool Waits(const ExpertCall& expert) {
+// Lines that are fetched at once where a worker begins: what it reads while the others are on their way.
+constexpr uint32_t kFirstLines = 128;
+
+// Whether rows are fetched ahead. Float rows are bound by memory alone, and the hardware follows their order
+// best.
+bool IsFetched(const ExpertCall& expert) {
   return IsQuantized(expert.up.encoding.encoding) && IsQuantized(expert.gate.encoding.encoding) &&
          IsQuantized(expert.down.encoding.encoding);
 }
 
-}  // namespace
+// Whether a block waits between its steps.
+bool Waits(const ExpertCall& expert) { return IsFetched(expert) && expert.sparsity != SparsityOrder::kNone; }
 
-// Lists what the waiting block b keeps, to be fetched while `rows` rows are computed.
-void HostBackend::FetchKept(const MoeBlock& b, uint32_t rows) {
-  const ExpertCall& expert = *b.state->call;
-  host::RowFetch& ahead = workers_[b.worker].ahead;
-  ahead.Clear();
-  const auto add = [&](const CpuWeights& part) {
-    const uint64_t bytes = RowBytes(part.encoding, part.cols);
-    for (uint64_t left = AnyKept(b); left != 0; left &= left - 1) {
-      const uint8_t* row = part.Row(b.first + static_cast<uint32_t>(std::countr_zero(left)));
-      ahead.Add(row, row + bytes);
-    }
-  };
-  if (LeadDecides(expert)) {
-    add(expert.sparsity == SparsityOrder::kUp ? expert.gate : expert.up);
+// Rows of a block, as they are read; `gathered`: by a mask.
+void AddRows(const CpuWeights& part, uint32_t first, uint64_t mask, bool gathered, host::RowFetch* ahead) {
+  const uint64_t bytes = RowBytes(part.encoding, part.cols);
+  for (uint64_t left = mask; left != 0; left &= left - 1) {
+    const uint8_t* row = part.Row(first + static_cast<uint32_t>(std::countr_zero(left)));
+    gathered ? ahead->AddGathered(row, row + bytes) : ahead->AddStream(row, row + bytes);
   }
-  add(expert.down);
-  workers_[b.worker].fetch_lines = (ahead.lines() + rows - 1) / rows;
 }
 
-// Rows that a waiting block still reads.
-uint32_t HostBackend::RowsLeft(const MoeBlock& b) {
-  return static_cast<uint32_t>(std::popcount(AnyKept(b))) * (LeadDecides(*b.state->call) ? 2 : 1);
+}  // namespace
+
+// What a tile reads before its masks are known comes next.
+void HostBackend::FetchTile(const MoeCall& call, uint32_t tile, uint32_t worker) {
+  const ExpertState& state = experts_[ExpertOfTile(tile)];
+  const ExpertCall& expert = *state.call;
+  if (!IsFetched(expert)) {
+    return;
+  }
+  const MoeBlock b = BlockOf(call, state, tile - state.first_tile, false, worker);
+  host::RowFetch* ahead = &workers_[worker].ahead;
+  const uint64_t present = PresentNeurons(b);
+  const bool up_leads = expert.sparsity == SparsityOrder::kUp;
+  if (expert.lead_values.base == nullptr) {
+    AddRows(up_leads ? expert.up : expert.gate, b.first, present, false, ahead);
+  }
+  if (!LeadDecides(expert)) {
+    AddRows(expert.up, b.first, present, false, ahead);
+  }
+  if (!Waits(expert)) {
+    AddRows(expert.down, b.first, present, false, ahead);
+  }
+}
+
+// The tiles that are not listed yet up to `tile`, as far as the worker's run goes.
+void HostBackend::FetchThrough(const MoeCall& call, uint32_t tile, uint32_t worker) {
+  WorkerScratch& scratch = workers_[worker];
+  for (; scratch.listed_tile < std::min(tile + 1, pool_.RunEnd(worker)); ++scratch.listed_tile) {
+    FetchTile(call, scratch.listed_tile, worker);
+  }
+}
+
+// What block b keeps comes next.
+void HostBackend::FetchKept(const MoeBlock& b, host::RowFetch* ahead) {
+  const ExpertCall& expert = *b.state->call;
+  const uint64_t mask = HowToRead(b, 1) == Reading::kAll ? PresentNeurons(b) : AnyKept(b);
+  if (LeadDecides(expert)) {
+    AddRows(expert.sparsity == SparsityOrder::kUp ? expert.gate : expert.up, b.first, mask, true, ahead);
+  }
+  AddRows(expert.down, b.first, mask, true, ahead);
+}
+
+// Before a tile is computed: it and the next one are listed. One that does not follow the last begins anew.
+void HostBackend::FollowTile(const MoeCall& call, uint32_t tile, uint32_t worker) {
+  WorkerScratch& scratch = workers_[worker];
+  if (tile != scratch.next_tile) {
+    scratch.ahead.Clear(fetch_distance_);
+    scratch.listed_tile = tile;
+    FetchThrough(call, tile, worker);
+    if (scratch.waiting.waits) {
+      FetchKept(scratch.waiting.block, &scratch.ahead);
+    }
+    scratch.ahead.Advance(kFirstLines);
+  }
+  scratch.next_tile = tile + 1;
+  FetchThrough(call, tile + 1, worker);
 }
 
 void HostBackend::FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker) {
@@ -58,22 +104,20 @@ void HostBackend::FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker)
   const ExpertState& state = experts_[next.expert];
   next.number = tile - state.first_tile;
   next.block = BlockOf(call, state, next.number, false, worker);
-  next.block.fetched = Waits(*state.call);
+  next.block.fetched = IsFetched(*state.call);
   const uint32_t slot = scratch.waiting.slot ^ 1;
   next.slot = slot;
   next.block.keep = scratch.slot_keep[slot];
   next.block.c = scratch.slot_rows[slot];
   next.waits = true;
+  FollowTile(call, tile, worker);
   FirstParts(next.block);
-  if (!next.block.fetched) {
+  if (!Waits(*state.call)) {
     return FinishTile(next);
   }
-  WaitingBlock last = scratch.waiting;
-  scratch.ahead.Advance(scratch.ahead.lines());
-  const ExpertCall& expert = *state.call;
-  const uint32_t first_rows =
-      next.block.neurons * (LeadDecides(expert) ? (expert.lead_values.base == nullptr ? 1u : 0u) : 2u);
-  FetchKept(next.block, std::max(1u, first_rows + (last.waits ? RowsLeft(last.block) : 0)));
+  FetchKept(next.block, &scratch.ahead);
+  FetchThrough(call, tile + 3, worker);
+  const WaitingBlock last = scratch.waiting;
   if (last.waits) {
     FinishTile(last);
   }
@@ -105,8 +149,7 @@ void HostBackend::FinishTile(const WaitingBlock& waiting) {
 // The block that the worker has put off.
 void HostBackend::FinishWaiting(uint32_t worker) {
   WorkerScratch& scratch = workers_[worker];
-  scratch.ahead.Advance(scratch.ahead.lines());
-  scratch.ahead.Clear();
+  scratch.next_tile = kNoTile;
   if (scratch.waiting.waits) {
     scratch.waiting.waits = false;
     FinishTile(scratch.waiting);

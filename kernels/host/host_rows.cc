@@ -43,8 +43,8 @@ void HostBackend::DotList(const RowList& list, absl::Span<const uint32_t> tokens
 }
 
 host::QuantDotCall HostBackend::QuantDotOf(const RowList& list, uint32_t tokens, uint32_t worker,
-                                           float* const* y) const {
-  const WorkerScratch& scratch = workers_[worker];
+                                           float* const* y) {
+  WorkerScratch& scratch = workers_[worker];
   host::QuantDotCall dot;
   dot.shape = host::ShapeOf(list.encoding, list.cols);
   dot.w = list.rows;
@@ -52,7 +52,10 @@ host::QuantDotCall HostBackend::QuantDotOf(const RowList& list, uint32_t tokens,
   dot.y = y;
   dot.rows = list.count;
   dot.tokens = tokens;
-  if (!list.fetched) {
+  if (list.fetch_lines > 0) {
+    dot.fetch = &scratch.ahead;
+    dot.fetch_lines = list.fetch_lines;
+  } else {
     dot.prefetch = PrefetchOf(list.encoding, list.cols, std::max(list.listed, list.count), prefetch_);
   }
   dot.scratch = scratch.quant_gemm;
@@ -75,9 +78,7 @@ void HostBackend::DotInputs(const RowList& list, uint32_t tokens, uint32_t worke
   dot.rows = list.count;
   dot.tokens = tokens;
   dot.cols = list.cols;
-  if (!list.fetched) {
-    dot.prefetch = PrefetchOf(list.encoding, list.cols, list.listed, prefetch_);
-  }
+  dot.prefetch = PrefetchOf(list.encoding, list.cols, list.listed, prefetch_);
   kernels_.dot[host::RowKindOf(e.encoding)](dot);
 }
 
@@ -93,9 +94,9 @@ void HostBackend::DownList(const RowList& list, const float* const* c, uint32_t 
     down.neurons = list.count;
     down.tokens = tokens;
     down.add = add;
-    if (list.fetched) {
+    if (list.fetch_lines > 0) {
       down.fetch = &scratch.ahead;
-      down.fetch_lines = scratch.fetch_lines;
+      down.fetch_lines = list.fetch_lines;
     } else {
       down.prefetch = {0, kDownRowsAhead, std::max(list.listed, list.count)};
     }
@@ -111,9 +112,7 @@ void HostBackend::DownList(const RowList& list, const float* const* c, uint32_t 
   down.tokens = tokens;
   down.cols = list.cols;
   down.add = add;
-  if (!list.fetched) {
-    down.prefetch = PrefetchOf(list.encoding, list.cols, list.listed, prefetch_);
-  }
+  down.prefetch = PrefetchOf(list.encoding, list.cols, list.listed, prefetch_);
   down.scratch = scratch.down;
   kernels_.down[host::RowKindOf(list.encoding.encoding)](down);
 }

@@ -1,10 +1,11 @@
 // Weighted sums of quantized rows by panels of columns, with AVX-512: the 32-bit sums of a panel stay in
-// registers while all neurons of the block pass. Codes of two to four bits are multiplied as bytes: those of
-// four neurons lie in one 32-bit lane, which is a column, and the int16 coefficients are cut into their high
-// (signed) and low (unsigned) bytes. The sums are exact, so the bits are those of byte_down-inl.h.
+// registers while its neurons pass. Codes are multiplied as bytes: those of four neurons lie in one 32-bit
+// lane, which is a column, and the int16 coefficients are cut into their high (signed) and low (unsigned)
+// bytes. The sums are exact, so the bits are those of quant_down-inl.h.
 //
-// A panel is read down all rows before the next one is, so the rows should be in the second-level cache. With
-// the call's `prefetch` they are fetched kPanelAhead bytes ahead, as many streams as there are rows.
+// A panel is read down its rows before the next one is, so the rows should be in the second-level cache. Rows
+// that are fetched meanwhile (RowFetch) are there only so far ahead: a panel has as many of them. With the
+// call's `prefetch` they are fetched kPanelAhead bytes ahead, as many streams as there are rows.
 //
 // Included by kernels_avx512.cc only.
 //
@@ -15,8 +16,13 @@
 
 // Whether rows of a kind with groups of kUnits units are added so.
 template <QuantKind kKind, uint32_t kUnits>
-inline constexpr bool kDownByPanels =
-    (kKind == QuantKind::kQ4 || kKind == QuantKind::kQ3 || kKind == QuantKind::kQ2) && kUnits > 0;
+inline constexpr bool kDownByPanels = kKind != QuantKind::kMxfp4&& kUnits > 0;
+
+// Blocks of a panel: as many as give eight sums where that is a line or two, else one.
+template <QuantKind kKind>
+inline constexpr uint32_t kPanelBlocks = kKind == QuantKind::kQ8   ? 4
+                                         : kKind == QuantKind::kQ4 ? 2
+                                                                   : 1;
 
 // The rounded coefficients of one token and one block of neurons. high[quad * words + group]: the high bytes
 // of the neurons 4 quad + {0, 2, 1, 3}, in this order; low: their low bytes. Groups are padded to 16.
@@ -26,6 +32,7 @@ struct PanelFactors {
   uint32_t words;
   float* scales;
   float* zero_sums;
+  int32_t* low_sums;  // [words], q8: 128 times the sum of the low bytes
 };
 
 // Scales (or zeros) of the groups [g, g + 16) of which n exist; zeros behind them.
@@ -56,9 +63,9 @@ SLUICE_INLINE void StoreQuad(const __m512i* q, uint32_t* high, uint32_t* low) {
   _mm512_storeu_si512(high, _mm512_mask_blend_epi16(kOdd, _mm512_srli_epi32(even, 16), odd));
 }
 
-// Sixteen groups of RoundCoefficients() (quant_down-inl.h).
+// Sixteen groups of RoundCoefficients() (quant_down-inl.h). `lines` are fetched meanwhile.
 template <QuantKind kKind>
-inline void RoundSixteenGroups(const QuantDownCall& call, const float* c, uint32_t g,
+inline void RoundSixteenGroups(const QuantDownCall& call, const float* c, uint32_t g, LinesAhead lines,
                                const PanelFactors& out) {
   const uint32_t count = call.shape.groups - g < 16 ? call.shape.groups - g : 16;
   __m512 d[64];
@@ -66,14 +73,17 @@ inline void RoundSixteenGroups(const QuantDownCall& call, const float* c, uint32
   for (uint32_t j = 0; j < call.neurons; ++j) {
     d[j] = _mm512_mul_ps(_mm512_set1_ps(c[j]), WideMeta<kKind, false>(call.shape, call.w[j], g, count));
     largest = _mm512_max_ps(largest, _mm512_abs_ps(d[j]));
+    lines.Step();
   }
   const __mmask16 some = _mm512_cmp_ps_mask(largest, _mm512_set1_ps(1e-30f), _CMP_NLT_UQ);
   const __m512 full = _mm512_set1_ps(32767.0f);
   const __m512 inverse = _mm512_maskz_div_ps(some, full, largest);
   _mm512_storeu_ps(out.scales + g, _mm512_maskz_div_ps(some, largest, full));
   __m512 zero_sum = _mm512_setzero_ps();
+  __m512i low_sum = _mm512_setzero_si512();
   const auto round = [&](uint32_t j) {
     const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(d[j], inverse));
+    low_sum = _mm512_add_epi32(low_sum, _mm512_and_si512(q, _mm512_set1_epi32(0xff)));
     zero_sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(q), WideMeta<kKind, true>(call.shape, call.w[j], g, count),
                                zero_sum);
     return q;
@@ -89,6 +99,9 @@ inline void RoundSixteenGroups(const QuantDownCall& call, const float* c, uint32
     StoreQuad(q, out.high + place, out.low + place);
   }
   _mm512_storeu_ps(out.zero_sums + g, _mm512_add_ps(zero_sum, _mm512_setzero_ps()));
+  if constexpr (kKind == QuantKind::kQ8) {
+    _mm512_storeu_si512(out.low_sums + g, _mm512_slli_epi32(low_sum, 7));
+  }
 }
 
 // A block of 32 bytes of four rows: 32-bit lane i holds the even (odd) byte of word i of rows 0, 2, 1, 3.
@@ -132,7 +145,9 @@ SLUICE_INLINE __m512i LoadThirdBits(const uint8_t* const* w, uint64_t at) {
 template <QuantKind kKind>
 SLUICE_INLINE void PanelFields(__m512i bytes, __m512i third, __m512i* out) {
   const __m512i nibble = _mm512_set1_epi8(0x0f);
-  if constexpr (kKind == QuantKind::kQ4) {
+  if constexpr (kKind == QuantKind::kQ8) {
+    out[0] = bytes;
+  } else if constexpr (kKind == QuantKind::kQ4) {
     out[0] = _mm512_and_si512(bytes, nibble);
     out[1] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble);
   } else if constexpr (kKind == QuantKind::kQ2) {
@@ -166,13 +181,21 @@ SLUICE_INLINE __m512i AddByteProducts(__m512i sum, __m512i a, __m512i b) {
 struct Panels {
   const uint8_t* rows[64];  // padded to a multiple of 4
   PanelFactors factors;
+  int32_t* sums;  // of the columns, over the panels of the rows before
 };
 
-// The sums of kBlocks blocks from `block` on, sixteen columns in each of `sums`. Of each row the line at
-// `fetched` is prefetched, unless that is 0.
+// Some columns of some of the rows.
+struct Panel {
+  uint32_t first = 0;  // row, a multiple of 4
+  uint32_t end = 0;
+  uint32_t block = 0;
+  bool own = false;          // of each row the line kPanelAhead bytes ahead is prefetched
+  uint32_t fetch_lines = 0;  // what the call has fetched meanwhile
+};
+
+// The sums of kBlocks blocks from p.block on over the panel's rows, sixteen columns in each of `sums`.
 template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock>
-SLUICE_INLINE void SumPanel(const QuantDownCall& call, const Panels& panels, uint32_t block, uint64_t fetched,
-                            __m512i* sums) {
+SLUICE_INLINE void SumPanel(const QuantDownCall& call, const Panels& panels, const Panel& p, __m512i* sums) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;
   constexpr uint32_t kFields = kPer / 2;
   constexpr uint32_t kSums = kBlocks * kPer;
@@ -183,16 +206,22 @@ SLUICE_INLINE void SumPanel(const QuantDownCall& call, const Panels& panels, uin
   for (uint32_t u = 0; u < kSums; ++u) {
     high[u] = low[u] = _mm512_setzero_si512();
   }
-  const uint64_t at = uint64_t{block} * 32;
-  const uint64_t third_at = call.shape.high_plane + uint64_t{block / 2} * 32;
-  const uint32_t* high_words = panels.factors.high + block * kPer / kUnits;
-  const uint32_t* low_words = panels.factors.low + block * kPer / kUnits;
+  const uint64_t at = uint64_t{p.block} * 32;
+  const uint64_t third_at = call.shape.high_plane + uint64_t{p.block / 2} * 32;
   const uint32_t words = panels.factors.words;
-  for (uint32_t j = 0; j < call.neurons; j += 4, high_words += words, low_words += words) {
+  const uint32_t place = p.first / 4 * words + p.block * kPer / kUnits;
+  const uint32_t* high_words = panels.factors.high + place;
+  const uint32_t* low_words = panels.factors.low + place;
+  LinesAhead lines;
+  if (p.fetch_lines > 0) {
+    call.fetch->Start(p.fetch_lines, (p.end - p.first + 3) / 4, &lines);
+  }
+  for (uint32_t j = p.first; j < p.end; j += 4, high_words += words, low_words += words) {
     const uint8_t* const* rows = panels.rows + j;
-    for (uint32_t i = 0; i < 4 && fetched != 0; ++i) {
-      _mm_prefetch(reinterpret_cast<const char*>(rows[i]) + fetched, _MM_HINT_T1);
+    for (uint32_t i = 0; i < 4 && p.own; ++i) {
+      _mm_prefetch(reinterpret_cast<const char*>(rows[i]) + at + kPanelAhead, _MM_HINT_T1);
     }
+    lines.Step();
     __m512i third = nibble;
     if constexpr (kKind == QuantKind::kQ3) {
       third = LoadThirdBits<kOddBlock>(rows, third_at);
@@ -209,8 +238,12 @@ SLUICE_INLINE void SumPanel(const QuantDownCall& call, const Panels& panels, uin
         const uint32_t u = b * kPer + i;
         high[u] = AddByteProducts(high[u], fields[i],
                                   _mm512_set1_epi32(static_cast<int32_t>(high_words[u / kUnits])));
-        low[u] = AddByteProducts(low[u], _mm512_set1_epi32(static_cast<int32_t>(low_words[u / kUnits])),
-                                 fields[i]);
+        // q8: as signed bytes codes are 128 less; low_sums makes up for it.
+        const __m512i code = kKind == QuantKind::kQ8
+                                 ? _mm512_xor_si512(fields[i], _mm512_set1_epi8(static_cast<char>(0x80)))
+                                 : fields[i];
+        low[u] =
+            AddByteProducts(low[u], _mm512_set1_epi32(static_cast<int32_t>(low_words[u / kUnits])), code);
       }
     }
   }
@@ -222,9 +255,13 @@ SLUICE_INLINE void SumPanel(const QuantDownCall& call, const Panels& panels, uin
 }
 
 // y (+)= scale * (S - Z), closed, of the columns [k, k + 16) that exist: n.
+template <QuantKind kKind>
 SLUICE_INLINE void FinishColumns(const QuantDownCall& call, const PanelFactors& f, uint32_t k, uint32_t n,
                                  uint32_t g, __m512i sum, float* y) {
   const __mmask16 there = static_cast<__mmask16>(0xffffu >> (16 - n));
+  if constexpr (kKind == QuantKind::kQ8) {
+    sum = _mm512_add_epi32(sum, _mm512_set1_epi32(f.low_sums[g]));
+  }
   const __m512 block = _mm512_mul_ps(_mm512_set1_ps(f.scales[g]),
                                      _mm512_sub_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(f.zero_sums[g])));
   const __m512 closed = _mm512_add_ps(block, _mm512_setzero_ps());
@@ -234,30 +271,74 @@ SLUICE_INLINE void FinishColumns(const QuantDownCall& call, const PanelFactors& 
 }
 
 template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock>
-__attribute__((noinline)) void DownPanel(const QuantDownCall& call, const Panels& panels, uint32_t block,
-                                         uint64_t fetched, float* y) {
+__attribute__((noinline)) void DownPanel(const QuantDownCall& call, const Panels& panels, const Panel& p,
+                                         float* y) {
   constexpr uint32_t kSums = kBlocks * kBlockUnits<kKind>;
   __m512i sums[kSums];
-  SumPanel<kKind, kUnits, kBlocks, kOddBlock>(call, panels, block, fetched, sums);
-  const uint32_t first = block * kBlockUnits<kKind>;
+  SumPanel<kKind, kUnits, kBlocks, kOddBlock>(call, panels, p, sums);
+  const uint32_t first = p.block * kBlockUnits<kKind>;
+  int32_t* before = panels.sums + uint64_t{first} * 16;
+  if (p.first > 0) {
+    SLUICE_UNROLL
+    for (uint32_t u = 0; u < kSums; ++u) {
+      sums[u] = _mm512_add_epi32(sums[u], _mm512_loadu_si512(before + u * 16));
+    }
+  }
+  if (p.end < call.neurons) {
+    SLUICE_UNROLL
+    for (uint32_t u = 0; u < kSums; ++u) {
+      _mm512_storeu_si512(before + u * 16, sums[u]);
+    }
+    return;
+  }
   const uint32_t cols = call.shape.cols;
   if ((first + kSums) * 16 <= cols) {
     SLUICE_UNROLL
     for (uint32_t u = 0; u < kSums; ++u) {
-      FinishColumns(call, panels.factors, (first + u) * 16, 16, (first + u) / kUnits, sums[u], y);
+      FinishColumns<kKind>(call, panels.factors, (first + u) * 16, 16, (first + u) / kUnits, sums[u], y);
     }
     return;
   }
   for (uint32_t u = 0; u < kSums && (first + u) * 16 < cols; ++u) {
     const uint32_t k = (first + u) * 16;
-    FinishColumns(call, panels.factors, k, cols - k < 16 ? cols - k : 16, (first + u) / kUnits, sums[u], y);
+    const uint32_t n = cols - k < 16 ? cols - k : 16;
+    FinishColumns<kKind>(call, panels.factors, k, n, (first + u) / kUnits, sums[u], y);
+  }
+}
+
+// Rows of a panel: all of them, or so many as are there when the call's rows are fetched.
+inline uint32_t PanelRows(const QuantDownCall& call) {
+  const uint32_t most = call.fetch == nullptr ? 64 : call.fetch->distance() / call.shape.bytes;
+  return most >= 64 ? 64 : most >= 32 ? 32 : 16;
+}
+
+// All panels of the rows [p.first, p.end).
+template <QuantKind kKind, uint32_t kUnits>
+void DownPanels(const QuantDownCall& call, const Panels& panels, Panel p, float* y) {
+  constexpr uint32_t kColumns = kBlockUnits<kKind> * 16;
+  constexpr uint32_t kBlocks = kPanelBlocks<kKind>;
+  const uint32_t blocks = (call.shape.cols + kColumns - 1) / kColumns;
+  const uint32_t code_bytes = kKind == QuantKind::kQ3 ? call.shape.high_plane : call.shape.scales;
+  const uint32_t steps = (blocks + kBlocks - 1) / kBlocks;
+  const bool own = p.own;
+  p.fetch_lines = (p.fetch_lines * (p.end - p.first) + steps - 1) / steps;
+  for (p.block = 0; p.block < blocks; p.block += kBlocks) {
+    p.own = own && p.block * 32 + kPanelAhead < code_bytes;
+    if (kKind == QuantKind::kQ3 && p.block % 2 != 0) {
+      DownPanel<kKind, kUnits, 1, kKind == QuantKind::kQ3>(call, panels, p, y);
+    } else if (p.block + kBlocks <= blocks) {
+      DownPanel<kKind, kUnits, kBlocks, false>(call, panels, p, y);
+    } else {
+      Panel one = p;
+      for (one.fetch_lines /= kBlocks; one.block < blocks; ++one.block) {
+        DownPanel<kKind, kUnits, 1, false>(call, panels, one, y);
+      }
+    }
   }
 }
 
 template <QuantKind kKind, uint32_t kUnits>
 void PanelDown(const QuantDownCall& call) {
-  constexpr uint32_t kColumns = kBlockUnits<kKind> * 16;
-  constexpr uint32_t kBlocks = kKind == QuantKind::kQ4 ? 2 : 1;
   Panels panels;
   PanelFactors& f = panels.factors;
   f.words = RoundUp(call.shape.groups, 16);
@@ -265,33 +346,24 @@ void PanelDown(const QuantDownCall& call) {
   f.low = f.high + uint64_t{16} * f.words;
   f.scales = reinterpret_cast<float*>(f.low + uint64_t{16} * f.words);
   f.zero_sums = f.scales + f.words;
-  const uint32_t blocks = (call.shape.cols + kColumns - 1) / kColumns;
-  const uint32_t steps = (blocks + kBlocks - 1) / kBlocks;
-  const uint32_t end = kKind == QuantKind::kQ3 ? call.shape.high_plane : call.shape.scales;
-  const bool own = KindOf(call.prefetch) != Prefetch::kNone;
+  f.low_sums = reinterpret_cast<int32_t*>(f.zero_sums + f.words);
+  panels.sums = f.low_sums + f.words;
   for (uint32_t j = 0; j < RoundUp(call.neurons, 4); ++j) {
     panels.rows[j] =
         call.w[j < call.neurons ? j : call.neurons - 1];  // beyond the end the coefficients are 0
   }
-  const uint32_t fetch_lines = (call.fetch_lines * call.neurons + steps - 1) / steps;
+  const uint32_t rows = PanelRows(call);
   for (uint32_t t = 0; t < call.tokens; ++t) {
+    const uint32_t fetch_lines = t == 0 && call.fetch != nullptr ? call.fetch_lines : 0;
     for (uint32_t g = 0; g < call.shape.groups; g += 16) {
-      RoundSixteenGroups<kKind>(call, call.c[t], g, f);
+      RoundSixteenGroups<kKind>(call, call.c[t], g, FetchWhileRounding(call, fetch_lines, f.words / 16), f);
     }
-    for (uint32_t step = 0; step < steps; ++step) {
-      const uint32_t block = step * kBlocks;
-      const uint32_t ahead = step * kBlocks * 32 + kPanelAhead;
-      const uint64_t fetched = own && t == 0 && ahead < end ? ahead : 0;
-      if (call.fetch != nullptr && t == 0) {
-        call.fetch->Advance(fetch_lines);
-      }
-      if (kKind == QuantKind::kQ3 && block % 2 != 0) {
-        DownPanel<kKind, kUnits, 1, kKind == QuantKind::kQ3>(call, panels, block, fetched, call.y[t]);
-      } else if (block + kBlocks <= blocks) {
-        DownPanel<kKind, kUnits, kBlocks, false>(call, panels, block, fetched, call.y[t]);
-      } else {
-        DownPanel<kKind, kUnits, 1, false>(call, panels, block, fetched, call.y[t]);
-      }
+    Panel p;
+    p.own = t == 0 && KindOf(call.prefetch) != Prefetch::kNone;
+    p.fetch_lines = fetch_lines - fetch_lines / kRoundingShare;
+    for (; p.first < call.neurons; p.first += rows) {
+      p.end = p.first + rows < call.neurons ? p.first + rows : call.neurons;
+      DownPanels<kKind, kUnits>(call, panels, p, call.y[t]);
     }
   }
 }

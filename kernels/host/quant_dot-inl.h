@@ -147,17 +147,17 @@ SLUICE_INLINE __m256i EightGroups(const RowShape& shape, const uint8_t* w, const
                                   LinesAhead* lines) {
   const __m256i s01 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 0>(shape, w, x, first),
                                         GroupOf<kKind, kUnits, 1>(shape, w, x, first));
-  lines->Step<kPlacesAhead<kKind>>();
+  lines->Step();
   const __m256i s23 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 2>(shape, w, x, first),
                                         GroupOf<kKind, kUnits, 3>(shape, w, x, first));
-  lines->Step<kPlacesAhead<kKind>>();
+  lines->Step();
   const __m256i a = _mm256_hadd_epi32(s01, s23);
   const __m256i s45 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 4>(shape, w, x, first),
                                         GroupOf<kKind, kUnits, 5>(shape, w, x, first));
-  lines->Step<kPlacesAhead<kKind>>();
+  lines->Step();
   const __m256i s67 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 6>(shape, w, x, first),
                                         GroupOf<kKind, kUnits, 7>(shape, w, x, first));
-  lines->Step<kPlacesAhead<kKind>>();
+  lines->Step();
   const __m256i b = _mm256_hadd_epi32(s45, s67);
   return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 }
@@ -201,7 +201,7 @@ SLUICE_INLINE void DotRowsWith(const RowShape& shape, const uint8_t* const* w, c
   for (; g < shape.groups; g += 8) {
     const uint32_t count = shape.groups - g < 8 ? shape.groups - g : 8;
     for (uint32_t i = 0; i < kFetchSteps; ++i) {
-      lines->Step<kPlacesAhead<kKind>>();
+      lines->Step();
     }
     for (int r = 0; r < kRows; ++r) {
       __m256i v[8];
@@ -222,17 +222,17 @@ SLUICE_INLINE void DotRowsWith(const RowShape& shape, const uint8_t* const* w, c
 template <QuantKind kKind, uint32_t kUnits, int kRows>
 inline void DotRowsAt(const QuantDotCall& call, uint32_t r, uint32_t steps) {
   const bool prefetch = KindOf(call.prefetch) != Prefetch::kNone;
-  if (call.fetch != nullptr) {
-    call.fetch->Advance(call.fetch_lines * kRows);
-  }
   for (uint32_t t = 0; t < call.tokens; ++t) {
     LinesAhead lines;
-    if (prefetch && t == 0) {
-      const uint8_t* ahead[kRows];
-      for (int i = 0; i < kRows; ++i) {
-        ahead[i] = RowAhead(call.w, r + i, call.prefetch);
-      }
-      lines.Start<kRows, kPlacesAhead<kKind> / kRows>(ahead, call.shape.bytes, steps);
+    if (call.fetch != nullptr && t == 0) {
+      call.fetch->Start(call.fetch_lines * kRows, steps, &lines);
+    } else if (prefetch && t == 0) {
+      // Two rows, or two halves of one.
+      const uint32_t length = (call.shape.bytes + 63) / 64;
+      const uint32_t each = kRows == 2 ? length : (length + 1) / 2;
+      const uint8_t* ahead = RowAhead(call.w, r, call.prefetch);
+      lines.Start(ahead, kRows == 2 ? RowAhead(call.w, r + 1, call.prefetch) : ahead + uint64_t{each} * 64,
+                  each, steps);
     }
     DotRowsWith<kKind, kUnits, kRows>(call.shape, call.w + r, call.x[t], &lines, call.y[t] + call.first + r);
   }

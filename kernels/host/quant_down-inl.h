@@ -32,16 +32,19 @@ SLUICE_INLINE void StorePairs(__m256i pairs, uint32_t g, uint32_t* out) {
 }
 
 template <QuantKind kKind, PairForm kForm>
-inline void RoundCoefficients(const QuantDownCall& call, uint32_t t, const DownFactors& out) {
+inline void RoundCoefficients(const QuantDownCall& call, uint32_t t, uint32_t fetch_lines,
+                              const DownFactors& out) {
   const uint32_t groups = call.shape.groups;
   const uint32_t pairs = (call.neurons + 1) / 2;
   __m256 d[64];
   for (uint32_t g = 0; g < groups; g += 8) {
     const uint32_t count = groups - g < 8 ? groups - g : 8;
+    LinesAhead lines = FetchWhileRounding(call, fetch_lines, (groups + 7) / 8);
     __m256 largest = _mm256_setzero_ps();
     for (uint32_t j = 0; j < call.neurons; ++j) {
       d[j] = _mm256_mul_ps(_mm256_set1_ps(call.c[t][j]), ScalesOf<kKind>(call.shape, call.w[j], g, count));
       largest = _mm256_max_ps(largest, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), d[j]));
+      lines.Step();
     }
     const __m256 zero = _mm256_cmp_ps(largest, _mm256_set1_ps(1e-30f), _CMP_LT_OQ);
     const __m256 full = _mm256_set1_ps(32767.0f);
@@ -107,7 +110,8 @@ SLUICE_INLINE FourBlocks Interleave(const uint8_t* const* w, uint64_t offset) {
 // a unit in the order of interleaving; kFirst starts them. kUnits: units in a group if they fill whole blocks
 // or blocks whole groups, else 0. Only codes are prefetched: the scales were needed before.
 template <QuantKind kKind, uint32_t kUnits, bool kFirst>
-void AddFourRows(const QuantDownCall& call, const DownFactors& f, uint32_t j, bool prefetch, int32_t* sums) {
+void AddFourRows(const QuantDownCall& call, const DownFactors& f, uint32_t j, bool prefetch,
+                 LinesAhead* lines, int32_t* sums) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;
   const uint32_t last = call.neurons - 1;
   const uint8_t* w[4];
@@ -125,6 +129,7 @@ void AddFourRows(const QuantDownCall& call, const DownFactors& f, uint32_t j, bo
     for (uint32_t i = 0; i < 4 && prefetch && u / kPer % 2 == 0; ++i) {
       _mm_prefetch(reinterpret_cast<const char*>(ahead[i]) + offset, _MM_HINT_T1);
     }
+    lines->Step();
     const FourBlocks blocks = Interleave(w, offset);
     FourBlocks third = blocks;
     if constexpr (kKind == QuantKind::kQ3) {
@@ -186,23 +191,29 @@ SLUICE_INLINE void FinishUnit(const QuantDownCall& call, const DownFactors& f, u
   }
 }
 
-// What the call has fetched while `rows` rows are read.
-inline void FetchFor(const QuantDownCall& call, uint32_t rows) {
-  if (call.fetch != nullptr) {
-    call.fetch->Advance(call.fetch_lines * rows);
+// What the call has fetched while the rows [j, j + 4) are read, in a step for each block of them.
+template <QuantKind kKind>
+LinesAhead FetchWhile(const QuantDownCall& call, uint32_t j, uint32_t fetch_lines) {
+  LinesAhead lines;
+  if (fetch_lines > 0) {
+    constexpr uint32_t kColumns = kBlockUnits<kKind> * 16;
+    const uint32_t rows = call.neurons - j < 4 ? call.neurons - j : 4;
+    fetch_lines -= fetch_lines / kRoundingShare;
+    call.fetch->Start(fetch_lines * rows, (call.shape.cols + kColumns - 1) / kColumns, &lines);
   }
+  return lines;
 }
 
 // The 32-bit sums of all columns, by bytes. sums16: of AddFourRowsOfBytes().
 template <QuantKind kKind, uint32_t kUnits>
-void SumRowsOfBytes(const QuantDownCall& call, const DownFactors& f, bool prefetch, __m256i* sums16,
-                    int32_t* sums) {
+void SumRowsOfBytes(const QuantDownCall& call, const DownFactors& f, uint32_t fetch_lines, bool prefetch,
+                    __m256i* sums16, int32_t* sums) {
   constexpr uint32_t kAtOnce = kNeuronsAtOnce<kKind>;
   for (uint32_t j = 0; j < call.neurons; j += 4) {
-    FetchFor(call, 4);
+    LinesAhead lines = FetchWhile<kKind>(call, j, fetch_lines);
     j % kAtOnce == 0
-        ? AddFourRowsOfBytes<kKind, kUnits, true>(call, f.pairs, f.pair_words, j, prefetch, sums16)
-        : AddFourRowsOfBytes<kKind, kUnits, false>(call, f.pairs, f.pair_words, j, prefetch, sums16);
+        ? AddFourRowsOfBytes<kKind, kUnits, true>(call, f.pairs, f.pair_words, j, prefetch, &lines, sums16)
+        : AddFourRowsOfBytes<kKind, kUnits, false>(call, f.pairs, f.pair_words, j, prefetch, &lines, sums16);
     const uint32_t done = j + 4;
     if (done >= call.neurons || done % kAtOnce == 0) {
       done <= kAtOnce ? WidenSums<kKind, true>(call.shape.cols, sums16, sums)
@@ -230,14 +241,15 @@ void QuantDownRows(const QuantDownCall& call) {
   __m256i* sums16 = reinterpret_cast<__m256i*>(sums + RoundUp(call.shape.cols, kCodeAlign));
   const bool prefetch = KindOf(call.prefetch) != Prefetch::kNone;
   for (uint32_t t = 0; t < call.tokens; ++t) {
-    RoundCoefficients<kKind, kForm>(call, t, f);
+    const uint32_t fetch_lines = t == 0 && call.fetch != nullptr ? call.fetch_lines : 0;
+    RoundCoefficients<kKind, kForm>(call, t, fetch_lines, f);
     if constexpr (kBytes) {
-      SumRowsOfBytes<kKind, kUnits>(call, f, prefetch && t == 0, sums16, sums);
+      SumRowsOfBytes<kKind, kUnits>(call, f, fetch_lines, prefetch && t == 0, sums16, sums);
     } else {
       for (uint32_t j = 0; j < call.neurons; j += 4) {
-        FetchFor(call, 4);
-        j == 0 ? AddFourRows<kKind, kUnits, true>(call, f, j, prefetch && t == 0, sums)
-               : AddFourRows<kKind, kUnits, false>(call, f, j, prefetch && t == 0, sums);
+        LinesAhead lines = FetchWhile<kKind>(call, j, fetch_lines);
+        j == 0 ? AddFourRows<kKind, kUnits, true>(call, f, j, prefetch && t == 0, &lines, sums)
+               : AddFourRows<kKind, kUnits, false>(call, f, j, prefetch && t == 0, &lines, sums);
       }
     }
     GroupWalk groups(call.shape.group);

@@ -117,6 +117,7 @@ bool ThreadPool::TakeOwn(uint32_t worker, uint32_t* first, uint32_t* end) {
     if (own.compare_exchange_weak(range, Range(NextOf(range) + 1, EndOf(range)))) {
       *first = NextOf(range);
       *end = *first + 1;
+      shares_[worker].run_end = EndOf(range);
       return true;
     }
   }
@@ -132,6 +133,7 @@ bool ThreadPool::Steal(uint32_t worker, uint32_t* first, uint32_t* end) {
       if (victim.compare_exchange_weak(range, Range(NextOf(range), EndOf(range) - count))) {
         *first = EndOf(range) - count;
         *end = EndOf(range);
+        shares_[worker].run_end = *end;
         return true;
       }
     }
@@ -159,13 +161,17 @@ bool ThreadPool::TakeTiles(uint32_t worker) {
   return taken > 0;
 }
 
+void ThreadPool::RunAlone(uint32_t tiles, TileFunction function, FinishFunction finish) {
+  shares_[0].run_end = tiles;
+  for (uint32_t tile = 0; tile < tiles; ++tile) {
+    function(tile, 0);
+  }
+  finish(0);
+}
+
 void ThreadPool::Run(uint32_t tiles, TileFunction function, FinishFunction finish) {
   if (threads_ == 1 || tiles <= 1) {
-    for (uint32_t tile = 0; tile < tiles; ++tile) {
-      function(tile, 0);
-    }
-    finish(0);
-    return;
+    return RunAlone(tiles, function, finish);
   }
   const uint64_t start = Now();
   // All shares are empty here, so nobody reads these until the shares are filled.

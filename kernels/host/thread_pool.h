@@ -53,6 +53,12 @@ class ThreadPool {
   // The same, and finish(worker) whenever a worker that computed tiles finds none to take: what it put off is
   // computed before Run() returns.
   void Run(uint32_t tiles, TileFunction function, FinishFunction finish);
+  // The same by the owner alone.
+  void RunAlone(uint32_t tiles, TileFunction function, FinishFunction finish);
+
+  // Where the run of tiles ends of which worker `worker` has the one that it computes; of its own share
+  // others may still take some. For the worker, in function(tile, worker).
+  uint32_t RunEnd(uint32_t worker) const { return shares_[worker].run_end; }
 
   Counters counters() const;
 
@@ -60,6 +66,7 @@ class ThreadPool {
   // Tiles [next, end) that a worker still has: end in the upper half. On a cache line of its own.
   struct alignas(64) Share {
     std::atomic<uint64_t> range{0};
+    uint32_t run_end = 0;  // the worker's own
   };
 
   void Worker(uint32_t worker);

@@ -162,11 +162,11 @@ Pass KernelBench::RowsPass(const EncodingDescriptor& d, uint32_t cols) {
   return pass;
 }
 
-void KernelBench::DownBlock(const EncodingDescriptor& d, uint32_t cols, const uint8_t* place,
-                            uint32_t worker) {
+void KernelBench::DownBlock(const EncodingDescriptor& d, uint32_t cols, const uint8_t* place, uint32_t worker,
+                            host::RowFetch* fetch) {
   const uint64_t stride = StrideOf(d, cols);
-  const uint8_t* w[kBlock + 1];  // and the next block's first one
-  for (uint32_t j = 0; j <= kBlock; ++j) {
+  const uint8_t* w[kBlock];
+  for (uint32_t j = 0; j < kBlock; ++j) {
     w[j] = place + j * stride;
   }
   const float* c = coefficients_.data();
@@ -179,12 +179,7 @@ void KernelBench::DownBlock(const EncodingDescriptor& d, uint32_t cols, const ui
     down.y = &y;
     down.neurons = kBlock;
     down.tokens = 1;
-    // As whole experts do: the rows are there, the next ones are fetched meanwhile.
-    host::RowFetch next;
-    for (uint32_t j = 0; j < kBlock; ++j) {
-      next.Add(w[kBlock] + j * stride, w[kBlock] + (j + 1) * stride);
-    }
-    down.fetch = &next;
+    down.fetch = fetch;
     down.fetch_lines = static_cast<uint32_t>((stride + 63) / 64);
     down.scratch = Aligned(scratch_[worker]);
     table_->quant_down[host::QuantKindOf(d.encoding)](down);
@@ -212,8 +207,19 @@ Pass KernelBench::DownPass(const EncodingDescriptor& d, uint32_t cols) {
   pass.seconds = Seconds([&] {
     // In tiles of 32 blocks, each a stream.
     pool_->Run((blocks + 31) / 32, [&](uint32_t tile, uint32_t worker) {
-      for (uint32_t b = tile * 32; b < std::min(blocks, (tile + 1) * 32); ++b) {
-        DownBlock(d, cols, place + b * block_bytes, worker);
+      const uint32_t end = std::min(blocks, (tile + 1) * 32);
+      host::RowFetch fetch;
+      fetch.Clear(host::FetchDistance());
+      const auto add = [&](uint32_t b) {
+        if (b < end && IsQuantized(d.encoding)) {
+          fetch.AddStream(place + b * block_bytes, place + (b + 1) * block_bytes);
+        }
+      };
+      add(tile * 32);
+      fetch.Advance(128);
+      for (uint32_t b = tile * 32; b < end; ++b) {
+        add(b + 1);
+        DownBlock(d, cols, place + b * block_bytes, worker, &fetch);
       }
     });
   });
@@ -295,10 +301,13 @@ double KernelBench::CachedSpeed(const EncodingDescriptor& d, uint32_t cols, bool
   dot.y = &y;
   dot.rows = rows;
   dot.tokens = 1;
+  host::RowFetch fetch;  // of nothing
+  fetch.Clear(host::FetchDistance());
   double best = 0;
   for (int i = 0; i < 200; ++i) {
-    const double seconds = Seconds(
-        [&] { down ? DownBlock(d, cols, place, 0) : table_->quant_dot[host::QuantKindOf(d.encoding)](dot); });
+    const double seconds = Seconds([&] {
+      down ? DownBlock(d, cols, place, 0, &fetch) : table_->quant_dot[host::QuantKindOf(d.encoding)](dot);
+    });
     best = std::max(best, static_cast<double>(rows * stride) / seconds);
   }
   return best;

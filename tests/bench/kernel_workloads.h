@@ -89,8 +89,9 @@ class KernelBench {
                   uint64_t* next);
   double CachedSpeed(const EncodingDescriptor& d, uint32_t cols, bool down);
   // One block of at most 64 rows from `place` on, by worker `worker`.
-  // The next block is prefetched by the kernel. REQUIRES a quantized encoding, groups of 16, 32, 64 or 128.
-  void DownBlock(const EncodingDescriptor& d, uint32_t cols, const uint8_t* place, uint32_t worker);
+  // Of quantized rows `fetch` goes on meanwhile.
+  void DownBlock(const EncodingDescriptor& d, uint32_t cols, const uint8_t* place, uint32_t worker,
+                 host::RowFetch* fetch);
   void RunExperts(const uint64_t* order, uint32_t experts, uint32_t tokens, const EncodingDescriptor& d,
                   uint32_t hidden, uint32_t width);
 

@@ -8,8 +8,8 @@
 //   intra   intra-expert's table: MoE layer speed-up by sparsity and batch size with the cut-over that the
 //           start-up profile finds; `paired` is the median of sparse time over dense time, run in turns.
 //
-// sparse_bench [--size BYTES] [--threads N] [--isa best|avx2|avx512] [--rounds N] [--only masks|floe|intra]
-//              [--kinds bf16,q8,q4,q3,q2,floe,corm] [--shapes mixtral,qwen3]
+// sparse_bench [--size BYTES] [--threads N] [--isa best|avx2|avx2vnni|avx512] [--rounds N]
+//              [--only masks|floe|intra] [--kinds bf16,q8,q4,q3,q2,floe,corm] [--shapes mixtral,qwen3]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -313,8 +313,11 @@ bool ParseOptions(int argc, char** argv, Options* options) {
       options->kinds = value;
     } else if (flag == "--shapes") {
       options->shapes = value;
-    } else if (flag == "--isa" && Has("best,avx2,avx512", value)) {
-      options->isa = value == "best" ? HostIsa::kBest : value == "avx2" ? HostIsa::kAvx2 : HostIsa::kAvx512;
+    } else if (flag == "--isa" && Has("best,avx2,avx2vnni,avx512", value)) {
+      options->isa = value == "avx2"       ? HostIsa::kAvx2
+                     : value == "avx2vnni" ? HostIsa::kAvx2Vnni
+                     : value == "avx512"   ? HostIsa::kAvx512
+                                           : HostIsa::kBest;
     } else {
       return false;
     }
@@ -329,10 +332,10 @@ bool ParseOptions(int argc, char** argv, Options* options) {
 int main(int argc, char** argv) {
   sluice::Options options;
   if (!sluice::ParseOptions(argc, argv, &options)) {
-    std::fprintf(
-        stderr,
-        "usage: sparse_bench [--size BYTES (1 GiB at least)] [--threads N] [--isa best|avx2|avx512]\n"
-        "  [--rounds N] [--only masks|floe|intra] [--kinds bf16,q8,...] [--shapes mixtral,qwen3]\n");
+    std::fprintf(stderr,
+                 "usage: sparse_bench [--size BYTES (1 GiB at least)] [--threads N] [--isa "
+                 "best|avx2|avx2vnni|avx512]\n"
+                 "  [--rounds N] [--only masks|floe|intra] [--kinds bf16,q8,...] [--shapes mixtral,qwen3]\n");
     return 2;
   }
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines appear as they are measured
