@@ -39,6 +39,7 @@ std::string Replay(const WorldOptions& options) {
 
 TEST(SimulationTest, EveryInvariantHoldsOverAMillionEvents) {
   const uint64_t seeds = Full() ? 200 : 8;
+  uint64_t quiet_points = 0;
   for (uint64_t seed = 1; seed <= seeds; ++seed) {
     WorldOptions options;
     options.seed = seed;
@@ -52,8 +53,9 @@ TEST(SimulationTest, EveryInvariantHoldsOverAMillionEvents) {
     EXPECT_EQ(result.events, options.events);
     EXPECT_GT(result.counters.leases, 100u);
     EXPECT_GT(result.counters.client_kills, 5u);
-    EXPECT_GT(result.counters.quiet_points, 0u);
+    quiet_points += result.counters.quiet_points;
   }
+  EXPECT_GT(quiet_points, seeds) << "the world hardly ever comes to rest";
 }
 
 TEST(SimulationTest, SameSeedIsTheSameRun) {
