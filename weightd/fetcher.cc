@@ -63,8 +63,8 @@ bool Fetcher::MayStart(const Request& request) const {
   if (bytes == 0) {
     return true;
   }
-  if (request.fill.request_class == RequestClass::kPrefetch && started_prefetch_bytes_ != 0 &&
-      started_prefetch_bytes_ + bytes > options_.prefetch_bytes) {
+  if (request.fill.request_class == RequestClass::kPrefetch &&
+      started_prefetch_bytes_ > options_.prefetch_bytes) {
     return false;
   }
   return started_bytes_ == 0 || started_bytes_ + bytes <= options_.started_bytes;

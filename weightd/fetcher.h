@@ -52,6 +52,8 @@ class Fetcher {
     // Bytes of started fills: enough for the disk's best depth, little enough that a demand's place is taken
     // late.
     uint64_t started_bytes = 32ull * 1024 * 1024;
+    // Another prefetch starts once no more than this is left of those before it: as much as the reader keeps
+    // in flight of them, so that it finds the next one's reads when the last of these land.
     uint64_t prefetch_bytes = 2ull * 1024 * 1024;
     // A request waits this long for sessions to unmap retired segments.
     int64_t retire_wait_nanos = 2'000'000'000;

@@ -50,7 +50,7 @@ TEST_F(CoreTest, DemandOvertakesWaitingPrefetchesAndPromotesARunningOne) {
     client.Submit(Prefetch(i, 1, static_cast<uint32_t>(i / 8), static_cast<uint32_t>(i % 8)));
   }
   Pump();
-  EXPECT_LE(reader_.waiting().size() * kPart, 2u * 1024 * 1024);
+  EXPECT_LE(reader_.waiting().size() * kPart, 2u * 1024 * 1024 + kExpert) << "one stands ready";
   const size_t running = reader_.waiting().size();
   ASSERT_LT(running, 16u * 3);
   client.Submit(LocalClient::FillExpert(100, 3, 7));
@@ -67,6 +67,24 @@ TEST_F(CoreTest, DemandOvertakesWaitingPrefetchesAndPromotesARunningOne) {
   const auto done = Next(&client);
   ASSERT_TRUE(done);
   EXPECT_EQ(done->id, 100u);
+}
+
+TEST_F(CoreTest, TheNextPrefetchStartsBeforeTheLastBytesOfTheOneBeforeHaveLanded) {
+  constexpr uint64_t kMiB = 1024 * 1024;
+  Start(10 * 3 * kMiB, {.layers = 4, .experts = 8, .part_bytes = kMiB});
+  LocalClient client = Client(OpenSession());
+  for (uint32_t expert = 0; expert < 3; ++expert) {
+    client.Submit(Prefetch(expert, 1, 0, expert));
+  }
+  Pump();
+  EXPECT_THAT(reader_.waiting(), ElementsAre(0, 1, 2)) << "3 MiB are left, 2 are in flight";
+  reader_.Complete(0);
+  Pump();
+  EXPECT_THAT(reader_.waiting(), ElementsAre(1, 2, 3, 4, 5)) << "2 MiB are left: the next stands ready";
+  reader_.Complete(1);
+  reader_.Complete(2);
+  Pump();
+  EXPECT_THAT(reader_.waiting(), ElementsAre(3, 4, 5)) << "and the one after it does not yet";
 }
 
 TEST_F(CoreTest, StalePrefetchesAreCancelledByStepAndLayer) {
