@@ -1,6 +1,7 @@
 #include "weightd/uring_reader.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,6 +9,13 @@
 #include "weightd/thread_slice.h"
 
 namespace sluice {
+namespace {
+
+// Jobs that are over are reported together once so much has been checked: a report wakes a thread, which
+// costs as much as checking 64 KiB, and whoever waits for the first of them waits about 25 us longer.
+constexpr uint64_t kReportBytes = 256 * 1024;
+
+}  // namespace
 
 UringReader::UringReader(Options options)
     : options_(std::move(options)),
@@ -193,10 +201,24 @@ void UringReader::Land(uint32_t slot) {
 }
 
 void UringReader::FinishLanded() {
+  uint64_t checked = 0;
   for (const LandedChunk& landed : landed_) {
     FinishChunk(landed);
+    checked += landed.chunk.length;
+    if (checked >= kReportBytes) {
+      Report();
+      checked = 0;
+    }
   }
+  Report();
   landed_.clear();
+}
+
+void UringReader::Report() {
+  for (ReadResult& result : over_) {
+    sink_(std::move(result));
+  }
+  over_.clear();
 }
 
 void UringReader::FinishChunk(const LandedChunk& landed) {
@@ -214,7 +236,7 @@ void UringReader::FinishChunk(const LandedChunk& landed) {
     over = queue_.Finish(chunk, outcome, std::move(status), landed.range.bytes_read);
   }
   if (over != nullptr) {
-    sink_(ResultOf(*over, options_.clock->NowNanos()));
+    over_.push_back(ResultOf(*over, options_.clock->NowNanos()));
   }
 }
 

@@ -30,10 +30,11 @@ class UringReader final : public BlockReader {
     uint32_t depth = kDepth;
     const Clock* clock = nullptr;  // borrowed; REQUIRED
   };
-  // Reads in flight at most; the bytes in flight bound them too.
-  static constexpr uint32_t kDepth = 64;
-  // Of these, for urgent jobs alone.
+  // Of the reads in flight, for urgent jobs alone.
   static constexpr uint32_t kUrgentSlots = 8;
+  // Reads in flight at most. Of 64 KiB, the smallest extents worth a read, they are the 8 MiB that the limits
+  // allow: a virtual disk may report nothing before all it was given is done, and pauses then.
+  static constexpr uint32_t kDepth = 128 + kUrgentSlots;
 
   explicit UringReader(Options options);
   // Reports nothing further: jobs that are still queued are forgotten, running reads are waited for.
@@ -77,6 +78,7 @@ class UringReader final : public BlockReader {
   // Checks what landed and reports jobs that are over. New reads run meanwhile.
   void FinishLanded();
   void FinishChunk(const LandedChunk& landed);
+  void Report();
   void WakeForWork();
 
   const Options options_;
@@ -91,6 +93,7 @@ class UringReader final : public BlockReader {
   std::vector<Slot> slots_;           // the thread's
   std::vector<uint32_t> free_slots_;  // the thread's
   std::vector<LandedChunk> landed_;   // the thread's
+  std::vector<ReadResult> over_;      // the thread's: jobs that are over and not reported
   std::vector<uint32_t> again_;       // the thread's: slots that the kernel refused for now
   std::thread thread_;                // const after construction
 };

@@ -114,8 +114,8 @@ absl::StatusOr<double> ReadBare(const BareLoop& loop, int direct_fd, std::span<c
 absl::StatusOr<BareLoop> BestBareLoop(int direct_fd, std::span<const Piece> pieces,
                                       const ReadBuffers& buffers) {
   constexpr int kTries = 3;
-  const BareLoop loops[] = {{true, 4},  {true, 8},  {true, 16},  {true, 32},
-                            {true, 64}, {false, 4}, {false, 16}, {false, 32}};
+  const BareLoop loops[] = {{true, 4},   {true, 8},  {true, 16},  {true, 32}, {true, 64},
+                            {true, 128}, {false, 4}, {false, 16}, {false, 32}};
   std::vector<std::vector<double>> rates(std::size(loops));
   for (int i = 0; i < kTries; ++i) {
     for (size_t loop = 0; loop < std::size(loops); ++loop) {

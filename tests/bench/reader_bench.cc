@@ -1,7 +1,8 @@
 // Random O_DIRECT reads of 64 KiB to 1 MiB through weightd, as shares of what bare loops reach with the same
 // reads of the same file in the same run, at their best depth.
 //
-//   reader_bench [FILE]     (a file of 2 GiB is written under /tmp unless one is named)
+//   reader_bench [FILE [SIZE]]     (a file of 2 GiB is written under /tmp unless one is named; SIZE: one row
+//                                   alone, "64 KiB", "256 KiB", "1 MiB" or "mixed")
 //
 // Workloads, for each engine: `reader` the BlockReader alone, 192 jobs submitted, every chunk hashed as
 // weightd verifies it; `store` fill requests over the rings of a WeightStore that evicts for each of them.
@@ -13,7 +14,9 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -44,6 +47,9 @@ constexpr uint64_t kRoundBytes = 384ull << 20;
 constexpr uint64_t kStoreBudget = 256ull << 20;
 constexpr int kRounds = 7;
 constexpr size_t kOutstanding = 192;
+// What bare loops and readers read into, all of it in turn whatever the size of the reads: the store keeps what
+// it reads, and a virtual disk copies faster into a few buffers that stay in the cache.
+constexpr uint64_t kBufferBytes = 192ull << 20;
 constexpr uint64_t kChecksumChunk = 256 * 1024;
 
 // What verifying a chunk costs: the same hash over the same bytes.
@@ -104,7 +110,7 @@ std::unique_ptr<BlockReader> MakeReader(bool ring, const Clock* clock) {
   return std::make_unique<UringReader>(std::move(options));
 }
 
-// A BlockReader with kOutstanding jobs in it.
+// A BlockReader with kOutstanding jobs in it, into all buffers in turn.
 class ReaderLoop {
  public:
   ReaderLoop(bool ring, const std::string& path, const ReadBuffers* buffers)
@@ -118,7 +124,7 @@ class ReaderLoop {
       });
       ready_ = reader_->Register(path).ok();
     }
-    for (size_t i = 0; i < kOutstanding; ++i) {
+    for (size_t i = 0; i < buffers->count(); ++i) {
       free_.push_back(i);
     }
   }
@@ -134,7 +140,7 @@ class ReaderLoop {
       reader_->Submit(std::move(job));
     }
     const MutexLock lock(&mutex_);
-    while (free_.size() < kOutstanding) {
+    while (free_.size() < buffers_->count()) {
       ended_.Wait(&mutex_);
     }
     return !failed_;
@@ -143,18 +149,18 @@ class ReaderLoop {
  private:
   uint64_t Take() {
     const MutexLock lock(&mutex_);
-    while (free_.empty()) {
+    while (free_.size() + kOutstanding <= buffers_->count()) {
       ended_.Wait(&mutex_);
     }
-    const uint64_t tag = free_.back();
-    free_.pop_back();
+    const uint64_t tag = free_.front();
+    free_.pop_front();
     return tag;
   }
   const ReadBuffers* const buffers_;
   const MonotonicClock clock_;
   Mutex mutex_;
   CondVar ended_;
-  std::vector<uint64_t> free_ ABSL_GUARDED_BY(mutex_);
+  std::deque<uint64_t> free_ ABSL_GUARDED_BY(mutex_);
   bool failed_ ABSL_GUARDED_BY(mutex_) = false;
   bool ready_ = false;
   std::unique_ptr<BlockReader> reader_;  // last: its threads use the others
@@ -313,7 +319,7 @@ absl::Status Measure(const char* name, const std::string& path, int fd, const st
   return absl::OkStatus();
 }
 
-absl::Status Main(const std::string& named) {
+absl::Status Main(const std::string& named, const std::string& only) {
   const TempDir folder;
   const std::string path = named.empty() ? folder.File("noise") : named;
   if (named.empty()) {
@@ -324,7 +330,6 @@ absl::Status Main(const std::string& named) {
   if (!fd.valid() || fstat(fd.get(), &info) != 0) {
     return ErrnoToStatus(errno, path);
   }
-  const ReadBuffers buffers(kOutstanding, 1 << 20);
   constexpr uint64_t k64 = 64 * 1024;
   const std::pair<const char*, std::vector<uint64_t>> sizes[] = {
       {"64 KiB", {k64}},
@@ -334,6 +339,11 @@ absl::Status Main(const std::string& named) {
   };
   std::printf("MB/s, and the share of the bare loop (median of %d paired rounds)\n", kRounds);
   for (const auto& [name, lengths] : sizes) {
+    if (!only.empty() && only != name) {
+      continue;
+    }
+    const uint64_t longest = *std::max_element(lengths.begin(), lengths.end());
+    const ReadBuffers buffers(kBufferBytes / longest, longest);
     RETURN_IF_ERROR(
         Measure(name, path, fd.get(), Cut(static_cast<uint64_t>(info.st_size), lengths), buffers));
   }
@@ -344,7 +354,7 @@ absl::Status Main(const std::string& named) {
 }  // namespace sluice
 
 int main(int argc, char** argv) {
-  const absl::Status status = sluice::Main(argc > 1 ? argv[1] : "");
+  const absl::Status status = sluice::Main(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : "");
   if (!status.ok()) {
     std::fprintf(stderr, "%s\n", status.ToString().c_str());
   }
