@@ -26,7 +26,7 @@ namespace sluice {
 class PreadReader final : public BlockReader {
  public:
   struct Options {
-    int threads = 32;
+    int threads = 64;
     ReadLimits limits;
     FileOpener opener;             // how files are opened; REQUIRED
     const Clock* clock = nullptr;  // borrowed; REQUIRED

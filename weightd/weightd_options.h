@@ -28,7 +28,7 @@ struct WeightdOptions {
   ByteSize dram_budget;      // 0: DefaultDramBudget()
   std::string io = "uring";  // or "pread"
   bool direct = true;
-  int reader_threads = 32;  // of the pread engine
+  int reader_threads = 64;  // of the pread engine
   absl::Duration read_deadline = absl::Seconds(1);
   std::string eviction = "lru";
   bool admission = true;

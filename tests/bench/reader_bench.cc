@@ -47,8 +47,8 @@ constexpr uint64_t kRoundBytes = 384ull << 20;
 constexpr uint64_t kStoreBudget = 256ull << 20;
 constexpr int kRounds = 7;
 constexpr size_t kOutstanding = 192;
-// What bare loops and readers read into, all of it in turn whatever the size of the reads: the store keeps what
-// it reads, and a virtual disk copies faster into a few buffers that stay in the cache.
+// What bare loops and readers read into, all of it in turn whatever the size of the reads: the store keeps
+// what it reads, and a virtual disk copies faster into a few buffers that stay in the cache.
 constexpr uint64_t kBufferBytes = 192ull << 20;
 constexpr uint64_t kChecksumChunk = 256 * 1024;
 
