@@ -4,6 +4,7 @@
 #include "weightd/block_reader.h"
 
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -284,6 +285,79 @@ TEST_P(PreadReaderTest, ThreadsThatAreStuckAreReplacedWhenTheirReadsAreWrittenOf
   EXPECT_EQ(Await(2).outcome, ReadOutcome::kOk);
   stuck->Release();
   EXPECT_EQ(Await(1).outcome, ReadOutcome::kOk);
+}
+
+// A ring whose reads end together, eight at a time.
+class GatheringRing final : public ReadRing {
+ public:
+  static constexpr size_t kTogether = 8;
+  absl::Status AddFile(ReadFile*) override { return absl::OkStatus(); }
+  void Read(uint32_t slot, int, std::byte*, uint32_t length, uint64_t) override {
+    ended_.push_back({slot, length});
+  }
+  absl::Status Start() override { return absl::OkStatus(); }
+  absl::Status Wait(std::vector<RingCompletion>* completions) override {
+    const MutexLock lock(&mutex_);
+    while (ended_.size() < kTogether && !woken_) {
+      wake_.Wait(&mutex_);
+    }
+    woken_ = false;
+    completions->clear();
+    if (ended_.size() >= kTogether) {
+      completions->swap(ended_);
+    }
+    return absl::OkStatus();
+  }
+  void Wake() override {
+    const MutexLock lock(&mutex_);
+    woken_ = true;
+    wake_.Signal();
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar wake_;
+  bool woken_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<RingCompletion> ended_;  // the engine thread's
+};
+
+TEST(UringReaderTest, SmallJobsThatEndTogetherAreReportedInGroups) {
+  constexpr uint64_t kBytes = 64 * 1024;
+  FakeClock clock;
+  UringReader::Options options;
+  options.clock = &clock;
+  options.opener = [](const std::string&) {
+    return std::make_unique<FaultyReadFile>(1 << 20, FaultyReadFile::Script{});
+  };
+  options.ring = std::make_unique<GatheringRing>();
+  UringReader reader(std::move(options));
+  Mutex mutex;
+  CondVar arrived;
+  size_t checked = 0;  // the engine thread's until all have arrived
+  std::vector<size_t> checked_at_report;
+  reader.SetSink([&](ReadResult) {
+    const MutexLock lock(&mutex);
+    checked_at_report.push_back(checked);
+    arrived.Signal();
+  });
+  ASSERT_TRUE(reader.Register("a").ok());
+  Buffer buffer = Allocate(GatheringRing::kTogether * kBytes);
+  for (uint64_t i = 0; i < GatheringRing::kTogether; ++i) {
+    ReadJob job;
+    job.tag = i;
+    job.dest = buffer.get() + i * kBytes;
+    job.length = kBytes;
+    job.check = [&checked](uint64_t, std::span<const std::byte>) {
+      ++checked;
+      return absl::OkStatus();
+    };
+    reader.Submit(std::move(job));
+  }
+  const MutexLock lock(&mutex);
+  while (checked_at_report.size() < GatheringRing::kTogether) {
+    arrived.Wait(&mutex);
+  }
+  EXPECT_THAT(checked_at_report, testing::ElementsAre(4, 4, 4, 4, 8, 8, 8, 8)) << "256 KiB at a time";
 }
 
 INSTANTIATE_TEST_SUITE_P(Engine, PreadReaderTest, testing::Values("pread"));
