@@ -32,17 +32,17 @@ class BasicLinesAhead {
  public:
   BasicLinesAhead() = default;  // fetches nothing
 
-  // `lines` at each place. REQUIRES steps > 0.
+  // `lines` at each place. REQUIRES steps > 0, and no more Step()s than that.
   void Start(const uint8_t* a, const uint8_t* b, uint32_t lines, uint32_t steps) {
     places_[0] = a;
     places_[1] = b;
-    at_ = due_ = 0;
-    end_ = lines * 64;
-    rate_ = (end_ + steps - 1) / steps;
+    at_ = 0;
+    rate_ = lines * 64 / steps;
+    due_ = lines * 64 - rate_ * steps;
   }
 
   __attribute__((always_inline)) void Step() {
-    due_ = due_ + rate_ < end_ ? due_ + rate_ : end_;
+    due_ += rate_;
     for (; at_ < due_; at_ += 64) {
       Line::At(places_[0] + at_);
       Line::At(places_[1] + at_);
@@ -53,7 +53,6 @@ class BasicLinesAhead {
   const uint8_t* places_[2] = {};
   uint32_t at_ = 0;
   uint32_t due_ = 0;
-  uint32_t end_ = 0;
   uint32_t rate_ = 0;  // bytes of each place in a step
 };
 using LinesAhead = BasicLinesAhead<FetchLine>;
