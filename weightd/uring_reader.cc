@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,6 +15,8 @@ namespace {
 // Jobs that are over are reported together once so much has been checked: a report wakes a thread, which
 // costs as much as checking 64 KiB, and whoever waits for the first of them waits about 25 us longer.
 constexpr uint64_t kReportBytes = 256 * 1024;
+// Less than this is checked (0.1 ms) before a helper would have woken.
+constexpr uint64_t kHelpedBytes = 2 * 1024 * 1024;
 
 }  // namespace
 
@@ -25,6 +28,7 @@ UringReader::UringReader(Options options)
   for (uint32_t slot = 0; slot < options_.depth; ++slot) {
     free_slots_.push_back(options_.depth - 1 - slot);
   }
+  helper_ = std::thread([this] { Help(); });
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -35,6 +39,12 @@ UringReader::~UringReader() {
   }
   ring_->Wake();
   thread_.join();
+  {
+    MutexLock lock(&check_mutex_);
+    check_stop_ = true;
+    check_wake_.Signal();
+  }
+  helper_.join();
 }
 
 absl::StatusOr<int> UringReader::Register(const std::string& path) {
@@ -201,27 +211,71 @@ void UringReader::Land(uint32_t slot) {
 }
 
 void UringReader::FinishLanded() {
-  uint64_t checked = 0;
+  uint64_t bytes = 0;
   for (const LandedChunk& landed : landed_) {
-    FinishChunk(landed);
-    checked += landed.chunk.length;
+    bytes += landed.chunk.length;
+  }
+  {
+    MutexLock lock(&check_mutex_);
+    std::move(landed_.begin(), landed_.end(), std::back_inserter(unchecked_));
+    if (bytes >= kHelpedBytes && landed_.size() > 1) {
+      check_wake_.Signal();
+    }
+  }
+  landed_.clear();
+  CheckUnchecked();
+}
+
+void UringReader::Help() {
+  AskForShortSlices();
+  while (true) {
+    {
+      MutexLock lock(&check_mutex_);
+      while (!check_stop_ && unchecked_.empty()) {
+        check_wake_.Wait(&check_mutex_);
+      }
+      if (check_stop_) {
+        return;
+      }
+    }
+    CheckUnchecked();
+  }
+}
+
+std::optional<UringReader::LandedChunk> UringReader::NextUnchecked() {
+  MutexLock lock(&check_mutex_);
+  if (unchecked_.empty()) {
+    return std::nullopt;
+  }
+  LandedChunk landed = std::move(unchecked_.front());
+  unchecked_.pop_front();
+  return landed;
+}
+
+void UringReader::CheckUnchecked() {
+  std::vector<ReadResult> over;
+  uint64_t checked = 0;
+  while (const std::optional<LandedChunk> landed = NextUnchecked()) {
+    if (std::optional<ReadResult> result = FinishChunk(*landed)) {
+      over.push_back(*std::move(result));
+    }
+    checked += landed->chunk.length;
     if (checked >= kReportBytes) {
-      Report();
+      Report(&over);
       checked = 0;
     }
   }
-  Report();
-  landed_.clear();
+  Report(&over);
 }
 
-void UringReader::Report() {
-  for (ReadResult& result : over_) {
+void UringReader::Report(std::vector<ReadResult>* over) {
+  for (ReadResult& result : *over) {
     sink_(std::move(result));
   }
-  over_.clear();
+  over->clear();
 }
 
-void UringReader::FinishChunk(const LandedChunk& landed) {
+std::optional<ReadResult> UringReader::FinishChunk(const LandedChunk& landed) {
   const ReadChunk& chunk = landed.chunk;
   const ReadJob& job = chunk.read->job;
   ReadOutcome outcome = landed.range.outcome;
@@ -235,9 +289,7 @@ void UringReader::FinishChunk(const LandedChunk& landed) {
     MutexLock lock(&mutex_);
     over = queue_.Finish(chunk, outcome, std::move(status), landed.range.bytes_read);
   }
-  if (over != nullptr) {
-    over_.push_back(ResultOf(*over, options_.clock->NowNanos()));
-  }
+  return over == nullptr ? std::nullopt : std::optional(ResultOf(*over, options_.clock->NowNanos()));
 }
 
 }  // namespace sluice

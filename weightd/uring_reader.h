@@ -1,10 +1,12 @@
-// The `uring` engine: one thread, one ring, many reads in flight.
+// The `uring` engine: one thread, one ring, many reads in flight. A second thread helps to check what landed
+// at once: whoever waits for it has CPUs to spare.
 //
 // Thread safety: thread-safe, see block_reader.h.
 #ifndef SLUICE_WEIGHTD_URING_READER_H_
 #define SLUICE_WEIGHTD_URING_READER_H_
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -75,10 +77,16 @@ class UringReader final : public BlockReader {
   void TryAgain();
   // The slot's read is over: frees the slot and lines the chunk up for its check.
   void Land(uint32_t slot);
-  // Checks what landed and reports jobs that are over. New reads run meanwhile.
+  // Has what landed checked, with the helper's help if it is much. New reads run meanwhile.
   void FinishLanded();
-  void FinishChunk(const LandedChunk& landed);
-  void Report();
+  // The helper's thread.
+  void Help();
+  // Checks chunks of unchecked_ until there are none, and reports jobs that are over.
+  void CheckUnchecked();
+  std::optional<LandedChunk> NextUnchecked();
+  // The job's report if this was its last chunk.
+  std::optional<ReadResult> FinishChunk(const LandedChunk& landed);
+  void Report(std::vector<ReadResult>* over);
   void WakeForWork();
 
   const Options options_;
@@ -93,9 +101,13 @@ class UringReader final : public BlockReader {
   std::vector<Slot> slots_;           // the thread's
   std::vector<uint32_t> free_slots_;  // the thread's
   std::vector<LandedChunk> landed_;   // the thread's
-  std::vector<ReadResult> over_;      // the thread's: jobs that are over and not reported
   std::vector<uint32_t> again_;       // the thread's: slots that the kernel refused for now
-  std::thread thread_;                // const after construction
+  Mutex check_mutex_;
+  CondVar check_wake_;
+  std::deque<LandedChunk> unchecked_ ABSL_GUARDED_BY(check_mutex_);
+  bool check_stop_ ABSL_GUARDED_BY(check_mutex_) = false;
+  std::thread helper_;  // const after construction, as the next
+  std::thread thread_;
 };
 
 }  // namespace sluice

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -21,7 +22,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support/fake_clock.h"
@@ -358,6 +361,49 @@ TEST(UringReaderTest, SmallJobsThatEndTogetherAreReportedInGroups) {
     arrived.Wait(&mutex);
   }
   EXPECT_THAT(checked_at_report, testing::ElementsAre(4, 4, 4, 4, 8, 8, 8, 8)) << "256 KiB at a time";
+}
+
+TEST(UringReaderTest, MuchThatEndsTogetherIsCheckedByTwoThreads) {
+  constexpr uint64_t kBytes = 512 * 1024;
+  FakeClock clock;
+  UringReader::Options options;
+  options.clock = &clock;
+  options.opener = [](const std::string&) {
+    return std::make_unique<FaultyReadFile>(8 << 20, FaultyReadFile::Script{});
+  };
+  options.ring = std::make_unique<GatheringRing>();
+  Mutex mutex;
+  CondVar changed;
+  std::set<std::thread::id> threads;
+  size_t reported = 0;
+  Buffer buffer = Allocate(GatheringRing::kTogether * kBytes);
+  UringReader reader(std::move(options));  // its threads use the others
+  reader.SetSink([&](ReadResult result) {
+    const MutexLock lock(&mutex);
+    EXPECT_EQ(result.outcome, ReadOutcome::kOk);
+    ++reported;
+    changed.SignalAll();
+  });
+  ASSERT_TRUE(reader.Register("a").ok());
+  for (uint64_t i = 0; i < GatheringRing::kTogether; ++i) {
+    ReadJob job;
+    job.tag = i;
+    job.dest = buffer.get() + i * kBytes;
+    job.length = kBytes;
+    job.check = [&](uint64_t, std::span<const std::byte>) {
+      const MutexLock lock(&mutex);
+      threads.insert(std::this_thread::get_id());
+      changed.SignalAll();
+      while (threads.size() < 2 && changed.WaitFor(&mutex, std::chrono::seconds(20))) {
+      }
+      return threads.size() < 2 ? absl::DataLossError("no other thread checks") : absl::OkStatus();
+    };
+    reader.Submit(std::move(job));
+  }
+  const MutexLock lock(&mutex);
+  while (reported < GatheringRing::kTogether) {
+    changed.Wait(&mutex);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Engine, PreadReaderTest, testing::Values("pread"));
