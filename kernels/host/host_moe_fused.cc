@@ -51,10 +51,14 @@ void HostBackend::FetchTile(const MoeCall& call, uint32_t tile, uint32_t worker)
   const MoeBlock b = BlockOf(call, state, tile - state.first_tile, false, worker);
   host::RowFetch* ahead = &workers_[worker].ahead;
   const uint64_t present = PresentNeurons(b);
-  const bool up_leads = expert.sparsity == SparsityOrder::kUp;
+  const CpuWeights& lead = expert.sparsity == SparsityOrder::kUp ? expert.up : expert.gate;
   if (expert.lead_values.base == nullptr) {
-    AddRows(up_leads ? expert.up : expert.gate, b.first, present, false, ahead);
+    AddRows(lead, b.first, present, false, ahead);
   }
+  // As much as is read of the stream between two blocks' kept rows.
+  const uint64_t lead_bytes =
+      static_cast<uint64_t>(std::popcount(present)) * RowBytes(lead.encoding, lead.cols);
+  ahead->TakeInTurn(static_cast<uint32_t>(lead_bytes / 64) * (LeadDecides(expert) ? 1 : 2));
   if (!LeadDecides(expert)) {
     AddRows(expert.up, b.first, present, false, ahead);
   }

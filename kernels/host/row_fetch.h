@@ -65,6 +65,7 @@ class BasicRowFetch {
   void Clear(uint32_t distance) {
     distance_ = distance / 64;
     ahead_ = piece_.lines = 0;
+    in_turn_ = UINT32_MAX;
     stream_.Clear();
     gathered_.Clear();
   }
@@ -72,9 +73,14 @@ class BasicRowFetch {
   uint32_t distance() const { return distance_ * 64; }
 
   // Bytes [begin, end) come next, begin < end: of a stream, or of rows that lie here and there. Each sort is
-  // fetched in this order, both in turn. More ranges than there is room for are left to themselves.
+  // fetched in this order, both in turn: see TakeInTurn(). More ranges than there is room for are left to
+  // themselves.
   void AddStream(const uint8_t* begin, const uint8_t* end) { stream_.Add(begin, end); }
   void AddGathered(const uint8_t* begin, const uint8_t* end) { gathered_.Add(begin, end); }
+
+  // While more than so many gathered lines are waiting, they do not come in turn with the stream but alone.
+  // Without it they would fall behind for good where more of them are read than of the stream.
+  void TakeInTurn(uint32_t lines) { in_turn_ = lines; }
 
   // `lines` of what was added are read in so many steps: what `out` is to fetch meanwhile. What is behind its
   // distance catches up at one and a half times the reader's pace.
@@ -120,9 +126,16 @@ class BasicRowFetch {
   // Ranges of whole lines in order. None is empty.
   class Ranges {
    public:
-    void Clear() { first_ = count_ = 0; }
+    void Clear() { first_ = count_ = lines_ = 0; }
     bool empty() const { return count_ == 0; }
-    Range& front() { return Nth(0); }
+    uint32_t lines() const { return lines_; }
+    uint32_t front_lines() { return Nth(0).lines; }
+
+    // The first n lines of range i.
+    const uint8_t* Take(uint32_t i, uint32_t n) {
+      lines_ -= n;
+      return Nth(i).Take(n);
+    }
 
     void Add(const uint8_t* begin, const uint8_t* end) {
       const uintptr_t first = reinterpret_cast<uintptr_t>(begin) / 64;
@@ -132,12 +145,14 @@ class BasicRowFetch {
         const uintptr_t next = reinterpret_cast<uintptr_t>(before.at) / 64 + before.lines;
         if (first == next || first + 1 == next) {
           before.lines += static_cast<uint32_t>(last + 1 - next);
+          lines_ += static_cast<uint32_t>(last + 1 - next);
           return;
         }
       }
       if (count_ < kMost) {
-        Nth(count_++) = {reinterpret_cast<const uint8_t*>(first * 64),
-                         static_cast<uint32_t>(last - first + 1)};
+        const uint32_t lines = static_cast<uint32_t>(last - first + 1);
+        Nth(count_++) = {reinterpret_cast<const uint8_t*>(first * 64), lines};
+        lines_ += lines;
       }
     }
 
@@ -146,7 +161,7 @@ class BasicRowFetch {
       return count_ > 1 && Nth(0).lines == Nth(1).lines && Nth(0).lines <= 2 * kPieceLines;
     }
 
-    // The front range has been used up, or not.
+    // The first ranges may have been used up.
     void DropEmpty() {
       while (count_ > 0 && Nth(0).lines == 0) {
         first_ = (first_ + 1) % kMost;
@@ -154,13 +169,15 @@ class BasicRowFetch {
       }
     }
 
-    Range& Nth(uint32_t i) { return ranges_[(first_ + i) % kMost]; }
-
    private:
     static constexpr uint32_t kMost = 512;
+
+    Range& Nth(uint32_t i) { return ranges_[(first_ + i) % kMost]; }
+
     Range ranges_[kMost];
     uint32_t first_ = 0;
     uint32_t count_ = 0;
+    uint32_t lines_ = 0;  // of all
   };
 
   // Two places that are fetched in turn.
@@ -178,20 +195,20 @@ class BasicRowFetch {
   // what is next.
   bool NextPiece() {
     while (piece_.lines == 0 && !(stream_.empty() && gathered_.empty())) {
-      Ranges& from = stream_.empty() ? gathered_ : stream_;
-      Range& a = from.front();
-      if (!stream_.empty() && !gathered_.empty()) {
-        const uint32_t n = std::min(a.lines, gathered_.front().lines);
-        piece_ = {{a.Take(n), gathered_.front().Take(n)}, n};
+      const bool alone = stream_.empty() || gathered_.lines() > in_turn_;
+      Ranges& from = alone ? gathered_ : stream_;
+      const uint32_t lines = from.front_lines();
+      if (!alone && !gathered_.empty()) {
+        const uint32_t n = std::min(lines, gathered_.front_lines());
+        piece_ = {{stream_.Take(0, n), gathered_.Take(0, n)}, n};
       } else if (from.StartsWithPair()) {
-        const uint32_t n = a.lines;
-        piece_ = {{a.Take(n), from.Nth(1).Take(n)}, n};
-      } else if (a.lines > 1) {
-        const uint32_t n = std::min(a.lines / 2, kPieceLines);
-        const uint8_t* half = a.Take(n);
-        piece_ = {{half, a.Take(n)}, n};
+        piece_ = {{from.Take(0, lines), from.Take(1, lines)}, lines};
+      } else if (lines > 1) {
+        const uint32_t n = std::min(lines / 2, kPieceLines);
+        const uint8_t* half = from.Take(0, n);
+        piece_ = {{half, from.Take(0, n)}, n};
       } else {
-        Line::At(a.Take(1));
+        Line::At(from.Take(0, 1));
         ++ahead_;
       }
       stream_.DropEmpty();
@@ -223,6 +240,7 @@ class BasicRowFetch {
   Piece piece_;
   uint32_t ahead_ = 0;  // lines that were fetched and not yet read
   uint32_t distance_ = 0;
+  uint32_t in_turn_ = UINT32_MAX;
 };
 using RowFetch = BasicRowFetch<FetchLine>;
 

@@ -105,6 +105,17 @@ TEST_F(RowFetchTest, TakesGatheredRowsInTurnWithTheStream) {
                                             104, 700, 105, 701, 106, 702, 107, 703}));
 }
 
+TEST_F(RowFetchTest, TakesGatheredRowsAloneWhileTooManyWait) {
+  fetch_.Clear(1000 * 64);
+  fetch_.TakeInTurn(4);
+  fetch_.AddStream(Line(100), Line(200));
+  for (const uintptr_t row : {900u, 800u, 700u}) {
+    fetch_.AddGathered(Line(row), Line(row + 2));
+  }
+  fetch_.Advance(7);
+  EXPECT_EQ(lines_, (std::vector<uintptr_t>{900, 800, 901, 801, 100, 700, 101, 701, 102, 151}));
+}
+
 TEST_F(RowFetchTest, LeavesMoreRangesThanItHasRoomForToThemselves) {
   fetch_.Clear(1 << 20);
   for (uintptr_t row = 0; row < 600; ++row) {
