@@ -1,7 +1,6 @@
 #include "inferd/policy/neuron_predictor.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <optional>
@@ -10,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "inferd/model_shapes.h"
+#include "inferd/policy/neuron_sets.h"
 
 namespace sluice {
 namespace {
@@ -18,67 +18,7 @@ constexpr uint32_t kWordBits = 64;
 
 uint32_t WordsFor(uint64_t bits) { return static_cast<uint32_t>((bits + kWordBits - 1) / kWordBits); }
 
-void Set(absl::Span<uint64_t> mask, size_t bit) { mask[bit / kWordBits] |= uint64_t{1} << bit % kWordBits; }
-
-// Integers in the order of the values; -0 is below 0.
-uint32_t OrderOf(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  return bits ^ ((bits >> 31) * 0x7fffffffu | 0x80000000u);
-}
-
-// Whole words at a time.
-template <class Takes>
-void Mark(absl::Span<const float> values, absl::Span<uint64_t> chosen, Takes takes) {
-  for (size_t word = 0; word < chosen.size(); ++word) {
-    const auto part = values.subspan(std::min(values.size(), word * kWordBits), kWordBits);
-    uint64_t bits = 0;
-    for (size_t i = 0; i < part.size(); ++i) bits |= uint64_t{takes(part[i])} << i;
-    chosen[word] = bits;
-  }
-}
-
 }  // namespace
-
-void ChooseByThreshold(absl::Span<const float> values, float threshold, absl::Span<uint64_t> chosen) {
-  Mark(values, chosen, [threshold](float value) { return value >= threshold; });
-}
-
-// By the digits of the values' order, the highest first: no step depends on how values compare, which nobody
-// can foretell, and a selection by comparing took half of FloE's own time.
-void ChooseByShare(absl::Span<const float> values, double share, absl::Span<uint64_t> chosen) {
-  const double wanted = std::ceil(share * static_cast<double>(values.size()) - 1e-9);
-  size_t left = static_cast<size_t>(std::clamp(wanted, 0.0, static_cast<double>(values.size())));
-  if (left == 0) {
-    std::fill(chosen.begin(), chosen.end(), 0);
-    return;
-  }
-  uint32_t least = 0;  // the last one taken begins with these digits
-  uint32_t digits = 0;
-  size_t equal = 0;  // values that begin so
-  for (int shift = 24; shift >= 0 && (digits == 0 || left < equal); shift -= 8) {
-    std::array<uint32_t, 256> counts{};
-    for (const float value : values) {
-      const uint32_t order = OrderOf(value);
-      counts[order >> shift & 255] += (order & digits) == least;
-    }
-    uint32_t digit = 255;
-    for (; counts[digit] < left; --digit) left -= counts[digit];
-    equal = counts[digit];
-    least |= digit << shift;
-    digits |= 255u << shift;
-  }
-  if (left == equal) {
-    Mark(values, chosen, [least](float value) { return OrderOf(value) >= least; });
-    return;
-  }
-  Mark(values, chosen, [least](float value) { return OrderOf(value) > least; });
-  for (size_t i = 0; left > 0; ++i) {
-    if (OrderOf(values[i]) == least) {
-      Set(chosen, i);
-      --left;
-    }
-  }
-}
 
 double NeuronShareOf(const Policies& policies) {
   constexpr double kUsualTarget = 0.8;

@@ -36,11 +36,6 @@ struct NeuronPredictions {
   uint64_t wanted = 0;  // that count
 };
 
-// Marks in `chosen` (a bit per value, 64 to a word, all of them written) the neurons that a set takes: those
-// of at least `threshold`, or the ceil(share n) largest, ties to the lower index.
-void ChooseByThreshold(absl::Span<const float> values, float threshold, absl::Span<uint64_t> chosen);
-void ChooseByShare(absl::Span<const float> values, double share, absl::Span<uint64_t> chosen);
-
 // Of an expert's neurons, for NeuronSet::kShare: as the policies say, else what the sparsity's target keeps,
 // else FloE's fifth.
 double NeuronShareOf(const Policies& policies);

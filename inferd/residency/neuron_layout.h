@@ -27,6 +27,8 @@ struct NeuronLayout {
   uint64_t slot_bytes = 0;    // of a slot that holds all neurons, a multiple of 64
   uint64_t record_bytes = 0;  // of a neuron on the link, without the lead
   uint32_t width = 0;         // neurons
+
+  bool operator==(const NeuronLayout&) const = default;
 };
 
 // `lead`: up or gate.

@@ -39,14 +39,35 @@ NeuronSlots::NeuronSlots(const NeuronSlotsOptions& options, SlabPlan plan, Weigh
   uint64_t leads = plan_.bytes;
   for (uint32_t layer = 0; layer < pack_.config().layers.size(); ++layer) {
     for (uint32_t expert = 0; expert < pack_.expert_count(layer); ++expert) {
-      layouts_.push_back(NeuronLayoutOf(pack_, layer, expert, options_.lead, options_.lead_resident));
+      AddExpert(layer, expert);
       lead_offsets_.push_back(leads);
-      leads += options_.lead_resident ? layouts_.back().lead_bytes : 0;
+      leads += options_.lead_resident ? layout(layer, expert).lead_bytes : 0;
     }
   }
   lead_offsets_.push_back(leads);
-  lead_there_.assign(layouts_.size(), 0);
+  lead_there_.assign(shape_of_.size(), 0);
   transfers_.reserve(kMostTransfers);
+}
+
+void NeuronSlots::AddExpert(uint32_t layer, uint32_t expert) {
+  Shape shape{NeuronLayoutOf(pack_, layer, expert, options_.lead, options_.lead_resident), {}};
+  for (size_t part = 0; part < kPartCount; ++part) {
+    const PartView view = pack_.part(layer, expert, static_cast<Part>(part));
+    shape.parts[part] = {view.encoding, {}, shape.layout.stride[part], view.rows, view.cols, {}};
+  }
+  const auto known = std::find_if(shapes_.begin(), shapes_.end(), [&shape](const Shape& other) {
+    bool same = shape.layout == other.layout;
+    for (size_t part = 0; part < kPartCount; ++part) {
+      const WeightView& a = shape.parts[part];
+      const WeightView& b = other.parts[part];
+      same = same && a.encoding == b.encoding && a.rows == b.rows && a.cols == b.cols;
+    }
+    return same;
+  });
+  shape_of_.push_back(static_cast<uint32_t>(known - shapes_.begin()));
+  if (known == shapes_.end()) {
+    shapes_.push_back(shape);
+  }
 }
 
 NeuronSlots::~NeuronSlots() {
@@ -289,26 +310,26 @@ bool NeuronSlots::Handle(const FetchCompletion& completion, Ended* ended) {
 }
 
 WeightView NeuronSlots::LeadView(uint32_t layer, uint32_t expert) const {
-  const PartView part = pack_.part(layer, expert, options_.lead);
-  const NeuronLayout& layout = this->layout(layer, expert);
+  const Shape& shape = ShapeOf(layer, expert);
   const auto lead = static_cast<size_t>(options_.lead);
+  WeightView view = shape.parts[lead];
   const uint64_t offset = options_.lead_resident
                               ? lead_offsets_[plan_.first_expert[layer] + expert]
-                              : table_.slot(table_.Find(layer, expert)).offset + layout.base[lead];
-  return {part.encoding, {buffer_, offset}, layout.stride[lead], part.rows, part.cols, {}};
+                              : table_.slot(table_.Find(layer, expert)).offset + shape.layout.base[lead];
+  view.base = {buffer_, offset};
+  return view;
 }
 
 WeightView NeuronSlots::RecordView(uint32_t layer, uint32_t expert, uint32_t slot, Part part,
                                    bool by_list) const {
-  const PartView view = pack_.part(layer, expert, part);
-  const NeuronLayout& layout = this->layout(layer, expert);
+  const Shape& shape = ShapeOf(layer, expert);
   const auto index = static_cast<size_t>(part);
-  const uint64_t offset = slot == kNoSlot ? 0 : table_.slot(slot).offset + layout.base[index];
-  BufferRef positions;
+  WeightView view = shape.parts[index];
+  view.base = {buffer_, slot == kNoSlot ? 0 : table_.slot(slot).offset + shape.layout.base[index]};
   if (by_list || slot == kNoSlot) {
-    positions = {positions_, neurons_.PositionOffset(slot == kNoSlot ? plan_.slots : slot)};
+    view.positions = {positions_, neurons_.PositionOffset(slot == kNoSlot ? plan_.slots : slot)};
   }
-  return {view.encoding, {buffer_, offset}, layout.stride[index], view.rows, view.cols, positions};
+  return view;
 }
 
 }  // namespace sluice

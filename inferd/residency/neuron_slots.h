@@ -108,9 +108,7 @@ class NeuronSlots {
   WeightView LeadView(uint32_t layer, uint32_t expert) const;
   // A part's records. `by_list`: wherever they are; else each at its neuron's number. kNoSlot: none is there.
   WeightView RecordView(uint32_t layer, uint32_t expert, uint32_t slot, Part part, bool by_list) const;
-  const NeuronLayout& layout(uint32_t layer, uint32_t expert) const {
-    return layouts_[plan_.first_expert[layer] + expert];
-  }
+  const NeuronLayout& layout(uint32_t layer, uint32_t expert) const { return ShapeOf(layer, expert).layout; }
   Part lead() const { return options_.lead; }
   bool lead_resident() const { return options_.lead_resident; }
 
@@ -134,9 +132,20 @@ class NeuronSlots {
     uint32_t count = 0;
   };
 
+  // What experts have in common that are packed alike: where their parts lie, and these as weights that lack
+  // their base.
+  struct Shape {
+    NeuronLayout layout;
+    std::array<WeightView, kPartCount> parts;
+  };
+
   NeuronSlots(const NeuronSlotsOptions& options, SlabPlan plan, WeightClient* client, FetchQueue* fetches,
               Backend* backend, BufferId positions, int32_t* host_positions);
   absl::Status AllocateSlab();
+  void AddExpert(uint32_t layer, uint32_t expert);
+  const Shape& ShapeOf(uint32_t layer, uint32_t expert) const {
+    return shapes_[shape_of_[plan_.first_expert[layer] + expert]];
+  }
   absl::Status Send(uint64_t step, Transfer transfer);
   void Free(uint32_t slot);
 
@@ -147,7 +156,8 @@ class NeuronSlots {
   FetchQueue* const fetches_;
   Backend* const backend_;
   const BufferId positions_;            // int32 [slots + 1][most neurons]; the last has no neurons, ever
-  std::vector<NeuronLayout> layouts_;   // by layer and expert
+  std::vector<Shape> shapes_;           // the different ones
+  std::vector<uint32_t> shape_of_;      // by layer and expert
   std::vector<uint64_t> lead_offsets_;  // of leads that stay, in the slab
   std::vector<uint8_t> lead_there_;     // whether they are
   SharedMemory memory_;

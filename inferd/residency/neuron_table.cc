@@ -4,6 +4,21 @@
 #include <bit>
 
 namespace sluice {
+namespace {
+
+// Of ascending neurons: a word at a time, since the bits of one follow each other.
+void SetBits(absl::Span<const uint32_t> neurons, uint64_t* mask) {
+  for (size_t i = 0; i < neurons.size();) {
+    const uint32_t word = neurons[i] / 64;
+    uint64_t bits = 0;
+    for (; i < neurons.size() && neurons[i] / 64 == word; ++i) {
+      bits |= uint64_t{1} << neurons[i] % 64;
+    }
+    mask[word] |= bits;
+  }
+}
+
+}  // namespace
 
 NeuronTable::NeuronTable(uint32_t slots, uint32_t most_neurons, int32_t* positions)
     : most_((most_neurons + 63) / 64 * 64),
@@ -30,23 +45,24 @@ uint32_t NeuronTable::Reserve(uint32_t slot, absl::Span<const uint32_t> neurons)
     return kNoRecord;
   }
   const uint32_t first = s.used;
-  uint32_t* records = &neurons_[uint64_t{slot} * most_];
-  for (const uint32_t neuron : neurons) {
-    s.in_order = s.in_order && neuron == s.used;
-    records[s.used++] = neuron;
-    asked_[At(slot) + neuron / 64] |= uint64_t{1} << neuron % 64;
-  }
-  s.asked += static_cast<uint32_t>(neurons.size());
+  const auto count = static_cast<uint32_t>(neurons.size());
+  std::copy(neurons.begin(), neurons.end(), &neurons_[uint64_t{slot} * most_ + first]);
+  SetBits(neurons, &asked_[At(slot)]);
+  // Ascending: if the first and the last are in their places, all between are.
+  s.in_order =
+      s.in_order && (count == 0 || (neurons.front() == first && neurons.back() == first + count - 1));
+  s.used += count;
+  s.asked += count;
   return first;
 }
 
 void NeuronTable::Land(uint32_t slot, uint32_t first, uint32_t count) {
   int32_t* positions = positions_ + uint64_t{slot} * most_;
-  for (uint32_t record = first; record < first + count; ++record) {
-    const uint32_t neuron = neurons_[uint64_t{slot} * most_ + record];
-    positions[neuron] = static_cast<int32_t>(record);
-    present_[At(slot) + neuron / 64] |= uint64_t{1} << neuron % 64;
+  const absl::Span<const uint32_t> landed = Neurons(slot, first, count);
+  for (uint32_t i = 0; i < count; ++i) {
+    positions[landed[i]] = static_cast<int32_t>(first + i);
   }
+  SetBits(landed, &present_[At(slot)]);
   slots_[slot].present += count;
 }
 

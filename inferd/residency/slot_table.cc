@@ -1,6 +1,7 @@
 #include "inferd/residency/slot_table.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace sluice {
 namespace {
@@ -15,11 +16,13 @@ SlotTable::SlotTable(const SlabPlan& plan)
   const size_t layers = first_expert_.size();
   first_expert_.push_back(class_of_.size());
   slots_.resize(plan.slots);
+  free_.assign(plan.slots / 64 + 1, 0);
   for (uint16_t c = 0; c < classes_.size(); ++c) {
     for (uint32_t i = 0; i < classes_[c].slots; ++i) {
       Slot& slot = slots_[classes_[c].first + i];
       slot.offset = classes_[c].offset + i * classes_[c].bytes;
       slot.size_class = c;
+      SetState(classes_[c].first + i, SlotState::kFree);
     }
   }
   slot_of_.assign(class_of_.size(), kNoSlot);
@@ -42,12 +45,20 @@ uint32_t SlotTable::quota(uint32_t layer) const {
 
 uint32_t SlotTable::FindFree(uint16_t size_class) const {
   const SlotClass& c = classes_[size_class];
-  for (uint32_t i = c.first; i < c.first + c.slots; ++i) {
-    if (slots_[i].state == SlotState::kFree) {
-      return i;
+  for (uint32_t i = c.first; i < c.first + c.slots; i = (i / 64 + 1) * 64) {
+    const uint64_t bits = free_[i / 64] >> i % 64;
+    if (bits != 0) {
+      const uint32_t found = i + static_cast<uint32_t>(std::countr_zero(bits));
+      return found < c.first + c.slots ? found : kNoSlot;
     }
   }
   return kNoSlot;
+}
+
+void SlotTable::SetState(uint32_t index, SlotState state) {
+  const uint64_t bit = uint64_t{1} << index % 64;
+  slots_[index].state = state;
+  free_[index / 64] = state == SlotState::kFree ? free_[index / 64] | bit : free_[index / 64] & ~bit;
 }
 
 // Whom the policy gives up among the layer's ready experts of the class: passing ones if there are any, else
@@ -163,7 +174,7 @@ uint32_t SlotTable::TakeSlot(uint32_t layer, uint32_t expert, For purpose, Victi
   }
   slot.layer = layer;
   slot.expert = expert;
-  slot.state = SlotState::kFilling;
+  SetState(index, SlotState::kFilling);
   slot.fresh = slot.prefetched = purpose == For::kPrefetch;
   slot.passing = purpose == For::kStream;
   slot_of_[Place(layer, expert)] = index;
@@ -173,7 +184,7 @@ uint32_t SlotTable::TakeSlot(uint32_t layer, uint32_t expert, For purpose, Victi
 }
 
 void SlotTable::SetReady(uint32_t index) {
-  slots_[index].state = SlotState::kReady;
+  SetState(index, SlotState::kReady);
   ++ready_[slots_[index].layer];
   --filling_;
 }
@@ -192,7 +203,7 @@ void SlotTable::SetFree(uint32_t index) {
     --Held(slot);
     slot_of_[Place(slot.layer, slot.expert)] = kNoSlot;
   }
-  slot.state = SlotState::kFree;
+  SetState(index, SlotState::kFree);
   slot.request = slot.joined = 0;
   slot.pinned = slot.fresh = slot.prefetched = slot.passing = false;
 }
@@ -201,7 +212,7 @@ void SlotTable::LoseFilling() {
   for (uint32_t i = 0; i < slots_.size() && filling_ > 0; ++i) {
     if (slots_[i].state == SlotState::kFilling) {
       SetFree(i);
-      slots_[i].state = SlotState::kLost;
+      SetState(i, SlotState::kLost);
     }
   }
 }

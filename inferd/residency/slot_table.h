@@ -97,6 +97,7 @@ class SlotTable {
   bool OverQuota(uint32_t layer, uint16_t size_class) const {
     return held(layer, size_class) > quota(layer, size_class);
   }
+  void SetState(uint32_t index, SlotState state);
   uint32_t FindFree(uint16_t size_class) const;
   uint32_t VictimOf(uint32_t layer, uint16_t size_class, Tier tier, Victim victim);
   uint32_t VictimOfOthers(uint32_t layer, uint16_t size_class, bool over_quota, Tier tier, Victim victim);
@@ -108,6 +109,7 @@ class SlotTable {
   std::vector<uint16_t> class_of_;      // by layer and expert
   std::vector<uint64_t> first_expert_;  // by layer, one more at the end
   std::vector<Slot> slots_;
+  std::vector<uint64_t> free_;        // a bit per slot
   std::vector<uint32_t> slot_of_;     // by layer and expert
   std::vector<uint32_t> held_;        // by layer and class
   std::vector<uint32_t> ready_;       // by layer

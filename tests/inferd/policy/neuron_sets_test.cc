@@ -2,10 +2,13 @@
 // share below a threshold.
 //
 // Thread safety: tests; one thread.
+#include "inferd/policy/neuron_sets.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -52,6 +55,52 @@ TEST(NeuronSetTest, AShareTakesWhatASortPutsFirst) {
     ChooseByShare(values, share, absl::MakeSpan(chosen));
     EXPECT_EQ(chosen, wanted) << "round " << round;
   }
+}
+
+// Guesses at the last value fail: no mean, one value far from all others, values of one size.
+TEST(NeuronSetTest, AShareTakesTheLargestOfValuesThatNoMeanDescribes) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  for (const std::vector<float>& kinds : {std::vector<float>{kInfinity, 1, 2},
+                                          {kNan, 1, 2, 3},
+                                          {kNan, kInfinity, 0},
+                                          {1e30f, 1e-30f, 2e-30f},
+                                          {-kInfinity, -1, 3e38f},
+                                          {0, -0.0f, 1e-45f},
+                                          {5}}) {
+    for (const double share : {0.01, 0.2, 0.5, 0.8, 0.99}) {
+      std::vector<float> values(200);
+      for (size_t i = 0; i < values.size(); ++i) values[i] = kinds[i % kinds.size()];
+      const auto before = [&](uint32_t a, uint32_t b) {
+        if (std::isnan(values[a]) || std::isnan(values[b]))
+          return std::isnan(values[a]) > std::isnan(values[b]);
+        if (values[a] == values[b]) return std::signbit(values[a]) < std::signbit(values[b]);
+        return values[a] > values[b];
+      };
+      std::vector<uint32_t> order(values.size());
+      std::iota(order.begin(), order.end(), 0u);
+      std::stable_sort(order.begin(), order.end(), before);
+      std::vector<uint64_t> wanted(4, 0);
+      for (size_t i = 0; i < std::ceil(share * 200 - 1e-9); ++i)
+        wanted[order[i] / 64] |= uint64_t{1} << order[i] % 64;
+      std::vector<uint64_t> chosen(4, ~uint64_t{0});
+      ChooseByShare(values, share, absl::MakeSpan(chosen));
+      EXPECT_EQ(chosen, wanted) << kinds[0] << " " << share;
+    }
+  }
+}
+
+TEST(NeuronSetTest, AThresholdTakesWhatReachesIt) {
+  std::vector<float> values(130);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i * 37 % 130);
+  values[5] = std::numeric_limits<float>::quiet_NaN();
+  std::vector<uint64_t> wanted(3, 0);
+  for (size_t i = 0; i < values.size(); ++i) {
+    wanted[i / 64] |= uint64_t{values[i] >= 60} << i % 64;
+  }
+  std::vector<uint64_t> chosen(3, ~uint64_t{0});
+  ChooseByThreshold(values, 60, absl::MakeSpan(chosen));
+  EXPECT_EQ(chosen, wanted);
 }
 
 TEST(NeuronSetTest, TheShareFollowsTheSparsitysTargetUnlessItIsSet) {
