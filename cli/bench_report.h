@@ -70,6 +70,7 @@ struct BenchSample {
   uint64_t weight_bytes = 0;  // that decode steps read
   uint64_t fork_joins = 0;
   double fork_join_seconds = 0;
+  double kernel_seconds = 0;  // in operations, parallel or not
   double stall_seconds = 0;
   double decode_seconds = 0;  // of steps of generated tokens alone
 };

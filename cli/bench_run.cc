@@ -71,6 +71,7 @@ void AddCounters(const api::Counters& before, const api::Counters& after, BenchS
   sample->weight_bytes = after.weight_bytes_touched() - before.weight_bytes_touched();
   sample->fork_joins = after.fork_joins() - before.fork_joins();
   sample->fork_join_seconds = after.fork_join_seconds() - before.fork_join_seconds();
+  sample->kernel_seconds = after.kernel_seconds() - before.kernel_seconds();
   sample->stall_seconds = after.stall_seconds() - before.stall_seconds();
   sample->decode_seconds = after.decode_seconds() - before.decode_seconds();
 }

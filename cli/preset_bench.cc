@@ -154,9 +154,9 @@ class RowRun {
     for (const auto member : kLayerCounts) {
       sum->*member += sample.*member;
     }
-    constexpr double BenchSample::*kTimes[] = {&BenchSample::seconds,           &BenchSample::busy_seconds,
-                                               &BenchSample::stall_seconds,     &BenchSample::decode_seconds,
-                                               &BenchSample::fork_join_seconds, &BenchSample::load_seconds};
+    constexpr double BenchSample::*kTimes[] = {&BenchSample::seconds,        &BenchSample::busy_seconds,
+                                               &BenchSample::stall_seconds,  &BenchSample::decode_seconds,
+                                               &BenchSample::kernel_seconds, &BenchSample::load_seconds};
     for (const auto member : kTimes) {
       sum->*member += sample.*member;
     }

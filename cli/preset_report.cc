@@ -39,10 +39,9 @@ void AddTimes(const PresetResult& result, const PresetMeasure& m, Metrics* metri
   metrics->emplace_back("compute_ms", compute);
   metrics->emplace_back("stall_ms", stall);
   if (result.real_time) {
-    // Neither waiting nor in a parallel region: residency, policies, scheduling, and what is too small to
-    // share.
+    // Neither waiting nor in an operation of the backend: residency, policies, scheduling, sampling.
     const double engine =
-        std::max(0.0, m.decode.busy_seconds - m.decode.stall_seconds - m.decode.fork_join_seconds);
+        std::max(0.0, m.decode.busy_seconds - m.decode.stall_seconds - m.decode.kernel_seconds);
     metrics->emplace_back("engine_ms", engine * per_step);
     AddShare("engine_share", engine, m.decode.busy_seconds - m.decode.stall_seconds, metrics);
   }

@@ -175,6 +175,7 @@ struct EngineStats {
   uint64_t weightd_reconnects = 0;
   uint64_t fork_joins = 0;
   double fork_join_seconds = 0;
+  double kernel_seconds = 0;  // in operations of the backend, parallel or not
   double stall_seconds = 0;
   double prompt_seconds = 0;  // step time of steps that held prefill rows
   double decode_seconds = 0;  // step time of steps of decode rows alone

@@ -194,6 +194,7 @@ void FillStats(const EngineStats& stats, v1::GetStatsResponse* out) {
   counters->set_weightd_reconnects(stats.weightd_reconnects);
   counters->set_fork_joins(stats.fork_joins);
   counters->set_fork_join_seconds(stats.fork_join_seconds);
+  counters->set_kernel_seconds(stats.kernel_seconds);
   counters->set_stall_seconds(stats.stall_seconds);
   counters->set_prompt_seconds(stats.prompt_seconds);
   counters->set_decode_seconds(stats.decode_seconds);

@@ -91,6 +91,7 @@ struct BackendCounters {
   uint64_t fork_joins = 0;       // parallel regions run on more than one thread
   double region_seconds = 0;     // from fork to join, as the calling thread sees it
   double join_wait_seconds = 0;  // of these: the calling thread was out of tiles and waited for others
+  double kernel_seconds = 0;     // in operations, parallel or not; checking their arguments is not counted
   uint64_t serial_ops = 0;       // operations small enough to run on the calling thread alone
 };
 

@@ -80,7 +80,7 @@ absl::Status CpuBackend::RopeKvWrite(const RopeKvArgs& args) {
   call.rope_dims = args.rope_dims;
   call.rope_interleaved = args.rope_interleaved;
   call.sequences = args.sequences;
-  Run(call);
+  Compute(call);
   return absl::OkStatus();
 }
 
@@ -121,7 +121,7 @@ absl::Status CpuBackend::LatentKvWrite(const LatentKvArgs& args) {
   call.rope_dims = args.rope_dims;
   call.rope_interleaved = args.rope_interleaved;
   call.sequences = args.sequences;
-  Run(call);
+  Compute(call);
   return absl::OkStatus();
 }
 
@@ -154,7 +154,7 @@ absl::Status CpuBackend::Attention(const AttentionArgs& args) {
   call.sliding_window = args.sliding_window;
   call.chunk = args.chunk;
   call.sequences = args.sequences;
-  Run(call);
+  Compute(call);
   return absl::OkStatus();
 }
 

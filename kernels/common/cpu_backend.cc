@@ -15,6 +15,12 @@ CpuBackend::CpuBackend(const BackendLimits& limits) : limits_(limits) {
   slot_taken_.reserve(uint64_t{limits.max_tokens} * (limits.top_k + 1));
 }
 
+BackendCounters CpuBackend::Counters() const {
+  BackendCounters counters;
+  counters.kernel_seconds = static_cast<double>(kernel_nanos_.load(std::memory_order_relaxed)) * 1e-9;
+  return counters;
+}
+
 absl::StatusOr<BufferId> CpuBackend::Allocate(uint64_t bytes, BufferKind) { return memory_.Allocate(bytes); }
 
 absl::StatusOr<BufferId> CpuBackend::Import(const ImportSpec& spec) {
@@ -65,7 +71,7 @@ absl::Status CpuBackend::Embed(const EmbedArgs& args) {
   }
   call.ids = args.ids;
   call.scale = args.scale;
-  Run(call);
+  Compute(call);
   return absl::OkStatus();
 }
 
@@ -81,7 +87,7 @@ absl::Status CpuBackend::Norm(const NormArgs& args) {
   RETURN_IF_ERROR(r.Norm(args.norm, args.cols, "norm weight", &call.norm));
   call.tokens = args.tokens;
   call.cols = args.cols;
-  Run(call);
+  Compute(call);
   return absl::OkStatus();
 }
 
@@ -125,7 +131,7 @@ absl::Status CpuBackend::MatMul(const MatMulArgs& args) {
   call.tokens = args.tokens;
   call.cols = args.cols;
   call.row_ids = args.row_ids;
-  Run(call);
+  Compute(call);
   return absl::OkStatus();
 }
 
@@ -144,7 +150,7 @@ absl::Status CpuBackend::TopLogits(const TopLogitsArgs& args) {
   call.tokens = args.tokens;
   call.vocab = args.vocab;
   call.k = args.k;
-  Run(call);
+  Compute(call);
   return absl::OkStatus();
 }
 

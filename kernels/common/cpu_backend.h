@@ -5,10 +5,12 @@
 #ifndef SLUICE_KERNELS_COMMON_CPU_BACKEND_H_
 #define SLUICE_KERNELS_COMMON_CPU_BACKEND_H_
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/clock.h"
 #include "kernels/backend.h"
 #include "kernels/common/calls.h"
 #include "kernels/common/host_memory.h"
@@ -25,7 +27,7 @@ class CpuBackend : public Backend, public Queue {
   Queue& queue() override { return *this; }
   void BeginStep() override {}
   void EndStep() override {}
-  BackendCounters Counters() const override { return {}; }
+  BackendCounters Counters() const override;
 
   absl::Status Upload(const void* source, uint64_t bytes, BufferRef destination) override;
   absl::Status Download(BufferRef source, uint64_t bytes, void* destination) override;
@@ -70,6 +72,17 @@ class CpuBackend : public Backend, public Queue {
   virtual void Run(const TopLogitsCall& call) = 0;
 
  private:
+  // Runs a call and counts its time; written by the owner thread alone.
+  template <class Call>
+  void Compute(const Call& call) {
+    const int64_t start = clock_.NowNanos();
+    Run(call);
+    const int64_t more = clock_.NowNanos() - start;
+    kernel_nanos_.store(kernel_nanos_.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
+  }
+
+  const MonotonicClock clock_;
+  std::atomic<int64_t> kernel_nanos_{0};
   const BackendLimits limits_;
   HostMemory memory_;
   std::vector<ExpertCall> experts_;  // scratch of MoeExperts

@@ -94,7 +94,7 @@ absl::Status CpuBackend::GatedDelta(const GatedDeltaArgs& args) {
   call.sequences = args.sequences;
   call.from = args.from;
   call.to = args.to;
-  Run(call);
+  Compute(call);
   return absl::OkStatus();
 }
 

@@ -35,7 +35,7 @@ absl::Status CpuBackend::HeadMatMul(const HeadMatMulArgs& args) {
   call.y_head_stride = args.y_head_stride;
   call.tokens = args.tokens;
   call.heads = args.heads;
-  Run(call);
+  Compute(call);
   return absl::OkStatus();
 }
 
@@ -51,7 +51,7 @@ absl::Status CpuBackend::SigmoidGate(const SigmoidGateArgs& args) {
   }
   call.tokens = args.tokens;
   call.cols = args.cols;
-  Run(call);
+  Compute(call);
   return absl::OkStatus();
 }
 
@@ -71,7 +71,7 @@ absl::Status CpuBackend::ScaleRows(const ScaleRowsArgs& args) {
   call.tokens = args.tokens;
   call.ranks = args.ranks;
   call.cols = args.cols;
-  Run(call);
+  Compute(call);
   return absl::OkStatus();
 }
 

@@ -156,7 +156,7 @@ absl::Status CpuBackend::ExpertLeads(const ExpertLeadsArgs& args) {
   call.activation = args.activation;
   call.up = args.order == SparsityOrder::kUp;
   call.experts = leads_;
-  Run(call);
+  Compute(call);
   return absl::OkStatus();
 }
 
@@ -191,7 +191,7 @@ absl::Status CpuBackend::MoeExperts(const MoeExpertsArgs& args) {
   call.activation = args.activation;
   call.experts = experts_;
   call.slots = args.slots;
-  Run(call);
+  Compute(call);
   return absl::OkStatus();
 }
 
@@ -212,7 +212,7 @@ absl::Status CpuBackend::Combine(const CombineArgs& args) {
   call.top_k = args.top_k;
   call.hidden = args.hidden;
   call.scale = args.scale;
-  Run(call);
+  Compute(call);
   return absl::OkStatus();
 }
 

@@ -84,7 +84,7 @@ absl::Status CpuBackend::Router(const RouterArgs& args) {
   call.top_groups = args.top_groups;
   call.group_score = args.group_score;
   call.shared = args.shared;
-  Run(call);
+  Compute(call);
   return absl::OkStatus();
 }
 

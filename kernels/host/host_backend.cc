@@ -137,7 +137,7 @@ absl::Status HostBackend::AllocateWorker(uint32_t cols, WorkerScratch* w) {
 
 BackendCounters HostBackend::Counters() const {
   const ThreadPool::Counters pool = pool_.counters();
-  BackendCounters counters;
+  BackendCounters counters = CpuBackend::Counters();
   counters.fork_joins = pool.fork_joins;
   counters.region_seconds = pool.region_seconds;
   counters.join_wait_seconds = pool.join_wait_seconds;

@@ -142,7 +142,7 @@ TEST(PresetTableTest, InRealTimeTheEnginesOwnWorkIsWhatIsNeitherKernelsNorWaitin
   PresetResult result = Result(20, 10, 0);
   EXPECT_FALSE(MetricOf(result, 1, "engine_ms", result).has_value());
   result.real_time = true;
-  result.measures[0].decode.fork_join_seconds = 0.09;
+  result.measures[0].decode.kernel_seconds = 0.09;
   EXPECT_NEAR(MetricOf(result, 1, "engine_ms", result).value_or(-1), 1, 1e-9);
   EXPECT_NEAR(MetricOf(result, 1, "engine_share", result).value_or(-1), 0.1, 1e-9);
 }

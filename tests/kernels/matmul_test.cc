@@ -338,5 +338,20 @@ TEST_P(MatMulTest, EmbedGivesTheDecodedRows) {
   }
 }
 
+TEST_P(MatMulTest, TimeInOperationsIsCountedHoweverSmallTheyAre) {
+  OpBench bench(GetParam());
+  const Rows x = bench.NewRows(1, 8);
+  const NormSpec rms{bench.NewWords(8), 1e-5f, NormKind::kRms, {}};
+  EXPECT_EQ(bench.backend().Counters().kernel_seconds, 0);
+  EXPECT_FALSE(bench.queue().Norm({x, 0, 8, rms, x}).ok());
+  EXPECT_EQ(bench.backend().Counters().kernel_seconds, 0);
+  for (int i = 0; i < 1000; ++i) {
+    ASSERT_TRUE(bench.queue().Norm({x, 1, 8, rms, x}).ok());
+  }
+  const BackendCounters counters = bench.backend().Counters();
+  EXPECT_GT(counters.kernel_seconds, 0);
+  EXPECT_EQ(counters.region_seconds, 0);  // nothing was worth sharing out
+}
+
 }  // namespace
 }  // namespace sluice
