@@ -1,6 +1,7 @@
 #include "inferd/policy/miss_balance.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -13,7 +14,7 @@ absl::StatusOr<CpuCostTable> CpuCostTable::Create(std::vector<Point> points) {
   for (size_t i = 0; i < points.size(); ++i) {
     const uint32_t least = i == 0 ? 1 : points[i - 1].tokens + 1;
     const double floor = i == 0 ? 0 : points[i - 1].seconds;
-    if (points[i].tokens < least || !(points[i].seconds >= floor)) {
+    if (points[i].tokens < least || !(points[i].seconds >= floor) || !std::isfinite(points[i].seconds)) {
       return absl::InvalidArgumentError(absl::StrCat("CPU cost ", i, ": ", points[i].seconds, " s for ",
                                                      points[i].tokens,
                                                      " tokens; tokens must ascend and times not fall"));

@@ -22,7 +22,8 @@ class CpuCostTable {
     uint32_t tokens = 0;
     double seconds = 0;
   };
-  // INVALID_ARGUMENT unless there is a point, tokens ascend from at least 1 and seconds do not fall.
+  // INVALID_ARGUMENT unless there is a point, tokens ascend from at least 1 and seconds are finite and do not
+  // fall.
   static absl::StatusOr<CpuCostTable> Create(std::vector<Point> points);
   // The paper's: `seconds` for each row.
   static CpuCostTable PerToken(double seconds);

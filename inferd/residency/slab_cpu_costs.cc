@@ -67,7 +67,8 @@ absl::StatusOr<std::vector<CpuCostTable::Point>> SlabResidency::MeasureRows(uint
   RETURN_IF_ERROR(queue_->Upload(ones.data(), ones.size() * sizeof(float), {x, 0}));
   std::vector<uint32_t> rows(most);
   std::iota(rows.begin(), rows.end(), 0);
-  const MonotonicClock clock;
+  const MonotonicClock machine;
+  const Clock& clock = options_.cpu_clock == nullptr ? machine : *options_.cpu_clock;
   std::vector<CpuCostTable::Point> points;
   backend_->BeginStep();
   for (uint32_t count = 1; count <= most; count *= 2) {

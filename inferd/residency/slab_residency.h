@@ -20,6 +20,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/clock.h"
 #include "common/pack/pack.h"
 #include "common/ring/shared_memory.h"
 #include "inferd/policy/miss_balance.h"
@@ -61,7 +62,8 @@ struct SlabResidencyOptions {
   bool cpu_is_device = false;
   // The same on the device, where kBalance may give the CPU resident experts too; 0: it may not.
   double device_seconds = 0;
-  uint32_t max_rows = 1;  // of a step, for measuring the CPU
+  uint32_t max_rows = 1;             // of a step, for measuring the CPU
+  const Clock* cpu_clock = nullptr;  // by which it is measured; null: the machine's
   // A layer without any progress for this long ends with an error.
   absl::Duration stall_limit = absl::Seconds(5);
 };
@@ -101,6 +103,9 @@ class SlabResidency final : public Residency {
   absl::Span<const ResidencyCounters> counters_by_layer() const override { return counters_.layers(); }
 
   const SlabPlan& plan() const { return plan_; }
+  // What the CPU takes for experts of each size class, measured at the start; empty: misses are loaded, or no
+  // expert was there to be measured.
+  absl::Span<const CpuCostTable> cpu_costs() const { return cpu_tables_; }
 
  private:
   enum class State : uint8_t { kWaiting, kInFlight, kReady, kDone, kFailed, kCpu, kCpuHandedOut, kLate };

@@ -61,6 +61,11 @@ TEST(MissBalanceTest, CpuCostsLieOnTheLinesBetweenMeasuredPoints) {
   EXPECT_FALSE(CpuCostTable::Create({}).ok());
   EXPECT_FALSE(CpuCostTable::Create({{2, 1.0}, {1, 2.0}}).ok());
   EXPECT_FALSE(CpuCostTable::Create({{1, 2.0}, {2, 1.0}}).ok());
+  EXPECT_FALSE(CpuCostTable::Create({{0, 1.0}}).ok());
+  EXPECT_FALSE(CpuCostTable::Create({{1, 1.0}, {1, 1.0}}).ok());
+  EXPECT_FALSE(CpuCostTable::Create({{1, -1.0}}).ok());
+  EXPECT_FALSE(CpuCostTable::Create({{1, std::numeric_limits<double>::quiet_NaN()}}).ok());
+  EXPECT_FALSE(CpuCostTable::Create({{1, 1.0}, {2, std::numeric_limits<double>::infinity()}}).ok());
 }
 
 // The best of all subsets.
