@@ -4,6 +4,7 @@
 
 #include "absl/time/clock.h"
 #include "common/status.h"
+#include "inferd/residency/stall_limit.h"
 
 namespace sluice {
 namespace {
@@ -92,7 +93,6 @@ absl::Status HostResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
   no_room_ = false;
   refusals_ = 0;
   trouble_ = absl::OkStatus();
-  last_progress_ = absl::Now();
   open_ = waiting_ = demands_;
   for (uint32_t i = 0; i < demands_; ++i) {
     demand_of_[demands[i].expert] = i + 1;
@@ -232,6 +232,7 @@ absl::StatusOr<absl::Span<const ReadyTile>> HostResidency::Next() {
     RETURN_IF_ERROR(queue_->Wait(queue_->Record()));  // nothing reads the weights any more
     GiveBackHandedOut();
   }
+  last_progress_ = absl::Now();  // computing is no waiting
   while (open_ > 0) {
     Poll();
     RETURN_IF_ERROR(trouble_);
@@ -250,7 +251,9 @@ absl::StatusOr<absl::Span<const ReadyTile>> HostResidency::Next() {
                        absl::FormatDuration(options_.stall_limit), ", ", counters_.total().no_room,
                        " fills found no room in weightd's DRAM"));
     }
-    RETURN_IF_ERROR(fetches_->Wait(no_room_ && in_flight_ == 0 ? std::min(limit, retry_at_) : limit));
+    const absl::Time until = no_room_ && in_flight_ == 0 ? std::min(limit, retry_at_) : limit;
+    RETURN_IF_ERROR(fetches_->Wait(until));
+    last_progress_ = CountedFrom(last_progress_, until, absl::Now());
   }
   return absl::Span<const ReadyTile>();
 }

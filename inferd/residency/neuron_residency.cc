@@ -5,6 +5,7 @@
 
 #include "absl/time/clock.h"
 #include "common/status.h"
+#include "inferd/residency/stall_limit.h"
 
 namespace sluice {
 namespace {
@@ -94,7 +95,6 @@ absl::Status NeuronResidency::BeginLayer(uint32_t layer, absl::Span<const Expert
   failed_.clear();
   no_room_ = false;
   trouble_ = absl::OkStatus();
-  last_progress_ = absl::Now();
   if (demands.empty()) {
     return absl::OkStatus();
   }
@@ -138,7 +138,6 @@ absl::Status NeuronResidency::LeadsQueued() {
   RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
   DecideNeurons();
   ready_.clear();
-  last_progress_ = absl::Now();
   return AskForWaiting();
 }
 
@@ -148,6 +147,7 @@ absl::StatusOr<absl::Span<const ReadyTile>> NeuronResidency::Next() {
     RETURN_IF_ERROR(queue_->Wait(queue_->Record()));  // nothing reads the weights any more
     FinishHandedOut();
   }
+  last_progress_ = absl::Now();  // computing is no waiting
   while (open_ > 0) {
     Poll();
     if (std::exchange(leads_came_, false) && listener_ != nullptr) {
@@ -157,7 +157,6 @@ absl::StatusOr<absl::Span<const ReadyTile>> NeuronResidency::Next() {
     RETURN_IF_ERROR(AskForWaiting());
     HandOut();
     if (!ready_.empty()) {
-      last_progress_ = absl::Now();
       return absl::MakeConstSpan(ready_);
     }
     if (open_ == 0) {
@@ -167,7 +166,9 @@ absl::StatusOr<absl::Span<const ReadyTile>> NeuronResidency::Next() {
     if (absl::Now() >= limit) {
       return StallError();
     }
-    RETURN_IF_ERROR(fetches_->Wait(WaitUntil(limit)));
+    const absl::Time until = WaitUntil(limit);
+    RETURN_IF_ERROR(fetches_->Wait(until));
+    last_progress_ = CountedFrom(last_progress_, until, absl::Now());
   }
   return absl::Span<const ReadyTile>();
 }

@@ -4,6 +4,7 @@
 
 #include "absl/time/clock.h"
 #include "common/status.h"
+#include "inferd/residency/stall_limit.h"
 
 namespace sluice {
 namespace {
@@ -70,7 +71,6 @@ absl::Status SlabResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
   no_room_ = false;
   cpu_queued_ = 0;
   trouble_ = absl::OkStatus();
-  last_progress_ = absl::Now();
   if (demands.empty()) {
     return absl::OkStatus();
   }
@@ -329,13 +329,13 @@ absl::StatusOr<absl::Span<const ReadyTile>> SlabResidency::Next() {
     RETURN_IF_ERROR(queue_->Wait(queue_->Record()));  // nothing reads the weights any more
   }
   FinishHandedOut();
+  last_progress_ = absl::Now();  // computing is no waiting
   while (open_ > 0) {
     Poll();
     RETURN_IF_ERROR(trouble_);
     RETURN_IF_ERROR(AskForWaiting());
     HandOut();
     if (!ready_.empty()) {
-      last_progress_ = absl::Now();
       return absl::MakeConstSpan(ready_);
     }
     FinishHandedOut();
@@ -347,7 +347,9 @@ absl::StatusOr<absl::Span<const ReadyTile>> SlabResidency::Next() {
       return StallError();
     }
     if (!AwaitCpu()) {
-      RETURN_IF_ERROR(fetches_->Wait(WaitUntil(limit)));
+      const absl::Time until = WaitUntil(limit);
+      RETURN_IF_ERROR(fetches_->Wait(until));
+      last_progress_ = CountedFrom(last_progress_, until, absl::Now());
     }
   }
   return absl::Span<const ReadyTile>();

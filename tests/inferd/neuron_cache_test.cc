@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "common/clock.h"
 #include "common/pack/row_layout.h"
 #include "common/status.h"
@@ -18,6 +19,7 @@
 #include "inferd/residency/neuron_choice.h"
 #include "inferd/residency/neuron_residency.h"
 #include "inferd/residency/neuron_table.h"
+#include "inferd/residency/stall_limit.h"
 #include "tests/support/engine_testing.h"
 
 namespace sluice {
@@ -511,6 +513,31 @@ TEST_F(NeuronCacheTest, WhereALayerKeepsTooLittleTwiceATokensExpertsPass) {
   ASSERT_TRUE(even.ok()) << even.status();
   EXPECT_EQ(even->classes[0].passing, 2u);
   EXPECT_EQ(even->classes[0].quota, (std::vector<uint32_t>{3, 3}));
+}
+
+// However long a layer computes, its transfers have the whole limit from then on.
+TEST_F(NeuronCacheTest, ComputingIsNotCountedAgainstTheStallLimit) {
+  options_.slots.stall_limit = absl::Milliseconds(40);
+  Start(8, {.max_delay_polls = 60});
+  ASSERT_TRUE(cache_->BeginLayer(0, {{0, 1}, {5, 1}}).ok());
+  int rounds = 0;
+  for (;; ++rounds) {
+    const auto ready = cache_->Next();
+    ASSERT_TRUE(ready.ok()) << ready.status();
+    if (ready->empty()) break;
+    ASSERT_TRUE(Compute(*ready, 0).ok());
+    absl::SleepFor(absl::Milliseconds(60));
+  }
+  EXPECT_GT(rounds, 2);
+}
+
+TEST(StallLimitTest, AWaitThatEndedLongAfterItShouldIsNotCounted) {
+  const absl::Time start = absl::UnixEpoch();
+  const absl::Time until = start + absl::Milliseconds(300);
+  EXPECT_EQ(CountedFrom(start, until, until - absl::Milliseconds(200)), start);
+  EXPECT_EQ(CountedFrom(start, until, until + absl::Milliseconds(900)), start);
+  const absl::Time woken = until + absl::Seconds(7);
+  EXPECT_EQ(CountedFrom(start, until, woken), woken);
 }
 
 // What a predictor that waits for leads is told while a layer waits for something else.
