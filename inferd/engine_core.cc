@@ -171,8 +171,8 @@ absl::Status EngineCore::MakeResidency(const Policies& policies) {
     slab.device_seconds = policies.balance_resident && !slab.cpu_is_device ? times.compute_per_byte : 0;
   }
   if (policies.granularity == CacheGranularity::kNeuron) {
-    ASSIGN_OR_RETURN(residency_, NeuronResidency::Create(NeuronOptionsOf(policies, slab), client_, &fetches_,
-                                                         backend_.get()));
+    ASSIGN_OR_RETURN(residency_, NeuronResidency::Create(NeuronOptionsOf(policies, client_->pack(), slab),
+                                                         client_, &fetches_, backend_.get()));
     return absl::OkStatus();
   }
   ASSIGN_OR_RETURN(residency_, SlabResidency::Create(slab, client_, &fetches_, &segments_, backend_.get(),

@@ -31,7 +31,7 @@ absl::Status CheckHost(const Policies& p) {
       {"cache_allocation", p.allocation == CacheAllocation::kUniform},
       {"cache_eviction", p.eviction == SlotEviction::kLru},
       {"cache_granularity", p.granularity == CacheGranularity::kExpert},
-      {"lead_resident", !p.lead_resident},
+      {"lead_resident", p.lead_resident == LeadResident::kOff},
       {"expert_miss", p.miss == ExpertMiss::kLoad},
       {"neuron_miss", p.neuron_miss == NeuronMiss::kLoad},
       {"neuron_predictor", p.neuron_predictor == NeuronPredictorKind::kNone},
@@ -76,7 +76,7 @@ absl::Status CheckSlots(const Policies& p) {
   if (!by_neuron && p.neuron_miss != NeuronMiss::kLoad) {
     return Contradiction(p, "neuron_miss", "cache_granularity");
   }
-  if (!by_neuron && p.lead_resident) {
+  if (!by_neuron && p.lead_resident == LeadResident::kOn) {
     return Contradiction(p, "lead_resident", "cache_granularity");
   }
   const bool names_experts =

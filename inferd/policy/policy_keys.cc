@@ -55,6 +55,8 @@ constexpr Word<SlotEviction> kEvictions[] = {
     {SlotEviction::kLru, "lru"}, {SlotEviction::kLfru, "lfru"}, {SlotEviction::kScore, "score"}};
 constexpr Word<CacheGranularity> kGranularities[] = {{CacheGranularity::kExpert, "expert"},
                                                      {CacheGranularity::kNeuron, "neuron"}};
+constexpr Word<LeadResident> kLeadResidents[] = {
+    {LeadResident::kOff, "off"}, {LeadResident::kOn, "on"}, {LeadResident::kAuto, "auto"}};
 constexpr Word<ExpertMiss> kMisses[] = {
     {ExpertMiss::kLoad, "load"},          {ExpertMiss::kCpu, "cpu"},   {ExpertMiss::kBalance, "balance"},
     {ExpertMiss::kPaperBalance, "paper"}, {ExpertMiss::kSkip, "skip"}, {ExpertMiss::kProceed, "proceed"}};
@@ -210,7 +212,7 @@ constexpr PolicyKey kKeys[] = {
        if (fits) p->copy_all_share = value;
        return fits;
      }},
-    SwitchKey<&Policies::lead_resident>("lead_resident"),
+    WordKey<&Policies::lead_resident, kLeadResidents>("lead_resident", "off, on, auto"),
     WordKey<&Policies::miss, kMisses>("expert_miss", "load, cpu, balance, paper, skip, proceed"),
     SwitchKey<&Policies::balance_resident>("balance_resident"),
     WordKey<&Policies::neuron_miss, kNeuronMisses>("neuron_miss", "load, budgeted, proceed"),

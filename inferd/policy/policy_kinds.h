@@ -37,6 +37,9 @@ enum class CacheKind : uint8_t { kLease, kSlots, kNone, kLayer, kStatic, kReside
 enum class CacheAllocation : uint8_t { kUniform, kDp, kDpMeasured, kDpTimed, kLayers };
 enum class SlotEviction : uint8_t { kLru, kLfru, kScore };
 enum class CacheGranularity : uint8_t { kExpert, kNeuron };
+// Whether every expert's lead stays in device memory. kAuto: where enough slots are left beside them
+// (LeadsStay() in slab_policies.h).
+enum class LeadResident : uint8_t { kOff, kOn, kAuto };
 
 // What AdapMoE's S_l is (common/profile/gating.h).
 using SensitivityKind = GatingKind;

@@ -262,7 +262,8 @@ namespace {
 
 absl::StatusOr<std::unique_ptr<NeuronPredictor>> MakeNeuronPredictor(const PrefetcherSetup& setup) {
   const Policies& policies = *setup.policies;
-  if (policies.neuron_predictor == NeuronPredictorKind::kNone) return nullptr;
+  const bool needless = !policies.predict_resident && !setup.residency->HasRoomAhead();
+  if (policies.neuron_predictor == NeuronPredictorKind::kNone || needless) return nullptr;
   NeuronPredictorOptions options;
   options.order = policies.sparsity.order;
   options.set = policies.neuron_set;

@@ -36,7 +36,7 @@ Policies Floe(double target) {
   p.neuron_set = NeuronSet::kShare;
   p.allocation = CacheAllocation::kLayers;
   p.granularity = CacheGranularity::kNeuron;
-  p.lead_resident = true;
+  p.lead_resident = LeadResident::kOn;
   p.neuron_miss = NeuronMiss::kProceed;
   return p;
 }
@@ -46,6 +46,7 @@ Policies Corm() {
   p.sparsity = {SparsityOrder::kGate, {}, ThresholdScope::kExpert, 0.25};
   p.neuron_predictor = NeuronPredictorKind::kGateReuse;
   p.granularity = CacheGranularity::kNeuron;
+  p.lead_resident = LeadResident::kAuto;
   p.miss = ExpertMiss::kProceed;
   p.neuron_miss = NeuronMiss::kProceed;
   return p;
@@ -140,7 +141,7 @@ Policies OnHost(Policies p) {
   p.allocation = plain.allocation;
   p.eviction = plain.eviction;
   p.granularity = plain.granularity;
-  p.lead_resident = false;
+  p.lead_resident = LeadResident::kOff;
   p.miss = plain.miss;
   p.balance_resident = plain.balance_resident;
   p.neuron_miss = plain.neuron_miss;

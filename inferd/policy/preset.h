@@ -71,7 +71,7 @@ struct Policies {
   uint32_t lfru_half_life = 64;  // kLfru: passes of a layer
   CacheGranularity granularity = CacheGranularity::kExpert;
   double copy_all_share = 0.75;  // kNeuron: more of the neurons than this travel in one copy; -1: measured
-  bool lead_resident = false;    // kNeuron: every expert's lead stays in device memory
+  LeadResident lead_resident = LeadResident::kOff;  // kNeuron
 
   ExpertMiss miss = ExpertMiss::kLoad;
   // kBalance: resident experts go to the CPU too, where that ends a layer sooner and the device's time is

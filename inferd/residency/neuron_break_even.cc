@@ -80,7 +80,8 @@ std::string NeuronResidency::Describe() const {
                       slots_->lead() == Part::kUp ? "up" : "gate", " parts ",
                       leads > 0 ? absl::StrCat("stay (", leads, " bytes)") : std::string("in the slots"),
                       ", all of an expert's copied above ", copy_all_share_, " of them",
-                      options_.copy_all_share < 0 ? " (measured)" : "");
+                      options_.copy_all_share < 0 ? " (measured)" : "",
+                      HasRoomAhead() ? "" : ", no room for neurons of the next layer");
 }
 
 }  // namespace sluice

@@ -10,6 +10,7 @@ namespace sluice {
 namespace {
 
 constexpr uint64_t kRegionAlignment = 64;
+constexpr uint32_t kNeuronBlock = 64;
 constexpr std::array<Part, kPartCount> kParts = {Part::kUp, Part::kGate, Part::kDown};
 
 // Whether some layer may not keep a token's experts.
@@ -24,6 +25,22 @@ bool KeepsTooFew(const Pack& pack, const SlabPlan& plan) {
     }
   }
   return false;
+}
+
+// What of `budget` bytes (0: as many as it takes) is left for slots once each has its positions: slots go
+// while there are too many for both.
+absl::StatusOr<uint64_t> SlabBytesOf(const Pack& pack, uint64_t budget, const SlotBytes& slot_bytes,
+                                     const SlotAllocation& allocate) {
+  uint64_t slab = budget;
+  while (budget > 0) {
+    ASSIGN_OR_RETURN(const SlabPlan plan, PlanSlab(pack, slab, allocate, slot_bytes));
+    const uint64_t positions = PositionBytes(pack, plan.slots);
+    if (plan.bytes + positions <= budget) {
+      break;
+    }
+    slab = plan.bytes - 1;  // a slot less
+  }
+  return slab;
 }
 
 }  // namespace
@@ -79,31 +96,57 @@ uint64_t LeadBytes(const Pack& pack, Part lead) {
   return bytes;
 }
 
-absl::Status CheckNeuronBudget(const Pack& pack, uint64_t budget, Part lead, bool lead_resident) {
+uint32_t MostNeurons(const Pack& pack) {
+  uint32_t most = 1;
+  for (const LayerConfig& layer : pack.config().layers) {
+    most = std::max(most, layer.moe.experts > 0 ? layer.moe.expert_width : 0);
+  }
+  return (most + kNeuronBlock - 1) / kNeuronBlock * kNeuronBlock;
+}
+
+uint64_t PositionBytes(const Pack& pack, uint64_t slots) {
+  return (slots + 1) * MostNeurons(pack) * sizeof(int32_t);
+}
+
+uint64_t SmallestNeuronBudget(const Pack& pack, Part lead, bool lead_resident) {
   const SlotBytes slot_bytes = NeuronSlotBytes(pack, lead, lead_resident);
-  if (!lead_resident || budget == 0) {
-    return CheckDeviceBudget(pack, budget, slot_bytes);
+  return (lead_resident ? LeadBytes(pack, lead) : 0) + SmallestDeviceBudget(pack, slot_bytes) +
+         PositionBytes(pack, SmallestSlotCount(pack, slot_bytes));
+}
+
+absl::Status CheckNeuronBudget(const Pack& pack, uint64_t budget, Part lead, bool lead_resident) {
+  RETURN_IF_ERROR(CheckDeviceBudget(pack, /*budget=*/0, NeuronSlotBytes(pack, lead, lead_resident)));
+  const uint64_t least = SmallestNeuronBudget(pack, lead, lead_resident);
+  if (budget == 0 || budget >= least) {
+    return absl::OkStatus();
   }
-  const uint64_t leads = LeadBytes(pack, lead);
-  const uint64_t least = SmallestDeviceBudget(pack, slot_bytes);
-  if (budget < leads + least) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("device_budget of ", budget, " bytes cannot hold the ",
-                     lead == Part::kUp ? "up" : "gate", " parts of all experts (", leads,
-                     " bytes, --policy lead_resident=on) and two slots of each size (", least, " bytes)"));
-  }
-  return CheckDeviceBudget(pack, budget - leads, slot_bytes);
+  const uint64_t leads = lead_resident ? LeadBytes(pack, lead) : 0;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "device_budget of ", budget, " bytes cannot hold ",
+      lead_resident ? absl::StrCat("the ", lead == Part::kUp ? "up" : "gate", " parts of all experts (",
+                                   leads, " bytes, --policy lead_resident=on) and ")
+                    : "",
+      "the least working set of ", least - leads,
+      " bytes: two slots of each size and where their neurons lie"));
 }
 
 absl::StatusOr<SlabPlan> PlanNeuronSlab(const Pack& pack, uint64_t budget, Part lead, bool lead_resident,
-                                        const SlotAllocation& allocate) {
+                                        bool fetch_ahead, const SlotAllocation& allocate) {
   RETURN_IF_ERROR(CheckNeuronBudget(pack, budget, lead, lead_resident));
-  const uint64_t leads = lead_resident && budget != 0 ? LeadBytes(pack, lead) : 0;
   const SlotBytes slot_bytes = NeuronSlotBytes(pack, lead, lead_resident);
-  ASSIGN_OR_RETURN(SlabPlan plan, PlanSlab(pack, budget - leads, allocate, slot_bytes));
-  return KeepsTooFew(pack, plan)
-             ? PlanSlab(pack, budget - leads, allocate, slot_bytes, 2 * LargestTopKOf(pack))
-             : std::move(plan);
+  const uint64_t rest = budget == 0 || !lead_resident ? budget : budget - LeadBytes(pack, lead);
+  ASSIGN_OR_RETURN(const uint64_t slab, SlabBytesOf(pack, rest, slot_bytes, allocate));
+  const uint32_t top_k = LargestTopKOf(pack);
+  ASSIGN_OR_RETURN(SlabPlan plan, PlanSlab(pack, slab, allocate, slot_bytes));
+  if (KeepsTooFew(pack, plan)) {
+    ASSIGN_OR_RETURN(plan, PlanSlab(pack, slab, allocate, slot_bytes, fetch_ahead ? 2 * top_k : top_k));
+    uint32_t passing = 0;
+    for (const SlotClass& c : plan.classes) {
+      passing += c.passing;
+    }
+    plan.room_ahead = passing >= top_k;
+  }
+  return plan;
 }
 
 }  // namespace sluice

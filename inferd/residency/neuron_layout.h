@@ -40,18 +40,28 @@ PartSet RecordParts(Part lead);
 // How much each expert's slot takes.
 SlotBytes NeuronSlotBytes(const Pack& pack, Part lead, bool lead_apart);
 
+// Memory for the tables of positions of so many slots (and of one that has no neurons, ever): int32 for each
+// neuron of the widest expert, rounded up to whole blocks of 64.
+uint64_t PositionBytes(const Pack& pack, uint64_t slots);
+uint32_t MostNeurons(const Pack& pack);
+
 // Memory for the leads of all experts.
 uint64_t LeadBytes(const Pack& pack, Part lead);
 
-// Whether `budget` bytes (0: as many as it takes) hold two slots of every class and, where they stay, the
-// leads of all experts. INVALID_ARGUMENT with the numbers.
+// Whether `budget` bytes (0: as many as it takes) hold two slots of every class with their positions and,
+// where they stay, the leads of all experts. INVALID_ARGUMENT with the numbers.
 absl::Status CheckNeuronBudget(const Pack& pack, uint64_t budget, Part lead, bool lead_resident);
 
-// Slots of that budget; with `lead_resident` the leads take theirs first and are not in the plan's bytes.
-// Where a layer may keep fewer experts than a token has, twice as many pass: those that it computes, and
-// those that are predicted for the next one.
+// The least such budget.
+uint64_t SmallestNeuronBudget(const Pack& pack, Part lead, bool lead_resident);
+
+// Slots of that budget; positions, and with `lead_resident` the leads, take theirs first and are not in the
+// plan's bytes.
+// Where a layer may keep fewer experts than a token has, those that it computes pass; with `fetch_ahead`
+// twice as many do, since those predicted for the next layer come meanwhile, and if fewer than a token's
+// experts can pass there is no room ahead.
 absl::StatusOr<SlabPlan> PlanNeuronSlab(const Pack& pack, uint64_t budget, Part lead, bool lead_resident,
-                                        const SlotAllocation& allocate);
+                                        bool fetch_ahead, const SlotAllocation& allocate);
 
 }  // namespace sluice
 

@@ -41,6 +41,7 @@ struct NeuronResidencyOptions {
   // stall limit. Misses are loaded.
   SlabResidencyOptions slots;
   bool lead_resident = false;
+  bool fetch_ahead = false;      // whether experts of later layers will be asked for
   double copy_all_share = 0.75;  // below 0: measured at the start
   NeuronMiss miss = NeuronMiss::kLoad;
   double budget_us = 0;  // kBudgeted: link time of a layer
@@ -87,6 +88,11 @@ class NeuronResidency final : public Residency {
   absl::Span<const ResidencyCounters> counters_by_layer() const override { return counters_.layers(); }
   absl::Span<const NeuronCounters> neuron_counters() const override { return neuron_counters_; }
 
+  bool HasRoomAhead() const override { return slots_->plan().room_ahead; }
+  std::optional<NeuronCacheFacts> neuron_cache() const override {
+    return NeuronCacheFacts{slots_->plan().slots, slots_->lead_resident(), copy_all_share_,
+                            options_.copy_all_share < 0};
+  }
   std::string Describe() const override;
 
   const NeuronSlots& slots() const { return *slots_; }

@@ -65,6 +65,7 @@ absl::StatusOr<std::unique_ptr<NeuronResidency>> NeuronResidency::Create(
   slots.budget = options.slots.budget;
   slots.lead = options.slots.lead;
   slots.lead_resident = options.lead_resident;
+  slots.fetch_ahead = options.fetch_ahead;
   slots.link_gbps = options.slots.link_gbps;
   slots.link_latency_us = options.slots.link_latency_us;
   slots.tile_neurons = options.slots.tile_neurons;

@@ -14,14 +14,6 @@ constexpr uint32_t kTilesOfAnExpert = 8;
 // Transfers in flight at most; more wait as for a full ring.
 constexpr uint32_t kMostTransfers = 512;
 
-uint32_t MostNeurons(const Pack& pack) {
-  uint32_t most = 1;
-  for (const LayerConfig& layer : pack.config().layers) {
-    most = std::max(most, layer.moe.experts > 0 ? layer.moe.expert_width : 0);
-  }
-  return (most + kNeuronBlock - 1) / kNeuronBlock * kNeuronBlock;
-}
-
 }  // namespace
 
 NeuronSlots::NeuronSlots(const NeuronSlotsOptions& options, SlabPlan plan, WeightClient* client,
@@ -85,9 +77,10 @@ absl::StatusOr<std::unique_ptr<NeuronSlots>> NeuronSlots::Create(const NeuronSlo
     return absl::InvalidArgumentError(
         absl::StrCat("tile_neurons is ", options.tile_neurons, ", not a multiple of ", kNeuronBlock));
   }
-  ASSIGN_OR_RETURN(SlabPlan plan, PlanNeuronSlab(client->pack(), options.budget, options.lead,
-                                                 options.lead_resident, options.allocate));
-  const uint64_t bytes = (uint64_t{plan.slots} + 1) * MostNeurons(client->pack()) * sizeof(int32_t);
+  ASSIGN_OR_RETURN(SlabPlan plan,
+                   PlanNeuronSlab(client->pack(), options.budget, options.lead, options.lead_resident,
+                                  options.fetch_ahead, options.allocate));
+  const uint64_t bytes = PositionBytes(client->pack(), plan.slots);
   ASSIGN_OR_RETURN(const BufferId positions, backend->Allocate(bytes, BufferKind::kStaging));
   std::byte* host_positions = backend->HostWrite({positions, 0}, bytes);
   if (host_positions == nullptr) {

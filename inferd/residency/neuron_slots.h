@@ -31,6 +31,7 @@ struct NeuronSlotsOptions {
   uint64_t budget = 0;  // bytes, leads that stay included; 0: as many as it takes
   Part lead = Part::kGate;
   bool lead_resident = false;
+  bool fetch_ahead = false;  // whether experts of later layers will be asked for
   double link_gbps = 0;
   double link_latency_us = 0;
   uint32_t tile_neurons = 0;  // of a whole expert, a multiple of 64; 0: an eighth of the expert

@@ -118,6 +118,14 @@ struct NeuronCounters {
   }
 };
 
+// What a cache of single neurons is like.
+struct NeuronCacheFacts {
+  uint64_t slots = 0;
+  bool leads_stay = false;         // of all experts, in device memory
+  double copy_all_share = 0;       // of an expert's neurons: if more are missing, all travel in one copy
+  bool copy_all_measured = false;  // at the start
+};
+
 // Told of leads that were prefetched.
 class LeadListener {
  public:
@@ -201,6 +209,10 @@ class Residency : public ResidencyView {
   virtual absl::Span<const ResidencyCounters> counters_by_layer() const { return {}; }
   // By layer; empty where the cache knows whole experts only.
   virtual absl::Span<const NeuronCounters> neuron_counters() const { return {}; }
+  // Whether what is fetched for the next layer finds room beside what the running one computes.
+  virtual bool HasRoomAhead() const { return true; }
+  // None where whole experts are cached.
+  virtual std::optional<NeuronCacheFacts> neuron_cache() const { return {}; }
   // For the line at the start; empty: nothing to say.
   virtual std::string Describe() const { return {}; }
 

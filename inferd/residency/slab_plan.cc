@@ -116,6 +116,14 @@ uint64_t SmallestDeviceBudget(const Pack& pack, const SlotBytes& slot_bytes) {
   return LeastBytes(ClassesOf(pack, slot_bytes));
 }
 
+uint32_t SmallestSlotCount(const Pack& pack, const SlotBytes& slot_bytes) {
+  uint32_t slots = 0;
+  for (const SlotClass& c : ClassesOf(pack, slot_bytes)) {
+    slots += std::min(kLeastSlots, c.experts);
+  }
+  return slots;
+}
+
 absl::Status CheckDeviceBudget(const Pack& pack, uint64_t budget, const SlotBytes& slot_bytes) {
   const std::vector<SlotClass> classes = ClassesOf(pack, slot_bytes);
   if (classes.empty()) {

@@ -37,6 +37,7 @@ struct SlabPlan {
   std::vector<SlotClass> classes;
   std::vector<uint16_t> class_of;      // by layer and expert
   std::vector<uint64_t> first_expert;  // by layer: place of its first expert in class_of
+  bool room_ahead = true;  // whether experts of the next layer find slots beside those being computed
 };
 
 // Divides `total` slots among layers with so many experts; the sum is at most `total`.
@@ -48,6 +49,9 @@ using SlotBytes = std::function<uint64_t(uint32_t layer, uint32_t expert)>;
 
 // The least budget: two slots of every class, one to compute from and one to fill.
 uint64_t SmallestDeviceBudget(const Pack& pack, const SlotBytes& slot_bytes = {});
+
+// How many slots these are.
+uint32_t SmallestSlotCount(const Pack& pack, const SlotBytes& slot_bytes = {});
 
 // Most experts of a token, over the layers; 1 without any.
 uint32_t LargestTopKOf(const Pack& pack);

@@ -15,8 +15,19 @@
 namespace sluice {
 namespace {
 
+// Slots that must be left for leads to stay by themselves, for each expert of a token: one that is computed
+// and one that comes. From there on it was faster at every budget (docs/presets.md, CORM).
+constexpr uint64_t kLeastSlotsBesideLeads = 2;
+
 Part LeadOf(const Policies& policies) {
   return policies.sparsity.order == SparsityOrder::kUp ? Part::kUp : Part::kGate;
+}
+
+// Whether anything of the next layer's experts comes while a layer is computed: the leads of those predicted,
+// unless all are there, and the neurons predicted of them.
+bool FetchesAhead(const Policies& policies, bool leads_stay) {
+  return policies.predictor != ExpertPredictorKind::kNone &&
+         (policies.neuron_predictor != NeuronPredictorKind::kNone || !leads_stay);
 }
 
 std::vector<uint32_t> KeepNothing(absl::Span<const uint32_t> experts, uint64_t) {
@@ -214,18 +225,29 @@ std::string AllocationWarning(const Policies& policies, const Pack& pack) {
                       ", so all layers count as alike; sluice calibrate makes it");
 }
 
+bool LeadsStay(const Policies& policies, const Pack& pack, uint64_t budget) {
+  if (policies.lead_resident != LeadResident::kAuto) {
+    return policies.lead_resident == LeadResident::kOn;
+  }
+  const absl::StatusOr<SlabPlan> plan = PlanNeuronSlab(pack, budget, LeadOf(policies), /*lead_resident=*/true,
+                                                       /*fetch_ahead=*/true, KeepNothing);
+  return budget > 0 && plan.ok() && plan->slots >= kLeastSlotsBesideLeads * LargestTopKOf(pack);
+}
+
 absl::Status CheckSlotBudget(const Policies& policies, const Pack& pack, uint64_t budget) {
   const uint64_t bytes = policies.cache == CacheKind::kResident ? 0 : budget;
   if (policies.granularity == CacheGranularity::kExpert) {
     return CheckDeviceBudget(pack, bytes);
   }
-  return CheckNeuronBudget(pack, bytes, LeadOf(policies), policies.lead_resident);
+  return CheckNeuronBudget(pack, bytes, LeadOf(policies), LeadsStay(policies, pack, bytes));
 }
 
-NeuronResidencyOptions NeuronOptionsOf(const Policies& policies, const SlabResidencyOptions& slots) {
+NeuronResidencyOptions NeuronOptionsOf(const Policies& policies, const Pack& pack,
+                                       const SlabResidencyOptions& slots) {
   NeuronResidencyOptions options;
   options.slots = slots;
-  options.lead_resident = policies.lead_resident;
+  options.lead_resident = LeadsStay(policies, pack, slots.budget);
+  options.fetch_ahead = FetchesAhead(policies, options.lead_resident);
   options.copy_all_share = policies.copy_all_share;
   options.miss = policies.neuron_miss;
   options.budget_us = policies.neuron_budget_us;

@@ -41,8 +41,14 @@ std::vector<LayerDemand> LayerDemandsOf(const ModelConfig& config, const Policie
 // it; else empty.
 std::string AllocationWarning(const Policies& policies, const Pack& pack);
 
+// Whether every expert's lead stays in device memory (policy lead_resident). `auto`: where the leads of all
+// experts fit the budget and leave two slots of the rest for each of a token's experts, one that is computed
+// and one that comes; not where every expert has its slot (budget 0).
+bool LeadsStay(const Policies& policies, const Pack& pack, uint64_t budget);
+
 // The same slots, filled neuron by neuron.
-NeuronResidencyOptions NeuronOptionsOf(const Policies& policies, const SlabResidencyOptions& slots);
+NeuronResidencyOptions NeuronOptionsOf(const Policies& policies, const Pack& pack,
+                                       const SlabResidencyOptions& slots);
 
 // Whether a device of `budget` bytes (0: as many as it takes) can serve the pack under these policies.
 // INVALID_ARGUMENT with the numbers.

@@ -19,6 +19,7 @@
 #include "inferd/residency/neuron_choice.h"
 #include "inferd/residency/neuron_residency.h"
 #include "inferd/residency/neuron_table.h"
+#include "inferd/residency/slab_policies.h"
 #include "inferd/residency/stall_limit.h"
 #include "tests/support/engine_testing.h"
 
@@ -178,7 +179,8 @@ class NeuronCacheTest : public testing::Test {
     fetches_ = std::make_unique<FetchQueue>(client_.get(), backend_.get(), &clock_);
     const Pack& pack = client_->pack();
     const uint64_t slot = NeuronLayoutOf(pack, 0, 0, Part::kGate, options_.lead_resident).slot_bytes;
-    options_.slots.budget = slots * slot + (options_.lead_resident ? LeadBytes(pack, Part::kGate) : 0);
+    options_.slots.budget = slots * slot + PositionBytes(pack, slots) +
+                            (options_.lead_resident ? LeadBytes(pack, Part::kGate) : 0);
     auto cache = NeuronResidency::Create(options_, client_.get(), fetches_.get(), backend_.get());
     ASSERT_TRUE(cache.ok()) << cache.status();
     cache_ = *std::move(cache);
@@ -500,19 +502,51 @@ TEST_F(NeuronCacheTest, ABudgetFetchesTheLargestAndLeavesTheOthersOut) {
 }
 
 // Eight slots for two layers of six: the first layer whole leaves none for the second, where both a token's
-// experts and the two predicted for it must find room.
-TEST_F(NeuronCacheTest, WhereALayerKeepsTooLittleTwiceATokensExpertsPass) {
+// experts and the two predicted for it must find room; where nothing is predicted the room is the cache's.
+TEST_F(NeuronCacheTest, WhereALayerKeepsTooLittleTwiceATokensExpertsPassIfSomeArePredicted) {
   const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
-  const uint64_t budget =
-      LeadBytes(*pack, Part::kUp) + 8 * NeuronLayoutOf(*pack, 0, 0, Part::kUp, true).slot_bytes;
-  const auto layers = PlanNeuronSlab(*pack, budget, Part::kUp, true, AllocateLayers);
-  ASSERT_TRUE(layers.ok()) << layers.status();
-  EXPECT_EQ(layers->classes[0].passing, 4u);
-  EXPECT_EQ(layers->classes[0].quota, (std::vector<uint32_t>{4, 0}));
-  const auto even = PlanNeuronSlab(*pack, budget, Part::kUp, true, AllocateUniform);
-  ASSERT_TRUE(even.ok()) << even.status();
-  EXPECT_EQ(even->classes[0].passing, 2u);
-  EXPECT_EQ(even->classes[0].quota, (std::vector<uint32_t>{3, 3}));
+  const uint64_t leads = LeadBytes(*pack, Part::kUp);
+  const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kUp, true).slot_bytes;
+  const auto plan = [&](uint64_t slots, bool fetch_ahead, const SlotAllocation& allocate) {
+    return *PlanNeuronSlab(*pack, leads + slots * slot + PositionBytes(*pack, slots), Part::kUp, true,
+                           fetch_ahead, allocate);
+  };
+  const SlabPlan layers = plan(8, true, AllocateLayers);
+  EXPECT_EQ(layers.classes[0].passing, 4u);
+  EXPECT_EQ(layers.classes[0].quota, (std::vector<uint32_t>{4, 0}));
+  EXPECT_TRUE(layers.room_ahead);
+  const SlabPlan unpredicted = plan(8, false, AllocateLayers);
+  EXPECT_EQ(unpredicted.classes[0].passing, 2u);
+  EXPECT_EQ(unpredicted.classes[0].quota, (std::vector<uint32_t>{6, 0}));
+  for (const bool fetch_ahead : {false, true}) {
+    const SlabPlan even = plan(8, fetch_ahead, AllocateUniform);
+    EXPECT_EQ(even.classes[0].passing, 2u);
+    EXPECT_EQ(even.classes[0].quota, (std::vector<uint32_t>{3, 3}));
+    EXPECT_TRUE(even.room_ahead);
+  }
+  const SlabPlan few = plan(3, true, AllocateLayers);
+  EXPECT_EQ(few.classes[0].passing, 1u);
+  EXPECT_FALSE(few.room_ahead) << "one slot passes, and a token's two experts are being computed";
+}
+
+TEST_F(NeuronCacheTest, LeadsStayByThemselvesWhereTheyLeaveTwoSlotsForEachExpertOfAToken) {
+  const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
+  const uint64_t leads = LeadBytes(*pack, Part::kGate);
+  const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kGate, true).slot_bytes;
+  const uint64_t four = leads + 4 * slot + PositionBytes(*pack, 4);
+  const uint64_t two = leads + 2 * slot + PositionBytes(*pack, 2);
+  Policies policies = *PoliciesOf("corm", {}, DeviceKind::kSim);
+  ASSERT_EQ(policies.lead_resident, LeadResident::kAuto);
+  EXPECT_TRUE(LeadsStay(policies, *pack, four));
+  EXPECT_FALSE(LeadsStay(policies, *pack, four - 1));
+  EXPECT_FALSE(LeadsStay(policies, *pack, leads - 1));
+  EXPECT_FALSE(LeadsStay(policies, *pack, 0)) << "every expert has a slot, and its lead is there";
+  EXPECT_TRUE(CheckSlotBudget(policies, *pack, two).ok());
+  policies.lead_resident = LeadResident::kOn;
+  EXPECT_TRUE(LeadsStay(policies, *pack, two));
+  EXPECT_FALSE(CheckSlotBudget(policies, *pack, two - 1).ok());
+  policies.lead_resident = LeadResident::kOff;
+  EXPECT_FALSE(LeadsStay(policies, *pack, four));
 }
 
 // However long a layer computes, its transfers have the whole limit from then on.
@@ -572,14 +606,33 @@ TEST_F(NeuronCacheTest, ABudgetThatDoesNotHoldTheLeadsIsRefusedWithTheNumbers) {
   const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
   const uint64_t leads = LeadBytes(*pack, Part::kUp);
   const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kUp, true).slot_bytes;
-  const absl::Status refused = CheckNeuronBudget(*pack, leads + 2 * slot - 1, Part::kUp, true);
+  const uint64_t least = leads + 2 * slot + PositionBytes(*pack, 2);
+  EXPECT_EQ(SmallestNeuronBudget(*pack, Part::kUp, true), least);
+  const absl::Status refused = CheckNeuronBudget(*pack, least - 1, Part::kUp, true);
   EXPECT_TRUE(absl::IsInvalidArgument(refused));
   EXPECT_NE(std::string(refused.message()).find(absl::StrCat(leads)), std::string::npos) << refused;
-  EXPECT_TRUE(CheckNeuronBudget(*pack, leads + 2 * slot, Part::kUp, true).ok());
-  EXPECT_TRUE(CheckNeuronBudget(*pack, leads + 2 * slot - 1, Part::kUp, false).ok());
-  const auto plan = PlanNeuronSlab(*pack, leads + 5 * slot, Part::kUp, true, AllocateUniform);
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->slots, 5u);
+  EXPECT_TRUE(CheckNeuronBudget(*pack, least, Part::kUp, true).ok());
+  EXPECT_TRUE(CheckNeuronBudget(*pack, least - 1, Part::kUp, false).ok());
+}
+
+// Slab, leads and tables of positions together: never more than the budget, and no slot is left out that
+// would fit.
+TEST_F(NeuronCacheTest, SlotsLeadsAndPositionsAllLieInTheBudget) {
+  const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
+  for (const bool resident : {false, true}) {
+    const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kUp, resident).slot_bytes;
+    const uint64_t leads = resident ? LeadBytes(*pack, Part::kUp) : 0;
+    const auto bytes = [&](uint64_t slots) { return leads + slots * slot + PositionBytes(*pack, slots); };
+    for (uint64_t budget = SmallestNeuronBudget(*pack, Part::kUp, resident); budget < bytes(12);
+         budget += slot / 7) {
+      const auto plan = PlanNeuronSlab(*pack, budget, Part::kUp, resident, true, AllocateUniform);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      EXPECT_LE(bytes(plan->slots), budget);
+      EXPECT_GT(bytes(plan->slots + 1), budget);
+    }
+    const auto all = PlanNeuronSlab(*pack, 0, Part::kUp, resident, true, AllocateUniform);
+    EXPECT_EQ(all->slots, 12u);
+  }
 }
 
 // Whatever predictors ask for, and however slowly it comes, a layer computes what the resident one does.

@@ -122,8 +122,7 @@ class NeuronExactTest : public testing::TestWithParam<Case> {
                                                    ? "neuron_predictor=up_reuse,neuron_set=share"
                                                    : "neuron_predictor=gate_reuse,neuron_set=share");
     }
-    const uint64_t leads = resident ? LeadBytes(*pack_, Lead()) : 0;
-    const uint64_t least = leads + SmallestDeviceBudget(*pack_, NeuronSlotBytes(*pack_, Lead(), resident));
+    const uint64_t least = SmallestNeuronBudget(*pack_, Lead(), resident);
     const uint64_t most = 2 * pack_->total_expert_bytes();
     options.engine.slab.budget =
         OneOf(random, {least, least, least + (*random)() % (most - least + 1), uint64_t{0}});
