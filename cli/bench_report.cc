@@ -220,6 +220,21 @@ MeanStddev Summarize(const std::vector<double>& values) {
   return result;
 }
 
+void AddDepths(const std::vector<DepthSample>& from, int sign, std::vector<DepthSample>* to) {
+  for (const DepthSample& sample : from) {
+    auto at = std::find_if(to->begin(), to->end(), [&sample](const DepthSample& other) {
+      return other.layer == sample.layer && other.depth == sample.depth;
+    });
+    if (at == to->end()) {
+      at = to->insert(at, DepthSample{sample.layer, sample.depth});
+    }
+    const auto add = [sign](uint64_t more, uint64_t* sum) { *sum = sign < 0 ? *sum - more : *sum + more; };
+    add(sample.predicted, &at->predicted);
+    add(sample.right, &at->right);
+    add(sample.wanted, &at->wanted);
+  }
+}
+
 Json ResultJson(const BenchResult& result, const BenchSetting& setting) {
   const Figures figures = FiguresOf(result, setting);
   return Json::Object()

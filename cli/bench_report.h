@@ -34,6 +34,18 @@ struct BenchLists {
 // Every batch size with every prompt length, then every length of answer, then every pair.
 std::vector<BenchTest> PlanTests(const BenchLists& lists);
 
+// Experts predicted for one layer, so many layers ahead (0: the first layer, at the end of the step before).
+struct DepthSample {
+  uint64_t layer = 0;
+  uint64_t depth = 0;
+  uint64_t predicted = 0;
+  uint64_t right = 0;
+  uint64_t wanted = 0;
+};
+
+// Adds `sign` (1 or -1) times every entry of `from` to that of the same layer and depth, or as a new one.
+void AddDepths(const std::vector<DepthSample>& from, int sign, std::vector<DepthSample>* to);
+
 // One repetition.
 struct BenchSample {
   double seconds = 0;   // from the first request to the last token
@@ -73,6 +85,7 @@ struct BenchSample {
   double kernel_seconds = 0;  // in operations, parallel or not
   double stall_seconds = 0;
   double decode_seconds = 0;  // of steps of generated tokens alone
+  std::vector<DepthSample> depths;
 };
 
 // Its counts of all layers.

@@ -90,6 +90,10 @@ BenchSample LayerSums(const api::GetStatsResponse& stats) {
     sum.neurons_right += layer.neurons().right();
     sum.neurons_wanted += layer.neurons().wanted();
     sum.bytes_dram += layer.bytes().dram();
+    for (const api::DepthPredictions& at : layer.depths()) {
+      sum.depths.push_back({layer.layer(), at.depth(), at.predictions().predicted(), at.predictions().right(),
+                            at.predictions().wanted()});
+    }
   }
   for (const api::LayerSparsity& layer : stats.sparsity()) {
     sum.sparse_neurons += layer.neurons();
@@ -104,6 +108,8 @@ void AddLayers(const api::GetStatsResponse& before, const api::GetStatsResponse&
   for (const auto member : kLayerCounts) {
     sample->*member = to.*member - from.*member;
   }
+  sample->depths = to.depths;
+  AddDepths(from.depths, -1, &sample->depths);
   sample->load_seconds = after.times().load_seconds() - before.times().load_seconds();
 }
 

@@ -7,6 +7,15 @@ namespace {
 
 namespace api = inference::v1;
 
+struct PredictionCounts {
+  double predicted = 0;
+  double right = 0;
+  double wanted = 0;
+  double rows = 0;
+  double best_right = 0;
+  double best_found = 0;
+};
+
 struct Counts {
   double requests = 0;
   double hits = 0;
@@ -14,12 +23,7 @@ struct Counts {
   double skipped = 0;
   double issued = 0;
   double useful = 0;
-  double predicted = 0;
-  double right = 0;
-  double wanted = 0;
-  double rows = 0;
-  double best_right = 0;
-  double best_found = 0;
+  PredictionCounts predictions;
   double routed_rows = 0;
   double single = 0;
   double pairs = 0;
@@ -34,6 +38,16 @@ struct Counts {
 };
 
 // Adds `sign` times the layer's.
+void Add(const api::LayerPredictions& from, double sign, PredictionCounts* to) {
+  const auto add = [sign](uint64_t value, double* sum) { *sum += sign * static_cast<double>(value); };
+  add(from.predicted(), &to->predicted);
+  add(from.right(), &to->right);
+  add(from.wanted(), &to->wanted);
+  add(from.rows(), &to->rows);
+  add(from.best_right(), &to->best_right);
+  add(from.best_found(), &to->best_found);
+}
+
 void Add(const api::LayerStats& layer, double sign, Counts* to) {
   const auto add = [sign](uint64_t value, double* sum) { *sum += sign * static_cast<double>(value); };
   add(layer.experts().requests(), &to->requests);
@@ -42,12 +56,7 @@ void Add(const api::LayerStats& layer, double sign, Counts* to) {
   add(layer.experts().skipped(), &to->skipped);
   add(layer.experts().prefetch_issued(), &to->issued);
   add(layer.experts().prefetch_useful(), &to->useful);
-  add(layer.predictions().predicted(), &to->predicted);
-  add(layer.predictions().right(), &to->right);
-  add(layer.predictions().wanted(), &to->wanted);
-  add(layer.predictions().rows(), &to->rows);
-  add(layer.predictions().best_right(), &to->best_right);
-  add(layer.predictions().best_found(), &to->best_found);
+  Add(layer.predictions(), sign, &to->predictions);
   add(layer.routing().rows(), &to->routed_rows);
   add(layer.routing().single(), &to->single);
   add(layer.routing().pairs(), &to->pairs);
@@ -69,10 +78,10 @@ Json Shares(const Counts& c) {
       .Set("hit_rate", Share(c.hits, c.requests))
       .Set("late_share", Share(c.late, c.requests))
       .Set("skipped", static_cast<uint64_t>(c.skipped))
-      .Set("predictor_precision", Share(c.right, c.predicted))
-      .Set("predictor_recall", Share(c.right, c.wanted))
-      .Set("best_prediction_right", Share(c.best_right, c.rows))
-      .Set("best_expert_predicted", Share(c.best_found, c.rows))
+      .Set("predictor_precision", Share(c.predictions.right, c.predictions.predicted))
+      .Set("predictor_recall", Share(c.predictions.right, c.predictions.wanted))
+      .Set("best_prediction_right", Share(c.predictions.best_right, c.predictions.rows))
+      .Set("best_expert_predicted", Share(c.predictions.best_found, c.predictions.rows))
       .Set("prefetched", static_cast<uint64_t>(c.issued))
       .Set("prefetched_active", Share(c.useful + c.late, c.issued))
       .Set("single_share", Share(c.single, c.routed_rows))
@@ -84,6 +93,24 @@ Json Shares(const Counts& c) {
       .Set("neurons_predicted", static_cast<uint64_t>(c.neurons_predicted))
       .Set("neuron_precision", Share(c.neurons_right, c.neurons_predicted))
       .Set("neuron_recall", Share(c.neurons_right, c.neurons_wanted));
+}
+
+// Of one layer, by how far ahead it was predicted.
+Json DepthsJson(const api::LayerStats* before, const api::LayerStats& after) {
+  Json depths = Json::Array();
+  for (const api::DepthPredictions& at : after.depths()) {
+    PredictionCounts counts;
+    Add(at.predictions(), 1, &counts);
+    for (int i = 0; before != nullptr && i < before->depths_size(); ++i) {
+      if (before->depths(i).depth() == at.depth()) Add(before->depths(i).predictions(), -1, &counts);
+    }
+    depths.Append(Json::Object()
+                      .Set("depth", uint64_t{at.depth()})
+                      .Set("predicted", static_cast<uint64_t>(counts.predicted))
+                      .Set("predictor_precision", Share(counts.right, counts.predicted))
+                      .Set("predictor_recall", Share(counts.right, counts.wanted)));
+  }
+  return depths;
 }
 
 }  // namespace
@@ -99,7 +126,8 @@ Json ExpertsJson(const api::GetStatsResponse& before, const api::GetStatsRespons
       Add(before.layers(i), -1, &all);
     }
     Add(after.layers(i), 1, &all);
-    layers.Append(Shares(counts));
+    const api::LayerStats* from = i < before.layers_size() ? &before.layers(i) : nullptr;
+    layers.Append(Shares(counts).Set("depths", DepthsJson(from, after.layers(i))));
   }
   return Shares(all).Set("layers", std::move(layers));
 }

@@ -154,6 +154,7 @@ class RowRun {
     for (const auto member : kLayerCounts) {
       sum->*member += sample.*member;
     }
+    AddDepths(sample.depths, 1, &sum->depths);
     constexpr double BenchSample::*kTimes[] = {&BenchSample::seconds,        &BenchSample::busy_seconds,
                                                &BenchSample::stall_seconds,  &BenchSample::decode_seconds,
                                                &BenchSample::kernel_seconds, &BenchSample::load_seconds};
@@ -223,6 +224,11 @@ absl::StatusOr<PresetResult> RunRow(const CommandContext& context, const PresetB
     RETURN_IF_ERROR(launcher.status());
     result.link_bytes_per_second = LinkRate(**launcher);
     result.real_time = (*launcher)->server_option("clock") != "virtual";
+    ASSIGN_OR_RETURN(const inference::v1::GetStatsResponse stats, (*launcher)->client().GetStats());
+    if (stats.has_neuron_cache()) {
+      result.leads_stay = stats.neuron_cache().lead_resident();
+      result.copy_all_share = stats.neuron_cache().copy_all_share();
+    }
     RowRun run(o, launcher->get());
     for (const uint64_t batch : o.batches) {
       ASSIGN_OR_RETURN(PresetMeasure measure, run.Measure(batch));

@@ -85,6 +85,7 @@ constexpr Column kColumns[] = {
     {"recall %", "predictor_recall", 1, 100},
     {"neuron precision %", "neuron_precision", 1, 100},
     {"neuron recall %", "neuron_recall", 1, 100},
+    {"one copy above %", "copy_all_share", 1, 100},
     {"link KiB/token", "link_bytes_per_token", 1, 1.0 / 1024},
     {"CPU KiB/token", "dram_bytes_per_token", 1, 1.0 / 1024},
     {"SSD KiB/token", "ssd_bytes_per_token", 1, 1.0 / 1024},
@@ -146,6 +147,23 @@ std::string MarkOf(const PresetRatio& ratio) {
   return mark;
 }
 
+// Precision and recall of expert predictions by layer and depth.
+Json DepthsJson(const std::vector<DepthSample>& depths) {
+  Json json = Json::Array();
+  for (const DepthSample& at : depths) {
+    const auto share = [&at](uint64_t whole) {
+      return whole > 0 ? Json(static_cast<double>(at.right) / static_cast<double>(whole)) : Json();
+    };
+    json.Append(Json::Object()
+                    .Set("layer", at.layer)
+                    .Set("depth", at.depth)
+                    .Set("predicted", at.predicted)
+                    .Set("precision", share(at.predicted))
+                    .Set("recall", share(at.wanted)));
+  }
+  return json;
+}
+
 Json RowJson(const PresetRow& row, const PresetResult& result, const PresetResult& base, bool explain) {
   Json json = Json::Object().Set("run", row.name).Set("preset", row.preset);
   if (!row.pack.empty()) {
@@ -153,11 +171,16 @@ Json RowJson(const PresetRow& row, const PresetResult& result, const PresetResul
   }
   json.Set("options", Json(row.options));
   json.Set("refused", result.refused.empty() ? Json() : Json(result.refused));
+  json.Set("lead_resident", result.leads_stay.has_value() ? Json(*result.leads_stay) : Json());
   Json batches = Json::Array();
   for (size_t i = 0; i < result.measures.size(); ++i) {
     Json figures = Json::Object().Set("batch", result.measures[i].batch);
     for (const auto& [name, value] : MetricsOf(result, i, base)) {
       figures.Set(name, value);
+    }
+    if (Json depths = DepthsJson(result.measures[i].decode.depths);
+        !result.measures[i].decode.depths.empty()) {
+      figures.Set("predictions", std::move(depths));
     }
     if (explain) {
       figures.Set("explanation", ExplainRun(result, i));
@@ -197,6 +220,7 @@ std::vector<std::pair<std::string, double>> MetricsOf(const PresetResult& result
   AddShare("ssd_bytes_per_token", static_cast<double>(s.bytes_ssd), tokens, &metrics);
   AddShare("weight_bytes_per_token", static_cast<double>(s.weight_bytes), tokens, &metrics);
   AddTimes(result, m, &metrics);
+  if (result.copy_all_share.has_value()) metrics.emplace_back("copy_all_share", *result.copy_all_share);
   if (result.quality.has_value()) {
     metrics.emplace_back("ppl", result.quality->ppl);
     metrics.emplace_back("ppl_stderr", result.quality->ppl_stderr);

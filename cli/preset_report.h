@@ -39,6 +39,10 @@ struct PresetResult {
   std::optional<PresetQuality> quality;
   double link_bytes_per_second = 0;  // the link's rate; 0: not known
   bool real_time = false;            // times are this machine's, not a table's
+  // Of a cache of single neurons: whether all leads stay in device memory, and the share of an expert's
+  // neurons above which all of them travel in one copy.
+  std::optional<bool> leads_stay;
+  std::optional<double> copy_all_share;
 };
 
 // Figures by name, the same for JSON, ratios and tables; those that the run says nothing about are left out.

@@ -8,6 +8,7 @@
 #ifndef SLUICE_INFERD_ENGINE_API_H_
 #define SLUICE_INFERD_ENGINE_API_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -180,6 +181,11 @@ struct EngineStats {
   double prompt_seconds = 0;  // step time of steps that held prefill rows
   double decode_seconds = 0;  // step time of steps of decode rows alone
   uint64_t decode_steps = 0;
+  // The device's cache of single neurons; slots 0: whole experts are cached.
+  uint64_t neuron_slots = 0;
+  bool leads_stay = false;
+  double copy_all_share = 0;
+  bool copy_all_measured = false;
   StepTimes times;       // by the clock that answers are timed by
   StepTimes real_times;  // by the machine's
 };
@@ -188,6 +194,16 @@ struct EngineStats {
 struct LayerSparsity {
   uint64_t neurons = 0;  // (token, expert, neuron) triples
   uint64_t kept = 0;     // of these: computed to the end
+};
+
+// Experts predicted for one layer: pairs of a token and an expert.
+struct PredictionStats {
+  uint64_t predicted = 0;
+  uint64_t right = 0;
+  uint64_t wanted = 0;      // chosen where there was a prediction
+  uint64_t rows = 0;        // tokens with a prediction
+  uint64_t best_right = 0;  // of these: the expert predicted as the best was chosen
+  uint64_t best_found = 0;  // of these: the router's best was predicted
 };
 
 // What happened to the routed experts of one layer since the start. A layer without experts: zeros.
@@ -200,13 +216,8 @@ struct LayerStats {
   uint64_t skipped = 0;  // not of the requests: chosen, and left out by the miss policy
   uint64_t prefetch_issued = 0;
   uint64_t prefetch_useful = 0;
-  // Pairs of a token and an expert.
-  uint64_t predicted = 0;
-  uint64_t predicted_right = 0;
-  uint64_t predicted_wanted = 0;  // chosen where there was a prediction
-  uint64_t predicted_rows = 0;    // tokens with a prediction
-  uint64_t best_right = 0;        // of these: the expert predicted as the best was chosen
-  uint64_t best_found = 0;        // of these: the router's best was predicted
+  PredictionStats predictions;
+  std::array<PredictionStats, 4> predictions_at;  // by depth: layers ahead; 0: the first layer's gate
   // Triples of an expert, a neuron and a step; zeros where whole experts are cached.
   uint64_t neurons_requested = 0;
   uint64_t neurons_hit = 0;

@@ -1,5 +1,7 @@
 // What the engine counts: steps, times, and what others counted for it.
 #include <cstdint>
+#include <optional>
+#include <tuple>
 #include <vector>
 
 #include "inferd/engine_core.h"
@@ -27,13 +29,8 @@ void AddNeurons(const NeuronCounters& from, LayerStats* to) {
   to->neurons_left_out = from.left_out;
 }
 
-void AddPredictions(const PredictionCounters& from, LayerStats* to) {
-  to->predicted = from.predicted;
-  to->predicted_right = from.right;
-  to->predicted_wanted = from.wanted;
-  to->predicted_rows = from.rows;
-  to->best_right = from.best_right;
-  to->best_found = from.best_found;
+PredictionStats PredictionsOf(const PredictionCounters& from) {
+  return {from.predicted, from.right, from.wanted, from.rows, from.best_right, from.best_found};
 }
 
 void AddNeuronPredictions(const NeuronPredictions& from, LayerStats* to) {
@@ -125,6 +122,12 @@ void EngineCore::FillStats(EngineStats* stats) const {
     stats->predictions_right = predictions.right;
     stats->predictions_wanted = predictions.wanted;
   }
+  if (const std::optional<NeuronCacheFacts> cache = residency_->neuron_cache(); cache.has_value()) {
+    stats->neuron_slots = cache->slots;
+    stats->leads_stay = cache->leads_stay;
+    stats->copy_all_share = cache->copy_all_share;
+    stats->copy_all_measured = cache->copy_all_measured;
+  }
   stats->bytes_ssd = fetches_.bytes_ssd();
   stats->bytes_link = fetches_.bytes_link();
   stats->weightd_reconnects = client_->counters().reconnects;
@@ -150,7 +153,11 @@ void EngineCore::FillLayers(std::vector<LayerStats>* layers) const {
       AddNeurons(neurons[layer], &stats);
     }
     if (prefetcher_ != nullptr) {
-      AddPredictions(prefetcher_->counters(layer), &stats);
+      stats.predictions = PredictionsOf(prefetcher_->counters(layer));
+      static_assert(std::tuple_size_v<decltype(stats.predictions_at)> == Prefetcher::kMostDepth + 1);
+      for (uint32_t depth = 0; depth <= Prefetcher::kMostDepth; ++depth) {
+        stats.predictions_at[depth] = PredictionsOf(prefetcher_->counters_at(layer, depth));
+      }
       AddNeuronPredictions(prefetcher_->neuron_predictions(layer), &stats);
     }
     if (layer < routing.size()) {

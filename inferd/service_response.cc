@@ -59,6 +59,15 @@ void FillTimes(const StepTimes& times, v1::StepTimes* out) {
   out->set_stall_seconds(times.stall_seconds);
 }
 
+void FillPredictions(const PredictionStats& stats, v1::LayerPredictions* out) {
+  out->set_predicted(stats.predicted);
+  out->set_right(stats.right);
+  out->set_wanted(stats.wanted);
+  out->set_rows(stats.rows);
+  out->set_best_right(stats.best_right);
+  out->set_best_found(stats.best_found);
+}
+
 void FillLayer(const LayerStats& stats, v1::LayerStats* out) {
   v1::LayerExperts* experts = out->mutable_experts();
   experts->set_requests(stats.requests);
@@ -68,13 +77,14 @@ void FillLayer(const LayerStats& stats, v1::LayerStats* out) {
   experts->set_skipped(stats.skipped);
   experts->set_prefetch_issued(stats.prefetch_issued);
   experts->set_prefetch_useful(stats.prefetch_useful);
-  v1::LayerPredictions* predictions = out->mutable_predictions();
-  predictions->set_predicted(stats.predicted);
-  predictions->set_right(stats.predicted_right);
-  predictions->set_wanted(stats.predicted_wanted);
-  predictions->set_rows(stats.predicted_rows);
-  predictions->set_best_right(stats.best_right);
-  predictions->set_best_found(stats.best_found);
+  FillPredictions(stats.predictions, out->mutable_predictions());
+  for (uint32_t depth = 0; depth < stats.predictions_at.size(); ++depth) {
+    if (stats.predictions_at[depth].predicted > 0) {
+      v1::DepthPredictions* at = out->add_depths();
+      at->set_depth(depth);
+      FillPredictions(stats.predictions_at[depth], at->mutable_predictions());
+    }
+  }
   v1::LayerNeurons* neurons = out->mutable_neurons();
   neurons->set_requested(stats.neurons_requested);
   neurons->set_hits(stats.neurons_hit);
@@ -198,6 +208,13 @@ void FillStats(const EngineStats& stats, v1::GetStatsResponse* out) {
   counters->set_stall_seconds(stats.stall_seconds);
   counters->set_prompt_seconds(stats.prompt_seconds);
   counters->set_decode_seconds(stats.decode_seconds);
+  if (stats.neuron_slots > 0) {
+    v1::NeuronCache* cache = out->mutable_neuron_cache();
+    cache->set_slots(stats.neuron_slots);
+    cache->set_lead_resident(stats.leads_stay);
+    cache->set_copy_all_share(stats.copy_all_share);
+    cache->set_copy_all_measured(stats.copy_all_measured);
+  }
   FillTimes(stats.times, out->mutable_times());
   FillTimes(stats.real_times, out->mutable_real_times());
 }

@@ -147,6 +147,38 @@ TEST(PresetTableTest, InRealTimeTheEnginesOwnWorkIsWhatIsNeitherKernelsNorWaitin
   EXPECT_NEAR(MetricOf(result, 1, "engine_share", result).value_or(-1), 0.1, 1e-9);
 }
 
+TEST(PresetTableTest, PredictionsAreInTheJsonByLayerAndDepth) {
+  std::vector<PresetResult> results = ThreeResults();
+  AddDepths({{1, 1, 10, 6, 12}, {2, 1, 10, 9, 10}}, 1, &results[1].measures[0].decode.depths);
+  AddDepths({{2, 2, 4, 1, 0}, {1, 1, 10, 6, 12}}, 1, &results[1].measures[0].decode.depths);
+  AddDepths({{2, 1, 5, 4, 6}}, -1, &results[1].measures[0].decode.depths);
+  const auto json = nlohmann::json::parse(PresetJson(ThreeRows(), results, false).Dump());
+  EXPECT_FALSE(json["rows"][0]["batches"][0].contains("predictions"));
+  const auto& depths = json["rows"][1]["batches"][0]["predictions"];
+  ASSERT_EQ(depths.size(), 3u);
+  EXPECT_EQ(depths[0]["layer"], 1);
+  EXPECT_EQ(depths[0]["depth"], 1);
+  EXPECT_DOUBLE_EQ(depths[0]["precision"], 0.6);
+  EXPECT_DOUBLE_EQ(depths[0]["recall"], 0.5);
+  EXPECT_DOUBLE_EQ(depths[1]["precision"], 1);
+  EXPECT_DOUBLE_EQ(depths[1]["recall"], 5.0 / 4);
+  EXPECT_EQ(depths[2]["depth"], 2);
+  EXPECT_TRUE(depths[2]["recall"].is_null());
+}
+
+TEST(PresetTableTest, ACacheOfNeuronsSaysItsBreakEvenShareAndWhetherLeadsStay) {
+  std::vector<PresetResult> results = ThreeResults();
+  EXPECT_THAT(PresetTable(ThreeRows(), results), Not(HasSubstr("one copy above")));
+  results[1].copy_all_share = 0.875;
+  results[1].leads_stay = true;
+  EXPECT_THAT(PresetTable(ThreeRows(), results), HasSubstr("| one copy above % |"));
+  EXPECT_THAT(PresetTable(ThreeRows(), results), HasSubstr(" 87.5 |"));
+  const auto json = nlohmann::json::parse(PresetJson(ThreeRows(), results, false).Dump());
+  EXPECT_TRUE(json["rows"][0]["lead_resident"].is_null());
+  EXPECT_EQ(json["rows"][1]["lead_resident"], true);
+  EXPECT_DOUBLE_EQ(json["rows"][1]["batches"][0]["copy_all_share"], 0.875);
+}
+
 TEST(PresetTableTest, NeuronsHaveColumnsWhereTheyAreCounted) {
   std::vector<PresetResult> results = ThreeResults();
   EXPECT_THAT(PresetTable(ThreeRows(), results), Not(HasSubstr("neuron")));

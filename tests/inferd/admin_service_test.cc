@@ -85,15 +85,41 @@ TEST_F(AdminServiceTest, StatsTellEveryCounterOfEveryLayer) {
   const v1::LayerStats& layer = response.layers(1);
   EXPECT_EQ(1u, layer.layer());
   uint64_t expected = 101;  // the fake numbers its counters
-  const google::protobuf::Descriptor* parts = layer.GetDescriptor();
-  for (int i = 1; i < parts->field_count(); ++i) {
-    const google::protobuf::Message& part = layer.GetReflection()->GetMessage(layer, parts->field(i));
+  const auto expect_all = [&expected](const google::protobuf::Message& part) {
     for (int j = 0; j < part.GetDescriptor()->field_count(); ++j) {
       const google::protobuf::FieldDescriptor* field = part.GetDescriptor()->field(j);
       EXPECT_EQ(expected++, part.GetReflection()->GetUInt64(part, field)) << field->full_name();
     }
+  };
+  expect_all(layer.experts());
+  expect_all(layer.predictions());
+  ASSERT_EQ(4, layer.depths_size());
+  for (int depth = 0; depth < 4; ++depth) {
+    EXPECT_EQ(static_cast<uint32_t>(depth), layer.depths(depth).depth());
+    expect_all(layer.depths(depth).predictions());
   }
+  expect_all(layer.neurons());
+  expect_all(layer.bytes());
+  expect_all(layer.routing());
   EXPECT_EQ(101 + sizeof(LayerStats) / sizeof(uint64_t), expected);
+}
+
+TEST_F(AdminServiceTest, StatsTellOfACacheOfNeuronsWhereThereIsOne) {
+  StartServer();
+  EXPECT_FALSE(Stats().has_neuron_cache());
+  EngineStats stats;
+  stats.neuron_slots = 12;
+  stats.leads_stay = true;
+  stats.copy_all_share = 0.875;
+  stats.copy_all_measured = true;
+  stats.kernel_seconds = 2.5;
+  engine_.SetStats(stats);
+  const v1::GetStatsResponse response = Stats();
+  EXPECT_EQ(2.5, response.counters().kernel_seconds());
+  EXPECT_EQ(12u, response.neuron_cache().slots());
+  EXPECT_TRUE(response.neuron_cache().lead_resident());
+  EXPECT_EQ(0.875, response.neuron_cache().copy_all_share());
+  EXPECT_TRUE(response.neuron_cache().copy_all_measured());
 }
 
 TEST_F(AdminServiceTest, StatsTellWhereTheTimeWent) {

@@ -214,16 +214,16 @@ TEST_F(VirtualClockTest, CountersOfLayersAddUpToTheTotalsAndTimesToTheSteps) {
     sum.requests += layer.requests;
     sum.hits += layer.hits;
     sum.prefetch_issued += layer.prefetch_issued;
-    sum.predicted += layer.predicted;
-    sum.predicted_right += layer.predicted_right;
+    sum.predictions.predicted += layer.predictions.predicted;
+    sum.predictions.right += layer.predictions.right;
     sum.bytes_link += layer.bytes_link;
   }
-  EXPECT_EQ(layers[0].predicted, 0u) << "nothing predicts the first layer";
+  EXPECT_EQ(layers[0].predictions.predicted, 0u) << "nothing predicts the first layer";
   EXPECT_EQ(sum.requests, stats.expert_requests);
   EXPECT_EQ(sum.hits, stats.expert_hits);
   EXPECT_EQ(sum.prefetch_issued, stats.prefetch_issued);
-  EXPECT_EQ(sum.predicted, stats.predictions);
-  EXPECT_EQ(sum.predicted_right, stats.predictions_right);
+  EXPECT_EQ(sum.predictions.predicted, stats.predictions);
+  EXPECT_EQ(sum.predictions.right, stats.predictions_right);
   EXPECT_EQ(sum.bytes_link, stats.bytes_link);
   EXPECT_NEAR(stats.times.step_seconds, stats.prompt_seconds + stats.decode_seconds, 1e-9);
   EXPECT_NEAR(stats.times.compute_seconds(), 20 * 3 * (2 * 5e-3 + 0.25e-3), 1e-6);
@@ -322,20 +322,20 @@ TEST_F(VirtualClockTest, LookingAheadCostsItsAttentionAndChangesNoToken) {
   EXPECT_EQ(*ids, plain);
   LayerStats sum;
   for (const LayerStats& layer : test->engine->Layers()) {
-    sum.predicted_rows += layer.predicted_rows;
-    sum.predicted += layer.predicted;
-    sum.predicted_right += layer.predicted_right;
+    sum.predictions.rows += layer.predictions.rows;
+    sum.predictions.predicted += layer.predictions.predicted;
+    sum.predictions.right += layer.predictions.right;
     sum.prefetch_issued += layer.prefetch_issued;
     sum.prefetch_useful += layer.prefetch_useful + layer.late;
   }
-  EXPECT_GT(sum.predicted_rows, 0u);
-  EXPECT_LT(sum.predicted_rows, 20 * 2u) << "where nothing is missing nobody looks ahead";
-  EXPECT_GT(sum.predicted_right, sum.predicted / 4);
+  EXPECT_GT(sum.predictions.rows, 0u);
+  EXPECT_LT(sum.predictions.rows, 20 * 2u) << "where nothing is missing nobody looks ahead";
+  EXPECT_GT(sum.predictions.right, sum.predictions.predicted / 4);
   EXPECT_GT(sum.prefetch_useful, 0u);
   EXPECT_LE(sum.prefetch_useful, sum.prefetch_issued);
   const double compute = 20 * 3 * (2 * 5e-3 + 0.25e-3);
   EXPECT_NEAR(test->engine->Stats().times.compute_seconds(),
-              compute + static_cast<double>(sum.predicted_rows) * 0.25e-3, 1e-6);
+              compute + static_cast<double>(sum.predictions.rows) * 0.25e-3, 1e-6);
 }
 
 // A miss costs quality instead of time: nothing is waited for but what is on its way.
