@@ -36,7 +36,7 @@ Policies Floe(double target) {
   p.neuron_set = NeuronSet::kShare;
   p.allocation = CacheAllocation::kLayers;
   p.granularity = CacheGranularity::kNeuron;
-  p.lead_resident = LeadResident::kOn;
+  p.lead_resident = LeadResident::kAuto;
   p.neuron_miss = NeuronMiss::kProceed;
   return p;
 }

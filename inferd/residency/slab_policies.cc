@@ -15,10 +15,6 @@
 namespace sluice {
 namespace {
 
-// Slots that must be left for leads to stay by themselves, for each expert of a token: one that is computed
-// and one that comes. From there on it was faster at every budget (docs/presets.md, CORM).
-constexpr uint64_t kLeastSlotsBesideLeads = 2;
-
 Part LeadOf(const Policies& policies) {
   return policies.sparsity.order == SparsityOrder::kUp ? Part::kUp : Part::kGate;
 }
@@ -231,7 +227,7 @@ bool LeadsStay(const Policies& policies, const Pack& pack, uint64_t budget) {
   }
   const absl::StatusOr<SlabPlan> plan = PlanNeuronSlab(pack, budget, LeadOf(policies), /*lead_resident=*/true,
                                                        /*fetch_ahead=*/true, KeepNothing);
-  return budget > 0 && plan.ok() && plan->slots >= kLeastSlotsBesideLeads * LargestTopKOf(pack);
+  return budget > 0 && plan.ok() && plan->slots >= LargestTopKOf(pack);
 }
 
 absl::Status CheckSlotBudget(const Policies& policies, const Pack& pack, uint64_t budget) {

@@ -42,8 +42,8 @@ std::vector<LayerDemand> LayerDemandsOf(const ModelConfig& config, const Policie
 std::string AllocationWarning(const Policies& policies, const Pack& pack);
 
 // Whether every expert's lead stays in device memory (policy lead_resident). `auto`: where the leads of all
-// experts fit the budget and leave two slots of the rest for each of a token's experts, one that is computed
-// and one that comes; not where every expert has its slot (budget 0).
+// experts fit the budget and leave two slots of each size and one for each of a token's experts, which was
+// faster at every budget (docs/presets.md); not where every expert has its slot (budget 0).
 bool LeadsStay(const Policies& policies, const Pack& pack, uint64_t budget);
 
 // The same slots, filled neuron by neuron.

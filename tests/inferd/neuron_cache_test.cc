@@ -529,24 +529,38 @@ TEST_F(NeuronCacheTest, WhereALayerKeepsTooLittleTwiceATokensExpertsPassIfSomeAr
   EXPECT_FALSE(few.room_ahead) << "one slot passes, and a token's two experts are being computed";
 }
 
-TEST_F(NeuronCacheTest, LeadsStayByThemselvesWhereTheyLeaveTwoSlotsForEachExpertOfAToken) {
+TEST_F(NeuronCacheTest, LeadsStayByThemselvesWhereTheyLeaveASlotForEachExpertOfAToken) {
   const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
   const uint64_t leads = LeadBytes(*pack, Part::kGate);
   const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kGate, true).slot_bytes;
-  const uint64_t four = leads + 4 * slot + PositionBytes(*pack, 4);
   const uint64_t two = leads + 2 * slot + PositionBytes(*pack, 2);
-  Policies policies = *PoliciesOf("corm", {}, DeviceKind::kSim);
-  ASSERT_EQ(policies.lead_resident, LeadResident::kAuto);
-  EXPECT_TRUE(LeadsStay(policies, *pack, four));
-  EXPECT_FALSE(LeadsStay(policies, *pack, four - 1));
-  EXPECT_FALSE(LeadsStay(policies, *pack, leads - 1));
-  EXPECT_FALSE(LeadsStay(policies, *pack, 0)) << "every expert has a slot, and its lead is there";
-  EXPECT_TRUE(CheckSlotBudget(policies, *pack, two).ok());
-  policies.lead_resident = LeadResident::kOn;
-  EXPECT_TRUE(LeadsStay(policies, *pack, two));
-  EXPECT_FALSE(CheckSlotBudget(policies, *pack, two - 1).ok());
-  policies.lead_resident = LeadResident::kOff;
-  EXPECT_FALSE(LeadsStay(policies, *pack, four));
+  for (const char* preset : {"corm", "floe"}) {
+    Policies policies = *PoliciesOf(preset, {}, DeviceKind::kSim);
+    policies.sparsity.order = SparsityOrder::kGate;
+    ASSERT_EQ(policies.lead_resident, LeadResident::kAuto);
+    EXPECT_TRUE(LeadsStay(policies, *pack, two));
+    EXPECT_FALSE(LeadsStay(policies, *pack, two - 1));
+    EXPECT_FALSE(LeadsStay(policies, *pack, 0)) << "every expert has a slot, and its lead is there";
+    EXPECT_TRUE(CheckSlotBudget(policies, *pack, two - 1).ok());
+    policies.lead_resident = LeadResident::kOn;
+    EXPECT_TRUE(LeadsStay(policies, *pack, two - 1));
+    EXPECT_FALSE(CheckSlotBudget(policies, *pack, two - 1).ok());
+    policies.lead_resident = LeadResident::kOff;
+    EXPECT_FALSE(LeadsStay(policies, *pack, two));
+  }
+}
+
+// Two slots of a size would do for the cache, but not for five experts at once.
+TEST_F(NeuronCacheTest, LeadsDoNotStayWhereATokensExpertsFindTooFewSlots) {
+  TinyModelSpec model = model_;
+  model.top_k = 5;
+  ASSERT_TRUE(PackTiny(model, dir_.File("model5"), dir_.File("pack5")).ok());
+  const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack5"));
+  const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kGate, true).slot_bytes;
+  const uint64_t five = LeadBytes(*pack, Part::kGate) + 5 * slot + PositionBytes(*pack, 5);
+  const Policies policies = *PoliciesOf("corm", {}, DeviceKind::kSim);
+  EXPECT_TRUE(LeadsStay(policies, *pack, five));
+  EXPECT_FALSE(LeadsStay(policies, *pack, five - 1));
 }
 
 // However long a layer computes, its transfers have the whole limit from then on.
