@@ -4,8 +4,8 @@ token), device sim with half of the experts, nothing throttled.
 
 usage: policy_share.py [--work DIR] [--bin build/release/bin] [--layers N] [--tokens N] [--presets A,B] [--calibration TEXT]
 
-The engine's own work is what of a step is neither inside a parallel region of the kernels nor waiting for bytes:
-scheduling, sampling, operations too small to share out, residency and policies. What it takes more than in the run
+The engine's own work is what of a step is neither inside an operation of the backend nor waiting for bytes:
+scheduling, sampling, residency and policies. What it takes more than in the run
 where everything is resident, which has the same model and batch but nothing to decide, is residency's and policies'
 (but for the little that walking resident slots takes). The mark is 3 % of a step. Prints a Markdown table; exit status 1 if a
 command failed or a preset is above the mark. Packs are made in DIR once; TEXT calibrates those whose presets need a
