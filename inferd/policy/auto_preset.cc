@@ -21,6 +21,8 @@ namespace {
 // Loading that takes less of computing than this is not worth guessing for.
 constexpr double kNoticeable = 0.02;
 constexpr uint32_t kMostDepth = 3;
+// More missing experts of a layer than this leave the link no time for guesses.
+constexpr double kMissesBesideGuesses = 1;
 constexpr size_t kProbeBytes = size_t{64} << 20;
 
 std::string Ms(double seconds) { return absl::StrFormat("%.3g ms", seconds * 1e3); }
@@ -32,11 +34,16 @@ struct LayerTimes {
   double load = 0;
 };
 
-LayerTimes TimesOf(const AutoFacts& facts) {
+// Of a token's experts in a layer: those that are not expected to be resident.
+double ExpectedMisses(const AutoFacts& facts) {
   const double held =
       static_cast<double>(facts.budget) / static_cast<double>(std::max<uint64_t>(facts.all_expert_bytes, 1));
+  return facts.top_k * (1 - std::min(held, 1.0));
+}
+
+LayerTimes TimesOf(const AutoFacts& facts) {
   return {facts.attention_seconds + facts.top_k * facts.compute_seconds,
-          facts.top_k * (1 - std::min(held, 1.0)) * facts.load_seconds};
+          ExpectedMisses(facts) * facts.load_seconds};
 }
 
 void ChoosePredictor(const AutoFacts& facts, const LayerTimes& times, AutoChoice* choice) {
@@ -62,21 +69,39 @@ void ChoosePredictor(const AutoFacts& facts, const LayerTimes& times, AutoChoice
                                          ", a layer computes for ", Ms(times.compute)));
 }
 
+// What is missing keeps link and CPU busy together: guesses take what they leave.
+void ChooseBesideCpu(const AutoFacts& facts, AutoChoice* choice) {
+  Policies& p = choice->policies;
+  if (p.predictor == ExpertPredictorKind::kNone) {
+    return;
+  }
+  const double misses = ExpectedMisses(facts);
+  if (misses > kMissesBesideGuesses) {
+    p.predictor = ExpertPredictorKind::kNone;
+    p.predictor_depth = 1;
+    choice->reasons.push_back(absl::StrFormat(
+        "no prediction after all: %.3g experts of a layer are missing, and the link brings parts of these",
+        misses));
+    return;
+  }
+  p.predictor = facts.look_ahead ? ExpertPredictorKind::kLookahead : ExpertPredictorKind::kGateReuse;
+  p.predictor_depth = kMostDepth;
+  p.depth_rule = DepthRule::kReach;
+  p.max_prefetch = 1;
+  choice->reasons.push_back("of the layers ahead the best expert is fetched, where it comes in time");
+}
+
 void ChooseMisses(const AutoFacts& facts, AutoChoice* choice) {
   const bool same_arithmetic = facts.device != DeviceKind::kCuda;
   if (facts.cpu_seconds > 0 && facts.cpu_seconds < facts.load_seconds &&
       (same_arithmetic || facts.quality_bound > 0)) {
     choice->policies.miss = ExpertMiss::kBalance;
     choice->policies.balance_resident = true;
+    choice->policies.balance_tiles = true;
     choice->policies.prefetch_cancel = PrefetchCancel::kDisproved;
     choice->reasons.push_back(absl::StrCat("misses are shared with the CPU: an expert takes it ",
                                            Ms(facts.cpu_seconds), ", the link ", Ms(facts.load_seconds)));
-    if (facts.look_ahead && choice->policies.predictor != ExpertPredictorKind::kNone) {
-      choice->policies.predictor = ExpertPredictorKind::kLookahead;
-      choice->policies.predictor_depth = 1;
-      choice->reasons.push_back(
-          "the next layer's attention and router predict while the CPU computes: fewer wrong guesses");
-    }
+    ChooseBesideCpu(facts, choice);
     return;
   }
   choice->policies.miss = ExpertMiss::kLoad;
@@ -91,6 +116,11 @@ void ChooseCache(const AutoFacts& facts, AutoChoice* choice) {
   Policies& p = choice->policies;
   p.cache = CacheKind::kSlots;
   p.eviction = SlotEviction::kLfru;
+  if (p.miss == ExpertMiss::kBalance) {
+    choice->reasons.push_back(
+        "slots are shared out evenly: a layer without any of its experts waits longest");
+    return;
+  }
   p.allocation = facts.cache_profile ? CacheAllocation::kDpMeasured : CacheAllocation::kUniform;
   choice->reasons.push_back(
       facts.cache_profile ? "slots go to the layers that miss most by the profile"
@@ -141,9 +171,9 @@ AutoChoice ChoosePolicies(const AutoFacts& facts) {
     return choice;
   }
   const LayerTimes times = TimesOf(facts);
-  ChooseCache(facts, &choice);
   ChoosePredictor(facts, times, &choice);
   ChooseMisses(facts, &choice);
+  ChooseCache(facts, &choice);
   ChooseLosses(facts, times, &choice);
   return choice;
 }

@@ -34,6 +34,8 @@ absl::Status CheckHost(const Policies& p) {
       {"lead_resident", p.lead_resident == LeadResident::kOff},
       {"expert_miss", p.miss == ExpertMiss::kLoad},
       {"neuron_miss", p.neuron_miss == NeuronMiss::kLoad},
+      {"balance_tiles", !p.balance_tiles},
+      {"predictor_depth_rule", p.depth_rule != DepthRule::kReach},
       {"neuron_predictor", p.neuron_predictor == NeuronPredictorKind::kNone},
   };
   for (const auto& value : values) {
@@ -76,6 +78,12 @@ absl::Status CheckSlots(const Policies& p) {
   if (!by_neuron && p.neuron_miss != NeuronMiss::kLoad) {
     return Contradiction(p, "neuron_miss", "cache_granularity");
   }
+  if (by_neuron && p.depth_rule == DepthRule::kReach) {
+    return Contradiction(p, "predictor_depth_rule", "cache_granularity");
+  }
+  if (p.balance_tiles && !p.balance_resident) {
+    return Contradiction(p, "balance_tiles", "balance_resident");
+  }
   if (!by_neuron && p.lead_resident == LeadResident::kOn) {
     return Contradiction(p, "lead_resident", "cache_granularity");
   }
@@ -97,7 +105,10 @@ absl::Status CheckPredictor(const Policies& p) {
   if (p.miss == ExpertMiss::kProceed && p.predictor == ExpertPredictorKind::kNone) {
     return Contradiction(p, "expert_miss", "expert_predictor");
   }
-  if (p.predictor_depth > 1 && p.predictor != ExpertPredictorKind::kGateReuse) {
+  const bool one_ahead =
+      p.predictor == ExpertPredictorKind::kLearned ||
+      (p.predictor == ExpertPredictorKind::kLookahead && p.depth_rule != DepthRule::kReach);
+  if (p.predictor_depth > 1 && one_ahead) {
     return Contradiction(p, "predictor_depth", "expert_predictor");
   }
   return absl::OkStatus();

@@ -32,7 +32,8 @@ constexpr Word<ExpertPredictorKind> kPredictors[] = {{ExpertPredictorKind::kNone
                                                      {ExpertPredictorKind::kGateReuse, "gate_reuse"},
                                                      {ExpertPredictorKind::kLearned, "learned"},
                                                      {ExpertPredictorKind::kLookahead, "lookahead"}};
-constexpr Word<DepthRule> kDepthRules[] = {{DepthRule::kAlways, "always"}, {DepthRule::kIdle, "idle"}};
+constexpr Word<DepthRule> kDepthRules[] = {
+    {DepthRule::kAlways, "always"}, {DepthRule::kIdle, "idle"}, {DepthRule::kReach, "reach"}};
 constexpr Word<PrefetchCancel> kPrefetchCancels[] = {{PrefetchCancel::kUnbegun, "unbegun"},
                                                      {PrefetchCancel::kDisproved, "disproved"}};
 constexpr Word<NeuronPredictorKind> kNeuronPredictors[] = {{NeuronPredictorKind::kNone, "none"},
@@ -180,7 +181,7 @@ constexpr PolicyKey kKeys[] = {
     RealKey<&Policies::cache_alpha, 1>("cache_alpha", "0 to 1"),
     WordKey<&Policies::predictor, kPredictors>("expert_predictor", "none, gate_reuse, learned, lookahead"),
     CountKey<&Policies::predictor_depth, 1, 3>("predictor_depth", "1 to 3"),
-    WordKey<&Policies::depth_rule, kDepthRules>("predictor_depth_rule", "always, idle"),
+    WordKey<&Policies::depth_rule, kDepthRules>("predictor_depth_rule", "always, idle, reach"),
     RealKey<&Policies::predictor_confidence, 1>("predictor_confidence", "0 to 1"),
     WordKey<&Policies::prefetch_cancel, kPrefetchCancels>("prefetch_cancel", "unbegun, disproved"),
     SwitchKey<&Policies::first_layer>("first_layer"),
@@ -215,6 +216,7 @@ constexpr PolicyKey kKeys[] = {
     WordKey<&Policies::lead_resident, kLeadResidents>("lead_resident", "off, on, auto"),
     WordKey<&Policies::miss, kMisses>("expert_miss", "load, cpu, balance, paper, skip, proceed"),
     SwitchKey<&Policies::balance_resident>("balance_resident"),
+    SwitchKey<&Policies::balance_tiles>("balance_tiles"),
     WordKey<&Policies::neuron_miss, kNeuronMisses>("neuron_miss", "load, budgeted, proceed"),
     RealKey<&Policies::neuron_budget_us, 1000000000>("neuron_budget_us", "0 or more"),
     RealKey<&Policies::quality_bound, 10>("quality_bound", "0 to 10"),

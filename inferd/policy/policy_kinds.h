@@ -18,8 +18,9 @@ enum class RoutingKind : uint8_t { kTopK, kSensitivity, kCacheAware };
 
 enum class ExpertPredictorKind : uint8_t { kNone, kGateReuse, kLearned, kLookahead };
 // How far ahead of the next layer is looked: always as far as predictor_depth allows (AdapMoE 4.3), or only
-// while nothing else travels or waits to.
-enum class DepthRule : uint8_t { kAlways, kIdle };
+// while nothing else travels or waits to. kReach: at every layer up to predictor_depth, but only for what
+// will have come when that layer is computed, or one layer later.
+enum class DepthRule : uint8_t { kAlways, kIdle, kReach };
 // Which prefetches end once their layer's router has run: those that have not begun, or all that it
 // disproved.
 enum class PrefetchCancel : uint8_t { kUnbegun, kDisproved };

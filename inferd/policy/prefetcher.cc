@@ -68,8 +68,9 @@ PredictionCounters Prefetcher::total() const {
 absl::Status Prefetcher::AfterRouter(const RouterTap& tap) {
   Compare(tap);
   if (neurons_ != nullptr) RETURN_IF_ERROR(neurons_->Compare(tap));
-  if (predictor_ == nullptr || options_.look_ahead) return absl::OkStatus();
+  if (predictor_ == nullptr || (options_.look_ahead && !options_.in_reach)) return absl::OkStatus();
   RETURN_IF_ERROR(predictor_->Observe(tap));
+  if (options_.in_reach) return PredictInReach(tap);
   uint32_t target = tap.layer;
   for (uint32_t depth = 1; depth <= options_.depth; ++depth) {
     target = next_routed_[target];
@@ -82,9 +83,23 @@ absl::Status Prefetcher::AfterRouter(const RouterTap& tap) {
   return absl::OkStatus();
 }
 
+// The next layer is looked ahead to, where that is the predictor.
+absl::Status Prefetcher::PredictInReach(const RouterTap& tap) {
+  uint32_t target = next_routed_[tap.layer];
+  for (uint32_t depth = 1; depth <= options_.depth && target != kNoLayer; ++depth) {
+    const bool predicted = depth > 1 || !options_.look_ahead;
+    if (predicted && InReach(depth) && (options_.predict_resident || !residency_->AllResident(target))) {
+      RETURN_IF_ERROR(PredictLayer(tap, target, depth).status());
+    }
+    target = next_routed_[target];
+  }
+  return absl::OkStatus();
+}
+
 // A layer whose experts are all there is computed at once, and the next one's router runs right after it.
 bool Prefetcher::WantsLookAhead(uint32_t layer) const {
-  return options_.look_ahead && next_routed_[layer] == layer + 1 && !residency_->AllResident(layer + 1);
+  return options_.look_ahead && next_routed_[layer] == layer + 1 && !residency_->AllResident(layer + 1) &&
+         (!options_.in_reach || InReach(1));
 }
 
 absl::Status Prefetcher::LookAhead(const RouterTap& tap) {
@@ -117,7 +132,11 @@ absl::StatusOr<bool> Prefetcher::PredictLayer(const RouterTap& tap, uint32_t tar
     if (begun && options_.by_neuron) return true;
   }
   if (AllComing(prediction, target)) return false;
-  AskFor(prediction, routing, target);
+  // Of a prompt's rows nearly all that is named will be wanted: as much as comes in time.
+  const uint32_t rows = options_.in_reach ? prediction.tokens : 0;
+  bool prompt = false;
+  for (uint32_t row = 0; row < rows && !prompt; ++row) prompt = !tap.batch->decodes(row);
+  AskFor(prediction, routing, target, depth, prompt ? kAllExperts : options_.max_prefetch);
   return true;
 }
 
@@ -138,7 +157,8 @@ bool Prefetcher::AllComing(const Prediction& prediction, uint32_t target) const 
 }
 
 // Those that more rows want first; of equal ones the likelier one.
-void Prefetcher::AskFor(const Prediction& prediction, const Routing& routing, uint32_t target) {
+void Prefetcher::AskFor(const Prediction& prediction, const Routing& routing, uint32_t target, uint32_t depth,
+                        uint32_t most) {
   const uint32_t experts = config_.layers[target].moe.experts;
   for (uint32_t expert = 0; expert < experts; ++expert) ranking_[expert] = {expert, 0, 0};
   for (uint64_t i = 0; i < uint64_t{prediction.tokens} * prediction.top_k; ++i) {
@@ -151,12 +171,13 @@ void Prefetcher::AskFor(const Prediction& prediction, const Routing& routing, ui
     if (!options_.look_ahead && a.tokens != b.tokens) return a.tokens > b.tokens;
     return a.chance > b.chance || (a.chance == b.chance && a.expert < b.expert);
   };
-  const uint32_t asked = std::min(options_.max_prefetch, experts);
+  const uint32_t asked = std::min(most, experts);
   std::partial_sort(ranking_.begin(), ranking_.begin() + asked, ranking_.begin() + experts, wanted_more);
   // What is there first: asking for the others must not push it out.
   for (const bool there : {true, false}) {
     for (uint32_t i = 0; i < asked && ranking_[i].tokens > 0; ++i) {
       if (residency_->IsComing(target, ranking_[i].expert) == there) {
+        if (!there && options_.in_reach && !InReach(depth)) return;
         residency_->Prefetch(target, ranking_[i].expert);
       }
     }
@@ -193,7 +214,7 @@ absl::Status Prefetcher::PredictFirstLayer(const LayerEnd& end) {
   ASSIGN_OR_RETURN(const Routing routing, first_layer_->Predict(end, last_rows_));
   Remember(routing, &prediction);
   prediction.step = end.batch->step();
-  AskFor(prediction, routing, target);
+  AskFor(prediction, routing, target, 1, options_.max_prefetch);
   return absl::OkStatus();
 }
 
@@ -327,6 +348,7 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> MakePrefetcher(const PrefetcherSetup
                             .max_prefetch = policies.max_prefetch,
                             .depth = policies.predictor_depth,
                             .deep_when_idle = policies.depth_rule == DepthRule::kIdle,
+                            .in_reach = policies.depth_rule == DepthRule::kReach,
                             .confidence = static_cast<float>(policies.predictor_confidence),
                             .look_ahead = policies.predictor == ExpertPredictorKind::kLookahead,
                             .predict_resident = policies.predict_resident,

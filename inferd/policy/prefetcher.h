@@ -52,7 +52,10 @@ struct PrefetcherOptions {
   uint32_t max_prefetch = 16;   // experts of a layer that one step asks for
   uint32_t depth = 1;           // layers ahead at most, 1..3
   bool deep_when_idle = false;  // beyond the next layer only while nothing travels
-  float confidence = 0;         // an expert predicted with less is left out
+  // Only what will have come when its layer is computed, or one layer later, is asked for: of the layers
+  // ahead the nearest first.
+  bool in_reach = false;
+  float confidence = 0;  // an expert predicted with less is left out
   bool look_ahead = false;
   // Predictions leave out what this rule would (decode rows).
   std::optional<GatingRule> gating;
@@ -95,6 +98,7 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
 
  private:
   static constexpr uint32_t kNoLayer = 0xffffffffu;
+  static constexpr uint32_t kAllExperts = 0xffffffffu;
 
   // What was predicted about a layer from some depth.
   struct Prediction {
@@ -126,7 +130,11 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   absl::StatusOr<bool> PredictLayer(const RouterTap& tap, uint32_t target, uint32_t depth);
   void Remember(const Routing& routing, Prediction* prediction) const;
   bool AllComing(const Prediction& prediction, uint32_t target) const;
-  void AskFor(const Prediction& prediction, const Routing& routing, uint32_t target);
+  void AskFor(const Prediction& prediction, const Routing& routing, uint32_t target, uint32_t depth,
+              uint32_t most);
+  absl::Status PredictInReach(const RouterTap& tap);
+  // Whether an expert asked for now comes in time for a layer so far ahead.
+  bool InReach(uint32_t depth) const { return residency_->LayersToFetch() <= depth + 1; }
 
   const ModelConfig& config_;
   const PrefetcherOptions options_;

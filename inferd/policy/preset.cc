@@ -32,6 +32,7 @@ Policies Floe(double target) {
   Policies p = Base();
   p.sparsity = {SparsityOrder::kUp, target, ThresholdScope::kExpert, {}};
   p.predictor = ExpertPredictorKind::kLearned;
+  p.predictor_confidence = 0.6;
   p.neuron_predictor = NeuronPredictorKind::kUpReuse;
   p.neuron_set = NeuronSet::kShare;
   p.allocation = CacheAllocation::kLayers;
@@ -79,6 +80,10 @@ Policies Importance() {
   p.prefetch_cancel = PrefetchCancel::kDisproved;
   p.miss = ExpertMiss::kBalance;
   p.balance_resident = true;
+  p.balance_tiles = true;
+  p.predictor_depth = 3;
+  p.depth_rule = DepthRule::kReach;
+  p.max_prefetch = 1;
   return p;
 }
 
@@ -130,6 +135,9 @@ std::vector<Preset> Table() {
 // prediction costs more than it brings where it needs the profile's networks.
 Policies OnHost(Policies p) {
   const Policies plain;
+  if (p.predictor == ExpertPredictorKind::kLookahead) {
+    p.predictor_depth = plain.predictor_depth;
+  }
   p.predictor = p.predictor == ExpertPredictorKind::kNone ? p.predictor : ExpertPredictorKind::kGateReuse;
   p.depth_rule = plain.depth_rule;
   p.prefetch_cancel = plain.prefetch_cancel;
@@ -144,6 +152,8 @@ Policies OnHost(Policies p) {
   p.lead_resident = LeadResident::kOff;
   p.miss = plain.miss;
   p.balance_resident = plain.balance_resident;
+  p.balance_tiles = plain.balance_tiles;
+  p.max_prefetch = plain.max_prefetch;
   p.neuron_miss = plain.neuron_miss;
   return p;
 }

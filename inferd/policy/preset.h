@@ -55,7 +55,8 @@ struct Policies {
   PrefetchCancel prefetch_cancel = PrefetchCancel::kUnbegun;
   bool first_layer = false;  // predict the next token's first layer from the last one's output
   // Experts of a layer ahead that one step asks for at most. A decode batch names few; a prefill chunk
-  // names most of a layer, and asking for them all would only push out what the layer itself still needs.
+  // names most of a layer, and asking for them all would only push out what the layer itself still needs
+  // (DepthRule::kReach asks for as many of them as come in time).
   uint32_t max_prefetch = 16;
   NeuronPredictorKind neuron_predictor = NeuronPredictorKind::kNone;
   NeuronSet neuron_set = NeuronSet::kThreshold;
@@ -77,6 +78,9 @@ struct Policies {
   // kBalance: resident experts go to the CPU too, where that ends a layer sooner and the device's time is
   // known.
   bool balance_resident = false;
+  // With balance_resident: what is missing of an expert may be shared by tiles, the first over the link, the
+  // CPU computing the others.
+  bool balance_tiles = false;
   NeuronMiss neuron_miss = NeuronMiss::kLoad;
   // Preset `auto`: the rise of perplexity that its choice may cost, relative; 0: no token changes.
   double quality_bound = 0;

@@ -196,6 +196,10 @@ class Residency : public ResidencyView {
   // Whether nothing travels and nothing waits to, as far as is known here.
   virtual bool LinkIdle() { return false; }
 
+  // How many layers will have passed when an expert that is asked for now has come: at least 1, which is also
+  // said while nothing is known.
+  virtual uint32_t LayersToFetch() { return 1; }
+
   // Takes completions that came meanwhile. Called between steps.
   virtual void Poll() = 0;
 

@@ -121,7 +121,11 @@ bool SlabResidency::GiveSlotToCpu(uint32_t index, uint32_t tokens) {
 
 void SlabResidency::DecideMisses(absl::Span<const ExpertDemand> demands) {
   if (BalancesLayers()) {
-    DecideLayer(demands);
+    if (options_.balance_tiles && CpuBeside()) {
+      DecideShares(demands);
+    } else {
+      DecideLayer(demands);
+    }
     return;
   }
   if (options_.miss == ExpertMiss::kLoad || waiting_ == 0) {
@@ -153,28 +157,41 @@ bool SlabResidency::LateToCpu(uint32_t index, uint32_t tokens) {
          GiveSlotToCpu(index, tokens);
 }
 
-// If weightd has it in DRAM; else it travels like the others.
-void SlabResidency::GiveToCpu(uint32_t index, uint32_t tokens) {
-  Entry& entry = entries_[index];
-  const ExtentRange range = pack_.expert_extents(layer_, entry.expert);
+// Whether weightd has it in DRAM.
+bool SlabResidency::LeaseForCpu(Entry* entry) {
+  const ExtentRange range = pack_.expert_extents(layer_, entry->expert);
   for (uint32_t i = 0; i < range.count; ++i) {
-    if (!client_->TryLease(range.first + i, &entry.leases[i])) {
+    if (!client_->TryLease(range.first + i, &entry->leases[i])) {
       while (i > 0) {
         client_->Release(range.first + --i, step_);
       }
-      return;
+      return false;
     }
   }
   held_ += range.count;
-  entry.state = State::kCpu;
-  --waiting_;
-  cpu_queued_ += CpuSecondsOf(entry.expert, tokens);
-  counters_.Add(layer_, &ResidencyCounters::cpu);
+  return entry->leased = true;
+}
+
+// `share` of the expert's neurons.
+void SlabResidency::QueueOnCpu(Entry* entry, uint32_t tokens, double share) {
+  cpu_queued_ += share * CpuSecondsOf(entry->expert, tokens);
   if (CpuBeside()) {
     const double seconds =
-        CpuSeconds() * static_cast<double>(pack_.expert_bytes(layer_, entry.expert)) * tokens;
-    entry.cpu_ends = clock_->cpu().Run(clock_->NowNanos(), static_cast<int64_t>(seconds * 1e9 + 0.5));
+        share * CpuSeconds() * static_cast<double>(pack_.expert_bytes(layer_, entry->expert)) * tokens;
+    entry->cpu_ends = clock_->cpu().Run(clock_->NowNanos(), static_cast<int64_t>(seconds * 1e9 + 0.5));
   }
+}
+
+// If weightd has it in DRAM; else it travels like the others.
+void SlabResidency::GiveToCpu(uint32_t index, uint32_t tokens) {
+  Entry& entry = entries_[index];
+  if (!LeaseForCpu(&entry)) {
+    return;
+  }
+  entry.state = State::kCpu;
+  --waiting_;
+  counters_.Add(layer_, &ResidencyCounters::cpu);
+  QueueOnCpu(&entry, tokens, 1);
 }
 
 void SlabResidency::HandOutCpu(uint32_t index) {
@@ -193,7 +210,11 @@ void SlabResidency::HandOutCpu(uint32_t index) {
   if (CpuBeside()) {
     clock_->cpu().Mark(tile.up.base);
   }
-  const uint64_t bytes = pack_.expert_bytes(layer_, entry.expert);
+  if (entry.handed > 0) {  // the tiles before have come over the link
+    tile.neuron_begin = entry.handed;
+    tile.neuron_end = width_;
+  }
+  const uint64_t bytes = pack_.expert_bytes(layer_, entry.expert) * (width_ - entry.handed) / width_;
   counters_.Add(layer_, &ResidencyCounters::bytes_touched, bytes);
   counters_.Add(layer_, &ResidencyCounters::bytes_dram, bytes);
   entry.state = State::kCpuHandedOut;
@@ -201,20 +222,20 @@ void SlabResidency::HandOutCpu(uint32_t index) {
 }
 
 void SlabResidency::ReleaseCpu(Entry* entry) {
-  if (entry->state != State::kCpu && entry->state != State::kCpuHandedOut) {
+  if (!entry->leased) {
     return;
   }
+  entry->leased = false;
   const ExtentRange range = pack_.expert_extents(layer_, entry->expert);
   for (uint32_t i = 0; i < range.count; ++i) {
     client_->Release(range.first + i, step_);
   }
   held_ -= range.count;
-  entry->state = State::kDone;
 }
 
 // In virtual time, when only the CPU is being waited for: moves the clock to its next result.
 bool SlabResidency::AwaitCpu() {
-  if (!CpuBeside() || in_flight_ > 0) {
+  if (!CpuBeside()) {
     return false;
   }
   int64_t next = INT64_MAX;
@@ -223,7 +244,8 @@ bool SlabResidency::AwaitCpu() {
       next = std::min(next, entries_[i].cpu_ends);
     }
   }
-  if (next == INT64_MAX) {
+  clock_->cpu().SetNextResult(next);
+  if (next == INT64_MAX || in_flight_ > 0) {
     return false;
   }
   fetches_->CountStall(std::max<int64_t>(0, next - clock_->NowNanos()));

@@ -66,6 +66,7 @@ absl::Status SlabResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
         absl::StrCat("layer ", layer, ": ", demands.size(), " demands for ", entries_.size(), " experts"));
   }
   EndLayer();
+  TimeLayer(layer);
   layer_ = layer;
   failed_.clear();
   no_room_ = false;
@@ -124,7 +125,8 @@ void SlabResidency::BeginEntry(uint32_t index, const ExpertDemand& demand, bool 
   entry.expert = expert;
   entry.slot = table_.Find(layer_, expert);
   entry.state = State::kWaiting;
-  entry.handed = 0;
+  entry.handed = entry.shared = 0;
+  entry.leased = false;
   entry.idle = idle;
   demand_of_[expert] = index + 1;
   ++open_;
@@ -197,7 +199,9 @@ absl::Status SlabResidency::Ask(Entry* entry) {
   if (slot == SlotTable::kNoSlot) {
     return absl::OkStatus();
   }
-  const absl::StatusOr<uint64_t> id = Transfer(FetchKind::kDemand, layer_, entry->expert, slot);
+  // What the CPU shares travels on after this layer, which must not delay the next one's demands.
+  const FetchKind kind = entry->shared > 0 && TravelsOn() ? FetchKind::kPrefetch : FetchKind::kDemand;
+  const absl::StatusOr<uint64_t> id = Transfer(kind, layer_, entry->expert, slot);
   if (!id.ok()) {
     table_.SetFree(slot);
     return id.status();
@@ -311,7 +315,9 @@ void SlabResidency::HandleForDemand(uint32_t index, const FetchKey& key, const F
 void SlabResidency::FinishHandedOut() {
   for (const ReadyTile& tile : ready_) {
     Entry& entry = entries_[tile.demand];
-    if (entry.state == State::kReady && entry.handed >= width_) {
+    if (entry.shared > 0 && entry.handed >= entry.shared && entry.slot != SlotTable::kNoSlot) {
+      LeaveToCpu(&entry);
+    } else if (entry.state == State::kReady && entry.handed >= width_) {
       entry.state = State::kDone;
       --open_;
       table_.slot(entry.slot).pinned = false;
@@ -348,7 +354,11 @@ absl::StatusOr<absl::Span<const ReadyTile>> SlabResidency::Next() {
     }
     if (!AwaitCpu()) {
       const absl::Time until = WaitUntil(limit);
-      RETURN_IF_ERROR(fetches_->Wait(until));
+      const absl::Status waited = fetches_->Wait(until);
+      if (clock_ != nullptr) {
+        clock_->cpu().SetNextResult(INT64_MAX);
+      }
+      RETURN_IF_ERROR(waited);
       last_progress_ = CountedFrom(last_progress_, until, absl::Now());
     }
   }
@@ -396,13 +406,13 @@ void SlabResidency::HandOut() {
       --open_;
       table_.slot(entry.slot).pinned = false;
     } else if (entry.state == State::kReady) {
-      HandOutRange(i, width_);
+      HandOutRange(i, entry.shared > 0 ? entry.shared : width_);
     } else if (entry.state == State::kCpu && (!CpuBeside() || clock_->NowNanos() >= entry.cpu_ends)) {
       HandOutCpu(i);
     } else if (entry.state == State::kInFlight && !entry.idle) {
       const uint32_t landed = LandedNeurons(entry);
-      if (landed > entry.handed && landed < width_) {
-        HandOutRange(i, landed);
+      if (landed > entry.handed && (landed < width_ || entry.shared > 0)) {
+        HandOutRange(i, entry.shared > 0 ? std::min(landed, entry.shared) : landed);
       }
     }
   }

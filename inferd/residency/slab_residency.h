@@ -18,11 +18,13 @@
 #include <optional>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/pack/pack.h"
 #include "common/ring/shared_memory.h"
+#include "inferd/policy/layer_shares.h"
 #include "inferd/policy/miss_balance.h"
 #include "inferd/policy/slot_eviction.h"
 #include "inferd/residency/fetch_queue.h"
@@ -62,6 +64,8 @@ struct SlabResidencyOptions {
   bool cpu_is_device = false;
   // The same on the device, where kBalance may give the CPU resident experts too; 0: it may not.
   double device_seconds = 0;
+  // With device_seconds: an expert's tiles may be shared between the link and the CPU.
+  bool balance_tiles = false;
   uint32_t max_rows = 1;             // of a step, for measuring the CPU
   const Clock* cpu_clock = nullptr;  // by which it is measured; null: the machine's
   // A layer without any progress for this long ends with an error.
@@ -96,6 +100,7 @@ class SlabResidency final : public Residency {
   void Prefetch(uint32_t layer, uint32_t expert) override;
   std::optional<WeightView> Lead(uint32_t layer, uint32_t expert) const override;
   bool LinkIdle() override;
+  uint32_t LayersToFetch() override;
   void Poll() override;
   void Abandon() override;
   uint64_t held() const override { return held_; }
@@ -114,10 +119,12 @@ class SlabResidency final : public Residency {
     uint32_t expert = 0;
     uint32_t slot = SlotTable::kNoSlot;
     State state = State::kWaiting;
-    uint32_t handed = 0;                          // neurons that were handed out
-    bool idle = false;                            // loaded though nobody chose it (whole_layers)
-    int64_t cpu_ends = 0;                         // kCpu in virtual time
-    std::array<ExtentLease, kMaxExtents> leases;  // kCpu
+    uint32_t handed = 0;   // neurons that were handed out
+    bool idle = false;     // loaded though nobody chose it (whole_layers)
+    uint32_t shared = 0;   // neurons from here on are the CPU's, those before come over the link; 0: none are
+    bool leased = false;   // the CPU computes it or a part
+    int64_t cpu_ends = 0;  // of the CPU's part in virtual time
+    std::array<ExtentLease, kMaxExtents> leases;  // while leased
   };
 
   SlabResidency(const SlabResidencyOptions& options, SlabPlan plan, WeightClient* client, FetchQueue* fetches,
@@ -135,6 +142,14 @@ class SlabResidency final : public Residency {
   void DecideMisses(absl::Span<const ExpertDemand> demands);
   uint32_t LoadedOf(absl::Span<const ExpertDemand> sorted) const;
   void DecideLayer(absl::Span<const ExpertDemand> demands);
+  void DecideShares(absl::Span<const ExpertDemand> demands);
+  void CollectMissing(absl::Span<const ExpertDemand> demands);
+  void Share(uint32_t index, uint32_t tokens, uint32_t tiles);
+  void LeaveToCpu(Entry* entry);
+  // Whether what the CPU shares goes on travelling when it has been computed, for tokens to come.
+  bool TravelsOn() const { return !prefill_ && table_.quota(layer_) > 0; }
+  double LinkSeconds(absl::FunctionRef<bool(const Slot&)> counts) const;
+  void TimeLayer(uint32_t next);
   void CollectDemands(absl::Span<const ExpertDemand> demands, State state, std::vector<ExpertDemand>* to);
   bool BalancesLayers() const {
     return options_.miss == ExpertMiss::kBalance && options_.device_seconds > 0 && !cpu_tables_.empty();
@@ -150,6 +165,8 @@ class SlabResidency final : public Residency {
   bool LateToCpu(uint32_t index, uint32_t tokens);
   double CpuSecondsOf(uint32_t expert, uint32_t tokens) const;
   void GiveToCpu(uint32_t index, uint32_t tokens);
+  bool LeaseForCpu(Entry* entry);
+  void QueueOnCpu(Entry* entry, uint32_t tokens, double share);
   void HandOutCpu(uint32_t index);
   void ReleaseCpu(Entry* entry);
   bool AwaitCpu();
@@ -183,6 +200,7 @@ class SlabResidency final : public Residency {
   const SegmentBuffers* const segments_;
   Backend* const backend_;
   VirtualClock* const clock_;  // null: real time
+  const MonotonicClock real_clock_;
   Queue* const queue_;
   SharedMemory memory_;
   BufferId buffer_ = kNoBuffer;
@@ -198,25 +216,29 @@ class SlabResidency final : public Residency {
   bool streams_ = false;  // prefill that wants more experts than the layer may keep
   uint32_t width_ = 0;    // of the layer's experts
   uint32_t demands_ = 0;
-  std::vector<Entry> entries_;            // [most experts of a layer], by demand
-  std::vector<uint32_t> demand_of_;       // [most experts], by expert: demand + 1, 0: none
-  std::vector<uint32_t> chosen_;          // for the eviction policy
-  std::vector<ExpertDemand> misses_;      // to be decided about
-  std::vector<ExpertDemand> resident_;    // the same
-  std::vector<ExpertDemand> late_;        // the same: on their way, not joined yet
-  std::vector<double> late_seconds_;      // by place in late_: of the link
-  std::vector<CpuCostTable> cpu_tables_;  // measured, by size class; empty: not measured
-  double cpu_queued_ = 0;                 // seconds of the CPU's work for this layer
-  uint64_t held_ = 0;                     // leases of experts that the CPU computes
-  std::vector<float> scores_;             // of the layer that begins next
-  std::vector<ReadyTile> ready_;          // handed out by the last Next()
-  std::vector<FailedDemand> failed_;      // of the current layer
-  uint32_t waiting_ = 0;                  // entries in kWaiting
-  uint32_t open_ = 0;                     // entries neither kDone nor kFailed
-  uint32_t in_flight_ = 0;                // entries in kInFlight
-  uint32_t window_;                       // of in_flight_
-  bool no_room_ = false;                  // weightd's DRAM was full
-  absl::Time retry_at_;                   // not earlier while no_room_
+  std::vector<Entry> entries_;                // [most experts of a layer], by demand
+  std::vector<uint32_t> demand_of_;           // [most experts], by expert: demand + 1, 0: none
+  std::vector<uint32_t> chosen_;              // for the eviction policy
+  std::vector<ExpertDemand> misses_;          // to be decided about
+  std::vector<ExpertDemand> resident_;        // the same
+  std::vector<ExpertDemand> late_;            // the same: on their way, not joined yet
+  std::vector<MissingTiles> missing_;         // the same: what the link may bring
+  std::vector<uint32_t> missing_demands_;     // by place in it: the entry
+  std::vector<double> late_seconds_;          // by place in late_: of the link
+  std::vector<CpuCostTable> cpu_tables_;      // measured, by size class; empty: not measured
+  double cpu_queued_ = 0;                     // seconds of the CPU's work for this layer
+  std::array<double, 2> layer_seconds_ = {};  // of decoding, of prefill; 0: not known yet
+  int64_t layer_began_ = 0;                   // 0: no layer has
+  uint64_t held_ = 0;                         // leases of experts that the CPU computes
+  std::vector<float> scores_;                 // of the layer that begins next
+  std::vector<ReadyTile> ready_;              // handed out by the last Next()
+  std::vector<FailedDemand> failed_;          // of the current layer
+  uint32_t waiting_ = 0;                      // entries in kWaiting
+  uint32_t open_ = 0;                         // entries neither kDone nor kFailed
+  uint32_t in_flight_ = 0;                    // entries in kInFlight
+  uint32_t window_;                           // of in_flight_
+  bool no_room_ = false;                      // weightd's DRAM was full
+  absl::Time retry_at_;                       // not earlier while no_room_
   absl::Time last_progress_;
   absl::Status trouble_;  // a completion that no rule covers
   LayerCounters counters_;

@@ -49,6 +49,8 @@ SlabResidency::SlabResidency(const SlabResidencyOptions& options, SlabPlan plan,
   resident_.reserve(most);
   late_.reserve(most);
   late_seconds_.reserve(most);
+  missing_.reserve(most);
+  missing_demands_.reserve(most);
   scores_.reserve(most);
   ready_.reserve(most);
   failed_.reserve(most);

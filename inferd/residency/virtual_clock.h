@@ -31,9 +31,13 @@ class VirtualCpu {
     return true;
   }
   void ForgetMarks() { marked_.clear(); }
+  // Who waits for the link may have to look at a result of the CPU first: the clock goes no further at once.
+  void SetNextResult(int64_t nanos) { next_result_ = nanos; }
+  int64_t next_result() const { return next_result_; }
 
  private:
   int64_t free_at_ = 0;
+  int64_t next_result_ = INT64_MAX;
   std::vector<BufferRef> marked_;
 };
 

@@ -261,8 +261,10 @@ absl::Status VirtualWeightClient::Wait(absl::Time deadline) {
   if (next < 0) {
     return behind_->Wait(deadline);
   }
-  clock_->AdvanceTo(next);
-  link_->AdvanceTo(next);
+  // A CPU that ends before that is looked at first.
+  const int64_t until = std::min(next, std::max(clock_->cpu().next_result(), Now()));
+  clock_->AdvanceTo(until);
+  link_->AdvanceTo(until);
   return absl::OkStatus();
 }
 

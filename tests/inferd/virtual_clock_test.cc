@@ -56,7 +56,7 @@ class VirtualClockTest : public testing::Test {
 
   // One answer of 20 tokens to a prompt of one, given twice: weightd has read all it needs the second time.
   FinishInfo Answer(const TestEngineOptions& options, std::vector<int32_t>* ids) {
-    absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options);
+    absl::StatusOr<TestEngine> test = StartEngine(pack_->dir(), options);
     EXPECT_TRUE(test.ok()) << test.status();
     EXPECT_TRUE(GenerateIds(test->engine.get(), GreedySpec("warm", {7}, 20)).ok());
     auto sink = std::make_shared<CollectingSink>();
@@ -183,6 +183,45 @@ TEST_F(VirtualClockTest, BalanceSharesResidentExpertsWithTheCpu) {
   EXPECT_EQ(info.timings.bytes_link, 0u);
   options.engine.costs.cpu_ms = 11;  // the device is through with both before
   EXPECT_NEAR(Answer(options, &shared).timings.decode_seconds, 19 * 3 * (0.25e-3 + 2 * 5e-3), 1e-5);
+}
+
+// Both experts are missing, in three tiles each: 5 ms of the link, 10/3 of the CPU, 5/3 of the device. Whole
+// experts: one over the link and its last tile's computing. Two tiles over the link, there and computed at
+// 35/3, leave the CPU four: 40/3.
+TEST_F(VirtualClockTest, AnExpertsTilesAreSharedBetweenTheLinkAndTheCpu) {
+  model_.hidden = 128;  // 32 chunks of the link an expert: what has been sent when it stops is little
+  ASSERT_TRUE(PackTiny(model_, dir_.File("wide-model"), dir_.File("wide")).ok());
+  pack_ = *Pack::Open(dir_.File("wide"));
+  TestEngineOptions options = Options(SmallestDeviceBudget(*pack_), 15, 5);
+  options.engine.costs.cpu_ms = 10;
+  options.engine.slab.tile_neurons = 64;
+  options.engine.policies.policy = {"cache=none", "expert_predictor=none", "expert_miss=balance",
+                                    "balance_resident=on"};
+  std::vector<int32_t> whole;
+  const double loaded = 19 * 3 * (0.25e-3 + 15e-3 + 5e-3 / 3);
+  EXPECT_NEAR(Answer(options, &whole).timings.decode_seconds, loaded, loaded * 0.01);
+  options.engine.policies.policy.push_back("balance_tiles=on");
+  std::vector<int32_t> shared;
+  const double step = 19 * 3 * (0.25e-3 + 40e-3 / 3);
+  EXPECT_NEAR(Answer(options, &shared).timings.decode_seconds, step, step * 0.01);
+  EXPECT_EQ(shared, whole);
+}
+
+// With a quarter of the experts in slots: a link that no guess comes over in time, and one that all do.
+TEST_F(VirtualClockTest, InReachOnlyWhatComesInTimeIsFetched) {
+  TestEngineOptions options = Options(pack_->total_expert_bytes() / 4, 100, 5);
+  options.engine.costs.cpu_ms = 5;
+  options.engine.policies.policy = {"expert_miss=cpu", "expert_predictor=gate_reuse", "predictor_depth=2",
+                                    "predictor_depth_rule=reach"};
+  for (const double link_ms : {100.0, 6.0}) {
+    options.engine.costs.link_ms = link_ms;
+    absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options);
+    ASSERT_TRUE(test.ok()) << test.status();
+    ASSERT_TRUE(GenerateIds(test->engine.get(), GreedySpec("warm", {7}, 20)).ok());
+    const uint64_t before = test->engine->Stats().prefetch_issued;
+    ASSERT_TRUE(GenerateIds(test->engine.get(), GreedySpec("g", {7}, 20)).ok());
+    EXPECT_EQ(test->engine->Stats().prefetch_issued > before, link_ms < 50) << link_ms;
+  }
 }
 
 // 15 ms of the link against 10 of computing: what was predicted wrongly has begun to travel and not arrived.

@@ -63,6 +63,7 @@ TEST(AutoPresetTest, PredictionReachesAsFarAsALoadTakes) {
   for (const auto& row : rows) {
     AutoFacts facts = Facts();
     facts.load_seconds = row.load_ms * 1e-3;
+    facts.cpu_seconds = 1;  // misses are loaded
     const AutoChoice choice = ChoosePolicies(facts);
     EXPECT_EQ(choice.policies.predictor, row.predictor) << row.load_ms;
     EXPECT_EQ(choice.policies.predictor_depth, row.depth) << row.load_ms;
@@ -86,16 +87,33 @@ TEST(AutoPresetTest, TheCpuHelpsWhereItIsFasterAndRoundsAlike) {
   EXPECT_EQ(ChoosePolicies(facts).policies.miss, ExpertMiss::kBalance);
 }
 
-TEST(AutoPresetTest, WhileTheCpuComputesTheNextLayerIsLookedAt) {
+TEST(AutoPresetTest, BesideTheCpuOnlyWhatComesInTimeIsGuessed) {
   AutoFacts facts = Facts();
   facts.cpu_seconds = 5e-3;
-  EXPECT_TRUE(ChoosePolicies(facts).policies.balance_resident);
-  EXPECT_EQ(ChoosePolicies(facts).policies.predictor, ExpertPredictorKind::kGateReuse);
+  facts.cache_profile = true;
+  AutoChoice choice = ChoosePolicies(facts);
+  EXPECT_TRUE(choice.policies.balance_resident);
+  EXPECT_TRUE(choice.policies.balance_tiles);
+  EXPECT_EQ(choice.policies.predictor, ExpertPredictorKind::kGateReuse);
+  EXPECT_EQ(choice.policies.depth_rule, DepthRule::kReach);
+  EXPECT_EQ(choice.policies.predictor_depth, 3u);
+  EXPECT_EQ(choice.policies.max_prefetch, 1u);
+  EXPECT_EQ(choice.policies.allocation, CacheAllocation::kUniform);
+  EXPECT_TRUE(Says(choice, "comes in time"));
   facts.look_ahead = true;
   EXPECT_EQ(ChoosePolicies(facts).policies.predictor, ExpertPredictorKind::kLookahead);
-  EXPECT_TRUE(Says(ChoosePolicies(facts), "while the CPU computes"));
+  EXPECT_TRUE(CheckPolicies(ChoosePolicies(facts).policies, DeviceKind::kSim).ok());
+  AutoFacts quarter = facts;  // one and a half of a layer's two experts are missing
+  quarter.budget = facts.all_expert_bytes / 4;
+  choice = ChoosePolicies(quarter);
+  EXPECT_EQ(choice.policies.predictor, ExpertPredictorKind::kNone);
+  EXPECT_TRUE(choice.policies.balance_tiles);
+  EXPECT_TRUE(Says(choice, "no prediction after all: 1.5 experts"));
   facts.load_seconds = 1e-3;  // loaded, then: nothing waits for the CPU
-  EXPECT_EQ(ChoosePolicies(facts).policies.predictor, ExpertPredictorKind::kGateReuse);
+  choice = ChoosePolicies(facts);
+  EXPECT_EQ(choice.policies.predictor, ExpertPredictorKind::kGateReuse);
+  EXPECT_EQ(choice.policies.depth_rule, DepthRule::kAlways);
+  EXPECT_FALSE(choice.policies.balance_tiles);
 }
 
 TEST(AutoPresetTest, SlotsGoByTheProfileWhereThereIsOne) {

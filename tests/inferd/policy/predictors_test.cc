@@ -59,6 +59,7 @@ class AskedResidency final : public Residency {
     return found == leads.end() ? std::nullopt : std::optional<WeightView>(found->second);
   }
   bool LinkIdle() override { return link_idle; }
+  uint32_t LayersToFetch() override { return layers_to_fetch + static_cast<uint32_t>(experts.size()); }
   void Poll() override {}
   void Abandon() override {}
   uint64_t held() const override { return 0; }
@@ -70,6 +71,7 @@ class AskedResidency final : public Residency {
   std::map<std::pair<uint32_t, uint32_t>, double> shares;  // of neurons
   bool all_coming = false;
   bool link_idle = true;
+  uint32_t layers_to_fetch = 1;  // and one more for each expert asked for
   std::map<std::pair<uint32_t, uint32_t>, WeightView> leads;
   std::vector<Asked> neurons;
   std::vector<std::pair<uint32_t, uint32_t>> experts;
@@ -510,9 +512,14 @@ class PrefetchRulesTest : public PredictorsTest {
     const FixedPredictor* const asked = predictor.get();
     Prefetcher prefetcher(config_, options, std::move(predictor), nullptr, nullptr, &residency_);
     const Rows x = RowsOf({0, 0});
-    EXPECT_TRUE(prefetcher.AfterRouter(Tap(0, x, x, {0, 1}, {}, 2)).ok());
+    RouterTap tap = Tap(0, x, x, {0, 1}, {}, 2);
+    batch_.Clear(tap.batch->step());
+    batch_.Add(std::vector<int32_t>(1, 1), {.pages = pages_, .decode_from = prompt_ ? 1u : 0u});
+    EXPECT_TRUE(prefetcher.AfterRouter(tap).ok());
     return asked->asked;
   }
+
+  bool prompt_ = false;  // whether the row is a prompt's
 };
 
 TEST_F(PrefetchRulesTest, WhatIsLackingEndsTheSearch) {
@@ -537,6 +544,35 @@ TEST_F(PrefetchRulesTest, OnlyWhatIsPredictedSurelyEnoughIsFetched) {
   residency_.experts.clear();
   EXPECT_THAT(Asked({.confidence = .95f}), ElementsAre(1, 2, 3)) << "nothing is lacking then";
   EXPECT_THAT(residency_.experts, IsEmpty());
+}
+
+TEST_F(PrefetchRulesTest, OnlyWhatComesInTimeIsFetchedIfToldSo) {
+  // Layer 1's first expert takes one layer, the second another: late by one at most. Then three: layer 2's
+  // first. The next takes four: layer 3's.
+  EXPECT_THAT(Asked({.in_reach = true}), ElementsAre(1, 2, 3));
+  EXPECT_THAT(residency_.experts,
+              ElementsAre(std::pair(1u, 0u), std::pair(1u, 1u), std::pair(2u, 0u), std::pair(3u, 0u)));
+  residency_.experts.clear();
+  EXPECT_THAT(Asked({.max_prefetch = 1, .in_reach = true}), ElementsAre(1, 2, 3));
+  EXPECT_THAT(residency_.experts, ElementsAre(std::pair(1u, 0u), std::pair(2u, 0u), std::pair(3u, 0u)));
+  // Of a prompt's rows as many experts as come in time, whatever the bound of a layer.
+  residency_.experts.clear();
+  residency_.layers_to_fetch = 1;
+  prompt_ = true;
+  EXPECT_THAT(Asked({.max_prefetch = 1, .in_reach = true}), ElementsAre(1, 2, 3));
+  EXPECT_THAT(residency_.experts,
+              ElementsAre(std::pair(1u, 0u), std::pair(1u, 1u), std::pair(2u, 0u), std::pair(3u, 0u)));
+  prompt_ = false;
+  residency_.experts.clear();
+  residency_.layers_to_fetch = 4;
+  EXPECT_THAT(Asked({.in_reach = true}), ElementsAre(3));
+  EXPECT_THAT(residency_.experts, ElementsAre(std::pair(3u, 0u)));
+  residency_.experts.clear();
+  residency_.layers_to_fetch = 5;
+  EXPECT_THAT(Asked({.in_reach = true}), IsEmpty());
+  // The next layer is looked ahead to, those after it are predicted at once.
+  residency_.layers_to_fetch = 1;
+  EXPECT_THAT(Asked({.in_reach = true, .look_ahead = true}), ElementsAre(2, 3));
 }
 
 TEST_F(FirstLayerTest, AResidentFirstLayerIsPredictedOnlyToBeCounted) {
