@@ -219,6 +219,7 @@ absl::Status InferdDaemon::OpenMetrics(const std::string& address) {
 
 absl::Status InferdDaemon::Reload(const InferdOptions& options) {
   server_->Tune(IdsOf(options.allow_uid), IdsOf(options.allow_group), ServingLimitsOf(options));
+  gate_.SetQueueLimits(QueueLimitsOf(options));
   return options.metrics == metrics_address_ ? absl::OkStatus() : OpenMetrics(options.metrics);
 }
 

@@ -57,8 +57,9 @@ class InferdDaemon {
   // Lets answers end for up to `patience`, cuts the rest, closes the sockets. Idempotent.
   void Shutdown(absl::Duration patience);
 
-  // Takes over what WithReloaded() changed: who may connect, limits of calls, the metrics' port. A port that
-  // cannot be opened: its error, and the metrics stay where they were; all else has changed.
+  // Takes over what WithReloaded() changed: who may connect, limits of calls and of the queue, the metrics'
+  // port. A port that cannot be opened: its error, and the metrics stay where they were; all else has
+  // changed.
   absl::Status Reload(const InferdOptions& options);
 
   // One line with every option and the addresses. REQUIRES: not shut down.

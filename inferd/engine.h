@@ -58,6 +58,7 @@ class Engine final : public EngineApi {
   std::vector<LayerStats> Layers() const override;
   absl::Status Health() const override;
   void StartDrain() override;
+  void SetQueueLimits(const QueueLimits& limits) override { registry_.SetLimits(limits); }
 
   // The options with every default resolved.
   const EnginePlan& plan() const { return plan_; }

@@ -22,6 +22,7 @@
 #include "absl/types/span.h"
 #include "common/error_detail.h"
 #include "inferd/calibration_api.h"
+#include "inferd/queue_limits.h"
 
 namespace sluice {
 
@@ -267,6 +268,9 @@ class EngineApi {
 
   // Refuses new requests from now on; running ones go on.
   virtual void StartDrain() = 0;
+
+  // What may wait from now on; requests that wait already go on waiting.
+  virtual void SetQueueLimits(const QueueLimits& limits) = 0;
 };
 
 }  // namespace sluice

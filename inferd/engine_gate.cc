@@ -16,6 +16,9 @@ void EngineGate::SetProgress(const std::string& what) {
 void EngineGate::Open(EngineApi* engine) {
   const MutexLock lock(&mutex_);
   engine_ = engine;
+  if (queue_limits_.has_value()) {
+    engine_->SetQueueLimits(*queue_limits_);
+  }
   if (draining_) {
     engine_->StartDrain();
   }
@@ -81,6 +84,15 @@ std::vector<LayerStats> EngineGate::Layers() const {
 absl::Status EngineGate::Health() const {
   ASSIGN_OR_RETURN(EngineApi* const engine, Engine());
   return engine->Health();
+}
+
+void EngineGate::SetQueueLimits(const QueueLimits& limits) {
+  const MutexLock lock(&mutex_);
+  if (engine_ != nullptr) {
+    engine_->SetQueueLimits(limits);
+  } else {
+    queue_limits_ = limits;
+  }
 }
 
 void EngineGate::StartDrain() {

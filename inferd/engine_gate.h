@@ -8,6 +8,7 @@
 #define SLUICE_INFERD_ENGINE_GATE_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -32,6 +33,7 @@ class EngineGate final : public EngineApi {
   std::vector<LayerStats> Layers() const override;
   absl::Status Health() const override;
   void StartDrain() override;
+  void SetQueueLimits(const QueueLimits& limits) override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   absl::StatusOr<EngineApi*> Engine() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -40,6 +42,7 @@ class EngineGate final : public EngineApi {
   EngineApi* engine_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::string progress_ ABSL_GUARDED_BY(mutex_) = "starting";
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<QueueLimits> queue_limits_ ABSL_GUARDED_BY(mutex_);  // set while there was no engine
 };
 
 }  // namespace sluice

@@ -101,9 +101,7 @@ EngineOptions EngineOptionsOf(const InferdOptions& options) {
   engine.kv = KvTypeOf(options.kv);
   engine.kv_budget = options.kv_budget.bytes;
   engine.prefill_chunk = options.prefill_chunk;
-  engine.queue.count = options.max_queue;
-  engine.queue.tokens = options.max_queue_tokens;
-  engine.queue.bytes = options.max_queue_bytes.bytes;
+  engine.queue = QueueLimitsOf(options);
   engine.device = DeviceFromName(options.device).value_or(DeviceKind::kHost);  // checked when parsed
   engine.slab = {options.device_budget.bytes, options.link_gbps, options.link_latency_us,
                  options.tile_neurons};
@@ -119,6 +117,10 @@ EngineOptions EngineOptionsOf(const InferdOptions& options) {
   return engine;
 }
 
+QueueLimits QueueLimitsOf(const InferdOptions& options) {
+  return {options.max_queue, options.max_queue_tokens, options.max_queue_bytes.bytes};
+}
+
 ServingLimits ServingLimitsOf(const InferdOptions& options) {
   ServingLimits limits;
   limits.max_unsent_bytes = options.max_unsent.bytes;
@@ -130,9 +132,9 @@ ServingLimits ServingLimitsOf(const InferdOptions& options) {
 std::vector<OptionText> OptionTextsOf(const InferdOptions& options) { return TextsOfAll(options); }
 
 const std::set<std::string>& ReloadableInferdOptions() {
-  static const std::set<std::string> kNames = {"allow-uid",     "allow-group",   "metrics",
-                                               "max-unsent",    "stall-timeout", "max-request-time",
-                                               "drain-timeout", "keep",          "log-level"};
+  static const std::set<std::string> kNames = {
+      "allow-uid",     "allow-group", "metrics",   "max-unsent", "stall-timeout",    "max-request-time",
+      "drain-timeout", "keep",        "log-level", "max-queue",  "max-queue-tokens", "max-queue-bytes"};
   return kNames;
 }
 

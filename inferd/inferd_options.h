@@ -84,6 +84,7 @@ InferdCommand ParseInferdCommand(int argc, const char* const* argv);
 absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& set);
 
 EngineOptions EngineOptionsOf(const InferdOptions& options);
+QueueLimits QueueLimitsOf(const InferdOptions& options);
 ServingLimits ServingLimitsOf(const InferdOptions& options);
 
 // Every option with its value in effect: as it was set, or else what the default became in `plan` and with

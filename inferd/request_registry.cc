@@ -14,6 +14,11 @@ absl::Status QueueFull(const std::string& what) {
 
 }  // namespace
 
+void RequestRegistry::SetLimits(const QueueLimits& limits) {
+  MutexLock lock(&mutex_);
+  limits_ = limits;
+}
+
 absl::StatusOr<SequenceId> RequestRegistry::Enter(const std::string& request_id, uint64_t tokens,
                                                   uint64_t bytes) {
   MutexLock lock(&mutex_);

@@ -12,20 +12,17 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "common/mutex.h"
+#include "inferd/queue_limits.h"
 #include "inferd/scheduler.h"
 
 namespace sluice {
 
-// What may wait at once. A request that waits alone is always taken, whatever its size.
-struct QueueLimits {
-  uint32_t count = 256;
-  uint64_t tokens = 1ull << 20;
-  uint64_t bytes = 64ull << 20;  // memory of the waiting requests
-};
-
 class RequestRegistry {
  public:
   explicit RequestRegistry(const QueueLimits& limits) : limits_(limits) {}
+
+  // For requests from now on; those that wait go on waiting.
+  void SetLimits(const QueueLimits& limits);
 
   // A new request waits. ALREADY_EXISTS: the id lives; RESOURCE_EXHAUSTED, reason QUEUE_FULL, naming the
   // limit that is reached.
@@ -50,8 +47,8 @@ class RequestRegistry {
   };
   void StopWaiting(Request* request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const QueueLimits limits_;
   mutable Mutex mutex_;
+  QueueLimits limits_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, Request> requests_ ABSL_GUARDED_BY(mutex_);
   SequenceId last_id_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -144,10 +144,11 @@ class ServiceTest(unittest.TestCase):
         self.daemons.start_inferd("--config", config, wait=False, env=self.environment())
         inferd = self.daemons.inferd
         self.manager.until("READY=1")
-        limits = 'max-unsent = "2MiB"\nstall-timeout = "7s"\nmax-request-time = "1ms"\nallow-uid = [65534]\nkeep = "1s"\n'
+        limits = 'max-queue = 5\nmax-unsent = "2MiB"\nstall-timeout = "7s"\nmax-request-time = "1ms"\nallow-uid = [65534]\nkeep = "1s"\n'
         self.reload(inferd, config, limits + 'metrics = "127.0.0.1:0"\n')
         applied = inferd.text().split("read anew: ")[-1]
-        for change in ("max-unsent=", "stall-timeout=7s", "max-request-time=1ms", "allow-uid=65534", "keep=1s", "metrics="):
+        changes = "max-queue=5 max-unsent= stall-timeout=7s max-request-time=1ms allow-uid=65534 keep=1s metrics="
+        for change in changes.split():
             self.assertIn(change, applied)
         self.assertNotIn("needs a restart", applied)
         url = inferd.wait_for(r"metrics on (\S+)").group(1)
@@ -163,6 +164,10 @@ class ServiceTest(unittest.TestCase):
                 list(stub.GenerateStream(stream_request("x", tokens=900, stopping={"ignore_eos": True})))
             self.assertEqual(grpc.StatusCode.DEADLINE_EXCEEDED, caught.exception.code())
             self.assertIn('inferd_answers_total{code="DEADLINE_EXCEEDED"} 1', answers())
+            self.reload(inferd, config, 'max-queue = 0\nmetrics = "127.0.0.1:0"\n')
+            with self.assertRaises(grpc.RpcError) as caught:
+                list(stub.GenerateStream(stream_request("x", tokens=4)))
+            self.assertEqual(grpc.StatusCode.RESOURCE_EXHAUSTED, caught.exception.code())
             self.reload(inferd, config, 'metrics = "192.0.2.1:1"\n')
             self.assertIn("metrics stay as they were", inferd.text())
             self.assertTrue(list(stub.GenerateStream(stream_request("x", tokens=4))))

@@ -59,6 +59,18 @@ TEST(EngineGateTest, DrainBeforeTheEngineIsThereIsNotForgotten) {
   EXPECT_EQ("DRAINING", ReasonOf(gate.Health()));
 }
 
+TEST(EngineGateTest, QueueLimitsSetBeforeTheEngineIsThereAreNotForgotten) {
+  FakeEngine engine;
+  EngineGate gate;
+  gate.SetQueueLimits({.count = 3, .tokens = 4, .bytes = 5});
+  gate.Open(&engine);
+  EXPECT_EQ(engine.queue_limits().count, 3u);
+  EXPECT_EQ(engine.queue_limits().tokens, 4u);
+  EXPECT_EQ(engine.queue_limits().bytes, 5u);
+  gate.SetQueueLimits({.count = 6, .tokens = 7, .bytes = 8});
+  EXPECT_EQ(engine.queue_limits().count, 6u);
+}
+
 TEST(ServerStateTest, PhaseIsStartingUntilTheFirstServingThenUnavailable) {
   FakeEngine engine;
   ServerState state(&engine, {});

@@ -33,6 +33,18 @@ TEST(RequestRegistryTest, EachLimitBoundsWhatWaits) {
   EXPECT_TRUE(absl::IsResourceExhausted(by_bytes.Enter("b", 1, 5).status()));
 }
 
+TEST(RequestRegistryTest, NewLimitsAreForRequestsFromNowOn) {
+  RequestRegistry registry({2, 1000, 1000});
+  ASSERT_TRUE(registry.Enter("a", 1, 1).ok());
+  ASSERT_TRUE(registry.Enter("b", 1, 1).ok());
+  registry.SetLimits({1, 1000, 1000});
+  EXPECT_EQ(registry.waiting(), 2u);
+  registry.LeaveQueue("a");
+  EXPECT_EQ(ReasonOf(registry.Enter("c", 1, 1).status()), "QUEUE_FULL");
+  registry.SetLimits({3, 1000, 1000});
+  EXPECT_TRUE(registry.Enter("c", 1, 1).ok());
+}
+
 TEST(RequestRegistryTest, ARequestThatWaitsAloneIsAlwaysTaken) {
   RequestRegistry registry({4, 10, 10});
   EXPECT_TRUE(registry.Enter("a", 500, 500).ok());

@@ -68,8 +68,12 @@ class FakeEngine final : public EngineApi {
   std::vector<LayerStats> Layers() const override;
   absl::Status Health() const override;
   void StartDrain() override;
+  void SetQueueLimits(const QueueLimits& limits) override { queue_limits_ = limits; }
+  // The last that were set.
+  const QueueLimits& queue_limits() const { return queue_limits_; }
 
  private:
+  QueueLimits queue_limits_;
   struct Sinks {
     std::shared_ptr<RequestSink> request;  // one of the two
     std::shared_ptr<ScoreSink> score;
