@@ -113,6 +113,7 @@ absl::StatusOr<Policies> EngineCore::ChosenPolicies() {
   if (options.virtual_clock) {
     setup.compute_seconds = options.costs.compute_ms * 1e-3 / static_cast<double>(Bf16ExpertBytes(config));
     setup.cpu_seconds = VirtualCpuSeconds(options.costs, options.slab.link_gbps, config, 1);
+    setup.cpu_beside = options.costs.cpu_is_device == 0;
     setup.attention_seconds = options.costs.attention_ms * 1e-3;
   } else {
     ASSIGN_OR_RETURN(machine, MeasureMachine(/*threads=*/0));

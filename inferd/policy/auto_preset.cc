@@ -91,25 +91,31 @@ void ChooseBesideCpu(const AutoFacts& facts, AutoChoice* choice) {
   choice->reasons.push_back("of the layers ahead the best expert is fetched, where it comes in time");
 }
 
+// A CPU that works beside the device also helps where the link is faster, if it computes an expert before the
+// device has computed a token's experts of a layer.
+bool CpuHelps(const AutoFacts& facts) {
+  const double beside = facts.cpu_beside ? facts.top_k * facts.compute_seconds : 0;
+  return facts.cpu_seconds > 0 && facts.cpu_seconds < std::max(facts.load_seconds, beside);
+}
+
 void ChooseMisses(const AutoFacts& facts, AutoChoice* choice) {
   const bool same_arithmetic = facts.device != DeviceKind::kCuda;
-  if (facts.cpu_seconds > 0 && facts.cpu_seconds < facts.load_seconds &&
-      (same_arithmetic || facts.quality_bound > 0)) {
+  if (CpuHelps(facts) && (same_arithmetic || facts.quality_bound > 0)) {
     choice->policies.miss = ExpertMiss::kBalance;
     choice->policies.balance_resident = true;
     choice->policies.balance_tiles = true;
     choice->policies.prefetch_cancel = PrefetchCancel::kDisproved;
-    choice->reasons.push_back(absl::StrCat("misses are shared with the CPU: an expert takes it ",
-                                           Ms(facts.cpu_seconds), ", the link ", Ms(facts.load_seconds)));
+    choice->reasons.push_back(absl::StrCat("experts are shared with the CPU: one takes it ",
+                                           Ms(facts.cpu_seconds), ", the link ", Ms(facts.load_seconds),
+                                           ", the device ", Ms(facts.compute_seconds)));
     ChooseBesideCpu(facts, choice);
     return;
   }
   choice->policies.miss = ExpertMiss::kLoad;
   choice->reasons.push_back(
-      facts.cpu_seconds > 0 && facts.cpu_seconds < facts.load_seconds
-          ? "misses are loaded: the CPU would be faster, but rounds in another way than the device"
-          : absl::StrCat("misses are loaded: an expert takes the link ", Ms(facts.load_seconds), ", the CPU ",
-                         Ms(facts.cpu_seconds)));
+      CpuHelps(facts) ? "misses are loaded: the CPU would help, but rounds in another way than the device"
+                      : absl::StrCat("misses are loaded: an expert takes the link ", Ms(facts.load_seconds),
+                                     ", the CPU ", Ms(facts.cpu_seconds)));
 }
 
 void ChooseCache(const AutoFacts& facts, AutoChoice* choice) {
@@ -207,6 +213,7 @@ AutoFacts AutoFactsOf(const AutoSetup& setup, const Pack& pack, const MachineRat
   facts.load_seconds = bytes * (setup.link_seconds > 0 ? setup.link_seconds : copy);
   facts.compute_seconds = bytes * (setup.compute_seconds > 0 ? setup.compute_seconds : read);
   facts.cpu_seconds = bytes * (setup.cpu_seconds > 0 ? setup.cpu_seconds : read);
+  facts.cpu_beside = setup.cpu_beside;
   facts.attention_seconds = setup.attention_seconds;
   facts.quality_bound = setup.quality_bound;
   const std::string folder = ProfileFolder(pack.dir());

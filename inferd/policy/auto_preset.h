@@ -29,6 +29,7 @@ struct AutoFacts {
   double compute_seconds = 0;
   double cpu_seconds = 0;
   double attention_seconds = 0;
+  bool cpu_beside = false;  // the CPU computes while the device does
 
   double quality_bound = 0;  // relative rise of perplexity
   // From the profile; 0: nothing within the bound, or not measured.
@@ -61,6 +62,7 @@ struct AutoSetup {
   double compute_seconds = 0;  // of a modelled device
   double cpu_seconds = 0;      // of the CPU beside it
   double attention_seconds = 0;
+  bool cpu_beside = false;  // as in AutoFacts
 };
 // Fills in what the machine and the pack's profile say. Decoding reads each weight once, so a byte takes as
 // long to compute as to read.

@@ -87,6 +87,19 @@ TEST(AutoPresetTest, TheCpuHelpsWhereItIsFasterAndRoundsAlike) {
   EXPECT_EQ(ChoosePolicies(facts).policies.miss, ExpertMiss::kBalance);
 }
 
+TEST(AutoPresetTest, ACpuBesideTheDeviceHelpsBehindAFastLinkToo) {
+  AutoFacts facts = Facts();  // the device computes a layer's two experts in 10 ms
+  facts.load_seconds = 1.5e-3;
+  facts.cpu_seconds = 5e-3;
+  EXPECT_EQ(ChoosePolicies(facts).policies.miss, ExpertMiss::kLoad) << "the CPU is the device";
+  facts.cpu_beside = true;
+  EXPECT_EQ(ChoosePolicies(facts).policies.miss, ExpertMiss::kBalance);
+  EXPECT_TRUE(ChoosePolicies(facts).policies.balance_resident);
+  EXPECT_TRUE(KeepsModelTokens(ChoosePolicies(facts).policies));
+  facts.cpu_seconds = 11e-3;
+  EXPECT_EQ(ChoosePolicies(facts).policies.miss, ExpertMiss::kLoad) << "the device ends before it";
+}
+
 TEST(AutoPresetTest, BesideTheCpuOnlyWhatComesInTimeIsGuessed) {
   AutoFacts facts = Facts();
   facts.cpu_seconds = 5e-3;
