@@ -12,6 +12,8 @@ namespace {
 constexpr double kLittle = 0.05;
 // A link that is busy for more of a step than this has no room for better predictions.
 constexpr double kBusyLink = 0.9;
+// A CPU that computes more than this share of what is not resident has its part in how long a step takes.
+constexpr double kSharingCpu = 0.25;
 // Misses that put less than this share of a step on the link did not come over it.
 constexpr double kIdleLink = 0.1;
 
@@ -25,6 +27,7 @@ struct Picture {
   std::optional<double> recall;
   double ssd_share = 0;  // of the bytes that came over the link
   double wrong = 0;      // of the predictions
+  double cpu_share = 0;  // of the bytes that came over the link or were read where they lie: the latter
 };
 
 Picture PictureOf(const PresetResult& result, const PresetMeasure& m) {
@@ -45,6 +48,9 @@ Picture PictureOf(const PresetResult& result, const PresetMeasure& m) {
   }
   if (s.bytes_link > 0) {
     p.ssd_share = static_cast<double>(s.bytes_ssd) / static_cast<double>(s.bytes_link);
+  }
+  if (s.bytes_dram > 0) {
+    p.cpu_share = static_cast<double>(s.bytes_dram) / static_cast<double>(s.bytes_dram + s.bytes_link);
   }
   if (s.predictions > 0) {
     p.wrong = 1 - static_cast<double>(s.predictions_right) / static_cast<double>(s.predictions);
@@ -86,6 +92,15 @@ std::string ExplainLink(const Picture& p) {
                           100 * p.wrong);
   }
   return text;
+}
+
+std::string ExplainShared(const Picture& p) {
+  return absl::StrFormat(
+      "Device, link and CPU share the experts: of a step of %.2f ms the device computes %.2f ms, the link is "
+      "busy for %.0f %%, and of the bytes that were not resident %.0f %% are the CPU's. %.0f %% of the step "
+      "waits for the last of them. A larger --device-budget (%.0f %% of the experts were resident), fewer "
+      "bits or experts at hand (--policy routing=cache_aware) leave all three less to do.",
+      p.step, p.compute, 100 * *p.load / p.step, 100 * p.cpu_share, 100 * p.stall / p.step, 100 * p.hit_rate);
 }
 
 std::string ExplainPolicy(const Picture& p) {
@@ -140,7 +155,10 @@ std::string ExplainRun(const PresetResult& result, size_t measure) {
   if (*p.load > kBusyLink * p.step) {
     return ExplainLink(p);
   }
-  return *p.load < kIdleLink * p.step && p.hit_rate < 1 ? ExplainCpu(p) : ExplainPolicy(p);
+  if (*p.load < kIdleLink * p.step && p.hit_rate < 1) {
+    return ExplainCpu(p);
+  }
+  return p.cpu_share > kSharingCpu ? ExplainShared(p) : ExplainPolicy(p);
 }
 
 std::string ExplainTexts(const PresetPlan& plan, const std::vector<PresetResult>& results) {

@@ -244,6 +244,10 @@ TEST(ExplainTest, NamesWhatBoundsTheRun) {
   EXPECT_THAT(ExplainRun(Result(20, 15, 195000), 0), HasSubstr("The link bounds it"));
   EXPECT_THAT(ExplainRun(Result(20, 15, 100000), 0), HasSubstr("Router and policy bound it"));
   EXPECT_THAT(ExplainRun(Result(20, 15, 1000), 0), HasSubstr("The CPU bounds it"));
+  PresetResult shared = Result(20, 5, 100000);
+  shared.measures[0].decode.bytes_dram = shared.measures[0].decode.bytes_link;
+  EXPECT_THAT(ExplainRun(shared, 0), HasSubstr("Device, link and CPU share the experts"));
+  EXPECT_THAT(ExplainRun(shared, 0), HasSubstr("50 % are the CPU's"));
   PresetResult from_ssd = Result(20, 15, 195000);
   from_ssd.measures[0].decode.bytes_ssd = 190000;
   EXPECT_THAT(ExplainRun(from_ssd, 0), HasSubstr("The SSD bounds it"));
