@@ -2,7 +2,7 @@
 """Presets on a model of Mixtral's shape, in real time and as --clock virtual foretells it: does a table of costs that
 was measured on this machine give the same ratios of speed?
 
-usage: realtime_rows.py [--work DIR] [--bin build/release/bin] [--link-gbps G] [--rounds N] [--rows A,B] [--prefix CMD]
+usage: realtime_rows.py [--work DIR] [--bin build/release/bin] [--link-gbps G] [--rounds N] [--rows "A;B"] [--prefix CMD]
 
 Makes packs of Mixtral's shape (few layers, q4; some GB each, kept in DIR), records the routing of one run, and measures
 what experts, leads, attention and head take (--measure-costs, one compute thread, everything resident). Then each row
@@ -122,7 +122,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--link-gbps", type=float, default=1.5)
-    parser.add_argument("--rows", default="", help="names, the base `resident` is always there")
+    parser.add_argument("--rows", default="", help="names with ; between, the base `resident` is always there")
     parser.add_argument("--prefix", default="", help="before each command")
     parser.add_argument("--keep-costs", action="store_true", help="takes the costs of an earlier call")
     o = parser.parse_args()
@@ -130,6 +130,9 @@ def main():
     # Daemons of its own, whatever else runs here.
     os.environ.setdefault("SLUICE_RUNTIME_DIR", o.work)
     wanted = [name.strip() for name in o.rows.split(";") if name]
+    unknown = set(wanted) - {row[0] for row in ROWS}
+    if unknown:
+        parser.error(f"no row is called {', '.join(sorted(unknown))}; there are {'; '.join(row[0] for row in ROWS)}")
     rows = [row for i, row in enumerate(ROWS) if i == 0 or not wanted or row[0] in wanted]
     runs = Runs(o)
     runs.record()
