@@ -66,14 +66,23 @@ uint32_t ReadQueue::WriteOff(uint64_t tag) {
   return read.running;
 }
 
-ReadChunk ReadQueue::Take(Line& line, RequestClass as) {
-  const std::shared_ptr<QueuedRead> read = line.front();
+ReadQueue::Line::iterator ReadQueue::Choose(Line& line) const {
+  const auto apart = std::find_if(line.begin(), line.end(), [this](const std::shared_ptr<QueuedRead>& read) {
+    return read->job.file != last_file_ || read->job.offset + read->next != last_end_;
+  });
+  return apart == line.end() ? line.begin() : apart;
+}
+
+ReadChunk ReadQueue::Take(Line& line, Line::iterator at, RequestClass as) {
+  const std::shared_ptr<QueuedRead> read = *at;
   const uint64_t length = std::min(limits_.chunk_bytes, read->job.length - read->next);
   ReadChunk chunk{read, read->next, length, as};
   read->next += length;
   ++read->running;
+  last_file_ = read->job.file;
+  last_end_ = read->job.offset + read->next;
   if (read->next == read->job.length) {
-    line.pop_front();
+    line.erase(at);
   }
   return chunk;
 }
@@ -82,15 +91,15 @@ std::optional<ReadChunk> ReadQueue::TakeFrom(Line& line, RequestClass as) {
   if (line.empty()) {
     return std::nullopt;
   }
-  const QueuedRead& front = *line.front();
-  const uint64_t length = std::min(limits_.chunk_bytes, front.job.length - front.next);
+  const Line::iterator at = Choose(line);
+  const uint64_t length = std::min(limits_.chunk_bytes, (*at)->job.length - (*at)->next);
   const bool fits = in_flight_ + length <= limits_.in_flight_bytes &&
                     (as == RequestClass::kDemand || prefetch_in_flight_ + length <= limits_.prefetch_bytes);
   // One chunk may always run: in_flight_ == 0 also means that no prefetch is in flight.
   if (!fits && in_flight_ != 0) {
     return std::nullopt;
   }
-  ReadChunk chunk = Take(line, as);
+  ReadChunk chunk = Take(line, at, as);
   in_flight_ += length;
   if (as == RequestClass::kPrefetch) {
     prefetch_in_flight_ += length;
@@ -102,7 +111,8 @@ std::optional<ReadChunk> ReadQueue::TakeFrom(Line& line, RequestClass as) {
 }
 
 std::optional<ReadChunk> ReadQueue::NextUrgent() {
-  return urgent_.empty() ? std::nullopt : std::optional(Take(urgent_, RequestClass::kDemand));
+  return urgent_.empty() ? std::nullopt
+                         : std::optional(Take(urgent_, urgent_.begin(), RequestClass::kDemand));
 }
 
 std::optional<ReadChunk> ReadQueue::Next() {

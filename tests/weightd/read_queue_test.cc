@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
 namespace sluice {
 namespace {
@@ -43,6 +45,36 @@ TEST(ReadQueueTest, SplitsJobsIntoChunksAndReportsTheLast) {
   EXPECT_EQ(over->bytes_read, 2 * kChunk + 4096);
   EXPECT_TRUE(queue.idle());
   EXPECT_EQ(queue.in_flight_bytes(), 0u);
+}
+
+TEST(ReadQueueTest, AChunkThatFollowsOnTheLastInTheFileLetsAnotherJobsGoFirst) {
+  ReadQueue queue(ReadLimits{.chunk_bytes = kChunk});
+  const auto add = [&queue](uint64_t tag, uint64_t offset, uint64_t length) {
+    ReadJob job = Job(tag, length);
+    job.offset = offset;
+    queue.Add(std::move(job));
+  };
+  add(1, 0, 2 * kChunk);
+  add(2, 2 * kChunk, 2 * kChunk);  // begins where the first ends
+  add(3, 64 * kChunk, 2 * kChunk);
+  std::vector<uint64_t> order;
+  while (const std::optional<ReadChunk> chunk = queue.Next()) {
+    order.push_back(chunk->read->job.tag);
+  }
+  // The last chunk has no other to let go first.
+  EXPECT_EQ(order, (std::vector<uint64_t>{1, 2, 1, 2, 3, 3}));
+}
+
+TEST(ReadQueueTest, AChunkAtTheSamePlaceOfAnotherFileDoesNotFollow) {
+  ReadQueue queue(ReadLimits{.chunk_bytes = kChunk});
+  queue.Add(Job(1, kChunk));
+  ReadJob other = Job(2, kChunk);
+  other.file = 1;
+  other.offset = kChunk;
+  queue.Add(std::move(other));
+  queue.Add(Job(3, kChunk));
+  EXPECT_EQ(queue.Next()->read->job.tag, 1u);
+  EXPECT_EQ(queue.Next()->read->job.tag, 2u);
 }
 
 TEST(ReadQueueTest, DemandOvertakesPrefetchBetweenItsChunks) {
