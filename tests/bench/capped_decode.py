@@ -3,12 +3,14 @@
 the memory allow; and the same experts read through mmap under the same bound.
 
 usage: capped_decode.py [--work DIR] [--bin build/release] [--tokens N] [--runs N] [--shares 0.667,0.333]
+                        [--shape qwen3-30b-a3b] [--layers 7]
 
-The pack (sluice synth, q8, 4.4 GiB, routing spread evenly) is made in DIR unless it is there. The bound of a token is
+The pack (sluice synth of the shape, q8, routing spread evenly) is made in DIR unless it is there. The bound of a token is
 max(miss bytes / O_DIRECT bandwidth, bytes touched / read bandwidth), all four measured with each run: the disk just before
 and just after it, since a virtual one changes from second to second, and the bound is of the mean. A row has the median of
 the runs, and how far they lie apart both by the clock and over their bounds. Prints a Markdown table;
-"not run" with the reason where no memory cgroup can be made. Exit status 1 if a command failed.
+"not run" with the reason where no memory cgroup can be made. Exit status 1 if a command failed. SIGTERM ends the
+daemons and takes the cgroup away; what a killed run left is taken away by the next.
 """
 import argparse
 import json
@@ -19,9 +21,44 @@ import sys
 import threading
 import time
 
-SYNTH = ["--shape", "qwen3-30b-a3b", "--layers", "7", "--vocab", "22144", "--bits", "q8"]
+PREFIX = "sluice-capped-"  # of a cgroup's name; the script's process id follows
 # Beside the budget: code, heaps, KV cache and activations of both daemons, page tables, buffers of the reader.
 BESIDE = 640 << 20
+
+
+def cgroup_root():
+    """Where memory cgroups are made, and whether they are of version 2."""
+    unified = os.path.exists("/sys/fs/cgroup/cgroup.controllers")
+    return ("/sys/fs/cgroup" if unified else "/sys/fs/cgroup/memory"), unified
+
+
+def end_processes(path):
+    """Ends what runs in a cgroup, and waits for that."""
+    deadline = time.monotonic() + 30
+    while True:
+        with open(os.path.join(path, "cgroup.procs")) as file:
+            pids = file.read().split()
+        if not pids:
+            return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"still in {path} after 30 s: {pids}")
+        for pid in pids:
+            try:
+                os.kill(int(pid), signal.SIGTERM)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.2)
+
+
+def remove_leftovers():
+    """Takes away the cgroups of runs that were killed, and ends the daemons in them."""
+    root, _ = cgroup_root()
+    for name in os.listdir(root) if os.path.isdir(root) else []:
+        owner = name.removeprefix(PREFIX)
+        if owner != name and owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
+            path = os.path.join(root, name)
+            end_processes(path)
+            os.rmdir(path)
 
 
 class MemoryCgroup:
@@ -30,11 +67,10 @@ class MemoryCgroup:
     def __init__(self, limit):
         self.path = None
         self.error = None
-        unified = os.path.exists("/sys/fs/cgroup/cgroup.controllers")
-        root = "/sys/fs/cgroup" if unified else "/sys/fs/cgroup/memory"
+        root, unified = cgroup_root()
         self.names = (("memory.max", "memory.current", "file", "shmem") if unified else
                       ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem"))
-        path = os.path.join(root, f"sluice-capped-{os.getpid()}")
+        path = os.path.join(root, f"{PREFIX}{os.getpid()}")
         try:
             os.mkdir(path)
             self.path = path
@@ -62,17 +98,7 @@ class MemoryCgroup:
         return int(stat[self.names[2]]) - int(stat[self.names[3]])
 
     def end_all(self):
-        """Ends what runs in it, and waits for that."""
-        deadline = time.monotonic() + 30
-        while pids := self.read("cgroup.procs").split():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"still in the cgroup after 30 s: {pids}")
-            for pid in pids:
-                try:
-                    os.kill(int(pid), signal.SIGTERM)
-                except ProcessLookupError:
-                    pass
-            time.sleep(0.2)
+        end_processes(self.path)
 
     def close(self):
         if self.path is not None:
@@ -192,12 +218,17 @@ def main():
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--shares", default="0.667,0.333")
+    parser.add_argument("--shape", default="qwen3-30b-a3b")
+    parser.add_argument("--layers", type=int, default=7)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    remove_leftovers()
     os.makedirs(options.work + "/run", mode=0o700, exist_ok=True)
     os.environ["SLUICE_RUNTIME_DIR"] = options.work + "/run"  # daemons that somebody else uses stay out of it
-    pack = os.path.join(options.work, "synth.pack")
+    pack = os.path.join(options.work, f"{options.shape}-{options.layers}.pack")
     if not os.path.exists(os.path.join(pack, "manifest.json")):
-        subprocess.run([options.bin + "/bin/sluice", "synth", *SYNTH, "--out", pack], check=True)
+        subprocess.run([options.bin + "/bin/sluice", "synth", "--shape", options.shape, "--layers", str(options.layers),
+                        "--vocab", "22144", "--bits", "q8", "--out", pack], check=True)
     size = sum(os.path.getsize(os.path.join(pack, name)) for name in ("dense.bin", "experts.bin"))
     rows = [measure(options, pack, size, float(share)) for share in options.shares.split(",")]
     head = ["budget / pack", "budget GiB", "ms/token", "bound ms", "over bound (1.2)",
