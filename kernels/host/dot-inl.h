@@ -21,18 +21,16 @@ inline const uint8_t* RowAhead(const uint8_t* const* w, uint32_t r, const RowPre
   return w[r + prefetch.rows < prefetch.listed ? r + prefetch.rows : prefetch.listed - 1];
 }
 
-// kBytes: the first-level cache is filled, as the hardware does. kRows: the second-level cache; a core waits
-// for few first-level lines at a time (24 on Zen 4), which at memory's latency is half its bandwidth.
-enum class Prefetch { kNone, kBytes, kRows };
+// kLines: into the second-level cache; a core waits for few first-level lines at a time (16 on Granite
+// Rapids, 24 on Zen 4), which at memory's latency is half its bandwidth.
+enum class Prefetch { kNone, kLines };
 inline Prefetch KindOf(const RowPrefetch& prefetch) {
-  return prefetch.rows != 0 ? Prefetch::kRows : prefetch.bytes != 0 ? Prefetch::kBytes : Prefetch::kNone;
+  return prefetch.rows != 0 || prefetch.bytes != 0 ? Prefetch::kLines : Prefetch::kNone;
 }
 
 template <Prefetch kPrefetch>
 inline void PrefetchLine(const uint8_t* p) {
-  if constexpr (kPrefetch == Prefetch::kBytes) {
-    _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
-  } else if constexpr (kPrefetch == Prefetch::kRows) {
+  if constexpr (kPrefetch == Prefetch::kLines) {
     _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
   }
 }
@@ -125,18 +123,9 @@ void Dot(const DotCall& call) {
     part.w = call.w + r;
     part.rows = call.rows - r < step ? call.rows - r : step;
     part.first = call.first + r;
-    switch (KindOf(call.prefetch)) {
-      case Prefetch::kNone:
-        DotAnyTokens<Row, Prefetch::kNone>(part);
-        break;
-      case Prefetch::kBytes:
-        DotAnyTokens<Row, Prefetch::kBytes>(part);
-        break;
-      case Prefetch::kRows:
-        part.prefetch.listed = call.prefetch.listed - r;
-        DotAnyTokens<Row, Prefetch::kRows>(part);
-        break;
-    }
+    part.prefetch.listed = call.prefetch.listed - r;
+    KindOf(call.prefetch) == Prefetch::kNone ? DotAnyTokens<Row, Prefetch::kNone>(part)
+                                             : DotAnyTokens<Row, Prefetch::kLines>(part);
   }
 }
 

@@ -197,14 +197,8 @@ void Down(const DownCall& call) {
     return DownStored<Row>(call);
   }
   if (call.tokens <= 2) {
-    switch (KindOf(call.prefetch)) {
-      case Prefetch::kNone:
-        return DownFew<Row, Prefetch::kNone>(call);
-      case Prefetch::kBytes:
-        return DownFew<Row, Prefetch::kBytes>(call);
-      case Prefetch::kRows:
-        return DownFew<Row, Prefetch::kRows>(call);
-    }
+    return KindOf(call.prefetch) == Prefetch::kNone ? DownFew<Row, Prefetch::kNone>(call)
+                                                    : DownFew<Row, Prefetch::kLines>(call);
   }
   // 512 columns of 32 neurons, 256 of 64, 64 of 256: the converted rows stay in the second-level cache.
   const uint32_t chunk = kDownScratch / call.neurons / 64 * 64;
