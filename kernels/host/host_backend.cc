@@ -93,7 +93,7 @@ absl::Status HostBackend::AllocateScratch() {
   countdown_ = std::make_unique<std::atomic<uint32_t>[]>(max_blocks_);
   experts_.reserve(l.experts + 8);
   max_flags_ = (l.experts + 8) * static_cast<uint32_t>(coefficient_stride_ / kNeuronBlock);
-  draining_ = std::make_unique<std::atomic<bool>[]>(l.experts + 8);
+  orders_ = std::make_unique<ExpertOrder[]>(l.experts + 8);
   block_done_ = std::make_unique<std::atomic<bool>[]>(max_flags_);
   RETURN_IF_ERROR(Reserve(max_flags_, "block counts", &block_kept_));
   return absl::OkStatus();

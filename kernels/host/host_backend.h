@@ -63,10 +63,16 @@ class HostBackend : public CpuBackend {
     uint32_t first_tile = 0;
     uint64_t memory = 0;  // floats into partials_ (fused) or first row of coefficients and panels
     uint32_t first_flag = 0;
-    uint32_t next_block = 0;  // guarded by `draining` of the same index
     // Where masks leave this share of the coefficients or more, all rows are read.
     float dense_above = 1;
     bool down_by_lists = false;  // two-phase: down rows are read by each token's mask
+  };
+
+  // Whose turn it is to be added to an expert's y; on a cache line of its own, because workers are at
+  // different experts most of the time.
+  struct alignas(64) ExpertOrder {
+    std::atomic<bool> taken{false};  // by a worker that adds
+    uint32_t next_block = 0;         // guarded by `taken`
   };
 
   // A block of an expert, as one worker computes it.
@@ -276,6 +282,7 @@ class HostBackend : public CpuBackend {
   void AddBlock(const MoeCall& call, const ExpertState& state, uint32_t block, uint32_t i, const float* sum);
   void FinishBlock(const MoeCall& call, uint32_t expert, uint32_t block, const float* sums);
   void Drain(const MoeCall& call, uint32_t expert);
+  void AddKeptAndLetGo(const MoeCall& call, uint32_t expert);
 
   // host_moe_block.cc
   MoeBlock BlockOf(const MoeCall& call, const ExpertState& state, uint32_t block, bool packed,
@@ -323,7 +330,7 @@ class HostBackend : public CpuBackend {
   std::unique_ptr<std::atomic<uint32_t>[]> countdown_;  // of attention blocks that are split
   uint32_t max_blocks_ = 0;
   std::vector<ExpertState> experts_;
-  std::unique_ptr<std::atomic<bool>[]> draining_;    // [experts]
+  std::unique_ptr<ExpertOrder[]> orders_;            // [experts]
   std::unique_ptr<std::atomic<bool>[]> block_done_;  // of all experts' blocks
   uint32_t max_flags_ = 0;
   std::vector<SparseSwitchEntry> sparse_switches_;

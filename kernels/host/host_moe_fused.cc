@@ -30,12 +30,18 @@ bool IsFetched(const ExpertCall& expert) {
 // Whether a block waits between its steps.
 bool Waits(const ExpertCall& expert) { return IsFetched(expert) && expert.sparsity != SparsityOrder::kNone; }
 
-// Rows of a block, as they are read; `gathered`: by a mask.
+// Rows of a block, as they are read; `gathered`: by a mask. Neighbours go as one where no whole line lies
+// between them.
 void AddRows(const CpuWeights& part, uint32_t first, uint64_t mask, bool gathered, host::RowFetch* ahead) {
   const uint64_t bytes = RowBytes(part.encoding, part.cols);
-  for (uint64_t left = mask; left != 0; left &= left - 1) {
-    const uint8_t* row = part.Row(first + static_cast<uint32_t>(std::countr_zero(left)));
-    gathered ? ahead->AddGathered(row, row + bytes) : ahead->AddStream(row, row + bytes);
+  const bool dense = part.positions == nullptr && part.stride < bytes + 64;
+  for (uint64_t left = mask; left != 0;) {
+    const auto begin = static_cast<uint32_t>(std::countr_zero(left));
+    const auto rows = dense ? static_cast<uint32_t>(std::countr_one(left >> begin)) : 1;
+    const uint8_t* row = part.Row(first + begin);
+    const uint8_t* end = row + (rows - 1) * part.stride + bytes;
+    gathered ? ahead->AddGathered(row, end) : ahead->AddStream(row, end);
+    left = begin + rows < 64 ? left >> (begin + rows) << (begin + rows) : 0;
   }
 }
 
@@ -173,7 +179,8 @@ void HostBackend::RunFused(const MoeCall& call) {
     tiles += state.blocks;
     floats += uint64_t{state.blocks} * state.call->rows.size() * call.hidden;
     work += WorkOf(call, *state.call);
-    draining_[e].store(false, std::memory_order_relaxed);
+    orders_[e].next_block = 0;
+    orders_[e].taken.store(false, std::memory_order_relaxed);
   }
   for (uint32_t tile = 0; tile < tiles; ++tile) {
     block_done_[tile].store(false, std::memory_order_relaxed);

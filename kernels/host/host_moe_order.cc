@@ -22,20 +22,20 @@ void HostBackend::AddBlock(const MoeCall& call, const ExpertState& state, uint32
 
 // Whether it is the block's turn to be added to y. If so nobody else adds before EndTurn().
 bool HostBackend::TakeTurn(uint32_t expert, uint32_t block) {
-  if (draining_[expert].exchange(true)) {
+  ExpertOrder& order = orders_[expert];
+  if (order.taken.exchange(true)) {
     return false;
   }
-  if (experts_[expert].next_block == block) {
+  if (order.next_block == block) {
     return true;
   }
-  draining_[expert].store(false);
+  order.taken.store(false);
   return false;
 }
 
 void HostBackend::EndTurn(const MoeCall& call, uint32_t expert) {
-  experts_[expert].next_block += 1;
-  draining_[expert].store(false);
-  Drain(call, expert);
+  orders_[expert].next_block += 1;
+  AddKeptAndLetGo(call, expert);
 }
 
 // y of a token before block `number` is added to it: a bias starts it. Whether it holds anything.
@@ -52,50 +52,50 @@ bool HostBackend::StartToken(const MoeBlock& b, uint32_t number, float* y) const
 
 // Takes a block's sums [token][x_stride_]: adds them to y if all blocks before it are in, else keeps them.
 void HostBackend::FinishBlock(const MoeCall& call, uint32_t expert, uint32_t block, const float* sums) {
-  ExpertState& state = experts_[expert];
+  const ExpertState& state = experts_[expert];
   const uint32_t tokens = static_cast<uint32_t>(state.call->rows.size());
-  bool in_turn = false;
-  if (!draining_[expert].exchange(true)) {
-    in_turn = state.next_block == block;
-    for (uint32_t i = 0; in_turn && i < tokens; ++i) {
+  if (TakeTurn(expert, block)) {
+    for (uint32_t i = 0; i < tokens; ++i) {
       AddBlock(call, state, block, i, sums + i * x_stride_);
     }
-    state.next_block += in_turn ? 1 : 0;
-    draining_[expert].store(false);
+    return EndTurn(call, expert);
   }
-  if (!in_turn) {
-    for (uint32_t i = 0; i < tokens; ++i) {
-      std::memcpy(partials_ + state.memory + (uint64_t{block} * tokens + i) * call.hidden,
-                  sums + i * x_stride_, call.hidden * sizeof(float));
-    }
-    block_done_[state.first_flag + block].store(true);
+  for (uint32_t i = 0; i < tokens; ++i) {
+    std::memcpy(partials_ + state.memory + (uint64_t{block} * tokens + i) * call.hidden, sums + i * x_stride_,
+                call.hidden * sizeof(float));
   }
+  block_done_[state.first_flag + block].store(true);
   Drain(call, expert);
 }
 
 // Adds to y, in order, the kept blocks whose turn it is. One worker at a time; one that comes while another
 // is at it leaves: the other looks again after it has let go, so no block is left behind.
 void HostBackend::Drain(const MoeCall& call, uint32_t expert) {
-  ExpertState& state = experts_[expert];
+  if (!orders_[expert].taken.exchange(true)) {
+    AddKeptAndLetGo(call, expert);
+  }
+}
+
+// The same by the worker whose turn it is.
+void HostBackend::AddKeptAndLetGo(const MoeCall& call, uint32_t expert) {
+  const ExpertState& state = experts_[expert];
+  ExpertOrder& order = orders_[expert];
   const uint32_t tokens = static_cast<uint32_t>(state.call->rows.size());
   const std::atomic<bool>* done = &block_done_[state.first_flag];
-  for (;;) {
-    if (draining_[expert].exchange(true)) {
-      return;
-    }
-    uint32_t next = state.next_block;
+  do {
+    uint32_t next = order.next_block;
     for (; next < state.blocks && done[next].load(); ++next) {
       for (uint32_t i = 0; i < tokens; ++i) {
         AddBlock(call, state, next, i,
                  partials_ + state.memory + (uint64_t{next} * tokens + i) * call.hidden);
       }
     }
-    state.next_block = next;
-    draining_[expert].store(false);
+    order.next_block = next;
+    order.taken.store(false);
     if (next == state.blocks || !done[next].load()) {
       return;
     }
-  }
+  } while (!order.taken.exchange(true));
 }
 
 }  // namespace sluice
