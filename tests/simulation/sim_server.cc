@@ -31,10 +31,14 @@ SimServer::SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill,
       options_(std::move(options)),
       poller_(*Poller::Create()),
       bell_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  hooks.filled = [this](uint64_t read, uint64_t fill) {
+  hooks.filled = [this, next_fill](uint64_t read, uint64_t fill) {
     const uint32_t tag = static_cast<uint32_t>(read);  // the extent; the rest tells reads of it apart
     last_fill_.resize(std::max<size_t>(last_fill_.size(), tag + 1));
-    last_fill_[tag] = fill;
+    LastFillOf& last = last_fill_[tag];
+    // Of two reads that ran beside each other the first with good bytes makes its place the extent's.
+    if (fill > last.begun) {
+      last = {fill, *next_fill};
+    }
   };
   reader_ = std::make_unique<SimReader>(scheduler, options_.disk, next_fill, std::move(hooks));
   reader_->write_late = options_.write_late;

@@ -60,7 +60,7 @@ class SimServer {
   }
   uint64_t epoch() const { return options_.epoch; }
   // The last fill of an extent that was reported as good, by gid; 0 before the first.
-  uint64_t LastFill(Gid gid) const { return gid < last_fill_.size() ? last_fill_[gid] : 0; }
+  uint64_t LastFill(Gid gid) const { return gid < last_fill_.size() ? last_fill_[gid].fill : 0; }
   size_t calls_waiting() const { return calls_.size(); }
 
  private:
@@ -76,7 +76,11 @@ class SimServer {
   Poller poller_;
   UniqueFd bell_;
   std::vector<PollEvent> events_;
-  std::vector<uint64_t> last_fill_;
+  struct LastFillOf {
+    uint64_t fill = 0;
+    uint64_t begun = 0;  // the last read that had begun when it was reported
+  };
+  std::vector<LastFillOf> last_fill_;  // by extent
   std::unique_ptr<SimReader> reader_;
   ReadInbox inbox_;
   std::unique_ptr<TransferEngine> transfers_;

@@ -90,8 +90,10 @@ TEST(SimulationTest, ReportThatDoesNotWakeThePumpIsCaught) {
   EXPECT_NE(CaughtAs(PlantedBug::kForgottenWake).find("deadlock"), std::string::npos);
 }
 
+// Before the lease it leaves bytes of an older fill, after it it writes into leased memory.
 TEST(SimulationTest, ReaderThatWritesAfterItsReportIsCaught) {
-  EXPECT_NE(CaughtAs(PlantedBug::kLateWrite).find("lease"), std::string::npos);
+  const std::string caught = CaughtAs(PlantedBug::kLateWrite);
+  EXPECT_TRUE(caught.find("lease") != std::string::npos || caught.find("is of fill") != std::string::npos);
 }
 
 }  // namespace
