@@ -5,8 +5,15 @@
 #include "absl/time/clock.h"
 #include "common/error_detail.h"
 #include "common/status.h"
+#include "inferd/residency/stall_limit.h"
 
 namespace sluice {
+namespace {
+
+// Between requests after weightd had no room.
+constexpr absl::Duration kRetryPace = absl::Milliseconds(10);
+
+}  // namespace
 
 DenseWeights::DenseWeights(WeightClient* client, FetchQueue* fetches, const SegmentBuffers* segments)
     : client_(client),
@@ -47,7 +54,10 @@ bool DenseWeights::TryLease(uint32_t extent) {
 }
 
 absl::Status DenseWeights::LeaseAll(absl::Duration stall_limit) {
-  absl::Time last_progress = absl::Now();
+  StallLimit stall(stall_limit);
+  stall.Restart(absl::Now());
+  absl::Time retry_at = absl::InfinitePast();
+  uint64_t refusals = 0;
   absl::Status trouble;
   const auto handle = [&](const FetchKey& key, const FetchCompletion& completion) {
     if (key.kind != FetchKind::kDense || extents_[key.extent] != Extent::kRequested) {
@@ -58,11 +68,14 @@ absl::Status DenseWeights::LeaseAll(absl::Duration stall_limit) {
       trouble = ReasonError(absl::StatusCode::kDataLoss, "WEIGHT_CORRUPT",
                             absl::StrCat(pack_.ExtentName(key.extent), " is damaged"));
     } else if (completion.code == absl::StatusCode::kOk && TryLease(key.extent)) {
-      last_progress = absl::Now();
+      stall.Restart(absl::Now());
+    } else if (completion.code == absl::StatusCode::kResourceExhausted) {
+      ++refusals;
+      retry_at = absl::Now() + kRetryPace;
     }
   };
   for (;;) {
-    for (uint32_t extent = 0; extent < extents_.size(); ++extent) {
+    for (uint32_t extent = 0; extent < extents_.size() && absl::Now() >= retry_at; ++extent) {
       if (extents_[extent] != Extent::kAbsent || TryLease(extent)) {
         continue;
       }
@@ -76,17 +89,27 @@ absl::Status DenseWeights::LeaseAll(absl::Duration stall_limit) {
     if (held_ == extents_.size()) {
       return absl::OkStatus();
     }
-    const absl::Time limit = last_progress + stall_limit;
-    if (absl::Now() >= limit) {
-      return ReasonError(
-          absl::StatusCode::kResourceExhausted, "DRAM_TOO_SMALL",
-          absl::StrCat("weightd gave ", held_, " of ", extents_.size(), " dense extents; all ",
-                       pack_.dense_bytes(), " bytes of them must fit its DRAM budget beside the experts"));
+    if (stall.Exceeded(absl::Now())) {
+      return refusals > 0 ? NoRoomError() : StallError(stall_limit);
     }
-    RETURN_IF_ERROR(client_->Wait(limit));
+    RETURN_IF_ERROR(
+        client_->Wait(stall.EndOfWait(absl::Now() < retry_at ? retry_at : absl::InfiniteFuture())));
     fetches_->Poll(handle);
     RETURN_IF_ERROR(trouble);
   }
+}
+
+absl::Status DenseWeights::NoRoomError() const {
+  return ReasonError(
+      absl::StatusCode::kResourceExhausted, "DRAM_TOO_SMALL",
+      absl::StrCat("weightd gave ", held_, " of ", extents_.size(), " dense extents; all ",
+                   pack_.dense_bytes(), " bytes of them must fit its DRAM budget beside the experts"));
+}
+
+absl::Status DenseWeights::StallError(absl::Duration stall_limit) const {
+  return absl::ResourceExhaustedError(absl::StrCat("weightd gave ", held_, " of ", extents_.size(),
+                                                   " dense extents; the others did not come for ",
+                                                   absl::FormatDuration(stall_limit)));
 }
 
 absl::Status DenseWeights::Resolve() {

@@ -26,7 +26,7 @@ class DenseWeights {
 
   // Leases every dense extent, fetching what is not resident. Gives everything back on an error: UNAVAILABLE
   // (weightd is gone), DATA_LOSS naming the extent (reason WEIGHT_CORRUPT), RESOURCE_EXHAUSTED with the bytes
-  // when weightd has no room for them or nothing came for `stall_limit`.
+  // when weightd has no room for them (reason DRAM_TOO_SMALL) or nothing came for `stall_limit` (StallLimit).
   absl::Status Acquire(absl::Duration stall_limit);
 
   // Gives every lease back; the views must not be used until the next Acquire.
@@ -49,6 +49,8 @@ class DenseWeights {
   DenseWeights(WeightClient* client, FetchQueue* fetches, const SegmentBuffers* segments);
   absl::Status LeaseAll(absl::Duration stall_limit);
   bool TryLease(uint32_t extent);
+  absl::Status NoRoomError() const;
+  absl::Status StallError(absl::Duration stall_limit) const;
   absl::Status Resolve();
 
   WeightClient* const client_;

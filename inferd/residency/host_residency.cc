@@ -4,7 +4,6 @@
 
 #include "absl/time/clock.h"
 #include "common/status.h"
-#include "inferd/residency/stall_limit.h"
 
 namespace sluice {
 namespace {
@@ -27,6 +26,7 @@ HostResidency::HostResidency(const HostResidencyOptions& options, WeightClient* 
       segments_(segments),
       queue_(queue),
       window_(options.max_in_flight),
+      stall_(options.stall_limit),
       counters_(pack_.config().layers.size()) {
   const uint32_t layers = static_cast<uint32_t>(pack_.config().layers.size());
   uint32_t most = 0;
@@ -162,7 +162,7 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
   Entry& entry = entries_[index];
   if (key.kind == FetchKind::kPrefetch) {  // one that failed costs nothing: the demand finds out for itself
     if (entry.state == State::kWaiting && completion.code == absl::StatusCode::kOk && LeaseExpert(index)) {
-      last_progress_ = absl::Now();
+      stall_.Restart(absl::Now());
     }
     return;
   }
@@ -173,7 +173,7 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
   if (completion.code == absl::StatusCode::kOk && LeaseExpert(index)) {
     window_ = std::min(options_.max_in_flight, window_ + 1);
     refusals_ = 0;
-    last_progress_ = absl::Now();
+    stall_.Restart(absl::Now());
     return;
   }
   switch (completion.code) {
@@ -232,7 +232,7 @@ absl::StatusOr<absl::Span<const ReadyTile>> HostResidency::Next() {
     RETURN_IF_ERROR(queue_->Wait(queue_->Record()));  // nothing reads the weights any more
     GiveBackHandedOut();
   }
-  last_progress_ = absl::Now();  // computing is no waiting
+  stall_.Restart(absl::Now());  // computing is no waiting
   while (open_ > 0) {
     Poll();
     RETURN_IF_ERROR(trouble_);
@@ -244,16 +244,14 @@ absl::StatusOr<absl::Span<const ReadyTile>> HostResidency::Next() {
     if (open_ == 0) {
       break;
     }
-    const absl::Time limit = last_progress_ + options_.stall_limit;
-    if (absl::Now() >= limit) {
+    if (stall_.Exceeded(absl::Now())) {
       return absl::ResourceExhaustedError(
           absl::StrCat("layer ", layer_, ": ", open_, " experts did not come for ",
                        absl::FormatDuration(options_.stall_limit), ", ", counters_.total().no_room,
                        " fills found no room in weightd's DRAM"));
     }
-    const absl::Time until = no_room_ && in_flight_ == 0 ? std::min(limit, retry_at_) : limit;
-    RETURN_IF_ERROR(fetches_->Wait(until));
-    last_progress_ = CountedFrom(last_progress_, until, absl::Now());
+    const absl::Time until = no_room_ && in_flight_ == 0 ? retry_at_ : absl::InfiniteFuture();
+    RETURN_IF_ERROR(fetches_->Wait(stall_.EndOfWait(until)));
   }
   return absl::Span<const ReadyTile>();
 }

@@ -20,6 +20,7 @@
 #include "inferd/residency/fetch_queue.h"
 #include "inferd/residency/residency.h"
 #include "inferd/residency/segment_buffers.h"
+#include "inferd/residency/stall_limit.h"
 #include "inferd/weight_client.h"
 
 namespace sluice {
@@ -105,7 +106,7 @@ class HostResidency final : public Residency {
   uint32_t refusals_ = 0;                // fills without room since something was leased or given back
   absl::Time retry_at_;                  // not earlier while no_room_
   uint64_t held_ = 0;                    // extent leases
-  absl::Time last_progress_;
+  StallLimit stall_;
   absl::Status trouble_;  // a completion that no rule covers
   LayerCounters counters_;
 };

@@ -268,7 +268,7 @@ void NeuronResidency::Handle(const FetchKey& key, const FetchCompletion& complet
     return;
   }
   if (ended.counts) {
-    ok ? static_cast<void>(last_progress_ = absl::Now()) : CountFailure(completion, index);
+    ok ? stall_.Restart(absl::Now()) : CountFailure(completion, index);
     window_ = ok ? std::min(options_.slots.max_in_flight, window_ + 1) : window_;
     no_room_ = no_room_ && !ok;
   }

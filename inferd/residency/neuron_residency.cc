@@ -5,7 +5,6 @@
 
 #include "absl/time/clock.h"
 #include "common/status.h"
-#include "inferd/residency/stall_limit.h"
 
 namespace sluice {
 namespace {
@@ -147,7 +146,7 @@ absl::StatusOr<absl::Span<const ReadyTile>> NeuronResidency::Next() {
     RETURN_IF_ERROR(queue_->Wait(queue_->Record()));  // nothing reads the weights any more
     FinishHandedOut();
   }
-  last_progress_ = absl::Now();  // computing is no waiting
+  stall_.Restart(absl::Now());  // computing is no waiting
   while (open_ > 0) {
     Poll();
     if (std::exchange(leads_came_, false) && listener_ != nullptr) {
@@ -162,22 +161,19 @@ absl::StatusOr<absl::Span<const ReadyTile>> NeuronResidency::Next() {
     if (open_ == 0) {
       break;
     }
-    const absl::Time limit = last_progress_ + options_.slots.stall_limit;
-    if (absl::Now() >= limit) {
+    if (stall_.Exceeded(absl::Now())) {
       return StallError();
     }
-    const absl::Time until = WaitUntil(limit);
-    RETURN_IF_ERROR(fetches_->Wait(until));
-    last_progress_ = CountedFrom(last_progress_, until, absl::Now());
+    RETURN_IF_ERROR(fetches_->Wait(stall_.EndOfWait(WaitUntil())));
   }
   return absl::Span<const ReadyTile>();
 }
 
-absl::Time NeuronResidency::WaitUntil(absl::Time limit) const {
+absl::Time NeuronResidency::WaitUntil() const {
   if (no_room_ && slots_->demands_in_flight() == 0) {
-    return std::min(limit, retry_at_);
+    return retry_at_;
   }
-  return slots_->TileOf(width_) < width_ ? std::min(limit, absl::Now() + kTilePace) : limit;
+  return slots_->TileOf(width_) < width_ ? absl::Now() + kTilePace : absl::InfiniteFuture();
 }
 
 absl::Status NeuronResidency::StallError() const {

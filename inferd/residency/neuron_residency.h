@@ -31,6 +31,7 @@
 #include "inferd/residency/neuron_slots.h"
 #include "inferd/residency/residency.h"
 #include "inferd/residency/slab_residency.h"
+#include "inferd/residency/stall_limit.h"
 #include "inferd/weight_client.h"
 #include "kernels/backend.h"
 
@@ -159,7 +160,7 @@ class NeuronResidency final : public Residency {
   void HandOutLead(uint32_t index);
   void HandOutRange(uint32_t index, uint32_t end);
   bool HasAll(uint32_t index) const;
-  absl::Time WaitUntil(absl::Time limit) const;
+  absl::Time WaitUntil() const;
   absl::Status StallError() const;
 
   uint64_t* Need(uint32_t index) { return &need_[uint64_t{index} * words_]; }
@@ -214,7 +215,7 @@ class NeuronResidency final : public Residency {
   uint32_t window_;    // of demands in flight
   bool no_room_ = false;
   absl::Time retry_at_;
-  absl::Time last_progress_;
+  StallLimit stall_;
   absl::Status trouble_;      // a completion that no rule covers
   absl::Status start_error_;  // a lead that is damaged
   LayerCounters counters_;

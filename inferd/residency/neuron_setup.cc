@@ -33,6 +33,7 @@ NeuronResidency::NeuronResidency(const NeuronResidencyOptions& options, std::uni
       eviction_(options.slots.eviction, ExpertsByLayer(pack_)),
       words_(slots_->neurons().words()),
       window_(options.slots.max_in_flight),
+      stall_(options.slots.stall_limit),
       counters_(pack_.config().layers.size()) {
   const std::vector<uint32_t> experts = ExpertsByLayer(pack_);
   const uint32_t most = experts.empty() ? 0 : *std::max_element(experts.begin(), experts.end());
@@ -93,7 +94,7 @@ absl::Status NeuronResidency::Attach() {
   if (filled_) {
     return absl::OkStatus();  // what was there before weightd was lost still is
   }
-  last_progress_ = absl::Now();
+  stall_.Restart(absl::Now());
   RETURN_IF_ERROR(FillLeads());
   RETURN_IF_ERROR(MeasureBreakEven());
   RETURN_IF_ERROR(FillSlots());
@@ -202,16 +203,16 @@ absl::Status NeuronResidency::DrainFill(uint32_t most) {
   while (slots_->in_flight() > most) {
     Poll();
     if (slots_->in_flight() < before) {
-      last_progress_ = absl::Now();
+      stall_.Restart(absl::Now());
       before = slots_->in_flight();
       continue;
     }
-    if (absl::Now() >= last_progress_ + options_.slots.stall_limit) {
+    if (stall_.Exceeded(absl::Now())) {
       return absl::ResourceExhaustedError(absl::StrCat("filling the device's memory: ", slots_->in_flight(),
                                                        " transfers did not end for ",
                                                        absl::FormatDuration(options_.slots.stall_limit)));
     }
-    RETURN_IF_ERROR(fetches_->Wait(last_progress_ + options_.slots.stall_limit));
+    RETURN_IF_ERROR(fetches_->Wait(stall_.EndOfWait()));
   }
   return absl::OkStatus();
 }

@@ -4,7 +4,6 @@
 
 #include "absl/time/clock.h"
 #include "common/status.h"
-#include "inferd/residency/stall_limit.h"
 
 namespace sluice {
 namespace {
@@ -286,7 +285,7 @@ void SlabResidency::HandleForDemand(uint32_t index, const FetchKey& key, const F
       entry.state = State::kReady;
       window_ = std::min(options_.max_in_flight, window_ + 1);
       no_room_ = false;
-      last_progress_ = absl::Now();
+      stall_.Restart(absl::Now());
       return;
     case absl::StatusCode::kDataLoss:
       entry.state = State::kFailed;
@@ -335,7 +334,7 @@ absl::StatusOr<absl::Span<const ReadyTile>> SlabResidency::Next() {
     RETURN_IF_ERROR(queue_->Wait(queue_->Record()));  // nothing reads the weights any more
   }
   FinishHandedOut();
-  last_progress_ = absl::Now();  // computing is no waiting
+  stall_.Restart(absl::Now());  // computing is no waiting
   while (open_ > 0) {
     Poll();
     RETURN_IF_ERROR(trouble_);
@@ -348,28 +347,25 @@ absl::StatusOr<absl::Span<const ReadyTile>> SlabResidency::Next() {
     if (open_ == 0) {
       break;
     }
-    const absl::Time limit = last_progress_ + options_.stall_limit;
-    if (absl::Now() >= limit) {
+    if (stall_.Exceeded(absl::Now())) {
       return StallError();
     }
     if (!AwaitCpu()) {
-      const absl::Time until = WaitUntil(limit);
-      const absl::Status waited = fetches_->Wait(until);
+      const absl::Status waited = fetches_->Wait(stall_.EndOfWait(WaitUntil()));
       if (clock_ != nullptr) {
         clock_->cpu().SetNextResult(INT64_MAX);
       }
       RETURN_IF_ERROR(waited);
-      last_progress_ = CountedFrom(last_progress_, until, absl::Now());
     }
   }
   return absl::Span<const ReadyTile>();
 }
 
-absl::Time SlabResidency::WaitUntil(absl::Time limit) const {
+absl::Time SlabResidency::WaitUntil() const {
   if (in_flight_ == 0) {
-    return std::min(limit, retry_at_);
+    return retry_at_;
   }
-  return TileOf(width_) < width_ ? std::min(limit, absl::Now() + kTilePace) : limit;
+  return TileOf(width_) < width_ ? absl::Now() + kTilePace : absl::InfiniteFuture();
 }
 
 absl::Status SlabResidency::StallError() const {

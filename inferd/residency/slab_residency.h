@@ -32,6 +32,7 @@
 #include "inferd/residency/segment_buffers.h"
 #include "inferd/residency/slab_plan.h"
 #include "inferd/residency/slot_table.h"
+#include "inferd/residency/stall_limit.h"
 #include "inferd/residency/virtual_clock.h"
 #include "inferd/weight_client.h"
 #include "kernels/backend.h"
@@ -186,7 +187,7 @@ class SlabResidency final : public Residency {
   uint32_t LandedNeurons(const Entry& entry) const;
   uint32_t TileOf(uint32_t width) const;
   uint32_t FindDemand(uint32_t expert) const;
-  absl::Time WaitUntil(absl::Time limit) const;
+  absl::Time WaitUntil() const;
   absl::Status StallError() const;
   uint32_t Victim(uint32_t layer, absl::Span<const uint32_t> experts) const {
     return eviction_.Victim(layer, experts);
@@ -239,7 +240,7 @@ class SlabResidency final : public Residency {
   uint32_t window_;                           // of in_flight_
   bool no_room_ = false;                      // weightd's DRAM was full
   absl::Time retry_at_;                       // not earlier while no_room_
-  absl::Time last_progress_;
+  StallLimit stall_;
   absl::Status trouble_;  // a completion that no rule covers
   LayerCounters counters_;
 };

@@ -37,6 +37,7 @@ SlabResidency::SlabResidency(const SlabResidencyOptions& options, SlabPlan plan,
                   return experts;
                 }()),
       window_(options.max_in_flight),
+      stall_(options.stall_limit),
       counters_(pack_.config().layers.size()) {
   uint32_t most = 0;
   for (uint32_t layer = 0; layer < pack_.config().layers.size(); ++layer) {
@@ -105,7 +106,7 @@ absl::Status SlabResidency::Attach() {
 
 // Slots fill by usage before anybody waits for them. What cannot be had now is left to the first demand.
 absl::Status SlabResidency::Fill() {
-  last_progress_ = absl::Now();
+  stall_.Restart(absl::Now());
   for (uint32_t layer = 0; layer < pack_.config().layers.size(); ++layer) {
     RETURN_IF_ERROR(FillLayer(layer));
   }
@@ -148,7 +149,7 @@ absl::Status SlabResidency::FillSlot(uint32_t layer, uint32_t expert) {
   }
   table_.slot(slot).request = *id;
   if (clock_ != nullptr) {
-    last_progress_ = absl::Now();  // in virtual time the bytes came while they were asked for
+    stall_.Restart(absl::Now());  // in virtual time the bytes came while they were asked for
   }
   return absl::OkStatus();
 }
@@ -159,16 +160,16 @@ absl::Status SlabResidency::DrainFill(uint32_t most) {
   while (table_.filling() > most) {
     Poll();
     if (table_.filling() < before) {
-      last_progress_ = absl::Now();
+      stall_.Restart(absl::Now());
       before = table_.filling();
       continue;
     }
-    if (absl::Now() >= last_progress_ + options_.stall_limit) {
+    if (stall_.Exceeded(absl::Now())) {
       return absl::ResourceExhaustedError(absl::StrCat("filling the device's memory: ", table_.filling(),
                                                        " experts did not come for ",
                                                        absl::FormatDuration(options_.stall_limit)));
     }
-    RETURN_IF_ERROR(fetches_->Wait(last_progress_ + options_.stall_limit));
+    RETURN_IF_ERROR(fetches_->Wait(stall_.EndOfWait()));
   }
   return absl::OkStatus();
 }

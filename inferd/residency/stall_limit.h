@@ -1,21 +1,48 @@
-// From when on a wait for bytes is counted against the stall limit: only time in which this process waited
-// says anything about weightd.
+// How long one waits for bytes before that is an error. Only time in which this process waited says anything
+// about weightd: computing does not count, nor does time in which the process was stopped.
 //
-// Thread safety: a pure function.
+// Thread safety: none; one thread's.
 #ifndef SLUICE_INFERD_RESIDENCY_STALL_LIMIT_H_
 #define SLUICE_INFERD_RESIDENCY_STALL_LIMIT_H_
+
+#include <algorithm>
 
 #include "absl/time/time.h"
 
 namespace sluice {
 
-// A wait that should have ended at `until` ended at `now`; it was counted from `since` on. If it ended so
-// late that the process was stopped meanwhile (a suspended machine, a frozen cgroup, a debugger), which
-// weightd was too or has made up for by now, counting begins again.
-inline absl::Time CountedFrom(absl::Time since, absl::Time until, absl::Time now) {
-  constexpr absl::Duration kStopped = absl::Seconds(1);  // no scheduler keeps a thread away for so long
-  return now > until + kStopped ? now : since;
-}
+class StallLimit {
+ public:
+  explicit StallLimit(absl::Duration limit) : limit_(limit) {}
+
+  // Something came, or what is waited for begins at `now`.
+  void Restart(absl::Time now) {
+    since_ = now;
+    due_ = absl::InfiniteFuture();
+  }
+
+  // Whether nothing came for the limit. If the last wait ended so late that the process was stopped meanwhile
+  // (a suspended machine, a frozen cgroup, a debugger), which weightd was too or has made up for by now,
+  // counting begins again.
+  bool Exceeded(absl::Time now) {
+    constexpr absl::Duration kStopped = absl::Seconds(1);  // no scheduler keeps a thread away for so long
+    if (now > due_ + kStopped) {
+      Restart(now);
+    }
+    return now >= since_ + limit_;
+  }
+
+  // When a wait that begins now and should end by `until` has to end.
+  absl::Time EndOfWait(absl::Time until = absl::InfiniteFuture()) {
+    due_ = std::min(until, since_ + limit_);
+    return due_;
+  }
+
+ private:
+  absl::Duration limit_;
+  absl::Time since_;
+  absl::Time due_ = absl::InfiniteFuture();  // of the last wait
+};
 
 }  // namespace sluice
 

@@ -9,7 +9,6 @@
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "inferd/residency/neuron_choice.h"
-#include "inferd/residency/stall_limit.h"
 #include "tests/inferd/neuron_lists.h"
 
 namespace sluice {
@@ -121,15 +120,6 @@ TEST(NeuronChoiceTest, EqualSizesAreChosenByExpertAndNumber) {
   ASSERT_EQ(ChooseLargest(absl::MakeSpan(wants), absl::MakeSpan(begun), &budget), 2u);
   EXPECT_EQ(wants[0].neuron, 3u);
   EXPECT_EQ(wants[1].neuron, 9u);
-}
-
-TEST(StallLimitTest, AWaitThatEndedLongAfterItShouldIsNotCounted) {
-  const absl::Time start = absl::UnixEpoch();
-  const absl::Time until = start + absl::Milliseconds(300);
-  EXPECT_EQ(CountedFrom(start, until, until - absl::Milliseconds(200)), start);
-  EXPECT_EQ(CountedFrom(start, until, until + absl::Milliseconds(900)), start);
-  const absl::Time woken = until + absl::Seconds(7);
-  EXPECT_EQ(CountedFrom(start, until, woken), woken);
 }
 
 }  // namespace
