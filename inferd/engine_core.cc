@@ -11,6 +11,7 @@
 #include "inferd/policy/preset.h"
 #include "inferd/policy/replay_routing.h"
 #include "inferd/residency/slab_policies.h"
+#include "inferd/residency/virtual_device.h"
 
 namespace sluice {
 
@@ -170,6 +171,8 @@ absl::Status EngineCore::MakeResidency(const Policies& policies) {
     slab.cpu_seconds = VirtualCpuSeconds(options.costs, options.slab.link_gbps, client_->pack().config(), 1);
     slab.cpu_is_device = options.costs.cpu_is_device > 0;
     slab.device_seconds = policies.balance_resident && !slab.cpu_is_device ? times.compute_per_byte : 0;
+    slab.shared_seconds =
+        VirtualSharedSeconds(options.costs, weights_->layers(), Bf16ExpertBytes(client_->pack().config()));
   }
   if (policies.granularity == CacheGranularity::kNeuron) {
     ASSIGN_OR_RETURN(residency_, NeuronResidency::Create(NeuronOptionsOf(policies, client_->pack(), slab),

@@ -81,6 +81,7 @@ LayerSplit BalanceRest(const LayerExperts& experts, double cpu_begins, double li
       if (k > 0) computed -= cpu.Seconds(experts.misses[k - 1].tokens);
       const double link = k + late > 0 ? link_begins + k * costs.load_seconds : 0;
       const double on_device =
+          costs.device_queued_seconds +
           static_cast<double>(experts.resident.size() - given + k + late) * device_seconds;
       const double seconds = std::max({computed, link, on_device});
       if (seconds < best.seconds) best = {k, given, 0, seconds};

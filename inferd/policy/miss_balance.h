@@ -36,9 +36,10 @@ class CpuCostTable {
 };
 
 struct MissCosts {
-  double load_seconds = 0;     // of one expert over the link
-  double backlog_seconds = 0;  // of what the link has to do before (C_0)
-  double queued_seconds = 0;   // of what the CPU has to do before
+  double load_seconds = 0;           // of one expert over the link
+  double backlog_seconds = 0;        // of what the link has to do before (C_0)
+  double queued_seconds = 0;         // of what the CPU has to do before
+  double device_queued_seconds = 0;  // of what the device computes besides; BalanceLayer() only
 };
 
 // Of a sorted list the first `loaded` go over the link, the rest to the CPU; both are done after `seconds`.
@@ -79,9 +80,9 @@ struct LayerSplit {
 };
 
 // The split of the least max(CPU, link, device): the CPU has the misses from `loaded` on and what is given to
-// it; the link C_0, the late ones kept and the loaded ones; the device, with `device_seconds` an expert, all
-// but the CPU's, as they come. C_0 counts only where the link has something to bring. Ties: fewer late ones
-// to the CPU, then fewer resident ones, then fewer loads.
+// it; the link C_0, the late ones kept and the loaded ones; the device its queue and, with `device_seconds`
+// an expert, all but the CPU's, as they come. C_0 counts only where the link has something to bring. Ties:
+// fewer late ones to the CPU, then fewer resident ones, then fewer loads.
 LayerSplit BalanceLayer(const LayerExperts& experts, const MissCosts& costs, double device_seconds,
                         const CpuCostTable& cpu);
 

@@ -88,9 +88,10 @@ void SlabResidency::DecideLayer(absl::Span<const ExpertDemand> demands) {
   }
   const uint32_t expert = demands.front().expert;
   const double bytes = static_cast<double>(pack_.expert_bytes(layer_, expert));
-  const LayerSplit split = BalanceLayer(
-      {misses_, resident_, late_, late_seconds_}, {LoadSeconds() * bytes, BacklogSeconds(), cpu_queued_},
-      options_.device_seconds * bytes, cpu_tables_[table_.class_of(layer_, expert)]);
+  const LayerSplit split =
+      BalanceLayer({misses_, resident_, late_, late_seconds_},
+                   {LoadSeconds() * bytes, BacklogSeconds(), cpu_queued_, SharedSeconds()},
+                   options_.device_seconds * bytes, cpu_tables_[table_.class_of(layer_, expert)]);
   for (size_t i = split.loaded; i < misses_.size(); ++i) {
     GiveToCpu(demand_of_[misses_[i].expert] - 1, misses_[i].tokens);
   }

@@ -65,6 +65,9 @@ struct SlabResidencyOptions {
   bool cpu_is_device = false;
   // The same on the device, where kBalance may give the CPU resident experts too; 0: it may not.
   double device_seconds = 0;
+  // With device_seconds, by layer: what the device computes beside routed experts, the shared one; empty:
+  // nothing.
+  std::vector<double> shared_seconds;
   // With device_seconds: an expert's tiles may be shared between the link and the CPU.
   bool balance_tiles = false;
   uint32_t max_rows = 1;             // of a step, for measuring the CPU
@@ -159,6 +162,9 @@ class SlabResidency final : public Residency {
   double BacklogSeconds() const;
   bool GiveSlotToCpu(uint32_t index, uint32_t tokens);
   double LoadSeconds() const;
+  double SharedSeconds() const {
+    return layer_ < options_.shared_seconds.size() ? options_.shared_seconds[layer_] : 0;
+  }
   double CpuSeconds() const;
   absl::Status MeasureCpu();
   absl::StatusOr<std::vector<CpuCostTable::Point>> MeasureRows(uint32_t slot, uint32_t most, BufferId x,

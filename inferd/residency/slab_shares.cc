@@ -125,11 +125,12 @@ void SlabResidency::DecideShares(absl::Span<const ExpertDemand> demands) {
   CollectDemands(demands, State::kReady, &resident_);
   const uint32_t expert = demands.front().expert;
   const double device = options_.device_seconds * static_cast<double>(pack_.expert_bytes(layer_, expert));
-  double base = 0;
+  double landed = 0;
   for (uint32_t i = 0; i < late_.size(); ++i) {
-    base += device - missing_[i].tiles * missing_[i].device_seconds;
+    landed += device - missing_[i].tiles * missing_[i].device_seconds;
   }
-  const LayerShares shares = ShareLayer(missing_, resident_, cpu_queued_, std::max(base, 0.0), device,
+  const double base = SharedSeconds() + std::max(landed, 0.0);
+  const LayerShares shares = ShareLayer(missing_, resident_, cpu_queued_, base, device,
                                         cpu_tables_[table_.class_of(layer_, expert)]);
   for (uint32_t i = 0; i < missing_.size(); ++i) {
     const uint32_t index = missing_demands_[i];

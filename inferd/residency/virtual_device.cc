@@ -103,4 +103,17 @@ absl::Status VirtualQueue::MoeExperts(const MoeExpertsArgs& args) {
   return absl::OkStatus();
 }
 
+std::vector<double> VirtualSharedSeconds(const VirtualCosts& costs, absl::Span<const LayerWeights> layers,
+                                         uint64_t expert_bytes) {
+  std::vector<double> seconds;
+  for (const LayerWeights& layer : layers) {
+    seconds.push_back(0);
+    for (const WeightView* view : {&layer.common.up, &layer.common.gate, &layer.common.down}) {
+      seconds.back() +=
+          VirtualRowSeconds(costs, view->encoding, view->cols, view->rows, /*kept=*/false, expert_bytes);
+    }
+  }
+  return seconds;
+}
+
 }  // namespace sluice

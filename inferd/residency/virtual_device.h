@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "inferd/dense_tensors.h"
 #include "inferd/residency/virtual_clock.h"
 #include "inferd/residency/virtual_costs.h"
 #include "kernels/backend.h"
@@ -107,6 +108,11 @@ class VirtualDevice final : public Backend {
   const VirtualCosts costs_;
   VirtualQueue queue_;
 };
+
+// By layer: the device's seconds for the expert that every token goes through, 0 where there is none.
+// `expert_bytes`: of a routed expert in bf16.
+std::vector<double> VirtualSharedSeconds(const VirtualCosts& costs, absl::Span<const LayerWeights> layers,
+                                         uint64_t expert_bytes);
 
 }  // namespace sluice
 

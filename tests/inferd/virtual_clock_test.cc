@@ -239,6 +239,19 @@ TEST_F(VirtualClockTest, PrefetchesThatTheRouterDisprovedStopWhereTheyAre) {
   EXPECT_LE(info[1].timings.decode_seconds, info[0].timings.decode_seconds);
 }
 
+// Two layers, all experts resident, four a token at 5 ms each wherever they run, beside a shared one of twice
+// their width: the device computes that and one of them while the CPU computes three.
+TEST_F(VirtualClockTest, TheSharedExpertsTimeCountsWhenALayerIsSharedOut) {
+  ASSERT_TRUE(PackFolder("tests/data/tiny/qwen2_moe", dir_.File("shared")).ok());
+  pack_ = *Pack::Open(dir_.File("shared"));
+  TestEngineOptions options = Options(pack_->total_expert_bytes(), 15, 5);
+  options.engine.costs.cpu_ms = 5;
+  options.engine.preset = "importance";
+  std::vector<int32_t> ids;
+  const FinishInfo info = Answer(options, &ids);
+  EXPECT_NEAR(info.timings.decode_seconds, static_cast<double>(ids.size() - 1) * 2 * (15e-3 + 0.25e-3), 1e-6);
+}
+
 TEST_F(VirtualClockTest, CountersOfLayersAddUpToTheTotalsAndTimesToTheSteps) {
   absl::StatusOr<TestEngine> test =
       StartEngine(dir_.File("pack"), Options(pack_->total_expert_bytes() / 2, 15, 5));

@@ -188,7 +188,9 @@ double BruteForceLayer(const LayerExperts& layer, const MissCosts& costs, double
         (i < kept ? link : computed) += i < kept ? layer.late_seconds[i] : cpu.Seconds(layer.late[i].tokens);
       }
       link += link > 0 ? costs.backlog_seconds : 0;
-      best = std::min(best, std::max({computed, link, static_cast<double>(on_device) * device}));
+      best = std::min(
+          best,
+          std::max({computed, link, costs.device_queued_seconds + static_cast<double>(on_device) * device}));
     }
   }
   return best;
@@ -208,7 +210,7 @@ TEST(MissBalanceTest, ALayersBalanceIsTheBestOfAllSubsets) {
     std::vector<double> late_seconds;
     for (size_t i = 0; i < lists[2].size(); ++i) late_seconds.push_back(drawn());
     const LayerExperts layer = {lists[0], lists[1], lists[2], late_seconds};
-    const MissCosts costs = {drawn(), drawn(), draw % 3 == 0 ? drawn() : 0};
+    const MissCosts costs = {drawn(), drawn(), draw % 3 == 0 ? drawn() : 0, draw % 4 == 0 ? drawn() : 0};
     const double device = drawn();
     const auto measured = CpuCostTable::Create({{1, 1.0}, {4, 1.5}, {16, 4.0}});
     ASSERT_TRUE(measured.ok());
