@@ -84,9 +84,10 @@ class HostBackend : public CpuBackend {
     uint32_t tokens = 0;
     bool packed = false;  // token panels begin at state->memory
     uint32_t worker = 0;
-    bool fetched = false;       // its rows are fetched before they are read: WorkerScratch::ahead
-    uint64_t* keep = nullptr;   // [tokens]: masks
-    float* const* c = nullptr;  // [tokens][64]: coefficients
+    bool fetched = false;               // its rows are fetched before they are read: WorkerScratch::ahead
+    const MoeBlock* waiting = nullptr;  // whose kept rows are read after this one's first parts
+    uint64_t* keep = nullptr;           // [tokens]: masks
+    float* const* c = nullptr;          // [tokens][64]: coefficients
   };
   // A block of a fused expert whose masks are made and whose kept rows are still to be read.
   struct WaitingBlock {
@@ -292,6 +293,8 @@ class HostBackend : public CpuBackend {
   static uint64_t AnyKept(const MoeBlock& b);
   static uint32_t KeptInAll(const MoeBlock& b);
   static uint64_t PresentNeurons(const MoeBlock& b);
+  static uint32_t FirstKept(const MoeBlock& b, const uint8_t** rows);
+  uint32_t NextLeads(const MoeBlock& b, const uint8_t** rows) const;
   void ListKept(const CpuWeights& weights, const CpuWeights* next, uint32_t first, uint64_t mask,
                 KeptRows* out) const;
   static uint32_t FetchLines(const MoeBlock& b, const CpuWeights& weights, uint32_t fetched, uint32_t rows);

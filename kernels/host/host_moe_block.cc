@@ -18,17 +18,6 @@ uint64_t FirstBits(uint32_t n) { return n == 64 ? ~uint64_t{0} : (uint64_t{1} <<
 
 bool UpLeads(const ExpertCall& expert) { return expert.sparsity == SparsityOrder::kUp; }
 
-// The first lead rows that are there of the block from neuron `next` on; returns how many.
-uint32_t NextLeads(const ExpertCall& expert, uint32_t next, const uint8_t** rows) {
-  const CpuWeights& lead = UpLeads(expert) ? expert.up : expert.gate;
-  uint32_t count = 0;
-  for (uint32_t j = next; j < expert.neuron_end && count < host::kMostRowsAhead; ++j) {
-    rows[count] = lead.Row(j);
-    count += rows[count] != nullptr ? 1 : 0;
-  }
-  return count;
-}
-
 }  // namespace
 
 HostBackend::MoeBlock HostBackend::BlockOf(const MoeCall& call, const ExpertState& state, uint32_t block,
@@ -69,6 +58,40 @@ uint64_t HostBackend::AnyKept(const MoeBlock& b) {
     any |= b.keep[i];
   }
   return any;
+}
+
+// The first rows that are read after the first parts of a later block: those that b keeps of the part that
+// its masks spare. Returns how many.
+uint32_t HostBackend::FirstKept(const MoeBlock& b, const uint8_t** rows) {
+  const ExpertCall& expert = *b.state->call;
+  const CpuWeights& part = !LeadDecides(expert) ? expert.down : UpLeads(expert) ? expert.gate : expert.up;
+  uint32_t count = 0;
+  for (uint64_t left = AnyKept(b); left != 0 && count < host::kMostRowsAhead; left &= left - 1) {
+    rows[count++] = part.Row(b.first + static_cast<uint32_t>(std::countr_zero(left)));
+  }
+  return count;
+}
+
+// The first lead rows that are there of the block after the next, whose first parts are read after b; returns
+// how many.
+uint32_t HostBackend::NextLeads(const MoeBlock& b, const uint8_t** rows) const {
+  const ExpertState* state = b.state;
+  uint32_t next = b.first + 2 * kNeuronBlock;
+  if (next >= state->call->neuron_end) {
+    const uint32_t left = state->call->neuron_end - b.first;
+    if (++state == experts_.data() + experts_.size()) {
+      return 0;
+    }
+    next = state->call->neuron_begin + (left > kNeuronBlock ? 0 : kNeuronBlock);
+  }
+  const ExpertCall& expert = *state->call;
+  const CpuWeights& lead = UpLeads(expert) ? expert.up : expert.gate;
+  uint32_t count = 0;
+  for (uint32_t j = next; j < expert.neuron_end && count < host::kMostRowsAhead; ++j) {
+    rows[count] = lead.Row(j);
+    count += rows[count] != nullptr ? 1 : 0;
+  }
+  return count;
 }
 
 // Neurons kept, of each token.
@@ -136,7 +159,10 @@ void HostBackend::DotKept(const MoeBlock& b, const CpuWeights& weights, const Cp
     for (uint32_t j = 0; next != nullptr && j < std::min(b.neurons, host::kMostRowsAhead); ++j) {
       w[listed++] = RowOrZero(*next, b.first + j);
     }
-    RowList list{e, weights.cols, w, b.neurons, IsQuantized(e.encoding) ? listed : 0};
+    if (next == nullptr && b.waiting != nullptr && !b.fetched) {
+      listed += FirstKept(*b.waiting, w + listed);
+    }
+    RowList list{e, weights.cols, w, b.neurons, listed > b.neurons || IsQuantized(e.encoding) ? listed : 0};
     list.fetch_lines = FetchLines(b, weights, b.neurons, b.neurons);
     return DotForAll(b, list, y);
   }
@@ -197,7 +223,9 @@ void HostBackend::SecondPart(const MoeBlock& b) {
   const ExpertCall& expert = *b.state->call;
   float* const* other = workers_[b.worker].pointers + limits().max_tokens;
   const bool up = !UpLeads(expert);
-  DotKept(b, up ? expert.up : expert.gate, b.fetched ? nullptr : &expert.down, other);
+  // Before the masks are known, only without masks does the same block's third part come next.
+  const bool down_next = !b.fetched && (LeadDecides(expert) || expert.sparsity == SparsityOrder::kNone);
+  DotKept(b, up ? expert.up : expert.gate, down_next ? &expert.down : nullptr, other);
   MakeFactors(b, up, other);
   for (uint32_t i = 0; i < b.tokens; ++i) {
     kernels_.multiply(b.c[i], other[i], b.neurons, b.c[i]);
@@ -288,7 +316,7 @@ void HostBackend::SumKept(const MoeBlock& b, uint64_t mask, uint32_t begin, uint
   list.fetch_lines = FetchLines(b, down, static_cast<uint32_t>(std::popcount(AnyKept(b))),
                                 end - begin == b.tokens ? kept.count : KeptInAll(b));
   if (!b.fetched) {
-    list.listed += NextLeads(*b.state->call, b.first + b.neurons, kept.rows + kept.count);
+    list.listed += NextLeads(b, kept.rows + kept.count);
   }
   DownList(list, c + begin, end - begin, add, b.worker, sums + begin);
 }

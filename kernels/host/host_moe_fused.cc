@@ -1,11 +1,11 @@
 // Experts with few tokens (decode), in tiles of one block of 64 neurons: all experts of a layer are one
 // region.
 //
-// Quantized rows are fetched ahead of the worker that computes them, in the order in which it will (RowFetch
-// says how). Without masks that order is known. With masks a block is computed in two steps, and each worker
-// has one block between them: first the parts that are read whole, which make the masks; then, after the
-// first step of the worker's next block, the rows that the masks keep. So there is always something that is
-// known and not read yet.
+// With masks a block is computed in two steps, and each worker has one block between them: first the parts
+// that are read whole, which make the masks; then, after the first step of the worker's next block, the rows
+// that the masks keep. So there is always something that is known and not read yet. Quantized rows are
+// fetched ahead of the worker that computes them, in the order in which it will (RowFetch says how); float
+// rows are prefetched by lists, each of which ends in the first rows of what is read next.
 //
 // The block sums are added to y in block order (host_moe_order.cc).
 #include <algorithm>
@@ -28,7 +28,7 @@ bool IsFetched(const ExpertCall& expert) {
 }
 
 // Whether a block waits between its steps.
-bool Waits(const ExpertCall& expert) { return IsFetched(expert) && expert.sparsity != SparsityOrder::kNone; }
+bool Waits(const ExpertCall& expert) { return expert.sparsity != SparsityOrder::kNone; }
 
 // Rows of a block, as they are read; `gathered`: by a mask. Neighbours go as one where no whole line lies
 // between them.
@@ -98,7 +98,7 @@ void HostBackend::FollowTile(const MoeCall& call, uint32_t tile, uint32_t worker
     scratch.ahead.Clear(fetch_distance_);
     scratch.listed_tile = tile;
     FetchThrough(call, tile, worker);
-    if (scratch.waiting.waits) {
+    if (scratch.waiting.waits && scratch.waiting.block.fetched) {
       FetchKept(scratch.waiting.block, &scratch.ahead);
     }
     scratch.ahead.Advance(kFirstLines);
@@ -121,12 +121,16 @@ void HostBackend::FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker)
   next.block.c = scratch.slot_rows[slot];
   next.waits = true;
   FollowTile(call, tile, worker);
+  next.block.waiting = scratch.waiting.waits ? &scratch.waiting.block : nullptr;
   FirstParts(next.block);
   if (!Waits(*state.call)) {
     return FinishTile(next);
   }
-  FetchKept(next.block, &scratch.ahead);
-  FetchThrough(call, tile + 3, worker);
+  next.block.waiting = nullptr;
+  if (next.block.fetched) {
+    FetchKept(next.block, &scratch.ahead);
+    FetchThrough(call, tile + 3, worker);
+  }
   const WaitingBlock last = scratch.waiting;
   if (last.waits) {
     FinishTile(last);
