@@ -20,6 +20,10 @@
 namespace sluice {
 namespace {
 
+// Those worth trying.
+constexpr BareLoop kLoops[] = {{true, 4},   {true, 8},  {true, 16},  {true, 32}, {true, 64},
+                               {true, 128}, {false, 4}, {false, 16}, {false, 32}};
+
 absl::Status ReadByRing(uint32_t depth, int fd, std::span<const Piece> pieces, const ReadBuffers& buffers) {
   io_uring ring;
   if (const int error = io_uring_queue_init(depth, &ring, IORING_SETUP_COOP_TASKRUN); error < 0) {
@@ -114,12 +118,10 @@ absl::StatusOr<double> ReadBare(const BareLoop& loop, int direct_fd, std::span<c
 absl::StatusOr<BareLoop> BestBareLoop(int direct_fd, std::span<const Piece> pieces,
                                       const ReadBuffers& buffers) {
   constexpr int kTries = 3;
-  const BareLoop loops[] = {{true, 4},   {true, 8},  {true, 16},  {true, 32}, {true, 64},
-                            {true, 128}, {false, 4}, {false, 16}, {false, 32}};
-  std::vector<std::vector<double>> rates(std::size(loops));
+  std::vector<std::vector<double>> rates(std::size(kLoops));
   for (int i = 0; i < kTries; ++i) {
-    for (size_t loop = 0; loop < std::size(loops); ++loop) {
-      ASSIGN_OR_RETURN(const double rate, ReadBare(loops[loop], direct_fd, pieces, buffers));
+    for (size_t loop = 0; loop < std::size(kLoops); ++loop) {
+      ASSIGN_OR_RETURN(const double rate, ReadBare(kLoops[loop], direct_fd, pieces, buffers));
       rates[loop].push_back(rate);
     }
   }
@@ -127,7 +129,16 @@ absl::StatusOr<BareLoop> BestBareLoop(int direct_fd, std::span<const Piece> piec
                                      [](const std::vector<double>& a, const std::vector<double>& b) {
                                        return Quantile(a, 0.5) < Quantile(b, 0.5);
                                      });
-  return loops[best - rates.begin()];
+  return kLoops[best - rates.begin()];
+}
+
+absl::StatusOr<BareLoop> BareLoopNamed(const std::string& name) {
+  for (const BareLoop& loop : kLoops) {
+    if (loop.name() == name) {
+      return loop;
+    }
+  }
+  return absl::InvalidArgumentError(absl::StrCat("no bare loop is called \"", name, "\""));
 }
 
 absl::Status WriteNoise(const std::string& path, uint64_t bytes) {

@@ -53,6 +53,9 @@ absl::StatusOr<double> ReadBare(const BareLoop& loop, int direct_fd, std::span<c
 absl::StatusOr<BareLoop> BestBareLoop(int direct_fd, std::span<const Piece> pieces,
                                       const ReadBuffers& buffers);
 
+// The loop of BestBareLoop()'s choice that has this name; INVALID_ARGUMENT if none has.
+absl::StatusOr<BareLoop> BareLoopNamed(const std::string& name);
+
 // Writes `bytes` of noise that no disk compresses.
 absl::Status WriteNoise(const std::string& path, uint64_t bytes);
 

@@ -6,8 +6,8 @@ usage: capped_decode.py [--work DIR] [--bin build/release] [--tokens N] [--runs 
                         [--shape qwen3-30b-a3b] [--layers 7]
 
 The pack (sluice synth of the shape, q8, routing spread evenly) is made in DIR unless it is there. The bound of a token is
-max(miss bytes / O_DIRECT bandwidth, bytes touched / read bandwidth), all four measured with each run: the disk just before
-and just after it, since a virtual one changes from second to second, and the bound is of the mean. A row has the median of
+max(miss bytes / O_DIRECT bandwidth, bytes touched / read bandwidth), all four measured with each run: the disk, by the bare
+loop that was the fastest before the first, just before and just after it, since a virtual one changes from second to second, and the bound is of the mean. A row has the median of
 the runs, and how far they lie apart both by the clock and over their bounds. Prints a Markdown table;
 "not run" with the reason where no memory cgroup can be made. Exit status 1 if a command failed. SIGTERM ends the
 daemons and takes the cgroup away; what a killed run left is taken away by the next.
@@ -143,8 +143,8 @@ def bench_once(options, daemons):
                      "--json"])[0]
 
 
-def direct_rate(options, pack):
-    return run_json([options.bin + "/bench/pack_reads", "direct", pack])["direct_bytes_per_second"]
+def direct(options, pack, *loop):
+    return run_json([options.bin + "/bench/pack_reads", "direct", pack, *loop])
 
 
 class Run:
@@ -171,10 +171,11 @@ def run_all(options, pack, budget, cgroup):
     daemons = ["--pack", pack, "--dram-budget", str(budget), "--context", "1024", "--parallel", "1", "--quiet"]
     start_daemons(options, daemons, cgroup)
     runs = []
-    before = direct_rate(options, pack)
+    loop = direct(options, pack)["loop"]
+    before = direct(options, pack, loop)["direct_bytes_per_second"]
     for number in range(options.runs):
         bench = bench_once(options, daemons)
-        after = direct_rate(options, pack)
+        after = direct(options, pack, loop)["direct_bytes_per_second"]
         runs.append(Run(options, bench, before, after))
         before = after
         print(f"run {number + 1} of {options.runs}: {runs[-1].token * 1e3:.1f} ms a token, "

@@ -1,6 +1,7 @@
 // What the disk and a mapping give for a pack's experts: the bound and the comparison of capped_decode.py.
 //
-//   pack_reads direct PACK          bytes a second of the best bare O_DIRECT loop over random experts
+//   pack_reads direct PACK [LOOP]   bytes a second of the best bare O_DIRECT loop over random experts, or of
+//                                   the one that an earlier call named
 //   pack_reads mapped PACK TOKENS   seconds a token of reading its experts through mmap, the first half
 //   unseen
 //
@@ -64,7 +65,7 @@ std::vector<Range> TokenExperts(const Pack& pack, std::mt19937_64* random) {
   return ranges;
 }
 
-absl::Status Direct(const Pack& pack) {
+absl::Status Direct(const Pack& pack, const std::string& loop_name) {
   const UniqueFd fd(open(pack.file_path(PackFile::kExperts).c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
   if (!fd.valid()) {
     return ErrnoToStatus(errno, "opening the experts with O_DIRECT");
@@ -81,9 +82,10 @@ absl::Status Direct(const Pack& pack) {
     }
   }
   const ReadBuffers buffers(192, kPieceBytes);
-  ASSIGN_OR_RETURN(const BareLoop best, BestBareLoop(fd.get(), pieces, buffers));
-  ASSIGN_OR_RETURN(const double rate, ReadBare(best, fd.get(), pieces, buffers));
-  std::printf("{\"direct_bytes_per_second\":%.0f,\"loop\":\"%s\"}\n", rate, best.name().c_str());
+  ASSIGN_OR_RETURN(const BareLoop loop,
+                   loop_name.empty() ? BestBareLoop(fd.get(), pieces, buffers) : BareLoopNamed(loop_name));
+  ASSIGN_OR_RETURN(const double rate, ReadBare(loop, fd.get(), pieces, buffers));
+  std::printf("{\"direct_bytes_per_second\":%.0f,\"loop\":\"%s\"}\n", rate, loop.name().c_str());
   return absl::OkStatus();
 }
 
@@ -144,12 +146,12 @@ absl::Status Mapped(const Pack& pack, int tokens) {
 
 absl::Status Main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
-  const bool direct = mode == "direct" && argc == 3;
+  const bool direct = mode == "direct" && (argc == 3 || argc == 4);
   if (!direct && !(mode == "mapped" && argc == 4 && std::atoi(argv[3]) > 1)) {
-    return absl::InvalidArgumentError("usage: pack_reads direct PACK | pack_reads mapped PACK TOKENS");
+    return absl::InvalidArgumentError("usage: pack_reads direct PACK [LOOP] | pack_reads mapped PACK TOKENS");
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<Pack> pack, Pack::Open(argv[2]));
-  return direct ? Direct(*pack) : Mapped(*pack, std::atoi(argv[3]));
+  return direct ? Direct(*pack, argc == 4 ? argv[3] : "") : Mapped(*pack, std::atoi(argv[3]));
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ bench) exec tail --pid=$PPID -f /dev/null;;
 esac
 """
 PACK_READS = """#!/bin/sh
-echo '{"direct_bytes_per_second":1}'
+echo '{"direct_bytes_per_second":1,"loop":"ring of 16"}'
 """
 
 
