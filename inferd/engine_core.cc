@@ -189,14 +189,17 @@ absl::Status EngineCore::AfterRouter(const RouterTap& tap) {
   if (trace_ != nullptr) {
     RETURN_IF_ERROR(trace_->AfterRouter(tap));
   }
+  const OneBell bell(client_);
   return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->AfterRouter(tap);
 }
 
 absl::Status EngineCore::BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) {
+  const OneBell bell(client_);
   return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->BeforeExperts(layer, args);
 }
 
 absl::Status EngineCore::AfterLayer(const LayerEnd& end) {
+  const OneBell bell(client_);
   return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->AfterLayer(end);
 }
 
@@ -204,7 +207,10 @@ bool EngineCore::WantsLookAhead(uint32_t layer) const {
   return prefetcher_ != nullptr && prefetcher_->WantsLookAhead(layer);
 }
 
-absl::Status EngineCore::LookAhead(const RouterTap& tap) { return prefetcher_->LookAhead(tap); }
+absl::Status EngineCore::LookAhead(const RouterTap& tap) {
+  const OneBell bell(client_);
+  return prefetcher_->LookAhead(tap);
+}
 
 void EngineCore::Add(std::unique_ptr<Sequence> sequence) {
   const Sequence::Header& header = sequence->header();

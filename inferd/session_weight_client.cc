@@ -26,6 +26,11 @@ constexpr absl::Duration kSlabPatience = absl::Minutes(2);
 constexpr absl::Duration kClosePatience = absl::Seconds(1);
 // Retired segments are given back within this, at the cost of one system call.
 constexpr int64_t kDrainNanos = 200'000;
+// A request that is sent to a weightd that went away within this is lost with it, as one sent just before;
+// looking costs another system call.
+constexpr int64_t kLookNanos = 200'000;
+// What was held for longer is not held for more to come.
+constexpr int64_t kMostHeldNanos = 200'000;
 // Places in the ring that are kept for cancels.
 constexpr size_t kCancelPlaces = 4;
 
@@ -145,6 +150,8 @@ absl::Status SessionWeightClient::OpenSession(absl::Time deadline) {
                                             options_.layout.ring_entries, " were asked for"));
   }
   lost_ = absl::OkStatus();
+  next_look_nanos_ = 0;
+  held_since_.reset();
   description_.Set(absl::StrFormat(
       "weightd at %s (process %d, %s), session %d of epoch %016x, %s of %s reserved, %d segments mapped, "
       "wakes by eventfd and pipe, spin %s",
@@ -190,7 +197,7 @@ bool SessionWeightClient::IsResident(uint32_t extent) const {
 // ---------------------------------------------------------------- requests
 
 absl::Status SessionWeightClient::Submit(const FetchRequest& request) {
-  if (!connected()) {  // before the table is asked: nothing of a dead weightd's makes room in it
+  if (!WasConnected()) {  // before the table is asked: nothing of a dead weightd's makes room in it
     return lost();
   }
   if (requests_.size() + kCancelPlaces >= requests_.capacity()) {
@@ -218,8 +225,27 @@ absl::Status SessionWeightClient::Push(SubmissionEntry entry, const PendingReque
   const absl::Status status = session_->Submit(entry, neurons);
   if (!status.ok()) {
     requests_.Take(entry.id);
+    return status;
   }
-  return status;
+  const int64_t now = holds_ == 0 ? 0 : MonotonicClock().NowNanos();
+  held_since_ = held_since_.value_or(now);
+  if (holds_ == 0 || now - *held_since_ > kMostHeldNanos) {
+    RingNow();
+  }
+  return absl::OkStatus();
+}
+
+void SessionWeightClient::RingNow() {
+  if (held_since_.has_value() && session_ != nullptr) {
+    bells_.Add(session_->RingBell() ? 1 : 0);
+  }
+  held_since_.reset();
+}
+
+void SessionWeightClient::RingBell() {
+  if (--holds_ == 0) {
+    RingNow();
+  }
 }
 
 absl::StatusOr<uint32_t> SessionWeightClient::OfferSlab(const SlabOffer& offer) {
@@ -334,6 +360,7 @@ bool SessionWeightClient::SpinForCompletion() {
 }
 
 absl::Status SessionWeightClient::Wait(absl::Time deadline) {
+  RingNow();
   while (true) {
     if (session_ == nullptr || !session_->lost().ok()) {
       return lost();
@@ -354,6 +381,16 @@ void SessionWeightClient::Wake() { eventfd_write(wake_.get(), 1); }
 
 bool SessionWeightClient::connected() const {
   return session_ != nullptr && session_->lost().ok() && !session_->PeerGone();
+}
+
+bool SessionWeightClient::WasConnected() {
+  const int64_t now = MonotonicClock().NowNanos();
+  if (session_ != nullptr && session_->lost().ok() && now < next_look_nanos_) {
+    return true;
+  }
+  const bool is = connected();
+  next_look_nanos_ = is ? now + kLookNanos : 0;
+  return is;
 }
 
 absl::Status SessionWeightClient::lost() const {

@@ -55,6 +55,8 @@ class SessionWeightClient final : public WeightClient {
   void Release(uint32_t extent, uint64_t step) override;
   bool IsResident(uint32_t extent) const override;
   absl::Status Submit(const FetchRequest& request) override;
+  void HoldBell() override { ++holds_; }
+  void RingBell() override;
   absl::StatusOr<uint32_t> OfferSlab(const SlabOffer& offer) override;
   uint32_t LandedTiles(uint64_t id) const override;
   void Cancel(uint64_t id) override;
@@ -71,6 +73,8 @@ class SessionWeightClient final : public WeightClient {
   uint64_t boot_epoch() const { return session_ == nullptr ? 0 : session_->opened().boot_epoch; }
   // Why the session is over; OK while it lives.
   absl::Status lost() const;
+  // How often a sleeping weightd was woken.
+  uint64_t bells() const { return bells_.value(); }
 
  private:
   // A value that one thread writes and any thread reads.
@@ -111,6 +115,8 @@ class SessionWeightClient final : public WeightClient {
   void ForgetRequests();
   absl::Status Push(SubmissionEntry entry, const PendingRequest& request,
                     absl::Span<const uint32_t> neurons = {});
+  bool WasConnected();
+  void RingNow();
   bool SendOneCancel(uint64_t caller_id);
   void SendCancel(const CancelPoint& point);
   bool Handle(const CompletionEntry& entry, absl::FunctionRef<void(const FetchCompletion&)> handle);
@@ -129,7 +135,10 @@ class SessionWeightClient final : public WeightClient {
   uint64_t step_ = 0;   // of the last release
   uint64_t order_ = 0;  // releases in it
   int64_t next_drain_nanos_ = 0;
-  absl::Status lost_;  // of the last session, when session_ is null
+  int64_t next_look_nanos_ = 0;        // for a weightd that is gone
+  uint32_t holds_ = 0;                 // of the bell
+  std::optional<int64_t> held_since_;  // something was queued that the bell has not rung for
+  absl::Status lost_;                  // of the last session, when session_ is null
 
   Counter leases_;
   Counter releases_;
@@ -140,6 +149,7 @@ class SessionWeightClient final : public WeightClient {
   Counter bytes_ssd_;
   Counter bytes_link_;
   Counter reconnects_;
+  Counter bells_;
   SharedText description_;
 };
 

@@ -131,6 +131,12 @@ class WeightClient {
   // demand it makes a prefetch one, and both complete together, the later one with link_bytes 0.
   virtual absl::Status Submit(const FetchRequest& request) = 0;
 
+  // What is queued between HoldBell() and RingBell() wakes a sleeping weightd once: at RingBell(), and before
+  // that only for what was held for longer than a fifth of a millisecond when more is queued. Pairs nest. A
+  // wake takes the caller longer than some ten requests do. Clients without a bell ignore both.
+  virtual void HoldBell() {}
+  virtual void RingBell() {}
+
   // Lends weightd a slab; blocks until it has been mapped there. A slab belongs to the session: Reconnect()
   // forgets it, and it is offered again under another number. UNIMPLEMENTED: a client without slabs;
   // INVALID_ARGUMENT: a file that could shrink or of another size; UNAVAILABLE: connection lost.
@@ -172,6 +178,18 @@ class WeightClient {
 
   // One line for the start-up log: transport, epoch, wake kind.
   virtual std::string Describe() const = 0;
+};
+
+// Holds a client's bell for as long as it lives.
+class OneBell {
+ public:
+  explicit OneBell(WeightClient* client) : client_(client) { client_->HoldBell(); }
+  ~OneBell() { client_->RingBell(); }
+  OneBell(const OneBell&) = delete;
+  OneBell& operator=(const OneBell&) = delete;
+
+ private:
+  WeightClient* const client_;
 };
 
 }  // namespace sluice

@@ -113,11 +113,16 @@ absl::Status WeightSession::Submit(SubmissionEntry entry, absl::Span<const uint3
       Lose(absl::InternalError("weightd's submission cursor is impossible"));
       return lost_;
   }
-  if (submissions_->TakeServerSleep()) {
-    ProtocolStep(ProtocolPoint::kWake, &control_.cursors->server_sleeping);
-    eventfd_write(server_bell_.get(), 1);  // EAGAIN: the bell rings already
-  }
   return absl::OkStatus();
+}
+
+bool WeightSession::RingBell() {
+  if (!submissions_->TakeServerSleep()) {
+    return false;
+  }
+  ProtocolStep(ProtocolPoint::kWake, &control_.cursors->server_sleeping);
+  eventfd_write(server_bell_.get(), 1);  // EAGAIN: the bell rings already
+  return true;
 }
 
 bool WeightSession::Peek(CompletionEntry* entry) {

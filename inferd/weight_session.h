@@ -53,9 +53,11 @@ class WeightSession {
   void Release(uint32_t extent, uint64_t stamp);
   bool IsResident(uint32_t extent) const;
 
-  // Queues the entry, with the neurons that it lists, and wakes weightd if it sleeps. RESOURCE_EXHAUSTED: the
-  // ring or the index arena is full; INVALID_ARGUMENT: a list longer than the arena.
+  // Queues the entry, with the neurons that it lists. RESOURCE_EXHAUSTED: the ring or the index arena is
+  // full; INVALID_ARGUMENT: a list longer than the arena.
   absl::Status Submit(SubmissionEntry entry, absl::Span<const uint32_t> neurons = {});
+  // Wakes weightd if it sleeps, which may not look at what was queued before. True: it slept.
+  bool RingBell();
   // The oldest completion, left in the ring until Advance(). False: none, or the session is lost.
   bool Peek(CompletionEntry* entry);
   void Advance() { completions_->Advance(); }

@@ -208,6 +208,7 @@ absl::Status HostResidency::AskForWaiting() {
   if (no_room_ && absl::Now() < retry_at_) {
     return absl::OkStatus();
   }
+  const OneBell bell(client_);
   for (uint32_t i = 0; i < demands_ && waiting_ > 0; ++i) {
     if (in_flight_ >= window_ || (no_room_ && in_flight_ > 0)) {
       return absl::OkStatus();

@@ -79,6 +79,7 @@ absl::Status NeuronResidency::AskForWaiting() {
   if (no_room_ && (slots_->demands_in_flight() > 0 || absl::Now() < retry_at_)) {
     return absl::OkStatus();
   }
+  const OneBell bell(client_);
   for (uint32_t i = 0; i < demands_ && slots_->demands_in_flight() < window_; ++i) {
     absl::Status status;
     if (entries_[i].state == State::kNeedsSlot) {

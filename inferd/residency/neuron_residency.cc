@@ -112,6 +112,7 @@ absl::Status NeuronResidency::BeginLayer(uint32_t layer, absl::Span<const Expert
     BeginEntry(i, demands[i]);
   }
   TellEviction();
+  const OneBell bell(client_);
   client_->CancelPrefetches(step_, layer);
   return AskForWaiting();
 }
@@ -150,6 +151,7 @@ absl::StatusOr<absl::Span<const ReadyTile>> NeuronResidency::Next() {
   while (open_ > 0) {
     Poll();
     if (std::exchange(leads_came_, false) && listener_ != nullptr) {
+      const OneBell bell(client_);
       RETURN_IF_ERROR(listener_->OnLeads());
     }
     RETURN_IF_ERROR(trouble_);

@@ -86,6 +86,7 @@ absl::Status SlabResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
   }
   DecideMisses(demands);
   TellEviction(demands);
+  const OneBell bell(client_);
   client_->CancelPrefetches(step_, layer);
   if (options_.cancel_begun) {
     CancelDisproved();
@@ -174,6 +175,7 @@ absl::Status SlabResidency::AskForWaiting() {
   if (no_room_ && (in_flight_ > 0 || absl::Now() < retry_at_)) {
     return absl::OkStatus();
   }
+  const OneBell bell(client_);
   for (uint32_t i = 0; i < demands_ && waiting_ > 0 && in_flight_ < window_; ++i) {
     if (entries_[i].state != State::kWaiting) {
       continue;

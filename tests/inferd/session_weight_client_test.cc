@@ -185,6 +185,37 @@ TEST_F(SessionWeightClientTest, FetchWhileEverythingIsHeldEndsResourceExhausted)
   ExpectRight(client.get(), static_cast<uint32_t>(held.size()), pack_);
 }
 
+TEST_F(SessionWeightClientTest, HeldBellRingsOnceForAllAndWhenItIsLetGo) {
+  StartServer();
+  const auto client = Connect();
+  uint64_t id = 0;
+  uint64_t rung = client->bells();
+  const absl::Time end = Soon();
+  do {  // until weightd slept when a request came
+    {
+      const OneBell outer(client.get());
+      const OneBell inner(client.get());
+      rung = client->bells();
+      ++id;
+      ASSERT_TRUE(client->Submit(ExpertRequest(id, 0, id % 8)).ok());
+      EXPECT_EQ(client->bells(), rung);
+    }
+    EXPECT_LE(client->bells(), rung + 1);
+    EXPECT_TRUE(Await(client.get(), id).ok());
+  } while (client->bells() == rung && absl::Now() < end);
+  EXPECT_EQ(client->bells(), rung + 1);
+}
+
+TEST_F(SessionWeightClientTest, WaitingRingsABellThatIsHeld) {
+  StartServer();
+  const auto client = Connect();
+  const OneBell bell(client.get());
+  for (uint64_t id = 1; id <= 8; ++id) {
+    ASSERT_TRUE(client->Submit(ExpertRequest(id, 0, id % 8)).ok());
+    EXPECT_TRUE(Await(client.get(), id).ok()) << id;
+  }
+}
+
 TEST_F(SessionWeightClientTest, FullRingRefusesAndRecovers) {
   StartServer();
   SessionWeightClientOptions options = Options();
