@@ -76,7 +76,8 @@ absl::Status NeuronPredictor::Allocate() {
 }
 
 absl::StatusOr<bool> NeuronPredictor::Begin(const RouterTap& tap, uint32_t target, uint32_t top_k,
-                                            absl::Span<const int32_t> ids) {
+                                            absl::Span<const int32_t> ids, bool only_counts) {
+  only_counts_ = only_counts;
   step_ = 0;
   waiting_ = 0;
   tokens_ = tap.routing.tokens;
@@ -94,7 +95,7 @@ absl::StatusOr<bool> NeuronPredictor::Begin(const RouterTap& tap, uint32_t targe
   }
   step_ = tap.batch->step();
   for (const Guess& guess : guesses_) {
-    if (!residency_->Lead(target_, guess.expert).has_value()) {
+    if (!only_counts_ && !residency_->Lead(target_, guess.expert).has_value()) {
       residency_->PrefetchNeurons(target_, guess.expert, {});
     }
   }
@@ -106,7 +107,7 @@ absl::StatusOr<bool> NeuronPredictor::Begin(const RouterTap& tap, uint32_t targe
 void NeuronPredictor::MakeGuesses(uint32_t tokens, uint32_t top_k, absl::Span<const int32_t> ids) {
   guesses_.clear();
   uint32_t used = 0;
-  const bool behind = options_.enough <= 1 && residency_->IsBehind();
+  const bool behind = !only_counts_ && options_.enough <= 1 && residency_->IsBehind();
   const uint32_t ranks = behind ? std::min(top_k, options_.most_behind) : top_k;
   for (uint32_t expert = 0; expert < config_.layers[target_].moe.experts; ++expert) {
     Guess guess{expert, used, 0, false};
@@ -115,7 +116,7 @@ void NeuronPredictor::MakeGuesses(uint32_t tokens, uint32_t top_k, absl::Span<co
       if (named) rows_[used++] = pair / top_k;
     }
     guess.count = used - guess.first;
-    if (guess.count > 0 && residency_->NeuronShare(target_, expert) >= options_.enough) {
+    if (guess.count > 0 && !only_counts_ && residency_->NeuronShare(target_, expert) >= options_.enough) {
       residency_->PrefetchNeurons(target_, expert, {});
       used = guess.first;
     } else if (guess.count > 0) {
@@ -132,7 +133,7 @@ absl::Status NeuronPredictor::Continue() {
     const std::optional<WeightView> lead = residency_->Lead(target_, guess.expert);
     if (!lead.has_value()) continue;
     RETURN_IF_ERROR(Predict(&guess, *lead));
-    AskFor(guess);
+    if (!only_counts_) AskFor(guess);
   }
   return absl::OkStatus();
 }
@@ -203,7 +204,7 @@ absl::Status NeuronPredictor::LeadValues(const WeightView& lead, uint32_t expert
 absl::Status NeuronPredictor::Compare(const RouterTap& tap) {
   if (tap.batch->step() != step_) step_ = 0;  // a step that ended with an error
   if (step_ == 0 || tap.layer != target_) return absl::OkStatus();
-  const bool counts = step_ % options_.count_every == 0;
+  const bool counts = only_counts_ || step_ % options_.count_every == 0;
   step_ = 0;
   for (const Guess& guess : guesses_) {
     if (counts && guess.done) RETURN_IF_ERROR(CompareGuess(guess, tap));

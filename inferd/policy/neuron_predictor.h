@@ -70,9 +70,10 @@ class NeuronPredictor {
   // The router of tap.layer has run, and `ids` [tap.routing.tokens, top_k] are the experts predicted for
   // `target`, a later layer, each row's best first; -1: none. Takes the place of what was predicted before.
   // Experts that have enough neurons are kept and not predicted. False: none is left, or more rows than
-  // max_rows; nothing is predicted.
+  // max_rows; nothing is predicted. `only_counts`: nothing is asked for or kept, and what can be predicted
+  // without is counted in this step.
   absl::StatusOr<bool> Begin(const RouterTap& tap, uint32_t target, uint32_t top_k,
-                             absl::Span<const int32_t> ids);
+                             absl::Span<const int32_t> ids, bool only_counts = false);
   // Predicts those whose leads have come meanwhile. Called while the tapped layer is computed, and at its
   // end.
   absl::Status Continue();
@@ -110,6 +111,7 @@ class NeuronPredictor {
   Residency* const residency_;
 
   uint64_t step_ = 0;  // of the prediction; 0: none
+  bool only_counts_ = false;
   uint32_t target_ = 0;
   uint32_t tokens_ = 0;
   uint32_t width_ = 0;                       // neurons of the target's experts

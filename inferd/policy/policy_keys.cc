@@ -183,6 +183,7 @@ constexpr PolicyKey kKeys[] = {
     CountKey<&Policies::predictor_depth, 1, 3>("predictor_depth", "1 to 3"),
     WordKey<&Policies::depth_rule, kDepthRules>("predictor_depth_rule", "always, idle, reach"),
     RealKey<&Policies::predictor_confidence, 1>("predictor_confidence", "0 to 1"),
+    RealKey<&Policies::predictor_recall, 1>("predictor_recall", "0 to 1"),
     WordKey<&Policies::prefetch_cancel, kPrefetchCancels>("prefetch_cancel", "unbegun, disproved"),
     SwitchKey<&Policies::first_layer>("first_layer"),
     CountKey<&Policies::max_prefetch, 0, 65536>("max_prefetch", "0 to 65536"),

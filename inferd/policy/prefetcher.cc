@@ -22,7 +22,8 @@ Prefetcher::Prefetcher(const ModelConfig& config, PrefetcherOptions options,
       predictions_(config.layers.size() * (kMostDepth + 1)),
       ranking_(MostExperts(config)),
       next_routed_(config.layers.size(), kNoLayer),
-      counts_(config.layers.size() * (kMostDepth + 1)) {
+      counts_(config.layers.size() * (kMostDepth + 1)),
+      recall_(options_.recall, config.layers.size(), neurons_ != nullptr) {
   uint32_t next = kNoLayer;
   for (uint32_t layer = static_cast<uint32_t>(config.layers.size()); layer > 0; --layer) {
     next_routed_[layer - 1] = next;
@@ -67,7 +68,7 @@ PredictionCounters Prefetcher::total() const {
 
 absl::Status Prefetcher::AfterRouter(const RouterTap& tap) {
   Compare(tap);
-  if (neurons_ != nullptr) RETURN_IF_ERROR(neurons_->Compare(tap));
+  if (neurons_ != nullptr) RETURN_IF_ERROR(CompareNeurons(tap));
   if (predictor_ == nullptr || (options_.look_ahead && !options_.in_reach)) return absl::OkStatus();
   RETURN_IF_ERROR(predictor_->Observe(tap));
   if (options_.in_reach) return PredictInReach(tap);
@@ -108,9 +109,12 @@ absl::Status Prefetcher::LookAhead(const RouterTap& tap) {
 
 // True if something was lacking, and asked for.
 absl::StatusOr<bool> Prefetcher::PredictLayer(const RouterTap& tap, uint32_t target, uint32_t depth) {
+  const bool trusted = recall_.Trusts(target);
+  if (!trusted && !recall_.Measures(target)) return false;
   ASSIGN_OR_RETURN(const Routing routing, predictor_->Predict(tap, target));
   Prediction& prediction = at(target, depth);
   Remember(routing, &prediction);
+  prediction.trusted = trusted;
   prediction.step = routing.tokens == 0 ? 0 : tap.batch->step();
   for (uint32_t row = 0; row < prediction.tokens; ++row) {
     int32_t* ids = prediction.ids.data() + uint64_t{row} * prediction.top_k;
@@ -128,10 +132,10 @@ absl::StatusOr<bool> Prefetcher::PredictLayer(const RouterTap& tap, uint32_t tar
   if (neurons_ != nullptr && prediction.tokens > 0) {
     const auto ids =
         absl::MakeConstSpan(prediction.ids).first(uint64_t{prediction.tokens} * prediction.top_k);
-    ASSIGN_OR_RETURN(const bool begun, neurons_->Begin(tap, target, prediction.top_k, ids));
-    if (begun && options_.by_neuron) return true;
+    ASSIGN_OR_RETURN(const bool begun, neurons_->Begin(tap, target, prediction.top_k, ids, !trusted));
+    if (begun && trusted && options_.by_neuron) return true;
   }
-  if (AllComing(prediction, target)) return false;
+  if (!trusted || AllComing(prediction, target)) return false;
   // Of a prompt's rows nearly all that is named will be wanted: as much as comes in time.
   const uint32_t rows = options_.in_reach ? prediction.tokens : 0;
   bool prompt = false;
@@ -222,14 +226,23 @@ absl::Status Prefetcher::PredictFirstLayer(const LayerEnd& end) {
 absl::Span<const int32_t> Prefetcher::Predicted(uint32_t layer, uint32_t row, uint64_t step) const {
   for (uint32_t depth = 1; depth <= options_.depth; ++depth) {
     const Prediction& prediction = predictions_[uint64_t{layer} * (kMostDepth + 1) + depth];
-    if (prediction.step == step && step > 0 && row < prediction.tokens) {
+    if (prediction.step == step && step > 0 && prediction.trusted && row < prediction.tokens) {
       return absl::MakeConstSpan(prediction.ids.data() + uint64_t{row} * prediction.top_k, prediction.top_k);
     }
   }
   return {};
 }
 
+absl::Status Prefetcher::CompareNeurons(const RouterTap& tap) {
+  const NeuronPredictions before = neurons_->counters(tap.layer);
+  RETURN_IF_ERROR(neurons_->Compare(tap));
+  const NeuronPredictions& after = neurons_->counters(tap.layer);
+  recall_.CountNeurons(tap.layer, after.right - before.right, after.wanted - before.wanted);
+  return absl::OkStatus();
+}
+
 void Prefetcher::Compare(const RouterTap& tap) {
+  const PredictionCounters before = counters_at(tap.layer, 1);
   for (uint32_t depth = 0; depth <= options_.depth; ++depth) {
     Prediction& prediction = at(tap.layer, depth);
     if (prediction.step == 0) continue;
@@ -242,6 +255,8 @@ void Prefetcher::Compare(const RouterTap& tap) {
     }
     prediction.step = 0;
   }
+  const PredictionCounters& after = counters_at(tap.layer, 1);
+  recall_.CountExperts(tap.layer, after.right - before.right, after.wanted - before.wanted);
 }
 
 // Rows of this step that follow the rows predicted for, text by text.
@@ -350,6 +365,7 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> MakePrefetcher(const PrefetcherSetup
                             .deep_when_idle = policies.depth_rule == DepthRule::kIdle,
                             .in_reach = policies.depth_rule == DepthRule::kReach,
                             .confidence = static_cast<float>(policies.predictor_confidence),
+                            .recall = policies.predictor_recall,
                             .look_ahead = policies.predictor == ExpertPredictorKind::kLookahead,
                             .predict_resident = policies.predict_resident,
                             .by_neuron = policies.granularity == CacheGranularity::kNeuron};

@@ -21,6 +21,7 @@
 #include "inferd/policy/first_layer.h"
 #include "inferd/policy/neuron_predictor.h"
 #include "inferd/policy/predictor.h"
+#include "inferd/policy/recall_floor.h"
 #include "inferd/policy/routing.h"
 #include "inferd/policy/sparsity.h"
 #include "inferd/residency/residency.h"
@@ -56,6 +57,7 @@ struct PrefetcherOptions {
   // ahead the nearest first.
   bool in_reach = false;
   float confidence = 0;  // an expert predicted with less is left out
+  double recall = 0;     // layers whose predictions find less are only counted (recall_floor.h)
   bool look_ahead = false;
   // Predictions leave out what this rule would (decode rows).
   std::optional<GatingRule> gating;
@@ -105,6 +107,7 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
     uint64_t step = 0;  // of the prediction; 0: none
     uint32_t tokens = 0;
     uint32_t top_k = 0;
+    bool trusted = true;       // else it is only counted
     std::vector<int32_t> ids;  // [tokens, top_k]; -1: left out
   };
   // A text whose next token's first layer was predicted.
@@ -125,6 +128,7 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   }
   absl::Status PredictFirstLayer(const LayerEnd& end);
   void Compare(const RouterTap& tap);
+  absl::Status CompareNeurons(const RouterTap& tap);
   void CompareFirstLayer(const RouterTap& tap, const Prediction& prediction);
   void CountRow(const RouterTap& tap, uint32_t row, const int32_t* predicted, uint32_t top_k, uint32_t depth);
   absl::StatusOr<bool> PredictLayer(const RouterTap& tap, uint32_t target, uint32_t depth);
@@ -149,6 +153,7 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   std::vector<Wish> ranking_;               // [most experts]
   std::vector<uint32_t> next_routed_;       // by layer: the next one with experts, or kNoLayer
   std::vector<PredictionCounters> counts_;  // by layer and depth
+  RecallFloor recall_;
 };
 
 // The prefetcher that the policies ask for; null if they ask for none. Networks come from `profile_dir`.

@@ -45,6 +45,7 @@ Policies Floe(double target) {
 Policies Corm() {
   Policies p = Base();
   p.sparsity = {SparsityOrder::kGate, {}, ThresholdScope::kExpert, 0.25};
+  p.predictor_recall = 0.8;  // the least that CORM reports
   p.neuron_predictor = NeuronPredictorKind::kGateReuse;
   p.granularity = CacheGranularity::kNeuron;
   p.lead_resident = LeadResident::kAuto;
@@ -141,6 +142,7 @@ Policies OnHost(Policies p) {
   p.predictor = p.predictor == ExpertPredictorKind::kNone ? p.predictor : ExpertPredictorKind::kGateReuse;
   p.depth_rule = plain.depth_rule;
   p.prefetch_cancel = plain.prefetch_cancel;
+  p.predictor_recall = plain.predictor_recall;
   p.first_layer = false;
   p.neuron_predictor = plain.neuron_predictor;
   p.neuron_set = plain.neuron_set;

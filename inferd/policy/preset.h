@@ -52,6 +52,7 @@ struct Policies {
   uint32_t predictor_depth = 1;  // kGateReuse: layers ahead at most, 1..3
   DepthRule depth_rule = DepthRule::kAlways;
   double predictor_confidence = 0;  // an expert predicted with less is not fetched
+  double predictor_recall = 0;      // layers whose predictions find less are only counted (recall_floor.h)
   PrefetchCancel prefetch_cancel = PrefetchCancel::kUnbegun;
   bool first_layer = false;  // predict the next token's first layer from the last one's output
   // Experts of a layer ahead that one step asks for at most. A decode batch names few; a prefill chunk

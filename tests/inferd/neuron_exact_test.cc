@@ -121,6 +121,11 @@ class NeuronExactTest : public testing::TestWithParam<Case> {
       options.engine.policies.policy.push_back(GetParam().order == SparsityOrder::kUp
                                                    ? "neuron_predictor=up_reuse,neuron_set=share"
                                                    : "neuron_predictor=gate_reuse,neuron_set=share");
+      // No layer's predictions find everything, so none is proceeded with.
+      if ((*random)() % 3 == 0) {
+        options.engine.policies.policy.push_back(
+            "expert_miss=proceed,neuron_miss=proceed,predictor_recall=1");
+      }
     }
     const uint64_t least = SmallestNeuronBudget(*pack_, Lead(), resident);
     const uint64_t most = 2 * pack_->total_expert_bytes();
