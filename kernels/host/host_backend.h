@@ -310,6 +310,7 @@ class HostBackend : public CpuBackend {
   const host::KernelTable& kernels_;
   const uint32_t prefetch_;
   const uint32_t fetch_distance_;  // bytes that rows of fused experts are fetched ahead
+  uint32_t call_distance_ = 0;     // the same for the experts of a call
   ThreadPool pool_;
   std::atomic<uint64_t> serial_ops_{0};
 

@@ -31,8 +31,12 @@ bool IsFetched(const ExpertCall& expert) {
 bool Waits(const ExpertCall& expert) { return expert.sparsity != SparsityOrder::kNone; }
 
 // How far ahead rows are worth fetching, in bytes: a block of them and a little more. Where the cache has
-// room for more short rows, 96 and 128 of them were slower than 72, and fewer than a block far slower.
+// room for more short rows, 96 and 128 of them were slower than 72. But fewer than are kept of a block and
+// lie between its leads are far slower, and several tokens keep more than one does.
 uint32_t MostAhead(const ExpertCall& expert) {
+  if (expert.sparsity != SparsityOrder::kNone && expert.rows.size() > 1) {
+    return UINT32_MAX;
+  }
   const uint64_t longest = std::max({RowBytes(expert.up.encoding, expert.up.cols),
                                      RowBytes(expert.gate.encoding, expert.gate.cols),
                                      RowBytes(expert.down.encoding, expert.down.cols)});
@@ -104,8 +108,7 @@ void HostBackend::FetchKept(const MoeBlock& b, host::RowFetch* ahead) {
 void HostBackend::FollowTile(const MoeCall& call, uint32_t tile, uint32_t worker) {
   WorkerScratch& scratch = workers_[worker];
   if (tile != scratch.next_tile) {
-    const ExpertCall& expert = *experts_[ExpertOfTile(tile)].call;
-    scratch.ahead.Clear(std::min(fetch_distance_, MostAhead(expert)));
+    scratch.ahead.Clear(call_distance_);
     scratch.listed_tile = tile;
     FetchThrough(call, tile, worker);
     if (scratch.waiting.waits && scratch.waiting.block.fetched) {
@@ -185,6 +188,7 @@ void HostBackend::RunFused(const MoeCall& call) {
   uint32_t tiles = 0;
   uint64_t floats = 0;
   uint64_t work = 0;
+  call_distance_ = 0;
   for (size_t e = 0; e < experts_.size(); ++e) {
     ExpertState& state = experts_[e];
     state.first_tile = tiles;
@@ -193,6 +197,7 @@ void HostBackend::RunFused(const MoeCall& call) {
     tiles += state.blocks;
     floats += uint64_t{state.blocks} * state.call->rows.size() * call.hidden;
     work += WorkOf(call, *state.call);
+    call_distance_ = std::max(call_distance_, std::min(fetch_distance_, MostAhead(*state.call)));
     orders_[e].next_block = 0;
     orders_[e].taken.store(false, std::memory_order_relaxed);
   }
