@@ -129,7 +129,7 @@ std::string Scheduler::TaskNames() const {
 
 void Scheduler::Run(uint64_t events, const std::function<void()>& each) {
   const uint64_t end = events_ + events;
-  while (events_ < end && failure_.empty() && !tasks_.empty()) {
+  while (events_ < end && failure_.empty() && (!tasks_.empty() || (on_idle && on_idle()))) {
     if (events_ % kReweighEvery == 0) {
       Reweigh();
     }
