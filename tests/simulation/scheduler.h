@@ -84,8 +84,8 @@ class Scheduler final : public Clock {
   // Told of each protocol step twice: before the task may lose the thread to others, and right before the
   // operation.
   std::function<void(ProtocolPoint, const volatile void*, bool before_switch)> on_step;
-  // Everybody waits and no time will come: may change something and return true, or it is a deadlock. Or nobody
-  // is left: true if somebody is now.
+  // Everybody waits and no time will come: may change something and return true, or it is a deadlock. Or
+  // nobody is left: true if somebody is now.
   std::function<bool()> on_idle;
   static Scheduler* Current();
 
