@@ -225,6 +225,7 @@ bool SimClient::Submit(SubmissionEntry entry, std::vector<uint32_t> extents,
   ++shared_->counters.submitted;
   in_submit_ = true;
   const absl::Status status = session_->Submit(entry, neurons);
+  session_->RingBell();
   in_submit_ = false;
   if (!status.ok()) {
     if (session_->lost().ok() && neurons.empty()) {  // lists have less room than rings
@@ -322,6 +323,7 @@ void SimClient::Scribble() {
   while (!Lost()) {
     in_submit_ = true;
     session_->Submit(Entry(Opcode::kNop, RequestClass::kDemand)).IgnoreError();
+    session_->RingBell();
     in_submit_ = false;
     scheduler().Sleep(1'000'000);
   }
