@@ -108,7 +108,10 @@ class BasicRowFetch {
   }
 
  private:
-  static constexpr uint32_t kPieceLines = 64;  // of each place: a small page
+  // Of each place. With half of it weighted sums and experts of q8 and q4 lost one to three hundredths of the
+  // bandwidth; twice as much gained nothing (Granite Rapids).
+  static constexpr uint32_t kPieceLines = 128;
+  static constexpr uint32_t kRowLines = 128;  // the longest rows that are fetched as a pair
 
   struct Range {
     const uint8_t* at = nullptr;
@@ -157,9 +160,7 @@ class BasicRowFetch {
     }
 
     // Two neighbours of one length, not long: rows.
-    bool StartsWithPair() {
-      return count_ > 1 && Nth(0).lines == Nth(1).lines && Nth(0).lines <= 2 * kPieceLines;
-    }
+    bool StartsWithPair() { return count_ > 1 && Nth(0).lines == Nth(1).lines && Nth(0).lines <= kRowLines; }
 
     // The first ranges may have been used up.
     void DropEmpty() {

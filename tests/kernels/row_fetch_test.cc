@@ -95,6 +95,21 @@ TEST_F(RowFetchTest, SpreadsItsLinesOverTheSteps) {
   }
 }
 
+// A piece of the stream is 8 KiB at each of two places.
+TEST_F(RowFetchTest, TakesAStreamAtTwoPlacesInTurn) {
+  fetch_.Clear(1000 * 64);
+  fetch_.AddStream(Line(100), Line(500));
+  fetch_.Advance(200);
+  std::vector<uintptr_t> expected;
+  for (uintptr_t i = 0; i < 128; ++i) {
+    expected.insert(expected.end(), {100 + i, 228 + i});
+  }
+  for (uintptr_t i = 0; i < 22; ++i) {
+    expected.insert(expected.end(), {356 + i, 428 + i});
+  }
+  EXPECT_EQ(lines_, expected);
+}
+
 TEST_F(RowFetchTest, TakesGatheredRowsInTurnWithTheStream) {
   fetch_.Clear(1000 * 64);
   fetch_.AddStream(Line(100), Line(200));
