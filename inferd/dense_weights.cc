@@ -92,8 +92,8 @@ absl::Status DenseWeights::LeaseAll(absl::Duration stall_limit) {
     if (stall.Exceeded(absl::Now())) {
       return refusals > 0 ? NoRoomError() : StallError(stall_limit);
     }
-    RETURN_IF_ERROR(
-        client_->Wait(stall.EndOfWait(absl::Now() < retry_at ? retry_at : absl::InfiniteFuture())));
+    RETURN_IF_ERROR(client_->Wait(
+        stall.EndOfWait(absl::Now(), absl::Now() < retry_at ? retry_at : absl::InfiniteFuture())));
     fetches_->Poll(handle);
     RETURN_IF_ERROR(trouble);
   }

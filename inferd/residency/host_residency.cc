@@ -252,7 +252,7 @@ absl::StatusOr<absl::Span<const ReadyTile>> HostResidency::Next() {
                        " fills found no room in weightd's DRAM"));
     }
     const absl::Time until = no_room_ && in_flight_ == 0 ? retry_at_ : absl::InfiniteFuture();
-    RETURN_IF_ERROR(fetches_->Wait(stall_.EndOfWait(until)));
+    RETURN_IF_ERROR(fetches_->Wait(stall_.EndOfWait(absl::Now(), until)));
   }
   return absl::Span<const ReadyTile>();
 }

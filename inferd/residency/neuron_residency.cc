@@ -166,7 +166,7 @@ absl::StatusOr<absl::Span<const ReadyTile>> NeuronResidency::Next() {
     if (stall_.Exceeded(absl::Now())) {
       return StallError();
     }
-    RETURN_IF_ERROR(fetches_->Wait(stall_.EndOfWait(WaitUntil())));
+    RETURN_IF_ERROR(fetches_->Wait(stall_.EndOfWait(absl::Now(), WaitUntil())));
   }
   return absl::Span<const ReadyTile>();
 }

@@ -212,7 +212,7 @@ absl::Status NeuronResidency::DrainFill(uint32_t most) {
                                                        " transfers did not end for ",
                                                        absl::FormatDuration(options_.slots.stall_limit)));
     }
-    RETURN_IF_ERROR(fetches_->Wait(stall_.EndOfWait()));
+    RETURN_IF_ERROR(fetches_->Wait(stall_.EndOfWait(absl::Now())));
   }
   return absl::OkStatus();
 }

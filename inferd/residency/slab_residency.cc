@@ -353,7 +353,7 @@ absl::StatusOr<absl::Span<const ReadyTile>> SlabResidency::Next() {
       return StallError();
     }
     if (!AwaitCpu()) {
-      const absl::Status waited = fetches_->Wait(stall_.EndOfWait(WaitUntil()));
+      const absl::Status waited = fetches_->Wait(stall_.EndOfWait(absl::Now(), WaitUntil()));
       if (clock_ != nullptr) {
         clock_->cpu().SetNextResult(INT64_MAX);
       }

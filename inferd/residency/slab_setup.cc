@@ -169,7 +169,7 @@ absl::Status SlabResidency::DrainFill(uint32_t most) {
                                                        " experts did not come for ",
                                                        absl::FormatDuration(options_.stall_limit)));
     }
-    RETURN_IF_ERROR(fetches_->Wait(stall_.EndOfWait()));
+    RETURN_IF_ERROR(fetches_->Wait(stall_.EndOfWait(absl::Now())));
   }
   return absl::OkStatus();
 }

@@ -32,9 +32,11 @@ class StallLimit {
     return now >= since_ + limit_;
   }
 
-  // When a wait that begins now and should end by `until` has to end.
-  absl::Time EndOfWait(absl::Time until = absl::InfiniteFuture()) {
-    due_ = std::min(until, since_ + limit_);
+  // When a wait that begins at `now` and may last until `until` has to end. None lasts long: an earlier look
+  // tells a stop from waiting.
+  absl::Time EndOfWait(absl::Time now, absl::Time until = absl::InfiniteFuture()) {
+    constexpr absl::Duration kLongestWait = absl::Seconds(1);
+    due_ = std::min({until, since_ + limit_, now + kLongestWait});
     return due_;
   }
 

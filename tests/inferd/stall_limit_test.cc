@@ -18,34 +18,40 @@ TEST_F(StallLimitTest, WaitsInARowAreCountedTogether) {
   for (int ms = 0; ms < 5000; ms += 50) {
     ASSERT_FALSE(stall_.Exceeded(start_ + absl::Milliseconds(ms)));
     const absl::Time until = start_ + absl::Milliseconds(ms + 50);
-    ASSERT_EQ(stall_.EndOfWait(until), until);
+    ASSERT_EQ(stall_.EndOfWait(start_ + absl::Milliseconds(ms), until), until);
   }
   EXPECT_TRUE(stall_.Exceeded(start_ + absl::Seconds(5)));
 }
 
-TEST_F(StallLimitTest, NoWaitLastsLongerThanTheLimit) {
-  EXPECT_EQ(stall_.EndOfWait(), start_ + absl::Seconds(5));
-  EXPECT_EQ(stall_.EndOfWait(start_ + absl::Seconds(9)), start_ + absl::Seconds(5));
+TEST_F(StallLimitTest, NoWaitLastsLongerThanTheLimitOrASecond) {
+  EXPECT_EQ(stall_.EndOfWait(start_), start_ + absl::Seconds(1));
+  EXPECT_EQ(stall_.EndOfWait(start_ + absl::Seconds(4.5)), start_ + absl::Seconds(5));
+  EXPECT_EQ(stall_.EndOfWait(start_, start_ + absl::Seconds(9)), start_ + absl::Seconds(1));
 }
 
 TEST_F(StallLimitTest, WhatCameBeginsTheCountAgain) {
-  stall_.EndOfWait();
+  stall_.EndOfWait(start_ + absl::Seconds(3));
   stall_.Restart(start_ + absl::Seconds(4));
   EXPECT_FALSE(stall_.Exceeded(start_ + absl::Seconds(8)));
-  EXPECT_EQ(stall_.EndOfWait(), start_ + absl::Seconds(9));
+  EXPECT_EQ(stall_.EndOfWait(start_ + absl::Seconds(8.5)), start_ + absl::Seconds(9));
   EXPECT_TRUE(stall_.Exceeded(start_ + absl::Seconds(9)));
 }
 
+// Also where it was woken in time and stopped afterwards, before it looked.
 TEST_F(StallLimitTest, AProcessThatWasStoppedBeginsAgain) {
-  const absl::Time until = stall_.EndOfWait(start_ + absl::Milliseconds(300));
-  const absl::Time woken = until + absl::Seconds(12);
-  EXPECT_FALSE(stall_.Exceeded(woken));
-  EXPECT_EQ(stall_.EndOfWait(), woken + absl::Seconds(5));
-  EXPECT_TRUE(stall_.Exceeded(woken + absl::Seconds(5)));
+  for (const double seconds : {12.0, 5.5, 2.1}) {
+    stall_.Restart(start_);
+    stall_.EndOfWait(start_);
+    const absl::Time woken = start_ + absl::Seconds(seconds);
+    EXPECT_FALSE(stall_.Exceeded(woken));
+    EXPECT_FALSE(stall_.Exceeded(woken + absl::Seconds(4.9)));
+    EXPECT_TRUE(stall_.Exceeded(woken + absl::Seconds(5)));
+  }
 }
 
 TEST_F(StallLimitTest, AThreadThatWasOnlyLateIsCounted) {
-  EXPECT_TRUE(stall_.Exceeded(stall_.EndOfWait() + absl::Milliseconds(900)));
+  const absl::Time due = stall_.EndOfWait(start_ + absl::Seconds(4.5));
+  EXPECT_TRUE(stall_.Exceeded(due + absl::Milliseconds(900)));
 }
 
 }  // namespace
