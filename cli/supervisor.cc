@@ -167,8 +167,8 @@ class Supervisor {
         if (!last) {
           return false;
         }
-        // Held until this process exits, which closes it: the end that the user waits for.
-        departed_.push_back(std::move(user->connection));
+        // Never closed here: the kernel does it when this process is gone, the end that the user waits for.
+        user->connection.release();
         return false;
       }
     }
@@ -195,7 +195,6 @@ class Supervisor {
   const int cancel_fd_;
   std::list<DaemonProcess> daemons_;
   std::list<User> users_;  // open connections
-  std::vector<UniqueFd> departed_;
   std::map<std::string, std::string> failures_;
   absl::Duration keep_ = absl::ZeroDuration();
   absl::Duration grace_ = absl::ZeroDuration();
