@@ -51,7 +51,9 @@ class LauncherTest(harness.TestCase):
         self.kill_daemon("sluice")
 
     def test_interrupt_ends_the_answer_and_the_daemons(self):
-        run = self.start(*self.greedy_run(self.greedy[0], "--ignore-eos", n=400))
+        # So few tokens a second that no load of the machine lets the answer end before the signal.
+        slow = ("--device", "sim", "--device-budget", "25%", "--link-gbps", "0.05")
+        run = self.start(*self.greedy_run(self.greedy[0], "--ignore-eos", *slow, n=400))
         run.read(20)
         run.popen.send_signal(signal.SIGINT)
         code, _, err = run.finish()
