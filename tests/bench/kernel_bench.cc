@@ -3,7 +3,7 @@
 //
 // Kinds, all for one token (decode) but the last:
 //   rows     MatMul over matrices of 16 MiB with rows of `hidden` values
-//   down     weighted sums of blocks of 64 neurons, whose rows are fetched ahead as an expert's are
+//   down     weighted sums of blocks of 64 neurons, whose rows are fetched a block ahead
 //   expert   MoeExperts: a layer's chosen experts at once, in an order that jumps
 //   prefill  MatMul and MoeExperts over many tokens: multiply-adds a second, and how many of bf16's
 // Shapes: mixtral (Mixtral 8x7B: hidden 4096, width 14336, 2 experts), qwen3 (Qwen3-30B-A3B: 2048, 768, 8).

@@ -209,7 +209,7 @@ Pass KernelBench::DownPass(const EncodingDescriptor& d, uint32_t cols) {
     pool_->Run((blocks + 31) / 32, [&](uint32_t tile, uint32_t worker) {
       const uint32_t end = std::min(blocks, (tile + 1) * 32);
       host::RowFetch fetch;
-      fetch.Clear(host::FetchDistance());
+      fetch.Clear(static_cast<uint32_t>(std::min<uint64_t>(host::FetchDistance(), block_bytes)));
       const auto add = [&](uint32_t b) {
         if (b < end && IsQuantized(d.encoding)) {
           fetch.AddStream(place + b * block_bytes, place + (b + 1) * block_bytes);
