@@ -98,7 +98,7 @@ class HostBackend : public CpuBackend {
     MoeBlock block;
   };
   // What one worker needs for a tile.
-  struct WorkerScratch {
+  struct alignas(64) WorkerScratch {
     float* gemm = nullptr;            // GemmScratchFloats
     float* down = nullptr;            // DownScratchFloats
     uint32_t* quant_down = nullptr;   // QuantDownWords
@@ -217,8 +217,17 @@ class HostBackend : public CpuBackend {
   // host_matmul.cc
   void NormRow(const CpuNorm& norm, const float* x, uint32_t cols, float* y) const;
   void PrepareMatMulRows(const MatMulCall& call, bool pack);
-  void MatMulTile(const MatMulCall& call, const MatMulCallPart& part, uint32_t row, uint32_t rows,
-                  bool packed, uint32_t worker);
+  // Some rows of one of a MatMul's parts. `distance`: how far ahead they are fetched; 0: they are not.
+  struct RowTile {
+    const MatMulCallPart* part = nullptr;
+    uint32_t row = 0;
+    uint32_t rows = 0;
+    uint32_t distance = 0;
+  };
+  uint32_t RowDistance(const CpuWeights& weights, bool packed) const;
+  static void FetchRows(const RowTile& tile, host::RowFetch* ahead);
+  void FollowRows(const RowTile& tile, const RowTile* next, uint32_t number, uint32_t worker);
+  void MatMulTile(const MatMulCall& call, const RowTile& tile, bool packed, uint32_t worker);
 
   // host_kv_write.cc
   void TurnHeads(const RopeKvCall& call, const CpuNorm& norm, uint32_t heads, const float* cos_sin,

@@ -229,6 +229,8 @@ struct KernelTable {
   void (*pack)(const PackCall&) = nullptr;
   void (*gemm[kRowKinds])(const GemmCall&) = {};
   void (*quantize)(const QuantizeCall&) = nullptr;
+  // Bytes that the rows of a matrix are fetched ahead of quant_dot (row_fetch.h); 0: by its own `prefetch`.
+  uint32_t row_distance[kQuantKinds] = {};
   void (*quant_dot[kQuantKinds])(const QuantDotCall&) = {};
   void (*quant_gemm[kQuantKinds])(const QuantDotCall&) = {};  // the same, for many tokens
   void (*down[kRowKinds])(const DownCall&) = {};
