@@ -193,13 +193,45 @@ struct Panel {
   uint32_t fetch_lines = 0;  // what the call has fetched meanwhile
 };
 
+// Of kBlocks blocks, whose codes begin at `at` (q3: third bits at `third_at`), four rows' products added to
+// sixteen columns in each of high and low: with the high bytes of the coefficients and with the low ones.
+template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock>
+SLUICE_INLINE void AddQuad(const uint8_t* const* rows, uint64_t at, uint64_t third_at,
+                           const uint32_t* high_words, const uint32_t* low_words, __m512i* high,
+                           __m512i* low) {
+  constexpr uint32_t kPer = kBlockUnits<kKind>;
+  constexpr uint32_t kFields = kPer / 2;
+  const __m512i nibble = _mm512_set1_epi8(0x0f);
+  __m512i third = nibble;
+  if constexpr (kKind == QuantKind::kQ3) {
+    third = LoadThirdBits<kOddBlock>(rows, third_at);
+  }
+  SLUICE_UNROLL
+  for (uint32_t b = 0; b < kBlocks; ++b) {
+    const FourRows four = LoadFourRows(rows, at + b * 32);
+    __m512i fields[kPer];
+    PanelFields<kKind>(four.even, _mm512_and_si512(third, nibble), fields);
+    PanelFields<kKind>(four.odd, _mm512_and_si512(_mm512_srli_epi16(third, 4), nibble), fields + kFields);
+    SLUICE_UNROLL
+    for (uint32_t i = 0; i < kPer; ++i) {
+      // Whole blocks lie in a group, or whole groups in a block.
+      const uint32_t u = b * kPer + i;
+      high[u] = AddByteProducts(high[u], fields[i],
+                                _mm512_set1_epi32(static_cast<int32_t>(high_words[u / kUnits])));
+      // q8: as signed bytes codes are 128 less; low_sums makes up for it.
+      const __m512i code = kKind == QuantKind::kQ8
+                               ? _mm512_xor_si512(fields[i], _mm512_set1_epi8(static_cast<char>(0x80)))
+                               : fields[i];
+      low[u] = AddByteProducts(low[u], _mm512_set1_epi32(static_cast<int32_t>(low_words[u / kUnits])), code);
+    }
+  }
+}
+
 // The sums of kBlocks blocks from p.block on over the panel's rows, sixteen columns in each of `sums`.
 template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock>
 SLUICE_INLINE void SumPanel(const QuantDownCall& call, const Panels& panels, const Panel& p, __m512i* sums) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;
-  constexpr uint32_t kFields = kPer / 2;
   constexpr uint32_t kSums = kBlocks * kPer;
-  const __m512i nibble = _mm512_set1_epi8(0x0f);
   __m512i high[kSums];
   __m512i low[kSums];
   SLUICE_UNROLL
@@ -222,35 +254,12 @@ SLUICE_INLINE void SumPanel(const QuantDownCall& call, const Panels& panels, con
       _mm_prefetch(reinterpret_cast<const char*>(rows[i]) + at + kPanelAhead, _MM_HINT_T1);
     }
     lines.Step();
-    __m512i third = nibble;
-    if constexpr (kKind == QuantKind::kQ3) {
-      third = LoadThirdBits<kOddBlock>(rows, third_at);
-    }
-    SLUICE_UNROLL
-    for (uint32_t b = 0; b < kBlocks; ++b) {
-      const FourRows four = LoadFourRows(rows, at + b * 32);
-      __m512i fields[kPer];
-      PanelFields<kKind>(four.even, _mm512_and_si512(third, nibble), fields);
-      PanelFields<kKind>(four.odd, _mm512_and_si512(_mm512_srli_epi16(third, 4), nibble), fields + kFields);
-      SLUICE_UNROLL
-      for (uint32_t i = 0; i < kPer; ++i) {
-        // Whole blocks lie in a group, or whole groups in a block.
-        const uint32_t u = b * kPer + i;
-        high[u] = AddByteProducts(high[u], fields[i],
-                                  _mm512_set1_epi32(static_cast<int32_t>(high_words[u / kUnits])));
-        // q8: as signed bytes codes are 128 less; low_sums makes up for it.
-        const __m512i code = kKind == QuantKind::kQ8
-                                 ? _mm512_xor_si512(fields[i], _mm512_set1_epi8(static_cast<char>(0x80)))
-                                 : fields[i];
-        low[u] =
-            AddByteProducts(low[u], _mm512_set1_epi32(static_cast<int32_t>(low_words[u / kUnits])), code);
-      }
-    }
+    AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows, at, third_at, high_words, low_words, high, low);
   }
   SLUICE_UNROLL
   for (uint32_t u = 0; u < kSums; ++u) {
     const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[u], 8), low[u]);
-    sums[u] = _mm512_srai_epi32(sum, PanelShift<kKind>(u % kFields));
+    sums[u] = _mm512_srai_epi32(sum, PanelShift<kKind>(u % (kPer / 2)));
   }
 }
 
@@ -337,8 +346,13 @@ void DownPanels(const QuantDownCall& call, const Panels& panels, Panel p, float*
   }
 }
 
+#include "kernels/host/few_down_avx512-inl.h"
+
 template <QuantKind kKind, uint32_t kUnits>
 void PanelDown(const QuantDownCall& call) {
+  if (call.neurons <= kFewRows) {
+    return FewDown<kKind, kUnits>(call);
+  }
   Panels panels;
   PanelFactors& f = panels.factors;
   f.words = RoundUp(call.shape.groups, 16);
