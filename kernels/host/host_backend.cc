@@ -121,6 +121,7 @@ absl::Status HostBackend::AllocateWorker(uint32_t cols, WorkerScratch* w) {
   RETURN_IF_ERROR(Reserve(tokens, "tile rounded inputs", &w->quant));
   RETURN_IF_ERROR(Reserve(tokens, "tile targets", &w->outputs));
   RETURN_IF_ERROR(Reserve(tokens, "block masks", &w->keep));
+  RETURN_IF_ERROR(Reserve((uint64_t{l.experts} + 8) * kFusedTokens, "kept coefficients", &w->kept));
   for (uint64_t i = 0; i < 3 * tokens; ++i) {
     w->pointers[i] = w->tile + i * kNeuronBlock;
   }

@@ -87,7 +87,8 @@ class HostBackend : public CpuBackend {
     bool fetched = false;               // its rows are fetched before they are read: WorkerScratch::ahead
     const MoeBlock* waiting = nullptr;  // whose kept rows are read after this one's first parts
     uint64_t* keep = nullptr;           // [tokens]: masks
-    float* const* c = nullptr;          // [tokens][64]: coefficients
+    uint32_t* kept = nullptr;   // [tokens]: where kept coefficients are counted; nullptr: call->active
+    float* const* c = nullptr;  // [tokens][64]: coefficients
   };
   // A block of a fused expert whose masks are made and whose kept rows are still to be read.
   struct WaitingBlock {
@@ -123,6 +124,11 @@ class HostBackend : public CpuBackend {
     host::RowFetch ahead;
     uint32_t next_tile = kNoTile;  // after the one that is computed, if the run goes on
     uint32_t listed_tile = 0;      // up to this one, what is read of the tiles is in `ahead`
+    // The two encodings that rows were last of: an expert's parts have one or two, and working a shape out
+    // takes as long as a row of q2.
+    EncodingDescriptor shape_encodings[2];
+    host::RowShape shapes[2];
+    uint32_t* kept = nullptr;  // [experts + 8][kFusedTokens]: coefficients of a call that were kept here
   };
 
   // Activations rounded to int16 for one group size.
@@ -182,6 +188,8 @@ class HostBackend : public CpuBackend {
   void QuantizeRows(const float* const* x, uint32_t tokens, uint32_t cols);
   host::QuantRow QuantizedRow(uint32_t group, uint32_t token) const;
   QuantForm& Form(uint32_t group) { return forms_[group / 16 - 1]; }
+  // How rows of an encoding lie, for the worker. Good until it asks for another one.
+  const host::RowShape& ShapeFor(const EncodingDescriptor& e, uint32_t cols, uint32_t worker);
   const uint8_t* RowOrZero(const CpuWeights& weights, uint32_t row) const {
     const uint8_t* place = weights.Row(row);
     return place != nullptr ? place : zero_row_;
@@ -279,7 +287,8 @@ class HostBackend : public CpuBackend {
   void FinishWaiting(uint32_t worker);
   void FetchTile(const MoeCall& call, uint32_t tile, uint32_t worker);
   void FetchThrough(const MoeCall& call, uint32_t tile, uint32_t worker);
-  static void FetchKept(const MoeBlock& b, host::RowFetch* ahead);
+  void FetchKept(const MoeBlock& b, host::RowFetch* ahead);
+  void SumKeptCounts(const MoeCall& call);
   void FollowTile(const MoeCall& call, uint32_t tile, uint32_t worker);
 
   // host_leads.cc
@@ -306,7 +315,7 @@ class HostBackend : public CpuBackend {
   uint32_t NextLeads(const MoeBlock& b, const uint8_t** rows) const;
   void ListKept(const CpuWeights& weights, const CpuWeights* next, uint32_t first, uint64_t mask,
                 KeptRows* out) const;
-  static uint32_t FetchLines(const MoeBlock& b, const CpuWeights& weights, uint32_t fetched, uint32_t rows);
+  uint32_t FetchLines(const MoeBlock& b, const CpuWeights& weights, uint32_t fetched, uint32_t rows);
   void DotKept(const MoeBlock& b, const CpuWeights& weights, const CpuWeights* next, float* const* y);
   void DotForAll(const MoeBlock& b, const RowList& list, float* const* y);
   void MakeFactors(const MoeBlock& b, bool up, float* const* y) const;

@@ -136,7 +136,7 @@ uint32_t HostBackend::FetchLines(const MoeBlock& b, const CpuWeights& weights, u
   if (!b.fetched || rows == 0) {
     return 0;
   }
-  const uint32_t lines = static_cast<uint32_t>((RowBytes(weights.encoding, weights.cols) + 63) / 64);
+  const uint32_t lines = (ShapeFor(weights.encoding, weights.cols, b.worker).bytes + 63) / 64;
   return std::max(1u, lines * fetched / rows);
 }
 
@@ -266,7 +266,9 @@ uint32_t HostBackend::BlockCoefficients(const MoeBlock& b) {
     kernels_.select_kept(b.c[i], b.keep[i], b.c[i]);
     const uint32_t count = static_cast<uint32_t>(std::popcount(b.keep[i]));
     kept += count;
-    if (b.call->active != nullptr) {
+    if (b.kept != nullptr) {
+      b.kept[i] += count;
+    } else if (b.call->active != nullptr) {
       std::atomic_ref<uint32_t>(b.call->active[expert.slots[i]]).fetch_add(count, std::memory_order_relaxed);
     }
   }

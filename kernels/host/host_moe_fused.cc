@@ -43,10 +43,10 @@ uint32_t MostAhead(const ExpertCall& expert) {
   return static_cast<uint32_t>(std::min<uint64_t>(longest * (kNeuronBlock + 8), UINT32_MAX));
 }
 
-// Rows of a block, as they are read; `gathered`: by a mask. Neighbours go as one where no whole line lies
-// between them.
-void AddRows(const CpuWeights& part, uint32_t first, uint64_t mask, bool gathered, host::RowFetch* ahead) {
-  const uint64_t bytes = RowBytes(part.encoding, part.cols);
+// Rows of a block, of so many bytes each, as they are read; `gathered`: by a mask. Neighbours go as one where
+// no whole line lies between them.
+void AddRows(const CpuWeights& part, uint64_t bytes, uint32_t first, uint64_t mask, bool gathered,
+             host::RowFetch* ahead) {
   const bool dense = part.positions == nullptr && part.stride < bytes + 64;
   for (uint64_t left = mask; left != 0;) {
     const auto begin = static_cast<uint32_t>(std::countr_zero(left));
@@ -71,18 +71,20 @@ void HostBackend::FetchTile(const MoeCall& call, uint32_t tile, uint32_t worker)
   host::RowFetch* ahead = &workers_[worker].ahead;
   const uint64_t present = PresentNeurons(b);
   const CpuWeights& lead = expert.sparsity == SparsityOrder::kUp ? expert.up : expert.gate;
+  const uint64_t bytes = ShapeFor(lead.encoding, lead.cols, worker).bytes;
   if (expert.lead_values.base == nullptr) {
-    AddRows(lead, b.first, present, false, ahead);
+    AddRows(lead, bytes, b.first, present, false, ahead);
   }
   // As much as is read of the stream between two blocks' kept rows.
-  const uint64_t lead_bytes =
-      static_cast<uint64_t>(std::popcount(present)) * RowBytes(lead.encoding, lead.cols);
+  const uint64_t lead_bytes = static_cast<uint64_t>(std::popcount(present)) * bytes;
   ahead->TakeInTurn(static_cast<uint32_t>(lead_bytes / 64) * (LeadDecides(expert) ? 1 : 2));
   if (!LeadDecides(expert)) {
-    AddRows(expert.up, b.first, present, false, ahead);
+    AddRows(expert.up, ShapeFor(expert.up.encoding, expert.up.cols, worker).bytes, b.first, present, false,
+            ahead);
   }
   if (!Waits(expert)) {
-    AddRows(expert.down, b.first, present, false, ahead);
+    AddRows(expert.down, ShapeFor(expert.down.encoding, expert.down.cols, worker).bytes, b.first, present,
+            false, ahead);
   }
 }
 
@@ -98,10 +100,13 @@ void HostBackend::FetchThrough(const MoeCall& call, uint32_t tile, uint32_t work
 void HostBackend::FetchKept(const MoeBlock& b, host::RowFetch* ahead) {
   const ExpertCall& expert = *b.state->call;
   const uint64_t mask = HowToRead(b, 1) == Reading::kAll ? PresentNeurons(b) : AnyKept(b);
+  const auto add = [&](const CpuWeights& part) {
+    AddRows(part, ShapeFor(part.encoding, part.cols, b.worker).bytes, b.first, mask, true, ahead);
+  };
   if (LeadDecides(expert)) {
-    AddRows(expert.sparsity == SparsityOrder::kUp ? expert.gate : expert.up, b.first, mask, true, ahead);
+    add(expert.sparsity == SparsityOrder::kUp ? expert.gate : expert.up);
   }
-  AddRows(expert.down, b.first, mask, true, ahead);
+  add(expert.down);
 }
 
 // Before a tile is computed: it and the next one are listed. One that does not follow the last begins anew.
@@ -128,6 +133,7 @@ void HostBackend::FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker)
   next.number = tile - state.first_tile;
   next.block = BlockOf(call, state, next.number, false, worker);
   next.block.fetched = IsFetched(*state.call);
+  next.block.kept = scratch.kept + uint64_t{next.expert} * kFusedTokens;
   const uint32_t slot = scratch.waiting.slot ^ 1;
   next.slot = slot;
   next.block.keep = scratch.slot_keep[slot];
@@ -183,6 +189,18 @@ void HostBackend::FinishWaiting(uint32_t worker) {
   }
 }
 
+// What the workers counted to the call's counters.
+void HostBackend::SumKeptCounts(const MoeCall& call) {
+  for (size_t e = 0; call.active != nullptr && e < experts_.size(); ++e) {
+    const ExpertCall& expert = *experts_[e].call;
+    for (size_t i = 0; i < expert.slots.size(); ++i) {
+      for (const WorkerScratch& worker : workers_) {
+        call.active[expert.slots[i]] += worker.kept[e * kFusedTokens + i];
+      }
+    }
+  }
+}
+
 // experts_ holds the fused experts of the call.
 void HostBackend::RunFused(const MoeCall& call) {
   uint32_t tiles = 0;
@@ -204,9 +222,13 @@ void HostBackend::RunFused(const MoeCall& call) {
   for (uint32_t tile = 0; tile < tiles; ++tile) {
     block_done_[tile].store(false, std::memory_order_relaxed);
   }
+  for (WorkerScratch& worker : workers_) {
+    std::fill_n(worker.kept, experts_.size() * kFusedTokens, 0u);
+  }
   RunTiles(
       tiles, work, [&](uint32_t tile, uint32_t worker) { FusedTile(call, tile, worker); },
       [&](uint32_t worker) { FinishWaiting(worker); });
+  SumKeptCounts(call);
 }
 
 }  // namespace sluice

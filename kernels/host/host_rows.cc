@@ -1,5 +1,6 @@
 // Operations on lists of rows in any encoding, for one worker: dot products and the weighted sum of a block.
 #include <algorithm>
+#include <utility>
 
 #include "common/pack/row_layout.h"
 #include "kernels/host/host_backend.h"
@@ -15,18 +16,30 @@ constexpr uint32_t kTileTokens = 6;
 constexpr uint32_t kDownRowsAhead = 8;
 
 // Gathered rows, which no hardware prefetcher can follow, are prefetched 8 KiB ahead (measured on Zen 4).
-host::RowPrefetch PrefetchOf(const EncodingDescriptor& e, uint32_t cols, uint32_t listed,
-                             uint32_t bytes_ahead) {
+host::RowPrefetch PrefetchOf(uint32_t row_bytes, uint32_t listed, uint32_t bytes_ahead) {
   constexpr uint64_t kAhead = 8192;
   if (listed == 0) {
     return {bytes_ahead, 0, 0};
   }
-  const uint64_t row_bytes = RowBytes(e, cols);
   const uint64_t rows = std::clamp<uint64_t>((kAhead + row_bytes - 1) / row_bytes, 1, host::kMostRowsAhead);
   return {0, static_cast<uint32_t>(rows), listed};
 }
 
 }  // namespace
+
+const host::RowShape& HostBackend::ShapeFor(const EncodingDescriptor& e, uint32_t cols, uint32_t worker) {
+  WorkerScratch& scratch = workers_[worker];
+  for (int i = 0; i < 2; ++i) {
+    if (scratch.shapes[i].cols == cols && scratch.shape_encodings[i] == e) {
+      return scratch.shapes[i];
+    }
+  }
+  std::swap(scratch.shapes[0], scratch.shapes[1]);
+  std::swap(scratch.shape_encodings[0], scratch.shape_encodings[1]);
+  scratch.shapes[0] = host::ShapeOf(e, cols);
+  scratch.shape_encodings[0] = e;
+  return scratch.shapes[0];
+}
 
 void HostBackend::DotList(const RowList& list, absl::Span<const uint32_t> tokens, uint32_t worker,
                           float* const* y) {
@@ -46,7 +59,7 @@ host::QuantDotCall HostBackend::QuantDotOf(const RowList& list, uint32_t tokens,
                                            float* const* y) {
   WorkerScratch& scratch = workers_[worker];
   host::QuantDotCall dot;
-  dot.shape = host::ShapeOf(list.encoding, list.cols);
+  dot.shape = ShapeFor(list.encoding, list.cols, worker);
   dot.w = list.rows;
   dot.x = scratch.quant;
   dot.y = y;
@@ -56,7 +69,7 @@ host::QuantDotCall HostBackend::QuantDotOf(const RowList& list, uint32_t tokens,
     dot.fetch = &scratch.ahead;
     dot.fetch_lines = list.fetch_lines;
   } else {
-    dot.prefetch = PrefetchOf(list.encoding, list.cols, std::max(list.listed, list.count), prefetch_);
+    dot.prefetch = PrefetchOf(dot.shape.bytes, std::max(list.listed, list.count), prefetch_);
   }
   dot.scratch = scratch.quant_gemm;
   return dot;
@@ -78,7 +91,7 @@ void HostBackend::DotInputs(const RowList& list, uint32_t tokens, uint32_t worke
   dot.rows = list.count;
   dot.tokens = tokens;
   dot.cols = list.cols;
-  dot.prefetch = PrefetchOf(list.encoding, list.cols, list.listed, prefetch_);
+  dot.prefetch = PrefetchOf(ShapeFor(e, list.cols, worker).bytes, list.listed, prefetch_);
   kernels_.dot[host::RowKindOf(e.encoding)](dot);
 }
 
@@ -87,7 +100,7 @@ void HostBackend::DownList(const RowList& list, const float* const* c, uint32_t 
   WorkerScratch& scratch = workers_[worker];
   if (IsQuantized(list.encoding.encoding)) {
     host::QuantDownCall down;
-    down.shape = host::ShapeOf(list.encoding, list.cols);
+    down.shape = ShapeFor(list.encoding, list.cols, worker);
     down.w = list.rows;
     down.c = c;
     down.y = y;
@@ -112,7 +125,7 @@ void HostBackend::DownList(const RowList& list, const float* const* c, uint32_t 
   down.tokens = tokens;
   down.cols = list.cols;
   down.add = add;
-  down.prefetch = PrefetchOf(list.encoding, list.cols, list.listed, prefetch_);
+  down.prefetch = PrefetchOf(ShapeFor(list.encoding, list.cols, worker).bytes, list.listed, prefetch_);
   down.scratch = scratch.down;
   kernels_.down[host::RowKindOf(list.encoding.encoding)](down);
 }

@@ -37,7 +37,7 @@ inline int QuantKindOf(Encoding encoding) {
   }
 }
 
-// REQUIRES a quantized encoding, and rows below 4 GiB.
+// REQUIRES rows below 4 GiB. Of rows that are not quantized only cols and bytes mean anything.
 inline RowShape ShapeOf(const EncodingDescriptor& d, uint32_t cols) {
   RowShape shape;
   shape.cols = cols;
