@@ -20,6 +20,10 @@ namespace {
 // Lines that are fetched at once where a worker begins: what it reads while the others are on their way.
 constexpr uint32_t kFirstLines = 128;
 
+// Of up to so many kept rows in a block the beginnings are fetched at once, ahead of the rest: two to four
+// hundredths less time at 80 and 90 % left out, but with 32 rows one or two more (Granite Rapids).
+constexpr int kFewKept = 24;
+
 // Whether rows are fetched ahead. Float rows are bound by memory alone, and the hardware follows their order
 // best.
 bool IsFetched(const ExpertCall& expert) {
@@ -55,6 +59,15 @@ void AddRows(const CpuWeights& part, uint64_t bytes, uint32_t first, uint64_t ma
     const uint8_t* end = row + (rows - 1) * part.stride + bytes;
     gathered ? ahead->AddGathered(row, end) : ahead->AddStream(row, end);
     left = begin + rows < 64 ? left >> (begin + rows) << (begin + rows) : 0;
+  }
+}
+
+// The first two lines of each, all at once, while masks are made use of.
+void FetchBeginnings(const CpuWeights& part, uint32_t first, uint64_t mask) {
+  for (uint64_t left = mask; left != 0; left &= left - 1) {
+    const uint8_t* row = part.Row(first + static_cast<uint32_t>(std::countr_zero(left)));
+    host::FetchLine::At(row);
+    host::FetchLine::At(row + 64);
   }
 }
 
@@ -100,7 +113,11 @@ void HostBackend::FetchThrough(const MoeCall& call, uint32_t tile, uint32_t work
 void HostBackend::FetchKept(const MoeBlock& b, host::RowFetch* ahead) {
   const ExpertCall& expert = *b.state->call;
   const uint64_t mask = HowToRead(b, 1) == Reading::kAll ? PresentNeurons(b) : AnyKept(b);
+  const bool few = std::popcount(mask) <= kFewKept;
   const auto add = [&](const CpuWeights& part) {
+    if (few) {
+      FetchBeginnings(part, b.first, mask);
+    }
     AddRows(part, ShapeFor(part.encoding, part.cols, b.worker).bytes, b.first, mask, true, ahead);
   };
   if (LeadDecides(expert)) {
