@@ -112,8 +112,52 @@ void DotAnyTokens(const DotCall& call) {
   }
 }
 
+// So many rows that lie here and there are read at once: memory serves a few streams better than one that
+// begins anew with every row, and weighted sums come and go less often.
+inline constexpr int kGatheredRows = kNative == 16 ? 4 : 2;
+
+// Such rows with one token, from row r on, kRows at a time as long as there are so many; returns the first
+// one left.
+template <class Row, int kRows, Prefetch kPrefetch>
+uint32_t DotRowsAtOnce(const DotCall& call, uint32_t r) {
+  const float* x = call.x[0];
+  for (; r + kRows <= call.rows; r += kRows) {
+    const uint8_t* ahead[kRows];
+    V sums[kRows];
+    for (uint32_t i = 0; i < kRows; ++i) {
+      ahead[i] = RowAhead(call.w, r + i, call.prefetch);
+      sums[i] = Zero();
+    }
+    uint32_t k = 0;
+    for (; k + kLanes <= call.cols; k += kLanes) {
+      for (uint32_t i = 0; i < kRows; ++i) {
+        DotStep<Row, 1, kPrefetch>(call.w[r + i], &x, k, ahead[i], &sums[i]);
+      }
+    }
+    const uint32_t n = call.cols - k;
+    for (uint32_t i = 0; i < kRows; ++i) {
+      if (n > 0) {
+        const V weights = LoadRowN<Row>(call.w[r + i] + uint64_t{k} * Row::kBytes, n);
+        sums[i] = Fma(LoadN(x + k, n), weights, sums[i]);
+      }
+      call.y[0][call.first + r + i] = Total(sums[i]);
+    }
+  }
+  return r;
+}
+
+template <class Row, Prefetch kPrefetch>
+void DotGathered(const DotCall& call) {
+  const uint32_t r = DotRowsAtOnce<Row, kGatheredRows, kPrefetch>(call, 0);
+  DotRowsAtOnce<Row, 1, kPrefetch>(call, r);
+}
+
 template <class Row>
 void Dot(const DotCall& call) {
+  if (call.prefetch.gathered && call.tokens == 1) {
+    return KindOf(call.prefetch) == Prefetch::kNone ? DotGathered<Row, Prefetch::kNone>(call)
+                                                    : DotGathered<Row, Prefetch::kLines>(call);
+  }
   // Few rows at a time, so that they are still in the cache for the next tokens.
   DotCall part = call;
   const uint64_t row_bytes = uint64_t{call.cols} * Row::kBytes;

@@ -36,6 +36,69 @@ void AddRow(const uint8_t* w, const float* c, uint32_t cols, const uint8_t* ahea
   }
 }
 
+// Adds kRows rows, in order, and prefetches `ahead` of each. c[row][token].
+template <class Row, int M, int kRows, Prefetch kPrefetch>
+void AddSomeRows(const uint8_t* const* w, const float (*c)[M], bool first, bool last, uint32_t cols,
+                 const uint8_t* const* ahead, float* const* sums) {
+  V factors[kRows][M];
+  for (int r = 0; r < kRows; ++r) {
+    for (int m = 0; m < M; ++m) {
+      factors[r][m] = Set1(c[r][m]);
+    }
+  }
+  const auto add = [&](int m, const V* weights, V sum) {
+    for (int r = 0; r < kRows; ++r) {
+      sum = Fma(factors[r][m], weights[r], sum);
+    }
+    return last ? Add(sum, Zero()) : sum;
+  };
+  uint32_t k = 0;
+  for (; k + kLanes <= cols; k += kLanes) {
+    const uint64_t place = uint64_t{k} * Row::kBytes;
+    V weights[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      for (uint32_t line = 0; line < kLanes * Row::kBytes; line += 64) {
+        PrefetchLine<kPrefetch>(ahead[r] + place + line);
+      }
+      weights[r] = LoadRow<Row>(w[r] + place);
+    }
+    for (int m = 0; m < M; ++m) {
+      Store(sums[m] + k, add(m, weights, first ? Zero() : Load(sums[m] + k)));
+    }
+  }
+  if (k < cols) {
+    const uint32_t n = cols - k;
+    V weights[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      weights[r] = LoadRowN<Row>(w[r] + uint64_t{k} * Row::kBytes, n);
+    }
+    for (int m = 0; m < M; ++m) {
+      StoreN(sums[m] + k, add(m, weights, first ? Zero() : LoadN(sums[m] + k, n)), n);
+    }
+  }
+}
+
+// Rows that lie here and there, kRows at a time as long as there are so many; returns the first one left.
+template <class Row, int M, int kRows, Prefetch kPrefetch>
+uint32_t AddGathered(const DownCall& call, uint32_t t, float* const* sums) {
+  const uint64_t column = uint64_t{call.column} * Row::kBytes;
+  uint32_t j = 0;
+  for (; j + kRows <= call.neurons; j += kRows) {
+    const uint8_t* w[kRows];
+    const uint8_t* ahead[kRows];
+    float c[kRows][M];
+    for (uint32_t r = 0; r < kRows; ++r) {
+      w[r] = call.w[j + r] + column;
+      ahead[r] = RowAhead(call.w, j + r, call.prefetch) + column;
+      for (int m = 0; m < M; ++m) {
+        c[r][m] = call.c[t + m][j + r];
+      }
+    }
+    AddSomeRows<Row, M, kRows, kPrefetch>(w, c, j == 0, j + kRows == call.neurons, call.cols, ahead, sums);
+  }
+  return j;
+}
+
 template <class Row, int M, Prefetch kPrefetch>
 void DownTokens(const DownCall& call, uint32_t t) {
   // With `add` the sums go to scratch first.
@@ -43,7 +106,11 @@ void DownTokens(const DownCall& call, uint32_t t) {
   for (int m = 0; m < M; ++m) {
     sums[m] = call.add ? call.scratch + uint64_t{static_cast<uint32_t>(m)} * call.cols : call.y[t + m];
   }
-  for (uint32_t j = 0; j < call.neurons; ++j) {
+  uint32_t j = 0;
+  if (call.prefetch.gathered) {
+    j = AddGathered<Row, M, kGatheredRows, kPrefetch>(call, t, sums);
+  }
+  for (; j < call.neurons; ++j) {
     const uint64_t column = uint64_t{call.column} * Row::kBytes;
     const uint8_t* w = call.w[j] + column;
     const uint8_t* ahead = RowAhead(call.w, j, call.prefetch) + column;

@@ -174,6 +174,7 @@ void HostBackend::DotKept(const MoeBlock& b, const CpuWeights& weights, const Cp
     KeptRows kept;
     ListKept(weights, next, b.first, all ? AnyKept(b) : b.keep[l], &kept);
     RowList list{e, weights.cols, kept.rows, kept.count, kept.listed};
+    list.gathered = true;
     list.fetch_lines = FetchLines(b, weights, in_any, all ? in_any : KeptInAll(b));
     if (all) {
       DotForAll(b, list, dots);
@@ -315,6 +316,7 @@ void HostBackend::SumKept(const MoeBlock& b, uint64_t mask, uint32_t begin, uint
   KeptRows kept;
   ListKept(down, nullptr, b.first, mask, &kept);
   RowList list{down.encoding, down.cols, kept.rows, kept.count, kept.count};
+  list.gathered = true;
   list.fetch_lines = FetchLines(b, down, static_cast<uint32_t>(std::popcount(AnyKept(b))),
                                 end - begin == b.tokens ? kept.count : KeptInAll(b));
   if (!b.fetched) {

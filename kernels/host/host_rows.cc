@@ -92,6 +92,7 @@ void HostBackend::DotInputs(const RowList& list, uint32_t tokens, uint32_t worke
   dot.tokens = tokens;
   dot.cols = list.cols;
   dot.prefetch = PrefetchOf(ShapeFor(e, list.cols, worker).bytes, list.listed, prefetch_);
+  dot.prefetch.gathered = list.gathered;
   kernels_.dot[host::RowKindOf(e.encoding)](dot);
 }
 
@@ -126,6 +127,7 @@ void HostBackend::DownList(const RowList& list, const float* const* c, uint32_t 
   down.cols = list.cols;
   down.add = add;
   down.prefetch = PrefetchOf(ShapeFor(list.encoding, list.cols, worker).bytes, list.listed, prefetch_);
+  down.prefetch.gathered = list.gathered;
   down.scratch = scratch.down;
   kernels_.down[host::RowKindOf(list.encoding.encoding)](down);
 }

@@ -25,6 +25,7 @@ struct RowPrefetch {
   // `listed`: rows in the list, which may be more than the call computes: what comes after it.
   uint32_t rows = 0;
   uint32_t listed = 0;
+  bool gathered = false;  // the rows lie here and there, not one after the other
 };
 
 inline constexpr uint32_t kMostRowsAhead = 12;
