@@ -1,17 +1,24 @@
 #include "weightd/admission.h"
 
+#include <algorithm>
+
 namespace sluice {
 namespace {
 // Stale extents are looked for at every one of so many decisions.
 constexpr uint64_t kStaleEvery = 8;
 }  // namespace
 
+void ProbationPolicy::SetScanAndStep(double scan, double step) {
+  patience_ = kPatience * scan;
+  memory_ = std::max(kMemory, std::min(kMemorySteps * step, kMemoryOfScan * (scan - kTrustedShare)));
+}
+
 void ProbationPolicy::Add(uint32_t extent, const ExtentUse& filled) {
   Member member;
   member.filled_uses = filled.uses;
   member.trusted_from = filled.uses + 2;
   const auto gone = gone_.find(extent);
-  member.trusted = gone != gone_.end() && filled.at - gone->second <= kMemory;
+  member.trusted = gone != gone_.end() && filled.at - gone->second <= memory_;
   if (gone != gone_.end()) {
     gone_.erase(gone);
   }

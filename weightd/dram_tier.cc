@@ -13,8 +13,6 @@ constexpr size_t kForeignProbes = 4;
 constexpr size_t kSamples = 8;
 // Evictions that a client undoes before the decision is given up.
 constexpr int kMaxAttempts = 1000;
-// Trust ends when so much more than all packs together has been filled without a use.
-constexpr double kPatience = 1.25;
 // A class takes of others when its share of what is read exceeds its share of the memory by this part of all.
 constexpr double kHungerMargin = 1.0 / 16;
 
@@ -59,8 +57,8 @@ DramTier::SizeClass& DramTier::size_class(uint64_t slot_bytes) {
     }
   }
   if (found.probation != nullptr) {
-    found.probation->set_patience(kPatience * static_cast<double>(pack_bytes_) /
-                                  static_cast<double>(std::max<uint64_t>(1, arena_.budget())));
+    const auto budget = static_cast<double>(std::max<uint64_t>(1, arena_.budget()));
+    found.probation->SetScanAndStep(static_cast<double>(pack_bytes_) / budget, step_fills_.bytes() / budget);
   }
   return found;
 }
@@ -120,7 +118,8 @@ void DramTier::SetQuota(uint64_t session, uint64_t quota) {
   tenant.policy = NewEvictionPolicy(policy_.eviction);
 }
 
-void DramTier::RemoveQuota(uint64_t session) {
+void DramTier::RemoveSession(uint64_t session) {
+  step_fills_.Remove(session);
   if (tenants_.erase(session) != 0) {
     absl::erase_if(charged_to_, [session](const auto& charge) { return charge.second == session; });
   }
@@ -160,7 +159,7 @@ void DramTier::Uncharge(Gid gid) {
   charged_to_.erase(charge);
 }
 
-DramTier::Room DramTier::BeginFill(Gid gid, std::byte** dest, uint64_t session) {
+DramTier::Room DramTier::BeginFill(Gid gid, std::byte** dest, uint64_t session, uint64_t step) {
   if (!MakeQuota(session, store_.length(gid))) {
     return Room::kNone;
   }
@@ -172,6 +171,7 @@ DramTier::Room DramTier::BeginFill(Gid gid, std::byte** dest, uint64_t session) 
       tenant->second.charged += store_.length(gid);
       charged_to_[gid] = session;
     }
+    step_fills_.Add(session, step, store_.length(gid));
     store_.BeginFill(gid, slot.segment, slot.offset);
     *dest = slot.data;
   }

@@ -14,6 +14,7 @@
 #include "weightd/admission.h"
 #include "weightd/arena.h"
 #include "weightd/eviction.h"
+#include "weightd/step_fills.h"
 #include "weightd/store.h"
 
 namespace sluice {
@@ -52,16 +53,17 @@ class DramTier {
 
   // Finds a place for an ABSENT extent, evicting as needed, and makes it FILLING there. What it takes is
   // charged to `session` (0: nobody): one with a quota evicts of its own, the coldest first, before it
-  // exceeds it.
-  Room BeginFill(Gid gid, std::byte** dest, uint64_t session = 0);
+  // exceeds it. `step`: the engine's, for which it is filled.
+  Room BeginFill(Gid gid, std::byte** dest, uint64_t session = 0, uint64_t step = 0);
   // The bytes are in place and verified.
   void Publish(Gid gid);
   // They are not: the place is free again; `bad` marks the extent for good.
   void AbandonFill(Gid gid, bool bad);
 
-  // A session that may fill at most `quota` bytes; RemoveQuota: what it filled belongs to nobody then.
+  // A session that may fill at most `quota` bytes.
   void SetQuota(uint64_t session, uint64_t quota);
-  void RemoveQuota(uint64_t session);
+  // It has ended: what it filled belongs to nobody then.
+  void RemoveSession(uint64_t session);
   // Bytes that the session's fills take of its quota; 0 without one.
   uint64_t charged_bytes(uint64_t session) const;
 
@@ -148,7 +150,8 @@ class DramTier {
   Arena arena_;
   std::map<uint64_t, SizeClass> classes_;  // by slot size
   std::vector<UseKey> filled_;             // by gid: when it was filled, or last known
-  StepTimeline fill_bytes_;                // maps clock() to filled_bytes_
+  StepFills step_fills_;
+  StepTimeline fill_bytes_;  // maps clock() to filled_bytes_
   struct Condemned {
     Gid gid;
     uint32_t segment;

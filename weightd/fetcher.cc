@@ -200,7 +200,7 @@ DramTier::Room Fetcher::PlaceMissing(Request* request) {
     const Gid gid = request->gids[i];
     if (tier_->store().state(gid) == ExtentState::kAbsent) {
       std::byte* dest = nullptr;
-      room = tier_->BeginFill(gid, &dest, request->fill.session);
+      room = tier_->BeginFill(gid, &dest, request->fill.session, request->fill.step);
       if (room == DramTier::Room::kPlaced) {
         placed.emplace_back(gid, dest);
       }

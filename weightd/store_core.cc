@@ -363,7 +363,7 @@ void StoreCore::End(uint64_t id) {
     tier_.RemovePins(plan.pack, id);
   }
   fetcher_.RebasePrefetches();
-  tier_.RemoveQuota(id);
+  tier_.RemoveSession(id);
   starving_.erase(id);
   std::vector<uint32_t> segments;
   for (const auto& [segment, retiring] : retiring_) {
