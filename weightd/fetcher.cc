@@ -67,7 +67,11 @@ bool Fetcher::MayStart(const Request& request) const {
       started_prefetch_bytes_ > options_.prefetch_bytes) {
     return false;
   }
-  return started_bytes_ == 0 || started_bytes_ + bytes <= options_.started_bytes;
+  // The reader lets a demand overtake prefetches that have started, however large.
+  const uint64_t before = request.fill.request_class == RequestClass::kDemand
+                              ? started_bytes_ - started_prefetch_bytes_
+                              : started_bytes_;
+  return before == 0 || before + bytes <= options_.started_bytes;
 }
 
 void Fetcher::SettlePrefetches(size_t most) {

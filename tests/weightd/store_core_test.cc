@@ -69,6 +69,20 @@ TEST_F(CoreTest, DemandOvertakesWaitingPrefetchesAndPromotesARunningOne) {
   EXPECT_EQ(done->id, 100u);
 }
 
+TEST_F(CoreTest, ADemandStartsBesideAStartedPrefetchHoweverLarge) {
+  constexpr uint64_t kMiB = 1024 * 1024;
+  Start(5 * 48 * kMiB, {.layers = 2, .experts = 4, .part_bytes = 16 * kMiB});
+  LocalClient client = Client(OpenSession());
+  client.Submit(Prefetch(1, 1, 1, 0));
+  Pump();
+  ASSERT_THAT(reader_.waiting(), SizeIs(3));
+  client.Submit(LocalClient::FillExpert(2, 0, 1));
+  client.Submit(LocalClient::FillExpert(3, 0, 2));
+  Pump();
+  EXPECT_THAT(reader_.waiting(), SizeIs(6))
+      << "48 MiB of prefetch are in flight; the second demand waits for the first";
+}
+
 TEST_F(CoreTest, TheNextPrefetchStartsBeforeTheLastBytesOfTheOneBeforeHaveLanded) {
   constexpr uint64_t kMiB = 1024 * 1024;
   Start(10 * 3 * kMiB, {.layers = 4, .experts = 8, .part_bytes = kMiB});
