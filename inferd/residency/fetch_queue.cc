@@ -48,13 +48,15 @@ absl::Status FetchQueue::Submit(FetchKind kind, FetchRequest* request, uint64_t 
   return status;
 }
 
-absl::Status FetchQueue::FetchExpert(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert) {
+absl::StatusOr<uint64_t> FetchQueue::FetchExpert(FetchKind kind, uint64_t step, uint32_t layer,
+                                                 uint32_t expert) {
   FetchRequest request;
   request.fetch_class = kind == FetchKind::kPrefetch ? FetchClass::kPrefetch : FetchClass::kDemand;
   request.step = step;
   request.layer = layer;
   request.expert = expert;
-  return Submit(kind, &request, uint64_t{layer} << kExpertBits | expert);
+  RETURN_IF_ERROR(Submit(kind, &request, uint64_t{layer} << kExpertBits | expert));
+  return request.id;
 }
 
 absl::StatusOr<uint64_t> FetchQueue::TransferExpert(FetchKind kind, uint64_t step, uint32_t layer,

@@ -43,10 +43,10 @@ class FetchQueue {
   FetchQueue(WeightClient* client, Backend* backend, const Clock* clock)
       : client_(client), backend_(backend), clock_(clock) {}
 
-  // RESOURCE_EXHAUSTED: the ring is full, poll first. UNAVAILABLE: the connection is lost. REQUIRES: a kind
-  // other than kDense, layer and expert below the limits.
-  absl::Status FetchExpert(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert);
-  // The same into a slab; returns the request's id.
+  // Returns the request's id. RESOURCE_EXHAUSTED: the ring is full, poll first. UNAVAILABLE: the connection
+  // is lost. REQUIRES: a kind other than kDense, layer and expert below the limits.
+  absl::StatusOr<uint64_t> FetchExpert(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert);
+  // The same into a slab.
   absl::StatusOr<uint64_t> TransferExpert(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert,
                                           PartSet parts, const TransferTarget& target);
   absl::Status FetchDense(uint32_t extent);

@@ -108,8 +108,19 @@ absl::Status HostResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
     }
   }
   LookAtLayer(layer);
+  const OneBell bell(client_);
   client_->CancelPrefetches(step_, layer);
+  CancelDisproved();
   return AskForWaiting();
+}
+
+// Prefetches of this layer that nobody chose: what has not been read of them would delay what is wanted next.
+void HostResidency::CancelDisproved() {
+  for (const ComingExpert& coming : coming_) {
+    if (coming.layer == layer_ && demand_of_[coming.expert] == 0) {
+      client_->Cancel(coming.request);
+    }
+  }
 }
 
 // Leases all extents of the expert, or none. REQUIRES: kWaiting or kRequested.
@@ -155,6 +166,9 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
     return;
   }
   counters_.Add(key.layer, &ResidencyCounters::bytes_ssd, completion.bytes);
+  if (key.kind == FetchKind::kPrefetch) {
+    std::erase_if(coming_, [&](const ComingExpert& coming) { return coming.request == completion.id; });
+  }
   const uint32_t index = key.layer == layer_ ? FindDemand(key.expert) : ~0u;
   if (index >= demands_) {
     return;
@@ -216,7 +230,8 @@ absl::Status HostResidency::AskForWaiting() {
     if (entries_[i].state != State::kWaiting) {
       continue;
     }
-    const absl::Status status = fetches_->FetchExpert(FetchKind::kDemand, step_, layer_, entries_[i].expert);
+    const absl::Status status =
+        fetches_->FetchExpert(FetchKind::kDemand, step_, layer_, entries_[i].expert).status();
     if (absl::IsResourceExhausted(status)) {
       return absl::OkStatus();  // the ring is full: completions will make room
     }
@@ -301,8 +316,10 @@ void HostResidency::Prefetch(uint32_t layer, uint32_t expert) {
   if (asked == step_ + 1) {
     return;
   }
-  if (fetches_->FetchExpert(FetchKind::kPrefetch, step_, layer, expert).ok()) {
+  const absl::StatusOr<uint64_t> id = fetches_->FetchExpert(FetchKind::kPrefetch, step_, layer, expert);
+  if (id.ok()) {
     asked = step_ + 1;
+    coming_.push_back({layer, expert, *id});
     counters_.Add(layer, &ResidencyCounters::prefetch_issued);
   }
 }
@@ -316,6 +333,7 @@ void HostResidency::Abandon() {
     demand_of_[entries_[i].expert] = 0;
   }
   ready_.clear();
+  coming_.clear();
   demands_ = 0;
   open_ = waiting_ = in_flight_ = 0;
   for (LayerState& state : complete_) {

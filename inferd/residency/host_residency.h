@@ -65,6 +65,12 @@ class HostResidency final : public Residency {
     State state = State::kWaiting;
     std::array<ExtentLease, kMaxExtents> leases;
   };
+  // A prefetch without a completion yet.
+  struct ComingExpert {
+    uint32_t layer = 0;
+    uint32_t expert = 0;
+    uint64_t request = 0;
+  };
   // What is known of a layer as a whole; refreshed now and then, given up on a miss.
   struct LayerState {
     bool all_resident = false;
@@ -72,6 +78,7 @@ class HostResidency final : public Residency {
   };
 
   bool LeaseExpert(uint32_t index);
+  void CancelDisproved();
   void GiveBack(uint32_t index);
   void GiveBackHandedOut();
   void Handle(const FetchKey& key, const FetchCompletion& completion);
@@ -90,12 +97,13 @@ class HostResidency final : public Residency {
 
   uint64_t step_ = 0;
   uint32_t layer_ = 0;
-  uint32_t demands_ = 0;                 // of the current layer
-  std::vector<Entry> entries_;           // [most experts of a layer], by demand
-  std::vector<uint32_t> demand_of_;      // [most experts], by expert: demand + 1, 0: none
-  std::vector<ReadyTile> ready_;         // handed out by the last Next()
-  std::vector<FailedDemand> failed_;     // of the current layer
-  std::vector<LayerState> complete_;     // by layer
+  uint32_t demands_ = 0;              // of the current layer
+  std::vector<Entry> entries_;        // [most experts of a layer], by demand
+  std::vector<uint32_t> demand_of_;   // [most experts], by expert: demand + 1, 0: none
+  std::vector<ReadyTile> ready_;      // handed out by the last Next()
+  std::vector<FailedDemand> failed_;  // of the current layer
+  std::vector<LayerState> complete_;  // by layer
+  std::vector<ComingExpert> coming_;
   std::vector<uint64_t> asked_in_step_;  // by (layer, expert): step + 1 of the last prefetch
   std::vector<uint64_t> first_expert_;   // by layer: running number of its first expert
   uint32_t waiting_ = 0;                 // entries in kWaiting

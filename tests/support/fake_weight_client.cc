@@ -142,6 +142,9 @@ absl::Status FakeWeightClient::Submit(const FetchRequest& request) {
 }
 
 void FakeWeightClient::CancelPrefetches(uint64_t step, uint32_t layer) {
+  if (options_.prefetches_begin_at_once) {
+    return;
+  }
   for (Pending& pending : pending_) {
     const FetchRequest& request = pending.request;
     pending.cancelled =

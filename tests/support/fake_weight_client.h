@@ -40,6 +40,8 @@ struct FakeWeightOptions {
   // Chance that a fill ends without room though there is some, and that a poll evicts one unpinned extent.
   double no_room_chance = 0;
   double evict_chance = 0;
+  // Prefetches begin when they are asked for: CancelPrefetches() finds none that has not.
+  bool prefetches_begin_at_once = false;
 };
 
 class FakeWeightClient final : public WeightClient {
