@@ -15,9 +15,6 @@
 // bursts.
 inline constexpr uint32_t kFewRows = 16;
 
-// A RowFetch is asked for the lines of so many panels at once.
-inline constexpr uint32_t kFetchPanels = 4;
-
 // Which multiples of scales and zeros the fields of a block need: PanelShift() = kScaleShift * index.
 template <QuantKind kKind>
 inline constexpr uint32_t kScaleShift = kKind == QuantKind::kQ3 ? 4 : 2;
@@ -119,9 +116,10 @@ void AddFewPanels(const QuantDownCall& call, const FewRows& few, uint32_t fetch_
   const uint32_t panels = (blocks + kBlocks - 1) / kBlocks;
   LinesAhead lines;
   for (uint32_t p = 0; p < panels; ++p) {
-    if (fetch_lines > 0 && p % kFetchPanels == 0) {
+    if (fetch_lines > 0) {
+      // Rounded up: lines that are read and not counted are never fetched in time again.
       lines = {};
-      call.fetch->Start(fetch_lines * kFetchPanels / panels, kFetchPanels, &lines);
+      call.fetch->Start((fetch_lines + panels - 1) / panels, 1, &lines);
     }
     lines.Step();
     const uint32_t block = p * kBlocks;
