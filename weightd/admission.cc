@@ -1,24 +1,17 @@
 #include "weightd/admission.h"
 
-#include <algorithm>
-
 namespace sluice {
 namespace {
 // Stale extents are looked for at every one of so many decisions.
 constexpr uint64_t kStaleEvery = 8;
 }  // namespace
 
-void ProbationPolicy::SetScanAndStep(double scan, double step) {
-  patience_ = kPatience * scan;
-  memory_ = std::max(kMemory, std::min(kMemorySteps * step, kMemoryOfScan * (scan - kTrustedShare)));
-}
-
 void ProbationPolicy::Add(uint32_t extent, const ExtentUse& filled) {
   Member member;
   member.filled_uses = filled.uses;
   member.trusted_from = filled.uses + 2;
   const auto gone = gone_.find(extent);
-  member.trusted = gone != gone_.end() && filled.at - gone->second <= memory_;
+  member.trusted = !plain_ && gone != gone_.end() && filled.at - gone->second <= kMemory;
   if (gone != gone_.end()) {
     gone_.erase(gone);
   }
@@ -45,7 +38,8 @@ void ProbationPolicy::Touch(uint32_t extent, UseKey key) {
 }
 
 bool ProbationPolicy::Full() const {
-  return static_cast<double>(trusted_->size()) > kTrustedShare * static_cast<double>(members_.size());
+  const double share = plain_ ? 0 : kTrustedShare;
+  return static_cast<double>(trusted_->size()) > share * static_cast<double>(members_.size());
 }
 
 void ProbationPolicy::Promote(uint32_t extent, double now, ExtentUse use) {
@@ -87,7 +81,7 @@ std::optional<EvictionCandidate> ProbationPolicy::Coldest(double now, Look look)
       return trusted_->Coldest(now, look);
     }
     const ExtentUse use = look(coldest->extent);
-    if (!use.evictable || use.uses < members_.at(coldest->extent).trusted_from ||
+    if (plain_ || !use.evictable || use.uses < members_.at(coldest->extent).trusted_from ||
         promotions == kMaxPromotions) {
       return coldest;
     }

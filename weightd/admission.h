@@ -2,11 +2,12 @@
 //
 // ProbationPolicy wraps any eviction policy in two segments (as 2Q does). A filled extent enters on
 // probation; probation loses first. It becomes trusted when it was used twice since its fill (the use it was
-// filled for is one), or when it is filled again soon after its eviction: within kMemory turnovers, or within
-// what kMemorySteps engine steps fill where that is more (few large experts: probation does not hold what one
-// step used until the next). At most kTrustedShare of the extents are trusted, the coldest of them go back on
-// probation, so a scan over everything (one long prefill) runs through a quarter of the memory and leaves the
-// rest. What is trusted but was not used for longer than a scan over everything takes loses first.
+// filled for is one), or when it is filled again within kMemory turnovers of its eviction. At most
+// kTrustedShare of the extents are trusted, the coldest of them go back on probation, so a scan over
+// everything (one long prefill) runs through a quarter of the memory and leaves the rest. What is trusted but
+// was not used for longer than a scan over everything takes loses first. set_plain(true) ends all of this:
+// where one step's uses take most of the memory but fit into it, probation would not keep what a step used
+// until the next, and what is worth keeping is the step.
 //
 // Thread safety: thread-compatible; the store's lock guards it.
 #ifndef SLUICE_WEIGHTD_ADMISSION_H_
@@ -27,19 +28,14 @@ class ProbationPolicy final : public EvictionPolicy {
   // Turnovers. A scan over everything refills an extent only after it has read all that is not trusted: more
   // than this for as long as the memory holds less than 80 % of all packs.
   static constexpr double kMemory = 0.25;
-  static constexpr double kMemorySteps = 1.5;
-  // Of the turnovers in which a scan reads all that is not trusted; no memory is longer, whatever a step
-  // fills.
-  static constexpr double kMemoryOfScan = 0.5;
-  // Trust ends when so much more than all packs together has been filled without a use.
-  static constexpr double kPatience = 1.25;
   static constexpr int kMaxPromotions = 64;  // in one decision
 
   explicit ProbationPolicy(EvictionKind kind)
       : young_(NewEvictionPolicy(kind)), trusted_(NewEvictionPolicy(kind)) {}
 
-  // In turnovers: what a scan over everything fills if nothing is there, and what an engine step fills.
-  void SetScanAndStep(double scan, double step);
+  // How long a scan over everything takes, in turnovers.
+  void set_patience(double turnovers) { patience_ = turnovers; }
+  void set_plain(bool plain) { plain_ = plain; }
 
   void Add(uint32_t extent, const ExtentUse& filled) override;
   void Remove(uint32_t extent, double now) override;
@@ -64,8 +60,8 @@ class ProbationPolicy final : public EvictionPolicy {
   const std::unique_ptr<EvictionPolicy> trusted_;
   absl::flat_hash_map<uint32_t, Member> members_;
   absl::flat_hash_map<uint32_t, double> gone_;  // turnovers at the eviction; one entry an extent at most
-  double patience_ = kPatience;
-  double memory_ = kMemory;
+  double patience_ = 1;
+  bool plain_ = false;
   uint64_t decisions_ = 0;
   uint64_t promotions_ = 0;
 };

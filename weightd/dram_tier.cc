@@ -13,6 +13,11 @@ constexpr size_t kForeignProbes = 4;
 constexpr size_t kSamples = 8;
 // Evictions that a client undoes before the decision is given up.
 constexpr int kMaxAttempts = 1000;
+// Trust ends when so much more than all packs together has been filled without a use.
+constexpr double kPatience = 1.25;
+// No probation for a class of which a step uses at least this share of what is resident, and not more than
+// all.
+constexpr double kPlainFrom = 0.7;
 // A class takes of others when its share of what is read exceeds its share of the memory by this part of all.
 constexpr double kHungerMargin = 1.0 / 16;
 
@@ -57,8 +62,12 @@ DramTier::SizeClass& DramTier::size_class(uint64_t slot_bytes) {
     }
   }
   if (found.probation != nullptr) {
-    const auto budget = static_cast<double>(std::max<uint64_t>(1, arena_.budget()));
-    found.probation->SetScanAndStep(static_cast<double>(pack_bytes_) / budget, step_fills_.bytes() / budget);
+    found.probation->set_patience(kPatience * static_cast<double>(pack_bytes_) /
+                                  static_cast<double>(std::max<uint64_t>(1, arena_.budget())));
+    const StepUses::Range used = step_uses_.OfLength(slot_bytes);
+    found.probation->set_plain(static_cast<double>(used.least) >=
+                                   kPlainFrom * static_cast<double>(found.resident_bytes) &&
+                               used.most != 0 && used.most <= found.resident_bytes);
   }
   return found;
 }
@@ -119,7 +128,7 @@ void DramTier::SetQuota(uint64_t session, uint64_t quota) {
 }
 
 void DramTier::RemoveSession(uint64_t session) {
-  step_fills_.Remove(session);
+  step_uses_.Remove(session);
   if (tenants_.erase(session) != 0) {
     absl::erase_if(charged_to_, [session](const auto& charge) { return charge.second == session; });
   }
@@ -171,7 +180,7 @@ DramTier::Room DramTier::BeginFill(Gid gid, std::byte** dest, uint64_t session, 
       tenant->second.charged += store_.length(gid);
       charged_to_[gid] = session;
     }
-    step_fills_.Add(session, step, store_.length(gid));
+    step_uses_.Note(session, step, [&](uint64_t ended) { return store_.BytesUsedIn(session, ended); });
     store_.BeginFill(gid, slot.segment, slot.offset);
     *dest = slot.data;
   }

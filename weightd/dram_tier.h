@@ -14,7 +14,7 @@
 #include "weightd/admission.h"
 #include "weightd/arena.h"
 #include "weightd/eviction.h"
-#include "weightd/step_fills.h"
+#include "weightd/step_uses.h"
 #include "weightd/store.h"
 
 namespace sluice {
@@ -150,7 +150,7 @@ class DramTier {
   Arena arena_;
   std::map<uint64_t, SizeClass> classes_;  // by slot size
   std::vector<UseKey> filled_;             // by gid: when it was filled, or last known
-  StepFills step_fills_;
+  StepUses step_uses_;
   StepTimeline fill_bytes_;  // maps clock() to filled_bytes_
   struct Condemned {
     Gid gid;

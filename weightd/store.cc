@@ -158,6 +158,22 @@ Store::Holdings Store::HeldBy(uint32_t pack, uint64_t session) const {
   return held;
 }
 
+std::map<uint64_t, uint64_t> Store::BytesUsedIn(uint64_t session, uint64_t step) const {
+  std::map<uint64_t, uint64_t> used;
+  for (const PackRecord& pack : packs_) {
+    for (const PinSource& source : pack.sources) {
+      for (uint32_t i = 0; source.session == session && i < pack.count; ++i) {
+        const uint64_t stamp = source.pins[i].last_step.load(std::memory_order_relaxed);
+        if (stamp != 0 && stamp >> kStampOrderBits == step) {
+          const uint64_t length = extents_[pack.first + i].length;
+          used[length] += length;
+        }
+      }
+    }
+  }
+  return used;
+}
+
 uint64_t Store::UseMark(Gid gid) const {
   const PackRecord& pack = packs_[extents_[gid].pack];
   uint64_t mark = 0;

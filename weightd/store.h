@@ -9,6 +9,7 @@
 #define SLUICE_WEIGHTD_STORE_H_
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "common/ring/session_abi.h"
@@ -71,6 +72,9 @@ class Store {
   uint64_t Uses(Gid gid) const;
   // weightd used it itself, for a client: a copy from it ended.
   void CountUse(Gid gid) { ++extents_[gid].past_uses; }
+
+  // Bytes of the extents whose last use by the session was in its step `step`, by their lengths.
+  std::map<uint64_t, uint64_t> BytesUsedIn(uint64_t session, uint64_t step) const;
 
   // A number that changes when a session uses the extent.
   uint64_t UseMark(Gid gid) const;

@@ -279,7 +279,7 @@ double FewLargeExperts(uint32_t capacity, const TierPolicy& policy) {
   return static_cast<double>(hits) / (kTokens * kFewLayers * 2 * kParts);
 }
 
-TEST(AdmissionTest, FewLargeExpertsHitThoughAStepFillsMoreThanProbationHolds) {
+TEST(AdmissionTest, FewLargeExpertsAreKeptFromOneTokenToTheNext) {
   std::printf("%-6s %-8s %s\n", "policy", "capacity",
               "share of 72 extents, hit rate: no admission, admission");
   for (EvictionKind kind : {EvictionKind::kLru, EvictionKind::kLfru, EvictionKind::kScore}) {
@@ -288,10 +288,7 @@ TEST(AdmissionTest, FewLargeExpertsHitThoughAStepFillsMoreThanProbationHolds) {
       const double without = FewLargeExperts(capacity, {kind, false});
       const double with = FewLargeExperts(capacity, {kind, true});
       std::printf("%-6s %-8u %.3f: %.3f, %.3f\n", NameOf(kind), capacity, share, without, with);
-      // Of 20 extents six belong to the experts at hand, and a layer's come back when all others have had
-      // theirs.
-      EXPECT_GE(with, capacity == 20 ? 0.7 * share : 0.77 * share) << NameOf(kind) << " " << capacity;
-      EXPECT_GE(with, without - 0.06) << NameOf(kind) << " " << capacity;
+      EXPECT_GE(with, without - 0.02) << NameOf(kind) << " " << capacity;
     }
   }
 }

@@ -1,0 +1,69 @@
+// How many bytes of each size class an engine step uses: of each session the least and the most of its latest
+// looks, summed over sessions.
+//
+// Thread safety: thread-compatible; the store's lock guards it.
+#ifndef SLUICE_WEIGHTD_STEP_USES_H_
+#define SLUICE_WEIGHTD_STEP_USES_H_
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
+
+namespace sluice {
+
+class StepUses {
+ public:
+  using Bytes = std::map<uint64_t, uint64_t>;  // by the extents' length
+
+  // The session asks for something in `step`. When a step has ended so, and its turn to be looked at has
+  // come, `measure` is called for what it used.
+  void Note(uint64_t session, uint64_t step, absl::FunctionRef<Bytes(uint64_t ended)> measure) {
+    Record& record = records_[session];
+    const uint64_t ended = std::exchange(record.step, step);
+    if (ended != step && ended != 0 && record.ended++ % kStepsBetweenLooks == 0) {
+      record.looks[record.count++ % record.looks.size()] = measure(ended);
+    }
+  }
+  void Remove(uint64_t session) { records_.erase(session); }
+
+  struct Range {
+    uint64_t least = 0;
+    uint64_t most = 0;
+  };
+  // Bytes in extents of this length that one step of every session uses; zero until there are enough looks.
+  Range OfLength(uint64_t length) const {
+    Range sum;
+    for (const auto& [session, record] : records_) {
+      if (record.count < record.looks.size()) {
+        continue;
+      }
+      Range range{UINT64_MAX, 0};
+      for (const Bytes& look : record.looks) {
+        const auto found = look.find(length);
+        const uint64_t bytes = found == look.end() ? 0 : found->second;
+        range = {std::min(range.least, bytes), std::max(range.most, bytes)};
+      }
+      sum = {sum.least + range.least, sum.most + range.most};
+    }
+    return sum;
+  }
+
+ private:
+  static constexpr uint64_t kStepsBetweenLooks = 4;  // a look reads a word of every extent
+  struct Record {
+    uint64_t step = 0;
+    uint64_t ended = 0;  // steps
+    uint64_t count = 0;  // looks
+    std::array<Bytes, 4> looks;
+  };
+  absl::flat_hash_map<uint64_t, Record> records_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_STEP_USES_H_
