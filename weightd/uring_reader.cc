@@ -219,6 +219,7 @@ void UringReader::FinishLanded() {
     MutexLock lock(&check_mutex_);
     std::move(landed_.begin(), landed_.end(), std::back_inserter(unchecked_));
     if (bytes >= kHelpedBytes && landed_.size() > 1) {
+      help_wanted_ = true;
       check_wake_.Signal();
     }
   }
@@ -231,12 +232,13 @@ void UringReader::Help() {
   while (true) {
     {
       MutexLock lock(&check_mutex_);
-      while (!check_stop_ && unchecked_.empty()) {
+      while (!check_stop_ && !help_wanted_) {
         check_wake_.Wait(&check_mutex_);
       }
       if (check_stop_) {
         return;
       }
+      help_wanted_ = false;
     }
     CheckUnchecked();
   }

@@ -106,6 +106,7 @@ class UringReader final : public BlockReader {
   CondVar check_wake_;
   std::deque<LandedChunk> unchecked_ ABSL_GUARDED_BY(check_mutex_);
   bool check_stop_ ABSL_GUARDED_BY(check_mutex_) = false;
+  bool help_wanted_ ABSL_GUARDED_BY(check_mutex_) = false;
   std::thread helper_;  // const after construction, as the next
   std::thread thread_;
 };
