@@ -31,8 +31,9 @@ namespace {
 constexpr uint64_t kRow = 1024;
 constexpr uint64_t kPart = 4ull << 20;
 constexpr uint64_t kExpert = 3 * kPart;
-constexpr uint32_t kExperts = 16;
-constexpr uint32_t kSlots = 8;
+// 1.5 GiB of experts and 0.75 of slab: no cache holds either.
+constexpr uint32_t kExperts = 128;
+constexpr uint32_t kSlots = 64;
 constexpr uint32_t kWidth = kPart / kRow;
 constexpr int kRounds = 7;
 
@@ -68,20 +69,21 @@ class StoreBench {
       return nullptr;
     }
     for (uint32_t expert = 0; expert < kExperts; ++expert) {
-      bench->Transfers(1, false, expert);  // fills
+      bench->Transfers(1, false);  // fills
     }
     return bench;
   }
 
-  // Gigabytes a second of `count` transfers, four outstanding.
-  double Transfers(int count, bool gather, uint32_t first = 0) {
+  // Gigabytes a second of `count` transfers, four outstanding, of the experts behind those of the call
+  // before.
+  double Transfers(int count, bool gather) {
     const double begin = Seconds();
     uint64_t bytes = 0;
     int sent = 0;
     CompletionEntry done;
     for (int ended = 0; ended < count;) {
       for (; sent < count && sent - ended < 4; ++sent) {
-        client_->Submit(Entry(static_cast<uint32_t>(sent) + first, gather));
+        client_->Submit(Entry(next_expert_++, gather));
       }
       if (!client_->Await(&done)) {
         std::printf("no completion\n");
@@ -98,13 +100,14 @@ class StoreBench {
     return static_cast<double>(bytes) / (Seconds() - begin) / 1e9;
   }
 
-  // The same bytes by memcpy on `threads` threads, a mebibyte at a time.
+  // As many bytes by memcpy on `threads` threads, a mebibyte at a time, behind those of the call before.
   double Memcpy(int count, int threads) {
     const uint64_t piece = 1 << 20;
     const uint64_t pieces = static_cast<uint64_t>(count) * kExpert / piece;
-    std::atomic<uint64_t> next{0};
+    std::atomic<uint64_t> next{next_piece_};
+    next_piece_ += pieces;
     const auto work = [&] {
-      for (uint64_t i; (i = next.fetch_add(1)) < pieces;) {
+      for (uint64_t i; (i = next.fetch_add(1)) < next_piece_;) {
         std::memcpy(slab_.map.data() + i * piece % slab_.map.bytes(),
                     Source(static_cast<uint32_t>(i * piece / kExpert), i * piece % kExpert), piece);
       }
@@ -214,6 +217,8 @@ class StoreBench {
   std::unique_ptr<LocalClient> client_;
   uint32_t listed_ = 0;
   uint64_t id_ = 0;
+  uint32_t next_expert_ = 0;
+  uint64_t next_piece_ = 0;
 };
 
 void Unthrottled(int threads) {
