@@ -18,10 +18,6 @@ inline constexpr bool kByBytes = (kKind == QuantKind::kQ2 || kKind == QuantKind:
                                   kKind == QuantKind::kQ4) &&
                                  (kUnits == 4 || kUnits == 8);
 
-// KernelTable::row_distance: pairs of rows that are prefetched by themselves are faster.
-template <QuantKind kKind>
-inline constexpr uint32_t kRowDistance = 0;
-
 SLUICE_INLINE __m512i LoadBlocks(const uint8_t* p) { return _mm512_loadu_si512(p); }
 SLUICE_INLINE __m512i InEveryLane(__m128i lane) { return _mm512_broadcast_i32x4(lane); }
 

@@ -208,7 +208,8 @@ class HostBackend : public CpuBackend {
     // The rows were fetched before, so they are not prefetched: WorkerScratch::ahead goes on, so many lines
     // with every row. 0: they were not.
     uint32_t fetch_lines = 0;
-    bool gathered = false;  // by a mask, so that most rows are no neighbours
+    bool gathered = false;     // by a mask, so that most rows are no neighbours
+    bool two_streams = false;  // host::RowPrefetch::two_streams, of quantized rows
   };
   // y[i][r] = dot(x_rows_[tokens[i]], row r). The operation has set x_rows_ and, if the encoding is
   // quantized, rounded them for its group (QuantizeRows).
@@ -226,16 +227,15 @@ class HostBackend : public CpuBackend {
   // host_matmul.cc
   void NormRow(const CpuNorm& norm, const float* x, uint32_t cols, float* y) const;
   void PrepareMatMulRows(const MatMulCall& call, bool pack);
-  // Some rows of one of a MatMul's parts. `distance`: how far ahead they are fetched; 0: they are not.
+  // Some rows of one of a MatMul's parts.
   struct RowTile {
     const MatMulCallPart* part = nullptr;
     uint32_t row = 0;
     uint32_t rows = 0;
-    uint32_t distance = 0;
+    uint32_t next_rows = 0;  // of the part's next tile
+    bool halves = false;     // its two halves are read in turn
   };
-  uint32_t RowDistance(const CpuWeights& weights, bool packed) const;
-  static void FetchRows(const RowTile& tile, host::RowFetch* ahead);
-  void FollowRows(const RowTile& tile, const RowTile* next, uint32_t number, uint32_t worker);
+  RowList ListTile(const MatMulCall& call, const RowTile& tile, const uint8_t** w) const;
   void MatMulTile(const MatMulCall& call, const RowTile& tile, bool packed, uint32_t worker);
 
   // host_kv_write.cc

@@ -25,6 +25,15 @@ host::RowPrefetch PrefetchOf(uint32_t row_bytes, uint32_t listed, uint32_t bytes
   return {0, static_cast<uint32_t>(rows), listed};
 }
 
+// Rows of two streams, 6 KiB ahead of both together (measured on Granite Rapids).
+host::RowPrefetch PrefetchOfTwo(uint32_t row_bytes, uint32_t listed) {
+  constexpr uint32_t kAhead = 6144;
+  const uint32_t rows = (kAhead + 2 * row_bytes - 1) / (2 * row_bytes) * 2;
+  host::RowPrefetch out{0, std::min(rows, host::kMostRowsAhead), listed};
+  out.two_streams = true;
+  return out;
+}
+
 }  // namespace
 
 const host::RowShape& HostBackend::ShapeFor(const EncodingDescriptor& e, uint32_t cols, uint32_t worker) {
@@ -69,7 +78,9 @@ host::QuantDotCall HostBackend::QuantDotOf(const RowList& list, uint32_t tokens,
     dot.fetch = &scratch.ahead;
     dot.fetch_lines = list.fetch_lines;
   } else {
-    dot.prefetch = PrefetchOf(dot.shape.bytes, std::max(list.listed, list.count), prefetch_);
+    const uint32_t listed = std::max(list.listed, list.count);
+    dot.prefetch = list.two_streams ? PrefetchOfTwo(dot.shape.bytes, listed)
+                                    : PrefetchOf(dot.shape.bytes, listed, prefetch_);
   }
   dot.scratch = scratch.quant_gemm;
   return dot;

@@ -26,9 +26,11 @@ struct RowPrefetch {
   uint32_t rows = 0;
   uint32_t listed = 0;
   bool gathered = false;  // the rows lie here and there, not one after the other
+  // Rows 2i of the list are one stream and rows 2i + 1 another one; `rows` is even.
+  bool two_streams = false;
 };
 
-inline constexpr uint32_t kMostRowsAhead = 12;
+inline constexpr uint32_t kMostRowsAhead = 12;  // even
 
 // How far ahead, in each of them, weighted sums by panels prefetch the rows that they read.
 inline constexpr uint32_t kPanelAhead = 256;
@@ -230,8 +232,6 @@ struct KernelTable {
   void (*pack)(const PackCall&) = nullptr;
   void (*gemm[kRowKinds])(const GemmCall&) = {};
   void (*quantize)(const QuantizeCall&) = nullptr;
-  // Bytes that the rows of a matrix are fetched ahead of quant_dot (row_fetch.h); 0: by its own `prefetch`.
-  uint32_t row_distance[kQuantKinds] = {};
   void (*quant_dot[kQuantKinds])(const QuantDotCall&) = {};
   void (*quant_gemm[kQuantKinds])(const QuantDotCall&) = {};  // the same, for many tokens
   void (*down[kRowKinds])(const DownCall&) = {};

@@ -218,6 +218,26 @@ SLUICE_INLINE void DotRowsWith(const RowShape& shape, const uint8_t* const* w, c
   }
 }
 
+// What is fetched of the rows ahead while the rows [r, r + kRows) are read: two rows in turn or, for one row
+// of two streams, half of two rows, else two halves of one.
+template <int kRows>
+inline LinesAhead LinesWhile(const QuantDotCall& call, uint32_t r, uint32_t steps) {
+  const uint32_t length = (call.shape.bytes + 63) / 64;
+  const uint32_t half = (length + 1) / 2;
+  LinesAhead lines;
+  if (kRows == 2) {
+    lines.Start(RowAhead(call.w, r, call.prefetch), RowAhead(call.w, r + 1, call.prefetch), length, steps);
+  } else if (call.prefetch.two_streams) {
+    const uint64_t from = r % 2 * uint64_t{half} * 64;
+    lines.Start(RowAhead(call.w, r / 2 * 2, call.prefetch) + from,
+                RowAhead(call.w, r / 2 * 2 + 1, call.prefetch) + from, half, steps);
+  } else {
+    const uint8_t* ahead = RowAhead(call.w, r, call.prefetch);
+    lines.Start(ahead, ahead + uint64_t{half} * 64, half, steps);
+  }
+  return lines;
+}
+
 // Rows [r, r + kRows) of the call.
 template <QuantKind kKind, uint32_t kUnits, int kRows>
 inline void DotRowsAt(const QuantDotCall& call, uint32_t r, uint32_t steps) {
@@ -227,12 +247,7 @@ inline void DotRowsAt(const QuantDotCall& call, uint32_t r, uint32_t steps) {
     if (call.fetch != nullptr && t == 0) {
       call.fetch->Start(call.fetch_lines * kRows, steps, &lines);
     } else if (prefetch && t == 0) {
-      // Two rows, or two halves of one.
-      const uint32_t length = (call.shape.bytes + 63) / 64;
-      const uint32_t each = kRows == 2 ? length : (length + 1) / 2;
-      const uint8_t* ahead = RowAhead(call.w, r, call.prefetch);
-      lines.Start(ahead, kRows == 2 ? RowAhead(call.w, r + 1, call.prefetch) : ahead + uint64_t{each} * 64,
-                  each, steps);
+      lines = LinesWhile<kRows>(call, r, steps);
     }
     DotRowsWith<kKind, kUnits, kRows>(call.shape, call.w + r, call.x[t], &lines, call.y[t] + call.first + r);
   }

@@ -88,7 +88,6 @@ void SetRowKernels(RowKind kind, KernelTable* table) {
 template <QuantKind kKind>
 void SetQuantKernels(KernelTable* table) {
   const int i = static_cast<int>(kKind);
-  table->row_distance[i] = kRowDistance<kKind>;
   table->quant_dot[i] = QuantDot<kKind>;
   table->quant_gemm[i] = QuantGemm<kKind>;
   table->quant_down[i] = QuantDown<kKind>;
