@@ -265,6 +265,7 @@ class UnitsLiveTest(unittest.TestCase):
             out, err = client.communicate(timeout=machine.PATIENCE)
             self.assertEqual("success", self.machine.show("inferd", "Result"))
             journal = self.machine.journal("inferd", mark)
+            self.machine.run("systemctl", "reset-failed", "inferd")  # else the fifth start is one too many
             self.machine.run("systemctl", "start", "inferd")
             ending, answered = journal.find("ending: told by a signal"), journal.find("completion=900")
             if 0 <= ending < answered:
