@@ -112,11 +112,11 @@ void DotAnyTokens(const DotCall& call) {
   }
 }
 
-// So many rows that lie here and there are read at once: memory serves a few streams better than one that
-// begins anew with every row, and weighted sums come and go less often.
-inline constexpr int kGatheredRows = kNative == 16 ? 4 : 2;
+// So many rows are read at once where the call asks for it. Of rows that lie here and there memory serves a
+// few streams better than one that begins anew with every row, and weighted sums come and go less often.
+inline constexpr int kRowsAtOnce = kNative == 16 ? 4 : 2;
 
-// Such rows with one token, from row r on, kRows at a time as long as there are so many; returns the first
+// Rows with one token, from row r on, kRows at a time as long as there are so many; returns the first
 // one left.
 template <class Row, int kRows, Prefetch kPrefetch>
 uint32_t DotRowsAtOnce(const DotCall& call, uint32_t r) {
@@ -147,16 +147,16 @@ uint32_t DotRowsAtOnce(const DotCall& call, uint32_t r) {
 }
 
 template <class Row, Prefetch kPrefetch>
-void DotGathered(const DotCall& call) {
-  const uint32_t r = DotRowsAtOnce<Row, kGatheredRows, kPrefetch>(call, 0);
+void DotAllAtOnce(const DotCall& call) {
+  const uint32_t r = DotRowsAtOnce<Row, kRowsAtOnce, kPrefetch>(call, 0);
   DotRowsAtOnce<Row, 1, kPrefetch>(call, r);
 }
 
 template <class Row>
 void Dot(const DotCall& call) {
-  if (call.prefetch.gathered && call.tokens == 1) {
-    return KindOf(call.prefetch) == Prefetch::kNone ? DotGathered<Row, Prefetch::kNone>(call)
-                                                    : DotGathered<Row, Prefetch::kLines>(call);
+  if (call.prefetch.at_once && call.tokens == 1) {
+    return KindOf(call.prefetch) == Prefetch::kNone ? DotAllAtOnce<Row, Prefetch::kNone>(call)
+                                                    : DotAllAtOnce<Row, Prefetch::kLines>(call);
   }
   // Few rows at a time, so that they are still in the cache for the next tokens.
   DotCall part = call;

@@ -78,9 +78,9 @@ void AddSomeRows(const uint8_t* const* w, const float (*c)[M], bool first, bool 
   }
 }
 
-// Rows that lie here and there, kRows at a time as long as there are so many; returns the first one left.
+// Rows, kRows at a time as long as there are so many; returns the first one left.
 template <class Row, int M, int kRows, Prefetch kPrefetch>
-uint32_t AddGathered(const DownCall& call, uint32_t t, float* const* sums) {
+uint32_t AddRowsAtOnce(const DownCall& call, uint32_t t, float* const* sums) {
   const uint64_t column = uint64_t{call.column} * Row::kBytes;
   uint32_t j = 0;
   for (; j + kRows <= call.neurons; j += kRows) {
@@ -107,8 +107,8 @@ void DownTokens(const DownCall& call, uint32_t t) {
     sums[m] = call.add ? call.scratch + uint64_t{static_cast<uint32_t>(m)} * call.cols : call.y[t + m];
   }
   uint32_t j = 0;
-  if (call.prefetch.gathered) {
-    j = AddGathered<Row, M, kGatheredRows, kPrefetch>(call, t, sums);
+  if (call.prefetch.at_once) {
+    j = AddRowsAtOnce<Row, M, kRowsAtOnce, kPrefetch>(call, t, sums);
   }
   for (; j < call.neurons; ++j) {
     const uint64_t column = uint64_t{call.column} * Row::kBytes;

@@ -208,7 +208,7 @@ class HostBackend : public CpuBackend {
     // The rows were fetched before, so they are not prefetched: WorkerScratch::ahead goes on, so many lines
     // with every row. 0: they were not.
     uint32_t fetch_lines = 0;
-    bool gathered = false;     // by a mask, so that most rows are no neighbours
+    bool at_once = false;  // float rows are read several at once: those of a mask, which lie here and there
     bool two_streams = false;  // host::RowPrefetch::two_streams, of quantized rows
   };
   // y[i][r] = dot(x_rows_[tokens[i]], row r). The operation has set x_rows_ and, if the encoding is

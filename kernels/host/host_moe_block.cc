@@ -16,6 +16,11 @@ namespace {
 
 uint64_t FirstBits(uint32_t n) { return n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 
+// Rows of up to so many bytes, a page, are read several at once before and after rows that a mask keeps here
+// and there: a twenty-fifth less time for bf16 rows of 4 KiB, but rows of 8 KiB or experts without masks took
+// a twentieth more (Granite Rapids).
+constexpr uint64_t kShortRow = 4096;
+
 bool UpLeads(const ExpertCall& expert) { return expert.sparsity == SparsityOrder::kUp; }
 
 }  // namespace
@@ -164,6 +169,7 @@ void HostBackend::DotKept(const MoeBlock& b, const CpuWeights& weights, const Cp
     }
     RowList list{e, weights.cols, w, b.neurons, listed > b.neurons || IsQuantized(e.encoding) ? listed : 0};
     list.fetch_lines = FetchLines(b, weights, b.neurons, b.neurons);
+    list.at_once = LeadDecides(*b.state->call) && RowBytes(e, weights.cols) <= kShortRow;
     return DotForAll(b, list, y);
   }
   float* const* dots = scratch.pointers + 2 * uint64_t{limits().max_tokens};
@@ -174,7 +180,7 @@ void HostBackend::DotKept(const MoeBlock& b, const CpuWeights& weights, const Cp
     KeptRows kept;
     ListKept(weights, next, b.first, all ? AnyKept(b) : b.keep[l], &kept);
     RowList list{e, weights.cols, kept.rows, kept.count, kept.listed};
-    list.gathered = true;
+    list.at_once = true;
     list.fetch_lines = FetchLines(b, weights, in_any, all ? in_any : KeptInAll(b));
     if (all) {
       DotForAll(b, list, dots);
@@ -316,7 +322,7 @@ void HostBackend::SumKept(const MoeBlock& b, uint64_t mask, uint32_t begin, uint
   KeptRows kept;
   ListKept(down, nullptr, b.first, mask, &kept);
   RowList list{down.encoding, down.cols, kept.rows, kept.count, kept.count};
-  list.gathered = true;
+  list.at_once = true;
   list.fetch_lines = FetchLines(b, down, static_cast<uint32_t>(std::popcount(AnyKept(b))),
                                 end - begin == b.tokens ? kept.count : KeptInAll(b));
   if (!b.fetched) {

@@ -15,14 +15,22 @@ constexpr uint32_t kTileTokens = 6;
 // Quantized down rows are read four at a time; the four after the next four are prefetched.
 constexpr uint32_t kDownRowsAhead = 8;
 
-// Gathered rows, which no hardware prefetcher can follow, are prefetched 8 KiB ahead (measured on Zen 4).
-host::RowPrefetch PrefetchOf(uint32_t row_bytes, uint32_t listed, uint32_t bytes_ahead) {
-  constexpr uint64_t kAhead = 8192;
+// Listed rows, which no hardware prefetcher can follow, are prefetched so many bytes ahead (measured on Zen 4
+// and, float rows, on Granite Rapids).
+constexpr uint32_t kQuantAhead = 8 << 10;
+constexpr uint32_t kFloatAhead = 16 << 10;
+
+// Where rows are read at once, the next so many are being read already.
+constexpr uint32_t kRowsAtOnce = 4;
+
+host::RowPrefetch PrefetchOf(uint32_t row_bytes, uint32_t listed, uint32_t bytes_ahead, uint32_t list_ahead,
+                             bool at_once) {
   if (listed == 0) {
-    return {bytes_ahead, 0, 0};
+    return {bytes_ahead, 0, 0, at_once};
   }
-  const uint64_t rows = std::clamp<uint64_t>((kAhead + row_bytes - 1) / row_bytes, 1, host::kMostRowsAhead);
-  return {0, static_cast<uint32_t>(rows), listed};
+  const uint32_t rows =
+      std::clamp((list_ahead + row_bytes - 1) / row_bytes, at_once ? kRowsAtOnce : 1, host::kMostRowsAhead);
+  return {0, rows, listed, at_once};
 }
 
 // Rows of two streams, 6 KiB ahead of both together (measured on Granite Rapids).
@@ -80,7 +88,7 @@ host::QuantDotCall HostBackend::QuantDotOf(const RowList& list, uint32_t tokens,
   } else {
     const uint32_t listed = std::max(list.listed, list.count);
     dot.prefetch = list.two_streams ? PrefetchOfTwo(dot.shape.bytes, listed)
-                                    : PrefetchOf(dot.shape.bytes, listed, prefetch_);
+                                    : PrefetchOf(dot.shape.bytes, listed, prefetch_, kQuantAhead, false);
   }
   dot.scratch = scratch.quant_gemm;
   return dot;
@@ -102,8 +110,8 @@ void HostBackend::DotInputs(const RowList& list, uint32_t tokens, uint32_t worke
   dot.rows = list.count;
   dot.tokens = tokens;
   dot.cols = list.cols;
-  dot.prefetch = PrefetchOf(ShapeFor(e, list.cols, worker).bytes, list.listed, prefetch_);
-  dot.prefetch.gathered = list.gathered;
+  dot.prefetch =
+      PrefetchOf(ShapeFor(e, list.cols, worker).bytes, list.listed, prefetch_, kFloatAhead, list.at_once);
   kernels_.dot[host::RowKindOf(e.encoding)](dot);
 }
 
@@ -137,8 +145,8 @@ void HostBackend::DownList(const RowList& list, const float* const* c, uint32_t 
   down.tokens = tokens;
   down.cols = list.cols;
   down.add = add;
-  down.prefetch = PrefetchOf(ShapeFor(list.encoding, list.cols, worker).bytes, list.listed, prefetch_);
-  down.prefetch.gathered = list.gathered;
+  down.prefetch = PrefetchOf(ShapeFor(list.encoding, list.cols, worker).bytes, list.listed, prefetch_,
+                             kFloatAhead, list.at_once);
   down.scratch = scratch.down;
   kernels_.down[host::RowKindOf(list.encoding.encoding)](down);
 }

@@ -25,7 +25,7 @@ struct RowPrefetch {
   // `listed`: rows in the list, which may be more than the call computes: what comes after it.
   uint32_t rows = 0;
   uint32_t listed = 0;
-  bool gathered = false;  // the rows lie here and there, not one after the other
+  bool at_once = false;  // several rows are read at once, not one after the other
   // Rows 2i of the list are one stream and rows 2i + 1 another one; `rows` is even.
   bool two_streams = false;
 };
