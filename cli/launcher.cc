@@ -371,7 +371,7 @@ absl::Status Launcher::DaemonFailure(const std::string& packet) const {
                                          : absl::StatusCode::kUnavailable;
   return CodeFromText(tail, otherwise,
                       absl::StrCat(name, " ended: ", absl::StripPrefix(text.substr(name.size()), " "), "; ",
-                                   log, " ends with:", tail));
+                                   LastWords(log, kLogLines)));
 }
 
 bool Launcher::Leave() {

@@ -75,4 +75,15 @@ std::string LogTail(const std::string& path, int lines) {
   return text;
 }
 
+std::string LastWords(const std::string& path, int lines) {
+  constexpr char kError[] = " error ";
+  const std::string last = LogTail(path, 1);
+  // The time stands before the level, and neither has a space of its own.
+  const size_t level = last.find(' ', last.find_first_not_of("\n "));
+  if (level != std::string::npos && absl::StartsWith(last.substr(level), kError)) {
+    return absl::StrCat(last.substr(level + sizeof(kError) - 1), " (", path, ")");
+  }
+  return absl::StrCat(path, " ends with:", LogTail(path, lines));
+}
+
 }  // namespace sluice::cli

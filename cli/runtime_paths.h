@@ -39,6 +39,10 @@ std::string AdminAddressOf(const std::string& address);
 // The last `lines` lines of the file, indented; "" if it cannot be read.
 std::string LogTail(const std::string& path, int lines);
 
+// What a log says in the end: the last line's text if it is an error, else the last `lines` lines, with the
+// file's name before either.
+std::string LastWords(const std::string& path, int lines);
+
 }  // namespace sluice::cli
 
 #endif  // SLUICE_CLI_RUNTIME_PATHS_H_

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "absl/strings/str_cat.h"
 #include "cli/runtime_paths.h"
 #include "cli/status_words.h"
 
@@ -90,6 +91,20 @@ TEST(LogTailTest, GivesTheLastLinesIndented) {
   EXPECT_EQ(LogTail(path, 2), "\n  two\n  three");
   unlink(path);
   EXPECT_EQ(LogTail(path, 2), "");
+}
+
+TEST(LastWordsTest, GivesAnErrorThatEndsTheLogAloneElseTheTail) {
+  char path[] = "/tmp/sluice-test-XXXXXX";
+  close(mkstemp(path));
+  std::ofstream(path) << "2026-01-01T00:00:00.000 info pack=p\n"
+                         "2026-01-01T00:00:01.000 error ended while starting: NOT_FOUND: p\n";
+  EXPECT_EQ(LastWords(path, 2), absl::StrCat("ended while starting: NOT_FOUND: p (", path, ")"));
+  std::ofstream(path) << "terminate called\n  without an error of the log\n";
+  EXPECT_EQ(LastWords(path, 2),
+            absl::StrCat(path, " ends with:\n  terminate called\n    without an error of the log"));
+  std::ofstream(path) << "";
+  EXPECT_EQ(LastWords(path, 2), absl::StrCat(path, " ends with:"));
+  unlink(path);
 }
 
 TEST(CodeFromTextTest, LastCodeNameWins) {
