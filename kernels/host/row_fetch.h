@@ -70,6 +70,11 @@ class BasicRowFetch {
     gathered_.Clear();
   }
 
+  // From now on so many bytes are fetched ahead. What is farther ahead already stays.
+  void SetDistance(uint32_t distance) { distance_ = distance / 64; }
+  // Of gathered rows, what is still to be fetched.
+  uint32_t gathered_bytes() const { return gathered_.lines() * 64; }
+
   uint32_t distance() const { return distance_ * 64; }
 
   // Bytes [begin, end) come next, begin < end: of a stream, or of rows that lie here and there. Each sort is

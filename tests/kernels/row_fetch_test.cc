@@ -84,6 +84,33 @@ TEST_F(RowFetchTest, StaysADistanceAheadOnceItHasCaughtUp) {
   EXPECT_GE(lines_.size() + 20, size_t{read} + 100);
 }
 
+TEST_F(RowFetchTest, FollowsANewDistance) {
+  fetch_.Clear(100 * 64);
+  fetch_.AddStream(Line(5000), Line(9000));
+  fetch_.Advance(200);
+  ASSERT_EQ(lines_.size(), 100u);
+  fetch_.SetDistance(40 * 64);
+  Read(60, 4);  // what was fetched before is far enough ahead
+  ASSERT_EQ(lines_.size(), 100u);
+  Read(10, 5);
+  ASSERT_EQ(lines_.size(), 110u);
+  fetch_.SetDistance(60 * 64);
+  for (int i = 0; i < 10; ++i) {
+    Read(10, 5);
+  }
+  EXPECT_EQ(lines_.size(), 110u + 100 + 20);
+}
+
+TEST_F(RowFetchTest, KnowsWhatIsStillToBeFetchedOfGatheredRows) {
+  fetch_.Clear(1000 * 64);
+  fetch_.AddStream(Line(100), Line(200));
+  fetch_.AddGathered(Line(900), Line(904));
+  fetch_.AddGathered(Line(700), Line(703));
+  EXPECT_EQ(fetch_.gathered_bytes(), 7u * 64);
+  fetch_.Advance(200);
+  EXPECT_EQ(fetch_.gathered_bytes(), 0u);
+}
+
 TEST_F(RowFetchTest, SpreadsItsLinesOverTheSteps) {
   fetch_.Clear(1000 * 64);
   fetch_.AddStream(Line(100), Line(400));
