@@ -54,29 +54,22 @@ __attribute__((noinline)) void AddFewPanel(const RowShape& shape, const FewRows&
   constexpr uint32_t kSums = kBlocks * kPer;
   __m512i high[kSums];
   __m512i low[kSums];
-  SLUICE_UNROLL
-  for (uint32_t u = 0; u < kSums; ++u) {
-    high[u] = low[u] = _mm512_setzero_si512();
-  }
-  const uint64_t at = uint64_t{block} * 32;
-  const uint64_t third_at = shape.high_plane + uint64_t{block / 2} * 32;
-  const uint32_t group = block * kPer / kUnits;
+  StartSums<kSums>(high, low);
   const uint64_t words = few.factors.words;
-  const uint32_t* high_words = few.factors.high + group;
-  const uint32_t* low_words = few.factors.low + group;
+  PanelPart part = PartAt<kKind, kUnits>(shape, few.factors, 0, block);
   const uint8_t* const* rows = few.rows;
   if constexpr (kQuads > 0) {
     SLUICE_UNROLL
-    for (uint32_t q = 0; q < kQuads; ++q) {
-      AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows + 4 * q, at, third_at, high_words + q * words,
-                                                 low_words + q * words, high, low);
+    for (uint32_t q = 0; q < kQuads; ++q, part.high += words, part.low += words) {
+      AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows + 4 * q, part, high, low);
     }
   } else {
     for (const uint8_t* const* end = rows + few.count; rows != end;
-         rows += 4, high_words += words, low_words += words) {
-      AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows, at, third_at, high_words, low_words, high, low);
+         rows += 4, part.high += words, part.low += words) {
+      AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows, part, high, low);
     }
   }
+  const uint32_t group = block * kPer / kUnits;
   const float* scales = few.factors.scales + group;
   const float* zeros = few.factors.zero_sums + group;
   const int32_t* low_sums = few.factors.low_sums + group;

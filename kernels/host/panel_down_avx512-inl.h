@@ -193,22 +193,44 @@ struct Panel {
   uint32_t fetch_lines = 0;  // what the call has fetched meanwhile
 };
 
-// Of kBlocks blocks, whose codes begin at `at` (q3: third bits at `third_at`), four rows' products added to
-// sixteen columns in each of high and low: with the high bytes of the coefficients and with the low ones.
+// Where in every row a block's codes and, of q3, third bits begin, and the coefficients of four rows for its
+// groups; PanelFactors::words on are those of the next four.
+struct PanelPart {
+  uint64_t at;
+  uint64_t third_at;
+  const uint32_t* high;
+  const uint32_t* low;
+};
+
+// row: a multiple of 4.
+template <QuantKind kKind, uint32_t kUnits>
+SLUICE_INLINE PanelPart PartAt(const RowShape& shape, const PanelFactors& f, uint32_t row, uint32_t block) {
+  const uint64_t place = uint64_t{row / 4} * f.words + block * kBlockUnits<kKind> / kUnits;
+  return {uint64_t{block} * 32, shape.high_plane + uint64_t{block / 2} * 32, f.high + place, f.low + place};
+}
+
+template <uint32_t kSums>
+SLUICE_INLINE void StartSums(__m512i* high, __m512i* low) {
+  SLUICE_UNROLL
+  for (uint32_t u = 0; u < kSums; ++u) {
+    high[u] = low[u] = _mm512_setzero_si512();
+  }
+}
+
+// Of kBlocks blocks, the first of them at `part`, four rows' products added to sixteen columns in each of
+// high and low: with the high bytes of the coefficients and with the low ones.
 template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock>
-SLUICE_INLINE void AddQuad(const uint8_t* const* rows, uint64_t at, uint64_t third_at,
-                           const uint32_t* high_words, const uint32_t* low_words, __m512i* high,
-                           __m512i* low) {
+SLUICE_INLINE void AddQuad(const uint8_t* const* rows, const PanelPart& part, __m512i* high, __m512i* low) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;
   constexpr uint32_t kFields = kPer / 2;
   const __m512i nibble = _mm512_set1_epi8(0x0f);
   __m512i third = nibble;
   if constexpr (kKind == QuantKind::kQ3) {
-    third = LoadThirdBits<kOddBlock>(rows, third_at);
+    third = LoadThirdBits<kOddBlock>(rows, part.third_at);
   }
   SLUICE_UNROLL
   for (uint32_t b = 0; b < kBlocks; ++b) {
-    const FourRows four = LoadFourRows(rows, at + b * 32);
+    const FourRows four = LoadFourRows(rows, part.at + b * 32);
     __m512i fields[kPer];
     PanelFields<kKind>(four.even, _mm512_and_si512(third, nibble), fields);
     PanelFields<kKind>(four.odd, _mm512_and_si512(_mm512_srli_epi16(third, 4), nibble), fields + kFields);
@@ -216,13 +238,13 @@ SLUICE_INLINE void AddQuad(const uint8_t* const* rows, uint64_t at, uint64_t thi
     for (uint32_t i = 0; i < kPer; ++i) {
       // Whole blocks lie in a group, or whole groups in a block.
       const uint32_t u = b * kPer + i;
-      high[u] = AddByteProducts(high[u], fields[i],
-                                _mm512_set1_epi32(static_cast<int32_t>(high_words[u / kUnits])));
+      high[u] =
+          AddByteProducts(high[u], fields[i], _mm512_set1_epi32(static_cast<int32_t>(part.high[u / kUnits])));
       // q8: as signed bytes codes are 128 less; low_sums makes up for it.
       const __m512i code = kKind == QuantKind::kQ8
                                ? _mm512_xor_si512(fields[i], _mm512_set1_epi8(static_cast<char>(0x80)))
                                : fields[i];
-      low[u] = AddByteProducts(low[u], _mm512_set1_epi32(static_cast<int32_t>(low_words[u / kUnits])), code);
+      low[u] = AddByteProducts(low[u], _mm512_set1_epi32(static_cast<int32_t>(part.low[u / kUnits])), code);
     }
   }
 }
@@ -234,27 +256,20 @@ SLUICE_INLINE void SumPanel(const QuantDownCall& call, const Panels& panels, con
   constexpr uint32_t kSums = kBlocks * kPer;
   __m512i high[kSums];
   __m512i low[kSums];
-  SLUICE_UNROLL
-  for (uint32_t u = 0; u < kSums; ++u) {
-    high[u] = low[u] = _mm512_setzero_si512();
-  }
-  const uint64_t at = uint64_t{p.block} * 32;
-  const uint64_t third_at = call.shape.high_plane + uint64_t{p.block / 2} * 32;
+  StartSums<kSums>(high, low);
   const uint32_t words = panels.factors.words;
-  const uint32_t place = p.first / 4 * words + p.block * kPer / kUnits;
-  const uint32_t* high_words = panels.factors.high + place;
-  const uint32_t* low_words = panels.factors.low + place;
+  PanelPart part = PartAt<kKind, kUnits>(call.shape, panels.factors, p.first, p.block);
   LinesAhead lines;
   if (p.fetch_lines > 0) {
     call.fetch->Start(p.fetch_lines, (p.end - p.first + 3) / 4, &lines);
   }
-  for (uint32_t j = p.first; j < p.end; j += 4, high_words += words, low_words += words) {
+  for (uint32_t j = p.first; j < p.end; j += 4, part.high += words, part.low += words) {
     const uint8_t* const* rows = panels.rows + j;
     for (uint32_t i = 0; i < 4 && p.own; ++i) {
-      _mm_prefetch(reinterpret_cast<const char*>(rows[i]) + at + kPanelAhead, _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(rows[i]) + part.at + kPanelAhead, _MM_HINT_T1);
     }
     lines.Step();
-    AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows, at, third_at, high_words, low_words, high, low);
+    AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows, part, high, low);
   }
   SLUICE_UNROLL
   for (uint32_t u = 0; u < kSums; ++u) {
