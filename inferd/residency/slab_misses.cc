@@ -245,8 +245,8 @@ bool SlabResidency::AwaitCpu() {
       next = std::min(next, entries_[i].cpu_ends);
     }
   }
-  clock_->cpu().SetNextResult(next);
   if (next == INT64_MAX || in_flight_ > 0) {
+    clock_->cpu().SetNextResult(next);
     return false;
   }
   fetches_->CountStall(std::max<int64_t>(0, next - clock_->NowNanos()));

@@ -153,6 +153,23 @@ TEST_F(VirtualClockTest, TheCpuComputesMissesBesideTheDevice) {
   EXPECT_EQ(ids, loaded);
 }
 
+// What the CPU computed last ended in the past; the clock must go on to where the link's bytes land.
+TEST_F(VirtualClockTest, WhatIsStillOnTheLinkLandsWhenTheCpuWasWaitedForLast) {
+  TestEngineOptions options = Options(pack_->total_expert_bytes() / 3, 15, 0.5);
+  options.engine.costs.cpu_ms = 1;
+  options.engine.policies.policy = {"expert_predictor=gate_reuse", "expert_miss=cpu"};
+  absl::StatusOr<TestEngine> test = StartEngine(pack_->dir(), options);
+  ASSERT_TRUE(test.ok()) << test.status();
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(GenerateIds(test->engine.get(), GreedySpec(absl::StrCat(i), {7 + i}, 2 + i)).ok());
+    const absl::Time patience = absl::Now() + absl::Seconds(60);
+    while (test->engine->Stats().fetches_outstanding > 0 && absl::Now() < patience) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    ASSERT_EQ(test->engine->Stats().fetches_outstanding, 0u) << "after request " << i;
+  }
+}
+
 // Two misses of one row each: the link takes 15 ms for one while the CPU takes 12 for the other.
 TEST_F(VirtualClockTest, BalanceIsNeverSlowerThanEitherSideAlone) {
   TestEngineOptions options = Options(SmallestDeviceBudget(*pack_), 15, 5);
