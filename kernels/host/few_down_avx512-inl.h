@@ -15,6 +15,11 @@
 // bursts.
 inline constexpr uint32_t kFewRows = 16;
 
+// Of long rows that one token keeps, lines are asked for once for so many panels: two to nine hundredths less
+// time at 90 % left out, up to three at 70 %. With 2048 columns it was up to three more (Granite Rapids).
+inline constexpr uint32_t kLongRow = 4096;  // columns
+inline constexpr uint32_t kPanelsTogether = 4;
+
 // Which multiples of scales and zeros the fields of a block need: PanelShift() = kScaleShift * index.
 template <QuantKind kKind>
 inline constexpr uint32_t kScaleShift = kKind == QuantKind::kQ3 ? 4 : 2;
@@ -107,12 +112,14 @@ void AddFewPanels(const QuantDownCall& call, const FewRows& few, uint32_t fetch_
   const uint32_t whole = call.shape.cols / kColumns;
   const uint32_t code_bytes = kQ3 ? call.shape.high_plane : call.shape.scales;
   const uint32_t panels = (blocks + kBlocks - 1) / kBlocks;
+  const uint32_t together = call.tokens == 1 && call.shape.cols >= kLongRow ? kPanelsTogether : 1;
   LinesAhead lines;
   for (uint32_t p = 0; p < panels; ++p) {
-    if (fetch_lines > 0) {
+    if (fetch_lines > 0 && p % together == 0) {
+      const uint32_t steps = panels - p < together ? panels - p : together;
       // Rounded up: lines that are read and not counted are never fetched in time again.
       lines = {};
-      call.fetch->Start((fetch_lines + panels - 1) / panels, 1, &lines);
+      call.fetch->Start((fetch_lines * steps + panels - 1) / panels, steps, &lines);
     }
     lines.Step();
     const uint32_t block = p * kBlocks;

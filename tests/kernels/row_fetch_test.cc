@@ -190,6 +190,7 @@ struct Sums {
   }
 
   std::vector<float> Make(HostIsa isa, QuantKind kind, bool add, RowFetch* fetch) const {
+    const bool one = shape.cols > 4096;  // long rows that one token keeps go by themselves
     const KernelTable& table = **ChooseKernels(isa);
     std::vector<float> y(2 * shape.cols, 0.25f);
     float* places[] = {y.data(), y.data() + shape.cols};
@@ -201,7 +202,7 @@ struct Sums {
     call.c = c;
     call.y = places;
     call.neurons = static_cast<uint32_t>(rows.size());
-    call.tokens = 2;
+    call.tokens = one ? 1 : 2;
     call.add = add;
     call.fetch = fetch;
     call.fetch_lines = (shape.bytes + 63) / 64;
@@ -224,7 +225,7 @@ TEST(RowFetchKernelTest, WeightedSumsDoNotDependOnWhatIsFetchedMeanwhile) {
                                                   {Encoding::kQ2, QuantKind::kQ2}};
   for (const auto& [encoding, kind] : kinds) {
     for (const uint32_t group : {16u, 32u, 48u, 64u, 128u}) {
-      for (const uint32_t cols : {16u, 77u, 512u, 1000u}) {
+      for (const uint32_t cols : {16u, 77u, 512u, 1000u, 4200u}) {
         for (const uint32_t neurons : {1u, 4u, 7u, 11u, 15u, 17u, 33u, 50u, 64u}) {
           const Sums sums(MakeDescriptor(encoding, group), cols, neurons);
           const bool add = neurons % 3 != 1;
