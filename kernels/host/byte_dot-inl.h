@@ -18,6 +18,10 @@ inline constexpr bool kByBytes = (kKind == QuantKind::kQ2 || kKind == QuantKind:
                                   (kVnni && kKind == QuantKind::kQ4)) &&
                                  (kUnits == 4 || kUnits == 8);
 
+// KernelTable::in_halves.
+template <QuantKind kKind>
+inline constexpr bool kInHalves = kKind != QuantKind::kMxfp4;
+
 // Codes [0, cols rounded up to kCodeAlign) of a rounded row as bytes: for each 128 codes and each field f of
 // four, 32 high and 32 low bytes of the codes of units f and f + 4, in the order of EvenOdd().
 inline void SplitCodes(const int16_t* codes, uint32_t cols, uint8_t* bytes) {

@@ -26,6 +26,13 @@ inline LinesAhead FetchWhileRounding(const QuantDownCall& call, uint32_t lines, 
   return ahead;
 }
 
+// The pairs of rows 2 p and 2 p + 1 that are read together at row j, a multiple of 4: neighbours, or one of
+// each half of the rows.
+inline void PairsAt(const QuantDownCall& call, uint32_t j, uint32_t* pairs) {
+  pairs[0] = call.in_halves ? j / 4 : j / 2;
+  pairs[1] = call.in_halves ? j / 4 + (call.neurons + 3) / 4 : j / 2 + 1;
+}
+
 // Whether rows of a kind with groups of kUnits units are added so: the units of a block that share a field
 // lie in one group or in two neighbours.
 template <QuantKind kKind, uint32_t kUnits>
@@ -124,22 +131,25 @@ SLUICE_INLINE void FetchAhead(const uint8_t* const* rows, uint32_t high_plane, u
   }
 }
 
-// Neurons [j, j + 4) (fewer at the end) into 16-bit sums: for each block, half and field a register of high
-// and one of low sums. The rows ahead are prefetched.
+// The four neurons of PairsAt() (fewer at the end) into 16-bit sums: for each block, half and field a
+// register of high and one of low sums. The rows ahead are prefetched.
 template <QuantKind kKind, uint32_t kUnits, bool kFirst>
 void AddFourRowsOfBytes(const QuantDownCall& call, const uint32_t* factors, uint32_t pair_words, uint32_t j,
                         bool prefetch, LinesAhead* lines, __m256i* sums) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;
   const uint32_t last = call.neurons - 1;
+  uint32_t read[2];
+  PairsAt(call, j, read);
   const uint8_t* w[4];
   const uint8_t* ahead[4];
   for (uint32_t i = 0; i < 4; ++i) {
-    const uint32_t row = j + i < last ? j + i : last;  // beyond the end the coefficients are 0
+    const uint32_t wanted = 2 * read[i / 2] + i % 2;
+    const uint32_t row = wanted < last ? wanted : last;  // beyond the end the coefficients are 0
     w[i] = call.w[row];
     ahead[i] = RowAhead(call.w, row, call.prefetch);
   }
-  const uint32_t* pairs[2] = {factors + uint64_t{j / 2} * pair_words,
-                              factors + uint64_t{j / 2 + 1} * pair_words};
+  const uint32_t* pairs[2] = {factors + uint64_t{read[0]} * pair_words,
+                              factors + uint64_t{read[1]} * pair_words};
   const uint32_t blocks = (call.shape.cols + kPer * 16 - 1) / (kPer * 16);
   for (uint32_t b = 0; b < blocks; ++b, sums += 4 * kByteFields<kKind>) {
     if (prefetch && b % 2 == 0) {

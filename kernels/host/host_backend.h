@@ -85,6 +85,7 @@ class HostBackend : public CpuBackend {
     bool packed = false;  // token panels begin at state->memory
     uint32_t worker = 0;
     bool fetched = false;               // its rows are fetched before they are read: WorkerScratch::ahead
+    bool in_halves = false;             // all rows are fetched and read in turn from both halves of the block
     const MoeBlock* waiting = nullptr;  // whose kept rows are read after this one's first parts
     uint64_t* keep = nullptr;           // [tokens]: masks
     uint32_t* kept = nullptr;   // [tokens]: where kept coefficients are counted; nullptr: call->active
@@ -210,6 +211,7 @@ class HostBackend : public CpuBackend {
     uint32_t fetch_lines = 0;
     bool at_once = false;  // float rows are read several at once: those of a mask, which lie here and there
     bool two_streams = false;  // host::RowPrefetch::two_streams, of quantized rows
+    bool in_halves = false;    // host::QuantDownCall::in_halves
   };
   // y[i][r] = dot(x_rows_[tokens[i]], row r). The operation has set x_rows_ and, if the encoding is
   // quantized, rounded them for its group (QuantizeRows).
@@ -286,6 +288,7 @@ class HostBackend : public CpuBackend {
   void FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker);
   void FinishTile(const WaitingBlock& waiting);
   void FinishWaiting(uint32_t worker);
+  bool ReadsInHalves(const ExpertCall& expert) const;
   void FetchTile(const MoeCall& call, uint32_t tile, uint32_t worker);
   void FetchThrough(const MoeCall& call, uint32_t tile, uint32_t worker);
   void FetchKept(const MoeBlock& b, host::RowFetch* ahead);

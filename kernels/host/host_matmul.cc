@@ -8,6 +8,7 @@
 namespace sluice {
 namespace {
 
+using host::InHalves;
 using host::RoundUp;
 
 // From this many tokens on, converting weights once per tile and packing x pays.
@@ -24,10 +25,6 @@ uint32_t TileRows(const CpuWeights& weights, bool packed) {
   const uint64_t rows = kTileBytes / std::max<uint64_t>(weights.stride, 1);
   return static_cast<uint32_t>(std::clamp<uint64_t>(rows / 8 * 8, 8, kNeuronBlock));
 }
-
-// The i-th row of a tile whose halves are read in turn. Memory gives a core more where it follows two streams
-// that lie apart than one, or than two rows that lie side by side (Granite Rapids: a tenth more).
-uint32_t InHalves(uint32_t i, uint32_t rows) { return i / 2 + (i % 2 != 0 ? (rows + 1) / 2 : 0); }
 
 // Prefix sums of the parts' tiles.
 struct TilePlan {

@@ -155,11 +155,12 @@ void HostBackend::DotKept(const MoeBlock& b, const CpuWeights& weights, const Cp
   const bool one_by_one = b.packed || IsQuantized(e.encoding);
   const uint32_t passes = one_by_one ? b.tokens : (b.tokens + kernels_.dot_tokens - 1) / kernels_.dot_tokens;
   const Reading reading = HowToRead(b, passes);
+  float* const* dots = scratch.pointers + 2 * uint64_t{limits().max_tokens};
   if (reading == Reading::kAll) {
     const uint8_t* w[kNeuronBlock + host::kMostRowsAhead];
     uint32_t listed = 0;
     for (uint32_t j = 0; j < b.neurons; ++j) {
-      w[listed++] = RowOrZero(weights, b.first + j);
+      w[listed++] = RowOrZero(weights, b.first + (b.in_halves ? host::InHalves(j, b.neurons) : j));
     }
     for (uint32_t j = 0; next != nullptr && j < std::min(b.neurons, host::kMostRowsAhead); ++j) {
       w[listed++] = RowOrZero(*next, b.first + j);
@@ -170,9 +171,14 @@ void HostBackend::DotKept(const MoeBlock& b, const CpuWeights& weights, const Cp
     RowList list{e, weights.cols, w, b.neurons, listed > b.neurons || IsQuantized(e.encoding) ? listed : 0};
     list.fetch_lines = FetchLines(b, weights, b.neurons, b.neurons);
     list.at_once = LeadDecides(*b.state->call) && RowBytes(e, weights.cols) <= kShortRow;
-    return DotForAll(b, list, y);
+    DotForAll(b, list, b.in_halves ? dots : y);
+    for (uint32_t i = 0; i < b.tokens && b.in_halves; ++i) {
+      for (uint32_t j = 0; j < b.neurons; ++j) {
+        y[i][host::InHalves(j, b.neurons)] = dots[i][j];
+      }
+    }
+    return;
   }
-  float* const* dots = scratch.pointers + 2 * uint64_t{limits().max_tokens};
   const uint32_t lists = reading == Reading::kUnion ? 1 : b.tokens;
   const uint32_t in_any = static_cast<uint32_t>(std::popcount(AnyKept(b)));
   for (uint32_t l = 0; l < lists; ++l) {
@@ -292,6 +298,7 @@ void HostBackend::BlockSums(const MoeBlock& b, bool add, float* const* sums) {
       w[j] = RowOrZero(down, b.first + j);
     }
     RowList list{down.encoding, down.cols, w, b.neurons, 0};
+    list.in_halves = b.in_halves;
     list.fetch_lines = FetchLines(b, down, b.neurons, b.neurons);
     return DownList(list, b.c, b.tokens, add, b.worker, sums);
   }

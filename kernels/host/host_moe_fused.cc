@@ -13,6 +13,7 @@
 
 #include "common/pack/row_layout.h"
 #include "kernels/host/host_backend.h"
+#include "kernels/host/row_kind.h"
 
 namespace sluice {
 namespace {
@@ -68,6 +69,21 @@ void AddRows(const CpuWeights& part, uint64_t bytes, uint32_t first, uint64_t ma
   }
 }
 
+// All rows of a block, of so many bytes each, in the order of InHalves().
+void AddHalves(const CpuWeights& part, uint64_t bytes, uint32_t first, uint32_t neurons,
+               host::RowFetch* ahead) {
+  const bool dense = part.stride < bytes + 64;
+  const uint32_t rows = dense ? neurons / 2 : 1;
+  for (uint32_t i = 0; i + 1 < neurons; i += 2 * rows) {
+    ahead->AddStreams(part.Row(first + host::InHalves(i, neurons)),
+                      part.Row(first + host::InHalves(i + 1, neurons)), (rows - 1) * part.stride + bytes);
+  }
+  if (neurons % 2 != 0) {
+    const uint8_t* row = part.Row(first + neurons / 2);
+    ahead->AddStream(row, row + bytes);
+  }
+}
+
 // The first two lines of each, all at once, while masks are made use of.
 void FetchBeginnings(const CpuWeights& part, uint32_t first, uint64_t mask) {
   for (uint64_t left = mask; left != 0; left &= left - 1) {
@@ -79,6 +95,16 @@ void FetchBeginnings(const CpuWeights& part, uint32_t first, uint64_t mask) {
 
 }  // namespace
 
+// Whether the rows of its blocks are fetched and read in turn from both halves. With masks kept rows come in
+// turn with them.
+bool HostBackend::ReadsInHalves(const ExpertCall& expert) const {
+  const auto gains = [&](const CpuWeights& part) {
+    return kernels_.in_halves[host::QuantKindOf(part.encoding.encoding)];
+  };
+  return prefetch_ > 0 && IsFetched(expert) && !Waits(expert) && !expert.HasLists() && gains(expert.gate) &&
+         gains(expert.up) && gains(expert.down);
+}
+
 // What a tile reads before its masks are known comes next.
 void HostBackend::FetchTile(const MoeCall& call, uint32_t tile, uint32_t worker) {
   const ExpertState& state = experts_[ExpertOfTile(tile)];
@@ -89,21 +115,25 @@ void HostBackend::FetchTile(const MoeCall& call, uint32_t tile, uint32_t worker)
   const MoeBlock b = BlockOf(call, state, tile - state.first_tile, false, worker);
   host::RowFetch* ahead = &workers_[worker].ahead;
   const uint64_t present = PresentNeurons(b);
+  const bool halves = ReadsInHalves(expert);
+  const auto add = [&](const CpuWeights& part) {
+    const uint64_t row_bytes = ShapeFor(part.encoding, part.cols, worker).bytes;
+    halves ? AddHalves(part, row_bytes, b.first, b.neurons, ahead)
+           : AddRows(part, row_bytes, b.first, present, false, ahead);
+  };
   const CpuWeights& lead = expert.sparsity == SparsityOrder::kUp ? expert.up : expert.gate;
-  const uint64_t bytes = ShapeFor(lead.encoding, lead.cols, worker).bytes;
   if (expert.lead_values.base == nullptr) {
-    AddRows(lead, bytes, b.first, present, false, ahead);
+    add(lead);
   }
   // As much as is read of the stream between two blocks' kept rows.
-  const uint64_t lead_bytes = static_cast<uint64_t>(std::popcount(present)) * bytes;
+  const uint64_t lead_bytes =
+      static_cast<uint64_t>(std::popcount(present)) * ShapeFor(lead.encoding, lead.cols, worker).bytes;
   ahead->TakeInTurn(static_cast<uint32_t>(lead_bytes / 64) * (LeadDecides(expert) ? 1 : 2));
   if (!LeadDecides(expert)) {
-    AddRows(expert.up, ShapeFor(expert.up.encoding, expert.up.cols, worker).bytes, b.first, present, false,
-            ahead);
+    add(expert.up);
   }
   if (!Waits(expert)) {
-    AddRows(expert.down, ShapeFor(expert.down.encoding, expert.down.cols, worker).bytes, b.first, present,
-            false, ahead);
+    add(expert.down);
   }
 }
 
@@ -159,6 +189,7 @@ void HostBackend::FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker)
   next.number = tile - state.first_tile;
   next.block = BlockOf(call, state, next.number, false, worker);
   next.block.fetched = IsFetched(*state.call);
+  next.block.in_halves = ReadsInHalves(*state.call);
   next.block.kept = scratch.kept + uint64_t{next.expert} * kFusedTokens;
   const uint32_t slot = scratch.waiting.slot ^ 1;
   next.slot = slot;

@@ -127,6 +127,7 @@ void HostBackend::DownList(const RowList& list, const float* const* c, uint32_t 
     down.neurons = list.count;
     down.tokens = tokens;
     down.add = add;
+    down.in_halves = list.in_halves;
     if (list.fetch_lines > 0) {
       down.fetch = &scratch.ahead;
       down.fetch_lines = list.fetch_lines;

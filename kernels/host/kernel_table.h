@@ -152,6 +152,7 @@ struct QuantDownCall {
   uint32_t tokens = 0;
   bool add = false;
   RowPrefetch prefetch;
+  bool in_halves = false;  // rows are read in turn from both halves of the list, as they were fetched
   // What else is fetched meanwhile, so many lines a row; nullptr: nothing.
   RowFetch* fetch = nullptr;
   uint32_t fetch_lines = 0;
@@ -235,6 +236,8 @@ struct KernelTable {
   void (*quant_dot[kQuantKinds])(const QuantDotCall&) = {};
   void (*quant_gemm[kQuantKinds])(const QuantDotCall&) = {};  // the same, for many tokens
   void (*down[kRowKinds])(const DownCall&) = {};
+  // Whether quant_down is faster where rows are fetched and read in turn from both halves (row_fetch.h).
+  bool in_halves[kQuantKinds] = {};
   void (*quant_down[kQuantKinds])(const QuantDownCall&) = {};
   void (*span)(const SpanCall&) = nullptr;
 

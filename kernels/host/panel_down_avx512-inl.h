@@ -24,7 +24,7 @@ inline constexpr uint32_t kPanelBlocks = kKind == QuantKind::kQ8   ? 4
                                          : kKind == QuantKind::kQ4 ? 2
                                                                    : 1;
 
-// The rounded coefficients of one token and one block of neurons. high[quad * words + group]: the high bytes
+// The rounded coefficients of one token and one block of neurons. high[PlaceOf(quad) + group]: the high bytes
 // of the neurons 4 quad + {0, 2, 1, 3}, in this order; low: their low bytes. Groups are padded to 16.
 struct PanelFactors {
   uint32_t* high;
@@ -32,7 +32,14 @@ struct PanelFactors {
   uint32_t words;
   float* scales;
   float* zero_sums;
-  int32_t* low_sums;  // [words], q8: 128 times the sum of the low bytes
+  int32_t* low_sums;       // [words], q8: 128 times the sum of the low bytes
+  uint32_t in_halves = 0;  // so many quads, kept in the order of InHalves(); 0: in their own
+
+  uint32_t PlaceOf(uint32_t quad) const {
+    const uint32_t second = (in_halves + 1) / 2;
+    const uint32_t place = in_halves == 0 ? quad : quad < second ? 2 * quad : 2 * (quad - second) + 1;
+    return place * words;
+  }
 };
 
 // Scales (or zeros) of the groups [g, g + 16) of which n exist; zeros behind them.
@@ -95,7 +102,7 @@ inline void RoundSixteenGroups(const QuantDownCall& call, const float* c, uint32
     q[1] = j + 1 < call.neurons ? round(j + 1) : none;
     q[2] = j + 2 < call.neurons ? round(j + 2) : none;
     q[3] = j + 3 < call.neurons ? round(j + 3) : none;
-    const uint32_t place = j / 4 * out.words + g;
+    const uint32_t place = out.PlaceOf(j / 4) + g;
     StoreQuad(q, out.high + place, out.low + place);
   }
   _mm512_storeu_ps(out.zero_sums + g, _mm512_add_ps(zero_sum, _mm512_setzero_ps()));
@@ -377,8 +384,11 @@ void PanelDown(const QuantDownCall& call) {
   f.zero_sums = f.scales + f.words;
   f.low_sums = reinterpret_cast<int32_t*>(f.zero_sums + f.words);
   panels.sums = f.low_sums + f.words;
-  for (uint32_t j = 0; j < RoundUp(call.neurons, 4); ++j) {
-    panels.rows[j] =
+  const uint32_t quads = (call.neurons + 3) / 4;
+  f.in_halves = call.in_halves ? quads : 0;
+  for (uint32_t i = 0; i < 4 * quads; ++i) {
+    const uint32_t j = (call.in_halves ? InHalves(i / 4, quads) : i / 4) * 4 + i % 4;
+    panels.rows[i] =
         call.w[j < call.neurons ? j : call.neurons - 1];  // beyond the end the coefficients are 0
   }
   const uint32_t rows = PanelRows(call);

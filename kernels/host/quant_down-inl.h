@@ -106,23 +106,26 @@ SLUICE_INLINE FourBlocks Interleave(const uint8_t* const* w, uint64_t offset) {
   return out;
 }
 
-// Neurons [j, j + 4) (fewer at the end) into sums [cols rounded up to kCodeAlign], which hold the columns of
-// a unit in the order of interleaving; kFirst starts them. kUnits: units in a group if they fill whole blocks
-// or blocks whole groups, else 0. Only codes are prefetched: the scales were needed before.
+// The four neurons of PairsAt() (fewer at the end) into sums [cols rounded up to kCodeAlign], which hold the
+// columns of a unit in the order of interleaving; kFirst starts them. kUnits: units in a group if they fill
+// whole blocks or blocks whole groups, else 0. Only codes are prefetched: the scales were needed before.
 template <QuantKind kKind, uint32_t kUnits, bool kFirst>
 void AddFourRows(const QuantDownCall& call, const DownFactors& f, uint32_t j, bool prefetch,
                  LinesAhead* lines, int32_t* sums) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;
   const uint32_t last = call.neurons - 1;
+  uint32_t read[2];
+  PairsAt(call, j, read);
   const uint8_t* w[4];
   const uint8_t* ahead[4];
   for (uint32_t i = 0; i < 4; ++i) {
-    const uint32_t row = j + i < last ? j + i : last;  // beyond the end the coefficients are 0
+    const uint32_t wanted = 2 * read[i / 2] + i % 2;
+    const uint32_t row = wanted < last ? wanted : last;  // beyond the end the coefficients are 0
     w[i] = call.w[row];
     ahead[i] = RowAhead(call.w, row, call.prefetch);
   }
-  const uint32_t* pairs[2] = {f.pairs + uint64_t{j / 2} * f.pair_words,
-                              f.pairs + uint64_t{j / 2 + 1} * f.pair_words};
+  const uint32_t* pairs[2] = {f.pairs + uint64_t{read[0]} * f.pair_words,
+                              f.pairs + uint64_t{read[1]} * f.pair_words};
   GroupWalk walk(call.shape.group);
   for (uint32_t u = 0; u * 16 < call.shape.cols; u += kPer) {
     const uint64_t offset = uint64_t{u / kPer} * 32;

@@ -89,6 +89,7 @@ template <QuantKind kKind>
 void SetQuantKernels(KernelTable* table) {
   const int i = static_cast<int>(kKind);
   table->quant_dot[i] = QuantDot<kKind>;
+  table->in_halves[i] = kInHalves<kKind>;
   table->quant_gemm[i] = QuantGemm<kKind>;
   table->quant_down[i] = QuantDown<kKind>;
   table->quant_decode[i] = QuantDecode<kKind>;

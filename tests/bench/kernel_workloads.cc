@@ -179,6 +179,7 @@ void KernelBench::DownBlock(const EncodingDescriptor& d, uint32_t cols, const ui
     down.y = &y;
     down.neurons = kBlock;
     down.tokens = 1;
+    down.in_halves = table_->in_halves[host::QuantKindOf(d.encoding)];
     down.fetch = fetch;
     down.fetch_lines = static_cast<uint32_t>((stride + 63) / 64);
     down.scratch = Aligned(scratch_[worker]);
@@ -212,7 +213,10 @@ Pass KernelBench::DownPass(const EncodingDescriptor& d, uint32_t cols) {
       fetch.Clear(static_cast<uint32_t>(std::min<uint64_t>(host::FetchDistance(), block_bytes)));
       const auto add = [&](uint32_t b) {
         if (b < end && IsQuantized(d.encoding)) {
-          fetch.AddStream(place + b * block_bytes, place + (b + 1) * block_bytes);
+          const uint8_t* block = place + b * block_bytes;
+          table_->in_halves[host::QuantKindOf(d.encoding)]
+              ? fetch.AddStreams(block, block + block_bytes / 2, block_bytes / 2)
+              : fetch.AddStream(block, block + block_bytes);
         }
       };
       add(tile * 32);

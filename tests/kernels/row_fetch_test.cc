@@ -137,6 +137,47 @@ TEST_F(RowFetchTest, TakesAStreamAtTwoPlacesInTurn) {
   EXPECT_EQ(lines_, expected);
 }
 
+// Until they end, then what was added behind them; gathered rows wait for them.
+TEST_F(RowFetchTest, TakesTwoStreamsInTurn) {
+  fetch_.Clear(1000 * 64);
+  fetch_.AddStream(Line(90), Line(94));
+  fetch_.AddStreams(Line(100), Line(300), 130 * 64);
+  fetch_.AddStreams(Line(230) + 32, Line(500) + 32, 64);
+  fetch_.AddStream(Line(232), Line(236));
+  fetch_.Advance(150);
+  std::vector<uintptr_t> expected = {90, 92, 91, 93};
+  for (uintptr_t i = 0; i < 110; ++i) {
+    expected.insert(expected.end(), {100 + i, 300 + i});
+  }
+  lines_.resize(expected.size());
+  EXPECT_EQ(lines_, expected);
+  lines_.clear();
+  fetch_.Advance(150);
+  fetch_.Advance(150);
+  std::sort(lines_.begin(), lines_.end());
+  EXPECT_EQ(std::adjacent_find(lines_.begin(), lines_.end()), lines_.end());
+  const std::vector<uintptr_t> behind = {230, 231, 232, 233, 234, 235};
+  EXPECT_TRUE(std::includes(lines_.begin(), lines_.end(), behind.begin(), behind.end()));
+  EXPECT_TRUE(std::binary_search(lines_.begin(), lines_.end(), uintptr_t{501}));
+  EXPECT_FALSE(std::binary_search(lines_.begin(), lines_.end(), uintptr_t{502}));
+  EXPECT_EQ(lines_.back(), 501u);
+}
+
+TEST(InHalvesTest, NamesEveryRowOnceAndBothHalvesInTurn) {
+  EXPECT_EQ(InHalves(0, 1), 0u);
+  for (const uint32_t rows : {2u, 3u, 7u, 64u}) {
+    std::vector<uint32_t> order;
+    for (uint32_t i = 0; i < rows; ++i) {
+      order.push_back(InHalves(i, rows));
+    }
+    EXPECT_EQ(order[1], (rows + 1) / 2);
+    std::sort(order.begin(), order.end());
+    for (uint32_t i = 0; i < rows; ++i) {
+      EXPECT_EQ(order[i], i);
+    }
+  }
+}
+
 TEST_F(RowFetchTest, TakesGatheredRowsInTurnWithTheStream) {
   fetch_.Clear(1000 * 64);
   fetch_.AddStream(Line(100), Line(200));
@@ -189,7 +230,8 @@ struct Sums {
     }
   }
 
-  std::vector<float> Make(HostIsa isa, QuantKind kind, bool add, RowFetch* fetch) const {
+  std::vector<float> Make(HostIsa isa, QuantKind kind, bool add, RowFetch* fetch,
+                          bool in_halves = false) const {
     const bool one = shape.cols > 4096;  // long rows that one token keeps go by themselves
     const KernelTable& table = **ChooseKernels(isa);
     std::vector<float> y(2 * shape.cols, 0.25f);
@@ -204,6 +246,7 @@ struct Sums {
     call.neurons = static_cast<uint32_t>(rows.size());
     call.tokens = one ? 1 : 2;
     call.add = add;
+    call.in_halves = in_halves;
     call.fetch = fetch;
     call.fetch_lines = (shape.bytes + 63) / 64;
     call.scratch = reinterpret_cast<uint32_t*>((reinterpret_cast<uintptr_t>(scratch.data()) + 63) / 64 * 64);
@@ -218,7 +261,7 @@ struct Sums {
 };
 
 // The shorter the distance, the fewer rows of a block are summed at a time.
-TEST(RowFetchKernelTest, WeightedSumsDoNotDependOnWhatIsFetchedMeanwhile) {
+TEST(RowFetchKernelTest, WeightedSumsDoNotDependOnWhatIsFetchedMeanwhileNorOnTheOrder) {
   const std::pair<Encoding, QuantKind> kinds[] = {{Encoding::kQ8, QuantKind::kQ8},
                                                   {Encoding::kQ4, QuantKind::kQ4},
                                                   {Encoding::kQ3, QuantKind::kQ3},
@@ -234,14 +277,17 @@ TEST(RowFetchKernelTest, WeightedSumsDoNotDependOnWhatIsFetchedMeanwhile) {
             if (!HostIsaSupported(isa)) {
               continue;
             }
-            for (const uint32_t rows : {1u, 32u, 64u}) {
+            for (const uint32_t variant : {1u, 17u, 32u, 64u, 101u, 117u, 132u, 164u}) {
+              const uint32_t rows = variant % 100;
+              const bool in_halves = variant > 100;
               RowFetch fetch;
               fetch.Clear(rows * sums.shape.bytes + 64);
               fetch.AddStream(sums.memory.data(), sums.memory.data() + sums.memory.size());
-              const std::vector<float> y = sums.Make(isa, kind, add, &fetch);
+              const std::vector<float> y = sums.Make(isa, kind, add, &fetch, in_halves);
               ASSERT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0)
                   << static_cast<int>(kind) << " g" << group << ", " << neurons << " rows of " << cols
-                  << ", isa " << static_cast<int>(isa) << ", " << rows << " ahead";
+                  << ", isa " << static_cast<int>(isa) << ", " << rows << " ahead"
+                  << (in_halves ? ", in halves" : "");
             }
           }
         }
