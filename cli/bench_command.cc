@@ -21,6 +21,7 @@ namespace {
 
 constexpr int64_t kMostTokens = 1 << 24;
 constexpr int64_t kMostSequences = 1024;
+constexpr uint64_t kMostSeed = 1'000'000'000;
 // What inferd has if nobody says otherwise: the launcher asks for more only where a test needs more.
 constexpr uint64_t kDefaultParallel = 4;
 constexpr uint64_t kDefaultContext = 8192;
@@ -33,6 +34,7 @@ struct Options {
   std::optional<std::string> batches;
   std::vector<std::string> pairs;
   std::optional<uint64_t> repetitions;
+  std::optional<uint64_t> seed;
   std::optional<std::string> format;
   bool no_warmup = false;
   bool json = false;
@@ -91,13 +93,14 @@ absl::StatusOr<BenchResult> Measure(const Options& o, Launcher* launcher, const 
                                     const std::string& preset) {
   BenchResult result{test, preset, {}};
   const uint64_t repetitions = o.repetitions.value_or(5);
+  const uint64_t seed = o.seed.value_or(1);
   const uint64_t vocab = launcher->model().vocab_size();
   Progress progress(absl::StrCat(preset, " ", test.name(), " x", test.batch), ProgressUnit::kItems,
                     o.common.quiet);
   // The warm-up is a repetition that does not count: it also brings the experts into memory.
   for (uint64_t i = o.no_warmup ? 1 : 0; i <= repetitions; ++i) {
     ASSIGN_OR_RETURN(BenchSample sample,
-                     RunOnce(&launcher->client(), test, RandomInput(test, vocab, /*seed=*/i + 1),
+                     RunOnce(&launcher->client(), test, RandomInput(test, vocab, seed + i),
                              launcher->server_option("clock") == "virtual"));
     if (i > 0) {
       result.samples.push_back(sample);
@@ -163,8 +166,10 @@ absl::StatusOr<CompareShape> ShapeOf(const Options& o) {
   RETURN_IF_ERROR(ReadList(o.batches, "-b", 1, kMostSequences, &batches));
   shape.batches.assign(batches.begin(), batches.end());
   shape.repetitions = o.repetitions;
-  if (!o.pairs.empty() || (o.format.has_value() && *o.format != "md" && *o.format != "json")) {
-    return absl::InvalidArgumentError("a comparison of presets has no -pg, and prints md or json");
+  if (!o.pairs.empty() || o.seed.has_value() ||
+      (o.format.has_value() && *o.format != "md" && *o.format != "json")) {
+    return absl::InvalidArgumentError(
+        "a comparison of presets has no -pg and no --seed, and prints md or json");
   }
   return shape;
 }
@@ -190,7 +195,9 @@ int RunBench(const CommandContext& context, const std::vector<std::string>& args
       .Texts("--pg", &options.pairs, "P,N: a prompt of P and an answer of N (also -pg); may be repeated")
       .Text("-b,--batch", &options.batches, "1,3,16: sequences at once [1]")
       .Number("-r,--repetitions", &options.repetitions, "of each test [5]", 1, 10000)
-      .Flag("--no-warmup", &options.no_warmup, "counts the first repetition too")
+      .Number("--seed", &options.seed,
+              "of the first repetition's random ids; those after it take the next ones [1]", 0, kMostSeed)
+      .Flag("--no-warmup", &options.no_warmup, "leaves out the repetition that does not count")
       .Text("-o,--output", &options.format, "md|json|csv|jsonl [md]")
       .Flag("--json", &options.json, "as -o json; --preset takes a list, A,B, or all");
   options.compare.Declare(&parser);

@@ -2,13 +2,14 @@
 """Decode from a pack larger than the memory that may hold it, both daemons in a memory cgroup, against what the disk and
 the memory allow; and the same experts read through mmap under the same bound.
 
-usage: capped_decode.py [--work DIR] [--bin build/release] [--tokens N] [--runs N] [--shares 0.667,0.333]
-                        [--shape qwen3-30b-a3b] [--layers 7]
+usage: capped_decode.py [--work DIR] [--bin build/release] [--tokens N] [--slices N] [--runs N]
+                        [--shares 0.667,0.333] [--shape qwen3-30b-a3b] [--layers 7]
 
 The pack (sluice synth of the shape, q8, routing spread evenly) is made in DIR unless it is there. The bound of a token is
-max(miss bytes / O_DIRECT bandwidth, bytes touched / read bandwidth), all four measured with each run: the disk, by the bare
-loop that was the fastest before the first, just before and just after it, since a virtual one changes from second to second, and the bound is of the mean. A row has the median of
-the runs, and how far they lie apart both by the clock and over their bounds. Prints a Markdown table;
+max(miss bytes / O_DIRECT bandwidth, bytes touched / read bandwidth). A run is measured in slices of a few tokens, since a
+virtual disk changes from second to second: each has its own bound, with the disk, by the bare loop that was the fastest
+before the first, just before and just after it, reading other experts each time. A run's bound is the mean of its slices'.
+A row has the median of the runs, and how far they lie apart both by the clock and over their bounds. Prints a Markdown table;
 "not run" with the reason where no memory cgroup can be made. Exit status 1 if a command failed. SIGTERM ends the
 daemons and takes the cgroup away; what a killed run left is taken away by the next.
 """
@@ -137,25 +138,42 @@ def start_daemons(options, daemons, cgroup):
              cgroup)
 
 
-def bench_once(options, daemons):
-    """One run against daemons in the cgroup; itself it stays outside, since it measures the memory."""
-    return run_json([options.bin + "/bin/sluice", "bench", *daemons, "-p", "0", "-n", str(options.tokens), "-r", "1",
-                     "--json"])[0]
+def bench_once(options, daemons, tokens, seed):
+    """One request against daemons in the cgroup; itself it stays outside, since it measures the memory."""
+    return run_json([options.bin + "/bin/sluice", "bench", *daemons, "-p", "0", "-n", str(tokens), "-r", "1",
+                     "--no-warmup", "--seed", str(seed), "--json"])[0]
 
 
-def direct(options, pack, *loop):
-    return run_json([options.bin + "/bench/pack_reads", "direct", pack, *loop])
+class Disk:
+    """The bare loop's rate, over other experts at every look."""
+
+    def __init__(self, options, pack):
+        self.command = [options.bin + "/bench/pack_reads", "direct", pack]
+        self.command.append(run_json(self.command)["loop"])
+        self.looks = 0
+
+    def look(self):
+        self.looks += 1
+        return run_json([*self.command, str(self.looks)])["direct_bytes_per_second"]
 
 
-class Run:
-    """One run and its bound, with the disk's rate just before and just after it."""
+class Slice:
+    """Some tokens and their bound, in seconds a token, with the disk's rate just before and just after them."""
 
-    def __init__(self, options, bench, before, after):
+    def __init__(self, tokens, bench, before, after):
         self.direct = (before + after) / 2
-        self.token = bench["samples_ns"][0] / 1e9 / options.tokens
+        self.token = bench["samples_ns"][0] / 1e9 / tokens
         self.miss = bench["ssd_gbps"] * 1e9 * self.token
         self.touched = bench["weight_gbps"] * 1e6 * bench["tpot_ms"]
         self.bound = max(self.miss / self.direct, self.touched / (bench["read_bandwidth_gbps"] * 1e9))
+
+
+class Run:
+    """The means of equally long slices."""
+
+    def __init__(self, slices):
+        for name in ("direct", "token", "miss", "touched", "bound"):
+            setattr(self, name, sum(getattr(part, name) for part in slices) / len(slices))
         self.over = self.token / self.bound
 
 
@@ -170,14 +188,19 @@ def spread(values):
 def run_all(options, pack, budget, cgroup):
     daemons = ["--pack", pack, "--dram-budget", str(budget), "--context", "1024", "--parallel", "1", "--quiet"]
     start_daemons(options, daemons, cgroup)
+    tokens = max(1, options.tokens // options.slices)
+    bench_once(options, daemons, 2 * options.tokens, seed=0)  # fills the memory
     runs = []
-    loop = direct(options, pack)["loop"]
-    before = direct(options, pack, loop)["direct_bytes_per_second"]
+    disk = Disk(options, pack)
+    before = disk.look()
     for number in range(options.runs):
-        bench = bench_once(options, daemons)
-        after = direct(options, pack, loop)["direct_bytes_per_second"]
-        runs.append(Run(options, bench, before, after))
-        before = after
+        slices = []
+        for _ in range(options.slices):
+            bench = bench_once(options, daemons, tokens, seed=disk.looks)  # other tokens in every slice
+            after = disk.look()
+            slices.append(Slice(tokens, bench, before, after))
+            before = after
+        runs.append(Run(slices))
         print(f"run {number + 1} of {options.runs}: {runs[-1].token * 1e3:.1f} ms a token, "
               f"{runs[-1].over:.2f} of the bound, disk {runs[-1].direct / 1e9:.2f} GB/s", file=sys.stderr)
     return runs
@@ -217,6 +240,7 @@ def main():
     parser.add_argument("--work", default="/var/tmp/sluice-capped")
     parser.add_argument("--bin", default="build/release")
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--slices", type=int, default=6)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--shares", default="0.667,0.333")
     parser.add_argument("--shape", default="qwen3-30b-a3b")

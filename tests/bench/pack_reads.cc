@@ -1,7 +1,8 @@
 // What the disk and a mapping give for a pack's experts: the bound and the comparison of capped_decode.py.
 //
-//   pack_reads direct PACK [LOOP]   bytes a second of the best bare O_DIRECT loop over random experts, or of
-//                                   the one that an earlier call named
+//   pack_reads direct PACK [LOOP [SEED]]   bytes a second of the best bare O_DIRECT loop over random experts,
+//   or
+//                                   of the one that an earlier call named; other experts with another seed
 //   pack_reads mapped PACK TOKENS   seconds a token of reading its experts through mmap, the first half
 //   unseen
 //
@@ -65,12 +66,12 @@ std::vector<Range> TokenExperts(const Pack& pack, std::mt19937_64* random) {
   return ranges;
 }
 
-absl::Status Direct(const Pack& pack, const std::string& loop_name) {
+absl::Status Direct(const Pack& pack, const std::string& loop_name, uint64_t seed) {
   const UniqueFd fd(open(pack.file_path(PackFile::kExperts).c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
   if (!fd.valid()) {
     return ErrnoToStatus(errno, "opening the experts with O_DIRECT");
   }
-  std::mt19937_64 random(1);
+  std::mt19937_64 random(seed);
   std::vector<Piece> pieces;
   for (uint64_t total = 0; total < kDirectBytes;) {
     for (const Range& range : TokenExperts(pack, &random)) {
@@ -146,12 +147,16 @@ absl::Status Mapped(const Pack& pack, int tokens) {
 
 absl::Status Main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
-  const bool direct = mode == "direct" && (argc == 3 || argc == 4);
+  const bool direct = mode == "direct" && argc >= 3 && argc <= 5;
   if (!direct && !(mode == "mapped" && argc == 4 && std::atoi(argv[3]) > 1)) {
-    return absl::InvalidArgumentError("usage: pack_reads direct PACK [LOOP] | pack_reads mapped PACK TOKENS");
+    return absl::InvalidArgumentError(
+        "usage: pack_reads direct PACK [LOOP [SEED]] | pack_reads mapped PACK TOKENS");
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<Pack> pack, Pack::Open(argv[2]));
-  return direct ? Direct(*pack, argc == 4 ? argv[3] : "") : Mapped(*pack, std::atoi(argv[3]));
+  if (direct) {
+    return Direct(*pack, argc > 3 ? argv[3] : "", argc > 4 ? std::strtoull(argv[4], nullptr, 10) : 0);
+  }
+  return Mapped(*pack, std::atoi(argv[3]));
 }
 
 }  // namespace

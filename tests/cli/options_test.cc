@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
+#include "cli/bench_run.h"
 #include "cli/runtime_paths.h"
 #include "cli/status_words.h"
 
@@ -82,6 +83,16 @@ TEST(AdminAddressOfTest, FollowsTheNamesOfTheRuntimeDirectory) {
   EXPECT_EQ(AdminAddressOf("unix:/r/inferd.sock"), "unix:/r/inferd-admin.sock");
   EXPECT_EQ(AdminAddressOf("unix:/r/other.sock"), "");
   EXPECT_EQ(AdminAddressOf("127.0.0.1:7070"), "");
+}
+
+TEST(RandomInputTest, TheSeedDecidesAndAnotherGivesOtherPrompts) {
+  const BenchTest test{.prompt = 32, .generate = 1, .batch = 2};
+  const BenchInput input = RandomInput(test, 1000, 1);
+  ASSERT_EQ(input.prompts.size(), 2u);
+  EXPECT_EQ(input.prompts[0].size(), 32u);
+  EXPECT_NE(input.prompts[0], input.prompts[1]);
+  EXPECT_EQ(RandomInput(test, 1000, 1).prompts, input.prompts);
+  EXPECT_NE(RandomInput(test, 1000, 2).prompts, input.prompts);
 }
 
 TEST(LogTailTest, GivesTheLastLinesIndented) {

@@ -23,6 +23,7 @@ class CliTest(harness.TestCase):
         calls += [["tokenize", "--text", "x"], ["tokenize", "--pack", "p", "--tokenizer", "d", "--text", "x"]]
         calls += [["detokenize", "--pack", "p", "--token-ids", "1,x"], ["preset", "list", "exact"], ["preset", "show"]]
         calls += [["bench", "--pack", "p", "-p", "0", "-n", "0"], ["bench", "--pack", "p", "-o", "sql"]]
+        calls += [["bench", "--pack", "p", "--preset", "all", "--seed", "2"], ["bench", "--pack", "p", "--seed", "x"]]
         calls += [["perplexity", "--pack", "p", "--text", "t", "--window", "4", "--stride", "5"]]
         for call in calls:
             code, out, err = self.sluice(*call)
