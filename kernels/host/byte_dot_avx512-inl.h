@@ -20,7 +20,7 @@ inline constexpr bool kByBytes = (kKind == QuantKind::kQ2 || kKind == QuantKind:
 
 // KernelTable::in_halves. Experts of q2 lost two to four hundredths by it.
 template <QuantKind kKind>
-inline constexpr bool kInHalves = kKind != QuantKind::kQ2&& kKind != QuantKind::kMxfp4;
+inline constexpr bool kInHalves = !(kKind == QuantKind::kQ2 || kKind == QuantKind::kMxfp4);
 
 SLUICE_INLINE __m512i LoadBlocks(const uint8_t* p) { return _mm512_loadu_si512(p); }
 SLUICE_INLINE __m512i InEveryLane(__m128i lane) { return _mm512_broadcast_i32x4(lane); }

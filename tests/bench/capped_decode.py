@@ -188,7 +188,7 @@ def spread(values):
 def run_all(options, pack, budget, cgroup):
     daemons = ["--pack", pack, "--dram-budget", str(budget), "--context", "1024", "--parallel", "1", "--quiet"]
     start_daemons(options, daemons, cgroup)
-    tokens = max(1, options.tokens // options.slices)
+    tokens = options.tokens // options.slices
     bench_once(options, daemons, 2 * options.tokens, seed=0)  # fills the memory
     runs = []
     disk = Disk(options, pack)
@@ -246,6 +246,8 @@ def main():
     parser.add_argument("--shape", default="qwen3-30b-a3b")
     parser.add_argument("--layers", type=int, default=7)
     options = parser.parse_args()
+    if options.slices < 1 or options.tokens < 1 or options.tokens % options.slices != 0:
+        parser.error(f"--tokens {options.tokens} are not {options.slices} slices of equal length")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     remove_leftovers()
     os.makedirs(options.work + "/run", mode=0o700, exist_ok=True)

@@ -1,10 +1,10 @@
 // What the disk and a mapping give for a pack's experts: the bound and the comparison of capped_decode.py.
 //
-//   pack_reads direct PACK [LOOP [SEED]]   bytes a second of the best bare O_DIRECT loop over random experts,
-//   or
-//                                   of the one that an earlier call named; other experts with another seed
-//   pack_reads mapped PACK TOKENS   seconds a token of reading its experts through mmap, the first half
-//   unseen
+//   pack_reads direct PACK [LOOP [SEED]]
+//       bytes a second of the best bare O_DIRECT loop over random experts, or of the one that an earlier call
+//       named; other experts with another seed
+//   pack_reads mapped PACK TOKENS
+//       seconds a token of reading its experts through mmap, the first half unseen
 //
 // A token reads, in every layer, the layer's top-K experts drawn evenly, each byte once, on all CPUs.
 // Prints one JSON object.
