@@ -113,12 +113,17 @@ uint32_t SlotTable::VictimOfOthers(uint32_t layer, uint16_t size_class, bool ove
   return kNoSlot;
 }
 
+// Of the layer's passing experts, those whose slots what streams next can wait for: they travel, or have yet
+// to be computed. One that is only kept because it was predicted meanwhile would never give its slot up.
 uint32_t SlotTable::Passing(uint32_t layer, uint16_t size_class) const {
   uint32_t passing = 0;
   for (uint32_t expert = 0; expert < Experts(layer); ++expert) {
     const uint32_t index = Find(layer, expert);
-    const bool counts = index != kNoSlot && slots_[index].passing && slots_[index].size_class == size_class;
-    passing += counts ? 1 : 0;
+    if (index == kNoSlot || !slots_[index].passing || slots_[index].size_class != size_class) {
+      continue;
+    }
+    const Slot& slot = slots_[index];
+    passing += slot.state != SlotState::kReady || slot.pinned || slot.joined != 0 ? 1 : 0;
   }
   return passing;
 }

@@ -117,6 +117,24 @@ TEST(SlotTableTest, AStreamPassesThroughWithoutPushingOutWhatIsKept) {
   EXPECT_EQ(table.held(0, 0), 2u);
 }
 
+// Both experts that streamed through layer 0 are predicted for its next turn. What streams then cannot wait
+// for them to leave: it takes what was computed, and the predicted ones stay.
+TEST(SlotTableTest, AStreamDoesNotWaitForWhatStaysBecauseItWasPredicted) {
+  SlotTable table(Plan(4, 2, {1, 1}));
+  Put(&table, 0, 0);
+  Put(&table, 1, 0);
+  for (const uint32_t expert : {1u, 2u}) {
+    const uint32_t passing = Put(&table, 0, expert, For::kStream);
+    ASSERT_NE(passing, kNoSlot);
+    table.slot(passing).fresh = true;
+  }
+  const uint32_t slot = table.TakeSlot(0, 3, For::kStream, First);
+  ASSERT_NE(slot, kNoSlot);
+  EXPECT_EQ(table.Find(0, 0), kNoSlot);
+  EXPECT_TRUE(table.IsReady(0, 1));
+  EXPECT_TRUE(table.IsReady(0, 2));
+}
+
 TEST(SlotTableTest, LostSlotsAreNobodysUntilTheyAreFreed) {
   SlotTable table(Plan(2, 0, {1, 1}));
   const uint32_t lost = table.TakeSlot(0, 0, For::kDemand, First);
