@@ -364,8 +364,8 @@ absl::StatusOr<absl::Span<const ReadyTile>> SlabResidency::Next() {
 }
 
 absl::Time SlabResidency::WaitUntil() const {
-  if (in_flight_ == 0) {
-    return retry_at_;
+  if (in_flight_ == 0) {  // for a fill to try again, or for a slot that a prefetch holds
+    return no_room_ ? retry_at_ : absl::Now() + kRetryPace;
   }
   return TileOf(width_) < width_ ? absl::Now() + kTilePace : absl::InfiniteFuture();
 }

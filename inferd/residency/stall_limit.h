@@ -32,11 +32,11 @@ class StallLimit {
     return now >= since_ + limit_;
   }
 
-  // When a wait that begins at `now` and may last until `until` has to end. None lasts long: an earlier look
-  // tells a stop from waiting.
+  // When a wait that begins at `now` and may last until `until` has to end; not before `now`, else the wait
+  // would look as if it had ended late. None lasts long: an earlier look tells a stop from waiting.
   absl::Time EndOfWait(absl::Time now, absl::Time until = absl::InfiniteFuture()) {
     constexpr absl::Duration kLongestWait = absl::Seconds(1);
-    due_ = std::min({until, since_ + limit_, now + kLongestWait});
+    due_ = std::max(now, std::min({until, since_ + limit_, now + kLongestWait}));
     return due_;
   }
 

@@ -29,6 +29,16 @@ TEST_F(StallLimitTest, NoWaitLastsLongerThanTheLimitOrASecond) {
   EXPECT_EQ(stall_.EndOfWait(start_, start_ + absl::Seconds(9)), start_ + absl::Seconds(1));
 }
 
+// Who waits for nothing but a time that has passed waits in vain, and was not stopped.
+TEST_F(StallLimitTest, WaitsUntilAPastTimeAreCountedAllTheSame) {
+  for (int ms = 0; ms < 5000; ms += 50) {
+    const absl::Time now = start_ + absl::Milliseconds(ms);
+    ASSERT_FALSE(stall_.Exceeded(now));
+    ASSERT_EQ(stall_.EndOfWait(now, start_ - absl::Hours(1)), now);
+  }
+  EXPECT_TRUE(stall_.Exceeded(start_ + absl::Seconds(5)));
+}
+
 TEST_F(StallLimitTest, WhatCameBeginsTheCountAgain) {
   stall_.EndOfWait(start_ + absl::Seconds(3));
   stall_.Restart(start_ + absl::Seconds(4));
