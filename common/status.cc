@@ -14,10 +14,16 @@ absl::StatusCode CodeOf(int error_number) {
       return absl::StatusCode::kAlreadyExists;
     case EACCES:
     case EPERM:
+    case EROFS:
       return absl::StatusCode::kPermissionDenied;
     case EINVAL:
+    case EISDIR:
+    case ELOOP:
     case ENAMETOOLONG:
+    case ENOTDIR:
       return absl::StatusCode::kInvalidArgument;
+    case EDQUOT:
+    case EFBIG:
     case ENOMEM:
     case ENOSPC:
     case EMFILE:

@@ -14,6 +14,17 @@ TEST(StatusTest, ErrnoBecomesCanonicalCodeNamingTheSubject) {
   EXPECT_EQ(absl::StatusCode::kDataLoss, ErrnoToStatus(EIO, "read").code());
 }
 
+// A wrong path or a disk that is full or read-only is the caller's to mend, no fault of this program.
+TEST(StatusTest, WhatAPathMayRunIntoIsNotInternal) {
+  for (const int number : {EISDIR, ENOTDIR, ELOOP, ENAMETOOLONG}) {
+    EXPECT_EQ(absl::StatusCode::kInvalidArgument, ErrnoToStatus(number, "open").code()) << number;
+  }
+  EXPECT_EQ(absl::StatusCode::kPermissionDenied, ErrnoToStatus(EROFS, "open").code());
+  for (const int number : {ENOSPC, EDQUOT, EFBIG}) {
+    EXPECT_EQ(absl::StatusCode::kResourceExhausted, ErrnoToStatus(number, "write").code()) << number;
+  }
+}
+
 TEST(StatusTest, AnnotateKeepsCodeAndPayloadAndLeavesOkAlone) {
   absl::Status status = absl::DataLossError("chunk 3");
   status.SetPayload("reason", absl::Cord("WEIGHT_CORRUPT"));
