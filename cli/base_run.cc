@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -99,6 +100,7 @@ absl::StatusOr<BaseRunHeader> ParseBaseRunHeader(const std::string& bytes, uint6
 absl::StatusOr<std::unique_ptr<BaseRunWriter>> BaseRunWriter::Create(const std::string& path,
                                                                      const BaseRunHeader& header) {
   ASSIGN_OR_RETURN(PartialFile file, PartialFile::Create(path));
+  RETURN_IF_ERROR(file.SetSize(RowOffset(header, header.positions)));
   RETURN_IF_ERROR(file.WriteAt(0, SerializeBaseRunHeader(header)));
   return std::unique_ptr<BaseRunWriter>(new BaseRunWriter(header, std::move(file)));
 }
@@ -128,8 +130,17 @@ absl::StatusOr<std::unique_ptr<BaseRunReader>> BaseRunReader::Open(const std::st
 }
 
 absl::Status BaseRunReader::ReadRow(uint64_t position, absl::Span<float> row) const {
-  return file_.ReadAt(RowOffset(header_, position),
-                      absl::MakeSpan(reinterpret_cast<std::byte*>(row.data()), row.size() * sizeof(float)));
+  RETURN_IF_ERROR(
+      file_.ReadAt(RowOffset(header_, position),
+                   absl::MakeSpan(reinterpret_cast<std::byte*>(row.data()), row.size() * sizeof(float))));
+  const auto wrong =
+      std::find_if_not(row.begin(), row.end(), [](float value) { return std::isfinite(value); });
+  if (wrong != row.end()) {
+    return absl::DataLossError(absl::StrCat(file_.path(), ": damaged: position ", position, " of ",
+                                            header_.positions, " has no log probability of token ",
+                                            wrong - row.begin()));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace sluice::cli

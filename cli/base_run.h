@@ -12,7 +12,8 @@
 //          40..47   u64 XXH3-64 of the scored token ids as int32
 //          48..79   model_id of the run, 32 hex digits
 //          80..127  zero
-//          128..    positions x vocabulary natural-log probabilities, position after position
+//          128..    positions x vocabulary natural-log probabilities, position after position; zeros for a
+//                   position without a prediction (the first of a window of a model without BOS)
 //
 // Thread safety: const and WriteRow calls may come from several threads at once.
 #ifndef SLUICE_CLI_BASE_RUN_H_
@@ -54,7 +55,7 @@ class BaseRunWriter {
                                                                const BaseRunHeader& header);
   // REQUIRES: position < positions, row.size() == vocab.
   absl::Status WriteRow(uint64_t position, absl::Span<const float> row);
-  // Gives the file its name. REQUIRES: every row was written.
+  // Gives the file its name. REQUIRES: the row of every position with a prediction was written.
   absl::Status Finish();
 
  private:
@@ -69,6 +70,7 @@ class BaseRunReader {
   static absl::StatusOr<std::unique_ptr<BaseRunReader>> Open(const std::string& path,
                                                              const BaseRunHeader& expected);
   const BaseRunHeader& header() const { return header_; }
+  // DATA_LOSS naming the position if a value is no number.
   absl::Status ReadRow(uint64_t position, absl::Span<float> row) const;
 
  private:

@@ -1,5 +1,6 @@
 #include "cli/partial_file.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -11,6 +12,12 @@
 namespace sluice::cli {
 
 absl::StatusOr<PartialFile> PartialFile::Create(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": is ",
+                                                   S_ISDIR(info.st_mode) ? "a folder" : "no regular file",
+                                                   " and cannot be replaced by the result"));
+  }
   ASSIGN_OR_RETURN(File file, File::OpenForWrite(absl::StrCat(path, ".tmp.", getpid())));
   RETURN_IF_ERROR(file.Truncate(0));
   return PartialFile(path, std::move(file));

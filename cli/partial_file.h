@@ -17,12 +17,15 @@ namespace sluice::cli {
 
 class PartialFile {
  public:
-  // Creates `path` under a temporary name beside it.
+  // Creates `path` under a temporary name beside it. INVALID_ARGUMENT if a folder, a device or anything else
+  // that is no regular file has the name: it must not be replaced.
   static absl::StatusOr<PartialFile> Create(const std::string& path);
   PartialFile(PartialFile&&) = default;
   // Removes the file unless it was committed.
   ~PartialFile();
 
+  // What is not written of these bytes is zero.
+  absl::Status SetSize(uint64_t bytes) const { return file_.Truncate(bytes); }
   absl::Status WriteAt(uint64_t offset, absl::Span<const float> values) const;
   absl::Status WriteAt(uint64_t offset, const std::string& bytes) const;
 

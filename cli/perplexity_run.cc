@@ -186,11 +186,16 @@ absl::StatusOr<PerplexityRun> MeasurePerplexity(Launcher* launcher, const Perple
   ASSIGN_OR_RETURN(const api::GetStatsResponse before, ReadStats(launcher));
   ASSIGN_OR_RETURN(const std::vector<WindowLoss> losses, ScoreAll(m, in_flight, task.quiet));
   ASSIGN_OR_RETURN(const api::GetStatsResponse after, ReadStats(launcher));
+  PerplexityRun run;
+  run.result = Summarize(losses);
+  if (run.result.tokens == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        task.text, ": ", m.tokens.size(),
+        " tokens, none with a prediction: the model has no BOS to predict a window's first from"));
+  }
   if (m.save != nullptr) {
     RETURN_IF_ERROR(m.save->Finish());
   }
-  PerplexityRun run;
-  run.result = Summarize(losses);
   run.sparsity = SparsityOf(before, after);
   if (after.layers_size() > 0) {
     run.experts = ExpertsJson(before, after);

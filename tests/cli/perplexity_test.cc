@@ -1,6 +1,7 @@
 // The arithmetic of `sluice perplexity`, the file of a base run, and the safetensors file of `sluice logits`.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -162,6 +163,44 @@ TEST_F(FileTest, DamagedBaseRunIsRefused) {
   BaseRunHeader empty = header_;
   empty.vocab = 0;
   EXPECT_FALSE(ParseBaseRunHeader(SerializeBaseRunHeader(empty), 128).ok());
+}
+
+// Without BOS a last window of one token has no prediction, so nobody writes its row.
+TEST_F(FileTest, BaseRunWithoutItsLastRowIsWholeAllTheSame) {
+  auto writer = BaseRunWriter::Create(path_, header_);
+  ASSERT_TRUE(writer.ok());
+  const std::vector<float> row = {-0.5f, -1.5f};
+  ASSERT_TRUE((*writer)->WriteRow(0, row).ok());
+  ASSERT_TRUE((*writer)->Finish().ok());
+  const auto reader = BaseRunReader::Open(path_, header_);
+  EXPECT_TRUE(reader.ok()) << reader.status();
+}
+
+TEST_F(FileTest, BaseRunWithAValueThatIsNoNumberIsDataLossNamingThePosition) {
+  auto writer = BaseRunWriter::Create(path_, header_);
+  ASSERT_TRUE(writer.ok());
+  const std::vector<float> row = {-0.5f, std::nanf("")};
+  ASSERT_TRUE((*writer)->WriteRow(1, row).ok());
+  ASSERT_TRUE((*writer)->Finish().ok());
+  const auto reader = BaseRunReader::Open(path_, header_);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  std::vector<float> read(2);
+  const absl::Status status = (*reader)->ReadRow(1, absl::MakeSpan(read));
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("position 1 of 3"));
+}
+
+// A device or a folder of the name would be lost, or found to be in the way only at the end.
+TEST_F(FileTest, OnlyARegularFileIsReplacedAndAnythingElseIsRefusedBeforeTheWork) {
+  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
+  for (const std::string& path : {path_, root_}) {
+    const auto writer = BaseRunWriter::Create(path, header_);
+    EXPECT_EQ(writer.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(writer.status().message()), HasSubstr(path));
+  }
+  struct stat info;
+  ASSERT_EQ(stat(path_.c_str(), &info), 0);
+  EXPECT_TRUE(S_ISFIFO(info.st_mode));
 }
 
 TEST_F(FileTest, UnfinishedBaseRunLeavesNoFile) {
