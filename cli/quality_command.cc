@@ -2,16 +2,17 @@
 // one call. Finished runs are kept, so that an interrupted call goes on where it was.
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "cli/command.h"
+#include "cli/partial_file.h"
 #include "cli/quality_rows.h"
 #include "cli/self_run.h"
 #include "cli/work_packs.h"
 #include "common/status.h"
+#include "inferd/policy/preset.h"
 
 namespace sluice::cli {
 namespace {
@@ -33,33 +34,73 @@ struct Options {
 std::string Path(const Options& o, const std::string& name) { return absl::StrCat(o.work, "/", name); }
 
 absl::Status Write(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
-  return file.good() ? absl::OkStatus() : absl::UnavailableError(absl::StrCat("cannot write ", path));
+  ASSIGN_OR_RETURN(PartialFile file, PartialFile::Create(path));
+  RETURN_IF_ERROR(file.WriteAt(0, text));
+  return file.Commit();
 }
 
-absl::StatusOr<QualityResult> MeasureRow(const CommandContext& context, const Options& o,
-                                         const QualityRow& row, const std::string& pack, bool is_base) {
+// What all rows of a call are measured on and compared with.
+struct Yardstick {
+  std::string text;  // TextIdentity() of the text
+  std::string base;  // file of the first row's distributions; empty: none are compared
+};
+
+std::vector<std::string> ArgumentsOf(const Options& o, const QualityRow& row, const std::string& pack) {
   std::vector<std::string> args = {"perplexity", "--pack", pack, "--text", o.text, "--kv", "f32", "--json"};
   if (o.max_tokens.has_value()) {
     args.insert(args.end(), {"--max-tokens", absl::StrCat(*o.max_tokens)});
   }
   args.insert(args.end(), row.options.begin(), row.options.end());
-  const std::string base = Path(o, absl::StrFormat("base-%d.lp", o.max_tokens.value_or(0)));
-  const std::string done = Path(o, absl::StrCat("run-", DigestName(absl::StrJoin(args, "\n")), ".json"));
-  if (FileExists(done) && (!is_base || !o.max_tokens.has_value() || FileExists(base))) {
+  return args;
+}
+
+// A finished run is known by its arguments, the text's content and the run that it was compared with.
+absl::StatusOr<QualityResult> MeasureRow(const CommandContext& context, const Options& o,
+                                         std::vector<std::string> args, const Yardstick& yardstick,
+                                         bool is_base) {
+  const std::string identity =
+      absl::StrCat(absl::StrJoin(args, "\n"), "\n", yardstick.text, "\n", yardstick.base);
+  const std::string done = Path(o, absl::StrCat("run-", DigestName(identity), ".json"));
+  if (FileExists(done) && (!is_base || yardstick.base.empty() || FileExists(yardstick.base))) {
     ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(done));
     return ParsePerplexityJson(text);
   }
-  // Whole distributions of a long text would fill a disk: divergences only with --max-tokens.
-  if (o.max_tokens.has_value()) {
-    args.insert(args.end(), {is_base ? "--save-base" : "--kl-base", base});
+  if (!yardstick.base.empty()) {
+    args.insert(args.end(), {is_base ? "--save-base" : "--kl-base", yardstick.base});
   }
   ASSIGN_OR_RETURN(const std::string text, RunSelf(context, args));
   ASSIGN_OR_RETURN(const QualityResult result, ParsePerplexityJson(text));
   RETURN_IF_ERROR(Write(done, text));
   return result;
+}
+
+absl::StatusOr<std::vector<QualityResult>> MeasureRows(const CommandContext& context, const Options& o,
+                                                       const QualityPlan& plan) {
+  Yardstick yardstick;
+  ASSIGN_OR_RETURN(yardstick.text, TextIdentity(o.text));
+  std::vector<QualityResult> results;
+  const PackWork packs = {o.model, o.work, o.calibration, o.calibration_tokens, /*whole_profile=*/false};
+  for (const QualityRow& row : plan.rows) {
+    ASSIGN_OR_RETURN(const std::string pack, EnsurePack(context, packs, plan.packs, row.pack));
+    const std::vector<std::string> args = ArgumentsOf(o, row, pack);
+    // Whole distributions of a long text would fill a disk: divergences only with --max-tokens.
+    if (results.empty() && o.max_tokens.has_value()) {
+      const std::string identity = absl::StrCat(absl::StrJoin(args, "\n"), "\n", yardstick.text);
+      yardstick.base = Path(o, absl::StrCat("base-", DigestName(identity), ".lp"));
+    }
+    ASSIGN_OR_RETURN(const QualityResult result, MeasureRow(context, o, args, yardstick, results.empty()));
+    results.push_back(result);
+    std::fprintf(stderr, "%zu of %zu: %s: %.4f\n", results.size(), plan.rows.size(), row.name.c_str(),
+                 result.ppl);
+  }
+  return results;
+}
+
+absl::Status MakeFolder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  return error ? ErrnoToStatus(error.value(), absl::StrCat("cannot make the folder ", path))
+               : absl::OkStatus();
 }
 
 Json ResultsJson(const QualityPlan& plan, const std::vector<QualityResult>& results) {
@@ -87,7 +128,14 @@ Json ResultsJson(const QualityPlan& plan, const std::vector<QualityResult>& resu
 
 absl::StatusOr<QualityPlan> PlanFrom(const Options& o) {
   if (o.rows.empty()) {
-    return PlanOf(SplitList(o.recipes), SplitList(o.presets));
+    const std::vector<std::string> presets = SplitList(o.presets);
+    if (presets.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("--presets '", o.presets, "' names none"));
+    }
+    for (const std::string& preset : presets) {  // now, not after the rows before it
+      RETURN_IF_ERROR(PoliciesOf(preset, {}, DeviceKind::kHost).status());
+    }
+    return PlanOf(SplitList(o.recipes), presets);
   }
   ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(o.rows));
   return ParseQualityPlan(text, o.rows);
@@ -95,18 +143,9 @@ absl::StatusOr<QualityPlan> PlanFrom(const Options& o) {
 
 absl::StatusOr<int> Quality(const CommandContext& context, const Options& o) {
   ASSIGN_OR_RETURN(const QualityPlan plan, PlanFrom(o));
-  std::error_code error;
-  std::filesystem::create_directories(o.work, error);
-  std::filesystem::create_directories(o.out, error);
-  std::vector<QualityResult> results;
-  const PackWork packs = {o.model, o.work, o.calibration, o.calibration_tokens, /*whole_profile=*/false};
-  for (const QualityRow& row : plan.rows) {
-    ASSIGN_OR_RETURN(const std::string dir, EnsurePack(context, packs, plan.packs, row.pack));
-    ASSIGN_OR_RETURN(const QualityResult result, MeasureRow(context, o, row, dir, results.empty()));
-    results.push_back(result);
-    std::fprintf(stderr, "%zu of %zu: %s: %.4f\n", results.size(), plan.rows.size(), row.name.c_str(),
-                 result.ppl);
-  }
+  RETURN_IF_ERROR(MakeFolder(o.work));
+  RETURN_IF_ERROR(MakeFolder(o.out));
+  ASSIGN_OR_RETURN(const std::vector<QualityResult> results, MeasureRows(context, o, plan));
   const std::string table = QualityTable(plan, results);
   RETURN_IF_ERROR(Write(absl::StrCat(o.out, "/quality_table.md"), table));
   RETURN_IF_ERROR(Write(absl::StrCat(o.out, "/quality.svg"), QualityPlot(plan, results)));

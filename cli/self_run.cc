@@ -6,9 +6,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cli/status_words.h"
 #include "common/ring/unique_fd.h"
 #include "common/status.h"
 
@@ -59,6 +61,20 @@ absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& argv, int output) {
                     : ErrnoToStatus(error, absl::StrCat("cannot start ", argv[0]));
 }
 
+// Why it failed, with its own code where its JSON says one.
+absl::Status FailureOf(const std::string& command, int result, const absl::StatusOr<std::string>& output) {
+  if (WIFSIGNALED(result)) {
+    return absl::InternalError(absl::StrCat(command, " was ended by signal ", WTERMSIG(result)));
+  }
+  const nlohmann::json json = nlohmann::json::parse(output.value_or(""), nullptr, /*allow_exceptions=*/false);
+  const auto error = json.is_object() ? json.find("error") : json.end();
+  if (!json.is_object() || error == json.end() || !error->is_object()) {
+    return absl::InternalError(absl::StrCat(command, " failed with exit code ", WEXITSTATUS(result)));
+  }
+  return CodeFromText(absl::StrCat(error->value("code", ""), ": "), absl::StatusCode::kInternal,
+                      absl::StrCat(command, " failed: ", error->value("message", "")));
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> RunSelf(const CommandContext& context, const std::vector<std::string>& args) {
@@ -79,8 +95,7 @@ absl::StatusOr<std::string> RunSelf(const CommandContext& context, const std::ve
   }
   RETURN_IF_ERROR(context.interrupt->Check());
   if (!WIFEXITED(result) || WEXITSTATUS(result) != kExitOk) {
-    return absl::InternalError(absl::StrCat("`sluice ", absl::StrJoin(args, " "), "` failed: ",
-                                            output.ok() ? *output : std::string(output.status().message())));
+    return FailureOf(absl::StrCat("`sluice ", absl::StrJoin(args, " "), "`"), result, output);
   }
   return output;
 }

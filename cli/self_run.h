@@ -13,7 +13,7 @@
 namespace sluice::cli {
 
 // Standard output of `sluice ARGS...` (give --json among them). An exit code other than 0 is an error with
-// the words of the command; CANCELLED after an interrupt.
+// the code and words of the command, INTERNAL where it left none; CANCELLED after an interrupt.
 absl::StatusOr<std::string> RunSelf(const CommandContext& context, const std::vector<std::string>& args);
 
 }  // namespace sluice::cli

@@ -12,6 +12,40 @@
 namespace sluice::cli {
 namespace {
 
+namespace fs = std::filesystem;
+
+// A model's folder as it is now: its files' names, sizes and times of change. Empty if there is none.
+std::string FolderState(const std::string& dir) {
+  std::vector<std::string> files;
+  std::error_code error;
+  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    if (!it->is_regular_file(ignored)) continue;
+    const auto changed = fs::last_write_time(it->path(), ignored).time_since_epoch().count();
+    files.push_back(absl::StrCat(it->path().filename().string(), " ", fs::file_size(it->path(), ignored), " ",
+                                 static_cast<int64_t>(changed)));
+  }
+  std::sort(files.begin(), files.end());
+  return absl::StrJoin(files, "\n");
+}
+
+// All that decides what is in the pack's folder, so that another model, calibration or pack of a profile
+// gets a folder of its own. `profiled`: the folder of that pack, or empty.
+absl::StatusOr<std::string> IdentityOf(const PackWork& work, const QualityPack& pack,
+                                       const std::string& profiled) {
+  std::vector<std::string> parts = {pack.synth ? "synth"
+                                               : absl::StrCat(work.model, "\n", FolderState(work.model))};
+  parts.insert(parts.end(), pack.args.begin(), pack.args.end());
+  if (pack.calibrate && !work.calibration.empty()) {
+    ASSIGN_OR_RETURN(const std::string text, TextIdentity(work.calibration));
+    parts.push_back(absl::StrCat("calibrated on ", text, " ", work.calibration_tokens.value_or(0)));
+  }
+  if (!profiled.empty()) {
+    parts.push_back(absl::StrCat("profile of ", profiled));
+  }
+  return absl::StrJoin(parts, "\n");
+}
+
 absl::Status Calibrate(const CommandContext& context, const PackWork& work, const std::string& dir) {
   if (work.calibration.empty()) {
     return absl::InvalidArgumentError(
@@ -36,6 +70,11 @@ bool FileExists(const std::string& path) {
 
 std::string DigestName(const std::string& text) { return DigestOf(text).ToHex(); }
 
+absl::StatusOr<std::string> TextIdentity(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+  return absl::StrCat(path, " ", DigestName(text));
+}
+
 absl::StatusOr<std::string> EnsurePack(const CommandContext& context, const PackWork& work,
                                        const std::vector<QualityPack>& packs, const std::string& name) {
   const auto pack =
@@ -43,9 +82,12 @@ absl::StatusOr<std::string> EnsurePack(const CommandContext& context, const Pack
   if (pack == packs.end()) {
     return absl::NotFoundError(absl::StrCat("there is no pack \"", name, "\""));
   }
-  const std::string arguments =
-      absl::StrCat(pack->synth ? "synth" : work.model, "\n", absl::StrJoin(pack->args, "\n"));
-  const std::string dir = absl::StrCat(work.work, "/", pack->name, "-", DigestName(arguments), ".pack");
+  std::string profiled;
+  if (!pack->profile_of.empty()) {
+    ASSIGN_OR_RETURN(profiled, EnsurePack(context, work, packs, pack->profile_of));
+  }
+  ASSIGN_OR_RETURN(const std::string identity, IdentityOf(work, *pack, profiled));
+  const std::string dir = absl::StrCat(work.work, "/", pack->name, "-", DigestName(identity), ".pack");
   if (!FileExists(dir)) {
     if (!pack->synth && work.model.empty()) {
       return absl::InvalidArgumentError(
@@ -55,8 +97,7 @@ absl::StatusOr<std::string> EnsurePack(const CommandContext& context, const Pack
     if (!pack->synth) args.push_back(work.model);
     args.insert(args.end(), {"--out", dir, "--json"});
     args.insert(args.end(), pack->args.begin(), pack->args.end());
-    if (!pack->profile_of.empty()) {
-      ASSIGN_OR_RETURN(const std::string profiled, EnsurePack(context, work, packs, pack->profile_of));
+    if (!profiled.empty()) {
       args.insert(args.end(), {"--profile", absl::StrCat(profiled, "/profile")});
     }
     RETURN_IF_ERROR(RunSelf(context, args).status());

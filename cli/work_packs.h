@@ -1,5 +1,6 @@
 // Packs that a comparison needs (`sluice quality`, `sluice bench --rows`): made from a model and calibrated
-// once in a work folder; a later call with the same arguments takes them as they are.
+// once in a work folder; a later call with the same arguments and the same model and text takes them as they
+// are.
 //
 // Thread safety: thread-compatible; it runs other commands of this program.
 #ifndef SLUICE_CLI_WORK_PACKS_H_
@@ -27,6 +28,8 @@ struct PackWork {
 bool FileExists(const std::string& path);
 // 32 hex digits, the same for the same text.
 std::string DigestName(const std::string& text);
+// A text file's path and what is in it. Errors of ReadWholeFile().
+absl::StatusOr<std::string> TextIdentity(const std::string& path);
 
 // The folder of the pack `name` of `packs`, made and calibrated. Errors of the commands; NOT_FOUND.
 absl::StatusOr<std::string> EnsurePack(const CommandContext& context, const PackWork& work,
