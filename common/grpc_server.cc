@@ -18,6 +18,7 @@
 #include "common/net/socket_lock.h"
 #include "common/net/unix_listener.h"
 #include "common/status.h"
+#include "grpc/grpc.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
@@ -292,6 +293,9 @@ size_t GrpcServer::CountConnections() const {
   closedir(directory);
   return count;
 }
+
+// The library counts its users; this one never leaves.
+void LeaveGrpcToTheProcess() { grpc_init(); }
 
 std::string ClientClassOf(const grpc::ServerContextBase& context) {
   const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();

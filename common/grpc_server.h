@@ -78,6 +78,11 @@ class GrpcServer {
   const std::unique_ptr<Impl> impl_;
 };
 
+// For programs, before their first server and after they have blocked their signals (gRPC's threads begin
+// here, and take over the mask): they end without gRPC's own end. That waits for a thread which
+// flushes what a client was slow to read, and which, once it was needed, polls for up to 10 s on.
+void LeaveGrpcToTheProcess();
+
 // Who calls: "owner" (the server's own user), "root", "listed" (PeerPolicy::allowed_uids) or "tcp".
 std::string ClientClassOf(const grpc::ServerContextBase& context);
 

@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "common/daemon_log.h"
 #include "common/daemon_loop.h"
+#include "common/grpc_server.h"
 #include "common/net/inherited_sockets.h"
 #include "common/process_signals.h"
 #include "common/ring/unique_fd.h"
@@ -119,6 +120,7 @@ int Run(const InferdCommand& command, int argc, const char* const* argv, spdlog:
     log->error("cannot start: {}", Explain(signals.status()));
     return kFailed;
   }
+  LeaveGrpcToTheProcess();
   auto daemon = Prepare(command, log);
   if (!daemon.ok()) {
     log->error("cannot start: {}", Explain(daemon.status()));

@@ -12,6 +12,7 @@
 #include "common/clock.h"
 #include "common/daemon_log.h"
 #include "common/daemon_loop.h"
+#include "common/grpc_server.h"
 #include "common/net/inherited_sockets.h"
 #include "common/process_signals.h"
 #include "common/ring/unique_fd.h"
@@ -127,6 +128,7 @@ int Serve(const WeightdOptions& options, int argc, const char* const* argv, spdl
       return kFailed;
     }
   }
+  LeaveGrpcToTheProcess();
   RaiseFileLimit();
   Process process{argc, argv, logger, options, nullptr, {}};
   DaemonLoop loop({UniqueFd(options.parent_lifeline), absl::InfiniteDuration(),

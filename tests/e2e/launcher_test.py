@@ -10,6 +10,15 @@ class LauncherTest(harness.TestCase):
         self.ok(*self.greedy_run(self.greedy[0]))
         self.assertEqual(self.processes(), [])
 
+    def test_daemons_end_themselves_after_answers_larger_than_a_sockets_buffer(self):
+        base, text = os.path.join(self.work, "base"), os.path.join(harness.DATA, "wikitext2_head.txt")
+        for _ in range(4):
+            self.ok("perplexity", "--pack", self.pack, "--text", text, "--max-tokens", 300, "--window", 60,
+                    "--save-base", base)  # fmt: skip
+            # What is still there after 5 s is killed, and has not said so.
+            with open(os.path.join(self.runtime, "inferd.log")) as log:
+                self.assertTrue(log.read().endswith(" info ended\n"), self.logs())
+
     def test_commands_in_a_row_may_ask_for_different_options(self):
         for kv in ("f32", "f16", "f32"):
             self.ok(*self.greedy_run(self.greedy[0], "--kv", kv))
