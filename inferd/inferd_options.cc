@@ -1,15 +1,19 @@
 #include "inferd/inferd_options.h"
 
 #include <CLI/CLI.hpp>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/error_detail.h"
+#include "common/net/listen_address.h"
 #include "common/option_declarer.h"
 #include "common/option_reload.h"
 #include "common/runtime_dir.h"
 #include "common/status.h"
+#include "common/toml_config.h"
 #include "inferd/policy/policy_keys.h"
+#include "inferd/policy/preset.h"
 
 namespace sluice {
 namespace {
@@ -33,6 +37,22 @@ void FillDefaults(InferdOptions* options) {
   }
 }
 
+absl::Status CheckAddresses(const InferdOptions& options) {
+  for (const std::vector<std::string>* list : {&options.listen, &options.admin}) {
+    for (const std::string& text : *list) {
+      RETURN_IF_ERROR(ParseListenAddress(text).status());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPolicies(const InferdOptions& options) {
+  ASSIGN_OR_RETURN(const DeviceKind device, DeviceFromName(options.device));
+  const PolicyOverrides overrides = {options.sparsity, options.sparsity_scope, options.sparsity_target,
+                                     options.sparsity_threshold, options.policy};
+  return PoliciesOf(options.preset, overrides, device).status();
+}
+
 KvType KvTypeOf(const std::string& name) {
   return name == "f32" ? KvType::kF32 : name == "q8" ? KvType::kQ8 : KvType::kF16;
 }
@@ -43,6 +63,7 @@ InferdCommand ParseInferdCommand(int argc, const char* const* argv) {
   InferdCommand command;
   CLI::App app("inferd: runs a model whose experts weightd holds, and answers clients over gRPC", "inferd");
   app.set_config("--config", "", "TOML file with any of these options", false);
+  app.config_formatter(std::make_shared<TomlConfig>(&app));
   app.allow_config_extras(false);
   app.set_version_flag("--version", SLUICE_VERSION);
   bool check_only = false;
@@ -91,7 +112,9 @@ absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& 
   if (!options.measure_costs.empty() && options.clock == "virtual") {
     return absl::InvalidArgumentError("--measure-costs is about real time; --clock virtual has a table");
   }
-  return ParseVirtualCosts(options.virtual_costs).status();
+  RETURN_IF_ERROR(ParseVirtualCosts(options.virtual_costs).status());
+  RETURN_IF_ERROR(CheckAddresses(options));
+  return CheckPolicies(options);
 }
 
 EngineOptions EngineOptionsOf(const InferdOptions& options) {

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
+#include <memory>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +10,7 @@
 #include "common/option_reload.h"
 #include "common/runtime_dir.h"
 #include "common/status.h"
+#include "common/toml_config.h"
 
 namespace sluice {
 namespace {
@@ -32,6 +34,7 @@ WeightdCommand ParseWeightdCommand(int argc, const char* const* argv) {
   WeightdCommand command;
   CLI::App app("weightd: keeps packs' weights in memory and serves them to inferd", "weightd");
   app.set_config("--config", "", "TOML file with any of these options", false);
+  app.config_formatter(std::make_shared<TomlConfig>(&app));
   app.allow_config_extras(false);
   app.set_version_flag("--version", SLUICE_VERSION);
   bool check_only = false;

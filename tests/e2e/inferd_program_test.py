@@ -30,12 +30,24 @@ class InferdProgramTest(unittest.TestCase):
             (["--device", "cuda"], "this build has no CUDA device"),
             (["--device", "sim", "--device-budget", "1"], "cannot hold the least working set"),
             (["--listen", "0.0.0.0:0"], "TLS"),
-            (["--preset", "nonesuch"], "nonesuch"),
             (["--context", "9999999"], "9999999"),
         ]:
             code, output = self.refused(*(base + arguments))
             self.assertEqual(1, code, output)
             self.assertIn(expected, output)
+
+    def test_options_that_are_wrong_on_any_machine_end_with_two_and_check_config_tells(self):
+        base = self.daemons.inferd_arguments()
+        for arguments, expected in [
+            (["--preset", "nonesuch"], "nonesuch"),
+            (["--sparsity", "some"], "some"),
+            (["--policy", "nonesuch=1"], "nonesuch"),
+            (["--listen", "nowhere"], "nowhere"),
+        ]:
+            for more in ([], ["--check-config"]):
+                code, output = self.refused(*(base + arguments + more))
+                self.assertEqual(2, code, output)
+                self.assertIn(expected, output)
 
     def test_missing_pack_and_missing_weightd_are_failures_to_start(self):
         code, output = self.refused("--pack", self.daemons.path("none"), "--listen", "unix:" + self.daemons.path("i"))

@@ -120,6 +120,11 @@ TEST(InferdOptionsTest, UsageErrorsExitWithTwo) {
       {"--pack", "/p", "--keep", "soon"},
       {"--pack", "/p", "--device", "tpu"},
       {"--pack", "/p", "--log-level", "loud"},
+      {"--pack", "/p", "--preset", "fast"},
+      {"--pack", "/p", "--sparsity", "some"},
+      {"--pack", "/p", "--policy", "no_such_key=1"},
+      {"--pack", "/p", "--listen", "nowhere"},
+      {"--pack", "/p", "--admin", "5"},
       {"--pack", "/p", "--config", dir.File("absent.toml")},
       {"--config", dir.File("bad.toml")},
   };
@@ -130,6 +135,44 @@ TEST(InferdOptionsTest, UsageErrorsExitWithTwo) {
     EXPECT_EQ(2, command.exit_code) << testing::PrintToString(args);
     EXPECT_FALSE(complaint.empty()) << testing::PrintToString(args);
   }
+}
+
+TEST(InferdOptionsTest, AFileIsReadWholeOrRefusedNamingFileAndLine) {
+  const TempDir dir;
+  const std::string path = dir.File("inferd.toml");
+  const struct {
+    const char* line;
+    const char* expected;
+  } cases[] = {
+      {"\xff\xfe", ":1: "},
+      {"drain-timeout 5s", ":2: "},
+      {"kv = \"f32", ":2: "},
+      {"pack = \"/q\"", ":2: "},
+      {"contxt = 64", ":2: there is no option \"contxt\""},
+      {"[inferd]\ncontext = 64", ":2: there is no option \"inferd\""},
+      {"context = 1979-05-27", ":2: context is no text, number or flag"},
+      {"listen = [[\"unix:/a\"]]", ":2: listen is no text, number or flag"},
+  };
+  for (const auto& c : cases) {
+    std::ofstream(path) << "pack = \"/p\"\n" << c.line << "\n";
+    testing::internal::CaptureStderr();
+    const InferdCommand command = Parse({"--config", path});
+    const std::string complaint = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(2, command.exit_code) << c.line;
+    EXPECT_THAT(complaint, testing::HasSubstr(path + c.expected)) << c.line;
+  }
+}
+
+TEST(InferdOptionsTest, NumbersAndFlagsOfAFileNeedNoQuotes) {
+  const TempDir dir;
+  std::ofstream(dir.File("inferd.toml"))
+      << "pack = '/p'  # a text\ndevice = \"sim\"\nlink-gbps = 0.1\nparallel = 2\n"
+      << "listen = [\n  \"unix:/a\",\n]\n";
+  const InferdCommand command = Parse({"--config", dir.File("inferd.toml")});
+  ASSERT_FALSE(command.exit_code.has_value());
+  EXPECT_EQ(0.1, command.options.link_gbps);
+  EXPECT_EQ(2u, command.options.parallel);
+  EXPECT_EQ(std::vector<std::string>{"unix:/a"}, command.options.listen);
 }
 
 TEST(InferdOptionsTest, HelpNamesEveryOptionAndExitsWithZero) {
