@@ -97,6 +97,11 @@ class HostBackend : public CpuBackend {
     uint32_t slot = 0;  // of WorkerScratch
     uint32_t expert = 0;
     uint32_t number = 0;  // of the block in its expert
+    // Where in WorkerScratch::ahead its kept rows begin, how many lines they have, and how many of these are
+    // read in another order: each part's, where tokens have lists of their own.
+    uint32_t kept_begin = 0;
+    uint32_t kept_lines = 0;
+    uint32_t in_any_order = 0;
     MoeBlock block;
   };
   // What one worker needs for a tile.
@@ -125,6 +130,7 @@ class HostBackend : public CpuBackend {
     host::RowFetch ahead;
     uint32_t next_tile = kNoTile;  // after the one that is computed, if the run goes on
     uint32_t listed_tile = 0;      // up to this one, what is read of the tiles is in `ahead`
+    uint32_t tile_begin[4] = {};   // where in `ahead` what is read of tile t begins, at [t % 4]
     // The two encodings that rows were last of: an expert's parts have one or two, and working a shape out
     // takes as long as a row of q2.
     EncodingDescriptor shape_encodings[2];
@@ -291,7 +297,7 @@ class HostBackend : public CpuBackend {
   bool ReadsInHalves(const ExpertCall& expert) const;
   void FetchTile(const MoeCall& call, uint32_t tile, uint32_t worker);
   void FetchThrough(const MoeCall& call, uint32_t tile, uint32_t worker);
-  void FetchKept(const MoeBlock& b, host::RowFetch* ahead);
+  void FetchKept(WaitingBlock* waiting);
   void SumKeptCounts(const MoeCall& call);
   void FollowTile(const MoeCall& call, uint32_t tile, uint32_t worker);
 

@@ -25,10 +25,8 @@ constexpr uint32_t kFirstLines = 128;
 // hundredths less time at 80 and 90 % left out, but with 32 rows one or two more (Granite Rapids).
 constexpr int kFewKept = 24;
 
-// Of experts with so many columns only so many bytes are fetched beyond what one token keeps of a block: two
-// to seven hundredths less time at 70 to 90 % left out, most of it for q3 and q2. With 2048 columns, where a
-// block is not much more, it was one hundredth more (Granite Rapids).
-constexpr uint32_t kLongRow = 4096;
+// With masks so many bytes are fetched beyond what is kept of a block. A block of rows and eight more, as
+// without masks, took up to seven hundredths longer, 32 KiB up to three (Granite Rapids).
 constexpr uint32_t kLeadAhead = 16 << 10;
 
 // Whether rows are fetched ahead. Float rows are bound by memory alone, and the hardware follows their order
@@ -41,12 +39,11 @@ bool IsFetched(const ExpertCall& expert) {
 // Whether a block waits between its steps.
 bool Waits(const ExpertCall& expert) { return expert.sparsity != SparsityOrder::kNone; }
 
-// How far ahead rows are worth fetching, in bytes: a block of them and a little more. Where the cache has
-// room for more short rows, 96 and 128 of them were slower than 72. But fewer than are kept of a block and
-// lie between its leads are far slower, and several tokens keep more than one does.
+// How far ahead rows are worth fetching before any masks are known, in bytes. Without masks a block of them
+// and a little more: where the cache has room for more short rows, 96 and 128 of them were slower than 72.
 uint32_t MostAhead(const ExpertCall& expert) {
-  if (expert.sparsity != SparsityOrder::kNone && expert.rows.size() > 1) {
-    return UINT32_MAX;
+  if (Waits(expert)) {
+    return kLeadAhead;
   }
   const uint64_t longest = std::max({RowBytes(expert.up.encoding, expert.up.cols),
                                      RowBytes(expert.gate.encoding, expert.gate.cols),
@@ -125,10 +122,6 @@ void HostBackend::FetchTile(const MoeCall& call, uint32_t tile, uint32_t worker)
   if (expert.lead_values.base == nullptr) {
     add(lead);
   }
-  // As much as is read of the stream between two blocks' kept rows.
-  const uint64_t lead_bytes =
-      static_cast<uint64_t>(std::popcount(present)) * ShapeFor(lead.encoding, lead.cols, worker).bytes;
-  ahead->TakeInTurn(static_cast<uint32_t>(lead_bytes / 64) * (LeadDecides(expert) ? 1 : 2));
   if (!LeadDecides(expert)) {
     add(expert.up);
   }
@@ -141,13 +134,17 @@ void HostBackend::FetchTile(const MoeCall& call, uint32_t tile, uint32_t worker)
 void HostBackend::FetchThrough(const MoeCall& call, uint32_t tile, uint32_t worker) {
   WorkerScratch& scratch = workers_[worker];
   for (; scratch.listed_tile < std::min(tile + 1, pool_.RunEnd(worker)); ++scratch.listed_tile) {
+    scratch.tile_begin[scratch.listed_tile % 4] = scratch.ahead.added(host::RowSort::kStream);
     FetchTile(call, scratch.listed_tile, worker);
   }
 }
 
-// What block b keeps comes next.
-void HostBackend::FetchKept(const MoeBlock& b, host::RowFetch* ahead) {
+// What the block keeps comes next.
+void HostBackend::FetchKept(WaitingBlock* waiting) {
+  const MoeBlock& b = waiting->block;
   const ExpertCall& expert = *b.state->call;
+  host::RowFetch* ahead = &workers_[b.worker].ahead;
+  waiting->kept_begin = ahead->added(host::RowSort::kGathered);
   const uint64_t mask = HowToRead(b, 1) == Reading::kAll ? PresentNeurons(b) : AnyKept(b);
   const bool few = std::popcount(mask) <= kFewKept;
   const auto add = [&](const CpuWeights& part) {
@@ -160,9 +157,10 @@ void HostBackend::FetchKept(const MoeBlock& b, host::RowFetch* ahead) {
     add(expert.sparsity == SparsityOrder::kUp ? expert.gate : expert.up);
   }
   add(expert.down);
-  if (b.tokens == 1 && expert.down.cols >= kLongRow) {
-    ahead->SetDistance(std::min(call_distance_, kLeadAhead + ahead->gathered_bytes()));
-  }
+  waiting->kept_lines = ahead->added(host::RowSort::kGathered) - waiting->kept_begin;
+  const bool own_lists = b.tokens > 1 && HowToRead(b, b.tokens) == Reading::kTokens;
+  waiting->in_any_order = own_lists ? waiting->kept_lines / (LeadDecides(expert) ? 2 : 1) : 0;
+  ahead->SetDistance(std::min(fetch_distance_, kLeadAhead + ahead->gathered_bytes()));
 }
 
 // Before a tile is computed: it and the next one are listed. One that does not follow the last begins anew.
@@ -173,12 +171,21 @@ void HostBackend::FollowTile(const MoeCall& call, uint32_t tile, uint32_t worker
     scratch.listed_tile = tile;
     FetchThrough(call, tile, worker);
     if (scratch.waiting.waits && scratch.waiting.block.fetched) {
-      FetchKept(scratch.waiting.block, &scratch.ahead);
+      FetchKept(&scratch.waiting);
     }
     scratch.ahead.Advance(kFirstLines);
+  } else {
+    scratch.ahead.HasRead(host::RowSort::kStream, scratch.tile_begin[tile % 4]);
+    scratch.ahead.HasRead(host::RowSort::kGathered, scratch.waiting.waits
+                                                        ? scratch.waiting.kept_begin
+                                                        : scratch.ahead.added(host::RowSort::kGathered));
   }
   scratch.next_tile = tile + 1;
   FetchThrough(call, tile + 1, worker);
+  const uint32_t end = scratch.listed_tile > tile + 1 ? scratch.tile_begin[(tile + 1) % 4]
+                                                      : scratch.ahead.added(host::RowSort::kStream);
+  scratch.ahead.Reads(host::RowSort::kStream, end - scratch.tile_begin[tile % 4],
+                      scratch.waiting.waits ? scratch.waiting.in_any_order : 0);
 }
 
 void HostBackend::FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker) {
@@ -204,7 +211,7 @@ void HostBackend::FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker)
   }
   next.block.waiting = nullptr;
   if (next.block.fetched) {
-    FetchKept(next.block, &scratch.ahead);
+    FetchKept(&next);
     FetchThrough(call, tile + 3, worker);
   }
   const WaitingBlock last = scratch.waiting;
@@ -218,6 +225,9 @@ void HostBackend::FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker)
 void HostBackend::FinishTile(const WaitingBlock& waiting) {
   const MoeBlock& b = waiting.block;
   WorkerScratch& scratch = workers_[b.worker];
+  if (Waits(*b.state->call)) {
+    scratch.ahead.Reads(host::RowSort::kGathered, waiting.kept_lines, waiting.in_any_order);
+  }
   BlockCoefficients(b);
   const bool in_turn = TakeTurn(waiting.expert, waiting.number);
   bool add = false;

@@ -1,11 +1,13 @@
 // Rows that are fetched into the second-level cache while others are computed.
 //
-// Four things decide whether memory keeps up (measured on Granite Rapids, one core of two).
+// Five things decide whether memory keeps up (measured on Granite Rapids, one core of two).
 //   - Lines must be asked for evenly, a few at a time: with 72 at once, computing in between, memory gave a
 //     third less than with four or sixteen.
 //   - They must come as streams of neighbouring lines, which the hardware follows: a core has 16 lines under
 //     way that it asks for itself, a third of what memory gives it. Two streams in turn are best; rows here
 //     and there reach half of what streams do, so they come in turn with one.
+//   - They must come before the reader does. Rows that a mask keeps are known a block of others before they
+//     are read, so either sort may be the more urgent one.
 //   - They must not be far ahead. Lines that are fetched so stay for 150 KiB or so of others: 400 KiB ahead
 //     costs a third of the bandwidth.
 //   - What is read next comes next. Scales of 64 rows before their codes, because coefficients are rounded
@@ -62,45 +64,74 @@ class BasicLinesAhead {
 };
 using LinesAhead = BasicLinesAhead<FetchLine>;
 
-// What will be read, and how far ahead of the reader it is fetched.
+// What rows lie as: in a stream, or here and there.
+enum class RowSort : uint8_t { kStream, kGathered };
+
+// What will be read, and how far ahead of the reader it is fetched. What the reader comes to first comes
+// first: see Reads().
 template <class Line>
 class BasicRowFetch {
  public:
   // Forgets everything. `distance`: how many bytes are fetched ahead.
   void Clear(uint32_t distance) {
     distance_ = distance / 64;
-    ahead_ = piece_.lines = 0;
-    in_turn_ = UINT32_MAX;
-    stream_.Clear();
-    gathered_.Clear();
+    ahead_ = done_ = piece_.lines = 0;
+    for (Ranges& ranges : ranges_) {
+      ranges.Clear();
+    }
+    read_[0] = read_[1] = 0;
+    Reads(RowSort::kStream, UINT32_MAX / 2);
   }
 
   // From now on so many bytes are fetched ahead. What is farther ahead already stays.
   void SetDistance(uint32_t distance) { distance_ = distance / 64; }
   // Of gathered rows, what is still to be fetched.
-  uint32_t gathered_bytes() const { return gathered_.lines() * 64; }
+  uint32_t gathered_bytes() const { return Of(RowSort::kGathered).lines() * 64; }
+
+  // Lines of a sort that were added since Clear().
+  uint32_t added(RowSort sort) const { return Of(sort).added(); }
+
+  // Of a sort, everything that was added before added() was `end` has been read, and nothing else. What
+  // readers count is rounded: without this a hundredth that is missing in every block adds up to the whole
+  // distance, and what is fetched has been read before.
+  void HasRead(RowSort sort, uint32_t end) {
+    EndRead();
+    read_[Index(sort)] = end;
+    Of(sort).DropBefore(end);
+    ahead_ = Ahead(RowSort::kStream) + Ahead(RowSort::kGathered);
+  }
 
   uint32_t distance() const { return distance_ * 64; }
 
   // Bytes [begin, end) come next, begin < end: of a stream, or of rows that lie here and there. Each sort is
-  // fetched in this order, both in turn: see TakeInTurn(). More ranges than there is room for are left to
-  // themselves.
-  void AddStream(const uint8_t* begin, const uint8_t* end) { stream_.Add(begin, end); }
-  void AddGathered(const uint8_t* begin, const uint8_t* end) { gathered_.Add(begin, end); }
+  // fetched in this order, both in turn. More ranges than there is room for are left to themselves.
+  void AddStream(const uint8_t* begin, const uint8_t* end) { Of(RowSort::kStream).Add(begin, end); }
+  void AddGathered(const uint8_t* begin, const uint8_t* end) { Of(RowSort::kGathered).Add(begin, end); }
 
   // So many bytes at each of two places come next, which are streams of their own: fetched in turn. As many
   // lines as lie at the first.
-  void AddStreams(const uint8_t* a, const uint8_t* b, uint64_t bytes) { stream_.AddTwo(a, b, bytes); }
+  void AddStreams(const uint8_t* a, const uint8_t* b, uint64_t bytes) {
+    Of(RowSort::kStream).AddTwo(a, b, bytes);
+  }
 
-  // While more than so many gathered lines are waiting, they do not come in turn with the stream but alone.
-  // Without it they would fall behind for good where more of them are read than of the stream.
-  void TakeInTurn(uint32_t lines) { in_turn_ = lines; }
+  // The next `lines` that are read are of this sort, then come some of the other; at first all are of the
+  // stream. What the reader is about to come to is fetched alone: without it the sort of which more is read
+  // falls behind. `in_any_order`: of the gathered rows that are read now or next, so many lines are not read
+  // in the order in which they were added, so they are needed at once.
+  void Reads(RowSort sort, uint32_t lines, uint32_t in_any_order = 0) {
+    EndRead();
+    reading_ = sort;
+    lines_ = lines;
+    near_[Index(RowSort::kGathered)] = kNear + in_any_order;
+  }
 
   // `lines` of what was added are read in so many steps: what `out` is to fetch meanwhile. What is behind its
   // distance catches up at one and a half times the reader's pace.
   void Start(uint32_t lines, uint32_t steps, BasicLinesAhead<Line>* out) {
+    ahead_ -= std::min(ahead_, lines);
+    done_ += lines;
     uint32_t wanted = Wanted(lines);
-    while (wanted > 1 && NextPiece()) {
+    while (wanted > 1 && (piece_.lines > 0 || NextPiece())) {
       const uint32_t n = std::min(wanted / 2, piece_.lines);
       if (n >= wanted / 4) {
         const Piece taken = Take(n);
@@ -111,10 +142,10 @@ class BasicRowFetch {
     }
   }
 
-  // The same, all at once.
+  // As many, all at once, before anything is read.
   void Advance(uint32_t lines) {
     uint32_t wanted = Wanted(lines);
-    while (wanted > 1 && NextPiece()) {
+    while (wanted > 1 && (piece_.lines > 0 || NextPiece())) {
       const uint32_t n = std::min(wanted / 2, piece_.lines);
       FetchNow(n);
       wanted -= 2 * n;
@@ -132,6 +163,7 @@ class BasicRowFetch {
     uint32_t lines = 0;
     const uint8_t* other = nullptr;  // the second of two streams, of as many lines
 
+    uint32_t streams() const { return other != nullptr ? 2 : 1; }
     // The first n lines.
     const uint8_t* Take(uint32_t n) {
       const uint8_t* from = at;
@@ -145,16 +177,27 @@ class BasicRowFetch {
   // Ranges of whole lines in order. None is empty.
   class Ranges {
    public:
-    void Clear() { first_ = count_ = lines_ = 0; }
+    void Clear() { first_ = count_ = lines_ = added_ = 0; }
     bool empty() const { return count_ == 0; }
     uint32_t lines() const { return lines_; }
+    uint32_t added() const { return added_; }
+    uint32_t taken() const { return added_ - lines_; }
     uint32_t front_lines() { return Nth(0).lines; }
     const uint8_t* front_other() { return Nth(0).other; }
 
     // The first n lines of range i.
     const uint8_t* Take(uint32_t i, uint32_t n) {
-      lines_ -= n;
+      lines_ -= n * Nth(i).streams();
       return Nth(i).Take(n);
+    }
+
+    // So many lines of what was added, from the first on, need not be taken.
+    void DropBefore(uint32_t end) {
+      while (count_ > 0 && taken() < end) {
+        const uint32_t streams = Nth(0).streams();
+        Take(0, std::min((end - taken() + streams - 1) / streams, Nth(0).lines));
+        DropEmpty();
+      }
     }
 
     void Add(const uint8_t* begin, const uint8_t* end) {
@@ -165,14 +208,14 @@ class BasicRowFetch {
         const uintptr_t next = reinterpret_cast<uintptr_t>(before.at) / 64 + before.lines;
         if (before.other == nullptr && (first == next || first + 1 == next)) {
           before.lines += static_cast<uint32_t>(last + 1 - next);
-          lines_ += static_cast<uint32_t>(last + 1 - next);
+          Count(static_cast<uint32_t>(last + 1 - next));
           return;
         }
       }
       if (count_ < kMost) {
         const uint32_t lines = static_cast<uint32_t>(last - first + 1);
         Nth(count_++) = {reinterpret_cast<const uint8_t*>(first * 64), lines};
-        lines_ += lines;
+        Count(lines);
       }
     }
 
@@ -181,10 +224,10 @@ class BasicRowFetch {
         const uintptr_t first = reinterpret_cast<uintptr_t>(a) / 64;
         const uintptr_t last = (reinterpret_cast<uintptr_t>(a) + bytes - 1) / 64;
         const uintptr_t other = reinterpret_cast<uintptr_t>(b) / 64;
-        Nth(count_++) = {reinterpret_cast<const uint8_t*>(first * 64),
-                         static_cast<uint32_t>(last + 1 - first),
+        const uint32_t lines = static_cast<uint32_t>(last + 1 - first);
+        Nth(count_++) = {reinterpret_cast<const uint8_t*>(first * 64), lines,
                          reinterpret_cast<const uint8_t*>(other * 64)};
-        lines_ += static_cast<uint32_t>(last + 1 - first);
+        Count(2 * lines);
       }
     }
 
@@ -206,54 +249,106 @@ class BasicRowFetch {
     static constexpr uint32_t kMost = 512;
 
     Range& Nth(uint32_t i) { return ranges_[(first_ + i) % kMost]; }
+    void Count(uint32_t lines) {
+      lines_ += lines;
+      added_ += lines;
+    }
 
     Range ranges_[kMost];
     uint32_t first_ = 0;
     uint32_t count_ = 0;
-    uint32_t lines_ = 0;  // of all; of two streams those of one
+    uint32_t lines_ = 0;  // of all
+    uint32_t added_ = 0;
   };
 
   // Two places that are fetched in turn.
   struct Piece {
     const uint8_t* at[2] = {};
+    RowSort sorts[2] = {};
     uint32_t lines = 0;  // of each
+
+    uint32_t LinesOf(RowSort sort) const {
+      return (sorts[0] == sort ? lines : 0) + (sorts[1] == sort ? lines : 0);
+    }
   };
 
-  uint32_t Wanted(uint32_t lines) {
-    ahead_ -= std::min(ahead_, lines);
+  // Lines: where the reader is so near to what is not fetched, that is fetched alone. With half of it masked
+  // layers of Mixtral's q8 took 1 to 4 hundredths longer, with twice as much 1 to 2 (Granite Rapids).
+  static constexpr uint32_t kNear = 256;
+
+  static constexpr uint32_t Index(RowSort sort) { return static_cast<uint32_t>(sort); }
+  static constexpr RowSort Other(RowSort sort) {
+    return sort == RowSort::kStream ? RowSort::kGathered : RowSort::kStream;
+  }
+
+  // Lines of a sort that were fetched and not yet read, but for those that are read now.
+  uint32_t Ahead(RowSort sort) const {
+    const uint32_t taken = Of(sort).taken();
+    return taken - std::min(taken, read_[Index(sort)] + piece_.LinesOf(sort));
+  }
+
+  // What is read now counts as read.
+  void EndRead() {
+    read_[Index(reading_)] += done_;
+    done_ = 0;
+  }
+
+  uint32_t Wanted(uint32_t lines) const {
     return std::min(distance_ - std::min(distance_, ahead_), lines + lines / 2);
+  }
+
+  // Of which sort the next lines are to be; both in turn: false.
+  bool IsAlone(RowSort* sort) const {
+    const RowSort other = Other(reading_);
+    const uint32_t left = lines_ - std::min(lines_, done_);
+    const uint32_t here = Ahead(reading_) - std::min(Ahead(reading_), done_);
+    const uint32_t there = left + Ahead(other);
+    if (Of(RowSort::kStream).empty() || Of(RowSort::kGathered).empty()) {
+      *sort = Of(RowSort::kStream).empty() ? RowSort::kGathered : RowSort::kStream;
+    } else if (here < left && here < near_[Index(reading_)]) {
+      *sort = reading_;
+    } else if (there < near_[Index(other)]) {
+      *sort = other;
+    } else {
+      return false;
+    }
+    return true;
   }
 
   // Whether there is a piece: of two streams, of the stream and of a gathered row, of two neighbouring rows,
   // or two halves of what is next.
-  bool NextPiece() {
-    while (piece_.lines == 0 && !(stream_.empty() && gathered_.empty())) {
-      const bool alone = stream_.empty() || gathered_.lines() > in_turn_;
-      Ranges& from = alone ? gathered_ : stream_;
+  __attribute__((noinline)) bool NextPiece() {
+    Of(reading_).DropBefore(read_[Index(reading_)] + done_);  // too late for these
+    while (piece_.lines == 0 && !(Of(RowSort::kStream).empty() && Of(RowSort::kGathered).empty())) {
+      RowSort sort = RowSort::kStream;
+      const bool alone = IsAlone(&sort);
+      Ranges& from = Of(sort);
       const uint32_t lines = from.front_lines();
       if (const uint8_t* other = from.front_other(); other != nullptr) {
-        piece_ = {{from.Take(0, lines), other}, lines};
-      } else if (!alone && !gathered_.empty()) {
-        const uint32_t n = std::min(lines, gathered_.front_lines());
-        piece_ = {{stream_.Take(0, n), gathered_.Take(0, n)}, n};
+        piece_ = {{from.Take(0, lines), other}, {sort, sort}, lines};
+      } else if (!alone) {
+        Ranges& gathered = Of(RowSort::kGathered);
+        const uint32_t n = std::min(lines, gathered.front_lines());
+        piece_ = {{from.Take(0, n), gathered.Take(0, n)}, {sort, RowSort::kGathered}, n};
       } else if (from.StartsWithPair()) {
-        piece_ = {{from.Take(0, lines), from.Take(1, lines)}, lines};
+        piece_ = {{from.Take(0, lines), from.Take(1, lines)}, {sort, sort}, lines};
       } else if (lines > 1) {
         const uint32_t n = std::min(lines / 2, kPieceLines);
         const uint8_t* half = from.Take(0, n);
-        piece_ = {{half, from.Take(0, n)}, n};
+        piece_ = {{half, from.Take(0, n)}, {sort, sort}, n};
       } else {
         Line::At(from.Take(0, 1));
         ++ahead_;
       }
-      stream_.DropEmpty();
-      gathered_.DropEmpty();
+      for (Ranges& ranges : ranges_) {
+        ranges.DropEmpty();
+      }
     }
     return piece_.lines > 0;
   }
 
   Piece Take(uint32_t n) {
-    const Piece taken = {{piece_.at[0], piece_.at[1]}, n};
+    const Piece taken = {{piece_.at[0], piece_.at[1]}, {}, n};
     for (const uint8_t*& at : piece_.at) {
       at += uint64_t{n} * 64;
     }
@@ -270,12 +365,18 @@ class BasicRowFetch {
     }
   }
 
-  Ranges stream_;
-  Ranges gathered_;
+  Ranges& Of(RowSort sort) { return ranges_[Index(sort)]; }
+  const Ranges& Of(RowSort sort) const { return ranges_[Index(sort)]; }
+
+  Ranges ranges_[2];
   Piece piece_;
   uint32_t ahead_ = 0;  // lines that were fetched and not yet read
   uint32_t distance_ = 0;
-  uint32_t in_turn_ = UINT32_MAX;
+  RowSort reading_ = RowSort::kStream;
+  uint32_t lines_ = 0;     // that are read before one of the other sort
+  uint32_t done_ = 0;      // of these, which have been read
+  uint32_t read_[2] = {};  // of each sort, the lines before these, from Clear() on
+  uint32_t near_[2] = {kNear, kNear};
 };
 using RowFetch = BasicRowFetch<FetchLine>;
 

@@ -35,34 +35,52 @@ class RowFetchTest : public testing::Test {
     }
   }
 
+  // Rows of a sort, a few lines at a time.
+  void ReadRows(RowSort sort, uint32_t lines) {
+    fetch_.Reads(sort, lines);
+    for (uint32_t read = 0; read < lines; read += 10) {
+      Read(std::min(lines - read, 10u), 4);
+    }
+  }
+
   BasicRowFetch<NoteLine> fetch_;
   std::vector<uintptr_t> lines_;
 };
 
+// As workers do: three blocks of the stream are known, and what is kept of one is read after the next.
 TEST_F(RowFetchTest, AsksForEachLineOnceAndForNoOther) {
   for (const uint32_t row_lines : {1u, 2u, 5u, 18u, 37u, 200u}) {
     lines_.clear();
-    fetch_.Clear(16 << 10);
+    fetch_.Clear(64 << 10);
     std::vector<uintptr_t> expected;
-    uint32_t all = 0;
-    for (uintptr_t row = 0; row < 90; ++row) {
-      const uintptr_t stream = 1000 + row * row_lines;
-      fetch_.AddStream(Line(stream), Line(stream + row_lines) - 7);
-      const uintptr_t gathered = 1000000 + row * 333;
-      if (row % 3 != 0) {
-        fetch_.AddGathered(Line(gathered) + 9, Line(gathered + row_lines));
-      }
+    const auto add = [&](bool stream, uintptr_t first) {
+      const uint8_t* end = Line(first + row_lines);
+      stream ? fetch_.AddStream(Line(first), end - 7) : fetch_.AddGathered(Line(first) + 9, end);
       for (uint32_t i = 0; i < row_lines; ++i) {
-        expected.push_back(stream + i);
-        if (row % 3 != 0) {
-          expected.push_back(gathered + i);
-        }
+        expected.push_back(first + i);
       }
-      all += row_lines * (row % 3 != 0 ? 2 : 1);
+    };
+    const auto add_block = [&](uintptr_t block) {
+      for (uintptr_t row = 0; row < 10; ++row) {
+        add(true, 1000 + (10 * block + row) * row_lines);
+      }
+    };
+    add_block(0);
+    add_block(1);
+    fetch_.Advance(100);
+    for (uintptr_t block = 0; block < 20; ++block) {
+      add_block(block + 2);
+      ReadRows(RowSort::kStream, 10 * row_lines);
+      for (uintptr_t row = 0; row < 6; ++row) {
+        add(false, 1000000 + (6 * block + row) * 333);
+      }
+      if (block > 0) {
+        ReadRows(RowSort::kGathered, 6 * row_lines);
+      }
     }
-    for (uint32_t read = 0; read < all + (32 << 10) / 64; read += 11) {
-      Read(11, 4);
-    }
+    fetch_.Reads(RowSort::kStream, 0);
+    fetch_.SetDistance(64 << 20);
+    fetch_.Advance(100000);
     std::sort(lines_.begin(), lines_.end());
     std::sort(expected.begin(), expected.end());
     ASSERT_EQ(lines_, expected) << row_lines;
@@ -109,6 +127,57 @@ TEST_F(RowFetchTest, KnowsWhatIsStillToBeFetchedOfGatheredRows) {
   EXPECT_EQ(fetch_.gathered_bytes(), 7u * 64);
   fetch_.Advance(200);
   EXPECT_EQ(fetch_.gathered_bytes(), 0u);
+}
+
+// A reader that counts 9 of 10 lines, and one that counts 11.
+TEST_F(RowFetchTest, StaysADistanceAheadOfReadersThatMiscount) {
+  for (const uint32_t counted : {9u, 11u}) {
+    lines_.clear();
+    fetch_.Clear(1000 * 64);
+    std::vector<uint32_t> streams, kept;
+    for (uintptr_t block = 0; block < 60; ++block) {
+      streams.push_back(fetch_.added(RowSort::kStream));
+      kept.push_back(fetch_.added(RowSort::kGathered));
+      fetch_.AddStream(Line(5000 + block * 600), Line(5600 + block * 600));
+      fetch_.AddGathered(Line(100000 + block * 900), Line(100300 + block * 900));
+    }
+    fetch_.Advance(1000);
+    for (uint32_t block = 0; block < 50; ++block) {
+      fetch_.HasRead(RowSort::kStream, streams[block]);
+      fetch_.HasRead(RowSort::kGathered, kept[block]);
+      ASSERT_GE(lines_.size(), 900 * block + 850u) << block;
+      ASSERT_LE(lines_.size(), 900 * block + 1150u) << block;
+      for (const RowSort sort : {RowSort::kStream, RowSort::kGathered}) {
+        const uint32_t lines = sort == RowSort::kStream ? 600 : 300;
+        fetch_.Reads(sort, lines);
+        for (uint32_t read = 0; read < lines; read += 10) {
+          Read(counted, 4);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(RowFetchTest, DoesNotFetchWhatHasBeenRead) {
+  fetch_.Clear(1000 * 64);
+  fetch_.AddStream(Line(100), Line(110));
+  fetch_.AddStreams(Line(200), Line(300), 4 * 64);
+  fetch_.AddGathered(Line(700), Line(702));
+  fetch_.AddGathered(Line(900), Line(904));
+  EXPECT_EQ(fetch_.added(RowSort::kStream), 18u);
+  EXPECT_EQ(fetch_.added(RowSort::kGathered), 6u);
+  fetch_.AddStream(Line(400), Line(402));
+  fetch_.HasRead(RowSort::kStream, 14);
+  fetch_.HasRead(RowSort::kGathered, 3);
+  fetch_.Advance(1000);
+  std::sort(lines_.begin(), lines_.end());
+  EXPECT_EQ(lines_, (std::vector<uintptr_t>{202, 203, 302, 303, 400, 401, 901, 902, 903}));
+  lines_.clear();
+  fetch_.AddStream(Line(500), Line(520));
+  fetch_.Reads(RowSort::kStream, 40);
+  Read(18, 4);  // six were fetched before
+  std::sort(lines_.begin(), lines_.end());
+  EXPECT_EQ(lines_, (std::vector<uintptr_t>{512, 513, 514, 515, 516, 517, 518, 519}));
 }
 
 TEST_F(RowFetchTest, SpreadsItsLinesOverTheSteps) {
@@ -179,24 +248,40 @@ TEST(InHalvesTest, NamesEveryRowOnceAndBothHalvesInTurn) {
 }
 
 TEST_F(RowFetchTest, TakesGatheredRowsInTurnWithTheStream) {
-  fetch_.Clear(1000 * 64);
-  fetch_.AddStream(Line(100), Line(200));
-  fetch_.AddGathered(Line(900), Line(904));
-  fetch_.AddGathered(Line(700), Line(704));
+  fetch_.Clear(4000 * 64);
+  fetch_.AddStream(Line(100), Line(1700));
+  fetch_.Advance(171);
+  ASSERT_EQ(lines_.size(), 256u);
+  lines_.clear();
+  fetch_.AddGathered(Line(9000), Line(9004));
+  fetch_.AddGathered(Line(7000), Line(7004));
+  fetch_.Reads(RowSort::kStream, 1000);
   fetch_.Advance(11);
-  EXPECT_EQ(lines_, (std::vector<uintptr_t>{100, 900, 101, 901, 102, 902, 103, 903,  //
-                                            104, 700, 105, 701, 106, 702, 107, 703}));
+  EXPECT_EQ(lines_, (std::vector<uintptr_t>{356, 9000, 357, 9001, 358, 9002, 359, 9003,  //
+                                            360, 7000, 361, 7001, 362, 7002, 363, 7003}));
 }
 
-TEST_F(RowFetchTest, TakesGatheredRowsAloneWhileTooManyWait) {
-  fetch_.Clear(1000 * 64);
-  fetch_.TakeInTurn(4);
-  fetch_.AddStream(Line(100), Line(200));
-  for (const uintptr_t row : {900u, 800u, 700u}) {
-    fetch_.AddGathered(Line(row), Line(row + 2));
-  }
-  fetch_.Advance(7);
-  EXPECT_EQ(lines_, (std::vector<uintptr_t>{900, 800, 901, 801, 100, 700, 101, 701, 102, 151}));
+// How many gathered lines are among the next ones.
+TEST_F(RowFetchTest, TakesAloneWhatTheReaderComesToFirst) {
+  const auto gathered = [&](RowSort sort, uint32_t left, uint32_t in_any_order) {
+    lines_.clear();
+    fetch_.Clear(4000 * 64);
+    for (uintptr_t row = 0; row < 90; ++row) {
+      fetch_.AddGathered(Line(10000 + 20 * row), Line(10010 + 20 * row));
+      fetch_.AddStream(Line(100 + 20 * row), Line(110 + 20 * row));
+    }
+    fetch_.Reads(sort, left, in_any_order);
+    fetch_.Advance(400);
+    return std::count_if(lines_.begin(), lines_.end(), [](uintptr_t line) { return line >= 10000; });
+  };
+  // 256 lines of what is read now come first, then both in turn.
+  EXPECT_NEAR(gathered(RowSort::kStream, 2000, 0), 170, 10);
+  EXPECT_NEAR(gathered(RowSort::kGathered, 2000, 0), 430, 10);
+  EXPECT_NEAR(gathered(RowSort::kGathered, 2000, 100), 480, 10);
+  // What is read now ends soon: so much of the other comes first.
+  EXPECT_NEAR(gathered(RowSort::kStream, 100, 0), 328, 10);
+  EXPECT_NEAR(gathered(RowSort::kStream, 100, 200), 428, 10);
+  EXPECT_NEAR(gathered(RowSort::kGathered, 100, 0), 272, 10);
 }
 
 TEST_F(RowFetchTest, LeavesMoreRangesThanItHasRoomForToThemselves) {
