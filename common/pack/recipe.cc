@@ -31,6 +31,10 @@ absl::Status CheckChoice(const RowChoice& choice, const std::string& what) {
 }
 
 absl::Status CheckRule(const RecipeRule& rule, const std::string& what) {
+  if (!rule.layout.has_value() &&
+      std::none_of(rule.parts.begin(), rule.parts.end(), [](const auto& part) { return part.has_value(); })) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": has neither bits nor a layout"));
+  }
   if (rule.first_layer > rule.last_layer) {
     return absl::InvalidArgumentError(
         absl::StrCat(what, ": layers ", rule.first_layer, " to ", rule.last_layer, " are none"));
@@ -193,6 +197,13 @@ absl::StatusOr<ExpertFormats> ResolveFormats(const Recipe& recipe, const ModelCo
                        "of this model writes PACK/profile)"));
     }
     RETURN_IF_ERROR(CheckUsageShape(config, usage));
+  }
+  for (size_t i = 0; i < recipe.rules.size(); ++i) {
+    if (recipe.rules[i].first_layer >= config.layers.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("recipe ", recipe.name, ", rule ", i + 1,
+                                                     ": begins at layer ", recipe.rules[i].first_layer,
+                                                     ", the model has ", config.layers.size(), " layers"));
+    }
   }
   ExpertFormats result;
   result.of_expert.resize(config.layers.size());

@@ -45,17 +45,23 @@ absl::Status OnlyKeys(const JsonObject& object, std::initializer_list<std::strin
   return absl::OkStatus();
 }
 
+// The words of a value that has names, its error naming where it stands.
+template <typename T>
+absl::StatusOr<T> Named(const JsonObject& object, const std::string& key, absl::StatusOr<T> value) {
+  return value.ok() ? value : object.Error(key, absl::StrCat("is wrong: ", value.status().message()));
+}
+
 // "q4", or {bits = "q4", group = 64, meta_bits = 16}. What is left out is taken from `base`.
 absl::StatusOr<RowChoice> ReadChoice(const JsonObject& parent, const std::string& key, RowChoice base) {
   const json& value = *parent.Find(key);
   if (value.is_string()) {
-    ASSIGN_OR_RETURN(base.encoding, EncodingFromName(value.get<std::string>()));
+    ASSIGN_OR_RETURN(base.encoding, Named(parent, key, EncodingFromName(value.get<std::string>())));
     return base;
   }
   ASSIGN_OR_RETURN(const JsonObject object, parent.Object(key));
   RETURN_IF_ERROR(OnlyKeys(object, {"bits", "group", "meta_bits"}));
   ASSIGN_OR_RETURN(const std::string bits, object.String("bits"));
-  ASSIGN_OR_RETURN(base.encoding, EncodingFromName(bits));
+  ASSIGN_OR_RETURN(base.encoding, Named(object, "bits", EncodingFromName(bits)));
   ASSIGN_OR_RETURN(base.group, object.UintOr("group", 0, 0xffff, base.group));
   ASSIGN_OR_RETURN(base.meta_bits, object.UintOr("meta_bits", 0, 255, base.meta_bits));
   return base;
@@ -71,7 +77,7 @@ absl::StatusOr<std::optional<RowChoice>> ReadCommonChoice(const JsonObject& obje
     return std::optional<RowChoice>();
   }
   ASSIGN_OR_RETURN(const std::string bits, object.String("bits"));
-  ASSIGN_OR_RETURN(choice.encoding, EncodingFromName(bits));
+  ASSIGN_OR_RETURN(choice.encoding, Named(object, "bits", EncodingFromName(bits)));
   return std::optional<RowChoice>(choice);
 }
 
@@ -108,7 +114,7 @@ absl::StatusOr<RecipeRule> ReadRule(const JsonObject& object) {
   }
   if (object.Has("layout")) {
     ASSIGN_OR_RETURN(const std::string layout, object.String("layout"));
-    ASSIGN_OR_RETURN(rule.layout, ExpertLayoutFromName(layout));
+    ASSIGN_OR_RETURN(rule.layout, Named(object, "layout", ExpertLayoutFromName(layout)));
   }
   ASSIGN_OR_RETURN(const std::optional<RowChoice> all, ReadCommonChoice(object));
   rule.parts.fill(all);
@@ -130,7 +136,7 @@ absl::StatusOr<Recipe> ReadRecipe(const JsonObject& object) {
     return object.Error("name", "is not one word of at most 64 characters");
   }
   ASSIGN_OR_RETURN(const std::string layout, object.StringOr("layout", ExpertLayoutName(recipe.layout)));
-  ASSIGN_OR_RETURN(recipe.layout, ExpertLayoutFromName(layout));
+  ASSIGN_OR_RETURN(recipe.layout, Named(object, "layout", ExpertLayoutFromName(layout)));
   ASSIGN_OR_RETURN(const std::optional<RowChoice> all, ReadCommonChoice(object));
   for (int p = 0; p < kPartCount; ++p) {
     const std::string part = PartName(static_cast<Part>(p));

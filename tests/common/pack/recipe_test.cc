@@ -156,7 +156,12 @@ TEST(Recipe, FilesWithMistakesAreRefusedByKeyOrLine) {
   EXPECT_THAT(TomlError("bits = \"q4\"\nlayot = 1\n"), HasSubstr("layot"));
   EXPECT_THAT(TomlError("bits = q4\n"), HasSubstr("r.toml:1"));
   EXPECT_THAT(TomlError("up = \"q4\"\n"), HasSubstr("gate is missing"));
-  EXPECT_THAT(TomlError("bits = \"q5\"\n"), HasSubstr("q5"));
+  EXPECT_THAT(TomlError("bits = \"q5\"\n"), HasSubstr("r.toml: bits is wrong: unknown encoding \"q5\""));
+  EXPECT_THAT(TomlError("bits = \"q4\"\nup = \"q5\"\n"), HasSubstr("r.toml: up is wrong: unknown"));
+  EXPECT_THAT(TomlError("bits = \"q4\"\n[[rule]]\nlayout = \"up\"\n"),
+              HasSubstr("r.toml: rule 1: layout is wrong: unknown"));
+  EXPECT_THAT(TomlError("bits = \"q4\"\n[[rule]]\nlayers = [0, 1]\n"),
+              HasSubstr("rule 1: has neither bits nor a layout"));
   EXPECT_THAT(TomlError("bits = \"q4\"\ngroup = 24\n"), HasSubstr("group is 24"));
   EXPECT_THAT(TomlError("bits = \"q4\"\ngroup = 256\n"), HasSubstr("group is 256"));
   EXPECT_THAT(TomlError("bits = \"q4\"\nmeta_bits = 4\n"), HasSubstr("meta bits are 4"));
@@ -166,6 +171,20 @@ TEST(Recipe, FilesWithMistakesAreRefusedByKeyOrLine) {
   EXPECT_THAT(TomlError("bits = \"q4\"\n[[rule]]\nup = { group = 16 }\n"), HasSubstr("bits"));
   EXPECT_THAT(TomlError("name = \"two words\"\nbits = \"q4\"\n"), HasSubstr("name"));
   EXPECT_THAT(TomlError("bits = 4\n"), HasSubstr("bits"));
+}
+
+TEST(Recipe, ARuleForLayersThatTheModelHasNotIsRefused) {
+  const auto recipe = ParseRecipeToml("bits = \"q4\"\n[[rule]]\nlayers = [2, 9]\nbits = \"q8\"\n", "r.toml");
+  ASSERT_TRUE(recipe.ok()) << recipe.status();
+  ModelConfig config;
+  config.hidden = 64;
+  config.layers.resize(3);
+  EXPECT_TRUE(ResolveFormats(*recipe, config, {}).ok());
+  config.layers.resize(2);
+  const auto refused = ResolveFormats(*recipe, config, {});
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("begins at layer 2, the model has 2 layers"));
 }
 
 TEST(Recipe, WordsWithMistakesAreRefusedByName) {
