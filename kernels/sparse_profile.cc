@@ -103,7 +103,7 @@ class Trial {
 
  private:
   absl::StatusOr<BufferRef> Allocate(uint64_t bytes, BufferKind kind);
-  absl::StatusOr<BufferRef> MakePart(const EncodingDescriptor& d);
+  absl::Status MakeExperts();
   absl::Status RunLayer(uint32_t layer, uint32_t tokens, uint32_t neurons, float threshold);
   absl::Status Force(bool dense);
 
@@ -112,7 +112,9 @@ class Trial {
   std::vector<BufferId> buffers_;
   uint32_t width_ = 0;
   uint32_t layers_ = 0;
-  BufferRef parts_[3];
+  uint64_t part_bytes_[3] = {};  // of an expert: up, gate, down
+  uint64_t expert_bytes_ = 0;
+  BufferRef experts_;
   BufferRef x_, y_, active_;
   std::vector<uint32_t> rows_, slots_;
   std::vector<ExpertWork> work_;
@@ -125,25 +127,30 @@ absl::StatusOr<BufferRef> Trial::Allocate(uint64_t bytes, BufferKind kind) {
   return BufferRef{buffer, 0};
 }
 
-// All experts' rows of one part.
-absl::StatusOr<BufferRef> Trial::MakePart(const EncodingDescriptor& d) {
-  const uint64_t stride = RoundStride(RowBytes(d, spec_.hidden));
-  const uint64_t rows = uint64_t{layers_} * spec_.experts * width_;
-  ASSIGN_OR_RETURN(const BufferRef part, Allocate(rows * stride, BufferKind::kTables));
-  std::byte* place = backend_.HostWrite(part, rows * stride);
+// All layers' experts. An expert's parts lie side by side, as a pack has them: the order of addresses in
+// which kept rows and the rows between them are read decides how well memory keeps up.
+absl::Status Trial::MakeExperts() {
+  const uint64_t experts = uint64_t{layers_} * spec_.experts;
+  ASSIGN_OR_RETURN(experts_, Allocate(experts * expert_bytes_, BufferKind::kTables));
+  std::byte* place = backend_.HostWrite(experts_, experts * expert_bytes_);
   if (place == nullptr) {
     return absl::UnimplementedError("a profile of masks needs memory that the host sees");
   }
-  std::mt19937 random(static_cast<uint32_t>(buffers_.size()));
-  for (uint64_t r = 0; r < rows; ++r) {
-    std::byte* row = place + r * stride;
-    if (r < kPatternRows) {
-      WriteRow(d, spec_.hidden, random, reinterpret_cast<uint8_t*>(row));
-    } else {
-      std::memcpy(row, row - kPatternRows * stride, stride);
+  std::mt19937 random(1);
+  int i = 0;
+  for (const EncodingDescriptor& d : {spec_.up, spec_.gate, spec_.down}) {
+    const uint64_t stride = RoundStride(RowBytes(d, spec_.hidden));
+    std::vector<uint8_t> pattern(kPatternRows * stride);
+    for (uint32_t r = 0; r < kPatternRows; ++r) {
+      WriteRow(d, spec_.hidden, random, pattern.data() + r * stride);
     }
+    for (uint64_t r = 0; r < experts * width_; ++r) {
+      std::memcpy(place + r / width_ * expert_bytes_ + r % width_ * stride,
+                  pattern.data() + r % kPatternRows * stride, stride);
+    }
+    place += part_bytes_[i++];
   }
-  return part;
+  return absl::OkStatus();
 }
 
 absl::Status Trial::Prepare() {
@@ -162,8 +169,10 @@ absl::Status Trial::Prepare() {
   layers_ = static_cast<uint32_t>(bytes / (spec_.experts * neuron_bytes * width_) + 1);
   int i = 0;
   for (const EncodingDescriptor& d : {spec_.up, spec_.gate, spec_.down}) {
-    ASSIGN_OR_RETURN(parts_[i++], MakePart(d));
+    part_bytes_[i] = width_ * RoundStride(RowBytes(d, spec_.hidden));
+    expert_bytes_ += part_bytes_[i++];
   }
+  RETURN_IF_ERROR(MakeExperts());
   const uint64_t slots = uint64_t{spec_.max_tokens} * spec_.experts;
   ASSIGN_OR_RETURN(x_, Allocate(uint64_t{spec_.max_tokens} * spec_.hidden * 4, BufferKind::kActivations));
   ASSIGN_OR_RETURN(y_, Allocate(slots * spec_.hidden * 4, BufferKind::kActivations));
@@ -184,10 +193,12 @@ absl::Status Trial::RunLayer(uint32_t layer, uint32_t tokens, uint32_t neurons, 
   const EncodingDescriptor* encodings[] = {&spec_.up, &spec_.gate, &spec_.down};
   for (uint32_t e = 0; e < spec_.experts; ++e) {
     WeightView* views[] = {&work_[e].up, &work_[e].gate, &work_[e].down};
+    uint64_t offset = (uint64_t{layer} * spec_.experts + e) * expert_bytes_;
     for (int i = 0; i < 3; ++i) {
       const uint64_t stride = RoundStride(RowBytes(*encodings[i], spec_.hidden));
       views[i]->encoding = *encodings[i];
-      views[i]->base = parts_[i] + (uint64_t{layer} * spec_.experts + e) * width_ * stride;
+      views[i]->base = experts_ + offset;
+      offset += part_bytes_[i];
       views[i]->stride = stride;
       views[i]->rows = width_;
       views[i]->cols = spec_.hidden;

@@ -33,6 +33,64 @@ std::unique_ptr<Backend> Host(uint32_t threads) {
   return *std::move(backend);
 }
 
+// The host backend, with a look at the experts that it computes.
+class WatchedBackend final : public Backend, public Queue {
+ public:
+  explicit WatchedBackend(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
+
+  absl::Status MoeExperts(const MoeExpertsArgs& args) override {
+    experts.assign(args.experts.begin(), args.experts.end());
+    return queue_().MoeExperts(args);
+  }
+
+  absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
+    return backend_->Allocate(bytes, kind);
+  }
+  absl::StatusOr<BufferId> Import(const ImportSpec& spec) override { return backend_->Import(spec); }
+  absl::Status Free(BufferId buffer) override { return backend_->Free(buffer); }
+  const std::byte* HostRead(BufferRef r, uint64_t bytes) override { return backend_->HostRead(r, bytes); }
+  std::byte* HostWrite(BufferRef r, uint64_t bytes) override { return backend_->HostWrite(r, bytes); }
+  Queue& queue() override { return *this; }
+  void BeginStep() override { backend_->BeginStep(); }
+  void EndStep() override { backend_->EndStep(); }
+  absl::Status SetSparseSwitches(absl::Span<const SparseSwitchEntry> entries) override {
+    return backend_->SetSparseSwitches(entries);
+  }
+  BackendCounters Counters() const override { return backend_->Counters(); }
+  std::string Describe() const override { return backend_->Describe(); }
+
+  absl::Status Upload(const void* from, uint64_t bytes, BufferRef to) override {
+    return queue_().Upload(from, bytes, to);
+  }
+  absl::Status Download(BufferRef from, uint64_t bytes, void* to) override {
+    return queue_().Download(from, bytes, to);
+  }
+  absl::Status Embed(const EmbedArgs& args) override { return queue_().Embed(args); }
+  absl::Status Norm(const NormArgs& args) override { return queue_().Norm(args); }
+  absl::Status MatMul(const MatMulArgs& args) override { return queue_().MatMul(args); }
+  absl::Status HeadMatMul(const HeadMatMulArgs& args) override { return queue_().HeadMatMul(args); }
+  absl::Status SigmoidGate(const SigmoidGateArgs& args) override { return queue_().SigmoidGate(args); }
+  absl::Status ScaleRows(const ScaleRowsArgs& args) override { return queue_().ScaleRows(args); }
+  absl::Status RopeKvWrite(const RopeKvArgs& args) override { return queue_().RopeKvWrite(args); }
+  absl::Status LatentKvWrite(const LatentKvArgs& args) override { return queue_().LatentKvWrite(args); }
+  absl::Status Attention(const AttentionArgs& args) override { return queue_().Attention(args); }
+  absl::Status GatedDelta(const GatedDeltaArgs& args) override { return queue_().GatedDelta(args); }
+  absl::Status Router(const RouterArgs& args) override { return queue_().Router(args); }
+  absl::Status ExpertLeads(const ExpertLeadsArgs& args) override { return queue_().ExpertLeads(args); }
+  absl::Status Combine(const CombineArgs& args) override { return queue_().Combine(args); }
+  absl::Status TopLogits(const TopLogitsArgs& args) override { return queue_().TopLogits(args); }
+  Event Record() override { return queue_().Record(); }
+  bool IsDone(Event event) override { return queue_().IsDone(event); }
+  absl::Status Wait(Event event) override { return queue_().Wait(event); }
+
+  std::vector<ExpertWork> experts;  // of the last call
+
+ private:
+  Queue& queue_() { return backend_->queue(); }
+
+  const std::unique_ptr<Backend> backend_;
+};
+
 class SparseProfileTest : public testing::Test {
  protected:
   void SetUp() override { std::filesystem::remove_all(folder_); }
@@ -67,6 +125,25 @@ TEST_F(SparseProfileTest, FindsAShareForEveryBatchThatNeverRises) {
       EXPECT_GE(share, 0);
       EXPECT_LE(share, before);
       before = share;
+    }
+  }
+}
+
+// As packs have them: where kept rows of an expert lie decides how fast they are read.
+TEST_F(SparseProfileTest, ExpertsHaveTheirPartsSideBySide) {
+  WatchedBackend backend(Host(1));
+  SparseProfileSpec spec = SmallSpec();
+  spec.gate = MakeDescriptor(Encoding::kQ4, 32);
+  ASSERT_TRUE(MeasureSparseSwitch(backend, spec).ok());
+  ASSERT_EQ(backend.experts.size(), spec.experts);
+  for (const ExpertWork& expert : backend.experts) {
+    uint64_t next =
+        backend.experts[0].up.base.offset + static_cast<uint64_t>(&expert - backend.experts.data()) *
+                                                expert.up.rows * (2 * expert.up.stride + expert.gate.stride);
+    for (const WeightView* part : {&expert.up, &expert.gate, &expert.down}) {
+      EXPECT_EQ(part->base.buffer, expert.up.base.buffer);
+      EXPECT_EQ(part->base.offset, next);
+      next += part->rows * part->stride;
     }
   }
 }
