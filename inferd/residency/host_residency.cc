@@ -41,7 +41,7 @@ HostResidency::HostResidency(const HostResidencyOptions& options, WeightClient* 
   ready_.reserve(most);
   failed_.reserve(most);
   complete_.resize(layers);
-  asked_in_step_.assign(total, 0);
+  asked_for_.assign(total, 0);
 }
 
 bool HostResidency::IsResident(uint32_t layer, uint32_t expert) const {
@@ -70,6 +70,7 @@ void HostResidency::LookAtLayer(uint32_t layer) {
 
 void HostResidency::BeginStep(uint64_t step) {
   step_ = step;
+  begun_ = 0;
   Poll();
 }
 
@@ -86,6 +87,7 @@ absl::Status HostResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
     demand_of_[entries_[i].expert] = 0;
   }
   layer_ = layer;
+  begun_ = layer + 1;
   demands_ = static_cast<uint32_t>(demands.size());
   failed_.clear();
   ready_.clear();
@@ -103,7 +105,7 @@ absl::Status HostResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
     counters_.Add(layer, &ResidencyCounters::hits, hit ? 1 : 0);
     if (!hit) {
       complete_[layer] = {false, step_ + kStepsBetweenLooks};
-    } else if (asked_in_step_[first_expert_[layer] + demands[i].expert] == step_ + 1) {
+    } else if (AskedFor(layer, demands[i].expert) == step_ + 1) {
       counters_.Add(layer, &ResidencyCounters::prefetch_useful);
     }
   }
@@ -312,13 +314,14 @@ void HostResidency::Prefetch(uint32_t layer, uint32_t expert) {
   if (IsResident(layer, expert)) {
     return;
   }
-  uint64_t& asked = asked_in_step_[first_expert_[layer] + expert];
-  if (asked == step_ + 1) {
+  uint64_t& asked = asked_for_[first_expert_[layer] + expert];
+  const uint64_t step = StepOf(layer);
+  if (asked == step + 1) {
     return;
   }
-  const absl::StatusOr<uint64_t> id = fetches_->FetchExpert(FetchKind::kPrefetch, step_, layer, expert);
+  const absl::StatusOr<uint64_t> id = fetches_->FetchExpert(FetchKind::kPrefetch, step, layer, expert);
   if (id.ok()) {
-    asked = step_ + 1;
+    asked = step + 1;
     coming_.push_back({layer, expert, *id});
     counters_.Add(layer, &ResidencyCounters::prefetch_issued);
   }

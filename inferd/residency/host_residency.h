@@ -41,7 +41,7 @@ class HostResidency final : public Residency {
 
   bool IsResident(uint32_t layer, uint32_t expert) const override;
   bool IsComing(uint32_t layer, uint32_t expert) const override {
-    return asked_in_step_[first_expert_[layer] + expert] == step_ + 1 || IsResident(layer, expert);
+    return AskedFor(layer, expert) == StepOf(layer) + 1 || IsResident(layer, expert);
   }
   bool AllResident(uint32_t layer) const override { return complete_[layer].all_resident; }
   void BeginStep(uint64_t step) override;
@@ -77,6 +77,11 @@ class HostResidency final : public Residency {
     uint64_t next_look = 0;  // step
   };
 
+  // The step that a prefetch of the layer is for: the running layer and those before it are the next step's.
+  uint64_t StepOf(uint32_t layer) const { return layer < begun_ ? step_ + 1 : step_; }
+  uint64_t AskedFor(uint32_t layer, uint32_t expert) const {
+    return asked_for_[first_expert_[layer] + expert];
+  }
   bool LeaseExpert(uint32_t index);
   void CancelDisproved();
   void GiveBack(uint32_t index);
@@ -97,6 +102,7 @@ class HostResidency final : public Residency {
 
   uint64_t step_ = 0;
   uint32_t layer_ = 0;
+  uint32_t begun_ = 0;                // layers of this step, from the first on
   uint32_t demands_ = 0;              // of the current layer
   std::vector<Entry> entries_;        // [most experts of a layer], by demand
   std::vector<uint32_t> demand_of_;   // [most experts], by expert: demand + 1, 0: none
@@ -104,16 +110,16 @@ class HostResidency final : public Residency {
   std::vector<FailedDemand> failed_;  // of the current layer
   std::vector<LayerState> complete_;  // by layer
   std::vector<ComingExpert> coming_;
-  std::vector<uint64_t> asked_in_step_;  // by (layer, expert): step + 1 of the last prefetch
-  std::vector<uint64_t> first_expert_;   // by layer: running number of its first expert
-  uint32_t waiting_ = 0;                 // entries in kWaiting
-  uint32_t open_ = 0;                    // entries not yet kDone or kFailed
-  uint32_t in_flight_ = 0;               // demands of this layer without a completion
-  uint32_t window_;                      // of in_flight_
-  bool no_room_ = false;                 // since the last lease was given back
-  uint32_t refusals_ = 0;                // fills without room since something was leased or given back
-  absl::Time retry_at_;                  // not earlier while no_room_
-  uint64_t held_ = 0;                    // extent leases
+  std::vector<uint64_t> asked_for_;     // by (layer, expert): step + 1 that the last prefetch was for
+  std::vector<uint64_t> first_expert_;  // by layer: running number of its first expert
+  uint32_t waiting_ = 0;                // entries in kWaiting
+  uint32_t open_ = 0;                   // entries not yet kDone or kFailed
+  uint32_t in_flight_ = 0;              // demands of this layer without a completion
+  uint32_t window_;                     // of in_flight_
+  bool no_room_ = false;                // since the last lease was given back
+  uint32_t refusals_ = 0;               // fills without room since something was leased or given back
+  absl::Time retry_at_;                 // not earlier while no_room_
+  uint64_t held_ = 0;                   // extent leases
   StallLimit stall_;
   absl::Status trouble_;  // a completion that no rule covers
   LayerCounters counters_;

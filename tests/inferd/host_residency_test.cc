@@ -78,5 +78,20 @@ TEST_F(HostResidencyTest, AnExpertIsReadAheadAgainInTheNextStep) {
   EXPECT_EQ(client_->counters().demand_requests, 2u);
 }
 
+TEST_F(HostResidencyTest, ALayerThatHasRunIsReadAheadForTheNextStep) {
+  residency_.BeginStep(1);
+  RunLayer(0, {{3, 1}});
+  RunLayer(1, {{3, 1}});
+  residency_.Prefetch(0, 2);
+  EXPECT_TRUE(residency_.IsComing(0, 2));
+  residency_.Prefetch(0, 2);
+  EXPECT_EQ(client_->counters().prefetch_requests, 1u) << "it was asked for already";
+  residency_.BeginStep(2);
+  residency_.Poll();
+  RunLayer(0, {{2, 1}});
+  EXPECT_EQ(residency_.counters().prefetch_useful, 1u);
+  EXPECT_EQ(client_->counters().demand_requests, 2u) << "those of step 1";
+}
+
 }  // namespace
 }  // namespace sluice
