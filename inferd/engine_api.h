@@ -167,8 +167,10 @@ struct EngineStats {
   uint64_t expert_requests = 0;  // (layer, expert) activations
   uint64_t expert_hits = 0;
   uint64_t prefetch_issued = 0;
-  uint64_t prefetch_useful = 0;  // resident by the time the router chose it
-  uint64_t predictions = 0;      // experts predicted and checked against the router
+  uint64_t prefetch_useful = 0;      // resident by the time the router chose it
+  uint64_t token_guesses = 0;        // steps at whose end the tokens that follow were guessed
+  uint64_t token_guesses_right = 0;  // of these: the next step began with just these tokens
+  uint64_t predictions = 0;          // experts predicted and checked against the router
   uint64_t predictions_right = 0;
   uint64_t predictions_wanted = 0;  // experts the router chose where there was a prediction
   uint64_t bytes_ssd = 0;

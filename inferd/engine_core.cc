@@ -212,6 +212,13 @@ absl::Status EngineCore::LookAhead(const RouterTap& tap) {
   return prefetcher_->LookAhead(tap);
 }
 
+bool EngineCore::WantsNextTokens() { return prefetcher_ != nullptr && prefetcher_->WantsNextTokens(); }
+
+absl::Status EngineCore::NextTokens(const RouterTap& tap) {
+  const OneBell bell(client_);
+  return prefetcher_->NextTokens(tap);
+}
+
 void EngineCore::Add(std::unique_ptr<Sequence> sequence) {
   const Sequence::Header& header = sequence->header();
   ScheduleRequest request;

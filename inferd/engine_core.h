@@ -134,6 +134,8 @@ class EngineCore final : private LayerTap {
   absl::Status AfterLayer(const LayerEnd& end) override;
   bool WantsLookAhead(uint32_t layer) const override;
   absl::Status LookAhead(const RouterTap& tap) override;
+  bool WantsNextTokens() override;
+  absl::Status NextTokens(const RouterTap& tap) override;
 
   bool BlockCongested();
   void BuildBatch(const StepPlan& plan);

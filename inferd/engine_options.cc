@@ -114,6 +114,7 @@ absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelC
   // What `auto` will choose is not known yet.
   plan.forward.look_ahead = options.prefetch && (policies.predictor == ExpertPredictorKind::kLookahead ||
                                                  policies.preset == "auto");
+  plan.forward.guess_tokens = options.prefetch && policies.token_guess && CanGuessTokens(config);
   plan.activation_bytes = ActivationBytes(config, plan.forward);
   plan.backend = LimitsOf(config, plan);
   return plan;

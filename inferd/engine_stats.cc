@@ -116,6 +116,8 @@ void EngineCore::FillStats(EngineStats* stats) const {
   stats->expert_hits = residency.hits;
   stats->prefetch_issued = residency.prefetch_issued;
   stats->prefetch_useful = residency.prefetch_useful;
+  stats->token_guesses = forward_->guesses().made;
+  stats->token_guesses_right = forward_->guesses().right;
   if (prefetcher_ != nullptr) {
     const PredictionCounters predictions = prefetcher_->total();
     stats->predictions = predictions.predicted;

@@ -9,13 +9,29 @@
 namespace sluice {
 
 absl::Status Forward::Run(StepBatch* batch) {
-  RETURN_IF_ERROR(queue_->Embed({batch->ids(), weights_.embed(), config_.embedding_scale, x_}));
-  return RunFrom(0, batch);
+  const bool guessed = WasGuessed(*batch);
+  guessed_.Clear(0);
+  wait_begin_ = 0;
+  if (guessed) {
+    guess_counts_.right++;
+    std::swap(x_, ahead_);
+  } else {
+    RETURN_IF_ERROR(queue_->Embed({batch->ids(), weights_.embed(), config_.embedding_scale, x_}));
+  }
+  return RunLayers(0, /*attended=*/guessed, batch);
 }
 
 absl::Status Forward::RunFrom(uint32_t first_layer, StepBatch* batch) {
+  guessed_.Clear(0);
+  return RunLayers(first_layer, /*attended=*/false, batch);
+}
+
+// `attended`: x_ is what comes out of the first layer's attention.
+absl::Status Forward::RunLayers(uint32_t first_layer, bool attended, StepBatch* batch) {
   for (uint32_t layer = first_layer; layer < config_.layers.size() && !batch->all_lost(); ++layer) {
-    RETURN_IF_ERROR(Attend(layer, x_, *batch));
+    if (layer > first_layer || !attended) {
+      RETURN_IF_ERROR(Attend(layer, x_, *batch));
+    }
     RETURN_IF_ERROR(Mix(layer, batch));
     if (tap_ != nullptr) {
       const bool routed = config_.layers[layer].moe.experts > 0;
@@ -114,7 +130,8 @@ absl::Status Forward::ScaleInputs(const MoeConfig& moe, uint32_t tokens) {
 // The expert that every token goes through is computed with those that are resident, or while the first
 // travels. What is there having been computed, and something missing, is when to look ahead.
 absl::Status Forward::ComputeExperts(uint32_t layer, const StepBatch& batch) {
-  bool look_ahead = tap_ != nullptr && tap_->WantsLookAhead(layer);
+  const bool look_ahead = tap_ != nullptr && tap_->WantsLookAhead(layer);
+  bool waited = false;
   works_.clear();
   std::fill(computed_.begin(), computed_.end(), 0);
   if (HasCommonExpert(config_.layers[layer].moe)) {
@@ -123,8 +140,8 @@ absl::Status Forward::ComputeExperts(uint32_t layer, const StepBatch& batch) {
   for (;;) {
     if (residency_->NextWaits()) {
       RETURN_IF_ERROR(RunExperts(layer, batch.tokens()));
-      if (std::exchange(look_ahead, false) && SomethingMissing()) {
-        RETURN_IF_ERROR(LookAhead(layer, batch));
+      if (!std::exchange(waited, true) && Missing() > 0) {
+        RETURN_IF_ERROR(UseWait(layer, look_ahead, batch));
       }
     }
     ASSIGN_OR_RETURN(const absl::Span<const ReadyTile> ready, residency_->Next());
@@ -137,6 +154,7 @@ absl::Status Forward::ComputeExperts(uint32_t layer, const StepBatch& batch) {
       MarkComputed(layer, tile);
     }
     if (works_.empty()) {
+      EndWait();
       return CountActive(layer);
     }
     RETURN_IF_ERROR(RunExperts(layer, batch.tokens()));

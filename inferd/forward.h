@@ -2,7 +2,9 @@
 // logits.
 //
 // It knows no device, no encoding and no model family: operations are the backend's, weights are views, and a
-// layer is what its descriptor says. Everything it writes is a function of the rows' tokens and positions and
+// layer is what its descriptor says. While experts of the last layer travel it may guess the tokens that
+// follow and compute their first layer's attention; a step that begins with these tokens goes on from there.
+// Everything it writes is a function of the rows' tokens and positions and
 // of state that the step leaves as it is (delta_states.h), so running a step again after an error writes the
 // same values.
 //
@@ -16,8 +18,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/clock.h"
 #include "inferd/delta_states.h"
 #include "inferd/dense_weights.h"
+#include "inferd/guess_timing.h"
 #include "inferd/kv_cache.h"
 #include "inferd/policy/predictor.h"
 #include "inferd/policy/routing.h"
@@ -50,6 +54,7 @@ struct ForwardOptions {
   uint32_t logit_rows = 0;      // rows of one Logits() call at most
   uint32_t max_candidates = 1;  // largest k of Logits()
   bool look_ahead = false;      // whether the tap may ask for it
+  bool guess_tokens = false;    // the same, of the tokens that follow; REQUIRES: CanGuessTokens(config)
 };
 
 // Rows of logits that are computed at once: as many as fit 32 MiB, so that a wide vocabulary does not need
@@ -84,6 +89,13 @@ class Forward {
   absl::Status RunFrom(uint32_t first_layer, StepBatch* batch);
   Rows residual() const { return x_; }  // [max_tokens, hidden]
 
+  // Steps at whose end the tokens that follow were guessed, and those of them that the next step began with.
+  struct GuessCounts {
+    uint64_t made = 0;
+    uint64_t right = 0;
+  };
+  const GuessCounts& guesses() const { return guess_counts_; }
+
   // Logits of some rows of the batch that ran last, the best `k` ids of each and its log-sum-exp. At most
   // logit_rows rows.
   absl::StatusOr<LogitRows> Logits(absl::Span<const uint32_t> rows, uint32_t k);
@@ -106,6 +118,7 @@ class Forward {
   absl::Status AddRope(const RopeConfig& rope);
   absl::StatusOr<BufferRef> UploadRope(const RopeConfig& rope, bool long_texts);
 
+  absl::Status RunLayers(uint32_t first_layer, bool attended, StepBatch* batch);
   absl::Status Attend(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status AttendGrouped(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status AttendLatent(uint32_t layer, const Rows& x, const StepBatch& batch);
@@ -121,8 +134,14 @@ class Forward {
   absl::Status ScaleInputs(const MoeConfig& moe, uint32_t tokens);
   absl::Status ComputeExperts(uint32_t layer, const StepBatch& batch);
   void MarkComputed(uint32_t layer, const ReadyTile& tile);
-  bool SomethingMissing() const;
+  uint32_t Missing() const;
+  absl::Status UseWait(uint32_t layer, bool look_ahead, const StepBatch& batch);
+  void EndWait();
+  absl::Status CombineComputed(uint32_t layer, const StepBatch& batch);
   absl::Status LookAhead(uint32_t layer, const StepBatch& batch);
+  void FindFollowed(const StepBatch& batch);
+  absl::Status GuessTokens(uint32_t layer, const StepBatch& batch);
+  bool WasGuessed(const StepBatch& batch) const;
   absl::Status RunExperts(uint32_t layer, uint32_t tokens);
   absl::Status RunLeads(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles);
   absl::Status CountActive(uint32_t layer);
@@ -177,9 +196,18 @@ class Forward {
   BufferRef top_ids_;         // int32 [R, max_candidates], host-visible
   BufferRef top_values_;      // float32 [R, max_candidates], host-visible
   BufferRef log_sums_;        // float32 [R], host-visible
-  // Looking ahead; none without.
-  Rows ahead_;               // [T, hidden]: the residual as far as it is known
+  // Looking ahead and guessing tokens; none without.
+  Rows ahead_;               // [T, hidden]: the residual as far as it is known, or that of guessed tokens
   BufferRef ahead_weights_;  // float32 [T, K], host-visible: 0 where the expert is missing
+  // The tokens that were guessed to follow the step of that number, whose first layer's attention ahead_
+  // holds; none: no tokens.
+  StepBatch guessed_;
+  std::vector<uint32_t> followed_;  // rows of the running batch that a guess follows
+  const MonotonicClock clock_;
+  GuessTiming guess_timing_;
+  GuessCounts guess_counts_;
+  int64_t wait_begin_ = 0;     // of the running layer, if nothing is guessed meanwhile; else 0
+  uint32_t wait_missing_ = 0;  // experts that were missing then
 };
 
 }  // namespace sluice

@@ -148,7 +148,7 @@ uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& option
       w.q + w.k + w.v + w.gate + w.q_low + w.latent + w.absorbed + w.attended + 2 * w.delta_heads;
   const uint64_t mixture =
       MostExperts(config) + 1 + 3 * ranks + ranks * config.hidden * (AnyScalesInputs(config) ? 2 : 1);
-  const uint64_t ahead = options.look_ahead ? config.hidden + ranks : 0;
+  const uint64_t ahead = options.look_ahead || options.guess_tokens ? config.hidden + ranks : 0;
   const uint64_t per_token = 2 * uint64_t{config.hidden} + attention + mixture + ahead;
   const uint64_t per_logit_row = uint64_t{config.vocab} + 2 * options.max_candidates + 1;
   return sizeof(float) * (options.max_tokens * per_token + options.logit_rows * per_logit_row +
@@ -167,7 +167,9 @@ Forward::Forward(const ModelConfig& config, const ForwardOptions& options, const
       routing_(parts.routing),
       sparsity_(parts.sparsity),
       tap_(parts.tap),
-      plan_(options.max_tokens, MostRanks(config), MostExperts(config)) {
+      plan_(options.max_tokens, MostRanks(config), MostExperts(config)),
+      guessed_(options.max_sequences, options.max_sequences) {
+  followed_.reserve(options.max_sequences);
   works_.reserve(MostExperts(config) + 1);
   leads_.reserve(MostExperts(config));
   computed_.resize(MostExperts(config));
@@ -221,7 +223,7 @@ absl::Status Forward::AllocateRows() {
       {&shared_scores_, tokens, 1},
       {&scaled_, pairs, scaled_width},
       {&outputs_, pairs, config_.hidden},
-      {&ahead_, options_.look_ahead ? tokens : 0, config_.hidden},
+      {&ahead_, options_.look_ahead || options_.guess_tokens ? tokens : 0, config_.hidden},
   };
   for (const Need& need : activations) {
     if (need.count * need.width > 0) {
@@ -242,7 +244,7 @@ absl::Status Forward::AllocateRows() {
   if (sparsity_->enabled()) {
     RETURN_IF_ERROR(staging(pairs, &active_));
   }
-  if (options_.look_ahead) {
+  if (options_.look_ahead || options_.guess_tokens) {
     RETURN_IF_ERROR(staging(pairs, &ahead_weights_));
   }
   RETURN_IF_ERROR(staging(logit_rows * options_.max_candidates, &top_ids_));

@@ -70,6 +70,11 @@ bool AnyScalesInputs(const ModelConfig& config) {
   return Largest(config, [](const MoeConfig& moe) { return ScalesInputs(moe) ? 1 : 0; }) > 0;
 }
 
+bool CanGuessTokens(const ModelConfig& config) {
+  return config.layers.front().moe.experts > 0 && config.layers.back().moe.experts > 0 &&
+         config.layers.front().attention.kind != AttentionKind::kGatedDelta && !AnyScalesInputs(config);
+}
+
 uint32_t ConvCols(const DeltaConfig& delta) {
   return 2 * delta.key_heads * delta.key_dim + delta.value_heads * delta.value_dim;
 }

@@ -27,6 +27,11 @@ uint32_t WidestExpert(const ModelConfig& config);  // routed, shared and dense o
 bool ScalesInputs(const MoeConfig& moe);
 bool AnyScalesInputs(const ModelConfig& config);
 
+// Whether what follows a step can be guessed from the last layer's experts at hand and taken through the
+// first layer's attention (forward.h): both layers have experts, outputs of experts can be left out one by
+// one, and that attention keeps its past in the KV cache, not in a state that a wrong guess would advance.
+bool CanGuessTokens(const ModelConfig& config);
+
 // Values of a row of gated delta attention's convolution.
 uint32_t ConvCols(const DeltaConfig& delta);
 

@@ -61,6 +61,10 @@ void Experts(const EngineStats& stats, MetricText* text) {
   text->One("inferd_prefetch_issued_total", kCounter, "Prefetches asked for.", stats.prefetch_issued);
   text->One("inferd_prefetch_useful_total", kCounter,
             "Of these: resident by the time the router chose the expert.", stats.prefetch_useful);
+  text->One("inferd_token_guesses_total", kCounter, "Steps at whose end the tokens that follow were guessed.",
+            stats.token_guesses);
+  text->One("inferd_token_guesses_right_total", kCounter,
+            "Of these: the next step began with just these tokens.", stats.token_guesses_right);
   text->One("inferd_predictions_total", kCounter, "Experts predicted and compared with the router's choice.",
             stats.predictions);
   text->One("inferd_predictions_right_total", kCounter, "Of these: right.", stats.predictions_right);

@@ -63,6 +63,10 @@ absl::Status CheckNeurons(const Policies& p) {
 }
 
 absl::Status CheckSlots(const Policies& p) {
+  if (p.token_guess) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(Shown(p, "token_guess"), " is about reads from SSD on --device host"));
+  }
   if (p.cache == CacheKind::kLease) {
     return absl::InvalidArgumentError(
         absl::StrCat(Shown(p, "cache"), " is --device host's; other devices have memory of their own"));
@@ -108,6 +112,9 @@ absl::Status CheckPredictor(const Policies& p) {
   const bool one_ahead =
       p.predictor == ExpertPredictorKind::kLearned ||
       (p.predictor == ExpertPredictorKind::kLookahead && p.depth_rule != DepthRule::kReach);
+  if (p.token_guess && p.first_layer) {
+    return Contradiction(p, "token_guess", "first_layer");
+  }
   if (p.predictor_depth > 1 && one_ahead) {
     return Contradiction(p, "predictor_depth", "expert_predictor");
   }

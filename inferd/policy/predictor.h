@@ -58,6 +58,13 @@ class LayerTap {
   // The experts of tap.layer that are there have been computed, others are on their way. tap.residual is what
   // comes out of the next layer's attention if they are left out; of tap.routing only the tokens are said.
   virtual absl::Status LookAhead(const RouterTap& /*tap*/) { return absl::OkStatus(); }
+
+  // Whether NextTokens() is wanted in this step, whose last layer's router has run, if some of that layer's
+  // experts are missing.
+  virtual bool WantsNextTokens() { return false; }
+  // The same for the next step: tap.batch has the tokens that will probably follow, one of each text, and
+  // tap.residual is what comes out of the first layer's attention for them.
+  virtual absl::Status NextTokens(const RouterTap& /*tap*/) { return absl::OkStatus(); }
 };
 
 // What was predicted of a layer that has not run yet.

@@ -9,21 +9,21 @@
 
 namespace sluice {
 
-Prefetcher::Prefetcher(const ModelConfig& config, PrefetcherOptions options,
-                       std::unique_ptr<ExpertPredictor> predictor,
-                       std::unique_ptr<FirstLayerPredictor> first_layer,
-                       std::unique_ptr<NeuronPredictor> neurons, Residency* residency)
+Prefetcher::Prefetcher(const ModelConfig& config, PrefetcherOptions options, Predictors predictors,
+                       Residency* residency)
     : config_(config),
       options_(std::move(options)),
-      predictor_(std::move(predictor)),
-      first_layer_(std::move(first_layer)),
-      neurons_(std::move(neurons)),
+      predictor_(std::move(predictors.experts)),
+      first_layer_(std::move(predictors.first_layer)),
+      neurons_(std::move(predictors.neurons)),
+      guessed_(std::move(predictors.guessed)),
       residency_(residency),
       predictions_(config.layers.size() * (kMostDepth + 1)),
       ranking_(MostExperts(config)),
       next_routed_(config.layers.size(), kNoLayer),
       counts_(config.layers.size() * (kMostDepth + 1)),
-      recall_(options_.recall, config.layers.size(), neurons_ != nullptr) {
+      recall_(options_.recall, config.layers.size(), neurons_ != nullptr),
+      guesses_(kLeastGuessed, 1, false) {
   uint32_t next = kNoLayer;
   for (uint32_t layer = static_cast<uint32_t>(config.layers.size()); layer > 0; --layer) {
     next_routed_[layer - 1] = next;
@@ -38,6 +38,8 @@ Prefetcher::Prefetcher(const ModelConfig& config, PrefetcherOptions options,
   if (first_layer_ != nullptr) {
     at(first_layer_->layer(), 0)
         .ids.resize(uint64_t{options_.max_sequences} * config.layers[first_layer_->layer()].moe.top_k);
+  } else if (guessed_ != nullptr) {
+    at(0, 0).ids.resize(uint64_t{options_.max_sequences} * config.layers[0].moe.top_k);
   }
   followers_.reserve(options_.max_sequences);
   last_rows_.reserve(options_.max_sequences);
@@ -222,6 +224,24 @@ absl::Status Prefetcher::PredictFirstLayer(const LayerEnd& end) {
   return absl::OkStatus();
 }
 
+bool Prefetcher::WantsNextTokens() {
+  return guessed_ != nullptr && (options_.predict_resident || !residency_->AllResident(0)) &&
+         (guesses_.Trusts(0) || guesses_.Measures(0));
+}
+
+absl::Status Prefetcher::NextTokens(const RouterTap& tap) {
+  ASSIGN_OR_RETURN(const Routing routing, guessed_->Predict(tap, 0));
+  Prediction& prediction = at(0, 0);
+  Remember(routing, &prediction);
+  prediction.step = tap.batch->step();
+  followers_.clear();
+  for (const SequenceRows& text : tap.batch->sequences()) {
+    followers_.push_back({text.pages.data(), text.first_position});
+  }
+  if (guesses_.Trusts(0)) AskFor(prediction, routing, 0, 1, options_.max_prefetch);
+  return absl::OkStatus();
+}
+
 // The latest prediction knows most.
 absl::Span<const int32_t> Prefetcher::Predicted(uint32_t layer, uint32_t row, uint64_t step) const {
   for (uint32_t depth = 1; depth <= options_.depth; ++depth) {
@@ -243,6 +263,7 @@ absl::Status Prefetcher::CompareNeurons(const RouterTap& tap) {
 
 void Prefetcher::Compare(const RouterTap& tap) {
   const PredictionCounters before = counters_at(tap.layer, 1);
+  const PredictionCounters ahead = counters_at(tap.layer, 0);
   for (uint32_t depth = 0; depth <= options_.depth; ++depth) {
     Prediction& prediction = at(tap.layer, depth);
     if (prediction.step == 0) continue;
@@ -257,6 +278,10 @@ void Prefetcher::Compare(const RouterTap& tap) {
   }
   const PredictionCounters& after = counters_at(tap.layer, 1);
   recall_.CountExperts(tap.layer, after.right - before.right, after.wanted - before.wanted);
+  if (guessed_ != nullptr && tap.layer == 0) {
+    const PredictionCounters& now = counters_at(0, 0);
+    guesses_.CountExperts(0, now.right - ahead.right, now.wanted - ahead.wanted);
+  }
 }
 
 // Rows of this step that follow the rows predicted for, text by text.
@@ -348,16 +373,19 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> MakePrefetcher(const PrefetcherSetup
   if (policies.predictor == ExpertPredictorKind::kLearned || policies.first_layer) {
     ASSIGN_OR_RETURN(profile, ReadPredictors(setup.profile_dir, *setup.config, setup.model_id));
   }
-  std::unique_ptr<FirstLayerPredictor> first_layer;
+  Prefetcher::Predictors made;
   if (policies.first_layer) {
-    ASSIGN_OR_RETURN(first_layer,
+    ASSIGN_OR_RETURN(made.first_layer,
                      FirstLayerPredictor::Create(*setup.config, profile, &setup.weights->final_norm(),
                                                  setup.backend, setup.max_tokens, setup.max_sequences));
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<ExpertPredictor> predictor,
-                   MakeExpertPredictor(setup, std::move(profile)));
-  ASSIGN_OR_RETURN(std::unique_ptr<NeuronPredictor> neurons, MakeNeuronPredictor(setup));
-  if (predictor == nullptr && first_layer == nullptr) return nullptr;
+  ASSIGN_OR_RETURN(made.experts, MakeExpertPredictor(setup, std::move(profile)));
+  ASSIGN_OR_RETURN(made.neurons, MakeNeuronPredictor(setup));
+  if (policies.token_guess && CanGuessTokens(*setup.config)) {
+    ASSIGN_OR_RETURN(made.guessed, GateReuse::Create(*setup.config, setup.weights, setup.backend,
+                                                     setup.max_sequences, /*confidence=*/false));
+  }
+  if (made.experts == nullptr && made.first_layer == nullptr && made.guessed == nullptr) return nullptr;
   PrefetcherOptions options{.max_tokens = setup.max_tokens,
                             .max_sequences = setup.max_sequences,
                             .max_prefetch = policies.max_prefetch,
@@ -374,8 +402,7 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> MakePrefetcher(const PrefetcherSetup
     ASSIGN_OR_RETURN(options.gating, ResolveGating(policies.sensitivity, *setup.config, setup.profile_dir,
                                                    setup.source_digest));
   }
-  return std::make_unique<Prefetcher>(*setup.config, std::move(options), std::move(predictor),
-                                      std::move(first_layer), std::move(neurons), setup.residency);
+  return std::make_unique<Prefetcher>(*setup.config, std::move(options), std::move(made), setup.residency);
 }
 
 }  // namespace sluice

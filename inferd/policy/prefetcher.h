@@ -5,8 +5,10 @@
 // Once the router of a layer has run, the experts of the next layer that has any are predicted; those that
 // more rows want are asked for first. If all of them are resident or on their way, the layer after it is
 // looked at, up to `depth` layers ahead (AdapMoE 4.3); the first that lacks something ends the search. With a
-// first-layer gate the next step's first layer is asked for when the last layer is done. When a predicted
-// layer's router runs, its choice is compared with every prediction about it.
+// first-layer gate the next step's first layer is asked for when the last layer is done; given a
+// predictor for guessed tokens it is asked for earlier, while experts of the last layer travel, for the
+// tokens that will probably follow, as long as half of what that names is right. When a predicted layer's
+// router runs, its choice is compared with every prediction about it.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #ifndef SLUICE_INFERD_POLICY_PREFETCHER_H_
@@ -68,10 +70,19 @@ struct PrefetcherOptions {
 class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadListener {
  public:
   static constexpr uint32_t kMostDepth = 3;
+  // A guessed token's experts are fetched while at least this share of them was right: a wrong one costs
+  // reads in a time when the disk would else rest, and what they push out.
+  static constexpr double kLeastGuessed = 0.5;
 
-  // `predictor` and `first_layer` may be null; `residency` outlives the prefetcher.
-  Prefetcher(const ModelConfig& config, PrefetcherOptions options, std::unique_ptr<ExpertPredictor> predictor,
-             std::unique_ptr<FirstLayerPredictor> first_layer, std::unique_ptr<NeuronPredictor> neurons,
+  // Null where the options do not ask for it.
+  struct Predictors {
+    std::unique_ptr<ExpertPredictor> experts;
+    std::unique_ptr<FirstLayerPredictor> first_layer;
+    std::unique_ptr<NeuronPredictor> neurons;
+    std::unique_ptr<ExpertPredictor> guessed;  // of the first layer, for guessed tokens
+  };
+  // `residency` outlives the prefetcher.
+  Prefetcher(const ModelConfig& config, PrefetcherOptions options, Predictors predictors,
              Residency* residency);
   ~Prefetcher() override;
 
@@ -80,6 +91,8 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   absl::Status AfterLayer(const LayerEnd& end) override;
   bool WantsLookAhead(uint32_t layer) const override;
   absl::Status LookAhead(const RouterTap& tap) override;
+  bool WantsNextTokens() override;
+  absl::Status NextTokens(const RouterTap& tap) override;
   absl::Status OnLeads() override;
 
   absl::Span<const int32_t> Predicted(uint32_t layer, uint32_t row, uint64_t step) const override;
@@ -145,6 +158,7 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   const std::unique_ptr<ExpertPredictor> predictor_;
   const std::unique_ptr<FirstLayerPredictor> first_layer_;
   const std::unique_ptr<NeuronPredictor> neurons_;
+  const std::unique_ptr<ExpertPredictor> guessed_;
   Residency* const residency_;
 
   std::vector<Prediction> predictions_;     // by layer and depth 0..kMostDepth
@@ -154,6 +168,7 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   std::vector<uint32_t> next_routed_;       // by layer: the next one with experts, or kNoLayer
   std::vector<PredictionCounters> counts_;  // by layer and depth
   RecallFloor recall_;
+  RecallFloor guesses_;  // of layer 0
 };
 
 // The prefetcher that the policies ask for; null if they ask for none. Networks come from `profile_dir`.

@@ -144,6 +144,7 @@ Policies OnHost(Policies p) {
   p.prefetch_cancel = plain.prefetch_cancel;
   p.predictor_recall = plain.predictor_recall;
   p.first_layer = false;
+  p.token_guess = true;
   p.neuron_predictor = plain.neuron_predictor;
   p.neuron_set = plain.neuron_set;
   p.neuron_share = plain.neuron_share;

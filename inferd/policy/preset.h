@@ -55,6 +55,9 @@ struct Policies {
   double predictor_recall = 0;      // layers whose predictions find less are only counted (recall_floor.h)
   PrefetchCancel prefetch_cancel = PrefetchCancel::kUnbegun;
   bool first_layer = false;  // predict the next token's first layer from the last one's output
+  // On `host`: while experts of the last layer are read, guess the next token without them and ask for what
+  // its first layer wants.
+  bool token_guess = false;
   // Experts of a layer ahead that one step asks for at most. A decode batch names few; a prefill chunk
   // names most of a layer, and asking for them all would only push out what the layer itself still needs
   // (DepthRule::kReach asks for as many of them as come in time).

@@ -67,7 +67,7 @@ TEST_F(FirstLayerTest, TheFinalNormComesFirstWhereTheGateWasTrainedOnIt) {
 // The forward pass ends with the last layer's AfterLayer(); head and sampling come behind it.
 TEST_F(FirstLayerTest, ItsFetchBeginsWhenTheLastLayerEndsAndIsComparedInTheNextStep) {
   auto gate = Gate(false);
-  Prefetcher prefetcher(config_, {.max_tokens = 40, .max_sequences = 2}, nullptr, std::move(gate), nullptr,
+  Prefetcher prefetcher(config_, {.max_tokens = 40, .max_sequences = 2}, {.first_layer = std::move(gate)},
                         &residency_);
   batch_.Clear(3);
   batch_.Add(std::vector<int32_t>(2, 1), {.first_position = 0, .pages = pages_});
@@ -122,7 +122,7 @@ class PrefetchRulesTest : public PredictorsTest {
     options.depth = 3;
     auto predictor = std::make_unique<FixedPredictor>(std::vector<float>{.9f, .6f});
     const FixedPredictor* const asked = predictor.get();
-    Prefetcher prefetcher(config_, options, std::move(predictor), nullptr, nullptr, &residency_);
+    Prefetcher prefetcher(config_, options, {.experts = std::move(predictor)}, &residency_);
     const Rows x = RowsOf({0, 0});
     RouterTap tap = Tap(0, x, x, {0, 1}, {}, 2);
     batch_.Clear(tap.batch->step());
@@ -192,14 +192,76 @@ TEST_F(FirstLayerTest, AResidentFirstLayerIsPredictedOnlyToBeCounted) {
   const Rows rows = RowsOf({0.5f, 2});
   batch_.Clear(3);
   batch_.Add(std::vector<int32_t>(1, 1), {.pages = pages_});
-  Prefetcher idle(config_, {.max_tokens = 40, .max_sequences = 2}, nullptr, Gate(false), nullptr,
-                  &residency_);
+  Prefetcher idle(config_, {.max_tokens = 40, .max_sequences = 2}, {.first_layer = Gate(false)}, &residency_);
   ASSERT_TRUE(idle.AfterLayer({1, rows, {}, &batch_}).ok());
   EXPECT_THAT(residency_.experts, IsEmpty());
-  Prefetcher counting(config_, {.max_tokens = 40, .max_sequences = 2, .predict_resident = true}, nullptr,
-                      Gate(false), nullptr, &residency_);
+  Prefetcher counting(config_, {.max_tokens = 40, .max_sequences = 2, .predict_resident = true},
+                      {.first_layer = Gate(false)}, &residency_);
   ASSERT_TRUE(counting.AfterLayer({1, rows, {}, &batch_}).ok());
   EXPECT_EQ(residency_.experts.size(), 2u);
+}
+
+// Guessed tokens: experts 0 and 1 of the first layer are named for each.
+class NextTokensTest : public PrefetchRulesTest {
+ protected:
+  // A guess at the end of a step, and the first layer's choice in the next one. Whether anything was asked
+  // for.
+  bool Step(std::vector<int32_t> chosen) {
+    residency_.experts.clear();
+    const Rows x = RowsOf({0, 0});
+    ++position_;
+    batch_.Clear(10 + position_);
+    batch_.Add(std::vector<int32_t>(1, 1), {.first_position = position_, .pages = pages_});
+    if (prefetcher_->WantsNextTokens()) {
+      EXPECT_TRUE(prefetcher_->NextTokens({3, x, {}, {.tokens = 1}, &batch_, {}}).ok());
+    }
+    const bool asked = !residency_.experts.empty();
+    const float weights[] = {.5f, .5f};
+    EXPECT_TRUE(prefetcher_->AfterRouter({0, x, x, {1, 2, 2, chosen.data(), weights}, &batch_, {}}).ok());
+    return asked;
+  }
+  // Steps that asked for something.
+  int Steps(int count, const std::vector<int32_t>& chosen) {
+    int asked = 0;
+    for (int i = 0; i < count; ++i) asked += Step(chosen);
+    return asked;
+  }
+  void Make() {
+    prefetcher_ = std::make_unique<Prefetcher>(
+        config_, PrefetcherOptions{.max_tokens = 40, .max_sequences = 2},
+        Prefetcher::Predictors{.guessed = std::make_unique<FixedPredictor>(std::vector<float>{.9f, .6f})},
+        &residency_);
+  }
+
+  std::unique_ptr<Prefetcher> prefetcher_;
+  uint32_t position_ = 0;
+};
+
+TEST_F(NextTokensTest, TheFirstLayerIsAskedForOnceGuessesWereRight) {
+  Make();
+  EXPECT_EQ(Steps(RecallFloor::kEnough, {0, 1}), 0) << "only counted so far";
+  EXPECT_TRUE(Step({0, 1}));
+  EXPECT_THAT(residency_.experts, ElementsAre(std::pair(0u, 0u), std::pair(0u, 1u)));
+  EXPECT_EQ(prefetcher_->counters_at(0, 0).right, 2u * RecallFloor::kEnough + 2);
+}
+
+TEST_F(NextTokensTest, WrongGuessesAreNoLongerFetched) {
+  Make();
+  Steps(RecallFloor::kWindow, {0, 1});
+  ASSERT_TRUE(Step({2, 1})) << "half of it is right: enough";
+  Steps(RecallFloor::kWindow, {2, 2});
+  EXPECT_EQ(Steps(200, {2, 2}), 0);
+  const uint64_t counted = prefetcher_->counters_at(0, 0).rows;
+  Steps(10 * RecallFloor::kEvery, {2, 2});
+  EXPECT_EQ(prefetcher_->counters_at(0, 0).rows - counted, 10u) << "one of so many is looked at";
+  // Right again: trust comes back.
+  EXPECT_GT(Steps(60 * RecallFloor::kEvery, {0, 1}), 0);
+}
+
+TEST_F(NextTokensTest, NothingIsGuessedForAResidentFirstLayer) {
+  Make();
+  residency_.all_resident = true;
+  EXPECT_FALSE(prefetcher_->WantsNextTokens());
 }
 
 }  // namespace

@@ -98,7 +98,7 @@ class RecallFloorPrefetchTest : public testing::Test {
     }
     prefetcher_ = std::make_unique<Prefetcher>(
         config_, PrefetcherOptions{.max_tokens = 1, .max_sequences = 1, .recall = 0.8},
-        std::make_unique<SamePredictor>(), nullptr, nullptr, &residency_);
+        Prefetcher::Predictors{.experts = std::make_unique<SamePredictor>()}, &residency_);
   }
   // One step, in which layer 1's router chooses `ids`. Whether a token could proceed with what was predicted.
   bool Step(std::vector<int32_t> ids) {
