@@ -31,42 +31,70 @@ SLUICE_INLINE void StorePairs(__m256i pairs, uint32_t g, uint32_t* out) {
   }
 }
 
+// Of kOctets times eight groups from g on, of which `count` exist. Octets are rounded side by side because
+// each waits for its last neuron's largest value and sum of zeros. `lines` are fetched meanwhile.
+template <QuantKind kKind, PairForm kForm, int kOctets>
+inline void RoundOctets(const QuantDownCall& call, uint32_t t, uint32_t g, uint32_t count, LinesAhead lines,
+                        const DownFactors& out) {
+  const uint32_t pairs = (call.neurons + 1) / 2;
+  const auto there = [&](uint32_t o) { return count - 8 * o < 8 ? count - 8 * o : 8; };
+  __m256 d[64][kOctets];
+  __m256 largest[kOctets];
+  __m256 zero_sum[kOctets];
+  for (int o = 0; o < kOctets; ++o) {
+    largest[o] = zero_sum[o] = _mm256_setzero_ps();
+  }
+  for (uint32_t j = 0; j < call.neurons; ++j) {
+    const __m256 c = _mm256_set1_ps(call.c[t][j]);
+    SLUICE_UNROLL
+    for (int o = 0; o < kOctets; ++o) {
+      d[j][o] = _mm256_mul_ps(c, ScalesOf<kKind>(call.shape, call.w[j], g + 8 * o, there(o)));
+      largest[o] = _mm256_max_ps(largest[o], _mm256_andnot_ps(_mm256_set1_ps(-0.0f), d[j][o]));
+    }
+    lines.Step();
+  }
+  const __m256 full = _mm256_set1_ps(32767.0f);
+  __m256 inverse[kOctets];
+  for (int o = 0; o < kOctets; ++o) {
+    const __m256 zero = _mm256_cmp_ps(largest[o], _mm256_set1_ps(1e-30f), _CMP_LT_OQ);
+    inverse[o] = _mm256_andnot_ps(zero, _mm256_div_ps(full, largest[o]));
+    _mm256_storeu_ps(out.scales + g + 8 * o, _mm256_andnot_ps(zero, _mm256_div_ps(largest[o], full)));
+  }
+  const auto round = [&](uint32_t j, int o) {
+    const __m256i q = _mm256_cvtps_epi32(_mm256_mul_ps(d[j][o], inverse[o]));
+    zero_sum[o] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(q),
+                                  ZerosOf<kKind>(call.shape, call.w[j], g + 8 * o, there(o)), zero_sum[o]);
+    return q;
+  };
+  for (uint32_t j = 0; j < call.neurons; j += 2) {
+    uint32_t* place = out.pairs + uint64_t{j / 2} * out.pair_words;
+    SLUICE_UNROLL
+    for (int o = 0; o < kOctets; ++o) {
+      const __m256i low = round(j, o);
+      const __m256i high =
+          j + 1 < call.neurons ? _mm256_slli_epi32(round(j + 1, o), 16) : _mm256_setzero_si256();
+      StorePairs<kForm>(_mm256_blend_epi16(low, high, 0xaa), g + 8 * o, place);
+    }
+  }
+  for (int o = 0; o < kOctets; ++o) {
+    if (pairs % 2 != 0) {  // rows come in fours
+      StorePairs<kForm>(_mm256_setzero_si256(), g + 8 * o, out.pairs + uint64_t{pairs} * out.pair_words);
+    }
+    _mm256_storeu_ps(out.zero_sums + g + 8 * o, _mm256_add_ps(zero_sum[o], _mm256_setzero_ps()));
+  }
+}
+
 template <QuantKind kKind, PairForm kForm>
 inline void RoundCoefficients(const QuantDownCall& call, uint32_t t, uint32_t fetch_lines,
                               const DownFactors& out) {
   const uint32_t groups = call.shape.groups;
-  const uint32_t pairs = (call.neurons + 1) / 2;
-  __m256 d[64];
-  for (uint32_t g = 0; g < groups; g += 8) {
-    const uint32_t count = groups - g < 8 ? groups - g : 8;
-    LinesAhead lines = FetchWhileRounding(call, fetch_lines, (groups + 7) / 8);
-    __m256 largest = _mm256_setzero_ps();
-    for (uint32_t j = 0; j < call.neurons; ++j) {
-      d[j] = _mm256_mul_ps(_mm256_set1_ps(call.c[t][j]), ScalesOf<kKind>(call.shape, call.w[j], g, count));
-      largest = _mm256_max_ps(largest, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), d[j]));
-      lines.Step();
-    }
-    const __m256 zero = _mm256_cmp_ps(largest, _mm256_set1_ps(1e-30f), _CMP_LT_OQ);
-    const __m256 full = _mm256_set1_ps(32767.0f);
-    const __m256 inverse = _mm256_andnot_ps(zero, _mm256_div_ps(full, largest));
-    _mm256_storeu_ps(out.scales + g, _mm256_andnot_ps(zero, _mm256_div_ps(largest, full)));
-    __m256 zero_sum = _mm256_setzero_ps();
-    const auto round = [&](uint32_t j) {
-      const __m256i q = _mm256_cvtps_epi32(_mm256_mul_ps(d[j], inverse));
-      zero_sum =
-          _mm256_fmadd_ps(_mm256_cvtepi32_ps(q), ZerosOf<kKind>(call.shape, call.w[j], g, count), zero_sum);
-      return q;
-    };
-    for (uint32_t j = 0; j < call.neurons; j += 2) {
-      const __m256i low = round(j);
-      const __m256i high =
-          j + 1 < call.neurons ? _mm256_slli_epi32(round(j + 1), 16) : _mm256_setzero_si256();
-      StorePairs<kForm>(_mm256_blend_epi16(low, high, 0xaa), g, out.pairs + uint64_t{j / 2} * out.pair_words);
-    }
-    if (pairs % 2 != 0) {  // rows come in fours
-      StorePairs<kForm>(_mm256_setzero_si256(), g, out.pairs + uint64_t{pairs} * out.pair_words);
-    }
-    _mm256_storeu_ps(out.zero_sums + g, _mm256_add_ps(zero_sum, _mm256_setzero_ps()));
+  const uint32_t parts = groups / 16 + (groups % 16 + 7) / 8;
+  uint32_t g = 0;
+  for (; g + 16 <= groups; g += 16) {
+    RoundOctets<kKind, kForm, 2>(call, t, g, 16, FetchWhileRounding(call, fetch_lines, parts), out);
+  }
+  for (; g < groups; g += 8) {
+    RoundOctets<kKind, kForm, 1>(call, t, g, groups - g, FetchWhileRounding(call, fetch_lines, parts), out);
   }
 }
 
