@@ -304,8 +304,10 @@ absl::Status Engine::Health() const {
   const int64_t heartbeat = core_->heartbeat_nanos();
   const absl::Duration silence = absl::Nanoseconds(MonotonicClock().NowNanos() - heartbeat);
   if (heartbeat != 0 && silence > plan_.options.watchdog) {
+    // In whole limits: who logs each change of health should not log the time.
+    const absl::Duration limits = absl::Floor(silence, plan_.options.watchdog);
     return ReasonError(absl::StatusCode::kUnavailable, "STEP_STUCK",
-                       absl::StrCat("the running step has not moved for ", absl::FormatDuration(silence)));
+                       absl::StrCat("the running step has not moved for ", absl::FormatDuration(limits)));
   }
   MutexLock lock(&mutex_);
   return health_;

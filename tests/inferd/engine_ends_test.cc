@@ -124,6 +124,33 @@ TEST_F(EngineTest, DeadlinesEndRunningAndWaitingRequests) {
   EXPECT_EQ(AwaitQuiet(engine()).kv_pages_used, 0u);
 }
 
+// Its words change once in a limit, not with every look: whoever logs changes would fill the log.
+TEST_F(EngineTest, HealthOfAStuckStepTellsWholeLimits) {
+  constexpr absl::Duration kLimit = absl::Milliseconds(20);
+  options_.engine.watchdog = kLimit;
+  Start();
+  test_.client->Freeze(true);
+  auto sink = std::make_shared<CollectingSink>();
+  ASSERT_TRUE(engine().Generate(GreedySpec("a", {7, 8}, 250), sink).ok());
+  const std::string words = "the running step has not moved for ";
+  for (int looks = 0; looks < 1000;) {
+    const absl::Status health = engine().Health();
+    if (health.ok()) {
+      ASSERT_FALSE(sink->ended()) << "it was never stuck";
+      continue;
+    }
+    const std::string text(health.message());
+    ASSERT_EQ(text.rfind(words, 0), 0u) << text;
+    absl::Duration silence;
+    ASSERT_TRUE(absl::ParseDuration(text.substr(words.size()), &silence)) << text;
+    ASSERT_GT(silence, absl::ZeroDuration());
+    ASSERT_EQ(silence % kLimit, absl::ZeroDuration()) << text;
+    ++looks;
+  }
+  test_.client->Freeze(false);
+  EXPECT_TRUE(sink->Await().ok());
+}
+
 TEST_F(EngineTest, AFullQueueSaysSoAndLetsGoAgain) {
   options_.engine.parallel = 1;
   options_.engine.queue.count = 2;
