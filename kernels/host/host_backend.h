@@ -85,6 +85,7 @@ class HostBackend : public CpuBackend {
     bool packed = false;  // token panels begin at state->memory
     uint32_t worker = 0;
     bool fetched = false;               // its rows are fetched before they are read: WorkerScratch::ahead
+    bool whole = false;                 // it does not wait: all of its rows are expected to be read
     bool in_halves = false;             // all rows are fetched and read in turn from both halves of the block
     const MoeBlock* waiting = nullptr;  // whose kept rows are read after this one's first parts
     uint64_t* keep = nullptr;           // [tokens]: masks
@@ -128,9 +129,11 @@ class HostBackend : public CpuBackend {
     float* slot_rows[2][kFusedTokens] = {};
     WaitingBlock waiting;
     host::RowFetch ahead;
-    uint32_t next_tile = kNoTile;  // after the one that is computed, if the run goes on
-    uint32_t listed_tile = 0;      // up to this one, what is read of the tiles is in `ahead`
-    uint32_t tile_begin[4] = {};   // where in `ahead` what is read of tile t begins, at [t % 4]
+    uint32_t next_tile = kNoTile;       // after the one that is computed, if the run goes on
+    uint32_t listed_tile = 0;           // up to this one, what is read of the tiles is in `ahead`
+    uint32_t tile_begin[4] = {};        // where in `ahead` what is read of tile t begins, at [t % 4]
+    bool tile_whole[4] = {};            // MoeBlock::whole of tile t, at [t % 4]
+    bool reads_all[kFusedTokens] = {};  // whether the last masked block of so many tokens + 1 read all rows
     // The two encodings that rows were last of: an expert's parts have one or two, and working a shape out
     // takes as long as a row of q2.
     EncodingDescriptor shape_encodings[2];
@@ -294,7 +297,9 @@ class HostBackend : public CpuBackend {
   void FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker);
   void FinishTile(const WaitingBlock& waiting);
   void FinishWaiting(uint32_t worker);
-  bool ReadsInHalves(const ExpertCall& expert) const;
+  bool ReadsInHalves(const ExpertCall& expert, bool whole) const;
+  bool IsWhole(const ExpertCall& expert, uint32_t worker) const;
+  void ReadTile(uint32_t tile, uint32_t worker);
   void FetchTile(const MoeCall& call, uint32_t tile, uint32_t worker);
   void FetchThrough(const MoeCall& call, uint32_t tile, uint32_t worker);
   void FetchKept(WaitingBlock* waiting);

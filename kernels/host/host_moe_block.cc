@@ -34,6 +34,7 @@ HostBackend::MoeBlock HostBackend::BlockOf(const MoeCall& call, const ExpertStat
   out.neurons = std::min(kNeuronBlock, state.call->neuron_end - out.first);
   out.tokens = static_cast<uint32_t>(state.call->rows.size());
   out.packed = packed;
+  out.whole = state.call->sparsity == SparsityOrder::kNone;
   out.worker = worker;
   out.keep = workers_[worker].keep;
   out.c = workers_[worker].pointers;
@@ -170,7 +171,7 @@ void HostBackend::DotKept(const MoeBlock& b, const CpuWeights& weights, const Cp
     }
     RowList list{e, weights.cols, w, b.neurons, listed > b.neurons || IsQuantized(e.encoding) ? listed : 0};
     list.fetch_lines = FetchLines(b, weights, b.neurons, b.neurons);
-    list.at_once = LeadDecides(*b.state->call) && RowBytes(e, weights.cols) <= kShortRow;
+    list.at_once = LeadDecides(*b.state->call) && !b.whole && RowBytes(e, weights.cols) <= kShortRow;
     DotForAll(b, list, b.in_halves ? dots : y);
     for (uint32_t i = 0; i < b.tokens && b.in_halves; ++i) {
       for (uint32_t j = 0; j < b.neurons; ++j) {
@@ -236,8 +237,8 @@ void HostBackend::SecondPart(const MoeBlock& b) {
   const ExpertCall& expert = *b.state->call;
   float* const* other = workers_[b.worker].pointers + limits().max_tokens;
   const bool up = !UpLeads(expert);
-  // Before the masks are known, only without masks does the same block's third part come next.
-  const bool down_next = !b.fetched && (LeadDecides(expert) || expert.sparsity == SparsityOrder::kNone);
+  // Before the masks are known, the same block's third part comes next only where it does not wait for them.
+  const bool down_next = !b.fetched && (LeadDecides(expert) || b.whole);
   DotKept(b, up ? expert.up : expert.gate, down_next ? &expert.down : nullptr, other);
   MakeFactors(b, up, other);
   for (uint32_t i = 0; i < b.tokens; ++i) {
@@ -256,8 +257,8 @@ void HostBackend::FirstParts(const MoeBlock& b) {
       std::memcpy(b.c[i], expert.lead_values.Row(i) + b.first, b.neurons * sizeof(float));
     }
   } else {
-    const bool both = !LeadDecides(expert);
-    DotKept(b, up_leads ? expert.up : expert.gate, both ? &expert.up : nullptr, b.c);
+    const CpuWeights* second = up_leads ? &expert.gate : &expert.up;
+    DotKept(b, up_leads ? expert.up : expert.gate, b.whole || !LeadDecides(expert) ? second : nullptr, b.c);
     MakeFactors(b, up_leads, b.c);
   }
   if (!LeadDecides(expert)) {

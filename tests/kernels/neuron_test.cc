@@ -256,6 +256,40 @@ TEST_P(NeuronTest, MaskedByListsOrDenselyTheBitsAreTheSame) {
   }
 }
 
+// What the last block kept decides how the next is fetched and read, also where the guess is wrong.
+TEST_P(NeuronTest, MasksThatChangeFromCallToCallGiveTheSameBits) {
+  Random random(6);
+  for (const Encoding encoding : {Encoding::kBf16, Encoding::kQ8, Encoding::kQ4, Encoding::kQ2}) {
+    const EncodingDescriptor d = MakeDescriptor(encoding);
+    for (const SparsityOrder order : kOrders) {
+      OpBench bench(GetParam());
+      OpBench oracle(kReference);
+      SparseSwitchEntry entry{order, d, d, d, {}};
+      std::fill_n(entry.at.dense_above, SparseSwitch::kBatches, 0.5f);
+      ASSERT_TRUE(bench.backend().SetSparseSwitches({&entry, 1}).ok());
+      for (const uint32_t tokens : {1u, 3u}) {
+        Case c;
+        c.tokens = tokens;
+        c.hidden = 192;
+        c.order = order;
+        c.experts = {MakeExpert(random, {d, d, d}, 300, c.hidden, false),
+                     MakeExpert(random, {d, d, d}, 161, c.hidden, true)};
+        c.x = random.Normals(uint64_t{tokens} * c.hidden);
+        AssignAll(&c);
+        for (const float threshold : {0.0f, 0.6f, 0.01f, 1e30f, 0.0f, 0.2f}) {
+          c.threshold = threshold;
+          SCOPED_TRACE(testing::Message() << EncodingLabel(d) << " order " << static_cast<int>(order)
+                                          << " tokens " << tokens << " threshold " << threshold);
+          const Result expected = RunCase(oracle, c);
+          const Result result = RunCase(bench, c);
+          ASSERT_TRUE(BitEqual(result.y, expected.y));
+          ASSERT_EQ(result.active, expected.active);
+        }
+      }
+    }
+  }
+}
+
 TEST_P(NeuronTest, ThresholdsThatKeepAllOrNoneAreExact) {
   Random random(3);
   for (const EncodingDescriptor& d : {MakeDescriptor(Encoding::kBf16), MakeDescriptor(Encoding::kQ8)}) {
