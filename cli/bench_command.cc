@@ -126,7 +126,11 @@ absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
                           const std::vector<BenchTest>& tests, BenchFormat format) {
   std::vector<BenchResult> results;
   BenchSetting setting;
-  for (const std::string& preset : SplitList(o.common.preset.value_or("exact"))) {
+  const std::vector<std::string> presets = SplitList(o.common.preset.value_or("exact"));
+  if (presets.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("--preset '", *o.common.preset, "' names none"));
+  }
+  for (const std::string& preset : presets) {
     ASSIGN_OR_RETURN(const DeviceKind device, DeviceFromName(o.common.device.value_or("host")));
     RETURN_IF_ERROR(PoliciesOf(preset, {.policy = o.common.policy}, device).status());
     const CommonOptions options = ServerOptions(o, tests, preset);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/preset_bench.h"
 #include "cli/preset_report.h"
+#include "cli/work_packs.h"
 #include "common/status.h"
 #include "inferd/policy/preset.h"
 
@@ -34,6 +35,9 @@ absl::StatusOr<PresetPlan> PlanFrom(const CommonOptions& common, const CompareOp
   std::vector<std::string> presets = SplitList(common.preset.value_or("all"));
   if (presets == std::vector<std::string>{"all"}) {
     presets = PresetNames();
+  }
+  if (presets.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("--preset '", *common.preset, "' names none"));
   }
   return PlanOfPresets(presets);
 }
@@ -200,9 +204,8 @@ absl::StatusOr<int> ComparePresets(const CommandContext& context, const CommonOp
   if (!plan.packs.empty() && o.work.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(o.rows, " makes packs: --work is missing"));
   }
-  std::error_code error;
   for (const std::string& folder : {o.work, o.out}) {
-    if (!folder.empty()) std::filesystem::create_directories(folder, error);
+    if (!folder.empty()) RETURN_IF_ERROR(MakeFolder(folder));
   }
   ASSIGN_OR_RETURN(bench.scratch, MakeScratch());
   const absl::Cleanup remove = [&bench] {

@@ -1,7 +1,6 @@
 // `sluice quality`: what compression and sparsity cost, as a table and a plot, over many packs and runs in
 // one call. Finished runs are kept, so that an interrupted call goes on where it was.
 #include <algorithm>
-#include <filesystem>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -94,13 +93,6 @@ absl::StatusOr<std::vector<QualityResult>> MeasureRows(const CommandContext& con
                  result.ppl);
   }
   return results;
-}
-
-absl::Status MakeFolder(const std::string& path) {
-  std::error_code error;
-  std::filesystem::create_directories(path, error);
-  return error ? ErrnoToStatus(error.value(), absl::StrCat("cannot make the folder ", path))
-               : absl::OkStatus();
 }
 
 Json ResultsJson(const QualityPlan& plan, const std::vector<QualityResult>& results) {

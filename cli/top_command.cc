@@ -18,6 +18,7 @@
 #include "cli/top_report.h"
 #include "common/grpc_status.h"
 #include "common/runtime_dir.h"
+#include "common/size.h"
 #include "sluice/inference/v1/admin.grpc.pb.h"
 #include "sluice/weights/v1/weights.grpc.pb.h"
 
@@ -25,6 +26,7 @@ namespace sluice::cli {
 namespace {
 
 constexpr absl::Duration kAnswerPatience = absl::Seconds(1);
+constexpr absl::Duration kShortestInterval = absl::Milliseconds(10);
 constexpr int kReconnectMs = 500;  // a daemon that restarts is found again at the next look
 constexpr char kClearScreen[] = "\033[H\033[J";
 
@@ -173,6 +175,13 @@ int RunTop(const CommandContext& context, const std::vector<std::string>& args) 
       .Flag("--json", &options.json, "prints one JSON object: rates over all the looks");
   if (const auto exit_code = parser.Parse(args)) {
     return *exit_code;
+  }
+  if (options.interval.has_value() && *options.interval < kShortestInterval) {
+    return Fail("top",
+                absl::InvalidArgumentError(absl::StrCat("--interval is ", FormatTimeSpan(*options.interval),
+                                                        "; at least ", FormatTimeSpan(kShortestInterval),
+                                                        " is expected")),
+                options.json);
   }
   return Watch(context, options);
 }

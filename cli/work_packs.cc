@@ -68,6 +68,13 @@ bool FileExists(const std::string& path) {
   return std::filesystem::exists(path, error);
 }
 
+absl::Status MakeFolder(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  return error ? ErrnoToStatus(error.value(), absl::StrCat("cannot make the folder ", path))
+               : absl::OkStatus();
+}
+
 std::string DigestName(const std::string& text) { return DigestOf(text).ToHex(); }
 
 absl::StatusOr<std::string> TextIdentity(const std::string& path) {

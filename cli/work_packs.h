@@ -31,6 +31,9 @@ std::string DigestName(const std::string& text);
 // A text file's path and what is in it. Errors of ReadWholeFile().
 absl::StatusOr<std::string> TextIdentity(const std::string& path);
 
+// The folder and those above it, unless they are there. Errors name it.
+absl::Status MakeFolder(const std::string& path);
+
 // The folder of the pack `name` of `packs`, made and calibrated. Errors of the commands; NOT_FOUND.
 absl::StatusOr<std::string> EnsurePack(const CommandContext& context, const PackWork& work,
                                        const std::vector<QualityPack>& packs, const std::string& name);

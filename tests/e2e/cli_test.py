@@ -44,6 +44,20 @@ class CliTest(harness.TestCase):
             self.assertEqual(set(json.loads(out)["error"]), {"code", "message"})
             self.assertNotEqual(err, "", call)
 
+    def test_what_would_measure_nothing_or_be_lost_is_refused_before_the_work(self):
+        bench = ("bench", "--pack", self.pack, "-p", 4, "-n", 2, "-r", 1)
+        for call, expected in (
+            ((*bench, "--preset", ","), "names none"),
+            ((*bench, "--preset", ",", "--explain"), "names none"),
+            ((*bench, "--preset", "ondemand", "--out", "/dev/null/folder"), "/dev/null/folder"),
+            (("top", "--interval", "0s"), "--interval"),
+        ):
+            code, out, err = self.sluice(*call)
+            self.assertEqual((code, out), (1, ""), call)
+            self.assertIn("INVALID_ARGUMENT", err)
+            self.assertIn(expected, err)
+            self.assertNotIn("a token", err)
+
     def test_pack_inspect_verify_have_their_keys(self):
         out = os.path.join(self.work, "again.pack")
         packed = self.ok_json("pack", harness.SAMPLE, "--out", out, "--bits", "q8", "--group", 32)
