@@ -129,11 +129,11 @@ class HostBackend : public CpuBackend {
     float* slot_rows[2][kFusedTokens] = {};
     WaitingBlock waiting;
     host::RowFetch ahead;
-    uint32_t next_tile = kNoTile;       // after the one that is computed, if the run goes on
-    uint32_t listed_tile = 0;           // up to this one, what is read of the tiles is in `ahead`
-    uint32_t tile_begin[4] = {};        // where in `ahead` what is read of tile t begins, at [t % 4]
-    bool tile_whole[4] = {};            // MoeBlock::whole of tile t, at [t % 4]
-    bool reads_all[kFusedTokens] = {};  // whether the last masked block of so many tokens + 1 read all rows
+    uint32_t next_tile = kNoTile;         // after the one that is computed, if the run goes on
+    uint32_t listed_tile = 0;             // up to this one, what is read of the tiles is in `ahead`
+    uint32_t tile_begin[4] = {};          // where in `ahead` what is read of tile t begins, at [t % 4]
+    bool tile_whole[4] = {};              // MoeBlock::whole of tile t, at [t % 4]
+    float kept_share[kFusedTokens] = {};  // of the last masked blocks of so many tokens + 1, about eight
     // The two encodings that rows were last of: an expert's parts have one or two, and working a shape out
     // takes as long as a row of q2.
     EncodingDescriptor shape_encodings[2];
@@ -298,7 +298,7 @@ class HostBackend : public CpuBackend {
   void FinishTile(const WaitingBlock& waiting);
   void FinishWaiting(uint32_t worker);
   bool ReadsInHalves(const ExpertCall& expert, bool whole) const;
-  bool IsWhole(const ExpertCall& expert, uint32_t worker) const;
+  bool IsWhole(const ExpertState& state, uint32_t worker) const;
   void ReadTile(uint32_t tile, uint32_t worker);
   void FetchTile(const MoeCall& call, uint32_t tile, uint32_t worker);
   void FetchThrough(const MoeCall& call, uint32_t tile, uint32_t worker);

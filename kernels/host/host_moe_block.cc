@@ -21,6 +21,9 @@ uint64_t FirstBits(uint32_t n) { return n == 64 ? ~uint64_t{0} : (uint64_t{1} <<
 // a twentieth more (Granite Rapids).
 constexpr uint64_t kShortRow = 4096;
 
+// The share of a block that is kept from which on all of it is read after a wait.
+constexpr float kWaitingAbove = 0.9f;
+
 bool UpLeads(const ExpertCall& expert) { return expert.sparsity == SparsityOrder::kUp; }
 
 }  // namespace
@@ -116,7 +119,9 @@ HostBackend::Reading HostBackend::HowToRead(const MoeBlock& b, uint32_t passes) 
   // A neuron that is absent has no row to be read along.
   const bool whole = any == FirstBits(b.neurons) || !b.state->call->HasLists();
   const float most = static_cast<float>(b.tokens * b.neurons);
-  if (whole && static_cast<float>(kept) >= std::min(1.0f, b.state->dense_above) * most) {
+  // Kept rows that are read in turn with other leads are slow as a whole block.
+  const float above = b.packed ? b.state->dense_above : std::max(b.state->dense_above, kWaitingAbove);
+  if (whole && (b.whole || static_cast<float>(kept) >= std::min(1.0f, above) * most)) {
     return Reading::kAll;
   }
   const uint32_t in_union = static_cast<uint32_t>(std::popcount(any));

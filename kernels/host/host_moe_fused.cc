@@ -99,10 +99,12 @@ bool HostBackend::ReadsInHalves(const ExpertCall& expert, bool whole) const {
          gains(expert.up) && gains(expert.down);
 }
 
-// Whether a block is computed as without masks, in one step. With masks that leave little out it is a third
-// faster (Granite Rapids, q3), so the worker's last block with as many tokens decides.
-bool HostBackend::IsWhole(const ExpertCall& expert, uint32_t worker) const {
-  return !IsMasked(expert) || (workers_[worker].reads_all[expert.rows.size() - 1] &&
+// Whether a block is computed as without masks, in one step. With masks that leave little out that is a
+// quarter faster than waiting for them (Granite Rapids, q3), so what the worker's last blocks with as many
+// tokens kept decides. Single blocks vary too much for it: by a sixteenth of their neurons.
+bool HostBackend::IsWhole(const ExpertState& state, uint32_t worker) const {
+  const ExpertCall& expert = *state.call;
+  return !IsMasked(expert) || (workers_[worker].kept_share[expert.rows.size() - 1] >= state.dense_above &&
                                expert.lead_values.base == nullptr && !expert.HasLists());
 }
 
@@ -141,7 +143,7 @@ void HostBackend::FetchThrough(const MoeCall& call, uint32_t tile, uint32_t work
   for (; scratch.listed_tile < std::min(tile + 1, pool_.RunEnd(worker)); ++scratch.listed_tile) {
     scratch.tile_begin[scratch.listed_tile % 4] = scratch.ahead.added(host::RowSort::kStream);
     scratch.tile_whole[scratch.listed_tile % 4] =
-        IsWhole(*experts_[ExpertOfTile(scratch.listed_tile)].call, worker);
+        IsWhole(experts_[ExpertOfTile(scratch.listed_tile)], worker);
     FetchTile(call, scratch.listed_tile, worker);
   }
 }
@@ -231,7 +233,9 @@ void HostBackend::FusedTile(const MoeCall& call, uint32_t tile, uint32_t worker)
   next.block.waiting = scratch.waiting.waits ? &scratch.waiting.block : nullptr;
   FirstParts(next.block);
   if (IsMasked(*state.call)) {
-    scratch.reads_all[next.block.tokens - 1] = HowToRead(next.block, 1) == Reading::kAll;
+    float* share = &scratch.kept_share[next.block.tokens - 1];
+    const auto all = static_cast<float>(next.block.neurons * next.block.tokens);
+    *share += (static_cast<float>(KeptInAll(next.block)) / all - *share) / 8;
   }
   if (next.block.whole) {
     return FinishTile(next);
