@@ -82,8 +82,22 @@ TEST(ReadQueueTest, DemandOvertakesPrefetchBetweenItsChunks) {
   queue.Add(Job(1, 4 * kChunk, RequestClass::kPrefetch));
   ASSERT_EQ(queue.Next()->read->job.tag, 1u);
   queue.Add(Job(2, kChunk));
-  EXPECT_EQ(queue.Next()->read->job.tag, 2u);
+  auto demand = queue.Next();
+  ASSERT_TRUE(demand);
+  EXPECT_EQ(demand->read->job.tag, 2u);
+  EXPECT_FALSE(queue.Next()) << "no prefetch takes the disk from it";
+  queue.Landed(*demand);
   EXPECT_EQ(queue.Next()->read->job.tag, 1u);
+}
+
+TEST(ReadQueueTest, ADemandThatIsStuckHoldsNoPrefetchBackOnceItIsWrittenOff) {
+  ReadQueue queue(ReadLimits{.chunk_bytes = kChunk});
+  queue.Add(Job(1, kChunk));
+  queue.Add(Job(2, kChunk, RequestClass::kPrefetch));
+  ASSERT_TRUE(queue.Next());
+  ASSERT_FALSE(queue.Next());
+  queue.WriteOff(1);
+  EXPECT_EQ(queue.Next()->read->job.tag, 2u);
 }
 
 TEST(ReadQueueTest, NoPrefetchStartsWhileADemandWaitsForRoom) {
