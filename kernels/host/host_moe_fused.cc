@@ -5,8 +5,8 @@
 // that are read whole, which make the masks; then, after the first step of the worker's next block, the rows
 // that the masks keep. So there is always something that is known and not read yet. Quantized rows are
 // fetched ahead of the worker that computes them, in the order in which it will (RowFetch says how); float
-// rows are prefetched by lists, each of which ends in the first rows of what is read next. While masks leave so
-// little out that all rows are read, blocks are computed in one step, as without masks.
+// rows are prefetched by lists, each of which ends in the first rows of what is read next. While masks leave
+// so little out that all rows are read, blocks are computed in one step, as without masks.
 //
 // The block sums are added to y in block order (host_moe_order.cc).
 #include <algorithm>
