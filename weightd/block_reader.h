@@ -32,6 +32,7 @@ struct ReadJob {
   uint64_t length = 0;        // a multiple of 4096, not 0
   RequestClass request_class = RequestClass::kDemand;
   ChunkCheck check;     // may be empty
+  bool sole = false;    // of the only session: no other one's demand can wait for it
   bool urgent = false;  // a second try at a read that is stuck: starts at once, beside all limits
 };
 

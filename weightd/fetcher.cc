@@ -241,6 +241,7 @@ ReadJob Fetcher::JobFor(Gid gid, uint64_t tag, std::byte* dest, RequestClass req
   job.dest = dest;
   job.length = info.length;
   job.request_class = request_class;
+  job.sole = sole_;
   job.check = [source = pack.source, extent = ref.extent](uint64_t offset, std::span<const std::byte> bytes) {
     return source->Verify(extent, offset, bytes);
   };

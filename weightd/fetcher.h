@@ -114,6 +114,8 @@ class Fetcher {
     return request_class == RequestClass::kDemand ? demand_.size() + waiting_room_.size() : prefetch_.size();
   }
   uint64_t started_bytes() const { return started_bytes_; }
+  // Whether only one session is open: whose prefetches are nearly all wanted, and delay nobody else's demand.
+  void SetSole(bool sole) { sole_ = sole; }
   uint64_t started_prefetch_bytes() const { return started_prefetch_bytes_; }
 
  private:
@@ -210,6 +212,7 @@ class Fetcher {
   uint32_t second_reads_ = 0;  // that run
   uint64_t started_bytes_ = 0;
   uint64_t started_prefetch_bytes_ = 0;
+  bool sole_ = false;
   FetcherStats stats_;
   const std::unique_ptr<StoreMetrics> own_metrics_;  // where the hooks brought none
   StoreMetrics* const metrics_;

@@ -93,9 +93,10 @@ std::optional<ReadChunk> ReadQueue::TakeFrom(Line& line, RequestClass as) {
   }
   const Line::iterator at = Choose(line);
   const uint64_t length = std::min(limits_.chunk_bytes, (*at)->job.length - (*at)->next);
+  const uint64_t most_ahead = limits_.prefetch_bytes * ((*at)->job.sole ? 2 : 1);
   const bool fits = in_flight_ + length <= limits_.in_flight_bytes &&
                     (as == RequestClass::kDemand || (prefetch_in_flight_ == in_flight_ &&  // no demand runs
-                                                     prefetch_in_flight_ + length <= limits_.prefetch_bytes));
+                                                     prefetch_in_flight_ + length <= most_ahead));
   // One chunk may always run: in_flight_ == 0 also means that no prefetch is in flight.
   if (!fits && in_flight_ != 0) {
     return std::nullopt;

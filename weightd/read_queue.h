@@ -1,11 +1,12 @@
 // Which read an engine starts next: pure bookkeeping of jobs, chunks and bytes in flight.
 //
 // Rules: demand before prefetch; a prefetch chunk starts only while no demand chunk waits or runs, beside
-// which it would take the disk from it, and at most `prefetch_bytes` of prefetch are in flight; all together
-// stay within `in_flight_bytes`; one chunk may always run, however small the bounds. Within a class jobs are
-// served in order, but a chunk that would begin in the file where the last one handed out ended lets another
-// job's go first: a virtual disk was an eighth slower at reads that follow one another so
-// (docs/benchmarks.md). Urgent jobs and what is written off stand beside all limits.
+// which it would take the disk from it, and at most `prefetch_bytes` of prefetch, or twice as much of a sole
+// session's, are in flight; all together stay within `in_flight_bytes`; one chunk may always run, however
+// small the bounds. Within a class jobs are served in order, but a chunk that would begin in the file where
+// the last one handed out ended lets another job's go first: a virtual disk was an eighth slower at reads
+// that follow one another so (docs/benchmarks.md). Urgent jobs and what is written off stand beside all
+// limits.
 //
 // Thread safety: thread-compatible; an engine guards it with its own mutex.
 #ifndef SLUICE_WEIGHTD_READ_QUEUE_H_

@@ -218,6 +218,7 @@ absl::StatusOr<SessionHandle> StoreCore::OpenSession(const SessionParams& params
     tier_.SetQuota(session->id(), session->options().quota_bytes);
   }
   sessions_[session->id()] = std::move(session);
+  fetcher_.SetSole(sessions_.size() == 1);
   return handle;
 }
 
@@ -375,6 +376,7 @@ void StoreCore::End(uint64_t id) {
     OnUnmapped(id, segment);
   }
   sessions_.erase(id);
+  fetcher_.SetSole(sessions_.size() == 1);
 }
 
 }  // namespace sluice

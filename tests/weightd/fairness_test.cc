@@ -78,11 +78,17 @@ class SteppedReader final : public BlockReader {
   void Cancel(uint64_t tag) override { Report(queue_.Cancel(tag)); }
   std::string Describe() const override { return "stepped"; }
 
-  // Starts what may start and ends the chunk started first; its tag and bytes. False: nothing to do.
-  bool Step(uint64_t* tag, uint64_t* bytes) {
+  // Starts what may start; the bytes that are being read.
+  uint64_t StartedBytes() {
     while (auto chunk = queue_.Next()) {
       running_.push_back(*std::move(chunk));
     }
+    return queue_.in_flight_bytes();
+  }
+
+  // The same, and ends the chunk started first; its tag and bytes. False: nothing to do.
+  bool Step(uint64_t* tag, uint64_t* bytes) {
+    StartedBytes();
     if (running_.empty()) {
       return false;
     }
@@ -170,6 +176,24 @@ TEST_F(FairnessTest, NoMoreGoesAheadOfADemandThanThePrefetchThatIsInFlight) {
               static_cast<double>(most) / kMiB);
   EXPECT_LE(most, 2 * kMiB);
   EXPECT_GT(most, 0u) << "no flood: the test shows nothing";
+}
+
+TEST_F(FairnessTest, OnlyASoleSessionReadsFourMiBAhead) {
+  SteppedReader reader;
+  other_reader_ = &reader;
+  Start(40 * 3 * kMiB, {.layers = 2, .experts = 8, .part_bytes = 2 * kMiB});
+  LocalClient client = Client(OpenSession());
+  client.Submit(Prefetch(1, 1));
+  Pump();
+  EXPECT_EQ(reader.StartedBytes(), 4 * kMiB);
+  uint64_t tag;
+  uint64_t bytes;
+  while (reader.Step(&tag, &bytes)) {
+  }
+  OpenSession();
+  client.Submit(Prefetch(2, 2));
+  Pump();
+  EXPECT_EQ(reader.StartedBytes(), 2 * kMiB);
 }
 
 TEST_F(FairnessTest, ADemandOfASecondSessionWaitsForNoQueueOfTheFirst) {

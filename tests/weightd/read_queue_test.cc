@@ -165,6 +165,18 @@ TEST(ReadQueueTest, PrefetchKeepsAtMostTwoMiBInFlight) {
   EXPECT_EQ(started * kChunk, 2u * 1024 * 1024);
 }
 
+TEST(ReadQueueTest, PrefetchOfASoleSessionKeepsFour) {
+  ReadQueue queue(ReadLimits{.chunk_bytes = kChunk});
+  ReadJob job = Job(1, 64 * kChunk, RequestClass::kPrefetch);
+  job.sole = true;
+  queue.Add(std::move(job));
+  uint64_t started = 0;
+  while (queue.Next()) {
+    ++started;
+  }
+  EXPECT_EQ(started * kChunk, 4u * 1024 * 1024);
+}
+
 TEST(ReadQueueTest, OneChunkRunsHoweverSmallTheBounds) {
   ReadLimits limits{.chunk_bytes = kChunk};
   limits.in_flight_bytes = 1;
