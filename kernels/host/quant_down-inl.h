@@ -84,12 +84,29 @@ inline void RoundOctets(const QuantDownCall& call, uint32_t t, uint32_t g, uint3
   }
 }
 
+// Of a block that is longer than what is fetched ahead the scales and zeros are not all there when
+// coefficients are rounded, and those of long rows lie in a page each. Asked for at once they are waited for
+// together.
+SLUICE_INLINE void FetchScales(const QuantDownCall& call) {
+  if (uint64_t{call.neurons} * call.shape.bytes <= call.fetch->distance()) {
+    return;
+  }
+  for (uint32_t j = 0; j < call.neurons; ++j) {
+    for (uint32_t at = call.shape.scales; at < call.shape.bytes; at += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(call.w[j]) + at, _MM_HINT_T0);
+    }
+  }
+}
+
 template <QuantKind kKind, PairForm kForm>
 inline void RoundCoefficients(const QuantDownCall& call, uint32_t t, uint32_t fetch_lines,
                               const DownFactors& out) {
   const uint32_t groups = call.shape.groups;
   const uint32_t parts = groups / 16 + (groups % 16 + 7) / 8;
   uint32_t g = 0;
+  if (fetch_lines > 0) {
+    FetchScales(call);
+  }
   for (; g + 16 <= groups; g += 16) {
     RoundOctets<kKind, kForm, 2>(call, t, g, 16, FetchWhileRounding(call, fetch_lines, parts), out);
   }
