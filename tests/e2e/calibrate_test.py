@@ -154,7 +154,7 @@ class CalibrateTest(harness.TestCase):
     def test_usage_and_thresholds_are_those_of_an_independent_forward_pass(self):
         pack = shutil.copytree(self.pack, os.path.join(self.work, "measured.pack"))
         result = self.ok_json(*self.calibrate(
-            pack, "--sensitivity-tokens", 0, "--sparsity-tokens", 0, "--no-predictors", "--keep", "5s"))  # fmt: skip
+            pack, "--sensitivity-tokens", 0, "--sparsity-tokens", 0, "--no-predictors"))  # fmt: skip
         self.assertEqual((result["tokens"], result["files"]), (TOKENS, ["cache.json", "thresholds.bin", "usage.json"]))
         ids = self.ok_json("tokenize", "--pack", pack, "--text-file", TEXT, "--no-special", "--plain")["ids"]
         expected = activations(ids[:TOKENS])
