@@ -288,16 +288,22 @@ absl::Status Forward::DropLostRows(uint32_t tokens, uint32_t ranks, StepBatch* b
   return absl::OkStatus();
 }
 
+// Logits of some rows of `x`, their best `k` and log-sum-exps into the staging memory.
+absl::Status Forward::RunHead(const Rows& x, absl::Span<const uint32_t> rows, uint32_t k) {
+  const uint32_t count = static_cast<uint32_t>(rows.size());
+  const MatMulPart head[] = {{weights_.head(), logits_, weights_.head_bias(), config_.logit_scale}};
+  RETURN_IF_ERROR(queue_->MatMul({x, count, config_.hidden, rows, weights_.final_norm(), head, {}}));
+  RETURN_IF_ERROR(queue_->TopLogits({logits_, count, config_.vocab, k, top_ids_, top_values_, log_sums_}));
+  return queue_->Wait(queue_->Record());
+}
+
 absl::StatusOr<LogitRows> Forward::Logits(absl::Span<const uint32_t> rows, uint32_t k) {
   const uint32_t count = static_cast<uint32_t>(rows.size());
   if (count > options_.logit_rows || k > options_.max_candidates) {
     return absl::InternalError(absl::StrCat("logits of ", count, " rows with ", k, " candidates; limits are ",
                                             options_.logit_rows, " and ", options_.max_candidates));
   }
-  const MatMulPart head[] = {{weights_.head(), logits_, weights_.head_bias(), config_.logit_scale}};
-  RETURN_IF_ERROR(queue_->MatMul({x_, count, config_.hidden, rows, weights_.final_norm(), head, {}}));
-  RETURN_IF_ERROR(queue_->TopLogits({logits_, count, config_.vocab, k, top_ids_, top_values_, log_sums_}));
-  RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
+  RETURN_IF_ERROR(RunHead(x_, rows, k));
   const auto read = [this](BufferRef ref, uint64_t values) { return backend_->HostRead(ref, values * 4); };
   LogitRows result;
   result.rows = count;

@@ -145,6 +145,7 @@ class Forward {
   absl::Status RunExperts(uint32_t layer, uint32_t tokens);
   absl::Status RunLeads(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles);
   absl::Status CountActive(uint32_t layer);
+  absl::Status RunHead(const Rows& x, absl::Span<const uint32_t> rows, uint32_t k);
   ExpertWork CommonWork(uint32_t layer) const;
   ExpertWork RoutedWork(uint32_t layer, const ReadyTile& tile) const;
   absl::Status DropLostRows(uint32_t tokens, uint32_t ranks, StepBatch* batch);

@@ -108,12 +108,7 @@ void Forward::FindFollowed(const StepBatch& batch) {
 absl::Status Forward::GuessTokens(uint32_t layer, const StepBatch& batch) {
   const uint32_t count = static_cast<uint32_t>(followed_.size());
   RETURN_IF_ERROR(CombineComputed(layer, batch));
-  const MatMulPart head[] = {{weights_.head(), logits_, weights_.head_bias(), config_.logit_scale}};
-  RETURN_IF_ERROR(
-      queue_->MatMul({ahead_, count, config_.hidden, followed_, weights_.final_norm(), head, {}}));
-  RETURN_IF_ERROR(
-      queue_->TopLogits({logits_, count, config_.vocab, /*k=*/1, top_ids_, top_values_, log_sums_}));
-  RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
+  RETURN_IF_ERROR(RunHead(ahead_, followed_, /*k=*/1));
   const std::byte* best = backend_->HostRead(top_ids_, uint64_t{count} * sizeof(int32_t));
   if (best == nullptr) {
     return absl::InternalError("the logits' staging memory cannot be read");
