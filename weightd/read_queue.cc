@@ -11,6 +11,7 @@ ReadQueue::ReadQueue(const ReadLimits& limits)
 void ReadQueue::Add(ReadJob job) {
   auto read = std::make_shared<QueuedRead>();
   read->job = std::move(job);
+  read->chunks = static_cast<uint32_t>((read->job.length + limits_.chunk_bytes - 1) / limits_.chunk_bytes);
   by_tag_[read->job.tag] = read;
   line(*read).push_back(std::move(read));
 }
@@ -44,7 +45,7 @@ std::shared_ptr<QueuedRead> ReadQueue::Cancel(uint64_t tag) {
     return nullptr;
   }
   std::shared_ptr<QueuedRead> read = found->second;
-  if (read->next < read->job.length) {
+  if (read->handed < read->chunks) {
     Stop(read);
     if (read->outcome == ReadOutcome::kOk) {
       read->outcome = ReadOutcome::kCancelled;
@@ -62,26 +63,35 @@ uint32_t ReadQueue::WriteOff(uint64_t tag) {
   in_flight_ -= read.demand_in_flight + read.prefetch_in_flight;
   prefetch_in_flight_ -= read.prefetch_in_flight;
   read.demand_in_flight = read.prefetch_in_flight = 0;
-  read.written_off = read.next;
+  read.written_off = read.handed;
   return read.running;
+}
+
+ReadChunk ReadQueue::NextOf(const std::shared_ptr<QueuedRead>& read, RequestClass as) const {
+  const uint64_t turn = read->handed;
+  const uint64_t odd = read->chunks / 2;
+  const uint64_t offset = (turn < odd ? 2 * turn + 1 : 2 * (turn - odd)) * limits_.chunk_bytes;
+  return {read, read->handed, offset, std::min(limits_.chunk_bytes, read->job.length - offset), as};
 }
 
 ReadQueue::Line::iterator ReadQueue::Choose(Line& line) const {
   const auto apart = std::find_if(line.begin(), line.end(), [this](const std::shared_ptr<QueuedRead>& read) {
-    return read->job.file != last_file_ || read->job.offset + read->next != last_end_;
+    const ReadChunk chunk = NextOf(read, read->job.request_class);
+    const uint64_t begin = read->job.offset + chunk.offset;
+    return read->job.file != last_file_ || (begin != last_end_ && begin + chunk.length != last_begin_);
   });
   return apart == line.end() ? line.begin() : apart;
 }
 
 ReadChunk ReadQueue::Take(Line& line, Line::iterator at, RequestClass as) {
   const std::shared_ptr<QueuedRead> read = *at;
-  const uint64_t length = std::min(limits_.chunk_bytes, read->job.length - read->next);
-  ReadChunk chunk{read, read->next, length, as};
-  read->next += length;
+  ReadChunk chunk = NextOf(read, as);
+  ++read->handed;
   ++read->running;
   last_file_ = read->job.file;
-  last_end_ = read->job.offset + read->next;
-  if (read->next == read->job.length) {
+  last_begin_ = read->job.offset + chunk.offset;
+  last_end_ = last_begin_ + chunk.length;
+  if (read->handed == read->chunks) {
     line.erase(at);
   }
   return chunk;
@@ -92,7 +102,7 @@ std::optional<ReadChunk> ReadQueue::TakeFrom(Line& line, RequestClass as) {
     return std::nullopt;
   }
   const Line::iterator at = Choose(line);
-  const uint64_t length = std::min(limits_.chunk_bytes, (*at)->job.length - (*at)->next);
+  const uint64_t length = NextOf(*at, as).length;
   const uint64_t most_ahead = limits_.prefetch_bytes * ((*at)->job.sole ? 2 : 1);
   const bool fits = in_flight_ + length <= limits_.in_flight_bytes &&
                     (as == RequestClass::kDemand || (prefetch_in_flight_ == in_flight_ &&  // no demand runs
@@ -129,7 +139,7 @@ std::optional<ReadChunk> ReadQueue::Next() {
 
 void ReadQueue::Landed(const ReadChunk& chunk) {
   QueuedRead& read = *chunk.read;
-  if (read.job.urgent || chunk.offset < read.written_off) {
+  if (read.job.urgent || chunk.turn < read.written_off) {
     return;
   }
   in_flight_ -= chunk.length;
@@ -150,7 +160,7 @@ std::shared_ptr<QueuedRead> ReadQueue::Finish(const ReadChunk& chunk, ReadOutcom
       (read->outcome == ReadOutcome::kOk || read->outcome == ReadOutcome::kCancelled)) {
     read->outcome = outcome;
     read->status = std::move(status);
-    if (read->next < read->job.length && !read->cancelled) {
+    if (read->handed < read->chunks && !read->cancelled) {
       Stop(read);
     }
   }
@@ -158,7 +168,7 @@ std::shared_ptr<QueuedRead> ReadQueue::Finish(const ReadChunk& chunk, ReadOutcom
 }
 
 std::shared_ptr<QueuedRead> ReadQueue::RetireIfOver(const std::shared_ptr<QueuedRead>& read) {
-  if (read->running != 0 || (read->next < read->job.length && !read->cancelled)) {
+  if (read->running != 0 || (read->handed < read->chunks && !read->cancelled)) {
     return nullptr;
   }
   std::shared_ptr<QueuedRead> over = read;
