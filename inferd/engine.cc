@@ -100,8 +100,8 @@ absl::Status Engine::Setup(const BackendFactory& make_backend) {
     backend = std::make_unique<VirtualDevice>(std::move(backend), clock_.get(), plan_.options.costs,
                                               Bf16ExpertBytes(config_));
   } else if (!plan_.options.measure_costs.empty()) {
-    backend = std::make_unique<MeasuredDevice>(std::move(backend), plan_.options.measure_costs,
-                                               Bf16ExpertBytes(config_));
+    ASSIGN_OR_RETURN(backend, MeasuredDevice::Create(std::move(backend), plan_.options.measure_costs,
+                                                     Bf16ExpertBytes(config_)));
   }
   ASSIGN_OR_RETURN(core_,
                    EngineCore::Create(plan_, client_.get(), std::move(backend), &registry_, clock_.get()));

@@ -349,6 +349,9 @@ EngineCore::Outcome EngineCore::RunBatch(const StepPlan& plan) {
   residency_->SetLossless(batch_.decode_rows() < batch_.tokens());
   residency_->BeginStep(step_number_);
   absl::Status status = forward_->Run(&batch_);
+  if (status.ok() && trace_ != nullptr) {
+    status = trace_->Flush();
+  }
   if (status.ok()) {
     const StepCost cost = CostSince(before);
     for (const Running& running : step_) {

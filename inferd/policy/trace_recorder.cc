@@ -40,18 +40,22 @@ absl::StatusOr<std::unique_ptr<TraceRecorder>> TraceRecorder::Create(const std::
     AppendValue(layer.moe.top_k, &head);
   }
   RETURN_IF_ERROR(recorder->Write(head.data(), head.size()));
+  RETURN_IF_ERROR(recorder->Flush());
   return recorder;
 }
 
 absl::Status TraceRecorder::Write(const void* data, size_t bytes) {
-  if (std::fwrite(data, 1, bytes, file_) != bytes) {
-    return ErrnoToStatus(errno, absl::StrCat("--trace ", path_));
+  if (error_.ok() && std::fwrite(data, 1, bytes, file_) != bytes) {
+    error_ = ErrnoToStatus(errno, absl::StrCat("--trace ", path_));
   }
-  return absl::OkStatus();
+  return error_;
 }
 
 absl::Status TraceRecorder::Flush() {
-  return std::fflush(file_) == 0 ? absl::OkStatus() : ErrnoToStatus(errno, absl::StrCat("--trace ", path_));
+  if (error_.ok() && std::fflush(file_) != 0) {
+    error_ = ErrnoToStatus(errno, absl::StrCat("--trace ", path_));
+  }
+  return error_;
 }
 
 absl::Status TraceRecorder::AfterRouter(const RouterTap& tap) {

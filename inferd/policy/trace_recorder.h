@@ -25,9 +25,11 @@ class TraceRecorder final : public LayerTap {
   TraceRecorder(const TraceRecorder&) = delete;
   TraceRecorder& operator=(const TraceRecorder&) = delete;
 
-  // Writes the layer's record. The first error of the file is returned, then nothing more is written.
+  // Adds the layer's record. The first error of the file sticks: nothing more is written, and this and Flush
+  // return it.
   absl::Status AfterRouter(const RouterTap& tap) override;
-  // Brings everything so far to the file; called between steps.
+  // Brings everything so far to the file; called at the end of each step, before its tokens are known, so
+  // that no token is made whose routes are not in the file.
   absl::Status Flush();
 
  private:
@@ -42,6 +44,7 @@ class TraceRecorder final : public LayerTap {
   RouterScores scores_;
   std::vector<uint32_t> rows_;  // 0, 1, 2, ...
   std::string record_;
+  absl::Status error_;  // the file's first
 };
 
 }  // namespace sluice

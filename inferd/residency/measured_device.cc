@@ -117,18 +117,31 @@ std::string CostTable::Text() {
   return text;
 }
 
-absl::Status MeasuredQueue::FinishStep() {
+absl::Status MeasuredQueue::WriteTable() {
+  steps_ = 0;
+  const absl::Status written = WriteFileDurably(path_, table_.Text());
+  return written.ok() ? written
+                      : absl::Status(written.code(), absl::StrCat("--measure-costs: ", written.message()));
+}
+
+MeasuredQueue::~MeasuredQueue() {
+  CountStep();
+  // Nobody is left to hear of an error, but the file has taken its last eight steps.
+  if (steps_ > 0) WriteTable().IgnoreError();
+}
+
+void MeasuredQueue::CountStep() {
   if (rows_ == 1) {
     table_.AddStep(rest_seconds_, layers_, head_seconds_);
     ++steps_;
   }
   rest_seconds_ = head_seconds_ = last_matmul_seconds_ = 0;
   layers_ = 0;
-  if (steps_ < kStepsBetweenWrites) {
-    return absl::OkStatus();
-  }
-  steps_ = 0;
-  return WriteFileDurably(path_, table_.Text());
+}
+
+absl::Status MeasuredQueue::FinishStep() {
+  CountStep();
+  return steps_ < kStepsBetweenWrites ? absl::OkStatus() : WriteTable();
 }
 
 absl::Status MeasuredQueue::Embed(const EmbedArgs& args) {
@@ -150,6 +163,15 @@ absl::Status MeasuredQueue::TopLogits(const TopLogitsArgs& args) {
   head_seconds_ += last_matmul_seconds_;
   last_matmul_seconds_ = 0;
   return Time(&Queue::TopLogits, args, &head_seconds_);
+}
+
+absl::StatusOr<std::unique_ptr<MeasuredDevice>> MeasuredDevice::Create(std::unique_ptr<Backend> behind,
+                                                                       std::string path,
+                                                                       uint64_t expert_bytes) {
+  std::unique_ptr<MeasuredDevice> device(
+      new MeasuredDevice(std::move(behind), std::move(path), expert_bytes));
+  RETURN_IF_ERROR(device->queue_.WriteTable());
+  return device;
 }
 
 absl::Status MeasuredQueue::ExpertLeads(const ExpertLeadsArgs& args) {

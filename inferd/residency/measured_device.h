@@ -4,7 +4,7 @@
 // Only steps of one row count. Experts give times of a row by encoding: of calls whose works are alike, those
 // that compute all neurons, leads, and those that compute the neurons that count by a lead. All other
 // operations of a layer are its attention's, head and candidates the head's. Each figure is the median over
-// calls or steps; every kStepsBetweenWrites steps the file is written anew.
+// calls or steps. The file is written at the start, every kStepsBetweenWrites steps and at the end.
 //
 // Thread safety: as Backend's; Counters() and Describe() may be called from any thread.
 #ifndef SLUICE_INFERD_RESIDENCY_MEASURED_DEVICE_H_
@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "inferd/residency/virtual_costs.h"
 #include "kernels/backend.h"
@@ -70,6 +71,11 @@ class MeasuredQueue final : public Queue {
   // `backend` outlives the queue.
   MeasuredQueue(Backend* backend, std::string path, uint64_t expert_bytes)
       : backend_(backend), behind_(&backend->queue()), path_(std::move(path)), table_(expert_bytes) {}
+  // Writes what was measured since the last time.
+  ~MeasuredQueue() override;
+
+  // Writes the file anew. Errors: the file's.
+  absl::Status WriteTable();
 
   absl::Status Upload(const void* source, uint64_t bytes, BufferRef destination) override {
     return behind_->Upload(source, bytes, destination);
@@ -119,6 +125,7 @@ class MeasuredQueue final : public Queue {
   absl::Status Rest(absl::Status (Queue::*operation)(const Args&), const Args& args) {
     return Time(operation, args, &rest_seconds_);
   }
+  void CountStep();
   absl::Status FinishStep();
 
   Backend* const backend_;
@@ -137,9 +144,9 @@ class MeasuredQueue final : public Queue {
 
 class MeasuredDevice final : public Backend {
  public:
-  // The table goes to `path`. `expert_bytes`: of an expert in bf16.
-  MeasuredDevice(std::unique_ptr<Backend> behind, std::string path, uint64_t expert_bytes)
-      : behind_(std::move(behind)), queue_(behind_.get(), std::move(path), expert_bytes) {}
+  // The table goes to `path`, which is replaced. `expert_bytes`: of an expert in bf16. Errors: the file's.
+  static absl::StatusOr<std::unique_ptr<MeasuredDevice>> Create(std::unique_ptr<Backend> behind,
+                                                                std::string path, uint64_t expert_bytes);
 
   absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
     return behind_->Allocate(bytes, kind);
@@ -158,6 +165,9 @@ class MeasuredDevice final : public Backend {
   std::string Describe() const override { return behind_->Describe() + ", its costs measured"; }
 
  private:
+  MeasuredDevice(std::unique_ptr<Backend> behind, std::string path, uint64_t expert_bytes)
+      : behind_(std::move(behind)), queue_(behind_.get(), std::move(path), expert_bytes) {}
+
   const std::unique_ptr<Backend> behind_;
   MeasuredQueue queue_;
 };

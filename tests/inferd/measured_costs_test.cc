@@ -144,6 +144,30 @@ TEST_F(MeasuredCostsTest, ACpuThatIsTheDeviceTakesItsTime) {
   EXPECT_EQ(info.timings.bytes_link, 0u);
 }
 
+TEST_F(MeasuredCostsTest, AFileThatTakesNothingKeepsTheEngineFromStarting) {
+  options_.engine.virtual_clock = false;
+  for (const std::string& path : {std::string("/dev/full"), dir_.File("nowhere/costs")}) {
+    options_.engine.measure_costs = path;
+    const absl::Status status = StartEngine(dir_.File("pack"), options_).status();
+    EXPECT_NE(status.message().find("--measure-costs"), std::string::npos) << status;
+    EXPECT_NE(status.message().find(path), std::string::npos) << status;
+  }
+}
+
+TEST_F(MeasuredCostsTest, ARunOfAFewTokensWritesItsTableToo) {
+  options_.engine.virtual_clock = false;
+  options_.engine.measure_costs = dir_.File("costs");
+  {
+    absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options_);
+    ASSERT_TRUE(test.ok()) << test.status();
+    ASSERT_TRUE(GenerateIds(test->engine.get(), GreedySpec("g", {7}, 2)).ok());
+  }
+  const auto costs = ParseVirtualCosts("@" + dir_.File("costs"));
+  ASSERT_TRUE(costs.ok()) << costs.status();
+  EXPECT_GT(costs->rows[kBf16].all_ns, 0);
+  EXPECT_GT(costs->attention_ms, 0);
+}
+
 TEST_F(MeasuredCostsTest, ARunInRealTimeWritesATableThatAVirtualOneTakes) {
   options_.engine.virtual_clock = false;
   options_.engine.measure_costs = dir_.File("costs");

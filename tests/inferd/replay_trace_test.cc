@@ -1,4 +1,9 @@
-// --replay-trace: a model routes as another one did, whatever it computes.
+// --replay-trace: a model routes as another one did, whatever it computes. --trace: what is not in the file
+// is told.
+#include <sys/resource.h>
+
+#include <csignal>
+#include <filesystem>
 #include <set>
 #include <string>
 #include <vector>
@@ -63,6 +68,35 @@ TEST_F(ReplayTraceTest, AFileThatIsNoTraceKeepsTheEngineFromStarting) {
   EXPECT_TRUE(absl::IsDataLoss(StartEngine(dir_.File("one"), options).status()));
   options.engine.replay_trace = dir_.File("nothing");
   EXPECT_TRUE(absl::IsNotFound(StartEngine(dir_.File("one"), options).status()));
+}
+
+TEST_F(ReplayTraceTest, AFileThatTakesNothingKeepsTheEngineFromStarting) {
+  TestEngineOptions options;
+  options.engine.trace = "/dev/full";
+  const absl::Status status = StartEngine(dir_.File("one"), options).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_NE(status.message().find("--trace /dev/full"), std::string::npos) << status;
+}
+
+TEST_F(ReplayTraceTest, NoTokenIsMadeWhoseRoutesTheFileDoesNotTake) {
+  TestEngineOptions options;
+  options.engine.trace = dir_.File("trace");
+  absl::StatusOr<TestEngine> test = StartEngine(dir_.File("one"), options);
+  ASSERT_TRUE(test.ok()) << test.status();
+  ASSERT_TRUE(GenerateIds(test->engine.get(), GreedySpec("fits", {7}, 1)).ok());
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit full = before;
+  full.rlim_cur = std::filesystem::file_size(options.engine.trace) + 10;
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
+  const absl::Status first = GenerateIds(test->engine.get(), GreedySpec("first", {7}, 1)).status();
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_NE(first.message().find("--trace"), std::string::npos) << first;
+  // With room again: a record in the middle is missing.
+  const absl::Status next = GenerateIds(test->engine.get(), GreedySpec("next", {7}, 1)).status();
+  EXPECT_NE(next.message().find("--trace"), std::string::npos) << next;
 }
 
 }  // namespace
