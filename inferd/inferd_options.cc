@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/error_detail.h"
+#include "common/metrics/metrics_door.h"
 #include "common/net/listen_address.h"
 #include "common/option_declarer.h"
 #include "common/option_reload.h"
@@ -43,7 +44,7 @@ absl::Status CheckAddresses(const InferdOptions& options) {
       RETURN_IF_ERROR(ParseListenAddress(text).status());
     }
   }
-  return absl::OkStatus();
+  return options.metrics.empty() ? absl::OkStatus() : CheckMetricsAddress(options.metrics);
 }
 
 absl::Status CheckPolicies(const InferdOptions& options) {

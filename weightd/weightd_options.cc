@@ -6,6 +6,8 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "common/metrics/metrics_door.h"
+#include "common/net/listen_address.h"
 #include "common/option_declarer.h"
 #include "common/option_reload.h"
 #include "common/runtime_dir.h"
@@ -44,6 +46,7 @@ WeightdCommand ParseWeightdCommand(int argc, const char* const* argv) {
   app.get_option("--pack")->required();
   try {
     app.parse(argc, argv);
+    FillDefaults(&command.options);
     if (const absl::Status status = CheckWeightdOptions(command.options); !status.ok()) {
       throw CLI::ValidationError(std::string(status.message()));
     }
@@ -52,9 +55,7 @@ WeightdCommand ParseWeightdCommand(int argc, const char* const* argv) {
     }
   } catch (const CLI::ParseError& error) {
     command.exit_code = app.exit(error) == 0 ? 0 : kUsageExit;
-    return command;
   }
-  FillDefaults(&command.options);
   return command;
 }
 
@@ -73,6 +74,14 @@ absl::Status CheckWeightdOptions(const WeightdOptions& options) {
   if (options.gather_neurons < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("--gather-neurons is ", options.gather_neurons, ", must be at least 1"));
+  }
+  // The longer of both paths.
+  if (const absl::Status side = ParseListenAddress(absl::StrCat("unix:", options.socket, ".side")).status();
+      !options.socket.empty() && !side.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--socket: ", side.message()));
+  }
+  if (!options.metrics.empty()) {
+    RETURN_IF_ERROR(CheckMetricsAddress(options.metrics));
   }
   return absl::OkStatus();
 }

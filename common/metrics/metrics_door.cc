@@ -21,14 +21,18 @@ constexpr size_t kRequestsPerConnection = 1;  // an idle connection would keep a
 constexpr char kContentType[] = "text/plain; version=0.0.4; charset=utf-8";
 
 absl::StatusOr<ListenAddress> Check(const std::string& text) {
-  ASSIGN_OR_RETURN(ListenAddress address, ParseListenAddress(text));
+  absl::StatusOr<ListenAddress> parsed = ParseListenAddress(text);
+  if (!parsed.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--metrics: ", parsed.status().message()));
+  }
+  ListenAddress address = *std::move(parsed);
   if (address.kind != ListenAddress::Kind::kTcp) {
     return absl::InvalidArgumentError(
-        absl::StrCat("metrics are served on a TCP port, as 127.0.0.1:9400, not on ", text));
+        absl::StrCat("--metrics: they are served on a TCP port, as 127.0.0.1:9400, not on ", text));
   }
   if (!address.IsLocal()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "metrics address ", text, " can be reached from other machines: only loopback is served"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--metrics: ", text, " can be reached from other machines: only loopback is served"));
   }
   return address;
 }

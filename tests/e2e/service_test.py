@@ -1,4 +1,5 @@
 """Both daemons as services: what they tell a service manager, sockets that it opened for them, reloading."""
+import contextlib
 import os
 import shutil
 import signal
@@ -68,6 +69,11 @@ class ServiceTest(unittest.TestCase):
         with self.assertRaises(BlockingIOError):
             self.manager.until("READY=1")
 
+    @contextlib.contextmanager
+    def port_in_use(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            yield taken.getsockname()[1]
+
     def reload(self, daemon, config, text):
         with open(config, "w") as file:
             file.write(text)
@@ -121,6 +127,9 @@ class ServiceTest(unittest.TestCase):
 
         daemons.wait_until(scrubbed, "the scrub to begin")
         self.reload(weightd, config, base + 'metrics = "192.0.2.1:1"\n')
+        self.assertIn("those in effect stay", weightd.text())
+        with self.port_in_use() as port:
+            self.reload(weightd, config, base + f'metrics = "127.0.0.1:{port}"\n')
         self.assertIn("metrics stay as they were", weightd.text())
         self.assertTrue(scrubbed())
         self.reload(weightd, config, base)
@@ -169,6 +178,9 @@ class ServiceTest(unittest.TestCase):
                 list(stub.GenerateStream(stream_request("x", tokens=4)))
             self.assertEqual(grpc.StatusCode.RESOURCE_EXHAUSTED, caught.exception.code())
             self.reload(inferd, config, 'metrics = "192.0.2.1:1"\n')
+            self.assertIn("those in effect stay", inferd.text())
+            with self.port_in_use() as port:
+                self.reload(inferd, config, f'metrics = "127.0.0.1:{port}"\n')
             self.assertIn("metrics stay as they were", inferd.text())
             self.assertTrue(list(stub.GenerateStream(stream_request("x", tokens=4))))
         self.assertIn('inferd_answers_total{code="OK"} 1', answers())

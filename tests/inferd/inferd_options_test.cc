@@ -125,6 +125,8 @@ TEST(InferdOptionsTest, UsageErrorsExitWithTwo) {
       {"--pack", "/p", "--policy", "no_such_key=1"},
       {"--pack", "/p", "--listen", "nowhere"},
       {"--pack", "/p", "--admin", "5"},
+      {"--pack", "/p", "--metrics", "9400"},
+      {"--pack", "/p", "--check-config", "--metrics", "0.0.0.0:9401"},
       {"--pack", "/p", "--config", dir.File("absent.toml")},
       {"--config", dir.File("bad.toml")},
   };

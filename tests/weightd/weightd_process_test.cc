@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <tuple>
 
 #include "common/error_detail.h"
+#include "common/net/unix_listener.h"
 #include "inferd/session_weight_client.h"
 #include "tests/support/prometheus_text.h"
 #include "tests/support/temp_dir.h"
@@ -178,11 +180,20 @@ TEST_F(WeightdProcessTest, MetricsPassAStrictReaderAndCountFetches) {
   }
 }
 
-TEST_F(WeightdProcessTest, MetricsBeyondLoopbackAreRefused) {
-  const auto [code, output] = Run({"--socket", weightd_.socket(), "--pack", pack_.dir(), "--dram-budget",
-                                   "32MiB", "--metrics", "0.0.0.0:0"});
-  EXPECT_EQ(code, 1);
-  EXPECT_TRUE(Has(output, "loopback")) << output;
+TEST_F(WeightdProcessTest, AddressesThatCannotBeOpenedAreWrongOptions) {
+  const std::string path = folder_.File(std::string(kMaxUnixPath, 'x'));
+  for (const auto& [option, value, why] :
+       std::vector<std::tuple<std::string, std::string, std::string>>{{"--metrics", "0.0.0.0:0", "loopback"},
+                                                                      {"--metrics", "9400", "host:port"},
+                                                                      {"--metrics", "unix:/tmp/m", "TCP"},
+                                                                      {"--socket", path, "at most 107"}}) {
+    for (const std::string check : {"--check-config", "--direct=on"}) {
+      const auto [code, output] =
+          Run({"--pack", pack_.dir(), "--dram-budget", "32MiB", option, value, check});
+      EXPECT_EQ(code, 2) << output;
+      EXPECT_TRUE(Has(output, option) && Has(output, why)) << output;
+    }
+  }
 }
 
 TEST_F(WeightdProcessTest, ConfigFileSetsWhatFlagsDo) {
