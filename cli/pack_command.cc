@@ -92,6 +92,7 @@ absl::StatusOr<int> Pack(const CommandContext& context, const Options& o) {
   ASSIGN_OR_RETURN(const PackSummary summary,
                    PackModel(o.model_dir, o.out, options, bar.callback(), context.interrupt->flag()));
   bar.Finish();
+  TellOldProfile(o.out, summary.old_profile);
   if (o.json) {
     return PrintJson(Json::Object()
                          .Set("model_id", summary.model_id)

@@ -1,10 +1,12 @@
-// The progress line of pack, verify and synth: bytes, rate and time left of a PackProgress.
+// The progress line of pack, verify and synth: bytes, rate and time left of a PackProgress. And what they say
+// of a profile that was there.
 //
 // Thread safety: the callback may be called from one thread at a time, as pack_writer.h promises; Finish
 // after the call that takes it has returned.
 #ifndef SLUICE_CLI_PACK_PROGRESS_H_
 #define SLUICE_CLI_PACK_PROGRESS_H_
 
+#include <cstdio>
 #include <memory>
 #include <string>
 
@@ -39,6 +41,22 @@ class PackProgressBar {
   std::string stage_;
   std::unique_ptr<Progress> bar_;
 };
+
+// A line on standard error if a pack with a profile was replaced.
+inline void TellOldProfile(const std::string& out, OldProfile fate) {
+  if (fate == OldProfile::kKept) {
+    std::fprintf(
+        stderr,
+        "sluice: %s: the profile of the pack that was there is kept. It is of the same model: its usage "
+        "and sensitivities hold; thresholds and predictors of other rows are refused until `sluice "
+        "calibrate` has measured them\n",
+        out.c_str());
+  } else if (fate == OldProfile::kRemoved) {
+    std::fprintf(stderr,
+                 "sluice: %s: the profile of the pack that was there is removed: it was of another model\n",
+                 out.c_str());
+  }
+}
 
 }  // namespace sluice::cli
 

@@ -62,6 +62,7 @@ absl::StatusOr<int> Synth(const CommandContext& context, const Options& o) {
   ASSIGN_OR_RETURN(const PackSummary summary,
                    SynthesizePack(options, o.out, bar.callback(), context.interrupt->flag()));
   bar.Finish();
+  TellOldProfile(o.out, summary.old_profile);
   if (o.json) {
     return PrintJson(Json::Object()
                          .Set("bytes", summary.bytes)

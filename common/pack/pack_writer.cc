@@ -117,7 +117,7 @@ absl::StatusOr<PackEstimate> EstimatePack(const std::string& model_dir, const st
   ASSIGN_OR_RETURN(const PackJob job, PreparePack(model_dir, options));
   PackEstimate estimate;
   estimate.payload_bytes = job.payload_bytes[0] + job.payload_bytes[1];
-  ASSIGN_OR_RETURN(estimate.free_bytes, FreeBytes(out_dir));
+  ASSIGN_OR_RETURN(estimate.free_bytes, FreeBytes(TargetFolder(out_dir)));
   estimate.resumable_bytes = AllocatedBytes(PartialFolder(out_dir));
   estimate.memory_bytes = job.worker_bytes() * WorkerCount(options.threads, job.units());
   return estimate;
@@ -149,6 +149,7 @@ absl::StatusOr<PackSummary> PackModel(const std::string& model_dir, const std::s
   summary.experts = job.expert_units.size();
   summary.seconds = meter.seconds();
   summary.resumed = conversion.reused_any();
+  summary.old_profile = staging->old_profile();
   return summary;
 }
 

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "common/pack/pack_format.h"
 #include "common/pack/recipe.h"
+#include "common/pack/staging.h"
 
 namespace sluice {
 
@@ -52,6 +53,7 @@ struct PackSummary {
   uint64_t experts = 0;  // of all layers
   double seconds = 0;
   bool resumed = false;
+  OldProfile old_profile = OldProfile::kNone;
 };
 
 // Space and shape of a run before it starts.
@@ -64,12 +66,12 @@ struct PackEstimate {
 absl::StatusOr<PackEstimate> EstimatePack(const std::string& model_dir, const std::string& out_dir,
                                           const PackOptions& options);
 
-// Converts `model_dir` into the pack `out_dir`. Writes `<out_dir>.partial`, resumes it if it belongs to the
-// same source and options, and renames it at the end. `progress` may be empty, `cancel` null. Errors:
-// AlreadyExists without force; ResourceExhausted with both numbers when space is short; InvalidArgument
-// naming file, tensor and field for a bad source; Unimplemented naming an architecture or encoding;
-// FailedPrecondition naming both digests for the profile of another source (known once all of it was read);
-// Cancelled once *cancel is true (the partial folder stays, to be resumed).
+// Converts `model_dir` into the pack `out_dir`, or where that links to. Writes `<out_dir>.partial`, resumes
+// it if it belongs to the same source and options, and renames it at the end. `progress` may be empty,
+// `cancel` null. Errors: AlreadyExists without force; ResourceExhausted with both numbers when space is
+// short; InvalidArgument naming file, tensor and field for a bad source; Unimplemented naming an architecture
+// or encoding; FailedPrecondition naming both digests for the profile of another source (known once all of it
+// was read); Cancelled once *cancel is true (the partial folder stays, to be resumed).
 absl::StatusOr<PackSummary> PackModel(const std::string& model_dir, const std::string& out_dir,
                                       const PackOptions& options, const PackProgressFn& progress,
                                       const std::atomic<bool>* cancel);

@@ -14,6 +14,7 @@
 
 #include "common/pack/extent_table.h"
 #include "common/pack/manifest.h"
+#include "common/pack/pack.h"
 #include "common/status.h"
 
 namespace sluice {
@@ -24,6 +25,7 @@ namespace fs = std::filesystem;
 // Tables, manifest and file system overhead beside the payload: a share and a floor, both generous.
 constexpr uint64_t kOverheadShare = 1000;
 constexpr uint64_t kOverheadFloor = 1ull << 20;
+constexpr int kMostLinks = 40;  // as the kernel
 
 std::string WithoutSlash(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
@@ -33,6 +35,13 @@ std::string WithoutSlash(std::string path) {
 std::string ParentOf(const std::string& path) {
   const std::string parent = fs::path(path).parent_path().string();
   return parent.empty() ? "." : parent;
+}
+
+// Nothing can be renamed to a mount point, and what is beside it lies on another file system.
+bool IsMountPoint(const std::string& folder) {
+  struct stat here, parent;
+  return stat(folder.c_str(), &here) == 0 && stat(ParentOf(folder).c_str(), &parent) == 0 &&
+         here.st_dev != parent.st_dev;
 }
 
 absl::Status MakeFolder(const std::string& path) {
@@ -62,7 +71,17 @@ Digest128 PayloadDigest(const ExtentTable& table, uint8_t file) {
 
 }  // namespace
 
-std::string PartialFolder(const std::string& out_dir) { return WithoutSlash(out_dir) + ".partial"; }
+std::string TargetFolder(const std::string& out_dir) {
+  std::string path = WithoutSlash(out_dir);
+  std::error_code error;
+  for (int link = 0; link < kMostLinks && fs::is_symlink(path, error); ++link) {
+    // An absolute target takes the place of the folder that the link is in.
+    path = WithoutSlash(fs::path(path).parent_path() / fs::read_symlink(path, error));
+  }
+  return path;
+}
+
+std::string PartialFolder(const std::string& out_dir) { return TargetFolder(out_dir) + ".partial"; }
 
 absl::Status CheckTarget(const std::string& out_dir, bool force) {
   struct stat info;
@@ -71,6 +90,10 @@ absl::Status CheckTarget(const std::string& out_dir, bool force) {
     return ErrnoToStatus(errno, absl::StrCat("stat ", out_dir));
   }
   std::error_code error;
+  if (S_ISDIR(info.st_mode) && IsMountPoint(TargetFolder(out_dir))) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(out_dir, ": a file system is mounted there; a pack can be written to a folder in it"));
+  }
   if (S_ISDIR(info.st_mode) && fs::is_empty(out_dir, error) && !error) return absl::OkStatus();
   if (!S_ISDIR(info.st_mode) || !FileExists(absl::StrCat(out_dir, "/", kManifestName))) {
     return absl::FailedPreconditionError(absl::StrCat(out_dir, ": exists and is no pack; it is left alone"));
@@ -104,7 +127,7 @@ absl::StatusOr<std::unique_ptr<Staging>> Staging::Open(
     const std::array<uint64_t, kPackFileCount>& payload_bytes) {
   RETURN_IF_ERROR(CheckTarget(out_dir, force));
   auto staging = std::unique_ptr<Staging>(new Staging());
-  staging->out_dir_ = WithoutSlash(out_dir);
+  staging->out_dir_ = TargetFolder(out_dir);
   staging->partial_ = PartialFolder(out_dir);
   staging->force_ = force;
   const uint64_t payload = payload_bytes[0] + payload_bytes[1];
@@ -153,24 +176,38 @@ absl::Status Staging::WriteTables(Manifest* manifest, const ExtentTable& table,
   return WriteFileDurably(absl::StrCat(partial_, "/", kManifestName), text);
 }
 
-absl::Status Staging::Rename() {
+// The exchange keeps a whole pack under the target's name at every moment.
+absl::Status Staging::Replace(const std::string& source_digest) {
+  const auto old = Pack::Open(out_dir_);
+  const bool same_source = old.ok() && (*old)->manifest().provenance.source_digest == source_digest;
+  if (renameat2(AT_FDCWD, partial_.c_str(), AT_FDCWD, out_dir_.c_str(), RENAME_EXCHANGE) != 0) {
+    return ErrnoToStatus(errno, absl::StrCat("exchange ", partial_, " and ", out_dir_));
+  }
+  const std::string profile = absl::StrCat(partial_, "/", kProfileFolder);
+  if (FileExists(profile)) {
+    old_profile_ = same_source ? OldProfile::kKept : OldProfile::kRemoved;
+    const std::string kept = absl::StrCat(out_dir_, "/", kProfileFolder);
+    if (same_source && rename(profile.c_str(), kept.c_str()) != 0) {
+      return ErrnoToStatus(errno, absl::StrCat("rename ", profile, " to ", kept));
+    }
+  }
+  RETURN_IF_ERROR(SyncFolder(ParentOf(out_dir_)));
+  return RemoveTree(partial_);
+}
+
+absl::Status Staging::Rename(const std::string& source_digest) {
   const std::string journal = absl::StrCat(partial_, "/", kJournalName);
   if (unlink(journal.c_str()) != 0) return ErrnoToStatus(errno, absl::StrCat("remove ", journal));
   RETURN_IF_ERROR(SyncFolder(partial_));
   RETURN_IF_ERROR(CheckTarget(out_dir_, force_));
+  // One can be there only if a run ended between exchange and removal: then it is an older pack's.
+  RETURN_IF_ERROR(RemoveTree(absl::StrCat(partial_, "/", kProfileFolder)));
   const bool replaces = FileExists(absl::StrCat(out_dir_, "/", kManifestName));
-  if (!replaces) {
-    if (rename(partial_.c_str(), out_dir_.c_str()) != 0) {
-      return ErrnoToStatus(errno, absl::StrCat("rename ", partial_, " to ", out_dir_));
-    }
-    return SyncFolder(ParentOf(out_dir_));
+  if (replaces) return Replace(source_digest);
+  if (rename(partial_.c_str(), out_dir_.c_str()) != 0) {
+    return ErrnoToStatus(errno, absl::StrCat("rename ", partial_, " to ", out_dir_));
   }
-  // The exchange keeps a whole pack under the target's name at every moment.
-  if (renameat2(AT_FDCWD, partial_.c_str(), AT_FDCWD, out_dir_.c_str(), RENAME_EXCHANGE) != 0) {
-    return ErrnoToStatus(errno, absl::StrCat("exchange ", partial_, " and ", out_dir_));
-  }
-  RETURN_IF_ERROR(SyncFolder(ParentOf(out_dir_)));
-  return RemoveTree(partial_);
+  return SyncFolder(ParentOf(out_dir_));
 }
 
 absl::StatusOr<uint64_t> Staging::Commit(Manifest* manifest, const ExtentTable& table,
@@ -178,7 +215,7 @@ absl::StatusOr<uint64_t> Staging::Commit(Manifest* manifest, const ExtentTable& 
   for (const File& file : files_) RETURN_IF_ERROR(file.Sync());
   uint64_t bytes = 0;
   RETURN_IF_ERROR(WriteTables(manifest, table, tokenizer_files, &bytes));
-  RETURN_IF_ERROR(Rename());
+  RETURN_IF_ERROR(Rename(manifest->provenance.source_digest));
   return bytes;
 }
 

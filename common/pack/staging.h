@@ -19,11 +19,15 @@
 
 namespace sluice {
 
-// The folder in which a run for `out_dir` works.
+// The folder that a run for `out_dir` writes in the end: where its symbolic links lead, which need not exist,
+// without a slash at its end.
+std::string TargetFolder(const std::string& out_dir);
+// The folder in which it works, beside the other.
 std::string PartialFolder(const std::string& out_dir);
 
 // Whether a pack may be written to `out_dir`: it does not exist, is an empty folder, or is a pack and `force`
-// is set. AlreadyExists, or FailedPrecondition for something that is no pack, naming it.
+// is set. AlreadyExists, or FailedPrecondition for something that is no pack or that nothing can be renamed
+// to (a mount point), naming it.
 absl::Status CheckTarget(const std::string& out_dir, bool force);
 
 // Free bytes for the user on the file system that holds `path` or its nearest parent that exists.
@@ -31,6 +35,11 @@ absl::StatusOr<uint64_t> FreeBytes(const std::string& path);
 
 // Bytes on disk that the files of a folder take (0 if it does not exist).
 uint64_t AllocatedBytes(const std::string& folder);
+
+// What becomes of the profile of a pack that another one replaces: kept beside weights of the same source
+// (each of its files says whose it is: those of the source hold, others are refused by name), removed
+// otherwise.
+enum class OldProfile : uint8_t { kNone, kKept, kRemoved };
 
 class Staging {
  public:
@@ -46,19 +55,24 @@ class Staging {
 
   // Syncs the payload, writes tokenizer files, extents.bin and manifest.json (the digests in `manifest` are
   // set here), removes the journal, and renames the folder to its target; an old pack there is replaced and
-  // removed. Returns the bytes of all files.
+  // removed, all but a profile of the same source. Returns the bytes of all files.
   absl::StatusOr<uint64_t> Commit(Manifest* manifest, const ExtentTable& table,
                                   const std::map<std::string, std::string>& tokenizer_files);
+
+  // What became of the replaced pack's, once Commit() was OK.
+  OldProfile old_profile() const { return old_profile_; }
 
  private:
   Staging() = default;
   absl::Status WriteTables(Manifest* manifest, const ExtentTable& table,
                            const std::map<std::string, std::string>& tokenizer_files, uint64_t* bytes);
-  absl::Status Rename();
+  absl::Status Rename(const std::string& source_digest);
+  absl::Status Replace(const std::string& source_digest);
 
   std::string out_dir_;
   std::string partial_;
   bool force_ = false;
+  OldProfile old_profile_ = OldProfile::kNone;
   std::unique_ptr<Journal> journal_;
   std::array<File, kPackFileCount> files_;
 };

@@ -301,6 +301,7 @@ absl::StatusOr<PackSummary> SynthesizePack(const SynthOptions& options, const st
   summary.model_id = job.manifest.model_id;
   for (const LayerConfig& layer : job.manifest.config.layers) summary.experts += layer.moe.experts;
   summary.seconds = meter.seconds();
+  summary.old_profile = staging->old_profile();
   return summary;
 }
 

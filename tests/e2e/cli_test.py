@@ -68,6 +68,11 @@ class CliTest(harness.TestCase):
         code, _, err = self.sluice("pack", harness.SAMPLE, "--out", out)
         self.assertEqual(code, 1)
         self.assertIn("--force", err)
+        os.mkdir(os.path.join(out, "profile"))
+        for source, told in ((harness.SAMPLE, "is kept"), (harness.TINY, "is removed")):
+            code, _, err = self.sluice("pack", source, "--out", out, "--force", "--json")
+            self.assertEqual((code, err.count("\n")), (0, 1))
+            self.assertIn(told, err)
 
     def test_synth_writes_a_pack_that_verifies(self):
         out = os.path.join(self.work, "synth.pack")

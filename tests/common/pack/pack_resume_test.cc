@@ -201,6 +201,64 @@ TEST_F(PackResume, ExistingPacksAreReplacedOnlyByForceAndAtOnce) {
   EXPECT_FALSE(fs::exists(out_ + ".partial"));
 }
 
+TEST_F(PackResume, AReplacedPackLeavesItsProfileToOneOfTheSameModelOnly) {
+  ASSERT_TRUE(PackModel(model_, out_, {}, nullptr, nullptr).ok());
+  fs::create_directory(out_ + "/profile");
+  WriteAll(out_ + "/profile/usage.json", "measured");
+  // As a run leaves it that ends between exchange and removal.
+  fs::create_directories(out_ + ".partial/profile");
+  WriteAll(out_ + ".partial/profile/usage.json", "older");
+  PackOptions options;
+  options.force = true;
+  options.recipe.layout = ExpertLayout::kUpGatedown;
+  const auto other_rows = PackModel(model_, out_, options, nullptr, nullptr);
+  ASSERT_TRUE(other_rows.ok()) << other_rows.status();
+  EXPECT_EQ(other_rows->old_profile, OldProfile::kKept);
+  EXPECT_EQ(ReadAll(out_ + "/profile/usage.json"), "measured");
+  EXPECT_TRUE(Pack::Open(out_).ok());
+  TinyModelSpec spec;
+  spec.seed = 99;
+  ASSERT_TRUE(WriteTinyModel(spec, dir_.File("other")).ok());
+  const auto other_model = PackModel(dir_.File("other"), out_, options, nullptr, nullptr);
+  ASSERT_TRUE(other_model.ok()) << other_model.status();
+  EXPECT_EQ(other_model->old_profile, OldProfile::kRemoved);
+  EXPECT_FALSE(fs::exists(out_ + "/profile"));
+  const auto again = PackModel(dir_.File("other"), out_, options, nullptr, nullptr);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->old_profile, OldProfile::kNone);
+}
+
+TEST_F(PackResume, PacksAreWrittenWhereLinksLead) {
+  fs::create_directory(dir_.File("disk"));
+  fs::create_directory_symlink("disk/pack", dir_.File("link"));
+  fs::create_directory_symlink(dir_.File("link"), dir_.File("second"));
+  for (const bool force : {false, true}) {
+    PackOptions options;
+    options.force = force;
+    const auto summary = PackModel(model_, dir_.File("second") + "/", options, nullptr, nullptr);
+    ASSERT_TRUE(summary.ok()) << summary.status();
+    EXPECT_TRUE(FolderBytes(dir_.File("disk/pack")) == expected_);
+    EXPECT_TRUE(fs::is_symlink(dir_.File("link")) && fs::is_symlink(dir_.File("second")));
+    EXPECT_FALSE(fs::exists(dir_.File("disk/pack.partial")));
+  }
+  fs::create_directory(dir_.File("disk/empty"));
+  fs::create_directory_symlink("disk/empty", dir_.File("to_empty"));
+  EXPECT_TRUE(PackModel(model_, dir_.File("to_empty"), {}, nullptr, nullptr).ok());
+  fs::create_directory_symlink("ring", dir_.File("ring"));
+  EXPECT_FALSE(PackModel(model_, dir_.File("ring"), {}, nullptr, nullptr).ok());
+  fs::create_directory_symlink("nowhere/pack", dir_.File("astray"));
+  bool began = false;
+  const auto progress = [&](const PackProgress&) { began = true; };
+  EXPECT_TRUE(absl::IsNotFound(PackModel(model_, dir_.File("astray"), {}, progress, nullptr).status()));
+  EXPECT_FALSE(began);
+}
+
+TEST(Staging, AMountPointIsRefusedBeforeAnythingIsWritten) {
+  const absl::Status status = CheckTarget("/proc/", true);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("mounted"));
+}
+
 TEST_F(PackResume, WhatIsNoPackIsLeftAlone) {
   WriteAll(dir_.File("file"), "precious");
   fs::create_directory(dir_.File("folder"));
