@@ -258,6 +258,19 @@ std::optional<int> ArgParser::Parse(const std::vector<std::string>& args) {
   return std::nullopt;
 }
 
+absl::Status ArgParser::Fill(const std::vector<std::string>& args) {
+  try {
+    impl_->app.parse(std::vector<std::string>(args.rbegin(), args.rend()));
+  } catch (const CLI::Error& error) {
+    return absl::InvalidArgumentError(error.what());
+  }
+  return absl::OkStatus();
+}
+
+bool ArgParser::Knows(const std::string& name) const {
+  return impl_->app.get_option_no_throw(name) != nullptr;
+}
+
 int ArgParser::UsageError(const std::string& message) const {
   std::fprintf(stderr, "%s: %s\nTry '%s --help'.\n", impl_->app.get_name().c_str(), message.c_str(),
                impl_->app.get_name().c_str());

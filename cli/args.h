@@ -70,6 +70,11 @@ class ArgParser {
   // code: kExitOk after --help (printed to stdout), kExitUsage after an error (printed to stderr).
   std::optional<int> Parse(const std::vector<std::string>& args);
 
+  // As Parse for arguments that no person has typed: prints nothing. InvalidArgument: what is wrong.
+  absl::Status Fill(const std::vector<std::string>& args);
+  // Whether an option of this name, with its dashes, was declared.
+  bool Knows(const std::string& name) const;
+
   // Prints `message` as this command's usage error to stderr and returns kExitUsage.
   int UsageError(const std::string& message) const;
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/preset_bench.h"
 #include "cli/preset_report.h"
+#include "cli/sweep_value.h"
 #include "cli/work_packs.h"
 #include "common/status.h"
 #include "inferd/policy/preset.h"
@@ -95,10 +96,24 @@ absl::StatusOr<PresetBenchOptions> BenchOptionsOf(const CommonOptions& common, c
   return bench;
 }
 
+// All of them are looked at before the first one runs.
+absl::StatusOr<std::vector<PresetSweep>> SweepsOf(const CommonOptions& common,
+                                                  const std::vector<std::string>& texts) {
+  std::vector<PresetSweep> sweeps;
+  for (const std::string& text : texts) {
+    ASSIGN_OR_RETURN(PresetSweep sweep, ParseSweep(text));
+    for (const std::string& value : sweep.values) {
+      RETURN_IF_ERROR(WithSweepValue(common, sweep.name, value).status());
+    }
+    sweeps.push_back(std::move(sweep));
+  }
+  return sweeps;
+}
+
 absl::StatusOr<SweepResults> RunSweep(const CommandContext& context, const PresetBenchOptions& bench,
-                                      const PresetPlan& plan, const std::string& text) {
+                                      const PresetPlan& plan, const PresetSweep& sweep) {
   SweepResults results;
-  ASSIGN_OR_RETURN(results.sweep, ParseSweep(text));
+  results.sweep = sweep;
   for (const std::string& value : results.sweep.values) {
     PresetBenchOptions at = bench;
     ASSIGN_OR_RETURN(at.common, WithSweepValue(bench.common, results.sweep.name, value));
@@ -201,6 +216,7 @@ absl::StatusOr<int> ComparePresets(const CommandContext& context, const CommonOp
                                    const CompareShape& shape, const CompareOptions& o, bool json) {
   ASSIGN_OR_RETURN(PresetBenchOptions bench, BenchOptionsOf(common, shape, o));
   ASSIGN_OR_RETURN(const PresetPlan plan, PlanFrom(common, o));
+  ASSIGN_OR_RETURN(const std::vector<PresetSweep> sweeps, SweepsOf(bench.common, o.sweeps));
   if (!plan.packs.empty() && o.work.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(o.rows, " makes packs: --work is missing"));
   }
@@ -213,11 +229,11 @@ absl::StatusOr<int> ComparePresets(const CommandContext& context, const CommonOp
     std::filesystem::remove_all(bench.scratch, ignored);
   };
   Output output(o, json, plan);
-  if (o.sweeps.empty() || !plan.ratios.empty()) {
+  if (sweeps.empty() || !plan.ratios.empty()) {
     ASSIGN_OR_RETURN(const std::vector<PresetResult> results, RunPresets(context, bench, plan));
     RETURN_IF_ERROR(output.AddRows(SettingText(bench.common, bench), results));
   }
-  for (const std::string& sweep : o.sweeps) {
+  for (const PresetSweep& sweep : sweeps) {
     ASSIGN_OR_RETURN(const SweepResults results, RunSweep(context, bench, plan, sweep));
     RETURN_IF_ERROR(output.AddSweep(results));
   }

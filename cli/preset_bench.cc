@@ -13,7 +13,6 @@
 #include "cli/terminal.h"
 #include "cli/tokenizer_source.h"
 #include "common/status.h"
-#include "inferd/policy/policy_keys.h"
 #include "inferd/policy/preset.h"
 #include "inferd/residency/virtual_costs.h"
 
@@ -282,34 +281,6 @@ absl::StatusOr<std::vector<PresetResult>> RunPresets(const CommandContext& conte
     Say(o, results.size(), plan.rows.size(), row, results.back());
   }
   return results;
-}
-
-absl::StatusOr<CommonOptions> WithSweepValue(const CommonOptions& options, const std::string& name,
-                                             const std::string& value) {
-  CommonOptions swept = options;
-  const bool is_cost = name.ends_with("_ms");
-  const bool virtual_link = name == "link-gbps" && swept.virtual_costs.has_value();
-  if (is_cost || virtual_link) {
-    // The table of costs says what the link takes unless it is told not to.
-    const std::string setting = is_cost ? absl::StrCat(name, "=", value) : "link_ms=0";
-    swept.virtual_costs =
-        absl::StrCat(swept.virtual_costs.value_or(""), swept.virtual_costs.has_value() ? "," : "", setting);
-  }
-  if (is_cost) {
-    return swept;
-  }
-  const absl::Span<const PolicyKey> keys = PolicyKeys();
-  if (std::any_of(keys.begin(), keys.end(), [&name](const PolicyKey& key) { return name == key.name; })) {
-    swept.policy.push_back(absl::StrCat(name, "=", value));
-    return swept;
-  }
-  ArgParser parser(absl::StrCat("--sweep ", name), "");
-  swept.Declare(&parser);
-  if (parser.Parse({"--pack", options.pack, absl::StrCat("--", name), value}).has_value()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--sweep ", name, ": neither an option of the daemons, a virtual cost nor a policy"));
-  }
-  return swept;
 }
 
 }  // namespace sluice::cli

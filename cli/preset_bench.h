@@ -36,11 +36,6 @@ absl::StatusOr<std::vector<PresetResult>> RunPresets(const CommandContext& conte
                                                      const PresetBenchOptions& options,
                                                      const PresetPlan& plan);
 
-// The options with the sweep's value: an option of the daemons, a virtual cost or a policy. INVALID_ARGUMENT
-// for a name that is none of these.
-absl::StatusOr<CommonOptions> WithSweepValue(const CommonOptions& options, const std::string& name,
-                                             const std::string& value);
-
 }  // namespace sluice::cli
 
 #endif  // SLUICE_CLI_PRESET_BENCH_H_

@@ -1,6 +1,7 @@
 #include "cli/preset_rows.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "absl/strings/numbers.h"
@@ -100,7 +101,7 @@ absl::StatusOr<PresetSweep> ParseSweep(const std::string& text) {
   }
   for (const std::string& value : sweep.values) {
     double number = 0;
-    if (!absl::SimpleAtod(absl::StripSuffix(value, "%"), &number)) {
+    if (!absl::SimpleAtod(absl::StripSuffix(value, "%"), &number) || !std::isfinite(number)) {
       return absl::InvalidArgumentError(absl::StrCat(sweep.name, ": '", value, "' is no number"));
     }
   }

@@ -111,7 +111,7 @@ TEST(PresetSweepTest, TakesSharesAndNumbersOnly) {
   ASSERT_TRUE(sweep.ok());
   EXPECT_EQ(sweep->name, "device-budget");
   EXPECT_EQ(SweepNumber(sweep->values[1]), 50);
-  for (const char* wrong : {"device-budget", "=1", "a=", "a=1,x"}) {
+  for (const char* wrong : {"device-budget", "=1", "a=", "a=1,x", "a=nan", "a=1,inf"}) {
     EXPECT_FALSE(ParseSweep(wrong).ok()) << wrong;
   }
 }
