@@ -41,6 +41,14 @@ constexpr int kReadyPatienceMs = 25000;
 constexpr int kJoinAttempts = 3;
 constexpr int kLogLines = 10;
 
+// Who keeps daemons with other options from being replaced, and what can be done.
+constexpr char kInUse[] =
+    "Others use it: wait until they have ended, or take another SLUICE_RUNTIME_DIR for daemons of your own";
+constexpr char kOfSomebodyElse[] =
+    "It was not started for this program, which leaves it alone: give the pack and options that it has, or "
+    "take another "
+    "SLUICE_RUNTIME_DIR for daemons of your own";
+
 std::string Environment(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr ? value : "";
@@ -78,7 +86,7 @@ Launcher::Launcher(const CommandContext& context, const CommonOptions& options, 
       json_(json),
       progress_("starting", ProgressUnit::kItems, options.quiet || json) {}
 
-Launcher::~Launcher() { Leave(); }
+Launcher::~Launcher() { Leave(kByeWord); }
 
 absl::StatusOr<std::unique_ptr<Launcher>> Launcher::Launch(const CommandContext& context,
                                                            const CommonOptions& options, bool json) {
@@ -111,7 +119,7 @@ absl::Status Launcher::UseAddress(const std::string& address) {
   RETURN_IF_ERROR(client_->CheckServing(kUnavailablePatience));
   std::vector<std::string> differences;
   RETURN_IF_ERROR(Compare(&differences));
-  return Mismatch(differences);
+  return Mismatch(differences, kOfSomebodyElse);
 }
 
 absl::Status Launcher::UseRuntimeDir() {
@@ -130,13 +138,19 @@ absl::Status Launcher::UseRuntimeDir() {
     if (serving.ok()) {
       std::vector<std::string> differences;
       RETURN_IF_ERROR(Compare(&differences));
-      // Daemons that nobody else uses end when this process leaves them: then the right ones can be started.
-      const bool replaceable =
-          !differences.empty() && !started_ && supervisor_.valid() && attempt < kJoinAttempts;
-      if (!replaceable || !Leave()) {
-        return Mismatch(differences);
+      if (!supervisor_.valid()) {
+        return Mismatch(differences, kOfSomebodyElse);
       }
-      Say("daemons with other options were just ending");
+      // Daemons that nobody else uses end when this process leaves them: then the right ones can be started.
+      const bool replaceable = !differences.empty() && !started_ && attempt < kJoinAttempts && !HasCalls();
+      if (!replaceable || !Leave(kYieldWord)) {
+        return Mismatch(differences, kInUse);
+      }
+      if (!json_ && !options_.quiet) {
+        std::fprintf(stderr,
+                     "sluice: the daemons that were there were used by nobody and are started anew: %s\n",
+                     absl::StrJoin(differences, "; ").c_str());
+      }
     }
     supervisor_.reset();
   }
@@ -288,14 +302,18 @@ absl::Status Launcher::LearnServerOptions() {
   return absl::OkStatus();
 }
 
-absl::Status Launcher::Mismatch(const std::vector<std::string>& differences) const {
+bool Launcher::HasCalls() {
+  const absl::StatusOr<api::GetStatsResponse> stats = client_->GetStats();
+  return stats.ok() && stats->gauges().calls_active() > 0;
+}
+
+absl::Status Launcher::Mismatch(const std::vector<std::string>& differences, const std::string& who) const {
   if (differences.empty()) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(
       absl::StrCat("the inferd at ", client_->address(),
-                   " is in use and differs from what was asked for: ", absl::StrJoin(differences, "; "),
-                   ". Wait until its users have ended, or use another SLUICE_RUNTIME_DIR or --address"));
+                   " differs from what was asked for: ", absl::StrJoin(differences, "; "), ". ", who));
 }
 
 std::string Launcher::server_option(const std::string& name) const {
@@ -374,8 +392,8 @@ absl::Status Launcher::DaemonFailure(const std::string& packet) const {
                                    LastWords(log, kLogLines)));
 }
 
-bool Launcher::Leave() {
-  if (!supervisor_.valid() || !SendPacket(supervisor_.get(), kByeWord)) {
+bool Launcher::Leave(const char* word) {
+  if (!supervisor_.valid() || !SendPacket(supervisor_.get(), word)) {
     return true;
   }
   std::string packet;

@@ -25,13 +25,14 @@ namespace sluice::cli {
 
 class Launcher {
  public:
-  // Opens the pack, finds or starts the daemons, waits until tokens can be made. `json`: no line of options.
-  // Errors: of the pack; FailedPrecondition naming each difference to a running inferd; a daemon's own
+  // Opens the pack, finds or starts the daemons, waits until tokens can be made. Daemons with other options
+  // that are kept and that nobody uses are ended first. `json`: no line of options.
+  // Errors: of the pack; FailedPrecondition naming each difference to an inferd in use; a daemon's own
   // reason, with the last lines of its log, when it could not start; Cancelled.
   static absl::StatusOr<std::unique_ptr<Launcher>> Launch(const CommandContext& context,
                                                           const CommonOptions& options, bool json);
 
-  // Leaves the daemons; if nobody else uses them, waits until they have ended.
+  // Leaves the daemons; if nobody else uses them and they are not kept, waits until they have ended.
   ~Launcher();
 
   Client& client() { return *client_; }
@@ -54,14 +55,17 @@ class Launcher {
   // Learns model and options, and what differs from the ones asked for.
   absl::Status Compare(std::vector<std::string>* differences);
   absl::Status LearnServerOptions();
-  absl::Status Mismatch(const std::vector<std::string>& differences) const;
+  // `who`: what keeps the daemons from being replaced.
+  absl::Status Mismatch(const std::vector<std::string>& differences, const std::string& who) const;
+  // Whether a client of its own, without a command, waits for an answer of inferd.
+  bool HasCalls();
   void ShowOptions() const;
 
   // Reads the supervisor's news. A daemon's failure is an error; Unavailable if the supervisor has gone.
   absl::Status HearSupervisor();
   absl::Status DaemonFailure(const std::string& packet) const;
-  // Says goodbye; true if the daemons have ended with it.
-  bool Leave();
+  // Says goodbye with a word of supervisor.h; true if the daemons have ended with it.
+  bool Leave(const char* word);
   void Say(const std::string& text) const;
 
   const CommandContext& context_;

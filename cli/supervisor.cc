@@ -162,7 +162,10 @@ class Supervisor {
       absl::string_view view(packet);
       if (absl::ConsumePrefix(&view, kKeepWord) && absl::SimpleAtoi(view, &ms) && ms >= 0) {
         keep_ = std::max(keep_, absl::Milliseconds(ms));
-      } else if (view == kByeWord) {
+      } else if (view == kByeWord || view == kYieldWord) {
+        if (view == kYieldWord && users_.size() == 1) {
+          keep_ = absl::ZeroDuration();
+        }
         const bool last = users_.size() == 1 && keep_ == absl::ZeroDuration();
         if (!last) {
           return false;

@@ -23,10 +23,12 @@ namespace sluice::cli {
 //   from a user: "keep MILLISECONDS": how long the daemons stay after the last user
 //                "bye": ends the connection; the supervisor closes it once the daemons have ended, or at once
 //                if others use them or they are kept
+//                "yield": as "bye", but daemons that are kept end too unless others use them
 //   to a user:   "failed NAME REASON": the daemon ended and is not started again (also on connecting later)
 //                "restarted NAME": it was killed and started again
 inline constexpr char kKeepWord[] = "keep ";
 inline constexpr char kByeWord[] = "bye";
+inline constexpr char kYieldWord[] = "yield";
 inline constexpr char kFailedWord[] = "failed ";
 inline constexpr char kRestartedWord[] = "restarted ";
 

@@ -177,6 +177,25 @@ TEST_F(SupervisorTest, KeptDaemonsServeALaterUser) {
   EXPECT_THAT(Pids("one", 1), ElementsAre(one));
 }
 
+TEST_F(SupervisorTest, AUserWhoYieldsEndsKeptDaemonsThatNobodyElseUses) {
+  Start();
+  User first(options_.socket_path);
+  User second(options_.socket_path);
+  first.Say("keep 600000");
+  const pid_t one = Pids("one", 1)[0];
+  second.Say(kYieldWord);
+  EXPECT_EQ(second.Hear(), "");
+  EXPECT_FALSE(Gone(one));
+  first.Say(kByeWord);
+  EXPECT_EQ(first.Hear(), "");
+  EXPECT_FALSE(Gone(one)) << "kept, as another's yield changes nothing";
+  User third(options_.socket_path);
+  third.Say(kYieldWord);
+  EXPECT_EQ(third.Hear(), "");
+  EXPECT_TRUE(Gone(one));
+  ExpectEnds();
+}
+
 TEST_F(SupervisorTest, KeepEndsAfterItsTime) {
   Start();
   User user(options_.socket_path);

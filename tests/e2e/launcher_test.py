@@ -1,6 +1,7 @@
 """How daemons are found, started, shared and ended."""
 import os
 import signal
+import socket
 
 import harness
 
@@ -33,9 +34,42 @@ class LauncherTest(harness.TestCase):
         self.assertEqual(len(self.processes("inferd")), 1)
         os.kill(self.only_process("sluice"), signal.SIGTERM)
 
-    def test_kept_daemons_are_reused_and_a_difference_is_refused_by_name(self):
+    def supervisor(self):
+        """A connection to the supervisor: somebody who uses the daemons."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(os.path.join(self.runtime, "supervisor.sock"))
+        return connection
+
+    def test_kept_daemons_that_nobody_uses_give_way_to_other_options(self):
+        self.ok(*self.greedy_run(self.greedy[0], "--keep", "10m", "--kv", "f32"))
+        kept = self.processes("inferd")
+        for option, value in (("--kv", "f16"), ("--dram-budget", "12MiB")):
+            code, out, err = self.sluice(*self.greedy_run(self.greedy[0], "--keep", "10m", option, value))
+            self.assertEqual(code, 0, err)
+            self.assertIn("are started anew", err)
+            self.assertIn(option, err)
+            self.assertNotEqual(self.processes("inferd"), kept)
+            kept = [self.only_process("inferd")]
+        self.ok(*self.greedy_run(self.greedy[0], "--dram-budget", "16MiB"))
+        self.assertEqual(self.processes(), [], "the new ones are not kept unless that was asked for")
+
+    def test_daemons_that_answer_a_client_of_its_own_do_not_give_way(self):
+        self.ok(*self.greedy_run(self.greedy[0], "--keep", "10m", "--device", "sim", "--device-budget", "25%",
+                                 "--link-gbps", "0.05"))
+        address = f"unix:{self.runtime}/inferd.sock"
+        client = self.start(*self.greedy_run(self.greedy[1], "--address", address, "--ignore-eos", n=400))
+        client.read(5)
+        code, _, err = self.sluice(*self.greedy_run(self.greedy[0], "--kv", "f32"))
+        self.assertEqual(code, 1)
+        self.assertIn("Others use it", err)
+        client.kill()
+        os.kill(self.only_process("sluice"), signal.SIGTERM)
+
+    def test_daemons_in_use_are_reused_and_a_difference_is_refused_by_name(self):
         self.ok(*self.greedy_run(self.greedy[0], "--keep", "10m", "--kv", "f32", "--dram-budget", "12MiB"))
         inferd = self.only_process("inferd")
+        user = self.supervisor()
+        self.addCleanup(user.close)
         self.ok(*self.greedy_run(self.greedy[1], "--kv", "f32"))
         self.assertEqual(self.processes("inferd"), [inferd])
         for option, value in (("--kv", "f16"), ("--dram-budget", "16MiB"), ("--prefill-chunk", "7")):
@@ -48,6 +82,8 @@ class LauncherTest(harness.TestCase):
         code, out, err = self.sluice("run", "--pack", other, "--token-ids", "1", "-n", 1)
         self.assertEqual((code, out), (1, ""))
         self.assertIn("is model", err)
+        self.assertIn("Others use it", err)
+        self.assertEqual(self.processes("inferd"), [inferd])
         os.kill(self.only_process("sluice"), signal.SIGTERM)
 
     def test_nothing_stays_after_the_command_is_killed(self):
