@@ -2,6 +2,7 @@
 import json
 import os
 import random
+import signal
 
 import numpy
 
@@ -118,6 +119,32 @@ class RunTest(harness.TestCase):
     def test_streamed_text_equals_the_text_of_the_json(self):
         arguments = ("run", "--pack", self.pack, "--prompt", "In the year", "-n", 40, "--temperature", 0.8, "--seed", 5)
         self.assertEqual(self.ok(*arguments, "-q"), self.ok_json(*arguments)["text"] + "\n")
+
+    def test_the_seed_decides_the_answer(self):
+        def answer(*options):
+            return self.ok_json("run", "--pack", self.pack, "--prompt", "In the year", "-n", 40, "--keep", "1m", *options)
+
+        answers = {}
+        for seed in (0, 1, 2**63):
+            first = answer("--temperature", 1, "--seed", seed)
+            self.assertEqual(first["seed"], seed)
+            self.assertEqual(answer("--temperature", 1, "--seed", seed)["token_ids"], first["token_ids"])
+            answers[seed] = tuple(first["token_ids"])
+        self.assertEqual(len(set(answers.values())), 3)
+        # Without one it is drawn, and said, so that the answer can be had again.
+        drawn = answer("--temperature", 1)
+        self.assertEqual(answer("--temperature", 1, "--seed", drawn["seed"])["token_ids"], drawn["token_ids"])
+        os.kill(self.only_process("sluice"), signal.SIGTERM)
+
+    def test_the_seed_of_bench_decides_its_prompts(self):
+        def rates(*options):
+            runs = self.ok_json("bench", "--pack", self.pack, "--device", "sim", "--device-budget", "40%", "--clock",
+                                "virtual", "-p", 0, "-n", 24, "-r", 2, *options)
+            return runs[0]["samples_ts"], runs[0]["hit_rate"]
+
+        first = rates()
+        self.assertEqual(rates("--seed", 1), first)
+        self.assertNotEqual(rates("--seed", 7), first)
 
     def test_standard_input_is_the_prompt(self):
         arguments = ("run", "--pack", self.pack, "-n", "8", "--temperature", "0", "-q")
