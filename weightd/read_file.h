@@ -61,7 +61,7 @@ class RangeProgress {
  private:
   bool End(ReadOutcome outcome, int error_number);
 
-  const uint64_t length_;
+  uint64_t length_;
   RangeRead range_;
   int retries_ = 0;
   int again_ = 0;

@@ -81,13 +81,10 @@ class KernelRing final : public ReadRing {
 
   absl::Status Start() override { return Submitted(io_uring_submit(&ring_)); }
 
-  absl::Status Wait(std::vector<RingCompletion>* completions) override {
+  absl::Status Wait(std::vector<RingCompletion>* completions, int64_t at_most_nanos) override {
     completions->clear();
     WatchWake();
-    int submitted;
-    do {
-      submitted = io_uring_submit_and_wait(&ring_, 1);
-    } while (submitted == -EINTR);
+    const int submitted = at_most_nanos == kForever ? SubmitAndWait() : SubmitAndWaitFor(at_most_nanos);
     Reap(completions);
     return Submitted(submitted);
   }
@@ -99,6 +96,22 @@ class KernelRing final : public ReadRing {
     return result >= 0
                ? absl::OkStatus()
                : absl::UnavailableError(absl::StrCat("io_uring: submitting reads: ", std::strerror(-result)));
+  }
+
+  int SubmitAndWait() {
+    int submitted;
+    do {
+      submitted = io_uring_submit_and_wait(&ring_, 1);
+    } while (submitted == -EINTR);
+    return submitted;
+  }
+
+  int SubmitAndWaitFor(int64_t nanos) {
+    const int submitted = io_uring_sq_ready(&ring_) == 0 ? 0 : io_uring_submit(&ring_);
+    __kernel_timespec most{.tv_sec = nanos / 1'000'000'000, .tv_nsec = nanos % 1'000'000'000};
+    io_uring_cqe* entry = nullptr;
+    io_uring_wait_cqe_timeout(&ring_, &entry, &most);  // what it found is reaped, and nothing is an answer
+    return submitted;
   }
 
   int SetUp(uint32_t depth) {
@@ -161,7 +174,7 @@ class KernelRing final : public ReadRing {
     Read(0, 0, got.data(), got.size(), 0);
     std::vector<RingCompletion> completions;
     while (completions.empty()) {
-      if (!Wait(&completions).ok() && completions.empty()) {
+      if (!Wait(&completions, kForever).ok() && completions.empty()) {
         return EPERM;
       }
     }

@@ -120,7 +120,7 @@ void UringReader::Run() {
   while (StartReads()) {
     // What prevents a submission (memory, limits) passes; the pause keeps a kernel that refuses for good from
     // taking a CPU.
-    if (!ring_->Wait(&completions).ok()) {
+    if (!ring_->Wait(&completions, Patience()).ok()) {
       BackOff(kMaxReadRetries);
     }
     wants_wake_.store(false);
@@ -133,31 +133,72 @@ void UringReader::Run() {
       static_cast<void>(ring_->Start());  // the next Wait() meets the same refusal
       FinishLanded();
     }
+    LookForArrivals();
     wants_wake_.store(true);
   }
 }
 
 std::optional<ReadChunk> UringReader::NextChunk() {
-  const bool urgent_only = options_.depth > kUrgentSlots && free_slots_.size() <= kUrgentSlots;
+  if (held_.has_value()) {
+    return std::exchange(held_, std::nullopt);
+  }
+  const bool urgent_only = (options_.depth > kUrgentSlots && free_slots_.size() <= kUrgentSlots) ||
+                           unreported_bytes_ >= kUnreportedBytes;
   return urgent_only ? queue_.NextUrgent() : queue_.Next();
 }
 
-bool UringReader::StartReads() {
+bool UringReader::OverlapsUnreported(const ReadChunk& chunk) const {
+  const std::byte* const begin = chunk.read->job.dest + chunk.offset;
+  return unreported_bytes_ != 0 && std::any_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+           if (slot.seen_nanos == 0) {
+             return false;
+           }
+           const std::byte* const other = slot.chunk->read->job.dest + slot.chunk->offset;
+           return begin < other + slot.chunk->length && other < begin + chunk.length;
+         });
+}
+
+std::optional<uint32_t> UringReader::TakeNext() {
   MutexLock lock(&mutex_);
-  while (!stop_ && !free_slots_.empty()) {
-    std::optional<ReadChunk> chunk = NextChunk();
-    if (!chunk.has_value()) {
-      break;
-    }
-    if (chunk->read->started_nanos == 0) {
-      chunk->read->started_nanos = options_.clock->NowNanos();
-    }
-    const uint32_t slot = free_slots_.back();
-    free_slots_.pop_back();
-    slots_[slot].progress.emplace(chunk->length);
-    slots_[slot].chunk = std::move(chunk);
-    StartRead(slot);
+  if (stop_ || free_slots_.empty()) {
+    return std::nullopt;
   }
+  std::optional<ReadChunk> chunk = NextChunk();
+  if (!chunk.has_value()) {
+    return std::nullopt;
+  }
+  if (OverlapsUnreported(*chunk)) {
+    held_ = std::move(chunk);
+    return std::nullopt;
+  }
+  if (chunk->read->started_nanos == 0) {
+    chunk->read->started_nanos = options_.clock->NowNanos();
+  }
+  const uint32_t slot = free_slots_.back();
+  free_slots_.pop_back();
+  slots_[slot].progress.emplace(chunk->length);
+  slots_[slot].chunk = std::move(chunk);
+  return slot;
+}
+
+bool UringReader::StartReads() {
+  bool idle = free_slots_.size() == slots_.size();
+  while (const std::optional<uint32_t> slot = TakeNext()) {
+    const ReadChunk& chunk = *slots_[*slot].chunk;
+    if (idle) {
+      looks_.OnBurst(options_.clock->NowNanos());
+    }
+    if (looks_.pays() && chunk.read->job.check) {
+      marks_.Plant({chunk.read->job.dest + chunk.offset, chunk.length});
+      slots_[*slot].marked = true;
+    }
+    StartRead(*slot);
+    if (idle) {  // the disk has something to do while the rest is prepared
+      static_cast<void>(ring_->Start());
+      idle = false;
+    }
+  }
+  MutexLock lock(&mutex_);
   return !stop_ || free_slots_.size() < slots_.size();
 }
 
@@ -169,8 +210,69 @@ void UringReader::StartRead(uint32_t slot) {
               job.offset + at);
 }
 
+int64_t UringReader::Patience() {
+  MutexLock lock(&mutex_);
+  const bool awaited = std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+    return slot.marked && slot.chunk->read->job.request_class == RequestClass::kDemand;
+  });
+  return awaited ? looks_.pause() : ReadRing::kForever;
+}
+
+void UringReader::LookForArrivals() {
+  const int64_t now = options_.clock->NowNanos();
+  int arrived = 0;
+  for (uint32_t slot = 0; slot < slots_.size(); ++slot) {
+    const Slot& seen = slots_[slot];
+    if (seen.marked && marks_.Gone({seen.chunk->read->job.dest + seen.chunk->offset, seen.chunk->length})) {
+      ++arrived;
+      TakeEarly(slot);
+    }
+  }
+  looks_.OnLook(now, arrived);
+}
+
+void UringReader::TakeEarly(uint32_t slot) {
+  Slot& seen = slots_[slot];
+  const ReadChunk& chunk = *seen.chunk;
+  seen.marked = false;
+  if (!seen.landed) {
+    seen.landed = true;
+    MutexLock lock(&mutex_);
+    queue_.Landed(chunk);
+  }
+  StartReads();
+  static_cast<void>(ring_->Start());
+  const ReadJob& job = chunk.read->job;
+  if (!job.check(chunk.offset, std::span<const std::byte>(job.dest + chunk.offset, chunk.length)).ok()) {
+    return;  // not all has come, or it is damaged: the report will tell
+  }
+  seen.seen_nanos = options_.clock->NowNanos();
+  unreported_bytes_ += chunk.length;
+  std::shared_ptr<QueuedRead> over;
+  {
+    MutexLock lock(&mutex_);
+    over = queue_.Finish(chunk, ReadOutcome::kOk, absl::OkStatus(),
+                         seen.progress->range().bytes_read + seen.progress->left());
+  }
+  if (over != nullptr) {
+    sink_(ResultOf(*over, seen.seen_nanos));
+  }
+}
+
+void UringReader::Free(uint32_t slot) {
+  slots_[slot] = Slot();
+  free_slots_.push_back(slot);
+}
+
 void UringReader::Take(const RingCompletion& completion) {
-  RangeProgress& progress = *slots_[completion.slot].progress;
+  Slot& slot = slots_[completion.slot];
+  if (slot.seen_nanos != 0) {  // whatever the kernel says of it now, the right bytes are there
+    looks_.OnReport(options_.clock->NowNanos() - slot.seen_nanos);
+    unreported_bytes_ -= slot.chunk->length;
+    Free(completion.slot);
+    return;
+  }
+  RangeProgress& progress = *slot.progress;
   if (!progress.Take(completion.result)) {
     Land(completion.slot);
   } else if (progress.again() > 0) {
@@ -197,12 +299,13 @@ void UringReader::TryAgain() {
 
 void UringReader::Land(uint32_t slot) {
   LandedChunk landed{*std::move(slots_[slot].chunk), slots_[slot].progress->range(), ""};
-  slots_[slot].chunk.reset();
-  slots_[slot].progress.reset();
-  free_slots_.push_back(slot);
+  const bool counts = !slots_[slot].landed;
+  Free(slot);
   {
     MutexLock lock(&mutex_);
-    queue_.Landed(landed.chunk);
+    if (counts) {
+      queue_.Landed(landed.chunk);
+    }
     if (landed.range.outcome != ReadOutcome::kOk) {
       landed.path = files_[static_cast<size_t>(landed.chunk.read->job.file)]->path;
     }

@@ -1,6 +1,10 @@
 // The `uring` engine: one thread, one ring, many reads in flight. A second thread helps to check what landed
 // at once: whoever waits for it has CPUs to spare.
 //
+// While a demand is read the thread looks now and then whether bytes have come of which the kernel has not
+// reported yet (arrival_marks.h). What passes its check is taken for read; its memory is not read into again
+// before the report, since it is the kernel's until then. Bytes that do not pass wait for the report.
+//
 // Thread safety: thread-safe, see block_reader.h.
 #ifndef SLUICE_WEIGHTD_URING_READER_H_
 #define SLUICE_WEIGHTD_URING_READER_H_
@@ -16,6 +20,7 @@
 #include "absl/base/thread_annotations.h"
 #include "common/clock.h"
 #include "common/mutex.h"
+#include "weightd/arrival_marks.h"
 #include "weightd/block_reader.h"
 #include "weightd/read_file.h"
 #include "weightd/read_queue.h"
@@ -37,6 +42,9 @@ class UringReader final : public BlockReader {
   // Reads in flight at most. Of 64 KiB, the smallest extents worth a read, they are the 8 MiB that the limits
   // allow: a virtual disk may report nothing before all it was given is done, and pauses then.
   static constexpr uint32_t kDepth = 128 + kUrgentSlots;
+  // Bytes that have come and are not reported, at most, before no further read starts and the disk's queue
+  // runs empty: others who read from it wait for their reports too.
+  static constexpr uint64_t kUnreportedBytes = 32 * 1024 * 1024;
 
   explicit UringReader(Options options);
   // Reports nothing further: jobs that are still queued are forgotten, running reads are waited for.
@@ -58,6 +66,9 @@ class UringReader final : public BlockReader {
   struct Slot {
     std::optional<ReadChunk> chunk;  // none: free
     std::optional<RangeProgress> progress;
+    bool marked = false;     // marks lie in its memory, and it has not been checked
+    bool landed = false;     // it no longer counts against the limits
+    int64_t seen_nanos = 0;  // when its bytes were found to be there ahead of the report; 0: they were not
   };
 
   // A chunk whose read is over and whose bytes have not been checked.
@@ -70,9 +81,20 @@ class UringReader final : public BlockReader {
   void Run();
   // Starts what the limits allow; false once the reader stops and nothing runs.
   bool StartReads();
+  // Gives the next chunk a slot; none: nothing may start.
+  std::optional<uint32_t> TakeNext();
   std::optional<ReadChunk> NextChunk() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether the chunk's memory is still the kernel's.
+  bool OverlapsUnreported(const ReadChunk& chunk) const;
   void StartRead(uint32_t slot);
+  // How long to wait for the kernel before the next look.
+  int64_t Patience();
+  // Takes what has come ahead of its report.
+  void LookForArrivals();
+  // Checks what has come to the slot's memory, and takes it for read if it is right.
+  void TakeEarly(uint32_t slot);
   void Take(const RingCompletion& completion);
+  void Free(uint32_t slot);
   // Starts anew what the kernel refused with EAGAIN.
   void TryAgain();
   // The slot's read is over: frees the slot and lines the chunk up for its check.
@@ -98,10 +120,15 @@ class UringReader final : public BlockReader {
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   // The thread sleeps, or is about to after one more look at the queue, and work that comes now may start.
   std::atomic<bool> wants_wake_{false};
-  std::vector<Slot> slots_;           // the thread's
-  std::vector<uint32_t> free_slots_;  // the thread's
-  std::vector<LandedChunk> landed_;   // the thread's
-  std::vector<uint32_t> again_;       // the thread's: slots that the kernel refused for now
+  const ArrivalMarks marks_;
+  // The thread's, all to the next mutex.
+  LookTimes looks_;
+  std::optional<ReadChunk> held_;  // its memory is still the kernel's
+  uint64_t unreported_bytes_ = 0;  // of chunks that came ahead of their reports
+  std::vector<Slot> slots_;
+  std::vector<uint32_t> free_slots_;
+  std::vector<LandedChunk> landed_;
+  std::vector<uint32_t> again_;  // slots that the kernel refused for now
   Mutex check_mutex_;
   CondVar check_wake_;
   std::deque<LandedChunk> unchecked_ ABSL_GUARDED_BY(check_mutex_);

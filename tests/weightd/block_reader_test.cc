@@ -299,7 +299,7 @@ class GatheringRing final : public ReadRing {
     ended_.push_back({slot, length});
   }
   absl::Status Start() override { return absl::OkStatus(); }
-  absl::Status Wait(std::vector<RingCompletion>* completions) override {
+  absl::Status Wait(std::vector<RingCompletion>* completions, int64_t) override {
     const MutexLock lock(&mutex_);
     while (ended_.size() < kTogether && !woken_) {
       wake_.Wait(&mutex_);
@@ -431,7 +431,7 @@ TEST(ReadRingTest, ReadsARealFileAndEndsAWaitWhenWoken) {
   std::vector<RingCompletion> completions;
   uint32_t ended = 0;
   while (ended < 4) {
-    ASSERT_TRUE((*ring)->Wait(&completions).ok());
+    ASSERT_TRUE((*ring)->Wait(&completions, ReadRing::kForever).ok());
     for (const RingCompletion& completion : completions) {
       EXPECT_EQ(completion.result, static_cast<int64_t>(kBlock));
       ++ended;
@@ -439,7 +439,7 @@ TEST(ReadRingTest, ReadsARealFileAndEndsAWaitWhenWoken) {
   }
   EXPECT_TRUE(Right(buffer.get(), kBlock, 4 * kBlock));
   (*ring)->Wake();
-  ASSERT_TRUE((*ring)->Wait(&completions).ok());
+  ASSERT_TRUE((*ring)->Wait(&completions, ReadRing::kForever).ok());
   EXPECT_TRUE(completions.empty());
 }
 
