@@ -8,14 +8,17 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "tests/support/fake_clock.h"
 #include "tests/support/faulty_read_file.h"
+#include "tests/support/temp_dir.h"
 #include "weightd/arrival_marks.h"
 #include "weightd/uring_reader.h"
 
@@ -290,6 +293,33 @@ TEST_F(EarlyArrivalTest, ADiskThatReportsAtOnceIsNoLongerLookedAt) {
   }
   ASSERT_TRUE(burst(number++, 200'000)) << "one of 64 is tried";
   ASSERT_TRUE(burst(number++, 50'000)) << "and brought much";
+}
+
+// The kernel's own ring, where there is one.
+TEST(ReadRingTest, AWaitEndsWithItsTimeOrWithARead) {
+  absl::StatusOr<std::unique_ptr<ReadRing>> ring = MakeReadRing(4);
+  if (!ring.ok()) {
+    GTEST_SKIP() << ring.status();
+  }
+  std::vector<RingCompletion> completions{{0, 1}};
+  ASSERT_TRUE((*ring)->Wait(&completions, 1'000'000).ok());
+  EXPECT_TRUE(completions.empty());
+  const TempDir dir;
+  std::ofstream(dir.File("f"), std::ios::binary) << std::string(2 * kPage, 'x');
+  const auto file = OpenReadFile(dir.File("f"), false);
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_TRUE((*ring)->AddFile(file->get()).ok());
+  const Buffer buffer = Allocate(2 * kPage);
+  for (int i = 0; i < 3; ++i) {
+    (*ring)->Read(1, 0, buffer.get(), 2 * kPage, 0);
+    completions.clear();
+    while (completions.empty()) {
+      ASSERT_TRUE((*ring)->Wait(&completions, 1'000'000).ok());
+    }
+    ASSERT_EQ(completions.size(), 1u);
+    EXPECT_EQ(completions[0].slot, 1u);
+    EXPECT_EQ(completions[0].result, static_cast<int64_t>(2 * kPage));
+  }
 }
 
 TEST(LookTimesTest, TheNextLookComesALittleBeforeTheNextArrival) {
