@@ -35,9 +35,15 @@ bool ArrivalMarks::Gone(std::span<const std::byte> dest) const {
   return true;
 }
 
+bool LookTimes::Pays() {
+  if (without_gain_ >= kReads && ++not_looked_for_ < kOneOf) {
+    return false;
+  }
+  not_looked_for_ = 0;
+  return true;
+}
+
 void LookTimes::OnBurst(int64_t now) {
-  ++without_gain_;
-  look_ = without_gain_ <= kBursts || without_gain_ % kBursts == 0;
   last_arrival_ = now;
   pause_ = std::clamp(arrival_takes_ * 3 / 4, kShortest, kLongest);
 }
@@ -53,9 +59,7 @@ void LookTimes::OnLook(int64_t now, int arrived) {
 }
 
 void LookTimes::OnReport(int64_t nanos) {
-  if (nanos >= kGain) {
-    without_gain_ = 0;
-  }
+  without_gain_ = nanos >= kGain ? 0 : std::min(without_gain_ + 1, kReads);
 }
 
 }  // namespace sluice

@@ -30,30 +30,32 @@ class ArrivalMarks {
   const uint64_t mark_;
 };
 
-// When to look, and whether it pays: a disk that reports each read as it ends gives nothing to see. Looks are
-// given up when 64 bursts in a row have brought nothing, and tried again in one of 64. Times in nanoseconds.
+// When to look, and for which reads it pays: a disk that reports each read as it ends gives nothing to see.
+// When 256 looked-for reads in a row have brought nothing, only one of 64 is looked for. Times in
+// nanoseconds.
 class LookTimes {
  public:
+  // Whether to look for the read that starts now.
+  bool Pays();
   // Reads start on a disk that had nothing to do.
   void OnBurst(int64_t now);
   // A look found `arrived` reads there.
   void OnLook(int64_t now, int arrived);
-  // The kernel reported a read whose bytes had been seen `nanos` before.
+  // The kernel reported a looked-for read, whose bytes had been seen `nanos` before; 0: they had not.
   void OnReport(int64_t nanos);
 
-  // Whether to look during this burst.
-  bool pays() const { return look_; }
   // The time from the last look to the next: most of what the last arrivals took each, then short ones.
   int64_t pause() const { return pause_; }
 
  private:
-  static constexpr int kBursts = 64;
+  static constexpr int kReads = 256;
+  static constexpr int kOneOf = 64;
   static constexpr int64_t kGain = 100'000;  // less is not worth the looks
   static constexpr int64_t kShortest = 100'000;
   static constexpr int64_t kLongest = 2'000'000;
 
-  int without_gain_ = 0;  // bursts
-  bool look_ = true;
+  int without_gain_ = 0;  // looked-for reads
+  int not_looked_for_ = 0;
   int64_t last_arrival_ = 0;
   int64_t arrival_takes_ = 0;  // smoothed
   int64_t pause_ = kShortest;

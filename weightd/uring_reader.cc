@@ -188,7 +188,7 @@ bool UringReader::StartReads() {
     if (idle) {
       looks_.OnBurst(options_.clock->NowNanos());
     }
-    if (looks_.pays() && chunk.read->job.check) {
+    if (chunk.read->job.check && looks_.Pays()) {
       marks_.Plant({chunk.read->job.dest + chunk.offset, chunk.length});
       slots_[*slot].marked = true;
     }
@@ -300,6 +300,9 @@ void UringReader::TryAgain() {
 void UringReader::Land(uint32_t slot) {
   LandedChunk landed{*std::move(slots_[slot].chunk), slots_[slot].progress->range(), ""};
   const bool counts = !slots_[slot].landed;
+  if (slots_[slot].marked && landed.chunk.started_as == RequestClass::kDemand) {  // nobody looks for others
+    looks_.OnReport(0);
+  }
   Free(slot);
   {
     MutexLock lock(&mutex_);
