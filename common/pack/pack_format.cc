@@ -1,5 +1,6 @@
 #include "common/pack/pack_format.h"
 
+#include "absl/strings/str_replace.h"
 #include "common/pack/row_layout.h"
 #include "common/status.h"
 
@@ -64,8 +65,10 @@ absl::StatusOr<Encoding> EncodingFromName(const std::string& name) {
 const char* ExpertLayoutName(ExpertLayout layout) { return kLayoutNames[static_cast<size_t>(layout)]; }
 
 absl::StatusOr<ExpertLayout> ExpertLayoutFromName(const std::string& name) {
+  // "up | gate+down" is how people write it.
+  const std::string word = absl::StrReplaceAll(name, {{" ", ""}});
   for (int i = 0; i < kExpertLayoutCount; ++i) {
-    if (name == kLayoutNames[i]) return static_cast<ExpertLayout>(i);
+    if (word == kLayoutNames[i]) return static_cast<ExpertLayout>(i);
   }
   return absl::InvalidArgumentError(absl::StrCat("unknown layout \"", name.substr(0, 40),
                                                  "\" (known: ", kLayoutNames[0], ", ", kLayoutNames[1], ", ",

@@ -91,10 +91,13 @@ class RowGroups {
   absl::Span<const uint8_t> all_codes() const { return codes_; }
   uint32_t bits() const { return bits_; }
 
-  // The index of the first group whose range no f16 scale spans, or -1.
+  // The index of the largest value of the first group whose range no f16 scale spans, or -1.
   int64_t FirstTooWide() const {
     for (size_t g = 0; g < count(); ++g) {
-      if (!GroupFits(members(g), bits_)) return static_cast<int64_t>(g * group_);
+      const absl::Span<const float> group = members(g);
+      if (GroupFits(group, bits_)) continue;
+      const auto less = [](float a, float b) { return std::fabs(a) < std::fabs(b); };
+      return std::max_element(group.begin(), group.end(), less) - values_.begin();
     }
     return -1;
   }

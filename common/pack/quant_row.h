@@ -14,8 +14,8 @@
 namespace sluice {
 
 // Encodes finite `values` into RowBytes(descriptor, values.size()) bytes. Returns -1, or the index of the
-// first value of a group whose scale would pass f16. REQUIRES: IsValidDescriptor(descriptor), its encoding
-// one of the above.
+// largest value of the first group whose scale would pass f16. REQUIRES: IsValidDescriptor(descriptor), its
+// encoding one of the above.
 int64_t EncodeQuantizedRow(const EncodingDescriptor& descriptor, absl::Span<const float> values,
                            std::byte* out);
 

@@ -2,6 +2,7 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <cmath>
 #include <initializer_list>
 #include <string_view>
 #include <utility>
@@ -104,6 +105,9 @@ absl::StatusOr<RecipeRule> ReadRule(const JsonObject& object) {
   if (object.Has("layers")) {
     constexpr double kMostLayers = 1 << 20;
     ASSIGN_OR_RETURN(const auto layers, ReadPair(object, "layers", 0, kMostLayers));
+    if (layers.first != std::floor(layers.first) || layers.second != std::floor(layers.second)) {
+      return object.Error("layers", "is not a pair of whole numbers");
+    }
     rule.first_layer = static_cast<uint32_t>(layers.first);
     rule.last_layer = static_cast<uint32_t>(layers.second);
   }

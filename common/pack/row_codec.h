@@ -19,8 +19,9 @@ namespace sluice {
 bool CanEncode(Encoding encoding);
 
 // Encodes `values` (finite) into the RowBytes(descriptor, values.size()) bytes at `out`. Returns -1, or the
-// index of the first value that does not fit the encoding (f16: above 65504; quantized: of a group whose
-// scale would pass f16; mxfp4: whatever it does not hold exactly). REQUIRES: IsValidDescriptor(descriptor).
+// index of the first value that does not fit the encoding (f16: above 65504; quantized: the largest of the
+// first group whose scale would pass f16; mxfp4: whatever it does not hold exactly). REQUIRES:
+// IsValidDescriptor(descriptor).
 int64_t EncodeRow(const EncodingDescriptor& descriptor, absl::Span<const float> values, std::byte* out);
 
 // Decodes RowBytes bytes at `row` into `values`. Unimplemented for kInvalid.

@@ -119,7 +119,7 @@ TEST(Recipe, UsageIsNeededByCormOnlyAndItsShapeIsChecked) {
 
 constexpr char kExampleToml[] = R"(
 name = "mine"
-layout = "gate|up+down"
+layout = "gate | up+down"
 bits = "q2"
 group = 16
 dense = "q8"
@@ -168,6 +168,7 @@ TEST(Recipe, FilesWithMistakesAreRefusedByKeyOrLine) {
   EXPECT_THAT(TomlError("bits = \"q4\"\n[[rule]]\nusage = [0.5, 0.2]\n"), HasSubstr("0.5 to 0.2"));
   EXPECT_THAT(TomlError("bits = \"q4\"\n[[rule]]\nusage = [0, 2]\n"), HasSubstr("0 to 2"));
   EXPECT_THAT(TomlError("bits = \"q4\"\n[[rule]]\nlayers = [3]\n"), HasSubstr("layers"));
+  EXPECT_THAT(TomlError("bits = \"q4\"\n[[rule]]\nlayers = [0.5, 1]\nbits = \"q2\"\n"), HasSubstr("whole"));
   EXPECT_THAT(TomlError("bits = \"q4\"\n[[rule]]\nup = { group = 16 }\n"), HasSubstr("bits"));
   EXPECT_THAT(TomlError("name = \"two words\"\nbits = \"q4\"\n"), HasSubstr("name"));
   EXPECT_THAT(TomlError("bits = 4\n"), HasSubstr("bits"));
