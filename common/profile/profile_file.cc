@@ -25,8 +25,9 @@ absl::Status CheckProfileKey(const std::string& subject, const char* key_name, c
     return absl::DataLossError(absl::StrCat(subject, ": ", key_name, " is not 32 hex digits"));
   }
   if (!wanted.empty() && found != wanted) {
-    return absl::FailedPreconditionError(absl::StrCat(subject, ": made for another model: its ", key_name,
-                                                      " is ", found, ", this pack's is ", wanted));
+    return absl::FailedPreconditionError(
+        absl::StrCat(subject, ": made for another model: its ", key_name, " is ", found, ", this pack's is ",
+                     wanted, "; `sluice calibrate --pack PACK --text FILE` makes it anew"));
   }
   return absl::OkStatus();
 }

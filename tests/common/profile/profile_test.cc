@@ -91,6 +91,7 @@ TEST(ProfileTest, AnotherModelsFileIsRefusedNamingBothIds) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(status.message()), HasSubstr(stored));
     EXPECT_THAT(std::string(status.message()), HasSubstr(kOther));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("sluice calibrate"));
   };
   check(ParseUsage(SerializeUsage(Usage()), "u", Config(), kOther).status(), kSource);
   check(ParseCutoffs(SerializeCutoffs({kModel, 1, {}}), "c", kOther).status(), kModel);
