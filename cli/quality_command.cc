@@ -10,6 +10,7 @@
 #include "cli/quality_rows.h"
 #include "cli/self_run.h"
 #include "cli/work_packs.h"
+#include "common/pack/recipe.h"
 #include "common/status.h"
 #include "inferd/policy/preset.h"
 
@@ -124,10 +125,18 @@ absl::StatusOr<QualityPlan> PlanFrom(const Options& o) {
     if (presets.empty()) {
       return absl::InvalidArgumentError(absl::StrCat("--presets '", o.presets, "' names none"));
     }
-    for (const std::string& preset : presets) {  // now, not after the rows before it
+    // Presets and recipes are looked at now, not after the rows before them.
+    for (const std::string& preset : presets) {
       RETURN_IF_ERROR(PoliciesOf(preset, {}, DeviceKind::kHost).status());
     }
-    return PlanOf(SplitList(o.recipes), presets);
+    std::vector<QualityRecipe> recipes;
+    for (const std::string& word : SplitList(o.recipes)) {
+      RecipeWords words;
+      words.recipe = word;
+      ASSIGN_OR_RETURN(const Recipe recipe, RecipeFromWords(words));
+      recipes.push_back({word, recipe.NeedsUsage()});
+    }
+    return PlanOf(recipes, presets);
   }
   ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(o.rows));
   return ParseQualityPlan(text, o.rows);
@@ -157,7 +166,7 @@ int RunQuality(const CommandContext& context, const std::vector<std::string>& ar
       .Required()
       .Text("--out", &options.out, "FOLDER for quality_table.md and quality.svg")
       .Required()
-      .Text("--calibration", &options.calibration, "FILE to calibrate on (rows with sparsity need it)")
+      .Text("--calibration", &options.calibration, "FILE to calibrate on (sparsity and corm need it)")
       .Text("--rows", &options.rows, "FILE.toml of packs and runs; else every recipe with every preset")
       .Text("--recipes", &options.recipes, "LIST of `sluice pack --recipe` [bf16,q8,q4,q2]")
       .Text("--presets", &options.presets, "LIST of presets [exact]")

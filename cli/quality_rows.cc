@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "cli/svg_plot.h"
 #include "cli/toml_tables.h"
 #include "common/status.h"
@@ -45,17 +46,23 @@ absl::StatusOr<QualityPlan> ParseQualityPlan(const std::string& text, const std:
   return ReadPlan(root, subject);
 }
 
-QualityPlan PlanOf(const std::vector<std::string>& recipes, const std::vector<std::string>& presets) {
+QualityPlan PlanOf(const std::vector<QualityRecipe>& recipes, const std::vector<std::string>& presets) {
   QualityPlan plan;
-  plan.packs.push_back({"bf16", {"--recipe", "bf16"}, presets.size() > 1 || presets.front() != "exact"});
+  const bool sparse = presets.size() > 1 || presets.front() != "exact";
+  const bool by_usage = std::any_of(recipes.begin(), recipes.end(),
+                                    [](const QualityRecipe& recipe) { return recipe.by_usage; });
+  plan.packs.push_back({"bf16", {"--recipe", "bf16"}, sparse || by_usage});
   plan.rows.push_back({"bf16, exact", "bf16", {}, "exact", {}});
-  for (const std::string& recipe : recipes) {
-    if (recipe != "bf16") {
-      plan.packs.push_back({recipe, {"--recipe", recipe}, plan.packs.front().calibrate});
+  for (const QualityRecipe& recipe : recipes) {
+    // A pack's name is that of a folder, too.
+    const std::string pack = absl::StrReplaceAll(recipe.word, {{"/", "_"}});
+    if (pack != "bf16") {
+      plan.packs.push_back({pack, {"--recipe", recipe.word}, sparse, recipe.by_usage ? "bf16" : ""});
     }
     for (const std::string& preset : presets) {
-      if (recipe != "bf16" || preset != "exact") {
-        plan.rows.push_back({absl::StrCat(recipe, ", ", preset), recipe, {"--preset", preset}, preset, {}});
+      if (pack != "bf16" || preset != "exact") {
+        plan.rows.push_back(
+            {absl::StrCat(recipe.word, ", ", preset), pack, {"--preset", preset}, preset, {}});
       }
     }
   }

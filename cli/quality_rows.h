@@ -52,8 +52,14 @@ struct QualityPlan {
 // INVALID_ARGUMENT naming the place in the file.
 absl::StatusOr<QualityPlan> ParseQualityPlan(const std::string& toml, const std::string& subject);
 
-// Every recipe with every preset; the base is bf16 with `exact`.
-QualityPlan PlanOf(const std::vector<std::string>& recipes, const std::vector<std::string>& presets);
+// A word of `sluice pack --recipe`: a name or a file.
+struct QualityRecipe {
+  std::string word;
+  bool by_usage = false;  // ranks experts by a profile
+};
+
+// Every recipe with every preset; the base is bf16 with `exact`, whose profile ranks experts.
+QualityPlan PlanOf(const std::vector<QualityRecipe>& recipes, const std::vector<std::string>& presets);
 
 struct QualityResult {
   double ppl = 0;

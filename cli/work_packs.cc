@@ -35,7 +35,13 @@ absl::StatusOr<std::string> IdentityOf(const PackWork& work, const QualityPack& 
                                        const std::string& profiled) {
   std::vector<std::string> parts = {pack.synth ? "synth"
                                                : absl::StrCat(work.model, "\n", FolderState(work.model))};
-  parts.insert(parts.end(), pack.args.begin(), pack.args.end());
+  for (const std::string& arg : pack.args) {
+    std::error_code error;
+    parts.push_back(arg);
+    if (fs::is_regular_file(arg, error)) {  // a recipe
+      ASSIGN_OR_RETURN(parts.back(), TextIdentity(arg));
+    }
+  }
   if (pack.calibrate && !work.calibration.empty()) {
     ASSIGN_OR_RETURN(const std::string text, TextIdentity(work.calibration));
     parts.push_back(absl::StrCat("calibrated on ", text, " ", work.calibration_tokens.value_or(0)));

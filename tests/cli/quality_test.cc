@@ -63,12 +63,26 @@ TEST(QualityPlanTest, MistakesAreRefusedWithTheirLine) {
 }
 
 TEST(QualityPlanTest, EveryRecipeMeetsEveryPresetOnceBaseFirst) {
-  const QualityPlan plan = PlanOf({"q4", "bf16"}, {"exact", "corm"});
+  const QualityPlan plan = PlanOf({{"q4"}, {"bf16"}}, {"exact", "corm"});
   ASSERT_EQ(plan.packs.size(), 2u);
   ASSERT_EQ(plan.rows.size(), 4u);
   EXPECT_EQ(plan.rows[0].name, "bf16, exact");
   EXPECT_EQ(plan.rows[1].name, "q4, exact");
   EXPECT_EQ(plan.rows[3].options, (std::vector<std::string>{"--preset", "corm"}));
+}
+
+TEST(QualityPlanTest, RecipesByUsageTakeTheProfileOfTheBaseAndFilesAFolder) {
+  const QualityPlan plan = PlanOf({{"corm", true}, {"my/own.toml"}}, {"exact"});
+  ASSERT_EQ(plan.packs.size(), 3u);
+  EXPECT_TRUE(plan.packs[0].calibrate);
+  EXPECT_EQ(plan.packs[1].profile_of, plan.packs[0].name);
+  EXPECT_FALSE(plan.packs[1].calibrate);
+  EXPECT_EQ(plan.packs[2].profile_of, "");
+  EXPECT_EQ(plan.packs[2].name.find('/'), std::string::npos);
+  EXPECT_EQ(plan.packs[2].args, (std::vector<std::string>{"--recipe", "my/own.toml"}));
+  EXPECT_EQ(plan.rows[2].name, "my/own.toml, exact");
+  EXPECT_EQ(plan.rows[2].pack, plan.packs[2].name);
+  EXPECT_FALSE(PlanOf({{"my/own.toml"}}, {"exact"}).packs[0].calibrate);
 }
 
 TEST(QualityResultTest, OutputOfPerplexityIsRead) {

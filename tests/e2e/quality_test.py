@@ -77,6 +77,26 @@ class QualityTest(harness.TestCase):
         self.assertNotEqual(first[0]["sparsity"], second[0]["sparsity"])
         self.assertEqual(second, self.measure([sparse], work="fresh"))
 
+    def test_a_list_takes_recipes_by_usage_and_files_and_a_changed_file_is_packed_anew(self):
+        shutil.copy(TEXT, self.path("calibration"))
+        recipe = self.path("own.toml")
+
+        def measure():
+            return self.ok_json(
+                "quality", "--model", harness.SAMPLE, "--text", self.text, "--calibration", self.path("calibration"),
+                "--max-tokens", 60, "--calibration-tokens", 60, "--recipes", "corm," + recipe, "--work",
+                self.path("work"), "--out", self.path("out"),
+            )["rows"]  # fmt: skip
+
+        bits = []
+        for encoding in ("q8", "q2"):
+            with open(recipe, "w") as file:
+                file.write(f'bits = "{encoding}"\n')
+            rows = measure()
+            self.assertEqual([row["run"] for row in rows], ["bf16, exact", "corm, exact", recipe + ", exact"])
+            bits.append([row["bits_per_weight"] for row in rows])
+        self.assertEqual(bits, [[16, 4.25, 8.5], [16, 4.25, 2.5]])
+
     def test_what_cannot_be_measured_is_refused_before_the_first_row(self):
         def refused(expected, *args, out="out"):
             code, out, _ = self.sluice(
@@ -90,6 +110,7 @@ class QualityTest(harness.TestCase):
 
         refused('unknown preset "fast"', "--presets", "exact,fast")
         refused("--presets ',' names none", "--presets", ",")
+        refused('unknown recipe "fast"', "--recipes", "q4,fast")
 
     def test_a_failure_has_the_code_of_the_command_that_failed(self):
         code, out, _ = self.sluice(
