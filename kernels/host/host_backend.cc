@@ -54,8 +54,10 @@ absl::Status HostBackend::AllocateScratch() {
   const uint32_t cols = std::max({l.max_cols, l.hidden, 16u});
   const uint64_t slots = tokens * (uint64_t{l.top_k} + 1);
   x_stride_ = RoundUp(cols, host::kLaneCount);
-  code_stride_ = RoundUp(cols, host::kCodeAlign);
-  group_stride_ = RoundUp(RoundUp(cols, 16) / 16, 8);
+  // A line or two beyond a power of two: the same place of many tokens' rows is read one after the other, and
+  // would otherwise fall into a few sets of the first-level cache.
+  code_stride_ = RoundUp(cols, host::kCodeAlign) + 64;
+  group_stride_ = RoundUp(RoundUp(cols, 16) / 16, 8) + 16;
   coefficient_stride_ = RoundUp(l.expert_width, kNeuronBlock);
   partial_floats_ = kPartialFloats;
   RETURN_IF_ERROR(Reserve(tokens * x_stride_, "normed rows", &normed_));
@@ -105,8 +107,7 @@ absl::Status HostBackend::AllocateWorker(uint32_t cols, WorkerScratch* w) {
   RETURN_IF_ERROR(Reserve(host::GemmScratchFloats(std::max(cols, l.head_dim)), "tile scratch", &w->gemm));
   RETURN_IF_ERROR(Reserve(host::DownScratchFloats(cols), "down scratch", &w->down));
   RETURN_IF_ERROR(Reserve(host::QuantDownWords(cols), "quantized down scratch", &w->quant_down));
-  RETURN_IF_ERROR(
-      Reserve(host::QuantGemmFloats(limits().max_tokens), "quantized tile scratch", &w->quant_gemm));
+  RETURN_IF_ERROR(Reserve(host::QuantGemmFloats(cols), "quantized tile scratch", &w->quant_gemm));
   RETURN_IF_ERROR(Reserve(host::kSpanScratchFloats + 2 * host::kSpanQueries * (uint64_t{l.head_dim} + 2),
                           "attention scratch", &w->span));
   RETURN_IF_ERROR(Reserve(host::PackedFloats(host::kSpanQueries, l.head_dim, kernels_.gemm_tokens),

@@ -122,9 +122,8 @@ struct QuantDotCall {
   RowPrefetch prefetch;
   RowFetch* fetch = nullptr;  // what else is fetched meanwhile, so many lines a row; nullptr: nothing
   uint32_t fetch_lines = 0;
-  float* scratch = nullptr;  // quant_gemm only: QuantGemmFloats(tokens), aligned to 32 bytes
+  float* scratch = nullptr;  // quant_gemm only: QuantGemmFloats(cols), aligned to 64 bytes
 };
-inline constexpr uint32_t kGemmQuantCodes = 8 * 128;  // of a row: the longest groups, eight at a time
 
 // One block of neurons into output columns [column, column + cols): s = sum over j < neurons of
 // c[t][j] * w[j] (section 3), then y[t] = s, or y[t] + s if `add`. c[t] are `neurons` coefficients; w[j] is
@@ -316,9 +315,10 @@ inline constexpr uint64_t QuantDownWords(uint32_t cols) {
          kCodeAlign;
 }
 
-// Codes of eight rows in pairs, and eight lanes of each of the rows for every token.
-inline constexpr uint64_t QuantGemmFloats(uint32_t tokens) {
-  return uint64_t{kGemmQuantCodes} / 2 * 8 + uint64_t{tokens} * 64;
+// Codes of sixteen rows in pairs, and a scale and a zero of each of their smallest groups.
+inline constexpr uint64_t QuantGemmFloats(uint32_t cols) {
+  const uint64_t units = RoundUp(cols, 16) / 16;
+  return 16 * (8 * units + 2 * RoundUp(units, 8));
 }
 
 const KernelTable& Avx2Kernels();

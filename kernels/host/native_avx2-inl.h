@@ -114,3 +114,11 @@ inline __m256i AddProducts(__m256i sum, __m256i a, __m256i b) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
 #endif
 }
+
+// As many int32 as N has floats.
+using NInt = __m256i;
+inline NInt NIntZero() { return _mm256_setzero_si256(); }
+inline NInt NIntSet1(int32_t x) { return _mm256_set1_epi32(x); }
+inline NInt NIntLoad(const int32_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
+inline N NFromInt(NInt a) { return _mm256_cvtepi32_ps(a); }
+inline NInt NAddProducts(NInt sum, NInt a, NInt b) { return AddProducts(sum, a, b); }

@@ -72,3 +72,11 @@ inline __m256 FoldTo8(const N* parts) {
 
 // sum plus the products of neighbouring int16 pairs.
 inline __m256i AddProducts(__m256i sum, __m256i a, __m256i b) { return _mm256_dpwssd_epi32(sum, a, b); }
+
+// As many int32 as N has floats.
+using NInt = __m512i;
+inline NInt NIntZero() { return _mm512_setzero_si512(); }
+inline NInt NIntSet1(int32_t x) { return _mm512_set1_epi32(x); }
+inline NInt NIntLoad(const int32_t* p) { return _mm512_load_si512(p); }
+inline N NFromInt(NInt a) { return _mm512_cvtepi32_ps(a); }
+inline NInt NAddProducts(NInt sum, NInt a, NInt b) { return _mm512_dpwssd_epi32(sum, a, b); }

@@ -1,7 +1,7 @@
-// Dot products of quantized rows with many tokens (ARITHMETIC.md 2 b): eight rows are unpacked once, eight
-// groups at a time, their codes interleaved in pairs so that a register holds one pair of each row; every
-// token then costs one multiplication for eight rows, and no folding. Lane g mod 8 of a dot is register
-// g mod 8 of its eight rows, so the sums are those of QuantDot, to the bit.
+// Dot products of quantized rows with many tokens (ARITHMETIC.md 2 b): as many rows as a register has lanes
+// are unpacked once, their codes interleaved in pairs so that a register holds one pair of each row; every
+// token then costs one multiplication for all of them, and no folding. Lane g mod 8 of a dot is one lane of
+// register g mod 8 of its rows, so the sums are those of QuantDot, to the bit.
 //
 // Included by the instruction sets' kernels_*.cc.
 //
@@ -10,13 +10,15 @@
 #error "included by kernels_*.cc only"
 #endif
 
-inline constexpr uint32_t kGemmQuantRows = 8;
-inline constexpr uint32_t kGemmQuantTokens = kNative == 16 ? 8 : 4;  // of one pass over the unpacked codes
+inline constexpr uint32_t kGemmQuantRows = kNative;
+// Of one pass over the unpacked codes: their sums, a register of codes and some more fill the registers.
+inline constexpr uint32_t kGemmQuantTokens = kNative == 16 ? 12 : 4;
 
-// Eight rows' scales and zeros of eight groups: [group][row].
-struct TileMeta {
-  alignas(32) float scales[64];
-  alignas(32) float zeros[64];
+// Rows as the passes read them, in the call's scratch memory.
+struct UnpackedRows {
+  int32_t* codes = nullptr;  // [pair of codes][row]
+  float* scales = nullptr;   // [group][row]
+  float* zeros = nullptr;
 };
 
 inline void Transpose8(const __m256i* rows, __m256i* out) {
@@ -38,124 +40,136 @@ inline void Transpose8(const __m256i* rows, __m256i* out) {
   }
 }
 
-// Units [first, first + units) of eight rows as [pair of codes][row].
+// All units of eight rows, which are rows [first, first + 8) of the unpacked ones.
 template <QuantKind kKind>
-void UnpackRows(const RowShape& shape, const uint8_t* const* w, uint32_t first, uint32_t units,
-                __m256i* out) {
+void UnpackCodes(const RowShape& shape, const uint8_t* const* w, uint32_t first, int32_t* out) {
+  const uint32_t units = (shape.cols + 15) / 16;
   for (uint32_t u = 0; u < units; ++u) {
     __m256i rows[8];
-    for (uint32_t r = 0; r < kGemmQuantRows; ++r) {
-      rows[r] = UnitOf<kKind>(shape, w[r], first + u);
+    for (uint32_t r = 0; r < 8; ++r) {
+      rows[r] = UnitOf<kKind>(shape, w[r], u);
     }
-    Transpose8(rows, out + uint64_t{u} * 8);
-  }
-}
-
-// Scales and zeros of the groups [g, g + count) of eight rows.
-template <QuantKind kKind>
-void UnpackMeta(const RowShape& shape, const uint8_t* const* w, uint32_t g, uint32_t count, TileMeta* meta) {
-  __m256i rows[8];
-  for (const bool zeros : {false, true}) {
-    for (uint32_t r = 0; r < kGemmQuantRows; ++r) {
-      rows[r] = _mm256_castps_si256(zeros ? ZerosOf<kKind>(shape, w[r], g, count)
-                                          : ScalesOf<kKind>(shape, w[r], g, count));
-    }
-    Transpose8(rows, rows);
-    for (int i = 0; i < 8; ++i) {
-      _mm256_store_ps((zeros ? meta->zeros : meta->scales) + 8 * i, _mm256_castsi256_ps(rows[i]));
+    __m256i pairs[8];
+    Transpose8(rows, pairs);
+    for (uint32_t p = 0; p < 8; ++p) {
+      int32_t* place = out + (uint64_t{u} * 8 + p) * kGemmQuantRows + first;
+      _mm256_store_si256(reinterpret_cast<__m256i*>(place), pairs[p]);
     }
   }
 }
 
-inline __m256i TwoCodes(const int16_t* codes) {
-  int32_t pair = 0;
-  __builtin_memcpy(&pair, codes, sizeof pair);
-  return _mm256_set1_epi32(pair);
-}
-
-// Group i of eight, `pairs` pairs of codes, for T tokens: lanes[token][i][row] are added to.
-template <uint32_t T>
-inline void MultiplyGroup(const QuantRow* x, const __m256i* w, uint32_t k, uint32_t pairs, uint32_t g,
-                          uint32_t i, const TileMeta& meta, float* lanes) {
-  __m256i sums[T];
-  for (uint32_t t = 0; t < T; ++t) {
-    sums[t] = _mm256_setzero_si256();
-  }
-  for (uint32_t p = 0; p < pairs; ++p) {
-    const __m256i codes = _mm256_loadu_si256(w + p);
-    SLUICE_UNROLL
-    for (uint32_t t = 0; t < T; ++t) {
-      sums[t] = AddProducts(sums[t], codes, TwoCodes(x[t].codes + k + 2 * p));
-    }
-  }
-  for (uint32_t t = 0; t < T; ++t) {
-    float* lane = lanes + t * 64 + i * 8;
-    const __m256 term = _mm256_fnmadd_ps(_mm256_load_ps(meta.zeros + i * 8), _mm256_set1_ps(x[t].sums[g]),
-                                         _mm256_cvtepi32_ps(sums[t]));
-    const __m256 scale = _mm256_mul_ps(_mm256_load_ps(meta.scales + i * 8), _mm256_set1_ps(x[t].scales[g]));
-    _mm256_storeu_ps(lane, _mm256_fmadd_ps(scale, term, _mm256_loadu_ps(lane)));
-  }
-}
-
-// The tree over the lanes of eight rows, closed.
-inline __m256 TotalOfRows(const float* lanes) {
-  __m256 s[4];
-  for (int i = 0; i < 4; ++i) {
-    s[i] = _mm256_add_ps(_mm256_loadu_ps(lanes + 8 * i), _mm256_loadu_ps(lanes + 8 * (i + 4)));
-  }
-  return _mm256_add_ps(_mm256_add_ps(_mm256_add_ps(s[0], s[2]), _mm256_add_ps(s[1], s[3])),
-                       _mm256_setzero_ps());
-}
-
-// Eight rows for all tokens; lanes: [tokens][8][8].
-template <QuantKind kKind>
-void GemmEightRows(const QuantDotCall& call, const uint8_t* const* w, __m256i* codes, float* lanes) {
-  const RowShape& shape = call.shape;
-  const uint32_t per_group = shape.group / 16;
-  const uint32_t units = (shape.cols + 15) / 16;
-  __builtin_memset(lanes, 0, uint64_t{call.tokens} * 64 * sizeof(float));
+// Their scales, or zeros.
+template <QuantKind kKind, bool kZeros>
+void UnpackMeta(const RowShape& shape, const uint8_t* const* w, uint32_t first, float* out) {
   for (uint32_t g = 0; g < shape.groups; g += 8) {
     const uint32_t count = shape.groups - g < 8 ? shape.groups - g : 8;
+    __m256i rows[8];
+    for (uint32_t r = 0; r < 8; ++r) {
+      rows[r] = _mm256_castps_si256(kZeros ? ZerosOf<kKind>(shape, w[r], g, count)
+                                           : ScalesOf<kKind>(shape, w[r], g, count));
+    }
+    __m256i groups[8];
+    Transpose8(rows, groups);
+    for (uint32_t i = 0; i < 8; ++i) {
+      _mm256_store_ps(out + uint64_t{g + i} * kGemmQuantRows + first, _mm256_castsi256_ps(groups[i]));
+    }
+  }
+}
+
+inline NInt TwoCodes(const int16_t* codes) {
+  int32_t pair = 0;
+  __builtin_memcpy(&pair, codes, sizeof pair);
+  return NIntSet1(pair);
+}
+
+// The tree over the lanes of all rows of a token, closed; lanes: [8][row].
+inline N TotalOfRows(const float* lanes) {
+  N s[4];
+  for (int i = 0; i < 4; ++i) {
+    s[i] = NAdd(NLoad(lanes + i * kNative), NLoad(lanes + (i + 4) * kNative));
+  }
+  return NAdd(NAdd(NAdd(s[0], s[2]), NAdd(s[1], s[3])), NZero());
+}
+
+// The unpacked rows for T tokens; totals: [token][row].
+template <uint32_t T>
+void MultiplyTokens(const RowShape& shape, const QuantRow* x, const UnpackedRows& w, float* totals) {
+  const uint32_t per_group = shape.group / 16;
+  const uint32_t units = (shape.cols + 15) / 16;
+  alignas(64) float lanes[T][8 * kNative] = {};
+  for (uint32_t g = 0; g < shape.groups; ++g) {
     const uint32_t first = g * per_group;
-    const uint32_t last = first + count * per_group < units ? first + count * per_group : units;
-    TileMeta meta;
-    UnpackRows<kKind>(shape, w, first, last - first, codes);
-    UnpackMeta<kKind>(shape, w, g, count, &meta);
-    for (uint32_t i = 0; i < count; ++i) {
-      const uint32_t begin = i * per_group;
-      const uint32_t end = begin + per_group < last - first ? begin + per_group : last - first;
-      const __m256i* pairs = codes + uint64_t{begin} * 8;
-      const uint32_t k = (first + begin) * 16;
-      uint32_t t = 0;
-      for (; t + kGemmQuantTokens <= call.tokens; t += kGemmQuantTokens) {
-        MultiplyGroup<kGemmQuantTokens>(call.x + t, pairs, k, (end - begin) * 8, g + i, i, meta,
-                                        lanes + uint64_t{t} * 64);
-      }
-      for (; t + 2 <= call.tokens; t += 2) {
-        MultiplyGroup<2>(call.x + t, pairs, k, (end - begin) * 8, g + i, i, meta, lanes + uint64_t{t} * 64);
-      }
-      for (; t < call.tokens; ++t) {
-        MultiplyGroup<1>(call.x + t, pairs, k, (end - begin) * 8, g + i, i, meta, lanes + uint64_t{t} * 64);
+    const uint32_t pairs = (units - first < per_group ? units - first : per_group) * 8;
+    const int32_t* codes = w.codes + uint64_t{first} * 8 * kNative;
+    NInt sums[T];
+    for (uint32_t t = 0; t < T; ++t) {
+      sums[t] = NIntZero();
+    }
+    for (uint32_t p = 0; p < pairs; ++p) {
+      const NInt rows = NIntLoad(codes + p * kNative);
+      SLUICE_UNROLL
+      for (uint32_t t = 0; t < T; ++t) {
+        sums[t] = NAddProducts(sums[t], rows, TwoCodes(x[t].codes + first * 16 + 2 * p));
       }
     }
+    const N scales = NLoad(w.scales + uint64_t{g} * kNative);
+    const N zeros = NLoad(w.zeros + uint64_t{g} * kNative);
+    for (uint32_t t = 0; t < T; ++t) {
+      float* lane = lanes[t] + g % 8 * kNative;
+      const N term = NNegFma(zeros, NSet1(x[t].sums[g]), NFromInt(sums[t]));
+      NStore(lane, NFma(NMul(scales, NSet1(x[t].scales[g])), term, NLoad(lane)));
+    }
+  }
+  for (uint32_t t = 0; t < T; ++t) {
+    NStore(totals + t * kNative, TotalOfRows(lanes[t]));
+  }
+}
+
+// The same for `tokens` of them, 1 to T.
+template <uint32_t T>
+void MultiplyUpTo(uint32_t tokens, const RowShape& shape, const QuantRow* x, const UnpackedRows& w,
+                  float* totals) {
+  if constexpr (T > 1) {
+    if (tokens < T) {
+      MultiplyUpTo<T - 1>(tokens, shape, x, w, totals);
+      return;
+    }
+  }
+  MultiplyTokens<T>(shape, x, w, totals);
+}
+
+template <QuantKind kKind>
+void UnpackRows(const QuantDotCall& call, uint32_t first, uint32_t rows, const UnpackedRows& out) {
+  for (uint32_t r = 0; r < kGemmQuantRows; r += 8) {
+    const uint8_t* w[8];
+    for (uint32_t i = 0; i < 8; ++i) {  // what is not there is the last row again
+      w[i] = call.w[first + (r + i < rows ? r + i : rows - 1)];
+    }
+    UnpackCodes<kKind>(call.shape, w, r, out.codes);
+    UnpackMeta<kKind, false>(call.shape, w, r, out.scales);
+    UnpackMeta<kKind, true>(call.shape, w, r, out.zeros);
   }
 }
 
 template <QuantKind kKind>
 void QuantGemm(const QuantDotCall& call) {
-  __m256i* codes = reinterpret_cast<__m256i*>(call.scratch);
-  float* lanes = call.scratch + kGemmQuantCodes / 2 * kGemmQuantRows;
+  const uint64_t words = uint64_t{(call.shape.cols + 15) / 16} * 8 * kGemmQuantRows;
+  const uint64_t meta = uint64_t{(call.shape.groups + 7) / 8} * 8 * kGemmQuantRows;
+  const UnpackedRows unpacked{reinterpret_cast<int32_t*>(call.scratch), call.scratch + words,
+                              call.scratch + words + meta};
+  const uint32_t passes = (call.tokens + kGemmQuantTokens - 1) / kGemmQuantTokens;
   for (uint32_t r = 0; r < call.rows; r += kGemmQuantRows) {
     const uint32_t rows = call.rows - r < kGemmQuantRows ? call.rows - r : kGemmQuantRows;
-    const uint8_t* w[kGemmQuantRows];
-    for (uint32_t i = 0; i < kGemmQuantRows; ++i) {
-      w[i] = call.w[r + (i < rows ? i : rows - 1)];
-    }
-    GemmEightRows<kKind>(call, w, codes, lanes);
-    for (uint32_t t = 0; t < call.tokens; ++t) {
-      alignas(32) float totals[kGemmQuantRows];
-      _mm256_store_ps(totals, TotalOfRows(lanes + uint64_t{t} * 64));
-      __builtin_memcpy(call.y[t] + call.first + r, totals, rows * sizeof(float));
+    UnpackRows<kKind>(call, r, rows, unpacked);
+    for (uint32_t pass = 0; pass < passes; ++pass) {  // as equal as they can be
+      const uint32_t first = call.tokens * pass / passes;
+      const uint32_t tokens = call.tokens * (pass + 1) / passes - first;
+      alignas(64) float totals[kGemmQuantTokens * kGemmQuantRows];
+      MultiplyUpTo<kGemmQuantTokens>(tokens, call.shape, call.x + first, unpacked, totals);
+      for (uint32_t t = 0; t < tokens; ++t) {
+        __builtin_memcpy(call.y[first + t] + call.first + r, totals + t * kGemmQuantRows,
+                         rows * sizeof(float));
+      }
     }
   }
 }
