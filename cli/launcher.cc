@@ -37,7 +37,7 @@ constexpr int kAskEveryMs = 10;
 // The daemons end within the supervisor's patience of 5 s each.
 constexpr int kLeavePatienceMs = 15000;
 constexpr int kReadyPatienceMs = 25000;
-// A supervisor that was just ending is replaced; twice is chance, more is a fault.
+// A supervisor or an inferd that was just ending is replaced; twice is chance, more is a fault.
 constexpr int kJoinAttempts = 3;
 constexpr int kLogLines = 10;
 
@@ -131,8 +131,8 @@ absl::Status Launcher::UseRuntimeDir() {
     client_ =
         std::make_unique<Client>(absl::StrCat("unix:", paths_.inferd_socket), admin, context_.interrupt);
     const absl::Status serving = WaitUntilServing();
-    const bool supervisor_gone = supervisor_.valid() && absl::IsAborted(serving);
-    if (!serving.ok() && !(supervisor_gone && attempt < kJoinAttempts)) {
+    // Aborted: what was found was just ending.
+    if (!serving.ok() && !(absl::IsAborted(serving) && attempt < kJoinAttempts)) {
       return serving;
     }
     if (serving.ok()) {
@@ -223,7 +223,7 @@ absl::Status Launcher::WaitUntilServing() {
       }
       progress_.Note(std::string(state.message()));
     } else if (!supervisor_.valid()) {
-      return absl::UnavailableError(absl::StrCat("inferd at ", paths_.inferd_socket, " has gone"));
+      return absl::AbortedError(absl::StrCat("inferd at ", paths_.inferd_socket, " has gone"));
     }
     if (absl::Now() > deadline) {
       return absl::DeadlineExceededError(

@@ -2,6 +2,7 @@
 import os
 import signal
 import socket
+import subprocess
 
 import harness
 
@@ -85,6 +86,28 @@ class LauncherTest(harness.TestCase):
         self.assertIn("Others use it", err)
         self.assertEqual(self.processes("inferd"), [inferd])
         os.kill(self.only_process("sluice"), signal.SIGTERM)
+
+    def test_a_command_that_meets_an_inferd_that_is_just_ending_starts_its_own(self):
+        self.ok(*self.greedy_run(self.greedy[0], "--keep", "10m"))
+        ending = self.only_process("inferd")
+        os.kill(ending, signal.SIGSTOP)
+        self.kill_daemon("sluice")
+        path = os.path.join(self.work, "said")
+        with open(path, "w") as said:
+            run = subprocess.Popen(
+                [harness.BIN + "/sluice", *map(str, self.greedy_run(self.greedy[0], "--verbose"))],
+                env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said,
+            )  # fmt: skip
+
+        def met():
+            with open(path) as said:
+                return "found inferd" in said.read()
+
+        self.wait_for(met, "the command to find the old inferd")
+        os.kill(ending, signal.SIGCONT)
+        code = run.wait(harness.PATIENCE)
+        with open(path) as said:
+            self.assertEqual(code, 0, said.read() + self.logs())
 
     def test_nothing_stays_after_the_command_is_killed(self):
         run = self.start(*self.greedy_run(self.greedy[0], "--ignore-eos", n=400))
