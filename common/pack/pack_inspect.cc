@@ -162,6 +162,14 @@ double PackInspection::ExpertBitsPerWeight() const {
   return BitsPerWeight(all);
 }
 
+double PackInspection::StoredBitsPerWeight() const {
+  uint64_t weights = 0;
+  for (const std::vector<StoredRows>& part : parts) {
+    for (const StoredRows& alike : part) weights += alike.weights;
+  }
+  return weights == 0 ? 0 : 8 * static_cast<double>(expert_bytes) / static_cast<double>(weights);
+}
+
 absl::StatusOr<PackInspection> InspectPack(const std::string& dir) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Pack> pack, Pack::Open(dir));
   PackInspection result;
@@ -224,6 +232,7 @@ std::string PackInspection::ToJson() const {
       {"expert_formats", FormatsJson(manifest)},
       {"expert_bits_per_weight", ExpertBitsPerWeight()},
       {"expert_ratio_to_bf16", ExpertBitsPerWeight() / kBf16Bits},
+      {"expert_stored_bits_per_weight", StoredBitsPerWeight()},
       {"parts", PartsJson(*this)},
       {"expert_layers", LayersJson(*this)},
       {"dense_encoding", DenseEncodingText(manifest)},
@@ -260,6 +269,8 @@ std::string PackInspection::ToText() const {
     for (int p = 0; p < kPartCount; ++p) {
       absl::StrAppendFormat(&text, "  %-11s%s\n", PartName(static_cast<Part>(p)), RowsText(parts[p]));
     }
+    absl::StrAppendFormat(&text, "  %-11s%.3f bits a weight, with the gaps between rows and extents\n",
+                          "on disk", StoredBitsPerWeight());
     for (const LayerFormats& range : layers) text += LayersText(range, manifest);
   }
   absl::StrAppendFormat(&text, "dense        %s\n", RowsText(dense));

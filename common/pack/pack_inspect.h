@@ -52,6 +52,8 @@ struct PackInspection {
 
   // Bits of an expert weight, over all parts.
   double ExpertBitsPerWeight() const;
+  // The same with what lies between: rows are as far apart as their stride, extents begin on pages.
+  double StoredBitsPerWeight() const;
 
   // A JSON object of all this on one line, and a screen for people.
   std::string ToJson() const;

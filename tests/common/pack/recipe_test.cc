@@ -321,6 +321,10 @@ TEST_F(RecipePack, InspectShowsTheBitsOfEachPartAndOfEachLayer) {
   EXPECT_DOUBLE_EQ(BitsPerWeight(inspection->parts[1]), gate);
   EXPECT_DOUBLE_EQ(BitsPerWeight(inspection->parts[2]), down);
   EXPECT_DOUBLE_EQ(inspection->ExpertBitsPerWeight(), (up + gate + down) / 3);
+  const uint64_t weights = 3 * inspection->parts[0][0].weights;
+  EXPECT_DOUBLE_EQ(inspection->StoredBitsPerWeight(),
+                   8.0 * static_cast<double>(std::filesystem::file_size(dir_.File("mixed/experts.bin"))) /
+                       static_cast<double>(weights));
   ASSERT_EQ(inspection->layers.size(), 2u);
   EXPECT_EQ(inspection->layers[0].experts, (std::vector<uint32_t>{4, 0}));
   EXPECT_EQ(inspection->layers[1].experts, (std::vector<uint32_t>{0, 4}));
