@@ -74,6 +74,11 @@ Digest128 PayloadDigest(const ExtentTable& table, uint8_t file) {
 std::string TargetFolder(const std::string& out_dir) {
   std::string path = WithoutSlash(out_dir);
   std::error_code error;
+  // "." and ".." are names that nothing can be renamed to, and beside which nothing lies.
+  if (const fs::path last = fs::path(path).filename(); last == "." || last == "..") {
+    const fs::path folder = fs::canonical(path, error);
+    path = error ? path : folder.string();
+  }
   for (int link = 0; link < kMostLinks && fs::is_symlink(path, error); ++link) {
     // An absolute target takes the place of the folder that the link is in.
     path = WithoutSlash(fs::path(path).parent_path() / fs::read_symlink(path, error));

@@ -244,6 +244,11 @@ TEST_F(PackResume, PacksAreWrittenWhereLinksLead) {
   fs::create_directory(dir_.File("disk/empty"));
   fs::create_directory_symlink("disk/empty", dir_.File("to_empty"));
   EXPECT_TRUE(PackModel(model_, dir_.File("to_empty"), {}, nullptr, nullptr).ok());
+  fs::create_directories(dir_.File("dot/inner"));
+  EXPECT_EQ(PartialFolder(dir_.File("dot/inner/.")), dir_.File("dot/inner.partial"));
+  EXPECT_EQ(PartialFolder(dir_.File("dot/inner/..")), dir_.File("dot.partial"));
+  EXPECT_TRUE(PackModel(model_, dir_.File("dot/inner/."), {}, nullptr, nullptr).ok());
+  EXPECT_TRUE(Pack::Open(dir_.File("dot/inner")).ok());
   fs::create_directory_symlink("ring", dir_.File("ring"));
   EXPECT_FALSE(PackModel(model_, dir_.File("ring"), {}, nullptr, nullptr).ok());
   fs::create_directory_symlink("nowhere/pack", dir_.File("astray"));
