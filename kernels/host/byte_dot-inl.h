@@ -1,9 +1,10 @@
-// Dot products of q2, q3 and (with AVX-VNNI) q4 rows by bytes (byte_codes-inl.h), for groups of 64 and 128,
-// with AVX2; byte_dot_avx512-inl.h is its twin.
+// Dot products of q2, q3 and q4 rows by bytes (byte_codes-inl.h), for groups of 64 and 128, with AVX2;
+// byte_dot_avx512-inl.h is its twin.
 //
 // A block of a 2-bit plane has two groups of 64: the even bytes hold one, the odd bytes the other. They are
-// moved to the halves of each 128-bit lane; the activations lie in the same order (QuantRow::bytes). Of a
-// 4-bit plane two neighbouring blocks, a group of 64 each, are moved there.
+// moved to the halves of each 128-bit lane. A block of a 4-bit plane lies in one group, so its bytes stay
+// side by side, and two neighbouring blocks' quarters are put into the halves. The activations lie in the
+// same orders (QuantRow::bytes).
 //
 // Included by kernels_avx2.cc and, with SLUICE_VNNI, by kernels_avx2vnni.cc.
 //
@@ -12,11 +13,15 @@
 #error "included by kernels_avx2*.cc only"
 #endif
 
-// Whether rows of a kind with groups of kUnits units are multiplied so. q4 is slower so without AVX-VNNI.
+// Whether rows of a kind with groups of kUnits units are multiplied so.
 template <QuantKind kKind, uint32_t kUnits>
 inline constexpr bool kByBytes = (kKind == QuantKind::kQ2 || kKind == QuantKind::kQ3 ||
-                                  (kVnni && kKind == QuantKind::kQ4)) &&
+                                  kKind == QuantKind::kQ4) &&
                                  (kUnits == 4 || kUnits == 8);
+
+// So many rows at once, which share what they load of x. Without AVX-VNNI two need more registers than there
+// are.
+inline constexpr int kRowsOfBytes = kVnni ? 2 : 1;
 
 // KernelTable::in_halves.
 template <QuantKind kKind>
@@ -34,6 +39,31 @@ inline void SplitCodes(const int16_t* codes, uint32_t cols, uint8_t* bytes) {
                           _mm256_packs_epi16(_mm256_srai_epi16(a, 8), _mm256_srai_epi16(b, 8)));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(bytes + 32),
                           _mm256_packus_epi16(_mm256_and_si256(a, low_mask), _mm256_and_si256(b, low_mask)));
+    }
+  }
+}
+
+// The same for 4-bit planes: for each 128 codes and each of four steps 32 high and 32 low bytes. Step f, and
+// f + 2 for the other quarters: of two blocks the codes of units f and f + 2 in turn. kUnits: any.
+template <uint32_t kUnits>
+inline void SplitNibbleCodes(const int16_t* codes, uint32_t cols, uint8_t* bytes) {
+  const __m256i low_mask = _mm256_set1_epi16(0xff);
+  for (uint32_t k = 0; k < cols; k += 128, bytes += 256) {
+    for (uint32_t f = 0; f < 2; ++f) {
+      __m256i high[2];
+      __m256i low[2];
+      for (uint32_t i = 0; i < 2; ++i) {
+        const __m256i a = LoadCodes16(codes + k + 64 * i + 16 * f);
+        const __m256i b = LoadCodes16(codes + k + 64 * i + 16 * f + 32);
+        high[i] = _mm256_or_si256(_mm256_srli_epi16(a, 8), _mm256_andnot_si256(low_mask, b));
+        low[i] = _mm256_or_si256(_mm256_and_si256(a, low_mask), _mm256_slli_epi16(b, 8));
+      }
+      __m256i* first = reinterpret_cast<__m256i*>(bytes + f * 64);
+      __m256i* second = reinterpret_cast<__m256i*>(bytes + (f + 2) * 64);
+      _mm256_storeu_si256(first, _mm256_unpacklo_epi64(high[0], high[1]));
+      _mm256_storeu_si256(first + 1, _mm256_unpacklo_epi64(low[0], low[1]));
+      _mm256_storeu_si256(second, _mm256_unpackhi_epi64(high[0], high[1]));
+      _mm256_storeu_si256(second + 1, _mm256_unpackhi_epi64(low[0], low[1]));
     }
   }
 }
@@ -129,29 +159,27 @@ SLUICE_INLINE __m256i TakeField(int step, FieldBytes<kKind>* from) {
 // Of kRows rows: partial sums of the two groups of 64 in low block kBlock of a run that begins at unit
 // `first`, in the lanes 0 1 and 4 5 for the one, 2 3 and 6 7 for the other.
 template <QuantKind kKind, uint32_t kUnits, uint32_t kBlock, int kRows>
-SLUICE_INLINE void BlockOfBytes(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
-                                uint32_t first, LinesAhead* lines, __m256i* out) {
+SLUICE_INLINE void BlockOfBytes(const GroupsAt* w, const uint8_t* x, LinesAhead* lines, __m256i* out) {
   FieldBytes<kKind> from[kRows];
   SLUICE_UNROLL
   for (int r = 0; r < kRows; ++r) {
     if constexpr (kKind == QuantKind::kQ4) {
-      const uint8_t* at = w[r] + (uint64_t{first / 4} + 2 * kBlock) * 32;
-      const __m256i a = EvenOdd(LoadBlock(at));
-      const __m256i b = EvenOdd(LoadBlock(at + 32));
+      const uint8_t* at = w[r].codes + 2 * kBlock * 32;
+      const __m256i a = LoadBlock(at);
+      const __m256i b = LoadBlock(at + 32);
       from[r].bytes = _mm256_unpacklo_epi64(a, b);
       from[r].third = _mm256_unpackhi_epi64(a, b);
     } else {
-      from[r].bytes = EvenOdd(LoadBlock(w[r] + (uint64_t{first / 8} + kBlock) * 32));
+      from[r].bytes = EvenOdd(LoadBlock(w[r].codes + kBlock * 32));
     }
     if constexpr (kKind == QuantKind::kQ3) {
-      from[r].third = ThirdBits(LoadBlock(w[r] + shape.high_plane + (uint64_t{first / 16} + kBlock / 2) * 32),
-                                kBlock % 2 != 0);
+      from[r].third = ThirdBits(LoadBlock(w[r].third + kBlock / 2 * 32), kBlock % 2 != 0);
     }
   }
-  if constexpr (kUnits == 4 || kBlock % 2 == 0) {  // kFetchSteps in all
+  if constexpr (kBlock % (kUnits / kFetchSteps<kKind>) == 0) {  // kFetchSteps in all
     lines->Step();
   }
-  x += uint64_t{first} * 32 + kBlock * 256;
+  x += kBlock * 256;
   ByteSums sums[kRows];
   SLUICE_UNROLL
   for (int step = 0; step < 4; ++step) {
@@ -169,12 +197,11 @@ SLUICE_INLINE void BlockOfBytes(const RowShape& shape, const uint8_t* const* w, 
 }
 
 template <QuantKind kKind, uint32_t kUnits, uint32_t kBlock, int kRows>
-SLUICE_INLINE void TwoBlocksOfBytes(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
-                                    uint32_t first, LinesAhead* lines, __m256i* out) {
+SLUICE_INLINE void TwoBlocksOfBytes(const GroupsAt* w, const uint8_t* x, LinesAhead* lines, __m256i* out) {
   __m256i a[kRows];
   __m256i b[kRows];
-  BlockOfBytes<kKind, kUnits, kBlock, kRows>(shape, w, x, first, lines, a);
-  BlockOfBytes<kKind, kUnits, kBlock + 1, kRows>(shape, w, x, first, lines, b);
+  BlockOfBytes<kKind, kUnits, kBlock, kRows>(w, x, lines, a);
+  BlockOfBytes<kKind, kUnits, kBlock + 1, kRows>(w, x, lines, b);
   for (int r = 0; r < kRows; ++r) {
     out[r] = AddNeighbours(a[r], b[r]);
   }
@@ -182,17 +209,16 @@ SLUICE_INLINE void TwoBlocksOfBytes(const RowShape& shape, const uint8_t* const*
 
 // Of kRows rows: the exact sums of eight groups of kUnits units, one in each lane.
 template <QuantKind kKind, uint32_t kUnits, int kRows>
-SLUICE_INLINE void EightGroupsOfBytes(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
-                                      uint32_t first, LinesAhead* lines, __m256i* out) {
+SLUICE_INLINE void EightGroupsOfBytes(const GroupsAt* w, const uint8_t* x, LinesAhead* lines, __m256i* out) {
   __m256i a[kRows];
   __m256i b[kRows];
-  TwoBlocksOfBytes<kKind, kUnits, 0, kRows>(shape, w, x, first, lines, a);
-  TwoBlocksOfBytes<kKind, kUnits, 2, kRows>(shape, w, x, first, lines, b);
+  TwoBlocksOfBytes<kKind, kUnits, 0, kRows>(w, x, lines, a);
+  TwoBlocksOfBytes<kKind, kUnits, 2, kRows>(w, x, lines, b);
   if constexpr (kUnits == 8) {
     __m256i c[kRows];
     __m256i d[kRows];
-    TwoBlocksOfBytes<kKind, kUnits, 4, kRows>(shape, w, x, first, lines, c);
-    TwoBlocksOfBytes<kKind, kUnits, 6, kRows>(shape, w, x, first, lines, d);
+    TwoBlocksOfBytes<kKind, kUnits, 4, kRows>(w, x, lines, c);
+    TwoBlocksOfBytes<kKind, kUnits, 6, kRows>(w, x, lines, d);
     for (int r = 0; r < kRows; ++r) {
       a[r] = AddNeighbours(a[r], b[r]);
       b[r] = AddNeighbours(c[r], d[r]);

@@ -2,8 +2,9 @@
 // codes at a time; byte_dot-inl.h is its twin.
 //
 // A block of a 2-bit plane has two groups of 64: the even bytes hold one, the odd bytes the other. They are
-// moved to the halves of each 128-bit lane; the activations lie in the same order (QuantRow::bytes). Of a
-// 4-bit plane two neighbouring blocks, a group of 64 each, are moved there.
+// moved to the halves of each 128-bit lane. A block of a 4-bit plane lies in one group, so its bytes stay
+// side by side, and two blocks' quarters are put into the halves. The activations lie in the same orders
+// (QuantRow::bytes).
 //
 // Included by kernels_avx512.cc only.
 //
@@ -17,6 +18,9 @@ template <QuantKind kKind, uint32_t kUnits>
 inline constexpr bool kByBytes = (kKind == QuantKind::kQ2 || kKind == QuantKind::kQ3 ||
                                   kKind == QuantKind::kQ4) &&
                                  (kUnits == 4 || kUnits == 8);
+
+// So many rows at once, which share what they load of x.
+inline constexpr int kRowsOfBytes = 2;
 
 // KernelTable::in_halves. Experts of q2 lost two to four hundredths by it.
 template <QuantKind kKind>
@@ -41,6 +45,37 @@ inline void SplitCodes(const int16_t* codes, uint32_t cols, uint8_t* bytes) {
       _mm512_storeu_si512(bytes, _mm512_packs_epi16(_mm512_srai_epi16(a, 8), _mm512_srai_epi16(b, 8)));
       _mm512_storeu_si512(bytes + 64,
                           _mm512_packus_epi16(_mm512_and_si512(a, low_mask), _mm512_and_si512(b, low_mask)));
+    }
+  }
+}
+
+// The same for 4-bit planes: for each 256 codes and each of four steps 64 high and 64 low bytes, in the order
+// of NibbleFields(), for groups of kUnits units.
+template <uint32_t kUnits>
+inline void SplitNibbleCodes(const int16_t* codes, uint32_t cols, uint8_t* bytes) {
+  const __m512i low_mask = _mm512_set1_epi16(0xff);
+  // Unit i of two blocks.
+  const auto two = [&](const int16_t* block, uint32_t next) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(LoadCodes16(block)), LoadCodes16(block + next), 1);
+  };
+  constexpr uint32_t kNext = kUnits == 4 ? 64 : 128;  // from a block to the one in the upper half
+  constexpr uint32_t kSecond = 192 - kNext;
+  for (uint32_t k = 0; k < cols; k += 256, bytes += 512) {
+    for (uint32_t f = 0; f < 2; ++f) {
+      __m512i high[2];
+      __m512i low[2];
+      for (uint32_t i = 0; i < 2; ++i) {
+        const int16_t* block = codes + k + i * kSecond + 16 * f;
+        const __m512i a = two(block, kNext);
+        const __m512i b = two(block + 32, kNext);
+        high[i] = _mm512_or_si512(_mm512_srli_epi16(a, 8), _mm512_andnot_si512(low_mask, b));
+        low[i] = _mm512_or_si512(_mm512_and_si512(a, low_mask), _mm512_slli_epi16(b, 8));
+      }
+      uint8_t* first = bytes + f * 128;
+      _mm512_storeu_si512(first, _mm512_unpacklo_epi64(high[0], high[1]));
+      _mm512_storeu_si512(first + 64, _mm512_unpacklo_epi64(low[0], low[1]));
+      _mm512_storeu_si512(first + 256, _mm512_unpackhi_epi64(high[0], high[1]));
+      _mm512_storeu_si512(first + 320, _mm512_unpackhi_epi64(low[0], low[1]));
     }
   }
 }
@@ -104,46 +139,54 @@ SLUICE_INLINE __m512i AddNeighbours(__m512i a, __m512i b) {
                           _mm512_castps_si512(_mm512_shuffle_ps(x, y, 0xdd)));
 }
 
-// The four fields of q4's four blocks at p, as WideFields(): of the two blocks in each half of a lane the
-// even bytes' fields are 0 and 1, the odd bytes' 2 and 3.
+// The four fields of q4's four blocks at p. Groups of 64: the first and the third block's in lanes 0 and 1,
+// the others' in 2 and 3; of 128: the first two, the others.
+template <uint32_t kUnits>
 SLUICE_INLINE void NibbleFields(const uint8_t* p, __m512i* out) {
-  const __m512i a = EvenOdd(_mm512_inserti64x4(_mm512_castsi256_si512(LoadBlock(p)), LoadBlock(p + 64), 1));
-  const __m512i b =
-      EvenOdd(_mm512_inserti64x4(_mm512_castsi256_si512(LoadBlock(p + 32)), LoadBlock(p + 96), 1));
-  const __m512i even = _mm512_unpacklo_epi64(a, b);
-  const __m512i odd = _mm512_unpackhi_epi64(a, b);
+  __m512i a;
+  __m512i b;
+  if constexpr (kUnits == 4) {
+    a = LoadBlocks(p);
+    b = LoadBlocks(p + 64);
+  } else {
+    a = _mm512_inserti64x4(_mm512_castsi256_si512(LoadBlock(p)), LoadBlock(p + 64), 1);
+    b = _mm512_inserti64x4(_mm512_castsi256_si512(LoadBlock(p + 32)), LoadBlock(p + 96), 1);
+  }
+  const __m512i low = _mm512_unpacklo_epi64(a, b);
+  const __m512i high = _mm512_unpackhi_epi64(a, b);
   const __m512i nibble = _mm512_set1_epi8(0x0f);
-  out[0] = _mm512_and_si512(even, nibble);
-  out[1] = _mm512_and_si512(_mm512_srli_epi16(even, 4), nibble);
-  out[2] = _mm512_and_si512(odd, nibble);
-  out[3] = _mm512_and_si512(_mm512_srli_epi16(odd, 4), nibble);
+  out[0] = _mm512_and_si512(low, nibble);
+  out[1] = _mm512_and_si512(_mm512_srli_epi16(low, 4), nibble);
+  out[2] = _mm512_and_si512(high, nibble);
+  out[3] = _mm512_and_si512(_mm512_srli_epi16(high, 4), nibble);
 }
 
 // Of kRows rows: partial sums of the four groups of 64 in the codes [256 kPair, 256 (kPair + 1)) of a run
 // that begins at unit `first`. Each 128-bit lane has two sums of one group and then two of the next; the
 // first two lanes are the first two groups'.
 template <QuantKind kKind, uint32_t kUnits, uint32_t kPair, int kRows>
-SLUICE_INLINE void PairOfBlocks(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
-                                uint32_t first, LinesAhead* lines, __m512i* out) {
+SLUICE_INLINE void PairOfBlocks(const GroupsAt* w, const uint8_t* x, LinesAhead* lines, __m512i* out) {
   __m512i fields[kRows][4];
   SLUICE_UNROLL
   for (int r = 0; r < kRows; ++r) {
     if constexpr (kKind == QuantKind::kQ4) {
-      NibbleFields(w[r] + (uint64_t{first / 4} + 4 * kPair) * 32, fields[r]);
+      NibbleFields<kUnits>(w[r].codes + 4 * kPair * 32, fields[r]);
     } else {
-      const __m512i bytes = EvenOdd(LoadBlocks(w[r] + (uint64_t{first / 8} + 2 * kPair) * 32));
+      const __m512i bytes = EvenOdd(LoadBlocks(w[r].codes + 2 * kPair * 32));
       __m512i third = bytes;
       if constexpr (kKind == QuantKind::kQ3) {
-        third = ThirdBits(w[r] + shape.high_plane + (uint64_t{first / 16} + kPair) * 32);
+        third = ThirdBits(w[r].third + kPair * 32);
       }
       WideFields<kKind>(bytes, third, fields[r]);
     }
   }
   SLUICE_UNROLL
-  for (uint32_t i = 0; i < (kUnits == 4 ? 2 : 1); ++i) {  // kFetchSteps in all
-    lines->Step();
+  for (uint32_t i = 0; i < kFetchSteps<kKind>; ++i) {  // kFetchSteps in all
+    if (i * kUnits / 2 / kFetchSteps<kKind> == kPair) {
+      lines->Step();
+    }
   }
-  x += uint64_t{first} * 32 + kPair * 512;
+  x += kPair * 512;
   __m512i high[kRows];
   __m512i low[kRows];
   SLUICE_UNROLL
@@ -163,12 +206,11 @@ SLUICE_INLINE void PairOfBlocks(const RowShape& shape, const uint8_t* const* w, 
 }
 
 template <QuantKind kKind, uint32_t kUnits, uint32_t kPair, int kRows>
-SLUICE_INLINE void TwoPairsOfBlocks(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
-                                    uint32_t first, LinesAhead* lines, __m512i* out) {
+SLUICE_INLINE void TwoPairsOfBlocks(const GroupsAt* w, const uint8_t* x, LinesAhead* lines, __m512i* out) {
   __m512i a[kRows];
   __m512i b[kRows];
-  PairOfBlocks<kKind, kUnits, kPair, kRows>(shape, w, x, first, lines, a);
-  PairOfBlocks<kKind, kUnits, kPair + 1, kRows>(shape, w, x, first, lines, b);
+  PairOfBlocks<kKind, kUnits, kPair, kRows>(w, x, lines, a);
+  PairOfBlocks<kKind, kUnits, kPair + 1, kRows>(w, x, lines, b);
   for (int r = 0; r < kRows; ++r) {
     out[r] = AddNeighbours(a[r], b[r]);
   }
@@ -176,13 +218,12 @@ SLUICE_INLINE void TwoPairsOfBlocks(const RowShape& shape, const uint8_t* const*
 
 // Of kRows <= 2 rows: the exact sums of eight groups of kUnits units, one in each lane.
 template <QuantKind kKind, uint32_t kUnits, int kRows>
-SLUICE_INLINE void EightGroupsOfBytes(const RowShape& shape, const uint8_t* const* w, const uint8_t* x,
-                                      uint32_t first, LinesAhead* lines, __m256i* out) {
+SLUICE_INLINE void EightGroupsOfBytes(const GroupsAt* w, const uint8_t* x, LinesAhead* lines, __m256i* out) {
   __m512i sums[kRows];
-  TwoPairsOfBlocks<kKind, kUnits, 0, kRows>(shape, w, x, first, lines, sums);
+  TwoPairsOfBlocks<kKind, kUnits, 0, kRows>(w, x, lines, sums);
   if constexpr (kUnits == 8) {
     __m512i more[kRows];
-    TwoPairsOfBlocks<kKind, kUnits, 2, kRows>(shape, w, x, first, lines, more);
+    TwoPairsOfBlocks<kKind, kUnits, 2, kRows>(w, x, lines, more);
     for (int r = 0; r < kRows; ++r) {
       sums[r] = AddNeighbours(sums[r], more[r]);
     }
@@ -192,8 +233,9 @@ SLUICE_INLINE void EightGroupsOfBytes(const RowShape& shape, const uint8_t* cons
   const __m512i last = sums[kRows - 1];
   const __m512i both =
       _mm512_add_epi32(_mm512_shuffle_i64x2(sums[0], last, 0x88), _mm512_shuffle_i64x2(sums[0], last, 0xdd));
-  const __m512i order = kUnits == 4 ? _mm512_setr_epi32(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15)
-                                    : _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+  const __m512i order = kUnits == 4 && kKind != QuantKind::kQ4
+                            ? _mm512_setr_epi32(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15)
+                            : _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
   const __m512i ordered = _mm512_permutexvar_epi32(order, both);
   out[0] = _mm512_castsi512_si256(ordered);
   if constexpr (kRows == 2) {

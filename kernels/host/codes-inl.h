@@ -57,8 +57,16 @@ SLUICE_INLINE __m256i CodesOf(__m256i words, uint32_t i, __m256i high, uint32_t 
   return kScaleBits<kKind> > 0 ? _mm256_srai_epi16(field, kScaleBits<kKind>) : field;
 }
 
-// Steps of LinesAhead in eight groups of a row, or of a pair of them.
-inline constexpr uint32_t kFetchSteps = 4;
+// Steps of LinesAhead in eight groups of a row, or of a pair of them: at each a few lines are due.
+template <QuantKind kKind>
+inline constexpr uint32_t kFetchSteps = kKind == QuantKind::kQ8 || kKind == QuantKind::kMxfp4 ? 4 : 2;
+
+// Where eight groups of a row begin.
+struct GroupsAt {
+  const uint8_t* codes;
+  const uint8_t* third;     // q3: the block of the high plane
+  uint32_t third_unit = 0;  // in it: 0, or 8 where eight groups are half of it
+};
 
 // Codes [16 u, 16 u + 16) of a plane of kBits-bit codes.
 template <uint32_t kBits>

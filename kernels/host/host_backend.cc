@@ -69,7 +69,9 @@ absl::Status HostBackend::AllocateScratch() {
   RETURN_IF_ERROR(Reserve(panels * x_stride_, "packed rows", &packed_));
   for (QuantForm& form : forms_) {
     RETURN_IF_ERROR(Reserve(tokens * code_stride_, "rounded rows", &form.codes));
-    RETURN_IF_ERROR(Reserve(2 * tokens * code_stride_, "rounded rows cut into bytes", &form.bytes));
+    if ((&form - forms_ + 1) % 4 == 0) {  // groups of 64 and 128
+      RETURN_IF_ERROR(Reserve(4 * tokens * code_stride_, "rounded rows cut into bytes", &form.bytes));
+    }
     RETURN_IF_ERROR(Reserve(tokens * group_stride_, "scales of rounded rows", &form.scales));
     RETURN_IF_ERROR(Reserve(tokens * group_stride_, "sums of rounded rows", &form.sums));
   }
@@ -84,7 +86,7 @@ absl::Status HostBackend::AllocateScratch() {
   head_forms_.resize(workers_.size());
   for (QuantForm& form : head_forms_) {
     RETURN_IF_ERROR(Reserve(kHeadTokens * code_stride_, "rounded rows of a head", &form.codes));
-    RETURN_IF_ERROR(Reserve(2 * kHeadTokens * code_stride_, "bytes of a head's rows", &form.bytes));
+    RETURN_IF_ERROR(Reserve(4 * kHeadTokens * code_stride_, "bytes of a head's rows", &form.bytes));
     RETURN_IF_ERROR(Reserve(kHeadTokens * group_stride_, "scales of a head's rows", &form.scales));
     RETURN_IF_ERROR(Reserve(kHeadTokens * group_stride_, "sums of a head's rows", &form.sums));
   }
@@ -166,7 +168,8 @@ void HostBackend::RunTiles(uint32_t tiles, uint64_t work, ThreadPool::TileFuncti
 host::QuantRow HostBackend::QuantizedRow(uint32_t group, uint32_t token) const {
   const QuantForm& form = forms_[group / 16 - 1];
   return {form.codes + token * code_stride_, form.scales + token * group_stride_,
-          form.sums + token * group_stride_, form.bytes + 2 * token * code_stride_};
+          form.sums + token * group_stride_,
+          form.bytes == nullptr ? nullptr : form.bytes + 4 * token * code_stride_};
 }
 
 void HostBackend::QuantizeRows(const float* const* x, uint32_t tokens, uint32_t cols) {
@@ -184,7 +187,7 @@ void HostBackend::QuantizeRows(const float* const* x, uint32_t tokens, uint32_t 
       call.codes = form.codes + t * code_stride_;
       call.scales = form.scales + t * group_stride_;
       call.sums = form.sums + t * group_stride_;
-      call.bytes = call.group % 64 == 0 ? form.bytes + 2 * t * code_stride_ : nullptr;
+      call.bytes = call.group % 64 == 0 ? form.bytes + 4 * t * code_stride_ : nullptr;
       kernels_.quantize(call);
     });
   }

@@ -144,7 +144,7 @@ class HostBackend : public CpuBackend {
   // Activations rounded to int16 for one group size.
   struct QuantForm {
     int16_t* codes = nullptr;  // [max_tokens][code_stride]
-    uint8_t* bytes = nullptr;  // [max_tokens][2 * code_stride], groups of 64 and 128
+    uint8_t* bytes = nullptr;  // [max_tokens][4 * code_stride], groups of 64 and 128
     float* scales = nullptr;   // [max_tokens][group_stride]
     float* sums = nullptr;
     bool wanted = false;

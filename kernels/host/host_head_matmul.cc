@@ -22,7 +22,7 @@ void HostBackend::HeadTile(const HeadMatMulCall& call, uint32_t head, uint32_t f
       quantize.codes = form.codes + i * code_stride_;
       quantize.scales = form.scales + i * group_stride_;
       quantize.sums = form.sums + i * group_stride_;
-      quantize.bytes = form.bytes + 2 * i * code_stride_;
+      quantize.bytes = form.bytes + 4 * i * code_stride_;
       kernels_.quantize(quantize);
       scratch.quant[i] = {quantize.codes, quantize.scales, quantize.sums, quantize.bytes};
     }

@@ -97,7 +97,9 @@ struct QuantRow {
   const int16_t* codes = nullptr;
   const float* scales = nullptr;
   const float* sums = nullptr;
-  const uint8_t* bytes = nullptr;  // groups of 64 and 128: the codes cut into bytes (byte_dot-inl.h)
+  // Groups of 64 and 128: the codes cut into bytes (byte_dot-inl.h), in the order of 2-bit planes and then in
+  // that of 4-bit ones.
+  const uint8_t* bytes = nullptr;
 };
 struct QuantizeCall {
   const float* x = nullptr;
@@ -106,7 +108,7 @@ struct QuantizeCall {
   int16_t* codes = nullptr;
   float* scales = nullptr;
   float* sums = nullptr;
-  uint8_t* bytes = nullptr;  // as many as the codes' bytes, or nullptr: not wanted
+  uint8_t* bytes = nullptr;  // twice as many as the codes' bytes, or nullptr: not wanted
 };
 inline constexpr uint32_t kCodeAlign = 256;  // codes in a block of the narrowest plane
 

@@ -91,7 +91,11 @@ inline void Quantize(const QuantizeCall& call) {
   const uint32_t end = (call.cols + 15) / 16 * 16;
   __builtin_memset(call.codes + end, 0, (RoundUp(end, kCodeAlign) - end) * sizeof(int16_t));
   if (call.bytes != nullptr) {
-    SplitCodes(call.codes, RoundUp(end, kCodeAlign), call.bytes);
+    const uint32_t padded = RoundUp(end, kCodeAlign);
+    SplitCodes(call.codes, padded, call.bytes);
+    uint8_t* nibbles = call.bytes + 2 * padded;
+    call.group == 64 ? SplitNibbleCodes<4>(call.codes, padded, nibbles)
+                     : SplitNibbleCodes<8>(call.codes, padded, nibbles);
   }
 }
 
@@ -117,25 +121,24 @@ SLUICE_INLINE __m256 AddGroups(const RowShape& shape, const uint8_t* w, const Qu
   return _mm256_fmadd_ps(scale, t, lanes);
 }
 
-// Partial sums of group kGroup of the eight groups of kUnits units each that begin at unit `first`.
+// Partial sums of group kGroup of eight groups of kUnits units each.
 template <QuantKind kKind, uint32_t kUnits, uint32_t kGroup>
-SLUICE_INLINE __m256i GroupOf(const RowShape& shape, const uint8_t* w, const int16_t* x, uint32_t first) {
+SLUICE_INLINE __m256i GroupOf(const GroupsAt& w, const int16_t* x) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;
-  const uint8_t* codes = w + uint64_t{first / kPer} * 32;
   __m256i sum = _mm256_setzero_si256();
   SLUICE_UNROLL
   for (uint32_t i = 0; i < kUnits; ++i) {
     const uint32_t unit = kGroup * kUnits + i;
-    const __m256i block = LoadBlock(codes + unit / kPer * 32);
+    const __m256i block = LoadBlock(w.codes + unit / kPer * 32);
     __m256i high = block;
     if constexpr (kKind == QuantKind::kQ3) {
-      high = LoadBlock(w + shape.high_plane + uint64_t{first / 16 + unit / 16} * 32);
+      high = LoadBlock(w.third + unit / 16 * 32);
       if constexpr (kUnits == 1) {  // half of a block of the high plane
-        high = _mm256_srl_epi16(high, _mm_cvtsi32_si128(static_cast<int>(first % 16)));
+        high = _mm256_srl_epi16(high, _mm_cvtsi32_si128(static_cast<int>(w.third_unit)));
       }
     }
     const __m256i field = FieldOf<kKind>(block, unit % kPer, high, unit % 16);
-    const __m256i values = LoadCodes16(x + (uint64_t{first} + unit) * 16);
+    const __m256i values = LoadCodes16(x + unit * 16);
     sum = i == 0 ? _mm256_madd_epi16(field, values) : AddProducts(sum, field, values);
   }
   return kScaleBits<kKind> > 0 ? _mm256_srai_epi32(sum, kScaleBits<kKind>) : sum;
@@ -143,64 +146,116 @@ SLUICE_INLINE __m256i GroupOf(const RowShape& shape, const uint8_t* w, const int
 
 // The exact sums of these eight groups, one in each lane. Folded as they come: few are alive at a time.
 template <QuantKind kKind, uint32_t kUnits>
-SLUICE_INLINE __m256i EightGroups(const RowShape& shape, const uint8_t* w, const int16_t* x, uint32_t first,
-                                  LinesAhead* lines) {
-  const __m256i s01 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 0>(shape, w, x, first),
-                                        GroupOf<kKind, kUnits, 1>(shape, w, x, first));
-  lines->Step();
-  const __m256i s23 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 2>(shape, w, x, first),
-                                        GroupOf<kKind, kUnits, 3>(shape, w, x, first));
+SLUICE_INLINE __m256i EightGroups(const GroupsAt& w, const int16_t* x, LinesAhead* lines) {
+  const __m256i s01 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 0>(w, x), GroupOf<kKind, kUnits, 1>(w, x));
+  if constexpr (kFetchSteps<kKind> == 4) {
+    lines->Step();
+  }
+  const __m256i s23 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 2>(w, x), GroupOf<kKind, kUnits, 3>(w, x));
   lines->Step();
   const __m256i a = _mm256_hadd_epi32(s01, s23);
-  const __m256i s45 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 4>(shape, w, x, first),
-                                        GroupOf<kKind, kUnits, 5>(shape, w, x, first));
-  lines->Step();
-  const __m256i s67 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 6>(shape, w, x, first),
-                                        GroupOf<kKind, kUnits, 7>(shape, w, x, first));
+  const __m256i s45 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 4>(w, x), GroupOf<kKind, kUnits, 5>(w, x));
+  if constexpr (kFetchSteps<kKind> == 4) {
+    lines->Step();
+  }
+  const __m256i s67 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 6>(w, x), GroupOf<kKind, kUnits, 7>(w, x));
   lines->Step();
   const __m256i b = _mm256_hadd_epi32(s45, s67);
   return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 }
 
-// The sums of the eight whole groups from g on, of kRows rows.
-template <QuantKind kKind, uint32_t kUnits, int kRows>
-SLUICE_INLINE void SumEightGroups(const RowShape& shape, const uint8_t* const* w, const QuantRow& x,
-                                  uint32_t g, LinesAhead* lines, __m256i* sums) {
-  if constexpr (kByBytes<kKind, kUnits>) {
-    EightGroupsOfBytes<kKind, kUnits, kRows>(shape, w, x.bytes, g * kUnits, lines, sums);
-  } else {
-    for (int r = 0; r < kRows; ++r) {
-      sums[r] = EightGroups<kKind, kUnits>(shape, w[r], x.codes, g * kUnits, lines);
-    }
+// How far behind what is read lines are moved to the first-level cache. The hardware moves lines, too, but
+// late: a core's 16 lines under way are mostly those that are fetched from memory.
+inline constexpr uint32_t kNearBytes = 1024;
+
+// That is often beyond the row, so only where all rows but two, the ends of two streams, are followed by one
+// of the next two.
+inline bool AreNear(const QuantDotCall& call) {
+  uint32_t followed = 0;
+  for (uint32_t r = 0; r + 1 < call.rows; ++r) {
+    const uint8_t* end = call.w[r] + call.shape.bytes;
+    const uint8_t* second = call.w[r + 2 < call.rows ? r + 2 : r + 1];
+    followed += static_cast<uint64_t>(call.w[r + 1] - end) < 64 || static_cast<uint64_t>(second - end) < 64;
+  }
+  return call.rows > 2 && followed + 2 >= call.rows;
+}
+
+template <uint32_t kBytes>
+SLUICE_INLINE void MoveNear(const uint8_t* p) {
+  SLUICE_UNROLL
+  for (uint32_t i = 0; i < kBytes; i += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(p) + i + kNearBytes, _MM_HINT_T0);
   }
 }
 
+// kRows rows' whole groups, eight at a time, added to their lanes. Returns the first group that is left.
+template <QuantKind kKind, uint32_t kUnits, int kRows, bool kNear>
+SLUICE_INLINE uint32_t AddWholeGroups(const RowShape& shape, uint32_t whole, const uint8_t* const* w,
+                                      const QuantRow& x, LinesAhead* lines, __m256* lanes) {
+  constexpr bool kBytes = kByBytes<kKind, kUnits>;
+  constexpr uint32_t kBytesOfCodes = 8 * kUnits / kBlockUnits<kKind> * 32;
+  GroupsAt at[kRows];
+  SLUICE_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    at[r] = {w[r], w[r] + shape.high_plane};
+  }
+  const int16_t* codes = x.codes;
+  const uint8_t* bytes = x.bytes;
+  if constexpr (kBytes && kKind == QuantKind::kQ4) {
+    bytes += 2 * RoundUp(shape.cols, kCodeAlign);
+  }
+  uint32_t g = 0;
+  for (; g + 8 <= whole; g += 8) {
+    __m256i sums[kRows];
+    SLUICE_UNROLL
+    for (int r = 0; r < kRows && kNear; ++r) {
+      MoveNear<kBytesOfCodes>(at[r].codes);
+    }
+    if constexpr (kBytes) {
+      EightGroupsOfBytes<kKind, kUnits, kRows>(at, bytes, lines, sums);
+      bytes += 8 * kUnits * 32;
+    } else {
+      static_assert(kRows == 1);
+      sums[0] = EightGroups<kKind, kUnits>(at[0], codes, lines);
+      codes += 8 * kUnits * 16;
+    }
+    lanes[0] = AddGroups<kKind>(shape, w[0], x, g, 8, sums[0], lanes[0]);
+    if constexpr (kRows == 2) {  // not a loop: it would keep the lanes in memory
+      lanes[1] = AddGroups<kKind>(shape, w[1], x, g, 8, sums[1], lanes[1]);
+    }
+    SLUICE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      at[r].codes += kBytesOfCodes;
+      if constexpr (kKind == QuantKind::kQ3 && kUnits == 1) {
+        at[r].third_unit ^= 8;
+        at[r].third += at[r].third_unit == 0 ? 32 : 0;
+      } else if constexpr (kKind == QuantKind::kQ3) {
+        at[r].third += kUnits / 2 * 32;
+      }
+    }
+  }
+  return g;
+}
+
 // kRows (1 or 2) rows with one token. kUnits: units in a group, 0 for groups that do not fill whole blocks
-// with their neighbours. `lines`: rows to fetch meanwhile.
-template <QuantKind kKind, uint32_t kUnits, int kRows>
-SLUICE_INLINE void DotRowsWith(const RowShape& shape, const uint8_t* const* w, const QuantRow& x,
-                               LinesAhead* lines, float* y) {
+// with their neighbours. whole: groups of the whole length; kNear: AreNear(). `lines`: rows to fetch
+// meanwhile.
+template <QuantKind kKind, uint32_t kUnits, int kRows, bool kNear>
+SLUICE_INLINE void DotRowsWith(const RowShape& shape, uint32_t whole, const uint8_t* const* w,
+                               const QuantRow& x, LinesAhead* lines, float* y) {
   __m256 lanes[kRows];
   for (int r = 0; r < kRows; ++r) {
     lanes[r] = _mm256_setzero_ps();
   }
   uint32_t g = 0;
   if constexpr (kUnits > 0) {
-    const uint32_t whole = shape.cols / shape.group;
-    for (; g + 8 <= whole; g += 8) {
-      __m256i sums[kRows];
-      SumEightGroups<kKind, kUnits, kRows>(shape, w, x, g, lines, sums);
-      lanes[0] = AddGroups<kKind>(shape, w[0], x, g, 8, sums[0], lanes[0]);
-      if constexpr (kRows == 2) {  // not a loop: it would keep the lanes in memory
-        lanes[1] = AddGroups<kKind>(shape, w[1], x, g, 8, sums[1], lanes[1]);
-      }
-    }
+    g = AddWholeGroups<kKind, kUnits, kRows, kNear>(shape, whole, w, x, lines, lanes);
   }
   const uint32_t units = (shape.cols + 15) / 16;
   const uint32_t per_group = shape.group / 16;
   for (; g < shape.groups; g += 8) {
     const uint32_t count = shape.groups - g < 8 ? shape.groups - g : 8;
-    for (uint32_t i = 0; i < kFetchSteps; ++i) {
+    for (uint32_t i = 0; i < kFetchSteps<kKind>; ++i) {
       lines->Step();
     }
     for (int r = 0; r < kRows; ++r) {
@@ -239,8 +294,8 @@ inline LinesAhead LinesWhile(const QuantDotCall& call, uint32_t r, uint32_t step
 }
 
 // Rows [r, r + kRows) of the call.
-template <QuantKind kKind, uint32_t kUnits, int kRows>
-inline void DotRowsAt(const QuantDotCall& call, uint32_t r, uint32_t steps) {
+template <QuantKind kKind, uint32_t kUnits, int kRows, bool kNear>
+SLUICE_INLINE void DotRowsAt(const QuantDotCall& call, uint32_t whole, uint32_t r, uint32_t steps) {
   const bool prefetch = KindOf(call.prefetch) != Prefetch::kNone;
   for (uint32_t t = 0; t < call.tokens; ++t) {
     LinesAhead lines;
@@ -249,22 +304,29 @@ inline void DotRowsAt(const QuantDotCall& call, uint32_t r, uint32_t steps) {
     } else if (prefetch && t == 0) {
       lines = LinesWhile<kRows>(call, r, steps);
     }
-    DotRowsWith<kKind, kUnits, kRows>(call.shape, call.w + r, call.x[t], &lines, call.y[t] + call.first + r);
+    DotRowsWith<kKind, kUnits, kRows, kNear>(call.shape, whole, call.w + r, call.x[t], &lines,
+                                             call.y[t] + call.first + r);
+  }
+}
+
+template <QuantKind kKind, uint32_t kUnits, bool kNear>
+__attribute__((noinline)) void DotAllRows(const QuantDotCall& call) {
+  constexpr int kPair = kByBytes<kKind, kUnits> ? kRowsOfBytes : 1;
+  const uint32_t steps = (call.shape.groups + 7) / 8 * kFetchSteps<kKind>;
+  const uint32_t whole = call.shape.cols / call.shape.group;
+  uint32_t r = 0;
+  for (; r + kPair <= call.rows; r += kPair) {
+    DotRowsAt<kKind, kUnits, kPair, kNear>(call, whole, r, steps);
+  }
+  for (; r < call.rows; ++r) {
+    DotRowsAt<kKind, kUnits, 1, kNear>(call, whole, r, steps);
   }
 }
 
 template <QuantKind kKind, uint32_t kUnits>
 void QuantDotRows(const QuantDotCall& call) {
-  // Rows by bytes go in pairs, which share what they load of x.
-  constexpr int kPair = kByBytes<kKind, kUnits> ? 2 : 1;
-  const uint32_t steps = (call.shape.groups + 7) / 8 * kFetchSteps;
-  uint32_t r = 0;
-  for (; r + kPair <= call.rows; r += kPair) {
-    DotRowsAt<kKind, kUnits, kPair>(call, r, steps);
-  }
-  for (; r < call.rows; ++r) {
-    DotRowsAt<kKind, kUnits, 1>(call, r, steps);
-  }
+  kUnits > 0 && AreNear(call) ? DotAllRows<kKind, kUnits, true>(call)
+                              : DotAllRows<kKind, kUnits, false>(call);
 }
 
 template <QuantKind kKind>

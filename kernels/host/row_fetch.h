@@ -48,11 +48,15 @@ class BasicLinesAhead {
     due_ = lines * 64 - rate_ * steps;
   }
 
+  // kAside: what fetches is kept out of the code around it, which weighted sums of q8 and q4 by panels gain a
+  // tenth by and everything else loses by (GCC 12, Granite Rapids).
+  template <bool kAside = false>
   __attribute__((always_inline)) void Step() {
     due_ += rate_;
-    for (; at_ < due_; at_ += 64) {
+    while (__builtin_expect(at_ < due_, kAside ? 0 : 1)) {
       Line::At(places_[0] + at_);
       Line::At(places_[1] + at_);
+      at_ += 64;
     }
   }
 

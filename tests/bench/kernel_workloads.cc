@@ -293,7 +293,7 @@ double KernelBench::CachedSpeed(const EncodingDescriptor& d, uint32_t cols, bool
   std::vector<float> scales(cols / 16 + 16);
   std::vector<float> sums(cols / 16 + 16);
   const float* x = reinterpret_cast<const float*>(backend_->HostRead(x_, cols * 4));
-  std::vector<uint8_t> bytes(2 * codes.size() + 64);
+  std::vector<uint8_t> bytes(4 * codes.size() + 64);
   const host::QuantRow row{Aligned(codes), scales.data(), sums.data(), Aligned(bytes)};
   table_->quantize({x, cols, d.group, Aligned(codes), scales.data(), sums.data(), Aligned(bytes)});
   std::vector<float> outputs(rows);
