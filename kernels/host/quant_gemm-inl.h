@@ -12,7 +12,7 @@
 
 inline constexpr uint32_t kGemmQuantRows = kNative;
 // Of one pass over the unpacked codes: their sums, a register of codes and some more fill the registers.
-inline constexpr uint32_t kGemmQuantTokens = kNative == 16 ? 12 : 4;
+inline constexpr uint32_t kGemmQuantTokens = kNative == 16 ? 12 : 6;
 
 // Rows as the passes read them, in the call's scratch memory.
 struct UnpackedRows {
@@ -105,6 +105,8 @@ void MultiplyTokens(const RowShape& shape, const QuantRow* x, const UnpackedRows
     for (uint32_t t = 0; t < T; ++t) {
       sums[t] = NIntZero();
     }
+    // Else the addresses of the tokens' codes are loaded again for every pair.
+    SLUICE_UNROLL_BY_8
     for (uint32_t p = 0; p < pairs; ++p) {
       const NInt rows = NIntLoad(codes + p * kNative);
       SLUICE_UNROLL

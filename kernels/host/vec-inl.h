@@ -12,8 +12,10 @@
 
 #if defined(__clang__)
 #define SLUICE_UNROLL _Pragma("clang loop unroll(full)")
+#define SLUICE_UNROLL_BY_8 _Pragma("clang loop unroll_count(8)")
 #else
 #define SLUICE_UNROLL _Pragma("GCC unroll 64")
+#define SLUICE_UNROLL_BY_8 _Pragma("GCC unroll 8")
 #endif
 
 inline constexpr uint32_t kLanes = 32;
