@@ -130,14 +130,16 @@ absl::Status Launcher::UseRuntimeDir() {
     const std::string admin = absl::StrCat("unix:", paths_.inferd_admin_socket);
     client_ =
         std::make_unique<Client>(absl::StrCat("unix:", paths_.inferd_socket), admin, context_.interrupt);
-    const absl::Status serving = WaitUntilServing();
-    // Aborted: what was found was just ending.
-    if (!serving.ok() && !(absl::IsAborted(serving) && attempt < kJoinAttempts)) {
-      return serving;
+    std::vector<std::string> differences;
+    absl::Status compared = WaitUntilServing();
+    if (compared.ok()) {
+      compared = supervisor_.valid() ? Compare(&differences) : CompareFound(&differences);
     }
-    if (serving.ok()) {
-      std::vector<std::string> differences;
-      RETURN_IF_ERROR(Compare(&differences));
+    // Aborted: what was found was just ending.
+    if (!compared.ok() && !(absl::IsAborted(compared) && attempt < kJoinAttempts)) {
+      return compared;
+    }
+    if (compared.ok()) {
       if (!supervisor_.valid()) {
         return Mismatch(differences, kOfSomebodyElse);
       }
@@ -283,6 +285,25 @@ absl::Status Launcher::Compare(std::vector<std::string>* differences) {
       differences->push_back(
           absl::StrCat("weightd has --", setting.name, " ", value, ", not ", setting.value));
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Launcher::CompareFound(std::vector<std::string>* differences) {
+  const absl::Status gone = absl::AbortedError(absl::StrCat("inferd at ", paths_.inferd_socket, " has gone"));
+  const absl::Status compared = Compare(differences);
+  if (!compared.ok()) {
+    return absl::IsUnavailable(compared) ? gone : compared;
+  }
+  const absl::Time deadline = absl::Now() + absl::Milliseconds(kLeavePatienceMs);
+  const bool orphan =
+      ValueOf(server_options_, "parent-lifeline") != "-1" && ValueOf(server_options_, "keep") == "0ms";
+  while (orphan && absl::Now() < deadline) {
+    RETURN_IF_ERROR(context_.interrupt->Check());
+    if (!ConnectUnix(paths_.inferd_socket, UnixSocketType::kStream).ok()) {
+      return gone;
+    }
+    poll(nullptr, 0, kAskEveryMs);
   }
   return absl::OkStatus();
 }

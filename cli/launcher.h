@@ -54,6 +54,9 @@ class Launcher {
   absl::Status AskState(absl::Time* unavailable_since);
   // Learns model and options, and what differs from the ones asked for.
   absl::Status Compare(std::vector<std::string>* differences);
+  // The same of an inferd without a supervisor. One whose supervisor was killed may still serve, but not for
+  // long: it is let end. Aborted: it has gone.
+  absl::Status CompareFound(std::vector<std::string>* differences);
   absl::Status LearnServerOptions();
   // `who`: what keeps the daemons from being replaced.
   absl::Status Mismatch(const std::vector<std::string>& differences, const std::string& who) const;

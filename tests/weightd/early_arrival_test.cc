@@ -72,6 +72,9 @@ class LateRing final : public ReadRing {
       }
     }
     woken_ = false;
+    if (!ended_.empty() && last_bytes_) {
+      std::exchange(last_bytes_, nullptr)();
+    }
     completions->swap(ended_);
     ended_.clear();
     return absl::OkStatus();
@@ -95,6 +98,11 @@ class LateRing final : public ReadRing {
       changed_.WaitFor(&mutex_, std::chrono::milliseconds(10));
     }
   }
+  // Brings the last bytes just before the next report, on the engine's thread: it may look at any time.
+  void BringBeforeReport(std::function<void()> bring) {
+    const MutexLock lock(&mutex_);
+    last_bytes_ = std::move(bring);
+  }
   // Reports a read that started; `error`: as failed.
   void Report(size_t number, int error = 0) {
     const MutexLock lock(&mutex_);
@@ -111,6 +119,7 @@ class LateRing final : public ReadRing {
   uint64_t waits_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<Started> started_ ABSL_GUARDED_BY(mutex_);
   std::vector<RingCompletion> ended_ ABSL_GUARDED_BY(mutex_);
+  std::function<void()> last_bytes_ ABSL_GUARDED_BY(mutex_);
 };
 
 void Fill(const LateRing::Started& read, uint64_t offset) {
@@ -201,7 +210,9 @@ TEST_F(EarlyArrivalTest, APageThatHasNotComeIsWaitedFor) {
   Submit(1, buffer.get(), kMiB);
   ring_->AwaitLook();
   EXPECT_EQ(reports(1), 0u);
-  FakeExtentSource::FillBytes(7 * kPage, {buffer.get() + 7 * kPage, kPage});
+  ring_->BringBeforeReport([&buffer] {
+    FakeExtentSource::FillBytes(7 * kPage, {buffer.get() + 7 * kPage, kPage});
+  });
   ring_->Report(0);
   EXPECT_EQ(Await(1), ReadOutcome::kOk);
 }
@@ -224,7 +235,7 @@ TEST_F(EarlyArrivalTest, WrongBytesAreJudgedAtTheirReport) {
   Submit(2, buffer.get() + kMiB, kMiB);
   ring_->AwaitLook();
   EXPECT_EQ(reports(1) + reports(2), 0u);
-  FakeExtentSource::FillBytes(0, {buffer.get(), kMiB});  // the rest comes
+  ring_->BringBeforeReport([&buffer] { FakeExtentSource::FillBytes(0, {buffer.get(), kMiB}); });
   ReportAll();
   EXPECT_EQ(Await(1), ReadOutcome::kOk);
   EXPECT_EQ(Await(2), ReadOutcome::kCorrupt);
@@ -305,7 +316,7 @@ TEST_F(EarlyArrivalTest, ReadsThatComeWithTheirReportsAreNoLongerLookedFor) {
     Submit(number, buffer.get(), 64 * 1024);
     ring_->AwaitLook();
     ASSERT_EQ(ring_->started()[number].marked, number < 256) << number;
-    FakeExtentSource::FillBytes(0, {buffer.get(), 64 * 1024});
+    ring_->BringBeforeReport([&buffer] { FakeExtentSource::FillBytes(0, {buffer.get(), 64 * 1024}); });
     ring_->Report(number);
     EXPECT_EQ(Await(number), ReadOutcome::kOk);
     ring_->AwaitLook();
