@@ -29,6 +29,8 @@ namespace {
 
 // Another start may hold the lock while its daemons come up, not longer.
 constexpr absl::Duration kLockPatience = absl::Seconds(30);
+// For daemons whose supervisor was killed: they let go of their sockets last.
+constexpr absl::Duration kEndPatience = absl::Seconds(5);
 // Dense weights are read before inferd serves: minutes for the largest models on slow disks.
 constexpr absl::Duration kStartPatience = absl::Minutes(10);
 // An inferd that says it cannot serve may be waiting for weightd's restart; longer is an error to show.
@@ -171,11 +173,31 @@ absl::Status Launcher::JoinOrStart() {
     Say(absl::StrCat("found inferd at ", paths_.inferd_socket));
     return absl::OkStatus();
   } else {
+    RETURN_IF_ERROR(AwaitLastDaemons());
     RETURN_IF_ERROR(StartSupervisor());
     started_ = true;
   }
   if (options_.keep.has_value()) {
     SendPacket(supervisor_.get(), absl::StrCat(kKeepWord, absl::ToInt64Milliseconds(*options_.keep)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Launcher::AwaitLastDaemons() {
+  for (const std::string& socket : {paths_.inferd_admin_socket, paths_.inferd_socket, paths_.weightd_socket,
+                                    absl::StrCat(paths_.weightd_socket, ".side")}) {
+    const std::string lock = absl::StrCat(socket, ".lock");
+    std::error_code error;
+    if (!std::filesystem::exists(lock, error)) {
+      continue;
+    }
+    const absl::Status freed = LockFile(lock, kEndPatience, context_.interrupt->flag()).status();
+    if (absl::IsCancelled(freed)) {
+      return freed;
+    }
+    if (!freed.ok()) {
+      break;  // the start says who serves it
+    }
   }
   return absl::OkStatus();
 }

@@ -49,6 +49,8 @@ class Launcher {
   absl::Status UseAddress(const std::string& address);
   absl::Status UseRuntimeDir();
   absl::Status JoinOrStart();
+  // Waits for daemons without a supervisor that are just ending: a start would find their sockets served.
+  absl::Status AwaitLastDaemons();
   absl::Status StartSupervisor();
   absl::Status WaitUntilServing();
   absl::Status AskState(absl::Time* unavailable_since);

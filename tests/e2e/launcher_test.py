@@ -1,8 +1,10 @@
 """How daemons are found, started, shared and ended."""
+import fcntl
 import os
 import signal
 import socket
 import subprocess
+import threading
 
 import harness
 
@@ -108,6 +110,14 @@ class LauncherTest(harness.TestCase):
         code = run.wait(harness.PATIENCE)
         with open(path) as said:
             self.assertEqual(code, 0, said.read() + self.logs())
+
+    def test_a_start_waits_for_daemons_that_have_not_let_go_of_their_sockets(self):
+        with open(os.path.join(self.runtime, "weightd.sock.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            release = threading.Timer(0.5, fcntl.flock, (lock, fcntl.LOCK_UN))
+            release.start()
+            self.ok(*self.greedy_run(self.greedy[0]))
+            release.join()
 
     def test_nothing_stays_after_the_command_is_killed(self):
         run = self.start(*self.greedy_run(self.greedy[0], "--ignore-eos", n=400))
