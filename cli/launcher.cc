@@ -48,8 +48,7 @@ constexpr char kInUse[] =
     "Others use it: wait until they have ended, or take another SLUICE_RUNTIME_DIR for daemons of your own";
 constexpr char kOfSomebodyElse[] =
     "It was not started for this program, which leaves it alone: give the pack and options that it has, or "
-    "take another "
-    "SLUICE_RUNTIME_DIR for daemons of your own";
+    "take another SLUICE_RUNTIME_DIR for daemons of your own";
 
 std::string Environment(const char* name) {
   const char* value = std::getenv(name);
