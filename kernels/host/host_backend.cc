@@ -25,20 +25,15 @@ using host::RoundUp;
 absl::StatusOr<std::unique_ptr<HostBackend>> HostBackend::Create(const BackendLimits& limits,
                                                                  uint32_t threads,
                                                                  const host::KernelTable& kernels,
-                                                                 uint32_t prefetch) {
-  std::unique_ptr<HostBackend> backend(new HostBackend(limits, threads, kernels, prefetch));
+                                                                 const host::MemoryTuning& tuning) {
+  std::unique_ptr<HostBackend> backend(new HostBackend(limits, threads, kernels, tuning));
   RETURN_IF_ERROR(backend->AllocateScratch());
   return backend;
 }
 
 HostBackend::HostBackend(const BackendLimits& limits, uint32_t threads, const host::KernelTable& kernels,
-                         uint32_t prefetch)
-    : CpuBackend(limits),
-      kernels_(kernels),
-      prefetch_(prefetch),
-      fetch_distance_(host::FetchDistance()),
-      pool_(threads),
-      workers_(threads) {}
+                         const host::MemoryTuning& tuning)
+    : CpuBackend(limits), kernels_(kernels), tuning_(tuning), pool_(threads), workers_(threads) {}
 
 template <class T>
 absl::Status HostBackend::Reserve(uint64_t count, const char* what, T** out) {
@@ -151,8 +146,7 @@ BackendCounters HostBackend::Counters() const {
 
 std::string HostBackend::Describe() const {
   return absl::StrCat("device host, ", kernels_.name, ", ", pool_.threads(),
-                      pool_.threads() == 1 ? " thread" : " threads", ", software prefetch ",
-                      prefetch_ == 0 ? "off" : absl::StrCat(prefetch_, " bytes ahead"));
+                      pool_.threads() == 1 ? " thread" : " threads");
 }
 
 void HostBackend::RunTiles(uint32_t tiles, uint64_t work, ThreadPool::TileFunction function,

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/common/cpu_backend.h"
+#include "kernels/host/host_isa.h"
 #include "kernels/host/kernel_table.h"
 #include "kernels/host/row_fetch.h"
 #include "kernels/host/thread_pool.h"
@@ -21,10 +22,9 @@ namespace sluice {
 
 class HostBackend : public CpuBackend {
  public:
-  // `prefetch`: bytes that streaming kernels prefetch ahead; 0: leave it to the hardware.
   static absl::StatusOr<std::unique_ptr<HostBackend>> Create(const BackendLimits& limits, uint32_t threads,
                                                              const host::KernelTable& kernels,
-                                                             uint32_t prefetch);
+                                                             const host::MemoryTuning& tuning);
 
   void BeginStep() override { pool_.BeginStep(); }
   void EndStep() override { pool_.EndStep(); }
@@ -178,7 +178,7 @@ class HostBackend : public CpuBackend {
   };
 
   HostBackend(const BackendLimits& limits, uint32_t threads, const host::KernelTable& kernels,
-              uint32_t prefetch);
+              const host::MemoryTuning& tuning);
   absl::Status AllocateScratch();
   // Of one worker: rows of up to `cols` values.
   absl::Status AllocateWorker(uint32_t cols, WorkerScratch* w);
@@ -341,9 +341,8 @@ class HostBackend : public CpuBackend {
   void SumKept(const MoeBlock& b, uint64_t mask, uint32_t begin, uint32_t end, bool add, float* const* sums);
 
   const host::KernelTable& kernels_;
-  const uint32_t prefetch_;
-  const uint32_t fetch_distance_;  // bytes that rows of fused experts are fetched ahead
-  uint32_t call_distance_ = 0;     // the same for the experts of a call
+  const host::MemoryTuning tuning_;
+  uint32_t call_distance_ = 0;  // the same for the experts of a call
   ThreadPool pool_;
   std::atomic<uint64_t> serial_ops_{0};
 

@@ -18,11 +18,13 @@ absl::StatusOr<const KernelTable*> ChooseKernels(HostIsa isa);
 // `threads`, or with 0 the CPUs in the affinity mask. INVALID_ARGUMENT above 1024.
 absl::StatusOr<uint32_t> ChooseThreads(uint32_t threads);
 
-// Bytes that streaming kernels prefetch ahead on this CPU; 0: none.
-uint32_t DefaultPrefetch();
-
-// Bytes that rows are fetched ahead of their reader on this CPU (row_fetch.h).
-uint32_t FetchDistance();
+// How this CPU's memory is asked for. Nothing here changes a result.
+struct MemoryTuning {
+  uint32_t fetch_distance = 0;  // bytes that rows are fetched ahead of their reader (row_fetch.h)
+  bool two_streams = false;     // rows of a matrix are read in turn from both halves of a tile
+  bool near = false;            // rows that follow each other are moved to the first-level cache, too
+};
+MemoryTuning TuningOfThisCpu();
 
 }  // namespace sluice::host
 

@@ -163,7 +163,7 @@ void HostBackend::Run(const MatMulCall& call) {
     RowTile tile{&call.parts[p], (number - plan.first[p]) * plan.rows[p]};
     tile.rows = std::min(plan.rows[p], weights.rows - tile.row);
     tile.next_rows = std::min(plan.rows[p], weights.rows - tile.row - tile.rows);
-    tile.halves = prefetch_ > 0 && !packed && IsQuantized(weights.encoding.encoding);
+    tile.halves = tuning_.two_streams && !packed && IsQuantized(weights.encoding.encoding);
     MatMulTile(call, tile, packed, worker);
   });
 }

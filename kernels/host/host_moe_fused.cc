@@ -96,8 +96,8 @@ bool HostBackend::ReadsInHalves(const ExpertCall& expert, bool whole) const {
   const auto gains = [&](const CpuWeights& part) {
     return kernels_.in_halves[host::QuantKindOf(part.encoding.encoding)];
   };
-  return prefetch_ > 0 && IsFetched(expert) && whole && !expert.HasLists() && gains(expert.gate) &&
-         gains(expert.up) && gains(expert.down);
+  return IsFetched(expert) && whole && !expert.HasLists() && gains(expert.gate) && gains(expert.up) &&
+         gains(expert.down);
 }
 
 // Whether a block is computed as without masks, in one step. With masks that leave little out that is a
@@ -170,14 +170,14 @@ void HostBackend::FetchKept(WaitingBlock* waiting) {
   waiting->kept_lines = ahead->added(host::RowSort::kGathered) - waiting->kept_begin;
   const bool own_lists = b.tokens > 1 && HowToRead(b, b.tokens) == Reading::kTokens;
   waiting->in_any_order = own_lists ? waiting->kept_lines / (LeadDecides(expert) ? 2 : 1) : 0;
-  ahead->SetDistance(std::min(fetch_distance_, kLeadAhead + ahead->gathered_bytes()));
+  ahead->SetDistance(std::min(tuning_.fetch_distance, kLeadAhead + ahead->gathered_bytes()));
 }
 
 // Before a tile is computed: it and the next one are listed. One that does not follow the last begins anew.
 void HostBackend::FollowTile(const MoeCall& call, uint32_t tile, uint32_t worker) {
   WorkerScratch& scratch = workers_[worker];
   if (tile != scratch.next_tile) {
-    scratch.ahead.Clear(std::min(fetch_distance_, kLeadAhead));
+    scratch.ahead.Clear(std::min(tuning_.fetch_distance, kLeadAhead));
     scratch.listed_tile = tile;
     FetchThrough(call, tile, worker);
     if (scratch.tile_whole[tile % 4]) {
@@ -314,7 +314,7 @@ void HostBackend::RunFused(const MoeCall& call) {
     tiles += state.blocks;
     floats += uint64_t{state.blocks} * state.call->rows.size() * call.hidden;
     work += WorkOf(call, *state.call);
-    call_distance_ = std::max(call_distance_, std::min(fetch_distance_, MostAhead(*state.call)));
+    call_distance_ = std::max(call_distance_, std::min(tuning_.fetch_distance, MostAhead(*state.call)));
     orders_[e].next_block = 0;
     orders_[e].taken.store(false, std::memory_order_relaxed);
   }

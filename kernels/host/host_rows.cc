@@ -15,6 +15,9 @@ constexpr uint32_t kTileTokens = 6;
 // Quantized down rows are read four at a time; the four after the next four are prefetched.
 constexpr uint32_t kDownRowsAhead = 8;
 
+// Rows that follow each other are prefetched two pages ahead.
+constexpr uint32_t kAhead = 8 << 10;
+
 // Listed rows, which no hardware prefetcher can follow, are prefetched so many bytes ahead (measured on Zen 4
 // and, float rows, on Granite Rapids).
 constexpr uint32_t kListAhead = 8 << 10;
@@ -22,30 +25,29 @@ constexpr uint32_t kListAhead = 8 << 10;
 constexpr uint32_t kFloatListAhead = 16 << 10;
 constexpr uint32_t kRowsAtOnce = 4;
 
-host::RowPrefetch PrefetchOf(uint32_t row_bytes, uint32_t listed, uint32_t bytes_ahead,
-                             uint32_t list_ahead = kListAhead, uint32_t least_rows = 1) {
+host::RowPrefetch PrefetchOf(uint32_t row_bytes, uint32_t listed, uint32_t list_ahead = kListAhead,
+                             uint32_t least_rows = 1) {
   if (listed == 0) {
-    return {bytes_ahead, 0, 0};
+    return {kAhead, 0, 0};
   }
   const uint32_t rows =
       std::clamp((list_ahead + row_bytes - 1) / row_bytes, least_rows, host::kMostRowsAhead);
   return {0, rows, listed};
 }
 
-host::RowPrefetch PrefetchOfFloats(uint32_t row_bytes, uint32_t listed, uint32_t bytes_ahead, bool at_once,
-                                   uint32_t tokens) {
+host::RowPrefetch PrefetchOfFloats(uint32_t row_bytes, uint32_t listed, bool at_once, uint32_t tokens) {
   // What several tokens compute with a row takes longer than reading it: farther was a twenty-fifth slower.
-  host::RowPrefetch prefetch =
-      tokens == 1 ? PrefetchOf(row_bytes, listed, bytes_ahead, kFloatListAhead, at_once ? kRowsAtOnce : 1)
-                  : PrefetchOf(row_bytes, listed, bytes_ahead);
+  host::RowPrefetch prefetch = tokens == 1
+                                   ? PrefetchOf(row_bytes, listed, kFloatListAhead, at_once ? kRowsAtOnce : 1)
+                                   : PrefetchOf(row_bytes, listed);
   prefetch.at_once = at_once;
   return prefetch;
 }
 
 // Rows of two streams, 6 KiB ahead of both together (measured on Granite Rapids).
 host::RowPrefetch PrefetchOfTwo(uint32_t row_bytes, uint32_t listed) {
-  constexpr uint32_t kAhead = 6144;
-  const uint32_t rows = (kAhead + 2 * row_bytes - 1) / (2 * row_bytes) * 2;
+  constexpr uint32_t kBothAhead = 6144;
+  const uint32_t rows = (kBothAhead + 2 * row_bytes - 1) / (2 * row_bytes) * 2;
   host::RowPrefetch out{0, std::min(rows, host::kMostRowsAhead), listed};
   out.two_streams = true;
   return out;
@@ -96,9 +98,10 @@ host::QuantDotCall HostBackend::QuantDotOf(const RowList& list, uint32_t tokens,
     dot.fetch_lines = list.fetch_lines;
   } else {
     const uint32_t listed = std::max(list.listed, list.count);
-    dot.prefetch = list.two_streams ? PrefetchOfTwo(dot.shape.bytes, listed)
-                                    : PrefetchOf(dot.shape.bytes, listed, prefetch_);
+    dot.prefetch =
+        list.two_streams ? PrefetchOfTwo(dot.shape.bytes, listed) : PrefetchOf(dot.shape.bytes, listed);
   }
+  dot.near = tuning_.near;
   dot.scratch = scratch.quant_gemm;
   return dot;
 }
@@ -119,8 +122,7 @@ void HostBackend::DotInputs(const RowList& list, uint32_t tokens, uint32_t worke
   dot.rows = list.count;
   dot.tokens = tokens;
   dot.cols = list.cols;
-  dot.prefetch =
-      PrefetchOfFloats(ShapeFor(e, list.cols, worker).bytes, list.listed, prefetch_, list.at_once, tokens);
+  dot.prefetch = PrefetchOfFloats(ShapeFor(e, list.cols, worker).bytes, list.listed, list.at_once, tokens);
   kernels_.dot[host::RowKindOf(e.encoding)](dot);
 }
 
@@ -155,8 +157,8 @@ void HostBackend::DownList(const RowList& list, const float* const* c, uint32_t 
   down.tokens = tokens;
   down.cols = list.cols;
   down.add = add;
-  down.prefetch = PrefetchOfFloats(ShapeFor(list.encoding, list.cols, worker).bytes, list.listed, prefetch_,
-                                   list.at_once, tokens);
+  down.prefetch =
+      PrefetchOfFloats(ShapeFor(list.encoding, list.cols, worker).bytes, list.listed, list.at_once, tokens);
   down.scratch = scratch.down;
   kernels_.down[host::RowKindOf(list.encoding.encoding)](down);
 }

@@ -193,7 +193,7 @@ void KernelBench::DownBlock(const EncodingDescriptor& d, uint32_t cols, const ui
   down.neurons = kBlock;
   down.tokens = 1;
   down.cols = cols;
-  down.prefetch = {host::DefaultPrefetch(), 0, 0};
+  down.prefetch = {8 << 10, 0, 0};  // as HostBackend does
   down.scratch = reinterpret_cast<float*>(Aligned(scratch_[worker]));
   table_->down[host::RowKindOf(d.encoding)](down);
 }
@@ -210,7 +210,8 @@ Pass KernelBench::DownPass(const EncodingDescriptor& d, uint32_t cols) {
     pool_->Run((blocks + 31) / 32, [&](uint32_t tile, uint32_t worker) {
       const uint32_t end = std::min(blocks, (tile + 1) * 32);
       host::RowFetch fetch;
-      fetch.Clear(static_cast<uint32_t>(std::min<uint64_t>(host::FetchDistance(), block_bytes)));
+      fetch.Clear(
+          static_cast<uint32_t>(std::min<uint64_t>(host::TuningOfThisCpu().fetch_distance, block_bytes)));
       const auto add = [&](uint32_t b) {
         if (b < end && IsQuantized(d.encoding)) {
           const uint8_t* block = place + b * block_bytes;
@@ -305,8 +306,9 @@ double KernelBench::CachedSpeed(const EncodingDescriptor& d, uint32_t cols, bool
   dot.y = &y;
   dot.rows = rows;
   dot.tokens = 1;
+  dot.near = host::TuningOfThisCpu().near;
   host::RowFetch fetch;  // of nothing
-  fetch.Clear(host::FetchDistance());
+  fetch.Clear(host::TuningOfThisCpu().fetch_distance);
   double best = 0;
   for (int i = 0; i < 200; ++i) {
     const double seconds = Seconds([&] {
