@@ -1,7 +1,7 @@
 // Quantiles of the activations |a| that sparsity masks are decided by: a = up factor, gate factor or their
 // product (Lead), of every layer and expert and pooled over the model. For a target share k of neurons to
 // leave out, the threshold is the ceil(k * n)-th smallest |a| of calibration; a neuron is kept where
-// |a| >= threshold. Shapes: `points` quantiles at k = i / (points - 1).
+// |a| >= threshold. Shapes: a quantile for each k of `shares`, which ascend from 0 to 1.
 //
 // Thread safety: thread-compatible; a const object may be read from any thread.
 #ifndef SLUICE_COMMON_PROFILE_THRESHOLD_TABLES_H_
@@ -24,14 +24,22 @@ inline constexpr char kThresholdsName[] = "thresholds.bin";
 // neuron_thresholds.h): its router input, and its residual under the layer's own norm. Product tables are 0.
 inline constexpr char kNeuronHiddenName[] = "neuron_hidden.bin";
 inline constexpr char kNeuronNormedName[] = "neuron_normed.bin";
-// Stored points: every half percent. Between two of them thresholds are interpolated.
+// Points of evenly spaced tables: every half percent. Between two points thresholds are interpolated.
 inline constexpr uint32_t kThresholdPoints = 201;
+
+// i / (points - 1).
+std::vector<double> EvenShares(uint32_t points);
+// What `calibrate` stores: every half percent, and within 2 % of either end steps that shrink with the
+// distance from it, down to 1e-6. A target of 0.9999 keeps a tenth of what 0.999 keeps, and thresholds there
+// lie far apart: steps of a constant ratio are told apart to within a percent of what is kept.
+std::vector<double> FineShares();
 
 class ThresholdTables {
  public:
   // All zero. `experts`: RoutedExperts() of the model.
+  // REQUIRES: `shares` ascend from 0 to 1.
   ThresholdTables(std::string model_id, uint64_t tokens, std::vector<uint32_t> experts,
-                  uint32_t points = kThresholdPoints);
+                  std::vector<double> shares = EvenShares(kThresholdPoints));
 
   // The threshold for leaving out a share `target` of an expert's neurons; 0 for target 0.
   // REQUIRES: layer has the expert, 0 <= target <= 1.
@@ -39,9 +47,14 @@ class ThresholdTables {
   // The one threshold for all layers and experts.
   float PooledThreshold(Lead lead, double target) const;
 
+  // Whether `target` is no more than the last point before 1, or 1: beyond it only the largest value of
+  // calibration is known, and a threshold between the two would keep something else than what is asked for.
+  bool Resolves(double target) const;
+
   const std::string& model_id() const { return model_id_; }
   uint64_t tokens() const { return tokens_; }  // input positions of calibration
-  uint32_t points() const { return points_; }
+  const std::vector<double>& shares() const { return shares_; }
+  size_t points() const { return shares_.size(); }
   const std::vector<uint32_t>& experts() const { return experts_; }
 
   // The stored points of one table, ascending.
@@ -63,8 +76,8 @@ class ThresholdTables {
   uint64_t tokens_;
   std::vector<uint32_t> experts_;       // by layer
   std::vector<uint64_t> first_expert_;  // by layer, and the total at its end
-  uint32_t points_;
-  std::vector<float> values_;  // pooled [lead][points], then [lead][expert of all layers][points]
+  std::vector<double> shares_;          // [points]
+  std::vector<float> values_;           // pooled [lead][points], then [lead][expert of all layers][points]
 };
 
 // Pure parser over untrusted bytes, errors as in profile.h. An empty `model_id` accepts any.

@@ -1,6 +1,7 @@
 #include "inferd/calibrate/activation_histograms.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "common/status.h"
@@ -12,6 +13,7 @@ constexpr int kFloatMantissa = 23;
 constexpr int kFloatBias = 127;
 constexpr int kFewestBits = 4;
 constexpr int kMostBits = 10;
+constexpr double kRounding = 1e-15;  // of a product of two doubles, relative
 
 }  // namespace
 
@@ -37,13 +39,15 @@ uint64_t ActivationHistograms::Count(uint64_t table) const {
   return std::accumulate(begin, begin + buckets_, uint64_t{0});
 }
 
-bool ActivationHistograms::Quantiles(uint64_t first, uint64_t count, absl::Span<float> points) const {
+bool ActivationHistograms::Quantiles(uint64_t first, uint64_t count, absl::Span<const double> shares,
+                                     absl::Span<float> points) const {
   std::vector<uint64_t> tables(count);
   std::iota(tables.begin(), tables.end(), first);
-  return Quantiles(tables, points);
+  return Quantiles(tables, shares, points);
 }
 
-bool ActivationHistograms::Quantiles(absl::Span<const uint64_t> tables, absl::Span<float> points) const {
+bool ActivationHistograms::Quantiles(absl::Span<const uint64_t> tables, absl::Span<const double> shares,
+                                     absl::Span<float> points) const {
   std::vector<uint64_t> sums(buckets_);
   for (const uint64_t table : tables) {
     const uint32_t* counts = counts_.data() + table * buckets_;
@@ -51,19 +55,22 @@ bool ActivationHistograms::Quantiles(absl::Span<const uint64_t> tables, absl::Sp
   }
   const uint64_t total = std::accumulate(sums.begin(), sums.end(), uint64_t{0});
   if (total == 0) return false;
-  Place(sums, total, points);
+  Place(sums, total, shares, points);
   return true;
 }
 
 void ActivationHistograms::Place(absl::Span<const uint64_t> sums, uint64_t total,
-                                 absl::Span<float> points) const {
-  const uint64_t steps = points.size() - 1;
+                                 absl::Span<const double> shares, absl::Span<float> points) const {
   uint64_t bucket = 0;
   uint64_t before = 0;  // values in lower buckets
-  points[0] = 0;
-  for (uint64_t i = 1; i <= steps; ++i) {
-    // ceil(i * total / steps), in parts that fit 64 bits.
-    const uint64_t rank = total / steps * i + (total % steps * i + steps - 1) / steps;
+  for (size_t i = 0; i < points.size(); ++i) {
+    if (shares[i] == 0) {
+      points[i] = 0;
+      continue;
+    }
+    // A share such as 0.7 of a multiple of ten has its rounding above the whole number that is meant.
+    const double place = shares[i] * static_cast<double>(total) * (1 - kRounding);
+    const uint64_t rank = std::clamp<uint64_t>(static_cast<uint64_t>(std::ceil(place)), 1, total);
     while (before + sums[bucket] < rank) before += sums[bucket++];
     const double low = Edge(bucket);
     const double high = Edge(bucket + 1);

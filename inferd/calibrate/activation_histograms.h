@@ -34,11 +34,14 @@ class ActivationHistograms {
 
   void Add(uint64_t table, float value) { ++counts_[table * buckets_ + BucketOf(value)]; }
 
-  // Quantiles at i / (points.size() - 1) of the values of tables [first, first + count) together, 0 for i =
-  // 0: the ceil(i n / (points.size() - 1))-th smallest. False, and nothing written, if they hold no value.
-  bool Quantiles(uint64_t first, uint64_t count, absl::Span<float> points) const;
+  // For each of `shares`, which ascend in 0..1, the quantile of the values of tables [first, first + count)
+  // together: the ceil(share * n)-th smallest, 0 for share 0. False, and nothing written, if they hold no
+  // value. REQUIRES: as many points as shares.
+  bool Quantiles(uint64_t first, uint64_t count, absl::Span<const double> shares,
+                 absl::Span<float> points) const;
   // Of any tables, by index.
-  bool Quantiles(absl::Span<const uint64_t> tables, absl::Span<float> points) const;
+  bool Quantiles(absl::Span<const uint64_t> tables, absl::Span<const double> shares,
+                 absl::Span<float> points) const;
 
   uint64_t Count(uint64_t table) const;
   // A value of a table that is infinite, NaN or at least 2^34.
@@ -54,7 +57,8 @@ class ActivationHistograms {
     return bucket < 0 ? 0 : bucket >= buckets_ ? buckets_ - 1 : static_cast<uint32_t>(bucket);
   }
   float Edge(uint64_t bucket) const;
-  void Place(absl::Span<const uint64_t> sums, uint64_t total, absl::Span<float> points) const;
+  void Place(absl::Span<const uint64_t> sums, uint64_t total, absl::Span<const double> shares,
+             absl::Span<float> points) const;
 
   const int shift_;
   const int64_t lowest_bits_;

@@ -109,7 +109,7 @@ absl::Status ActivationStage::Load(ByteReader* reader) {
 
 absl::StatusOr<std::map<std::string, std::string>> ActivationStage::Finish() {
   UsageProfile usage{keys_.source_digest, tokens_, {}};
-  ThresholdTables tables(keys_.model_id, tokens_, RoutedExperts(config_));
+  ThresholdTables tables(keys_.model_id, tokens_, RoutedExperts(config_), FineShares());
   for (uint32_t layer = 0; layer < config_.layers.size(); ++layer) {
     const uint64_t first = first_expert_[layer];
     const uint32_t experts = config_.layers[layer].moe.experts;
@@ -118,14 +118,14 @@ absl::StatusOr<std::map<std::string, std::string>> ActivationStage::Finish() {
     for (int lead = 0; lead < kLeadCount; ++lead) {
       for (uint32_t expert = 0; expert < experts; ++expert) {
         const absl::Span<float> table = tables.table(static_cast<Lead>(lead), layer, expert);
-        if (!histograms_.Quantiles(lead * experts_ + first + expert, 1, table)) {
-          histograms_.Quantiles(lead * experts_ + first, experts, table);
+        if (!histograms_.Quantiles(lead * experts_ + first + expert, 1, tables.shares(), table)) {
+          histograms_.Quantiles(lead * experts_ + first, experts, tables.shares(), table);
         }
       }
     }
   }
   for (int lead = 0; lead < kLeadCount && experts_ > 0; ++lead) {
-    histograms_.Quantiles(lead * experts_, experts_, tables.pooled(static_cast<Lead>(lead)));
+    histograms_.Quantiles(lead * experts_, experts_, tables.shares(), tables.pooled(static_cast<Lead>(lead)));
   }
   return std::map<std::string, std::string>{{kUsageName, SerializeUsage(usage)},
                                             {kThresholdsName, SerializeThresholds(tables)}};

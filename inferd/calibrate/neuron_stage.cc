@@ -127,7 +127,7 @@ absl::Status NeuronStage::Load(ByteReader* reader) {
 
 // What no row chose has its layer's pooled table, as in thresholds.bin; zeros where there is none either.
 ThresholdTables NeuronStage::Tables(uint32_t input) const {
-  ThresholdTables tables(keys_.model_id, tokens_, RoutedExperts(config_));
+  ThresholdTables tables(keys_.model_id, tokens_, RoutedExperts(config_), FineShares());
   for (uint32_t lead = 0; lead < kLeads; ++lead) {
     const Lead kind = lead == 0 ? Lead::kUp : Lead::kGate;
     for (uint32_t layer = 0; layer < config_.layers.size(); ++layer) {
@@ -135,12 +135,12 @@ ThresholdTables NeuronStage::Tables(uint32_t input) const {
       const uint64_t first = TableOf(input, lead, first_expert_[layer]);
       for (uint32_t expert = 0; expert < experts; ++expert) {
         const absl::Span<float> table = tables.table(kind, layer, expert);
-        if (!histograms_.Quantiles(first + expert, 1, table)) {
-          histograms_.Quantiles(first, experts, table);
+        if (!histograms_.Quantiles(first + expert, 1, tables.shares(), table)) {
+          histograms_.Quantiles(first, experts, tables.shares(), table);
         }
       }
     }
-    histograms_.Quantiles(TableOf(input, lead, 0), experts_, tables.pooled(kind));
+    histograms_.Quantiles(TableOf(input, lead, 0), experts_, tables.shares(), tables.pooled(kind));
   }
   return tables;
 }

@@ -6,14 +6,14 @@
 
 namespace sluice {
 
-double ShareBelow(absl::Span<const float> table, float threshold) {
-  const double steps = static_cast<double>(table.size() - 1);
+double ShareBelow(absl::Span<const double> shares, absl::Span<const float> table, float threshold) {
   if (threshold <= table.front()) return 0;
   if (threshold > table.back()) return 1;
   const auto above = std::lower_bound(table.begin(), table.end(), threshold);
   const auto below = above - 1;  // table.front() < threshold
   const double place = (threshold - double{*below}) / (double{*above} - double{*below});
-  return (static_cast<double>(below - table.begin()) + place) / steps;
+  const size_t i = static_cast<size_t>(below - table.begin());
+  return shares[i] + place * (shares[i + 1] - shares[i]);
 }
 
 absl::StatusOr<NeuronThresholds> NeuronThresholds::Calibrated(const SparsityPolicy* sparsity,
@@ -35,8 +35,8 @@ NeuronThresholds NeuronThresholds::Matching(const SparsityPolicy* sparsity,
   for (uint32_t layer = 0; layer < true_values.experts().size(); ++layer) {
     made.first_.push_back(made.calibrated_.size());
     for (uint32_t expert = 0; expert < true_values.experts()[layer]; ++expert) {
-      const double share =
-          ShareBelow(true_values.table(lead, layer, expert), sparsity->threshold(layer, expert));
+      const double share = ShareBelow(true_values.shares(), true_values.table(lead, layer, expert),
+                                      sparsity->threshold(layer, expert));
       made.calibrated_.push_back(predicted_values.Threshold(lead, layer, expert, share));
     }
   }

@@ -22,9 +22,9 @@
 
 namespace sluice {
 
-// The share of an expert's values below `threshold`, interpolated between a table's points: what
+// The share of an expert's values below `threshold`, interpolated between a table's `shares`: what
 // ThresholdTables::Threshold() gives that threshold for. 0 at the first point or below, 1 above the last.
-double ShareBelow(absl::Span<const float> table, float threshold);
+double ShareBelow(absl::Span<const double> shares, absl::Span<const float> table, float threshold);
 
 class NeuronThresholds {
  public:

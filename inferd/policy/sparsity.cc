@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/profile/threshold_tables.h"
 #include "common/status.h"
 
@@ -29,6 +30,16 @@ absl::StatusOr<double> RoutedTarget(uint32_t layer, const MoeConfig& moe, double
   return share;
 }
 
+absl::Status CheckResolved(const ThresholdTables& tables, uint32_t layer, double target,
+                           const std::string& profile_dir) {
+  if (tables.Resolves(target)) return absl::OkStatus();
+  const double last = tables.shares()[tables.points() - 2];
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "layer %d: %.9g of the routed neurons are to be left out, but %s/%s has no entry between %.9g and 1%s",
+      layer, target, profile_dir, kThresholdsName, last,
+      last < FineShares().end()[-2] ? " (an older one: `sluice calibrate` makes finer tables)" : ""));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SparsityPolicy>> SparsityPolicy::Create(const SparsityConfig& config,
@@ -49,6 +60,9 @@ absl::StatusOr<std::unique_ptr<SparsityPolicy>> SparsityPolicy::Create(const Spa
     double target = config.target.value_or(0);
     if (config.target.has_value() && config.scope == ThresholdScope::kModel && moe.experts > 0) {
       ASSIGN_OR_RETURN(target, RoutedTarget(layer, moe, target));
+    }
+    if (tables.has_value() && moe.experts > 0) {
+      RETURN_IF_ERROR(CheckResolved(*tables, layer, target, profile_dir));
     }
     for (uint32_t expert = 0; expert < moe.experts; ++expert) {
       const Lead lead = LeadOf(config.order);

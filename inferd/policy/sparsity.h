@@ -26,7 +26,8 @@ class SparsityPolicy {
  public:
   // `profile_dir`: where `sluice calibrate` wrote; read only if a target is to be looked up. NOT_FOUND naming
   // the command that makes a profile if there is none, FAILED_PRECONDITION if it is another model's.
-  // INVALID_ARGUMENT if the routed experts of a layer would have to leave out more than everything.
+  // INVALID_ARGUMENT if the routed experts of a layer would have to leave out more than everything, or so
+  // much that the profile's tables cannot tell it from everything.
   static absl::StatusOr<std::unique_ptr<SparsityPolicy>> Create(const SparsityConfig& config,
                                                                 const ModelConfig& model,
                                                                 const std::string& profile_dir,

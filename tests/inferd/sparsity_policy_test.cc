@@ -104,6 +104,20 @@ TEST_F(SparsityPolicyTest, IntraTakesThePooledThresholdRaisedForTheDenseSharedEx
   EXPECT_TRUE(absl::IsInvalidArgument(beyond.status())) << beyond.status();
 }
 
+// Between the last point and all there is nothing to tell what a threshold would leave out.
+TEST_F(SparsityPolicyTest, TargetBeyondTheTablesLastPointIsRefusedWithTheWayOut) {
+  WriteProfile();
+  EXPECT_TRUE(Make("floe", {.sparsity_target = 0.995}).ok());
+  const auto beyond = Make("floe", {.sparsity_target = 0.999});
+  EXPECT_TRUE(absl::IsInvalidArgument(beyond.status())) << beyond.status();
+  for (const char* named : {"0.999", "0.995", "sluice calibrate"}) {
+    EXPECT_NE(std::string(beyond.status().message()).find(named), std::string::npos) << beyond.status();
+  }
+  // (2 x 10 + 8) / (2 x 10) x 0.712 = 0.9968
+  const auto shared = Make("intra", {.sparsity_target = 0.712}, Model(8));
+  EXPECT_TRUE(absl::IsInvalidArgument(shared.status())) << shared.status();
+}
+
 TEST_F(SparsityPolicyTest, MissingProfileNamesTheCommandThatMakesIt) {
   const auto policy = Make("floe");
   EXPECT_TRUE(absl::IsNotFound(policy.status()));

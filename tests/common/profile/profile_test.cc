@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "common/profile/cache_profile.h"
@@ -42,7 +43,7 @@ ModelConfig RoutedConfig() {
 UsageProfile Usage() { return {kSource, 10, {{3, 7}, {}, {5, 10, 5}}}; }
 
 ThresholdTables Thresholds() {
-  ThresholdTables tables(kModel, 10, {2, 0, 3}, 5);
+  ThresholdTables tables(kModel, 10, {2, 0, 3}, EvenShares(5));
   for (const Lead lead : {Lead::kUp, Lead::kGate, Lead::kProduct}) {
     for (size_t i = 0; i < 5; ++i) {
       tables.pooled(lead)[i] = 0.5f * static_cast<float>(i);
@@ -132,6 +133,44 @@ TEST(ProfileTest, ThresholdsAreExactAtPointsAndInterpolatedBetween) {
   const ThresholdTables fine(kModel, 1, {1});
   for (int percent = 0; percent <= 100; ++percent) {
     EXPECT_EQ(fine.PooledThreshold(Lead::kUp, percent / 100.0), 0);  // no lookup leaves the table
+  }
+}
+
+// Version 1 had no shares: its points are spaced evenly.
+TEST(ProfileTest, ThresholdsOfAnOlderVersionAreRead) {
+  std::string bytes = SerializeThresholds(Thresholds());
+  constexpr size_t kSharesAt = 8 + 4 + 4 + 32 + 8 + 8 + 3 * 4;
+  bytes.erase(kSharesAt, 5 * sizeof(double));
+  bytes[8] = 1;
+  bytes.resize(bytes.size() - 16);
+  Seal(&bytes);
+  const auto tables = ParseThresholds(bytes, "t", {2, 0, 3}, kModel);
+  ASSERT_TRUE(tables.ok()) << tables.status();
+  EXPECT_EQ(*tables, Thresholds());
+  EXPECT_TRUE(tables->Resolves(0.75));
+  EXPECT_FALSE(tables->Resolves(0.76));
+  EXPECT_TRUE(tables->Resolves(1));
+}
+
+TEST(ProfileTest, SharesOfThresholdsThatDoNotAscendAreDamage) {
+  for (const std::vector<double>& shares : {std::vector<double>{0, 0.5, 0.5, 1}, {0, 0.5}, {0.1, 1}}) {
+    const ThresholdTables tables(kModel, 1, {1}, shares);
+    EXPECT_EQ(ParseThresholds(SerializeThresholds(tables), "t", {1}, kModel).status().code(),
+              absl::StatusCode::kDataLoss);
+  }
+}
+
+// Steps near the ends shrink in proportion to what is left of the way to them.
+TEST(ProfileTest, FineSharesHoldEveryHalfPercentAndBothEnds) {
+  const std::vector<double> shares = FineShares();
+  for (const double share : EvenShares(kThresholdPoints)) {
+    EXPECT_TRUE(std::binary_search(shares.begin(), shares.end(), share)) << share;
+  }
+  EXPECT_LT(shares.size(), 300u);
+  for (size_t i = 1; i < shares.size(); ++i) {
+    EXPECT_LT(shares[i - 1], shares[i]);
+    const double from_end = std::min(shares[i], 1 - shares[i - 1]);
+    EXPECT_LE(shares[i] - shares[i - 1], std::max(0.251 * from_end, 1.1e-6)) << shares[i];
   }
 }
 

@@ -8,6 +8,8 @@
 #include <limits>
 #include <random>
 
+#include "common/profile/threshold_tables.h"
+
 namespace sluice {
 namespace {
 
@@ -37,8 +39,8 @@ TEST(ActivationHistogramsTest, QuantilesLieWithinHalfABucketOfTheOrderStatistics
     ActivationHistograms histograms(2, bits);
     for (const float value : values) histograms.Add(1, value);
     std::vector<float> points(201);
-    ASSERT_TRUE(histograms.Quantiles(1, 1, absl::MakeSpan(points)));
-    EXPECT_FALSE(histograms.Quantiles(0, 1, absl::MakeSpan(points)));
+    ASSERT_TRUE(histograms.Quantiles(1, 1, EvenShares(201), absl::MakeSpan(points)));
+    EXPECT_FALSE(histograms.Quantiles(0, 1, EvenShares(201), absl::MakeSpan(points)));
     const std::vector<float> sorted = SortedMagnitudes(values);
     for (size_t i = 1; i < points.size(); ++i) {
       const float exact = OrderStatistic(sorted, i, 200);
@@ -55,11 +57,29 @@ TEST(ActivationHistogramsTest, WithManyValuesTheShareBelowAQuantileIsRightToAFew
   ActivationHistograms histograms(1, 10);
   for (const float value : values) histograms.Add(0, value);
   std::vector<float> points(201);
-  ASSERT_TRUE(histograms.Quantiles(0, 1, absl::MakeSpan(points)));
+  ASSERT_TRUE(histograms.Quantiles(0, 1, EvenShares(201), absl::MakeSpan(points)));
   const std::vector<float> sorted = SortedMagnitudes(values);
   for (const size_t i : {100u, 120u, 140u, 160u, 180u}) {
     const auto below = std::lower_bound(sorted.begin(), sorted.end(), points[i]) - sorted.begin();
     EXPECT_NEAR(static_cast<double>(below) / 1e6, static_cast<double>(i) / 200, 5e-5);
+  }
+}
+
+// What calibrate stores, looked up as masks do: of what a target keeps (or, near zero, leaves out) no more
+// than a few percent are off, as far as the sample tells at all.
+TEST(ActivationHistogramsTest, TargetsNearTheEndsComeOutAsAskedFor) {
+  const std::vector<float> values = NormalValues(4, 4'000'000, 0.3f);
+  ActivationHistograms histograms(1, 10);
+  for (const float value : values) histograms.Add(0, value);
+  ThresholdTables tables("", 1, {1}, FineShares());
+  ASSERT_TRUE(histograms.Quantiles(0, 1, tables.shares(), tables.table(Lead::kUp, 0, 0)));
+  const std::vector<float> sorted = SortedMagnitudes(values);
+  for (const double target : {0.0001, 0.0007, 0.003, 0.012, 0.5, 0.9, 0.9823, 0.991, 0.9925, 0.9963, 0.997,
+                              0.998, 0.999, 0.9993, 0.9999, 0.99995}) {
+    const float threshold = tables.Threshold(Lead::kUp, 0, 0, target);
+    const auto below = std::lower_bound(sorted.begin(), sorted.end(), threshold) - sorted.begin();
+    const double achieved = static_cast<double>(below) / static_cast<double>(sorted.size());
+    EXPECT_NEAR(achieved, target, 0.02 * std::min(target, 1 - target)) << target;
   }
 }
 
@@ -74,8 +94,8 @@ TEST(ActivationHistogramsTest, PooledTablesAreTheTablesTogether) {
   }
   std::vector<float> pooled(101);
   std::vector<float> expected(101);
-  ASSERT_TRUE(histograms.Quantiles(0, 3, absl::MakeSpan(pooled)));
-  ASSERT_TRUE(together.Quantiles(0, 1, absl::MakeSpan(expected)));
+  ASSERT_TRUE(histograms.Quantiles(0, 3, EvenShares(101), absl::MakeSpan(pooled)));
+  ASSERT_TRUE(together.Quantiles(0, 1, EvenShares(101), absl::MakeSpan(expected)));
   EXPECT_EQ(pooled, expected);
   EXPECT_EQ(histograms.Count(2), 300u);
 }
@@ -86,7 +106,7 @@ TEST(ActivationHistogramsTest, ExtremeValuesHaveAPlace) {
     histograms.Add(0, value);
   }
   std::vector<float> points(3);
-  ASSERT_TRUE(histograms.Quantiles(0, 1, absl::MakeSpan(points)));
+  ASSERT_TRUE(histograms.Quantiles(0, 1, EvenShares(3), absl::MakeSpan(points)));
   EXPECT_LT(points[2], 1e-8f);
   EXPECT_FALSE(histograms.HasHugeValue(0));
   histograms.Add(1, std::numeric_limits<float>::infinity());

@@ -116,11 +116,11 @@ TEST(NeuronSetTest, TheShareFollowsTheSparsitysTargetUnlessItIsSet) {
 
 TEST(NeuronThresholdsTest, TheShareBelowAThresholdIsFoundBetweenAQuantileTablesPoints) {
   const std::vector<float> table = {0, 1, 2, 3, 4};
-  EXPECT_DOUBLE_EQ(ShareBelow(table, 0), 0);
-  EXPECT_DOUBLE_EQ(ShareBelow(table, 2), 0.5);
-  EXPECT_DOUBLE_EQ(ShareBelow(table, 2.5), 0.625);
-  EXPECT_DOUBLE_EQ(ShareBelow(table, 5), 1);
-  EXPECT_DOUBLE_EQ(ShareBelow(std::vector<float>{0, 1, 1, 1, 4}, 1), 0.25);
+  EXPECT_DOUBLE_EQ(ShareBelow(EvenShares(5), table, 0), 0);
+  EXPECT_DOUBLE_EQ(ShareBelow(EvenShares(5), table, 2), 0.5);
+  EXPECT_DOUBLE_EQ(ShareBelow(EvenShares(5), table, 2.5), 0.625);
+  EXPECT_DOUBLE_EQ(ShareBelow(EvenShares(5), table, 5), 1);
+  EXPECT_DOUBLE_EQ(ShareBelow(EvenShares(5), std::vector<float>{0, 1, 1, 1, 4}, 1), 0.25);
 }
 
 }  // namespace

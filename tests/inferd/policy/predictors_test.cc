@@ -161,8 +161,8 @@ TEST_F(PredictorsTest, AnotherStepsPredictionIsNotCounted) {
 // The true values are 0..4, the predicted ones an eighth of that: the threshold shrinks by as much.
 TEST_F(PredictorsTest, ACalibratedThresholdLeavesOutTheShareThatTheSparsityLeavesOut) {
   const std::vector<uint32_t> experts = {2, 2};
-  ThresholdTables actual("", 1, experts, 5);
-  ThresholdTables predicted("", 1, experts, 5);
+  ThresholdTables actual("", 1, experts, EvenShares(5));
+  ThresholdTables predicted("", 1, experts, EvenShares(5));
   for (uint32_t layer = 0; layer < 2; ++layer) {
     for (uint32_t expert = 0; expert < 2; ++expert) {
       for (uint32_t i = 0; i < 5; ++i) {
