@@ -342,7 +342,7 @@ class HostBackend : public CpuBackend {
 
   const host::KernelTable& kernels_;
   const host::MemoryTuning tuning_;
-  uint32_t call_distance_ = 0;  // the same for the experts of a call
+  uint32_t call_distance_ = 0;  // bytes that rows of whole blocks are fetched ahead, of a call
   ThreadPool pool_;
   std::atomic<uint64_t> serial_ops_{0};
 
