@@ -102,8 +102,7 @@ absl::StatusOr<uint32_t> ChooseThreads(uint32_t threads) {
 }
 
 // Fetched lines stay for a sixteenth of the second-level cache on Granite Rapids (2 MiB), where two streams
-// get a tenth more than one and a core waits for few first-level lines. Zen 4 (1 MiB) keeps more of them,
-// reads one stream as fast as two, and what is moved nearer costs it 2 to 3 hundredths.
+// get a tenth more than one. Zen 4 (1 MiB) keeps more of them and reads one stream as fast as two.
 MemoryTuning TuningOfThisCpu() {
   constexpr long kUnknown = 1 << 20;  // what most servers have
   const long reported = sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -112,7 +111,7 @@ MemoryTuning TuningOfThisCpu() {
   MemoryTuning out;
   out.fetch_distance =
       static_cast<uint32_t>(std::clamp(amd ? cache / 16 * 3 : cache / 16, 64l << 10, 256l << 10));
-  out.two_streams = out.near = !amd;
+  out.two_streams = !amd;
   return out;
 }
 

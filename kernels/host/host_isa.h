@@ -22,7 +22,6 @@ absl::StatusOr<uint32_t> ChooseThreads(uint32_t threads);
 struct MemoryTuning {
   uint32_t fetch_distance = 0;  // bytes that rows are fetched ahead of their reader (row_fetch.h)
   bool two_streams = false;     // rows of a matrix are read in turn from both halves of a tile
-  bool near = false;            // rows that follow each other are moved to the first-level cache, too
 };
 MemoryTuning TuningOfThisCpu();
 

@@ -101,7 +101,6 @@ host::QuantDotCall HostBackend::QuantDotOf(const RowList& list, uint32_t tokens,
     dot.prefetch =
         list.two_streams ? PrefetchOfTwo(dot.shape.bytes, listed) : PrefetchOf(dot.shape.bytes, listed);
   }
-  dot.near = tuning_.near;
   dot.scratch = scratch.quant_gemm;
   return dot;
 }

@@ -124,7 +124,6 @@ struct QuantDotCall {
   RowPrefetch prefetch;
   RowFetch* fetch = nullptr;  // what else is fetched meanwhile, so many lines a row; nullptr: nothing
   uint32_t fetch_lines = 0;
-  bool near = false;         // MemoryTuning::near
   float* scratch = nullptr;  // quant_gemm only: QuantGemmFloats(cols), aligned to 64 bytes
 };
 

@@ -325,8 +325,8 @@ __attribute__((noinline)) void DotAllRows(const QuantDotCall& call) {
 
 template <QuantKind kKind, uint32_t kUnits>
 void QuantDotRows(const QuantDotCall& call) {
-  kUnits > 0 && call.near&& AreNear(call) ? DotAllRows<kKind, kUnits, true>(call)
-                                          : DotAllRows<kKind, kUnits, false>(call);
+  kUnits > 0 && AreNear(call) ? DotAllRows<kKind, kUnits, true>(call)
+                              : DotAllRows<kKind, kUnits, false>(call);
 }
 
 template <QuantKind kKind>

@@ -306,7 +306,6 @@ double KernelBench::CachedSpeed(const EncodingDescriptor& d, uint32_t cols, bool
   dot.y = &y;
   dot.rows = rows;
   dot.tokens = 1;
-  dot.near = host::TuningOfThisCpu().near;
   host::RowFetch fetch;  // of nothing
   fetch.Clear(host::TuningOfThisCpu().fetch_distance);
   double best = 0;
