@@ -130,21 +130,24 @@ def neuron_predictions(ids, threshold, share):
 
 
 def read_thresholds(path):
-    """(pooled [lead, points], by expert [lead, expert of all layers, points]); the layout is common/profile/FORMAT.md's."""
+    """(shares [points], pooled [lead, points], by expert [lead, expert of all layers, points]); as common/profile/FORMAT.md has it."""
     with open(path, "rb") as file:
         data = file.read()
     assert data[:8] == b"SLTHRESH"
-    points, = struct.unpack_from("<I", data, 12)
+    version, points = struct.unpack_from("<II", data, 8)
+    assert version == 2
     layers, = struct.unpack_from("<Q", data, 56)
     experts = sum(struct.unpack_from(f"<{layers}I", data, 64))
-    values = np.frombuffer(data[64 + 4 * layers : -16], "<f4")
-    return values[: 3 * points].reshape(3, points), values[3 * points :].reshape(3, experts, points)
+    begin = 64 + 4 * layers
+    shares = np.frombuffer(data, "<f8", points, begin)
+    values = np.frombuffer(data[begin + 8 * points : -16], "<f4")
+    return shares, values[: 3 * points].reshape(3, points), values[3 * points :].reshape(3, experts, points)
 
 
 def order_statistics(values):
-    """The ceil(k n)-th smallest, by percent."""
+    """The ceil(k n)-th smallest, by per mille."""
     values = np.sort(values, None)
-    return {percent: values[-(-percent * len(values) // 100) - 1] for percent in (50, 60, 70, 80, 90)}
+    return {share: values[-(-share * len(values) // 1000) - 1] for share in (500, 600, 700, 800, 900)}
 
 
 class CalibrateTest(harness.TestCase):
@@ -163,15 +166,16 @@ class CalibrateTest(harness.TestCase):
         for (layer, expert), values in expected.items():
             # A few tokens lie so near a tie that float32 decides otherwise.
             self.assertLessEqual(abs(usage["layers"][layer][expert] - len(values["up"])), 3)
-        pooled, tables = read_thresholds(pack + "/profile/thresholds.bin")
+        shares, pooled, tables = read_thresholds(pack + "/profile/thresholds.bin")
+        place_of = {round(1000 * share): place for place, share in enumerate(shares) if round(1000 * share, 9) % 100 == 0}
         worst = 0
         for number, lead in enumerate(LEADS):
             everything = np.concatenate([values[lead].ravel() for values in expected.values()])
-            for percent, wanted in order_statistics(everything).items():
-                worst = max(worst, abs(pooled[number][2 * percent] / wanted - 1))
+            for share, wanted in order_statistics(everything).items():
+                worst = max(worst, abs(pooled[number][place_of[share]] / wanted - 1))
             for place, values in enumerate(expected.values()):
-                for percent, wanted in order_statistics(values[lead]).items():
-                    worst = max(worst, abs(tables[number][place][2 * percent] / wanted - 1))
+                for share, wanted in order_statistics(values[lead]).items():
+                    worst = max(worst, abs(tables[number][place][place_of[share]] / wanted - 1))
         print(f"largest relative difference of a threshold: {worst:.2e}")
         self.assertLessEqual(worst, 5e-3)
         for order in LEADS:
@@ -181,6 +185,11 @@ class CalibrateTest(harness.TestCase):
             )  # fmt: skip
             # BOS and the last tokens differ from what was calibrated on, and all positions see masked layers.
             self.assertLessEqual(abs(run["sparsity"] - 0.8), 0.01, order)
+            run = self.ok_json(
+                "perplexity", "--pack", pack, "--text", TEXT, "--max-tokens", TOKENS, "--sparsity", order,
+                "--sparsity-target", 0.999,
+            )  # fmt: skip
+            self.assertLessEqual(abs(run["sparsity"] - 0.999), 0.0005, order)
 
     def test_neuron_predictions_are_counted_as_an_independent_forward_pass_counts_them(self):
         policy = (
