@@ -12,6 +12,7 @@
 #include "common/profile/predictor_weights.h"
 #include "common/profile/profile.h"
 #include "common/profile/profile_file.h"
+#include "common/size.h"
 #include "common/status.h"
 
 namespace sluice::cli {
@@ -72,6 +73,10 @@ absl::StatusOr<api::CalibrateFinished> Follow(Client* client, const api::Calibra
         progress.reset();
         progress.emplace(absl::StrCat(p.stage(), " (", stage, "/", p.stages(), ")"), ProgressUnit::kItems,
                          quiet);
+      }
+      if (p.has_seconds_left()) {
+        progress->Suffix(
+            absl::StrCat("all: about ", FormatTimeSpan(absl::Seconds(p.seconds_left())), " left"));
       }
       progress->Update(p.done(), p.total());
     }

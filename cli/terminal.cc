@@ -96,7 +96,8 @@ void Progress::Update(uint64_t done, uint64_t total) {
   const absl::Time now = absl::Now();
   if (shown_ && (now - last_ >= kRefresh || (total != 0 && done >= total))) {
     last_ = now;
-    Show(ProgressLine(label_, unit_, done, total, now - start_));
+    const std::string line = ProgressLine(label_, unit_, done, total, now - start_);
+    Show(suffix_.empty() ? line : absl::StrCat(line, "; ", suffix_));
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "absl/time/time.h"
 
@@ -40,6 +41,8 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void Update(uint64_t done, uint64_t total);
+  // Stands behind the bar from the next update on.
+  void Suffix(std::string text) { suffix_ = std::move(text); }
   // A message instead of a bar.
   void Note(const std::string& text);
   // Takes the line off the screen.
@@ -52,6 +55,7 @@ class Progress {
   const ProgressUnit unit_;
   const bool shown_;
   const absl::Time start_;
+  std::string suffix_;
   absl::Time last_ = absl::InfinitePast();
   bool on_screen_ = false;
 };

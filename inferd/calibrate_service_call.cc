@@ -53,6 +53,9 @@ void CalibrateCall::OnProgress(const CalibrationProgress& progress) {
   next.set_stages(progress.stages);
   next.set_done(progress.done);
   next.set_total(progress.total);
+  if (progress.seconds_left.has_value()) {
+    next.set_seconds_left(*progress.seconds_left);
+  }
   Wake();
 }
 

@@ -6,6 +6,7 @@
 #define SLUICE_INFERD_CALIBRATION_API_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,7 @@ struct CalibrationProgress {
   uint32_t stages = 0;
   uint64_t done = 0;  // units of the stage
   uint64_t total = 0;
+  std::optional<double> seconds_left;  // of all stages, estimated; nothing before the first unit
 };
 
 struct CalibrationSummary {

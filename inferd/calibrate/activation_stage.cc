@@ -41,7 +41,7 @@ ActivationStage::ActivationStage(const ModelConfig& config, const ProfileKeys& k
 
 absl::Status ActivationStage::RunUnit(uint64_t unit) {
   if (features_ != nullptr) features_->BeginWindow(tokens_);
-  RETURN_IF_ERROR(host_->Run(windows_[unit], {.tap = this}).status());
+  RETURN_IF_ERROR(host_->Run(windows_[unit], {.tap = this, .loss = false}).status());
   tokens_ += windows_[unit].input.size();
   return CheckFinite();
 }

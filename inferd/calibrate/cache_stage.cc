@@ -57,7 +57,7 @@ absl::Status CacheStage::RunUnit(uint64_t unit) {
   for (auto& layer : named_) {
     for (std::vector<uint16_t>& depth : layer) depth.clear();
   }
-  return host_->Run(windows_[unit], {.tap = this}).status();
+  return host_->Run(windows_[unit], {.tap = this, .loss = false}).status();
 }
 
 absl::Status CacheStage::AfterRouter(const RouterTap& tap) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <numeric>
+#include <optional>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -11,6 +13,7 @@
 #include "inferd/calibrate/activation_stage.h"
 #include "inferd/calibrate/cache_stage.h"
 #include "inferd/calibrate/calibration_journal.h"
+#include "inferd/calibrate/calibration_work.h"
 #include "inferd/calibrate/cutoff_stage.h"
 #include "inferd/calibrate/engine_windows.h"
 #include "inferd/calibrate/gating_stage.h"
@@ -23,7 +26,7 @@ namespace {
 
 constexpr char kWorkFolder[] = ".calibrate";
 // Raised when a stage computes something else from the same text and options.
-constexpr uint64_t kComputation = 4;
+constexpr uint64_t kComputation = 5;
 // Two of them are held out.
 constexpr uint64_t kFewestTrainingPositions = 20;
 // Positions that the use of experts is measured on: some thousand uses of each of a layer's.
@@ -51,9 +54,14 @@ Digest128 FingerprintOf(const CalibrationSpec& spec, const ProfileKeys& keys) {
 // Runs stages with progress and journal.
 class StageDriver {
  public:
-  StageDriver(const CalibratorOptions& options, const CalibrationJournal& journal, uint32_t stages,
+  // `work`: of each stage.
+  StageDriver(const CalibratorOptions& options, const CalibrationJournal& journal, std::vector<double> work,
               CalibrationSink* sink)
-      : options_(options), journal_(journal), stages_(stages), sink_(sink) {}
+      : options_(options),
+        journal_(journal),
+        work_(std::move(work)),
+        sink_(sink),
+        time_left_(std::accumulate(work_.begin(), work_.end(), 0.0)) {}
 
   bool resumed() const { return resumed_; }
 
@@ -61,6 +69,8 @@ class StageDriver {
     ++number_;
     ASSIGN_OR_RETURN(uint64_t unit, journal_.Restore(number_, stage));
     resumed_ = resumed_ || unit > 0;
+    const double unit_work = work_[number_ - 1] / static_cast<double>(std::max<uint64_t>(stage->units(), 1));
+    time_left_.Skip(unit_work * static_cast<double>(unit));
     uint64_t saved = unit;
     absl::Time next_save = absl::Now() + options_.save_interval;
     for (Report(*stage, unit); unit < stage->units(); Report(*stage, unit)) {
@@ -68,7 +78,9 @@ class StageDriver {
         if (unit > saved) RETURN_IF_ERROR(journal_.Save(number_, unit, *stage));
         return absl::CancelledError("calibration was interrupted; the same call goes on where it stopped");
       }
+      const absl::Time begin = absl::Now();
       RETURN_IF_ERROR(stage->RunUnit(unit++));
+      time_left_.Add(unit_work, absl::Now() - begin);
       if (unit == stage->units() || absl::Now() >= next_save) {
         const absl::Time start = absl::Now();
         RETURN_IF_ERROR(journal_.Save(number_, unit, *stage));
@@ -81,13 +93,18 @@ class StageDriver {
 
  private:
   void Report(const CalibrationStage& stage, uint64_t done) {
-    sink_->OnProgress({stage.name(), number_, stages_, done, stage.units()});
+    const std::optional<absl::Duration> left = time_left_.Estimate();
+    CalibrationProgress progress{stage.name(), number_,       static_cast<uint32_t>(work_.size()),
+                                 done,         stage.units(), std::nullopt};
+    if (left.has_value()) progress.seconds_left = absl::ToDoubleSeconds(*left);
+    sink_->OnProgress(progress);
   }
 
   const CalibratorOptions& options_;
   const CalibrationJournal& journal_;
-  const uint32_t stages_;
+  const std::vector<double> work_;  // by stage
   CalibrationSink* const sink_;
+  TimeLeft time_left_;
   uint32_t number_ = 0;
   bool resumed_ = false;
 };
@@ -120,6 +137,13 @@ struct StageSet {
   std::unique_ptr<FeatureRecorder> features;
   RoutingSums sums;
   std::vector<std::unique_ptr<CalibrationStage>> stages;
+  std::vector<double> work;  // by stage
+
+  CalibrationStage* Add(std::unique_ptr<CalibrationStage> stage, double stage_work) {
+    stages.push_back(std::move(stage));
+    work.push_back(stage_work);
+    return stages.back().get();
+  }
 };
 
 absl::Status OpenFeatures(const CalibratorOptions& options, const ModelConfig& config,
@@ -140,33 +164,46 @@ void MakeStages(const CalibrationSpec& spec, const CalibratorOptions& options, c
                 const ProfileKeys& keys, const std::string& folder, WindowHost* host, CalibrationSink* sink,
                 StageSet* set) {
   const ModelConfig& config = pack.config();
-  set->stages.push_back(
-      std::make_unique<ActivationStage>(config, keys, set->windows, host, set->features.get()));
-  CalibrationStage* const activations = set->stages.back().get();
+  const std::vector<CalibrationWindow>& windows = set->windows;
+  const PositionWork work(config);
+  // Of the passes of the first `count` windows; those that are held out are as long.
+  const auto passes = [&windows](uint64_t count, double position_work) {
+    return static_cast<double>(PositionsOf(windows, count)) * position_work;
+  };
+  CalibrationStage* const activations =
+      set->Add(std::make_unique<ActivationStage>(config, keys, windows, host, set->features.get()),
+               passes(windows.size(), work.Whole(false)));
+  const uint64_t sparsity_count = WindowsFor(windows, spec.sparsity_tokens);
   if (spec.sparsity_tokens > 0) {
-    set->stages.push_back(std::make_unique<NeuronStage>(
-        config, keys, set->windows, WindowsFor(set->windows, spec.sparsity_tokens), host));
+    set->Add(std::make_unique<NeuronStage>(config, keys, windows, sparsity_count, host),
+             passes(sparsity_count, work.Whole(false)));
   }
   if (spec.sensitivity_tokens > 0) {
-    const uint64_t count = WindowsFor(set->windows, spec.sensitivity_tokens);
-    set->stages.push_back(std::make_unique<RoutingStage>(config, set->windows, count, host, &set->sums));
-    set->stages.push_back(std::make_unique<FisherStage>(config, keys, set->windows, count, spec.fisher_draws,
-                                                        spec.seed, host, &set->sums));
-    CalibrationStage* const sensitivities = set->stages.back().get();
-    set->stages.push_back(
-        std::make_unique<GatingStage>(config, keys, set->windows, count, sensitivities, host));
+    const uint64_t count = WindowsFor(windows, spec.sensitivity_tokens);
+    set->Add(std::make_unique<RoutingStage>(config, windows, count, host, &set->sums),
+             passes(count, work.SingleExperts()));
+    CalibrationStage* const sensitivities =
+        set->Add(std::make_unique<FisherStage>(config, keys, windows, count, spec.fisher_draws, spec.seed,
+                                               host, &set->sums),
+                 passes(count, work.Fisher(spec.fisher_draws)));
+    auto gating = std::make_unique<GatingStage>(config, keys, windows, count, sensitivities, host);
+    const double runs = static_cast<double>(gating->units()) / static_cast<double>(count);
+    set->Add(std::move(gating), passes(count, runs * work.Whole(true)));
   }
   if (spec.sparsity_tokens > 0 && !spec.quality_bounds.empty()) {
-    set->stages.push_back(std::make_unique<CutoffStage>(keys, set->windows,
-                                                        WindowsFor(set->windows, spec.sparsity_tokens),
-                                                        spec.quality_bounds, folder, activations, host));
+    auto cutoff = std::make_unique<CutoffStage>(keys, windows, sparsity_count, spec.quality_bounds, folder,
+                                                activations, host);
+    const double runs = static_cast<double>(cutoff->units()) / static_cast<double>(sparsity_count);
+    set->Add(std::move(cutoff), passes(sparsity_count, runs * work.Whole(true)));
   }
-  set->stages.push_back(
-      std::make_unique<CacheStage>(config, keys, set->windows, WindowsFor(set->windows, kCacheTokens), host));
+  const uint64_t cache_count = WindowsFor(windows, kCacheTokens);
+  set->Add(std::make_unique<CacheStage>(config, keys, windows, cache_count, host),
+           passes(cache_count, work.Whole(false)));
   if (set->features != nullptr) {
-    set->stages.push_back(std::make_unique<PredictorStage>(
-        config, keys, set->windows, set->features.get(),
-        PredictorTraining{spec.epochs, spec.seed, options.threads, [sink] { return sink->Cancelled(); }}));
+    set->Add(std::make_unique<PredictorStage>(config, keys, windows, set->features.get(),
+                                              PredictorTraining{spec.epochs, spec.seed, options.threads,
+                                                                [sink] { return sink->Cancelled(); }}),
+             static_cast<double>(set->features->positions()) * spec.epochs * work.Predictors());
   }
 }
 
@@ -206,7 +243,7 @@ absl::StatusOr<CalibrationSummary> Calibrate(const CalibrationSpec& spec, const 
     RETURN_IF_ERROR(OpenFeatures(options, pack.config(), journal->folder(), &set));
   }
   MakeStages(spec, options, pack, keys, journal->folder(), &host, sink, &set);
-  StageDriver driver(options, *journal, static_cast<uint32_t>(set.stages.size()), sink);
+  StageDriver driver(options, *journal, set.work, sink);
   for (const std::unique_ptr<CalibrationStage>& stage : set.stages) {
     RETURN_IF_ERROR(driver.Run(stage.get()));
   }

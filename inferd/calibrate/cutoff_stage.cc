@@ -21,7 +21,7 @@ CutoffStage::CutoffStage(const ProfileKeys& keys, const std::vector<CalibrationW
                          CalibrationStage* thresholds, WindowHost* host)
     : keys_(keys),
       windows_(windows),
-      first_(windows.size() - count),
+      count_(count),
       bounds_(std::move(bounds)),
       folder_(std::move(folder)),
       thresholds_(thresholds),
@@ -30,56 +30,69 @@ CutoffStage::CutoffStage(const ProfileKeys& keys, const std::vector<CalibrationW
       within_(bounds_.size(), 0),
       beyond_(bounds_.size(), kPercents) {}
 
-uint64_t CutoffStage::units() const { return 1 + kHalvings * bounds_.size(); }
+uint64_t CutoffStage::units() const { return (1 + kHalvings * bounds_.size()) * count_; }
 
 absl::Status CutoffStage::RunUnit(uint64_t unit) {
-  if (unit == 0) {
-    ASSIGN_OR_RETURN(base_loss_, LossWith({}));
-    rises_[0] = 0;
-    return absl::OkStatus();
+  const uint64_t run = unit / count_;  // 0: nothing left out
+  const uint64_t place = unit % count_;
+  const size_t bound = run == 0 ? 0 : (run - 1) / kHalvings;
+  if (run > 0 && beyond_[bound] - within_[bound] <= 1) return absl::OkStatus();
+  const uint32_t percent = run == 0 ? 0 : (within_[bound] + beyond_[bound]) / 2;
+  if (rises_[percent] == kUnknown) {
+    RETURN_IF_ERROR(AddWindow(run, percent, windows_[windows_.size() - count_ + place]));
   }
-  const size_t bound = (unit - 1) / kHalvings;
-  if (beyond_[bound] - within_[bound] <= 1) return absl::OkStatus();
-  const uint32_t middle = (within_[bound] + beyond_[bound]) / 2;
-  ASSIGN_OR_RETURN(const double rise, RiseAt(middle));
-  (rise <= bounds_[bound] ? within_ : beyond_)[bound] = middle;
+  if (place + 1 < count_) return absl::OkStatus();
+  if (rises_[percent] == kUnknown) rises_[percent] = RiseOf(run_loss_);
+  if (run == 0) {
+    base_loss_ = run_loss_;
+    rises_[0] = 0;
+  } else {
+    (rises_[percent] <= bounds_[bound] ? within_ : beyond_)[bound] = percent;
+  }
+  run_loss_ = 0;
   return absl::OkStatus();
 }
 
-absl::StatusOr<double> CutoffStage::RiseAt(uint32_t percent) {
-  if (rises_[percent] != kUnknown) return rises_[percent];
-  SparsityConfig config;
-  config.order = SparsityOrder::kGate;
-  config.target = percent / 100.0;
-  config.scope = ThresholdScope::kModel;
-  const absl::StatusOr<double> loss = LossWith(config);
-  if (absl::IsInvalidArgument(loss.status())) {
-    // The routed experts cannot leave out as much as the dense shared expert would ask of them.
-    return rises_[percent] = std::numeric_limits<double>::infinity();
+absl::Status CutoffStage::AddWindow(uint64_t run, uint32_t percent, const CalibrationWindow& window) {
+  if (run_set_up_ != run) {
+    const absl::Status set_up = SetUp(percent);
+    if (absl::IsInvalidArgument(set_up)) {
+      // The routed experts cannot leave out as much as the dense shared expert would ask of them.
+      rises_[percent] = std::numeric_limits<double>::infinity();
+      return absl::OkStatus();
+    }
+    RETURN_IF_ERROR(set_up);
+    run_set_up_ = run;
   }
-  RETURN_IF_ERROR(loss.status());
-  uint64_t targets = 0;
-  for (uint64_t i = first_; i < windows_.size(); ++i) targets += windows_[i].targets.size();
-  return rises_[percent] = std::expm1((*loss - base_loss_) / static_cast<double>(targets));
+  ASSIGN_OR_RETURN(const double loss, host_->Run(window, {}));
+  run_loss_ += loss;
+  return absl::OkStatus();
 }
 
-absl::StatusOr<double> CutoffStage::LossWith(const SparsityConfig& config) {
+absl::Status CutoffStage::SetUp(uint32_t percent) {
   if (!table_written_) {
     ASSIGN_OR_RETURN(const auto files, thresholds_->Finish());
     RETURN_IF_ERROR(WriteProfileFile(folder_, kThresholdsName, files.at(kThresholdsName)));
     table_written_ = true;
   }
-  RETURN_IF_ERROR(host_->UseSparsity(config, folder_));
-  double loss = 0;
-  for (uint64_t i = first_; i < windows_.size(); ++i) {
-    ASSIGN_OR_RETURN(const double window, host_->Run(windows_[i], {}));
-    loss += window;
+  SparsityConfig config;
+  if (percent > 0) {
+    config.order = SparsityOrder::kGate;
+    config.target = percent / 100.0;
+    config.scope = ThresholdScope::kModel;
   }
-  return loss;
+  return host_->UseSparsity(config, folder_);
+}
+
+double CutoffStage::RiseOf(double loss) const {
+  uint64_t targets = 0;
+  for (uint64_t i = windows_.size() - count_; i < windows_.size(); ++i) targets += windows_[i].targets.size();
+  return std::expm1((loss - base_loss_) / static_cast<double>(targets));
 }
 
 void CutoffStage::Save(std::string* out) const {
   AppendValue(base_loss_, out);
+  AppendValue(run_loss_, out);
   AppendValues(rises_, out);
   AppendValues(within_, out);
   AppendValues(beyond_, out);
@@ -87,6 +100,7 @@ void CutoffStage::Save(std::string* out) const {
 
 absl::Status CutoffStage::Load(ByteReader* reader) {
   RETURN_IF_ERROR(reader->Take(&base_loss_));
+  RETURN_IF_ERROR(reader->Take(&run_loss_));
   RETURN_IF_ERROR(reader->TakeMany(kPercents, &rises_));
   RETURN_IF_ERROR(reader->TakeMany(bounds_.size(), &within_));
   RETURN_IF_ERROR(reader->TakeMany(bounds_.size(), &beyond_));
@@ -100,7 +114,9 @@ absl::Status CutoffStage::Load(ByteReader* reader) {
 
 absl::StatusOr<std::map<std::string, std::string>> CutoffStage::Finish() {
   CutoffProfile profile{
-      keys_.model_id, PositionsOf(windows_, windows_.size()) - PositionsOf(windows_, first_), {}};
+      keys_.model_id,
+      PositionsOf(windows_, windows_.size()) - PositionsOf(windows_, windows_.size() - count_),
+      {}};
   for (size_t i = 0; i < bounds_.size(); ++i) {
     profile.cutoffs.push_back(
         {Lead::kGate, bounds_[i], within_[i] / 100.0, within_[i] == 0 ? 0 : rises_[within_[i]]});

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,20 +32,24 @@ class CutoffStage final : public CalibrationStage {
   absl::StatusOr<std::map<std::string, std::string>> Finish() override;
 
  private:
-  // Relative rise of perplexity at a sparsity in percent.
-  absl::StatusOr<double> RiseAt(uint32_t percent);
-  absl::StatusOr<double> LossWith(const SparsityConfig& config);
+  absl::Status AddWindow(uint64_t run, uint32_t percent, const CalibrationWindow& window);
+  // What windows run with from now on; INVALID_ARGUMENT if there is no such sparsity.
+  absl::Status SetUp(uint32_t percent);
+  // Relative rise of perplexity.
+  double RiseOf(double loss) const;
 
   const ProfileKeys keys_;
   const std::vector<CalibrationWindow>& windows_;
-  const uint64_t first_;
+  const uint64_t count_;
   const std::vector<double> bounds_;
   const std::string folder_;
   CalibrationStage* const thresholds_;
   WindowHost* const host_;
   bool table_written_ = false;
+  std::optional<uint64_t> run_set_up_;  // the run that the host is set up for
 
   double base_loss_ = 0;
+  double run_loss_ = 0;           // of the windows of the run that is under way
   std::vector<double> rises_;     // by percent; negative infinity: not measured
   std::vector<uint32_t> within_;  // by bound: the largest percent known to be within it
   std::vector<uint32_t> beyond_;  // by bound: the smallest percent known not to be

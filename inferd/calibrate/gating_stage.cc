@@ -57,34 +57,34 @@ GatingStage::GatingStage(const ModelConfig& config, const ProfileKeys& keys,
       host_(host),
       squares_(config.layers.size()) {}
 
-uint64_t GatingStage::units() const { return count_ + 1 + kGatingKinds * kShareCount; }
+uint64_t GatingStage::units() const { return count_ + held_out_ * (1 + kGatingKinds * kShareCount); }
 
 absl::Status GatingStage::RunUnit(uint64_t unit) {
   if (unit < count_) {
     SquaresTap tap(&squares_);
-    return host_->Run(windows_[unit], {.tap = &tap}).status();
+    return host_->Run(windows_[unit], {.tap = &tap, .loss = false}).status();
   }
   RETURN_IF_ERROR(FindThresholds());
-  if (unit == count_) {
-    RETURN_IF_ERROR(host_->UseSparsity({}, ""));
-    ASSIGN_OR_RETURN(base_loss_, HeldOutLoss(nullptr));
-    return absl::OkStatus();
+  const uint64_t run = (unit - count_) / held_out_;  // 0: all experts
+  const uint64_t place = (unit - count_) % held_out_;
+  const GatingRule* const gating = run == 0 ? nullptr : RuleOf(run - 1);
+  const CalibrationWindow& window = windows_[windows_.size() - held_out_ + place];
+  ASSIGN_OR_RETURN(const double loss, host_->Run(window, {.gating = gating}));
+  run_loss_ += loss;
+  if (place + 1 < held_out_) return absl::OkStatus();
+  if (run == 0) {
+    base_loss_ = run_loss_;
+  } else {
+    losses_.push_back(run_loss_);
   }
-  const uint64_t run = unit - count_ - 1;
-  GatingRule& rule = rules_[run / kShareCount];
-  rule.threshold = tables_[run / kShareCount].Threshold(kShares[run % kShareCount]);
-  ASSIGN_OR_RETURN(const double loss, HeldOutLoss(&rule));
-  losses_.push_back(loss);
+  run_loss_ = 0;
   return absl::OkStatus();
 }
 
-absl::StatusOr<double> GatingStage::HeldOutLoss(const GatingRule* gating) {
-  double loss = 0;
-  for (uint64_t i = windows_.size() - held_out_; i < windows_.size(); ++i) {
-    ASSIGN_OR_RETURN(const double window, host_->Run(windows_[i], {.gating = gating}));
-    loss += window;
-  }
-  return loss;
+const GatingRule* GatingStage::RuleOf(uint64_t run) {
+  GatingRule& rule = rules_[run / kShareCount];
+  rule.threshold = tables_[run / kShareCount].Threshold(kShares[run % kShareCount]);
+  return &rule;
 }
 
 absl::Status GatingStage::FindThresholds() {
@@ -112,6 +112,7 @@ void GatingStage::Save(std::string* out) const {
     AppendValues(layer, out);
   }
   AppendValue(base_loss_, out);
+  AppendValue(run_loss_, out);
   AppendValue(uint64_t{losses_.size()}, out);
   AppendValues(losses_, out);
 }
@@ -123,6 +124,7 @@ absl::Status GatingStage::Load(ByteReader* reader) {
     RETURN_IF_ERROR(reader->TakeMany(count, &layer));
   }
   RETURN_IF_ERROR(reader->Take(&base_loss_));
+  RETURN_IF_ERROR(reader->Take(&run_loss_));
   RETURN_IF_ERROR(reader->Take(&count));
   if (count > kGatingKinds * kShareCount) return reader->Damaged(absl::StrCat(count, " gating losses"));
   return reader->TakeMany(count, &losses_);

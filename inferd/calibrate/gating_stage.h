@@ -34,7 +34,8 @@ class GatingStage final : public CalibrationStage {
 
  private:
   absl::Status FindThresholds();
-  absl::StatusOr<double> HeldOutLoss(const GatingRule* gating);
+  // With the threshold of run `run` of kinds * shares.
+  const GatingRule* RuleOf(uint64_t run);
 
   const ModelConfig& config_;
   const ProfileKeys keys_;
@@ -45,6 +46,7 @@ class GatingStage final : public CalibrationStage {
   WindowHost* const host_;
   std::vector<std::vector<float>> squares_;  // by layer: (1 - alpha)^2 of each token
   double base_loss_ = 0;
+  double run_loss_ = 0;         // of the held-out windows of the run that is under way
   std::vector<double> losses_;  // [kinds * shares] as far as measured
   // Follow from what the stages before and squares_ say.
   std::vector<GatingRule> rules_;  // by kind, thresholds unset

@@ -38,7 +38,7 @@ NeuronStage::NeuronStage(const ModelConfig& config, const ProfileKeys& keys,
 
 absl::Status NeuronStage::RunUnit(uint64_t unit) {
   known_ = false;
-  RETURN_IF_ERROR(host_->Run(windows_[unit], {.tap = this}).status());
+  RETURN_IF_ERROR(host_->Run(windows_[unit], {.tap = this, .loss = false}).status());
   tokens_ += windows_[unit].input.size();
   return absl::OkStatus();
 }

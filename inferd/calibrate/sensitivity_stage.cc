@@ -170,7 +170,7 @@ FisherStage::FisherStage(const ModelConfig& config, const ProfileKeys& keys,
 
 absl::Status FisherStage::RunUnit(uint64_t unit) {
   ResidualTap base(config_, &host_->runner(), nullptr);
-  RETURN_IF_ERROR(host_->Run(windows_[unit], {.tap = &base}).status());
+  RETURN_IF_ERROR(host_->Run(windows_[unit], {.tap = &base, .loss = false}).status());
   const std::vector<float> ones(config_.hidden, 1.0f);
   std::vector<float> spread(config_.hidden);
   for (uint32_t layer = 0; layer < config_.layers.size(); ++layer) {

@@ -46,9 +46,11 @@ class WindowRunner {
     uint32_t first_layer = 0;
     const ExpertChoice* choice = nullptr;  // experts to keep to; null: the router's own
     const GatingRule* gating = nullptr;    // fewer experts by this rule; null: all
+    // What only looks at layers does without: with 100000 words the head takes as long as several of them.
+    bool loss = true;
   };
-  // The summed loss of the window's targets, nats. With a first layer the window must be the one that ran
-  // last. `step` numbers rise from call to call.
+  // The summed loss of the window's targets, nats; 0 without `loss`. With a first layer the window must be
+  // the one that ran last. `step` numbers rise from call to call.
   absl::StatusOr<double> Run(const CalibrationWindow& window, const Hooks& hooks, uint64_t step);
 
   // Copies `rows` rows of `width` floats to host memory, packed.

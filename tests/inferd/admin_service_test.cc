@@ -208,10 +208,11 @@ TEST_F(AdminServiceTest, CalibrateHandsOverWhatIsAskedAndReportsProgressAndEnd) 
   EXPECT_EQ(spec.fisher_draws, CalibrationSpec().fisher_draws);
 
   v1::CalibrateResponse response;
-  sink->OnProgress({"activations", 1, 3, 7, 10});
+  sink->OnProgress({"activations", 1, 3, 7, 10, 12.5});
   ASSERT_TRUE(stream->Read(&response));
   EXPECT_EQ(response.progress().stage(), "activations");
   EXPECT_EQ(response.progress().done(), 7u);
+  EXPECT_EQ(response.progress().seconds_left(), 12.5);
   EXPECT_FALSE(sink->Cancelled());
   sink->OnFinished({"/packs/tiny/profile", 3, {"usage.json"}, 1.5, true});
   ASSERT_TRUE(stream->Read(&response));
