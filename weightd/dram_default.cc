@@ -1,6 +1,8 @@
 #include "weightd/dram_default.h"
 
 #include <algorithm>
+#include <set>
+#include <string>
 
 #include "common/pack/pack.h"
 
@@ -10,7 +12,9 @@ uint64_t DefaultDramBudget(const std::vector<const Pack*>& packs, uint32_t threa
   uint64_t all = 0;
   uint64_t dense = 0;
   uint64_t largest = 0;
+  std::set<std::string> counted;
   for (const Pack* pack : packs) {
+    if (!counted.insert(pack->model_id()).second) continue;  // the store holds it once, too
     all += pack->dense_bytes() + pack->total_expert_bytes();
     dense += pack->dense_bytes();
     largest = std::max(largest, pack->largest_expert_bytes());

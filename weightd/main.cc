@@ -149,9 +149,9 @@ int Serve(const WeightdOptions& options, int argc, const char* const* argv, spdl
   }
   process.server = *std::move(server);
   logger->info("{}", process.server->Describe());
-  loop.notifier().Status(absl::StrCat("serving ", options.packs.size(),
-                                      options.packs.size() == 1 ? " pack" : " packs", " on ",
-                                      options.socket));
+  const uint32_t packs = process.server->store().pack_count();
+  loop.notifier().Status(
+      absl::StrCat("serving ", packs, packs == 1 ? " pack" : " packs", " on ", options.socket));
   loop.Ready();
   AwaitEnd(&loop, &process);
   logger->info("ending: {}", loop.why_end());

@@ -1,7 +1,9 @@
 #include "weightd/weightd_server.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -88,6 +90,7 @@ struct WeightdServer::Impl {
   }
   absl::Status TakeSideSocket();
   absl::Status OpenStore();
+  void SayServedOnce(const std::string& dir, const std::string& first);
   absl::Status StartSide();
   absl::Status TestFetches();
   absl::Status StartRpc();
@@ -133,10 +136,21 @@ absl::Status WeightdServer::Impl::OpenStore() {
   ASSIGN_OR_RETURN(store, WeightStore::Create(std::move(store_options)));
   for (const std::string& dir : options.packs) {
     Say(absl::StrCat("opening ", dir));
-    RETURN_IF_ERROR(store->AddPack(dir).status());
+    const uint32_t before = store->pack_count();
+    ASSIGN_OR_RETURN(const uint32_t number, store->AddPack(dir));
+    if (number < before) SayServedOnce(dir, store->pack(number)->dir());
   }
   ASSIGN_OR_RETURN(warm_sets, WarmSets::Create(store.get(), log));
   return absl::OkStatus();
+}
+
+void WeightdServer::Impl::SayServedOnce(const std::string& dir, const std::string& first) {
+  std::error_code error;
+  const bool same = std::filesystem::equivalent(dir, first, error);
+  log(same ? LogSeverity::kInfo : LogSeverity::kWarning,
+      same ? absl::StrCat("--pack ", dir, " is given twice and served once")
+           : absl::StrCat("--pack ", dir, " holds the same model as ", first,
+                          ": it is served once, from there, and who asks for ", dir, " is refused"));
 }
 
 absl::Status WeightdServer::Impl::StartSide() {

@@ -6,11 +6,13 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <tuple>
 
 #include "common/error_detail.h"
 #include "common/net/unix_listener.h"
+#include "common/size.h"
 #include "inferd/session_weight_client.h"
 #include "tests/support/prometheus_text.h"
 #include "tests/support/temp_dir.h"
@@ -86,6 +88,22 @@ TEST_F(WeightdProcessTest, SecondInstanceOnTheSameSocketFailsNamingTheFirst) {
   EXPECT_EQ(code, 1);
   EXPECT_TRUE(Has(output, "process " + std::to_string(weightd_.process().pid()))) << output;
   ExpectServes();
+}
+
+TEST_F(WeightdProcessTest, APackThatIsGivenTwiceIsServedAndCountedOnce) {
+  const std::string link = folder_.File("link");
+  const std::string copy = folder_.File("copy");
+  std::filesystem::create_directory_symlink(pack_.dir(), link);
+  std::filesystem::copy(pack_.dir(), copy, std::filesystem::copy_options::recursive);
+  // 0: the default, which follows from the packs. The socket is weightd_'s.
+  WeightdProcess weightd(folder_.path(), {pack_.dir(), link, copy}, 0);
+  weightd.Start();
+  ExpectServes();
+  const uint64_t bytes = pack_.pack().dense_bytes() + pack_.pack().total_expert_bytes();
+  EXPECT_TRUE(Has(weightd_.log(), "--dram-budget " + FormatSize(bytes) + ",")) << weightd_.log();
+  EXPECT_TRUE(Has(weightd_.log(), "--pack " + link + " is given twice")) << weightd_.log();
+  EXPECT_TRUE(Has(weightd_.log(), "--pack " + copy + " holds the same model as " + pack_.dir()))
+      << weightd_.log();
 }
 
 TEST_F(WeightdProcessTest, NextInstanceReplacesWhatAKilledOneLeft) {
