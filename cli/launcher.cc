@@ -160,8 +160,11 @@ absl::Status Launcher::UseRuntimeDir() {
 }
 
 absl::Status Launcher::JoinOrStart() {
-  ASSIGN_OR_RETURN(const UniqueFd lock,
-                   LockFile(paths_.start_lock, kLockPatience, context_.interrupt->flag()));
+  ASSIGN_OR_RETURN(
+      const UniqueFd lock,
+      LockFile(paths_.start_lock, kLockPatience, context_.interrupt->flag(), [this](const std::string&) {
+        SayWait(absl::StrCat("another command, which is starting daemons in ", paths_.dir), kLockPatience);
+      }));
   absl::StatusOr<UniqueFd> joined = ConnectUnix(paths_.supervisor_socket, UnixSocketType::kSeqPacket);
   if (joined.ok()) {
     supervisor_ = *std::move(joined);
@@ -190,7 +193,10 @@ absl::Status Launcher::AwaitLastDaemons() {
     if (!std::filesystem::exists(lock, error)) {
       continue;
     }
-    const absl::Status freed = LockFile(lock, kEndPatience, context_.interrupt->flag()).status();
+    const auto say = [this, &socket](const std::string& holder) {
+      SayWait(absl::StrCat(holder, ", which has not let go of ", socket), kEndPatience);
+    };
+    const absl::Status freed = LockFile(lock, kEndPatience, context_.interrupt->flag(), say).status();
     if (absl::IsCancelled(freed)) {
       return freed;
     }
@@ -445,6 +451,14 @@ bool Launcher::Leave(const char* word) {
   }
   supervisor_.reset();
   return !ConnectUnix(paths_.supervisor_socket, UnixSocketType::kSeqPacket).ok();
+}
+
+void Launcher::SayWait(const std::string& what, absl::Duration patience) {
+  progress_.Finish();
+  if (!json_ && !options_.quiet) {
+    std::fprintf(stderr, "sluice: waiting for %s (up to %s)\n", what.c_str(),
+                 FormatTimeSpan(patience).c_str());
+  }
 }
 
 void Launcher::Say(const std::string& text) const {

@@ -71,6 +71,8 @@ class Launcher {
   absl::Status DaemonFailure(const std::string& packet) const;
   // Says goodbye with a word of supervisor.h; true if the daemons have ended with it.
   bool Leave(const char* word);
+  // One line on what keeps the command waiting.
+  void SayWait(const std::string& what, absl::Duration patience);
   void Say(const std::string& text) const;
 
   const CommandContext& context_;

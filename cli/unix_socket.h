@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -21,9 +22,11 @@ namespace sluice::cli {
 UniqueFd OpenPidfd(pid_t pid);
 
 // Opens (creates, mode 0600) and locks `path`, waiting up to `patience`. DeadlineExceeded naming the path.
-// Cancelled once *cancel (may be null) is true.
+// Cancelled once *cancel (may be null) is true. `on_wait` (may be empty) hears once, after a second, who
+// holds the lock: "process 123", or "another process" if the file does not say.
 absl::StatusOr<UniqueFd> LockFile(const std::string& path, absl::Duration patience,
-                                  const std::atomic<bool>* cancel);
+                                  const std::atomic<bool>* cancel,
+                                  const std::function<void(const std::string& holder)>& on_wait = {});
 
 // Sends one packet; false once the peer is gone or does not read.
 bool SendPacket(int fd, std::string_view text);

@@ -119,6 +119,19 @@ class LauncherTest(harness.TestCase):
             self.ok(*self.greedy_run(self.greedy[0]))
             release.join()
 
+    def test_a_long_wait_for_sockets_says_whom_it_is_for(self):
+        with open(os.path.join(self.runtime, "weightd.sock.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock.write("4711\n")
+            lock.flush()
+            # The command waits for one of these: the line, or five seconds.
+            release = threading.Timer(2.5, fcntl.flock, (lock, fcntl.LOCK_UN))
+            release.start()
+            code, _, err = self.sluice("run", "--pack", self.pack, "--prompt", "Once", "-n", "1")
+            release.join()
+        self.assertEqual(code, 0, err)
+        self.assertRegex(err, r"waiting for process 4711, which has not let go of \S*/weightd\.sock \(up to")
+
     def test_nothing_stays_after_the_command_is_killed(self):
         run = self.start(*self.greedy_run(self.greedy[0], "--ignore-eos", n=400))
         run.read(20)
