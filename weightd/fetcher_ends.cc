@@ -148,15 +148,17 @@ void Fetcher::OnFilled(Gid gid, const Fill& fill) {
 
 void Fetcher::OnFailed(Gid gid, const Fill& fill, const ReadResult& result) {
   const ExtentRef ref = tier_->store().RefOf(gid);
-  const bool bad =
-      fill.reread && (result.outcome == ReadOutcome::kCorrupt || result.outcome == ReadOutcome::kEndOfFile);
+  // A file that ends early is no damage of the medium: somebody cut it and may put it back, which the next
+  // demand finds out by a read that costs nothing while it fails.
+  const bool bad = fill.reread && result.outcome == ReadOutcome::kCorrupt;
   tier_->AbandonFill(gid, bad);
   if (result.outcome == ReadOutcome::kCancelled) {
     return;
   }
   if (hooks_.log_error) {
-    hooks_.log_error(absl::StrCat(NameOf(gid), ": ", std::string(result.status.message()),
-                                  bad ? "; marked bad after a second read" : ""));
+    hooks_.log_error(
+        absl::StrCat(NameOf(gid), ": ", std::string(result.status.message()),
+                     bad ? "; marked bad after a second read: mend the pack and restart weightd" : ""));
   }
   for (Request* request : fill.waiters) {
     Finish(request, absl::StatusCode::kDataLoss, ref.extent);
