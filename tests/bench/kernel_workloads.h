@@ -13,6 +13,7 @@
 
 #include "common/pack/row_layout.h"
 #include "kernels/backend.h"
+#include "kernels/host/host_isa.h"
 #include "kernels/host/kernel_table.h"
 #include "kernels/host/thread_pool.h"
 
@@ -88,6 +89,8 @@ class KernelBench {
   Pass ExpertPass(const KernelShape& shape, const EncodingDescriptor& d, const std::vector<uint64_t>& order,
                   uint64_t* next);
   double CachedSpeed(const EncodingDescriptor& d, uint32_t cols, bool down);
+  // Whether down's rows of this encoding are fetched and read in turn from both halves of a block.
+  bool InHalves(const EncodingDescriptor& d) const;
   // One block of at most 64 rows from `place` on, by worker `worker`.
   // Of quantized rows `fetch` goes on meanwhile.
   void DownBlock(const EncodingDescriptor& d, uint32_t cols, const uint8_t* place, uint32_t worker,
@@ -98,6 +101,7 @@ class KernelBench {
   const KernelBenchOptions options_;
   const std::byte* const weights_;
   const HostIsa isa_;
+  const host::MemoryTuning tuning_ = host::TuningOfThisCpu();  // asking takes longer than a block
   const host::KernelTable* table_ = nullptr;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<ThreadPool> pool_;  // for what has no operation of its own
