@@ -75,12 +75,28 @@ absl::StatusOr<std::vector<uint64_t>> ParseCounts(const json& list, const std::s
   return counts;
 }
 
+// Whether the lists are as many and as long as the model's; what they hold is not looked at.
+bool HasShapeOf(const json& layers, const ModelConfig& config) {
+  if (layers.size() != config.layers.size()) return false;
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    if (layers[layer].is_array() && layers[layer].size() != config.layers[layer].moe.experts) return false;
+  }
+  return true;
+}
+
 absl::StatusOr<UsageProfile> UsageOf(const json& root, const std::string& subject, const ModelConfig& config,
                                      const std::string& source_digest) {
   UsageProfile usage;
   ASSIGN_OR_RETURN(const JsonObject object,
                    CheckRoot(root, subject, "source_digest", source_digest, &usage.source_digest));
   ASSIGN_OR_RETURN(usage.tokens, object.Uint("tokens", 1, kMaxCount));
+  ASSIGN_OR_RETURN(const json* any_layers, object.Array("layers"));
+  if (source_digest.empty() && !HasShapeOf(*any_layers, config)) {
+    // The caller would have found so by the key once it knows its own.
+    return absl::FailedPreconditionError(absl::StrCat(
+        subject, ": made for another model, with other layers or experts; `sluice calibrate` of a pack of ",
+        "this one makes one for it"));
+  }
   ASSIGN_OR_RETURN(const json* layers, LayersOf(object, config));
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     ASSIGN_OR_RETURN(

@@ -85,7 +85,8 @@ struct CutoffProfile {
 std::string ProfileFolder(const std::string& path);
 
 // Pure parsers over untrusted bytes; `subject` opens messages. The shape must be that of `config`. An empty
-// key accepts any and leaves the comparison to the caller.
+// key accepts any and leaves the comparison to the caller; another shape is then FAILED_PRECONDITION in a
+// usage.
 absl::StatusOr<UsageProfile> ParseUsage(std::string_view text, const std::string& subject,
                                         const ModelConfig& config, const std::string& source_digest);
 absl::StatusOr<SensitivityProfile> ParseSensitivity(std::string_view text, const std::string& subject,

@@ -199,6 +199,18 @@ TEST(ProfileTest, ShapesOfAnotherModelAreDamage) {
             absl::StatusCode::kDataLoss);
 }
 
+// `pack` reads the usage before it has read the source whose key it is to have.
+TEST(ProfileTest, UsageOfAnotherShapeIsAnotherModelsWhereNoKeyIsKnown) {
+  const absl::Status status = ParseUsage(SerializeUsage(Usage()), "u", RoutedConfig(), "").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("another model"));
+  ModelConfig fewer = Config();
+  fewer.layers.pop_back();
+  EXPECT_EQ(ParseUsage(SerializeUsage(Usage()), "u", fewer, "").status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(ParseUsage(SerializeUsage(Usage()), "u", Config(), "").ok());
+}
+
 TEST(ProfileTest, ValuesThatCannotBeAreDamage) {
   UsageProfile usage = Usage();
   usage.experts[0][1] = 11;  // of 10 tokens
