@@ -20,7 +20,7 @@ using host::RoundUp;
 constexpr uint32_t kDownColumns = 256;
 constexpr uint32_t kListColumns = 512;
 // Tokens in one tile of the second phase with quantized rows (all columns at once).
-constexpr uint32_t kDownTokens = 8;
+constexpr uint32_t kDownTokens = host::kManyDownTokens;
 constexpr uint32_t kListTokens = 4;
 // Only 0 is less.
 constexpr float kSmallest = std::numeric_limits<float>::denorm_min();

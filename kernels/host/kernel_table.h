@@ -310,11 +310,17 @@ inline constexpr uint64_t GemmScratchFloats(uint32_t cols) {
 inline constexpr uint64_t DownScratchFloats(uint32_t cols) {
   return cols > 8192 ? uint64_t{2} * cols : uint64_t{64} * 256;
 }
+// Of quantized rows, so many tokens are worth summing in one call.
+inline constexpr uint32_t kManyDownTokens = 24;
+// For many tokens: codes of 64 neurons and 128 columns, and for each token pairs of coefficients, a scale and
+// a sum of sixteen groups. And a line more.
+inline constexpr uint64_t kManyDownWords = 8 * 32 * 16 + kManyDownTokens * 16 * (32 + 2) + 16;
+
 // Codes of 64 neurons and two more pairs, a scale and a sum for each of the smallest groups (twice as many
-// codes for larger ones); int32 sums of the columns, and two of 16 bits.
+// codes for larger ones); int32 sums of the columns, and two of 16 bits. And what many tokens take.
 inline constexpr uint64_t QuantDownWords(uint32_t cols) {
   return uint64_t{36} * (RoundUp(RoundUp(cols, 16) / 16, 8) + 16) + 2 * RoundUp(cols, kCodeAlign) +
-         kCodeAlign;
+         kCodeAlign + kManyDownWords;
 }
 
 // Codes of sixteen rows in pairs, and a scale and a zero of each of their smallest groups.

@@ -119,6 +119,11 @@ inline __m256i AddProducts(__m256i sum, __m256i a, __m256i b) {
 using NInt = __m256i;
 inline NInt NIntZero() { return _mm256_setzero_si256(); }
 inline NInt NIntSet1(int32_t x) { return _mm256_set1_epi32(x); }
+// Of sixteen columns that lie as 0-3 8-11 4-7 12-15, the order of their numbers.
+inline void NIntInOrder(const NInt* a, NInt* out) {
+  out[0] = _mm256_permute2x128_si256(a[0], a[1], 0x20);
+  out[1] = _mm256_permute2x128_si256(a[0], a[1], 0x31);
+}
 inline NInt NIntLoad(const int32_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
 inline N NFromInt(NInt a) { return _mm256_cvtepi32_ps(a); }
 inline NInt NAddProducts(NInt sum, NInt a, NInt b) { return AddProducts(sum, a, b); }

@@ -77,6 +77,8 @@ inline __m256i AddProducts(__m256i sum, __m256i a, __m256i b) { return _mm256_dp
 using NInt = __m512i;
 inline NInt NIntZero() { return _mm512_setzero_si512(); }
 inline NInt NIntSet1(int32_t x) { return _mm512_set1_epi32(x); }
+// Of sixteen columns that lie as 0-3 8-11 4-7 12-15, the order of their numbers.
+inline void NIntInOrder(const NInt* a, NInt* out) { out[0] = _mm512_shuffle_i32x4(a[0], a[0], 0xd8); }
 inline NInt NIntLoad(const int32_t* p) { return _mm512_load_si512(p); }
 inline N NFromInt(NInt a) { return _mm512_cvtepi32_ps(a); }
 inline NInt NAddProducts(NInt sum, NInt a, NInt b) { return _mm512_dpwssd_epi32(sum, a, b); }

@@ -319,8 +319,23 @@ void QuantDownRows(const QuantDownCall& call) {
   }
 }
 
+// From so many tokens on, codes are unpacked once for all of them. Where sums by bytes are quick that takes
+// more, and of two bits with AVX-512 it never gained (Zen 4, both in turn).
+template <QuantKind kKind>
+inline constexpr uint32_t kManyTokens = kKind == QuantKind::kMxfp4                 ? 6
+                                        : kNative == 16 && kKind == QuantKind::kQ2 ? UINT32_MAX
+                                        : kNative == 16 && kKind == QuantKind::kQ8 ? 12
+                                        : kNative == 16 || kKind == QuantKind::kQ2 ? 20
+                                                                                   : 6;
+
+template <QuantKind kKind>
+void ManyDown(const QuantDownCall& call);  // many_down-inl.h
+
 template <QuantKind kKind>
 void QuantDown(const QuantDownCall& call) {
+  if (call.tokens >= kManyTokens<kKind> && call.fetch == nullptr) {
+    return ManyDown<kKind>(call);
+  }
   if constexpr (kKind == QuantKind::kMxfp4) {
     return QuantDownRows<kKind, 2>(call);
   } else {

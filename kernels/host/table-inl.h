@@ -24,6 +24,7 @@
 #include "kernels/host/byte_down-inl.h"
 #include SLUICE_PANEL_DOWN
 #include "kernels/host/quant_down-inl.h"
+#include "kernels/host/many_down-inl.h"
 #include "kernels/host/span-inl.h"
 // clang-format on
 

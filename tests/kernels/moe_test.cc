@@ -85,8 +85,8 @@ std::vector<float> RunExperts(OpBench& bench, const std::vector<Expert>& experts
 struct Shape {
   uint32_t tokens, experts, top_k, width, hidden;
 };
-const Shape kShapes[] = {{1, 4, 2, 64, 64},  {1, 8, 8, 100, 96},  {2, 3, 2, 200, 130},
-                         {7, 5, 3, 129, 33}, {40, 4, 2, 70, 160}, {96, 2, 1, 257, 144}};
+const Shape kShapes[] = {{1, 4, 2, 64, 64},   {1, 8, 8, 100, 96},   {2, 3, 2, 200, 130}, {7, 5, 3, 129, 33},
+                         {40, 4, 2, 70, 160}, {96, 2, 1, 257, 144}, {25, 1, 1, 65, 280}, {21, 1, 1, 66, 296}};
 
 // Experts of every encoding, and of three different ones.
 TEST_P(MoeTest, ExpertsEqualTheReferenceBitForBit) {
