@@ -21,8 +21,7 @@ absl::StatusOr<uint32_t> ChooseThreads(uint32_t threads);
 // How this CPU's memory is asked for. Nothing here changes a result.
 struct MemoryTuning {
   uint32_t fetch_distance = 0;  // bytes that rows are fetched ahead of their reader (row_fetch.h)
-  // Rows of a matrix are read in turn from both halves of a tile, and RowFetch takes a range so.
-  bool two_streams = false;
+  bool two_streams = false;     // rows of a matrix are read in turn from both halves of a tile
 };
 MemoryTuning TuningOfThisCpu();
 

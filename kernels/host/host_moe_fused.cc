@@ -177,7 +177,7 @@ void HostBackend::FetchKept(WaitingBlock* waiting) {
 void HostBackend::FollowTile(const MoeCall& call, uint32_t tile, uint32_t worker) {
   WorkerScratch& scratch = workers_[worker];
   if (tile != scratch.next_tile) {
-    scratch.ahead.Clear(std::min(tuning_.fetch_distance, kLeadAhead), tuning_.two_streams);
+    scratch.ahead.Clear(std::min(tuning_.fetch_distance, kLeadAhead));
     scratch.listed_tile = tile;
     FetchThrough(call, tile, worker);
     if (scratch.tile_whole[tile % 4]) {

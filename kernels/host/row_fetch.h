@@ -39,15 +39,13 @@ class BasicLinesAhead {
  public:
   BasicLinesAhead() = default;  // fetches nothing
 
-  // `lines` at each place, `stride` bytes from one to the next. REQUIRES steps > 0, and no more Step()s than
-  // that.
-  void Start(const uint8_t* a, const uint8_t* b, uint32_t lines, uint32_t steps, uint32_t stride = 64) {
+  // `lines` at each place. REQUIRES steps > 0, and no more Step()s than that.
+  void Start(const uint8_t* a, const uint8_t* b, uint32_t lines, uint32_t steps) {
     places_[0] = a;
     places_[1] = b;
     at_ = 0;
-    stride_ = stride;
-    rate_ = lines * stride / steps;
-    due_ = lines * stride - rate_ * steps;
+    rate_ = lines * 64 / steps;
+    due_ = lines * 64 - rate_ * steps;
   }
 
   // kAside: what fetches is kept out of the code around it, which weighted sums of q8 and q4 by panels gain a
@@ -58,14 +56,13 @@ class BasicLinesAhead {
     while (__builtin_expect(at_ < due_, kAside ? 0 : 1)) {
       Line::At(places_[0] + at_);
       Line::At(places_[1] + at_);
-      at_ += stride_;
+      at_ += 64;
     }
   }
 
  private:
   const uint8_t* places_[2] = {};
   uint32_t at_ = 0;
-  uint32_t stride_ = 64;
   uint32_t due_ = 0;
   uint32_t rate_ = 0;  // bytes of each place in a step
 };
@@ -79,11 +76,9 @@ enum class RowSort : uint8_t { kStream, kGathered };
 template <class Line>
 class BasicRowFetch {
  public:
-  // Forgets everything. `distance`: how many bytes are fetched ahead. `two_streams`: whether a range is
-  // fetched in turn from both halves of a piece; else line by line, which is faster on Zen 4.
-  void Clear(uint32_t distance, bool two_streams = true) {
+  // Forgets everything. `distance`: how many bytes are fetched ahead.
+  void Clear(uint32_t distance) {
     distance_ = distance / 64;
-    two_streams_ = two_streams;
     ahead_ = done_ = piece_.lines = 0;
     for (Ranges& ranges : ranges_) {
       ranges.Clear();
@@ -144,7 +139,7 @@ class BasicRowFetch {
       const uint32_t n = std::min(wanted / 2, piece_.lines);
       if (n >= wanted / 4) {
         const Piece taken = Take(n);
-        return out->Start(taken.at[0], taken.at[1], n, steps, taken.stride);
+        return out->Start(taken.at[0], taken.at[1], n, steps);
       }
       FetchNow(n);  // the end of a row
       wanted -= 2 * n;
@@ -274,8 +269,7 @@ class BasicRowFetch {
   struct Piece {
     const uint8_t* at[2] = {};
     RowSort sorts[2] = {};
-    uint32_t lines = 0;    // of each
-    uint32_t stride = 64;  // from one to the next
+    uint32_t lines = 0;  // of each
 
     uint32_t LinesOf(RowSort sort) const {
       return (sorts[0] == sort ? lines : 0) + (sorts[1] == sort ? lines : 0);
@@ -326,7 +320,7 @@ class BasicRowFetch {
   }
 
   // Whether there is a piece: of two streams, of the stream and of a gathered row, of two neighbouring rows,
-  // of two halves of what is next, or of its lines two by two.
+  // or two halves of what is next.
   __attribute__((noinline)) bool NextPiece() {
     Of(reading_).DropBefore(read_[Index(reading_)] + done_);  // too late for these
     while (piece_.lines == 0 && !(Of(RowSort::kStream).empty() && Of(RowSort::kGathered).empty())) {
@@ -345,12 +339,7 @@ class BasicRowFetch {
       } else if (lines > 1) {
         const uint32_t n = std::min(lines / 2, kPieceLines);
         const uint8_t* half = from.Take(0, n);
-        const uint8_t* other_half = from.Take(0, n);
-        piece_ = {{half, other_half}, {sort, sort}, n};
-        if (!two_streams_) {
-          piece_.at[1] = half + 64;
-          piece_.stride = 128;
-        }
+        piece_ = {{half, from.Take(0, n)}, {sort, sort}, n};
       } else {
         Line::At(from.Take(0, 1));
         ++ahead_;
@@ -363,9 +352,9 @@ class BasicRowFetch {
   }
 
   Piece Take(uint32_t n) {
-    const Piece taken = {{piece_.at[0], piece_.at[1]}, {}, n, piece_.stride};
+    const Piece taken = {{piece_.at[0], piece_.at[1]}, {}, n};
     for (const uint8_t*& at : piece_.at) {
-      at += uint64_t{n} * piece_.stride;
+      at += uint64_t{n} * 64;
     }
     piece_.lines -= n;
     ahead_ += 2 * n;
@@ -374,7 +363,7 @@ class BasicRowFetch {
 
   void FetchNow(uint32_t n) {
     const Piece taken = Take(n);
-    for (uint64_t at = 0; at < uint64_t{n} * taken.stride; at += taken.stride) {
+    for (uint64_t at = 0; at < uint64_t{n} * 64; at += 64) {
       Line::At(taken.at[0] + at);
       Line::At(taken.at[1] + at);
     }
@@ -387,7 +376,6 @@ class BasicRowFetch {
   Piece piece_;
   uint32_t ahead_ = 0;  // lines that were fetched and not yet read
   uint32_t distance_ = 0;
-  bool two_streams_ = true;
   RowSort reading_ = RowSort::kStream;
   uint32_t lines_ = 0;     // that are read before one of the other sort
   uint32_t done_ = 0;      // of these, which have been read

@@ -162,10 +162,6 @@ Pass KernelBench::RowsPass(const EncodingDescriptor& d, uint32_t cols) {
   return pass;
 }
 
-bool KernelBench::InHalves(const EncodingDescriptor& d) const {
-  return tuning_.two_streams && table_->in_halves[host::QuantKindOf(d.encoding)];
-}
-
 void KernelBench::DownBlock(const EncodingDescriptor& d, uint32_t cols, const uint8_t* place, uint32_t worker,
                             host::RowFetch* fetch) {
   const uint64_t stride = StrideOf(d, cols);
@@ -183,7 +179,7 @@ void KernelBench::DownBlock(const EncodingDescriptor& d, uint32_t cols, const ui
     down.y = &y;
     down.neurons = kBlock;
     down.tokens = 1;
-    down.in_halves = InHalves(d);
+    down.in_halves = table_->in_halves[host::QuantKindOf(d.encoding)];
     down.fetch = fetch;
     down.fetch_lines = static_cast<uint32_t>((stride + 63) / 64);
     down.scratch = Aligned(scratch_[worker]);
@@ -214,13 +210,13 @@ Pass KernelBench::DownPass(const EncodingDescriptor& d, uint32_t cols) {
     pool_->Run((blocks + 31) / 32, [&](uint32_t tile, uint32_t worker) {
       const uint32_t end = std::min(blocks, (tile + 1) * 32);
       host::RowFetch fetch;
-      fetch.Clear(static_cast<uint32_t>(std::min<uint64_t>(tuning_.fetch_distance, block_bytes)),
-                  tuning_.two_streams);
+      fetch.Clear(static_cast<uint32_t>(std::min<uint64_t>(tuning_.fetch_distance, block_bytes)));
       const auto add = [&](uint32_t b) {
         if (b < end && IsQuantized(d.encoding)) {
           const uint8_t* block = place + b * block_bytes;
-          InHalves(d) ? fetch.AddStreams(block, block + block_bytes / 2, block_bytes / 2)
-                      : fetch.AddStream(block, block + block_bytes);
+          table_->in_halves[host::QuantKindOf(d.encoding)]
+              ? fetch.AddStreams(block, block + block_bytes / 2, block_bytes / 2)
+              : fetch.AddStream(block, block + block_bytes);
         }
       };
       add(tile * 32);

@@ -89,8 +89,6 @@ class KernelBench {
   Pass ExpertPass(const KernelShape& shape, const EncodingDescriptor& d, const std::vector<uint64_t>& order,
                   uint64_t* next);
   double CachedSpeed(const EncodingDescriptor& d, uint32_t cols, bool down);
-  // Whether down's rows of this encoding are fetched and read in turn from both halves of a block.
-  bool InHalves(const EncodingDescriptor& d) const;
   // One block of at most 64 rows from `place` on, by worker `worker`.
   // Of quantized rows `fetch` goes on meanwhile.
   void DownBlock(const EncodingDescriptor& d, uint32_t cols, const uint8_t* place, uint32_t worker,

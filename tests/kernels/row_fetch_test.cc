@@ -49,43 +49,41 @@ class RowFetchTest : public testing::Test {
 
 // As workers do: three blocks of the stream are known, and what is kept of one is read after the next.
 TEST_F(RowFetchTest, AsksForEachLineOnceAndForNoOther) {
-  for (const bool two_streams : {true, false}) {
-    for (const uint32_t row_lines : {1u, 2u, 5u, 18u, 37u, 200u}) {
-      lines_.clear();
-      fetch_.Clear(64 << 10, two_streams);
-      std::vector<uintptr_t> expected;
-      const auto add = [&](bool stream, uintptr_t first) {
-        const uint8_t* end = Line(first + row_lines);
-        stream ? fetch_.AddStream(Line(first), end - 7) : fetch_.AddGathered(Line(first) + 9, end);
-        for (uint32_t i = 0; i < row_lines; ++i) {
-          expected.push_back(first + i);
-        }
-      };
-      const auto add_block = [&](uintptr_t block) {
-        for (uintptr_t row = 0; row < 10; ++row) {
-          add(true, 1000 + (10 * block + row) * row_lines);
-        }
-      };
-      add_block(0);
-      add_block(1);
-      fetch_.Advance(100);
-      for (uintptr_t block = 0; block < 20; ++block) {
-        add_block(block + 2);
-        ReadRows(RowSort::kStream, 10 * row_lines);
-        for (uintptr_t row = 0; row < 6; ++row) {
-          add(false, 1000000 + (6 * block + row) * 333);
-        }
-        if (block > 0) {
-          ReadRows(RowSort::kGathered, 6 * row_lines);
-        }
+  for (const uint32_t row_lines : {1u, 2u, 5u, 18u, 37u, 200u}) {
+    lines_.clear();
+    fetch_.Clear(64 << 10);
+    std::vector<uintptr_t> expected;
+    const auto add = [&](bool stream, uintptr_t first) {
+      const uint8_t* end = Line(first + row_lines);
+      stream ? fetch_.AddStream(Line(first), end - 7) : fetch_.AddGathered(Line(first) + 9, end);
+      for (uint32_t i = 0; i < row_lines; ++i) {
+        expected.push_back(first + i);
       }
-      fetch_.Reads(RowSort::kStream, 0);
-      fetch_.SetDistance(64 << 20);
-      fetch_.Advance(100000);
-      std::sort(lines_.begin(), lines_.end());
-      std::sort(expected.begin(), expected.end());
-      ASSERT_EQ(lines_, expected) << row_lines;
+    };
+    const auto add_block = [&](uintptr_t block) {
+      for (uintptr_t row = 0; row < 10; ++row) {
+        add(true, 1000 + (10 * block + row) * row_lines);
+      }
+    };
+    add_block(0);
+    add_block(1);
+    fetch_.Advance(100);
+    for (uintptr_t block = 0; block < 20; ++block) {
+      add_block(block + 2);
+      ReadRows(RowSort::kStream, 10 * row_lines);
+      for (uintptr_t row = 0; row < 6; ++row) {
+        add(false, 1000000 + (6 * block + row) * 333);
+      }
+      if (block > 0) {
+        ReadRows(RowSort::kGathered, 6 * row_lines);
+      }
     }
+    fetch_.Reads(RowSort::kStream, 0);
+    fetch_.SetDistance(64 << 20);
+    fetch_.Advance(100000);
+    std::sort(lines_.begin(), lines_.end());
+    std::sort(expected.begin(), expected.end());
+    ASSERT_EQ(lines_, expected) << row_lines;
   }
 }
 
@@ -206,20 +204,6 @@ TEST_F(RowFetchTest, TakesAStreamAtTwoPlacesInTurn) {
     expected.insert(expected.end(), {356 + i, 428 + i});
   }
   EXPECT_EQ(lines_, expected);
-}
-
-TEST_F(RowFetchTest, TakesAStreamLineByLineWithoutTwoStreams) {
-  fetch_.Clear(1000 * 64, /*two_streams=*/false);
-  fetch_.AddStream(Line(100), Line(500));
-  fetch_.Advance(20);
-  ASSERT_EQ(lines_.size(), 30u);
-  Read(20, 3);
-  ASSERT_EQ(lines_.size(), 60u);
-  fetch_.Advance(200);  // beyond the first piece
-  ASSERT_EQ(lines_.size(), 360u);
-  for (uintptr_t i = 0; i < lines_.size(); ++i) {
-    ASSERT_EQ(lines_[i], 100 + i);
-  }
 }
 
 // Until they end, then what was added behind them; gathered rows wait for them.
