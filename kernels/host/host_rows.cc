@@ -15,9 +15,6 @@ constexpr uint32_t kTileTokens = 6;
 // Quantized down rows are read four at a time; the four after the next four are prefetched.
 constexpr uint32_t kDownRowsAhead = 8;
 
-// Rows that follow each other are prefetched two pages ahead.
-constexpr uint32_t kAhead = 8 << 10;
-
 // Listed rows, which no hardware prefetcher can follow, are prefetched so many bytes ahead (measured on Zen 4
 // and, float rows, on Granite Rapids).
 constexpr uint32_t kListAhead = 8 << 10;
@@ -28,7 +25,7 @@ constexpr uint32_t kRowsAtOnce = 4;
 host::RowPrefetch PrefetchOf(uint32_t row_bytes, uint32_t listed, uint32_t list_ahead = kListAhead,
                              uint32_t least_rows = 1) {
   if (listed == 0) {
-    return {kAhead, 0, 0};
+    return {host::kStreamAhead, 0, 0};
   }
   const uint32_t rows =
       std::clamp((list_ahead + row_bytes - 1) / row_bytes, least_rows, host::kMostRowsAhead);
@@ -46,8 +43,8 @@ host::RowPrefetch PrefetchOfFloats(uint32_t row_bytes, uint32_t listed, bool at_
 
 // Rows of two streams, 6 KiB ahead of both together (measured on Granite Rapids).
 host::RowPrefetch PrefetchOfTwo(uint32_t row_bytes, uint32_t listed) {
-  constexpr uint32_t kBothAhead = 6144;
-  const uint32_t rows = (kBothAhead + 2 * row_bytes - 1) / (2 * row_bytes) * 2;
+  constexpr uint32_t kAhead = 6144;
+  const uint32_t rows = (kAhead + 2 * row_bytes - 1) / (2 * row_bytes) * 2;
   host::RowPrefetch out{0, std::min(rows, host::kMostRowsAhead), listed};
   out.two_streams = true;
   return out;

@@ -32,6 +32,9 @@ struct RowPrefetch {
 
 inline constexpr uint32_t kMostRowsAhead = 12;  // even
 
+// Bytes that rows which follow each other in memory are prefetched ahead: two pages.
+inline constexpr uint32_t kStreamAhead = 8 << 10;
+
 // How far ahead, in each of them, weighted sums by panels prefetch the rows that they read.
 inline constexpr uint32_t kPanelAhead = 256;
 

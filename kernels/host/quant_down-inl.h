@@ -320,7 +320,8 @@ void QuantDownRows(const QuantDownCall& call) {
 }
 
 // From so many tokens on, codes are unpacked once for all of them. Where sums by bytes are quick that takes
-// more, and of two bits with AVX-512 it never gained (Zen 4, both in turn).
+// more, and of two bits with AVX-512 it never gained (Zen 4, groups of 64, both in turn; mxfp4 was not
+// measured).
 template <QuantKind kKind>
 inline constexpr uint32_t kManyTokens = kKind == QuantKind::kMxfp4                 ? 6
                                         : kNative == 16 && kKind == QuantKind::kQ2 ? UINT32_MAX
@@ -333,8 +334,10 @@ void ManyDown(const QuantDownCall& call);  // many_down-inl.h
 
 template <QuantKind kKind>
 void QuantDown(const QuantDownCall& call) {
-  if (call.tokens >= kManyTokens<kKind> && call.fetch == nullptr) {
-    return ManyDown<kKind>(call);
+  if constexpr (kManyTokens<kKind> != UINT32_MAX) {
+    if (call.tokens >= kManyTokens<kKind> && call.fetch == nullptr) {
+      return ManyDown<kKind>(call);
+    }
   }
   if constexpr (kKind == QuantKind::kMxfp4) {
     return QuantDownRows<kKind, 2>(call);

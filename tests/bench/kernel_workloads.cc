@@ -193,7 +193,7 @@ void KernelBench::DownBlock(const EncodingDescriptor& d, uint32_t cols, const ui
   down.neurons = kBlock;
   down.tokens = 1;
   down.cols = cols;
-  down.prefetch = {8 << 10, 0, 0};  // as HostBackend does
+  down.prefetch = {host::kStreamAhead, 0, 0};
   down.scratch = reinterpret_cast<float*>(Aligned(scratch_[worker]));
   table_->down[host::RowKindOf(d.encoding)](down);
 }
