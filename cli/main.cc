@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/command.h"
-#include "cli/interrupt.h"
+#include "cli/ui/command.h"
+#include "cli/ui/interrupt.h"
 
 namespace sluice::cli {
 namespace {

@@ -17,6 +17,16 @@ if(SLUICE_SANITIZE)
   target_link_options(sluice_options INTERFACE -fsanitize=${SLUICE_SANITIZE})
 endif()
 
+add_library(sluice_absl INTERFACE)
+target_link_libraries(sluice_absl INTERFACE absl::cleanup absl::cord absl::flat_hash_map absl::flat_hash_set absl::span
+                      absl::status absl::statusor absl::str_format absl::strings absl::synchronization absl::time)
+
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # -fpch-preprocess lets ccache hit with a precompiled header. g++ 12 warns without reason about copies of strings at
+  # -O3 (its bugs 105651 and 105329), and forgets what is a system header in a precompiled one.
+  set(SLUICE_PCH_OPTIONS -fpch-preprocess -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds)
+endif()
+
 # One precompiled header for all tests: GoogleTest and what nearly every test includes beside it cost more than the
 # tests themselves.
 file(WRITE ${CMAKE_BINARY_DIR}/test_pch.cc "// Owner of the tests' precompiled header.\n")
@@ -25,29 +35,60 @@ target_link_libraries(sluice_test_pch PRIVATE sluice_options GTest::gtest GTest:
 target_precompile_headers(sluice_test_pch PRIVATE <gmock/gmock.h> <gtest/gtest.h> <cstdint> <memory> <string> <vector>
                           <absl/status/statusor.h> <absl/strings/str_cat.h> <absl/time/time.h>)
 
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # -fpch-preprocess lets ccache hit with a precompiled header. g++ 12 warns without reason about "text" + std::string
-  # at -O3 (its bug 105651), which tests do everywhere.
-  set(SLUICE_TEST_OPTIONS -fpch-preprocess -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds)
-endif()
-target_compile_options(sluice_test_pch PRIVATE ${SLUICE_TEST_OPTIONS})
+target_compile_options(sluice_test_pch PRIVATE ${SLUICE_PCH_OPTIONS})
 
 # What the sanitizer presets build: sluice_test(... ASAN TSAN) adds its program to them.
 add_custom_target(sanitized_tests)
 add_custom_target(threaded_tests)
 
-# sluice_library(NAME SRCS a.cc ... [DEPS targets ...])
+# The rooms of the tree and what each may include: cmake/rooms.txt is the one list, for CMake and for the rooms' test.
+file(STRINGS ${CMAKE_SOURCE_DIR}/cmake/rooms.txt SLUICE_ROOMS REGEX "^[^#]")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cmake/rooms.txt)
+foreach(line ${SLUICE_ROOMS})
+  if(NOT line MATCHES "^([a-z_/]+): ?([a-z_/ ]*)$")
+    message(FATAL_ERROR "cmake/rooms.txt: cannot read \"${line}\"")
+  endif()
+  set(room ${CMAKE_MATCH_1})
+  string(REPLACE "/" "_" uses "${CMAKE_MATCH_2}")
+  string(REPLACE " " ";" uses "${uses}")
+  set(SLUICE_ROOM_${room} "${uses}")
+endforeach()
+
+# sluice_room(FOLDER [SRCS a.cc ...] [LIBS targets ...]): the library of one folder, named as it with _ for /; linked to
+# the rooms that cmake/rooms.txt allows it. LIBS: libraries from outside and generated protos.
+function(sluice_room folder)
+  cmake_parse_arguments(arg "" "" "SRCS;LIBS" ${ARGN})
+  string(REPLACE "/" "_" name ${folder})
+  if(NOT DEFINED SLUICE_ROOM_${folder})
+    message(FATAL_ERROR "cmake/rooms.txt does not list ${folder}")
+  endif()
+  set(needs sluice_options sluice_absl ${SLUICE_ROOM_${folder}} ${arg_LIBS} Threads::Threads)
+  if(NOT arg_SRCS)
+    add_library(${name} INTERFACE)
+    target_link_libraries(${name} INTERFACE ${needs})
+    return()
+  endif()
+  list(TRANSFORM arg_SRCS PREPEND ${CMAKE_SOURCE_DIR}/${folder}/)
+  add_library(${name} STATIC ${arg_SRCS})
+  target_link_libraries(${name} PUBLIC ${needs})
+endfunction()
+
+# sluice_program(NAME SRCS ... [ROOMS folders ...]): lands in build/<preset>/bin.
+function(sluice_program name)
+  cmake_parse_arguments(arg "" "" "SRCS;ROOMS" ${ARGN})
+  add_executable(${name} ${arg_SRCS})
+  set(needs)
+  foreach(room ${arg_ROOMS})
+    list(APPEND needs ${SLUICE_ROOM_${room}})
+  endforeach()
+  target_link_libraries(${name} PRIVATE sluice_options sluice_absl ${needs} Threads::Threads)
+endfunction()
+
+# sluice_library(NAME SRCS a.cc ... [DEPS targets ...]): what several tests or benchmarks share.
 function(sluice_library name)
   cmake_parse_arguments(arg "" "" "SRCS;DEPS" ${ARGN})
   add_library(${name} STATIC ${arg_SRCS})
-  target_link_libraries(${name} PUBLIC sluice_options ${arg_DEPS} Threads::Threads)
-endfunction()
-
-# sluice_program(NAME SRCS ... [DEPS ...]): lands in build/<preset>/bin.
-function(sluice_program name)
-  cmake_parse_arguments(arg "" "" "SRCS;DEPS" ${ARGN})
-  add_executable(${name} ${arg_SRCS})
-  target_link_libraries(${name} PRIVATE sluice_options ${arg_DEPS} Threads::Threads)
+  target_link_libraries(${name} PUBLIC sluice_options sluice_absl ${arg_DEPS} Threads::Threads)
 endfunction()
 
 # sluice_test(NAME SRCS ... [DEPS ...] [LABELS unit|e2e|stress|gpu ...] [TIMEOUT seconds] [ENV K=V ...] [SERIAL] [ASAN] [TSAN])
@@ -58,7 +99,7 @@ function(sluice_test name)
   add_executable(${name} ${arg_SRCS})
   target_link_libraries(${name} PRIVATE sluice_options ${arg_DEPS} GTest::gtest GTest::gmock GTest::gtest_main Threads::Threads)
   target_precompile_headers(${name} REUSE_FROM sluice_test_pch)
-  target_compile_options(${name} PRIVATE ${SLUICE_TEST_OPTIONS})
+  target_compile_options(${name} PRIVATE ${SLUICE_PCH_OPTIONS})
   # A test with definitions of its own (spdlog's, say) is compiled without it: no error, only slower.
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests PCH_WARN_INVALID OFF)
   if(NOT arg_LABELS)

@@ -1,4 +1,4 @@
-// Time as a dependency, so that tests can hold it still (tests/support/fake_clock.h).
+// Time as a dependency, so that tests can hold it still (tests/support/fakes/fake_clock.h).
 //
 // Thread safety: thread-safe; every method may be called from any thread.
 #ifndef SLUICE_COMMON_CLOCK_H_

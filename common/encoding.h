@@ -1,7 +1,7 @@
 // Row encodings and the parts of an expert: the words every layer of the system shares.
 //
 // A row is one neuron's weights along `hidden` (or any matrix row). Values are frozen: they are stored in
-// packs (common/pack/FORMAT.md) and in the session ABI (common/ring/session_abi.h).
+// packs (pack/FORMAT.md) and in the session ABI (common/ring/session_abi.h).
 //
 // Thread safety: plain values and pure functions.
 #ifndef SLUICE_COMMON_ENCODING_H_

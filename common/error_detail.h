@@ -1,6 +1,6 @@
 // Facts about an error for programs, carried as payloads of an absl::Status: a stable reason word, the
-// request field at fault, when a retry can help. common/grpc_status.h puts them into gRPC's status details
-// and back.
+// request field at fault, when a retry can help. daemon/grpc/grpc_status.h puts them into gRPC's status
+// details and back.
 //
 // Thread safety: pure functions, safe to call from any thread.
 #ifndef SLUICE_COMMON_ERROR_DETAIL_H_

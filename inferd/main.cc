@@ -7,16 +7,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/daemon_log.h"
-#include "common/daemon_loop.h"
-#include "common/grpc_server.h"
 #include "common/net/inherited_sockets.h"
-#include "common/process_signals.h"
 #include "common/ring/unique_fd.h"
-#include "common/service_notifier.h"
 #include "common/status.h"
-#include "inferd/daemon.h"
-#include "inferd/inferd_options.h"
+#include "daemon/daemon_log.h"
+#include "daemon/daemon_loop.h"
+#include "daemon/grpc/grpc_server.h"
+#include "daemon/process_signals.h"
+#include "daemon/service_notifier.h"
+#include "inferd/daemon/daemon.h"
+#include "inferd/daemon/inferd_options.h"
 #include "spdlog/logger.h"
 
 namespace sluice {

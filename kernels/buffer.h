@@ -1,7 +1,7 @@
 // Handles of device memory, and how a backend sees activations and weights in it. Never raw pointers: a
 // buffer may be in a GPU, or in a segment that another process owns.
 //
-// Units: offsets in bytes, strides as said at each. Source of the encodings: common/pack/FORMAT.md.
+// Units: offsets in bytes, strides as said at each. Source of the encodings: pack/FORMAT.md.
 //
 // Thread safety: plain values.
 #ifndef SLUICE_KERNELS_BUFFER_H_

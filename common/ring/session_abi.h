@@ -1,5 +1,5 @@
 // The session ABI: every byte that weightd and its clients share (weightd/ and
-// inferd/session_weight_client.h).
+// inferd/session/session_weight_client.h).
 //
 // Regions: per pack a residency table (weightd writes, clients map read-only), per session and pack a pin
 // array (the client alone writes), per session a control region with the two rings. common/ring/README.md has
@@ -110,7 +110,7 @@ inline constexpr uint64_t PinsBytes(uint32_t extent_count) {
 
 // A use's place in the session's own time: the engine step, and within it the running number of the release
 // (held at the largest value when a step has more). Steps of two sessions cannot be compared; weightd places
-// them on one axis by noting `last_stamp` whenever it decides something (weightd/step_timeline.h).
+// them on one axis by noting `last_stamp` whenever it decides something (weightd/dram/step_timeline.h).
 inline constexpr int kStampOrderBits = 16;
 inline constexpr uint64_t StepStamp(uint64_t step, uint64_t order) {
   constexpr uint64_t kLast = (uint64_t{1} << kStampOrderBits) - 1;

@@ -9,7 +9,7 @@
 #include "common/status.h"
 #include "common/text/proto_wire.h"
 #include "common/text/spec_builder.h"
-#include "common/text/utf8.h"
+#include "common/text/unicode/utf8.h"
 
 namespace sluice {
 namespace {

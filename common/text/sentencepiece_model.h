@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "common/text/stages/tokenizer_spec.h"
 #include "common/text/tokenizer_config.h"
-#include "common/text/tokenizer_spec.h"
 
 namespace sluice {
 

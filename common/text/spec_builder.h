@@ -9,7 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "common/text/tokenizer_spec.h"
+#include "common/text/stages/tokenizer_spec.h"
 
 namespace sluice {
 

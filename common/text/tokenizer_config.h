@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/text/stages/tokenizer_spec.h"
 #include "common/text/tokenizer.h"
-#include "common/text/tokenizer_spec.h"
 
 namespace sluice {
 

@@ -1,7 +1,7 @@
 #include "common/text/tokenizer_document.h"
 
 #include "absl/strings/str_cat.h"
-#include "common/text/vocabulary.h"
+#include "common/text/stages/vocabulary.h"
 
 namespace sluice {
 namespace {

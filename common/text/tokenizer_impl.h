@@ -14,13 +14,13 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
-#include "common/text/added_tokens.h"
-#include "common/text/bpe.h"
-#include "common/text/decoder.h"
-#include "common/text/normalizer.h"
-#include "common/text/pre_tokenizer.h"
+#include "common/text/stages/added_tokens.h"
+#include "common/text/stages/bpe.h"
+#include "common/text/stages/decoder.h"
+#include "common/text/stages/normalizer.h"
+#include "common/text/stages/pre_tokenizer.h"
+#include "common/text/stages/tokenizer_spec.h"
 #include "common/text/tokenizer.h"
-#include "common/text/tokenizer_spec.h"
 
 namespace sluice {
 

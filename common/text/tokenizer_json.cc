@@ -7,7 +7,7 @@
 #include "common/text/json_fields.h"
 #include "common/text/spec_builder.h"
 #include "common/text/tokenizer_document.h"
-#include "common/text/utf8.h"
+#include "common/text/unicode/utf8.h"
 
 namespace sluice {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "common/text/tokenizer_spec.h"
+#include "common/text/stages/tokenizer_spec.h"
 
 namespace sluice {
 

@@ -6,12 +6,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 jobs=${1:-$(nproc)}
 pattern='GUARDED_BY|LOCKS_REQUIRED|LOCKS_EXCLUDED|ABSL_SCOPED_LOCKABLE|ABSL_LOCKABLE'
 
-mapfile -t annotated < <(grep -rlE "$pattern" --include='*.h' --include='*.cc' common kernels weightd inferd cli tests)
+mapfile -t annotated < <(grep -rlE "$pattern" --include='*.h' --include='*.cc' common kernels weightd inferd cli pack daemon lab bench tests)
 sources=()
 for file in "${annotated[@]}"; do
   case $file in
     *.cc) sources+=("$file") ;;
-    *) mapfile -t users < <(grep -rlF "#include \"$file\"" --include='*.cc' common kernels weightd inferd cli)
+    *) mapfile -t users < <(grep -rlF "#include \"$file\"" --include='*.cc' common kernels weightd inferd cli pack daemon lab)
        sources+=("${users[@]}") ;;
   esac
 done

@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "common/checksum.h"
 #include "common/file_io.h"
-#include "inferd/calibrate/calibration_stage.h"
+#include "inferd/calibrate/windows/calibration_stage.h"
 
 namespace sluice {
 

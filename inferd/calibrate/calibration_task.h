@@ -8,9 +8,9 @@
 #include <memory>
 #include <thread>
 
-#include "common/pack/pack.h"
+#include "inferd/api/calibration_api.h"
 #include "inferd/calibrate/calibrator.h"
-#include "inferd/calibration_api.h"
+#include "pack/pack.h"
 
 namespace sluice {
 

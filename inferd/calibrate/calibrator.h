@@ -9,9 +9,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/pack/pack.h"
-#include "inferd/calibration_api.h"
-#include "inferd/model_parts.h"
+#include "inferd/api/calibration_api.h"
+#include "inferd/engine/parts/model_parts.h"
+#include "pack/pack.h"
 
 namespace sluice {
 

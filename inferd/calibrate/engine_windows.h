@@ -7,10 +7,10 @@
 #include <memory>
 #include <string>
 
-#include "common/pack/pack.h"
-#include "inferd/calibrate/calibration_stage.h"
 #include "inferd/calibrate/calibrator.h"
-#include "inferd/calibrate/scoped_backend.h"
+#include "inferd/calibrate/windows/calibration_stage.h"
+#include "inferd/calibrate/windows/scoped_backend.h"
+#include "pack/pack.h"
 
 namespace sluice {
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <string>
 
-#include "common/pack/row_layout.h"
 #include "common/status.h"
 #include "kernels/kv_layout.h"
+#include "pack/row_layout.h"
 
 namespace sluice {
 

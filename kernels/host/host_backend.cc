@@ -4,9 +4,9 @@
 #include <numeric>
 #include <utility>
 
-#include "common/pack/row_layout.h"
 #include "common/status.h"
 #include "kernels/host/host_isa.h"
+#include "pack/row_layout.h"
 
 namespace sluice {
 namespace {

@@ -14,8 +14,8 @@
 #include "absl/status/status.h"
 #include "kernels/common/cpu_backend.h"
 #include "kernels/host/host_isa.h"
-#include "kernels/host/kernel_table.h"
-#include "kernels/host/row_fetch.h"
+#include "kernels/host/simd/kernel_table.h"
+#include "kernels/host/simd/row_fetch.h"
 #include "kernels/host/thread_pool.h"
 
 namespace sluice {

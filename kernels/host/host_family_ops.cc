@@ -1,6 +1,6 @@
 // The small operations that only some families need.
 #include "kernels/host/host_backend.h"
-#include "kernels/host/row_kind.h"
+#include "kernels/host/simd/row_kind.h"
 
 namespace sluice {
 

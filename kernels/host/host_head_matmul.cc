@@ -1,8 +1,8 @@
 // HeadMatMul: a tile is one head for some tokens; a worker rounds that head's inputs itself.
 #include <algorithm>
 
-#include "common/pack/row_layout.h"
 #include "kernels/host/host_backend.h"
+#include "pack/row_layout.h"
 
 namespace sluice {
 

@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
-#include "kernels/host/kernel_table.h"
+#include "kernels/host/simd/kernel_table.h"
 
 namespace sluice::host {
 

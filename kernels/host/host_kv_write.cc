@@ -3,7 +3,7 @@
 
 #include "kernels/common/scalar_math.h"
 #include "kernels/host/host_backend.h"
-#include "kernels/host/row_kind.h"
+#include "kernels/host/simd/row_kind.h"
 #include "kernels/kv_layout.h"
 
 namespace sluice {

@@ -1,9 +1,9 @@
 // MatMul, Norm and Embed: rows of weights are cut into tiles; all tiles of all parts are one region.
 #include <algorithm>
 
-#include "common/pack/row_layout.h"
 #include "kernels/host/host_backend.h"
-#include "kernels/host/row_kind.h"
+#include "kernels/host/simd/row_kind.h"
+#include "pack/row_layout.h"
 
 namespace sluice {
 namespace {

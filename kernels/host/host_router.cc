@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/host/best.h"
 #include "kernels/host/host_backend.h"
+#include "kernels/host/simd/best.h"
 
 namespace sluice {
 namespace {

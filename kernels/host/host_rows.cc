@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/pack/row_layout.h"
 #include "kernels/host/host_backend.h"
-#include "kernels/host/row_kind.h"
+#include "kernels/host/simd/row_kind.h"
+#include "pack/row_layout.h"
 
 namespace sluice {
 namespace {

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/host/best.h"
 #include "kernels/host/host_backend.h"
+#include "kernels/host/simd/best.h"
 
 namespace sluice {
 using host::Best;

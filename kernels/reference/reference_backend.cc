@@ -6,8 +6,8 @@
 #include <numeric>
 #include <vector>
 
-#include "common/pack/row_layout.h"
 #include "kernels/reference/scalar.h"
+#include "pack/row_layout.h"
 
 namespace sluice {
 

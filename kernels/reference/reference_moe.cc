@@ -3,9 +3,9 @@
 #include <cmath>
 #include <vector>
 
-#include "common/pack/row_layout.h"
 #include "kernels/reference/reference_backend.h"
 #include "kernels/reference/scalar.h"
+#include "pack/row_layout.h"
 
 namespace sluice {
 namespace {

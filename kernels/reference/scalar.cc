@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <bit>
 
-#include "common/pack/row_layout.h"
 #include "kernels/common/half.h"
+#include "pack/row_layout.h"
 
 namespace sluice::reference {
 namespace {

@@ -1,4 +1,4 @@
-#include "cli/args.h"
+#include "cli/ui/args.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

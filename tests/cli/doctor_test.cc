@@ -3,7 +3,7 @@
 
 #include <cerrno>
 
-#include "cli/doctor_checks.h"
+#include "cli/doctor/doctor_checks.h"
 
 namespace sluice::cli {
 namespace {

@@ -1,5 +1,5 @@
 // Common options, the daemons' command lines, and codes in logs.
-#include "cli/options.h"
+#include "cli/launch/options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,9 +9,9 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
-#include "cli/bench_run.h"
-#include "cli/runtime_paths.h"
-#include "cli/status_words.h"
+#include "cli/launch/runtime_paths.h"
+#include "cli/measure/bench_run.h"
+#include "cli/ui/status_words.h"
 
 namespace sluice::cli {
 namespace {

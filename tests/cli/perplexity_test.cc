@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "cli/base_run.h"
-#include "cli/command.h"
-#include "cli/perplexity_math.h"
-#include "cli/safetensors_writer.h"
+#include "cli/measure/base_run.h"
+#include "cli/measure/perplexity_math.h"
+#include "cli/ui/command.h"
+#include "cli/ui/safetensors_writer.h"
 
 namespace sluice::cli {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cli/preset_report.h"
-#include "cli/preset_rows.h"
+#include "lab/preset_report.h"
+#include "lab/preset_rows.h"
 
 namespace sluice::cli {
 namespace {

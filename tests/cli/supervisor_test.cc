@@ -1,4 +1,4 @@
-#include "cli/supervisor.h"
+#include "cli/launch/supervisor.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-#include "cli/sweep_value.h"
+#include "lab/sweep_value.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

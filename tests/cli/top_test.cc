@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cli/top_report.h"
+#include "cli/commands/top_report.h"
 
 namespace sluice::cli {
 namespace {

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "common/pack/journal.h"
-#include "common/pack/pack.h"
-#include "common/pack/pack_writer.h"
 #include "common/strict_json.h"
+#include "pack/pack.h"
+#include "pack/writer/journal.h"
+#include "pack/writer/pack_writer.h"
 #include "tests/fuzz/pack_targets.h"
 #include "tests/support/folder_bytes.h"
 #include "tests/support/mutator.h"

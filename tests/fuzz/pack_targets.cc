@@ -6,17 +6,17 @@
 
 #include "absl/types/span.h"
 #include "common/checksum.h"
-#include "common/model/hf_config.h"
+#include "common/model/families/hf_config.h"
 #include "common/model/model_config_json.h"
 #include "common/model/model_limits.h"
 #include "common/model/safetensors.h"
-#include "common/pack/extent_table.h"
-#include "common/pack/journal.h"
-#include "common/pack/manifest.h"
-#include "common/pack/pack.h"
-#include "common/pack/recipe.h"
-#include "common/pack/row_layout.h"
 #include "common/strict_json.h"
+#include "pack/extent_table.h"
+#include "pack/manifest.h"
+#include "pack/pack.h"
+#include "pack/row_layout.h"
+#include "pack/writer/journal.h"
+#include "pack/writer/recipe.h"
 
 namespace sluice {
 namespace {

@@ -3,9 +3,9 @@
 #include <cstdlib>
 #include <new>
 
-#include "common/pack/row_layout.h"
 #include "gtest/gtest.h"
 #include "kernels/kv_layout.h"
+#include "pack/row_layout.h"
 #include "tests/kernels/op_testing.h"
 
 namespace {

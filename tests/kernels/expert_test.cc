@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/pack/row_layout.h"
 #include "gtest/gtest.h"
 #include "kernels/reference/scalar.h"
+#include "pack/row_layout.h"
 #include "tests/kernels/expert_testing.h"
 
 namespace sluice {

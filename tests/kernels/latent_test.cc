@@ -5,10 +5,10 @@
 #include <iterator>
 #include <numeric>
 
-#include "common/pack/row_layout.h"
 #include "gtest/gtest.h"
 #include "kernels/kv_layout.h"
 #include "kernels/rope_table.h"
+#include "pack/row_layout.h"
 #include "tests/kernels/op_testing.h"
 
 namespace sluice {

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/pack/row_layout.h"
 #include "gtest/gtest.h"
+#include "pack/row_layout.h"
 #include "tests/kernels/op_testing.h"
 
 namespace sluice {

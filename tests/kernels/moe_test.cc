@@ -3,8 +3,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "common/pack/row_layout.h"
 #include "gtest/gtest.h"
+#include "pack/row_layout.h"
 #include "tests/kernels/op_testing.h"
 
 namespace sluice {

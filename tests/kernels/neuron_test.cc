@@ -6,8 +6,8 @@
 #include <cstring>
 #include <numeric>
 
-#include "common/pack/row_layout.h"
 #include "gtest/gtest.h"
+#include "pack/row_layout.h"
 #include "tests/kernels/expert_testing.h"
 
 namespace sluice {

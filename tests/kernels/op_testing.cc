@@ -10,9 +10,9 @@
 #include <fstream>
 #include <utility>
 
-#include "common/pack/row_layout.h"
 #include "kernels/common/half.h"
 #include "kernels/common/resolve.h"
+#include "pack/row_layout.h"
 
 namespace sluice {
 namespace {

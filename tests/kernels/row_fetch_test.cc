@@ -1,14 +1,14 @@
 // Which lines RowFetch asks for, and when: addresses there are never read. And kernels that go on with one.
-#include "kernels/host/row_fetch.h"
+#include "kernels/host/simd/row_fetch.h"
 
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
-#include "common/pack/row_layout.h"
 #include "gtest/gtest.h"
 #include "kernels/host/host_isa.h"
-#include "kernels/host/row_kind.h"
+#include "kernels/host/simd/row_kind.h"
+#include "pack/row_layout.h"
 
 namespace sluice::host {
 namespace {

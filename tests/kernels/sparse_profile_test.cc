@@ -1,6 +1,6 @@
 // The start-up profile of masks: what it finds is a share for every batch size, and its file is used only
 // where it fits.
-#include "kernels/sparse_profile.h"
+#include "kernels/sparse/sparse_profile.h"
 
 #include <stdlib.h>
 
@@ -8,8 +8,8 @@
 #include <fstream>
 #include <iterator>
 
-#include "common/pack/row_layout.h"
 #include "gtest/gtest.h"
+#include "pack/row_layout.h"
 #include "tests/kernels/op_testing.h"
 
 namespace sluice {

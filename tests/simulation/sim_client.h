@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "inferd/weight_session.h"
+#include "inferd/session/weight_session.h"
 #include "tests/simulation/sim_server.h"
 #include "tests/simulation/sim_slab.h"
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "weightd/extent_source.h"
+#include "weightd/fetch/extent_source.h"
 
 namespace sluice {
 

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "tests/simulation/scheduler.h"
-#include "weightd/block_reader.h"
-#include "weightd/read_queue.h"
+#include "weightd/io/block_reader.h"
+#include "weightd/io/read_queue.h"
 
 namespace sluice {
 

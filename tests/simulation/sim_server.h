@@ -12,10 +12,10 @@
 #include "common/ring/unique_fd.h"
 #include "tests/simulation/sim_pack.h"
 #include "tests/simulation/sim_reader.h"
-#include "weightd/poller.h"
-#include "weightd/pump_turn.h"
-#include "weightd/store_core.h"
-#include "weightd/transfer_engine.h"
+#include "weightd/core/pump_turn.h"
+#include "weightd/core/store_core.h"
+#include "weightd/session/poller.h"
+#include "weightd/transfer/transfer_engine.h"
 
 namespace sluice {
 

@@ -14,9 +14,9 @@
 #include <thread>
 #include <vector>
 
-#include "common/grpc_status.h"
+#include "daemon/grpc/grpc_status.h"
 #include "grpcpp/create_channel.h"
-#include "inferd/session_weight_client.h"
+#include "inferd/session/session_weight_client.h"
 #include "sluice/weights/v1/weights.grpc.pb.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/test_pack.h"

@@ -4,8 +4,8 @@
 #include <thread>
 #include <utility>
 
-#include "common/pack/pack_writer.h"
 #include "common/status.h"
+#include "pack/writer/pack_writer.h"
 
 namespace sluice {
 

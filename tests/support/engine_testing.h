@@ -13,8 +13,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "common/mutex.h"
-#include "inferd/engine.h"
-#include "tests/support/fake_weight_client.h"
+#include "inferd/engine/engine.h"
+#include "tests/support/fakes/fake_weight_client.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 

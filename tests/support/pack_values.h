@@ -15,9 +15,9 @@
 
 #include "absl/types/span.h"
 #include "common/file_io.h"
-#include "common/pack/checksum.h"
-#include "common/pack/pack.h"
-#include "common/pack/row_codec.h"
+#include "pack/checksum.h"
+#include "pack/pack.h"
+#include "pack/row_codec.h"
 
 namespace sluice {
 

@@ -9,21 +9,21 @@
 #include <string>
 #include <utility>
 
-#include "common/grpc_status.h"
 #include "common/net/listen_address.h"
 #include "common/text/tokenizer.h"
+#include "daemon/grpc/grpc_status.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
-#include "inferd/server.h"
-#include "inferd/server_state.h"
+#include "inferd/service/server.h"
+#include "inferd/serving/server_state.h"
 #include "sluice/inference/v1/admin.grpc.pb.h"
 #include "sluice/inference/v1/evaluation.grpc.pb.h"
 #include "sluice/inference/v1/inference.grpc.pb.h"
 #include "sluice/inference/v1/model.grpc.pb.h"
 #include "spdlog/logger.h"
 #include "spdlog/sinks/null_sink.h"
-#include "tests/support/fake_engine.h"
+#include "tests/support/fakes/fake_engine.h"
 #include "tests/support/temp_dir.h"
 
 namespace sluice {

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "common/pack/pack_writer.h"
+#include "pack/writer/pack_writer.h"
 
 namespace sluice {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "common/pack/pack.h"
-#include "inferd/weight_client.h"
+#include "inferd/weights/weight_client.h"
+#include "pack/pack.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 

@@ -9,7 +9,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "inferd/weight_client.h"
+#include "inferd/weights/weight_client.h"
 
 namespace sluice {
 

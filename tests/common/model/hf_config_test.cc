@@ -1,5 +1,5 @@
 // config.json of both generations, and every way in which it can be wrong.
-#include "common/model/hf_config.h"
+#include "common/model/families/hf_config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/model/hf_config.h"
+#include "common/model/families/hf_config.h"
 #include "common/strict_json.h"
 #include "tests/common/model/tiny_configs.h"
 

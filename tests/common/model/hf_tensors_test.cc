@@ -1,11 +1,11 @@
 // Checkpoints that lack, add or misshape tensors are refused by name.
-#include "common/model/hf_tensors.h"
+#include "common/model/families/hf_tensors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "common/file_io.h"
-#include "common/model/hf_config.h"
+#include "common/model/families/hf_config.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 

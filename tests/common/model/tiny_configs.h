@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "common/model/hf_config.h"
+#include "common/model/families/hf_config.h"
 #include "common/strict_json.h"
 #include "tests/support/folder_bytes.h"
 

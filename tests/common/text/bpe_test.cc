@@ -1,4 +1,4 @@
-#include "common/text/bpe.h"
+#include "common/text/stages/bpe.h"
 
 #include <algorithm>
 #include <memory>

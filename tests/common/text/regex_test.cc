@@ -1,9 +1,9 @@
-#include "common/text/regex.h"
+#include "common/text/unicode/regex.h"
 
 #include <string>
 #include <vector>
 
-#include "common/text/regex_translate.h"
+#include "common/text/unicode/regex_translate.h"
 #include "gtest/gtest.h"
 
 namespace sluice {

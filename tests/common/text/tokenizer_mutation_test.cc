@@ -4,7 +4,7 @@
 #include <string>
 
 #include "common/text/tokenizer.h"
-#include "common/text/utf8.h"
+#include "common/text/unicode/utf8.h"
 #include "gtest/gtest.h"
 #include "tests/common/text/golden.h"
 

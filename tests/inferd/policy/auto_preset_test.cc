@@ -1,5 +1,5 @@
 // Preset `auto`: what it chooses, on tables of inputs.
-#include "inferd/policy/auto_preset.h"
+#include "inferd/policy/preset/auto_preset.h"
 
 #include <cmath>
 #include <random>

@@ -1,4 +1,4 @@
-#include "inferd/policy/cache_replay.h"
+#include "inferd/policy/cache/cache_replay.h"
 
 #include <cstring>
 #include <string>
@@ -6,7 +6,7 @@
 
 #include "common/file_io.h"
 #include "gtest/gtest.h"
-#include "inferd/policy/cache_allocation.h"
+#include "inferd/policy/cache/cache_allocation.h"
 
 namespace sluice {
 namespace {

@@ -1,4 +1,4 @@
-#include "inferd/policy/expert_choice.h"
+#include "inferd/policy/routing/expert_choice.h"
 
 #include <set>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "inferd/policy/layer_shares.h"
+#include "inferd/policy/cache/layer_shares.h"
 
 #include <algorithm>
 #include <cmath>

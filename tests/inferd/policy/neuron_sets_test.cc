@@ -2,7 +2,7 @@
 // share below a threshold.
 //
 // Thread safety: tests; one thread.
-#include "inferd/policy/neuron_sets.h"
+#include "inferd/policy/predict/neuron_sets.h"
 
 #include <gtest/gtest.h>
 
@@ -13,9 +13,9 @@
 #include <random>
 #include <vector>
 
-#include "inferd/policy/neuron_predictor.h"
-#include "inferd/policy/neuron_thresholds.h"
-#include "inferd/policy/preset.h"
+#include "inferd/policy/predict/neuron_predictor.h"
+#include "inferd/policy/preset/preset.h"
+#include "inferd/policy/sparsity/neuron_thresholds.h"
 
 namespace sluice {
 namespace {

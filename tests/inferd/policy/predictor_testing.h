@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "inferd/policy/neuron_predictor.h"
-#include "inferd/policy/neuron_thresholds.h"
-#include "inferd/policy/prefetcher.h"
-#include "inferd/policy/sparsity.h"
+#include "inferd/policy/predict/neuron_predictor.h"
+#include "inferd/policy/sparsity/neuron_thresholds.h"
+#include "inferd/policy/sparsity/sparsity.h"
+#include "inferd/policy/taps/prefetcher.h"
 #include "kernels/reference/reference_backend.h"
 
 namespace sluice {

@@ -1,6 +1,6 @@
 // Layers whose predictions find too little: when they are trusted, and what is left of a prediction without
 // trust.
-#include "inferd/policy/recall_floor.h"
+#include "inferd/policy/predict/recall_floor.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "inferd/policy/prefetcher.h"
+#include "inferd/policy/taps/prefetcher.h"
 
 namespace sluice {
 namespace {

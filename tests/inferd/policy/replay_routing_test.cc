@@ -1,5 +1,5 @@
 // Recorded scores by text and position, and what a router's choice becomes under them.
-#include "inferd/policy/replay_routing.h"
+#include "inferd/policy/routing/replay_routing.h"
 
 #include <cmath>
 #include <memory>

@@ -1,0 +1,94 @@
+#include "cli/client/prompt.h"
+
+#include "cli/ui/command.h"
+#include "common/status.h"
+#include "common/text/unicode/utf8.h"
+
+namespace sluice::cli {
+namespace {
+
+constexpr uint32_t kDefaultTokens = 128;  // of an answer
+
+}  // namespace
+
+void SamplingFlags::Declare(ArgParser* parser, const std::string& default_tokens) {
+  parser
+      ->Number("-n,--max-tokens", &max_tokens, "tokens to generate at most [" + default_tokens + "]", 1,
+               UINT32_MAX)
+      .Real("--temperature", &temperature, "0: greedy [the model's default, else 0]", 0, 100)
+      .Real("--top-p", &top_p, "smallest set of tokens with this probability [the model's, else 1]", 0, 1)
+      .Number("--top-k", &top_k, "the K most likely tokens, 0: all [the model's, else 0]", 0, UINT32_MAX)
+      .Real("--min-p", &min_p, "tokens this likely beside the best [0]", 0, 1)
+      .Real("--repetition-penalty", &repetition_penalty,
+            "of tokens that occurred, 1: none [the model's, else 1]", 0, 100)
+      .Number("--seed", &seed, "of the sampler: the same answer again")
+      .Texts("--stop", &stop, "S: ends the answer before this text; may be repeated")
+      .Flag("--ignore-eos", &ignore_eos, "goes on past the end token");
+}
+
+void GenerationFlags::Declare(ArgParser* parser) {
+  parser->Text("--prompt", &prompt, "TEXT [standard input, when it is no terminal]")
+      .Text("--token-ids", &token_ids, "1,2,3: the prompt as token ids, taken as they are");
+  sampling.Declare(parser, std::to_string(kDefaultTokens));
+  parser->Flag("--no-special", &no_special, "adds no BOS to a text prompt")
+      .Flag("--plain", &plain, "special tokens spelt in a text prompt are text");
+}
+
+bool GenerationFlags::Ambiguous(bool stdin_is_terminal) const {
+  return (prompt.has_value() && token_ids.has_value()) ||
+         (!prompt.has_value() && !token_ids.has_value() && stdin_is_terminal);
+}
+
+absl::Status GenerationFlags::Fill(::sluice::inference::v1::GenerationSpec* spec) const {
+  if (token_ids.has_value()) {
+    ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ParseTokenIds(*token_ids));
+    spec->mutable_token_ids()->mutable_ids()->Add(ids.begin(), ids.end());
+  } else {
+    std::string text;
+    if (prompt.has_value()) {
+      text = *prompt;
+    } else {
+      ASSIGN_OR_RETURN(text, ReadWholeFile("-"));
+    }
+    spec->set_text(ReplaceIllFormedUtf8(text));
+    spec->set_add_special_tokens(!no_special);
+    spec->set_parse_special(!plain);
+  }
+  sampling.Fill(spec);
+  if (!sampling.max_tokens.has_value()) {
+    spec->mutable_stopping()->set_max_tokens(kDefaultTokens);
+  }
+  return absl::OkStatus();
+}
+
+void SamplingFlags::Fill(::sluice::inference::v1::GenerationSpec* spec) const {
+  auto* sampling = spec->mutable_sampling();
+  if (temperature.has_value()) {
+    sampling->set_temperature(static_cast<float>(*temperature));
+  }
+  if (top_p.has_value()) {
+    sampling->set_top_p(static_cast<float>(*top_p));
+  }
+  if (top_k.has_value()) {
+    sampling->set_top_k(static_cast<uint32_t>(*top_k));
+  }
+  if (min_p.has_value()) {
+    sampling->set_min_p(static_cast<float>(*min_p));
+  }
+  if (repetition_penalty.has_value()) {
+    sampling->set_repetition_penalty(static_cast<float>(*repetition_penalty));
+  }
+  if (seed.has_value()) {
+    sampling->set_seed(*seed);
+  }
+  auto* stopping = spec->mutable_stopping();
+  if (max_tokens.has_value()) {
+    stopping->set_max_tokens(static_cast<uint32_t>(*max_tokens));
+  }
+  for (const std::string& text : stop) {
+    stopping->add_stop(ReplaceIllFormedUtf8(text));
+  }
+  stopping->set_ignore_eos(ignore_eos);
+}
+
+}  // namespace sluice::cli

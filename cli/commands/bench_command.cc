@@ -1,0 +1,234 @@
+// `sluice bench`: prefill and decode speed, by llama-bench's conventions.
+#include <algorithm>
+#include <cstdio>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cli/doctor/host_facts.h"
+#include "cli/launch/launcher.h"
+#include "cli/measure/bench_report.h"
+#include "cli/measure/bench_run.h"
+#include "cli/measure/read_base.h"
+#include "cli/ui/command.h"
+#include "cli/ui/terminal.h"
+#include "common/status.h"
+#include "inferd/policy/preset/preset.h"
+#include "lab/bench_compare.h"
+
+namespace sluice::cli {
+namespace {
+
+constexpr int64_t kMostTokens = 1 << 24;
+constexpr int64_t kMostSequences = 1024;
+constexpr uint64_t kMostSeed = 1'000'000'000;
+// What inferd has if nobody says otherwise: the launcher asks for more only where a test needs more.
+constexpr uint64_t kDefaultParallel = 4;
+constexpr uint64_t kDefaultContext = 8192;
+
+struct Options {
+  CommonOptions common;
+  CompareOptions compare;
+  std::optional<std::string> prompts;
+  std::optional<std::string> generates;
+  std::optional<std::string> batches;
+  std::vector<std::string> pairs;
+  std::optional<uint64_t> repetitions;
+  std::optional<uint64_t> seed;
+  std::optional<std::string> format;
+  bool no_warmup = false;
+  bool json = false;
+};
+
+absl::Status ReadList(const std::optional<std::string>& text, const char* what, int64_t least, int64_t most,
+                      std::vector<int64_t>* list) {
+  if (text.has_value()) {
+    ASSIGN_OR_RETURN(*list, ParseNumberList(*text, what, least, most));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<BenchTest>> TestsOf(const Options& o) {
+  BenchLists lists;
+  RETURN_IF_ERROR(ReadList(o.prompts, "-p", 0, kMostTokens, &lists.prompts));
+  RETURN_IF_ERROR(ReadList(o.generates, "-n", 0, kMostTokens, &lists.generates));
+  RETURN_IF_ERROR(ReadList(o.batches, "-b", 1, kMostSequences, &lists.batches));
+  for (const std::string& text : o.pairs) {
+    ASSIGN_OR_RETURN(const std::vector<int64_t> pair, ParseNumberList(text, "-pg", 1, kMostTokens));
+    if (pair.size() != 2) {
+      return absl::InvalidArgumentError(absl::StrCat("-pg: '", text, "' is not P,N"));
+    }
+    lists.pairs.insert(lists.pairs.end(), pair.begin(), pair.end());
+  }
+  std::vector<BenchTest> tests = PlanTests(lists);
+  if (tests.empty()) {
+    return absl::InvalidArgumentError("nothing to measure: -p, -n and -pg are all empty or 0");
+  }
+  return tests;
+}
+
+// The options of a server that can run all the tests.
+CommonOptions ServerOptions(const Options& o, const std::vector<BenchTest>& tests,
+                            const std::string& preset) {
+  CommonOptions options = o.common;
+  if (o.common.preset.has_value()) {
+    options.preset = preset;
+  }
+  uint64_t parallel = 1;
+  uint64_t context = 1;
+  for (const BenchTest& test : tests) {
+    parallel = std::max(parallel, test.batch);
+    context = std::max(context, std::max<uint64_t>(1, test.prompt) + std::max<uint64_t>(1, test.generate));
+  }
+  if (!options.parallel.has_value() && parallel > kDefaultParallel) {
+    options.parallel = parallel;
+  }
+  if (!options.context.has_value() && context > kDefaultContext) {
+    options.context = context;
+  }
+  return options;
+}
+
+absl::StatusOr<BenchResult> Measure(const Options& o, Launcher* launcher, const BenchTest& test,
+                                    const std::string& preset) {
+  BenchResult result{test, preset, {}};
+  const uint64_t repetitions = o.repetitions.value_or(5);
+  const uint64_t seed = o.seed.value_or(1);
+  const uint64_t vocab = launcher->model().vocab_size();
+  Progress progress(absl::StrCat(preset, " ", test.name(), " x", test.batch), ProgressUnit::kItems,
+                    o.common.quiet);
+  // The warm-up is a repetition that does not count: it also brings the experts into memory.
+  for (uint64_t i = o.no_warmup ? 1 : 0; i <= repetitions; ++i) {
+    ASSIGN_OR_RETURN(BenchSample sample,
+                     RunOnce(&launcher->client(), test, RandomInput(test, vocab, seed + i),
+                             launcher->server_option("clock") == "virtual"));
+    if (i > 0) {
+      result.samples.push_back(sample);
+    }
+    progress.Update(i, repetitions);
+  }
+  return result;
+}
+
+BenchSetting SettingOf(const Launcher& launcher) {
+  BenchSetting setting;
+  setting.version = SLUICE_VERSION;
+  setting.model = launcher.model().name();
+  setting.model_id = launcher.model().id();
+  setting.model_bytes = launcher.model().expert_bytes() + launcher.model().dense_bytes();
+  setting.device = launcher.server_option("device");
+  setting.threads = launcher.server_option("threads");
+  setting.backend = launcher.backend();
+  return setting;
+}
+
+absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
+                          const std::vector<BenchTest>& tests, BenchFormat format) {
+  std::vector<BenchResult> results;
+  BenchSetting setting;
+  const std::vector<std::string> presets = SplitList(o.common.preset.value_or("exact"));
+  if (presets.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("--preset '", *o.common.preset, "' names none"));
+  }
+  for (const std::string& preset : presets) {
+    ASSIGN_OR_RETURN(const DeviceKind device, DeviceFromName(o.common.device.value_or("host")));
+    RETURN_IF_ERROR(PoliciesOf(preset, {.policy = o.common.policy}, device).status());
+    const CommonOptions options = ServerOptions(o, tests, preset);
+    ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher,
+                     Launcher::Launch(context, options, format == BenchFormat::kJson));
+    setting = SettingOf(*launcher);
+    for (const BenchTest& test : tests) {
+      ASSIGN_OR_RETURN(BenchResult result, Measure(o, launcher.get(), test, preset));
+      results.push_back(std::move(result));
+    }
+  }
+  const bool decodes =
+      std::any_of(tests.begin(), tests.end(), [](const BenchTest& test) { return test.generate >= 2; });
+  uint32_t threads = 0;
+  if (decodes && setting.device == "host" && absl::SimpleAtoi(setting.threads, &threads)) {
+    ASSIGN_OR_RETURN(setting.read_bandwidth,
+                     MeasureReadBase(setting.model_bytes, ReadMemoryFacts().available, threads));
+  }
+  RETURN_IF_ERROR(WriteStdout(FormatResults(results, setting, format)));
+  return kExitOk;
+}
+
+absl::StatusOr<std::optional<uint64_t>> OnlyValue(const std::optional<std::string>& text, const char* what) {
+  std::vector<int64_t> list;
+  RETURN_IF_ERROR(ReadList(text, what, 0, kMostTokens, &list));
+  if (list.size() > 1) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": a comparison takes one value"));
+  }
+  return list.empty() ? std::optional<uint64_t>() : static_cast<uint64_t>(list.front());
+}
+
+absl::StatusOr<CompareShape> ShapeOf(const Options& o) {
+  CompareShape shape;
+  ASSIGN_OR_RETURN(shape.prompt, OnlyValue(o.prompts, "-p"));
+  ASSIGN_OR_RETURN(shape.generate, OnlyValue(o.generates, "-n"));
+  std::vector<int64_t> batches;
+  RETURN_IF_ERROR(ReadList(o.batches, "-b", 1, kMostSequences, &batches));
+  shape.batches.assign(batches.begin(), batches.end());
+  shape.repetitions = o.repetitions;
+  if (!o.pairs.empty() || o.seed.has_value() ||
+      (o.format.has_value() && *o.format != "md" && *o.format != "json")) {
+    return absl::InvalidArgumentError(
+        "a comparison of presets has no -pg and no --seed, and prints md or json");
+  }
+  return shape;
+}
+
+int Compare(const CommandContext& context, const ArgParser& parser, const Options& o) {
+  const absl::StatusOr<CompareShape> shape = ShapeOf(o);
+  if (!shape.ok()) {
+    return parser.UsageError(std::string(shape.status().message()));
+  }
+  const bool json = o.json || o.format == "json";
+  const absl::StatusOr<int> code = ComparePresets(context, o.common, *shape, o.compare, json);
+  return code.ok() ? *code : Fail("bench", code.status(), json);
+}
+
+}  // namespace
+
+int RunBench(const CommandContext& context, const std::vector<std::string>& args) {
+  Options options;
+  ArgParser parser("sluice bench",
+                   "Measures prefill (ppN), decode (tgN) and both (ppP+tgN). Lists make a matrix.");
+  parser.Text("-p,--n-prompt", &options.prompts, "512,2048: prompt lengths, 0 for none [512]")
+      .Text("-n,--n-gen", &options.generates, "128,256: answer lengths, 0 for none [128]")
+      .Texts("--pg", &options.pairs, "P,N: a prompt of P and an answer of N (also -pg); may be repeated")
+      .Text("-b,--batch", &options.batches, "1,3,16: sequences at once [1]")
+      .Number("-r,--repetitions", &options.repetitions, "of each test [5]", 1, 10000)
+      .Number("--seed", &options.seed,
+              "of the first repetition's random ids; those after it take the next ones [1]", 0, kMostSeed)
+      .Flag("--no-warmup", &options.no_warmup, "leaves out the repetition that does not count")
+      .Text("-o,--output", &options.format, "md|json|csv|jsonl [md]")
+      .Flag("--json", &options.json, "as -o json; --preset takes a list, A,B, or all");
+  options.compare.Declare(&parser);
+  options.common.Declare(&parser, /*needs_pack=*/false);
+  // llama-bench spells it with one dash, which stands for single letters here.
+  std::vector<std::string> spelt = args;
+  std::replace(spelt.begin(), spelt.end(), std::string("-pg"), std::string("--pg"));
+  if (const auto exit_code = parser.Parse(spelt)) {
+    return *exit_code;
+  }
+  if (options.common.pack.empty() && options.compare.rows.empty()) {
+    return parser.UsageError("--pack is required");
+  }
+  if (options.compare.Asked(options.common)) {
+    return Compare(context, parser, options);
+  }
+  const absl::StatusOr<BenchFormat> format =
+      BenchFormatFromName(options.json ? "json" : options.format.value_or("md"));
+  if (!format.ok()) {
+    return parser.UsageError(absl::StrCat("--output: ", format.status().message()));
+  }
+  const absl::StatusOr<std::vector<BenchTest>> tests = TestsOf(options);
+  if (!tests.ok()) {
+    return parser.UsageError(std::string(tests.status().message()));
+  }
+  const absl::StatusOr<int> code = Bench(context, options, *tests, *format);
+  return code.ok() ? *code : Fail("bench", code.status(), *format == BenchFormat::kJson);
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,180 @@
+// `sluice preset`: the named sets of policies.
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "cli/ui/command.h"
+#include "common/status.h"
+#include "inferd/policy/preset/auto_preset.h"
+#include "inferd/policy/preset/preset.h"
+#include "pack/pack.h"
+
+namespace sluice::cli {
+namespace {
+
+std::string SummaryOf(const std::string& name) {
+  for (const PresetSummary& preset : Presets()) {
+    if (preset.name == name) {
+      return preset.summary;
+    }
+  }
+  return "";
+}
+
+Json Names(const Policies& policies, bool kept) {
+  Json names = Json::Array();
+  for (const PolicyPromise& promise : Promises(policies)) {
+    if (promise.kept == kept) {
+      names.Append(promise.what);
+    }
+  }
+  return names;
+}
+
+// What keeps this build from running it, "" if nothing does.
+std::string Hindrance(const Policies& policies, DeviceKind device) {
+  return std::string(CheckPolicies(policies, device).message());
+}
+
+Json PresetJson(const Policies& policies, DeviceKind device) {
+  Json words = Json::Object();
+  for (const PolicyWord& word : Describe(policies)) {
+    words.Set(word.name, word.value);
+  }
+  return Json::Object()
+      .Set("name", policies.preset)
+      .Set("default", policies.preset == Presets().front().name)
+      .Set("summary", SummaryOf(policies.preset))
+      .Set("policies", std::move(words))
+      .Set("model_tokens", KeepsModelTokens(policies))
+      .Set("independent_of", Names(policies, true))
+      .Set("dependent_on", Names(policies, false))
+      .Set("refused", Hindrance(policies, device));
+}
+
+std::string PromiseText(const Policies& policies) {
+  std::string kept;
+  std::string broken;
+  for (const PolicyPromise& promise : Promises(policies)) {
+    absl::StrAppend(promise.kept ? &kept : &broken, "  ", promise.what, "\n");
+  }
+  std::string text = KeepsModelTokens(policies)
+                         ? ""
+                         : "\ntokens are not the model's own: what is left out or exchanged is lost\n";
+  if (!kept.empty()) {
+    absl::StrAppend(&text, "\nlogits are equal bit for bit over:\n", kept);
+  }
+  if (!broken.empty()) {
+    absl::StrAppend(&text, "\nlogits may depend on:\n", broken);
+  }
+  return absl::StrCat(text, "between devices or instruction sets: within a tolerance\n");
+}
+
+std::string PresetText(const Policies& policies, DeviceKind device, const std::string& device_name) {
+  const bool is_default = policies.preset == Presets().front().name;
+  std::string text =
+      absl::StrCat(policies.preset, is_default ? " (default): " : ": ", SummaryOf(policies.preset),
+                   "\n\npolicies on device ", device_name, " (--policy NAME=VALUE changes one):\n");
+  for (const PolicyWord& word : Describe(policies)) {
+    absl::StrAppend(&text, "  ", word.name, std::string(24 - word.name.size(), ' '), word.value, "\n");
+  }
+  const std::string hindrance = Hindrance(policies, device);
+  if (!hindrance.empty()) {
+    absl::StrAppend(&text, "\nrefused: ", hindrance, "\n");
+  }
+  return absl::StrCat(text, PromiseText(policies));
+}
+
+std::string ListText() {
+  std::string text;
+  for (const PresetSummary& preset : Presets()) {
+    absl::StrAppend(&text, preset.name, std::string(14 - std::min<size_t>(13, preset.name.size()), ' '),
+                    preset.summary, preset.name == Presets().front().name ? " (default)\n" : "\n");
+  }
+  return text;
+}
+
+// What `auto` would choose for a pack on this machine.
+absl::StatusOr<AutoChoice> ChooseFor(const std::string& pack_dir, DeviceKind device, uint64_t budget,
+                                     double link_gbps, double quality_bound) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Pack> pack, Pack::Open(pack_dir));
+  ASSIGN_OR_RETURN(const MachineRates machine, MeasureMachine(/*threads=*/0));
+  AutoSetup setup;
+  setup.device = device;
+  setup.budget = budget;
+  setup.quality_bound = quality_bound;
+  setup.link_seconds = link_gbps > 0 ? 1 / (link_gbps * 1e9) : 0;
+  return ChoosePolicies(AutoFactsOf(setup, *pack, machine));
+}
+
+std::string ReasonText(const std::vector<std::string>& reasons) {
+  std::string text;
+  for (const std::string& reason : reasons) absl::StrAppend(&text, "  ", reason, "\n");
+  return text.empty() ? "\nwhat it chooses depends on the pack: --pack PACK shows it for this machine\n"
+                      : absl::StrCat("\nchosen because:\n", text);
+}
+
+int Print(const std::string& text) { return WriteStdout(text).ok() ? kExitOk : kExitFailed; }
+
+}  // namespace
+
+int RunPreset(const CommandContext&, const std::vector<std::string>& args) {
+  std::string action;
+  std::vector<std::string> names;
+  std::vector<std::string> policy;
+  std::optional<std::string> device;
+  bool json = false;
+  std::string pack;
+  std::optional<uint64_t> budget;
+  std::optional<double> link_gbps;
+  ArgParser parser("sluice preset",
+                   "preset list: the presets of this build. preset show NAME: what one does.");
+  parser.Positional("ACTION", &action, "list or show")
+      .Positionals("NAME", &names, "of the preset to show")
+      .Choice("--device", {"host", "sim", "cuda"}, &device,
+              "whose values are shown [host; sim for baselines of slots]")
+      .Text("--pack", &pack, "for `auto`: the pack that it chooses for")
+      .Size("--device-budget", &budget, "for `auto`: device memory for routed experts [all]")
+      .Real("--link-gbps", &link_gbps, "for `auto`: the link's rate in 1e9 bytes a second [measured]", 0, 1e6)
+      .Texts("--policy", &policy, "KEY=VALUE[,KEY=VALUE..]: shows the preset with these values")
+      .Flag("--json", &json, "prints one JSON object");
+  if (const auto exit_code = parser.Parse(args)) {
+    return *exit_code;
+  }
+  if (action == "list" && names.empty()) {
+    return json ? PrintJson(Json::Object().Set("presets", PresetNames())) : Print(ListText());
+  }
+  if (action != "show" || names.size() != 1) {
+    return parser.UsageError("expected `list` or `show NAME`");
+  }
+  PolicyOverrides overrides;
+  overrides.policy = policy;
+  absl::StatusOr<Policies> policies =
+      UncheckedPolicies(names[0], overrides, DeviceFromName(device.value_or("host")).value());
+  if (!policies.ok() && !device.has_value()) {  // one that host has nothing of
+    device = "sim";
+    policies = UncheckedPolicies(names[0], overrides, DeviceKind::kSim);
+  }
+  if (!policies.ok()) {
+    return Fail("preset", policies.status(), json);
+  }
+  const std::string name = device.value_or("host");
+  const DeviceKind kind = DeviceFromName(name).value();
+  std::vector<std::string> reasons;
+  if (names[0] == "auto" && !pack.empty()) {
+    absl::StatusOr<AutoChoice> choice =
+        ChooseFor(pack, kind, budget.value_or(0), link_gbps.value_or(0), policies->quality_bound);
+    if (choice.ok()) policies = WithOverrides(std::move(choice->policies), overrides);
+    if (!choice.ok() || !policies.ok()) {
+      return Fail("preset", choice.ok() ? policies.status() : choice.status(), json);
+    }
+    reasons = std::move(choice->reasons);
+  }
+  if (json) {
+    return PrintJson(PresetJson(*policies, kind).Set("reasons", reasons));
+  }
+  return Print(PresetText(*policies, kind, name) + (names[0] == "auto" ? ReasonText(reasons) : ""));
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,77 @@
+// `sluice run`: streams an answer to a prompt.
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cli/client/answer.h"
+#include "cli/client/prompt.h"
+#include "cli/launch/launcher.h"
+#include "cli/ui/command.h"
+#include "cli/ui/terminal.h"
+#include "common/status.h"
+
+namespace sluice::cli {
+namespace {
+
+struct Options {
+  CommonOptions common;
+  GenerationFlags generation;
+  bool json = false;
+};
+
+absl::StatusOr<Answer> Stream(Client* client, const api::GenerateStreamRequest& request, bool show) {
+  Answer answer;
+  const auto handle = [&](const api::GenerateStreamResponse& event) -> absl::Status {
+    if (event.has_delta()) {
+      answer.Add(event.delta());
+      return show ? WriteStdout(event.delta().text()) : absl::OkStatus();
+    }
+    if (event.has_finished()) {
+      answer.finished = event.finished();
+    }
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(client->GenerateStream(request, handle));
+  return answer;
+}
+
+absl::StatusOr<int> Run(const CommandContext& context, const Options& o) {
+  api::GenerateStreamRequest request;
+  RETURN_IF_ERROR(o.generation.Fill(request.mutable_spec()));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher, Launcher::Launch(context, o.common, o.json));
+  // Token ids of a model without a tokenizer have no text.
+  request.mutable_spec()->mutable_output()->set_return_text(launcher->model().has_tokenizer());
+  const absl::StatusOr<Answer> answer = Stream(&launcher->client(), request, !o.json);
+  if (!o.json) {
+    RETURN_IF_ERROR(WriteStdout("\n"));
+  }
+  RETURN_IF_ERROR(answer.status());
+  if (o.json) {
+    return PrintJson(AnswerJson(*answer));
+  }
+  if (!launcher->model().has_tokenizer()) {
+    RETURN_IF_ERROR(WriteStdout(absl::StrCat(absl::StrJoin(answer->token_ids, ","), "\n")));
+  }
+  if (!o.common.quiet) {
+    PrintStatistics(*answer);
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+int RunRun(const CommandContext& context, const std::vector<std::string>& args) {
+  Options options;
+  ArgParser parser("sluice run", "Streams an answer to a prompt.");
+  options.generation.Declare(&parser);
+  parser.Flag("--json", &options.json, "prints one JSON object instead of the text");
+  options.common.Declare(&parser);
+  if (const auto exit_code = parser.Parse(args)) {
+    return *exit_code;
+  }
+  if (options.generation.Ambiguous(StdinIsTerminal())) {
+    return parser.UsageError("give one of --prompt and --token-ids, or a prompt on standard input");
+  }
+  const absl::StatusOr<int> code = Run(context, options);
+  return code.ok() ? *code : Fail("run", code.status(), options.json);
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,28 @@
+// `sluice supervise`: the process of supervisor.h. `sluice` starts it itself.
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+#include "cli/launch/supervisor.h"
+#include "cli/ui/command.h"
+
+namespace sluice::cli {
+
+int RunSupervise(const CommandContext& context, const std::vector<std::string>& args) {
+  const absl::StatusOr<SupervisorOptions> options = ParseSupervisorArguments(args);
+  if (!options.ok()) {
+    return Fail("supervise", options.status(), false);
+  }
+  const UniqueFd cancel(eventfd(0, EFD_CLOEXEC));
+  const ScopedInterruptCall on_interrupt(context.interrupt, [&cancel] {
+    const uint64_t one = 1;
+    // An eventfd at 0 always takes 1.
+    const ssize_t written = write(cancel.get(), &one, sizeof(one));
+    static_cast<void>(written);
+  });
+  const absl::Status status = Supervise(*options, kInheritedFd, cancel.get());
+  return status.ok() ? kExitOk : Fail("supervise", status, false);
+}
+
+}  // namespace sluice::cli

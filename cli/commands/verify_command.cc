@@ -1,0 +1,51 @@
+// `sluice verify`: every digest and checksum of a pack.
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "cli/ui/command.h"
+#include "cli/ui/pack_progress.h"
+#include "common/size.h"
+#include "common/status.h"
+#include "pack/writer/pack_inspect.h"
+#include "pack/writer/pack_writer.h"
+
+namespace sluice::cli {
+namespace {
+
+absl::StatusOr<int> Verify(const CommandContext& context, const std::string& pack, bool json, bool quiet) {
+  const absl::Time start = absl::Now();
+  PackProgressBar bar(quiet);
+  RETURN_IF_ERROR(VerifyPack(pack, bar.callback(), context.interrupt->flag()));
+  bar.Finish();
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  ASSIGN_OR_RETURN(const PackInspection inspection, InspectPack(pack));
+  if (json) {
+    return PrintJson(Json::Object()
+                         .Set("model_id", inspection.manifest.model_id)
+                         .Set("bytes", inspection.total_bytes)
+                         .Set("checksums", inspection.checksums)
+                         .Set("seconds", seconds));
+  }
+  RETURN_IF_ERROR(
+      WriteStdout(absl::StrFormat("%s: whole; %d checksums over %s right, %.1f s\n", pack,
+                                  inspection.checksums, FormatSize(inspection.total_bytes), seconds)));
+  return kExitOk;
+}
+
+}  // namespace
+
+int RunVerify(const CommandContext& context, const std::vector<std::string>& args) {
+  std::string pack;
+  bool json = false;
+  bool quiet = false;
+  ArgParser parser("sluice verify", "Reads a whole pack and checks every digest and checksum.");
+  parser.Positional("PACK", &pack, "the pack's folder")
+      .Flag("--json", &json, "prints one JSON object")
+      .Flag("-q,--quiet", &quiet, "no progress");
+  if (const auto exit_code = parser.Parse(args)) {
+    return *exit_code;
+  }
+  const absl::StatusOr<int> code = Verify(context, pack, json, quiet);
+  return code.ok() ? *code : Fail("verify", code.status(), json);
+}
+
+}  // namespace sluice::cli

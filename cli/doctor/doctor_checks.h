@@ -1,0 +1,52 @@
+// The judgements of `sluice doctor`: facts in, findings out.
+//
+// Thread safety: plain values and pure functions.
+#ifndef SLUICE_CLI_DOCTOR_CHECKS_H_
+#define SLUICE_CLI_DOCTOR_CHECKS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "cli/doctor/host_facts.h"
+#include "cli/ui/json.h"
+
+namespace sluice::cli {
+
+enum class Verdict { kPass, kWarn, kFail };
+
+struct Finding {
+  std::string check;  // a stable word
+  Verdict verdict = Verdict::kPass;
+  std::string message;
+  std::string fix;  // empty with kPass
+};
+
+Finding CheckCpu(const CpuFacts& cpu);
+// `budget`: what --dram-budget asks for; absent: the default. `pack_bytes` 0: no pack was named.
+Finding CheckMemory(const MemoryFacts& memory, std::optional<uint64_t> budget, uint64_t pack_bytes);
+Finding CheckMemlock(const KernelFacts& kernel);
+Finding CheckOpenFiles(const KernelFacts& kernel);
+Finding CheckIoUring(const KernelFacts& kernel);
+Finding CheckPidfd(const KernelFacts& kernel);
+Finding CheckSeals(const KernelFacts& kernel);
+Finding CheckHugePages(const KernelFacts& kernel);
+Finding CheckDirectReads(const DiskFacts& disk);
+// `status` of opening the pack and of verifying a sample of it.
+Finding CheckPackSample(const std::string& pack, const absl::Status& status, uint64_t extents,
+                        uint64_t bytes);
+Finding CheckRuntimeDir(const absl::Status& status, const std::string& dir);
+Finding CheckProgram(const std::string& path, bool executable);
+// What answers on inferd's socket: OK, NotFound (nobody, which is fine), or what is wrong.
+Finding CheckServer(const std::string& socket, const absl::Status& status);
+
+bool AnyFailure(const std::vector<Finding>& findings);
+Json FindingsJson(const std::vector<Finding>& findings);
+// One line per finding, "PASS  check  message", and an indented one for each fix; styled on a terminal.
+std::string FindingsText(const std::vector<Finding>& findings, bool terminal);
+
+}  // namespace sluice::cli
+
+#endif  // SLUICE_CLI_DOCTOR_CHECKS_H_

@@ -1,0 +1,87 @@
+// The options that every command with a model shares, under the names that the daemons use too.
+//
+// Thread safety: plain values; Declare is used by the main thread.
+#ifndef SLUICE_CLI_OPTIONS_H_
+#define SLUICE_CLI_OPTIONS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "cli/ui/args.h"
+#include "pack/pack.h"
+
+namespace sluice::cli {
+
+// One option as a daemon's flag takes it: {"context", "8192"}.
+struct OptionSetting {
+  std::string name;
+  std::string value;
+  bool operator==(const OptionSetting&) const = default;
+};
+
+struct CommonOptions {
+  std::string pack;
+
+  // Of inferd.
+  std::optional<std::string> device;
+  std::optional<std::string> device_budget;  // bytes, or "50%": ResolveDeviceBudget
+  std::optional<uint64_t> context;
+  std::optional<uint64_t> parallel;
+  std::optional<std::string> kv;
+  std::optional<uint64_t> kv_budget;
+  std::optional<uint64_t> prefill_chunk;
+  std::optional<uint64_t> threads;
+  std::optional<std::string> preset;
+  std::optional<std::string> sparsity;
+  std::optional<double> sparsity_target;
+  std::optional<double> sparsity_threshold;
+  std::optional<std::string> sparsity_scope;
+  std::optional<std::string> trace;
+  std::optional<std::string> replay_trace;
+  std::vector<std::string> policy;  // KEY=VALUE[,KEY=VALUE..] each
+  std::optional<double> link_gbps;
+  std::optional<double> link_latency_us;
+  std::optional<uint64_t> tile_neurons;
+  std::optional<std::string> clock;
+  std::optional<std::string> virtual_costs;
+  std::optional<std::string> measure_costs;
+
+  // Of weightd.
+  std::optional<uint64_t> dram_budget;
+  std::optional<std::string> io;
+  std::optional<bool> direct;
+
+  // Of the launcher.
+  std::optional<std::string> address;
+  std::optional<absl::Duration> keep;
+  bool no_restart = false;
+  bool verbose = false;
+  bool quiet = false;
+
+  // Adds `--pack` (required unless said) and all of these.
+  void Declare(ArgParser* parser, bool needs_pack = true);
+
+  // A share of the routed experts' bytes becomes these bytes. Call it before InferdSettings().
+  void ResolveDeviceBudget(const Pack& opened);
+
+  // What was given, for either daemon; sizes in bytes.
+  std::vector<OptionSetting> InferdSettings() const;
+  std::vector<OptionSetting> WeightdSettings() const;
+};
+
+// {"--context", "8192", ...} for a command line.
+std::vector<std::string> AsFlags(const std::vector<OptionSetting>& settings);
+
+// Whether two values of an option mean the same: numbers by value ("16" and "16.0"), sizes by bytes ("1KiB"
+// and "1024"), everything else by letters.
+bool SameOptionValue(const std::string& a, const std::string& b);
+
+// Whether all of `asked` ("KEY=VALUE,..") is so in `in_effect`.
+bool HoldsPolicies(const std::string& in_effect, const std::string& asked);
+
+}  // namespace sluice::cli
+
+#endif  // SLUICE_CLI_OPTIONS_H_

@@ -1,0 +1,21 @@
+// Runs another command of this program and takes its JSON.
+//
+// Thread safety: thread-compatible; the child's standard error and signals are this process's.
+#ifndef SLUICE_CLI_SELF_RUN_H_
+#define SLUICE_CLI_SELF_RUN_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "cli/ui/command.h"
+
+namespace sluice::cli {
+
+// Standard output of `sluice ARGS...` (give --json among them). An exit code other than 0 is an error with
+// the code and words of the command, INTERNAL where it left none; CANCELLED after an interrupt.
+absl::StatusOr<std::string> RunSelf(const CommandContext& context, const std::vector<std::string>& args);
+
+}  // namespace sluice::cli
+
+#endif  // SLUICE_CLI_SELF_RUN_H_

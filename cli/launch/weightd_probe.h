@@ -1,0 +1,20 @@
+// What options a running weightd has.
+//
+// Thread safety: free functions, safe to call from any thread.
+#ifndef SLUICE_CLI_WEIGHTD_PROBE_H_
+#define SLUICE_CLI_WEIGHTD_PROBE_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "cli/launch/options.h"
+
+namespace sluice::cli {
+
+// The options of weightd that `sluice` knows, with the values in effect, by asking the one at `socket`.
+absl::StatusOr<std::vector<OptionSetting>> AskWeightd(const std::string& socket);
+
+}  // namespace sluice::cli
+
+#endif  // SLUICE_CLI_WEIGHTD_PROBE_H_

@@ -1,0 +1,74 @@
+// What the families' config readers share: the model's frame, grouped attention, position encoding, mixtures,
+// and which layers are dense. A family passes its defaults: those of transformers for members left out.
+//
+// Private to common/model. Thread safety: free functions; the HfFields is used by one thread.
+#ifndef SLUICE_COMMON_MODEL_HF_BLOCKS_H_
+#define SLUICE_COMMON_MODEL_HF_BLOCKS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/model/families/hf_fields.h"
+#include "common/model/model_config.h"
+
+namespace sluice {
+
+// vocab_size, hidden_size, num_hidden_layers, max_position_embeddings, rms_norm_eps, tie_word_embeddings.
+// Every layer is a default one.
+struct FrameDefaults {
+  uint32_t max_position = 0;
+  double epsilon = 1e-6;
+};
+ModelConfig ReadFrame(const std::string& family, const FrameDefaults& defaults, HfFields* fields);
+
+// rope_theta and rope_scaling of older files, rope_parameters of newer ones; types default, linear, yarn,
+// longrope and llama3 with transformers' attention factors.
+struct RopeDefaults {
+  double theta = 10000.0;
+  double partial = 1.0;         // partial_rotary_factor, where the family has one
+  bool may_be_partial = false;  // else the factor must be 1
+  bool mscales = false;         // longrope: short_mscale and long_mscale are the attention factors
+};
+struct RopeFields {
+  RopeConfig rope;
+  double mscale_all_dim = 0;  // yarn; 0: absent
+};
+RopeFields ReadRope(const RopeDefaults& defaults, uint32_t head_dim, uint32_t max_position, HfFields* fields);
+// yarn's factor for a context `scale` times as long.
+double YarnMscale(double scale, double mscale);
+
+// num_attention_heads, num_key_value_heads (absent: `kv_heads`, or the heads if that is 0; null: the heads),
+// head_dim (absent: `head_dim`, or hidden / heads if that is 0); rope; scale 1/sqrt(head_dim).
+struct GroupedDefaults {
+  uint32_t kv_heads = 0;
+  uint32_t head_dim = 0;
+  RopeDefaults rope;
+};
+AttentionConfig ReadGrouped(const GroupedDefaults& defaults, const ModelConfig& model, HfFields* fields);
+
+// hidden_act: silu, swish, gelu, gelu_new, gelu_pytorch_tanh.
+Activation ReadActivation(HfFields* fields);
+
+// The number of routed experts under the first of `keys` that is there, and num_experts_per_tok.
+void ReadExperts(const std::vector<const char*>& keys, MoeConfig* moe, HfFields* fields);
+
+// The dense FFN of layers without experts.
+MoeConfig DenseFfn(uint32_t width, Activation activation);
+
+// Mixtures as DeepSeek's configs spell them, and GLM-4's after them: n_routed_experts, num_experts_per_tok,
+// moe_intermediate_size, n_shared_experts (one FFN of so many widths), norm_topk_prob.
+MoeConfig ReadDeepseekMixture(uint32_t shared, bool norm_topk_prob, HfFields* fields);
+// n_group and topk_group; one group is none.
+void ReadGroups(uint32_t groups, uint32_t top_groups, MoeConfig* moe, HfFields* fields);
+// Layers below first_k_dense_replace, and those that moe_layer_freq leaves out, are dense FFNs of
+// intermediate_size neurons; the others are `moe`.
+void SetDeepseekFfns(uint32_t first_dense, const MoeConfig& moe, ModelConfig* model, HfFields* fields);
+
+// layer_types: one of `words` for each layer. Empty if the member is absent; the error is kept in `fields`.
+std::vector<std::string> ReadLayerTypes(const std::vector<std::string>& words, size_t layers,
+                                        HfFields* fields);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_MODEL_HF_BLOCKS_H_

@@ -1,0 +1,55 @@
+// The families: for each its config reader, and where its checkpoints keep each tensor. Rows of the tables in
+// hf_config.cc and hf_tensors.cc.
+//
+// A reader asks `fields` for every member that matters; the caller looks at fields->Finish(). A mapper names
+// every tensor of the checkpoint; the caller looks at mapper->Finish().
+//
+// Private to common/model. Thread safety: free functions, safe to call from any thread.
+#ifndef SLUICE_COMMON_MODEL_HF_FAMILIES_H_
+#define SLUICE_COMMON_MODEL_HF_FAMILIES_H_
+
+#include "common/model/families/hf_fields.h"
+#include "common/model/families/hf_tensors.h"
+#include "common/model/model_config.h"
+
+namespace sluice {
+
+ModelConfig ReadMixtral(HfFields* fields);
+void MapMixtral(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadQwen2Moe(HfFields* fields);
+ModelConfig ReadQwen3Moe(HfFields* fields);
+void MapQwenMoe(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadOlmoe(HfFields* fields);
+void MapOlmoe(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadGraniteMoe(HfFields* fields);
+void MapGraniteMoe(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadGlm4Moe(HfFields* fields);
+void MapGlm4Moe(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadDeepseek(HfFields* fields);
+ModelConfig ReadDeepseekV2(HfFields* fields);
+ModelConfig ReadDeepseekV3(HfFields* fields);
+void MapDeepseek(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadPhimoe(HfFields* fields);
+void MapPhimoe(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadGptOss(HfFields* fields);
+void MapGptOss(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadLlama4(HfFields* fields);
+void MapLlama4(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadQwen35Moe(HfFields* fields);
+void MapQwen35Moe(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadXverse(HfFields* fields);
+void MapXverse(const ModelConfig& config, TensorMapper* mapper);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_MODEL_HF_FAMILIES_H_

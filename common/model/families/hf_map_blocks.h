@@ -1,0 +1,102 @@
+// What the families' tensor maps share: the names that most checkpoints give the same things.
+//
+// Private to common/model. Thread safety: free functions; a TensorMapper is used by one thread.
+#ifndef SLUICE_COMMON_MODEL_HF_MAP_BLOCKS_H_
+#define SLUICE_COMMON_MODEL_HF_MAP_BLOCKS_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "common/model/families/hf_tensors.h"
+#include "common/model/model_config.h"
+
+namespace sluice {
+
+// The tensors of one layer: names in the checkpoint begin with `base` ("model.layers.3."), canonical ones
+// with the layer's number.
+class LayerMapper {
+ public:
+  LayerMapper(const ModelConfig& config, uint32_t layer, const std::string& base, TensorMapper* mapper)
+      : config_(config), layer_(layer), base_(base), mapper_(mapper) {}
+
+  const AttentionConfig& attention() const { return config_.layers[layer_].attention; }
+  const MoeConfig& moe() const { return config_.layers[layer_].moe; }
+  uint32_t hidden() const { return config_.hidden; }
+  bool Has(const std::string& name) const { return mapper_->Has(base_ + name); }
+  bool ok() const { return mapper_->ok(); }
+
+  SourceMatrix Matrix(const std::string& name, uint64_t rows, uint64_t cols) {
+    return mapper_->Tensor(base_ + name, {rows, cols});
+  }
+  SourceMatrix Vector(const std::string& name, uint64_t length) {
+    return mapper_->Tensor(base_ + name, {length});
+  }
+  SourceMatrix Stack(const std::string& name, uint64_t count, uint64_t lines, uint64_t length) {
+    return mapper_->Tensor(base_ + name, {count, lines, length});
+  }
+  SourceMatrix Mxfp4(const std::string& name, uint64_t count, uint64_t lines, uint32_t groups) {
+    return mapper_->Mxfp4(base_ + name, {count, lines}, groups);
+  }
+  void Dense(std::string_view canonical, const SourceMatrix& matrix);
+  void AddExpert(const ExpertSource& expert) { mapper_->AddExpert(layer_, expert); }
+
+  // input_layernorm and post_attention_layernorm, with biases where the model's norm has them; `plus_one`:
+  // the checkpoint holds weights less one.
+  void Norms(bool plus_one);
+  // self_attn.{q,k,v,o}_proj with the biases and norms that the layer's description asks for.
+  void GroupedAttention();
+  // `mlp`{gate,up,down}_proj.weight as dense_*, or as shared_*.
+  void DenseFfn(const std::string& mlp);
+  void SharedExpert(const std::string& mlp);
+  // What DeepSeek's and GLM-4's layers hold under "mlp.": a dense FFN, or router (with its correction),
+  // experts and shared FFN.
+  void DeepseekFfn();
+  // Each expert's matrices on its own, `experts`E.{gate,up,down}.weight, or stacked in `experts`gate_up_proj
+  // [experts, 2 * width, hidden] (gate first) and down_proj [experts, hidden, width].
+  struct ExpertNames {
+    const char* gate = "gate_proj";
+    const char* up = "up_proj";
+    const char* down = "down_proj";
+  };
+  void Experts(const std::string& experts, const ExpertNames& names);
+
+ private:
+  void Ffn(const std::string& mlp, uint32_t width, std::string_view up, std::string_view gate,
+           std::string_view down);
+
+  const ModelConfig& config_;
+  const uint32_t layer_;
+  const std::string base_;
+  TensorMapper* const mapper_;
+};
+
+// Experts stacked in two tensors of these names, as LayerMapper::Experts says.
+void MapStackedExperts(const std::string& gate_up, const std::string& down, LayerMapper* layer);
+
+// Layers behind the last that predict further tokens (recognised by their eh_proj) are not needed.
+void IgnorePredictionLayers(const ModelConfig& config, TensorMapper* mapper);
+
+// Embedding, final norm (with bias for layer norm) and head.
+struct EndNames {
+  std::string embed = "model.embed_tokens.weight";
+  std::string norm = "model.norm";
+  std::string head = "lm_head";
+  bool plus_one = false;  // the norm's weights, as in LayerMapper::Norms
+};
+void MapEnds(const ModelConfig& config, const EndNames& names, TensorMapper* mapper);
+
+// Calls `map` for every layer while the mapper has room for errors; `prefix` is "model.layers." mostly.
+template <typename Map>
+void MapLayers(const ModelConfig& config, const std::string& prefix, TensorMapper* mapper, const Map& map,
+               bool plus_one = false) {
+  for (uint32_t i = 0; i < config.layers.size() && mapper->ok(); ++i) {
+    LayerMapper layer(config, i, prefix + std::to_string(i) + ".", mapper);
+    layer.Norms(plus_one);
+    map(&layer);
+  }
+}
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_MODEL_HF_MAP_BLOCKS_H_

@@ -1,0 +1,91 @@
+// Qwen2-MoE (Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B: shared expert with a gate, q/k/v biases) and Qwen3-MoE
+// (Qwen3-30B-A3B, 235B-A22B: q/k norms, head_dim apart).
+#include <algorithm>
+
+#include "common/model/dense_names.h"
+#include "common/model/families/hf_blocks.h"
+#include "common/model/families/hf_families.h"
+#include "common/model/families/hf_map_blocks.h"
+#include "common/model/model_limits.h"
+
+namespace sluice {
+namespace {
+
+// The mixture's members that both have.
+MoeConfig ReadQwenMixture(HfFields* fields) {
+  MoeConfig moe;
+  ReadExperts({"num_experts", "num_local_experts"}, &moe, fields);
+  moe.expert_width = fields->Number("moe_intermediate_size", 1, kMaxWidth);
+  moe.norm_topk_prob = fields->Flag("norm_topk_prob", false);
+  moe.activation = ReadActivation(fields);
+  return moe;
+}
+
+// Layers of mlp_only_layers are dense, and all but every decoder_sparse_step-th.
+void SetQwenFfns(const MoeConfig& moe, ModelConfig* model, HfFields* fields) {
+  const MoeConfig dense = DenseFfn(fields->Number("intermediate_size", 1, kMaxWidth), moe.activation);
+  const uint32_t step = fields->Number("decoder_sparse_step", 1, kMaxLayers, 1);
+  const std::vector<uint32_t> only_dense = fields->Numbers("mlp_only_layers", kMaxLayers);
+  for (uint32_t i = 0; i < model->layers.size(); ++i) {
+    const bool listed = std::find(only_dense.begin(), only_dense.end(), i) != only_dense.end();
+    model->layers[i].moe = listed || (i + 1) % step != 0 ? dense : moe;
+  }
+}
+
+}  // namespace
+
+ModelConfig ReadQwen2Moe(HfFields* fields) {
+  ModelConfig model = ReadFrame("qwen2_moe", {.max_position = 32768}, fields);
+  AttentionConfig attention = ReadGrouped({.kv_heads = 16}, model, fields);
+  attention.qkv_bias = fields->Flag("qkv_bias", true);
+  MoeConfig moe = ReadQwenMixture(fields);
+  moe.shared_width = fields->Number("shared_expert_intermediate_size", 1, kMaxWidth);
+  moe.shared_gate = true;
+  SetQwenFfns(moe, &model, fields);
+  const bool sliding = fields->Flag("use_sliding_window", false);
+  const uint32_t window = fields->Number("sliding_window", 0, kMaxPosition, sliding ? 4096 : 0);
+  const uint32_t max_window_layers = fields->Number("max_window_layers", 0, kMaxLayers, 28);
+  const std::vector<std::string> types =
+      ReadLayerTypes({"full_attention", "sliding_attention"}, model.layers.size(), fields);
+  for (uint32_t i = 0; i < model.layers.size(); ++i) {
+    const bool slides =
+        types.empty() ? sliding && i % 2 == 0 && i < max_window_layers : types[i] == "sliding_attention";
+    model.layers[i].attention = attention;
+    if (!slides) continue;
+    if (!sliding || window == 0)
+      fields->Fail("sliding_window", "is missing, but there are layers that slide");
+    model.layers[i].attention.sliding_window = window;
+  }
+  return model;
+}
+
+ModelConfig ReadQwen3Moe(HfFields* fields) {
+  ModelConfig model = ReadFrame("qwen3_moe", {.max_position = 32768}, fields);
+  AttentionConfig attention = ReadGrouped({.kv_heads = 4}, model, fields);
+  attention.qkv_bias = attention.output_bias = fields->Flag("attention_bias", false);
+  attention.qk_norm = QkNorm::kPerHead;
+  fields->Skip("max_window_layers");  // its window is every layer's
+  const uint32_t window = fields->Number("sliding_window", 0, kMaxPosition, 4096);
+  if (fields->Flag("use_sliding_window", false) && !fields->IsNull("sliding_window")) {
+    attention.sliding_window = window;
+  }
+  for (LayerConfig& layer : model.layers) layer.attention = attention;
+  SetQwenFfns(ReadQwenMixture(fields), &model, fields);
+  return model;
+}
+
+void MapQwenMoe(const ModelConfig& config, TensorMapper* mapper) {
+  MapEnds(config, {}, mapper);
+  MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {
+    const MoeConfig& moe = layer->moe();
+    layer->GroupedAttention();
+    if (moe.experts == 0) return layer->DenseFfn("mlp.");
+    layer->Dense(dense::kRouter, layer->Matrix("mlp.gate.weight", moe.experts, layer->hidden()));
+    layer->Experts("mlp.experts.", {});
+    if (moe.shared_width == 0) return;
+    layer->SharedExpert("mlp.shared_expert.");
+    layer->Dense(dense::kSharedRouter, layer->Matrix("mlp.shared_expert_gate.weight", 1, layer->hidden()));
+  });
+}
+
+}  // namespace sluice

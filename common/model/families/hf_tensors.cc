@@ -1,0 +1,197 @@
+#include "common/model/families/hf_tensors.h"
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_join.h"
+#include "common/model/families/hf_families.h"
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+struct FamilyTensors {
+  const char* family;
+  void (*map)(const ModelConfig& config, TensorMapper* mapper);
+};
+constexpr FamilyTensors kFamilies[] = {
+    {"mixtral", &MapMixtral},
+    {"qwen2_moe", &MapQwenMoe},
+    {"qwen3_moe", &MapQwenMoe},
+    {"olmoe", &MapOlmoe},
+    {"granitemoe", &MapGraniteMoe},
+    {"glm4_moe", &MapGlm4Moe},
+    {"deepseek", &MapDeepseek},
+    {"deepseek_v2", &MapDeepseek},
+    {"deepseek_v3", &MapDeepseek},
+    {"phimoe", &MapPhimoe},
+    {"gpt_oss", &MapGptOss},
+    {"llama4_text", &MapLlama4},
+    {"qwen3_5_moe_text", &MapQwen35Moe},
+    {"xverse", &MapXverse},
+};
+
+void Append(std::string* list, const std::string& item) {
+  absl::StrAppend(list, list->empty() ? "" : ", ", item);
+}
+
+std::string ShapeText(const std::vector<uint64_t>& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+// Buffers that old checkpoints carry along; the forward pass computes them.
+bool IsKnownBuffer(const std::string& name) {
+  return absl::EndsWith(name, ".rotary_emb.inv_freq") || absl::EndsWith(name, ".masked_bias");
+}
+
+}  // namespace
+
+SourceMatrix Lines(SourceMatrix m, uint64_t first, uint32_t count) {
+  m.first += first * m.line_stride;
+  m.lines = count;
+  return m;
+}
+
+SourceMatrix EverySecondLine(SourceMatrix m, uint32_t offset) {
+  m.first += offset * m.line_stride;
+  m.lines /= 2;
+  m.line_stride *= 2;
+  return m;
+}
+
+SourceMatrix Columns(SourceMatrix m, uint32_t first, uint32_t count) {
+  m.first += first;
+  m.length = count;
+  return m;
+}
+
+SourceMatrix EverySecondColumn(SourceMatrix m, uint32_t offset) {
+  m.first += offset;
+  m.length /= 2;
+  m.step = 2;
+  return m;
+}
+
+SourceMatrix LinesOfBlocks(SourceMatrix m, uint32_t blocks, uint32_t first, uint32_t count) {
+  m.blocks = blocks;
+  m.block_stride = m.lines / blocks * m.line_stride;
+  return Lines(m, first, count);
+}
+
+SourceMatrix Transposed(SourceMatrix m) {
+  m.transposed = true;
+  return m;
+}
+
+SourceMatrix PlusOne(SourceMatrix m) {
+  m.add = 1;
+  return m;
+}
+
+const TensorInfo* TensorMapper::Use(const std::string& name, const std::vector<uint64_t>& shape,
+                                    bool packed) {
+  const TensorInfo* tensor = folder_.Find(name);
+  if (tensor == nullptr) {
+    Append(&missing_, name);
+    ++errors_;
+    return nullptr;
+  }
+  used_.insert(tensor);
+  if (tensor->shape != shape) {
+    Append(&wrong_, absl::StrCat(name, " has shape ", ShapeText(tensor->shape), ", config.json needs ",
+                                 ShapeText(shape)));
+    ++errors_;
+    return nullptr;
+  }
+  const bool is_float = tensor->type == ElementType::kBf16 || tensor->type == ElementType::kF16 ||
+                        tensor->type == ElementType::kF32;
+  if (packed ? tensor->type != ElementType::kU8 : !is_float) {
+    Append(&unsupported_, absl::StrCat(name, " (", ElementTypeName(tensor->type), ")"));
+    ++errors_;
+    return nullptr;
+  }
+  return tensor;
+}
+
+SourceMatrix TensorMapper::Tensor(const std::string& name, const std::vector<uint64_t>& shape) {
+  SourceMatrix matrix;
+  matrix.tensor = Use(name, shape, false);
+  matrix.length = static_cast<uint32_t>(shape.back());
+  matrix.line_stride = matrix.length;
+  matrix.lines = 1;
+  for (size_t i = 0; i + 1 < shape.size(); ++i) matrix.lines *= static_cast<uint32_t>(shape[i]);
+  return matrix;
+}
+
+SourceMatrix TensorMapper::Mxfp4(const std::string& name, const std::vector<uint64_t>& shape,
+                                 uint32_t groups) {
+  std::vector<uint64_t> scales = shape;
+  scales.push_back(groups);
+  std::vector<uint64_t> blocks = scales;
+  blocks.push_back(kMxfp4BlockBytes);
+  SourceMatrix matrix;
+  matrix.tensor = Use(name + "_blocks", blocks, true);
+  matrix.scales = Use(name + "_scales", scales, true);
+  matrix.length = groups * kMxfp4BlockValues;
+  matrix.line_stride = matrix.length;
+  matrix.lines = 1;
+  for (const uint64_t dimension : shape) matrix.lines *= static_cast<uint32_t>(dimension);
+  return matrix;
+}
+
+void TensorMapper::Dense(const std::string& canonical, const SourceMatrix& matrix) {
+  map_.dense.push_back({canonical, matrix});
+}
+
+void TensorMapper::AddExpert(uint32_t layer, const ExpertSource& expert) {
+  if (map_.experts.size() <= layer) map_.experts.resize(layer + 1);
+  map_.experts[layer].push_back(expert);
+}
+
+void TensorMapper::Ignore(const std::string& name) {
+  if (const TensorInfo* tensor = folder_.Find(name)) used_.insert(tensor);
+}
+
+void TensorMapper::IgnorePrefix(const std::string& prefix) {
+  for (const TensorInfo& tensor : folder_.tensors()) {
+    if (absl::StartsWith(tensor.name, prefix)) used_.insert(&tensor);
+  }
+}
+
+absl::StatusOr<SourceMap> TensorMapper::Finish() {
+  const std::string more = ok() ? "" : " and more";
+  if (!missing_.empty()) {
+    return absl::NotFoundError(absl::StrCat("the checkpoint has no tensor ", missing_, more));
+  }
+  if (!wrong_.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", wrong_, more));
+  }
+  if (!unsupported_.empty()) {
+    return absl::UnimplementedError(
+        absl::StrCat("element type not supported (BF16, F16, F32 are): ", unsupported_, more));
+  }
+  std::string extra;
+  int extras = 0;
+  for (const TensorInfo& tensor : folder_.tensors()) {
+    if (used_.contains(&tensor) || IsKnownBuffer(tensor.name)) continue;
+    if (++extras <= kMaxErrors) Append(&extra, tensor.name);
+  }
+  if (extras > 0) {
+    return absl::InvalidArgumentError(absl::StrCat("the checkpoint has ", extras,
+                                                   " tensors that this architecture does not know: ", extra,
+                                                   extras > kMaxErrors ? " and more" : ""));
+  }
+  return std::move(map_);
+}
+
+absl::StatusOr<SourceMap> MapTensors(const ModelConfig& config, const TensorFolder& folder) {
+  for (const FamilyTensors& family : kFamilies) {
+    if (config.family != family.family) continue;
+    TensorMapper mapper(folder);
+    family.map(config, &mapper);
+    ASSIGN_OR_RETURN(SourceMap map, mapper.Finish());
+    map.experts.resize(config.layers.size());
+    return map;
+  }
+  return absl::UnimplementedError(absl::StrCat("tensor names of family ", config.family, " are not known"));
+}
+
+}  // namespace sluice

@@ -1,0 +1,118 @@
+// Which source tensor holds what: a checkpoint's names -> the canonical dense tensors and expert matrices.
+//
+// Thread safety: SourceMap is plain data; MapTensors is a free function on immutable input. A TensorMapper is
+// used by one thread.
+#ifndef SLUICE_COMMON_MODEL_HF_TENSORS_H_
+#define SLUICE_COMMON_MODEL_HF_TENSORS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/model/model_config.h"
+#include "common/model/safetensors.h"
+
+namespace sluice {
+
+inline constexpr uint32_t kMxfp4BlockValues = 32;
+inline constexpr uint32_t kMxfp4BlockBytes = 16;  // two values a byte, the first in the low half
+
+// A matrix somewhere in a source tensor, as `blocks` stacked pieces of `lines` lines of `length` values. The
+// pack's rows are the lines or, if `transposed`, each piece's columns. Numbers of elements, not of bytes.
+struct SourceMatrix {
+  const TensorInfo* tensor = nullptr;
+  const TensorInfo* scales = nullptr;  // MXFP4: `tensor` holds E2M1 pairs, this an E8M0 byte per 32 of them
+  uint64_t first = 0;                  // where the first value is in the tensor
+  uint32_t blocks = 1;
+  uint64_t block_stride = 0;
+  uint32_t lines = 0;
+  uint64_t line_stride = 0;
+  uint32_t length = 0;
+  uint32_t step = 1;  // from a line's value to its next
+  bool transposed = false;
+  float add = 0;  // to every value
+
+  uint32_t rows() const { return blocks * (transposed ? length : lines); }
+  uint32_t cols() const { return transposed ? lines : length; }
+};
+
+// Parts of a matrix of one block, by its lines; none is transposed yet.
+SourceMatrix Lines(SourceMatrix m, uint64_t first, uint32_t count);    // lines [first, first + count)
+SourceMatrix EverySecondLine(SourceMatrix m, uint32_t offset);         // lines offset, offset + 2, ...
+SourceMatrix Columns(SourceMatrix m, uint32_t first, uint32_t count);  // values [first, first + count)
+SourceMatrix EverySecondColumn(SourceMatrix m, uint32_t offset);       // values offset, offset + 2, ...
+// Lines [first, first + count) of each of `blocks` equal parts.
+SourceMatrix LinesOfBlocks(SourceMatrix m, uint32_t blocks, uint32_t first, uint32_t count);
+SourceMatrix Transposed(SourceMatrix m);
+SourceMatrix PlusOne(SourceMatrix m);
+
+// A dense tensor under its canonical name (common/model/dense_names.h).
+struct DenseSource {
+  std::string name;
+  SourceMatrix matrix;
+};
+
+// One expert, every part as the pack's rows want it: [neurons, hidden].
+struct ExpertSource {
+  SourceMatrix up;
+  SourceMatrix gate;
+  SourceMatrix down;
+};
+
+struct SourceMap {
+  std::vector<DenseSource> dense;                  // any order
+  std::vector<std::vector<ExpertSource>> experts;  // [layer][expert]
+};
+
+// Finds every tensor that `config` needs in `folder`. NotFound naming missing tensors, InvalidArgument naming
+// those that are not known or have another shape (with both shapes), Unimplemented naming an element type
+// that is no float of 16 or 32 bits. The map points into `folder`.
+absl::StatusOr<SourceMap> MapTensors(const ModelConfig& config, const TensorFolder& folder);
+
+// What a family's mapper calls for each tensor: collects places, and errors of several tensors into one.
+class TensorMapper {
+ public:
+  explicit TensorMapper(const TensorFolder& folder) : folder_(folder) {}
+
+  bool Has(const std::string& name) const { return folder_.Find(name) != nullptr; }
+
+  // The tensor `name`, which must have this shape: its last dimension makes the lines.
+  SourceMatrix Tensor(const std::string& name, const std::vector<uint64_t>& shape);
+  // MXFP4: blocks `name`_blocks [shape..., groups, 16] and scales `name`_scales [shape..., groups], lines of
+  // 32 * groups values.
+  SourceMatrix Mxfp4(const std::string& name, const std::vector<uint64_t>& shape, uint32_t groups);
+
+  // `matrix` as dense tensor `canonical`.
+  void Dense(const std::string& canonical, const SourceMatrix& matrix);
+  void AddExpert(uint32_t layer, const ExpertSource& expert);
+
+  // A tensor that may be there and is not needed; all tensors whose names begin so.
+  void Ignore(const std::string& name);
+  void IgnorePrefix(const std::string& prefix);
+
+  // False once enough errors are collected: a mapper's loops end early.
+  bool ok() const { return errors_ < kMaxErrors; }
+
+  // The map, or the collected errors; also refuses tensors that nobody asked for.
+  absl::StatusOr<SourceMap> Finish();
+
+ private:
+  static constexpr int kMaxErrors = 8;
+
+  const TensorInfo* Use(const std::string& name, const std::vector<uint64_t>& shape, bool packed);
+
+  const TensorFolder& folder_;
+  SourceMap map_;
+  absl::flat_hash_set<const TensorInfo*> used_;
+  std::string missing_;
+  std::string wrong_;
+  std::string unsupported_;
+  int errors_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_MODEL_HF_TENSORS_H_

@@ -1,0 +1,224 @@
+#include "common/text/chat/chat_template.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+#include "common/text/jinja/interpreter.h"
+#include "common/text/jinja/parser.h"
+
+namespace sluice {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kMaxJsonDepth = 64;
+constexpr size_t kMaxConversationBytes = 16 << 20;
+constexpr size_t kMaxValues = 100'000;
+constexpr size_t kMaxMembers = 1024;  // of an object: looking one up takes as long
+constexpr size_t kMaxTemplateBytes = 1 << 20;
+constexpr std::string_view kContinueTag = "CONTINUE_FINAL_MESSAGE_TAG";
+
+// Makes values of a client's JSON; all text in it is the client's, keys too.
+class Reader {
+ public:
+  absl::StatusOr<jinja::Value> Read(const Json& json, int depth) {
+    if (depth > kMaxJsonDepth) {
+      return absl::InvalidArgumentError(absl::StrCat("conversation: nested deeper than ", kMaxJsonDepth));
+    }
+    if (++values_ > kMaxValues) {
+      return absl::InvalidArgumentError(absl::StrCat("conversation: more than ", kMaxValues, " values"));
+    }
+    switch (json.type()) {
+      case Json::value_t::string:
+        return jinja::Value(jinja::String::Client(json.get_ref<const std::string&>()));
+      case Json::value_t::boolean:
+        return jinja::Value(json.get<bool>());
+      case Json::value_t::number_integer:
+      case Json::value_t::number_unsigned:
+        return jinja::Value(json.get<int64_t>());
+      case Json::value_t::number_float:
+        return jinja::Value(json.get<double>());
+      case Json::value_t::array:
+        return ReadList(json, depth);
+      case Json::value_t::object:
+        return ReadMap(json, depth);
+      default:
+        return jinja::Value(jinja::None{});
+    }
+  }
+
+ private:
+  absl::StatusOr<jinja::Value> ReadList(const Json& json, int depth) {
+    jinja::List list;
+    for (const Json& item : json) {
+      ASSIGN_OR_RETURN(jinja::Value value, Read(item, depth + 1));
+      list.push_back(std::move(value));
+    }
+    return jinja::Value(std::move(list));
+  }
+
+  absl::StatusOr<jinja::Value> ReadMap(const Json& json, int depth) {
+    if (json.size() > kMaxMembers) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("conversation: an object of ", json.size(), " members, more than ", kMaxMembers));
+    }
+    jinja::Map map;
+    map.client = true;
+    for (const auto& [key, item] : json.items()) {
+      ASSIGN_OR_RETURN(jinja::Value value, Read(item, depth + 1));
+      map.emplace_back(key, std::move(value));
+    }
+    return jinja::Value(std::move(map));
+  }
+
+  size_t values_ = 0;
+};
+
+// Null members go; reasoning is given under all the names that templates read.
+absl::Status NormalizeMessages(Json* messages) {
+  for (Json& message : *messages) {
+    if (!message.is_object()) {
+      return absl::InvalidArgumentError("conversation: a message is not an object");
+    }
+    Json kept = Json::object();
+    for (const auto& [name, value] : message.items()) {
+      if (!value.is_null()) {
+        kept[name] = value;
+      }
+    }
+    for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
+      if (kept.contains(name)) {
+        const Json reasoning = kept[name];
+        if (!kept.contains("thinking")) {
+          kept["thinking"] = reasoning;
+        }
+        kept["reasoning_content"] = reasoning;
+        break;
+      }
+    }
+    message = std::move(kept);
+  }
+  return absl::OkStatus();
+}
+
+// A template may cut at the end of a message, so the place to stop at is found by a tag, as in transformers.
+absl::Status TagFinalMessage(const ChatRenderOptions& options, Json* messages) {
+  if (options.add_generation_prompt) {
+    return absl::InvalidArgumentError(
+        "conversation: the last message cannot be continued and a new one begun at once");
+  }
+  if (messages->empty() || !messages->back().contains("content") ||
+      !messages->back()["content"].is_string()) {
+    return absl::InvalidArgumentError("conversation: there is no last message with text to continue");
+  }
+  std::string& content = messages->back()["content"].get_ref<std::string&>();
+  if (content.find(kContinueTag) != std::string::npos) {
+    return absl::InvalidArgumentError("conversation: the last message holds a reserved text");
+  }
+  content.append(kContinueTag).append(" ");
+  return absl::OkStatus();
+}
+
+absl::Status CutAtTag(RenderedChat* chat) {
+  const size_t tag = chat->text.rfind(kContinueTag);
+  if (tag == std::string::npos) {
+    return absl::InvalidArgumentError(
+        "chat template: it leaves the last message out, which was to be continued");
+  }
+  size_t end = tag;
+  if (chat->text.compare(tag + kContinueTag.size(), 1, " ") != 0) {  // the template trims messages
+    while (end > 0 && absl::ascii_isspace(static_cast<unsigned char>(chat->text[end - 1]))) {
+      --end;
+    }
+  }
+  chat->text.resize(end);
+  chat->marks.resize(end);
+  return absl::OkStatus();
+}
+
+void MarkRoles(const jinja::Value& messages) {
+  for (const jinja::Value& message : *messages.list()) {
+    jinja::Value* role = jinja::FindKey(*message.map(), "role");
+    if (role == nullptr || role->string() == nullptr) {
+      continue;
+    }
+    for (const std::string_view known : kChatRoles) {
+      if (role->string()->text == known) {
+        *role = jinja::Value(jinja::String::Own(known));
+        break;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Create(
+    const std::string& source, std::map<std::string, std::string> special_tokens) {
+  if (source.size() > kMaxTemplateBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("chat template: ", source.size(), " bytes, more than ", kMaxTemplateBytes));
+  }
+  auto made = std::unique_ptr<ChatTemplate>(new ChatTemplate());
+  absl::StatusOr<jinja::Block> block = jinja::Parse(source);
+  if (!block.ok()) {
+    return Annotate(block.status(), "chat template");
+  }
+  made->block_ = *std::move(block);
+  made->special_tokens_ = std::move(special_tokens);
+  return made;
+}
+
+absl::StatusOr<RenderedChat> ChatTemplate::Render(const std::string& conversation,
+                                                  const ChatRenderOptions& options) const {
+  if (conversation.size() > kMaxConversationBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("conversation: ", conversation.size(), " bytes, more than ", kMaxConversationBytes));
+  }
+  Json json = Json::parse(conversation, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded() || !json.is_object() || !json.contains("messages") ||
+      !json["messages"].is_array()) {
+    return absl::InvalidArgumentError("conversation: expected a JSON object with a list `messages`");
+  }
+  for (const auto& [name, value] : json.items()) {
+    if (special_tokens_.contains(name) || name == "add_generation_prompt") {
+      return absl::InvalidArgumentError(absl::StrCat("conversation: `", name, "` is not a client's to set"));
+    }
+  }
+  RETURN_IF_ERROR(NormalizeMessages(&json["messages"]));
+  if (options.continue_final_message) {
+    RETURN_IF_ERROR(TagFinalMessage(options, &json["messages"]));
+  }
+  ASSIGN_OR_RETURN(const jinja::Value given, Reader().Read(json, 0));
+  jinja::Map variables = *given.map();
+  variables.client = false;
+  MarkRoles(*jinja::FindKey(variables, "messages"));
+  ASSIGN_OR_RETURN(RenderedChat rendered, RenderVariables(std::move(variables), options));
+  if (options.continue_final_message) {
+    RETURN_IF_ERROR(CutAtTag(&rendered));
+  }
+  return rendered;
+}
+
+absl::StatusOr<RenderedChat> ChatTemplate::RenderVariables(jinja::Map variables,
+                                                           const ChatRenderOptions& options) const {
+  for (const auto& [name, token] : special_tokens_) {
+    jinja::SetKey(variables, name, jinja::Value(jinja::String::Own(token)));
+  }
+  jinja::SetKey(variables, "add_generation_prompt", jinja::Value(options.add_generation_prompt));
+  for (const char* name : {"tools", "documents"}) {
+    if (jinja::FindKey(variables, name) == nullptr) {
+      jinja::SetKey(variables, name, jinja::Value(jinja::None{}));
+    }
+  }
+  absl::StatusOr<jinja::String> rendered = jinja::Render(block_, variables, options.now, options.limits);
+  if (!rendered.ok()) {
+    return Annotate(rendered.status(), "chat template");
+  }
+  return RenderedChat{std::move(rendered->text), std::move(rendered->marks)};
+}
+
+}  // namespace sluice

@@ -1,0 +1,40 @@
+// Normalizer: what is done to a text before it is split.
+//
+// Thread safety: immutable; Apply may be called from any thread at once, each with a scratch of its own.
+#ifndef SLUICE_COMMON_TEXT_NORMALIZER_H_
+#define SLUICE_COMMON_TEXT_NORMALIZER_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/text/stages/text_pattern.h"
+#include "common/text/stages/tokenizer_spec.h"
+#include "common/text/unicode/regex.h"
+
+namespace sluice {
+
+class Normalizer {
+ public:
+  // The steps in order. Errors of TextPattern::Create.
+  static absl::StatusOr<std::unique_ptr<const Normalizer>> Create(const std::vector<NormalizerSpec>& specs);
+
+  // `text` is well-formed UTF-8, so is the result. ResourceExhausted from a regex. With `marks`, a byte for
+  // each of `text` (marked_text.h), these move with the text; then no character is composed across a border,
+  // and what replaces a match with a client's bytes in it is a client's.
+  absl::StatusOr<std::string> Apply(std::string text, RegexScratch* scratch,
+                                    std::string* marks = nullptr) const;
+
+ private:
+  struct Step {
+    NormalizerSpec spec;
+    std::optional<TextPattern> pattern;  // of Replace
+  };
+  std::vector<Step> steps_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_TEXT_NORMALIZER_H_

@@ -1,0 +1,47 @@
+// PreTokenizer: cuts a normalized text into the words that the model encodes one by one.
+//
+// Thread safety: immutable; Apply may be called from any thread at once, each with a scratch of its own.
+#ifndef SLUICE_COMMON_TEXT_PRE_TOKENIZER_H_
+#define SLUICE_COMMON_TEXT_PRE_TOKENIZER_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/text/stages/text_pattern.h"
+#include "common/text/stages/tokenizer_spec.h"
+#include "common/text/unicode/regex.h"
+
+namespace sluice {
+
+// A text and its pieces, in order, not empty. Steps narrow the pieces or rewrite both.
+struct PreTokenizedText {
+  std::string text;
+  std::vector<ByteRange> pieces;
+  // The first piece begins where the whole input begins (Metaspace's scheme "first").
+  bool starts_input = false;
+};
+
+class PreTokenizer {
+ public:
+  // The steps in order. Errors of TextPattern::Create.
+  static absl::StatusOr<std::unique_ptr<const PreTokenizer>> Create(
+      const std::vector<PreTokenizerSpec>& specs);
+
+  // `input` holds one piece, its whole text. ResourceExhausted from a regex.
+  absl::Status Apply(PreTokenizedText* input, RegexScratch* scratch) const;
+
+ private:
+  struct Step {
+    PreTokenizerSpec spec;
+    std::optional<TextPattern> pattern;  // of Split and of ByteLevel with use_regex
+  };
+  std::vector<Step> steps_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_TEXT_PRE_TOKENIZER_H_

@@ -1,0 +1,90 @@
+#include "daemon/daemon_loop.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/clock.h"
+
+namespace sluice {
+
+DaemonLoop::DaemonLoop(Options options, ProcessSignals* signals, spdlog::logger* log)
+    : options_(std::move(options)),
+      signals_(signals),
+      log_(log),
+      beat_(std::min(options_.most_between_beats, notifier_.watchdog() / 3)) {}
+
+void DaemonLoop::Ready() {
+  ready_ = true;
+  notifier_.Ready();
+}
+
+int DaemonLoop::PollMs() const {
+  const absl::Duration left = std::min(next_beat_, end_at_) - absl::Now();
+  return left > absl::Hours(1)
+             ? 3'600'000
+             : static_cast<int>(absl::ToInt64Milliseconds(std::max(left, absl::ZeroDuration()))) + 1;
+}
+
+bool DaemonLoop::LifelineEnded() {
+  char byte;
+  return read(options_.lifeline.get(), &byte, 1) <= 0;
+}
+
+DaemonLoop::Turn DaemonLoop::End(const char* why) {
+  why_end_ = why;
+  return Turn::kEnd;
+}
+
+DaemonLoop::Turn DaemonLoop::Next(int event) {
+  while (true) {
+    if (absl::Now() >= end_at_) {
+      return End("the parent has gone");
+    }
+    if (absl::Now() >= next_beat_) {
+      next_beat_ = absl::Now() + beat_;
+      return Turn::kBeat;
+    }
+    pollfd polled[3] = {
+        {signals_->fd(), POLLIN, 0}, {options_.lifeline.get(), POLLIN, 0}, {event, POLLIN, 0}};
+    if (poll(polled, 3, PollMs()) < 0) {
+      continue;  // EINTR
+    }
+    switch (polled[0].revents != 0 ? signals_->Take() : SignalKind::kNone) {
+      case SignalKind::kEnd:
+        return End("told by a signal");
+      case SignalKind::kReload:
+        Reload();
+        break;
+      case SignalKind::kNone:
+        break;
+    }
+    if (polled[1].revents != 0 && LifelineEnded()) {
+      options_.lifeline.reset();
+      const absl::Duration keep = options_.keep();
+      end_at_ = absl::Now() + keep;
+      log_->info("the parent has gone; ending in {}", absl::FormatDuration(keep));
+    }
+    if (polled[2].revents != 0) {
+      return Turn::kEvent;
+    }
+  }
+}
+
+void DaemonLoop::Reload() {
+  notifier_.Reloading();
+  const absl::StatusOr<ReloadPlan> plan = options_.reload();
+  if (plan.ok()) {
+    log_->log(plan->needs_restart.empty() ? spdlog::level::info : spdlog::level::warn,
+              "options read anew: {}", plan->Describe());
+  } else {
+    log_->error("the options that were read anew are wrong; those in effect stay");
+  }
+  if (ready_) {
+    notifier_.Ready();
+  }
+}
+
+}  // namespace sluice

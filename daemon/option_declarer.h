@@ -1,0 +1,76 @@
+// OptionDeclarer: adds a daemon's table of options to a CLI11 parser. CLI11's header is slow to compile:
+// include this in the one source of each daemon that parses.
+//
+// CLI11 reports errors by exceptions of its own, which the caller of parse() catches.
+//
+// Thread safety: thread-compatible; parsing belongs to main's thread.
+#ifndef SLUICE_COMMON_OPTION_DECLARER_H_
+#define SLUICE_COMMON_OPTION_DECLARER_H_
+
+#include <CLI/CLI.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/option_values.h"
+
+namespace sluice {
+
+class OptionDeclarer {
+ public:
+  // `set` collects the names that a flag or the file gave. Both borrowed; they outlive parsing.
+  OptionDeclarer(CLI::App* app, std::set<std::string>* set) : app_(app), set_(set) {}
+
+  template <typename T>
+  void operator()(const char* name, T* member, const char* help) {
+    app_->add_option_function<std::string>(
+            absl::StrCat("--", name),
+            [name, member, set = set_](const std::string& text) {
+              Check(name, ParseOptionValue(text, member));
+              set->insert(name);
+            },
+            help)
+        ->type_name("")
+        ->default_str(HasPlainDefault(*member) ? ShowOptionValue(*member) : "");
+  }
+  template <typename T>
+  void operator()(const char* name, std::vector<T>* member, const char* help) {
+    app_->add_option_function<std::vector<std::string>>(
+            absl::StrCat("--", name),
+            [name, member, set = set_](const std::vector<std::string>& texts) {
+              member->clear();
+              for (const std::string& text : texts) {
+                Check(name, ParseOptionValue(text, &member->emplace_back()));
+              }
+              set->insert(name);
+            },
+            help)
+        ->type_name("");
+  }
+
+ private:
+  // Zero stands for a default that is computed; the help names it.
+  static bool HasPlainDefault(const std::string& value) { return !value.empty(); }
+  static bool HasPlainDefault(ByteSize value) { return value.bytes != 0; }
+  static bool HasPlainDefault(uint32_t value) { return value != 0; }
+  static bool HasPlainDefault(int value) { return value >= 0; }
+  static bool HasPlainDefault(double value) { return value > 0; }
+  template <typename T>
+  static bool HasPlainDefault(const T&) {
+    return true;
+  }
+
+  static void Check(const char* name, const absl::Status& status) {
+    if (!status.ok()) {
+      throw CLI::ValidationError(absl::StrCat("--", name), std::string(status.message()));
+    }
+  }
+
+  CLI::App* const app_;
+  std::set<std::string>* const set_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_OPTION_DECLARER_H_

@@ -1,0 +1,145 @@
+#include "daemon/option_values.h"
+
+#include <grp.h>
+#include <pwd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/size.h"
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+template <typename Number>
+absl::Status ParseNumber(const std::string& text, Number* value) {
+  if (text.empty() || !absl::SimpleAtoi(text, value)) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is no number that fits"));
+  }
+  return absl::OkStatus();
+}
+
+// The system's user and group tables. An entry of more than this is no entry of ours.
+constexpr size_t kEntryBytes = 1 << 16;
+
+}  // namespace
+
+absl::Status ParseOptionValue(const std::string& text, std::string* value) {
+  *value = text;
+  return absl::OkStatus();
+}
+absl::Status ParseOptionValue(const std::string& text, uint32_t* value) { return ParseNumber(text, value); }
+absl::Status ParseOptionValue(const std::string& text, int* value) { return ParseNumber(text, value); }
+
+absl::Status ParseOptionValue(const std::string& text, double* value) {
+  if (!absl::SimpleAtod(text, value) || !std::isfinite(*value) || *value < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is no number of 0 or more"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseOptionValue(const std::string& text, bool* value) {
+  if (text != "on" && text != "off") {
+    return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is neither on nor off"));
+  }
+  *value = text == "on";
+  return absl::OkStatus();
+}
+
+absl::Status ParseOptionValue(const std::string& text, ByteSize* value) {
+  ASSIGN_OR_RETURN(value->bytes, ParseSize(text));
+  return absl::OkStatus();
+}
+
+absl::Status ParseOptionValue(const std::string& text, absl::Duration* value) {
+  ASSIGN_OR_RETURN(*value, ParseTimeSpan(text));
+  return absl::OkStatus();
+}
+
+absl::Status ParseOptionValue(const std::string& text, FileMode* value) {
+  if (text.empty() || text.size() > 4 || text.find_first_not_of("01234567") != std::string::npos) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is no octal mode"));
+  }
+  value->bits = 0;
+  for (const char digit : text) {
+    value->bits = value->bits * 8 + static_cast<mode_t>(digit - '0');
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseOptionValue(const std::string& text, UserId* value) {
+  if (absl::SimpleAtoi(text, &value->id)) {
+    return absl::OkStatus();
+  }
+  passwd entry{};
+  passwd* found = nullptr;
+  std::vector<char> buffer(kEntryBytes);
+  if (getpwnam_r(text.c_str(), &entry, buffer.data(), buffer.size(), &found) != 0 || found == nullptr) {
+    return absl::NotFoundError(absl::StrCat("there is no user \"", text, "\""));
+  }
+  value->id = entry.pw_uid;
+  return absl::OkStatus();
+}
+
+absl::Status ParseOptionValue(const std::string& text, GroupId* value) {
+  if (absl::SimpleAtoi(text, &value->id)) {
+    return absl::OkStatus();
+  }
+  group entry{};
+  group* found = nullptr;
+  std::vector<char> buffer(kEntryBytes);
+  if (getgrnam_r(text.c_str(), &entry, buffer.data(), buffer.size(), &found) != 0 || found == nullptr) {
+    return absl::NotFoundError(absl::StrCat("there is no group \"", text, "\""));
+  }
+  value->id = entry.gr_gid;
+  return absl::OkStatus();
+}
+
+std::string ShowOptionValue(const std::string& value) { return value; }
+std::string ShowOptionValue(uint32_t value) { return absl::StrCat(value); }
+std::string ShowOptionValue(int value) { return absl::StrCat(value); }
+std::string ShowOptionValue(double value) { return value < 0 ? "" : absl::StrCat(value); }
+std::string ShowOptionValue(bool value) { return value ? "on" : "off"; }
+std::string ShowOptionValue(ByteSize value) { return absl::StrCat(value.bytes); }
+std::string ShowOptionValue(absl::Duration value) { return FormatTimeSpan(value); }
+std::string ShowOptionValue(FileMode value) { return absl::StrFormat("%04o", value.bits); }
+std::string ShowOptionValue(UserId value) { return absl::StrCat(value.id); }
+std::string ShowOptionValue(GroupId value) { return absl::StrCat(value.id); }
+
+absl::Status CheckOneOf(const char* name, const std::string& value, const std::vector<std::string>& allowed) {
+  if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", name, " is \"", value, "\", must be one of ", absl::StrJoin(allowed, ", ")));
+}
+
+std::string ReloadPlan::Describe() const {
+  std::vector<std::string> parts;
+  for (const OptionText& option : applied) {
+    parts.push_back(absl::StrCat(option.name, "=", option.value));
+  }
+  for (const OptionText& option : needs_restart) {
+    parts.push_back(absl::StrCat(option.name, " needs a restart to become \"", option.value, "\""));
+  }
+  return parts.empty() ? "nothing has changed" : absl::StrJoin(parts, "; ");
+}
+
+ReloadPlan PlanReload(const std::vector<OptionText>& running, const std::vector<OptionText>& read,
+                      const std::set<std::string>& reloadable) {
+  ReloadPlan plan;
+  for (size_t i = 0; i < std::min(running.size(), read.size()); ++i) {
+    if (running[i].value != read[i].value) {
+      (reloadable.contains(read[i].name) ? plan.applied : plan.needs_restart).push_back(read[i]);
+    }
+  }
+  return plan;
+}
+
+}  // namespace sluice

@@ -1,0 +1,94 @@
+// Values of the daemons' options: texts to values and back, for every type that an option may have, and what
+// changed between two readings of the same options.
+//
+// A daemon's options are one struct and one function that visits (name, pointer to member, help) of each;
+// flags (daemon/option_declarer.h), the TOML file, GetServerInfo and reloading follow it.
+//
+// Thread safety: plain values and pure functions, safe to use from any thread.
+#ifndef SLUICE_COMMON_OPTION_VALUES_H_
+#define SLUICE_COMMON_OPTION_VALUES_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+
+namespace sluice {
+
+// A number of bytes, given and shown as people write sizes.
+struct ByteSize {
+  ByteSize() = default;
+  ByteSize(uint64_t value) : bytes(value) {}
+  uint64_t bytes = 0;
+};
+
+// Permission bits, given and shown in octal.
+struct FileMode {
+  mode_t bits = 0600;
+};
+
+// A user or group, given by name or number, shown as a number.
+struct UserId {
+  uid_t id = 0;
+};
+struct GroupId {
+  gid_t id = 0;
+};
+
+// INVALID_ARGUMENT quoting the text: no value of the type. NOT_FOUND: no such user or group.
+absl::Status ParseOptionValue(const std::string& text, std::string* value);
+absl::Status ParseOptionValue(const std::string& text, uint32_t* value);
+absl::Status ParseOptionValue(const std::string& text, int* value);
+absl::Status ParseOptionValue(const std::string& text, double* value);  // finite, 0 or more
+absl::Status ParseOptionValue(const std::string& text, bool* value);    // on, off
+absl::Status ParseOptionValue(const std::string& text, ByteSize* value);
+absl::Status ParseOptionValue(const std::string& text, absl::Duration* value);
+absl::Status ParseOptionValue(const std::string& text, FileMode* value);
+absl::Status ParseOptionValue(const std::string& text, UserId* value);
+absl::Status ParseOptionValue(const std::string& text, GroupId* value);
+
+// The text that gives the value back. A negative double stands for "not given": "".
+std::string ShowOptionValue(const std::string& value);
+std::string ShowOptionValue(uint32_t value);
+std::string ShowOptionValue(int value);
+std::string ShowOptionValue(double value);
+std::string ShowOptionValue(bool value);
+std::string ShowOptionValue(ByteSize value);
+std::string ShowOptionValue(absl::Duration value);
+std::string ShowOptionValue(FileMode value);
+std::string ShowOptionValue(UserId value);
+std::string ShowOptionValue(GroupId value);
+template <typename T>
+std::string ShowOptionValue(const std::vector<T>& values) {
+  return absl::StrJoin(values, ",", [](std::string* out, const T& value) { *out += ShowOptionValue(value); });
+}
+
+// INVALID_ARGUMENT naming option, value and what is allowed.
+absl::Status CheckOneOf(const char* name, const std::string& value, const std::vector<std::string>& allowed);
+
+struct OptionText {
+  std::string name;
+  std::string value;
+};
+
+// What a second reading of the options changed.
+struct ReloadPlan {
+  std::vector<OptionText> applied;        // with the new value; these can change while the daemon runs
+  std::vector<OptionText> needs_restart;  // with the value that was read and is not in effect
+  // For the log: "log-level=debug; dram-budget needs a restart to become 1073741824".
+  std::string Describe() const;
+};
+
+// `running` and `read` name the same options in the same order; `reloadable` are those that can change.
+ReloadPlan PlanReload(const std::vector<OptionText>& running, const std::vector<OptionText>& read,
+                      const std::set<std::string>& reloadable);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_OPTION_VALUES_H_

@@ -1,0 +1,32 @@
+// Checks of requests before they are queued: every bound of engine_api.h, with the field's name and both
+// numbers in the error.
+//
+// Thread safety: pure functions, safe to call from any thread.
+#ifndef SLUICE_INFERD_REQUEST_CHECKS_H_
+#define SLUICE_INFERD_REQUEST_CHECKS_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "inferd/api/engine_api.h"
+
+namespace sluice {
+
+struct RequestBounds {
+  uint32_t vocab = 0;
+  uint32_t context = 0;
+  uint32_t max_logprobs = 0;
+  bool has_text = false;  // a tokenizer is there, so stop strings work
+};
+
+inline constexpr size_t kMaxStopStrings = 16;
+inline constexpr size_t kMaxStopBytes = 1024;
+inline constexpr size_t kMaxStopIds = 64;
+
+// INVALID_ARGUMENT with the field (FieldError); reason CONTEXT_TOO_LONG where prompt and answer do not fit.
+absl::Status CheckGenerate(const GenerateSpec& spec, const RequestBounds& bounds);
+absl::Status CheckScore(const ScoreSpec& spec, const RequestBounds& bounds);
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_REQUEST_CHECKS_H_

@@ -1,0 +1,61 @@
+// The first stage: one pass over the whole text that counts how often experts are used, collects the
+// distributions of |up factor|, |gate factor| and their product for every (token routed to an expert,
+// neuron), and records what predictors are trained on.
+//
+// The dot products are computed by the same kernels as the experts', on the unmasked model as it is packed
+// (FloE's thresholds come from the quantized up matrix by calibrating the quantized pack).
+//
+// Thread safety: see calibration_stage.h.
+#ifndef SLUICE_INFERD_CALIBRATE_ACTIVATION_STAGE_H_
+#define SLUICE_INFERD_CALIBRATE_ACTIVATION_STAGE_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/profile/profile.h"
+#include "inferd/calibrate/stages/activation_histograms.h"
+#include "inferd/calibrate/windows/calibration_stage.h"
+#include "inferd/calibrate/windows/feature_recorder.h"
+
+namespace sluice {
+
+class ActivationStage final : public CalibrationStage, private LayerTap {
+ public:
+  // All borrowed; `features` may be null.
+  ActivationStage(const ModelConfig& config, const ProfileKeys& keys,
+                  const std::vector<CalibrationWindow>& windows, WindowHost* host, FeatureRecorder* features);
+
+  std::string name() const override { return "activations"; }
+  uint64_t units() const override { return windows_.size(); }
+  absl::Status RunUnit(uint64_t unit) override;
+  absl::Status Sync() const override;
+  void Save(std::string* out) const override;
+  absl::Status Load(ByteReader* reader) override;
+  absl::StatusOr<std::map<std::string, std::string>> Finish() override;
+
+ private:
+  absl::Status AfterRouter(const RouterTap& tap) override;
+  absl::Status BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) override;
+  absl::Status AfterLayer(const LayerEnd& end) override;
+  absl::Status CountExpert(uint32_t layer, const MoeExpertsArgs& args, const ExpertWork& work);
+  absl::Status CheckFinite() const;
+
+  const ModelConfig& config_;
+  const ProfileKeys keys_;
+  const std::vector<CalibrationWindow>& windows_;
+  WindowHost* const host_;
+  FeatureRecorder* const features_;
+
+  std::vector<uint64_t> first_expert_;  // by layer: running number of its first expert
+  uint64_t experts_ = 0;                // of all layers
+  uint64_t tokens_ = 0;
+  std::vector<uint64_t> used_;       // [experts_]
+  ActivationHistograms histograms_;  // table lead * experts_ + running number
+  Routing routing_;                  // of the layer that is running
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_CALIBRATE_ACTIVATION_STAGE_H_

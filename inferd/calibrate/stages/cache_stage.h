@@ -1,0 +1,62 @@
+// Measures how the layers use their experts, for sharing a cache out among them: stack distances of an LRU
+// cache, how much the best expert weighs, and how often a gate on an earlier residual names the right experts
+// (common/profile/cache_profile.h). One pass over the first windows, row after row as decoding would go; one
+// text's cache is the next one's start.
+//
+// Thread safety: see calibration_stage.h.
+#ifndef SLUICE_INFERD_CALIBRATE_CACHE_STAGE_H_
+#define SLUICE_INFERD_CALIBRATE_CACHE_STAGE_H_
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/profile/cache_profile.h"
+#include "inferd/calibrate/windows/calibration_stage.h"
+
+namespace sluice {
+
+class CacheStage final : public CalibrationStage, private LayerTap {
+ public:
+  // All borrowed. Runs the first `count` windows.
+  CacheStage(const ModelConfig& config, const ProfileKeys& keys,
+             const std::vector<CalibrationWindow>& windows, uint64_t count, WindowHost* host);
+
+  std::string name() const override { return "cache"; }
+  uint64_t units() const override { return count_; }
+  absl::Status RunUnit(uint64_t unit) override;
+  void Save(std::string* out) const override;
+  absl::Status Load(ByteReader* reader) override;
+  absl::StatusOr<std::map<std::string, std::string>> Finish() override;
+
+ private:
+  struct Layer {
+    std::vector<uint16_t> chosen;                // [tokens, top_k], best first
+    std::vector<float> squares;                  // [tokens]: (1 - alpha)^2
+    std::array<uint64_t, kCacheDepths> right{};  // chosen experts that were named so many layers before
+    std::array<uint64_t, kCacheDepths> wanted{};
+  };
+
+  absl::Status AfterRouter(const RouterTap& tap) override;
+  void Compare(const RouterTap& tap);
+  absl::Status Predict(const RouterTap& tap, uint32_t target, uint32_t depth);
+  LayerCacheProfile ProfileOf(uint32_t layer) const;
+
+  const ModelConfig& config_;
+  const ProfileKeys keys_;
+  const std::vector<CalibrationWindow>& windows_;
+  const uint64_t count_;
+  WindowHost* const host_;
+  std::vector<uint32_t> routed_;    // layers with experts
+  std::vector<uint32_t> place_of_;  // by layer: its place among them
+  std::vector<Layer> layers_;
+  // Of the running window, by layer and depth - 1: experts named, [rows, top_k].
+  std::vector<std::array<std::vector<uint16_t>, kCacheDepths>> named_;
+  std::vector<float> logits_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_CALIBRATE_CACHE_STAGE_H_

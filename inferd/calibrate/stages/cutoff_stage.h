@@ -1,0 +1,60 @@
+// Intra-expert's cut-off: the largest sparsity, with one threshold of |gate factor| for the whole model,
+// whose rise of perplexity stays within a bound; found by bisection over whole percents on the text's last
+// windows.
+//
+// Thread safety: see calibration_stage.h.
+#ifndef SLUICE_INFERD_CALIBRATE_CUTOFF_STAGE_H_
+#define SLUICE_INFERD_CALIBRATE_CUTOFF_STAGE_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/profile/profile.h"
+#include "inferd/calibrate/windows/calibration_stage.h"
+
+namespace sluice {
+
+class CutoffStage final : public CalibrationStage {
+ public:
+  // The last `count` windows. `thresholds`, finished when the first unit runs, gives the table that is looked
+  // up; it is put into `folder` meanwhile. All borrowed.
+  CutoffStage(const ProfileKeys& keys, const std::vector<CalibrationWindow>& windows, uint64_t count,
+              std::vector<double> bounds, std::string folder, CalibrationStage* thresholds, WindowHost* host);
+
+  std::string name() const override { return "largest sparsity"; }
+  uint64_t units() const override;
+  absl::Status RunUnit(uint64_t unit) override;
+  void Save(std::string* out) const override;
+  absl::Status Load(ByteReader* reader) override;
+  absl::StatusOr<std::map<std::string, std::string>> Finish() override;
+
+ private:
+  absl::Status AddWindow(uint64_t run, uint32_t percent, const CalibrationWindow& window);
+  // What windows run with from now on; INVALID_ARGUMENT if there is no such sparsity.
+  absl::Status SetUp(uint32_t percent);
+  // Relative rise of perplexity.
+  double RiseOf(double loss) const;
+
+  const ProfileKeys keys_;
+  const std::vector<CalibrationWindow>& windows_;
+  const uint64_t count_;
+  const std::vector<double> bounds_;
+  const std::string folder_;
+  CalibrationStage* const thresholds_;
+  WindowHost* const host_;
+  bool table_written_ = false;
+  std::optional<uint64_t> run_set_up_;  // the run that the host is set up for
+
+  double base_loss_ = 0;
+  double run_loss_ = 0;           // of the windows of the run that is under way
+  std::vector<double> rises_;     // by percent; negative infinity: not measured
+  std::vector<uint32_t> within_;  // by bound: the largest percent known to be within it
+  std::vector<uint32_t> beyond_;  // by bound: the smallest percent known not to be
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_CALIBRATE_CUTOFF_STAGE_H_

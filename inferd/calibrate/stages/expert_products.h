@@ -1,0 +1,29 @@
+// The up and gate products of a routed expert, computed by the same kernels as the experts themselves: what
+// the stages that collect activations look at.
+//
+// Thread safety: see calibration_stage.h; called from taps.
+#ifndef SLUICE_INFERD_CALIBRATE_EXPERT_PRODUCTS_H_
+#define SLUICE_INFERD_CALIBRATE_EXPERT_PRODUCTS_H_
+
+#include <cstdint>
+#include <functional>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "inferd/calibrate/windows/window_runner.h"
+#include "kernels/ops.h"
+
+namespace sluice {
+
+// The up and gate factors of one row's neurons of a tile.
+using FactorVisitor = std::function<void(float up, float gate)>;
+
+// Of the neurons of `work`'s tile with `rows` of x [any, hidden]: every row's, neuron by neuron. Uses the
+// runner's scratch.
+absl::Status VisitFactors(const WindowRunner& runner, const ActivationSpec& activation,
+                          const ExpertWork& work, const Rows& x, absl::Span<const uint32_t> rows,
+                          const FactorVisitor& visit);
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_CALIBRATE_EXPERT_PRODUCTS_H_

@@ -1,0 +1,151 @@
+#include "inferd/calibrate/stages/gating_stage.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+// Shares of (token, layer) pairs whose loss is measured.
+constexpr double kShares[] = {0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5};
+constexpr uint64_t kShareCount = std::size(kShares);
+
+// Takes down how much weight a token's experts behind the best have.
+class SquaresTap final : public LayerTap {
+ public:
+  explicit SquaresTap(std::vector<std::vector<float>>* squares) : squares_(squares) {}
+  absl::Status AfterRouter(const RouterTap& tap) override {
+    const Routing& routing = tap.routing;
+    for (uint32_t token = 0; routing.top_k >= 2 && token < routing.tokens; ++token) {
+      const float* weights = routing.weights + uint64_t{token} * routing.ranks;
+      const double sum = std::accumulate(weights, weights + routing.top_k, 0.0);
+      const double rest = sum > 0 ? 1 - double{weights[0]} / sum : 0;
+      (*squares_)[tap.layer].push_back(static_cast<float>(rest * rest));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::vector<std::vector<float>>* const squares_;
+};
+
+// Values at 0, 1, .. 100 % of `values`, which are sorted.
+std::vector<double> Percentiles(const std::vector<double>& values) {
+  std::vector<double> points(GatingTable::kPoints, 0.0);
+  for (size_t i = 0; i < points.size() && !values.empty(); ++i) {
+    const double rank = std::ceil(static_cast<double>(i * values.size()) / (GatingTable::kPoints - 1));
+    points[i] = values[std::max<size_t>(static_cast<size_t>(rank), 1) - 1];
+  }
+  return points;
+}
+
+}  // namespace
+
+GatingStage::GatingStage(const ModelConfig& config, const ProfileKeys& keys,
+                         const std::vector<CalibrationWindow>& windows, uint64_t count,
+                         CalibrationStage* sensitivities, WindowHost* host)
+    : config_(config),
+      keys_(keys),
+      windows_(windows),
+      count_(count),
+      held_out_(std::max<uint64_t>(count / 2, 1)),
+      sensitivities_(sensitivities),
+      host_(host),
+      squares_(config.layers.size()) {}
+
+uint64_t GatingStage::units() const { return count_ + held_out_ * (1 + kGatingKinds * kShareCount); }
+
+absl::Status GatingStage::RunUnit(uint64_t unit) {
+  if (unit < count_) {
+    SquaresTap tap(&squares_);
+    return host_->Run(windows_[unit], {.tap = &tap, .loss = false}).status();
+  }
+  RETURN_IF_ERROR(FindThresholds());
+  const uint64_t run = (unit - count_) / held_out_;  // 0: all experts
+  const uint64_t place = (unit - count_) % held_out_;
+  const GatingRule* const gating = run == 0 ? nullptr : RuleOf(run - 1);
+  const CalibrationWindow& window = windows_[windows_.size() - held_out_ + place];
+  ASSIGN_OR_RETURN(const double loss, host_->Run(window, {.gating = gating}));
+  run_loss_ += loss;
+  if (place + 1 < held_out_) return absl::OkStatus();
+  if (run == 0) {
+    base_loss_ = run_loss_;
+  } else {
+    losses_.push_back(run_loss_);
+  }
+  run_loss_ = 0;
+  return absl::OkStatus();
+}
+
+const GatingRule* GatingStage::RuleOf(uint64_t run) {
+  GatingRule& rule = rules_[run / kShareCount];
+  rule.threshold = tables_[run / kShareCount].Threshold(kShares[run % kShareCount]);
+  return &rule;
+}
+
+absl::Status GatingStage::FindThresholds() {
+  if (!tables_.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const auto files, sensitivities_->Finish());
+  ASSIGN_OR_RETURN(
+      const SensitivityProfile profile,
+      ParseSensitivity(files.at(kSensitivityName), kSensitivityName, config_, keys_.source_digest));
+  for (int kind = 0; kind < kGatingKinds; ++kind) {
+    GatingRule& rule = rules_.emplace_back();
+    std::vector<double> values;
+    for (uint32_t layer = 0; layer < config_.layers.size(); ++layer) {
+      rule.sensitivities.push_back(GatingSensitivity(profile.layers[layer], static_cast<GatingKind>(kind)));
+      for (const float square : squares_[layer]) values.push_back(square * rule.sensitivities.back());
+    }
+    std::sort(values.begin(), values.end());
+    tables_.push_back({Percentiles(values), {}});
+  }
+  return absl::OkStatus();
+}
+
+void GatingStage::Save(std::string* out) const {
+  for (const std::vector<float>& layer : squares_) {
+    AppendValue(uint64_t{layer.size()}, out);
+    AppendValues(layer, out);
+  }
+  AppendValue(base_loss_, out);
+  AppendValue(run_loss_, out);
+  AppendValue(uint64_t{losses_.size()}, out);
+  AppendValues(losses_, out);
+}
+
+absl::Status GatingStage::Load(ByteReader* reader) {
+  uint64_t count = 0;
+  for (std::vector<float>& layer : squares_) {
+    RETURN_IF_ERROR(reader->Take(&count));
+    RETURN_IF_ERROR(reader->TakeMany(count, &layer));
+  }
+  RETURN_IF_ERROR(reader->Take(&base_loss_));
+  RETURN_IF_ERROR(reader->Take(&run_loss_));
+  RETURN_IF_ERROR(reader->Take(&count));
+  if (count > kGatingKinds * kShareCount) return reader->Damaged(absl::StrCat(count, " gating losses"));
+  return reader->TakeMany(count, &losses_);
+}
+
+absl::StatusOr<std::map<std::string, std::string>> GatingStage::Finish() {
+  RETURN_IF_ERROR(FindThresholds());
+  uint64_t targets = 0;
+  for (uint64_t i = windows_.size() - held_out_; i < windows_.size(); ++i) {
+    targets += windows_[i].targets.size();
+  }
+  GatingProfile profile{keys_.source_digest, PositionsOf(windows_, count_), targets, {}};
+  for (uint64_t kind = 0; kind < kGatingKinds; ++kind) {
+    profile.tables[kind] = tables_[kind];
+    for (uint64_t i = 0; i < kShareCount && kind * kShareCount + i < losses_.size(); ++i) {
+      const double per_target =
+          targets == 0 ? 0 : (losses_[kind * kShareCount + i] - base_loss_) / static_cast<double>(targets);
+      profile.tables[kind].rises.push_back({kShares[i], std::expm1(per_target)});
+    }
+  }
+  return std::map<std::string, std::string>{{kGatingName, SerializeGating(profile)}};
+}
+
+}  // namespace sluice

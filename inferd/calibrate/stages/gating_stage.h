@@ -1,0 +1,58 @@
+// Thresholds of AdapMoE's gating: on the windows that sensitivities come from, how (1 - alpha)^2 S_l is
+// distributed over (token, layer) pairs; on windows held out at the text's end, how much perplexity rises
+// when a share of the pairs use one expert. Both for each definition of S_l and for the score alone.
+//
+// Thread safety: see calibration_stage.h.
+#ifndef SLUICE_INFERD_CALIBRATE_GATING_STAGE_H_
+#define SLUICE_INFERD_CALIBRATE_GATING_STAGE_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/profile/gating.h"
+#include "common/profile/profile.h"
+#include "inferd/calibrate/windows/calibration_stage.h"
+
+namespace sluice {
+
+class GatingStage final : public CalibrationStage {
+ public:
+  // The first `count` windows; of the others the last half as many are held out (of too few windows, the last
+  // ones whatever they served before). `sensitivities`: a stage whose Finish() writes sensitivity.json.
+  GatingStage(const ModelConfig& config, const ProfileKeys& keys,
+              const std::vector<CalibrationWindow>& windows, uint64_t count, CalibrationStage* sensitivities,
+              WindowHost* host);
+
+  std::string name() const override { return "gating thresholds"; }
+  uint64_t units() const override;
+  absl::Status RunUnit(uint64_t unit) override;
+  void Save(std::string* out) const override;
+  absl::Status Load(ByteReader* reader) override;
+  absl::StatusOr<std::map<std::string, std::string>> Finish() override;
+
+ private:
+  absl::Status FindThresholds();
+  // With the threshold of run `run` of kinds * shares.
+  const GatingRule* RuleOf(uint64_t run);
+
+  const ModelConfig& config_;
+  const ProfileKeys keys_;
+  const std::vector<CalibrationWindow>& windows_;
+  const uint64_t count_;
+  const uint64_t held_out_;
+  CalibrationStage* const sensitivities_;
+  WindowHost* const host_;
+  std::vector<std::vector<float>> squares_;  // by layer: (1 - alpha)^2 of each token
+  double base_loss_ = 0;
+  double run_loss_ = 0;         // of the held-out windows of the run that is under way
+  std::vector<double> losses_;  // [kinds * shares] as far as measured
+  // Follow from what the stages before and squares_ say.
+  std::vector<GatingRule> rules_;  // by kind, thresholds unset
+  std::vector<GatingTable> tables_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_CALIBRATE_GATING_STAGE_H_

@@ -1,0 +1,73 @@
+// Collects the distributions of predicted lead values: each routed layer's up and gate parts multiplied with
+// what the routed layer before it has, its router input (x_l) and its residual under the layer's own norm,
+// for the rows that chose the expert. Neuron predictors take their calibrated thresholds from these
+// (inferd/policy/sparsity/neuron_thresholds.h).
+//
+// Thread safety: see calibration_stage.h.
+#ifndef SLUICE_INFERD_CALIBRATE_NEURON_STAGE_H_
+#define SLUICE_INFERD_CALIBRATE_NEURON_STAGE_H_
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/profile/profile.h"
+#include "common/profile/threshold_tables.h"
+#include "inferd/calibrate/stages/activation_histograms.h"
+#include "inferd/calibrate/windows/calibration_stage.h"
+
+namespace sluice {
+
+class NeuronStage final : public CalibrationStage, private LayerTap {
+ public:
+  // Over the first `count` windows. All borrowed.
+  NeuronStage(const ModelConfig& config, const ProfileKeys& keys,
+              const std::vector<CalibrationWindow>& windows, uint64_t count, WindowHost* host);
+
+  std::string name() const override { return "neurons"; }
+  uint64_t units() const override { return count_; }
+  absl::Status RunUnit(uint64_t unit) override;
+  void Save(std::string* out) const override;
+  absl::Status Load(ByteReader* reader) override;
+  absl::StatusOr<std::map<std::string, std::string>> Finish() override;
+
+ private:
+  static constexpr uint32_t kInputs = 2;     // x_l, the residual under the next layer's norm
+  static constexpr uint32_t kLeads = 2;      // up, gate
+  using Inputs = std::array<Rows, kInputs>;  // [positions, hidden] each
+
+  absl::Status AfterRouter(const RouterTap& tap) override;
+  absl::Status BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) override;
+  absl::Status AfterLayer(const LayerEnd& end) override;
+  absl::Status Allocate();
+  absl::Status CountExpert(uint32_t layer, const MoeExpertsArgs& args, const ExpertWork& work);
+  int NextRouted(uint32_t layer) const;
+  uint64_t TableOf(uint32_t input, uint32_t lead, uint64_t expert) const {
+    return (uint64_t{input} * kLeads + lead) * experts_ + expert;
+  }
+  ThresholdTables Tables(uint32_t input) const;
+
+  const ModelConfig& config_;
+  const ProfileKeys keys_;
+  const std::vector<CalibrationWindow>& windows_;
+  const uint64_t count_;
+  WindowHost* const host_;
+
+  std::vector<uint64_t> first_expert_;  // by layer: running number of its first expert
+  uint64_t experts_ = 0;                // of all layers
+  uint64_t tokens_ = 0;
+  ActivationHistograms histograms_;  // by TableOf()
+  bool allocated_ = false;
+  bool known_ = false;          // last_ holds the routed layer's before
+  Inputs last_;                 // for the layer that is running
+  Inputs next_;                 // for the one after it
+  Routing routing_;             // of the layer that is running
+  std::vector<float> copied_;   // [positions, hidden]
+  std::vector<uint32_t> rows_;  // of one expert
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_CALIBRATE_NEURON_STAGE_H_

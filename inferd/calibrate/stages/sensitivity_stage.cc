@@ -1,0 +1,241 @@
+#include "inferd/calibrate/stages/sensitivity_stage.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <numeric>
+
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+// Of the perturbation, relative to the root mean square of what is perturbed.
+constexpr double kStep = 3e-3;
+
+uint64_t Mix64(uint64_t x) {  // splitmix64's finisher
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+// Independent standard normal values of one stream (Box and Muller).
+class NormalStream {
+ public:
+  explicit NormalStream(uint64_t seed) : state_(seed) {}
+  void Fill(std::vector<float>* values) {
+    for (size_t i = 0; i < values->size(); i += 2) {
+      const double radius = std::sqrt(-2.0 * std::log(Uniform()));
+      const double angle = 2 * std::numbers::pi * Uniform();
+      (*values)[i] = static_cast<float>(radius * std::cos(angle));
+      if (i + 1 < values->size()) (*values)[i + 1] = static_cast<float>(radius * std::sin(angle));
+    }
+  }
+
+ private:
+  double Uniform() {  // (0, 1]
+    state_ += 0x9e3779b97f4a7c15ull;
+    return (static_cast<double>(Mix64(state_) >> 11) + 1.0) * 0x1p-53;
+  }
+  uint64_t state_;
+};
+
+double SumOfSquares(const std::vector<float>& values) {
+  double sum = 0;
+  for (const float value : values) sum += double{value} * value;
+  return sum;
+}
+
+}  // namespace
+
+ResidualTap::ResidualTap(const ModelConfig& config, const WindowRunner* runner, RoutingSums* sums)
+    : config_(config),
+      runner_(runner),
+      sums_(sums),
+      after_(config.layers.size()),
+      choice_(config.layers.size()),
+      output_size_(config.layers.size()) {}
+
+absl::Status ResidualTap::AfterRouter(const RouterTap& tap) {
+  routing_ = tap.routing;
+  std::vector<int32_t>& choice = choice_[tap.layer];
+  choice.clear();
+  for (uint32_t token = 0; token < routing_.tokens; ++token) {
+    const int32_t* ids = routing_.ids + uint64_t{token} * routing_.ranks;
+    choice.insert(choice.end(), ids, ids + routing_.top_k);
+  }
+  before_.resize(uint64_t{tap.routing.tokens} * config_.hidden);
+  return runner_->Read(tap.residual, tap.routing.tokens, config_.hidden, before_.data());
+}
+
+absl::Status ResidualTap::AfterLayer(const LayerEnd& end) {
+  const uint32_t tokens = end.batch->tokens();
+  std::vector<float>& after = after_[end.layer];
+  after.resize(uint64_t{tokens} * config_.hidden);
+  RETURN_IF_ERROR(runner_->Read(end.residual, tokens, config_.hidden, after.data()));
+  if (config_.layers[end.layer].moe.experts == 0) return absl::OkStatus();
+  for (size_t i = 0; i < before_.size(); ++i) before_[i] = after[i] - before_[i];
+  output_size_[end.layer] =
+      std::sqrt(SumOfSquares(before_) / static_cast<double>(before_.size())) / config_.residual_scale;
+  return sums_ != nullptr && routing_.top_k >= 2 ? AddDifferences(end) : absl::OkStatus();
+}
+
+absl::Status ResidualTap::AddDifferences(const LayerEnd& end) {
+  const uint32_t hidden = config_.hidden;
+  pair_.resize(2 * uint64_t{hidden});
+  std::vector<double>& difference = sums_->difference[end.layer];
+  for (uint32_t token = 0; token < routing_.tokens; ++token) {
+    const uint64_t slot = uint64_t{token} * routing_.ranks;
+    const float* weights = routing_.weights + slot;
+    const double all = std::accumulate(weights, weights + routing_.top_k, 0.0);
+    if (all > 0) {
+      const double rest = 1 - double{weights[0]} / all;  // 1 - alpha
+      sums_->square[end.layer] += rest * rest;
+    }
+    Rows outputs = end.outputs;
+    outputs.base = outputs.base + slot * outputs.stride * sizeof(float);
+    RETURN_IF_ERROR(runner_->Read(outputs, 2, hidden, pair_.data()));
+    for (uint32_t i = 0; i < hidden; ++i) {
+      const double d = double{pair_[i]} - double{pair_[hidden + i]};
+      difference[i] += d * d;
+    }
+  }
+  return absl::OkStatus();
+}
+
+RoutingStage::RoutingStage(const ModelConfig& config, const std::vector<CalibrationWindow>& windows,
+                           uint64_t count, WindowHost* host, RoutingSums* sums)
+    : config_(config), windows_(windows), count_(count), host_(host), sums_(sums) {
+  sums_->loss_rise.assign(config.layers.size(), 0);
+  sums_->square.assign(config.layers.size(), 0);
+  sums_->difference.assign(config.layers.size(), std::vector<double>(config.hidden));
+}
+
+absl::Status RoutingStage::RunUnit(uint64_t unit) {
+  const CalibrationWindow& window = windows_[unit];
+  ResidualTap base(config_, &host_->runner(), sums_);
+  ASSIGN_OR_RETURN(const double loss, host_->Run(window, {.tap = &base}));
+  sums_->positions += window.input.size();
+  sums_->targets += window.targets.size();
+  for (uint32_t layer = 0; layer < config_.layers.size(); ++layer) {
+    if (config_.layers[layer].moe.top_k < 2) continue;
+    WindowRunner::Hooks hooks;
+    hooks.single_expert_layer = static_cast<int>(layer);
+    if (layer > 0) {
+      hooks.first_layer = layer;
+      hooks.residual = base.after(layer - 1).data();
+    }
+    ASSIGN_OR_RETURN(const double single, host_->Run(window, hooks));
+    sums_->loss_rise[layer] += single - loss;
+  }
+  return absl::OkStatus();
+}
+
+void RoutingStage::Save(std::string* out) const {
+  AppendValue(sums_->positions, out);
+  AppendValue(sums_->targets, out);
+  AppendValues(sums_->loss_rise, out);
+  AppendValues(sums_->square, out);
+  for (const std::vector<double>& layer : sums_->difference) AppendValues(layer, out);
+}
+
+absl::Status RoutingStage::Load(ByteReader* reader) {
+  RETURN_IF_ERROR(reader->Take(&sums_->positions));
+  RETURN_IF_ERROR(reader->Take(&sums_->targets));
+  RETURN_IF_ERROR(reader->TakeMany(config_.layers.size(), &sums_->loss_rise));
+  RETURN_IF_ERROR(reader->TakeMany(config_.layers.size(), &sums_->square));
+  for (std::vector<double>& layer : sums_->difference) {
+    RETURN_IF_ERROR(reader->TakeMany(config_.hidden, &layer));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::map<std::string, std::string>> RoutingStage::Finish() {
+  return std::map<std::string, std::string>{};
+}
+
+FisherStage::FisherStage(const ModelConfig& config, const ProfileKeys& keys,
+                         const std::vector<CalibrationWindow>& windows, uint64_t count, uint32_t draws,
+                         uint64_t seed, WindowHost* host, const RoutingSums* sums)
+    : config_(config),
+      keys_(keys),
+      windows_(windows),
+      count_(count),
+      draws_(draws),
+      seed_(seed),
+      host_(host),
+      sums_(sums),
+      fisher_(config.layers.size()),
+      quadratic_(config.layers.size()) {}
+
+absl::Status FisherStage::RunUnit(uint64_t unit) {
+  ResidualTap base(config_, &host_->runner(), nullptr);
+  RETURN_IF_ERROR(host_->Run(windows_[unit], {.tap = &base, .loss = false}).status());
+  const std::vector<float> ones(config_.hidden, 1.0f);
+  std::vector<float> spread(config_.hidden);
+  for (uint32_t layer = 0; layer < config_.layers.size(); ++layer) {
+    if (base.output_size(layer) == 0) continue;
+    double widest = 0;
+    for (uint32_t i = 0; i < config_.hidden; ++i) {
+      spread[i] =
+          static_cast<float>(std::sqrt(sums_->difference[layer][i] / static_cast<double>(sums_->positions)));
+      widest = std::max(widest, double{spread[i]});
+    }
+    for (uint32_t draw = 0; draw < draws_; ++draw) {
+      ASSIGN_OR_RETURN(const double fisher, Draw(unit, layer, 2 * draw, base, ones));
+      fisher_[layer] += fisher;
+      if (widest == 0) continue;  // one expert a token: there is no difference
+      ASSIGN_OR_RETURN(const double quadratic, Draw(unit, layer, 2 * draw + 1, base, spread));
+      quadratic_[layer] += quadratic;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> FisherStage::Draw(uint64_t unit, uint32_t layer, uint64_t stream,
+                                         const ResidualTap& base, const std::vector<float>& scale) {
+  const std::vector<float>& after = base.after(layer);
+  std::vector<float> v(after.size());
+  NormalStream(Mix64(Mix64(Mix64(seed_ + unit) + layer) + stream)).Fill(&v);
+  for (size_t i = 0; i < v.size(); ++i) v[i] *= scale[i % scale.size()];
+  const double size = std::sqrt(SumOfSquares(scale) / static_cast<double>(scale.size()));
+  const double step = kStep * base.output_size(layer) / size;
+  std::vector<float> moved(after.size());
+  double loss[2] = {0, 0};
+  for (const int side : {0, 1}) {
+    const float factor = static_cast<float>((side == 0 ? step : -step) * config_.residual_scale);
+    for (size_t i = 0; i < v.size(); ++i) moved[i] = after[i] + factor * v[i];
+    ASSIGN_OR_RETURN(loss[side], host_->Run(windows_[unit], {.residual = moved.data(),
+                                                             .first_layer = layer + 1,
+                                                             .choice = &base.choice()}));
+  }
+  const double derivative = (loss[0] - loss[1]) / (2 * step);
+  return derivative * derivative;
+}
+
+void FisherStage::Save(std::string* out) const {
+  AppendValues(fisher_, out);
+  AppendValues(quadratic_, out);
+}
+
+absl::Status FisherStage::Load(ByteReader* reader) {
+  RETURN_IF_ERROR(reader->TakeMany(config_.layers.size(), &fisher_));
+  return reader->TakeMany(config_.layers.size(), &quadratic_);
+}
+
+absl::StatusOr<std::map<std::string, std::string>> FisherStage::Finish() {
+  SensitivityProfile profile{keys_.source_digest, sums_->positions, {}};
+  const double positions = static_cast<double>(sums_->positions);
+  for (uint32_t layer = 0; layer < config_.layers.size(); ++layer) {
+    LayerSensitivity s;
+    s.loss_rise = sums_->loss_rise[layer] / static_cast<double>(sums_->targets);
+    s.mean_square = sums_->square[layer] / positions;
+    s.measured = s.mean_square > 0 ? s.loss_rise / s.mean_square : 0;
+    s.fisher = fisher_[layer] / (draws_ * positions);
+    s.quadratic = quadratic_[layer] / (draws_ * positions);
+    profile.layers.push_back(s);
+  }
+  return std::map<std::string, std::string>{{kSensitivityName, SerializeSensitivity(profile)}};
+}
+
+}  // namespace sluice

@@ -1,0 +1,89 @@
+// Runs calibration windows through the model: a forward pass of its own, with its own KV cache and taps,
+// beside the one that serves clients. The weights, the backend and the way to weightd are shared.
+//
+// Thread safety: thread-compatible; belongs to the engine thread, between its steps.
+#ifndef SLUICE_INFERD_CALIBRATE_WINDOW_RUNNER_H_
+#define SLUICE_INFERD_CALIBRATE_WINDOW_RUNNER_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "inferd/calibrate/windows/calibration_routing.h"
+#include "inferd/engine/parts/model_parts.h"
+#include "inferd/forward/forward.h"
+#include "inferd/model/delta_states.h"
+#include "inferd/model/kv_cache.h"
+#include "inferd/policy/predict/predictor.h"
+#include "inferd/policy/routing/routing.h"
+#include "inferd/policy/sparsity/sparsity.h"
+#include "inferd/step/step_batch.h"
+
+namespace sluice {
+
+// A window's input tokens, and the tokens whose probability is measured: targets[i] is what should follow the
+// input position input.size() - targets.size() + i.
+struct CalibrationWindow {
+  std::vector<int32_t> input;
+  std::vector<int32_t> targets;
+};
+
+class WindowRunner {
+ public:
+  // For windows of up to `positions`. `parts` outlive the runner, their backend is a scoped one: what the
+  // runner allocates goes with it. INVALID_ARGUMENT if the engine's steps or context are smaller.
+  static absl::StatusOr<std::unique_ptr<WindowRunner>> Create(const ModelParts& parts, uint32_t positions,
+                                                              std::unique_ptr<SparsityPolicy> sparsity);
+  ~WindowRunner();
+
+  struct Hooks {
+    LayerTap* tap = nullptr;          // or null
+    int single_expert_layer = -1;     // this layer uses its best expert alone, with the weight of all
+    const float* residual = nullptr;  // [positions, hidden] into `first_layer`; null: from the tokens
+    uint32_t first_layer = 0;
+    const ExpertChoice* choice = nullptr;  // experts to keep to; null: the router's own
+    const GatingRule* gating = nullptr;    // fewer experts by this rule; null: all
+    // What only looks at layers does without: with 100000 words the head takes as long as several of them.
+    bool loss = true;
+  };
+  // The summed loss of the window's targets, nats; 0 without `loss`. With a first layer the window must be
+  // the one that ran last. `step` numbers rise from call to call.
+  absl::StatusOr<double> Run(const CalibrationWindow& window, const Hooks& hooks, uint64_t step);
+
+  // Copies `rows` rows of `width` floats to host memory, packed.
+  absl::Status Read(Rows from, uint32_t rows, uint32_t width, float* to) const;
+
+  const ModelParts& parts() const { return parts_; }
+
+  // For taps: two sets of rows, [positions, the longest of hidden, expert width and experts].
+  Rows scratch(int i) const { return scratch_[i]; }
+  // A row of host-visible memory; null if it is outside.
+  const float* HostRow(Rows rows, uint32_t row, uint32_t width) const;
+
+ private:
+  class SwitchedTap;
+
+  WindowRunner(const ModelParts& parts, uint32_t positions, std::unique_ptr<SparsityPolicy> sparsity);
+  absl::Status Setup();
+  absl::Status WriteResidual(const float* values, uint32_t rows);
+  absl::StatusOr<double> Loss(const CalibrationWindow& window);
+
+  const ModelParts parts_;
+  const uint32_t positions_;
+  const std::unique_ptr<SparsityPolicy> sparsity_;
+  ForwardOptions options_;
+  std::unique_ptr<SwitchedTap> tap_;
+  std::unique_ptr<CalibrationRouting> routing_;
+  std::unique_ptr<KvCache> kv_;
+  std::unique_ptr<DeltaStates> states_;
+  std::unique_ptr<Forward> forward_;
+  std::array<Rows, 2> scratch_;
+  StepBatch batch_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_CALIBRATE_WINDOW_RUNNER_H_

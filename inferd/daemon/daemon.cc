@@ -1,0 +1,322 @@
+#include "inferd/daemon/daemon.h"
+
+#include <google/protobuf/stubs/common.h>
+#include <grpcpp/grpcpp.h>
+#include <sched.h>
+#include <spdlog/version.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/error_detail.h"
+#include "common/net/listen_address.h"
+#include "common/size.h"
+#include "common/status.h"
+#include "inferd/engine/slab_policies.h"
+#include "inferd/policy/preset/preset.h"
+#include "inferd/policy/sparsity/sparse_setup.h"
+#include "inferd/serving/self_test.h"
+#include "inferd/session/session_weight_client.h"
+#include "kernels/backend.h"
+#include "kernels/sparse/sparse_profile.h"
+
+namespace sluice {
+namespace {
+
+// A first token needs every layer's experts once; slow disks and large models take their time.
+constexpr absl::Duration kSelfTestLimit = absl::Minutes(5);
+
+uint32_t UsableCpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? static_cast<uint32_t>(CPU_COUNT(&set)) : 1;
+}
+
+absl::StatusOr<std::vector<ListenAddress>> ParseAddresses(const std::vector<std::string>& texts) {
+  std::vector<ListenAddress> addresses;
+  for (const std::string& text : texts) {
+    ASSIGN_OR_RETURN(ListenAddress address, ParseListenAddress(text));
+    addresses.push_back(std::move(address));
+  }
+  return addresses;
+}
+
+template <typename Id>
+auto IdsOf(const std::vector<Id>& named) {
+  std::vector<decltype(Id::id)> ids;
+  for (const Id& one : named) {
+    ids.push_back(one.id);
+  }
+  return ids;
+}
+
+std::string AbsolutePath(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path canonical = std::filesystem::canonical(path, error);
+  return error ? path : canonical.string();
+}
+
+std::vector<std::string> Libraries() {
+  return {absl::StrCat("gRPC ", grpc::Version()),
+          absl::StrCat("protobuf ", google::protobuf::internal::VersionString(GOOGLE_PROTOBUF_VERSION)),
+          absl::StrCat("spdlog ", SPDLOG_VER_MAJOR, ".", SPDLOG_VER_MINOR, ".", SPDLOG_VER_PATCH)};
+}
+
+const char* IsaName() {
+  return HostIsaSupported(HostIsa::kAvx512)     ? "avx512"
+         : HostIsaSupported(HostIsa::kAvx2Vnni) ? "avx2vnni"
+                                                : "avx2";
+}
+
+}  // namespace
+
+InferdDaemon::InferdDaemon(const InferdOptions& options, spdlog::logger* log)
+    : options_(options), log_(log), start_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+
+absl::StatusOr<std::unique_ptr<InferdDaemon>> InferdDaemon::Prepare(
+    const InferdOptions& options, const SetOptions& set, spdlog::logger* log,
+    std::function<void(const ServerState::View&)> on_phase, InheritedSockets* inherited) {
+  RETURN_IF_ERROR(CheckInferdOptions(options, set));
+  if (!HostIsaSupported(HostIsa::kBest)) {
+    return absl::FailedPreconditionError("this CPU lacks AVX2, FMA or F16C, which device host needs");
+  }
+  std::unique_ptr<InferdDaemon> daemon(new InferdDaemon(options, log));
+  if (!daemon->start_event_.valid()) {
+    return ErrnoToStatus(errno, "eventfd");
+  }
+  RETURN_IF_ERROR(daemon->Open(set));
+  RETURN_IF_ERROR(daemon->Serve(std::move(on_phase), inherited));
+  RETURN_IF_ERROR(daemon->OpenMetrics(options.metrics));
+  return daemon;
+}
+
+absl::Status InferdDaemon::Open(const SetOptions& set) {
+  ASSIGN_OR_RETURN(pack_, Pack::Open(options_.pack));
+  RETURN_IF_ERROR(OpenTokenizer());
+  OpenChat();
+  const EngineOptions engine = EngineOptionsOf(options_);
+  if (engine.device != DeviceKind::kHost) {
+    ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(engine.preset, engine.policies, engine.device));
+    RETURN_IF_ERROR(CheckSlotBudget(policies, *pack_, engine.slab.budget));
+    if (const std::string warning = AllocationWarning(policies, *pack_); !warning.empty()) {
+      log_->warn("{}", warning);
+    }
+  }
+  ASSIGN_OR_RETURN(plan_, PlanEngine(engine, pack_->config()));
+  threads_ = options_.threads > 0 ? options_.threads : UsableCpus();
+  reported_ = ReportOptionsOf(options_, set, plan_, threads_);
+  return absl::OkStatus();
+}
+
+absl::Status InferdDaemon::OpenTokenizer() {
+  ASSIGN_OR_RETURN(const TokenizerFiles files, pack_->ReadTokenizerFiles());
+  if (files.empty()) {
+    log_->warn("the pack has no tokenizer: only token ids are served");
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(tokenizer_, Tokenizer::LoadFromFiles(files));
+  return absl::OkStatus();
+}
+
+void InferdDaemon::OpenChat() {
+  if (tokenizer_ == nullptr || pack_->chat_template().empty()) {
+    return;
+  }
+  auto chat = ChatFormatter::Create(pack_->chat_template(), *tokenizer_);
+  if (chat.ok()) {
+    chat_ = *std::move(chat);
+    return;
+  }
+  chat_error_ = chat.status();
+  log_->warn("the pack's chat template cannot be run, so Chat is refused: {}",
+             std::string(chat_error_.message()));
+}
+
+ServedModel InferdDaemon::Describe() const {
+  const ModelConfig& config = pack_->config();
+  ServedModel model;
+  model.id = pack_->model_id();
+  model.name = std::filesystem::path(AbsolutePath(options_.pack)).filename().string();
+  model.family = config.family;
+  model.vocab = config.vocab;
+  model.hidden = config.hidden;
+  model.layers = static_cast<uint32_t>(config.layers.size());
+  for (const LayerConfig& layer : config.layers) {
+    model.experts_per_layer = std::max(model.experts_per_layer, layer.moe.experts);
+    model.experts_per_token = std::max(model.experts_per_token, layer.moe.top_k);
+  }
+  model.context = plan_.options.context;
+  model.max_position = config.max_position;
+  if (!config.bos_ids.empty()) {
+    model.bos = config.bos_ids.front();
+  }
+  model.eos = config.eos_ids;
+  model.generation = pack_->generation();
+  model.has_chat_template = !pack_->chat_template().empty();
+  model.expert_bytes = pack_->total_expert_bytes();
+  model.dense_bytes = pack_->dense_bytes();
+  return model;
+}
+
+absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> on_phase,
+                                 InheritedSockets* inherited) {
+  ServerInfo info;
+  info.version = SLUICE_VERSION;
+  info.libraries = Libraries();
+  info.pid = static_cast<uint32_t>(getpid());
+  info.uid = static_cast<uint32_t>(geteuid());
+  info.start_time = absl::Now();
+  info.model_id = pack_->model_id();
+  info.pack_path = AbsolutePath(options_.pack);
+  info.isa = IsaName();
+  info.options = reported_;
+  state_ = std::make_unique<ServerState>(&gate_, std::move(info));
+
+  ServingContext context;
+  context.engine = &gate_;
+  context.tokenizer = tokenizer_.get();
+  context.chat = chat_.get();
+  context.chat_error = chat_error_;
+  context.model = Describe();
+  context.limits = ServingLimitsOf(options_);
+  context.log = log_;
+  context.metrics = &metrics_;
+  InferdServerOptions server;
+  ASSIGN_OR_RETURN(server.addresses, ParseAddresses(options_.listen));
+  ASSIGN_OR_RETURN(server.admin, ParseAddresses(options_.admin));
+  server.allowed_uids = IdsOf(options_.allow_uid);
+  server.allowed_gids = IdsOf(options_.allow_group);
+  server.socket_mode = options_.socket_mode.bits;
+  server.inherited = inherited;
+  server.on_phase = std::move(on_phase);
+  ASSIGN_OR_RETURN(server_, InferdServer::Start(std::move(server), std::move(context), state_.get()));
+  return absl::OkStatus();
+}
+
+// An empty address ends them.
+absl::Status InferdDaemon::OpenMetrics(const std::string& address) {
+  if (address.empty()) {
+    door_.reset();
+  } else {
+    ASSIGN_OR_RETURN(door_, MetricsDoor::Open(address, [this] {
+                       return metrics_.Text(gate_.Stats(), state_->info(), state_->Look().phase,
+                                            server_->pump());
+                     }));
+    log_->info("metrics on http://{}/metrics", door_->address());
+  }
+  metrics_address_ = address;
+  return absl::OkStatus();
+}
+
+absl::Status InferdDaemon::Reload(const InferdOptions& options) {
+  server_->Tune(IdsOf(options.allow_uid), IdsOf(options.allow_group), ServingLimitsOf(options));
+  gate_.SetQueueLimits(QueueLimitsOf(options));
+  return options.metrics == metrics_address_ ? absl::OkStatus() : OpenMetrics(options.metrics);
+}
+
+void InferdDaemon::Begin() {
+  starter_ = std::thread([this] {
+    absl::Status status = StartEngine();
+    {
+      const absl::MutexLock lock(&mutex_);
+      start_status_ = std::move(status);
+    }
+    eventfd_write(start_event_.get(), 1);
+  });
+}
+
+// On the engine's thread, before it computes. Without a measurement the defaults are as right, only slower.
+absl::Status InferdDaemon::SetUpSparsity(const BackendLimits& limits, Backend& backend) {
+  const EngineOptions options = EngineOptionsOf(options_);
+  ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options.preset, options.policies, options.device));
+  const absl::StatusOr<std::string> line =
+      SetUpSparseSwitches(*pack_, policies.sparsity, limits, SparseProfileFolder(), backend);
+  if (!line.ok()) {
+    log_->warn("dense against sparse experts could not be measured, defaults are used: {}",
+               std::string(line.status().message()));
+  } else if (!line->empty()) {
+    log_->info("{}", *line);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status InferdDaemon::StartEngine() {
+  gate_.SetProgress("waiting for weightd");
+  SessionWeightClientOptions session;
+  session.socket =
+      absl::StartsWith(options_.weightd, "unix:") ? options_.weightd.substr(5) : options_.weightd;
+  session.pack_dir = options_.pack;
+  session.compute_threads = threads_;
+  ASSIGN_OR_RETURN(std::unique_ptr<SessionWeightClient> client,
+                   SessionWeightClient::Connect(session, absl::Now() + options_.weightd_wait));
+  const std::string transport = client->Describe();
+  gate_.SetProgress(absl::StrCat("reading ", FormatSize(pack_->dense_bytes()), " of dense weights"));
+  std::string backend;
+  auto make_backend = [this,
+                       &backend](const BackendLimits& limits) -> absl::StatusOr<std::unique_ptr<Backend>> {
+    ASSIGN_OR_RETURN(std::unique_ptr<Backend> made, CreateHostBackend(limits, threads_));
+    backend = made->Describe();
+    RETURN_IF_ERROR(SetUpSparsity(limits, *made));
+    return made;
+  };
+  ASSIGN_OR_RETURN(
+      engine_, Engine::Create(EngineOptionsOf(options_), std::move(client), make_backend, tokenizer_.get()));
+  state_->SetBackend(IsaName(), backend, transport);
+  gate_.SetProgress("making a first token");
+  const std::vector<int32_t>& bos = pack_->config().bos_ids;
+  RETURN_IF_ERROR(SelfTest(engine_.get(), bos.empty() ? 0 : bos.front(), kSelfTestLimit));
+  log_->info("{}", engine_->description());
+  gate_.Open(engine_.get());
+  return absl::OkStatus();
+}
+
+absl::Status InferdDaemon::StartStatus() {
+  const absl::MutexLock lock(&mutex_);
+  return start_status_;
+}
+
+bool InferdDaemon::Drain(absl::Duration patience) {
+  server_->StartDrain();
+  return server_->AwaitCalls(patience);
+}
+
+void InferdDaemon::Shutdown(absl::Duration patience) {
+  if (server_ != nullptr) {
+    server_->Shutdown(patience);
+    door_.reset();    // it asks the server
+    server_.reset();  // removes the socket files; the engine may still hold sinks, which outlive the server
+  }
+}
+
+InferdDaemon::~InferdDaemon() {
+  if (starter_.joinable()) {
+    starter_.join();
+  }
+  Shutdown(absl::ZeroDuration());
+  engine_.reset();
+}
+
+std::string InferdDaemon::DescribeStart() const {
+  std::string line = absl::StrCat("inferd ", SLUICE_VERSION, ":");
+  for (const ReportedOption& option : reported_) {
+    absl::StrAppend(&line, " ", option.name, "=", option.value);
+  }
+  absl::StrAppend(&line, " isa=", IsaName(), " model=", pack_->model_id(), "; clients connect to");
+  for (const ListenAddress& address : server_->addresses()) {  // with the port in use where 0 was asked for
+    absl::StrAppend(&line, " ", address.ToString());
+  }
+  return line;
+}
+
+bool InferdDaemon::IsStuck() const { return ReasonOf(gate_.Health()) == "STEP_STUCK"; }
+
+}  // namespace sluice

@@ -1,0 +1,201 @@
+#include "inferd/daemon/inferd_options.h"
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/error_detail.h"
+#include "common/net/listen_address.h"
+#include "common/status.h"
+#include "daemon/metrics_door.h"
+#include "daemon/option_declarer.h"
+#include "daemon/option_reload.h"
+#include "daemon/runtime_dir.h"
+#include "daemon/toml_config.h"
+#include "inferd/policy/preset/policy_keys.h"
+#include "inferd/policy/preset/preset.h"
+
+namespace sluice {
+namespace {
+
+constexpr int kUsageExit = 2;
+
+absl::Status Missing(const std::string& message) {
+  return ReasonError(absl::StatusCode::kUnimplemented, "NOT_IN_THIS_BUILD", message);
+}
+
+void FillDefaults(InferdOptions* options) {
+  const std::string dir = RuntimeDirPath();
+  if (options->weightd.empty()) {
+    options->weightd = absl::StrCat(dir, "/", kWeightdSocketName);
+  }
+  if (options->listen.empty()) {
+    options->listen = {absl::StrCat("unix:", dir, "/", kInferdSocketName)};
+  }
+  if (options->admin.empty()) {
+    options->admin = {absl::StrCat("unix:", dir, "/", kInferdAdminSocketName)};
+  }
+}
+
+absl::Status CheckAddresses(const InferdOptions& options) {
+  for (const std::vector<std::string>* list : {&options.listen, &options.admin}) {
+    for (const std::string& text : *list) {
+      RETURN_IF_ERROR(ParseListenAddress(text).status());
+    }
+  }
+  return options.metrics.empty() ? absl::OkStatus() : CheckMetricsAddress(options.metrics);
+}
+
+absl::Status CheckPolicies(const InferdOptions& options) {
+  ASSIGN_OR_RETURN(const DeviceKind device, DeviceFromName(options.device));
+  const PolicyOverrides overrides = {options.sparsity, options.sparsity_scope, options.sparsity_target,
+                                     options.sparsity_threshold, options.policy};
+  return PoliciesOf(options.preset, overrides, device).status();
+}
+
+KvType KvTypeOf(const std::string& name) {
+  return name == "f32" ? KvType::kF32 : name == "q8" ? KvType::kQ8 : KvType::kF16;
+}
+
+}  // namespace
+
+InferdCommand ParseInferdCommand(int argc, const char* const* argv) {
+  InferdCommand command;
+  CLI::App app("inferd: runs a model whose experts weightd holds, and answers clients over gRPC", "inferd");
+  app.set_config("--config", "", "TOML file with any of these options", false);
+  app.config_formatter(std::make_shared<TomlConfig>(&app));
+  app.allow_config_extras(false);
+  app.set_version_flag("--version", SLUICE_VERSION);
+  bool check_only = false;
+  app.add_flag("--check-config", check_only, "Check the options and end")->configurable(false);
+  ForEachOption(&command.options, OptionDeclarer(&app, &command.set));
+  app.get_option("--pack")->required();
+  try {
+    app.parse(argc, argv);
+    if (const absl::Status status = CheckInferdOptions(command.options, command.set);
+        absl::IsInvalidArgument(status) || (check_only && !status.ok())) {
+      throw CLI::ValidationError(std::string(status.message()));
+    }
+    if (check_only) {
+      throw CLI::CallForVersion("the options are valid", 0);
+    }
+  } catch (const CLI::ParseError& error) {
+    command.exit_code = app.exit(error) == 0 ? 0 : kUsageExit;
+    return command;
+  }
+  FillDefaults(&command.options);
+  return command;
+}
+
+absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& set) {
+  RETURN_IF_ERROR(CheckOneOf("device", options.device, {"host", "sim", "cuda"}));
+  RETURN_IF_ERROR(CheckOneOf("kv", options.kv, {"f32", "f16", "q8"}));
+  RETURN_IF_ERROR(CheckOneOf("clock", options.clock, {"real", "virtual"}));
+  RETURN_IF_ERROR(CheckOneOf("log-level", options.log_level, {"debug", "info", "warning", "error"}));
+  if (options.device == "cuda") {
+    return Missing("--device cuda: this build has no CUDA device; use --device host");
+  }
+  for (const char* name :
+       {"device-budget", "link-gbps", "link-latency-us", "tile-neurons", "clock", "virtual-costs"}) {
+    if (options.device == "host" && set.count(name) > 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", name, " is about devices with memory of their own; give --device sim with it"));
+    }
+  }
+  if (options.tile_neurons % 64 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tile-neurons is ", options.tile_neurons, ", not a multiple of 64"));
+  }
+  if (!options.virtual_costs.empty() && options.clock != "virtual") {
+    return absl::InvalidArgumentError("--virtual-costs needs --clock virtual");
+  }
+  if (!options.measure_costs.empty() && options.clock == "virtual") {
+    return absl::InvalidArgumentError("--measure-costs is about real time; --clock virtual has a table");
+  }
+  RETURN_IF_ERROR(ParseVirtualCosts(options.virtual_costs).status());
+  RETURN_IF_ERROR(CheckAddresses(options));
+  return CheckPolicies(options);
+}
+
+EngineOptions EngineOptionsOf(const InferdOptions& options) {
+  EngineOptions engine;
+  engine.context = options.context;
+  engine.parallel = options.parallel;
+  engine.kv = KvTypeOf(options.kv);
+  engine.kv_budget = options.kv_budget.bytes;
+  engine.prefill_chunk = options.prefill_chunk;
+  engine.queue = QueueLimitsOf(options);
+  engine.device = DeviceFromName(options.device).value_or(DeviceKind::kHost);  // checked when parsed
+  engine.slab = {options.device_budget.bytes, options.link_gbps, options.link_latency_us,
+                 options.tile_neurons};
+  engine.virtual_clock = options.clock == "virtual";
+  engine.costs = ParseVirtualCosts(options.virtual_costs).value_or(VirtualCosts());  // checked when parsed
+  engine.measure_costs = options.measure_costs;
+  engine.preset = options.preset;
+  engine.policies = {options.sparsity, options.sparsity_scope, options.sparsity_target,
+                     options.sparsity_threshold, options.policy};
+  engine.prefetch = options.prefetch;
+  engine.trace = options.trace;
+  engine.replay_trace = options.replay_trace;
+  return engine;
+}
+
+QueueLimits QueueLimitsOf(const InferdOptions& options) {
+  return {options.max_queue, options.max_queue_tokens, options.max_queue_bytes.bytes};
+}
+
+ServingLimits ServingLimitsOf(const InferdOptions& options) {
+  ServingLimits limits;
+  limits.max_unsent_bytes = options.max_unsent.bytes;
+  limits.stall_timeout = options.stall_timeout;
+  limits.max_request_time = options.max_request_time;
+  return limits;
+}
+
+std::vector<OptionText> OptionTextsOf(const InferdOptions& options) { return TextsOfAll(options); }
+
+const std::set<std::string>& ReloadableInferdOptions() {
+  static const std::set<std::string> kNames = {
+      "allow-uid",     "allow-group", "metrics",   "max-unsent", "stall-timeout",    "max-request-time",
+      "drain-timeout", "keep",        "log-level", "max-queue",  "max-queue-tokens", "max-queue-bytes"};
+  return kNames;
+}
+
+InferdOptions WithReloaded(const InferdOptions& running, const InferdOptions& read) {
+  return TakeNamed(running, read, ReloadableInferdOptions());
+}
+
+std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const SetOptions& set,
+                                            const EnginePlan& plan, uint32_t threads) {
+  InferdOptions shown = options;
+  shown.context = plan.options.context;
+  shown.threads = threads;
+  if (const auto policies = PoliciesOf(options.preset, plan.options.policies, plan.options.device);
+      policies.ok()) {
+    shown.policy.clear();
+    for (const PolicyKey& key : PolicyKeys()) {
+      shown.policy.push_back(absl::StrCat(key.name, "=", key.show(*policies)));
+    }
+    const SparsityConfig& sparsity = policies->sparsity;
+    shown.sparsity = SparsityWord(sparsity.order);
+    shown.sparsity_target = sparsity.target.value_or(-1);
+    shown.sparsity_threshold = sparsity.threshold.value_or(-1);
+    shown.sparsity_scope = !sparsity.target.has_value()               ? ""
+                           : sparsity.scope == ThresholdScope::kModel ? "model"
+                                                                      : "expert";
+  }
+  if (plan.options.virtual_clock && options.virtual_costs.empty()) {
+    shown.virtual_costs = ShowVirtualCosts(plan.options.costs);
+  }
+  if (shown.kv_budget.bytes == 0) {
+    shown.kv_budget.bytes = plan.kv_bytes;
+  }
+  std::vector<ReportedOption> report;
+  ForEachOption(&shown, [&](const char* name, const auto* member, const char*) {
+    report.push_back({name, ShowOptionValue(*member), set.count(name) > 0});
+  });
+  return report;
+}
+
+}  // namespace sluice

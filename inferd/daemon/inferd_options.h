@@ -1,0 +1,176 @@
+// Options of the inferd program. One table (ForEachOption) names each of them, with its help; flags, the TOML
+// file and GetServerInfo all follow it.
+//
+// Thread safety: plain values; parsing belongs to main's thread.
+#ifndef SLUICE_INFERD_INFERD_OPTIONS_H_
+#define SLUICE_INFERD_INFERD_OPTIONS_H_
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "daemon/option_values.h"
+#include "inferd/engine/parts/engine_options.h"
+#include "inferd/serving/server_state.h"
+#include "inferd/serving/serving_context.h"
+
+namespace sluice {
+
+struct InferdOptions {
+  std::string pack;
+  std::string weightd;              // default: weightd.sock in the runtime directory
+  std::vector<std::string> listen;  // default: inferd.sock in the runtime directory
+  std::vector<std::string> admin;   // default: inferd-admin.sock in the runtime directory
+  std::vector<UserId> allow_uid;
+  std::vector<GroupId> allow_group;
+  std::string metrics;  // host:port; empty: off
+  FileMode socket_mode;
+
+  std::string device = "host";
+  ByteSize device_budget;
+  uint32_t context = 0;
+  uint32_t parallel = 4;
+  std::string kv = "f16";
+  ByteSize kv_budget;
+  uint32_t prefill_chunk = 512;
+  uint32_t threads = 0;
+  std::string preset = "exact";
+  std::string sparsity;
+  double sparsity_target = -1;
+  double sparsity_threshold = -1;
+  std::string sparsity_scope;
+  std::vector<std::string> policy;
+  bool prefetch = true;
+  std::string trace;
+  std::string replay_trace;
+  double link_gbps = 0;
+  double link_latency_us = 0;
+  uint32_t tile_neurons = 0;
+  std::string clock = "real";
+  std::string virtual_costs;
+  std::string measure_costs;
+
+  uint32_t max_queue = 256;
+  uint32_t max_queue_tokens = 1u << 20;
+  ByteSize max_queue_bytes{64ull << 20};
+  ByteSize max_unsent{1ull << 20};
+  absl::Duration stall_timeout = absl::Seconds(30);
+  absl::Duration max_request_time = absl::Hours(24);
+  absl::Duration weightd_wait = absl::Seconds(30);
+  absl::Duration drain_timeout = absl::Seconds(10);
+  int parent_lifeline = -1;
+  absl::Duration keep;
+  std::string log_level = "info";
+};
+
+// The names that a flag or the file set.
+using SetOptions = std::set<std::string>;
+
+// What the command line asks for.
+struct InferdCommand {
+  InferdOptions options;
+  SetOptions set;
+  std::optional<int> exit_code;  // set: nothing to serve (--help, --version, a usage error: already printed)
+};
+
+InferdCommand ParseInferdCommand(int argc, const char* const* argv);
+
+// UNIMPLEMENTED naming the option for what this build has not (device cuda). INVALID_ARGUMENT for values that
+// no build takes, and for options of a device with memory of its own on device host.
+absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& set);
+
+EngineOptions EngineOptionsOf(const InferdOptions& options);
+QueueLimits QueueLimitsOf(const InferdOptions& options);
+ServingLimits ServingLimitsOf(const InferdOptions& options);
+
+// Every option with its value in effect: as it was set, or else what the default became in `plan` and with
+// `threads` compute threads.
+std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const SetOptions& set,
+                                            const EnginePlan& plan, uint32_t threads);
+
+// Every option as a flag takes it.
+std::vector<OptionText> OptionTextsOf(const InferdOptions& options);
+// What SIGHUP can change while inferd runs.
+const std::set<std::string>& ReloadableInferdOptions();
+// `running` with those of `read`.
+InferdOptions WithReloaded(const InferdOptions& running, const InferdOptions& read);
+
+// Calls visit(name, pointer to the member, help) for each option, in the order of --help. Help says what a
+// default that is computed is; other defaults are shown from the member.
+template <typename Visit>
+void ForEachOption(InferdOptions* o, Visit visit) {
+  visit("pack", &o->pack, "Folder of the pack to serve");
+  visit("weightd", &o->weightd, "Unix socket of weightd (default: weightd.sock in the runtime directory)");
+  visit("listen", &o->listen,
+        "Where clients connect: unix:/path or 127.0.0.1:port; repeat for more (default: inferd.sock in the "
+        "runtime directory)");
+  visit("admin", &o->admin,
+        "Where operators connect: unix:/path (default: inferd-admin.sock in the runtime directory)");
+  visit("allow-uid", &o->allow_uid,
+        "User who may connect to the unix sockets, by name or number, beside this one and root; repeat for "
+        "more");
+  visit("allow-group", &o->allow_group,
+        "Group whose members may connect to the clients' unix sockets; repeat for more");
+  visit("socket-mode", &o->socket_mode, "Mode of the clients' socket files, octal");
+  visit("metrics", &o->metrics, "Loopback port of Prometheus metrics, as 127.0.0.1:9401 (default: off)");
+
+  visit("device", &o->device, "Where the model runs: host, sim or cuda");
+  visit("device-budget", &o->device_budget,
+        "Memory of the device for experts, as 8GiB (devices sim and cuda; default: all experts)");
+  visit("context", &o->context,
+        "Tokens of prompt and answer together (default: the smaller of the model's and 8192)");
+  visit("parallel", &o->parallel, "Sequences that run together");
+  visit("kv", &o->kv, "Type of the KV cache: f32, f16 or q8");
+  visit("kv-budget", &o->kv_budget, "Memory of the KV cache (default: what all parallel contexts take)");
+  visit("prefill-chunk", &o->prefill_chunk, "Prompt tokens of one step");
+  visit("threads", &o->threads, "Compute threads (default: the CPUs that this process may use)");
+  visit("preset", &o->preset, "Named set of policies");
+  visit("sparsity", &o->sparsity,
+        "Which product decides the neurons that count: none, up, gate or product (default: the preset's)");
+  visit("sparsity-target", &o->sparsity_target,
+        "Share of neurons left out, by the profile's thresholds, as 0.8 (default: the preset's)");
+  visit("sparsity-threshold", &o->sparsity_threshold,
+        "Absolute threshold for all layers (default: the preset's)");
+  visit("sparsity-scope", &o->sparsity_scope,
+        "Thresholds of each expert or one of the model: expert or model (default: the preset's)");
+  visit("policy", &o->policy,
+        "KEY=VALUE[,KEY=VALUE..]: one value of the preset, as `sluice preset show` lists them; repeat for "
+        "more");
+  visit("prefetch", &o->prefetch, "Ask for experts of the next layer ahead: on or off");
+  visit("trace", &o->trace, "File to record router traces in, for cache_replay (default: none)");
+  visit("replay-trace", &o->replay_trace,
+        "Recorded router traces whose scores take the place of the routers' own (default: none)");
+  visit("link-gbps", &o->link_gbps,
+        "Bandwidth of the link in 1e9 bytes a second (device sim; default: unthrottled)");
+  visit("link-latency-us", &o->link_latency_us, "Time before a copy's first byte (device sim)");
+  visit("tile-neurons", &o->tile_neurons,
+        "Neurons of an expert that travel and compute together, a multiple of 64 (device sim; default: an "
+        "eighth of the expert)");
+  visit("clock", &o->clock, "Times of link and device: real, or virtual by a table of costs (device sim)");
+  visit("virtual-costs", &o->virtual_costs,
+        "Milliseconds of one bf16 expert and of a layer's attention, as 3x, 30x or "
+        "link_ms=15,compute_ms=5,attention_ms=0.3,cpu_ms=5,head_ms=0, or @FILE of --measure-costs (--clock "
+        "virtual)");
+  visit("measure-costs", &o->measure_costs,
+        "File to write what this machine takes in, for --virtual-costs (--clock real; default: none)");
+
+  visit("max-queue", &o->max_queue, "Requests that may wait");
+  visit("max-queue-tokens", &o->max_queue_tokens, "Tokens that waiting requests may have");
+  visit("max-queue-bytes", &o->max_queue_bytes, "Memory that waiting requests may take");
+  visit("max-unsent", &o->max_unsent, "Output that a stream may hold back for a slow reader");
+  visit("stall-timeout", &o->stall_timeout, "A reader that takes nothing for so long is cut");
+  visit("max-request-time", &o->max_request_time, "Time limit of requests without a deadline");
+  visit("weightd-wait", &o->weightd_wait, "At the start, wait so long for weightd");
+  visit("drain-timeout", &o->drain_timeout, "On SIGTERM, wait so long for answers to end");
+  visit("parent-lifeline", &o->parent_lifeline, "Inherited descriptor at whose end inferd ends");
+  visit("keep", &o->keep, "Stay so long after that");
+  visit("log-level", &o->log_level, "Least severity that is logged: debug, info, warning or error");
+}
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_INFERD_OPTIONS_H_

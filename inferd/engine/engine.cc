@@ -1,0 +1,407 @@
+#include "inferd/engine/engine.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "common/clock.h"
+#include "common/error_detail.h"
+#include "common/status.h"
+#include "inferd/api/request_checks.h"
+#include "inferd/schedule/generate_sequence.h"
+#include "inferd/schedule/score_sequence.h"
+#include "inferd/sim/measured_device.h"
+#include "inferd/sim/virtual_device.h"
+#include "inferd/sim/virtual_weight_client.h"
+
+namespace sluice {
+namespace {
+
+// One attempt to reach weightd may take this long; between attempts the engine hears cancels.
+constexpr absl::Duration kAttempt = absl::Seconds(1);
+constexpr absl::Duration kAttemptPause = absl::Milliseconds(50);
+// Pause between attempts once requests have been given up.
+constexpr absl::Duration kBackgroundPause = absl::Milliseconds(500);
+// A congested sink cannot wake the engine, so it is asked again at this pace.
+constexpr absl::Duration kCongestedPause = absl::Milliseconds(1);
+// With live requests the engine never sleeps longer, whatever it believes to be waiting for.
+constexpr absl::Duration kLongestNap = absl::Milliseconds(100);
+
+uint64_t RandomSeed() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
+
+absl::Status Lost(const std::string& why) {
+  return WithRetryDelay(ReasonError(absl::StatusCode::kUnavailable, "WEIGHTD_LOST", why), absl::Seconds(1));
+}
+
+// Memory that a waiting request holds besides its tokens: its objects, buffers and names, generously.
+constexpr uint64_t kRequestBytes = 4096;
+
+}  // namespace
+
+Engine::Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, const Tokenizer* tokenizer)
+    : plan_(plan),
+      clock_(plan.options.virtual_clock ? std::make_unique<VirtualClock>() : nullptr),
+      client_(clock_ == nullptr ? std::move(client)
+                                : std::make_unique<VirtualWeightClient>(std::move(client), clock_.get())),
+      tokenizer_(tokenizer),
+      config_(client_->pack().config()),
+      seed_base_(RandomSeed()),
+      registry_(plan.options.queue) {}
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
+                                                       std::unique_ptr<WeightClient> client,
+                                                       BackendFactory make_backend,
+                                                       const Tokenizer* tokenizer) {
+  ASSIGN_OR_RETURN(const EnginePlan plan, PlanEngine(options, client->pack().config()));
+  std::unique_ptr<Engine> engine(new Engine(plan, std::move(client), tokenizer));
+  Engine* const raw = engine.get();
+  engine->thread_ = std::thread([raw, factory = std::move(make_backend)] { raw->Main(factory); });
+  MutexLock lock(&engine->mutex_);
+  while (!engine->started_) {
+    engine->changed_.Wait(&engine->mutex_);
+  }
+  RETURN_IF_ERROR(engine->start_status_);
+  return engine;
+}
+
+Engine::~Engine() {
+  {
+    MutexLock lock(&mutex_);  // so that a pause between attempts to reconnect sees it at once
+    stopping_ = true;
+    changed_.SignalAll();
+  }
+  client_->Wake();
+  thread_.join();
+  calibration_.reset();
+}
+
+void Engine::Main(const BackendFactory& make_backend) {
+  const absl::Status status = Setup(make_backend);
+  {
+    MutexLock lock(&mutex_);
+    start_status_ = status;
+    started_ = true;
+    changed_.SignalAll();
+  }
+  if (status.ok()) {
+    Loop();
+  }
+}
+
+absl::Status Engine::Setup(const BackendFactory& make_backend) {
+  ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, make_backend(plan_.backend));
+  if (clock_ != nullptr) {
+    backend = std::make_unique<VirtualDevice>(std::move(backend), clock_.get(), plan_.options.costs,
+                                              Bf16ExpertBytes(config_));
+  } else if (!plan_.options.measure_costs.empty()) {
+    ASSIGN_OR_RETURN(backend, MeasuredDevice::Create(std::move(backend), plan_.options.measure_costs,
+                                                     Bf16ExpertBytes(config_)));
+  }
+  ASSIGN_OR_RETURN(core_,
+                   EngineCore::Create(plan_, client_.get(), std::move(backend), &registry_, clock_.get()));
+  core_->SetRemovalHook([this] { Publish(); });
+  description_ = absl::StrCat(core_->backend().Describe(), "; ", client_->Describe(), "; context ",
+                              plan_.options.context, ", parallel ", plan_.options.parallel, ", KV cache ",
+                              plan_.kv_bytes, " bytes, activations ", plan_.activation_bytes, " bytes");
+  if (!core_->reasons().empty()) {
+    absl::StrAppend(&description_, "; auto: ", absl::StrJoin(core_->reasons(), ", "));
+  }
+  if (const std::string cache = core_->DescribeCache(); !cache.empty()) {
+    absl::StrAppend(&description_, "; ", cache);
+  }
+  Publish();
+  return absl::OkStatus();
+}
+
+void Engine::Loop() {
+  while (!stopping_) {
+    TakeQueued();
+    core_->EndExpired(absl::Now());
+    if (!core_->has_weights()) {
+      FailAsides(Lost("the connection to weightd is lost"));
+      HandleLoss();
+      continue;
+    }
+    const bool worked_aside = RunNextAside();
+    const EngineCore::Outcome outcome = core_->Step(absl::Now());
+    Publish();
+    if (!core_->broken().ok()) {
+      SetHealth(core_->broken(), core_->broken());
+    }
+    if (!worked_aside &&
+        (outcome == EngineCore::Outcome::kIdle || outcome == EngineCore::Outcome::kCongested)) {
+      Idle(outcome);
+    }
+  }
+  TakeQueued();
+  const absl::Status end =
+      ReasonError(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "inferd is shutting down");
+  core_->EndAll(end);
+  {
+    MutexLock lock(&mutex_);
+    asides_closed_ = true;
+  }
+  FailAsides(end);
+}
+
+// Whether there was one. Requests get a step between two of them.
+bool Engine::RunNextAside() {
+  Aside* aside = nullptr;
+  {
+    MutexLock lock(&mutex_);
+    if (asides_.empty()) {
+      return false;
+    }
+    aside = asides_.front();
+    asides_.pop_front();
+  }
+  const absl::Status status = core_->RunAside(aside->work);
+  MutexLock lock(&mutex_);
+  aside->status = status;
+  aside->done = true;
+  changed_.SignalAll();
+  return true;
+}
+
+void Engine::FailAsides(const absl::Status& status) {
+  MutexLock lock(&mutex_);
+  for (Aside* aside : asides_) {
+    aside->status = status;
+    aside->done = true;
+  }
+  asides_.clear();
+  changed_.SignalAll();
+}
+
+absl::Status Engine::RunAside(EngineWork work) {
+  Aside aside;
+  aside.work = std::move(work);
+  {
+    MutexLock lock(&mutex_);
+    if (asides_closed_) {
+      return ReasonError(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "inferd is shutting down");
+    }
+    asides_.push_back(&aside);
+    changed_.SignalAll();
+  }
+  client_->Wake();
+  MutexLock lock(&mutex_);
+  while (!aside.done) {
+    changed_.Wait(&mutex_);
+  }
+  return aside.status;
+}
+
+void Engine::TakeQueued() {
+  {
+    MutexLock lock(&mutex_);
+    taken_.swap(incoming_);
+    taken_cancels_.swap(cancelled_);
+  }
+  for (std::unique_ptr<Sequence>& sequence : taken_) {
+    core_->Add(std::move(sequence));
+  }
+  for (const SequenceId id : taken_cancels_) {
+    core_->End(id, ReasonError(absl::StatusCode::kCancelled, "CANCELLED", "the request was cancelled"));
+  }
+  taken_.clear();
+  taken_cancels_.clear();
+}
+
+void Engine::Idle(EngineCore::Outcome outcome) {
+  absl::Time until = core_->NextDeadline();
+  if (outcome == EngineCore::Outcome::kCongested) {
+    until = std::min(until, absl::Now() + kCongestedPause);
+  } else if (core_->live() > 0) {
+    until = std::min(until, absl::Now() + kLongestNap);
+  }
+  const absl::Status status = client_->Wait(until);
+  core_->Poll();
+  if (!status.ok()) {
+    core_->LoseWeights();
+  }
+  Publish();
+}
+
+// One attempt to get the weights back; a pause if it fails.
+void Engine::HandleLoss() {
+  const absl::Duration grace = plan_.options.weightd_grace;
+  if (lost_since_ == absl::InfiniteFuture()) {
+    lost_since_ = absl::Now();
+    SetHealth(Lost("the connection to weightd is lost"), absl::OkStatus());
+  }
+  const absl::Time give_up = lost_since_ + grace;
+  const bool waiting = absl::Now() < give_up;
+  const absl::Status status =
+      core_->Recover(waiting ? std::min(give_up, absl::Now() + kAttempt) : absl::Now() + kAttempt);
+  if (status.ok()) {
+    lost_since_ = absl::InfiniteFuture();
+    SetHealth(absl::OkStatus(), absl::OkStatus());
+    Publish();
+    return;
+  }
+  if (client_->connected() && !absl::IsUnavailable(status)) {
+    GiveUp(status);  // weightd is back but cannot give the dense weights
+  } else if (absl::Now() >= give_up) {
+    GiveUp(Lost(
+        absl::StrCat("weightd is not back after ", absl::FormatDuration(grace), ": ", status.message())));
+  }
+  const absl::Duration pause =
+      waiting ? std::min(kAttemptPause, std::max(give_up - absl::Now(), absl::ZeroDuration()))
+              : kBackgroundPause;
+  MutexLock lock(&mutex_);
+  if (!stopping_ && incoming_.empty() && cancelled_.empty()) {
+    changed_.WaitFor(&mutex_, absl::ToChronoNanoseconds(pause));
+  }
+}
+
+void Engine::GiveUp(const absl::Status& why) {
+  SetHealth(why, why);
+  TakeQueued();
+  core_->EndAll(why);
+}
+
+void Engine::SetHealth(const absl::Status& health, const absl::Status& refusal) {
+  MutexLock lock(&mutex_);
+  health_ = health;
+  refusal_ = refusal;
+}
+
+void Engine::Publish() {
+  EngineStats stats;
+  core_->FillStats(&stats);
+  const uint64_t live = registry_.live();
+  stats.sequences_waiting = live - std::min(live, stats.sequences_running);
+  MutexLock lock(&mutex_);
+  stats_ = stats;
+  core_->FillLayers(&layers_);
+}
+
+std::vector<LayerStats> Engine::Layers() const {
+  MutexLock lock(&mutex_);
+  return layers_;
+}
+
+EngineStats Engine::Stats() const {
+  MutexLock lock(&mutex_);
+  EngineStats stats = stats_;
+  const uint64_t live = registry_.live();  // requests entered since the last step count too
+  stats.sequences_waiting = live - std::min(live, stats.sequences_running);
+  stats.requests_rejected = rejected_;
+  return stats;
+}
+
+absl::Status Engine::Health() const {
+  if (draining_) {
+    return ReasonError(absl::StatusCode::kUnavailable, "DRAINING", "inferd is draining");
+  }
+  const int64_t heartbeat = core_->heartbeat_nanos();
+  const absl::Duration silence = absl::Nanoseconds(MonotonicClock().NowNanos() - heartbeat);
+  if (heartbeat != 0 && silence > plan_.options.watchdog) {
+    // In whole limits: who logs each change of health should not log the time.
+    const absl::Duration limits = absl::Floor(silence, plan_.options.watchdog);
+    return ReasonError(absl::StatusCode::kUnavailable, "STEP_STUCK",
+                       absl::StrCat("the running step has not moved for ", absl::FormatDuration(limits)));
+  }
+  MutexLock lock(&mutex_);
+  return health_;
+}
+
+void Engine::StartDrain() { draining_ = true; }
+
+RequestBounds Engine::Bounds() const {
+  return {config_.vocab, plan_.options.context, plan_.options.max_logprobs, tokenizer_ != nullptr};
+}
+
+absl::Status Engine::Rejected(const absl::Status& status) {
+  rejected_ += status.ok() ? 0 : 1;
+  return status;
+}
+
+absl::StatusOr<SequenceId> Engine::Enter(const std::string& request_id, absl::Time deadline, uint64_t tokens,
+                                         uint64_t bytes) {
+  if (draining_) {
+    return ReasonError(absl::StatusCode::kUnavailable, "DRAINING", "inferd is draining");
+  }
+  {
+    MutexLock lock(&mutex_);
+    RETURN_IF_ERROR(refusal_);
+  }
+  if (deadline <= absl::Now()) {
+    return ReasonError(absl::StatusCode::kDeadlineExceeded, "DEADLINE_EXCEEDED",
+                       "the deadline passed before the request came");
+  }
+  return registry_.Enter(request_id, tokens, bytes);
+}
+
+void Engine::Hand(std::unique_ptr<Sequence> sequence) {
+  {
+    MutexLock lock(&mutex_);
+    incoming_.push_back(std::move(sequence));
+    changed_.SignalAll();
+  }
+  client_->Wake();
+}
+
+absl::Status Engine::Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) {
+  RETURN_IF_ERROR(Rejected(CheckGenerate(spec, Bounds())));
+  const uint64_t tokens = spec.prompt.size() + spec.stopping.max_tokens;
+  const absl::StatusOr<SequenceId> id =
+      Enter(spec.request_id, spec.deadline, spec.prompt.size(), tokens * sizeof(int32_t) + kRequestBytes);
+  RETURN_IF_ERROR(Rejected(id.status()));
+  const uint64_t seed = seed_base_ + ++seeds_drawn_;
+  Hand(std::make_unique<GenerateSequence>(*id, std::move(spec), std::move(sink), absl::Now(), seed,
+                                          config_.eos_ids, tokenizer_));
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) {
+  RETURN_IF_ERROR(Rejected(CheckScore(spec, Bounds())));
+  const absl::StatusOr<SequenceId> id =
+      Enter(spec.request_id, spec.deadline, spec.input.size(),
+            (spec.input.size() + spec.targets.size()) * sizeof(int32_t) + kRequestBytes);
+  RETURN_IF_ERROR(Rejected(id.status()));
+  Hand(std::make_unique<ScoreSequence>(*id, std::move(spec), std::move(sink), absl::Now(), config_.vocab));
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Calibrate(CalibrationSpec spec, std::shared_ptr<CalibrationSink> sink) {
+  if (draining_) {
+    return ReasonError(absl::StatusCode::kUnavailable, "DRAINING", "inferd is draining");
+  }
+  CalibratorOptions options;
+  options.threads = std::max(1u, std::thread::hardware_concurrency());
+  MutexLock lock(&calibration_mutex_);
+  if (calibration_ != nullptr && !calibration_->done()) {
+    return ReasonError(absl::StatusCode::kFailedPrecondition, "CALIBRATION_RUNS",
+                       "a calibration is running already");
+  }
+  calibration_.reset();
+  calibration_ = std::make_unique<CalibrationTask>(
+      std::move(spec), options, client_->pack(),
+      [this](EngineWork work) { return RunAside(std::move(work)); }, std::move(sink));
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Cancel(const std::string& request_id) {
+  const std::optional<SequenceId> id = registry_.Find(request_id);
+  if (!id.has_value()) {
+    return ReasonError(absl::StatusCode::kNotFound, "REQUEST_NOT_FOUND",
+                       absl::StrCat("no request with the id \"", request_id, "\" is live"));
+  }
+  {
+    MutexLock lock(&mutex_);
+    cancelled_.push_back(*id);
+    changed_.SignalAll();
+  }
+  client_->Wake();
+  return absl::OkStatus();
+}
+
+}  // namespace sluice

@@ -1,0 +1,139 @@
+// The engine: EngineApi on its own thread.
+//
+// Callers validate and queue; the engine thread takes what is queued between steps, runs steps, and is the
+// only one that touches the model, the caches and weightd's session. When weightd is lost it tries to get it
+// back for EngineOptions::weightd_grace, during which requests wait; then they end UNAVAILABLE, and it goes
+// on trying in the background.
+//
+// Thread safety: thread-safe.
+#ifndef SLUICE_INFERD_ENGINE_H_
+#define SLUICE_INFERD_ENGINE_H_
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "common/mutex.h"
+#include "common/text/tokenizer.h"
+#include "inferd/api/engine_api.h"
+#include "inferd/api/request_checks.h"
+#include "inferd/calibrate/calibration_task.h"
+#include "inferd/engine/engine_core.h"
+#include "inferd/engine/parts/engine_options.h"
+#include "inferd/schedule/request_registry.h"
+#include "inferd/sim/virtual_clock.h"
+#include "inferd/weights/weight_client.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+class Engine final : public EngineApi {
+ public:
+  // Makes the backend for the limits that the options and the model lead to.
+  using BackendFactory = std::function<absl::StatusOr<std::unique_ptr<Backend>>(const BackendLimits&)>;
+
+  // Everything is made on the engine thread, and Create returns when a token can be made or an error is
+  // known. `tokenizer` (may be null: token ids only) outlives the engine. Errors: those of PlanEngine, of the
+  // backend, of leasing the dense weights.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
+                                                        std::unique_ptr<WeightClient> client,
+                                                        BackendFactory make_backend,
+                                                        const Tokenizer* tokenizer);
+
+  // Ends every live request UNAVAILABLE and joins the thread.
+  ~Engine() override;
+
+  absl::Status Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) override;
+  absl::Status Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) override;
+  absl::Status Calibrate(CalibrationSpec spec, std::shared_ptr<CalibrationSink> sink) override;
+  absl::Status Cancel(const std::string& request_id) override;
+  EngineStats Stats() const override;
+  std::vector<LayerSparsity> Sparsity() const override { return core_->Sparsity(); }
+  std::vector<LayerStats> Layers() const override;
+  absl::Status Health() const override;
+  void StartDrain() override;
+  void SetQueueLimits(const QueueLimits& limits) override { registry_.SetLimits(limits); }
+
+  // The options with every default resolved.
+  const EnginePlan& plan() const { return plan_; }
+  // For the start-up log: backend, session, sizes.
+  const std::string& description() const { return description_; }
+
+ private:
+  Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, const Tokenizer* tokenizer);
+
+  void Main(const BackendFactory& make_backend);
+  absl::Status Setup(const BackendFactory& make_backend);
+  void Loop();
+  void TakeQueued();
+  absl::Status RunAside(EngineWork work);
+  bool RunNextAside();
+  void FailAsides(const absl::Status& status);
+  void Idle(EngineCore::Outcome outcome);
+  void HandleLoss();
+  void GiveUp(const absl::Status& why);
+  void SetHealth(const absl::Status& health, const absl::Status& refusal);
+  void Publish();
+  absl::StatusOr<SequenceId> Enter(const std::string& request_id, absl::Time deadline, uint64_t tokens,
+                                   uint64_t bytes);
+  absl::Status Rejected(const absl::Status& status);
+  void Hand(std::unique_ptr<Sequence> sequence);
+  RequestBounds Bounds() const;
+
+  // Work of another thread, which waits for it. Its fields are guarded by mutex_ until it is taken and once
+  // it is done.
+  struct Aside {
+    EngineWork work;
+    absl::Status status;
+    bool done = false;
+  };
+
+  const EnginePlan plan_;
+  const std::unique_ptr<VirtualClock> clock_;  // null: real time
+  const std::unique_ptr<WeightClient> client_;
+  const Tokenizer* const tokenizer_;
+  const ModelConfig& config_;  // of the client's pack
+  const uint64_t seed_base_;
+  RequestRegistry registry_;
+  std::atomic<bool> draining_{false};
+  std::atomic<bool> stopping_{false};
+  std::atomic<uint64_t> seeds_drawn_{0};
+  std::atomic<uint64_t> rejected_{0};
+
+  mutable Mutex mutex_;
+  CondVar changed_;  // started_, stopping_, incoming_, cancelled_ or asides_ has
+  bool started_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status start_status_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Sequence>> incoming_ ABSL_GUARDED_BY(mutex_);
+  std::vector<SequenceId> cancelled_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Aside*> asides_ ABSL_GUARDED_BY(mutex_);
+  bool asides_closed_ ABSL_GUARDED_BY(mutex_) = false;  // the engine thread has ended
+  EngineStats stats_ ABSL_GUARDED_BY(mutex_);
+  std::vector<LayerStats> layers_ ABSL_GUARDED_BY(mutex_);
+  absl::Status health_ ABSL_GUARDED_BY(mutex_);   // can a token be made now?
+  absl::Status refusal_ ABSL_GUARDED_BY(mutex_);  // what new requests are told
+
+  // Written by the engine thread before Create returns, then const.
+  std::unique_ptr<EngineCore> core_;  // used by the engine thread alone but for heartbeat_nanos()
+  std::string description_;
+
+  // Of the engine thread.
+  std::vector<std::unique_ptr<Sequence>> taken_;
+  std::vector<SequenceId> taken_cancels_;
+  absl::Time lost_since_ = absl::InfiniteFuture();  // InfiniteFuture: not lost
+
+  std::thread thread_;
+
+  Mutex calibration_mutex_;
+  std::unique_ptr<CalibrationTask> calibration_ ABSL_GUARDED_BY(calibration_mutex_);
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_ENGINE_H_

@@ -1,0 +1,506 @@
+#include "inferd/engine/engine_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/error_detail.h"
+#include "common/status.h"
+#include "inferd/engine/slab_policies.h"
+#include "inferd/model/model_shapes.h"
+#include "inferd/policy/preset/auto_preset.h"
+#include "inferd/policy/preset/preset.h"
+#include "inferd/policy/routing/replay_routing.h"
+#include "inferd/policy/taps/miss_routing.h"
+#include "inferd/sim/virtual_device.h"
+
+namespace sluice {
+
+EngineCore::EngineCore(const EnginePlan& plan, WeightClient* client, std::unique_ptr<Backend> backend,
+                       RequestRegistry* registry, VirtualClock* clock)
+    : plan_(plan),
+      backend_(std::move(backend)),
+      segments_(backend_.get()),
+      client_(client),
+      registry_(registry),
+      virtual_clock_(clock),
+      fetches_(client_, backend_.get(), clock == nullptr ? static_cast<const Clock*>(&real_clock_) : clock),
+      sampler_(client_->pack().config().vocab),
+      batch_(plan.forward.max_tokens, plan.forward.max_sequences) {
+  step_.reserve(plan.forward.max_sequences);
+  wants_.reserve(plan.forward.max_tokens);
+  want_rows_.reserve(plan.forward.logit_rows);
+}
+
+EngineCore::~EngineCore() {
+  if (residency_ != nullptr) {
+    residency_->Abandon();
+  }
+  if (weights_ != nullptr) {
+    weights_->Release();
+  }
+  client_->SetSegmentObserver(nullptr).IgnoreError();  // taking an observer away cannot fail
+}
+
+absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const EnginePlan& plan, WeightClient* client,
+                                                               std::unique_ptr<Backend> backend,
+                                                               RequestRegistry* registry,
+                                                               VirtualClock* clock) {
+  std::unique_ptr<EngineCore> core(new EngineCore(plan, client, std::move(backend), registry, clock));
+  RETURN_IF_ERROR(core->Setup());
+  return core;
+}
+
+absl::Status EngineCore::Setup() {
+  const ModelConfig& config = client_->pack().config();
+  const EngineOptions& options = plan_.options;
+  ASSIGN_OR_RETURN(const Policies policies, ChosenPolicies());
+  RETURN_IF_ERROR(client_->SetSegmentObserver(&segments_));
+  ASSIGN_OR_RETURN(weights_, DenseWeights::Create(client_, &fetches_, &segments_));
+  ASSIGN_OR_RETURN(kv_, KvCache::Create(config, options.kv, plan_.kv_pages, options.parallel, options.context,
+                                        backend_.get()));
+  ASSIGN_OR_RETURN(states_, DeltaStates::Create(config, options.parallel, backend_.get()));
+  short_text_limit_ = ShortTextLimit(config);
+  scheduler_ =
+      std::make_unique<Scheduler>(SchedulerOptions{options.parallel, options.prefill_chunk}, &kv_->pages());
+  RETURN_IF_ERROR(MakeResidency(policies));
+  const std::string profile_dir = absl::StrCat(client_->pack().dir(), "/profile");
+  const std::string source_digest = client_->pack().manifest().provenance.source_digest;
+  ASSIGN_OR_RETURN(routing_, MakeRouting({&policies, &config, backend_.get(), plan_.forward.max_tokens,
+                                          profile_dir, source_digest}));
+  ASSIGN_OR_RETURN(
+      sparsity_, SparsityPolicy::Create(policies.sparsity, config, profile_dir, client_->pack().model_id()));
+  if (options.prefetch) {
+    ASSIGN_OR_RETURN(prefetcher_,
+                     MakePrefetcher({&policies, &config, weights_.get(), sparsity_.get(), backend_.get(),
+                                     residency_.get(), plan_.forward.max_tokens, plan_.forward.max_sequences,
+                                     profile_dir, source_digest, client_->pack().model_id()}));
+  }
+  if (policies.miss == ExpertMiss::kSkip || policies.miss == ExpertMiss::kProceed) {
+    ASSIGN_OR_RETURN(routing_, MissRouting::Create({std::move(routing_),
+                                                    policies.miss == ExpertMiss::kProceed, prefetcher_.get(),
+                                                    &config, backend_.get(), plan_.forward.max_tokens}));
+  }
+  if (!options.replay_trace.empty()) {
+    ASSIGN_OR_RETURN(const Trace trace, ReadTrace(options.replay_trace));
+    ASSIGN_OR_RETURN(routing_,
+                     ReplayRouting::Create(trace, options.replay_trace, config, std::move(routing_)));
+  }
+  if (!options.trace.empty()) {
+    ASSIGN_OR_RETURN(
+        trace_, TraceRecorder::Create(options.trace, config, &backend_->queue(), plan_.forward.max_tokens));
+  }
+  ASSIGN_OR_RETURN(forward_, Forward::Create(config, plan_.forward,
+                                             {backend_.get(), weights_.get(), kv_.get(), states_.get(),
+                                              residency_.get(), routing_.get(), sparsity_.get(), this}));
+  return AcquireWeights();
+}
+
+// The preset's; `auto` decides by what the options, the machine and the profile say.
+absl::StatusOr<Policies> EngineCore::ChosenPolicies() {
+  const EngineOptions& options = plan_.options;
+  ASSIGN_OR_RETURN(Policies policies, PoliciesOf(options.preset, options.policies, options.device));
+  if (policies.preset != "auto") {
+    return policies;
+  }
+  const ModelConfig& config = client_->pack().config();
+  AutoSetup setup;
+  setup.device = options.device;
+  setup.budget = options.slab.budget;
+  setup.quality_bound = policies.quality_bound;
+  const double link = options.virtual_clock ? VirtualLinkGbps(options.costs, options.slab.link_gbps, config)
+                                            : options.slab.link_gbps;
+  setup.link_seconds = link > 0 ? 1 / (link * 1e9) : 0;
+  MachineRates machine;
+  if (options.virtual_clock) {
+    setup.compute_seconds = options.costs.compute_ms * 1e-3 / static_cast<double>(Bf16ExpertBytes(config));
+    setup.cpu_seconds = VirtualCpuSeconds(options.costs, options.slab.link_gbps, config, 1);
+    setup.cpu_beside = options.costs.cpu_is_device == 0;
+    setup.attention_seconds = options.costs.attention_ms * 1e-3;
+  } else {
+    ASSIGN_OR_RETURN(machine, MeasureMachine(/*threads=*/0));
+  }
+  AutoChoice choice = ChoosePolicies(AutoFactsOf(setup, client_->pack(), machine));
+  reasons_ = std::move(choice.reasons);
+  ASSIGN_OR_RETURN(policies, WithOverrides(std::move(choice.policies), options.policies));
+  RETURN_IF_ERROR(CheckPolicies(policies, options.device));
+  return policies;
+}
+
+// What a session must give before a step can run.
+absl::Status EngineCore::AcquireWeights() {
+  RETURN_IF_ERROR(weights_->Acquire(plan_.options.stall_limit));
+  return residency_->Attach();
+}
+
+// Of the modelled device and link; in real time nothing.
+DeviceTimes EngineCore::ModelledTimes() const {
+  const EngineOptions& options = plan_.options;
+  if (!options.virtual_clock) {
+    return {};
+  }
+  const ModelConfig& config = client_->pack().config();
+  const double gbps = VirtualLinkGbps(options.costs, options.slab.link_gbps, config);
+  return {gbps > 0 ? 1 / (gbps * 1e9) : 0,
+          options.costs.compute_ms * 1e-3 / static_cast<double>(Bf16ExpertBytes(config)),
+          options.costs.attention_ms * 1e-3};
+}
+
+absl::Status EngineCore::MakeResidency(const Policies& policies) {
+  const EngineOptions& options = plan_.options;
+  if (options.device == DeviceKind::kHost) {
+    HostResidencyOptions host;
+    host.stall_limit = options.stall_limit;
+    residency_ = std::make_unique<HostResidency>(host, client_, &fetches_, &segments_, &backend_->queue());
+    return absl::OkStatus();
+  }
+  const DeviceTimes times = ModelledTimes();
+  ASSIGN_OR_RETURN(SlabResidencyOptions slab, SlabOptionsOf(policies, client_->pack(), times));
+  slab.budget = policies.cache == CacheKind::kResident ? 0 : options.slab.budget;
+  slab.link_gbps = options.virtual_clock
+                       ? VirtualLinkGbps(options.costs, options.slab.link_gbps, client_->pack().config())
+                       : options.slab.link_gbps;
+  slab.link_latency_us = options.slab.link_latency_us;
+  slab.tile_neurons = options.slab.tile_neurons;
+  slab.stall_limit = options.stall_limit;
+  slab.max_rows = plan_.forward.max_tokens;
+  link_gbps_ = slab.link_gbps;
+  if (slab.link_gbps > 0) {
+    slab.load_seconds = 1 / (slab.link_gbps * 1e9);
+  }
+  if (options.virtual_clock) {
+    slab.cpu_seconds = VirtualCpuSeconds(options.costs, options.slab.link_gbps, client_->pack().config(), 1);
+    slab.cpu_is_device = options.costs.cpu_is_device > 0;
+    slab.device_seconds = policies.balance_resident && !slab.cpu_is_device ? times.compute_per_byte : 0;
+    slab.shared_seconds =
+        VirtualSharedSeconds(options.costs, weights_->layers(), Bf16ExpertBytes(client_->pack().config()));
+  }
+  if (policies.granularity == CacheGranularity::kNeuron) {
+    ASSIGN_OR_RETURN(residency_, NeuronResidency::Create(NeuronOptionsOf(policies, client_->pack(), slab),
+                                                         client_, &fetches_, backend_.get()));
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(residency_, SlabResidency::Create(slab, client_, &fetches_, &segments_, backend_.get(),
+                                                     virtual_clock_));
+  return absl::OkStatus();
+}
+
+absl::Status EngineCore::AfterRouter(const RouterTap& tap) {
+  heartbeat_.store(real_clock_.NowNanos(), std::memory_order_relaxed);
+  if (trace_ != nullptr) {
+    RETURN_IF_ERROR(trace_->AfterRouter(tap));
+  }
+  const OneBell bell(client_);
+  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->AfterRouter(tap);
+}
+
+absl::Status EngineCore::BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) {
+  const OneBell bell(client_);
+  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->BeforeExperts(layer, args);
+}
+
+absl::Status EngineCore::AfterLayer(const LayerEnd& end) {
+  const OneBell bell(client_);
+  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->AfterLayer(end);
+}
+
+bool EngineCore::WantsLookAhead(uint32_t layer) const {
+  return prefetcher_ != nullptr && prefetcher_->WantsLookAhead(layer);
+}
+
+absl::Status EngineCore::LookAhead(const RouterTap& tap) {
+  const OneBell bell(client_);
+  return prefetcher_->LookAhead(tap);
+}
+
+bool EngineCore::WantsNextTokens() { return prefetcher_ != nullptr && prefetcher_->WantsNextTokens(); }
+
+absl::Status EngineCore::NextTokens(const RouterTap& tap) {
+  const OneBell bell(client_);
+  return prefetcher_->NextTokens(tap);
+}
+
+void EngineCore::Add(std::unique_ptr<Sequence> sequence) {
+  const Sequence::Header& header = sequence->header();
+  ScheduleRequest request;
+  request.id = header.id;
+  request.client = header.client;
+  request.priority = header.priority;
+  request.deadline = header.deadline;
+  request.length = static_cast<uint32_t>(sequence->tokens().size());
+  request.row_limit = sequence->row_limit();
+  scheduler_->Add(request);
+  sequences_.emplace(header.id, std::move(sequence));
+}
+
+std::unique_ptr<Sequence> EngineCore::Remove(SequenceId id) {
+  const auto found = sequences_.find(id);
+  if (found == sequences_.end()) {
+    return nullptr;
+  }
+  std::unique_ptr<Sequence> sequence = std::move(found->second);
+  sequences_.erase(found);
+  scheduler_->Remove(id);
+  registry_->End(sequence->header().request_id);
+  if (removal_hook_) {
+    removal_hook_();
+  }
+  return sequence;
+}
+
+void EngineCore::End(SequenceId id, const absl::Status& status) {
+  if (!sequences_.contains(id)) {
+    return;
+  }
+  (absl::IsCancelled(status) ? counted_.requests_cancelled : counted_.requests_failed)++;
+  Remove(id)->Fail(status);
+}
+
+void EngineCore::EndAll(const absl::Status& status) {
+  while (!sequences_.empty()) {
+    End(sequences_.begin()->first, status);
+  }
+}
+
+void EngineCore::EndExpired(absl::Time now) {
+  for (const SequenceId id : scheduler_->Expired(now)) {
+    End(id, ReasonError(absl::StatusCode::kDeadlineExceeded, "DEADLINE_EXCEEDED",
+                        "the deadline passed before the answer was complete"));
+  }
+}
+
+// True if any sequence is held up by its consumer.
+bool EngineCore::BlockCongested() {
+  bool any = false;
+  for (const auto& [id, sequence] : sequences_) {
+    const bool congested = sequence->Congested();
+    scheduler_->SetBlocked(id, congested);
+    any = any || congested;
+  }
+  return any;
+}
+
+EngineCore::Outcome EngineCore::Step(absl::Time now) {
+  EndExpired(now);
+  if (sequences_.empty()) {
+    return Outcome::kIdle;
+  }
+  if (!has_weights() || !client_->connected()) {
+    LoseWeights();
+    return Outcome::kLost;
+  }
+  const bool congested = BlockCongested();
+  const StepPlan& plan = scheduler_->Plan();
+  for (const SequenceId id : plan.admitted) {
+    Sequence* sequence = sequences_.at(id).get();
+    registry_->LeaveQueue(sequence->header().request_id);
+    sequence->Admit(virtual_clock_ == nullptr ? now : Now());
+  }
+  if (plan.rows == 0) {
+    return congested ? Outcome::kCongested : Outcome::kIdle;
+  }
+  BuildBatch(plan);
+  return RunBatch(plan);
+}
+
+void EngineCore::BuildBatch(const StepPlan& plan) {
+  batch_.Clear(++step_number_);
+  step_.clear();
+  wants_.clear();
+  candidates_ = 1;
+  for (const bool long_texts : {false, true}) {
+    for (const ScheduledRows& rows : plan.sequences) {
+      Sequence* sequence = sequences_.at(rows.id).get();
+      if (IsLongText(*sequence) == long_texts) {
+        AddToBatch(rows, sequence);
+      }
+    }
+  }
+}
+
+void EngineCore::AddToBatch(const ScheduledRows& rows, Sequence* sequence) {
+  const uint32_t first_row = batch_.tokens();
+  const uint32_t index =
+      batch_.Add(sequence->tokens().subspan(rows.first_position, rows.rows),
+                 {rows.first_position, kv_->pages().table(rows.slot), states_->slots(rows.slot),
+                  IsLongText(*sequence), sequence->decode_from(), sequence->header().id});
+  step_.push_back({sequence, rows});
+  const uint32_t logit_rows = sequence->LogitRowsOf(rows);
+  for (uint32_t row = rows.rows - logit_rows; row < rows.rows; ++row) {
+    wants_.push_back({first_row + row, index, rows.first_position + row});
+  }
+  candidates_ = logit_rows > 0 ? std::max(candidates_, sequence->candidates()) : candidates_;
+}
+
+bool EngineCore::IsLongText(const Sequence& sequence) const {
+  return short_text_limit_ > 0 && sequence.tokens().size() > short_text_limit_;
+}
+
+// Of the clock by which answers are timed. A virtual one begins at the epoch.
+absl::Time EngineCore::Now() const {
+  return virtual_clock_ == nullptr ? absl::Now() : absl::FromUnixNanos(virtual_clock_->NowNanos());
+}
+
+EngineCore::Outcome EngineCore::RunBatch(const StepPlan& plan) {
+  const StepMarks marks = MarksNow();
+  heartbeat_.store(real_clock_.NowNanos(), std::memory_order_relaxed);
+  const StepCost before = CostNow();
+  backend_->BeginStep();
+  residency_->SetPrefill(plan.prefill_rows > 0);
+  residency_->SetLossless(batch_.decode_rows() < batch_.tokens());
+  residency_->BeginStep(step_number_);
+  absl::Status status = forward_->Run(&batch_);
+  if (status.ok() && trace_ != nullptr) {
+    status = trace_->Flush();
+  }
+  if (status.ok()) {
+    const StepCost cost = CostSince(before);
+    for (const Running& running : step_) {
+      running.sequence->AddCost(cost, static_cast<double>(running.rows.rows) / plan.rows);
+    }
+    status = wants_.empty() ? CheckSession() : DeliverLogits();
+  }
+  backend_->EndStep();
+  heartbeat_.store(0, std::memory_order_relaxed);
+  if (absl::IsUnavailable(status) || (!status.ok() && !client_->connected())) {
+    LoseWeights();
+    return Outcome::kLost;
+  }
+  if (!status.ok()) {
+    residency_->Abandon();
+    FailStep(status);
+    return Outcome::kRan;
+  }
+  CountStep(plan, marks);
+  CommitStep();
+  return Outcome::kRan;
+}
+
+absl::Status EngineCore::RunAside(const EngineWork& work) {
+  if (!has_weights() || !client_->connected()) {
+    LoseWeights();
+    return ReasonError(absl::StatusCode::kUnavailable, "WEIGHTD_LOST", "the connection to weightd is lost");
+  }
+  const ModelParts parts{&client_->pack().config(), &plan_, backend_.get(), weights_.get(), residency_.get()};
+  backend_->BeginStep();
+  const absl::Status status = work(parts, ++step_number_);
+  backend_->EndStep();
+  if (absl::IsUnavailable(status) || !client_->connected()) {
+    LoseWeights();
+  } else if (!status.ok()) {
+    residency_->Abandon();
+  }
+  return status;
+}
+
+// Leased memory is what it was read as only while the session lasts: weightd closes a session that has
+// stopped before it gives its places to others.
+absl::Status EngineCore::CheckSession() const {
+  return client_->connected() ? absl::OkStatus()
+                              : absl::UnavailableError("the connection to weightd was lost during the step");
+}
+
+absl::Status EngineCore::DeliverLogits() {
+  const uint32_t vocab = client_->pack().config().vocab;
+  for (size_t begin = 0; begin < wants_.size();) {
+    want_rows_.clear();
+    size_t end = begin;
+    while (end < wants_.size() && want_rows_.size() < plan_.forward.logit_rows) {
+      want_rows_.push_back(wants_[end++].row);
+    }
+    ASSIGN_OR_RETURN(const LogitRows logits, forward_->Logits(want_rows_, candidates_));
+    if (begin == 0) {  // nothing was delivered yet: the step can be done again
+      RETURN_IF_ERROR(CheckSession());
+    }
+    const absl::Time now = Now();
+    for (size_t i = begin; i < end;) {
+      size_t next = i;
+      while (next < end && wants_[next].sequence == wants_[i].sequence) {
+        ++next;
+      }
+      Sequence* sequence = step_[wants_[i].sequence].sequence;
+      const bool lost = batch_.failed_extent(wants_[i].sequence) != StepBatch::kNoExtent;
+      if (!lost && sequence->state() == Sequence::State::kRunning) {
+        sequence->Take({&logits, static_cast<uint32_t>(i - begin), static_cast<uint32_t>(next - i),
+                        wants_[i].position, vocab},
+                       now, &sampler_);
+      }
+      i = next;
+    }
+    begin = end;
+  }
+  return absl::OkStatus();
+}
+
+// Makes the step count: rows are in the cache, tokens are known, what ended leaves.
+void EngineCore::CommitStep() {
+  for (uint32_t i = 0; i < step_.size(); ++i) {
+    Sequence* sequence = step_[i].sequence;
+    const ScheduledRows& rows = step_[i].rows;
+    const uint32_t extent = batch_.failed_extent(i);
+    if (extent != StepBatch::kNoExtent) {
+      End(rows.id, ReasonError(absl::StatusCode::kDataLoss, "WEIGHT_CORRUPT",
+                               absl::StrCat(client_->pack().ExtentName(extent), " of pack ",
+                                            client_->pack().dir(), " is damaged")));
+      continue;
+    }
+    const uint32_t known = rows.first_position + rows.rows;
+    const bool appended = sequence->tokens().size() > known && rows.reaches_end;
+    counted_.generated_tokens += appended ? 1 : 0;
+    const bool prompt_done = known == sequence->prompt_tokens() && rows.reaches_end;
+    counted_.prompt_tokens += prompt_done ? sequence->prompt_tokens() : 0;
+    switch (sequence->state()) {
+      case Sequence::State::kRunning:
+        states_->Commit(rows.slot);
+        scheduler_->Commit(rows.id, rows.rows);
+        if (appended) {
+          CountToken(rows.id, *sequence);
+        }
+        break;
+      case Sequence::State::kFinished:
+        counted_.requests_finished++;
+        Remove(rows.id)->Finish();
+        break;
+      case Sequence::State::kFailed:
+        counted_.requests_failed++;
+        Remove(rows.id)->FinishFailed();
+        break;
+    }
+  }
+}
+
+// A text that becomes long with its new token is computed anew: its rows so far were rotated as a short
+// one's.
+void EngineCore::CountToken(SequenceId id, const Sequence& sequence) {
+  scheduler_->Append(id);
+  if (short_text_limit_ > 0 && sequence.tokens().size() == short_text_limit_ + 1) {
+    scheduler_->Restart(id);
+  }
+}
+
+void EngineCore::FailStep(const absl::Status& status) {
+  // What passes by itself: others may get their room and their bytes.
+  if (!absl::IsResourceExhausted(status) && !absl::IsDeadlineExceeded(status)) {
+    broken_ = status;
+  }
+  for (const Running& running : step_) {
+    End(running.rows.id, status);
+  }
+}
+
+void EngineCore::LoseWeights() {
+  residency_->Abandon();
+  weights_->Release();
+  if (!client_->connected()) {
+    fetches_.Forget();  // their completions never come
+  }
+}
+
+absl::Status EngineCore::Recover(absl::Time deadline) {
+  if (!client_->connected()) {
+    fetches_.Forget();
+    RETURN_IF_ERROR(client_->Reconnect(deadline));
+  }
+  return AcquireWeights();
+}
+
+}  // namespace sluice

@@ -1,0 +1,205 @@
+// The engine without its thread: takes sequences, runs steps, survives the loss of weightd.
+//
+// A step: plan the rows, run the forward pass, hand each sequence its logits, end those that are done. When
+// weightd is lost in a step nothing of it counts: leases go back, and once Recover() has succeeded the next
+// step computes the same rows again, to the same bits.
+//
+// Thread safety: thread-compatible; one thread at a time, the engine's. Stats go out through FillStats(),
+// which that thread calls too.
+#ifndef SLUICE_INFERD_ENGINE_CORE_H_
+#define SLUICE_INFERD_ENGINE_CORE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/clock.h"
+#include "inferd/engine/parts/engine_options.h"
+#include "inferd/engine/parts/model_parts.h"
+#include "inferd/engine/slab_policies.h"
+#include "inferd/forward/forward.h"
+#include "inferd/model/delta_states.h"
+#include "inferd/model/dense_weights.h"
+#include "inferd/model/kv_cache.h"
+#include "inferd/policy/routing/routing.h"
+#include "inferd/policy/sparsity/sparsity.h"
+#include "inferd/policy/taps/prefetcher.h"
+#include "inferd/policy/taps/trace_recorder.h"
+#include "inferd/residency/host/host_residency.h"
+#include "inferd/residency/neuron/neuron_residency.h"
+#include "inferd/residency/slab/slab_residency.h"
+#include "inferd/schedule/request_registry.h"
+#include "inferd/schedule/sampler.h"
+#include "inferd/schedule/scheduler.h"
+#include "inferd/schedule/sequence.h"
+#include "inferd/step/step_batch.h"
+#include "inferd/weights/fetch_queue.h"
+#include "inferd/weights/segment_buffers.h"
+#include "inferd/weights/weight_client.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+class EngineCore final : private LayerTap {
+ public:
+  // Leases the dense weights, so the engine can make a token when this returns. `client`, `registry` and
+  // `clock` (null: real time), by which steps and answers are timed, outlive the core.
+  static absl::StatusOr<std::unique_ptr<EngineCore>> Create(const EnginePlan& plan, WeightClient* client,
+                                                            std::unique_ptr<Backend> backend,
+                                                            RequestRegistry* registry,
+                                                            VirtualClock* clock = nullptr);
+  ~EngineCore() override;
+
+  enum class Outcome : uint8_t {
+    kIdle,       // nothing to compute
+    kCongested,  // nothing to compute until some consumer takes what it has
+    kRan,
+    kLost,  // weightd is gone; Recover()
+  };
+
+  void Add(std::unique_ptr<Sequence> sequence);
+  // Ends one sequence; an unknown id is ignored. CANCELLED counts as cancelled, all else as failed.
+  void End(SequenceId id, const absl::Status& status);
+  void EndAll(const absl::Status& status);
+
+  // Called whenever a sequence has left, before its sink hears of it: counters are right by then.
+  void SetRemovalHook(std::function<void()> hook) { removal_hook_ = std::move(hook); }
+
+  // Ends what is past its deadline.
+  void EndExpired(absl::Time now);
+  // The same, then runs one step.
+  Outcome Step(absl::Time now);
+
+  // Runs `work` as a step of its own. An error of weightd's loses the weights, as in a step.
+  absl::Status RunAside(const EngineWork& work);
+
+  // Takes completions that arrived outside of a step.
+  void Poll() { residency_->Poll(); }
+
+  // Nothing of weightd's is held any more; steps fail until Recover() succeeds.
+  void LoseWeights();
+  // One attempt to get a session and the dense weights back. An error while the client is not connected is
+  // about the session and may pass, whatever its code.
+  absl::Status Recover(absl::Time deadline);
+
+  bool has_weights() const { return weights_->acquired(); }
+  size_t live() const { return sequences_.size(); }
+  absl::Time NextDeadline() const { return scheduler_->NextDeadline(); }
+  const Backend& backend() const { return *backend_; }
+  std::string DescribeCache() const { return residency_->Describe(); }
+
+  // An error that every later step would meet again; OK if there is none.
+  const absl::Status& broken() const { return broken_; }
+  // When the running step last moved on, as nanoseconds of MonotonicClock; 0 between steps. Any thread.
+  int64_t heartbeat_nanos() const { return heartbeat_.load(std::memory_order_relaxed); }
+
+  // Why the preset `auto` chose what it did; empty for others.
+  const std::vector<std::string>& reasons() const { return reasons_; }
+
+  void FillStats(EngineStats* stats) const;
+  // Allocates only while `layers` is smaller than the model.
+  void FillLayers(std::vector<LayerStats>* layers) const;
+  // Any thread.
+  std::vector<LayerSparsity> Sparsity() const { return sparsity_->counts(); }
+
+ private:
+  struct LogitWant {
+    uint32_t row = 0;       // in the batch
+    uint32_t sequence = 0;  // index in step_
+    uint32_t position = 0;
+  };
+  struct Running {  // a sequence of the step being run
+    Sequence* sequence = nullptr;
+    ScheduledRows rows;
+  };
+
+  EngineCore(const EnginePlan& plan, WeightClient* client, std::unique_ptr<Backend> backend,
+             RequestRegistry* registry, VirtualClock* clock);
+  absl::Status Setup();
+  absl::Time Now() const;
+  absl::StatusOr<Policies> ChosenPolicies();
+  DeviceTimes ModelledTimes() const;
+  absl::Status MakeResidency(const Policies& policies);
+  absl::Status AcquireWeights();
+  absl::Status AfterRouter(const RouterTap& tap) override;
+  absl::Status BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) override;
+  absl::Status AfterLayer(const LayerEnd& end) override;
+  bool WantsLookAhead(uint32_t layer) const override;
+  absl::Status LookAhead(const RouterTap& tap) override;
+  bool WantsNextTokens() override;
+  absl::Status NextTokens(const RouterTap& tap) override;
+
+  bool BlockCongested();
+  void BuildBatch(const StepPlan& plan);
+  void AddToBatch(const ScheduledRows& rows, Sequence* sequence);
+  bool IsLongText(const Sequence& sequence) const;
+  void CountToken(SequenceId id, const Sequence& sequence);
+  Outcome RunBatch(const StepPlan& plan);
+  StepCost CostSince(const StepCost& before) const;
+  StepCost CostNow() const;
+  absl::Status CheckSession() const;
+  absl::Status DeliverLogits();
+  void CommitStep();
+  void FailStep(const absl::Status& status);
+  // What steps are measured by: the clocks, what was waited for, what came.
+  struct StepMarks {
+    int64_t nanos = 0;
+    int64_t real_nanos = 0;
+    int64_t stall_nanos = 0;
+    int64_t real_stall_nanos = 0;
+    double load_seconds = 0;
+    uint64_t bytes_touched = 0;
+  };
+  StepMarks MarksNow() const;
+  double LoadSeconds() const;
+  void CountStep(const StepPlan& plan, const StepMarks& before);
+  void CountTimes(const StepMarks& before, const StepMarks& now);
+  std::unique_ptr<Sequence> Remove(SequenceId id);
+
+  const EnginePlan plan_;
+  const std::unique_ptr<Backend> backend_;
+  SegmentBuffers segments_;
+  WeightClient* const client_;
+  RequestRegistry* const registry_;
+  const MonotonicClock real_clock_;
+  VirtualClock* const virtual_clock_;  // null: real time
+  FetchQueue fetches_;
+  std::unique_ptr<DenseWeights> weights_;
+  std::unique_ptr<KvCache> kv_;
+  std::unique_ptr<DeltaStates> states_;
+  std::unique_ptr<Residency> residency_;
+  std::unique_ptr<RoutingPolicy> routing_;
+  std::unique_ptr<SparsityPolicy> sparsity_;
+  std::unique_ptr<Prefetcher> prefetcher_;  // null: no prefetch
+  std::unique_ptr<TraceRecorder> trace_;    // null: none is recorded
+  std::unique_ptr<Forward> forward_;
+  std::unique_ptr<Scheduler> scheduler_;
+  Sampler sampler_;
+  StepBatch batch_;
+
+  absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
+  std::vector<Running> step_;     // by index in the batch
+  std::vector<LogitWant> wants_;  // rows whose logits the step needs
+  std::vector<uint32_t> want_rows_;
+  uint32_t candidates_ = 1;        // of the step
+  double link_gbps_ = 0;           // of a throttled or modelled link; 0: none
+  uint32_t short_text_limit_ = 0;  // positions; 0: the model has one rope table for all texts
+  uint64_t step_number_ = 0;
+  std::vector<std::string> reasons_;
+  absl::Status broken_;
+  std::function<void()> removal_hook_;
+  std::atomic<int64_t> heartbeat_{0};
+  EngineStats counted_;  // what the core counts itself
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_ENGINE_CORE_H_

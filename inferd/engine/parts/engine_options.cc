@@ -1,0 +1,123 @@
+#include "inferd/engine/parts/engine_options.h"
+
+#include <algorithm>
+
+#include "common/status.h"
+#include "inferd/model/delta_states.h"
+#include "inferd/model/kv_cache.h"
+#include "inferd/model/model_shapes.h"
+#include "inferd/policy/preset/preset.h"
+
+namespace sluice {
+namespace {
+
+constexpr uint32_t kDefaultContext = 8192;
+constexpr uint32_t kMaxParallel = 4096;
+constexpr uint32_t kMaxChunk = 1u << 16;
+constexpr uint32_t kMaxCandidates = 1024;  // of Queue::TopLogits
+
+absl::Status CheckRange(const char* option, uint64_t value, uint64_t low, uint64_t high) {
+  if (value < low || value > high) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(option, " is ", value, ", it must be in ", low, "..", high));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PlanKv(const ModelConfig& config, EnginePlan* plan) {
+  const EngineOptions& o = plan->options;
+  const uint64_t page_bytes = KvBytesPerPage(config, o.kv);
+  const uint64_t one_context =
+      KvPages::PeakPages(o.context, WidestWindow(config), std::min(o.prefill_chunk, o.context));
+  plan->state_bytes = StateBytesPerSequence(config) * o.parallel;
+  uint64_t pages = one_context * o.parallel;
+  if (o.kv_budget > 0) {
+    const uint64_t for_pages = o.kv_budget - std::min(o.kv_budget, plan->state_bytes);
+    pages = page_bytes > 0 ? std::min(pages, for_pages / page_bytes) : pages;
+    if (pages < one_context || o.kv_budget < plan->state_bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("kv_budget of ", o.kv_budget, " bytes cannot hold one context of ", o.context,
+                       " tokens, which takes ", one_context * page_bytes, ", and ", plan->state_bytes,
+                       " of recurrent state for ", o.parallel, " sequences"));
+    }
+  }
+  if (pages >= kNoPage) {
+    return absl::InvalidArgumentError(absl::StrCat(pages, " pages of KV cache, the limit is ", kNoPage - 1));
+  }
+  plan->kv_pages = static_cast<uint32_t>(pages);
+  plan->kv_bytes = pages * page_bytes + plan->state_bytes;
+  return absl::OkStatus();
+}
+
+// The longest rows and widest heads of any operation, attention's own space for cached rows included.
+void AddAttentionLimits(const AttentionConfig& a, BackendLimits* limits) {
+  const auto raise = [](uint32_t* limit, uint32_t value) { *limit = std::max(*limit, value); };
+  switch (a.kind) {
+    case AttentionKind::kGrouped:
+      raise(&limits->heads, a.heads);
+      raise(&limits->head_dim, a.head_dim);
+      raise(&limits->max_cols, a.heads * a.head_dim);
+      break;
+    case AttentionKind::kLatent:
+      raise(&limits->heads, a.heads);
+      raise(&limits->head_dim, std::max(a.head_dim, a.latent.kv_rank + a.rope.dimensions));
+      raise(&limits->max_cols,
+            std::max({a.heads * a.latent.value_dim, a.latent.q_rank, a.latent.kv_rank, a.latent.nope_dim}));
+      break;
+    case AttentionKind::kGatedDelta:
+      raise(&limits->heads, a.delta.value_heads);
+      raise(&limits->head_dim, std::max(a.delta.key_dim, a.delta.value_dim));
+      raise(&limits->max_cols, a.delta.value_heads * a.delta.value_dim);
+      break;
+  }
+}
+
+BackendLimits LimitsOf(const ModelConfig& config, const EnginePlan& plan) {
+  BackendLimits limits;
+  // Inputs that the router scales come once per rank.
+  limits.max_tokens = plan.forward.max_tokens * (AnyScalesInputs(config) ? MostRanks(config) : 1);
+  limits.max_sequences = plan.forward.max_sequences;
+  limits.hidden = config.hidden;
+  limits.max_cols = config.hidden;
+  limits.max_context = plan.options.context;
+  limits.vocab = config.vocab;
+  limits.experts = MostExperts(config);
+  limits.top_k = LargestTopK(config);
+  limits.expert_width = WidestExpert(config);
+  for (const LayerConfig& layer : config.layers) {
+    AddAttentionLimits(layer.attention, &limits);
+  }
+  return limits;
+}
+
+}  // namespace
+
+absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelConfig& config) {
+  RETURN_IF_ERROR(CheckSupported(config));
+  ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options.preset, options.policies, options.device));
+  EnginePlan plan;
+  plan.options = options;
+  EngineOptions& o = plan.options;
+  if (o.context == 0) {
+    o.context = std::min(config.max_position, kDefaultContext);
+  }
+  RETURN_IF_ERROR(CheckRange("context", o.context, 1, config.max_position));
+  RETURN_IF_ERROR(CheckRange("parallel", o.parallel, 1, kMaxParallel));
+  RETURN_IF_ERROR(CheckRange("prefill_chunk", o.prefill_chunk, 1, kMaxChunk));
+  RETURN_IF_ERROR(CheckRange("max_logprobs", o.max_logprobs, 0, kMaxCandidates - 1));
+  RETURN_IF_ERROR(PlanKv(config, &plan));
+  plan.forward.context = o.context;
+  plan.forward.max_sequences = o.parallel;
+  plan.forward.max_tokens = o.parallel + o.prefill_chunk;
+  plan.forward.logit_rows = LogitRowsFor(config.vocab, plan.forward.max_tokens);
+  plan.forward.max_candidates = std::min(config.vocab, 1 + o.max_logprobs);
+  // What `auto` will choose is not known yet.
+  plan.forward.look_ahead = options.prefetch && (policies.predictor == ExpertPredictorKind::kLookahead ||
+                                                 policies.preset == "auto");
+  plan.forward.guess_tokens = options.prefetch && policies.token_guess && CanGuessTokens(config);
+  plan.activation_bytes = ActivationBytes(config, plan.forward);
+  plan.backend = LimitsOf(config, plan);
+  return plan;
+}
+
+}  // namespace sluice

@@ -1,0 +1,31 @@
+// What work beside the serving steps (calibration) borrows of the engine.
+//
+// Thread safety: plain values; what they point to belongs to the engine thread.
+#ifndef SLUICE_INFERD_MODEL_PARTS_H_
+#define SLUICE_INFERD_MODEL_PARTS_H_
+
+#include <cstdint>
+#include <functional>
+
+#include "absl/status/status.h"
+#include "inferd/engine/parts/engine_options.h"
+#include "inferd/model/dense_weights.h"
+#include "inferd/residency/residency.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+struct ModelParts {
+  const ModelConfig* config = nullptr;
+  const EnginePlan* plan = nullptr;
+  Backend* backend = nullptr;
+  const DenseWeights* weights = nullptr;
+  Residency* residency = nullptr;
+};
+
+// Runs on the engine thread between two steps. `step` is larger than any step's number before it.
+using EngineWork = std::function<absl::Status(const ModelParts& parts, uint64_t step)>;
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_MODEL_PARTS_H_

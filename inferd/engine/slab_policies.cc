@@ -1,0 +1,254 @@
+#include "inferd/engine/slab_policies.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/profile/cache_profile.h"
+#include "common/profile/profile.h"
+#include "common/status.h"
+#include "inferd/model/model_shapes.h"
+#include "inferd/policy/cache/cache_allocation.h"
+#include "inferd/policy/routing/routing.h"
+
+namespace sluice {
+namespace {
+
+Part LeadOf(const Policies& policies) {
+  return policies.sparsity.order == SparsityOrder::kUp ? Part::kUp : Part::kGate;
+}
+
+// Whether anything of the next layer's experts comes while a layer is computed: the leads of those predicted,
+// unless all are there, and the neurons predicted of them.
+bool FetchesAhead(const Policies& policies, bool leads_stay) {
+  return policies.predictor != ExpertPredictorKind::kNone &&
+         (policies.neuron_predictor != NeuronPredictorKind::kNone || !leads_stay);
+}
+
+std::vector<uint32_t> KeepNothing(absl::Span<const uint32_t> experts, uint64_t) {
+  return std::vector<uint32_t>(experts.size(), 0);
+}
+
+// Slots of the experts used most, whatever their layer.
+SlotAllocation ByUsage(const UsageProfile& usage) {
+  return [usage](absl::Span<const uint32_t> experts, uint64_t total) {
+    std::vector<std::pair<uint64_t, uint32_t>> ranking;  // uses, layer
+    for (uint32_t layer = 0; layer < experts.size(); ++layer) {
+      std::vector<uint64_t> uses = usage.experts[layer];
+      std::sort(uses.begin(), uses.end(), std::greater<>());
+      for (uint32_t i = 0; i < experts[layer] && i < uses.size(); ++i) {
+        ranking.emplace_back(uses[i], layer);
+      }
+    }
+    std::stable_sort(ranking.begin(), ranking.end(),
+                     [](const auto& a, const auto& b) { return a.first > b.first; });
+    std::vector<uint32_t> quota(experts.size(), 0);
+    for (size_t i = 0; i < std::min<uint64_t>(total, ranking.size()); ++i) {
+      quota[ranking[i].second]++;
+    }
+    return quota;
+  };
+}
+
+// Where the cost tells no layer from another, its minimum is anything: slots are shared out evenly then.
+SlotAllocation Dp(std::vector<LayerDemand> model) {
+  const LayerDemand* first = nullptr;
+  bool alike = true;
+  for (const LayerDemand& layer : model) {
+    if (layer.experts == 0) continue;
+    first = first == nullptr ? &layer : first;
+    alike = alike && layer.top_k == first->top_k && layer.single_share == first->single_share &&
+            layer.prefetch_accuracy == first->prefetch_accuracy;
+  }
+  if (alike) {
+    return AllocateUniform;
+  }
+  return [model = std::move(model)](absl::Span<const uint32_t> experts, uint64_t total) {
+    std::vector<LayerDemand> layers = model;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      layers[i].experts = experts[i];
+      layers[i].top_k = std::min(layers[i].top_k, experts[i]);
+    }
+    return AllocateDp(layers, total);
+  };
+}
+
+// By each layer's curve of costs. Of a layer with slots of several sizes, whose experts are asked about
+// apart, it is stretched.
+SlotAllocation ByCurves(std::vector<std::vector<double>> curves) {
+  return [curves = std::move(curves)](absl::Span<const uint32_t> experts, uint64_t total) {
+    std::vector<std::vector<double>> costs(experts.size());
+    for (size_t layer = 0; layer < experts.size(); ++layer) {
+      const std::vector<double>& curve = curves[layer];
+      for (uint32_t slots = 0; slots <= experts[layer] && experts[layer] > 0; ++slots) {
+        costs[layer].push_back(curve[uint64_t{slots} * (curve.size() - 1) / experts[layer]]);
+      }
+    }
+    return AllocateByCost(costs, total);
+  };
+}
+
+SlotAllocation DpMeasured(const CacheProfile& profile) {
+  std::vector<std::vector<double>> curves;
+  for (const LayerCacheProfile& layer : profile.layers) {
+    curves.push_back(layer.MissCurve(profile.tokens));
+  }
+  return ByCurves(std::move(curves));
+}
+
+// By the time that each layer makes the step wait. Without a load time the unit is a load.
+SlotAllocation DpTimed(const CacheProfile& profile, const std::vector<LayerDemand>& model,
+                       const LayerTimes& times) {
+  std::vector<std::vector<double>> waits;
+  for (size_t layer = 0; layer < model.size(); ++layer) {
+    std::vector<double>& row = waits.emplace_back();
+    for (const double misses : profile.layers[layer].MissCurve(profile.tokens)) {
+      row.push_back(WaitingCost(model[layer], misses, times));
+    }
+  }
+  return ByCurves(std::move(waits));
+}
+
+LayerTimes LayerTimesOf(const DeviceTimes& times, const Pack& pack) {
+  const double bytes = static_cast<double>(pack.largest_expert_bytes());
+  if (!(times.load_per_byte > 0)) {
+    return {1, 0, 0};
+  }
+  const double compute = times.compute_per_byte * bytes;
+  return {times.load_per_byte * bytes, compute, times.attention + LargestTopK(pack.config()) * compute};
+}
+
+// The gating's a and the gate's b, or nothing where no profile is.
+absl::StatusOr<SlotAllocation> AllocationByProfile(const Policies& policies, const Pack& pack,
+                                                   const DeviceTimes& times) {
+  const std::string& source = pack.manifest().provenance.source_digest;
+  const std::string folder = ProfileFolder(pack.dir());
+  const absl::StatusOr<CacheProfile> profile = ReadCacheProfile(folder, pack.config(), source);
+  const bool lacking = absl::IsNotFound(profile.status());
+  if (!profile.ok() && (!lacking || policies.allocation == CacheAllocation::kDpMeasured)) {
+    return profile.status();
+  }
+  if (policies.allocation == CacheAllocation::kDpMeasured) {
+    return DpMeasured(*profile);
+  }
+  std::optional<GatingRule> gating;
+  if (!lacking && policies.routing == RoutingKind::kSensitivity) {
+    ASSIGN_OR_RETURN(gating, ResolveGating(policies.sensitivity, pack.config(), folder, source));
+  }
+  std::vector<LayerDemand> demands = LayerDemandsOf(pack.config(), policies, lacking ? nullptr : &*profile,
+                                                    gating.has_value() ? &*gating : nullptr);
+  return lacking || policies.allocation == CacheAllocation::kDp
+             ? Dp(std::move(demands))
+             : DpTimed(*profile, demands, LayerTimesOf(times, pack));
+}
+
+absl::StatusOr<SlotAllocation> AllocationOf(const Policies& policies, const Pack& pack,
+                                            const UsageProfile* usage, const DeviceTimes& times) {
+  if (policies.cache == CacheKind::kNone || policies.cache == CacheKind::kLayer) {
+    return KeepNothing;
+  }
+  if (policies.cache == CacheKind::kStatic && usage != nullptr) {
+    return ByUsage(*usage);
+  }
+  switch (policies.allocation) {
+    case CacheAllocation::kLayers:
+      return AllocateLayers;
+    case CacheAllocation::kDp:
+    case CacheAllocation::kDpMeasured:
+    case CacheAllocation::kDpTimed:
+      return AllocationByProfile(policies, pack, times);
+    case CacheAllocation::kUniform:
+      break;
+  }
+  return AllocateUniform;
+}
+
+}  // namespace
+
+std::vector<LayerDemand> LayerDemandsOf(const ModelConfig& config, const Policies& policies,
+                                        const CacheProfile* profile, const GatingRule* gating) {
+  std::vector<LayerDemand> demands;
+  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+    const MoeConfig& moe = config.layers[layer].moe;
+    LayerDemand& demand = demands.emplace_back(LayerDemand{moe.experts, moe.top_k, 0, 0});
+    if (profile == nullptr || moe.experts == 0) continue;
+    if (gating != nullptr && moe.top_k > 1) {
+      const double sensitivity = gating->sensitivities[layer];
+      const double limit =
+          sensitivity > 0 ? gating->threshold / sensitivity : (gating->threshold >= 0 ? 1.0 : -1.0);
+      demand.single_share = profile->layers[layer].SingleShare(limit);
+    }
+    if (policies.predictor == ExpertPredictorKind::kGateReuse) {
+      demand.prefetch_accuracy = profile->layers[layer].accuracy[0];
+    }
+  }
+  return demands;
+}
+
+absl::StatusOr<SlabResidencyOptions> SlabOptionsOf(const Policies& policies, const Pack& pack,
+                                                   const DeviceTimes& times) {
+  SlabResidencyOptions options;
+  const absl::StatusOr<UsageProfile> usage =
+      ReadUsage(ProfileFolder(pack.dir()), pack.config(), pack.manifest().provenance.source_digest);
+  for (uint32_t layer = 0; usage.ok() && layer < pack.config().layers.size(); ++layer) {
+    options.fill_order.push_back(usage->Ranked(layer));
+  }
+  ASSIGN_OR_RETURN(options.allocate, AllocationOf(policies, pack, usage.ok() ? &*usage : nullptr, times));
+  options.whole_layers = policies.cache == CacheKind::kLayer;
+  options.fixed = policies.cache == CacheKind::kStatic;
+  options.cancel_begun = policies.prefetch_cancel == PrefetchCancel::kDisproved;
+  // What is skipped or replaced never comes this far.
+  const bool routed = policies.miss == ExpertMiss::kSkip || policies.miss == ExpertMiss::kProceed;
+  options.miss = routed ? ExpertMiss::kLoad : policies.miss;
+  options.balance_tiles = policies.balance_tiles;
+  options.lead = LeadOf(policies);
+  options.eviction = {policies.eviction, policies.score_window, policies.lfru_half_life};
+  return options;
+}
+
+std::string AllocationWarning(const Policies& policies, const Pack& pack) {
+  const bool shares =
+      policies.cache == CacheKind::kSlots &&
+      (policies.allocation == CacheAllocation::kDp || policies.allocation == CacheAllocation::kDpTimed);
+  const std::string folder = ProfileFolder(pack.dir());
+  const absl::StatusOr<CacheProfile> profile =
+      shares ? ReadCacheProfile(folder, pack.config(), pack.manifest().provenance.source_digest)
+             : absl::StatusOr<CacheProfile>(CacheProfile());
+  if (!absl::IsNotFound(profile.status())) {
+    return "";
+  }
+  return absl::StrCat("cache_allocation: ", folder, " has no ", kCacheName,
+                      ", so all layers count as alike; sluice calibrate makes it");
+}
+
+bool LeadsStay(const Policies& policies, const Pack& pack, uint64_t budget) {
+  if (policies.lead_resident != LeadResident::kAuto) {
+    return policies.lead_resident == LeadResident::kOn;
+  }
+  const absl::StatusOr<SlabPlan> plan = PlanNeuronSlab(pack, budget, LeadOf(policies), /*lead_resident=*/true,
+                                                       /*fetch_ahead=*/true, KeepNothing);
+  return budget > 0 && plan.ok() && plan->slots >= LargestTopKOf(pack);
+}
+
+absl::Status CheckSlotBudget(const Policies& policies, const Pack& pack, uint64_t budget) {
+  const uint64_t bytes = policies.cache == CacheKind::kResident ? 0 : budget;
+  if (policies.granularity == CacheGranularity::kExpert) {
+    return CheckDeviceBudget(pack, bytes);
+  }
+  return CheckNeuronBudget(pack, bytes, LeadOf(policies), LeadsStay(policies, pack, bytes));
+}
+
+NeuronResidencyOptions NeuronOptionsOf(const Policies& policies, const Pack& pack,
+                                       const SlabResidencyOptions& slots) {
+  NeuronResidencyOptions options;
+  options.slots = slots;
+  options.lead_resident = LeadsStay(policies, pack, slots.budget);
+  options.fetch_ahead = FetchesAhead(policies, options.lead_resident);
+  options.copy_all_share = policies.copy_all_share;
+  options.miss = policies.neuron_miss;
+  options.budget_us = policies.neuron_budget_us;
+  return options;
+}
+
+}  // namespace sluice

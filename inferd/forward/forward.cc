@@ -1,0 +1,322 @@
+#include "inferd/forward/forward.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "common/status.h"
+
+namespace sluice {
+
+absl::Status Forward::Run(StepBatch* batch) {
+  const bool guessed = WasGuessed(*batch);
+  guessed_.Clear(0);
+  wait_begin_ = 0;
+  if (guessed) {
+    guess_counts_.right++;
+    std::swap(x_, ahead_);
+  } else {
+    RETURN_IF_ERROR(queue_->Embed({batch->ids(), weights_.embed(), config_.embedding_scale, x_}));
+  }
+  return RunLayers(0, /*attended=*/guessed, batch);
+}
+
+absl::Status Forward::RunFrom(uint32_t first_layer, StepBatch* batch) {
+  guessed_.Clear(0);
+  return RunLayers(first_layer, /*attended=*/false, batch);
+}
+
+// `attended`: x_ is what comes out of the first layer's attention.
+absl::Status Forward::RunLayers(uint32_t first_layer, bool attended, StepBatch* batch) {
+  for (uint32_t layer = first_layer; layer < config_.layers.size() && !batch->all_lost(); ++layer) {
+    if (layer > first_layer || !attended) {
+      RETURN_IF_ERROR(Attend(layer, x_, *batch));
+    }
+    RETURN_IF_ERROR(Mix(layer, batch));
+    if (tap_ != nullptr) {
+      const bool routed = config_.layers[layer].moe.experts > 0;
+      RETURN_IF_ERROR(tap_->AfterLayer({layer, x_, routed ? outputs_ : Rows{}, batch}));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// x += sum over ranks of weight * expert(norm(x)): the routed experts and the one that every token goes
+// through. Resident experts first, the others as they arrive; the sum goes by rank, so arrival decides
+// nothing.
+absl::Status Forward::Mix(uint32_t layer, StepBatch* batch) {
+  const MoeConfig& moe = config_.layers[layer].moe;
+  const uint32_t tokens = batch->tokens();
+  const uint32_t ranks = RanksOf(moe);
+
+  RETURN_IF_ERROR(queue_->Norm({x_, tokens, config_.hidden, weights_.layer(layer).ffn_norm, normed_}));
+  RETURN_IF_ERROR(PlanMixture(layer, batch));
+  RETURN_IF_ERROR(ComputeExperts(layer, *batch));
+  RETURN_IF_ERROR(DropLostRows(tokens, ranks, batch));
+  // A router that scaled the inputs has weighted already; a dense layer has nothing to weight.
+  const BufferRef weights = moe.experts == 0 || ScalesInputs(moe) ? BufferRef{} : expert_weights_;
+  return queue_->Combine({outputs_, weights, tokens, ranks, config_.hidden, x_, x_, config_.residual_scale});
+}
+
+// Which experts the rows go to; asks for them.
+absl::Status Forward::PlanMixture(uint32_t layer, StepBatch* batch) {
+  const MoeConfig& moe = config_.layers[layer].moe;
+  const uint32_t tokens = batch->tokens();
+  if (moe.experts == 0) {
+    plan_.BuildDense(tokens);
+    return residency_->BeginLayer(layer, {});
+  }
+  ASSIGN_OR_RETURN(const Routing routing, Route(layer, *batch));
+  RETURN_IF_ERROR(plan_.Build(routing, moe.experts, *batch, /*keep_zeros=*/ScalesInputs(moe)));
+  RETURN_IF_ERROR(TellScores(moe.experts, *batch));
+  RETURN_IF_ERROR(residency_->BeginLayer(layer, plan_.demands()));
+  return tap_ == nullptr
+             ? absl::OkStatus()
+             : tap_->AfterRouter({layer, x_, normed_, routing, batch, scores_, routing_->Wanted(routing)});
+}
+
+// The batch's mean p of every expert, for an eviction policy that goes by it.
+absl::Status Forward::TellScores(uint32_t experts, const StepBatch& batch) {
+  if (!residency_->WantsScores()) {
+    return absl::OkStatus();
+  }
+  score_rows_.clear();
+  for (uint32_t row = 0; row < batch.tokens(); ++row) {
+    if (!batch.lost(row)) {
+      score_rows_.push_back(row);
+    }
+  }
+  RETURN_IF_ERROR(router_scores_->Read(scores_, experts, score_rows_, queue_));
+  residency_->SetScores(router_scores_->Mean());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {
+  const MoeConfig& moe = config_.layers[layer].moe;
+  const uint32_t tokens = batch.tokens();
+  const LayerWeights& w = weights_.layer(layer);
+  const uint32_t ranks = RanksOf(moe);
+
+  const MatMulPart routers[] = {{w.router, scores_, w.router_bias}, {w.shared_router, shared_scores_, {}}};
+  const auto parts = absl::MakeConstSpan(routers, moe.shared_gate ? 2 : 1);
+  RETURN_IF_ERROR(queue_->MatMul({normed_, tokens, config_.hidden, {}, {}, parts, {}}));
+  RouterArgs args = ModelRouterArgs(moe, w);
+  args.logits = scores_;
+  args.tokens = tokens;
+  args.shared = moe.shared_width > 0;
+  args.shared_logits = moe.shared_gate ? shared_scores_ : Rows{};
+  args.ids = expert_ids_;
+  args.weights = expert_weights_;
+  RETURN_IF_ERROR(routing_->Choose({layer, args, residency_, &batch}, queue_));
+  RETURN_IF_ERROR(ScaleInputs(moe, tokens));
+  RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
+  const uint64_t bytes = uint64_t{tokens} * ranks * sizeof(float);
+  const std::byte* ids = backend_->HostRead(expert_ids_, bytes);
+  const std::byte* weights = backend_->HostRead(expert_weights_, bytes);
+  if (ids == nullptr || weights == nullptr) {
+    return absl::InternalError("the router's staging memory cannot be read");
+  }
+  return Routing{tokens, moe.top_k, ranks, reinterpret_cast<const int32_t*>(ids),
+                 reinterpret_cast<const float*>(weights)};
+}
+
+absl::Status Forward::ScaleInputs(const MoeConfig& moe, uint32_t tokens) {
+  if (!ScalesInputs(moe)) {
+    return absl::OkStatus();
+  }
+  return queue_->ScaleRows({normed_, expert_weights_, tokens, RanksOf(moe), config_.hidden, scaled_});
+}
+
+// The expert that every token goes through is computed with those that are resident, or while the first
+// travels. What is there having been computed, and something missing, is when to look ahead.
+absl::Status Forward::ComputeExperts(uint32_t layer, const StepBatch& batch) {
+  const bool look_ahead = tap_ != nullptr && tap_->WantsLookAhead(layer);
+  bool waited = false;
+  works_.clear();
+  std::fill(computed_.begin(), computed_.end(), 0);
+  if (HasCommonExpert(config_.layers[layer].moe)) {
+    works_.push_back(CommonWork(layer));
+  }
+  for (;;) {
+    if (residency_->NextWaits()) {
+      RETURN_IF_ERROR(RunExperts(layer, batch.tokens()));
+      if (!std::exchange(waited, true) && Missing() > 0) {
+        RETURN_IF_ERROR(UseWait(layer, look_ahead, batch));
+      }
+    }
+    ASSIGN_OR_RETURN(const absl::Span<const ReadyTile> ready, residency_->Next());
+    if (!ready.empty() && ready.front().lead_only) {
+      RETURN_IF_ERROR(RunLeads(layer, batch.tokens(), ready));
+      continue;
+    }
+    for (const ReadyTile& tile : ready) {
+      works_.push_back(RoutedWork(layer, tile));
+      MarkComputed(layer, tile);
+    }
+    if (works_.empty()) {
+      EndWait();
+      return CountActive(layer);
+    }
+    RETURN_IF_ERROR(RunExperts(layer, batch.tokens()));
+  }
+}
+
+// Computes works_ and empties it.
+absl::Status Forward::RunExperts(uint32_t layer, uint32_t tokens) {
+  if (works_.empty()) {
+    return absl::OkStatus();
+  }
+  const MoeConfig& moe = config_.layers[layer].moe;
+  const bool scaled = ScalesInputs(moe);
+  const uint32_t slots = tokens * RanksOf(moe);
+  const MoeExpertsArgs args = {.x = scaled ? scaled_ : normed_,
+                               .tokens = scaled ? slots : tokens,
+                               .hidden = config_.hidden,
+                               .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
+                               .experts = works_,
+                               .y = outputs_,
+                               .slots = slots,
+                               .active = active_};
+  if (tap_ != nullptr) {
+    RETURN_IF_ERROR(tap_->BeforeExperts(layer, args));
+  }
+  RETURN_IF_ERROR(queue_->MoeExperts(args));
+  works_.clear();
+  return absl::OkStatus();
+}
+
+// Which neurons the experts need; what is missing of them travels while works_ are computed.
+absl::Status Forward::RunLeads(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles) {
+  const MoeConfig& moe = config_.layers[layer].moe;
+  leads_.clear();
+  for (const ReadyTile& tile : tiles) {
+    const ExpertWork work = RoutedWork(layer, tile);
+    const bool up = work.sparsity == SparsityOrder::kUp;
+    leads_.push_back({.lead = up ? work.up : work.gate,
+                      .rows = work.rows,
+                      .bias = up ? work.up_bias : work.gate_bias,
+                      .threshold = work.threshold,
+                      .values = tile.lead_values,
+                      .active = tile.lead_active});
+  }
+  const bool scaled = ScalesInputs(moe);
+  RETURN_IF_ERROR(
+      queue_->ExpertLeads({.x = scaled ? scaled_ : normed_,
+                           .tokens = scaled ? tokens * RanksOf(moe) : tokens,
+                           .hidden = config_.hidden,
+                           .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
+                           .order = sparsity_->order(),
+                           .experts = leads_}));
+  return residency_->LeadsQueued();
+}
+
+absl::Status Forward::CountActive(uint32_t layer) {
+  if (!sparsity_->enabled() || plan_.demands().empty()) {
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
+  uint64_t pairs = 0;
+  uint64_t kept = 0;
+  for (uint32_t demand = 0; demand < plan_.demands().size(); ++demand) {
+    for (const uint32_t slot : plan_.slots(demand)) {
+      const std::byte* count =
+          backend_->HostRead(active_ + uint64_t{slot} * sizeof(uint32_t), sizeof(uint32_t));
+      if (count == nullptr) {
+        return absl::InternalError("the experts' neuron counts cannot be read");
+      }
+      uint32_t neurons = 0;
+      std::memcpy(&neurons, count, sizeof(neurons));
+      kept += neurons;
+      ++pairs;
+    }
+  }
+  sparsity_->Count(layer, pairs * config_.layers[layer].moe.expert_width, kept);
+  return absl::OkStatus();
+}
+
+ExpertWork Forward::CommonWork(uint32_t layer) const {
+  const DenseExpert& expert = weights_.layer(layer).common;
+  return {.up = expert.up,
+          .gate = expert.gate,
+          .down = expert.down,
+          .rows = ScalesInputs(config_.layers[layer].moe) ? plan_.common_slots() : plan_.common_rows(),
+          .slots = plan_.common_slots()};
+}
+
+ExpertWork Forward::RoutedWork(uint32_t layer, const ReadyTile& tile) const {
+  const MoeConfig& moe = config_.layers[layer].moe;
+  const LayerWeights& w = weights_.layer(layer);
+  const uint32_t expert = plan_.demands()[tile.demand].expert;
+  const auto bias = [&](const WeightView& biases) {
+    return moe.expert_bias ? biases.base + uint64_t{expert} * biases.stride : BufferRef{};
+  };
+  return {.up = tile.up,
+          .gate = tile.gate,
+          .down = tile.down,
+          .rows = ScalesInputs(moe) ? plan_.slots(tile.demand) : plan_.rows(tile.demand),
+          .slots = plan_.slots(tile.demand),
+          .neuron_begin = tile.neuron_begin,
+          .neuron_end = tile.neuron_end,
+          .up_bias = bias(w.up_biases),
+          .gate_bias = bias(w.gate_biases),
+          .down_bias = bias(w.down_biases),
+          .sparsity = sparsity_->order(),
+          .threshold = sparsity_->threshold(layer, expert),
+          .lead_values = tile.lead_values};
+}
+
+// Rows of sequences that met damaged weights count as nothing from here on: their results were never made.
+absl::Status Forward::DropLostRows(uint32_t tokens, uint32_t ranks, StepBatch* batch) {
+  for (const FailedDemand& failed : residency_->failed()) {
+    for (const uint32_t row : plan_.rows(failed.demand)) {
+      batch->Fail(batch->sequence_of(row), failed.extent);
+    }
+  }
+  if (!batch->any_lost()) {
+    return absl::OkStatus();
+  }
+  std::byte* bytes = backend_->HostWrite(expert_weights_, uint64_t{tokens} * ranks * sizeof(float));
+  if (bytes == nullptr) {
+    return absl::InternalError("the router's staging memory cannot be written");
+  }
+  float* weights = reinterpret_cast<float*>(bytes);
+  for (uint32_t row = 0; row < tokens; ++row) {
+    if (batch->lost(row)) {
+      std::fill_n(weights + uint64_t{row} * ranks, ranks, 0.0f);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Logits of some rows of `x`, their best `k` and log-sum-exps into the staging memory.
+absl::Status Forward::RunHead(const Rows& x, absl::Span<const uint32_t> rows, uint32_t k) {
+  const uint32_t count = static_cast<uint32_t>(rows.size());
+  const MatMulPart head[] = {{weights_.head(), logits_, weights_.head_bias(), config_.logit_scale}};
+  RETURN_IF_ERROR(queue_->MatMul({x, count, config_.hidden, rows, weights_.final_norm(), head, {}}));
+  RETURN_IF_ERROR(queue_->TopLogits({logits_, count, config_.vocab, k, top_ids_, top_values_, log_sums_}));
+  return queue_->Wait(queue_->Record());
+}
+
+absl::StatusOr<LogitRows> Forward::Logits(absl::Span<const uint32_t> rows, uint32_t k) {
+  const uint32_t count = static_cast<uint32_t>(rows.size());
+  if (count > options_.logit_rows || k > options_.max_candidates) {
+    return absl::InternalError(absl::StrCat("logits of ", count, " rows with ", k, " candidates; limits are ",
+                                            options_.logit_rows, " and ", options_.max_candidates));
+  }
+  RETURN_IF_ERROR(RunHead(x_, rows, k));
+  const auto read = [this](BufferRef ref, uint64_t values) { return backend_->HostRead(ref, values * 4); };
+  LogitRows result;
+  result.rows = count;
+  result.k = k;
+  result.logits = reinterpret_cast<const float*>(read(logits_.base, uint64_t{count} * config_.vocab));
+  result.ids = reinterpret_cast<const int32_t*>(read(top_ids_, uint64_t{count} * k));
+  result.values = reinterpret_cast<const float*>(read(top_values_, uint64_t{count} * k));
+  result.log_sum_exp = reinterpret_cast<const float*>(read(log_sums_, count));
+  if (result.logits == nullptr || result.ids == nullptr || result.values == nullptr ||
+      result.log_sum_exp == nullptr) {
+    return absl::InternalError("the logits' staging memory cannot be read");
+  }
+  return result;
+}
+
+}  // namespace sluice

@@ -1,0 +1,216 @@
+// The forward pass: embed, then for each layer route -> plan -> compute what is ready -> combine, then
+// logits.
+//
+// It knows no device, no encoding and no model family: operations are the backend's, weights are views, and a
+// layer is what its descriptor says. While experts of the last layer travel it may guess the tokens that
+// follow and compute their first layer's attention; a step that begins with these tokens goes on from there.
+// Everything it writes is a function of the rows' tokens and positions and
+// of state that the step leaves as it is (delta_states.h), so running a step again after an error writes the
+// same values.
+//
+// Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
+#ifndef SLUICE_INFERD_FORWARD_H_
+#define SLUICE_INFERD_FORWARD_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "inferd/forward/guess_timing.h"
+#include "inferd/model/delta_states.h"
+#include "inferd/model/dense_weights.h"
+#include "inferd/model/kv_cache.h"
+#include "inferd/policy/predict/predictor.h"
+#include "inferd/policy/routing/routing.h"
+#include "inferd/policy/sparsity/sparsity.h"
+#include "inferd/residency/residency.h"
+#include "inferd/step/step_batch.h"
+#include "inferd/step/work_plan.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+// OK if the forward pass implements everything that `config` asks for; UNIMPLEMENTED naming layer and field
+// otherwise, INVALID_ARGUMENT for values that contradict each other.
+absl::Status CheckSupported(const ModelConfig& config);
+
+// What the head says of some rows. Pointers live until the next call.
+struct LogitRows {
+  uint32_t rows = 0;
+  uint32_t k = 0;
+  const float* logits = nullptr;       // [rows, vocab]
+  const int32_t* ids = nullptr;        // [rows, k], best first
+  const float* values = nullptr;       // [rows, k], their logits
+  const float* log_sum_exp = nullptr;  // [rows]
+};
+
+struct ForwardOptions {
+  uint32_t max_tokens = 0;      // rows of a step
+  uint32_t max_sequences = 0;   // of a step
+  uint32_t context = 0;         // positions of a sequence
+  uint32_t logit_rows = 0;      // rows of one Logits() call at most
+  uint32_t max_candidates = 1;  // largest k of Logits()
+  bool look_ahead = false;      // whether the tap may ask for it
+  bool guess_tokens = false;    // the same, of the tokens that follow; REQUIRES: CanGuessTokens(config)
+};
+
+// Rows of logits that are computed at once: as many as fit 32 MiB, so that a wide vocabulary does not need
+// memory for a whole prefill chunk; at least one, at most `max_tokens`.
+uint32_t LogitRowsFor(uint32_t vocab, uint32_t max_tokens);
+
+// Device bytes that Forward::Create allocates, KV cache not counted.
+uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& options);
+
+class Forward {
+ public:
+  struct Parts {  // all outlive the forward pass; `tap` may be null
+    Backend* backend = nullptr;
+    const DenseWeights* weights = nullptr;
+    KvCache* kv = nullptr;
+    DeltaStates* states = nullptr;
+    Residency* residency = nullptr;
+    RoutingPolicy* routing = nullptr;
+    SparsityPolicy* sparsity = nullptr;
+    LayerTap* tap = nullptr;
+  };
+  static absl::StatusOr<std::unique_ptr<Forward>> Create(const ModelConfig& config,
+                                                         const ForwardOptions& options, const Parts& parts);
+
+  // Runs every layer over the batch's rows and stores their K and V. Sequences that meet damaged weights are
+  // marked in the batch; the others go on. An error (UNAVAILABLE: weightd is gone) leaves no lease held once
+  // the residency was told to Abandon().
+  absl::Status Run(StepBatch* batch);
+
+  // The same from `first_layer` on: residual() holds the rows that come into it, and the layers below have
+  // stored K and V of these rows before.
+  absl::Status RunFrom(uint32_t first_layer, StepBatch* batch);
+  Rows residual() const { return x_; }  // [max_tokens, hidden]
+
+  // Steps at whose end the tokens that follow were guessed, and those of them that the next step began with.
+  struct GuessCounts {
+    uint64_t made = 0;
+    uint64_t right = 0;
+  };
+  const GuessCounts& guesses() const { return guess_counts_; }
+
+  // Logits of some rows of the batch that ran last, the best `k` ids of each and its log-sum-exp. At most
+  // logit_rows rows.
+  absl::StatusOr<LogitRows> Logits(absl::Span<const uint32_t> rows, uint32_t k);
+
+ private:
+  struct Rope {
+    RopeConfig config;
+    BufferRef short_texts;  // none: no rotation
+    BufferRef long_texts;   // the same table unless the kind has one of its own
+  };
+  // The texts of a batch that one rope table is for.
+  struct RopeGroup {
+    BufferRef table;
+    absl::Span<const SequenceRows> sequences;
+  };
+
+  Forward(const ModelConfig& config, const ForwardOptions& options, const Parts& parts);
+  absl::Status Allocate();
+  absl::Status AllocateRows();
+  absl::Status AddRope(const RopeConfig& rope);
+  absl::StatusOr<BufferRef> UploadRope(const RopeConfig& rope, bool long_texts);
+
+  absl::Status RunLayers(uint32_t first_layer, bool attended, StepBatch* batch);
+  absl::Status Attend(uint32_t layer, const Rows& x, const StepBatch& batch);
+  absl::Status AttendGrouped(uint32_t layer, const Rows& x, const StepBatch& batch);
+  absl::Status AttendLatent(uint32_t layer, const Rows& x, const StepBatch& batch);
+  absl::Status ProjectLatent(uint32_t layer, const Rows& x, uint32_t tokens);
+  absl::Status AttendDelta(uint32_t layer, const Rows& x, const StepBatch& batch);
+  absl::Status ProjectOut(uint32_t layer, uint32_t tokens, const Rows& from, uint32_t cols, const Rows& x);
+  std::array<RopeGroup, 2> RopeGroups(uint32_t layer, const StepBatch& batch) const;
+
+  absl::Status Mix(uint32_t layer, StepBatch* batch);
+  absl::Status PlanMixture(uint32_t layer, StepBatch* batch);
+  absl::StatusOr<Routing> Route(uint32_t layer, const StepBatch& batch);
+  absl::Status TellScores(uint32_t experts, const StepBatch& batch);
+  absl::Status ScaleInputs(const MoeConfig& moe, uint32_t tokens);
+  absl::Status ComputeExperts(uint32_t layer, const StepBatch& batch);
+  void MarkComputed(uint32_t layer, const ReadyTile& tile);
+  uint32_t Missing() const;
+  absl::Status UseWait(uint32_t layer, bool look_ahead, const StepBatch& batch);
+  void EndWait();
+  absl::Status CombineComputed(uint32_t layer, const StepBatch& batch);
+  absl::Status LookAhead(uint32_t layer, const StepBatch& batch);
+  void FindFollowed(const StepBatch& batch);
+  absl::Status GuessTokens(uint32_t layer, const StepBatch& batch);
+  bool WasGuessed(const StepBatch& batch) const;
+  absl::Status RunExperts(uint32_t layer, uint32_t tokens);
+  absl::Status RunLeads(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles);
+  absl::Status CountActive(uint32_t layer);
+  absl::Status RunHead(const Rows& x, absl::Span<const uint32_t> rows, uint32_t k);
+  ExpertWork CommonWork(uint32_t layer) const;
+  ExpertWork RoutedWork(uint32_t layer, const ReadyTile& tile) const;
+  absl::Status DropLostRows(uint32_t tokens, uint32_t ranks, StepBatch* batch);
+
+  const ModelConfig& config_;
+  const ForwardOptions options_;
+  Backend* const backend_;
+  Queue* const queue_;
+  const DenseWeights& weights_;
+  const KvCache& kv_;
+  const DeltaStates& states_;
+  Residency* const residency_;
+  RoutingPolicy* const routing_;
+  SparsityPolicy* const sparsity_;
+  LayerTap* const tap_;
+
+  std::vector<Rope> ropes_;        // the different ones
+  std::vector<uint32_t> rope_of_;  // by layer
+  WorkPlan plan_;
+  std::vector<ExpertWork> works_;                // of one MoeExperts call
+  std::vector<LeadWork> leads_;                  // of one ExpertLeads call
+  std::vector<uint8_t> computed_;                // by demand: 1 once all of it was given to the queue
+  std::unique_ptr<RouterScores> router_scores_;  // if the residency goes by them
+  std::vector<uint32_t> score_rows_;
+
+  // Device memory; T = max_tokens, R = logit_rows, K = most ranks. What no layer of the model has is none.
+  Rows x_;       // [T, hidden] residual stream
+  Rows normed_;  // [T, hidden]
+  // Attention; widths: AttentionWidths.
+  Rows q_;
+  Rows k_;
+  Rows v_;
+  Rows gate_;
+  Rows q_low_;
+  Rows latent_;
+  Rows absorbed_;
+  Rows attended_;
+  Rows beta_;
+  Rows decay_;
+  // Mixture.
+  Rows scores_;               // [T, experts]
+  Rows shared_scores_;        // [T, 1]
+  Rows scaled_;               // [T * K, hidden], by (token, rank): inputs that the router scales
+  Rows outputs_;              // [T * K, hidden], by (token, rank)
+  Rows logits_;               // [R, vocab], host-visible
+  BufferRef expert_ids_;      // int32 [T, K], host-visible
+  BufferRef expert_weights_;  // float32 [T, K], host-visible
+  BufferRef active_;          // uint32 [T * ranks], host-visible; none without sparsity
+  BufferRef top_ids_;         // int32 [R, max_candidates], host-visible
+  BufferRef top_values_;      // float32 [R, max_candidates], host-visible
+  BufferRef log_sums_;        // float32 [R], host-visible
+  // Looking ahead and guessing tokens; none without.
+  Rows ahead_;               // [T, hidden]: the residual as far as it is known, or that of guessed tokens
+  BufferRef ahead_weights_;  // float32 [T, K], host-visible: 0 where the expert is missing
+  // The tokens that were guessed to follow the step of that number, whose first layer's attention ahead_
+  // holds; none: no tokens.
+  StepBatch guessed_;
+  std::vector<uint32_t> followed_;  // rows of the running batch that a guess follows
+  const MonotonicClock clock_;
+  GuessTiming guess_timing_;
+  GuessCounts guess_counts_;
+  int64_t wait_begin_ = 0;     // of the running layer, if nothing is guessed meanwhile; else 0
+  uint32_t wait_missing_ = 0;  // experts that were missing then
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_FORWARD_H_

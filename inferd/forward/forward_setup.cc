@@ -1,0 +1,283 @@
+// What happens once: the refusal of what the forward pass lacks, and its memory.
+#include <algorithm>
+
+#include "common/status.h"
+#include "inferd/forward/forward.h"
+#include "inferd/model/model_shapes.h"
+#include "kernels/rope_table.h"
+
+namespace sluice {
+namespace {
+
+absl::Status Refuse(uint32_t layer, const std::string& what) {
+  return absl::UnimplementedError(absl::StrCat("layer ", layer, ": ", what, " is not implemented"));
+}
+
+absl::Status Contradiction(uint32_t layer, const std::string& what) {
+  return absl::InvalidArgumentError(absl::StrCat("layer ", layer, ": ", what));
+}
+
+absl::Status CheckGrouped(uint32_t layer, const AttentionConfig& a) {
+  if (a.heads == 0 || a.kv_heads == 0 || a.head_dim == 0 || a.head_dim % 2 != 0 ||
+      a.heads % a.kv_heads != 0) {
+    return Contradiction(
+        layer, absl::StrCat(a.heads, " heads over ", a.kv_heads, " KV heads of ", a.head_dim, " values"));
+  }
+  if (a.rope.kind != RopeKind::kNone && a.rope.dimensions > a.head_dim) {
+    return Contradiction(layer, absl::StrCat("rope over ", a.rope.dimensions, " of ", a.head_dim, " values"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLatent(uint32_t layer, const AttentionConfig& a) {
+  const LatentConfig& l = a.latent;
+  if (a.heads == 0 || l.kv_rank == 0 || l.nope_dim == 0 || l.value_dim == 0 || a.rope.dimensions == 0 ||
+      a.rope.kind == RopeKind::kNone || a.head_dim != l.nope_dim + a.rope.dimensions ||
+      (l.kv_rank + a.rope.dimensions) % 2 != 0) {
+    return Contradiction(layer, absl::StrCat("latent attention of ", a.heads, " heads of ", a.head_dim, " = ",
+                                             l.nope_dim, " + ", a.rope.dimensions, " values, values of ",
+                                             l.value_dim, ", rank ", l.kv_rank));
+  }
+  if (a.qk_norm != QkNorm::kNone || a.sinks || a.chunk != 0 || a.clip_qkv != 0 || a.output_gate ||
+      a.qkv_bias || a.output_bias || a.temperature_scale != 0) {
+    return Refuse(layer, "latent attention with norms, sinks, chunks, clipping, gate, biases or temperature");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDelta(uint32_t layer, const DeltaConfig& d) {
+  if (d.key_heads == 0 || d.value_heads == 0 || d.value_heads % d.key_heads != 0 || d.key_dim == 0 ||
+      d.value_dim == 0 || d.conv_kernel == 0) {
+    return Contradiction(layer, absl::StrCat("gated delta attention of ", d.key_heads, " key heads of ",
+                                             d.key_dim, ", ", d.value_heads, " value heads of ", d.value_dim,
+                                             ", convolution over ", d.conv_kernel));
+  }
+  // Its rows of conv_kernel floats must follow each other as they lie in a pack: strides are multiples of 16.
+  return d.conv_kernel % 4 == 0 ? absl::OkStatus()
+                                : Refuse(layer, absl::StrCat("a convolution over ", d.conv_kernel, " rows"));
+}
+
+absl::Status CheckAttention(uint32_t layer, const AttentionConfig& a) {
+  if (a.kind == AttentionKind::kGatedDelta) {
+    return CheckDelta(layer, a.delta);
+  }
+  if (a.rope.kind == RopeKind::kDynamic) {
+    return Refuse(layer, "dynamic rope");
+  }
+  if (a.rope.kind == RopeKind::kLongRope && a.rope.original_max_position == 0) {
+    return Contradiction(layer, "long rope without original_max_position");
+  }
+  return a.kind == AttentionKind::kLatent ? CheckLatent(layer, a) : CheckGrouped(layer, a);
+}
+
+absl::Status CheckMixture(uint32_t layer, const MoeConfig& moe) {
+  if (moe.experts == 0) {
+    return moe.dense_width > 0 ? absl::OkStatus() : Contradiction(layer, "neither experts nor a dense FFN");
+  }
+  if (moe.top_k == 0 || moe.top_k > moe.experts || moe.expert_width == 0) {
+    return Contradiction(layer, absl::StrCat("top ", moe.top_k, " of ", moe.experts, " experts of ",
+                                             moe.expert_width, " neurons"));
+  }
+  if (moe.groups > 0 &&
+      (moe.experts % moe.groups != 0 || moe.top_groups == 0 || moe.top_groups > moe.groups ||
+       moe.top_k > uint64_t{moe.top_groups} * (moe.experts / moe.groups))) {
+    return Contradiction(layer, absl::StrCat("top ", moe.top_k, " of ", moe.experts, " experts in the best ",
+                                             moe.top_groups, " of ", moe.groups, " groups"));
+  }
+  if (moe.shared_gate && moe.shared_width == 0) {
+    return Contradiction(layer, "a gate of no shared expert");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckSupported(const ModelConfig& config) {
+  if (config.layers.empty() || config.vocab == 0 || config.hidden == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("a model of ", config.layers.size(),
+                                                   " layers, vocabulary ", config.vocab, " and hidden size ",
+                                                   config.hidden));
+  }
+  if (config.layers.size() > FetchQueue::kMaxLayers || MostExperts(config) > FetchQueue::kMaxExperts) {
+    return absl::UnimplementedError(absl::StrCat(config.layers.size(), " layers of ", MostExperts(config),
+                                                 " experts; the limits are ", FetchQueue::kMaxLayers, " and ",
+                                                 FetchQueue::kMaxExperts));
+  }
+  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+    RETURN_IF_ERROR(CheckAttention(layer, config.layers[layer].attention));
+    RETURN_IF_ERROR(CheckMixture(layer, config.layers[layer].moe));
+  }
+  return absl::OkStatus();
+}
+
+uint32_t LogitRowsFor(uint32_t vocab, uint32_t max_tokens) {
+  constexpr uint64_t kLogitBytes = 32ull << 20;
+  const uint64_t rows = kLogitBytes / (uint64_t{vocab} * sizeof(float));
+  return static_cast<uint32_t>(std::clamp<uint64_t>(rows, 1, max_tokens));
+}
+
+namespace {
+
+// The rope that a layer asks for; none where there is nothing to rotate.
+RopeConfig RopeOf(const LayerConfig& layer) {
+  const bool none =
+      layer.attention.kind == AttentionKind::kGatedDelta || layer.attention.rope.kind == RopeKind::kNone;
+  return none ? RopeConfig{.kind = RopeKind::kNone} : layer.attention.rope;
+}
+
+// Of all different tables together.
+uint64_t RopeValuesPerPosition(const ModelConfig& config) {
+  std::vector<RopeConfig> known;
+  uint64_t values = 0;
+  for (const LayerConfig& layer : config.layers) {
+    const RopeConfig rope = RopeOf(layer);
+    if (rope.kind != RopeKind::kNone && std::find(known.begin(), known.end(), rope) == known.end()) {
+      known.push_back(rope);
+      values += uint64_t{rope.dimensions} * (rope.kind == RopeKind::kLongRope ? 2 : 1);
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
+uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& options) {
+  const AttentionWidths w = WidestAttention(config);
+  const uint64_t ranks = MostRanks(config);
+  const uint64_t attention =
+      w.q + w.k + w.v + w.gate + w.q_low + w.latent + w.absorbed + w.attended + 2 * w.delta_heads;
+  const uint64_t mixture =
+      MostExperts(config) + 1 + 3 * ranks + ranks * config.hidden * (AnyScalesInputs(config) ? 2 : 1);
+  const uint64_t ahead = options.look_ahead || options.guess_tokens ? config.hidden + ranks : 0;
+  const uint64_t per_token = 2 * uint64_t{config.hidden} + attention + mixture + ahead;
+  const uint64_t per_logit_row = uint64_t{config.vocab} + 2 * options.max_candidates + 1;
+  return sizeof(float) * (options.max_tokens * per_token + options.logit_rows * per_logit_row +
+                          options.context * RopeValuesPerPosition(config));
+}
+
+Forward::Forward(const ModelConfig& config, const ForwardOptions& options, const Parts& parts)
+    : config_(config),
+      options_(options),
+      backend_(parts.backend),
+      queue_(&parts.backend->queue()),
+      weights_(*parts.weights),
+      kv_(*parts.kv),
+      states_(*parts.states),
+      residency_(parts.residency),
+      routing_(parts.routing),
+      sparsity_(parts.sparsity),
+      tap_(parts.tap),
+      plan_(options.max_tokens, MostRanks(config), MostExperts(config)),
+      guessed_(options.max_sequences, options.max_sequences) {
+  followed_.reserve(options.max_sequences);
+  works_.reserve(MostExperts(config) + 1);
+  leads_.reserve(MostExperts(config));
+  computed_.resize(MostExperts(config));
+  if (residency_->WantsScores()) {
+    router_scores_ = std::make_unique<RouterScores>(options.max_tokens, MostExperts(config));
+    score_rows_.reserve(options.max_tokens);
+  }
+}
+
+absl::StatusOr<std::unique_ptr<Forward>> Forward::Create(const ModelConfig& config,
+                                                         const ForwardOptions& options, const Parts& parts) {
+  RETURN_IF_ERROR(CheckSupported(config));
+  std::unique_ptr<Forward> forward(new Forward(config, options, parts));
+  RETURN_IF_ERROR(forward->Allocate());
+  return forward;
+}
+
+absl::Status Forward::Allocate() {
+  RETURN_IF_ERROR(AllocateRows());
+  for (const LayerConfig& layer : config_.layers) {
+    RETURN_IF_ERROR(AddRope(RopeOf(layer)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Forward::AllocateRows() {
+  const uint64_t tokens = options_.max_tokens;
+  const uint64_t logit_rows = options_.logit_rows;
+  const uint64_t pairs = tokens * MostRanks(config_);
+  const uint64_t scaled_width = AnyScalesInputs(config_) ? config_.hidden : 0;
+  const AttentionWidths w = WidestAttention(config_);
+  struct Need {
+    Rows* rows;
+    uint64_t count;
+    uint64_t width;
+  };
+  const Need activations[] = {
+      {&x_, tokens, config_.hidden},
+      {&normed_, tokens, config_.hidden},
+      {&q_, tokens, w.q},
+      {&k_, tokens, w.k},
+      {&v_, tokens, w.v},
+      {&gate_, tokens, w.gate},
+      {&q_low_, tokens, w.q_low},
+      {&latent_, tokens, w.latent},
+      {&absorbed_, tokens, w.absorbed},
+      {&attended_, tokens, w.attended},
+      {&beta_, tokens, w.delta_heads},
+      {&decay_, tokens, w.delta_heads},
+      {&scores_, tokens, MostExperts(config_)},
+      {&shared_scores_, tokens, 1},
+      {&scaled_, pairs, scaled_width},
+      {&outputs_, pairs, config_.hidden},
+      {&ahead_, options_.look_ahead || options_.guess_tokens ? tokens : 0, config_.hidden},
+  };
+  for (const Need& need : activations) {
+    if (need.count * need.width > 0) {
+      ASSIGN_OR_RETURN(const BufferId buffer,
+                       backend_->Allocate(need.count * need.width * sizeof(float), BufferKind::kActivations));
+      *need.rows = {{buffer, 0}, need.width};
+    }
+  }
+  const auto staging = [this](uint64_t count, BufferRef* out) -> absl::Status {
+    ASSIGN_OR_RETURN(const BufferId buffer, backend_->Allocate(count * sizeof(float), BufferKind::kStaging));
+    *out = {buffer, 0};
+    return absl::OkStatus();
+  };
+  logits_.stride = config_.vocab;
+  RETURN_IF_ERROR(staging(logit_rows * config_.vocab, &logits_.base));
+  RETURN_IF_ERROR(staging(pairs, &expert_ids_));
+  RETURN_IF_ERROR(staging(pairs, &expert_weights_));
+  if (sparsity_->enabled()) {
+    RETURN_IF_ERROR(staging(pairs, &active_));
+  }
+  if (options_.look_ahead || options_.guess_tokens) {
+    RETURN_IF_ERROR(staging(pairs, &ahead_weights_));
+  }
+  RETURN_IF_ERROR(staging(logit_rows * options_.max_candidates, &top_ids_));
+  RETURN_IF_ERROR(staging(logit_rows * options_.max_candidates, &top_values_));
+  return staging(logit_rows, &log_sums_);
+}
+
+// Tables of the next layer; equal ones are made once.
+absl::Status Forward::AddRope(const RopeConfig& rope) {
+  const auto known =
+      std::find_if(ropes_.begin(), ropes_.end(), [&rope](const Rope& other) { return other.config == rope; });
+  rope_of_.push_back(static_cast<uint32_t>(known - ropes_.begin()));
+  if (known != ropes_.end()) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const BufferRef short_texts, UploadRope(rope, /*long_texts=*/false));
+  BufferRef long_texts = short_texts;
+  if (rope.kind == RopeKind::kLongRope) {
+    ASSIGN_OR_RETURN(long_texts, UploadRope(rope, /*long_texts=*/true));
+  }
+  ropes_.push_back({rope, short_texts, long_texts});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<BufferRef> Forward::UploadRope(const RopeConfig& rope, bool long_texts) {
+  ASSIGN_OR_RETURN(const std::vector<float> table, ComputeRopeTable(rope, options_.context, long_texts));
+  if (table.empty()) {
+    return BufferRef{};
+  }
+  const uint64_t bytes = table.size() * sizeof(float);
+  ASSIGN_OR_RETURN(const BufferId buffer, backend_->Allocate(bytes, BufferKind::kTables));
+  RETURN_IF_ERROR(queue_->Upload(table.data(), bytes, {buffer, 0}));
+  return BufferRef{buffer, 0};
+}
+
+}  // namespace sluice

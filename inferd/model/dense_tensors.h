@@ -1,0 +1,91 @@
+// The dense tensors of a pack by what they are for: which of them a configuration calls for, and the views
+// that the forward pass reads. Shapes are in common/model/dense_names.h.
+//
+// Thread safety: plain values; the function is pure.
+#ifndef SLUICE_INFERD_DENSE_TENSORS_H_
+#define SLUICE_INFERD_DENSE_TENSORS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/ops.h"
+#include "pack/pack.h"
+
+namespace sluice {
+
+// An expert that lies in dense tensors: a shared one, or the FFN of a layer without routed experts.
+struct DenseExpert {
+  WeightView up;  // [width, hidden], all three
+  WeightView gate;
+  WeightView down;  // transposed
+};
+
+// The dense tensors of one layer; a view or place is none where the layer has no such thing (dense_names.h
+// has the shapes).
+struct LayerWeights {
+  NormSpec attn_norm;
+  WeightView q;  // latent: from the compressed q, if there is one
+  WeightView q_gate;
+  WeightView k;
+  WeightView v;
+  WeightView o;
+  BufferRef q_bias;
+  BufferRef k_bias;
+  BufferRef v_bias;
+  BufferRef o_bias;
+  NormSpec q_norm;
+  NormSpec k_norm;
+  BufferRef sinks;
+
+  WeightView q_down;  // latent attention
+  NormSpec q_down_norm;
+  WeightView kv_down;
+  NormSpec kv_down_norm;
+  WeightView k_up_t;
+  WeightView v_up;
+
+  WeightView delta_qkv;  // gated delta attention
+  WeightView delta_z;
+  WeightView delta_beta;
+  WeightView delta_decay;
+  WeightView delta_conv;  // f32 [conv_cols, conv_kernel]
+  BufferRef delta_a_log;
+  BufferRef delta_dt_bias;
+  NormSpec delta_norm;
+
+  NormSpec ffn_norm;
+  WeightView router;
+  BufferRef router_bias;
+  BufferRef router_correction;
+  WeightView shared_router;
+  WeightView up_biases;    // f32 [experts, expert_width]
+  WeightView gate_biases;  // f32 [experts, expert_width]
+  WeightView down_biases;  // f32 [experts, hidden]
+  DenseExpert common;      // what every token goes through: the shared expert or the dense FFN
+};
+
+struct DenseTensors {
+  // A place that is known only once its tensor's extent is leased.
+  struct Placed {
+    const DenseTensor* tensor = nullptr;
+    BufferRef* place = nullptr;  // in this object
+  };
+
+  WeightView embed;
+  WeightView head;
+  BufferRef head_bias;
+  NormSpec final_norm;
+  std::vector<LayerWeights> layers;
+  std::vector<Placed> placed;
+  // Bytes that a step reads whatever its tokens are: everything but the embedding rows.
+  uint64_t bytes_per_step = 0;
+};
+
+// Finds the tensors that the pack's configuration calls for, checks their shapes and fills `tensors`, which
+// must not move afterwards. DATA_LOSS naming the tensor that is missing or has another shape.
+absl::Status FindDenseTensors(const Pack& pack, DenseTensors* tensors);
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_DENSE_TENSORS_H_

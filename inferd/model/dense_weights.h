@@ -1,0 +1,71 @@
+// The dense part of a model (embeddings, attention, norms, routers, head) as weight views on leased extents.
+//
+// Thread safety: thread-compatible; belongs to the engine thread.
+#ifndef SLUICE_INFERD_DENSE_WEIGHTS_H_
+#define SLUICE_INFERD_DENSE_WEIGHTS_H_
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "inferd/model/dense_tensors.h"
+#include "inferd/weights/fetch_queue.h"
+#include "inferd/weights/segment_buffers.h"
+#include "inferd/weights/weight_client.h"
+#include "kernels/ops.h"
+#include "pack/pack.h"
+
+namespace sluice {
+
+class DenseWeights {
+ public:
+  // Errors of FindDenseTensors. All arguments outlive the object.
+  static absl::StatusOr<std::unique_ptr<DenseWeights>> Create(WeightClient* client, FetchQueue* fetches,
+                                                              const SegmentBuffers* segments);
+
+  // Leases every dense extent, fetching what is not resident. Gives everything back on an error: UNAVAILABLE
+  // (weightd is gone), DATA_LOSS naming the extent (reason WEIGHT_CORRUPT), RESOURCE_EXHAUSTED with the bytes
+  // when weightd has no room for them (reason DRAM_TOO_SMALL) or nothing came for `stall_limit` (StallLimit).
+  absl::Status Acquire(absl::Duration stall_limit);
+
+  // Gives every lease back; the views must not be used until the next Acquire.
+  void Release();
+
+  bool acquired() const { return acquired_; }
+  uint64_t held() const { return held_; }
+
+  const WeightView& embed() const { return tensors_.embed; }
+  const WeightView& head() const { return tensors_.head; }
+  BufferRef head_bias() const { return tensors_.head_bias; }
+  const NormSpec& final_norm() const { return tensors_.final_norm; }
+  const LayerWeights& layer(uint32_t layer) const { return tensors_.layers[layer]; }
+  const std::vector<LayerWeights>& layers() const { return tensors_.layers; }
+
+  // Bytes that a step reads whatever its tokens are: everything but the embedding rows.
+  uint64_t bytes_per_step() const { return tensors_.bytes_per_step; }
+
+ private:
+  DenseWeights(WeightClient* client, FetchQueue* fetches, const SegmentBuffers* segments);
+  absl::Status LeaseAll(absl::Duration stall_limit);
+  bool TryLease(uint32_t extent);
+  absl::Status NoRoomError() const;
+  absl::Status StallError(absl::Duration stall_limit) const;
+  absl::Status Resolve();
+
+  WeightClient* const client_;
+  FetchQueue* const fetches_;
+  const SegmentBuffers* const segments_;
+  const Pack& pack_;
+
+  enum class Extent : uint8_t { kAbsent, kRequested, kLeased };
+  std::vector<Extent> extents_;      // by dense extent
+  std::vector<ExtentLease> leases_;  // by dense extent
+  DenseTensors tensors_;
+  uint64_t held_ = 0;
+  bool acquired_ = false;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_DENSE_WEIGHTS_H_

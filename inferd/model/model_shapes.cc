@@ -1,0 +1,110 @@
+#include "inferd/model/model_shapes.h"
+
+#include <algorithm>
+
+namespace sluice {
+namespace {
+
+template <typename Of>
+uint32_t Largest(const ModelConfig& config, const Of& of) {
+  uint32_t largest = 0;
+  for (const LayerConfig& layer : config.layers) {
+    largest = std::max<uint32_t>(largest, of(layer.moe));
+  }
+  return largest;
+}
+
+AttentionWidths WidthsOf(const AttentionConfig& a) {
+  const uint64_t heads = a.heads;
+  const uint64_t q = heads * a.head_dim;
+  switch (a.kind) {
+    case AttentionKind::kGrouped: {
+      const uint64_t kv = uint64_t{a.kv_heads} * a.head_dim;
+      return {.q = q, .k = kv, .v = kv, .gate = a.output_gate ? q : 0, .attended = q};
+    }
+    case AttentionKind::kLatent: {
+      const uint64_t row = uint64_t{a.latent.kv_rank} + a.rope.dimensions;
+      return {.q = std::max(q, heads * a.latent.value_dim),
+              .q_low = a.latent.q_rank,
+              .latent = row,
+              .absorbed = heads * row,
+              .attended = heads * a.latent.kv_rank};
+    }
+    case AttentionKind::kGatedDelta: {
+      const uint64_t values = uint64_t{a.delta.value_heads} * a.delta.value_dim;
+      return {.q = ConvCols(a.delta), .gate = values, .attended = values, .delta_heads = a.delta.value_heads};
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+bool HasCommonExpert(const MoeConfig& moe) { return moe.experts == 0 || moe.shared_width > 0; }
+
+uint32_t RanksOf(const MoeConfig& moe) {
+  return (moe.experts > 0 ? moe.top_k : 0) + (HasCommonExpert(moe) ? 1 : 0);
+}
+
+uint32_t MostExperts(const ModelConfig& config) {
+  return Largest(config, [](const MoeConfig& moe) { return moe.experts; });
+}
+
+uint32_t LargestTopK(const ModelConfig& config) {
+  return Largest(config, [](const MoeConfig& moe) { return moe.experts > 0 ? moe.top_k : 0; });
+}
+
+uint32_t MostRanks(const ModelConfig& config) {
+  return Largest(config, [](const MoeConfig& moe) { return RanksOf(moe); });
+}
+
+uint32_t WidestExpert(const ModelConfig& config) {
+  return Largest(config, [](const MoeConfig& moe) {
+    return moe.experts > 0 ? std::max(moe.expert_width, moe.shared_width) : moe.dense_width;
+  });
+}
+
+bool ScalesInputs(const MoeConfig& moe) { return moe.experts > 0 && moe.router == RouterKind::kSigmoidInput; }
+
+bool AnyScalesInputs(const ModelConfig& config) {
+  return Largest(config, [](const MoeConfig& moe) { return ScalesInputs(moe) ? 1 : 0; }) > 0;
+}
+
+bool CanGuessTokens(const ModelConfig& config) {
+  return config.layers.front().moe.experts > 0 && config.layers.back().moe.experts > 0 &&
+         config.layers.front().attention.kind != AttentionKind::kGatedDelta && !AnyScalesInputs(config);
+}
+
+uint32_t ConvCols(const DeltaConfig& delta) {
+  return 2 * delta.key_heads * delta.key_dim + delta.value_heads * delta.value_dim;
+}
+
+uint32_t ShortTextLimit(const ModelConfig& config) {
+  uint32_t limit = 0;
+  for (const LayerConfig& layer : config.layers) {
+    const RopeConfig& rope = layer.attention.rope;
+    if (layer.attention.kind != AttentionKind::kGatedDelta && rope.kind == RopeKind::kLongRope) {
+      limit = limit == 0 ? rope.original_max_position : std::min(limit, rope.original_max_position);
+    }
+  }
+  return limit;
+}
+
+AttentionWidths WidestAttention(const ModelConfig& config) {
+  AttentionWidths widest;
+  for (const LayerConfig& layer : config.layers) {
+    const AttentionWidths widths = WidthsOf(layer.attention);
+    widest.q = std::max(widest.q, widths.q);
+    widest.k = std::max(widest.k, widths.k);
+    widest.v = std::max(widest.v, widths.v);
+    widest.gate = std::max(widest.gate, widths.gate);
+    widest.q_low = std::max(widest.q_low, widths.q_low);
+    widest.latent = std::max(widest.latent, widths.latent);
+    widest.absorbed = std::max(widest.absorbed, widths.absorbed);
+    widest.attended = std::max(widest.attended, widths.attended);
+    widest.delta_heads = std::max(widest.delta_heads, widths.delta_heads);
+  }
+  return widest;
+}
+
+}  // namespace sluice

@@ -1,0 +1,54 @@
+// AdapMoE's gate for the first layer (eq. 9): while a step's head and sampling still run, the experts that
+// the next token will want in the first routed layer are predicted from the last layer's output.
+//
+// Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
+#ifndef SLUICE_INFERD_POLICY_FIRST_LAYER_H_
+#define SLUICE_INFERD_POLICY_FIRST_LAYER_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/profile/predictor_weights.h"
+#include "inferd/policy/predict/predictor.h"
+
+namespace sluice {
+
+class FirstLayerPredictor {
+ public:
+  // FAILED_PRECONDITION if the profile has no such gate. `final_norm` is the model's and outlives the
+  // predictor.
+  static absl::StatusOr<std::unique_ptr<FirstLayerPredictor>> Create(const ModelConfig& config,
+                                                                     const PredictorProfile& profile,
+                                                                     const NormSpec* final_norm,
+                                                                     Backend* backend, uint32_t max_tokens,
+                                                                     uint32_t max_sequences);
+
+  // The experts for the token after each of `rows` of the last layer's output; [rows, top_k], best first,
+  // valid until the next call. REQUIRES: end.layer is the last layer; at most max_sequences rows.
+  absl::StatusOr<Routing> Predict(const LayerEnd& end, absl::Span<const uint32_t> rows);
+
+  uint32_t layer() const { return layer_; }  // the first routed one
+
+ private:
+  FirstLayerPredictor(const ModelConfig& config, FirstLayerGate gate, const NormSpec* final_norm,
+                      Backend* backend)
+      : config_(config), gate_(std::move(gate)), final_norm_(final_norm), backend_(backend) {}
+
+  const ModelConfig& config_;
+  const FirstLayerGate gate_;
+  const NormSpec* const final_norm_;
+  Backend* const backend_;
+  uint32_t layer_ = 0;
+  Rows normed_;                 // [max_tokens, hidden]; none without the final norm
+  std::vector<float> input_;    // [hidden]
+  std::vector<float> scores_;   // [experts]
+  std::vector<int32_t> order_;  // [experts]
+  std::vector<int32_t> ids_;    // [max_sequences, top_k]
+  std::vector<float> chances_;  // the same: the softmax of the scores
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_POLICY_FIRST_LAYER_H_

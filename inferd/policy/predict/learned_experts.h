@@ -1,0 +1,65 @@
+// FloE's learned predictor (3.3.1): a network for each layer, trained by `sluice calibrate`, from the
+// router's input and the experts chosen in this layer and the one before to the next layer's experts.
+//
+// Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
+#ifndef SLUICE_INFERD_POLICY_LEARNED_EXPERTS_H_
+#define SLUICE_INFERD_POLICY_LEARNED_EXPERTS_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/profile/predictor_weights.h"
+#include "inferd/policy/predict/predictor.h"
+
+namespace sluice {
+
+class LearnedExperts final : public ExpertPredictor {
+ public:
+  // Rows of a step beyond which nothing is predicted: a network costs a step of decoding little, but a chunk
+  // of a prompt names nearly every expert anyway.
+  static constexpr uint32_t kMostRows = 32;
+
+  // FAILED_PRECONDITION if the profile has no network for any layer.
+  static absl::StatusOr<std::unique_ptr<LearnedExperts>> Create(const ModelConfig& config,
+                                                                PredictorProfile profile, Backend* backend);
+
+  absl::Status Observe(const RouterTap& tap) override;
+  // Nothing for a layer without a network, or that does not follow the tapped one.
+  absl::StatusOr<Routing> Predict(const RouterTap& tap, uint32_t target) override;
+  // The network's own chance of the expert.
+  float Confidence(uint32_t row, uint32_t rank) const override {
+    return chances_[uint64_t{row} * top_k_ + rank];
+  }
+
+ private:
+  struct Choice {  // of a layer, at most kMostRows tokens
+    uint64_t step = 0;
+    uint32_t layer = 0;
+    uint32_t tokens = 0;
+    uint32_t top_k = 0;
+    std::vector<int32_t> ids;
+  };
+
+  LearnedExperts(const ModelConfig& config, PredictorProfile profile, Backend* backend);
+  void MakeInput(const RouterTap& tap, uint32_t token);
+
+  const ModelConfig& config_;
+  const PredictorProfile profile_;
+  Backend* const backend_;
+  Choice own_;                  // of the tapped layer
+  Choice before_;               // of the routed one before
+  std::vector<float> rows_;     // [kMostRows, hidden]
+  std::vector<float> input_;    // of one token
+  std::vector<float> scratch_;  // units
+  std::vector<float> scores_;   // experts
+  std::vector<int32_t> order_;  // experts
+  std::vector<int32_t> ids_;    // [kMostRows, top_k]
+  std::vector<float> chances_;  // the same: scores through a logistic function
+  uint32_t top_k_ = 0;          // of the last prediction
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_POLICY_LEARNED_EXPERTS_H_

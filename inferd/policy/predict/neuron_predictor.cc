@@ -1,0 +1,251 @@
+#include "inferd/policy/predict/neuron_predictor.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+#include "inferd/model/model_shapes.h"
+#include "inferd/policy/predict/neuron_sets.h"
+
+namespace sluice {
+namespace {
+
+constexpr uint32_t kWordBits = 64;
+
+uint32_t WordsFor(uint64_t bits) { return static_cast<uint32_t>((bits + kWordBits - 1) / kWordBits); }
+
+}  // namespace
+
+double NeuronShareOf(const Policies& policies) {
+  constexpr double kUsualTarget = 0.8;
+  return policies.neuron_share.value_or(1 - policies.sparsity.target.value_or(kUsualTarget));
+}
+
+NeuronPredictor::NeuronPredictor(const NeuronPredictorOptions& options, NeuronThresholds thresholds,
+                                 const Parts& parts)
+    : options_(options),
+      thresholds_(std::move(thresholds)),
+      config_(*parts.config),
+      layers_(*parts.layers),
+      backend_(parts.backend),
+      residency_(parts.residency),
+      counters_(config_.layers.size()) {}
+
+absl::StatusOr<std::unique_ptr<NeuronPredictor>> NeuronPredictor::Create(
+    const NeuronPredictorOptions& options, NeuronThresholds thresholds, const Parts& parts) {
+  if (options.order != SparsityOrder::kUp && options.order != SparsityOrder::kGate) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("neurons are predicted from an up or a gate part, not under --sparsity ",
+                     SparsityWord(options.order)));
+  }
+  if (AnyScalesInputs(*parts.config)) {
+    return absl::UnimplementedError(
+        "neuron predictors do not know models whose router scales the experts' inputs");
+  }
+  std::unique_ptr<NeuronPredictor> made(new NeuronPredictor(options, std::move(thresholds), parts));
+  RETURN_IF_ERROR(made->Allocate());
+  return made;
+}
+
+absl::Status NeuronPredictor::Allocate() {
+  uint64_t width = 0;
+  for (const LayerConfig& layer : config_.layers) width = std::max<uint64_t>(width, layer.moe.expert_width);
+  const uint64_t rows = options_.max_rows;
+  const uint64_t pairs = rows * LargestTopK(config_);
+  if (options_.input == NeuronInput::kNormed) {
+    ASSIGN_OR_RETURN(const BufferId normed,
+                     backend_->Allocate(rows * config_.hidden * sizeof(float), BufferKind::kActivations));
+    normed_ = {{normed, 0}, config_.hidden};
+  }
+  ASSIGN_OR_RETURN(const BufferId products,
+                   backend_->Allocate(rows * width * sizeof(float), BufferKind::kStaging));
+  products_ = {{products, 0}, width};
+  guesses_.reserve(MostExperts(config_));
+  rows_.resize(pairs);
+  masks_.resize(pairs * WordsFor(width));
+  union_.resize(WordsFor(width));
+  neurons_.reserve(width);
+  values_.resize(rows * width);
+  compared_rows_.reserve(rows);
+  compared_pairs_.reserve(rows);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> NeuronPredictor::Begin(const RouterTap& tap, uint32_t target, uint32_t top_k,
+                                            absl::Span<const int32_t> ids, bool only_counts) {
+  only_counts_ = only_counts;
+  step_ = 0;
+  waiting_ = 0;
+  tokens_ = tap.routing.tokens;
+  if (tokens_ > options_.max_rows) return false;
+  target_ = target;
+  width_ = config_.layers[target].moe.expert_width;
+  words_ = WordsFor(width_);
+  MakeGuesses(tokens_, top_k, ids);
+  if (guesses_.empty()) return false;
+  input_ = tap.normed;
+  if (options_.input == NeuronInput::kNormed) {
+    RETURN_IF_ERROR(
+        backend_->queue().Norm({tap.residual, tokens_, config_.hidden, layers_[target].ffn_norm, normed_}));
+    input_ = normed_;
+  }
+  step_ = tap.batch->step();
+  for (const Guess& guess : guesses_) {
+    if (!only_counts_ && !residency_->Lead(target_, guess.expert).has_value()) {
+      residency_->PrefetchNeurons(target_, guess.expert, {});
+    }
+  }
+  RETURN_IF_ERROR(Continue());
+  return true;
+}
+
+// Experts by number, each with its rows. What has enough must not be pushed out by what lacks more.
+void NeuronPredictor::MakeGuesses(uint32_t tokens, uint32_t top_k, absl::Span<const int32_t> ids) {
+  guesses_.clear();
+  uint32_t used = 0;
+  const bool behind = !only_counts_ && options_.enough <= 1 && residency_->IsBehind();
+  const uint32_t ranks = behind ? std::min(top_k, options_.most_behind) : top_k;
+  for (uint32_t expert = 0; expert < config_.layers[target_].moe.experts; ++expert) {
+    Guess guess{expert, used, 0, false};
+    for (uint32_t pair = 0; pair < tokens * top_k; ++pair) {
+      const bool named = ids[pair] == static_cast<int32_t>(expert) && pair % top_k < ranks;
+      if (named) rows_[used++] = pair / top_k;
+    }
+    guess.count = used - guess.first;
+    if (guess.count > 0 && !only_counts_ && residency_->NeuronShare(target_, expert) >= options_.enough) {
+      residency_->PrefetchNeurons(target_, expert, {});
+      used = guess.first;
+    } else if (guess.count > 0) {
+      guesses_.push_back(guess);
+    }
+  }
+  waiting_ = static_cast<uint32_t>(guesses_.size());
+}
+
+absl::Status NeuronPredictor::Continue() {
+  if (step_ == 0 || waiting_ == 0) return absl::OkStatus();
+  for (Guess& guess : guesses_) {
+    if (guess.done) continue;
+    const std::optional<WeightView> lead = residency_->Lead(target_, guess.expert);
+    if (!lead.has_value()) continue;
+    RETURN_IF_ERROR(Predict(&guess, *lead));
+    if (!only_counts_) AskFor(guess);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NeuronPredictor::Predict(Guess* guess, const WeightView& lead) {
+  const auto rows = absl::MakeConstSpan(rows_).subspan(guess->first, guess->count);
+  RETURN_IF_ERROR(LeadValues(lead, guess->expert, input_, rows));
+  const float threshold = thresholds_.predicted(target_, guess->expert);
+  for (uint32_t i = 0; i < guess->count; ++i) {
+    if (options_.set == NeuronSet::kShare) {
+      ChooseByShare(values(i), options_.share, mask(guess->first + i));
+    } else {
+      ChooseByThreshold(values(i), threshold, mask(guess->first + i));
+    }
+  }
+  guess->done = true;
+  --waiting_;
+  return absl::OkStatus();
+}
+
+// What any of its rows wants.
+void NeuronPredictor::AskFor(const Guess& guess) {
+  std::fill_n(union_.begin(), words_, 0);
+  for (uint32_t i = 0; i < guess.count; ++i) {
+    const absl::Span<const uint64_t> one = mask(guess.first + i);
+    for (uint32_t word = 0; word < words_; ++word) union_[word] |= one[word];
+  }
+  neurons_.clear();
+  for (uint32_t word = 0; word < words_; ++word) {
+    for (uint64_t bits = union_[word]; bits != 0; bits &= bits - 1) {
+      neurons_.push_back(word * kWordBits + static_cast<uint32_t>(std::countr_zero(bits)));
+    }
+  }
+  residency_->PrefetchNeurons(target_, guess.expert, neurons_);
+}
+
+absl::Status NeuronPredictor::LeadValues(const WeightView& lead, uint32_t expert, const Rows& x,
+                                         absl::Span<const uint32_t> rows) {
+  const MoeConfig& moe = config_.layers[target_].moe;
+  const LayerWeights& w = layers_[target_];
+  const bool up = options_.order == SparsityOrder::kUp;
+  const WeightView& biases = up ? w.up_biases : w.gate_biases;
+  LeadWork work;
+  work.lead = lead;
+  work.rows = rows;
+  work.bias = moe.expert_bias ? biases.base + uint64_t{expert} * biases.stride : BufferRef{};
+  work.values = products_;
+  ExpertLeadsArgs args;
+  args.x = x;
+  args.tokens = tokens_;
+  args.hidden = config_.hidden;
+  args.activation = {moe.activation, moe.activation_alpha, moe.activation_limit};
+  args.order = options_.order;
+  args.experts = absl::MakeConstSpan(&work, 1);
+  Queue& queue = backend_->queue();
+  RETURN_IF_ERROR(queue.ExpertLeads(args));
+  RETURN_IF_ERROR(queue.Wait(queue.Record()));
+  for (uint32_t i = 0; i < rows.size(); ++i) {
+    const auto* products = reinterpret_cast<const float*>(
+        backend_->HostRead(products_.base + i * products_.stride * sizeof(float), width_ * sizeof(float)));
+    if (products == nullptr) return absl::InternalError("the neuron predictor's products cannot be read");
+    std::transform(products, products + width_, values(i).begin(),
+                   [](float value) { return std::abs(value); });
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NeuronPredictor::Compare(const RouterTap& tap) {
+  if (tap.batch->step() != step_) step_ = 0;  // a step that ended with an error
+  if (step_ == 0 || tap.layer != target_) return absl::OkStatus();
+  const bool counts = only_counts_ || step_ % options_.count_every == 0;
+  step_ = 0;
+  for (const Guess& guess : guesses_) {
+    if (counts && guess.done) RETURN_IF_ERROR(CompareGuess(guess, tap));
+  }
+  return absl::OkStatus();
+}
+
+// Of the rows that were predicted to choose the expert and did.
+absl::Status NeuronPredictor::CompareGuess(const Guess& guess, const RouterTap& tap) {
+  const Routing& routing = tap.routing;
+  compared_rows_.clear();
+  compared_pairs_.clear();
+  for (uint32_t i = 0; i < guess.count; ++i) {
+    const uint32_t row = rows_[guess.first + i];
+    const int32_t* ids = routing.ids + uint64_t{row} * routing.ranks;
+    const float* weights = routing.weights + uint64_t{row} * routing.ranks;
+    for (uint32_t rank = 0; rank < routing.top_k && !tap.batch->lost(row); ++rank) {
+      if (ids[rank] != static_cast<int32_t>(guess.expert) || weights[rank] == 0.0f) continue;
+      compared_rows_.push_back(row);
+      compared_pairs_.push_back(guess.first + i);
+    }
+  }
+  const std::optional<WeightView> lead = residency_->Lead(target_, guess.expert);
+  if (compared_rows_.empty() || !lead.has_value()) return absl::OkStatus();
+  RETURN_IF_ERROR(LeadValues(*lead, guess.expert, tap.normed, compared_rows_));
+  NeuronPredictions count;
+  const float threshold = thresholds_.actual(target_, guess.expert);
+  for (uint32_t i = 0; i < compared_pairs_.size(); ++i) {
+    ChooseByThreshold(values(i), threshold, absl::MakeSpan(union_).first(words_));
+    const absl::Span<const uint64_t> predicted = mask(compared_pairs_[i]);
+    for (uint32_t word = 0; word < words_; ++word) {
+      count.predicted += static_cast<uint64_t>(std::popcount(predicted[word]));
+      count.wanted += static_cast<uint64_t>(std::popcount(union_[word]));
+      count.right += static_cast<uint64_t>(std::popcount(predicted[word] & union_[word]));
+    }
+  }
+  NeuronPredictions& sum = counters_[target_];
+  sum.predicted += count.predicted;
+  sum.right += count.right;
+  sum.wanted += count.wanted;
+  return absl::OkStatus();
+}
+
+}  // namespace sluice

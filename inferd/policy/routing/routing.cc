@@ -1,0 +1,169 @@
+#include "inferd/policy/routing/routing.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/profile/gating.h"
+#include "common/status.h"
+#include "inferd/model/model_shapes.h"
+
+namespace sluice {
+
+RouterArgs ModelRouterArgs(const MoeConfig& moe, const LayerWeights& weights) {
+  RouterArgs args;
+  args.experts = moe.experts;
+  args.kind = moe.router;
+  args.top_k = moe.top_k;
+  args.norm_topk_prob = moe.norm_topk_prob;
+  args.routed_scale = moe.routed_scale;
+  args.correction = weights.router_correction;
+  args.jitter = moe.router_jitter;
+  args.groups = moe.groups;
+  args.top_groups = moe.top_groups;
+  args.group_score = moe.group_score;
+  return args;
+}
+
+RoutingCounters RoutingPolicy::counters() const {
+  RoutingCounters sum;
+  for (const RoutingCounters& layer : layer_counters()) sum.Add(layer);
+  return sum;
+}
+
+absl::Status TopKRouting::Choose(const RoutingInput& input, Queue* queue) {
+  return queue->Router(input.model);
+}
+
+absl::Status SensitivityRouting::Choose(const RoutingInput& input, Queue* queue) {
+  const RouterArgs& args = input.model;
+  RETURN_IF_ERROR(queue->Router(args));
+  if (args.top_k < 2 || input.batch->decode_rows() == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(queue->Wait(queue->Record()));
+  const uint32_t ranks = args.top_k + (args.shared ? 1 : 0);
+  float* weights = reinterpret_cast<float*>(
+      backend_->HostWrite(args.weights, uint64_t{args.tokens} * ranks * sizeof(float)));
+  if (weights == nullptr) {
+    return absl::InternalError("the router's staging memory cannot be written");
+  }
+  RoutingCounters& counters = counters_[input.layer];
+  for (uint32_t row = 0; row < args.tokens; ++row) {
+    if (!input.batch->decodes(row)) continue;
+    const absl::Span<float> of_row(weights + uint64_t{row} * ranks, args.top_k);
+    const uint32_t kept = ExpertsKept(of_row, sensitivities_[input.layer], threshold_);
+    KeepExperts(of_row, kept);
+    counters.rows++;
+    counters.pairs += args.top_k;
+    counters.dropped += args.top_k - kept;
+    counters.single += kept == 1;
+  }
+  return absl::OkStatus();
+}
+
+CacheAwareRouting::CacheAwareRouting(double alpha, uint32_t layers, uint32_t max_tokens,
+                                     uint32_t most_experts, uint32_t largest_top_k, Backend* backend)
+    : alpha_(alpha),
+      backend_(backend),
+      scores_(max_tokens, most_experts),
+      exchange_(max_tokens, most_experts),
+      ids_(uint64_t{max_tokens} * largest_top_k),
+      counters_(layers) {
+  rows_.reserve(max_tokens);
+}
+
+absl::Status CacheAwareRouting::Choose(const RoutingInput& input, Queue* queue) {
+  const RouterArgs& args = input.model;
+  RETURN_IF_ERROR(queue->Router(args));
+  rows_.clear();
+  for (uint32_t row = 0; row < args.tokens; ++row) {
+    if (input.batch->decodes(row) && !input.batch->lost(row)) rows_.push_back(row);
+  }
+  if (rows_.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(scores_.Read(args.logits, args.experts, rows_, queue));
+  const uint32_t k = args.top_k;
+  const uint32_t ranks = k + (args.shared ? 1 : 0);
+  const uint64_t bytes = uint64_t{args.tokens} * ranks * sizeof(float);
+  int32_t* ids = reinterpret_cast<int32_t*>(backend_->HostWrite(args.ids, bytes));
+  float* weights = reinterpret_cast<float*>(backend_->HostWrite(args.weights, bytes));
+  if (ids == nullptr || weights == nullptr) {
+    return absl::InternalError("the router's staging memory cannot be written");
+  }
+  for (uint32_t i = 0; i < rows_.size(); ++i) {
+    std::copy_n(ids + uint64_t{rows_[i]} * ranks, k, ids_.begin() + uint64_t{i} * k);
+  }
+  RoutingCounters& counters = counters_[input.layer];
+  counters.rows += rows_.size();
+  counters.pairs += rows_.size() * k;
+  const uint32_t exchanged = exchange_.Choose(
+      {static_cast<uint32_t>(rows_.size()), args.experts, k, scores_.data(), ids_.data()}, alpha_,
+      [&](uint32_t expert) { return input.residency->IsResident(input.layer, expert); });
+  counters.exchanged += exchanged;
+  for (uint32_t i = 0; i < rows_.size() && exchanged > 0; ++i) {
+    int32_t* of_row = ids + uint64_t{rows_[i]} * ranks;
+    const int32_t* chosen = ids_.data() + uint64_t{i} * k;
+    if (std::equal(chosen, chosen + k, of_row)) continue;  // the model's own weights, to the bit
+    std::copy_n(chosen, k, of_row);
+    WeighBySoftmax(args, scores_.row(i), chosen, weights + uint64_t{rows_[i]} * ranks);
+  }
+  return absl::OkStatus();
+}
+
+namespace {
+
+absl::Status CheckSoftmax(const ModelConfig& config) {
+  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+    const MoeConfig& moe = config.layers[layer].moe;
+    if (moe.experts > 0 && !WeighsBySoftmax(moe.router)) {
+      return absl::UnimplementedError(
+          absl::StrCat("--policy routing=cache_aware: the router of layer ", layer,
+                       " does not weigh by a softmax, which the policy's scores are"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RoutingPolicy>> MakeRouting(const RoutingSetup& setup) {
+  const Policies& policies = *setup.policies;
+  switch (policies.routing) {
+    case RoutingKind::kTopK:
+      return std::make_unique<TopKRouting>();
+    case RoutingKind::kSensitivity: {
+      ASSIGN_OR_RETURN(GatingRule rule, ResolveGating(policies.sensitivity, *setup.config, setup.profile_dir,
+                                                      setup.source_digest));
+      return std::make_unique<SensitivityRouting>(std::move(rule.sensitivities), rule.threshold,
+                                                  setup.backend);
+    }
+    case RoutingKind::kCacheAware:
+      RETURN_IF_ERROR(CheckSoftmax(*setup.config));
+      return std::make_unique<CacheAwareRouting>(
+          policies.cache_alpha, static_cast<uint32_t>(setup.config->layers.size()), setup.max_tokens,
+          MostExperts(*setup.config), LargestTopK(*setup.config), setup.backend);
+  }
+  return absl::InternalError("no such routing policy");
+}
+
+absl::StatusOr<GatingRule> ResolveGating(const SensitivityConfig& config, const ModelConfig& model,
+                                         const std::string& profile_dir, const std::string& source_digest) {
+  GatingRule rule;
+  if (config.kind == SensitivityKind::kScore) {
+    rule.sensitivities.assign(model.layers.size(), 1.0);
+  } else {
+    ASSIGN_OR_RETURN(const SensitivityProfile profile, ReadSensitivity(profile_dir, model, source_digest));
+    for (const LayerSensitivity& layer : profile.layers) {
+      rule.sensitivities.push_back(GatingSensitivity(layer, static_cast<GatingKind>(config.kind)));
+    }
+  }
+  if (config.threshold.has_value()) {
+    rule.threshold = *config.threshold;
+    return rule;
+  }
+  ASSIGN_OR_RETURN(const GatingProfile gating, ReadGating(profile_dir, source_digest));
+  const GatingTable& table = gating.tables[static_cast<size_t>(config.kind)];
+  const double share =
+      config.share.has_value() ? *config.share : table.ShareWithin(config.bound.value_or(0.01));
+  rule.threshold = table.Threshold(share);
+  return rule;
+}
+
+}  // namespace sluice

@@ -1,0 +1,140 @@
+// Routing policies: router scores and the residency view become the experts of each token.
+//
+// Thread safety: thread-compatible; belongs to the engine thread.
+#ifndef SLUICE_INFERD_POLICY_ROUTING_H_
+#define SLUICE_INFERD_POLICY_ROUTING_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/model/model_config.h"
+#include "inferd/model/dense_tensors.h"
+#include "inferd/policy/preset/preset.h"
+#include "inferd/policy/routing/expert_choice.h"
+#include "inferd/policy/routing/router_scores.h"
+#include "inferd/residency/residency.h"
+#include "inferd/step/step_batch.h"
+#include "inferd/step/work_plan.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+// The arguments that a layer's configuration and dense tensors decide: everything but tokens, scores, places
+// of the results and whether the shared expert takes a rank.
+RouterArgs ModelRouterArgs(const MoeConfig& moe, const LayerWeights& weights);
+
+struct RoutingInput {
+  uint32_t layer = 0;
+  // The model's own choice, ready to run: ranks [tokens, top_k], and one of the shared expert if there is
+  // one; ids and weights host-visible. A policy may leave a routed rank out by a weight of 0.
+  RouterArgs model;
+  const ResidencyView* residency = nullptr;
+  const StepBatch* batch = nullptr;
+};
+
+// What a routing policy did to decode rows since it was made, of a layer or of all.
+struct RoutingCounters {
+  uint64_t pairs = 0;      // (row, routed rank) that the model chose
+  uint64_t dropped = 0;    // of these: left out
+  uint64_t exchanged = 0;  // of these: another expert instead
+  uint64_t single = 0;     // (row, layer) that use one expert of several
+  uint64_t rows = 0;       // (row, layer)
+
+  void Add(const RoutingCounters& other) {
+    pairs += other.pairs;
+    dropped += other.dropped;
+    exchanged += other.exchanged;
+    single += other.single;
+    rows += other.rows;
+  }
+};
+
+class RoutingPolicy {
+ public:
+  virtual ~RoutingPolicy() = default;
+  // Fills ids and weights; they are read once the queue has run.
+  virtual absl::Status Choose(const RoutingInput& input, Queue* queue) = 0;
+  // By layer; empty for a policy that leaves the model's choice as it is.
+  virtual absl::Span<const RoutingCounters> layer_counters() const { return {}; }
+  RoutingCounters counters() const;  // of all layers
+  // Of the last Choose(), once its ids and weights are final: what was chosen before experts that are not
+  // there were replaced or left out. Lives until the next one.
+  virtual Routing Wanted(const Routing& computed) const { return computed; }
+  // By layer: experts chosen by rows of a step and then computed for none of them; empty: none ever.
+  virtual absl::Span<const uint64_t> skipped() const { return {}; }
+};
+
+// The model's own choice.
+class TopKRouting final : public RoutingPolicy {
+ public:
+  absl::Status Choose(const RoutingInput& input, Queue* queue) override;
+};
+
+// AdapMoE 4.2 on decode rows: fewer experts where (1 - alpha)^2 S_l <= T.
+class SensitivityRouting final : public RoutingPolicy {
+ public:
+  // `sensitivities`: S_l by layer.
+  SensitivityRouting(std::vector<double> sensitivities, double threshold, Backend* backend)
+      : sensitivities_(std::move(sensitivities)),
+        threshold_(threshold),
+        backend_(backend),
+        counters_(sensitivities_.size()) {}
+  absl::Status Choose(const RoutingInput& input, Queue* queue) override;
+  absl::Span<const RoutingCounters> layer_counters() const override { return counters_; }
+
+  double threshold() const { return threshold_; }
+
+ private:
+  const std::vector<double> sensitivities_;
+  const double threshold_;
+  Backend* const backend_;
+  std::vector<RoutingCounters> counters_;  // by layer
+};
+
+// importance-driven Algorithm 1 over the decode rows of a batch.
+class CacheAwareRouting final : public RoutingPolicy {
+ public:
+  CacheAwareRouting(double alpha, uint32_t layers, uint32_t max_tokens, uint32_t most_experts,
+                    uint32_t largest_top_k, Backend* backend);
+  absl::Status Choose(const RoutingInput& input, Queue* queue) override;
+  absl::Span<const RoutingCounters> layer_counters() const override { return counters_; }
+
+ private:
+  const double alpha_;
+  Backend* const backend_;
+  RouterScores scores_;
+  ExpertExchange exchange_;
+  std::vector<uint32_t> rows_;             // decode rows
+  std::vector<int32_t> ids_;               // [decode rows, top_k]
+  std::vector<RoutingCounters> counters_;  // by layer
+};
+
+struct RoutingSetup {
+  const Policies* policies = nullptr;
+  const ModelConfig* config = nullptr;
+  Backend* backend = nullptr;
+  uint32_t max_tokens = 0;
+  std::string profile_dir;    // read by `sensitivity` only
+  std::string source_digest;  // of the pack
+};
+
+// NOT_FOUND naming the command that makes a profile, FAILED_PRECONDITION if it is another model's;
+// UNIMPLEMENTED for a router whose weights the policy cannot follow.
+absl::StatusOr<std::unique_ptr<RoutingPolicy>> MakeRouting(const RoutingSetup& setup);
+
+// S_l by layer and T, as the profile and the config say.
+struct GatingRule {
+  std::vector<double> sensitivities;
+  double threshold = 0;
+};
+absl::StatusOr<GatingRule> ResolveGating(const SensitivityConfig& config, const ModelConfig& model,
+                                         const std::string& profile_dir, const std::string& source_digest);
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_POLICY_ROUTING_H_

@@ -1,0 +1,408 @@
+#include "inferd/policy/taps/prefetcher.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "common/status.h"
+#include "inferd/policy/predict/learned_experts.h"
+
+namespace sluice {
+
+Prefetcher::Prefetcher(const ModelConfig& config, PrefetcherOptions options, Predictors predictors,
+                       Residency* residency)
+    : config_(config),
+      options_(std::move(options)),
+      predictor_(std::move(predictors.experts)),
+      first_layer_(std::move(predictors.first_layer)),
+      neurons_(std::move(predictors.neurons)),
+      guessed_(std::move(predictors.guessed)),
+      residency_(residency),
+      predictions_(config.layers.size() * (kMostDepth + 1)),
+      ranking_(MostExperts(config)),
+      next_routed_(config.layers.size(), kNoLayer),
+      counts_(config.layers.size() * (kMostDepth + 1)),
+      recall_(options_.recall, config.layers.size(), neurons_ != nullptr),
+      guesses_(kLeastGuessed, 1, false) {
+  uint32_t next = kNoLayer;
+  for (uint32_t layer = static_cast<uint32_t>(config.layers.size()); layer > 0; --layer) {
+    next_routed_[layer - 1] = next;
+    next = config.layers[layer - 1].moe.experts > 0 ? layer - 1 : next;
+  }
+  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+    const uint64_t top_k = config.layers[layer].moe.top_k;
+    for (uint32_t depth = 1; depth <= options_.depth; ++depth) {
+      at(layer, depth).ids.resize(options_.max_tokens * top_k);
+    }
+  }
+  if (first_layer_ != nullptr) {
+    at(first_layer_->layer(), 0)
+        .ids.resize(uint64_t{options_.max_sequences} * config.layers[first_layer_->layer()].moe.top_k);
+  } else if (guessed_ != nullptr) {
+    at(0, 0).ids.resize(uint64_t{options_.max_sequences} * config.layers[0].moe.top_k);
+  }
+  followers_.reserve(options_.max_sequences);
+  last_rows_.reserve(options_.max_sequences);
+  if (neurons_ != nullptr) residency_->SetLeadListener(this);
+}
+
+Prefetcher::~Prefetcher() {
+  if (neurons_ != nullptr) residency_->SetLeadListener(nullptr);
+}
+
+PredictionCounters Prefetcher::counters(uint32_t layer) const {
+  PredictionCounters sum;
+  for (uint32_t depth = 0; depth <= kMostDepth; ++depth) sum.Add(counters_at(layer, depth));
+  return sum;
+}
+
+PredictionCounters Prefetcher::at_depth(uint32_t depth) const {
+  PredictionCounters sum;
+  for (uint32_t layer = 0; layer < config_.layers.size(); ++layer) sum.Add(counters_at(layer, depth));
+  return sum;
+}
+
+PredictionCounters Prefetcher::total() const {
+  PredictionCounters sum;
+  for (const PredictionCounters& count : counts_) sum.Add(count);
+  return sum;
+}
+
+absl::Status Prefetcher::AfterRouter(const RouterTap& tap) {
+  Compare(tap);
+  if (neurons_ != nullptr) RETURN_IF_ERROR(CompareNeurons(tap));
+  if (predictor_ == nullptr || (options_.look_ahead && !options_.in_reach)) return absl::OkStatus();
+  RETURN_IF_ERROR(predictor_->Observe(tap));
+  if (options_.in_reach) return PredictInReach(tap);
+  uint32_t target = tap.layer;
+  for (uint32_t depth = 1; depth <= options_.depth; ++depth) {
+    target = next_routed_[target];
+    if (target == kNoLayer) break;
+    if (depth > 1 && options_.deep_when_idle && !residency_->LinkIdle()) break;
+    if (!options_.predict_resident && residency_->AllResident(target)) continue;
+    ASSIGN_OR_RETURN(const bool fetched, PredictLayer(tap, target, depth));
+    if (fetched) break;
+  }
+  return absl::OkStatus();
+}
+
+// The next layer is looked ahead to, where that is the predictor.
+absl::Status Prefetcher::PredictInReach(const RouterTap& tap) {
+  uint32_t target = next_routed_[tap.layer];
+  for (uint32_t depth = 1; depth <= options_.depth && target != kNoLayer; ++depth) {
+    const bool predicted = depth > 1 || !options_.look_ahead;
+    if (predicted && InReach(depth) && (options_.predict_resident || !residency_->AllResident(target))) {
+      RETURN_IF_ERROR(PredictLayer(tap, target, depth).status());
+    }
+    target = next_routed_[target];
+  }
+  return absl::OkStatus();
+}
+
+// A layer whose experts are all there is computed at once, and the next one's router runs right after it.
+bool Prefetcher::WantsLookAhead(uint32_t layer) const {
+  return options_.look_ahead && next_routed_[layer] == layer + 1 && !residency_->AllResident(layer + 1) &&
+         (!options_.in_reach || InReach(1));
+}
+
+absl::Status Prefetcher::LookAhead(const RouterTap& tap) {
+  return PredictLayer(tap, tap.layer + 1, 1).status();
+}
+
+// True if something was lacking, and asked for.
+absl::StatusOr<bool> Prefetcher::PredictLayer(const RouterTap& tap, uint32_t target, uint32_t depth) {
+  const bool trusted = recall_.Trusts(target);
+  if (!trusted && !recall_.Measures(target)) return false;
+  ASSIGN_OR_RETURN(const Routing routing, predictor_->Predict(tap, target));
+  Prediction& prediction = at(target, depth);
+  Remember(routing, &prediction);
+  prediction.trusted = trusted;
+  prediction.step = routing.tokens == 0 ? 0 : tap.batch->step();
+  for (uint32_t row = 0; row < prediction.tokens; ++row) {
+    int32_t* ids = prediction.ids.data() + uint64_t{row} * prediction.top_k;
+    uint32_t kept = tap.batch->lost(row) ? 0 : prediction.top_k;
+    if (kept > 0 && options_.gating.has_value() && tap.batch->decodes(row)) {
+      const float* chances = routing.weights + uint64_t{row} * routing.ranks;
+      kept = ExpertsKept(absl::MakeConstSpan(chances, prediction.top_k),
+                         options_.gating->sensitivities[target], options_.gating->threshold);
+    }
+    std::fill(ids + kept, ids + prediction.top_k, -1);
+    for (uint32_t rank = 0; rank < kept && options_.confidence > 0; ++rank) {
+      if (predictor_->Confidence(row, rank) < options_.confidence) ids[rank] = -1;
+    }
+  }
+  if (neurons_ != nullptr && prediction.tokens > 0) {
+    const auto ids =
+        absl::MakeConstSpan(prediction.ids).first(uint64_t{prediction.tokens} * prediction.top_k);
+    ASSIGN_OR_RETURN(const bool begun, neurons_->Begin(tap, target, prediction.top_k, ids, !trusted));
+    if (begun && trusted && options_.by_neuron) return true;
+  }
+  if (!trusted || AllComing(prediction, target)) return false;
+  // Of a prompt's rows nearly all that is named will be wanted: as much as comes in time.
+  const uint32_t rows = options_.in_reach ? prediction.tokens : 0;
+  bool prompt = false;
+  for (uint32_t row = 0; row < rows && !prompt; ++row) prompt = !tap.batch->decodes(row);
+  AskFor(prediction, routing, target, depth, prompt ? kAllExperts : options_.max_prefetch);
+  return true;
+}
+
+void Prefetcher::Remember(const Routing& routing, Prediction* prediction) const {
+  prediction->tokens = routing.tokens;
+  prediction->top_k = routing.top_k;
+  for (uint32_t row = 0; row < routing.tokens; ++row) {
+    std::copy_n(routing.ids + uint64_t{row} * routing.ranks, routing.top_k,
+                prediction->ids.begin() + uint64_t{row} * routing.top_k);
+  }
+}
+
+bool Prefetcher::AllComing(const Prediction& prediction, uint32_t target) const {
+  const auto end = prediction.ids.begin() + uint64_t{prediction.tokens} * prediction.top_k;
+  return std::all_of(prediction.ids.begin(), end, [&](int32_t id) {
+    return id < 0 || residency_->IsComing(target, static_cast<uint32_t>(id));
+  });
+}
+
+// Those that more rows want first; of equal ones the likelier one.
+void Prefetcher::AskFor(const Prediction& prediction, const Routing& routing, uint32_t target, uint32_t depth,
+                        uint32_t most) {
+  const uint32_t experts = config_.layers[target].moe.experts;
+  for (uint32_t expert = 0; expert < experts; ++expert) ranking_[expert] = {expert, 0, 0};
+  for (uint64_t i = 0; i < uint64_t{prediction.tokens} * prediction.top_k; ++i) {
+    const uint32_t expert = static_cast<uint32_t>(prediction.ids[i]);
+    if (expert >= experts) continue;
+    ranking_[expert].tokens++;
+    ranking_[expert].chance += routing.weights[i / prediction.top_k * routing.ranks + i % prediction.top_k];
+  }
+  const auto wanted_more = [this](const Wish& a, const Wish& b) {
+    if (!options_.look_ahead && a.tokens != b.tokens) return a.tokens > b.tokens;
+    return a.chance > b.chance || (a.chance == b.chance && a.expert < b.expert);
+  };
+  const uint32_t asked = std::min(most, experts);
+  std::partial_sort(ranking_.begin(), ranking_.begin() + asked, ranking_.begin() + experts, wanted_more);
+  // What is there first: asking for the others must not push it out.
+  for (const bool there : {true, false}) {
+    for (uint32_t i = 0; i < asked && ranking_[i].tokens > 0; ++i) {
+      if (residency_->IsComing(target, ranking_[i].expert) == there) {
+        if (!there && options_.in_reach && !InReach(depth)) return;
+        residency_->Prefetch(target, ranking_[i].expert);
+      }
+    }
+  }
+}
+
+absl::Status Prefetcher::BeforeExperts(uint32_t /*layer*/, const MoeExpertsArgs& /*args*/) {
+  return neurons_ == nullptr ? absl::OkStatus() : neurons_->Continue();
+}
+
+absl::Status Prefetcher::OnLeads() { return neurons_->Continue(); }
+
+absl::Status Prefetcher::AfterLayer(const LayerEnd& end) {
+  if (neurons_ != nullptr) RETURN_IF_ERROR(neurons_->Continue());
+  return PredictFirstLayer(end);
+}
+
+// The token after the last row of each text: what its first layer will want.
+absl::Status Prefetcher::PredictFirstLayer(const LayerEnd& end) {
+  if (first_layer_ == nullptr || end.layer + 1 != config_.layers.size()) return absl::OkStatus();
+  const uint32_t target = first_layer_->layer();
+  Prediction& prediction = at(target, 0);
+  prediction.step = 0;
+  followers_.clear();
+  last_rows_.clear();
+  if (!options_.predict_resident && residency_->AllResident(target)) return absl::OkStatus();
+  for (const SequenceRows& text : end.batch->sequences()) {
+    const uint32_t last = text.first_row + text.rows - 1;
+    if (text.rows == 0 || end.batch->lost(last)) continue;
+    last_rows_.push_back(last);
+    followers_.push_back({text.pages.data(), text.first_position + text.rows});
+  }
+  if (last_rows_.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const Routing routing, first_layer_->Predict(end, last_rows_));
+  Remember(routing, &prediction);
+  prediction.step = end.batch->step();
+  AskFor(prediction, routing, target, 1, options_.max_prefetch);
+  return absl::OkStatus();
+}
+
+bool Prefetcher::WantsNextTokens() {
+  return guessed_ != nullptr && (options_.predict_resident || !residency_->AllResident(0)) &&
+         (guesses_.Trusts(0) || guesses_.Measures(0));
+}
+
+absl::Status Prefetcher::NextTokens(const RouterTap& tap) {
+  ASSIGN_OR_RETURN(const Routing routing, guessed_->Predict(tap, 0));
+  Prediction& prediction = at(0, 0);
+  Remember(routing, &prediction);
+  prediction.step = tap.batch->step();
+  followers_.clear();
+  for (const SequenceRows& text : tap.batch->sequences()) {
+    followers_.push_back({text.pages.data(), text.first_position});
+  }
+  if (guesses_.Trusts(0)) AskFor(prediction, routing, 0, 1, options_.max_prefetch);
+  return absl::OkStatus();
+}
+
+// The latest prediction knows most.
+absl::Span<const int32_t> Prefetcher::Predicted(uint32_t layer, uint32_t row, uint64_t step) const {
+  for (uint32_t depth = 1; depth <= options_.depth; ++depth) {
+    const Prediction& prediction = predictions_[uint64_t{layer} * (kMostDepth + 1) + depth];
+    if (prediction.step == step && step > 0 && prediction.trusted && row < prediction.tokens) {
+      return absl::MakeConstSpan(prediction.ids.data() + uint64_t{row} * prediction.top_k, prediction.top_k);
+    }
+  }
+  return {};
+}
+
+absl::Status Prefetcher::CompareNeurons(const RouterTap& tap) {
+  const NeuronPredictions before = neurons_->counters(tap.layer);
+  RETURN_IF_ERROR(neurons_->Compare(tap));
+  const NeuronPredictions& after = neurons_->counters(tap.layer);
+  recall_.CountNeurons(tap.layer, after.right - before.right, after.wanted - before.wanted);
+  return absl::OkStatus();
+}
+
+void Prefetcher::Compare(const RouterTap& tap) {
+  const PredictionCounters before = counters_at(tap.layer, 1);
+  const PredictionCounters ahead = counters_at(tap.layer, 0);
+  for (uint32_t depth = 0; depth <= options_.depth; ++depth) {
+    Prediction& prediction = at(tap.layer, depth);
+    if (prediction.step == 0) continue;
+    if (depth == 0) {
+      CompareFirstLayer(tap, prediction);
+    } else if (prediction.step == tap.batch->step()) {
+      for (uint32_t row = 0; row < std::min(prediction.tokens, tap.routing.tokens); ++row) {
+        CountRow(tap, row, prediction.ids.data() + uint64_t{row} * prediction.top_k, prediction.top_k, depth);
+      }
+    }
+    prediction.step = 0;
+  }
+  const PredictionCounters& after = counters_at(tap.layer, 1);
+  recall_.CountExperts(tap.layer, after.right - before.right, after.wanted - before.wanted);
+  if (guessed_ != nullptr && tap.layer == 0) {
+    const PredictionCounters& now = counters_at(0, 0);
+    guesses_.CountExperts(0, now.right - ahead.right, now.wanted - ahead.wanted);
+  }
+}
+
+// Rows of this step that follow the rows predicted for, text by text.
+void Prefetcher::CompareFirstLayer(const RouterTap& tap, const Prediction& prediction) {
+  for (uint32_t i = 0; i < followers_.size(); ++i) {
+    for (const SequenceRows& text : tap.batch->sequences()) {
+      if (text.pages.data() == followers_[i].pages && text.first_position == followers_[i].position) {
+        CountRow(tap, text.first_row, prediction.ids.data() + uint64_t{i} * prediction.top_k,
+                 prediction.top_k, 0);
+      }
+    }
+  }
+}
+
+void Prefetcher::CountRow(const RouterTap& tap, uint32_t row, const int32_t* predicted, uint32_t top_k,
+                          uint32_t depth) {
+  if (tap.batch->lost(row)) return;
+  const Routing& routing = tap.wanted.tokens > 0 ? tap.wanted : tap.routing;
+  const int32_t* chosen = routing.ids + uint64_t{row} * routing.ranks;
+  const float* weights = routing.weights + uint64_t{row} * routing.ranks;
+  PredictionCounters count;
+  for (uint32_t rank = 0; rank < routing.top_k; ++rank) count.wanted += weights[rank] != 0.0f;
+  for (uint32_t i = 0; i < top_k; ++i) {
+    if (predicted[i] < 0) continue;
+    count.predicted++;
+    bool right = false;
+    for (uint32_t rank = 0; rank < routing.top_k; ++rank) {
+      right = right || (weights[rank] != 0.0f && chosen[rank] == predicted[i]);
+    }
+    count.right += right;
+    count.best_right += right && count.predicted == 1;
+    count.best_found += predicted[i] == chosen[0];
+  }
+  count.rows = count.predicted > 0;
+  counts_[uint64_t{tap.layer} * (kMostDepth + 1) + depth].Add(count);
+}
+
+namespace {
+
+absl::StatusOr<std::unique_ptr<NeuronPredictor>> MakeNeuronPredictor(const PrefetcherSetup& setup) {
+  const Policies& policies = *setup.policies;
+  const bool needless = !policies.predict_resident && !setup.residency->HasRoomAhead();
+  if (policies.neuron_predictor == NeuronPredictorKind::kNone || needless) return nullptr;
+  NeuronPredictorOptions options;
+  options.order = policies.sparsity.order;
+  options.set = policies.neuron_set;
+  options.share = NeuronShareOf(policies);
+  options.input = policies.neuron_input;
+  options.max_rows = std::min(options.max_rows, setup.max_tokens);
+  options.count_every = policies.predict_resident ? 1 : options.count_every;
+  options.most_behind = policies.max_prefetch;
+  options.enough = policies.predict_resident ? 2 : options.enough;
+  NeuronThresholds thresholds(setup.sparsity);
+  if (options.set == NeuronSet::kCalibrated) {
+    ASSIGN_OR_RETURN(thresholds, NeuronThresholds::Calibrated(setup.sparsity, options.input, *setup.config,
+                                                              setup.profile_dir, setup.model_id));
+  }
+  return NeuronPredictor::Create(options, std::move(thresholds),
+                                 {setup.config, &setup.weights->layers(), setup.backend, setup.residency});
+}
+
+absl::StatusOr<std::unique_ptr<ExpertPredictor>> MakeExpertPredictor(const PrefetcherSetup& setup,
+                                                                     PredictorProfile profile) {
+  switch (setup.policies->predictor) {
+    case ExpertPredictorKind::kNone:
+      return nullptr;
+    case ExpertPredictorKind::kGateReuse:
+      return GateReuse::Create(*setup.config, setup.weights, setup.backend, setup.max_tokens,
+                               setup.policies->predictor_confidence > 0);
+    case ExpertPredictorKind::kLearned:
+      return LearnedExperts::Create(*setup.config, std::move(profile), setup.backend);
+    case ExpertPredictorKind::kLookahead:
+      if (AnyScalesInputs(*setup.config)) {
+        return absl::UnimplementedError(
+            "--policy expert_predictor=lookahead: this model's routers scale the experts' inputs, so their "
+            "outputs cannot be left out one by one");
+      }
+      return GateReuse::Create(*setup.config, setup.weights, setup.backend, setup.max_tokens,
+                               setup.policies->predictor_confidence > 0);
+  }
+  return absl::InternalError("an expert predictor of no known kind");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Prefetcher>> MakePrefetcher(const PrefetcherSetup& setup) {
+  const Policies& policies = *setup.policies;
+  PredictorProfile profile;
+  if (policies.predictor == ExpertPredictorKind::kLearned || policies.first_layer) {
+    ASSIGN_OR_RETURN(profile, ReadPredictors(setup.profile_dir, *setup.config, setup.model_id));
+  }
+  Prefetcher::Predictors made;
+  if (policies.first_layer) {
+    ASSIGN_OR_RETURN(made.first_layer,
+                     FirstLayerPredictor::Create(*setup.config, profile, &setup.weights->final_norm(),
+                                                 setup.backend, setup.max_tokens, setup.max_sequences));
+  }
+  ASSIGN_OR_RETURN(made.experts, MakeExpertPredictor(setup, std::move(profile)));
+  ASSIGN_OR_RETURN(made.neurons, MakeNeuronPredictor(setup));
+  if (policies.token_guess && CanGuessTokens(*setup.config)) {
+    ASSIGN_OR_RETURN(made.guessed, GateReuse::Create(*setup.config, setup.weights, setup.backend,
+                                                     setup.max_sequences, /*confidence=*/false));
+  }
+  if (made.experts == nullptr && made.first_layer == nullptr && made.guessed == nullptr) return nullptr;
+  PrefetcherOptions options{.max_tokens = setup.max_tokens,
+                            .max_sequences = setup.max_sequences,
+                            .max_prefetch = policies.max_prefetch,
+                            .depth = policies.predictor_depth,
+                            .deep_when_idle = policies.depth_rule == DepthRule::kIdle,
+                            .in_reach = policies.depth_rule == DepthRule::kReach,
+                            .confidence = static_cast<float>(policies.predictor_confidence),
+                            .recall = policies.predictor_recall,
+                            .look_ahead = policies.predictor == ExpertPredictorKind::kLookahead,
+                            .predict_resident = policies.predict_resident,
+                            .by_neuron = policies.granularity == CacheGranularity::kNeuron};
+  if (policies.routing == RoutingKind::kSensitivity &&
+      policies.predictor == ExpertPredictorKind::kGateReuse) {
+    ASSIGN_OR_RETURN(options.gating, ResolveGating(policies.sensitivity, *setup.config, setup.profile_dir,
+                                                   setup.source_digest));
+  }
+  return std::make_unique<Prefetcher>(*setup.config, std::move(options), std::move(made), setup.residency);
+}
+
+}  // namespace sluice

@@ -1,0 +1,192 @@
+// Turns predictions into prefetches, and counts how good they were.
+//
+// With `look_ahead` (importance-driven 5.2) the next layer is predicted once the experts at hand have been
+// computed while others travel, and its best missing ones are asked for first. Otherwise:
+// Once the router of a layer has run, the experts of the next layer that has any are predicted; those that
+// more rows want are asked for first. If all of them are resident or on their way, the layer after it is
+// looked at, up to `depth` layers ahead (AdapMoE 4.3); the first that lacks something ends the search. With a
+// first-layer gate the next step's first layer is asked for when the last layer is done; given a
+// predictor for guessed tokens it is asked for earlier, while experts of the last layer travel, for the
+// tokens that will probably follow, as long as half of what that names is right. When a predicted layer's
+// router runs, its choice is compared with every prediction about it.
+//
+// Thread safety: thread-compatible; belongs to the engine thread.
+#ifndef SLUICE_INFERD_POLICY_PREFETCHER_H_
+#define SLUICE_INFERD_POLICY_PREFETCHER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "inferd/policy/predict/first_layer.h"
+#include "inferd/policy/predict/neuron_predictor.h"
+#include "inferd/policy/predict/predictor.h"
+#include "inferd/policy/predict/recall_floor.h"
+#include "inferd/policy/routing/routing.h"
+#include "inferd/policy/sparsity/sparsity.h"
+#include "inferd/residency/residency.h"
+
+namespace sluice {
+
+// Of one layer: pairs (row, expert) predicted, and those the router then chose for the same row.
+struct PredictionCounters {
+  uint64_t predicted = 0;
+  uint64_t right = 0;
+  uint64_t wanted = 0;      // experts that the router chose where something had been predicted
+  uint64_t rows = 0;        // with a prediction
+  uint64_t best_right = 0;  // of these: the expert predicted as the best was chosen
+  uint64_t best_found = 0;  // of these: the router's best was predicted
+
+  void Add(const PredictionCounters& other) {
+    predicted += other.predicted;
+    right += other.right;
+    wanted += other.wanted;
+    rows += other.rows;
+    best_right += other.best_right;
+    best_found += other.best_found;
+  }
+};
+
+struct PrefetcherOptions {
+  uint32_t max_tokens = 0;
+  uint32_t max_sequences = 0;
+  uint32_t max_prefetch = 16;   // experts of a layer that one step asks for
+  uint32_t depth = 1;           // layers ahead at most, 1..3
+  bool deep_when_idle = false;  // beyond the next layer only while nothing travels
+  // Only what will have come when its layer is computed, or one layer later, is asked for: of the layers
+  // ahead the nearest first.
+  bool in_reach = false;
+  float confidence = 0;  // an expert predicted with less is left out
+  double recall = 0;     // layers whose predictions find less are only counted (recall_floor.h)
+  bool look_ahead = false;
+  // Predictions leave out what this rule would (decode rows).
+  std::optional<GatingRule> gating;
+  bool predict_resident = false;  // predict layers that lack nothing too
+  bool by_neuron = false;         // fetch the neurons that are predicted, not whole experts
+};
+
+class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadListener {
+ public:
+  static constexpr uint32_t kMostDepth = 3;
+  // A guessed token's experts are fetched while at least this share of them was right: a wrong one costs
+  // reads in a time when the disk would else rest, and what they push out.
+  static constexpr double kLeastGuessed = 0.5;
+
+  // Null where the options do not ask for it.
+  struct Predictors {
+    std::unique_ptr<ExpertPredictor> experts;
+    std::unique_ptr<FirstLayerPredictor> first_layer;
+    std::unique_ptr<NeuronPredictor> neurons;
+    std::unique_ptr<ExpertPredictor> guessed;  // of the first layer, for guessed tokens
+  };
+  // `residency` outlives the prefetcher.
+  Prefetcher(const ModelConfig& config, PrefetcherOptions options, Predictors predictors,
+             Residency* residency);
+  ~Prefetcher() override;
+
+  absl::Status AfterRouter(const RouterTap& tap) override;
+  absl::Status BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) override;
+  absl::Status AfterLayer(const LayerEnd& end) override;
+  bool WantsLookAhead(uint32_t layer) const override;
+  absl::Status LookAhead(const RouterTap& tap) override;
+  bool WantsNextTokens() override;
+  absl::Status NextTokens(const RouterTap& tap) override;
+  absl::Status OnLeads() override;
+
+  absl::Span<const int32_t> Predicted(uint32_t layer, uint32_t row, uint64_t step) const override;
+
+  // All depths together. Of the first layer: its gate's.
+  PredictionCounters counters(uint32_t layer) const;
+  // All layers together, for predictions `depth` (1..kMostDepth) layers ahead; 0: the first layer's.
+  PredictionCounters at_depth(uint32_t depth) const;
+  PredictionCounters total() const;
+  // Of one layer, predictions `depth` layers ahead (1..kMostDepth; 0: the first layer's gate).
+  const PredictionCounters& counters_at(uint32_t layer, uint32_t depth) const {
+    return counts_[uint64_t{layer} * (kMostDepth + 1) + depth];
+  }
+  // Neurons of a layer's experts; zeros without a neuron predictor.
+  NeuronPredictions neuron_predictions(uint32_t layer) const {
+    return neurons_ == nullptr ? NeuronPredictions{} : neurons_->counters(layer);
+  }
+
+ private:
+  static constexpr uint32_t kNoLayer = 0xffffffffu;
+  static constexpr uint32_t kAllExperts = 0xffffffffu;
+
+  // What was predicted about a layer from some depth.
+  struct Prediction {
+    uint64_t step = 0;  // of the prediction; 0: none
+    uint32_t tokens = 0;
+    uint32_t top_k = 0;
+    bool trusted = true;       // else it is only counted
+    std::vector<int32_t> ids;  // [tokens, top_k]; -1: left out
+  };
+  // A text whose next token's first layer was predicted.
+  struct Follower {
+    const uint32_t* pages = nullptr;  // which text
+    uint32_t position = 0;            // of the next token
+  };
+
+  // How much a layer is expected to want an expert.
+  struct Wish {
+    uint32_t expert = 0;
+    uint32_t tokens = 0;
+    float chance = 0;  // sum of the predicted weights
+  };
+
+  Prediction& at(uint32_t layer, uint32_t depth) {
+    return predictions_[uint64_t{layer} * (kMostDepth + 1) + depth];
+  }
+  absl::Status PredictFirstLayer(const LayerEnd& end);
+  void Compare(const RouterTap& tap);
+  absl::Status CompareNeurons(const RouterTap& tap);
+  void CompareFirstLayer(const RouterTap& tap, const Prediction& prediction);
+  void CountRow(const RouterTap& tap, uint32_t row, const int32_t* predicted, uint32_t top_k, uint32_t depth);
+  absl::StatusOr<bool> PredictLayer(const RouterTap& tap, uint32_t target, uint32_t depth);
+  void Remember(const Routing& routing, Prediction* prediction) const;
+  bool AllComing(const Prediction& prediction, uint32_t target) const;
+  void AskFor(const Prediction& prediction, const Routing& routing, uint32_t target, uint32_t depth,
+              uint32_t most);
+  absl::Status PredictInReach(const RouterTap& tap);
+  // Whether an expert asked for now comes in time for a layer so far ahead.
+  bool InReach(uint32_t depth) const { return residency_->LayersToFetch() <= depth + 1; }
+
+  const ModelConfig& config_;
+  const PrefetcherOptions options_;
+  const std::unique_ptr<ExpertPredictor> predictor_;
+  const std::unique_ptr<FirstLayerPredictor> first_layer_;
+  const std::unique_ptr<NeuronPredictor> neurons_;
+  const std::unique_ptr<ExpertPredictor> guessed_;
+  Residency* const residency_;
+
+  std::vector<Prediction> predictions_;     // by layer and depth 0..kMostDepth
+  std::vector<Follower> followers_;         // of the first layer's prediction, by its rows
+  std::vector<uint32_t> last_rows_;         // for it
+  std::vector<Wish> ranking_;               // [most experts]
+  std::vector<uint32_t> next_routed_;       // by layer: the next one with experts, or kNoLayer
+  std::vector<PredictionCounters> counts_;  // by layer and depth
+  RecallFloor recall_;
+  RecallFloor guesses_;  // of layer 0
+};
+
+// The prefetcher that the policies ask for; null if they ask for none. Networks come from `profile_dir`.
+struct PrefetcherSetup {
+  const Policies* policies = nullptr;
+  const ModelConfig* config = nullptr;
+  const DenseWeights* weights = nullptr;
+  const SparsityPolicy* sparsity = nullptr;
+  Backend* backend = nullptr;
+  Residency* residency = nullptr;
+  uint32_t max_tokens = 0;
+  uint32_t max_sequences = 0;
+  std::string profile_dir;
+  std::string source_digest;
+  std::string model_id;
+};
+absl::StatusOr<std::unique_ptr<Prefetcher>> MakePrefetcher(const PrefetcherSetup& setup);
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_POLICY_PREFETCHER_H_

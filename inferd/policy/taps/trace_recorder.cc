@@ -1,0 +1,89 @@
+#include "inferd/policy/taps/trace_recorder.h"
+
+#include <cerrno>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "common/profile/profile_file.h"
+#include "common/status.h"
+#include "inferd/model/model_shapes.h"
+#include "inferd/policy/trace/trace_file.h"
+
+namespace sluice {
+
+TraceRecorder::TraceRecorder(std::FILE* file, std::string path, const ModelConfig& config, Queue* queue,
+                             uint32_t max_tokens)
+    : file_(file),
+      path_(std::move(path)),
+      config_(config),
+      queue_(queue),
+      scores_(max_tokens, MostExperts(config)),
+      rows_(max_tokens) {
+  std::iota(rows_.begin(), rows_.end(), 0u);
+  const uint64_t row = 16 + LargestTopK(config) * sizeof(uint16_t) + MostExperts(config) * sizeof(float);
+  record_.reserve(16 + max_tokens * row);
+}
+
+TraceRecorder::~TraceRecorder() { std::fclose(file_); }
+
+absl::StatusOr<std::unique_ptr<TraceRecorder>> TraceRecorder::Create(const std::string& path,
+                                                                     const ModelConfig& config, Queue* queue,
+                                                                     uint32_t max_tokens) {
+  std::FILE* file = std::fopen(path.c_str(), "wbe");
+  if (file == nullptr) return ErrnoToStatus(errno, absl::StrCat("--trace ", path));
+  std::unique_ptr<TraceRecorder> recorder(new TraceRecorder(file, path, config, queue, max_tokens));
+  std::string head = kTraceMagic;
+  AppendValue(static_cast<uint32_t>(config.layers.size()), &head);
+  for (const LayerConfig& layer : config.layers) {
+    AppendValue(layer.moe.experts, &head);
+    AppendValue(layer.moe.top_k, &head);
+  }
+  RETURN_IF_ERROR(recorder->Write(head.data(), head.size()));
+  RETURN_IF_ERROR(recorder->Flush());
+  return recorder;
+}
+
+absl::Status TraceRecorder::Write(const void* data, size_t bytes) {
+  if (error_.ok() && std::fwrite(data, 1, bytes, file_) != bytes) {
+    error_ = ErrnoToStatus(errno, absl::StrCat("--trace ", path_));
+  }
+  return error_;
+}
+
+absl::Status TraceRecorder::Flush() {
+  if (error_.ok() && std::fflush(file_) != 0) {
+    error_ = ErrnoToStatus(errno, absl::StrCat("--trace ", path_));
+  }
+  return error_;
+}
+
+absl::Status TraceRecorder::AfterRouter(const RouterTap& tap) {
+  const Routing& routing = tap.routing;
+  RETURN_IF_ERROR(scores_.Read(tap.scores, config_.layers[tap.layer].moe.experts,
+                               absl::MakeConstSpan(rows_.data(), routing.tokens), queue_));
+  record_.clear();
+  AppendValue(tap.batch->step(), &record_);
+  AppendValue(tap.layer, &record_);
+  AppendValue(routing.tokens, &record_);
+  const absl::Span<const SequenceRows> texts = tap.batch->sequences();
+  for (uint32_t row = 0; row < routing.tokens; ++row) {
+    const SequenceRows& text = texts[tap.batch->sequence_of(row)];
+    AppendValue(tap.batch->number(tap.batch->sequence_of(row)), &record_);
+    AppendValue(text.first_position + row - text.first_row, &record_);
+    AppendValue((tap.batch->decodes(row) ? kTraceDecode : 0) | (tap.batch->lost(row) ? kTraceLost : 0),
+                &record_);
+  }
+  for (uint32_t row = 0; row < routing.tokens; ++row) {
+    for (uint32_t rank = 0; rank < routing.top_k; ++rank) {
+      const uint64_t at = uint64_t{row} * routing.ranks + rank;
+      AppendValue(routing.weights[at] == 0.0f ? kTraceLeftOut : static_cast<uint16_t>(routing.ids[at]),
+                  &record_);
+    }
+  }
+  RETURN_IF_ERROR(Write(record_.data(), record_.size()));
+  return Write(scores_.data(),
+               uint64_t{routing.tokens} * config_.layers[tap.layer].moe.experts * sizeof(float));
+}
+
+}  // namespace sluice

@@ -1,0 +1,140 @@
+#include "inferd/policy/trace/trace_file.h"
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/file_io.h"
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+constexpr uint32_t kMostLayers = 1u << 16;
+constexpr uint64_t kMostTraceBytes = 8ull << 30;
+
+class Reader {
+ public:
+  Reader(std::string_view bytes, const std::string& subject) : bytes_(bytes), subject_(subject) {}
+
+  template <typename T>
+  bool Take(T* value) {
+    return TakeMany(value, 1);
+  }
+  // False, and nothing is taken, if so many are not left.
+  template <typename T>
+  bool TakeMany(T* values, uint64_t count) {
+    if (count > (bytes_.size() - at_) / sizeof(T)) return false;
+    std::memcpy(values, bytes_.data() + at_, count * sizeof(T));
+    at_ += count * sizeof(T);
+    return true;
+  }
+  uint64_t left() const { return bytes_.size() - at_; }
+  bool AtEnd() const { return at_ == bytes_.size(); }
+  absl::Status Bad(const std::string& what) const {
+    return absl::DataLossError(absl::StrCat(subject_, ": before byte ", at_, ": ", what));
+  }
+
+ private:
+  const std::string_view bytes_;
+  const std::string& subject_;
+  size_t at_ = 0;
+};
+
+struct Row {
+  uint64_t text;
+  uint32_t position;
+  uint32_t flags;
+};
+
+// One record; its vectors are kept from record to record.
+struct Record {
+  uint64_t step = 0;
+  uint32_t layer = 0;
+  uint32_t rows = 0;
+  std::vector<Row> row;
+  std::vector<uint16_t> ids;
+  std::vector<float> scores;
+  std::vector<uint32_t> chosen;
+};
+
+// Adds the rows of `record` to `layer`.
+absl::Status AddRows(const Reader& reader, Record* record, TraceLayer* layer) {
+  for (uint32_t i = 0; i < record->rows; ++i) {
+    if ((record->row[i].flags & kTraceLost) != 0) continue;
+    record->chosen.clear();
+    for (uint32_t rank = 0; rank < layer->top_k; ++rank) {
+      const uint16_t id = record->ids[uint64_t{i} * layer->top_k + rank];
+      if (id == kTraceLeftOut) continue;
+      if (id >= layer->experts) {
+        return reader.Bad(absl::StrCat("expert ", id, " of a layer of ", layer->experts));
+      }
+      record->chosen.push_back(id);
+    }
+    const float* scores = record->scores.data() + uint64_t{i} * layer->experts;
+    for (uint32_t e = 0; e < layer->experts; ++e) {
+      if (!(scores[e] >= 0 && scores[e] <= 1.001f)) {
+        return reader.Bad(absl::StrCat("a score of ", scores[e]));
+      }
+    }
+    layer->Add(record->step, record->row[i].flags, record->chosen);
+    layer->texts.push_back(record->row[i].text);
+    layer->positions.push_back(record->row[i].position);
+    layer->scores.insert(layer->scores.end(), scores, scores + layer->experts);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void TraceLayer::Add(uint64_t step, uint32_t flag, absl::Span<const uint32_t> experts_of_token) {
+  if (begin.empty()) begin.push_back(0);
+  steps.push_back(step);
+  flags.push_back(flag);
+  chosen.insert(chosen.end(), experts_of_token.begin(), experts_of_token.end());
+  begin.push_back(static_cast<uint32_t>(chosen.size()));
+}
+
+absl::StatusOr<Trace> ParseTrace(std::string_view bytes, const std::string& subject) {
+  Reader reader(bytes, subject);
+  char magic[8] = {};
+  uint32_t layers = 0;
+  if (!reader.TakeMany(magic, 8) || std::memcmp(magic, kTraceMagic, 8) != 0 || !reader.Take(&layers) ||
+      layers > kMostLayers || layers > reader.left() / 8) {
+    return reader.Bad("this is no router trace");
+  }
+  Trace trace;
+  trace.layers.resize(layers);
+  for (TraceLayer& layer : trace.layers) {
+    reader.Take(&layer.experts);
+    reader.Take(&layer.top_k);
+    if (layer.top_k > layer.experts || layer.experts >= kTraceLeftOut) {
+      return reader.Bad(
+          absl::StrCat("a layer of ", layer.experts, " experts of which a token uses ", layer.top_k));
+    }
+  }
+  Record record;
+  while (!reader.AtEnd()) {
+    if (!reader.Take(&record.step) || !reader.Take(&record.layer) || !reader.Take(&record.rows)) break;
+    if (record.layer >= layers || trace.layers[record.layer].experts == 0) {
+      return reader.Bad(absl::StrCat("layer ", record.layer, " has no experts"));
+    }
+    TraceLayer& layer = trace.layers[record.layer];
+    const uint64_t row_bytes = sizeof(Row) + layer.top_k * sizeof(uint16_t) + layer.experts * sizeof(float);
+    if (record.rows > reader.left() / row_bytes) break;
+    record.row.resize(record.rows);
+    record.ids.resize(uint64_t{record.rows} * layer.top_k);
+    record.scores.resize(uint64_t{record.rows} * layer.experts);
+    reader.TakeMany(record.row.data(), record.row.size());
+    reader.TakeMany(record.ids.data(), record.ids.size());
+    reader.TakeMany(record.scores.data(), record.scores.size());
+    RETURN_IF_ERROR(AddRows(reader, &record, &layer));
+  }
+  return trace;
+}
+
+absl::StatusOr<Trace> ReadTrace(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path, kMostTraceBytes));
+  return ParseTrace(bytes, path);
+}
+
+}  // namespace sluice

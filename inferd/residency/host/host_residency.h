@@ -1,0 +1,130 @@
+// Residency on device `host`: experts are computed where they lie, in weightd's DRAM, under leases.
+//
+// Every extent of a routed expert is leased, or the expert is fetched and leased as its completion is
+// handled. When DRAM cannot hold a layer's experts at once the layer proceeds in waves: lease and compute
+// what is there, give it back, fetch on. A fill that found no room narrows the window of requests in flight
+// and is asked for again once something was given back; with nothing held and nothing in flight one request
+// goes out alone, and weightd's reserved minimum makes room for it. So there is always progress, and no order
+// of arrival can change a result: an expert's output goes to places fixed by (token, rank).
+//
+// Thread safety: thread-compatible; belongs to the engine thread.
+#ifndef SLUICE_INFERD_RESIDENCY_HOST_RESIDENCY_H_
+#define SLUICE_INFERD_RESIDENCY_HOST_RESIDENCY_H_
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "inferd/residency/residency.h"
+#include "inferd/weights/fetch_queue.h"
+#include "inferd/weights/segment_buffers.h"
+#include "inferd/weights/stall_limit.h"
+#include "inferd/weights/weight_client.h"
+#include "pack/pack.h"
+
+namespace sluice {
+
+struct HostResidencyOptions {
+  // Demands in flight at most. More than this adds nothing to an SSD's throughput (an expert is several
+  // reads).
+  uint32_t max_in_flight = 32;
+  // A layer without any progress for this long ends with an error.
+  absl::Duration stall_limit = absl::Seconds(5);
+};
+
+class HostResidency final : public Residency {
+ public:
+  // All outlive this object.
+  HostResidency(const HostResidencyOptions& options, WeightClient* client, FetchQueue* fetches,
+                const SegmentBuffers* segments, Queue* queue);
+
+  bool IsResident(uint32_t layer, uint32_t expert) const override;
+  bool IsComing(uint32_t layer, uint32_t expert) const override {
+    return AskedFor(layer, expert) == StepOf(layer) + 1 || IsResident(layer, expert);
+  }
+  bool AllResident(uint32_t layer) const override { return complete_[layer].all_resident; }
+  void BeginStep(uint64_t step) override;
+  absl::Status BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
+  absl::StatusOr<absl::Span<const ReadyTile>> Next() override;
+  bool NextWaits() const override;
+  absl::Span<const FailedDemand> failed() const override { return failed_; }
+  void Prefetch(uint32_t layer, uint32_t expert) override;
+  void Poll() override;
+  void Abandon() override;
+  uint64_t held() const override { return held_; }
+  ResidencyCounters counters() const override { return counters_.total(); }
+  absl::Span<const ResidencyCounters> counters_by_layer() const override { return counters_.layers(); }
+
+ private:
+  enum class State : uint8_t { kWaiting, kRequested, kReady, kHandedOut, kDone, kFailed };
+  static constexpr int kMaxExtents = kPartCount;  // streams of an expert
+
+  struct Entry {
+    uint32_t expert = 0;
+    State state = State::kWaiting;
+    std::array<ExtentLease, kMaxExtents> leases;
+  };
+  // A prefetch without a completion yet.
+  struct ComingExpert {
+    uint32_t layer = 0;
+    uint32_t expert = 0;
+    uint64_t request = 0;
+  };
+  // What is known of a layer as a whole; refreshed now and then, given up on a miss.
+  struct LayerState {
+    bool all_resident = false;
+    uint64_t next_look = 0;  // step
+  };
+
+  // The step that a prefetch of the layer is for: the running layer and those before it are the next step's.
+  uint64_t StepOf(uint32_t layer) const { return layer < begun_ ? step_ + 1 : step_; }
+  uint64_t AskedFor(uint32_t layer, uint32_t expert) const {
+    return asked_for_[first_expert_[layer] + expert];
+  }
+  bool LeaseExpert(uint32_t index);
+  void CancelDisproved();
+  void GiveBack(uint32_t index);
+  void GiveBackHandedOut();
+  void Handle(const FetchKey& key, const FetchCompletion& completion);
+  absl::Status AskForWaiting();
+  absl::Status HandOutReady();
+  absl::StatusOr<WeightView> PartOf(uint32_t index, Part part) const;
+  void LookAtLayer(uint32_t layer);
+  uint32_t FindDemand(uint32_t expert) const;
+
+  const HostResidencyOptions options_;
+  const Pack& pack_;
+  WeightClient* const client_;
+  FetchQueue* const fetches_;
+  const SegmentBuffers* const segments_;
+  Queue* const queue_;
+
+  uint64_t step_ = 0;
+  uint32_t layer_ = 0;
+  uint32_t begun_ = 0;                // layers of this step, from the first on
+  uint32_t demands_ = 0;              // of the current layer
+  std::vector<Entry> entries_;        // [most experts of a layer], by demand
+  std::vector<uint32_t> demand_of_;   // [most experts], by expert: demand + 1, 0: none
+  std::vector<ReadyTile> ready_;      // handed out by the last Next()
+  std::vector<FailedDemand> failed_;  // of the current layer
+  std::vector<LayerState> complete_;  // by layer
+  std::vector<ComingExpert> coming_;
+  std::vector<uint64_t> asked_for_;     // by (layer, expert): step + 1 that the last prefetch was for
+  std::vector<uint64_t> first_expert_;  // by layer: running number of its first expert
+  uint32_t waiting_ = 0;                // entries in kWaiting
+  uint32_t open_ = 0;                   // entries not yet kDone or kFailed
+  uint32_t in_flight_ = 0;              // demands of this layer without a completion
+  uint32_t window_;                     // of in_flight_
+  bool no_room_ = false;                // since the last lease was given back
+  uint32_t refusals_ = 0;               // fills without room since something was leased or given back
+  absl::Time retry_at_;                 // not earlier while no_room_
+  uint64_t held_ = 0;                   // extent leases
+  StallLimit stall_;
+  absl::Status trouble_;  // a completion that no rule covers
+  LayerCounters counters_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_RESIDENCY_HOST_RESIDENCY_H_

@@ -1,0 +1,381 @@
+// What a layer asks for: which neurons its experts need, which of them travel, and what becomes of transfers
+// that end.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "absl/time/clock.h"
+#include "common/status.h"
+#include "inferd/residency/neuron/neuron_residency.h"
+
+namespace sluice {
+namespace {
+
+// Pause before a fill that found no room in weightd's DRAM is repeated.
+constexpr absl::Duration kRetryPace = absl::Milliseconds(1);
+// More rows of one expert than these want nearly all of its neurons, at 90 % sparsity too: it is not looked
+// at.
+constexpr uint32_t kMostRowsLookedAt = 32;
+
+}  // namespace
+
+// Of a byte over the link; 0: unthrottled, and nothing measured yet.
+double NeuronResidency::LoadSeconds() const {
+  if (options_.slots.load_seconds > 0) {
+    return options_.slots.load_seconds;
+  }
+  const uint64_t bytes = fetches_->bytes_link();
+  return bytes == 0 ? 0 : fetches_->copy_seconds() / static_cast<double>(bytes);
+}
+
+void NeuronResidency::BeginEntry(uint32_t index, const ExpertDemand& demand) {
+  Entry& entry = entries_[index];
+  entry = {};
+  entry.expert = demand.expert;
+  entry.rows = demand.tokens;
+  entry.slot = slots_->Find(layer_, demand.expert);
+  entry.looks = demand.tokens <= kMostRowsLookedAt && value_rows_ + demand.tokens <= kValueRows;
+  if (entry.looks) {
+    entry.values_row = value_rows_;
+    value_rows_ += demand.tokens;
+  } else {
+    std::copy(all_.begin(), all_.end(), Need(index));
+  }
+  demand_of_[demand.expert] = index + 1;
+  ++open_;
+  CountDemand(entry);
+  if (entry.slot == NeuronSlots::kNoSlot) {
+    if (slots_->lead_resident()) {
+      entry.state = entry.looks ? State::kLeadReady : State::kNeedsNeurons;
+    }
+    return;
+  }
+  Slot& slot = slots_->table().slot(entry.slot);
+  const uint64_t predicted = slots_->predicted(entry.slot);
+  entry.predicted = predicted > 0 && predicted + 1 >= step_;
+  slot.pinned = true;
+  slot.fresh = slot.prefetched = false;
+  slots_->Promote(step_, entry.slot);
+  entry.state = !slots_->HasLead(layer_, entry.expert) ? State::kLeadComes
+                : entry.looks                          ? State::kLeadReady
+                                                       : State::kNeedsNeurons;
+}
+
+void NeuronResidency::CountDemand(const Entry& entry) {
+  counters_.Add(layer_, &ResidencyCounters::requests);
+  if (entry.slot == NeuronSlots::kNoSlot) {
+    return;
+  }
+  const bool there = slots_->HasLead(layer_, entry.expert) && slots_->neurons().present_count(entry.slot) > 0;
+  counters_.Add(layer_, there ? &ResidencyCounters::hits : &ResidencyCounters::late,
+                there || slots_->IsBusy(entry.slot) ? 1 : 0);
+  counters_.Add(layer_, &ResidencyCounters::prefetch_useful,
+                there && slots_->table().slot(entry.slot).prefetched ? 1 : 0);
+}
+
+// Sends what is waiting as far as the window, the ring and the slots go.
+absl::Status NeuronResidency::AskForWaiting() {
+  if (no_room_ && (slots_->demands_in_flight() > 0 || absl::Now() < retry_at_)) {
+    return absl::OkStatus();
+  }
+  const OneBell bell(client_);
+  for (uint32_t i = 0; i < demands_ && slots_->demands_in_flight() < window_; ++i) {
+    absl::Status status;
+    if (entries_[i].state == State::kNeedsSlot) {
+      status = AskForSlot(i);
+    } else if (entries_[i].state == State::kNeedsNeurons) {
+      status = AskForNeurons(i);
+    }
+    if (absl::IsResourceExhausted(status)) {
+      return absl::OkStatus();  // the ring is full: completions will make room
+    }
+    RETURN_IF_ERROR(status);
+  }
+  return absl::OkStatus();
+}
+
+uint32_t NeuronResidency::TakeSlot(uint32_t expert) {
+  if (!slots_->MayTake(layer_, expert)) {
+    return NeuronSlots::kNoSlot;  // weightd may still write there
+  }
+  const uint32_t slot =
+      slots_->Take(layer_, expert, streams_ ? SlotTable::For::kStream : SlotTable::For::kDemand,
+                   [this](uint32_t layer, absl::Span<const uint32_t> experts) {
+                     return eviction_.Victim(layer, experts);
+                   });
+  if (slot != NeuronSlots::kNoSlot) {
+    slots_->table().slot(slot).pinned = true;
+  }
+  return slot;
+}
+
+// Every neuron that was not asked for, into list_.
+uint32_t NeuronResidency::ListAll(uint32_t slot) {
+  return ListNeurons(all_, slots_->neurons().asked(slot), list_.data());
+}
+
+// OK without a request if there is no slot: what is being computed will give one up.
+absl::Status NeuronResidency::AskForSlot(uint32_t index) {
+  Entry& entry = entries_[index];
+  const uint32_t slot = TakeSlot(entry.expert);
+  if (slot == NeuronSlots::kNoSlot) {
+    return absl::OkStatus();
+  }
+  const absl::Status sent = entry.looks
+                                ? slots_->FetchLead(FetchKind::kDemand, step_, layer_, entry.expert, slot)
+                                : slots_->FetchNeurons(FetchKind::kDemand, step_, slot,
+                                                       absl::MakeConstSpan(list_.data(), ListAll(slot)));
+  if (!sent.ok()) {
+    slots_->GiveUp(slot);
+    return sent;
+  }
+  layer_counters().fetched += entry.looks ? 0 : width_;
+  layer_counters().copied_all += entry.looks ? 0 : 1;
+  entry.slot = slot;
+  entry.state = entry.looks ? State::kLeadComes : State::kNeuronsCome;
+  return absl::OkStatus();
+}
+
+bool NeuronResidency::HasAll(uint32_t index) const {
+  const Entry& entry = entries_[index];
+  const uint32_t needed = CountNeurons(NeedOf(index));
+  return needed == 0 || (entry.slot != NeuronSlots::kNoSlot &&
+                         CountBoth(NeedOf(index), slots_->neurons().present(entry.slot)) == needed);
+}
+
+absl::Status NeuronResidency::AskForNeurons(uint32_t index) {
+  Entry& entry = entries_[index];
+  if (HasAll(index)) {
+    entry.state = State::kReady;
+    return absl::OkStatus();
+  }
+  entry.slot = entry.slot == NeuronSlots::kNoSlot ? TakeSlot(entry.expert) : entry.slot;
+  if (entry.slot == NeuronSlots::kNoSlot) {
+    return absl::OkStatus();
+  }
+  uint32_t count = ListNeurons(NeedOf(index), slots_->neurons().asked(entry.slot), list_.data());
+  if (count == 0) {
+    entry.state = State::kNeuronsCome;
+    return absl::OkStatus();
+  }
+  const bool all = CopiesAll(count, width_, copy_all_share_);
+  count = all ? ListAll(entry.slot) : count;
+  absl::Status sent =
+      slots_->FetchNeurons(FetchKind::kDemand, step_, entry.slot, absl::MakeConstSpan(list_.data(), count));
+  if (absl::IsOutOfRange(sent)) {
+    if (!slots_->IsBusy(entry.slot)) {
+      slots_->neurons().Reset(entry.slot, width_);  // records that were dropped are free again
+      return AskForNeurons(index);
+    }
+    return absl::OkStatus();  // once its transfers have ended
+  }
+  RETURN_IF_ERROR(sent);
+  layer_counters().fetched += count;
+  layer_counters().copied_all += all ? 1 : 0;
+  entry.state = State::kNeuronsCome;
+  return absl::OkStatus();
+}
+
+// The leads handed out last have been computed.
+void NeuronResidency::DecideNeurons() {
+  wants_.clear();
+  for (const ReadyTile& tile : ready_) {
+    DecideFor(tile.demand);
+    entries_[tile.demand].state = State::kNeedsNeurons;
+  }
+  ChooseWithinBudget();
+}
+
+void NeuronResidency::DecideFor(uint32_t index) {
+  const Entry& entry = entries_[index];
+  const bool none = entry.slot == NeuronSlots::kNoSlot;
+  const auto present = none ? absl::MakeConstSpan(none_) : slots_->neurons().present(entry.slot);
+  const auto asked = none ? absl::MakeConstSpan(none_) : slots_->neurons().asked(entry.slot);
+  const BufferRef mask{leads_, active_offset_ + uint64_t{index} * words_ * sizeof(uint64_t)};
+  const uint32_t words = (width_ + 63) / 64;
+  uint64_t* need = Need(index);
+  std::fill_n(need, words_, uint64_t{0});
+  std::memcpy(need, backend_->HostRead(mask, words * sizeof(uint64_t)), words * sizeof(uint64_t));
+  const auto active = NeedOf(index);
+  const uint32_t count = CountNeurons(active);
+  layer_counters().requests += count;
+  layer_counters().hits += CountBoth(active, present);
+  if (lossless_ || options_.miss == NeuronMiss::kLoad ||
+      (options_.miss == NeuronMiss::kProceed && !entry.predicted)) {
+    return;
+  }
+  if (options_.miss == NeuronMiss::kBudgeted) {
+    WantNeurons(index, asked);
+  }
+  for (uint32_t word = 0; word < words_; ++word) {
+    need[word] &= asked[word];
+  }
+  layer_counters().left_out += count - CountNeurons(active);
+}
+
+// Those that count and were not asked for, with their sizes.
+void NeuronResidency::WantNeurons(uint32_t index, absl::Span<const uint64_t> asked) {
+  const Entry& entry = entries_[index];
+  const uint32_t count = ListNeurons(NeedOf(index), asked, list_.data());
+  const size_t first = wants_.size();
+  const auto bytes = static_cast<uint32_t>(slots_->layout(layer_, entry.expert).record_bytes);
+  for (uint32_t i = 0; i < count; ++i) {
+    wants_.push_back({0, index, list_[i], bytes});
+  }
+  for (uint32_t row = 0; row < entry.rows; ++row) {
+    const BufferRef place{leads_, (entry.values_row + row) * value_stride_ * sizeof(float)};
+    const auto* values = reinterpret_cast<const float*>(backend_->HostRead(place, width_ * sizeof(float)));
+    for (uint32_t i = 0; i < count; ++i) {
+      const float size = std::fabs(values[list_[i]]);
+      NeuronWant& want = wants_[first + i];
+      want.size = std::isnan(size) ? std::numeric_limits<float>::infinity() : std::max(want.size, size);
+    }
+  }
+}
+
+// The largest that the layer's link time allows are needed after all.
+void NeuronResidency::ChooseWithinBudget() {
+  if (wants_.empty()) {
+    return;
+  }
+  const size_t chosen = ChooseLargest(absl::MakeSpan(wants_), absl::MakeSpan(begun_), &budget_);
+  for (size_t i = 0; i < chosen; ++i) {
+    Need(wants_[i].demand)[wants_[i].neuron / 64] |= uint64_t{1} << wants_[i].neuron % 64;
+  }
+  layer_counters().left_out -= chosen;
+}
+
+// Also called between layers and for prefetches.
+void NeuronResidency::Handle(const FetchKey& key, const FetchCompletion& completion) {
+  NeuronSlots::Ended ended;
+  if (key.kind == FetchKind::kDense || !slots_->Handle(completion, &ended)) {
+    return;
+  }
+  const bool ok = completion.code == absl::StatusCode::kOk;
+  leads_came_ = leads_came_ || (ok && ended.lead && key.kind == FetchKind::kPrefetch);
+  last_copy_us_ = completion.copy_us;
+  if (ended.slot == NeuronSlots::kNoSlot && completion.code == absl::StatusCode::kDataLoss) {
+    start_error_ = absl::DataLossError(
+        absl::StrCat(pack_.ExtentName(completion.extent), " of pack ", pack_.dir(), " is damaged"));
+  }
+  counters_.Add(ended.layer, &ResidencyCounters::bytes_link, completion.link_bytes);
+  counters_.Add(ended.layer, &ResidencyCounters::bytes_ssd, completion.bytes);
+  neuron_counters_[ended.layer].bytes += ended.neurons ? completion.link_bytes : 0;
+  const uint32_t index = in_layer_ && ended.layer == layer_ && ended.slot != NeuronSlots::kNoSlot
+                             ? demand_of_[ended.expert] - 1
+                             : ~0u;
+  if (index >= demands_ || entries_[index].slot != ended.slot) {
+    return;
+  }
+  if (ended.counts) {
+    ok ? stall_.Restart(absl::Now()) : CountFailure(completion, index);
+    window_ = ok ? std::min(options_.slots.max_in_flight, window_ + 1) : window_;
+    no_room_ = no_room_ && !ok;
+  }
+  Reconsider(index, ended, ok);
+}
+
+void NeuronResidency::CountFailure(const FetchCompletion& completion, uint32_t index) {
+  Entry& entry = entries_[index];
+  switch (completion.code) {
+    case absl::StatusCode::kDataLoss:
+      if (entry.state != State::kFailed && entry.state != State::kDone) {
+        entry.state = State::kFailed;
+        --open_;
+        failed_.push_back({index, completion.extent});
+      }
+      return;
+    case absl::StatusCode::kResourceExhausted:
+      no_room_ = true;
+      window_ = std::max(1u, slots_->demands_in_flight());
+      retry_at_ = absl::Now() + kRetryPace;
+      counters_.Add(layer_, &ResidencyCounters::no_room);
+      return;
+    case absl::StatusCode::kCancelled:  // a prefetch that had not begun
+      return;
+    default:
+      trouble_ = absl::Status(completion.code, absl::StrCat("weightd could not transfer neurons of expert ",
+                                                            entry.expert, " of layer ", layer_));
+  }
+}
+
+// A transfer into the entry's slot has ended.
+void NeuronResidency::Reconsider(uint32_t index, const NeuronSlots::Ended& ended, bool ok) {
+  Entry& entry = entries_[index];
+  if (entry.state == State::kFailed || entry.state == State::kDone) {
+    return;
+  }
+  if (ended.counts && ended.lead && !ok) {
+    entry.slot = NeuronSlots::kNoSlot;
+    entry.state = State::kNeedsSlot;
+    entry.handed = 0;
+  } else if (entry.state == State::kLeadComes && slots_->HasLead(layer_, entry.expert)) {
+    entry.state = entry.looks ? State::kLeadReady : State::kNeedsNeurons;
+  } else if (entry.state == State::kNeuronsCome && HasAll(index)) {
+    entry.state = State::kReady;
+  } else if (entry.state == State::kNeuronsCome && ended.counts && !ok) {
+    entry.state = State::kNeedsNeurons;
+    entry.handed = 0;
+  }
+}
+
+void NeuronResidency::Prefetch(uint32_t layer, uint32_t expert) { PrefetchNeurons(layer, expert, {}); }
+
+void NeuronResidency::PrefetchNeurons(uint32_t layer, uint32_t expert, absl::Span<const uint32_t> neurons) {
+  if (in_layer_ && layer == layer_) {
+    return;
+  }
+  uint32_t slot = slots_->Find(layer, expert);
+  if (slot == NeuronSlots::kNoSlot && neurons.empty() && slots_->lead_resident()) {
+    return;
+  }
+  if (slot == NeuronSlots::kNoSlot) {
+    slot = slots_->MayTake(layer, expert)
+               ? slots_->Take(layer, expert, SlotTable::For::kPrefetch,
+                              [this](uint32_t of, absl::Span<const uint32_t> experts) {
+                                return eviction_.Victim(of, experts);
+                              })
+               : NeuronSlots::kNoSlot;
+    if (slot == NeuronSlots::kNoSlot) {
+      return;
+    }
+    if (!slots_->lead_resident() &&
+        !slots_->FetchLead(FetchKind::kPrefetch, step_, layer, expert, slot).ok()) {
+      slots_->GiveUp(slot);
+      return;
+    }
+    counters_.Add(layer, &ResidencyCounters::prefetch_issued, neurons.empty() ? 1 : 0);
+  }
+  slots_->table().slot(slot).fresh = true;
+  if (neurons.empty()) {
+    return;
+  }
+  const NeuronTable& table = slots_->neurons();
+  const uint32_t width = table.width(slot);
+  const auto asked = table.asked(slot);
+  uint32_t count = 0;
+  for (const uint32_t neuron : neurons) {
+    if (neuron < width && !HasNeuron(asked, neuron)) {
+      list_[count++] = neuron;
+    }
+  }
+  if (CopiesAll(count, width, copy_all_share_)) {
+    count = 0;
+    for (uint32_t neuron = 0; neuron < width; ++neuron) {
+      if (!HasNeuron(asked, neuron)) {
+        list_[count++] = neuron;
+      }
+    }
+  }
+  if (count > 0 &&
+      !slots_->FetchNeurons(FetchKind::kPrefetch, step_, slot, absl::MakeConstSpan(list_.data(), count))
+           .ok()) {
+    return;
+  }
+  counters_.Add(layer, &ResidencyCounters::prefetch_issued);
+  neuron_counters_[layer].prefetched += count;
+  slots_->SetPredicted(slot, step_);
+}
+
+}  // namespace sluice

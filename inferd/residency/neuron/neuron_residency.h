@@ -1,0 +1,227 @@
+// Residency that knows single neurons (CORM's two-level cache, FloE's slots): experts in slots, and within a
+// slot the neurons that were needed so far.
+//
+// An expert with few rows is looked at before its neurons are fetched: its lead alone is computed
+// (LeadsQueued), which says which neurons count for any row; those that are missing travel, all of a layer at
+// once, while experts whose neurons are there are computed. An expert with many rows needs nearly all of its
+// neurons: it is not looked at, its missing ones travel in one copy, and a slot without any is filled and
+// computed tile by tile. Which rows are read decides nothing about the result: what counts is computed, in
+// neuron order.
+//
+// Where a policy leaves neurons out: `proceed` computes what predictors brought, if one named the expert's
+// neurons in this step or the one before (else, and for prompts, everything is loaded); `budgeted` fetches
+// the largest within a layer's link time.
+//
+// Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
+#ifndef SLUICE_INFERD_RESIDENCY_NEURON_RESIDENCY_H_
+#define SLUICE_INFERD_RESIDENCY_NEURON_RESIDENCY_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "inferd/policy/cache/slot_eviction.h"
+#include "inferd/policy/preset/policy_kinds.h"
+#include "inferd/residency/neuron/neuron_choice.h"
+#include "inferd/residency/neuron/neuron_slots.h"
+#include "inferd/residency/residency.h"
+#include "inferd/residency/slab/slab_residency.h"
+#include "inferd/weights/fetch_queue.h"
+#include "inferd/weights/stall_limit.h"
+#include "inferd/weights/weight_client.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+struct NeuronResidencyOptions {
+  // Of these: budget, link, tile, in-flight limit, eviction, allocation, fill order, load_seconds, lead and
+  // stall limit. Misses are loaded.
+  SlabResidencyOptions slots;
+  bool lead_resident = false;
+  bool fetch_ahead = false;      // whether experts of later layers will be asked for
+  double copy_all_share = 0.75;  // below 0: measured at the start
+  NeuronMiss miss = NeuronMiss::kLoad;
+  double budget_us = 0;  // kBudgeted: link time of a layer
+};
+
+class NeuronResidency final : public Residency {
+ public:
+  // All pointers outlive this object. Errors of NeuronSlots::Create and of the backend.
+  static absl::StatusOr<std::unique_ptr<NeuronResidency>> Create(const NeuronResidencyOptions& options,
+                                                                 WeightClient* client, FetchQueue* fetches,
+                                                                 Backend* backend);
+  ~NeuronResidency() override;
+
+  absl::Status Attach() override;
+  bool IsResident(uint32_t layer, uint32_t expert) const override {
+    return slots_->table().IsReady(layer, expert);
+  }
+  bool IsComing(uint32_t layer, uint32_t expert) const override {
+    return slots_->Find(layer, expert) != NeuronSlots::kNoSlot;
+  }
+  double NeuronShare(uint32_t layer, uint32_t expert) const override;
+  // With all their neurons.
+  bool AllResident(uint32_t layer) const override;
+  bool WantsScores() const override { return eviction_.NeedsScores(); }
+  void SetScores(absl::Span<const float> scores) override;
+  void SetPrefill(bool prefill) override { prefill_ = prefill; }
+  void SetLossless(bool lossless) override { lossless_ = lossless; }
+  void BeginStep(uint64_t step) override;
+  absl::Status BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
+  absl::StatusOr<absl::Span<const ReadyTile>> Next() override;
+  absl::Status LeadsQueued() override;
+  bool NextWaits() const override;
+  absl::Span<const FailedDemand> failed() const override { return failed_; }
+  // Brings the lead, unless every lead is there; keeps what the slot holds.
+  void Prefetch(uint32_t layer, uint32_t expert) override;
+  void PrefetchNeurons(uint32_t layer, uint32_t expert, absl::Span<const uint32_t> neurons) override;
+  bool IsBehind() const override { return in_layer_ && slots_->in_flight() > 0; }
+  void SetLeadListener(LeadListener* listener) override { listener_ = listener; }
+  std::optional<WeightView> Lead(uint32_t layer, uint32_t expert) const override;
+  void Poll() override;
+  void Abandon() override;
+  uint64_t held() const override { return 0; }
+  ResidencyCounters counters() const override { return counters_.total(); }
+  absl::Span<const ResidencyCounters> counters_by_layer() const override { return counters_.layers(); }
+  absl::Span<const NeuronCounters> neuron_counters() const override { return neuron_counters_; }
+
+  bool HasRoomAhead() const override { return slots_->plan().room_ahead; }
+  std::optional<NeuronCacheFacts> neuron_cache() const override {
+    return NeuronCacheFacts{slots_->plan().slots, slots_->lead_resident(), copy_all_share_,
+                            options_.copy_all_share < 0};
+  }
+  std::string Describe() const override;
+
+  const NeuronSlots& slots() const { return *slots_; }
+  // Of an expert's neurons; more than these travel in one copy.
+  double copy_all_share() const { return copy_all_share_; }
+
+ private:
+  enum class State : uint8_t {
+    kNeedsSlot,     // and what it is filled with: its lead, or everything
+    kLeadComes,     // on the link
+    kLeadReady,     // to be handed out
+    kLeadOut,       // being computed
+    kNeedsNeurons,  // not all of `need` is asked for
+    kNeuronsCome,   // all of it is there or on the link
+    kReady,         // to be computed
+    kOut,           // being computed, nothing of it is left
+    kDone,
+    kFailed
+  };
+  // Rows whose lead values a layer keeps; experts beyond them are not looked at.
+  static constexpr uint32_t kValueRows = 256;
+  struct Entry {
+    uint32_t expert = 0;
+    uint32_t rows = 0;
+    uint32_t slot = NeuronSlots::kNoSlot;
+    State state = State::kNeedsSlot;
+    bool looks = false;       // at the lead, before neurons are asked for
+    bool predicted = false;   // its neurons were, lately
+    uint32_t values_row = 0;  // looks: its first of lead values
+    uint32_t handed = 0;      // neurons that were handed out
+  };
+
+  NeuronResidency(const NeuronResidencyOptions& options, std::unique_ptr<NeuronSlots> slots,
+                  WeightClient* client, FetchQueue* fetches, Backend* backend);
+  absl::Status AllocateLeads();
+  absl::Status FillLeads();
+  absl::StatusOr<uint64_t> AskForLeads();
+  absl::Status FillSlots();
+  absl::Status FillSlot(uint32_t layer, uint32_t expert);
+  absl::Status DrainFill(uint32_t most);
+  absl::Status MeasureBreakEven();
+  absl::StatusOr<double> TimeNeurons(uint32_t slot, uint32_t width, uint32_t each);
+
+  void BeginEntry(uint32_t index, const ExpertDemand& demand);
+  void CountDemand(const Entry& entry);
+  void EndLayer();
+  void TellEviction();
+  absl::Status AskForWaiting();
+  absl::Status AskForSlot(uint32_t index);
+  absl::Status AskForNeurons(uint32_t index);
+  uint32_t TakeSlot(uint32_t expert);
+  uint32_t ListAll(uint32_t slot);
+  void DecideNeurons();
+  void DecideFor(uint32_t index);
+  void WantNeurons(uint32_t index, absl::Span<const uint64_t> active);
+  void ChooseWithinBudget();
+  double LoadSeconds() const;
+
+  void Handle(const FetchKey& key, const FetchCompletion& completion);
+  void CountFailure(const FetchCompletion& completion, uint32_t index);
+  void Reconsider(uint32_t index, const NeuronSlots::Ended& ended, bool ok);
+  void FinishHandedOut();
+  void HandOut();
+  void HandOutLead(uint32_t index);
+  void HandOutRange(uint32_t index, uint32_t end);
+  bool HasAll(uint32_t index) const;
+  absl::Time WaitUntil() const;
+  absl::Status StallError() const;
+
+  uint64_t* Need(uint32_t index) { return &need_[uint64_t{index} * words_]; }
+  absl::Span<const uint64_t> NeedOf(uint32_t index) const {
+    return {&need_[uint64_t{index} * words_], words_};
+  }
+  NeuronCounters& layer_counters() { return neuron_counters_[layer_]; }
+
+  const NeuronResidencyOptions options_;
+  const Pack& pack_;
+  WeightClient* const client_;
+  FetchQueue* const fetches_;
+  Backend* const backend_;
+  Queue* const queue_;
+  const std::unique_ptr<NeuronSlots> slots_;
+  SlotEvictionPolicy eviction_;
+  bool filled_ = false;  // once, at the start
+  double copy_all_share_ = 1;
+  double last_copy_us_ = 0;  // of the transfer that ended last
+  LeadListener* listener_ = nullptr;
+  bool leads_came_ = false;  // that were prefetched, since the listener was told
+
+  uint64_t step_ = 0;
+  uint32_t layer_ = 0;
+  bool prefill_ = false;
+  bool lossless_ = false;
+  bool in_layer_ = false;
+  bool streams_ = false;  // prefill that wants more experts than the layer may keep
+  uint32_t width_ = 0;    // of the layer's experts
+  uint32_t demands_ = 0;
+  uint32_t value_rows_ = 0;          // of the layer's lead values
+  std::vector<Entry> entries_;       // [most experts of a layer], by demand
+  std::vector<uint32_t> demand_of_;  // [most experts], by expert: demand + 1, 0: none
+  std::vector<uint32_t> chosen_;     // for the eviction policy
+  std::vector<float> scores_;        // of the layer that begins next
+  std::vector<ReadyTile> ready_;     // handed out by the last Next()
+  std::vector<FailedDemand> failed_;
+  const uint32_t words_;           // of a mask
+  std::vector<uint64_t> need_;     // [most experts][words_]: neurons without which it is not computed
+  std::vector<uint64_t> all_;      // [words_]: every neuron of the layer's experts
+  std::vector<uint64_t> none_;     // [words_]
+  std::vector<uint32_t> list_;     // neurons of one request
+  std::vector<NeuronWant> wants_;  // of the layer, kBudgeted
+  std::vector<uint8_t> begun_;     // by demand: it has paid the link's latency
+  NeuronBudget budget_;            // what is left of the layer's
+
+  BufferId leads_ = kNoBuffer;  // float32 [kValueRows][most neurons], then uint64 [most experts][words_]
+  uint64_t active_offset_ = 0;
+  uint64_t value_stride_ = 0;  // floats
+
+  uint32_t open_ = 0;  // entries neither kDone nor kFailed
+  uint32_t window_;    // of demands in flight
+  bool no_room_ = false;
+  absl::Time retry_at_;
+  StallLimit stall_;
+  absl::Status trouble_;      // a completion that no rule covers
+  absl::Status start_error_;  // a lead that is damaged
+  LayerCounters counters_;
+  std::vector<NeuronCounters> neuron_counters_;  // by layer
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_RESIDENCY_NEURON_RESIDENCY_H_

@@ -1,0 +1,147 @@
+#include "inferd/schedule/generate_sequence.h"
+
+#include <algorithm>
+
+namespace sluice {
+namespace {
+
+// Tokens of the prompt before the answer that its decoding may depend on: a word's start, the bytes of one
+// character.
+constexpr size_t kDecoderContext = 16;
+
+Sequence::Header HeaderOf(SequenceId id, const GenerateSpec& spec, absl::Time now) {
+  return {id, spec.request_id, spec.client, spec.priority, spec.deadline, now};
+}
+
+}  // namespace
+
+GenerateSequence::GenerateSequence(SequenceId id, GenerateSpec spec, std::shared_ptr<RequestSink> sink,
+                                   absl::Time now, uint64_t seed, absl::Span<const int32_t> eos_ids,
+                                   const Tokenizer* tokenizer)
+    : Sequence(HeaderOf(id, spec, now), std::move(spec.prompt)),
+      sampling_(spec.sampling),
+      stopping_(spec.stopping),
+      logprobs_(spec.logprobs),
+      seed_(spec.sampling.seed.value_or(seed)),
+      sink_(std::move(sink)),
+      stop_ids_(spec.stopping.stop_token_ids),
+      matcher_(spec.stopping.stop, spec.stopping.include_stop_in_output) {
+  const uint32_t most = prompt_tokens_ + stopping_.max_tokens;
+  tokens_.reserve(most);
+  if (!stopping_.ignore_eos) {
+    stop_ids_.insert(stop_ids_.end(), eos_ids.begin(), eos_ids.end());
+  }
+  if (HasPenalties(sampling_)) {
+    counts_.Reserve(most);
+    for (const int32_t token : tokens_) {
+      counts_.AddPrompt(token);
+    }
+  }
+  if (tokenizer != nullptr) {
+    decoder_.emplace(*tokenizer, /*skip_special=*/true);
+    // The answer's text goes on where the prompt's ended: only at the start of a text does a SentencePiece
+    // word lose its space, and a character may have begun in the prompt.
+    const size_t context = std::min(tokens_.size(), kDecoderContext);
+    for (size_t i = tokens_.size() - context; i < tokens_.size(); ++i) {
+      decoder_->Push(tokens_[i]);
+    }
+  }
+  out_.candidates.reserve(logprobs_);
+}
+
+void GenerateSequence::OnStarted(double queue_seconds) { sink_->OnStarted(MakeUsage(), queue_seconds); }
+
+void GenerateSequence::Take(const LogitSlice& slice, absl::Time now, Sampler* sampler) {
+  if (!CheckFinite(slice)) {
+    return;
+  }
+  const int32_t token = Sample(slice, sampler);
+  tokens_.push_back(token);
+  if (counts_.enabled()) {
+    counts_.AddGenerated(token);
+  }
+  first_token_ = generated() == 1 ? now : first_token_;
+  last_token_ = now;
+  const bool stops = Stops(token);
+  text_.clear();
+  AddText(token, stops);
+  if (stops) {
+    state_ = State::kFinished;
+    info_.reason = FinishReason::kStop;
+    info_.matched_stop_id = token;
+  } else if (matcher_.matched() >= 0) {
+    state_ = State::kFinished;
+    info_.reason = FinishReason::kStopSequence;
+    info_.matched_stop_string = matcher_.stop(matcher_.matched());
+  } else if (generated() == stopping_.max_tokens) {
+    state_ = State::kFinished;
+    info_.reason = FinishReason::kLength;
+  }
+  if (state_ == State::kFinished && matcher_.matched() < 0) {
+    if (decoder_.has_value() && matcher_.Push(decoder_->Flush(), &text_) && !stops) {
+      info_.reason = FinishReason::kStopSequence;  // the last bytes, made whole, completed a stop string
+      info_.matched_stop_string = matcher_.stop(matcher_.matched());
+    }
+    matcher_.Flush(&text_);
+  }
+  Report(slice, token);
+}
+
+int32_t GenerateSequence::Sample(const LogitSlice& slice, Sampler* sampler) {
+  const bool may_stop = generated() >= stopping_.min_tokens;
+  const bool greedy = sampling_.temperature < kGreedyTemperature || sampling_.top_k == 1;
+  if (greedy && !counts_.enabled() && (may_stop || stop_ids_.empty())) {
+    return slice.logits->ids[uint64_t{slice.first} * slice.logits->k];
+  }
+  SampleInput input;
+  input.logits = absl::MakeConstSpan(slice.logits->logits + uint64_t{slice.first} * slice.vocab, slice.vocab);
+  input.params = &sampling_;
+  input.seed = seed_;
+  input.position = tokens_.size();
+  input.counts = counts_.enabled() ? &counts_ : nullptr;
+  input.banned = may_stop ? absl::Span<const int32_t>() : stop_ids_;
+  return sampler->Sample(input);
+}
+
+bool GenerateSequence::Stops(int32_t token) const {
+  return generated() > stopping_.min_tokens &&
+         std::find(stop_ids_.begin(), stop_ids_.end(), token) != stop_ids_.end();
+}
+
+// Appends to text_ what can be given out with `token`.
+void GenerateSequence::AddText(int32_t token, bool stops) {
+  if (!decoder_.has_value() || (stops && !stopping_.include_stop_in_output)) {
+    return;
+  }
+  if (generated() <= stopping_.min_tokens) {
+    text_ += decoder_->Push(token);
+  } else {
+    matcher_.Push(decoder_->Push(token), &text_);
+  }
+}
+
+void GenerateSequence::Report(const LogitSlice& slice, int32_t token) {
+  const LogitRows& logits = *slice.logits;
+  const float log_sum = logits.log_sum_exp[slice.first];
+  out_.token_id = token;
+  out_.logprob = logits.logits[uint64_t{slice.first} * slice.vocab + token] - log_sum;
+  out_.candidates.clear();
+  for (uint32_t i = 0; i < std::min(logprobs_, logits.k); ++i) {
+    const uint64_t at = uint64_t{slice.first} * logits.k + i;
+    out_.candidates.push_back({logits.ids[at], logits.values[at] - log_sum});
+  }
+  sink_->OnTokens(absl::MakeConstSpan(&out_, 1), text_);
+}
+
+Usage GenerateSequence::MakeUsage() const { return {prompt_tokens_, generated(), 0}; }
+
+void GenerateSequence::Finish() {
+  info_.usage = MakeUsage();
+  info_.timings = MakeTimings();
+  info_.seed = seed_;
+  sink_->OnFinished(info_);
+}
+
+void GenerateSequence::Fail(const absl::Status& status) { sink_->OnError(status); }
+
+}  // namespace sluice

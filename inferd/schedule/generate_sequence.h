@@ -1,0 +1,62 @@
+// A request that generates: samples one token a step, turns it into text, watches for its end.
+//
+// The token that ends an answer (an end token or a stop id) is reported as a token and counted; its text only
+// with include_stop_in_output. Text is held back while it may become a stop string. The first min_tokens
+// tokens are never end tokens or stop ids, and their text takes no part in stop strings.
+//
+// Thread safety: thread-compatible; see sequence.h.
+#ifndef SLUICE_INFERD_GENERATE_SEQUENCE_H_
+#define SLUICE_INFERD_GENERATE_SEQUENCE_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/text/tokenizer.h"
+#include "inferd/schedule/sequence.h"
+#include "inferd/schedule/stop_matcher.h"
+
+namespace sluice {
+
+class GenerateSequence final : public Sequence {
+ public:
+  // `spec`: validated; `seed`: what is drawn if it names none; `eos_ids`: the model's end tokens;
+  // `tokenizer`: null: no text is made. Both outlive the sequence.
+  GenerateSequence(SequenceId id, GenerateSpec spec, std::shared_ptr<RequestSink> sink, absl::Time now,
+                   uint64_t seed, absl::Span<const int32_t> eos_ids, const Tokenizer* tokenizer);
+
+  uint32_t LogitRowsOf(const ScheduledRows& rows) const override { return rows.reaches_end ? 1 : 0; }
+  uint32_t candidates() const override { return 1 + logprobs_; }
+  void Take(const LogitSlice& slice, absl::Time now, Sampler* sampler) override;
+  void Finish() override;
+  void Fail(const absl::Status& status) override;
+
+ protected:
+  void OnStarted(double queue_seconds) override;
+
+ private:
+  int32_t Sample(const LogitSlice& slice, Sampler* sampler);
+  void Report(const LogitSlice& slice, int32_t token);
+  void AddText(int32_t token, bool stops);
+  bool Stops(int32_t token) const;
+  Usage MakeUsage() const;
+
+  const SamplingParams sampling_;
+  const StoppingParams stopping_;
+  const uint32_t logprobs_;
+  const uint64_t seed_;
+  const std::shared_ptr<RequestSink> sink_;
+  std::vector<int32_t> stop_ids_;  // end tokens (unless ignored) and stop ids
+  TokenCounts counts_;             // empty without penalties
+  std::optional<StreamDecoder> decoder_;
+  StopMatcher matcher_;
+  std::string text_;  // made by the current token
+  TokenOut out_;      // the current token
+  FinishInfo info_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_GENERATE_SEQUENCE_H_

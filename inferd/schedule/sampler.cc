@@ -1,0 +1,280 @@
+#include "inferd/schedule/sampler.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+namespace sluice {
+namespace {
+
+uint64_t Mix(uint64_t x) {  // the finalizer of splitmix64
+  x ^= x >> 30;
+  x *= 0xbf58476d1ce4e5b9ull;
+  x ^= x >> 27;
+  x *= 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+constexpr uint32_t kLanes = 16;  // independent sums, so that the compiler may use vectors
+
+float MaxOf(absl::Span<const float> values) {
+  float lanes[kLanes];
+  std::fill(lanes, lanes + kLanes, -std::numeric_limits<float>::infinity());
+  size_t i = 0;
+  for (; i + kLanes <= values.size(); i += kLanes) {
+    for (uint32_t lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] = values[i + lane] > lanes[lane] ? values[i + lane] : lanes[lane];
+    }
+  }
+  float best = *std::max_element(lanes, lanes + kLanes);
+  for (; i < values.size(); ++i) {
+    best = std::max(best, values[i]);
+  }
+  return best;
+}
+
+}  // namespace
+
+double UniformAt(uint64_t seed, uint64_t position) {
+  const uint64_t bits = Mix(Mix(seed + 0x9e3779b97f4a7c15ull) + (position + 1) * 0xd1b54a32d192ed03ull);
+  return static_cast<double>(bits >> 11) * 0x1.0p-53;
+}
+
+float SamplerExp(float x) {
+  // Cody-Waite reduction and the polynomial of kernels/ARITHMETIC.md 7, but without fma: this file is
+  // compiled for plain x86-64. Selects, not branches, so that loops over it become vector code.
+  const float clamped = x > -87.0f ? x : -87.0f;
+  const float n = (clamped * 1.44269504f + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: rounds to an integer
+  const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const float power = std::bit_cast<float>((static_cast<int32_t>(n) + 127) << 23);
+  return x > -87.0f ? p * power : 0.0f;
+}
+
+void TokenCounts::Reserve(uint32_t tokens) {
+  items_.clear();
+  items_.reserve(tokens);
+  slots_.assign(tokens == 0 ? 0 : std::bit_ceil(size_t{tokens} * 2), 0);
+}
+
+TokenCounts::Item* TokenCounts::Find(int32_t token) {
+  const size_t mask = slots_.size() - 1;
+  size_t at = Mix(static_cast<uint32_t>(token)) & mask;
+  while (slots_[at] != 0) {
+    Item* item = &items_[slots_[at] - 1];
+    if (item->token == token) {
+      return item;
+    }
+    at = (at + 1) & mask;
+  }
+  items_.push_back({token, 0, 0});
+  slots_[at] = static_cast<uint32_t>(items_.size());
+  return &items_.back();
+}
+
+Sampler::Sampler(uint32_t vocab)
+    : adjusted_(vocab), weights_(vocab), block_mass_((vocab + kBlock - 1) / kBlock) {
+  candidates_.reserve(vocab);
+}
+
+// The logits with penalties and bans; the input's own where there are none.
+absl::Span<const float> Sampler::Adjust(const SampleInput& input) {
+  const SamplingParams& params = *input.params;
+  const bool penalties = input.counts != nullptr && HasPenalties(params);
+  if (!penalties && input.banned.empty()) {
+    return input.logits;
+  }
+  std::copy(input.logits.begin(), input.logits.end(), adjusted_.begin());
+  if (penalties) {
+    for (const TokenCounts::Item& item : input.counts->items()) {
+      float& logit = adjusted_[item.token];
+      logit = logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;
+      logit -= params.frequency_penalty * static_cast<float>(item.generated);
+      logit -= item.generated > 0 ? params.presence_penalty : 0.0f;
+    }
+  }
+  for (const int32_t id : input.banned) {
+    adjusted_[id] = -std::numeric_limits<float>::infinity();
+  }
+  return absl::MakeConstSpan(adjusted_.data(), input.logits.size());
+}
+
+int32_t Sampler::Sample(const SampleInput& input) {
+  const SamplingParams& params = *input.params;
+  const absl::Span<const float> logits = Adjust(input);
+  const float best = MaxOf(logits);
+  if (params.temperature < kGreedyTemperature || params.top_k == 1) {
+    return static_cast<int32_t>(std::find(logits.begin(), logits.end(), best) - logits.begin());
+  }
+  const float inverse_temperature = 1.0f / params.temperature;
+  const double u = UniformAt(input.seed, input.position);
+  if (params.top_k > 0 && params.top_k < logits.size()) {
+    SelectBest(logits, params.top_k);
+    double mass = 0;
+    for (const Candidate& candidate : candidates_) {
+      mass += SamplerExp((candidate.logit - best) * inverse_temperature);
+    }
+    return DrawFromBest(params, best, inverse_temperature, mass, u);
+  }
+  if (params.top_p >= 1.0f && params.min_p <= 0.0f) {
+    return DrawFromAll(logits, best, inverse_temperature, u);
+  }
+  // Below ln(min_p) a candidate is dropped anyway; below e^-87 it weighs nothing. A little lower, so that
+  // rounding here decides nothing.
+  const float deepest = params.min_p > 0.0f ? std::log(params.min_p) - 0.01f : -88.0f;
+  if (params.top_p >= 1.0f) {
+    SelectAbove(logits, best + deepest * params.temperature);
+    return DrawFromBest(params, best, inverse_temperature, 0, u);
+  }
+  const double mass = MassOf(logits, best, inverse_temperature);
+  // Most rows hold their share within a few e-folds of the best: sorting what is that high is cheap.
+  for (float depth = -3.0f;; depth *= 2) {
+    depth = std::max(depth, deepest);
+    const double reached = SelectAbove(logits, best + depth * params.temperature);
+    if (reached >= params.top_p * mass || depth == deepest) {
+      return DrawFromBest(params, best, inverse_temperature, mass, u);
+    }
+  }
+}
+
+// The k best into candidates_, best first.
+void Sampler::SelectBest(absl::Span<const float> logits, uint32_t k) {
+  candidates_.clear();
+  constexpr uint32_t kHeapLimit = 1024;  // beyond it one selection over all is faster than a large heap
+  if (k > kHeapLimit) {
+    for (size_t i = 0; i < logits.size(); ++i) {
+      candidates_.push_back({logits[i], static_cast<int32_t>(i)});
+    }
+    std::nth_element(candidates_.begin(), candidates_.begin() + k, candidates_.end(), Better);
+    candidates_.resize(k);
+    std::sort(candidates_.begin(), candidates_.end(), Better);
+    return;
+  }
+  for (size_t i = 0; i < k; ++i) {
+    candidates_.push_back({logits[i], static_cast<int32_t>(i)});
+  }
+  std::make_heap(candidates_.begin(), candidates_.end(), Better);  // the worst is in front
+  for (size_t i = k; i < logits.size(); ++i) {
+    if (logits[i] > candidates_.front().logit) {
+      std::pop_heap(candidates_.begin(), candidates_.end(), Better);
+      candidates_.back() = {logits[i], static_cast<int32_t>(i)};
+      std::push_heap(candidates_.begin(), candidates_.end(), Better);
+    }
+  }
+  std::sort_heap(candidates_.begin(), candidates_.end(), Better);
+}
+
+// All not below `lowest` into candidates_, in index order; the sum of their weights_, if these are there.
+double Sampler::SelectAbove(absl::Span<const float> logits, float lowest) {
+  candidates_.clear();
+  double mass = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (logits[i] >= lowest) {
+      candidates_.push_back({logits[i], static_cast<int32_t>(i)});
+      mass += weights_[i];
+    }
+  }
+  return mass;
+}
+
+// Fills weights_ and block_mass_; the sum of all, a fixed tree over blocks and lanes.
+double Sampler::MassOf(absl::Span<const float> logits, float best, float inverse_temperature) {
+  float* const weights = weights_.data();
+  const float* const values = logits.data();
+  for (size_t i = 0; i < logits.size(); ++i) {
+    weights[i] = SamplerExp((values[i] - best) * inverse_temperature);
+  }
+  double mass = 0;
+  for (size_t begin = 0; begin < logits.size(); begin += kBlock) {
+    const size_t end = std::min(begin + kBlock, logits.size());
+    float lanes[kLanes] = {};  // at most 32 weights of at most 1 each: no bits to speak of are lost
+    size_t i = begin;
+    for (; i + kLanes <= end; i += kLanes) {
+      for (uint32_t lane = 0; lane < kLanes; ++lane) {
+        lanes[lane] += weights[i + lane];
+      }
+    }
+    double block = 0;
+    for (; i < end; ++i) {
+      block += weights[i];
+    }
+    for (const float lane : lanes) {
+      block += lane;
+    }
+    block_mass_[begin / kBlock] = block;
+    mass += block;
+  }
+  return mass;
+}
+
+int32_t Sampler::DrawFromAll(absl::Span<const float> logits, float best, float inverse_temperature,
+                             double u) {
+  double left = u * MassOf(logits, best, inverse_temperature);
+  size_t block = 0;
+  const size_t blocks = (logits.size() + kBlock - 1) / kBlock;
+  while (block + 1 < blocks && block_mass_[block] <= left) {
+    left -= block_mass_[block++];
+  }
+  // Rounding may leave a little at the block's end, or lead into a last block that weighs nothing: the last
+  // token that can be drawn at all is the answer then.
+  int32_t last = -1;
+  for (size_t i = block * kBlock; i < std::min((block + 1) * kBlock, logits.size()); ++i) {
+    if (weights_[i] > 0.0f) {
+      last = static_cast<int32_t>(i);
+      left -= weights_[i];
+      if (left < 0) {
+        return last;
+      }
+    }
+  }
+  for (size_t i = block * kBlock; last < 0 && i > 0; --i) {
+    last = weights_[i - 1] > 0.0f ? static_cast<int32_t>(i - 1) : -1;
+  }
+  return last;
+}
+
+// Cuts candidates_ (best first, or any order: then `mass` is that of the whole row) by top-p and min-p;
+// draws.
+int32_t Sampler::DrawFromBest(const SamplingParams& params, float best, float inverse_temperature,
+                              double mass, double u) {
+  const double enough = params.top_p < 1.0f ? params.top_p * mass : std::numeric_limits<double>::infinity();
+  double kept = 0;
+  size_t count = 0;
+  size_t sorted = 0;
+  while (count < candidates_.size() && kept < enough) {
+    if (count == sorted) {  // sort a little further; most draws need few
+      const size_t further = std::min(candidates_.size(), std::max<size_t>(64, sorted * 4));
+      if (further < candidates_.size()) {
+        std::nth_element(candidates_.begin() + sorted, candidates_.begin() + further, candidates_.end(),
+                         Better);
+      }
+      std::sort(candidates_.begin() + sorted, candidates_.begin() + further, Better);
+      sorted = further;
+    }
+    const float weight = SamplerExp((candidates_[count].logit - best) * inverse_temperature);
+    if (count > 0 && weight < params.min_p) {
+      break;
+    }
+    weights_[count] = weight;
+    kept += weight;
+    ++count;
+  }
+  const double target = u * kept;
+  double sum = 0;
+  for (size_t i = 0; i < count; ++i) {
+    sum += weights_[i];
+    if (sum > target) {
+      return candidates_[i].id;
+    }
+  }
+  return candidates_[count - 1].id;
+}
+
+}  // namespace sluice

@@ -1,0 +1,103 @@
+// From a row of logits to a token: penalties, temperature, top-k, top-p, min-p, a keyed draw.
+//
+// Order: penalties and bans change the logits; temperature divides them; top-k keeps the k largest (ties to
+// the lower index); top-p keeps the shortest prefix, best first, of what is left that holds a share >= p of
+// its probability; min-p drops what is less likely than min_p times the most likely; at least one token
+// stays. The draw uses one uniform number keyed by (seed, position), so it depends on nothing but the row and
+// the request.
+//
+// Greedy without penalties needs no Sampler: the best id of the row (Queue::TopLogits) is the answer.
+//
+// Thread safety: thread-compatible; a Sampler has scratch memory and belongs to the engine thread. Nothing
+// allocates after construction.
+#ifndef SLUICE_INFERD_SAMPLER_H_
+#define SLUICE_INFERD_SAMPLER_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "inferd/api/engine_api.h"
+
+namespace sluice {
+
+// Temperatures below are greedy decoding: dividing by them would overflow.
+inline constexpr float kGreedyTemperature = 1e-5f;
+
+// Uniform in [0, 1), a function of its arguments alone.
+double UniformAt(uint64_t seed, uint64_t position);
+
+// exp(x) for x <= 0: relative error below 2^-21, 0 below -87. The same bits on every CPU (no fma, no libm).
+float SamplerExp(float x);
+
+// How often a sequence holds each token, for penalties. Sized once; adding does not allocate.
+class TokenCounts {
+ public:
+  struct Item {
+    int32_t token = 0;
+    uint32_t in_prompt = 0;
+    uint32_t generated = 0;
+  };
+
+  // Room for `tokens` different tokens; 0: counts nothing.
+  void Reserve(uint32_t tokens);
+  void AddPrompt(int32_t token) { Find(token)->in_prompt++; }
+  void AddGenerated(int32_t token) { Find(token)->generated++; }
+  bool enabled() const { return !slots_.empty(); }
+  // Every token seen, in order of first appearance.
+  absl::Span<const Item> items() const { return items_; }
+
+ private:
+  Item* Find(int32_t token);
+  std::vector<uint32_t> slots_;  // open addressing: index into items_ + 1, 0: empty; a power of two
+  std::vector<Item> items_;
+};
+
+// Repetition penalties count prompt and answer, frequency and presence the answer alone.
+inline bool HasPenalties(const SamplingParams& p) {
+  return p.repetition_penalty != 1.0f || p.frequency_penalty != 0.0f || p.presence_penalty != 0.0f;
+}
+
+struct SampleInput {
+  absl::Span<const float> logits;          // [vocab], finite
+  const SamplingParams* params = nullptr;  // validated
+  uint64_t seed = 0;
+  uint64_t position = 0;                // of the token to be drawn, in its sequence
+  const TokenCounts* counts = nullptr;  // null: no penalties
+  absl::Span<const int32_t> banned;     // never drawn; fewer than vocab
+};
+
+class Sampler {
+ public:
+  explicit Sampler(uint32_t vocab);
+
+  int32_t Sample(const SampleInput& input);
+
+ private:
+  static constexpr size_t kBlock = 512;
+
+  struct Candidate {
+    float logit;
+    int32_t id;
+  };
+  static bool Better(const Candidate& a, const Candidate& b) {
+    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+  }
+
+  absl::Span<const float> Adjust(const SampleInput& input);
+  void SelectBest(absl::Span<const float> logits, uint32_t k);
+  double SelectAbove(absl::Span<const float> logits, float lowest);
+  int32_t DrawFromAll(absl::Span<const float> logits, float best, float inverse_temperature, double u);
+  double MassOf(absl::Span<const float> logits, float best, float inverse_temperature);
+  int32_t DrawFromBest(const SamplingParams& params, float best, float inverse_temperature, double mass,
+                       double u);
+
+  std::vector<float> adjusted_;        // [vocab]
+  std::vector<float> weights_;         // [vocab]
+  std::vector<double> block_mass_;     // sums of kBlock weights each
+  std::vector<Candidate> candidates_;  // at most vocab
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_SAMPLER_H_

@@ -1,0 +1,295 @@
+#include "inferd/schedule/scheduler.h"
+
+#include <algorithm>
+#include <tuple>
+
+namespace sluice {
+
+Scheduler::Scheduler(const SchedulerOptions& options, KvPages* pages) : options_(options), pages_(pages) {
+  running_.reserve(options.parallel);
+  plan_.sequences.reserve(options.parallel);
+  plan_.admitted.reserve(options.parallel);
+  plan_.preempted.reserve(options.parallel);
+  free_slots_.reserve(options.parallel);
+  for (uint32_t slot = options.parallel; slot > 0; --slot) {
+    free_slots_.push_back(slot - 1);
+  }
+}
+
+Scheduler::~Scheduler() = default;
+
+bool Scheduler::Older(const Entry& a, const Entry& b) {
+  return std::make_tuple(-int64_t{a.request.priority}, a.arrival) <
+         std::make_tuple(-int64_t{b.request.priority}, b.arrival);
+}
+
+Scheduler::Client* Scheduler::ClientNamed(const std::string& name) {
+  uint64_t least_served = ~uint64_t{0};
+  for (const std::unique_ptr<Client>& client : clients_) {
+    if (client->name == name) {
+      return client.get();
+    }
+    least_served = std::min(least_served, client->served);
+  }
+  // A newcomer starts level with the client served least: earlier absence earns no credit.
+  clients_.push_back(std::make_unique<Client>());
+  clients_.back()->name = name;
+  clients_.back()->served = clients_.size() == 1 ? 0 : least_served;
+  return clients_.back().get();
+}
+
+void Scheduler::Add(const ScheduleRequest& request) {
+  auto entry = std::make_unique<Entry>();
+  entry->request = request;
+  entry->client = ClientNamed(request.client);
+  entry->client->live++;
+  entry->arrival = arrivals_++;
+  waiting_.push_back(entry.get());
+  entries_.emplace(request.id, std::move(entry));
+}
+
+void Scheduler::StopRunning(Entry* entry) {
+  pages_->Release(entry->slot);
+  free_slots_.push_back(entry->slot);
+  entry->slot = kNoSlot;
+  entry->client->running--;
+  running_.erase(std::find(running_.begin(), running_.end(), entry));
+}
+
+void Scheduler::Remove(SequenceId id) {
+  const auto found = entries_.find(id);
+  if (found == entries_.end()) {
+    return;
+  }
+  Entry* entry = found->second.get();
+  if (entry->slot != kNoSlot) {
+    StopRunning(entry);
+  } else {
+    waiting_.erase(std::find(waiting_.begin(), waiting_.end(), entry));
+  }
+  Client* client = entry->client;
+  if (--client->live == 0) {
+    clients_.erase(std::find_if(clients_.begin(), clients_.end(),
+                                [client](const std::unique_ptr<Client>& c) { return c.get() == client; }));
+  }
+  entries_.erase(found);
+}
+
+const std::vector<SequenceId>& Scheduler::Expired(absl::Time now) {
+  expired_.clear();
+  for (const std::vector<Entry*>* list : {&running_, &waiting_}) {
+    for (const Entry* entry : *list) {
+      if (entry->request.deadline <= now) {
+        expired_.push_back(entry->request.id);
+      }
+    }
+  }
+  return expired_;
+}
+
+absl::Time Scheduler::NextDeadline() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const std::vector<Entry*>* list : {&running_, &waiting_}) {
+    for (const Entry* entry : *list) {
+      next = std::min(next, entry->request.deadline);
+    }
+  }
+  return next;
+}
+
+void Scheduler::SetBlocked(SequenceId id, bool blocked) {
+  const auto found = entries_.find(id);
+  if (found != entries_.end()) {
+    found->second->blocked = blocked;
+  }
+}
+
+const StepPlan& Scheduler::Plan() {
+  plan_.sequences.clear();
+  plan_.admitted.clear();
+  plan_.preempted.clear();
+  plan_.rows = 0;
+  plan_.prefill_rows = 0;
+  for (Entry* entry : running_) {
+    entry->planned = false;
+    entry->blocked_plans = entry->blocked ? entry->blocked_plans + 1 : 0;
+  }
+  chunk_left_ = options_.prefill_chunk;
+  PlanDecode();
+  PlanPrefill();
+  MakeWay();
+  AdmitWaiting();
+  return plan_;
+}
+
+void Scheduler::PlanDecode() {
+  // Older entries come first, and MakeRoom takes from the youngest that has no rows yet: what is planned
+  // stays.
+  for (size_t i = 0; i < running_.size();) {
+    Entry* entry = running_[i];
+    if (entry->blocked || entry->missing() != 1) {
+      ++i;
+      continue;
+    }
+    if (MakeRoom(entry, entry->request.length)) {
+      PlanRows(entry, 1);
+      ++i;
+    } else {
+      Preempt(entry);  // the next one moved to place i
+    }
+  }
+}
+
+void Scheduler::PlanPrefill() {
+  while (chunk_left_ > 0) {
+    Entry* entry = NextPrefill();
+    if (entry == nullptr) {
+      return;
+    }
+    const uint32_t limit = entry->request.row_limit == 0 ? chunk_left_ : entry->request.row_limit;
+    const uint32_t rows = std::min({chunk_left_, limit, entry->missing()});
+    if (!MakeRoom(entry, entry->computed + rows)) {
+      return;  // it stays first in line until pages come back
+    }
+    chunk_left_ -= rows;
+    plan_.prefill_rows += rows;
+    PlanRows(entry, rows);
+  }
+}
+
+Scheduler::Entry* Scheduler::NextPrefill() {
+  Entry* best = nullptr;
+  const auto order = [](const Entry* e) {
+    return std::make_tuple(-int64_t{e->request.priority}, e->client->served, e->arrival);
+  };
+  for (Entry* entry : running_) {
+    if (!entry->planned && !entry->blocked && entry->missing() > 1 &&
+        (best == nullptr || order(entry) < order(best))) {
+      best = entry;
+    }
+  }
+  return best;
+}
+
+void Scheduler::AdmitWaiting() {
+  while (!free_slots_.empty() && !waiting_.empty()) {
+    Entry* entry = NextWaiting();
+    if (entry == nullptr) {
+      return;
+    }
+    if (PeakPages(entry->request.length + 1) + PagesPromised() > pages_->free_pages() && !running_.empty()) {
+      return;
+    }
+    waiting_.erase(std::find(waiting_.begin(), waiting_.end(), entry));
+    entry->slot = free_slots_.back();
+    free_slots_.pop_back();
+    entry->computed = 0;
+    entry->planned = false;
+    entry->client->running++;
+    running_.insert(std::upper_bound(running_.begin(), running_.end(), entry,
+                                     [](const Entry* a, const Entry* b) { return Older(*a, *b); }),
+                    entry);
+    plan_.admitted.push_back(entry->request.id);
+    if (entry->missing() == 1 && MakeRoom(entry, 1)) {
+      PlanRows(entry, 1);
+    } else {
+      PlanPrefill();
+    }
+  }
+}
+
+Scheduler::Entry* Scheduler::NextWaiting() {
+  const auto order = [](const Entry* e) {
+    return std::make_tuple(-int64_t{e->request.priority}, e->client->running, e->client->served, e->arrival);
+  };
+  Entry* best = nullptr;
+  for (Entry* entry : waiting_) {
+    if (!entry->blocked && (best == nullptr || order(entry) < order(best))) {
+      best = entry;
+    }
+  }
+  return best;
+}
+
+// Puts back who has been blocked for long, one a plan, while others wait.
+void Scheduler::MakeWay() {
+  if (NextWaiting() == nullptr) {
+    return;
+  }
+  for (auto it = running_.rbegin(); it != running_.rend(); ++it) {
+    if ((*it)->blocked_plans > kPatience) {
+      Preempt(*it);
+      return;
+    }
+  }
+}
+
+uint32_t Scheduler::PeakPages(uint32_t positions) const {
+  return KvPages::PeakPages(positions, pages_->window(), options_.prefill_chunk);
+}
+
+// Pages that the known tokens of the running sequences will still take.
+uint32_t Scheduler::PagesPromised() const {
+  uint32_t pages = 0;
+  for (const Entry* entry : running_) {
+    const uint32_t peak = PeakPages(entry->request.length);
+    pages += std::max(peak, pages_->held(entry->slot)) - pages_->held(entry->slot);
+  }
+  return pages;
+}
+
+// Grows `entry` to `end` positions; preempts younger sequences without rows in this plan if that helps.
+bool Scheduler::MakeRoom(Entry* entry, uint32_t end) {
+  pages_->Trim(entry->slot, entry->computed);
+  uint32_t within_reach = pages_->free_pages();
+  for (auto it = running_.rbegin(); *it != entry; ++it) {
+    within_reach += (*it)->planned ? 0 : pages_->held((*it)->slot);
+  }
+  if (pages_->Missing(entry->slot, end) > within_reach) {
+    return false;
+  }
+  while (!pages_->Grow(entry->slot, end)) {
+    auto victim = running_.rbegin();
+    while ((*victim)->planned || pages_->held((*victim)->slot) == 0) {
+      ++victim;
+    }
+    Preempt(*victim);
+  }
+  return true;
+}
+
+void Scheduler::Preempt(Entry* entry) {
+  StopRunning(entry);
+  entry->computed = 0;
+  waiting_.push_back(entry);
+  // One that was admitted for this very plan only goes back to where it came from.
+  const auto admitted = std::find(plan_.admitted.begin(), plan_.admitted.end(), entry->request.id);
+  if (admitted != plan_.admitted.end()) {
+    plan_.admitted.erase(admitted);
+  } else {
+    plan_.preempted.push_back(entry->request.id);
+  }
+}
+
+void Scheduler::PlanRows(Entry* entry, uint32_t rows) {
+  entry->planned = true;
+  plan_.rows += rows;
+  plan_.sequences.push_back(
+      {entry->request.id, entry->slot, entry->computed, rows, rows == entry->missing()});
+}
+
+void Scheduler::Commit(SequenceId id, uint32_t rows) {
+  Entry* entry = entries_.at(id).get();
+  entry->computed += rows;
+  entry->client->served += rows;
+}
+
+void Scheduler::Append(SequenceId id) { entries_.at(id)->request.length++; }
+
+void Scheduler::Restart(SequenceId id) {
+  Entry* entry = entries_.at(id).get();
+  pages_->Release(entry->slot);
+  entry->computed = 0;
+}
+
+}  // namespace sluice

@@ -1,0 +1,153 @@
+// Which rows the next step computes: continuous batching, chunked prefill, fairness, preemption. Pure: no
+// clock, no I/O, no device; time comes in as an argument.
+//
+// Rules, in this order:
+//  - Every running sequence that lacks only its last row (decode) gets it in every step, so prefill never
+//    starves decode. At most `prefill_chunk` further rows are prefill, so a step stays short; they go to the
+//    sequence of the highest priority, then of the client served least, then the oldest.
+//  - A waiting request starts when a slot is free and the pages of its known tokens, and those still to come
+//    of the running ones' known tokens, are free. Larger priority first; then the client with the fewest
+//    running sequences, then the one served least, then the oldest. The first in that order is never
+//    overtaken because it is large.
+//  - Pages of generated tokens are taken as they are needed, not reserved for max_tokens: most answers end
+//    early, and reserving would halve the batch. When pages run out the sequence of the lowest priority, the
+//    youngest of these, gives all its pages back and waits again, its known tokens to be recomputed. Exact
+//    arithmetic makes the recomputed state the same. The oldest of the highest priority is never chosen while
+//    another runs, and the cache holds at least one whole context, so there is always progress.
+//
+// Thread safety: thread-compatible; belongs to the engine thread.
+#ifndef SLUICE_INFERD_SCHEDULER_H_
+#define SLUICE_INFERD_SCHEDULER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/time/time.h"
+#include "inferd/model/kv_cache.h"
+
+namespace sluice {
+
+using SequenceId = uint64_t;
+inline constexpr uint32_t kNoSlot = 0xffffffffu;
+
+struct SchedulerOptions {
+  uint32_t parallel = 4;         // running sequences at most; KvPages has as many slots
+  uint32_t prefill_chunk = 512;  // prefill rows a step at most, >= 1
+};
+
+// A request as the scheduler sees it.
+struct ScheduleRequest {
+  SequenceId id = 0;
+  std::string client;
+  int32_t priority = 0;                          // larger runs earlier
+  absl::Time deadline = absl::InfiniteFuture();  // waiting and running
+  uint32_t length = 0;                           // tokens known, >= 1
+  uint32_t row_limit = 0;                        // rows a step at most; 0: prefill_chunk
+};
+
+// Rows of one sequence in a step: positions [first_position, first_position + rows).
+struct ScheduledRows {
+  SequenceId id = 0;
+  uint32_t slot = 0;
+  uint32_t first_position = 0;
+  uint32_t rows = 0;
+  bool reaches_end = false;  // the last row is that of the last known token
+};
+
+struct StepPlan {
+  std::vector<ScheduledRows> sequences;
+  uint32_t rows = 0;
+  uint32_t prefill_rows = 0;
+  std::vector<SequenceId> admitted;   // left the queue for this step
+  std::vector<SequenceId> preempted;  // went back to it
+};
+
+class Scheduler {
+ public:
+  // `pages` outlives the scheduler and belongs to it: nobody else grows or releases slots.
+  Scheduler(const SchedulerOptions& options, KvPages* pages);
+  ~Scheduler();
+
+  // Puts a request into the queue. REQUIRES: an id not in use.
+  void Add(const ScheduleRequest& request);
+
+  // Forgets a sequence, waiting or running; its slot and pages are free at once. Unknown ids are ignored.
+  void Remove(SequenceId id);
+
+  // The sequences whose deadline is not after `now`; they stay until Remove().
+  const std::vector<SequenceId>& Expired(absl::Time now);
+  // The earliest deadline of all; InfiniteFuture if there is none.
+  absl::Time NextDeadline() const;
+
+  // A blocked sequence gets no rows. It keeps its pages, but one that stays blocked over kPatience plans
+  // makes way for what waits: a consumer that reads nothing must not hold up others.
+  void SetBlocked(SequenceId id, bool blocked);
+  static constexpr uint32_t kPatience = 256;
+
+  // The next step. Valid until the next call. A plan that was not committed is simply made again.
+  const StepPlan& Plan();
+
+  // The planned rows of `id` are in the cache now.
+  void Commit(SequenceId id, uint32_t rows);
+  // `id` has one more known token.
+  void Append(SequenceId id);
+  // What the cache holds of `id`, which runs, is worth nothing any more: its pages are free, and all its
+  // known tokens are computed again.
+  void Restart(SequenceId id);
+
+  uint32_t running() const { return static_cast<uint32_t>(running_.size()); }
+  uint32_t waiting() const { return static_cast<uint32_t>(waiting_.size()); }
+
+ private:
+  struct Client {
+    std::string name;
+    uint64_t served = 0;  // rows
+    uint32_t running = 0;
+    uint32_t live = 0;  // waiting and running
+  };
+  struct Entry {
+    ScheduleRequest request;
+    Client* client = nullptr;
+    uint64_t arrival = 0;
+    uint32_t slot = kNoSlot;
+    uint32_t computed = 0;  // positions in the cache
+    bool blocked = false;
+    uint32_t blocked_plans = 0;  // since it was last not blocked
+    bool planned = false;        // has rows in the plan being made
+    uint32_t missing() const { return request.length - computed; }
+  };
+
+  static bool Older(const Entry& a, const Entry& b);
+  Client* ClientNamed(const std::string& name);
+  void PlanDecode();
+  void PlanPrefill();
+  void AdmitWaiting();
+  void MakeWay();
+  Entry* NextPrefill();
+  Entry* NextWaiting();
+  void PlanRows(Entry* entry, uint32_t rows);
+  bool MakeRoom(Entry* entry, uint32_t end);
+  void Preempt(Entry* entry);
+  void StopRunning(Entry* entry);
+  uint32_t PeakPages(uint32_t positions) const;
+  uint32_t PagesPromised() const;
+
+  const SchedulerOptions options_;
+  KvPages* const pages_;
+  absl::flat_hash_map<SequenceId, std::unique_ptr<Entry>> entries_;
+  std::vector<Entry*> running_;  // older and more important first
+  std::vector<Entry*> waiting_;  // in no order
+  std::vector<std::unique_ptr<Client>> clients_;
+  std::vector<uint32_t> free_slots_;
+  std::vector<SequenceId> expired_;
+  StepPlan plan_;
+  uint32_t chunk_left_ = 0;
+  uint64_t arrivals_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_SCHEDULER_H_

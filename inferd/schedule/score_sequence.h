@@ -1,0 +1,44 @@
+// A request that scores: its tokens are given, and every row's logits are reported.
+//
+// Thread safety: thread-compatible; see sequence.h.
+#ifndef SLUICE_INFERD_SCORE_SEQUENCE_H_
+#define SLUICE_INFERD_SCORE_SEQUENCE_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "inferd/schedule/sequence.h"
+
+namespace sluice {
+
+class ScoreSequence final : public Sequence {
+ public:
+  // `spec`: validated. `vocab` bounds the rows a step may hold when full rows are wanted.
+  ScoreSequence(SequenceId id, ScoreSpec spec, std::shared_ptr<ScoreSink> sink, absl::Time now,
+                uint32_t vocab);
+
+  uint32_t row_limit() const override { return row_limit_; }
+  uint32_t LogitRowsOf(const ScheduledRows& rows) const override;
+  uint32_t decode_from() const override { return 0; }
+  bool Congested() override { return sink_->Congested(); }
+  void Take(const LogitSlice& slice, absl::Time now, Sampler* sampler) override;
+  void Finish() override;
+  void Fail(const absl::Status& status) override;
+
+ protected:
+  void OnStarted(double) override {}
+
+ private:
+  const std::vector<int32_t> targets_;
+  const bool want_logits_;
+  const uint32_t row_limit_;
+  const std::shared_ptr<ScoreSink> sink_;
+  uint32_t reported_ = 0;               // rows the sink has heard of
+  std::vector<int32_t> argmax_;         // of one slice
+  std::vector<float> target_logprobs_;  // of one slice
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_SCORE_SEQUENCE_H_

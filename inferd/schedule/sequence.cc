@@ -1,0 +1,60 @@
+#include "inferd/schedule/sequence.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+
+namespace sluice {
+
+void Sequence::Admit(absl::Time now) {
+  if (admitted_ != absl::InfinitePast()) {
+    return;  // preempted before, and back again
+  }
+  admitted_ = now;
+  OnStarted(QueueSeconds());
+}
+
+// A virtual clock knows nothing of the queue: it stands still meanwhile, long before `created`.
+double Sequence::QueueSeconds() const {
+  return std::max(0.0, absl::ToDoubleSeconds(admitted_ - header_.created));
+}
+
+void Sequence::AddCost(const StepCost& cost, double share) {
+  cost_.stall_seconds += cost.stall_seconds;  // everybody in the step waits, not a share of it
+  cost_.expert_requests += cost.expert_requests * share;
+  cost_.expert_hits += cost.expert_hits * share;
+  cost_.bytes_ssd += cost.bytes_ssd * share;
+  cost_.bytes_link += cost.bytes_link * share;
+}
+
+bool Sequence::CheckFinite(const LogitSlice& slice) {
+  for (uint32_t row = slice.first; row < slice.first + slice.rows; ++row) {
+    if (!std::isfinite(slice.logits->log_sum_exp[row])) {
+      error_ = absl::InternalError(
+          absl::StrCat("the logits of position ", slice.position + row - slice.first, " are not finite"));
+      state_ = State::kFailed;
+      return false;
+    }
+  }
+  return true;
+}
+
+Timings Sequence::MakeTimings() const {
+  Timings timings;
+  if (admitted_ != absl::InfinitePast()) {
+    timings.queue_seconds = QueueSeconds();
+  }
+  if (first_token_ != absl::InfinitePast()) {
+    timings.prompt_seconds = absl::ToDoubleSeconds(first_token_ - admitted_);
+    timings.decode_seconds = absl::ToDoubleSeconds(last_token_ - first_token_);
+  }
+  timings.stall_seconds = cost_.stall_seconds;
+  timings.expert_requests = static_cast<uint64_t>(std::llround(cost_.expert_requests));
+  timings.expert_hits = static_cast<uint64_t>(std::llround(cost_.expert_hits));
+  timings.bytes_ssd = static_cast<uint64_t>(std::llround(cost_.bytes_ssd));
+  timings.bytes_link = static_cast<uint64_t>(std::llround(cost_.bytes_link));
+  return timings;
+}
+
+}  // namespace sluice

@@ -1,0 +1,111 @@
+// A live request inside the engine: its tokens, what it wants of the logits, its accounting, its sink.
+// GenerateSequence and ScoreSequence are the two kinds.
+//
+// Thread safety: thread-compatible. Made on the caller's thread, then handed to the engine thread.
+#ifndef SLUICE_INFERD_SEQUENCE_H_
+#define SLUICE_INFERD_SEQUENCE_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "inferd/api/engine_api.h"
+#include "inferd/forward/forward.h"
+#include "inferd/schedule/sampler.h"
+#include "inferd/schedule/scheduler.h"
+
+namespace sluice {
+
+// Consecutive rows of one sequence in a LogitRows.
+struct LogitSlice {
+  const LogitRows* logits = nullptr;
+  uint32_t first = 0;  // row in `logits`
+  uint32_t rows = 0;
+  uint32_t position = 0;  // of the first row, in the sequence
+  uint32_t vocab = 0;
+};
+
+// What a step cost; sequences get their share by rows.
+struct StepCost {
+  double stall_seconds = 0;
+  double expert_requests = 0;
+  double expert_hits = 0;
+  double bytes_ssd = 0;
+  double bytes_link = 0;
+};
+
+class Sequence {
+ public:
+  struct Header {
+    SequenceId id = 0;
+    std::string request_id;
+    std::string client;
+    int32_t priority = 0;
+    absl::Time deadline = absl::InfiniteFuture();
+    absl::Time created;
+  };
+  enum class State : uint8_t { kRunning, kFinished, kFailed };
+
+  virtual ~Sequence() = default;
+
+  const Header& header() const { return header_; }
+  absl::Span<const int32_t> tokens() const { return tokens_; }
+  State state() const { return state_; }
+
+  // Most rows that one step may hold of it; 0: no limit of its own.
+  virtual uint32_t row_limit() const { return 0; }
+  // How many of the planned rows, counted from the last, need logits.
+  virtual uint32_t LogitRowsOf(const ScheduledRows& rows) const = 0;
+  // Position of the first row that counts as decoded (step_batch.h).
+  virtual uint32_t decode_from() const { return prompt_tokens_; }
+  // Candidates wanted of each of these rows, 1 at least.
+  virtual uint32_t candidates() const { return 1; }
+  // The consumer wants no more for now.
+  virtual bool Congested() { return false; }
+
+  // Left the queue; tells the sink the first time.
+  void Admit(absl::Time now);
+  void AddCost(const StepCost& cost, double share);
+
+  // Takes rows of logits in position order and changes state() when they end the sequence.
+  virtual void Take(const LogitSlice& slice, absl::Time now, Sampler* sampler) = 0;
+
+  // Tells the sink the end: once state() is kFinished; with the stored error once it is kFailed; with
+  // `status` at any time. Exactly one of them is called, once.
+  virtual void Finish() = 0;
+  void FinishFailed() { Fail(error_); }
+  virtual void Fail(const absl::Status& status) = 0;
+
+  uint32_t prompt_tokens() const { return prompt_tokens_; }
+  uint32_t generated() const { return static_cast<uint32_t>(tokens_.size()) - prompt_tokens_; }
+
+ protected:
+  Sequence(Header header, std::vector<int32_t> tokens)
+      : header_(std::move(header)),
+        tokens_(std::move(tokens)),
+        prompt_tokens_(static_cast<uint32_t>(tokens_.size())) {}
+
+  virtual void OnStarted(double queue_seconds) = 0;
+  // Logits that are not finite: the sequence ends with INTERNAL. True if they are fine.
+  bool CheckFinite(const LogitSlice& slice);
+  Timings MakeTimings() const;
+  double QueueSeconds() const;
+
+  const Header header_;
+  std::vector<int32_t> tokens_;
+  const uint32_t prompt_tokens_;
+  State state_ = State::kRunning;
+  absl::Status error_;
+  absl::Time admitted_ = absl::InfinitePast();
+  absl::Time first_token_ = absl::InfinitePast();
+  absl::Time last_token_ = absl::InfinitePast();
+  StepCost cost_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_SEQUENCE_H_

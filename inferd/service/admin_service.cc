@@ -1,0 +1,149 @@
+#include "inferd/service/admin_service.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/error_detail.h"
+#include "inferd/service/service_call.h"
+#include "inferd/service/service_request.h"
+#include "inferd/service/service_response.h"
+#include "inferd/serving/process_stats.h"
+
+namespace sluice {
+namespace {
+
+namespace v1 = inference::v1;
+
+v1::ServerState PhaseToProto(ServerState::Phase phase) {
+  switch (phase) {
+    case ServerState::Phase::kStarting:
+      return v1::SERVER_STATE_STARTING;
+    case ServerState::Phase::kServing:
+      return v1::SERVER_STATE_SERVING;
+    case ServerState::Phase::kUnavailable:
+      return v1::SERVER_STATE_UNAVAILABLE;
+    case ServerState::Phase::kDraining:
+      return v1::SERVER_STATE_DRAINING;
+  }
+  return v1::SERVER_STATE_UNSPECIFIED;
+}
+
+// Levels of the protos in spdlog's words; off for what is none.
+spdlog::level::level_enum LevelFromProto(v1::LogLevel level) {
+  switch (level) {
+    case v1::LOG_LEVEL_DEBUG:
+      return spdlog::level::debug;
+    case v1::LOG_LEVEL_INFO:
+      return spdlog::level::info;
+    case v1::LOG_LEVEL_WARNING:
+      return spdlog::level::warn;
+    case v1::LOG_LEVEL_ERROR:
+      return spdlog::level::err;
+    default:
+      return spdlog::level::off;
+  }
+}
+
+v1::LogLevel LevelToProto(spdlog::level::level_enum level) {
+  switch (level) {
+    case spdlog::level::trace:
+    case spdlog::level::debug:
+      return v1::LOG_LEVEL_DEBUG;
+    case spdlog::level::info:
+      return v1::LOG_LEVEL_INFO;
+    case spdlog::level::warn:
+      return v1::LOG_LEVEL_WARNING;
+    default:
+      return v1::LOG_LEVEL_ERROR;
+  }
+}
+
+void FillInfo(const ServerInfo& info, v1::GetServerInfoResponse* out) {
+  out->set_version(info.version);
+  out->mutable_libraries()->Assign(info.libraries.begin(), info.libraries.end());
+  out->set_pid(info.pid);
+  out->set_uid(info.uid);
+  const int64_t nanos = absl::ToUnixNanos(info.start_time);
+  out->mutable_start_time()->set_seconds(nanos / 1'000'000'000);
+  out->mutable_start_time()->set_nanos(static_cast<int32_t>(nanos % 1'000'000'000));
+  out->set_model_id(info.model_id);
+  out->set_pack_path(info.pack_path);
+  out->set_isa(info.isa);
+  out->set_backend(info.backend);
+  out->set_weight_transport(info.weight_transport);
+  for (const ReportedOption& option : info.options) {
+    v1::OptionValue* value = out->add_options();
+    value->set_name(option.name);
+    value->set_value(option.value);
+    value->set_is_set(option.is_set);
+  }
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* AdminServiceImpl::GetServerInfo(grpc::CallbackServerContext* call,
+                                                          const v1::GetServerInfoRequest* request,
+                                                          v1::GetServerInfoResponse* response) {
+  absl::Status status = CheckNoUnknownFields(*request);
+  ServerState::View view = state_->Look();
+  response->set_state(PhaseToProto(view.phase));
+  response->set_state_detail(std::move(view.detail));
+  FillInfo(state_->info(), response);
+  return Reply(call, status);
+}
+
+grpc::ServerUnaryReactor* AdminServiceImpl::GetStats(grpc::CallbackServerContext* call,
+                                                     const v1::GetStatsRequest* request,
+                                                     v1::GetStatsResponse* response) {
+  absl::Status status = CheckNoUnknownFields(*request);
+  FillStats(context_.engine->Stats(), response);
+  FillSparsity(context_.engine->Sparsity(), response);
+  FillLayers(context_.engine->Layers(), response);
+  response->mutable_gauges()->set_calls_active(context_.pump->calls());
+  response->mutable_gauges()->set_unsent_bytes(context_.pump->unsent_bytes());
+  response->mutable_resources()->set_open_descriptors(CountOpenDescriptors());
+  response->mutable_resources()->set_client_connections(count_connections_());
+  response->mutable_resources()->set_resident_bytes(ResidentBytes());
+  response->mutable_counters()->set_slow_consumers(context_.pump->slow_consumers());
+  return Reply(call, status);
+}
+
+grpc::ServerUnaryReactor* AdminServiceImpl::Drain(grpc::CallbackServerContext* call,
+                                                  const v1::DrainRequest* request,
+                                                  v1::DrainResponse* response) {
+  absl::Status status = CheckNoUnknownFields(*request);
+  if (status.ok()) {
+    context_.log->info("draining: asked by a client");
+    state_->StartDrain();
+    response->set_requests_left(context_.pump->calls());
+  }
+  return Reply(call, status);
+}
+
+grpc::ServerUnaryReactor* AdminServiceImpl::SetLogLevel(grpc::CallbackServerContext* call,
+                                                        const v1::SetLogLevelRequest* request,
+                                                        v1::SetLogLevelResponse* response) {
+  absl::Status status = CheckNoUnknownFields(*request);
+  const spdlog::level::level_enum level = LevelFromProto(request->level());
+  if (status.ok() && level == spdlog::level::off) {
+    status = FieldError(absl::StatusCode::kInvalidArgument, "level",
+                        absl::StrCat("is ", static_cast<int>(request->level()), ", which is no level"));
+  }
+  if (status.ok()) {
+    response->set_previous_level(LevelToProto(context_.log->level()));
+    context_.log->set_level(level);
+  }
+  return Reply(call, status);
+}
+
+grpc::ServerUnaryReactor* AdminServiceImpl::Abort(grpc::CallbackServerContext* call,
+                                                  const v1::AbortRequest* request, v1::AbortResponse*) {
+  absl::Status status = CheckNoUnknownFields(*request);
+  if (status.ok()) {
+    status = context_.engine->Cancel(request->request_id());
+  }
+  return Reply(call, status);
+}
+
+}  // namespace sluice

@@ -1,0 +1,49 @@
+// AdminService: server info, statistics, drain, log level, abort, calibration. Served on a socket of its own.
+//
+// Thread safety: thread-safe; gRPC calls the handlers from its threads.
+#ifndef SLUICE_INFERD_ADMIN_SERVICE_H_
+#define SLUICE_INFERD_ADMIN_SERVICE_H_
+
+#include <cstddef>
+#include <functional>
+
+#include "inferd/serving/server_state.h"
+#include "inferd/serving/serving_context.h"
+#include "sluice/inference/v1/admin.grpc.pb.h"
+
+namespace sluice {
+
+class AdminServiceImpl final : public inference::v1::AdminService::CallbackService {
+ public:
+  // `context` and `state` are borrowed and outlive the server; `count_connections` is called from any thread.
+  AdminServiceImpl(const ServingContext& context, ServerState* state,
+                   std::function<size_t()> count_connections)
+      : context_(context), state_(state), count_connections_(std::move(count_connections)) {}
+
+  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* call,
+                                          const inference::v1::GetServerInfoRequest* request,
+                                          inference::v1::GetServerInfoResponse* response) override;
+  grpc::ServerUnaryReactor* GetStats(grpc::CallbackServerContext* call,
+                                     const inference::v1::GetStatsRequest* request,
+                                     inference::v1::GetStatsResponse* response) override;
+  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* call,
+                                  const inference::v1::DrainRequest* request,
+                                  inference::v1::DrainResponse* response) override;
+  grpc::ServerUnaryReactor* SetLogLevel(grpc::CallbackServerContext* call,
+                                        const inference::v1::SetLogLevelRequest* request,
+                                        inference::v1::SetLogLevelResponse* response) override;
+  grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* call,
+                                  const inference::v1::AbortRequest* request,
+                                  inference::v1::AbortResponse* response) override;
+  grpc::ServerWriteReactor<inference::v1::CalibrateResponse>* Calibrate(
+      grpc::CallbackServerContext* call, const inference::v1::CalibrateRequest* request) override;
+
+ private:
+  const ServingContext& context_;
+  ServerState* const state_;
+  const std::function<size_t()> count_connections_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_ADMIN_SERVICE_H_

@@ -1,0 +1,26 @@
+// EvaluationService: teacher-forced scoring, rows streamed as the engine computes them.
+//
+// Thread safety: thread-safe; gRPC calls the handlers from its threads.
+#ifndef SLUICE_INFERD_EVALUATION_SERVICE_H_
+#define SLUICE_INFERD_EVALUATION_SERVICE_H_
+
+#include "inferd/serving/serving_context.h"
+#include "sluice/inference/v1/evaluation.grpc.pb.h"
+
+namespace sluice {
+
+class EvaluationServiceImpl final : public inference::v1::EvaluationService::CallbackService {
+ public:
+  // `context` is borrowed and outlives the server.
+  explicit EvaluationServiceImpl(const ServingContext& context) : context_(context) {}
+
+  grpc::ServerWriteReactor<inference::v1::ScoreResponse>* Score(
+      grpc::CallbackServerContext* call, const inference::v1::ScoreRequest* request) override;
+
+ private:
+  const ServingContext& context_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_EVALUATION_SERVICE_H_

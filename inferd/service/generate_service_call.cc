@@ -1,0 +1,224 @@
+#include "inferd/service/generate_service_call.h"
+
+#include <type_traits>
+#include <utility>
+
+#include "common/error_detail.h"
+#include "daemon/grpc/grpc_status.h"
+#include "inferd/service/service_response.h"
+
+namespace sluice {
+namespace {
+
+namespace v1 = inference::v1;
+
+// What the log calls a call.
+template <typename Response>
+constexpr const char* kStreamName =
+    std::is_same_v<Response, v1::ChatStreamResponse> ? "chat_stream" : "generate_stream";
+template <typename Response>
+constexpr const char* kUnaryName = std::is_same_v<Response, v1::ChatResponse> ? "chat" : "generate";
+
+void BeginAnswer(v1::GenerateResponse*) {}
+void BeginAnswer(v1::ChatResponse* response) {
+  response->mutable_message()->set_role(v1::CHAT_ROLE_ASSISTANT);
+}
+
+}  // namespace
+
+void LogRequestEnd(const ServingContext& context, const std::string& kind, const std::string& request_id,
+                   const std::string& client, const FinishInfo* info, const absl::Status& status) {
+  if (context.metrics != nullptr) {
+    context.metrics->Ended(info, status);
+  }
+  if (info == nullptr) {
+    context.log->info("{} id={} client={} code={} message=\"{}\"", kind, request_id, client,
+                      absl::StatusCodeToString(status.code()), std::string(status.message()));
+    return;
+  }
+  const Timings& t = info->timings;
+  const double decoded = info->usage.completion_tokens > 1 ? info->usage.completion_tokens - 1 : 0;
+  context.log->info(
+      "{} id={} client={} code={} prompt={} cached={} completion={} queue_seconds={:.3f} ttft_seconds={:.3f} "
+      "tpot_seconds={:.4f} stall_seconds={:.3f} expert_requests={} expert_hits={} bytes_ssd={} bytes_link={}",
+      kind, request_id, client, absl::StatusCodeToString(status.code()), info->usage.prompt_tokens,
+      info->usage.cached_prompt_tokens, info->usage.completion_tokens, t.queue_seconds,
+      t.queue_seconds + t.prompt_seconds, decoded > 0 ? t.decode_seconds / decoded : 0.0, t.stall_seconds,
+      t.expert_requests, t.expert_hits, t.bytes_ssd, t.bytes_link);
+}
+
+template <typename Response>
+StreamedAnswerCall<Response>::StreamedAnswerCall(const ServingContext& context,
+                                                 grpc::CallbackServerContext* call, const GenerateSpec& spec,
+                                                 const ReportOptions& report)
+    : ServiceStream<Response>(context, call),
+      client_(spec.client),
+      report_(report),
+      request_(context.engine, spec.request_id) {}
+
+template <typename Response>
+void StreamedAnswerCall<Response>::OnStarted(const Usage& usage, double queue_seconds) {
+  const absl::MutexLock lock(&this->mutex_);
+  if (!this->Open()) {
+    return;
+  }
+  inference::v1::Started& started = started_.emplace();
+  started.set_request_id(request_.id());
+  started.set_model(serving().model.id);
+  started.set_prompt_tokens(usage.prompt_tokens);
+  started.set_cached_prompt_tokens(usage.cached_prompt_tokens);
+  started.set_queue_seconds(queue_seconds);
+  this->Wake();
+}
+
+template <typename Response>
+void StreamedAnswerCall<Response>::OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) {
+  const absl::MutexLock lock(&this->mutex_);
+  if (!this->Open()) {
+    return;
+  }
+  const size_t bytes = AppendTokens(tokens, text, report_, &delta_);
+  delta_bytes_ += bytes;
+  delta_tokens_ += static_cast<uint32_t>(tokens.size());
+  this->Appended(bytes, /*may_cut=*/true);
+  this->Wake();
+}
+
+template <typename Response>
+void StreamedAnswerCall<Response>::OnFinished(const FinishInfo& info) {
+  request_.Ended();
+  {
+    const absl::MutexLock lock(&this->mutex_);
+    if (this->Open()) {
+      info_ = info;
+    }
+  }
+  End(absl::OkStatus());
+}
+
+template <typename Response>
+void StreamedAnswerCall<Response>::OnError(const absl::Status& status) {
+  request_.Ended();
+  End(status);
+}
+
+template <typename Response>
+std::optional<size_t> StreamedAnswerCall<Response>::Take(bool ending, Response* out) {
+  out->Clear();
+  if (started_.has_value()) {
+    *out->mutable_started() = *std::move(started_);
+    started_.reset();
+    return 0;
+  }
+  if (delta_tokens_ >= report_.interval_tokens || (ending && (delta_tokens_ > 0 || delta_bytes_ > 0))) {
+    out->mutable_delta()->Swap(&delta_);
+    delta_.Clear();
+    delta_tokens_ = 0;
+    return std::exchange(delta_bytes_, 0);
+  }
+  if (ending && info_.has_value() && !std::exchange(finished_sent_, true)) {
+    FillFinished(*info_, out->mutable_finished());
+    return 0;
+  }
+  return std::nullopt;
+}
+
+template <typename Response>
+void StreamedAnswerCall<Response>::DropPending() {
+  started_.reset();
+  delta_.Clear();
+  delta_bytes_ = 0;
+  delta_tokens_ = 0;
+}
+
+template <typename Response>
+void StreamedAnswerCall<Response>::Ending(const absl::Status& status) {
+  LogRequestEnd(serving(), kStreamName<Response>, request_.id(), client_,
+                status.ok() && info_ ? &*info_ : nullptr, status);
+}
+
+template <typename Response>
+AnswerCall<Response>::AnswerCall(const ServingContext& context, const GenerateSpec& spec,
+                                 const ReportOptions& report, Response* response)
+    : serving_(context),
+      client_(spec.client),
+      report_(report),
+      request_(context.engine, spec.request_id),
+      response_(response) {}
+
+template <typename Response>
+void AnswerCall<Response>::End(absl::Status status) {
+  const absl::MutexLock lock(&mutex_);
+  if (!end_.has_value()) {
+    end_ = std::move(status);
+  }
+  if (!finished_) {  // once it is, the server may be gone
+    serving_.pump->Schedule(this->shared_from_this());
+  }
+}
+
+template <typename Response>
+void AnswerCall<Response>::OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) {
+  const absl::MutexLock lock(&mutex_);
+  if (!end_.has_value()) {
+    AppendTokens(tokens, text, report_, &collected_);
+  }
+}
+
+template <typename Response>
+void AnswerCall<Response>::OnFinished(const FinishInfo& info) {
+  request_.Ended();
+  {
+    const absl::MutexLock lock(&mutex_);
+    info_ = info;
+  }
+  End(absl::OkStatus());
+}
+
+template <typename Response>
+void AnswerCall<Response>::OnError(const absl::Status& status) {
+  request_.Ended();
+  End(status);
+}
+
+template <typename Response>
+void AnswerCall<Response>::Pump() {
+  const absl::MutexLock lock(&mutex_);
+  if (end_.has_value()) {
+    FinishLocked();
+  }
+}
+
+template <typename Response>
+void AnswerCall<Response>::OnCancel() {
+  request_.Cancel();
+  const absl::MutexLock lock(&mutex_);
+  if (!end_.has_value()) {
+    end_ = absl::CancelledError("cancelled by the client, or its deadline passed");
+  }
+  FinishLocked();
+}
+
+template <typename Response>
+void AnswerCall<Response>::FinishLocked() {
+  if (std::exchange(finished_, true)) {
+    return;
+  }
+  if (end_->ok()) {
+    BeginAnswer(&collected_);
+    collected_.set_request_id(request_.id());
+    collected_.set_model(serving_.model.id);
+    FillFinished(*info_, collected_.mutable_finished());
+    response_->Swap(&collected_);
+  }
+  LogRequestEnd(serving_, kUnaryName<Response>, request_.id(), client_, end_->ok() ? &*info_ : nullptr,
+                *end_);
+  Finish(ToGrpcStatus(Explain(*end_)));
+}
+
+template class StreamedAnswerCall<v1::GenerateStreamResponse>;
+template class StreamedAnswerCall<v1::ChatStreamResponse>;
+template class AnswerCall<v1::GenerateResponse>;
+template class AnswerCall<v1::ChatResponse>;
+
+}  // namespace sluice

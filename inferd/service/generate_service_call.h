@@ -1,0 +1,150 @@
+// The generating calls, each a sink of the engine: Generate and Chat collect, GenerateStream and ChatStream
+// pass on.
+//
+// Thread safety: thread-safe; see service_stream.h for who calls what.
+#ifndef SLUICE_INFERD_GENERATE_SERVICE_CALL_H_
+#define SLUICE_INFERD_GENERATE_SERVICE_CALL_H_
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "grpcpp/support/server_callback.h"
+#include "inferd/api/engine_api.h"
+#include "inferd/service/service_request.h"
+#include "inferd/service/service_stream.h"
+#include "sluice/inference/v1/evaluation.pb.h"
+#include "sluice/inference/v1/inference.pb.h"
+
+namespace sluice {
+
+// What a call must know to take its request back from the engine. Only a request that the engine accepted and
+// that has not ended is cancelled: its id may be another call's otherwise.
+class EngineRequest {
+ public:
+  EngineRequest(EngineApi* engine, std::string id) : engine_(engine), id_(std::move(id)) {}
+  const std::string& id() const { return id_; }
+  // The engine's thread may have ended the request before the submitting thread gets here.
+  void Accepted() {
+    State expected = State::kNew;
+    if (!state_.compare_exchange_strong(expected, State::kLive) && expected == State::kCancelled) {
+      engine_->Cancel(id_).IgnoreError();
+    }
+  }
+  void Ended() { state_.store(State::kEnded); }
+  void Cancel() {
+    State expected = State::kNew;
+    if (state_.compare_exchange_strong(expected, State::kCancelled)) {
+      return;  // Accepted() passes it on
+    }
+    if (expected == State::kLive && state_.compare_exchange_strong(expected, State::kEnded)) {
+      engine_->Cancel(id_).IgnoreError();  // NOT_FOUND: it has just ended by itself
+    }
+  }
+
+ private:
+  enum class State : uint8_t { kNew, kLive, kCancelled, kEnded };
+  EngineApi* const engine_;
+  const std::string id_;
+  std::atomic<State> state_{State::kNew};
+};
+
+// One line for the log; no text of prompt or answer is in it.
+void LogRequestEnd(const ServingContext& context, const std::string& kind, const std::string& request_id,
+                   const std::string& client, const FinishInfo* info, const absl::Status& status);
+
+// `Response` is GenerateStreamResponse or ChatStreamResponse.
+template <typename Response>
+class StreamedAnswerCall final : public ServiceStream<Response>, public RequestSink {
+ public:
+  StreamedAnswerCall(const ServingContext& context, grpc::CallbackServerContext* call,
+                     const GenerateSpec& spec, const ReportOptions& report);
+  EngineRequest& request() { return request_; }
+
+  void OnStarted(const Usage& usage, double queue_seconds) override ABSL_LOCKS_EXCLUDED(this->mutex_);
+  void OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) override
+      ABSL_LOCKS_EXCLUDED(this->mutex_);
+  void OnFinished(const FinishInfo& info) override ABSL_LOCKS_EXCLUDED(this->mutex_);
+  void OnError(const absl::Status& status) override ABSL_LOCKS_EXCLUDED(this->mutex_);
+
+  using ServiceStream<Response>::End;
+
+ private:
+  using ServiceStream<Response>::serving;
+
+  std::optional<size_t> Take(bool ending, Response* out) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(this->mutex_);
+  void DropPending() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(this->mutex_);
+  void Ending(const absl::Status& status) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(this->mutex_);
+  void CancelWork() override { request_.Cancel(); }
+
+  const std::string client_;
+  const ReportOptions report_;
+  EngineRequest request_;  // self-synchronised
+  std::optional<inference::v1::Started> started_ ABSL_GUARDED_BY(this->mutex_);
+  inference::v1::Delta delta_ ABSL_GUARDED_BY(this->mutex_);
+  size_t delta_bytes_ ABSL_GUARDED_BY(this->mutex_) = 0;
+  uint32_t delta_tokens_ ABSL_GUARDED_BY(this->mutex_) = 0;
+  std::optional<FinishInfo> info_ ABSL_GUARDED_BY(this->mutex_);
+  bool finished_sent_ ABSL_GUARDED_BY(this->mutex_) = false;
+};
+
+// `Response` is GenerateResponse or ChatResponse.
+template <typename Response>
+class AnswerCall final : public grpc::ServerUnaryReactor,
+                         public PumpedCall,
+                         public RequestSink,
+                         public std::enable_shared_from_this<AnswerCall<Response>> {
+ public:
+  // `response` is gRPC's, until OnDone.
+  AnswerCall(const ServingContext& context, const GenerateSpec& spec, const ReportOptions& report,
+             Response* response);
+  EngineRequest& request() { return request_; }
+  void End(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  void OnStarted(const Usage&, double) override {}
+  void OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnFinished(const FinishInfo& info) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnError(const absl::Status& status) override;
+
+  void Pump() override ABSL_LOCKS_EXCLUDED(mutex_);
+  void CheckStall(absl::Time) override {}
+  uint64_t unsent_bytes() const override {
+    return 0;
+  }  // bounded by max_tokens; nothing is sent before the end
+
+  void OnCancel() override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnDone() override { serving_.pump->Remove(this); }
+
+ private:
+  void FinishLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const ServingContext& serving_;
+  const std::string client_;
+  const ReportOptions report_;
+  EngineRequest request_;  // self-synchronised
+  absl::Mutex mutex_;
+  Response* const response_ ABSL_PT_GUARDED_BY(mutex_);
+  Response collected_ ABSL_GUARDED_BY(mutex_);
+  std::optional<FinishInfo> info_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+using GenerateStreamCall = StreamedAnswerCall<inference::v1::GenerateStreamResponse>;
+using ChatStreamCall = StreamedAnswerCall<inference::v1::ChatStreamResponse>;
+using GenerateCall = AnswerCall<inference::v1::GenerateResponse>;
+using ChatCall = AnswerCall<inference::v1::ChatResponse>;
+
+extern template class StreamedAnswerCall<inference::v1::GenerateStreamResponse>;
+extern template class StreamedAnswerCall<inference::v1::ChatStreamResponse>;
+extern template class AnswerCall<inference::v1::GenerateResponse>;
+extern template class AnswerCall<inference::v1::ChatResponse>;
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_GENERATE_SERVICE_CALL_H_

@@ -1,0 +1,30 @@
+// ModelService: describes the one model that is served.
+//
+// Thread safety: thread-safe; gRPC calls the handlers from its threads.
+#ifndef SLUICE_INFERD_MODEL_SERVICE_H_
+#define SLUICE_INFERD_MODEL_SERVICE_H_
+
+#include "inferd/serving/serving_context.h"
+#include "sluice/inference/v1/model.grpc.pb.h"
+
+namespace sluice {
+
+class ModelServiceImpl final : public inference::v1::ModelService::CallbackService {
+ public:
+  // `context` is borrowed and outlives the server.
+  explicit ModelServiceImpl(const ServingContext& context) : context_(context) {}
+
+  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* call,
+                                       const inference::v1::ListModelsRequest* request,
+                                       inference::v1::ListModelsResponse* response) override;
+  grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext* call,
+                                     const inference::v1::GetModelRequest* request,
+                                     inference::v1::GetModelResponse* response) override;
+
+ private:
+  const ServingContext& context_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_MODEL_SERVICE_H_

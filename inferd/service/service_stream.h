@@ -1,0 +1,197 @@
+// ServiceStream: one server-streaming call between the engine, which appends, and a reader of any speed.
+//
+// One write is in flight at a time; what the engine appends meanwhile waits in the subclass, which merges or
+// queues it. A reader that takes nothing for `stall_timeout`, or lets more than `max_unsent_bytes` pile up,
+// is cut: RESOURCE_EXHAUSTED (SLOW_CONSUMER). Cancellation reaches the engine at once and ends the call.
+//
+// The registry of StreamPump keeps the call alive until OnDone; the engine holds it as its sink and may keep
+// it longer. After the end everything the engine still says is dropped.
+//
+// Thread safety: thread-safe. The engine's thread only appends and calls Wake(); gRPC is entered by the
+// pump's thread and by gRPC's own. gRPC runs no reaction inside of StartWrite, Finish or TryCancel, so these
+// are called with the mutex held.
+#ifndef SLUICE_INFERD_SERVICE_STREAM_H_
+#define SLUICE_INFERD_SERVICE_STREAM_H_
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/error_detail.h"
+#include "daemon/grpc/grpc_status.h"
+#include "grpcpp/server_context.h"
+#include "grpcpp/support/server_callback.h"
+#include "inferd/service/service_response.h"
+#include "inferd/serving/serving_context.h"
+
+namespace sluice {
+
+template <typename Response>
+class ServiceStream : public grpc::ServerWriteReactor<Response>,
+                      public PumpedCall,
+                      public std::enable_shared_from_this<ServiceStream<Response>> {
+ public:
+  ServiceStream(const ServingContext& context, grpc::CallbackServerContext* call)
+      : serving_(context), call_(call) {}
+
+  // Ends the call with `status` once everything appended before has been written; the first end counts.
+  void End(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_) {
+    const absl::MutexLock lock(&mutex_);
+    EndLocked(std::move(status));
+    Wake();
+  }
+
+  void Pump() final ABSL_LOCKS_EXCLUDED(mutex_) {
+    bool cut = false;
+    {
+      const absl::MutexLock lock(&mutex_);
+      cut = std::exchange(cut_pending_, false);
+      PumpLocked();
+    }
+    if (cut) {
+      CancelWork();
+    }
+  }
+
+  void CheckStall(absl::Time now) final ABSL_LOCKS_EXCLUDED(mutex_) {
+    {
+      const absl::MutexLock lock(&mutex_);
+      const absl::Duration patience = serving_.limits.stall_timeout.Get();
+      if (done_ || !writing_ || now < write_began_ + patience) {
+        return;
+      }
+      if (finished_) {
+        // The reader was told why, but does not read that either.
+        if (now >= write_began_ + 2 * patience) {
+          call_->TryCancel();
+        }
+        return;
+      }
+      CutLocked(absl::StrCat("nothing was read for ", absl::FormatDuration(patience)));
+    }
+    Pump();
+  }
+
+  uint64_t unsent_bytes() const final { return unsent_.load(std::memory_order_relaxed); }
+
+  void OnWriteDone(bool ok) final ABSL_LOCKS_EXCLUDED(mutex_) {
+    const absl::MutexLock lock(&mutex_);
+    writing_ = false;
+    unsent_.fetch_sub(in_flight_bytes_);
+    in_flight_bytes_ = 0;
+    if (!ok) {
+      EndLocked(absl::CancelledError("the client went away"));
+      discard_ = true;
+    }
+    PumpLocked();
+  }
+
+  void OnCancel() final ABSL_LOCKS_EXCLUDED(mutex_) {
+    CancelWork();
+    const absl::MutexLock lock(&mutex_);
+    EndLocked(absl::CancelledError("cancelled by the client, or its deadline passed"));
+    discard_ = true;
+    PumpLocked();
+  }
+
+  void OnDone() final ABSL_LOCKS_EXCLUDED(mutex_) {
+    {
+      const absl::MutexLock lock(&mutex_);
+      done_ = true;
+    }
+    serving_.pump->Remove(this);
+  }
+
+ protected:
+  // Moves what is pending into *out and returns its bytes as counted by Appended; nullopt if there is nothing
+  // to write yet. `ending`: no more will be appended.
+  virtual std::optional<size_t> Take(bool ending, Response* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
+  // Drops what is pending.
+  virtual void DropPending() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
+  // The call ends with `status`: for the log.
+  virtual void Ending(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
+  // Tells the engine that nobody waits for this request any more.
+  virtual void CancelWork() ABSL_LOCKS_EXCLUDED(mutex_) = 0;
+
+  // The subclass has appended about `bytes`; beyond the limit the stream is cut if `may_cut`.
+  void Appended(size_t bytes, bool may_cut) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const size_t most = serving_.limits.max_unsent_bytes.Get();
+    if (unsent_.fetch_add(bytes) + bytes > most && may_cut) {
+      CutLocked(absl::StrCat("more than ", most, " bytes wait to be read"));
+    }
+  }
+  // Whether appended output still has a reader.
+  bool Open() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !end_.has_value() && !finished_; }
+  void EndLocked(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!end_.has_value()) {
+      end_ = std::move(status);
+    }
+  }
+  // Has the pump look at the call. Nothing once the call has ended: then the server may be gone.
+  void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!finished_) {
+      serving_.pump->Schedule(this->shared_from_this());
+    }
+  }
+  const ServingContext& serving() const { return serving_; }
+
+  mutable absl::Mutex mutex_;
+
+ private:
+  void CutLocked(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (end_.has_value() && discard_) {
+      return;  // ended already
+    }
+    end_ = ReasonError(absl::StatusCode::kResourceExhausted, "SLOW_CONSUMER",
+                       absl::StrCat("the reader of this stream is too slow: ", why));
+    discard_ = true;
+    cut_pending_ = true;
+    serving_.pump->CountSlowConsumer();
+  }
+
+  void PumpLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (finished_ || (writing_ && !discard_)) {
+      return;
+    }
+    if (discard_) {
+      DropPending();
+      unsent_.store(in_flight_bytes_);
+    } else if (const auto bytes = Take(end_.has_value(), &message_); bytes.has_value()) {
+      in_flight_bytes_ = *bytes;
+      writing_ = true;
+      write_began_ = absl::Now();
+      this->StartWrite(&message_);
+      return;
+    }
+    if (end_.has_value()) {
+      finished_ = true;
+      Ending(*end_);
+      this->Finish(ToGrpcStatus(Explain(*end_)));
+    }
+  }
+
+  const ServingContext& serving_;
+  grpc::CallbackServerContext* const call_;  // lives until OnDone
+  std::atomic<uint64_t> unsent_{0};
+  Response message_ ABSL_GUARDED_BY(mutex_);  // gRPC reads it while writing_
+  size_t in_flight_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Time write_began_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool discard_ ABSL_GUARDED_BY(mutex_) = false;      // pending output has no reader
+  bool cut_pending_ ABSL_GUARDED_BY(mutex_) = false;  // the engine has yet to hear of the cut
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;     // Finish was called
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;         // call_ is gone
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_SERVICE_STREAM_H_

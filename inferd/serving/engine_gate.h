@@ -1,0 +1,50 @@
+// EngineGate: the engine as clients reach it: closed while the server starts, then the engine itself.
+//
+// The sockets are open before the engine is, so that a launcher hears how the start goes; what needs an
+// engine is refused with UNAVAILABLE (STARTING) until Open(). gRPC-free.
+//
+// Thread safety: thread-safe.
+#ifndef SLUICE_INFERD_ENGINE_GATE_H_
+#define SLUICE_INFERD_ENGINE_GATE_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "common/mutex.h"
+#include "inferd/api/engine_api.h"
+
+namespace sluice {
+
+class EngineGate final : public EngineApi {
+ public:
+  // What the start is doing now, for Health() and for those who are refused.
+  void SetProgress(const std::string& what) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Lets calls through to `engine`, which is borrowed and outlives the gate's use.
+  void Open(EngineApi* engine) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  absl::Status Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) override;
+  absl::Status Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) override;
+  absl::Status Calibrate(CalibrationSpec spec, std::shared_ptr<CalibrationSink> sink) override;
+  absl::Status Cancel(const std::string& request_id) override;
+  EngineStats Stats() const override;
+  std::vector<LayerSparsity> Sparsity() const override;
+  std::vector<LayerStats> Layers() const override;
+  absl::Status Health() const override;
+  void StartDrain() override;
+  void SetQueueLimits(const QueueLimits& limits) override ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  absl::StatusOr<EngineApi*> Engine() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  mutable Mutex mutex_;
+  EngineApi* engine_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  std::string progress_ ABSL_GUARDED_BY(mutex_) = "starting";
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<QueueLimits> queue_limits_ ABSL_GUARDED_BY(mutex_);  // set while there was no engine
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_ENGINE_GATE_H_

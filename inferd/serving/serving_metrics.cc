@@ -1,0 +1,127 @@
+#include "inferd/serving/serving_metrics.h"
+
+#include <cstddef>
+
+namespace sluice {
+namespace {
+
+constexpr MetricType kCounter = MetricType::kCounter;
+constexpr MetricType kGauge = MetricType::kGauge;
+
+// Seconds to a first token, from a short prompt on a fast machine to a long one in a full queue.
+constexpr std::array<double, 20> kFirstTokenBounds = {
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160};
+constexpr std::array<double, 19> kNextTokenBounds = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+                                                     0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
+constexpr std::array<double, 17> kAnswerBounds = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,  10,
+                                                  15,  20,  30,  40, 60,  120, 240, 960};
+
+void Load(const EngineStats& stats, const StreamPump& pump, MetricText* text) {
+  text->One("inferd_requests_running", kGauge, "Sequences in the batch.", stats.sequences_running);
+  text->One("inferd_requests_waiting", kGauge, "Sequences in the queue.", stats.sequences_waiting);
+  text->One("inferd_calls_active", kGauge, "Calls that have not ended.", pump.calls());
+  text->One("inferd_unsent_bytes", kGauge, "Bytes that wait for clients to read them.", pump.unsent_bytes());
+  text->One("inferd_kv_pages_used", kGauge, "Pages of the KV cache in use.", stats.kv_pages_used);
+  text->One("inferd_kv_pages", kGauge, "Pages of the KV cache.", stats.kv_pages_total);
+  text->One("inferd_kv_usage_ratio", kGauge, "Share of the KV cache in use.",
+            stats.kv_pages_total == 0
+                ? 0.0
+                : static_cast<double>(stats.kv_pages_used) / static_cast<double>(stats.kv_pages_total));
+  text->One("inferd_expert_leases", kGauge, "Leases on expert weights.", stats.expert_leases_held);
+  text->One("inferd_fetches_outstanding", kGauge, "Requests to weightd without completion.",
+            stats.fetches_outstanding);
+}
+
+void Work(const EngineStats& stats, const StreamPump& pump, MetricText* text) {
+  text->Family("inferd_finished_requests_total", kCounter, "Requests of all kinds by how they ended.");
+  text->Sample({{"end", "ok"}}, stats.requests_finished);
+  text->Sample({{"end", "cancelled"}}, stats.requests_cancelled);
+  text->Sample({{"end", "failed"}}, stats.requests_failed);
+  text->Sample({{"end", "rejected"}}, stats.requests_rejected);
+  text->One("inferd_slow_consumers_total", kCounter, "Streams cut because of their reader.",
+            pump.slow_consumers());
+  text->One("inferd_prompt_tokens_total", kCounter, "Tokens of prompts computed.", stats.prompt_tokens);
+  text->One("inferd_generation_tokens_total", kCounter, "Tokens generated.", stats.generated_tokens);
+  text->One("inferd_steps_total", kCounter, "Steps of the engine.", stats.steps);
+  text->One("inferd_prompt_seconds_total", kCounter, "Time of steps with tokens of prompts.",
+            stats.prompt_seconds);
+  text->One("inferd_decode_seconds_total", kCounter, "Time of steps of generated tokens alone.",
+            stats.decode_seconds);
+}
+
+void Experts(const EngineStats& stats, MetricText* text) {
+  text->One("inferd_expert_requests_total", kCounter, "Experts that the routers chose.",
+            stats.expert_requests);
+  text->One("inferd_expert_hits_total", kCounter, "Of these: resident when chosen.", stats.expert_hits);
+  text->One("inferd_expert_stall_seconds_total", kCounter, "Time that steps waited for bytes.",
+            stats.stall_seconds);
+  text->Family("inferd_weight_bytes_total", kCounter, "Bytes of weights by the tier that they came from.");
+  text->Sample({{"tier", "ssd"}}, stats.bytes_ssd);
+  text->Sample({{"tier", "link"}}, stats.bytes_link);
+  text->One("inferd_prefetch_issued_total", kCounter, "Prefetches asked for.", stats.prefetch_issued);
+  text->One("inferd_prefetch_useful_total", kCounter,
+            "Of these: resident by the time the router chose the expert.", stats.prefetch_useful);
+  text->One("inferd_token_guesses_total", kCounter, "Steps at whose end the tokens that follow were guessed.",
+            stats.token_guesses);
+  text->One("inferd_token_guesses_right_total", kCounter,
+            "Of these: the next step began with just these tokens.", stats.token_guesses_right);
+  text->One("inferd_predictions_total", kCounter, "Experts predicted and compared with the router's choice.",
+            stats.predictions);
+  text->One("inferd_predictions_right_total", kCounter, "Of these: right.", stats.predictions_right);
+  text->One("inferd_predictions_wanted_total", kCounter,
+            "Experts that the router chose where there was a prediction.", stats.predictions_wanted);
+  text->One("inferd_predictor_precision_ratio", kGauge, "Share of the predictions so far that were right.",
+            stats.predictions == 0
+                ? 0.0
+                : static_cast<double>(stats.predictions_right) / static_cast<double>(stats.predictions));
+  text->One("inferd_weightd_reconnects_total", kCounter, "Sessions opened again after weightd was lost.",
+            stats.weightd_reconnects);
+}
+
+}  // namespace
+
+ServingMetrics::ServingMetrics()
+    : ttft_(registry_.AddHistogram("inferd_time_to_first_token_seconds",
+                                   "From a request's arrival to its first token.", kFirstTokenBounds)),
+      tpot_(registry_.AddHistogram("inferd_time_per_output_token_seconds",
+                                   "Mean time between the tokens of an answer.", kNextTokenBounds)),
+      queue_(registry_.AddHistogram("inferd_request_queue_seconds", "Time that a request waited to begin.",
+                                    kFirstTokenBounds)),
+      seconds_(registry_.AddHistogram("inferd_request_seconds", "From a request's arrival to its last token.",
+                                      kAnswerBounds)) {
+  for (size_t code = 0; code < by_code_.size(); ++code) {
+    by_code_[code] =
+        registry_.AddCounter("inferd_answers_total", "Answers that ended, by status.",
+                             {{"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(code))}});
+  }
+}
+
+void ServingMetrics::Ended(const FinishInfo* info, const absl::Status& status) {
+  const auto code = static_cast<size_t>(status.code());
+  by_code_[code < by_code_.size() ? code : static_cast<size_t>(absl::StatusCode::kUnknown)]->Add();
+  if (info == nullptr) {
+    return;
+  }
+  const Timings& timings = info->timings;
+  queue_->Observe(timings.queue_seconds);
+  ttft_->Observe(timings.queue_seconds + timings.prompt_seconds);
+  seconds_->Observe(timings.queue_seconds + timings.prompt_seconds + timings.decode_seconds);
+  if (info->usage.completion_tokens > 1) {
+    tpot_->Observe(timings.decode_seconds / (info->usage.completion_tokens - 1));
+  }
+}
+
+std::string ServingMetrics::Text(const EngineStats& stats, const ServerInfo& info, ServerState::Phase phase,
+                                 const StreamPump& pump) const {
+  MetricText text;
+  text.Family("inferd_build_info", kGauge, "What runs.");
+  text.Sample({{"version", info.version}, {"model", info.model_id}, {"isa", info.isa}}, 1);
+  text.One("inferd_serving", kGauge, "1 while tokens can be made.",
+           phase == ServerState::Phase::kServing ? 1 : 0);
+  Load(stats, pump, &text);
+  Work(stats, pump, &text);
+  Experts(stats, &text);
+  return text.Take() + registry_.Text();
+}
+
+}  // namespace sluice

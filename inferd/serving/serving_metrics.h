@@ -1,0 +1,40 @@
+// ServingMetrics: what inferd counts of answers as they end, and the text of all its metrics.
+//
+// Thread safety: thread-safe; any thread records and reads, without locks of its own.
+#ifndef SLUICE_INFERD_SERVING_METRICS_H_
+#define SLUICE_INFERD_SERVING_METRICS_H_
+
+#include <array>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/metrics/metrics.h"
+#include "inferd/api/engine_api.h"
+#include "inferd/serving/server_state.h"
+#include "inferd/serving/stream_pump.h"
+
+namespace sluice {
+
+class ServingMetrics {
+ public:
+  ServingMetrics();
+
+  // An answer has ended; `info` is null unless it ended OK.
+  void Ended(const FinishInfo* info, const absl::Status& status);
+
+  // Everything in Prometheus' text format.
+  std::string Text(const EngineStats& stats, const ServerInfo& info, ServerState::Phase phase,
+                   const StreamPump& pump) const;
+
+ private:
+  MetricRegistry registry_;
+  std::array<Counter*, 17> by_code_;  // by absl::StatusCode
+  Histogram* const ttft_;
+  Histogram* const tpot_;
+  Histogram* const queue_;
+  Histogram* const seconds_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_SERVING_METRICS_H_

@@ -1,0 +1,134 @@
+#include "inferd/serving/stream_pump.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/clock.h"
+
+namespace sluice {
+
+StreamPump::StreamPump(absl::Duration tick) : tick_(tick) {
+  thread_ = std::thread([this] { Run(); });
+}
+
+StreamPump::~StreamPump() {
+  {
+    const MutexLock lock(&mutex_);
+    stop_ = true;
+    wake_.Signal();
+  }
+  thread_.join();
+}
+
+void StreamPump::Add(std::shared_ptr<PumpedCall> call) {
+  const MutexLock lock(&mutex_);
+  PumpedCall* key = call.get();
+  live_.emplace(key, std::move(call));
+  if (live_.size() == 1 && waiting_) {
+    wake_.Signal();  // the pump waits without a tick while nothing lives
+  }
+}
+
+void StreamPump::Remove(PumpedCall* call) {
+  std::shared_ptr<PumpedCall> last;  // destroyed after the lock
+  const MutexLock lock(&mutex_);
+  const auto it = live_.find(call);
+  if (it != live_.end()) {
+    last = std::move(it->second);
+    live_.erase(it);
+  }
+  if (live_.empty()) {
+    idle_.SignalAll();
+  }
+}
+
+void StreamPump::Schedule(std::shared_ptr<PumpedCall> call) {
+  if (call->scheduled_.exchange(true)) {
+    return;
+  }
+  const MutexLock lock(&mutex_);
+  ready_.push_back(std::move(call));
+  if (waiting_) {
+    waiting_ = false;  // one wake is enough until the pump waits again
+    wake_.Signal();
+  }
+}
+
+uint64_t StreamPump::calls() const {
+  const MutexLock lock(&mutex_);
+  return live_.size();
+}
+
+uint64_t StreamPump::unsent_bytes() const {
+  const MutexLock lock(&mutex_);
+  uint64_t total = 0;
+  for (const auto& [key, call] : live_) {
+    total += call->unsent_bytes();
+  }
+  return total;
+}
+
+bool StreamPump::AwaitIdle(absl::Duration patience) const {
+  const absl::Time deadline = absl::Now() + patience;
+  const MutexLock lock(&mutex_);
+  while (!live_.empty()) {
+    const absl::Duration left = deadline - absl::Now();
+    if (left <= absl::ZeroDuration()) {
+      return false;
+    }
+    idle_.WaitFor(&mutex_, absl::ToChronoNanoseconds(std::min(left, absl::Hours(1))));
+  }
+  return true;
+}
+
+bool StreamPump::Await(absl::Time next_tick, std::vector<std::shared_ptr<PumpedCall>>* ready) {
+  const MutexLock lock(&mutex_);
+  while (ready_.empty() && !stop_) {
+    waiting_ = true;
+    bool woken = true;
+    if (live_.empty()) {
+      wake_.Wait(&mutex_);
+    } else {
+      woken = wake_.WaitFor(&mutex_, absl::ToChronoNanoseconds(next_tick - absl::Now()));
+    }
+    waiting_ = false;
+    if (!woken) {
+      break;
+    }
+  }
+  ready->swap(ready_);
+  return !stop_;
+}
+
+void StreamPump::CheckStalls(absl::Time now) {
+  std::vector<std::shared_ptr<PumpedCall>> calls;
+  {
+    const MutexLock lock(&mutex_);
+    calls.reserve(live_.size());
+    for (const auto& [key, call] : live_) {
+      calls.push_back(call);
+    }
+  }
+  for (const auto& call : calls) {
+    call->CheckStall(now);
+  }
+}
+
+void StreamPump::Run() {
+  std::vector<std::shared_ptr<PumpedCall>> ready;
+  absl::Time next_tick = absl::Now() + tick_;
+  while (Await(next_tick, &ready)) {
+    for (const auto& call : ready) {
+      call->scheduled_.store(false);
+      call->Pump();
+    }
+    ready.clear();
+    const absl::Time now = absl::Now();
+    if (now >= next_tick) {
+      CheckStalls(now);
+      next_tick = now + tick_;
+    }
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,464 @@
+#include "inferd/session/session_weight_client.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "common/clock.h"
+#include "common/size.h"
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+constexpr absl::Duration kConnectPause = absl::Milliseconds(20);
+// A weightd that dies is gone within this of closing its sockets; one that lives on has closed the session.
+constexpr absl::Duration kPeerExitPatience = absl::Seconds(1);
+// Mapping a slab's pages takes about a second for 8 GiB.
+constexpr absl::Duration kSlabPatience = absl::Minutes(2);
+constexpr absl::Duration kClosePatience = absl::Seconds(1);
+// Retired segments are given back within this, at the cost of one system call.
+constexpr int64_t kDrainNanos = 200'000;
+// A request that is sent to a weightd that went away within this is lost with it, as one sent just before;
+// looking costs another system call.
+constexpr int64_t kLookNanos = 200'000;
+// What was held for longer is not held for more to come.
+constexpr int64_t kMostHeldNanos = 200'000;
+// Places in the ring that are kept for cancels.
+constexpr size_t kCancelPlaces = 4;
+
+std::vector<uint64_t> ExtentBytes(const Pack& pack) {
+  std::vector<uint64_t> bytes;
+  bytes.reserve(pack.extent_count());
+  for (const ExtentEntry& extent : pack.extents()) {
+    bytes.push_back(extent.length);
+  }
+  return bytes;
+}
+
+FetchCompletion CompletionOf(const CompletionEntry& entry, uint64_t caller_id) {
+  FetchCompletion completion;
+  completion.id = caller_id;
+  completion.code = entry.code <= static_cast<uint16_t>(absl::StatusCode::kUnauthenticated)
+                        ? static_cast<absl::StatusCode>(entry.code)
+                        : absl::StatusCode::kInternal;
+  completion.extent = entry.extent;
+  completion.bytes = entry.bytes;
+  completion.queue_us = entry.queue_us;
+  completion.io_us = entry.io_us;
+  completion.copy_us = entry.copy_us;
+  completion.link_bytes = entry.link_bytes;
+  return completion;
+}
+
+SubmissionEntry EmptyEntry(Opcode opcode, RequestClass request_class) {
+  SubmissionEntry entry{};
+  entry.opcode = opcode;
+  entry.request_class = request_class;
+  entry.extent = kNoExtent;
+  entry.slab = kNoSlab;
+  entry.progress = kNoProgress;
+  return entry;
+}
+
+SubmissionEntry EntryOf(const FetchRequest& request) {
+  const bool prefetch = request.fetch_class == FetchClass::kPrefetch;
+  const bool dense = request.dense_extent != FetchRequest::kNoExtent;
+  SubmissionEntry entry = EmptyEntry(dense ? Opcode::kFillExtent : Opcode::kFillExpert,
+                                     prefetch ? RequestClass::kPrefetch : RequestClass::kDemand);
+  entry.step = request.step;
+  if (dense) {
+    entry.extent = request.dense_extent;
+    entry.layer = prefetch ? request.layer : 0;
+  } else {
+    entry.parts = request.parts;
+    entry.layer = request.layer;
+    entry.expert = request.expert;
+  }
+  if (request.transfer != nullptr) {
+    const TransferTarget& target = *request.transfer;
+    entry.opcode = Opcode::kTransfer;
+    entry.slab = target.slab;
+    entry.tile_neurons = target.tile_neurons;
+    std::copy(target.base.begin(), target.base.end(), entry.base);
+    std::copy(target.stride.begin(), target.stride.end(), entry.stride);
+  }
+  return entry;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SessionWeightClient>> SessionWeightClient::Connect(
+    SessionWeightClientOptions options, absl::Time deadline) {
+  if (!options.layout.valid()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rings of ", options.layout.ring_entries, " entries are not possible"));
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<const Pack> pack, Pack::Open(options.pack_dir));
+  UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.valid()) {
+    return ErrnoToStatus(errno, "eventfd");
+  }
+  std::unique_ptr<SessionWeightClient> client(
+      new SessionWeightClient(std::move(options), std::move(pack), std::move(wake)));
+  absl::Status status = client->OpenSession(deadline);
+  while (absl::IsUnavailable(status) && absl::Now() + kConnectPause < deadline) {
+    absl::SleepFor(kConnectPause);
+    status = client->OpenSession(deadline);
+  }
+  RETURN_IF_ERROR(status);
+  return client;
+}
+
+SessionWeightClient::SessionWeightClient(SessionWeightClientOptions options, std::unique_ptr<const Pack> pack,
+                                         UniqueFd wake)
+    : options_(std::move(options)),
+      pack_(std::move(pack)),
+      extent_bytes_(ExtentBytes(*pack_)),
+      wake_(std::move(wake)),
+      requests_(options_.layout.ring_entries) {}
+
+SessionWeightClient::~SessionWeightClient() {
+  if (session_ != nullptr && connected()) {
+    // Without it weightd would hold the session's pins until this process has exited.
+    WeightsRpcClient(options_.socket)
+        .CloseSession(session_->opened().session, session_->opened().boot_epoch, absl::Now() + kClosePatience)
+        .IgnoreError();
+  }
+}
+
+absl::Status SessionWeightClient::OpenSession(absl::Time deadline) {
+  OpenSessionParams params;
+  params.model_id = pack_->model_id();
+  params.compute_threads = options_.compute_threads;
+  params.client_name = options_.client_name;
+  params.layout = options_.layout;
+  WeightsRpcClient rpc(options_.socket);
+  ASSIGN_OR_RETURN(const OpenedSession opened, rpc.OpenSession(params, deadline));
+  ASSIGN_OR_RETURN(session_, WeightSession::Join(opened, extent_bytes_, wake_.get(), deadline));
+  if (session_->ring_entries() != options_.layout.ring_entries) {
+    const uint32_t entries = session_->ring_entries();
+    session_.reset();
+    return absl::InternalError(absl::StrCat("weightd made rings of ", entries, " entries, ",
+                                            options_.layout.ring_entries, " were asked for"));
+  }
+  lost_ = absl::OkStatus();
+  next_look_nanos_ = 0;
+  held_since_.reset();
+  description_.Set(absl::StrFormat(
+      "weightd at %s (process %d, %s), session %d of epoch %016x, %s of %s reserved, %d segments mapped, "
+      "wakes by eventfd and pipe, spin %s",
+      options_.socket, session_->peer_pid(), opened.io_engine, opened.session, opened.boot_epoch,
+      FormatSize(opened.reserved_bytes), FormatSize(opened.dram_budget_bytes), session_->mapped_segments(),
+      FormatTimeSpan(options_.spin)));
+  const absl::Status observed = session_->SetObserver(observer_);
+  if (!observed.ok()) {
+    session_.reset();
+  }
+  return observed;
+}
+
+absl::Status SessionWeightClient::SetSegmentObserver(SegmentObserver* observer) {
+  observer_ = observer;
+  return session_ == nullptr ? absl::OkStatus() : session_->SetObserver(observer);
+}
+
+// ---------------------------------------------------------------- leases
+
+bool SessionWeightClient::TryLease(uint32_t extent, ExtentLease* lease) {
+  if (session_ == nullptr || !session_->TryLease(extent, lease)) {
+    lease_misses_.Add(1);
+    return false;
+  }
+  leases_.Add(1);
+  return true;
+}
+
+void SessionWeightClient::Release(uint32_t extent, uint64_t step) {
+  if (step > step_) {
+    step_ = step;
+    order_ = 0;
+  }
+  session_->Release(extent, StepStamp(step_, order_++));
+  releases_.Add(1);
+}
+
+bool SessionWeightClient::IsResident(uint32_t extent) const {
+  return session_ != nullptr && session_->IsResident(extent);
+}
+
+// ---------------------------------------------------------------- requests
+
+absl::Status SessionWeightClient::Submit(const FetchRequest& request) {
+  if (!WasConnected()) {  // before the table is asked: nothing of a dead weightd's makes room in it
+    return lost();
+  }
+  if (requests_.size() + kCancelPlaces >= requests_.capacity()) {
+    return absl::ResourceExhaustedError(absl::StrCat(requests_.size(), " requests are outstanding"));
+  }
+  const bool prefetch = request.fetch_class == FetchClass::kPrefetch;
+  if (request.transfer != nullptr && request.dense_extent != FetchRequest::kNoExtent) {
+    return absl::InvalidArgumentError("dense extents are not transferred");
+  }
+  RETURN_IF_ERROR(
+      Push(EntryOf(request), {request.id, prefetch ? RequestKind::kPrefetch : RequestKind::kDemand},
+           request.transfer == nullptr ? absl::Span<const uint32_t>() : request.transfer->neurons));
+  (prefetch ? prefetch_requests_ : demand_requests_).Add(1);
+  return absl::OkStatus();
+}
+
+absl::Status SessionWeightClient::Push(SubmissionEntry entry, const PendingRequest& request,
+                                       absl::Span<const uint32_t> neurons) {
+  entry.id = requests_.Add(request);
+  const size_t word = RequestTable::SlotOf(entry.id);
+  if (entry.opcode == Opcode::kTransfer && word < session_->progress_words()) {
+    session_->ClearProgress(word);
+    entry.progress = static_cast<uint32_t>(word);
+  }
+  const absl::Status status = session_->Submit(entry, neurons);
+  if (!status.ok()) {
+    requests_.Take(entry.id);
+    return status;
+  }
+  const int64_t now = holds_ == 0 ? 0 : MonotonicClock().NowNanos();
+  held_since_ = held_since_.value_or(now);
+  if (holds_ == 0 || now - *held_since_ > kMostHeldNanos) {
+    RingNow();
+  }
+  return absl::OkStatus();
+}
+
+void SessionWeightClient::RingNow() {
+  if (held_since_.has_value() && session_ != nullptr) {
+    bells_.Add(session_->RingBell() ? 1 : 0);
+  }
+  held_since_.reset();
+}
+
+void SessionWeightClient::RingBell() {
+  if (--holds_ == 0) {
+    RingNow();
+  }
+}
+
+absl::StatusOr<uint32_t> SessionWeightClient::OfferSlab(const SlabOffer& offer) {
+  if (session_ == nullptr) {
+    return lost();
+  }
+  const uint32_t number = next_slab_++;
+  RETURN_IF_ERROR(session_->OfferSlab(number, offer, absl::Now() + kSlabPatience));
+  return number;
+}
+
+uint32_t SessionWeightClient::LandedTiles(uint64_t id) const {
+  const uint64_t ring_id = requests_.RingId(id);
+  const size_t word = RequestTable::SlotOf(ring_id);
+  if (session_ == nullptr || ring_id == 0 || word >= session_->progress_words()) {
+    return 0;
+  }
+  const uint64_t progress = session_->Progress(word);
+  return progress >> 32 == (ring_id & 0xffffffff) ? static_cast<uint32_t>(progress) : 0;
+}
+
+void SessionWeightClient::Cancel(uint64_t id) {
+  if (session_ != nullptr && !SendOneCancel(id)) {
+    unsent_ids_.push_back(id);  // Poll sends it
+  }
+}
+
+// False: the ring has no room.
+bool SessionWeightClient::SendOneCancel(uint64_t caller_id) {
+  const uint64_t ring_id = requests_.RingId(caller_id);
+  if (ring_id == 0) {
+    return true;  // over already
+  }
+  SubmissionEntry entry = EmptyEntry(Opcode::kCancel, RequestClass::kDemand);
+  entry.target = ring_id;
+  return requests_.size() < requests_.capacity() && Push(entry, {0, RequestKind::kCancel}).ok();
+}
+
+void SessionWeightClient::CancelPrefetches(uint64_t step, uint32_t layer) {
+  if (session_ != nullptr && requests_.count(RequestKind::kPrefetch) > 0) {
+    SendCancel({step, layer});
+  }
+}
+
+void SessionWeightClient::SendCancel(const CancelPoint& point) {
+  SubmissionEntry entry = EmptyEntry(Opcode::kCancelPrefetches, RequestClass::kDemand);
+  entry.step = point.step;
+  entry.layer = point.layer;
+  if (requests_.size() < requests_.capacity() && Push(entry, {0, RequestKind::kCancel}).ok()) {
+    unsent_cancel_.reset();
+  } else {
+    unsent_cancel_ = point;  // the latest covers what the ones before it meant; Poll sends it
+  }
+}
+
+size_t SessionWeightClient::Poll(absl::FunctionRef<void(const FetchCompletion&)> handle) {
+  if (session_ == nullptr) {
+    return 0;
+  }
+  const int64_t now = MonotonicClock().NowNanos();
+  if (now >= next_drain_nanos_) {
+    session_->DrainSide();
+    next_drain_nanos_ = now + kDrainNanos;
+  }
+  size_t handled = 0;
+  CompletionEntry entry;
+  while (session_->Peek(&entry)) {
+    handled += Handle(entry, handle) ? 1 : 0;
+    session_->Advance();
+  }
+  if (unsent_cancel_.has_value()) {
+    SendCancel(*unsent_cancel_);
+  }
+  while (!unsent_ids_.empty() && SendOneCancel(unsent_ids_.back())) {
+    unsent_ids_.pop_back();
+  }
+  return handled;
+}
+
+// True if it was one of the caller's.
+bool SessionWeightClient::Handle(const CompletionEntry& entry,
+                                 absl::FunctionRef<void(const FetchCompletion&)> handle) {
+  const std::optional<PendingRequest> request = requests_.Take(entry.id);
+  if (!request.has_value()) {
+    session_->Lose(
+        absl::InternalError(absl::StrCat("weightd completed request ", entry.id, ", which is none")));
+    return false;
+  }
+  if (request->kind == RequestKind::kCancel) {
+    return false;
+  }
+  ended_requests_.Add(1);
+  bytes_ssd_.Add(entry.bytes);
+  bytes_link_.Add(entry.link_bytes);
+  handle(CompletionOf(entry, request->caller_id));
+  return true;
+}
+
+// ---------------------------------------------------------------- waiting
+
+bool SessionWeightClient::SpinForCompletion() {
+  CompletionEntry entry;
+  bool found = session_->Peek(&entry);
+  if (!found && options_.spin > absl::ZeroDuration()) {
+    const MonotonicClock clock;
+    const int64_t end = clock.NowNanos() + absl::ToInt64Nanoseconds(options_.spin);
+    while (!found && clock.NowNanos() < end) {
+      found = session_->Peek(&entry);
+    }
+  }
+  return found;
+}
+
+absl::Status SessionWeightClient::Wait(absl::Time deadline) {
+  RingNow();
+  while (true) {
+    if (session_ == nullptr || !session_->lost().ok()) {
+      return lost();
+    }
+    if (SpinForCompletion()) {
+      return absl::OkStatus();
+    }
+    const bool woken = session_->Sleep(deadline);
+    if (session_->lost().ok() && (woken || (deadline != absl::InfiniteFuture() && absl::Now() >= deadline))) {
+      return absl::OkStatus();
+    }
+  }
+}
+
+void SessionWeightClient::Wake() { eventfd_write(wake_.get(), 1); }
+
+// ---------------------------------------------------------------- connection
+
+bool SessionWeightClient::connected() const {
+  return session_ != nullptr && session_->lost().ok() && !session_->PeerGone();
+}
+
+bool SessionWeightClient::WasConnected() {
+  const int64_t now = MonotonicClock().NowNanos();
+  if (session_ != nullptr && session_->lost().ok() && now < next_look_nanos_) {
+    return true;
+  }
+  const bool is = connected();
+  next_look_nanos_ = is ? now + kLookNanos : 0;
+  return is;
+}
+
+absl::Status SessionWeightClient::lost() const {
+  const absl::Status& why = session_ == nullptr ? lost_ : session_->lost();
+  if (!why.ok()) {
+    return why;
+  }
+  return absl::UnavailableError(session_ == nullptr ? "no session with weightd"
+                                                    : "weightd's process is gone");
+}
+
+void SessionWeightClient::ForgetRequests() {
+  ended_requests_.Add(requests_.count(RequestKind::kDemand) + requests_.count(RequestKind::kPrefetch));
+  requests_ = RequestTable(requests_.capacity());
+  unsent_cancel_.reset();
+  unsent_ids_.clear();
+}
+
+// The memory first: a new weightd may be waiting for it.
+void SessionWeightClient::DropSession(absl::Time deadline) {
+  if (session_ == nullptr) {
+    return;
+  }
+  const bool same_process = session_->peer_pid() == getpid();  // as in tests: it does not exit
+  const UniqueFd peer = session_->TakePeerPidfd();
+  const OpenedSession opened = session_->opened();
+  lost_ = session_->lost();
+  session_.reset();
+  bool exited = false;
+  if (peer.valid() && !same_process) {
+    const absl::Time end = std::min(deadline, absl::Now() + kPeerExitPatience);
+    pollfd polled{peer.get(), POLLIN, 0};
+    exited = poll(&polled, 1,
+                  static_cast<int>(std::max<int64_t>(0, absl::ToInt64Milliseconds(end - absl::Now())))) > 0;
+  }
+  if (!exited) {
+    // A weightd that lives on keeps a lost session's pins and reserve until this process exits, or says so.
+    WeightsRpcClient(options_.socket)
+        .CloseSession(opened.session, opened.boot_epoch, absl::Now() + kClosePatience)
+        .IgnoreError();
+  }
+}
+
+absl::Status SessionWeightClient::Reconnect(absl::Time deadline) {
+  ForgetRequests();
+  DropSession(deadline);
+  RETURN_IF_ERROR(OpenSession(deadline));
+  reconnects_.Add(1);
+  return absl::OkStatus();
+}
+
+WeightClientCounters SessionWeightClient::counters() const {
+  WeightClientCounters counters;
+  // Gauges: what ended is read first, so that neither can be seen below zero.
+  const uint64_t released = releases_.value();
+  const uint64_t ended = ended_requests_.value();
+  counters.leases = leases_.value();
+  counters.lease_misses = lease_misses_.value();
+  counters.demand_requests = demand_requests_.value();
+  counters.prefetch_requests = prefetch_requests_.value();
+  counters.bytes_ssd = bytes_ssd_.value();
+  counters.bytes_link = bytes_link_.value();
+  counters.reconnects = reconnects_.value();
+  counters.held_leases = counters.leases - released;
+  counters.outstanding = counters.demand_requests + counters.prefetch_requests - ended;
+  return counters;
+}
+
+std::string SessionWeightClient::Describe() const { return description_.Get(); }
+
+}  // namespace sluice

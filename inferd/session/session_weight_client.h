@@ -1,0 +1,158 @@
+// SessionWeightClient: the WeightClient over a real session with a weightd process.
+//
+// Opens the pack itself for its tables, a session over gRPC (weights_rpc_client.h) and joins it
+// (weight_session.h). After weightd's death the same object opens the next session by Reconnect().
+//
+// Thread safety: as weight_client.h says: the engine thread's, but for Describe(), counters() and Wake().
+#ifndef SLUICE_INFERD_SESSION_WEIGHT_CLIENT_H_
+#define SLUICE_INFERD_SESSION_WEIGHT_CLIENT_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "common/mutex.h"
+#include "common/ring/session_abi.h"
+#include "common/ring/unique_fd.h"
+#include "inferd/session/weight_session.h"
+#include "inferd/weights/request_table.h"
+#include "inferd/weights/weight_client.h"
+#include "pack/pack.h"
+
+namespace sluice {
+
+struct SessionWeightClientOptions {
+  std::string socket;            // weightd's gRPC socket, an absolute path. REQUIRED
+  std::string pack_dir;          // the pack as this process sees it; weightd finds it by model_id. REQUIRED
+  uint32_t compute_threads = 1;  // the reserved minimum is 2 x the largest expert x this
+  std::string client_name = "inferd";  // in weightd's logs and stats
+  ControlLayout layout;                // sizes of the rings
+  // Looks for completions this long before it sleeps. 0: a wake across virtual CPUs costs 44 us, but a spin
+  // takes the CPU that weightd may need.
+  absl::Duration spin = absl::ZeroDuration();
+};
+
+class SessionWeightClient final : public WeightClient {
+ public:
+  // Opens the pack and a session; tries again while weightd is UNAVAILABLE, until `deadline`. Errors of
+  // Pack::Open and of OpenSession.
+  static absl::StatusOr<std::unique_ptr<SessionWeightClient>> Connect(SessionWeightClientOptions options,
+                                                                      absl::Time deadline);
+  // Closes the session. Leases must have been released: nothing is readable afterwards.
+  ~SessionWeightClient() override;
+
+  const Pack& pack() const override { return *pack_; }
+  absl::Status SetSegmentObserver(SegmentObserver* observer) override;
+  bool TryLease(uint32_t extent, ExtentLease* lease) override;
+  void Release(uint32_t extent, uint64_t step) override;
+  bool IsResident(uint32_t extent) const override;
+  absl::Status Submit(const FetchRequest& request) override;
+  void HoldBell() override { ++holds_; }
+  void RingBell() override;
+  absl::StatusOr<uint32_t> OfferSlab(const SlabOffer& offer) override;
+  uint32_t LandedTiles(uint64_t id) const override;
+  void Cancel(uint64_t id) override;
+  void CancelPrefetches(uint64_t step, uint32_t layer) override;
+  size_t Poll(absl::FunctionRef<void(const FetchCompletion&)> handle) override;
+  absl::Status Wait(absl::Time deadline) override;
+  void Wake() override;
+  bool connected() const override;
+  absl::Status Reconnect(absl::Time deadline) override;
+  WeightClientCounters counters() const override;
+  std::string Describe() const override;
+
+  // The life of weightd that the session belongs to; 0 without a session.
+  uint64_t boot_epoch() const { return session_ == nullptr ? 0 : session_->opened().boot_epoch; }
+  // Why the session is over; OK while it lives.
+  absl::Status lost() const;
+  // How often a sleeping weightd was woken.
+  uint64_t bells() const { return bells_.value(); }
+
+ private:
+  // A value that one thread writes and any thread reads.
+  class Counter {
+   public:
+    void Add(uint64_t n) {
+      value_.store(value_.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
+    }
+    uint64_t value() const { return value_.load(std::memory_order_relaxed); }
+
+   private:
+    std::atomic<uint64_t> value_{0};
+  };
+  // A text that one thread writes and any thread reads.
+  class SharedText {
+   public:
+    void Set(std::string text) {
+      const MutexLock lock(&mutex_);
+      text_ = std::move(text);
+    }
+    std::string Get() const {
+      const MutexLock lock(&mutex_);
+      return text_;
+    }
+
+   private:
+    mutable Mutex mutex_;
+    std::string text_ ABSL_GUARDED_BY(mutex_);
+  };
+  struct CancelPoint {
+    uint64_t step = 0;
+    uint32_t layer = 0;
+  };
+
+  SessionWeightClient(SessionWeightClientOptions options, std::unique_ptr<const Pack> pack, UniqueFd wake);
+  absl::Status OpenSession(absl::Time deadline);
+  void DropSession(absl::Time deadline);
+  void ForgetRequests();
+  absl::Status Push(SubmissionEntry entry, const PendingRequest& request,
+                    absl::Span<const uint32_t> neurons = {});
+  bool WasConnected();
+  void RingNow();
+  bool SendOneCancel(uint64_t caller_id);
+  void SendCancel(const CancelPoint& point);
+  bool Handle(const CompletionEntry& entry, absl::FunctionRef<void(const FetchCompletion&)> handle);
+  bool SpinForCompletion();
+
+  const SessionWeightClientOptions options_;
+  const std::unique_ptr<const Pack> pack_;
+  const std::vector<uint64_t> extent_bytes_;  // by extent
+  const UniqueFd wake_;                       // eventfd
+  std::unique_ptr<WeightSession> session_;    // null when a Reconnect failed
+  RequestTable requests_;
+  std::optional<CancelPoint> unsent_cancel_;  // the ring had no room for it
+  std::vector<uint64_t> unsent_ids_;          // of single requests to cancel, likewise
+  uint32_t next_slab_ = 0;                    // never used twice, across sessions too
+  SegmentObserver* observer_ = nullptr;
+  uint64_t step_ = 0;   // of the last release
+  uint64_t order_ = 0;  // releases in it
+  int64_t next_drain_nanos_ = 0;
+  int64_t next_look_nanos_ = 0;        // for a weightd that is gone
+  uint32_t holds_ = 0;                 // of the bell
+  std::optional<int64_t> held_since_;  // something was queued that the bell has not rung for
+  absl::Status lost_;                  // of the last session, when session_ is null
+
+  Counter leases_;
+  Counter releases_;
+  Counter lease_misses_;
+  Counter demand_requests_;
+  Counter prefetch_requests_;
+  Counter ended_requests_;  // completed or forgotten, cancels left out
+  Counter bytes_ssd_;
+  Counter bytes_link_;
+  Counter reconnects_;
+  Counter bells_;
+  SharedText description_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_SESSION_WEIGHT_CLIENT_H_

@@ -1,0 +1,148 @@
+// WeightSession: one joined session with one life of weightd: the side socket, the shared regions, the mapped
+// segments and the client's ends of the rings. common/ring/README.md is the protocol.
+//
+// Thread safety: thread-compatible; the engine thread's.
+#ifndef SLUICE_INFERD_WEIGHT_SESSION_H_
+#define SLUICE_INFERD_WEIGHT_SESSION_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "common/ring/rings.h"
+#include "common/ring/session_abi.h"
+#include "common/ring/shared_memory.h"
+#include "common/ring/side_channel.h"
+#include "common/ring/unique_fd.h"
+#include "inferd/session/weights_rpc_client.h"
+#include "inferd/weights/list_arena.h"
+#include "inferd/weights/weight_client.h"
+
+namespace sluice {
+
+class WeightSession {
+ public:
+  // Joins `opened` on its side socket and maps what it is given. `extent_bytes` (by extent) and `wake_fd` (an
+  // eventfd that ends Sleep()) are borrowed and outlive the session. UNAVAILABLE: weightd went away
+  // meanwhile; DEADLINE_EXCEEDED; the REJECT's code; INTERNAL: regions that don't fit each other or this
+  // pack.
+  static absl::StatusOr<std::unique_ptr<WeightSession>> Join(const OpenedSession& opened,
+                                                             const std::vector<uint64_t>& extent_bytes,
+                                                             int wake_fd, absl::Time deadline);
+  // The same over a side socket that is connected already.
+  static absl::StatusOr<std::unique_ptr<WeightSession>> JoinOver(UniqueFd side, const OpenedSession& opened,
+                                                                 const std::vector<uint64_t>& extent_bytes,
+                                                                 int wake_fd, absl::Time deadline);
+  // Unmaps every segment; the observer is told.
+  ~WeightSession();
+
+  // Told of every segment mapped so far, and from now on.
+  absl::Status SetObserver(SegmentObserver* observer);
+
+  // weight_client.h has the contracts of these. They look at nothing but shared memory, except that a lease
+  // in a segment that is not mapped yet reads the side socket.
+  bool TryLease(uint32_t extent, ExtentLease* lease);
+  void Release(uint32_t extent, uint64_t stamp);
+  bool IsResident(uint32_t extent) const;
+
+  // Queues the entry, with the neurons that it lists. RESOURCE_EXHAUSTED: the ring or the index arena is
+  // full; INVALID_ARGUMENT: a list longer than the arena.
+  absl::Status Submit(SubmissionEntry entry, absl::Span<const uint32_t> neurons = {});
+  // Wakes weightd if it sleeps, which may not look at what was queued before. True: it slept.
+  bool RingBell();
+  // The oldest completion, left in the ring until Advance(). False: none, or the session is lost.
+  bool Peek(CompletionEntry* entry);
+  void Advance() { completions_->Advance(); }
+
+  // Lends weightd slab `number` and waits for its answer. The answer's code; UNAVAILABLE: the session is
+  // lost; DEADLINE_EXCEEDED.
+  absl::Status OfferSlab(uint32_t number, const SlabOffer& offer, absl::Time deadline);
+  // Clears a word for a transfer that is about to be submitted; what weightd has stored there.
+  void ClearProgress(size_t word) { control_.progress[word].store(0, std::memory_order_relaxed); }
+  uint64_t Progress(size_t word) const { return control_.progress[word].load(std::memory_order_acquire); }
+  size_t progress_words() const { return control_.layout.progress_words; }
+
+  // Takes what has come on the side socket: segments, or its end.
+  void DrainSide();
+
+  // Sleeps until a completion may be there, the session is lost, the wake's eventfd is readable, or
+  // `deadline`. True: it was the wake's, which has been read.
+  bool Sleep(absl::Time deadline);
+
+  // Why the session is over; OK while it lives. Sticky.
+  const absl::Status& lost() const { return lost_; }
+  // Ends the session from this side, with the reason.
+  void Lose(const absl::Status& why);
+  // Whether weightd has closed the side socket or died: one poll(2).
+  bool PeerGone() const;
+  // The descriptor that turns readable when weightd's process has exited, for use beyond this session's life.
+  UniqueFd TakePeerPidfd() { return std::move(peer_pidfd_); }
+
+  const OpenedSession& opened() const { return opened_; }
+  uint32_t ring_entries() const { return control_.layout.ring_entries; }
+  // weightd's process; 0: it is in another PID namespace.
+  pid_t peer_pid() const { return peer_pid_; }
+  size_t mapped_segments() const { return mapped_segments_; }
+
+ private:
+  struct Segment {
+    const std::byte* base = nullptr;  // null: not mapped
+    uint64_t bytes = 0;
+    Mapping map;
+  };
+
+  WeightSession(const OpenedSession& opened, const std::vector<uint64_t>& extent_bytes, int wake_fd,
+                UniqueFd side);
+  static absl::Status NoSense(const std::string& what, uint64_t got, uint64_t expected);
+  static int PollTimeoutMs(absl::Time deadline);
+  absl::Status TakeWelcome(absl::Time deadline);
+  absl::Status AwaitReady(absl::Time deadline);
+  absl::Status MapRegions(const std::vector<UniqueFd>& fds);
+  absl::Status CheckTables() const;
+  absl::Status WatchAll();
+  absl::Status OnSideMessage(SidePacket packet);
+  absl::Status AddSegment(uint32_t id, uint64_t bytes, const UniqueFd& fd);
+  absl::Status RetireSegment(uint32_t id);
+  bool Locate(uint64_t place, uint64_t bytes, ExtentLease* lease) const;
+  void SendAcks();
+
+  const OpenedSession opened_;
+  const std::vector<uint64_t>& extent_bytes_;
+  const int wake_fd_;
+  UniqueFd side_;
+  UniqueFd epoll_;  // over all that Sleep() waits for: cheaper than poll(2) of four
+  UniqueFd server_bell_;
+  UniqueFd client_bell_;
+  UniqueFd peer_pidfd_;
+  pid_t peer_pid_ = 0;
+  Mapping control_map_;
+  Mapping residency_map_;
+  Mapping pins_map_;
+  ControlView control_;
+  const ResidencyEntry* residency_ = nullptr;    // [extent_count]
+  PinEntry* pins_ = nullptr;                     // [extent_count]
+  std::optional<SubmissionWriter> submissions_;  // set once the regions are mapped, as is the next
+  std::optional<CompletionReader> completions_;
+  std::optional<ListArena> lists_;
+  std::vector<Segment> segments_;  // by id; ids are never used twice in one life of weightd
+  size_t mapped_segments_ = 0;
+  std::vector<uint32_t> unsent_acks_;  // retired segments, unmapped but not yet acknowledged
+  bool populate_ = true;               // segments announced now are filled already: map all their pages
+  bool ready_ = false;                 // every segment there was at the start has been announced
+  bool alive_ = true;                  // lost_.ok(), kept apart for TryLease
+  std::optional<SideMessage> slab_answer_;
+  SegmentObserver* observer_ = nullptr;
+  absl::Status lost_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_WEIGHT_SESSION_H_

@@ -1,0 +1,177 @@
+// A backend that times the operations of the one behind it and writes what they took as a table of costs for
+// --clock virtual (--measure-costs): so a run in virtual time can foretell one in real time on this machine.
+//
+// Only steps of one row count. Experts give times of a row by encoding: of calls whose works are alike, those
+// that compute all neurons, leads, and those that compute the neurons that count by a lead. All other
+// operations of a layer are its attention's, head and candidates the head's. Each figure is the median over
+// calls or steps. The file is written at the start, every kStepsBetweenWrites steps and at the end.
+//
+// Thread safety: as Backend's; Counters() and Describe() may be called from any thread.
+#ifndef SLUICE_INFERD_RESIDENCY_MEASURED_DEVICE_H_
+#define SLUICE_INFERD_RESIDENCY_MEASURED_DEVICE_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "inferd/sim/virtual_costs.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+// The last kMost values added: the first steps after a start meet cold memory.
+class CostSamples {
+ public:
+  static constexpr size_t kMost = 32;
+  CostSamples() { values_.reserve(kMost); }
+  void Add(double value);
+  bool empty() const { return values_.empty(); }
+  // REQUIRES: not empty. Of an even count the upper of the two in the middle.
+  double Median();
+
+ private:
+  std::vector<double> values_;
+  std::vector<double> sorted_;
+  size_t next_ = 0;
+};
+
+// What was measured, and its text as ParseVirtualCosts reads it from a file.
+class CostTable {
+ public:
+  // `expert_bytes`: of an expert in bf16.
+  explicit CostTable(uint64_t expert_bytes) : expert_bytes_(expert_bytes) {}
+
+  void AddExperts(const MoeExpertsArgs& args, double seconds, Backend* backend);
+  void AddLeads(const ExpertLeadsArgs& args, double seconds);
+  // `rest`: of the step's operations that are neither experts' nor the head's.
+  void AddStep(double rest_seconds, uint32_t layers, double head_seconds);
+  std::string Text();
+
+ private:
+  struct Rows {
+    CostSamples all;
+    CostSamples kept;
+  };
+  const uint64_t expert_bytes_;
+  std::array<Rows, kEncodingValues> rows_;
+  CostSamples attention_;
+  CostSamples head_;
+  EncodingDescriptor dense_;  // of the experts that were computed whole
+  uint32_t dense_cols_ = 0;   // 0: none was
+};
+
+class MeasuredQueue final : public Queue {
+ public:
+  static constexpr uint32_t kStepsBetweenWrites = 8;
+  // `backend` outlives the queue.
+  MeasuredQueue(Backend* backend, std::string path, uint64_t expert_bytes)
+      : backend_(backend), behind_(&backend->queue()), path_(std::move(path)), table_(expert_bytes) {}
+  // Writes what was measured since the last time.
+  ~MeasuredQueue() override;
+
+  // Writes the file anew. Errors: the file's.
+  absl::Status WriteTable();
+
+  absl::Status Upload(const void* source, uint64_t bytes, BufferRef destination) override {
+    return behind_->Upload(source, bytes, destination);
+  }
+  absl::Status Download(BufferRef source, uint64_t bytes, void* destination) override {
+    return behind_->Download(source, bytes, destination);
+  }
+  // Begins a step. Errors of the file too.
+  absl::Status Embed(const EmbedArgs& args) override;
+  absl::Status Norm(const NormArgs& args) override { return Rest(&Queue::Norm, args); }
+  absl::Status MatMul(const MatMulArgs& args) override;
+  absl::Status HeadMatMul(const HeadMatMulArgs& args) override { return Rest(&Queue::HeadMatMul, args); }
+  absl::Status SigmoidGate(const SigmoidGateArgs& args) override { return Rest(&Queue::SigmoidGate, args); }
+  absl::Status ScaleRows(const ScaleRowsArgs& args) override { return Rest(&Queue::ScaleRows, args); }
+  absl::Status RopeKvWrite(const RopeKvArgs& args) override { return Rest(&Queue::RopeKvWrite, args); }
+  absl::Status LatentKvWrite(const LatentKvArgs& args) override { return Rest(&Queue::LatentKvWrite, args); }
+  absl::Status Attention(const AttentionArgs& args) override {
+    ++layers_;
+    return Rest(&Queue::Attention, args);
+  }
+  absl::Status GatedDelta(const GatedDeltaArgs& args) override {
+    ++layers_;
+    return Rest(&Queue::GatedDelta, args);
+  }
+  absl::Status Router(const RouterArgs& args) override { return Rest(&Queue::Router, args); }
+  absl::Status ExpertLeads(const ExpertLeadsArgs& args) override;
+  absl::Status MoeExperts(const MoeExpertsArgs& args) override;
+  absl::Status Combine(const CombineArgs& args) override { return Rest(&Queue::Combine, args); }
+  absl::Status TopLogits(const TopLogitsArgs& args) override;
+  Event Record() override { return behind_->Record(); }
+  bool IsDone(Event event) override { return behind_->IsDone(event); }
+  absl::Status Wait(Event event) override { return behind_->Wait(event); }
+
+ private:
+  // Runs an operation and adds its seconds to `sum`.
+  template <typename Args>
+  absl::Status Time(absl::Status (Queue::*operation)(const Args&), const Args& args, double* sum) {
+    const int64_t start = clock_.NowNanos();
+    absl::Status status = (behind_->*operation)(args);
+    if (status.ok()) {
+      status = behind_->Wait(behind_->Record());
+    }
+    *sum += static_cast<double>(clock_.NowNanos() - start) * 1e-9;
+    return status;
+  }
+  template <typename Args>
+  absl::Status Rest(absl::Status (Queue::*operation)(const Args&), const Args& args) {
+    return Time(operation, args, &rest_seconds_);
+  }
+  void CountStep();
+  absl::Status FinishStep();
+
+  Backend* const backend_;
+  Queue* const behind_;
+  const MonotonicClock clock_;
+  const std::string path_;
+  CostTable table_;
+  // Of the running step.
+  size_t rows_ = 0;
+  uint32_t layers_ = 0;
+  double rest_seconds_ = 0;
+  double last_matmul_seconds_ = 0;
+  double head_seconds_ = 0;
+  uint32_t steps_ = 0;  // of one row, since the file was written
+};
+
+class MeasuredDevice final : public Backend {
+ public:
+  // The table goes to `path`, which is replaced. `expert_bytes`: of an expert in bf16. Errors: the file's.
+  static absl::StatusOr<std::unique_ptr<MeasuredDevice>> Create(std::unique_ptr<Backend> behind,
+                                                                std::string path, uint64_t expert_bytes);
+
+  absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
+    return behind_->Allocate(bytes, kind);
+  }
+  absl::StatusOr<BufferId> Import(const ImportSpec& spec) override { return behind_->Import(spec); }
+  absl::Status Free(BufferId buffer) override { return behind_->Free(buffer); }
+  const std::byte* HostRead(BufferRef ref, uint64_t bytes) override { return behind_->HostRead(ref, bytes); }
+  std::byte* HostWrite(BufferRef ref, uint64_t bytes) override { return behind_->HostWrite(ref, bytes); }
+  Queue& queue() override { return queue_; }
+  void BeginStep() override { behind_->BeginStep(); }
+  void EndStep() override { behind_->EndStep(); }
+  absl::Status SetSparseSwitches(absl::Span<const SparseSwitchEntry> entries) override {
+    return behind_->SetSparseSwitches(entries);
+  }
+  BackendCounters Counters() const override { return behind_->Counters(); }
+  std::string Describe() const override { return behind_->Describe() + ", its costs measured"; }
+
+ private:
+  MeasuredDevice(std::unique_ptr<Backend> behind, std::string path, uint64_t expert_bytes)
+      : behind_(std::move(behind)), queue_(behind_.get(), std::move(path), expert_bytes) {}
+
+  const std::unique_ptr<Backend> behind_;
+  MeasuredQueue queue_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_RESIDENCY_MEASURED_DEVICE_H_

@@ -1,0 +1,119 @@
+#include "inferd/sim/virtual_device.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+uint32_t EndOf(const ExpertWork& work) { return work.neuron_end == 0 ? work.gate.rows : work.neuron_end; }
+
+}  // namespace
+
+uint32_t NeuronsOf(const ExpertWork& work) { return EndOf(work) - work.neuron_begin; }
+
+std::string VirtualDevice::Describe() const {
+  return absl::StrCat(behind_->Describe(), ", timed as ", ShowVirtualCosts(costs_));
+}
+
+// Neurons counted so far for the work's rows, all tiles together.
+uint64_t VirtualQueue::Active(const MoeExpertsArgs& args, const ExpertWork& work) const {
+  uint64_t sum = 0;
+  for (const uint32_t slot : work.slots) {
+    uint32_t neurons = 0;
+    const std::byte* count =
+        backend_->HostRead(args.active + uint64_t{slot} * sizeof(neurons), sizeof(neurons));
+    if (count != nullptr) {
+      std::memcpy(&neurons, count, sizeof(neurons));
+    }
+    sum += neurons;
+  }
+  return sum;
+}
+
+uint32_t CountedByLead(Backend* backend, const ExpertWork& work) {
+  const uint64_t bytes = uint64_t{work.up.rows} * sizeof(float);
+  const BufferRef list = work.down.positions;
+  const auto* positions = list ? reinterpret_cast<const int32_t*>(backend->HostRead(list, bytes)) : nullptr;
+  uint32_t counted = 0;
+  for (uint32_t j = work.neuron_begin; j < EndOf(work); ++j) {
+    bool counts = false;
+    for (size_t i = 0; i < work.rows.size() && !counts; ++i) {
+      const auto* values = reinterpret_cast<const float*>(
+          backend->HostRead(work.lead_values.base + i * work.lead_values.stride * sizeof(float), bytes));
+      counts = values != nullptr && !(std::fabs(values[j]) < work.threshold);
+    }
+    counted += counts && (positions == nullptr || positions[j] >= 0) ? 1 : 0;
+  }
+  return counted;
+}
+
+// `kept`: share of the range's neurons that some row keeps.
+double VirtualQueue::SecondsOf(const ExpertWork& work, double kept) const {
+  const double neurons = NeuronsOf(work);
+  const auto seconds = [&](const WeightView& view, bool all) {
+    return VirtualRowSeconds(costs_, view.encoding, view.cols, neurons * (all ? 1 : kept), !all,
+                             expert_bytes_);
+  };
+  const bool led = bool{work.lead_values.base};
+  const bool dense = work.sparsity == SparsityOrder::kNone;
+  const bool up_leads = work.sparsity == SparsityOrder::kUp;
+  const bool gate_leads = work.sparsity == SparsityOrder::kGate;
+  const bool product = work.sparsity == SparsityOrder::kProduct;
+  return (led && up_leads ? 0 : seconds(work.up, dense || up_leads || product)) +
+         (led && gate_leads ? 0 : seconds(work.gate, dense || gate_leads || product)) +
+         seconds(work.down, dense);
+}
+
+absl::Status VirtualQueue::ExpertLeads(const ExpertLeadsArgs& args) {
+  RETURN_IF_ERROR(behind_->ExpertLeads(args));
+  double seconds = 0;
+  for (const LeadWork& work : args.experts) {
+    seconds += VirtualRowSeconds(costs_, work.lead.encoding, work.lead.cols, work.lead.rows, /*kept=*/false,
+                                 expert_bytes_);
+  }
+  Charge(seconds);
+  return absl::OkStatus();
+}
+
+absl::Status VirtualQueue::MoeExperts(const MoeExpertsArgs& args) {
+  active_before_.clear();
+  for (const ExpertWork& work : args.experts) {
+    active_before_.push_back(work.neuron_begin > 0 && args.active ? Active(args, work) : 0);
+  }
+  RETURN_IF_ERROR(behind_->MoeExperts(args));
+  double seconds = 0;
+  for (size_t i = 0; i < args.experts.size(); ++i) {
+    const ExpertWork& work = args.experts[i];
+    if (clock_->cpu().TakeMark(work.up.base)) {
+      continue;
+    }
+    const double range = NeuronsOf(work);
+    const double active = work.lead_values.base ? CountedByLead(backend_, work)
+                          : args.active && work.sparsity != SparsityOrder::kNone
+                              ? Active(args, work) - active_before_[i]
+                              : range;
+    seconds += SecondsOf(work, range == 0 ? 0 : std::min(1.0, active / range));
+  }
+  Charge(seconds);
+  return absl::OkStatus();
+}
+
+std::vector<double> VirtualSharedSeconds(const VirtualCosts& costs, absl::Span<const LayerWeights> layers,
+                                         uint64_t expert_bytes) {
+  std::vector<double> seconds;
+  for (const LayerWeights& layer : layers) {
+    seconds.push_back(0);
+    for (const WeightView* view : {&layer.common.up, &layer.common.gate, &layer.common.down}) {
+      seconds.back() +=
+          VirtualRowSeconds(costs, view->encoding, view->cols, view->rows, /*kept=*/false, expert_bytes);
+    }
+  }
+  return seconds;
+}
+
+}  // namespace sluice

@@ -1,0 +1,119 @@
+// A backend that computes on the one behind it and moves a virtual clock by what a modelled device would take
+// (--clock virtual): experts by the bytes they read, attention by the layer, all else nothing; experts that
+// the residency gave to the CPU cost the device nothing.
+//
+// Thread safety: as Backend's; Counters() and Describe() may be called from any thread.
+#ifndef SLUICE_INFERD_RESIDENCY_VIRTUAL_DEVICE_H_
+#define SLUICE_INFERD_RESIDENCY_VIRTUAL_DEVICE_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "inferd/model/dense_tensors.h"
+#include "inferd/sim/virtual_clock.h"
+#include "inferd/sim/virtual_costs.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+// Of a work whose lead values are made already: the neurons of its range that count for any row and are
+// there.
+uint32_t CountedByLead(Backend* backend, const ExpertWork& work);
+// Of a work's range: the neurons.
+uint32_t NeuronsOf(const ExpertWork& work);
+
+class VirtualQueue final : public Queue {
+ public:
+  // All outlive the queue. `expert_bytes`: of an expert in bf16.
+  VirtualQueue(Backend* backend, VirtualClock* clock, const VirtualCosts& costs, uint64_t expert_bytes)
+      : backend_(backend),
+        behind_(&backend->queue()),
+        clock_(clock),
+        costs_(costs),
+        expert_bytes_(expert_bytes) {}
+
+  absl::Status Upload(const void* source, uint64_t bytes, BufferRef destination) override {
+    return behind_->Upload(source, bytes, destination);
+  }
+  absl::Status Download(BufferRef source, uint64_t bytes, void* destination) override {
+    return behind_->Download(source, bytes, destination);
+  }
+  absl::Status Embed(const EmbedArgs& args) override { return behind_->Embed(args); }
+  absl::Status Norm(const NormArgs& args) override { return behind_->Norm(args); }
+  absl::Status MatMul(const MatMulArgs& args) override { return behind_->MatMul(args); }
+  absl::Status HeadMatMul(const HeadMatMulArgs& args) override { return behind_->HeadMatMul(args); }
+  absl::Status SigmoidGate(const SigmoidGateArgs& args) override { return behind_->SigmoidGate(args); }
+  absl::Status ScaleRows(const ScaleRowsArgs& args) override { return behind_->ScaleRows(args); }
+  absl::Status RopeKvWrite(const RopeKvArgs& args) override { return behind_->RopeKvWrite(args); }
+  absl::Status LatentKvWrite(const LatentKvArgs& args) override { return behind_->LatentKvWrite(args); }
+  absl::Status Attention(const AttentionArgs& args) override {
+    Charge(costs_.attention_ms * 1e-3);
+    return behind_->Attention(args);
+  }
+  absl::Status GatedDelta(const GatedDeltaArgs& args) override {
+    Charge(costs_.attention_ms * 1e-3);
+    return behind_->GatedDelta(args);
+  }
+  absl::Status Router(const RouterArgs& args) override { return behind_->Router(args); }
+  absl::Status ExpertLeads(const ExpertLeadsArgs& args) override;
+  absl::Status MoeExperts(const MoeExpertsArgs& args) override;
+  absl::Status Combine(const CombineArgs& args) override { return behind_->Combine(args); }
+  absl::Status TopLogits(const TopLogitsArgs& args) override {
+    Charge(costs_.head_ms * 1e-3);
+    return behind_->TopLogits(args);
+  }
+  Event Record() override { return behind_->Record(); }
+  bool IsDone(Event event) override { return behind_->IsDone(event); }
+  absl::Status Wait(Event event) override { return behind_->Wait(event); }
+
+ private:
+  void Charge(double seconds) { clock_->Advance(static_cast<int64_t>(seconds * 1e9 + 0.5)); }
+  uint64_t Active(const MoeExpertsArgs& args, const ExpertWork& work) const;
+  double SecondsOf(const ExpertWork& work, double kept) const;
+
+  Backend* const backend_;
+  Queue* const behind_;
+  VirtualClock* const clock_;
+  const VirtualCosts costs_;
+  const uint64_t expert_bytes_;
+  std::vector<uint64_t> active_before_;  // by work of the running call
+};
+
+class VirtualDevice final : public Backend {
+ public:
+  // `clock` outlives the device.
+  VirtualDevice(std::unique_ptr<Backend> behind, VirtualClock* clock, const VirtualCosts& costs,
+                uint64_t expert_bytes)
+      : behind_(std::move(behind)), costs_(costs), queue_(behind_.get(), clock, costs, expert_bytes) {}
+
+  absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
+    return behind_->Allocate(bytes, kind);
+  }
+  absl::StatusOr<BufferId> Import(const ImportSpec& spec) override { return behind_->Import(spec); }
+  absl::Status Free(BufferId buffer) override { return behind_->Free(buffer); }
+  const std::byte* HostRead(BufferRef ref, uint64_t bytes) override { return behind_->HostRead(ref, bytes); }
+  std::byte* HostWrite(BufferRef ref, uint64_t bytes) override { return behind_->HostWrite(ref, bytes); }
+  Queue& queue() override { return queue_; }
+  void BeginStep() override { behind_->BeginStep(); }
+  void EndStep() override { behind_->EndStep(); }
+  absl::Status SetSparseSwitches(absl::Span<const SparseSwitchEntry> entries) override {
+    return behind_->SetSparseSwitches(entries);
+  }
+  BackendCounters Counters() const override { return behind_->Counters(); }
+  std::string Describe() const override;
+
+ private:
+  const std::unique_ptr<Backend> behind_;
+  const VirtualCosts costs_;
+  VirtualQueue queue_;
+};
+
+// By layer: the device's seconds for the expert that every token goes through, 0 where there is none.
+// `expert_bytes`: of a routed expert in bf16.
+std::vector<double> VirtualSharedSeconds(const VirtualCosts& costs, absl::Span<const LayerWeights> layers,
+                                         uint64_t expert_bytes);
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_RESIDENCY_VIRTUAL_DEVICE_H_

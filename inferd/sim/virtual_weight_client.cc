@@ -1,0 +1,280 @@
+#include "inferd/sim/virtual_weight_client.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/time/clock.h"
+#include "common/status.h"
+#include "pack/row_layout.h"
+
+namespace sluice {
+namespace {
+
+// Chunks of an expert: what a demand waits for when a prefetch is on the link.
+constexpr uint64_t kChunksOfAnExpert = 32;
+constexpr uint64_t kSmallestChunk = 4096;
+constexpr uint64_t kLargestChunk = 1 << 20;
+
+}  // namespace
+
+VirtualWeightClient::VirtualWeightClient(std::unique_ptr<WeightClient> behind, VirtualClock* clock)
+    : behind_(std::move(behind)), clock_(clock) {}
+
+std::string VirtualWeightClient::Describe() const {
+  return absl::StrCat(behind_->Describe(), ", link and device in virtual time");
+}
+
+absl::StatusOr<uint32_t> VirtualWeightClient::OfferSlab(const SlabOffer& offer) {
+  ASSIGN_OR_RETURN(Mapping map,
+                   MapSharedMemory(offer.fd, offer.bytes, /*writable=*/true, /*populate=*/false));
+  slabs_.push_back(std::move(map));
+  VirtualLink::Options options;
+  options.rate = MakeLinkRate(offer.link_gbps, offer.link_latency_us);
+  options.chunk_bytes =
+      std::clamp(pack().largest_expert_bytes() / kChunksOfAnExpert, kSmallestChunk, kLargestChunk);
+  options.schedule.window_bytes = 2 * options.chunk_bytes;
+  link_ = std::make_unique<VirtualLink>(
+      options, [this](uint64_t number, int64_t nanos, uint64_t bytes, bool cancelled) {
+        OnTile(number, nanos, bytes, cancelled);
+      });
+  return static_cast<uint32_t>(slabs_.size() - 1);
+}
+
+absl::Status VirtualWeightClient::Submit(const FetchRequest& request) {
+  if (request.transfer == nullptr) {
+    return behind_->Submit(request);
+  }
+  if (link_ == nullptr || request.transfer->slab >= slabs_.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("no slab ", request.transfer->slab, " was offered"));
+  }
+  if (!behind_->connected()) {
+    return absl::UnavailableError("the connection to weightd is lost");
+  }
+  Transfer transfer;
+  transfer.completion.id = request.id;
+  transfer.fetch_class = request.fetch_class;
+  transfer.step = request.step;
+  transfer.layer = request.layer;
+  transfer.expert = request.expert;
+  transfer.parts = request.parts;
+  transfer.target = *request.transfer;
+  transfer.neurons.assign(request.transfer->neurons.begin(), request.transfer->neurons.end());
+  transfer.target.neurons = {};
+  transfer.submitted = Now();
+  link_->AdvanceTo(Now());  // so that what is joined does not end while it is
+  if (Transfer* same = SameBytes(request); same != nullptr) {
+    same->followed = true;
+    transfer.leader = same->completion.id;
+    transfer.tiles = same->tiles;
+    for (uint32_t tile = 0; request.fetch_class == FetchClass::kDemand && tile < same->tiles; ++tile) {
+      link_->Promote(same->first_number + tile, Now());
+    }
+    transfers_.push_back(std::move(transfer));
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(CopyNow(request, &transfer.completion));
+  if (transfer.completion.code != absl::StatusCode::kOk) {
+    transfer.complete = true;
+    transfers_.push_back(std::move(transfer));
+    return absl::OkStatus();
+  }
+  transfers_.push_back(std::move(transfer));
+  SendTiles(request, &transfers_.back());
+  return absl::OkStatus();
+}
+
+VirtualWeightClient::Transfer* VirtualWeightClient::SameBytes(const FetchRequest& request) {
+  const TransferTarget& target = *request.transfer;
+  for (Transfer& other : transfers_) {
+    if (other.leader == 0 && !other.complete && !other.cancelled && other.layer == request.layer &&
+        other.expert == request.expert && other.parts == request.parts && other.target.slab == target.slab &&
+        other.target.base == target.base && other.target.stride == target.stride &&
+        absl::MakeConstSpan(other.neurons) == target.neurons) {
+      return &other;
+    }
+  }
+  return nullptr;
+}
+
+// Bytes of one neuron in the parts asked for.
+uint64_t VirtualWeightClient::RowBytesOf(const FetchRequest& request) const {
+  uint64_t bytes = 0;
+  for (int part = 0; part < kPartCount; ++part) {
+    if ((request.parts & PartBit(static_cast<Part>(part))) != 0) {
+      const PartView view = pack().part(request.layer, request.expert, static_cast<Part>(part));
+      bytes += RowBytes(view.encoding, view.cols);
+    }
+  }
+  return bytes;
+}
+
+void VirtualWeightClient::SendTiles(const FetchRequest& request, Transfer* transfer) {
+  const uint32_t rows = request.transfer->neurons.empty()
+                            ? pack().part(request.layer, request.expert, Part::kUp).rows
+                            : static_cast<uint32_t>(request.transfer->neurons.size());
+  const uint32_t tile = request.transfer->tile_neurons == 0 ? rows : request.transfer->tile_neurons;
+  const uint64_t row_bytes = RowBytesOf(request);
+  transfer->tiles = (rows + tile - 1) / tile;
+  transfer->first_number = next_number_;
+  next_number_ += transfer->tiles;
+  const uint64_t first = transfer->first_number;
+  const uint32_t tiles = transfer->tiles;
+  const uint64_t id = request.id;
+  for (uint32_t i = 0; i < tiles; ++i) {
+    owner_[first + i] = id;
+  }
+  for (uint32_t i = 0; i < tiles; ++i) {
+    const uint64_t in_tile = std::min(tile, rows - i * tile);
+    link_->Submit(first + i,
+                  request.fetch_class == FetchClass::kDemand ? LinkClass::kDemand : LinkClass::kPrefetch,
+                  in_tile * row_bytes, Now());
+  }
+}
+
+// Also under way: `transfers_` may not be changed by what it calls.
+void VirtualWeightClient::OnTile(uint64_t number, int64_t nanos, uint64_t bytes, bool cancelled) {
+  const auto owner = owner_.find(number);
+  if (owner == owner_.end()) {
+    return;  // of a session that is over
+  }
+  Transfer* transfer = Find(owner->second);
+  owner_.erase(owner);
+  if (transfer == nullptr) {
+    return;
+  }
+  ++transfer->ended;
+  transfer->landed += cancelled ? 0 : 1;
+  transfer->completion.link_bytes += bytes;
+  if (transfer->ended < transfer->tiles) {
+    return;
+  }
+  transfer->complete = true;
+  const bool whole = transfer->landed == transfer->tiles;
+  transfer->completion.code = whole ? absl::StatusCode::kOk : absl::StatusCode::kCancelled;
+  transfer->completion.copy_us = static_cast<uint32_t>((nanos - transfer->submitted) / 1000);
+  for (Transfer& other : transfers_) {
+    if (other.leader == transfer->completion.id) {
+      other.complete = true;
+      other.completion.code = transfer->completion.code;
+    }
+  }
+}
+
+VirtualWeightClient::Transfer* VirtualWeightClient::Find(uint64_t id) {
+  for (Transfer& transfer : transfers_) {
+    if (transfer.completion.id == id) {
+      return &transfer;
+    }
+  }
+  return nullptr;
+}
+
+const VirtualWeightClient::Transfer* VirtualWeightClient::Find(uint64_t id) const {
+  return const_cast<VirtualWeightClient*>(this)->Find(id);
+}
+
+uint32_t VirtualWeightClient::LandedTiles(uint64_t id) const {
+  if (link_ != nullptr) {
+    link_->AdvanceTo(Now());
+  }
+  const Transfer* transfer = Find(id);
+  if (transfer != nullptr && transfer->leader != 0) {
+    transfer = Find(transfer->leader);
+  }
+  return transfer == nullptr ? 0 : transfer->landed;
+}
+
+void VirtualWeightClient::CancelTiles(Transfer* transfer) {
+  if (transfer->complete || transfer->cancelled || transfer->followed || transfer->leader != 0) {
+    return;
+  }
+  transfer->cancelled = true;
+  const uint64_t first = transfer->first_number;
+  const uint32_t tiles = transfer->tiles;
+  for (uint32_t i = tiles; i > 0; --i) {  // from the end: what is cancelled gives way to the tile after it
+    if (owner_.contains(first + i - 1)) {
+      link_->Cancel(first + i - 1, Now());
+    }
+  }
+}
+
+void VirtualWeightClient::Cancel(uint64_t id) {
+  Transfer* transfer = Find(id);
+  if (transfer == nullptr) {
+    behind_->Cancel(id);
+  } else {
+    CancelTiles(transfer);
+  }
+}
+
+void VirtualWeightClient::CancelPrefetches(uint64_t step, uint32_t layer) {
+  if (link_ != nullptr) {
+    link_->AdvanceTo(Now());
+  }
+  for (Transfer& transfer : transfers_) {
+    const bool stale = transfer.step < step || (transfer.step == step && transfer.layer <= layer);
+    if (transfer.fetch_class == FetchClass::kPrefetch && stale && transfer.landed == 0 &&
+        transfer.tiles > 0 && !link_->Started(transfer.first_number)) {
+      CancelTiles(&transfer);
+    }
+  }
+  behind_->CancelPrefetches(step, layer);
+}
+
+size_t VirtualWeightClient::Poll(absl::FunctionRef<void(const FetchCompletion&)> handle) {
+  if (!behind_->connected()) {
+    return 0;
+  }
+  size_t handled = held_.size();
+  for (const FetchCompletion& completion : held_) {
+    handle(completion);
+  }
+  held_.clear();
+  handled += behind_->Poll(handle);
+  if (link_ != nullptr) {
+    link_->AdvanceTo(Now());
+  }
+  for (size_t i = 0; i < transfers_.size();) {
+    if (!transfers_[i].complete) {
+      ++i;
+      continue;
+    }
+    const FetchCompletion completion = transfers_[i].completion;
+    transfers_.erase(transfers_.begin() + static_cast<ptrdiff_t>(i));
+    handle(completion);
+    ++handled;
+  }
+  return handled;
+}
+
+// What is on the link is waited for by moving the clock; for all else real time must pass.
+absl::Status VirtualWeightClient::Wait(absl::Time deadline) {
+  if (!behind_->connected()) {
+    return behind_->Wait(deadline);
+  }
+  const bool done =
+      std::any_of(transfers_.begin(), transfers_.end(), [](const Transfer& t) { return t.complete; });
+  if (done || !held_.empty()) {
+    return absl::OkStatus();
+  }
+  const int64_t next = link_ == nullptr ? -1 : link_->NextEvent();
+  if (next < 0) {
+    return behind_->Wait(deadline);
+  }
+  // A CPU that ends before that is looked at first.
+  const int64_t until = std::min(next, std::max(clock_->cpu().next_result(), Now()));
+  clock_->AdvanceTo(until);
+  link_->AdvanceTo(until);
+  return absl::OkStatus();
+}
+
+absl::Status VirtualWeightClient::Reconnect(absl::Time deadline) {
+  transfers_.clear();
+  owner_.clear();
+  held_.clear();
+  slabs_.clear();
+  link_.reset();
+  return behind_->Reconnect(deadline);
+}
+
+}  // namespace sluice

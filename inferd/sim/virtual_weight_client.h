@@ -1,0 +1,97 @@
+// A WeightClient whose transfers take the time of a modelled link (--clock virtual): bytes are copied into
+// the slab at once, from leases of the client behind, but tiles land and requests complete when the model
+// says so, on a clock that only waiting and computing move. All else goes to the client behind unchanged.
+//
+// Thread safety: as WeightClient's; the engine thread's but for Wake(), Describe() and counters().
+#ifndef SLUICE_INFERD_RESIDENCY_VIRTUAL_WEIGHT_CLIENT_H_
+#define SLUICE_INFERD_RESIDENCY_VIRTUAL_WEIGHT_CLIENT_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "common/link/virtual_link.h"
+#include "common/ring/shared_memory.h"
+#include "inferd/sim/virtual_clock.h"
+#include "inferd/weights/weight_client.h"
+
+namespace sluice {
+
+class VirtualWeightClient final : public WeightClient {
+ public:
+  // `clock` outlives this.
+  VirtualWeightClient(std::unique_ptr<WeightClient> behind, VirtualClock* clock);
+
+  const Pack& pack() const override { return behind_->pack(); }
+  absl::Status SetSegmentObserver(SegmentObserver* observer) override {
+    return behind_->SetSegmentObserver(observer);
+  }
+  bool TryLease(uint32_t extent, ExtentLease* lease) override { return behind_->TryLease(extent, lease); }
+  void Release(uint32_t extent, uint64_t step) override { behind_->Release(extent, step); }
+  bool IsResident(uint32_t extent) const override { return behind_->IsResident(extent); }
+  absl::Status Submit(const FetchRequest& request) override;
+  absl::StatusOr<uint32_t> OfferSlab(const SlabOffer& offer) override;
+  uint32_t LandedTiles(uint64_t id) const override;
+  void Cancel(uint64_t id) override;
+  void CancelPrefetches(uint64_t step, uint32_t layer) override;
+  size_t Poll(absl::FunctionRef<void(const FetchCompletion&)> handle) override;
+  absl::Status Wait(absl::Time deadline) override;
+  void Wake() override { behind_->Wake(); }
+  bool connected() const override { return behind_->connected(); }
+  absl::Status Reconnect(absl::Time deadline) override;
+  WeightClientCounters counters() const override { return behind_->counters(); }
+  std::string Describe() const override;
+
+ private:
+  struct Transfer {
+    FetchCompletion completion;  // as it will be
+    FetchClass fetch_class = FetchClass::kDemand;
+    uint64_t step = 0;
+    uint32_t layer = 0;
+    uint32_t expert = 0;
+    PartSet parts = 0;
+    TransferTarget target;  // without its list
+    std::vector<uint32_t> neurons;
+    uint64_t first_number = 0;  // of its tiles on the link
+    uint32_t tiles = 0;
+    uint32_t landed = 0;
+    uint32_t ended = 0;   // tiles that landed or were cancelled
+    uint64_t leader = 0;  // the same bytes asked for before: this one lands with it
+    bool followed = false;
+    bool cancelled = false;
+    bool complete = false;
+    int64_t submitted = 0;
+  };
+
+  absl::Status CopyNow(const FetchRequest& request, FetchCompletion* completion);
+  bool LeaseAll(const ExtentRange& range, std::vector<ExtentLease>* leases);
+  absl::Status FillNow(const FetchRequest& request, FetchCompletion* completion);
+  absl::Status CopyRows(const FetchRequest& request, const std::vector<ExtentLease>& leases);
+  uint64_t RowBytesOf(const FetchRequest& request) const;
+  void SendTiles(const FetchRequest& request, Transfer* transfer);
+  Transfer* SameBytes(const FetchRequest& request);
+  Transfer* Find(uint64_t id);
+  const Transfer* Find(uint64_t id) const;
+  void OnTile(uint64_t number, int64_t nanos, uint64_t bytes, bool cancelled);
+  void CancelTiles(Transfer* transfer);
+  int64_t Now() const { return clock_->NowNanos(); }
+
+  const std::unique_ptr<WeightClient> behind_;
+  VirtualClock* const clock_;
+  std::unique_ptr<VirtualLink> link_;  // of the last slab offered
+  std::vector<Mapping> slabs_;
+  std::deque<Transfer> transfers_;                // by submission
+  std::unordered_map<uint64_t, uint64_t> owner_;  // of a tile's number: the request's id
+  std::vector<FetchCompletion> held_;             // of the client behind, that came while bytes were filled
+  uint64_t next_number_ = 1;
+  uint64_t fills_ = 0;
+  absl::Duration fill_limit_ = absl::Seconds(20);
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_RESIDENCY_VIRTUAL_WEIGHT_CLIENT_H_

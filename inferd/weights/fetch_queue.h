@@ -1,0 +1,100 @@
+// The engine's side of the request rings: names requests, remembers what is outstanding, hands completions
+// out, and accounts for the time spent waiting. The only consumer of completions.
+//
+// Thread safety: thread-compatible; belongs to the engine thread.
+#ifndef SLUICE_INFERD_RESIDENCY_FETCH_QUEUE_H_
+#define SLUICE_INFERD_RESIDENCY_FETCH_QUEUE_H_
+
+#include <array>
+#include <cstdint>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/clock.h"
+#include "inferd/weights/weight_client.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+enum class FetchKind : uint8_t { kDense = 0, kDemand = 1, kPrefetch = 2 };
+inline constexpr int kFetchKindCount = 3;
+
+// What a request was for: an expert, or for kDense an extent.
+struct FetchKey {
+  FetchKind kind = FetchKind::kDense;
+  uint32_t layer = 0;
+  uint32_t expert = 0;
+  uint32_t extent = 0;
+};
+
+// What a step ends with when weightd could not fetch an expert: DEADLINE_EXCEEDED with the reason
+// WEIGHTS_LATE when the disk did not answer, else the completion's own code.
+absl::Status FetchTrouble(const FetchKey& key, absl::StatusCode code);
+
+class FetchQueue {
+ public:
+  // Limits of a request's name.
+  static constexpr uint32_t kMaxLayers = 1u << 14;
+  static constexpr uint32_t kMaxExperts = 1u << 16;
+
+  // All outlive the queue. `clock` tells how long it waited.
+  FetchQueue(WeightClient* client, Backend* backend, const Clock* clock)
+      : client_(client), backend_(backend), clock_(clock) {}
+
+  // Returns the request's id. RESOURCE_EXHAUSTED: the ring is full, poll first. UNAVAILABLE: the connection
+  // is lost. REQUIRES: a kind other than kDense, layer and expert below the limits.
+  absl::StatusOr<uint64_t> FetchExpert(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert);
+  // The same into a slab.
+  absl::StatusOr<uint64_t> TransferExpert(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert,
+                                          PartSet parts, const TransferTarget& target);
+  absl::Status FetchDense(uint32_t extent);
+
+  // Hands out every completion that has arrived; what it filled stays resident until `handle` returns.
+  size_t Poll(absl::FunctionRef<void(const FetchKey&, const FetchCompletion&)> handle);
+
+  // Blocks until a completion may be there, somebody woke the client, or `deadline`; compute workers are
+  // parked meanwhile, because weightd needs a CPU then. UNAVAILABLE: the connection is lost.
+  absl::Status Wait(absl::Time deadline);
+
+  // Waiting for something else than a completion, on a clock that was moved meanwhile.
+  void CountStall(int64_t nanos) {
+    stall_nanos_ += nanos;
+    ++stalls_;
+  }
+
+  // The connection is gone and with it everything outstanding.
+  void Forget();
+
+  uint32_t outstanding(FetchKind kind) const { return outstanding_[static_cast<int>(kind)]; }
+  uint32_t outstanding() const { return outstanding_[0] + outstanding_[1] + outstanding_[2]; }
+  uint64_t bytes_ssd() const { return bytes_ssd_; }
+  uint64_t bytes_link() const { return bytes_link_; }
+  // Time that transfers took from their first byte to their last, overlaps counted twice.
+  double copy_seconds() const { return static_cast<double>(copy_us_) * 1e-6; }
+  int64_t stall_nanos() const { return stall_nanos_; }
+  // The same by the machine's clock.
+  int64_t real_stall_nanos() const { return real_stall_nanos_; }
+  uint64_t stalls() const { return stalls_; }
+
+ private:
+  absl::Status Submit(FetchKind kind, FetchRequest* request, uint64_t name);
+
+  WeightClient* const client_;
+  Backend* const backend_;
+  const Clock* const clock_;
+  const MonotonicClock real_clock_;
+  std::array<uint32_t, kFetchKindCount> outstanding_ = {};
+  uint32_t serial_ = 0;
+  uint64_t bytes_ssd_ = 0;
+  uint64_t bytes_link_ = 0;
+  uint64_t copy_us_ = 0;
+  int64_t stall_nanos_ = 0;
+  int64_t real_stall_nanos_ = 0;
+  uint64_t stalls_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_RESIDENCY_FETCH_QUEUE_H_

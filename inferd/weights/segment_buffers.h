@@ -1,0 +1,35 @@
+// weightd's segments as buffers of a backend: imports each segment when it is mapped, so that a lease becomes
+// a device place without a copy.
+//
+// Thread safety: thread-compatible; belongs to the engine thread.
+#ifndef SLUICE_INFERD_RESIDENCY_SEGMENT_BUFFERS_H_
+#define SLUICE_INFERD_RESIDENCY_SEGMENT_BUFFERS_H_
+
+#include <cstdint>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "inferd/weights/weight_client.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+class SegmentBuffers final : public SegmentObserver {
+ public:
+  // `backend` outlives this object.
+  explicit SegmentBuffers(Backend* backend) : backend_(backend) {}
+
+  absl::Status OnSegmentMapped(uint32_t segment, const std::byte* base, uint64_t bytes) override;
+  void OnSegmentUnmapped(uint32_t segment) override;
+
+  // Where a leased extent begins; no buffer if its segment was never announced.
+  BufferRef Place(const ExtentLease& lease) const;
+
+ private:
+  Backend* const backend_;
+  absl::flat_hash_map<uint32_t, BufferId> buffers_;  // by segment
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_RESIDENCY_SEGMENT_BUFFERS_H_

@@ -1,0 +1,27 @@
+// The kernels compiled for AVX2, FMA and F16C.
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels/host/simd/isa_attributes.h"
+#include "kernels/host/simd/kernel_table.h"
+
+#define SLUICE_ISA avx2
+#define SLUICE_BYTE_DOT "kernels/host/quant/byte_dot-inl.h"
+#define SLUICE_PANEL_DOWN "kernels/host/quant/no_panel_down-inl.h"
+SLUICE_BEGIN_ISA("avx2,fma,f16c")
+
+namespace sluice::host {
+namespace avx2 {
+#include "kernels/host/isa/table-inl.h"
+#include "kernels/host/simd/native_avx2-inl.h"
+}  // namespace avx2
+
+SLUICE_END_ISA
+
+const KernelTable& Avx2Kernels() {
+  static const KernelTable table = avx2::MakeTable("avx2");
+  return table;
+}
+
+}  // namespace sluice::host

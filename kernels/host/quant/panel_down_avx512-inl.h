@@ -1,0 +1,422 @@
+// Weighted sums of quantized rows by panels of columns, with AVX-512: the 32-bit sums of a panel stay in
+// registers while its neurons pass. Codes are multiplied as bytes: those of four neurons lie in one 32-bit
+// lane, which is a column, and the int16 coefficients are cut into their high (signed) and low (unsigned)
+// bytes. The sums are exact, so the bits are those of quant_down-inl.h.
+//
+// A panel is read down its rows before the next one is, so the rows should be in the second-level cache. Rows
+// that are fetched meanwhile (RowFetch) are there only so far ahead: a panel has as many of them. With the
+// call's `prefetch` they are fetched kPanelAhead bytes ahead, as many streams as there are rows.
+//
+// Included by kernels_avx512.cc only.
+//
+// Thread safety: pure but for the memory that the calls name.
+#ifndef SLUICE_ISA
+#error "included by kernels_avx512.cc only"
+#endif
+
+// Whether rows of a kind with groups of kUnits units are added so.
+template <QuantKind kKind, uint32_t kUnits>
+inline constexpr bool kDownByPanels = kKind != QuantKind::kMxfp4&& kUnits > 0;
+
+// Blocks of a panel: as many as give eight sums where that is a line or two, else one.
+template <QuantKind kKind>
+inline constexpr uint32_t kPanelBlocks = kKind == QuantKind::kQ8   ? 4
+                                         : kKind == QuantKind::kQ4 ? 2
+                                                                   : 1;
+
+// The rounded coefficients of one token and one block of neurons. high[PlaceOf(quad) + group]: the high bytes
+// of the neurons 4 quad + {0, 2, 1, 3}, in this order; low: their low bytes. Groups are padded to 16.
+struct PanelFactors {
+  uint32_t* high;
+  uint32_t* low;
+  uint32_t words;
+  float* scales;
+  float* zero_sums;
+  int32_t* low_sums;       // [words], q8: 128 times the sum of the low bytes
+  uint32_t in_halves = 0;  // so many quads, kept in the order of InHalves(); 0: in their own
+
+  uint32_t PlaceOf(uint32_t quad) const {
+    const uint32_t second = (in_halves + 1) / 2;
+    const uint32_t place = in_halves == 0 ? quad : quad < second ? 2 * quad : 2 * (quad - second) + 1;
+    return place * words;
+  }
+};
+
+// Scales (or zeros) of the groups [g, g + 16) of which n exist; zeros behind them.
+template <QuantKind kKind, bool kZeros>
+SLUICE_INLINE __m512 WideMeta(const RowShape& shape, const uint8_t* w, uint32_t g, uint32_t n) {
+  if (shape.super_group == 0) {
+    const uint8_t* p = w + (kZeros ? shape.zeros : shape.scales) + uint64_t{g} * 2;
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(static_cast<__mmask16>(0xffffu >> (16 - n)), p));
+  }
+  const auto eight = [&](uint32_t first, uint32_t count) {
+    return kZeros ? ZerosOf<kKind>(shape, w, first, count) : ScalesOf<kKind>(shape, w, first, count);
+  };
+  const __m256 low = eight(g, n < 8 ? n : 8);
+  const __m256 high = n > 8 ? eight(g + 8, n - 8) : _mm256_setzero_ps();
+  return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+}
+
+// The rounded coefficients of neurons 0 to 3 of a quad, each for sixteen groups, as high and low bytes.
+SLUICE_INLINE void StoreQuad(const __m512i* q, uint32_t* high, uint32_t* low) {
+  constexpr __mmask32 kOdd = 0xaaaaaaaa;
+  const __m512i order = _mm512_broadcast_i32x4(
+      _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));  // low bytes first
+  const __m512i even =
+      _mm512_shuffle_epi8(_mm512_mask_blend_epi16(kOdd, q[0], _mm512_slli_epi32(q[2], 16)), order);
+  const __m512i odd =
+      _mm512_shuffle_epi8(_mm512_mask_blend_epi16(kOdd, q[1], _mm512_slli_epi32(q[3], 16)), order);
+  _mm512_storeu_si512(low, _mm512_mask_blend_epi16(kOdd, even, _mm512_slli_epi32(odd, 16)));
+  _mm512_storeu_si512(high, _mm512_mask_blend_epi16(kOdd, _mm512_srli_epi32(even, 16), odd));
+}
+
+// Sixteen groups of RoundCoefficients() (quant_down-inl.h). `lines` are fetched meanwhile.
+template <QuantKind kKind>
+inline void RoundSixteenGroups(const QuantDownCall& call, const float* c, uint32_t g, LinesAhead lines,
+                               const PanelFactors& out) {
+  const uint32_t count = call.shape.groups - g < 16 ? call.shape.groups - g : 16;
+  __m512 d[64];
+  __m512 largest = _mm512_setzero_ps();
+  for (uint32_t j = 0; j < call.neurons; ++j) {
+    d[j] = _mm512_mul_ps(_mm512_set1_ps(c[j]), WideMeta<kKind, false>(call.shape, call.w[j], g, count));
+    largest = _mm512_max_ps(largest, _mm512_abs_ps(d[j]));
+    lines.Step();
+  }
+  const __mmask16 some = _mm512_cmp_ps_mask(largest, _mm512_set1_ps(1e-30f), _CMP_NLT_UQ);
+  const __m512 full = _mm512_set1_ps(32767.0f);
+  const __m512 inverse = _mm512_maskz_div_ps(some, full, largest);
+  _mm512_storeu_ps(out.scales + g, _mm512_maskz_div_ps(some, largest, full));
+  __m512 zero_sum = _mm512_setzero_ps();
+  __m512i low_sum = _mm512_setzero_si512();
+  const auto round = [&](uint32_t j) {
+    const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(d[j], inverse));
+    low_sum = _mm512_add_epi32(low_sum, _mm512_and_si512(q, _mm512_set1_epi32(0xff)));
+    zero_sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(q), WideMeta<kKind, true>(call.shape, call.w[j], g, count),
+                               zero_sum);
+    return q;
+  };
+  for (uint32_t j = 0; j < call.neurons; j += 4) {
+    const __m512i none = _mm512_setzero_si512();
+    __m512i q[4];
+    q[0] = round(j);
+    q[1] = j + 1 < call.neurons ? round(j + 1) : none;
+    q[2] = j + 2 < call.neurons ? round(j + 2) : none;
+    q[3] = j + 3 < call.neurons ? round(j + 3) : none;
+    const uint32_t place = out.PlaceOf(j / 4) + g;
+    StoreQuad(q, out.high + place, out.low + place);
+  }
+  _mm512_storeu_ps(out.zero_sums + g, _mm512_add_ps(zero_sum, _mm512_setzero_ps()));
+  if constexpr (kKind == QuantKind::kQ8) {
+    _mm512_storeu_si512(out.low_sums + g, _mm512_slli_epi32(low_sum, 7));
+  }
+}
+
+// A block of 32 bytes of four rows: 32-bit lane i holds the even (odd) byte of word i of rows 0, 2, 1, 3.
+struct FourRows {
+  __m512i even;
+  __m512i odd;
+};
+
+SLUICE_INLINE __m512i TwoBlocks(const uint8_t* a, const uint8_t* b) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(LoadBlock(a)), LoadBlock(b), 1);
+}
+
+SLUICE_INLINE FourRows LoadFourRows(const uint8_t* const* w, uint64_t at) {
+  const __m512i a = TwoBlocks(w[0] + at, w[1] + at);
+  const __m512i b = TwoBlocks(w[2] + at, w[3] + at);
+  // Words of rows 0 and 2, and behind 16 of them of rows 1 and 3: of bytes 0-7 and 16-23, 8-15 and 24-31.
+  const __m512i low = _mm512_unpacklo_epi8(a, b);
+  const __m512i high = _mm512_unpackhi_epi8(a, b);
+  const __m512i even = _mm512_set_epi16(62, 46, 60, 44, 58, 42, 56, 40, 30, 14, 28, 12, 26, 10, 24, 8,  //
+                                        54, 38, 52, 36, 50, 34, 48, 32, 22, 6, 20, 4, 18, 2, 16, 0);
+  const __m512i odd = _mm512_add_epi16(even, _mm512_set1_epi16(1));
+  return {_mm512_permutex2var_epi16(low, even, high), _mm512_permutex2var_epi16(low, odd, high)};
+}
+
+// The third bits of the q3 block whose high block begins at `at`: of word i of rows 0, 2, 1, 3 the bits of
+// its even byte (the low four of each byte) and of its odd one.
+template <bool kOddBlock>
+SLUICE_INLINE __m512i LoadThirdBits(const uint8_t* const* w, uint64_t at) {
+  const __m512i a = TwoBlocks(w[0] + at, w[1] + at);
+  const __m512i b = TwoBlocks(w[2] + at, w[3] + at);
+  constexpr __mmask64 kOdd = 0xaaaaaaaaaaaaaaaa;
+  const __m512i words = kOddBlock ? _mm512_mask_blend_epi8(kOdd, _mm512_srli_epi16(a, 8), b)
+                                  : _mm512_mask_blend_epi8(kOdd, a, _mm512_slli_epi16(b, 8));
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
+                                         23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(order, words);
+}
+
+// The fields of every byte where they stand, times 2^PanelShift(field). As signed bytes they must be
+// positive, so the highest ones are moved.
+template <QuantKind kKind>
+SLUICE_INLINE void PanelFields(__m512i bytes, __m512i third, __m512i* out) {
+  const __m512i nibble = _mm512_set1_epi8(0x0f);
+  if constexpr (kKind == QuantKind::kQ8) {
+    out[0] = bytes;
+  } else if constexpr (kKind == QuantKind::kQ4) {
+    out[0] = _mm512_and_si512(bytes, nibble);
+    out[1] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble);
+  } else if constexpr (kKind == QuantKind::kQ2) {
+    out[0] = _mm512_and_si512(bytes, _mm512_set1_epi8(0x03));
+    out[1] = _mm512_and_si512(bytes, _mm512_set1_epi8(0x0c));
+    out[2] = _mm512_and_si512(bytes, _mm512_set1_epi8(0x30));
+    out[3] = _mm512_and_si512(_mm512_srli_epi16(bytes, 6), _mm512_set1_epi8(0x03));
+  } else {
+    const ThirdPairs pairs = WithThirdBits(bytes, third);
+    out[0] = _mm512_and_si512(pairs.even, nibble);
+    out[1] = _mm512_and_si512(pairs.odd, nibble);
+    out[2] = _mm512_and_si512(pairs.even, _mm512_set1_epi8(0x70));
+    out[3] = _mm512_and_si512(pairs.odd, _mm512_set1_epi8(0x70));
+  }
+}
+template <QuantKind kKind>
+constexpr int PanelShift(uint32_t field) {
+  return kKind == QuantKind::kQ2 && field < 3   ? static_cast<int>(2 * field)
+         : kKind == QuantKind::kQ3 && field > 1 ? 4
+                                                : 0;
+}
+
+// sum plus the products of four unsigned bytes of a and four signed ones of b. In place: GCC 12 copies each
+// sum before the intrinsic, which costs the loop below a tenth.
+SLUICE_INLINE __m512i AddByteProducts(__m512i sum, __m512i a, __m512i b) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
+}
+
+// Of the row so many rows on, what lies in the panel is moved to the first-level cache: the hardware does not
+// follow panels. q3 and q2, which take longer for a line, lose by it.
+inline constexpr uint32_t kNearRows = 8;
+
+// What a call's panels have in common.
+struct Panels {
+  const uint8_t* rows[64 + kNearRows];  // padded to a multiple of 4, then the last ones again
+  PanelFactors factors;
+  int32_t* sums;  // of the columns, over the panels of the rows before
+};
+
+// Some columns of some of the rows.
+struct Panel {
+  uint32_t first = 0;  // row, a multiple of 4
+  uint32_t end = 0;
+  uint32_t block = 0;
+  bool own = false;          // of each row the line kPanelAhead bytes ahead is prefetched
+  uint32_t fetch_lines = 0;  // what the call has fetched meanwhile
+};
+
+// Where in every row a block's codes and, of q3, third bits begin, and the coefficients of four rows for its
+// groups; PanelFactors::words on are those of the next four.
+struct PanelPart {
+  uint64_t at;
+  uint64_t third_at;
+  const uint32_t* high;
+  const uint32_t* low;
+};
+
+// row: a multiple of 4.
+template <QuantKind kKind, uint32_t kUnits>
+SLUICE_INLINE PanelPart PartAt(const RowShape& shape, const PanelFactors& f, uint32_t row, uint32_t block) {
+  const uint64_t place = uint64_t{row / 4} * f.words + block * kBlockUnits<kKind> / kUnits;
+  return {uint64_t{block} * 32, shape.high_plane + uint64_t{block / 2} * 32, f.high + place, f.low + place};
+}
+
+template <uint32_t kSums>
+SLUICE_INLINE void StartSums(__m512i* high, __m512i* low) {
+  SLUICE_UNROLL
+  for (uint32_t u = 0; u < kSums; ++u) {
+    high[u] = low[u] = _mm512_setzero_si512();
+  }
+}
+
+// Of kBlocks blocks, the first of them at `part`, four rows' products added to sixteen columns in each of
+// high and low: with the high bytes of the coefficients and with the low ones.
+template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock>
+SLUICE_INLINE void AddQuad(const uint8_t* const* rows, const PanelPart& part, __m512i* high, __m512i* low) {
+  constexpr uint32_t kPer = kBlockUnits<kKind>;
+  constexpr uint32_t kFields = kPer / 2;
+  const __m512i nibble = _mm512_set1_epi8(0x0f);
+  __m512i third = nibble;
+  if constexpr (kKind == QuantKind::kQ3) {
+    third = LoadThirdBits<kOddBlock>(rows, part.third_at);
+  }
+  SLUICE_UNROLL
+  for (uint32_t b = 0; b < kBlocks; ++b) {
+    const FourRows four = LoadFourRows(rows, part.at + b * 32);
+    __m512i fields[kPer];
+    PanelFields<kKind>(four.even, _mm512_and_si512(third, nibble), fields);
+    PanelFields<kKind>(four.odd, _mm512_and_si512(_mm512_srli_epi16(third, 4), nibble), fields + kFields);
+    SLUICE_UNROLL
+    for (uint32_t i = 0; i < kPer; ++i) {
+      // Whole blocks lie in a group, or whole groups in a block.
+      const uint32_t u = b * kPer + i;
+      high[u] =
+          AddByteProducts(high[u], fields[i], _mm512_set1_epi32(static_cast<int32_t>(part.high[u / kUnits])));
+      // q8: as signed bytes codes are 128 less; low_sums makes up for it.
+      const __m512i code = kKind == QuantKind::kQ8
+                               ? _mm512_xor_si512(fields[i], _mm512_set1_epi8(static_cast<char>(0x80)))
+                               : fields[i];
+      low[u] = AddByteProducts(low[u], _mm512_set1_epi32(static_cast<int32_t>(part.low[u / kUnits])), code);
+    }
+  }
+}
+
+// The sums of kBlocks blocks from p.block on over the panel's rows, sixteen columns in each of `sums`.
+template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock>
+SLUICE_INLINE void SumPanel(const QuantDownCall& call, const Panels& panels, const Panel& p, __m512i* sums) {
+  constexpr uint32_t kPer = kBlockUnits<kKind>;
+  constexpr uint32_t kSums = kBlocks * kPer;
+  __m512i high[kSums];
+  __m512i low[kSums];
+  StartSums<kSums>(high, low);
+  const uint32_t words = panels.factors.words;
+  PanelPart part = PartAt<kKind, kUnits>(call.shape, panels.factors, p.first, p.block);
+  LinesAhead lines;
+  if (p.fetch_lines > 0) {
+    call.fetch->Start(p.fetch_lines, (p.end - p.first + 3) / 4, &lines);
+  }
+  for (uint32_t j = p.first; j < p.end; j += 4, part.high += words, part.low += words) {
+    const uint8_t* const* rows = panels.rows + j;
+    for (uint32_t i = 0; i < 4 && p.own; ++i) {
+      _mm_prefetch(reinterpret_cast<const char*>(rows[i]) + part.at + kPanelAhead, _MM_HINT_T1);
+    }
+    constexpr bool kNear = kKind == QuantKind::kQ8 || kKind == QuantKind::kQ4;
+    lines.Step<kNear>();
+    if constexpr (kNear) {
+      for (uint32_t i = kNearRows; i < kNearRows + 4; ++i) {
+        _mm_prefetch(reinterpret_cast<const char*>(rows[i]) + part.at, _MM_HINT_T0);
+        if constexpr (kBlocks == 4) {
+          _mm_prefetch(reinterpret_cast<const char*>(rows[i]) + part.at + 64, _MM_HINT_T0);
+        }
+      }
+    }
+    AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows, part, high, low);
+  }
+  SLUICE_UNROLL
+  for (uint32_t u = 0; u < kSums; ++u) {
+    const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[u], 8), low[u]);
+    sums[u] = _mm512_srai_epi32(sum, PanelShift<kKind>(u % (kPer / 2)));
+  }
+}
+
+// y (+)= scale * (S - Z), closed, of the columns [k, k + 16) that exist: n.
+template <QuantKind kKind>
+SLUICE_INLINE void FinishColumns(const QuantDownCall& call, const PanelFactors& f, uint32_t k, uint32_t n,
+                                 uint32_t g, __m512i sum, float* y) {
+  const __mmask16 there = static_cast<__mmask16>(0xffffu >> (16 - n));
+  if constexpr (kKind == QuantKind::kQ8) {
+    sum = _mm512_add_epi32(sum, _mm512_set1_epi32(f.low_sums[g]));
+  }
+  const __m512 block = _mm512_mul_ps(_mm512_set1_ps(f.scales[g]),
+                                     _mm512_sub_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(f.zero_sums[g])));
+  const __m512 closed = _mm512_add_ps(block, _mm512_setzero_ps());
+  // A closed sum is never -0: it stays what it is when it is added to +0.
+  const __m512 before = _mm512_maskz_loadu_ps(call.add ? there : static_cast<__mmask16>(0), y + k);
+  _mm512_mask_storeu_ps(y + k, there, _mm512_add_ps(before, closed));
+}
+
+template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock>
+__attribute__((noinline)) void DownPanel(const QuantDownCall& call, const Panels& panels, const Panel& p,
+                                         float* y) {
+  constexpr uint32_t kSums = kBlocks * kBlockUnits<kKind>;
+  __m512i sums[kSums];
+  SumPanel<kKind, kUnits, kBlocks, kOddBlock>(call, panels, p, sums);
+  const uint32_t first = p.block * kBlockUnits<kKind>;
+  int32_t* before = panels.sums + uint64_t{first} * 16;
+  if (p.first > 0) {
+    SLUICE_UNROLL
+    for (uint32_t u = 0; u < kSums; ++u) {
+      sums[u] = _mm512_add_epi32(sums[u], _mm512_loadu_si512(before + u * 16));
+    }
+  }
+  if (p.end < call.neurons) {
+    SLUICE_UNROLL
+    for (uint32_t u = 0; u < kSums; ++u) {
+      _mm512_storeu_si512(before + u * 16, sums[u]);
+    }
+    return;
+  }
+  const uint32_t cols = call.shape.cols;
+  if ((first + kSums) * 16 <= cols) {
+    SLUICE_UNROLL
+    for (uint32_t u = 0; u < kSums; ++u) {
+      FinishColumns<kKind>(call, panels.factors, (first + u) * 16, 16, (first + u) / kUnits, sums[u], y);
+    }
+    return;
+  }
+  for (uint32_t u = 0; u < kSums && (first + u) * 16 < cols; ++u) {
+    const uint32_t k = (first + u) * 16;
+    const uint32_t n = cols - k < 16 ? cols - k : 16;
+    FinishColumns<kKind>(call, panels.factors, k, n, (first + u) / kUnits, sums[u], y);
+  }
+}
+
+// Rows of a panel: all of them, or so many as are there when the call's rows are fetched.
+inline uint32_t PanelRows(const QuantDownCall& call) {
+  const uint32_t most = call.fetch == nullptr ? 64 : call.fetch->distance() / call.shape.bytes;
+  return most >= 64 ? 64 : most >= 32 ? 32 : 16;
+}
+
+// All panels of the rows [p.first, p.end).
+template <QuantKind kKind, uint32_t kUnits>
+void DownPanels(const QuantDownCall& call, const Panels& panels, Panel p, float* y) {
+  constexpr uint32_t kColumns = kBlockUnits<kKind> * 16;
+  constexpr uint32_t kBlocks = kPanelBlocks<kKind>;
+  const uint32_t blocks = (call.shape.cols + kColumns - 1) / kColumns;
+  const uint32_t code_bytes = kKind == QuantKind::kQ3 ? call.shape.high_plane : call.shape.scales;
+  const uint32_t steps = (blocks + kBlocks - 1) / kBlocks;
+  const bool own = p.own;
+  p.fetch_lines = (p.fetch_lines * (p.end - p.first) + steps - 1) / steps;
+  for (p.block = 0; p.block < blocks; p.block += kBlocks) {
+    p.own = own && p.block * 32 + kPanelAhead < code_bytes;
+    if (kKind == QuantKind::kQ3 && p.block % 2 != 0) {
+      DownPanel<kKind, kUnits, 1, kKind == QuantKind::kQ3>(call, panels, p, y);
+    } else if (p.block + kBlocks <= blocks) {
+      DownPanel<kKind, kUnits, kBlocks, false>(call, panels, p, y);
+    } else {
+      Panel one = p;
+      for (one.fetch_lines /= kBlocks; one.block < blocks; ++one.block) {
+        DownPanel<kKind, kUnits, 1, false>(call, panels, one, y);
+      }
+    }
+  }
+}
+
+#include "kernels/host/quant/few_down_avx512-inl.h"
+
+template <QuantKind kKind, uint32_t kUnits>
+void PanelDown(const QuantDownCall& call) {
+  if (call.neurons <= kFewRows) {
+    return FewDown<kKind, kUnits>(call);
+  }
+  Panels panels;
+  PanelFactors& f = panels.factors;
+  f.words = RoundUp(call.shape.groups, 16);
+  f.high = call.scratch;
+  f.low = f.high + uint64_t{16} * f.words;
+  f.scales = reinterpret_cast<float*>(f.low + uint64_t{16} * f.words);
+  f.zero_sums = f.scales + f.words;
+  f.low_sums = reinterpret_cast<int32_t*>(f.zero_sums + f.words);
+  panels.sums = f.low_sums + f.words;
+  const uint32_t quads = (call.neurons + 3) / 4;
+  f.in_halves = call.in_halves ? quads : 0;
+  for (uint32_t i = 0; i < 4 * quads; ++i) {
+    const uint32_t j = (call.in_halves ? InHalves(i / 4, quads) : i / 4) * 4 + i % 4;
+    panels.rows[i] =
+        call.w[j < call.neurons ? j : call.neurons - 1];  // beyond the end the coefficients are 0
+  }
+  std::fill_n(panels.rows + 4 * quads, kNearRows, panels.rows[0]);
+  const uint32_t rows = PanelRows(call);
+  for (uint32_t t = 0; t < call.tokens; ++t) {
+    const uint32_t fetch_lines = t == 0 && call.fetch != nullptr ? call.fetch_lines : 0;
+    for (uint32_t g = 0; g < call.shape.groups; g += 16) {
+      RoundSixteenGroups<kKind>(call, call.c[t], g, FetchWhileRounding(call, fetch_lines, f.words / 16), f);
+    }
+    Panel p;
+    p.own = t == 0 && KindOf(call.prefetch) != Prefetch::kNone;
+    p.fetch_lines = fetch_lines - fetch_lines / kRoundingShare;
+    for (; p.first < call.neurons; p.first += rows) {
+      p.end = p.first + rows < call.neurons ? p.first + rows : call.neurons;
+      DownPanels<kKind, kUnits>(call, panels, p, call.y[t]);
+    }
+  }
+}

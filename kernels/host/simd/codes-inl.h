@@ -1,0 +1,210 @@
+// What a quantized row is made of (pack/row_layout.h): sixteen consecutive codes, a "unit", in 16-bit
+// lanes; the scales and zeros of eight groups as floats. 256-bit code in both instruction sets.
+//
+// Included by the instruction sets' kernels_*.cc.
+//
+// Thread safety: pure but for the memory that the calls name.
+#ifndef SLUICE_ISA
+#error "included by kernels_*.cc only"
+#endif
+
+SLUICE_INLINE __m256i LoadBlock(const uint8_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+SLUICE_INLINE __m256i LoadCodes16(const int16_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+
+// Bits of a code in the row's first plane.
+template <QuantKind kKind>
+inline constexpr uint32_t kPlaneBits = kKind == QuantKind::kQ8                                 ? 8
+                                       : kKind == QuantKind::kQ4 || kKind == QuantKind::kMxfp4 ? 4
+                                                                                               : 2;
+template <QuantKind kKind>
+inline constexpr uint32_t kBlockUnits = 16 / kPlaneBits<kKind>;  // in a block of 32 bytes
+
+// Field `i` of each word, i a constant after unrolling. q3: two bits here, the third is bit `high_bit` of the
+// words of `high`. mxfp4: times 2^kScaleBits.
+template <QuantKind kKind>
+SLUICE_INLINE __m256i FieldOf(__m256i words, uint32_t i, __m256i high, uint32_t high_bit) {
+  constexpr uint32_t kBits = kPlaneBits<kKind>;
+  if constexpr (kKind == QuantKind::kMxfp4) {
+    // The code becomes the index of each high byte; the low bytes' index 0 gives 0.
+    const __m256i table =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+    const __m256i moved = i < 2    ? _mm256_slli_epi16(words, static_cast<int>(8 - 4 * i))
+                          : i == 2 ? words
+                                   : _mm256_srli_epi16(words, 4);
+    return _mm256_shuffle_epi8(table, _mm256_and_si256(moved, _mm256_set1_epi16(0x0f00)));
+  }
+  const __m256i moved = i == 0 ? words : _mm256_srli_epi16(words, static_cast<int>(i * kBits));
+  const __m256i field =
+      (i + 1) * kBits == 16 ? moved : _mm256_and_si256(moved, _mm256_set1_epi16((1 << kBits) - 1));
+  if constexpr (kKind == QuantKind::kQ3) {
+    const __m256i third = high_bit < 2 ? _mm256_slli_epi16(high, static_cast<int>(2 - high_bit))
+                                       : _mm256_srli_epi16(high, static_cast<int>(high_bit - 2));
+    return _mm256_or_si256(field, _mm256_and_si256(third, _mm256_set1_epi16(4)));
+  }
+  return field;
+}
+template <QuantKind kKind>
+inline constexpr int kScaleBits = kKind == QuantKind::kMxfp4 ? 8 : 0;
+
+// The same, not scaled.
+template <QuantKind kKind>
+SLUICE_INLINE __m256i CodesOf(__m256i words, uint32_t i, __m256i high, uint32_t high_bit) {
+  const __m256i field = FieldOf<kKind>(words, i, high, high_bit);
+  return kScaleBits<kKind> > 0 ? _mm256_srai_epi16(field, kScaleBits<kKind>) : field;
+}
+
+// Steps of LinesAhead in eight groups of a row, or of a pair of them: at each a few lines are due.
+template <QuantKind kKind>
+inline constexpr uint32_t kFetchSteps = kKind == QuantKind::kQ8 || kKind == QuantKind::kMxfp4 ? 4 : 2;
+
+// Where eight groups of a row begin.
+struct GroupsAt {
+  const uint8_t* codes;
+  const uint8_t* third;     // q3: the block of the high plane
+  uint32_t third_unit = 0;  // in it: 0, or 8 where eight groups are half of it
+};
+
+// Codes [16 u, 16 u + 16) of a plane of kBits-bit codes.
+template <uint32_t kBits>
+inline __m256i PlaneUnit(const uint8_t* plane, uint32_t u) {
+  constexpr uint32_t kUnits = 16 / kBits;  // in a block
+  const __m256i block = LoadBlock(plane + uint64_t{u / kUnits} * 32);
+  const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(u % kUnits * kBits));
+  return _mm256_and_si256(_mm256_srl_epi16(block, shift), _mm256_set1_epi16((1 << kBits) - 1));
+}
+
+// Twice the values of sixteen E2M1 codes.
+inline __m256i TwiceE2m1(__m256i codes) {
+  // In the high byte of each word, then shifted down with its sign; the index of the low byte gives 0.
+  const __m256i table =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+  const __m256i index = _mm256_or_si256(_mm256_slli_epi16(codes, 8), _mm256_set1_epi16(0x80));
+  return _mm256_srai_epi16(_mm256_shuffle_epi8(table, index), 8);
+}
+
+// Unit u of a row. A unit beyond the row's end lies in padding and is zero.
+template <QuantKind kKind>
+inline __m256i UnitOf(const RowShape& shape, const uint8_t* w, uint32_t u) {
+  switch (kKind) {
+    case QuantKind::kQ8:
+      return PlaneUnit<8>(w, u);
+    case QuantKind::kQ4:
+      return PlaneUnit<4>(w, u);
+    case QuantKind::kQ3:
+      return _mm256_or_si256(PlaneUnit<2>(w, u), _mm256_slli_epi16(PlaneUnit<1>(w + shape.high_plane, u), 2));
+    case QuantKind::kQ2:
+      return PlaneUnit<2>(w, u);
+    case QuantKind::kMxfp4:
+      return TwiceE2m1(PlaneUnit<4>(w, u));
+  }
+}
+
+// Eight f16 values of which n are there; zeros behind them.
+SLUICE_INLINE __m256 LoadHalves(const uint8_t* p, uint32_t n) {
+  if (n >= 8) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  alignas(16) uint8_t bytes[16] = {};
+  __builtin_memcpy(bytes, p, n * 2);
+  return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
+}
+
+// Eight bytes of which n are there, as int32.
+SLUICE_INLINE __m256i LoadBytes(const uint8_t* p, uint32_t n) {
+  if (n >= 8) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+  alignas(8) uint8_t bytes[8] = {};
+  __builtin_memcpy(bytes, p, n);
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+}
+
+// Powers of two: 2^(e - 128), what twice an E2M1 value is multiplied with; NaN for e = 255.
+SLUICE_INLINE __m256 HalfE8m0(__m256i exponents) {
+  // 2^(e - 127) first: its bits are e << 23, but for e = 0 a denormal.
+  const __m256i bits = _mm256_max_epi32(_mm256_slli_epi32(exponents, 23), _mm256_set1_epi32(0x00400000));
+  const __m256i nan = _mm256_srli_epi32(_mm256_cmpeq_epi32(exponents, _mm256_set1_epi32(255)), 1);
+  return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_or_si256(bits, nan)), _mm256_set1_ps(0.5f));
+}
+
+// f16 value `index` of the quadruple of super-group `super`, in all lanes.
+SLUICE_INLINE __m256 SuperValue(const RowShape& shape, const uint8_t* w, uint32_t index, uint32_t super) {
+  uint16_t half = 0;
+  __builtin_memcpy(&half, w + shape.super_groups + uint64_t{super} * 8 + index * 2, 2);
+  return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(half)));
+}
+
+// The f16 value `index` of the quadruples, for each of the groups [g, g + n), n <= 8, of several
+// super-groups.
+__attribute__((noinline)) inline __m256 SuperValues(const RowShape& shape, const uint8_t* w, uint32_t index,
+                                                    uint32_t g, uint32_t n) {
+  alignas(32) float values[8] = {};
+  for (uint32_t i = 0; i < n; ++i) {
+    values[i] = _mm256_cvtss_f32(SuperValue(shape, w, index, (g + i) / shape.super_group));
+  }
+  return _mm256_load_ps(values);
+}
+
+// Scales (or zeros, which lie at `offset` and whose super-groups' numbers begin at `index`) of the groups
+// [g, g + 8) of which n exist; zeros behind them.
+SLUICE_INLINE __m256 MetaOf(const RowShape& shape, const uint8_t* w, uint32_t offset, uint32_t index,
+                            uint32_t g, uint32_t n) {
+  if (shape.super_group == 0) {
+    return LoadHalves(w + offset + uint64_t{g} * 2, n);
+  }
+  const __m256 codes = _mm256_cvtepi32_ps(LoadBytes(w + offset + g, n));
+  // One super-group for all eight, nearly always.
+  const uint32_t super = static_cast<uint32_t>(g * shape.super_inverse >> 32);
+  if ((super + 1) * shape.super_group >= g + n) {
+    return _mm256_mul_ps(_mm256_sub_ps(codes, SuperValue(shape, w, index + 1, super)),
+                         SuperValue(shape, w, index, super));
+  }
+  return _mm256_mul_ps(_mm256_sub_ps(codes, SuperValues(shape, w, index + 1, g, n)),
+                       SuperValues(shape, w, index, g, n));
+}
+
+template <QuantKind kKind>
+SLUICE_INLINE __m256 ScalesOf(const RowShape& shape, const uint8_t* w, uint32_t g, uint32_t n) {
+  if constexpr (kKind == QuantKind::kMxfp4) {
+    return HalfE8m0(LoadBytes(w + shape.scales + g, n));
+  }
+  return MetaOf(shape, w, shape.scales, 0, g, n);
+}
+
+template <QuantKind kKind>
+SLUICE_INLINE __m256 ZerosOf(const RowShape& shape, const uint8_t* w, uint32_t g, uint32_t n) {
+  if constexpr (kKind == QuantKind::kMxfp4) {
+    return _mm256_setzero_ps();
+  }
+  return MetaOf(shape, w, shape.zeros, 2, g, n);
+}
+
+template <QuantKind kKind>
+void QuantDecode(const RowShape& shape, const uint8_t* w, float factor, float* y) {
+  alignas(32) float scales[8];
+  alignas(32) float zeros[8];
+  for (uint32_t g = 0; g < shape.groups; ++g) {
+    if (g % 8 == 0) {
+      const uint32_t n = shape.groups - g < 8 ? shape.groups - g : 8;
+      _mm256_store_ps(scales, ScalesOf<kKind>(shape, w, g, n));
+      _mm256_store_ps(zeros, ZerosOf<kKind>(shape, w, g, n));
+    }
+    const uint32_t end = (g + 1) * shape.group < shape.cols ? (g + 1) * shape.group : shape.cols;
+    for (uint32_t k = g * shape.group; k < end; k += 16) {
+      const __m256i unit = UnitOf<kKind>(shape, w, k / 16);
+      const __m128i halves[2] = {_mm256_castsi256_si128(unit), _mm256_extracti128_si256(unit, 1)};
+      alignas(32) float values[16];
+      for (int i = 0; i < 2; ++i) {
+        const __m256 code = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(halves[i]));
+        const __m256 value =
+            _mm256_mul_ps(_mm256_sub_ps(code, _mm256_set1_ps(zeros[g % 8])), _mm256_set1_ps(scales[g % 8]));
+        _mm256_store_ps(values + 8 * i, _mm256_mul_ps(_mm256_set1_ps(factor), value));
+      }
+      __builtin_memcpy(y + k, values, (end - k < 16 ? end - k : 16) * sizeof(float));
+    }
+  }
+}

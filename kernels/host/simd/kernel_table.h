@@ -1,0 +1,341 @@
+// The leaf kernels of the host backend, one table per instruction set: single-threaded functions over rows in
+// memory, cut so that the tiles around them (host_*.cc) need not know the registers.
+// Their arithmetic is ARITHMETIC.md's; each comment names the section.
+//
+// Thread safety: the functions are pure but for the memory that their arguments name.
+#ifndef SLUICE_KERNELS_HOST_KERNEL_TABLE_H_
+#define SLUICE_KERNELS_HOST_KERNEL_TABLE_H_
+
+#include <cstdint>
+
+#include "kernels/host/simd/row_fetch.h"
+#include "kernels/kv_layout.h"
+#include "kernels/ops.h"
+
+namespace sluice::host {
+
+// How the values of a row are stored, as kernels see it.
+enum class RowKind : uint8_t { kBf16 = 0, kF16 = 1, kF32 = 2 };
+inline constexpr int kRowKinds = 3;
+
+// What a kernel that reads row after row prefetches; nothing by default.
+struct RowPrefetch {
+  uint32_t bytes = 0;  // so far ahead in memory
+  // Instead: the row so far ahead in the list `w`, for rows that do not follow each other in memory.
+  // `listed`: rows in the list, which may be more than the call computes: what comes after it.
+  uint32_t rows = 0;
+  uint32_t listed = 0;
+  bool at_once = false;  // several rows are read at once, not one after the other
+  // Rows 2i of the list are one stream and rows 2i + 1 another one; `rows` is even.
+  bool two_streams = false;
+};
+
+inline constexpr uint32_t kMostRowsAhead = 12;  // even
+
+// Bytes that rows which follow each other in memory are prefetched ahead: two pages.
+inline constexpr uint32_t kStreamAhead = 8 << 10;
+
+// How far ahead, in each of them, weighted sums by panels prefetch the rows that they read.
+inline constexpr uint32_t kPanelAhead = 256;
+
+// y[t][first + r] = dot(x[t], w[r]) for t < tokens, r < rows (section 2 a). Reads exactly `cols` values of
+// each. Rows are read one after the other: one sequential stream is what memory serves best.
+struct DotCall {
+  const uint8_t* const* w = nullptr;
+  const float* const* x = nullptr;
+  float* const* y = nullptr;
+  uint32_t rows = 0;
+  uint32_t tokens = 0;
+  uint32_t cols = 0;
+  uint32_t first = 0;
+  RowPrefetch prefetch;
+};
+
+// x in panels of gemm_tokens rows for GemmCall; missing rows of the last panel are zero.
+struct PackCall {
+  const float* const* x = nullptr;
+  uint32_t tokens = 0;
+  uint32_t cols = 0;
+  float* packed = nullptr;  // PackedFloats
+};
+
+// As DotCall, for many tokens: weights are converted once per tile and used for all of them.
+struct GemmCall {
+  const uint8_t* const* w = nullptr;
+  const float* packed = nullptr;
+  float* const* y = nullptr;
+  uint32_t rows = 0;
+  uint32_t tokens = 0;
+  uint32_t cols = 0;
+  uint32_t first = 0;
+  float* scratch = nullptr;  // GemmScratchFloats(cols)
+};
+inline constexpr uint32_t kGemmRows = 32;     // rows converted at a time
+inline constexpr uint32_t kLaneCount = 32;    // of a lane sum, ARITHMETIC.md 0
+inline constexpr uint32_t kGemmChunk = 1024;  // columns; a pass over a chunk of panels fits the L1 cache
+inline constexpr uint32_t kMaxTileTokens = 6;
+
+// Quantized encodings, as kernels see them.
+enum class QuantKind : uint8_t { kQ8 = 0, kQ4 = 1, kQ3 = 2, kQ2 = 3, kMxfp4 = 4 };
+inline constexpr int kQuantKinds = 5;
+
+// How a quantized row lies (pack/row_layout.h), worked out once for all rows of a call by
+// ShapeOf (row_kind.h).
+struct RowShape {
+  uint32_t cols = 0;
+  uint32_t group = 0;
+  uint32_t groups = 0;
+  uint32_t super_group = 0;    // 0: f16 scales and zeros (mxfp4: exponents)
+  uint64_t super_inverse = 0;  // g * super_inverse >> 32 = g / super_group
+  uint32_t high_plane = 0;     // byte offsets in the row: q3's 1-bit plane,
+  uint32_t scales = 0;
+  uint32_t zeros = 0;
+  uint32_t super_groups = 0;
+  uint32_t bytes = 0;  // of the whole row
+};
+
+// Rows rounded to int16 (section 2 b): codes [cols rounded up to kCodeAlign] zero-padded, then per group its
+// scale and its sum as float; both padded with zeros to a multiple of 8 groups.
+struct QuantRow {
+  const int16_t* codes = nullptr;
+  const float* scales = nullptr;
+  const float* sums = nullptr;
+  // Groups of 64 and 128: the codes cut into bytes (byte_dot-inl.h), in the order of 2-bit planes and then in
+  // that of 4-bit ones.
+  const uint8_t* bytes = nullptr;
+};
+struct QuantizeCall {
+  const float* x = nullptr;
+  uint32_t cols = 0;
+  uint32_t group = 0;
+  int16_t* codes = nullptr;
+  float* scales = nullptr;
+  float* sums = nullptr;
+  uint8_t* bytes = nullptr;  // twice as many as the codes' bytes, or nullptr: not wanted
+};
+inline constexpr uint32_t kCodeAlign = 256;  // codes in a block of the narrowest plane
+
+// As DotCall for quantized rows (section 2 b); x rounded with the rows' group.
+struct QuantDotCall {
+  RowShape shape;
+  const uint8_t* const* w = nullptr;
+  const QuantRow* x = nullptr;
+  float* const* y = nullptr;
+  uint32_t rows = 0;
+  uint32_t tokens = 0;
+  uint32_t first = 0;
+  RowPrefetch prefetch;
+  RowFetch* fetch = nullptr;  // what else is fetched meanwhile, so many lines a row; nullptr: nothing
+  uint32_t fetch_lines = 0;
+  float* scratch = nullptr;  // quant_gemm only: QuantGemmFloats(cols), aligned to 64 bytes
+};
+
+// One block of neurons into output columns [column, column + cols): s = sum over j < neurons of
+// c[t][j] * w[j] (section 3), then y[t] = s, or y[t] + s if `add`. c[t] are `neurons` coefficients; w[j] is
+// the address of column 0. y[t] is the address of column `column`.
+struct DownCall {
+  const uint8_t* const* w = nullptr;
+  const float* const* c = nullptr;
+  float* const* y = nullptr;
+  uint32_t neurons = 0;  // at most 256
+  uint32_t tokens = 0;
+  uint32_t column = 0;
+  uint32_t cols = 0;
+  bool add = false;
+  RowPrefetch prefetch;
+  float* scratch = nullptr;  // DownScratchFloats(cols)
+};
+
+// As DownCall for quantized rows, all columns of the row.
+struct QuantDownCall {
+  RowShape shape;
+  const uint8_t* const* w = nullptr;
+  const float* const* c = nullptr;
+  float* const* y = nullptr;
+  uint32_t neurons = 0;  // at most 64
+  uint32_t tokens = 0;
+  bool add = false;
+  RowPrefetch prefetch;
+  bool in_halves = false;  // rows are read in turn from both halves of the list, as they were fetched
+  // What else is fetched meanwhile, so many lines a row; nullptr: nothing.
+  RowFetch* fetch = nullptr;
+  uint32_t fetch_lines = 0;
+  uint32_t* scratch = nullptr;  // QuantDownWords(cols), 4-byte words, aligned to 32 bytes
+};
+
+// One span of attention for some queries of one KV head (section 6).
+struct SpanCall {
+  const uint8_t* const* k = nullptr;  // the rows of positions [first, first + count), in order
+  const uint8_t* const* v = nullptr;
+  const float* k_scales = nullptr;  // q8: count scales each, else nullptr
+  const float* v_scales = nullptr;
+  KvType type = KvType::kF16;
+  uint32_t first = 0;  // position of k[0]
+  uint32_t count = 0;  // at most kSpanTokens
+  uint32_t head_dim = 0;
+  uint32_t value_dim = 0;
+  float scale = 0;
+  uint32_t queries = 0;  // at most kSpanQueries
+  const float* const* q = nullptr;
+  // Query i sees positions [low[i], high[i]], a part of [first, first + count).
+  const uint32_t* low = nullptr;
+  const uint32_t* high = nullptr;
+  float* m = nullptr;             // [queries]: largest score
+  float* l = nullptr;             // [queries]: sum of exponentials
+  float* const* o = nullptr;      // [queries]: weighted sums, value_dim each
+  float* scratch = nullptr;       // kSpanScratchFloats
+  float* down_scratch = nullptr;  // DownScratchFloats(value_dim)
+  float* packed = nullptr;        // PackedFloats(kSpanQueries, head_dim)
+  float* gemm_scratch = nullptr;  // GemmScratchFloats(head_dim)
+};
+inline constexpr uint32_t kSpanQueries = 64;
+inline constexpr uint32_t kSpanScratchFloats = kSpanQueries * (kSpanTokens + kLaneCount);
+
+// y[i] = the gate's or the up's factor of a neuron's coefficient (section 3), from the dot product x[i] and
+// its bias (nullptr: none). y may be x.
+struct FactorCall {
+  ActivationSpec activation;
+  const float* x = nullptr;
+  const float* bias = nullptr;
+  uint32_t n = 0;
+  float* y = nullptr;
+};
+
+// out = residual + scale * sum of weights[r] * rows[r * stride ..] over the ranks (section 3); a rank with
+// weight 0 is not read. weights may be nullptr: 1 everywhere. out may be residual.
+struct CombineRowsCall {
+  const float* rows = nullptr;
+  uint64_t stride = 0;
+  const float* weights = nullptr;
+  uint32_t ranks = 0;
+  float scale = 1;
+  const float* residual = nullptr;
+  uint32_t cols = 0;
+  float* out = nullptr;
+};
+
+// One token of one head of the gated delta rule (section 9). `to` may be `from`.
+struct DeltaStepCall {
+  const float* from = nullptr;  // [key_dim][value_dim]
+  float* to = nullptr;
+  const float* q = nullptr;  // [key_dim], normed and scaled
+  const float* k = nullptr;  // [key_dim], normed
+  const float* v = nullptr;  // [value_dim]
+  float decay = 0;
+  float beta = 0;
+  uint32_t key_dim = 0;
+  uint32_t value_dim = 0;
+  float* o = nullptr;  // [value_dim]
+};
+
+struct KernelTable {
+  const char* name = "";
+  uint32_t gemm_tokens = 0;  // rows of a packed panel
+  uint32_t dot_tokens = 0;   // tokens that share one pass of `dot` over a row
+
+  void (*dot[kRowKinds])(const DotCall&) = {};
+  void (*pack)(const PackCall&) = nullptr;
+  void (*gemm[kRowKinds])(const GemmCall&) = {};
+  void (*quantize)(const QuantizeCall&) = nullptr;
+  void (*quant_dot[kQuantKinds])(const QuantDotCall&) = {};
+  void (*quant_gemm[kQuantKinds])(const QuantDotCall&) = {};  // the same, for many tokens
+  void (*down[kRowKinds])(const DownCall&) = {};
+  // Whether quant_down is faster where rows are fetched and read in turn from both halves (row_fetch.h).
+  bool in_halves[kQuantKinds] = {};
+  void (*quant_down[kQuantKinds])(const QuantDownCall&) = {};
+  void (*span)(const SpanCall&) = nullptr;
+
+  // y = norm(x) by section 5; y may be x. rms_norm without a weight, layer_norm without a bias: nullptr.
+  void (*rms_norm)(const float* x, uint32_t cols, const float* weight, float epsilon, float* y) = nullptr;
+  void (*layer_norm)(const float* x, uint32_t cols, const float* weight, const float* bias, float epsilon,
+                     float* y) = nullptr;
+  // x = (x / |x|) * scale by section 9.
+  void (*l2_norm)(float* x, uint32_t cols, float scale) = nullptr;
+  // y = silu of the sum of rows[j] * weights[j] (section 9); weights: [taps][cols].
+  void (*convolve_silu)(const float* const* rows, const float* weights, uint32_t taps, uint32_t cols,
+                        float* y) = nullptr;
+  void (*delta_step)(const DeltaStepCall&) = nullptr;
+  // x[i] = x[i] within +- limit.
+  void (*clip)(float* x, uint32_t n, float limit) = nullptr;
+  void (*gate_factor)(const FactorCall&) = nullptr;
+  void (*up_factor)(const FactorCall&) = nullptr;
+  // c[i] = a[i] * b[i]; c may be either.
+  void (*multiply)(const float* a, const float* b, uint32_t n, float* c) = nullptr;
+  // A block of neurons as 64 bits. Bit j, j < n: not |lead[j]| < threshold. All four read 64 values and write
+  // no more than 64.
+  uint64_t (*keep_mask)(const float* lead, uint32_t n, float threshold) = nullptr;
+  // out[j] = values[j] where bit j is set, else +0. out may be values.
+  void (*select_kept)(const float* values, uint64_t mask, float* out) = nullptr;
+  // The values whose bits are set, in order.
+  void (*compress_kept)(const float* values, uint64_t mask, float* out) = nullptr;
+  // The numbers of the set bits, ascending; returns how many.
+  uint32_t (*kept_indices)(uint64_t mask, uint32_t* out) = nullptr;
+  // y[i] = scale * value i of the row.
+  void (*decode[kRowKinds])(const uint8_t* row, uint32_t cols, float scale, float* y) = {};
+  // The same for quantized rows: y[i] = scale * ((code - zero) * scale of the group).
+  void (*quant_decode[kQuantKinds])(const RowShape& shape, const uint8_t* row, float scale, float* y) = {};
+  // y[i] = residual[i] + scale * (x[i] + bias[i]); bias and residual may be nullptr. y may be any of them.
+  void (*add)(const float* x, const float* bias, float scale, const float* residual, uint32_t n,
+              float* y) = nullptr;
+  // y[i] = sigmoid(x[i]); y may be x.
+  void (*sigmoid)(const float* x, uint32_t n, float* y) = nullptr;
+  // x[i] = x[i] * sigmoid(gate[i]).
+  void (*sigmoid_mul)(const float* gate, uint32_t n, float* x) = nullptr;
+  // y[i] = y[i] + s[i].
+  void (*accumulate)(const float* s, uint32_t n, float* y) = nullptr;
+  void (*combine)(const CombineRowsCall&) = nullptr;
+  // e[i] = exp(x[i] - m); returns their lane sum. e may be x, or nullptr if only the sum is wanted.
+  float (*exp_sum)(const float* x, float m, uint32_t n, float* e) = nullptr;
+  // y[i] = fma(x[i], b, y[i] * a).
+  void (*scale_add)(const float* x, float b, float a, uint32_t n, float* y) = nullptr;
+  // y[i] = x[i] / divisor.
+  void (*divide)(const float* x, float divisor, uint32_t n, float* y) = nullptr;
+  // The largest of n >= 1 values.
+  float (*largest)(const float* x, uint32_t n) = nullptr;
+  // Reads every byte of [p, p + bytes) with the widest loads: 1 or 4 streams; `prefetch` bytes ahead, 0:
+  // none. bytes: a multiple of 1024. The result depends on all bytes, so that nothing is left out.
+  uint64_t (*read)(const uint8_t* p, uint64_t bytes, uint32_t streams, uint32_t prefetch) = nullptr;
+  // Rotates pairs of a head by cos[half], sin[half] (section 6).
+  void (*rope)(float* head, const float* cos, const float* sin, uint32_t half, bool interleaved) = nullptr;
+  // Writes one head's values in the cache's type; returns the scale (q8; else 1).
+  float (*store_kv)(KvType type, const float* values, uint32_t head_dim, uint8_t* row) = nullptr;
+};
+
+inline constexpr uint32_t RoundUp(uint32_t n, uint32_t to) { return (n + to - 1) / to * to; }
+inline constexpr uint64_t PackedFloats(uint32_t tokens, uint32_t cols, uint32_t gemm_tokens) {
+  return uint64_t{RoundUp(tokens, gemm_tokens)} * RoundUp(cols, kLaneCount);
+}
+// Converted rows, and the lanes for each dot of a tile.
+inline constexpr uint64_t GemmScratchFloats(uint32_t cols) {
+  return uint64_t{kGemmRows} * (RoundUp(cols, kLaneCount) + kMaxTileTokens * kLaneCount);
+}
+// Converted rows, or two rows of sums.
+inline constexpr uint64_t DownScratchFloats(uint32_t cols) {
+  return cols > 8192 ? uint64_t{2} * cols : uint64_t{64} * 256;
+}
+// Of quantized rows, so many tokens are worth summing in one call.
+inline constexpr uint32_t kManyDownTokens = 24;
+// For many tokens: codes of 64 neurons and 128 columns, and for each token pairs of coefficients, a scale and
+// a sum of sixteen groups. And a line more.
+inline constexpr uint64_t kManyDownWords = 8 * 32 * 16 + kManyDownTokens * 16 * (32 + 2) + 16;
+
+// Codes of 64 neurons and two more pairs, a scale and a sum for each of the smallest groups (twice as many
+// codes for larger ones); int32 sums of the columns, and two of 16 bits. And what many tokens take.
+inline constexpr uint64_t QuantDownWords(uint32_t cols) {
+  return uint64_t{36} * (RoundUp(RoundUp(cols, 16) / 16, 8) + 16) + 2 * RoundUp(cols, kCodeAlign) +
+         kCodeAlign + kManyDownWords;
+}
+
+// Codes of sixteen rows in pairs, and a scale and a zero of each of their smallest groups.
+inline constexpr uint64_t QuantGemmFloats(uint32_t cols) {
+  const uint64_t units = RoundUp(cols, 16) / 16;
+  return 16 * (8 * units + 2 * RoundUp(units, 8));
+}
+
+const KernelTable& Avx2Kernels();
+const KernelTable& Avx2VnniKernels();
+const KernelTable& Avx512Kernels();
+
+}  // namespace sluice::host
+
+#endif  // SLUICE_KERNELS_HOST_KERNEL_TABLE_H_

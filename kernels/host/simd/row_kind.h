@@ -1,0 +1,59 @@
+// Encodings as indices of the kernel table, and the places in their rows.
+//
+// Thread safety: pure functions.
+#ifndef SLUICE_KERNELS_HOST_ROW_KIND_H_
+#define SLUICE_KERNELS_HOST_ROW_KIND_H_
+
+#include "kernels/host/simd/kernel_table.h"
+#include "pack/row_layout.h"
+
+namespace sluice::host {
+
+// REQUIRES bf16, f16 or f32.
+inline int RowKindOf(Encoding encoding) {
+  switch (encoding) {
+    case Encoding::kBf16:
+      return static_cast<int>(RowKind::kBf16);
+    case Encoding::kF16:
+      return static_cast<int>(RowKind::kF16);
+    default:
+      return static_cast<int>(RowKind::kF32);
+  }
+}
+
+// REQUIRES a quantized encoding.
+inline int QuantKindOf(Encoding encoding) {
+  switch (encoding) {
+    case Encoding::kQ8:
+      return static_cast<int>(QuantKind::kQ8);
+    case Encoding::kQ4:
+      return static_cast<int>(QuantKind::kQ4);
+    case Encoding::kQ3:
+      return static_cast<int>(QuantKind::kQ3);
+    case Encoding::kQ2:
+      return static_cast<int>(QuantKind::kQ2);
+    default:
+      return static_cast<int>(QuantKind::kMxfp4);
+  }
+}
+
+// REQUIRES rows below 4 GiB. Of rows that are not quantized only cols and bytes mean anything.
+inline RowShape ShapeOf(const EncodingDescriptor& d, uint32_t cols) {
+  RowShape shape;
+  shape.cols = cols;
+  shape.group = d.group;
+  shape.groups = static_cast<uint32_t>(GroupsPerRow(d, cols));
+  shape.super_group = d.super_group;
+  // Rounded up; exact below 2^24 groups, as super-groups are at most 256.
+  shape.super_inverse = d.super_group == 0 ? 0 : ((uint64_t{1} << 32) + d.super_group - 1) / d.super_group;
+  shape.high_plane = static_cast<uint32_t>(PlaneBytes(2, cols));
+  shape.scales = static_cast<uint32_t>(ScaleOffset(d, cols));
+  shape.zeros = static_cast<uint32_t>(ZeroOffset(d, cols));
+  shape.super_groups = static_cast<uint32_t>(SuperGroupOffset(d, cols));
+  shape.bytes = static_cast<uint32_t>(RowBytes(d, cols));
+  return shape;
+}
+
+}  // namespace sluice::host
+
+#endif  // SLUICE_KERNELS_HOST_ROW_KIND_H_

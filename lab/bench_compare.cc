@@ -1,0 +1,243 @@
+#include "lab/bench_compare.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "cli/measure/work_packs.h"
+#include "common/status.h"
+#include "inferd/policy/preset/preset.h"
+#include "lab/preset_bench.h"
+#include "lab/preset_report.h"
+#include "lab/sweep_value.h"
+
+namespace sluice::cli {
+namespace {
+
+absl::Status Write(const std::string& folder, const std::string& name, const std::string& text) {
+  if (text.empty()) {
+    return absl::OkStatus();
+  }
+  const std::string path = absl::StrCat(folder, "/", name);
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  return file.good() ? absl::OkStatus() : absl::UnavailableError(absl::StrCat("cannot write ", path));
+}
+
+absl::StatusOr<PresetPlan> PlanFrom(const CommonOptions& common, const CompareOptions& o) {
+  if (!o.rows.empty()) {
+    ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(o.rows));
+    return ParsePresetPlan(text, o.rows);
+  }
+  std::vector<std::string> presets = SplitList(common.preset.value_or("all"));
+  if (presets == std::vector<std::string>{"all"}) {
+    presets = PresetNames();
+  }
+  if (presets.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("--preset '", *common.preset, "' names none"));
+  }
+  return PlanOfPresets(presets);
+}
+
+// Unless something else was asked for: a device with memory of its own and half of the experts in it, in the
+// time of a table of costs.
+CommonOptions WithDefaults(CommonOptions common) {
+  if (!common.device.has_value()) {
+    common.device = "sim";
+    if (!common.clock.has_value() && !common.link_gbps.has_value()) {
+      common.clock = "virtual";
+    }
+  }
+  if (common.device == "sim" && common.clock == "virtual" && !common.virtual_costs.has_value()) {
+    common.virtual_costs = "3x";
+  }
+  if (common.device == "sim" && !common.device_budget.has_value()) {
+    common.device_budget = "50%";
+  }
+  return common;
+}
+
+std::string SettingText(const CommonOptions& common, const PresetBenchOptions& bench) {
+  std::string text = absl::StrCat("device ", *common.device);
+  const std::pair<const char*, std::optional<std::string>> values[] = {
+      {"device-budget", common.device_budget},
+      {"clock", common.clock},
+      {"virtual-costs", common.virtual_costs},
+      {"link-gbps",
+       common.link_gbps.has_value() ? std::optional(absl::StrCat(*common.link_gbps)) : std::nullopt}};
+  for (const auto& [name, value] : values) {
+    if (value.has_value()) absl::StrAppend(&text, ", ", name, " ", *value);
+  }
+  absl::StrAppend(&text, "; prompts of ", bench.prompt, " tokens for ttft, answers of ", bench.generate,
+                  " tokens, ", bench.repetitions, " each", bench.text.empty() ? ", from random ids" : "");
+  return text;
+}
+
+absl::StatusOr<PresetBenchOptions> BenchOptionsOf(const CommonOptions& common, const CompareShape& shape,
+                                                  const CompareOptions& o) {
+  PresetBenchOptions bench;
+  bench.common = WithDefaults(common);
+  bench.work = {o.model, o.work, o.calibration, o.calibration_tokens, /*whole_profile=*/true};
+  bench.text = o.text;
+  bench.prompt = shape.prompt.value_or(bench.prompt);
+  bench.generate = shape.generate.value_or(bench.generate);
+  bench.batches = shape.batches.empty() ? bench.batches : shape.batches;
+  bench.repetitions = shape.repetitions.value_or(bench.repetitions);
+  bench.temperature = o.temperature.value_or(bench.temperature);
+  bench.quality_tokens = o.quality_tokens.value_or(bench.quality_tokens);
+  if (bench.prompt < 1 || bench.generate < 2) {
+    return absl::InvalidArgumentError(
+        "a comparison needs prompts of 1 token or more and answers of 2 or more");
+  }
+  return bench;
+}
+
+// All of them are looked at before the first one runs.
+absl::StatusOr<std::vector<PresetSweep>> SweepsOf(const CommonOptions& common,
+                                                  const std::vector<std::string>& texts) {
+  std::vector<PresetSweep> sweeps;
+  for (const std::string& text : texts) {
+    ASSIGN_OR_RETURN(PresetSweep sweep, ParseSweep(text));
+    for (const std::string& value : sweep.values) {
+      RETURN_IF_ERROR(WithSweepValue(common, sweep.name, value).status());
+    }
+    sweeps.push_back(std::move(sweep));
+  }
+  return sweeps;
+}
+
+absl::StatusOr<SweepResults> RunSweep(const CommandContext& context, const PresetBenchOptions& bench,
+                                      const PresetPlan& plan, const PresetSweep& sweep) {
+  SweepResults results;
+  results.sweep = sweep;
+  for (const std::string& value : results.sweep.values) {
+    PresetBenchOptions at = bench;
+    ASSIGN_OR_RETURN(at.common, WithSweepValue(bench.common, results.sweep.name, value));
+    ASSIGN_OR_RETURN(std::vector<PresetResult> one, RunPresets(context, at, plan));
+    results.results.push_back(std::move(one));
+  }
+  return results;
+}
+
+// What is printed, and the same as files in --out.
+class Output {
+ public:
+  Output(const CompareOptions& options, bool json, const PresetPlan& plan)
+      : options_(options), json_(json), plan_(plan) {}
+
+  absl::Status AddRows(const std::string& setting, const std::vector<PresetResult>& results) {
+    NoteFailures(results);
+    text_ = absl::StrCat(setting, "\n\n", PresetTable(plan_, results));
+    const std::string ratios = RatioTable(plan_, results);
+    absl::StrAppend(&text_, ratios.empty() ? "" : "\n", ratios);
+    if (options_.explain) {
+      absl::StrAppend(&text_, "\n", ExplainTexts(plan_, results));
+    }
+    object_ = PresetJson(plan_, results, options_.explain);
+    object_.Set("setting", setting);
+    return Save("presets.svg", PresetPlot(plan_, results));
+  }
+  absl::Status AddSweep(const SweepResults& results) {
+    for (const std::vector<PresetResult>& one : results.results) {
+      NoteFailures(one);
+    }
+    absl::StrAppend(&text_, text_.empty() ? "" : "\n", SweepTable(plan_, results));
+    sweeps_.Append(SweepJson(plan_, results));
+    return Save(absl::StrCat("sweep-", results.sweep.name, ".svg"), SweepPlot(plan_, results));
+  }
+  absl::StatusOr<int> Finish() {
+    RETURN_IF_ERROR(Save("presets.md", text_));
+    if (json_) {
+      const int printed = PrintJson(object_.Set("sweeps", std::move(sweeps_)));
+      return failed_ ? kExitFailed : printed;
+    }
+    RETURN_IF_ERROR(WriteStdout(text_));
+    return failed_ ? kExitFailed : kExitOk;
+  }
+
+ private:
+  void NoteFailures(const std::vector<PresetResult>& results) {
+    for (const PresetResult& result : results) {
+      failed_ = failed_ || result.failed;
+    }
+  }
+  absl::Status Save(const std::string& name, const std::string& text) {
+    return options_.out.empty() ? absl::OkStatus() : Write(options_.out, name, text);
+  }
+
+  const CompareOptions& options_;
+  const bool json_;
+  const PresetPlan& plan_;
+  std::string text_;
+  bool failed_ = false;
+  Json object_ = Json::Object();
+  Json sweeps_ = Json::Array();
+};
+
+// Removed with everything in it when the comparison ends.
+absl::StatusOr<std::string> MakeScratch() {
+  std::error_code error;
+  std::string path =
+      absl::StrCat(std::filesystem::temp_directory_path(error).string(), "/sluice-bench-XXXXXX");
+  if (error || mkdtemp(path.data()) == nullptr) {
+    return ErrnoToStatus(errno, absl::StrCat("cannot make ", path));
+  }
+  return path;
+}
+
+}  // namespace
+
+void CompareOptions::Declare(ArgParser* parser) {
+  parser->Group("Comparing presets (--preset all, or a list with any of these)")
+      .Text("--text", &text, "FILE that prompts come from and perplexity is measured on [random ids, none]")
+      .Texts("--sweep", &sweeps,
+             "NAME=V,V,..: curves over device-budget, link-gbps, a policy or cost; repeat")
+      .Flag("--explain", &explain, "says what bounds each run and which option would help")
+      .Text("--out", &out, "FOLDER for presets.md, presets.svg and sweep-NAME.svg")
+      .Number("--quality-tokens", &quality_tokens, "of --text for perplexity, 0 for none [1024]", 0, 1 << 24)
+      .Real("--temperature", &temperature, "of answers to prompts of --text [1]", 0, 100)
+      .Text("--rows", &rows, "FILE.toml of runs and ratios (lab/preset_rows.h) instead of --preset")
+      .Text("--model", &model, "MODEL_DIR that packs of --rows are made from")
+      .Text("--work", &work, "FOLDER where these packs are kept")
+      .Text("--calibration", &calibration, "FILE to calibrate these packs on")
+      .Number("--calibration-tokens", &calibration_tokens, "of it", 1);
+}
+
+bool CompareOptions::Asked(const CommonOptions& common) const {
+  return common.preset == "all" || !rows.empty() || !text.empty() || !out.empty() || !sweeps.empty() ||
+         explain;
+}
+
+absl::StatusOr<int> ComparePresets(const CommandContext& context, const CommonOptions& common,
+                                   const CompareShape& shape, const CompareOptions& o, bool json) {
+  ASSIGN_OR_RETURN(PresetBenchOptions bench, BenchOptionsOf(common, shape, o));
+  ASSIGN_OR_RETURN(const PresetPlan plan, PlanFrom(common, o));
+  ASSIGN_OR_RETURN(const std::vector<PresetSweep> sweeps, SweepsOf(bench.common, o.sweeps));
+  if (!plan.packs.empty() && o.work.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(o.rows, " makes packs: --work is missing"));
+  }
+  for (const std::string& folder : {o.work, o.out}) {
+    if (!folder.empty()) RETURN_IF_ERROR(MakeFolder(folder));
+  }
+  ASSIGN_OR_RETURN(bench.scratch, MakeScratch());
+  const absl::Cleanup remove = [&bench] {
+    std::error_code ignored;
+    std::filesystem::remove_all(bench.scratch, ignored);
+  };
+  Output output(o, json, plan);
+  if (sweeps.empty() || !plan.ratios.empty()) {
+    ASSIGN_OR_RETURN(const std::vector<PresetResult> results, RunPresets(context, bench, plan));
+    RETURN_IF_ERROR(output.AddRows(SettingText(bench.common, bench), results));
+  }
+  for (const PresetSweep& sweep : sweeps) {
+    ASSIGN_OR_RETURN(const SweepResults results, RunSweep(context, bench, plan, sweep));
+    RETURN_IF_ERROR(output.AddSweep(results));
+  }
+  return output.Finish();
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,286 @@
+#include "lab/preset_bench.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "cli/client/tokenizer_source.h"
+#include "cli/launch/launcher.h"
+#include "cli/measure/bench_run.h"
+#include "cli/measure/perplexity_run.h"
+#include "cli/ui/terminal.h"
+#include "common/status.h"
+#include "inferd/policy/preset/preset.h"
+#include "inferd/sim/virtual_costs.h"
+
+namespace sluice::cli {
+namespace {
+
+// Prompts of the repetitions begin this many tokens apart in the text.
+constexpr uint64_t kPromptStride = 509;
+constexpr uint64_t kMostPromptTokens = 1 << 16;
+// Of the steps of a batch over those of its longest answer, and how often it is tried.
+constexpr double kMostStagger = 1.05;
+constexpr int kMostAttempts = 12;
+
+// The command line's options with the row's on top.
+absl::StatusOr<CommonOptions> OptionsOf(const PresetBenchOptions& o, const PresetRow& row,
+                                        const std::string& pack) {
+  CommonOptions options = o.common;
+  options.policy.clear();
+  std::vector<std::string> args = {"--pack", pack};
+  args.insert(args.end(), row.options.begin(), row.options.end());
+  ArgParser parser(absl::StrCat("row \"", row.name, "\""), "");
+  options.Declare(&parser);
+  if (parser.Parse(args).has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("row \"", row.name, "\": its options are wrong: ", absl::StrJoin(row.options, " ")));
+  }
+  options.preset = row.preset;
+  options.policy.insert(options.policy.begin(), o.common.policy.begin(), o.common.policy.end());
+  options.quiet = true;
+  const uint64_t most = *std::max_element(o.batches.begin(), o.batches.end());
+  if (!options.parallel.has_value()) {
+    options.parallel = most;
+  }
+  return options;
+}
+
+// Of the link in use; 0 where it is as fast as it can.
+double LinkRate(const Launcher& launcher) {
+  double gbps = 0;
+  if (!absl::SimpleAtod(launcher.server_option("link-gbps"), &gbps)) {
+    gbps = 0;
+  }
+  if (launcher.server_option("clock") == "virtual") {
+    const absl::StatusOr<VirtualCosts> costs = ParseVirtualCosts(launcher.server_option("virtual-costs"));
+    gbps = costs.ok() ? VirtualLinkGbps(*costs, gbps, launcher.pack().config()) : gbps;
+  }
+  return gbps * 1e9;
+}
+
+// One launched row.
+class RowRun {
+ public:
+  RowRun(const PresetBenchOptions& o, Launcher* launcher) : o_(o), launcher_(launcher) {}
+
+  absl::StatusOr<PresetMeasure> Measure(uint64_t batch) {
+    RETURN_IF_ERROR(ReadText());
+    PresetMeasure m;
+    m.batch = batch;
+    const BenchTest answers = {1, o_.generate, batch};
+    const BenchTest prompts = {o_.prompt, 1, batch};
+    // The first does not count: it brings the cache to where decoding keeps it.
+    for (uint64_t i = 0; i <= o_.repetitions; ++i) {
+      ASSIGN_OR_RETURN(const BenchSample decode, Run(answers, i));
+      ASSIGN_OR_RETURN(const BenchSample prompt, Run(prompts, i));
+      if (i > 0) {
+        Add(decode, &m.decode);
+        m.tpot_ms += decode.tpot_ms / static_cast<double>(o_.repetitions);
+        m.ttft_ms += prompt.ttft_ms / static_cast<double>(o_.repetitions);
+      }
+    }
+    return m;
+  }
+
+ private:
+  absl::Status ReadText() {
+    if (o_.text.empty() || !text_.empty()) {
+      return absl::OkStatus();
+    }
+    ASSIGN_OR_RETURN(text_, EncodeTextFile(launcher_->pack().dir(), o_.text, kMostPromptTokens));
+    return absl::OkStatus();
+  }
+
+  BenchInput InputOf(const BenchTest& test, uint64_t repetition) const {
+    if (text_.empty()) {
+      return RandomInput(test, launcher_->model().vocab_size(), repetition + 1);
+    }
+    BenchInput input;
+    input.temperature = o_.temperature;
+    input.seed = repetition + 1;
+    for (uint64_t i = 0; i < test.batch; ++i) {
+      std::vector<int32_t>& prompt = input.prompts.emplace_back();
+      if (launcher_->model().has_bos_token_id()) {
+        prompt.push_back(static_cast<int32_t>(launcher_->model().bos_token_id()));
+      }
+      const uint64_t begin = (repetition * test.batch + i) * kPromptStride;
+      while (prompt.size() < test.prompt) {
+        prompt.push_back(text_[(begin + prompt.size()) % text_.size()]);
+      }
+    }
+    return input;
+  }
+
+  // Requests do not reach inferd together, and a small model in virtual time is through with one before the
+  // next is there: a run whose sequences were not side by side is taken again.
+  absl::StatusOr<BenchSample> Run(const BenchTest& test, uint64_t repetition) {
+    const bool virtual_time = launcher_->server_option("clock") == "virtual";
+    BenchSample best;
+    for (int attempt = 0; attempt < (test.batch > 1 ? kMostAttempts : 1); ++attempt) {
+      ASSIGN_OR_RETURN(const BenchSample sample,
+                       RunOnce(&launcher_->client(), test, InputOf(test, repetition), virtual_time));
+      if (attempt == 0 || sample.steps < best.steps) {
+        best = sample;
+      }
+      if (static_cast<double>(best.steps) <= kMostStagger * static_cast<double>(test.generate) + 1) {
+        break;
+      }
+    }
+    return best;
+  }
+
+  static void Add(const BenchSample& sample, BenchSample* sum) {
+    constexpr uint64_t BenchSample::*kCounts[] = {&BenchSample::tokens,
+                                                  &BenchSample::steps,
+                                                  &BenchSample::prefetches,
+                                                  &BenchSample::prefetches_useful,
+                                                  &BenchSample::generated,
+                                                  &BenchSample::expert_requests,
+                                                  &BenchSample::expert_hits,
+                                                  &BenchSample::predictions,
+                                                  &BenchSample::predictions_right,
+                                                  &BenchSample::predictions_wanted,
+                                                  &BenchSample::bytes_ssd,
+                                                  &BenchSample::bytes_link,
+                                                  &BenchSample::weight_bytes};
+    for (const auto member : kCounts) {
+      sum->*member += sample.*member;
+    }
+    for (const auto member : kLayerCounts) {
+      sum->*member += sample.*member;
+    }
+    AddDepths(sample.depths, 1, &sum->depths);
+    constexpr double BenchSample::*kTimes[] = {&BenchSample::seconds,        &BenchSample::busy_seconds,
+                                               &BenchSample::stall_seconds,  &BenchSample::decode_seconds,
+                                               &BenchSample::kernel_seconds, &BenchSample::load_seconds};
+    for (const auto member : kTimes) {
+      sum->*member += sample.*member;
+    }
+  }
+
+  const PresetBenchOptions& o_;
+  Launcher* const launcher_;
+  std::vector<int32_t> text_;
+};
+
+// As decoding goes: one sequence, a token a step.
+absl::StatusOr<PresetQuality> MeasureQuality(const CommandContext& context, const PresetBenchOptions& o,
+                                             CommonOptions options) {
+  options.parallel = 1;
+  options.prefill_chunk = 1;
+  ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher,
+                   Launcher::Launch(context, options, /*json=*/true));
+  PerplexityTask task;
+  task.text = o.text;
+  task.max_tokens = o.quality_tokens;
+  task.window = task.stride = std::min<uint64_t>(task.window, launcher->model().context_tokens());
+  task.quiet = true;
+  // The first row that could run is the base of the others.
+  const std::string base = absl::StrCat(o.scratch, "/presets-base.lp");
+  (FileExists(base) ? task.kl_base : task.save_base) = base;
+  ASSIGN_OR_RETURN(const PerplexityRun run, MeasurePerplexity(launcher.get(), task));
+  return PresetQuality{run.result.ppl, run.result.ppl_stderr, run.result.kld_mean, run.result.same_top};
+}
+
+// Whether the row cannot run at all, rather than that something broke.
+bool IsRefusal(const absl::Status& status) {
+  return absl::IsUnimplemented(status) || absl::IsInvalidArgument(status) ||
+         absl::IsFailedPrecondition(status) || absl::IsNotFound(status);
+}
+
+// Only the reason, without the daemon's log around it.
+std::string ReasonOf(const absl::Status& status) {
+  const std::string text(status.message());
+  const size_t last = text.rfind('\n');
+  const std::string line = last == std::string::npos ? text : text.substr(last + 1);
+  return std::string(absl::StripAsciiWhitespace(line));
+}
+
+PolicyOverrides OverridesOf(const CommonOptions& options) {
+  return {.sparsity = options.sparsity.value_or(""),
+          .sparsity_scope = options.sparsity_scope.value_or(""),
+          .sparsity_target = options.sparsity_target.value_or(-1),
+          .sparsity_threshold = options.sparsity_threshold.value_or(-1),
+          .policy = options.policy};
+}
+
+absl::StatusOr<PresetResult> RunRow(const CommandContext& context, const PresetBenchOptions& o,
+                                    const CommonOptions& options) {
+  PresetResult result;
+  {
+    ASSIGN_OR_RETURN(const DeviceKind device, DeviceFromName(options.device.value_or("host")));
+    const absl::Status refused = PoliciesOf(*options.preset, OverridesOf(options), device).status();
+    absl::StatusOr<std::unique_ptr<Launcher>> launcher =
+        refused.ok() ? Launcher::Launch(context, options, /*json=*/true) : refused;
+    if (!launcher.ok() && IsRefusal(launcher.status())) {
+      result.refused = ReasonOf(launcher.status());
+      return result;
+    }
+    RETURN_IF_ERROR(launcher.status());
+    result.link_bytes_per_second = LinkRate(**launcher);
+    result.real_time = (*launcher)->server_option("clock") != "virtual";
+    ASSIGN_OR_RETURN(const inference::v1::GetStatsResponse stats, (*launcher)->client().GetStats());
+    if (stats.has_neuron_cache()) {
+      result.leads_stay = stats.neuron_cache().lead_resident();
+      result.copy_all_share = stats.neuron_cache().copy_all_share();
+    }
+    RowRun run(o, launcher->get());
+    for (const uint64_t batch : o.batches) {
+      ASSIGN_OR_RETURN(PresetMeasure measure, run.Measure(batch));
+      result.measures.push_back(std::move(measure));
+    }
+  }
+  if (!o.text.empty() && o.quality_tokens > 0) {
+    ASSIGN_OR_RETURN(result.quality, MeasureQuality(context, o, options));
+  }
+  return result;
+}
+
+void Say(const PresetBenchOptions& o, size_t done, size_t total, const PresetRow& row,
+         const PresetResult& result) {
+  if (o.common.quiet) {
+    return;
+  }
+  const std::string outcome = result.refused.empty()
+                                  ? absl::StrCat(result.measures.front().tpot_ms, " ms a token")
+                                  : absl::StrCat(result.failed ? "" : "refused: ", result.refused);
+  std::fprintf(stderr, "%zu of %zu: %s: %s\n", done, total, row.name.c_str(), outcome.c_str());
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<PresetResult>> RunPresets(const CommandContext& context,
+                                                     const PresetBenchOptions& o, const PresetPlan& plan) {
+  std::vector<PresetResult> results;
+  for (const PresetRow& row : plan.rows) {
+    RETURN_IF_ERROR(context.interrupt->Check());
+    Progress progress("comparing", ProgressUnit::kItems, o.common.quiet);
+    progress.Note(absl::StrCat(row.name, ", ", results.size() + 1, " of ", plan.rows.size()));
+    std::string pack = o.common.pack;
+    if (!row.pack.empty()) {
+      ASSIGN_OR_RETURN(pack, EnsurePack(context, o.work, plan.packs, row.pack));
+    }
+    ASSIGN_OR_RETURN(const CommonOptions options, OptionsOf(o, row, pack));
+    absl::StatusOr<PresetResult> result = RunRow(context, o, options);
+    progress.Finish();
+    // One that breaks does not take the others' figures with it, but for the base of them all.
+    if (!result.ok() && (results.empty() || absl::IsCancelled(result.status()))) {
+      return result.status();
+    }
+    if (!result.ok()) {
+      PresetResult failed;
+      failed.failed = true;
+      failed.refused = absl::StrCat("failed: ", ReasonOf(result.status()));
+      result = std::move(failed);
+    }
+    results.push_back(*std::move(result));
+    Say(o, results.size(), plan.rows.size(), row, results.back());
+  }
+  return results;
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,79 @@
+// What a comparison of presets measured, and how it is printed: a table, ratios beside their marks, plots,
+// words about what bounds a run.
+//
+// Thread safety: plain values and pure functions.
+#ifndef SLUICE_CLI_PRESET_REPORT_H_
+#define SLUICE_CLI_PRESET_REPORT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/measure/bench_report.h"
+#include "cli/ui/json.h"
+#include "lab/preset_rows.h"
+
+namespace sluice::cli {
+
+// One batch size of one row.
+struct PresetMeasure {
+  uint64_t batch = 1;
+  BenchSample decode;  // sums of all repetitions: answers to prompts of one token
+  double tpot_ms = 0;  // means of the repetitions
+  double ttft_ms = 0;  // of prompts of several tokens, after those answers
+};
+
+struct PresetQuality {
+  double ppl = 0;
+  double ppl_stderr = 0;
+  std::optional<double> kld;  // from the first row's distributions, nats
+  std::optional<double> same_top;
+};
+
+struct PresetResult {
+  std::string refused;  // why there are no figures, or empty
+  bool failed = false;  // it could have run, but broke
+  std::vector<PresetMeasure> measures;
+  std::optional<PresetQuality> quality;
+  double link_bytes_per_second = 0;  // the link's rate; 0: not known
+  bool real_time = false;            // times are this machine's, not a table's
+  // Of a cache of single neurons: whether all leads stay in device memory, and the share of an expert's
+  // neurons above which all of them travel in one copy.
+  std::optional<bool> leads_stay;
+  std::optional<double> copy_all_share;
+};
+
+// Figures by name, the same for JSON, ratios and tables; those that the run says nothing about are left out.
+// `base` is the first row's result.
+std::vector<std::pair<std::string, double>> MetricsOf(const PresetResult& result, size_t measure,
+                                                      const PresetResult& base);
+std::optional<double> MetricOf(const PresetResult& result, uint64_t batch, const std::string& name,
+                               const PresetResult& base);
+
+// What bounds the run and which option would help, in one paragraph.
+std::string ExplainRun(const PresetResult& result, size_t measure);
+
+// Results by row.
+std::string PresetTable(const PresetPlan& plan, const std::vector<PresetResult>& results);
+std::string RatioTable(const PresetPlan& plan,
+                       const std::vector<PresetResult>& results);  // "" without ratios
+std::string ExplainTexts(const PresetPlan& plan, const std::vector<PresetResult>& results);
+Json PresetJson(const PresetPlan& plan, const std::vector<PresetResult>& results, bool explain);
+// Tokens per second over perplexity, or over the link's bytes where there is no perplexity. "" if every row
+// was refused.
+std::string PresetPlot(const PresetPlan& plan, const std::vector<PresetResult>& results);
+
+// Results by value, then by row.
+struct SweepResults {
+  PresetSweep sweep;
+  std::vector<std::vector<PresetResult>> results;
+};
+std::string SweepTable(const PresetPlan& plan, const SweepResults& results);
+std::string SweepPlot(const PresetPlan& plan, const SweepResults& results);
+Json SweepJson(const PresetPlan& plan, const SweepResults& results);
+
+}  // namespace sluice::cli
+
+#endif  // SLUICE_CLI_PRESET_REPORT_H_

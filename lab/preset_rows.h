@@ -1,0 +1,80 @@
+// What `sluice bench` compares: packs, runs of presets on them, and ratios between runs beside the marks they
+// are held against. `--preset all` makes such a plan; `--rows` reads one:
+//
+//   [[pack]]                                   # as in quality_rows.h; needs --model and --work
+//   name = "q4"
+//   args = ["--bits", "q4"]
+//   calibrate = true
+//
+//   [[row]]
+//   name = "adapmoe, without gating"           # the first row is the base of shares and of KL divergence
+//   pack = "q4"                                # without: --pack
+//   preset = "adapmoe"
+//   options = ["--policy", "routing=topk"]     # of the daemons
+//
+//   [[ratio]]
+//   name = "all of AdapMoE over its base"
+//   row = "adapmoe"
+//   of = "base"
+//   metric = "tokens_per_second"               # a key of the row's JSON; this if not said
+//   batch = 1                                  # this if not said
+//   at_least = 1.36                            # or at_most; neither: only shown
+//   paper = "1.36"
+//
+// Thread safety: plain values and pure functions.
+#ifndef SLUICE_CLI_PRESET_ROWS_H_
+#define SLUICE_CLI_PRESET_ROWS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "cli/measure/quality_rows.h"
+
+namespace sluice::cli {
+
+struct PresetRow {
+  std::string name;
+  std::string pack;  // a name of the plan's packs; empty: the one of the command line
+  std::string preset = "exact";
+  std::vector<std::string> options;
+};
+
+struct PresetRatio {
+  std::string name;
+  std::string row;
+  std::string of;
+  std::string metric = "tokens_per_second";
+  uint64_t batch = 1;
+  std::optional<double> at_least;
+  std::optional<double> at_most;
+  std::string paper;
+};
+
+struct PresetPlan {
+  std::vector<QualityPack> packs;
+  std::vector<PresetRow> rows;
+  std::vector<PresetRatio> ratios;
+};
+
+// INVALID_ARGUMENT naming the place in the file.
+absl::StatusOr<PresetPlan> ParsePresetPlan(const std::string& toml, const std::string& subject);
+
+// A row for each preset, `resident` first: the base.
+PresetPlan PlanOfPresets(const std::vector<std::string>& presets);
+
+// One option of the daemons, a policy or a virtual cost, and the values it takes.
+struct PresetSweep {
+  std::string name;
+  std::vector<std::string> values;  // "25%", "0.1"
+};
+// Of "device-budget=25%,50%"; INVALID_ARGUMENT: nothing to sweep, or a value that is no number.
+absl::StatusOr<PresetSweep> ParseSweep(const std::string& text);
+// The number on the curve's axis.
+double SweepNumber(const std::string& value);
+
+}  // namespace sluice::cli
+
+#endif  // SLUICE_CLI_PRESET_ROWS_H_

@@ -1,0 +1,30 @@
+// Verifying payload bytes of a pack before anybody sees them.
+//
+// Thread safety: free functions on immutable data, safe to call from any thread.
+#ifndef SLUICE_COMMON_PACK_CHECKSUM_H_
+#define SLUICE_COMMON_PACK_CHECKSUM_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "pack/pack.h"
+
+namespace sluice {
+
+// Checks `bytes`, read from `offset` of the extent, against the extent table. `offset` is a multiple of
+// kChecksumChunkBytes; `bytes` ends at a chunk's end or at the extent's. DataLoss naming pack, extent (layer,
+// expert, stream), chunk and file offset at the first mismatch. InvalidArgument for a range that does not
+// consist of whole chunks of the extent.
+absl::Status VerifyChunks(const Pack& pack, uint32_t extent, uint64_t offset,
+                          absl::Span<const std::byte> bytes);
+
+// The whole extent: bytes.size() is its length.
+inline absl::Status VerifyExtent(const Pack& pack, uint32_t extent, absl::Span<const std::byte> bytes) {
+  return VerifyChunks(pack, extent, 0, bytes);
+}
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_PACK_CHECKSUM_H_

@@ -1,0 +1,30 @@
+// extents.bin: pure parser over untrusted bytes, and writer.
+//
+// Thread safety: free functions, safe to call from any thread.
+#ifndef SLUICE_COMMON_PACK_EXTENT_TABLE_H_
+#define SLUICE_COMMON_PACK_EXTENT_TABLE_H_
+
+#include <cstddef>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "pack/pack_format.h"
+
+namespace sluice {
+
+inline constexpr char kExtentTableMagic[9] = "SLUICEXT";  // 8 bytes are stored
+inline constexpr uint32_t kExtentTableHeaderBytes = 64;
+inline constexpr uint32_t kExtentEntryBytes = 40;
+
+// Checks magic, version, counts against the size before allocating, and each entry in itself: known kind and
+// file, alignment, extents of a file contiguous from 0, checksum indices contiguous. DataLoss naming entry
+// and field.
+absl::StatusOr<ExtentTable> ParseExtentTable(absl::Span<const std::byte> bytes);
+
+// The file's exact bytes.
+std::string SerializeExtentTable(const ExtentTable& table);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_PACK_EXTENT_TABLE_H_

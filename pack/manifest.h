@@ -1,0 +1,24 @@
+// manifest.json: pure parser over untrusted bytes, and writer.
+//
+// Thread safety: free functions, safe to call from any thread.
+#ifndef SLUICE_COMMON_PACK_MANIFEST_H_
+#define SLUICE_COMMON_PACK_MANIFEST_H_
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "pack/pack_format.h"
+
+namespace sluice {
+
+// Checks the closing digest, the version and features first, then every field. DataLoss: not a manifest or
+// damaged. Unimplemented: a version or incompatible feature that this build does not know.
+absl::StatusOr<Manifest> ParseManifest(std::string_view text);
+
+// The file's exact bytes; equal manifests give equal bytes. Sets `manifest->model_id`.
+std::string SerializeManifest(Manifest* manifest);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_PACK_MANIFEST_H_

@@ -1,0 +1,122 @@
+// An open pack: what is in it and where, without any payload. weightd reads extents by it, inferd finds
+// tensors and experts by it. pack/FORMAT.md specifies the files.
+//
+// Extent ids are indices into extents(): dense extents first (0 .. dense_extent_count() - 1), then those of
+// the experts ordered by (layer, expert, stream); an expert's extents are consecutive ids and one contiguous
+// run of experts.bin.
+//
+// Thread safety: immutable after Open; all const methods may be called from any thread at once.
+#ifndef SLUICE_COMMON_PACK_PACK_H_
+#define SLUICE_COMMON_PACK_PACK_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/encoding.h"
+#include "common/model/model_config.h"
+#include "pack/pack_format.h"
+
+namespace sluice {
+
+class ExtentPlanner;
+
+// One part of one expert: row r is RowBytes(encoding, cols) bytes at `base + r * stride` of the extent.
+// up and gate: rows = neurons, cols = hidden. down is stored transposed, so it has the same shape.
+struct PartView {
+  uint32_t extent = 0;
+  uint32_t base = 0;
+  uint32_t stride = 0;
+  uint32_t rows = 0;
+  uint32_t cols = 0;
+  EncodingDescriptor encoding;
+};
+
+struct ExtentRange {
+  uint32_t first = 0;
+  uint32_t count = 0;
+};
+
+class Pack {
+ public:
+  // Reads manifest.json and extents.bin of `dir` and checks them against each other and against the payload
+  // files' sizes; reads no payload. NotFound: no pack there. DataLoss: damaged (which file, what).
+  // Unimplemented: an unknown format version or incompatible feature.
+  static absl::StatusOr<std::unique_ptr<Pack>> Open(const std::string& dir);
+
+  // The same from parsed tables, for tests and for the fuzzer: `dir` is only remembered.
+  static absl::StatusOr<std::unique_ptr<Pack>> FromTables(const std::string& dir, Manifest manifest,
+                                                          ExtentTable table);
+
+  const std::string& dir() const { return dir_; }
+  const std::string& model_id() const { return manifest_.model_id; }  // 32 hex digits
+  const ModelConfig& config() const { return manifest_.config; }
+  const GenerationDefaults& generation() const { return manifest_.generation; }
+  const std::string& chat_template() const { return manifest_.chat_template; }
+  const Manifest& manifest() const { return manifest_; }
+
+  absl::Span<const ExtentEntry> extents() const { return table_.entries; }
+  uint32_t extent_count() const { return static_cast<uint32_t>(table_.entries.size()); }
+  uint32_t dense_extent_count() const { return dense_extent_count_; }
+  // Chunk checksums of an extent, ChecksumChunkCount(length) of them. REQUIRES: extent < extent_count().
+  absl::Span<const uint64_t> checksums(uint32_t extent) const;
+  // "dense extent 3 (layer 1)", "extent 17 (layer 2, expert 5, stream 1 up)": for errors and logs.
+  std::string ExtentName(uint32_t extent) const;
+
+  // Experts of a layer (0 for a layer with a dense FFN). REQUIRES: layer < config().layers.size().
+  uint32_t expert_count(uint32_t layer) const { return config().layers[layer].moe.experts; }
+  // REQUIRES below: layer < layers, expert < expert_count(layer).
+  ExtentRange expert_extents(uint32_t layer, uint32_t expert) const;
+  PartView part(uint32_t layer, uint32_t expert, Part part) const;
+  const ExpertFormat& expert_format(uint32_t layer, uint32_t expert) const;
+  uint64_t expert_bytes(uint32_t layer, uint32_t expert) const;  // stored bytes of its extents
+
+  // By canonical name (common/model/dense_names.h); null if there is none. With tied embeddings there is no
+  // "head": use "embed".
+  const DenseTensor* FindDense(std::string_view name) const;
+  absl::Span<const DenseTensor> dense_tensors() const { return manifest_.dense_tensors; }
+
+  std::string file_path(PackFile file) const;
+  uint64_t file_bytes(PackFile file) const { return manifest_.payload[static_cast<size_t>(file)].bytes; }
+
+  // Stored bytes of all dense extents, of all experts, of the largest expert and of the largest extent.
+  uint64_t dense_bytes() const { return file_bytes(PackFile::kDense); }
+  uint64_t total_expert_bytes() const { return file_bytes(PackFile::kExperts); }
+  uint64_t largest_expert_bytes() const { return largest_expert_bytes_; }
+  uint64_t largest_extent_bytes() const { return largest_extent_bytes_; }
+  uint64_t expert_total() const { return expert_total_; }  // experts of all layers
+
+  // The tokenizer's files by base name, checked against their digests. DataLoss naming the file. Empty if the
+  // model has none.
+  absl::StatusOr<std::map<std::string, std::string>> ReadTokenizerFiles() const;
+
+  Pack(const Pack&) = delete;
+  Pack& operator=(const Pack&) = delete;
+
+ private:
+  Pack() = default;
+  absl::Status Index();
+  absl::Status IndexExperts(ExtentPlanner* planner);
+
+  std::string dir_;
+  Manifest manifest_;
+  ExtentTable table_;
+  uint32_t dense_extent_count_ = 0;
+  uint64_t expert_total_ = 0;
+  uint64_t largest_expert_bytes_ = 0;
+  uint64_t largest_extent_bytes_ = 0;
+  std::vector<uint64_t> layer_first_expert_;   // by layer: running number of its first expert
+  std::vector<uint32_t> expert_first_extent_;  // by running expert number
+  std::vector<ExpertPlan> plans_;              // by expert format
+  absl::flat_hash_map<std::string, uint32_t> dense_by_name_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_PACK_PACK_H_

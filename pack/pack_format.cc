@@ -1,0 +1,117 @@
+#include "pack/pack_format.h"
+
+#include "absl/strings/str_replace.h"
+#include "common/status.h"
+#include "pack/row_layout.h"
+
+namespace sluice {
+namespace {
+
+struct EncodingRow {
+  Encoding encoding;
+  const char* name;
+};
+constexpr EncodingRow kEncodings[] = {
+    {Encoding::kBf16, "bf16"}, {Encoding::kF16, "f16"}, {Encoding::kF32, "f32"}, {Encoding::kQ8, "q8"},
+    {Encoding::kQ4, "q4"},     {Encoding::kQ3, "q3"},   {Encoding::kQ2, "q2"},   {Encoding::kMxfp4, "mxfp4"},
+};
+
+constexpr const char* kLayoutNames[kExpertLayoutCount] = {"up|gate|down", "up|gate+down", "gate|up+down"};
+constexpr const char* kPartNames[kPartCount] = {"up", "gate", "down"};
+
+// Parts by stream, in their order within a record. Frozen with the layouts' numbers.
+constexpr int kNoPart = -1;
+constexpr int kLayoutParts[kExpertLayoutCount][kPartCount][2] = {
+    {{0, kNoPart}, {1, kNoPart}, {2, kNoPart}},
+    {{0, kNoPart}, {1, 2}, {kNoPart, kNoPart}},
+    {{1, kNoPart}, {0, 2}, {kNoPart, kNoPart}},
+};
+
+void AddFeatures(const EncodingDescriptor& descriptor, uint64_t* features) {
+  switch (descriptor.encoding) {
+    case Encoding::kQ4:
+    case Encoding::kQ3:
+    case Encoding::kQ2:
+      *features |= kFeatureLowBits;
+      break;
+    case Encoding::kMxfp4:
+      *features |= kFeatureMxfp4;
+      break;
+    default:
+      break;
+  }
+  if (descriptor.super_group != 0) *features |= kFeatureSuperGroups;
+}
+
+}  // namespace
+
+const char* EncodingName(Encoding encoding) {
+  for (const EncodingRow& row : kEncodings) {
+    if (row.encoding == encoding) return row.name;
+  }
+  return "invalid";
+}
+
+absl::StatusOr<Encoding> EncodingFromName(const std::string& name) {
+  std::string known;
+  for (const EncodingRow& row : kEncodings) {
+    if (name == row.name) return row.encoding;
+    absl::StrAppend(&known, known.empty() ? "" : ", ", row.name);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown encoding \"", name.substr(0, 40), "\" (known: ", known, ")"));
+}
+
+const char* ExpertLayoutName(ExpertLayout layout) { return kLayoutNames[static_cast<size_t>(layout)]; }
+
+absl::StatusOr<ExpertLayout> ExpertLayoutFromName(const std::string& name) {
+  // "up | gate+down" is how people write it.
+  const std::string word = absl::StrReplaceAll(name, {{" ", ""}});
+  for (int i = 0; i < kExpertLayoutCount; ++i) {
+    if (word == kLayoutNames[i]) return static_cast<ExpertLayout>(i);
+  }
+  return absl::InvalidArgumentError(absl::StrCat("unknown layout \"", name.substr(0, 40),
+                                                 "\" (known: ", kLayoutNames[0], ", ", kLayoutNames[1], ", ",
+                                                 kLayoutNames[2], ")"));
+}
+
+const char* PartName(Part part) { return kPartNames[static_cast<size_t>(part)]; }
+
+std::string DescribeEncoding(const EncodingDescriptor& descriptor) {
+  std::string text = EncodingName(descriptor.encoding);
+  if (descriptor.group != 0) absl::StrAppend(&text, " g", descriptor.group);
+  if (descriptor.super_group != 0) absl::StrAppend(&text, " s", descriptor.super_group);
+  return text;
+}
+
+ExpertPlan PlanExpert(const ExpertFormat& format, uint32_t columns) {
+  ExpertPlan plan;
+  for (const auto& stream_parts : kLayoutParts[static_cast<size_t>(format.layout)]) {
+    if (stream_parts[0] == kNoPart) break;
+    uint64_t end = 0;
+    uint64_t next = 0;
+    for (const int part : stream_parts) {
+      if (part == kNoPart) continue;
+      const uint64_t bytes = RowBytes(format.parts[part], columns);
+      plan.parts[part] = {plan.streams, static_cast<uint32_t>(next), 0};
+      end = next + bytes;
+      next += RoundStride(bytes);
+    }
+    plan.stream_stride[plan.streams++] = static_cast<uint32_t>(RoundStride(end));
+  }
+  for (PartPlace& place : plan.parts) place.stride = plan.stream_stride[place.stream];
+  return plan;
+}
+
+uint64_t FeaturesOf(const Manifest& manifest) {
+  uint64_t features = 0;
+  if (manifest.expert_formats.size() > 1) features |= kFeatureMixedFormats;
+  for (const ExpertFormat& format : manifest.expert_formats) {
+    if (format.layout != ExpertLayout::kUpGateDown) features |= kFeatureInterleaved;
+    for (const EncodingDescriptor& part : format.parts) AddFeatures(part, &features);
+  }
+  for (const DenseTensor& tensor : manifest.dense_tensors) AddFeatures(tensor.encoding, &features);
+  return features;
+}
+
+}  // namespace sluice

@@ -1,0 +1,157 @@
+// The stored words of a pack: numbers, limits, and the plain structs that the parsers return.
+// pack/FORMAT.md is the specification; every value here is frozen by it.
+//
+// Thread safety: plain values and pure functions.
+#ifndef SLUICE_COMMON_PACK_PACK_FORMAT_H_
+#define SLUICE_COMMON_PACK_PACK_FORMAT_H_
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/checksum.h"
+#include "common/encoding.h"
+#include "common/model/model_config.h"
+
+namespace sluice {
+
+inline constexpr uint32_t kPackFormatVersion = 1;
+inline constexpr uint64_t kExtentAlignment = 4096;  // of an extent's offset and length: O_DIRECT's needs
+inline constexpr uint64_t kDenseTensorAlignment = 64;
+
+inline constexpr char kManifestName[] = "manifest.json";
+inline constexpr char kExtentTableName[] = "extents.bin";
+inline constexpr char kTokenizerFolder[] = "tokenizer";
+inline constexpr char kProfileFolder[] = "profile";  // outside identity and digests
+
+// Feature bits. A reader refuses a pack with an incompatible bit that it does not know, and ignores unknown
+// compatible bits.
+enum IncompatibleFeature : uint64_t {
+  kFeatureInterleaved = 1u << 0,   // a stream holds more than one part
+  kFeatureMixedFormats = 1u << 1,  // experts differ in encoding or layout
+  kFeatureSuperGroups = 1u << 2,   // meta_bits 8
+  kFeatureMxfp4 = 1u << 3,
+  kFeatureLowBits = 1u << 4,  // q4, q3 or q2 rows
+};
+inline constexpr uint64_t kKnownIncompatibleFeatures =
+    kFeatureInterleaved | kFeatureMixedFormats | kFeatureSuperGroups | kFeatureMxfp4 | kFeatureLowBits;
+
+// Payload files by number.
+enum class PackFile : uint8_t { kDense = 0, kExperts = 1 };
+inline constexpr int kPackFileCount = 2;
+inline constexpr const char* kPackFileNames[kPackFileCount] = {"dense.bin", "experts.bin"};
+
+enum class ExtentKind : uint8_t { kDense = 0, kExpert = 1 };
+
+// One aligned byte range with its own checksums, as in extents.bin.
+struct ExtentEntry {
+  static constexpr uint32_t kNone = 0xffffffffu;
+  ExtentKind kind = ExtentKind::kDense;
+  uint8_t file = 0;         // PackFile
+  uint16_t stream = 0;      // of the expert; for dense extents their number within the group
+  uint32_t layer = kNone;   // kNone for embeddings (first) and head (last)
+  uint32_t expert = kNone;  // kNone for dense extents
+  uint32_t format = 0;      // index into Manifest::expert_formats; 0 for dense extents
+  uint64_t offset = 0;      // in the file, a multiple of kExtentAlignment
+  uint64_t length = 0;      // stored bytes, padding counted: a multiple of kExtentAlignment
+  uint64_t first_checksum = 0;
+  bool operator==(const ExtentEntry&) const = default;
+};
+
+// How an expert's parts form streams. Numbers are frozen.
+enum class ExpertLayout : uint8_t {
+  kUpGateDown = 0,  // "up|gate|down": three streams
+  kUpGatedown = 1,  // "up|gate+down": a neuron's gate and down rows travel together
+  kGateUpdown = 2,  // "gate|up+down"
+};
+inline constexpr int kExpertLayoutCount = 3;
+
+// What experts look like: the encoding of each part, and how parts form streams.
+struct ExpertFormat {
+  ExpertLayout layout = ExpertLayout::kUpGateDown;
+  std::array<EncodingDescriptor, kPartCount> parts;  // by Part
+  bool operator==(const ExpertFormat&) const = default;
+};
+
+// One part's place in its stream.
+struct PartPlace {
+  uint32_t stream = 0;
+  uint32_t base = 0;    // byte offset of the part's row within a neuron's record
+  uint32_t stride = 0;  // bytes from one neuron's record to the next
+};
+
+// Where the parts of an expert with `columns`-long rows lie.
+struct ExpertPlan {
+  uint32_t streams = 0;
+  std::array<uint32_t, kPartCount> stream_stride = {};  // by stream
+  std::array<PartPlace, kPartCount> parts = {};         // by Part
+};
+ExpertPlan PlanExpert(const ExpertFormat& format, uint32_t columns);
+
+// One dense tensor: rows [rows][stride] from `offset` of dense extent `extent`.
+struct DenseTensor {
+  std::string name;
+  uint32_t rows = 0;
+  uint32_t cols = 0;
+  EncodingDescriptor encoding;
+  uint32_t extent = 0;
+  uint64_t offset = 0;  // within the extent, a multiple of kDenseTensorAlignment
+  uint32_t stride = 0;  // RoundStride(RowBytes(encoding, cols))
+  bool operator==(const DenseTensor&) const = default;
+};
+
+struct StoredFile {
+  uint64_t bytes = 0;
+  Digest128 digest;
+  bool operator==(const StoredFile&) const = default;
+};
+
+// Where the pack came from; part of its identity.
+struct Provenance {
+  std::string source_digest;  // 32 hex digits: of the source's tensors, names and config; see FORMAT.md
+  std::string options;        // canonical text of the options that shaped the bytes
+  std::string generator;      // "sluice pack 2" or "sluice synth 1": changes with the bytes it makes
+  bool operator==(const Provenance&) const = default;
+};
+
+// Names as manifests, flags and messages spell them.
+const char* EncodingName(Encoding encoding);
+absl::StatusOr<Encoding> EncodingFromName(const std::string& name);  // InvalidArgument naming the known ones
+const char* ExpertLayoutName(ExpertLayout layout);                   // "up|gate|down"
+absl::StatusOr<ExpertLayout> ExpertLayoutFromName(const std::string& name);
+const char* PartName(Part part);
+// "q8 g64", "bf16": for people.
+std::string DescribeEncoding(const EncodingDescriptor& descriptor);
+
+// manifest.json, parsed and checked in itself. `model_id` is its closing digest.
+struct Manifest {
+  uint32_t format_version = kPackFormatVersion;
+  uint64_t incompatible_features = 0;
+  uint64_t compatible_features = 0;
+  ModelConfig config;
+  GenerationDefaults generation;
+  std::string chat_template;                 // empty: none
+  std::vector<ExpertFormat> expert_formats;  // at least one if any layer has experts
+  std::vector<DenseTensor> dense_tensors;    // in storage order
+  StoredFile extent_table;
+  std::array<StoredFile, kPackFileCount> payload;
+  std::map<std::string, StoredFile> tokenizer_files;  // by base name, in kTokenizerFolder
+  Provenance provenance;
+  std::string model_id;
+};
+
+// The incompatible feature bits that `manifest` needs by its formats.
+uint64_t FeaturesOf(const Manifest& manifest);
+
+// extents.bin, parsed and checked in itself (not against a manifest).
+struct ExtentTable {
+  std::vector<ExtentEntry> entries;
+  std::vector<uint64_t> checksums;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_PACK_PACK_FORMAT_H_

@@ -1,0 +1,259 @@
+#include "pack/pack_plan.h"
+
+#include <limits>
+#include <utility>
+
+#include "common/model/dense_names.h"
+#include "common/status.h"
+#include "pack/row_layout.h"
+
+namespace sluice {
+namespace {
+
+// Files stay far below what off_t and our sums can hold.
+constexpr uint64_t kMaxFileBytes = 1ull << 60;
+
+class SpecList {
+ public:
+  SpecList(uint32_t layer, uint32_t group, std::vector<DenseSpec>* specs)
+      : layer_(layer), group_(group), specs_(specs) {}
+
+  void Matrix(std::string_view name, uint32_t rows, uint32_t cols) {
+    Add(name, rows, cols, DenseKind::kMatrix);
+  }
+  void Vector(std::string_view name, uint32_t length) { Add(name, 1, length, DenseKind::kVector); }
+  void Table(std::string_view name, uint32_t rows, uint32_t cols) {
+    Add(name, rows, cols, DenseKind::kVector);
+  }
+  void Router(std::string_view name, uint32_t rows, uint32_t cols) {
+    Add(name, rows, cols, DenseKind::kRouter);
+  }
+
+ private:
+  void Add(std::string_view name, uint32_t rows, uint32_t cols, DenseKind kind) {
+    std::string full = layer_ == ExtentEntry::kNone ? std::string(name) : dense::LayerName(layer_, name);
+    specs_->push_back({std::move(full), layer_, group_, rows, cols, kind});
+  }
+  const uint32_t layer_;
+  const uint32_t group_;
+  std::vector<DenseSpec>* const specs_;
+};
+
+void AddGroupedSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList* list) {
+  const uint32_t q_rows = attention.heads * attention.head_dim;
+  const uint32_t kv_rows = attention.kv_heads * attention.head_dim;
+  list->Matrix(dense::kQ, q_rows, hidden);
+  if (attention.output_gate) list->Matrix(dense::kQGate, q_rows, hidden);
+  list->Matrix(dense::kK, kv_rows, hidden);
+  list->Matrix(dense::kV, kv_rows, hidden);
+  list->Matrix(dense::kO, hidden, q_rows);
+  if (attention.qkv_bias) {
+    list->Vector(dense::kQBias, q_rows);
+    list->Vector(dense::kKBias, kv_rows);
+    list->Vector(dense::kVBias, kv_rows);
+  }
+  if (attention.output_bias) list->Vector(dense::kOBias, hidden);
+  if (attention.qk_norm == QkNorm::kPerHead) {
+    list->Vector(dense::kQNorm, attention.head_dim);
+    list->Vector(dense::kKNorm, attention.head_dim);
+  }
+  if (attention.qk_norm == QkNorm::kAcrossHeads) {
+    list->Vector(dense::kQNorm, q_rows);
+    list->Vector(dense::kKNorm, kv_rows);
+  }
+  if (attention.sinks) list->Vector(dense::kSinks, attention.heads);
+}
+
+void AddLatentSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList* list) {
+  const LatentConfig& latent = attention.latent;
+  if (latent.q_rank != 0) {
+    list->Matrix(dense::kQDown, latent.q_rank, hidden);
+    list->Vector(dense::kQDownNorm, latent.q_rank);
+  }
+  list->Matrix(dense::kQ, attention.heads * attention.head_dim, latent.q_rank != 0 ? latent.q_rank : hidden);
+  list->Matrix(dense::kKvDown, latent.kv_rank + attention.rope.dimensions, hidden);
+  list->Vector(dense::kKvDownNorm, latent.kv_rank);
+  list->Matrix(dense::kKUpT, attention.heads * latent.kv_rank, latent.nope_dim);
+  list->Matrix(dense::kVUp, attention.heads * latent.value_dim, latent.kv_rank);
+  list->Matrix(dense::kO, hidden, attention.heads * latent.value_dim);
+}
+
+void AddDeltaSpecs(const DeltaConfig& delta, uint32_t hidden, SpecList* list) {
+  const uint32_t values = delta.value_heads * delta.value_dim;
+  const uint32_t conv_cols = 2 * delta.key_heads * delta.key_dim + values;
+  list->Matrix(dense::kDeltaQkv, conv_cols, hidden);
+  list->Matrix(dense::kDeltaZ, values, hidden);
+  list->Router(dense::kDeltaBeta, delta.value_heads, hidden);
+  list->Router(dense::kDeltaDecay, delta.value_heads, hidden);
+  list->Table(dense::kDeltaConv, conv_cols, delta.conv_kernel);
+  list->Vector(dense::kDeltaALog, delta.value_heads);
+  list->Vector(dense::kDeltaDtBias, delta.value_heads);
+  list->Vector(dense::kDeltaNorm, delta.value_dim);
+  list->Matrix(dense::kO, hidden, values);
+}
+
+void AddAttentionSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList* list) {
+  switch (attention.kind) {
+    case AttentionKind::kGrouped:
+      return AddGroupedSpecs(attention, hidden, list);
+    case AttentionKind::kLatent:
+      return AddLatentSpecs(attention, hidden, list);
+    case AttentionKind::kGatedDelta:
+      return AddDeltaSpecs(attention.delta, hidden, list);
+  }
+}
+
+void AddNormSpecs(NormKind kind, std::string_view weight, std::string_view bias, uint32_t hidden,
+                  SpecList* list) {
+  list->Vector(weight, hidden);
+  if (kind == NormKind::kLayer) list->Vector(bias, hidden);
+}
+
+void AddFfnSpecs(const MoeConfig& moe, uint32_t hidden, SpecList* list) {
+  if (moe.experts == 0) {
+    list->Matrix(dense::kDenseUp, moe.dense_width, hidden);
+    list->Matrix(dense::kDenseGate, moe.dense_width, hidden);
+    list->Matrix(dense::kDenseDown, moe.dense_width, hidden);
+    return;
+  }
+  list->Router(dense::kRouter, moe.experts, hidden);
+  if (moe.router_bias) list->Vector(dense::kRouterBias, moe.experts);
+  if (moe.router_correction) list->Vector(dense::kRouterCorrection, moe.experts);
+  if (moe.expert_bias) {
+    list->Table(dense::kExpertsUpBias, moe.experts, moe.expert_width);
+    list->Table(dense::kExpertsGateBias, moe.experts, moe.expert_width);
+    list->Table(dense::kExpertsDownBias, moe.experts, hidden);
+  }
+  if (moe.shared_width != 0) {
+    list->Matrix(dense::kSharedUp, moe.shared_width, hidden);
+    list->Matrix(dense::kSharedGate, moe.shared_width, hidden);
+    list->Matrix(dense::kSharedDown, moe.shared_width, hidden);
+    if (moe.shared_gate) list->Router(dense::kSharedRouter, 1, hidden);
+  }
+}
+
+}  // namespace
+
+std::vector<DenseSpec> DenseSpecs(const ModelConfig& config) {
+  const uint32_t hidden = config.hidden;
+  std::vector<DenseSpec> specs;
+  SpecList(ExtentEntry::kNone, 0, &specs).Matrix(dense::kEmbed, config.vocab, hidden);
+  uint32_t group = 0;
+  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+    SpecList list(layer, ++group, &specs);
+    AddNormSpecs(config.norm, dense::kAttnNorm, dense::kAttnNormBias, hidden, &list);
+    AddAttentionSpecs(config.layers[layer].attention, hidden, &list);
+    AddNormSpecs(config.norm, dense::kFfnNorm, dense::kFfnNormBias, hidden, &list);
+    AddFfnSpecs(config.layers[layer].moe, hidden, &list);
+  }
+  SpecList last(ExtentEntry::kNone, ++group, &specs);
+  AddNormSpecs(config.norm, dense::kFinalNorm, dense::kFinalNormBias, hidden, &last);
+  if (!config.tied_embeddings) last.Matrix(dense::kHead, config.vocab, hidden);
+  if (config.head_bias) last.Vector(dense::kHeadBias, config.vocab);
+  return specs;
+}
+
+bool DenseEncodingAllowed(DenseKind kind, const EncodingDescriptor& encoding) {
+  switch (kind) {
+    case DenseKind::kVector:
+      return encoding.encoding == Encoding::kF32;
+    case DenseKind::kRouter:
+      return encoding.encoding == Encoding::kBf16 || encoding.encoding == Encoding::kF32;
+    case DenseKind::kMatrix:
+      return true;
+  }
+  return false;
+}
+
+std::vector<DenseTensor> PlaceDense(const std::vector<DenseSpec>& specs,
+                                    const std::vector<EncodingDescriptor>& encodings, uint64_t extent_bytes) {
+  std::vector<DenseTensor> tensors;
+  uint32_t extent = 0;
+  uint64_t end = 0;  // within the extent
+  for (size_t i = 0; i < specs.size(); ++i) {
+    DenseTensor tensor{specs[i].name, specs[i].rows, specs[i].cols, encodings[i], 0, 0, 0};
+    tensor.stride = static_cast<uint32_t>(RoundStride(RowBytes(encodings[i], tensor.cols)));
+    const uint64_t bytes = static_cast<uint64_t>(tensor.rows) * tensor.stride;
+    const uint64_t offset = AlignUp(end, kDenseTensorAlignment);
+    const bool new_group = i > 0 && specs[i].group != specs[i - 1].group;
+    if (new_group || (end > 0 && offset + bytes > extent_bytes)) {
+      ++extent;
+      tensor.offset = 0;
+    } else {
+      tensor.offset = offset;
+    }
+    tensor.extent = extent;
+    end = tensor.offset + bytes;
+    tensors.push_back(std::move(tensor));
+  }
+  return tensors;
+}
+
+absl::Status ExtentPlanner::Add(ExtentEntry entry, uint64_t used_bytes) {
+  uint64_t& end = file_bytes_[entry.file];
+  entry.offset = end;
+  entry.length = AlignUp(used_bytes, kExtentAlignment);
+  entry.first_checksum = checksum_count_;
+  if (entry.length > kMaxFileBytes - end || extents_.size() >= ExtentEntry::kNone - 1) {
+    return absl::ResourceExhaustedError(absl::StrCat(kPackFileNames[entry.file], " would pass ",
+                                                     kMaxFileBytes, " bytes or ", ExtentEntry::kNone,
+                                                     " extents"));
+  }
+  end += entry.length;
+  checksum_count_ += ChecksumChunkCount(entry.length);
+  extents_.push_back(entry);
+  return absl::OkStatus();
+}
+
+absl::Status ExtentPlanner::AddDense(const std::vector<DenseSpec>& specs,
+                                     const std::vector<DenseTensor>& tensors) {
+  if (specs.size() != tensors.size()) {
+    return absl::DataLossError(
+        absl::StrCat(tensors.size(), " dense tensors, but the model has ", specs.size()));
+  }
+  uint16_t number = 0;  // of the extent within its group
+  for (size_t i = 0; i < specs.size();) {
+    const uint32_t extent = tensors[i].extent;
+    uint64_t end = 0;
+    size_t last = i;
+    for (; last < specs.size() && tensors[last].extent == extent; ++last) {
+      const DenseTensor& tensor = tensors[last];
+      if (specs[last].group != specs[i].group || tensor.offset < end ||
+          tensor.offset % kDenseTensorAlignment != 0 || tensor.offset > kMaxFileBytes) {
+        return absl::DataLossError(absl::StrCat("dense tensor ", tensor.name, " at offset ", tensor.offset,
+                                                " of extent ", extent, " is out of place"));
+      }
+      end = tensor.offset + static_cast<uint64_t>(tensor.rows) * tensor.stride;
+    }
+    if (extent != extents_.size()) {
+      return absl::DataLossError(absl::StrCat("dense tensor ", tensors[i].name, " is in extent ", extent,
+                                              ", expected ", extents_.size()));
+    }
+    number = i > 0 && specs[i].group == specs[i - 1].group ? number + 1 : 0;
+    ExtentEntry entry;
+    entry.kind = ExtentKind::kDense;
+    entry.file = static_cast<uint8_t>(PackFile::kDense);
+    entry.stream = number;
+    entry.layer = specs[i].layer;
+    RETURN_IF_ERROR(Add(entry, end));
+    i = last;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ExtentPlanner::AddExpert(uint32_t layer, uint32_t expert, uint32_t format,
+                                      const ExpertPlan& plan, uint32_t rows) {
+  for (uint32_t stream = 0; stream < plan.streams; ++stream) {
+    ExtentEntry entry;
+    entry.kind = ExtentKind::kExpert;
+    entry.file = static_cast<uint8_t>(PackFile::kExperts);
+    entry.stream = static_cast<uint16_t>(stream);
+    entry.layer = layer;
+    entry.expert = expert;
+    entry.format = format;
+    RETURN_IF_ERROR(Add(entry, static_cast<uint64_t>(rows) * plan.stream_stride[stream]));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace sluice

@@ -1,0 +1,72 @@
+// Where everything goes: from a model description to dense tensors, extents and file sizes. The writers build
+// packs by it, and Pack::Open checks a pack's tables against it: one source of truth for both.
+//
+// Thread safety: free functions on plain values; an ExtentPlanner is used by one thread.
+#ifndef SLUICE_COMMON_PACK_PACK_PLAN_H_
+#define SLUICE_COMMON_PACK_PACK_PLAN_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/model/model_config.h"
+#include "pack/pack_format.h"
+
+namespace sluice {
+
+enum class DenseKind : uint8_t {
+  kMatrix,  // takes the dense encoding
+  kVector,  // f32: one row, or a small table of them
+  kRouter,  // bf16 or f32: matrices of few rows whose values decide much
+};
+
+// A dense tensor that a model has, before it has a place.
+struct DenseSpec {
+  std::string name;
+  uint32_t layer = ExtentEntry::kNone;  // kNone: the embedding and head groups
+  uint32_t group = 0;                   // 0 embedding, 1 + layer, 1 + layers: head
+  uint32_t rows = 0;
+  uint32_t cols = 0;
+  DenseKind kind = DenseKind::kMatrix;
+};
+
+// Every dense tensor of a model in storage order. REQUIRES: ValidateModelConfig accepts `config`.
+std::vector<DenseSpec> DenseSpecs(const ModelConfig& config);
+
+// Whether `encoding` may store a tensor of `kind`.
+bool DenseEncodingAllowed(DenseKind kind, const EncodingDescriptor& encoding);
+
+// Gives tensors their places: `encodings[i]` stores `specs[i]`; a group's extent is closed where the next
+// tensor would make it longer than `extent_bytes`.
+std::vector<DenseTensor> PlaceDense(const std::vector<DenseSpec>& specs,
+                                    const std::vector<EncodingDescriptor>& encodings, uint64_t extent_bytes);
+
+// Appends extents in id order and keeps files and checksum indices contiguous.
+class ExtentPlanner {
+ public:
+  // Dense extents of `tensors` (as PlaceDense makes them). DataLoss if they are not in the order of `specs`,
+  // overlap, or mix groups in an extent.
+  absl::Status AddDense(const std::vector<DenseSpec>& specs, const std::vector<DenseTensor>& tensors);
+  // One expert of `rows` neurons. ResourceExhausted if the pack passes what the format can address.
+  absl::Status AddExpert(uint32_t layer, uint32_t expert, uint32_t format, const ExpertPlan& plan,
+                         uint32_t rows);
+
+  const std::vector<ExtentEntry>& extents() const { return extents_; }
+  std::vector<ExtentEntry> TakeExtents() { return std::move(extents_); }
+  uint64_t file_bytes(PackFile file) const { return file_bytes_[static_cast<size_t>(file)]; }
+  uint64_t checksum_count() const { return checksum_count_; }
+
+ private:
+  absl::Status Add(ExtentEntry entry, uint64_t used_bytes);
+
+  std::vector<ExtentEntry> extents_;
+  std::array<uint64_t, kPackFileCount> file_bytes_ = {};
+  uint64_t checksum_count_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_PACK_PACK_PLAN_H_

@@ -1,0 +1,212 @@
+#include "pack/quant_row.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "common/half.h"
+#include "common/quant/hqq.h"
+#include "pack/row_layout.h"
+
+namespace sluice {
+namespace {
+
+constexpr uint32_t kMetaCodeBits = 8;
+
+void StoreF16(float value, std::byte* out) {
+  const uint16_t bits = FloatToF16(value);
+  std::memcpy(out, &bits, 2);
+}
+
+float LoadF16(const std::byte* from) {
+  uint16_t bits = 0;
+  std::memcpy(&bits, from, 2);
+  return F16ToFloat(bits);
+}
+
+// Sets the bits of `codes`, shifted right by `code_shift`, in a zeroed plane of `bits` bits.
+void StorePlane(absl::Span<const uint8_t> codes, uint32_t bits, uint32_t code_shift, std::byte* plane) {
+  const uint32_t mask = (1u << bits) - 1;
+  const size_t codes_per_block = kPlaneBlockBytes * 8 / bits;
+  for (size_t block = 0; block < codes.size(); block += codes_per_block, plane += kPlaneBlockBytes) {
+    uint16_t words[kPlaneLanes] = {};
+    const size_t end = std::min(codes.size(), block + codes_per_block);
+    uint32_t shift = 0;
+    for (size_t begin = block; begin < end; begin += kPlaneLanes, shift += bits) {
+      const size_t lanes = std::min<size_t>(kPlaneLanes, end - begin);
+      for (size_t lane = 0; lane < lanes; ++lane) {
+        words[lane] |= static_cast<uint16_t>(((codes[begin + lane] >> code_shift) & mask) << shift);
+      }
+    }
+    std::memcpy(plane, words, kPlaneBlockBytes);
+  }
+}
+
+// Adds the plane's codes, shifted left by `code_shift`, to `codes`.
+void LoadPlane(const std::byte* plane, uint32_t bits, uint32_t code_shift, absl::Span<uint8_t> codes) {
+  const uint32_t mask = (1u << bits) - 1;
+  for (size_t column = 0; column < codes.size(); ++column) {
+    const CodePlace place = PlaceOfCode(bits, column);
+    uint16_t word = 0;
+    std::memcpy(&word, plane + place.byte_offset, 2);
+    codes[column] |= static_cast<uint8_t>(((word >> place.shift) & mask) << code_shift);
+  }
+}
+
+void StoreCodes(const EncodingDescriptor& d, absl::Span<const uint8_t> codes, std::byte* row) {
+  if (d.encoding == Encoding::kQ3) {
+    StorePlane(codes, 2, 0, row);
+    StorePlane(codes, 1, 2, row + PlaneBytes(2, codes.size()));
+  } else {
+    StorePlane(codes, BitsOf(d.encoding), 0, row);
+  }
+}
+
+std::vector<uint8_t> LoadCodes(const EncodingDescriptor& d, const std::byte* row, size_t columns) {
+  std::vector<uint8_t> codes(columns);
+  if (d.encoding == Encoding::kQ3) {
+    LoadPlane(row, 2, 0, absl::MakeSpan(codes));
+    LoadPlane(row + PlaneBytes(2, columns), 1, 2, absl::MakeSpan(codes));
+  } else {
+    LoadPlane(row, BitsOf(d.encoding), 0, absl::MakeSpan(codes));
+  }
+  return codes;
+}
+
+// A row cut into its groups, with what is known of each so far.
+class RowGroups {
+ public:
+  RowGroups(const EncodingDescriptor& d, absl::Span<const float> values)
+      : bits_(BitsOf(d.encoding)),
+        group_(d.group),
+        values_(values),
+        codes_(values.size()),
+        quantizers_(GroupsPerRow(d, values.size())) {}
+
+  size_t count() const { return quantizers_.size(); }
+  absl::Span<const float> members(size_t g) const { return values_.subspan(g * group_, group_); }
+  absl::Span<uint8_t> codes(size_t g) { return absl::MakeSpan(codes_).subspan(g * group_, group_); }
+  GroupQuantizer& quantizer(size_t g) { return quantizers_[g]; }
+  absl::Span<const uint8_t> all_codes() const { return codes_; }
+  uint32_t bits() const { return bits_; }
+
+  // The index of the largest value of the first group whose range no f16 scale spans, or -1.
+  int64_t FirstTooWide() const {
+    for (size_t g = 0; g < count(); ++g) {
+      const absl::Span<const float> group = members(g);
+      if (GroupFits(group, bits_)) continue;
+      const auto less = [](float a, float b) { return std::fabs(a) < std::fabs(b); };
+      return std::max_element(group.begin(), group.end(), less) - values_.begin();
+    }
+    return -1;
+  }
+
+ private:
+  const uint32_t bits_;
+  const size_t group_;
+  const absl::Span<const float> values_;
+  std::vector<uint8_t> codes_;
+  std::vector<GroupQuantizer> quantizers_;
+};
+
+void EncodeWithHalves(const EncodingDescriptor& d, RowGroups* groups, size_t columns, std::byte* out) {
+  for (size_t g = 0; g < groups->count(); ++g) {
+    groups->quantizer(g) = QuantizeGroupHqq(groups->members(g), groups->bits(), groups->codes(g));
+    StoreF16(groups->quantizer(g).scale, out + ScaleOffset(d, columns) + 2 * g);
+    StoreF16(groups->quantizer(g).zero, out + ZeroOffset(d, columns) + 2 * g);
+  }
+}
+
+// Replaces a super-group's `values` by what 8-bit codes with one f16 scale and zero give, and stores both.
+void StoreSuperGroup(absl::Span<float> values, std::byte* codes_out, std::byte* pair_out) {
+  uint8_t codes[kMaxQuantGroup];
+  const absl::Span<uint8_t> used = absl::MakeSpan(codes, values.size());
+  const GroupQuantizer pair = QuantizeGroupNearest(values, kMetaCodeBits, used);
+  std::memcpy(codes_out, codes, values.size());
+  StoreF16(pair.scale, pair_out);
+  StoreF16(pair.zero, pair_out + 2);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = (static_cast<float>(codes[i]) - pair.zero) * pair.scale;
+  }
+}
+
+// Whether each of the groups holds one value. Their steps may then be the values themselves, which are exact;
+// beside other groups, such large steps would leave the small ones no codes.
+bool AllConstant(const RowGroups& groups, size_t first, size_t count) {
+  for (size_t g = first; g < first + count; ++g) {
+    const absl::Span<const float> members = groups.members(g);
+    if (std::any_of(members.begin(), members.end(), [&](float value) { return value != members[0]; })) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Scales first; then every zero is solved for the scale that the reader will see, and codes are chosen for
+// the scale and the zero that the reader will see.
+void EncodeWithSuperGroups(const EncodingDescriptor& d, RowGroups* groups, size_t columns, std::byte* out) {
+  std::byte* const quadruples = out + SuperGroupOffset(d, columns);
+  float numbers[kMaxQuantGroup];
+  for (size_t first = 0; first < groups->count(); first += d.super_group) {
+    const size_t count = std::min<size_t>(d.super_group, groups->count() - first);
+    const absl::Span<float> of_super = absl::MakeSpan(numbers, count);
+    std::byte* const quadruple = quadruples + first / d.super_group * 8;
+    const bool constant = AllConstant(*groups, first, count);
+    for (size_t i = 0; i < count; ++i) {
+      const absl::Span<const float> members = groups->members(first + i);
+      of_super[i] = constant ? std::fabs(members[0]) : ScaleOverZero(members, groups->bits());
+    }
+    StoreSuperGroup(of_super, out + ScaleOffset(d, columns) + first, quadruple);
+    for (size_t i = 0; i < count; ++i) {
+      groups->quantizer(first + i).scale = of_super[i];
+      of_super[i] = SolveZero(groups->members(first + i), groups->bits(), of_super[i]);
+    }
+    StoreSuperGroup(of_super, out + ZeroOffset(d, columns) + first, quadruple + 4);
+    for (size_t i = 0; i < count; ++i) {
+      GroupQuantizer& quantizer = groups->quantizer(first + i);
+      quantizer.zero = of_super[i];
+      AssignCodes(groups->members(first + i), groups->bits(), quantizer, groups->codes(first + i));
+    }
+  }
+}
+
+// The scale or the zero of group `g`; `part` 0 for scales, 1 for zeros.
+float LoadMeta(const EncodingDescriptor& d, const std::byte* row, size_t columns, size_t g, size_t part) {
+  const std::byte* const numbers = row + (part == 0 ? ScaleOffset(d, columns) : ZeroOffset(d, columns));
+  if (d.super_group == 0) return LoadF16(numbers + 2 * g);
+  const std::byte* const pair = row + SuperGroupOffset(d, columns) + g / d.super_group * 8 + 4 * part;
+  return (static_cast<float>(static_cast<uint8_t>(numbers[g])) - LoadF16(pair + 2)) * LoadF16(pair);
+}
+
+}  // namespace
+
+int64_t EncodeQuantizedRow(const EncodingDescriptor& descriptor, absl::Span<const float> values,
+                           std::byte* out) {
+  const size_t columns = values.size();
+  RowGroups groups(descriptor, values);
+  const int64_t bad = groups.FirstTooWide();
+  if (bad >= 0) return bad;
+  std::memset(out, 0, RowBytes(descriptor, columns));
+  if (descriptor.super_group == 0) {
+    EncodeWithHalves(descriptor, &groups, columns, out);
+  } else {
+    EncodeWithSuperGroups(descriptor, &groups, columns, out);
+  }
+  StoreCodes(descriptor, groups.all_codes(), out);
+  return -1;
+}
+
+void DecodeQuantizedRow(const EncodingDescriptor& descriptor, const std::byte* row,
+                        absl::Span<float> values) {
+  const size_t columns = values.size();
+  const std::vector<uint8_t> codes = LoadCodes(descriptor, row, columns);
+  for (size_t begin = 0, g = 0; begin < columns; begin += descriptor.group, ++g) {
+    const float scale = LoadMeta(descriptor, row, columns, g, 0);
+    const float zero = LoadMeta(descriptor, row, columns, g, 1);
+    const size_t end = std::min<size_t>(columns, begin + descriptor.group);
+    for (size_t i = begin; i < end; ++i) values[i] = (static_cast<float>(codes[i]) - zero) * scale;
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,308 @@
+#include "pack/synth/synth.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "common/model/dense_names.h"
+#include "common/model/model_config_json.h"
+#include "common/status.h"
+#include "common/strict_json.h"
+#include "pack/pack_plan.h"
+#include "pack/row_codec.h"
+#include "pack/row_layout.h"
+#include "pack/synth/synth_shape.h"
+#include "pack/synth/synth_tokenizer.h"
+#include "pack/synth/synth_weights.h"
+#include "pack/writer/extent_writer.h"
+#include "pack/writer/parallel_units.h"
+#include "pack/writer/progress_meter.h"
+#include "pack/writer/staging.h"
+
+namespace sluice {
+namespace {
+
+constexpr char kGenerator[] = "sluice synth 2";
+// Encoded records that all experts are cut from: 16 M values of each part (or one layer's, if that is less),
+// far more than one expert of the fine-grained models and made in a moment; then experts cost a copy and a
+// checksum.
+constexpr uint64_t kPoolValues = 16ull << 20;
+constexpr uint64_t kDenseExtentBytes = 64ull << 20;
+constexpr uint64_t kBlockValues = 256 * 1024;
+
+enum Use : uint64_t { kDenseTensor = 1, kPoolRows = 2, kPoolStart = 3 };
+
+// Records of one stream, at their stride.
+struct RecordPool {
+  uint32_t stride = 0;
+  uint32_t rows = 0;
+  std::vector<std::byte> bytes;
+};
+
+// Everything that is decided before a byte is written.
+struct SynthJob {
+  SynthOptions options;
+  Manifest manifest;
+  std::vector<DenseSpec> specs;
+  std::vector<ExtentEntry> extents;
+  uint32_t dense_extents = 0;
+  std::array<uint64_t, kPackFileCount> payload_bytes = {};
+  std::vector<std::vector<float>> routers;
+  std::vector<float> direction;  // empty with uniform routing
+  double token_correlation = 0;
+  std::vector<std::array<RecordPool, kPartCount>> pools;  // [format][stream]
+};
+
+// Standard deviation of a dense tensor's values.
+float DenseScale(const ModelConfig& config, const DenseSpec& spec) {
+  const float by_columns = 1.0f / std::sqrt(static_cast<float>(spec.cols));
+  const float by_depth = 1.0f / std::sqrt(2.0f * static_cast<float>(config.layers.size()));
+  if (spec.name.ends_with(".o")) return by_columns * by_depth;
+  // Stored transposed: its outputs sum over the rows.
+  if (spec.name.ends_with("_down")) return by_depth / std::sqrt(static_cast<float>(spec.rows));
+  return by_columns;
+}
+
+// Standard deviation of a part's values.
+float PartScale(const ModelConfig& config, Part part) {
+  const MoeConfig& moe = config.layers.back().moe;
+  if (part != Part::kDown) return 1.0f / std::sqrt(static_cast<float>(config.hidden));
+  return 1.0f /
+         std::sqrt(2.0f * static_cast<float>(config.layers.size()) * static_cast<float>(moe.expert_width));
+}
+
+RecordPool MakePool(const ModelConfig& config, const ExpertFormat& format, uint32_t stream, uint64_t seed) {
+  const ExpertPlan plan = PlanExpert(format, config.hidden);
+  const MoeConfig& moe = config.layers.back().moe;
+  const uint64_t of_a_layer = uint64_t{moe.experts} * moe.expert_width;
+  RecordPool pool;
+  pool.stride = plan.stream_stride[stream];
+  pool.rows = static_cast<uint32_t>(std::clamp<uint64_t>(kPoolValues / config.hidden, 1, of_a_layer));
+  pool.bytes.resize(static_cast<uint64_t>(pool.rows) * pool.stride);
+  std::vector<float> row(config.hidden);
+  for (int p = 0; p < kPartCount; ++p) {
+    if (plan.parts[p].stream != stream) continue;
+    const float scale = PartScale(config, static_cast<Part>(p));
+    NormalStream random(SynthSeed(seed, kPoolRows, static_cast<uint64_t>(p), 0));
+    for (uint32_t r = 0; r < pool.rows; ++r) {
+      random.Fill(scale, absl::MakeSpan(row));
+      EncodeRow(format.parts[p], row,
+                pool.bytes.data() + static_cast<uint64_t>(r) * pool.stride + plan.parts[p].base);
+    }
+  }
+  return pool;
+}
+
+absl::Status PlanJob(const Recipe& recipe, SynthJob* job) {
+  const ModelConfig& config = job->manifest.config;
+  job->specs = DenseSpecs(config);
+  std::vector<EncodingDescriptor> encodings;
+  for (const DenseSpec& spec : job->specs) {
+    encodings.push_back(spec.kind == DenseKind::kVector   ? MakeDescriptor(Encoding::kF32)
+                        : spec.kind == DenseKind::kRouter ? MakeDescriptor(Encoding::kBf16)
+                                                          : DescriptorOf(recipe.Dense(), spec.cols));
+  }
+  job->manifest.dense_tensors = PlaceDense(job->specs, encodings, kDenseExtentBytes);
+  std::vector<std::vector<uint64_t>> even_usage;
+  for (const LayerConfig& layer : config.layers) even_usage.emplace_back(layer.moe.experts);
+  ASSIGN_OR_RETURN(const ExpertFormats formats, ResolveFormats(recipe, config, even_usage));
+  job->manifest.expert_formats = formats.formats;
+  std::vector<ExpertPlan> plans;
+  for (const ExpertFormat& format : formats.formats) plans.push_back(PlanExpert(format, config.hidden));
+  ExtentPlanner planner;
+  RETURN_IF_ERROR(planner.AddDense(job->specs, job->manifest.dense_tensors));
+  job->dense_extents = static_cast<uint32_t>(planner.extents().size());
+  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+    for (uint32_t expert = 0; expert < config.layers[layer].moe.experts; ++expert) {
+      const uint32_t format = formats.of_expert[layer][expert];
+      RETURN_IF_ERROR(
+          planner.AddExpert(layer, expert, format, plans[format], config.layers[layer].moe.expert_width));
+    }
+  }
+  for (int f = 0; f < kPackFileCount; ++f)
+    job->payload_bytes[f] = planner.file_bytes(static_cast<PackFile>(f));
+  job->extents = planner.TakeExtents();
+  return absl::OkStatus();
+}
+
+void MakeWeights(double zipf, SynthJob* job) {
+  const ModelConfig& config = job->manifest.config;
+  const uint64_t seed = job->options.seed;
+  job->routers = SynthRouters(config, zipf, job->options.similarity, seed);
+  if (zipf > 0) job->direction = PreferenceDirection(config.hidden, seed);
+  const MoeConfig& moe = config.layers.back().moe;
+  if (moe.experts == 0) return;
+  job->token_correlation = CorrelationForReuse(moe.experts, moe.top_k, job->options.reuse);
+  for (const ExpertFormat& format : job->manifest.expert_formats) {
+    std::array<RecordPool, kPartCount>& pools = job->pools.emplace_back();
+    for (uint32_t stream = 0; stream < PlanExpert(format, config.hidden).streams; ++stream) {
+      pools[stream] = MakePool(config, format, stream, seed);
+    }
+  }
+}
+
+// The rows of a dense tensor as float32, in order.
+class DenseRows {
+ public:
+  DenseRows(const SynthJob& job, size_t index)
+      : job_(job),
+        spec_(job.specs[index]),
+        random_(SynthSeed(job.options.seed, kDenseTensor, index, 0)),
+        tokens_(job.manifest.config.hidden, job.token_correlation, job.options.seed) {}
+
+  // The next out.size() / cols rows.
+  void Next(absl::Span<float> out) {
+    if (spec_.kind == DenseKind::kVector) {
+      std::fill(out.begin(), out.end(), spec_.name.ends_with("norm") ? 1.0f : 0.0f);
+    } else if (spec_.name.ends_with(".router")) {
+      const std::vector<float>& rows = job_.routers[spec_.layer];
+      std::copy_n(rows.begin() + static_cast<size_t>(row_) * spec_.cols, out.size(), out.begin());
+    } else if (spec_.name == dense::kEmbed || spec_.name == dense::kHead) {
+      NextTokens(out);
+    } else {
+      random_.Fill(DenseScale(job_.manifest.config, spec_), out);
+    }
+    row_ += static_cast<uint32_t>(out.size() / spec_.cols);
+  }
+
+ private:
+  void NextTokens(absl::Span<float> out) {
+    for (size_t at = 0; at < out.size(); at += spec_.cols) {
+      const absl::Span<float> row = out.subspan(at, spec_.cols);
+      if (spec_.name == dense::kHead) {
+        tokens_.Next({}, row);
+        continue;
+      }
+      tokens_.Next(row, {});
+      for (size_t i = 0; i < job_.direction.size(); ++i) row[i] += job_.direction[i];
+    }
+  }
+
+  const SynthJob& job_;
+  const DenseSpec& spec_;
+  NormalStream random_;
+  TokenChain tokens_;
+  uint32_t row_ = 0;
+};
+
+absl::Status WriteDenseTensor(const SynthJob& job, size_t index, ExtentWriter* writer, ProgressMeter* meter) {
+  const DenseTensor& tensor = job.manifest.dense_tensors[index];
+  const uint32_t block =
+      static_cast<uint32_t>(std::clamp<uint64_t>(kBlockValues / tensor.cols, 1, tensor.rows));
+  std::vector<float> values;
+  std::vector<std::byte> records;
+  DenseRows rows(job, index);
+  for (uint32_t first = 0; first < tensor.rows; first += block) {
+    const uint32_t count = std::min(block, tensor.rows - first);
+    values.resize(static_cast<uint64_t>(count) * tensor.cols);
+    records.assign(static_cast<uint64_t>(count) * tensor.stride, std::byte{0});
+    rows.Next(absl::MakeSpan(values));
+    for (uint32_t r = 0; r < count; ++r) {
+      EncodeRow(tensor.encoding,
+                absl::MakeConstSpan(values).subspan(static_cast<uint64_t>(r) * tensor.cols, tensor.cols),
+                records.data() + static_cast<uint64_t>(r) * tensor.stride);
+    }
+    RETURN_IF_ERROR(writer->Append(records));
+    RETURN_IF_ERROR(meter->Add(records.size()));
+  }
+  return absl::OkStatus();
+}
+
+// A run of the stream's pool from a place of the expert's own, around its end if need be.
+absl::Status WriteExpertStream(const SynthJob& job, const ExtentEntry& entry, ExtentWriter* writer,
+                               ProgressMeter* meter) {
+  const RecordPool& pool = job.pools[entry.format][entry.stream];
+  const uint64_t place = SynthSeed(job.options.seed, kPoolStart + entry.stream, entry.layer, entry.expert);
+  uint32_t row = static_cast<uint32_t>(place % pool.rows);
+  uint32_t left = job.manifest.config.layers[entry.layer].moe.expert_width;
+  while (left > 0) {
+    const uint32_t count = std::min(left, pool.rows - row);
+    const uint64_t bytes = static_cast<uint64_t>(count) * pool.stride;
+    RETURN_IF_ERROR(writer->Append(
+        absl::MakeConstSpan(pool.bytes).subspan(static_cast<uint64_t>(row) * pool.stride, bytes)));
+    RETURN_IF_ERROR(meter->Add(bytes));
+    left -= count;
+    row = 0;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteExtent(const SynthJob& job, uint32_t extent, const Staging& staging, ProgressMeter* meter,
+                         std::vector<uint64_t>* checksums) {
+  const ExtentEntry& entry = job.extents[extent];
+  ExtentWriter writer(staging.file(entry.file), entry);
+  if (entry.kind == ExtentKind::kExpert) {
+    RETURN_IF_ERROR(WriteExpertStream(job, entry, &writer, meter));
+  } else {
+    const std::vector<DenseTensor>& tensors = job.manifest.dense_tensors;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i].extent != extent) continue;
+      RETURN_IF_ERROR(writer.PadTo(tensors[i].offset));
+      RETURN_IF_ERROR(WriteDenseTensor(job, i, &writer, meter));
+    }
+  }
+  RETURN_IF_ERROR(writer.Finish());
+  *checksums = writer.checksums();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SynthJob> Prepare(const SynthOptions& options) {
+  if (!(options.reuse >= 0 && options.reuse < 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("reuse is ", options.reuse, "; a number from 0 to below 1 is expected"));
+  }
+  if (!(options.similarity >= 0 && options.similarity <= 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("similarity is ", options.similarity, "; a number from 0 to 1 is expected"));
+  }
+  ASSIGN_OR_RETURN(const double zipf, ParseRouting(options.routing));
+  ASSIGN_OR_RETURN(const Recipe recipe, RecipeFromWords(options.rows));
+  SynthJob job;
+  job.options = options;
+  ASSIGN_OR_RETURN(job.manifest.config, SynthModel(options));
+  RETURN_IF_ERROR(PlanJob(recipe, &job));
+  Provenance& provenance = job.manifest.provenance;
+  provenance.generator = kGenerator;
+  provenance.options =
+      absl::StrCat("shape=", options.shape, " ", RecipeText(recipe), " routing=", options.routing,
+                   " reuse=", options.reuse, " similarity=", options.similarity, " seed=", options.seed);
+  provenance.source_digest =
+      DigestOf(absl::StrCat(provenance.options, ModelConfigToJson(job.manifest.config).dump())).ToHex();
+  MakeWeights(zipf, &job);
+  return job;
+}
+
+}  // namespace
+
+absl::StatusOr<PackSummary> SynthesizePack(const SynthOptions& options, const std::string& out_dir,
+                                           const PackProgressFn& progress, const std::atomic<bool>* cancel) {
+  RETURN_IF_ERROR(CheckTarget(out_dir, options.force));
+  ASSIGN_OR_RETURN(SynthJob job, Prepare(options));
+  Digest128 fingerprint;
+  Digest128::FromHex(job.manifest.provenance.source_digest, &fingerprint);
+  ASSIGN_OR_RETURN(const std::unique_ptr<Staging> staging,
+                   Staging::Open(out_dir, options.force, fingerprint, job.payload_bytes));
+  ProgressMeter meter(progress, cancel, "writing", job.payload_bytes[0] + job.payload_bytes[1]);
+  const uint32_t units = static_cast<uint32_t>(job.extents.size());
+  std::vector<std::vector<uint64_t>> checksums(units);
+  RETURN_IF_ERROR(RunUnits(WorkerCount(options.threads, units), units, [&](uint32_t, uint32_t unit) {
+    return WriteExtent(job, unit, *staging, &meter, &checksums[unit]);
+  }));
+  meter.SetStage("finishing");
+  ExtentTable table;
+  table.entries = std::move(job.extents);
+  for (const std::vector<uint64_t>& of_extent : checksums) {
+    table.checksums.insert(table.checksums.end(), of_extent.begin(), of_extent.end());
+  }
+  PackSummary summary;
+  ASSIGN_OR_RETURN(summary.bytes, staging->Commit(&job.manifest, table, SynthTokenizerFiles()));
+  summary.model_id = job.manifest.model_id;
+  for (const LayerConfig& layer : job.manifest.config.layers) summary.experts += layer.moe.experts;
+  summary.seconds = meter.seconds();
+  summary.old_profile = staging->old_profile();
+  return summary;
+}
+
+}  // namespace sluice

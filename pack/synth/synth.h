@@ -1,0 +1,44 @@
+// Synthetic packs: any size, random weights, routing spread as asked, written at disk speed. For benchmarks.
+//
+// Thread safety: free functions.
+#ifndef SLUICE_COMMON_PACK_SYNTH_H_
+#define SLUICE_COMMON_PACK_SYNTH_H_
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "pack/writer/pack_writer.h"
+
+namespace sluice {
+
+struct SynthOptions {
+  std::string shape;    // one of SynthShapeNames()
+  uint32_t layers = 0;  // 0: the shape's
+  uint32_t vocab = 0;   // 0: the shape's; at least 258 (the embedded tokenizer's bytes, BOS and EOS)
+  // As `sluice pack` takes them. Recipes that go by usage take the experts of each layer by ascending id.
+  RecipeWords rows;
+  // "uniform", or "zipf:S" with 0 < S <= 4: a layer's i-th most used expert is taken about i^-S as often as
+  // its first. Which expert is i-th differs from layer to layer, unless similarity says otherwise.
+  std::string routing = "uniform";
+  // Share of a token's experts that the token before took too, [0, 1), for tokens in ascending order, which
+  // is how greedy decoding of a synthetic pack goes. 0, and whatever chance exceeds: independent tokens.
+  double reuse = 0;
+  double similarity = 0;  // correlation of neighbouring layers' router rows, [0, 1]
+  uint64_t seed = 1;
+  bool force = false;
+  uint32_t threads = 0;  // 0: CPUs in the affinity mask
+};
+
+std::vector<std::string> SynthShapeNames();
+
+// Writes the pack `out_dir`. The summary's `bytes` counts all files. InvalidArgument naming the option;
+// Unimplemented naming what the shape needs and the forward pass lacks; ResourceExhausted without space.
+absl::StatusOr<PackSummary> SynthesizePack(const SynthOptions& options, const std::string& out_dir,
+                                           const PackProgressFn& progress, const std::atomic<bool>* cancel);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_PACK_SYNTH_H_

@@ -1,0 +1,46 @@
+// Writing one extent front to back: buffers whole chunks, checksums them, writes them at their place.
+//
+// Thread safety: an ExtentWriter is used by one thread; writers of different extents of a file may run at
+// once.
+#ifndef SLUICE_COMMON_PACK_EXTENT_WRITER_H_
+#define SLUICE_COMMON_PACK_EXTENT_WRITER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "common/file_io.h"
+#include "pack/pack_format.h"
+
+namespace sluice {
+
+class ExtentWriter {
+ public:
+  // `file` outlives this.
+  ExtentWriter(const File& file, const ExtentEntry& entry);
+
+  // REQUIRES: what is appended in all does not pass the extent's length.
+  absl::Status Append(absl::Span<const std::byte> bytes);
+  // Zeros up to `position` of the extent; nothing if it is there already.
+  absl::Status PadTo(uint64_t position);
+  // Pads to the extent's length and writes what is left.
+  absl::Status Finish();
+
+  // One for each chunk, complete after Finish().
+  const std::vector<uint64_t>& checksums() const { return checksums_; }
+
+ private:
+  absl::Status Flush();
+
+  const File& file_;
+  const ExtentEntry entry_;
+  uint64_t position_ = 0;  // of the next byte, in the extent
+  std::vector<std::byte> buffer_;
+  std::vector<uint64_t> checksums_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_PACK_EXTENT_WRITER_H_

@@ -1,0 +1,44 @@
+// Reading a source matrix: the pack's rows as float32 in order, with the digest of the matrix's source bytes
+// and a check for NaN and Inf.
+//
+// Thread safety: a reader is used by one thread at a time; several readers may share a TensorFolder.
+#ifndef SLUICE_COMMON_PACK_MATRIX_READER_H_
+#define SLUICE_COMMON_PACK_MATRIX_READER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "common/checksum.h"
+#include "common/model/families/hf_tensors.h"
+#include "common/model/safetensors.h"
+
+namespace sluice {
+
+// Rows of a matrix that the pack wants, one after the other.
+class RowReader {
+ public:
+  virtual ~RowReader() = default;
+  // The next `count` rows of matrix.cols() values, row-major, into `out`. Errors name file, tensor and index.
+  virtual absl::Status Next(uint32_t count, absl::Span<float> out) = 0;
+  // Of the matrix's source bytes, line by line in the source's order, whatever lies between them left out
+  // (MXFP4: codes, then scales, of each line). REQUIRES: every row was read.
+  virtual Digest128 digest() const = 0;
+};
+
+// A reader of `matrix`; `folder` outlives it. Rows that stand in the source as they are take the memory of
+// one call; columns of the source take MatrixMemory bytes, from the first row read to the last.
+std::unique_ptr<RowReader> MakeRowReader(const TensorFolder& folder, const SourceMatrix& matrix);
+
+// Bytes that a reader of `matrix` holds beside the rows of one call.
+uint64_t MatrixMemory(const SourceMatrix& matrix);
+
+// "BF16", "MXFP4": for digests and messages.
+const char* SourceTypeName(const SourceMatrix& matrix);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_PACK_MATRIX_READER_H_

@@ -1,0 +1,235 @@
+#include "pack/writer/pack_job.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/file_io.h"
+#include "common/model/dense_names.h"
+#include "common/model/model_config_json.h"
+#include "common/profile/profile.h"
+#include "common/status.h"
+#include "common/strict_json.h"
+#include "pack/pack_plan.h"
+#include "pack/row_layout.h"
+#include "pack/writer/matrix_reader.h"
+
+namespace sluice {
+namespace {
+
+// Changes when the writer makes other bytes of the same input.
+constexpr char kGenerator[] = "sluice pack 2";
+constexpr uint64_t kMaxTokenizerFileBytes = 256ull << 20;
+constexpr const char* kTokenizerFileNames[] = {
+    "tokenizer.json",        "tokenizer.model",         "vocab.json",        "merges.txt",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+};
+
+absl::Status ReadTokenizer(const std::string& model_dir, std::map<std::string, std::string>* files) {
+  for (const char* name : kTokenizerFileNames) {
+    const std::string path = absl::StrCat(model_dir, "/", name);
+    if (!FileExists(path)) continue;
+    ASSIGN_OR_RETURN((*files)[name], ReadFile(path, kMaxTokenizerFileBytes));
+  }
+  return absl::OkStatus();
+}
+
+EncodingDescriptor DenseDescriptor(const DenseSpec& spec, const SourceMatrix& source,
+                                   const RowChoice& dense) {
+  switch (spec.kind) {
+    case DenseKind::kVector:
+      return MakeDescriptor(Encoding::kF32);
+    case DenseKind::kRouter:
+      return MakeDescriptor(source.tensor->type == ElementType::kBf16 ? Encoding::kBf16 : Encoding::kF32);
+    case DenseKind::kMatrix:
+      break;
+  }
+  return DescriptorOf(dense, spec.cols);
+}
+
+// Puts the mapped dense tensors into storage order, gives them encodings and places.
+absl::Status PlanDense(const std::vector<DenseSpec>& specs, const SourceMap& sources, PackJob* job) {
+  const RowChoice dense = job->options.recipe.Dense();
+  absl::flat_hash_map<std::string, const DenseSource*> by_name;
+  for (const DenseSource& source : sources.dense) by_name[source.name] = &source;
+  std::vector<EncodingDescriptor> encodings;
+  for (const DenseSpec& spec : specs) {
+    const auto it = by_name.find(spec.name);
+    if (it == by_name.end() || it->second->matrix.rows() != spec.rows ||
+        it->second->matrix.cols() != spec.cols) {
+      return absl::InternalError(
+          absl::StrCat("the family's tensor map has no ", spec.name, " [", spec.rows, ", ", spec.cols, "]"));
+    }
+    job->dense.push_back(it->second->matrix);
+    encodings.push_back(DenseDescriptor(spec, it->second->matrix, dense));
+  }
+  job->manifest.dense_tensors = PlaceDense(specs, encodings, job->options.dense_extent_bytes);
+  return absl::OkStatus();
+}
+
+// Whether every expert's `part` is stored in MXFP4 along the rows that the pack wants. Down matrices are
+// stored the other way round: their blocks run across neurons.
+bool StoredInMxfp4(const SourceMap& sources, Part part) {
+  bool any = false;
+  for (const std::vector<ExpertSource>& layer : sources.experts) {
+    for (const ExpertSource& expert : layer) {
+      const SourceMatrix& matrix = part == Part::kUp     ? expert.up
+                                   : part == Part::kGate ? expert.gate
+                                                         : expert.down;
+      if (matrix.scales == nullptr || matrix.transposed) return false;
+      any = true;
+    }
+  }
+  return any;
+}
+
+void KeepMxfp4(const SourceMap& sources, Recipe* recipe) {
+  if (!recipe->keep_mxfp4) return;
+  const RowChoice dense = recipe->Dense();
+  for (int p = 0; p < kPartCount; ++p) {
+    if (!StoredInMxfp4(sources, static_cast<Part>(p))) continue;
+    recipe->parts[p].encoding = Encoding::kMxfp4;
+    recipe->dense = dense;
+  }
+}
+
+// Chooses every expert's format; with a profile also whose profile it is and what came of it.
+absl::StatusOr<ExpertFormats> ChooseFormats(PackJob* job) {
+  const Recipe& recipe = job->options.recipe;
+  const ModelConfig& config = job->manifest.config;
+  UsageProfile usage;
+  if (recipe.NeedsUsage() && !job->options.profile.empty()) {
+    ASSIGN_OR_RETURN(usage, ReadUsage(ProfileFolder(job->options.profile), config, ""));
+    job->profile_source = usage.source_digest;
+  }
+  ASSIGN_OR_RETURN(ExpertFormats formats, ResolveFormats(recipe, config, usage.experts));
+  std::string& text = job->manifest.provenance.options;
+  text = absl::StrCat(RecipeText(recipe), " dense_extent_bytes=", job->options.dense_extent_bytes);
+  if (recipe.NeedsUsage()) {
+    Hasher128 hasher;
+    for (const std::vector<uint32_t>& layer : formats.of_expert) {
+      for (const uint32_t format : layer) hasher.UpdateU64(format);
+    }
+    absl::StrAppend(&text, " chosen=", hasher.Finish().ToHex());
+  }
+  return formats;
+}
+
+absl::Status PlanExtents(const std::vector<DenseSpec>& specs, const ExpertFormats& formats, PackJob* job) {
+  const ModelConfig& config = job->manifest.config;
+  ExtentPlanner planner;
+  RETURN_IF_ERROR(planner.AddDense(specs, job->manifest.dense_tensors));
+  job->dense_extents = static_cast<uint32_t>(planner.extents().size());
+  for (const ExpertFormat& format : job->manifest.expert_formats) {
+    job->plans.push_back(PlanExpert(format, config.hidden));
+  }
+  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+    const MoeConfig& moe = config.layers[layer].moe;
+    for (uint32_t expert = 0; expert < moe.experts; ++expert) {
+      const uint32_t format = formats.of_expert[layer][expert];
+      const uint32_t first_extent = static_cast<uint32_t>(planner.extents().size());
+      job->expert_units.push_back({layer, expert, first_extent, format});
+      RETURN_IF_ERROR(planner.AddExpert(layer, expert, format, job->plans[format], moe.expert_width));
+    }
+  }
+  job->checksum_count = planner.checksum_count();
+  for (int f = 0; f < kPackFileCount; ++f)
+    job->payload_bytes[f] = planner.file_bytes(static_cast<PackFile>(f));
+  job->extents = planner.TakeExtents();
+  return absl::OkStatus();
+}
+
+Digest128 FingerprintOf(const PackJob& job) {
+  Hasher128 hasher;
+  hasher.UpdateSized(kGenerator);
+  hasher.UpdateSized(job.manifest.provenance.options);
+  hasher.UpdateSized(ModelConfigToJson(job.manifest.config).dump());
+  hasher.UpdateSized(job.folder->fingerprint());
+  return hasher.Finish();
+}
+
+}  // namespace
+
+absl::Span<const ExtentEntry> PackJob::unit_extents(uint32_t unit) const {
+  const absl::Span<const ExtentEntry> all = absl::MakeConstSpan(extents);
+  if (unit < dense_extents) return all.subspan(unit, 1);
+  const ExpertUnit& expert = expert_units[unit - dense_extents];
+  return all.subspan(expert.first_extent, plans[expert.format].streams);
+}
+
+std::pair<size_t, size_t> PackJob::dense_range(uint32_t unit) const {
+  const std::vector<DenseTensor>& tensors = manifest.dense_tensors;
+  const auto by_extent = [](const DenseTensor& tensor, uint32_t extent) { return tensor.extent < extent; };
+  const auto first = std::lower_bound(tensors.begin(), tensors.end(), unit, by_extent);
+  const auto last = std::lower_bound(first, tensors.end(), unit + 1, by_extent);
+  return {first - tensors.begin(), last - tensors.begin()};
+}
+
+uint64_t PackJob::unit_bytes(uint32_t unit) const {
+  uint64_t bytes = 0;
+  for (const ExtentEntry& entry : unit_extents(unit)) bytes += entry.length;
+  return bytes;
+}
+
+uint64_t PackJob::worker_bytes() const {
+  constexpr uint64_t kRowBuffers = 16ull << 20;  // row blocks as source, float32 and encoded, write buffer
+  uint64_t largest = 0;
+  for (const SourceMatrix& matrix : dense) largest = std::max(largest, MatrixMemory(matrix));
+  for (const std::vector<ExpertSource>& layer : experts) {
+    for (const ExpertSource& expert : layer) {
+      // Parts of one stream are read together; up and gate never share one.
+      largest = std::max(
+          largest, std::max(MatrixMemory(expert.up), MatrixMemory(expert.gate)) + MatrixMemory(expert.down));
+    }
+  }
+  return largest + kRowBuffers;
+}
+
+absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOptions& options) {
+  PackJob job;
+  job.options = options;
+  RETURN_IF_ERROR(CheckRecipe(options.recipe));
+  ASSIGN_OR_RETURN(HfConfig hf, ReadHfConfig(model_dir));
+  ASSIGN_OR_RETURN(job.folder, TensorFolder::Open(model_dir));
+  absl::StatusOr<SourceMap> sources = MapTensors(hf.config, *job.folder);
+  if (!sources.ok()) return Annotate(sources.status(), model_dir);
+  job.manifest.config = std::move(hf.config);
+  job.manifest.generation = hf.generation;
+  job.manifest.chat_template = options.chat_template.value_or(std::move(hf.chat_template));
+  KeepMxfp4(*sources, &job.options.recipe);
+  ASSIGN_OR_RETURN(const ExpertFormats formats, ChooseFormats(&job));
+  job.manifest.expert_formats = formats.formats;
+  job.manifest.provenance.generator = kGenerator;
+  const std::vector<DenseSpec> specs = DenseSpecs(job.manifest.config);
+  RETURN_IF_ERROR(PlanDense(specs, *sources, &job));
+  RETURN_IF_ERROR(PlanExtents(specs, formats, &job));
+  job.experts = std::move(sources->experts);
+  RETURN_IF_ERROR(ReadTokenizer(model_dir, &job.tokenizer_files));
+  job.fingerprint = FingerprintOf(job);
+  return job;
+}
+
+std::string SourceDigest(const PackJob& job, absl::Span<const Digest128> digests) {
+  Hasher128 hasher;
+  hasher.UpdateSized(ModelConfigToJson(job.manifest.config).dump());
+  size_t next = 0;
+  const auto add = [&](const std::string& name, const SourceMatrix& matrix) {
+    hasher.UpdateSized(name);
+    hasher.UpdateSized(SourceTypeName(matrix));
+    hasher.UpdateU64(uint64_t{matrix.blocks} * matrix.lines);
+    hasher.UpdateU64(matrix.length);
+    hasher.UpdateU64(digests[next].high);
+    hasher.UpdateU64(digests[next].low);
+    ++next;
+  };
+  for (size_t i = 0; i < job.dense.size(); ++i) add(job.manifest.dense_tensors[i].name, job.dense[i]);
+  for (const ExpertUnit& unit : job.expert_units) {
+    const ExpertSource& source = job.experts[unit.layer][unit.expert];
+    const std::string base = dense::LayerName(unit.layer, absl::StrCat("experts.", unit.expert, "."));
+    add(base + "up", source.up);
+    add(base + "gate", source.gate);
+    add(base + "down", source.down);
+  }
+  return hasher.Finish().ToHex();
+}
+
+}  // namespace sluice

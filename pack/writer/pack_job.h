@@ -1,0 +1,68 @@
+// A conversion before it starts: the source read and mapped, every byte's place planned, nothing written.
+//
+// Thread safety: const after PreparePack; several threads may read it.
+#ifndef SLUICE_COMMON_PACK_PACK_JOB_H_
+#define SLUICE_COMMON_PACK_PACK_JOB_H_
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/checksum.h"
+#include "common/model/families/hf_config.h"
+#include "common/model/families/hf_tensors.h"
+#include "common/model/safetensors.h"
+#include "pack/pack_format.h"
+#include "pack/writer/pack_writer.h"
+
+namespace sluice {
+
+// An expert as a unit of work.
+struct ExpertUnit {
+  uint32_t layer = 0;
+  uint32_t expert = 0;
+  uint32_t first_extent = 0;
+  uint32_t format = 0;
+};
+
+// Units are numbered: dense extents first, then experts.
+struct PackJob {
+  PackOptions options;
+  std::unique_ptr<TensorFolder> folder;
+  std::vector<SourceMatrix> dense;                 // by dense tensor, in storage order
+  std::vector<std::vector<ExpertSource>> experts;  // [layer][expert]; points into folder
+  Manifest manifest;                               // all but digests, sizes and provenance's source digest
+  std::vector<ExtentEntry> extents;
+  uint64_t checksum_count = 0;
+  std::array<uint64_t, kPackFileCount> payload_bytes = {};
+  uint32_t dense_extents = 0;
+  std::vector<ExpertUnit> expert_units;
+  std::vector<ExpertPlan> plans;  // by expert format
+  std::map<std::string, std::string> tokenizer_files;
+  std::string profile_source;  // source digest of the usage that chose the formats; empty: none did
+  Digest128 fingerprint;       // of the source's files and of the options: what a resumed run must agree on
+
+  uint32_t units() const { return dense_extents + static_cast<uint32_t>(expert_units.size()); }
+  // The extents of a unit.
+  absl::Span<const ExtentEntry> unit_extents(uint32_t unit) const;
+  // Dense tensors of dense extent `unit`: [first, last).
+  std::pair<size_t, size_t> dense_range(uint32_t unit) const;
+  uint64_t unit_bytes(uint32_t unit) const;
+  // Peak bytes of one worker's buffers.
+  uint64_t worker_bytes() const;
+};
+
+// Reads headers and small files only. Errors as PackModel's.
+absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOptions& options);
+
+// `digests`: of the source bytes, by dense tensor, then up, gate and down of each expert.
+std::string SourceDigest(const PackJob& job, absl::Span<const Digest128> digests);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_PACK_PACK_JOB_H_

@@ -1,0 +1,156 @@
+#include "pack/writer/pack_writer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/status.h"
+#include "pack/row_layout.h"
+#include "pack/writer/pack_job.h"
+#include "pack/writer/parallel_units.h"
+#include "pack/writer/progress_meter.h"
+#include "pack/writer/staging.h"
+#include "pack/writer/unit_encoder.h"
+
+namespace sluice {
+namespace {
+
+// Makes a job's units on several threads. One instance per run.
+class Conversion {
+ public:
+  Conversion(const PackJob& job, Staging* staging, ProgressMeter* meter)
+      : job_(job), staging_(*staging), meter_(meter), records_(job.units()) {}
+
+  // Units that an earlier run finished: checked again, not made again.
+  void UseFound(const std::vector<JournalRecord>& found) {
+    for (const JournalRecord& record : found) records_[record.unit] = record;
+  }
+
+  absl::Status Run(uint32_t workers) {
+    std::vector<UnitEncoder> encoders(workers, UnitEncoder(job_, staging_, meter_));
+    return RunUnits(workers, job_.units(),
+                    [&](uint32_t worker, uint32_t unit) { return Do(unit, &encoders[worker]); });
+  }
+
+  // By unit, complete after a Run() that was OK.
+  const std::vector<JournalRecord>& records() const { return records_; }
+  bool reused_any() const { return reused_any_.load(); }
+
+ private:
+  absl::Status Do(uint32_t unit, UnitEncoder* encoder) {
+    JournalRecord& record = records_[unit];  // this unit is this thread's alone
+    if (!record.checksums.empty()) {
+      ASSIGN_OR_RETURN(const bool there, encoder->IsThere(record));
+      if (there) {
+        reused_any_.store(true);
+        return meter_->Add(job_.unit_bytes(unit), /*found=*/true);
+      }
+    }
+    record = {};
+    RETURN_IF_ERROR(encoder->Encode(unit, &record));
+    return staging_.journal().Append(record);
+  }
+
+  const PackJob& job_;
+  Staging& staging_;
+  ProgressMeter* const meter_;
+  std::vector<JournalRecord> records_;  // an element is touched by the one thread that drew its number
+  std::atomic<bool> reused_any_{false};
+};
+
+ExtentTable TableOf(const PackJob& job, const std::vector<JournalRecord>& records) {
+  ExtentTable table;
+  table.entries = job.extents;
+  table.checksums.reserve(job.checksum_count);
+  for (const JournalRecord& record : records) {
+    table.checksums.insert(table.checksums.end(), record.checksums.begin(), record.checksums.end());
+  }
+  return table;
+}
+
+std::vector<Digest128> DigestsOf(const std::vector<JournalRecord>& records) {
+  std::vector<Digest128> digests;
+  for (const JournalRecord& record : records) {
+    digests.insert(digests.end(), record.digests.begin(), record.digests.end());
+  }
+  return digests;
+}
+
+// Whether a journal's record has the shape of its unit; anything else is made again.
+bool Fits(const PackJob& job, const JournalRecord& record) {
+  if (record.unit >= job.units()) return false;
+  uint64_t chunks = 0;
+  for (const ExtentEntry& entry : job.unit_extents(record.unit)) chunks += ChecksumChunkCount(entry.length);
+  size_t digests = kPartCount;
+  if (record.unit < job.dense_extents) {
+    const auto [first, last] = job.dense_range(record.unit);
+    digests = last - first;
+  }
+  return record.checksums.size() == chunks && record.digests.size() == digests;
+}
+
+// The source's digest is known only now that all of it was read.
+absl::Status CheckProfileIsOfSource(const PackJob& job) {
+  const std::string& source = job.manifest.provenance.source_digest;
+  if (job.profile_source.empty() || job.profile_source == source) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(job.options.profile, ": the usage profile is of source ",
+                                                    job.profile_source, ", but this model's is ", source));
+}
+
+}  // namespace
+
+absl::StatusOr<PackOptions> PackOptionsFromWords(const std::string& bits, const std::string& recipe,
+                                                 int group, const std::string& dense_bits,
+                                                 const std::string& layout) {
+  RecipeWords words;
+  words.bits = bits;
+  words.recipe = recipe;
+  words.group = group;
+  words.dense_bits = dense_bits;
+  words.layout = layout;
+  PackOptions options;
+  ASSIGN_OR_RETURN(options.recipe, RecipeFromWords(words));
+  return options;
+}
+
+absl::StatusOr<PackEstimate> EstimatePack(const std::string& model_dir, const std::string& out_dir,
+                                          const PackOptions& options) {
+  ASSIGN_OR_RETURN(const PackJob job, PreparePack(model_dir, options));
+  PackEstimate estimate;
+  estimate.payload_bytes = job.payload_bytes[0] + job.payload_bytes[1];
+  ASSIGN_OR_RETURN(estimate.free_bytes, FreeBytes(TargetFolder(out_dir)));
+  estimate.resumable_bytes = AllocatedBytes(PartialFolder(out_dir));
+  estimate.memory_bytes = job.worker_bytes() * WorkerCount(options.threads, job.units());
+  return estimate;
+}
+
+absl::StatusOr<PackSummary> PackModel(const std::string& model_dir, const std::string& out_dir,
+                                      const PackOptions& options, const PackProgressFn& progress,
+                                      const std::atomic<bool>* cancel) {
+  RETURN_IF_ERROR(CheckTarget(out_dir, options.force));
+  ASSIGN_OR_RETURN(PackJob job, PreparePack(model_dir, options));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Staging> staging,
+                   Staging::Open(out_dir, options.force, job.fingerprint, job.payload_bytes));
+  std::vector<JournalRecord> found;
+  for (const JournalRecord& record : staging->journal().found()) {
+    if (Fits(job, record)) found.push_back(record);
+  }
+  ProgressMeter meter(progress, cancel, found.empty() ? "packing" : "resuming",
+                      job.payload_bytes[0] + job.payload_bytes[1]);
+  Conversion conversion(job, staging.get(), &meter);
+  conversion.UseFound(found);
+  RETURN_IF_ERROR(conversion.Run(WorkerCount(options.threads, job.units())));
+  meter.SetStage("finishing");
+  job.manifest.provenance.source_digest = SourceDigest(job, DigestsOf(conversion.records()));
+  RETURN_IF_ERROR(CheckProfileIsOfSource(job));
+  PackSummary summary;
+  ASSIGN_OR_RETURN(summary.bytes,
+                   staging->Commit(&job.manifest, TableOf(job, conversion.records()), job.tokenizer_files));
+  summary.model_id = job.manifest.model_id;
+  summary.experts = job.expert_units.size();
+  summary.seconds = meter.seconds();
+  summary.resumed = conversion.reused_any();
+  summary.old_profile = staging->old_profile();
+  return summary;
+}
+
+}  // namespace sluice

@@ -1,0 +1,47 @@
+// Counts bytes from several threads and calls a progress function at a bounded rate; carries the cancel flag.
+//
+// Thread safety: all methods may be called from any thread; the progress function is called by one at a time.
+#ifndef SLUICE_COMMON_PACK_PROGRESS_METER_H_
+#define SLUICE_COMMON_PACK_PROGRESS_METER_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/mutex.h"
+#include "pack/writer/pack_writer.h"
+
+namespace sluice {
+
+class ProgressMeter {
+ public:
+  // `progress` may be empty, `cancel` null; both outlive this. `total` bytes are the whole of it.
+  ProgressMeter(const PackProgressFn& progress, const std::atomic<bool>* cancel, const char* stage,
+                uint64_t total);
+
+  // `bytes` more are done, by work of this run or (`found`) of an earlier one, which does not count for the
+  // rate. Cancelled once the flag is set.
+  absl::Status Add(uint64_t bytes, bool found = false) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  void SetStage(const char* stage) ABSL_LOCKS_EXCLUDED(mutex_);
+  double seconds() const;
+
+ private:
+  void Report() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const PackProgressFn& progress_;
+  const std::atomic<bool>* const cancel_;
+  const absl::Time start_;
+  const uint64_t total_;
+  Mutex mutex_;
+  const char* stage_ ABSL_GUARDED_BY(mutex_);
+  uint64_t done_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t worked_ ABSL_GUARDED_BY(mutex_) = 0;  // of done_, in this run
+  absl::Time next_report_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_PACK_PROGRESS_METER_H_

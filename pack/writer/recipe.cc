@@ -1,0 +1,224 @@
+#include "pack/writer/recipe.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "common/status.h"
+#include "pack/row_codec.h"
+#include "pack/row_layout.h"
+
+namespace sluice {
+namespace {
+
+constexpr uint64_t kMaxSuperGroup = 256;
+constexpr size_t kMaxRules = 1024;
+
+absl::Status CheckChoice(const RowChoice& choice, const std::string& what) {
+  if (!CanEncode(choice.encoding)) {
+    return absl::UnimplementedError(absl::StrCat(what, ": writing ", EncodingName(choice.encoding),
+                                                 " rows is not supported (known: bf16, f16, f32, q8, q4, "
+                                                 "q3, q2)"));
+  }
+  if (choice.group < 16 || choice.group > 128 || choice.group % 16 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, ": group is ", choice.group, "; a multiple of 16 from 16 to 128 is expected"));
+  }
+  if (choice.meta_bits != 16 && choice.meta_bits != 8) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, ": meta bits are ", choice.meta_bits, "; 16 or 8 is expected"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRule(const RecipeRule& rule, const std::string& what) {
+  if (!rule.layout.has_value() &&
+      std::none_of(rule.parts.begin(), rule.parts.end(), [](const auto& part) { return part.has_value(); })) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": has neither bits nor a layout"));
+  }
+  if (rule.first_layer > rule.last_layer) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, ": layers ", rule.first_layer, " to ", rule.last_layer, " are none"));
+  }
+  if (!(rule.usage_from >= 0 && rule.usage_from <= rule.usage_to && rule.usage_to <= 1)) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": usage ", rule.usage_from, " to ", rule.usage_to,
+                                                   " is no share; 0 <= from <= to <= 1 is expected"));
+  }
+  for (int p = 0; p < kPartCount; ++p) {
+    if (!rule.parts[p].has_value()) continue;
+    RETURN_IF_ERROR(CheckChoice(*rule.parts[p], absl::StrCat(what, ", ", PartName(static_cast<Part>(p)))));
+  }
+  return absl::OkStatus();
+}
+
+std::string ChoiceText(const RowChoice& choice) {
+  std::string text = EncodingName(choice.encoding);
+  if (IsQuantized(choice.encoding)) absl::StrAppend(&text, ":", choice.group);
+  if (IsQuantized(choice.encoding) && choice.meta_bits != 16) absl::StrAppend(&text, ":", choice.meta_bits);
+  return text;
+}
+
+std::string RuleText(const RecipeRule& rule) {
+  std::string text = " rule[";
+  if (rule.first_layer != 0 || rule.last_layer != RecipeRule().last_layer) {
+    absl::StrAppend(&text, "layers=", rule.first_layer, "-", rule.last_layer, " ");
+  }
+  if (rule.ByUsage()) absl::StrAppend(&text, "usage=", rule.usage_from, "-", rule.usage_to, " ");
+  if (rule.layout.has_value()) absl::StrAppend(&text, "layout=", ExpertLayoutName(*rule.layout), " ");
+  for (int p = 0; p < kPartCount; ++p) {
+    if (!rule.parts[p].has_value()) continue;
+    absl::StrAppend(&text, PartName(static_cast<Part>(p)), "=", ChoiceText(*rule.parts[p]), " ");
+  }
+  text.back() = ']';
+  return text;
+}
+
+absl::Status CheckUsageShape(const ModelConfig& config, const std::vector<std::vector<uint64_t>>& usage) {
+  if (usage.size() != config.layers.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("the usage profile has ", usage.size(),
+                                                   " layers, the model has ", config.layers.size()));
+  }
+  for (size_t layer = 0; layer < usage.size(); ++layer) {
+    if (usage[layer].size() != config.layers[layer].moe.experts) {
+      return absl::InvalidArgumentError(absl::StrCat("the usage profile has ", usage[layer].size(),
+                                                     " experts in layer ", layer, ", the model has ",
+                                                     config.layers[layer].moe.experts));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Where each expert of a layer stands among the others, the most used at the lowest place.
+std::vector<double> PlacesByUsage(const std::vector<uint64_t>& usage) {
+  std::vector<uint32_t> order(usage.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return usage[a] > usage[b]; });
+  std::vector<double> places(usage.size());
+  for (size_t rank = 0; rank < order.size(); ++rank) {
+    places[order[rank]] = (static_cast<double>(rank) + 0.5) / static_cast<double>(order.size());
+  }
+  return places;
+}
+
+ExpertFormat FormatOf(const Recipe& recipe, uint32_t layer, double place, uint32_t hidden) {
+  ExpertLayout layout = recipe.layout;
+  std::array<RowChoice, kPartCount> parts = recipe.parts;
+  for (const RecipeRule& rule : recipe.rules) {
+    if (layer < rule.first_layer || layer > rule.last_layer) continue;
+    if (rule.ByUsage() && !(place >= rule.usage_from && place < rule.usage_to)) continue;
+    layout = rule.layout.value_or(layout);
+    for (int p = 0; p < kPartCount; ++p) parts[p] = rule.parts[p].value_or(parts[p]);
+  }
+  ExpertFormat format;
+  format.layout = layout;
+  for (int p = 0; p < kPartCount; ++p) format.parts[p] = DescriptorOf(parts[p], hidden);
+  return format;
+}
+
+uint32_t IndexOf(const ExpertFormat& format, std::vector<ExpertFormat>* formats) {
+  const auto it = std::find(formats->begin(), formats->end(), format);
+  if (it != formats->end()) return static_cast<uint32_t>(it - formats->begin());
+  formats->push_back(format);
+  return static_cast<uint32_t>(formats->size() - 1);
+}
+
+}  // namespace
+
+bool Recipe::NeedsUsage() const {
+  return std::any_of(rules.begin(), rules.end(), [](const RecipeRule& rule) { return rule.ByUsage(); });
+}
+
+RowChoice Recipe::Dense() const {
+  if (dense.has_value()) return *dense;
+  RowChoice widest = parts[0];
+  widest.encoding = Encoding::kQ8;
+  const auto widen = [&](const RowChoice& choice) {
+    if (BitsOf(choice.encoding) > BitsOf(widest.encoding)) widest = choice;
+  };
+  for (const RowChoice& choice : parts) widen(choice);
+  for (const RecipeRule& rule : rules) {
+    for (const std::optional<RowChoice>& choice : rule.parts) {
+      if (choice.has_value()) widen(*choice);
+    }
+  }
+  return widest;
+}
+
+Recipe UniformRecipe(const RowChoice& choice) {
+  Recipe recipe;
+  recipe.name = EncodingName(choice.encoding);
+  recipe.parts.fill(choice);
+  return recipe;
+}
+
+absl::Status CheckRecipe(const Recipe& recipe) {
+  const std::string what = absl::StrCat("recipe ", recipe.name);
+  for (int p = 0; p < kPartCount; ++p) {
+    RETURN_IF_ERROR(CheckChoice(recipe.parts[p], absl::StrCat(what, ", ", PartName(static_cast<Part>(p)))));
+  }
+  RETURN_IF_ERROR(CheckChoice(recipe.Dense(), absl::StrCat(what, ", dense")));
+  if (recipe.rules.size() > kMaxRules) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, ": has ", recipe.rules.size(), " rules; at most ", kMaxRules, " are expected"));
+  }
+  for (size_t i = 0; i < recipe.rules.size(); ++i) {
+    RETURN_IF_ERROR(CheckRule(recipe.rules[i], absl::StrCat(what, ", rule ", i + 1)));
+  }
+  return absl::OkStatus();
+}
+
+EncodingDescriptor DescriptorOf(const RowChoice& choice, uint32_t columns) {
+  EncodingDescriptor descriptor = MakeDescriptor(choice.encoding, choice.group);
+  if (choice.meta_bits == 8 && IsQuantized(choice.encoding) && choice.encoding != Encoding::kMxfp4) {
+    descriptor.meta_bits = 8;
+    descriptor.super_group =
+        static_cast<uint16_t>(std::min(kMaxSuperGroup, GroupsPerRow(descriptor, columns)));
+  }
+  return descriptor;
+}
+
+std::string RecipeText(const Recipe& recipe) {
+  std::string text = absl::StrCat("recipe=", recipe.name);
+  for (int p = 0; p < kPartCount; ++p) {
+    absl::StrAppend(&text, " ", PartName(static_cast<Part>(p)), "=", ChoiceText(recipe.parts[p]));
+  }
+  for (const RecipeRule& rule : recipe.rules) text += RuleText(rule);
+  absl::StrAppend(&text, " dense=", ChoiceText(recipe.Dense()), " layout=", ExpertLayoutName(recipe.layout));
+  return text;
+}
+
+absl::StatusOr<ExpertFormats> ResolveFormats(const Recipe& recipe, const ModelConfig& config,
+                                             const std::vector<std::vector<uint64_t>>& usage) {
+  if (recipe.NeedsUsage()) {
+    if (usage.empty()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("recipe ", recipe.name,
+                       " gives experts bits by how often they are used; name a "
+                       "profile with --profile DIR (`sluice calibrate --pack PACK --text FILE` on any pack "
+                       "of this model writes PACK/profile)"));
+    }
+    RETURN_IF_ERROR(CheckUsageShape(config, usage));
+  }
+  for (size_t i = 0; i < recipe.rules.size(); ++i) {
+    if (recipe.rules[i].first_layer >= config.layers.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("recipe ", recipe.name, ", rule ", i + 1,
+                                                     ": begins at layer ", recipe.rules[i].first_layer,
+                                                     ", the model has ", config.layers.size(), " layers"));
+    }
+  }
+  ExpertFormats result;
+  result.of_expert.resize(config.layers.size());
+  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+    const uint32_t experts = config.layers[layer].moe.experts;
+    const std::vector<double> places =
+        recipe.NeedsUsage() ? PlacesByUsage(usage[layer]) : std::vector<double>(experts);
+    for (uint32_t expert = 0; expert < experts; ++expert) {
+      result.of_expert[layer].push_back(
+          IndexOf(FormatOf(recipe, layer, places[expert], config.hidden), &result.formats));
+    }
+  }
+  // A model whose layers are all dense still has a format, as a reader expects.
+  if (result.formats.empty()) result.formats.push_back(FormatOf(recipe, 0, 0, config.hidden));
+  return result;
+}
+
+}  // namespace sluice

@@ -1,0 +1,59 @@
+// Encodes one unit of a conversion (a dense extent or an expert): source rows in, checksummed extents out.
+//
+// Thread safety: an encoder is used by one thread; several encoders may share a job and the payload files.
+#ifndef SLUICE_COMMON_PACK_UNIT_ENCODER_H_
+#define SLUICE_COMMON_PACK_UNIT_ENCODER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/encoding.h"
+#include "pack/writer/extent_writer.h"
+#include "pack/writer/journal.h"
+#include "pack/writer/matrix_reader.h"
+#include "pack/writer/pack_job.h"
+#include "pack/writer/progress_meter.h"
+#include "pack/writer/staging.h"
+
+namespace sluice {
+
+class UnitEncoder {
+ public:
+  // All three outlive this.
+  UnitEncoder(const PackJob& job, const Staging& staging, ProgressMeter* meter)
+      : job_(job), staging_(staging), meter_(meter) {}
+
+  // Writes the unit's extents and fills `record`. Errors name file, tensor and index.
+  absl::Status Encode(uint32_t unit, JournalRecord* record);
+
+  // Whether the payload already holds what `record` says: re-reads the unit's extents and compares.
+  absl::StatusOr<bool> IsThere(const JournalRecord& record);
+
+ private:
+  // One matrix on its way into records: where its rows come from, how they are encoded, and where they lie.
+  struct Column {
+    RowReader* reader;
+    EncodingDescriptor encoding;
+    uint32_t base;
+    std::string name;  // for errors
+  };
+
+  absl::Status EncodeDense(uint32_t unit, JournalRecord* record);
+  absl::Status EncodeExpert(uint32_t unit, JournalRecord* record);
+  // `rows` records of `stride` bytes, each holding a row of `cols` values of every column.
+  absl::Status WriteRecords(absl::Span<const Column> columns, uint32_t rows, uint32_t cols, uint32_t stride,
+                            ExtentWriter* writer);
+
+  const PackJob& job_;
+  const Staging& staging_;
+  ProgressMeter* const meter_;
+  std::vector<float> values_;
+  std::vector<std::byte> records_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_PACK_UNIT_ENCODER_H_

@@ -1,0 +1,63 @@
+#include "daemon/metrics_door.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <string>
+
+#include "absl/strings/numbers.h"
+#include "tests/support/prometheus_text.h"
+
+namespace sluice {
+namespace {
+
+int PortOf(const MetricsDoor& door) {
+  int port = 0;
+  EXPECT_TRUE(absl::SimpleAtoi(door.address().substr(door.address().rfind(':') + 1), &port));
+  return port;
+}
+
+TEST(MetricsDoorTest, EachScrapeHearsTheTextAnew) {
+  std::atomic<int> scrapes{0};
+  const auto door = MetricsDoor::Open(
+      "127.0.0.1:0", [&] { return "# HELP n N.\n# TYPE n gauge\nn " + std::to_string(++scrapes) + "\n"; });
+  ASSERT_TRUE(door.ok()) << door.status();
+  EXPECT_EQ(HttpGet(PortOf(**door), "/metrics").value(), "# HELP n N.\n# TYPE n gauge\nn 1\n");
+  EXPECT_EQ(HttpGet(PortOf(**door), "/metrics").value(), "# HELP n N.\n# TYPE n gauge\nn 2\n");
+}
+
+TEST(MetricsDoorTest, OtherPathsAreNotFound) {
+  const auto door = MetricsDoor::Open("localhost:0", [] { return std::string("x"); });
+  ASSERT_TRUE(door.ok()) << door.status();
+  for (const char* path : {"/", "/metrics/", "/../etc/passwd", "/%00"}) {
+    const auto answer = HttpGet(PortOf(**door), path);
+    EXPECT_FALSE(answer.ok()) << path;
+  }
+}
+
+TEST(MetricsDoorTest, AddressesBeyondLoopbackAndOtherFormsAreRefused) {
+  for (const char* address : {"0.0.0.0:9400", "192.168.1.2:9400", "[::]:9400", "unix:/tmp/x", "9400", "",
+                              "127.0.0.1", "example.org:9400", "127.0.0.1:99999"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(CheckMetricsAddress(address))) << address;
+    const auto door = MetricsDoor::Open(address, [] { return std::string(); });
+    EXPECT_TRUE(absl::IsInvalidArgument(door.status())) << address << ": " << door.status();
+  }
+}
+
+TEST(MetricsDoorTest, PortInUseIsSaid) {
+  const auto first = MetricsDoor::Open("127.0.0.1:0", [] { return std::string("x"); });
+  ASSERT_TRUE(first.ok()) << first.status();
+  const auto second = MetricsDoor::Open((*first)->address(), [] { return std::string("y"); });
+  EXPECT_TRUE(absl::IsAlreadyExists(second.status())) << second.status();
+  EXPECT_THAT(std::string(second.status().message()), testing::HasSubstr((*first)->address()));
+}
+
+TEST(MetricsDoorTest, DoorsOpenAndCloseWithoutScrapes) {
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(MetricsDoor::Open("127.0.0.1:0", [] { return std::string(); }).ok());
+  }
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,54 @@
+// An engine over a tiny model, for the tests of what its clients see.
+#ifndef SLUICE_TESTS_INFERD_ENGINE_FIXTURE_H_
+#define SLUICE_TESTS_INFERD_ENGINE_FIXTURE_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "inferd/engine/engine.h"
+#include "tests/support/engine_testing.h"
+
+namespace sluice {
+
+inline TinyModelSpec SmallModel() {
+  TinyModelSpec spec;
+  spec.vocab = 64;
+  spec.layers = 2;
+  spec.experts = 8;
+  spec.eos = {2, 3};
+  return spec;
+}
+
+class EngineTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    pack_ = dir_.File("pack");
+    const absl::Status status = PackTiny(SmallModel(), dir_.File("model"), pack_);
+    ASSERT_TRUE(status.ok()) << status;
+    options_.engine.context = 256;
+  }
+
+  void Start() {
+    absl::StatusOr<TestEngine> test = StartEngine(pack_, options_);
+    ASSERT_TRUE(test.ok()) << test.status();
+    test_ = std::move(*test);
+  }
+  Engine& engine() { return *test_.engine; }
+
+  std::vector<int32_t> Answer(const GenerateSpec& spec) {
+    const absl::StatusOr<std::vector<int32_t>> ids = GenerateIds(&engine(), spec);
+    EXPECT_TRUE(ids.ok()) << ids.status();
+    return ids.ok() ? *ids : std::vector<int32_t>();
+  }
+
+  TempDir dir_;
+  std::string pack_;
+  TestEngineOptions options_;
+  TestEngine test_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_INFERD_ENGINE_FIXTURE_H_

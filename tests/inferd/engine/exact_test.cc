@@ -1,0 +1,285 @@
+// `exact`: the logits of a sequence depend on its token ids alone. Random draws of everything that must not
+// matter: DRAM and KV budget, threads and backend, batch, prefill chunk, prefetch, faults, deaths of weightd.
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <random>
+
+#include "common/file_io.h"
+#include "common/status.h"
+#include "common/strict_json.h"
+#include "gtest/gtest.h"
+#include "inferd/model/delta_states.h"
+#include "inferd/model/kv_cache.h"
+#include "inferd/model/model_shapes.h"
+#include "inferd/residency/slab/slab_plan.h"
+#include "tests/support/engine_testing.h"
+
+namespace sluice {
+namespace {
+
+constexpr uint32_t kVocab = 96;
+
+uint32_t Draws(uint32_t in_ci) {
+  const char* stress = std::getenv("SLUICE_STRESS");
+  return stress != nullptr && std::string(stress) == "full" ? 10 * in_ci : in_ci;
+}
+
+std::vector<int32_t> RandomIds(std::mt19937* random, size_t count) {
+  std::vector<int32_t> ids(count);
+  for (int32_t& id : ids) {
+    id = static_cast<int32_t>((*random)() % kVocab);
+  }
+  return ids;
+}
+
+template <typename T>
+T OneOf(std::mt19937* random, std::initializer_list<T> values) {
+  return *(values.begin() + (*random)() % values.size());
+}
+
+struct Case {
+  const char* name;
+  TinyModelSpec model;
+  const char* bits;
+  std::string family = "";  // not empty: tests/data/tiny has the model
+  std::string change = "";  // members of its config.json to set, as JSON
+  uint32_t draws = 50;
+};
+
+TinyModelSpec Model(uint32_t experts, uint32_t top_k, uint32_t window) {
+  TinyModelSpec spec;
+  spec.vocab = kVocab;
+  spec.hidden = 48;
+  spec.layers = 3;
+  spec.heads = 6;
+  spec.kv_heads = 3;
+  spec.head_dim = 16;
+  spec.experts = experts;
+  spec.top_k = top_k;
+  spec.width = 80;
+  spec.sliding_window = window;
+  spec.tied = window > 0;
+  return spec;
+}
+
+class ExactTest : public testing::TestWithParam<Case> {
+ protected:
+  static constexpr int kInputs = 4;
+
+  void SetUp() override {
+    pack_ = dir_.File("pack");
+    const std::string model = dir_.File("model");
+    const absl::Status written =
+        GetParam().family.empty() ? WriteTinyModel(GetParam().model, model) : CopyFamily(model);
+    ASSERT_TRUE(written.ok()) << written;
+    const absl::Status packed = PackFolder(model, pack_, GetParam().bits);
+    ASSERT_TRUE(packed.ok()) << packed;
+    std::mt19937 random(5);
+    for (int i = 0; i < kInputs; ++i) {
+      inputs_.push_back(RandomIds(&random, 20 + 31 * i));
+    }
+  }
+
+  // The family's folder, with its config changed.
+  static absl::Status CopyFamily(const std::string& model) {
+    const std::string source = "tests/data/tiny/" + GetParam().family;
+    std::filesystem::create_directory(model);
+    std::filesystem::copy(source + "/model.safetensors", model);
+    ASSIGN_OR_RETURN(const std::string text, ReadFile(source + "/config.json", 1 << 20));
+    nlohmann::json config = nlohmann::json::parse(text);
+    if (!GetParam().change.empty()) {
+      config.update(nlohmann::json::parse(GetParam().change));
+    }
+    return WriteFileDurably(model + "/config.json", config.dump());
+  }
+
+  // What the reference backend says with everything in DRAM, one request at a time.
+  struct Wanted {
+    std::vector<std::vector<float>> logits;
+    std::vector<std::vector<int32_t>> greedy;
+  };
+  const Wanted& WantedFor(KvType kv) {
+    Wanted& wanted = wanted_[kv];
+    if (!wanted.logits.empty()) {
+      return wanted;
+    }
+    TestEngineOptions options;
+    options.engine.kv = kv;
+    options.engine.parallel = 1;
+    options.engine.prefetch = false;
+    absl::StatusOr<TestEngine> test = StartEngine(pack_, options);
+    EXPECT_TRUE(test.ok()) << test.status();
+    for (int i = 0; i < kInputs; ++i) {
+      wanted.logits.push_back(*ScoreLogits(test->engine.get(), "s", inputs_[i]));
+      wanted.greedy.push_back(*GenerateIds(test->engine.get(), GreedySpec("g", inputs_[i], 12)));
+    }
+    return wanted;
+  }
+
+  void RunDraw(uint32_t draw);
+  // The same on a device of a random budget, link and tile.
+  void RunSimDraw(uint32_t draw);
+  void RunRequests(TestEngine* test, const Wanted& wanted);
+
+  TempDir dir_;
+  std::string pack_;
+  std::vector<std::vector<int32_t>> inputs_;
+  std::map<KvType, Wanted> wanted_;
+};
+
+void ExactTest::RunDraw(uint32_t draw) {
+  std::mt19937 random(1000 + draw);
+  TestEngineOptions options;
+  options.threads = OneOf(&random, {0u, 1u, 1u, 2u, 2u});
+  options.engine.kv = OneOf(&random, {KvType::kF32, KvType::kF16, KvType::kQ8});
+  options.engine.parallel = 1 + random() % 6;
+  options.engine.prefill_chunk = OneOf(&random, {1u, 3u, 7u, 16u, 33u, 64u, 512u});
+  options.engine.prefetch = random() % 2 == 0;
+  options.engine.context = 256;
+  const std::unique_ptr<Pack> pack = *Pack::Open(pack_);
+  if (random() % 2 == 0) {  // pages for one context and little more: sequences are preempted
+    const uint64_t pages = KvPages::PagesFor(options.engine.context) + random() % 6;
+    options.engine.kv_budget = pages * KvBytesPerPage(pack->config(), options.engine.kv) +
+                               options.engine.parallel * StateBytesPerSequence(pack->config());
+  }
+  const uint64_t smallest = SmallestBudget(pack_, std::max(1u, options.threads));
+  const uint64_t all = pack->dense_bytes() + pack->total_expert_bytes();
+  options.weights.dram_budget =
+      std::max(smallest, OneOf(&random, {all, all / 2, all / 4, smallest, smallest}));
+  options.weights.seed = draw;
+  options.weights.max_delay_polls = OneOf(&random, {0u, 0u, 2u, 9u});
+  options.weights.no_room_chance = OneOf(&random, {0.0, 0.0, 0.15});
+  options.weights.evict_chance = OneOf(&random, {0.0, 0.2});
+  options.weights.ring_entries = OneOf(&random, {4u, 64u});
+  const Wanted& wanted = WantedFor(options.engine.kv);
+
+  absl::StatusOr<TestEngine> test = StartEngine(pack_, options);
+  ASSERT_TRUE(test.ok()) << test.status();
+  if (random() % 4 == 0) {
+    test->client->DisconnectAfterPolls(random() % 200);
+  }
+  RunRequests(&*test, wanted);
+}
+
+void ExactTest::RunSimDraw(uint32_t draw) {
+  std::mt19937 random(5000 + draw);
+  const std::unique_ptr<Pack> pack = *Pack::Open(pack_);
+  TestEngineOptions options;
+  options.threads = OneOf(&random, {0u, 1u, 2u});
+  options.engine.kv = OneOf(&random, {KvType::kF16, KvType::kQ8});
+  options.engine.parallel = OneOf(&random, {1u, 8u});
+  options.engine.prefill_chunk = OneOf(&random, {1u, 16u, 64u, 512u});
+  options.engine.prefetch = random() % 2 == 0;
+  options.engine.context = 256;
+  options.engine.stall_limit = absl::Seconds(60);  // a loaded machine is no failure of these
+  options.engine.weightd_grace = absl::Seconds(60);
+  options.engine.device = DeviceKind::kSim;
+  SlabOptions& device = options.engine.slab;
+  const uint64_t least = SmallestDeviceBudget(*pack);
+  const uint64_t most = pack->total_expert_bytes();
+  device.budget = OneOf(&random, {least, least, least + random() % (most - least + 1), most, uint64_t{0}});
+  options.engine.virtual_clock = random() % 3 == 0;
+  options.engine.costs.link_ms = OneOf(&random, {0.0, 0.5, 15.0});
+  options.engine.policies.policy = {
+      absl::StrCat("expert_miss=", OneOf(&random, {"load", "load", "cpu", "balance", "paper"})),
+      absl::StrCat("expert_predictor=",
+                   AnyScalesInputs(pack->config())
+                       ? "gate_reuse"
+                       : OneOf(&random, {"gate_reuse", "lookahead", "lookahead", "none"}))};
+  const bool balance = random() % 2 == 0;
+  if (balance) {
+    options.engine.policies.policy.push_back("balance_resident=on");
+    options.engine.policies.policy.push_back("balance_tiles=on");
+  }
+  options.engine.policies.policy.push_back(
+      absl::StrCat("predictor_depth_rule=", OneOf(&random, {"always", "idle", "reach"})));
+  device.link_latency_us = OneOf(&random, {0.0, 40.0});
+  device.tile_neurons = OneOf(&random, {0u, 64u, 128u, 1024u});
+  const uint64_t smallest = SmallestBudget(pack_, std::max(1u, options.threads));
+  options.weights.dram_budget = std::max(
+      smallest, OneOf(&random, {pack->dense_bytes() + most, pack->dense_bytes() + most / 2, smallest}));
+  options.weights.seed = draw;
+  options.weights.max_delay_polls = OneOf(&random, {0u, 1u, 3u, 9u});  // the link's rate
+  options.weights.no_room_chance = OneOf(&random, {0.0, 0.0, 0.1});
+  options.weights.evict_chance = OneOf(&random, {0.0, 0.2});
+  options.weights.ring_entries = OneOf(&random, {4u, 64u});
+  const Wanted& wanted = WantedFor(options.engine.kv);
+  absl::StatusOr<TestEngine> test = StartEngine(pack_, options);
+  ASSERT_TRUE(test.ok()) << test.status();
+  if (random() % 4 == 0) {
+    test->client->DisconnectAfterPolls(random() % 300);
+  }
+  RunRequests(&*test, wanted);
+}
+
+void ExactTest::RunRequests(TestEngine* test, const Wanted& wanted) {
+  std::vector<std::shared_ptr<CollectingScoreSink>> scores;
+  std::vector<std::shared_ptr<CollectingSink>> answers;
+  for (int i = 0; i < kInputs; ++i) {
+    ScoreSpec spec;
+    spec.request_id = absl::StrCat("s", i);
+    spec.input = inputs_[i];
+    spec.want_logits = true;
+    scores.push_back(std::make_shared<CollectingScoreSink>());
+    ASSERT_TRUE(test->engine->Score(spec, scores.back()).ok());
+    answers.push_back(std::make_shared<CollectingSink>());
+    ASSERT_TRUE(
+        test->engine->Generate(GreedySpec(absl::StrCat("g", i), inputs_[i], 12), answers.back()).ok());
+  }
+  for (int i = 0; i < kInputs; ++i) {
+    ASSERT_TRUE(scores[i]->Await().ok()) << scores[i]->Await();
+    ASSERT_EQ(scores[i]->logits(), wanted.logits[i]) << "input " << i;
+    ASSERT_TRUE(answers[i]->Await().ok()) << answers[i]->Await();
+    ASSERT_EQ(answers[i]->ids(), wanted.greedy[i]) << "input " << i;
+  }
+  const EngineStats stats = AwaitQuiet(*test->engine);
+  EXPECT_EQ(stats.kv_pages_used, 0u);
+  EXPECT_EQ(stats.expert_leases_held, 0u);
+  EXPECT_EQ(test->client->violation(), "");
+}
+
+TEST_P(ExactTest, LogitsAreBitEqualWhateverSurroundsTheSequence) {
+  for (uint32_t draw = 0; draw < Draws(GetParam().draws); ++draw) {
+    RunDraw(draw);
+    ASSERT_FALSE(HasFailure()) << "draw " << draw;
+  }
+}
+
+TEST_P(ExactTest, LogitsOnASimulatedDeviceAreThoseOfTheHost) {
+  for (uint32_t draw = 0; draw < Draws(GetParam().draws) / 4; ++draw) {
+    RunSimDraw(draw);
+    ASSERT_FALSE(HasFailure()) << "draw " << draw;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, ExactTest,
+                         testing::Values(Case{"Mixtral", Model(8, 2, 0), "bf16"},
+                                         Case{"FiveExpertsTop3", Model(5, 3, 0), "q8"},
+                                         Case{"SlidingWindow", Model(4, 1, 40), "f16"},
+                                         Case{"ManyExperts", Model(32, 4, 0), "bf16"}),
+                         [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
+
+Case Family(const char* name, const char* family, const char* bits, const char* change = "") {
+  return {name, {}, bits, family, change, /*draws=*/6};
+}
+
+// Texts of 20 to 125 tokens: the limit of short texts is crossed while they are generated.
+constexpr char kLongRope[] = R"({"original_max_position_embeddings": 25, "rope_parameters": {
+    "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 25,
+    "short_factor": [1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], "long_factor": [1, 1.5, 2, 2.5, 3, 4, 5, 6],
+    "short_mscale": 1.1, "long_mscale": 1.3}})";
+
+INSTANTIATE_TEST_SUITE_P(
+    Families, ExactTest,
+    testing::Values(Family("DeepSeekV2", "deepseek_v2", "bf16"), Family("DeepSeekV3", "deepseek_v3", "q8"),
+                    Family("Glm4Moe", "glm4_moe", "bf16"), Family("GptOss", "gpt_oss", "bf16"),
+                    Family("GraniteMoe", "granitemoe", "q4"), Family("Llama4", "llama4", "bf16"),
+                    Family("Olmoe", "olmoe", "bf16"), Family("PhiMoe", "phimoe", "bf16"),
+                    Family("PhiMoeLongRope", "phimoe", "q8", kLongRope),
+                    Family("Qwen2Moe", "qwen2_moe", "bf16"), Family("Qwen3Moe", "qwen3_moe", "q8"),
+                    Family("Qwen35Moe", "qwen3_5_moe", "bf16")),
+    [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,562 @@
+// The neuron level of the cache: what a layer does with the neurons of its experts while transfers come, fail
+// and die with weightd. Tables and choices by themselves: neuron_table_test.cc.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "common/clock.h"
+#include "common/status.h"
+#include "gtest/gtest.h"
+#include "inferd/engine/slab_policies.h"
+#include "inferd/policy/cache/cache_allocation.h"
+#include "inferd/residency/neuron/neuron_residency.h"
+#include "inferd/residency/neuron/neuron_table.h"
+#include "pack/row_layout.h"
+#include "tests/inferd/residency/neuron_lists.h"
+#include "tests/support/engine_testing.h"
+
+namespace sluice {
+namespace {
+
+// A cache of neurons on a fake weightd and the reference backend, without engine and router.
+class NeuronCacheTest : public testing::Test {
+ protected:
+  static constexpr uint32_t kWidth = 200;
+  static constexpr uint32_t kHidden = 32;
+
+  void SetUp() override {
+    model_.layers = 2;
+    model_.experts = 6;
+    model_.width = kWidth;
+    model_.hidden = kHidden;
+    ASSERT_TRUE(PackTiny(model_, dir_.File("model"), dir_.File("pack")).ok());
+    options_.slots.allocate = AllocateUniform;
+    options_.slots.lead = Part::kGate;
+    options_.slots.stall_limit = absl::Seconds(60);
+  }
+
+  // Slots for so many experts.
+  void Start(uint32_t slots, const FakeWeightOptions& weights = {}) {
+    cache_.reset();
+    fetches_.reset();
+    backend_.reset();
+    client_ = *FakeWeightClient::Open(dir_.File("pack"), weights);
+    backend_ = *CreateReferenceBackend({.max_tokens = 64,
+                                        .max_cols = 64,
+                                        .hidden = kHidden,
+                                        .heads = 1,
+                                        .head_dim = 2,
+                                        .max_context = 8,
+                                        .experts = 6,
+                                        .top_k = 2,
+                                        .expert_width = kWidth,
+                                        .vocab = 8});
+    fetches_ = std::make_unique<FetchQueue>(client_.get(), backend_.get(), &clock_);
+    const Pack& pack = client_->pack();
+    const uint64_t slot = NeuronLayoutOf(pack, 0, 0, Part::kGate, options_.lead_resident).slot_bytes;
+    options_.slots.budget = slots * slot + PositionBytes(pack, slots) +
+                            (options_.lead_resident ? LeadBytes(pack, Part::kGate) : 0);
+    auto cache = NeuronResidency::Create(options_, client_.get(), fetches_.get(), backend_.get());
+    ASSERT_TRUE(cache.ok()) << cache.status();
+    cache_ = *std::move(cache);
+    ASSERT_TRUE(cache_->Attach().ok());
+    x_ = NewRows(64, kHidden);
+    std::mt19937 random(9);
+    std::normal_distribution<float> normal;
+    auto* x = reinterpret_cast<float*>(backend_->HostWrite(x_.base, 64 * kHidden * sizeof(float)));
+    std::generate_n(x, 64 * kHidden, [&] { return normal(random); });
+    y_ = NewRows(64, kHidden);
+    cache_->BeginStep(++step_);
+  }
+  Rows NewRows(uint32_t rows, uint32_t cols) {
+    return {{*backend_->Allocate(uint64_t{rows} * cols * sizeof(float), BufferKind::kStaging), 0}, cols};
+  }
+
+  // A layer with one row for each expert, from `first_row` on: the rows that came out, by expert.
+  using Outputs = std::vector<std::vector<float>>;
+  absl::StatusOr<Outputs> Run(uint32_t layer, const Neurons& experts, uint32_t first_row = 0) {
+    std::vector<ExpertDemand> demands;
+    for (const uint32_t expert : experts) {
+      demands.push_back({expert, 1});
+    }
+    RETURN_IF_ERROR(cache_->BeginLayer(layer, demands));
+    for (;;) {
+      ASSIGN_OR_RETURN(const absl::Span<const ReadyTile> ready, cache_->Next());
+      if (ready.empty()) {
+        break;
+      }
+      RETURN_IF_ERROR(Compute(ready, first_row));
+    }
+    Outputs outputs;
+    for (size_t i = 0; i < experts.size(); ++i) {
+      const auto* y = reinterpret_cast<const float*>(
+          backend_->HostRead(y_.base + i * kHidden * sizeof(float), kHidden * sizeof(float)));
+      outputs.emplace_back(y, y + kHidden);
+    }
+    return outputs;
+  }
+
+  absl::Status Compute(absl::Span<const ReadyTile> ready, uint32_t first_row) {
+    std::vector<uint32_t> rows(64);
+    std::vector<uint32_t> slots(64);
+    std::iota(rows.begin(), rows.end(), first_row);
+    std::iota(slots.begin(), slots.end(), 0);
+    std::vector<LeadWork> leads;
+    std::vector<ExpertWork> works;
+    for (const ReadyTile& tile : ready) {
+      const auto row = absl::MakeConstSpan(rows).subspan(tile.demand, 1);
+      if (tile.lead_only) {
+        leads.push_back({.lead = tile.gate,
+                         .rows = row,
+                         .threshold = threshold_,
+                         .values = tile.lead_values,
+                         .active = tile.lead_active});
+        continue;
+      }
+      works.push_back({.up = tile.up,
+                       .gate = tile.gate,
+                       .down = tile.down,
+                       .rows = row,
+                       .slots = absl::MakeConstSpan(slots).subspan(tile.demand, 1),
+                       .neuron_begin = tile.neuron_begin,
+                       .neuron_end = tile.neuron_end,
+                       .sparsity = SparsityOrder::kGate,
+                       .threshold = threshold_,
+                       .lead_values = tile.lead_values});
+    }
+    if (!leads.empty()) {
+      RETURN_IF_ERROR(backend_->queue().ExpertLeads(
+          {.x = x_, .tokens = 64, .hidden = kHidden, .order = SparsityOrder::kGate, .experts = leads}));
+      EXPECT_TRUE(works.empty());
+      return cache_->LeadsQueued();
+    }
+    return backend_->queue().MoeExperts(
+        {.x = x_, .tokens = 64, .hidden = kHidden, .experts = works, .y = y_, .slots = 64});
+  }
+
+  // The neurons of an expert of layer 0 that count for a row.
+  Neurons Active(uint32_t expert, uint32_t row) {
+    const std::vector<std::vector<float>> values = Leads(expert, row);
+    Neurons active;
+    for (uint32_t j = 0; j < kWidth; ++j) {
+      if (!(std::fabs(values[0][j]) < threshold_)) {
+        active.push_back(j);
+      }
+    }
+    return active;
+  }
+  std::vector<std::vector<float>> Leads(uint32_t expert, uint32_t row) {
+    const Rows values = NewRows(1, 256);
+    const LeadWork work{
+        .lead = *cache_->Lead(0, expert), .rows = absl::MakeConstSpan(&row, 1), .values = values};
+    EXPECT_TRUE(backend_->queue()
+                    .ExpertLeads({.x = x_,
+                                  .tokens = 64,
+                                  .hidden = kHidden,
+                                  .order = SparsityOrder::kGate,
+                                  .experts = absl::MakeConstSpan(&work, 1)})
+                    .ok());
+    const auto* v = reinterpret_cast<const float*>(backend_->HostRead(values.base, kWidth * sizeof(float)));
+    return {std::vector<float>(v, v + kWidth)};
+  }
+
+  NeuronCounters Counted() const { return cache_->neuron_counters()[0]; }
+  uint32_t Present(uint32_t expert) const {
+    return cache_->slots().neurons().present_count(cache_->slots().Find(0, expert));
+  }
+  // Lets everything arrive.
+  void Settle() {
+    for (int i = 0; i < 1000 && cache_->slots().in_flight() > 0; ++i) {
+      cache_->Poll();
+    }
+    ASSERT_EQ(cache_->slots().in_flight(), 0u);
+  }
+
+  TempDir dir_;
+  TinyModelSpec model_;
+  MonotonicClock clock_;
+  std::unique_ptr<FakeWeightClient> client_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<FetchQueue> fetches_;
+  NeuronResidencyOptions options_;
+  std::unique_ptr<NeuronResidency> cache_;
+  float threshold_ = 0.3f;
+  uint64_t step_ = 0;
+  Rows x_;
+  Rows y_;
+};
+
+TEST_F(NeuronCacheTest, OnlyWhatCountsIsFetchedAndOnlyOnce) {
+  options_.lead_resident = true;
+  options_.slots.allocate = [](absl::Span<const uint32_t> experts, uint64_t) {
+    return std::vector<uint32_t>(experts.size(), 3);
+  };
+  Start(8);
+  for (const uint32_t expert : {3u, 4u, 5u}) {  // none of them was filled at the start
+    ASSERT_TRUE(Run(0, {expert}, expert).ok());
+  }
+  const Neurons first = Active(3, 3);
+  EXPECT_EQ(Present(3), first.size());
+  const NeuronCounters before = Counted();
+  ASSERT_TRUE(Run(0, {3}, 3).ok());
+  EXPECT_EQ(Counted().hits - before.hits, first.size());
+  EXPECT_EQ(Counted().fetched, before.fetched);
+  ASSERT_TRUE(Run(0, {3}, 8).ok());  // another row
+  const Neurons second = Active(3, 8);
+  Neurons both;
+  std::set_union(first.begin(), first.end(), second.begin(), second.end(), std::back_inserter(both));
+  ASSERT_GT(both.size(), first.size());
+  EXPECT_EQ(Present(3), both.size());
+  EXPECT_EQ(Counted().fetched - before.fetched, both.size() - first.size());
+  const PartView gate = client_->pack().part(0, 3, Part::kUp);
+  EXPECT_EQ(Counted().bytes - before.bytes,
+            2 * (both.size() - first.size()) * RowBytes(gate.encoding, gate.cols));
+}
+
+TEST_F(NeuronCacheTest, MoreThanTheShareBringsAllThatAreMissing) {
+  options_.copy_all_share = 0.1;
+  Start(4);
+  ASSERT_TRUE(Run(0, {5}).ok());
+  EXPECT_EQ(Present(5), kWidth);
+  EXPECT_EQ(Counted().copied_all, 1u);
+  EXPECT_TRUE(cache_->slots().IsFull(0, 5));
+}
+
+// The fake's copies take no time that could be measured.
+TEST_F(NeuronCacheTest, WithoutAMeasurementTheShareIsThePapersAndNoSlotIsLost) {
+  options_.copy_all_share = -1;
+  for (const bool resident : {false, true}) {
+    options_.lead_resident = resident;
+    Start(6);
+    EXPECT_EQ(cache_->copy_all_share(), 0.75);
+    EXPECT_NE(cache_->Describe().find("0.75 of them (measured)"), std::string::npos) << cache_->Describe();
+    EXPECT_EQ(Present(0), kWidth) << "filled after it";
+    EXPECT_EQ(client_->violation(), "");
+  }
+}
+
+TEST_F(NeuronCacheTest, AGivenUpExpertComesBackWithWhatCountsThen) {
+  Start(4);
+  const auto first = Run(0, {5}, 1);
+  ASSERT_TRUE(first.ok()) << first.status();
+  for (uint32_t round = 0; round < 3; ++round) {
+    for (const uint32_t expert : {0u, 1u, 2u, 3u, 4u}) {
+      ASSERT_TRUE(Run(0, {expert}, 2).ok());
+    }
+  }
+  ASSERT_EQ(cache_->slots().Find(0, 5), NeuronSlots::kNoSlot);
+  const auto again = Run(0, {5}, 1);
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(*again, *first);
+  EXPECT_EQ(Present(5), Active(5, 1).size());
+  EXPECT_EQ(client_->violation(), "");
+}
+
+TEST_F(NeuronCacheTest, WhatWeightdBroughtBeforeItDiedStaysAndTheRestIsAskedForAgain) {
+  for (const bool resident : {false, true}) {
+    options_.lead_resident = resident;
+    Start(6, {.max_delay_polls = 5});
+    const auto wanted = Run(0, {4, 5}, 1);
+    ASSERT_TRUE(wanted.ok());
+    const uint32_t present = Present(4);
+    ASSERT_TRUE(cache_->BeginLayer(1, {}).ok());
+    Neurons more;
+    const auto there = cache_->slots().neurons().present(cache_->slots().Find(0, 4));
+    for (uint32_t j = 0; j < kWidth && more.size() < 20; ++j) {
+      if (!HasNeuron(there, j)) {
+        more.push_back(j);
+      }
+    }
+    cache_->PrefetchNeurons(0, 4, more);
+    cache_->PrefetchNeurons(0, 0, {1, 2, 3});
+    ASSERT_GT(cache_->slots().in_flight(), 0u);
+    client_->Disconnect();
+    cache_->Abandon();
+    fetches_->Forget();
+    client_->AllowReconnect(true);
+    ASSERT_TRUE(client_->Reconnect(absl::Now() + absl::Seconds(60)).ok());
+    ASSERT_TRUE(cache_->Attach().ok());
+    EXPECT_EQ(Present(4), present) << "leads stay " << resident;
+    cache_->BeginStep(++step_);
+    const auto again = Run(0, {4, 5}, 1);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(*again, *wanted);
+    EXPECT_EQ(client_->violation(), "");
+  }
+}
+
+TEST_F(NeuronCacheTest, APromptPassesWithoutPushingOutWhatDecodingKeeps) {
+  Start(6);
+  for (const uint32_t expert : {4u, 5u}) {  // used last: they are kept
+    ASSERT_TRUE(Run(0, {expert}, expert).ok());
+  }
+  const uint32_t kept = Present(4);
+  ASSERT_EQ(kept, Active(4, 4).size());
+  cache_->SetPrefill(true);
+  cache_->SetLossless(true);
+  const auto wanted = Run(0, {0, 1, 2, 3, 4, 5}, 20);
+  ASSERT_TRUE(wanted.ok());
+  ASSERT_TRUE(cache_->BeginLayer(1, {}).ok());
+  cache_->SetPrefill(false);
+  for (const uint32_t expert : {4u, 5u}) {
+    ASSERT_NE(cache_->slots().Find(0, expert), NeuronSlots::kNoSlot) << "expert " << expert;
+  }
+  EXPECT_GE(Present(4), kept);
+}
+
+TEST_F(NeuronCacheTest, ExpertsWithManyRowsComeWholeWithoutALook) {
+  Start(4);
+  const NeuronCounters before = Counted();
+  ASSERT_TRUE(cache_->BeginLayer(0, {{{5, 33}}}).ok());
+  bool looked = false;
+  for (;;) {
+    const auto ready = cache_->Next();
+    ASSERT_TRUE(ready.ok()) << ready.status();
+    if (ready->empty()) {
+      break;
+    }
+    for (const ReadyTile& tile : *ready) {
+      looked = looked || tile.lead_only || tile.lead_values.base;
+    }
+  }
+  EXPECT_FALSE(looked);
+  EXPECT_TRUE(cache_->slots().IsFull(0, 5));
+  EXPECT_EQ(Counted().copied_all - before.copied_all, 1u);
+  EXPECT_EQ(Counted().requests, before.requests);
+}
+
+TEST_F(NeuronCacheTest, ProceedComputesWhatPredictorsBroughtAndLoadsWhatNobodyPredicted) {
+  options_.miss = NeuronMiss::kProceed;
+  options_.lead_resident = true;
+  options_.slots.allocate = [](absl::Span<const uint32_t> experts, uint64_t) {
+    return std::vector<uint32_t>(experts.size(), 3);
+  };
+  Start(8);
+  const Neurons active = Active(5, 2);
+  ASSERT_GT(active.size(), 10u);
+  const Neurons predicted(active.begin(), active.begin() + 10);
+  cache_->PrefetchNeurons(0, 5, predicted);
+  ASSERT_TRUE(Run(0, {5}, 2).ok());
+  EXPECT_EQ(Present(5), 10u);
+  EXPECT_EQ(Counted().left_out, active.size() - 10);
+  EXPECT_EQ(Counted().fetched, 0u);
+  EXPECT_EQ(Counted().prefetched, 10u);
+  // Two steps later nobody has predicted it: nothing is left out.
+  cache_->BeginStep(step_ += 2);
+  ASSERT_TRUE(Run(0, {5}, 2).ok());
+  EXPECT_EQ(Present(5), active.size());
+  EXPECT_EQ(Counted().left_out, active.size() - 10);
+  // Nor is it in a prompt.
+  cache_->PrefetchNeurons(1, 5, predicted);
+  cache_->SetLossless(true);
+  ASSERT_TRUE(Run(1, {5}, 2).ok());
+  EXPECT_EQ(cache_->neuron_counters()[1].left_out, 0u);
+}
+
+TEST_F(NeuronCacheTest, ABudgetFetchesTheLargestAndLeavesTheOthersOut) {
+  options_.miss = NeuronMiss::kBudgeted;
+  options_.lead_resident = true;
+  options_.slots.load_seconds = 1e-8;
+  options_.slots.allocate = [](absl::Span<const uint32_t> experts, uint64_t) {
+    return std::vector<uint32_t>(experts.size(), 3);
+  };
+  const uint64_t record = 2 * kHidden * 2;  // up and down rows, bf16
+  options_.budget_us = 12.5 * static_cast<double>(record) * 1e-8 * 1e6;
+  Start(8);
+  Neurons active = Active(5, 2);
+  const std::vector<float> values = Leads(5, 2)[0];
+  std::sort(active.begin(), active.end(),
+            [&](uint32_t a, uint32_t b) { return std::fabs(values[a]) > std::fabs(values[b]); });
+  ASSERT_GT(active.size(), 12u);
+  ASSERT_TRUE(Run(0, {5}, 2).ok());
+  Neurons largest(active.begin(), active.begin() + 12);
+  std::sort(largest.begin(), largest.end());
+  EXPECT_EQ(Listed(cache_->slots().neurons().present(cache_->slots().Find(0, 5))), largest);
+  EXPECT_EQ(Counted().fetched, 12u);
+  EXPECT_EQ(Counted().left_out, active.size() - 12);
+}
+
+// Eight slots for two layers of six: the first layer whole leaves none for the second, where both a token's
+// experts and the two predicted for it must find room; where nothing is predicted the room is the cache's.
+TEST_F(NeuronCacheTest, WhereALayerKeepsTooLittleTwiceATokensExpertsPassIfSomeArePredicted) {
+  const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
+  const uint64_t leads = LeadBytes(*pack, Part::kUp);
+  const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kUp, true).slot_bytes;
+  const auto plan = [&](uint64_t slots, bool fetch_ahead, const SlotAllocation& allocate) {
+    return *PlanNeuronSlab(*pack, leads + slots * slot + PositionBytes(*pack, slots), Part::kUp, true,
+                           fetch_ahead, allocate);
+  };
+  const SlabPlan layers = plan(8, true, AllocateLayers);
+  EXPECT_EQ(layers.classes[0].passing, 4u);
+  EXPECT_EQ(layers.classes[0].quota, (std::vector<uint32_t>{4, 0}));
+  EXPECT_TRUE(layers.room_ahead);
+  const SlabPlan unpredicted = plan(8, false, AllocateLayers);
+  EXPECT_EQ(unpredicted.classes[0].passing, 2u);
+  EXPECT_EQ(unpredicted.classes[0].quota, (std::vector<uint32_t>{6, 0}));
+  for (const bool fetch_ahead : {false, true}) {
+    const SlabPlan even = plan(8, fetch_ahead, AllocateUniform);
+    EXPECT_EQ(even.classes[0].passing, 2u);
+    EXPECT_EQ(even.classes[0].quota, (std::vector<uint32_t>{3, 3}));
+    EXPECT_TRUE(even.room_ahead);
+  }
+  const SlabPlan few = plan(3, true, AllocateLayers);
+  EXPECT_EQ(few.classes[0].passing, 1u);
+  EXPECT_FALSE(few.room_ahead) << "one slot passes, and a token's two experts are being computed";
+}
+
+TEST_F(NeuronCacheTest, LeadsStayByThemselvesWhereTheyLeaveASlotForEachExpertOfAToken) {
+  const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
+  const uint64_t leads = LeadBytes(*pack, Part::kGate);
+  const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kGate, true).slot_bytes;
+  const uint64_t two = leads + 2 * slot + PositionBytes(*pack, 2);
+  for (const char* preset : {"corm", "floe"}) {
+    Policies policies = *PoliciesOf(preset, {}, DeviceKind::kSim);
+    policies.sparsity.order = SparsityOrder::kGate;
+    ASSERT_EQ(policies.lead_resident, LeadResident::kAuto);
+    EXPECT_TRUE(LeadsStay(policies, *pack, two));
+    EXPECT_FALSE(LeadsStay(policies, *pack, two - 1));
+    EXPECT_FALSE(LeadsStay(policies, *pack, 0)) << "every expert has a slot, and its lead is there";
+    EXPECT_TRUE(CheckSlotBudget(policies, *pack, two - 1).ok());
+    policies.lead_resident = LeadResident::kOn;
+    EXPECT_TRUE(LeadsStay(policies, *pack, two - 1));
+    EXPECT_FALSE(CheckSlotBudget(policies, *pack, two - 1).ok());
+    policies.lead_resident = LeadResident::kOff;
+    EXPECT_FALSE(LeadsStay(policies, *pack, two));
+  }
+}
+
+// Two slots of a size would do for the cache, but not for five experts at once.
+TEST_F(NeuronCacheTest, LeadsDoNotStayWhereATokensExpertsFindTooFewSlots) {
+  TinyModelSpec model = model_;
+  model.top_k = 5;
+  ASSERT_TRUE(PackTiny(model, dir_.File("model5"), dir_.File("pack5")).ok());
+  const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack5"));
+  const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kGate, true).slot_bytes;
+  const uint64_t five = LeadBytes(*pack, Part::kGate) + 5 * slot + PositionBytes(*pack, 5);
+  const Policies policies = *PoliciesOf("corm", {}, DeviceKind::kSim);
+  EXPECT_TRUE(LeadsStay(policies, *pack, five));
+  EXPECT_FALSE(LeadsStay(policies, *pack, five - 1));
+}
+
+// However long a layer computes, its transfers have the whole limit from then on.
+TEST_F(NeuronCacheTest, ComputingIsNotCountedAgainstTheStallLimit) {
+  options_.slots.stall_limit = absl::Milliseconds(40);
+  Start(8, {.max_delay_polls = 60});
+  ASSERT_TRUE(cache_->BeginLayer(0, {{0, 1}, {5, 1}}).ok());
+  int rounds = 0;
+  for (;; ++rounds) {
+    const auto ready = cache_->Next();
+    ASSERT_TRUE(ready.ok()) << ready.status();
+    if (ready->empty()) break;
+    ASSERT_TRUE(Compute(*ready, 0).ok());
+    absl::SleepFor(absl::Milliseconds(60));
+  }
+  EXPECT_GT(rounds, 2);
+}
+
+// What a predictor that waits for leads is told while a layer waits for something else.
+TEST_F(NeuronCacheTest, ALeadThatComesWhileALayerWaitsIsTold) {
+  class Told final : public LeadListener {
+   public:
+    explicit Told(NeuronResidency* cache) : cache_(cache) {}
+    absl::Status OnLeads() override {
+      ++times;
+      there = cache_->Lead(1, 3).has_value();
+      cache_->PrefetchNeurons(1, 3, Neurons{4, 5});
+      return absl::OkStatus();
+    }
+    NeuronResidency* const cache_;
+    int times = 0;
+    bool there = false;
+  };
+  Start(8);
+  Told told(cache_.get());
+  cache_->SetLeadListener(&told);
+  cache_->Prefetch(1, 3);
+  ASSERT_TRUE(Run(0, {0, 1, 2, 3, 4, 5}).ok());
+  EXPECT_EQ(told.times, 1);
+  EXPECT_TRUE(told.there);
+  EXPECT_EQ(cache_->neuron_counters()[1].prefetched, 2u);
+  ASSERT_TRUE(Run(1, {3}).ok());
+  EXPECT_EQ(told.times, 1) << "the layer's own leads are its own business";
+  cache_->SetLeadListener(nullptr);
+}
+
+TEST_F(NeuronCacheTest, ABudgetThatDoesNotHoldTheLeadsIsRefusedWithTheNumbers) {
+  const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
+  const uint64_t leads = LeadBytes(*pack, Part::kUp);
+  const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kUp, true).slot_bytes;
+  const uint64_t least = leads + 2 * slot + PositionBytes(*pack, 2);
+  EXPECT_EQ(SmallestNeuronBudget(*pack, Part::kUp, true), least);
+  const absl::Status refused = CheckNeuronBudget(*pack, least - 1, Part::kUp, true);
+  EXPECT_TRUE(absl::IsInvalidArgument(refused));
+  EXPECT_NE(std::string(refused.message()).find(absl::StrCat(leads)), std::string::npos) << refused;
+  EXPECT_TRUE(CheckNeuronBudget(*pack, least, Part::kUp, true).ok());
+  EXPECT_TRUE(CheckNeuronBudget(*pack, least - 1, Part::kUp, false).ok());
+}
+
+// Slab, leads and tables of positions together: never more than the budget, and no slot is left out that
+// would fit.
+TEST_F(NeuronCacheTest, SlotsLeadsAndPositionsAllLieInTheBudget) {
+  const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
+  for (const bool resident : {false, true}) {
+    const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kUp, resident).slot_bytes;
+    const uint64_t leads = resident ? LeadBytes(*pack, Part::kUp) : 0;
+    const auto bytes = [&](uint64_t slots) { return leads + slots * slot + PositionBytes(*pack, slots); };
+    for (uint64_t budget = SmallestNeuronBudget(*pack, Part::kUp, resident); budget < bytes(12);
+         budget += slot / 7) {
+      const auto plan = PlanNeuronSlab(*pack, budget, Part::kUp, resident, true, AllocateUniform);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      EXPECT_LE(bytes(plan->slots), budget);
+      EXPECT_GT(bytes(plan->slots + 1), budget);
+    }
+    const auto all = PlanNeuronSlab(*pack, 0, Part::kUp, resident, true, AllocateUniform);
+    EXPECT_EQ(all->slots, 12u);
+  }
+}
+
+// Whatever predictors ask for, and however slowly it comes, a layer computes what the resident one does.
+TEST_F(NeuronCacheTest, PredictionsDecideNothingAboutTheResult) {
+  std::vector<Outputs> wanted;
+  Start(12);
+  for (uint32_t step = 0; step < 30; ++step) {
+    wanted.push_back(*Run(step % 2, {step % 6, (step + 3) % 6}, step));
+  }
+  for (uint32_t draw = 0; draw < 12; ++draw) {
+    std::mt19937 random(draw);
+    options_.lead_resident = draw % 2 == 0;
+    options_.copy_all_share = draw % 3 == 0 ? 0.2 : 0.75;
+    Start(4 + draw % 3, {.ring_entries = draw % 4 == 0 ? 4u : 64u,
+                         .seed = draw,
+                         .max_delay_polls = draw % 5,
+                         .no_room_chance = draw % 3 == 1 ? 0.1 : 0.0});
+    for (uint32_t step = 0; step < 30; ++step) {
+      cache_->BeginStep(++step_);
+      for (uint32_t i = 0; i < random() % 3; ++i) {
+        Neurons named;
+        for (uint32_t j = random() % 50; j < kWidth; j += 1 + random() % 20) {
+          named.push_back(j);
+        }
+        cache_->PrefetchNeurons(step % 2, random() % 6, named);
+      }
+      if (random() % 3 == 0) {
+        cache_->Prefetch(step % 2, random() % 6);
+      }
+      const auto outputs = Run(step % 2, {step % 6, (step + 3) % 6}, step);
+      ASSERT_TRUE(outputs.ok()) << outputs.status();
+      ASSERT_EQ(*outputs, wanted[step]) << "draw " << draw << " step " << step;
+      ASSERT_TRUE(cache_->BeginLayer((step + 1) % 2, {}).ok());
+    }
+    ASSERT_EQ(client_->violation(), "") << "draw " << draw;
+  }
+}
+
+}  // namespace
+}  // namespace sluice

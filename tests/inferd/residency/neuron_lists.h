@@ -1,0 +1,27 @@
+// Neurons of a mask as a list, for tests of what is fetched and where it lies.
+//
+// Thread safety: a pure function.
+#ifndef SLUICE_TESTS_INFERD_NEURON_LISTS_H_
+#define SLUICE_TESTS_INFERD_NEURON_LISTS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "inferd/residency/neuron/neuron_table.h"
+
+namespace sluice {
+
+using Neurons = std::vector<uint32_t>;
+
+// The numbers of the bits of `mask` that are set, ascending.
+inline Neurons Listed(absl::Span<const uint64_t> mask) {
+  Neurons list(mask.size() * 64);
+  const std::vector<uint64_t> none(mask.size());
+  list.resize(ListNeurons(mask, none, list.data()));
+  return list;
+}
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_INFERD_NEURON_LISTS_H_

@@ -1,0 +1,71 @@
+#include "inferd/schedule/request_registry.h"
+
+#include "common/error_detail.h"
+#include "gtest/gtest.h"
+
+namespace sluice {
+namespace {
+
+TEST(RequestRegistryTest, IdsAreUniqueWhileTheyLive) {
+  RequestRegistry registry({});
+  const absl::StatusOr<SequenceId> first = registry.Enter("a", 1, 1);
+  ASSERT_TRUE(first.ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(registry.Enter("a", 1, 1).status()));
+  EXPECT_EQ(registry.Find("a"), *first);
+  registry.End("a");
+  EXPECT_EQ(registry.Find("a"), std::nullopt);
+  const absl::StatusOr<SequenceId> second = registry.Enter("a", 1, 1);
+  ASSERT_TRUE(second.ok());
+  EXPECT_NE(*first, *second);
+}
+
+TEST(RequestRegistryTest, EachLimitBoundsWhatWaits) {
+  RequestRegistry by_count({2, 1000, 1000});
+  ASSERT_TRUE(by_count.Enter("a", 1, 1).ok());
+  ASSERT_TRUE(by_count.Enter("b", 1, 1).ok());
+  EXPECT_EQ(ReasonOf(by_count.Enter("c", 1, 1).status()), "QUEUE_FULL");
+  RequestRegistry by_tokens({9, 10, 1000});
+  ASSERT_TRUE(by_tokens.Enter("a", 6, 1).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(by_tokens.Enter("b", 5, 1).status()));
+  EXPECT_TRUE(by_tokens.Enter("c", 4, 1).ok());
+  RequestRegistry by_bytes({9, 1000, 10});
+  ASSERT_TRUE(by_bytes.Enter("a", 1, 6).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(by_bytes.Enter("b", 1, 5).status()));
+}
+
+TEST(RequestRegistryTest, NewLimitsAreForRequestsFromNowOn) {
+  RequestRegistry registry({2, 1000, 1000});
+  ASSERT_TRUE(registry.Enter("a", 1, 1).ok());
+  ASSERT_TRUE(registry.Enter("b", 1, 1).ok());
+  registry.SetLimits({1, 1000, 1000});
+  EXPECT_EQ(registry.waiting(), 2u);
+  registry.LeaveQueue("a");
+  EXPECT_EQ(ReasonOf(registry.Enter("c", 1, 1).status()), "QUEUE_FULL");
+  registry.SetLimits({3, 1000, 1000});
+  EXPECT_TRUE(registry.Enter("c", 1, 1).ok());
+}
+
+TEST(RequestRegistryTest, ARequestThatWaitsAloneIsAlwaysTaken) {
+  RequestRegistry registry({4, 10, 10});
+  EXPECT_TRUE(registry.Enter("a", 500, 500).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(registry.Enter("b", 1, 1).status()));
+}
+
+TEST(RequestRegistryTest, LeavingTheQueueMakesRoomOnce) {
+  RequestRegistry registry({1, 10, 10});
+  ASSERT_TRUE(registry.Enter("a", 5, 5).ok());
+  EXPECT_EQ(registry.waiting(), 1u);
+  registry.LeaveQueue("a");
+  registry.LeaveQueue("a");
+  EXPECT_EQ(registry.waiting(), 0u);
+  EXPECT_EQ(registry.live(), 1u);
+  ASSERT_TRUE(registry.Enter("b", 5, 5).ok());
+  registry.End("a");
+  EXPECT_EQ(registry.waiting(), 1u);
+  registry.End("b");
+  registry.End("b");
+  EXPECT_EQ(registry.live(), 0u);
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,70 @@
+#include "inferd/serving/serving_metrics.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/prometheus_text.h"
+
+namespace sluice {
+namespace {
+
+std::map<std::string, ParsedFamily> Scrape(const ServingMetrics& metrics, const EngineStats& stats) {
+  const StreamPump pump;
+  ServerInfo info;
+  info.version = "1.2";
+  info.model_id = "abc";
+  const std::string text = metrics.Text(stats, info, ServerState::Phase::kServing, pump);
+  const auto parsed = ParsePrometheus(text);
+  EXPECT_TRUE(parsed.ok()) << parsed.status() << "\n" << text;
+  return parsed.ok() ? *parsed : std::map<std::string, ParsedFamily>();
+}
+
+TEST(ServingMetricsTest, CountersOfTheEngineAreWrittenUnderTheirNames) {
+  EngineStats stats;
+  stats.generated_tokens = 7;
+  stats.expert_requests = 10;
+  stats.expert_hits = 9;
+  stats.predictions = 4;
+  stats.predictions_right = 3;
+  stats.kv_pages_used = 1;
+  stats.kv_pages_total = 4;
+  stats.stall_seconds = 0.5;
+  stats.requests_rejected = 2;
+  const auto families = Scrape(ServingMetrics(), stats);
+  const auto value = [&](const std::string& name) { return SampleOf(families, name, name); };
+  EXPECT_EQ(value("inferd_generation_tokens_total"), 7);
+  EXPECT_EQ(value("inferd_expert_hits_total"), 9);
+  EXPECT_EQ(value("inferd_predictor_precision_ratio"), 0.75);
+  EXPECT_EQ(value("inferd_kv_usage_ratio"), 0.25);
+  EXPECT_EQ(value("inferd_expert_stall_seconds_total"), 0.5);
+  EXPECT_EQ(value("inferd_serving"), 1);
+  EXPECT_EQ(SampleOf(families, "inferd_finished_requests_total",
+                     "inferd_finished_requests_total{end=\"rejected\"}"),
+            2);
+}
+
+TEST(ServingMetricsTest, AnswersAreTimedAndCountedByTheirStatus) {
+  ServingMetrics metrics;
+  FinishInfo info;
+  info.usage.completion_tokens = 5;
+  info.timings.queue_seconds = 0.5;
+  info.timings.prompt_seconds = 1.5;
+  info.timings.decode_seconds = 4;
+  metrics.Ended(&info, absl::OkStatus());
+  info.usage.completion_tokens = 1;  // no time between tokens
+  metrics.Ended(&info, absl::OkStatus());
+  metrics.Ended(nullptr, absl::CancelledError("gone"));
+  const auto families = Scrape(metrics, EngineStats());
+  EXPECT_EQ(
+      SampleOf(families, "inferd_time_to_first_token_seconds", "inferd_time_to_first_token_seconds_sum"), 4);
+  EXPECT_EQ(
+      SampleOf(families, "inferd_time_per_output_token_seconds", "inferd_time_per_output_token_seconds_sum"),
+      1);
+  EXPECT_EQ(SampleOf(families, "inferd_time_per_output_token_seconds",
+                     "inferd_time_per_output_token_seconds_count"),
+            1);
+  EXPECT_EQ(SampleOf(families, "inferd_answers_total", "inferd_answers_total{code=\"OK\"}"), 2);
+  EXPECT_EQ(SampleOf(families, "inferd_answers_total", "inferd_answers_total{code=\"CANCELLED\"}"), 1);
+}
+
+}  // namespace
+}  // namespace sluice

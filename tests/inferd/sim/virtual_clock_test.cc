@@ -1,0 +1,459 @@
+// --clock virtual: times are those of the model, the same in every run, and nothing else changes.
+#include <set>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "inferd/policy/cache/cache_allocation.h"
+#include "inferd/policy/cache/slot_eviction.h"
+#include "inferd/policy/trace/trace_file.h"
+#include "inferd/residency/slab/slab_plan.h"
+#include "inferd/sim/virtual_costs.h"
+#include "inferd/sim/virtual_device.h"
+#include "inferd/sim/virtual_weight_client.h"
+#include "tests/support/engine_testing.h"
+
+namespace sluice {
+namespace {
+
+TEST(VirtualCostsTest, ParsesWhatItShows) {
+  const absl::StatusOr<VirtualCosts> costs = ParseVirtualCosts("link_ms=15,compute_ms=0.5");
+  ASSERT_TRUE(costs.ok()) << costs.status();
+  EXPECT_EQ(costs->link_ms, 15);
+  EXPECT_EQ(costs->compute_ms, 0.5);
+  EXPECT_EQ(costs->attention_ms, 0.3);
+  const absl::StatusOr<VirtualCosts> regime = ParseVirtualCosts("30x,cpu_ms=2");
+  ASSERT_TRUE(regime.ok());
+  EXPECT_EQ(regime->link_ms, 15);
+  EXPECT_EQ(regime->compute_ms, 0.5);
+  EXPECT_EQ(regime->cpu_ms, 2);
+  const absl::StatusOr<VirtualCosts> again = ParseVirtualCosts(ShowVirtualCosts(*costs));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(ShowVirtualCosts(*again), ShowVirtualCosts(*costs));
+  for (const char* bad : {"link=15", "link_ms", "link_ms=-1", "link_ms=x", "link_ms=inf", ","}) {
+    EXPECT_EQ(ParseVirtualCosts(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
+  }
+}
+
+class VirtualClockTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    model_.layers = 3;
+    model_.experts = 8;
+    model_.width = 192;
+    const absl::Status packed = PackTiny(model_, dir_.File("model"), dir_.File("pack"));
+    ASSERT_TRUE(packed.ok()) << packed;
+    pack_ = *Pack::Open(dir_.File("pack"));
+  }
+
+  TestEngineOptions Options(uint64_t budget, double link_ms, double compute_ms) const {
+    TestEngineOptions options;
+    options.engine.device = DeviceKind::kSim;
+    options.engine.slab.budget = budget;
+    options.engine.virtual_clock = true;
+    options.engine.costs = {compute_ms, 0.25, 0, link_ms, 0};
+    return options;
+  }
+
+  // One answer of 20 tokens to a prompt of one, given twice: weightd has read all it needs the second time.
+  FinishInfo Answer(const TestEngineOptions& options, std::vector<int32_t>* ids) {
+    absl::StatusOr<TestEngine> test = StartEngine(pack_->dir(), options);
+    EXPECT_TRUE(test.ok()) << test.status();
+    EXPECT_TRUE(GenerateIds(test->engine.get(), GreedySpec("warm", {7}, 20)).ok());
+    auto sink = std::make_shared<CollectingSink>();
+    EXPECT_TRUE(test->engine->Generate(GreedySpec("g", {7}, 20), sink).ok());
+    EXPECT_TRUE(sink->Await().ok());
+    *ids = sink->ids();
+    EXPECT_EQ(test->client->violation(), "");
+    return sink->info();
+  }
+
+  TempDir dir_;
+  TinyModelSpec model_;
+  std::unique_ptr<Pack> pack_;
+};
+
+TEST_F(VirtualClockTest, TwoRunsTakeTheSameTimeToTheBit) {
+  const TestEngineOptions options = Options(pack_->total_expert_bytes() / 3, 15, 5);
+  std::vector<int32_t> first_ids;
+  std::vector<int32_t> ids;
+  const FinishInfo first = Answer(options, &first_ids);
+  const FinishInfo again = Answer(options, &ids);
+  EXPECT_EQ(ids, first_ids);
+  EXPECT_GT(first.timings.decode_seconds, 0);
+  EXPECT_GT(first.timings.stall_seconds, 0);
+  EXPECT_EQ(first.timings.decode_seconds, again.timings.decode_seconds);
+  EXPECT_EQ(first.timings.prompt_seconds, again.timings.prompt_seconds);
+  EXPECT_EQ(first.timings.stall_seconds, again.timings.stall_seconds);
+  EXPECT_EQ(first.timings.bytes_link, again.timings.bytes_link);
+  EXPECT_EQ(first.timings.expert_hits, again.timings.expert_hits);
+}
+
+TEST_F(VirtualClockTest, WithEveryExpertResidentAStepTakesItsComputeAlone) {
+  std::vector<int32_t> ids;
+  const FinishInfo info = Answer(Options(0, 15, 5), &ids);
+  // 19 steps after the first token: 3 layers of 2 experts and attention.
+  EXPECT_NEAR(info.timings.decode_seconds, 19 * 3 * (2 * 5e-3 + 0.25e-3), 1e-6);
+  EXPECT_EQ(info.timings.stall_seconds, 0);
+  EXPECT_EQ(info.timings.bytes_link, 0u);
+}
+
+// Nothing is kept and nothing predicted: every step waits for each expert's bytes but for what computes
+// meanwhile.
+TEST_F(VirtualClockTest, WithoutACacheAStepTakesTheLinksTimeAndTheLastTilesCompute) {
+  TestEngineOptions options = Options(SmallestDeviceBudget(*pack_), 15, 5);
+  options.engine.policies.policy = {"cache=none", "expert_predictor=none"};
+  options.engine.slab.tile_neurons = 64;  // three tiles
+  std::vector<int32_t> ids;
+  const FinishInfo info = Answer(options, &ids);
+  const double step = 3 * (0.25e-3 + 2 * 15e-3 + 5e-3 / 3);
+  EXPECT_NEAR(info.timings.decode_seconds, 19 * step, 19 * step * 0.01);
+  EXPECT_EQ(info.timings.expert_hits, 0u);
+}
+
+// Nothing of the experts is kept but their leads: each costs a third of an expert's compute, and the other
+// two thirds only as far as neurons count, on the link and on the device.
+TEST_F(VirtualClockTest, ByNeuronAStepTakesWhatTheLeadsAndTheNeuronsThatCountTake) {
+  TestEngineOptions options = Options(0, 15, 5);
+  options.engine.policies.sparsity = "gate";
+  options.engine.policies.policy = {"cache_granularity=neuron", "cache=resident", "expert_predictor=none"};
+  std::vector<int32_t> ids;
+  options.engine.policies.sparsity_threshold = 1e9;  // none counts
+  FinishInfo info = Answer(options, &ids);
+  EXPECT_NEAR(info.timings.decode_seconds, 19 * 3 * (2 * 5e-3 / 3 + 0.25e-3), 1e-5);
+  options.engine.policies.sparsity_threshold = 0;  // all count
+  info = Answer(options, &ids);
+  EXPECT_NEAR(info.timings.decode_seconds, 19 * 3 * (2 * 5e-3 + 0.25e-3), 1e-5);
+  EXPECT_EQ(info.timings.bytes_link, 0u);
+  // All of two thirds travel in one copy of three tiles; the leads, and the last tile's, are not hidden.
+  options.engine.policies.policy = {"cache_granularity=neuron", "cache=none", "lead_resident=on",
+                                    "expert_predictor=none"};
+  options.engine.slab = {.budget = pack_->total_expert_bytes(), .tile_neurons = 64};
+  info = Answer(options, &ids);
+  const double step = 3 * (0.25e-3 + 2 * 5e-3 / 3 + 2 * 15e-3 * 2 / 3 + 5e-3 * 2 / 9);
+  EXPECT_NEAR(info.timings.decode_seconds, 19 * step, 19 * step * 0.01);
+  // None of them travels.
+  options.engine.policies.sparsity_threshold = 1e9;
+  info = Answer(options, &ids);
+  EXPECT_NEAR(info.timings.decode_seconds, 19 * 3 * (2 * 5e-3 / 3 + 0.25e-3), 1e-5);
+  EXPECT_EQ(info.timings.bytes_link, 0u);
+}
+
+// Every miss is the CPU's: the device computes hits alone, and waits for the slower of the two.
+TEST_F(VirtualClockTest, TheCpuComputesMissesBesideTheDevice) {
+  TestEngineOptions options = Options(SmallestDeviceBudget(*pack_), 15, 5);
+  options.engine.policies.policy = {"cache=none", "expert_predictor=none", "expert_miss=cpu"};
+  std::vector<int32_t> ids;
+  const FinishInfo info = Answer(options, &ids);
+  // A CPU expert takes a third of a load.
+  EXPECT_NEAR(info.timings.decode_seconds, 19 * 3 * (0.25e-3 + 2 * 5e-3), 1e-4);
+  EXPECT_EQ(info.timings.bytes_link, 0u);
+  options.engine.policies.policy.back() = "expert_miss=load";
+  std::vector<int32_t> loaded;
+  Answer(options, &loaded);
+  EXPECT_EQ(ids, loaded);
+}
+
+// What the CPU computed last ended in the past; the clock must go on to where the link's bytes land.
+TEST_F(VirtualClockTest, WhatIsStillOnTheLinkLandsWhenTheCpuWasWaitedForLast) {
+  TestEngineOptions options = Options(pack_->total_expert_bytes() / 3, 15, 0.5);
+  options.engine.costs.cpu_ms = 1;
+  options.engine.policies.policy = {"expert_predictor=gate_reuse", "expert_miss=cpu"};
+  absl::StatusOr<TestEngine> test = StartEngine(pack_->dir(), options);
+  ASSERT_TRUE(test.ok()) << test.status();
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(GenerateIds(test->engine.get(), GreedySpec(absl::StrCat(i), {7 + i}, 2 + i)).ok());
+    const absl::Time patience = absl::Now() + absl::Seconds(60);
+    while (test->engine->Stats().fetches_outstanding > 0 && absl::Now() < patience) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    ASSERT_EQ(test->engine->Stats().fetches_outstanding, 0u) << "after request " << i;
+  }
+}
+
+// Two misses of one row each: the link takes 15 ms for one while the CPU takes 12 for the other.
+TEST_F(VirtualClockTest, BalanceIsNeverSlowerThanEitherSideAlone) {
+  TestEngineOptions options = Options(SmallestDeviceBudget(*pack_), 15, 5);
+  options.engine.costs.cpu_ms = 12;
+  double seconds[3] = {};
+  const char* misses[] = {"expert_miss=load", "expert_miss=cpu", "expert_miss=balance"};
+  for (int i = 0; i < 3; ++i) {
+    options.engine.policies.policy = {"cache=none", "expert_predictor=none", misses[i]};
+    std::vector<int32_t> ids;
+    seconds[i] = Answer(options, &ids).timings.decode_seconds;
+  }
+  EXPECT_LT(seconds[2], seconds[0]);
+  EXPECT_LT(seconds[2], seconds[1]);
+}
+
+// Both experts are there, and the CPU is as fast as the device: each computes one.
+TEST_F(VirtualClockTest, BalanceSharesResidentExpertsWithTheCpu) {
+  TestEngineOptions options = Options(0, 15, 5);
+  options.engine.costs.cpu_ms = 5;
+  options.engine.policies.policy = {"expert_predictor=none", "expert_miss=balance"};
+  std::vector<int32_t> alone;
+  EXPECT_NEAR(Answer(options, &alone).timings.decode_seconds, 19 * 3 * (0.25e-3 + 2 * 5e-3), 1e-5);
+  options.engine.policies.policy.push_back("balance_resident=on");
+  std::vector<int32_t> shared;
+  const FinishInfo info = Answer(options, &shared);
+  EXPECT_NEAR(info.timings.decode_seconds, 19 * 3 * (0.25e-3 + 5e-3), 1e-5);
+  EXPECT_EQ(shared, alone);
+  EXPECT_EQ(info.timings.bytes_link, 0u);
+  options.engine.costs.cpu_ms = 11;  // the device is through with both before
+  EXPECT_NEAR(Answer(options, &shared).timings.decode_seconds, 19 * 3 * (0.25e-3 + 2 * 5e-3), 1e-5);
+}
+
+// Both experts are missing, in three tiles each: 5 ms of the link, 10/3 of the CPU, 5/3 of the device. Whole
+// experts: one over the link and its last tile's computing. Two tiles over the link, there and computed at
+// 35/3, leave the CPU four: 40/3.
+TEST_F(VirtualClockTest, AnExpertsTilesAreSharedBetweenTheLinkAndTheCpu) {
+  model_.hidden = 128;  // 32 chunks of the link an expert: what has been sent when it stops is little
+  ASSERT_TRUE(PackTiny(model_, dir_.File("wide-model"), dir_.File("wide")).ok());
+  pack_ = *Pack::Open(dir_.File("wide"));
+  TestEngineOptions options = Options(SmallestDeviceBudget(*pack_), 15, 5);
+  options.engine.costs.cpu_ms = 10;
+  options.engine.slab.tile_neurons = 64;
+  options.engine.policies.policy = {"cache=none", "expert_predictor=none", "expert_miss=balance",
+                                    "balance_resident=on"};
+  std::vector<int32_t> whole;
+  const double loaded = 19 * 3 * (0.25e-3 + 15e-3 + 5e-3 / 3);
+  EXPECT_NEAR(Answer(options, &whole).timings.decode_seconds, loaded, loaded * 0.01);
+  options.engine.policies.policy.push_back("balance_tiles=on");
+  std::vector<int32_t> shared;
+  const double step = 19 * 3 * (0.25e-3 + 40e-3 / 3);
+  EXPECT_NEAR(Answer(options, &shared).timings.decode_seconds, step, step * 0.01);
+  EXPECT_EQ(shared, whole);
+}
+
+// With a quarter of the experts in slots: a link that no guess comes over in time, and one that all do.
+TEST_F(VirtualClockTest, InReachOnlyWhatComesInTimeIsFetched) {
+  TestEngineOptions options = Options(pack_->total_expert_bytes() / 4, 100, 5);
+  options.engine.costs.cpu_ms = 5;
+  options.engine.policies.policy = {"expert_miss=cpu", "expert_predictor=gate_reuse", "predictor_depth=2",
+                                    "predictor_depth_rule=reach"};
+  for (const double link_ms : {100.0, 6.0}) {
+    options.engine.costs.link_ms = link_ms;
+    absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options);
+    ASSERT_TRUE(test.ok()) << test.status();
+    ASSERT_TRUE(GenerateIds(test->engine.get(), GreedySpec("warm", {7}, 20)).ok());
+    const uint64_t before = test->engine->Stats().prefetch_issued;
+    ASSERT_TRUE(GenerateIds(test->engine.get(), GreedySpec("g", {7}, 20)).ok());
+    EXPECT_EQ(test->engine->Stats().prefetch_issued > before, link_ms < 50) << link_ms;
+  }
+}
+
+// 15 ms of the link against 10 of computing: what was predicted wrongly has begun to travel and not arrived.
+TEST_F(VirtualClockTest, PrefetchesThatTheRouterDisprovedStopWhereTheyAre) {
+  TestEngineOptions options = Options(pack_->total_expert_bytes() / 2, 15, 5);
+  FinishInfo info[2];
+  std::vector<int32_t> ids[2];
+  const char* const cancel[] = {"prefetch_cancel=unbegun", "prefetch_cancel=disproved"};
+  for (int i = 0; i < 2; ++i) {
+    options.engine.policies.policy = {cancel[i]};
+    info[i] = Answer(options, &ids[i]);
+  }
+  EXPECT_EQ(ids[0], ids[1]);
+  EXPECT_LT(info[1].timings.bytes_link, info[0].timings.bytes_link);
+  EXPECT_LE(info[1].timings.decode_seconds, info[0].timings.decode_seconds);
+}
+
+// Two layers, all experts resident, four a token at 5 ms each wherever they run, beside a shared one of twice
+// their width: the device computes that and one of them while the CPU computes three.
+TEST_F(VirtualClockTest, TheSharedExpertsTimeCountsWhenALayerIsSharedOut) {
+  ASSERT_TRUE(PackFolder("tests/data/tiny/qwen2_moe", dir_.File("shared")).ok());
+  pack_ = *Pack::Open(dir_.File("shared"));
+  TestEngineOptions options = Options(pack_->total_expert_bytes(), 15, 5);
+  options.engine.costs.cpu_ms = 5;
+  options.engine.preset = "importance";
+  std::vector<int32_t> ids;
+  const FinishInfo info = Answer(options, &ids);
+  EXPECT_NEAR(info.timings.decode_seconds, static_cast<double>(ids.size() - 1) * 2 * (15e-3 + 0.25e-3), 1e-6);
+}
+
+TEST_F(VirtualClockTest, CountersOfLayersAddUpToTheTotalsAndTimesToTheSteps) {
+  absl::StatusOr<TestEngine> test =
+      StartEngine(dir_.File("pack"), Options(pack_->total_expert_bytes() / 2, 15, 5));
+  ASSERT_TRUE(test.ok()) << test.status();
+  ASSERT_TRUE(GenerateIds(test->engine.get(), GreedySpec("g", {7}, 20)).ok());
+  const EngineStats stats = test->engine->Stats();
+  const std::vector<LayerStats> layers = test->engine->Layers();
+  ASSERT_EQ(layers.size(), 3u);
+  LayerStats sum;
+  for (const LayerStats& layer : layers) {
+    EXPECT_EQ(layer.requests, 20 * 2u) << "a token chooses two experts";
+    sum.requests += layer.requests;
+    sum.hits += layer.hits;
+    sum.prefetch_issued += layer.prefetch_issued;
+    sum.predictions.predicted += layer.predictions.predicted;
+    sum.predictions.right += layer.predictions.right;
+    sum.bytes_link += layer.bytes_link;
+  }
+  EXPECT_EQ(layers[0].predictions.predicted, 0u) << "nothing predicts the first layer";
+  EXPECT_EQ(sum.requests, stats.expert_requests);
+  EXPECT_EQ(sum.hits, stats.expert_hits);
+  EXPECT_EQ(sum.prefetch_issued, stats.prefetch_issued);
+  EXPECT_EQ(sum.predictions.predicted, stats.predictions);
+  EXPECT_EQ(sum.predictions.right, stats.predictions_right);
+  EXPECT_EQ(sum.bytes_link, stats.bytes_link);
+  EXPECT_NEAR(stats.times.step_seconds, stats.prompt_seconds + stats.decode_seconds, 1e-9);
+  EXPECT_NEAR(stats.times.compute_seconds(), 20 * 3 * (2 * 5e-3 + 0.25e-3), 1e-6);
+  EXPECT_GT(stats.times.stall_seconds, 0);
+  EXPECT_GT(stats.times.overlap_seconds(), 0) << "later tiles travel while the first computes";
+  EXPECT_GT(stats.real_times.step_seconds, 0);
+  EXPECT_EQ(stats.real_times.load_seconds, 0) << "the modelled link takes no time";
+}
+
+// Hits of a cache that goes by the mean scores of `window` steps, on a trace of what ran, beginning with the
+// first `quota` experts: what the device does, without it.
+uint64_t HitsByScores(const TraceLayer& layer, uint32_t quota, uint32_t window) {
+  SlotEvictionPolicy policy({SlotEviction::kScore, window, 64}, std::vector<uint32_t>{layer.experts});
+  std::set<uint32_t> resident;
+  for (uint32_t expert = 0; expert < quota; ++expert) resident.insert(expert);
+  uint64_t hits = 0;
+  for (uint64_t token = 0; token < layer.tokens();) {
+    std::set<uint32_t> chosen;
+    std::vector<double> sums(layer.experts);
+    const uint64_t first = token;
+    for (; token < layer.tokens() && layer.steps[token] == layer.steps[first]; ++token) {
+      chosen.insert(layer.Chosen(token).begin(), layer.Chosen(token).end());
+      for (uint32_t expert = 0; expert < layer.experts; ++expert) sums[expert] += layer.Scores(token)[expert];
+    }
+    std::vector<float> means;
+    for (const double sum : sums)
+      means.push_back(static_cast<float>(sum / static_cast<double>(token - first)));
+    policy.BeginLayer(0, means, std::vector<uint32_t>(chosen.begin(), chosen.end()));
+    const std::set<uint32_t> before = resident;
+    for (const uint32_t expert : chosen) {
+      if (before.count(expert) > 0) {
+        ++hits;
+        continue;
+      }
+      const std::vector<uint32_t> candidates(resident.begin(), resident.end());
+      const uint32_t victim = policy.Victim(0, candidates);
+      EXPECT_NE(victim, SlotEvictionPolicy::kNoVictim);
+      EXPECT_EQ(chosen.count(candidates[victim]), 0u) << "the shield";
+      resident.erase(candidates[victim]);
+      resident.insert(expert);
+    }
+    policy.EndLayer(0);
+  }
+  return hits;
+}
+
+// Prompts, single tokens and batches of three: every step's scores reach the eviction policy, and nothing
+// that the running layer chose is pushed out.
+TEST_F(VirtualClockTest, ScoresDecideWhatLeavesInEveryKindOfStep) {
+  TestEngineOptions options = Options(pack_->total_expert_bytes() * 7 / 8, 15, 5);
+  options.engine.parallel = 3;
+  options.engine.trace = dir_.File("trace");
+  options.engine.policies.policy = {"expert_predictor=none,cache_eviction=score,score_window=4"};
+  const absl::StatusOr<SlabPlan> plan = PlanSlab(*pack_, options.engine.slab.budget, AllocateUniform);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_EQ(plan->classes.size(), 1u);
+  std::vector<LayerStats> layers;
+  {
+    absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options);
+    ASSERT_TRUE(test.ok()) << test.status();
+    ASSERT_TRUE(GenerateIds(test->engine.get(), GreedySpec("alone", {7, 9}, 20)).ok());
+    std::vector<std::shared_ptr<CollectingSink>> sinks;
+    for (int32_t i = 0; i < 3; ++i) {
+      sinks.push_back(std::make_shared<CollectingSink>());
+      const GenerateSpec spec = GreedySpec(absl::StrCat("g", i), {11 * i + 3}, 20);
+      ASSERT_TRUE(test->engine->Generate(spec, sinks.back()).ok());
+    }
+    for (const auto& sink : sinks) ASSERT_TRUE(sink->Await().ok());
+    layers = test->engine->Layers();
+  }
+  const absl::StatusOr<Trace> trace = ReadTrace(options.engine.trace);
+  ASSERT_TRUE(trace.ok()) << trace.status();
+  uint64_t requests = 0;
+  uint64_t hits = 0;
+  for (uint32_t layer = 0; layer < layers.size(); ++layer) {
+    const uint32_t quota = plan->classes[0].quota[layer];
+    ASSERT_GE(quota, 4u);
+    EXPECT_EQ(layers[layer].hits, HitsByScores(trace->layers[layer], quota, 4)) << layer;
+    requests += layers[layer].requests;
+    hits += layers[layer].hits;
+  }
+  EXPECT_LT(hits, requests);
+}
+
+// What is at hand has been computed, the rest travels: the next layer's attention runs on what is known.
+TEST_F(VirtualClockTest, LookingAheadCostsItsAttentionAndChangesNoToken) {
+  TestEngineOptions options = Options(pack_->total_expert_bytes() / 2, 15, 5);
+  std::vector<int32_t> plain;
+  options.engine.policies.policy = {"expert_predictor=none"};
+  Answer(options, &plain);
+  options.engine.policies.policy = {"expert_predictor=lookahead"};
+  absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options);
+  ASSERT_TRUE(test.ok()) << test.status();
+  const auto ids = GenerateIds(test->engine.get(), GreedySpec("g", {7}, 20));
+  ASSERT_TRUE(ids.ok()) << ids.status();
+  EXPECT_EQ(*ids, plain);
+  LayerStats sum;
+  for (const LayerStats& layer : test->engine->Layers()) {
+    sum.predictions.rows += layer.predictions.rows;
+    sum.predictions.predicted += layer.predictions.predicted;
+    sum.predictions.right += layer.predictions.right;
+    sum.prefetch_issued += layer.prefetch_issued;
+    sum.prefetch_useful += layer.prefetch_useful + layer.late;
+  }
+  EXPECT_GT(sum.predictions.rows, 0u);
+  EXPECT_LT(sum.predictions.rows, 20 * 2u) << "where nothing is missing nobody looks ahead";
+  EXPECT_GT(sum.predictions.right, sum.predictions.predicted / 4);
+  EXPECT_GT(sum.prefetch_useful, 0u);
+  EXPECT_LE(sum.prefetch_useful, sum.prefetch_issued);
+  const double compute = 20 * 3 * (2 * 5e-3 + 0.25e-3);
+  EXPECT_NEAR(test->engine->Stats().times.compute_seconds(),
+              compute + static_cast<double>(sum.predictions.rows) * 0.25e-3, 1e-6);
+}
+
+// A miss costs quality instead of time: nothing is waited for but what is on its way.
+TEST_F(VirtualClockTest, WhatIsSkippedIsNotLoaded) {
+  TestEngineOptions options = Options(pack_->total_expert_bytes() / 2, 15, 5);
+  options.engine.policies.policy = {"expert_miss=skip", "expert_predictor=none"};
+  absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options);
+  ASSERT_TRUE(test.ok()) << test.status();
+  ASSERT_TRUE(GenerateIds(test->engine.get(), GreedySpec("warm", {7}, 2)).ok());
+  const uint64_t loaded = test->engine->Stats().bytes_link;
+  const auto ids = GenerateIds(test->engine.get(), GreedySpec("g", {7}, 20));
+  ASSERT_TRUE(ids.ok()) << ids.status();
+  const uint64_t prompt_misses = 3 * 2;  // at most: rows of prompts are loaded for
+  EXPECT_LE(test->engine->Stats().bytes_link - loaded, prompt_misses * pack_->expert_bytes(0, 0));
+  uint64_t skipped = 0;
+  for (const LayerStats& layer : test->engine->Layers()) skipped += layer.skipped;
+  EXPECT_GT(skipped, 0u);
+}
+
+TEST_F(VirtualClockTest, TokensAreThoseOfTheHost) {
+  TestEngineOptions host;
+  absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), host);
+  ASSERT_TRUE(test.ok()) << test.status();
+  const absl::StatusOr<std::vector<int32_t>> wanted =
+      GenerateIds(test->engine.get(), GreedySpec("g", {7}, 20));
+  ASSERT_TRUE(wanted.ok());
+  std::vector<int32_t> ids;
+  TestEngineOptions options = Options(pack_->total_expert_bytes() / 4, 15, 0.5);
+  Answer(options, &ids);
+  EXPECT_EQ(ids, *wanted);
+  options.engine.preset = "auto";
+  Answer(options, &ids);
+  EXPECT_EQ(ids, *wanted);
+}
+
+// Predictions and prompts of many rows: prefetches are joined, dropped and overtaken in every way.
+TEST_F(VirtualClockTest, EveryRequestEndsWhateverItJoins) {
+  for (const double compute_ms : {0.1, 5.0, 40.0}) {
+    TestEngineOptions options = Options(pack_->total_expert_bytes() * 5 / 6, 15, compute_ms);
+    options.engine.stall_limit = absl::Seconds(2);
+    absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options);
+    ASSERT_TRUE(test.ok()) << test.status();
+    for (int32_t i = 0; i < 30; ++i) {
+      const std::vector<int32_t> prompt = {i, 2 * i % 64, 9, 10, 63 - i, 12, 13, 7 * i % 64};
+      const auto ids = GenerateIds(test->engine.get(), GreedySpec(absl::StrCat("g", i), prompt, 8));
+      ASSERT_TRUE(ids.ok()) << ids.status();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,106 @@
+// FakeEngine: an EngineApi under a test's control. Nothing happens to a request until the test says so; what
+// it says reaches the sinks on a thread of the fake's own, in order, as the engine's would.
+//
+// Thread safety: thread-safe.
+#ifndef SLUICE_TESTS_SUPPORT_FAKE_ENGINE_H_
+#define SLUICE_TESTS_SUPPORT_FAKE_ENGINE_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "common/mutex.h"
+#include "inferd/api/engine_api.h"
+
+namespace sluice {
+
+class FakeEngine final : public EngineApi {
+ public:
+  FakeEngine();
+  // Drops its sinks without a word, as an engine that is destroyed.
+  ~FakeEngine() override;
+
+  // From now on Generate and Score return this instead of taking the request; OK: take it again.
+  void RefuseWith(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
+  void SetHealth(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
+  void SetStats(const EngineStats& stats) ABSL_LOCKS_EXCLUDED(mutex_);
+  // From now on every generation is answered at once: `tokens` tokens of the text "x", then the end.
+  void AnswerWith(uint32_t tokens) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // The oldest request not returned before; waits for it.
+  GenerateSpec NextGenerate() ABSL_LOCKS_EXCLUDED(mutex_);
+  ScoreSpec NextScore() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // What the engine's thread tells a request's sink next. Requests that do not live hear nothing.
+  void Start(const std::string& id, const Usage& usage, double queue_seconds);
+  void Emit(const std::string& id, std::vector<TokenOut> tokens, const std::string& text);
+  void Finish(const std::string& id, const FinishInfo& info);
+  void Fail(const std::string& id, const absl::Status& status);
+  void EmitRows(const std::string& id, uint32_t first, std::vector<int32_t> argmax,
+                std::vector<float> target_logprobs, std::vector<float> logits);
+  void FinishScore(const std::string& id, const Usage& usage, const Timings& timings);
+  // Returns once everything said before has been heard.
+  void Flush();
+
+  // The calibration asked for last; waits for it. A fake keeps its sink until it is destroyed.
+  CalibrationSpec AwaitCalibration(std::shared_ptr<CalibrationSink>* sink) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Waits until Cancel(id) was called.
+  void WaitForCancel(const std::string& id) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether the sink of a live request of Score is congested.
+  bool IsCongested(const std::string& id) ABSL_LOCKS_EXCLUDED(mutex_);
+  size_t live() const ABSL_LOCKS_EXCLUDED(mutex_);
+  bool draining() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  absl::Status Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) override;
+  absl::Status Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) override;
+  absl::Status Calibrate(CalibrationSpec spec, std::shared_ptr<CalibrationSink> sink) override;
+  absl::Status Cancel(const std::string& request_id) override;
+  EngineStats Stats() const override;
+  std::vector<LayerSparsity> Sparsity() const override { return {{100, 25}, {50, 50}}; }
+  // Two layers; the second one's fields are 101, 102, .. in the order of their declaration.
+  std::vector<LayerStats> Layers() const override;
+  absl::Status Health() const override;
+  void StartDrain() override;
+  void SetQueueLimits(const QueueLimits& limits) override { queue_limits_ = limits; }
+  // The last that were set.
+  const QueueLimits& queue_limits() const { return queue_limits_; }
+
+ private:
+  QueueLimits queue_limits_;
+  struct Sinks {
+    std::shared_ptr<RequestSink> request;  // one of the two
+    std::shared_ptr<ScoreSink> score;
+  };
+  void Run() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Post(std::function<void()> work) ABSL_LOCKS_EXCLUDED(mutex_);
+  Sinks Find(const std::string& id, bool remove) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Take(const std::string& id, Sinks sinks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  mutable Mutex mutex_;
+  CondVar changed_;  // self-synchronised: anything below
+  std::map<std::string, Sinks> live_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::function<void()>> work_ ABSL_GUARDED_BY(mutex_);
+  std::deque<GenerateSpec> generates_ ABSL_GUARDED_BY(mutex_);
+  std::deque<ScoreSpec> scores_ ABSL_GUARDED_BY(mutex_);
+  CalibrationSpec calibration_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<CalibrationSink> calibration_sink_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> cancelled_ ABSL_GUARDED_BY(mutex_);
+  absl::Status refusal_ ABSL_GUARDED_BY(mutex_);
+  absl::Status health_ ABSL_GUARDED_BY(mutex_);
+  EngineStats stats_ ABSL_GUARDED_BY(mutex_);
+  uint32_t answer_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;  // the constructor's and the destructor's
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_SUPPORT_FAKE_ENGINE_H_

@@ -1,0 +1,70 @@
+// A ReadFile that answers from memory and misbehaves by script: what the kernel may do to a read.
+//
+// Thread safety: thread-safe.
+#ifndef SLUICE_TESTS_SUPPORT_FAULTY_READ_FILE_H_
+#define SLUICE_TESTS_SUPPORT_FAULTY_READ_FILE_H_
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/mutex.h"
+#include "tests/support/fakes/fake_extent_source.h"
+#include "weightd/io/read_file.h"
+
+namespace sluice {
+
+class FaultyReadFile final : public ReadFile {
+ public:
+  // What the next call does: negative, it fails with this -errno; else it reads at most so many bytes.
+  using Script = std::deque<int64_t>;
+
+  FaultyReadFile(uint64_t file_bytes, Script script) : file_bytes_(file_bytes), script_(std::move(script)) {}
+
+  int64_t ReadAt(std::byte* dest, uint64_t length, uint64_t offset) override {
+    int64_t most = static_cast<int64_t>(length);
+    {
+      MutexLock lock(&mutex_);
+      ++calls_;
+      aligned_ = aligned_ && offset % 4096 == 0;
+      if (!script_.empty()) {
+        most = script_.front();
+        script_.pop_front();
+      }
+    }
+    if (most < 0) {
+      return most;
+    }
+    const uint64_t left = offset < file_bytes_ ? file_bytes_ - offset : 0;
+    const uint64_t got = std::min({length, left, static_cast<uint64_t>(most)});
+    std::vector<std::byte> bytes((got + 7) / 8 * 8);
+    FakeExtentSource::FillBytes(offset, bytes);
+    std::copy_n(bytes.data(), got, static_cast<std::byte*>(dest));
+    return static_cast<int64_t>(got);
+  }
+  std::string how() const override { return "O_DIRECT"; }
+
+  int calls() const {
+    MutexLock lock(&mutex_);
+    return calls_;
+  }
+  bool aligned() const {
+    MutexLock lock(&mutex_);
+    return aligned_;
+  }
+
+ private:
+  const uint64_t file_bytes_;
+  mutable Mutex mutex_;
+  Script script_ ABSL_GUARDED_BY(mutex_);
+  int calls_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool aligned_ ABSL_GUARDED_BY(mutex_) = true;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_SUPPORT_FAULTY_READ_FILE_H_

@@ -1,0 +1,58 @@
+// A ReadRing that answers from the files' own ReadAt(): the scripted faults of FaultyReadFile behind the
+// uring engine.
+//
+// Thread safety: as ReadRing.
+#ifndef SLUICE_TESTS_SUPPORT_SCRIPTED_RING_H_
+#define SLUICE_TESTS_SUPPORT_SCRIPTED_RING_H_
+
+#include <vector>
+
+#include "common/mutex.h"
+#include "weightd/io/read_ring.h"
+
+namespace sluice {
+
+class ScriptedRing final : public ReadRing {
+ public:
+  absl::Status AddFile(ReadFile* file) override {
+    const MutexLock lock(&mutex_);
+    files_.push_back(file);
+    return absl::OkStatus();
+  }
+  void Read(uint32_t slot, int file, std::byte* dest, uint32_t length, uint64_t offset) override {
+    ReadFile* read = nullptr;
+    {
+      const MutexLock lock(&mutex_);
+      read = files_[static_cast<size_t>(file)];
+    }
+    ended_.push_back({slot, read->ReadAt(dest, length, offset)});
+  }
+  absl::Status Start() override { return absl::OkStatus(); }
+  // Gives the last read first: the kernel keeps no order either.
+  absl::Status Wait(std::vector<RingCompletion>* completions, int64_t) override {
+    const MutexLock lock(&mutex_);
+    while (ended_.empty() && !woken_) {
+      wake_.Wait(&mutex_);
+    }
+    woken_ = false;
+    completions->assign(ended_.rbegin(), ended_.rend());
+    ended_.clear();
+    return absl::OkStatus();
+  }
+  void Wake() override {
+    const MutexLock lock(&mutex_);
+    woken_ = true;
+    wake_.Signal();
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar wake_;
+  bool woken_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<ReadFile*> files_ ABSL_GUARDED_BY(mutex_);
+  std::vector<RingCompletion> ended_;  // the engine thread's
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_SUPPORT_SCRIPTED_RING_H_

@@ -1,0 +1,552 @@
+// WeightService over its unix socket, and clients that don't keep to the protocol.
+#include "weightd/control/weights_service.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "common/error_detail.h"
+#include "common/net/unix_listener.h"
+#include "common/ring/rings.h"
+#include "common/ring/shared_memory.h"
+#include "common/ring/side_channel.h"
+#include "daemon/grpc/grpc_status.h"
+#include "google/protobuf/descriptor.h"
+#include "grpcpp/create_channel.h"
+#include "inferd/session/session_weight_client.h"
+#include "tests/support/fakes/test_slab.h"
+#include "tests/support/fd_count.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/test_pack.h"
+#include "tests/support/weight_client_calls.h"
+#include "weightd/core/store_counters.h"
+#include "weightd/daemon/weightd_server.h"
+
+namespace sluice {
+namespace v1 = ::sluice::weights::v1;
+namespace {
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+
+class WeightsServiceTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    WeightdOptions options;
+    options.socket = folder_.File("weightd.sock");
+    options.packs = {pack_.dir()};
+    options.dram_budget = 32 << 20;
+    options.reader_threads = 1;
+    auto server = WeightdServer::Start(options, {});
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    stub_ = v1::WeightService::NewStub(
+        grpc::CreateChannel("unix:" + folder_.File("weightd.sock"), grpc::InsecureChannelCredentials()));
+  }
+
+  // One call; its status with reason and field.
+  template <typename Request, typename Response>
+  absl::Status Call(grpc::Status (v1::WeightService::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                                    Response*),
+                    const Request& request, Response* response) {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(Soon()));
+    return FromGrpcStatus((stub_.get()->*method)(&context, request, response));
+  }
+
+  v1::OpenSessionRequest GoodRequest() const {
+    v1::OpenSessionRequest request;
+    const AbiSignature own;
+    request.mutable_abi()->set_version(own.version);
+    request.mutable_abi()->set_residency_header(own.residency_header);
+    request.mutable_abi()->set_residency_entry(own.residency_entry);
+    request.mutable_abi()->set_pins_header(own.pins_header);
+    request.mutable_abi()->set_pin_entry(own.pin_entry);
+    request.mutable_abi()->set_control_header(own.control_header);
+    request.mutable_abi()->set_control_cursors(own.control_cursors);
+    request.mutable_abi()->set_submission_entry(own.submission_entry);
+    request.mutable_abi()->set_completion_entry(own.completion_entry);
+    request.add_packs()->set_path(pack_.dir());
+    request.set_compute_threads(1);
+    return request;
+  }
+
+  absl::Status Open(const v1::OpenSessionRequest& request, v1::OpenSessionResponse* response) {
+    return Call(&v1::WeightService::Stub::OpenSession, request, response);
+  }
+
+  // Expects that the request fails so.
+  void ExpectRefused(const v1::OpenSessionRequest& request, absl::StatusCode code, const std::string& reason,
+                     const std::string& part) {
+    v1::OpenSessionResponse response;
+    const absl::Status status = Open(request, &response);
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_EQ(ReasonOf(status), reason) << status;
+    EXPECT_NE(status.message().find(part), absl::string_view::npos) << part << " in " << status;
+    EXPECT_TRUE(server_->store().Stats().sessions.empty());
+  }
+
+  std::unique_ptr<SessionWeightClient> Connect() {
+    SessionWeightClientOptions options;
+    options.socket = folder_.File("weightd.sock");
+    options.pack_dir = pack_.dir();
+    auto client = SessionWeightClient::Connect(options, Soon());
+    EXPECT_TRUE(client.ok()) << client.status();
+    return client.ok() ? *std::move(client) : nullptr;
+  }
+
+  // That weightd still serves honest clients.
+  void ExpectServes() {
+    const auto client = Connect();
+    ExtentLease lease;
+    if (!client->TryLease(5, &lease)) {
+      ASSERT_TRUE(FetchAndLease(client.get(), 1, 5, &lease).ok());
+    }
+    EXPECT_TRUE(pack_.Matches(5, lease));
+    client->Release(5, 1);
+  }
+
+  // Waits until weightd knows of `count` sessions.
+  void AwaitSessions(size_t count) {
+    const absl::Time deadline = Soon();
+    while (server_->store().Stats().sessions.size() != count && absl::Now() < deadline) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(server_->store().Stats().sessions.size(), count);
+  }
+
+  TempDir folder_;
+  TestPack pack_;
+  std::unique_ptr<WeightdServer> server_;
+  std::unique_ptr<v1::WeightService::Stub> stub_;
+};
+
+// The bare protocol of a client, for breaking it.
+class RawClient {
+ public:
+  // Opens and joins a session.
+  static std::unique_ptr<RawClient> Join(const v1::OpenSessionResponse& opened) {
+    auto client = std::make_unique<RawClient>();
+    client->side_ = *ConnectUnix(opened.side_socket(), UnixSocketType::kSeqPacket);
+    SideMessage hello;
+    std::copy(opened.nonce().begin(), opened.nonce().end(), hello.nonce.begin());
+    EXPECT_TRUE(SendSideMessage(client->side_.get(), hello).ok());
+    const auto welcome = client->Receive();
+    EXPECT_TRUE(welcome.ok() && welcome->message.type == SideType::kWelcome) << welcome.status();
+    if (!welcome.ok() || welcome->fds.size() != WelcomeFds::Count(1)) return nullptr;
+    client->map_ =
+        *MapSharedMemory(welcome->fds[WelcomeFds::kControl].get(), opened.control_bytes(), true, true);
+    client->view_ = *OpenControl(client->map_.data(), client->map_.bytes());
+    client->pins_ = *MapSharedMemory(welcome->fds[WelcomeFds::Pins(0)].get(),
+                                     PinsBytes(opened.packs(0).extent_count()), true, true);
+    client->bell_.reset(dup(welcome->fds[WelcomeFds::kServerBell].get()));
+    return client;
+  }
+
+  absl::StatusOr<SidePacket> Receive() {
+    pollfd polled{side_.get(), POLLIN, 0};
+    poll(&polled, 1, 20'000);
+    return ReceiveSideMessage(side_.get());
+  }
+  void Ring() { eventfd_write(bell_.get(), 1); }
+  // Reads until weightd ends the connection.
+  bool AwaitEnd() {
+    absl::StatusOr<SidePacket> packet = Receive();
+    while (packet.ok()) packet = Receive();
+    return absl::IsFailedPrecondition(packet.status());
+  }
+  const ControlView& view() const { return view_; }
+  std::byte* control() { return map_.data(); }
+  std::byte* pins() { return pins_.data(); }
+  int side() const { return side_.get(); }
+
+ private:
+  UniqueFd side_;
+  UniqueFd bell_;
+  Mapping map_;
+  Mapping pins_;
+  ControlView view_;
+};
+
+TEST_F(WeightsServiceTest, AnotherAbiIsRefusedNamingTheField) {
+  v1::OpenSessionRequest version = GoodRequest();
+  version.mutable_abi()->set_version(kAbiVersion + 1);
+  ExpectRefused(version, absl::StatusCode::kFailedPrecondition, "ABI_MISMATCH", "version");
+  v1::OpenSessionRequest size = GoodRequest();
+  size.mutable_abi()->set_completion_entry(64);
+  ExpectRefused(size, absl::StatusCode::kFailedPrecondition, "ABI_MISMATCH", "completion_entry");
+  v1::OpenSessionRequest none = GoodRequest();
+  none.clear_abi();
+  ExpectRefused(none, absl::StatusCode::kFailedPrecondition, "ABI_MISMATCH", "version");
+}
+
+TEST_F(WeightsServiceTest, AnotherBootEpochIsRefusedAndTheRightOneTaken) {
+  v1::OpenSessionRequest request = GoodRequest();
+  request.set_expected_boot_epoch(server_->store().boot_epoch() ^ 1);
+  ExpectRefused(request, absl::StatusCode::kFailedPrecondition, "BOOT_EPOCH_MISMATCH", "started anew");
+  request.set_expected_boot_epoch(server_->store().boot_epoch());
+  v1::OpenSessionResponse response;
+  EXPECT_TRUE(Open(request, &response).ok());
+  EXPECT_EQ(response.boot_epoch(), server_->store().boot_epoch());
+}
+
+TEST_F(WeightsServiceTest, WrongFieldsAreRefusedByName) {
+  v1::OpenSessionRequest packs = GoodRequest();
+  packs.clear_packs();
+  ExpectRefused(packs, absl::StatusCode::kInvalidArgument, "INVALID_FIELD", "packs");
+  packs.add_packs();
+  ExpectRefused(packs, absl::StatusCode::kInvalidArgument, "INVALID_FIELD", "model_id");
+  v1::OpenSessionRequest unknown = GoodRequest();
+  unknown.mutable_packs(0)->set_path("/nowhere");
+  ExpectRefused(unknown, absl::StatusCode::kNotFound, "PACK_UNKNOWN", pack_.dir());
+  v1::OpenSessionRequest contradiction = GoodRequest();
+  contradiction.mutable_packs(0)->set_model_id(std::string(32, '0'));
+  ExpectRefused(contradiction, absl::StatusCode::kNotFound, "PACK_UNKNOWN", pack_.pack().model_id());
+  v1::OpenSessionRequest twice = GoodRequest();
+  twice.add_packs()->set_model_id(pack_.pack().model_id());
+  ExpectRefused(twice, absl::StatusCode::kInvalidArgument, "INVALID_FIELD", "twice");
+  v1::OpenSessionRequest threads = GoodRequest();
+  threads.set_compute_threads(0);
+  ExpectRefused(threads, absl::StatusCode::kInvalidArgument, "INVALID_FIELD", "compute_threads");
+  threads.set_compute_threads(0xffffffff);
+  ExpectRefused(threads, absl::StatusCode::kInvalidArgument, "INVALID_FIELD", "compute_threads");
+  threads.set_compute_threads(4096);
+  ExpectRefused(threads, absl::StatusCode::kResourceExhausted, "BUDGET_TOO_SMALL", "4096");
+  v1::OpenSessionRequest rings = GoodRequest();
+  rings.mutable_rings()->set_ring_entries(1000);
+  ExpectRefused(rings, absl::StatusCode::kInvalidArgument, "INVALID_FIELD", "1000");
+  v1::OpenSessionRequest name = GoodRequest();
+  name.set_client_name(std::string(129, 'x'));
+  ExpectRefused(name, absl::StatusCode::kInvalidArgument, "INVALID_FIELD", "client_name");
+}
+
+TEST_F(WeightsServiceTest, UnjoinedSessionEndsByCloseAndItsNonceIsWorthless) {
+  v1::OpenSessionResponse opened;
+  ASSERT_TRUE(Open(GoodRequest(), &opened).ok());
+  EXPECT_EQ(opened.nonce().size(), kNonceBytes);
+  EXPECT_GT(opened.reserved_bytes(), 0u);
+  v1::CloseSessionRequest close;
+  close.set_session(opened.session());
+  v1::CloseSessionResponse closed;
+  close.set_boot_epoch(opened.boot_epoch() + 1);
+  EXPECT_EQ(ReasonOf(Call(&v1::WeightService::Stub::CloseSession, close, &closed)), "SESSION_UNKNOWN")
+      << "of another life";
+  close.set_boot_epoch(opened.boot_epoch());
+  EXPECT_TRUE(Call(&v1::WeightService::Stub::CloseSession, close, &closed).ok());
+  AwaitSessions(0);
+  const absl::Status again = Call(&v1::WeightService::Stub::CloseSession, close, &closed);
+  EXPECT_TRUE(absl::IsNotFound(again));
+  EXPECT_EQ(ReasonOf(again), "SESSION_UNKNOWN");
+  const auto side = ConnectUnix(opened.side_socket(), UnixSocketType::kSeqPacket);
+  SideMessage hello;
+  std::copy(opened.nonce().begin(), opened.nonce().end(), hello.nonce.begin());
+  ASSERT_TRUE(SendSideMessage(side->get(), hello).ok());
+  pollfd polled{side->get(), POLLIN, 0};
+  poll(&polled, 1, 20'000);
+  const auto answer = ReceiveSideMessage(side->get());
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->message.type, SideType::kReject);
+}
+
+TEST_F(WeightsServiceTest, NonceJoinsOnlyOnce) {
+  v1::OpenSessionResponse opened;
+  ASSERT_TRUE(Open(GoodRequest(), &opened).ok());
+  const auto first = RawClient::Join(opened);
+  ASSERT_NE(first, nullptr);
+  const auto second = ConnectUnix(opened.side_socket(), UnixSocketType::kSeqPacket);
+  SideMessage hello;
+  std::copy(opened.nonce().begin(), opened.nonce().end(), hello.nonce.begin());
+  ASSERT_TRUE(SendSideMessage(second->get(), hello).ok());
+  pollfd polled{second->get(), POLLIN, 0};
+  poll(&polled, 1, 20'000);
+  EXPECT_EQ(ReceiveSideMessage(second->get())->message.type, SideType::kReject);
+  EXPECT_EQ(server_->store().Stats().sessions.at(0).state, "active");
+}
+
+TEST_F(WeightsServiceTest, DescribesThePackAndWhatIsInMemory) {
+  ExpectServes();
+  v1::DescribePackRequest request;
+  request.mutable_pack()->set_model_id(pack_.pack().model_id());
+  v1::DescribePackResponse response;
+  ASSERT_TRUE(Call(&v1::WeightService::Stub::DescribePack, request, &response).ok());
+  EXPECT_EQ(response.path(), pack_.dir());
+  EXPECT_EQ(response.family(), "mixtral");
+  EXPECT_EQ(response.layers(), 4u);
+  EXPECT_EQ(response.experts(), 32u);
+  EXPECT_EQ(response.extents(), pack_.pack().extent_count());
+  EXPECT_EQ(response.expert_bytes(), pack_.pack().total_expert_bytes());
+  EXPECT_EQ(response.resident_extents(), 1u);
+  EXPECT_EQ(response.resident_bytes(), pack_.pack().extents()[5].length);
+}
+
+TEST_F(WeightsServiceTest, WarmSetIsReadAheadAndReported) {
+  v1::SetWarmSetRequest set;
+  set.mutable_pack()->set_path(pack_.dir());
+  set.set_dense(true);
+  for (uint32_t expert = 0; expert < 8; ++expert) {
+    v1::ExpertRef* ref = set.add_experts();
+    ref->set_layer(2);
+    ref->set_expert(expert);
+  }
+  v1::SetWarmSetResponse taken;
+  ASSERT_TRUE(Call(&v1::WeightService::Stub::SetWarmSet, set, &taken).ok());
+  EXPECT_EQ(taken.extents(), pack_.pack().dense_extent_count() + 24);
+  v1::GetWarmSetRequest get;
+  get.mutable_pack()->set_path(pack_.dir());
+  v1::GetWarmSetResponse got;
+  const absl::Time deadline = Soon();
+  do {
+    ASSERT_TRUE(Call(&v1::WeightService::Stub::GetWarmSet, get, &got).ok());
+  } while (got.resident_extents() < got.extents() && absl::Now() < deadline);
+  EXPECT_EQ(got.resident_extents(), taken.extents());
+  EXPECT_EQ(got.extents(), taken.extents());
+  EXPECT_TRUE(got.dense());
+  EXPECT_EQ(got.experts_size(), 8);
+  AwaitSessions(0);
+}
+
+TEST_F(WeightsServiceTest, StatsShowHowFarAWarmSetIsAndAnEmptyOneCancelsIt) {
+  v1::SetWarmSetRequest set;
+  set.mutable_pack()->set_path(pack_.dir());
+  for (uint32_t i = 0; i < 32; ++i) {
+    v1::ExpertRef* ref = set.add_experts();
+    ref->set_layer(i / 8);
+    ref->set_expert(i % 8);
+  }
+  v1::SetWarmSetResponse taken;
+  ASSERT_TRUE(Call(&v1::WeightService::Stub::SetWarmSet, set, &taken).ok());
+  v1::GetStatsResponse stats;
+  absl::Time deadline = Soon();
+  do {
+    ASSERT_TRUE(Call(&v1::WeightService::Stub::GetStats, v1::GetStatsRequest(), &stats).ok());
+    ASSERT_EQ(stats.warm_sets_size(), 1);
+    EXPECT_LE(stats.warm_sets(0).done(), stats.warm_sets(0).extents());
+  } while (stats.warm_sets(0).reading() && absl::Now() < deadline);
+  EXPECT_EQ(stats.warm_sets(0).model_id(), pack_.pack().model_id());
+  EXPECT_EQ(stats.warm_sets(0).extents(), 96u);
+  EXPECT_EQ(stats.warm_sets(0).done(), 96u);
+
+  set.clear_experts();
+  ASSERT_TRUE(Call(&v1::WeightService::Stub::SetWarmSet, set, &taken).ok());
+  deadline = Soon();
+  do {
+    ASSERT_TRUE(Call(&v1::WeightService::Stub::GetStats, v1::GetStatsRequest(), &stats).ok());
+  } while (stats.warm_sets(0).reading() && absl::Now() < deadline);
+  EXPECT_EQ(stats.warm_sets(0).extents(), 0u);
+  EXPECT_FALSE(stats.warm_sets(0).reading());
+  AwaitSessions(0);
+}
+
+TEST_F(WeightsServiceTest, WarmSetOfExpertsThatAreNotThereIsRefused) {
+  v1::SetWarmSetRequest set;
+  set.mutable_pack()->set_path(pack_.dir());
+  set.add_experts()->set_layer(4);
+  v1::SetWarmSetResponse taken;
+  const absl::Status status = Call(&v1::WeightService::Stub::SetWarmSet, set, &taken);
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_EQ(ReasonOf(status), "INVALID_FIELD");
+}
+
+TEST_F(WeightsServiceTest, StatsShowSessionsAndBytes) {
+  const auto client = Connect();
+  ExtentLease lease;
+  ASSERT_TRUE(FetchAndLease(client.get(), 1, 3, &lease).ok());
+  v1::GetStatsResponse stats;
+  ASSERT_TRUE(Call(&v1::WeightService::Stub::GetStats, v1::GetStatsRequest(), &stats).ok());
+  EXPECT_EQ(stats.boot_epoch(), server_->store().boot_epoch());
+  EXPECT_EQ(stats.dram_budget_bytes(), 32u << 20);
+  EXPECT_EQ(stats.bytes_read(), pack_.pack().extents()[3].length);
+  EXPECT_EQ(stats.demand_requests(), 1u);
+  ASSERT_EQ(stats.sessions_size(), 1);
+  EXPECT_EQ(stats.sessions(0).client_name(), "inferd");
+  EXPECT_EQ(stats.sessions(0).state(), "active");
+  EXPECT_EQ(stats.sessions(0).held_extents(), 1u);
+  client->Release(3, 1);
+}
+
+TEST(StoreCountersTest, EveryNumberThatGetStatsPromisesHasItsLineInTheTable) {
+  const google::protobuf::Descriptor& fields = *v1::GetStatsResponse::descriptor();
+  std::set<std::string> promised;
+  for (int i = 0; i < fields.field_count(); ++i) {
+    const google::protobuf::FieldDescriptor& field = *fields.field(i);
+    if (field.cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_UINT64 && !field.is_repeated()) {
+      promised.insert(field.name());
+    }
+  }
+  promised.erase("boot_epoch");     // not a number that counts
+  promised.erase("prefetch_late");  // counted without the store's lock
+  std::set<std::string> told;
+  std::set<std::string> metrics;
+  for (const StoreCounter& counter : kStoreCounters) {
+    EXPECT_TRUE(told.insert(counter.field).second) << counter.field;
+    EXPECT_TRUE(counter.metric == nullptr || metrics.insert(counter.metric).second) << counter.metric;
+  }
+  EXPECT_EQ(told, promised);
+}
+
+TEST_F(WeightsServiceTest, StatsCountTransfersAndTheirBytes) {
+  const auto client = Connect();
+  const TestSlab slab(64 * 1024);
+  const auto number = client->OfferSlab(slab.Offer());
+  ASSERT_TRUE(number.ok()) << number.status();
+  const TransferTarget target = TestSlab::Target(pack_.pack(), *number, 1, 2, kAllParts, 0);
+  FetchRequest request = ExpertRequest(7, 1, 2, FetchClass::kDemand);
+  request.parts = kAllParts;
+  request.transfer = &target;
+  ASSERT_TRUE(client->Submit(request).ok());
+  const auto done = Await(client.get(), 7);
+  ASSERT_TRUE(done.ok()) << done.status();
+  EXPECT_TRUE(slab.Holds(pack_, 1, 2, kAllParts, target));
+  v1::GetStatsResponse stats;
+  ASSERT_TRUE(Call(&v1::WeightService::Stub::GetStats, v1::GetStatsRequest(), &stats).ok());
+  EXPECT_EQ(stats.transfers(), 1u);
+  EXPECT_EQ(stats.transfers_cancelled(), 0u);
+  EXPECT_EQ(stats.transfers_waiting(), 0u);
+  EXPECT_GT(done->link_bytes, 0u);
+  EXPECT_EQ(stats.link_bytes(), done->link_bytes);
+}
+
+TEST_F(WeightsServiceTest, DrainRefusesNewSessionsAndLeavesOpenOnesAlone) {
+  const auto client = Connect();
+  v1::DrainResponse drained;
+  ASSERT_TRUE(Call(&v1::WeightService::Stub::Drain, v1::DrainRequest(), &drained).ok());
+  EXPECT_EQ(drained.open_sessions(), 1u);
+  v1::OpenSessionResponse response;
+  const absl::Status refused = Open(GoodRequest(), &response);
+  EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
+  EXPECT_EQ(ReasonOf(refused), "DRAINING");
+  ExtentLease lease;
+  EXPECT_TRUE(client->connected());
+  ASSERT_TRUE(FetchAndLease(client.get(), 1, 3, &lease).ok());
+  client->Release(3, 1);
+}
+
+// ---------------------------------------------------------------- hostile clients
+
+TEST_F(WeightsServiceTest, GarbageInTheRingEndsThatSessionOnly) {
+  const auto honest = Connect();
+  std::mt19937_64 random(9);
+  for (int round = 0; round < 50; ++round) {
+    v1::OpenSessionResponse opened;
+    ASSERT_TRUE(Open(GoodRequest(), &opened).ok());
+    const auto hostile = RawClient::Join(opened);
+    ASSERT_NE(hostile, nullptr);
+    auto* words = reinterpret_cast<uint64_t*>(hostile->view().submissions);
+    for (size_t i = 0; i < 16 * sizeof(SubmissionEntry) / 8; ++i) words[i] = random();
+    hostile->view().cursors->submission_tail.value.store(1 + random() % 16);
+    hostile->Ring();
+    EXPECT_TRUE(hostile->AwaitEnd());
+  }
+  EXPECT_EQ(server_->store().Stats().sessions_lost, 50u);
+  ExtentLease lease;
+  ASSERT_TRUE(FetchAndLease(honest.get(), 1, 7, &lease).ok());
+  EXPECT_TRUE(pack_.Matches(7, lease));
+  honest->Release(7, 1);
+}
+
+TEST_F(WeightsServiceTest, ImpossibleCursorsEndTheSession) {
+  const auto break_it = [this](auto&& how) {
+    v1::OpenSessionResponse opened;
+    ASSERT_TRUE(Open(GoodRequest(), &opened).ok());
+    const auto hostile = RawClient::Join(opened);
+    ASSERT_NE(hostile, nullptr);
+    how(*hostile);
+    hostile->Ring();
+    EXPECT_TRUE(hostile->AwaitEnd());
+  };
+  break_it([](RawClient& c) { c.view().cursors->submission_tail.value.store(1u << 30); });
+  break_it([](RawClient& c) { c.view().cursors->submission_tail.value.store(~uint64_t{0}); });
+  break_it([](RawClient& c) {
+    SubmissionWriter writer(c.view());
+    SubmissionEntry nop{};
+    nop.id = 1;
+    nop.extent = kNoExtent;
+    nop.slab = kNoSlab;
+    nop.progress = kNoProgress;
+    ASSERT_EQ(writer.Push(nop), RingResult::kOk);
+    c.view().cursors->completion_head.value.store(7);  // more than there ever were
+  });
+  ExpectServes();
+}
+
+TEST_F(WeightsServiceTest, ScribblingOverEverythingWritableHarmsNobodyElse) {
+  const auto honest = Connect();
+  std::mt19937_64 random(10);
+  for (int round = 0; round < 10; ++round) {
+    v1::OpenSessionResponse opened;
+    ASSERT_TRUE(Open(GoodRequest(), &opened).ok());
+    const auto hostile = RawClient::Join(opened);
+    ASSERT_NE(hostile, nullptr);
+    for (size_t i = 0; i < opened.control_bytes() / 8; ++i) {
+      reinterpret_cast<uint64_t*>(hostile->control())[i] = random();
+    }
+    for (size_t i = 0; i < PinsBytes(opened.packs(0).extent_count()) / 8; ++i) {
+      reinterpret_cast<uint64_t*>(hostile->pins())[i] = random();
+    }
+    hostile->Ring();
+    EXPECT_TRUE(hostile->AwaitEnd());
+  }
+  for (uint32_t extent = 0; extent < pack_.pack().extent_count(); ++extent) {
+    ExtentLease lease;
+    ASSERT_TRUE(FetchAndLease(honest.get(), extent + 1, extent, &lease).ok());
+    EXPECT_TRUE(pack_.Matches(extent, lease));
+    honest->Release(extent, extent);
+  }
+}
+
+TEST_F(WeightsServiceTest, GarbageOnTheJoinedSideSocketEndsTheSession) {
+  v1::OpenSessionResponse opened;
+  ASSERT_TRUE(Open(GoodRequest(), &opened).ok());
+  const auto hostile = RawClient::Join(opened);
+  ASSERT_NE(hostile, nullptr);
+  ASSERT_EQ(send(hostile->side(), "garbage", 7, 0), 7);
+  EXPECT_TRUE(hostile->AwaitEnd());
+  ExpectServes();
+}
+
+TEST_F(WeightsServiceTest, SharedRegionsCannotBeShrunkGrownOrWrittenWhereReadOnly) {
+  v1::OpenSessionResponse opened;
+  ASSERT_TRUE(Open(GoodRequest(), &opened).ok());
+  const auto side = ConnectUnix(opened.side_socket(), UnixSocketType::kSeqPacket);
+  SideMessage hello;
+  std::copy(opened.nonce().begin(), opened.nonce().end(), hello.nonce.begin());
+  ASSERT_TRUE(SendSideMessage(side->get(), hello).ok());
+  pollfd polled{side->get(), POLLIN, 0};
+  poll(&polled, 1, 20'000);
+  const auto welcome = ReceiveSideMessage(side->get());
+  ASSERT_TRUE(welcome.ok()) << welcome.status();
+  for (const size_t index : {WelcomeFds::kControl, WelcomeFds::Residency(0), WelcomeFds::Pins(0)}) {
+    const int fd = welcome->fds[index].get();
+    EXPECT_NE(ftruncate(fd, 0), 0);
+    EXPECT_NE(ftruncate(fd, 1 << 30), 0);
+  }
+  const uint64_t bytes = ResidencyBytes(pack_.pack().extent_count());
+  EXPECT_FALSE(MapSharedMemory(welcome->fds[WelcomeFds::Residency(0)].get(), bytes, true, false).ok());
+  EXPECT_TRUE(MapSharedMemory(welcome->fds[WelcomeFds::Residency(0)].get(), bytes, false, false).ok());
+}
+
+TEST_F(WeightsServiceTest, HostileSessionsLeaveNoDescriptorsBehind) {
+  const auto visit = [this] {
+    v1::OpenSessionResponse opened;
+    ASSERT_TRUE(Open(GoodRequest(), &opened).ok());
+    const auto hostile = RawClient::Join(opened);
+    ASSERT_NE(hostile, nullptr);
+    hostile->view().cursors->submission_tail.value.store(1u << 30);
+    hostile->Ring();
+    EXPECT_TRUE(hostile->AwaitEnd());
+  };
+  visit();
+  AwaitSessions(0);
+  const size_t before = OpenFdCount();
+  for (int i = 0; i < 20; ++i) visit();
+  AwaitSessions(0);
+  EXPECT_LE(OpenFdCount(), before);
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,56 @@
+// What tests of sessions share: a session that holds the memory, and the ends of side sockets.
+//
+// Thread safety: tests, one thread.
+#ifndef SLUICE_TESTS_WEIGHTD_SESSION_FIXTURE_H_
+#define SLUICE_TESTS_WEIGHTD_SESSION_FIXTURE_H_
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <utility>
+
+#include "common/ring/side_channel.h"
+#include "tests/weightd/core/core_fixture.h"
+
+namespace sluice {
+
+class SessionTest : public CoreTest {
+ protected:
+  // A session with three leases, whose expert is the only thing that fits.
+  void HoldAll(LocalClient* client) {
+    client->Submit(LocalClient::FillExpert(1, 0, 0));
+    client->Submit(LocalClient::FillExpert(2, 0, 1));
+    Pump();
+    reader_.CompleteAll();
+    Pump();
+    uint64_t place;
+    for (uint32_t i = 0; i < 6; ++i) {
+      ASSERT_TRUE(client->Lease(ExpertGid(0, 0) + i, &place));
+    }
+    while (Next(client)) {
+    }
+  }
+  // What a second session gets when it asks for something else.
+  absl::StatusCode Ask(LocalClient* client, uint64_t id) {
+    client->Submit(LocalClient::FillExpert(id, 2, 2));
+    Pump();
+    reader_.CompleteAll();
+    Pump();
+    return CodeOf(Next(client));
+  }
+  // The two ends of a side socket; the session gets the first.
+  std::pair<UniqueFd, UniqueFd> SocketPair() {
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+  }
+  static SidePacket Receive(int socket) {
+    auto packet = ReceiveSideMessage(socket);
+    EXPECT_TRUE(packet.ok()) << packet.status();
+    return packet.ok() ? *std::move(packet) : SidePacket{};
+  }
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_WEIGHTD_SESSION_FIXTURE_H_

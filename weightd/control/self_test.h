@@ -1,0 +1,22 @@
+// weightd's proof that a fetch works: it opens a session with itself and fetches one extent over its rings.
+//
+// Thread safety: a free function; it blocks its thread.
+#ifndef SLUICE_WEIGHTD_SELF_TEST_H_
+#define SLUICE_WEIGHTD_SELF_TEST_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "weightd/core/weight_store.h"
+
+namespace sluice {
+
+// Fetches the smallest extent of `pack`; if that fails, the smallest of the pack's other file, so that one
+// bad block does not keep everything else from being served. The error of the last attempt, or
+// DEADLINE_EXCEEDED after `patience`.
+absl::Status FetchForTest(WeightStore* store, uint32_t pack, absl::Duration patience);
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_SELF_TEST_H_

@@ -1,0 +1,83 @@
+// Warm sets: lists of experts that are read ahead of anybody's request, such as those that a model uses most.
+//
+// Thread safety: WarmSets is thread-safe; the rest are plain values and pure functions.
+#ifndef SLUICE_WEIGHTD_WARM_SET_H_
+#define SLUICE_WEIGHTD_WARM_SET_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "common/mutex.h"
+#include "common/ring/unique_fd.h"
+#include "weightd/core/weight_store.h"
+
+namespace sluice {
+
+struct WarmExpert {
+  uint32_t layer = 0;
+  uint32_t expert = 0;
+};
+
+struct WarmSet {
+  bool dense = false;  // the dense extents come first
+  std::vector<WarmExpert> experts;
+};
+
+// How far a pack's warm set is.
+struct WarmProgress {
+  uint32_t pack = 0;
+  uint32_t extents = 0;  // that it names
+  uint32_t done = 0;     // of these, found in memory or read
+  bool reading = false;
+};
+
+// The extents of `set`, in its order. REQUIRES: its experts are the pack's.
+std::vector<uint32_t> ExtentsOf(const Pack& pack, const WarmSet& set);
+
+// Keeps one set a pack and reads it by prefetches of a session of its own, on a thread of its own.
+class WarmSets {
+ public:
+  // `store` is borrowed and outlives this object.
+  static absl::StatusOr<std::unique_ptr<WarmSets>> Create(WeightStore* store, LogFn log);
+  ~WarmSets();
+
+  // Replaces the pack's set and begins to read it; the number of its extents. INVALID_ARGUMENT naming an
+  // expert that is not there; UNAVAILABLE: draining. REQUIRES: the store has the pack.
+  absl::StatusOr<uint32_t> Set(uint32_t pack, WarmSet set);
+  // The set last given; empty before.
+  WarmSet Get(uint32_t pack) const;
+  // Of every pack that was given one.
+  std::vector<WarmProgress> Progress() const;
+
+ private:
+  WarmSets(WeightStore* store, LogFn log, UniqueFd event)
+      : store_(store), log_(std::move(log)), event_(std::move(event)) {}
+  void Run();
+  void Warm(uint32_t pack, const WarmSet& set);
+  // Reads the set's extents, as far as they fit; how many it asked for.
+  size_t Read(uint32_t pack, const std::vector<uint32_t>& extents);
+  void NoteDone(uint32_t pack);
+  // Whether a newer set of the pack, or the end, makes it pointless to go on.
+  bool Superseded(uint32_t pack) const;
+
+  WeightStore* const store_;
+  const LogFn log_;
+  const UniqueFd event_;  // eventfd: a new set, or the end
+  mutable Mutex mutex_;
+  std::map<uint32_t, WarmSet> sets_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, WarmProgress> progress_ ABSL_GUARDED_BY(mutex_);
+  std::set<uint32_t> due_ ABSL_GUARDED_BY(mutex_);  // packs whose set is not being read yet
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::unique_ptr<std::thread> thread_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_WARM_SET_H_

@@ -1,0 +1,33 @@
+#include "weightd/core/stop_guard.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/time/clock.h"
+
+namespace sluice {
+
+StopGuard::StopGuard(absl::Duration patience, std::function<void()> late) {
+  thread_ = std::thread([this, end = absl::Now() + patience, late = std::move(late)] {
+    MutexLock lock(&mutex_);
+    while (!done_ && absl::Now() < end) {
+      // The condition variable adds it to its own clock: forever would overflow.
+      ended_.WaitFor(&mutex_, absl::ToChronoNanoseconds(std::min(end - absl::Now(), absl::Hours(1))));
+    }
+    if (!done_) {
+      late();
+    }
+  });
+}
+
+StopGuard::~StopGuard() {
+  {
+    MutexLock lock(&mutex_);
+    done_ = true;
+  }
+  ended_.SignalAll();
+  thread_.join();
+}
+
+}  // namespace sluice

@@ -1,0 +1,102 @@
+// The one table of the numbers in StoreStats: what each is called in GetStatsResponse and in the metrics.
+//
+// Thread safety: constants.
+#ifndef SLUICE_WEIGHTD_STORE_COUNTERS_H_
+#define SLUICE_WEIGHTD_STORE_COUNTERS_H_
+
+#include <cstdint>
+
+#include "common/metrics/metric_text.h"
+#include "weightd/core/weight_store.h"
+
+namespace sluice {
+
+struct StoreCounter {
+  const char* field;  // of sluice.weights.v1.GetStatsResponse, a uint64
+  uint64_t StoreStats::*value;
+  const char* metric;  // null: none; the labelled families of metrics_text.cc tell it better
+  MetricType type;
+  const char* help;
+};
+
+inline constexpr StoreCounter kStoreCounters[] = {
+    // Reading.
+    {"in_flight_bytes", &StoreStats::in_flight_bytes, "weightd_in_flight_bytes", MetricType::kGauge,
+     "Bytes being read."},
+    {"fills", &StoreStats::fills, "weightd_fills_total", MetricType::kCounter, "Extents read and verified."},
+    {"bytes_read", &StoreStats::bytes_read, "weightd_read_bytes_total", MetricType::kCounter,
+     "Bytes read from SSD."},
+    {"demand_requests", &StoreStats::demand_requests, nullptr, MetricType::kCounter, ""},
+    {"resident_requests", &StoreStats::resident_requests, nullptr, MetricType::kCounter, ""},
+    {"joined", &StoreStats::joined, nullptr, MetricType::kCounter, ""},
+    {"cancelled", &StoreStats::cancelled, "weightd_cancelled_requests_total", MetricType::kCounter,
+     "Requests that ended CANCELLED."},
+    {"no_room", &StoreStats::no_room, "weightd_no_room_requests_total", MetricType::kCounter,
+     "Requests that ended for want of room."},
+    {"checksum_failures", &StoreStats::checksum_failures, "weightd_checksum_failures_total",
+     MetricType::kCounter, "Extents whose bytes failed their checksum."},
+    {"io_errors", &StoreStats::io_errors, "weightd_io_errors_total", MetricType::kCounter,
+     "Reads that failed."},
+    {"rereads", &StoreStats::rereads, "weightd_rereads_total", MetricType::kCounter,
+     "Extents read again after a failure."},
+    {"slow_reads", &StoreStats::slow_reads, "weightd_slow_reads_total", MetricType::kCounter,
+     "Reads that had not ended by their deadline."},
+    {"second_reads", &StoreStats::second_reads, "weightd_second_reads_total", MetricType::kCounter,
+     "Second reads started beside slow ones."},
+    {"second_reads_won", &StoreStats::second_reads_won, "weightd_second_reads_won_total",
+     MetricType::kCounter, "Of these, those that brought the bytes."},
+    {"timed_out", &StoreStats::timed_out, "weightd_timed_out_requests_total", MetricType::kCounter,
+     "Requests that ended because a read did not."},
+    // Transfers.
+    {"transfers", &StoreStats::transfers, "weightd_transfers_total", MetricType::kCounter,
+     "Transfers into slabs that have ended."},
+    {"transfers_cancelled", &StoreStats::transfers_cancelled, "weightd_transfers_cancelled_total",
+     MetricType::kCounter, "Transfers that ended CANCELLED."},
+    {"transfers_waiting", &StoreStats::transfers_waiting, "weightd_transfers_waiting", MetricType::kGauge,
+     "Transfers that wait for their turn."},
+    {"link_bytes", &StoreStats::link_bytes, "weightd_link_bytes_total", MetricType::kCounter,
+     "Bytes copied into slabs."},
+    // Prefetches.
+    {"prefetch_requests", &StoreStats::prefetch_requests, "weightd_prefetch_issued_total",
+     MetricType::kCounter, "Prefetch requests."},
+    {"prefetch_useful", &StoreStats::prefetch_useful, "weightd_prefetch_useful_total", MetricType::kCounter,
+     "Extents that a prefetch brought and a session used."},
+    {"prefetch_wasted", &StoreStats::prefetch_wasted, "weightd_prefetch_wasted_total", MetricType::kCounter,
+     "Extents that a prefetch brought and nobody used."},
+    // Memory.
+    {"dram_budget_bytes", &StoreStats::dram_budget, "weightd_dram_budget_bytes", MetricType::kGauge,
+     "Bytes that segments may take."},
+    {"segment_bytes", &StoreStats::segment_bytes, "weightd_segment_bytes", MetricType::kGauge,
+     "Bytes of all segments."},
+    {"retired_bytes", &StoreStats::retired_bytes, "weightd_retired_bytes", MetricType::kGauge,
+     "Of these, given up and still mapped by a client."},
+    {"segments", &StoreStats::segments, "weightd_segments", MetricType::kGauge, "Segments of the arena."},
+    {"resident_bytes", &StoreStats::resident_bytes, "weightd_resident_bytes", MetricType::kGauge,
+     "Bytes of extents in memory."},
+    {"resident_extents", &StoreStats::resident_extents, "weightd_resident_extents", MetricType::kGauge,
+     "Extents in memory."},
+    {"bad_extents", &StoreStats::bad_extents, "weightd_bad_extents", MetricType::kGauge,
+     "Extents whose bytes on disk are damaged."},
+    {"evictions", &StoreStats::evictions, "weightd_evictions_total", MetricType::kCounter,
+     "Extents evicted."},
+    {"trusted_extents", &StoreStats::trusted_extents, "weightd_trusted_extents", MetricType::kGauge,
+     "Extents that the admission keeps from scans."},
+    {"promotions", &StoreStats::promotions, "weightd_promotions_total", MetricType::kCounter,
+     "Extents that came to be that."},
+    {"scrub_bytes", &StoreStats::scrub_bytes, "weightd_scrub_bytes_total", MetricType::kCounter,
+     "Bytes verified again in memory."},
+    {"scrub_passes", &StoreStats::scrub_passes, "weightd_scrub_passes_total", MetricType::kCounter,
+     "Times that all that was resident has been."},
+    {"scrub_failures", &StoreStats::scrub_failures, "weightd_scrub_failures_total", MetricType::kCounter,
+     "Extents whose bytes had gone bad in memory."},
+    // Sessions.
+    {"sessions_lost", &StoreStats::sessions_lost, "weightd_sessions_lost_total", MetricType::kCounter,
+     "Sessions that weightd ended: they misbehaved or had stopped."},
+    {"sessions_stopped", &StoreStats::sessions_stopped, "weightd_sessions_stopped_total",
+     MetricType::kCounter,
+     "Of these, those that gave no sign and held more than their share while others found no room."},
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_STORE_COUNTERS_H_

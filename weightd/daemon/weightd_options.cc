@@ -1,0 +1,102 @@
+#include "weightd/daemon/weightd_options.h"
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <memory>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "common/net/listen_address.h"
+#include "common/status.h"
+#include "daemon/metrics_door.h"
+#include "daemon/option_declarer.h"
+#include "daemon/option_reload.h"
+#include "daemon/runtime_dir.h"
+#include "daemon/toml_config.h"
+
+namespace sluice {
+namespace {
+
+constexpr int kUsageExit = 2;
+constexpr int kMaxReaderThreads = 256;
+constexpr int kMaxCopyThreads = 64;
+
+void FillDefaults(WeightdOptions* options) {
+  if (options->socket.empty()) {
+    options->socket = RuntimeDirPath() + "/" + kWeightdSocketName;
+  }
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(options->socket, error);
+  options->socket = error ? options->socket : absolute.lexically_normal().string();
+}
+
+}  // namespace
+
+WeightdCommand ParseWeightdCommand(int argc, const char* const* argv) {
+  WeightdCommand command;
+  CLI::App app("weightd: keeps packs' weights in memory and serves them to inferd", "weightd");
+  app.set_config("--config", "", "TOML file with any of these options", false);
+  app.config_formatter(std::make_shared<TomlConfig>(&app));
+  app.allow_config_extras(false);
+  app.set_version_flag("--version", SLUICE_VERSION);
+  bool check_only = false;
+  app.add_flag("--check-config", check_only, "Check the options and end")->configurable(false);
+  std::set<std::string> set;
+  ForEachOption(&command.options, OptionDeclarer(&app, &set));
+  app.get_option("--pack")->required();
+  try {
+    app.parse(argc, argv);
+    FillDefaults(&command.options);
+    if (const absl::Status status = CheckWeightdOptions(command.options); !status.ok()) {
+      throw CLI::ValidationError(std::string(status.message()));
+    }
+    if (check_only) {
+      throw CLI::CallForVersion("the options are valid", 0);
+    }
+  } catch (const CLI::ParseError& error) {
+    command.exit_code = app.exit(error) == 0 ? 0 : kUsageExit;
+  }
+  return command;
+}
+
+absl::Status CheckWeightdOptions(const WeightdOptions& options) {
+  RETURN_IF_ERROR(CheckOneOf("io", options.io, {"pread", "uring"}));
+  RETURN_IF_ERROR(CheckOneOf("eviction", options.eviction, {"lru", "lfru", "score"}));
+  RETURN_IF_ERROR(CheckOneOf("log-level", options.log_level, {"debug", "info", "warning", "error"}));
+  if (options.reader_threads < 1 || options.reader_threads > kMaxReaderThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--threads is ", options.reader_threads, ", must be 1 to ", kMaxReaderThreads));
+  }
+  if (options.copy_threads < 0 || options.copy_threads > kMaxCopyThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--copy-threads is ", options.copy_threads, ", must be 0 to ", kMaxCopyThreads));
+  }
+  if (options.gather_neurons < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--gather-neurons is ", options.gather_neurons, ", must be at least 1"));
+  }
+  // The longer of both paths.
+  if (const absl::Status side = ParseListenAddress(absl::StrCat("unix:", options.socket, ".side")).status();
+      !options.socket.empty() && !side.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--socket: ", side.message()));
+  }
+  if (!options.metrics.empty()) {
+    RETURN_IF_ERROR(CheckMetricsAddress(options.metrics));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<OptionText> OptionTextsOf(const WeightdOptions& options) { return TextsOfAll(options); }
+
+const std::set<std::string>& ReloadableWeightdOptions() {
+  static const std::set<std::string> kNames = {"allow-uid",     "allow-group",   "metrics",
+                                               "read-deadline", "scrub-rate",    "session-quota",
+                                               "keep",          "drain-timeout", "log-level"};
+  return kNames;
+}
+
+WeightdOptions WithReloaded(const WeightdOptions& running, const WeightdOptions& read) {
+  return TakeNamed(running, read, ReloadableWeightdOptions());
+}
+
+}  // namespace sluice

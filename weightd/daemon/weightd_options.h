@@ -1,0 +1,105 @@
+// Options of the weightd program. One table (ForEachOption) names each of them, with its help; flags, the
+// TOML file and reloading all follow it.
+//
+// Thread safety: plain values; parsing belongs to main's thread.
+#ifndef SLUICE_WEIGHTD_WEIGHTD_OPTIONS_H_
+#define SLUICE_WEIGHTD_WEIGHTD_OPTIONS_H_
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "daemon/option_values.h"
+
+namespace sluice {
+
+struct WeightdOptions {
+  std::string socket;              // absolute; the side socket is `<socket>.side`
+  std::vector<std::string> packs;  // folders, at least one
+  std::vector<UserId> allowed_uids;
+  std::vector<GroupId> allowed_gids;
+  FileMode socket_mode;
+  std::string metrics;  // host:port; empty: off
+
+  ByteSize dram_budget;      // 0: DefaultDramBudget()
+  std::string io = "uring";  // or "pread"
+  bool direct = true;
+  int reader_threads = 64;  // of the pread engine
+  absl::Duration read_deadline = absl::Seconds(1);
+  std::string eviction = "lru";
+  bool admission = true;
+  int copy_threads = 0;     // into slabs; 0: by the CPUs
+  int gather_neurons = 50;  // listed neurons that travel in one chunk
+  ByteSize scrub_rate;      // bytes a second; 0: none
+  ByteSize session_quota;   // bytes that a session may fill; 0: no bound
+
+  absl::Duration budget_wait = absl::Seconds(10);
+  absl::Duration drain_timeout = absl::Seconds(2);
+  int parent_lifeline = -1;  // descriptor at whose end weightd ends; -1: none
+  absl::Duration keep;       // stays this long after that
+  std::string log_level = "info";
+};
+
+// What the command line asks for.
+struct WeightdCommand {
+  WeightdOptions options;
+  std::optional<int> exit_code;  // set: nothing to serve (--help, --version, a usage error: already printed)
+};
+
+WeightdCommand ParseWeightdCommand(int argc, const char* const* argv);
+
+// INVALID_ARGUMENT naming the option: values that no build takes, or that this one has not.
+absl::Status CheckWeightdOptions(const WeightdOptions& options);
+
+// Every option as a flag takes it.
+std::vector<OptionText> OptionTextsOf(const WeightdOptions& options);
+// What SIGHUP can change while weightd runs.
+const std::set<std::string>& ReloadableWeightdOptions();
+// `running` with those of `read`.
+WeightdOptions WithReloaded(const WeightdOptions& running, const WeightdOptions& read);
+
+// Calls visit(name, pointer to the member, help) for each option, in the order of --help. Help says what a
+// default that is computed is; other defaults are shown from the member.
+template <typename Visit>
+void ForEachOption(WeightdOptions* o, Visit visit) {
+  visit("socket", &o->socket,
+        "Unix socket to serve on; side channel beside it, .side (default: weightd.sock in the runtime "
+        "directory)");
+  visit("pack", &o->packs, "Folder of a pack to serve; repeat for more");
+  visit("allow-uid", &o->allowed_uids,
+        "User who may connect, by name or number, beside this one and root; repeat for more");
+  visit("allow-group", &o->allowed_gids, "Group whose members may connect; repeat for more");
+  visit("socket-mode", &o->socket_mode, "Mode of the socket files, octal");
+  visit("metrics", &o->metrics, "Loopback port of Prometheus metrics, as 127.0.0.1:9400 (default: off)");
+
+  visit("dram-budget", &o->dram_budget,
+        "Memory for weights, as 512MiB or 2GB (default: the packs, at most 70 % of what is available)");
+  visit("io", &o->io, "Engine that reads packs: uring, or pread, which stands in where io_uring is refused");
+  visit("read-deadline", &o->read_deadline,
+        "A slower read is tried again beside; after four times as long its requests end");
+  visit("eviction", &o->eviction, "Which weights leave memory first: lru, lfru or score");
+  visit("admission", &o->admission, "Keep what is used again and again from one long prefill: on or off");
+  visit("session-quota", &o->session_quota,
+        "Memory that one session may fill; beyond it its own coldest goes (default: no bound)");
+  visit("scrub-rate", &o->scrub_rate,
+        "Weights in memory that are verified again each second, as 64MiB (default: off)");
+  visit("copy-threads", &o->copy_threads,
+        "Threads that copy into slabs; 0: one for every four CPUs, at most four");
+  visit("gather-neurons", &o->gather_neurons, "Listed neurons that travel into a slab in one chunk");
+  visit("direct", &o->direct, "Read past the page cache: on or off");
+  visit("threads", &o->reader_threads, "Threads of the pread engine");
+
+  visit("budget-wait", &o->budget_wait, "At the start, wait so long for the memory to be free");
+  visit("drain-timeout", &o->drain_timeout, "On SIGTERM, wait so long for sessions to end");
+  visit("parent-lifeline", &o->parent_lifeline, "Inherited descriptor at whose end weightd ends");
+  visit("keep", &o->keep, "Stay so long after that");
+  visit("log-level", &o->log_level, "Least severity that is logged: debug, info, warning or error");
+}
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_WEIGHTD_OPTIONS_H_

@@ -1,0 +1,71 @@
+// Admission: what was filled and used once must not push out what is used again and again.
+//
+// ProbationPolicy wraps any eviction policy in two segments (as 2Q does). A filled extent enters on
+// probation; probation loses first. It becomes trusted when it was used twice since its fill (the use it was
+// filled for is one), or when it is filled again within kMemory turnovers of its eviction. At most
+// kTrustedShare of the extents are trusted, the coldest of them go back on probation, so a scan over
+// everything (one long prefill) runs through a quarter of the memory and leaves the rest. What is trusted but
+// was not used for longer than a scan over everything takes loses first. set_plain(true) ends all of this:
+// where one step's uses take most of the memory but fit into it, probation would not keep what a step used
+// until the next, and what is worth keeping is the step.
+//
+// Thread safety: thread-compatible; the store's lock guards it.
+#ifndef SLUICE_WEIGHTD_ADMISSION_H_
+#define SLUICE_WEIGHTD_ADMISSION_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "absl/container/flat_hash_map.h"
+#include "weightd/dram/eviction.h"
+
+namespace sluice {
+
+class ProbationPolicy final : public EvictionPolicy {
+ public:
+  static constexpr double kTrustedShare = 0.75;
+  // Turnovers. A scan over everything refills an extent only after it has read all that is not trusted: more
+  // than this for as long as the memory holds less than 80 % of all packs.
+  static constexpr double kMemory = 0.25;
+  static constexpr int kMaxPromotions = 64;  // in one decision
+
+  explicit ProbationPolicy(EvictionKind kind)
+      : young_(NewEvictionPolicy(kind)), trusted_(NewEvictionPolicy(kind)) {}
+
+  // How long a scan over everything takes, in turnovers.
+  void set_patience(double turnovers) { patience_ = turnovers; }
+  void set_plain(bool plain) { plain_ = plain; }
+
+  void Add(uint32_t extent, const ExtentUse& filled) override;
+  void Remove(uint32_t extent, double now) override;
+  void Touch(uint32_t extent, UseKey key) override;
+  std::optional<EvictionCandidate> Coldest(double now, Look look) override;
+  size_t size() const override { return members_.size(); }
+  size_t trusted() const { return trusted_->size(); }
+  uint64_t promotions() const { return promotions_; }
+
+ private:
+  struct Member {
+    bool trusted = false;
+    uint64_t filled_uses = 0;
+    uint64_t trusted_from = 0;  // uses
+  };
+  bool Full() const;
+  void Promote(uint32_t extent, double now, ExtentUse use);
+  // Puts the coldest trusted extent back on probation, if all are wanted or it is stale.
+  bool Demote(double now, Look look, bool only_stale);
+
+  const std::unique_ptr<EvictionPolicy> young_;
+  const std::unique_ptr<EvictionPolicy> trusted_;
+  absl::flat_hash_map<uint32_t, Member> members_;
+  absl::flat_hash_map<uint32_t, double> gone_;  // turnovers at the eviction; one entry an extent at most
+  double patience_ = 1;
+  bool plain_ = false;
+  uint64_t decisions_ = 0;
+  uint64_t promotions_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_ADMISSION_H_

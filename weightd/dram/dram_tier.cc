@@ -1,0 +1,352 @@
+#include "weightd/dram/dram_tier.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+namespace sluice {
+namespace {
+
+// Segments of other classes looked at in one decision, and extents looked at in each.
+constexpr size_t kForeignProbes = 4;
+constexpr size_t kSamples = 8;
+// Evictions that a client undoes before the decision is given up.
+constexpr int kMaxAttempts = 1000;
+// Trust ends when so much more than all packs together has been filled without a use.
+constexpr double kPatience = 1.25;
+// No probation for a class of which a step uses at least this share of what is resident, and not more than
+// all.
+constexpr double kPlainFrom = 0.7;
+// A class takes of others when its share of what is read exceeds its share of the memory by this part of all.
+constexpr double kHungerMargin = 1.0 / 16;
+
+}  // namespace
+
+DramTier::DramTier(const Arena::Options& options, Arena::Listener listener, const TierPolicy& policy)
+    : policy_(policy), arena_(options, std::move(listener)) {}
+
+double DramTier::turnovers() const {
+  return static_cast<double>(filled_bytes_) / static_cast<double>(std::max<uint64_t>(1, arena_.budget()));
+}
+
+uint32_t DramTier::AddPack(const std::vector<uint64_t>& lengths, ResidencyEntry* table) {
+  for (uint64_t length : lengths) {
+    arena_.Declare(length, 1);
+    pack_bytes_ += length;
+  }
+  filled_.resize(filled_.size() + lengths.size());
+  return store_.AddPack(lengths, table);
+}
+
+void DramTier::AddPins(uint32_t pack, uint64_t session, const PinEntry* pins, const StepTimeline* timeline) {
+  store_.AddPins(pack, session, pins, timeline);
+}
+
+void DramTier::RemovePins(uint32_t pack, uint64_t session) {
+  store_.RemovePins(pack, session, clock_, [this](Gid gid, UseKey use) {
+    filled_[gid] = std::max(filled_[gid], use);
+    policy(store_.length(gid)).Touch(gid, use);
+  });
+}
+
+DramTier::SizeClass& DramTier::size_class(uint64_t slot_bytes) {
+  SizeClass& found = classes_[slot_bytes];
+  if (found.policy == nullptr) {
+    if (policy_.admission) {
+      auto probation = std::make_unique<ProbationPolicy>(policy_.eviction);
+      found.probation = probation.get();
+      found.policy = std::move(probation);
+    } else {
+      found.policy = NewEvictionPolicy(policy_.eviction);
+    }
+  }
+  if (found.probation != nullptr) {
+    found.probation->set_patience(kPatience * static_cast<double>(pack_bytes_) /
+                                  static_cast<double>(std::max<uint64_t>(1, arena_.budget())));
+    const StepUses::Range used = step_uses_.OfLength(slot_bytes);
+    found.probation->set_plain(static_cast<double>(used.least) >=
+                                   kPlainFrom * static_cast<double>(found.resident_bytes) &&
+                               used.most != 0 && used.most <= found.resident_bytes);
+  }
+  return found;
+}
+
+ExtentUse DramTier::Look(Gid gid) const {
+  if (store_.Held(gid)) {
+    return ExtentUse{UseKey{clock_, UINT64_MAX}, false, store_.Uses(gid), turnovers()};
+  }
+  ExtentUse use;
+  use.last = std::max(filled_[gid], store_.LastUse(gid, clock_));
+  use.evictable = true;
+  use.uses = store_.Uses(gid);
+  use.at = static_cast<double>(fill_bytes_.ClockOf(use.last.clock, filled_bytes_)) /
+           static_cast<double>(std::max<uint64_t>(1, arena_.budget()));
+  return use;
+}
+
+void DramTier::NoteUse(Gid gid) {
+  store_.CountUse(gid);
+  filled_[gid] = std::max(filled_[gid], UseKey{clock_, UINT64_MAX});
+}
+
+uint64_t DramTier::trusted_extents() const {
+  uint64_t trusted = 0;
+  for (const auto& [slot_bytes, size_class] : classes_) {
+    trusted += size_class.probation == nullptr ? 0 : size_class.probation->trusted();
+  }
+  return trusted;
+}
+
+uint64_t DramTier::promotions() const {
+  uint64_t promotions = 0;
+  for (const auto& [slot_bytes, size_class] : classes_) {
+    promotions += size_class.probation == nullptr ? 0 : size_class.probation->promotions();
+  }
+  return promotions;
+}
+
+double DramTier::Recent(const SizeClass& size_class) const {
+  return size_class.recent_bytes * std::exp2(size_class.recent_at - turnovers());
+}
+
+bool DramTier::Hungry(uint64_t slot_bytes) {
+  double read = 0;
+  double held = 0;
+  for (const auto& [bytes, size_class] : classes_) {
+    read += Recent(size_class);
+    held += static_cast<double>(size_class.resident_bytes);
+  }
+  const SizeClass& own = size_class(slot_bytes);
+  return Recent(own) * held > (static_cast<double>(own.resident_bytes) + kHungerMargin * held) * read;
+}
+
+void DramTier::SetQuota(uint64_t session, uint64_t quota) {
+  Tenant& tenant = tenants_[session];
+  tenant.quota = quota;
+  tenant.policy = NewEvictionPolicy(policy_.eviction);
+}
+
+void DramTier::RemoveSession(uint64_t session) {
+  step_uses_.Remove(session);
+  if (tenants_.erase(session) != 0) {
+    absl::erase_if(charged_to_, [session](const auto& charge) { return charge.second == session; });
+  }
+}
+
+uint64_t DramTier::charged_bytes(uint64_t session) const {
+  const auto found = tenants_.find(session);
+  return found == tenants_.end() ? 0 : found->second.charged;
+}
+
+bool DramTier::MakeQuota(uint64_t session, uint64_t bytes) {
+  const auto found = tenants_.find(session);
+  if (found == tenants_.end()) {
+    return true;
+  }
+  Tenant& tenant = found->second;
+  for (int attempt = 0; tenant.charged + bytes > tenant.quota; ++attempt) {
+    const auto victim = tenant.policy->Coldest(turnovers(), [this](uint32_t extent) { return Look(extent); });
+    if (!victim.has_value() || attempt == kMaxAttempts) {
+      return false;
+    }
+    if (!EvictOne(victim->extent)) {
+      tenant.policy->Touch(victim->extent, UseKey{clock_, UINT64_MAX});
+    }
+  }
+  return true;
+}
+
+void DramTier::Uncharge(Gid gid) {
+  const auto charge = charged_to_.find(gid);
+  if (charge == charged_to_.end()) {
+    return;
+  }
+  Tenant& tenant = tenants_.at(charge->second);
+  tenant.charged -= store_.length(gid);
+  tenant.policy->Remove(gid, turnovers());
+  charged_to_.erase(charge);
+}
+
+DramTier::Room DramTier::BeginFill(Gid gid, std::byte** dest, uint64_t session, uint64_t step) {
+  if (!MakeQuota(session, store_.length(gid))) {
+    return Room::kNone;
+  }
+  Slot slot;
+  const Room room = MakeRoom(store_.length(gid), gid, &slot);
+  if (room == Room::kPlaced) {
+    const auto tenant = tenants_.find(session);
+    if (tenant != tenants_.end()) {
+      tenant->second.charged += store_.length(gid);
+      charged_to_[gid] = session;
+    }
+    step_uses_.Note(session, step, [&](uint64_t ended) { return store_.BytesUsedIn(session, ended); });
+    store_.BeginFill(gid, slot.segment, slot.offset);
+    *dest = slot.data;
+  }
+  return room;
+}
+
+DramTier::Room DramTier::SecondPlace(Gid gid, Slot* place) {
+  return MakeRoom(store_.length(gid), kCondemnedOwner, place);
+}
+
+Slot DramTier::MoveFill(Gid gid, const Slot& second) {
+  const Slot former{store_.segment(gid), store_.offset(gid), nullptr};
+  arena_.SetOwner(former.segment, former.offset, kCondemnedOwner);
+  arena_.SetOwner(second.segment, second.offset, gid);
+  store_.BeginFill(gid, second.segment, second.offset);
+  return former;
+}
+
+void DramTier::Publish(Gid gid) {
+  const uint64_t length = store_.length(gid);
+  filled_[gid] = UseKey{clock_, UINT64_MAX};
+  filled_bytes_ += length;
+  SizeClass& own = size_class(length);
+  own.recent_bytes = Recent(own) + static_cast<double>(length);
+  own.recent_at = turnovers();
+  own.resident_bytes += length;
+  const ExtentUse use{filled_[gid], true, store_.Uses(gid), turnovers()};
+  own.policy->Add(gid, use);
+  if (const auto charge = charged_to_.find(gid); charge != charged_to_.end()) {
+    tenants_.at(charge->second).policy->Add(gid, use);
+  }
+  store_.Publish(gid);
+}
+
+void DramTier::AbandonFill(Gid gid, bool bad) {
+  arena_.Free(store_.segment(gid), store_.offset(gid));
+  Uncharge(gid);
+  if (bad) {
+    store_.MarkBad(gid);
+  } else {
+    store_.AbandonFill(gid);
+  }
+}
+
+bool DramTier::EvictOne(Gid gid) {
+  SizeClass& owner = size_class(store_.length(gid));
+  if (!store_.Evict(gid)) {
+    owner.policy->Touch(gid, UseKey{clock_, UINT64_MAX});
+    return false;
+  }
+  owner.policy->Remove(gid, turnovers());
+  owner.resident_bytes -= store_.length(gid);
+  Uncharge(gid);
+  arena_.Free(store_.segment(gid), store_.offset(gid));
+  ++evictions_;
+  return true;
+}
+
+void DramTier::Condemn(Gid gid) {
+  if (store_.state(gid) != ExtentState::kResident) {
+    return;
+  }
+  SizeClass& owner = size_class(store_.length(gid));
+  owner.policy->Remove(gid, turnovers());
+  owner.resident_bytes -= store_.length(gid);
+  Uncharge(gid);
+  store_.Withdraw(gid);
+  arena_.SetOwner(store_.segment(gid), store_.offset(gid), kCondemnedOwner);
+  condemned_.push_back(Condemned{gid, store_.segment(gid), store_.offset(gid)});
+  SweepCondemned();
+}
+
+void DramTier::SweepCondemned() {
+  // Seen free once after the withdrawal, nobody reads the old place: who leases from now on finds the new
+  // one.
+  std::erase_if(condemned_, [this](const Condemned& place) {
+    const bool free = !store_.Held(place.gid);
+    if (free) {
+      arena_.Free(place.segment, place.offset);
+    }
+    return free;
+  });
+}
+
+DramTier::Room DramTier::MakeRoom(uint64_t slot_bytes, Gid gid, Slot* slot) {
+  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
+    if (std::optional<Slot> free = arena_.Allocate(slot_bytes, gid)) {
+      *slot = *free;
+      return Room::kPlaced;
+    }
+    if (RoomComes(slot_bytes, arena_.retired_bytes() - slow_bytes_)) {
+      return Room::kRetiring;
+    }
+    // With a session that does not unmap what it is told to, a retired segment is lost: pooled ones are kept,
+    // and serve this class though much of them is wasted.
+    if (slow_bytes_ == 0 ? arena_.RetirePooled() : arena_.AllowWaste(slot_bytes)) {
+      continue;
+    }
+    const auto victim =
+        policy(slot_bytes).Coldest(turnovers(), [this](uint32_t extent) { return Look(extent); });
+    std::optional<ColdSegment> foreign;
+    if (!victim.has_value() || !policy_.admission || Hungry(slot_bytes)) {
+      foreign = ColdestForeign(slot_bytes, !victim.has_value(), slow_bytes_ == 0 ? 0 : slot_bytes);
+    }
+    if (victim.has_value() && (!foreign.has_value() || victim->last <= foreign->median)) {
+      EvictOne(victim->extent);
+    } else if (foreign.has_value()) {
+      Empty(arena_.active(foreign->index));
+    } else {
+      return RoomComes(slot_bytes, arena_.retired_bytes() - lost_bytes_) ? Room::kRetiring : Room::kNone;
+    }
+  }
+  return Room::kNone;
+}
+
+std::optional<DramTier::ColdSegment> DramTier::ColdestForeign(uint64_t slot_bytes, bool exhaustive,
+                                                              uint64_t least_bytes) {
+  const size_t count = arena_.active_count();
+  const size_t probes = exhaustive ? count : std::min(count, kForeignProbes);
+  std::optional<ColdSegment> coldest;
+  for (size_t i = 0; i < probes; ++i) {
+    const size_t index = (probe_ + i) % count;
+    const Arena::SegmentView segment = arena_.active(index);
+    if (segment.slot_bytes == slot_bytes || segment.slot_bytes * segment.owners->size() < least_bytes ||
+        !AllEvictable(segment)) {
+      continue;
+    }
+    const std::optional<UseKey> median = MedianUse(segment);
+    if (median.has_value() && (!coldest.has_value() || *median < coldest->median)) {
+      coldest = ColdSegment{index, *median};
+    }
+  }
+  probe_ = count == 0 ? 0 : (probe_ + probes) % count;
+  return coldest;
+}
+
+std::optional<UseKey> DramTier::MedianUse(const Arena::SegmentView& segment) const {
+  std::array<UseKey, kSamples> uses;
+  size_t found = 0;
+  const size_t step = std::max<size_t>(1, segment.owners->size() / kSamples);
+  for (size_t i = 0; i < segment.owners->size() && found < kSamples; i += step) {
+    const uint32_t owner = (*segment.owners)[i];
+    if (owner != kNoOwner && owner != kCondemnedOwner) {
+      uses[found++] = Look(owner).last;
+    }
+  }
+  if (found == 0) {
+    return UseKey{};  // mostly empty: nothing is lost with it
+  }
+  std::sort(uses.begin(), uses.begin() + static_cast<ptrdiff_t>(found));
+  return uses[found / 2];
+}
+
+bool DramTier::AllEvictable(const Arena::SegmentView& segment) const {
+  return std::none_of(segment.owners->begin(), segment.owners->end(), [this](uint32_t owner) {
+    if (owner == kNoOwner) {
+      return false;
+    }
+    return owner == kCondemnedOwner || store_.state(owner) != ExtentState::kResident || store_.Held(owner);
+  });
+}
+
+bool DramTier::Empty(const Arena::SegmentView& segment) {
+  const std::vector<uint32_t> owners = *segment.owners;  // the view dies with the last slot
+  return std::all_of(owners.begin(), owners.end(),
+                     [this](uint32_t owner) { return owner == kNoOwner || EvictOne(owner); });
+}
+
+}  // namespace sluice

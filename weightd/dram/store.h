@@ -1,0 +1,130 @@
+// Which extents exist, in which state and place, and who holds them: bookkeeping without I/O or policy.
+//
+// Extents of all packs share one number space (gid): a pack's extent e is FirstGid(pack) + e. The store is
+// the only writer of the residency tables, and reads the sessions' pins as lease.h prescribes.
+//
+// Thread safety: thread-compatible, guarded by the core's lock; the tables and pins it points to are shared
+// with other threads and processes through atomics.
+#ifndef SLUICE_WEIGHTD_STORE_H_
+#define SLUICE_WEIGHTD_STORE_H_
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "common/ring/session_abi.h"
+#include "weightd/dram/eviction.h"
+#include "weightd/dram/step_timeline.h"
+
+namespace sluice {
+
+using Gid = uint32_t;
+
+// Where a gid belongs.
+struct ExtentRef {
+  uint32_t pack = 0;
+  uint32_t extent = 0;
+};
+
+class Store {
+ public:
+  // Takes a pack of `lengths.size()` extents whose table is `table` (borrowed, all ABSENT). Returns its
+  // number.
+  uint32_t AddPack(const std::vector<uint64_t>& lengths, ResidencyEntry* table);
+
+  Gid FirstGid(uint32_t pack) const { return packs_[pack].first; }
+  ExtentRef RefOf(Gid gid) const;
+  uint64_t length(Gid gid) const { return extents_[gid].length; }
+  size_t extent_count() const { return extents_.size(); }
+
+  // A session's pins of one pack (borrowed), and the timeline of its stamps.
+  void AddPins(uint32_t pack, uint64_t session, const PinEntry* pins, const StepTimeline* timeline);
+  // Forgets the session's pins: from here on they hold nothing. `seen` is called for each resident extent
+  // that the session used or holds, with that use. Its counts of uses are kept.
+  void RemovePins(uint32_t pack, uint64_t session, uint64_t now, absl::FunctionRef<void(Gid, UseKey)> seen);
+
+  ExtentState state(Gid gid) const { return extents_[gid].state; }
+  uint32_t segment(Gid gid) const { return extents_[gid].segment; }
+  uint64_t offset(Gid gid) const { return extents_[gid].offset; }
+  // Grows with every fill.
+  uint64_t generation(Gid gid) const { return extents_[gid].generation; }
+
+  // ABSENT -> FILLING at a place. -> RESIDENT, or back to ABSENT, or BAD.
+  void BeginFill(Gid gid, uint32_t segment, uint64_t offset);
+  void Publish(Gid gid);
+  void AbandonFill(Gid gid);
+  void MarkBad(Gid gid);
+
+  // weightd's own holds: unfinished requests and unreaped completions.
+  void Pin(Gid gid) { ++extents_[gid].internal_pins; }
+  void Unpin(Gid gid) { --extents_[gid].internal_pins; }
+
+  // Whether anything holds the extent now; a client may take it the moment after.
+  bool Held(Gid gid) const;
+  // RESIDENT -> ABSENT unless somebody holds it. The place is free after true.
+  bool Evict(Gid gid);
+  // RESIDENT -> ABSENT though somebody may hold it: no new lease succeeds, but its bytes may still be read
+  // until Held() was seen false.
+  void Withdraw(Gid gid);
+  // The latest use by any session; a zero key if none ever used it.
+  UseKey LastUse(Gid gid, uint64_t now) const;
+  // How often any session used it, ended ones too.
+  uint64_t Uses(Gid gid) const;
+  // weightd used it itself, for a client: a copy from it ended.
+  void CountUse(Gid gid) { ++extents_[gid].past_uses; }
+
+  // Bytes of the extents whose last use by the session was in its step `step`, by their lengths.
+  std::map<uint64_t, uint64_t> BytesUsedIn(uint64_t session, uint64_t step) const;
+
+  // A number that changes when a session uses the extent.
+  uint64_t UseMark(Gid gid) const;
+
+  uint64_t resident_bytes() const { return resident_bytes_; }
+  uint64_t resident_extents() const { return resident_extents_; }
+  uint64_t bad_extents() const { return bad_extents_; }
+  // Extents of a pack with a pin of this session above zero.
+  struct Holdings {
+    uint64_t extents = 0;
+    uint64_t bytes = 0;
+  };
+  Holdings HeldBy(uint32_t pack, uint64_t session) const;
+
+ private:
+  struct Extent {
+    uint64_t length = 0;
+    uint64_t generation = 0;
+    uint64_t offset = 0;
+    uint64_t past_uses = 0;  // by ended sessions and by weightd itself
+    uint32_t segment = 0;
+    uint32_t internal_pins = 0;
+    uint32_t pack = 0;
+    ExtentState state = ExtentState::kAbsent;
+  };
+  struct PinSource {
+    uint64_t session = 0;
+    const PinEntry* pins = nullptr;
+    const StepTimeline* timeline = nullptr;
+  };
+  struct PackRecord {
+    Gid first = 0;
+    uint32_t count = 0;
+    ResidencyEntry* table = nullptr;
+    std::vector<PinSource> sources;
+  };
+
+  ResidencyEntry& entry(Gid gid) {
+    const PackRecord& pack = packs_[extents_[gid].pack];
+    return pack.table[gid - pack.first];
+  }
+  void SetAbsent(Gid gid);
+
+  std::vector<Extent> extents_;
+  std::vector<PackRecord> packs_;
+  uint64_t resident_bytes_ = 0;
+  uint64_t resident_extents_ = 0;
+  uint64_t bad_extents_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_STORE_H_

@@ -1,0 +1,336 @@
+#include "weightd/fetch/fetcher.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace sluice {
+namespace {
+
+// A few of the prefetched extents in each round: marks are in memory that clients write.
+constexpr size_t kSettledPerPump = 8;
+
+}  // namespace
+
+Fetcher::Fetcher(const Options& options, DramTier* tier, BlockReader* reader, const Clock* clock, Hooks hooks)
+    : options_(options),
+      tier_(tier),
+      reader_(reader),
+      clock_(clock),
+      hooks_(std::move(hooks)),
+      slow_read_nanos_(options.slow_read_nanos),
+      own_metrics_(hooks_.metrics == nullptr ? std::make_unique<StoreMetrics>() : nullptr),
+      metrics_(hooks_.metrics == nullptr ? own_metrics_.get() : hooks_.metrics) {}
+
+void Fetcher::AddPack(uint32_t pack, const ExtentSource* source, std::vector<int> files) {
+  packs_.resize(std::max<size_t>(packs_.size(), pack + 1));
+  packs_[pack] = PackRecord{source, std::move(files)};
+}
+
+void Fetcher::Accept(const FillRequest& fill) {
+  (fill.request_class == RequestClass::kDemand ? stats_.demand_requests : stats_.prefetch_requests) += 1;
+  auto owned = std::make_unique<Request>();
+  Request* request = owned.get();
+  request->fill = fill;
+  request->accepted_nanos = clock_->NowNanos();
+  bool resident = true;
+  for (uint32_t i = 0; i < fill.extents.count; ++i) {
+    request->gids[i] = tier_->store().FirstGid(fill.pack) + fill.extents.ids[i];
+    resident = resident && tier_->store().state(request->gids[i]) == ExtentState::kResident;
+  }
+  requests_[{fill.session, fill.id}] = std::move(owned);
+  if (resident) {
+    ++stats_.resident_requests;
+    TakeWhatIsThere(request);
+    Finish(request, absl::StatusCode::kOk, kNoExtent);
+    return;
+  }
+  queue(fill.request_class).PushBack(fill.session, request);
+}
+
+uint64_t Fetcher::MissingBytes(const Request& request) const {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < count(request); ++i) {
+    if (tier_->store().state(request.gids[i]) == ExtentState::kAbsent) {
+      bytes += tier_->store().length(request.gids[i]);
+    }
+  }
+  return bytes;
+}
+
+bool Fetcher::MayStart(const Request& request) const {
+  const uint64_t bytes = MissingBytes(request);
+  if (bytes == 0) {
+    return true;
+  }
+  if (request.fill.request_class == RequestClass::kPrefetch &&
+      started_prefetch_bytes_ > options_.prefetch_bytes) {
+    return false;
+  }
+  // The reader lets a demand overtake prefetches that have started, however large.
+  const uint64_t before = request.fill.request_class == RequestClass::kDemand
+                              ? started_bytes_ - started_prefetch_bytes_
+                              : started_bytes_;
+  return before == 0 || before + bytes <= options_.started_bytes;
+}
+
+void Fetcher::SettlePrefetches(size_t most) {
+  const Store& store = tier_->store();
+  ledger_.Settle(most, [&store](Gid gid) {
+    return PrefetchLedger::View{store.UseMark(gid), store.state(gid) == ExtentState::kResident};
+  });
+}
+
+void Fetcher::RebasePrefetches() {
+  ledger_.Rebase([this](Gid gid) { return tier_->store().UseMark(gid); });
+}
+
+void Fetcher::Pump() {
+  SettlePrefetches(kSettledPerPump);
+  const int64_t now = clock_->NowNanos();
+  PassDeadlines(now);
+  while (!waiting_room_.empty() && waiting_room_.front()->room_deadline <= now) {
+    Request* request = waiting_room_.front();
+    waiting_room_.pop_front();
+    RefuseRoom(request);
+  }
+  while (StartNext(&demand_)) {
+  }
+  while (demand_.empty() && StartNext(&prefetch_)) {
+  }
+}
+
+bool Fetcher::StartNext(Queue* queue) {
+  if (queue->empty() || !MayStart(*queue->Front())) {
+    return false;
+  }
+  Request* request = queue->Front();
+  queue->PopFront(MissingBytes(*request));
+  Start(request);
+  return true;
+}
+
+void Fetcher::RefuseRoom(Request* request) {
+  ++stats_.no_room;
+  if (request->fill.request_class == RequestClass::kDemand && hooks_.starved) {
+    hooks_.starved(request->fill.session, request->accepted_nanos);
+  }
+  Finish(request, absl::StatusCode::kResourceExhausted, kNoExtent);
+}
+
+void Fetcher::Start(Request* request) {
+  if (request->fill.request_class == RequestClass::kPrefetch && hooks_.prefetch_room) {
+    // Dense weights have their room in every budget.
+    const uint32_t extent = request->fill.extents.ids[0];
+    const bool dense = packs_[request->fill.pack].source->extent(extent).dense;
+    const uint64_t missing = dense ? 0 : MissingBytes(*request);
+    if (missing != 0 && missing > hooks_.prefetch_room()) {
+      RefuseRoom(request);
+      return;
+    }
+  }
+  if (!TakeWhatIsThere(request)) {
+    return;
+  }
+  const DramTier::Room room = PlaceMissing(request);
+  if (room == DramTier::Room::kPlaced) {
+    if (request->missing == 0) {
+      Finish(request, absl::StatusCode::kOk, kNoExtent);
+    }
+    return;
+  }
+  if (room == DramTier::Room::kRetiring) {
+    Leave(request);
+    if (request->room_deadline == 0) {
+      request->room_deadline = clock_->NowNanos() + options_.retire_wait_nanos;
+    }
+    const auto at = std::upper_bound(
+        waiting_room_.begin(), waiting_room_.end(), request,
+        [](const Request* a, const Request* b) { return a->room_deadline < b->room_deadline; });
+    waiting_room_.insert(at, request);
+    return;
+  }
+  RefuseRoom(request);
+}
+
+bool Fetcher::TakeWhatIsThere(Request* request) {
+  for (uint32_t i = 0; i < count(*request); ++i) {
+    const Gid gid = request->gids[i];
+    switch (tier_->store().state(gid)) {
+      case ExtentState::kResident:
+        tier_->store().Pin(gid);
+        request->pinned[i] = true;
+        metrics_->Took(request->fill.request_class, FetchTier::kResident, tier_->store().length(gid));
+        if (request->fill.request_class == RequestClass::kDemand) {
+          ledger_.Demanded(gid);
+        }
+        break;
+      case ExtentState::kFilling:
+        ++stats_.joined;
+        Join(request, gid);
+        break;
+      case ExtentState::kBad:
+        Finish(request, absl::StatusCode::kDataLoss, request->fill.extents.ids[i]);
+        return false;
+      default:
+        break;
+    }
+  }
+  return true;
+}
+
+void Fetcher::Join(Request* request, Gid gid) {
+  Fill& fill = fills_.at(gid);
+  fill.waiters.push_back(request);
+  ++request->missing;
+  request->tier = std::max(request->tier, FetchTier::kJoined);
+  metrics_->Took(request->fill.request_class, FetchTier::kJoined, tier_->store().length(gid));
+  if (request->fill.request_class == RequestClass::kDemand && fill.started_as == RequestClass::kPrefetch) {
+    metrics_->prefetch_late.Add();
+    fill.started_as = RequestClass::kDemand;
+    started_prefetch_bytes_ -= fill.counted ? tier_->store().length(gid) : 0;
+    reader_->Promote(fill.tag);
+  }
+  if (fill.slow && fill.waiters.size() == 1) {  // those before gave up
+    SetDeadline(gid, &fill, (options_.give_up_after - 1) * slow_read_nanos_);
+    ReadAgainBeside(gid, &fill);
+  }
+}
+
+DramTier::Room Fetcher::PlaceMissing(Request* request) {
+  std::vector<std::pair<Gid, std::byte*>> placed;
+  DramTier::Room room = DramTier::Room::kPlaced;
+  for (uint32_t i = 0; i < count(*request) && room == DramTier::Room::kPlaced; ++i) {
+    const Gid gid = request->gids[i];
+    if (tier_->store().state(gid) == ExtentState::kAbsent) {
+      std::byte* dest = nullptr;
+      room = tier_->BeginFill(gid, &dest, request->fill.session, request->fill.step);
+      if (room == DramTier::Room::kPlaced) {
+        placed.emplace_back(gid, dest);
+      }
+    }
+  }
+  for (const auto& [gid, dest] : placed) {
+    if (room != DramTier::Room::kPlaced) {
+      tier_->AbandonFill(gid, /*bad=*/false);
+      continue;
+    }
+    Fill& fill = fills_[gid];
+    fill.dest = dest;
+    fill.started_as = request->fill.request_class;
+    fill.waiters.push_back(request);
+    request->tier = FetchTier::kSsd;
+    ++request->missing;
+    started_bytes_ += tier_->store().length(gid);
+    if (fill.started_as == RequestClass::kPrefetch) {
+      started_prefetch_bytes_ += tier_->store().length(gid);
+    }
+    SubmitRead(gid, &fill);
+  }
+  return room;
+}
+
+ReadJob Fetcher::JobFor(Gid gid, uint64_t tag, std::byte* dest, RequestClass request_class) const {
+  const ExtentRef ref = tier_->store().RefOf(gid);
+  const PackRecord& pack = packs_[ref.pack];
+  const ExtentInfo info = pack.source->extent(ref.extent);
+  ReadJob job;
+  job.tag = tag;
+  job.file = pack.files[info.file];
+  job.offset = info.offset;
+  job.dest = dest;
+  job.length = info.length;
+  job.request_class = request_class;
+  job.sole = sole_;
+  job.check = [source = pack.source, extent = ref.extent](uint64_t offset, std::span<const std::byte> bytes) {
+    return source->Verify(extent, offset, bytes);
+  };
+  return job;
+}
+
+void Fetcher::SubmitRead(Gid gid, Fill* fill) {
+  fill->tag = orphans_.contains(gid) ? ++read_serial_ << 32 | gid : gid;
+  fill->first_over = false;
+  if (!fill->slow) {  // else its waiters' patience runs on
+    SetDeadline(gid, fill, slow_read_nanos_);
+  }
+  reader_->Submit(JobFor(gid, fill->tag, fill->dest, fill->started_as));
+}
+
+void Fetcher::OnRetired() {
+  // Ahead of the queue: they have waited longest.
+  while (!waiting_room_.empty()) {
+    Request* request = waiting_room_.back();
+    waiting_room_.pop_back();
+    queue(request->fill.request_class).PushFront(request->fill.session, request);
+  }
+}
+
+void Fetcher::EndFill(Gid gid, Fill* fill) {
+  if (!fill->counted) {
+    return;
+  }
+  fill->counted = false;
+  const uint64_t length = tier_->store().length(gid);
+  started_bytes_ -= length;
+  if (fill->started_as == RequestClass::kPrefetch) {
+    started_prefetch_bytes_ -= length;
+  }
+}
+
+void Fetcher::OnRead(const ReadResult& result) {
+  stats_.bytes_read += result.bytes_read;
+  if (auto orphan = orphans_.find(result.tag); orphan != orphans_.end()) {
+    tier_->FreePlace(orphan->second);
+    orphans_.erase(orphan);
+    return;
+  }
+  const Gid gid = static_cast<Gid>(result.tag);
+  auto found = fills_.find(gid);
+  if (found == fills_.end()) {
+    return;
+  }
+  Fill& fill = found->second;
+  metrics_->Took(fill.started_as, FetchTier::kSsd, result.bytes_read);
+  for (Request* waiter : fill.waiters) {
+    if (waiter->started_nanos == 0) {
+      waiter->started_nanos = result.started_nanos;
+    }
+  }
+  if (!fill.waiters.empty()) {
+    fill.waiters.front()->bytes += result.bytes_read;
+  }
+  stats_.checksum_failures += result.outcome == ReadOutcome::kCorrupt ? 1 : 0;
+  stats_.io_errors +=
+      result.outcome == ReadOutcome::kIoError || result.outcome == ReadOutcome::kEndOfFile ? 1 : 0;
+  if (TakeSecond(gid, &fill, result)) {
+    return;
+  }
+  if (result.outcome == ReadOutcome::kOk) {
+    Fill done = std::move(fill);
+    fills_.erase(found);
+    ClearDeadline(&done);
+    EndFill(gid, &done);
+    OnFilled(gid, done);
+    return;
+  }
+  // Damage gets one fresh read; a read that was cancelled while somebody joined it starts over.
+  const bool again = result.outcome == ReadOutcome::kCancelled ? !fill.waiters.empty()
+                                                               : !fill.reread && !fill.waiters.empty();
+  if (again) {
+    fill.cancelled = false;
+    if (result.outcome != ReadOutcome::kCancelled) {
+      fill.reread = true;
+      ++stats_.rereads;
+    }
+    SubmitRead(gid, &fill);
+    return;
+  }
+  Fill failed = std::move(fill);
+  fills_.erase(found);
+  ClearDeadline(&failed);
+  EndFill(gid, &failed);
+  OnFailed(gid, failed, result);
+}
+
+}  // namespace sluice

@@ -1,0 +1,224 @@
+// Requests to fills: joins duplicates, lets demand overtake prefetch, cancels, rereads what came damaged, and
+// says what became of each request.
+//
+// A request waits in its class's queue, where sessions take turns by bytes, until it may start; then every
+// extent it lacks gets a place and a read, or it ends RESOURCE_EXHAUSTED. What is resident for a request is
+// pinned until its completion takes the pins over.
+//
+// Thread safety: thread-compatible; the core's lock guards it.
+#ifndef SLUICE_WEIGHTD_FETCHER_H_
+#define SLUICE_WEIGHTD_FETCHER_H_
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "common/clock.h"
+#include "weightd/dram/dram_tier.h"
+#include "weightd/dram/store_metrics.h"
+#include "weightd/fetch/extent_source.h"
+#include "weightd/fetch/fair_queue.h"
+#include "weightd/fetch/fetcher_stats.h"
+#include "weightd/fetch/prefetch_ledger.h"
+#include "weightd/io/block_reader.h"
+
+namespace sluice {
+
+// A fill request that passed its checks.
+struct FillRequest {
+  uint64_t session = 0;
+  uint64_t id = 0;
+  RequestClass request_class = RequestClass::kDemand;
+  uint64_t step = 0;
+  uint32_t layer = 0;
+  uint32_t pack = 0;   // weightd's number
+  ExtentList extents;  // of the pack; at least one
+  uint32_t progress = kNoProgress;
+};
+
+class Fetcher {
+ public:
+  struct Options {
+    // Bytes of started fills: enough for the disk's best depth, little enough that a demand's place is taken
+    // late.
+    uint64_t started_bytes = 32ull * 1024 * 1024;
+    // Another prefetch starts once no more than this is left of those before it: as much as the reader keeps
+    // in flight of them, so that it finds the next one's reads when the last of these land.
+    uint64_t prefetch_bytes = 2ull * 1024 * 1024;
+    // A request waits this long for sessions to unmap retired segments.
+    int64_t retire_wait_nanos = 2'000'000'000;
+    // A read that takes longer is slow: it is tried a second time, at another place. 0: never.
+    int64_t slow_read_nanos = 1'000'000'000;
+    // Requests for an extent end after this many times as long.
+    int64_t give_up_after = 4;
+    // Second reads at a time. They stand beside the reader's limits.
+    uint32_t second_reads = 8;
+  };
+  struct Hooks {
+    // A request ended. `held` extents carry a pin each, which now belongs to the callee.
+    std::function<void(uint64_t session, const CompletionEntry& entry, std::vector<Gid> held)> complete;
+    std::function<void(uint64_t session, uint32_t word, uint64_t value)> progress;
+    std::function<void(const std::string& message)> log_error;
+    // Bytes that prefetches may take now, those already in flight counted off. May be empty: no bound.
+    std::function<uint64_t()> prefetch_room;
+    // A demand, accepted then, ended for want of room. May be empty.
+    std::function<void(uint64_t session, int64_t accepted_nanos)> starved;
+    // What is counted on the way. May be null.
+    StoreMetrics* metrics = nullptr;
+  };
+
+  Fetcher(const Options& options, DramTier* tier, BlockReader* reader, const Clock* clock, Hooks hooks);
+
+  // The pack with the tier's number `pack`; files[i] is the reader's number of its file i.
+  void AddPack(uint32_t pack, const ExtentSource* source, std::vector<int> files);
+
+  bool IsOutstanding(uint64_t session, uint64_t id) const { return requests_.contains({session, id}); }
+  // REQUIRES: not IsOutstanding(request).
+  void Accept(const FillRequest& request);
+  // Ends one request CANCELLED; false if there is none.
+  bool Cancel(uint64_t session, uint64_t id);
+  // Ends the session's prefetches of `pack` that have not started and are not after (step, layer); their
+  // number.
+  uint64_t CancelPrefetches(uint64_t session, uint32_t pack, uint64_t step, uint32_t layer);
+  // Forgets the session's requests without completing them.
+  void DropSession(uint64_t session);
+
+  void OnRead(const ReadResult& result);
+  // A retired segment was dropped: requests that wait for its room are tried again at the next Pump().
+  void OnRetired();
+  // Options::slow_read_nanos for reads that start from now on.
+  void SetSlowRead(int64_t nanos) { slow_read_nanos_ = nanos; }
+  // Starts what may start.
+  void Pump();
+  // When Pump() must be called though nothing happened; 0 for never.
+  int64_t next_deadline() const;
+
+  const FetcherStats& stats() const { return stats_; }
+  const PrefetchLedger& prefetches() const { return ledger_; }
+  // Looks what became of up to `most` prefetched extents.
+  void SettlePrefetches(size_t most);
+  // Session ends take their uses with them: call SettlePrefetches before one, and this after.
+  void RebasePrefetches();
+  // Requests that wait for their turn or for room.
+  size_t queued(RequestClass request_class) const {
+    return request_class == RequestClass::kDemand ? demand_.size() + waiting_room_.size() : prefetch_.size();
+  }
+  uint64_t started_bytes() const { return started_bytes_; }
+  // Whether only one session is open: whose prefetches are nearly all wanted, and delay nobody else's demand.
+  void SetSole(bool sole) { sole_ = sole; }
+  uint64_t started_prefetch_bytes() const { return started_prefetch_bytes_; }
+
+ private:
+  struct Request {
+    FillRequest fill;
+    std::array<Gid, kPartCount> gids = {};
+    std::array<bool, kPartCount> pinned = {};
+    uint32_t missing = 0;  // extents that are being read for it
+    uint64_t bytes = 0;
+    FetchTier tier = FetchTier::kResident;  // the furthest so far
+    int64_t accepted_nanos = 0;
+    int64_t started_nanos = 0;
+    int64_t room_deadline = 0;
+  };
+  // A second read of an extent whose first is slow. The place belongs to it until it has ended.
+  struct SecondRead {
+    uint64_t tag = 0;
+    Slot place;
+  };
+  using Deadlines = std::multimap<int64_t, Gid>;
+  // One extent that is being read.
+  struct Fill {
+    std::vector<Request*> waiters;  // the first that is still there pays for the bytes
+    std::byte* dest = nullptr;
+    uint64_t tag = 0;  // of the first read
+    std::optional<SecondRead> second;
+    bool first_over = false;  // it failed while the second runs
+    bool counted = true;      // in started_bytes_
+    bool slow = false;
+    std::optional<Deadlines::iterator> deadline;
+    RequestClass started_as = RequestClass::kDemand;
+    bool reread = false;
+    bool cancelled = false;
+  };
+  using Queue = FairQueue<Request*>;
+
+  uint32_t count(const Request& request) const { return request.fill.extents.count; }
+  Queue& queue(RequestClass request_class) {
+    return request_class == RequestClass::kDemand ? demand_ : prefetch_;
+  }
+  // Starts the first request of `queue`, whoever's turn it is, if it may; false otherwise.
+  bool StartNext(Queue* queue);
+  bool MayStart(const Request& request) const;
+  uint64_t MissingBytes(const Request& request) const;
+  void RefuseRoom(Request* request);
+  void Start(Request* request);
+  // Pins what is resident, joins what is being read; false: an extent is bad, the request is over.
+  bool TakeWhatIsThere(Request* request);
+  // Gets places for the rest and submits their reads.
+  DramTier::Room PlaceMissing(Request* request);
+  void Join(Request* request, Gid gid);
+  // Reads the extent to fill.dest. A tag's low 32 bits are the gid, the others tell reads of it apart.
+  void SubmitRead(Gid gid, Fill* fill);
+  ReadJob JobFor(Gid gid, uint64_t tag, std::byte* dest, RequestClass request_class) const;
+  // What became of a read, where there are or were two of them: true if that is all for now.
+  bool TakeSecond(Gid gid, Fill* fill, const ReadResult& result);
+  // The loser's place is free once it has ended.
+  void Orphan(uint64_t tag, const Slot& place);
+  void SetDeadline(Gid gid, Fill* fill, int64_t nanos);
+  void ClearDeadline(Fill* fill);
+  void PassDeadlines(int64_t now);
+  void OnSlow(Gid gid, Fill* fill);
+  void GiveUp(Gid gid, Fill* fill);
+  // Starts a second read if there is room for it, and nothing more of the first.
+  void ReadAgainBeside(Gid gid, Fill* fill);
+  std::string NameOf(Gid gid) const;
+  void Leave(Request* request);
+  void Finish(Request* request, absl::StatusCode code, uint32_t bad_extent);
+  void Erase(Request* request);
+  void OnFilled(Gid gid, const Fill& fill);
+  void OnFailed(Gid gid, const Fill& fill, const ReadResult& result);
+  void EndFill(Gid gid, Fill* fill);
+
+  const Options options_;
+  DramTier* const tier_;
+  BlockReader* const reader_;
+  const Clock* const clock_;
+  const Hooks hooks_;
+  int64_t slow_read_nanos_;
+  struct PackRecord {
+    const ExtentSource* source = nullptr;
+    std::vector<int> files;
+  };
+  std::vector<PackRecord> packs_;
+  absl::flat_hash_map<std::pair<uint64_t, uint64_t>, std::unique_ptr<Request>> requests_;
+  Queue demand_;
+  Queue prefetch_;
+  std::deque<Request*> waiting_room_;  // wait for retired segments, in the order of their deadlines
+  absl::flat_hash_map<Gid, Fill> fills_;
+  Deadlines deadlines_;
+  absl::flat_hash_map<uint64_t, Slot>
+      orphans_;  // by tag: reads whose extents have moved on, and their places
+  uint64_t read_serial_ = 0;
+  uint32_t second_reads_ = 0;  // that run
+  uint64_t started_bytes_ = 0;
+  uint64_t started_prefetch_bytes_ = 0;
+  bool sole_ = false;
+  FetcherStats stats_;
+  const std::unique_ptr<StoreMetrics> own_metrics_;  // where the hooks brought none
+  StoreMetrics* const metrics_;
+  PrefetchLedger ledger_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_FETCHER_H_

@@ -1,0 +1,43 @@
+// An open pack (pack/pack.h) as weightd's ExtentSource.
+//
+// Thread safety: immutable; every method may be called from any thread.
+#ifndef SLUICE_WEIGHTD_PACK_EXTENT_SOURCE_H_
+#define SLUICE_WEIGHTD_PACK_EXTENT_SOURCE_H_
+
+#include <memory>
+#include <string>
+
+#include "pack/pack.h"
+#include "weightd/fetch/extent_source.h"
+
+namespace sluice {
+
+class PackExtentSource final : public ExtentSource {
+ public:
+  explicit PackExtentSource(std::unique_ptr<Pack> pack) : pack_(std::move(pack)) {}
+
+  const Pack& pack() const { return *pack_; }
+
+  const std::string& model_id() const override { return pack_->model_id(); }
+  uint32_t file_count() const override { return kPackFileCount; }
+  std::string file_path(uint32_t file) const override {
+    return pack_->file_path(static_cast<PackFile>(file));
+  }
+  uint32_t extent_count() const override { return pack_->extent_count(); }
+  ExtentInfo extent(uint32_t extent) const override;
+  std::string ExtentName(uint32_t extent) const override { return pack_->ExtentName(extent); }
+  uint32_t layer_count() const override { return static_cast<uint32_t>(pack_->config().layers.size()); }
+  uint32_t expert_count(uint32_t layer) const override { return pack_->expert_count(layer); }
+  ExtentList ExpertExtents(uint32_t layer, uint32_t expert, PartSet parts) const override;
+  PartRows ExpertPart(uint32_t layer, uint32_t expert, Part part) const override;
+  uint64_t dense_bytes() const override { return pack_->dense_bytes(); }
+  uint64_t largest_expert_bytes() const override { return pack_->largest_expert_bytes(); }
+  absl::Status Verify(uint32_t extent, uint64_t offset, std::span<const std::byte> bytes) const override;
+
+ private:
+  const std::unique_ptr<const Pack> pack_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_PACK_EXTENT_SOURCE_H_

@@ -1,0 +1,129 @@
+// Which read an engine starts next: pure bookkeeping of jobs, chunks and bytes in flight.
+//
+// Rules: demand before prefetch; a prefetch chunk starts only while no demand chunk waits or runs, beside
+// which it would take the disk from it, and at most `prefetch_bytes` of prefetch, or twice as much of a sole
+// session's, are in flight; all together stay within `in_flight_bytes`; one chunk may always run, however
+// small the bounds. A virtual disk was a fifth slower at reads that follow one another in the file, in either
+// direction (docs/benchmarks.md). So of a job the second chunk goes first, then the fourth and so on, then
+// the first, the third and so on; and within a class jobs are served in order, but a chunk beside the last
+// one handed out lets another job's go first. Urgent jobs and what is written off stand beside all limits.
+//
+// Thread safety: thread-compatible; an engine guards it with its own mutex.
+#ifndef SLUICE_WEIGHTD_READ_QUEUE_H_
+#define SLUICE_WEIGHTD_READ_QUEUE_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "absl/container/flat_hash_map.h"
+#include "weightd/io/block_reader.h"
+
+namespace sluice {
+
+// No read is larger: the kernel splits those and may then fail them with EAGAIN (liburing#766).
+inline constexpr uint64_t kMaxReadBytes = 1024 * 1024;
+
+struct ReadLimits {
+  // Per read. A multiple of the checksum chunk (256 KiB), so that a read can be checked alone. Large reads
+  // are faster (docs/benchmarks.md), and splitting them helps nobody, even with one job alone. Cut to
+  // kMaxReadBytes.
+  uint64_t chunk_bytes = kMaxReadBytes;
+  uint64_t in_flight_bytes = 8 * 1024 * 1024;
+  uint64_t prefetch_bytes = 2 * 1024 * 1024;
+};
+
+// A job in the queue and how far it is.
+struct QueuedRead {
+  ReadJob job;
+  uint32_t chunks = 0;   // of the whole job
+  uint32_t handed = 0;   // chunks handed out so far
+  uint32_t running = 0;  // chunks handed out and not finished
+  // Bytes of chunks handed out and not landed, as they count against the limits.
+  uint64_t demand_in_flight = 0;
+  uint64_t prefetch_in_flight = 0;
+  uint32_t written_off = 0;  // as many of the first chunks handed out count no longer
+  uint64_t bytes_read = 0;
+  int64_t started_nanos = 0;
+  bool cancelled = false;
+  ReadOutcome outcome = ReadOutcome::kOk;
+  absl::Status status;
+};
+
+// What an engine reports of a read that is over. `ended_nanos`: now, on the engine's clock.
+ReadResult ResultOf(const QueuedRead& read, int64_t ended_nanos);
+
+struct ReadChunk {
+  std::shared_ptr<QueuedRead> read;
+  uint32_t turn = 0;    // chunks of the job handed out before
+  uint64_t offset = 0;  // within the job
+  uint64_t length = 0;
+  RequestClass started_as = RequestClass::kDemand;
+};
+
+class ReadQueue {
+ public:
+  explicit ReadQueue(const ReadLimits& limits);
+
+  void Add(ReadJob job);
+  void Promote(uint64_t tag);
+  // Returns the job if none of its chunks runs: it is over and must be reported.
+  std::shared_ptr<QueuedRead> Cancel(uint64_t tag);
+
+  // What runs of the job counts no longer. The number of its chunks that run.
+  uint32_t WriteOff(uint64_t tag);
+
+  // The next chunk of an urgent job.
+  std::optional<ReadChunk> NextUrgent();
+  // The next chunk to start, urgent ones first, none if there is nothing or the limits forbid it.
+  std::optional<ReadChunk> Next();
+
+  // A chunk's read has ended and another may start in its stead; the chunk still belongs to its job.
+  void Landed(const ReadChunk& chunk);
+
+  // A chunk that landed is done with, verified or not; the first failure of a job is kept and stops its
+  // further chunks. Returns the job if this was its last: it must be reported.
+  std::shared_ptr<QueuedRead> Finish(const ReadChunk& chunk, ReadOutcome outcome, absl::Status status,
+                                     uint64_t bytes_read);
+
+  uint64_t in_flight_bytes() const { return in_flight_; }
+  bool idle() const { return by_tag_.empty(); }
+  // Whether a chunk waits that the limits may allow to start.
+  bool waits() const { return !urgent_.empty() || !demand_.empty() || !prefetch_.empty(); }
+  bool urgent() const { return !urgent_.empty(); }
+  // Nothing can start before something lands.
+  bool full() const { return in_flight_ + limits_.chunk_bytes > limits_.in_flight_bytes && in_flight_ != 0; }
+
+ private:
+  using Line = std::deque<std::shared_ptr<QueuedRead>>;
+  Line& line(const QueuedRead& read) {
+    return read.job.urgent ? urgent_ : read.job.request_class == RequestClass::kDemand ? demand_ : prefetch_;
+  }
+  // The chunk that the job hands out next. REQUIRES: there is one.
+  ReadChunk NextOf(const std::shared_ptr<QueuedRead>& read, RequestClass as) const;
+  // Whose chunk is next. REQUIRES: the line is not empty.
+  Line::iterator Choose(Line& line) const;
+  // Hands out a chunk of the job at `at`.
+  ReadChunk Take(Line& line, Line::iterator at, RequestClass as);
+  // Starts no more of it; its outcome is kept.
+  void Stop(const std::shared_ptr<QueuedRead>& read);
+  std::optional<ReadChunk> TakeFrom(Line& line, RequestClass as);
+  std::shared_ptr<QueuedRead> RetireIfOver(const std::shared_ptr<QueuedRead>& read);
+
+  const ReadLimits limits_;
+  Line urgent_;
+  Line demand_;
+  Line prefetch_;
+  absl::flat_hash_map<uint64_t, std::shared_ptr<QueuedRead>> by_tag_;
+  uint64_t in_flight_ = 0;
+  uint64_t prefetch_in_flight_ = 0;
+  // Where the last chunk handed out began and ended; -1: there was none.
+  int last_file_ = -1;
+  uint64_t last_begin_ = 0;
+  uint64_t last_end_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_READ_QUEUE_H_

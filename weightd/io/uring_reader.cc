@@ -1,0 +1,403 @@
+#include "weightd/io/uring_reader.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+#include "weightd/io/thread_slice.h"
+
+namespace sluice {
+namespace {
+
+// Jobs that are over are reported together once so much has been checked: a report wakes a thread, which
+// costs as much as checking 64 KiB, and whoever waits for the first of them waits about 25 us longer.
+constexpr uint64_t kReportBytes = 256 * 1024;
+// Less than this is checked (0.1 ms) before a helper would have woken.
+constexpr uint64_t kHelpedBytes = 2 * 1024 * 1024;
+
+}  // namespace
+
+UringReader::UringReader(Options options)
+    : options_(std::move(options)),
+      ring_(options_.ring.get()),
+      queue_(options_.limits),
+      slots_(options_.depth) {
+  for (uint32_t slot = 0; slot < options_.depth; ++slot) {
+    free_slots_.push_back(options_.depth - 1 - slot);
+  }
+  helper_ = std::thread([this] { Help(); });
+  thread_ = std::thread([this] { Run(); });
+}
+
+UringReader::~UringReader() {
+  {
+    MutexLock lock(&mutex_);
+    stop_ = true;
+  }
+  ring_->Wake();
+  thread_.join();
+  {
+    MutexLock lock(&check_mutex_);
+    check_stop_ = true;
+    check_wake_.Signal();
+  }
+  helper_.join();
+}
+
+absl::StatusOr<int> UringReader::Register(const std::string& path) {
+  ASSIGN_OR_RETURN(std::unique_ptr<ReadFile> file, options_.opener(path));
+  MutexLock lock(&mutex_);
+  RETURN_IF_ERROR(ring_->AddFile(file.get()));
+  files_.push_back(std::make_unique<File>(File{path, std::move(file)}));
+  return static_cast<int>(files_.size()) - 1;
+}
+
+void UringReader::SetSink(std::function<void(ReadResult)> sink) { sink_ = std::move(sink); }
+
+void UringReader::Submit(ReadJob job) {
+  bool may_start;
+  {
+    MutexLock lock(&mutex_);
+    may_start = job.urgent || !queue_.full();
+    queue_.Add(std::move(job));
+  }
+  if (may_start) {  // else what lands next wakes the thread
+    WakeForWork();
+  }
+}
+
+void UringReader::Promote(uint64_t tag) {
+  {
+    MutexLock lock(&mutex_);
+    queue_.Promote(tag);
+  }
+  WakeForWork();
+}
+
+void UringReader::WakeForWork() {
+  if (wants_wake_.exchange(false)) {
+    ring_->Wake();
+  }
+}
+
+void UringReader::Cancel(uint64_t tag) {
+  std::shared_ptr<QueuedRead> over;
+  {
+    MutexLock lock(&mutex_);
+    over = queue_.Cancel(tag);
+  }
+  if (over != nullptr) {
+    sink_(ResultOf(*over, options_.clock->NowNanos()));
+  }
+}
+
+void UringReader::WriteOff(uint64_t tag) {
+  {
+    MutexLock lock(&mutex_);
+    queue_.WriteOff(tag);
+  }
+  ring_->Wake();  // others may start now
+}
+
+std::string UringReader::Describe() const {
+  MutexLock lock(&mutex_);
+  std::string how;
+  for (const auto& file : files_) {
+    if (how.empty() || file->file->how() != "O_DIRECT") {
+      how = file->file->how();
+    }
+  }
+  return how.empty() ? "uring" : absl::StrCat("uring, ", how);
+}
+
+void UringReader::Run() {
+  AskForShortSlices();
+  std::vector<RingCompletion> completions;
+  wants_wake_.store(true);
+  while (StartReads()) {
+    // What prevents a submission (memory, limits) passes; the pause keeps a kernel that refuses for good from
+    // taking a CPU.
+    if (!ring_->Wait(&completions, Patience()).ok()) {
+      BackOff(kMaxReadRetries);
+    }
+    wants_wake_.store(false);
+    for (const RingCompletion& completion : completions) {
+      Take(completion);
+    }
+    TryAgain();
+    if (!landed_.empty()) {
+      StartReads();
+      static_cast<void>(ring_->Start());  // the next Wait() meets the same refusal
+      FinishLanded();
+    }
+    LookForArrivals();
+    wants_wake_.store(true);
+  }
+}
+
+std::optional<ReadChunk> UringReader::NextChunk() {
+  if (held_.has_value()) {
+    return std::exchange(held_, std::nullopt);
+  }
+  const bool urgent_only = (options_.depth > kUrgentSlots && free_slots_.size() <= kUrgentSlots) ||
+                           unreported_bytes_ >= kUnreportedBytes;
+  return urgent_only ? queue_.NextUrgent() : queue_.Next();
+}
+
+bool UringReader::OverlapsUnreported(const ReadChunk& chunk) const {
+  const std::byte* const begin = chunk.read->job.dest + chunk.offset;
+  return unreported_bytes_ != 0 && std::any_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+           if (slot.seen_nanos == 0) {
+             return false;
+           }
+           const std::byte* const other = slot.chunk->read->job.dest + slot.chunk->offset;
+           return begin < other + slot.chunk->length && other < begin + chunk.length;
+         });
+}
+
+std::optional<uint32_t> UringReader::TakeNext() {
+  MutexLock lock(&mutex_);
+  if (stop_ || free_slots_.empty()) {
+    return std::nullopt;
+  }
+  std::optional<ReadChunk> chunk = NextChunk();
+  if (!chunk.has_value()) {
+    return std::nullopt;
+  }
+  if (OverlapsUnreported(*chunk)) {
+    held_ = std::move(chunk);
+    return std::nullopt;
+  }
+  if (chunk->read->started_nanos == 0) {
+    chunk->read->started_nanos = options_.clock->NowNanos();
+  }
+  const uint32_t slot = free_slots_.back();
+  free_slots_.pop_back();
+  slots_[slot].progress.emplace(chunk->length);
+  slots_[slot].chunk = std::move(chunk);
+  return slot;
+}
+
+bool UringReader::StartReads() {
+  bool idle = free_slots_.size() == slots_.size();
+  while (const std::optional<uint32_t> slot = TakeNext()) {
+    const ReadChunk& chunk = *slots_[*slot].chunk;
+    if (idle) {
+      looks_.OnBurst(options_.clock->NowNanos());
+    }
+    if (chunk.read->job.check && looks_.Pays()) {
+      marks_.Plant({chunk.read->job.dest + chunk.offset, chunk.length});
+      slots_[*slot].marked = true;
+    }
+    StartRead(*slot);
+    if (idle) {  // the disk has something to do while the rest is prepared
+      static_cast<void>(ring_->Start());
+      idle = false;
+    }
+  }
+  MutexLock lock(&mutex_);
+  return !stop_ || free_slots_.size() < slots_.size();
+}
+
+void UringReader::StartRead(uint32_t slot) {
+  const ReadChunk& chunk = *slots_[slot].chunk;
+  const ReadJob& job = chunk.read->job;
+  const uint64_t at = chunk.offset + slots_[slot].progress->range().good;
+  ring_->Read(slot, job.file, job.dest + at, static_cast<uint32_t>(slots_[slot].progress->left()),
+              job.offset + at);
+}
+
+int64_t UringReader::Patience() {
+  MutexLock lock(&mutex_);
+  const bool awaited = std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+    return slot.marked && slot.chunk->read->job.request_class == RequestClass::kDemand;
+  });
+  return awaited ? looks_.pause() : ReadRing::kForever;
+}
+
+void UringReader::LookForArrivals() {
+  const int64_t now = options_.clock->NowNanos();
+  int arrived = 0;
+  for (uint32_t slot = 0; slot < slots_.size(); ++slot) {
+    const Slot& seen = slots_[slot];
+    if (seen.marked && marks_.Gone({seen.chunk->read->job.dest + seen.chunk->offset, seen.chunk->length})) {
+      ++arrived;
+      TakeEarly(slot);
+    }
+  }
+  looks_.OnLook(now, arrived);
+}
+
+void UringReader::TakeEarly(uint32_t slot) {
+  Slot& seen = slots_[slot];
+  const ReadChunk& chunk = *seen.chunk;
+  seen.marked = false;
+  if (!seen.landed) {
+    seen.landed = true;
+    MutexLock lock(&mutex_);
+    queue_.Landed(chunk);
+  }
+  StartReads();
+  static_cast<void>(ring_->Start());
+  const ReadJob& job = chunk.read->job;
+  if (!job.check(chunk.offset, std::span<const std::byte>(job.dest + chunk.offset, chunk.length)).ok()) {
+    return;  // not all has come, or it is damaged: the report will tell
+  }
+  seen.seen_nanos = options_.clock->NowNanos();
+  unreported_bytes_ += chunk.length;
+  std::shared_ptr<QueuedRead> over;
+  {
+    MutexLock lock(&mutex_);
+    over = queue_.Finish(chunk, ReadOutcome::kOk, absl::OkStatus(),
+                         seen.progress->range().bytes_read + seen.progress->left());
+  }
+  if (over != nullptr) {
+    sink_(ResultOf(*over, seen.seen_nanos));
+  }
+}
+
+void UringReader::Free(uint32_t slot) {
+  slots_[slot] = Slot();
+  free_slots_.push_back(slot);
+}
+
+void UringReader::Take(const RingCompletion& completion) {
+  Slot& slot = slots_[completion.slot];
+  if (slot.seen_nanos != 0) {  // whatever the kernel says of it now, the right bytes are there
+    looks_.OnReport(options_.clock->NowNanos() - slot.seen_nanos);
+    unreported_bytes_ -= slot.chunk->length;
+    Free(completion.slot);
+    return;
+  }
+  RangeProgress& progress = *slot.progress;
+  if (!progress.Take(completion.result)) {
+    Land(completion.slot);
+  } else if (progress.again() > 0) {
+    again_.push_back(completion.slot);
+  } else {
+    StartRead(completion.slot);
+  }
+}
+
+// The pause delays the reports of other reads a little, and the kernel is short of something anyway.
+void UringReader::TryAgain() {
+  int attempt = 0;
+  for (const uint32_t slot : again_) {
+    attempt = std::max(attempt, slots_[slot].progress->again());
+  }
+  if (attempt > 0) {
+    BackOff(attempt);
+  }
+  for (const uint32_t slot : again_) {
+    StartRead(slot);
+  }
+  again_.clear();
+}
+
+void UringReader::Land(uint32_t slot) {
+  LandedChunk landed{*std::move(slots_[slot].chunk), slots_[slot].progress->range(), ""};
+  const bool counts = !slots_[slot].landed;
+  if (slots_[slot].marked && landed.chunk.started_as == RequestClass::kDemand) {  // nobody looks for others
+    looks_.OnReport(0);
+  }
+  Free(slot);
+  {
+    MutexLock lock(&mutex_);
+    if (counts) {
+      queue_.Landed(landed.chunk);
+    }
+    if (landed.range.outcome != ReadOutcome::kOk) {
+      landed.path = files_[static_cast<size_t>(landed.chunk.read->job.file)]->path;
+    }
+  }
+  landed_.push_back(std::move(landed));
+}
+
+void UringReader::FinishLanded() {
+  uint64_t bytes = 0;
+  for (const LandedChunk& landed : landed_) {
+    bytes += landed.chunk.length;
+  }
+  {
+    MutexLock lock(&check_mutex_);
+    std::move(landed_.begin(), landed_.end(), std::back_inserter(unchecked_));
+    if (bytes >= kHelpedBytes && landed_.size() > 1) {
+      help_wanted_ = true;
+      check_wake_.Signal();
+    }
+  }
+  landed_.clear();
+  CheckUnchecked();
+}
+
+void UringReader::Help() {
+  AskForShortSlices();
+  while (true) {
+    {
+      MutexLock lock(&check_mutex_);
+      while (!check_stop_ && !help_wanted_) {
+        check_wake_.Wait(&check_mutex_);
+      }
+      if (check_stop_) {
+        return;
+      }
+      help_wanted_ = false;
+    }
+    CheckUnchecked();
+  }
+}
+
+std::optional<UringReader::LandedChunk> UringReader::NextUnchecked() {
+  MutexLock lock(&check_mutex_);
+  if (unchecked_.empty()) {
+    return std::nullopt;
+  }
+  LandedChunk landed = std::move(unchecked_.front());
+  unchecked_.pop_front();
+  return landed;
+}
+
+void UringReader::CheckUnchecked() {
+  std::vector<ReadResult> over;
+  uint64_t checked = 0;
+  while (const std::optional<LandedChunk> landed = NextUnchecked()) {
+    if (std::optional<ReadResult> result = FinishChunk(*landed)) {
+      over.push_back(*std::move(result));
+    }
+    checked += landed->chunk.length;
+    if (checked >= kReportBytes) {
+      Report(&over);
+      checked = 0;
+    }
+  }
+  Report(&over);
+}
+
+void UringReader::Report(std::vector<ReadResult>* over) {
+  for (ReadResult& result : *over) {
+    sink_(std::move(result));
+  }
+  over->clear();
+}
+
+std::optional<ReadResult> UringReader::FinishChunk(const LandedChunk& landed) {
+  const ReadChunk& chunk = landed.chunk;
+  const ReadJob& job = chunk.read->job;
+  ReadOutcome outcome = landed.range.outcome;
+  absl::Status status = StatusOfRange(landed.range, landed.path, chunk.length, job.offset + chunk.offset);
+  if (status.ok() && job.check) {
+    status = job.check(chunk.offset, std::span<const std::byte>(job.dest + chunk.offset, chunk.length));
+    outcome = status.ok() ? outcome : ReadOutcome::kCorrupt;
+  }
+  std::shared_ptr<QueuedRead> over;
+  {
+    MutexLock lock(&mutex_);
+    over = queue_.Finish(chunk, outcome, std::move(status), landed.range.bytes_read);
+  }
+  return over == nullptr ? std::nullopt : std::optional(ResultOf(*over, options_.clock->NowNanos()));
+}
+
+}  // namespace sluice

@@ -1,0 +1,159 @@
+// One client process, seen from weightd: its shared regions, its ends of the rings, what is held for it.
+//
+// Thread safety: thread-compatible; the core's lock guards it. The regions are shared with the client.
+#ifndef SLUICE_WEIGHTD_SESSION_H_
+#define SLUICE_WEIGHTD_SESSION_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/link/link_model.h"
+#include "common/ring/rings.h"
+#include "common/ring/shared_memory.h"
+#include "common/ring/side_channel.h"
+#include "weightd/dram/step_timeline.h"
+#include "weightd/dram/store.h"
+#include "weightd/fetch/extent_source.h"
+#include "weightd/session/entry_check.h"
+#include "weightd/session/slab.h"
+
+namespace sluice {
+
+enum class SessionState {
+  kOpened,  // not joined by its side socket yet
+  kActive,
+  kLost  // the connection is gone, the process perhaps not: no new work, pins hold
+};
+
+// A pack as a session uses it.
+struct SessionPackPlan {
+  uint32_t pack = 0;  // weightd's number
+  const ExtentSource* source = nullptr;
+  int residency_fd = -1;  // borrowed
+};
+
+class Session {
+ public:
+  struct Options {
+    uint64_t id = 0;
+    uint64_t boot_epoch = 0;
+    ControlLayout layout;
+    std::vector<SessionPackPlan> packs;
+    uint64_t reserved_bytes = 0;
+    uint64_t quota_bytes = 0;  // 0: none
+    std::string client_name;
+    int64_t opened_nanos = 0;
+  };
+  static absl::StatusOr<std::unique_ptr<Session>> Create(Options options);
+
+  const Options& options() const { return options_; }
+  uint64_t id() const { return options_.id; }
+  SessionState state = SessionState::kOpened;
+
+  const PinEntry* pins(size_t pack_index) const;
+  // The client's side of the regions, for a client in this process.
+  PinEntry* mutable_pins(size_t pack_index) { return const_cast<PinEntry*>(pins(pack_index)); }
+  const ControlView& view() const { return view_; }
+  std::vector<const ExtentSource*> sources() const;
+  // Borrowed, in the order of WelcomeFds.
+  std::vector<int> fds() const;
+  int server_bell() const { return server_bell_.get(); }
+
+  // The next submission, copied once, and with it the neurons that it lists (of transfers whose list lies
+  // within the arena; else none). kCorrupt: the session must be lost.
+  RingResult Pop(SubmissionEntry* entry, std::vector<uint32_t>* neurons);
+  // Publishes a completion; `held` are extents with an internal pin that falls when it has been reaped.
+  void Complete(const CompletionEntry& entry, std::vector<Gid> held, const Store& store);
+  // Drops the pins of what the client has reaped. False: its cursor is impossible.
+  bool ReleaseReaped(Store* store);
+  // Drops all of them, reaped or not.
+  void ReleaseAll(Store* store);
+  // Wakes the client if it sleeps and something was completed since the last call.
+  void RingBell();
+
+  // The progress word that a copy may store to as long as it keeps the owner.
+  std::shared_ptr<std::atomic<uint64_t>> ProgressWord(uint32_t word) const {
+    return {control_, &view_.progress[word]};
+  }
+
+  bool BeginSleep() { return submissions_.BeginSleep(); }
+  void EndSleep() { submissions_.EndSleep(); }
+  void SetProgress(uint32_t word, uint64_t value);
+  // Notes the client's latest stamp at decision `clock`.
+  void NoteStamp(uint64_t clock);
+  const StepTimeline& timeline() const { return timeline_; }
+
+  uint64_t outstanding() const { return submissions_.head() - completions_.tail(); }
+  // Bytes of extents held for completions that the client has not reaped.
+  uint64_t held_bytes() const { return held_bytes_; }
+
+  // Slabs that transfers may name, by the client's number; null while its file is being mapped.
+  struct SlabRecord {
+    std::shared_ptr<Slab> slab;
+    uint32_t link = 0;  // the engine's number
+    LinkRate rate;
+  };
+  std::map<uint32_t, SlabRecord> slabs;
+  std::vector<SlabView> MappedSlabs() const;
+
+  // When the client last moved a cursor or noted a step, of the rounds so far; `now` if it just has.
+  int64_t LastSign(int64_t now);
+
+  // Counters for Stats.
+  uint64_t requests = 0;
+  uint64_t bytes_read = 0;
+
+  // The side socket; -1 for a client in this process.
+  UniqueFd side_socket;
+  UniqueFd pidfd;
+  bool side_writable_wanted = false;
+  // Messages that the socket had no room for, with the descriptor of an announced segment kept alive.
+  struct OutMessage {
+    SideMessage message;
+    std::shared_ptr<const SharedMemory> memory;
+  };
+  std::deque<OutMessage> out;
+  // Completions that wait until their segments have been sent.
+  struct DelayedCompletion {
+    CompletionEntry entry;
+    std::vector<Gid> held;
+  };
+  std::deque<DelayedCompletion> delayed;
+
+ private:
+  explicit Session(Options options) : options_(std::move(options)) {}
+
+  struct Hold {
+    uint64_t sequence;
+    std::vector<Gid> extents;
+    uint64_t bytes;
+  };
+
+  const Options options_;
+  std::shared_ptr<SharedMemory> control_;  // shared with copies that report progress into it
+  std::vector<SharedMemory> pins_;
+  UniqueFd server_bell_;
+  UniqueFd client_bell_read_;
+  UniqueFd client_bell_write_;
+  UniqueFd process_;
+  ControlView view_;
+  SubmissionReader submissions_{ControlView{}};
+  CompletionWriter completions_{ControlView{}};
+  StepTimeline timeline_;
+  std::deque<Hold> holds_;
+  uint64_t held_bytes_ = 0;
+  std::array<uint64_t, 3> seen_ = {};  // cursors and stamp at the last sign
+  int64_t last_sign_nanos_ = 0;
+  bool unannounced_ = false;  // completions were pushed since the last RingBell
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_SESSION_H_

@@ -1,0 +1,322 @@
+#include "weightd/transfer/transfer_engine.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "common/ring/session_abi.h"
+
+namespace sluice {
+
+TransferEngine::TransferEngine(const Options& options, const Clock* clock, std::function<void()> wake)
+    : options_(options), clock_(clock), wake_(std::move(wake)), schedule_(options.schedule) {
+  for (int i = 0; i < options.threads; ++i) {
+    threads_.emplace_back([this] { CopyLoop(); });
+  }
+  if (options.threads != 0) {
+    threads_.emplace_back([this] { ArrivalLoop(); });
+  }
+}
+
+TransferEngine::~TransferEngine() {
+  {
+    MutexLock lock(&mutex_);
+    stop_ = true;
+  }
+  work_.SignalAll();
+  flights_.SignalAll();
+  for (std::thread& thread : threads_) {
+    thread.join();
+  }
+}
+
+uint32_t TransferEngine::AddLink(const LinkRate& rate) {
+  MutexLock lock(&mutex_);
+  links_.emplace(next_link_, Link{LinkModel(rate)});
+  return next_link_++;
+}
+
+void TransferEngine::RemoveLink(uint32_t link) {
+  MutexLock lock(&mutex_);
+  auto found = links_.find(link);
+  if (found != links_.end()) {
+    found->second.removed = true;
+    if (found->second.jobs == 0) {
+      links_.erase(found);
+    }
+  }
+}
+
+void TransferEngine::Submit(TransferJob job) {
+  LinkTransfer transfer;
+  transfer.number = job.number;
+  transfer.session = job.session;
+  transfer.link = job.link;
+  transfer.link_class = job.link_class;
+  auto running = std::make_unique<Running>();
+  running->left.resize(job.plan.tiles);
+  for (const PlanChunk& chunk : job.plan.chunks) {
+    transfer.chunks.push_back(chunk.bytes);
+    ++running->left[chunk.tile];
+  }
+  running->added_nanos = clock_->NowNanos();
+  running->job = std::move(job);
+  {
+    MutexLock lock(&mutex_);
+    ++links_.at(transfer.link).jobs;
+    ++stats_.waiting;
+    running_[transfer.number] = std::move(running);
+    schedule_.Add(std::move(transfer));
+  }
+  work_.Signal();
+}
+
+void TransferEngine::Cancel(uint64_t number) {
+  {
+    MutexLock lock(&mutex_);
+    if (schedule_.Cancel(number) == TransferSchedule::CancelResult::kEnded) {
+      End(number);
+    }
+  }
+  work_.Signal();
+  Wake();
+}
+
+bool TransferEngine::CancelIfNotStarted(uint64_t number) {
+  {
+    MutexLock lock(&mutex_);
+    if (schedule_.Started(number) || schedule_.Cancel(number) != TransferSchedule::CancelResult::kEnded) {
+      return false;
+    }
+    End(number);
+  }
+  Wake();
+  return true;
+}
+
+void TransferEngine::Promote(uint64_t number) {
+  {
+    MutexLock lock(&mutex_);
+    auto found = running_.find(number);
+    if (found == running_.end()) {
+      return;
+    }
+    found->second->job.link_class = LinkClass::kDemand;
+    schedule_.Promote(number);
+  }
+  work_.Signal();
+}
+
+void TransferEngine::DropSession(uint64_t session) {
+  MutexLock lock(&mutex_);
+  schedule_.DropSession(session);
+}
+
+void TransferEngine::MapSlab(uint64_t session, uint32_t slab, UniqueFd fd, uint64_t bytes,
+                             const LinkRate& rate) {
+  {
+    MutexLock lock(&mutex_);
+    map_jobs_.push_back({session, slab, std::move(fd), bytes, rate});
+  }
+  work_.Signal();
+}
+
+std::vector<TransferEvent> TransferEngine::TakeEvents() {
+  std::vector<TransferEvent> events;
+  MutexLock lock(&mutex_);
+  events.swap(events_);
+  return events;
+}
+
+bool TransferEngine::HasEvents() const {
+  MutexLock lock(&mutex_);
+  return !events_.empty();
+}
+
+TransferStats TransferEngine::stats() const {
+  MutexLock lock(&mutex_);
+  return stats_;
+}
+
+int64_t TransferEngine::NextArrival() const {
+  MutexLock lock(&mutex_);
+  return flying_.empty() ? 0 : flying_.begin()->first;
+}
+
+// ---------------------------------------------------------------- threads
+
+void TransferEngine::CopyLoop() {
+  while (true) {
+    Task task;
+    {
+      MutexLock lock(&mutex_);
+      while (!stop_ && !Take(&task)) {
+        work_.Wait(&mutex_);
+      }
+      if (stop_) {
+        return;
+      }
+    }
+    work_.Signal();  // there may be more than one thread's work
+    Do(std::move(task));
+  }
+}
+
+void TransferEngine::ArrivalLoop() {
+  prctl(PR_SET_TIMERSLACK, 1);  // the default of 50 us is as long as a chunk
+  while (true) {
+    {
+      MutexLock lock(&mutex_);
+      while (!stop_ && (flying_.empty() || flying_.begin()->first > clock_->NowNanos())) {
+        if (flying_.empty()) {
+          flights_.Wait(&mutex_);
+        } else {
+          flights_.WaitFor(&mutex_, std::chrono::nanoseconds(flying_.begin()->first - clock_->NowNanos()));
+        }
+      }
+      if (stop_) {
+        return;
+      }
+      ArriveDue(clock_->NowNanos());
+    }
+    work_.SignalAll();
+    Wake();
+  }
+}
+
+bool TransferEngine::Step() {
+  Task task;
+  bool taken = false;
+  {
+    MutexLock lock(&mutex_);
+    ArriveDue(clock_->NowNanos());
+    taken = Take(&task);
+  }
+  Wake();
+  if (taken) {
+    Do(std::move(task));
+  }
+  return taken;
+}
+
+bool TransferEngine::Take(Task* task) {
+  if (!map_jobs_.empty()) {
+    task->map = std::move(map_jobs_.front());
+    map_jobs_.pop_front();
+    return true;
+  }
+  const std::optional<LinkChunk> chunk = schedule_.Next();
+  if (!chunk.has_value()) {
+    return false;
+  }
+  Running& running = *running_.at(chunk->number);
+  if (running.first_nanos == 0) {
+    running.first_nanos = clock_->NowNanos();
+  }
+  task->chunk = *chunk;
+  task->plan = &running.job.plan;
+  return true;
+}
+
+void TransferEngine::Do(Task task) {
+  if (task.map.has_value()) {
+    auto mapped = Slab::Map(task.map->fd.get(), task.map->bytes);
+    MutexLock lock(&mutex_);
+    events_.push_back(SlabMapped{task.map->session, task.map->slab, task.map->rate, std::move(mapped)});
+    announced_ = false;
+  } else {
+    CopyPlanChunk(*task.plan, task.plan->chunks[task.chunk.index]);
+    MutexLock lock(&mutex_);
+    OnCopied(task.chunk);
+  }
+  Wake();
+}
+
+// ---------------------------------------------------------------- arrivals
+
+void TransferEngine::OnCopied(const LinkChunk& chunk) {
+  Link& link = links_.at(chunk.link);
+  const int64_t now = clock_->NowNanos();
+  if (!link.model.rate().throttled()) {
+    Arrive(chunk, now);
+    return;
+  }
+  // The copying itself is part of the modelled way: it began when there was room.
+  const int64_t ready = std::max(running_.at(chunk.number)->added_nanos, link.room_nanos);
+  const int64_t arrives = link.model.Book(chunk.bytes, ready, now);
+  if (arrives <= now && flying_.empty()) {
+    Arrive(chunk, arrives);
+    return;
+  }
+  flying_.emplace(arrives, chunk);
+  flights_.Signal();
+}
+
+void TransferEngine::ArriveDue(int64_t now) {
+  while (!flying_.empty() && flying_.begin()->first <= now) {
+    const auto [nanos, chunk] = *flying_.begin();
+    flying_.erase(flying_.begin());
+    Arrive(chunk, nanos);
+  }
+}
+
+void TransferEngine::Arrive(const LinkChunk& chunk, int64_t nanos) {
+  Running& running = *running_.at(chunk.number);
+  running.link_bytes += chunk.bytes;
+  running.last_nanos = std::max(running.last_nanos, nanos);
+  stats_.link_bytes += chunk.bytes;
+  stats_.demand_bytes += running.job.link_class == LinkClass::kDemand ? chunk.bytes : 0;
+  Link& link = links_.at(chunk.link);
+  link.room_nanos = std::max(link.room_nanos, nanos);
+  PublishTiles(&running, running.job.plan.chunks[chunk.index].tile);
+  if (schedule_.Deliver(chunk)) {
+    End(chunk.number);
+  }
+}
+
+void TransferEngine::PublishTiles(Running* running, uint32_t tile) {
+  --running->left[tile];
+  const uint32_t before = running->landed;
+  while (running->landed < running->left.size() && running->left[running->landed] == 0) {
+    ++running->landed;
+  }
+  if (running->landed != before && running->job.progress != nullptr) {
+    running->job.progress->store(PackProgress(running->job.request, running->landed),
+                                 std::memory_order_release);
+  }
+}
+
+void TransferEngine::End(uint64_t number) {
+  auto found = running_.find(number);
+  const Running& running = *found->second;
+  TransferEnd end;
+  end.number = number;
+  end.cancelled = running.landed < running.left.size();
+  end.link_bytes = running.link_bytes;
+  end.copy_nanos = std::max<int64_t>(0, running.last_nanos - running.first_nanos);
+  ++stats_.transfers;
+  stats_.cancelled += end.cancelled ? 1 : 0;
+  --stats_.waiting;
+  auto link = links_.find(running.job.link);
+  if (--link->second.jobs == 0 && link->second.removed) {
+    links_.erase(link);
+  }
+  events_.push_back(end);
+  announced_ = false;
+  running_.erase(found);
+}
+
+void TransferEngine::Wake() {
+  {
+    MutexLock lock(&mutex_);
+    if (announced_) {
+      return;
+    }
+    announced_ = true;
+  }
+  wake_();
+}
+
+}  // namespace sluice

@@ -1,0 +1,182 @@
+// TransferEngine: copies from the arena into slabs. Its schedule (common/link/transfer_schedule.h) says which
+// chunk is next, copy threads copy it, and on a throttled slab the modelled link (common/link/link_model.h)
+// says when it has arrived. What has arrived is published: tile by tile in the request's progress word, and
+// an event when the transfer has ended.
+//
+// Nobody spins: copy threads sleep until there is a chunk, one more thread until the next arrival. A thread
+// that overslept has its chunks counted from when it should have woken.
+//
+// Thread safety: thread-safe. Without threads (Options::threads 0) nothing happens but in Step(), on the
+// caller's clock: for tests and simulations.
+#ifndef SLUICE_WEIGHTD_TRANSFER_ENGINE_H_
+#define SLUICE_WEIGHTD_TRANSFER_ENGINE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "common/link/link_model.h"
+#include "common/link/transfer_schedule.h"
+#include "common/mutex.h"
+#include "common/ring/unique_fd.h"
+#include "weightd/session/slab.h"
+#include "weightd/transfer/transfer_plan.h"
+
+namespace sluice {
+
+// One transfer whose sources are in memory and stay there until its event.
+struct TransferJob {
+  uint64_t number = 0;   // the caller's, used once
+  uint64_t session = 0;  // whose share it counts against
+  uint32_t link = 0;     // of AddLink()
+  LinkClass link_class = LinkClass::kDemand;
+  TransferPlan plan;           // at least one chunk
+  std::shared_ptr<Slab> slab;  // kept until the last byte is written
+  // Gets PackProgress(request, tiles landed); may be null.
+  std::shared_ptr<std::atomic<uint64_t>> progress;
+  uint64_t request = 0;
+};
+
+// Exactly one a job. Nothing is written into the slab or the progress word afterwards.
+struct TransferEnd {
+  uint64_t number = 0;
+  bool cancelled = false;  // false: every byte has arrived
+  uint64_t link_bytes = 0;
+  int64_t copy_nanos = 0;  // from the first chunk's submission to the last one's arrival
+};
+
+// The answer to MapSlab().
+struct SlabMapped {
+  uint64_t session = 0;
+  uint32_t slab = 0;
+  LinkRate rate;
+  absl::StatusOr<std::shared_ptr<Slab>> mapped;
+};
+
+using TransferEvent = std::variant<TransferEnd, SlabMapped>;
+
+struct TransferStats {
+  uint64_t transfers = 0;  // ended
+  uint64_t cancelled = 0;  // of these
+  uint64_t link_bytes = 0;
+  uint64_t demand_bytes = 0;  // of these
+  uint64_t waiting = 0;       // gauge: not ended
+};
+
+class TransferEngine {
+ public:
+  struct Options {
+    int threads = 1;
+    TransferSchedule::Options schedule;
+  };
+
+  // `wake` is called, on any thread and without a lock of the engine's, when TakeEvents() has something new.
+  TransferEngine(const Options& options, const Clock* clock, std::function<void()> wake);
+  ~TransferEngine();
+
+  // A slab's link; its number.
+  uint32_t AddLink(const LinkRate& rate);
+  // REQUIRES: no more jobs on it are submitted; those there are end as they would.
+  void RemoveLink(uint32_t link);
+
+  void Submit(TransferJob job);
+  // The job ends soon, cancelled or not. Unknown numbers are ignored.
+  void Cancel(uint64_t number);
+  // False: a chunk of it has been submitted (it goes on), or it is unknown.
+  bool CancelIfNotStarted(uint64_t number);
+  void Promote(uint64_t number);
+  // REQUIRES: all the session's jobs have ended.
+  void DropSession(uint64_t session);
+
+  // Maps a client's file on an engine's thread: it takes long.
+  void MapSlab(uint64_t session, uint32_t slab, UniqueFd fd, uint64_t bytes, const LinkRate& rate);
+
+  std::vector<TransferEvent> TakeEvents();
+  bool HasEvents() const;
+  TransferStats stats() const;
+
+  // Without threads: does one thing that can be done now; false if there is none.
+  bool Step();
+  // When the next chunk arrives; 0: none is on its way.
+  int64_t NextArrival() const;
+
+  TransferEngine(const TransferEngine&) = delete;
+  TransferEngine& operator=(const TransferEngine&) = delete;
+
+ private:
+  struct Running {
+    TransferJob job;
+    std::vector<uint32_t> left;  // chunks by tile that have not arrived
+    uint32_t landed = 0;         // leading tiles
+    uint64_t link_bytes = 0;
+    int64_t added_nanos = 0;
+    int64_t first_nanos = 0;
+    int64_t last_nanos = 0;
+  };
+  struct Link {
+    LinkModel model;
+    int64_t room_nanos = 0;  // when the last arrival made room
+    uint32_t jobs = 0;
+    bool removed = false;
+  };
+  struct MapJob {
+    uint64_t session = 0;
+    uint32_t slab = 0;
+    UniqueFd fd;
+    uint64_t bytes = 0;
+    LinkRate rate;
+  };
+
+  // What a thread does without the lock: map a file, or copy a chunk of `plan`.
+  struct Task {
+    std::optional<MapJob> map;
+    LinkChunk chunk;
+    const TransferPlan* plan = nullptr;  // stays until its last chunk has arrived
+  };
+
+  void CopyLoop();
+  void ArrivalLoop();
+  // False: there is nothing to do.
+  bool Take(Task* task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Do(Task task) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnCopied(const LinkChunk& chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Arrive(const LinkChunk& chunk, int64_t nanos) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ArriveDue(int64_t now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PublishTiles(Running* running, uint32_t tile) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void End(uint64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Wake() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const Options options_;
+  const Clock* const clock_;
+  const std::function<void()> wake_;
+
+  mutable Mutex mutex_;
+  CondVar work_;     // for copy threads
+  CondVar flights_;  // for the thread of arrivals
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  TransferSchedule schedule_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, Link> links_ ABSL_GUARDED_BY(mutex_);
+  uint32_t next_link_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::unordered_map<uint64_t, std::unique_ptr<Running>> running_ ABSL_GUARDED_BY(mutex_);
+  std::multimap<int64_t, LinkChunk> flying_ ABSL_GUARDED_BY(mutex_);  // by arrival
+  std::deque<MapJob> map_jobs_ ABSL_GUARDED_BY(mutex_);
+  std::vector<TransferEvent> events_ ABSL_GUARDED_BY(mutex_);
+  bool announced_ ABSL_GUARDED_BY(mutex_) = true;  // whether `wake` was called for every event
+  TransferStats stats_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::thread> threads_;  // const once constructed
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_TRANSFER_ENGINE_H_

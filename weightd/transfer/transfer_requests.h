@@ -1,0 +1,107 @@
+// TransferRequests: the life of kTransfer requests between their check and their completion. Each first has
+// its extents filled (by the fetcher, like any fill), keeps them pinned, and is then copied by the engine.
+// A request for rows that are on their way to the very same place joins: it makes a prefetch a demand, and
+// ends with it.
+//
+// Thread safety: thread-compatible; the core's lock guards it.
+#ifndef SLUICE_WEIGHTD_TRANSFER_REQUESTS_H_
+#define SLUICE_WEIGHTD_TRANSFER_REQUESTS_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/ring/session_abi.h"
+#include "weightd/dram/dram_tier.h"
+#include "weightd/fetch/extent_source.h"
+#include "weightd/fetch/fetcher.h"
+#include "weightd/session/session.h"
+#include "weightd/transfer/transfer_engine.h"
+
+namespace sluice {
+
+class TransferRequests {
+ public:
+  using OnComplete = std::function<void(uint64_t session, const CompletionEntry& entry)>;
+
+  // `engine` may be null as long as no session has a slab. `on_complete` may run within any call.
+  TransferRequests(const PlanOptions& plan, Fetcher* fetcher, DramTier* tier, TransferEngine* engine,
+                   OnComplete on_complete)
+      : plan_(plan), fetcher_(fetcher), tier_(tier), engine_(engine), on_complete_(std::move(on_complete)) {}
+
+  // Takes a request that passed CheckEntry and CheckNeurons. REQUIRES: not IsOutstanding(its id).
+  void Accept(Session* session, const SubmissionEntry& entry, std::vector<uint32_t> neurons);
+  bool IsOutstanding(uint64_t session, uint64_t id) const { return by_id_.contains({session, id}); }
+  // The fetcher ended the fill of a request. False: it is none of these; else `held` was taken over.
+  bool OnFilled(uint64_t session, const CompletionEntry& entry, std::vector<Gid>* held);
+  // True if there is such a request; it ends soon, cancelled or not.
+  bool Cancel(uint64_t session, uint64_t id);
+  // Ends the session's prefetches of `pack` whose copies have not started and that are not after (step,
+  // layer), but for those that wait in the fetcher's queue (Fetcher::CancelPrefetches); their number.
+  uint64_t CancelPrefetches(uint64_t session, uint32_t pack, uint64_t step, uint32_t layer);
+  // Completes nothing of the session any more; its copies stop and its sources fall free when they have.
+  // REQUIRES: the fetcher has dropped the session.
+  void DropSession(uint64_t session);
+  void OnEnd(const TransferEnd& end);
+
+  // Bytes of extents pinned for copies.
+  uint64_t pinned_bytes() const { return pinned_bytes_; }
+
+ private:
+  struct Request {
+    uint64_t number = 0;
+    uint64_t session = 0;
+    SubmissionEntry entry{};
+    std::vector<uint32_t> neurons;
+    uint32_t pack = 0;  // weightd's number
+    std::shared_ptr<Slab> slab;
+    uint32_t link = 0;
+    std::shared_ptr<std::atomic<uint64_t>> progress;
+    const ExtentSource* source = nullptr;
+    CompletionEntry completion{};  // what the fill said
+    std::vector<Gid> held;
+    bool copying = false;
+    bool stale = false;               // a prefetch that is not to be copied once it is filled
+    bool dropped = false;             // its session is gone
+    uint64_t leader = 0;              // the request whose copy serves this one too; 0: none
+    std::vector<uint64_t> followers;  // those that this one's copy serves
+  };
+
+  Request* Find(uint64_t number);
+  Request* FindById(uint64_t session, uint64_t id);
+  // The request that copies the very same rows, null if there is none.
+  Request* FindSame(const Request& request);
+  void Follow(Request* request, Request* leader);
+  void Promote(Request* request);
+  void StartFill(const Request& request);
+  void StartCopy(Request* request);
+  bool PrefetchesPinTooMuch(const Request& request) const;
+  PartCopy CopyOf(const Request& request, Part part) const;
+  // Completes the request and those that it serves, and forgets them.
+  void Finish(Request* request, absl::StatusCode code);
+  // Takes a follower from its leader.
+  void Leave(Request* request);
+  void Forget(Request* request);
+  void Unpin(Request* request);
+
+  const PlanOptions plan_;
+  Fetcher* const fetcher_;
+  DramTier* const tier_;
+  TransferEngine* const engine_;
+  const OnComplete on_complete_;
+  std::map<uint64_t, std::unique_ptr<Request>> requests_;    // by number
+  std::map<std::pair<uint64_t, uint64_t>, uint64_t> by_id_;  // (session, id) -> number
+  // A prefetch whose fill ends because a demand's took its place.
+  std::optional<std::pair<uint64_t, uint64_t>> swallowed_;
+  uint64_t next_number_ = 1;
+  uint64_t pinned_bytes_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_TRANSFER_REQUESTS_H_
