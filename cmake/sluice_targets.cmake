@@ -41,6 +41,22 @@ target_compile_options(sluice_test_pch PRIVATE ${SLUICE_PCH_OPTIONS})
 add_custom_target(sanitized_tests)
 add_custom_target(threaded_tests)
 
+# What nearly every source includes, parsed once; a second one for the sources that read or write JSON, whose header
+# costs more than most of them. ccache hits with them by -fpch-preprocess.
+function(sluice_pch name)
+  file(WRITE ${CMAKE_BINARY_DIR}/${name}.cc "// Owner of a precompiled header.\n")
+  add_library(${name} STATIC ${CMAKE_BINARY_DIR}/${name}.cc)
+  target_link_libraries(${name} PRIVATE sluice_options sluice_absl nlohmann_json::nlohmann_json Threads::Threads)
+  target_compile_options(${name} PRIVATE ${SLUICE_PCH_OPTIONS})
+  target_precompile_headers(${name} PRIVATE ${ARGN})
+endfunction()
+set(SLUICE_COMMON_HEADERS <algorithm> <array> <atomic> <cstdint> <cstring> <functional> <map> <memory> <optional> <string>
+    <string_view> <utility> <vector> <absl/container/flat_hash_map.h> <absl/status/status.h> <absl/status/statusor.h>
+    <absl/strings/str_cat.h> <absl/strings/str_format.h> <absl/synchronization/mutex.h> <absl/time/time.h>
+    <absl/types/span.h>)
+sluice_pch(sluice_pch ${SLUICE_COMMON_HEADERS})
+sluice_pch(sluice_json_pch ${SLUICE_COMMON_HEADERS} <nlohmann/json.hpp>)
+
 # The rooms of the tree and what each may include: cmake/rooms.txt is the one list, for CMake and for the rooms' test.
 file(STRINGS ${CMAKE_SOURCE_DIR}/cmake/rooms.txt SLUICE_ROOMS REGEX "^[^#]")
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cmake/rooms.txt)
@@ -71,6 +87,19 @@ function(sluice_room folder)
   list(TRANSFORM arg_SRCS PREPEND ${CMAKE_SOURCE_DIR}/${folder}/)
   add_library(${name} STATIC ${arg_SRCS})
   target_link_libraries(${name} PUBLIC ${needs})
+  sluice_use_pch(${name} ${arg_LIBS})
+endfunction()
+
+# sluice_use_pch(TARGET LIBS...): the header for JSON where JSON is among LIBS.
+function(sluice_use_pch name)
+  target_compile_options(${name} PRIVATE ${SLUICE_PCH_OPTIONS})
+  if("nlohmann_json::nlohmann_json" IN_LIST ARGN)
+    target_precompile_headers(${name} REUSE_FROM sluice_json_pch)
+  else()
+    target_precompile_headers(${name} REUSE_FROM sluice_pch)
+  endif()
+  # A source with options of its own is compiled without it: no error, only slower.
+  set_target_properties(${name} PROPERTIES PCH_WARN_INVALID OFF)
 endfunction()
 
 # sluice_program(NAME SRCS ... [ROOMS folders ...]): lands in build/<preset>/bin.
