@@ -24,7 +24,8 @@ target_link_libraries(sluice_absl INTERFACE absl::cleanup absl::cord absl::flat_
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # -fpch-preprocess lets ccache hit with a precompiled header. g++ 12 warns without reason about copies of strings at
   # -O3 (its bugs 105651 and 105329), and forgets what is a system header in a precompiled one.
-  set(SLUICE_PCH_OPTIONS -fpch-preprocess -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds)
+  set(SLUICE_PCH_OPTIONS -fpch-preprocess -Wno-restrict -Wno-stringop-overflow -Wno-stringop-overread
+      -Wno-array-bounds)
 endif()
 
 # One precompiled header for all tests: GoogleTest and what nearly every test includes beside it cost more than the
