@@ -64,12 +64,12 @@ absl::Status Forward::PlanMixture(uint32_t layer, StepBatch* batch) {
   const uint32_t tokens = batch->tokens();
   if (moe.experts == 0) {
     plan_.BuildDense(tokens);
-    return residency_->BeginLayer(layer, {});
+    return experts_->BeginLayer(layer, {});
   }
   ASSIGN_OR_RETURN(const Routing routing, Route(layer, *batch));
   RETURN_IF_ERROR(plan_.Build(routing, moe.experts, *batch, /*keep_zeros=*/ScalesInputs(moe)));
   RETURN_IF_ERROR(TellScores(moe.experts, *batch));
-  RETURN_IF_ERROR(residency_->BeginLayer(layer, plan_.demands()));
+  RETURN_IF_ERROR(experts_->BeginLayer(layer, plan_.demands()));
   return tap_ == nullptr
              ? absl::OkStatus()
              : tap_->AfterRouter({layer, x_, normed_, routing, batch, scores_, routing_->Wanted(routing)});
@@ -77,7 +77,7 @@ absl::Status Forward::PlanMixture(uint32_t layer, StepBatch* batch) {
 
 // The batch's mean p of every expert, for an eviction policy that goes by it.
 absl::Status Forward::TellScores(uint32_t experts, const StepBatch& batch) {
-  if (!residency_->WantsScores()) {
+  if (!experts_->WantsScores()) {
     return absl::OkStatus();
   }
   score_rows_.clear();
@@ -87,7 +87,7 @@ absl::Status Forward::TellScores(uint32_t experts, const StepBatch& batch) {
     }
   }
   RETURN_IF_ERROR(router_scores_->Read(scores_, experts, score_rows_, queue_));
-  residency_->SetScores(router_scores_->Mean());
+  experts_->SetScores(router_scores_->Mean());
   return absl::OkStatus();
 }
 
@@ -138,13 +138,13 @@ absl::Status Forward::ComputeExperts(uint32_t layer, const StepBatch& batch) {
     works_.push_back(CommonWork(layer));
   }
   for (;;) {
-    if (residency_->NextWaits()) {
+    if (experts_->NextWaits()) {
       RETURN_IF_ERROR(RunExperts(layer, batch.tokens()));
       if (!std::exchange(waited, true) && Missing() > 0) {
         RETURN_IF_ERROR(UseWait(layer, look_ahead, batch));
       }
     }
-    ASSIGN_OR_RETURN(const absl::Span<const ReadyTile> ready, residency_->Next());
+    ASSIGN_OR_RETURN(const absl::Span<const ReadyTile> ready, experts_->Next());
     if (!ready.empty() && ready.front().lead_only) {
       RETURN_IF_ERROR(RunLeads(layer, batch.tokens(), ready));
       continue;
@@ -207,7 +207,7 @@ absl::Status Forward::RunLeads(uint32_t layer, uint32_t tokens, absl::Span<const
                            .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
                            .order = sparsity_->order(),
                            .experts = leads_}));
-  return residency_->LeadsQueued();
+  return experts_->LeadsQueued();
 }
 
 absl::Status Forward::CountActive(uint32_t layer) {
@@ -267,7 +267,7 @@ ExpertWork Forward::RoutedWork(uint32_t layer, const ReadyTile& tile) const {
 
 // Rows of sequences that met damaged weights count as nothing from here on: their results were never made.
 absl::Status Forward::DropLostRows(uint32_t tokens, uint32_t ranks, StepBatch* batch) {
-  for (const FailedDemand& failed : residency_->failed()) {
+  for (const FailedDemand& failed : experts_->failed()) {
     for (const uint32_t row : plan_.rows(failed.demand)) {
       batch->Fail(batch->sequence_of(row), failed.extent);
     }

@@ -19,6 +19,8 @@
 
 #include "absl/status/statusor.h"
 #include "common/clock.h"
+#include "inferd/experts/expert_source.h"
+#include "inferd/experts/residency_view.h"
 #include "inferd/forward/guess_timing.h"
 #include "inferd/model/delta_states.h"
 #include "inferd/model/dense_weights.h"
@@ -26,7 +28,6 @@
 #include "inferd/policy/predict/predictor.h"
 #include "inferd/policy/routing/routing.h"
 #include "inferd/policy/sparsity/sparsity.h"
-#include "inferd/residency/residency.h"
 #include "inferd/step/step_batch.h"
 #include "inferd/step/work_plan.h"
 #include "kernels/backend.h"
@@ -71,7 +72,8 @@ class Forward {
     const DenseWeights* weights = nullptr;
     KvCache* kv = nullptr;
     DeltaStates* states = nullptr;
-    Residency* residency = nullptr;
+    ExpertSource* experts = nullptr;
+    const ResidencyView* residency = nullptr;  // of the same experts, for the routing policy
     RoutingPolicy* routing = nullptr;
     SparsityPolicy* sparsity = nullptr;
     LayerTap* tap = nullptr;
@@ -81,7 +83,7 @@ class Forward {
 
   // Runs every layer over the batch's rows and stores their K and V. Sequences that meet damaged weights are
   // marked in the batch; the others go on. An error (UNAVAILABLE: weightd is gone) leaves no lease held once
-  // the residency was told to Abandon().
+  // they were given back (Residency::Abandon).
   absl::Status Run(StepBatch* batch);
 
   // The same from `first_layer` on: residual() holds the rows that come into it, and the layers below have
@@ -157,7 +159,8 @@ class Forward {
   const DenseWeights& weights_;
   const KvCache& kv_;
   const DeltaStates& states_;
-  Residency* const residency_;
+  ExpertSource* const experts_;
+  const ResidencyView* const residency_;
   RoutingPolicy* const routing_;
   SparsityPolicy* const sparsity_;
   LayerTap* const tap_;
@@ -168,7 +171,7 @@ class Forward {
   std::vector<ExpertWork> works_;                // of one MoeExperts call
   std::vector<LeadWork> leads_;                  // of one ExpertLeads call
   std::vector<uint8_t> computed_;                // by demand: 1 once all of it was given to the queue
-  std::unique_ptr<RouterScores> router_scores_;  // if the residency goes by them
+  std::unique_ptr<RouterScores> router_scores_;  // if the cache goes by them
   std::vector<uint32_t> score_rows_;
 
   // Device memory; T = max_tokens, R = logit_rows, K = most ranks. What no layer of the model has is none.

@@ -163,6 +163,7 @@ Forward::Forward(const ModelConfig& config, const ForwardOptions& options, const
       weights_(*parts.weights),
       kv_(*parts.kv),
       states_(*parts.states),
+      experts_(parts.experts),
       residency_(parts.residency),
       routing_(parts.routing),
       sparsity_(parts.sparsity),
@@ -173,7 +174,7 @@ Forward::Forward(const ModelConfig& config, const ForwardOptions& options, const
   works_.reserve(MostExperts(config) + 1);
   leads_.reserve(MostExperts(config));
   computed_.resize(MostExperts(config));
-  if (residency_->WantsScores()) {
+  if (experts_->WantsScores()) {
     router_scores_ = std::make_unique<RouterScores>(options.max_tokens, MostExperts(config));
     score_rows_.reserve(options.max_tokens);
   }
