@@ -169,11 +169,8 @@ Forward::Forward(const ModelConfig& config, const ForwardOptions& options, const
       sparsity_(parts.sparsity),
       tap_(parts.tap),
       plan_(options.max_tokens, MostRanks(config), MostExperts(config)),
-      guessed_(options.max_sequences, options.max_sequences) {
-  followed_.reserve(options.max_sequences);
-  works_.reserve(MostExperts(config) + 1);
-  leads_.reserve(MostExperts(config));
-  computed_.resize(MostExperts(config));
+      work_(config, parts.weights->layers(), *parts.sparsity, plan_),
+      guess_({options.max_sequences, options.context, options.logit_rows}) {
   if (experts_->WantsScores()) {
     router_scores_ = std::make_unique<RouterScores>(options.max_tokens, MostExperts(config));
     score_rows_.reserve(options.max_tokens);
