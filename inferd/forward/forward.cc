@@ -55,7 +55,7 @@ absl::Status Forward::Mix(uint32_t layer, StepBatch* batch) {
   return queue_->Combine({outputs_, weights, tokens, ranks, config_.hidden, x_, x_, config_.residual_scale});
 }
 
-// Which experts the rows go to; asks for them.
+// Finds which experts the rows go to, and asks for them.
 absl::Status Forward::PlanMixture(uint32_t layer, StepBatch* batch) {
   const MoeConfig& moe = config_.layers[layer].moe;
   const uint32_t tokens = batch->tokens();
@@ -155,7 +155,7 @@ absl::Status Forward::QueueTiles(uint32_t layer, uint32_t tokens, absl::Span<con
   return QueueExperts(layer, tokens);
 }
 
-// Everything that is ready and was not queued yet.
+// Computes everything that is ready and was not queued yet.
 absl::Status Forward::QueueExperts(uint32_t layer, uint32_t tokens) {
   if (work_.ready().empty()) {
     return absl::OkStatus();
@@ -179,7 +179,7 @@ absl::Status Forward::QueueExperts(uint32_t layer, uint32_t tokens) {
   return absl::OkStatus();
 }
 
-// Their values say which neurons the experts need.
+// Computes leads alone: their values say which neurons the experts need.
 absl::Status Forward::QueueLeads(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles) {
   const MoeConfig& moe = config_.layers[layer].moe;
   const bool scaled = ScalesInputs(moe);

@@ -125,7 +125,7 @@ RopeConfig RopeOf(const LayerConfig& layer) {
   return none ? RopeConfig{.kind = RopeKind::kNone} : layer.attention.rope;
 }
 
-// Of all different tables together.
+// Values of one position in all different tables together.
 uint64_t RopeValuesPerPosition(const ModelConfig& config) {
   std::vector<RopeConfig> known;
   uint64_t values = 0;

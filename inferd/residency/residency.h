@@ -1,7 +1,7 @@
-// Where the experts of a layer are, and how they come to be computed: everything that a cache of experts is to
-// its users, each of whom takes the part that it needs (inferd/experts), and what the engine tells it. On
-// `host` experts are leased in weightd's DRAM (host_residency.h); on devices with memory of their own they lie
-// in slots of a slab.
+// Where the experts of a layer are, and how they come to be computed: everything that a cache of experts is
+// to its users, each of whom takes the part that it needs (inferd/experts), and what the engine tells it. On
+// `host` experts are leased in weightd's DRAM (host_residency.h); on devices with memory of their own they
+// lie in slots of a slab.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #ifndef SLUICE_INFERD_RESIDENCY_RESIDENCY_H_

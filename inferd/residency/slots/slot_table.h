@@ -21,7 +21,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
-#include "inferd/residency/slab/slab_plan.h"
+#include "inferd/residency/slots/slab_plan.h"
 
 namespace sluice {
 

@@ -1,4 +1,4 @@
-#include "inferd/residency/slab/slab_plan.h"
+#include "inferd/residency/slots/slab_plan.h"
 
 #include <algorithm>
 
@@ -93,7 +93,7 @@ std::vector<uint32_t> ExpertsByLayer(const Pack& pack, const SlabPlan& plan, uin
   return experts;
 }
 
-// Of the class's slots. `all_experts`: of all classes.
+// How many of a class's slots experts only pass through. `all_experts`: of all classes.
 uint32_t PassingSlots(const SlotClass& c, uint32_t wanted, uint32_t share, uint32_t all_experts) {
   if (c.slots >= c.experts) {
     return 0;

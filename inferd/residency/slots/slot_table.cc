@@ -1,4 +1,4 @@
-#include "inferd/residency/slab/slot_table.h"
+#include "inferd/residency/slots/slot_table.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,7 +6,7 @@
 namespace sluice {
 namespace {
 
-// Of a stream: one that is computed and one that travels.
+// Slots that a stream takes: one that is computed and one that travels.
 constexpr uint32_t kStreamWidth = 2;
 
 }  // namespace
@@ -128,7 +128,7 @@ uint32_t SlotTable::Passing(uint32_t layer, uint16_t size_class) const {
   return passing;
 }
 
-// What nobody needs to keep.
+// Chooses among the slots whose experts nobody needs to keep.
 uint32_t SlotTable::ChooseUsual(uint32_t layer, uint16_t size_class, For purpose, Victim victim) {
   const bool full = held(layer, size_class) >= quota(layer, size_class);
   uint32_t index = kNoSlot;
