@@ -4,6 +4,7 @@
 
 #include "absl/time/clock.h"
 #include "common/status.h"
+#include "inferd/weights/extent_leases.h"
 
 namespace sluice {
 namespace {
@@ -98,13 +99,8 @@ void HostResidency::CancelDisproved() {
 bool HostResidency::LeaseExpert(uint32_t index) {
   Entry& entry = entries_[index];
   const ExtentRange range = pack_.expert_extents(layer_, experts()[index]);
-  for (uint32_t i = 0; i < range.count; ++i) {
-    if (!client_->TryLease(range.first + i, &entry.leases[i])) {
-      while (i > 0) {
-        client_->Release(range.first + --i, step_);
-      }
-      return false;
-    }
+  if (!LeaseExtents(range, step_, client_, entry.leases.data())) {
+    return false;
   }
   held_ += range.count;
   waiting_ -= entry.state == State::kWaiting ? 1 : 0;
@@ -114,9 +110,7 @@ bool HostResidency::LeaseExpert(uint32_t index) {
 
 void HostResidency::GiveBack(uint32_t index) {
   const ExtentRange range = pack_.expert_extents(layer_, experts()[index]);
-  for (uint32_t i = 0; i < range.count; ++i) {
-    client_->Release(range.first + i, step_);
-  }
+  ReleaseExtents(range, step_, client_);
   held_ -= range.count;
   window_.RoomMade();
 }

@@ -1,17 +1,14 @@
 #include "inferd/residency/slab/cpu_experts.h"
 
+#include "inferd/weights/extent_leases.h"
+
 namespace sluice {
 
 bool CpuExperts::Lease(uint32_t demand, uint32_t layer, uint32_t expert, uint64_t step) {
   Expert& entry = experts_[demand];
   const ExtentRange range = pack_.expert_extents(layer, expert);
-  for (uint32_t i = 0; i < range.count; ++i) {
-    if (!client_->TryLease(range.first + i, &entry.leases[i])) {
-      while (i > 0) {
-        client_->Release(range.first + --i, step);
-      }
-      return false;
-    }
+  if (!LeaseExtents(range, step, client_, entry.leases.data())) {
+    return false;
   }
   entry.layer = layer;
   entry.expert = expert;
@@ -27,9 +24,7 @@ void CpuExperts::Release(uint32_t demand, uint64_t step) {
   }
   entry.leased = false;
   const ExtentRange range = pack_.expert_extents(entry.layer, entry.expert);
-  for (uint32_t i = 0; i < range.count; ++i) {
-    client_->Release(range.first + i, step);
-  }
+  ReleaseExtents(range, step, client_);
   held_ -= range.count;
 }
 
