@@ -17,7 +17,7 @@
 #include "daemon/grpc/grpc_server.h"
 #include "daemon/process_signals.h"
 #include "spdlog/logger.h"
-#include "weightd/control/progress_watch.h"
+#include "weightd/core/progress_watch.h"
 #include "weightd/core/stop_guard.h"
 #include "weightd/daemon/weightd_options.h"
 #include "weightd/daemon/weightd_server.h"
