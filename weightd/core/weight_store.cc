@@ -24,7 +24,6 @@
 #include "weightd/dram/prefaulter.h"
 #include "weightd/fetch/pack_extent_source.h"
 #include "weightd/io/pread_reader.h"
-#include "weightd/io/thread_slice.h"
 #include "weightd/io/uring_reader.h"
 #include "weightd/session/poller.h"
 #include "weightd/transfer/transfer_engine.h"
@@ -277,7 +276,6 @@ class WeightStore::Impl {
   }
 
   void Run() {
-    AskForShortSlices();
     while (!stop_.load()) {
       int timeout_ms = 0;
       std::vector<std::pair<LogSeverity, std::string>> messages;
