@@ -149,7 +149,7 @@ int Serve(const WeightdOptions& options, int argc, const char* const* argv, spdl
   }
   process.server = *std::move(server);
   logger->info("{}", process.server->Describe());
-  const uint32_t packs = process.server->store().pack_count();
+  const uint32_t packs = process.server->store().Look(&StoreCore::pack_count);
   loop.notifier().Status(
       absl::StrCat("serving ", packs, packs == 1 ? " pack" : " packs", " on ", options.socket));
   loop.Ready();

@@ -439,7 +439,10 @@ TEST(ReadRingTest, AStoreWithoutRingsReadsByThreadsAndSaysSoOnce) {
                   text.find("seccomp") != std::string::npos;
     };
     auto store = WeightStore::Create(options);
-    return !store.ok() ? 1 : (*store)->Stats().io_engine != "pread" ? 2 : warnings != 1 ? 3 : 0;
+    return !store.ok()                                              ? 1
+           : (*store)->Look(&StoreCore::Stats).io_engine != "pread" ? 2
+           : warnings != 1                                          ? 3
+                                                                    : 0;
   });
   EXPECT_EQ(wrong, 0);
 }
