@@ -1,4 +1,4 @@
-#include "weightd/control/progress_watch.h"
+#include "weightd/core/progress_watch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -9,9 +9,14 @@
 #include <cstdint>
 #include <string>
 
-#include "weightd/core/weight_store.h"
-
 namespace sluice {
+
+// What it compares over time.
+struct StoreProgress {
+  uint64_t rounds = 0;           // of the pump
+  uint64_t reads_reported = 0;   // by the reader
+  uint64_t in_flight_bytes = 0;  // of reads that have not been reported, as of the last round
+};
 
 class ProgressWatch {
  public:

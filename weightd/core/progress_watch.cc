@@ -1,4 +1,4 @@
-#include "weightd/control/progress_watch.h"
+#include "weightd/core/progress_watch.h"
 
 #include "absl/strings/str_cat.h"
 
