@@ -103,7 +103,6 @@ void ChooseMisses(const AutoFacts& facts, AutoChoice* choice) {
   if (CpuHelps(facts) && (same_arithmetic || facts.quality_bound > 0)) {
     choice->policies.miss = ExpertMiss::kBalance;
     choice->policies.balance_resident = true;
-    choice->policies.balance_tiles = true;
     choice->policies.prefetch_cancel = PrefetchCancel::kDisproved;
     choice->reasons.push_back(absl::StrCat("experts are shared with the CPU: one takes it ",
                                            Ms(facts.cpu_seconds), ", the link ", Ms(facts.load_seconds),
@@ -141,7 +140,7 @@ void ChooseLosses(const AutoFacts& facts, const LayerTimes& times, AutoChoice* c
     choice->reasons.push_back("nothing is left out: the bound of quality is 0 (quality_bound)");
   } else if (times.load > times.compute && facts.single_share > 0) {
     p.routing = RoutingKind::kSensitivity;
-    p.sensitivity = {SensitivityKind::kMeasured, {}, facts.quality_bound, {}};
+    p.sensitivity = {SensitivityKind::kMeasured, facts.single_share, {}};
     choice->reasons.push_back(absl::StrCat(Percent(facts.single_share),
                                            " of the choices use one expert: the profile finds that within ",
                                            Percent(facts.quality_bound), " of perplexity"));

@@ -34,7 +34,7 @@ absl::Status CheckHost(const Policies& p) {
       {"lead_resident", p.lead_resident == LeadResident::kOff},
       {"expert_miss", p.miss == ExpertMiss::kLoad},
       {"neuron_miss", p.neuron_miss == NeuronMiss::kLoad},
-      {"balance_tiles", !p.balance_tiles},
+      {"balance_resident", !p.balance_resident},
       {"predictor_depth_rule", p.depth_rule != DepthRule::kReach},
       {"neuron_predictor", p.neuron_predictor == NeuronPredictorKind::kNone},
   };
@@ -56,7 +56,7 @@ absl::Status CheckNeurons(const Policies& p) {
   if (p.cache == CacheKind::kLayer || p.cache == CacheKind::kStatic) {
     return Contradiction(p, "cache_granularity", "cache");
   }
-  if (p.miss == ExpertMiss::kCpu || p.miss == ExpertMiss::kBalance || p.miss == ExpertMiss::kPaperBalance) {
+  if (p.miss == ExpertMiss::kCpu || p.miss == ExpertMiss::kBalance) {
     return Contradiction(p, "cache_granularity", "expert_miss");
   }
   return absl::OkStatus();
@@ -84,9 +84,6 @@ absl::Status CheckSlots(const Policies& p) {
   }
   if (by_neuron && p.depth_rule == DepthRule::kReach) {
     return Contradiction(p, "predictor_depth_rule", "cache_granularity");
-  }
-  if (p.balance_tiles && !p.balance_resident) {
-    return Contradiction(p, "balance_tiles", "balance_resident");
   }
   if (!by_neuron && p.lead_resident == LeadResident::kOn) {
     return Contradiction(p, "lead_resident", "cache_granularity");

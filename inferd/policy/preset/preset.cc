@@ -81,7 +81,6 @@ Policies Importance() {
   p.prefetch_cancel = PrefetchCancel::kDisproved;
   p.miss = ExpertMiss::kBalance;
   p.balance_resident = true;
-  p.balance_tiles = true;
   p.predictor_depth = 3;
   p.depth_rule = DepthRule::kReach;
   p.max_prefetch = 1;
@@ -147,7 +146,6 @@ Policies OnHost(Policies p) {
   p.token_guess = true;
   p.neuron_predictor = plain.neuron_predictor;
   p.neuron_set = plain.neuron_set;
-  p.neuron_share = plain.neuron_share;
   p.cache = CacheKind::kLease;
   p.allocation = plain.allocation;
   p.eviction = plain.eviction;
@@ -155,7 +153,6 @@ Policies OnHost(Policies p) {
   p.lead_resident = LeadResident::kOff;
   p.miss = plain.miss;
   p.balance_resident = plain.balance_resident;
-  p.balance_tiles = plain.balance_tiles;
   p.max_prefetch = plain.max_prefetch;
   p.neuron_miss = plain.neuron_miss;
   return p;

@@ -60,9 +60,7 @@ uint32_t SlabResidency::LoadedOf(absl::Span<const ExpertDemand> sorted) const {
       return table.Seconds(miss.tokens) >= costs.load_seconds;
     }));
   }
-  return (options_.miss == ExpertMiss::kBalance ? BalanceMisses(sorted, costs, table)
-                                                : PaperBalance(sorted, costs, table))
-      .loaded;
+  return BalanceMisses(sorted, costs, table).loaded;
 }
 
 // Those in a state, as the balance wants them sorted.
@@ -75,35 +73,6 @@ void SlabResidency::CollectDemands(absl::Span<const ExpertDemand> demands, State
     }
   }
   SortMisses(absl::MakeSpan(*to));
-}
-
-// The device's own time counts as well: the layer's experts are shared out among device, link and CPU.
-void SlabResidency::DecideLayer(absl::Span<const ExpertDemand> demands) {
-  CollectDemands(demands, State::kWaiting, &misses_);
-  CollectDemands(demands, State::kReady, &resident_);
-  CollectDemands(demands, State::kLate, &late_);
-  late_seconds_.clear();
-  for (const ExpertDemand& late : late_) {
-    late_seconds_.push_back(SecondsToCome(entries_[demand_of_[late.expert] - 1]));
-  }
-  const uint32_t expert = demands.front().expert;
-  const double bytes = static_cast<double>(pack_.expert_bytes(layer_, expert));
-  const LayerSplit split =
-      BalanceLayer({misses_, resident_, late_, late_seconds_},
-                   {LoadSeconds() * bytes, BacklogSeconds(), cpu_queued_, SharedSeconds()},
-                   options_.device_seconds * bytes, cpu_tables_[table_.class_of(layer_, expert)]);
-  for (size_t i = split.loaded; i < misses_.size(); ++i) {
-    GiveToCpu(demand_of_[misses_[i].expert] - 1, misses_[i].tokens);
-  }
-  for (size_t i = resident_.size() - split.resident_given; i < resident_.size(); ++i) {
-    GiveSlotToCpu(demand_of_[resident_[i].expert] - 1, resident_[i].tokens);
-  }
-  for (size_t i = 0; i < late_.size(); ++i) {
-    const uint32_t index = demand_of_[late_[i].expert] - 1;
-    if (i + split.late_given < late_.size() || !GiveSlotToCpu(index, late_[i].tokens)) {
-      Join(&entries_[index]);
-    }
-  }
 }
 
 // The slot keeps its expert, or goes on being filled with it, for tokens to come.
@@ -122,11 +91,7 @@ bool SlabResidency::GiveSlotToCpu(uint32_t index, uint32_t tokens) {
 
 void SlabResidency::DecideMisses(absl::Span<const ExpertDemand> demands) {
   if (BalancesLayers()) {
-    if (options_.balance_tiles && CpuBeside()) {
-      DecideShares(demands);
-    } else {
-      DecideLayer(demands);
-    }
+    DecideShares(demands);
     return;
   }
   if (options_.miss == ExpertMiss::kLoad || waiting_ == 0) {

@@ -144,7 +144,7 @@ void SlabResidency::BeginEntry(uint32_t index, const ExpertDemand& demand, bool 
   } else {
     counters_.Add(layer_, &ResidencyCounters::late);
     if (!idle && BalancesLayers() && slot.request != 0) {
-      entry.state = State::kLate;  // until DecideLayer()
+      entry.state = State::kLate;  // until DecideShares()
     } else if (idle || !LateToCpu(index, demand.tokens)) {
       Join(&entry);
     }

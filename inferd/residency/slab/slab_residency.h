@@ -53,7 +53,7 @@ struct SlabResidencyOptions {
   SlotAllocation allocate;  // REQUIRED
   // By layer: its experts in the order in which slots are filled at the start; empty: by number.
   std::vector<std::vector<uint32_t>> fill_order;
-  // What happens to a chosen expert that is not resident: kLoad, kCpu, kBalance, kPaperBalance.
+  // What happens to a chosen expert that is not resident: kLoad, kCpu or kBalance.
   ExpertMiss miss = ExpertMiss::kLoad;
   Part lead = Part::kGate;  // what Lead() gives
   // Of a byte of an expert: over the link (0: as measured), and on the CPU for one row (0: measured at the
@@ -68,8 +68,6 @@ struct SlabResidencyOptions {
   // With device_seconds, by layer: what the device computes beside routed experts, the shared one; empty:
   // nothing.
   std::vector<double> shared_seconds;
-  // With device_seconds: an expert's tiles may be shared between the link and the CPU.
-  bool balance_tiles = false;
   uint32_t max_rows = 1;             // of a step, for measuring the CPU
   const Clock* cpu_clock = nullptr;  // by which it is measured; null: the machine's
   // A layer without any progress for this long ends with an error.
@@ -145,7 +143,6 @@ class SlabResidency final : public Residency {
   void EndLayer();
   void DecideMisses(absl::Span<const ExpertDemand> demands);
   uint32_t LoadedOf(absl::Span<const ExpertDemand> sorted) const;
-  void DecideLayer(absl::Span<const ExpertDemand> demands);
   void DecideShares(absl::Span<const ExpertDemand> demands);
   void CollectMissing(absl::Span<const ExpertDemand> demands);
   void Share(uint32_t index, uint32_t tokens, uint32_t tiles);
@@ -231,7 +228,6 @@ class SlabResidency final : public Residency {
   std::vector<ExpertDemand> late_;            // the same: on their way, not joined yet
   std::vector<MissingTiles> missing_;         // the same: what the link may bring
   std::vector<uint32_t> missing_demands_;     // by place in it: the entry
-  std::vector<double> late_seconds_;          // by place in late_: of the link
   std::vector<CpuCostTable> cpu_tables_;      // measured, by size class; empty: not measured
   double cpu_queued_ = 0;                     // seconds of the CPU's work for this layer
   std::array<double, 2> layer_seconds_ = {};  // of decoding, of prefill; 0: not known yet

@@ -49,7 +49,6 @@ SlabResidency::SlabResidency(const SlabResidencyOptions& options, SlabPlan plan,
   misses_.reserve(most);
   resident_.reserve(most);
   late_.reserve(most);
-  late_seconds_.reserve(most);
   missing_.reserve(most);
   missing_demands_.reserve(most);
   scores_.reserve(most);
