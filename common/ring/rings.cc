@@ -9,6 +9,9 @@
 namespace sluice {
 namespace {
 
+// Entries are copied in words of relaxed atomics: the peer is another process and may be hostile, so it may
+// write while we read. That must not be a data race in the language's sense; whether the bytes make sense is
+// checked on the copy.
 template <typename Entry>
 void CopyIn(Entry* shared, const Entry& entry) {
   static_assert(std::is_trivially_copyable_v<Entry> && sizeof(Entry) % 8 == 0);
@@ -75,6 +78,8 @@ ControlView FormatControl(std::byte* base, const ControlLayout& layout, uint64_t
   return view;
 }
 
+// The header is copied out once and the copy is checked; the layout is computed anew from the counts, so
+// offsets in shared memory are never followed.
 absl::StatusOr<ControlView> OpenControl(std::byte* base, uint64_t bytes) {
   if (bytes < 4096) {
     return HeaderError("size", bytes, 4096);
@@ -111,6 +116,9 @@ absl::StatusOr<ControlView> OpenControl(std::byte* base, uint64_t bytes) {
 RingResult SubmissionWriter::Push(SubmissionEntry entry) {
   const uint64_t capacity = view_.layout.ring_entries;
   if (tail_ - head_ >= capacity) {
+    // The other side's cursor is read only when the ring looks full: its cache line stays with its writer
+    // meanwhile. Acquire pairs with the release in Advance(): the place was copied out before it is written
+    // again.
     const uint64_t head = view_.cursors->submission_head.value.load(std::memory_order_acquire);
     if (head < head_ || head > tail_) {
       return RingResult::kCorrupt;
@@ -120,14 +128,21 @@ RingResult SubmissionWriter::Push(SubmissionEntry entry) {
       return RingResult::kNone;
     }
   }
+  // The reader compares the sequence number with its own count: a tail that moved without an entry behind it
+  // (a broken or hostile writer) is found out.
   entry.sequence = tail_;
   CopyIn(&view_.submissions[tail_ & (capacity - 1)], entry);
   ++tail_;
+  // Publishing and the look at `server_sleeping` that follows (TakeServerSleep()) are sequentially
+  // consistent, as are BeginSleep()'s two steps in the other order. In any interleaving one side sees the
+  // other: an entry is never left behind with the reader asleep.
   ProtocolStep(ProtocolPoint::kRingPublish, &view_.cursors->submission_tail);
   view_.cursors->submission_tail.value.store(tail_, std::memory_order_seq_cst);
   return RingResult::kOk;
 }
 
+// True for exactly one of several callers, so that a sleeping reader is woken by one system call. The load
+// first keeps the common case, a reader that is awake, free of a locked instruction.
 bool SubmissionWriter::TakeServerSleep() {
   std::atomic<uint64_t>& sleeping = view_.cursors->server_sleeping.value;
   ProtocolStep(ProtocolPoint::kSleepTake, &sleeping);
@@ -158,6 +173,7 @@ void CompletionReader::Advance() {
   view_.cursors->completion_head.value.store(head_, std::memory_order_release);
 }
 
+// Announce, then look once more: the counterpart of the writer's publish, then look at the announcement.
 bool CompletionReader::BeginWait() {
   ProtocolStep(ProtocolPoint::kSleepAnnounce, &view_.cursors->client_waiting);
   view_.cursors->client_waiting.value.store(1, std::memory_order_seq_cst);
@@ -218,6 +234,8 @@ void SubmissionReader::EndSleep() {
   view_.cursors->server_sleeping.value.store(0, std::memory_order_relaxed);
 }
 
+// There is always room: a session may have no more requests outstanding than the ring has places, which is
+// checked when they are taken.
 uint64_t CompletionWriter::Push(CompletionEntry entry) {
   const uint64_t sequence = tail_;
   entry.sequence = sequence;

@@ -12,7 +12,7 @@
 namespace sluice {
 namespace {
 
-// Deeper nesting has no use: Sequences are flattened.
+// Sequences are flattened, so nesting deeper than this has no use.
 constexpr int kMaxDepth = 8;
 constexpr size_t kMaxSteps = 64;
 

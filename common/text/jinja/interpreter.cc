@@ -131,7 +131,8 @@ class Interpreter {
     return Flow::kNormal;
   }
 
-  // The items that pass the loop's own condition.
+  // The items that pass the loop's own condition. They are chosen before the loop runs, because loop.length
+  // and loop.last count only these.
   absl::StatusOr<List> LoopItems(const Statement& statement) {
     ASSIGN_OR_RETURN(const Value iterable, evaluator_.Evaluate(*statement.expression));
     ASSIGN_OR_RETURN(List items, Items(iterable));
@@ -218,7 +219,7 @@ class Interpreter {
     return absl::OkStatus();
   }
 
-  // Statement outlives every call: the tree lives as long as the rendering.
+  // The function refers to the statement, which outlives every call: the tree lives as long as the rendering.
   Value MakeMacro(const Statement& statement) {
     return Value(
         Function([this, &statement](const Arguments& arguments) { return CallMacro(statement, arguments); }));

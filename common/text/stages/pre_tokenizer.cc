@@ -12,7 +12,7 @@ namespace {
 constexpr const char* kGpt2Regex =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
-// A stretch of a piece: a match of the pattern or what lies between two.
+// A stretch of a piece: either a match of the pattern, or what lies between two matches.
 struct Stretch {
   ByteRange range;
   bool is_match;
@@ -48,6 +48,7 @@ std::vector<ByteRange> MatchesOf(std::string_view text, Predicate predicate) {
 }
 
 std::vector<ByteRange> Merged(std::vector<Stretch> stretches, SplitBehavior behavior) {
+  // Merging with the next is merging with the previous, read from the end.
   const bool backwards = behavior == SplitBehavior::kMergedWithNext;
   if (backwards) {
     std::reverse(stretches.begin(), stretches.end());
