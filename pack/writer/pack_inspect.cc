@@ -26,6 +26,7 @@ void AddRows(const EncodingDescriptor& encoding, uint64_t rows, uint64_t cols, s
   (it != to->end() ? *it : to->emplace_back()).Add(encoding, rows, cols);
 }
 
+// Neighbouring layers of the same formats are shown as one range.
 void CountLayer(const Pack& pack, uint32_t layer, PackInspection* result) {
   LayerFormats here{layer, layer, std::vector<uint32_t>(result->manifest.expert_formats.size())};
   for (uint32_t expert = 0; expert < pack.expert_count(layer); ++expert) {
