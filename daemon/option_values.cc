@@ -25,7 +25,8 @@ absl::Status ParseNumber(const std::string& text, Number* value) {
   return absl::OkStatus();
 }
 
-// The system's user and group tables. An entry of more than this is no entry of ours.
+// Room for one entry of the system's user or group table. A group with more members than fit is not found by
+// name; its number can still be given.
 constexpr size_t kEntryBytes = 1 << 16;
 
 }  // namespace
@@ -131,6 +132,7 @@ std::string ReloadPlan::Describe() const {
   return parts.empty() ? "nothing has changed" : absl::StrJoin(parts, "; ");
 }
 
+// Both lists come from the same declarations, so places correspond.
 ReloadPlan PlanReload(const std::vector<OptionText>& running, const std::vector<OptionText>& read,
                       const std::set<std::string>& reloadable) {
   ReloadPlan plan;
