@@ -48,6 +48,7 @@ absl::StatusOr<uint64_t> CalibrationJournal::Restore(uint32_t number, Calibratio
   uint64_t units = 0;
   RETURN_IF_ERROR(reader.Take(&fingerprint.high));
   RETURN_IF_ERROR(reader.Take(&fingerprint.low));
+  // State of another text or other options is of no use here and is overwritten.
   if (fingerprint != fingerprint_) return 0;
   RETURN_IF_ERROR(reader.Take(&units));
   if (units > stage->units()) return reader.Damaged(absl::StrCat(units, " units of ", stage->units()));

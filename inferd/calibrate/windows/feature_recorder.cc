@@ -32,6 +32,8 @@ absl::StatusOr<std::unique_ptr<FeatureRecorder>> FeatureRecorder::Open(const std
   return recorder;
 }
 
+// Each section is an array over positions in one file, in the order training reads them: a section at a time,
+// while recording writes a window of each.
 FeatureRecorder::FeatureRecorder(const ModelConfig& config, uint64_t positions, File file)
     : config_(config), positions_(positions), file_(std::move(file)) {
   const auto place = [this](uint64_t value_bytes) {
