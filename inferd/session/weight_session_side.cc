@@ -111,6 +111,7 @@ absl::Status WeightSession::RetireSegment(uint32_t id) {
     return NoSense("a retired segment's number", id, 0);
   }
   if (observer_ != nullptr) {
+    // The observer first: a device may have the memory registered, and must let go of it while it is there.
     observer_->OnSegmentUnmapped(id);
   }
   segments_[id] = {};
