@@ -25,7 +25,8 @@ absl::Status CheckIds(const std::string& field, absl::Span<const int32_t> ids, u
   return absl::OkStatus();
 }
 
-// `ok` is false for NaN too, as comparisons with it are.
+// `ok` must come from comparisons that hold, not from negated ones: those are false for NaN, and NaN is
+// refused.
 absl::Status CheckNumber(bool ok, const char* field, float value, const char* range) {
   return ok ? absl::OkStatus() : Invalid(field, absl::StrCat(value, " is not ", range));
 }

@@ -29,7 +29,7 @@ v1::ServerState PhaseToProto(ServerState::Phase phase) {
   return v1::SERVER_STATE_UNSPECIFIED;
 }
 
-// Levels of the protos in spdlog's words; off for what is none.
+// The log level in spdlog's words; `off`, which clients cannot ask for, stands for a number that is no level.
 spdlog::level::level_enum LevelFromProto(v1::LogLevel level) {
   switch (level) {
     case v1::LOG_LEVEL_DEBUG:

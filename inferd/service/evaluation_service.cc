@@ -20,9 +20,10 @@ namespace v1 = inference::v1;
 
 static_assert(std::endian::native == std::endian::little, "logits travel as little-endian float32");
 
-// Rows of one message: far below a client's default limit of 4 MiB.
+// Bytes of rows in one message: far below a client's default limit of 4 MiB.
 constexpr size_t kMessageBytes = 1 << 20;
-// The engine leaves the request out of its steps while more than this waits for the reader.
+// Once more than this waits for the reader the engine leaves the request out of its steps: full logits are
+// made far faster than a client takes them.
 constexpr size_t kCongestedBytes = 4 << 20;
 
 class ScoreCall final : public ServiceStream<v1::ScoreResponse>, public ScoreSink {

@@ -26,6 +26,7 @@ void EngineGate::Open(EngineApi* engine) {
 
 absl::StatusOr<EngineApi*> EngineGate::Engine() const {
   const MutexLock lock(&mutex_);
+  // Draining goes before starting: a server that is told to end while it starts will never serve.
   if (draining_) {
     return ReasonError(absl::StatusCode::kUnavailable, "DRAINING", "the server is ending");
   }
@@ -51,6 +52,7 @@ absl::Status EngineGate::Calibrate(CalibrationSpec spec, std::shared_ptr<Calibra
   return engine->Calibrate(std::move(spec), std::move(sink));
 }
 
+// Not by Engine(): a request that was accepted before the drain began can still be cancelled.
 absl::Status EngineGate::Cancel(const std::string& request_id) {
   EngineApi* engine = nullptr;
   {

@@ -96,7 +96,7 @@ bool ParseReal(std::string_view text, double least, double most, double* value) 
          *value <= most;
 }
 
-// Whole numbers of Least..Most.
+// A key of whole numbers from Least to Most.
 template <auto Member, uint32_t Least, uint32_t Most>
 constexpr PolicyKey CountKey(const char* name, const char* values) {
   return {name, values, [](const Policies& p) { return absl::StrCat(p.*Member); },
@@ -109,7 +109,7 @@ constexpr PolicyKey CountKey(const char* name, const char* values) {
           }};
 }
 
-// Numbers of 0..Most.
+// A key of numbers from 0 to Most.
 template <auto Member, uint32_t Most>
 constexpr PolicyKey RealKey(const char* name, const char* values) {
   return {name, values, [](const Policies& p) { return absl::StrCat(p.*Member); },
@@ -135,7 +135,7 @@ std::string ShowOptional(const std::optional<double>& value) {
   return value.has_value() ? absl::StrCat(*value) : "unset";
 }
 
-// Of values that exclude each other: setting one unsets the others.
+// A key of one of several values that exclude each other: setting one unsets the others.
 template <auto Member, uint32_t Most>
 constexpr PolicyKey SensitivityKey(const char* name, const char* values) {
   return {name, values, [](const Policies& p) { return ShowOptional(p.sensitivity.*Member); },
@@ -151,6 +151,7 @@ constexpr PolicyKey SensitivityKey(const char* name, const char* values) {
 bool SetOrder(std::string_view text, Policies* p) {
   SparsityOrder order{};
   if (!SetWord(kOrders, text, &order)) return false;
+  // Another lead's target or threshold says nothing about this one.
   if (order != p->sparsity.order) p->sparsity = {order, {}, ThresholdScope::kExpert, {}};
   return true;
 }
