@@ -71,6 +71,7 @@ absl::StatusOr<std::unique_ptr<MetricsDoor>> MetricsDoor::Open(const std::string
              [metrics = std::move(metrics)](const httplib::Request&, httplib::Response& response) {
                response.set_content(metrics(), kContentType);
              });
+  // Port 0 asks for any free port; the address then tells which it is.
   int port = address.port;
   const bool bound = port != 0 ? server.bind_to_port(address.host, port)
                                : (port = server.bind_to_any_port(address.host)) > 0;

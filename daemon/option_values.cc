@@ -74,6 +74,7 @@ absl::Status ParseOptionValue(const std::string& text, FileMode* value) {
   return absl::OkStatus();
 }
 
+// A number is taken as it is, also if no user has it: a container's users need not be in this system's table.
 absl::Status ParseOptionValue(const std::string& text, UserId* value) {
   if (absl::SimpleAtoi(text, &value->id)) {
     return absl::OkStatus();

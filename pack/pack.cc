@@ -41,8 +41,8 @@ absl::StatusOr<std::string> ReadStored(const std::string& path, const StoredFile
   return content;
 }
 
-// Tensors are found by their place in the list, so that each must be the one the architecture puts there. A
-// list of another length fails when the extents are compared.
+// Tensors are found by their place in the list, so each must be the one that the architecture puts there. A
+// list of another length is refused by the planner.
 absl::Status CheckDenseTensors(const std::vector<DenseSpec>& specs, const std::vector<DenseTensor>& tensors) {
   for (size_t i = 0; i < specs.size() && i < tensors.size(); ++i) {
     const DenseSpec& spec = specs[i];

@@ -194,6 +194,8 @@ std::vector<DenseTensor> PlaceDense(const std::vector<DenseSpec>& specs,
 }
 
 absl::Status ExtentPlanner::Add(ExtentEntry entry, uint64_t used_bytes) {
+  // Extents follow each other without gaps, and each has its checksums behind those of the one before: the
+  // table's reader checks just that.
   uint64_t& end = file_bytes_[entry.file];
   entry.offset = end;
   entry.length = AlignUp(used_bytes, kExtentAlignment);

@@ -14,6 +14,7 @@ namespace {
 
 constexpr uint16_t kF16Infinity = 0x7c00;
 
+// Both give the place of the first value that the encoding cannot hold, or -1.
 int64_t EncodeBf16(absl::Span<const float> values, std::byte* out) {
   for (size_t i = 0; i < values.size(); ++i) {
     const uint16_t bits = FloatToBf16(values[i]);

@@ -45,6 +45,7 @@ void MetricRegistry::Add(const std::string& name, const std::string& help, Metri
 
 Counter* MetricRegistry::AddCounter(const std::string& name, const std::string& help, MetricLabels labels) {
   MutexLock lock(&mutex_);
+  // A deque never moves its elements, so the pointer holds for the registry's life.
   Counter* counter = &counters_.emplace_back();
   Add(name, help, MetricType::kCounter,
       {std::move(labels),

@@ -102,6 +102,8 @@ absl::Status CheckDelta(const AttentionConfig& attention, const std::string& sub
   return absl::OkStatus();
 }
 
+// Limits apply to every source of a configuration alike, config.json or manifest: sizes that pass here may be
+// multiplied and allocated without further checks.
 absl::Status CheckAttention(const AttentionConfig& attention, const std::string& subject) {
   if (attention.kind == AttentionKind::kGatedDelta) return CheckDelta(attention, subject);
   RETURN_IF_ERROR(CheckRange(subject, "attention heads", attention.heads, 1, kMaxHeads));

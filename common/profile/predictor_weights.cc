@@ -44,6 +44,7 @@ absl::StatusOr<PredictorNet> TakeNet(uint32_t inputs, uint32_t outputs, ByteRead
   RETURN_IF_ERROR(reader->Take(&net.outputs));
   RETURN_IF_ERROR(reader->Take(&zero));
   RETURN_IF_ERROR(reader->Take(&net.precision));
+  // Sizes are checked against the model before anything is allocated by them.
   if (net.inputs != inputs || net.outputs != outputs || net.units > kMaxUnits || zero != 0) {
     return reader->Damaged(absl::StrCat("a network of ", net.inputs, " -> ", net.units, " -> ", net.outputs,
                                         " where the model needs ", inputs, " -> ", outputs));

@@ -58,6 +58,8 @@ absl::Status WriteProfileFile(const std::string& folder, const std::string& name
   return SyncFolder(folder);
 }
 
+// Binary tables end with a digest of all that comes before, so that a file cut short or damaged is not taken
+// for smaller or other tables.
 void Seal(std::string* out) {
   const Digest128 digest = DigestOf(std::string_view(*out));
   AppendValue(digest.high, out);

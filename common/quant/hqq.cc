@@ -164,9 +164,9 @@ SLUICE_ALWAYS_INLINE Iteration Iterate(const Block& block, const Step& step) {
           *std::max_element(sums.largest, sums.largest + kLanes)};
 }
 
-// Half-quadratic quantization: the zero that minimises the sum of |w - w'|^0.7 for a fixed scale, by
+// Half-quadratic quantization: seeks the zero that minimises the sum of |w - w'|^0.7 for a fixed scale, by
 // alternately shrinking the errors and solving for the zero, beginning at `zero`. The zero of the least
-// squared error on the way is the answer; once an iteration does not improve, none after it does.
+// squared error on the way is the answer; the search ends with the first iteration that does not improve it.
 SLUICE_VECTOR_CLONES
 float BestZero(const Block& block, float scale, float zero, float max_code) {
   Step step = {1.0f / scale, scale, zero, max_code, 0};

@@ -90,6 +90,8 @@ absl::Status CheckGenerate(const GenerateSpec& spec, const RequestBounds& bounds
     return Invalid("prompt", "has no token");
   }
   RETURN_IF_ERROR(CheckStopping(spec.stopping, bounds));
+  // The whole answer must fit from the start: an answer that runs into the end of the context would be cut
+  // off without having been told so.
   if (spec.prompt.size() + spec.stopping.max_tokens > bounds.context) {
     return TooLong("stopping.max_tokens",
                    absl::StrCat(spec.prompt.size(), " prompt tokens and ", spec.stopping.max_tokens,

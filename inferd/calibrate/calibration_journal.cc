@@ -58,6 +58,7 @@ absl::StatusOr<uint64_t> CalibrationJournal::Restore(uint32_t number, Calibratio
 }
 
 absl::Status CalibrationJournal::Save(uint32_t number, uint64_t units, const CalibrationStage& stage) const {
+  // What the stage keeps in files of its own must be on the disk before a state that counts on it is.
   RETURN_IF_ERROR(stage.Sync());
   std::string bytes(kMagic);
   AppendValue(fingerprint_.high, &bytes);

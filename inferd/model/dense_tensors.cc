@@ -9,6 +9,9 @@
 namespace sluice {
 namespace {
 
+// Looks up every tensor that the architecture says there is, checks its shape and notes where its place is to
+// be written once the extents are leased. A pack was checked when it was opened; this ties names to the
+// fields that the forward pass reads.
 class Finder {
  public:
   Finder(const Pack& pack, DenseTensors* tensors)

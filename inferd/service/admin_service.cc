@@ -97,6 +97,8 @@ grpc::ServerUnaryReactor* AdminServiceImpl::GetStats(grpc::CallbackServerContext
                                                      const v1::GetStatsRequest* request,
                                                      v1::GetStatsResponse* response) {
   absl::Status status = CheckNoUnknownFields(*request);
+  // The parts are read one after the other while the engine runs, so counters of different parts need not add
+  // up.
   FillStats(context_.engine->Stats(), response);
   FillSparsity(context_.engine->Sparsity(), response);
   FillLayers(context_.engine->Layers(), response);

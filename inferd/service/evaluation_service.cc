@@ -66,6 +66,8 @@ void ScoreCall::OnRows(uint32_t first, absl::Span<const int32_t> argmax,
   const size_t rows = argmax.size();
   const size_t row_floats = rows == 0 ? 0 : logits.size() / rows;
   const size_t row_bytes = row_floats * sizeof(float) + (target_logprobs.empty() ? 4 : 8);
+  // Rows are cut into messages that a client takes by default; one row may be larger than that by itself, and
+  // then is a message.
   const size_t message_rows = std::max<size_t>(1, kMessageBytes / row_bytes);
   const absl::MutexLock lock(&mutex_);
   for (size_t row = 0; row < rows && Open(); row += message_rows) {

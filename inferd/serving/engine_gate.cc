@@ -14,6 +14,8 @@ void EngineGate::SetProgress(const std::string& what) {
 }
 
 void EngineGate::Open(EngineApi* engine) {
+  // What was asked of the server while there was no engine is passed on, under the lock, so that nothing
+  // asked meanwhile is lost or done twice.
   const MutexLock lock(&mutex_);
   engine_ = engine;
   if (queue_limits_.has_value()) {

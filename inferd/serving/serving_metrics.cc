@@ -97,6 +97,8 @@ ServingMetrics::ServingMetrics()
 }
 
 void ServingMetrics::Ended(const FinishInfo* info, const absl::Status& status) {
+  // Every answer counts by its code; only those that ended well have timings that say anything about the
+  // server.
   const auto code = static_cast<size_t>(status.code());
   by_code_[code < by_code_.size() ? code : static_cast<size_t>(absl::StatusCode::kUnknown)]->Add();
   if (info == nullptr) {
@@ -107,6 +109,7 @@ void ServingMetrics::Ended(const FinishInfo* info, const absl::Status& status) {
   ttft_->Observe(timings.queue_seconds + timings.prompt_seconds);
   seconds_->Observe(timings.queue_seconds + timings.prompt_seconds + timings.decode_seconds);
   if (info->usage.completion_tokens > 1) {
+    // The first token belongs to the prompt's time.
     tpot_->Observe(timings.decode_seconds / (info->usage.completion_tokens - 1));
   }
 }

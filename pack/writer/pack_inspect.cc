@@ -191,6 +191,7 @@ absl::StatusOr<PackInspection> InspectPack(const std::string& dir) {
     result.parameters += static_cast<uint64_t>(tensor.rows) * tensor.cols;
   }
   CountRows(*pack, &result);
+  // Dense parameters take part in every token, of the experts those of top_k do.
   result.active_parameters = result.parameters;
   for (uint32_t layer = 0; layer < pack->config().layers.size(); ++layer) {
     result.parameters += pack->expert_count(layer) * PartParameters(*pack, layer);

@@ -94,7 +94,7 @@ std::vector<double> PlacesByUsage(const std::vector<uint64_t>& usage) {
   std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return usage[a] > usage[b]; });
   std::vector<double> places(usage.size());
   for (size_t rank = 0; rank < order.size(); ++rank) {
-    // The middle of the expert's share, so that a bound such as 0.5 never falls on an expert.
+    // Each expert stands in the middle of its share of the order: of eight the most used at 1/16.
     places[order[rank]] = (static_cast<double>(rank) + 0.5) / static_cast<double>(order.size());
   }
   return places;

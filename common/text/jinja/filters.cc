@@ -151,6 +151,8 @@ absl::Status StableSort(bool case_sensitive, bool reverse,
   if (reverse) {  // equal ones keep their order, as Python has it
     std::reverse(items->begin(), items->end());
   }
+  // std::stable_sort cannot be left half way: after a failure the comparison says that nothing is less, and
+  // the list, whose order means nothing then, is dropped with the error.
   absl::Status failure;
   const auto key_of = [&](const Value& item) {
     absl::StatusOr<Value> value = key(item);

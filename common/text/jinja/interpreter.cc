@@ -18,6 +18,8 @@ enum class Flow { kNormal, kBreak, kContinue };
 class Interpreter {
  public:
   Interpreter(const Map& variables, absl::Time now, const RenderLimits& limits) : evaluator_(limits) {
+    // The globals and the conversation's variables are the outermost frame, the template's own assignments
+    // the second: a template may shadow a variable but not change it.
     evaluator_.frames().push_back({variables, false});
     AddGlobals(now, &evaluator_.frames()[0].names);
     evaluator_.frames().push_back({{}, false});

@@ -60,9 +60,11 @@ absl::StatusOr<Value> Arithmetic(const std::string& op, const Value& left, const
     } else if (b == -1) {  // the one quotient that overflows
       overflow = op == "//" && __builtin_sub_overflow(int64_t{0}, a, &result);
     } else if (op == "//" || op == "%") {
+      // Python rounds the quotient down and gives the remainder the divisor's sign; C++ rounds it to zero.
       const int64_t quotient = a / b - (a % b != 0 && (a % b < 0) != (b < 0) ? 1 : 0);
       result = op == "//" ? quotient : a - quotient * b;
     } else {
+      // Powers are whole while a double holds them exactly.
       const double power = std::pow(x, y);
       if (y < 0 || std::fabs(power) > 9e15) {
         return Value(power);

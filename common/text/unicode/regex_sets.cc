@@ -56,6 +56,7 @@ std::string WordSet() {
 }
 
 absl::StatusOr<std::string> PropertySet(std::string_view name) {
+  // Oniguruma compares names of properties without case, spaces, hyphens and underscores.
   std::string plain;
   for (const char c : name) {
     if (absl::ascii_isalpha(static_cast<unsigned char>(c))) {

@@ -73,6 +73,7 @@ absl::Status ActivationStage::BeforeExperts(uint32_t layer, const MoeExpertsArgs
 
 absl::Status ActivationStage::CountExpert(uint32_t layer, const MoeExpertsArgs& args,
                                           const ExpertWork& work) {
+  // All slots of an expert's work name the same expert, so the first one tells which it is.
   const uint64_t expert = first_expert_[layer] + static_cast<uint32_t>(routing_.ids[work.slots[0]]);
   return VisitFactors(host_->runner(), args.activation, work, args.x, work.rows, [&](float up, float gate) {
     histograms_.Add(expert, up);

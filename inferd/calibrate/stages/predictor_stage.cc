@@ -122,8 +122,7 @@ absl::StatusOr<PredictorNet> PredictorStage::TrainLearned(uint32_t layer,
                          std::move(next));
   const Split split(rows);
   std::optional<PredictorNet> best;
-  // A linear predictor and a network; whichever finds more on held-out positions is kept. On little text the
-  // linear one wins.
+  // A linear predictor and a network are trained; whichever finds more on held-out positions is kept.
   for (const uint32_t units : {0u, kUnits}) {
     const TrainOptions options{.units = units, .epochs = training_.epochs, .seed = training_.seed + layer};
     ASSIGN_OR_RETURN(const TrainedNet net, TrainNet(split.training, rows.width(), outputs, options, stop));
@@ -136,7 +135,8 @@ absl::StatusOr<PredictorNet> PredictorStage::TrainLearned(uint32_t layer,
 absl::StatusOr<FirstLayerGate> PredictorStage::TrainFirstLayer(const std::atomic<bool>* stop) const {
   const MoeConfig& moe = config_.layers[features_->first_routed()].moe;
   std::optional<FirstLayerGate> best;
-  // AdapMoE does not say whether its gate sees the output before or after the final norm, so both are tried.
+  // Whether the output before or after the final norm foretells the next token better depends on the model,
+  // so both are tried.
   for (const bool normed : {false, true}) {
     ASSIGN_OR_RETURN(std::vector<float> outputs, features_->ReadOutputs(normed));
     ASSIGN_OR_RETURN(std::vector<float> logits, features_->ReadFirstLogits());

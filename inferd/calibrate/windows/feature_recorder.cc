@@ -50,6 +50,8 @@ FeatureRecorder::FeatureRecorder(const ModelConfig& config, uint64_t positions, 
 }
 
 uint32_t FeatureRecorder::Kept(uint32_t rows) const {
+  // A budget of disk bounds the positions that are kept: the first ones of the text, so that a longer text
+  // only adds rows to the other measurements.
   return static_cast<uint32_t>(std::min<uint64_t>(rows, positions_ - std::min(first_, positions_)));
 }
 
