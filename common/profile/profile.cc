@@ -179,8 +179,8 @@ absl::StatusOr<SensitivityProfile> ParseSensitivity(std::string_view text, const
 
 absl::StatusOr<CutoffProfile> ParseCutoffs(std::string_view text, const std::string& subject,
                                            const std::string& model_id) {
-  return ParseText<CutoffProfile>(text, subject,
-                                  [&](const json& root) { return CutoffsOf(root, subject, model_id); });
+  return ParseProfileText<CutoffProfile>(
+      text, subject, kMaxValues, [&](const json& root) { return CutoffsOf(root, subject, model_id); });
 }
 
 std::string SerializeUsage(const UsageProfile& usage) {
