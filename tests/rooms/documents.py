@@ -1,0 +1,97 @@
+"""What documents promise: links that lead somewhere, names of files that exist, a length that is read."""
+import fnmatch
+import os
+import re
+
+from rooms import MOST_DOCUMENT_LINES
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"`([^`]+)`")
+# Names of the tree's own kinds of files. Others, such as manifest.json, are also names of what programs write.
+OWN_ENDINGS = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".md", ".cmake", ".proto")
+# NAME in NAME_command.cc and FAMILY in hf_FAMILY.cc stand for any word.
+PLACEHOLDER = re.compile(r"(?<=_)[A-Z]{2,}|[A-Z]{2,}(?=_)")
+
+
+def documents(tree):
+    return [path for path in tree.files if path.endswith(".md")]
+
+
+def prose(tree, path):
+    """(line number, text) of what is not in a fenced block."""
+    fenced = False
+    for number, line in enumerate(tree.lines(path), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced:
+            yield number, line
+
+
+def check_links(tree):
+    """Every relative link points at a file or folder that exists."""
+    wrong = []
+    for path in documents(tree):
+        for number, line in prose(tree, path):
+            for target in LINK.findall(CODE.sub("", line)):
+                if re.match(r"[a-z]+:", target) or target.startswith("#"):
+                    continue
+                place = os.path.normpath(os.path.join(os.path.dirname(path), target.split("#")[0]))
+                if not tree.exists(place):
+                    wrong.append(f"{path}:{number}: the link {target} leads nowhere")
+    return wrong
+
+
+def braces(name):
+    """a.{h,cc} -> a.h, a.cc"""
+    match = re.search(r"\{([^{}]*)\}", name)
+    if not match:
+        return [name]
+    return [
+        whole
+        for choice in match.group(1).split(",")
+        for whole in braces(name[: match.start()] + choice + name[match.end() :])
+    ]
+
+
+def check_names(tree):
+    """Every name in backticks that looks like a file or folder of the tree is one: a path that begins with a folder of
+    the root (what ends a file's name may be left out), or a name with the ending of a source, wherever it lies. * is any
+    text."""
+    tops = tree.top_folders()
+    base_names = {os.path.basename(path) for path in tree.files}
+
+    stems = {os.path.splitext(path)[0] for path in tree.files}
+
+    def found(name, where):
+        name = name.rstrip("/")
+        if name in where:
+            return True
+        pattern = PLACEHOLDER.sub("*", name)
+        return "*" in pattern and any(fnmatch.fnmatchcase(place, pattern) for place in where)
+
+    wrong = []
+    everything = tree.known | tree.folders | stems
+    for path in documents(tree):
+        here = os.path.dirname(path)
+        for number, line in prose(tree, path):
+            for span in CODE.findall(line):
+                if not re.fullmatch(r"[\w.*{},/+-]+", span):
+                    continue
+                for name in braces(span):
+                    if "/" in name.rstrip("/"):
+                        looks = name.split("/")[0] in tops
+                        there = found(name, everything) or found(os.path.join(here, name), everything)
+                    else:
+                        looks = name.endswith(OWN_ENDINGS) and not name.startswith((".", "_", "-"))
+                        there = found(name, base_names)
+                    if looks and not there:
+                        wrong.append(f"{path}:{number}: there is no {name}")
+    return wrong
+
+
+def check_lengths(tree):
+    return [
+        f"{path} has {len(tree.lines(path))} lines, at most {MOST_DOCUMENT_LINES} are read"
+        for path in documents(tree)
+        if path.startswith("docs/") and len(tree.lines(path)) > MOST_DOCUMENT_LINES
+    ]
