@@ -177,6 +177,13 @@ class CheckersTest(unittest.TestCase):
             documents.check_names(self.tree({"docs/guide.md": text})),
         )
 
+    def test_a_document_that_a_comment_names_and_that_is_gone_is_found(self):
+        text = "// see docs/gone.md, docs/guide.md (docs/figures/).\n"
+        changes = {"weightd/store.h": text, "docs/guide.md": "", "docs/figures/a.svg": ""}
+        self.assertEqual(
+            ["weightd/store.h:1: there is no docs/gone.md"], documents.check_mentions(self.tree(changes))
+        )
+
     def test_a_document_that_is_too_long_is_found(self):
         lines = documents.MOST_DOCUMENT_LINES
         changes = {"docs/guide.md": "x\n" * (lines + 1), "docs/other.md": "x\n" * lines, "common/README.md": "x\n" * 999}

@@ -9,6 +9,9 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`]+)`")
 # Names of the tree's own kinds of files. Others, such as manifest.json, are also names of what programs write.
 OWN_ENDINGS = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".md", ".cmake", ".proto")
+# What else may speak of documents.
+SOURCES = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".cmake", ".proto", ".toml", ".service", ".txt")
+MENTION = re.compile(r"\bdocs/[\w/.-]*\w")
 # NAME in NAME_command.cc and FAMILY in hf_FAMILY.cc stand for any word.
 PLACEHOLDER = re.compile(r"(?<=_)[A-Z]{2,}|[A-Z]{2,}(?=_)")
 
@@ -86,6 +89,21 @@ def check_names(tree):
                         there = found(name, base_names)
                     if looks and not there:
                         wrong.append(f"{path}:{number}: there is no {name}")
+    return wrong
+
+
+def check_mentions(tree):
+    """Every document that a comment names exists: a path below docs/ in any source, script, or configuration."""
+    wrong = []
+    for path in tree.files:
+        if not path.endswith(SOURCES) and os.path.basename(path) != "CMakeLists.txt":
+            continue
+        if path.startswith("tests/rooms/"):
+            continue
+        for number, line in enumerate(tree.lines(path), 1):
+            for name in MENTION.findall(line):
+                if not tree.exists(name):
+                    wrong.append(f"{path}:{number}: there is no {name}")
     return wrong
 
 
