@@ -184,6 +184,21 @@ class CheckersTest(unittest.TestCase):
             ["weightd/store.h:1: there is no docs/gone.md"], documents.check_mentions(self.tree(changes))
         )
 
+    def test_a_test_that_the_checklist_names_and_that_is_gone_is_found(self):
+        text = "`StoreTest.*` `StoreTest.Finds...` `StoreTest.Gone` `store_bench` `none_test` `Gone.*` `sluice run` `io`\n"
+        changes = {
+            "docs/checklist.md": text, "bench/store_bench.cc": "",
+            "tests/store_test.cc": "TEST(StoreTest, FindsAll) {}\n",
+        }  # fmt: skip
+        self.assertEqual(
+            [
+                "docs/checklist.md:1: no test is called Gone (StoreTest.Gone)",
+                "docs/checklist.md:1: no test is called none_test (none_test)",
+                "docs/checklist.md:1: no test is called Gone (Gone.*)",
+            ],
+            documents.check_tests(self.tree(changes)),
+        )
+
     def test_a_document_that_is_too_long_is_found(self):
         lines = documents.MOST_DOCUMENT_LINES
         changes = {"docs/guide.md": "x\n" * (lines + 1), "docs/other.md": "x\n" * lines, "common/README.md": "x\n" * 999}

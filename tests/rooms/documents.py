@@ -107,6 +107,28 @@ def check_mentions(tree):
     return wrong
 
 
+def check_tests(tree):
+    """Every test or program of bench/ that the checklist names exists: Suite.Name, a program's name, either cut by * or
+    ... at its end."""
+    listed = "docs/checklist.md"
+    if listed not in tree.known:
+        return []
+    words = {os.path.splitext(os.path.basename(path))[0] for path in tree.files}
+    for path in tree.files:
+        if path.startswith("tests/") and (path.endswith(SOURCES) or os.path.basename(path) == "CMakeLists.txt"):
+            words.update(word for line in tree.lines(path) for word in re.findall(r"\w+", line))
+    wrong = []
+    for number, line in prose(tree, listed):
+        for span in CODE.findall(line):
+            if not re.fullmatch(r"[\w.*]+", span) or not re.search(r"[A-Z_]", span):
+                continue
+            for name in re.findall(r"\w+\.{3}|\w+\*?", span):
+                stem = name.rstrip("*.")
+                if stem not in words and not (stem != name and any(word.startswith(stem) for word in words)):
+                    wrong.append(f"{listed}:{number}: no test is called {name} ({span})")
+    return wrong
+
+
 def check_lengths(tree):
     return [
         f"{path} has {len(tree.lines(path))} lines, at most {MOST_DOCUMENT_LINES} are read"
