@@ -184,6 +184,13 @@ class CheckersTest(unittest.TestCase):
             ["weightd/store.h:1: there is no docs/gone.md"], documents.check_mentions(self.tree(changes))
         )
 
+    def test_a_command_that_is_not_there_is_found(self):
+        text = "`sluice run -n 3` `sluice go` `sluice-lab rows` `build sluice x`\n```\nsluice run|stop; sluice end\n```\nsluice walk\n"
+        self.assertEqual(
+            [f"docs/guide.md:{line}: sluice has no command {name}" for line, name in ((1, "go"), (3, "stop"), (3, "end"))],
+            documents.check_commands(self.tree({"docs/guide.md": text, "cli/commands/run_command.cc": ""})),
+        )
+
     def test_a_test_that_the_checklist_names_and_that_is_gone_is_found(self):
         text = "`StoreTest.*` `StoreTest.Finds...` `StoreTest.Gone` `store_bench` `none_test` `Gone.*` `sluice run` `io`\n"
         changes = {

@@ -12,6 +12,7 @@ OWN_ENDINGS = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".md", ".cmake", ".prot
 # What else may speak of documents.
 SOURCES = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".cmake", ".proto", ".toml", ".service", ".txt")
 MENTION = re.compile(r"\bdocs/[\w/.-]*\w")
+COMMAND = re.compile(r"(?:^|; |time )sluice ([a-z|]+)\b")
 # NAME in NAME_command.cc and FAMILY in hf_FAMILY.cc stand for any word.
 PLACEHOLDER = re.compile(r"(?<=_)[A-Z]{2,}|[A-Z]{2,}(?=_)")
 
@@ -104,6 +105,24 @@ def check_mentions(tree):
             for name in MENTION.findall(line):
                 if not tree.exists(name):
                     wrong.append(f"{path}:{number}: there is no {name}")
+    return wrong
+
+
+def check_commands(tree):
+    """Every command of `sluice` that a document shows is one: cli/commands has its file."""
+    ending = "_command.cc"
+    known = {os.path.basename(path)[: -len(ending)] for path in tree.files if path.endswith(ending)}
+    wrong = []
+    for path in documents(tree):
+        fenced = False
+        for number, line in enumerate(tree.lines(path), 1):
+            if line.lstrip().startswith("```"):
+                fenced = not fenced
+            for code in [line.strip()] if fenced else CODE.findall(line):
+                for names in COMMAND.findall(code):
+                    wrong += [
+                        f"{path}:{number}: sluice has no command {name}" for name in names.split("|") if name not in known
+                    ]
     return wrong
 
 

@@ -60,6 +60,9 @@ class DocumentsTest(unittest.TestCase):
     def test_every_document_that_a_comment_names_exists(self):
         self.nothing_wrong(documents.check_mentions(self.tree))
 
+    def test_every_command_that_is_shown_exists(self):
+        self.nothing_wrong(documents.check_commands(self.tree))
+
     def test_every_test_of_the_checklist_exists(self):
         self.nothing_wrong(documents.check_tests(self.tree))
 
