@@ -120,9 +120,8 @@ def check_commands(tree):
                 fenced = not fenced
             for code in [line.strip()] if fenced else CODE.findall(line):
                 for names in COMMAND.findall(code):
-                    wrong += [
-                        f"{path}:{number}: sluice has no command {name}" for name in names.split("|") if name not in known
-                    ]
+                    strange = [name for name in names.split("|") if name not in known]
+                    wrong += [f"{path}:{number}: sluice has no command {name}" for name in strange]
     return wrong
 
 
