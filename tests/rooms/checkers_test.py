@@ -166,9 +166,13 @@ class CheckersTest(unittest.TestCase):
         self.assertEqual(4, len(self.wrong(checks.check_readme_tree, {"README.md": "# T\n"})))
 
     def test_a_link_that_leads_nowhere_is_found(self):
-        text = "[a](guide.md) [b](none.md#part)\n![c](https://x.org/y.svg) [d](#here)\n```\n[e](none.md)\n```\n"
+        text = "[a](guide.md#b-part-of-it) [b](none.md#part)\n![c](https://x.org/y.svg) [d](#here)\n```\n[e](none.md)\n```\n"
+        text += "## B: part of it\n"
         self.assertEqual(
-            ["docs/guide.md:1: the link none.md#part leads nowhere"],
+            [
+                "docs/guide.md:1: the link none.md#part leads nowhere",
+                "docs/guide.md:2: the link #here leads nowhere",
+            ],
             documents.check_links(self.tree({"docs/guide.md": text})),
         )
 

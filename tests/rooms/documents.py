@@ -31,16 +31,23 @@ def prose(tree, path):
             yield number, line
 
 
+def anchors(tree, path):
+    """What a link may name behind #: the headings as they are made addresses of."""
+    headings = [line.lstrip("#").strip() for _, line in prose(tree, path) if line.startswith("#")]
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def check_links(tree):
-    """Every relative link points at a file or folder that exists."""
+    """Every relative link points at a file or folder that exists, and at a heading that it has."""
     wrong = []
     for path in documents(tree):
         for number, line in prose(tree, path):
             for target in LINK.findall(CODE.sub("", line)):
-                if re.match(r"[a-z]+:", target) or target.startswith("#"):
+                if re.match(r"[a-z]+:", target):
                     continue
-                place = os.path.normpath(os.path.join(os.path.dirname(path), target.split("#")[0]))
-                if not tree.exists(place):
+                file, _, heading = target.partition("#")
+                place = os.path.normpath(os.path.join(os.path.dirname(path), file)) if file else path
+                if not tree.exists(place) or (heading and heading not in anchors(tree, place)):
                     wrong.append(f"{path}:{number}: the link {target} leads nowhere")
     return wrong
 
