@@ -212,6 +212,17 @@ class CheckersTest(unittest.TestCase):
             documents.check_commands(self.tree({"docs/guide.md": text, "cli/commands/run_command.cc": ""})),
         )
 
+    def test_a_policy_that_is_not_there_is_found(self):
+        changes = {
+            "docs/guide.md": "`--policy eviction=lru,shield=0.5` and --policy KEY=VALUE\n",
+            "docs/rows.toml": 'options = ["--policy", "eviction=lru,tiles=off"]\n',
+            "inferd/policy_keys.cc": '{"eviction", "lru"}',
+        }
+        self.assertEqual(
+            ["docs/guide.md:1: no policy is called shield", "docs/rows.toml:1: no policy is called tiles"],
+            documents.check_policies(self.tree(changes)),
+        )
+
     def test_a_test_that_the_checklist_names_and_that_is_gone_is_found(self):
         text = (
             "`StoreTest.*` `StoreTest.Finds...` `StoreTest.Gone` `store_bench` `none_test` `Gone.*` `sluice run` `io`\n"

@@ -13,6 +13,7 @@ OWN_ENDINGS = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".md", ".cmake", ".prot
 SOURCES = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".cmake", ".proto", ".toml", ".service", ".txt")
 MENTION = re.compile(r"\bdocs/[\w/.-]*\w")
 COMMAND = re.compile(r"(?:^|; |time )sluice ([a-z|]+)\b")
+POLICY = re.compile(r'--policy"?,? "?([a-z_]+=[\w.=,]*\w)')
 # NAME in NAME_command.cc and FAMILY in hf_FAMILY.cc stand for any word.
 PLACEHOLDER = re.compile(r"(?<=_)[A-Z]{2,}|[A-Z]{2,}(?=_)")
 
@@ -129,6 +130,20 @@ def check_commands(tree):
                 for names in COMMAND.findall(code):
                     strange = [name for name in names.split("|") if name not in known]
                     wrong += [f"{path}:{number}: sluice has no command {name}" for name in strange]
+    return wrong
+
+
+def check_policies(tree):
+    """Every --policy KEY=VALUE,... of a document, and of the rows below docs/, has a key of the table of keys."""
+    table = [path for path in tree.files if os.path.basename(path) == "policy_keys.cc"]
+    known = {word for path in table for line in tree.lines(path) for word in re.findall(r'"([a-z_]+)"', line)}
+    wrong = []
+    for path in tree.files:
+        if path.endswith(".md") or (path.startswith("docs/") and path.endswith(".toml")):
+            for number, line in enumerate(tree.lines(path), 1):
+                for values in POLICY.findall(line):
+                    strange = [value for value in values.split(",") if value.split("=")[0] not in known]
+                    wrong += [f"{path}:{number}: no policy is called {value.split('=')[0]}" for value in strange]
     return wrong
 
 

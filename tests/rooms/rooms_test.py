@@ -63,6 +63,9 @@ class DocumentsTest(unittest.TestCase):
     def test_every_command_that_is_shown_exists(self):
         self.nothing_wrong(documents.check_commands(self.tree))
 
+    def test_every_policy_that_is_shown_exists(self):
+        self.nothing_wrong(documents.check_policies(self.tree))
+
     def test_every_test_of_the_checklist_exists(self):
         self.nothing_wrong(documents.check_tests(self.tree))
 
