@@ -181,7 +181,8 @@ class StoreLoop {
     store_ = *std::move(store);
     SessionParams params;
     params.packs = {*store_->AddSource(std::make_unique<PieceSource>(path, pieces))};
-    client_ = std::make_unique<LocalClient>(*store_->Local(store_->OpenSession(params)->session));
+    client_ = std::make_unique<LocalClient>(
+        *store_->Look(&StoreCore::Local, store_->Control(&StoreCore::OpenSession, params)->session));
   }
   bool ready() const { return client_ != nullptr; }
   bool Read(size_t first, size_t count) {

@@ -32,7 +32,8 @@ int Main() {
   }
   SessionParams params;
   params.packs = {*(*store)->AddSource(std::make_unique<FakeExtentSource>(FakeExtentSource::Shape{}))};
-  LocalClient client(*(*store)->Local((*store)->OpenSession(params)->session));
+  LocalClient client(
+      *(*store)->Look(&StoreCore::Local, (*store)->Control(&StoreCore::OpenSession, params)->session));
   uint64_t id = 0;
   const auto request = [&client, &id](SubmissionEntry entry) {
     entry.id = ++id;

@@ -141,14 +141,14 @@ int Main(const std::string& folder, bool uring) {
   }
   SessionParams params;
   params.packs = {*pack};
-  const auto one = (*store)->OpenSession(params);
-  const auto two = (*store)->OpenSession(params);
+  const auto one = (*store)->Control(&StoreCore::OpenSession, params);
+  const auto two = (*store)->Control(&StoreCore::OpenSession, params);
   if (!one.ok() || !two.ok()) {
     std::fprintf(stderr, "no session\n");
     return 1;
   }
-  LocalClient demand(*(*store)->Local(one->session));
-  LocalClient prefetch(*(*store)->Local(two->session));
+  LocalClient demand(*(*store)->Look(&StoreCore::Local, one->session));
+  LocalClient prefetch(*(*store)->Look(&StoreCore::Local, two->session));
   std::atomic<bool> flood{false};
   std::atomic<bool> stop{false};
   std::thread flooding([&] { Flood(&prefetch, &flood, &stop); });
@@ -159,7 +159,7 @@ int Main(const std::string& folder, bool uring) {
   if (!ok) {
     return 1;
   }
-  const StoreStats stats = (*store)->Stats();
+  const StoreStats stats = (*store)->Look(&StoreCore::Stats);
   std::printf("%s, demands of 3 MiB, %zu alone, %zu beside a flood (%llu MiB read)\n",
               stats.io_engine.c_str(), latencies.alone.size(), latencies.beside.size(),
               static_cast<unsigned long long>(stats.bytes_read / kMiB));

@@ -170,20 +170,21 @@ class StoreBench {
     auto memory = CreateSharedMemory("slab", kSlots * kExpert, PeerAccess::kReadWrite);
     SessionParams params;
     params.packs = {pack};
-    const auto session = store_->OpenSession(params);
+    const auto session = store_->Control(&StoreCore::OpenSession, params);
     if (!session.ok() || !memory.ok()) {
       std::printf("%s %s\n", session.status().ToString().c_str(), memory.status().ToString().c_str());
       return false;
     }
     slab_ = *std::move(memory);
     std::memset(slab_.map.data(), 1, slab_.map.bytes());
-    if (!store_
-             ->OfferSlab(session->session, 0, slab_.fd.get(), slab_.map.bytes(),
-                         MakeLinkRate(gbps, latency_us))
-             .ok()) {
+    auto slab = Slab::Map(slab_.fd.get(), slab_.map.bytes());
+    if (!slab.ok() || !store_
+                           ->Control(&StoreCore::AddSlab, session->session, 0, *std::move(slab),
+                                     MakeLinkRate(gbps, latency_us))
+                           .ok()) {
       return false;
     }
-    client_ = std::make_unique<LocalClient>(*store_->Local(session->session));
+    client_ = std::make_unique<LocalClient>(*store_->Look(&StoreCore::Local, session->session));
     MakeList();
     return true;
   }
@@ -209,7 +210,7 @@ class StoreBench {
   const std::byte* Source(uint32_t number, uint64_t offset) {
     const auto extent = static_cast<uint32_t>(number % kExperts * 3 + offset / kPart);
     const uint64_t place = client_->session().packs[0].residency[extent].place.load();
-    return store_->SegmentData(PlaceSegment(place)) + PlaceOffset(place) + offset % kPart;
+    return store_->Look(&StoreCore::SegmentData, PlaceSegment(place)) + PlaceOffset(place) + offset % kPart;
   }
 
   SharedMemory slab_;

@@ -17,7 +17,7 @@
 #include "daemon/grpc/grpc_server.h"
 #include "daemon/process_signals.h"
 #include "spdlog/logger.h"
-#include "weightd/control/progress_watch.h"
+#include "weightd/core/progress_watch.h"
 #include "weightd/core/stop_guard.h"
 #include "weightd/daemon/weightd_options.h"
 #include "weightd/daemon/weightd_server.h"
@@ -149,7 +149,7 @@ int Serve(const WeightdOptions& options, int argc, const char* const* argv, spdl
   }
   process.server = *std::move(server);
   logger->info("{}", process.server->Describe());
-  const uint32_t packs = process.server->store().pack_count();
+  const uint32_t packs = process.server->store().Look(&StoreCore::pack_count);
   loop.notifier().Status(
       absl::StrCat("serving ", packs, packs == 1 ? " pack" : " packs", " on ", options.socket));
   loop.Ready();

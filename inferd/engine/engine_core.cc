@@ -89,9 +89,10 @@ absl::Status EngineCore::Setup() {
     ASSIGN_OR_RETURN(
         trace_, TraceRecorder::Create(options.trace, config, &backend_->queue(), plan_.forward.max_tokens));
   }
-  ASSIGN_OR_RETURN(forward_, Forward::Create(config, plan_.forward,
-                                             {backend_.get(), weights_.get(), kv_.get(), states_.get(),
-                                              residency_.get(), routing_.get(), sparsity_.get(), this}));
+  ASSIGN_OR_RETURN(
+      forward_, Forward::Create(config, plan_.forward,
+                                {backend_.get(), weights_.get(), kv_.get(), states_.get(), residency_.get(),
+                                 residency_.get(), routing_.get(), sparsity_.get(), this}));
   return AcquireWeights();
 }
 
@@ -380,7 +381,8 @@ absl::Status EngineCore::RunAside(const EngineWork& work) {
     LoseWeights();
     return ReasonError(absl::StatusCode::kUnavailable, "WEIGHTD_LOST", "the connection to weightd is lost");
   }
-  const ModelParts parts{&client_->pack().config(), &plan_, backend_.get(), weights_.get(), residency_.get()};
+  const ModelParts parts{&client_->pack().config(), &plan_,          backend_.get(), weights_.get(),
+                         residency_.get(),          residency_.get()};
   backend_->BeginStep();
   const absl::Status status = work(parts, ++step_number_);
   backend_->EndStep();

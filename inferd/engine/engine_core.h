@@ -35,6 +35,7 @@
 #include "inferd/policy/taps/trace_recorder.h"
 #include "inferd/residency/host/host_residency.h"
 #include "inferd/residency/neuron/neuron_residency.h"
+#include "inferd/residency/residency.h"
 #include "inferd/residency/slab/slab_residency.h"
 #include "inferd/schedule/request_registry.h"
 #include "inferd/schedule/sampler.h"
@@ -128,6 +129,7 @@ class EngineCore final : private LayerTap {
   absl::StatusOr<Policies> ChosenPolicies();
   DeviceTimes ModelledTimes() const;
   absl::Status MakeResidency(const Policies& policies);
+  const ResidencyStatistics& statistics() const { return *residency_; }
   absl::Status AcquireWeights();
   absl::Status AfterRouter(const RouterTap& tap) override;
   absl::Status BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) override;

@@ -50,7 +50,7 @@ void AddRouting(const RoutingCounters& from, LayerStats* to) {
 }  // namespace
 
 StepCost EngineCore::CostNow() const {
-  const ResidencyCounters counters = residency_->counters();
+  const ResidencyCounters counters = statistics().counters();
   return {static_cast<double>(fetches_.stall_nanos()) * 1e-9, static_cast<double>(counters.requests),
           static_cast<double>(counters.hits), static_cast<double>(fetches_.bytes_ssd()),
           static_cast<double>(fetches_.bytes_link())};
@@ -73,7 +73,7 @@ EngineCore::StepMarks EngineCore::MarksNow() const {
   const Clock& clock = virtual_clock_ == nullptr ? static_cast<const Clock&>(real_clock_) : *virtual_clock_;
   return {clock.NowNanos(),       real_clock_.NowNanos(),
           fetches_.stall_nanos(), fetches_.real_stall_nanos(),
-          LoadSeconds(),          residency_->counters().bytes_touched};
+          LoadSeconds(),          statistics().counters().bytes_touched};
 }
 
 void EngineCore::CountTimes(const StepMarks& before, const StepMarks& now) {
@@ -104,12 +104,12 @@ void EngineCore::CountStep(const StepPlan& plan, const StepMarks& before) {
 
 void EngineCore::FillStats(EngineStats* stats) const {
   *stats = counted_;
-  const ResidencyCounters residency = residency_->counters();
+  const ResidencyCounters residency = statistics().counters();
   const BackendCounters backend = backend_->Counters();
   stats->sequences_running = scheduler_->running();
   stats->kv_pages_used = kv_->pages().used();
   stats->kv_pages_total = kv_->pages().total();
-  stats->expert_leases_held = residency_->held();
+  stats->expert_leases_held = statistics().held();
   stats->dense_leases_held = weights_->held();
   stats->fetches_outstanding = fetches_.outstanding();
   stats->expert_requests = residency.requests;
@@ -124,7 +124,7 @@ void EngineCore::FillStats(EngineStats* stats) const {
     stats->predictions_right = predictions.right;
     stats->predictions_wanted = predictions.wanted;
   }
-  if (const std::optional<NeuronCacheFacts> cache = residency_->neuron_cache(); cache.has_value()) {
+  if (const std::optional<NeuronCacheFacts> cache = statistics().neuron_cache(); cache.has_value()) {
     stats->neuron_slots = cache->slots;
     stats->leads_stay = cache->leads_stay;
     stats->copy_all_share = cache->copy_all_share;
@@ -141,8 +141,8 @@ void EngineCore::FillStats(EngineStats* stats) const {
 
 void EngineCore::FillLayers(std::vector<LayerStats>* layers) const {
   layers->resize(client_->pack().config().layers.size());
-  const absl::Span<const ResidencyCounters> residency = residency_->counters_by_layer();
-  const absl::Span<const NeuronCounters> neurons = residency_->neuron_counters();
+  const absl::Span<const ResidencyCounters> residency = statistics().counters_by_layer();
+  const absl::Span<const NeuronCounters> neurons = statistics().neuron_counters();
   const absl::Span<const RoutingCounters> routing = routing_->layer_counters();
   const absl::Span<const uint64_t> skipped = routing_->skipped();
   for (uint32_t layer = 0; layer < layers->size(); ++layer) {

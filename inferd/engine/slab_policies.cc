@@ -240,7 +240,7 @@ absl::Status CheckSlotBudget(const Policies& policies, const Pack& pack, uint64_
 }
 
 NeuronResidencyOptions NeuronOptionsOf(const Policies& policies, const Pack& pack,
-                                       const SlabResidencyOptions& slots) {
+                                       const SlotCacheOptions& slots) {
   NeuronResidencyOptions options;
   options.slots = slots;
   options.lead_resident = LeadsStay(policies, pack, slots.budget);

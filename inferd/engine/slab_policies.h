@@ -14,6 +14,7 @@
 #include "inferd/policy/routing/routing.h"
 #include "inferd/residency/neuron/neuron_residency.h"
 #include "inferd/residency/slab/slab_residency.h"
+#include "inferd/residency/slots/slot_cache_options.h"
 #include "pack/pack.h"
 
 namespace sluice {
@@ -48,7 +49,7 @@ bool LeadsStay(const Policies& policies, const Pack& pack, uint64_t budget);
 
 // The same slots, filled neuron by neuron.
 NeuronResidencyOptions NeuronOptionsOf(const Policies& policies, const Pack& pack,
-                                       const SlabResidencyOptions& slots);
+                                       const SlotCacheOptions& slots);
 
 // Whether a device of `budget` bytes (0: as many as it takes) can serve the pack under these policies.
 // INVALID_ARGUMENT with the numbers.

@@ -9,11 +9,8 @@
 namespace sluice {
 
 absl::Status Forward::Run(StepBatch* batch) {
-  const bool guessed = WasGuessed(*batch);
-  guessed_.Clear(0);
-  wait_begin_ = 0;
+  const bool guessed = guess_.Take(*batch);
   if (guessed) {
-    guess_counts_.right++;
     std::swap(x_, ahead_);
   } else {
     RETURN_IF_ERROR(queue_->Embed({batch->ids(), weights_.embed(), config_.embedding_scale, x_}));
@@ -22,7 +19,7 @@ absl::Status Forward::Run(StepBatch* batch) {
 }
 
 absl::Status Forward::RunFrom(uint32_t first_layer, StepBatch* batch) {
-  guessed_.Clear(0);
+  guess_.Forget();
   return RunLayers(first_layer, /*attended=*/false, batch);
 }
 
@@ -58,18 +55,18 @@ absl::Status Forward::Mix(uint32_t layer, StepBatch* batch) {
   return queue_->Combine({outputs_, weights, tokens, ranks, config_.hidden, x_, x_, config_.residual_scale});
 }
 
-// Which experts the rows go to; asks for them.
+// Finds which experts the rows go to, and asks for them.
 absl::Status Forward::PlanMixture(uint32_t layer, StepBatch* batch) {
   const MoeConfig& moe = config_.layers[layer].moe;
   const uint32_t tokens = batch->tokens();
   if (moe.experts == 0) {
     plan_.BuildDense(tokens);
-    return residency_->BeginLayer(layer, {});
+    return experts_->BeginLayer(layer, {});
   }
   ASSIGN_OR_RETURN(const Routing routing, Route(layer, *batch));
   RETURN_IF_ERROR(plan_.Build(routing, moe.experts, *batch, /*keep_zeros=*/ScalesInputs(moe)));
   RETURN_IF_ERROR(TellScores(moe.experts, *batch));
-  RETURN_IF_ERROR(residency_->BeginLayer(layer, plan_.demands()));
+  RETURN_IF_ERROR(experts_->BeginLayer(layer, plan_.demands()));
   return tap_ == nullptr
              ? absl::OkStatus()
              : tap_->AfterRouter({layer, x_, normed_, routing, batch, scores_, routing_->Wanted(routing)});
@@ -77,7 +74,7 @@ absl::Status Forward::PlanMixture(uint32_t layer, StepBatch* batch) {
 
 // The batch's mean p of every expert, for an eviction policy that goes by it.
 absl::Status Forward::TellScores(uint32_t experts, const StepBatch& batch) {
-  if (!residency_->WantsScores()) {
+  if (!experts_->WantsScores()) {
     return absl::OkStatus();
   }
   score_rows_.clear();
@@ -87,7 +84,7 @@ absl::Status Forward::TellScores(uint32_t experts, const StepBatch& batch) {
     }
   }
   RETURN_IF_ERROR(router_scores_->Read(scores_, experts, score_rows_, queue_));
-  residency_->SetScores(router_scores_->Mean());
+  experts_->SetScores(router_scores_->Mean());
   return absl::OkStatus();
 }
 
@@ -127,43 +124,40 @@ absl::Status Forward::ScaleInputs(const MoeConfig& moe, uint32_t tokens) {
   return queue_->ScaleRows({normed_, expert_weights_, tokens, RanksOf(moe), config_.hidden, scaled_});
 }
 
-// The expert that every token goes through is computed with those that are resident, or while the first
-// travels. What is there having been computed, and something missing, is when to look ahead.
+// What is there is computed first, the rest as it arrives; while it travels, what is queued already keeps the
+// device busy, and the first wait is used to look ahead.
 absl::Status Forward::ComputeExperts(uint32_t layer, const StepBatch& batch) {
-  const bool look_ahead = tap_ != nullptr && tap_->WantsLookAhead(layer);
+  work_.Begin(layer);
+  const Wait wait = WaitOf(layer);
   bool waited = false;
-  works_.clear();
-  std::fill(computed_.begin(), computed_.end(), 0);
-  if (HasCommonExpert(config_.layers[layer].moe)) {
-    works_.push_back(CommonWork(layer));
-  }
   for (;;) {
-    if (residency_->NextWaits()) {
-      RETURN_IF_ERROR(RunExperts(layer, batch.tokens()));
-      if (!std::exchange(waited, true) && Missing() > 0) {
-        RETURN_IF_ERROR(UseWait(layer, look_ahead, batch));
+    if (experts_->NextWaits()) {
+      RETURN_IF_ERROR(QueueExperts(layer, batch.tokens()));
+      if (!std::exchange(waited, true)) {
+        RETURN_IF_ERROR(UseWait(wait, layer, batch));
       }
     }
-    ASSIGN_OR_RETURN(const absl::Span<const ReadyTile> ready, residency_->Next());
-    if (!ready.empty() && ready.front().lead_only) {
-      RETURN_IF_ERROR(RunLeads(layer, batch.tokens(), ready));
-      continue;
-    }
-    for (const ReadyTile& tile : ready) {
-      works_.push_back(RoutedWork(layer, tile));
-      MarkComputed(layer, tile);
-    }
-    if (works_.empty()) {
-      EndWait();
+    ASSIGN_OR_RETURN(const absl::Span<const ReadyTile> tiles, experts_->Next());
+    if (tiles.empty() && work_.ready().empty()) {
+      guess_.EndWait();
       return CountActive(layer);
     }
-    RETURN_IF_ERROR(RunExperts(layer, batch.tokens()));
+    RETURN_IF_ERROR(QueueTiles(layer, batch.tokens(), tiles));
   }
 }
 
-// Computes works_ and empties it.
-absl::Status Forward::RunExperts(uint32_t layer, uint32_t tokens) {
-  if (works_.empty()) {
+// Leads go alone and at once: what they say is missing travels while the experts that are ready are computed.
+absl::Status Forward::QueueTiles(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles) {
+  if (!tiles.empty() && tiles.front().lead_only) {
+    return QueueLeads(layer, tokens, tiles);
+  }
+  work_.Add(tiles);
+  return QueueExperts(layer, tokens);
+}
+
+// Computes everything that is ready and was not queued yet.
+absl::Status Forward::QueueExperts(uint32_t layer, uint32_t tokens) {
+  if (work_.ready().empty()) {
     return absl::OkStatus();
   }
   const MoeConfig& moe = config_.layers[layer].moe;
@@ -173,7 +167,7 @@ absl::Status Forward::RunExperts(uint32_t layer, uint32_t tokens) {
                                .tokens = scaled ? slots : tokens,
                                .hidden = config_.hidden,
                                .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
-                               .experts = works_,
+                               .experts = work_.ready(),
                                .y = outputs_,
                                .slots = slots,
                                .active = active_};
@@ -181,24 +175,13 @@ absl::Status Forward::RunExperts(uint32_t layer, uint32_t tokens) {
     RETURN_IF_ERROR(tap_->BeforeExperts(layer, args));
   }
   RETURN_IF_ERROR(queue_->MoeExperts(args));
-  works_.clear();
+  work_.Queued();
   return absl::OkStatus();
 }
 
-// Which neurons the experts need; what is missing of them travels while works_ are computed.
-absl::Status Forward::RunLeads(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles) {
+// Computes leads alone: their values say which neurons the experts need.
+absl::Status Forward::QueueLeads(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles) {
   const MoeConfig& moe = config_.layers[layer].moe;
-  leads_.clear();
-  for (const ReadyTile& tile : tiles) {
-    const ExpertWork work = RoutedWork(layer, tile);
-    const bool up = work.sparsity == SparsityOrder::kUp;
-    leads_.push_back({.lead = up ? work.up : work.gate,
-                      .rows = work.rows,
-                      .bias = up ? work.up_bias : work.gate_bias,
-                      .threshold = work.threshold,
-                      .values = tile.lead_values,
-                      .active = tile.lead_active});
-  }
   const bool scaled = ScalesInputs(moe);
   RETURN_IF_ERROR(
       queue_->ExpertLeads({.x = scaled ? scaled_ : normed_,
@@ -206,8 +189,8 @@ absl::Status Forward::RunLeads(uint32_t layer, uint32_t tokens, absl::Span<const
                            .hidden = config_.hidden,
                            .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
                            .order = sparsity_->order(),
-                           .experts = leads_}));
-  return residency_->LeadsQueued();
+                           .experts = work_.LeadsOf(tiles)}));
+  return experts_->LeadsQueued();
 }
 
 absl::Status Forward::CountActive(uint32_t layer) {
@@ -234,40 +217,9 @@ absl::Status Forward::CountActive(uint32_t layer) {
   return absl::OkStatus();
 }
 
-ExpertWork Forward::CommonWork(uint32_t layer) const {
-  const DenseExpert& expert = weights_.layer(layer).common;
-  return {.up = expert.up,
-          .gate = expert.gate,
-          .down = expert.down,
-          .rows = ScalesInputs(config_.layers[layer].moe) ? plan_.common_slots() : plan_.common_rows(),
-          .slots = plan_.common_slots()};
-}
-
-ExpertWork Forward::RoutedWork(uint32_t layer, const ReadyTile& tile) const {
-  const MoeConfig& moe = config_.layers[layer].moe;
-  const LayerWeights& w = weights_.layer(layer);
-  const uint32_t expert = plan_.demands()[tile.demand].expert;
-  const auto bias = [&](const WeightView& biases) {
-    return moe.expert_bias ? biases.base + uint64_t{expert} * biases.stride : BufferRef{};
-  };
-  return {.up = tile.up,
-          .gate = tile.gate,
-          .down = tile.down,
-          .rows = ScalesInputs(moe) ? plan_.slots(tile.demand) : plan_.rows(tile.demand),
-          .slots = plan_.slots(tile.demand),
-          .neuron_begin = tile.neuron_begin,
-          .neuron_end = tile.neuron_end,
-          .up_bias = bias(w.up_biases),
-          .gate_bias = bias(w.gate_biases),
-          .down_bias = bias(w.down_biases),
-          .sparsity = sparsity_->order(),
-          .threshold = sparsity_->threshold(layer, expert),
-          .lead_values = tile.lead_values};
-}
-
 // Rows of sequences that met damaged weights count as nothing from here on: their results were never made.
 absl::Status Forward::DropLostRows(uint32_t tokens, uint32_t ranks, StepBatch* batch) {
-  for (const FailedDemand& failed : residency_->failed()) {
+  for (const FailedDemand& failed : experts_->failed()) {
     for (const uint32_t row : plan_.rows(failed.demand)) {
       batch->Fail(batch->sequence_of(row), failed.extent);
     }

@@ -18,15 +18,16 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/clock.h"
-#include "inferd/forward/guess_timing.h"
+#include "inferd/experts/expert_source.h"
+#include "inferd/experts/residency_view.h"
+#include "inferd/forward/layer_work.h"
+#include "inferd/forward/token_guess.h"
 #include "inferd/model/delta_states.h"
 #include "inferd/model/dense_weights.h"
 #include "inferd/model/kv_cache.h"
 #include "inferd/policy/predict/predictor.h"
 #include "inferd/policy/routing/routing.h"
 #include "inferd/policy/sparsity/sparsity.h"
-#include "inferd/residency/residency.h"
 #include "inferd/step/step_batch.h"
 #include "inferd/step/work_plan.h"
 #include "kernels/backend.h"
@@ -71,7 +72,8 @@ class Forward {
     const DenseWeights* weights = nullptr;
     KvCache* kv = nullptr;
     DeltaStates* states = nullptr;
-    Residency* residency = nullptr;
+    ExpertSource* experts = nullptr;
+    const ResidencyView* residency = nullptr;  // of the same experts, for the routing policy
     RoutingPolicy* routing = nullptr;
     SparsityPolicy* sparsity = nullptr;
     LayerTap* tap = nullptr;
@@ -81,7 +83,7 @@ class Forward {
 
   // Runs every layer over the batch's rows and stores their K and V. Sequences that meet damaged weights are
   // marked in the batch; the others go on. An error (UNAVAILABLE: weightd is gone) leaves no lease held once
-  // the residency was told to Abandon().
+  // they were given back (Residency::Abandon).
   absl::Status Run(StepBatch* batch);
 
   // The same from `first_layer` on: residual() holds the rows that come into it, and the layers below have
@@ -89,12 +91,7 @@ class Forward {
   absl::Status RunFrom(uint32_t first_layer, StepBatch* batch);
   Rows residual() const { return x_; }  // [max_tokens, hidden]
 
-  // Steps at whose end the tokens that follow were guessed, and those of them that the next step began with.
-  struct GuessCounts {
-    uint64_t made = 0;
-    uint64_t right = 0;
-  };
-  const GuessCounts& guesses() const { return guess_counts_; }
+  const TokenGuess::Counts& guesses() const { return guess_.counts(); }
 
   // Logits of some rows of the batch that ran last, the best `k` ids of each and its log-sum-exp. At most
   // logit_rows rows.
@@ -106,6 +103,8 @@ class Forward {
     BufferRef short_texts;  // none: no rotation
     BufferRef long_texts;   // the same table unless the kind has one of its own
   };
+  // What the time is used for in which experts of a layer travel and nothing else is ready.
+  enum class Wait : uint8_t { kIdle, kLookAhead, kGuessTokens };
   // The texts of a batch that one rope table is for.
   struct RopeGroup {
     BufferRef table;
@@ -133,21 +132,17 @@ class Forward {
   absl::Status TellScores(uint32_t experts, const StepBatch& batch);
   absl::Status ScaleInputs(const MoeConfig& moe, uint32_t tokens);
   absl::Status ComputeExperts(uint32_t layer, const StepBatch& batch);
-  void MarkComputed(uint32_t layer, const ReadyTile& tile);
-  uint32_t Missing() const;
-  absl::Status UseWait(uint32_t layer, bool look_ahead, const StepBatch& batch);
-  void EndWait();
+  absl::Status QueueTiles(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles);
+  absl::Status QueueExperts(uint32_t layer, uint32_t tokens);
+  absl::Status QueueLeads(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles);
+  absl::Status CountActive(uint32_t layer);
+  Wait WaitOf(uint32_t layer) const;
+  absl::Status UseWait(Wait wait, uint32_t layer, const StepBatch& batch);
+  absl::Status WaitOrGuess(uint32_t layer, const StepBatch& batch);
   absl::Status CombineComputed(uint32_t layer, const StepBatch& batch);
   absl::Status LookAhead(uint32_t layer, const StepBatch& batch);
-  void FindFollowed(const StepBatch& batch);
-  absl::Status GuessTokens(uint32_t layer, const StepBatch& batch);
-  bool WasGuessed(const StepBatch& batch) const;
-  absl::Status RunExperts(uint32_t layer, uint32_t tokens);
-  absl::Status RunLeads(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles);
-  absl::Status CountActive(uint32_t layer);
+  absl::Status GuessTokens(uint32_t layer, const StepBatch& batch, absl::Span<const uint32_t> followed);
   absl::Status RunHead(const Rows& x, absl::Span<const uint32_t> rows, uint32_t k);
-  ExpertWork CommonWork(uint32_t layer) const;
-  ExpertWork RoutedWork(uint32_t layer, const ReadyTile& tile) const;
   absl::Status DropLostRows(uint32_t tokens, uint32_t ranks, StepBatch* batch);
 
   const ModelConfig& config_;
@@ -157,7 +152,8 @@ class Forward {
   const DenseWeights& weights_;
   const KvCache& kv_;
   const DeltaStates& states_;
-  Residency* const residency_;
+  ExpertSource* const experts_;
+  const ResidencyView* const residency_;
   RoutingPolicy* const routing_;
   SparsityPolicy* const sparsity_;
   LayerTap* const tap_;
@@ -165,10 +161,8 @@ class Forward {
   std::vector<Rope> ropes_;        // the different ones
   std::vector<uint32_t> rope_of_;  // by layer
   WorkPlan plan_;
-  std::vector<ExpertWork> works_;                // of one MoeExperts call
-  std::vector<LeadWork> leads_;                  // of one ExpertLeads call
-  std::vector<uint8_t> computed_;                // by demand: 1 once all of it was given to the queue
-  std::unique_ptr<RouterScores> router_scores_;  // if the residency goes by them
+  LayerWork work_;
+  std::unique_ptr<RouterScores> router_scores_;  // if the cache goes by them
   std::vector<uint32_t> score_rows_;
 
   // Device memory; T = max_tokens, R = logit_rows, K = most ranks. What no layer of the model has is none.
@@ -198,17 +192,9 @@ class Forward {
   BufferRef top_values_;      // float32 [R, max_candidates], host-visible
   BufferRef log_sums_;        // float32 [R], host-visible
   // Looking ahead and guessing tokens; none without.
-  Rows ahead_;               // [T, hidden]: the residual as far as it is known, or that of guessed tokens
+  Rows ahead_;  // [T, hidden]: the residual as far as it is known, or the guessed tokens' after attention
   BufferRef ahead_weights_;  // float32 [T, K], host-visible: 0 where the expert is missing
-  // The tokens that were guessed to follow the step of that number, whose first layer's attention ahead_
-  // holds; none: no tokens.
-  StepBatch guessed_;
-  std::vector<uint32_t> followed_;  // rows of the running batch that a guess follows
-  const MonotonicClock clock_;
-  GuessTiming guess_timing_;
-  GuessCounts guess_counts_;
-  int64_t wait_begin_ = 0;     // of the running layer, if nothing is guessed meanwhile; else 0
-  uint32_t wait_missing_ = 0;  // experts that were missing then
+  TokenGuess guess_;
 };
 
 }  // namespace sluice

@@ -125,7 +125,7 @@ RopeConfig RopeOf(const LayerConfig& layer) {
   return none ? RopeConfig{.kind = RopeKind::kNone} : layer.attention.rope;
 }
 
-// Of all different tables together.
+// Values of one position in all different tables together.
 uint64_t RopeValuesPerPosition(const ModelConfig& config) {
   std::vector<RopeConfig> known;
   uint64_t values = 0;
@@ -163,17 +163,15 @@ Forward::Forward(const ModelConfig& config, const ForwardOptions& options, const
       weights_(*parts.weights),
       kv_(*parts.kv),
       states_(*parts.states),
+      experts_(parts.experts),
       residency_(parts.residency),
       routing_(parts.routing),
       sparsity_(parts.sparsity),
       tap_(parts.tap),
       plan_(options.max_tokens, MostRanks(config), MostExperts(config)),
-      guessed_(options.max_sequences, options.max_sequences) {
-  followed_.reserve(options.max_sequences);
-  works_.reserve(MostExperts(config) + 1);
-  leads_.reserve(MostExperts(config));
-  computed_.resize(MostExperts(config));
-  if (residency_->WantsScores()) {
+      work_(config, parts.weights->layers(), *parts.sparsity, plan_),
+      guess_({options.max_sequences, options.context, options.logit_rows}) {
+  if (experts_->WantsScores()) {
     router_scores_ = std::make_unique<RouterScores>(options.max_tokens, MostExperts(config));
     score_rows_.reserve(options.max_tokens);
   }

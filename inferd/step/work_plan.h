@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "inferd/residency/residency.h"
+#include "inferd/experts/residency_view.h"
 #include "inferd/step/step_batch.h"
 
 namespace sluice {

@@ -13,7 +13,7 @@
 
 #include "common/ring/lease.h"
 #include "common/ring/rings.h"
-#include "weightd/core/weight_store.h"
+#include "weightd/session/session_params.h"
 
 namespace sluice {
 

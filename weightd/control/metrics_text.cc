@@ -75,7 +75,7 @@ void Sessions(const StoreStats& stats, MetricText* text) {
 }  // namespace
 
 std::string WeightdMetrics(const WeightStore& store, const std::string& version) {
-  const StoreStats stats = store.Stats();
+  const StoreStats stats = store.Look(&StoreCore::Stats);
   MetricText text;
   text.Family("weightd_build_info", kGauge, "What runs.");
   text.Sample({{"version", version}}, 1);

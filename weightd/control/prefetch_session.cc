@@ -18,7 +18,7 @@ absl::StatusOr<std::unique_ptr<PrefetchSession>> PrefetchSession::Open(WeightSto
   SessionParams params;
   params.packs = {pack};
   params.client_name = name;
-  ASSIGN_OR_RETURN(const SessionHandle handle, store->OpenSession(params));
+  ASSIGN_OR_RETURN(const SessionHandle handle, store->Control(&StoreCore::OpenSession, params));
   std::unique_ptr<PrefetchSession> session(new PrefetchSession(store, handle.session));
   session->server_bell_ = handle.fds[WelcomeFds::kServerBell];
   session->client_bell_ = handle.fds[WelcomeFds::kClientBell];
@@ -32,12 +32,12 @@ absl::StatusOr<std::unique_ptr<PrefetchSession>> PrefetchSession::Open(WeightSto
     return ErrnoToStatus(errno, "socket pair");
   }
   session->side_.reset(ends[0]);
-  RETURN_IF_ERROR(store->AttachSideSocket(handle.session, UniqueFd(ends[1])));
+  RETURN_IF_ERROR(store->Control(&StoreCore::AttachSideSocket, handle.session, UniqueFd(ends[1])));
   return session;
 }
 
 PrefetchSession::~PrefetchSession() {
-  store_->CloseSession(session_).IgnoreError();  // NOT_FOUND: the store ended it before
+  store_->Control(&StoreCore::CloseSession, session_).IgnoreError();  // NOT_FOUND: the store ended it before
 }
 
 bool PrefetchSession::Request(uint32_t extent, RequestClass request_class) {

@@ -71,7 +71,7 @@ absl::Status FetchOne(PrefetchSession* session, const Pack& pack, uint32_t exten
 }  // namespace
 
 absl::Status FetchForTest(WeightStore* store, uint32_t number, absl::Duration patience) {
-  const Pack* pack = store->pack(number);
+  const Pack* pack = store->Look(&StoreCore::pack, number);
   if (pack == nullptr) {
     return absl::NotFoundError(absl::StrCat("there is no pack ", number, " to fetch from"));
   }

@@ -71,9 +71,9 @@ WarmSets::~WarmSets() {
 }
 
 absl::StatusOr<uint32_t> WarmSets::Set(uint32_t number, WarmSet set) {
-  const Pack& pack = *store_->pack(number);
+  const Pack& pack = *store_->Look(&StoreCore::pack, number);
   RETURN_IF_ERROR(CheckExperts(pack, set));
-  if (store_->draining()) {
+  if (store_->Look(&StoreCore::draining)) {
     return absl::UnavailableError("weightd is draining");
   }
   const auto extents = static_cast<uint32_t>(ExtentsOf(pack, set).size());
@@ -144,7 +144,7 @@ void WarmSets::Run() {
 }
 
 void WarmSets::Warm(uint32_t number, const WarmSet& set) {
-  const std::vector<uint32_t> extents = ExtentsOf(*store_->pack(number), set);
+  const std::vector<uint32_t> extents = ExtentsOf(*store_->Look(&StoreCore::pack, number), set);
   const size_t asked = Read(number, extents);
   {
     const MutexLock lock(&mutex_);
@@ -155,13 +155,13 @@ void WarmSets::Warm(uint32_t number, const WarmSet& set) {
 }
 
 size_t WarmSets::Read(uint32_t number, const std::vector<uint32_t>& extents) {
-  const Pack& pack = *store_->pack(number);
+  const Pack& pack = *store_->Look(&StoreCore::pack, number);
   auto session = PrefetchSession::Open(store_, number, "warm set");
   if (!session.ok()) {
     log_(LogSeverity::kWarning, absl::StrCat("warm set of pack ", number, ": ", session.status().message()));
     return 0;
   }
-  const uint64_t budget = store_->Stats().dram_budget;
+  const uint64_t budget = store_->Look(&StoreCore::Stats).dram_budget;
   uint64_t bytes = 0;
   size_t next = 0;
   bool stop = false;

@@ -149,8 +149,8 @@ absl::StatusOr<uint32_t> WeightsService::Find(const v1::PackRef& ref) const {
     return FieldError(absl::StatusCode::kInvalidArgument, "pack", "names neither path nor model_id");
   }
   std::vector<std::string> served;
-  for (uint32_t number = 0; number < store_->pack_count(); ++number) {
-    const Pack* pack = store_->pack(number);
+  for (uint32_t number = 0; number < store_->Look(&StoreCore::pack_count); ++number) {
+    const Pack* pack = store_->Look(&StoreCore::pack, number);
     if ((ref.path().empty() || Canonical(ref.path()) == Canonical(pack->dir())) &&
         (ref.model_id().empty() || ref.model_id() == pack->model_id())) {
       return number;
@@ -204,17 +204,19 @@ absl::Status WeightsService::Open(const v1::OpenSessionRequest& request, v1::Ope
                        absl::StrCat("the client was built against another session ABI: ", field,
                                     " differs (its version ", abi.version, ", weightd's ", kAbiVersion, ")"));
   }
-  if (request.expected_boot_epoch() != 0 && request.expected_boot_epoch() != store_->boot_epoch()) {
-    return ReasonError(absl::StatusCode::kFailedPrecondition, "BOOT_EPOCH_MISMATCH",
-                       absl::StrCat("weightd was started anew: boot epoch ", store_->boot_epoch(),
-                                    ", expected ", request.expected_boot_epoch()));
+  if (request.expected_boot_epoch() != 0 &&
+      request.expected_boot_epoch() != store_->Look(&StoreCore::boot_epoch)) {
+    return ReasonError(
+        absl::StatusCode::kFailedPrecondition, "BOOT_EPOCH_MISMATCH",
+        absl::StrCat("weightd was started anew: boot epoch ", store_->Look(&StoreCore::boot_epoch),
+                     ", expected ", request.expected_boot_epoch()));
   }
   ASSIGN_OR_RETURN(const SessionParams params, ParamsOf(request));
-  const auto handle = store_->OpenSession(params);
+  const auto handle = store_->Control(&StoreCore::OpenSession, params);
   RETURN_IF_ERROR(ReasonOfOpening(handle.status()));
   const auto nonce = nonces_->Issue(handle->session);
   if (!nonce.ok()) {
-    store_->CloseSession(handle->session).IgnoreError();  // it was opened a moment ago
+    store_->Control(&StoreCore::CloseSession, handle->session).IgnoreError();  // it was opened a moment ago
     return nonce.status();
   }
   response->set_session(handle->session);
@@ -223,13 +225,13 @@ absl::Status WeightsService::Open(const v1::OpenSessionRequest& request, v1::Ope
   response->set_side_socket(options_.side_socket);
   *response->mutable_join_timeout() = DurationOf(nonces_->lifetime());
   for (const SessionPack& session_pack : handle->packs) {
-    const Pack* pack = store_->pack(session_pack.pack);
+    const Pack* pack = store_->Look(&StoreCore::pack, session_pack.pack);
     v1::SessionPack* out = response->add_packs();
     out->set_path(pack->dir());
     out->set_model_id(pack->model_id());
     out->set_extent_count(session_pack.extent_count);
   }
-  const StoreStats stats = store_->Stats();
+  const StoreStats stats = store_->Look(&StoreCore::Stats);
   response->set_reserved_bytes(handle->reserved_bytes);
   response->set_dram_budget_bytes(stats.dram_budget);
   response->set_control_bytes(handle->control_bytes);
@@ -247,12 +249,13 @@ grpc::ServerUnaryReactor* WeightsService::CloseSession(grpc::CallbackServerConte
                                                        const v1::CloseSessionRequest* request,
                                                        v1::CloseSessionResponse*) {
   // The same number of another life is another client's session.
-  const bool ours = request->boot_epoch() == 0 || request->boot_epoch() == store_->boot_epoch();
+  const bool ours =
+      request->boot_epoch() == 0 || request->boot_epoch() == store_->Look(&StoreCore::boot_epoch);
   absl::Status status = absl::NotFoundError(
       absl::StrCat("session ", request->session(), " belongs to another life of weightd"));
   if (ours) {
     nonces_->Revoke(request->session());
-    status = store_->CloseSession(request->session());
+    status = store_->Control(&StoreCore::CloseSession, request->session());
   }
   return Finish(context, WithReason(status, absl::StatusCode::kNotFound, "SESSION_UNKNOWN"));
 }
@@ -264,7 +267,7 @@ grpc::ServerUnaryReactor* WeightsService::DescribePack(grpc::CallbackServerConte
   if (!number.ok()) {
     return Finish(context, number.status());
   }
-  const Pack& pack = *store_->pack(*number);
+  const Pack& pack = *store_->Look(&StoreCore::pack, *number);
   response->set_path(pack.dir());
   response->set_model_id(pack.model_id());
   response->set_family(pack.config().family);
@@ -275,7 +278,7 @@ grpc::ServerUnaryReactor* WeightsService::DescribePack(grpc::CallbackServerConte
   response->set_dense_bytes(pack.dense_bytes());
   response->set_expert_bytes(pack.total_expert_bytes());
   response->set_largest_expert_bytes(pack.largest_expert_bytes());
-  const ResidencyEntry* residency = store_->residency(*number);
+  const ResidencyEntry* residency = store_->Look(&StoreCore::residency, *number);
   uint32_t resident = 0;
   uint64_t resident_bytes = 0;
   for (uint32_t extent = 0; extent < pack.extent_count(); ++extent) {
@@ -316,8 +319,8 @@ grpc::ServerUnaryReactor* WeightsService::GetWarmSet(grpc::CallbackServerContext
     return Finish(context, number.status());
   }
   const WarmSet set = warm_sets_->Get(*number);
-  const std::vector<uint32_t> extents = ExtentsOf(*store_->pack(*number), set);
-  const ResidencyEntry* residency = store_->residency(*number);
+  const std::vector<uint32_t> extents = ExtentsOf(*store_->Look(&StoreCore::pack, *number), set);
+  const ResidencyEntry* residency = store_->Look(&StoreCore::residency, *number);
   response->set_dense(set.dense);
   for (const WarmExpert& expert : set.experts) {
     v1::ExpertRef* out = response->add_experts();
@@ -333,17 +336,17 @@ grpc::ServerUnaryReactor* WeightsService::GetWarmSet(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* WeightsService::GetStats(grpc::CallbackServerContext* context,
                                                    const v1::GetStatsRequest*,
                                                    v1::GetStatsResponse* response) {
-  const StoreStats stats = store_->Stats();
-  response->set_boot_epoch(store_->boot_epoch());
+  const StoreStats stats = store_->Look(&StoreCore::Stats);
+  response->set_boot_epoch(store_->Look(&StoreCore::boot_epoch));
   *response->mutable_uptime() = DurationOf(absl::Now() - options_.started);
   response->set_io_engine(stats.io_engine);
-  response->set_draining(store_->draining());
+  response->set_draining(store_->Look(&StoreCore::draining));
   FillCounters(stats, response);
   FillClasses(stats, store_->metrics(), response);
   FillSessions(stats, response);
   for (const WarmProgress& progress : warm_sets_->Progress()) {
     v1::WarmSetProgress* out = response->add_warm_sets();
-    out->set_model_id(store_->pack(progress.pack)->model_id());
+    out->set_model_id(store_->Look(&StoreCore::pack, progress.pack)->model_id());
     out->set_extents(progress.extents);
     out->set_done(progress.done);
     out->set_reading(progress.reading);
@@ -353,9 +356,9 @@ grpc::ServerUnaryReactor* WeightsService::GetStats(grpc::CallbackServerContext* 
 
 grpc::ServerUnaryReactor* WeightsService::Drain(grpc::CallbackServerContext* context, const v1::DrainRequest*,
                                                 v1::DrainResponse* response) {
-  store_->Drain();
+  store_->Control(&StoreCore::Drain);
   options_.on_drain();
-  response->set_open_sessions(static_cast<uint32_t>(store_->Stats().sessions.size()));
+  response->set_open_sessions(static_cast<uint32_t>(store_->Look(&StoreCore::Stats).sessions.size()));
   return Finish(context, absl::OkStatus());
 }
 

@@ -1,322 +1,282 @@
 #include "weightd/core/store_core.h"
 
 #include <algorithm>
-#include <cstring>
+#include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "common/ring/process_fd.h"
 #include "common/status.h"
-#include "weightd/dram/prefaulter.h"
 
 namespace sluice {
-namespace {
 
-uint64_t ModelHash(const std::string& model_id) {
-  uint64_t hash = 0;
-  for (size_t i = 0; i < 16 && i < model_id.size(); ++i) {
-    const char c = model_id[i];
-    hash = hash << 4 | static_cast<uint64_t>(c <= '9' ? c - '0' : c - 'a' + 10);
-  }
-  return hash;
-}
-
-}  // namespace
-
+// Hooks of a part may name parts that are made after it: none is called before the constructor's end.
 StoreCore::StoreCore(const Options& options, const Environment& environment)
     : options_(options),
       environment_(environment),
-      tier_(options.arena,
-            Arena::Listener{[this](uint32_t segment, const std::shared_ptr<const SharedMemory>& memory) {
-                              OnSegmentAdded(segment, memory);
-                            },
-                            [this](uint32_t segment) { OnSegmentRetired(segment); }},
-            options.policy),
-      fetcher_(options.fetcher, &tier_, environment.reader, environment.clock,
-               Fetcher::Hooks{[this](uint64_t session, const CompletionEntry& entry, std::vector<Gid> held) {
-                                if (!transfers_.OnFilled(session, entry, &held)) {
-                                  OnComplete(session, entry, std::move(held));
-                                }
-                              },
-                              [this](uint64_t session, uint32_t word, uint64_t value) {
-                                if (Session* found = Find(session)) found->SetProgress(word, value);
-                              },
-                              [this](const std::string& message) { Log(LogSeverity::kError, message); },
-                              [this] { return PrefetchRoom(); },
-                              [this](uint64_t session, int64_t since) {
-                                starving_.try_emplace(session, Starving{since, 0}).first->second.last =
-                                    environment_.clock->NowNanos();
-                              },
-                              environment.metrics}),
-      scrubber_(options.scrub_rate, &tier_, [this](uint32_t pack) { return source(pack); }),
-      transfers_(options.transfers, &fetcher_, &tier_, environment.transfers,
-                 [this](uint64_t session, const CompletionEntry& entry) {
-                   if (environment_.metrics != nullptr && entry.code == 0) {
-                     environment_.metrics->copy_seconds.Observe(entry.copy_us * 1e-6);
-                   }
-                   if (Session* found = Find(session)) found->bytes_read += entry.bytes;
-                   Deliver(session, entry, {});
-                 }),
-      session_quota_(options.session_quota) {}
+      tier_(options.arena, Segments(), options.policy),
+      fetcher_(options.fetcher, &tier_, environment.reader, environment.clock, FetcherHooks()),
+      packs_(options.boot_epoch, &tier_, &fetcher_),
+      shares_(options.arena.budget, options.session_quota, &packs_, &sessions_, &tier_.store()),
+      door_(options.boot_epoch, options.attach_timeout_nanos,
+            {&packs_, &shares_, &sessions_, &tier_, environment.poller, environment.clock}),
+      side_(options.boot_epoch, environment.poller, &tier_.store(), &sessions_),
+      notices_({options.slow_unmap_nanos, options.fetcher.retire_wait_nanos}, &tier_, &fetcher_, &sessions_,
+               &side_, environment.clock),
+      slabs_(environment.transfers, &sessions_, &side_, &log_),
+      stopped_(options.stopped_nanos, &shares_, &sessions_),
+      transfers_(
+          options.transfers, &fetcher_, &tier_, environment.transfers,
+          [this](uint64_t session, const CompletionEntry& entry) { router_.OnTransferred(session, entry); }),
+      router_({&sessions_, &fetcher_, &transfers_, &tier_, &stopped_, environment.metrics}),
+      scrubber_(options.scrub_rate, &tier_, [this](uint32_t pack) { return source(pack); }) {}
+
+Arena::Listener StoreCore::Segments() {
+  Arena::Listener listener;
+  listener.added = [this](uint32_t segment, const std::shared_ptr<const SharedMemory>& memory) {
+    if (environment_.prefault) {
+      environment_.prefault(memory);
+    }
+    notices_.OnAdded(segment, memory);
+  };
+  listener.retired = [this](uint32_t segment) { notices_.OnRetired(segment); };
+  return listener;
+}
+
+Fetcher::Hooks StoreCore::FetcherHooks() {
+  Fetcher::Hooks hooks;
+  hooks.complete = [this](uint64_t session, const CompletionEntry& entry, std::vector<Gid> held) {
+    router_.OnFilled(session, entry, std::move(held));
+  };
+  hooks.progress = [this](uint64_t session, uint32_t word, uint64_t value) {
+    if (Session* found = sessions_.Find(session)) found->SetProgress(word, value);
+  };
+  hooks.log_error = [this](const std::string& message) { log_.Say(LogSeverity::kError, message); };
+  hooks.prefetch_room = [this] {
+    return shares_.PrefetchRoom(fetcher_.started_prefetch_bytes() + transfers_.pinned_bytes());
+  };
+  hooks.starved = [this](uint64_t session, int64_t since) {
+    stopped_.OnNoRoom(session, since, environment_.clock->NowNanos());
+  };
+  hooks.metrics = environment_.metrics;
+  return hooks;
+}
 
 void StoreCore::Tune(const StoreTuning& tuning) {
   fetcher_.SetSlowRead(int64_t{tuning.read_deadline_ms} * 1'000'000);
   scrubber_.SetRate(tuning.scrub_rate);
-  session_quota_ = tuning.session_quota;
+  shares_.SetSessionQuota(tuning.session_quota);
 }
 
-absl::StatusOr<uint32_t> StoreCore::AddPack(std::unique_ptr<ExtentSource> source, std::vector<int> files) {
-  const uint64_t least = source->dense_bytes() + 2 * source->largest_expert_bytes();
-  if (least > options_.arena.budget) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("pack ", source->model_id(), ": --dram-budget of ", options_.arena.budget,
-                     " bytes is below its working minimum of ", least, " (dense ", source->dense_bytes(),
-                     ", twice the largest expert of ", source->largest_expert_bytes(), ")"));
-  }
-  const uint32_t extents = source->extent_count();
-  if (extents == 0 || tier_.store().extent_count() + extents >= kCondemnedOwner) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("pack ", source->model_id(), ": ", extents, " extents cannot be served"));
-  }
-  std::vector<uint64_t> lengths;
-  for (uint32_t i = 0; i < extents; ++i) {
-    lengths.push_back(source->extent(i).length);
-  }
-  ASSIGN_OR_RETURN(SharedMemory residency,
-                   CreateSharedMemory("sluice-residency", ResidencyBytes(extents), PeerAccess::kReadOnly));
-  Populate(residency.map.data(), residency.map.bytes());
-  const auto number = static_cast<uint32_t>(packs_.size());
-  ResidencyHeader header{};
-  header.magic = kResidencyMagic;
-  header.abi_version = kAbiVersion;
-  header.entry_bytes = sizeof(ResidencyEntry);
-  header.boot_epoch = options_.boot_epoch;
-  header.pack = number;
-  header.extent_count = extents;
-  header.model_id_hash = ModelHash(source->model_id());
-  std::memcpy(residency.map.data(), &header, sizeof(header));
-  tier_.AddPack(lengths, reinterpret_cast<ResidencyEntry*>(residency.map.data() + sizeof(ResidencyHeader)));
-  fetcher_.AddPack(number, source.get(), std::move(files));
-  packs_.push_back(PackRecord{std::move(source), std::move(residency)});
-  return number;
+const Pack* StoreCore::pack(uint32_t number) const {
+  const ExtentSource* source = packs_.source(number);
+  return source == nullptr ? nullptr : source->pack();
 }
 
-int StoreCore::FindPack(const std::string& model_id) const {
-  for (size_t i = 0; i < packs_.size(); ++i) {
-    if (packs_[i].source->model_id() == model_id) {
-      return static_cast<int>(i);
+const std::byte* StoreCore::SegmentData(uint32_t segment) const {
+  const SharedMemory* memory = tier_.arena().memory(segment);
+  return memory == nullptr ? nullptr : memory->map.data();
+}
+
+// ---------------------------------------------------------------- rounds
+
+void StoreCore::BeginDecision() {
+  tier_.Tick();
+  for (const auto& [id, session] : sessions_.all()) {
+    session->NoteStamp(tier_.clock());
+  }
+}
+
+bool StoreCore::Pump(const std::vector<ReadResult>& reads) {
+  BeginDecision();
+  tier_.SweepCondemned();
+  for (const ReadResult& read : reads) {
+    fetcher_.OnRead(read);
+  }
+  TakeTransferEvents();
+  bool more = !reads.empty();
+  for (const auto& [id, session] : sessions_.all()) {
+    more = router_.Serve(session.get()) || more;
+  }
+  const int64_t now = environment_.clock->NowNanos();
+  notices_.NoteSlow(now);
+  fetcher_.Pump();
+  stopped_.EndStopped(now);
+  for (const auto& [id, session] : sessions_.all()) {
+    session->RingBell();
+  }
+  door_.EndUnjoined(now);
+  EndDoomed();
+  return more;
+}
+
+void StoreCore::TakeTransferEvents() {
+  if (environment_.transfers == nullptr) {
+    return;
+  }
+  for (TransferEvent& event : environment_.transfers->TakeEvents()) {
+    if (const auto* end = std::get_if<TransferEnd>(&event)) {
+      transfers_.OnEnd(*end);
+    } else {
+      slabs_.OnMapped(std::get<SlabMapped>(std::move(event)));
     }
   }
-  return -1;
 }
 
-const ExtentSource* StoreCore::source(uint32_t pack) const {
-  return pack < packs_.size() ? packs_[pack].source.get() : nullptr;
-}
-
-uint64_t StoreCore::DenseBytes(const std::set<uint32_t>& packs) const {
-  uint64_t bytes = 0;
-  for (uint32_t pack : packs) {
-    bytes += packs_[pack].source->dense_bytes();
-  }
-  return bytes;
-}
-
-absl::Status StoreCore::CheckReserve(const SessionParams& params, uint64_t minimum) const {
-  std::set<uint32_t> packs(params.packs.begin(), params.packs.end());
-  uint64_t minima = minimum;
-  for (const auto& [id, session] : sessions_) {
-    minima += session->options().reserved_bytes;
-    for (const SessionPackPlan& plan : session->options().packs) {
-      packs.insert(plan.pack);
+bool StoreCore::BeginSleep() {
+  for (const auto& [id, session] : sessions_.all()) {
+    if (session->state != SessionState::kLost && !session->BeginSleep()) {
+      EndSleep();
+      return false;
     }
   }
-  const uint64_t dense = DenseBytes(packs);
-  if (dense + minima <= options_.arena.budget) {
-    return absl::OkStatus();
+  if (environment_.transfers != nullptr && environment_.transfers->HasEvents()) {
+    EndSleep();
+    return false;
   }
-  return absl::ResourceExhaustedError(
-      absl::StrCat("--dram-budget of ", options_.arena.budget, " bytes cannot hold ", dense + minima,
-                   ": dense weights ", dense, ", this session's minimum ", minimum,
-                   " (twice its largest expert for each of ", params.compute_threads,
-                   " compute threads), that of ", sessions_.size(), " other sessions ", minima - minimum));
+  return true;
 }
 
-absl::StatusOr<uint64_t> StoreCore::QuotaOf(const SessionParams& params, uint64_t reserved) const {
-  const uint64_t asked = params.quota_bytes == 0 ? options_.arena.budget : params.quota_bytes;
-  const uint64_t allowed = session_quota_ == 0 ? options_.arena.budget : session_quota_;
-  const uint64_t quota = std::min(asked, allowed);
-  const uint64_t dense = DenseBytes(std::set<uint32_t>(params.packs.begin(), params.packs.end()));
-  if (quota >= options_.arena.budget) {
-    return 0;
+void StoreCore::EndSleep() {
+  for (const auto& [id, session] : sessions_.all()) {
+    session->EndSleep();
   }
-  if (quota >= dense + reserved) {
-    return quota;
-  }
-  const std::string why =
-      absl::StrCat(asked <= allowed ? "the session's quota of " : "--session-quota of ", quota,
-                   " bytes cannot hold its dense weights of ", dense, " and its minimum of ", reserved);
-  return asked <= allowed ? absl::InvalidArgumentError(why) : absl::ResourceExhaustedError(why);
 }
 
-absl::Status StoreCore::CheckParams(const SessionParams& params) const {
-  if (draining_) {
-    return absl::UnavailableError("weightd is draining");
+int64_t StoreCore::NextDeadline() const {
+  const auto earlier = [](int64_t a, int64_t b) { return a == 0 || b == 0 ? a + b : std::min(a, b); };
+  int64_t next = fetcher_.next_deadline();
+  if (next != 0) {
+    // Who waits for a retired segment looks again when it becomes slow; when it is lost the wait is over
+    // anyway.
+    next = earlier(next, notices_.NextSlow(environment_.clock->NowNanos()));
   }
-  if (const char* field = AbiMismatch(params.abi)) {
-    return absl::FailedPreconditionError(absl::StrCat("session ABI differs in ", field));
-  }
-  if (!params.layout.valid()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "impossible ring layout: ", params.layout.ring_entries, " ring entries, ", params.layout.list_entries,
-        " list entries, ", params.layout.progress_words, " progress words"));
-  }
-  if (params.packs.empty() || params.packs.size() > kMaxSessionPacks || params.compute_threads == 0 ||
-      params.compute_threads > 4096) {
-    return absl::InvalidArgumentError(absl::StrCat("a session of ", params.packs.size(), " packs and ",
-                                                   params.compute_threads, " compute threads"));
-  }
-  return absl::OkStatus();
+  return earlier(next, door_.next_deadline());
 }
+
+bool StoreCore::FinishScrub(const Scrubber::Chunk& chunk, const absl::Status& verdict) {
+  if (!scrubber_.Done(chunk, verdict)) {
+    return false;
+  }
+  log_.Say(LogSeverity::kError,
+           absl::StrCat("pack ", chunk.source->model_id(), ", ", chunk.source->ExtentName(chunk.extent),
+                        ": its bytes in memory have gone bad and are read again (",
+                        std::string(verdict.message()), ")"));
+  FillRequest again;  // for nobody: session 0 does not exist
+  again.id = ++scrub_refills_;
+  again.request_class = RequestClass::kPrefetch;
+  again.pack = tier_.store().RefOf(chunk.gid).pack;
+  again.extents.ids[0] = chunk.extent;
+  again.extents.count = 1;
+  fetcher_.Accept(again);
+  return true;
+}
+
+// ---------------------------------------------------------------- sessions
 
 absl::StatusOr<SessionHandle> StoreCore::OpenSession(const SessionParams& params) {
-  RETURN_IF_ERROR(CheckParams(params));
-  Session::Options options;
-  uint64_t largest_expert = 0;
-  for (uint32_t pack : params.packs) {
-    const bool twice = std::count(params.packs.begin(), params.packs.end(), pack) > 1;
-    if (pack >= packs_.size() || twice) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("pack ", pack, twice ? " is named twice" : " does not exist"));
-    }
-    const PackRecord& record = packs_[pack];
-    options.packs.push_back(SessionPackPlan{pack, record.source.get(), record.residency.fd.get()});
-    largest_expert = std::max(largest_expert, record.source->largest_expert_bytes());
-  }
-  options.reserved_bytes = 2 * largest_expert * params.compute_threads;
-  RETURN_IF_ERROR(CheckReserve(params, options.reserved_bytes));
-  ASSIGN_OR_RETURN(options.quota_bytes, QuotaOf(params, options.reserved_bytes));
-  options.id = next_session_++;
-  options.boot_epoch = options_.boot_epoch;
-  options.layout = params.layout;
-  options.client_name = params.client_name;
-  options.opened_nanos = environment_.clock->NowNanos();
-  ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::Create(std::move(options)));
-  RETURN_IF_ERROR(
-      environment_.poller->WatchBell(session->server_bell(), {session->id(), PollKind::kServerBell}));
-  SessionHandle handle;
-  handle.session = session->id();
-  handle.boot_epoch = options_.boot_epoch;
-  handle.fds = session->fds();
-  handle.control_bytes = params.layout.region_bytes();
-  handle.reserved_bytes = session->options().reserved_bytes;
-  for (size_t i = 0; i < params.packs.size(); ++i) {
-    const uint32_t pack = params.packs[i];
-    handle.packs.push_back(SessionPack{pack, packs_[pack].source->extent_count()});
-    tier_.AddPins(pack, session->id(), session->pins(i), &session->timeline());
-  }
-  if (session->options().quota_bytes != 0) {
-    tier_.SetQuota(session->id(), session->options().quota_bytes);
-  }
-  sessions_[session->id()] = std::move(session);
+  ASSIGN_OR_RETURN(SessionHandle handle, door_.Open(params));
   fetcher_.SetSole(sessions_.size() == 1);
   return handle;
 }
 
 absl::Status StoreCore::AttachSideSocket(uint64_t id, UniqueFd socket) {
-  Session* session = Find(id);
+  Session* session = sessions_.Find(id);
   if (session == nullptr) {
     return absl::NotFoundError(absl::StrCat("session ", id, " does not exist"));
   }
   if (session->state != SessionState::kOpened || session->side_socket.valid()) {
     return absl::FailedPreconditionError(absl::StrCat("session ", id, " is joined already"));
   }
-  RETURN_IF_ERROR(SendSideMessage(socket.get(), Message(SideType::kWelcome, *session), session->fds()));
-  session->pidfd = ProcessFdOfClient(socket.get());
-  session->side_socket = std::move(socket);
-  session->state = SessionState::kActive;
-  absl::Status watched =
-      environment_.poller->WatchReadable(session->side_socket.get(), {id, PollKind::kSideSocket}, false);
-  if (watched.ok() && session->pidfd.valid()) {
-    watched = environment_.poller->WatchReadable(session->pidfd.get(), {id, PollKind::kProcess}, false);
-  }
-  if (!watched.ok()) {
+  const absl::Status joined = side_.Join(session, std::move(socket));
+  if (joined.ok()) {
+    notices_.Welcome(session);
+  } else if (session->side_socket.valid()) {
     End(id);
-    return watched;
   }
-  for (const auto& [segment, memory] : tier_.arena().Mapped()) {
-    SideMessage message = Message(SideType::kSegmentAdded, *session);
-    message.segment = segment;
-    message.bytes = memory->map.bytes();
-    Send(session, message, memory);
-  }
-  Send(session, Message(SideType::kReady, *session), nullptr);
-  return absl::OkStatus();
+  return joined;
 }
 
 absl::Status StoreCore::CloseSession(uint64_t session) {
-  if (Find(session) == nullptr) {
+  if (sessions_.Find(session) == nullptr) {
     return absl::NotFoundError(absl::StrCat("session ", session, " does not exist"));
   }
   End(session);
   return absl::OkStatus();
 }
 
-void StoreCore::OnConnectionLost(uint64_t session) {
-  if (Session* found = Find(session)) {
-    Lose(found);
-  }
-}
-
-const ResidencyEntry* StoreCore::residency(uint32_t pack) const {
-  return reinterpret_cast<const ResidencyEntry*>(packs_[pack].residency.map.data() + sizeof(ResidencyHeader));
-}
-
 absl::StatusOr<LocalSession> StoreCore::Local(uint64_t id) const {
-  auto found = sessions_.find(id);
-  if (found == sessions_.end()) {
+  Session* session = sessions_.Find(id);
+  if (session == nullptr) {
     return absl::NotFoundError(absl::StrCat("session ", id, " does not exist"));
   }
-  Session& session = *found->second;
   LocalSession local;
-  local.control = session.view();
-  const std::vector<int> fds = session.fds();
+  local.control = session->view();
+  const std::vector<int> fds = session->fds();
   local.server_bell = fds[WelcomeFds::kServerBell];
   local.client_bell = fds[WelcomeFds::kClientBell];
-  for (size_t i = 0; i < session.options().packs.size(); ++i) {
-    const SessionPackPlan& plan = session.options().packs[i];
-    const std::byte* table = packs_[plan.pack].residency.map.data() + sizeof(ResidencyHeader);
-    local.packs.push_back({reinterpret_cast<const ResidencyEntry*>(table), session.mutable_pins(i),
-                           plan.source->extent_count()});
+  for (size_t i = 0; i < session->options().packs.size(); ++i) {
+    const SessionPackPlan& plan = session->options().packs[i];
+    local.packs.push_back(
+        {packs_.residency(plan.pack), session->mutable_pins(i), plan.source->extent_count()});
   }
   return local;
 }
 
-void StoreCore::OnProcessExit(uint64_t session) { End(session); }
-
-Session* StoreCore::Find(uint64_t session) {
-  auto found = sessions_.find(session);
-  return found == sessions_.end() ? nullptr : found->second.get();
+void StoreCore::HandleEvent(PollEvent event) {
+  Session* session = sessions_.Find(event.session);
+  if (session == nullptr) {
+    return;
+  }
+  if (event.kind == PollKind::kProcess) {
+    log_.Say(LogSeverity::kInfo, absl::StrCat("session ", event.session, ": its process has exited"));
+    End(event.session);
+  } else if (event.kind == PollKind::kSideSocket && session->side_socket.valid()) {
+    side_.Flush(session);
+    OnSideReadable(session);
+    EndDoomed();
+  }
 }
 
-void StoreCore::Doom(uint64_t session, bool misbehaved, const std::string& why) {
-  for (const Doomed& doomed : doomed_) {
-    if (doomed.session == session) {
+void StoreCore::OnSideReadable(Session* session) {
+  while (std::optional<SidePacket> packet = side_.Receive(session)) {
+    const SideMessage& message = packet->message;
+    if (message.type == SideType::kSlabOffered && packet->fds.size() == 1) {
+      slabs_.OnOffered(session, *std::move(packet));
+    } else if (message.type == SideType::kSegmentUnmapped && message.fd_count == 0) {
+      notices_.OnUnmapped(session->id(), message.segment);
+    } else {
+      sessions_.Doom(session->id(), /*misbehaved=*/true, "unexpected side message");
       return;
     }
   }
-  doomed_.push_back(Doomed{session, misbehaved});
-  Log(misbehaved ? LogSeverity::kWarning : LogSeverity::kInfo,
-      absl::StrCat("session ", session, misbehaved ? " misbehaved and is ended: " : ": ", why));
+}
+
+void StoreCore::OnConnectionLost(uint64_t session) {
+  if (Session* found = sessions_.Find(session)) {
+    Lose(found);
+  }
 }
 
 void StoreCore::EndDoomed() {
-  for (const Doomed& doomed : std::exchange(doomed_, {})) {
+  for (const SessionTable::Doomed& doomed : sessions_.TakeDoomed()) {
     if (doomed.misbehaved) {
       ++sessions_lost_;
       End(doomed.session);
-    } else if (Session* session = Find(doomed.session)) {
-      Lose(session);
+    } else {
+      OnConnectionLost(doomed.session);
     }
+  }
+}
+
+void StoreCore::StopServing(Session* session) {
+  fetcher_.DropSession(session->id());
+  transfers_.DropSession(session->id());
+  slabs_.Drop(session);
+  session->ReleaseAll(&tier_.store());
+  // epoll knows files, not descriptors: the client's copies would keep them watched.
+  environment_.poller->Unwatch(session->server_bell());
+  if (session->side_socket.valid()) {
+    environment_.poller->Unwatch(session->side_socket.get());
   }
 }
 
@@ -325,16 +285,11 @@ void StoreCore::Lose(Session* session) {
     return;
   }
   session->state = SessionState::kLost;
-  fetcher_.DropSession(session->id());
-  transfers_.DropSession(session->id());
-  DropSlabs(session);
-  session->ReleaseAll(&tier_.store());
+  StopServing(session);
   session->out.clear();
-  environment_.poller->Unwatch(session->server_bell());
   if (!session->side_socket.valid()) {
     return;  // a client in this process: OnProcessExit or CloseSession ends it
   }
-  environment_.poller->Unwatch(session->side_socket.get());
   session->side_socket.reset();
   if (!session->pidfd.valid()) {
     End(session->id());  // the socket's end is all that can be known of the process
@@ -342,19 +297,11 @@ void StoreCore::Lose(Session* session) {
 }
 
 void StoreCore::End(uint64_t id) {
-  Session* session = Find(id);
+  Session* session = sessions_.Find(id);
   if (session == nullptr) {
     return;
   }
-  fetcher_.DropSession(id);
-  transfers_.DropSession(id);
-  DropSlabs(session);
-  session->ReleaseAll(&tier_.store());
-  // epoll knows files, not descriptors: the client's copies would keep them watched.
-  environment_.poller->Unwatch(session->server_bell());
-  if (session->side_socket.valid()) {
-    environment_.poller->Unwatch(session->side_socket.get());
-  }
+  StopServing(session);
   if (session->pidfd.valid()) {
     environment_.poller->Unwatch(session->pidfd.get());
   }
@@ -365,18 +312,65 @@ void StoreCore::End(uint64_t id) {
   }
   fetcher_.RebasePrefetches();
   tier_.RemoveSession(id);
-  starving_.erase(id);
-  std::vector<uint32_t> segments;
-  for (const auto& [segment, retiring] : retiring_) {
-    if (retiring.sessions.contains(id)) {
-      segments.push_back(segment);
-    }
-  }
-  for (uint32_t segment : segments) {
-    OnUnmapped(id, segment);
-  }
-  sessions_.erase(id);
+  stopped_.OnRoom(id);
+  notices_.OnSessionEnd(id);
+  sessions_.Erase(id);
   fetcher_.SetSole(sessions_.size() == 1);
+}
+
+// ---------------------------------------------------------------- what it tells
+
+StoreStats StoreCore::Stats() const {
+  StoreStats stats;
+  static_cast<FetcherStats&>(stats) = fetcher_.stats();
+  static_cast<ScrubStats&>(stats) = scrubber_.stats();
+  if (environment_.transfers != nullptr) {
+    static_cast<TransferStats&>(stats) = environment_.transfers->stats();
+  }
+  const Arena& arena = tier_.arena();
+  stats.dram_budget = arena.budget();
+  stats.segment_bytes = arena.total_bytes();
+  stats.retired_bytes = arena.retired_bytes();
+  stats.segments = arena.segment_count();
+  stats.resident_bytes = tier_.store().resident_bytes();
+  stats.resident_extents = tier_.store().resident_extents();
+  stats.bad_extents = tier_.store().bad_extents();
+  stats.trusted_extents = tier_.trusted_extents();
+  stats.in_flight_bytes = fetcher_.started_bytes();
+  stats.queued_demand = fetcher_.queued(RequestClass::kDemand);
+  stats.queued_prefetch = fetcher_.queued(RequestClass::kPrefetch);
+  stats.evictions = tier_.evictions();
+  stats.promotions = tier_.promotions();
+  stats.prefetch_useful = fetcher_.prefetches().useful();
+  stats.prefetch_wasted = fetcher_.prefetches().wasted();
+  stats.sessions_lost = sessions_lost_;
+  stats.sessions_stopped = stopped_.ended();
+  stats.eviction = NameOf(tier_.policy_kind().eviction);
+  stats.admission = tier_.policy_kind().admission;
+  stats.io_engine = environment_.reader->Describe();
+  for (const auto& [id, session] : sessions_.all()) {
+    stats.sessions.push_back(StatsOf(*session));
+  }
+  return stats;
+}
+
+SessionStats StoreCore::StatsOf(const Session& session) const {
+  const bool lost = session.state == SessionState::kLost;
+  SessionStats stats;
+  stats.session = session.id();
+  stats.client_name = session.options().client_name;
+  stats.state = lost ? "lost" : session.state == SessionState::kOpened ? "opened" : "active";
+  stats.outstanding = lost ? 0 : session.outstanding();
+  stats.requests = session.requests;
+  stats.bytes_read = session.bytes_read;
+  stats.quota_bytes = session.options().quota_bytes;
+  stats.charged_bytes = tier_.charged_bytes(session.id());
+  for (const SessionPackPlan& plan : session.options().packs) {
+    const Store::Holdings held = tier_.store().HeldBy(plan.pack, session.id());
+    stats.held_extents += held.extents;
+    stats.held_bytes += held.bytes;
+  }
+  return stats;
 }
 
 }  // namespace sluice

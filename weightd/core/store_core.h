@@ -1,17 +1,18 @@
-// The core of weightd: packs, DRAM tier, fetcher and sessions, driven by rounds of Pump().
+// The core of weightd: packs, DRAM tier, fetcher, transfers and sessions, driven by rounds of Pump().
 //
-// It does no waiting and owns no thread: WeightStore gives it a thread that sleeps on the poller, tests call
-// Pump() themselves.
+// It makes the parts, hands each what it may know of the others, and says in which order a round goes and a
+// session ends; what a part does stands in its own header. It does no waiting and owns no thread: WeightStore
+// gives it a thread that sleeps on the poller, tests call Pump() themselves.
 //
 // Thread safety: thread-compatible; WeightStore's lock guards it.
 #ifndef SLUICE_WEIGHTD_STORE_CORE_H_
 #define SLUICE_WEIGHTD_STORE_CORE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
-#include <set>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,19 +20,38 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
-#include "weightd/core/weight_store.h"
+#include "common/link/link_model.h"
+#include "common/ring/unique_fd.h"
+#include "weightd/core/budget_shares.h"
+#include "weightd/core/pack_table.h"
+#include "weightd/core/request_router.h"
+#include "weightd/core/session_door.h"
+#include "weightd/core/stopped_sessions.h"
+#include "weightd/core/store_stats.h"
 #include "weightd/dram/dram_tier.h"
+#include "weightd/dram/store_metrics.h"
 #include "weightd/fetch/extent_source.h"
 #include "weightd/fetch/fetcher.h"
 #include "weightd/fetch/scrubber.h"
 #include "weightd/io/block_reader.h"
-#include "weightd/session/entry_check.h"
 #include "weightd/session/poller.h"
-#include "weightd/session/session.h"
+#include "weightd/session/segment_notices.h"
+#include "weightd/session/session_params.h"
+#include "weightd/session/session_table.h"
+#include "weightd/session/side_sockets.h"
+#include "weightd/session/store_log.h"
+#include "weightd/transfer/slab_registry.h"
 #include "weightd/transfer/transfer_engine.h"
 #include "weightd/transfer/transfer_requests.h"
 
 namespace sluice {
+
+// Of the options, what can change while the store runs.
+struct StoreTuning {
+  uint64_t scrub_rate = 0;
+  int read_deadline_ms = 1000;
+  uint64_t session_quota = 0;  // for sessions that open from then on
+};
 
 class StoreCore {
  public:
@@ -64,26 +84,47 @@ class StoreCore {
 
   StoreCore(const Options& options, const Environment& environment);
 
-  // `files` are the reader's numbers of the source's files. RESOURCE_EXHAUSTED: see WeightStore::AddPack.
-  absl::StatusOr<uint32_t> AddPack(std::unique_ptr<ExtentSource> source, std::vector<int> files);
+  // Packs. See PackTable::Add; `files` are the reader's numbers of the source's files.
+  absl::StatusOr<uint32_t> AddPack(std::unique_ptr<ExtentSource> source, std::vector<int> files) {
+    return packs_.Add(std::move(source), std::move(files));
+  }
   // The number of the pack with this model_id, -1 if there is none.
-  int FindPack(const std::string& model_id) const;
-  const ExtentSource* source(uint32_t pack) const;
-  size_t pack_count() const { return packs_.size(); }
+  int FindPack(const std::string& model_id) const { return packs_.Find(model_id); }
+  // Null when there is no such pack, or it is no folder. Lives as long as the core, as the next three.
+  const Pack* pack(uint32_t number) const;
+  const ExtentSource* source(uint32_t pack) const { return packs_.source(pack); }
+  // The pack's residency table by extent, for a glance (IsResident of common/ring/lease.h) from any thread.
+  // REQUIRES: pack < pack_count().
+  const ResidencyEntry* residency(uint32_t pack) const { return packs_.residency(pack); }
+  uint32_t pack_count() const { return static_cast<uint32_t>(packs_.size()); }
 
+  // Sessions. See SessionDoor::Open.
   absl::StatusOr<SessionHandle> OpenSession(const SessionParams& params);
+  // Joins the side socket (connected, its HELLO already read and its nonce checked) to the session, sends
+  // WELCOME and the segments. From here on the socket's end loses the session, and the peer process's exit
+  // (SO_PEERPIDFD or pidfd_open of SO_PEERCRED's pid) ends it. NOT_FOUND, FAILED_PRECONDITION (already
+  // joined).
   absl::Status AttachSideSocket(uint64_t session, UniqueFd socket);
+  // The client has done its last read: pins are ignored from now on. NOT_FOUND.
   absl::Status CloseSession(uint64_t session);
-  // Lets the session's transfers name `slab` as its number `number`. What SLAB_OFFERED does once the file is
-  // mapped; for clients without a side socket. ALREADY_EXISTS, RESOURCE_EXHAUSTED, NOT_FOUND (the session),
-  // UNIMPLEMENTED: no transfer engine.
-  absl::Status AddSlab(uint64_t session, uint32_t number, std::shared_ptr<Slab> slab, const LinkRate& rate);
+  // Lends the session's slab `number`; for clients without a side socket, the others send SLAB_OFFERED. See
+  // SlabRegistry::Add.
+  absl::Status AddSlab(uint64_t session, uint32_t number, std::shared_ptr<Slab> slab, const LinkRate& rate) {
+    return slabs_.Add(session, number, std::move(slab), rate);
+  }
+  // What the side socket's end and the pidfd report; for clients without a side socket (tests, in-process).
   void OnConnectionLost(uint64_t session);
-  void OnProcessExit(uint64_t session);
-  void Drain() { draining_ = true; }
-  bool draining() const { return draining_; }
+  void OnProcessExit(uint64_t session) { End(session); }
+  // For clients in this process. NOT_FOUND.
+  absl::StatusOr<LocalSession> Local(uint64_t session) const;
+  // The start of a segment, null if there is none. Stays mapped while an extent in it is leased.
+  const std::byte* SegmentData(uint32_t segment) const;
+  // No new sessions; running ones go on.
+  void Drain() { door_.Close(); }
+  bool draining() const { return door_.closed(); }
   void Tune(const StoreTuning& tuning);
 
+  // Rounds.
   void HandleEvent(PollEvent event);
   // One bounded round over all sessions, with what the reader has reported since the last; true if another
   // round may find work at once.
@@ -95,105 +136,54 @@ class StoreCore {
   int64_t NextDeadline() const;
 
   // A chunk to verify without the lock, and what came of it; see scrubber.h.
-  std::optional<Scrubber::Chunk> TakeScrub();
+  std::optional<Scrubber::Chunk> TakeScrub() { return scrubber_.Take(environment_.clock->NowNanos()); }
   // True: the extent went bad and is read again.
   bool FinishScrub(const Scrubber::Chunk& chunk, const absl::Status& verdict);
   int64_t NextScrub() const { return scrubber_.next_due(); }
 
+  // What it tells of itself.
+  uint64_t boot_epoch() const { return options_.boot_epoch; }
   StoreStats Stats() const;
   uint64_t in_flight_bytes() const { return fetcher_.started_bytes(); }
-  const ResidencyEntry* residency(uint32_t pack) const;
-  absl::StatusOr<LocalSession> Local(uint64_t session) const;
   const DramTier& tier() const { return tier_; }
   // Messages since the last call.
-  std::vector<std::pair<LogSeverity, std::string>> TakeLog() { return std::exchange(log_, {}); }
+  StoreLog::Messages TakeLog() { return log_.Take(); }
 
  private:
-  struct PackRecord {
-    std::unique_ptr<ExtentSource> source;
-    SharedMemory residency;
-  };
+  // The parts, wired to each other.
+  Arena::Listener Segments();
+  Fetcher::Hooks FetcherHooks();
 
   // Puts all uses so far before whatever is decided next.
   void BeginDecision();
-  absl::Status CheckParams(const SessionParams& params) const;
-  absl::Status CheckReserve(const SessionParams& params, uint64_t minimum) const;
-  uint64_t DenseBytes(const std::set<uint32_t>& packs) const;
-  bool Serve(Session* session);
-  void Handle(Session* session, const SubmissionEntry& entry, std::vector<uint32_t> neurons);
-  void HandleFill(Session* session, const SubmissionEntry& entry);
-  void HandleCancel(Session* session, const SubmissionEntry& entry);
-  void OnTransferEvent(TransferEvent event);
-  void OnSlabOffered(Session* session, SidePacket packet);
-  absl::Status ReserveSlab(Session* session, uint32_t number) const;
-  void AnswerSlab(Session* session, uint32_t number, absl::StatusCode code);
-  void DropSlabs(Session* session);
-  // What prefetches may still take: nothing of the dense weights' room or of any session's reserved minimum,
-  // or a demand that was promised room would find none.
-  uint64_t PrefetchRoom() const;
-  void Answer(Session* session, const SubmissionEntry& entry, EntryVerdict verdict, uint64_t count);
-  void OnComplete(uint64_t session, const CompletionEntry& entry, std::vector<Gid> held);
-  void Deliver(uint64_t session, const CompletionEntry& entry, std::vector<Gid> held);
-
-  void Send(Session* session, SideMessage message, std::shared_ptr<const SharedMemory> memory);
-  void Flush(Session* session);
-  void FlushDelayed(Session* session);
+  void TakeTransferEvents();
   void OnSideReadable(Session* session);
-  void OnSegmentAdded(uint32_t segment, const std::shared_ptr<const SharedMemory>& memory);
-  void OnSegmentRetired(uint32_t segment);
-  void OnUnmapped(uint64_t session, uint32_t segment);
-  // Looks which retired segments are waited for too long, and has the waiting fills tried again when that
-  // changed.
-  void NoteSlowSessions(int64_t now);
-  // What each session may hold while others find no room: an equal part of what is no dense weights'.
-  uint64_t FairShare() const;
-  uint64_t HeldBy(const Session& session) const;
-  // Ends sessions that have stopped while another starves.
-  void EndStopped(int64_t now);
-  absl::StatusOr<uint64_t> QuotaOf(const SessionParams& params, uint64_t reserved) const;
-  SideMessage Message(SideType type, const Session& session) const;
-
-  Session* Find(uint64_t session);
-  // Ends after this round: the caller may be in the middle of the session's work.
-  void Doom(uint64_t session, bool misbehaved, const std::string& why);
-  void EndDoomed();
+  // The connection is gone, the process perhaps not.
   void Lose(Session* session);
   void End(uint64_t session);
-  void Log(LogSeverity severity, std::string message) { log_.emplace_back(severity, std::move(message)); }
+  void EndDoomed();
+  // Completes nothing of the session any more and lets go what it held.
+  void StopServing(Session* session);
+  SessionStats StatsOf(const Session& session) const;
 
   const Options options_;
   const Environment environment_;
+  StoreLog log_;
+  SessionTable sessions_{&log_};
   DramTier tier_;
   Fetcher fetcher_;
-  Scrubber scrubber_;
+  PackTable packs_;
+  BudgetShares shares_;
+  SessionDoor door_;
+  SideSockets side_;
+  SegmentNotices notices_;
+  SlabRegistry slabs_;
+  StoppedSessions stopped_;
   TransferRequests transfers_;
-  std::vector<PackRecord> packs_;
-  std::map<uint64_t, std::unique_ptr<Session>> sessions_;
-  struct Retiring {
-    std::set<uint64_t> sessions;  // that have not unmapped it
-    uint64_t bytes = 0;
-    int64_t since_nanos = 0;
-  };
-  std::map<uint32_t, Retiring> retiring_;  // by segment
-  uint64_t slow_bytes_ = 0;                // of these, told to the tier
-  uint64_t lost_bytes_ = 0;
-  struct Doomed {
-    uint64_t session;
-    bool misbehaved;
-  };
-  std::vector<Doomed> doomed_;
-  std::vector<std::pair<LogSeverity, std::string>> log_;
-  uint64_t session_quota_;
-  struct Starving {
-    int64_t since = 0;  // when the first of its demands was accepted that found no room
-    int64_t last = 0;   // when the last did
-  };
-  std::map<uint64_t, Starving> starving_;  // by session, until a fill succeeds
-  uint64_t next_session_ = 1;
+  RequestRouter router_;
+  Scrubber scrubber_;
   uint64_t scrub_refills_ = 0;
   uint64_t sessions_lost_ = 0;
-  uint64_t sessions_stopped_ = 0;
-  bool draining_ = false;
 };
 
 }  // namespace sluice

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "common/metrics/metric_text.h"
-#include "weightd/core/weight_store.h"
+#include "weightd/core/store_stats.h"
 
 namespace sluice {
 

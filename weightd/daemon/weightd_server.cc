@@ -136,9 +136,9 @@ absl::Status WeightdServer::Impl::OpenStore() {
   ASSIGN_OR_RETURN(store, WeightStore::Create(std::move(store_options)));
   for (const std::string& dir : options.packs) {
     Say(absl::StrCat("opening ", dir));
-    const uint32_t before = store->pack_count();
+    const uint32_t before = store->Look(&StoreCore::pack_count);
     ASSIGN_OR_RETURN(const uint32_t number, store->AddPack(dir));
-    if (number < before) SayServedOnce(dir, store->pack(number)->dir());
+    if (number < before) SayServedOnce(dir, store->Look(&StoreCore::pack, number)->dir());
   }
   ASSIGN_OR_RETURN(warm_sets, WarmSets::Create(store.get(), log));
   return absl::OkStatus();
@@ -165,8 +165,8 @@ absl::Status WeightdServer::Impl::StartSide() {
 }
 
 absl::Status WeightdServer::Impl::TestFetches() {
-  for (uint32_t pack = 0; extras.self_test && pack < store->pack_count(); ++pack) {
-    Say(absl::StrCat("fetching an extent of ", store->pack(pack)->dir()));
+  for (uint32_t pack = 0; extras.self_test && pack < store->Look(&StoreCore::pack_count); ++pack) {
+    Say(absl::StrCat("fetching an extent of ", store->Look(&StoreCore::pack, pack)->dir()));
     RETURN_IF_ERROR(FetchForTest(store.get(), pack, kTestFetchPatience));
   }
   return absl::OkStatus();
@@ -227,7 +227,7 @@ absl::StatusOr<std::unique_ptr<WeightdServer>> WeightdServer::Start(const Weight
 
 WeightdServer::~WeightdServer() {
   if (impl_->server != nullptr) {
-    impl_->store->Drain();
+    impl_->store->Control(&StoreCore::Drain);
     impl_->server->Shutdown(kRpcPatience);
   }
   // Before the store, whose reads may take long: nobody finds a socket that is not served.
@@ -248,17 +248,17 @@ absl::Status WeightdServer::Reload(const WeightdOptions& options) {
 }
 
 void WeightdServer::Drain() {
-  impl_->store->Drain();
+  impl_->store->Control(&StoreCore::Drain);
   impl_->server->SetServing(false);
 }
 
-size_t WeightdServer::open_sessions() const { return impl_->store->Stats().sessions.size(); }
+size_t WeightdServer::open_sessions() const { return impl_->store->Look(&StoreCore::Stats).sessions.size(); }
 
 std::string WeightdServer::Describe() const {
-  const StoreStats stats = impl_->store->Stats();
+  const StoreStats stats = impl_->store->Look(&StoreCore::Stats);
   std::vector<std::string> packs;
-  for (uint32_t i = 0; i < impl_->store->pack_count(); ++i) {
-    const Pack& pack = *impl_->store->pack(i);
+  for (uint32_t i = 0; i < impl_->store->Look(&StoreCore::pack_count); ++i) {
+    const Pack& pack = *impl_->store->Look(&StoreCore::pack, i);
     packs.push_back(absl::StrCat(pack.dir(), " (", pack.model_id(), ", ",
                                  FormatSize(pack.dense_bytes() + pack.total_expert_bytes()), ")"));
   }
@@ -267,7 +267,7 @@ std::string WeightdServer::Describe() const {
       "--admission %s, boot epoch %016x",
       absl::StrJoin(packs, ", "), impl_->options.socket, FormatSize(stats.dram_budget), impl_->options.io,
       stats.io_engine, impl_->options.direct ? "on" : "off", impl_->options.reader_threads, stats.eviction,
-      stats.admission ? "on" : "off", impl_->store->boot_epoch());
+      stats.admission ? "on" : "off", impl_->store->Look(&StoreCore::boot_epoch));
 }
 
 WeightStore& WeightdServer::store() { return *impl_->store; }

@@ -17,6 +17,8 @@
 
 namespace sluice {
 
+class Pack;
+
 struct ExtentInfo {
   uint32_t file = 0;    // index below ExtentSource::file_count()
   uint64_t offset = 0;  // in the file, a multiple of 4096
@@ -44,6 +46,8 @@ class ExtentSource {
   virtual ~ExtentSource() = default;
 
   virtual const std::string& model_id() const = 0;
+  // The open folder behind it; null: there is none.
+  virtual const Pack* pack() const { return nullptr; }
   virtual uint32_t file_count() const = 0;
   virtual std::string file_path(uint32_t file) const = 0;
   virtual uint32_t extent_count() const = 0;

@@ -16,9 +16,8 @@ class PackExtentSource final : public ExtentSource {
  public:
   explicit PackExtentSource(std::unique_ptr<Pack> pack) : pack_(std::move(pack)) {}
 
-  const Pack& pack() const { return *pack_; }
-
   const std::string& model_id() const override { return pack_->model_id(); }
+  const Pack* pack() const override { return pack_.get(); }
   uint32_t file_count() const override { return kPackFileCount; }
   std::string file_path(uint32_t file) const override {
     return pack_->file_path(static_cast<PackFile>(file));

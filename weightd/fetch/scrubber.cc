@@ -15,7 +15,7 @@ std::optional<Scrubber::Chunk> Scrubber::Take(int64_t now) {
   for (uint32_t looks = 0; looks < std::min<uint64_t>(kMaxLooks, extents); ++looks) {
     if (next_gid_ >= extents) {
       next_gid_ = 0;
-      ++stats_.passes;
+      ++stats_.scrub_passes;
     }
     const Gid gid = next_gid_;
     const bool resident = store.state(gid) == ExtentState::kResident;
@@ -49,11 +49,11 @@ std::optional<Scrubber::Chunk> Scrubber::Take(int64_t now) {
 
 bool Scrubber::Done(const Chunk& chunk, const absl::Status& verdict) {
   tier_->store().Unpin(chunk.gid);
-  stats_.bytes += chunk.bytes.size();
+  stats_.scrub_bytes += chunk.bytes.size();
   if (verdict.ok()) {
     return false;
   }
-  ++stats_.failures;
+  ++stats_.scrub_failures;
   tier_->Condemn(chunk.gid);
   return true;
 }

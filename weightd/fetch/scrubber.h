@@ -19,6 +19,13 @@
 
 namespace sluice {
 
+// What it counts.
+struct ScrubStats {
+  uint64_t scrub_bytes = 0;     // verified again in memory
+  uint64_t scrub_passes = 0;    // over everything that was resident
+  uint64_t scrub_failures = 0;  // extents whose bytes had gone bad
+};
+
 class Scrubber {
  public:
   // A checksum chunk of a resident extent, which is pinned until Done().
@@ -30,11 +37,6 @@ class Scrubber {
     std::span<const std::byte> bytes;
 
     absl::Status Verify() const { return source->Verify(extent, offset, bytes); }
-  };
-  struct Stats {
-    uint64_t bytes = 0;
-    uint64_t passes = 0;  // over everything that was resident
-    uint64_t failures = 0;
   };
 
   // `bytes_per_second` 0: never. `source` names a pack's source by the tier's number.
@@ -50,7 +52,7 @@ class Scrubber {
   bool Done(const Chunk& chunk, const absl::Status& verdict);
   // When Take() may give something; 0: never.
   int64_t next_due() const { return rate_ == 0 ? 0 : next_due_ + 1; }
-  const Stats& stats() const { return stats_; }
+  const ScrubStats& stats() const { return stats_; }
 
  private:
   // Extents looked at in search of a resident one, in one call: a pass over a large pack takes several.
@@ -64,7 +66,7 @@ class Scrubber {
   uint64_t next_offset_ = 0;
   uint64_t generation_ = 0;  // of the fill that next_offset_ belongs to
   int64_t next_due_ = 0;
-  Stats stats_;
+  ScrubStats stats_;
 };
 
 }  // namespace sluice

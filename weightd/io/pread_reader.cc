@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
-#include "weightd/io/thread_slice.h"
 
 namespace sluice {
 
@@ -92,7 +91,6 @@ void PreadReader::WakeOne() {
 }
 
 void PreadReader::Run() {
-  AskForShortSlices();
   std::optional<ReadChunk> chunk;
   ReadFile* file = nullptr;
   std::optional<LandedChunk> landed;

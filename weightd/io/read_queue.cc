@@ -11,7 +11,6 @@ ReadQueue::ReadQueue(const ReadLimits& limits)
 void ReadQueue::Add(ReadJob job) {
   auto read = std::make_shared<QueuedRead>();
   read->job = std::move(job);
-  read->chunks = static_cast<uint32_t>((read->job.length + limits_.chunk_bytes - 1) / limits_.chunk_bytes);
   by_tag_[read->job.tag] = read;
   line(*read).push_back(std::move(read));
 }
@@ -45,7 +44,7 @@ std::shared_ptr<QueuedRead> ReadQueue::Cancel(uint64_t tag) {
     return nullptr;
   }
   std::shared_ptr<QueuedRead> read = found->second;
-  if (read->handed < read->chunks) {
+  if (read->handed < read->job.length) {
     Stop(read);
     if (read->outcome == ReadOutcome::kOk) {
       read->outcome = ReadOutcome::kCancelled;
@@ -67,32 +66,17 @@ uint32_t ReadQueue::WriteOff(uint64_t tag) {
   return read.running;
 }
 
-ReadChunk ReadQueue::NextOf(const std::shared_ptr<QueuedRead>& read, RequestClass as) const {
-  const uint64_t turn = read->handed;
-  const uint64_t odd = read->chunks / 2;
-  const uint64_t offset = (turn < odd ? 2 * turn + 1 : 2 * (turn - odd)) * limits_.chunk_bytes;
-  return {read, read->handed, offset, std::min(limits_.chunk_bytes, read->job.length - offset), as};
+uint64_t ReadQueue::NextLength(const QueuedRead& read) const {
+  return std::min(limits_.chunk_bytes, read.job.length - read.handed);
 }
 
-ReadQueue::Line::iterator ReadQueue::Choose(Line& line) const {
-  const auto apart = std::find_if(line.begin(), line.end(), [this](const std::shared_ptr<QueuedRead>& read) {
-    const ReadChunk chunk = NextOf(read, read->job.request_class);
-    const uint64_t begin = read->job.offset + chunk.offset;
-    return read->job.file != last_file_ || (begin != last_end_ && begin + chunk.length != last_begin_);
-  });
-  return apart == line.end() ? line.begin() : apart;
-}
-
-ReadChunk ReadQueue::Take(Line& line, Line::iterator at, RequestClass as) {
-  const std::shared_ptr<QueuedRead> read = *at;
-  ReadChunk chunk = NextOf(read, as);
-  ++read->handed;
+ReadChunk ReadQueue::Take(Line& line, RequestClass as) {
+  const std::shared_ptr<QueuedRead> read = line.front();
+  ReadChunk chunk{read, read->handed, NextLength(*read), as};
+  read->handed += chunk.length;
   ++read->running;
-  last_file_ = read->job.file;
-  last_begin_ = read->job.offset + chunk.offset;
-  last_end_ = last_begin_ + chunk.length;
-  if (read->handed == read->chunks) {
-    line.erase(at);
+  if (read->handed == read->job.length) {
+    line.pop_front();
   }
   return chunk;
 }
@@ -101,9 +85,8 @@ std::optional<ReadChunk> ReadQueue::TakeFrom(Line& line, RequestClass as) {
   if (line.empty()) {
     return std::nullopt;
   }
-  const Line::iterator at = Choose(line);
-  const uint64_t length = NextOf(*at, as).length;
-  const uint64_t most_ahead = limits_.prefetch_bytes * ((*at)->job.sole ? 2 : 1);
+  const uint64_t length = NextLength(*line.front());
+  const uint64_t most_ahead = limits_.prefetch_bytes * (line.front()->job.sole ? 2 : 1);
   const bool fits = in_flight_ + length <= limits_.in_flight_bytes &&
                     (as == RequestClass::kDemand || (prefetch_in_flight_ == in_flight_ &&  // no demand runs
                                                      prefetch_in_flight_ + length <= most_ahead));
@@ -111,7 +94,7 @@ std::optional<ReadChunk> ReadQueue::TakeFrom(Line& line, RequestClass as) {
   if (!fits && in_flight_ != 0) {
     return std::nullopt;
   }
-  ReadChunk chunk = Take(line, at, as);
+  ReadChunk chunk = Take(line, as);
   in_flight_ += length;
   if (as == RequestClass::kPrefetch) {
     prefetch_in_flight_ += length;
@@ -123,8 +106,7 @@ std::optional<ReadChunk> ReadQueue::TakeFrom(Line& line, RequestClass as) {
 }
 
 std::optional<ReadChunk> ReadQueue::NextUrgent() {
-  return urgent_.empty() ? std::nullopt
-                         : std::optional(Take(urgent_, urgent_.begin(), RequestClass::kDemand));
+  return urgent_.empty() ? std::nullopt : std::optional(Take(urgent_, RequestClass::kDemand));
 }
 
 std::optional<ReadChunk> ReadQueue::Next() {
@@ -139,7 +121,7 @@ std::optional<ReadChunk> ReadQueue::Next() {
 
 void ReadQueue::Landed(const ReadChunk& chunk) {
   QueuedRead& read = *chunk.read;
-  if (read.job.urgent || chunk.turn < read.written_off) {
+  if (read.job.urgent || chunk.offset < read.written_off) {
     return;
   }
   in_flight_ -= chunk.length;
@@ -160,7 +142,7 @@ std::shared_ptr<QueuedRead> ReadQueue::Finish(const ReadChunk& chunk, ReadOutcom
       (read->outcome == ReadOutcome::kOk || read->outcome == ReadOutcome::kCancelled)) {
     read->outcome = outcome;
     read->status = std::move(status);
-    if (read->handed < read->chunks && !read->cancelled) {
+    if (read->handed < read->job.length && !read->cancelled) {
       Stop(read);
     }
   }
@@ -168,7 +150,7 @@ std::shared_ptr<QueuedRead> ReadQueue::Finish(const ReadChunk& chunk, ReadOutcom
 }
 
 std::shared_ptr<QueuedRead> ReadQueue::RetireIfOver(const std::shared_ptr<QueuedRead>& read) {
-  if (read->running != 0 || (read->handed < read->chunks && !read->cancelled)) {
+  if (read->running != 0 || (read->handed < read->job.length && !read->cancelled)) {
     return nullptr;
   }
   std::shared_ptr<QueuedRead> over = read;

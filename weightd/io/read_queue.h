@@ -3,10 +3,8 @@
 // Rules: demand before prefetch; a prefetch chunk starts only while no demand chunk waits or runs, beside
 // which it would take the disk from it, and at most `prefetch_bytes` of prefetch, or twice as much of a sole
 // session's, are in flight; all together stay within `in_flight_bytes`; one chunk may always run, however
-// small the bounds. A virtual disk was a fifth slower at reads that follow one another in the file, in either
-// direction (docs/benchmarks.md). So of a job the second chunk goes first, then the fourth and so on, then
-// the first, the third and so on; and within a class jobs are served in order, but a chunk beside the last
-// one handed out lets another job's go first. Urgent jobs and what is written off stand beside all limits.
+// small the bounds. Within a class jobs are served in order, and of a job its chunks. Urgent jobs and what is
+// written off stand beside all limits.
 //
 // Thread safety: thread-compatible; an engine guards it with its own mutex.
 #ifndef SLUICE_WEIGHTD_READ_QUEUE_H_
@@ -37,13 +35,12 @@ struct ReadLimits {
 // A job in the queue and how far it is.
 struct QueuedRead {
   ReadJob job;
-  uint32_t chunks = 0;   // of the whole job
-  uint32_t handed = 0;   // chunks handed out so far
+  uint64_t handed = 0;   // its first bytes, handed out so far
   uint32_t running = 0;  // chunks handed out and not finished
   // Bytes of chunks handed out and not landed, as they count against the limits.
   uint64_t demand_in_flight = 0;
   uint64_t prefetch_in_flight = 0;
-  uint32_t written_off = 0;  // as many of the first chunks handed out count no longer
+  uint64_t written_off = 0;  // of its first bytes, chunks that count no longer
   uint64_t bytes_read = 0;
   int64_t started_nanos = 0;
   bool cancelled = false;
@@ -56,7 +53,6 @@ ReadResult ResultOf(const QueuedRead& read, int64_t ended_nanos);
 
 struct ReadChunk {
   std::shared_ptr<QueuedRead> read;
-  uint32_t turn = 0;    // chunks of the job handed out before
   uint64_t offset = 0;  // within the job
   uint64_t length = 0;
   RequestClass started_as = RequestClass::kDemand;
@@ -100,12 +96,10 @@ class ReadQueue {
   Line& line(const QueuedRead& read) {
     return read.job.urgent ? urgent_ : read.job.request_class == RequestClass::kDemand ? demand_ : prefetch_;
   }
-  // The chunk that the job hands out next. REQUIRES: there is one.
-  ReadChunk NextOf(const std::shared_ptr<QueuedRead>& read, RequestClass as) const;
-  // Whose chunk is next. REQUIRES: the line is not empty.
-  Line::iterator Choose(Line& line) const;
-  // Hands out a chunk of the job at `at`.
-  ReadChunk Take(Line& line, Line::iterator at, RequestClass as);
+  // How long the job's next chunk is.
+  uint64_t NextLength(const QueuedRead& read) const;
+  // Hands out a chunk of the first job. REQUIRES: there is one.
+  ReadChunk Take(Line& line, RequestClass as);
   // Starts no more of it; its outcome is kept.
   void Stop(const std::shared_ptr<QueuedRead>& read);
   std::optional<ReadChunk> TakeFrom(Line& line, RequestClass as);
@@ -118,10 +112,6 @@ class ReadQueue {
   absl::flat_hash_map<uint64_t, std::shared_ptr<QueuedRead>> by_tag_;
   uint64_t in_flight_ = 0;
   uint64_t prefetch_in_flight_ = 0;
-  // Where the last chunk handed out began and ended; -1: there was none.
-  int last_file_ = -1;
-  uint64_t last_begin_ = 0;
-  uint64_t last_end_ = 0;
 };
 
 }  // namespace sluice

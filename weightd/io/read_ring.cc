@@ -81,10 +81,10 @@ class KernelRing final : public ReadRing {
 
   absl::Status Start() override { return Submitted(io_uring_submit(&ring_)); }
 
-  absl::Status Wait(std::vector<RingCompletion>* completions, int64_t at_most_nanos) override {
+  absl::Status Wait(std::vector<RingCompletion>* completions) override {
     completions->clear();
     WatchWake();
-    const int submitted = at_most_nanos == kForever ? SubmitAndWait() : SubmitAndWaitFor(at_most_nanos);
+    const int submitted = SubmitAndWait();
     Reap(completions);
     return Submitted(submitted);
   }
@@ -103,14 +103,6 @@ class KernelRing final : public ReadRing {
     do {
       submitted = io_uring_submit_and_wait(&ring_, 1);
     } while (submitted == -EINTR);
-    return submitted;
-  }
-
-  int SubmitAndWaitFor(int64_t nanos) {
-    const int submitted = io_uring_sq_ready(&ring_) == 0 ? 0 : io_uring_submit(&ring_);
-    __kernel_timespec most{.tv_sec = nanos / 1'000'000'000, .tv_nsec = nanos % 1'000'000'000};
-    io_uring_cqe* entry = nullptr;
-    io_uring_wait_cqe_timeout(&ring_, &entry, &most);  // what it found is reaped, and nothing is an answer
     return submitted;
   }
 
@@ -174,7 +166,7 @@ class KernelRing final : public ReadRing {
     Read(0, 0, got.data(), got.size(), 0);
     std::vector<RingCompletion> completions;
     while (completions.empty()) {
-      if (!Wait(&completions, kForever).ok() && completions.empty()) {
+      if (!Wait(&completions).ok() && completions.empty()) {
         return EPERM;
       }
     }

@@ -23,8 +23,6 @@ struct RingCompletion {
 
 class ReadRing {
  public:
-  static constexpr int64_t kForever = INT64_MAX;
-
   virtual ~ReadRing() = default;
 
   // Makes `file` (borrowed for the ring's life) readable under the next number, from 0 on.
@@ -37,9 +35,9 @@ class ReadRing {
   // Starts what was prepared. An error: the kernel refused, and it stays prepared.
   virtual absl::Status Start() = 0;
 
-  // Start(), then fills `completions` with what has ended, waiting for at least one, a Wake() or the end of
-  // `at_most_nanos` if nothing has. Errors as Start().
-  virtual absl::Status Wait(std::vector<RingCompletion>* completions, int64_t at_most_nanos) = 0;
+  // Start(), then fills `completions` with what has ended, waiting for at least one or a Wake(). Errors as
+  // Start().
+  virtual absl::Status Wait(std::vector<RingCompletion>* completions) = 0;
 
   // Ends a Wait(), now or the next.
   virtual void Wake() = 0;

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
-#include "weightd/io/thread_slice.h"
 
 namespace sluice {
 namespace {
@@ -15,8 +13,6 @@ namespace {
 // Jobs that are over are reported together once so much has been checked: a report wakes a thread, which
 // costs as much as checking 64 KiB, and whoever waits for the first of them waits about 25 us longer.
 constexpr uint64_t kReportBytes = 256 * 1024;
-// Less than this is checked (0.1 ms) before a helper would have woken.
-constexpr uint64_t kHelpedBytes = 2 * 1024 * 1024;
 
 }  // namespace
 
@@ -28,7 +24,6 @@ UringReader::UringReader(Options options)
   for (uint32_t slot = 0; slot < options_.depth; ++slot) {
     free_slots_.push_back(options_.depth - 1 - slot);
   }
-  helper_ = std::thread([this] { Help(); });
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -39,12 +34,6 @@ UringReader::~UringReader() {
   }
   ring_->Wake();
   thread_.join();
-  {
-    MutexLock lock(&check_mutex_);
-    check_stop_ = true;
-    check_wake_.Signal();
-  }
-  helper_.join();
 }
 
 absl::StatusOr<int> UringReader::Register(const std::string& path) {
@@ -114,13 +103,12 @@ std::string UringReader::Describe() const {
 }
 
 void UringReader::Run() {
-  AskForShortSlices();
   std::vector<RingCompletion> completions;
   wants_wake_.store(true);
   while (StartReads()) {
     // What prevents a submission (memory, limits) passes; the pause keeps a kernel that refuses for good from
     // taking a CPU.
-    if (!ring_->Wait(&completions, Patience()).ok()) {
+    if (!ring_->Wait(&completions).ok()) {
       BackOff(kMaxReadRetries);
     }
     wants_wake_.store(false);
@@ -133,29 +121,8 @@ void UringReader::Run() {
       static_cast<void>(ring_->Start());  // the next Wait() meets the same refusal
       FinishLanded();
     }
-    LookForArrivals();
     wants_wake_.store(true);
   }
-}
-
-std::optional<ReadChunk> UringReader::NextChunk() {
-  if (held_.has_value()) {
-    return std::exchange(held_, std::nullopt);
-  }
-  const bool urgent_only = (options_.depth > kUrgentSlots && free_slots_.size() <= kUrgentSlots) ||
-                           unreported_bytes_ >= kUnreportedBytes;
-  return urgent_only ? queue_.NextUrgent() : queue_.Next();
-}
-
-bool UringReader::OverlapsUnreported(const ReadChunk& chunk) const {
-  const std::byte* const begin = chunk.read->job.dest + chunk.offset;
-  return unreported_bytes_ != 0 && std::any_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
-           if (slot.seen_nanos == 0) {
-             return false;
-           }
-           const std::byte* const other = slot.chunk->read->job.dest + slot.chunk->offset;
-           return begin < other + slot.chunk->length && other < begin + chunk.length;
-         });
 }
 
 std::optional<uint32_t> UringReader::TakeNext() {
@@ -163,12 +130,9 @@ std::optional<uint32_t> UringReader::TakeNext() {
   if (stop_ || free_slots_.empty()) {
     return std::nullopt;
   }
-  std::optional<ReadChunk> chunk = NextChunk();
+  const bool urgent_only = options_.depth > kUrgentSlots && free_slots_.size() <= kUrgentSlots;
+  std::optional<ReadChunk> chunk = urgent_only ? queue_.NextUrgent() : queue_.Next();
   if (!chunk.has_value()) {
-    return std::nullopt;
-  }
-  if (OverlapsUnreported(*chunk)) {
-    held_ = std::move(chunk);
     return std::nullopt;
   }
   if (chunk->read->started_nanos == 0) {
@@ -184,14 +148,6 @@ std::optional<uint32_t> UringReader::TakeNext() {
 bool UringReader::StartReads() {
   bool idle = free_slots_.size() == slots_.size();
   while (const std::optional<uint32_t> slot = TakeNext()) {
-    const ReadChunk& chunk = *slots_[*slot].chunk;
-    if (idle) {
-      looks_.OnBurst(options_.clock->NowNanos());
-    }
-    if (chunk.read->job.check && looks_.Pays()) {
-      marks_.Plant({chunk.read->job.dest + chunk.offset, chunk.length});
-      slots_[*slot].marked = true;
-    }
     StartRead(*slot);
     if (idle) {  // the disk has something to do while the rest is prepared
       static_cast<void>(ring_->Start());
@@ -210,69 +166,8 @@ void UringReader::StartRead(uint32_t slot) {
               job.offset + at);
 }
 
-int64_t UringReader::Patience() {
-  MutexLock lock(&mutex_);
-  const bool awaited = std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
-    return slot.marked && slot.chunk->read->job.request_class == RequestClass::kDemand;
-  });
-  return awaited ? looks_.pause() : ReadRing::kForever;
-}
-
-void UringReader::LookForArrivals() {
-  const int64_t now = options_.clock->NowNanos();
-  int arrived = 0;
-  for (uint32_t slot = 0; slot < slots_.size(); ++slot) {
-    const Slot& seen = slots_[slot];
-    if (seen.marked && marks_.Gone({seen.chunk->read->job.dest + seen.chunk->offset, seen.chunk->length})) {
-      ++arrived;
-      TakeEarly(slot);
-    }
-  }
-  looks_.OnLook(now, arrived);
-}
-
-void UringReader::TakeEarly(uint32_t slot) {
-  Slot& seen = slots_[slot];
-  const ReadChunk& chunk = *seen.chunk;
-  seen.marked = false;
-  if (!seen.landed) {
-    seen.landed = true;
-    MutexLock lock(&mutex_);
-    queue_.Landed(chunk);
-  }
-  StartReads();
-  static_cast<void>(ring_->Start());
-  const ReadJob& job = chunk.read->job;
-  if (!job.check(chunk.offset, std::span<const std::byte>(job.dest + chunk.offset, chunk.length)).ok()) {
-    return;  // not all has come, or it is damaged: the report will tell
-  }
-  seen.seen_nanos = options_.clock->NowNanos();
-  unreported_bytes_ += chunk.length;
-  std::shared_ptr<QueuedRead> over;
-  {
-    MutexLock lock(&mutex_);
-    over = queue_.Finish(chunk, ReadOutcome::kOk, absl::OkStatus(),
-                         seen.progress->range().bytes_read + seen.progress->left());
-  }
-  if (over != nullptr) {
-    sink_(ResultOf(*over, seen.seen_nanos));
-  }
-}
-
-void UringReader::Free(uint32_t slot) {
-  slots_[slot] = Slot();
-  free_slots_.push_back(slot);
-}
-
 void UringReader::Take(const RingCompletion& completion) {
-  Slot& slot = slots_[completion.slot];
-  if (slot.seen_nanos != 0) {  // whatever the kernel says of it now, the right bytes are there
-    looks_.OnReport(options_.clock->NowNanos() - slot.seen_nanos);
-    unreported_bytes_ -= slot.chunk->length;
-    Free(completion.slot);
-    return;
-  }
-  RangeProgress& progress = *slot.progress;
+  RangeProgress& progress = *slots_[completion.slot].progress;
   if (!progress.Take(completion.result)) {
     Land(completion.slot);
   } else if (progress.again() > 0) {
@@ -299,16 +194,11 @@ void UringReader::TryAgain() {
 
 void UringReader::Land(uint32_t slot) {
   LandedChunk landed{*std::move(slots_[slot].chunk), slots_[slot].progress->range(), ""};
-  const bool counts = !slots_[slot].landed;
-  if (slots_[slot].marked && landed.chunk.started_as == RequestClass::kDemand) {  // nobody looks for others
-    looks_.OnReport(0);
-  }
-  Free(slot);
+  slots_[slot] = Slot();
+  free_slots_.push_back(slot);
   {
     MutexLock lock(&mutex_);
-    if (counts) {
-      queue_.Landed(landed.chunk);
-    }
+    queue_.Landed(landed.chunk);
     if (landed.range.outcome != ReadOutcome::kOk) {
       landed.path = files_[static_cast<size_t>(landed.chunk.read->job.file)]->path;
     }
@@ -317,63 +207,20 @@ void UringReader::Land(uint32_t slot) {
 }
 
 void UringReader::FinishLanded() {
-  uint64_t bytes = 0;
-  for (const LandedChunk& landed : landed_) {
-    bytes += landed.chunk.length;
-  }
-  {
-    MutexLock lock(&check_mutex_);
-    std::move(landed_.begin(), landed_.end(), std::back_inserter(unchecked_));
-    if (bytes >= kHelpedBytes && landed_.size() > 1) {
-      help_wanted_ = true;
-      check_wake_.Signal();
-    }
-  }
-  landed_.clear();
-  CheckUnchecked();
-}
-
-void UringReader::Help() {
-  AskForShortSlices();
-  while (true) {
-    {
-      MutexLock lock(&check_mutex_);
-      while (!check_stop_ && !help_wanted_) {
-        check_wake_.Wait(&check_mutex_);
-      }
-      if (check_stop_) {
-        return;
-      }
-      help_wanted_ = false;
-    }
-    CheckUnchecked();
-  }
-}
-
-std::optional<UringReader::LandedChunk> UringReader::NextUnchecked() {
-  MutexLock lock(&check_mutex_);
-  if (unchecked_.empty()) {
-    return std::nullopt;
-  }
-  LandedChunk landed = std::move(unchecked_.front());
-  unchecked_.pop_front();
-  return landed;
-}
-
-void UringReader::CheckUnchecked() {
   std::vector<ReadResult> over;
   uint64_t checked = 0;
-  while (const std::optional<LandedChunk> landed = NextUnchecked()) {
-    if (std::optional<ReadResult> result = FinishChunk(*landed)) {
+  for (const LandedChunk& landed : landed_) {
+    if (std::optional<ReadResult> result = FinishChunk(landed)) {
       over.push_back(*std::move(result));
     }
-    checked += landed->chunk.length;
+    checked += landed.chunk.length;
     if (checked >= kReportBytes) {
       Report(&over);
       checked = 0;
     }
   }
   Report(&over);
+  landed_.clear();
 }
 
 void UringReader::Report(std::vector<ReadResult>* over) {

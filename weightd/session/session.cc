@@ -118,6 +118,22 @@ RingResult Session::Pop(SubmissionEntry* entry, std::vector<uint32_t>* neurons) 
   return RingResult::kOk;
 }
 
+void Session::Deliver(const CompletionEntry& entry, std::vector<Gid> held, const Store& store) {
+  if (!out.empty() || !delayed_.empty()) {
+    delayed_.push_back(DelayedCompletion{entry, std::move(held)});
+    return;
+  }
+  Complete(entry, std::move(held), store);
+}
+
+void Session::CompleteDelayed(const Store& store) {
+  while (!delayed_.empty()) {
+    DelayedCompletion next = std::move(delayed_.front());
+    delayed_.pop_front();
+    Complete(next.entry, std::move(next.held), store);
+  }
+}
+
 void Session::Complete(const CompletionEntry& entry, std::vector<Gid> held, const Store& store) {
   uint64_t bytes = 0;
   for (Gid gid : held) {
@@ -154,12 +170,12 @@ void Session::ReleaseAll(Store* store) {
   }
   holds_.clear();
   held_bytes_ = 0;
-  for (const DelayedCompletion& completion : delayed) {
+  for (const DelayedCompletion& completion : delayed_) {
     for (Gid gid : completion.held) {
       store->Unpin(gid);
     }
   }
-  delayed.clear();
+  delayed_.clear();
 }
 
 void Session::RingBell() {

@@ -69,8 +69,11 @@ class Session {
   // The next submission, copied once, and with it the neurons that it lists (of transfers whose list lies
   // within the arena; else none). kCorrupt: the session must be lost.
   RingResult Pop(SubmissionEntry* entry, std::vector<uint32_t>* neurons);
-  // Publishes a completion; `held` are extents with an internal pin that falls when it has been reaped.
-  void Complete(const CompletionEntry& entry, std::vector<Gid> held, const Store& store);
+  // Publishes a completion, or keeps it back while side messages wait: the client must know the segment of an
+  // extent first. `held` are extents with an internal pin that falls when it has been reaped.
+  void Deliver(const CompletionEntry& entry, std::vector<Gid> held, const Store& store);
+  // Publishes what was kept back. REQUIRES: no side message waits.
+  void CompleteDelayed(const Store& store);
   // Drops the pins of what the client has reaped. False: its cursor is impossible.
   bool ReleaseReaped(Store* store);
   // Drops all of them, reaped or not.
@@ -120,12 +123,6 @@ class Session {
     std::shared_ptr<const SharedMemory> memory;
   };
   std::deque<OutMessage> out;
-  // Completions that wait until their segments have been sent.
-  struct DelayedCompletion {
-    CompletionEntry entry;
-    std::vector<Gid> held;
-  };
-  std::deque<DelayedCompletion> delayed;
 
  private:
   explicit Session(Options options) : options_(std::move(options)) {}
@@ -135,6 +132,12 @@ class Session {
     std::vector<Gid> extents;
     uint64_t bytes;
   };
+  struct DelayedCompletion {
+    CompletionEntry entry;
+    std::vector<Gid> held;
+  };
+
+  void Complete(const CompletionEntry& entry, std::vector<Gid> held, const Store& store);
 
   const Options options_;
   std::shared_ptr<SharedMemory> control_;  // shared with copies that report progress into it
@@ -148,6 +151,7 @@ class Session {
   CompletionWriter completions_{ControlView{}};
   StepTimeline timeline_;
   std::deque<Hold> holds_;
+  std::deque<DelayedCompletion> delayed_;
   uint64_t held_bytes_ = 0;
   std::array<uint64_t, 3> seen_ = {};  // cursors and stamp at the last sign
   int64_t last_sign_nanos_ = 0;

@@ -66,7 +66,7 @@ void TransferEngine::Submit(TransferJob job) {
   {
     MutexLock lock(&mutex_);
     ++links_.at(transfer.link).jobs;
-    ++stats_.waiting;
+    ++stats_.transfers_waiting;
     running_[transfer.number] = std::move(running);
     schedule_.Add(std::move(transfer));
   }
@@ -267,7 +267,7 @@ void TransferEngine::Arrive(const LinkChunk& chunk, int64_t nanos) {
   running.link_bytes += chunk.bytes;
   running.last_nanos = std::max(running.last_nanos, nanos);
   stats_.link_bytes += chunk.bytes;
-  stats_.demand_bytes += running.job.link_class == LinkClass::kDemand ? chunk.bytes : 0;
+  stats_.link_demand_bytes += running.job.link_class == LinkClass::kDemand ? chunk.bytes : 0;
   Link& link = links_.at(chunk.link);
   link.room_nanos = std::max(link.room_nanos, nanos);
   PublishTiles(&running, running.job.plan.chunks[chunk.index].tile);
@@ -297,8 +297,8 @@ void TransferEngine::End(uint64_t number) {
   end.link_bytes = running.link_bytes;
   end.copy_nanos = std::max<int64_t>(0, running.last_nanos - running.first_nanos);
   ++stats_.transfers;
-  stats_.cancelled += end.cancelled ? 1 : 0;
-  --stats_.waiting;
+  stats_.transfers_cancelled += end.cancelled ? 1 : 0;
+  --stats_.transfers_waiting;
   auto link = links_.find(running.job.link);
   if (--link->second.jobs == 0 && link->second.removed) {
     links_.erase(link);

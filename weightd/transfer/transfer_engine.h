@@ -32,6 +32,7 @@
 #include "common/ring/unique_fd.h"
 #include "weightd/session/slab.h"
 #include "weightd/transfer/transfer_plan.h"
+#include "weightd/transfer/transfer_stats.h"
 
 namespace sluice {
 
@@ -65,14 +66,6 @@ struct SlabMapped {
 };
 
 using TransferEvent = std::variant<TransferEnd, SlabMapped>;
-
-struct TransferStats {
-  uint64_t transfers = 0;  // ended
-  uint64_t cancelled = 0;  // of these
-  uint64_t link_bytes = 0;
-  uint64_t demand_bytes = 0;  // of these
-  uint64_t waiting = 0;       // gauge: not ended
-};
 
 class TransferEngine {
  public:

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/status.h"
+#include "inferd/experts/expert_source.h"
 
 namespace sluice {
 
@@ -64,10 +65,10 @@ absl::Status WindowRunner::Setup() {
   // Rounding of a cache of 16 bits would drown the small changes that derivatives are taken from.
   ASSIGN_OR_RETURN(kv_, KvCache::Create(*parts_.config, KvType::kF32, pages, 1, positions_, parts_.backend));
   ASSIGN_OR_RETURN(states_, DeltaStates::Create(*parts_.config, 1, parts_.backend));
-  ASSIGN_OR_RETURN(
-      forward_, Forward::Create(*parts_.config, options_,
-                                {parts_.backend, parts_.weights, kv_.get(), states_.get(), parts_.residency,
-                                 routing_.get(), sparsity_.get(), tap_.get()}));
+  ASSIGN_OR_RETURN(forward_,
+                   Forward::Create(*parts_.config, options_,
+                                   {parts_.backend, parts_.weights, kv_.get(), states_.get(), parts_.experts,
+                                    parts_.residency, routing_.get(), sparsity_.get(), tap_.get()}));
   uint64_t width = std::max(parts_.config->hidden, MostExperts(*parts_.config));
   for (const LayerConfig& layer : parts_.config->layers) {
     width = std::max<uint64_t>(width, layer.moe.expert_width);
@@ -89,7 +90,7 @@ absl::StatusOr<double> WindowRunner::Run(const CalibrationWindow& window, const 
   batch_.Add(window.input, {.pages = kv_->pages().table(0),
                             .state = states_->slots(0),
                             .long_text = window.input.size() > ShortTextLimit(*parts_.config)});
-  parts_.residency->BeginStep(step);
+  parts_.experts->BeginStep(step);
   if (hooks.residual != nullptr) {
     RETURN_IF_ERROR(WriteResidual(hooks.residual, batch_.tokens()));
     RETURN_IF_ERROR(forward_->RunFrom(hooks.first_layer, &batch_));

@@ -10,7 +10,8 @@
 #include "absl/status/status.h"
 #include "inferd/engine/parts/engine_options.h"
 #include "inferd/model/dense_weights.h"
-#include "inferd/residency/residency.h"
+#include "inferd/experts/expert_source.h"
+#include "inferd/experts/residency_view.h"
 #include "kernels/backend.h"
 
 namespace sluice {
@@ -20,7 +21,8 @@ struct ModelParts {
   const EnginePlan* plan = nullptr;
   Backend* backend = nullptr;
   const DenseWeights* weights = nullptr;
-  Residency* residency = nullptr;
+  ExpertSource* experts = nullptr;
+  const ResidencyView* residency = nullptr;  // of the same experts
 };
 
 // Runs on the engine thread between two steps. `step` is larger than any step's number before it.

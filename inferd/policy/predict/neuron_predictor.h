@@ -20,11 +20,11 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "inferd/experts/expert_prefetch.h"
 #include "inferd/model/dense_tensors.h"
 #include "inferd/policy/predict/predictor.h"
 #include "inferd/policy/preset/preset.h"
 #include "inferd/policy/sparsity/neuron_thresholds.h"
-#include "inferd/residency/residency.h"
 #include "kernels/backend.h"
 
 namespace sluice {
@@ -59,7 +59,7 @@ class NeuronPredictor {
     const ModelConfig* config = nullptr;
     const std::vector<LayerWeights>* layers = nullptr;  // norms and biases
     Backend* backend = nullptr;
-    Residency* residency = nullptr;
+    ExpertPrefetch* residency = nullptr;
   };
   // INVALID_ARGUMENT for an order without a lead of its own, UNIMPLEMENTED for a model whose router scales
   // the experts' inputs.
@@ -108,7 +108,7 @@ class NeuronPredictor {
   const ModelConfig& config_;
   const std::vector<LayerWeights>& layers_;
   Backend* const backend_;
-  Residency* const residency_;
+  ExpertPrefetch* const residency_;
 
   uint64_t step_ = 0;  // of the prediction; 0: none
   bool only_counts_ = false;

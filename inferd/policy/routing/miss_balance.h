@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "inferd/residency/residency.h"
+#include "inferd/experts/residency_view.h"
 
 namespace sluice {
 

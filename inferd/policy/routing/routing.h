@@ -17,7 +17,7 @@
 #include "inferd/policy/preset/preset.h"
 #include "inferd/policy/routing/expert_choice.h"
 #include "inferd/policy/routing/router_scores.h"
-#include "inferd/residency/residency.h"
+#include "inferd/experts/residency_view.h"
 #include "inferd/step/step_batch.h"
 #include "inferd/step/work_plan.h"
 #include "kernels/backend.h"

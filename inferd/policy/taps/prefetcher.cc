@@ -10,7 +10,7 @@
 namespace sluice {
 
 Prefetcher::Prefetcher(const ModelConfig& config, PrefetcherOptions options, Predictors predictors,
-                       Residency* residency)
+                       ExpertPrefetch* residency)
     : config_(config),
       options_(std::move(options)),
       predictor_(std::move(predictors.experts)),

@@ -26,7 +26,7 @@
 #include "inferd/policy/predict/recall_floor.h"
 #include "inferd/policy/routing/routing.h"
 #include "inferd/policy/sparsity/sparsity.h"
-#include "inferd/residency/residency.h"
+#include "inferd/experts/expert_prefetch.h"
 
 namespace sluice {
 
@@ -83,7 +83,7 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   };
   // `residency` outlives the prefetcher.
   Prefetcher(const ModelConfig& config, PrefetcherOptions options, Predictors predictors,
-             Residency* residency);
+             ExpertPrefetch* residency);
   ~Prefetcher() override;
 
   absl::Status AfterRouter(const RouterTap& tap) override;
@@ -159,7 +159,7 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   const std::unique_ptr<FirstLayerPredictor> first_layer_;
   const std::unique_ptr<NeuronPredictor> neurons_;
   const std::unique_ptr<ExpertPredictor> guessed_;
-  Residency* const residency_;
+  ExpertPrefetch* const residency_;
 
   std::vector<Prediction> predictions_;     // by layer and depth 0..kMostDepth
   std::vector<Follower> followers_;         // of the first layer's prediction, by its rows
@@ -178,7 +178,7 @@ struct PrefetcherSetup {
   const DenseWeights* weights = nullptr;
   const SparsityPolicy* sparsity = nullptr;
   Backend* backend = nullptr;
-  Residency* residency = nullptr;
+  ExpertPrefetch* residency = nullptr;
   uint32_t max_tokens = 0;
   uint32_t max_sequences = 0;
   std::string profile_dir;

@@ -4,6 +4,7 @@
 
 #include "absl/time/clock.h"
 #include "common/status.h"
+#include "inferd/weights/extent_leases.h"
 
 namespace sluice {
 namespace {
@@ -11,36 +12,23 @@ namespace {
 // A layer that was not complete is looked at again after this many steps: a look costs one load per extent.
 constexpr uint64_t kStepsBetweenLooks = 32;
 // A request that found no room with nothing of ours in the way is repeated at once a few times: another
-// session may just have moved. When others go on pinning weightd's DRAM, it is repeated at this pace.
+// session may just have moved. When others go on pinning weightd's DRAM, it is repeated after a pause.
 constexpr uint32_t kQuickRetries = 3;
-constexpr absl::Duration kRetryPace = absl::Milliseconds(1);
 
 }  // namespace
 
 HostResidency::HostResidency(const HostResidencyOptions& options, WeightClient* client, FetchQueue* fetches,
                              const SegmentBuffers* segments, Queue* queue)
-    : options_(options),
-      pack_(client->pack()),
-      client_(client),
-      fetches_(fetches),
+    : LayerResidency(client, fetches, queue, FetchWindow(options.max_in_flight, kQuickRetries),
+                     options.stall_limit),
       segments_(segments),
-      queue_(queue),
-      window_(options.max_in_flight),
-      stall_(options.stall_limit),
-      counters_(pack_.config().layers.size()) {
-  const uint32_t layers = static_cast<uint32_t>(pack_.config().layers.size());
-  uint32_t most = 0;
+      entries_(most_experts()),
+      complete_(pack_.config().layers.size()) {
   uint64_t total = 0;
-  for (uint32_t layer = 0; layer < layers; ++layer) {
+  for (const uint32_t experts : ExpertsByLayer(pack_)) {
     first_expert_.push_back(total);
-    total += pack_.expert_count(layer);
-    most = std::max(most, pack_.expert_count(layer));
+    total += experts;
   }
-  entries_.resize(most);
-  demand_of_.assign(most, 0);
-  ready_.reserve(most);
-  failed_.reserve(most);
-  complete_.resize(layers);
   asked_for_.assign(total, 0);
 }
 
@@ -69,43 +57,25 @@ void HostResidency::LookAtLayer(uint32_t layer) {
 }
 
 void HostResidency::BeginStep(uint64_t step) {
-  step_ = step;
   begun_ = 0;
-  Poll();
-}
-
-void HostResidency::Poll() {
-  fetches_->Poll([this](const FetchKey& key, const FetchCompletion& completion) { Handle(key, completion); });
+  LayerResidency::BeginStep(step);
 }
 
 absl::Status HostResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) {
-  if (demands.size() > entries_.size()) {
-    return absl::InternalError(
-        absl::StrCat("layer ", layer, ": ", demands.size(), " demands for ", entries_.size(), " experts"));
-  }
-  for (uint32_t i = 0; i < demands_; ++i) {
-    demand_of_[entries_[i].expert] = 0;
-  }
-  layer_ = layer;
+  RETURN_IF_ERROR(OpenLayer(layer, demands));
   begun_ = layer + 1;
-  demands_ = static_cast<uint32_t>(demands.size());
-  failed_.clear();
-  ready_.clear();
   in_flight_ = 0;
-  no_room_ = false;
-  refusals_ = 0;
-  trouble_ = absl::OkStatus();
-  open_ = waiting_ = demands_;
-  for (uint32_t i = 0; i < demands_; ++i) {
-    demand_of_[demands[i].expert] = i + 1;
-    entries_[i].expert = demands[i].expert;
-    entries_[i].state = State::kWaiting;
-    const bool hit = LeaseExpert(i);
+  waiting_ = static_cast<uint32_t>(demands.size());
+  for (const ExpertDemand& demand : demands) {
+    const uint32_t index = this->demands();
+    OpenDemand(demand.expert);
+    entries_[index].state = State::kWaiting;
+    const bool hit = LeaseExpert(index);
     counters_.Add(layer, &ResidencyCounters::requests);
     counters_.Add(layer, &ResidencyCounters::hits, hit ? 1 : 0);
     if (!hit) {
       complete_[layer] = {false, step_ + kStepsBetweenLooks};
-    } else if (AskedFor(layer, demands[i].expert) == step_ + 1) {
+    } else if (AskedFor(layer, demand.expert) == step_ + 1) {
       counters_.Add(layer, &ResidencyCounters::prefetch_useful);
     }
   }
@@ -119,7 +89,7 @@ absl::Status HostResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
 // Prefetches of this layer that nobody chose: what has not been read of them would delay what is wanted next.
 void HostResidency::CancelDisproved() {
   for (const ComingExpert& coming : coming_) {
-    if (coming.layer == layer_ && demand_of_[coming.expert] == 0) {
+    if (coming.layer == layer_ && !IsDemanded(coming.expert)) {
       client_->Cancel(coming.request);
     }
   }
@@ -128,14 +98,9 @@ void HostResidency::CancelDisproved() {
 // Leases all extents of the expert, or none. REQUIRES: kWaiting or kRequested.
 bool HostResidency::LeaseExpert(uint32_t index) {
   Entry& entry = entries_[index];
-  const ExtentRange range = pack_.expert_extents(layer_, entry.expert);
-  for (uint32_t i = 0; i < range.count; ++i) {
-    if (!client_->TryLease(range.first + i, &entry.leases[i])) {
-      while (i > 0) {
-        client_->Release(range.first + --i, step_);
-      }
-      return false;
-    }
+  const ExtentRange range = pack_.expert_extents(layer_, experts()[index]);
+  if (!LeaseExtents(range, step_, client_, entry.leases.data())) {
+    return false;
   }
   held_ += range.count;
   waiting_ -= entry.state == State::kWaiting ? 1 : 0;
@@ -144,22 +109,18 @@ bool HostResidency::LeaseExpert(uint32_t index) {
 }
 
 void HostResidency::GiveBack(uint32_t index) {
-  const ExtentRange range = pack_.expert_extents(layer_, entries_[index].expert);
-  for (uint32_t i = 0; i < range.count; ++i) {
-    client_->Release(range.first + i, step_);
-  }
+  const ExtentRange range = pack_.expert_extents(layer_, experts()[index]);
+  ReleaseExtents(range, step_, client_);
   held_ -= range.count;
-  no_room_ = false;
-  refusals_ = 0;
+  window_.RoomMade();
 }
 
-void HostResidency::GiveBackHandedOut() {
+void HostResidency::TakeBack() {
   for (const ReadyTile& tile : ready_) {
     GiveBack(tile.demand);
     entries_[tile.demand].state = State::kDone;
-    --open_;
+    CloseDemand();
   }
-  ready_.clear();
 }
 
 // Also called between layers, for what came too late: then no demand matches.
@@ -171,8 +132,8 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
   if (key.kind == FetchKind::kPrefetch) {
     std::erase_if(coming_, [&](const ComingExpert& coming) { return coming.request == completion.id; });
   }
-  const uint32_t index = key.layer == layer_ ? FindDemand(key.expert) : ~0u;
-  if (index >= demands_) {
+  const uint32_t index = FindDemand(key.layer, key.expert);
+  if (index == kNoDemand) {
     return;
   }
   Entry& entry = entries_[index];
@@ -187,23 +148,17 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
   }
   --in_flight_;
   if (completion.code == absl::StatusCode::kOk && LeaseExpert(index)) {
-    window_ = std::min(options_.max_in_flight, window_ + 1);
-    refusals_ = 0;
+    window_.Came();
     stall_.Restart(absl::Now());
     return;
   }
   switch (completion.code) {
     case absl::StatusCode::kDataLoss:
       entry.state = State::kFailed;
-      --open_;
-      failed_.push_back({index, completion.extent});
+      FailDemand(index, completion.extent);
       return;
     case absl::StatusCode::kResourceExhausted:
-      no_room_ = true;
-      window_ = std::max(1u, in_flight_);
-      ++refusals_;
-      retry_at_ = refusals_ > kQuickRetries ? absl::Now() + kRetryPace : absl::InfinitePast();
-      counters_.Add(layer_, &ResidencyCounters::no_room);
+      CountRefusal();
       break;
     case absl::StatusCode::kOk:         // gone again before it could be leased
     case absl::StatusCode::kCancelled:  // joined a prefetch that was dropped
@@ -215,25 +170,20 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
   ++waiting_;
 }
 
-uint32_t HostResidency::FindDemand(uint32_t expert) const {
-  return expert < demand_of_.size() ? demand_of_[expert] - 1 : ~0u;
-}
-
-// Sends requests for waiting demands as far as the window, the ring and weightd's room go.
+// Sends requests for waiting demands as far as the window, the ring and weightd's room go. After a refusal
+// one request goes out alone.
 absl::Status HostResidency::AskForWaiting() {
-  if (no_room_ && absl::Now() < retry_at_) {
-    return absl::OkStatus();
-  }
+  const absl::Time now = absl::Now();
   const OneBell bell(client_);
-  for (uint32_t i = 0; i < demands_ && waiting_ > 0; ++i) {
-    if (in_flight_ >= window_ || (no_room_ && in_flight_ > 0)) {
+  for (uint32_t i = 0; i < demands() && waiting_ > 0; ++i) {
+    if (window_.IsFull(in_flight_) || !window_.MayAsk(in_flight_, now)) {
       return absl::OkStatus();
     }
     if (entries_[i].state != State::kWaiting) {
       continue;
     }
     const absl::Status status =
-        fetches_->FetchExpert(FetchKind::kDemand, step_, layer_, entries_[i].expert).status();
+        fetches_->FetchExpert(FetchKind::kDemand, step_, layer_, experts()[i]).status();
     if (absl::IsResourceExhausted(status)) {
       return absl::OkStatus();  // the ring is full: completions will make room
     }
@@ -245,42 +195,17 @@ absl::Status HostResidency::AskForWaiting() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<absl::Span<const ReadyTile>> HostResidency::Next() {
-  if (!ready_.empty()) {
-    RETURN_IF_ERROR(queue_->Wait(queue_->Record()));  // nothing reads the weights any more
-    GiveBackHandedOut();
-  }
-  stall_.Restart(absl::Now());  // computing is no waiting
-  while (open_ > 0) {
-    Poll();
-    RETURN_IF_ERROR(trouble_);
-    RETURN_IF_ERROR(AskForWaiting());
-    RETURN_IF_ERROR(HandOutReady());
-    if (!ready_.empty()) {
-      return absl::MakeConstSpan(ready_);
-    }
-    if (open_ == 0) {
-      break;
-    }
-    if (stall_.Exceeded(absl::Now())) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("layer ", layer_, ": ", open_, " experts did not come for ",
-                       absl::FormatDuration(options_.stall_limit), ", ", counters_.total().no_room,
-                       " fills found no room in weightd's DRAM"));
-    }
-    const absl::Time until = no_room_ && in_flight_ == 0 ? retry_at_ : absl::InfiniteFuture();
-    RETURN_IF_ERROR(fetches_->Wait(stall_.EndOfWait(absl::Now(), until)));
-  }
-  return absl::Span<const ReadyTile>();
+absl::Time HostResidency::WaitUntil() const {
+  return window_.no_room() && in_flight_ == 0 ? window_.retry_at() : absl::InfiniteFuture();
 }
 
 bool HostResidency::NextWaits() const {
   const auto ready = [](const Entry& entry) { return entry.state == State::kReady; };
-  return open_ > 0 && std::none_of(entries_.begin(), entries_.begin() + demands_, ready);
+  return open_ > 0 && std::none_of(entries_.begin(), entries_.begin() + demands(), ready);
 }
 
-absl::Status HostResidency::HandOutReady() {
-  for (uint32_t i = 0; i < demands_; ++i) {
+absl::Status HostResidency::HandOut() {
+  for (uint32_t i = 0; i < demands(); ++i) {
     if (entries_[i].state != State::kReady) {
       continue;
     }
@@ -289,7 +214,7 @@ absl::Status HostResidency::HandOutReady() {
     ASSIGN_OR_RETURN(tile.up, PartOf(i, Part::kUp));
     ASSIGN_OR_RETURN(tile.gate, PartOf(i, Part::kGate));
     ASSIGN_OR_RETURN(tile.down, PartOf(i, Part::kDown));
-    const uint64_t bytes = pack_.expert_bytes(layer_, entries_[i].expert);
+    const uint64_t bytes = pack_.expert_bytes(layer_, experts()[i]);
     counters_.Add(layer_, &ResidencyCounters::bytes_touched, bytes);
     counters_.Add(layer_, &ResidencyCounters::bytes_dram, bytes);
     entries_[i].state = State::kHandedOut;
@@ -299,7 +224,7 @@ absl::Status HostResidency::HandOutReady() {
 }
 
 absl::StatusOr<WeightView> HostResidency::PartOf(uint32_t index, Part part) const {
-  const uint32_t expert = entries_[index].expert;
+  const uint32_t expert = experts()[index];
   const PartView view = pack_.part(layer_, expert, part);
   const ExtentLease& lease = entries_[index].leases[view.extent - pack_.expert_extents(layer_, expert).first];
   const BufferRef place = segments_->Place(lease);
@@ -328,17 +253,14 @@ void HostResidency::Prefetch(uint32_t layer, uint32_t expert) {
 }
 
 void HostResidency::Abandon() {
-  for (uint32_t i = 0; i < demands_; ++i) {
+  for (uint32_t i = 0; i < demands(); ++i) {
     if (entries_[i].state == State::kReady || entries_[i].state == State::kHandedOut) {
       GiveBack(i);
     }
-    entries_[i].state = State::kDone;
-    demand_of_[entries_[i].expert] = 0;
   }
-  ready_.clear();
+  CloseLayer();
   coming_.clear();
-  demands_ = 0;
-  open_ = waiting_ = in_flight_ = 0;
+  waiting_ = in_flight_ = 0;
   for (LayerState& state : complete_) {
     state = {};
   }

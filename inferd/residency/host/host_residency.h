@@ -16,12 +16,8 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "inferd/residency/residency.h"
-#include "inferd/weights/fetch_queue.h"
+#include "inferd/residency/layer_residency.h"
 #include "inferd/weights/segment_buffers.h"
-#include "inferd/weights/stall_limit.h"
-#include "inferd/weights/weight_client.h"
-#include "pack/pack.h"
 
 namespace sluice {
 
@@ -33,7 +29,7 @@ struct HostResidencyOptions {
   absl::Duration stall_limit = absl::Seconds(5);
 };
 
-class HostResidency final : public Residency {
+class HostResidency final : public LayerResidency {
  public:
   // All outlive this object.
   HostResidency(const HostResidencyOptions& options, WeightClient* client, FetchQueue* fetches,
@@ -46,22 +42,16 @@ class HostResidency final : public Residency {
   bool AllResident(uint32_t layer) const override { return complete_[layer].all_resident; }
   void BeginStep(uint64_t step) override;
   absl::Status BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
-  absl::StatusOr<absl::Span<const ReadyTile>> Next() override;
   bool NextWaits() const override;
-  absl::Span<const FailedDemand> failed() const override { return failed_; }
   void Prefetch(uint32_t layer, uint32_t expert) override;
-  void Poll() override;
   void Abandon() override;
   uint64_t held() const override { return held_; }
-  ResidencyCounters counters() const override { return counters_.total(); }
-  absl::Span<const ResidencyCounters> counters_by_layer() const override { return counters_.layers(); }
 
  private:
   enum class State : uint8_t { kWaiting, kRequested, kReady, kHandedOut, kDone, kFailed };
   static constexpr int kMaxExtents = kPartCount;  // streams of an expert
 
   struct Entry {
-    uint32_t expert = 0;
     State state = State::kWaiting;
     std::array<ExtentLease, kMaxExtents> leases;
   };
@@ -85,44 +75,25 @@ class HostResidency final : public Residency {
   bool LeaseExpert(uint32_t index);
   void CancelDisproved();
   void GiveBack(uint32_t index);
-  void GiveBackHandedOut();
-  void Handle(const FetchKey& key, const FetchCompletion& completion);
-  absl::Status AskForWaiting();
-  absl::Status HandOutReady();
+  void Handle(const FetchKey& key, const FetchCompletion& completion) override;
+  absl::Status AskForWaiting() override;
+  absl::Status HandOut() override;
+  void TakeBack() override;
+  absl::Time WaitUntil() const override;
+  uint32_t in_flight() const override { return in_flight_; }
   absl::StatusOr<WeightView> PartOf(uint32_t index, Part part) const;
   void LookAtLayer(uint32_t layer);
-  uint32_t FindDemand(uint32_t expert) const;
 
-  const HostResidencyOptions options_;
-  const Pack& pack_;
-  WeightClient* const client_;
-  FetchQueue* const fetches_;
   const SegmentBuffers* const segments_;
-  Queue* const queue_;
-
-  uint64_t step_ = 0;
-  uint32_t layer_ = 0;
   uint32_t begun_ = 0;                // layers of this step, from the first on
-  uint32_t demands_ = 0;              // of the current layer
   std::vector<Entry> entries_;        // [most experts of a layer], by demand
-  std::vector<uint32_t> demand_of_;   // [most experts], by expert: demand + 1, 0: none
-  std::vector<ReadyTile> ready_;      // handed out by the last Next()
-  std::vector<FailedDemand> failed_;  // of the current layer
   std::vector<LayerState> complete_;  // by layer
   std::vector<ComingExpert> coming_;
   std::vector<uint64_t> asked_for_;     // by (layer, expert): step + 1 that the last prefetch was for
   std::vector<uint64_t> first_expert_;  // by layer: running number of its first expert
   uint32_t waiting_ = 0;                // entries in kWaiting
-  uint32_t open_ = 0;                   // entries not yet kDone or kFailed
   uint32_t in_flight_ = 0;              // demands of this layer without a completion
-  uint32_t window_;                     // of in_flight_
-  bool no_room_ = false;                // since the last lease was given back
-  uint32_t refusals_ = 0;               // fills without room since something was leased or given back
-  absl::Time retry_at_;                 // not earlier while no_room_
   uint64_t held_ = 0;                   // extent leases
-  StallLimit stall_;
-  absl::Status trouble_;  // a completion that no rule covers
-  LayerCounters counters_;
 };
 
 }  // namespace sluice

@@ -30,14 +30,13 @@ absl::Status NeuronResidency::MeasureBreakEven() {
   if (!slots_->MayTake(layer, 0)) {
     return absl::OkStatus();  // weightd died in an attempt before this one
   }
-  const uint32_t slot = slots_->Take(layer, 0, SlotTable::For::kDemand,
-                                     [](uint32_t, absl::Span<const uint32_t>) { return ~0u; });
+  const uint32_t slot = slots_->Take(layer, 0, SlotTable::For::kDemand, NoVictim);
   if (slot == NeuronSlots::kNoSlot) {
     return absl::OkStatus();
   }
   if (!slots_->lead_resident()) {
     RETURN_IF_ERROR(slots_->FetchLead(FetchKind::kDemand, step_, layer, 0, slot));
-    RETURN_IF_ERROR(DrainFill(0));
+    RETURN_IF_ERROR(fill_.Drain(0));
   }
   const uint32_t width = slots_->layout(layer, 0).width;
   double all = 0;
@@ -68,7 +67,7 @@ absl::StatusOr<double> NeuronResidency::TimeNeurons(uint32_t slot, uint32_t widt
   }
   last_copy_us_ = 0;
   RETURN_IF_ERROR(slots_->FetchNeurons(FetchKind::kDemand, step_, slot, {list_.data(), count}));
-  RETURN_IF_ERROR(DrainFill(0));
+  RETURN_IF_ERROR(fill_.Drain(0));
   const bool came = slots_->neurons().present_count(slot) == count;
   slots_->neurons().Reset(slot, width);
   return came ? last_copy_us_ : 0;

@@ -12,27 +12,17 @@
 namespace sluice {
 namespace {
 
-// Pause before a fill that found no room in weightd's DRAM is repeated.
-constexpr absl::Duration kRetryPace = absl::Milliseconds(1);
 // More rows of one expert than these want nearly all of its neurons, at 90 % sparsity too: it is not looked
 // at.
 constexpr uint32_t kMostRowsLookedAt = 32;
 
 }  // namespace
 
-// Of a byte over the link; 0: unthrottled, and nothing measured yet.
-double NeuronResidency::LoadSeconds() const {
-  if (options_.slots.load_seconds > 0) {
-    return options_.slots.load_seconds;
-  }
-  const uint64_t bytes = fetches_->bytes_link();
-  return bytes == 0 ? 0 : fetches_->copy_seconds() / static_cast<double>(bytes);
-}
-
-void NeuronResidency::BeginEntry(uint32_t index, const ExpertDemand& demand) {
+void NeuronResidency::BeginEntry(const ExpertDemand& demand) {
+  const uint32_t index = demands();
+  OpenDemand(demand.expert);
   Entry& entry = entries_[index];
   entry = {};
-  entry.expert = demand.expert;
   entry.rows = demand.tokens;
   entry.slot = slots_->Find(layer_, demand.expert);
   entry.looks = demand.tokens <= kMostRowsLookedAt && value_rows_ + demand.tokens <= kValueRows;
@@ -42,9 +32,7 @@ void NeuronResidency::BeginEntry(uint32_t index, const ExpertDemand& demand) {
   } else {
     std::copy(all_.begin(), all_.end(), Need(index));
   }
-  demand_of_[demand.expert] = index + 1;
-  ++open_;
-  CountDemand(entry);
+  CountDemand(demand.expert, entry);
   if (entry.slot == NeuronSlots::kNoSlot) {
     if (slots_->lead_resident()) {
       entry.state = entry.looks ? State::kLeadReady : State::kNeedsNeurons;
@@ -57,17 +45,17 @@ void NeuronResidency::BeginEntry(uint32_t index, const ExpertDemand& demand) {
   slot.pinned = true;
   slot.fresh = slot.prefetched = false;
   slots_->Promote(step_, entry.slot);
-  entry.state = !slots_->HasLead(layer_, entry.expert) ? State::kLeadComes
-                : entry.looks                          ? State::kLeadReady
-                                                       : State::kNeedsNeurons;
+  entry.state = !slots_->HasLead(layer_, demand.expert) ? State::kLeadComes
+                : entry.looks                           ? State::kLeadReady
+                                                        : State::kNeedsNeurons;
 }
 
-void NeuronResidency::CountDemand(const Entry& entry) {
+void NeuronResidency::CountDemand(uint32_t expert, const Entry& entry) {
   counters_.Add(layer_, &ResidencyCounters::requests);
   if (entry.slot == NeuronSlots::kNoSlot) {
     return;
   }
-  const bool there = slots_->HasLead(layer_, entry.expert) && slots_->neurons().present_count(entry.slot) > 0;
+  const bool there = slots_->HasLead(layer_, expert) && slots_->neurons().present_count(entry.slot) > 0;
   counters_.Add(layer_, there ? &ResidencyCounters::hits : &ResidencyCounters::late,
                 there || slots_->IsBusy(entry.slot) ? 1 : 0);
   counters_.Add(layer_, &ResidencyCounters::prefetch_useful,
@@ -76,11 +64,11 @@ void NeuronResidency::CountDemand(const Entry& entry) {
 
 // Sends what is waiting as far as the window, the ring and the slots go.
 absl::Status NeuronResidency::AskForWaiting() {
-  if (no_room_ && (slots_->demands_in_flight() > 0 || absl::Now() < retry_at_)) {
+  if (!window_.MayAsk(slots_->demands_in_flight(), absl::Now())) {
     return absl::OkStatus();
   }
   const OneBell bell(client_);
-  for (uint32_t i = 0; i < demands_ && slots_->demands_in_flight() < window_; ++i) {
+  for (uint32_t i = 0; i < demands() && !window_.IsFull(slots_->demands_in_flight()); ++i) {
     absl::Status status;
     if (entries_[i].state == State::kNeedsSlot) {
       status = AskForSlot(i);
@@ -100,17 +88,14 @@ uint32_t NeuronResidency::TakeSlot(uint32_t expert) {
     return NeuronSlots::kNoSlot;  // weightd may still write there
   }
   const uint32_t slot =
-      slots_->Take(layer_, expert, streams_ ? SlotTable::For::kStream : SlotTable::For::kDemand,
-                   [this](uint32_t layer, absl::Span<const uint32_t> experts) {
-                     return eviction_.Victim(layer, experts);
-                   });
+      slots_->Take(layer_, expert, streams_ ? SlotTable::For::kStream : SlotTable::For::kDemand, keeper_);
   if (slot != NeuronSlots::kNoSlot) {
     slots_->table().slot(slot).pinned = true;
   }
   return slot;
 }
 
-// Every neuron that was not asked for, into list_.
+// Lists in list_ every neuron that was not asked for; returns how many they are.
 uint32_t NeuronResidency::ListAll(uint32_t slot) {
   return ListNeurons(all_, slots_->neurons().asked(slot), list_.data());
 }
@@ -118,12 +103,13 @@ uint32_t NeuronResidency::ListAll(uint32_t slot) {
 // OK without a request if there is no slot: what is being computed will give one up.
 absl::Status NeuronResidency::AskForSlot(uint32_t index) {
   Entry& entry = entries_[index];
-  const uint32_t slot = TakeSlot(entry.expert);
+  const uint32_t expert = experts()[index];
+  const uint32_t slot = TakeSlot(expert);
   if (slot == NeuronSlots::kNoSlot) {
     return absl::OkStatus();
   }
   const absl::Status sent = entry.looks
-                                ? slots_->FetchLead(FetchKind::kDemand, step_, layer_, entry.expert, slot)
+                                ? slots_->FetchLead(FetchKind::kDemand, step_, layer_, expert, slot)
                                 : slots_->FetchNeurons(FetchKind::kDemand, step_, slot,
                                                        absl::MakeConstSpan(list_.data(), ListAll(slot)));
   if (!sent.ok()) {
@@ -150,7 +136,7 @@ absl::Status NeuronResidency::AskForNeurons(uint32_t index) {
     entry.state = State::kReady;
     return absl::OkStatus();
   }
-  entry.slot = entry.slot == NeuronSlots::kNoSlot ? TakeSlot(entry.expert) : entry.slot;
+  entry.slot = entry.slot == NeuronSlots::kNoSlot ? TakeSlot(experts()[index]) : entry.slot;
   if (entry.slot == NeuronSlots::kNoSlot) {
     return absl::OkStatus();
   }
@@ -177,7 +163,7 @@ absl::Status NeuronResidency::AskForNeurons(uint32_t index) {
   return absl::OkStatus();
 }
 
-// The leads handed out last have been computed.
+// The leads handed out last have been computed, so their masks say what each expert needs.
 void NeuronResidency::DecideNeurons() {
   wants_.clear();
   for (const ReadyTile& tile : ready_) {
@@ -214,12 +200,12 @@ void NeuronResidency::DecideFor(uint32_t index) {
   layer_counters().left_out += count - CountNeurons(active);
 }
 
-// Those that count and were not asked for, with their sizes.
+// Notes the demand's neurons that count and were not asked for, with their sizes: these share the budget.
 void NeuronResidency::WantNeurons(uint32_t index, absl::Span<const uint64_t> asked) {
   const Entry& entry = entries_[index];
   const uint32_t count = ListNeurons(NeedOf(index), asked, list_.data());
   const size_t first = wants_.size();
-  const auto bytes = static_cast<uint32_t>(slots_->layout(layer_, entry.expert).record_bytes);
+  const auto bytes = static_cast<uint32_t>(slots_->layout(layer_, experts()[index]).record_bytes);
   for (uint32_t i = 0; i < count; ++i) {
     wants_.push_back({0, index, list_[i], bytes});
   }
@@ -234,7 +220,7 @@ void NeuronResidency::WantNeurons(uint32_t index, absl::Span<const uint64_t> ask
   }
 }
 
-// The largest that the layer's link time allows are needed after all.
+// The largest of the neurons noted that the layer's link time allows are needed after all.
 void NeuronResidency::ChooseWithinBudget() {
   if (wants_.empty()) {
     return;
@@ -246,7 +232,7 @@ void NeuronResidency::ChooseWithinBudget() {
   layer_counters().left_out -= chosen;
 }
 
-// Also called between layers and for prefetches.
+// Completions come between layers too, and for prefetches: these say nothing about a demand.
 void NeuronResidency::Handle(const FetchKey& key, const FetchCompletion& completion) {
   NeuronSlots::Ended ended;
   if (key.kind == FetchKind::kDense || !slots_->Handle(completion, &ended)) {
@@ -262,18 +248,21 @@ void NeuronResidency::Handle(const FetchKey& key, const FetchCompletion& complet
   counters_.Add(ended.layer, &ResidencyCounters::bytes_link, completion.link_bytes);
   counters_.Add(ended.layer, &ResidencyCounters::bytes_ssd, completion.bytes);
   neuron_counters_[ended.layer].bytes += ended.neurons ? completion.link_bytes : 0;
-  const uint32_t index = in_layer_ && ended.layer == layer_ && ended.slot != NeuronSlots::kNoSlot
-                             ? demand_of_[ended.expert] - 1
-                             : ~0u;
-  if (index >= demands_ || entries_[index].slot != ended.slot) {
+  const uint32_t index =
+      ended.slot != NeuronSlots::kNoSlot ? FindDemand(ended.layer, ended.expert) : kNoDemand;
+  if (index == kNoDemand || entries_[index].slot != ended.slot) {
     return;
   }
   if (ended.counts) {
-    ok ? stall_.Restart(absl::Now()) : CountFailure(completion, index);
-    window_ = ok ? std::min(options_.slots.max_in_flight, window_ + 1) : window_;
-    no_room_ = no_room_ && !ok;
+    ok ? CountArrival() : CountFailure(completion, index);
   }
   Reconsider(index, ended, ok);
+}
+
+void NeuronResidency::CountArrival() {
+  stall_.Restart(absl::Now());
+  window_.Came();
+  window_.RoomMade();
 }
 
 void NeuronResidency::CountFailure(const FetchCompletion& completion, uint32_t index) {
@@ -282,21 +271,17 @@ void NeuronResidency::CountFailure(const FetchCompletion& completion, uint32_t i
     case absl::StatusCode::kDataLoss:
       if (entry.state != State::kFailed && entry.state != State::kDone) {
         entry.state = State::kFailed;
-        --open_;
-        failed_.push_back({index, completion.extent});
+        FailDemand(index, completion.extent);
       }
       return;
     case absl::StatusCode::kResourceExhausted:
-      no_room_ = true;
-      window_ = std::max(1u, slots_->demands_in_flight());
-      retry_at_ = absl::Now() + kRetryPace;
-      counters_.Add(layer_, &ResidencyCounters::no_room);
+      CountRefusal();
       return;
     case absl::StatusCode::kCancelled:  // a prefetch that had not begun
       return;
     default:
       trouble_ = absl::Status(completion.code, absl::StrCat("weightd could not transfer neurons of expert ",
-                                                            entry.expert, " of layer ", layer_));
+                                                            experts()[index], " of layer ", layer_));
   }
 }
 
@@ -310,7 +295,7 @@ void NeuronResidency::Reconsider(uint32_t index, const NeuronSlots::Ended& ended
     entry.slot = NeuronSlots::kNoSlot;
     entry.state = State::kNeedsSlot;
     entry.handed = 0;
-  } else if (entry.state == State::kLeadComes && slots_->HasLead(layer_, entry.expert)) {
+  } else if (entry.state == State::kLeadComes && slots_->HasLead(layer_, experts()[index])) {
     entry.state = entry.looks ? State::kLeadReady : State::kNeedsNeurons;
   } else if (entry.state == State::kNeuronsCome && HasAll(index)) {
     entry.state = State::kReady;
@@ -323,7 +308,7 @@ void NeuronResidency::Reconsider(uint32_t index, const NeuronSlots::Ended& ended
 void NeuronResidency::Prefetch(uint32_t layer, uint32_t expert) { PrefetchNeurons(layer, expert, {}); }
 
 void NeuronResidency::PrefetchNeurons(uint32_t layer, uint32_t expert, absl::Span<const uint32_t> neurons) {
-  if (in_layer_ && layer == layer_) {
+  if (demands() > 0 && layer == layer_) {
     return;
   }
   uint32_t slot = slots_->Find(layer, expert);
@@ -331,12 +316,8 @@ void NeuronResidency::PrefetchNeurons(uint32_t layer, uint32_t expert, absl::Spa
     return;
   }
   if (slot == NeuronSlots::kNoSlot) {
-    slot = slots_->MayTake(layer, expert)
-               ? slots_->Take(layer, expert, SlotTable::For::kPrefetch,
-                              [this](uint32_t of, absl::Span<const uint32_t> experts) {
-                                return eviction_.Victim(of, experts);
-                              })
-               : NeuronSlots::kNoSlot;
+    slot = slots_->MayTake(layer, expert) ? slots_->Take(layer, expert, SlotTable::For::kPrefetch, keeper_)
+                                          : NeuronSlots::kNoSlot;
     if (slot == NeuronSlots::kNoSlot) {
       return;
     }

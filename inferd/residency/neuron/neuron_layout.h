@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "common/encoding.h"
-#include "inferd/residency/slab/slab_plan.h"
+#include "inferd/residency/slots/slab_plan.h"
 #include "pack/pack.h"
 
 namespace sluice {

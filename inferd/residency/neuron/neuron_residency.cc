@@ -14,19 +14,6 @@ constexpr absl::Duration kTilePace = absl::Microseconds(300);
 
 }  // namespace
 
-void NeuronResidency::SetScores(absl::Span<const float> scores) {
-  scores_.assign(scores.begin(), scores.begin() + std::min(scores.size(), scores_.capacity()));
-}
-
-void NeuronResidency::BeginStep(uint64_t step) {
-  step_ = step;
-  Poll();
-}
-
-void NeuronResidency::Poll() {
-  fetches_->Poll([this](const FetchKey& key, const FetchCompletion& completion) { Handle(key, completion); });
-}
-
 bool NeuronResidency::AllResident(uint32_t layer) const {
   const uint32_t experts = pack_.expert_count(layer);
   if (slots_->table().ready(layer) != experts) {
@@ -57,78 +44,47 @@ std::optional<WeightView> NeuronResidency::Lead(uint32_t layer, uint32_t expert)
 
 // The layer before has been computed, or given up.
 void NeuronResidency::EndLayer() {
-  if (!in_layer_) {
-    return;
+  if (demands() > 0) {
+    CloseLayer();
+    keeper_.EndLayer(layer_);
   }
-  in_layer_ = false;
-  for (uint32_t i = 0; i < demands_; ++i) {
-    demand_of_[entries_[i].expert] = 0;
-  }
-  demands_ = open_ = 0;
-  ready_.clear();
-  eviction_.EndLayer(layer_);
-  slots_->table().TrimLayer(layer_, [this](uint32_t layer, absl::Span<const uint32_t> experts) {
-    return eviction_.Victim(layer, experts);
-  });
-}
-
-// A layer that streams tells the policy nothing: what it kept before is worth keeping still.
-void NeuronResidency::TellEviction() {
-  chosen_.clear();
-  for (uint32_t i = 0; i < demands_; ++i) {
-    chosen_.push_back(entries_[i].expert);
-  }
-  const bool scored = scores_.size() == pack_.expert_count(layer_) && !streams_;
-  eviction_.BeginLayer(layer_, scored ? absl::MakeConstSpan(scores_) : absl::Span<const float>(),
-                       streams_ ? absl::Span<const uint32_t>() : absl::MakeConstSpan(chosen_));
-  scores_.clear();
 }
 
 absl::Status NeuronResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) {
-  if (demands.size() > entries_.size()) {
-    return absl::InternalError(
-        absl::StrCat("layer ", layer, ": ", demands.size(), " demands for ", entries_.size(), " experts"));
-  }
   EndLayer();
-  layer_ = layer;
-  failed_.clear();
-  no_room_ = false;
-  trouble_ = absl::OkStatus();
+  RETURN_IF_ERROR(OpenLayer(layer, demands));
   if (demands.empty()) {
     return absl::OkStatus();
   }
-  in_layer_ = true;
   width_ = pack_.config().layers[layer].moe.expert_width;
   std::fill(all_.begin(), all_.end(), uint64_t{0});
   for (uint32_t neuron = 0; neuron < width_; ++neuron) {
     all_[neuron / 64] |= uint64_t{1} << neuron % 64;
   }
   value_rows_ = 0;
-  budget_ = {options_.budget_us * 1e-6, LoadSeconds(), options_.slots.link_latency_us * 1e-6};
+  budget_ = {options_.budget_us * 1e-6, link_.SecondsPerByte(), options_.slots.link_latency_us * 1e-6};
   std::fill(begun_.begin(), begun_.end(), uint8_t{0});
-  demands_ = static_cast<uint32_t>(demands.size());
-  streams_ = prefill_ && demands_ > slots_->table().quota(layer);
-  for (uint32_t i = 0; i < demands_; ++i) {
-    BeginEntry(i, demands[i]);
+  streams_ = prefill_ && demands.size() > slots_->table().quota(layer);
+  for (const ExpertDemand& demand : demands) {
+    BeginEntry(demand);
   }
-  TellEviction();
+  keeper_.BeginLayer(layer, experts(), streams_);
   const OneBell bell(client_);
   client_->CancelPrefetches(step_, layer);
   return AskForWaiting();
 }
 
-void NeuronResidency::FinishHandedOut() {
+void NeuronResidency::TakeBack() {
   for (const ReadyTile& tile : ready_) {
     Entry& entry = entries_[tile.demand];
     if (entry.state == State::kOut) {
       entry.state = State::kDone;
-      --open_;
+      CloseDemand();
       if (entry.slot != NeuronSlots::kNoSlot) {
         slots_->table().slot(entry.slot).pinned = false;
       }
     }
   }
-  ready_.clear();
 }
 
 absl::Status NeuronResidency::LeadsQueued() {
@@ -141,52 +97,24 @@ absl::Status NeuronResidency::LeadsQueued() {
   return AskForWaiting();
 }
 
-absl::StatusOr<absl::Span<const ReadyTile>> NeuronResidency::Next() {
-  RETURN_IF_ERROR(LeadsQueued());
-  if (!ready_.empty()) {
-    RETURN_IF_ERROR(queue_->Wait(queue_->Record()));  // nothing reads the weights any more
-    FinishHandedOut();
+// Predictors read prefetched leads, and ask for neurons, while a layer waits for its own.
+absl::Status NeuronResidency::Arrived() {
+  if (!std::exchange(leads_came_, false) || listener_ == nullptr) {
+    return absl::OkStatus();
   }
-  stall_.Restart(absl::Now());  // computing is no waiting
-  while (open_ > 0) {
-    Poll();
-    if (std::exchange(leads_came_, false) && listener_ != nullptr) {
-      const OneBell bell(client_);
-      RETURN_IF_ERROR(listener_->OnLeads());
-    }
-    RETURN_IF_ERROR(trouble_);
-    RETURN_IF_ERROR(AskForWaiting());
-    HandOut();
-    if (!ready_.empty()) {
-      return absl::MakeConstSpan(ready_);
-    }
-    if (open_ == 0) {
-      break;
-    }
-    if (stall_.Exceeded(absl::Now())) {
-      return StallError();
-    }
-    RETURN_IF_ERROR(fetches_->Wait(stall_.EndOfWait(absl::Now(), WaitUntil())));
-  }
-  return absl::Span<const ReadyTile>();
+  const OneBell bell(client_);
+  return listener_->OnLeads();
 }
 
 absl::Time NeuronResidency::WaitUntil() const {
-  if (no_room_ && slots_->demands_in_flight() == 0) {
-    return retry_at_;
+  if (window_.no_room() && slots_->demands_in_flight() == 0) {
+    return window_.retry_at();
   }
   return slots_->TileOf(width_) < width_ ? absl::Now() + kTilePace : absl::InfiniteFuture();
 }
 
-absl::Status NeuronResidency::StallError() const {
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "layer ", layer_, ": neurons of ", open_, " experts did not come for ",
-      absl::FormatDuration(options_.slots.stall_limit), ", ", slots_->in_flight(), " transfers in flight, ",
-      counters_.total().no_room, " fills found no room in weightd's DRAM"));
-}
-
 bool NeuronResidency::NextWaits() const {
-  for (uint32_t i = 0; i < demands_; ++i) {
+  for (uint32_t i = 0; i < demands(); ++i) {
     const Entry& entry = entries_[i];
     if (entry.state == State::kLeadReady || entry.state == State::kReady ||
         (entry.state == State::kNeuronsCome && slots_->LandedNeurons(entry.slot) > entry.handed)) {
@@ -197,13 +125,13 @@ bool NeuronResidency::NextWaits() const {
 }
 
 // Leads first: the sooner they are computed, the sooner all that the layer lacks is asked for.
-void NeuronResidency::HandOut() {
-  for (uint32_t i = 0; i < demands_; ++i) {
+absl::Status NeuronResidency::HandOut() {
+  for (uint32_t i = 0; i < demands(); ++i) {
     if (entries_[i].state == State::kLeadReady) {
       HandOutLead(i);
     }
   }
-  for (uint32_t i = 0; i < demands_ && (ready_.empty() || !ready_.front().lead_only); ++i) {
+  for (uint32_t i = 0; i < demands() && (ready_.empty() || !ready_.front().lead_only); ++i) {
     Entry& entry = entries_[i];
     if (entry.state == State::kReady) {
       HandOutRange(i, width_);
@@ -215,30 +143,33 @@ void NeuronResidency::HandOut() {
       }
     }
   }
+  return absl::OkStatus();
 }
 
 void NeuronResidency::HandOutLead(uint32_t index) {
   Entry& entry = entries_[index];
-  const WeightView lead = slots_->LeadView(layer_, entry.expert);
+  const uint32_t expert = experts()[index];
+  const WeightView lead = slots_->LeadView(layer_, expert);
   ReadyTile tile;
   tile.demand = index;
   (slots_->lead() == Part::kUp ? tile.up : tile.gate) = lead;
   tile.lead_only = true;
   tile.lead_values = {{leads_, entry.values_row * value_stride_ * sizeof(float)}, value_stride_};
   tile.lead_active = {leads_, active_offset_ + uint64_t{index} * words_ * sizeof(uint64_t)};
-  counters_.Add(layer_, &ResidencyCounters::bytes_touched, slots_->layout(layer_, entry.expert).lead_bytes);
+  counters_.Add(layer_, &ResidencyCounters::bytes_touched, slots_->layout(layer_, expert).lead_bytes);
   entry.state = State::kLeadOut;
   ready_.push_back(tile);
 }
 
 void NeuronResidency::HandOutRange(uint32_t index, uint32_t end) {
   Entry& entry = entries_[index];
-  const NeuronLayout& layout = slots_->layout(layer_, entry.expert);
+  const uint32_t expert = experts()[index];
+  const NeuronLayout& layout = slots_->layout(layer_, expert);
   const bool none = entry.slot == NeuronSlots::kNoSlot;
   const bool by_list = none || (end == width_ && !slots_->neurons().InOrder(entry.slot));
   const auto part = [&](Part p) {
-    return p == slots_->lead() ? slots_->LeadView(layer_, entry.expert)
-                               : slots_->RecordView(layer_, entry.expert, entry.slot, p, by_list);
+    return p == slots_->lead() ? slots_->LeadView(layer_, expert)
+                               : slots_->RecordView(layer_, expert, entry.slot, p, by_list);
   };
   ReadyTile tile;
   tile.demand = index;

@@ -24,23 +24,20 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "inferd/policy/cache/slot_eviction.h"
 #include "inferd/policy/preset/policy_kinds.h"
+#include "inferd/residency/layer_residency.h"
 #include "inferd/residency/neuron/neuron_choice.h"
 #include "inferd/residency/neuron/neuron_slots.h"
-#include "inferd/residency/residency.h"
-#include "inferd/residency/slab/slab_residency.h"
-#include "inferd/weights/fetch_queue.h"
-#include "inferd/weights/stall_limit.h"
-#include "inferd/weights/weight_client.h"
+#include "inferd/residency/slots/link_pace.h"
+#include "inferd/residency/slots/slot_cache_options.h"
+#include "inferd/residency/slots/slot_fill.h"
+#include "inferd/residency/slots/slot_keeper.h"
 #include "kernels/backend.h"
 
 namespace sluice {
 
 struct NeuronResidencyOptions {
-  // Of these: budget, link, tile, in-flight limit, eviction, allocation, fill order, load_seconds, lead and
-  // stall limit. Misses are loaded.
-  SlabResidencyOptions slots;
+  SlotCacheOptions slots;
   bool lead_resident = false;
   bool fetch_ahead = false;      // whether experts of later layers will be asked for
   double copy_all_share = 0.75;  // below 0: measured at the start
@@ -48,7 +45,7 @@ struct NeuronResidencyOptions {
   double budget_us = 0;  // kBudgeted: link time of a layer
 };
 
-class NeuronResidency final : public Residency {
+class NeuronResidency final : public LayerResidency {
  public:
   // All pointers outlive this object. Errors of NeuronSlots::Create and of the backend.
   static absl::StatusOr<std::unique_ptr<NeuronResidency>> Create(const NeuronResidencyOptions& options,
@@ -66,27 +63,21 @@ class NeuronResidency final : public Residency {
   double NeuronShare(uint32_t layer, uint32_t expert) const override;
   // With all their neurons.
   bool AllResident(uint32_t layer) const override;
-  bool WantsScores() const override { return eviction_.NeedsScores(); }
-  void SetScores(absl::Span<const float> scores) override;
+  bool WantsScores() const override { return keeper_.NeedsScores(); }
+  void SetScores(absl::Span<const float> scores) override { keeper_.SetScores(scores); }
   void SetPrefill(bool prefill) override { prefill_ = prefill; }
   void SetLossless(bool lossless) override { lossless_ = lossless; }
-  void BeginStep(uint64_t step) override;
   absl::Status BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
-  absl::StatusOr<absl::Span<const ReadyTile>> Next() override;
   absl::Status LeadsQueued() override;
   bool NextWaits() const override;
-  absl::Span<const FailedDemand> failed() const override { return failed_; }
   // Brings the lead, unless every lead is there; keeps what the slot holds.
   void Prefetch(uint32_t layer, uint32_t expert) override;
   void PrefetchNeurons(uint32_t layer, uint32_t expert, absl::Span<const uint32_t> neurons) override;
-  bool IsBehind() const override { return in_layer_ && slots_->in_flight() > 0; }
+  bool IsBehind() const override { return demands() > 0 && slots_->in_flight() > 0; }
   void SetLeadListener(LeadListener* listener) override { listener_ = listener; }
   std::optional<WeightView> Lead(uint32_t layer, uint32_t expert) const override;
-  void Poll() override;
   void Abandon() override;
   uint64_t held() const override { return 0; }
-  ResidencyCounters counters() const override { return counters_.total(); }
-  absl::Span<const ResidencyCounters> counters_by_layer() const override { return counters_.layers(); }
   absl::Span<const NeuronCounters> neuron_counters() const override { return neuron_counters_; }
 
   bool HasRoomAhead() const override { return slots_->plan().room_ahead; }
@@ -116,7 +107,6 @@ class NeuronResidency final : public Residency {
   // Rows whose lead values a layer keeps; experts beyond them are not looked at.
   static constexpr uint32_t kValueRows = 256;
   struct Entry {
-    uint32_t expert = 0;
     uint32_t rows = 0;
     uint32_t slot = NeuronSlots::kNoSlot;
     State state = State::kNeedsSlot;
@@ -133,15 +123,13 @@ class NeuronResidency final : public Residency {
   absl::StatusOr<uint64_t> AskForLeads();
   absl::Status FillSlots();
   absl::Status FillSlot(uint32_t layer, uint32_t expert);
-  absl::Status DrainFill(uint32_t most);
   absl::Status MeasureBreakEven();
   absl::StatusOr<double> TimeNeurons(uint32_t slot, uint32_t width, uint32_t each);
 
-  void BeginEntry(uint32_t index, const ExpertDemand& demand);
-  void CountDemand(const Entry& entry);
+  void BeginEntry(const ExpertDemand& demand);
+  void CountDemand(uint32_t expert, const Entry& entry);
   void EndLayer();
-  void TellEviction();
-  absl::Status AskForWaiting();
+  absl::Status AskForWaiting() override;
   absl::Status AskForSlot(uint32_t index);
   absl::Status AskForNeurons(uint32_t index);
   uint32_t TakeSlot(uint32_t expert);
@@ -150,18 +138,19 @@ class NeuronResidency final : public Residency {
   void DecideFor(uint32_t index);
   void WantNeurons(uint32_t index, absl::Span<const uint64_t> active);
   void ChooseWithinBudget();
-  double LoadSeconds() const;
 
-  void Handle(const FetchKey& key, const FetchCompletion& completion);
+  void Handle(const FetchKey& key, const FetchCompletion& completion) override;
+  absl::Status Arrived() override;
+  void CountArrival();
   void CountFailure(const FetchCompletion& completion, uint32_t index);
   void Reconsider(uint32_t index, const NeuronSlots::Ended& ended, bool ok);
-  void FinishHandedOut();
-  void HandOut();
+  void TakeBack() override;
+  absl::Status HandOut() override;
   void HandOutLead(uint32_t index);
   void HandOutRange(uint32_t index, uint32_t end);
   bool HasAll(uint32_t index) const;
-  absl::Time WaitUntil() const;
-  absl::Status StallError() const;
+  absl::Time WaitUntil() const override;
+  uint32_t in_flight() const override { return slots_->demands_in_flight(); }
 
   uint64_t* Need(uint32_t index) { return &need_[uint64_t{index} * words_]; }
   absl::Span<const uint64_t> NeedOf(uint32_t index) const {
@@ -170,34 +159,23 @@ class NeuronResidency final : public Residency {
   NeuronCounters& layer_counters() { return neuron_counters_[layer_]; }
 
   const NeuronResidencyOptions options_;
-  const Pack& pack_;
-  WeightClient* const client_;
-  FetchQueue* const fetches_;
   Backend* const backend_;
-  Queue* const queue_;
   const std::unique_ptr<NeuronSlots> slots_;
-  SlotEvictionPolicy eviction_;
+  SlotKeeper keeper_;
+  SlotFill fill_;
+  const LinkPace link_;
   bool filled_ = false;  // once, at the start
   double copy_all_share_ = 1;
   double last_copy_us_ = 0;  // of the transfer that ended last
   LeadListener* listener_ = nullptr;
   bool leads_came_ = false;  // that were prefetched, since the listener was told
 
-  uint64_t step_ = 0;
-  uint32_t layer_ = 0;
   bool prefill_ = false;
   bool lossless_ = false;
-  bool in_layer_ = false;
-  bool streams_ = false;  // prefill that wants more experts than the layer may keep
-  uint32_t width_ = 0;    // of the layer's experts
-  uint32_t demands_ = 0;
-  uint32_t value_rows_ = 0;          // of the layer's lead values
-  std::vector<Entry> entries_;       // [most experts of a layer], by demand
-  std::vector<uint32_t> demand_of_;  // [most experts], by expert: demand + 1, 0: none
-  std::vector<uint32_t> chosen_;     // for the eviction policy
-  std::vector<float> scores_;        // of the layer that begins next
-  std::vector<ReadyTile> ready_;     // handed out by the last Next()
-  std::vector<FailedDemand> failed_;
+  bool streams_ = false;           // prefill that wants more experts than the layer may keep
+  uint32_t width_ = 0;             // of the layer's experts
+  uint32_t value_rows_ = 0;        // of the layer's lead values
+  std::vector<Entry> entries_;     // [most experts of a layer], by demand
   const uint32_t words_;           // of a mask
   std::vector<uint64_t> need_;     // [most experts][words_]: neurons without which it is not computed
   std::vector<uint64_t> all_;      // [words_]: every neuron of the layer's experts
@@ -211,14 +189,7 @@ class NeuronResidency final : public Residency {
   uint64_t active_offset_ = 0;
   uint64_t value_stride_ = 0;  // floats
 
-  uint32_t open_ = 0;  // entries neither kDone nor kFailed
-  uint32_t window_;    // of demands in flight
-  bool no_room_ = false;
-  absl::Time retry_at_;
-  StallLimit stall_;
-  absl::Status trouble_;      // a completion that no rule covers
-  absl::Status start_error_;  // a lead that is damaged
-  LayerCounters counters_;
+  absl::Status start_error_;                     // a lead that is damaged
   std::vector<NeuronCounters> neuron_counters_;  // by layer
 };
 

@@ -7,51 +7,28 @@
 #include "inferd/residency/neuron/neuron_residency.h"
 
 namespace sluice {
-namespace {
-
-constexpr uint32_t kFillWindow = 8;  // transfers in flight of the first fill
-
-std::vector<uint32_t> ExpertsByLayer(const Pack& pack) {
-  std::vector<uint32_t> experts;
-  for (uint32_t layer = 0; layer < pack.config().layers.size(); ++layer) {
-    experts.push_back(pack.expert_count(layer));
-  }
-  return experts;
-}
-
-}  // namespace
-
 NeuronResidency::NeuronResidency(const NeuronResidencyOptions& options, std::unique_ptr<NeuronSlots> slots,
                                  WeightClient* client, FetchQueue* fetches, Backend* backend)
-    : options_(options),
-      pack_(client->pack()),
-      client_(client),
-      fetches_(fetches),
+    : LayerResidency(client, fetches, &backend->queue(), FetchWindow(options.slots.max_in_flight),
+                     options.slots.stall_limit),
+      options_(options),
       backend_(backend),
-      queue_(&backend->queue()),
       slots_(std::move(slots)),
-      eviction_(options.slots.eviction, ExpertsByLayer(pack_)),
-      words_(slots_->neurons().words()),
-      window_(options.slots.max_in_flight),
-      stall_(options.slots.stall_limit),
-      counters_(pack_.config().layers.size()) {
-  const std::vector<uint32_t> experts = ExpertsByLayer(pack_);
-  const uint32_t most = experts.empty() ? 0 : *std::max_element(experts.begin(), experts.end());
-  entries_.resize(most);
-  demand_of_.assign(most, 0);
-  chosen_.reserve(most);
-  scores_.reserve(most);
-  ready_.reserve(most);
-  failed_.reserve(most);
-  need_.assign(uint64_t{most} * words_, 0);
+      keeper_(options.slots.eviction, ExpertsByLayer(pack_), &slots_->table()),
+      fill_(options.slots.stall_limit, fetches, {[this] { Poll(); }, [this] { return slots_->in_flight(); }}),
+      link_(options.slots.load_seconds, fetches),
+      entries_(most_experts()),
+      words_(slots_->neurons().words()) {
+  const uint64_t most = most_experts();
+  need_.assign(most * words_, 0);
   all_.assign(words_, 0);
   none_.assign(words_, 0);
   list_.assign(uint64_t{words_} * 64, 0);
   if (options_.miss == NeuronMiss::kBudgeted) {
-    wants_.reserve(uint64_t{most} * words_ * 64);
+    wants_.reserve(most * words_ * 64);
   }
   begun_.assign(most, 0);
-  neuron_counters_.resize(experts.size());
+  neuron_counters_.resize(pack_.config().layers.size());
 }
 
 NeuronResidency::~NeuronResidency() {
@@ -94,16 +71,16 @@ absl::Status NeuronResidency::Attach() {
   if (filled_) {
     return absl::OkStatus();  // what was there before weightd was lost still is
   }
-  stall_.Restart(absl::Now());
+  fill_.Restart();
   RETURN_IF_ERROR(FillLeads());
   RETURN_IF_ERROR(MeasureBreakEven());
   RETURN_IF_ERROR(FillSlots());
-  RETURN_IF_ERROR(DrainFill(0));
+  RETURN_IF_ERROR(fill_.Drain(0));
   filled_ = true;
   return absl::OkStatus();
 }
 
-// Until all of them are there: without them no mask can be made.
+// Waits until all leads are there: without them no mask can be made.
 absl::Status NeuronResidency::FillLeads() {
   if (!slots_->lead_resident()) {
     return absl::OkStatus();
@@ -112,7 +89,7 @@ absl::Status NeuronResidency::FillLeads() {
   absl::Time limit = absl::Now() + options_.slots.stall_limit;
   for (;;) {
     ASSIGN_OR_RETURN(const uint64_t asked, AskForLeads());
-    RETURN_IF_ERROR(DrainFill(0));
+    RETURN_IF_ERROR(fill_.Drain(0));
     RETURN_IF_ERROR(start_error_);
     if (asked == 0) {
       return absl::OkStatus();
@@ -129,7 +106,7 @@ absl::Status NeuronResidency::FillLeads() {
   }
 }
 
-// Of those that are not there; returns how many these are, though the ring may have taken fewer.
+// Asks for the leads that are not there; returns how many these are, though the ring may have taken fewer.
 absl::StatusOr<uint64_t> NeuronResidency::AskForLeads() {
   uint64_t asked = 0;
   for (uint32_t layer = 0; layer < pack_.config().layers.size(); ++layer) {
@@ -138,7 +115,7 @@ absl::StatusOr<uint64_t> NeuronResidency::AskForLeads() {
         continue;
       }
       ++asked;
-      RETURN_IF_ERROR(DrainFill(kFillWindow - 1));
+      RETURN_IF_ERROR(fill_.Drain(SlotFill::kWindow - 1));
       const absl::Status sent =
           slots_->FetchLead(FetchKind::kDemand, step_, layer, expert, NeuronSlots::kNoSlot);
       if (!sent.ok() && !absl::IsResourceExhausted(sent)) {
@@ -149,35 +126,16 @@ absl::StatusOr<uint64_t> NeuronResidency::AskForLeads() {
   return asked;
 }
 
-// Slots fill by usage before anybody waits for them. What cannot be had now is left to the first demand.
 absl::Status NeuronResidency::FillSlots() {
-  for (uint32_t layer = 0; layer < pack_.config().layers.size(); ++layer) {
-    std::vector<uint32_t> order;
-    if (layer < options_.slots.fill_order.size()) {
-      order = options_.slots.fill_order[layer];
-    }
-    for (uint32_t expert = 0; expert < pack_.expert_count(layer); ++expert) {
-      order.push_back(expert);  // those that the profile knows nothing of
-    }
-    for (const uint32_t expert : order) {
-      const SlotTable& table = slots_->table();
-      const uint16_t size_class = table.class_of(layer, expert);
-      if (IsComing(layer, expert) || table.held(layer, size_class) >= table.quota(layer, size_class)) {
-        continue;
-      }
-      RETURN_IF_ERROR(DrainFill(kFillWindow - 1));
-      RETURN_IF_ERROR(FillSlot(layer, expert));
-    }
-  }
-  return absl::OkStatus();
+  return fill_.Fill(pack_, slots_->table(), options_.slots.fill_order,
+                    [this](uint32_t layer, uint32_t expert) { return FillSlot(layer, expert); });
 }
 
 absl::Status NeuronResidency::FillSlot(uint32_t layer, uint32_t expert) {
   if (!slots_->MayTake(layer, expert)) {
     return absl::OkStatus();
   }
-  const uint32_t slot = slots_->Take(layer, expert, SlotTable::For::kDemand,
-                                     [](uint32_t, absl::Span<const uint32_t>) { return ~0u; });
+  const uint32_t slot = slots_->Take(layer, expert, SlotTable::For::kDemand, NoVictim);
   if (slot == NeuronSlots::kNoSlot) {
     return absl::OkStatus();
   }
@@ -185,36 +143,13 @@ absl::Status NeuronResidency::FillSlot(uint32_t layer, uint32_t expert) {
   for (uint32_t neuron = 0; neuron < width; ++neuron) {
     list_[neuron] = neuron;
   }
-  const auto all = absl::MakeConstSpan(list_.data(), width);
-  absl::Status sent = slots_->FetchNeurons(FetchKind::kDemand, step_, slot, all);
-  while (absl::IsResourceExhausted(sent) && slots_->in_flight() > 0) {  // the ring is full
-    RETURN_IF_ERROR(DrainFill(slots_->in_flight() - 1));
-    sent = slots_->FetchNeurons(FetchKind::kDemand, step_, slot, all);
-  }
+  const absl::Status sent = fill_.Send([&] {
+    return slots_->FetchNeurons(FetchKind::kDemand, step_, slot, absl::MakeConstSpan(list_.data(), width));
+  });
   if (!sent.ok()) {
     slots_->GiveUp(slot);
   }
   return sent;
-}
-
-// Waits until at most `most` transfers are in flight.
-absl::Status NeuronResidency::DrainFill(uint32_t most) {
-  uint32_t before = slots_->in_flight();
-  while (slots_->in_flight() > most) {
-    Poll();
-    if (slots_->in_flight() < before) {
-      stall_.Restart(absl::Now());
-      before = slots_->in_flight();
-      continue;
-    }
-    if (stall_.Exceeded(absl::Now())) {
-      return absl::ResourceExhaustedError(absl::StrCat("filling the device's memory: ", slots_->in_flight(),
-                                                       " transfers did not end for ",
-                                                       absl::FormatDuration(options_.slots.stall_limit)));
-    }
-    RETURN_IF_ERROR(fetches_->Wait(stall_.EndOfWait(absl::Now())));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace sluice

@@ -4,23 +4,22 @@
 #include <utility>
 
 #include "common/status.h"
-#include "inferd/residency/slab/slab_memory.h"
 
 namespace sluice {
 namespace {
 
-constexpr uint32_t kNeuronBlock = 64;
-constexpr uint32_t kTilesOfAnExpert = 8;
 // Transfers in flight at most; more wait as for a full ring.
 constexpr uint32_t kMostTransfers = 512;
 
 }  // namespace
 
-NeuronSlots::NeuronSlots(const NeuronSlotsOptions& options, SlabPlan plan, WeightClient* client,
-                         FetchQueue* fetches, Backend* backend, BufferId positions, int32_t* host_positions)
+NeuronSlots::NeuronSlots(const NeuronSlotsOptions& options, SlabPlan plan, TileSize tile,
+                         WeightClient* client, FetchQueue* fetches, Backend* backend, BufferId positions,
+                         int32_t* host_positions)
     : options_(options),
       pack_(client->pack()),
       plan_(std::move(plan)),
+      tile_(tile),
       client_(client),
       fetches_(fetches),
       backend_(backend),
@@ -63,20 +62,15 @@ void NeuronSlots::AddExpert(uint32_t layer, uint32_t expert) {
 }
 
 NeuronSlots::~NeuronSlots() {
-  for (const BufferId buffer : {buffer_, positions_}) {
-    if (buffer != kNoBuffer) {
-      backend_->Free(buffer).IgnoreError();  // the ids are ours
-    }
+  if (positions_ != kNoBuffer) {
+    backend_->Free(positions_).IgnoreError();  // the id is ours
   }
 }
 
 absl::StatusOr<std::unique_ptr<NeuronSlots>> NeuronSlots::Create(const NeuronSlotsOptions& options,
                                                                  WeightClient* client, FetchQueue* fetches,
                                                                  Backend* backend) {
-  if (options.tile_neurons % kNeuronBlock != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tile_neurons is ", options.tile_neurons, ", not a multiple of ", kNeuronBlock));
-  }
+  ASSIGN_OR_RETURN(const TileSize tile, TileSize::Create(options.tile_neurons));
   ASSIGN_OR_RETURN(SlabPlan plan,
                    PlanNeuronSlab(client->pack(), options.budget, options.lead, options.lead_resident,
                                   options.fetch_ahead, options.allocate));
@@ -86,19 +80,10 @@ absl::StatusOr<std::unique_ptr<NeuronSlots>> NeuronSlots::Create(const NeuronSlo
   if (host_positions == nullptr) {
     return absl::InternalError("the tables of neurons cannot be written by the host");
   }
-  std::unique_ptr<NeuronSlots> slots(new NeuronSlots(options, std::move(plan), client, fetches, backend,
+  std::unique_ptr<NeuronSlots> slots(new NeuronSlots(options, std::move(plan), tile, client, fetches, backend,
                                                      positions, reinterpret_cast<int32_t*>(host_positions)));
-  RETURN_IF_ERROR(slots->AllocateSlab());
+  ASSIGN_OR_RETURN(slots->slab_, DeviceSlab::Create(slots->lead_offsets_.back(), backend));
   return slots;
-}
-
-absl::Status NeuronSlots::AllocateSlab() {
-  ASSIGN_OR_RETURN(memory_, AllocateSlabMemory(lead_offsets_.back()));
-  ImportSpec spec;
-  spec.base = memory_.map.data();
-  spec.bytes = memory_.map.bytes();
-  ASSIGN_OR_RETURN(buffer_, backend_->Import(spec));
-  return absl::OkStatus();
 }
 
 absl::Status NeuronSlots::Offer() {
@@ -114,13 +99,7 @@ absl::Status NeuronSlots::Offer() {
     states_[slot] = {};
     table_.slot(slot).joined = 0;
   }
-  SlabOffer offer;
-  offer.fd = memory_.fd.get();
-  offer.bytes = memory_.map.bytes();
-  offer.link_gbps = options_.link_gbps;
-  offer.link_latency_us = options_.link_latency_us;
-  ASSIGN_OR_RETURN(slab_, client_->OfferSlab(offer));
-  return absl::OkStatus();
+  return slab_->Offer(options_.link_gbps, options_.link_latency_us, client_);
 }
 
 uint32_t NeuronSlots::Find(uint32_t layer, uint32_t expert) const {
@@ -156,21 +135,11 @@ uint32_t NeuronSlots::demands_in_flight() const {
                                              [](const Transfer& t) { return t.kind == FetchKind::kDemand; }));
 }
 
-uint32_t NeuronSlots::TileOf(uint32_t width) const {
-  if (options_.tile_neurons > 0) {
-    return options_.tile_neurons;
-  }
-  const uint32_t eighth = (width + kTilesOfAnExpert - 1) / kTilesOfAnExpert;
-  return std::max(1u, (eighth + kNeuronBlock - 1) / kNeuronBlock) * kNeuronBlock;
-}
-
 uint32_t NeuronSlots::LandedNeurons(uint32_t slot) const {
   if (states_[slot].whole == 0) {
     return 0;
   }
-  const uint32_t width = neurons_.width(slot);
-  const uint64_t landed = uint64_t{client_->LandedTiles(states_[slot].whole)} * TileOf(width);
-  return static_cast<uint32_t>(std::min<uint64_t>(width, landed));
+  return tile_.Landed(client_->LandedTiles(states_[slot].whole), neurons_.width(slot));
 }
 
 absl::Status NeuronSlots::Send(uint64_t step, Transfer transfer) {
@@ -182,7 +151,7 @@ absl::Status NeuronSlots::Send(uint64_t step, Transfer transfer) {
   const uint64_t offset = stays ? lead_offsets_[plan_.first_expert[transfer.layer] + transfer.expert]
                                 : table_.slot(transfer.slot).offset;
   TransferTarget target;
-  target.slab = slab_;
+  target.slab = slab_->number();
   PartSet parts = transfer.lead ? PartBit(options_.lead) : PartSet{0};
   parts |= transfer.count > 0 ? RecordParts(options_.lead) : PartSet{0};
   for (size_t part = 0; part < kPartCount; ++part) {
@@ -257,7 +226,7 @@ void NeuronSlots::Promote(uint64_t step, uint32_t slot) {
   }
 }
 
-// Nothing travels into the slot any more.
+// Frees a slot into which nothing travels any more.
 void NeuronSlots::Free(uint32_t slot) {
   table_.SetFree(slot);
   states_[slot] = {};
@@ -309,7 +278,7 @@ WeightView NeuronSlots::LeadView(uint32_t layer, uint32_t expert) const {
   const uint64_t offset = options_.lead_resident
                               ? lead_offsets_[plan_.first_expert[layer] + expert]
                               : table_.slot(table_.Find(layer, expert)).offset + shape.layout.base[lead];
-  view.base = {buffer_, offset};
+  view.base = {slab_->buffer(), offset};
   return view;
 }
 
@@ -318,7 +287,7 @@ WeightView NeuronSlots::RecordView(uint32_t layer, uint32_t expert, uint32_t slo
   const Shape& shape = ShapeOf(layer, expert);
   const auto index = static_cast<size_t>(part);
   WeightView view = shape.parts[index];
-  view.base = {buffer_, slot == kNoSlot ? 0 : table_.slot(slot).offset + shape.layout.base[index]};
+  view.base = {slab_->buffer(), slot == kNoSlot ? 0 : table_.slot(slot).offset + shape.layout.base[index]};
   if (by_list || slot == kNoSlot) {
     view.positions = {positions_, neurons_.PositionOffset(slot == kNoSlot ? plan_.slots : slot)};
   }

@@ -16,11 +16,12 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/ring/shared_memory.h"
 #include "inferd/residency/neuron/neuron_layout.h"
 #include "inferd/residency/neuron/neuron_table.h"
-#include "inferd/residency/slab/slab_plan.h"
-#include "inferd/residency/slab/slot_table.h"
+#include "inferd/residency/slots/device_slab.h"
+#include "inferd/residency/slots/slab_plan.h"
+#include "inferd/residency/slots/slot_table.h"
+#include "inferd/residency/slots/tile_size.h"
 #include "inferd/weights/fetch_queue.h"
 #include "inferd/weights/weight_client.h"
 #include "kernels/backend.h"
@@ -99,7 +100,7 @@ class NeuronSlots {
   uint32_t demands_in_flight() const;
   // Of a whole expert on its way into the slot: neurons whose tiles have landed; 0: nothing of that kind.
   uint32_t LandedNeurons(uint32_t slot) const;
-  uint32_t TileOf(uint32_t width) const;
+  uint32_t TileOf(uint32_t width) const { return tile_.Of(width); }
 
   // The step in which a predictor last named neurons of the slot's expert; 0: never.
   uint64_t predicted(uint32_t slot) const { return states_[slot].predicted; }
@@ -140,9 +141,8 @@ class NeuronSlots {
     std::array<WeightView, kPartCount> parts;
   };
 
-  NeuronSlots(const NeuronSlotsOptions& options, SlabPlan plan, WeightClient* client, FetchQueue* fetches,
-              Backend* backend, BufferId positions, int32_t* host_positions);
-  absl::Status AllocateSlab();
+  NeuronSlots(const NeuronSlotsOptions& options, SlabPlan plan, TileSize tile, WeightClient* client,
+              FetchQueue* fetches, Backend* backend, BufferId positions, int32_t* host_positions);
   void AddExpert(uint32_t layer, uint32_t expert);
   const Shape& ShapeOf(uint32_t layer, uint32_t expert) const {
     return shapes_[shape_of_[plan_.first_expert[layer] + expert]];
@@ -153,6 +153,7 @@ class NeuronSlots {
   const NeuronSlotsOptions options_;
   const Pack& pack_;
   const SlabPlan plan_;
+  const TileSize tile_;
   WeightClient* const client_;
   FetchQueue* const fetches_;
   Backend* const backend_;
@@ -161,9 +162,7 @@ class NeuronSlots {
   std::vector<uint32_t> shape_of_;      // by layer and expert
   std::vector<uint64_t> lead_offsets_;  // of leads that stay, in the slab
   std::vector<uint8_t> lead_there_;     // whether they are
-  SharedMemory memory_;
-  BufferId buffer_ = kNoBuffer;
-  uint32_t slab_ = 0;  // weightd's number of it
+  std::unique_ptr<DeviceSlab> slab_;
   SlotTable table_;
   NeuronTable neurons_;
   std::vector<State> states_;        // by slot

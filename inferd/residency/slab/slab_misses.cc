@@ -1,109 +1,118 @@
-// Misses that the CPU computes where they lie, in weightd's DRAM under leases, while others travel
-// (importance-driven 5.4; Fiddler).
+// What becomes of a layer's misses: the plan is made by numbers (miss_plan.h) and carried out here, on slots
+// and leases.
 #include <algorithm>
 #include <optional>
 
-#include "absl/time/clock.h"
-#include "common/status.h"
-#include "inferd/policy/routing/miss_balance.h"
 #include "inferd/residency/slab/slab_residency.h"
 
 namespace sluice {
-namespace {
 
-// The CPU's time for an expert and one row, where nobody says or measured: this share of a load (the paper's
-// S3).
-constexpr double kCpuShareOfLoad = 1.0 / 3;
-
-}  // namespace
-
-// Of a byte over the link.
-double SlabResidency::LoadSeconds() const {
-  if (options_.load_seconds > 0) {
-    return options_.load_seconds;
-  }
-  const uint64_t bytes = fetches_->bytes_link();
-  return bytes == 0 ? 0 : fetches_->copy_seconds() / static_cast<double>(bytes);
-}
-
-double SlabResidency::CpuSeconds() const {
-  return options_.cpu_seconds > 0 ? options_.cpu_seconds : LoadSeconds() * kCpuShareOfLoad;
-}
-
-// Of an expert that is on its way.
-double SlabResidency::SecondsToCome(const Entry& entry) const {
-  return LoadSeconds() * static_cast<double>(pack_.expert_bytes(layer_, entry.expert)) *
-         (1 - static_cast<double>(LandedNeurons(entry)) / width_);
+bool SlabResidency::BalancesLayers() const {
+  return options_.miss == ExpertMiss::kBalance && options_.device_seconds > 0 && costs_.known();
 }
 
 // What is still to come of the demands that are on their way.
 double SlabResidency::BacklogSeconds() const {
   double seconds = 0;
-  for (uint32_t i = 0; in_flight_ > 0 && i < demands_; ++i) {
-    seconds += entries_[i].state == State::kInFlight ? SecondsToCome(entries_[i]) : 0;
+  for (uint32_t i = 0; in_flight_ > 0 && i < demands(); ++i) {
+    seconds += entries_[i].state == State::kInFlight ? forecast_.ToCome(entries_[i].slot) : 0;
   }
   return seconds;
 }
 
-// How many of the misses, sorted by rows descending, go over the link; the others are the CPU's.
-uint32_t SlabResidency::LoadedOf(absl::Span<const ExpertDemand> sorted) const {
-  const double bytes = static_cast<double>(pack_.expert_bytes(layer_, sorted.front().expert));
-  const MissCosts costs = {LoadSeconds() * bytes, BacklogSeconds(), cpu_queued_};
-  std::optional<CpuCostTable> assumed;
-  if (cpu_tables_.empty()) {
-    assumed = CpuCostTable::PerToken(CpuSeconds() * bytes);
+void SlabResidency::DecideMisses(absl::Span<const ExpertDemand> demands) {
+  if (!BalancesLayers() && (options_.miss == ExpertMiss::kLoad || waiting_ == 0)) {
+    return;
   }
-  const CpuCostTable& table =
-      assumed.has_value() ? *assumed : cpu_tables_[table_.class_of(layer_, sorted.front().expert)];
-  if (options_.miss == ExpertMiss::kCpu) {  // as long as the CPU is the faster one for it
-    return static_cast<uint32_t>(std::count_if(sorted.begin(), sorted.end(), [&](const ExpertDemand& miss) {
-      return table.Seconds(miss.tokens) >= costs.load_seconds;
-    }));
+  CollectDemands(demands);
+  for (const MissPlan::Verdict& verdict : PlanMisses(demands)) {
+    CarryOut(verdict);
   }
-  return (options_.miss == ExpertMiss::kBalance ? BalanceMisses(sorted, costs, table)
-                                                : PaperBalance(sorted, costs, table))
-      .loaded;
 }
 
-// Those in a state, as the balance wants them sorted.
-void SlabResidency::CollectDemands(absl::Span<const ExpertDemand> demands, State state,
-                                   std::vector<ExpertDemand>* to) {
-  to->clear();
+void SlabResidency::CollectDemands(absl::Span<const ExpertDemand> demands) {
+  plan_.Clear();
   for (uint32_t i = 0; i < demands.size(); ++i) {
-    if (entries_[i].state == state) {
-      to->push_back(demands[i]);
+    const Entry& entry = entries_[i];
+    if (entry.state == State::kWaiting) {
+      plan_.AddMissing(demands[i]);
+    } else if (entry.state == State::kReady) {
+      plan_.AddResident(demands[i]);
+    } else if (entry.state == State::kLate) {
+      const uint64_t request = table().slot(entry.slot).request;
+      const auto before = [&](const Slot& slot) { return slot.request < request && IsOthers(slot); };
+      plan_.AddLate(demands[i], {forecast_.ToCome(entry.slot), request, slots_->Landed(entry.slot),
+                                 BalancesTiles() ? forecast_.ToCome(before) : 0});
     }
   }
-  SortMisses(absl::MakeSpan(*to));
 }
 
-// The device's own time counts as well: the layer's experts are shared out among device, link and CPU.
-void SlabResidency::DecideLayer(absl::Span<const ExpertDemand> demands) {
-  CollectDemands(demands, State::kWaiting, &misses_);
-  CollectDemands(demands, State::kReady, &resident_);
-  CollectDemands(demands, State::kLate, &late_);
-  late_seconds_.clear();
-  for (const ExpertDemand& late : late_) {
-    late_seconds_.push_back(SecondsToCome(entries_[demand_of_[late.expert] - 1]));
+// Whether what travels into a slot is nothing of this layer's demands, and will not be cancelled.
+bool SlabResidency::IsOthers(const Slot& slot) const {
+  return slot.layer != layer_ || (!IsDemanded(slot.expert) && !options_.cancel_begun);
+}
+
+absl::Span<const MissPlan::Verdict> SlabResidency::PlanMisses(absl::Span<const ExpertDemand> demands) {
+  const auto bytes = [this](uint32_t expert) { return BytesOf(expert); };
+  const uint32_t first = demands.front().expert;
+  const double shared = layer_ < options_.shared_seconds.size() ? options_.shared_seconds[layer_] : 0;
+  const MissTimes times = {link_.SecondsPerByte(), options_.device_seconds, BacklogSeconds(), cpu_queued_,
+                           shared};
+  if (BalancesTiles()) {
+    const bool on = TravelsOn();
+    const double wait =
+        on ? forecast_.ToCome([this](const Slot& slot) { return IsOthers(slot); }) : times.backlog;
+    const auto cpu = [this](const ExpertDemand& demand) {
+      return costs_.Seconds(layer_, demand.expert, demand.tokens);
+    };
+    return plan_.SplitTiles(times, {slots_->TileOf(layer_), width_, wait, on}, bytes, cpu, BytesOf(first),
+                            costs_.TableOf(layer_, first));
   }
-  const uint32_t expert = demands.front().expert;
-  const double bytes = static_cast<double>(pack_.expert_bytes(layer_, expert));
-  const LayerSplit split =
-      BalanceLayer({misses_, resident_, late_, late_seconds_},
-                   {LoadSeconds() * bytes, BacklogSeconds(), cpu_queued_, SharedSeconds()},
-                   options_.device_seconds * bytes, cpu_tables_[table_.class_of(layer_, expert)]);
-  for (size_t i = split.loaded; i < misses_.size(); ++i) {
-    GiveToCpu(demand_of_[misses_[i].expert] - 1, misses_[i].tokens);
+  if (BalancesLayers()) {
+    return plan_.SplitLayer(times, BytesOf(first), costs_.TableOf(layer_, first));
   }
-  for (size_t i = resident_.size() - split.resident_given; i < resident_.size(); ++i) {
-    GiveSlotToCpu(demand_of_[resident_[i].expert] - 1, resident_[i].tokens);
-  }
-  for (size_t i = 0; i < late_.size(); ++i) {
-    const uint32_t index = demand_of_[late_[i].expert] - 1;
-    if (i + split.late_given < late_.size() || !GiveSlotToCpu(index, late_[i].tokens)) {
-      Join(&entries_[index]);
+  std::optional<CpuCostTable> assumed;
+  const auto table = [&](uint32_t expert) -> const CpuCostTable& {
+    if (costs_.known()) {
+      return costs_.TableOf(layer_, expert);
     }
+    return assumed.emplace(CpuCostTable::PerToken(costs_.SecondsPerByte() * BytesOf(expert)));
+  };
+  return plan_.SplitMisses(options_.miss, times, bytes, table);
+}
+
+void SlabResidency::CarryOut(const MissPlan::Verdict& verdict) {
+  const uint32_t index = FindDemand(layer_, verdict.expert);
+  switch (verdict.action) {
+    case MissPlan::Action::kToCpu:
+      GiveToCpu(index, verdict.tokens);
+      return;
+    case MissPlan::Action::kResidentToCpu:
+      GiveSlotToCpu(index, verdict.tokens);
+      return;
+    case MissPlan::Action::kLateToCpu:
+      if (!GiveSlotToCpu(index, verdict.tokens)) {
+        Join(&entries_[index]);
+      }
+      return;
+    case MissPlan::Action::kAwait:
+      Join(&entries_[index]);
+      return;
+    case MissPlan::Action::kSplit:
+      Split(index, verdict.tokens, verdict.tiles);
+      return;
   }
+}
+
+// An expert that is on its way is the CPU's where that ends sooner than the link; it travels on, for tokens
+// to come.
+bool SlabResidency::LateToCpu(uint32_t index, uint32_t tokens) {
+  const Entry& entry = entries_[index];
+  if (options_.miss == ExpertMiss::kLoad || options_.fixed || table().slot(entry.slot).request == 0) {
+    return false;
+  }
+  return cpu_queued_ + costs_.Seconds(layer_, experts()[index], tokens) < forecast_.ToCome(entry.slot) &&
+         GiveSlotToCpu(index, tokens);
 }
 
 // The slot keeps its expert, or goes on being filled with it, for tokens to come.
@@ -115,134 +124,100 @@ bool SlabResidency::GiveSlotToCpu(uint32_t index, uint32_t tokens) {
     --waiting_;
     return false;
   }
-  table_.slot(entry.slot).pinned = false;
-  entry.slot = SlotTable::kNoSlot;
+  table().slot(entry.slot).pinned = false;
+  entry.slot = ExpertSlots::kNoSlot;
   return true;
-}
-
-void SlabResidency::DecideMisses(absl::Span<const ExpertDemand> demands) {
-  if (BalancesLayers()) {
-    if (options_.balance_tiles && CpuBeside()) {
-      DecideShares(demands);
-    } else {
-      DecideLayer(demands);
-    }
-    return;
-  }
-  if (options_.miss == ExpertMiss::kLoad || waiting_ == 0) {
-    return;
-  }
-  CollectDemands(demands, State::kWaiting, &misses_);
-  if (misses_.empty()) {
-    return;
-  }
-  for (size_t i = LoadedOf(misses_); i < misses_.size(); ++i) {
-    GiveToCpu(demand_of_[misses_[i].expert] - 1, misses_[i].tokens);
-  }
-}
-
-double SlabResidency::CpuSecondsOf(uint32_t expert, uint32_t tokens) const {
-  return cpu_tables_.empty() ? CpuSeconds() * static_cast<double>(pack_.expert_bytes(layer_, expert)) * tokens
-                             : cpu_tables_[table_.class_of(layer_, expert)].Seconds(tokens);
-}
-
-// An expert that is on its way is the CPU's where that ends sooner than the link; it travels on, for tokens
-// to come.
-bool SlabResidency::LateToCpu(uint32_t index, uint32_t tokens) {
-  Entry& entry = entries_[index];
-  Slot& slot = table_.slot(entry.slot);
-  if (options_.miss == ExpertMiss::kLoad || options_.fixed || slot.request == 0) {
-    return false;
-  }
-  return cpu_queued_ + CpuSecondsOf(entry.expert, tokens) < SecondsToCome(entry) &&
-         GiveSlotToCpu(index, tokens);
-}
-
-// Whether weightd has it in DRAM.
-bool SlabResidency::LeaseForCpu(Entry* entry) {
-  const ExtentRange range = pack_.expert_extents(layer_, entry->expert);
-  for (uint32_t i = 0; i < range.count; ++i) {
-    if (!client_->TryLease(range.first + i, &entry->leases[i])) {
-      while (i > 0) {
-        client_->Release(range.first + --i, step_);
-      }
-      return false;
-    }
-  }
-  held_ += range.count;
-  return entry->leased = true;
-}
-
-// `share` of the expert's neurons.
-void SlabResidency::QueueOnCpu(Entry* entry, uint32_t tokens, double share) {
-  cpu_queued_ += share * CpuSecondsOf(entry->expert, tokens);
-  if (CpuBeside()) {
-    const double seconds =
-        share * CpuSeconds() * static_cast<double>(pack_.expert_bytes(layer_, entry->expert)) * tokens;
-    entry->cpu_ends = clock_->cpu().Run(clock_->NowNanos(), static_cast<int64_t>(seconds * 1e9 + 0.5));
-  }
 }
 
 // If weightd has it in DRAM; else it travels like the others.
 void SlabResidency::GiveToCpu(uint32_t index, uint32_t tokens) {
-  Entry& entry = entries_[index];
-  if (!LeaseForCpu(&entry)) {
+  if (!cpu_.Lease(index, layer_, experts()[index], step_)) {
     return;
   }
-  entry.state = State::kCpu;
+  entries_[index].state = State::kCpu;
   --waiting_;
   counters_.Add(layer_, &ResidencyCounters::cpu);
-  QueueOnCpu(&entry, tokens, 1);
+  QueueOnCpu(index, tokens, 1);
+}
+
+// So many more tiles come over the link, and the CPU computes the neurons after them.
+void SlabResidency::Split(uint32_t index, uint32_t tokens, uint32_t tiles) {
+  Entry& entry = entries_[index];
+  const bool late = entry.state == State::kLate;
+  const uint32_t split = (late ? slots_->Landed(entry.slot) : 0) + tiles * slots_->TileOf(layer_);
+  if (split == 0) {
+    if (!late) {
+      GiveToCpu(index, tokens);
+    } else if (!GiveSlotToCpu(index, tokens)) {
+      Join(&entry);
+    }
+    return;
+  }
+  if (split >= width_ || !cpu_.Lease(index, layer_, experts()[index], step_)) {
+    if (late) {
+      Join(&entry);
+    }
+    return;
+  }
+  entry.shared = split;
+  counters_.Add(layer_, &ResidencyCounters::cpu);
+  QueueOnCpu(index, tokens, 1 - static_cast<double>(split) / width_);
+  if (late) {
+    entry.state = State::kInFlight;
+    ++in_flight_;
+  }
+}
+
+// `share` of the expert's neurons.
+void SlabResidency::QueueOnCpu(uint32_t index, uint32_t tokens, double share) {
+  const uint32_t expert = experts()[index];
+  cpu_queued_ += share * costs_.Seconds(layer_, expert, tokens);
+  cpu_.Queue(index, share * costs_.SecondsPerByte() * BytesOf(expert) * tokens);
 }
 
 void SlabResidency::HandOutCpu(uint32_t index) {
   Entry& entry = entries_[index];
-  const uint32_t first = pack_.expert_extents(layer_, entry.expert).first;
-  const auto part = [&](Part p) {
-    const PartView view = pack_.part(layer_, entry.expert, p);
-    const BufferRef place = segments_->Place(entry.leases[view.extent - first]);
-    return WeightView{view.encoding, place + view.base, view.stride, view.rows, view.cols, {}};
-  };
   ReadyTile tile;
   tile.demand = index;
-  tile.up = part(Part::kUp);
-  tile.gate = part(Part::kGate);
-  tile.down = part(Part::kDown);
-  if (CpuBeside()) {
-    clock_->cpu().Mark(tile.up.base);
-  }
+  tile.up = cpu_.PartOf(index, Part::kUp);
+  tile.gate = cpu_.PartOf(index, Part::kGate);
+  tile.down = cpu_.PartOf(index, Part::kDown);
+  cpu_.Mark(tile.up);
   if (entry.handed > 0) {  // the tiles before have come over the link
     tile.neuron_begin = entry.handed;
     tile.neuron_end = width_;
   }
-  const uint64_t bytes = pack_.expert_bytes(layer_, entry.expert) * (width_ - entry.handed) / width_;
+  const uint64_t bytes = pack_.expert_bytes(layer_, experts()[index]) * (width_ - entry.handed) / width_;
   counters_.Add(layer_, &ResidencyCounters::bytes_touched, bytes);
   counters_.Add(layer_, &ResidencyCounters::bytes_dram, bytes);
   entry.state = State::kCpuHandedOut;
   ready_.push_back(tile);
 }
 
-void SlabResidency::ReleaseCpu(Entry* entry) {
-  if (!entry->leased) {
-    return;
+// Its first tiles have been computed. The others travel on for tokens to come, but not those that only pass
+// through.
+void SlabResidency::LeaveToCpu(Entry* entry) {
+  Slot& slot = table().slot(entry->slot);
+  if (entry->state == State::kInFlight) {
+    --in_flight_;
   }
-  entry->leased = false;
-  const ExtentRange range = pack_.expert_extents(layer_, entry->expert);
-  for (uint32_t i = 0; i < range.count; ++i) {
-    client_->Release(range.first + i, step_);
+  if (!TravelsOn() && slot.state == SlotState::kFilling && slot.request != 0) {
+    client_->Cancel(slot.request);
   }
-  held_ -= range.count;
+  slot.pinned = false;
+  entry->slot = ExpertSlots::kNoSlot;
+  entry->state = State::kCpu;
 }
 
 // In virtual time, when only the CPU is being waited for: moves the clock to its next result.
 bool SlabResidency::AwaitCpu() {
-  if (!CpuBeside()) {
+  if (!cpu_.beside()) {
     return false;
   }
   int64_t next = INT64_MAX;
-  for (uint32_t i = 0; i < demands_; ++i) {
+  for (uint32_t i = 0; i < demands(); ++i) {
     if (entries_[i].state == State::kCpu) {
-      next = std::min(next, entries_[i].cpu_ends);
+      next = std::min(next, cpu_.ends(i));
     }
   }
   if (next == INT64_MAX || in_flight_ > 0) {

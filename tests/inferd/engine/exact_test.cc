@@ -12,7 +12,7 @@
 #include "inferd/model/delta_states.h"
 #include "inferd/model/kv_cache.h"
 #include "inferd/model/model_shapes.h"
-#include "inferd/residency/slab/slab_plan.h"
+#include "inferd/residency/slots/slab_plan.h"
 #include "tests/support/engine_testing.h"
 
 namespace sluice {

@@ -21,7 +21,7 @@
 namespace sluice {
 
 // Remembers what it is asked for, and has the leads that it is given.
-class AskedResidency final : public Residency {
+class AskedResidency final : public ExpertPrefetch {
  public:
   struct Asked {
     uint32_t layer = 0;
@@ -39,11 +39,6 @@ class AskedResidency final : public Residency {
   void SetLeadListener(LeadListener* told) override { listener = told; }
   bool IsComing(uint32_t, uint32_t) const override { return all_coming; }
   bool AllResident(uint32_t) const override { return all_resident; }
-  void BeginStep(uint64_t) override {}
-  absl::Status BeginLayer(uint32_t, absl::Span<const ExpertDemand>) override { return absl::OkStatus(); }
-  absl::StatusOr<absl::Span<const ReadyTile>> Next() override { return absl::Span<const ReadyTile>(); }
-  bool NextWaits() const override { return false; }
-  absl::Span<const FailedDemand> failed() const override { return {}; }
   void Prefetch(uint32_t layer, uint32_t expert) override { experts.emplace_back(layer, expert); }
   void PrefetchNeurons(uint32_t layer, uint32_t expert, absl::Span<const uint32_t> wanted) override {
     neurons.push_back({layer, expert, {wanted.begin(), wanted.end()}});
@@ -54,10 +49,6 @@ class AskedResidency final : public Residency {
   }
   bool LinkIdle() override { return link_idle; }
   uint32_t LayersToFetch() override { return layers_to_fetch + static_cast<uint32_t>(experts.size()); }
-  void Poll() override {}
-  void Abandon() override {}
-  uint64_t held() const override { return 0; }
-  ResidencyCounters counters() const override { return {}; }
 
   bool all_resident = false;
   bool behind = false;

@@ -57,20 +57,11 @@ TEST(RecallFloorTest, ALayerWithoutTrustIsLookedAtOftenFirstAndSeldomLater) {
 }
 
 // Nothing is there; remembers which experts it is asked for.
-class EmptyResidency final : public Residency {
+class EmptyResidency final : public ExpertPrefetch {
  public:
   bool IsResident(uint32_t, uint32_t) const override { return false; }
   bool AllResident(uint32_t) const override { return false; }
-  void BeginStep(uint64_t) override {}
-  absl::Status BeginLayer(uint32_t, absl::Span<const ExpertDemand>) override { return absl::OkStatus(); }
-  absl::StatusOr<absl::Span<const ReadyTile>> Next() override { return absl::Span<const ReadyTile>(); }
-  bool NextWaits() const override { return false; }
-  absl::Span<const FailedDemand> failed() const override { return {}; }
   void Prefetch(uint32_t, uint32_t expert) override { asked.push_back(expert); }
-  void Poll() override {}
-  void Abandon() override {}
-  uint64_t held() const override { return 0; }
-  ResidencyCounters counters() const override { return {}; }
 
   std::vector<uint32_t> asked;
 };

@@ -1,5 +1,5 @@
 // Slots of a slab: how a budget becomes slots, and who gives up which.
-#include "inferd/residency/slab/slot_table.h"
+#include "inferd/residency/slots/slot_table.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "inferd/engine/slab_policies.h"
 #include "inferd/policy/cache/cache_allocation.h"
-#include "inferd/residency/slab/slab_plan.h"
+#include "inferd/residency/slots/slab_plan.h"
 #include "tests/support/engine_testing.h"
 
 namespace sluice {

@@ -135,7 +135,7 @@ TEST_F(SessionWeightClientTest, SmallestBudgetEvictsAndStillReadsAsOnDisk) {
   for (int i = 0; i < 2000; ++i) {
     ExpectRight(client.get(), random() % pack_.pack().extent_count(), pack_);
   }
-  const StoreStats stats = server_->store().Stats();
+  const StoreStats stats = server_->store().Look(&StoreCore::Stats);
   EXPECT_GT(stats.evictions, 0u);
   EXPECT_LE(stats.segment_bytes, LeastBudget());
 }
@@ -161,11 +161,11 @@ TEST_F(SessionWeightClientTest, LeasesNestAndAreCounted) {
   ASSERT_TRUE(FetchAndLease(client.get(), 1, 0, &lease).ok());
   ASSERT_TRUE(client->TryLease(0, &lease));
   EXPECT_EQ(client->counters().held_leases, 2u);
-  EXPECT_EQ(server_->store().Stats().sessions.at(0).held_extents, 1u);
+  EXPECT_EQ(server_->store().Look(&StoreCore::Stats).sessions.at(0).held_extents, 1u);
   client->Release(0, 1);
-  EXPECT_EQ(server_->store().Stats().sessions.at(0).held_extents, 1u);
+  EXPECT_EQ(server_->store().Look(&StoreCore::Stats).sessions.at(0).held_extents, 1u);
   client->Release(0, 1);
-  EXPECT_EQ(server_->store().Stats().sessions.at(0).held_extents, 0u);
+  EXPECT_EQ(server_->store().Look(&StoreCore::Stats).sessions.at(0).held_extents, 0u);
   EXPECT_EQ(client->counters().lease_misses, 1u);
   EXPECT_FALSE(client->TryLease(pack_.pack().extent_count(), &lease));
 }
@@ -264,7 +264,7 @@ TEST_F(SessionWeightClientTest, PrefetchesEndCancelledOrDoneAfterTheirLayerIsPas
         << static_cast<int>(code);
     cancelled += code == absl::StatusCode::kCancelled ? 1 : 0;
   }
-  EXPECT_EQ(server_->store().Stats().cancelled, cancelled);
+  EXPECT_EQ(server_->store().Look(&StoreCore::Stats).cancelled, cancelled);
   EXPECT_EQ(client->counters().outstanding, 0u);
 }
 
@@ -411,11 +411,12 @@ TEST_F(SessionWeightClientTest, ClosedClientLeavesNoSessionAndNoDescriptors) {
   for (int i = 0; i < 20; ++i) visit();
   // The server's ends of the last connections are closed by threads of gRPC's: they follow soon.
   const absl::Time deadline = Soon();
-  while ((OpenFdCount() > before || !server_->store().Stats().sessions.empty()) && absl::Now() < deadline) {
+  while ((OpenFdCount() > before || !server_->store().Look(&StoreCore::Stats).sessions.empty()) &&
+         absl::Now() < deadline) {
     std::this_thread::yield();
   }
   EXPECT_LE(OpenFdCount(), before);
-  EXPECT_TRUE(server_->store().Stats().sessions.empty());
+  EXPECT_TRUE(server_->store().Look(&StoreCore::Stats).sessions.empty());
 }
 
 TEST_F(SessionWeightClientTest, StoppedServerIsNoticedAndHeldLeasesStayReadable) {
@@ -455,11 +456,13 @@ TEST_F(SessionWeightClientTest, ReconnectToTheSameWeightdLeavesNoLostSessionBehi
   const auto client = Connect();
   ExpectRight(client.get(), 4, pack_);
   for (uint64_t round = 1; round <= 3; ++round) {
-    server_->store().OnConnectionLost(server_->store().Stats().sessions.at(0).session);
+    server_->store().Control(&StoreCore::OnConnectionLost,
+                             server_->store().Look(&StoreCore::Stats).sessions.at(0).session);
     EXPECT_TRUE(absl::IsUnavailable(client->Wait(Soon())));
-    EXPECT_EQ(server_->store().Stats().sessions.at(0).state, "lost");
+    EXPECT_EQ(server_->store().Look(&StoreCore::Stats).sessions.at(0).state, "lost");
     ASSERT_TRUE(client->Reconnect(Soon()).ok());
-    EXPECT_EQ(server_->store().Stats().sessions.size(), 1u) << "its reserve would be counted twice";
+    EXPECT_EQ(server_->store().Look(&StoreCore::Stats).sessions.size(), 1u)
+        << "its reserve would be counted twice";
     EXPECT_EQ(client->counters().reconnects, round);
     ExpectRight(client.get(), 4, pack_);
   }
@@ -490,7 +493,7 @@ TEST_F(SessionWeightClientTest, NextSessionFindsTheWeightsWarm) {
       ExpectRight(client.get(), extent, pack_);
     }
   }
-  const uint64_t bytes_read = server_->store().Stats().bytes_read;
+  const uint64_t bytes_read = server_->store().Look(&StoreCore::Stats).bytes_read;
   const auto client = Connect();
   for (uint32_t extent = 0; extent < pack_.pack().extent_count(); ++extent) {
     ExtentLease lease;
@@ -498,7 +501,7 @@ TEST_F(SessionWeightClientTest, NextSessionFindsTheWeightsWarm) {
     EXPECT_TRUE(pack_.Matches(extent, lease));
     client->Release(extent, 1);
   }
-  EXPECT_EQ(server_->store().Stats().bytes_read, bytes_read);
+  EXPECT_EQ(server_->store().Look(&StoreCore::Stats).bytes_read, bytes_read);
 }
 
 TEST_F(SessionWeightClientTest, NobodyListeningIsUnavailableAtTheDeadline) {

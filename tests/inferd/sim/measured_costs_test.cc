@@ -6,7 +6,7 @@
 
 #include "common/file_io.h"
 #include "gtest/gtest.h"
-#include "inferd/residency/slab/slab_plan.h"
+#include "inferd/residency/slots/slab_plan.h"
 #include "inferd/sim/measured_device.h"
 #include "inferd/sim/virtual_costs.h"
 #include "kernels/reference/reference_backend.h"

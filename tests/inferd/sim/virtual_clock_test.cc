@@ -6,7 +6,7 @@
 #include "inferd/policy/cache/cache_allocation.h"
 #include "inferd/policy/cache/slot_eviction.h"
 #include "inferd/policy/trace/trace_file.h"
-#include "inferd/residency/slab/slab_plan.h"
+#include "inferd/residency/slots/slab_plan.h"
 #include "inferd/sim/virtual_costs.h"
 #include "inferd/sim/virtual_device.h"
 #include "inferd/sim/virtual_weight_client.h"

@@ -29,7 +29,7 @@ class ScriptedRing final : public ReadRing {
   }
   absl::Status Start() override { return absl::OkStatus(); }
   // Gives the last read first: the kernel keeps no order either.
-  absl::Status Wait(std::vector<RingCompletion>* completions, int64_t) override {
+  absl::Status Wait(std::vector<RingCompletion>* completions) override {
     const MutexLock lock(&mutex_);
     while (ended_.empty() && !woken_) {
       wake_.Wait(&mutex_);

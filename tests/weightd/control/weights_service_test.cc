@@ -88,7 +88,7 @@ class WeightsServiceTest : public testing::Test {
     EXPECT_EQ(status.code(), code) << status;
     EXPECT_EQ(ReasonOf(status), reason) << status;
     EXPECT_NE(status.message().find(part), absl::string_view::npos) << part << " in " << status;
-    EXPECT_TRUE(server_->store().Stats().sessions.empty());
+    EXPECT_TRUE(server_->store().Look(&StoreCore::Stats).sessions.empty());
   }
 
   std::unique_ptr<SessionWeightClient> Connect() {
@@ -114,10 +114,10 @@ class WeightsServiceTest : public testing::Test {
   // Waits until weightd knows of `count` sessions.
   void AwaitSessions(size_t count) {
     const absl::Time deadline = Soon();
-    while (server_->store().Stats().sessions.size() != count && absl::Now() < deadline) {
+    while (server_->store().Look(&StoreCore::Stats).sessions.size() != count && absl::Now() < deadline) {
       std::this_thread::yield();
     }
-    EXPECT_EQ(server_->store().Stats().sessions.size(), count);
+    EXPECT_EQ(server_->store().Look(&StoreCore::Stats).sessions.size(), count);
   }
 
   TempDir folder_;
@@ -187,12 +187,12 @@ TEST_F(WeightsServiceTest, AnotherAbiIsRefusedNamingTheField) {
 
 TEST_F(WeightsServiceTest, AnotherBootEpochIsRefusedAndTheRightOneTaken) {
   v1::OpenSessionRequest request = GoodRequest();
-  request.set_expected_boot_epoch(server_->store().boot_epoch() ^ 1);
+  request.set_expected_boot_epoch(server_->store().Look(&StoreCore::boot_epoch) ^ 1);
   ExpectRefused(request, absl::StatusCode::kFailedPrecondition, "BOOT_EPOCH_MISMATCH", "started anew");
-  request.set_expected_boot_epoch(server_->store().boot_epoch());
+  request.set_expected_boot_epoch(server_->store().Look(&StoreCore::boot_epoch));
   v1::OpenSessionResponse response;
   EXPECT_TRUE(Open(request, &response).ok());
-  EXPECT_EQ(response.boot_epoch(), server_->store().boot_epoch());
+  EXPECT_EQ(response.boot_epoch(), server_->store().Look(&StoreCore::boot_epoch));
 }
 
 TEST_F(WeightsServiceTest, WrongFieldsAreRefusedByName) {
@@ -265,7 +265,7 @@ TEST_F(WeightsServiceTest, NonceJoinsOnlyOnce) {
   pollfd polled{second->get(), POLLIN, 0};
   poll(&polled, 1, 20'000);
   EXPECT_EQ(ReceiveSideMessage(second->get())->message.type, SideType::kReject);
-  EXPECT_EQ(server_->store().Stats().sessions.at(0).state, "active");
+  EXPECT_EQ(server_->store().Look(&StoreCore::Stats).sessions.at(0).state, "active");
 }
 
 TEST_F(WeightsServiceTest, DescribesThePackAndWhatIsInMemory) {
@@ -358,7 +358,7 @@ TEST_F(WeightsServiceTest, StatsShowSessionsAndBytes) {
   ASSERT_TRUE(FetchAndLease(client.get(), 1, 3, &lease).ok());
   v1::GetStatsResponse stats;
   ASSERT_TRUE(Call(&v1::WeightService::Stub::GetStats, v1::GetStatsRequest(), &stats).ok());
-  EXPECT_EQ(stats.boot_epoch(), server_->store().boot_epoch());
+  EXPECT_EQ(stats.boot_epoch(), server_->store().Look(&StoreCore::boot_epoch));
   EXPECT_EQ(stats.dram_budget_bytes(), 32u << 20);
   EXPECT_EQ(stats.bytes_read(), pack_.pack().extents()[3].length);
   EXPECT_EQ(stats.demand_requests(), 1u);
@@ -442,7 +442,7 @@ TEST_F(WeightsServiceTest, GarbageInTheRingEndsThatSessionOnly) {
     hostile->Ring();
     EXPECT_TRUE(hostile->AwaitEnd());
   }
-  EXPECT_EQ(server_->store().Stats().sessions_lost, 50u);
+  EXPECT_EQ(server_->store().Look(&StoreCore::Stats).sessions_lost, 50u);
   ExtentLease lease;
   ASSERT_TRUE(FetchAndLease(honest.get(), 1, 7, &lease).ok());
   EXPECT_TRUE(pack_.Matches(7, lease));

@@ -1,6 +1,4 @@
 // A StoreCore with a clock and a reader that do only what the test says, and no thread: Pump() is a round.
-//
-// Thread safety: tests, one thread.
 #ifndef SLUICE_TESTS_WEIGHTD_CORE_FIXTURE_H_
 #define SLUICE_TESTS_WEIGHTD_CORE_FIXTURE_H_
 

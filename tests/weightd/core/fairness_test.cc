@@ -1,7 +1,5 @@
 // Sessions beside each other: whose request is next, how much goes ahead of a demand, quotas, and clients
 // that do not unmap what they are told to.
-//
-// Thread safety: tests, one thread.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>

@@ -1,6 +1,4 @@
 // What a client sees of each fault of the disk, through the whole store. The table is printed: docs quote it.
-//
-// Thread safety: tests.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -52,7 +50,8 @@ class FaultTableTest : public ::testing::Test {
     source_ = source.get();
     SessionParams params;
     params.packs = {*store_->AddSource(std::move(source))};
-    client_ = std::make_unique<LocalClient>(*store_->Local(store_->OpenSession(params)->session));
+    client_ = std::make_unique<LocalClient>(
+        *store_->Look(&StoreCore::Local, store_->Control(&StoreCore::OpenSession, params)->session));
   }
   // Fetches an extent; OK only if its leased bytes are right.
   absl::StatusCode Fetch(uint32_t extent, uint32_t* named = nullptr) {
@@ -64,7 +63,7 @@ class FaultTableTest : public ::testing::Test {
     if (done.code == 0) {
       uint64_t place = 0;
       EXPECT_TRUE(client_->Lease(extent, &place));
-      const std::byte* data = store_->SegmentData(PlaceSegment(place)) + PlaceOffset(place);
+      const std::byte* data = store_->Look(&StoreCore::SegmentData, PlaceSegment(place)) + PlaceOffset(place);
       EXPECT_TRUE(source_->BytesAreRight(extent, {data, source_->extent(extent).length}))
           << "a wrong byte got out";
       client_->Release(extent, StepStamp(id_, 0));
@@ -103,7 +102,7 @@ TEST_F(FaultTableTest, EachFaultHealsByOneRereadOrEndsAsDataLossOfThatExtentAlon
                 absl::StatusCodeToString(twice).c_str(), row.bad ? "marked bad" : "tried again: OK");
     extent += 2;
   }
-  const StoreStats stats = store_->Stats();
+  const StoreStats stats = store_->Look(&StoreCore::Stats);
   EXPECT_EQ(stats.bad_extents, 2u);
   EXPECT_EQ(stats.slow_reads, 2u);
   EXPECT_EQ(stats.second_reads, 2u);
@@ -114,7 +113,7 @@ TEST_F(FaultTableTest, EachFaultHealsByOneRereadOrEndsAsDataLossOfThatExtentAlon
 TEST_F(FaultTableTest, SeveralFaultsOfOneReadHealToo) {
   disk_->FailNextWith({ReadFault::kMisdirected, ReadFault::kBitFlip});
   EXPECT_EQ(Fetch(0), absl::StatusCode::kOk);
-  EXPECT_EQ(store_->Stats().checksum_failures, 1u);
+  EXPECT_EQ(store_->Look(&StoreCore::Stats).checksum_failures, 1u);
   disk_->FailNextWith({ReadFault::kStuck, ReadFault::kBitFlip});
   EXPECT_EQ(Fetch(1), absl::StatusCode::kOk) << "by the second read";
   disk_->FailNextWith({ReadFault::kStuck, ReadFault::kEio});
@@ -123,7 +122,7 @@ TEST_F(FaultTableTest, SeveralFaultsOfOneReadHealToo) {
   for (uint32_t extent = 0; extent < 3; ++extent) {
     EXPECT_EQ(Fetch(extent), absl::StatusCode::kOk);
   }
-  EXPECT_EQ(store_->Stats().second_reads_won, 2u);
+  EXPECT_EQ(store_->Look(&StoreCore::Stats).second_reads_won, 2u);
 }
 
 TEST_F(FaultTableTest, ADiskThatAnswersNothingEndsEveryRequestAndServesAgainAfterwards) {
@@ -144,7 +143,7 @@ TEST_F(FaultTableTest, ADiskThatAnswersNothingEndsEveryRequestAndServesAgainAfte
   for (uint32_t extent = 0; extent < 20; ++extent) {
     EXPECT_EQ(Fetch(extent), absl::StatusCode::kOk);
   }
-  EXPECT_EQ(store_->Stats().in_flight_bytes, 0u);
+  EXPECT_EQ(store_->Look(&StoreCore::Stats).in_flight_bytes, 0u);
 }
 
 TEST_F(FaultTableTest, ThousandsOfRandomFaultsLetNoWrongByteOut) {
@@ -162,7 +161,7 @@ TEST_F(FaultTableTest, ThousandsOfRandomFaultsLetNoWrongByteOut) {
   EXPECT_EQ(seen[absl::StatusCode::kOk] + seen[absl::StatusCode::kDataLoss], 5000);
   EXPECT_GT(seen[absl::StatusCode::kOk], 100);
   EXPECT_GT(seen[absl::StatusCode::kDataLoss], 100);
-  EXPECT_EQ(store_->Stats().in_flight_bytes, 0u);
+  EXPECT_EQ(store_->Look(&StoreCore::Stats).in_flight_bytes, 0u);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Leases under load: clients on threads of their own against a store that evicts beside them, and how well
 // LRU sees hits of which nobody tells it.
 //
-// Thread safety: tests; each client runs on its own thread, on mappings shared with the store.
+// Each client runs on its own thread, on mappings shared with the store.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -61,10 +61,10 @@ TEST_P(EveryPolicyTest, FourClientsNeverSeeAByteThatIsNotTheirsWithTheScrubBesid
   for (uint64_t seed = 0; seed < 4; ++seed) {
     SessionParams params;
     params.packs = {pack};
-    auto session = store->OpenSession(params);
+    auto session = store->Control(&StoreCore::OpenSession, params);
     ASSERT_TRUE(session.ok()) << session.status();
     threads.emplace_back([&store, source, seed, id = session->session] {
-      LocalClient client(*store->Local(id));
+      LocalClient client(*store->Look(&StoreCore::Local, id));
       std::mt19937_64 random(seed);
       uint64_t request = 0;
       for (uint64_t i = 0; i < 3000; ++i) {
@@ -74,7 +74,8 @@ TEST_P(EveryPolicyTest, FourClientsNeverSeeAByteThatIsNotTheirsWithTheScrubBesid
         if (!LeaseExtent(&client, extent, &request, &place, &hit)) {
           continue;
         }
-        const std::byte* data = store->SegmentData(PlaceSegment(place)) + PlaceOffset(place);
+        const std::byte* data =
+            store->Look(&StoreCore::SegmentData, PlaceSegment(place)) + PlaceOffset(place);
         ASSERT_TRUE(source->BytesAreRight(extent, {data, 4096}));
         client.Release(extent, StepStamp(i + 1, 0));
       }
@@ -85,10 +86,10 @@ TEST_P(EveryPolicyTest, FourClientsNeverSeeAByteThatIsNotTheirsWithTheScrubBesid
   }
   // The scrub goes on over what is resident; on a busy machine it may not have had its turn yet.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (store->Stats().scrub_bytes == 0 && std::chrono::steady_clock::now() < deadline) {
+  while (store->Look(&StoreCore::Stats).scrub_bytes == 0 && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::yield();
   }
-  const StoreStats stats = store->Stats();
+  const StoreStats stats = store->Look(&StoreCore::Stats);
   EXPECT_GT(stats.evictions, 100u);
   EXPECT_EQ(stats.in_flight_bytes, 0u);
   EXPECT_EQ(stats.eviction, NameOf(GetParam()));
@@ -153,9 +154,9 @@ TEST(LeaseLoadTest, LruHitRateIsWithinOnePercentOfAReplay) {
       auto store = CreateStore(capacity * 4096);
       SessionParams params;
       params.packs = {*store->AddSource(std::move(owned))};
-      auto session = store->OpenSession(params);
+      auto session = store->Control(&StoreCore::OpenSession, params);
       ASSERT_TRUE(session.ok()) << session.status();
-      LocalClient client(*store->Local(session->session));
+      LocalClient client(*store->Look(&StoreCore::Local, session->session));
       ReplayedLru replay(capacity);
       uint64_t request = 0;
       uint64_t step = 0;
@@ -189,9 +190,9 @@ TEST(LeaseLoadTest, TwoSessionsWithStepsOfTheirOwnStillMakeOneLru) {
   params.packs = {*store->AddSource(std::move(owned))};
   std::vector<std::unique_ptr<LocalClient>> clients;
   for (int i = 0; i < 2; ++i) {
-    auto session = store->OpenSession(params);
+    auto session = store->Control(&StoreCore::OpenSession, params);
     ASSERT_TRUE(session.ok()) << session.status();
-    clients.push_back(std::make_unique<LocalClient>(*store->Local(session->session)));
+    clients.push_back(std::make_unique<LocalClient>(*store->Look(&StoreCore::Local, session->session)));
   }
   ReplayedLru replay(capacity);
   uint64_t request = 0;

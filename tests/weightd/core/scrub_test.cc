@@ -1,7 +1,5 @@
 // The background scrub: its rate on a clock that the test moves, and what happens to bytes that rot in
 // memory.
-//
-// Thread safety: tests, one thread.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,4 @@
 // Sessions: what they are promised, how they end, what a misbehaving one can do.
-//
-// Thread safety: tests, one thread.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,4 @@
 // What tests of sessions share: a session that holds the memory, and the ends of side sockets.
-//
-// Thread safety: tests, one thread.
 #ifndef SLUICE_TESTS_WEIGHTD_SESSION_FIXTURE_H_
 #define SLUICE_TESTS_WEIGHTD_SESSION_FIXTURE_H_
 

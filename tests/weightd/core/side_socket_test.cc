@@ -1,6 +1,4 @@
 // What travels on a session's side socket: regions, segments that come and go, and the end of its process.
-//
-// Thread safety: tests, one thread.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,4 @@
 // Reads that do not end: second reads, and that no place is reused while a read may write to it.
-//
-// Thread safety: tests.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

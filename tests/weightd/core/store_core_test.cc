@@ -1,6 +1,4 @@
 // Requests: joining, overtaking, cancelling, room, damage, progress.
-//
-// Thread safety: tests, one thread.
 #include "weightd/core/store_core.h"
 
 #include <gmock/gmock.h>

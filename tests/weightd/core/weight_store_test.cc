@@ -1,6 +1,4 @@
 // The store behind its facade, with its pump thread, over real files and fake ones.
-//
-// Thread safety: tests.
 #include "weightd/core/weight_store.h"
 
 #include <fcntl.h>
@@ -58,10 +56,10 @@ Opened Open(FakeExtentSource::Shape shape, uint64_t budget, std::unique_ptr<Bloc
   EXPECT_TRUE(pack.ok()) << pack.status();
   SessionParams params;
   params.packs = {*pack};
-  auto session = opened.store->OpenSession(params);
+  auto session = opened.store->Control(&StoreCore::OpenSession, params);
   EXPECT_TRUE(session.ok()) << session.status();
   opened.session = session->session;
-  opened.client = std::make_unique<LocalClient>(*opened.store->Local(opened.session));
+  opened.client = std::make_unique<LocalClient>(*opened.store->Look(&StoreCore::Local, opened.session));
   return opened;
 }
 
@@ -91,7 +89,8 @@ absl::StatusCode UseExpert(Opened& o, uint64_t id, uint32_t layer, uint32_t expe
     }
   }
   for (uint32_t i = 0; i < 3; ++i) {
-    const std::byte* data = o.store->SegmentData(PlaceSegment(places[i])) + PlaceOffset(places[i]);
+    const std::byte* data =
+        o.store->Look(&StoreCore::SegmentData, PlaceSegment(places[i])) + PlaceOffset(places[i]);
     const uint64_t length = o.source->extent(first + i).length;
     EXPECT_TRUE(o.source->BytesAreRight(first + i, {data, length}));
     o.client->Release(first + i, StepStamp(id, i));
@@ -123,7 +122,7 @@ TEST(WeightStoreTest, DirectReadsLeaveNothingInThePageCache) {
   shape.experts = 8;
   shape.part_bytes = 300 * kKiB;
   Opened o = Open(shape, 8 * 3 * 300 * kKiB, nullptr);
-  if (o.store->Stats().io_engine.find("buffered") != std::string::npos) {
+  if (o.store->Look(&StoreCore::Stats).io_engine.find("buffered") != std::string::npos) {
     GTEST_SKIP() << "not run: " << dir.path() << " takes no O_DIRECT";
   }
   const int fd = open(shape.path.c_str(), O_RDWR | O_CLOEXEC);
@@ -135,7 +134,7 @@ TEST(WeightStoreTest, DirectReadsLeaveNothingInThePageCache) {
   for (uint32_t i = 0; i < 32; ++i) {
     ASSERT_EQ(UseExpert(o, ++id, i / 8 % 2, i % 8), absl::StatusCode::kOk);
   }
-  EXPECT_GT(o.store->Stats().bytes_read, o.source->file_bytes());
+  EXPECT_GT(o.store->Look(&StoreCore::Stats).bytes_read, o.source->file_bytes());
   EXPECT_LE(CachedBytes(shape.path, o.source->file_bytes()), before);
 }
 
@@ -156,7 +155,7 @@ TEST(WeightStoreTest, ServesAModelFourTimesItsBudgetFromARealFile) {
         }
       }
     }
-    const StoreStats stats = o.store->Stats();
+    const StoreStats stats = o.store->Look(&StoreCore::Stats);
     EXPECT_LE(stats.segment_bytes, stats.dram_budget);
     EXPECT_EQ(stats.resident_bytes, stats.dram_budget);
     EXPECT_GE(stats.evictions, 3u * 56);
@@ -200,8 +199,8 @@ TEST(WeightStoreTest, SmallestBudgetHoldsDenseWeightsAndServesEveryExpert) {
         o.client->Reap();
       }
       use_experts();
-      EXPECT_LE(o.store->Stats().segment_bytes, budget);
-      EXPECT_EQ(o.store->Stats().no_room, 0u);
+      EXPECT_LE(o.store->Look(&StoreCore::Stats).segment_bytes, budget);
+      EXPECT_EQ(o.store->Look(&StoreCore::Stats).no_room, 0u);
     }
   }
 }
@@ -209,9 +208,9 @@ TEST(WeightStoreTest, SmallestBudgetHoldsDenseWeightsAndServesEveryExpert) {
 TEST(WeightStoreTest, ResidentExpertCostsNoMessageAndARequestForItReadsNothing) {
   Opened o = Open({}, 1024 * kKiB, std::make_unique<FakeBlockReader>(FakeBlockReader::Mode::kImmediate));
   ASSERT_EQ(UseExpert(o, 1, 0, 0), absl::StatusCode::kOk);
-  const uint64_t requests = o.store->Stats().sessions[0].requests;
+  const uint64_t requests = o.store->Look(&StoreCore::Stats).sessions[0].requests;
   ASSERT_EQ(UseExpert(o, 2, 0, 0), absl::StatusCode::kOk);
-  EXPECT_EQ(o.store->Stats().sessions[0].requests, requests);
+  EXPECT_EQ(o.store->Look(&StoreCore::Stats).sessions[0].requests, requests);
   ASSERT_EQ(o.client->Submit(LocalClient::FillExpert(3, 0, 0)), RingResult::kOk);
   CompletionEntry done;
   ASSERT_TRUE(o.client->Await(&done));

@@ -1,6 +1,4 @@
 // Probation: what was used once goes before what is used again, under each policy.
-//
-// Thread safety: tests.
 #include "weightd/dram/admission.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,3 @@
-// Thread safety: tests.
 #include "weightd/dram/arena.h"
 
 #include <gtest/gtest.h>

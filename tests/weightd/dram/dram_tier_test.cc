@@ -1,6 +1,4 @@
 // Store, arena and eviction together, without I/O: what is where, who goes, and what the client sees of it.
-//
-// Thread safety: tests.
 #include "weightd/dram/dram_tier.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,3 @@
-// Thread safety: tests.
 #include "weightd/dram/eviction.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,3 @@
-// Thread safety: tests.
 #include "weightd/dram/memory_budget.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,3 @@
-// Thread safety: tests; the prefaulter's threads run beside.
 #include "weightd/dram/prefaulter.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,4 @@
 // The engines and their reads: every outcome of a read, in one table for both.
-//
-// Thread safety: tests.
 #include "weightd/io/block_reader.h"
 
 #include <fcntl.h>
@@ -14,7 +12,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -22,9 +19,7 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "tests/support/fakes/fake_clock.h"
@@ -299,7 +294,7 @@ class GatheringRing final : public ReadRing {
     ended_.push_back({slot, length});
   }
   absl::Status Start() override { return absl::OkStatus(); }
-  absl::Status Wait(std::vector<RingCompletion>* completions, int64_t) override {
+  absl::Status Wait(std::vector<RingCompletion>* completions) override {
     const MutexLock lock(&mutex_);
     while (ended_.size() < kTogether && !woken_) {
       wake_.Wait(&mutex_);
@@ -363,49 +358,6 @@ TEST(UringReaderTest, SmallJobsThatEndTogetherAreReportedInGroups) {
   EXPECT_THAT(checked_at_report, testing::ElementsAre(4, 4, 4, 4, 8, 8, 8, 8)) << "256 KiB at a time";
 }
 
-TEST(UringReaderTest, MuchThatEndsTogetherIsCheckedByTwoThreads) {
-  constexpr uint64_t kBytes = 512 * 1024;
-  FakeClock clock;
-  UringReader::Options options;
-  options.clock = &clock;
-  options.opener = [](const std::string&) {
-    return std::make_unique<FaultyReadFile>(8 << 20, FaultyReadFile::Script{});
-  };
-  options.ring = std::make_unique<GatheringRing>();
-  Mutex mutex;
-  CondVar changed;
-  std::set<std::thread::id> threads;
-  size_t reported = 0;
-  Buffer buffer = Allocate(GatheringRing::kTogether * kBytes);
-  UringReader reader(std::move(options));  // its threads use the others
-  reader.SetSink([&](ReadResult result) {
-    const MutexLock lock(&mutex);
-    EXPECT_EQ(result.outcome, ReadOutcome::kOk);
-    ++reported;
-    changed.SignalAll();
-  });
-  ASSERT_TRUE(reader.Register("a").ok());
-  for (uint64_t i = 0; i < GatheringRing::kTogether; ++i) {
-    ReadJob job;
-    job.tag = i;
-    job.dest = buffer.get() + i * kBytes;
-    job.length = kBytes;
-    job.check = [&](uint64_t, std::span<const std::byte>) {
-      const MutexLock lock(&mutex);
-      threads.insert(std::this_thread::get_id());
-      changed.SignalAll();
-      while (threads.size() < 2 && changed.WaitFor(&mutex, std::chrono::seconds(20))) {
-      }
-      return threads.size() < 2 ? absl::DataLossError("no other thread checks") : absl::OkStatus();
-    };
-    reader.Submit(std::move(job));
-  }
-  const MutexLock lock(&mutex);
-  while (reported < GatheringRing::kTogether) {
-    changed.Wait(&mutex);
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(Engine, PreadReaderTest, testing::Values("pread"));
 INSTANTIATE_TEST_SUITE_P(Engines, BlockReaderTest, testing::Values("pread", "uring"),
                          [](const auto& param) { return param.param; });
@@ -431,7 +383,7 @@ TEST(ReadRingTest, ReadsARealFileAndEndsAWaitWhenWoken) {
   std::vector<RingCompletion> completions;
   uint32_t ended = 0;
   while (ended < 4) {
-    ASSERT_TRUE((*ring)->Wait(&completions, ReadRing::kForever).ok());
+    ASSERT_TRUE((*ring)->Wait(&completions).ok());
     for (const RingCompletion& completion : completions) {
       EXPECT_EQ(completion.result, static_cast<int64_t>(kBlock));
       ++ended;
@@ -439,7 +391,7 @@ TEST(ReadRingTest, ReadsARealFileAndEndsAWaitWhenWoken) {
   }
   EXPECT_TRUE(Right(buffer.get(), kBlock, 4 * kBlock));
   (*ring)->Wake();
-  ASSERT_TRUE((*ring)->Wait(&completions, ReadRing::kForever).ok());
+  ASSERT_TRUE((*ring)->Wait(&completions).ok());
   EXPECT_TRUE(completions.empty());
 }
 
@@ -487,7 +439,10 @@ TEST(ReadRingTest, AStoreWithoutRingsReadsByThreadsAndSaysSoOnce) {
                   text.find("seccomp") != std::string::npos;
     };
     auto store = WeightStore::Create(options);
-    return !store.ok() ? 1 : (*store)->Stats().io_engine != "pread" ? 2 : warnings != 1 ? 3 : 0;
+    return !store.ok()                                              ? 1
+           : (*store)->Look(&StoreCore::Stats).io_engine != "pread" ? 2
+           : warnings != 1                                          ? 3
+                                                                    : 0;
   });
   EXPECT_EQ(wrong, 0);
 }

@@ -1,12 +1,9 @@
-// Thread safety: tests.
 #include "weightd/io/read_queue.h"
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <memory>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -37,8 +34,8 @@ TEST(ReadQueueTest, SplitsJobsIntoChunksAndReportsTheLast) {
   auto c = queue.Next();
   ASSERT_TRUE(a && b && c);
   EXPECT_FALSE(queue.Next());
-  EXPECT_EQ(a->offset, kChunk);
-  EXPECT_EQ(b->offset, 0u);
+  EXPECT_EQ(a->offset, 0u);
+  EXPECT_EQ(b->offset, kChunk);
   EXPECT_EQ(c->offset, 2 * kChunk);
   EXPECT_EQ(c->length, 4096u);
   EXPECT_EQ(queue.in_flight_bytes(), 2 * kChunk + 4096);
@@ -51,49 +48,17 @@ TEST(ReadQueueTest, SplitsJobsIntoChunksAndReportsTheLast) {
   EXPECT_EQ(queue.in_flight_bytes(), 0u);
 }
 
-TEST(ReadQueueTest, ChunksOfAJobThatLieSideBySideAreNotReadOneAfterTheOther) {
-  for (const uint64_t chunks : {1, 4, 5, 8, 9}) {
-    ReadQueue queue(ReadLimits{.chunk_bytes = kChunk, .in_flight_bytes = 64 * kChunk});
-    queue.Add(Job(1, chunks * kChunk - 4096));
-    std::vector<uint64_t> order;
-    while (const std::optional<ReadChunk> chunk = queue.Next()) {
-      order.push_back(chunk->offset / kChunk);
-      EXPECT_EQ(chunk->length, chunk->offset + kChunk == chunks * kChunk ? kChunk - 4096 : kChunk);
-    }
-    for (size_t i = 1; i < order.size(); ++i) {
-      EXPECT_NE(std::max(order[i], order[i - 1]) - std::min(order[i], order[i - 1]), 1u) << chunks;
-    }
-    EXPECT_EQ(std::set<uint64_t>(order.begin(), order.end()).size(), chunks);
-    EXPECT_EQ(order.size(), chunks);
-  }
-}
-
-TEST(ReadQueueTest, AChunkBesideTheLastInTheFileLetsAnotherJobsGoFirst) {
-  for (const uint64_t second : {63, 65}) {
-    ReadQueue queue(ReadLimits{.chunk_bytes = kChunk});
-    for (const uint64_t at : {uint64_t{64}, second, uint64_t{0}}) {
-      ReadJob job = Job(at, kChunk);
-      job.offset = at * kChunk;
-      queue.Add(std::move(job));
-    }
-    std::vector<uint64_t> order;
-    while (const std::optional<ReadChunk> chunk = queue.Next()) {
-      order.push_back(chunk->read->job.tag);
-    }
-    EXPECT_EQ(order, (std::vector<uint64_t>{64, 0, second}));
-  }
-}
-
-TEST(ReadQueueTest, AChunkAtTheSamePlaceOfAnotherFileDoesNotFollow) {
+TEST(ReadQueueTest, JobsOfAClassAreServedInOrder) {
   ReadQueue queue(ReadLimits{.chunk_bytes = kChunk});
-  queue.Add(Job(1, kChunk));
-  ReadJob other = Job(2, kChunk);
-  other.file = 1;
-  other.offset = kChunk;
-  queue.Add(std::move(other));
-  queue.Add(Job(3, kChunk));
-  EXPECT_EQ(queue.Next()->read->job.tag, 1u);
-  EXPECT_EQ(queue.Next()->read->job.tag, 2u);
+  for (const uint64_t tag : {3, 1, 2}) {
+    queue.Add(Job(tag, 2 * kChunk));
+  }
+  std::vector<uint64_t> order;
+  while (const std::optional<ReadChunk> chunk = queue.Next()) {
+    order.push_back(chunk->read->job.tag);
+    EXPECT_EQ(chunk->offset, order.size() % 2 == 1 ? 0 : kChunk);
+  }
+  EXPECT_EQ(order, (std::vector<uint64_t>{3, 3, 1, 1, 2, 2}));
 }
 
 TEST(ReadQueueTest, DemandOvertakesPrefetchBetweenItsChunks) {

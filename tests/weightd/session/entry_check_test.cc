@@ -1,4 +1,3 @@
-// Thread safety: tests.
 #include "weightd/session/entry_check.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,5 @@
 // The transfer engine without threads, on a clock that the test moves: what is copied when, and what is seen
 // of it.
-//
-// Thread safety: tests, one thread.
 #include "weightd/transfer/transfer_engine.h"
 
 #include <gmock/gmock.h>
@@ -122,7 +120,7 @@ TEST_F(TransferEngineTest, ADemandWaitsForOnePrefetchChunk) {
   EXPECT_TRUE(Holds(100'000, kRows));
   RunFor(10 * kRows * kRow);
   EXPECT_EQ(ends_.size(), 2u);
-  EXPECT_EQ(engine_.stats().demand_bytes, kRows * kRow);
+  EXPECT_EQ(engine_.stats().link_demand_bytes, kRows * kRow);
 }
 
 TEST_F(TransferEngineTest, NothingIsWrittenAfterACancelledTransfersEnd) {
@@ -217,7 +215,7 @@ TEST_F(TransferEngineTest, EveryJobEndsOnceUnderRandomTraffic) {
       ASSERT_EQ(++seen[end.number], 1);
       ASSERT_TRUE(end.cancelled || end.link_bytes == kRows * kRow);
     }
-    EXPECT_EQ(engine_.stats().waiting, 0u);
+    EXPECT_EQ(engine_.stats().transfers_waiting, 0u);
     for (uint32_t link : links) {
       engine_.DropSession(link);
       engine_.RemoveLink(link);

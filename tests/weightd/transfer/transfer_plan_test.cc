@@ -1,6 +1,4 @@
 // Plans: every layout, list and tile size copies exactly the rows asked for.
-//
-// Thread safety: tests, one thread.
 #include "weightd/transfer/transfer_plan.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,4 @@
 // Transfers from the ring to the completion: fills, pins, joining, cancelling, lies, deaths.
-//
-// Thread safety: tests, one thread.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,0 +1,65 @@
+// How many demands of a layer travel at once, and when a fill that found no room in weightd's DRAM is
+// repeated.
+//
+// The window grows by one with each that comes and shrinks to what is still in flight when one found no room;
+// then nothing more is asked for until these have ended and a pause has passed.
+//
+// Thread safety: thread-compatible; belongs to the engine thread.
+#ifndef SLUICE_INFERD_RESIDENCY_FETCH_WINDOW_H_
+#define SLUICE_INFERD_RESIDENCY_FETCH_WINDOW_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+namespace sluice {
+
+class FetchWindow {
+ public:
+  // Pause before a fill that found no room is repeated.
+  static constexpr absl::Duration kRetryPace = absl::Milliseconds(1);
+
+  // `most`: demands in flight. So many refusals in a row are repeated without a pause.
+  explicit FetchWindow(uint32_t most, uint32_t quick_retries = 0)
+      : most_(most), quick_retries_(quick_retries), window_(most) {}
+
+  // Whether anything may be asked for now, and whether one more may.
+  bool MayAsk(uint32_t in_flight, absl::Time now) const {
+    return !no_room_ || (in_flight == 0 && now >= retry_at_);
+  }
+  bool IsFull(uint32_t in_flight) const { return in_flight >= window_; }
+
+  // A demand came.
+  void Came() {
+    window_ = std::min(most_, window_ + 1);
+    refusals_ = 0;
+  }
+  // A demand found no room; so many others are still in flight.
+  void Refused(uint32_t in_flight, absl::Time now) {
+    no_room_ = true;
+    window_ = std::max(1u, in_flight);
+    ++refusals_;
+    retry_at_ = refusals_ > quick_retries_ ? now + kRetryPace : absl::InfinitePast();
+  }
+  // There may be room again: something came or was given back, or another layer begins.
+  void RoomMade() {
+    no_room_ = false;
+    refusals_ = 0;
+  }
+
+  bool no_room() const { return no_room_; }
+  absl::Time retry_at() const { return retry_at_; }
+
+ private:
+  const uint32_t most_;
+  const uint32_t quick_retries_;
+  uint32_t window_;
+  bool no_room_ = false;   // since room was made
+  uint32_t refusals_ = 0;  // since something came or room was made
+  absl::Time retry_at_;    // not earlier while no_room_
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_RESIDENCY_FETCH_WINDOW_H_

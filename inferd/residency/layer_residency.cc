@@ -1,0 +1,119 @@
+#include "inferd/residency/layer_residency.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/status.h"
+
+namespace sluice {
+
+LayerResidency::LayerResidency(WeightClient* client, FetchQueue* fetches, Queue* queue, FetchWindow window,
+                               absl::Duration stall_limit)
+    : pack_(client->pack()),
+      client_(client),
+      fetches_(fetches),
+      queue_(queue),
+      window_(window),
+      stall_(stall_limit),
+      counters_(pack_.config().layers.size()),
+      stall_limit_(stall_limit) {
+  const std::vector<uint32_t> experts = ExpertsByLayer(pack_);
+  const uint32_t most = experts.empty() ? 0 : *std::max_element(experts.begin(), experts.end());
+  demand_of_.assign(most, 0);
+  experts_.reserve(most);
+  ready_.reserve(most);
+  failed_.reserve(most);
+}
+
+void LayerResidency::BeginStep(uint64_t step) {
+  step_ = step;
+  Poll();
+}
+
+void LayerResidency::Poll() {
+  fetches_->Poll([this](const FetchKey& key, const FetchCompletion& completion) { Handle(key, completion); });
+}
+
+absl::Status LayerResidency::OpenLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) {
+  if (demands.size() > demand_of_.size()) {
+    return absl::InternalError(
+        absl::StrCat("layer ", layer, ": ", demands.size(), " demands for ", demand_of_.size(), " experts"));
+  }
+  CloseLayer();
+  layer_ = layer;
+  failed_.clear();
+  window_.RoomMade();
+  trouble_ = absl::OkStatus();
+  return absl::OkStatus();
+}
+
+void LayerResidency::OpenDemand(uint32_t expert) {
+  experts_.push_back(expert);
+  demand_of_[expert] = demands();
+  ++open_;
+}
+
+void LayerResidency::CloseLayer() {
+  for (const uint32_t expert : experts_) {
+    demand_of_[expert] = 0;
+  }
+  experts_.clear();
+  ready_.clear();
+  open_ = 0;
+}
+
+void LayerResidency::CountRefusal() {
+  window_.Refused(in_flight(), absl::Now());
+  counters_.Add(layer_, &ResidencyCounters::no_room);
+}
+
+// Leads that were handed out are decided about first: what they lack is asked for before anything is waited
+// for.
+absl::StatusOr<absl::Span<const ReadyTile>> LayerResidency::Next() {
+  RETURN_IF_ERROR(LeadsQueued());
+  if (!ready_.empty()) {
+    RETURN_IF_ERROR(queue_->Wait(queue_->Record()));  // nothing reads the weights any more
+    TakeBack();
+    ready_.clear();
+  }
+  stall_.Restart(absl::Now());  // computing is no waiting
+  while (open_ > 0) {
+    Poll();
+    RETURN_IF_ERROR(Arrived());
+    RETURN_IF_ERROR(trouble_);
+    RETURN_IF_ERROR(AskForWaiting());
+    RETURN_IF_ERROR(HandOut());
+    if (!ready_.empty()) {
+      return absl::MakeConstSpan(ready_);
+    }
+    if (open_ == 0) {
+      break;
+    }
+    if (stall_.Exceeded(absl::Now())) {
+      return StallError();
+    }
+    RETURN_IF_ERROR(WaitForMore());
+  }
+  return absl::Span<const ReadyTile>();
+}
+
+absl::Status LayerResidency::WaitForMore() {
+  return fetches_->Wait(stall_.EndOfWait(absl::Now(), WaitUntil()));
+}
+
+absl::Status LayerResidency::StallError() const {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "layer ", layer_, ": ", open_, " experts did not come for ", absl::FormatDuration(stall_limit_), ", ",
+      in_flight(), " in flight, ", counters_.total().no_room, " fills found no room in weightd's DRAM"));
+}
+
+std::vector<uint32_t> ExpertsByLayer(const Pack& pack) {
+  std::vector<uint32_t> experts;
+  for (uint32_t layer = 0; layer < pack.config().layers.size(); ++layer) {
+    experts.push_back(pack.expert_count(layer));
+  }
+  return experts;
+}
+
+}  // namespace sluice

@@ -1,0 +1,66 @@
+// Experts that the CPU computes where they lie, in weightd's DRAM under leases.
+//
+// Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
+#ifndef SLUICE_INFERD_RESIDENCY_SLAB_CPU_EXPERTS_H_
+#define SLUICE_INFERD_RESIDENCY_SLAB_CPU_EXPERTS_H_
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "inferd/sim/virtual_clock.h"
+#include "inferd/weights/segment_buffers.h"
+#include "inferd/weights/weight_client.h"
+#include "kernels/buffer.h"
+#include "pack/pack.h"
+
+namespace sluice {
+
+class CpuExperts {
+ public:
+  // `clock`: on which the CPU has a time of its own beside the device; null: what it computes is ready at
+  // once. All pointers outlive this object. `most`: experts of a layer.
+  CpuExperts(WeightClient* client, const SegmentBuffers* segments, VirtualClock* clock, uint32_t most)
+      : pack_(client->pack()), client_(client), segments_(segments), clock_(clock), experts_(most) {}
+
+  // Leases the expert of a demand; false: weightd does not have all of it in DRAM.
+  bool Lease(uint32_t demand, uint32_t layer, uint32_t expert, uint64_t step);
+  // Gives the lease back if there is one.
+  void Release(uint32_t demand, uint64_t step);
+
+  // The CPU begins with a demand's work once it has done what was queued before, which takes so long.
+  void Queue(uint32_t demand, double seconds);
+  bool IsComputed(uint32_t demand) const {
+    return clock_ == nullptr || clock_->NowNanos() >= experts_[demand].ends;
+  }
+  int64_t ends(uint32_t demand) const { return experts_[demand].ends; }
+
+  // REQUIRES: leased.
+  WeightView PartOf(uint32_t demand, Part part) const;
+  // What computes these weights next on the device's queue is the CPU's work.
+  void Mark(const WeightView& weights) const;
+
+  uint64_t held() const { return held_; }  // extents
+  // Whether the CPU has a virtual time of its own beside the device's.
+  bool beside() const { return clock_ != nullptr; }
+
+ private:
+  struct Expert {
+    uint32_t layer = 0;
+    uint32_t expert = 0;
+    bool leased = false;
+    int64_t ends = 0;                            // of the CPU's work in virtual time
+    std::array<ExtentLease, kPartCount> leases;  // by stream of the expert
+  };
+
+  const Pack& pack_;
+  WeightClient* const client_;
+  const SegmentBuffers* const segments_;
+  VirtualClock* const clock_;
+  std::vector<Expert> experts_;  // by demand
+  uint64_t held_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_RESIDENCY_SLAB_CPU_EXPERTS_H_

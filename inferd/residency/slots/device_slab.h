@@ -1,0 +1,45 @@
+// A piece of device memory that weightd writes experts into: allocated and imported once, offered to every
+// session. On `sim` it is a memory file, with its pages in place and huge where there are any.
+//
+// Thread safety: thread-compatible; belongs to the engine thread.
+#ifndef SLUICE_INFERD_RESIDENCY_SLOTS_DEVICE_SLAB_H_
+#define SLUICE_INFERD_RESIDENCY_SLOTS_DEVICE_SLAB_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/ring/shared_memory.h"
+#include "inferd/weights/weight_client.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+class DeviceSlab {
+ public:
+  // `backend` outlives the slab. Errors of the system, naming the bytes, and of the backend.
+  static absl::StatusOr<std::unique_ptr<DeviceSlab>> Create(uint64_t bytes, Backend* backend);
+  ~DeviceSlab();
+  DeviceSlab(const DeviceSlab&) = delete;
+  DeviceSlab& operator=(const DeviceSlab&) = delete;
+
+  // A session begins: weightd may write into the slab from here on, as fast as the link goes (0: as it can).
+  absl::Status Offer(double link_gbps, double link_latency_us, WeightClient* client);
+
+  BufferId buffer() const { return buffer_; }
+  // weightd's number of it, once it was offered.
+  uint32_t number() const { return number_; }
+
+ private:
+  explicit DeviceSlab(Backend* backend) : backend_(backend) {}
+
+  Backend* const backend_;
+  SharedMemory memory_;
+  BufferId buffer_ = kNoBuffer;
+  uint32_t number_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_RESIDENCY_SLOTS_DEVICE_SLAB_H_

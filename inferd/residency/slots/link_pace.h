@@ -1,0 +1,34 @@
+// What a byte takes over the link.
+//
+// Thread safety: thread-compatible; belongs to the engine thread.
+#ifndef SLUICE_INFERD_RESIDENCY_SLOTS_LINK_PACE_H_
+#define SLUICE_INFERD_RESIDENCY_SLOTS_LINK_PACE_H_
+
+#include <cstdint>
+
+#include "inferd/weights/fetch_queue.h"
+
+namespace sluice {
+
+class LinkPace {
+ public:
+  // `seconds_per_byte`: as somebody says; 0: as measured by `fetches`, which outlives this object.
+  LinkPace(double seconds_per_byte, const FetchQueue* fetches) : said_(seconds_per_byte), fetches_(fetches) {}
+
+  // 0: nothing is said, and nothing was measured yet.
+  double SecondsPerByte() const {
+    if (said_ > 0) {
+      return said_;
+    }
+    const uint64_t bytes = fetches_->bytes_link();
+    return bytes == 0 ? 0 : fetches_->copy_seconds() / static_cast<double>(bytes);
+  }
+
+ private:
+  const double said_;
+  const FetchQueue* const fetches_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_RESIDENCY_SLOTS_LINK_PACE_H_

@@ -1,0 +1,123 @@
+// Which expert each slot of a slab holds, and which slot may be taken for another one. Flat arrays, pure
+// bookkeeping: it knows nothing of requests, bytes and policies beyond asking for a victim.
+//
+// A slot is free, being filled, ready or lost (its bytes are weightd's until it is known to be dead). Ready
+// ones leave only through TakeSlot(). Rules, in this order:
+// for a demand: a layer at its quota gives up an expert of its own; else a free slot; else one that another
+// layer holds beyond its quota; else, so that there is always progress, any that may go.
+// for a prefetch: a free slot, one beyond a quota, one of the layer's own.
+// for a stream (a layer that wants more experts than it may keep, as prefill does): an expert that passed
+// before it, a free slot, one beyond a quota; while two of the layer's pass already it waits for them. So
+// what the layer keeps survives. Nobody gives up an expert that the current layer has yet to compute
+// (pinned), nor one that was prefetched for a layer which has not run since (fresh), unless nothing else
+// would be left for a demand.
+//
+// Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
+#ifndef SLUICE_INFERD_RESIDENCY_SLOT_TABLE_H_
+#define SLUICE_INFERD_RESIDENCY_SLOT_TABLE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
+#include "inferd/residency/slots/slab_plan.h"
+
+namespace sluice {
+
+enum class SlotState : uint8_t { kFree = 0, kFilling = 1, kReady = 2, kLost = 3 };
+
+struct Slot {
+  uint64_t offset = 0;   // in the slab
+  uint64_t request = 0;  // kFilling: the transfer's id; 0: it ended badly, `joined` has not ended
+  uint64_t joined = 0;   // a prefetch of the same bytes that a demand joined; until it has ended nobody may
+                         // take the slot
+  uint32_t layer = 0;
+  uint32_t expert = 0;
+  SlotState state = SlotState::kFree;
+  bool pinned = false;      // the current layer has yet to compute it
+  bool fresh = false;       // predicted, its layer has not run since
+  bool prefetched = false;  // taken for a prefetch, and not asked for by its layer since
+  bool passing = false;     // of a layer that streamed more experts than it may keep: the first to go
+  uint16_t size_class = 0;
+};
+
+class SlotTable {
+ public:
+  static constexpr uint32_t kNoSlot = 0xffffffffu;
+  // The place in a list of the layer's experts of the one that goes; at least the list's size: none.
+  using Victim = absl::FunctionRef<uint32_t(uint32_t layer, absl::Span<const uint32_t> experts)>;
+  enum class For : uint8_t { kDemand, kPrefetch, kStream };
+
+  explicit SlotTable(const SlabPlan& plan);
+
+  // The expert's slot, being filled or ready; kNoSlot if it has none.
+  uint32_t Find(uint32_t layer, uint32_t expert) const { return slot_of_[Place(layer, expert)]; }
+  bool IsReady(uint32_t layer, uint32_t expert) const {
+    const uint32_t slot = Find(layer, expert);
+    return slot != kNoSlot && slots_[slot].state == SlotState::kReady;
+  }
+  Slot& slot(uint32_t index) { return slots_[index]; }
+  const Slot& slot(uint32_t index) const { return slots_[index]; }
+  uint32_t size() const { return static_cast<uint32_t>(slots_.size()); }
+  uint32_t ready(uint32_t layer) const { return ready_[layer]; }
+  uint32_t filling() const { return filling_; }
+  uint64_t evictions() const { return evictions_; }
+
+  // Takes a slot for the expert: kFilling from now on. kNoSlot: nothing may go now. REQUIRES: it has none.
+  uint32_t TakeSlot(uint32_t layer, uint32_t expert, For purpose, Victim victim);
+  // The bytes came. REQUIRES: kFilling.
+  void SetReady(uint32_t index);
+  // Nothing is in the slot any more.
+  void SetFree(uint32_t index);
+  // Every slot being filled is lost; those that were lost become free.
+  void LoseFilling();
+  void FreeLost();
+
+  // The layer has been computed: experts beyond its quota leave. Nothing of it is fresh or pinned any more.
+  void TrimLayer(uint32_t layer, Victim victim);
+  // Slots of the layer's that hold experts of `size_class`, being filled or ready.
+  uint32_t held(uint32_t layer, uint32_t size_class) const {
+    return held_[uint64_t{layer} * classes_.size() + size_class];
+  }
+  uint32_t quota(uint32_t layer, uint32_t size_class) const { return classes_[size_class].quota[layer]; }
+  uint16_t class_of(uint32_t layer, uint32_t expert) const { return class_of_[Place(layer, expert)]; }
+  // Most experts that the layer may keep, of all classes.
+  uint32_t quota(uint32_t layer) const;
+
+ private:
+  // What a candidate may be.
+  enum class Tier : uint8_t { kPassing, kUsual, kAny };
+
+  uint64_t Place(uint32_t layer, uint32_t expert) const { return first_expert_[layer] + expert; }
+  uint32_t Experts(uint32_t layer) const {
+    return static_cast<uint32_t>(first_expert_[layer + 1] - first_expert_[layer]);
+  }
+  uint32_t& Held(const Slot& slot) { return held_[uint64_t{slot.layer} * classes_.size() + slot.size_class]; }
+  bool OverQuota(uint32_t layer, uint16_t size_class) const {
+    return held(layer, size_class) > quota(layer, size_class);
+  }
+  void SetState(uint32_t index, SlotState state);
+  uint32_t FindFree(uint16_t size_class) const;
+  uint32_t VictimOf(uint32_t layer, uint16_t size_class, Tier tier, Victim victim);
+  uint32_t VictimOfOthers(uint32_t layer, uint16_t size_class, bool over_quota, Tier tier, Victim victim);
+  uint32_t ChooseUsual(uint32_t layer, uint16_t size_class, For purpose, Victim victim);
+  uint32_t Choose(uint32_t layer, uint16_t size_class, For purpose, Victim victim);
+  uint32_t Passing(uint32_t layer, uint16_t size_class) const;
+
+  std::vector<SlotClass> classes_;
+  std::vector<uint16_t> class_of_;      // by layer and expert
+  std::vector<uint64_t> first_expert_;  // by layer, one more at the end
+  std::vector<Slot> slots_;
+  std::vector<uint64_t> free_;        // a bit per slot
+  std::vector<uint32_t> slot_of_;     // by layer and expert
+  std::vector<uint32_t> held_;        // by layer and class
+  std::vector<uint32_t> ready_;       // by layer
+  std::vector<uint32_t> candidates_;  // experts
+  uint32_t filling_ = 0;
+  uint64_t evictions_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_RESIDENCY_SLOT_TABLE_H_

@@ -1,0 +1,79 @@
+#include "inferd/residency/slots/slot_keeper.h"
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace sluice {
+namespace {
+
+using For = SlotTable::For;
+
+// One layer of four experts of one size, three slots, of which it may keep `quota`.
+SlabPlan Plan(uint32_t quota) {
+  SlabPlan plan;
+  plan.slots = 3;
+  plan.bytes = 3 * 128;
+  plan.classes = {{.bytes = 128, .slots = 3, .passing = 3 - quota, .experts = 4, .quota = {quota}}};
+  plan.class_of.assign(4, 0);
+  plan.first_expert = {0};
+  return plan;
+}
+
+class SlotKeeperTest : public testing::Test {
+ protected:
+  void Put(uint32_t expert) {
+    const uint32_t slot = table_.TakeSlot(0, expert, For::kDemand, keeper_);
+    ASSERT_NE(slot, SlotTable::kNoSlot);
+    table_.SetReady(slot);
+  }
+  // A layer that has these experts computed.
+  void Run(const std::vector<uint32_t>& chosen, bool streams = false) {
+    keeper_.BeginLayer(0, chosen, streams);
+    for (const uint32_t expert : chosen) {
+      if (table_.Find(0, expert) == SlotTable::kNoSlot) {
+        Put(expert);
+      }
+    }
+    keeper_.EndLayer(0);
+  }
+
+  SlotTable table_{Plan(/*quota=*/2)};
+  SlotKeeper keeper_{{}, {4}, &table_};
+};
+
+TEST_F(SlotKeeperTest, TheOneUsedLongestAgoMakesRoom) {
+  Run({0, 1});
+  Run({0});
+  Run({2});
+  EXPECT_TRUE(table_.IsReady(0, 0));
+  EXPECT_FALSE(table_.IsReady(0, 1));
+  EXPECT_TRUE(table_.IsReady(0, 2));
+}
+
+TEST_F(SlotKeeperTest, ALayerKeepsNoMoreThanItsQuota) {
+  Run({0, 1, 2});
+  EXPECT_EQ(table_.ready(0), 2u);
+}
+
+TEST_F(SlotKeeperTest, AStreamTellsThePolicyNothing) {
+  Run({0, 1});
+  Run({0, 1}, /*streams=*/true);
+  Run({1, 0});
+  Run({0, 1}, /*streams=*/true);  // if it counted, 1 would be the one used last
+  Run({2});
+  EXPECT_TRUE(table_.IsReady(0, 0));
+  EXPECT_FALSE(table_.IsReady(0, 1));
+}
+
+TEST_F(SlotKeeperTest, NobodyIsNamedWhereNobodyMayGo) {
+  Run({0, 1});
+  EXPECT_NE(table_.TakeSlot(0, 2, For::kPrefetch, NoVictim), SlotTable::kNoSlot) << "a free slot";
+  EXPECT_EQ(table_.TakeSlot(0, 3, For::kPrefetch, NoVictim), SlotTable::kNoSlot);
+  EXPECT_TRUE(table_.IsReady(0, 0) && table_.IsReady(0, 1));
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,27 @@
+#include "weightd/core/progress_watch.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace sluice {
+
+std::string ProgressWatch::Look(const StoreProgress& now, int64_t now_nanos) {
+  const bool first = !looked_;
+  const bool pump_stands = !first && now.rounds == last_.rounds;
+  if (first || now.in_flight_bytes == 0 || last_.in_flight_bytes == 0 ||
+      now.reads_reported != last_.reads_reported) {
+    reader_moved_nanos_ = now_nanos;
+  }
+  looked_ = true;
+  last_ = now;
+  if (pump_stands) {
+    return absl::StrCat("the pump has made no round since it was nudged (", now.rounds, " so far)");
+  }
+  const int64_t silent = now_nanos - reader_moved_nanos_;
+  if (silent > kReaderPatienceNanos) {
+    return absl::StrCat("no read has ended for ", silent / 1'000'000'000, " s, ", now.in_flight_bytes,
+                        " bytes are under way");
+  }
+  return "";
+}
+
+}  // namespace sluice

@@ -1,0 +1,58 @@
+// Submissions from the sessions' rings to whoever serves them, and completions back.
+//
+// Thread safety: thread-compatible; the core's lock guards it.
+#ifndef SLUICE_WEIGHTD_REQUEST_ROUTER_H_
+#define SLUICE_WEIGHTD_REQUEST_ROUTER_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "common/ring/session_abi.h"
+#include "weightd/core/stopped_sessions.h"
+#include "weightd/dram/dram_tier.h"
+#include "weightd/dram/store_metrics.h"
+#include "weightd/fetch/fetcher.h"
+#include "weightd/session/entry_check.h"
+#include "weightd/session/session_table.h"
+#include "weightd/transfer/transfer_requests.h"
+
+namespace sluice {
+
+class RequestRouter {
+ public:
+  // All borrowed; `metrics` may be null.
+  struct Parts {
+    SessionTable* sessions = nullptr;
+    Fetcher* fetcher = nullptr;
+    TransferRequests* transfers = nullptr;
+    DramTier* tier = nullptr;
+    StoppedSessions* stopped = nullptr;
+    StoreMetrics* metrics = nullptr;
+  };
+  explicit RequestRouter(const Parts& parts) : parts_(parts) {}
+
+  // Takes a bounded batch of the session's submissions and lets go what it has reaped; true if there may be
+  // more. A session that breaks the rings' rules is doomed.
+  bool Serve(Session* session);
+
+  // The fetcher ended a request; `held` extents carry a pin each.
+  void OnFilled(uint64_t session, const CompletionEntry& entry, std::vector<Gid> held);
+  // A transfer has ended.
+  void OnTransferred(uint64_t session, const CompletionEntry& entry);
+
+ private:
+  void Handle(Session* session, const SubmissionEntry& entry, std::vector<uint32_t> neurons);
+  void Fill(Session* session, const SubmissionEntry& entry);
+  void Cancel(Session* session, const SubmissionEntry& entry);
+  void CancelPrefetches(Session* session, const SubmissionEntry& entry);
+  // Completes what is over at once.
+  void Answer(Session* session, const SubmissionEntry& entry, EntryVerdict verdict, uint64_t count);
+  // The pins of `held` belong to the session until it has reaped the completion; nobody's if it is gone.
+  void Deliver(Session* session, const CompletionEntry& entry, std::vector<Gid> held);
+
+  const Parts parts_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_REQUEST_ROUTER_H_

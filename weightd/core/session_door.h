@@ -1,0 +1,60 @@
+// Where sessions come in: checks what a client asks for, promises it its part of the budget, and makes the
+// session known to everything that serves it.
+//
+// Thread safety: thread-compatible; the core's lock guards it.
+#ifndef SLUICE_WEIGHTD_SESSION_DOOR_H_
+#define SLUICE_WEIGHTD_SESSION_DOOR_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "weightd/core/budget_shares.h"
+#include "weightd/core/pack_table.h"
+#include "weightd/dram/dram_tier.h"
+#include "weightd/session/poller.h"
+#include "weightd/session/session_params.h"
+#include "weightd/session/session_table.h"
+
+namespace sluice {
+
+class SessionDoor {
+ public:
+  // All borrowed.
+  struct Parts {
+    const PackTable* packs = nullptr;
+    const BudgetShares* shares = nullptr;
+    SessionTable* sessions = nullptr;
+    DramTier* tier = nullptr;
+    Poller* poller = nullptr;
+    const Clock* clock = nullptr;
+  };
+  // Sessions that have not been joined by their side socket after `attach_timeout_nanos` are ended; 0: never.
+  SessionDoor(uint64_t boot_epoch, int64_t attach_timeout_nanos, const Parts& parts)
+      : boot_epoch_(boot_epoch), attach_timeout_nanos_(attach_timeout_nanos), parts_(parts) {}
+
+  // FAILED_PRECONDITION: another ABI (names the field); INVALID_ARGUMENT: layout or pack; RESOURCE_EXHAUSTED:
+  // minima and dense extents of all sessions exceed the budget (with the numbers); UNAVAILABLE: closed.
+  absl::StatusOr<SessionHandle> Open(const SessionParams& params);
+  // Lets no more in.
+  void Close() { closed_ = true; }
+  bool closed() const { return closed_; }
+
+  // Dooms sessions whose side socket never came.
+  void EndUnjoined(int64_t now);
+  // When the next of them is due; 0: none.
+  int64_t next_deadline() const;
+
+ private:
+  absl::Status CheckParams(const SessionParams& params) const;
+
+  const uint64_t boot_epoch_;
+  const int64_t attach_timeout_nanos_;
+  const Parts parts_;
+  bool closed_ = false;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_SESSION_DOOR_H_

@@ -1,0 +1,66 @@
+// Tells every client which segments come and go, and drops a retired one when the last client has unmapped
+// it.
+//
+// Thread safety: thread-compatible; the core's lock guards it.
+#ifndef SLUICE_WEIGHTD_SEGMENT_NOTICES_H_
+#define SLUICE_WEIGHTD_SEGMENT_NOTICES_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "common/clock.h"
+#include "common/ring/shared_memory.h"
+#include "weightd/dram/dram_tier.h"
+#include "weightd/fetch/fetcher.h"
+#include "weightd/session/retired_segments.h"
+#include "weightd/session/session_table.h"
+#include "weightd/session/side_sockets.h"
+
+namespace sluice {
+
+class SegmentNotices {
+ public:
+  struct Options {
+    // A session that has not unmapped a retired segment after so long is slow: fills take other room if there
+    // is any.
+    int64_t slow_nanos = 0;
+    // After so long no fill counts on it.
+    int64_t lost_nanos = 0;
+  };
+
+  // All borrowed.
+  SegmentNotices(const Options& options, DramTier* tier, Fetcher* fetcher, SessionTable* sessions,
+                 SideSockets* side, const Clock* clock)
+      : options_(options), tier_(tier), fetcher_(fetcher), sessions_(sessions), side_(side), clock_(clock) {}
+
+  // Announces all segments there are to a session that has just joined, and then READY.
+  void Welcome(Session* session);
+  void OnAdded(uint32_t segment, const std::shared_ptr<const SharedMemory>& memory);
+  void OnRetired(uint32_t segment);
+  void OnUnmapped(uint64_t session, uint32_t segment);
+  // The session's process is gone or counts as gone, and its mappings with it.
+  void OnSessionEnd(uint64_t session);
+  // Tells the tier for which retired segments fills waited too long, and has these tried again when that
+  // changed.
+  void NoteSlow(int64_t now);
+  // When the next session will be slow; 0: none will.
+  int64_t NextSlow(int64_t now) const { return retired_.NextSince(now, options_.slow_nanos); }
+
+ private:
+  void Announce(Session* session, uint32_t segment, const std::shared_ptr<const SharedMemory>& memory);
+
+  const Options options_;
+  DramTier* const tier_;
+  Fetcher* const fetcher_;
+  SessionTable* const sessions_;
+  SideSockets* const side_;
+  const Clock* const clock_;
+  RetiredSegments retired_;
+  // Of these, told to the tier.
+  uint64_t slow_bytes_ = 0;
+  uint64_t lost_bytes_ = 0;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_SEGMENT_NOTICES_H_

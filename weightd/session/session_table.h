@@ -1,0 +1,60 @@
+// The sessions there are, by number, and which of them end after this round.
+//
+// Whoever finds a session at fault may be in the middle of its work, so it is only noted here; the core ends
+// it when the round is over.
+//
+// Thread safety: thread-compatible; the core's lock guards it.
+#ifndef SLUICE_WEIGHTD_SESSION_TABLE_H_
+#define SLUICE_WEIGHTD_SESSION_TABLE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "weightd/session/session.h"
+#include "weightd/session/store_log.h"
+
+namespace sluice {
+
+class SessionTable {
+ public:
+  struct Doomed {
+    uint64_t session = 0;
+    bool misbehaved = false;  // false: its connection has gone, the process perhaps not
+  };
+
+  explicit SessionTable(StoreLog* log) : log_(log) {}
+
+  // A number that no session has had, from 1 on.
+  uint64_t NewId() { return next_id_++; }
+  // Takes it over under its id().
+  Session* Add(std::unique_ptr<Session> session);
+  void Erase(uint64_t session) { sessions_.erase(session); }
+  // Null if there is none.
+  Session* Find(uint64_t session) const;
+
+  const std::map<uint64_t, std::unique_ptr<Session>>& all() const { return sessions_; }
+  size_t size() const { return sessions_.size(); }
+  // The packs that any of them uses.
+  std::set<uint32_t> Packs() const;
+
+  // The session ends after this round; the first reason is logged, later ones are not.
+  void Doom(uint64_t session, bool misbehaved, const std::string& why);
+  // Those doomed since the last call.
+  std::vector<Doomed> TakeDoomed() { return std::exchange(doomed_, {}); }
+
+ private:
+  StoreLog* const log_;
+  std::map<uint64_t, std::unique_ptr<Session>> sessions_;
+  std::vector<Doomed> doomed_;
+  uint64_t next_id_ = 1;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_SESSION_TABLE_H_

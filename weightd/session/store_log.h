@@ -1,0 +1,33 @@
+// What weightd's core has to say: kept in order until whoever holds no lock hands it to the log.
+//
+// Thread safety: StoreLog is thread-compatible; the core's lock guards it.
+#ifndef SLUICE_WEIGHTD_STORE_LOG_H_
+#define SLUICE_WEIGHTD_STORE_LOG_H_
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace sluice {
+
+enum class LogSeverity { kInfo, kWarning, kError };
+using LogFn = std::function<void(LogSeverity, const std::string&)>;
+
+class StoreLog {
+ public:
+  using Messages = std::vector<std::pair<LogSeverity, std::string>>;
+
+  void Say(LogSeverity severity, std::string message) {
+    messages_.emplace_back(severity, std::move(message));
+  }
+  // Messages since the last call.
+  Messages Take() { return std::exchange(messages_, {}); }
+
+ private:
+  Messages messages_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_STORE_LOG_H_

@@ -1,0 +1,95 @@
+#include "weightd/transfer/slab_registry.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+// Rates beyond these are no link's; held, so that times stay far from overflow.
+constexpr uint64_t kMaxBytesPerSecond = 1'000'000'000'000'000;
+constexpr uint64_t kMaxLatencyNanos = 10'000'000'000;
+
+}  // namespace
+
+absl::Status SlabRegistry::Reserve(Session* session, uint32_t number) const {
+  if (engine_ == nullptr) {
+    return absl::UnimplementedError("this weightd copies into no slabs");
+  }
+  if (number == kNoSlab || session->slabs.contains(number)) {
+    return absl::AlreadyExistsError(absl::StrCat("slab ", number, " is taken"));
+  }
+  if (session->slabs.size() >= kMaxSessionSlabs) {
+    return absl::ResourceExhaustedError(absl::StrCat("a session has at most ", kMaxSessionSlabs, " slabs"));
+  }
+  session->slabs[number] = {};
+  return absl::OkStatus();
+}
+
+absl::Status SlabRegistry::Add(uint64_t id, uint32_t number, std::shared_ptr<Slab> slab,
+                               const LinkRate& rate) {
+  Session* session = sessions_->Find(id);
+  if (session == nullptr || session->state == SessionState::kLost) {
+    return absl::NotFoundError(absl::StrCat("session ", id, " does not exist"));
+  }
+  if (!session->slabs.contains(number)) {
+    RETURN_IF_ERROR(Reserve(session, number));
+  } else if (session->slabs[number].slab != nullptr) {
+    return absl::AlreadyExistsError(absl::StrCat("slab ", number, " is taken"));
+  }
+  session->slabs[number] = {std::move(slab), engine_->AddLink(rate), rate};
+  return absl::OkStatus();
+}
+
+void SlabRegistry::OnOffered(Session* session, SidePacket packet) {
+  const SideMessage& message = packet.message;
+  const absl::Status reserved = Reserve(session, message.slab);
+  if (!reserved.ok()) {
+    Answer(session, message.slab, reserved);
+    return;
+  }
+  LinkRate rate;
+  rate.bytes_per_second = std::min(message.link_bytes_per_second, kMaxBytesPerSecond);
+  rate.latency_nanos = static_cast<int64_t>(std::min(message.link_latency_nanos, kMaxLatencyNanos));
+  engine_->MapSlab(session->id(), message.slab, std::move(packet.fds[0]), message.bytes, rate);
+}
+
+void SlabRegistry::OnMapped(SlabMapped mapped) {
+  Session* session = sessions_->Find(mapped.session);
+  if (session == nullptr || !session->side_socket.valid()) {
+    return;  // gone meanwhile
+  }
+  const absl::Status added = mapped.mapped.ok()
+                                 ? Add(mapped.session, mapped.slab, *std::move(mapped.mapped), mapped.rate)
+                                 : mapped.mapped.status();
+  if (!added.ok()) {
+    session->slabs.erase(mapped.slab);
+  }
+  Answer(session, mapped.slab, added);
+}
+
+void SlabRegistry::Answer(Session* session, uint32_t number, const absl::Status& outcome) {
+  if (!outcome.ok()) {
+    log_->Say(LogSeverity::kWarning,
+              absl::StrCat("session ", session->id(), ": ", std::string(outcome.message())));
+  }
+  SideMessage message = side_->Message(SideType::kSlabMapped, *session);
+  message.slab = number;
+  message.code = static_cast<uint16_t>(outcome.code());
+  side_->Send(session, message, nullptr);
+}
+
+void SlabRegistry::Drop(Session* session) {
+  for (const auto& [number, record] : session->slabs) {
+    if (record.slab != nullptr) {
+      engine_->RemoveLink(record.link);
+    }
+  }
+  session->slabs.clear();
+}
+
+}  // namespace sluice

@@ -1,0 +1,50 @@
+// The memory files that clients lend as slabs: offered on the side socket or within the process, mapped by
+// the transfer engine, given a link, and taken back when the session ends.
+//
+// Thread safety: thread-compatible; the core's lock guards it.
+#ifndef SLUICE_WEIGHTD_SLAB_REGISTRY_H_
+#define SLUICE_WEIGHTD_SLAB_REGISTRY_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "common/link/link_model.h"
+#include "common/ring/side_channel.h"
+#include "weightd/session/session_table.h"
+#include "weightd/session/side_sockets.h"
+#include "weightd/session/slab.h"
+#include "weightd/session/store_log.h"
+#include "weightd/transfer/transfer_engine.h"
+
+namespace sluice {
+
+class SlabRegistry {
+ public:
+  // All borrowed; `engine` null: there are no slabs.
+  SlabRegistry(TransferEngine* engine, SessionTable* sessions, SideSockets* side, StoreLog* log)
+      : engine_(engine), sessions_(sessions), side_(side), log_(log) {}
+
+  // Lets the session's transfers name `slab` as its number `number`. ALREADY_EXISTS, RESOURCE_EXHAUSTED,
+  // NOT_FOUND (the session), UNIMPLEMENTED: no transfer engine.
+  absl::Status Add(uint64_t session, uint32_t number, std::shared_ptr<Slab> slab, const LinkRate& rate);
+  // SLAB_OFFERED with its file: answered when the file is mapped, at once if it is refused.
+  void OnOffered(Session* session, SidePacket packet);
+  void OnMapped(SlabMapped mapped);
+  // Takes all of the session's back. REQUIRES: none of its transfers will be submitted.
+  void Drop(Session* session);
+
+ private:
+  absl::Status Reserve(Session* session, uint32_t number) const;
+  // SLAB_MAPPED with the outcome; a refusal is logged.
+  void Answer(Session* session, uint32_t number, const absl::Status& outcome);
+
+  TransferEngine* const engine_;
+  SessionTable* const sessions_;
+  SideSockets* const side_;
+  StoreLog* const log_;
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_SLAB_REGISTRY_H_

@@ -1,0 +1,21 @@
+// What a TransferEngine counts.
+//
+// Thread safety: a plain value.
+#ifndef SLUICE_WEIGHTD_TRANSFER_STATS_H_
+#define SLUICE_WEIGHTD_TRANSFER_STATS_H_
+
+#include <cstdint>
+
+namespace sluice {
+
+struct TransferStats {
+  uint64_t transfers = 0;            // ended
+  uint64_t transfers_cancelled = 0;  // of these
+  uint64_t transfers_waiting = 0;    // gauge: not ended
+  uint64_t link_bytes = 0;           // copied into slabs
+  uint64_t link_demand_bytes = 0;    // of these
+};
+
+}  // namespace sluice
+
+#endif  // SLUICE_WEIGHTD_TRANSFER_STATS_H_
