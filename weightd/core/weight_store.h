@@ -45,7 +45,7 @@ struct WeightStoreOptions {
   // Read by io_uring; false, or where the kernel refuses that (logged): by threads.
   bool uring = true;
   // Threads of the pread engine. Reads of 64 KiB need 64 to reach 90 % of the disk's rate beside the checking
-  // (docs/benchmarks.md); larger ones are bounded by the bytes in flight. They sleep otherwise.
+  // (reader_bench); larger ones are bounded by the bytes in flight. They sleep otherwise.
   int reader_threads = 64;
   // A read that takes longer is tried a second time; requests for it end after four times as long.
   int read_deadline_ms = 1000;

@@ -25,7 +25,7 @@ inline constexpr uint64_t kMaxReadBytes = 1024 * 1024;
 
 struct ReadLimits {
   // Per read. A multiple of the checksum chunk (256 KiB), so that a read can be checked alone. Large reads
-  // are faster (docs/benchmarks.md), and splitting them helps nobody, even with one job alone. Cut to
+  // are faster, and splitting them helps nobody, even with one job alone. Cut to
   // kMaxReadBytes.
   uint64_t chunk_bytes = kMaxReadBytes;
   uint64_t in_flight_bytes = 8 * 1024 * 1024;

@@ -35,7 +35,7 @@ __attribute__((target("avx2"))) void CopyLines(std::byte* dest, const std::byte*
 
 // Which cache the lines ahead are fetched into decides the speed, and differs between makers: by
 // transfer_bench, what is copied through the first level alone is 1.45 of memcpy on an AMD Zen, and 0.7 on an
-// Intel Granite Rapids, which reaches 1.6 through its second level (docs/benchmarks.md).
+// Intel Granite Rapids, which reaches 1.6 through its second level.
 LinesFn PickLines() {
   __builtin_cpu_init();
   return __builtin_cpu_is("amd") ? CopyLines<_MM_HINT_NTA> : CopyLines<_MM_HINT_T1>;

@@ -1,5 +1,5 @@
-// The kinds of policies (what each does: the issue of its paper's preset, DESIGN.md 6). A preset is one
-// choice of each, with its numbers (preset.h).
+// The kinds of policies; what each does stands with whoever decides by it. A preset is one choice of each,
+// with its numbers (preset.h).
 //
 // Thread safety: plain values.
 #ifndef SLUICE_INFERD_POLICY_POLICY_KINDS_H_

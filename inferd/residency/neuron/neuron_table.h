@@ -1,4 +1,4 @@
-// The union cache: which neurons each slot has, and where (CORM 3.4; DESIGN.md 6).
+// The union cache: which neurons each slot has, and where (CORM 3.4).
 //
 // A slot's neurons are records, appended compactly in the order in which they are asked for and never moved
 // or rewritten: what a kernel reads stays as it is while others arrive. positions[slot][neuron] is the record

@@ -1,4 +1,3 @@
-// Thread safety: tests.
 #include "common/link/link_model.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,3 @@
-// Thread safety: tests.
 #include "common/link/transfer_schedule.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,3 @@
-// Thread safety: tests.
 #include "common/link/virtual_link.h"
 
 #include <gmock/gmock.h>

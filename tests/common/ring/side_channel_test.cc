@@ -1,6 +1,4 @@
 // Messages and descriptors over a socket pair, and the memory files that travel on it.
-//
-// Thread safety: tests.
 #include "common/ring/side_channel.h"
 
 #include <fcntl.h>

@@ -1,6 +1,4 @@
 // Guessing the tokens that follow a step: when it is worth its time, and that nothing of a guess is kept.
-//
-// Thread safety: tests, one thread.
 #include <gtest/gtest.h>
 
 #include <vector>

@@ -1,7 +1,5 @@
 // Which neurons a set takes: by share against a sort, by the share that follows a sparsity's target, by the
 // share below a threshold.
-//
-// Thread safety: tests; one thread.
 #include "inferd/policy/predict/neuron_sets.h"
 
 #include <gtest/gtest.h>

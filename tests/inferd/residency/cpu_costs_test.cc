@@ -1,7 +1,5 @@
 // The table of what an expert takes the CPU by its rows, as it is measured at the start: on a clock that only
 // the kernels move.
-//
-// Thread safety: tests; one thread.
 #include <map>
 #include <memory>
 #include <vector>

@@ -1,6 +1,4 @@
 // Experts where weightd keeps them: what becomes of prefetches once a layer's router has run.
-//
-// Thread safety: tests, one thread.
 #include "inferd/residency/host/host_residency.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // TestSlab: a slab as inferd makes one, targets in it for experts of a pack, and whether the right rows lie
 // there.
 //
-// Thread safety: tests, one thread.
+// Thread safety: thread-compatible.
 #ifndef SLUICE_TESTS_SUPPORT_TEST_SLAB_H_
 #define SLUICE_TESTS_SUPPORT_TEST_SLAB_H_
 
