@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "inferd/engine/engine_core.h"
+#include "inferd/experts/residency_statistics.h"
 
 namespace sluice {
 namespace {

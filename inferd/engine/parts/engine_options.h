@@ -46,7 +46,7 @@ struct EngineOptions {
   // Times are those of a modelled link and device (device sim).
   bool virtual_clock = false;
   VirtualCosts costs;
-  // File that the device's costs are measured into, in real time (residency/measured_device.h); empty: none
+  // File that the device's costs are measured into, in real time (sim/measured_device.h); empty: none
   // is.
   std::string measure_costs;
   // Named set of policies.

@@ -9,9 +9,9 @@
 
 #include "absl/status/status.h"
 #include "inferd/engine/parts/engine_options.h"
-#include "inferd/model/dense_weights.h"
 #include "inferd/experts/expert_source.h"
 #include "inferd/experts/residency_view.h"
+#include "inferd/model/dense_weights.h"
 #include "kernels/backend.h"
 
 namespace sluice {

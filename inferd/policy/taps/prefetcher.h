@@ -20,13 +20,13 @@
 #include <string>
 #include <vector>
 
+#include "inferd/experts/expert_prefetch.h"
 #include "inferd/policy/predict/first_layer.h"
 #include "inferd/policy/predict/neuron_predictor.h"
 #include "inferd/policy/predict/predictor.h"
 #include "inferd/policy/predict/recall_floor.h"
 #include "inferd/policy/routing/routing.h"
 #include "inferd/policy/sparsity/sparsity.h"
-#include "inferd/experts/expert_prefetch.h"
 
 namespace sluice {
 

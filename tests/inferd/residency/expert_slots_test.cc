@@ -71,9 +71,9 @@ TEST_F(ExpertSlotsTest, ASlotIsReadyOnceItsTransferHasEnded) {
   EXPECT_EQ(client_->violation(), "");
 }
 
-TEST_F(ExpertSlotsTest, ATransferThatFailsLeavesItsSlotFree) {
-  client_->EndDemands(absl::StatusCode::kResourceExhausted, 1);
-  const uint32_t slot = Fetch(FetchKind::kDemand, 0, 0);
+TEST_F(ExpertSlotsTest, ATransferThatEndsWithoutItsBytesLeavesItsSlotFree) {
+  const uint32_t slot = Fetch(FetchKind::kPrefetch, 0, 0);
+  client_->Cancel(slots_->table().slot(slot).request);
   EXPECT_EQ(Poll(), 1);
   EXPECT_EQ(State(slot), SlotState::kFree);
   EXPECT_EQ(slots_->table().Find(0, 0), kNoSlot);
