@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "kernels/host/host_isa.h"
+#include "kernels/host/isa/host_isa.h"
 #include "kernels/host/read_bandwidth.h"
 #include "kernels/host/simd/row_kind.h"
 

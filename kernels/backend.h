@@ -1,5 +1,5 @@
 // The device interface: memory by handles, one in-order queue, and about a dozen coarse operations. One
-// implementation per device (reference/, host/, later cuda/), one test body for all. Arguments and shapes are
+// implementation per device (reference/, host/), one test body for all. Arguments and shapes are
 // in ops.h, the arithmetic in ARITHMETIC.md.
 //
 // Enqueued work runs in order. On `reference` and `host` it has run when the call returns; on other devices
@@ -63,24 +63,20 @@ class Queue {
   virtual absl::Status Upload(const void* source, uint64_t bytes, BufferRef destination) = 0;
   virtual absl::Status Download(BufferRef source, uint64_t bytes, void* destination) = 0;
 
-  virtual absl::Status Embed(const EmbedArgs& args) = 0;
-  virtual absl::Status Norm(const NormArgs& args) = 0;
-  virtual absl::Status MatMul(const MatMulArgs& args) = 0;
-  virtual absl::Status HeadMatMul(const HeadMatMulArgs& args) = 0;
-  virtual absl::Status SigmoidGate(const SigmoidGateArgs& args) = 0;
-  virtual absl::Status ScaleRows(const ScaleRowsArgs& args) = 0;
-  virtual absl::Status RopeKvWrite(const RopeKvArgs& args) = 0;
-  virtual absl::Status LatentKvWrite(const LatentKvArgs& args) = 0;
-  virtual absl::Status Attention(const AttentionArgs& args) = 0;
-  virtual absl::Status GatedDelta(const GatedDeltaArgs& args) = 0;
-  virtual absl::Status Router(const RouterArgs& args) = 0;
-  virtual absl::Status ExpertLeads(const ExpertLeadsArgs& args) = 0;
-  virtual absl::Status MoeExperts(const MoeExpertsArgs& args) = 0;
-  virtual absl::Status Combine(const CombineArgs& args) = 0;
-  virtual absl::Status TopLogits(const TopLogitsArgs& args) = 0;
+  // Enqueues any operation; its arguments are not needed after the call. The one function that a device, or
+  // what stands before one, implements for all of them.
+  virtual absl::Status Enqueue(const Operation& operation) = 0;
+
+  // The operations by their names: Embed(const EmbedArgs&) and so on, in the order of ops.h.
+#define SLUICE_QUEUE_METHOD(Name) \
+  absl::Status Name(const Name##Args& args) { return Enqueue(&args); }
+  SLUICE_OPERATIONS(SLUICE_QUEUE_METHOD)
+#undef SLUICE_QUEUE_METHOD
 
   // A point behind everything enqueued so far.
   virtual Event Record() = 0;
+  // Whether all work enqueued before it has run, without waiting: how memory is found that may be used again.
+  // Never true again false, and true for every earlier point too.
   virtual bool IsDone(Event event) = 0;
   // Blocks until done; the first error of work enqueued before it, which sticks.
   virtual absl::Status Wait(Event event) = 0;

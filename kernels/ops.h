@@ -6,11 +6,14 @@
 // A requirement that does not hold is INVALID_ARGUMENT with the numbers; a combination that a backend lacks
 // is UNIMPLEMENTED naming both sides; nothing is computed then.
 //
+// The list of all operations stands at the end; README.md says what else a new one needs.
+//
 // Thread safety: plain values.
 #ifndef SLUICE_KERNELS_OPS_H_
 #define SLUICE_KERNELS_OPS_H_
 
 #include <cstdint>
+#include <variant>
 
 #include "absl/types/span.h"
 #include "common/model/model_config.h"
@@ -129,7 +132,7 @@ struct ScaleRowsArgs {
 
 // Norms q and k (if asked), clips q, k and v, rotates q and k, writes k and v to the cache, leaves rotated q
 // in place. Order: norm before rope, clip, rope, norm after rope, temperature.
-struct RopeKvArgs {
+struct RopeKvWriteArgs {
   Rows q;  // [T, heads * head_dim], in and out
   Rows k;  // [T, kv_heads * head_dim]
   Rows v;  // [T, kv_heads * head_dim]
@@ -155,7 +158,7 @@ struct RopeKvArgs {
 // Latent attention: norms the compressed kv, rotates its rope part and writes both to the cache as one K row
 // of kv_rank + rope_dims values (kv: one head of that length, and no V: values are the row's first kv_rank);
 // rotates the rope part of each q head and puts it behind the absorbed part of q.
-struct LatentKvArgs {
+struct LatentKvWriteArgs {
   Rows q;  // [T, heads, nope_dim + rope_dims]; the rope part is read
   uint32_t nope_dim = 0;
   Rows latent;  // [T, kv_rank + rope_dims], as projected
@@ -196,11 +199,11 @@ struct DeltaStateView {
 };
 
 // Gated DeltaNet of a layer (Qwen3.5): causal convolution with SiLU over qkv, L2 norms of q and k, the gated
-// delta rule token by token, RMS norm of each head's output times silu(z). conv_cols = 2 * key_heads *
-// key_dim
-// + value_heads * value_dim. A sequence whose first_position is 0 starts from a zero state and no slot is
-// read. The state before a sequence's first row is in its slot of `from` and is left as it is; the state
-// after its last row goes to its slot of `to`: so a step that is run again computes the same.
+// delta rule token by token, RMS norm of each head's output times silu(z).
+// conv_cols = 2 * key_heads * key_dim + value_heads * value_dim. A sequence whose first_position is 0 starts
+// from a zero state and no slot is read. The state before a sequence's first row is in its slot of `from` and
+// is left as it is; the state after its last row goes to its slot of `to`: so a step that is run again
+// computes the same.
 struct GatedDeltaArgs {
   Rows qkv;    // [T, conv_cols]: q heads, k heads, v heads
   Rows z;      // [T, value_heads * value_dim]
@@ -338,6 +341,38 @@ struct TopLogitsArgs {
   BufferRef values;       // float32 [T, k]
   BufferRef log_sum_exp;  // float32 [T], or none
 };
+
+// Every operation once: OP(Name) takes NameArgs and is the method Name of a Queue. What is the same for all
+// of them is generated from this list: a queue's methods, and the functions that a device must have.
+#define SLUICE_OPERATIONS(OP) \
+  OP(Embed)                   \
+  OP(Norm)                    \
+  OP(MatMul)                  \
+  OP(HeadMatMul)              \
+  OP(SigmoidGate)             \
+  OP(ScaleRows)               \
+  OP(RopeKvWrite)             \
+  OP(LatentKvWrite)           \
+  OP(Attention)               \
+  OP(GatedDelta)              \
+  OP(Router)                  \
+  OP(ExpertLeads)             \
+  OP(MoeExperts)              \
+  OP(Combine)                 \
+  OP(TopLogits)
+
+template <class, class... Args>
+using OperationOf = std::variant<const Args*...>;
+#define SLUICE_OPERATION_ARGS(Name) , Name##Args
+// Some operation, by its arguments: valid during the call that is given it.
+using Operation = OperationOf<void SLUICE_OPERATIONS(SLUICE_OPERATION_ARGS)>;
+#undef SLUICE_OPERATION_ARGS
+
+// An operation's name, as errors say it.
+#define SLUICE_OPERATION_NAME(Name) \
+  inline constexpr const char* NameOf(const Name##Args&) { return #Name; }
+SLUICE_OPERATIONS(SLUICE_OPERATION_NAME)
+#undef SLUICE_OPERATION_NAME
 
 }  // namespace sluice
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "common/file_io.h"
@@ -144,25 +145,39 @@ absl::Status MeasuredQueue::FinishStep() {
   return steps_ < kStepsBetweenWrites ? absl::OkStatus() : WriteTable();
 }
 
-absl::Status MeasuredQueue::Embed(const EmbedArgs& args) {
-  RETURN_IF_ERROR(FinishStep());
-  rows_ = args.ids.size();
-  return Rest(&Queue::Embed, args);
+absl::Status MeasuredQueue::Time(const Operation& operation, double* sum) {
+  const int64_t start = clock_.NowNanos();
+  absl::Status status = behind_->Enqueue(operation);
+  if (status.ok()) {
+    status = behind_->Wait(behind_->Record());
+  }
+  *sum += static_cast<double>(clock_.NowNanos() - start) * 1e-9;
+  return status;
 }
 
-absl::Status MeasuredQueue::MatMul(const MatMulArgs& args) {
+absl::Status MeasuredQueue::Enqueue(const Operation& operation) {
+  return std::visit([this](const auto* args) { return Run(*args); }, operation);
+}
+
+absl::Status MeasuredQueue::Run(const EmbedArgs& args) {
+  RETURN_IF_ERROR(FinishStep());
+  rows_ = args.ids.size();
+  return Time(&args, &rest_seconds_);
+}
+
+absl::Status MeasuredQueue::Run(const MatMulArgs& args) {
   last_matmul_seconds_ = 0;
-  const absl::Status status = Time(&Queue::MatMul, args, &last_matmul_seconds_);
+  const absl::Status status = Time(&args, &last_matmul_seconds_);
   rest_seconds_ += last_matmul_seconds_;
   return status;
 }
 
 // The product before it was the head's.
-absl::Status MeasuredQueue::TopLogits(const TopLogitsArgs& args) {
+absl::Status MeasuredQueue::Run(const TopLogitsArgs& args) {
   rest_seconds_ -= last_matmul_seconds_;
   head_seconds_ += last_matmul_seconds_;
   last_matmul_seconds_ = 0;
-  return Time(&Queue::TopLogits, args, &head_seconds_);
+  return Time(&args, &head_seconds_);
 }
 
 absl::StatusOr<std::unique_ptr<MeasuredDevice>> MeasuredDevice::Create(std::unique_ptr<Backend> behind,
@@ -174,18 +189,18 @@ absl::StatusOr<std::unique_ptr<MeasuredDevice>> MeasuredDevice::Create(std::uniq
   return device;
 }
 
-absl::Status MeasuredQueue::ExpertLeads(const ExpertLeadsArgs& args) {
+absl::Status MeasuredQueue::Run(const ExpertLeadsArgs& args) {
   double seconds = 0;
-  RETURN_IF_ERROR(Time(&Queue::ExpertLeads, args, &seconds));
+  RETURN_IF_ERROR(Time(&args, &seconds));
   if (rows_ == 1) {
     table_.AddLeads(args, seconds);
   }
   return absl::OkStatus();
 }
 
-absl::Status MeasuredQueue::MoeExperts(const MoeExpertsArgs& args) {
+absl::Status MeasuredQueue::Run(const MoeExpertsArgs& args) {
   double seconds = 0;
-  RETURN_IF_ERROR(Time(&Queue::MoeExperts, args, &seconds));
+  RETURN_IF_ERROR(Time(&args, &seconds));
   if (rows_ == 1) {
     table_.AddExperts(args, seconds, backend_);
   }

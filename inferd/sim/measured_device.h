@@ -83,48 +83,33 @@ class MeasuredQueue final : public Queue {
   absl::Status Download(BufferRef source, uint64_t bytes, void* destination) override {
     return behind_->Download(source, bytes, destination);
   }
-  // Begins a step. Errors of the file too.
-  absl::Status Embed(const EmbedArgs& args) override;
-  absl::Status Norm(const NormArgs& args) override { return Rest(&Queue::Norm, args); }
-  absl::Status MatMul(const MatMulArgs& args) override;
-  absl::Status HeadMatMul(const HeadMatMulArgs& args) override { return Rest(&Queue::HeadMatMul, args); }
-  absl::Status SigmoidGate(const SigmoidGateArgs& args) override { return Rest(&Queue::SigmoidGate, args); }
-  absl::Status ScaleRows(const ScaleRowsArgs& args) override { return Rest(&Queue::ScaleRows, args); }
-  absl::Status RopeKvWrite(const RopeKvArgs& args) override { return Rest(&Queue::RopeKvWrite, args); }
-  absl::Status LatentKvWrite(const LatentKvArgs& args) override { return Rest(&Queue::LatentKvWrite, args); }
-  absl::Status Attention(const AttentionArgs& args) override {
-    ++layers_;
-    return Rest(&Queue::Attention, args);
-  }
-  absl::Status GatedDelta(const GatedDeltaArgs& args) override {
-    ++layers_;
-    return Rest(&Queue::GatedDelta, args);
-  }
-  absl::Status Router(const RouterArgs& args) override { return Rest(&Queue::Router, args); }
-  absl::Status ExpertLeads(const ExpertLeadsArgs& args) override;
-  absl::Status MoeExperts(const MoeExpertsArgs& args) override;
-  absl::Status Combine(const CombineArgs& args) override { return Rest(&Queue::Combine, args); }
-  absl::Status TopLogits(const TopLogitsArgs& args) override;
+  // Embed begins a step: errors of the file too.
+  absl::Status Enqueue(const Operation& operation) override;
   Event Record() override { return behind_->Record(); }
   bool IsDone(Event event) override { return behind_->IsDone(event); }
   absl::Status Wait(Event event) override { return behind_->Wait(event); }
 
  private:
-  // Runs an operation and adds its seconds to `sum`.
-  template <typename Args>
-  absl::Status Time(absl::Status (Queue::*operation)(const Args&), const Args& args, double* sum) {
-    const int64_t start = clock_.NowNanos();
-    absl::Status status = (behind_->*operation)(args);
-    if (status.ok()) {
-      status = behind_->Wait(behind_->Record());
-    }
-    *sum += static_cast<double>(clock_.NowNanos() - start) * 1e-9;
-    return status;
+  // Runs an operation behind and adds its seconds to `sum`.
+  absl::Status Time(const Operation& operation, double* sum);
+  // Runs an operation and counts its seconds to what it is a part of.
+  template <class Args>
+  absl::Status Run(const Args& args) {
+    return Time(&args, &rest_seconds_);
   }
-  template <typename Args>
-  absl::Status Rest(absl::Status (Queue::*operation)(const Args&), const Args& args) {
-    return Time(operation, args, &rest_seconds_);
+  absl::Status Run(const EmbedArgs& args);
+  absl::Status Run(const MatMulArgs& args);
+  absl::Status Run(const AttentionArgs& args) {
+    ++layers_;
+    return Time(&args, &rest_seconds_);
   }
+  absl::Status Run(const GatedDeltaArgs& args) {
+    ++layers_;
+    return Time(&args, &rest_seconds_);
+  }
+  absl::Status Run(const ExpertLeadsArgs& args);
+  absl::Status Run(const MoeExpertsArgs& args);
+  absl::Status Run(const TopLogitsArgs& args);
   void CountStep();
   absl::Status FinishStep();
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
@@ -69,7 +70,11 @@ double VirtualQueue::SecondsOf(const ExpertWork& work, double kept) const {
          seconds(work.down, dense);
 }
 
-absl::Status VirtualQueue::ExpertLeads(const ExpertLeadsArgs& args) {
+absl::Status VirtualQueue::Enqueue(const Operation& operation) {
+  return std::visit([this](const auto* args) { return Run(*args); }, operation);
+}
+
+absl::Status VirtualQueue::Run(const ExpertLeadsArgs& args) {
   RETURN_IF_ERROR(behind_->ExpertLeads(args));
   double seconds = 0;
   for (const LeadWork& work : args.experts) {
@@ -80,7 +85,7 @@ absl::Status VirtualQueue::ExpertLeads(const ExpertLeadsArgs& args) {
   return absl::OkStatus();
 }
 
-absl::Status VirtualQueue::MoeExperts(const MoeExpertsArgs& args) {
+absl::Status VirtualQueue::Run(const MoeExpertsArgs& args) {
   active_before_.clear();
   for (const ExpertWork& work : args.experts) {
     active_before_.push_back(work.neuron_begin > 0 && args.active ? Active(args, work) : 0);

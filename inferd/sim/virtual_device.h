@@ -39,35 +39,26 @@ class VirtualQueue final : public Queue {
   absl::Status Download(BufferRef source, uint64_t bytes, void* destination) override {
     return behind_->Download(source, bytes, destination);
   }
-  absl::Status Embed(const EmbedArgs& args) override { return behind_->Embed(args); }
-  absl::Status Norm(const NormArgs& args) override { return behind_->Norm(args); }
-  absl::Status MatMul(const MatMulArgs& args) override { return behind_->MatMul(args); }
-  absl::Status HeadMatMul(const HeadMatMulArgs& args) override { return behind_->HeadMatMul(args); }
-  absl::Status SigmoidGate(const SigmoidGateArgs& args) override { return behind_->SigmoidGate(args); }
-  absl::Status ScaleRows(const ScaleRowsArgs& args) override { return behind_->ScaleRows(args); }
-  absl::Status RopeKvWrite(const RopeKvArgs& args) override { return behind_->RopeKvWrite(args); }
-  absl::Status LatentKvWrite(const LatentKvArgs& args) override { return behind_->LatentKvWrite(args); }
-  absl::Status Attention(const AttentionArgs& args) override {
-    Charge(costs_.attention_ms * 1e-3);
-    return behind_->Attention(args);
-  }
-  absl::Status GatedDelta(const GatedDeltaArgs& args) override {
-    Charge(costs_.attention_ms * 1e-3);
-    return behind_->GatedDelta(args);
-  }
-  absl::Status Router(const RouterArgs& args) override { return behind_->Router(args); }
-  absl::Status ExpertLeads(const ExpertLeadsArgs& args) override;
-  absl::Status MoeExperts(const MoeExpertsArgs& args) override;
-  absl::Status Combine(const CombineArgs& args) override { return behind_->Combine(args); }
-  absl::Status TopLogits(const TopLogitsArgs& args) override {
-    Charge(costs_.head_ms * 1e-3);
-    return behind_->TopLogits(args);
-  }
+  absl::Status Enqueue(const Operation& operation) override;
   Event Record() override { return behind_->Record(); }
   bool IsDone(Event event) override { return behind_->IsDone(event); }
   absl::Status Wait(Event event) override { return behind_->Wait(event); }
 
  private:
+  // Runs an operation behind and charges what it takes on the modelled device.
+  template <class Args>
+  absl::Status Run(const Args& args) {
+    return behind_->Enqueue(&args);
+  }
+  absl::Status Run(const AttentionArgs& args) { return RunFor(costs_.attention_ms * 1e-3, &args); }
+  absl::Status Run(const GatedDeltaArgs& args) { return RunFor(costs_.attention_ms * 1e-3, &args); }
+  absl::Status Run(const TopLogitsArgs& args) { return RunFor(costs_.head_ms * 1e-3, &args); }
+  absl::Status Run(const ExpertLeadsArgs& args);
+  absl::Status Run(const MoeExpertsArgs& args);
+  absl::Status RunFor(double seconds, const Operation& operation) {
+    Charge(seconds);
+    return behind_->Enqueue(operation);
+  }
   void Charge(double seconds) { clock_->Advance(static_cast<int64_t>(seconds * 1e9 + 0.5)); }
   uint64_t Active(const MoeExpertsArgs& args, const ExpertWork& work) const;
   double SecondsOf(const ExpertWork& work, double kept) const;

@@ -1,5 +1,5 @@
-// What reference and host share: the buffer table, the checks that turn ops.h arguments into resolved calls
-// (calls.h), and the trivial queue of a device that has computed when the call returns.
+// What the backends that compute with the CPU share: host memory behind handles, arguments checked and
+// resolved before anything runs, and the trivial queue of a device that has computed when the call returns.
 //
 // Thread safety: as Backend (thread-compatible, one owner thread).
 #ifndef SLUICE_KERNELS_COMMON_CPU_BACKEND_H_
@@ -7,16 +7,17 @@
 
 #include <atomic>
 #include <cstdint>
-#include <vector>
+#include <variant>
 
 #include "absl/status/status.h"
 #include "common/clock.h"
 #include "kernels/backend.h"
-#include "kernels/common/calls.h"
+#include "kernels/calls/calls.h"
 #include "kernels/common/host_memory.h"
 
 namespace sluice {
 
+// A derived backend implements Enqueue() by Compute().
 class CpuBackend : public Backend, public Queue {
  public:
   absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override;
@@ -31,53 +32,35 @@ class CpuBackend : public Backend, public Queue {
 
   absl::Status Upload(const void* source, uint64_t bytes, BufferRef destination) override;
   absl::Status Download(BufferRef source, uint64_t bytes, void* destination) override;
-  absl::Status Embed(const EmbedArgs& args) override;
-  absl::Status Norm(const NormArgs& args) override;
-  absl::Status MatMul(const MatMulArgs& args) override;
-  absl::Status HeadMatMul(const HeadMatMulArgs& args) override;
-  absl::Status SigmoidGate(const SigmoidGateArgs& args) override;
-  absl::Status ScaleRows(const ScaleRowsArgs& args) override;
-  absl::Status RopeKvWrite(const RopeKvArgs& args) override;
-  absl::Status LatentKvWrite(const LatentKvArgs& args) override;
-  absl::Status Attention(const AttentionArgs& args) override;
-  absl::Status GatedDelta(const GatedDeltaArgs& args) override;
-  absl::Status Router(const RouterArgs& args) override;
-  absl::Status ExpertLeads(const ExpertLeadsArgs& args) override;
-  absl::Status MoeExperts(const MoeExpertsArgs& args) override;
-  absl::Status Combine(const CombineArgs& args) override;
-  absl::Status TopLogits(const TopLogitsArgs& args) override;
   Event Record() override { return {++recorded_}; }
-  bool IsDone(Event) override { return true; }
+  // What was enqueued before a point that exists has run.
+  bool IsDone(Event event) override { return event.value <= recorded_; }
   absl::Status Wait(Event) override { return absl::OkStatus(); }
 
  protected:
-  explicit CpuBackend(const BackendLimits& limits);
+  explicit CpuBackend(const BackendLimits& limits) : limits_(limits), scratch_(limits) {}
 
-  const BackendLimits& limits() const { return limits_; }
-
-  virtual void Run(const EmbedCall& call) = 0;
-  virtual void Run(const NormCall& call) = 0;
-  virtual void Run(const MatMulCall& call) = 0;
-  virtual void Run(const RopeKvCall& call) = 0;
-  virtual void Run(const LatentKvCall& call) = 0;
-  virtual void Run(const AttentionCall& call) = 0;
-  virtual void Run(const HeadMatMulCall& call) = 0;
-  virtual void Run(const GatedDeltaCall& call) = 0;
-  virtual void Run(const SigmoidGateCall& call) = 0;
-  virtual void Run(const ScaleRowsCall& call) = 0;
-  virtual void Run(const RouterCall& call) = 0;
-  virtual void Run(const LeadCall& call) = 0;
-  virtual void Run(const MoeCall& call) = 0;
-  virtual void Run(const CombineCall& call) = 0;
-  virtual void Run(const TopLogitsCall& call) = 0;
+  // Checks and resolves the operation and has it computed by Run(device, call), the device's function for the
+  // operation's call.
+  template <class Device>
+  absl::Status Compute(const Operation& operation, Device& device) {
+    return std::visit(
+        [&](const auto* args) -> absl::Status {
+          const auto call = Resolve(Resolver(memory_, limits_, scratch_, NameOf(*args)), *args);
+          if (!call.ok()) {
+            return call.status();
+          }
+          const int64_t start = clock_.NowNanos();
+          Run(device, *call);
+          CountNanos(clock_.NowNanos() - start);
+          return absl::OkStatus();
+        },
+        operation);
+  }
 
  private:
-  // Runs a call and counts its time; written by the owner thread alone.
-  template <class Call>
-  void Compute(const Call& call) {
-    const int64_t start = clock_.NowNanos();
-    Run(call);
-    const int64_t more = clock_.NowNanos() - start;
+  // Written by the owner thread alone.
+  void CountNanos(int64_t more) {
     kernel_nanos_.store(kernel_nanos_.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
   }
 
@@ -85,9 +68,7 @@ class CpuBackend : public Backend, public Queue {
   std::atomic<int64_t> kernel_nanos_{0};
   const BackendLimits limits_;
   HostMemory memory_;
-  std::vector<ExpertCall> experts_;  // scratch of MoeExperts
-  std::vector<LeadCallPart> leads_;  // scratch of ExpertLeads
-  std::vector<uint8_t> slot_taken_;  // scratch: which slots of y a MoeExperts call has seen
+  CallScratch scratch_;
   uint64_t recorded_ = 0;
 };
 

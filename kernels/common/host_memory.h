@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/buffer.h"
+#include "kernels/calls/addresses.h"
 
 namespace sluice {
 
@@ -35,18 +36,16 @@ class MappedArray {
   uint64_t bytes_ = 0;
 };
 
-class HostMemory {
+class HostMemory final : public Addresses {
  public:
   absl::StatusOr<BufferId> Allocate(uint64_t bytes);
   absl::StatusOr<BufferId> Import(const std::byte* base, uint64_t bytes);
   absl::Status Free(BufferId buffer);
 
-  // The place, or nullptr if [ref, ref + bytes) is not inside a live buffer (Write: or not writable).
-  const std::byte* Read(BufferRef ref, uint64_t bytes) const;
-  std::byte* Write(BufferRef ref, uint64_t bytes) const;
-
-  // Why Read or Write gave nullptr, naming `what` and the numbers.
-  absl::Status Explain(BufferRef ref, uint64_t bytes, bool writing, const char* what) const;
+  const std::byte* Read(BufferRef ref, uint64_t bytes) const override;
+  std::byte* Write(BufferRef ref, uint64_t bytes) const override;
+  const std::byte* Look(BufferRef ref, uint64_t bytes) const override { return Read(ref, bytes); }
+  absl::Status Explain(BufferRef ref, uint64_t bytes, bool writing, const char* what) const override;
 
  private:
   struct Entry {

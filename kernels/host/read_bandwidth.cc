@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "common/status.h"
-#include "kernels/host/host_isa.h"
-#include "kernels/host/thread_pool.h"
+#include "kernels/host/isa/host_isa.h"
+#include "kernels/host/work/thread_pool.h"
 
 namespace sluice {
 namespace {

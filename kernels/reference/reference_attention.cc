@@ -9,10 +9,8 @@
 #include "kernels/reference/reference_backend.h"
 #include "kernels/reference/scalar.h"
 
-namespace sluice {
+namespace sluice::reference {
 namespace {
-
-using reference::LaneSum;
 
 // One cached row: values as floats (q8: the codes) and their scale (1 unless q8).
 struct KvRow {
@@ -21,7 +19,7 @@ struct KvRow {
 };
 
 // The first `count` values of a row.
-void LoadKv(const CpuKv& kv, const uint8_t* page, uint32_t kv_head, uint32_t token, uint32_t count,
+void LoadKv(const CallKv& kv, const uint8_t* page, uint32_t kv_head, uint32_t token, uint32_t count,
             KvRow* out) {
   const uint8_t* row = page + KvRowOffset(kv.type, kv.head_dim, kv_head, token);
   out->values.resize(count);
@@ -45,7 +43,7 @@ struct Span {
 // One query head over the visible positions [first, last] of one span.
 Span ComputeSpan(const AttentionCall& call, const SequenceRows& sequence, uint32_t kv_head, const float* q,
                  uint32_t first, uint32_t last) {
-  const CpuKv& kv = call.kv;
+  const CallKv& kv = call.kv;
   const bool q8 = kv.type == KvType::kQ8;
   std::vector<float> scores;
   KvRow row;
@@ -63,7 +61,7 @@ Span ComputeSpan(const AttentionCall& call, const SequenceRows& sequence, uint32
   span.o.assign(kv.value_dim, 0.0f);
   LaneSum l;
   for (uint32_t p = first; p <= last; ++p) {
-    const float e = reference::Exp(scores[p - first] - span.m);
+    const float e = Exp(scores[p - first] - span.m);
     l.Add(p, e);
     LoadKv(kv, kv.v + sequence.pages[p / kPageTokens] * kv.page_stride, kv_head, p % kPageTokens,
            kv.value_dim, &row);
@@ -81,8 +79,8 @@ Span ComputeSpan(const AttentionCall& call, const SequenceRows& sequence, uint32
 
 void Append(const Span& next, Span* sum) {
   const float m = std::max(sum->m, next.m);
-  const float a = reference::Exp(sum->m - m);
-  const float b = reference::Exp(next.m - m);
+  const float a = Exp(sum->m - m);
+  const float b = Exp(next.m - m);
   sum->l = std::fma(next.l, b, sum->l * a);
   for (size_t d = 0; d < sum->o.size(); ++d) {
     sum->o[d] = std::fma(next.o[d], b, sum->o[d] * a);
@@ -92,7 +90,7 @@ void Append(const Span& next, Span* sum) {
 
 }  // namespace
 
-void ReferenceBackend::Run(const AttentionCall& call) {
+void Run(Device&, const AttentionCall& call) {
   const uint32_t group = call.heads / call.kv.kv_heads;
   for (const SequenceRows& sequence : call.sequences) {
     for (uint32_t i = 0; i < sequence.rows; ++i) {
@@ -122,4 +120,4 @@ void ReferenceBackend::Run(const AttentionCall& call) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::reference

@@ -9,28 +9,24 @@
 #include "kernels/common/cpu_backend.h"
 
 namespace sluice {
+namespace reference {
+
+// It has nothing but the functions of the operations: Run(device, call) for each of ops.h.
+struct Device {};
+#define SLUICE_REFERENCE_RUN(Name) void Run(Device&, const Name##Call& call);
+SLUICE_OPERATIONS(SLUICE_REFERENCE_RUN)
+#undef SLUICE_REFERENCE_RUN
+
+}  // namespace reference
 
 class ReferenceBackend : public CpuBackend {
  public:
   explicit ReferenceBackend(const BackendLimits& limits) : CpuBackend(limits) {}
+  absl::Status Enqueue(const Operation& operation) override { return Compute(operation, device_); }
   std::string Describe() const override { return "device reference, scalar, 1 thread"; }
 
- protected:
-  void Run(const EmbedCall& call) override;
-  void Run(const NormCall& call) override;
-  void Run(const MatMulCall& call) override;
-  void Run(const RopeKvCall& call) override;
-  void Run(const LatentKvCall& call) override;
-  void Run(const AttentionCall& call) override;
-  void Run(const HeadMatMulCall& call) override;
-  void Run(const GatedDeltaCall& call) override;
-  void Run(const SigmoidGateCall& call) override;
-  void Run(const ScaleRowsCall& call) override;
-  void Run(const RouterCall& call) override;
-  void Run(const LeadCall& call) override;
-  void Run(const MoeCall& call) override;
-  void Run(const CombineCall& call) override;
-  void Run(const TopLogitsCall& call) override;
+ private:
+  reference::Device device_;
 };
 
 }  // namespace sluice

@@ -7,12 +7,10 @@
 #include "kernels/reference/reference_backend.h"
 #include "kernels/reference/scalar.h"
 
-namespace sluice {
+namespace sluice::reference {
 namespace {
 
-using reference::LaneSum;
-
-float Silu(float x) { return x / (1.0f + reference::Exp(-x)); }
+float Silu(float x) { return x / (1.0f + Exp(-x)); }
 
 // x / |x|.
 void L2Norm(std::vector<float>& x) {
@@ -64,9 +62,9 @@ void Step(const GatedDeltaCall& call, uint32_t t, uint32_t head, State& state) {
     value = value * q_scale;
   }
   const float x = call.decay.Row(t)[head] + call.dt_bias[head];
-  const float g = -(reference::Exp(call.a_log[head]) * SoftplusOf(x, reference::Exp(x)));
-  const float decay = reference::Exp(g);
-  const float beta = reference::Sigmoid(call.beta.Row(t)[head]);
+  const float g = -(Exp(call.a_log[head]) * SoftplusOf(x, Exp(x)));
+  const float decay = Exp(g);
+  const float beta = Sigmoid(call.beta.Row(t)[head]);
   float* s = state.heads.data() + head * call.HeadFloats();
   std::vector<float> o(d.value_dim);
   for (uint32_t j = 0; j < d.value_dim; ++j) {
@@ -84,7 +82,7 @@ void Step(const GatedDeltaCall& call, uint32_t t, uint32_t head, State& state) {
     }
     o[j] = o[j] + 0.0f;
   }
-  reference::NormRow(call.norm, o.data(), d.value_dim, o.data());
+  NormRow(call.norm, o.data(), d.value_dim, o.data());
   const float* z = call.z.Row(t) + uint64_t{head} * d.value_dim;
   float* out = call.out.Row(t) + uint64_t{head} * d.value_dim;
   for (uint32_t j = 0; j < d.value_dim; ++j) {
@@ -94,7 +92,7 @@ void Step(const GatedDeltaCall& call, uint32_t t, uint32_t head, State& state) {
 
 }  // namespace
 
-void ReferenceBackend::Run(const GatedDeltaCall& call) {
+void Run(Device&, const GatedDeltaCall& call) {
   const uint64_t conv = call.ConvFloats();
   const uint64_t heads = call.shape.value_heads * call.HeadFloats();
   for (size_t i = 0; i < call.sequences.size(); ++i) {
@@ -119,4 +117,4 @@ void ReferenceBackend::Run(const GatedDeltaCall& call) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::reference

@@ -10,7 +10,7 @@
 #include "kernels/reference/reference_backend.h"
 #include "kernels/reference/scalar.h"
 
-namespace sluice {
+namespace sluice::reference {
 namespace {
 
 void RopeHead(const float* cos_sin, uint32_t dims, bool interleaved, float* head) {
@@ -27,7 +27,7 @@ void RopeHead(const float* cos_sin, uint32_t dims, bool interleaved, float* head
 }
 
 // Writes one head's values at (page, token) of a cache side.
-void StoreKv(const CpuKv& kv, uint8_t* page, uint32_t kv_head, uint32_t token, const float* values) {
+void StoreKv(const CallKv& kv, uint8_t* page, uint32_t kv_head, uint32_t token, const float* values) {
   uint8_t* row = page + KvRowOffset(kv.type, kv.head_dim, kv_head, token);
   if (kv.type == KvType::kF32) {
     std::memcpy(row, values, kv.head_dim * sizeof(float));
@@ -56,29 +56,29 @@ void StoreKv(const CpuKv& kv, uint8_t* page, uint32_t kv_head, uint32_t token, c
 }
 
 // Everything but the temperature, on one row of `heads` heads.
-void TurnHeads(const RopeKvCall& call, const CpuNorm& norm, uint32_t heads, const float* cos_sin,
+void TurnHeads(const RopeKvWriteCall& call, const CallNorm& norm, uint32_t heads, const float* cos_sin,
                float* row) {
   const uint32_t head_dim = call.kv.head_dim;
   if (call.qk_norm == QkNorm::kAcrossHeads) {
-    reference::NormRow(norm, row, uint64_t{heads} * head_dim, row);
+    NormRow(norm, row, uint64_t{heads} * head_dim, row);
   }
   for (uint32_t h = 0; h < heads; ++h) {
     float* head = row + uint64_t{h} * head_dim;
     if (call.qk_norm == QkNorm::kPerHead) {
-      reference::NormRow(norm, head, head_dim, head);
+      NormRow(norm, head, head_dim, head);
     }
     for (uint32_t d = 0; d < head_dim && call.clip > 0; ++d) {
       head[d] = std::clamp(head[d], -call.clip, call.clip);
     }
     RopeHead(cos_sin, call.rope_dims, call.rope_interleaved, head);
     if (call.qk_norm == QkNorm::kPerHeadAfterRope) {
-      reference::NormRow(norm, head, head_dim, head);
+      NormRow(norm, head, head_dim, head);
     }
   }
 }
 
-void WriteRow(const RopeKvCall& call, const SequenceRows& sequence, uint32_t i) {
-  const CpuKv& kv = call.kv;
+void WriteRow(const RopeKvWriteCall& call, const SequenceRows& sequence, uint32_t i) {
+  const CallKv& kv = call.kv;
   const uint32_t t = sequence.first_row + i;
   const uint32_t position = sequence.first_position + i;
   const float* cos_sin = call.rope_table + uint64_t{position} * call.rope_dims;
@@ -104,7 +104,7 @@ void WriteRow(const RopeKvCall& call, const SequenceRows& sequence, uint32_t i) 
   }
 }
 
-void WriteRow(const LatentKvCall& call, const SequenceRows& sequence, uint32_t i) {
+void WriteRow(const LatentKvWriteCall& call, const SequenceRows& sequence, uint32_t i) {
   const uint32_t t = sequence.first_row + i;
   const uint32_t position = sequence.first_position + i;
   const float* cos_sin = call.rope_table + uint64_t{position} * call.rope_dims;
@@ -117,7 +117,7 @@ void WriteRow(const LatentKvCall& call, const SequenceRows& sequence, uint32_t i
   }
   std::vector<float> latent(call.latent.Row(t), call.latent.Row(t) + row);
   if (call.norm.weight != nullptr) {
-    reference::NormRow(call.norm, latent.data(), call.kv_rank, latent.data());
+    NormRow(call.norm, latent.data(), call.kv_rank, latent.data());
   }
   RopeHead(cos_sin, call.rope_dims, call.rope_interleaved, latent.data() + call.kv_rank);
   StoreKv(call.kv, call.kv.k + sequence.pages[position / kPageTokens] * call.kv.page_stride, 0,
@@ -126,7 +126,7 @@ void WriteRow(const LatentKvCall& call, const SequenceRows& sequence, uint32_t i
 
 }  // namespace
 
-void ReferenceBackend::Run(const RopeKvCall& call) {
+void Run(Device&, const RopeKvWriteCall& call) {
   for (const SequenceRows& sequence : call.sequences) {
     for (uint32_t i = 0; i < sequence.rows; ++i) {
       WriteRow(call, sequence, i);
@@ -134,7 +134,7 @@ void ReferenceBackend::Run(const RopeKvCall& call) {
   }
 }
 
-void ReferenceBackend::Run(const LatentKvCall& call) {
+void Run(Device&, const LatentKvWriteCall& call) {
   for (const SequenceRows& sequence : call.sequences) {
     for (uint32_t i = 0; i < sequence.rows; ++i) {
       WriteRow(call, sequence, i);
@@ -142,4 +142,4 @@ void ReferenceBackend::Run(const LatentKvCall& call) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::reference

@@ -7,11 +7,8 @@
 #include "kernels/reference/reference_backend.h"
 #include "kernels/reference/scalar.h"
 
-namespace sluice {
+namespace sluice::reference {
 namespace {
-
-using reference::LaneSum;
-using reference::Sigmoid;
 
 // The best `k` of the values that take part, best first, ties to the lower index.
 std::vector<uint32_t> BestOf(const std::vector<float>& values, std::vector<bool> takes_part, uint32_t k) {
@@ -38,7 +35,7 @@ std::vector<float> Softmax(const std::vector<float>& logits) {
   std::vector<float> p;
   LaneSum sum;
   for (size_t i = 0; i < logits.size(); ++i) {
-    p.push_back(reference::Exp(logits[i] - m));
+    p.push_back(Exp(logits[i] - m));
     sum.Add(i, p[i]);
   }
   for (float& value : p) {
@@ -140,7 +137,7 @@ Routed SparseMixer(const RouterCall& call, const std::vector<float>& logits) {
 
 }  // namespace
 
-void ReferenceBackend::Run(const RouterCall& call) {
+void Run(Device&, const RouterCall& call) {
   for (uint32_t t = 0; t < call.tokens; ++t) {
     const std::vector<float> logits(call.logits.Row(t), call.logits.Row(t) + call.experts);
     const bool by_logit = call.kind == RouterKind::kTopKSoftmax || call.kind == RouterKind::kSigmoidInput;
@@ -160,4 +157,4 @@ void ReferenceBackend::Run(const RouterCall& call) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::reference

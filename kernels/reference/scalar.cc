@@ -209,7 +209,7 @@ float Dot(const EncodingDescriptor& d, const uint8_t* row, const float* x, uint6
   return IsQuantized(d.encoding) ? QuantizedDot(d, row, x, cols) : PlainDot(d.encoding, row, x, cols);
 }
 
-void NormRow(const CpuNorm& norm, const float* x, uint64_t cols, float* y) {
+void NormRow(const CallNorm& norm, const float* x, uint64_t cols, float* y) {
   const float n = static_cast<float>(cols);
   float mean = 0;
   if (norm.kind == NormKind::kLayer) {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/encoding.h"
-#include "kernels/common/calls.h"
+#include "kernels/calls/places.h"
 #include "kernels/ops.h"
 
 namespace sluice::reference {
@@ -50,7 +50,7 @@ float RoundToInt16(const float* values, uint64_t count, int16_t* codes);
 float Dot(const EncodingDescriptor& d, const uint8_t* row, const float* x, uint64_t cols);
 
 // Section 5, of the norm's kind; without weights they count as 1. y may be x.
-void NormRow(const CpuNorm& norm, const float* x, uint64_t cols, float* y);
+void NormRow(const CallNorm& norm, const float* x, uint64_t cols, float* y);
 
 }  // namespace sluice::reference
 

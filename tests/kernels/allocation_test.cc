@@ -85,13 +85,13 @@ class Layer {
     MatMulArgs qkv{x_, tokens, kHidden, {}, norm_, qkv_, {}};
     absl::Status status = queue.MatMul(qkv);
     const SequenceRows sequence{0, tokens, position, pages_};
-    RopeKvArgs rope{.q = qkv_[0].y,
-                    .k = qkv_[1].y,
-                    .v = qkv_[2].y,
-                    .tokens = tokens,
-                    .heads = kHeads,
-                    .sequences = {&sequence, 1},
-                    .kv = kv_};
+    RopeKvWriteArgs rope{.q = qkv_[0].y,
+                         .k = qkv_[1].y,
+                         .v = qkv_[2].y,
+                         .tokens = tokens,
+                         .heads = kHeads,
+                         .sequences = {&sequence, 1},
+                         .kv = kv_};
     status.Update(queue.RopeKvWrite(rope));
     status.Update(queue.Attention({.q = qkv_[0].y,
                                    .tokens = tokens,

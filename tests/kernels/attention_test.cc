@@ -265,7 +265,7 @@ TEST_P(AttentionTest, BadArgumentsOfTheWriteAreRefusedByName) {
     const uint64_t page_bytes = KvPageBytes(KvType::kF16, 1, 32);
     const uint32_t page = 0;
     const SequenceRows sequence{0, 4, 0, {&page, 1}};
-    RopeKvArgs args;
+    RopeKvWriteArgs args;
     args.q = bench.NewRows(4, 64);
     args.k = bench.NewRows(4, 32);
     args.v = bench.NewRows(4, 32);
@@ -280,30 +280,30 @@ TEST_P(AttentionTest, BadArgumentsOfTheWriteAreRefusedByName) {
     EXPECT_FALSE(status.ok());
     EXPECT_NE(std::string(status.message()).find(words), std::string::npos) << status;
   };
-  refused("no weights", [](OpBench&, RopeKvArgs& a) { a.qk_norm = QkNorm::kPerHead; });
-  refused("q norm weight", [](OpBench& bench, RopeKvArgs& a) {
+  refused("no weights", [](OpBench&, RopeKvWriteArgs& a) { a.qk_norm = QkNorm::kPerHead; });
+  refused("q norm weight", [](OpBench& bench, RopeKvWriteArgs& a) {
     a.qk_norm = QkNorm::kAcrossHeads;
     a.q_norm.weight = bench.PutFloats(std::vector<float>(63));  // one short
     a.k_norm.weight = bench.PutFloats(std::vector<float>(32));
   });
-  refused("after rope has no weights", [](OpBench& bench, RopeKvArgs& a) {
+  refused("after rope has no weights", [](OpBench& bench, RopeKvWriteArgs& a) {
     a.qk_norm = QkNorm::kPerHeadAfterRope;
     a.q_norm.weight = bench.PutFloats(std::vector<float>(32));
   });
-  refused("layer norm", [](OpBench& bench, RopeKvArgs& a) {
+  refused("layer norm", [](OpBench& bench, RopeKvWriteArgs& a) {
     a.qk_norm = QkNorm::kPerHead;
     a.q_norm = {bench.PutFloats(std::vector<float>(32)), 1e-5f, NormKind::kLayer, {}};
     a.k_norm = a.q_norm;
   });
-  refused("clipping at -1", [](OpBench&, RopeKvArgs& a) { a.clip = -1; });
-  refused("floor of 0", [](OpBench&, RopeKvArgs& a) { a.temperature_scale = 0.5f; });
-  refused("34 of 32", [](OpBench&, RopeKvArgs& a) { a.rope_dims = 34; });
-  refused("beyond the rope table's 2", [](OpBench& bench, RopeKvArgs& a) {
+  refused("clipping at -1", [](OpBench&, RopeKvWriteArgs& a) { a.clip = -1; });
+  refused("floor of 0", [](OpBench&, RopeKvWriteArgs& a) { a.temperature_scale = 0.5f; });
+  refused("34 of 32", [](OpBench&, RopeKvWriteArgs& a) { a.rope_dims = 34; });
+  refused("beyond the rope table's 2", [](OpBench& bench, RopeKvWriteArgs& a) {
     a.rope_dims = 4;
     a.rope_positions = 2;
     a.rope_table = bench.NewWords(8);
   });
-  refused("within K rows", [](OpBench&, RopeKvArgs& a) {
+  refused("within K rows", [](OpBench&, RopeKvWriteArgs& a) {
     a.kv.v = a.kv.k;
     a.kv.value_dim = 16;
   });

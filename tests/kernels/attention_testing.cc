@@ -81,7 +81,7 @@ void AttentionCache::Step(const std::vector<uint32_t>& order, const std::vector<
   }
   const uint32_t tokens = static_cast<uint32_t>(q.size() / QCols());
   const Rows q_rows{bench_.PutWritable(q), QCols()};
-  RopeKvArgs write;
+  RopeKvWriteArgs write;
   write.q = q_rows;
   write.k = bench_.PutRows(k, KvCols());
   write.v = bench_.PutRows(v, KvCols());

@@ -82,7 +82,7 @@ std::vector<float> RunInChunks(const BackendCase& which, const Shape& s, const I
                       .Upload(absorbed.data() + i * s.kv_rank, s.kv_rank * 4, q_out.base + i * s.Row() * 4)
                       .ok());
     }
-    LatentKvArgs write;
+    LatentKvWriteArgs write;
     const uint64_t q_in = uint64_t{s.heads} * (s.nope_dim + s.rope_dims);
     write.q = bench.PutRows(Slice(inputs.q, q_in, first, rows), q_in);
     write.nope_dim = s.nope_dim;
@@ -286,7 +286,7 @@ TEST_P(LatentTest, ArgumentsThatDoNotFitAreRefusedWithNumbers) {
 
   const uint32_t page = 0;
   const SequenceRows sequence{0, 2, 0, {&page, 1}};
-  LatentKvArgs latent;
+  LatentKvWriteArgs latent;
   latent.q = bench.NewRows(2, 2 * (4 + 8));
   latent.nope_dim = 4;
   latent.latent = bench.NewRows(2, 24);
@@ -301,7 +301,7 @@ TEST_P(LatentTest, ArgumentsThatDoNotFitAreRefusedWithNumbers) {
   latent.kv = {KvType::kF16, bench.NewWords(32 * 24 / 2), {}, 32 * 24 * 2, 1, 1, 24, 16};
   latent.kv.v = latent.kv.k;
   EXPECT_TRUE(bench.queue().LatentKvWrite(latent).ok());
-  LatentKvArgs bad = latent;
+  LatentKvWriteArgs bad = latent;
   bad.kv.value_dim = 18;
   refused(bench.queue().LatentKvWrite(bad), "values of 18");
   bad = latent;

@@ -10,8 +10,8 @@
 #include <fstream>
 #include <utility>
 
+#include "kernels/calls/resolver.h"
 #include "kernels/common/half.h"
-#include "kernels/common/resolve.h"
 #include "pack/row_layout.h"
 
 namespace sluice {

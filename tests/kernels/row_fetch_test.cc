@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/host/host_isa.h"
+#include "kernels/host/isa/host_isa.h"
 #include "kernels/host/simd/row_kind.h"
 #include "pack/row_layout.h"
 

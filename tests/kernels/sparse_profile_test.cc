@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <variant>
 
 #include "gtest/gtest.h"
 #include "pack/row_layout.h"
@@ -38,9 +39,11 @@ class WatchedBackend final : public Backend, public Queue {
  public:
   explicit WatchedBackend(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
 
-  absl::Status MoeExperts(const MoeExpertsArgs& args) override {
-    experts.assign(args.experts.begin(), args.experts.end());
-    return queue_().MoeExperts(args);
+  absl::Status Enqueue(const Operation& operation) override {
+    if (const auto* const* args = std::get_if<const MoeExpertsArgs*>(&operation)) {
+      experts.assign((*args)->experts.begin(), (*args)->experts.end());
+    }
+    return queue_().Enqueue(operation);
   }
 
   absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
@@ -65,20 +68,6 @@ class WatchedBackend final : public Backend, public Queue {
   absl::Status Download(BufferRef from, uint64_t bytes, void* to) override {
     return queue_().Download(from, bytes, to);
   }
-  absl::Status Embed(const EmbedArgs& args) override { return queue_().Embed(args); }
-  absl::Status Norm(const NormArgs& args) override { return queue_().Norm(args); }
-  absl::Status MatMul(const MatMulArgs& args) override { return queue_().MatMul(args); }
-  absl::Status HeadMatMul(const HeadMatMulArgs& args) override { return queue_().HeadMatMul(args); }
-  absl::Status SigmoidGate(const SigmoidGateArgs& args) override { return queue_().SigmoidGate(args); }
-  absl::Status ScaleRows(const ScaleRowsArgs& args) override { return queue_().ScaleRows(args); }
-  absl::Status RopeKvWrite(const RopeKvArgs& args) override { return queue_().RopeKvWrite(args); }
-  absl::Status LatentKvWrite(const LatentKvArgs& args) override { return queue_().LatentKvWrite(args); }
-  absl::Status Attention(const AttentionArgs& args) override { return queue_().Attention(args); }
-  absl::Status GatedDelta(const GatedDeltaArgs& args) override { return queue_().GatedDelta(args); }
-  absl::Status Router(const RouterArgs& args) override { return queue_().Router(args); }
-  absl::Status ExpertLeads(const ExpertLeadsArgs& args) override { return queue_().ExpertLeads(args); }
-  absl::Status Combine(const CombineArgs& args) override { return queue_().Combine(args); }
-  absl::Status TopLogits(const TopLogitsArgs& args) override { return queue_().TopLogits(args); }
   Event Record() override { return queue_().Record(); }
   bool IsDone(Event event) override { return queue_().IsDone(event); }
   absl::Status Wait(Event event) override { return queue_().Wait(event); }

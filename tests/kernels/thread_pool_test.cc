@@ -1,6 +1,6 @@
 // The fork-join pool: every tile once, results visible after the join, more threads than CPUs, steps and
 // none.
-#include "kernels/host/thread_pool.h"
+#include "kernels/host/work/thread_pool.h"
 
 #include <atomic>
 #include <numeric>

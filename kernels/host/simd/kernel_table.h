@@ -1,5 +1,5 @@
 // The leaf kernels of the host backend, one table per instruction set: single-threaded functions over rows in
-// memory, cut so that the tiles around them (host_*.cc) need not know the registers.
+// memory, cut so that the tiles around them (rows/, experts/ and so on) need not know the registers.
 // Their arithmetic is ARITHMETIC.md's; each comment names the section.
 //
 // Thread safety: the functions are pure but for the memory that their arguments name.

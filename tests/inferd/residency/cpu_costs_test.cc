@@ -25,14 +25,14 @@ class TimedBackend final : public ReferenceBackend {
   std::map<size_t, int64_t> micros;
   std::map<size_t, int> calls;
 
- protected:
-  using ReferenceBackend::Run;
-  void Run(const MoeCall& call) override {
-    ReferenceBackend::Run(call);
-    const size_t rows = call.experts[0].rows.size();
-    EXPECT_EQ(call.experts.size(), 1u);
-    const int disturbed = ++calls[rows] % 3 == 0 ? 0 : 77;
-    clock_->Advance((micros[rows] + disturbed) * kMicro);
+  absl::Status Enqueue(const Operation& operation) override {
+    if (const auto* const* args = std::get_if<const MoeExpertsArgs*>(&operation)) {
+      const size_t rows = (*args)->experts[0].rows.size();
+      EXPECT_EQ((*args)->experts.size(), 1u);
+      const int disturbed = ++calls[rows] % 3 == 0 ? 0 : 77;
+      clock_->Advance((micros[rows] + disturbed) * kMicro);
+    }
+    return ReferenceBackend::Enqueue(operation);
   }
 
  private:

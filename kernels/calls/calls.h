@@ -1,0 +1,15 @@
+// All operations, checked and resolved. Resolve(resolver, args) gives the call of an operation; an error
+// names the operation, the argument and the numbers.
+//
+// Thread safety: as the headers say.
+#ifndef SLUICE_KERNELS_CALLS_CALLS_H_
+#define SLUICE_KERNELS_CALLS_CALLS_H_
+
+#include "kernels/calls/attention_calls.h"
+#include "kernels/calls/delta_calls.h"
+#include "kernels/calls/expert_calls.h"
+#include "kernels/calls/matmul_calls.h"
+#include "kernels/calls/router_calls.h"
+#include "kernels/calls/row_calls.h"
+
+#endif  // SLUICE_KERNELS_CALLS_CALLS_H_

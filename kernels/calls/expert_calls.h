@@ -1,0 +1,304 @@
+// The operations of experts, checked and resolved: ExpertLeads, MoeExperts, Combine.
+//
+// Thread safety: free functions; a call may be read, and disjoint rows of its outputs written, by several
+// threads.
+#ifndef SLUICE_KERNELS_CALLS_EXPERT_CALLS_H_
+#define SLUICE_KERNELS_CALLS_EXPERT_CALLS_H_
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/status.h"
+#include "kernels/calls/places.h"
+#include "kernels/calls/resolver.h"
+#include "kernels/ops.h"
+
+namespace sluice {
+
+inline constexpr uint32_t kNeuronBlock = 64;  // ARITHMETIC.md 3
+
+struct LeadCallPart {
+  CallWeights lead;
+  absl::Span<const uint32_t> rows;
+  const float* bias = nullptr;  // nullptr: none
+  float threshold = 0;
+  OutRows values;
+  uint64_t* active = nullptr;  // nullptr: not wanted
+};
+
+struct ExpertLeadsCall {
+  InRows x;
+  uint32_t tokens = 0;
+  uint32_t hidden = 0;
+  ActivationSpec activation;
+  bool up = false;  // the lead is up, else gate
+  absl::Span<const LeadCallPart> experts;
+};
+
+struct ExpertCall {
+  CallWeights up;
+  CallWeights gate;
+  CallWeights down;
+  absl::Span<const uint32_t> rows;
+  absl::Span<const uint32_t> slots;
+  uint32_t neuron_begin = 0;
+  uint32_t neuron_end = 0;
+  const float* up_bias = nullptr;  // nullptr: none
+  const float* gate_bias = nullptr;
+  const float* down_bias = nullptr;
+  SparsityOrder sparsity = SparsityOrder::kNone;
+  float threshold = 0;
+  InRows lead_values;  // base nullptr: to be computed
+  // Whether a part has an index list, so that neurons may be absent.
+  bool HasLists() const {
+    return up.positions != nullptr || gate.positions != nullptr || down.positions != nullptr;
+  }
+  // Whether neuron j's rows are all there.
+  bool Has(uint32_t j) const {
+    return up.Row(j) != nullptr && gate.Row(j) != nullptr && down.Row(j) != nullptr;
+  }
+};
+
+struct MoeExpertsCall {
+  InRows x;
+  uint32_t tokens = 0;
+  uint32_t hidden = 0;
+  ActivationSpec activation;
+  absl::Span<const ExpertCall> experts;
+  OutRows y;
+  uint32_t slots = 0;
+  uint32_t* active = nullptr;  // [slots], nullptr: not wanted
+};
+
+// Memory of the lists that ExpertLeads and MoeExperts resolve to, made once so that no call allocates.
+struct CallScratch {
+  explicit CallScratch(const BackendLimits& limits) {
+    // Every routed expert of a layer, and a few shared or dense ones.
+    experts.reserve(uint64_t{limits.experts} + 8);
+    leads.reserve(experts.capacity());
+    slot_taken.reserve(uint64_t{limits.max_tokens} * (limits.top_k + 1));
+  }
+  std::vector<ExpertCall> experts;
+  std::vector<LeadCallPart> leads;
+  std::vector<uint8_t> slot_taken;  // which slots of y a MoeExperts call has seen
+};
+
+namespace internal {
+
+inline absl::Status CheckActivation(const Resolver& r, const ActivationSpec& spec) {
+  switch (spec.kind) {
+    case Activation::kSilu:
+    case Activation::kGeluTanh:
+    case Activation::kGelu:
+      return absl::OkStatus();
+    case Activation::kClampedSwiglu:
+      if (!std::isfinite(spec.alpha) || !(spec.limit > 0)) {
+        return r.Invalid(absl::StrCat("clamped_swiglu with alpha ", spec.alpha, " and limit ", spec.limit));
+      }
+      return absl::OkStatus();
+  }
+  return r.Unimplemented(absl::StrCat("activation ", static_cast<int>(spec.kind)));
+}
+
+inline absl::Status ResolveParts(const Resolver& r, const ExpertWork& work, uint32_t hidden,
+                                 uint32_t max_width, ExpertCall* out) {
+  RETURN_IF_ERROR(r.Weights(work.up, true, "up", &out->up));
+  RETURN_IF_ERROR(r.Weights(work.gate, true, "gate", &out->gate));
+  RETURN_IF_ERROR(r.Weights(work.down, true, "down", &out->down));
+  const uint32_t width = work.up.rows;
+  RETURN_IF_ERROR(r.Within(width, max_width, "expert width"));
+  if (work.gate.rows != width || work.down.rows != width || work.up.cols != hidden ||
+      work.gate.cols != hidden || work.down.cols != hidden) {
+    return r.Invalid(absl::StrCat("an expert's parts are up [", width, ", ", work.up.cols, "], gate [",
+                                  work.gate.rows, ", ", work.gate.cols, "], down [", work.down.rows, ", ",
+                                  work.down.cols, "] with hidden ", hidden));
+  }
+  if (work.up_bias) {
+    RETURN_IF_ERROR(r.InFloats(work.up_bias, width, "up bias", &out->up_bias));
+  }
+  if (work.gate_bias) {
+    RETURN_IF_ERROR(r.InFloats(work.gate_bias, width, "gate bias", &out->gate_bias));
+  }
+  if (work.down_bias) {
+    RETURN_IF_ERROR(r.InFloats(work.down_bias, hidden, "down bias", &out->down_bias));
+  }
+  return absl::OkStatus();
+}
+
+inline absl::Status ResolveSparsity(const Resolver& r, const ExpertWork& work, ExpertCall* out) {
+  if (work.sparsity > SparsityOrder::kProduct) {
+    return r.Unimplemented(absl::StrCat("sparsity order ", static_cast<int>(work.sparsity)));
+  }
+  if (work.sparsity != SparsityOrder::kNone && !(work.threshold >= 0)) {
+    return r.Invalid(absl::StrCat("a sparsity threshold of ", work.threshold));
+  }
+  out->sparsity = work.sparsity;
+  out->threshold = work.threshold;
+  if (work.lead_values.base) {
+    if (work.sparsity != SparsityOrder::kUp && work.sparsity != SparsityOrder::kGate) {
+      return r.Invalid(absl::StrCat("lead values with sparsity order ", static_cast<int>(work.sparsity),
+                                    ": it has no lead"));
+    }
+    return r.In(work.lead_values, work.rows.size(), out->up.rows, "lead values", &out->lead_values);
+  }
+  return absl::OkStatus();
+}
+
+inline absl::Status ResolveExpert(const Resolver& r, const ExpertWork& work, uint32_t tokens, uint32_t hidden,
+                                  uint32_t max_width, std::vector<uint8_t>& slot_taken, ExpertCall* out) {
+  if (work.rows.empty() || work.rows.size() != work.slots.size()) {
+    return r.Invalid(absl::StrCat(work.rows.size(), " rows for ", work.slots.size(), " slots of an expert"));
+  }
+  RETURN_IF_ERROR(ResolveParts(r, work, hidden, max_width, out));
+  RETURN_IF_ERROR(ResolveSparsity(r, work, out));
+  const uint32_t width = out->up.rows;
+  out->neuron_begin = work.neuron_begin;
+  out->neuron_end = work.neuron_end == 0 ? width : work.neuron_end;
+  if (out->neuron_begin % kNeuronBlock != 0 || out->neuron_begin >= out->neuron_end ||
+      out->neuron_end > width || (out->neuron_end != width && out->neuron_end % kNeuronBlock != 0)) {
+    return r.Invalid(absl::StrCat("neurons ", out->neuron_begin, "..", out->neuron_end, " of ", width,
+                                  " are not whole blocks of ", kNeuronBlock));
+  }
+  for (size_t i = 0; i < work.rows.size(); ++i) {
+    if (work.rows[i] >= tokens || work.slots[i] >= slot_taken.size()) {
+      return r.Invalid(absl::StrCat("row ", work.rows[i], " of ", tokens, " to slot ", work.slots[i], " of ",
+                                    slot_taken.size()));
+    }
+    if (slot_taken[work.slots[i]] != 0) {
+      return r.Invalid(absl::StrCat("slot ", work.slots[i], " is written twice"));
+    }
+    slot_taken[work.slots[i]] = 1;
+  }
+  out->rows = work.rows;
+  out->slots = work.slots;
+  return absl::OkStatus();
+}
+
+inline absl::Status ResolveLead(const Resolver& r, const LeadWork& work, const ExpertLeadsArgs& args,
+                                uint32_t max_width, LeadCallPart* out) {
+  RETURN_IF_ERROR(r.Weights(work.lead, false, "lead", &out->lead));
+  const uint32_t width = work.lead.rows;
+  RETURN_IF_ERROR(r.Within(width, max_width, "expert width"));
+  RETURN_IF_ERROR(r.Within(work.rows.size(), args.tokens, "rows"));
+  if (work.lead.cols != args.hidden) {
+    return r.Invalid(absl::StrCat("a lead of ", work.lead.cols, " columns with hidden ", args.hidden));
+  }
+  if (!(work.threshold >= 0)) {
+    return r.Invalid(absl::StrCat("a sparsity threshold of ", work.threshold));
+  }
+  for (const uint32_t row : work.rows) {
+    if (row >= args.tokens) {
+      return r.Invalid(absl::StrCat("row ", row, " of ", args.tokens));
+    }
+  }
+  if (work.bias) {
+    RETURN_IF_ERROR(r.InFloats(work.bias, width, "bias", &out->bias));
+  }
+  RETURN_IF_ERROR(r.Out(work.values, work.rows.size(), width, "values", &out->values));
+  if (work.active) {
+    const uint64_t words = (uint64_t{width} + kNeuronBlock - 1) / kNeuronBlock;
+    int32_t* active = nullptr;
+    RETURN_IF_ERROR(r.OutInts(work.active, 2 * words, "active", &active));
+    if (reinterpret_cast<uintptr_t>(active) % alignof(uint64_t) != 0) {
+      return r.Invalid("the mask of active neurons is not aligned to 8 bytes");
+    }
+    out->active = reinterpret_cast<uint64_t*>(active);
+  }
+  out->rows = work.rows;
+  out->threshold = work.threshold;
+  return absl::OkStatus();
+}
+
+}  // namespace internal
+
+inline absl::StatusOr<ExpertLeadsCall> Resolve(const Resolver& r, const ExpertLeadsArgs& args) {
+  ExpertLeadsCall call;
+  RETURN_IF_ERROR(internal::CheckActivation(r, args.activation));
+  if (args.order != SparsityOrder::kUp && args.order != SparsityOrder::kGate) {
+    return r.Invalid(absl::StrCat("sparsity order ", static_cast<int>(args.order), " has no lead"));
+  }
+  RETURN_IF_ERROR(r.Within(args.tokens, r.limits().max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Within(args.hidden, r.limits().hidden, "hidden"));
+  RETURN_IF_ERROR(r.Within(args.experts.size(), r.scratch().leads.capacity(), "the number of experts"));
+  RETURN_IF_ERROR(r.In(args.x, args.tokens, args.hidden, "x", &call.x));
+  r.scratch().leads.clear();
+  for (const LeadWork& work : args.experts) {
+    r.scratch().leads.emplace_back();
+    RETURN_IF_ERROR(internal::ResolveLead(r, work, args, r.limits().expert_width, &r.scratch().leads.back()));
+  }
+  call.tokens = args.tokens;
+  call.hidden = args.hidden;
+  call.activation = args.activation;
+  call.up = args.order == SparsityOrder::kUp;
+  call.experts = r.scratch().leads;
+  return call;
+}
+
+inline absl::StatusOr<MoeExpertsCall> Resolve(const Resolver& r, const MoeExpertsArgs& args) {
+  MoeExpertsCall call;
+  RETURN_IF_ERROR(internal::CheckActivation(r, args.activation));
+  RETURN_IF_ERROR(r.Within(args.tokens, r.limits().max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Within(args.hidden, r.limits().hidden, "hidden"));
+  RETURN_IF_ERROR(r.Within(args.experts.size(), r.scratch().experts.capacity(), "the number of experts"));
+  RETURN_IF_ERROR(r.Within(args.slots, r.scratch().slot_taken.capacity(), "slots"));
+  RETURN_IF_ERROR(r.In(args.x, args.tokens, args.hidden, "x", &call.x));
+  RETURN_IF_ERROR(r.Out(args.y, args.slots, args.hidden, "y", &call.y));
+  if (Overlap(call.x.base, call.x.stride, args.hidden, call.y.base, call.y.stride, args.hidden, args.tokens,
+              args.slots)) {
+    return r.Invalid("y overlaps x");
+  }
+  if (args.active) {
+    int32_t* active = nullptr;
+    RETURN_IF_ERROR(r.OutInts(args.active, args.slots, "active", &active));
+    call.active = reinterpret_cast<uint32_t*>(active);
+  }
+  r.scratch().slot_taken.assign(args.slots, 0);
+  r.scratch().experts.clear();
+  for (const ExpertWork& work : args.experts) {
+    r.scratch().experts.emplace_back();
+    RETURN_IF_ERROR(internal::ResolveExpert(r, work, args.tokens, args.hidden, r.limits().expert_width,
+                                            r.scratch().slot_taken, &r.scratch().experts.back()));
+  }
+  call.tokens = args.tokens;
+  call.hidden = args.hidden;
+  call.activation = args.activation;
+  call.experts = r.scratch().experts;
+  call.slots = args.slots;
+  return call;
+}
+
+struct CombineCall {
+  InRows y;
+  const float* weights = nullptr;  // nullptr: 1 everywhere
+  uint32_t tokens = 0;
+  uint32_t top_k = 0;
+  uint32_t hidden = 0;
+  InRows residual;
+  OutRows out;
+  float scale = 1;
+};
+
+inline absl::StatusOr<CombineCall> Resolve(const Resolver& r, const CombineArgs& args) {
+  CombineCall call;
+  RETURN_IF_ERROR(r.Within(args.tokens, r.limits().max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Within(args.hidden, r.limits().hidden, "hidden"));
+  RETURN_IF_ERROR(r.Within(args.top_k, uint64_t{r.limits().top_k} + 1, "top_k"));
+  const uint64_t slots = uint64_t{args.tokens} * args.top_k;
+  RETURN_IF_ERROR(r.In(args.y, slots, args.hidden, "y", &call.y));
+  if (args.weights) {
+    RETURN_IF_ERROR(r.InFloats(args.weights, slots, "weights", &call.weights));
+  }
+  RETURN_IF_ERROR(r.In(args.residual, args.tokens, args.hidden, "residual", &call.residual));
+  RETURN_IF_ERROR(r.Out(args.out, args.tokens, args.hidden, "out", &call.out));
+  call.tokens = args.tokens;
+  call.top_k = args.top_k;
+  call.hidden = args.hidden;
+  call.scale = args.scale;
+  return call;
+}
+
+}  // namespace sluice
+
+#endif  // SLUICE_KERNELS_CALLS_EXPERT_CALLS_H_

@@ -1,0 +1,61 @@
+// How the queries of an attention call are cut into tasks: those of one sequence and one KV head in blocks,
+// each over all its spans; or, where there are too few blocks for the threads (one long context being
+// decoded), each span of a block for itself, so that the last one to finish puts the block together.
+//
+// Thread safety: thread-compatible; EndSpan() may be called by all workers.
+#ifndef SLUICE_KERNELS_HOST_ATTENTION_ATTENTION_PLAN_H_
+#define SLUICE_KERNELS_HOST_ATTENTION_ATTENTION_PLAN_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "kernels/backend.h"
+#include "kernels/calls/attention_calls.h"
+#include "kernels/host/simd/kernel_table.h"
+
+namespace sluice::host {
+
+// One block of queries of one sequence and KV head, over all its spans or (partial) over one.
+struct AttentionTask {
+  const SequenceRows* sequence = nullptr;
+  uint32_t kv_head = 0;
+  uint32_t first_query = 0;  // query = row * heads per KV head + head
+  uint32_t queries = 0;
+  uint32_t first_span = 0;
+  uint32_t spans = 0;  // in this task
+  uint32_t block = 0;  // partial: which block's partial results and countdown
+  uint32_t block_first_span = 0;
+  uint32_t block_spans = 0;  // 0: not partial
+  uint64_t partial = 0;      // floats into the partial results where the block's begin
+};
+
+// Floats of the results of one span for one block: m and l of every query, and o.
+inline uint64_t SpanFloats(uint32_t value_dim) { return uint64_t{kSpanQueries} * (value_dim + 2); }
+
+class AttentionPlan {
+ public:
+  // `partial_floats`: room for the results of spans that are tasks of their own.
+  AttentionPlan(const BackendLimits& limits, uint32_t threads, uint64_t partial_floats);
+
+  // Cuts a call, which must live as long as the tasks are looked at.
+  void Make(const AttentionCall& call);
+  absl::Span<const AttentionTask> tasks() const { return tasks_; }
+  // The task, a span of a block, is done. Whether it was the block's last: then all of them are to be seen.
+  bool EndSpan(const AttentionTask& task) { return spans_left_[task.block].fetch_sub(1) == 1; }
+
+ private:
+  void MakeBlocks(const AttentionCall& call);
+  void SplitBlocks(uint64_t span_floats);
+
+  const uint32_t threads_;
+  const uint64_t partial_floats_;
+  std::vector<AttentionTask> tasks_;
+  std::unique_ptr<std::atomic<uint32_t>[]> spans_left_;  // by block
+};
+
+}  // namespace sluice::host
+
+#endif  // SLUICE_KERNELS_HOST_ATTENTION_ATTENTION_PLAN_H_

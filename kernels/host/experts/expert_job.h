@@ -1,0 +1,53 @@
+// An expert of a MoeExperts call as it is cut into blocks of 64 neurons, which are the tiles of a region.
+//
+// Thread safety: plain values.
+#ifndef SLUICE_KERNELS_HOST_EXPERTS_EXPERT_JOB_H_
+#define SLUICE_KERNELS_HOST_EXPERTS_EXPERT_JOB_H_
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "kernels/calls/expert_calls.h"
+
+namespace sluice::host {
+
+// Up to this many tokens an expert's weights are the bottleneck, not the arithmetic.
+inline constexpr uint32_t kFusedTokens = 4;
+
+struct ExpertJob {
+  const ExpertCall* call = nullptr;
+  uint32_t blocks = 0;
+  uint32_t first_tile = 0;  // of the region that runs
+  uint64_t memory =
+      0;  // fused: floats into Workspace::partials; else the first row of coefficients and panels
+  // Where masks leave this share of the coefficients or more, all rows are read.
+  float dense_above = 1;
+  bool down_by_lists = false;  // two phases: down rows are read by each token's mask
+};
+
+inline uint32_t BlocksOf(const ExpertCall& call) {
+  return (call.neuron_end - call.neuron_begin + kNeuronBlock - 1) / kNeuronBlock;
+}
+
+// Multiply-adds of an expert without masks.
+inline uint64_t WorkOf(const MoeExpertsCall& call, const ExpertCall& expert) {
+  return uint64_t{3} * (expert.neuron_end - expert.neuron_begin) * call.hidden * expert.rows.size();
+}
+
+// Which of the jobs a tile belongs to.
+inline uint32_t JobOfTile(absl::Span<const ExpertJob> jobs, uint32_t tile) {
+  uint32_t e = static_cast<uint32_t>(jobs.size()) - 1;
+  while (jobs[e].first_tile > tile) {
+    --e;
+  }
+  return e;
+}
+
+// The most blocks that all experts of a call have together: ExpertJobs are made within it.
+inline uint32_t MostBlocks(const BackendLimits& limits) {
+  return (limits.experts + 8) * ((limits.expert_width + kNeuronBlock - 1) / kNeuronBlock);
+}
+
+}  // namespace sluice::host
+
+#endif  // SLUICE_KERNELS_HOST_EXPERTS_EXPERT_JOB_H_

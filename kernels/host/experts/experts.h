@@ -1,0 +1,53 @@
+// The experts of a MoeExperts call: those with few tokens fused, the others in two phases. Both give the same
+// bits.
+//
+// Thread safety: as Backend.
+#ifndef SLUICE_KERNELS_HOST_EXPERTS_EXPERTS_H_
+#define SLUICE_KERNELS_HOST_EXPERTS_EXPERTS_H_
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/backend.h"
+#include "kernels/calls/expert_calls.h"
+#include "kernels/host/experts/dense_switch.h"
+#include "kernels/host/experts/expert_block.h"
+#include "kernels/host/experts/expert_job.h"
+#include "kernels/host/experts/fused_experts.h"
+#include "kernels/host/experts/two_phase_experts.h"
+#include "kernels/host/isa/host_isa.h"
+#include "kernels/host/rows/rounded_rows.h"
+#include "kernels/host/rows/row_lists.h"
+#include "kernels/host/work/tiles.h"
+#include "kernels/host/work/workspace.h"
+
+namespace sluice::host {
+
+class Experts {
+ public:
+  // All but the limits outlive it.
+  Experts(const BackendLimits& limits, const KernelTable& kernels, const MemoryTuning& tuning,
+          Workspace& space, Tiles& tiles, RoundedRows& rounded, RowLists& lists);
+  // Errors: Scratch's. The workspace has been reserved.
+  absl::Status Reserve(const BackendLimits& limits, Scratch* scratch);
+
+  DenseSwitch& dense_switch() { return dense_switch_; }
+
+  void Run(const MoeExpertsCall& call);
+
+ private:
+  void PrepareRows(const MoeExpertsCall& call);
+
+  Workspace& space_;
+  Tiles& tiles_;
+  RoundedRows& rounded_;
+  DenseSwitch dense_switch_;
+  ExpertBlocks blocks_;
+  FusedExperts fused_;
+  TwoPhaseExperts two_phase_;
+  std::vector<ExpertJob> jobs_;
+};
+
+}  // namespace sluice::host
+
+#endif  // SLUICE_KERNELS_HOST_EXPERTS_EXPERTS_H_

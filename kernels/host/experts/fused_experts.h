@@ -1,0 +1,74 @@
+// Experts with few tokens (decode), in tiles of one block of 64 neurons: all experts of a layer are one
+// region.
+//
+// With masks a block is computed in two steps, and each worker has one block between them: first the parts
+// that are read whole, which make the masks; then, after the first step of the worker's next block, the rows
+// that the masks keep. So there is always something that is known and not read yet. Quantized rows are
+// fetched ahead of the worker (block_fetch.h); float rows are prefetched by lists, each of which ends in the
+// first rows of what is read next. The block sums are added to y in block order (block_order.h).
+//
+// Thread safety: as Backend; tiles write disjoint memory.
+#ifndef SLUICE_KERNELS_HOST_EXPERTS_FUSED_EXPERTS_H_
+#define SLUICE_KERNELS_HOST_EXPERTS_FUSED_EXPERTS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/backend.h"
+#include "kernels/calls/expert_calls.h"
+#include "kernels/host/experts/block_fetch.h"
+#include "kernels/host/experts/block_order.h"
+#include "kernels/host/experts/expert_block.h"
+#include "kernels/host/experts/expert_job.h"
+#include "kernels/host/isa/host_isa.h"
+#include "kernels/host/rows/row_lists.h"
+#include "kernels/host/work/tiles.h"
+#include "kernels/host/work/workspace.h"
+
+namespace sluice::host {
+
+class FusedExperts {
+ public:
+  // All but the limits outlive it.
+  FusedExperts(const BackendLimits& limits, const KernelTable& kernels, const MemoryTuning& tuning,
+               Workspace& space, Tiles& tiles, RowLists& lists, ExpertBlocks& blocks);
+  // Errors: Scratch's. The workspace has been reserved.
+  absl::Status Reserve(const BackendLimits& limits, Scratch* scratch);
+
+  // Computes the jobs, of at most kFusedTokens rows each, and adds what their masks keep to call.active. The
+  // sums of all their blocks fit into Workspace::partials. Sets first_tile and memory.
+  void Run(const MoeExpertsCall& call, absl::Span<ExpertJob> jobs);
+
+ private:
+  struct alignas(64) Worker {
+    explicit Worker(const BlockFetch& made) : fetch(made) {}
+    BlockFetch fetch;
+    float* sums = nullptr;  // [kFusedTokens][Workspace::x_stride]: a block of an expert
+    // Masks [kFusedTokens] and rows [kFusedTokens][64] of coefficients of two blocks, the one that is being
+    // computed and the one that waits.
+    uint64_t* slot_keep[2] = {};
+    float* slot_rows[2][kFusedTokens] = {};
+    WaitingBlock waiting;
+    uint32_t* kept = nullptr;  // [experts + 8][kFusedTokens]: coefficients of a call that were kept here
+  };
+
+  WaitingBlock Start(uint32_t tile, uint32_t worker);
+  void RunTile(uint32_t tile, uint32_t worker);
+  void FinishBlock(const WaitingBlock& waiting);
+  void FinishWaiting(uint32_t worker);
+  void SumKeptCounts() const;
+
+  Workspace& space_;
+  Tiles& tiles_;
+  const MemoryTuning& tuning_;
+  ExpertBlocks& blocks_;
+  BlockOrder order_;
+  std::vector<Worker> workers_;
+  FusedCall fused_;  // the one that runs
+};
+
+}  // namespace sluice::host
+
+#endif  // SLUICE_KERNELS_HOST_EXPERTS_FUSED_EXPERTS_H_

@@ -1,0 +1,202 @@
+#include "kernels/host/experts/two_phase_experts.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "common/status.h"
+#include "kernels/host/simd/row_kind.h"
+#include "pack/row_layout.h"
+
+namespace sluice::host {
+namespace {
+
+// Columns of y in one tile of the second phase: 512 bytes of a bf16 row; twice that by lists, which cost more
+// to make.
+constexpr uint32_t kDownColumns = 256;
+constexpr uint32_t kListColumns = 512;
+// Tokens in one tile of the second phase with quantized rows (all columns at once).
+constexpr uint32_t kDownTokens = kManyDownTokens;
+constexpr uint32_t kListTokens = 4;
+// Only 0 is less.
+constexpr float kSmallest = std::numeric_limits<float>::denorm_min();
+
+uint32_t PartsOf(const ExpertCall& expert, bool by_lists) {
+  const bool quantized = IsQuantized(expert.down.encoding.encoding);
+  const uint32_t whole = quantized ? static_cast<uint32_t>(expert.rows.size()) : expert.down.cols;
+  const uint32_t step =
+      quantized ? (by_lists ? kListTokens : kDownTokens) : (by_lists ? kListColumns : kDownColumns);
+  return (whole + step - 1) / step;
+}
+
+// The first values of a row of y: what its blocks are added to. (A bias of -0 is +0 after the first block.)
+void StartRow(const float* bias, uint32_t column, uint32_t columns, float* y) {
+  for (uint32_t h = 0; h < columns; ++h) {
+    y[h] = bias == nullptr ? 0.0f : bias[column + h] + 0.0f;
+  }
+}
+
+}  // namespace
+
+absl::Status TwoPhaseExperts::Reserve(const BackendLimits& limits, Scratch* scratch) {
+  coefficient_stride_ = RoundUp(limits.expert_width, kNeuronBlock);
+  RETURN_IF_ERROR(
+      scratch->Reserve(space_.packed_rows * coefficient_stride_, "expert coefficients", &coefficients_));
+  return scratch->Reserve(MostBlocks(limits), "block counts", &block_kept_);
+}
+
+// A part is some columns for all tokens, or with quantized rows all columns for some tokens.
+TwoPhaseExperts::DownPart TwoPhaseExperts::PartOf(const ExpertCall& expert, bool by_lists, uint32_t part) {
+  DownPart p;
+  p.tokens = static_cast<uint32_t>(expert.rows.size());
+  p.columns = expert.down.cols;
+  if (IsQuantized(expert.down.encoding.encoding)) {
+    const uint32_t step = by_lists ? kListTokens : kDownTokens;
+    p.first = part * step;
+    p.tokens = std::min(step, p.tokens - p.first);
+  } else {
+    const uint32_t step = by_lists ? kListColumns : kDownColumns;
+    p.column = part * step;
+    p.columns = std::min(step, p.columns - p.column);
+  }
+  return p;
+}
+
+// One tile of the second phase.
+void TwoPhaseExperts::DownTile(const MoeExpertsCall& call, absl::Span<const ExpertJob> jobs, uint32_t tile,
+                               uint32_t worker) {
+  const uint32_t e = JobOfTile(jobs, tile);
+  const ExpertJob& job = jobs[e];
+  const ExpertCall& expert = *job.call;
+  WorkerSpace& w = space_.workers[worker];
+  const DownPart p = PartOf(expert, job.down_by_lists, tile - job.first_tile);
+  for (uint32_t i = 0; i < p.tokens; ++i) {
+    w.outputs[i] = call.y.Row(expert.slots[p.first + i]) + p.column;
+    if (expert.neuron_begin == 0) {
+      StartRow(expert.down_bias, p.column, p.columns, w.outputs[i]);
+    }
+  }
+  for (uint32_t block = 0; block < job.blocks; ++block) {
+    for (uint32_t i = 0; i < p.tokens; ++i) {
+      w.inputs[i] = CoefficientsOf(job, p.first + i, block);
+    }
+    const ExpertBlock b = blocks_.BlockOf(call, jobs, e, block, /*packed=*/false, worker);
+    if (job.down_by_lists) {
+      DownByLists(b, p, worker);
+      continue;
+    }
+    const uint8_t* rows[kNeuronBlock];
+    for (uint32_t j = 0; j < b.neurons; ++j) {
+      rows[j] = space_.RowOrZero(expert.down, b.first + j);
+    }
+    DownColumns({expert.down.encoding, call.hidden, rows, b.neurons, 0}, p, w.inputs, worker, w.outputs);
+  }
+}
+
+// A block for the part's tokens, each by its own list. A coefficient that is 0 cannot be told from one that
+// was masked.
+void TwoPhaseExperts::DownByLists(const ExpertBlock& b, const DownPart& p, uint32_t worker) {
+  const CallWeights& down = b.job->call->down;
+  WorkerSpace& w = space_.workers[worker];
+  DownPart one = p;
+  one.tokens = 1;
+  for (uint32_t i = 0; i < p.tokens; ++i) {
+    const uint64_t mask = kernels_.keep_mask(w.inputs[i], b.neurons, kSmallest);
+    if (mask == 0) {
+      continue;
+    }
+    KeptRows kept;
+    blocks_.ListKept(down, nullptr, b.first, mask, &kept);
+    float c[kNeuronBlock];
+    kernels_.compress_kept(w.inputs[i], mask, c);
+    const float* coefficients = c;
+    DownColumns({down.encoding, down.cols, kept.rows, kept.count, kept.listed}, one, &coefficients, worker,
+                w.outputs + i);
+  }
+}
+
+// Adds a block to y for the part's tokens and columns.
+void TwoPhaseExperts::DownColumns(const RowList& list, const DownPart& p, const float* const* c,
+                                  uint32_t worker, float* const* y) {
+  if (IsQuantized(list.encoding.encoding)) {
+    return lists_.Down(list, c, p.tokens, /*add=*/true, worker, y);
+  }
+  DownCall down;
+  down.w = list.rows;
+  down.c = c;
+  down.y = y;
+  down.neurons = list.count;
+  down.tokens = p.tokens;
+  down.column = p.column;
+  down.cols = p.columns;
+  down.add = true;
+  down.scratch = space_.workers[worker].down;
+  kernels_.down[RowKindOf(list.encoding.encoding)](down);
+}
+
+// The experts' tokens as panels, `rows` in all.
+void TwoPhaseExperts::PackRows(const MoeExpertsCall& call, absl::Span<const ExpertJob> jobs, uint64_t rows) {
+  const uint64_t row_floats = RoundUp(call.hidden, kLaneCount);
+  tiles_.Run(static_cast<uint32_t>(jobs.size()), rows * call.hidden * 2, [&](uint32_t e, uint32_t worker) {
+    const ExpertJob& job = jobs[e];
+    const float** x = space_.workers[worker].inputs;
+    for (size_t i = 0; i < job.call->rows.size(); ++i) {
+      x[i] = call.x.Row(job.call->rows[i]);
+    }
+    PackCall pack;
+    pack.x = x;
+    pack.tokens = static_cast<uint32_t>(job.call->rows.size());
+    pack.cols = call.hidden;
+    pack.packed = space_.packed + job.memory * row_floats;
+    kernels_.pack(pack);
+  });
+}
+
+// One tile of the first phase: the coefficients of a block for all tokens.
+void TwoPhaseExperts::CoefficientTile(const MoeExpertsCall& call, absl::Span<const ExpertJob> jobs,
+                                      uint32_t tile, uint32_t worker) {
+  const uint32_t e = JobOfTile(jobs, tile);
+  const uint32_t block = tile - jobs[e].first_tile;
+  const ExpertBlock b = blocks_.BlockOf(call, jobs, e, block, /*packed=*/true, worker);
+  blocks_.FirstParts(b);
+  block_kept_[tile] = blocks_.Coefficients(b);
+  for (uint32_t i = 0; i < b.tokens; ++i) {
+    std::memcpy(CoefficientsOf(jobs[e], i, block), b.c[i], kNeuronBlock * sizeof(float));
+  }
+}
+
+// How each expert's second phase is cut; returns the number of tiles.
+uint32_t TwoPhaseExperts::PlanDownTiles(absl::Span<ExpertJob> jobs) const {
+  uint32_t tiles = 0;
+  for (ExpertJob& job : jobs) {
+    const ExpertCall& expert = *job.call;
+    uint64_t kept = 0;
+    for (uint32_t block = 0; block < job.blocks; ++block) {
+      kept += block_kept_[job.first_tile + block];
+    }
+    const uint64_t most = uint64_t{expert.neuron_end - expert.neuron_begin} * expert.rows.size();
+    job.down_by_lists = static_cast<float>(kept) < std::min(1.0f, job.dense_above) * static_cast<float>(most);
+    job.first_tile = tiles;
+    tiles += PartsOf(expert, job.down_by_lists);
+  }
+  return tiles;
+}
+
+void TwoPhaseExperts::Run(const MoeExpertsCall& call, absl::Span<ExpertJob> jobs) {
+  uint64_t rows = 0;
+  uint64_t work = 0;
+  uint32_t tiles = 0;
+  for (ExpertJob& job : jobs) {
+    job.memory = rows;
+    job.first_tile = tiles;
+    rows += RoundUp(static_cast<uint32_t>(job.call->rows.size()), kernels_.gemm_tokens);
+    tiles += job.blocks;
+    work += WorkOf(call, *job.call);
+  }
+  PackRows(call, jobs, rows);
+  tiles_.Run(tiles, work, [&](uint32_t tile, uint32_t worker) { CoefficientTile(call, jobs, tile, worker); });
+  tiles = PlanDownTiles(jobs);
+  tiles_.Run(tiles, work, [&](uint32_t tile, uint32_t worker) { DownTile(call, jobs, tile, worker); });
+}
+
+}  // namespace sluice::host

@@ -1,0 +1,125 @@
+// Chooses the instruction set once, at creation.
+#include "kernels/host/isa/host_isa.h"
+
+#include <cpuid.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+constexpr uint32_t kMaxThreads = 1024;
+
+bool CpuHasF16c() {
+  uint32_t a = 0;
+  uint32_t b = 0;
+  uint32_t c = 0;
+  uint32_t d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
+// What this CPU and system lack of AVX2, FMA, F16C; empty: nothing. (The AVX2 test covers the system's part.)
+std::string MissingForAvx2() {
+  std::string missing;
+  const auto need = [&missing](bool has, const char* name) {
+    if (!has) {
+      missing += missing.empty() ? name : std::string(", ") + name;
+    }
+  };
+  need(__builtin_cpu_supports("avx2") != 0, "AVX2");
+  need(__builtin_cpu_supports("fma") != 0, "FMA");
+  need(CpuHasF16c(), "F16C");
+  return missing;
+}
+
+bool HasAvx512() {
+  return MissingForAvx2().empty() && __builtin_cpu_supports("avx512f") != 0 &&
+         __builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
+         __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512vnni") != 0;
+}
+
+bool HasAvx2Vnni() {
+  constexpr uint32_t kAvxVnni = 1u << 4;  // of EAX in leaf 7.1
+  uint32_t a = 0;
+  uint32_t b = 0;
+  uint32_t c = 0;
+  uint32_t d = 0;
+  return MissingForAvx2().empty() && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kAvxVnni) != 0;
+}
+
+// What the CPU runs best; it has AVX2.
+const host::KernelTable& BestKernels() {
+  return HasAvx512() ? host::Avx512Kernels() : HasAvx2Vnni() ? host::Avx2VnniKernels() : host::Avx2Kernels();
+}
+
+uint32_t AffinityCpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) {
+    return 1;
+  }
+  return static_cast<uint32_t>(std::max(1, CPU_COUNT(&set)));
+}
+
+}  // namespace
+
+namespace host {
+
+absl::StatusOr<const KernelTable*> ChooseKernels(HostIsa isa) {
+  if (const std::string missing = MissingForAvx2(); !missing.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("device host needs an x86-64 CPU with AVX2, FMA and F16C; this one lacks ", missing));
+  }
+  if (isa == HostIsa::kAvx512 && !HasAvx512()) {
+    return absl::FailedPreconditionError("this CPU or system has no AVX-512 (F, BW, DQ, VL, VNNI)");
+  }
+  if (isa == HostIsa::kAvx2Vnni && !HasAvx2Vnni()) {
+    return absl::FailedPreconditionError("this CPU has no AVX-VNNI");
+  }
+  switch (isa) {
+    case HostIsa::kAvx2:
+      return &Avx2Kernels();
+    case HostIsa::kAvx2Vnni:
+      return &Avx2VnniKernels();
+    case HostIsa::kAvx512:
+      return &Avx512Kernels();
+    case HostIsa::kBest:
+      break;
+  }
+  return &BestKernels();
+}
+
+absl::StatusOr<uint32_t> ChooseThreads(uint32_t threads) {
+  if (threads > kMaxThreads) {
+    return absl::InvalidArgumentError(absl::StrCat(threads, " threads; the most are ", kMaxThreads));
+  }
+  return threads == 0 ? AffinityCpus() : threads;
+}
+
+// Fetched lines stay for a sixteenth of the second-level cache on Granite Rapids (2 MiB), where two streams
+// get a tenth more than one. Zen 4 (1 MiB) keeps more of them and reads one stream as fast as two.
+MemoryTuning TuningOfThisCpu() {
+  constexpr long kUnknown = 1 << 20;  // what most servers have
+  const long reported = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  const long cache = reported > 0 ? reported : kUnknown;
+  const bool amd = __builtin_cpu_is("amd") != 0;
+  MemoryTuning out;
+  out.fetch_distance =
+      static_cast<uint32_t>(std::clamp(amd ? cache / 16 * 3 : cache / 16, 64l << 10, 256l << 10));
+  out.two_streams = !amd;
+  return out;
+}
+
+}  // namespace host
+
+bool HostIsaSupported(HostIsa isa) {
+  return isa == HostIsa::kAvx512     ? HasAvx512()
+         : isa == HostIsa::kAvx2Vnni ? HasAvx2Vnni()
+                                     : MissingForAvx2().empty();
+}
+
+}  // namespace sluice

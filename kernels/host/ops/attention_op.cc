@@ -1,0 +1,8 @@
+// Attention, by the part of that name.
+#include "kernels/host/ops/device.h"
+
+namespace sluice::host {
+
+void Run(Device& d, const AttentionCall& call) { d.attention.Run(call); }
+
+}  // namespace sluice::host

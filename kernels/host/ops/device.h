@@ -1,0 +1,55 @@
+// What an operation finds on the host: its parts, and for every operation of ops.h a function that computes
+// its call. A new operation is a function in a file of this folder; what needs no more than one file's
+// functions stands there.
+//
+// Thread safety: as Backend; while tiles run the parts' own rules hold.
+#ifndef SLUICE_KERNELS_HOST_OPS_DEVICE_H_
+#define SLUICE_KERNELS_HOST_OPS_DEVICE_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "kernels/calls/calls.h"
+#include "kernels/host/attention/attention.h"
+#include "kernels/host/experts/experts.h"
+#include "kernels/host/isa/host_isa.h"
+#include "kernels/host/rows/rounded_rows.h"
+#include "kernels/host/rows/row_lists.h"
+#include "kernels/host/simd/kernel_table.h"
+#include "kernels/host/work/scratch.h"
+#include "kernels/host/work/tiles.h"
+#include "kernels/host/work/workspace.h"
+
+namespace sluice::host {
+
+struct Device {
+  // Errors: Scratch's.
+  static absl::StatusOr<std::unique_ptr<Device>> Create(const BackendLimits& limits, uint32_t threads,
+                                                        const KernelTable& kernels,
+                                                        const MemoryTuning& tuning);
+
+  const KernelTable& kernels;
+  const MemoryTuning tuning;
+  Scratch scratch;      // all memory of the parts
+  Tiles tiles;          // who computes
+  Workspace space;      // where
+  RoundedRows rounded;  // activations for quantized weights
+  RowLists lists;       // products with rows of weights
+  Attention attention;
+  Experts experts;
+
+ private:
+  Device(const BackendLimits& limits, uint32_t threads, const KernelTable& kernels,
+         const MemoryTuning& tuning);
+  absl::Status Reserve(const BackendLimits& limits);
+};
+
+#define SLUICE_HOST_RUN(Name) void Run(Device& device, const Name##Call& call);
+SLUICE_OPERATIONS(SLUICE_HOST_RUN)
+#undef SLUICE_HOST_RUN
+
+}  // namespace sluice::host
+
+#endif  // SLUICE_KERNELS_HOST_OPS_DEVICE_H_

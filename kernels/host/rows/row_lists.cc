@@ -1,0 +1,172 @@
+#include "kernels/host/rows/row_lists.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/host/simd/row_kind.h"
+#include "pack/row_layout.h"
+
+namespace sluice::host {
+namespace {
+
+// From this many tokens on unpacking rows once for all of them pays.
+constexpr uint32_t kTileTokens = 6;
+
+// Quantized down rows are read four at a time; the four after the next four are prefetched.
+constexpr uint32_t kDownRowsAhead = 8;
+
+// Listed rows, which no hardware prefetcher can follow, are prefetched so many bytes ahead (measured on Zen 4
+// and, float rows, on Granite Rapids).
+constexpr uint32_t kListAhead = 8 << 10;
+// Of one token: where float rows are read at once, the next so many are being read already.
+constexpr uint32_t kFloatListAhead = 16 << 10;
+constexpr uint32_t kRowsAtOnce = 4;
+
+RowPrefetch PrefetchOf(uint32_t row_bytes, uint32_t listed, uint32_t list_ahead = kListAhead,
+                       uint32_t least_rows = 1) {
+  if (listed == 0) {
+    return {kStreamAhead, 0, 0};
+  }
+  const uint32_t rows = std::clamp((list_ahead + row_bytes - 1) / row_bytes, least_rows, kMostRowsAhead);
+  return {0, rows, listed};
+}
+
+RowPrefetch PrefetchOfFloats(uint32_t row_bytes, uint32_t listed, bool at_once, uint32_t tokens) {
+  // What several tokens compute with a row takes longer than reading it: farther was a twenty-fifth slower.
+  RowPrefetch prefetch = tokens == 1
+                             ? PrefetchOf(row_bytes, listed, kFloatListAhead, at_once ? kRowsAtOnce : 1)
+                             : PrefetchOf(row_bytes, listed);
+  prefetch.at_once = at_once;
+  return prefetch;
+}
+
+// Rows of two streams, 6 KiB ahead of both together (measured on Granite Rapids).
+RowPrefetch PrefetchOfTwo(uint32_t row_bytes, uint32_t listed) {
+  constexpr uint32_t kAhead = 6144;
+  const uint32_t rows = (kAhead + 2 * row_bytes - 1) / (2 * row_bytes) * 2;
+  RowPrefetch out{0, std::min(rows, kMostRowsAhead), listed};
+  out.two_streams = true;
+  return out;
+}
+
+}  // namespace
+
+const RowShape& RowLists::ShapeFor(const EncodingDescriptor& e, uint32_t cols, uint32_t worker) {
+  Shapes& known = shapes_[worker];
+  for (int i = 0; i < 2; ++i) {
+    if (known.shapes[i].cols == cols && known.encodings[i] == e) {
+      return known.shapes[i];
+    }
+  }
+  std::swap(known.shapes[0], known.shapes[1]);
+  std::swap(known.encodings[0], known.encodings[1]);
+  known.shapes[0] = ShapeOf(e, cols);
+  known.encodings[0] = e;
+  return known.shapes[0];
+}
+
+void RowLists::Dot(const RowList& list, absl::Span<const uint32_t> tokens, uint32_t worker, float* const* y) {
+  WorkerSpace& w = space_.workers[worker];
+  const bool quantized = IsQuantized(list.encoding.encoding);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (quantized) {
+      w.quant[i] = rounded_.Row(list.encoding.group, tokens[i]);
+    } else {
+      w.inputs[i] = space_.x_rows[tokens[i]];
+    }
+  }
+  DotInputs(list, static_cast<uint32_t>(tokens.size()), worker, y);
+}
+
+QuantDotCall RowLists::QuantDotOf(const RowList& list, uint32_t tokens, uint32_t worker, float* const* y) {
+  WorkerSpace& w = space_.workers[worker];
+  QuantDotCall dot;
+  dot.shape = ShapeFor(list.encoding, list.cols, worker);
+  dot.w = list.rows;
+  dot.x = w.quant;
+  dot.y = y;
+  dot.rows = list.count;
+  dot.tokens = tokens;
+  if (list.fetch_lines > 0) {
+    dot.fetch = list.fetch;
+    dot.fetch_lines = list.fetch_lines;
+  } else {
+    const uint32_t listed = std::max(list.listed, list.count);
+    dot.prefetch =
+        list.two_streams ? PrefetchOfTwo(dot.shape.bytes, listed) : PrefetchOf(dot.shape.bytes, listed);
+  }
+  dot.scratch = w.quant_gemm;
+  return dot;
+}
+
+void RowLists::DotInputs(const RowList& list, uint32_t tokens, uint32_t worker, float* const* y) {
+  WorkerSpace& w = space_.workers[worker];
+  const EncodingDescriptor& e = list.encoding;
+  if (IsQuantized(e.encoding)) {
+    const QuantDotCall dot = QuantDotOf(list, tokens, worker, y);
+    const int kind = QuantKindOf(e.encoding);
+    dot.tokens >= kTileTokens ? kernels_.quant_gemm[kind](dot) : kernels_.quant_dot[kind](dot);
+    return;
+  }
+  DotCall dot;
+  dot.w = list.rows;
+  dot.x = w.inputs;
+  dot.y = y;
+  dot.rows = list.count;
+  dot.tokens = tokens;
+  dot.cols = list.cols;
+  dot.prefetch = PrefetchOfFloats(ShapeFor(e, list.cols, worker).bytes, list.listed, list.at_once, tokens);
+  kernels_.dot[RowKindOf(e.encoding)](dot);
+}
+
+void RowLists::DotPanels(const RowList& list, const float* packed, uint32_t tokens, uint32_t worker,
+                         float* const* y) {
+  GemmCall gemm;
+  gemm.w = list.rows;
+  gemm.packed = packed;
+  gemm.y = y;
+  gemm.rows = list.count;
+  gemm.tokens = tokens;
+  gemm.cols = list.cols;
+  gemm.scratch = space_.workers[worker].gemm;
+  kernels_.gemm[RowKindOf(list.encoding.encoding)](gemm);
+}
+
+void RowLists::Down(const RowList& list, const float* const* c, uint32_t tokens, bool add, uint32_t worker,
+                    float* const* y) {
+  WorkerSpace& w = space_.workers[worker];
+  if (IsQuantized(list.encoding.encoding)) {
+    QuantDownCall down;
+    down.shape = ShapeFor(list.encoding, list.cols, worker);
+    down.w = list.rows;
+    down.c = c;
+    down.y = y;
+    down.neurons = list.count;
+    down.tokens = tokens;
+    down.add = add;
+    down.in_halves = list.in_halves;
+    if (list.fetch_lines > 0) {
+      down.fetch = list.fetch;
+      down.fetch_lines = list.fetch_lines;
+    } else {
+      down.prefetch = {0, kDownRowsAhead, std::max(list.listed, list.count)};
+    }
+    down.scratch = w.quant_down;
+    kernels_.quant_down[QuantKindOf(list.encoding.encoding)](down);
+    return;
+  }
+  DownCall down;
+  down.w = list.rows;
+  down.c = c;
+  down.y = y;
+  down.neurons = list.count;
+  down.tokens = tokens;
+  down.cols = list.cols;
+  down.add = add;
+  down.prefetch =
+      PrefetchOfFloats(ShapeFor(list.encoding, list.cols, worker).bytes, list.listed, list.at_once, tokens);
+  down.scratch = w.down;
+  kernels_.down[RowKindOf(list.encoding.encoding)](down);
+}
+
+}  // namespace sluice::host

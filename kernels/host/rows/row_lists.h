@@ -1,0 +1,79 @@
+// Dot products and weighted sums over lists of weight rows in any encoding, for one worker. A list names rows
+// of one encoding anywhere in memory, so rows may be gathered at no cost; it says how they lie, so that the
+// right ones are prefetched.
+//
+// Thread safety: every worker may call with its own number at the same time.
+#ifndef SLUICE_KERNELS_HOST_ROWS_ROW_LISTS_H_
+#define SLUICE_KERNELS_HOST_ROWS_ROW_LISTS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "common/encoding.h"
+#include "kernels/host/rows/rounded_rows.h"
+#include "kernels/host/simd/kernel_table.h"
+#include "kernels/host/simd/row_fetch.h"
+#include "kernels/host/work/workspace.h"
+
+namespace sluice::host {
+
+struct RowList {
+  EncodingDescriptor encoding;
+  uint32_t cols = 0;
+  const uint8_t* const* rows = nullptr;
+  uint32_t count = 0;
+  // Of rows that do not follow each other in memory: how many are listed. Those beyond `count` come next;
+  // they are only prefetched. 0: the rows are one stream.
+  uint32_t listed = 0;
+  // The rows were fetched before, so they are not prefetched: `fetch` goes on, so many lines with every row.
+  // 0 lines: they were not.
+  RowFetch* fetch = nullptr;
+  uint32_t fetch_lines = 0;
+  bool at_once = false;      // float rows are read several at once: those of a mask, which lie here and there
+  bool two_streams = false;  // RowPrefetch::two_streams, of quantized rows
+  bool in_halves = false;    // QuantDownCall::in_halves
+};
+
+class RowLists {
+ public:
+  // All outlive it.
+  RowLists(const KernelTable& kernels, Workspace& space, const RoundedRows& rounded)
+      : kernels_(kernels), space_(space), rounded_(rounded) {}
+  // Of `workers`.
+  void Reserve(uint32_t workers) { shapes_.resize(workers); }
+
+  // How rows of an encoding lie. Good until the worker asks for another one.
+  const RowShape& ShapeFor(const EncodingDescriptor& e, uint32_t cols, uint32_t worker);
+
+  // y[i][r] = dot(Workspace::x_rows[tokens[i]], row r). The operation has set x_rows and, if the encoding is
+  // quantized, rounded them for its group.
+  void Dot(const RowList& list, absl::Span<const uint32_t> tokens, uint32_t worker, float* const* y);
+  // The same with the worker's own rows: WorkerSpace::quant[i] if the encoding is quantized, else inputs[i].
+  void DotInputs(const RowList& list, uint32_t tokens, uint32_t worker, float* const* y);
+  // The same with packed panels. REQUIRES an encoding that is not quantized.
+  void DotPanels(const RowList& list, const float* packed, uint32_t tokens, uint32_t worker, float* const* y);
+  // y[i] = (y[i] if `add`, else 0) + the block sum of at most 64 neurons, whose down rows are the list and
+  // whose coefficients are c[i][j], for all columns.
+  void Down(const RowList& list, const float* const* c, uint32_t tokens, bool add, uint32_t worker,
+            float* const* y);
+
+ private:
+  // The two encodings that a worker's rows were last of: an expert's parts have one or two, and working a
+  // shape out takes as long as a row of q2.
+  struct alignas(64) Shapes {
+    EncodingDescriptor encodings[2];
+    RowShape shapes[2];
+  };
+
+  QuantDotCall QuantDotOf(const RowList& list, uint32_t tokens, uint32_t worker, float* const* y);
+
+  const KernelTable& kernels_;
+  Workspace& space_;
+  const RoundedRows& rounded_;
+  std::vector<Shapes> shapes_;  // [workers]
+};
+
+}  // namespace sluice::host
+
+#endif  // SLUICE_KERNELS_HOST_ROWS_ROW_LISTS_H_

@@ -1,0 +1,38 @@
+// Memory that a backend reserves when it is made and keeps while it lives, so that no operation allocates.
+//
+// Thread safety: thread-compatible.
+#ifndef SLUICE_KERNELS_HOST_WORK_SCRATCH_H_
+#define SLUICE_KERNELS_HOST_WORK_SCRATCH_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/status.h"
+#include "kernels/common/host_memory.h"
+
+namespace sluice::host {
+
+class Scratch {
+ public:
+  // Zeroed memory for `count` values (for one where count is 0), on pages of its own. Pages that are never
+  // touched cost nothing. RESOURCE_EXHAUSTED naming `what` and the bytes.
+  template <class T>
+  absl::Status Reserve(uint64_t count, const char* what, T** out) {
+    static_assert(std::is_trivially_copyable_v<T>, "nothing here is constructed or destroyed");
+    ASSIGN_OR_RETURN(MappedArray array, MappedArray::Create(std::max<uint64_t>(count, 1) * sizeof(T), what));
+    *out = reinterpret_cast<T*>(array.data());
+    arrays_.push_back(std::move(array));
+    return absl::OkStatus();
+  }
+
+ private:
+  std::vector<MappedArray> arrays_;
+};
+
+}  // namespace sluice::host
+
+#endif  // SLUICE_KERNELS_HOST_WORK_SCRATCH_H_

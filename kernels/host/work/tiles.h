@@ -1,0 +1,50 @@
+// Runs the tiles of an operation: on all workers where the work is worth waking them, else on the calling
+// thread.
+//
+// Thread safety: as ThreadPool's; AddTo() may be called from any thread.
+#ifndef SLUICE_KERNELS_HOST_WORK_TILES_H_
+#define SLUICE_KERNELS_HOST_WORK_TILES_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "kernels/backend.h"
+#include "kernels/host/work/thread_pool.h"
+
+namespace sluice::host {
+
+class Tiles {
+ public:
+  // Below this much work (multiply-adds and the like; about 10 us on one thread) a fork-join costs more than
+  // it brings. Chosen so that the router of a 128-expert model stays on the calling thread for one token.
+  static constexpr uint64_t kParallelWork = (uint64_t{1} << 18) + 1;
+
+  // `threads` >= 1 counts the calling thread, which is worker 0.
+  explicit Tiles(uint32_t threads) : pool_(threads) {}
+
+  uint32_t threads() const { return pool_.threads(); }
+  void BeginStep() { pool_.BeginStep(); }
+  void EndStep() { pool_.EndStep(); }
+
+  // function(tile, worker) once for each of `tiles`. `work`: multiply-adds, or values touched times some.
+  void Run(uint32_t tiles, uint64_t work, ThreadPool::TileFunction function) {
+    Run(tiles, work, function, [](uint32_t) {});
+  }
+  // With ThreadPool::Run()'s `finish`.
+  void Run(uint32_t tiles, uint64_t work, ThreadPool::TileFunction function,
+           ThreadPool::FinishFunction finish);
+
+  // ThreadPool::RunEnd(), for the worker in function(tile, worker).
+  uint32_t RunEnd(uint32_t worker) const { return pool_.RunEnd(worker); }
+
+  // What regions took so far, into the counters that are about them.
+  void AddTo(BackendCounters* counters) const;
+
+ private:
+  ThreadPool pool_;
+  std::atomic<uint64_t> serial_ops_{0};  // written by the owner thread alone
+};
+
+}  // namespace sluice::host
+
+#endif  // SLUICE_KERNELS_HOST_WORK_TILES_H_

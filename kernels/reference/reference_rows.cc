@@ -1,0 +1,76 @@
+// The operations on rows: ARITHMETIC.md sections 1, 5, 7 and 8.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "kernels/reference/reference_backend.h"
+#include "kernels/reference/scalar.h"
+#include "pack/row_layout.h"
+
+namespace sluice::reference {
+
+void Run(Device&, const EmbedCall& call) {
+  const EncodingDescriptor& d = call.table.encoding;
+  for (size_t t = 0; t < call.ids.size(); ++t) {
+    const uint8_t* row = call.table.Row(static_cast<uint32_t>(call.ids[t]));
+    float* y = call.y.Row(t);
+    for (uint32_t k = 0; k < call.table.cols; ++k) {
+      float value = 0;
+      if (IsQuantized(d.encoding)) {
+        const uint64_t group = k / d.group;
+        value = (static_cast<float>(CodeAt(d, row, call.table.cols, k)) -
+                 ZeroAt(d, row, call.table.cols, group)) *
+                ScaleAt(d, row, call.table.cols, group);
+      } else {
+        value = PlainValue(d.encoding, row, k);
+      }
+      y[k] = call.scale * value;
+    }
+  }
+}
+
+void Run(Device&, const NormCall& call) {
+  for (uint32_t t = 0; t < call.tokens; ++t) {
+    NormRow(call.norm, call.x.Row(t), call.cols, call.y.Row(t));
+  }
+}
+
+void Run(Device&, const SigmoidGateCall& call) {
+  for (uint32_t t = 0; t < call.tokens; ++t) {
+    for (uint32_t c = 0; c < call.cols; ++c) {
+      call.x.Row(t)[c] = call.x.Row(t)[c] * Sigmoid(call.gate.Row(t)[c]);
+    }
+  }
+}
+
+void Run(Device&, const ScaleRowsCall& call) {
+  for (uint64_t i = 0; i < uint64_t{call.tokens} * call.ranks; ++i) {
+    for (uint32_t c = 0; c < call.cols; ++c) {
+      call.y.Row(i)[c] = call.weights[i] * call.x.Row(i / call.ranks)[c];
+    }
+  }
+}
+
+void Run(Device&, const TopLogitsCall& call) {
+  std::vector<int32_t> order(call.vocab);
+  for (uint32_t t = 0; t < call.tokens; ++t) {
+    const float* logits = call.logits.Row(t);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+    for (uint32_t k = 0; k < call.k; ++k) {
+      call.ids[uint64_t{t} * call.k + k] = order[k];
+      call.values[uint64_t{t} * call.k + k] = logits[order[k]];
+    }
+    if (call.log_sum_exp != nullptr) {
+      const float largest = logits[order[0]];
+      LaneSum sum;
+      for (uint32_t i = 0; i < call.vocab; ++i) {
+        sum.Add(i, Exp(logits[i] - largest));
+      }
+      call.log_sum_exp[t] = static_cast<float>(double{largest} + std::log(double{sum.Total()}));
+    }
+  }
+}
+
+}  // namespace sluice::reference
