@@ -1,8 +1,8 @@
 #include "common/checksum.h"
 
 #include <immintrin.h>
-// With AVX2 or AVX-512 where the CPU has them; the plain functions are SSE2's (6 against 11 GB/s from
-// memory).
+// This header picks AVX2 or AVX-512 where the CPU has them. The plain functions are compiled for SSE2 and
+// hash at about half the speed (6 against 11 GB/s from memory).
 #include <xxh_x86dispatch.h>
 
 #include <bit>
@@ -43,6 +43,8 @@ int HexValue(char c) {
 }  // namespace
 
 uint64_t ChunkChecksum(uint8_t file, uint64_t file_offset, absl::Span<const std::byte> chunk) {
+  // The place of a chunk seeds its hash, so bytes that are intact but come from another place fail as well: a
+  // swapped or misdirected block of a disk is not taken for the right one.
   const uint64_t seed = (static_cast<uint64_t>(file) << 56) | file_offset;
   const ClearedUppers after;
   return XXH3_64bits_withSeed(chunk.data(), chunk.size(), seed);
@@ -100,6 +102,7 @@ void Hasher128::Update(std::string_view bytes) { Update(std::as_bytes(std::span(
 void Hasher128::UpdateU64(uint64_t value) { Update(std::as_bytes(std::span(&value, 1))); }
 
 void Hasher128::UpdateSized(std::string_view bytes) {
+  // With its length before it a text cannot be confused with its neighbours: "ab","c" and "a","bc" differ.
   UpdateU64(bytes.size());
   Update(bytes);
 }

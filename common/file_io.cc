@@ -100,6 +100,8 @@ absl::Status File::Truncate(uint64_t bytes) const {
 }
 
 absl::Status File::Reserve(uint64_t bytes) const {
+  // The size is set first, so that it is right even where the file system cannot reserve blocks. Only a real
+  // lack of room is an error: reserving is an early answer to "does it fit", not a condition for writing.
   RETURN_IF_ERROR(Truncate(bytes));
   if (bytes != 0 && fallocate(fd_, 0, 0, static_cast<off_t>(bytes)) != 0 && errno != EOPNOTSUPP &&
       errno != ENOSYS && errno != EINTR) {
@@ -133,10 +135,12 @@ absl::Status WriteFileDurably(const std::string& path, std::string_view content)
   return file.Sync();
 }
 
+// A new name or a rename is durable only once its folder was synced; syncing the file covers its bytes alone.
 absl::Status SyncFolder(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return ErrnoToStatus(errno, absl::StrCat("open folder ", path));
   const int result = fsync(fd);
+  // close() may overwrite errno.
   const int error = errno;
   close(fd);
   if (result != 0) return ErrnoToStatus(error, absl::StrCat("sync folder ", path));

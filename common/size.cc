@@ -76,6 +76,7 @@ uint64_t UnitFactor(const std::string& unit) {
 // Whole numbers are exact up to 2^64 - 1; false if `number` x `factor` does not fit.
 bool Multiply(const std::string& number, uint64_t factor, uint64_t* out) {
   constexpr long double kLimit = 18446744073709551616.0L;
+  // A long double has 64 bits of mantissa, so whole numbers pass through it unchanged.
   const long double value = strtold(number.c_str(), nullptr) * static_cast<long double>(factor);
   if (!(value < kLimit)) {
     return false;
@@ -159,6 +160,7 @@ absl::StatusOr<absl::Duration> ParseTimeSpan(std::string_view text) {
   return total;
 }
 
+// Two units at most: what a person reads at a glance, not what ParseTimeSpan() would give back exactly.
 std::string FormatTimeSpan(absl::Duration duration) {
   const int64_t ms = std::max<int64_t>(0, absl::ToInt64Milliseconds(duration));
   if (ms < 1000) {

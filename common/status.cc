@@ -34,6 +34,7 @@ absl::StatusCode CodeOf(int error_number) {
     case EPIPE:
     case EAGAIN:
       return absl::StatusCode::kUnavailable;
+    // A disk that cannot give back what it holds has lost it.
     case EIO:
       return absl::StatusCode::kDataLoss;
     case ENOSYS:
@@ -46,6 +47,7 @@ absl::StatusCode CodeOf(int error_number) {
 
 }  // namespace
 
+// The one place that turns errno into a status. strerror_r is the GNU one, which returns its text.
 absl::Status ErrnoToStatus(int error_number, const std::string& what) {
   char buffer[128];
   const char* text = strerror_r(error_number, buffer, sizeof(buffer));

@@ -61,7 +61,8 @@ absl::StatusOr<std::unique_ptr<MetricsDoor>> MetricsDoor::Open(const std::string
   server.set_keep_alive_timeout(kSocketTimeoutSeconds);
   server.set_keep_alive_max_count(kRequestsPerConnection);
   server.set_payload_max_length(kMaxRequestBytes);
-  // The library's default shares the port with a second instance.
+  // The library sets SO_REUSEPORT by default, by which a second instance would silently share the port and
+  // get half of the scrapes.
   server.set_socket_options([](socket_t socket) {
     const int on = 1;
     setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
@@ -70,6 +71,7 @@ absl::StatusOr<std::unique_ptr<MetricsDoor>> MetricsDoor::Open(const std::string
              [metrics = std::move(metrics)](const httplib::Request&, httplib::Response& response) {
                response.set_content(metrics(), kContentType);
              });
+  // Port 0 asks for any free port; the address then tells which it is.
   int port = address.port;
   const bool bound = port != 0 ? server.bind_to_port(address.host, port)
                                : (port = server.bind_to_any_port(address.host)) > 0;

@@ -22,7 +22,7 @@ class MetricsDoor {
   // Ends scrapes that run, and the threads.
   ~MetricsDoor();
 
-  // With the port in use.
+  // The address with the port that is in use, also where 0 was asked for.
   const std::string& address() const;
 
  private:

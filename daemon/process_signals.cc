@@ -19,6 +19,8 @@ absl::StatusOr<ProcessSignals> ProcessSignals::Block() {
   for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
     sigaddset(&signals, number);
   }
+  // Blocked before any thread starts, so that every thread inherits it and signals come through the
+  // descriptor alone. SIGPIPE is ignored: a peer that left is an error of write(), not the daemon's end.
   if (sigprocmask(SIG_BLOCK, &signals, nullptr) != 0 || signal(SIGPIPE, SIG_IGN) == SIG_ERR) {
     return ErrnoToStatus(errno, "signals");
   }
@@ -40,6 +42,7 @@ SignalKind ProcessSignals::Take() {
 bool ProcessSignals::AwaitEnd(absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
   while (true) {
+    // A request to read the options anew has nothing to do here: what is running is ending.
     for (SignalKind kind = Take(); kind != SignalKind::kNone; kind = Take()) {
       if (kind == SignalKind::kEnd) {
         return true;

@@ -35,7 +35,8 @@ absl::Status MakeDirs(const std::string& path) {
   }
 }
 
-// The limit of a unix socket: here, where the way out can be named, rather than when a daemon binds.
+// Checks that the longest socket name fits a unix address here, where the error can say what to do about it,
+// rather than when a daemon binds.
 absl::Status CheckSocketPath(const std::string& path) {
   constexpr size_t kLimit = sizeof(sockaddr_un::sun_path) - 1;
   if (path.size() > kLimit) {
@@ -63,6 +64,7 @@ absl::StatusOr<std::string> EnsureRuntimeDir() {
   RETURN_IF_ERROR(CheckSocketPath(absl::StrCat(path, "/", kLongestName)));
   RETURN_IF_ERROR(MakeDirs(path));
   struct stat info {};
+  // In /tmp anyone may have made the folder first. lstat, so that a link to a folder of ours does not pass.
   if (lstat(path.c_str(), &info) != 0) {
     return ErrnoToStatus(errno, absl::StrCat("cannot look at the runtime directory ", path));
   }

@@ -12,6 +12,7 @@ namespace {
 
 constexpr size_t kMaxConfigBytes = 1 << 20;
 
+// The shortest text that reads back as the same number: 0.1 and not 0.10000000000000001 in messages.
 std::string ShortestText(double number) {
   char buffer[32];
   const auto end = std::to_chars(buffer, buffer + sizeof(buffer), number).ptr;
@@ -70,6 +71,7 @@ std::vector<CLI::ConfigItem> TomlConfig::from_config(std::istream& input) const 
   for (const auto& [key, value] : table) {
     CLI::ConfigItem item;
     item.name = std::string(key.str());
+    // A misspelt key must not pass as a default.
     if (app_->get_option_no_throw(absl::StrCat("--", item.name)) == nullptr) {
       throw wrong(key.source(), absl::StrCat("there is no option \"", item.name, "\""));
     }

@@ -14,6 +14,7 @@ absl::Status VerifyChunks(const Pack& pack, uint32_t extent, uint64_t offset,
         absl::StrCat("pack ", pack.dir(), " has ", pack.extent_count(), " extents, none is ", extent));
   }
   const ExtentEntry& entry = pack.extents()[extent];
+  // The order of the two comparisons matters: `offset + size` could wrap around.
   const bool in_range = offset <= entry.length && bytes.size() <= entry.length - offset;
   const uint64_t end = offset + bytes.size();
   if (!in_range || offset % kChecksumChunkBytes != 0 ||

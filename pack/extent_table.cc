@@ -44,6 +44,8 @@ absl::Status CheckHeader(absl::Span<const std::byte> bytes) {
   }
   const uint64_t entries = Load<uint64_t>(bytes, 24);
   const uint64_t checksums = Load<uint64_t>(bytes, 32);
+  // Counts are checked against the bytes that are there before anything is allocated by them, and by
+  // division, so that no product can overflow.
   const uint64_t rest = bytes.size() - kExtentTableHeaderBytes;
   if (entries >= ExtentEntry::kNone || entries > rest / kExtentEntryBytes ||
       checksums != (rest - entries * kExtentEntryBytes) / 8 ||
@@ -79,6 +81,8 @@ absl::StatusOr<ExtentTable> ParseExtentTable(absl::Span<const std::byte> bytes) 
   const uint64_t checksums = Load<uint64_t>(bytes, 32);
   ExtentTable table;
   table.entries.reserve(entries);
+  // Extents fill their files without a gap, in the table's order: what a reader may take for granted, and
+  // what leaves no byte of a file without a checksum.
   std::array<uint64_t, kPackFileCount> file_end = {};
   uint64_t next_checksum = 0;
   for (uint64_t i = 0; i < entries; ++i) {

@@ -14,6 +14,8 @@ namespace {
 
 using nlohmann::json;
 
+// The file is {"manifest": BODY, "digest": "HEX"} with these very bytes around the body, so that the digest
+// can be checked over the body's text before any JSON is parsed.
 constexpr std::string_view kOpening = "{\"manifest\":";
 constexpr std::string_view kMiddle = ",\n\"digest\":\"";
 constexpr std::string_view kClosing = "\"}\n";
@@ -198,6 +200,7 @@ absl::Status ReadBody(const JsonObject& body, Manifest* m) {
   RETURN_IF_ERROR(ReadTensors(body, m));
   RETURN_IF_ERROR(ReadFiles(body, m));
   RETURN_IF_ERROR(ReadProvenance(body, m));
+  // Older readers refuse by these bits; a pack that leaves one out would be misread by them.
   if (m->incompatible_features != FeaturesOf(*m)) {
     return body.Error("features", absl::StrCat("incompatible bits are ", m->incompatible_features,
                                                ", but the formats need ", FeaturesOf(*m)));
@@ -225,6 +228,8 @@ absl::StatusOr<Manifest> ParseManifest(std::string_view text) {
   if (!root.ok()) return absl::DataLossError(root.status().message());
   absl::StatusOr<JsonObject> object = JsonObject::Of(*root, kManifestName);
   const absl::Status status = object.ok() ? ReadBody(*object, &manifest) : object.status();
+  // The digest was right, so what does not parse was written wrong: the pack is damaged, whoever asked for it
+  // gave no bad argument.
   if (status.code() == absl::StatusCode::kInvalidArgument) return absl::DataLossError(status.message());
   RETURN_IF_ERROR(status);
   return manifest;
@@ -232,6 +237,8 @@ absl::StatusOr<Manifest> ParseManifest(std::string_view text) {
 
 std::string SerializeManifest(Manifest* manifest) {
   manifest->incompatible_features = FeaturesOf(*manifest);
+  // The dump sorts its keys and has one spelling for each value: the same manifest is the same bytes, and the
+  // same model_id.
   const std::string body =
       BodyJson(*manifest).dump(1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace);
   manifest->model_id = DigestOf(std::string_view(body)).ToHex();

@@ -41,6 +41,8 @@ float Mxfp4Value(uint32_t code, int scale) {
   return (code & kSignBit) != 0 ? -magnitude : magnitude;
 }
 
+// The OCP MX format: 32 values share a power of two. Only values that are in the format already are encoded,
+// so nothing is rounded here.
 int64_t EncodeMxfp4Row(absl::Span<const float> values, std::byte* out) {
   std::memset(out, 0, RowBytes(kDescriptor, values.size()));
   std::byte* const scales = out + ScaleOffset(kDescriptor, values.size());

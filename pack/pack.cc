@@ -41,6 +41,8 @@ absl::StatusOr<std::string> ReadStored(const std::string& path, const StoredFile
   return content;
 }
 
+// Tensors are found by their place in the list, so each must be the one that the architecture puts there. A
+// list of another length is refused by the planner.
 absl::Status CheckDenseTensors(const std::vector<DenseSpec>& specs, const std::vector<DenseTensor>& tensors) {
   for (size_t i = 0; i < specs.size() && i < tensors.size(); ++i) {
     const DenseSpec& spec = specs[i];
@@ -125,6 +127,8 @@ absl::Status Pack::IndexExperts(ExtentPlanner* planner) {
   return absl::OkStatus();
 }
 
+// The whole table is computed anew from the architecture and the formats, and what is stored must be just
+// that. So nothing that is read from the file afterwards, offset or length, can point anywhere else.
 absl::Status Pack::Index() {
   const std::vector<DenseSpec> specs = DenseSpecs(manifest_.config);
   RETURN_IF_ERROR(CheckDenseTensors(specs, manifest_.dense_tensors));

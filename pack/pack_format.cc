@@ -84,6 +84,8 @@ std::string DescribeEncoding(const EncodingDescriptor& descriptor) {
   return text;
 }
 
+// A stream holds one record for each neuron, with the rows of its parts one after the other. Each row begins
+// at a rounded place; behind the last one the record is rounded to the stride.
 ExpertPlan PlanExpert(const ExpertFormat& format, uint32_t columns) {
   ExpertPlan plan;
   for (const auto& stream_parts : kLayoutParts[static_cast<size_t>(format.layout)]) {

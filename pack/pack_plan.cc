@@ -134,6 +134,8 @@ void AddFfnSpecs(const MoeConfig& moe, uint32_t hidden, SpecList* list) {
 
 }  // namespace
 
+// In the order of the forward pass: a session that reads dense.bin from its beginning has what it needs
+// first, first.
 std::vector<DenseSpec> DenseSpecs(const ModelConfig& config) {
   const uint32_t hidden = config.hidden;
   std::vector<DenseSpec> specs;
@@ -175,6 +177,8 @@ std::vector<DenseTensor> PlaceDense(const std::vector<DenseSpec>& specs,
     tensor.stride = static_cast<uint32_t>(RoundStride(RowBytes(encodings[i], tensor.cols)));
     const uint64_t bytes = static_cast<uint64_t>(tensor.rows) * tensor.stride;
     const uint64_t offset = AlignUp(end, kDenseTensorAlignment);
+    // An extent holds one layer's tensors at most, so that a layer can be leased by itself; tensors that
+    // would pass the size begin another.
     const bool new_group = i > 0 && specs[i].group != specs[i - 1].group;
     if (new_group || (end > 0 && offset + bytes > extent_bytes)) {
       ++extent;
@@ -190,6 +194,8 @@ std::vector<DenseTensor> PlaceDense(const std::vector<DenseSpec>& specs,
 }
 
 absl::Status ExtentPlanner::Add(ExtentEntry entry, uint64_t used_bytes) {
+  // Extents follow each other without gaps, and each has its checksums behind those of the one before: the
+  // table's reader checks just that.
   uint64_t& end = file_bytes_[entry.file];
   entry.offset = end;
   entry.length = AlignUp(used_bytes, kExtentAlignment);

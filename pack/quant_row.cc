@@ -25,7 +25,9 @@ float LoadF16(const std::byte* from) {
   return F16ToFloat(bits);
 }
 
-// Sets the bits of `codes`, shifted right by `code_shift`, in a zeroed plane of `bits` bits.
+// Stores `bits` bits of each code, taken from `code_shift` up, in a plane that is zero so far. A plane is
+// laid out in blocks of 16-bit lanes: successive codes go to successive lanes, and once round to the next
+// bits of each, so that a vector load, a shift and a mask give the kernels as many codes as there are lanes.
 void StorePlane(absl::Span<const uint8_t> codes, uint32_t bits, uint32_t code_shift, std::byte* plane) {
   const uint32_t mask = (1u << bits) - 1;
   const size_t codes_per_block = kPlaneBlockBytes * 8 / bits;
@@ -56,6 +58,7 @@ void LoadPlane(const std::byte* plane, uint32_t bits, uint32_t code_shift, absl:
 
 void StoreCodes(const EncodingDescriptor& d, absl::Span<const uint8_t> codes, std::byte* row) {
   if (d.encoding == Encoding::kQ3) {
+    // Three bits do not fill a lane; two planes of bits that do, do.
     StorePlane(codes, 2, 0, row);
     StorePlane(codes, 1, 2, row + PlaneBytes(2, codes.size()));
   } else {
@@ -185,6 +188,7 @@ int64_t EncodeQuantizedRow(const EncodingDescriptor& descriptor, absl::Span<cons
                            std::byte* out) {
   const size_t columns = values.size();
   RowGroups groups(descriptor, values);
+  // A range that f16 cannot span would give an infinite scale, and NaN at every reader.
   const int64_t bad = groups.FirstTooWide();
   if (bad >= 0) return bad;
   std::memset(out, 0, RowBytes(descriptor, columns));

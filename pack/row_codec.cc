@@ -14,6 +14,7 @@ namespace {
 
 constexpr uint16_t kF16Infinity = 0x7c00;
 
+// Both give the place of the first value that the encoding cannot hold, or -1.
 int64_t EncodeBf16(absl::Span<const float> values, std::byte* out) {
   for (size_t i = 0; i < values.size(); ++i) {
     const uint16_t bits = FloatToBf16(values[i]);
@@ -31,6 +32,7 @@ int64_t EncodeBf16(absl::Span<const float> values, std::byte* out) {
 int64_t EncodeF16(absl::Span<const float> values, std::byte* out) {
   for (size_t i = 0; i < values.size(); ++i) {
     const uint16_t bits = FloatToF16(values[i]);
+    // bf16 checkpoints may hold values beyond the range of f16; silently they would become infinite.
     if ((bits & 0x7fff) >= kF16Infinity) return static_cast<int64_t>(i);
     std::memcpy(out + 2 * i, &bits, 2);
   }

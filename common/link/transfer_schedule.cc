@@ -27,6 +27,8 @@ void TransferSchedule::Add(LinkTransfer transfer) {
   transfers_[number].transfer = std::move(transfer);
 }
 
+// A prefetch may never stand in front of a demand for longer than the chunks already in flight take.
+// min_chunks keeps the link busy where one chunk is larger than the window.
 bool TransferSchedule::HasRoom(const Link& link, LinkClass link_class, uint32_t bytes) const {
   if (link_class == LinkClass::kPrefetch &&
       (link.prefetches >= options_.prefetch_chunks || !link.waiting[Index(LinkClass::kDemand)].empty())) {
@@ -35,6 +37,8 @@ bool TransferSchedule::HasRoom(const Link& link, LinkClass link_class, uint32_t 
   return link.in_flight < options_.min_chunks || link.in_flight_bytes + bytes <= options_.window_bytes;
 }
 
+// Fair queueing: of the links that may send, the one whose oldest transfer belongs to the session that has
+// sent the fewest bytes.
 TransferSchedule::Link* TransferSchedule::Choose(LinkClass link_class) {
   Link* chosen = nullptr;
   uint64_t least = 0;
@@ -79,6 +83,7 @@ LinkChunk TransferSchedule::Submit(Link* link, LinkClass link_class) {
 }
 
 std::optional<LinkChunk> TransferSchedule::Next() {
+  // Demands first: somebody waits for them.
   for (LinkClass link_class : {LinkClass::kDemand, LinkClass::kPrefetch}) {
     if (Link* link = Choose(link_class)) {
       return Submit(link, link_class);
@@ -102,6 +107,8 @@ bool TransferSchedule::Deliver(const LinkChunk& chunk) {
     --entry.prefetches_in_flight;
     --link.prefetches;
   }
+  // A cancelled transfer ends only here, when its last chunk in flight has arrived: until then its
+  // destination is still written to.
   const bool ended = entry.in_flight == 0 && (entry.cancelled || entry.next == entry.transfer.chunks.size());
   if (ended) {
     Forget(chunk.number);

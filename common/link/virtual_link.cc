@@ -14,6 +14,7 @@ void VirtualLink::Submit(uint64_t number, LinkClass link_class, uint64_t bytes, 
   LinkTransfer transfer;
   transfer.number = number;
   transfer.link_class = link_class;
+  // A transfer of no bytes is one empty chunk: it ends like any other, after the latency.
   do {
     const uint64_t chunk = std::min(bytes, options_.chunk_bytes);
     transfer.chunks.push_back(static_cast<uint32_t>(chunk));
@@ -60,6 +61,8 @@ void VirtualLink::AdvanceTo(int64_t nanos) {
     delivered_bytes_ += arrived.chunk.bytes;
     arrived_[arrived.chunk.number] += arrived.chunk.bytes;
     const bool ended = schedule_.Deliver(arrived.chunk);
+    // What the delivery made room for leaves at the time of the delivery, before on_end_ can submit more: the
+    // order on the link depends on virtual times alone.
     Send(arrived.arrives);
     if (ended) {
       const uint64_t number = arrived.chunk.number;

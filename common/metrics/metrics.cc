@@ -15,6 +15,7 @@ Histogram::Histogram(std::span<const double> bounds) : bounds_count_(std::min(bo
 
 void Histogram::Observe(double value) {
   size_t bucket = 0;
+  // NaN is below no bound and is counted in the last bucket, not lost.
   while (bucket < bounds_count_ && !(value <= bounds_[bucket])) {
     ++bucket;
   }
@@ -44,6 +45,7 @@ void MetricRegistry::Add(const std::string& name, const std::string& help, Metri
 
 Counter* MetricRegistry::AddCounter(const std::string& name, const std::string& help, MetricLabels labels) {
   MutexLock lock(&mutex_);
+  // A deque never moves its elements, so the pointer holds for the registry's life.
   Counter* counter = &counters_.emplace_back();
   Add(name, help, MetricType::kCounter,
       {std::move(labels),
@@ -86,6 +88,7 @@ std::string MetricRegistry::Text() const {
         series.write(&text, series.labels);
       }
     }
+    // Collectors run without the lock: they take locks of their own, and may add metrics.
     collectors = collectors_;
   }
   for (const auto& collector : collectors) {

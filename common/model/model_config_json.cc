@@ -21,7 +21,7 @@ namespace {
 
 using nlohmann::json;
 
-// Names of enum values by number. Frozen: manifests hold them.
+// The names of enum values, by number. They are frozen, since manifests hold them.
 constexpr const char* kAttentionKinds[] = {"grouped", "latent", "gated_delta"};
 constexpr const char* kNormKinds[] = {"rms", "layer"};
 constexpr const char* kActivations[] = {"silu", "gelu_tanh", "gelu", "clamped_swiglu"};
@@ -173,8 +173,8 @@ class Writer {
   json object_ = json::object();
 };
 
-// The double whose shortest decimal is that of `value`: 1e-05 instead of 9.999999747378752e-06. Narrowing it
-// gives `value` back.
+// The double whose shortest decimal is that of the float: 1e-05 instead of 9.999999747378752e-06. Narrowing
+// it gives `value` back.
 json FloatJson(float value) {
   char text[32];
   const auto end = std::to_chars(text, text + sizeof(text) - 1, value);
@@ -271,7 +271,7 @@ requires std::is_enum_v<Enum> absl::Status FromJson(const JsonObject& object, co
   return object.Error(key, absl::StrCat("is ", JsonExcerpt(json(name)), ", which is not known"));
 }
 
-// The first version knew norms per head only, and said so by a truth value.
+// The first version of the format knew norms per head only, and said whether there are any by a truth value.
 absl::Status FromJson(const JsonObject& object, const char* key, QkNorm* out) {
   const json* value = object.Find(key);
   if (value == nullptr || !value->is_boolean()) return FromJson<QkNorm>(object, key, out);
@@ -318,7 +318,7 @@ class Reader {
     if (object_.Has(key)) Now(key, member);
   }
 
-  // What a member that nobody knows may mean, nobody knows either.
+  // A member that nobody knows may change what the model computes, so it is refused.
   absl::Status Finish() const {
     RETURN_IF_ERROR(status_);
     for (const auto& [key, value] : object_.value().items()) {

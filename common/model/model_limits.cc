@@ -34,7 +34,7 @@ absl::Status CheckPositive(const std::string& subject, const char* field, double
   return absl::OkStatus();
 }
 
-// Long rope has one divisor per rotated pair, twice.
+// Long rope has one divisor for each rotated pair in each of its two lists; other kinds have none.
 absl::Status CheckRopeFactors(const RopeConfig& rope, const std::string& subject) {
   const uint64_t expected = rope.kind == RopeKind::kLongRope ? rope.dimensions / 2 : 0;
   for (const std::vector<double>* factors : {&rope.short_factors, &rope.long_factors}) {
@@ -102,6 +102,8 @@ absl::Status CheckDelta(const AttentionConfig& attention, const std::string& sub
   return absl::OkStatus();
 }
 
+// Limits apply to every source of a configuration alike, config.json or manifest: sizes that pass here may be
+// multiplied and allocated without further checks.
 absl::Status CheckAttention(const AttentionConfig& attention, const std::string& subject) {
   if (attention.kind == AttentionKind::kGatedDelta) return CheckDelta(attention, subject);
   RETURN_IF_ERROR(CheckRange(subject, "attention heads", attention.heads, 1, kMaxHeads));
@@ -180,6 +182,8 @@ absl::Status ValidateModelConfig(const ModelConfig& config, const std::string& s
   RETURN_IF_ERROR(CheckPositive(subject, "embedding scale", config.embedding_scale));
   RETURN_IF_ERROR(CheckPositive(subject, "residual scale", config.residual_scale));
   RETURN_IF_ERROR(CheckPositive(subject, "logit scale", config.logit_scale));
+  // Limits on each layer do not bound their sum: the number of all experts sizes tables of the pack and of
+  // weightd.
   uint64_t experts = 0;
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const std::string layer = absl::StrCat(subject, ": layer ", i);

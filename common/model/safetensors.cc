@@ -33,7 +33,7 @@ const TypeRow* FindType(std::string_view name) {
   return nullptr;
 }
 
-// Names come from the file: what an error shows of them is bounded.
+// Names come from the file, so what an error shows of them is bounded.
 std::string Shown(std::string_view name) { return JsonExcerpt(json(std::string(name.substr(0, 200)))); }
 
 absl::Status BadTensor(const std::string& subject, std::string_view name, const std::string& what) {
@@ -99,6 +99,8 @@ absl::StatusOr<TensorInfo> ParseTensor(const std::string& name, const json& valu
   return info;
 }
 
+// The format demands that tensors fill the data without gaps or overlaps; bytes that belong to none could
+// hide anything, and tensors that overlap are a damaged or forged file.
 absl::Status CheckContiguous(const std::vector<TensorInfo>& tensors, uint64_t data_start, uint64_t file_bytes,
                              const std::string& subject) {
   uint64_t position = data_start;

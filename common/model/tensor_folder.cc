@@ -18,6 +18,8 @@ constexpr uint64_t kMaxIndexBytes = 256ull << 20;
 constexpr char kSingleName[] = "model.safetensors";
 constexpr char kIndexName[] = "model.safetensors.index.json";
 
+// A name from the index is joined to the folder's path: it must not lead out of the folder or to a hidden
+// file.
 bool IsPlainShardName(const std::string& name) {
   constexpr std::string_view kSuffix = ".safetensors";
   return name.size() > kSuffix.size() && name.ends_with(kSuffix) && name[0] != '.' &&
@@ -63,6 +65,8 @@ absl::Status TensorFolder::AddFile(const std::string& path) {
     tensor.file = static_cast<uint32_t>(files_.size());
     tensors_.push_back(std::move(tensor));
   }
+  // The fingerprint tells whether the folder is still the one that an interrupted conversion began with,
+  // without reading the weights again: names, sizes, times and the headers' digests.
   struct stat info;
   if (fstat(file.fd(), &info) != 0) return ErrnoToStatus(errno, absl::StrCat("stat ", path));
   absl::StrAppend(&fingerprint_, path.substr(path.rfind('/') + 1), " ", size, " ", info.st_mtim.tv_sec, ".",
@@ -105,6 +109,7 @@ absl::StatusOr<std::unique_ptr<TensorFolder>> TensorFolder::Open(const std::stri
       }
     }
   }
+  // The shards agree with the index so far; what the index names beyond them is missing.
   for (const auto& [tensor, file] : index.file_of) {
     if (!folder->by_name_.contains(tensor)) {
       return absl::InvalidArgumentError(absl::StrCat(folder->files_[file].path(), ": has no tensor ", tensor,

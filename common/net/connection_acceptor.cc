@@ -33,6 +33,8 @@ absl::StatusOr<PeerCredentials> PeerOf(int socket) {
   return peer;
 }
 
+// Our own user and root always may: root could read the memory anyway, and refusing the own user would lock
+// out the operator who started the daemon.
 bool PeerPolicy::Allows(const PeerCredentials& peer) const {
   const auto is_listed = [this](gid_t gid) {
     return std::find(allowed_gids.begin(), allowed_gids.end(), gid) != allowed_gids.end();
@@ -46,6 +48,7 @@ PeerAccepter::PeerAccepter(int listener, PeerPolicy policy, OnRefused on_refused
     : listener_(listener),
       policy_(std::make_shared<GuardedPolicy>(std::move(policy))),
       on_refused_(std::move(on_refused)),
+      // The spare descriptor is given up to accept, and close, a connection when none is left (RefuseOne()).
       spare_(open("/dev/null", O_RDONLY | O_CLOEXEC)) {}
 
 void PeerAccepter::SetPolicy(PeerPolicy policy) {
@@ -64,7 +67,7 @@ std::optional<AcceptedPeer> PeerAccepter::Accept() {
     if (errno == EMFILE || errno == ENFILE) {
       RefuseOne();
     }
-    return std::nullopt;  // others: the peer has gone already
+    return std::nullopt;  // of other errors: the peer has gone already
   }
   const auto peer = PeerOf(socket.get());
   if (!peer.ok()) {
@@ -78,7 +81,9 @@ std::optional<AcceptedPeer> PeerAccepter::Accept() {
   return AcceptedPeer{std::move(socket), *peer};
 }
 
-// Left in the queue the connection would keep the listener readable and its thread spinning.
+// A connection that cannot be accepted for lack of descriptors stays in the queue, keeps the listener
+// readable and its thread spinning. So the spare descriptor is lent for the moment of accepting and closing
+// it.
 void PeerAccepter::RefuseOne() {
   on_refused_("a connection was refused: out of file descriptors");
   spare_.reset();

@@ -57,7 +57,7 @@ class PeerAccepter {
   // The next connection that the policy allows; none if there is none or it was refused.
   std::optional<AcceptedPeer> Accept();
 
-  // From the next connection on. Thread-safe, beside everything else.
+  // `policy` holds from the next connection on. Thread-safe, beside everything else.
   void SetPolicy(PeerPolicy policy);
 
   int listener() const { return listener_; }
@@ -85,13 +85,13 @@ class ConnectionAcceptor {
   static absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> Start(int listener, PeerPolicy policy,
                                                                    OnConnection on_connection,
                                                                    OnRefused on_refused);
-  // As Stop().
+  // Does what Stop() does.
   ~ConnectionAcceptor();
 
   // Ends the thread; no callback runs afterwards. Idempotent; not from a callback.
   void Stop();
 
-  // From the next connection on.
+  // `policy` holds from the next connection on.
   void SetPolicy(PeerPolicy policy) { accepter_.SetPolicy(std::move(policy)); }
 
  private:

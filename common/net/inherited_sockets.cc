@@ -17,10 +17,11 @@
 namespace sluice {
 namespace {
 
-constexpr int kFirst = 3;   // of the protocol
-constexpr int kMost = 256;  // more is a mistake, or an attack on our patience
+// The protocol of sd_listen_fds(3): descriptors from 3 on, their number in LISTEN_FDS.
+constexpr int kFirst = 3;
+constexpr int kMost = 256;  // a larger number is a mistake: no unit of ours has more than a few sockets
 
-// The path of a unix socket, "" if it is none or has none.
+// The path that a unix socket is bound to; "" for any other descriptor, and for a socket without a path.
 std::string PathOf(int fd) {
   sockaddr_un address{};
   socklen_t length = sizeof(address);
@@ -42,6 +43,8 @@ absl::StatusOr<InheritedSockets> InheritedSockets::Take() {
   }
   const std::string meant_for = pid;
   const std::string how_many = fds;
+  // The variables are removed even if they are not meant for this process: a child must not take descriptors
+  // that it does not have for sockets.
   unsetenv("LISTEN_PID");
   unsetenv("LISTEN_FDS");
   unsetenv("LISTEN_FDNAMES");
@@ -78,6 +81,7 @@ absl::StatusOr<std::optional<UnixListener>> InheritedSockets::Claim(const std::s
   return std::optional<UnixListener>();
 }
 
+// A socket that systemd made and nobody serves would accept clients and never answer them.
 absl::Status InheritedSockets::CheckAllClaimed() const {
   if (entries_.empty()) {
     return absl::OkStatus();

@@ -13,6 +13,7 @@ namespace sluice {
 namespace {
 
 absl::StatusOr<ListenAddress> ParseUnix(const std::string& text, std::string path) {
+  // unix:///run/x, as gRPC writes it, is unix:/run/x.
   if (absl::StartsWith(path, "///")) {
     path = path.substr(2);
   }
@@ -51,10 +52,13 @@ bool ListenAddress::IsLocal() const {
   return kind == Kind::kUnix || host == "::1" || absl::StartsWith(host, "127.");
 }
 
+// Names are not resolved, but for localhost: a listener's address must not depend on a name server, nor
+// change between two starts.
 absl::StatusOr<ListenAddress> ParseListenAddress(const std::string& text) {
   if (absl::StartsWith(text, "unix:")) {
     return ParseUnix(text, text.substr(5));
   }
+  // The last colon: those of an IPv6 address come before it.
   const size_t colon = text.rfind(':');
   uint32_t port = 0;
   if (colon == std::string::npos || colon + 1 == text.size() || !absl::ascii_isdigit(text[colon + 1]) ||

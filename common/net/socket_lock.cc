@@ -27,6 +27,8 @@ std::string Holder(int fd) {
 
 absl::StatusOr<SocketLock> SocketLock::Acquire(const std::string& socket_path) {
   const std::string path = absl::StrCat(socket_path, ".lock");
+  // The lock file is never removed: between unlink and the next open two processes could each hold a lock on
+  // a file of that name. O_NOFOLLOW, because the folder may be writable by others.
   UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd.valid()) {
     return ErrnoToStatus(errno, absl::StrCat("lock file ", path));
@@ -38,6 +40,8 @@ absl::StatusOr<SocketLock> SocketLock::Acquire(const std::string& socket_path) {
     return absl::AlreadyExistsError(
         absl::StrCat("socket ", socket_path, " is served by ", Holder(fd.get()), " (lock file ", path, ")"));
   }
+  // The kernel drops the lock when the process ends, however it ends; the number is for people and for
+  // Holder().
   const std::string pid = absl::StrCat(getpid(), "\n");
   if (ftruncate(fd.get(), 0) != 0 || pwrite(fd.get(), pid.data(), pid.size(), 0) < 0) {
     return ErrnoToStatus(errno, absl::StrCat("lock file ", path));

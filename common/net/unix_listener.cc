@@ -38,7 +38,9 @@ UniqueFd NewSocket(UnixSocketType type) {
   return UniqueFd(socket(AF_UNIX, kind | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
-// Removes what a dead server left at `path`.
+// Removes the socket that a dead server left at `path`. Whether the server is dead is found out by
+// connecting: nobody listens on a dead one's socket, which is "unavailable"; every other answer means
+// somebody does.
 absl::Status ClearPath(const std::string& path, UnixSocketType type) {
   struct stat info;
   if (lstat(path.c_str(), &info) != 0) {
@@ -69,6 +71,8 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, UnixSocketType typ
   do {
     result = connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
   } while (result != 0 && errno == EINTR);
+  // A full queue means a server that is there but busy, not one that is gone: ClearPath() must not remove its
+  // socket.
   if (result != 0 && errno == EAGAIN) {
     return absl::ResourceExhaustedError(absl::StrCat("connecting to socket ", path, ": its queue is full"));
   }
@@ -93,7 +97,8 @@ absl::StatusOr<UnixListener> UnixListener::Bind(const std::string& path, UnixSoc
     return ErrnoToStatus(errno, absl::StrCat("binding socket ", path));
   }
   UnixListener listener(std::move(fd), path, /*owns_file=*/true);
-  if (chmod(path.c_str(), mode) != 0 || listen(listener.fd(), kBacklog) != 0) {  // chmod: the umask took bits
+  // The umask may have taken bits that were asked for: chmod puts them back before anyone can connect.
+  if (chmod(path.c_str(), mode) != 0 || listen(listener.fd(), kBacklog) != 0) {
     return ErrnoToStatus(errno, absl::StrCat("listening on socket ", path));
   }
   return listener;
@@ -120,6 +125,7 @@ absl::StatusOr<UnixListener> UnixListener::Adopt(UniqueFd fd, UnixSocketType typ
       fcntl(fd.get(), F_SETFD, FD_CLOEXEC) != 0) {
     return ErrnoToStatus(errno, absl::StrCat("inherited descriptor ", fd.get()));
   }
+  // The kernel need not end the path with a NUL if it fills the whole field.
   const size_t room = address_length - offsetof(sockaddr_un, sun_path);
   const std::string path(address.sun_path, strnlen(address.sun_path, room));
   return UnixListener(std::move(fd), path, /*owns_file=*/false);

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/profile/profile_file.h"
+#include "common/profile/profile_json.h"
 #include "common/status.h"
 #include "common/strict_json.h"
 
@@ -14,9 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr uint64_t kFormat = 1;
 constexpr uint64_t kMaxTextBytes = 64u << 20;
-constexpr uint64_t kMaxCount = 1ull << 53;
 
 absl::Status TakeDistances(const JsonObject& object, uint32_t experts, LayerCacheProfile* layer) {
   ASSIGN_OR_RETURN(const json* distances, object.Array("distances"));
@@ -34,7 +33,7 @@ absl::Status TakeDistances(const JsonObject& object, uint32_t experts, LayerCach
   return sum <= layer->accesses ? absl::OkStatus() : object.Error("distances", "are more than accesses");
 }
 
-// Numbers of 0..1, ascending if asked.
+// Reads `count` numbers of 0..1, in ascending order if asked for.
 absl::StatusOr<std::vector<double>> Shares(const JsonObject& object, const char* name, size_t count,
                                            bool ascending) {
   ASSIGN_OR_RETURN(const json* entries, object.Array(name));
@@ -56,7 +55,7 @@ absl::StatusOr<LayerCacheProfile> LayerOf(const json& value, const std::string& 
   LayerCacheProfile layer;
   if (experts == 0) return layer;
   ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(value, subject));
-  ASSIGN_OR_RETURN(layer.accesses, object.Uint("accesses", 0, kMaxCount));
+  ASSIGN_OR_RETURN(layer.accesses, object.Uint("accesses", 0, kMaxProfileCount));
   RETURN_IF_ERROR(TakeDistances(object, experts, &layer));
   ASSIGN_OR_RETURN(layer.squares, Shares(object, "squares", LayerCacheProfile::kPoints, true));
   ASSIGN_OR_RETURN(const std::vector<double> accuracy, Shares(object, "accuracy", kCacheDepths, false));
@@ -67,15 +66,9 @@ absl::StatusOr<LayerCacheProfile> LayerOf(const json& value, const std::string& 
 absl::StatusOr<CacheProfile> ProfileOf(const json& root, const std::string& subject,
                                        const ModelConfig& config, const std::string& source_digest) {
   CacheProfile profile;
-  ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(root, subject));
-  ASSIGN_OR_RETURN(const uint64_t format, object.Uint("format", 0, kMaxCount));
-  if (format != kFormat) {
-    return absl::UnimplementedError(
-        absl::StrCat(subject, ": format ", format, " is not supported (this build reads ", kFormat, ")"));
-  }
-  ASSIGN_OR_RETURN(profile.source_digest, object.String("source_digest"));
-  RETURN_IF_ERROR(CheckProfileKey(subject, "source_digest", profile.source_digest, source_digest));
-  ASSIGN_OR_RETURN(profile.tokens, object.Uint("tokens", 1, kMaxCount));
+  ASSIGN_OR_RETURN(const JsonObject object,
+                   CheckProfileRoot(root, subject, "source_digest", source_digest, &profile.source_digest));
+  ASSIGN_OR_RETURN(profile.tokens, object.Uint("tokens", 1, kMaxProfileCount));
   ASSIGN_OR_RETURN(const json* layers, object.Array("layers"));
   if (layers->size() != config.layers.size()) {
     return object.Error("layers", absl::StrCat("are ", layers->size(), ", must be ", config.layers.size()));
@@ -86,10 +79,6 @@ absl::StatusOr<CacheProfile> ProfileOf(const json& root, const std::string& subj
     profile.layers.push_back(std::move(layer));
   }
   return profile;
-}
-
-absl::Status AsDamage(const absl::Status& status) {
-  return absl::IsInvalidArgument(status) ? absl::DataLossError(status.message()) : status;
 }
 
 }  // namespace
@@ -103,6 +92,8 @@ double LayerCacheProfile::SingleShare(double limit) const {
   return (static_cast<double>(left) + part) / (kPoints - 1);
 }
 
+// LRU holds what was used among the last `slots` distinct experts, so the accesses with a stack distance of
+// up to that many are its hits: one pass over a text gives the misses of every size.
 std::vector<double> LayerCacheProfile::MissCurve(uint64_t tokens) const {
   std::vector<double> curve;
   uint64_t missed = accesses;
@@ -115,11 +106,9 @@ std::vector<double> LayerCacheProfile::MissCurve(uint64_t tokens) const {
 
 absl::StatusOr<CacheProfile> ParseCacheProfile(std::string_view text, const std::string& subject,
                                                const ModelConfig& config, const std::string& source_digest) {
-  const absl::StatusOr<json> root = ParseStrictJson(text, subject, {.max_values = 4'000'000});
-  if (!root.ok()) return AsDamage(root.status());
-  absl::StatusOr<CacheProfile> profile = ProfileOf(*root, subject, config, source_digest);
-  if (!profile.ok()) return AsDamage(profile.status());
-  return profile;
+  return ParseProfileText<CacheProfile>(text, subject, 4'000'000, [&](const json& root) {
+    return ProfileOf(root, subject, config, source_digest);
+  });
 }
 
 std::string SerializeCacheProfile(const CacheProfile& profile) {
@@ -131,11 +120,8 @@ std::string SerializeCacheProfile(const CacheProfile& profile) {
                                                      {"squares", layer.squares},
                                                      {"accuracy", layer.accuracy}}));
   }
-  const json root = {{"format", kFormat},
-                     {"source_digest", profile.source_digest},
-                     {"tokens", profile.tokens},
-                     {"layers", std::move(layers)}};
-  return root.dump(1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace) + "\n";
+  return SpellProfile(
+      {{"source_digest", profile.source_digest}, {"tokens", profile.tokens}, {"layers", std::move(layers)}});
 }
 
 absl::StatusOr<CacheProfile> ReadCacheProfile(const std::string& folder, const ModelConfig& config,

@@ -46,7 +46,7 @@ struct CacheProfile {
   std::vector<LayerCacheProfile> layers;
 };
 
-// As their like in profile.h.
+// Parsing, writing and reading, with the errors of their like in profile.h.
 absl::StatusOr<CacheProfile> ParseCacheProfile(std::string_view text, const std::string& subject,
                                                const ModelConfig& config, const std::string& source_digest);
 std::string SerializeCacheProfile(const CacheProfile& profile);

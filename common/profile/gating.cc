@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "common/profile/profile_file.h"
+#include "common/profile/profile_json.h"
 #include "common/status.h"
 #include "common/strict_json.h"
 
@@ -12,9 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr uint64_t kFormat = 1;
 constexpr uint64_t kMaxTextBytes = 1u << 20;
-constexpr uint64_t kMaxCount = 1ull << 53;
 constexpr size_t kMaxRises = 1000;
 constexpr double kMaxValue = 1e300;
 constexpr const char* kNames[kGatingKinds] = {"fisher", "quadratic", "measured", "score"};
@@ -48,16 +47,10 @@ absl::StatusOr<GatingTable> TableOf(const json& value, const std::string& subjec
 absl::StatusOr<GatingProfile> GatingOf(const json& root, const std::string& subject,
                                        const std::string& source_digest) {
   GatingProfile profile;
-  ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(root, subject));
-  ASSIGN_OR_RETURN(const uint64_t format, object.Uint("format", 0, kMaxCount));
-  if (format != kFormat) {
-    return absl::UnimplementedError(
-        absl::StrCat(subject, ": format ", format, " is not supported (this build reads ", kFormat, ")"));
-  }
-  ASSIGN_OR_RETURN(profile.source_digest, object.String("source_digest"));
-  RETURN_IF_ERROR(CheckProfileKey(subject, "source_digest", profile.source_digest, source_digest));
-  ASSIGN_OR_RETURN(profile.tokens, object.Uint("tokens", 1, kMaxCount));
-  ASSIGN_OR_RETURN(profile.held_out, object.Uint("held_out", 0, kMaxCount));
+  ASSIGN_OR_RETURN(const JsonObject object,
+                   CheckProfileRoot(root, subject, "source_digest", source_digest, &profile.source_digest));
+  ASSIGN_OR_RETURN(profile.tokens, object.Uint("tokens", 1, kMaxProfileCount));
+  ASSIGN_OR_RETURN(profile.held_out, object.Uint("held_out", 0, kMaxProfileCount));
   ASSIGN_OR_RETURN(const JsonObject kinds, object.Object("kinds"));
   for (int kind = 0; kind < kGatingKinds; ++kind) {
     const json* table = kinds.Find(kNames[kind]);
@@ -66,10 +59,6 @@ absl::StatusOr<GatingProfile> GatingOf(const json& root, const std::string& subj
                      TableOf(*table, absl::StrCat(subject, ": ", kNames[kind])));
   }
   return profile;
-}
-
-absl::Status AsDamage(const absl::Status& status) {
-  return absl::IsInvalidArgument(status) ? absl::DataLossError(status.message()) : status;
 }
 
 }  // namespace
@@ -90,6 +79,8 @@ double GatingSensitivity(const LayerSensitivity& layer, GatingKind kind) {
   return 1;
 }
 
+// The quantile of the calibration text's values at `share`, linear between its points. For no single experts
+// at all the threshold lies below every value, equal ones included.
 double GatingTable::Threshold(double share) const {
   if (!(share > 0)) return -std::numeric_limits<double>::infinity();
   const double place = std::min(share, 1.0) * (kPoints - 1);
@@ -99,6 +90,9 @@ double GatingTable::Threshold(double share) const {
 }
 
 double GatingTable::ShareWithin(double bound) const {
+  // Goes from point to point as long as the rise is within the bound; where it leaves the bound the share is
+  // where the line to that point crosses it. A measured rise may fall again later: the largest share within
+  // the bound is not sought beyond that crossing.
   double share = 0;
   Rise before;
   for (const Rise& rise : rises) {
@@ -115,11 +109,8 @@ double GatingTable::ShareWithin(double bound) const {
 
 absl::StatusOr<GatingProfile> ParseGating(std::string_view text, const std::string& subject,
                                           const std::string& source_digest) {
-  const absl::StatusOr<json> root = ParseStrictJson(text, subject, {.max_values = 10000});
-  if (!root.ok()) return AsDamage(root.status());
-  absl::StatusOr<GatingProfile> profile = GatingOf(*root, subject, source_digest);
-  if (!profile.ok()) return AsDamage(profile.status());
-  return profile;
+  return ParseProfileText<GatingProfile>(
+      text, subject, 10000, [&](const json& root) { return GatingOf(root, subject, source_digest); });
 }
 
 std::string SerializeGating(const GatingProfile& gating) {
@@ -132,12 +123,10 @@ std::string SerializeGating(const GatingProfile& gating) {
     }
     kinds[kNames[kind]] = {{"thresholds", table.thresholds}, {"rises", std::move(rises)}};
   }
-  const json root = {{"format", kFormat},
-                     {"source_digest", gating.source_digest},
-                     {"tokens", gating.tokens},
-                     {"held_out", gating.held_out},
-                     {"kinds", std::move(kinds)}};
-  return root.dump(1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace) + "\n";
+  return SpellProfile({{"source_digest", gating.source_digest},
+                       {"tokens", gating.tokens},
+                       {"held_out", gating.held_out},
+                       {"kinds", std::move(kinds)}});
 }
 
 absl::StatusOr<GatingProfile> ReadGating(const std::string& folder, const std::string& source_digest) {

@@ -51,7 +51,7 @@ struct GatingProfile {
   std::array<GatingTable, kGatingKinds> tables;
 };
 
-// As their like in profile.h.
+// Parsing, writing and reading, with the errors of their like in profile.h.
 absl::StatusOr<GatingProfile> ParseGating(std::string_view text, const std::string& subject,
                                           const std::string& source_digest);
 std::string SerializeGating(const GatingProfile& gating);

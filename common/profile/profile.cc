@@ -8,6 +8,7 @@
 
 #include "common/file_io.h"
 #include "common/profile/profile_file.h"
+#include "common/profile/profile_json.h"
 #include "common/status.h"
 #include "common/strict_json.h"
 
@@ -16,36 +17,11 @@ namespace {
 
 using nlohmann::json;
 
-constexpr uint64_t kFormat = 1;
 constexpr uint64_t kMaxTextBytes = 128u << 20;  // kMaxExpertsTotal counts of 20 digits, and room
 constexpr uint64_t kMaxValues = 6'000'000;      // the same, in JSON values
-constexpr uint64_t kMaxCount = 1ull << 53;      // exact in every JSON reader
 constexpr double kMaxValue = 1e300;
 constexpr size_t kMaxCutoffs = 1024;
 constexpr const char* kLeadNames[kLeadCount] = {"up", "gate", "product"};
-
-std::string Spelt(const json& value) {
-  return value.dump(1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace) + "\n";
-}
-
-// What is wrong with a stored file is damage, whatever the parser calls it.
-absl::Status AsDamage(const absl::Status& status) {
-  return status.code() == absl::StatusCode::kInvalidArgument ? absl::DataLossError(status.message()) : status;
-}
-
-// The root object of a profile's text, its format and its key checked.
-absl::StatusOr<JsonObject> CheckRoot(const json& root, const std::string& subject, const char* key_name,
-                                     const std::string& key, std::string* found) {
-  ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(root, subject));
-  ASSIGN_OR_RETURN(const uint64_t format, object.Uint("format", 0, kMaxCount));
-  if (format != kFormat) {
-    return absl::UnimplementedError(
-        absl::StrCat(subject, ": format ", format, " is not supported (this build reads ", kFormat, ")"));
-  }
-  ASSIGN_OR_RETURN(*found, object.String(key_name));
-  RETURN_IF_ERROR(CheckProfileKey(subject, key_name, *found, key));
-  return object;
-}
 
 absl::StatusOr<const json*> LayersOf(const JsonObject& object, const ModelConfig& config) {
   ASSIGN_OR_RETURN(const json* layers, object.Array("layers"));
@@ -88,11 +64,12 @@ absl::StatusOr<UsageProfile> UsageOf(const json& root, const std::string& subjec
                                      const std::string& source_digest) {
   UsageProfile usage;
   ASSIGN_OR_RETURN(const JsonObject object,
-                   CheckRoot(root, subject, "source_digest", source_digest, &usage.source_digest));
-  ASSIGN_OR_RETURN(usage.tokens, object.Uint("tokens", 1, kMaxCount));
+                   CheckProfileRoot(root, subject, "source_digest", source_digest, &usage.source_digest));
+  ASSIGN_OR_RETURN(usage.tokens, object.Uint("tokens", 1, kMaxProfileCount));
   ASSIGN_OR_RETURN(const json* any_layers, object.Array("layers"));
   if (source_digest.empty() && !HasShapeOf(*any_layers, config)) {
-    // The caller would have found so by the key once it knows its own.
+    // The caller does not know the source's digest yet, and would find out by it that the profile is another
+    // model's: the same error, earlier.
     return absl::FailedPreconditionError(absl::StrCat(
         subject, ": made for another model, with other layers or experts; `sluice calibrate` of a pack of ",
         "this one makes one for it"));
@@ -112,14 +89,14 @@ absl::StatusOr<SensitivityProfile> SensitivityOf(const json& root, const std::st
                                                  const std::string& source_digest) {
   SensitivityProfile profile;
   ASSIGN_OR_RETURN(const JsonObject object,
-                   CheckRoot(root, subject, "source_digest", source_digest, &profile.source_digest));
-  ASSIGN_OR_RETURN(profile.tokens, object.Uint("tokens", 1, kMaxCount));
+                   CheckProfileRoot(root, subject, "source_digest", source_digest, &profile.source_digest));
+  ASSIGN_OR_RETURN(profile.tokens, object.Uint("tokens", 1, kMaxProfileCount));
   ASSIGN_OR_RETURN(const json* layers, LayersOf(object, config));
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     ASSIGN_OR_RETURN(const JsonObject values,
                      JsonObject::Of((*layers)[layer], absl::StrCat(subject, ": layer ", layer)));
     LayerSensitivity s;
-    // Measured on a small sample, single-expert routing may lower the loss: signs are kept.
+    // On a small sample taking single experts may happen to lower the loss, so signs are kept.
     ASSIGN_OR_RETURN(s.measured, values.Double("measured", -kMaxValue, kMaxValue));
     ASSIGN_OR_RETURN(s.fisher, values.Double("fisher", 0, kMaxValue));
     ASSIGN_OR_RETURN(s.quadratic, values.Double("quadratic", 0, kMaxValue));
@@ -134,8 +111,8 @@ absl::StatusOr<CutoffProfile> CutoffsOf(const json& root, const std::string& sub
                                         const std::string& model_id) {
   CutoffProfile profile;
   ASSIGN_OR_RETURN(const JsonObject object,
-                   CheckRoot(root, subject, "model_id", model_id, &profile.model_id));
-  ASSIGN_OR_RETURN(profile.tokens, object.Uint("tokens", 1, kMaxCount));
+                   CheckProfileRoot(root, subject, "model_id", model_id, &profile.model_id));
+  ASSIGN_OR_RETURN(profile.tokens, object.Uint("tokens", 1, kMaxProfileCount));
   ASSIGN_OR_RETURN(const json* list, object.Array("cutoffs"));
   if (list->size() > kMaxCutoffs) return object.Error("cutoffs", absl::StrCat("are more than ", kMaxCutoffs));
   for (const json& value : *list) {
@@ -149,16 +126,6 @@ absl::StatusOr<CutoffProfile> CutoffsOf(const json& root, const std::string& sub
     profile.cutoffs.push_back(cutoff);
   }
   return profile;
-}
-
-// Text to value by `convert`, with damage called damage.
-template <typename Value, typename Convert>
-absl::StatusOr<Value> ParseText(std::string_view text, const std::string& subject, const Convert& convert) {
-  const absl::StatusOr<json> root = ParseStrictJson(text, subject, {.max_values = kMaxValues});
-  if (!root.ok()) return AsDamage(root.status());
-  absl::StatusOr<Value> value = convert(*root);
-  if (!value.ok()) return AsDamage(value.status());
-  return value;
 }
 
 }  // namespace
@@ -189,6 +156,7 @@ absl::StatusOr<Lead> LeadFromName(std::string_view name) {
       absl::StrCat("\"", std::string(name.substr(0, 60)), "\" is no lead (up, gate or product)"));
 }
 
+// A user may name the pack or the profile folder itself.
 std::string ProfileFolder(const std::string& path) {
   if (FileExists(path + "/" + kUsageName)) return path;
   return path + "/profile";
@@ -196,28 +164,28 @@ std::string ProfileFolder(const std::string& path) {
 
 absl::StatusOr<UsageProfile> ParseUsage(std::string_view text, const std::string& subject,
                                         const ModelConfig& config, const std::string& source_digest) {
-  return ParseText<UsageProfile>(
-      text, subject, [&](const json& root) { return UsageOf(root, subject, config, source_digest); });
+  return ParseProfileText<UsageProfile>(text, subject, kMaxValues, [&](const json& root) {
+    return UsageOf(root, subject, config, source_digest);
+  });
 }
 
 absl::StatusOr<SensitivityProfile> ParseSensitivity(std::string_view text, const std::string& subject,
                                                     const ModelConfig& config,
                                                     const std::string& source_digest) {
-  return ParseText<SensitivityProfile>(
-      text, subject, [&](const json& root) { return SensitivityOf(root, subject, config, source_digest); });
+  return ParseProfileText<SensitivityProfile>(text, subject, kMaxValues, [&](const json& root) {
+    return SensitivityOf(root, subject, config, source_digest);
+  });
 }
 
 absl::StatusOr<CutoffProfile> ParseCutoffs(std::string_view text, const std::string& subject,
                                            const std::string& model_id) {
-  return ParseText<CutoffProfile>(text, subject,
-                                  [&](const json& root) { return CutoffsOf(root, subject, model_id); });
+  return ParseProfileText<CutoffProfile>(
+      text, subject, kMaxValues, [&](const json& root) { return CutoffsOf(root, subject, model_id); });
 }
 
 std::string SerializeUsage(const UsageProfile& usage) {
-  return Spelt({{"format", kFormat},
-                {"source_digest", usage.source_digest},
-                {"tokens", usage.tokens},
-                {"layers", usage.experts}});
+  return SpellProfile(
+      {{"source_digest", usage.source_digest}, {"tokens", usage.tokens}, {"layers", usage.experts}});
 }
 
 std::string SerializeSensitivity(const SensitivityProfile& sensitivity) {
@@ -229,10 +197,9 @@ std::string SerializeSensitivity(const SensitivityProfile& sensitivity) {
                       {"loss_rise", s.loss_rise},
                       {"mean_square", s.mean_square}});
   }
-  return Spelt({{"format", kFormat},
-                {"source_digest", sensitivity.source_digest},
-                {"tokens", sensitivity.tokens},
-                {"layers", std::move(layers)}});
+  return SpellProfile({{"source_digest", sensitivity.source_digest},
+                       {"tokens", sensitivity.tokens},
+                       {"layers", std::move(layers)}});
 }
 
 std::string SerializeCutoffs(const CutoffProfile& cutoffs) {
@@ -241,10 +208,8 @@ std::string SerializeCutoffs(const CutoffProfile& cutoffs) {
     list.push_back(
         {{"lead", LeadName(c.lead)}, {"bound", c.bound}, {"sparsity", c.sparsity}, {"rise", c.rise}});
   }
-  return Spelt({{"format", kFormat},
-                {"model_id", cutoffs.model_id},
-                {"tokens", cutoffs.tokens},
-                {"cutoffs", std::move(list)}});
+  return SpellProfile(
+      {{"model_id", cutoffs.model_id}, {"tokens", cutoffs.tokens}, {"cutoffs", std::move(list)}});
 }
 
 absl::StatusOr<UsageProfile> ReadUsage(const std::string& folder, const ModelConfig& config,

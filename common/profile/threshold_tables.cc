@@ -19,7 +19,8 @@ constexpr uint64_t kMaxBytes = 8ull << 30;
 // A target this close to a stored point is that point: 28 / 20 * 0.5 is not 0.7 in binary.
 constexpr double kPointSlack = 5e-9;
 
-// Of the distances from either end: where half percents begin to be coarser, how they shrink, and the least.
+// Distances from either end: below the first one points stand closer than the half percents, each this ratio
+// of the one before, down to the least.
 constexpr double kEndShare = 0.02;
 constexpr double kEndRatio = 0.8;
 constexpr double kEndLeast = 1e-6;
@@ -39,6 +40,8 @@ std::vector<double> EvenShares(uint32_t points) {
   return shares;
 }
 
+// Half percents in the middle and a geometric series towards both ends: at 99.9 % left out a step of half a
+// percent would be several times the neurons that are kept.
 std::vector<double> FineShares() {
   std::vector<double> shares = EvenShares(kThresholdPoints);
   for (double distance = kEndShare; distance > kEndLeast; distance *= kEndRatio) {
@@ -70,6 +73,7 @@ ThresholdTables::ThresholdTables(std::string model_id, uint64_t tokens, std::vec
 
 size_t ThresholdTables::Offset(Lead lead, uint32_t layer, uint32_t expert) const {
   const uint64_t row = static_cast<uint64_t>(lead) * first_expert_.back() + first_expert_[layer] + expert;
+  // The pooled tables of the leads come first, then each lead's by layer and expert.
   return (kLeadCount + row) * points();
 }
 

@@ -104,7 +104,7 @@ inline float RoundEven(float x) {
   return (x + kMagic) - kMagic;
 }
 
-// `scaled` is the weight over the scale.
+// The nearest code, as a float; `scaled` is the weight over the scale.
 inline float CodeOf(float scaled, float zero, float max_code) {
   return RoundEven(std::min(std::max(scaled + zero, 0.0f), max_code));
 }
@@ -164,7 +164,9 @@ SLUICE_ALWAYS_INLINE Iteration Iterate(const Block& block, const Step& step) {
           *std::max_element(sums.largest, sums.largest + kLanes)};
 }
 
-// The best zero from `zero` on.
+// Half-quadratic quantization: seeks the zero that minimises the sum of |w - w'|^0.7 for a fixed scale, by
+// alternately shrinking the errors and solving for the zero, beginning at `zero`. The zero of the least
+// squared error on the way is the answer; the search ends with the first iteration that does not improve it.
 SLUICE_VECTOR_CLONES
 float BestZero(const Block& block, float scale, float zero, float max_code) {
   Step step = {1.0f / scale, scale, zero, max_code, 0};
@@ -207,7 +209,8 @@ Range RangeOf(const float* weights, size_t count) {
   return range;
 }
 
-// Codes for the final scale and zero.
+// The nearest codes for the final scale and zero, as f16 stores them: what is encoded is what the reader will
+// see.
 SLUICE_VECTOR_CLONES
 void NearestCodes(const float* weights, size_t count, GroupQuantizer quantizer, float max_code,
                   uint8_t* codes) {
@@ -227,7 +230,8 @@ double SquaredError(absl::Span<const float> weights, const GroupQuantizer& quant
   return error;
 }
 
-// Steps of `range`, as f16; rounded up if that is subnormal, where rounding down could halve the range.
+// The width of a code for `range`, as f16. Where that is subnormal it is rounded up, since rounding down
+// could halve the range that codes reach.
 float ScaleOf(float range, float max_code) {
   const float step = range / max_code;
   if (step >= kF16SmallestNormal) return RoundToF16(step);

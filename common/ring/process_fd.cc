@@ -32,6 +32,8 @@ UniqueFd ProcessFdOfClient(int socket) {
   if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &length) == 0) {
     return UniqueFd(fd);
   }
+  // Before Linux 6.5 the process is found by its number. It may have ended and its number be another's by
+  // now, but a client that connected a moment ago is nearly always still there.
   ucred peer{};
   length = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.pid > 0) {
@@ -45,6 +47,7 @@ pid_t ProcessOf(int process_fd) {
   std::string key;
   while (in >> key) {
     pid_t pid = 0;
+    // -1 stands for a process that has ended and been reaped, 0 for one of another pid namespace.
     if (key == "Pid:" && in >> pid) {
       return std::max<pid_t>(pid, 0);
     }

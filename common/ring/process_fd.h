@@ -11,15 +11,16 @@
 
 namespace sluice {
 
-// Of this process, to be handed to others.
+// A descriptor of this process, to be handed to others.
 absl::StatusOr<UniqueFd> ProcessFdOfSelf();
 
-// Of the process that connected `socket`, an accepted unix socket; invalid where the kernel cannot tell. Of
-// no use at the connecting end: there it names whoever opened the listening socket, which may be a service
-// manager.
+// A descriptor of the process that connected `socket`, an accepted unix socket; invalid where the kernel
+// cannot tell. Of no use at the connecting end: there it names whoever opened the listening socket, which may
+// be a service manager.
 UniqueFd ProcessFdOfClient(int socket);
 
-// The number of its process as this one sees it; 0: in another PID namespace, exited, or no such descriptor.
+// The number of the descriptor's process as this one sees it; 0: it is in another PID namespace, has exited,
+// or there is no such descriptor.
 pid_t ProcessOf(int process_fd);
 
 }  // namespace sluice

@@ -9,6 +9,9 @@
 namespace sluice {
 namespace {
 
+// Entries are copied in words of relaxed atomics: the peer is another process and may be hostile, so it may
+// write while we read. That must not be a data race in the language's sense; whether the bytes make sense is
+// checked on the copy.
 template <typename Entry>
 void CopyIn(Entry* shared, const Entry& entry) {
   static_assert(std::is_trivially_copyable_v<Entry> && sizeof(Entry) % 8 == 0);
@@ -44,6 +47,59 @@ ControlView ViewOf(std::byte* base, const ControlLayout& layout) {
   return view;
 }
 
+// Looks at the entry at `head`, the first that this reader has not taken, of a ring whose writer moves
+// `tail`. Acquire pairs with the writer's publishing store.
+template <typename Entry>
+RingResult PeekEntry(const ControlWord& tail, const Entry* ring, uint64_t capacity, uint64_t head,
+                     Entry* entry) {
+  ProtocolStep(ProtocolPoint::kRingLook, &tail);
+  const uint64_t end = tail.value.load(std::memory_order_acquire);
+  if (end == head) {
+    return RingResult::kNone;
+  }
+  if (end < head || end - head > capacity) {
+    return RingResult::kCorrupt;
+  }
+  CopyOut(&ring[head & (capacity - 1)], entry);
+  return entry->sequence == head ? RingResult::kOk : RingResult::kCorrupt;
+}
+
+// Gives the places before `head` back to the writer. Release: they have been copied out.
+void PublishHead(uint64_t head, ControlWord* word) {
+  ProtocolStep(ProtocolPoint::kRingPublish, word);
+  word->value.store(head, std::memory_order_release);
+}
+
+void TakeBack(ControlWord* announcement) {
+  ProtocolStep(ProtocolPoint::kSleepTake, announcement);
+  announcement->value.store(0, std::memory_order_relaxed);
+}
+
+// Announces a sleep, then looks once more: false, with the announcement taken back, if there is an entry.
+// Writers publish and then look at the announcement; with all four steps sequentially consistent one side
+// sees the other in any interleaving, so no entry is left behind with its reader asleep.
+bool Announce(const ControlWord& tail, uint64_t head, ControlWord* announcement) {
+  ProtocolStep(ProtocolPoint::kSleepAnnounce, announcement);
+  announcement->value.store(1, std::memory_order_seq_cst);
+  ProtocolStep(ProtocolPoint::kSleepLook, &tail);
+  if (tail.value.load(std::memory_order_seq_cst) != head) {
+    TakeBack(announcement);
+    return false;
+  }
+  return true;
+}
+
+// Whether the reader must be woken: true for exactly one of several callers, so that it takes one system
+// call. The load first keeps the common case, a reader that is awake, free of a locked instruction.
+bool TakeAnnouncement(ControlWord* announcement) {
+  ProtocolStep(ProtocolPoint::kSleepTake, announcement);
+  if (announcement->value.load(std::memory_order_seq_cst) == 0) {
+    return false;
+  }
+  ProtocolStep(ProtocolPoint::kSleepTake, announcement);
+  return announcement->value.exchange(0, std::memory_order_seq_cst) != 0;
+}
+
 absl::Status HeaderError(const char* field, uint64_t got, uint64_t expected) {
   return absl::InvalidArgumentError(
       absl::StrCat("control region: ", field, " is ", got, ", expected ", expected));
@@ -75,6 +131,8 @@ ControlView FormatControl(std::byte* base, const ControlLayout& layout, uint64_t
   return view;
 }
 
+// The header is copied out once and the copy is checked; the layout is computed anew from the counts, so
+// offsets in shared memory are never followed.
 absl::StatusOr<ControlView> OpenControl(std::byte* base, uint64_t bytes) {
   if (bytes < 4096) {
     return HeaderError("size", bytes, 4096);
@@ -111,6 +169,9 @@ absl::StatusOr<ControlView> OpenControl(std::byte* base, uint64_t bytes) {
 RingResult SubmissionWriter::Push(SubmissionEntry entry) {
   const uint64_t capacity = view_.layout.ring_entries;
   if (tail_ - head_ >= capacity) {
+    // The other side's cursor is read only when the ring looks full: its cache line stays with its writer
+    // meanwhile. Acquire pairs with the release in Advance(): the place was copied out before it is written
+    // again.
     const uint64_t head = view_.cursors->submission_head.value.load(std::memory_order_acquire);
     if (head < head_ || head > tail_) {
       return RingResult::kCorrupt;
@@ -120,59 +181,31 @@ RingResult SubmissionWriter::Push(SubmissionEntry entry) {
       return RingResult::kNone;
     }
   }
+  // The reader compares the sequence number with its own count: a tail that moved without an entry behind it
+  // (a broken or hostile writer) is found out.
   entry.sequence = tail_;
   CopyIn(&view_.submissions[tail_ & (capacity - 1)], entry);
   ++tail_;
+  // The caller looks at the announcement next (TakeServerSleep()); Announce() says why that is enough.
   ProtocolStep(ProtocolPoint::kRingPublish, &view_.cursors->submission_tail);
   view_.cursors->submission_tail.value.store(tail_, std::memory_order_seq_cst);
   return RingResult::kOk;
 }
 
-bool SubmissionWriter::TakeServerSleep() {
-  std::atomic<uint64_t>& sleeping = view_.cursors->server_sleeping.value;
-  ProtocolStep(ProtocolPoint::kSleepTake, &sleeping);
-  if (sleeping.load(std::memory_order_seq_cst) == 0) {
-    return false;
-  }
-  ProtocolStep(ProtocolPoint::kSleepTake, &sleeping);
-  return sleeping.exchange(0, std::memory_order_seq_cst) != 0;
-}
+bool SubmissionWriter::TakeServerSleep() { return TakeAnnouncement(&view_.cursors->server_sleeping); }
 
 RingResult CompletionReader::Peek(CompletionEntry* entry) {
-  ProtocolStep(ProtocolPoint::kRingLook, &view_.cursors->completion_tail);
-  const uint64_t tail = view_.cursors->completion_tail.value.load(std::memory_order_acquire);
-  if (tail == head_) {
-    return RingResult::kNone;
-  }
-  const uint64_t capacity = view_.layout.ring_entries;
-  if (tail < head_ || tail - head_ > capacity) {
-    return RingResult::kCorrupt;
-  }
-  CopyOut(&view_.completions[head_ & (capacity - 1)], entry);
-  return entry->sequence == head_ ? RingResult::kOk : RingResult::kCorrupt;
+  return PeekEntry(view_.cursors->completion_tail, view_.completions, view_.layout.ring_entries, head_,
+                   entry);
 }
 
-void CompletionReader::Advance() {
-  ++head_;
-  ProtocolStep(ProtocolPoint::kRingPublish, &view_.cursors->completion_head);
-  view_.cursors->completion_head.value.store(head_, std::memory_order_release);
-}
+void CompletionReader::Advance() { PublishHead(++head_, &view_.cursors->completion_head); }
 
 bool CompletionReader::BeginWait() {
-  ProtocolStep(ProtocolPoint::kSleepAnnounce, &view_.cursors->client_waiting);
-  view_.cursors->client_waiting.value.store(1, std::memory_order_seq_cst);
-  ProtocolStep(ProtocolPoint::kSleepLook, &view_.cursors->completion_tail);
-  if (view_.cursors->completion_tail.value.load(std::memory_order_seq_cst) != head_) {
-    EndWait();
-    return false;
-  }
-  return true;
+  return Announce(view_.cursors->completion_tail, head_, &view_.cursors->client_waiting);
 }
 
-void CompletionReader::EndWait() {
-  ProtocolStep(ProtocolPoint::kSleepTake, &view_.cursors->client_waiting);
-  view_.cursors->client_waiting.value.store(0, std::memory_order_relaxed);
-}
+void CompletionReader::EndWait() { TakeBack(&view_.cursors->client_waiting); }
 
 RingResult SubmissionReader::Pop(SubmissionEntry* entry) {
   const RingResult result = Peek(entry);
@@ -183,41 +216,20 @@ RingResult SubmissionReader::Pop(SubmissionEntry* entry) {
 }
 
 RingResult SubmissionReader::Peek(SubmissionEntry* entry) {
-  ProtocolStep(ProtocolPoint::kRingLook, &view_.cursors->submission_tail);
-  const uint64_t tail = view_.cursors->submission_tail.value.load(std::memory_order_acquire);
-  if (tail == head_) {
-    return RingResult::kNone;
-  }
-  const uint64_t capacity = view_.layout.ring_entries;
-  if (tail < head_ || tail - head_ > capacity) {
-    return RingResult::kCorrupt;
-  }
-  CopyOut(&view_.submissions[head_ & (capacity - 1)], entry);
-  return entry->sequence == head_ ? RingResult::kOk : RingResult::kCorrupt;
+  return PeekEntry(view_.cursors->submission_tail, view_.submissions, view_.layout.ring_entries, head_,
+                   entry);
 }
 
-void SubmissionReader::Advance() {
-  ++head_;
-  ProtocolStep(ProtocolPoint::kRingPublish, &view_.cursors->submission_head);
-  view_.cursors->submission_head.value.store(head_, std::memory_order_release);
-}
+void SubmissionReader::Advance() { PublishHead(++head_, &view_.cursors->submission_head); }
 
 bool SubmissionReader::BeginSleep() {
-  ProtocolStep(ProtocolPoint::kSleepAnnounce, &view_.cursors->server_sleeping);
-  view_.cursors->server_sleeping.value.store(1, std::memory_order_seq_cst);
-  ProtocolStep(ProtocolPoint::kSleepLook, &view_.cursors->submission_tail);
-  if (view_.cursors->submission_tail.value.load(std::memory_order_seq_cst) != head_) {
-    EndSleep();
-    return false;
-  }
-  return true;
+  return Announce(view_.cursors->submission_tail, head_, &view_.cursors->server_sleeping);
 }
 
-void SubmissionReader::EndSleep() {
-  ProtocolStep(ProtocolPoint::kSleepTake, &view_.cursors->server_sleeping);
-  view_.cursors->server_sleeping.value.store(0, std::memory_order_relaxed);
-}
+void SubmissionReader::EndSleep() { TakeBack(&view_.cursors->server_sleeping); }
 
+// There is always room: a session may have no more requests outstanding than the ring has places, which is
+// checked when they are taken.
 uint64_t CompletionWriter::Push(CompletionEntry entry) {
   const uint64_t sequence = tail_;
   entry.sequence = sequence;
@@ -239,14 +251,6 @@ RingResult CompletionWriter::Reaped(uint64_t* head) {
   return RingResult::kOk;
 }
 
-bool CompletionWriter::TakeClientWait() {
-  std::atomic<uint64_t>& waiting = view_.cursors->client_waiting.value;
-  ProtocolStep(ProtocolPoint::kSleepTake, &waiting);
-  if (waiting.load(std::memory_order_seq_cst) == 0) {
-    return false;
-  }
-  ProtocolStep(ProtocolPoint::kSleepTake, &waiting);
-  return waiting.exchange(0, std::memory_order_seq_cst) != 0;
-}
+bool CompletionWriter::TakeClientWait() { return TakeAnnouncement(&view_.cursors->client_waiting); }
 
 }  // namespace sluice

@@ -137,6 +137,8 @@ absl::StatusOr<Model> ParseModel(std::string_view bytes) {
   return model;
 }
 
+// Options that would change the text before it is cut are refused rather than ignored: tokens that differ
+// from the training's make a model worse without any sign of it.
 absl::Status CheckIsSupported(const Model& model) {
   if (model.pieces.empty()) {
     return absl::InvalidArgumentError("no pieces");
@@ -214,6 +216,8 @@ void AddMerges(const Model& model, TokenizerSpec* spec) {
   }
 }
 
+// transformers' conversion: the legacy way prepends the space to every stretch of text between special
+// tokens, the newer one to the first only.
 void AddPipeline(const Model& model, const TokenizerConfig& config, TokenizerSpec* spec) {
   if (!model.add_dummy_prefix) {
     spec->normalizers.emplace_back(ReplaceNormalizer{{" ", false}, kMetaspace});

@@ -41,7 +41,8 @@ absl::StatusOr<std::optional<bool>> OptionalBool(const Json& object, const char*
   return value;
 }
 
-// The names in tokenizer_config.json and special_tokens_map.json, the first that says one counts.
+// Reads names of special tokens, which stand in tokenizer_config.json and in special_tokens_map.json; the
+// first file that names one counts.
 absl::Status ParseNamedTokens(const Json& json, TokenizerConfig* config) {
   for (const char* key :
        {"bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"}) {
@@ -102,7 +103,7 @@ absl::Status ParseAddedTokensDecoder(const Json& json, TokenizerConfig* config) 
   return absl::OkStatus();
 }
 
-// {"token": id}: tokens of older tools, not special.
+// The form {"token": id} of older tools; such tokens are not special, unless a name says so.
 absl::Status ParseOldAddedTokens(const Json& json, TokenizerConfig* config) {
   Vocabulary tokens;
   RETURN_IF_ERROR(ParseVocabulary(json, &tokens));
@@ -200,6 +201,7 @@ absl::Status ApplySpecialTokenRules(const TokenizerConfig& config, TokenizerSpec
   } else if (!spec->eos.has_value() && !spec->suffix.empty()) {
     spec->eos = spec->suffix.back();
   }
+  // add_bos_token and add_eos_token have the last word over what the tokenizer file's template adds.
   const bool has_bos = !spec->prefix.empty() && spec->prefix.front() == spec->bos;
   const bool has_eos = !spec->suffix.empty() && spec->suffix.back() == spec->eos;
   if (config.add_bos.has_value() && *config.add_bos != has_bos) {

@@ -8,7 +8,9 @@ namespace {
 
 constexpr size_t kMaxDepth = 64;
 
-// Receives the parser's events. Each returns whether to go on.
+// Receives the parser's events; each handler returns whether to go on. Vocabulary and merges, hundreds of
+// thousands of entries, go straight into vectors: a JSON tree of them would take many times the memory and
+// time. The mode says which of the two, if any, is being read.
 class DocumentReader {
  public:
   explicit DocumentReader(TokenizerDocument* document) : document_(*document) {}

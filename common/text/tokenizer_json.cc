@@ -12,7 +12,7 @@
 namespace sluice {
 namespace {
 
-// Deeper nesting has no use: Sequences are flattened.
+// Sequences are flattened, so nesting deeper than this has no use.
 constexpr int kMaxDepth = 8;
 constexpr size_t kMaxSteps = 64;
 
@@ -208,6 +208,8 @@ absl::StatusOr<DecoderSpec> ParseDecoder(const Json& json, const std::string& ty
   return Unsupported("decoder", type);
 }
 
+// Whatever would change the tokens and is not built is refused: a model that gets other tokens than in
+// training answers worse, without any error.
 absl::Status CheckModelIsPlainBpe(const Json& model) {
   ASSIGN_OR_RETURN(const std::string type, StringMemberOr(model, "type", "BPE"));
   if (type != "BPE") {
@@ -310,6 +312,8 @@ absl::Status ParseTemplate(const Json& processor, TokenizerSpec* spec) {
     }
     ++texts;
   }
+  // Tokens before the text are the prefix, those behind it the suffix; a template that repeats the text has
+  // no such form.
   return texts == 1 ? absl::OkStatus()
                     : absl::UnimplementedError(absl::StrCat("template with the text ", texts, " times"));
 }

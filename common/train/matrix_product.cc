@@ -20,6 +20,8 @@ Vec Load(const float* from) {
 
 void Store(const Vec& v, float* to) { std::memcpy(to, &v, sizeof(v)); }
 
+// c[4][16] += a[4][depth] * b[depth][16], the sums in registers for the whole depth. `a` has free strides, so
+// that the same loop serves a transposed left side (gradients).
 void Tile(uint32_t cols, uint32_t depth, const float* a, uint64_t a_row, uint64_t a_col, const float* b,
           float* c) {
   Vec sum[kTileRows][2];
@@ -42,6 +44,7 @@ void Tile(uint32_t cols, uint32_t depth, const float* a, uint64_t a_row, uint64_
   }
 }
 
+// What the tiles leave over at the right and at the bottom, with the sums over k in the same order.
 void Plain(uint32_t rows, uint32_t width, uint32_t cols, uint32_t depth, const float* a, uint64_t a_row,
            uint64_t a_col, const float* b, float* c) {
   for (uint32_t i = 0; i < rows; ++i) {

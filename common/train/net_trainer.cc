@@ -43,16 +43,20 @@ TrainedNet InitialNet(uint32_t inputs, uint32_t outputs, uint32_t units, uint64_
   net.w2.resize(uint64_t{last} * outputs);
   net.b2.resize(outputs);
   Random random(seed);
+  // Variances as for ReLU (He) below and for a linear layer above, so that values keep their size from layer
+  // to layer.
   FillUniform(std::sqrt(6.0f / static_cast<float>(inputs)), &random, &net.w1);
   FillUniform(std::sqrt(1.0f / static_cast<float>(last)), &random, &net.w2);
   return net;
 }
 
-// out[i, :] = bias for every row.
+// Every row of `out` begins as the bias; AddProduct() adds to it.
 void FillRows(uint32_t rows, const std::vector<float>& bias, float* out) {
   for (uint32_t row = 0; row < rows; ++row) std::copy(bias.begin(), bias.end(), out + row * bias.size());
 }
 
+// The loss of one row, and in `out`, which held the logits, its gradient (probability - target). Written so
+// that exp never overflows: log(1 + e^z) = max(z, 0) + log1p(e^-|z|).
 double BinaryLoss(uint32_t outputs, const float* target, float* out) {
   double loss = 0;
   for (uint32_t j = 0; j < outputs; ++j) {
@@ -63,6 +67,7 @@ double BinaryLoss(uint32_t outputs, const float* target, float* out) {
   return loss;
 }
 
+// The same for a distribution as target; the largest logit is taken off first, so that exp never overflows.
 double SoftmaxLoss(uint32_t outputs, const float* target, float* out) {
   const double most = *std::max_element(out, out + outputs);
   double sum = 0;
@@ -76,7 +81,7 @@ double SoftmaxLoss(uint32_t outputs, const float* target, float* out) {
   return loss;
 }
 
-// Scratch of one training.
+// Scratch of one training, kept so that a batch allocates nothing.
 struct Batch {
   std::vector<float> x, target, hidden, out, back, w2_rows;
 };
@@ -122,7 +127,8 @@ double Backward(const TrainedNet& net, TrainingLoss loss, uint32_t rows, const f
   return total * share;
 }
 
-// Adam's two moments of one parameter vector.
+// Adam for one parameter vector: running means of the gradient and of its square. They begin at zero;
+// `first_fix` and `second_fix` undo the bias of that beginning.
 struct Moments {
   std::vector<float> first, second;
   void Step(const std::vector<float>& gradient, float rate, float first_fix, float second_fix,
@@ -157,6 +163,8 @@ class Adam {
   Moments w1_, b1_, w2_, b2_;
 };
 
+// Fisher-Yates with our own generator: the same order with every standard library, so a calibration can be
+// repeated to the bit.
 void Shuffle(Random* random, std::vector<uint64_t>* order) {
   for (size_t i = order->size(); i > 1; --i) std::swap((*order)[i - 1], (*order)[random->Next() % i]);
 }
@@ -209,6 +217,7 @@ absl::StatusOr<TrainedNet> TrainNet(const RowSource& source, uint32_t inputs, ui
       }
       Backward(net, options.loss, count, batch.x.data(), batch.target.data(), &batch, &gradient);
       const double done = (static_cast<double>(rows) * epoch + static_cast<double>(begin)) / total;
+      // The rate falls in a line to kLastRate of itself, which lets the last steps settle.
       const float rate = options.rate * static_cast<float>(1.0 - (1.0 - kLastRate) * done);
       adam.Step(gradient, rate, &net);
     }

@@ -37,7 +37,8 @@ constexpr const char* kClasses[] = {"owner", "root", "listed"};
 constexpr size_t kClassCount = 3;
 
 constexpr int kMaxStreamsPerConnection = 256;
-// Clients may ping while a long prompt is silent; gRPC's default of five minutes would end them for it.
+// The shortest pause between a client's pings that is allowed. Clients ping while a long prompt is silent,
+// and gRPC's default of five minutes would take that for an attack and close the connection.
 constexpr int kMinClientPingMs = 10'000;
 constexpr int kTcpKeepaliveMs = 60'000;
 constexpr int kTcpKeepaliveTimeoutMs = 20'000;
@@ -64,7 +65,7 @@ class ClassProcessor : public grpc::AuthMetadataProcessor {
 };
 
 // One unix socket: its lock, its listener, a gRPC acceptor for each class of peers, and the accept loop.
-// Members are destroyed in reverse: the file goes before the lock.
+// Members are destroyed in reverse, so the socket's file goes before the lock that guards it.
 struct UnixEndpoint {
   std::optional<SocketLock> lock;  // none: the socket was inherited
   UnixListener listener;
@@ -74,6 +75,8 @@ struct UnixEndpoint {
 
 void AddAcceptors(UnixEndpoint* endpoint, grpc::ServerBuilder* builder) {
   for (size_t i = 0; i < kClassCount; ++i) {
+    // gRPC does not tell a call who its peer is. So each class has an acceptor of its own, whose processor
+    // writes the class into the connection's context.
     auto credentials = grpc::experimental::LocalServerCredentials(UDS);
     credentials->SetAuthMetadataProcessor(std::make_shared<ClassProcessor>(kClasses[i]));
     endpoint->by_class[i] = builder->experimental().AddExternalConnectionAcceptor(
@@ -197,6 +200,8 @@ absl::Status GrpcServer::Impl::Bind(grpc::ServerBuilder* builder) {
 }
 
 absl::Status GrpcServer::Impl::Launch(grpc::ServerBuilder* builder) {
+  // BuildAndStart() gives null for any failure; a port that could not be had is told apart by the ports,
+  // which it still fills in.
   server = builder->BuildAndStart();
   size_t tcp = 0;
   for (ListenAddress& address : options.addresses) {
@@ -216,7 +221,7 @@ GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(GrpcServerOptions options,
                                                               const std::vector<NamedService>& services) {
-  // Both are switches of the whole process in gRPC 1.51.
+  // Health service and reflection are switches of the whole process in gRPC 1.51, not of a server.
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   std::unique_ptr<GrpcServer> result(new GrpcServer(std::make_unique<Impl>()));
@@ -229,6 +234,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(GrpcServerOptions 
   }
   RETURN_IF_ERROR(impl.Bind(&builder));
   RETURN_IF_ERROR(impl.Launch(&builder));
+  // Connections are accepted only now that the health service answers: nobody sees "serving" before the
+  // daemon says so.
   result->SetServing(false);
   for (const std::unique_ptr<UnixEndpoint>& endpoint : impl.endpoints) {
     RETURN_IF_ERROR(StartLoop(endpoint.get(), impl.options));
@@ -243,7 +250,7 @@ void GrpcServer::SetServing(bool serving) {
   if (health == nullptr || impl_->stopped.load()) {
     return;
   }
-  // gRPC tells every watcher of every call here, changed or not.
+  // gRPC tells every watcher at each call here, changed or not, so only changes are passed on.
   const absl::MutexLock lock(&impl_->serving_mutex);
   if (impl_->serving == serving) {
     return;
@@ -280,6 +287,7 @@ void GrpcServer::Shutdown(absl::Duration patience) {
 
 const std::vector<ListenAddress>& GrpcServer::addresses() const { return impl_->options.addresses; }
 
+// gRPC does not say how many connections it has; the process's own descriptors do.
 size_t GrpcServer::CountConnections() const {
   DIR* directory = opendir("/proc/self/fd");
   if (directory == nullptr) {
@@ -294,7 +302,8 @@ size_t GrpcServer::CountConnections() const {
   return count;
 }
 
-// The library counts its users; this one never leaves.
+// gRPC shuts itself down when its last user leaves, and a new user may come while it does. This user never
+// leaves.
 void LeaveGrpcToTheProcess() { grpc_init(); }
 
 std::string ClientClassOf(const grpc::ServerContextBase& context) {

@@ -12,7 +12,8 @@
 namespace sluice {
 namespace {
 
-// gRPC puts the details into a header; clients limit headers to 8 KiB, base64 and the message included.
+// The limit of a message. gRPC puts the details, which repeat it, into a header as base64, and clients limit
+// all headers of a response to 8 KiB.
 constexpr size_t kMaxMessageBytes = 2048;
 
 // At most `limit` bytes of `text`, never cut within a UTF-8 character.
@@ -59,6 +60,7 @@ void UnpackDetail(const google::protobuf::Any& detail, absl::Status* status) {
   google::rpc::BadRequest bad;
   google::rpc::RetryInfo retry;
   if (detail.Is<google::rpc::ErrorInfo>()) {
+    // Reasons of other domains are a proxy's or gRPC's own and mean nothing here.
     if (detail.UnpackTo(&info) && info.domain() == kErrorDomain && !info.reason().empty()) {
       status->SetPayload(kReasonPayload, absl::Cord(info.reason()));
     }
@@ -80,6 +82,7 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) {
     return grpc::Status::OK;
   }
+  // absl's codes have gRPC's numbers. UNKNOWN says nothing, so it is reported as what it is, a bug.
   auto code = static_cast<grpc::StatusCode>(status.code());
   if (code < grpc::StatusCode::CANCELLED || code > grpc::StatusCode::UNAUTHENTICATED ||
       code == grpc::StatusCode::UNKNOWN) {

@@ -25,7 +25,8 @@ absl::Status CheckIds(const std::string& field, absl::Span<const int32_t> ids, u
   return absl::OkStatus();
 }
 
-// `ok` is false for NaN too, as comparisons with it are.
+// `ok` must come from comparisons that hold, not from negated ones: those are false for NaN, and NaN is
+// refused.
 absl::Status CheckNumber(bool ok, const char* field, float value, const char* range) {
   return ok ? absl::OkStatus() : Invalid(field, absl::StrCat(value, " is not ", range));
 }
@@ -89,6 +90,8 @@ absl::Status CheckGenerate(const GenerateSpec& spec, const RequestBounds& bounds
     return Invalid("prompt", "has no token");
   }
   RETURN_IF_ERROR(CheckStopping(spec.stopping, bounds));
+  // The whole answer must fit from the start: an answer that runs into the end of the context would be cut
+  // off without having been told so.
   if (spec.prompt.size() + spec.stopping.max_tokens > bounds.context) {
     return TooLong("stopping.max_tokens",
                    absl::StrCat(spec.prompt.size(), " prompt tokens and ", spec.stopping.max_tokens,

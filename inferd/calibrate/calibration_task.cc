@@ -5,7 +5,8 @@
 namespace sluice {
 namespace {
 
-// The caller's sink, with the engine's own wish to stop.
+// The caller's sink with the engine's own wish to stop added to it: a calibration must not keep an engine
+// from ending.
 class StoppableSink final : public CalibrationSink {
  public:
   StoppableSink(std::shared_ptr<CalibrationSink> sink, const std::atomic<bool>* stop)

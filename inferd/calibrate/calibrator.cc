@@ -25,11 +25,14 @@ namespace sluice {
 namespace {
 
 constexpr char kWorkFolder[] = ".calibrate";
-// Raised when a stage computes something else from the same text and options.
+// To be raised when a stage computes something else from the same text and options, since state saved by an
+// older build must not be gone on with.
 constexpr uint64_t kComputation = 5;
-// Two of them are held out.
+// The fewest positions that predictors are trained on. A tenth, two of these, are held out to choose between
+// networks.
 constexpr uint64_t kFewestTrainingPositions = 20;
-// Positions that the use of experts is measured on: some thousand uses of each of a layer's.
+// The positions that the use of experts is measured on: enough for some thousand uses of each of a layer's
+// experts.
 constexpr uint64_t kCacheTokens = 16384;
 
 Digest128 FingerprintOf(const CalibrationSpec& spec, const ProfileKeys& keys) {
@@ -51,10 +54,12 @@ Digest128 FingerprintOf(const CalibrationSpec& spec, const ProfileKeys& keys) {
   return hasher.Finish();
 }
 
-// Runs stages with progress and journal.
+// Runs stages one after the other with progress and journal: a stage goes on from the unit that was saved
+// last.
 class StageDriver {
  public:
-  // `work`: of each stage.
+  // `work`: what each stage costs, in any common unit; from it and the time taken so far the time left is
+  // estimated.
   StageDriver(const CalibratorOptions& options, const CalibrationJournal& journal, std::vector<double> work,
               CalibrationSink* sink)
       : options_(options),
@@ -85,6 +90,7 @@ class StageDriver {
         const absl::Time start = absl::Now();
         RETURN_IF_ERROR(journal_.Save(number_, unit, *stage));
         saved = unit;
+        // Saving takes at most a twentieth of the time, however large the state is.
         next_save = absl::Now() + std::max(options_.save_interval, 20 * (absl::Now() - start));
       }
     }
@@ -131,7 +137,7 @@ absl::Status CheckSpec(const CalibrationSpec& spec, const ModelConfig& config) {
   return absl::OkStatus();
 }
 
-// Everything a calibration computes with; stages in the order they run.
+// Everything that a calibration computes with; the stages in the order in which they run.
 struct StageSet {
   std::vector<CalibrationWindow> windows;
   std::unique_ptr<FeatureRecorder> features;
@@ -159,14 +165,16 @@ absl::Status OpenFeatures(const CalibratorOptions& options, const ModelConfig& c
   return absl::OkStatus();
 }
 
-// Predictors come last: they leave the model alone.
+// The predictors' stage comes last because it does not run the model: what it trains on was recorded by the
+// first stage.
 void MakeStages(const CalibrationSpec& spec, const CalibratorOptions& options, const Pack& pack,
                 const ProfileKeys& keys, const std::string& folder, WindowHost* host, CalibrationSink* sink,
                 StageSet* set) {
   const ModelConfig& config = pack.config();
   const std::vector<CalibrationWindow>& windows = set->windows;
   const PositionWork work(config);
-  // Of the passes of the first `count` windows; those that are held out are as long.
+  // The work of running the first `count` windows. Stages that run the last ones instead, which are held out,
+  // cost the same, as windows are equally long.
   const auto passes = [&windows](uint64_t count, double position_work) {
     return static_cast<double>(PositionsOf(windows, count)) * position_work;
   };

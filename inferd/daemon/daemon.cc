@@ -32,7 +32,8 @@
 namespace sluice {
 namespace {
 
-// A first token needs every layer's experts once; slow disks and large models take their time.
+// The limit of the self-test. A first token needs experts of every layer from SSD, and slow disks and large
+// models take their time.
 constexpr absl::Duration kSelfTestLimit = absl::Minutes(5);
 
 uint32_t UsableCpus() {
@@ -93,6 +94,8 @@ absl::StatusOr<std::unique_ptr<InferdDaemon>> InferdDaemon::Prepare(
   if (!daemon->start_event_.valid()) {
     return ErrnoToStatus(errno, "eventfd");
   }
+  // Whatever can be wrong with pack, options or addresses is found out here, before clients and weightd are
+  // asked for anything; the engine starts later (Begin()), while health and stats answer already.
   RETURN_IF_ERROR(daemon->Open(set));
   RETURN_IF_ERROR(daemon->Serve(std::move(on_phase), inherited));
   RETURN_IF_ERROR(daemon->OpenMetrics(options.metrics));
@@ -132,6 +135,8 @@ void InferdDaemon::OpenChat() {
     return;
   }
   auto chat = ChatFormatter::Create(pack_->chat_template(), *tokenizer_);
+  // A template that cannot be run is no reason not to serve: Generate needs none, and a request may bring its
+  // own.
   if (chat.ok()) {
     chat_ = *std::move(chat);
     return;
@@ -202,7 +207,7 @@ absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> o
   return absl::OkStatus();
 }
 
-// An empty address ends them.
+// An empty address closes the metrics door.
 absl::Status InferdDaemon::OpenMetrics(const std::string& address) {
   if (address.empty()) {
     door_.reset();
@@ -234,7 +239,8 @@ void InferdDaemon::Begin() {
   });
 }
 
-// On the engine's thread, before it computes. Without a measurement the defaults are as right, only slower.
+// Runs on the engine's thread before it computes anything. Without a measurement the default switch points
+// hold: results are the same, only slower.
 absl::Status InferdDaemon::SetUpSparsity(const BackendLimits& limits, Backend& backend) {
   const EngineOptions options = EngineOptionsOf(options_);
   ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options.preset, options.policies, options.device));
@@ -274,6 +280,7 @@ absl::Status InferdDaemon::StartEngine() {
   gate_.SetProgress("making a first token");
   const std::vector<int32_t>& bos = pack_->config().bos_ids;
   RETURN_IF_ERROR(SelfTest(engine_.get(), bos.empty() ? 0 : bos.front(), kSelfTestLimit));
+  // Clients are let in only after a whole step has worked, kernels, weights and tokenizer included.
   log_->info("{}", engine_->description());
   gate_.Open(engine_.get());
   return absl::OkStatus();
@@ -298,6 +305,8 @@ void InferdDaemon::Shutdown(absl::Duration patience) {
 }
 
 InferdDaemon::~InferdDaemon() {
+  // The starting thread writes engine_ and uses the gate, so it ends first; then the calls, which hold sinks
+  // of the engine; then the engine.
   if (starter_.joinable()) {
     starter_.join();
   }

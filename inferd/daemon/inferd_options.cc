@@ -74,6 +74,8 @@ InferdCommand ParseInferdCommand(int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
     if (const absl::Status status = CheckInferdOptions(command.options, command.set);
+        // What is wrong is a usage error. What this build lacks is left for the daemon's start to report, but
+        // --check-config wants to know all.
         absl::IsInvalidArgument(status) || (check_only && !status.ok())) {
       throw CLI::ValidationError(std::string(status.message()));
     }
@@ -173,6 +175,7 @@ std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const 
   shown.threads = threads;
   if (const auto policies = PoliciesOf(options.preset, plan.options.policies, plan.options.device);
       policies.ok()) {
+    // What is in effect is shown, every policy with its value, not what was typed.
     shown.policy.clear();
     for (const PolicyKey& key : PolicyKeys()) {
       shown.policy.push_back(absl::StrCat(key.name, "=", key.show(*policies)));

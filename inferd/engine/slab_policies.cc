@@ -201,9 +201,8 @@ absl::StatusOr<SlabResidencyOptions> SlabOptionsOf(const Policies& policies, con
   // What is skipped or replaced never comes this far.
   const bool routed = policies.miss == ExpertMiss::kSkip || policies.miss == ExpertMiss::kProceed;
   options.miss = routed ? ExpertMiss::kLoad : policies.miss;
-  options.balance_tiles = policies.balance_tiles;
   options.lead = LeadOf(policies);
-  options.eviction = {policies.eviction, policies.score_window, policies.lfru_half_life};
+  options.eviction = {.kind = policies.eviction, .score_window = policies.score_window};
   return options;
 }
 

@@ -17,7 +17,7 @@
 
 namespace sluice {
 
-// Slots of a sequence's state.
+// The two slots of a sequence's state, by their roles in the running step.
 struct StateSlots {
   uint32_t from = 0;  // before the step
   uint32_t to = 0;    // after it
@@ -28,17 +28,17 @@ uint64_t StateBytesPerSequence(const ModelConfig& config);
 
 class DeltaStates {
  public:
-  // For `sequences` running sequences, named by the scheduler's slots 0..sequences-1.
+  // States for `sequences` running sequences, named by the scheduler's slots 0..sequences-1.
   static absl::StatusOr<std::unique_ptr<DeltaStates>> Create(const ModelConfig& config, uint32_t sequences,
                                                              Backend* backend);
 
-  // Of a layer with gated delta attention.
+  // The states of a layer. REQUIRES: the layer has gated delta attention.
   const DeltaStateView& view(uint32_t layer) const { return views_[layer]; }
 
   StateSlots slots(uint32_t sequence) const {
     return {2 * sequence + current_[sequence], 2 * sequence + 1u - current_[sequence]};
   }
-  // The step that wrote slots(sequence).to counts.
+  // The step that wrote slots(sequence).to counts: what it wrote is what the next step begins with.
   void Commit(uint32_t sequence) { current_[sequence] ^= 1; }
 
  private:

@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-// Between requests after weightd had no room.
+// The pause before weightd is asked again after it had no room: other sessions give some back meanwhile.
 constexpr absl::Duration kRetryPace = absl::Milliseconds(10);
 
 }  // namespace
@@ -59,6 +59,8 @@ absl::Status DenseWeights::LeaseAll(absl::Duration stall_limit) {
   absl::Time retry_at = absl::InfinitePast();
   uint64_t refusals = 0;
   absl::Status trouble;
+  // A completion is a hint that the extent is resident; only a lease says that it stays. One that was evicted
+  // in between is asked for again.
   const auto handle = [&](const FetchKey& key, const FetchCompletion& completion) {
     if (key.kind != FetchKind::kDense || extents_[key.extent] != Extent::kRequested) {
       return;
@@ -90,6 +92,7 @@ absl::Status DenseWeights::LeaseAll(absl::Duration stall_limit) {
       return absl::OkStatus();
     }
     if (stall.Exceeded(absl::Now())) {
+      // Two causes, two remedies: a budget that is too small, and a disk or weightd that does not answer.
       return refusals > 0 ? NoRoomError() : StallError(stall_limit);
     }
     RETURN_IF_ERROR(client_->Wait(

@@ -40,6 +40,8 @@ void KvPages::Trim(uint32_t slot, uint32_t next_position) {
   if (window_ == 0 || next_position < window_) {
     return;
   }
+  // A page goes back once its last position is behind every later position's window. Pages keep their places
+  // in the table, so that a position's page is always found by division.
   const uint32_t first_visible = next_position - window_ + 1;
   const uint32_t whole_pages_behind = first_visible / kPageTokens;
   std::vector<uint32_t>& table = tables_[slot];
@@ -69,6 +71,8 @@ uint32_t KvPages::PeakPages(uint32_t positions, uint32_t window, uint32_t chunk)
   return std::min(all, PagesFor(window) + PagesFor(chunk) + 2);
 }
 
+// A page is shared by all layers, so it may go only when the layer that looks back farthest is done with it;
+// one layer without a window keeps everything.
 uint32_t WidestWindow(const ModelConfig& config) {
   uint32_t widest = 0;
   for (const LayerConfig& layer : config.layers) {
@@ -106,7 +110,7 @@ KvView ShapeOf(const AttentionConfig& attention, KvType type) {
   return view;
 }
 
-// Bytes of a page, K and V.
+// Bytes of a page of K and of V; where V is part of K's row (value_dim) there is one of them.
 uint64_t PageBytes(const KvView& view) { return (view.value_dim > 0 ? 1 : 2) * view.page_stride; }
 
 }  // namespace

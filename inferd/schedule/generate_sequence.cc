@@ -5,8 +5,8 @@
 namespace sluice {
 namespace {
 
-// Tokens of the prompt before the answer that its decoding may depend on: a word's start, the bytes of one
-// character.
+// How many of the prompt's last tokens the decoder is given before the answer's: what a text depends on is
+// the start of a word, or the other bytes of a character.
 constexpr size_t kDecoderContext = 16;
 
 Sequence::Header HeaderOf(SequenceId id, const GenerateSpec& spec, absl::Time now) {
@@ -77,6 +77,8 @@ void GenerateSequence::Take(const LogitSlice& slice, absl::Time now, Sampler* sa
     state_ = State::kFinished;
     info_.reason = FinishReason::kLength;
   }
+  // The answer is over: bytes of an unfinished character become text, and what was held back as the beginning
+  // of a stop string is none.
   if (state_ == State::kFinished && matcher_.matched() < 0) {
     if (decoder_.has_value() && matcher_.Push(decoder_->Flush(), &text_) && !stops) {
       info_.reason = FinishReason::kStopSequence;  // the last bytes, made whole, completed a stop string
@@ -90,6 +92,7 @@ void GenerateSequence::Take(const LogitSlice& slice, absl::Time now, Sampler* sa
 int32_t GenerateSequence::Sample(const LogitSlice& slice, Sampler* sampler) {
   const bool may_stop = generated() >= stopping_.min_tokens;
   const bool greedy = sampling_.temperature < kGreedyTemperature || sampling_.top_k == 1;
+  // The backend has found the largest logit already, with ties to the lower id as the sampler has them.
   if (greedy && !counts_.enabled() && (may_stop || stop_ids_.empty())) {
     return slice.logits->ids[uint64_t{slice.first} * slice.logits->k];
   }
@@ -113,6 +116,7 @@ void GenerateSequence::AddText(int32_t token, bool stops) {
   if (!decoder_.has_value() || (stops && !stopping_.include_stop_in_output)) {
     return;
   }
+  // Stop strings count from min_tokens on, and none that began before.
   if (generated() <= stopping_.min_tokens) {
     text_ += decoder_->Push(token);
   } else {

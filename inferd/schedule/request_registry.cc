@@ -29,6 +29,8 @@ absl::StatusOr<SequenceId> RequestRegistry::Enter(const std::string& request_id,
   if (waiting_ >= limits_.count) {
     return QueueFull(absl::StrCat(waiting_, " of ", limits_.count, " requests wait"));
   }
+  // One request may always wait, however large it is: limits of tokens and bytes bound the queue, not a
+  // prompt.
   if (waiting_ > 0 && waiting_tokens_ + tokens > limits_.tokens) {
     return QueueFull(
         absl::StrCat(waiting_tokens_, " of ", limits_.tokens, " tokens wait, this has ", tokens));

@@ -36,6 +36,8 @@ float MaxOf(absl::Span<const float> values) {
 
 }  // namespace
 
+// A hash of seed and position rather than a generator's next number: a sequence that is preempted and
+// computed anew, or shares its batch with others, draws the same numbers.
 double UniformAt(uint64_t seed, uint64_t position) {
   const uint64_t bits = Mix(Mix(seed + 0x9e3779b97f4a7c15ull) + (position + 1) * 0xd1b54a32d192ed03ull);
   return static_cast<double>(bits >> 11) * 0x1.0p-53;
@@ -64,6 +66,8 @@ void TokenCounts::Reserve(uint32_t tokens) {
   slots_.assign(tokens == 0 ? 0 : std::bit_ceil(size_t{tokens} * 2), 0);
 }
 
+// Open addressing in a table at most half full, so that a search ends; 0 marks a free slot, other values are
+// places in items_ plus one.
 TokenCounts::Item* TokenCounts::Find(int32_t token) {
   const size_t mask = slots_.size() - 1;
   size_t at = Mix(static_cast<uint32_t>(token)) & mask;
@@ -84,7 +88,8 @@ Sampler::Sampler(uint32_t vocab)
   candidates_.reserve(vocab);
 }
 
-// The logits with penalties and bans; the input's own where there are none.
+// The logits with penalties and bans applied; where there are none the input's own, which saves copying a row
+// of the vocabulary.
 absl::Span<const float> Sampler::Adjust(const SampleInput& input) {
   const SamplingParams& params = *input.params;
   const bool penalties = input.counts != nullptr && HasPenalties(params);
@@ -126,15 +131,17 @@ int32_t Sampler::Sample(const SampleInput& input) {
   if (params.top_p >= 1.0f && params.min_p <= 0.0f) {
     return DrawFromAll(logits, best, inverse_temperature, u);
   }
-  // Below ln(min_p) a candidate is dropped anyway; below e^-87 it weighs nothing. A little lower, so that
-  // rounding here decides nothing.
+  // How far below the best a logit may lie, in units of the temperature. Below ln(min_p) a candidate is
+  // dropped anyway, and below e^-87 it weighs nothing; the bound is a little lower, so that its rounding
+  // decides nothing.
   const float deepest = params.min_p > 0.0f ? std::log(params.min_p) - 0.01f : -88.0f;
   if (params.top_p >= 1.0f) {
     SelectAbove(logits, best + deepest * params.temperature);
     return DrawFromBest(params, best, inverse_temperature, 0, u);
   }
   const double mass = MassOf(logits, best, inverse_temperature);
-  // Most rows hold their share within a few e-folds of the best: sorting what is that high is cheap.
+  // Top-p needs only candidates down to an unknown depth. Most rows reach the share within a few e-folds of
+  // the best, and sorting what lies that high is cheap; otherwise the search goes twice as deep.
   for (float depth = -3.0f;; depth *= 2) {
     depth = std::max(depth, deepest);
     const double reached = SelectAbove(logits, best + depth * params.temperature);
@@ -144,7 +151,7 @@ int32_t Sampler::Sample(const SampleInput& input) {
   }
 }
 
-// The k best into candidates_, best first.
+// Puts the k best into candidates_, best first, ties to the lower id.
 void Sampler::SelectBest(absl::Span<const float> logits, uint32_t k) {
   candidates_.clear();
   constexpr uint32_t kHeapLimit = 1024;  // beyond it one selection over all is faster than a large heap
@@ -171,7 +178,8 @@ void Sampler::SelectBest(absl::Span<const float> logits, uint32_t k) {
   std::sort_heap(candidates_.begin(), candidates_.end(), Better);
 }
 
-// All not below `lowest` into candidates_, in index order; the sum of their weights_, if these are there.
+// Puts all candidates that are not below `lowest` into candidates_, in the order of their ids, and returns
+// the sum of their weights_, which is meaningful only after MassOf().
 double Sampler::SelectAbove(absl::Span<const float> logits, float lowest) {
   candidates_.clear();
   double mass = 0;
@@ -184,7 +192,8 @@ double Sampler::SelectAbove(absl::Span<const float> logits, float lowest) {
   return mass;
 }
 
-// Fills weights_ and block_mass_; the sum of all, a fixed tree over blocks and lanes.
+// Fills weights_ and block_mass_ and returns the sum of all. The additions form a fixed tree over blocks and
+// lanes, so the sum is the same on every machine.
 double Sampler::MassOf(absl::Span<const float> logits, float best, float inverse_temperature) {
   float* const weights = weights_.data();
   const float* const values = logits.data();
@@ -222,8 +231,8 @@ int32_t Sampler::DrawFromAll(absl::Span<const float> logits, float best, float i
   while (block + 1 < blocks && block_mass_[block] <= left) {
     left -= block_mass_[block++];
   }
-  // Rounding may leave a little at the block's end, or lead into a last block that weighs nothing: the last
-  // token that can be drawn at all is the answer then.
+  // `left` was rounded at each subtraction: it may outlast the block by a little, or lead into a last block
+  // that weighs nothing. The last token that can be drawn at all is the answer then.
   int32_t last = -1;
   for (size_t i = block * kBlock; i < std::min((block + 1) * kBlock, logits.size()); ++i) {
     if (weights_[i] > 0.0f) {
@@ -240,8 +249,8 @@ int32_t Sampler::DrawFromAll(absl::Span<const float> logits, float best, float i
   return last;
 }
 
-// Cuts candidates_ (best first, or any order: then `mass` is that of the whole row) by top-p and min-p;
-// draws.
+// Cuts candidates_ by top-p and min-p and draws one. They may be in any order, but then `mass` must be that
+// of the whole row.
 int32_t Sampler::DrawFromBest(const SamplingParams& params, float best, float inverse_temperature,
                               double mass, double u) {
   const double enough = params.top_p < 1.0f ? params.top_p * mass : std::numeric_limits<double>::infinity();

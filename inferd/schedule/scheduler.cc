@@ -112,9 +112,13 @@ const StepPlan& Scheduler::Plan() {
   plan_.prefill_rows = 0;
   for (Entry* entry : running_) {
     entry->planned = false;
+    // A blocked sequence (its reader is slow) keeps its slot for kPatience plans, since readers mostly come
+    // back soon.
     entry->blocked_plans = entry->blocked ? entry->blocked_plans + 1 : 0;
   }
   chunk_left_ = options_.prefill_chunk;
+  // Decoding comes first, so that prompts never keep a running answer from its next token; what is left of
+  // the step goes to prompts, and only then to newcomers.
   PlanDecode();
   PlanPrefill();
   MakeWay();
@@ -123,8 +127,8 @@ const StepPlan& Scheduler::Plan() {
 }
 
 void Scheduler::PlanDecode() {
-  // Older entries come first, and MakeRoom takes from the youngest that has no rows yet: what is planned
-  // stays.
+  // Older entries come first, and MakeRoom() takes pages from the youngest that has no rows yet, so what is
+  // planned already stays.
   for (size_t i = 0; i < running_.size();) {
     Entry* entry = running_[i];
     if (entry->blocked || entry->missing() != 1) {
@@ -159,6 +163,7 @@ void Scheduler::PlanPrefill() {
 
 Scheduler::Entry* Scheduler::NextPrefill() {
   Entry* best = nullptr;
+  // Among equal priorities the client that was served the fewest rows goes first.
   const auto order = [](const Entry* e) {
     return std::make_tuple(-int64_t{e->request.priority}, e->client->served, e->arrival);
   };
@@ -177,6 +182,8 @@ void Scheduler::AdmitWaiting() {
     if (entry == nullptr) {
       return;
     }
+    // A newcomer must fit beside what the others will still take, else it would be preempted before it has an
+    // answer. One alone is always let in: it was checked to fit when it was accepted.
     if (PeakPages(entry->request.length + 1) + PagesPromised() > pages_->free_pages() && !running_.empty()) {
       return;
     }
@@ -211,7 +218,8 @@ Scheduler::Entry* Scheduler::NextWaiting() {
   return best;
 }
 
-// Puts back who has been blocked for long, one a plan, while others wait.
+// While others wait, puts back a sequence whose reader has been slow for long. One a plan: the slot may be
+// all that was missing.
 void Scheduler::MakeWay() {
   if (NextWaiting() == nullptr) {
     return;
@@ -228,7 +236,8 @@ uint32_t Scheduler::PeakPages(uint32_t positions) const {
   return KvPages::PeakPages(positions, pages_->window(), options_.prefill_chunk);
 }
 
-// Pages that the known tokens of the running sequences will still take.
+// The pages that the running sequences will still take for the tokens that are known. What answers will grow
+// to is not known and not reserved: preemption makes up for it.
 uint32_t Scheduler::PagesPromised() const {
   uint32_t pages = 0;
   for (const Entry* entry : running_) {
@@ -238,7 +247,8 @@ uint32_t Scheduler::PagesPromised() const {
   return pages;
 }
 
-// Grows `entry` to `end` positions; preempts younger sequences without rows in this plan if that helps.
+// Grows `entry` to `end` positions, preempting younger sequences that have no rows in this plan. Whether that
+// is enough is counted first, so that nobody is preempted in vain.
 bool Scheduler::MakeRoom(Entry* entry, uint32_t end) {
   pages_->Trim(entry->slot, entry->computed);
   uint32_t within_reach = pages_->free_pages();
@@ -262,7 +272,8 @@ void Scheduler::Preempt(Entry* entry) {
   StopRunning(entry);
   entry->computed = 0;
   waiting_.push_back(entry);
-  // One that was admitted for this very plan only goes back to where it came from.
+  // A sequence that was admitted for this very plan has computed nothing, so it only goes back to the queue
+  // and does not count as preempted.
   const auto admitted = std::find(plan_.admitted.begin(), plan_.admitted.end(), entry->request.id);
   if (admitted != plan_.admitted.end()) {
     plan_.admitted.erase(admitted);

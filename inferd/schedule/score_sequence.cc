@@ -48,6 +48,7 @@ void ScoreSequence::Take(const LogitSlice& slice, absl::Time now, Sampler*) {
     const uint64_t row = slice.first + i;
     argmax_.push_back(logits.ids[row * logits.k]);
     if (!targets_.empty()) {
+      // In double: the difference of two large floats would lose the digits that a perplexity sums up.
       const float logit = logits.logits[row * slice.vocab + targets_[slice.position + i]];
       target_logprobs_.push_back(static_cast<float>(double{logit} - double{logits.log_sum_exp[row]}));
     }

@@ -15,7 +15,8 @@ void Sequence::Admit(absl::Time now) {
   OnStarted(QueueSeconds());
 }
 
-// A virtual clock knows nothing of the queue: it stands still meanwhile, long before `created`.
+// `created` is real time. Under a virtual clock, which stands still while a request waits, the difference
+// says nothing and may be negative.
 double Sequence::QueueSeconds() const {
   return std::max(0.0, absl::ToDoubleSeconds(admitted_ - header_.created));
 }

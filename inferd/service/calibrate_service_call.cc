@@ -1,5 +1,5 @@
-// AdminService.Calibrate: the call between the calibration's thread, which reports, and a reader of any
-// speed.
+// AdminService.Calibrate: a call that stands between the calibration's thread, which reports, and a client
+// that may read slowly. Only the latest progress waits, so a slow reader costs no memory.
 #include <atomic>
 #include <memory>
 #include <optional>

@@ -26,7 +26,7 @@ absl::Status Invalid(const std::string& field, const std::string& description) {
   return FieldError(absl::StatusCode::kInvalidArgument, field, description);
 }
 
-// How a template gets the arguments of tool calls.
+// In which form a template is given the arguments of tool calls.
 enum class ArgumentsAs { kObject, kText };
 
 absl::StatusOr<std::string> RoleName(v1::ChatRole role, const std::string& field) {
@@ -126,7 +126,8 @@ absl::Status AddVariables(const v1::ChatOptions& options, Json* conversation) {
   return absl::OkStatus();
 }
 
-// The conversation as ChatTemplate::Render takes it.
+// The conversation in the form that ChatTemplate::Render() takes. Members keep their order, since templates
+// print objects as they stand.
 absl::StatusOr<std::string> ConversationJson(const ConversationView& conversation, ArgumentsAs arguments_as) {
   Json json = {{"messages", Json::array()}};
   for (int i = 0; i < conversation.messages.size(); ++i) {
@@ -189,6 +190,8 @@ absl::StatusOr<FormattedChat> Format(const ChatFormatter& formatter, const Conve
   ASSIGN_OR_RETURN(const ChatRenderOptions options, RenderOptions(conversation.options));
   ASSIGN_OR_RETURN(const std::string json, ConversationJson(conversation, ArgumentsAs::kObject));
   absl::StatusOr<FormattedChat> chat = formatter.Format(json, options);
+  // Templates disagree on whether arguments of tool calls are an object or its text, and do not say which.
+  // One that refuses the object is given the text; if it refuses both, the first error is the one to report.
   if (absl::IsInvalidArgument(chat.status()) && HasToolCalls(conversation)) {
     ASSIGN_OR_RETURN(const std::string with_text, ConversationJson(conversation, ArgumentsAs::kText));
     if (auto second = formatter.Format(with_text, options); second.ok()) {

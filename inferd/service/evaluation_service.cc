@@ -20,9 +20,10 @@ namespace v1 = inference::v1;
 
 static_assert(std::endian::native == std::endian::little, "logits travel as little-endian float32");
 
-// Rows of one message: far below a client's default limit of 4 MiB.
+// Bytes of rows in one message: far below a client's default limit of 4 MiB.
 constexpr size_t kMessageBytes = 1 << 20;
-// The engine leaves the request out of its steps while more than this waits for the reader.
+// Once more than this waits for the reader the engine leaves the request out of its steps: full logits are
+// made far faster than a client takes them.
 constexpr size_t kCongestedBytes = 4 << 20;
 
 class ScoreCall final : public ServiceStream<v1::ScoreResponse>, public ScoreSink {
@@ -65,6 +66,8 @@ void ScoreCall::OnRows(uint32_t first, absl::Span<const int32_t> argmax,
   const size_t rows = argmax.size();
   const size_t row_floats = rows == 0 ? 0 : logits.size() / rows;
   const size_t row_bytes = row_floats * sizeof(float) + (target_logprobs.empty() ? 4 : 8);
+  // Rows are cut into messages that a client takes by default; one row may be larger than that by itself, and
+  // then is a message.
   const size_t message_rows = std::max<size_t>(1, kMessageBytes / row_bytes);
   const absl::MutexLock lock(&mutex_);
   for (size_t row = 0; row < rows && Open(); row += message_rows) {

@@ -12,7 +12,7 @@ namespace {
 
 namespace v1 = inference::v1;
 
-// What the log calls a call.
+// The name of a call in the log.
 template <typename Response>
 constexpr const char* kStreamName =
     std::is_same_v<Response, v1::ChatStreamResponse> ? "chat_stream" : "generate_stream";
@@ -110,6 +110,7 @@ std::optional<size_t> StreamedAnswerCall<Response>::Take(bool ending, Response* 
     started_.reset();
     return 0;
   }
+  // Tokens that came while a message was being written merge into the next one.
   if (delta_tokens_ >= report_.interval_tokens || (ending && (delta_tokens_ > 0 || delta_bytes_ > 0))) {
     out->mutable_delta()->Swap(&delta_);
     delta_.Clear();
@@ -152,7 +153,8 @@ void AnswerCall<Response>::End(absl::Status status) {
   if (!end_.has_value()) {
     end_ = std::move(status);
   }
-  if (!finished_) {  // once it is, the server may be gone
+  // A call that is finished already was cancelled, and the server and its pump may be gone by now.
+  if (!finished_) {
     serving_.pump->Schedule(this->shared_from_this());
   }
 }

@@ -23,7 +23,8 @@ ConversationView ConversationOf(const Request& request) {
   return {request.messages(), request.options()};
 }
 
-// Hands the request to the engine; a refusal ends the call.
+// Hands the request to the engine; a refusal ends the call. The call is in the pump before the engine knows
+// it, since its first token may come at once.
 template <typename Call>
 void Submit(const ServingContext& context, GenerateSpec spec, const std::shared_ptr<Call>& call) {
   context.pump->Add(call);

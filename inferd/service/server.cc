@@ -16,20 +16,21 @@
 namespace sluice {
 namespace {
 
-// Between the last call's end and the end of its connection. A client that is just writing (an
-// acknowledgement of HTTP/2) when the connection closes gives it up without reading the end of the answer
-// that is there.
+// The pause between the last call's end and the end of its connection. A client that is just writing (an
+// acknowledgement of HTTP/2) when the connection closes gives it up without reading the rest of the answer.
 constexpr absl::Duration kLinger = absl::Milliseconds(100);
 
-// The largest is a text to calibrate on: five million tokens of at most three bytes.
+// The limit of an admin request. The largest is a text to calibrate on: five million tokens of at most three
+// bytes.
 constexpr int kAdminRequestBytes = 16 << 20;
 
-// Groups are of clients, not of operators.
+// Only users may be operators; allowed groups are for clients.
 PeerPolicy AdminPeers(std::vector<uid_t> allowed_uids) { return {std::move(allowed_uids), {}}; }
 
 }  // namespace
 
-// Destroyed in reverse: servers before the services, these before the pump.
+// Members are destroyed in reverse: servers before the services that they call, these before the pump that
+// their calls use.
 struct InferdServer::Parts {
   explicit Parts(ServingContext serving, ServerState* state)
       : context(std::move(serving)),
@@ -54,7 +55,8 @@ struct InferdServer::Parts {
   AdminServiceImpl admin;
   std::unique_ptr<GrpcServer> admin_server;
   std::unique_ptr<GrpcServer> client_server;
-  // For calls that come before Listen() has returned.
+  // GetStats counts connections, and may be called before Listen() has returned: the pointers are set once
+  // the server stands.
   std::atomic<const GrpcServer*> admin_server_view{nullptr};
   std::atomic<const GrpcServer*> client_server_view{nullptr};
   std::thread health;
@@ -135,6 +137,7 @@ void InferdServer::Shutdown(absl::Duration patience) {
   }
   StartDrain();
   AwaitCalls(patience);
+  // The admin service ends last, so that an operator can watch the drain.
   parts_->client_server->Shutdown(absl::ZeroDuration());
   {
     const absl::MutexLock lock(&mutex_);

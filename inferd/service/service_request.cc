@@ -15,6 +15,7 @@
 #include "common/status.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/unknown_field_set.h"
+#include "inferd/api/request_checks.h"
 
 namespace sluice {
 namespace {
@@ -22,8 +23,6 @@ namespace {
 namespace v1 = inference::v1;
 
 constexpr size_t kMaxRequestIdBytes = 128;
-constexpr int kMaxStops = 16;
-constexpr size_t kMaxStopBytes = 1024;
 constexpr uint32_t kMaxLogprobs = 20;
 
 absl::Status Invalid(const std::string& field, const std::string& description) {
@@ -41,7 +40,8 @@ absl::Status TooLong(const std::string& field, const std::string& message) {
   return status;
 }
 
-// `value` must be a number in [low, high], above `low` if `open_low`, below `high` if `open_high`.
+// Refuses a value outside of [low, high]; `open_low` and `open_high` leave out the bound itself. The error
+// spells the interval.
 absl::Status InRange(double value, double low, double high, bool open_low, bool open_high,
                      const std::string& field) {
   const bool ok = std::isfinite(value) && (open_low ? value > low : value >= low) &&
@@ -53,7 +53,7 @@ absl::Status InRange(double value, double low, double high, bool open_low, bool 
                                         high, open_high ? ')' : ']'));
 }
 
-// A random UUID (version 4).
+// A random UUID of version 4, so that ids of different servers and lives never meet in a log.
 std::string NewRequestId() {
   std::random_device random;
   uint32_t word[4];
@@ -64,7 +64,8 @@ std::string NewRequestId() {
                          0x8000 | (word[2] >> 16 & 0x3fff), word[2] & 0xffff, word[3]);
 }
 
-// The request's own id, the metadata's, or a new one. It is echoed in metadata, which takes printable ASCII.
+// The request's own id, else the one in the metadata, else a new one. It is echoed in metadata, which takes
+// only printable ASCII.
 absl::StatusOr<std::string> RequestId(const CallFacts& call, const std::string& own,
                                       const std::string& field) {
   const std::string& id = own.empty() ? call.request_id : own;
@@ -126,7 +127,8 @@ absl::StatusOr<SamplingParams> Sampling(const GenerationDefaults& defaults,
   return sampling;
 }
 
-// `prompt_tokens` are in the context already.
+// What ends the answer. By default it may go on until the context is full, of which `prompt_tokens` are
+// taken.
 absl::StatusOr<StoppingParams> Stopping(const ServedModel& model, uint32_t prompt_tokens,
                                         const v1::StoppingParams& request) {
   const std::string path = "spec.stopping.";
@@ -146,9 +148,9 @@ absl::StatusOr<StoppingParams> Stopping(const ServedModel& model, uint32_t promp
     return Invalid(path + "min_tokens", absl::StrCat("is ", stopping.min_tokens,
                                                      ", above max_tokens, which is ", stopping.max_tokens));
   }
-  if (request.stop_size() > kMaxStops) {
-    return Invalid(path + "stop",
-                   absl::StrCat("has ", request.stop_size(), " texts, at most ", kMaxStops, " are allowed"));
+  if (static_cast<size_t>(request.stop_size()) > kMaxStopStrings) {
+    return Invalid(path + "stop", absl::StrCat("has ", request.stop_size(), " texts, at most ",
+                                               kMaxStopStrings, " are allowed"));
   }
   for (const std::string& text : request.stop()) {
     if (text.empty() || text.size() > kMaxStopBytes) {
@@ -223,7 +225,7 @@ absl::Status CheckUnsupported(const v1::GenerationSpec& spec) {
   return Unsupported(spec.scheduling().has_max_queue_wait(), "spec.scheduling.max_queue_wait");
 }
 
-// All but prompt and stopping, which depend on the prompt's length.
+// Plans everything but the prompt and the stopping, which depends on the prompt's length.
 absl::StatusOr<GenerationPlan> PlanWithoutPrompt(const ServingContext& context, const CallFacts& call,
                                                  const v1::GenerationSpec& spec) {
   RETURN_IF_ERROR(CheckModel(context, spec.model()));
@@ -239,7 +241,7 @@ absl::StatusOr<GenerationPlan> PlanWithoutPrompt(const ServingContext& context, 
   return plan;
 }
 
-// Checks the prompt's length and sets what depends on it.
+// Checks the prompt's length and plans the stopping, which depends on it.
 absl::Status FitToPrompt(const ServingContext& context, const v1::GenerationSpec& spec,
                          const std::string& field, GenerationPlan* plan) {
   const size_t tokens = plan->spec.prompt.size();
@@ -282,6 +284,8 @@ absl::Status CheckTokenizer(const ServingContext& context) {
 }
 
 absl::Status CheckNoUnknownFields(const google::protobuf::Message& message) {
+  // A field of a newer client may matter to it; answering as if it were not there would be wrong without a
+  // word.
   const google::protobuf::Reflection& reflection = *message.GetReflection();
   const google::protobuf::UnknownFieldSet& unknown = reflection.GetUnknownFields(message);
   if (!unknown.empty()) {
@@ -344,6 +348,8 @@ absl::StatusOr<GenerationPlan> PlanChat(const ServingContext& context, const Cal
       std::find(context.model.eos.begin(), context.model.eos.end(), *prompt.end_of_turn) ==
           context.model.eos.end() &&
       std::find(stops.begin(), stops.end(), *prompt.end_of_turn) == stops.end()) {
+    // Some models end a turn with a token that is not among their end-of-text tokens; without it the answer
+    // would run on into an invented next turn.
     stops.push_back(*prompt.end_of_turn);
   }
   return plan;

@@ -10,7 +10,7 @@ namespace {
 
 namespace v1 = inference::v1;
 
-// After this long a place in the queue is likely to be free.
+// How long a refused client is told to wait: a place in the queue is likely to be free by then.
 constexpr absl::Duration kQueueRetryDelay = absl::Seconds(1);
 
 v1::FinishReason ReasonToProto(FinishReason reason) {
@@ -25,6 +25,7 @@ v1::FinishReason ReasonToProto(FinishReason reason) {
   return v1::FINISH_REASON_UNSPECIFIED;
 }
 
+// Every error carries a reason that a program can act on; this is the one for errors whose maker gave none.
 const char* DefaultReason(absl::StatusCode code) {
   switch (code) {
     case absl::StatusCode::kInvalidArgument:
@@ -120,7 +121,7 @@ void FillTimings(const Timings& timings, uint32_t completion_tokens, v1::Timings
   out->set_prompt_seconds(timings.prompt_seconds);
   out->set_decode_seconds(timings.decode_seconds);
   out->set_stall_seconds(timings.stall_seconds);
-  // The first token belongs to the prompt's time.
+  // The first token belongs to the prompt's time, so n tokens took n - 1 steps of decoding.
   if (completion_tokens > 1 && timings.decode_seconds > 0) {
     out->set_tokens_per_second((completion_tokens - 1) / timings.decode_seconds);
   }

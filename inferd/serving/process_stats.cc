@@ -17,7 +17,8 @@ uint64_t CountOpenDescriptors() {
     count += entry->d_name[0] != '.' ? 1 : 0;
   }
   closedir(directory);
-  return count - 1;  // without the directory's own
+  // Reading the folder takes a descriptor itself.
+  return count - 1;
 }
 
 uint64_t ResidentBytes() {

@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-// Shared with the engine, which may end the request after the test gave up.
+// The sink is shared with the engine, which may end the request after the test has given up waiting.
 class TestSink final : public RequestSink {
  public:
   void OnStarted(const Usage&, double) override {}

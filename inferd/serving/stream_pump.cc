@@ -43,6 +43,8 @@ void StreamPump::Remove(PumpedCall* call) {
 }
 
 void StreamPump::Schedule(std::shared_ptr<PumpedCall> call) {
+  // A call is in the list once at most. The pump clears the mark before it looks at the call, so a change
+  // that comes while it looks schedules it again.
   if (call->scheduled_.exchange(true)) {
     return;
   }
@@ -81,6 +83,8 @@ bool StreamPump::AwaitIdle(absl::Duration patience) const {
   return true;
 }
 
+// Ticks are for readers that stall, and happen only while there are calls: an idle server's thread does not
+// wake.
 bool StreamPump::Await(absl::Time next_tick, std::vector<std::shared_ptr<PumpedCall>>* ready) {
   const MutexLock lock(&mutex_);
   while (ready_.empty() && !stop_) {
@@ -100,6 +104,8 @@ bool StreamPump::Await(absl::Time next_tick, std::vector<std::shared_ptr<PumpedC
   return !stop_;
 }
 
+// Calls take the pump's lock when they end, so they are looked at outside of it; the references keep them
+// alive meanwhile.
 void StreamPump::CheckStalls(absl::Time now) {
   std::vector<std::shared_ptr<PumpedCall>> calls;
   {

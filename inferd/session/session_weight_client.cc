@@ -19,19 +19,22 @@ namespace sluice {
 namespace {
 
 constexpr absl::Duration kConnectPause = absl::Milliseconds(20);
-// A weightd that dies is gone within this of closing its sockets; one that lives on has closed the session.
+// How long the exit of a weightd that closed its sockets is awaited. One that dies is gone well within it;
+// one that is still there has only closed the session.
 constexpr absl::Duration kPeerExitPatience = absl::Seconds(1);
-// Mapping a slab's pages takes about a second for 8 GiB.
+// How long weightd may take to map a slab: populating its pages takes about a second for 8 GiB.
 constexpr absl::Duration kSlabPatience = absl::Minutes(2);
 constexpr absl::Duration kClosePatience = absl::Seconds(1);
-// Retired segments are given back within this, at the cost of one system call.
+// How often Poll() looks at the side socket, which costs a system call. Memory of retired segments goes back
+// to weightd within this time.
 constexpr int64_t kDrainNanos = 200'000;
-// A request that is sent to a weightd that went away within this is lost with it, as one sent just before;
-// looking costs another system call.
+// How long a look at the connection, which costs a system call, is taken as still true. A request sent to a
+// weightd that went away in between is lost with it, as one sent just before it went would be.
 constexpr int64_t kLookNanos = 200'000;
-// What was held for longer is not held for more to come.
+// Requests that wait for others to ring the bell with wait for this long at most.
 constexpr int64_t kMostHeldNanos = 200'000;
-// Places in the ring that are kept for cancels.
+// Places in the ring that requests may not take: with a full ring a cancel, which makes room, must still be
+// possible.
 constexpr size_t kCancelPlaces = 4;
 
 std::vector<uint64_t> ExtentBytes(const Pack& pack) {
@@ -109,6 +112,7 @@ absl::StatusOr<std::unique_ptr<SessionWeightClient>> SessionWeightClient::Connec
   std::unique_ptr<SessionWeightClient> client(
       new SessionWeightClient(std::move(options), std::move(pack), std::move(wake)));
   absl::Status status = client->OpenSession(deadline);
+  // UNAVAILABLE is a weightd that is not there yet; everything else would fail the same way the next time.
   while (absl::IsUnavailable(status) && absl::Now() + kConnectPause < deadline) {
     absl::SleepFor(kConnectPause);
     status = client->OpenSession(deadline);
@@ -127,7 +131,7 @@ SessionWeightClient::SessionWeightClient(SessionWeightClientOptions options, std
 
 SessionWeightClient::~SessionWeightClient() {
   if (session_ != nullptr && connected()) {
-    // Without it weightd would hold the session's pins until this process has exited.
+    // Without this call weightd would hold the session's pins until this process has exited.
     WeightsRpcClient(options_.socket)
         .CloseSession(session_->opened().session, session_->opened().boot_epoch, absl::Now() + kClosePatience)
         .IgnoreError();
@@ -182,6 +186,8 @@ bool SessionWeightClient::TryLease(uint32_t extent, ExtentLease* lease) {
 }
 
 void SessionWeightClient::Release(uint32_t extent, uint64_t step) {
+  // The order of releases within a step is part of the stamp, so that weightd's LRU knows which of a step's
+  // extents was used last.
   if (step > step_) {
     step_ = step;
     order_ = 0;
@@ -264,6 +270,8 @@ uint32_t SessionWeightClient::LandedTiles(uint64_t id) const {
     return 0;
   }
   const uint64_t progress = session_->Progress(word);
+  // The word belongs to whatever request has the slot. Its upper half says which that is: weightd may not
+  // have begun with this one, while the word still holds the count of the one before.
   return progress >> 32 == (ring_id & 0xffffffff) ? static_cast<uint32_t>(progress) : 0;
 }
 
@@ -273,7 +281,7 @@ void SessionWeightClient::Cancel(uint64_t id) {
   }
 }
 
-// False: the ring has no room.
+// Returns false if the ring has no room for it now.
 bool SessionWeightClient::SendOneCancel(uint64_t caller_id) {
   const uint64_t ring_id = requests_.RingId(caller_id);
   if (ring_id == 0) {
@@ -314,6 +322,8 @@ size_t SessionWeightClient::Poll(absl::FunctionRef<void(const FetchCompletion&)>
   CompletionEntry entry;
   while (session_->Peek(&entry)) {
     handled += Handle(entry, handle) ? 1 : 0;
+    // The place is given back after the completion has been handled: until then weightd keeps a filled extent
+    // from being evicted, and the handler may lease it.
     session_->Advance();
   }
   if (unsent_cancel_.has_value()) {
@@ -325,7 +335,7 @@ size_t SessionWeightClient::Poll(absl::FunctionRef<void(const FetchCompletion&)>
   return handled;
 }
 
-// True if it was one of the caller's.
+// Returns true if the completion was of a request of the caller's; those of cancels are ours.
 bool SessionWeightClient::Handle(const CompletionEntry& entry,
                                  absl::FunctionRef<void(const FetchCompletion&)> handle) {
   const std::optional<PendingRequest> request = requests_.Take(entry.id);
@@ -369,6 +379,7 @@ absl::Status SessionWeightClient::Wait(absl::Time deadline) {
       return absl::OkStatus();
     }
     const bool woken = session_->Sleep(deadline);
+    // Anything else that ended the sleep, as a segment that came, is not what the caller waits for.
     if (session_->lost().ok() && (woken || (deadline != absl::InfiniteFuture() && absl::Now() >= deadline))) {
       return absl::OkStatus();
     }
@@ -409,7 +420,8 @@ void SessionWeightClient::ForgetRequests() {
   unsent_ids_.clear();
 }
 
-// The memory first: a new weightd may be waiting for it.
+// The segments are unmapped first: they may be all the memory there is, and a new weightd cannot start before
+// it is free.
 void SessionWeightClient::DropSession(absl::Time deadline) {
   if (session_ == nullptr) {
     return;
@@ -427,7 +439,8 @@ void SessionWeightClient::DropSession(absl::Time deadline) {
                   static_cast<int>(std::max<int64_t>(0, absl::ToInt64Milliseconds(end - absl::Now())))) > 0;
   }
   if (!exited) {
-    // A weightd that lives on keeps a lost session's pins and reserve until this process exits, or says so.
+    // A weightd that lives on keeps the pins and the reserve of a lost session until this process exits or
+    // says that it reads nothing any more.
     WeightsRpcClient(options_.socket)
         .CloseSession(opened.session, opened.boot_epoch, absl::Now() + kClosePatience)
         .IgnoreError();
@@ -444,7 +457,8 @@ absl::Status SessionWeightClient::Reconnect(absl::Time deadline) {
 
 WeightClientCounters SessionWeightClient::counters() const {
   WeightClientCounters counters;
-  // Gauges: what ended is read first, so that neither can be seen below zero.
+  // For the gauges, what has ended is read before what has begun: in the other order a request that ends in
+  // between would make them negative.
   const uint64_t released = releases_.value();
   const uint64_t ended = ended_requests_.value();
   counters.leases = leases_.value();

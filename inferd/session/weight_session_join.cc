@@ -43,6 +43,8 @@ absl::StatusOr<std::unique_ptr<WeightSession>> WeightSession::JoinOver(
   RETURN_IF_ERROR(session->TakeWelcome(deadline));
   RETURN_IF_ERROR(session->WatchAll());
   RETURN_IF_ERROR(session->AwaitReady(deadline));
+  // Segments mapped at the start have their pages populated at once, before the first step; later ones come
+  // while steps run, which must not wait for that.
   session->populate_ = false;
   return session;
 }
@@ -82,7 +84,8 @@ absl::Status WeightSession::TakeWelcome(absl::Time deadline) {
   return CheckTables();
 }
 
-// What is resident can be leased from the first step on only once its segments are mapped.
+// Waits until weightd has announced the segments that it has. Only then can what is resident be leased from
+// the first step on; a session that began earlier would ask for extents that are there.
 absl::Status WeightSession::AwaitReady(absl::Time deadline) {
   while (true) {
     DrainSide();
@@ -116,6 +119,8 @@ absl::Status WeightSession::MapRegions(const std::vector<UniqueFd>& fds) {
   return absl::OkStatus();
 }
 
+// weightd made these tables for this very session. A difference means another build or another life of
+// weightd, and reading on would take other extents' bytes for ours.
 absl::Status WeightSession::CheckTables() const {
   ResidencyHeader residency;
   PinsHeader pins;

@@ -33,6 +33,7 @@ void WeightSession::DrainSide() {
 
 absl::Status WeightSession::OnSideMessage(SidePacket packet) {
   const SideMessage& message = packet.message;
+  // A message of another session would come of a mix-up in weightd, and must not be acted on.
   if (message.session != opened_.session || message.boot_epoch != opened_.boot_epoch) {
     return NoSense("a message's session", message.session, opened_.session);
   }
@@ -67,6 +68,7 @@ absl::Status WeightSession::OfferSlab(uint32_t number, const SlabOffer& offer, a
   message.link_latency_nanos = static_cast<uint64_t>(rate.latency_nanos);
   slab_answer_.reset();
   absl::Status sent;
+  // The socket does not block, and its buffer may be full of acknowledgements that weightd has not read yet.
   while (absl::IsUnavailable(sent = SendSideMessage(side_.get(), message, {&offer.fd, 1})) &&
          absl::Now() < deadline) {
     pollfd polled{side_.get(), POLLOUT, 0};
@@ -111,6 +113,7 @@ absl::Status WeightSession::RetireSegment(uint32_t id) {
     return NoSense("a retired segment's number", id, 0);
   }
   if (observer_ != nullptr) {
+    // The observer first: a device may have the memory registered, and must let go of it while it is there.
     observer_->OnSegmentUnmapped(id);
   }
   segments_[id] = {};

@@ -19,8 +19,8 @@ namespace {
 
 std::shared_ptr<grpc::Channel> ChannelTo(const std::string& socket_path) {
   grpc::ChannelArguments arguments;
-  // A subchannel of its own: a failed attempt's back-off must not delay the next one, which has a new
-  // channel.
+  // gRPC shares subchannels between channels of one address, and with them the back-off after a failed
+  // attempt. Each attempt here has a new channel and must not wait for the last one's failure.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
   return grpc::CreateCustomChannel(absl::StrCat("unix:", socket_path), grpc::InsecureChannelCredentials(),
@@ -84,7 +84,7 @@ WeightsRpcClient& WeightsRpcClient::operator=(WeightsRpcClient&&) noexcept = def
 
 absl::StatusOr<OpenedSession> WeightsRpcClient::OpenSession(const OpenSessionParams& params,
                                                             absl::Time deadline) {
-  // gRPC takes its time to find out that nobody is there; the kernel knows at once.
+  // gRPC takes its time to find out that nobody listens; the kernel knows at once.
   const auto probe = ConnectUnix(impl_->socket_path, UnixSocketType::kStream);
   if (!probe.ok()) {
     return absl::UnavailableError(absl::StrCat("weightd: ", probe.status().message()));

@@ -55,7 +55,8 @@ struct SynthJob {
   std::vector<std::array<RecordPool, kPartCount>> pools;  // [format][stream]
 };
 
-// Standard deviation of a dense tensor's values.
+// The standard deviation of a dense tensor's values: outputs keep the size of inputs, and what goes into the
+// residual is smaller by the number of layers, so that a random model's states neither grow nor vanish.
 float DenseScale(const ModelConfig& config, const DenseSpec& spec) {
   const float by_columns = 1.0f / std::sqrt(static_cast<float>(spec.cols));
   const float by_depth = 1.0f / std::sqrt(2.0f * static_cast<float>(config.layers.size()));
@@ -65,7 +66,7 @@ float DenseScale(const ModelConfig& config, const DenseSpec& spec) {
   return by_columns;
 }
 
-// Standard deviation of a part's values.
+// The standard deviation of a part's values, by the same rule.
 float PartScale(const ModelConfig& config, Part part) {
   const MoeConfig& moe = config.layers.back().moe;
   if (part != Part::kDown) return 1.0f / std::sqrt(static_cast<float>(config.hidden));
@@ -143,7 +144,7 @@ void MakeWeights(double zipf, SynthJob* job) {
   }
 }
 
-// The rows of a dense tensor as float32, in order.
+// The rows of a dense tensor as float32, made one after the other: no tensor is ever in memory as a whole.
 class DenseRows {
  public:
   DenseRows(const SynthJob& job, size_t index)
@@ -210,7 +211,8 @@ absl::Status WriteDenseTensor(const SynthJob& job, size_t index, ExtentWriter* w
   return absl::OkStatus();
 }
 
-// A run of the stream's pool from a place of the expert's own, around its end if need be.
+// Writes an expert as a run of its stream's pool that begins at a place of the expert's own and goes on at
+// the pool's beginning if it passes its end.
 absl::Status WriteExpertStream(const SynthJob& job, const ExtentEntry& entry, ExtentWriter* writer,
                                ProgressMeter* meter) {
   const RecordPool& pool = job.pools[entry.format][entry.stream];

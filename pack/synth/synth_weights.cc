@@ -13,7 +13,8 @@ namespace sluice {
 namespace {
 
 constexpr double kMaxZipf = 4;
-// Length of the shared direction beside the token's own part of a hidden state.
+// The length of the direction that all tokens share, beside a length of 1 for the token's own part of a
+// hidden state.
 constexpr double kPreferenceShare = 0.5;
 // Standard deviation of a Gumbel variable, pi / sqrt(6): with router noise of that size, logits that differ
 // by log(p) are chosen about as often as p says (the Gumbel-max rule).
@@ -136,6 +137,8 @@ void TokenChain::Next(absl::Span<float> embedding, absl::Span<float> head) {
   const float head_scale = 1.0f / std::sqrt(static_cast<float>(row_.size()));
   random_.Fill(1, absl::MakeSpan(row_));
   if (!head.empty()) {
+    // The head's row of a token is the embedding of the token before it in the chain, so greedy decoding
+    // walks along the chain, whose neighbours are correlated: that is the reuse.
     const std::vector<float>& from = special || id == 0 ? row_ : last_;
     for (size_t i = 0; i < from.size(); ++i) head[i] = from[i] * head_scale;
     // A row outside the chain points away from its own embedding: no token leads there.
@@ -153,6 +156,8 @@ void TokenChain::Next(absl::Span<float> embedding, absl::Span<float> head) {
 }
 
 double CorrelationForReuse(uint32_t experts, uint32_t top_k, double reuse) {
+  // The share grows with the correlation, so halving finds the one that gives the wanted reuse; twelve steps
+  // are finer than 2000 pairs can tell.
   double low = 0;
   double high = 1;
   if (experts <= top_k || SharedTop(experts, top_k, 0) >= reuse) return 0;

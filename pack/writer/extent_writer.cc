@@ -45,6 +45,8 @@ absl::Status ExtentWriter::Finish() {
 }
 
 absl::Status ExtentWriter::Flush() {
+  // Buffers are whole chunks but for the last, so that each checksum is made while its bytes are in the
+  // cache.
   const uint64_t file_offset = entry_.offset + position_ - buffer_.size();
   const absl::Span<const std::byte> bytes = absl::MakeConstSpan(buffer_);
   for (uint64_t at = 0; at < bytes.size(); at += kChecksumChunkBytes) {

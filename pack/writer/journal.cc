@@ -17,7 +17,8 @@ constexpr uint64_t kHeaderBytes = 32;
 constexpr uint64_t kRecordHeaderBytes = 16;
 // The journal of a terabyte pack is below 40 MB.
 constexpr uint64_t kMaxJournalBytes = 4ull << 30;
-// Records are checked with the payload checksum's function, as a file of their own.
+// Records are checked with the function of payload checksums, seeded as a file of their own: a record at
+// another place, or a chunk of a pack, does not pass for one.
 constexpr uint8_t kJournalFileNumber = 255;
 
 void Put(std::string* out, const void* data, size_t bytes) {
@@ -56,7 +57,8 @@ uint64_t LoadU64(absl::Span<const std::byte> bytes, uint64_t at) {
   return value;
 }
 
-// The record at `at`; false if it is torn or damaged. Moves `at` behind it.
+// Reads the record at `at` and moves `at` behind it. False if it is torn or damaged, which is how the journal
+// of an interrupted run ends: what came before it counts.
 bool ParseRecord(absl::Span<const std::byte> bytes, uint64_t* at, JournalRecord* record) {
   const uint64_t left = bytes.size() - *at;
   if (left < kRecordHeaderBytes + 8) return false;
@@ -96,6 +98,7 @@ absl::StatusOr<std::unique_ptr<Journal>> Journal::Open(const std::string& folder
                                                        const Digest128& fingerprint) {
   const std::string path = absl::StrCat(folder, "/", kJournalName);
   ASSIGN_OR_RETURN(File file, File::OpenForWrite(path));
+  // The journal's lock is the folder's: two conversions in it would write over each other.
   if (flock(file.fd(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) {
       return absl::UnavailableError(absl::StrCat(folder, ": another conversion is writing here"));
@@ -107,6 +110,8 @@ absl::StatusOr<std::unique_ptr<Journal>> Journal::Open(const std::string& folder
   std::vector<JournalRecord> found =
       ParseJournal(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(content.data()), content.size()),
                    fingerprint, &valid);
+  // A torn record is cut off, else the next one would be appended behind it and never be found. A journal of
+  // other input (another fingerprint) has nothing valid and begins anew.
   RETURN_IF_ERROR(file.Truncate(valid));
   if (valid == 0) {
     const std::string header = Header(fingerprint);

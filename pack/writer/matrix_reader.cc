@@ -30,6 +30,8 @@ void Widen(ElementType type, const std::byte* raw, size_t count, float* out) {
 
 bool IsFinite(float value) { return (std::bit_cast<uint32_t>(value) & 0x7f800000u) != 0x7f800000u; }
 
+// The integer comparison of bits has no branch in the loop and becomes vector code. It holds because the bits
+// of positive floats are ordered as their values are, with Inf and NaN above them.
 bool AllFinite(absl::Span<const float> values) {
   uint32_t largest = 0;
   for (const float value : values) largest = std::max(largest, std::bit_cast<uint32_t>(value) & 0x7fffffffu);
@@ -53,10 +55,12 @@ absl::Status NotFinite(const TensorFolder& folder, const SourceMatrix& matrix, u
                                                  "]"));
 }
 
-// Bytes of source that one read takes, where lines do not follow each other: a few system calls a MiB.
+// Where the values wanted do not follow each other, a read takes this many bytes of the source, the gaps
+// included: a few system calls a MiB instead of one for each line.
 constexpr uint64_t kSpanBytes = 1 << 20;
 
-// What lines are kept as: the source's own elements, or for MXFP4 the bf16 that holds each value exactly.
+// The element type that lines are kept in: the source's own, or for MXFP4 bf16, which holds each of its
+// values exactly at half the memory of float32.
 ElementType KeptType(const SourceMatrix& matrix) {
   return matrix.scales != nullptr ? ElementType::kBf16 : matrix.tensor->type;
 }
@@ -86,6 +90,8 @@ class LineReader {
         RETURN_IF_ERROR(Gather(block, first + done, lines, out + done * line_bytes));
       }
     }
+    // The source's digest goes over the values alone, as they are read, so that it does not depend on how a
+    // checkpoint arranges them in files.
     hasher_.Update(absl::MakeConstSpan(out, count * line_bytes));
     return absl::OkStatus();
   }
@@ -200,6 +206,7 @@ class TransposedReader final : public RowReader {
       out.remove_prefix(uint64_t{rows} * matrix_.lines);
       if (next_column_ == matrix_.length) {
         next_column_ = 0;
+        // clear() would keep the memory, which is the largest that a worker has.
         if (++block_ == matrix_.blocks) std::vector<std::byte>().swap(raw_);
       }
     }

@@ -24,8 +24,8 @@ class RowReader {
   virtual ~RowReader() = default;
   // The next `count` rows of matrix.cols() values, row-major, into `out`. Errors name file, tensor and index.
   virtual absl::Status Next(uint32_t count, absl::Span<float> out) = 0;
-  // Of the matrix's source bytes, line by line in the source's order, whatever lies between them left out
-  // (MXFP4: codes, then scales, of each line). REQUIRES: every row was read.
+  // The digest of the matrix's source bytes, line by line in the source's order, whatever lies between them
+  // left out (MXFP4: codes, then scales, of each line). REQUIRES: every row was read.
   virtual Digest128 digest() const = 0;
 };
 

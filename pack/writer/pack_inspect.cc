@@ -26,6 +26,7 @@ void AddRows(const EncodingDescriptor& encoding, uint64_t rows, uint64_t cols, s
   (it != to->end() ? *it : to->emplace_back()).Add(encoding, rows, cols);
 }
 
+// Neighbouring layers of the same formats are shown as one range.
 void CountLayer(const Pack& pack, uint32_t layer, PackInspection* result) {
   LayerFormats here{layer, layer, std::vector<uint32_t>(result->manifest.expert_formats.size())};
   for (uint32_t expert = 0; expert < pack.expert_count(layer); ++expert) {
@@ -190,6 +191,7 @@ absl::StatusOr<PackInspection> InspectPack(const std::string& dir) {
     result.parameters += static_cast<uint64_t>(tensor.rows) * tensor.cols;
   }
   CountRows(*pack, &result);
+  // Dense parameters take part in every token, of the experts those of top_k do.
   result.active_parameters = result.parameters;
   for (uint32_t layer = 0; layer < pack->config().layers.size(); ++layer) {
     result.parameters += pack->expert_count(layer) * PartParameters(*pack, layer);

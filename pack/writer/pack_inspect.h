@@ -23,7 +23,7 @@ struct StoredRows {
 
   void Add(const EncodingDescriptor& of, uint64_t rows, uint64_t cols);
 };
-// Of all of `rows` together; 0 if there are no weights.
+// The bits a weight of all of `rows` together; 0 if there are no weights.
 double BitsPerWeight(const std::vector<StoredRows>& rows);
 
 // Consecutive layers whose experts are stored alike, and how many of each layer's have which format.

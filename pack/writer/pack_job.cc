@@ -33,6 +33,7 @@ absl::Status ReadTokenizer(const std::string& model_dir, std::map<std::string, s
   return absl::OkStatus();
 }
 
+// Vectors and routers are small and errors in them reach every token, so recipes have no say in them.
 EncodingDescriptor DenseDescriptor(const DenseSpec& spec, const SourceMatrix& source,
                                    const RowChoice& dense) {
   switch (spec.kind) {
@@ -82,6 +83,8 @@ bool StoredInMxfp4(const SourceMap& sources, Part part) {
   return any;
 }
 
+// A source in MXFP4 is stored as it is: any other encoding would be larger or lose something. The dense
+// tensors keep the encoding that the recipe means for them, which would else follow the experts'.
 void KeepMxfp4(const SourceMap& sources, Recipe* recipe) {
   if (!recipe->keep_mxfp4) return;
   const RowChoice dense = recipe->Dense();
@@ -107,6 +110,7 @@ absl::StatusOr<ExpertFormats> ChooseFormats(PackJob* job) {
   if (recipe.NeedsUsage()) {
     Hasher128 hasher;
     for (const std::vector<uint32_t>& layer : formats.of_expert) {
+      // The usage decided these choices, and the options that are recorded do not say what it was.
       for (const uint32_t format : layer) hasher.UpdateU64(format);
     }
     absl::StrAppend(&text, " chosen=", hasher.Finish().ToHex());
@@ -138,6 +142,7 @@ absl::Status PlanExtents(const std::vector<DenseSpec>& specs, const ExpertFormat
   return absl::OkStatus();
 }
 
+// What decides the bytes of the payload. A journal with another fingerprint is of another conversion.
 Digest128 FingerprintOf(const PackJob& job) {
   Hasher128 hasher;
   hasher.UpdateSized(kGenerator);
@@ -208,6 +213,8 @@ absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOpti
   return job;
 }
 
+// Over the values of every tensor under its canonical name and in the pack's order: the same model has the
+// same digest from any arrangement of its files, and for any recipe. Profiles are found by it.
 std::string SourceDigest(const PackJob& job, absl::Span<const Digest128> digests) {
   Hasher128 hasher;
   hasher.UpdateSized(ModelConfigToJson(job.manifest.config).dump());

@@ -46,6 +46,8 @@ class Conversion {
       }
     }
     record = {};
+    // A unit enters the journal only once its bytes are written. Whether they reached the disk is found out
+    // by IsThere(), which reads them again.
     RETURN_IF_ERROR(encoder->Encode(unit, &record));
     return staging_.journal().Append(record);
   }
@@ -75,7 +77,8 @@ std::vector<Digest128> DigestsOf(const std::vector<JournalRecord>& records) {
   return digests;
 }
 
-// Whether a journal's record has the shape of its unit; anything else is made again.
+// Whether a journal's record has the shape of its unit. The checksum says that the record is whole, not that
+// it is of this table; one that does not fit is made again.
 bool Fits(const PackJob& job, const JournalRecord& record) {
   if (record.unit >= job.units()) return false;
   uint64_t chunks = 0;
@@ -88,7 +91,8 @@ bool Fits(const PackJob& job, const JournalRecord& record) {
   return record.checksums.size() == chunks && record.digests.size() == digests;
 }
 
-// The source's digest is known only now that all of it was read.
+// That the usage profile belongs to this model can be checked only at the end: the source's digest is known
+// once all of it was read.
 absl::Status CheckProfileIsOfSource(const PackJob& job) {
   const std::string& source = job.manifest.provenance.source_digest;
   if (job.profile_source.empty() || job.profile_source == source) return absl::OkStatus();

@@ -13,9 +13,11 @@
 namespace sluice {
 namespace {
 
+// More workers only share the disk; each also costs memory (PackJob::worker_bytes()).
 constexpr uint32_t kMaxWorkers = 8;
 
-// The first error that several threads report.
+// The first error of several threads; the others stop at it, and their own errors are mostly its
+// consequences.
 class FirstError {
  public:
   void Report(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_) {

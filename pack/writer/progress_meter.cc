@@ -7,7 +7,7 @@
 namespace sluice {
 namespace {
 
-// Ten reports a second: smooth for eyes, nothing for the work.
+// Ten reports a second look smooth and cost the work nothing.
 constexpr absl::Duration kReportEvery = absl::Milliseconds(100);
 
 }  // namespace
@@ -26,6 +26,8 @@ double ProgressMeter::seconds() const { return absl::ToDoubleSeconds(absl::Now()
 absl::Status ProgressMeter::Add(uint64_t bytes, bool found) {
   MutexLock lock(&mutex_);
   done_ += bytes;
+  // What an earlier run left is found in no time; counted in, the rate and the time left would be far too
+  // good.
   if (!found) worked_ += bytes;
   if (done_ >= total_ || absl::Now() >= next_report_) Report();
   if (cancel_ != nullptr && cancel_->load(std::memory_order_relaxed)) {

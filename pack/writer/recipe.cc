@@ -94,11 +94,13 @@ std::vector<double> PlacesByUsage(const std::vector<uint64_t>& usage) {
   std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return usage[a] > usage[b]; });
   std::vector<double> places(usage.size());
   for (size_t rank = 0; rank < order.size(); ++rank) {
+    // Each expert stands in the middle of its share of the order: of eight the most used at 1/16.
     places[order[rank]] = (static_cast<double>(rank) + 0.5) / static_cast<double>(order.size());
   }
   return places;
 }
 
+// Rules apply in their order, each to the parts and the layout that it names, so a later one wins.
 ExpertFormat FormatOf(const Recipe& recipe, uint32_t layer, double place, uint32_t hidden) {
   ExpertLayout layout = recipe.layout;
   std::array<RowChoice, kPartCount> parts = recipe.parts;
@@ -128,6 +130,8 @@ bool Recipe::NeedsUsage() const {
 }
 
 RowChoice Recipe::Dense() const {
+  // Dense weights take part in every token and are few beside the experts: they get the most bits that the
+  // recipe gives any part, and never less than q8.
   if (dense.has_value()) return *dense;
   RowChoice widest = parts[0];
   widest.encoding = Encoding::kQ8;

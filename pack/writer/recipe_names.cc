@@ -119,6 +119,8 @@ absl::Status ApplyBits(const RecipeWords& words, Recipe* recipe) {
   ASSIGN_OR_RETURN(const Encoding encoding, BitsFromWord(words.bits));
   recipe->parts[static_cast<size_t>(Part::kGate)].encoding = encoding;
   recipe->parts[static_cast<size_t>(Part::kDown)].encoding = encoding;
+  // The recipe stores dense weights in bf16 because FloE leaves all but up unquantized; with fewer bits they
+  // follow the rule of all other recipes.
   if (encoding != Encoding::kF16) recipe->dense.reset();
   return absl::OkStatus();
 }
@@ -168,6 +170,7 @@ absl::StatusOr<Recipe> RecipeFromWords(const RecipeWords& words) {
   RETURN_IF_ERROR(ApplyNumbers(words, &recipe));
   if (!words.layout.empty()) {
     ASSIGN_OR_RETURN(recipe.layout, ExpertLayoutFromName(words.layout));
+    // A layout given on the command line is meant for every expert.
     for (RecipeRule& rule : recipe.rules) rule.layout.reset();
   }
   RETURN_IF_ERROR(CheckRecipe(recipe));

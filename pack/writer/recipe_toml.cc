@@ -33,6 +33,7 @@ json JsonOf(const toml::node& node) {
   }
   if (const auto* number = node.as_floating_point()) return json(number->get());
   if (const auto* flag = node.as_boolean()) return json(flag->get());
+  // No key takes one, so the error that names the value's key will show this text.
   return json("a date or time");
 }
 

@@ -22,7 +22,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Tables, manifest and file system overhead beside the payload: a share and a floor, both generous.
+// Room asked for beside the payload, for tables, manifest and the file system's own: a share and a floor,
+// both generous.
 constexpr uint64_t kOverheadShare = 1000;
 constexpr uint64_t kOverheadFloor = 1ull << 20;
 constexpr int kMostLinks = 40;  // as the kernel
@@ -37,7 +38,8 @@ std::string ParentOf(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
-// Nothing can be renamed to a mount point, and what is beside it lies on another file system.
+// Whether another file system is mounted at `folder`: nothing can be renamed onto a mount point, and the
+// partial folder beside it would lie on another file system.
 bool IsMountPoint(const std::string& folder) {
   struct stat here, parent;
   return stat(folder.c_str(), &here) == 0 && stat(ParentOf(folder).c_str(), &parent) == 0 &&
@@ -79,6 +81,7 @@ std::string TargetFolder(const std::string& out_dir) {
     const fs::path folder = fs::canonical(path, error);
     path = error ? path : folder.string();
   }
+  // A link is followed, so that --force replaces the pack that it leads to and leaves the link.
   for (int link = 0; link < kMostLinks && fs::is_symlink(path, error); ++link) {
     // An absolute target takes the place of the folder that the link is in.
     path = WithoutSlash(fs::path(path).parent_path() / fs::read_symlink(path, error));
@@ -110,6 +113,7 @@ absl::Status CheckTarget(const std::string& out_dir, bool force) {
 
 absl::StatusOr<uint64_t> FreeBytes(const std::string& path) {
   std::string existing = WithoutSlash(path);
+  // The target need not be there yet: its nearest folder that is tells the file system.
   while (!FileExists(existing) && existing != "." && existing != "/") existing = ParentOf(existing);
   struct statvfs info;
   if (statvfs(existing.c_str(), &info) != 0) return ErrnoToStatus(errno, absl::StrCat("statvfs ", existing));
@@ -137,6 +141,7 @@ absl::StatusOr<std::unique_ptr<Staging>> Staging::Open(
   staging->force_ = force;
   const uint64_t payload = payload_bytes[0] + payload_bytes[1];
   const uint64_t needed = payload + payload / kOverheadShare + kOverheadFloor;
+  // What an interrupted run has allocated already counts as free for this one.
   const uint64_t there = AllocatedBytes(staging->partial_);
   ASSIGN_OR_RETURN(const uint64_t free, FreeBytes(staging->partial_));
   if (needed > free + there) {
@@ -184,6 +189,8 @@ absl::Status Staging::WriteTables(Manifest* manifest, const ExtentTable& table,
 // The exchange keeps a whole pack under the target's name at every moment.
 absl::Status Staging::Replace(const std::string& source_digest) {
   const auto old = Pack::Open(out_dir_);
+  // A profile is about the source's weights, so it is carried over to another pack of the same source and to
+  // no other.
   const bool same_source = old.ok() && (*old)->manifest().provenance.source_digest == source_digest;
   if (renameat2(AT_FDCWD, partial_.c_str(), AT_FDCWD, out_dir_.c_str(), RENAME_EXCHANGE) != 0) {
     return ErrnoToStatus(errno, absl::StrCat("exchange ", partial_, " and ", out_dir_));
@@ -200,6 +207,7 @@ absl::Status Staging::Replace(const std::string& source_digest) {
   return RemoveTree(partial_);
 }
 
+// The journal goes first: a folder without one is a whole pack, whatever its name, and is never resumed.
 absl::Status Staging::Rename(const std::string& source_digest) {
   const std::string journal = absl::StrCat(partial_, "/", kJournalName);
   if (unlink(journal.c_str()) != 0) return ErrnoToStatus(errno, absl::StrCat("remove ", journal));
@@ -215,6 +223,8 @@ absl::Status Staging::Rename(const std::string& source_digest) {
   return SyncFolder(ParentOf(out_dir_));
 }
 
+// Everything is on the disk before the rename makes it visible; the rename is durable once the parent folder
+// is.
 absl::StatusOr<uint64_t> Staging::Commit(Manifest* manifest, const ExtentTable& table,
                                          const std::map<std::string, std::string>& tokenizer_files) {
   for (const File& file : files_) RETURN_IF_ERROR(file.Sync());

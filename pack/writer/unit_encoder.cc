@@ -26,6 +26,7 @@ absl::Status UnitEncoder::WriteRecords(absl::Span<const Column> columns, uint32_
     const uint32_t count = std::min(block, rows - first);
     const absl::Span<std::byte> records =
         absl::MakeSpan(records_).first(static_cast<uint64_t>(count) * stride);
+    // Gaps between the rows of a record are zero, so that the same input gives the same file.
     std::fill(records.begin(), records.end(), std::byte{0});
     for (const Column& column : columns) {
       RETURN_IF_ERROR(column.reader->Next(count, absl::MakeSpan(values_)));

@@ -194,7 +194,7 @@ class CalibrateTest(harness.TestCase):
     def test_neuron_predictions_are_counted_as_an_independent_forward_pass_counts_them(self):
         policy = (
             "sparsity=up,sparsity_threshold=0.3,expert_predictor=gate_reuse,predict_resident=on,"
-            "neuron_predictor=up_reuse,neuron_input=hidden,neuron_set=share,neuron_share=0.2"
+            "neuron_predictor=up_reuse,neuron_input=hidden,neuron_set=share"
         )
         run = self.ok_json(
             "perplexity", "--pack", self.pack, "--text", TEXT, "--max-tokens", WINDOW, "--device", "sim", "--preset",

@@ -12,7 +12,8 @@ namespace {
 constexpr double kMaxTheta = 1e30;
 constexpr double kMaxFactor = 1e9;
 
-// Everything that rope_scaling or rope_parameters may hold, as one wins over the other.
+// Everything that rope_scaling or rope_parameters may hold: older files have the first, newer the second,
+// some both. They are read one after the other into the same members, so the newer one wins.
 struct RopeMembers {
   std::string type = "default";
   double theta = 0;
@@ -57,6 +58,8 @@ void ReadRopeMembers(HfFields* fields, RopeMembers* rope) {
   fields->Skip("mrope_interleaved");
 }
 
+// transformers' order: a factor that is given, then the ratio of the two mscales (DeepSeek), then the paper's
+// 0.1 ln(factor) + 1.
 double YarnAttentionFactor(const RopeMembers& members, double factor) {
   if (members.attention_factor != 0) return members.attention_factor;
   if (members.mscale != 0 && members.mscale_all_dim != 0) {
@@ -65,6 +68,8 @@ double YarnAttentionFactor(const RopeMembers& members, double factor) {
   return YarnMscale(factor, 1);
 }
 
+// Phi-3.5's LongRoPE: one divisor for each rotated pair, in a set for short and one for long sequences.
+// Phi-MoE gives the attention factors of the two as well, other models have them computed.
 void SetLongRope(const RopeMembers& members, bool mscales, const char* name, RopeConfig* rope,
                  HfFields* fields) {
   const size_t pairs = rope->dimensions / 2;
@@ -122,7 +127,7 @@ RopeFields ReadRope(const RopeDefaults& defaults, uint32_t head_dim, uint32_t ma
       ReadRopeMembers(group, &members);
     });
   }
-  // Beside the others it wins, and it stands there without them too.
+  // Beside the group this member wins over the one inside it, and some models have only this one.
   members.original_max_position =
       fields->Number("original_max_position_embeddings", 1, kMaxPosition, members.original_max_position);
   if (members.original_max_position == 0) members.original_max_position = max_position;
@@ -199,6 +204,7 @@ Activation ReadActivation(HfFields* fields) {
 }
 
 void ReadExperts(const std::vector<const char*>& keys, MoeConfig* moe, HfFields* fields) {
+  // Of several names the last that is there counts; without any the error names the first.
   const char* found = keys[0];
   for (const char* key : keys) {
     if (fields->Has(key)) found = key;
@@ -247,6 +253,7 @@ void SetDeepseekFfns(uint32_t first_dense, const MoeConfig& moe, ModelConfig* mo
   first_dense = fields->Number("first_k_dense_replace", 0, kMaxLayers, first_dense);
   const uint32_t frequency = fields->Number("moe_layer_freq", 1, kMaxLayers, 1);
   for (uint32_t i = 0; i < model->layers.size(); ++i) {
+    // The frequency counts from layer 0, not from the first layer with experts, as in the reference.
     model->layers[i].moe = i >= first_dense && i % frequency == 0 ? moe : dense;
   }
 }

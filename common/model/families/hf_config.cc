@@ -68,6 +68,7 @@ absl::StatusOr<const Family*> FindFamily(const JsonObject& config) {
     architecture = (*list)[0].get<std::string>();
   }
   ASSIGN_OR_RETURN(const std::string model_type, config.StringOr("model_type", ""));
+  // Either name alone is enough, since old files have only one of them; if both are there they must fit.
   for (const Family& family : kFamilies) {
     const bool type_fits = model_type.empty() || model_type == family.model_type;
     const bool architecture_fits = !architecture.has_value() || *architecture == family.architecture;
@@ -122,7 +123,8 @@ absl::Status ReadGeneration(const JsonObject& object, GenerationDefaults* out) {
   return ReadDouble(object, "repetition_penalty", 1e-3, 1000, &out->repetition_penalty);
 }
 
-// The members that the family's reader asks for, all others refused.
+// Reads the members that the family's reader asks for. A member that nobody asks for may change what the
+// model computes, so Finish() refuses all those that are not known to be inert.
 absl::StatusOr<ModelConfig> ReadFields(const JsonObject& object, const Family& family) {
   HfFields fields(object);
   ModelConfig config = family.read(&fields);
@@ -138,6 +140,8 @@ absl::StatusOr<ModelConfig> ReadTextConfig(const JsonObject& object, const Famil
   if (type != family.text_type) {
     return UnknownArchitecture(text.subject(), JsonExcerpt(json(type)));
   }
+  // Outside text_config the fields are not read one by one, but weights in a quantized form must not pass for
+  // plain ones.
   if (object.Has("quantization_config")) {
     HfFields fields(object);
     fields.Refuse("quantization_config");
@@ -181,7 +185,7 @@ absl::StatusOr<std::string> TemplateOfFile(const std::string& path, size_t max_b
   return chat_template;
 }
 
-// Where a folder can have it, in the order that transformers prefers.
+// The places where a folder can have its chat template, in the order that transformers prefers.
 absl::StatusOr<std::string> ReadChatTemplate(const std::string& dir) {
   const std::string plain = absl::StrCat(dir, "/chat_template.jinja");
   if (FileExists(plain)) return ReadFile(plain, kMaxTemplateBytes);

@@ -28,7 +28,7 @@ AttentionConfig ReadLatent(const ModelConfig& model, bool interleaved, HfFields*
   latent.norm_epsilon = kLatentEpsilon;
   const uint32_t rotated = fields->Number("qk_rope_head_dim", 2, kMaxHeadDim, 64);
   attention.head_dim = latent.nope_dim + rotated;
-  // Told twice by newer files.
+  // Newer files repeat what follows from the members above; a file that contradicts itself is refused.
   if (fields->Number("head_dim", 1, kMaxHeadDim, rotated) != rotated) fields->Refuse("head_dim");
   const uint32_t both = fields->Number("qk_head_dim", 1, 2 * kMaxHeadDim, attention.head_dim);
   if (both != attention.head_dim) fields->Refuse("qk_head_dim");
@@ -46,6 +46,8 @@ AttentionConfig ReadLatent(const ModelConfig& model, bool interleaved, HfFields*
   return attention;
 }
 
+// The up-projections of K are stored transposed, because attention over the cached latent rows multiplies the
+// query by them instead of expanding every cached row to keys.
 void MapLatent(LayerMapper* layer) {
   const AttentionConfig& a = layer->attention();
   const LatentConfig& latent = a.latent;
@@ -89,6 +91,7 @@ ModelConfig ReadDeepseekV2(HfFields* fields) {
   moe.norm_topk_prob = false;  // transformers' router has the member and never norms
   moe.routed_scale = static_cast<float>(fields->Real("routed_scaling_factor", 1e-6, 1e6, 1));
   fields->OnlyWord("scoring_func", "softmax");
+  // V2 has groups; V2-Lite carries their members along and does not use them.
   const std::string method = fields->Word("topk_method", "greedy");
   if (method == "group_limited_greedy") {
     ReadGroups(1, 1, &moe, fields);

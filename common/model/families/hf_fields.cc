@@ -125,6 +125,8 @@ bool HfFields::Has(std::string_view key) {
   return object_.Has(key);
 }
 
+// The first error is kept and reading goes on with a value that is in range, so that a family's reader needs
+// no check after every member.
 template <typename T>
 T HfFields::Take(const absl::StatusOr<T>& value, T otherwise) {
   if (value.ok()) return *value;
@@ -160,60 +162,50 @@ std::string HfFields::Word(std::string_view key, const std::string& fallback) {
   return Take(object_.StringOr(key, fallback), fallback);
 }
 
-std::vector<uint32_t> HfFields::Numbers(std::string_view key, uint64_t high) {
-  std::vector<uint32_t> numbers;
-  if (!Has(key)) return numbers;
+template <typename T, typename Read>
+std::vector<T> HfFields::List(std::string_view key, const char* of, const std::string& expected,
+                              const Read& read) {
+  std::vector<T> values;
+  if (!Has(key)) return values;
   const json& list = *object_.Find(key);
   if (!list.is_array() || list.size() > kMaxListed) {
-    Fail(key, "is no list of numbers");
-    return numbers;
+    Fail(key, absl::StrCat("is no list of ", of));
+    return values;
   }
-  for (const json& value : list) {
-    if (!value.is_number_unsigned() || value.get<uint64_t>() > high) {
-      Fail(key, absl::StrCat("holds ", JsonExcerpt(value), "; whole numbers up to ", high, " are expected"));
-      return numbers;
+  for (const json& entry : list) {
+    T value{};
+    if (!read(entry, &value)) {
+      Fail(key, absl::StrCat("holds ", JsonExcerpt(entry), expected));
+      return values;
     }
-    numbers.push_back(static_cast<uint32_t>(value.get<uint64_t>()));
+    values.push_back(std::move(value));
   }
-  return numbers;
+  return values;
+}
+
+std::vector<uint32_t> HfFields::Numbers(std::string_view key, uint64_t high) {
+  return List<uint32_t>(key, "numbers", absl::StrCat("; whole numbers up to ", high, " are expected"),
+                        [high](const json& entry, uint32_t* value) {
+                          if (!entry.is_number_unsigned() || entry.get<uint64_t>() > high) return false;
+                          *value = static_cast<uint32_t>(entry.get<uint64_t>());
+                          return true;
+                        });
 }
 
 std::vector<double> HfFields::Reals(std::string_view key, double low, double high) {
-  std::vector<double> numbers;
-  if (!Has(key)) return numbers;
-  const json& list = *object_.Find(key);
-  if (!list.is_array() || list.size() > kMaxListed) {
-    Fail(key, "is no list of numbers");
-    return numbers;
-  }
-  for (const json& value : list) {
-    const double number = value.is_number() ? value.get<double>() : NAN;
-    if (!(number >= low && number <= high)) {
-      Fail(key,
-           absl::StrCat("holds ", JsonExcerpt(value), "; numbers from ", low, " to ", high, " are expected"));
-      return numbers;
-    }
-    numbers.push_back(number);
-  }
-  return numbers;
+  return List<double>(key, "numbers", absl::StrCat("; numbers from ", low, " to ", high, " are expected"),
+                      [low, high](const json& entry, double* value) {
+                        *value = entry.is_number() ? entry.get<double>() : NAN;
+                        return *value >= low && *value <= high;
+                      });
 }
 
 std::vector<std::string> HfFields::Words(std::string_view key) {
-  std::vector<std::string> words;
-  if (!Has(key)) return words;
-  const json& list = *object_.Find(key);
-  if (!list.is_array() || list.size() > kMaxListed) {
-    Fail(key, "is no list of words");
-    return words;
-  }
-  for (const json& value : list) {
-    if (!value.is_string()) {
-      Fail(key, absl::StrCat("holds ", JsonExcerpt(value), ", which is no word"));
-      return words;
-    }
-    words.push_back(value.get<std::string>());
-  }
-  return words;
+  return List<std::string>(key, "words", ", which is no word", [](const json& entry, std::string* value) {
+    if (!entry.is_string()) return false;
+    *value = entry.get<std::string>();
+    return true;
+  });
 }
 
 void HfFields::OnlyOff(std::string_view key) {
@@ -242,6 +234,8 @@ void HfFields::Refuse(std::string_view key, const std::string& what) {
       absl::StrCat(object_.subject(), ": ", std::string(key), " ", what, " is not supported")));
 }
 
+// A member that nobody asked for could change what the model computes, and ignoring it would give wrong
+// answers without a word. Only what is off, or known not to matter, may be left.
 absl::Status HfFields::Finish() const {
   RETURN_IF_ERROR(status_);
   for (const auto& [key, value] : object_.value().items()) {

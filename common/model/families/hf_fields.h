@@ -83,6 +83,10 @@ class HfFields {
   }
   template <typename T>
   T Take(const absl::StatusOr<T>& value, T otherwise);
+  // The list under `key` by `read`(entry, &value), which says whether the entry is what was expected; an
+  // error names the first that is not. Empty: absent, or an error.
+  template <typename T, typename Read>
+  std::vector<T> List(std::string_view key, const char* of, const std::string& expected, const Read& read);
 
   const JsonObject& object_;
   std::vector<std::string> asked_;

@@ -22,6 +22,8 @@ RopeConfig DefaultRope(uint32_t head_dim) {
   return rope;
 }
 
+// The bf16 files store experts as [hidden, 2 width] with gate and up in alternating columns, and down as it
+// is needed here; hence the transposed half of the columns.
 void MapBf16Experts(LayerMapper* layer) {
   const MoeConfig& moe = layer->moe();
   const uint64_t hidden = layer->hidden();
@@ -36,6 +38,8 @@ void MapBf16Experts(LayerMapper* layer) {
   }
 }
 
+// The MXFP4 files store the same experts by output line, quantized along hidden, so gate and up alternate by
+// lines and down is the one to transpose.
 void MapMxfp4Experts(LayerMapper* layer) {
   const MoeConfig& moe = layer->moe();
   const uint64_t hidden = layer->hidden();

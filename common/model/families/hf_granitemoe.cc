@@ -8,6 +8,7 @@
 namespace sluice {
 namespace {
 
+// Bounds of the multipliers: anything beyond them is a broken file, and keeps products finite.
 constexpr double kSmallest = 1e-9;
 constexpr double kLargest = 1e9;
 

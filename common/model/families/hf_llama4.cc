@@ -12,7 +12,8 @@
 namespace sluice {
 namespace {
 
-// no_rope_layers: 1 for layers with rope, else every no_rope_layer_interval-th is without.
+// no_rope_layers says 1 for layers WITH rope, in spite of its name; without the list every
+// no_rope_layer_interval-th layer is without.
 std::vector<bool> LayersWithRope(size_t layers, HfFields* fields) {
   const uint32_t interval = fields->Number("no_rope_layer_interval", 1, kMaxLayers, 4);
   const std::vector<uint32_t> listed = fields->Numbers("no_rope_layers", 1);
@@ -50,7 +51,7 @@ MoeConfig ReadLlama4Mixture(HfFields* fields) {
   return moe;
 }
 
-// attn_temperature_tuning was a number once.
+// attn_temperature_tuning was a number in the first files and is a flag in later ones.
 bool ReadTemperatureTuning(HfFields* fields) {
   if (!fields->IsWhole("attn_temperature_tuning")) return fields->Flag("attn_temperature_tuning", true);
   return fields->Number("attn_temperature_tuning", 0, kMaxPosition) != 0;
@@ -83,6 +84,7 @@ ModelConfig ReadLlama4(HfFields* fields) {
   const bool tuned = ReadTemperatureTuning(fields);
   const double temperature = fields->Real("attn_scale", 0, 1e6, 0.1);
   const uint32_t floor = fields->Number("floor_scale", 1, kMaxPosition, 8192);
+  // An explicit null turns chunked attention off; an absent member means the default.
   const uint32_t chunk = fields->Number("attention_chunk_size", 1, kMaxPosition,
                                         fields->IsNull("attention_chunk_size") ? 0 : 8192);
   const MoeConfig moe = ReadLlama4Mixture(fields);

@@ -40,6 +40,8 @@ void LayerMapper::GroupedAttention() {
   }
 }
 
+// The down matrix is stored transposed, one row for each neuron: every part of a neuron is then one row,
+// which can travel and be computed alone.
 void LayerMapper::Ffn(const std::string& mlp, uint32_t width, std::string_view up, std::string_view gate,
                       std::string_view down) {
   Dense(gate, Matrix(mlp + "gate_proj.weight", width, hidden()));
@@ -94,6 +96,8 @@ void MapStackedExperts(const std::string& gate_up, const std::string& down, Laye
   }
 }
 
+// Layers for multi-token prediction come behind the model's own and are not part of its forward pass; eh_proj
+// is a tensor that only they have.
 void IgnorePredictionLayers(const ModelConfig& config, TensorMapper* mapper) {
   for (size_t i = config.layers.size();; ++i) {
     const std::string base = absl::StrCat("model.layers.", i, ".");
@@ -109,6 +113,7 @@ void MapEnds(const ModelConfig& config, const EndNames& names, TensorMapper* map
   if (config.norm == NormKind::kLayer) {
     mapper->Dense(std::string(dense::kFinalNormBias), mapper->Tensor(names.norm + ".bias", {config.hidden}));
   }
+  // Some files store the head beside tied embeddings all the same.
   if (config.tied_embeddings) {
     mapper->Ignore(names.head + ".weight");
   } else {

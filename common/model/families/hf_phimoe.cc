@@ -29,6 +29,7 @@ void MapPhimoe(const ModelConfig& config, TensorMapper* mapper) {
   MapEnds(config, {}, mapper);
   MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {
     layer->GroupedAttention();
+    // The names changed when transformers moved the mixture to `mlp`.
     const bool old_names = layer->Has("block_sparse_moe.gate.weight");
     const std::string moe = old_names ? "block_sparse_moe." : "mlp.";
     layer->Dense(dense::kRouter, layer->Matrix(moe + (old_names ? "gate.weight" : "router.weight"),

@@ -18,7 +18,8 @@ AttentionConfig ReadDelta(HfFields* fields) {
   attention.delta.key_dim = fields->Number("linear_key_head_dim", 1, kMaxHeadDim, 128);
   attention.delta.value_dim = fields->Number("linear_value_head_dim", 1, kMaxHeadDim, 128);
   attention.delta.conv_kernel = fields->Number("linear_conv_kernel_dim", 1, kMaxConvKernel, 4);
-  if (attention.delta.conv_kernel % 4 != 0) fields->Refuse("linear_conv_kernel_dim");  // rows without gaps
+  // Rows of the kernel lie without gaps, and a pack pads rows to 16 bytes, four floats.
+  if (attention.delta.conv_kernel % 4 != 0) fields->Refuse("linear_conv_kernel_dim");
   if (attention.delta.value_heads % attention.delta.key_heads != 0) {
     fields->Fail("linear_num_key_heads",
                  absl::StrCat("is ", attention.delta.key_heads, ", which does not divide the ",
@@ -36,6 +37,7 @@ void MapDelta(LayerMapper* layer) {
   layer->Dense(dense::kDeltaZ, layer->Matrix("linear_attn.in_proj_z.weight", values, hidden));
   layer->Dense(dense::kDeltaBeta, layer->Matrix("linear_attn.in_proj_b.weight", delta.value_heads, hidden));
   layer->Dense(dense::kDeltaDecay, layer->Matrix("linear_attn.in_proj_a.weight", delta.value_heads, hidden));
+  // A depthwise convolution: [channels, 1, kernel].
   layer->Dense(dense::kDeltaConv, layer->Stack("linear_attn.conv1d.weight", conv_cols, 1, delta.conv_kernel));
   layer->Dense(dense::kDeltaALog, layer->Vector("linear_attn.A_log", delta.value_heads));
   layer->Dense(dense::kDeltaDtBias, layer->Vector("linear_attn.dt_bias", delta.value_heads));

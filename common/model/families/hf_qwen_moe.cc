@@ -11,7 +11,7 @@
 namespace sluice {
 namespace {
 
-// The mixture's members that both have.
+// What both generations say of their mixture.
 MoeConfig ReadQwenMixture(HfFields* fields) {
   MoeConfig moe;
   ReadExperts({"num_experts", "num_local_experts"}, &moe, fields);
@@ -21,7 +21,7 @@ MoeConfig ReadQwenMixture(HfFields* fields) {
   return moe;
 }
 
-// Layers of mlp_only_layers are dense, and all but every decoder_sparse_step-th.
+// Layers of mlp_only_layers are dense, and so are all but every decoder_sparse_step-th.
 void SetQwenFfns(const MoeConfig& moe, ModelConfig* model, HfFields* fields) {
   const MoeConfig dense = DenseFfn(fields->Number("intermediate_size", 1, kMaxWidth), moe.activation);
   const uint32_t step = fields->Number("decoder_sparse_step", 1, kMaxLayers, 1);
@@ -49,6 +49,8 @@ ModelConfig ReadQwen2Moe(HfFields* fields) {
       ReadLayerTypes({"full_attention", "sliding_attention"}, model.layers.size(), fields);
   for (uint32_t i = 0; i < model.layers.size(); ++i) {
     const bool slides =
+        // Without a list of types the rule is that of transformers' configuration: every second layer below
+        // max_window_layers.
         types.empty() ? sliding && i % 2 == 0 && i < max_window_layers : types[i] == "sliding_attention";
     model.layers[i].attention = attention;
     if (!slides) continue;

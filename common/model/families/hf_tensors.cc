@@ -44,6 +44,8 @@ bool IsKnownBuffer(const std::string& name) {
 
 }  // namespace
 
+// Views of a tensor on disk: each changes where lines begin, how many there are and how far apart, never the
+// bytes. Everything is counted in elements.
 SourceMatrix Lines(SourceMatrix m, uint64_t first, uint32_t count) {
   m.first += first * m.line_stride;
   m.lines = count;
@@ -86,6 +88,8 @@ SourceMatrix PlusOne(SourceMatrix m) {
   return m;
 }
 
+// Errors are collected, so that one run names the tensors that are missing or of a wrong shape together, up
+// to kMaxErrors of them.
 const TensorInfo* TensorMapper::Use(const std::string& name, const std::vector<uint64_t>& shape,
                                     bool packed) {
   const TensorInfo* tensor = folder_.Find(name);
@@ -168,6 +172,7 @@ absl::StatusOr<SourceMap> TensorMapper::Finish() {
     return absl::UnimplementedError(
         absl::StrCat("element type not supported (BF16, F16, F32 are): ", unsupported_, more));
   }
+  // A tensor that nobody used belongs to an architecture that only resembles this one.
   std::string extra;
   int extras = 0;
   for (const TensorInfo& tensor : folder_.tensors()) {

@@ -26,7 +26,8 @@ absl::StatusOr<FormattedChat> ChatFormatter::Format(const std::string& conversat
   return chat;
 }
 
-// Renders an answered question and looks at what stands right behind the answer.
+// Finds the token that ends a turn by rendering an answered question and looking at what the template puts
+// right behind the answer: templates do not say it otherwise.
 std::optional<int32_t> ChatFormatter::FindEndOfTurn() const {
   constexpr char kAnswered[] =
       R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]})";

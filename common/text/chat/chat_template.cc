@@ -21,7 +21,8 @@ constexpr size_t kMaxMembers = 1024;  // of an object: looking one up takes as l
 constexpr size_t kMaxTemplateBytes = 1 << 20;
 constexpr std::string_view kContinueTag = "CONTINUE_FINAL_MESSAGE_TAG";
 
-// Makes values of a client's JSON; all text in it is the client's, keys too.
+// Makes values of a client's JSON. All text in it is marked as the client's, keys too, so that none of it can
+// become a control token.
 class Reader {
  public:
   absl::StatusOr<jinja::Value> Read(const Json& json, int depth) {
@@ -77,7 +78,8 @@ class Reader {
   size_t values_ = 0;
 };
 
-// Null members go; reasoning is given under all the names that templates read.
+// Drops null members, which templates would print as "None", and gives reasoning under all the names by which
+// templates look for it.
 absl::Status NormalizeMessages(Json* messages) {
   for (Json& message : *messages) {
     if (!message.is_object()) {
@@ -104,7 +106,8 @@ absl::Status NormalizeMessages(Json* messages) {
   return absl::OkStatus();
 }
 
-// A template may cut at the end of a message, so the place to stop at is found by a tag, as in transformers.
+// Marks the end of the message that is to be continued. A template may trim a message or add to it, so the
+// place to cut the rendered text at is found by a tag, as in transformers.
 absl::Status TagFinalMessage(const ChatRenderOptions& options, Json* messages) {
   if (options.add_generation_prompt) {
     return absl::InvalidArgumentError(
@@ -139,6 +142,8 @@ absl::Status CutAtTag(RenderedChat* chat) {
   return absl::OkStatus();
 }
 
+// Roles of the protocol are one of a fixed set and cannot carry a client's text, while templates build
+// control tokens from them (<|user|>).
 void MarkRoles(const jinja::Value& messages) {
   for (const jinja::Value& message : *messages.list()) {
     jinja::Value* role = jinja::FindKey(*message.map(), "role");

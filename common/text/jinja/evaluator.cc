@@ -21,7 +21,8 @@ absl::Status Evaluator::Step(int line) {
   return absl::OkStatus();
 }
 
-// Copying and searching a large value is work, too.
+// Copying and searching a large value is work as well: a template that doubles a text in a loop would else
+// stay within its steps.
 void Evaluator::Charge(const Value& value) {
   constexpr size_t kPerStep = 256;  // bytes, or items of a list
   if (const String* text = value.string()) {
@@ -38,6 +39,8 @@ absl::Status Evaluator::AtLine(const absl::Status& status, int line) {
 }
 
 Value Evaluator::Lookup(const std::string& name) {
+  // Innermost first. A macro's body sees its own names, the template's and the globals, but not those of
+  // whoever called it.
   for (size_t i = frames_.size(); i-- > 0;) {
     if (const Value* found = FindKey(frames_[i].names, name)) {
       return *found;
@@ -148,6 +151,8 @@ absl::StatusOr<Value> Evaluator::EvaluateMap(const Expression& expression) {
     }
     map.integer_keys = integer;
     const String name = ToString(key);
+    // Keys carry no marks of their own. One key that a client wrote makes them all the client's, which errs
+    // on the safe side.
     map.client = map.client || name.marks.find(1) != std::string::npos;
     SetKey(map, name.text, std::move(value));
   }

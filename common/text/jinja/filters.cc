@@ -1,4 +1,4 @@
-// Filters (builtins.h).
+// The filters of builtins.h, each with the meaning it has in Jinja or transformers.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -145,12 +145,14 @@ absl::StatusOr<Value> ItemsFilter(const Value& value, const Arguments&) {
   return CallMethod(value, "items", {});
 }
 
-// Jinja's sorting filters take upper and lower case for the same unless told otherwise.
+// Jinja's sorting filters ignore upper and lower case unless told otherwise.
 absl::Status StableSort(bool case_sensitive, bool reverse,
                         absl::FunctionRef<absl::StatusOr<Value>(const Value&)> key, List* items) {
   if (reverse) {  // equal ones keep their order, as Python has it
     std::reverse(items->begin(), items->end());
   }
+  // std::stable_sort cannot be left half way: after a failure the comparison says that nothing is less, and
+  // the list, whose order means nothing then, is dropped with the error.
   absl::Status failure;
   const auto key_of = [&](const Value& item) {
     absl::StatusOr<Value> value = key(item);
@@ -304,7 +306,7 @@ absl::StatusOr<Value> Indent(const Value& value, const Arguments& arguments) {
 }
 
 absl::StatusOr<Value> StringFilter(const Value& value, const Arguments&) { return Value(ToString(value)); }
-// Jinja's `e`: HTML's special characters by entity.
+// Jinja's `e`: writes the characters that HTML treats specially as entities.
 absl::StatusOr<Value> Escape(const Value& value, const Arguments&) {
   const String text = ToString(value);
   String out;
@@ -339,7 +341,7 @@ absl::StatusOr<Value> Escape(const Value& value, const Arguments&) {
 
 absl::StatusOr<Value> Same(const Value& value, const Arguments&) { return value; }
 
-// The arguments behind the first `skip` positional ones.
+// The arguments without the first `skip` positional ones, to hand on to the filter or test that these name.
 Arguments Rest(const Arguments& arguments, size_t skip) {
   Arguments rest;
   rest.named = arguments.named;
@@ -350,7 +352,7 @@ Arguments Rest(const Arguments& arguments, size_t skip) {
   return rest;
 }
 
-// "a.b" looks up a, then b.
+// Follows an attribute path: "a.b" looks up a, and b in what it finds.
 absl::StatusOr<Value> AttributeOf(Value value, const std::string& path) {
   size_t begin = 0;
   while (true) {

@@ -15,7 +15,8 @@ absl::StatusOr<Value> RaiseException(const Arguments& arguments) {
                                                        : ToString(*message).text);
 }
 
-// dict() and namespace(): a mapping, if one is given, with the named arguments on top.
+// dict() and namespace() make a mapping: a copy of the one that is given, if any, with the named arguments on
+// top.
 absl::StatusOr<Value> MakeMap(const Arguments& arguments) {
   Map made;
   if (!arguments.positional.empty()) {

@@ -18,6 +18,8 @@ enum class Flow { kNormal, kBreak, kContinue };
 class Interpreter {
  public:
   Interpreter(const Map& variables, absl::Time now, const RenderLimits& limits) : evaluator_(limits) {
+    // The globals and the conversation's variables are the outermost frame, the template's own assignments
+    // the second: a template may shadow a variable but not change it.
     evaluator_.frames().push_back({variables, false});
     AddGlobals(now, &evaluator_.frames()[0].names);
     evaluator_.frames().push_back({{}, false});
@@ -131,7 +133,8 @@ class Interpreter {
     return Flow::kNormal;
   }
 
-  // The items that pass the loop's own condition.
+  // The items that pass the loop's own condition. They are chosen before the loop runs, because loop.length
+  // and loop.last count only these.
   absl::StatusOr<List> LoopItems(const Statement& statement) {
     ASSIGN_OR_RETURN(const Value iterable, evaluator_.Evaluate(*statement.expression));
     ASSIGN_OR_RETURN(List items, Items(iterable));
@@ -218,7 +221,7 @@ class Interpreter {
     return absl::OkStatus();
   }
 
-  // Statement outlives every call: the tree lives as long as the rendering.
+  // The function refers to the statement, which outlives every call: the tree lives as long as the rendering.
   Value MakeMacro(const Statement& statement) {
     return Value(
         Function([this, &statement](const Arguments& arguments) { return CallMacro(statement, arguments); }));

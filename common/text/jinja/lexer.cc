@@ -41,7 +41,7 @@ class Lexer {
     position_ = to;
   }
 
-  // Text up to the next tag, then the tag.
+  // Reads text up to the next tag, and then the tag.
   absl::Status NextSegment() {
     size_t open = position_;
     while (true) {
@@ -90,7 +90,7 @@ class Lexer {
     Advance(end);
   }
 
-  // lstrip_blocks: blanks between a line's start and a block tag go.
+  // transformers renders with lstrip_blocks: blanks between the start of a line and a block tag are dropped.
   void StripIndent(size_t end, std::string* text) const {
     size_t start = end;
     while (start > 0 && (source_[start - 1] == ' ' || source_[start - 1] == '\t')) {
@@ -101,7 +101,8 @@ class Lexer {
     }
   }
 
-  // What follows a tag's end: '-' trims all white space, a block's end one newline (unless '+').
+  // Notes what to drop behind a tag: all white space if it ends with '-', else one newline behind a block tag
+  // (trim_blocks), unless it ends with '+'.
   void AfterTag(char control, bool block) {
     trim_left_ = control == '-';
     trim_newline_ = block && control != '+';
@@ -150,7 +151,7 @@ class Lexer {
     return absl::OkStatus();
   }
 
-  // {% raw %} ... {% endraw %}: replaces the tag's tokens by the text between.
+  // Replaces the tokens of {% raw %} by the text up to {% endraw %}, in which nothing is a tag.
   absl::Status RawText(size_t tag) {
     tokens_.resize(tag);
     for (size_t open = source_.find("{%", position_); open != std::string_view::npos;
@@ -205,6 +206,7 @@ class Lexer {
     if (std::string_view("+-*/%~|.,:()[]{}<>=").find(c) == std::string_view::npos) {
       return Error(absl::StrCat("unexpected character '", std::string(1, c), "'"));
     }
+    // A closing brace of a map must not be taken for the first of the tag's two.
     *depth += c == '{' ? 1 : c == '}' ? -1 : 0;
     Add(Token::Kind::kOperator, std::string(1, c));
     Advance(position_ + 1);
@@ -233,7 +235,8 @@ class Lexer {
     Advance(end);
   }
 
-  // The hexadecimal digits behind source_[*at], as UTF-8.
+  // Appends as UTF-8 the character whose code the hexadecimal digits behind source_[*at] give. False if there
+  // are not so many.
   bool CodePoint(size_t digits, size_t* at, std::string* text) const {
     uint32_t code = 0;
     for (size_t i = 0; i < digits; ++i) {
@@ -310,7 +313,7 @@ class Lexer {
 }  // namespace
 
 absl::StatusOr<std::vector<Token>> Tokenize(std::string_view source) {
-  // Jinja takes every kind of newline for the one.
+  // Jinja makes one kind of newline of all.
   std::string text;
   text.reserve(source.size());
   for (size_t i = 0; i < source.size(); ++i) {
@@ -320,7 +323,7 @@ absl::StatusOr<std::vector<Token>> Tokenize(std::string_view source) {
       text += '\n';
     }
   }
-  // Without keep_trailing_newline it drops one at the template's very end.
+  // And it drops one newline at the very end of a template (keep_trailing_newline is off).
   if (!text.empty() && text.back() == '\n') {
     text.pop_back();
   }

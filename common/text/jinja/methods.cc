@@ -109,7 +109,7 @@ String ChangeCase(String text, const std::string& method) {
   return text;
 }
 
-// startswith/endswith take a string or a tuple of them.
+// startswith and endswith take one string or a list of them, of which any may fit.
 absl::StatusOr<Value> HasEnd(const String& text, const std::string& method, const Arguments& arguments) {
   const Value* given = arguments.Find(0, "prefix");
   List options;

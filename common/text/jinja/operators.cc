@@ -60,9 +60,11 @@ absl::StatusOr<Value> Arithmetic(const std::string& op, const Value& left, const
     } else if (b == -1) {  // the one quotient that overflows
       overflow = op == "//" && __builtin_sub_overflow(int64_t{0}, a, &result);
     } else if (op == "//" || op == "%") {
+      // Python rounds the quotient down and gives the remainder the divisor's sign; C++ rounds it to zero.
       const int64_t quotient = a / b - (a % b != 0 && (a % b < 0) != (b < 0) ? 1 : 0);
       result = op == "//" ? quotient : a - quotient * b;
     } else {
+      // Powers are whole while a double holds them exactly.
       const double power = std::pow(x, y);
       if (y < 0 || std::fabs(power) > 9e15) {
         return Value(power);
@@ -126,7 +128,8 @@ absl::StatusOr<bool> Contains(const Value& container, const Value& item) {
   return Unsupported("in", item, container);
 }
 
-// Byte offsets of the characters of UTF-8 text, and its end: Python indexes by character.
+// The byte offsets of the characters of a UTF-8 text, and of its end: Python counts characters, our strings
+// bytes.
 std::vector<size_t> CharacterStarts(const std::string& text) {
   std::vector<size_t> starts;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -144,7 +147,8 @@ struct Range {
   int64_t step;
 };
 
-// Python's slice.indices().
+// Python's slice.indices(): the first place, the one to stop before and the step, with bounds counted from
+// the end if they are negative and cut to the length.
 absl::StatusOr<Range> SliceRange(int64_t length, const Value& begin, const Value& end, const Value& step) {
   Range range{0, 0, 1};
   const auto given = [](const Value& value) { return !value.undefined() && !value.none(); };

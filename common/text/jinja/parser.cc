@@ -26,8 +26,8 @@ class StatementParser : public ExpressionParser {
   }
 
  private:
-  // Statements up to a tag that begins with one of `ends` (its StatementBegin is not taken) or the template's
-  // end.
+  // Reads statements up to the template's end or to a tag that begins with one of `ends`; that tag's
+  // StatementBegin is not taken.
   absl::StatusOr<Block> ParseBlock(std::initializer_list<const char*> ends) {
     const Nesting nesting(this);
     RETURN_IF_ERROR(CheckNesting());
@@ -251,6 +251,7 @@ class StatementParser : public ExpressionParser {
 }  // namespace
 
 absl::StatusOr<Block> Parse(std::string_view source) {
+  // Trees are walked recursively, so the length of a tag bounds the stack, as nesting does for blocks.
   ASSIGN_OR_RETURN(std::vector<Token> tokens, Tokenize(source));
   size_t begin = 0;
   for (size_t i = 0; i < tokens.size(); ++i) {

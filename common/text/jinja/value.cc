@@ -93,7 +93,7 @@ String Escaped(const String& value, char quote, EscapeStyle style) {
   return out;
 }
 
-// Python's repr(), as str() prints what lists and maps hold.
+// Python's repr(), by which str() prints what lists and maps hold.
 String Repr(const Value& value, int depth);
 
 String ReprContainer(const Value& value, int depth) {
@@ -135,7 +135,7 @@ String Repr(const Value& value, int depth) {
   return ToString(value);
 }
 
-// Writes one value after another; brackets, separators and line breaks as JsonFormat says.
+// Writes values as JSON, with the brackets, separators and line breaks that the format says.
 class JsonWriter {
  public:
   JsonWriter(const JsonFormat& format, String* out)
@@ -309,7 +309,7 @@ void SetKey(Map& map, const std::string& key, Value value) {
 
 namespace {
 
-// Beyond kMaxDepth nothing is equal: a namespace may hold itself.
+// A namespace may hold itself, so comparing ends at kMaxDepth, beyond which nothing is equal.
 bool EqualAt(const Value& a, const Value& b, int depth) {
   if (depth > kMaxDepth) {
     return false;

@@ -76,6 +76,8 @@ void BpeModel::IndexMerges(const BpeSpec& spec) {
   for (const MergeRule& rule : spec.merges) {
     merges_[Pair(static_cast<uint32_t>(rule.left), static_cast<uint32_t>(rule.right))] = {
         rule.rank, rule.result, special_ids_.contains(rule.result)};
+    // The last character of the left and the first of the right part: what may ever be joined across
+    // (MayMerge()).
     joints_.insert(
         Pair(LastChar(*vocabulary_.TokenOf(rule.left)), FirstChar(*vocabulary_.TokenOf(rule.right))));
   }
@@ -94,8 +96,8 @@ int32_t BpeModel::IdOfCharacter(char32_t c) const {
   return it == ids_of_other_characters_.end() ? kNone : it->second;
 }
 
-// Whether some merge can ever join what ends in `left` with what begins with `right`. A character outside
-// the vocabulary is spelt by other tokens and can fuse with its neighbour: yes.
+// Whether any merge can ever join what ends in `left` with what begins with `right`. A character outside the
+// vocabulary is spelt by other tokens, which may fuse with its neighbour, so it may.
 bool BpeModel::MayMerge(char32_t left, char32_t right) const {
   return joints_.contains(Pair(left, right)) || IdOfCharacter(left) == kNone || IdOfCharacter(right) == kNone;
 }
@@ -145,6 +147,7 @@ void BpeModel::EncodeCached(std::string_view word, BpeScratch* scratch, std::vec
   }
   const size_t before = ids->size();
   EncodeWord(word, scratch, ids);
+  // When it is full the cache stays as it is: the words of natural text that repeat come early.
   if (scratch->cache.size() < kMaxCachedWords) {
     const BpeScratch::CachedWord cached{static_cast<uint32_t>(scratch->cached_ids.size()),
                                         static_cast<uint32_t>(ids->size() - before)};
@@ -164,8 +167,9 @@ void BpeModel::EncodeWord(std::string_view word, BpeScratch* scratch, std::vecto
   }
 }
 
-// One symbol a character, byte token or unknown. An unknown that waits to be fused is written when the next
-// known character comes, behind byte tokens: the order of Hugging Face `tokenizers`.
+// Spells a word as symbols: one for each character, byte token or unknown. An unknown that waits to be fused
+// is written when the next known character comes, behind byte tokens, which is the order of Hugging Face
+// `tokenizers`.
 void BpeModel::Spell(std::string_view word, std::vector<BpeScratch::Symbol>* symbols) const {
   symbols->clear();
   const auto add = [symbols](int32_t id) {
@@ -237,6 +241,8 @@ void BpeModel::Queue(int32_t position, BpeScratch* scratch) const {
   }
 }
 
+// Applies the merge of the lowest rank, leftmost first, until none applies: a heap of candidates over a
+// linked list of symbols takes n log n, where searching anew after each merge would take n^2.
 void BpeModel::MergeAll(BpeScratch* scratch) const {
   std::vector<BpeScratch::Symbol>& symbols = scratch->symbols;
   std::vector<BpeScratch::Candidate>& heap = scratch->heap;

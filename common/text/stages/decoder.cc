@@ -68,6 +68,9 @@ absl::StatusOr<std::unique_ptr<const Decoder>> Decoder::Create(
     decoder->steps_.push_back({JoinWithSpaces(), false});
     return decoder;
   }
+  // Decoders of a file run one after the other over the whole list of tokens; here they run on each token as
+  // it comes, so that answers can be streamed. Orders in which that would give another text are refused.
+  // `fused`: from here on the text is one token.
   bool fused = false;
   bool after_bytes = false;
   for (const DecoderSpec& spec : *specs) {
@@ -162,6 +165,8 @@ void DecodeRun::FeedByteFallback(size_t index, std::string_view token, std::stri
     return;
   }
   state.pending.push_back(static_cast<char>(byte));
+  // A whole text is decoded as the reference does it: a run of byte tokens is text if all of it is
+  // well-formed. A stream cannot wait for the end of the run and gives out each character as it is complete.
   if (eager_) {
     std::string text;
     TakeWholeCharacters(/*per_byte=*/true, &state.pending, &text);
@@ -186,8 +191,9 @@ void DecodeRun::FlushByteFallback(size_t index, std::string* out) {
   pending.clear();
 }
 
-// Up to `start` characters go at the left and up to `stop` at the right, of each token or, behind Fuse, of
-// the whole text: there characters that may turn out to be the last are held back.
+// Drops up to `start` characters at the left and up to `stop` at the right, of each token or, behind Fuse, of
+// the whole text. There the last characters are known only at the end, so those that may turn out to be are
+// held back.
 void DecodeRun::FeedStrip(size_t index, const StripDecoder& strip, std::string_view token, std::string* out) {
   State& state = states_[index];
   if (!decoder_->steps_[index].fused) {

@@ -29,7 +29,8 @@ ByteRange StripRange(const StripNormalizer& strip, std::string_view text) {
   return {begin, end};
 }
 
-// `change` of the whole text, or of each run where marks are kept.
+// Applies `change` to the whole text or, where marks are kept, to each run of equal marks: what a change
+// makes of a run is of the same author.
 template <typename Change>
 void ChangeText(std::string* text, std::string* marks, Change change) {
   if (marks != nullptr) {
@@ -39,7 +40,8 @@ void ChangeText(std::string* text, std::string* marks, Change change) {
   }
 }
 
-// As TextPattern::ReplaceAll, for the marks.
+// Does to the marks what TextPattern::ReplaceAll() does to the text. A replacement is the client's as soon as
+// one byte of what it replaces was.
 void ReplaceMarks(const std::vector<ByteRange>& matches, size_t content_size, std::string* marks) {
   std::string out;
   size_t done = 0;

@@ -12,7 +12,7 @@ namespace {
 constexpr const char* kGpt2Regex =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
-// A stretch of a piece: a match of the pattern or what lies between two.
+// A stretch of a piece: either a match of the pattern, or what lies between two matches.
 struct Stretch {
   ByteRange range;
   bool is_match;
@@ -48,6 +48,7 @@ std::vector<ByteRange> MatchesOf(std::string_view text, Predicate predicate) {
 }
 
 std::vector<ByteRange> Merged(std::vector<Stretch> stretches, SplitBehavior behavior) {
+  // Merging with the next is merging with the previous, read from the end.
   const bool backwards = behavior == SplitBehavior::kMergedWithNext;
   if (backwards) {
     std::reverse(stretches.begin(), stretches.end());
@@ -166,6 +167,7 @@ absl::Status ApplyByteLevel(const ByteLevelPreTokenizer& byte_level,
   std::vector<ByteRange> matches;
   for (const ByteRange& piece : input->pieces) {
     std::string_view text = std::string_view(input->text).substr(piece.begin, piece.end - piece.begin);
+    // Every piece, not the text alone, gets the space that it lacks, as in the reference.
     if (byte_level.add_prefix_space && text[0] != ' ') {
       prefixed.assign(1, ' ').append(text);
       text = prefixed;
@@ -194,6 +196,8 @@ void ReplaceSpaces(const MetaspacePreTokenizer& metaspace, PreTokenizedText* inp
     const std::string_view text = std::string_view(input->text).substr(piece.begin, piece.end - piece.begin);
     const size_t begin = output.text.size();
     const bool is_first = input->starts_input && output.pieces.empty();
+    // The first piece of the input is the one that starts it; behind a special token a text does not begin
+    // anew.
     const bool prepends = metaspace.prepend == PrependScheme::kAlways ||
                           (metaspace.prepend == PrependScheme::kFirst && is_first);
     const bool has_prefix =

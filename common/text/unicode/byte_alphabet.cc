@@ -48,6 +48,7 @@ void AppendByteAlphabet(std::string_view bytes, std::string* out) {
   }
 }
 
+// A token that holds any character outside of the alphabet is an added one and stands for its own text.
 void AppendBytesOfToken(std::string_view token, std::string* out) {
   const size_t before = out->size();
   for (size_t i = 0; i < token.size();) {

@@ -75,6 +75,8 @@ absl::StatusOr<std::unique_ptr<const Regex>> Regex::Compile(const std::string& p
   if (context == nullptr) {
     return absl::ResourceExhaustedError("no memory to compile a regex");
   }
+  // The patterns are written for Oniguruma, where only a line feed ends a line, whatever this library was
+  // built with.
   pcre2_set_newline(context, PCRE2_NEWLINE_LF);
   int error = 0;
   PCRE2_SIZE offset = 0;
@@ -116,6 +118,8 @@ absl::Status Regex::FindAll(std::string_view text, RegexScratch* scratch,
     }
     const PCRE2_SIZE* const found = pcre2_get_ovector_pointer(handles.data);
     const ByteRange match{found[0], found[1]};
+    // An empty match right behind the last match does not count, and the search goes on one character
+    // further, else it would stand still.
     if (match.begin == match.end && match.end == last_end) {
       start += start < text.size() ? Utf8Length(text[start]) : 1;
       continue;

@@ -50,11 +50,13 @@ constexpr std::string_view kCategories =
 
 }  // namespace
 
+// Oniguruma's \w, which is wider than PCRE2's: it has marks and connectors.
 std::string WordSet() {
   return absl::StrCat("\\p{Alphabetic}\\p{M}", NewerCharactersOf("Word"), "\\p{Nd}\\p{Pc}");
 }
 
 absl::StatusOr<std::string> PropertySet(std::string_view name) {
+  // Oniguruma compares names of properties without case, spaces, hyphens and underscores.
   std::string plain;
   for (const char c : name) {
     if (absl::ascii_isalpha(static_cast<unsigned char>(c))) {

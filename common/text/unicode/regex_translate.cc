@@ -14,6 +14,9 @@
 namespace sluice {
 namespace {
 
+// Reads an Oniguruma pattern and writes the PCRE2 pattern that matches the same. Every construct is written
+// out explicitly, as sets and groups, since the two disagree on what short forms mean; what has no equal is
+// refused.
 class Translator {
  public:
   explicit Translator(std::string_view pattern) : pattern_(pattern) {}

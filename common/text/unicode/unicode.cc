@@ -58,7 +58,8 @@ bool IsNewerThanReference(char32_t c) {
   return range != std::end(kNewerThanReference) && range->first <= c;
 }
 
-// utf8proc's own reordering is a bubble sort, quadratic in the length of a run of marks.
+// Puts runs of combining marks into canonical order. utf8proc's own reordering is a bubble sort, quadratic in
+// the length of a run, which a client could make as long as a text.
 void SortMarks(std::vector<utf8proc_int32_t>* points) {
   for (size_t i = 0; i < points->size();) {
     if (CombiningClass((*points)[i]) == 0) {
@@ -94,7 +95,8 @@ void AppendDecomposed(UnicodeForm form, char32_t c, std::vector<utf8proc_int32_t
   }
 }
 
-// Orders and, where the form asks for it, composes the decomposed `points`; appends and clears them.
+// Puts the decomposed `points` into order, composes them where the form asks for it, appends them to `out`
+// and clears them.
 void AppendNormalized(UnicodeForm form, std::vector<utf8proc_int32_t>* points, std::string* out) {
   SortMarks(points);
   auto length = static_cast<utf8proc_ssize_t>(points->size());
@@ -155,6 +157,7 @@ std::string Normalize(UnicodeForm form, std::string_view text) {
   points.reserve(text.size());
   for (size_t i = 0; i < text.size();) {
     const char32_t c = NextCodePoint(text, &i);
+    // An unassigned character is a border: nothing before it composes with or moves behind what follows.
     if (IsNewerThanReference(c)) {
       AppendNormalized(form, &points, &out);
       AppendUtf8(c, &out);

@@ -5,7 +5,8 @@
 namespace sluice {
 namespace {
 
-// Length of a sequence that `lead` begins and the allowed range of its second byte; length 0: no lead byte.
+// The length of a sequence that `lead` begins, and the allowed range of its second byte, which rules out
+// surrogates, overlong forms and code points above U+10FFFF (Unicode, table 3-7). Length 0: no lead byte.
 struct LeadRule {
   uint8_t length;
   uint8_t second_low;
@@ -87,6 +88,7 @@ char32_t NextCodePoint(std::string_view text, size_t* position) {
 bool IsWellFormedUtf8(std::string_view bytes) {
   size_t i = 0;
   while (i < bytes.size()) {
+    // Eight ASCII bytes at a time: the common case.
     uint64_t eight = 0;
     if (bytes.size() - i >= sizeof(eight)) {
       std::memcpy(&eight, bytes.data() + i, sizeof(eight));

@@ -23,6 +23,8 @@ int ActivationHistograms::MantissaBitsFor(uint64_t tables, uint64_t budget_bytes
   return bits;
 }
 
+// Buckets go by exponent and the first bits of the mantissa, so a value's bucket is a shift of its bits, and
+// every bucket is equally wide relative to its values.
 ActivationHistograms::ActivationHistograms(uint64_t tables, int mantissa_bits)
     : shift_(kFloatMantissa - mantissa_bits),
       lowest_bits_(int64_t{kFloatBias + kLowestExponent} << kFloatMantissa),
@@ -68,7 +70,8 @@ void ActivationHistograms::Place(absl::Span<const uint64_t> sums, uint64_t total
       points[i] = 0;
       continue;
     }
-    // A share such as 0.7 of a multiple of ten has its rounding above the whole number that is meant.
+    // The product of, say, 0.7 and a multiple of ten may be rounded to a little above the whole number that
+    // is meant, and ceil() would go one too far.
     const double place = shares[i] * static_cast<double>(total) * (1 - kRounding);
     const uint64_t rank = std::clamp<uint64_t>(static_cast<uint64_t>(std::ceil(place)), 1, total);
     while (before + sums[bucket] < rank) before += sums[bucket++];
@@ -79,7 +82,8 @@ void ActivationHistograms::Place(absl::Span<const uint64_t> sums, uint64_t total
   }
 }
 
-// Most counts are zero: {table's first used bucket, number of buckets up to its last, counts}.
+// Most counts are zero, so of each table only the range between its first and last used bucket is stored:
+// {first, one past the last, counts}.
 void ActivationHistograms::Save(std::string* out) const {
   AppendValue(uint64_t{counts_.size()}, out);
   for (size_t first = 0; first < counts_.size(); first += buckets_) {

@@ -39,7 +39,7 @@ class ActivationHistograms {
   // value. REQUIRES: as many points as shares.
   bool Quantiles(uint64_t first, uint64_t count, absl::Span<const double> shares,
                  absl::Span<float> points) const;
-  // Of any tables, by index.
+  // The same of any tables, named by their index.
   bool Quantiles(absl::Span<const uint64_t> tables, absl::Span<const double> shares,
                  absl::Span<float> points) const;
 

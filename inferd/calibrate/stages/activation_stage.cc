@@ -9,7 +9,8 @@
 namespace sluice {
 namespace {
 
-// Memory of all histograms: 10 mantissa bits for models up to 1024 experts, 7 for 48 layers of 128.
+// The memory of all histograms together. It leaves 10 bits of mantissa for models of up to 1024 experts, 7
+// for 48 layers of 128.
 constexpr uint64_t kHistogramBytes = 768ull << 20;
 
 uint64_t TotalExperts(const ModelConfig& config) {
@@ -72,6 +73,7 @@ absl::Status ActivationStage::BeforeExperts(uint32_t layer, const MoeExpertsArgs
 
 absl::Status ActivationStage::CountExpert(uint32_t layer, const MoeExpertsArgs& args,
                                           const ExpertWork& work) {
+  // All slots of an expert's work name the same expert, so the first one tells which it is.
   const uint64_t expert = first_expert_[layer] + static_cast<uint32_t>(routing_.ids[work.slots[0]]);
   return VisitFactors(host_->runner(), args.activation, work, args.x, work.rows, [&](float up, float gate) {
     histograms_.Add(expert, up);
@@ -118,6 +120,7 @@ absl::StatusOr<std::map<std::string, std::string>> ActivationStage::Finish() {
     for (int lead = 0; lead < kLeadCount; ++lead) {
       for (uint32_t expert = 0; expert < experts; ++expert) {
         const absl::Span<float> table = tables.table(static_cast<Lead>(lead), layer, expert);
+        // An expert that the text never chose takes its layer's pooled table.
         if (!histograms_.Quantiles(lead * experts_ + first + expert, 1, tables.shares(), table)) {
           histograms_.Quantiles(lead * experts_ + first, experts, tables.shares(), table);
         }

@@ -6,23 +6,13 @@
 #include <utility>
 
 #include "common/status.h"
+#include "inferd/calibrate/stages/percentiles.h"
 #include "inferd/policy/cache/cache_allocation.h"
 
 namespace sluice {
 namespace {
 
-// Values at 0, 1, .. 100 % of `values`.
-std::vector<double> Percentiles(std::vector<float> values) {
-  std::vector<double> points(LayerCacheProfile::kPoints, 0.0);
-  std::sort(values.begin(), values.end());
-  for (size_t i = 0; i < points.size() && !values.empty(); ++i) {
-    const double rank = std::ceil(static_cast<double>(i * values.size()) / (LayerCacheProfile::kPoints - 1));
-    points[i] = values[std::max<size_t>(static_cast<size_t>(rank), 1) - 1];
-  }
-  return points;
-}
-
-// The places of the `count` largest values, best first; ties to the lower one.
+// Writes the places of the `count` largest values, best first, ties to the lower place as routers break them.
 void Largest(const float* values, uint32_t size, uint32_t count, uint16_t* places) {
   std::vector<uint16_t> order(size);
   std::iota(order.begin(), order.end(), uint16_t{0});
@@ -52,6 +42,7 @@ CacheStage::CacheStage(const ModelConfig& config, const ProfileKeys& keys,
 
 absl::Status CacheStage::RunUnit(uint64_t unit) {
   if (unit == 0) {
+    // The stage before may have left neurons out.
     RETURN_IF_ERROR(host_->UseSparsity({}, ""));
   }
   for (auto& layer : named_) {
@@ -96,7 +87,8 @@ void CacheStage::Compare(const RouterTap& tap) {
   }
 }
 
-// By the logits alone: a correction of the choice is left out.
+// Predicts by the logits alone. A correction that some models add for the choice is left out, as the
+// predictor in use leaves it out.
 absl::Status CacheStage::Predict(const RouterTap& tap, uint32_t target, uint32_t depth) {
   const WindowRunner& runner = host_->runner();
   const ModelParts& parts = runner.parts();
@@ -159,7 +151,9 @@ LayerCacheProfile CacheStage::ProfileOf(uint32_t layer) const {
   for (uint32_t slots = 1; slots <= moe.experts; ++slots) {
     profile.distances.push_back(distances.Hits(slots) - distances.Hits(slots - 1));
   }
-  profile.squares = Percentiles(layers_[layer].squares);
+  std::vector<float> squares = layers_[layer].squares;
+  std::sort(squares.begin(), squares.end());
+  profile.squares = Percentiles(squares, LayerCacheProfile::kPoints);
   for (uint32_t depth = 0; depth < kCacheDepths; ++depth) {
     const uint64_t wanted = layers_[layer].wanted[depth];
     profile.accuracy[depth] =

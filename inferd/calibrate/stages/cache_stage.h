@@ -52,7 +52,7 @@ class CacheStage final : public CalibrationStage, private LayerTap {
   std::vector<uint32_t> routed_;    // layers with experts
   std::vector<uint32_t> place_of_;  // by layer: its place among them
   std::vector<Layer> layers_;
-  // Of the running window, by layer and depth - 1: experts named, [rows, top_k].
+  // The experts that the running window's predictions named, by layer and depth - 1: [rows, top_k].
   std::vector<std::array<std::vector<uint16_t>, kCacheDepths>> named_;
   std::vector<float> logits_;
 };

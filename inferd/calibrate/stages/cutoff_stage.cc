@@ -33,6 +33,9 @@ CutoffStage::CutoffStage(const ProfileKeys& keys, const std::vector<CalibrationW
 uint64_t CutoffStage::units() const { return (1 + kHalvings * bounds_.size()) * count_; }
 
 absl::Status CutoffStage::RunUnit(uint64_t unit) {
+  // A run goes over all held-out windows at one sparsity. The first is the base; then each bound is searched
+  // for by halving between what is within it and what is beyond it. Sparsities measured for one bound are not
+  // measured again for another.
   const uint64_t run = unit / count_;  // 0: nothing left out
   const uint64_t place = unit % count_;
   const size_t bound = run == 0 ? 0 : (run - 1) / kHalvings;
@@ -57,7 +60,8 @@ absl::Status CutoffStage::AddWindow(uint64_t run, uint32_t percent, const Calibr
   if (run_set_up_ != run) {
     const absl::Status set_up = SetUp(percent);
     if (absl::IsInvalidArgument(set_up)) {
-      // The routed experts cannot leave out as much as the dense shared expert would ask of them.
+      // One threshold is for the whole model, in which a shared expert stays dense: the routed ones cannot
+      // leave out as much as such a target asks of them.
       rises_[percent] = std::numeric_limits<double>::infinity();
       return absl::OkStatus();
     }

@@ -19,8 +19,8 @@ namespace sluice {
 
 class CutoffStage final : public CalibrationStage {
  public:
-  // The last `count` windows. `thresholds`, finished when the first unit runs, gives the table that is looked
-  // up; it is put into `folder` meanwhile. All borrowed.
+  // Measures on the last `count` windows. `thresholds`, a stage that is finished when the first unit runs,
+  // gives the table that is looked up; it is put into `folder` meanwhile. All are borrowed.
   CutoffStage(const ProfileKeys& keys, const std::vector<CalibrationWindow>& windows, uint64_t count,
               std::vector<double> bounds, std::string folder, CalibrationStage* thresholds, WindowHost* host);
 
@@ -33,9 +33,9 @@ class CutoffStage final : public CalibrationStage {
 
  private:
   absl::Status AddWindow(uint64_t run, uint32_t percent, const CalibrationWindow& window);
-  // What windows run with from now on; INVALID_ARGUMENT if there is no such sparsity.
+  // Sets the sparsity that windows run with from now on; INVALID_ARGUMENT if there is no such sparsity.
   absl::Status SetUp(uint32_t percent);
-  // Relative rise of perplexity.
+  // The relative rise of perplexity that a summed loss means.
   double RiseOf(double loss) const;
 
   const ProfileKeys keys_;

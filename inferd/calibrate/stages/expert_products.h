@@ -18,8 +18,8 @@ namespace sluice {
 // The up and gate factors of one row's neurons of a tile.
 using FactorVisitor = std::function<void(float up, float gate)>;
 
-// Of the neurons of `work`'s tile with `rows` of x [any, hidden]: every row's, neuron by neuron. Uses the
-// runner's scratch.
+// Calls `visit` for each of the rows `rows` of x [any, hidden], in their order, and in each row for every
+// neuron of `work`'s tile. Uses the runner's scratch.
 absl::Status VisitFactors(const WindowRunner& runner, const ActivationSpec& activation,
                           const ExpertWork& work, const Rows& x, absl::Span<const uint32_t> rows,
                           const FactorVisitor& visit);

@@ -6,15 +6,18 @@
 #include <utility>
 
 #include "common/status.h"
+#include "inferd/calibrate/stages/percentiles.h"
 
 namespace sluice {
 namespace {
 
-// Shares of (token, layer) pairs whose loss is measured.
+// The shares of (token, layer) pairs with one expert for which the loss is measured; between them the rise is
+// taken to be linear.
 constexpr double kShares[] = {0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5};
 constexpr uint64_t kShareCount = std::size(kShares);
 
-// Takes down how much weight a token's experts behind the best have.
+// Records for each token the squared share of weight that its experts behind the best have, (1 - alpha)^2 in
+// AdapMoE's rule.
 class SquaresTap final : public LayerTap {
  public:
   explicit SquaresTap(std::vector<std::vector<float>>* squares) : squares_(squares) {}
@@ -33,16 +36,6 @@ class SquaresTap final : public LayerTap {
   std::vector<std::vector<float>>* const squares_;
 };
 
-// Values at 0, 1, .. 100 % of `values`, which are sorted.
-std::vector<double> Percentiles(const std::vector<double>& values) {
-  std::vector<double> points(GatingTable::kPoints, 0.0);
-  for (size_t i = 0; i < points.size() && !values.empty(); ++i) {
-    const double rank = std::ceil(static_cast<double>(i * values.size()) / (GatingTable::kPoints - 1));
-    points[i] = values[std::max<size_t>(static_cast<size_t>(rank), 1) - 1];
-  }
-  return points;
-}
-
 }  // namespace
 
 GatingStage::GatingStage(const ModelConfig& config, const ProfileKeys& keys,
@@ -60,6 +53,8 @@ GatingStage::GatingStage(const ModelConfig& config, const ProfileKeys& keys,
 uint64_t GatingStage::units() const { return count_ + held_out_ * (1 + kGatingKinds * kShareCount); }
 
 absl::Status GatingStage::RunUnit(uint64_t unit) {
+  // Units in order: recording on the first windows, the base loss on the held-out ones, then one pass over
+  // these for each kind of sensitivity and share.
   if (unit < count_) {
     SquaresTap tap(&squares_);
     return host_->Run(windows_[unit], {.tap = &tap, .loss = false}).status();
@@ -101,7 +96,7 @@ absl::Status GatingStage::FindThresholds() {
       for (const float square : squares_[layer]) values.push_back(square * rule.sensitivities.back());
     }
     std::sort(values.begin(), values.end());
-    tables_.push_back({Percentiles(values), {}});
+    tables_.push_back({Percentiles(values, GatingTable::kPoints), {}});
   }
   return absl::OkStatus();
 }

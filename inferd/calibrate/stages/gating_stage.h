@@ -34,7 +34,7 @@ class GatingStage final : public CalibrationStage {
 
  private:
   absl::Status FindThresholds();
-  // With the threshold of run `run` of kinds * shares.
+  // The rule of run `run`, of kinds * shares, with that run's threshold. Valid until the next call.
   const GatingRule* RuleOf(uint64_t run);
 
   const ModelConfig& config_;

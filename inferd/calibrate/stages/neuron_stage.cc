@@ -43,7 +43,8 @@ absl::Status NeuronStage::RunUnit(uint64_t unit) {
   return absl::OkStatus();
 }
 
-// The runner's memory goes with it, so it is asked for while the runner is there: in the first tap.
+// Buffers are the runner's and go when it goes, so they are asked for in the first tap, when the runner is
+// certainly there.
 absl::Status NeuronStage::Allocate() {
   uint64_t positions = 0;
   for (const CalibrationWindow& window : windows_) {
@@ -86,6 +87,8 @@ absl::Status NeuronStage::AfterRouter(const RouterTap& tap) {
 
 absl::Status NeuronStage::AfterLayer(const LayerEnd& end) {
   if (config_.layers[end.layer].moe.experts > 0) {
+    // What was saved at this layer is what the next one's neurons would have been predicted from; the buffers
+    // change roles.
     std::swap(last_, next_);
     known_ = true;
   }
@@ -125,7 +128,8 @@ absl::Status NeuronStage::Load(ByteReader* reader) {
   return histograms_.Load(reader);
 }
 
-// What no row chose has its layer's pooled table, as in thresholds.bin; zeros where there is none either.
+// An expert that no row chose gets its layer's pooled table, as in thresholds.bin; zeros where the layer has
+// none either.
 ThresholdTables NeuronStage::Tables(uint32_t input) const {
   ThresholdTables tables(keys_.model_id, tokens_, RoutedExperts(config_), FineShares());
   for (uint32_t lead = 0; lead < kLeads; ++lead) {

@@ -75,7 +75,7 @@ struct HeldOutResult {
 };
 HeldOutResult Evaluate(const TrainedNet& net, const RowSource& rows, uint32_t top_k);
 
-// As it is stored; inputs are multiplied by `scale` first.
+// The network in the form that it is stored in. The factor `scale` of its inputs goes into the weights.
 PredictorNet Stored(const TrainedNet& net, float scale, double precision);
 
 }  // namespace sluice

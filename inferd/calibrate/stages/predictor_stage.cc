@@ -50,6 +50,7 @@ PredictorStage::PredictorStage(const ModelConfig& config, const ProfileKeys& key
   uint64_t position = 0;
   for (const CalibrationWindow& window : windows) {
     const uint64_t end = position + window.input.size();
+    // Positions that have a next one in the same window: only these have a target.
     for (; position + 1 < end && position + 1 < features->positions(); ++position) {
       followed_.push_back(position);
     }
@@ -62,7 +63,8 @@ PredictorStage::PredictorStage(const ModelConfig& config, const ProfileKeys& key
 
 uint64_t PredictorStage::units() const { return (layers_.size() + 1 + kGroup - 1) / kGroup; }
 
-// Jobs come from a shared counter; this thread asks whether to go on.
+// Trains the networks of a unit on several threads that draw jobs from a shared counter. This thread trains
+// nothing and asks whether to go on, since training may take minutes.
 absl::Status PredictorStage::RunUnit(uint64_t unit) {
   const size_t end = std::min(layers_.size() + 1, (unit + 1) * kGroup);
   std::atomic<size_t> next{unit * kGroup};
@@ -120,6 +122,7 @@ absl::StatusOr<PredictorNet> PredictorStage::TrainLearned(uint32_t layer,
                          std::move(next));
   const Split split(rows);
   std::optional<PredictorNet> best;
+  // A linear predictor and a network are trained; whichever finds more on held-out positions is kept.
   for (const uint32_t units : {0u, kUnits}) {
     const TrainOptions options{.units = units, .epochs = training_.epochs, .seed = training_.seed + layer};
     ASSIGN_OR_RETURN(const TrainedNet net, TrainNet(split.training, rows.width(), outputs, options, stop));
@@ -132,6 +135,8 @@ absl::StatusOr<PredictorNet> PredictorStage::TrainLearned(uint32_t layer,
 absl::StatusOr<FirstLayerGate> PredictorStage::TrainFirstLayer(const std::atomic<bool>* stop) const {
   const MoeConfig& moe = config_.layers[features_->first_routed()].moe;
   std::optional<FirstLayerGate> best;
+  // Whether the output before or after the final norm foretells the next token better depends on the model,
+  // so both are tried.
   for (const bool normed : {false, true}) {
     ASSIGN_OR_RETURN(std::vector<float> outputs, features_->ReadOutputs(normed));
     ASSIGN_OR_RETURN(std::vector<float> logits, features_->ReadFirstLogits());

@@ -19,6 +19,7 @@ PositionWork::PositionWork(const ModelConfig& config)
     const double neurons =
         static_cast<double>(moe.top_k) * moe.expert_width + moe.shared_width + moe.dense_width;
     const double hidden = config.hidden;
+    // Summed from the end: running the model from a layer on costs what the layers behind it cost.
     layers_[layer] = layers_[layer + 1] + hidden * (kAttentionMatrices * hidden + kExpertMatrices * neurons);
   }
 }
@@ -32,6 +33,7 @@ double PositionWork::SingleExperts() const {
 }
 
 double PositionWork::Fisher(uint32_t draws) const {
+  // A derivative along a direction is a difference of two losses.
   constexpr double kPassesOfADraw = 4;  // two directions, to both sides
   double work = Whole(false);
   for (uint32_t layer = 0; layer < config_.layers.size(); ++layer) {

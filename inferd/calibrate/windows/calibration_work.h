@@ -16,12 +16,12 @@
 
 namespace sluice {
 
-// Of one position, by what is run of the model.
+// The multiply-adds of one position, by what is run of the model.
 class PositionWork {
  public:
   explicit PositionWork(const ModelConfig& config);
 
-  // From `first_layer` to the last one, and the head if the loss is wanted.
+  // Of running the layers from `first_layer` to the last one, and the head if the loss is wanted.
   double From(uint32_t first_layer, bool loss) const { return layers_[first_layer] + (loss ? head_ : 0); }
   double Whole(bool loss) const { return From(0, loss); }
   // RoutingStage's and FisherStage's passes.

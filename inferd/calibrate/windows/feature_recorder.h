@@ -40,7 +40,7 @@ class FeatureRecorder {
   absl::Status TakeLayerEnd(const LayerEnd& end, const WindowRunner& runner);
   absl::Status Sync() const { return file_.Sync(); }
 
-  // Of positions [0, positions()). REQUIRES: the layer is routed.
+  // Read what was recorded of positions [0, positions()). REQUIRES: the layer is routed.
   absl::StatusOr<std::vector<uint16_t>> ReadRouterInputs(uint32_t layer) const;  // f16 [positions, hidden]
   absl::StatusOr<std::vector<uint16_t>> ReadExperts(uint32_t layer) const;       // [positions, top_k]
   absl::StatusOr<std::vector<float>> ReadOutputs(bool normed) const;             // [positions, hidden]

@@ -33,7 +33,7 @@ struct CalibrationWindow {
 
 class WindowRunner {
  public:
-  // For windows of up to `positions`. `parts` outlive the runner, their backend is a scoped one: what the
+  // A runner for windows of up to `positions`. `parts` outlive it; their backend is a scoped one, so what the
   // runner allocates goes with it. INVALID_ARGUMENT if the engine's steps or context are smaller.
   static absl::StatusOr<std::unique_ptr<WindowRunner>> Create(const ModelParts& parts, uint32_t positions,
                                                               std::unique_ptr<SparsityPolicy> sparsity);
@@ -46,7 +46,8 @@ class WindowRunner {
     uint32_t first_layer = 0;
     const ExpertChoice* choice = nullptr;  // experts to keep to; null: the router's own
     const GatingRule* gating = nullptr;    // fewer experts by this rule; null: all
-    // What only looks at layers does without: with 100000 words the head takes as long as several of them.
+    // Whether the loss is wanted. A window that only looks at layers does without: with 100000 words the head
+    // takes as long as several of them.
     bool loss = true;
   };
   // The summed loss of the window's targets, nats; 0 without `loss`. With a first layer the window must be
@@ -58,7 +59,7 @@ class WindowRunner {
 
   const ModelParts& parts() const { return parts_; }
 
-  // For taps: two sets of rows, [positions, the longest of hidden, expert width and experts].
+  // Scratch for taps: two sets of rows, [positions, the longest of hidden, expert width and experts].
   Rows scratch(int i) const { return scratch_[i]; }
   // A row of host-visible memory; null if it is outside.
   const float* HostRow(Rows rows, uint32_t row, uint32_t width) const;

@@ -22,7 +22,7 @@ uint32_t WordsFor(uint64_t bits) { return static_cast<uint32_t>((bits + kWordBit
 
 double NeuronShareOf(const Policies& policies) {
   constexpr double kUsualTarget = 0.8;
-  return policies.neuron_share.value_or(1 - policies.sparsity.target.value_or(kUsualTarget));
+  return 1 - policies.sparsity.target.value_or(kUsualTarget);
 }
 
 NeuronPredictor::NeuronPredictor(const NeuronPredictorOptions& options, NeuronThresholds thresholds,

@@ -18,23 +18,23 @@
 namespace sluice {
 namespace {
 
-// Loading that takes less of computing than this is not worth guessing for.
+// Where loading takes a smaller share of computing than this, there is nothing to gain by guessing.
 constexpr double kNoticeable = 0.02;
 constexpr uint32_t kMostDepth = 3;
-// More missing experts of a layer than this leave the link no time for guesses.
+// With more missing experts of a layer than this the link has no time for guesses.
 constexpr double kMissesBesideGuesses = 1;
 constexpr size_t kProbeBytes = size_t{64} << 20;
 
 std::string Ms(double seconds) { return absl::StrFormat("%.3g ms", seconds * 1e3); }
 std::string Percent(double share) { return absl::StrFormat("%.3g %%", share * 100); }
 
-// The two times of a layer.
+// The two times that are compared, in seconds of one layer of one generated token.
 struct LayerTimes {
   double compute = 0;
   double load = 0;
 };
 
-// Of a token's experts in a layer: those that are not expected to be resident.
+// How many of a token's experts in a layer are expected not to be resident, with routing spread evenly.
 double ExpectedMisses(const AutoFacts& facts) {
   const double held =
       static_cast<double>(facts.budget) / static_cast<double>(std::max<uint64_t>(facts.all_expert_bytes, 1));
@@ -69,7 +69,8 @@ void ChoosePredictor(const AutoFacts& facts, const LayerTimes& times, AutoChoice
                                          ", a layer computes for ", Ms(times.compute)));
 }
 
-// What is missing keeps link and CPU busy together: guesses take what they leave.
+// Chooses what is guessed where experts are shared with the CPU: what is missing keeps link and CPU busy
+// together, and guesses take what these leave.
 void ChooseBesideCpu(const AutoFacts& facts, AutoChoice* choice) {
   Policies& p = choice->policies;
   if (p.predictor == ExpertPredictorKind::kNone) {
@@ -103,7 +104,6 @@ void ChooseMisses(const AutoFacts& facts, AutoChoice* choice) {
   if (CpuHelps(facts) && (same_arithmetic || facts.quality_bound > 0)) {
     choice->policies.miss = ExpertMiss::kBalance;
     choice->policies.balance_resident = true;
-    choice->policies.balance_tiles = true;
     choice->policies.prefetch_cancel = PrefetchCancel::kDisproved;
     choice->reasons.push_back(absl::StrCat("experts are shared with the CPU: one takes it ",
                                            Ms(facts.cpu_seconds), ", the link ", Ms(facts.load_seconds),
@@ -134,14 +134,15 @@ void ChooseCache(const AutoFacts& facts, AutoChoice* choice) {
                             "(sluice calibrate makes it)");
 }
 
-// What may be left out within the bound, where it saves what bounds the run.
+// Chooses what is left out within the bound of quality: experts where the link bounds the run, neurons where
+// computing does, since the other would cost quality and save no time.
 void ChooseLosses(const AutoFacts& facts, const LayerTimes& times, AutoChoice* choice) {
   Policies& p = choice->policies;
   if (!(facts.quality_bound > 0)) {
     choice->reasons.push_back("nothing is left out: the bound of quality is 0 (quality_bound)");
   } else if (times.load > times.compute && facts.single_share > 0) {
     p.routing = RoutingKind::kSensitivity;
-    p.sensitivity = {SensitivityKind::kMeasured, {}, facts.quality_bound, {}};
+    p.sensitivity = {SensitivityKind::kMeasured, facts.single_share, {}};
     choice->reasons.push_back(absl::StrCat(Percent(facts.single_share),
                                            " of the choices use one expert: the profile finds that within ",
                                            Percent(facts.quality_bound), " of perplexity"));

@@ -24,7 +24,8 @@ struct AutoFacts {
   uint64_t all_expert_bytes = 0;
   uint32_t top_k = 0;       // of the layer with the most
   bool look_ahead = false;  // whether expert_predictor=lookahead can predict this model
-  // Of one expert: over the link, on the device, on the CPU for one row; and of a layer's attention.
+  // The time of one expert: over the link, on the device, on the CPU for one row; and that of a layer's
+  // attention.
   double load_seconds = 0;
   double compute_seconds = 0;
   double cpu_seconds = 0;
@@ -32,7 +33,7 @@ struct AutoFacts {
   bool cpu_beside = false;  // the CPU computes while the device does
 
   double quality_bound = 0;  // relative rise of perplexity
-  // From the profile; 0: nothing within the bound, or not measured.
+  // What the profile says; 0: nothing lies within the bound, or it was not measured.
   double single_share = 0;  // (token, layer) pairs that may use one expert
   double sparsity = 0;      // neurons that may be left out by the gate, one threshold for the model
   bool cache_profile = false;
@@ -53,7 +54,7 @@ struct MachineRates {
 // Takes some tenths of a second. `threads` 0: the CPUs of the affinity mask.
 absl::StatusOr<MachineRates> MeasureMachine(uint32_t threads);
 
-// What is known without measuring; times in seconds per byte, 0: not known.
+// What is known without measuring. Times are in seconds per byte; 0: not known.
 struct AutoSetup {
   DeviceKind device = DeviceKind::kHost;
   uint64_t budget = 0;

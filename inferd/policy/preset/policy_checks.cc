@@ -1,4 +1,4 @@
-// What a device and this build have of the policies (preset.h, CheckPolicies).
+// CheckPolicies() (preset.h): which values a device has, and which contradict each other.
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -21,7 +21,8 @@ absl::Status Contradiction(const Policies& policies, const char* key, const char
       absl::StrCat(Shown(policies, key), " does not go with ", Shown(policies, other)));
 }
 
-// Experts are leased in weightd's DRAM, which weightd itself evicts from.
+// On `host` experts are leased in weightd's DRAM, which weightd itself evicts from, so nothing that governs
+// slots has a meaning there.
 absl::Status CheckHost(const Policies& p) {
   const struct {
     const char* key;
@@ -34,7 +35,7 @@ absl::Status CheckHost(const Policies& p) {
       {"lead_resident", p.lead_resident == LeadResident::kOff},
       {"expert_miss", p.miss == ExpertMiss::kLoad},
       {"neuron_miss", p.neuron_miss == NeuronMiss::kLoad},
-      {"balance_tiles", !p.balance_tiles},
+      {"balance_resident", !p.balance_resident},
       {"predictor_depth_rule", p.depth_rule != DepthRule::kReach},
       {"neuron_predictor", p.neuron_predictor == NeuronPredictorKind::kNone},
   };
@@ -48,7 +49,8 @@ absl::Status CheckHost(const Policies& p) {
   return absl::OkStatus();
 }
 
-// A cache of neurons goes by the lead's values.
+// A cache of neurons decides by the lead's values which neurons an expert needs, so it needs a lead, slots
+// that experts share, and a device that computes.
 absl::Status CheckNeurons(const Policies& p) {
   if (p.sparsity.order == SparsityOrder::kNone || p.sparsity.order == SparsityOrder::kProduct) {
     return Contradiction(p, "cache_granularity", "sparsity");
@@ -56,7 +58,7 @@ absl::Status CheckNeurons(const Policies& p) {
   if (p.cache == CacheKind::kLayer || p.cache == CacheKind::kStatic) {
     return Contradiction(p, "cache_granularity", "cache");
   }
-  if (p.miss == ExpertMiss::kCpu || p.miss == ExpertMiss::kBalance || p.miss == ExpertMiss::kPaperBalance) {
+  if (p.miss == ExpertMiss::kCpu || p.miss == ExpertMiss::kBalance) {
     return Contradiction(p, "cache_granularity", "expert_miss");
   }
   return absl::OkStatus();
@@ -75,7 +77,7 @@ absl::Status CheckSlots(const Policies& p) {
   if (by_neuron) {
     RETURN_IF_ERROR(CheckNeurons(p));
   }
-  // Where everything is resident neurons may be predicted to be counted.
+  // Where everything is resident there is nothing to fetch, but predictions may still be made to be counted.
   if (!by_neuron && p.cache != CacheKind::kResident && p.neuron_predictor != NeuronPredictorKind::kNone) {
     return Contradiction(p, "neuron_predictor", "cache_granularity");
   }
@@ -84,9 +86,6 @@ absl::Status CheckSlots(const Policies& p) {
   }
   if (by_neuron && p.depth_rule == DepthRule::kReach) {
     return Contradiction(p, "predictor_depth_rule", "cache_granularity");
-  }
-  if (p.balance_tiles && !p.balance_resident) {
-    return Contradiction(p, "balance_tiles", "balance_resident");
   }
   if (!by_neuron && p.lead_resident == LeadResident::kOn) {
     return Contradiction(p, "lead_resident", "cache_granularity");

@@ -58,9 +58,11 @@ constexpr Word<CacheGranularity> kGranularities[] = {{CacheGranularity::kExpert,
                                                      {CacheGranularity::kNeuron, "neuron"}};
 constexpr Word<LeadResident> kLeadResidents[] = {
     {LeadResident::kOff, "off"}, {LeadResident::kOn, "on"}, {LeadResident::kAuto, "auto"}};
-constexpr Word<ExpertMiss> kMisses[] = {
-    {ExpertMiss::kLoad, "load"},          {ExpertMiss::kCpu, "cpu"},   {ExpertMiss::kBalance, "balance"},
-    {ExpertMiss::kPaperBalance, "paper"}, {ExpertMiss::kSkip, "skip"}, {ExpertMiss::kProceed, "proceed"}};
+constexpr Word<ExpertMiss> kMisses[] = {{ExpertMiss::kLoad, "load"},
+                                        {ExpertMiss::kCpu, "cpu"},
+                                        {ExpertMiss::kBalance, "balance"},
+                                        {ExpertMiss::kSkip, "skip"},
+                                        {ExpertMiss::kProceed, "proceed"}};
 constexpr Word<NeuronMiss> kNeuronMisses[] = {
     {NeuronMiss::kLoad, "load"}, {NeuronMiss::kBudgeted, "budgeted"}, {NeuronMiss::kProceed, "proceed"}};
 
@@ -94,7 +96,7 @@ bool ParseReal(std::string_view text, double least, double most, double* value) 
          *value <= most;
 }
 
-// Whole numbers of Least..Most.
+// A key of whole numbers from Least to Most.
 template <auto Member, uint32_t Least, uint32_t Most>
 constexpr PolicyKey CountKey(const char* name, const char* values) {
   return {name, values, [](const Policies& p) { return absl::StrCat(p.*Member); },
@@ -107,7 +109,7 @@ constexpr PolicyKey CountKey(const char* name, const char* values) {
           }};
 }
 
-// Numbers of 0..Most.
+// A key of numbers from 0 to Most.
 template <auto Member, uint32_t Most>
 constexpr PolicyKey RealKey(const char* name, const char* values) {
   return {name, values, [](const Policies& p) { return absl::StrCat(p.*Member); },
@@ -133,14 +135,14 @@ std::string ShowOptional(const std::optional<double>& value) {
   return value.has_value() ? absl::StrCat(*value) : "unset";
 }
 
-// Of values that exclude each other: setting one unsets the others.
+// A key of one of several values that exclude each other: setting one unsets the others.
 template <auto Member, uint32_t Most>
 constexpr PolicyKey SensitivityKey(const char* name, const char* values) {
   return {name, values, [](const Policies& p) { return ShowOptional(p.sensitivity.*Member); },
           [](std::string_view text, Policies* p) {
             double value = 0;
             if (!ParseReal(text, 0, Most, &value)) return false;
-            p->sensitivity = {p->sensitivity.kind, {}, {}, {}};
+            p->sensitivity = {p->sensitivity.kind, {}, {}};
             p->sensitivity.*Member = value;
             return true;
           }};
@@ -149,6 +151,7 @@ constexpr PolicyKey SensitivityKey(const char* name, const char* values) {
 bool SetOrder(std::string_view text, Policies* p) {
   SparsityOrder order{};
   if (!SetWord(kOrders, text, &order)) return false;
+  // Another lead's target or threshold says nothing about this one.
   if (order != p->sparsity.order) p->sparsity = {order, {}, ThresholdScope::kExpert, {}};
   return true;
 }
@@ -176,7 +179,6 @@ constexpr PolicyKey kKeys[] = {
      [](const Policies& p) { return ShowWord(kSensitivities, p.sensitivity.kind); },
      [](std::string_view text, Policies* p) { return SetWord(kSensitivities, text, &p->sensitivity.kind); }},
     SensitivityKey<&SensitivityConfig::share, 1>("sensitivity_share", "0 to 1"),
-    SensitivityKey<&SensitivityConfig::bound, 10>("sensitivity_bound", "0 to 10"),
     SensitivityKey<&SensitivityConfig::threshold, 1000000000>("sensitivity_threshold", "0 or more"),
     RealKey<&Policies::cache_alpha, 1>("cache_alpha", "0 to 1"),
     WordKey<&Policies::predictor, kPredictors>("expert_predictor", "none, gate_reuse, learned, lookahead"),
@@ -190,14 +192,6 @@ constexpr PolicyKey kKeys[] = {
     CountKey<&Policies::max_prefetch, 0, 65536>("max_prefetch", "0 to 65536"),
     WordKey<&Policies::neuron_predictor, kNeuronPredictors>("neuron_predictor", "none, up_reuse, gate_reuse"),
     WordKey<&Policies::neuron_set, kNeuronSets>("neuron_set", "threshold, share, calibrated"),
-    {"neuron_share", "0 to 1, target",
-     [](const Policies& p) { return p.neuron_share.has_value() ? absl::StrCat(*p.neuron_share) : "target"; },
-     [](std::string_view text, Policies* p) {
-       double value = 0;
-       if (text != "target" && !ParseReal(text, 0, 1, &value)) return false;
-       p->neuron_share = text == "target" ? std::nullopt : std::optional<double>(value);
-       return true;
-     }},
     WordKey<&Policies::neuron_input, kNeuronInputs>("neuron_input", "hidden, normed"),
     SwitchKey<&Policies::predict_resident>("predict_resident"),
     WordKey<&Policies::cache, kCaches>("cache", "lease, slots, none, layer, static, resident"),
@@ -205,7 +199,6 @@ constexpr PolicyKey kKeys[] = {
                                                  "uniform, dp, dp_measured, dp_timed, layers"),
     WordKey<&Policies::eviction, kEvictions>("cache_eviction", "lru, lfru, score"),
     CountKey<&Policies::score_window, 1, 65536>("score_window", "1 to 65536"),
-    CountKey<&Policies::lfru_half_life, 1, 1000000>("lfru_half_life", "1 to 1000000"),
     WordKey<&Policies::granularity, kGranularities>("cache_granularity", "expert, neuron"),
     {"copy_all_share", "0 to 1, measured",
      [](const Policies& p) { return p.copy_all_share < 0 ? "measured" : absl::StrCat(p.copy_all_share); },
@@ -216,9 +209,8 @@ constexpr PolicyKey kKeys[] = {
        return fits;
      }},
     WordKey<&Policies::lead_resident, kLeadResidents>("lead_resident", "off, on, auto"),
-    WordKey<&Policies::miss, kMisses>("expert_miss", "load, cpu, balance, paper, skip, proceed"),
+    WordKey<&Policies::miss, kMisses>("expert_miss", "load, cpu, balance, skip, proceed"),
     SwitchKey<&Policies::balance_resident>("balance_resident"),
-    SwitchKey<&Policies::balance_tiles>("balance_tiles"),
     WordKey<&Policies::neuron_miss, kNeuronMisses>("neuron_miss", "load, budgeted, proceed"),
     RealKey<&Policies::neuron_budget_us, 1000000000>("neuron_budget_us", "0 or more"),
     RealKey<&Policies::quality_bound, 10>("quality_bound", "0 to 10"),

@@ -27,7 +27,7 @@ enum class PrefetchCancel : uint8_t { kUnbegun, kDisproved };
 enum class NeuronPredictorKind : uint8_t { kNone, kUpReuse, kGateReuse };
 
 // A routed expert, or an active neuron, that is not resident.
-enum class ExpertMiss : uint8_t { kLoad, kCpu, kBalance, kPaperBalance, kSkip, kProceed };
+enum class ExpertMiss : uint8_t { kLoad, kCpu, kBalance, kSkip, kProceed };
 enum class NeuronMiss : uint8_t { kLoad, kBudgeted, kProceed };
 
 // Where a device's experts stay. kLease: in weightd's DRAM, read in place (device host). kSlots: in slots

@@ -81,7 +81,6 @@ Policies Importance() {
   p.prefetch_cancel = PrefetchCancel::kDisproved;
   p.miss = ExpertMiss::kBalance;
   p.balance_resident = true;
-  p.balance_tiles = true;
   p.predictor_depth = 3;
   p.depth_rule = DepthRule::kReach;
   p.max_prefetch = 1;
@@ -132,8 +131,8 @@ std::vector<Preset> Table() {
       {"resident", "baseline: every expert is in device memory", kPacked, Baseline(CacheKind::kResident)}};
 }
 
-// Where experts are leased in place there are no slots to share out and nothing to load in parts; a
-// prediction costs more than it brings where it needs the profile's networks.
+// What is left of a preset where experts are leased in place: there are no slots to share out and nothing to
+// load in parts, and a prediction that needs the profile's networks costs more than it brings.
 Policies OnHost(Policies p) {
   const Policies plain;
   if (p.predictor == ExpertPredictorKind::kLookahead) {
@@ -147,7 +146,6 @@ Policies OnHost(Policies p) {
   p.token_guess = true;
   p.neuron_predictor = plain.neuron_predictor;
   p.neuron_set = plain.neuron_set;
-  p.neuron_share = plain.neuron_share;
   p.cache = CacheKind::kLease;
   p.allocation = plain.allocation;
   p.eviction = plain.eviction;
@@ -155,7 +153,6 @@ Policies OnHost(Policies p) {
   p.lead_resident = LeadResident::kOff;
   p.miss = plain.miss;
   p.balance_resident = plain.balance_resident;
-  p.balance_tiles = plain.balance_tiles;
   p.max_prefetch = plain.max_prefetch;
   p.neuron_miss = plain.neuron_miss;
   return p;
@@ -201,7 +198,7 @@ absl::Status Override(const PolicyOverrides& o, SparsityConfig* sparsity) {
   return absl::OkStatus();
 }
 
-// One text may hold several, as a=b,c=d.
+// Sets assignments in order; one text may hold several, as a=b,c=d.
 absl::Status SetPolicies(const std::vector<std::string>& texts, Policies* policies) {
   for (const std::string& text : texts) {
     for (const std::string& assignment : std::vector<std::string>(absl::StrSplit(text, ','))) {
@@ -319,7 +316,8 @@ bool KeepsModelTokens(const Policies& p) {
 }
 
 std::vector<PolicyPromise> Promises(const Policies& p) {
-  // What is computed where depends on what lies where; on one instruction set both compute the same.
+  // Whether the result depends on what happens to be resident. Which of device and CPU computes an expert
+  // depends on that too, but both compute the same on one instruction set.
   const bool by_place = p.routing == RoutingKind::kCacheAware || p.miss == ExpertMiss::kSkip ||
                         p.miss == ExpertMiss::kProceed || p.neuron_miss != NeuronMiss::kLoad;
   std::vector<PolicyPromise> promises;

@@ -31,30 +31,50 @@ struct SparsityConfig {
 };
 
 // When a token makes do with fewer experts (AdapMoE eq. 8): where (1 - alpha)^2 S_l <= T, T the same for all
-// layers. At most one of the three says what T is; none: the profile's for a rise of perplexity of 1 %.
+// layers. At most one of the two says what T is; none: the profile's for a rise of perplexity of 1 %.
 struct SensitivityConfig {
   SensitivityKind kind = SensitivityKind::kMeasured;
   std::optional<double> share;      // of (token, layer) pairs that use one expert on calibration text
-  std::optional<double> bound;      // relative rise of perplexity on held-out calibration text
   std::optional<double> threshold;  // T itself
 };
 
-// One value of each kind. Which of them a device and this build have: CheckPolicies().
+// One value of each kind, each a key of --policy (policy_keys.h) and here because a preset, or a figure that
+// is shown of one, needs another value than the others do. Which of them a device and this build have:
+// CheckPolicies().
 struct Policies {
+  // The preset that the values began with, for messages and statistics; no key.
   std::string preset = "exact";
+
+  // Which neurons of a routed expert are computed (`floe`: up, by expert; `corm`: gate, by one absolute
+  // threshold; `intra`: gate, by one table for the model).
   SparsityConfig sparsity;
 
+  // Which experts a token takes (`adapmoe`: fewer where the layer bears it; `importance`: those at hand).
   RoutingKind routing = RoutingKind::kTopK;
-  SensitivityConfig sensitivity;  // kSensitivity
-  double cache_alpha = 0.25;      // kCacheAware
+  // With kSensitivity: when one expert is enough.
+  SensitivityConfig sensitivity;
+  // With kCacheAware: how far below the best expert that is left out one may score and still be exchanged
+  // for a resident one (importance-driven's alpha; a share of that score).
+  double cache_alpha = 0.25;
 
+  // How the experts of layers ahead are guessed (CORM and AdapMoE reuse the gate, `floe` has learned
+  // networks, `importance` runs the next layer with what is there).
   ExpertPredictorKind predictor = ExpertPredictorKind::kGateReuse;
-  uint32_t predictor_depth = 1;  // kGateReuse: layers ahead at most, 1..3
+  // Layers ahead for which experts are guessed at most, 1..3; kLearned and, but for kReach, kLookahead know
+  // only the next.
+  uint32_t predictor_depth = 1;
+  // When layers beyond the next are guessed for: `adapmoe` while the link is idle, `importance` what comes in
+  // time.
   DepthRule depth_rule = DepthRule::kAlways;
-  double predictor_confidence = 0;  // an expert predicted with less is not fetched
-  double predictor_recall = 0;      // layers whose predictions find less are only counted (recall_floor.h)
+  // An expert that the predictor is less sure of than this, 0..1, is not fetched ahead (`floe`).
+  double predictor_confidence = 0;
+  // A layer whose predictions lately found less than this share of what it wanted is predicted only to be
+  // counted (recall_floor.h; `corm`, whose proceeding would compute wrong experts).
+  double predictor_recall = 0;
+  // What becomes of prefetches that the router has disproved.
   PrefetchCancel prefetch_cancel = PrefetchCancel::kUnbegun;
-  bool first_layer = false;  // predict the next token's first layer from the last one's output
+  // The next token's first layer is guessed from the last layer's output by a trained gate (`adapmoe`).
+  bool first_layer = false;
   // On `host`: while experts of the last layer are read, guess the next token without them and ask for what
   // its first layer wants.
   bool token_guess = false;
@@ -62,33 +82,44 @@ struct Policies {
   // names most of a layer, and asking for them all would only push out what the layer itself still needs
   // (DepthRule::kReach asks for as many of them as come in time).
   uint32_t max_prefetch = 16;
+  // How the neurons of predicted experts are guessed (`floe` by up, `corm` by gate).
   NeuronPredictorKind neuron_predictor = NeuronPredictorKind::kNone;
+  // Which of the values so predicted count as neurons to fetch.
   NeuronSet neuron_set = NeuronSet::kThreshold;
-  std::optional<double> neuron_share;  // kShare; unset: what the sparsity's target keeps
+  // What the next layer's lead is multiplied with; kHidden is the papers', kNormed measures better.
   NeuronInput neuron_input = NeuronInput::kNormed;
-  // Predict for layers whose experts are all resident too: nothing to fetch, but predictions are counted.
+  // Predict for layers whose experts are all resident too: nothing to fetch, but predictions are counted,
+  // which is how a predictor's recall is measured without a cache.
   bool predict_resident = false;
 
+  // Where a device's experts stay; the baselines are told apart by it.
   CacheKind cache = CacheKind::kLease;
+  // How the slots are shared out to the layers.
   CacheAllocation allocation = CacheAllocation::kUniform;
+  // Which expert of a layer leaves its slot for another.
   SlotEviction eviction = SlotEviction::kLru;
-  uint32_t score_window = 32;    // kScore: passes of a layer
-  uint32_t lfru_half_life = 64;  // kLfru: passes of a layer
+  // With kScore: the passes of a layer whose router probabilities are averaged (importance-driven's n).
+  uint32_t score_window = 32;
+  // Whether a slot holds whole experts or those neurons that were needed (`floe`, `corm`).
   CacheGranularity granularity = CacheGranularity::kExpert;
-  double copy_all_share = 0.75;  // kNeuron: more of the neurons than this travel in one copy; -1: measured
-  LeadResident lead_resident = LeadResident::kOff;  // kNeuron
+  // With kNeuron: where more than this share of an expert's neurons must travel, all that are missing travel
+  // in one copy (CORM's 75 %); -1: the break-even is measured at the start.
+  double copy_all_share = 0.75;
+  // With kNeuron: whether the leads of all experts lie in device memory beside the slots.
+  LeadResident lead_resident = LeadResident::kOff;
 
+  // What happens to a chosen expert that is not resident.
   ExpertMiss miss = ExpertMiss::kLoad;
-  // kBalance: resident experts go to the CPU too, where that ends a layer sooner and the device's time is
-  // known.
+  // With kBalance, where the device's time is known and the CPU works beside it: resident experts go to the
+  // CPU too where that ends a layer sooner, and an expert that is missing may be shared by tiles, the first
+  // over the link, the CPU computing the others (`importance`, `auto`; off is the paper's).
   bool balance_resident = false;
-  // With balance_resident: what is missing of an expert may be shared by tiles, the first over the link, the
-  // CPU computing the others.
-  bool balance_tiles = false;
+  // What happens to an active neuron that is not resident.
   NeuronMiss neuron_miss = NeuronMiss::kLoad;
+  // With kBudgeted: microseconds of the link that a layer may take for neurons that were not predicted.
+  double neuron_budget_us = 0;
   // Preset `auto`: the rise of perplexity that its choice may cost, relative; 0: no token changes.
   double quality_bound = 0;
-  double neuron_budget_us = 0;  // kBudgeted: link time of a layer for neurons that were not predicted
 };
 
 // What options set beside the preset; empty: as the preset says.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -63,71 +62,6 @@ MissSplit BalanceMisses(absl::Span<const ExpertDemand> sorted, const MissCosts& 
     if (seconds < best.seconds) best = {k, seconds};
   }
   return best;
-}
-
-namespace {
-
-// The best split with some late ones given: these take the CPU until `cpu_begins`, the others are `late` with
-// the link until `link_begins`.
-LayerSplit BalanceRest(const LayerExperts& experts, double cpu_begins, double link_begins, uint32_t late,
-                       const MissCosts& costs, double device_seconds, const CpuCostTable& cpu) {
-  LayerSplit best{0, 0, 0, std::numeric_limits<double>::infinity()};
-  double all_misses = 0;
-  for (const ExpertDemand& miss : experts.misses) all_misses += cpu.Seconds(miss.tokens);
-  for (uint32_t given = 0; given <= experts.resident.size(); ++given) {
-    if (given > 0) cpu_begins += cpu.Seconds(experts.resident[experts.resident.size() - given].tokens);
-    double computed = cpu_begins + all_misses;  // with the misses from k on
-    for (uint32_t k = 0; k <= experts.misses.size(); ++k) {
-      if (k > 0) computed -= cpu.Seconds(experts.misses[k - 1].tokens);
-      const double link = k + late > 0 ? link_begins + k * costs.load_seconds : 0;
-      const double on_device =
-          costs.device_queued_seconds +
-          static_cast<double>(experts.resident.size() - given + k + late) * device_seconds;
-      const double seconds = std::max({computed, link, on_device});
-      if (seconds < best.seconds) best = {k, given, 0, seconds};
-    }
-    if (cpu_begins >= best.seconds) break;  // more of them only add to the CPU
-  }
-  return best;
-}
-
-}  // namespace
-
-LayerSplit BalanceLayer(const LayerExperts& experts, const MissCosts& costs, double device_seconds,
-                        const CpuCostTable& cpu) {
-  double cpu_begins = costs.queued_seconds;
-  double link_begins = costs.backlog_seconds;
-  for (const double seconds : experts.late_seconds) link_begins += seconds;
-  LayerSplit best;
-  for (uint32_t given = 0; given <= experts.late.size(); ++given) {
-    const size_t place = experts.late.size() - given;
-    if (given > 0) {
-      cpu_begins += cpu.Seconds(experts.late[place].tokens);
-      link_begins -= experts.late_seconds[place];
-    }
-    LayerSplit split = BalanceRest(experts, cpu_begins, link_begins, static_cast<uint32_t>(place), costs,
-                                   device_seconds, cpu);
-    split.late_given = given;
-    if (given == 0 || split.seconds < best.seconds) best = split;
-  }
-  return best;
-}
-
-MissSplit PaperBalance(absl::Span<const ExpertDemand> sorted, const MissCosts& costs,
-                       const CpuCostTable& cpu) {
-  double loading = 0;
-  double computing = 0;
-  uint32_t left = 0;
-  uint32_t right = static_cast<uint32_t>(sorted.size());  // one past the printed r
-  while (left < right) {
-    if (loading <= computing) {
-      loading += costs.load_seconds;
-      ++left;
-    } else {
-      computing += cpu.Seconds(sorted[--right].tokens);
-    }
-  }
-  return {left, SplitSeconds(sorted, left, costs, cpu)};
 }
 
 }  // namespace sluice

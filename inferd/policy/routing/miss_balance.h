@@ -36,10 +36,9 @@ class CpuCostTable {
 };
 
 struct MissCosts {
-  double load_seconds = 0;           // of one expert over the link
-  double backlog_seconds = 0;        // of what the link has to do before (C_0)
-  double queued_seconds = 0;         // of what the CPU has to do before
-  double device_queued_seconds = 0;  // of what the device computes besides; BalanceLayer() only
+  double load_seconds = 0;     // of one expert over the link
+  double backlog_seconds = 0;  // of what the link has to do before (C_0)
+  double queued_seconds = 0;   // of what the CPU has to do before
 };
 
 // Of a sorted list the first `loaded` go over the link, the rest to the CPU; both are done after `seconds`.
@@ -60,36 +59,6 @@ double SplitSeconds(absl::Span<const ExpertDemand> sorted, uint32_t loaded, cons
 // better.
 MissSplit BalanceMisses(absl::Span<const ExpertDemand> sorted, const MissCosts& costs,
                         const CpuCostTable& cpu);
-
-// A layer's experts, each list as SortMisses() leaves it. What is late is on its way, with so many seconds of
-// the link still to come each.
-struct LayerExperts {
-  absl::Span<const ExpertDemand> misses;
-  absl::Span<const ExpertDemand> resident;
-  absl::Span<const ExpertDemand> late;
-  absl::Span<const double> late_seconds;  // by place in `late`
-};
-
-// What of them goes where, when the device itself takes time that the CPU could save: the first `loaded`
-// misses over the link; the last of the resident and of the late ones to the CPU.
-struct LayerSplit {
-  uint32_t loaded = 0;
-  uint32_t resident_given = 0;
-  uint32_t late_given = 0;
-  double seconds = 0;
-};
-
-// The split of the least max(CPU, link, device): the CPU has the misses from `loaded` on and what is given to
-// it; the link C_0, the late ones kept and the loaded ones; the device its queue and, with `device_seconds`
-// an expert, all but the CPU's, as they come. C_0 counts only where the link has something to bring. Ties:
-// fewer late ones to the CPU, then fewer resident ones, then fewer loads.
-LayerSplit BalanceLayer(const LayerExperts& experts, const MissCosts& costs, double device_seconds,
-                        const CpuCostTable& cpu);
-
-// Algorithm 2 as printed: from both ends, whichever side has less so far; it knows no backlog and always
-// loads the first.
-MissSplit PaperBalance(absl::Span<const ExpertDemand> sorted, const MissCosts& costs,
-                       const CpuCostTable& cpu);
 
 }  // namespace sluice
 

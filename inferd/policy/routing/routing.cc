@@ -145,6 +145,7 @@ absl::StatusOr<std::unique_ptr<RoutingPolicy>> MakeRouting(const RoutingSetup& s
 
 absl::StatusOr<GatingRule> ResolveGating(const SensitivityConfig& config, const ModelConfig& model,
                                          const std::string& profile_dir, const std::string& source_digest) {
+  constexpr double kUsualRise = 0.01;  // of perplexity, where nothing else is asked for
   GatingRule rule;
   if (config.kind == SensitivityKind::kScore) {
     rule.sensitivities.assign(model.layers.size(), 1.0);
@@ -160,9 +161,7 @@ absl::StatusOr<GatingRule> ResolveGating(const SensitivityConfig& config, const 
   }
   ASSIGN_OR_RETURN(const GatingProfile gating, ReadGating(profile_dir, source_digest));
   const GatingTable& table = gating.tables[static_cast<size_t>(config.kind)];
-  const double share =
-      config.share.has_value() ? *config.share : table.ShareWithin(config.bound.value_or(0.01));
-  rule.threshold = table.Threshold(share);
+  rule.threshold = table.Threshold(config.share.value_or(table.ShareWithin(kUsualRise)));
   return rule;
 }
 

@@ -9,8 +9,6 @@ MissPlan::MissPlan(uint32_t most) {
   missing_.reserve(most);
   resident_.reserve(most);
   late_.reserve(most);
-  late_demands_.reserve(most);
-  late_seconds_.reserve(most);
   missing_tiles_.reserve(most);
   tile_demands_.reserve(most);
   verdicts_.reserve(most);
@@ -39,45 +37,10 @@ absl::Span<const MissPlan::Verdict> MissPlan::SplitMisses(
       return table.Seconds(demand.tokens) >= costs.load_seconds;
     });
   } else {
-    loaded = (miss == ExpertMiss::kBalance ? BalanceMisses(missing_, costs, table)
-                                           : PaperBalance(missing_, costs, table))
-                 .loaded;
+    loaded = BalanceMisses(missing_, costs, table).loaded;
   }
   for (size_t i = loaded; i < missing_.size(); ++i) {
     Add(missing_[i], Action::kToCpu);
-  }
-  return verdicts_;
-}
-
-absl::Span<const MissPlan::Verdict> MissPlan::SplitLayer(const MissTimes& times, double bytes,
-                                                         const CpuCostTable& cpu) {
-  verdicts_.clear();
-  SortMisses(absl::MakeSpan(missing_));
-  SortMisses(absl::MakeSpan(resident_));
-  late_demands_.clear();
-  for (const LateExpert& late : late_) {
-    late_demands_.push_back(late.demand);
-  }
-  SortMisses(absl::MakeSpan(late_demands_));
-  late_seconds_.clear();
-  for (const ExpertDemand& demand : late_demands_) {
-    const auto same = std::find_if(late_.begin(), late_.end(), [&](const LateExpert& late) {
-      return late.demand.expert == demand.expert;
-    });
-    late_seconds_.push_back(same->late.to_come);
-  }
-  const LayerSplit split =
-      BalanceLayer({missing_, resident_, late_demands_, late_seconds_},
-                   {times.load_per_byte * bytes, times.backlog, times.cpu_queued, times.device_queued},
-                   times.device_per_byte * bytes, cpu);
-  for (size_t i = split.loaded; i < missing_.size(); ++i) {
-    Add(missing_[i], Action::kToCpu);
-  }
-  for (size_t i = resident_.size() - split.resident_given; i < resident_.size(); ++i) {
-    Add(resident_[i], Action::kResidentToCpu);
-  }
-  for (size_t i = 0; i < late_demands_.size(); ++i) {
-    Add(late_demands_[i], i + split.late_given < late_demands_.size() ? Action::kAwait : Action::kLateToCpu);
   }
   return verdicts_;
 }

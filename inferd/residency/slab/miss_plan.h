@@ -32,7 +32,6 @@ class MissPlan {
   enum class Action : uint8_t {
     kToCpu,          // missing: the CPU computes it
     kResidentToCpu,  // there: the CPU computes it all the same
-    kLateToCpu,      // on its way: the CPU computes it, unless it cannot
     kAwait,          // on its way: it is waited for
     kSplit,          // the link brings `tiles` more tiles, the CPU computes what comes after them
   };
@@ -44,7 +43,6 @@ class MissPlan {
   };
   // What decides about experts that are on their way.
   struct Late {
-    double to_come = 0;    // seconds of the link, for its own bytes
     uint64_t request = 0;  // ascending in the order of the link
     uint32_t landed = 0;   // neurons
     double wait = 0;       // seconds of the link for others' bytes that were asked for before
@@ -74,13 +72,11 @@ class MissPlan {
   // named stays what it is. Valid until the next call.
   //
   // Missing ones to the CPU as long as it is the faster one for them (kCpu), or so that link and CPU end
-  // together (kBalance, kPaperBalance). `bytes` of the one of most rows stands for all.
+  // together (kBalance). `bytes` of the one of most rows stands for all.
   absl::Span<const Verdict> SplitMisses(ExpertMiss miss, const MissTimes& times, Bytes bytes,
                                         absl::FunctionRef<const CpuCostTable&(uint32_t expert)> cpu);
-  // The layer's experts shared out among device, link and CPU, whole; every one takes `bytes`. Names all late
-  // ones.
-  absl::Span<const Verdict> SplitLayer(const MissTimes& times, double bytes, const CpuCostTable& cpu);
-  // The same by tiles. `device_bytes`: of an expert, for the device's own time.
+  // The layer's experts shared out among device, link and CPU, missing ones by tiles. Names all late ones.
+  // `device_bytes`: of an expert, for the device's own time.
   absl::Span<const Verdict> SplitTiles(const MissTimes& times, const Tiles& tiles, Bytes bytes,
                                        CpuSeconds cpu_seconds, double device_bytes, const CpuCostTable& cpu);
 
@@ -97,8 +93,6 @@ class MissPlan {
   std::vector<ExpertDemand> missing_;
   std::vector<ExpertDemand> resident_;
   std::vector<LateExpert> late_;
-  std::vector<ExpertDemand> late_demands_;   // as SortMisses() leaves them
-  std::vector<double> late_seconds_;         // by place in it
   std::vector<MissingTiles> missing_tiles_;  // what the link may bring: late ones, then missing ones
   std::vector<ExpertDemand> tile_demands_;   // by place in it
   std::vector<Verdict> verdicts_;

@@ -41,8 +41,7 @@ void SlabResidency::CollectDemands(absl::Span<const ExpertDemand> demands) {
     } else if (entry.state == State::kLate) {
       const uint64_t request = table().slot(entry.slot).request;
       const auto before = [&](const Slot& slot) { return slot.request < request && IsOthers(slot); };
-      plan_.AddLate(demands[i], {forecast_.ToCome(entry.slot), request, slots_->Landed(entry.slot),
-                                 BalancesTiles() ? forecast_.ToCome(before) : 0});
+      plan_.AddLate(demands[i], {request, slots_->Landed(entry.slot), forecast_.ToCome(before)});
     }
   }
 }
@@ -58,7 +57,7 @@ absl::Span<const MissPlan::Verdict> SlabResidency::PlanMisses(absl::Span<const E
   const double shared = layer_ < options_.shared_seconds.size() ? options_.shared_seconds[layer_] : 0;
   const MissTimes times = {link_.SecondsPerByte(), options_.device_seconds, BacklogSeconds(), cpu_queued_,
                            shared};
-  if (BalancesTiles()) {
+  if (BalancesLayers()) {
     const bool on = TravelsOn();
     const double wait =
         on ? forecast_.ToCome([this](const Slot& slot) { return IsOthers(slot); }) : times.backlog;
@@ -67,9 +66,6 @@ absl::Span<const MissPlan::Verdict> SlabResidency::PlanMisses(absl::Span<const E
     };
     return plan_.SplitTiles(times, {slots_->TileOf(layer_), width_, wait, on}, bytes, cpu, BytesOf(first),
                             costs_.TableOf(layer_, first));
-  }
-  if (BalancesLayers()) {
-    return plan_.SplitLayer(times, BytesOf(first), costs_.TableOf(layer_, first));
   }
   std::optional<CpuCostTable> assumed;
   const auto table = [&](uint32_t expert) -> const CpuCostTable& {
@@ -89,11 +85,6 @@ void SlabResidency::CarryOut(const MissPlan::Verdict& verdict) {
       return;
     case MissPlan::Action::kResidentToCpu:
       GiveSlotToCpu(index, verdict.tokens);
-      return;
-    case MissPlan::Action::kLateToCpu:
-      if (!GiveSlotToCpu(index, verdict.tokens)) {
-        Join(&entries_[index]);
-      }
       return;
     case MissPlan::Action::kAwait:
       Join(&entries_[index]);

@@ -39,7 +39,7 @@ struct SlabResidencyOptions : SlotCacheOptions {
   bool whole_layers = false;  // load every expert of a layer, chosen or not
   bool fixed = false;         // what the first fill brought stays for good
   bool cancel_begun = false;  // prefetches that the router disproved end even if they have begun
-  // What happens to a chosen expert that is not resident: kLoad, kCpu, kBalance, kPaperBalance.
+  // What happens to a chosen expert that is not resident: kLoad, kCpu or kBalance.
   ExpertMiss miss = ExpertMiss::kLoad;
   // Of a byte of an expert on the CPU for one row; 0: measured at the start, in virtual time a third of the
   // link's.
@@ -52,8 +52,6 @@ struct SlabResidencyOptions : SlotCacheOptions {
   // With device_seconds, by layer: what the device computes beside routed experts, the shared one; empty:
   // nothing.
   std::vector<double> shared_seconds;
-  // With device_seconds: an expert's tiles may be shared between the link and the CPU.
-  bool balance_tiles = false;
   uint32_t max_rows = 1;             // of a step, for measuring the CPU
   const Clock* cpu_clock = nullptr;  // by which it is measured; null: the machine's
 };
@@ -129,7 +127,6 @@ class SlabResidency final : public LayerResidency {
   absl::Span<const MissPlan::Verdict> PlanMisses(absl::Span<const ExpertDemand> demands);
   void CarryOut(const MissPlan::Verdict& verdict);
   bool BalancesLayers() const;
-  bool BalancesTiles() const { return BalancesLayers() && options_.balance_tiles && cpu_.beside(); }
   // Whether what the CPU shares goes on travelling when it has been computed, for tokens to come.
   bool TravelsOn() const { return !prefill_ && table().quota(layer_) > 0; }
   bool IsOthers(const Slot& slot) const;

@@ -182,7 +182,7 @@ void ExactTest::RunSimDraw(uint32_t draw) {
   options.engine.virtual_clock = random() % 3 == 0;
   options.engine.costs.link_ms = OneOf(&random, {0.0, 0.5, 15.0});
   options.engine.policies.policy = {
-      absl::StrCat("expert_miss=", OneOf(&random, {"load", "load", "cpu", "balance", "paper"})),
+      absl::StrCat("expert_miss=", OneOf(&random, {"load", "load", "cpu", "balance"})),
       absl::StrCat("expert_predictor=",
                    AnyScalesInputs(pack->config())
                        ? "gate_reuse"
@@ -190,7 +190,6 @@ void ExactTest::RunSimDraw(uint32_t draw) {
   const bool balance = random() % 2 == 0;
   if (balance) {
     options.engine.policies.policy.push_back("balance_resident=on");
-    options.engine.policies.policy.push_back("balance_tiles=on");
   }
   options.engine.policies.policy.push_back(
       absl::StrCat("predictor_depth_rule=", OneOf(&random, {"always", "idle", "reach"})));

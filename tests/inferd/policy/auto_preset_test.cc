@@ -106,7 +106,6 @@ TEST(AutoPresetTest, BesideTheCpuOnlyWhatComesInTimeIsGuessed) {
   facts.cache_profile = true;
   AutoChoice choice = ChoosePolicies(facts);
   EXPECT_TRUE(choice.policies.balance_resident);
-  EXPECT_TRUE(choice.policies.balance_tiles);
   EXPECT_EQ(choice.policies.predictor, ExpertPredictorKind::kGateReuse);
   EXPECT_EQ(choice.policies.depth_rule, DepthRule::kReach);
   EXPECT_EQ(choice.policies.predictor_depth, 3u);
@@ -120,13 +119,11 @@ TEST(AutoPresetTest, BesideTheCpuOnlyWhatComesInTimeIsGuessed) {
   quarter.budget = facts.all_expert_bytes / 4;
   choice = ChoosePolicies(quarter);
   EXPECT_EQ(choice.policies.predictor, ExpertPredictorKind::kNone);
-  EXPECT_TRUE(choice.policies.balance_tiles);
   EXPECT_TRUE(Says(choice, "no prediction after all: 1.5 experts"));
   facts.load_seconds = 1e-3;  // loaded, then: nothing waits for the CPU
   choice = ChoosePolicies(facts);
   EXPECT_EQ(choice.policies.predictor, ExpertPredictorKind::kGateReuse);
   EXPECT_EQ(choice.policies.depth_rule, DepthRule::kAlways);
-  EXPECT_FALSE(choice.policies.balance_tiles);
 }
 
 TEST(AutoPresetTest, SlotsGoByTheProfileWhereThereIsOne) {
@@ -144,7 +141,7 @@ TEST(AutoPresetTest, ABoundOfQualityIsSpentOnWhatBoundsTheRun) {
   facts.quality_bound = 0.01;
   const AutoChoice by_link = ChoosePolicies(facts);
   EXPECT_EQ(by_link.policies.routing, RoutingKind::kSensitivity);
-  EXPECT_EQ(by_link.policies.sensitivity.bound, 0.01);
+  EXPECT_EQ(by_link.policies.sensitivity.share, facts.single_share);
   EXPECT_EQ(by_link.policies.sparsity.order, SparsityOrder::kNone);
   facts.load_seconds = 1e-3;
   const AutoChoice by_compute = ChoosePolicies(facts);

@@ -101,13 +101,11 @@ TEST(NeuronSetTest, AThresholdTakesWhatReachesIt) {
   EXPECT_EQ(chosen, wanted);
 }
 
-TEST(NeuronSetTest, TheShareFollowsTheSparsitysTargetUnlessItIsSet) {
+TEST(NeuronSetTest, TheShareFollowsTheSparsitysTarget) {
   Policies policies = *PoliciesOf("floe90", {}, DeviceKind::kSim);
   EXPECT_DOUBLE_EQ(NeuronShareOf(policies), 1 - 0.9);
   policies = *PoliciesOf("floe", {.sparsity_target = 0.6}, DeviceKind::kSim);
   EXPECT_DOUBLE_EQ(NeuronShareOf(policies), 1 - 0.6);
-  policies = *PoliciesOf("floe", {.policy = {"sparsity_target=0.6,neuron_share=0.25"}}, DeviceKind::kSim);
-  EXPECT_DOUBLE_EQ(NeuronShareOf(policies), 0.25);
   policies = *PoliciesOf("floe", {.policy = {"sparsity_threshold=1.5"}}, DeviceKind::kSim);
   EXPECT_DOUBLE_EQ(NeuronShareOf(policies), 0.2);
 }

@@ -264,12 +264,12 @@ class GatingTest : public ::testing::Test {
   TempDir dir_;
 };
 
-TEST_F(GatingTest, ThresholdsFollowFromAShareABoundOrAreGiven) {
-  const auto given = Resolve({SensitivityKind::kFisher, {}, {}, .7});
+TEST_F(GatingTest, ThresholdsFollowFromAShareOrAreGiven) {
+  const auto given = Resolve({SensitivityKind::kFisher, {}, .7});
   ASSERT_TRUE(given.ok()) << given.status();
   EXPECT_EQ(given->sensitivities, (std::vector<double>{1, 4}));
   EXPECT_EQ(given->threshold, .7);
-  const auto share = Resolve({SensitivityKind::kQuadratic, .255, {}, {}});
+  const auto share = Resolve({SensitivityKind::kQuadratic, .255, {}});
   ASSERT_TRUE(share.ok()) << share.status();
   EXPECT_EQ(share->sensitivities, (std::vector<double>{2, 5}));
   EXPECT_NEAR(share->threshold, 51, 1e-9);
@@ -278,12 +278,9 @@ TEST_F(GatingTest, ThresholdsFollowFromAShareABoundOrAreGiven) {
   ASSERT_TRUE(standard.ok()) << standard.status();
   EXPECT_EQ(standard->sensitivities, (std::vector<double>{3, 6}));
   EXPECT_NEAR(standard->threshold, 120, 1e-9);
-  const auto bound = Resolve({SensitivityKind::kScore, {}, .002, {}});
-  ASSERT_TRUE(bound.ok()) << bound.status();
-  EXPECT_EQ(bound->sensitivities, (std::vector<double>{1, 1}));
-  EXPECT_NEAR(bound->threshold, 40, 1e-9);
-  const auto none = Resolve({SensitivityKind::kScore, 0, {}, {}});
-  ASSERT_TRUE(none.ok());
+  const auto none = Resolve({SensitivityKind::kScore, 0, {}});
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_EQ(none->sensitivities, (std::vector<double>{1, 1}));
   EXPECT_LT(none->threshold, 0);
 }
 

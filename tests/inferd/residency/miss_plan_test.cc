@@ -74,22 +74,20 @@ TEST_F(MissPlanTest, LinkAndCpuEndTogether) {
 }
 
 TEST_F(MissPlanTest, ALayerNamesEveryLateExpert) {
-  plan_.AddLate({1, 1}, {.to_come = 0.5, .request = 7});
-  plan_.AddLate({2, 1}, {.to_come = 100, .request = 8});
-  times_.load_per_byte = 100;
+  plan_.AddLate({1, 1}, {.request = 7, .landed = 192});
+  plan_.AddLate({2, 1}, {.request = 8, .wait = 100});
   times_.device_per_byte = 0.1;
-  EXPECT_THAT(Of(plan_.SplitLayer(times_, 1.0, cpu_)),
-              UnorderedElementsAre(Said{1, Action::kAwait}, Said{2, Action::kLateToCpu}));
+  EXPECT_THAT(Tiles(/*load=*/0.1), ElementsAre(Said{1, Action::kAwait}, Said{2, Action::kSplit, 0}));
 }
 
 TEST_F(MissPlanTest, WhatIsThereIsTheCpusWhereTheDeviceIsSlower) {
   plan_.AddResident({1, 1});
   plan_.AddResident({2, 1});
   times_.device_per_byte = 4;
-  EXPECT_THAT(Of(plan_.SplitLayer(times_, 1.0, cpu_)),
+  EXPECT_THAT(Tiles(/*load=*/1),
               ElementsAre(Said{1, Action::kResidentToCpu}, Said{2, Action::kResidentToCpu}));
   times_.device_per_byte = 0.25;
-  EXPECT_THAT(Of(plan_.SplitLayer(times_, 1.0, cpu_)), IsEmpty());
+  EXPECT_THAT(Tiles(/*load=*/1), IsEmpty());
 }
 
 TEST_F(MissPlanTest, OneMissIsSharedByTiles) {
@@ -100,7 +98,7 @@ TEST_F(MissPlanTest, OneMissIsSharedByTiles) {
 }
 
 TEST_F(MissPlanTest, WhatTheLinkBringsInTimeIsNotShared) {
-  plan_.AddLate({5, 1}, {.to_come = 1e-3, .request = 3, .landed = 192});
+  plan_.AddLate({5, 1}, {.request = 3, .landed = 192});
   EXPECT_THAT(Tiles(/*load=*/1e-3), ElementsAre(Said{5, Action::kAwait}));
 }
 

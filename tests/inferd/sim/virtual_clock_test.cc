@@ -212,12 +212,11 @@ TEST_F(VirtualClockTest, AnExpertsTilesAreSharedBetweenTheLinkAndTheCpu) {
   TestEngineOptions options = Options(SmallestDeviceBudget(*pack_), 15, 5);
   options.engine.costs.cpu_ms = 10;
   options.engine.slab.tile_neurons = 64;
-  options.engine.policies.policy = {"cache=none", "expert_predictor=none", "expert_miss=balance",
-                                    "balance_resident=on"};
+  options.engine.policies.policy = {"cache=none", "expert_predictor=none", "expert_miss=balance"};
   std::vector<int32_t> whole;
   const double loaded = 19 * 3 * (0.25e-3 + 15e-3 + 5e-3 / 3);
   EXPECT_NEAR(Answer(options, &whole).timings.decode_seconds, loaded, loaded * 0.01);
-  options.engine.policies.policy.push_back("balance_tiles=on");
+  options.engine.policies.policy.push_back("balance_resident=on");
   std::vector<int32_t> shared;
   const double step = 19 * 3 * (0.25e-3 + 40e-3 / 3);
   EXPECT_NEAR(Answer(options, &shared).timings.decode_seconds, step, step * 0.01);

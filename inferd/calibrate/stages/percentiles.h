@@ -1,0 +1,30 @@
+// The distribution of what a stage measured, as profiles store it.
+//
+// Thread safety: a pure function.
+#ifndef SLUICE_INFERD_CALIBRATE_STAGES_PERCENTILES_H_
+#define SLUICE_INFERD_CALIBRATE_STAGES_PERCENTILES_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+namespace sluice {
+
+// The values at `points` evenly spaced shares of `sorted`, from the least to the largest (101 points: at 0,
+// 1,
+// .. 100 %): the smallest value that at least this share of the values does not exceed. Zeros if there are no
+// values. REQUIRES: `sorted` ascends; `points` > 1.
+template <typename T>
+std::vector<double> Percentiles(const std::vector<T>& sorted, size_t points) {
+  std::vector<double> values(points, 0.0);
+  for (size_t i = 0; i < points && !sorted.empty(); ++i) {
+    const double rank = std::ceil(static_cast<double>(i * sorted.size()) / static_cast<double>(points - 1));
+    values[i] = sorted[std::max<size_t>(static_cast<size_t>(rank), 1) - 1];
+  }
+  return values;
+}
+
+}  // namespace sluice
+
+#endif  // SLUICE_INFERD_CALIBRATE_STAGES_PERCENTILES_H_

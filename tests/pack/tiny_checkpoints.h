@@ -1,0 +1,48 @@
+// Tiny checkpoints of the families as tests of packing read and write them.
+//
+// Thread safety: pure functions; a failed read is a failure of the running test.
+#ifndef SLUICE_TESTS_PACK_TINY_CHECKPOINTS_H_
+#define SLUICE_TESTS_PACK_TINY_CHECKPOINTS_H_
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/half.h"
+#include "common/model/safetensors.h"
+
+namespace sluice {
+
+// A checkpoint in memory: bf16 tensors as float32, in the order of the file.
+struct Tensor {
+  std::vector<uint64_t> shape;
+  std::vector<float> values;
+};
+using Tensors = std::map<std::string, Tensor>;
+
+inline std::string TinyDir(const std::string& family) { return "tests/data/tiny/" + family; }
+
+inline Tensors ReadCheckpoint(const std::string& dir) {
+  const auto folder = TensorFolder::Open(dir);
+  EXPECT_TRUE(folder.ok()) << folder.status();
+  Tensors tensors;
+  for (const TensorInfo& info : (*folder)->tensors()) {
+    std::vector<std::byte> raw(info.bytes);
+    EXPECT_TRUE((*folder)->Read(info, 0, absl::MakeSpan(raw)).ok());
+    Tensor tensor{info.shape, {}};
+    for (size_t i = 0; i < raw.size(); i += 2) {
+      uint16_t bits = 0;
+      std::memcpy(&bits, raw.data() + i, 2);
+      tensor.values.push_back(Bf16ToFloat(bits));
+    }
+    tensors[info.name] = std::move(tensor);
+  }
+  return tensors;
+}
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_PACK_TINY_CHECKPOINTS_H_
