@@ -28,6 +28,7 @@ class Tree:
             with open(os.path.join(root, ".gitignore")) as file:
                 ignored += [line.strip().strip("/") for line in file if line.strip()]
         self.files = []
+        self.read = {}  # lines of the files that a checker has looked into
         for folder, folders, names in os.walk(root):
             kept = [name for name in folders if not self._left_out(folder, name, ignored)]
             folders[:] = sorted(kept)
@@ -49,8 +50,10 @@ class Tree:
         return any(fnmatch.fnmatch(name, pattern) for pattern in ignored)
 
     def lines(self, path):
-        with open(os.path.join(self.root, path), encoding="utf-8") as file:
-            return file.read().splitlines()
+        if path not in self.read:
+            with open(os.path.join(self.root, path), encoding="utf-8") as file:
+                self.read[path] = file.read().splitlines()
+        return self.read[path]
 
     def exists(self, path):
         return path in self.known or path.rstrip("/") in self.folders
