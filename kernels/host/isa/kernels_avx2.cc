@@ -13,8 +13,10 @@ SLUICE_BEGIN_ISA("avx2,fma,f16c")
 
 namespace sluice::host {
 namespace avx2 {
-#include "kernels/host/isa/table-inl.h"
 #include "kernels/host/simd/native_avx2-inl.h"
+
+// The table comes after the instruction set's own vectors, of which its kernels are made.
+#include "kernels/host/isa/table-inl.h"
 }  // namespace avx2
 
 SLUICE_END_ISA

@@ -15,8 +15,10 @@ SLUICE_BEGIN_ISA("avx2,fma,f16c,avxvnni")
 
 namespace sluice::host {
 namespace avx2vnni {
-#include "kernels/host/isa/table-inl.h"
 #include "kernels/host/simd/native_avx2-inl.h"
+
+// The table comes after the instruction set's own vectors, of which its kernels are made.
+#include "kernels/host/isa/table-inl.h"
 }  // namespace avx2vnni
 
 SLUICE_END_ISA

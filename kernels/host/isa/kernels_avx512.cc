@@ -19,8 +19,10 @@ SLUICE_BEGIN_ISA("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 
 namespace sluice::host {
 namespace avx512 {
-#include "kernels/host/isa/table-inl.h"
 #include "kernels/host/simd/native_avx512-inl.h"
+
+// The table comes after the instruction set's own vectors, of which its kernels are made.
+#include "kernels/host/isa/table-inl.h"
 }  // namespace avx512
 
 SLUICE_END_ISA
