@@ -5,13 +5,14 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "cli/doctor/host_facts.h"
+
 #include "cli/launch/launcher.h"
 #include "cli/measure/bench_report.h"
 #include "cli/measure/bench_run.h"
 #include "cli/measure/read_base.h"
 #include "cli/ui/command.h"
 #include "cli/ui/terminal.h"
+#include "common/memory_facts.h"
 #include "common/status.h"
 #include "inferd/policy/preset/preset.h"
 #include "lab/bench_compare.h"
@@ -146,8 +147,9 @@ absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
       std::any_of(tests.begin(), tests.end(), [](const BenchTest& test) { return test.generate >= 2; });
   uint32_t threads = 0;
   if (decodes && setting.device == "host" && absl::SimpleAtoi(setting.threads, &threads)) {
+    ASSIGN_OR_RETURN(const MemoryFacts memory, ReadMemoryFacts());
     ASSIGN_OR_RETURN(setting.read_bandwidth,
-                     MeasureReadBase(setting.model_bytes, ReadMemoryFacts().available, threads));
+                     MeasureReadBase(setting.model_bytes, UsableMemory(memory), threads));
   }
   RETURN_IF_ERROR(WriteStdout(FormatResults(results, setting, format)));
   return kExitOk;
