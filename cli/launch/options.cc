@@ -86,13 +86,7 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
       .Real("--link-latency-us", &link_latency_us, "of device sim", 0, 1e9)
       .Number("--tile-neurons", &tile_neurons, "that travel and compute together, device sim [an eighth]", 0,
               1u << 20)
-      .Choice("--clock", {"real", "virtual"}, &clock, "of device sim [real]")
-      .Text(
-          "--virtual-costs", &virtual_costs,
-          "3x, 30x, @FILE or KEY=MS,..: link_ms, compute_ms, cpu_ms of a bf16 expert, attention_ms, head_ms "
-          "[the link's, 5, a third of the link's, 0.3, 0]")
-      .Text("--measure-costs", &measure_costs,
-            "FILE: writes what this machine takes, for --virtual-costs @FILE");
+      .Choice("--clock", {"real", "virtual"}, &clock, "of device sim [real]");
   parser->HiddenGroup("Finding and starting them", kHint)
       .Text("--address", &address, "of a running inferd: unix:PATH or HOST:PORT [SLUICE_HOST, else started]")
       .TimeSpan("--keep", &keep, "leaves started daemons running for this long, as 10m [0]")
@@ -104,6 +98,16 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
 
 void CommonOptions::ResolveDeviceBudget(const Pack& opened) {
   const std::optional<double> share =
+void CommonOptions::DeclareCosts(ArgParser* parser) {
+  parser->Group("Costs on the virtual clock")
+      .Text(
+          "--virtual-costs", &virtual_costs,
+          "3x, 30x, @FILE or KEY=MS,..: link_ms, compute_ms, cpu_ms of a bf16 expert, attention_ms, head_ms "
+          "[the link's, 5, a third of the link's, 0.3, 0]")
+      .Text("--measure-costs", &measure_costs,
+            "FILE: writes what this machine takes, for --virtual-costs @FILE");
+}
+
       device_budget.has_value() ? ParseShare(*device_budget) : std::optional<double>();
   if (!share.has_value()) {
     return;

@@ -64,6 +64,8 @@ struct CommonOptions {
   // Adds `--pack` (required unless said) and all of these.
   void Declare(ArgParser* parser, bool needs_pack = true);
 
+  // Adds the tables of costs for `--clock virtual`: options of experiments alone.
+  void DeclareCosts(ArgParser* parser);
   // A share of the routed experts' bytes becomes these bytes. Call it before InferdSettings().
   void ResolveDeviceBudget(const Pack& opened);
 

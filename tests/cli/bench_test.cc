@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
-#include "cli/measure/bench_report.h"
+#include "cli/measure/speed/bench_report.h"
 
 namespace sluice::cli {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/launch/runtime_paths.h"
-#include "cli/measure/bench_run.h"
+#include "cli/measure/speed/bench_run.h"
 #include "cli/ui/status_words.h"
 
 namespace sluice::cli {

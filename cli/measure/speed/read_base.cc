@@ -1,4 +1,4 @@
-#include "cli/measure/read_base.h"
+#include "cli/measure/speed/read_base.h"
 
 #include <sys/mman.h>
 

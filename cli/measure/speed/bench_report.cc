@@ -1,4 +1,4 @@
-#include "cli/measure/bench_report.h"
+#include "cli/measure/speed/bench_report.h"
 
 #include <cmath>
 #include <functional>
