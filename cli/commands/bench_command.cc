@@ -148,8 +148,14 @@ absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
   uint32_t threads = 0;
   if (decodes && setting.device == "host" && absl::SimpleAtoi(setting.threads, &threads)) {
     ASSIGN_OR_RETURN(const MemoryFacts memory, ReadMemoryFacts());
-    ASSIGN_OR_RETURN(setting.read_bandwidth,
-                     MeasureReadBase(setting.model_bytes, UsableMemory(memory), threads));
+    const ReadBaseSize base = SizeOfReadBase(setting.model_bytes, UsableMemory(memory));
+    if (!base.note.empty()) {
+      std::fprintf(stderr, "sluice bench: %s\n", base.note.c_str());
+    }
+    if (base.bytes > 0) {
+      ASSIGN_OR_RETURN(setting.read_bandwidth, MeasureReadBase(base.bytes, threads));
+      setting.read_bytes = base.bytes;
+    }
   }
   RETURN_IF_ERROR(WriteStdout(FormatResults(results, setting, format)));
   return kExitOk;

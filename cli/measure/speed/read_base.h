@@ -9,14 +9,26 @@
 #define SLUICE_CLI_READ_BASE_H_
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/statusor.h"
 
 namespace sluice {
 
-// Bytes per second of `threads` threads over min(pack_bytes, 4 GiB, half of `available_bytes`) of memory,
-// read until at least 4 GiB have passed. RESOURCE_EXHAUSTED naming the bytes when the memory cannot be had.
-absl::StatusOr<double> MeasureReadBase(uint64_t pack_bytes, uint64_t available_bytes, uint32_t threads);
+// How much memory a measurement reads.
+struct ReadBaseSize {
+  uint64_t bytes = 0;  // whole huge pages; 0: too little is free for a figure that means memory
+  std::string note;    // what is less than wanted and why, for people; "" where nothing is
+};
+
+// Of a pack of `pack_bytes`: all of it, at most 4 GiB and half of `usable_bytes`, which is what this process
+// may still take (UsableMemory: its cgroup counts too). Less than 256 MiB of a larger pack would measure
+// caches, so it is nothing.
+ReadBaseSize SizeOfReadBase(uint64_t pack_bytes, uint64_t usable_bytes);
+
+// Bytes per second of `threads` threads over `bytes` of memory, read until at least 4 GiB have passed.
+// RESOURCE_EXHAUSTED naming the bytes when the memory cannot be had.
+absl::StatusOr<double> MeasureReadBase(uint64_t bytes, uint32_t threads);
 
 }  // namespace sluice
 
