@@ -51,8 +51,8 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
       "--parallel --kv --kv-budget --prefill-chunk --threads --preset --sparsity --sparsity-target\n"
       "--sparsity-threshold --sparsity-scope --policy --trace --replay-trace --io --direct --link-gbps "
       "--link-latency-us\n"
-      "--tile-neurons --clock --virtual-costs --measure-costs; of finding and starting them: --address "
-      "--keep --no-restart";
+      "--tile-neurons --clock; of finding and starting them: --address "
+      "--admin --keep --no-restart";
   parser->HiddenGroup("Options of the daemons (sizes as 512MiB, 2GB)", kHint)
       .Choice("--device", {"host", "sim", "cuda"}, &device, "where the experts compute [host]")
       .SizeOrShare("--device-budget", &device_budget,
@@ -89,6 +89,8 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
       .Choice("--clock", {"real", "virtual"}, &clock, "of device sim [real]");
   parser->HiddenGroup("Finding and starting them", kHint)
       .Text("--address", &address, "of a running inferd: unix:PATH or HOST:PORT [SLUICE_HOST, else started]")
+      .Text("--admin", &admin,
+            "of that inferd's operators: unix:PATH or PATH [inferd-admin.sock beside inferd.sock]")
       .TimeSpan("--keep", &keep, "leaves started daemons running for this long, as 10m [0]")
       .Flag("--no-restart", &no_restart, "does not start a daemon again that was killed");
   parser->Group("Options")
@@ -96,8 +98,6 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
       .Flag("-q,--quiet", &quiet, "no progress, no line of options");
 }
 
-void CommonOptions::ResolveDeviceBudget(const Pack& opened) {
-  const std::optional<double> share =
 void CommonOptions::DeclareCosts(ArgParser* parser) {
   parser->Group("Costs on the virtual clock")
       .Text(
@@ -108,6 +108,8 @@ void CommonOptions::DeclareCosts(ArgParser* parser) {
             "FILE: writes what this machine takes, for --virtual-costs @FILE");
 }
 
+void CommonOptions::ResolveDeviceBudget(const Pack& opened) {
+  const std::optional<double> share =
       device_budget.has_value() ? ParseShare(*device_budget) : std::optional<double>();
   if (!share.has_value()) {
     return;

@@ -85,6 +85,14 @@ TEST(AdminAddressOfTest, FollowsTheNamesOfTheRuntimeDirectory) {
   EXPECT_EQ(AdminAddressOf("127.0.0.1:7070"), "");
 }
 
+TEST(AdminAddressFromTest, TakesASocketByAddressOrPathAndNothingElse) {
+  EXPECT_EQ(*AdminAddressFrom("unix:/r/ops.sock"), "unix:/r/ops.sock");
+  EXPECT_EQ(*AdminAddressFrom("/r/ops.sock"), "unix:/r/ops.sock");
+  for (const char* wrong : {"", "127.0.0.1:7070", "unix:"}) {
+    EXPECT_EQ(AdminAddressFrom(wrong).status().code(), absl::StatusCode::kInvalidArgument) << wrong;
+  }
+}
+
 TEST(RandomInputTest, TheSeedDecidesAndAnotherGivesOtherPrompts) {
   const BenchTest test{.prompt = 32, .generate = 1, .batch = 2};
   const BenchInput input = RandomInput(test, 1000, 1);
