@@ -61,7 +61,7 @@ def bench(sluice, pack, preset, policies, o):
     """The row of a preset, by itself: the resident one is refused under policies of another preset."""
     wanted = ["--policy", policies] if policies else []
     result = json.loads(run(
-        sluice, "bench", "--pack", pack, "--preset", preset, "--device", "sim", "--clock", "real", "--device-budget",
+        sluice + "-lab", "--pack", pack, "--preset", preset, "--device", "sim", "--clock", "real", "--device-budget",
         "50%", "--threads", o.threads, *wanted, "-n", o.tokens, "-p", 1, "-r", 2, "-b", "1,4", "--explain", "--json",
     ))  # fmt: skip
     return next(row for row in result["rows"] if row["run"] == preset)

@@ -50,11 +50,10 @@ SHAPE = ["--shape", "mixtral-8x7b", "--vocab", "2048", "--reuse", "0.4", "--simi
 class Runs:
     def __init__(self, options):
         self.o = options
-        self.sluice = os.path.join(options.bin, "sluice")
         self.prefix = shlex.split(options.prefix)
 
-    def run(self, *arguments):
-        command = [*self.prefix, self.sluice, *map(str, arguments)]
+    def run(self, program, *arguments):
+        command = [*self.prefix, os.path.join(self.o.bin, program), *map(str, arguments)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if done.returncode != 0:
             sys.exit(f"{' '.join(command)}: exit status {done.returncode}: {done.stdout}")
@@ -63,7 +62,7 @@ class Runs:
     def pack(self, name):
         path = os.path.join(self.o.work, f"mixtral-{self.o.layers}-{name}.pack")
         if not os.path.isdir(path):
-            self.run("synth", *SHAPE, "--layers", self.o.layers, *PACKS[name], "--out", path, "-q")
+            self.run("sluice", "synth", *SHAPE, "--layers", self.o.layers, *PACKS[name], "--out", path, "-q")
         return path
 
     def file(self, name):
@@ -77,7 +76,7 @@ class Runs:
         with open(rows, "w") as file:
             file.write(f'[[row]]\nname = "{row[0]}"\npreset = "{preset}"\n')
         found = json.loads(self.run(
-            "bench", "--pack", self.pack(pack), "--rows", rows, "--device", "sim", "--threads", 1, "--context", 512, "--direct", "off", "--io", "pread",
+            "sluice-lab", "--pack", self.pack(pack), "--rows", rows, "--device", "sim", "--threads", 1, "--context", 512, "--direct", "off", "--io", "pread",
             "-b", 1, "-p", PROMPT, "-n", tokens, "-r", repetitions, "--explain", "--json", "-q",
             *(word for policy in policies for word in ("--policy", policy)), *options,
         ))["rows"][0]  # fmt: skip

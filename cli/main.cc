@@ -1,10 +1,6 @@
 // `sluice`: one command for people. Finds the sub-command and runs it; everything else is in its file.
-#include <unistd.h>
-
-#include <climits>
 #include <csignal>
 #include <cstdio>
-#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -54,16 +50,6 @@ void PrintHelp() {
       "\n`sluice COMMAND --help` shows a command's options. Exit codes: 0 done, 1 failed, 2 wrong usage.\n"
       "Commands that need a model start weightd and inferd themselves; SLUICE_HOST or --address names a\n"
       "running inferd instead. Begin with: sluice pack MODEL_DIR --out PACK; sluice run --pack PACK\n");
-}
-
-std::string BinaryDir() {
-  char path[PATH_MAX];
-  const ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 1);
-  if (n <= 0) {
-    return ".";
-  }
-  const std::string_view whole(path, static_cast<size_t>(n));
-  return std::string(whole.substr(0, whole.rfind('/')));
 }
 
 int Main(int argc, char** argv) {

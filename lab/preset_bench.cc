@@ -9,8 +9,8 @@
 #include "absl/strings/strip.h"
 #include "cli/client/tokenizer_source.h"
 #include "cli/launch/launcher.h"
-#include "cli/measure/bench_run.h"
-#include "cli/measure/perplexity_run.h"
+#include "cli/measure/quality/perplexity_run.h"
+#include "cli/measure/speed/bench_run.h"
 #include "cli/ui/terminal.h"
 #include "common/status.h"
 #include "inferd/policy/preset/preset.h"
@@ -35,6 +35,7 @@ absl::StatusOr<CommonOptions> OptionsOf(const PresetBenchOptions& o, const Prese
   args.insert(args.end(), row.options.begin(), row.options.end());
   ArgParser parser(absl::StrCat("row \"", row.name, "\""), "");
   options.Declare(&parser);
+  options.DeclareCosts(&parser);
   if (parser.Parse(args).has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("row \"", row.name, "\": its options are wrong: ", absl::StrJoin(row.options, " ")));

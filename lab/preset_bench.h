@@ -1,8 +1,8 @@
 // Runs a plan of presets through the daemons, one after the other, and collects what they measured.
 //
 // Thread safety: thread-compatible; each run uses threads of its own and has ended them when it returns.
-#ifndef SLUICE_CLI_PRESET_BENCH_H_
-#define SLUICE_CLI_PRESET_BENCH_H_
+#ifndef SLUICE_LAB_PRESET_BENCH_H_
+#define SLUICE_LAB_PRESET_BENCH_H_
 
 #include <cstdint>
 #include <optional>
@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "cli/launch/options.h"
-#include "cli/measure/work_packs.h"
+#include "cli/measure/rows/work_packs.h"
 #include "cli/ui/command.h"
 #include "lab/preset_report.h"
 
@@ -38,4 +38,4 @@ absl::StatusOr<std::vector<PresetResult>> RunPresets(const CommandContext& conte
 
 }  // namespace sluice::cli
 
-#endif  // SLUICE_CLI_PRESET_BENCH_H_
+#endif  // SLUICE_LAB_PRESET_BENCH_H_

@@ -1,4 +1,4 @@
-// `sluice bench --explain`: what bounds a run, from its counters (preset_report.h).
+// `sluice-lab --explain`: what bounds a run, from its counters (preset_report.h).
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"

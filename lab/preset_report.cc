@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
-#include "cli/measure/svg_plot.h"
+#include "cli/measure/rows/svg_plot.h"
 
 namespace sluice::cli {
 namespace {

@@ -2,8 +2,8 @@
 // words about what bounds a run.
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_CLI_PRESET_REPORT_H_
-#define SLUICE_CLI_PRESET_REPORT_H_
+#ifndef SLUICE_LAB_PRESET_REPORT_H_
+#define SLUICE_LAB_PRESET_REPORT_H_
 
 #include <cstdint>
 #include <optional>
@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "cli/measure/bench_report.h"
+#include "cli/measure/speed/bench_report.h"
 #include "cli/ui/json.h"
 #include "lab/preset_rows.h"
 
@@ -76,4 +76,4 @@ Json SweepJson(const PresetPlan& plan, const SweepResults& results);
 
 }  // namespace sluice::cli
 
-#endif  // SLUICE_CLI_PRESET_REPORT_H_
+#endif  // SLUICE_LAB_PRESET_REPORT_H_

@@ -7,7 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "cli/measure/toml_tables.h"
+#include "cli/measure/rows/toml_tables.h"
 #include "cli/ui/args.h"
 #include "common/status.h"
 

@@ -1,4 +1,4 @@
-// What `sluice bench` compares: packs, runs of presets on them, and ratios between runs beside the marks they
+// What `sluice-lab` compares: packs, runs of presets on them, and ratios between runs beside the marks they
 // are held against. `--preset all` makes such a plan; `--rows` reads one:
 //
 //   [[pack]]                                   # as in quality_rows.h; needs --model and --work
@@ -22,8 +22,8 @@
 //   paper = "1.36"
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_CLI_PRESET_ROWS_H_
-#define SLUICE_CLI_PRESET_ROWS_H_
+#ifndef SLUICE_LAB_PRESET_ROWS_H_
+#define SLUICE_LAB_PRESET_ROWS_H_
 
 #include <cstdint>
 #include <optional>
@@ -31,7 +31,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "cli/measure/quality_rows.h"
+#include "cli/measure/rows/quality_rows.h"
 
 namespace sluice::cli {
 
@@ -77,4 +77,4 @@ double SweepNumber(const std::string& value);
 
 }  // namespace sluice::cli
 
-#endif  // SLUICE_CLI_PRESET_ROWS_H_
+#endif  // SLUICE_LAB_PRESET_ROWS_H_

@@ -3,7 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "cli/measure/svg_plot.h"
+#include "cli/measure/rows/svg_plot.h"
 #include "lab/preset_report.h"
 
 namespace sluice::cli {

@@ -1,8 +1,8 @@
 // What a sweep changes in the options of a command.
 //
 // Thread safety: a free function without state.
-#ifndef SLUICE_CLI_SWEEP_VALUE_H_
-#define SLUICE_CLI_SWEEP_VALUE_H_
+#ifndef SLUICE_LAB_SWEEP_VALUE_H_
+#define SLUICE_LAB_SWEEP_VALUE_H_
 
 #include <string>
 
@@ -18,4 +18,4 @@ absl::StatusOr<CommonOptions> WithSweepValue(const CommonOptions& options, const
 
 }  // namespace sluice::cli
 
-#endif  // SLUICE_CLI_SWEEP_VALUE_H_
+#endif  // SLUICE_LAB_SWEEP_VALUE_H_

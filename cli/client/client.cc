@@ -171,7 +171,9 @@ absl::StatusOr<api::GetServerInfoResponse> Client::GetServerInfo() {
 absl::Status Client::CheckAdmin() const {
   return has_admin() ? absl::OkStatus()
                      : absl::FailedPreconditionError(
-                           absl::StrCat(address_, ": no admin socket is known beside this address"));
+                           absl::StrCat(address_,
+                                        ": no socket of its operators is known; --admin unix:PATH names the "
+                                        "one that inferd has as --admin"));
 }
 
 absl::StatusOr<api::GetStatsResponse> Client::GetStats() {

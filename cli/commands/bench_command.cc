@@ -5,16 +5,15 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "cli/doctor/host_facts.h"
 #include "cli/launch/launcher.h"
-#include "cli/measure/bench_report.h"
-#include "cli/measure/bench_run.h"
-#include "cli/measure/read_base.h"
+#include "cli/measure/speed/bench_report.h"
+#include "cli/measure/speed/bench_run.h"
+#include "cli/measure/speed/read_base.h"
 #include "cli/ui/command.h"
 #include "cli/ui/terminal.h"
+#include "common/memory_facts.h"
 #include "common/status.h"
 #include "inferd/policy/preset/preset.h"
-#include "lab/bench_compare.h"
 
 namespace sluice::cli {
 namespace {
@@ -28,7 +27,6 @@ constexpr uint64_t kDefaultContext = 8192;
 
 struct Options {
   CommonOptions common;
-  CompareOptions compare;
   std::optional<std::string> prompts;
   std::optional<std::string> generates;
   std::optional<std::string> batches;
@@ -130,9 +128,12 @@ absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
   if (presets.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("--preset '", *o.common.preset, "' names none"));
   }
+  // A preset that cannot run is told before the others take their time.
+  ASSIGN_OR_RETURN(const DeviceKind device, DeviceFromName(o.common.device.value_or("host")));
   for (const std::string& preset : presets) {
-    ASSIGN_OR_RETURN(const DeviceKind device, DeviceFromName(o.common.device.value_or("host")));
     RETURN_IF_ERROR(PoliciesOf(preset, {.policy = o.common.policy}, device).status());
+  }
+  for (const std::string& preset : presets) {
     const CommonOptions options = ServerOptions(o, tests, preset);
     ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher,
                      Launcher::Launch(context, options, format == BenchFormat::kJson));
@@ -146,46 +147,18 @@ absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
       std::any_of(tests.begin(), tests.end(), [](const BenchTest& test) { return test.generate >= 2; });
   uint32_t threads = 0;
   if (decodes && setting.device == "host" && absl::SimpleAtoi(setting.threads, &threads)) {
-    ASSIGN_OR_RETURN(setting.read_bandwidth,
-                     MeasureReadBase(setting.model_bytes, ReadMemoryFacts().available, threads));
+    ASSIGN_OR_RETURN(const MemoryFacts memory, ReadMemoryFacts());
+    const ReadBaseSize base = SizeOfReadBase(setting.model_bytes, UsableMemory(memory));
+    if (!base.note.empty()) {
+      std::fprintf(stderr, "sluice bench: %s\n", base.note.c_str());
+    }
+    if (base.bytes > 0) {
+      ASSIGN_OR_RETURN(setting.read_bandwidth, MeasureReadBase(base.bytes, threads));
+      setting.read_bytes = base.bytes;
+    }
   }
   RETURN_IF_ERROR(WriteStdout(FormatResults(results, setting, format)));
   return kExitOk;
-}
-
-absl::StatusOr<std::optional<uint64_t>> OnlyValue(const std::optional<std::string>& text, const char* what) {
-  std::vector<int64_t> list;
-  RETURN_IF_ERROR(ReadList(text, what, 0, kMostTokens, &list));
-  if (list.size() > 1) {
-    return absl::InvalidArgumentError(absl::StrCat(what, ": a comparison takes one value"));
-  }
-  return list.empty() ? std::optional<uint64_t>() : static_cast<uint64_t>(list.front());
-}
-
-absl::StatusOr<CompareShape> ShapeOf(const Options& o) {
-  CompareShape shape;
-  ASSIGN_OR_RETURN(shape.prompt, OnlyValue(o.prompts, "-p"));
-  ASSIGN_OR_RETURN(shape.generate, OnlyValue(o.generates, "-n"));
-  std::vector<int64_t> batches;
-  RETURN_IF_ERROR(ReadList(o.batches, "-b", 1, kMostSequences, &batches));
-  shape.batches.assign(batches.begin(), batches.end());
-  shape.repetitions = o.repetitions;
-  if (!o.pairs.empty() || o.seed.has_value() ||
-      (o.format.has_value() && *o.format != "md" && *o.format != "json")) {
-    return absl::InvalidArgumentError(
-        "a comparison of presets has no -pg and no --seed, and prints md or json");
-  }
-  return shape;
-}
-
-int Compare(const CommandContext& context, const ArgParser& parser, const Options& o) {
-  const absl::StatusOr<CompareShape> shape = ShapeOf(o);
-  if (!shape.ok()) {
-    return parser.UsageError(std::string(shape.status().message()));
-  }
-  const bool json = o.json || o.format == "json";
-  const absl::StatusOr<int> code = ComparePresets(context, o.common, *shape, o.compare, json);
-  return code.ok() ? *code : Fail("bench", code.status(), json);
 }
 
 }  // namespace
@@ -203,20 +176,13 @@ int RunBench(const CommandContext& context, const std::vector<std::string>& args
               "of the first repetition's random ids; those after it take the next ones [1]", 0, kMostSeed)
       .Flag("--no-warmup", &options.no_warmup, "leaves out the repetition that does not count")
       .Text("-o,--output", &options.format, "md|json|csv|jsonl [md]")
-      .Flag("--json", &options.json, "as -o json; --preset takes a list, A,B, or all");
-  options.compare.Declare(&parser);
-  options.common.Declare(&parser, /*needs_pack=*/false);
+      .Flag("--json", &options.json, "as -o json; --preset takes a list here, A,B");
+  options.common.Declare(&parser);
   // llama-bench spells it with one dash, which stands for single letters here.
   std::vector<std::string> spelt = args;
   std::replace(spelt.begin(), spelt.end(), std::string("-pg"), std::string("--pg"));
   if (const auto exit_code = parser.Parse(spelt)) {
     return *exit_code;
-  }
-  if (options.common.pack.empty() && options.compare.rows.empty()) {
-    return parser.UsageError("--pack is required");
-  }
-  if (options.compare.Asked(options.common)) {
-    return Compare(context, parser, options);
   }
   const absl::StatusOr<BenchFormat> format =
       BenchFormatFromName(options.json ? "json" : options.format.value_or("md"));
@@ -228,7 +194,7 @@ int RunBench(const CommandContext& context, const std::vector<std::string>& args
     return parser.UsageError(std::string(tests.status().message()));
   }
   const absl::StatusOr<int> code = Bench(context, options, *tests, *format);
-  return code.ok() ? *code : Fail("bench", code.status(), *format == BenchFormat::kJson);
+  return code.ok() ? *code : Fail("sluice bench", code.status(), *format == BenchFormat::kJson);
 }
 
 }  // namespace sluice::cli

@@ -244,7 +244,7 @@ int RunCalibrate(const CommandContext& context, const std::vector<std::string>& 
     return *exit_code;
   }
   const absl::StatusOr<int> code = Calibrate(context, options);
-  return code.ok() ? *code : Fail("calibrate", code.status(), options.json);
+  return code.ok() ? *code : Fail("sluice calibrate", code.status(), options.json);
 }
 
 }  // namespace sluice::cli

@@ -301,7 +301,7 @@ int RunChat(const CommandContext& context, const std::vector<std::string>& args)
     return *exit_code;
   }
   const absl::StatusOr<int> code = Converse(context, options);
-  return code.ok() ? *code : Fail("chat", code.status(), options.json);
+  return code.ok() ? *code : Fail("sluice chat", code.status(), options.json);
 }
 
 }  // namespace sluice::cli

@@ -42,7 +42,7 @@ int RunDetokenize(const CommandContext&, const std::vector<std::string>& args) {
     return parser.UsageError(absl::StrCat("--token-ids: ", ids.status().message()));
   }
   const absl::StatusOr<int> code = Detokenize(source, *ids, skip_special, json);
-  return code.ok() ? *code : Fail("detokenize", code.status(), json);
+  return code.ok() ? *code : Fail("sluice detokenize", code.status(), json);
 }
 
 }  // namespace sluice::cli

@@ -58,8 +58,8 @@ void ExaminePack(const std::string& dir, std::optional<uint64_t> budget, std::ve
     findings->push_back(CheckPackSample(dir, pack.status(), 0, 0));
     return;
   }
-  findings->push_back(
-      CheckMemory(ReadMemoryFacts(), budget, (*pack)->dense_bytes() + (*pack)->total_expert_bytes()));
+  const uint64_t pack_bytes = (*pack)->dense_bytes() + (*pack)->total_expert_bytes();
+  findings->push_back(CheckMemory(ReadMemoryFacts().value_or(MemoryFacts()), budget, pack_bytes));
   findings->push_back(CheckDirectReads(ReadDiskFacts((*pack)->file_path(PackFile::kExperts))));
   PackSample sample;
   const absl::Status status = VerifySample(**pack, &sample);
@@ -93,7 +93,7 @@ std::vector<Finding> Examine(const CommandContext& context, const std::string& p
   }
   ExamineSockets(context, &findings);
   if (pack.empty()) {
-    findings.push_back(CheckMemory(ReadMemoryFacts(), budget, 0));
+    findings.push_back(CheckMemory(ReadMemoryFacts().value_or(MemoryFacts()), budget, 0));
   } else {
     ExaminePack(pack, budget, &findings);
   }

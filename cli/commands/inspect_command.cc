@@ -15,14 +15,14 @@ int RunInspect(const CommandContext&, const std::vector<std::string>& args) {
   }
   const absl::StatusOr<PackInspection> inspection = InspectPack(pack);
   if (!inspection.ok()) {
-    return Fail("inspect", inspection.status(), json);
+    return Fail("sluice inspect", inspection.status(), json);
   }
   std::string text = json ? inspection->ToJson() : inspection->ToText();
   if (text.empty() || text.back() != '\n') {
     text += '\n';
   }
   const absl::Status written = WriteStdout(text);
-  return written.ok() ? kExitOk : Fail("inspect", written, false);
+  return written.ok() ? kExitOk : Fail("sluice inspect", written, false);
 }
 
 }  // namespace sluice::cli

@@ -68,7 +68,7 @@ int RunLogits(const CommandContext& context, const std::vector<std::string>& arg
     return *exit_code;
   }
   const absl::StatusOr<int> code = Logits(context, options);
-  return code.ok() ? *code : Fail("logits", code.status(), options.json);
+  return code.ok() ? *code : Fail("sluice logits", code.status(), options.json);
 }
 
 }  // namespace sluice::cli

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "cli/measure/row_options.h"
+#include "cli/commands/row_options.h"
 #include "cli/ui/command.h"
 #include "cli/ui/pack_progress.h"
 #include "cli/ui/terminal.h"
@@ -120,7 +120,7 @@ int RunPack(const CommandContext& context, const std::vector<std::string>& args)
     return parser.UsageError("--bits beside --recipe: only floe leaves bits open (those of gate and down)");
   }
   const absl::StatusOr<int> code = Pack(context, options);
-  return code.ok() ? *code : Fail("pack", code.status(), options.json);
+  return code.ok() ? *code : Fail("sluice pack", code.status(), options.json);
 }
 
 }  // namespace sluice::cli

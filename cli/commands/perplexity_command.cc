@@ -2,7 +2,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/launch/launcher.h"
-#include "cli/measure/perplexity_run.h"
+#include "cli/measure/quality/perplexity_run.h"
 #include "cli/ui/command.h"
 #include "common/size.h"
 #include "common/status.h"
@@ -103,7 +103,7 @@ int RunPerplexity(const CommandContext& context, const std::vector<std::string>&
     return parser.UsageError("--kl-base and --save-base exclude each other");
   }
   const absl::StatusOr<int> code = Perplexity(context, options);
-  return code.ok() ? *code : Fail("perplexity", code.status(), options.json);
+  return code.ok() ? *code : Fail("sluice perplexity", code.status(), options.json);
 }
 
 }  // namespace sluice::cli

@@ -157,7 +157,7 @@ int RunPreset(const CommandContext&, const std::vector<std::string>& args) {
     policies = UncheckedPolicies(names[0], overrides, DeviceKind::kSim);
   }
   if (!policies.ok()) {
-    return Fail("preset", policies.status(), json);
+    return Fail("sluice preset", policies.status(), json);
   }
   const std::string name = device.value_or("host");
   const DeviceKind kind = DeviceFromName(name).value();
@@ -167,7 +167,7 @@ int RunPreset(const CommandContext&, const std::vector<std::string>& args) {
         ChooseFor(pack, kind, budget.value_or(0), link_gbps.value_or(0), policies->quality_bound);
     if (choice.ok()) policies = WithOverrides(std::move(choice->policies), overrides);
     if (!choice.ok() || !policies.ok()) {
-      return Fail("preset", choice.ok() ? policies.status() : choice.status(), json);
+      return Fail("sluice preset", choice.ok() ? policies.status() : choice.status(), json);
     }
     reasons = std::move(choice->reasons);
   }

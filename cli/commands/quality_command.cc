@@ -5,9 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "cli/launch/self_run.h"
-#include "cli/measure/quality_rows.h"
-#include "cli/measure/work_packs.h"
+#include "cli/launch/sluice_run.h"
+#include "cli/measure/rows/quality_rows.h"
+#include "cli/measure/rows/work_packs.h"
 #include "cli/ui/command.h"
 #include "cli/ui/partial_file.h"
 #include "common/status.h"
@@ -68,7 +68,7 @@ absl::StatusOr<QualityResult> MeasureRow(const CommandContext& context, const Op
   if (!yardstick.base.empty()) {
     args.insert(args.end(), {is_base ? "--save-base" : "--kl-base", yardstick.base});
   }
-  ASSIGN_OR_RETURN(const std::string text, RunSelf(context, args));
+  ASSIGN_OR_RETURN(const std::string text, RunSluice(context, args));
   ASSIGN_OR_RETURN(const QualityResult result, ParsePerplexityJson(text));
   RETURN_IF_ERROR(Write(done, text));
   return result;
@@ -177,7 +177,7 @@ int RunQuality(const CommandContext& context, const std::vector<std::string>& ar
     return *exit_code;
   }
   const absl::StatusOr<int> code = Quality(context, options);
-  return code.ok() ? *code : Fail("quality", code.status(), options.json);
+  return code.ok() ? *code : Fail("sluice quality", code.status(), options.json);
 }
 
 }  // namespace sluice::cli

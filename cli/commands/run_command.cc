@@ -71,7 +71,7 @@ int RunRun(const CommandContext& context, const std::vector<std::string>& args) 
     return parser.UsageError("give one of --prompt and --token-ids, or a prompt on standard input");
   }
   const absl::StatusOr<int> code = Run(context, options);
-  return code.ok() ? *code : Fail("run", code.status(), options.json);
+  return code.ok() ? *code : Fail("sluice run", code.status(), options.json);
 }
 
 }  // namespace sluice::cli

@@ -12,7 +12,7 @@ namespace sluice::cli {
 int RunSupervise(const CommandContext& context, const std::vector<std::string>& args) {
   const absl::StatusOr<SupervisorOptions> options = ParseSupervisorArguments(args);
   if (!options.ok()) {
-    return Fail("supervise", options.status(), false);
+    return Fail("sluice supervise", options.status(), false);
   }
   const UniqueFd cancel(eventfd(0, EFD_CLOEXEC));
   const ScopedInterruptCall on_interrupt(context.interrupt, [&cancel] {
@@ -22,7 +22,7 @@ int RunSupervise(const CommandContext& context, const std::vector<std::string>& 
     static_cast<void>(written);
   });
   const absl::Status status = Supervise(*options, kInheritedFd, cancel.get());
-  return status.ok() ? kExitOk : Fail("supervise", status, false);
+  return status.ok() ? kExitOk : Fail("sluice supervise", status, false);
 }
 
 }  // namespace sluice::cli

@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "cli/measure/row_options.h"
+#include "cli/commands/row_options.h"
 #include "cli/ui/command.h"
 #include "cli/ui/pack_progress.h"
 #include "common/size.h"
@@ -87,7 +87,7 @@ int RunSynth(const CommandContext& context, const std::vector<std::string>& args
     return *exit_code;
   }
   const absl::StatusOr<int> code = Synth(context, options);
-  return code.ok() ? *code : Fail("synth", code.status(), options.json);
+  return code.ok() ? *code : Fail("sluice synth", code.status(), options.json);
 }
 
 }  // namespace sluice::cli

@@ -59,7 +59,7 @@ int RunTokenize(const CommandContext&, const std::vector<std::string>& args) {
     return parser.UsageError("give one of --text and --text-file");
   }
   const absl::StatusOr<int> code = Tokenize(options);
-  return code.ok() ? *code : Fail("tokenize", code.status(), options.json);
+  return code.ok() ? *code : Fail("sluice tokenize", code.status(), options.json);
 }
 
 }  // namespace sluice::cli

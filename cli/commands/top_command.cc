@@ -177,7 +177,7 @@ int RunTop(const CommandContext& context, const std::vector<std::string>& args) 
     return *exit_code;
   }
   if (options.interval.has_value() && *options.interval < kShortestInterval) {
-    return Fail("top",
+    return Fail("sluice top",
                 absl::InvalidArgumentError(absl::StrCat("--interval is ", FormatTimeSpan(*options.interval),
                                                         "; at least ", FormatTimeSpan(kShortestInterval),
                                                         " is expected")),

@@ -45,7 +45,7 @@ int RunVerify(const CommandContext& context, const std::vector<std::string>& arg
     return *exit_code;
   }
   const absl::StatusOr<int> code = Verify(context, pack, json, quiet);
-  return code.ok() ? *code : Fail("verify", code.status(), json);
+  return code.ok() ? *code : Fail("sluice verify", code.status(), json);
 }
 
 }  // namespace sluice::cli

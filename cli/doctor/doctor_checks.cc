@@ -70,13 +70,13 @@ Finding CheckCpu(const CpuFacts& cpu) {
 }
 
 Finding CheckMemory(const MemoryFacts& memory, std::optional<uint64_t> budget, uint64_t pack_bytes) {
-  uint64_t free = memory.available;
+  const uint64_t free = UsableMemory(memory);
   std::string limit =
       absl::StrCat(FormatSize(memory.available), " of ", FormatSize(memory.total), " available");
-  if (memory.cgroup_max.has_value()) {
-    const uint64_t left = *memory.cgroup_max - std::min(*memory.cgroup_max, memory.cgroup_used);
-    absl::StrAppend(&limit, ", ", FormatSize(left), " left of the cgroup's ", FormatSize(*memory.cgroup_max));
-    free = std::min(free, left);
+  if (memory.cgroup_limit != kNoMemoryLimit) {
+    const uint64_t left = memory.cgroup_limit - std::min(memory.cgroup_limit, memory.cgroup_used);
+    absl::StrAppend(&limit, ", ", FormatSize(left), " left of the cgroup's ",
+                    FormatSize(memory.cgroup_limit));
   }
   if (budget.has_value() && *budget > free) {
     return Fail("memory", absl::StrCat("--dram-budget ", FormatSize(*budget), ", but ", limit),

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "cli/doctor/host_facts.h"
 #include "cli/ui/json.h"
+#include "common/memory_facts.h"
 
 namespace sluice::cli {
 

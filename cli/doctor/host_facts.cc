@@ -46,29 +46,6 @@ std::string FirstLine(const std::string& path) {
   return line;
 }
 
-uint64_t MeminfoBytes(const std::string& field) {
-  std::ifstream file("/proc/meminfo");
-  for (std::string line; std::getline(file, line);) {
-    std::istringstream words(line);
-    std::string name;
-    uint64_t kib = 0;
-    if (words >> name >> kib && name == field) {
-      return kib << 10;
-    }
-  }
-  return 0;
-}
-
-std::string CgroupDir() {
-  std::ifstream file("/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    if (line.rfind("0::", 0) == 0) {
-      return absl::StrCat("/sys/fs/cgroup", line.substr(3));
-    }
-  }
-  return "/sys/fs/cgroup";
-}
-
 int ProbePidfd() {
   const UniqueFd fd = OpenPidfd(getpid());
   return fd.valid() ? 0 : errno;
@@ -121,21 +98,6 @@ CpuFacts ReadCpuFacts() {
   cpu_set_t mask;
   CPU_ZERO(&mask);
   facts.cpus = sched_getaffinity(0, sizeof(mask), &mask) == 0 ? CPU_COUNT(&mask) : 0;
-  return facts;
-}
-
-MemoryFacts ReadMemoryFacts() {
-  MemoryFacts facts;
-  facts.total = MeminfoBytes("MemTotal:");
-  facts.available = MeminfoBytes("MemAvailable:");
-  const std::string cgroup = CgroupDir();
-  uint64_t value = 0;
-  if (absl::SimpleAtoi(FirstLine(absl::StrCat(cgroup, "/memory.max")), &value)) {
-    facts.cgroup_max = value;
-  }
-  if (absl::SimpleAtoi(FirstLine(absl::StrCat(cgroup, "/memory.current")), &value)) {
-    facts.cgroup_used = value;
-  }
   return facts;
 }
 

@@ -5,7 +5,6 @@
 #define SLUICE_CLI_HOST_FACTS_H_
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,13 +20,6 @@ struct CpuFacts {
   bool avx512_vnni = false;
   bool amx_bf16 = false;
   int cpus = 0;  // in the affinity mask
-};
-
-struct MemoryFacts {
-  uint64_t total = 0;                  // MemTotal
-  uint64_t available = 0;              // MemAvailable
-  std::optional<uint64_t> cgroup_max;  // absent: no limit
-  uint64_t cgroup_used = 0;
 };
 
 struct KernelFacts {
@@ -48,7 +40,6 @@ struct DiskFacts {
 };
 
 CpuFacts ReadCpuFacts();
-MemoryFacts ReadMemoryFacts();
 KernelFacts ReadKernelFacts();
 // Reads one block of the file.
 DiskFacts ReadDiskFacts(const std::string& path);

@@ -100,6 +100,10 @@ absl::Status Launcher::Run() {
   ASSIGN_OR_RETURN(pack_, Pack::Open(options_.pack));
   options_.ResolveDeviceBudget(*pack_);
   std::string address = options_.address.value_or(Environment("SLUICE_HOST"));
+  if (address.empty() && options_.admin.has_value()) {
+    return absl::InvalidArgumentError(
+        "--admin is for an inferd of --address or SLUICE_HOST, and neither is set");
+  }
   RETURN_IF_ERROR(address.empty() ? UseRuntimeDir() : UseAddress(address));
   progress_.Finish();
   ShowOptions();
@@ -111,9 +115,16 @@ absl::Status Launcher::UseAddress(const std::string& address) {
     return absl::InvalidArgumentError("--keep is for daemons that this command starts, not for --address");
   }
   std::string admin = AdminAddressOf(address);
+  if (options_.admin.has_value()) {
+    ASSIGN_OR_RETURN(admin, AdminAddressFrom(*options_.admin));
+  }
+  const absl::Status reached =
+      ConnectUnix(std::string(absl::StripPrefix(admin, "unix:")), UnixSocketType::kStream).status();
+  if (options_.admin.has_value()) {
+    RETURN_IF_ERROR(reached);
+  }
   // Whoever may use inferd need not be one of its operators: then options are not compared.
-  if (const std::string path(absl::StripPrefix(admin, "unix:"));
-      absl::IsPermissionDenied(ConnectUnix(path, UnixSocketType::kStream).status())) {
+  if (absl::IsPermissionDenied(reached)) {
     admin.clear();
   }
   client_ = std::make_unique<Client>(address, admin, context_.interrupt);
@@ -295,8 +306,8 @@ absl::Status Launcher::Compare(std::vector<std::string>* differences) {
   for (const OptionSetting& setting : options_.InferdSettings()) {
     const std::string value = ValueOf(server_options_, setting.name);
     if (!client_->has_admin()) {
-      differences->push_back(
-          absl::StrCat("--", setting.name, " cannot be compared without its admin socket"));
+      differences->push_back(absl::StrCat(
+          "--", setting.name, " cannot be compared without its operators' socket, which --admin names"));
     } else if (setting.name == "policy" ? !HoldsPolicies(value, setting.value)
                                         : !SameOptionValue(value, setting.value)) {
       differences->push_back(absl::StrCat("it has --", setting.name, " ", value.empty() ? "(unknown)" : value,

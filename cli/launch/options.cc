@@ -51,8 +51,8 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
       "--parallel --kv --kv-budget --prefill-chunk --threads --preset --sparsity --sparsity-target\n"
       "--sparsity-threshold --sparsity-scope --policy --trace --replay-trace --io --direct --link-gbps "
       "--link-latency-us\n"
-      "--tile-neurons --clock --virtual-costs --measure-costs; of finding and starting them: --address "
-      "--keep --no-restart";
+      "--tile-neurons --clock; of finding and starting them: --address "
+      "--admin --keep --no-restart";
   parser->HiddenGroup("Options of the daemons (sizes as 512MiB, 2GB)", kHint)
       .Choice("--device", {"host", "sim", "cuda"}, &device, "where the experts compute [host]")
       .SizeOrShare("--device-budget", &device_budget,
@@ -86,20 +86,26 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
       .Real("--link-latency-us", &link_latency_us, "of device sim", 0, 1e9)
       .Number("--tile-neurons", &tile_neurons, "that travel and compute together, device sim [an eighth]", 0,
               1u << 20)
-      .Choice("--clock", {"real", "virtual"}, &clock, "of device sim [real]")
+      .Choice("--clock", {"real", "virtual"}, &clock, "of device sim [real]");
+  parser->HiddenGroup("Finding and starting them", kHint)
+      .Text("--address", &address, "of a running inferd: unix:PATH or HOST:PORT [SLUICE_HOST, else started]")
+      .Text("--admin", &admin,
+            "of that inferd's operators: unix:PATH or PATH [inferd-admin.sock beside inferd.sock]")
+      .TimeSpan("--keep", &keep, "leaves started daemons running for this long, as 10m [0]")
+      .Flag("--no-restart", &no_restart, "does not start a daemon again that was killed");
+  parser->Group("Options")
+      .Flag("-v,--verbose", &verbose, "says what the launcher does, and where the logs are")
+      .Flag("-q,--quiet", &quiet, "no progress, no line of options");
+}
+
+void CommonOptions::DeclareCosts(ArgParser* parser) {
+  parser->Group("Costs on the virtual clock")
       .Text(
           "--virtual-costs", &virtual_costs,
           "3x, 30x, @FILE or KEY=MS,..: link_ms, compute_ms, cpu_ms of a bf16 expert, attention_ms, head_ms "
           "[the link's, 5, a third of the link's, 0.3, 0]")
       .Text("--measure-costs", &measure_costs,
             "FILE: writes what this machine takes, for --virtual-costs @FILE");
-  parser->HiddenGroup("Finding and starting them", kHint)
-      .Text("--address", &address, "of a running inferd: unix:PATH or HOST:PORT [SLUICE_HOST, else started]")
-      .TimeSpan("--keep", &keep, "leaves started daemons running for this long, as 10m [0]")
-      .Flag("--no-restart", &no_restart, "does not start a daemon again that was killed");
-  parser->Group("Options")
-      .Flag("-v,--verbose", &verbose, "says what the launcher does, and where the logs are")
-      .Flag("-q,--quiet", &quiet, "no progress, no line of options");
 }
 
 void CommonOptions::ResolveDeviceBudget(const Pack& opened) {

@@ -56,6 +56,7 @@ struct CommonOptions {
 
   // Of the launcher.
   std::optional<std::string> address;
+  std::optional<std::string> admin;  // of the operators of the inferd at `address`
   std::optional<absl::Duration> keep;
   bool no_restart = false;
   bool verbose = false;
@@ -63,6 +64,8 @@ struct CommonOptions {
 
   // Adds `--pack` (required unless said) and all of these.
   void Declare(ArgParser* parser, bool needs_pack = true);
+  // Adds the tables of costs for `--clock virtual`: options of experiments alone.
+  void DeclareCosts(ArgParser* parser);
 
   // A share of the routed experts' bytes becomes these bytes. Call it before InferdSettings().
   void ResolveDeviceBudget(const Pack& opened);

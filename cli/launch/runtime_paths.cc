@@ -5,6 +5,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/net/listen_address.h"
+#include "common/status.h"
 #include "daemon/runtime_dir.h"
 
 namespace sluice::cli {
@@ -57,6 +59,18 @@ std::string AdminAddressOf(const std::string& address) {
     return "";
   }
   return absl::StrCat(address.substr(0, address.size() - suffix.size()), "/", kInferdAdminSocketName);
+}
+
+absl::StatusOr<std::string> AdminAddressFrom(const std::string& text) {
+  const std::string address = absl::StartsWith(text, "unix:") ? text : absl::StrCat("unix:", text);
+  const bool looks_like_tcp =
+      !absl::StrContains(text, '/') && ParseListenAddress(text).ok() && !absl::StartsWith(text, "unix:");
+  if (text.empty() || looks_like_tcp) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--admin ", text, ": operators are reached by a unix socket: unix:PATH"));
+  }
+  ASSIGN_OR_RETURN(const ListenAddress parsed, ParseListenAddress(address));
+  return parsed.ToString();
 }
 
 std::string LogTail(const std::string& path, int lines) {

@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "cli/launch/options.h"
 #include "cli/launch/supervisor.h"
 
@@ -35,6 +36,10 @@ SupervisorOptions DaemonsOf(const RuntimePaths& paths, const std::string& binary
 // The address of the admin service that belongs to the inference address `address` by the names of the
 // runtime directory ("unix:DIR/inferd.sock"); "" if it is not of that form.
 std::string AdminAddressOf(const std::string& address);
+
+// "unix:PATH" of "unix:PATH" or "PATH": how a socket of operators is named. INVALID_ARGUMENT for TCP, which
+// operators are not reached by.
+absl::StatusOr<std::string> AdminAddressFrom(const std::string& text);
 
 // The last `lines` lines of the file, indented; "" if it cannot be read.
 std::string LogTail(const std::string& path, int lines);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
 #include <cstdio>
 
 #include "absl/cleanup/cleanup.h"
@@ -54,10 +55,19 @@ absl::Status WriteDescriptor(int fd, const std::string& bytes, const std::string
 
 }  // namespace
 
+std::string BinaryDir() {
+  char path[PATH_MAX];
+  const ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 1);
+  if (n <= 0) {
+    return ".";
+  }
+  const std::string_view whole(path, static_cast<size_t>(n));
+  return std::string(whole.substr(0, whole.rfind('/')));
+}
+
 int Fail(const std::string& command, const absl::Status& status, bool json) {
   const std::string code = absl::StatusCodeToString(status.code());
-  std::fprintf(stderr, "sluice %s: %s: %s\n", command.c_str(), code.c_str(),
-               std::string(status.message()).c_str());
+  std::fprintf(stderr, "%s: %s: %s\n", command.c_str(), code.c_str(), std::string(status.message()).c_str());
   if (json) {
     PrintJson(Json::Object().Set(
         "error", Json::Object().Set("code", code).Set("message", std::string(status.message()))));

@@ -23,6 +23,9 @@ struct CommandContext {
   std::string binary_dir;  // where `sluice` lies, and the daemons beside it
 };
 
+// The folder of the running program, "." if the kernel does not say.
+std::string BinaryDir();
+
 using CommandFunction = int (*)(const CommandContext& context, const std::vector<std::string>& args);
 
 int RunPack(const CommandContext& context, const std::vector<std::string>& args);
@@ -44,8 +47,8 @@ int RunPreset(const CommandContext& context, const std::vector<std::string>& arg
 // Not for people: the process that keeps the daemons of a runtime directory (supervisor.h).
 int RunSupervise(const CommandContext& context, const std::vector<std::string>& args);
 
-// Reports `status` on stderr as "sluice NAME: CODE: message", with `json` also as the one object on stdout:
-// {"error": {"code", "message"}}. Returns kExitFailed.
+// Reports `status` on stderr as "COMMAND: CODE: message" (`command` as typed: "sluice pack"), with `json`
+// also as the one object on stdout: {"error": {"code", "message"}}. Returns kExitFailed.
 int Fail(const std::string& command, const absl::Status& status, bool json);
 
 // Prints `value` and a newline to stdout. kExitOk, or kExitFailed if stdout could not be written.

@@ -3,6 +3,9 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
+#include <filesystem>
+#include <system_error>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -17,8 +20,13 @@ absl::StatusOr<ListenAddress> ParseUnix(const std::string& text, std::string pat
   if (absl::StartsWith(path, "///")) {
     path = path.substr(2);
   }
-  if (path.empty() || path[0] != '/' || absl::StartsWith(path, "//")) {
-    return absl::InvalidArgumentError(absl::StrCat("address ", text, ": the socket's path must be absolute"));
+  if (path.empty() || absl::StartsWith(path, "//")) {
+    return absl::InvalidArgumentError(absl::StrCat("address ", text, ": expected unix:PATH"));
+  }
+  path = AbsoluteSocketPath(path);
+  if (path[0] != '/') {
+    return absl::InvalidArgumentError(
+        absl::StrCat("address ", text, ": the working directory, where it lies, cannot be found"));
   }
   if (path.size() > kMaxUnixPath) {
     return absl::InvalidArgumentError(absl::StrCat("address ", text, ": the socket's path has ", path.size(),
@@ -40,6 +48,12 @@ bool IsIpv6(const std::string& host) {
 }
 
 }  // namespace
+
+std::string AbsoluteSocketPath(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  return error ? path : absolute.lexically_normal().string();
+}
 
 std::string ListenAddress::ToString() const {
   if (kind == Kind::kUnix) {
@@ -64,7 +78,7 @@ absl::StatusOr<ListenAddress> ParseListenAddress(const std::string& text) {
   if (colon == std::string::npos || colon + 1 == text.size() || !absl::ascii_isdigit(text[colon + 1]) ||
       !absl::SimpleAtoi(text.substr(colon + 1), &port) || port > 65535) {
     return absl::InvalidArgumentError(
-        absl::StrCat("address ", text, ": expected unix:/path or host:port with a port up to 65535"));
+        absl::StrCat("address ", text, ": expected unix:PATH or host:port with a port up to 65535"));
   }
   ListenAddress address;
   address.kind = ListenAddress::Kind::kTcp;

@@ -25,8 +25,13 @@ struct ListenAddress {
   bool IsLocal() const;
 };
 
-// Takes the forms of ToString(), "unix:///path" and "localhost:4000". InvalidArgument quoting `text`: another
-// form, a relative or too long path, a host by name, a port above 65535.
+// The one rule for a socket's path: one that is relative lies in the working directory as it is now. Returned
+// as it is if that folder is gone.
+std::string AbsoluteSocketPath(const std::string& path);
+
+// Takes the forms of ToString(), "unix:///path", "unix:path" and
+// "localhost:4000". InvalidArgument quoting `text`: another form, a path that is too long, a host by name, a
+// port above 65535.
 absl::StatusOr<ListenAddress> ParseListenAddress(const std::string& text);
 
 }  // namespace sluice

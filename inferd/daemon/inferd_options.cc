@@ -36,6 +36,14 @@ void FillDefaults(InferdOptions* options) {
   if (options->admin.empty()) {
     options->admin = {absl::StrCat("unix:", dir, "/", kInferdAdminSocketName)};
   }
+  // Shown and compared as they are bound, wherever the daemon was started.
+  for (std::vector<std::string>* list : {&options->listen, &options->admin}) {
+    for (std::string& text : *list) {
+      if (const absl::StatusOr<ListenAddress> address = ParseListenAddress(text); address.ok()) {
+        text = address->ToString();
+      }
+    }
+  }
 }
 
 absl::Status CheckAddresses(const InferdOptions& options) {

@@ -8,7 +8,8 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
-#include "cli/measure/bench_report.h"
+#include "cli/measure/speed/bench_report.h"
+#include "cli/measure/speed/read_base.h"
 
 namespace sluice::cli {
 namespace {
@@ -82,7 +83,8 @@ BenchSetting Setting() {
           .device = "host",
           .backend = "avx2",
           .threads = "2",
-          .read_bandwidth = 20e9};
+          .read_bandwidth = 20e9,
+          .read_bytes = 1 << 30};
 }
 
 TEST(ResultJsonTest, HasEveryKeyOfTheContractWithTheRightFigures) {
@@ -148,6 +150,22 @@ TEST(FormatResultsTest, CsvQuotesAndKeepsTheColumnCount) {
   const std::string header = csv.substr(0, csv.find('\n'));
   const std::string row = csv.substr(csv.find('\n') + 1);
   EXPECT_EQ(std::count(header.begin(), header.end(), ','), std::count(row.begin(), row.end(), ','));
+}
+
+// Four GiB in a control group of three killed the program.
+TEST(ReadBaseTest, ItTakesHalfOfWhatIsFreeAtMostAndSaysSo) {
+  constexpr uint64_t kGiB = uint64_t{1} << 30;
+  EXPECT_EQ(SizeOfReadBase(30 * kGiB, 64 * kGiB).bytes, 4 * kGiB);
+  EXPECT_EQ(SizeOfReadBase(30 * kGiB, 64 * kGiB).note, "");
+  const ReadBaseSize capped = SizeOfReadBase(30 * kGiB, 3 * kGiB);
+  EXPECT_EQ(capped.bytes, 3 * kGiB / 2);
+  EXPECT_THAT(capped.note, HasSubstr("over 1.5 GiB, not 4.0 GiB: 3.0 GiB are free"));
+  // What would be read from caches is no read bandwidth of memory, unless the pack itself is so small.
+  const ReadBaseSize none = SizeOfReadBase(30 * kGiB, kGiB / 4);
+  EXPECT_EQ(none.bytes, 0u);
+  EXPECT_THAT(none.note, HasSubstr("not measured"));
+  EXPECT_EQ(SizeOfReadBase(12 << 20, kGiB / 4).bytes, 12u << 20);
+  EXPECT_EQ(SizeOfReadBase(12 << 20, 0).bytes, 0u);
 }
 
 TEST(BenchFormatTest, UnknownNameIsRefused) {

@@ -46,7 +46,7 @@ TEST(DoctorTest, CgroupLimitCountsBesideFreeMemory) {
   MemoryFacts memory;
   memory.total = 64 * kGiB;
   memory.available = 32 * kGiB;
-  memory.cgroup_max = 8 * kGiB;
+  memory.cgroup_limit = 8 * kGiB;
   memory.cgroup_used = 6 * kGiB;
   ExpectVerdict(CheckMemory(memory, 3 * kGiB, 0), Verdict::kFail, "2.0 GiB left of the cgroup's 8.0 GiB");
   memory.cgroup_used = 9 * kGiB;
@@ -128,7 +128,7 @@ TEST(DoctorTest, OneFailureMakesTheWholeFail) {
 
 TEST(DoctorTest, ThisHostsFactsAreRead) {
   EXPECT_GT(ReadCpuFacts().cpus, 0);
-  EXPECT_GT(ReadMemoryFacts().total, 0u);
+  EXPECT_GT(ReadMemoryFacts()->total, 0u);
   EXPECT_GT(ReadKernelFacts().open_files, 0u);
 }
 

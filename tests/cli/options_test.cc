@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/launch/runtime_paths.h"
-#include "cli/measure/bench_run.h"
+#include "cli/measure/speed/bench_run.h"
 #include "cli/ui/status_words.h"
 
 namespace sluice::cli {
@@ -83,6 +83,14 @@ TEST(AdminAddressOfTest, FollowsTheNamesOfTheRuntimeDirectory) {
   EXPECT_EQ(AdminAddressOf("unix:/r/inferd.sock"), "unix:/r/inferd-admin.sock");
   EXPECT_EQ(AdminAddressOf("unix:/r/other.sock"), "");
   EXPECT_EQ(AdminAddressOf("127.0.0.1:7070"), "");
+}
+
+TEST(AdminAddressFromTest, TakesASocketByAddressOrPathAndNothingElse) {
+  EXPECT_EQ(*AdminAddressFrom("unix:/r/ops.sock"), "unix:/r/ops.sock");
+  EXPECT_EQ(*AdminAddressFrom("/r/ops.sock"), "unix:/r/ops.sock");
+  for (const char* wrong : {"", "127.0.0.1:7070", "unix:"}) {
+    EXPECT_EQ(AdminAddressFrom(wrong).status().code(), absl::StatusCode::kInvalidArgument) << wrong;
+  }
 }
 
 TEST(RandomInputTest, TheSeedDecidesAndAnotherGivesOtherPrompts) {

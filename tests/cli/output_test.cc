@@ -94,7 +94,7 @@ TEST(ReadWholeFileTest, ReadsBytesAndNamesWhatFailed) {
 TEST(FailTest, PrintsTheErrorAsTheOneObjectWithJson) {
   ::testing::internal::CaptureStdout();
   ::testing::internal::CaptureStderr();
-  EXPECT_EQ(Fail("run", absl::DataLossError("extent 3"), true), kExitFailed);
+  EXPECT_EQ(Fail("sluice run", absl::DataLossError("extent 3"), true), kExitFailed);
   EXPECT_EQ(::testing::internal::GetCapturedStdout(),
             "{\"error\":{\"code\":\"DATA_LOSS\",\"message\":\"extent 3\"}}\n");
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "sluice run: DATA_LOSS: extent 3\n");

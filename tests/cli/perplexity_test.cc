@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "cli/measure/base_run.h"
-#include "cli/measure/perplexity_math.h"
+#include "cli/measure/quality/base_run.h"
+#include "cli/measure/quality/perplexity_math.h"
 #include "cli/ui/command.h"
 #include "cli/ui/safetensors_writer.h"
 

@@ -23,7 +23,7 @@ class CliTest(harness.TestCase):
         calls += [["tokenize", "--text", "x"], ["tokenize", "--pack", "p", "--tokenizer", "d", "--text", "x"]]
         calls += [["detokenize", "--pack", "p", "--token-ids", "1,x"], ["preset", "list", "exact"], ["preset", "show"]]
         calls += [["bench", "--pack", "p", "-p", "0", "-n", "0"], ["bench", "--pack", "p", "-o", "sql"]]
-        calls += [["bench", "--pack", "p", "--preset", "all", "--seed", "2"], ["bench", "--pack", "p", "--seed", "x"]]
+        calls += [["bench", "--pack", "p", "--sweep", "threads=1,2"], ["bench", "--pack", "p", "--seed", "x"]]
         calls += [["perplexity", "--pack", "p", "--text", "t", "--window", "4", "--stride", "5"]]
         for call in calls:
             code, out, err = self.sluice(*call)
@@ -31,6 +31,10 @@ class CliTest(harness.TestCase):
             if call:
                 self.assertEqual(out, "", call)
                 self.assertNotEqual(err, "", call)
+        for call in ([], ["--pack", "p", "--nonsense"], ["--pack", "p", "-n", "1"]):
+            code, out, err = self.sluice(*call, program="sluice-lab")
+            self.assertEqual((code, out), (2, ""), call)
+            self.assertIn("sluice-lab", err)
 
     def test_failure_exits_with_1_and_json_still_has_one_object(self):
         absent = os.path.join(self.work, "absent")
@@ -45,14 +49,15 @@ class CliTest(harness.TestCase):
             self.assertNotEqual(err, "", call)
 
     def test_what_would_measure_nothing_or_be_lost_is_refused_before_the_work(self):
-        bench = ("bench", "--pack", self.pack, "-p", 4, "-n", 2, "-r", 1)
-        for call, expected in (
-            ((*bench, "--preset", ","), "names none"),
-            ((*bench, "--preset", ",", "--explain"), "names none"),
-            ((*bench, "--preset", "ondemand", "--out", "/dev/null/folder"), "/dev/null/folder"),
-            (("top", "--interval", "0s"), "--interval"),
+        lab = ("sluice-lab", "--pack", self.pack, "-p", 4, "-n", 2, "-r", 1)
+        for (program, *call), expected in (
+            (("sluice", "bench", *lab[1:], "--preset", ","), "names none"),
+            ((*lab, "--preset", ","), "names none"),
+            ((*lab, "--preset", "ondemand", "-b", "0"), "-b"),
+            ((*lab, "--preset", "ondemand", "--out", "/dev/null/folder"), "/dev/null/folder"),
+            (("sluice", "top", "--interval", "0s"), "--interval"),
         ):
-            code, out, err = self.sluice(*call)
+            code, out, err = self.sluice(*call, program=program)
             self.assertEqual((code, out), (1, ""), call)
             self.assertIn("INVALID_ARGUMENT", err)
             self.assertIn(expected, err)

@@ -103,10 +103,10 @@ class TestCase(unittest.TestCase):
         if sys.exc_info() == (None, None, None):
             shutil.rmtree(self.runtime)
 
-    def sluice(self, *args):
+    def sluice(self, *args, program="sluice"):
         """Runs to the end: (exit code, standard output, standard error)."""
         result = subprocess.run(
-            [BIN + "/sluice", *map(str, args)],
+            [os.path.join(BIN, program), *map(str, args)],
             env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -122,6 +122,12 @@ class TestCase(unittest.TestCase):
 
     def ok_json(self, *args):
         return json.loads(self.ok(*args, "--json"))
+
+    def lab_json(self, *args):
+        """What sluice-lab measures."""
+        code, out, err = self.sluice(*args, "--json", program="sluice-lab")
+        self.assertEqual(code, 0, err + self.logs())
+        return json.loads(out)
 
     def start(self, *args):
         return Process([BIN + "/sluice", *map(str, args)], self.environment)

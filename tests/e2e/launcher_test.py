@@ -182,6 +182,25 @@ class LauncherTest(harness.TestCase):
         self.assertEqual(code, 1)
         self.assertIn("UNAVAILABLE", err)
 
+    def test_operators_of_an_inferd_with_other_names_are_given_by_admin(self):
+        self.ok(*self.greedy_run(self.greedy[0], "--keep", "10m"))
+        own = os.path.join(self.runtime, "own.sock")
+        os.symlink(os.path.join(self.runtime, "inferd.sock"), own)
+        bench = ("bench", "--pack", self.pack, "-p", 0, "-n", 2, "-r", 1, "--address", "unix:" + own)
+        code, _, err = self.sluice(*bench)
+        self.assertEqual(code, 1)
+        self.assertIn("--admin unix:PATH", err)
+        operators = os.path.join(self.runtime, "inferd-admin.sock")
+        for name in (operators, "unix:" + operators):
+            self.assertEqual(self.ok_json(*bench, "--admin", name)[0]["test"], "tg2")
+        code, _, err = self.sluice(*bench, "--admin", operators + ".not")
+        self.assertEqual(code, 1)
+        self.assertIn(operators + ".not", err)
+        code, _, err = self.sluice("bench", "--pack", self.pack, "--admin", operators)
+        self.assertEqual(code, 1)
+        self.assertIn("--address", err)
+        os.kill(self.only_process("sluice"), signal.SIGTERM)
+
 
 if __name__ == "__main__":
     harness.main()

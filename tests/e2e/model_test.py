@@ -184,10 +184,16 @@ class RunTest(harness.TestCase):
             self.assertGreater(result["avg_ts"], 0)
             self.assertEqual(len(result["samples_ts"]), 2)
 
-    def test_bench_compares_presets_in_virtual_time(self):
+    def test_bench_makes_a_matrix_of_a_list_of_presets(self):
+        results = self.ok_json("bench", "--pack", self.pack, "--preset", "exact,resident", "-p", 0, "-n", 4, "-r", 1,
+                               "-b", "1,2")
+        self.assertEqual([(r["preset"], r["test"], r["batch"]) for r in results],
+                         [(p, "tg4", b) for p in ("exact", "resident") for b in (1, 2)])
+
+    def test_the_lab_compares_presets_in_virtual_time(self):
         out = os.path.join(self.work, "compared")
-        result = self.ok_json(
-            "bench", "--pack", self.pack, "--preset", "ondemand,floe", "--text", os.path.join(harness.ROOT, "README.md"),
+        result = self.lab_json(
+            "--pack", self.pack, "--preset", "ondemand,floe", "--text", os.path.join(harness.ROOT, "README.md"),
             "-p", 16, "-n", 8, "-r", 1, "-b", 1, "--quality-tokens", 64, "--explain", "--out", out,
         )  # fmt: skip
         resident, ondemand, floe = result["rows"]
@@ -202,8 +208,8 @@ class RunTest(harness.TestCase):
         self.assertEqual((slow["ppl"], slow["kld_mean"]), (fast["ppl"], 0))
         self.assertIn("link bounds it", slow["explanation"])
         self.assertEqual(sorted(os.listdir(out)), ["presets.md", "presets.svg"])
-        swept = self.ok_json("bench", "--pack", self.pack, "--preset", "ondemand", "-p", 1, "-n", 4, "-r", 1, "-b", 1,
-                             "--sweep", "link_ms=15,30")["sweeps"][0]
+        swept = self.lab_json("--pack", self.pack, "--preset", "ondemand", "-p", 1, "-n", 4, "-r", 1, "-b", 1,
+                              "--sweep", "link_ms=15,30")["sweeps"][0]
         loads = [point["rows"][1]["batches"][0]["load_ms"] for point in swept["points"]]
         self.assertAlmostEqual(loads[1] / loads[0], 2, delta=0.01)
 

@@ -1,9 +1,7 @@
 #include "weightd/daemon/weightd_options.h"
 
 #include <CLI/CLI.hpp>
-#include <filesystem>
 #include <memory>
-#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "common/net/listen_address.h"
@@ -25,9 +23,7 @@ void FillDefaults(WeightdOptions* options) {
   if (options->socket.empty()) {
     options->socket = RuntimeDirPath() + "/" + kWeightdSocketName;
   }
-  std::error_code error;
-  const std::filesystem::path absolute = std::filesystem::absolute(options->socket, error);
-  options->socket = error ? options->socket : absolute.lexically_normal().string();
+  options->socket = AbsoluteSocketPath(options->socket);
 }
 
 }  // namespace

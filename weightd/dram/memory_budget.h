@@ -6,28 +6,12 @@
 
 #include <cstdint>
 #include <functional>
-#include <limits>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/memory_facts.h"
 
 namespace sluice {
-
-inline constexpr uint64_t kNoMemoryLimit = std::numeric_limits<uint64_t>::max();
-
-// What the kernel says, in bytes.
-struct MemoryFacts {
-  uint64_t available = 0;                  // MemAvailable
-  uint64_t cgroup_limit = kNoMemoryLimit;  // the lowest memory.max from this process's cgroup up
-  uint64_t cgroup_used = 0;                // memory.current minus reclaimable file pages, of that cgroup
-};
-
-// Reads /proc and the cgroup tree (v2, else v1's memory controller) below `root` ("" for the real ones).
-absl::StatusOr<MemoryFacts> ReadMemoryFacts(const std::string& root = "");
-
-// What may still be taken: the smaller of MemAvailable and what the cgroup leaves.
-uint64_t UsableMemory(const MemoryFacts& facts);
 
 // RESOURCE_EXHAUSTED with the four numbers (budget, MemAvailable, cgroup limit, cgroup use) unless `budget`
 // and a reserve for the process itself fit.

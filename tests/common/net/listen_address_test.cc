@@ -1,5 +1,6 @@
 #include "common/net/listen_address.h"
 
+#include <filesystem>
 #include <string>
 
 #include "gtest/gtest.h"
@@ -32,10 +33,19 @@ TEST(ListenAddressTest, EveryFormIsReadAndPrintedAsAClientTakesIt) {
   }
 }
 
+TEST(ListenAddressTest, ARelativePathLiesInTheWorkingDirectory) {
+  const std::string here = std::filesystem::current_path().string();
+  EXPECT_EQ("unix:" + here + "/x.sock", ParseListenAddress("unix:x.sock")->ToString());
+  EXPECT_EQ("unix:" + here + "/run/x.sock", ParseListenAddress("unix:./run/x.sock")->ToString());
+  const auto parent = ParseListenAddress("unix:../x.sock");
+  EXPECT_EQ(std::filesystem::path(here).parent_path() / "x.sock", std::filesystem::path(parent->path));
+  // The limit is of the path that is bound.
+  EXPECT_FALSE(ParseListenAddress("unix:" + std::string(107 - here.size() % 107, 'x')).ok());
+}
+
 TEST(ListenAddressTest, OtherFormsAreRefusedQuotingThem) {
   const std::string cases[] = {"",
                                "unix:",
-                               "unix:x.sock",
                                "unix://host/x",
                                "127.0.0.1",
                                "127.0.0.1:",

@@ -1,6 +1,7 @@
 #include "inferd/daemon/inferd_options.h"
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <string>
@@ -90,6 +91,16 @@ TEST(InferdOptionsTest, SocketsDefaultToTheRuntimeDirectory) {
   EXPECT_EQ("/run/some/weightd.sock", command.options.weightd);
   EXPECT_EQ(std::vector<std::string>{"unix:/run/some/inferd.sock"}, command.options.listen);
   EXPECT_EQ(std::vector<std::string>{"unix:/run/some/inferd-admin.sock"}, command.options.admin);
+}
+
+// As weightd takes its --socket.
+TEST(InferdOptionsTest, RelativeSocketsLieInTheWorkingDirectory) {
+  const InferdCommand command =
+      Parse({"--pack", "/p", "--listen", "unix:run/inferd.sock", "--admin", "unix:./ops.sock"});
+  ASSERT_FALSE(command.exit_code.has_value());
+  const std::string here = std::filesystem::current_path().string();
+  EXPECT_EQ(std::vector<std::string>{"unix:" + here + "/run/inferd.sock"}, command.options.listen);
+  EXPECT_EQ(std::vector<std::string>{"unix:" + here + "/ops.sock"}, command.options.admin);
 }
 
 TEST(InferdOptionsTest, FileTakesTheNamesOfFlagsAndFlagsWin) {

@@ -1,4 +1,4 @@
-#include "cli/measure/expert_run.h"
+#include "cli/measure/quality/expert_run.h"
 
 #include <cstdint>
 

@@ -1,8 +1,8 @@
-// Runs another command of this program and takes its JSON.
+// Runs a command of `sluice` and takes its JSON.
 //
 // Thread safety: thread-compatible; the child's standard error and signals are this process's.
-#ifndef SLUICE_CLI_SELF_RUN_H_
-#define SLUICE_CLI_SELF_RUN_H_
+#ifndef SLUICE_CLI_SLUICE_RUN_H_
+#define SLUICE_CLI_SLUICE_RUN_H_
 
 #include <string>
 #include <vector>
@@ -14,8 +14,8 @@ namespace sluice::cli {
 
 // Standard output of `sluice ARGS...` (give --json among them). An exit code other than 0 is an error with
 // the code and words of the command, INTERNAL where it left none; CANCELLED after an interrupt.
-absl::StatusOr<std::string> RunSelf(const CommandContext& context, const std::vector<std::string>& args);
+absl::StatusOr<std::string> RunSluice(const CommandContext& context, const std::vector<std::string>& args);
 
 }  // namespace sluice::cli
 
-#endif  // SLUICE_CLI_SELF_RUN_H_
+#endif  // SLUICE_CLI_SLUICE_RUN_H_

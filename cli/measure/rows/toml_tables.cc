@@ -1,4 +1,4 @@
-#include "cli/measure/toml_tables.h"
+#include "cli/measure/rows/toml_tables.h"
 
 #include <algorithm>
 

@@ -1,8 +1,9 @@
-// The comparing half of `sluice bench`: presets (`--preset all`), rows of a file, sweeps.
+// What `sluice-lab` does: runs presets (`--preset all`) or the rows of a file one after the other, sweeps an
+// option over them, and prints tables, ratios and curves.
 //
 // Thread safety: thread-compatible; used by the main thread.
-#ifndef SLUICE_CLI_BENCH_COMPARE_H_
-#define SLUICE_CLI_BENCH_COMPARE_H_
+#ifndef SLUICE_LAB_COMPARE_H_
+#define SLUICE_LAB_COMPARE_H_
 
 #include <optional>
 #include <string>
@@ -15,15 +16,12 @@
 
 namespace sluice::cli {
 
-// What bench's own options say that a comparison shares with them; single values here.
-struct CompareShape {
+struct CompareOptions {
+  CommonOptions common;
   std::optional<uint64_t> prompt;
   std::optional<uint64_t> generate;
-  std::vector<uint64_t> batches;  // empty: 1 and 3
+  std::optional<std::string> batches;  // "1,3"
   std::optional<uint64_t> repetitions;
-};
-
-struct CompareOptions {
   std::string rows;
   std::string text;
   std::string out;
@@ -37,14 +35,11 @@ struct CompareOptions {
   bool explain = false;
 
   void Declare(ArgParser* parser);
-  // Whether any of these, or the preset "all", was given.
-  bool Asked(const CommonOptions& common) const;
 };
 
 // Measures and prints; the exit code. Options that contradict each other are INVALID_ARGUMENT.
-absl::StatusOr<int> ComparePresets(const CommandContext& context, const CommonOptions& common,
-                                   const CompareShape& shape, const CompareOptions& options, bool json);
+absl::StatusOr<int> ComparePresets(const CommandContext& context, const CompareOptions& options, bool json);
 
 }  // namespace sluice::cli
 
-#endif  // SLUICE_CLI_BENCH_COMPARE_H_
+#endif  // SLUICE_LAB_COMPARE_H_

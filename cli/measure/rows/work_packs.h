@@ -1,8 +1,8 @@
-// Packs that a comparison needs (`sluice quality`, `sluice bench --rows`): made from a model and calibrated
+// Packs that a comparison needs (`sluice quality`, `sluice-lab --rows`): made from a model and calibrated
 // once in a work folder; a later call with the same arguments and the same model and text takes them as they
 // are.
 //
-// Thread safety: thread-compatible; it runs other commands of this program.
+// Thread safety: thread-compatible; it runs commands of `sluice`.
 #ifndef SLUICE_CLI_WORK_PACKS_H_
 #define SLUICE_CLI_WORK_PACKS_H_
 
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "cli/measure/quality_rows.h"
+#include "cli/measure/rows/quality_rows.h"
 #include "cli/ui/command.h"
 
 namespace sluice::cli {

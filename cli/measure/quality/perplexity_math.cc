@@ -1,4 +1,4 @@
-#include "cli/measure/perplexity_math.h"
+#include "cli/measure/quality/perplexity_math.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "cli/launch/self_run.h"
+#include "cli/launch/sluice_run.h"
 
 #include <fcntl.h>
 #include <spawn.h>
@@ -77,7 +77,7 @@ absl::Status FailureOf(const std::string& command, int result, const absl::Statu
 
 }  // namespace
 
-absl::StatusOr<std::string> RunSelf(const CommandContext& context, const std::vector<std::string>& args) {
+absl::StatusOr<std::string> RunSluice(const CommandContext& context, const std::vector<std::string>& args) {
   RETURN_IF_ERROR(context.interrupt->Check());
   std::vector<std::string> argv = {absl::StrCat(context.binary_dir, "/sluice")};
   argv.insert(argv.end(), args.begin(), args.end());

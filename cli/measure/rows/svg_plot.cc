@@ -1,4 +1,4 @@
-#include "cli/measure/svg_plot.h"
+#include "cli/measure/rows/svg_plot.h"
 
 #include <algorithm>
 #include <cmath>

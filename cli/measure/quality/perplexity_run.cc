@@ -1,4 +1,4 @@
-#include "cli/measure/perplexity_run.h"
+#include "cli/measure/quality/perplexity_run.h"
 
 #include <algorithm>
 #include <atomic>
@@ -11,9 +11,9 @@
 #include "absl/synchronization/mutex.h"
 #include "cli/client/score.h"
 #include "cli/client/tokenizer_source.h"
-#include "cli/measure/base_run.h"
-#include "cli/measure/bytes_per_token.h"
-#include "cli/measure/expert_run.h"
+#include "cli/measure/quality/base_run.h"
+#include "cli/measure/quality/bytes_per_token.h"
+#include "cli/measure/quality/expert_run.h"
 #include "cli/ui/command.h"
 #include "cli/ui/terminal.h"
 #include "common/status.h"

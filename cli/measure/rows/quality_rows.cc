@@ -1,4 +1,4 @@
-#include "cli/measure/quality_rows.h"
+#include "cli/measure/rows/quality_rows.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
-#include "cli/measure/svg_plot.h"
-#include "cli/measure/toml_tables.h"
+#include "cli/measure/rows/svg_plot.h"
+#include "cli/measure/rows/toml_tables.h"
 #include "common/status.h"
 
 namespace sluice::cli {

@@ -118,6 +118,7 @@ struct BenchSetting {
   std::string backend;
   std::string threads;
   std::optional<double> read_bandwidth;  // bytes per second, the base of the share
+  uint64_t read_bytes = 0;               // of memory that it was measured over
 };
 
 struct MeanStddev {

@@ -1,4 +1,4 @@
-#include "cli/measure/base_run.h"
+#include "cli/measure/quality/base_run.h"
 
 #include <xxhash.h>
 

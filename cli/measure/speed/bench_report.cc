@@ -1,4 +1,4 @@
-#include "cli/measure/bench_report.h"
+#include "cli/measure/speed/bench_report.h"
 
 #include <cmath>
 #include <functional>
@@ -140,8 +140,8 @@ std::string Markdown(const std::vector<BenchResult>& results, const BenchSetting
     absl::StrAppend(&text, "|\n");
   }
   if (setting.read_bandwidth.has_value()) {
-    absl::StrAppendFormat(&text, "\nread bandwidth (the limit): %.2f GB/s; %s\n",
-                          *setting.read_bandwidth / 1e9, setting.backend);
+    absl::StrAppendFormat(&text, "\nread bandwidth (the limit): %.2f GB/s over %s; %s\n",
+                          *setting.read_bandwidth / 1e9, FormatSize(setting.read_bytes), setting.backend);
   }
   return text;
 }
@@ -256,6 +256,7 @@ Json ResultJson(const BenchResult& result, const BenchSetting& setting) {
       .Set("weight_gbps", Optional(figures.weight_gbps))
       .Set("read_bandwidth_gbps",
            setting.read_bandwidth.has_value() ? Json(*setting.read_bandwidth / 1e9) : Json())
+      .Set("read_bandwidth_bytes", setting.read_bandwidth.has_value() ? Json(setting.read_bytes) : Json())
       .Set("fork_joins_per_token", Optional(figures.fork_joins_per_token))
       .Set("fork_join_ms_per_token", Optional(figures.fork_join_ms_per_token))
       .Set("n_prompt", result.test.prompt)

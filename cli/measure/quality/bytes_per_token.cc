@@ -1,4 +1,4 @@
-#include "cli/measure/bytes_per_token.h"
+#include "cli/measure/quality/bytes_per_token.h"
 
 #include "common/model/dense_names.h"
 #include "pack/row_layout.h"

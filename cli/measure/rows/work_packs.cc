@@ -1,11 +1,11 @@
-#include "cli/measure/work_packs.h"
+#include "cli/measure/rows/work_packs.h"
 
 #include <algorithm>
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "cli/launch/self_run.h"
+#include "cli/launch/sluice_run.h"
 #include "common/checksum.h"
 #include "common/status.h"
 
@@ -64,7 +64,7 @@ absl::Status Calibrate(const CommandContext& context, const PackWork& work, cons
   if (work.calibration_tokens.has_value()) {
     args.insert(args.end(), {"--max-tokens", absl::StrCat(*work.calibration_tokens)});
   }
-  return RunSelf(context, args).status();
+  return RunSluice(context, args).status();
 }
 
 }  // namespace
@@ -113,7 +113,7 @@ absl::StatusOr<std::string> EnsurePack(const CommandContext& context, const Pack
     if (!profiled.empty()) {
       args.insert(args.end(), {"--profile", absl::StrCat(profiled, "/profile")});
     }
-    RETURN_IF_ERROR(RunSelf(context, args).status());
+    RETURN_IF_ERROR(RunSluice(context, args).status());
   }
   const char* last = work.whole_profile ? "predictors.bin" : "thresholds.bin";
   if (pack->calibrate && !FileExists(absl::StrCat(dir, "/profile/", last))) {

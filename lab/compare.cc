@@ -1,4 +1,4 @@
-#include "lab/bench_compare.h"
+#include "lab/compare.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -7,7 +7,8 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "cli/measure/work_packs.h"
+#include "cli/measure/rows/work_packs.h"
+#include "cli/ui/args.h"
 #include "common/status.h"
 #include "inferd/policy/preset/preset.h"
 #include "lab/preset_bench.h"
@@ -16,6 +17,9 @@
 
 namespace sluice::cli {
 namespace {
+
+constexpr uint64_t kMostTokens = 1 << 24;
+constexpr int64_t kMostSequences = 1024;
 
 absl::Status Write(const std::string& folder, const std::string& name, const std::string& text) {
   if (text.empty()) {
@@ -77,21 +81,23 @@ std::string SettingText(const CommonOptions& common, const PresetBenchOptions& b
   return text;
 }
 
-absl::StatusOr<PresetBenchOptions> BenchOptionsOf(const CommonOptions& common, const CompareShape& shape,
-                                                  const CompareOptions& o) {
+absl::StatusOr<PresetBenchOptions> BenchOptionsOf(const CompareOptions& o) {
   PresetBenchOptions bench;
-  bench.common = WithDefaults(common);
+  bench.common = WithDefaults(o.common);
   bench.work = {o.model, o.work, o.calibration, o.calibration_tokens, /*whole_profile=*/true};
   bench.text = o.text;
-  bench.prompt = shape.prompt.value_or(bench.prompt);
-  bench.generate = shape.generate.value_or(bench.generate);
-  bench.batches = shape.batches.empty() ? bench.batches : shape.batches;
-  bench.repetitions = shape.repetitions.value_or(bench.repetitions);
+  bench.prompt = o.prompt.value_or(bench.prompt);
+  bench.generate = o.generate.value_or(bench.generate);
+  if (o.batches.has_value()) {
+    ASSIGN_OR_RETURN(const std::vector<int64_t> batches,
+                     ParseNumberList(*o.batches, "-b", 1, kMostSequences));
+    bench.batches.assign(batches.begin(), batches.end());
+  }
+  bench.repetitions = o.repetitions.value_or(bench.repetitions);
   bench.temperature = o.temperature.value_or(bench.temperature);
   bench.quality_tokens = o.quality_tokens.value_or(bench.quality_tokens);
-  if (bench.prompt < 1 || bench.generate < 2) {
-    return absl::InvalidArgumentError(
-        "a comparison needs prompts of 1 token or more and answers of 2 or more");
+  if (bench.batches.empty()) {
+    return absl::InvalidArgumentError("-b names no number of sequences");
   }
   return bench;
 }
@@ -181,8 +187,7 @@ class Output {
 // Removed with everything in it when the comparison ends.
 absl::StatusOr<std::string> MakeScratch() {
   std::error_code error;
-  std::string path =
-      absl::StrCat(std::filesystem::temp_directory_path(error).string(), "/sluice-bench-XXXXXX");
+  std::string path = absl::StrCat(std::filesystem::temp_directory_path(error).string(), "/sluice-lab-XXXXXX");
   if (error || mkdtemp(path.data()) == nullptr) {
     return ErrnoToStatus(errno, absl::StrCat("cannot make ", path));
   }
@@ -192,30 +197,33 @@ absl::StatusOr<std::string> MakeScratch() {
 }  // namespace
 
 void CompareOptions::Declare(ArgParser* parser) {
-  parser->Group("Comparing presets (--preset all, or a list with any of these)")
-      .Text("--text", &text, "FILE that prompts come from and perplexity is measured on [random ids, none]")
+  parser
+      ->Number("-p,--n-prompt", &prompt, "length of the prompts that TTFT is measured on [64]", 1,
+               kMostTokens)
+      .Number("-n,--n-gen", &generate, "length of the answers [64]", 2, kMostTokens)
+      .Text("-b,--batch", &batches, "1,3,16: sequences at once [1,3]")
+      .Number("-r,--repetitions", &repetitions, "of each [3]", 1, 10000);
+  parser->Group("Rows and curves")
+      .Text("--rows", &rows, "FILE.toml of runs and ratios (lab/preset_rows.h) instead of --preset")
       .Texts("--sweep", &sweeps,
              "NAME=V,V,..: curves over device-budget, link-gbps, a policy or cost; repeat")
       .Flag("--explain", &explain, "says what bounds each run and which option would help")
       .Text("--out", &out, "FOLDER for presets.md, presets.svg and sweep-NAME.svg")
+      .Text("--text", &text, "FILE that prompts come from and perplexity is measured on [random ids, none]")
       .Number("--quality-tokens", &quality_tokens, "of --text for perplexity, 0 for none [1024]", 0, 1 << 24)
-      .Real("--temperature", &temperature, "of answers to prompts of --text [1]", 0, 100)
-      .Text("--rows", &rows, "FILE.toml of runs and ratios (lab/preset_rows.h) instead of --preset")
-      .Text("--model", &model, "MODEL_DIR that packs of --rows are made from")
-      .Text("--work", &work, "FOLDER where these packs are kept")
-      .Text("--calibration", &calibration, "FILE to calibrate these packs on")
+      .Real("--temperature", &temperature, "of answers to prompts of --text [1]", 0, 100);
+  parser->Group("Packs that --rows makes")
+      .Text("--model", &model, "MODEL_DIR that they are made from")
+      .Text("--work", &work, "FOLDER where they are kept")
+      .Text("--calibration", &calibration, "FILE to calibrate them on")
       .Number("--calibration-tokens", &calibration_tokens, "of it", 1);
+  common.DeclareCosts(parser);
+  common.Declare(parser, /*needs_pack=*/false);
 }
 
-bool CompareOptions::Asked(const CommonOptions& common) const {
-  return common.preset == "all" || !rows.empty() || !text.empty() || !out.empty() || !sweeps.empty() ||
-         explain;
-}
-
-absl::StatusOr<int> ComparePresets(const CommandContext& context, const CommonOptions& common,
-                                   const CompareShape& shape, const CompareOptions& o, bool json) {
-  ASSIGN_OR_RETURN(PresetBenchOptions bench, BenchOptionsOf(common, shape, o));
-  ASSIGN_OR_RETURN(const PresetPlan plan, PlanFrom(common, o));
+absl::StatusOr<int> ComparePresets(const CommandContext& context, const CompareOptions& o, bool json) {
+  ASSIGN_OR_RETURN(PresetBenchOptions bench, BenchOptionsOf(o));
+  ASSIGN_OR_RETURN(const PresetPlan plan, PlanFrom(o.common, o));
   ASSIGN_OR_RETURN(const std::vector<PresetSweep> sweeps, SweepsOf(bench.common, o.sweeps));
   if (!plan.packs.empty() && o.work.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(o.rows, " makes packs: --work is missing"));

@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "cli/measure/quality_rows.h"
+#include "cli/measure/rows/quality_rows.h"
 
 namespace sluice::cli {
 

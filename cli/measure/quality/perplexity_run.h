@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "cli/launch/launcher.h"
-#include "cli/measure/perplexity_math.h"
+#include "cli/measure/quality/perplexity_math.h"
 #include "cli/ui/json.h"
 
 namespace sluice::cli {

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "cli/client/client.h"
-#include "cli/measure/bench_report.h"
+#include "cli/measure/speed/bench_report.h"
 
 namespace sluice::cli {
 

@@ -1,4 +1,4 @@
-#include "cli/measure/bench_run.h"
+#include "cli/measure/speed/bench_run.h"
 
 #include <algorithm>
 #include <random>

@@ -1,0 +1,47 @@
+// `sluice-lab`: experiments. Compares policies side by side on a simulated device, most often in the time of
+// a table of costs; people who run models need none of it.
+#include <csignal>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/ui/args.h"
+#include "cli/ui/command.h"
+#include "cli/ui/interrupt.h"
+#include "lab/compare.h"
+
+namespace sluice::cli {
+namespace {
+
+int Main(int argc, char** argv) {
+  if (argc == 2 && std::string_view(argv[1]) == "--version") {
+    std::printf("sluice-lab %s\n", SLUICE_VERSION);
+    return kExitOk;
+  }
+  CompareOptions options;
+  std::optional<std::string> format;
+  bool json = false;
+  ArgParser parser("sluice-lab", "Compares presets, or the rows of a file, one after the other.");
+  parser.Choice("-o,--output", {"md", "json"}, &format, "what is printed [md]")
+      .Flag("--json", &json, "as -o json; --preset takes a list, A,B, or all [all]");
+  options.Declare(&parser);
+  if (const auto exit_code = parser.Parse({argv + 1, argv + argc})) {
+    return *exit_code;
+  }
+  if (options.common.pack.empty() && options.rows.empty()) {
+    return parser.UsageError("--pack or --rows is required");
+  }
+  json = json || format == "json";
+  // A closed pipe is an error of write(), not the end of the process with daemons left behind.
+  std::signal(SIGPIPE, SIG_IGN);
+  Interrupt interrupt;
+  const absl::StatusOr<int> code = ComparePresets({&interrupt, BinaryDir()}, options, json);
+  return code.ok() ? *code : Fail("sluice-lab", code.status(), json);
+}
+
+}  // namespace
+}  // namespace sluice::cli
+
+int main(int argc, char** argv) { return sluice::cli::Main(argc, argv); }
