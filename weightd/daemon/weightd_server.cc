@@ -157,7 +157,7 @@ absl::Status WeightdServer::Impl::StartSide() {
   SideListenerOptions side_options;
   side_options.policy = peers;
   side_options.attach = [raw = store.get()](uint64_t session, UniqueFd socket) {
-    return raw->AttachSideSocket(session, std::move(socket));
+    return raw->Control(&StoreCore::AttachSideSocket, session, std::move(socket));
   };
   side_options.on_refused = [report = log](const std::string& why) { report(LogSeverity::kWarning, why); };
   ASSIGN_OR_RETURN(side, SideListener::Start(side_socket->fd(), nonces.get(), std::move(side_options)));
