@@ -30,6 +30,7 @@ repetitions that the program makes by itself after a warm-up. Rates of weights s
 bandwidth of the same run, because a shared machine's changes from minute to minute: compare shares, not rates. A row
 that was not measured on a machine is not in its table.
 """
+NOTHING = "\nNo machine has been measured yet.\n"
 COLUMNS = "| program | what | figure |\n|---|---|---|\n"
 
 
@@ -100,7 +101,7 @@ def document(old, machine_of, paths):
         table = tables.setdefault(machine_of(threads), {})
         for program, what, figure in rows:
             table[cell(program), cell(what)] = cell(figure)
-    text = HEADER
+    text = HEADER if tables else HEADER + NOTHING
     for machine, table in sorted(tables.items()):
         text += f"\n## {machine}\n" + COLUMNS
         text += "".join(f"| {program} | {what} | {figure} |\n" for (program, what), figure in sorted(table.items()))

@@ -47,6 +47,10 @@ class ReportTest(unittest.TestCase):
             "CPU, 4 threads": {("p_bench", "a"): "0.0123 us"},
         })  # fmt: skip
 
+    def test_a_page_without_figures_says_so(self):
+        self.assertIn("No machine has been measured yet", self.write(""))
+        self.assertNotIn("yet", self.write(self.write(""), self.program(1)))
+
     def test_what_is_measured_again_is_replaced_and_the_rest_stays(self):
         old = self.write("", self.program(1, rows=("a", "b|c")), self.program(1, threads=4))
         new = self.write(old, self.program(2))
