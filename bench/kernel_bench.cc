@@ -26,10 +26,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "bench/kernel_workloads.h"
+#include "bench/results.h"
 
 namespace sluice {
 namespace {
@@ -88,7 +92,8 @@ struct Line {
   std::vector<double> shares;
 };
 
-void PrintLines(const std::vector<Line>& lines, double hertz, uint32_t threads) {
+void PrintLines(const std::vector<Line>& lines, const std::string& isa, double hertz, uint32_t threads,
+                bench::Results* results) {
   std::printf("\n%-8s %-8s %-6s %9s %9s %8s %8s %8s %8s %8s\n", "shape", "encoding", "kind", "GB/s", "base",
               "share", "lowest", "c/B", "base c/B", "cached");
   for (const Line& line : lines) {
@@ -98,12 +103,27 @@ void PrintLines(const std::vector<Line>& lines, double hertz, uint32_t threads) 
                 line.workload.encoding.c_str(), line.workload.kind.c_str(), speed / 1e9, base / 1e9,
                 100 * Median(line.shares), 100 * *std::min_element(line.shares.begin(), line.shares.end()),
                 hertz * threads / speed, hertz * threads / base);
+    results->Add(
+        absl::StrCat(isa, " ", line.workload.shape, " ", line.workload.encoding, " ", line.workload.kind),
+        100 * Median(line.shares), "% of the read bandwidth");
     const double cached = line.workload.cached ? line.workload.cached() : 0;
     cached > 0 ? std::printf(" %8.3f\n", hertz / cached) : std::printf(" %8s\n", "");
   }
 }
 
-void RunIsa(const Options& options, const std::byte* weights, HostIsa isa) {
+constexpr std::pair<const char*, HostIsa> kIsas[] = {
+    {"avx2", HostIsa::kAvx2}, {"avx2vnni", HostIsa::kAvx2Vnni}, {"avx512", HostIsa::kAvx512}};
+
+std::string IsaWord(HostIsa isa) {
+  for (const auto& [name, known] : kIsas) {
+    if (known == isa) {
+      return name;
+    }
+  }
+  return "";
+}
+
+void RunIsa(const Options& options, const std::byte* weights, HostIsa isa, bench::Results* results) {
   bench::KernelBench bench(options.run, weights, isa);
   const double hertz = bench::MeasureClock();
   std::printf("\n== %s, %.1f GiB of weights on %s pages, %.2f GHz\n", bench.Describe().c_str(),
@@ -132,7 +152,7 @@ void RunIsa(const Options& options, const std::byte* weights, HostIsa isa) {
     }
   }
   if (!lines.empty()) {
-    PrintLines(lines, hertz, bench.threads());
+    PrintLines(lines, IsaWord(isa), hertz, bench.threads(), results);
   }
   if (Chosen(options.kinds, "prefill")) {
     std::printf("\n%-8s %22s %9s %22s %9s\n", "encoding", "MatMul 512 x 2048^2", "of bf16", "4 experts x 64",
@@ -147,6 +167,8 @@ void RunIsa(const Options& options, const std::byte* weights, HostIsa isa) {
         expert_base = expert_base == 0 ? expert : expert_base;
         std::printf("%-8s %14.1f GFLOP/s %8.0f%% %14.1f GFLOP/s %8.0f%%\n", encoding.name, 2 * matmul / 1e9,
                     100 * matmul / matmul_base, 2 * expert / 1e9, 100 * expert / expert_base);
+        results->Add(absl::StrCat(IsaWord(isa), " prefill, MatMul 512 x 2048^2, ", encoding.name),
+                     2 * matmul / 1e9, "GFLOP/s");
       }
     }
   }
@@ -155,9 +177,7 @@ void RunIsa(const Options& options, const std::byte* weights, HostIsa isa) {
 
 bool ParseIsa(const std::string& value, std::vector<HostIsa>* isas) {
   isas->clear();
-  for (const auto& [name, isa] :
-       {std::pair{"avx2", HostIsa::kAvx2}, std::pair{"avx2vnni", HostIsa::kAvx2Vnni},
-        std::pair{"avx512", HostIsa::kAvx512}}) {
+  for (const auto& [name, isa] : kIsas) {
     if (value == name || (value == "all" && HostIsaSupported(isa))) {
       isas->push_back(isa);
     }
@@ -204,18 +224,21 @@ bool ParseOptions(int argc, char** argv, Options* options) {
 }  // namespace sluice
 
 int main(int argc, char** argv) {
+  sluice::bench::Results results("kernel_bench", &argc, argv);
   sluice::Options options;
   if (!sluice::ParseOptions(argc, argv, &options)) {
     std::fprintf(
         stderr,
         "usage: kernel_bench [--size BYTES (512 MiB at least)] [--pass BYTES] [--threads N] [--rounds N]"
         " [--isa avx2|avx2vnni|avx512|all] [--shape mixtral|qwen3|all] [--encoding NAME,...|all]"
-        " [--kind rows,down,expert,prefill|all] [--small-pages]\n");
+        " [--kind rows,down,expert,prefill|all] [--small-pages] [--json FILE]\n");
     return 2;
   }
   const std::byte* weights = sluice::MakeWeights(options);
   for (const sluice::HostIsa isa : options.isas) {
-    sluice::RunIsa(options, weights, isa);
+    sluice::RunIsa(options, weights, isa, &results);
   }
-  return 0;
+  const uint32_t threads =
+      options.run.threads != 0 ? options.run.threads : std::thread::hardware_concurrency();
+  return results.Write(threads) ? 0 : 1;
 }

@@ -23,6 +23,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "bench/results.h"
 #include "common/ring/lease.h"
 #include "common/ring/shared_memory.h"
 #include "weightd/dram/prefaulter.h"
@@ -236,7 +238,7 @@ class BusyBench {
   std::atomic<uint64_t> misses_{0};
 };
 
-int MeasureBusy(uint32_t extents) {
+int MeasureBusy(uint32_t extents, bench::Results* results) {
   auto states = CreateSharedMemory("bench-states", extents * sizeof(ResidencyEntry), PeerAccess::kReadOnly);
   std::vector<SharedMemory> pins;
   for (int s = 0; states.ok() && s < BusyBench::kSessions; ++s) {
@@ -264,10 +266,12 @@ int MeasureBusy(uint32_t extents) {
               static_cast<unsigned long long>(bench.evictions()),
               static_cast<unsigned long long>(5 * bench.leases()),
               static_cast<unsigned long long>(bench.misses()));
+  results->Add(absl::StrCat("lease, ", extents, " extents, four sessions, weightd busy, p50"),
+               Summarize(&ratios).p50, "x an uncontended xadd");
   return 0;
 }
 
-int Measure(uint32_t extents) {
+int Measure(uint32_t extents, bench::Results* results) {
   auto states = CreateSharedMemory("bench-states", extents * sizeof(ResidencyEntry), PeerAccess::kReadOnly);
   auto pins = CreateSharedMemory("bench-pins", extents * sizeof(PinEntry), PeerAccess::kReadWrite);
   if (!states.ok() || !pins.ok()) {
@@ -303,6 +307,7 @@ int Measure(uint32_t extents) {
     const double p99 = Summarize(&row.p99).p50;
     xadd = xadd == 0 ? p50 : xadd;
     std::printf("%-10s %10.1f %10.1f %12.2f\n", row.name, p50, p99, p50 / xadd);
+    results->Add(absl::StrCat(row.name, ", ", extents, " extents, p50"), p50 / xadd, "x an uncontended xadd");
   }
   return 0;
 }
@@ -316,7 +321,10 @@ uint32_t ExtentsPastL2() {
 }  // namespace
 }  // namespace sluice
 
-int main() {
-  return sluice::Measure(sluice::ExtentsPastL2()) | sluice::Measure(sluice::kManyExtents) |
-         sluice::MeasureBusy(sluice::kManyExtents);
+int main(int argc, char** argv) {
+  sluice::bench::Results results("lease_bench", &argc, argv);
+  const int code = sluice::Measure(sluice::ExtentsPastL2(), &results) |
+                   sluice::Measure(sluice::kManyExtents, &results) |
+                   sluice::MeasureBusy(sluice::kManyExtents, &results);
+  return code == 0 && results.Write(std::thread::hardware_concurrency()) ? 0 : 1;
 }

@@ -20,6 +20,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "bench/results.h"
 #include "common/status.h"
 #include "pack/row_codec.h"
 #include "pack/row_layout.h"
@@ -33,6 +34,7 @@ namespace sluice {
 namespace {
 
 struct Arguments {
+  bench::Results* results = nullptr;  // not owned
   uint32_t threads = 0;
   std::string model;
   std::string work = std::getenv("TMPDIR") != nullptr ? std::getenv("TMPDIR") : "/tmp";
@@ -147,6 +149,8 @@ absl::Status Measure(const Arguments& arguments, const std::string& word) {
   std::printf("%-10s quantize %7.3f s %7.1f Mweights/s/thread   pack %7.3f s %7.1f   quantize/pack %.2f%s\n",
               word.c_str(), Median(quantize), rate / Median(quantize), Median(pack), rate / Median(pack),
               Median(ratio), Median(ratio) >= 0.6 ? "" : "  (below 0.6)");
+  arguments.results->Add(absl::StrCat(word, ", quantized"), rate / Median(quantize), "Mweights/s/thread");
+  arguments.results->Add(absl::StrCat(word, ", quantized / packed"), Median(ratio), "");
   return absl::OkStatus();
 }
 
@@ -197,13 +201,17 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
 }  // namespace sluice
 
 int main(int argc, char** argv) {
+  sluice::bench::Results results("quantize_bench", &argc, argv);
   sluice::Arguments arguments;
+  arguments.results = &results;
   if (!sluice::Parse(argc, argv, &arguments)) {
     std::fprintf(stderr,
-                 "usage: quantize_bench [--threads N] [--model DIR] [--work DIR] [--rounds N] [WORDS...]\n");
+                 "usage: quantize_bench [--threads N] [--model DIR] [--work DIR] [--rounds N] [--json FILE] "
+                 "[WORDS...]\n");
     return 2;
   }
+  const uint32_t threads = sluice::WorkerCount(arguments.threads, 1u << 20);
   const absl::Status status = sluice::Run(std::move(arguments));
   if (!status.ok()) std::fprintf(stderr, "quantize_bench: %s\n", std::string(status.message()).c_str());
-  return status.ok() ? 0 : 1;
+  return status.ok() && results.Write(threads) ? 0 : 1;
 }

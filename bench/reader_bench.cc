@@ -22,11 +22,13 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "bench/bare_reads.h"
+#include "bench/results.h"
 #include "bench/round_trips.h"
 #include "common/checksum.h"
 #include "common/mutex.h"
@@ -269,7 +271,7 @@ absl::Status RunRound(int round, size_t first, std::span<const Piece> pieces,
 }
 
 absl::Status Measure(const char* name, const std::string& path, int fd, const std::vector<Piece>& pieces,
-                     const ReadBuffers& buffers) {
+                     const ReadBuffers& buffers, bench::Results* results) {
   const uint64_t total = std::accumulate(pieces.begin(), pieces.end(), uint64_t{0},
                                          [](uint64_t sum, const Piece& piece) { return sum + piece.length; });
   const size_t count = pieces.size() * kRoundBytes / total;
@@ -313,6 +315,8 @@ absl::Status Measure(const char* name, const std::string& path, int fd, const st
                 Quantile(workload.rates, 0.5) / 1e6, Quantile(workload.cpu, 0.5));
     if (i > 0) {
       std::printf(" %5.1f %%", 100 * Quantile(workload.shares, 0.5));
+      results->Add(absl::StrCat(name, ", ", workload.name), 100 * Quantile(workload.shares, 0.5),
+                   "% of the bare loop");
     }
   }
   std::printf("\n");
@@ -320,7 +324,7 @@ absl::Status Measure(const char* name, const std::string& path, int fd, const st
   return absl::OkStatus();
 }
 
-absl::Status Main(const std::string& named, const std::string& only) {
+absl::Status Main(const std::string& named, const std::string& only, bench::Results* results) {
   const TempDir folder;
   const std::string path = named.empty() ? folder.File("noise") : named;
   if (named.empty()) {
@@ -346,7 +350,7 @@ absl::Status Main(const std::string& named, const std::string& only) {
     const uint64_t longest = *std::max_element(lengths.begin(), lengths.end());
     const ReadBuffers buffers(kBufferBytes / longest, longest);
     RETURN_IF_ERROR(
-        Measure(name, path, fd.get(), Cut(static_cast<uint64_t>(info.st_size), lengths), buffers));
+        Measure(name, path, fd.get(), Cut(static_cast<uint64_t>(info.st_size), lengths), buffers, results));
   }
   return absl::OkStatus();
 }
@@ -355,9 +359,10 @@ absl::Status Main(const std::string& named, const std::string& only) {
 }  // namespace sluice
 
 int main(int argc, char** argv) {
-  const absl::Status status = sluice::Main(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : "");
+  sluice::bench::Results results("reader_bench", &argc, argv);
+  const absl::Status status = sluice::Main(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : "", &results);
   if (!status.ok()) {
     std::fprintf(stderr, "%s\n", status.ToString().c_str());
   }
-  return status.ok() ? 0 : 1;
+  return status.ok() && results.Write(std::thread::hardware_concurrency()) ? 0 : 1;
 }

@@ -22,6 +22,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "bench/results.h"
 #include "tests/support/fakes/fake_extent_source.h"
 #include "tests/support/local_client.h"
 #include "weightd/core/weight_store.h"
@@ -113,7 +115,7 @@ bool Demands(LocalClient* client, std::atomic<bool>* flood, Latencies* latencies
   return true;
 }
 
-int Main(const std::string& folder, bool uring) {
+int Main(const std::string& folder, bool uring, bench::Results* results) {
   FakeExtentSource::Shape shape;
   shape.path = folder + "/sluice-share-bench";
   shape.layers = kLayers;
@@ -173,12 +175,18 @@ int Main(const std::string& folder, bool uring) {
               Quantile(latencies.beside, 0.5) / Quantile(latencies.alone, 0.5),
               Quantile(latencies.beside, 0.9) / Quantile(latencies.alone, 0.9),
               Quantile(latencies.beside, 0.99) / Quantile(latencies.alone, 0.99));
-  return 0;
+  for (const auto& [name, q] : {std::pair("p50", 0.5), {"p99", 0.99}}) {
+    results->Add(absl::StrCat("demands of 3 MiB beside a flood, ", stats.io_engine, ", ", name),
+                 Quantile(latencies.beside, q) / Quantile(latencies.alone, q), "of alone");
+  }
+  return results->Write(std::thread::hardware_concurrency()) ? 0 : 1;
 }
 
 }  // namespace
 }  // namespace sluice
 
 int main(int argc, char** argv) {
-  return sluice::Main(argc > 1 ? argv[1] : "/var/tmp", argc <= 2 || std::strcmp(argv[2], "pread") != 0);
+  sluice::bench::Results results("share_bench", &argc, argv);
+  return sluice::Main(argc > 1 ? argv[1] : "/var/tmp", argc <= 2 || std::strcmp(argv[2], "pread") != 0,
+                      &results);
 }

@@ -12,11 +12,15 @@
 //              [--only masks|floe|intra] [--kinds bf16,q8,q4,q3,q2,floe,corm] [--shapes mixtral,qwen3]
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "bench/results.h"
 #include "bench/sparse_layers.h"
 #include "kernels/sparse/sparse_profile.h"
 #include "pack/row_layout.h"
@@ -92,8 +96,11 @@ const char* OrderWord(SparsityOrder order) {
 
 class Bench {
  public:
-  explicit Bench(const Options& options)
-      : options_(options), layers_(options.size, options.threads, options.isa, kMostTokens) {}
+  // `results` outlives it.
+  Bench(const Options& options, bench::Results* results)
+      : options_(options),
+        results_(results),
+        layers_(options.size, options.threads, options.isa, kMostTokens) {}
 
   void Run() {
     std::printf("%s, %.1f GiB of weights\n", layers_.backend().Describe().c_str(),
@@ -178,6 +185,9 @@ class Bench {
                     100 * p.kept / shape.width / shape.top_k, p.seconds * 1e6, touched / 1e6,
                     touched / p.seconds / 1e9, p.seconds / ideal, allowed / ideal,
                     p.seconds <= allowed ? "" : "over");
+        results_->Add(absl::StrCat(shape.name, " ", k.kind.name, " ", OrderWord(p.masking.order), ", ",
+                                   std::lround(100 * p.kept / shape.width / shape.top_k), " % kept"),
+                      p.seconds / ideal, "x the read of what counts");
       }
     }
   }
@@ -292,6 +302,7 @@ class Bench {
   }
 
   const Options options_;
+  bench::Results* const results_;
   SparseLayers layers_;
   double bandwidth_ = 0;
 };
@@ -330,15 +341,18 @@ bool ParseOptions(int argc, char** argv, Options* options) {
 }  // namespace sluice
 
 int main(int argc, char** argv) {
+  sluice::bench::Results results("sparse_bench", &argc, argv);
   sluice::Options options;
   if (!sluice::ParseOptions(argc, argv, &options)) {
     std::fprintf(stderr,
                  "usage: sparse_bench [--size BYTES (1 GiB at least)] [--threads N] [--isa "
                  "best|avx2|avx2vnni|avx512]\n"
-                 "  [--rounds N] [--only masks|floe|intra] [--kinds bf16,q8,...] [--shapes mixtral,qwen3]\n");
+                 "  [--rounds N] [--only masks|floe|intra] [--kinds bf16,q8,...] [--shapes mixtral,qwen3]\n  "
+                 "[--json FILE]\n");
     return 2;
   }
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines appear as they are measured
-  sluice::Bench(options).Run();
-  return 0;
+  sluice::Bench(options, &results).Run();
+  const uint32_t threads = options.threads != 0 ? options.threads : std::thread::hardware_concurrency();
+  return results.Write(threads) ? 0 : 1;
 }

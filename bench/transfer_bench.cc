@@ -17,6 +17,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "bench/results.h"
 #include "common/clock.h"
 #include "common/ring/shared_memory.h"
 #include "tests/support/fakes/fake_block_reader.h"
@@ -222,7 +224,7 @@ class StoreBench {
   uint64_t next_piece_ = 0;
 };
 
-void Unthrottled(int threads) {
+void Unthrottled(int threads, bench::Results* results) {
   const auto bench = StoreBench::Make(threads, 0, 0);
   if (bench == nullptr) {
     std::exit(1);
@@ -237,9 +239,11 @@ void Unthrottled(int threads) {
       "no link, %d thread%s, share of memcpy: whole experts %.2f, %2.0f %% of the neurons (1 KB rows) "
       "%.2f\n",
       threads, threads == 1 ? "" : "s", Median(whole), 100 * bench->gathered_share(), Median(gathered));
+  results->Add(absl::StrCat("whole experts, no link, threads: ", threads), Median(whole), "of memcpy");
+  results->Add(absl::StrCat("gathered neurons, no link, threads: ", threads), Median(gathered), "of memcpy");
 }
 
-void Throttled(double gbps, double latency_us) {
+void Throttled(double gbps, double latency_us, bench::Results* results) {
   const auto bench = StoreBench::Make(1, gbps, latency_us);
   if (bench == nullptr) {
     std::exit(1);
@@ -253,6 +257,9 @@ void Throttled(double gbps, double latency_us) {
       "link of %.1f GB/s and %.0f us, share of its rate: whole experts %.3f, %2.0f %% of the neurons "
       "%.3f\n",
       gbps, latency_us, Median(whole), 100 * bench->gathered_share(), Median(gathered));
+  const std::string link = absl::StrCat("link of ", gbps, " GB/s and ", latency_us, " us");
+  results->Add(absl::StrCat("whole experts, ", link), Median(whole), "of its rate");
+  results->Add(absl::StrCat("gathered neurons, ", link), Median(gathered), "of its rate");
 }
 
 double Quantile(std::vector<double> values, double q) {
@@ -261,7 +268,7 @@ double Quantile(std::vector<double> values, double q) {
 }
 
 // A demand of 12 MiB alone, and beside another session's flood of prefetches on a link of its own, in turns.
-void Shared(double gbps, double latency_us) {
+void Shared(double gbps, double latency_us, bench::Results* results) {
   const auto one = StoreBench::Make(1, gbps, latency_us);
   const auto two = one == nullptr ? nullptr : one->Another(gbps, latency_us);
   if (two == nullptr) {
@@ -283,6 +290,8 @@ void Shared(double gbps, double latency_us) {
   for (const auto& [name, q] : {std::pair("p50", 0.5), {"p90", 0.9}, {"p99", 0.99}}) {
     std::printf("%s %.0f to %.0f us (%.2f)%s", name, Quantile(alone, q), Quantile(beside, q),
                 Quantile(beside, q) / Quantile(alone, q), q < 0.99 ? ", " : "\n");
+    results->Add(absl::StrCat("a demand beside another session's prefetches, ", name),
+                 Quantile(beside, q) / Quantile(alone, q), "of alone");
   }
 }
 
@@ -354,15 +363,16 @@ double Figure7(double gbps, double latency_us, bool compact, uint32_t chunk, boo
 }
 
 int Run(int argc, char** argv) {
+  bench::Results results("transfer_bench", &argc, argv);
   double gbps = 2;
   double latency_us = 10;
   for (int i = 1; i + 1 < argc; i += 2) {
     (std::string(argv[i]) == "--link-gbps" ? gbps : latency_us) = std::atof(argv[i + 1]);
   }
-  Unthrottled(1);
-  Unthrottled(2);
-  Throttled(gbps, latency_us);
-  Shared(gbps, latency_us);
+  Unthrottled(1, &results);
+  Unthrottled(2, &results);
+  Throttled(gbps, latency_us, &results);
+  Shared(gbps, latency_us, &results);
   std::printf("\nFigure 7 over %.1f GB/s and %.0f us: share of the link's rate, a fifth of the neurons\n",
               gbps, latency_us);
   const double naive = Figure7(gbps, latency_us, false, 1, true);
@@ -377,7 +387,9 @@ int Run(int argc, char** argv) {
     std::printf("| %u | %.2f | %.2f |\n", chunk, apart, together);
   }
   std::printf("best %.2f, %.1f times row by row (FloE: 0.88 at 50, 12.6 times)\n", best, best / naive);
-  return 0;
+  results.Add("a fifth of the neurons in chunks, best", best, "of the link's rate");
+  results.Add("a fifth of the neurons in chunks, best over row by row", best / naive, "");
+  return results.Write(std::thread::hardware_concurrency()) ? 0 : 1;
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """Which part of its CPU time inferd's busiest thread, the engine's, spends in residency and policy code: samples by `perf`
-(Debian's linux-perf; its cpu-clock needs no hardware counters), while `sluice bench` decodes. bench/policy_share.py
+(Debian's linux-perf; its cpu-clock needs no hardware counters), while `sluice bench` decodes. policy_share.py
 counts by the clock what is outside the backend's operations.
 
 usage: policy_samples.py --pack PACK --preset NAME [--policy LIST] [--batch N] [--seconds S] [--bin build/release/bin]

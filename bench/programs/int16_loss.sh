@@ -3,7 +3,7 @@
 # twins, which hold the same weights as float32 and compute with float activations. Prints a Markdown table.
 # usage: int16_loss.sh MODEL_DIR TEXT [TOKENS]   (built programs: build/release; about 30 s an encoding)
 set -euo pipefail
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 model="$1" text="$2" tokens="${3:-51200}"
 bin="$root/build/release/bin"
 work="$(mktemp -d)"

@@ -1,0 +1,73 @@
+// What a benchmark measured, for docs/performance.md: `--json FILE` of every program that has it, read by
+// bench/report.py.
+//
+// Thread safety: thread-compatible; filled by the main thread.
+#ifndef SLUICE_BENCH_RESULTS_H_
+#define SLUICE_BENCH_RESULTS_H_
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+
+namespace sluice::bench {
+
+class Results {
+ public:
+  // Takes `--json FILE` out of the arguments, so that the program's own reading of them does not change.
+  Results(const char* program, int* argc, char** argv) : program_(program) {
+    int kept = 1;
+    for (int i = 1; i < *argc; ++i) {
+      if (std::strcmp(argv[i], "--json") == 0 && i + 1 < *argc) {
+        file_ = argv[++i];
+      } else {
+        argv[kept++] = argv[i];
+      }
+    }
+    *argc = kept;
+  }
+
+  // One figure. `what` names it among the program's own; of a name that comes twice the last counts.
+  void Add(const std::string& what, double value, const std::string& unit) {
+    rows_.push_back(
+        absl::StrFormat("{\"what\":%s,\"value\":%.6g,\"unit\":%s}", Quoted(what), value, Quoted(unit)));
+  }
+
+  // Writes the file, if one was asked for. False, with a line on stderr, if it could not be written.
+  bool Write(uint32_t threads) const {
+    if (file_.empty()) {
+      return true;
+    }
+    std::ofstream out(file_, std::ios::trunc);
+    out << "{\"program\":" << Quoted(program_) << ",\"threads\":" << threads << ",\"rows\":[";
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      out << (i == 0 ? "" : ",") << rows_[i];
+    }
+    out << "]}\n";
+    out.close();
+    if (!out.good()) {
+      std::fprintf(stderr, "%s: cannot write %s\n", program_.c_str(), file_.c_str());
+    }
+    return out.good();
+  }
+
+ private:
+  static std::string Quoted(const std::string& text) {
+    return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\\", "\\\\"}, {"\"", "\\\""}}), "\"");
+  }
+
+  std::string program_;
+  std::string file_;
+  std::vector<std::string> rows_;
+};
+
+}  // namespace sluice::bench
+
+#endif  // SLUICE_BENCH_RESULTS_H_
