@@ -4,7 +4,8 @@
 # readable for the fake of tests/cuda_fake, -lineinfo tells its reports the source's lines. -fmad=false: a fused
 # multiply-add stands only where the source has one (kernels/ARITHMETIC.md).
 find_program(SLUICE_NVCC nvcc PATHS /usr/local/cuda/bin)
-find_path(SLUICE_CUDA_INCLUDE cuda_runtime_api.h PATHS /usr/local/cuda/include)
+cmake_path(GET SLUICE_NVCC PARENT_PATH SLUICE_NVCC_FOLDER)
+find_path(SLUICE_CUDA_INCLUDE cuda_runtime_api.h PATHS ${SLUICE_NVCC_FOLDER}/../include /usr/local/cuda/include)
 set(SLUICE_CUDA OFF)
 if(SLUICE_NVCC AND SLUICE_CUDA_INCLUDE)
   set(SLUICE_CUDA ON)

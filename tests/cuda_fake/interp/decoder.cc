@@ -18,6 +18,7 @@ const OpcodeTable& Opcodes() {
     AddArithmeticOpcodes(all);
     AddLogicOpcodes(all);
     AddFloatOpcodes(all);
+    AddCompareOpcodes(all);
     AddConvertOpcodes(all);
     AddMemoryOpcodes(all);
     AddAtomicOpcodes(all);

@@ -53,6 +53,7 @@ using OpcodeTable = std::map<std::string, DecodeFunction, std::less<>>;
 void AddArithmeticOpcodes(OpcodeTable* table);
 void AddLogicOpcodes(OpcodeTable* table);
 void AddFloatOpcodes(OpcodeTable* table);
+void AddCompareOpcodes(OpcodeTable* table);
 void AddConvertOpcodes(OpcodeTable* table);
 void AddMemoryOpcodes(OpcodeTable* table);
 void AddAtomicOpcodes(OpcodeTable* table);

@@ -1,4 +1,4 @@
-// Bits and choices: and or xor not shl shr popc clz brev bfind bfe bfi prmt lop3 shf, setp, selp.
+// Bits and choices: and or xor not shl shr popc clz brev bfind bfe bfi prmt lop3 shf.
 #include <cmath>
 #include <type_traits>
 
