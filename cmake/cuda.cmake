@@ -1,0 +1,48 @@
+# CUDA sources. nvcc is not needed for anything else: without it everything but them is built, and ctest says so.
+#
+# An object holds PTX for every architecture that a device of the tests or of a release may want; -no-compress leaves it
+# readable for the fake of tests/cuda_fake, -lineinfo tells its reports the source's lines. -fmad=false: a fused
+# multiply-add stands only where the source has one (kernels/ARITHMETIC.md).
+find_program(SLUICE_NVCC nvcc PATHS /usr/local/cuda/bin)
+cmake_path(GET SLUICE_NVCC PARENT_PATH SLUICE_NVCC_FOLDER)
+find_path(SLUICE_CUDA_INCLUDE cuda_runtime_api.h PATHS ${SLUICE_NVCC_FOLDER}/../include /usr/local/cuda/include)
+set(SLUICE_CUDA OFF)
+if(SLUICE_NVCC AND SLUICE_CUDA_INCLUDE)
+  set(SLUICE_CUDA ON)
+else()
+  message(STATUS "cuda: not built (no nvcc)")
+endif()
+set(SLUICE_CUDA_PTX 75 80 100 CACHE STRING "Compute capabilities whose PTX goes into CUDA objects")
+
+set(SLUICE_NVCC_FLAGS -std=c++17 -O3 -fmad=false -lineinfo -no-compress
+    --expt-relaxed-constexpr -Werror all-warnings
+    -Xcompiler=-Wall,-Wextra,-Werror,-O2)
+
+# sluice_cuda_objects(OUT FILES SRCS a.cu ... [PTX capabilities]): compiles them, and sets OUT to the objects.
+function(sluice_cuda_objects out)
+  cmake_parse_arguments(arg "" "" "SRCS;PTX" ${ARGN})
+  if(NOT arg_PTX)
+    set(arg_PTX ${SLUICE_CUDA_PTX})
+  endif()
+  set(targets)
+  foreach(capability ${arg_PTX})
+    list(APPEND targets -gencode arch=compute_${capability},code=compute_${capability})
+  endforeach()
+  set(objects)
+  foreach(source ${arg_SRCS})
+    cmake_path(ABSOLUTE_PATH source)
+    cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${CMAKE_BINARY_DIR} OUTPUT_VARIABLE name)
+    string(REGEX REPLACE "[^A-Za-z0-9]+" "_" name "${name}")
+    set(object ${CMAKE_CURRENT_BINARY_DIR}/${name}.o)
+    add_custom_command(
+      OUTPUT ${object}
+      COMMAND ${SLUICE_NVCC} ${SLUICE_NVCC_FLAGS} ${targets} -I${CMAKE_SOURCE_DIR} -MD -MF ${object}.d -c ${source} -o ${object}
+      DEPENDS ${source}
+      DEPFILE ${object}.d
+      COMMENT "nvcc ${source}"
+      VERBATIM)
+    list(APPEND objects ${object})
+  endforeach()
+  set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
+  set(${out} ${objects} PARENT_SCOPE)
+endfunction()

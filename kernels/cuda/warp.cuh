@@ -1,0 +1,36 @@
+// What the lanes of a warp do together. Every function is called by all 32 lanes.
+#ifndef SLUICE_KERNELS_CUDA_WARP_CUH_
+#define SLUICE_KERNELS_CUDA_WARP_CUH_
+
+namespace sluice::cuda {
+
+constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr unsigned kLanes = 32;
+
+// The tree of ARITHMETIC.md section 0 over one value a lane, and its closing +0; every lane gets the sum. An
+// addition commutes to the bit, so that each lane's partner may be found by xor.
+__device__ inline float WarpTreeSum(float value) {
+  for (int distance = 16; distance != 0; distance /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, distance);
+  }
+  return value + 0.0f;
+}
+
+// The largest value; NaNs are left out.
+__device__ inline float WarpMax(float value) {
+  for (int distance = 16; distance != 0; distance /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, distance));
+  }
+  return value;
+}
+
+__device__ inline int WarpSum(int value) {
+  for (int distance = 16; distance != 0; distance /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, distance);
+  }
+  return value;
+}
+
+}  // namespace sluice::cuda
+
+#endif  // SLUICE_KERNELS_CUDA_WARP_CUH_

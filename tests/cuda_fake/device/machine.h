@@ -1,0 +1,88 @@
+// The fake device as a whole: memory, streams, modules, its error, and the work that calls submit.
+//
+// Errors follow the Runtime API: "the error is returned by cudaGetLastError, which resets it to cudaSuccess";
+// those that a kernel's fault leaves stick: "this leaves the process in an inconsistent state and any further
+// CUDA work will return the same error" (Runtime API, cudaErrorIllegalAddress, -MisalignedAddress,
+// -LaunchFailure, -IllegalInstruction).
+//
+// Thread safety: thread-compatible.
+#ifndef SLUICE_TESTS_CUDA_FAKE_DEVICE_MACHINE_H_
+#define SLUICE_TESTS_CUDA_FAKE_DEVICE_MACHINE_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/cuda_fake/device/memory.h"
+#include "tests/cuda_fake/device/modules.h"
+#include "tests/cuda_fake/device/operations.h"
+#include "tests/cuda_fake/fake_cuda.h"
+#include "tests/cuda_fake/interp/execution.h"
+
+namespace sluice::cuda_fake {
+
+struct FakeEvent {
+  OperationId recorded = 0;
+  bool alive = true;
+};
+
+// Memory that cuMemCreate has made or cuMemImport has brought in.
+struct MemoryFile;
+
+class Machine {
+ public:
+  explicit Machine(const FakeOptions& options);
+  static Machine& Get();
+  static void Reset(const FakeOptions& options);
+
+  // Begins a call: a turn of the scheduler, and the error that sticks.
+  cudaError_t Enter();
+  // Ends it: notes the error for cudaGetLastError.
+  cudaError_t Leave(cudaError_t error);
+  cudaError_t Misuse(cudaError_t error, std::string text);  // Leave(), and a report
+  cudaError_t TakeError();
+  cudaError_t PeekError() const { return sticky_ != cudaSuccess ? sticky_ : last_error_; }
+
+  // 0 for the legacy stream. False for a stream that does not live.
+  bool StreamOf(cudaStream_t stream, uint32_t* number) const;
+  FakeEvent* EventOf(cudaEvent_t event);
+  cudaEvent_t NewEvent();
+
+  cudaError_t Copy(void* to, const void* from, uint64_t bytes, cudaMemcpyKind kind, uint32_t stream,
+                   bool async);
+  cudaError_t Set(void* to, int value, uint64_t bytes, uint32_t stream);
+  cudaError_t Launch(const void* stub, Dim grid, Dim block, void** args, uint64_t shared, uint32_t stream);
+  cudaError_t AllowShared(const void* stub, uint64_t bytes);
+
+  FakeOptions options;
+  ReportSink reports;
+  FakeCounters counters;
+  DeviceMemory memory;
+  Operations operations;
+  Modules modules;
+  std::map<uint64_t, std::shared_ptr<MemoryFile>> files;  // by handle
+  uint64_t next_handle = 1;
+
+ private:
+  void Run(LaunchSpec spec);
+  // The bytes that a copy or memset reads or writes, entered for it (operation 0: only looked up); nullptr,
+  // and the device fails, if they are no more.
+  uint8_t* BytesAt(uint64_t address, uint64_t bytes, AccessKind kind, OperationId operation);
+  void Fail(Fault fault);
+  uint64_t SharedLimit() const;
+  cudaError_t CheckLaunch(const Program& program, Dim grid, Dim block, uint64_t shared, const void* stub);
+
+  cudaError_t sticky_ = cudaSuccess;
+  cudaError_t last_error_ = cudaSuccess;
+  std::vector<std::unique_ptr<FakeEvent>> events_;
+  std::map<const void*, uint64_t> allowed_shared_;  // by stub
+  uint64_t launches_ = 0;
+};
+
+}  // namespace sluice::cuda_fake
+
+#endif  // SLUICE_TESTS_CUDA_FAKE_DEVICE_MACHINE_H_

@@ -1,0 +1,179 @@
+// The Runtime API's calls on memory and copies.
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "tests/cuda_fake/device/machine.h"
+
+using sluice::cuda_fake::kPoison;
+using sluice::cuda_fake::Machine;
+using sluice::cuda_fake::Operations;
+
+namespace {
+
+constexpr size_t kHostAlignment = 4096;
+
+cudaError_t BadStream(Machine& machine) {
+  return machine.Misuse(cudaErrorInvalidResourceHandle, "a stream that does not live");
+}
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaMalloc(void** pointer, size_t bytes) {
+  Machine& machine = Machine::Get();
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  if (pointer == nullptr) {
+    return machine.Leave(cudaErrorInvalidValue);
+  }
+  *pointer = nullptr;
+  if (bytes == 0) {
+    return machine.Leave(cudaSuccess);
+  }
+  *pointer = reinterpret_cast<void*>(machine.memory.Allocate(bytes, "device memory"));
+  return machine.Leave(*pointer == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);
+}
+
+// "Managing memory allocations using cudaMalloc and cudaFree causes GPU to synchronize across all executing
+// CUDA streams" (Programming Guide, Stream Ordered Memory Allocator).
+cudaError_t cudaFree(void* pointer) {
+  Machine& machine = Machine::Get();
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess || pointer == nullptr) {
+    return error;
+  }
+  machine.operations.FinishAll();
+  if (!machine.memory.Free(reinterpret_cast<uint64_t>(pointer))) {
+    return machine.Misuse(
+        cudaErrorInvalidValue,
+        absl::StrCat("cudaFree of ", machine.memory.Near(reinterpret_cast<uint64_t>(pointer))));
+  }
+  return machine.Leave(cudaSuccess);
+}
+
+cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned int) {
+  Machine& machine = Machine::Get();
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  *pointer =
+      std::aligned_alloc(kHostAlignment, (bytes + kHostAlignment - 1) / kHostAlignment * kHostAlignment);
+  if (*pointer == nullptr || !machine.memory.RegisterHost(*pointer, bytes)) {
+    return machine.Leave(cudaErrorMemoryAllocation);
+  }
+  std::memset(*pointer, kPoison, bytes);
+  return machine.Leave(cudaSuccess);
+}
+
+cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
+  return cudaHostAlloc(pointer, bytes, cudaHostAllocDefault);
+}
+
+cudaError_t cudaFreeHost(void* pointer) {
+  Machine& machine = Machine::Get();
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess || pointer == nullptr) {
+    return error;
+  }
+  machine.operations.FinishAll();
+  if (!machine.memory.UnregisterHost(pointer)) {
+    return machine.Misuse(cudaErrorInvalidValue, "cudaFreeHost of memory that is not cudaHostAlloc's");
+  }
+  std::free(pointer);
+  return machine.Leave(cudaSuccess);
+}
+
+// "Memory page-locked by this method cannot be registered again before it is unregistered" (Runtime API,
+// 712).
+cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned int) {
+  Machine& machine = Machine::Get();
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  if (pointer == nullptr || bytes == 0) {
+    return machine.Leave(cudaErrorInvalidValue);
+  }
+  return machine.Leave(machine.memory.RegisterHost(pointer, bytes) ? cudaSuccess
+                                                                   : cudaErrorHostMemoryAlreadyRegistered);
+}
+
+cudaError_t cudaHostUnregister(void* pointer) {
+  Machine& machine = Machine::Get();
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  machine.operations.FinishAll();
+  return machine.Leave(machine.memory.UnregisterHost(pointer) ? cudaSuccess
+                                                              : cudaErrorHostMemoryNotRegistered);
+}
+
+// With unified addressing the device uses the host's address.
+cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned int) {
+  Machine& machine = Machine::Get();
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  if (!machine.memory.IsRegistered(host, 1)) {
+    return machine.Leave(cudaErrorInvalidValue);
+  }
+  *device = host;
+  return machine.Leave(cudaSuccess);
+}
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  Machine& machine = Machine::Get();
+  const cudaError_t error = machine.Enter();
+  return error != cudaSuccess ? error : machine.Copy(to, from, bytes, kind, Operations::kLegacy, false);
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+  Machine& machine = Machine::Get();
+  uint32_t number = 0;
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  return machine.StreamOf(stream, &number) ? machine.Copy(to, from, bytes, kind, number, true)
+                                           : BadStream(machine);
+}
+
+cudaError_t cudaMemset(void* to, int value, size_t bytes) {
+  Machine& machine = Machine::Get();
+  const cudaError_t error = machine.Enter();
+  return error != cudaSuccess ? error : machine.Set(to, value, bytes, Operations::kLegacy);
+}
+
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  Machine& machine = Machine::Get();
+  uint32_t number = 0;
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  return machine.StreamOf(stream, &number) ? machine.Set(to, value, bytes, number) : BadStream(machine);
+}
+
+cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset,
+                               cudaMemcpyKind kind) {
+  Machine& machine = Machine::Get();
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  const absl::StatusOr<uint64_t> address = machine.modules.Variable(symbol);
+  if (!address.ok()) {
+    return machine.Misuse(cudaErrorInvalidSymbol, std::string(address.status().message()));
+  }
+  return machine.Copy(reinterpret_cast<void*>(*address + offset), from, bytes, kind, Operations::kLegacy,
+                      false);
+}
+
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  Machine& machine = Machine::Get();
+  *total = machine.memory.total();
+  *free = machine.memory.total() - machine.memory.used();
+  return machine.Enter();
+}
+
+}  // extern "C"

@@ -1,0 +1,242 @@
+// The Runtime API's calls on streams, events, devices and errors.
+#include <cstdio>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "tests/cuda_fake/device/machine.h"
+
+using sluice::cuda_fake::FakeEvent;
+using sluice::cuda_fake::Machine;
+using sluice::cuda_fake::Operations;
+
+namespace {
+
+cudaError_t BadStream(Machine& machine) {
+  return machine.Misuse(cudaErrorInvalidResourceHandle, "a stream that does not live");
+}
+cudaError_t BadEvent(Machine& machine) {
+  return machine.Misuse(cudaErrorInvalidResourceHandle, "an event that does not live");
+}
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
+  Machine& machine = Machine::Get();
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  const uint64_t number = machine.operations.NewStream((flags & cudaStreamNonBlocking) == 0);
+  *stream = reinterpret_cast<cudaStream_t>(number << 8);
+  return machine.Leave(cudaSuccess);
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  Machine& machine = Machine::Get();
+  uint32_t number = 0;
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  if (!machine.StreamOf(stream, &number) || number == Operations::kLegacy) {
+    return BadStream(machine);
+  }
+  machine.operations.DropStream(number);
+  return machine.Leave(cudaSuccess);
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  Machine& machine = Machine::Get();
+  uint32_t number = 0;
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  if (!machine.StreamOf(stream, &number)) {
+    return BadStream(machine);
+  }
+  machine.operations.FinishStream(number);
+  return machine.Leave(cudaSuccess);
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  Machine& machine = Machine::Get();
+  uint32_t number = 0;
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  if (!machine.StreamOf(stream, &number)) {
+    return BadStream(machine);
+  }
+  const auto last = machine.operations.Last(number);
+  if (!machine.operations.IsDone(last)) {
+    machine.operations.Poll(last);
+    return machine.Leave(cudaErrorNotReady);
+  }
+  machine.operations.HostKnows(last);
+  return machine.Leave(cudaSuccess);
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
+  Machine& machine = Machine::Get();
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  *event = machine.NewEvent();
+  return machine.Leave(cudaSuccess);
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  Machine& machine = Machine::Get();
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  FakeEvent* const known = machine.EventOf(event);
+  if (known == nullptr) {
+    return BadEvent(machine);
+  }
+  known->alive = false;
+  return machine.Leave(cudaSuccess);
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  Machine& machine = Machine::Get();
+  uint32_t number = 0;
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  FakeEvent* const known = machine.EventOf(event);
+  if (known == nullptr || !machine.StreamOf(stream, &number)) {
+    return known == nullptr ? BadEvent(machine) : BadStream(machine);
+  }
+  known->recorded = machine.operations.Submit(number, "event record", {});
+  return machine.Leave(cudaSuccess);
+}
+
+// "cudaStreamWaitEvent: makes all future work submitted to stream wait for all work captured in event"; what
+// a later cudaEventRecord captures is no part of it. "If cudaEventRecord has not been called on event, this
+// call acts as if the record has already completed, and so is a functional no-op" (Runtime API).
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
+  Machine& machine = Machine::Get();
+  uint32_t number = 0;
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  const FakeEvent* const known = machine.EventOf(event);
+  if (known == nullptr || !machine.StreamOf(stream, &number)) {
+    return known == nullptr ? BadEvent(machine) : BadStream(machine);
+  }
+  machine.operations.WaitFor(number, known->recorded);
+  return machine.Leave(cudaSuccess);
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  Machine& machine = Machine::Get();
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  const FakeEvent* const known = machine.EventOf(event);
+  if (known == nullptr) {
+    return BadEvent(machine);
+  }
+  if (!machine.operations.IsDone(known->recorded)) {
+    machine.operations.Poll(known->recorded);
+    return machine.Leave(cudaErrorNotReady);
+  }
+  machine.operations.HostKnows(known->recorded);
+  return machine.Leave(cudaSuccess);
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  Machine& machine = Machine::Get();
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  const FakeEvent* const known = machine.EventOf(event);
+  if (known == nullptr) {
+    return BadEvent(machine);
+  }
+  machine.operations.Finish(known->recorded);
+  return machine.Leave(cudaSuccess);
+}
+
+cudaError_t cudaDeviceSynchronize() {
+  Machine& machine = Machine::Get();
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  machine.operations.FinishAll();
+  return machine.Leave(cudaSuccess);
+}
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return Machine::Get().Enter();
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return Machine::Get().Enter();
+}
+
+cudaError_t cudaSetDevice(int device) {
+  Machine& machine = Machine::Get();
+  const cudaError_t error = machine.Enter();
+  return error != cudaSuccess ? error : machine.Leave(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  Machine& machine = Machine::Get();
+  if (device != 0) {
+    return machine.Leave(cudaErrorInvalidDevice);
+  }
+  std::memset(properties, 0, sizeof(*properties));
+  std::snprintf(properties->name, sizeof(properties->name), "fake CUDA device");
+  properties->major = machine.options.capability / 10;
+  properties->minor = machine.options.capability % 10;
+  properties->totalGlobalMem = machine.memory.total();
+  properties->warpSize = 32;
+  properties->maxThreadsPerBlock = 1024;
+  properties->multiProcessorCount = 4;
+  properties->unifiedAddressing = 1;
+  return machine.Enter();
+}
+
+cudaError_t cudaGetLastError() { return Machine::Get().TakeError(); }
+cudaError_t cudaPeekAtLastError() { return Machine::Get().PeekError(); }
+
+const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess:
+      return "cudaSuccess";
+    case cudaErrorInvalidValue:
+      return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidConfiguration:
+      return "cudaErrorInvalidConfiguration";
+    case cudaErrorInvalidDeviceFunction:
+      return "cudaErrorInvalidDeviceFunction";
+    case cudaErrorInvalidResourceHandle:
+      return "cudaErrorInvalidResourceHandle";
+    case cudaErrorNotReady:
+      return "cudaErrorNotReady";
+    case cudaErrorIllegalAddress:
+      return "cudaErrorIllegalAddress";
+    case cudaErrorMisalignedAddress:
+      return "cudaErrorMisalignedAddress";
+    case cudaErrorLaunchFailure:
+      return "cudaErrorLaunchFailure";
+    default:
+      return "a CUDA error";
+  }
+}
+
+const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
+
+}  // extern "C"

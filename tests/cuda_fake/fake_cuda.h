@@ -1,0 +1,40 @@
+// What a test tells the fake CUDA library, and asks it, beside the CUDA calls themselves.
+//
+// The library's state belongs to the process, as CUDA's does. Thread safety: thread-compatible; one thread
+// makes CUDA calls.
+#ifndef SLUICE_TESTS_CUDA_FAKE_FAKE_CUDA_H_
+#define SLUICE_TESTS_CUDA_FAKE_FAKE_CUDA_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "tests/cuda_fake/report.h"
+
+namespace sluice::cuda_fake {
+
+struct FakeOptions {
+  // Of every choice that a GPU leaves open. 0: as early as possible, in order; 1: as late as possible,
+  // backwards; others: by chance.
+  uint64_t seed = 0;
+  uint64_t memory_bytes = uint64_t{1} << 30;
+  int capability = 80;  // 80 for 8.0; runs the newest PTX in the objects that is not newer
+};
+
+// A fresh device: what the process had on the one before is gone, its reports too.
+void ResetFake(const FakeOptions& options);
+
+// What the checks have found since the last call. A test of correct code expects it to be empty.
+std::vector<Report> TakeReports();
+
+struct FakeCounters {
+  uint64_t launches = 0;
+  uint64_t warp_instructions = 0;
+  uint64_t copies = 0;
+  uint64_t pageable_copies = 0;  // asynchronous by name, from or to memory that is not registered
+  uint64_t allocations = 0;      // device memory that lives
+};
+FakeCounters CountersOfFake();
+
+}  // namespace sluice::cuda_fake
+
+#endif  // SLUICE_TESTS_CUDA_FAKE_FAKE_CUDA_H_

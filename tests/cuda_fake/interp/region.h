@@ -1,0 +1,37 @@
+// Memory that kernels reach by address.
+//
+// Thread safety: plain values.
+#ifndef SLUICE_TESTS_CUDA_FAKE_INTERP_REGION_H_
+#define SLUICE_TESTS_CUDA_FAKE_INTERP_REGION_H_
+
+#include <cstdint>
+#include <string>
+
+#include "tests/cuda_fake/interp/shadow.h"
+
+namespace sluice::cuda_fake {
+
+// One live allocation. Kernels and copies name its bytes by `base`, the device's address, which the host
+// cannot read; the fake itself reads and writes them at `bytes`.
+struct Region {
+  uint64_t base = 0;
+  uint64_t size = 0;
+  uint8_t* bytes = nullptr;
+  Shadow* shadow = nullptr;  // nullptr: not checked (registered host memory, constants)
+  bool readable = true;
+  bool writable = true;
+  std::string name;  // "device memory of 4096 bytes"
+};
+
+class RegionTable {
+ public:
+  virtual ~RegionTable() = default;
+  // The live region that `address` lies in, nullptr if none.
+  virtual const Region* Find(uint64_t address) const = 0;
+  // What lies at or near `address`, for a report: "freed", "16 bytes behind ...".
+  virtual std::string Near(uint64_t address) const = 0;
+};
+
+}  // namespace sluice::cuda_fake
+
+#endif  // SLUICE_TESTS_CUDA_FAKE_INTERP_REGION_H_

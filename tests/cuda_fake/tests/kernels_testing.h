@@ -1,0 +1,38 @@
+// The project's CUDA kernels called with host arrays of the test, over the fake's streams; entry points as a
+// table, so that versions of them with seeded bugs run through the same code.
+//
+// Thread safety: pure but for the fake's state.
+#ifndef SLUICE_TESTS_CUDA_FAKE_TESTS_KERNELS_TESTING_H_
+#define SLUICE_TESTS_CUDA_FAKE_TESTS_KERNELS_TESTING_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/gemv_q4.h"
+#include "kernels/cuda/rms_norm.h"
+#include "kernels/cuda/round_rows.h"
+
+namespace sluice::cuda_fake {
+
+struct KernelEntries {
+  cudaError_t (*rms_norm)(const cuda::RmsNormLaunch&, cudaStream_t) = cuda::EnqueueRmsNorm;
+  cudaError_t (*round_rows)(const cuda::RoundRowsLaunch&, cudaStream_t) = cuda::EnqueueRoundRows;
+  cudaError_t (*gemv_q4)(const cuda::GemvQ4Launch&, cudaStream_t) = cuda::EnqueueGemvQ4;
+};
+
+// y of `rows` rows; with an empty weight none is passed. Empty after an error, which the fake has reported.
+std::vector<float> RunRmsNorm(const KernelEntries& entries, const std::vector<float>& x,
+                              const std::vector<float>& weight, uint32_t rows, float epsilon);
+
+// x rounded in one stream and multiplied in another behind an event; weights of the layout of
+// pack/row_layout.h.
+std::vector<float> RunGemvQ4(const KernelEntries& entries, const std::vector<float>& x,
+                             const std::vector<uint8_t>& weights, uint32_t rows, uint64_t stride);
+
+// Random q4 rows with groups of 64 for `cols` columns, `stride` bytes each.
+std::vector<uint8_t> RandomQ4Rows(uint32_t rows, uint32_t cols, uint64_t* stride, uint64_t seed);
+std::vector<float> RandomFloats(size_t count, uint64_t seed);
+
+}  // namespace sluice::cuda_fake
+
+#endif  // SLUICE_TESTS_CUDA_FAKE_TESTS_KERNELS_TESTING_H_

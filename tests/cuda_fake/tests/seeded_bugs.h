@@ -1,0 +1,30 @@
+// Copies of the project's kernels with a bug each, made by seed_bugs.py.
+//
+// Thread safety: pure functions.
+#ifndef SLUICE_TESTS_CUDA_FAKE_TESTS_SEEDED_BUGS_H_
+#define SLUICE_TESTS_CUDA_FAKE_TESTS_SEEDED_BUGS_H_
+
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "tests/cuda_fake/tests/kernels_testing.h"
+
+namespace sluice::cuda_fake {
+
+struct SeededBug {
+  std::string name;
+  std::string kernel;
+  std::string
+      findings;  // of which the first report must be one; "wrong": no report, and a wrong result; "": no bug
+  KernelEntries entries;
+};
+
+std::vector<SeededBug> SeededBugs();
+
+// What a failed test prints of its parameter.
+inline void PrintTo(const SeededBug& bug, std::ostream* out) { *out << bug.name; }
+
+}  // namespace sluice::cuda_fake
+
+#endif  // SLUICE_TESTS_CUDA_FAKE_TESTS_SEEDED_BUGS_H_
