@@ -1,0 +1,39 @@
+#include "common/model/source/model_source.h"
+
+#include <utility>
+
+#include "common/file_io.h"
+#include "common/model/formats/checkpoint_folder.h"
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+constexpr uint64_t kMaxTokenizerFileBytes = 256ull << 20;
+constexpr const char* kTokenizerFileNames[] = {
+    "tokenizer.json",        "tokenizer.model",         "vocab.json",        "merges.txt",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+};
+
+absl::Status ReadTokenizer(const std::string& dir, std::map<std::string, std::string>* files) {
+  for (const char* name : kTokenizerFileNames) {
+    const std::string path = absl::StrCat(dir, "/", name);
+    if (!FileExists(path)) continue;
+    ASSIGN_OR_RETURN((*files)[name], ReadFile(path, kMaxTokenizerFileBytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ModelSource> OpenFolder(const std::string& dir) {
+  ModelSource source;
+  ASSIGN_OR_RETURN(source.hf, ReadHfConfig(dir));
+  ASSIGN_OR_RETURN(source.checkpoint, OpenCheckpointFolder(dir, source.hf.quantization));
+  RETURN_IF_ERROR(ReadTokenizer(dir, &source.tokenizer_files));
+  return source;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelSource> OpenModelSource(const std::string& path) { return OpenFolder(path); }
+
+}  // namespace sluice
