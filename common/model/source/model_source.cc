@@ -2,8 +2,10 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "common/file_io.h"
 #include "common/model/formats/checkpoint_folder.h"
+#include "common/model/gguf/gguf_checkpoint.h"
 #include "common/status.h"
 
 namespace sluice {
@@ -32,8 +34,21 @@ absl::StatusOr<ModelSource> OpenFolder(const std::string& dir) {
   return source;
 }
 
+absl::StatusOr<ModelSource> OpenGgufFile(const std::string& path) {
+  ASSIGN_OR_RETURN(GgufModel gguf, OpenGguf(path));
+  ModelSource source;
+  // Messages about what the keys say name the file and the hub's member.
+  ASSIGN_OR_RETURN(source.hf, ParseHfConfig(gguf.config_json, gguf.generation_json, path));
+  source.hf.chat_template = std::move(gguf.chat_template);
+  source.checkpoint = std::move(gguf.checkpoint);
+  source.tokenizer_files = std::move(gguf.tokenizer_files);
+  return source;
+}
+
 }  // namespace
 
-absl::StatusOr<ModelSource> OpenModelSource(const std::string& path) { return OpenFolder(path); }
+absl::StatusOr<ModelSource> OpenModelSource(const std::string& path) {
+  return absl::EndsWith(path, ".gguf") ? OpenGgufFile(path) : OpenFolder(path);
+}
 
 }  // namespace sluice
