@@ -29,7 +29,8 @@ class CheckpointFolder final : public Checkpoint {
                     absl::Span<std::byte> out) const override {
     if (!tensor.decoded) return ReadPlain(tensor, rect, out);
     const absl::Status status = ReadDecoded(tensor, rect, out);
-    return status.ok() ? status : Annotate(status, PathOf(tensor));
+    // What a layer finds wrong names its tensor; what cannot be read names the file already.
+    return absl::IsInvalidArgument(status) ? Annotate(status, PathOf(tensor)) : status;
   }
 
   const std::string& PathOf(const CheckpointTensor& tensor) const override {

@@ -105,6 +105,7 @@ class Questions {
 // The file's numbers that every family has.
 struct Frame {
   uint64_t layers = 0;
+  uint64_t blocks = 0;  // with layers that predict further tokens
   uint64_t hidden = 0;
   uint64_t heads = 0;
   uint64_t head_dim = 0;
@@ -468,6 +469,7 @@ Frame ReadFrame(Questions* q) {
   if (predicting >= blocks) q->Refuse("nextn_predict_layers", absl::StrCat(predicting, " of ", blocks));
   frame.layers = std::min<uint64_t>(predicting < blocks ? blocks - predicting : 1, kMaxLayers);
   if (blocks > kMaxLayers) q->Refuse("block_count", absl::StrCat(blocks));
+  frame.blocks = blocks;
   frame.hidden = q->NeedWhole("embedding_length");
   frame.context = q->NeedWhole("context_length");
   frame.heads = q->SameWhole("attention.head_count", 0);
@@ -517,9 +519,17 @@ absl::StatusOr<GgufConfig> ReadGgufConfig(const GgufFiles& files) {
   json config = reader->read(frame, &questions);
   AddTokens(&questions, &config);
   result.generation_json = GenerationOf(files.keys(), &questions);
+  ASSIGN_OR_RETURN(const std::vector<std::string>* tokens, files.keys().Texts("tokenizer.ggml.tokens"));
+  const uint64_t rows = config.value("vocab_size", uint64_t{0});
+  if (tokens != nullptr && tokens->size() > rows) {
+    return files.keys().Error(
+        "tokenizer.ggml.tokens",
+        absl::StrCat("has ", tokens->size(), " tokens for the ", rows, " rows of token_embd.weight"));
+  }
   result.chat_template = questions.Text("tokenizer.chat_template");
   RETURN_IF_ERROR(questions.status());
   result.shape.layers = static_cast<uint32_t>(frame.layers);
+  result.shape.blocks = static_cast<uint32_t>(frame.blocks);
   result.shape.head_dim = static_cast<uint32_t>(frame.head_dim);
   result.shape.q_rows = frame.heads * frame.head_dim;
   result.shape.kv_rows = config.value("num_key_value_heads", uint64_t{0}) * frame.head_dim;

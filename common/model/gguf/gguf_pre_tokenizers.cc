@@ -63,7 +63,8 @@ constexpr GgufPreTokenizer kSingleDigits = {.patterns = {kDigit, kGpt2}};
 constexpr GgufPreTokenizer kQwen = {.patterns = {kQwen2}, .nfc = true};
 constexpr GgufPreTokenizer kLlamaBpe = {.patterns = {kLlama3}, .ignore_merges = true};
 constexpr GgufPreTokenizer kLlamaAlike = {.patterns = {kLlama3}};
-constexpr GgufPreTokenizer kO200k = {.patterns = {kGpt4o}};
+// A piece that is a token is one, as in tiktoken, whose vocabulary it is.
+constexpr GgufPreTokenizer kO200k = {.patterns = {kGpt4o}, .ignore_merges = true};
 constexpr GgufPreTokenizer kDeepseekV3 = {.patterns = {kThreeDigits, kIdeographs, kDeepseek3}};
 
 constexpr NamedPreTokenizer kPreTokenizers[] = {

@@ -99,7 +99,7 @@ class ViewMaker {
     const size_t dot = rest.find('.');
     uint32_t layer = 0;
     if (dot == rest.npos || !absl::SimpleAtoi(rest.substr(0, dot), &layer)) return false;
-    if (layer >= shape_.layers) return true;
+    if (layer >= shape_.layers) return layer < shape_.blocks;
     rest.remove_prefix(dot + 1);
     const bool is_bias = absl::ConsumeSuffix(&rest, ".bias");
     if (!is_bias && !absl::ConsumeSuffix(&rest, ".weight")) return false;

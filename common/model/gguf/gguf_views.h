@@ -29,6 +29,7 @@ struct GgufView {
 // What views need to know of the model beside its architecture.
 struct GgufShape {
   uint32_t layers = 0;  // those that predict further tokens not counted
+  uint32_t blocks = 0;  // those counted too
   uint32_t head_dim = 0;
   uint64_t q_rows = 0;  // of a fused q, k and v
   uint64_t kv_rows = 0;
