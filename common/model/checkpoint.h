@@ -31,7 +31,9 @@ struct CheckpointTensor {
   bool decoded = false;                   // Read computes the values; else they are the file's own bytes
   bool by_columns = false;                // two dimensions, and the lines are columns
   bool mxfp4 = false;                     // each 32 values along a line are E2M1 times one power of two
-  uint32_t place = 0;                     // the implementation's own
+  // Known to change nothing (a bias of zeros, a scale of ones): a family may leave it out.
+  bool is_neutral = false;
+  uint32_t place = 0;  // the implementation's own
 
   uint64_t line_length() const {
     if (shape.empty()) return 1;

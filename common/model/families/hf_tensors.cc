@@ -151,7 +151,7 @@ absl::StatusOr<SourceMap> TensorMapper::Finish() {
   std::string extra;
   int extras = 0;
   for (const CheckpointTensor& tensor : checkpoint_.tensors()) {
-    if (used_.contains(&tensor) || IsKnownBuffer(tensor.name)) continue;
+    if (used_.contains(&tensor) || tensor.is_neutral || IsKnownBuffer(tensor.name)) continue;
     if (++extras <= kMaxErrors) Append(&extra, tensor.name);
   }
   if (extras > 0) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/match.h"
 #include "common/half.h"
 #include "common/model/formats/layers.h"
 #include "common/model/safetensors.h"
@@ -62,9 +63,21 @@ class CheckpointFolder final : public Checkpoint {
       CheckpointTensor tensor{.name = info.name, .shape = info.shape, .type = info.type};
       tensor.format = ElementTypeName(info.type);
       tensor.place = i;
+      ASSIGN_OR_RETURN(tensor.is_neutral, IsZeroBias(quantization, info));
       tensors.push_back(std::move(tensor));
     }
     return SetTensors(std::move(tensors));
+  }
+
+  // AutoGPTQ writes a bias of zeros beside every layer, whether the family has one or not.
+  absl::StatusOr<bool> IsZeroBias(const Quantization& quantization, const TensorInfo& info) const {
+    constexpr uint64_t kMaxBiasBytes = 1 << 20;
+    if (quantization.method != QuantMethod::kGptq || !absl::EndsWith(info.name, ".bias")) return false;
+    const std::string base = info.name.substr(0, info.name.size() - std::string_view(".bias").size());
+    if (folder_->Find(base + ".qweight") == nullptr || info.bytes > kMaxBiasBytes) return false;
+    std::vector<std::byte> bytes(info.bytes);
+    RETURN_IF_ERROR(folder_->Read(info, 0, absl::MakeSpan(bytes)));
+    return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
   }
 
   absl::Status ReadPlain(const CheckpointTensor& tensor, const TensorRect& rect,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "common/half.h"
 #include "common/model/gguf/gguf_config.h"
 #include "common/model/gguf/gguf_files.h"
@@ -44,6 +45,10 @@ class GgufCheckpoint final : public Checkpoint {
       tensor.decoded = true;
       tensor.mxfp4 = view.source->format->id == kGgufMxfp4;
       tensor.place = i;
+      if (absl::EndsWith(view.name, ".scale")) {
+        ASSIGN_OR_RETURN(const std::vector<float> scales, checkpoint->files_->ReadSmall(*view.source));
+        tensor.is_neutral = std::all_of(scales.begin(), scales.end(), [](float scale) { return scale == 1; });
+      }
       tensors.push_back(std::move(tensor));
     }
     RETURN_IF_ERROR(checkpoint->SetTensors(std::move(tensors)));

@@ -250,6 +250,18 @@ TEST_F(GptqTest, ZerosAreStoredOneTooSmallOrAsTheyAreOrNotRead) {
   Expect(ReadLayer(*MustOpen(tensors, gptq), "p.weight"), {}, 0, true);
 }
 
+TEST_F(GptqTest, BiasesOfZerosMayBeLeftOut) {
+  RawTensors tensors = Tensors({});
+  tensors["p.bias"] = Raw("F16", {kOut}, std::vector<uint16_t>(kOut));
+  tensors["q.bias"] = tensors["p.bias"];
+  const Quantization gptq = {.method = QuantMethod::kGptq, .group = 8};
+  const auto zero = MustOpen(tensors, gptq);
+  EXPECT_TRUE(zero->Find("p.bias")->is_neutral);
+  EXPECT_FALSE(zero->Find("q.bias")->is_neutral);  // no quantized layer's
+  tensors["p.bias"] = Raw("F16", {kOut}, std::vector<uint16_t>(kOut, 1));
+  EXPECT_FALSE(MustOpen(tensors, gptq)->Find("p.bias")->is_neutral);
+}
+
 TEST_F(GptqTest, GroupsOfReorderedInputsAreScattered) {
   const std::vector<int32_t> group_of = {0, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0, 1, 0, 1, 1, 0};
   const Quantization gptq = {.method = QuantMethod::kGptq, .group = 8};

@@ -175,6 +175,17 @@ TEST_F(GgufModelTest, LayersThatPredictFurtherTokensAreLeftOut) {
   }
 }
 
+TEST_F(GgufModelTest, ScalesOfOneSayNothing) {
+  for (const float scale : {1.0f, 2.0f}) {
+    const Small small;
+    GgufBuilder builder = small.Keys();
+    small.AddTensors(&builder);
+    builder.Tensor("blk.0.attn_q.scale", {1}, kGgufF32, GgufBuilder::Bytes(scale));
+    const ModelSource source = MustOpen(builder.File());
+    EXPECT_EQ(MapTensors(source.hf.config, *source.checkpoint).ok(), scale == 1);
+  }
+}
+
 TEST_F(GgufModelTest, WhatIsNotKnownIsRefusedByName) {
   ExpectRefused({.architecture = "mamba"}, "general.architecture \"mamba\"");
   const auto with = [](const std::function<void(GgufBuilder*)>& keys) { return Small{.keys = keys}; };
