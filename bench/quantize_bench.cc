@@ -66,7 +66,7 @@ absl::StatusOr<Matrix> LoadMatrix(const PackJob& job, const SourceMatrix& source
                                   const EncodingDescriptor& encoding) {
   Matrix matrix{source.rows(), source.cols(), {}, encoding};
   matrix.values.resize(static_cast<size_t>(matrix.rows) * matrix.cols);
-  RETURN_IF_ERROR(MakeRowReader(*job.folder, source)->Next(matrix.rows, absl::MakeSpan(matrix.values)));
+  RETURN_IF_ERROR(MakeRowReader(*job.checkpoint, source)->Next(matrix.rows, absl::MakeSpan(matrix.values)));
   return matrix;
 }
 

@@ -1,4 +1,4 @@
-// `sluice pack`: a Hugging Face folder becomes a pack.
+// `sluice pack`: a Hugging Face folder or a GGUF file becomes a pack.
 #include <cstdio>
 #include <optional>
 
@@ -31,7 +31,8 @@ struct Options {
 
 void Declare(ArgParser* parser, Options* o) {
   parser
-      ->Positional("MODEL_DIR", &o->model_dir, "a Hugging Face folder: config.json, *.safetensors, tokenizer")
+      ->Positional("MODEL_DIR", &o->model_dir,
+                   "a Hugging Face folder, or a GGUF file (of a split one the first)")
       .Text("--out", &o->out, "PACK: the folder to write")
       .Required()
       .Text("--profile", &o->profile, "DIR of measured usage (a pack or its profile/), for corm")

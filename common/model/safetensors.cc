@@ -19,11 +19,14 @@ struct TypeRow {
   uint32_t bytes;
 };
 constexpr TypeRow kTypes[] = {
-    {"BF16", ElementType::kBf16, 2}, {"F16", ElementType::kF16, 2},    {"F32", ElementType::kF32, 4},
-    {"F64", ElementType::kF64, 8},   {"F8_E4M3", ElementType::kF8, 1}, {"F8_E5M2", ElementType::kF8, 1},
-    {"I8", ElementType::kI8, 1},     {"U8", ElementType::kU8, 1},      {"I16", ElementType::kI16, 2},
-    {"U16", ElementType::kU16, 2},   {"I32", ElementType::kI32, 4},    {"U32", ElementType::kU32, 4},
-    {"I64", ElementType::kI64, 8},   {"U64", ElementType::kU64, 8},    {"BOOL", ElementType::kBool, 1},
+    {"BF16", ElementType::kBf16, 2},      {"F16", ElementType::kF16, 2},
+    {"F32", ElementType::kF32, 4},        {"F64", ElementType::kF64, 8},
+    {"F8_E4M3", ElementType::kF8E4m3, 1}, {"F8_E5M2", ElementType::kF8E5m2, 1},
+    {"I8", ElementType::kI8, 1},          {"U8", ElementType::kU8, 1},
+    {"I16", ElementType::kI16, 2},        {"U16", ElementType::kU16, 2},
+    {"I32", ElementType::kI32, 4},        {"U32", ElementType::kU32, 4},
+    {"I64", ElementType::kI64, 8},        {"U64", ElementType::kU64, 8},
+    {"BOOL", ElementType::kBool, 1},
 };
 
 const TypeRow* FindType(std::string_view name) {

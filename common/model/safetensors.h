@@ -23,13 +23,15 @@
 
 namespace sluice {
 
-// Element types that safetensors names. Only the first three are weights to us; integers appear in test data.
+// Element types that safetensors names. Only the first three are weights to us; the others are parts of
+// quantized layers (common/model/formats), or appear in test data.
 enum class ElementType : uint8_t {
   kBf16,
   kF16,
   kF32,
   kF64,
-  kF8,
+  kF8E4m3,
+  kF8E5m2,
   kI8,
   kU8,
   kI16,
@@ -40,7 +42,7 @@ enum class ElementType : uint8_t {
   kU64,
   kBool
 };
-// As the header spells it ("BF16"); kF8 for both 8-bit floats.
+// As the header spells it ("BF16").
 const char* ElementTypeName(ElementType type);
 uint32_t ElementBytes(ElementType type);
 

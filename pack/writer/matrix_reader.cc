@@ -7,9 +7,9 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/str_join.h"
 #include "common/half.h"
 #include "common/status.h"
-#include "pack/mxfp4_row.h"
 
 namespace sluice {
 namespace {
@@ -39,137 +39,131 @@ bool AllFinite(absl::Span<const float> values) {
 }
 
 // Names a value that is not finite: its place in the whole tensor, from its flat element number.
-absl::Status NotFinite(const TensorFolder& folder, const SourceMatrix& matrix, uint64_t element,
+absl::Status NotFinite(const Checkpoint& checkpoint, const SourceMatrix& matrix, uint64_t element,
                        float value) {
-  const TensorInfo& tensor = *matrix.tensor;
-  std::string index;
-  if (matrix.scales != nullptr) {
-    index = absl::StrCat("value ", element);
-  } else {
-    for (size_t dim = tensor.shape.size(); dim-- > 0; element /= tensor.shape[dim]) {
-      index = absl::StrCat(element % tensor.shape[dim], index.empty() ? "" : ", ", index);
-    }
-  }
-  return absl::InvalidArgumentError(absl::StrCat(folder.files()[tensor.file].path(), ": tensor ", tensor.name,
-                                                 " holds ", std::isnan(value) ? "NaN" : "Inf", " at [", index,
-                                                 "]"));
+  const CheckpointTensor& tensor = *matrix.tensor;
+  std::vector<uint64_t> shape = tensor.shape;
+  if (tensor.by_columns) std::swap(shape[0], shape[1]);
+  std::vector<uint64_t> index(shape.size());
+  for (size_t dim = shape.size(); dim-- > 0; element /= shape[dim]) index[dim] = element % shape[dim];
+  if (tensor.by_columns) std::swap(index[0], index[1]);
+  return absl::InvalidArgumentError(absl::StrCat(checkpoint.PathOf(tensor), ": tensor ", tensor.name,
+                                                 " holds ", std::isnan(value) ? "NaN" : "Inf", " at [",
+                                                 absl::StrJoin(index, ", "), "]"));
 }
 
-// Where the values wanted do not follow each other, a read takes this many bytes of the source, the gaps
-// included: a few system calls a MiB instead of one for each line.
-constexpr uint64_t kSpanBytes = 1 << 20;
+// Values that one read takes: a MiB as float32, what a decoder works on beside its output.
+constexpr uint64_t kSpanValues = 256 * 1024;
 
-// The element type that lines are kept in: the source's own, or for MXFP4 bf16, which holds each of its
-// values exactly at half the memory of float32.
-ElementType KeptType(const SourceMatrix& matrix) {
-  return matrix.scales != nullptr ? ElementType::kBf16 : matrix.tensor->type;
-}
+// Bytes of a block's columns that a reader of decoded tensors keeps: a strip, read from every line in turn.
+constexpr uint64_t kStripBytes = 16ull << 20;
+// Strips begin where blocks of every format do.
+constexpr uint64_t kStripColumns = 256;
 
 uint64_t ElementOf(const SourceMatrix& matrix, uint32_t block, uint64_t line) {
   return matrix.first + block * matrix.block_stride + line * matrix.line_stride;
 }
 
+// Columns of a transposed matrix that are kept at once. Plain tensors are kept whole: their digest goes by
+// the source's lines.
+uint32_t StripColumns(const SourceMatrix& matrix) {
+  if (!matrix.tensor->decoded) return matrix.length;
+  const uint64_t line_bytes = uint64_t{matrix.lines} * ElementBytes(matrix.tensor->type);
+  const uint64_t columns = kStripBytes / line_bytes / kStripColumns * kStripColumns;
+  return static_cast<uint32_t>(std::min<uint64_t>(matrix.length, std::max(columns, kStripColumns)));
+}
+
 // Reads lines of a matrix, packed.
 class LineReader {
  public:
-  LineReader(const TensorFolder& folder, const SourceMatrix& matrix) : folder_(folder), matrix_(matrix) {}
+  LineReader(const Checkpoint& checkpoint, const SourceMatrix& matrix)
+      : checkpoint_(checkpoint), matrix_(matrix), width_(ElementBytes(matrix.tensor->type)) {}
 
-  // Lines [first, first + count) of `block` into `out`, without what lies between their values.
-  absl::Status Read(uint32_t block, uint32_t first, uint32_t count, std::byte* out) {
-    if (matrix_.scales != nullptr) return ReadMxfp4(block, first, count, out);
-    const uint64_t bytes = ElementBytes(matrix_.tensor->type);
-    const uint64_t line_bytes = matrix_.length * bytes;
-    const bool dense = matrix_.step == 1 && matrix_.line_stride == matrix_.length;
-    if (dense) {
-      RETURN_IF_ERROR(folder_.Read(*matrix_.tensor, ElementOf(matrix_, block, first) * bytes,
-                                   absl::MakeSpan(out, count * line_bytes)));
-    } else {
-      const uint64_t at_once = std::clamp<uint64_t>(kSpanBytes / (matrix_.line_stride * bytes), 1, count);
-      for (uint32_t done = 0; done < count; done += static_cast<uint32_t>(at_once)) {
-        const uint32_t lines = static_cast<uint32_t>(std::min<uint64_t>(at_once, count - done));
-        RETURN_IF_ERROR(Gather(block, first + done, lines, out + done * line_bytes));
-      }
+  // Values [column, column + columns) of lines [first, first + count) of `block` into `out`, without what
+  // lies between them.
+  absl::Status Read(uint32_t block, uint32_t first, uint32_t count, uint32_t column, uint32_t columns,
+                    std::byte* out) {
+    const uint64_t line_bytes = columns * width_;
+    const uint64_t span = (columns - 1) * uint64_t{matrix_.step} + 1;
+    const uint64_t at_once = std::clamp<uint64_t>(kSpanValues / span, 1, count);
+    for (uint64_t done = 0; done < count;) {
+      // Lines of the tensor that follow each other are one read.
+      const bool adjacent = matrix_.line_stride == matrix_.tensor->line_length();
+      const uint64_t lines = adjacent ? std::min(at_once, count - done) : 1;
+      RETURN_IF_ERROR(ReadLines(ElementOf(matrix_, block, first + done) + column * uint64_t{matrix_.step},
+                                lines, span, out + done * line_bytes));
+      done += lines;
     }
     // The source's digest goes over the values alone, as they are read, so that it does not depend on how a
     // checkpoint arranges them in files.
-    hasher_.Update(absl::MakeConstSpan(out, count * line_bytes));
+    if (!matrix_.tensor->decoded) hasher_.Update(absl::MakeConstSpan(out, count * line_bytes));
     return absl::OkStatus();
+  }
+
+  // The rows made of decoded values.
+  void AddRows(absl::Span<const float> rows) {
+    if (!matrix_.tensor->decoded) return;
+    hasher_.Update(
+        absl::MakeConstSpan(reinterpret_cast<const std::byte*>(rows.data()), rows.size() * sizeof(float)));
   }
 
   Digest128 digest() const { return hasher_.Finish(); }
 
  private:
-  absl::Status Gather(uint32_t block, uint32_t first, uint32_t count, std::byte* out) {
-    const uint64_t bytes = ElementBytes(matrix_.tensor->type);
-    const uint64_t line_span = (matrix_.length - 1) * uint64_t{matrix_.step} + 1;
-    span_.resize(((count - 1) * matrix_.line_stride + line_span) * bytes);
-    RETURN_IF_ERROR(
-        folder_.Read(*matrix_.tensor, ElementOf(matrix_, block, first) * bytes, absl::MakeSpan(span_)));
-    for (uint32_t line = 0; line < count; ++line) {
-      const std::byte* from = span_.data() + line * matrix_.line_stride * bytes;
-      for (uint32_t i = 0; i < matrix_.length; ++i, out += bytes, from += matrix_.step * bytes) {
-        std::memcpy(out, from, bytes);
+  // `span` values from `element` on, of `lines` lines of the tensor; every step-th is kept.
+  absl::Status ReadLines(uint64_t element, uint64_t lines, uint64_t span, std::byte* out) {
+    const uint64_t length = matrix_.tensor->line_length();
+    const TensorRect rect{
+        .line = element / length, .lines = lines, .column = element % length, .columns = span};
+    if (matrix_.step == 1) {
+      return checkpoint_.Read(*matrix_.tensor, rect, absl::MakeSpan(out, lines * span * width_));
+    }
+    span_.resize(lines * span * width_);
+    RETURN_IF_ERROR(checkpoint_.Read(*matrix_.tensor, rect, absl::MakeSpan(span_)));
+    for (uint64_t line = 0; line < lines; ++line) {
+      const std::byte* const from = span_.data() + line * span * width_;
+      for (uint64_t i = 0; i < span; i += matrix_.step, out += width_) {
+        std::memcpy(out, from + i * width_, width_);
       }
     }
     return absl::OkStatus();
   }
 
-  // Codes are taken to bf16, which holds every E2M1 value times a power of two exactly.
-  absl::Status ReadMxfp4(uint32_t block, uint32_t first, uint32_t count, std::byte* out) {
-    const uint32_t groups = matrix_.length / kMxfp4BlockValues;
-    span_.resize(groups * kMxfp4BlockBytes);
-    scale_bytes_.resize(groups);
-    for (uint32_t line = first; line < first + count; ++line) {
-      const uint64_t element = ElementOf(matrix_, block, line);
-      RETURN_IF_ERROR(folder_.Read(*matrix_.tensor, element / 2, absl::MakeSpan(span_)));
-      RETURN_IF_ERROR(
-          folder_.Read(*matrix_.scales, element / kMxfp4BlockValues, absl::MakeSpan(scale_bytes_)));
-      hasher_.Update(absl::MakeConstSpan(span_));
-      hasher_.Update(absl::MakeConstSpan(scale_bytes_));
-      for (uint32_t i = 0; i < matrix_.length; ++i, out += sizeof(uint16_t)) {
-        const uint8_t pair = static_cast<uint8_t>(span_[i / 2]);
-        const int scale = static_cast<uint8_t>(scale_bytes_[i / kMxfp4BlockValues]);
-        const uint16_t bits = FloatToBf16(Mxfp4Value(i % 2 == 0 ? pair & 15 : pair >> 4, scale));
-        std::memcpy(out, &bits, sizeof(bits));
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  const TensorFolder& folder_;
+  const Checkpoint& checkpoint_;
   const SourceMatrix matrix_;
+  const uint64_t width_;  // bytes of a value
   std::vector<std::byte> span_;
-  std::vector<std::byte> scale_bytes_;
   Hasher128 hasher_;
 };
 
 // Rows as they stand in the source. Memory: the rows of one call.
 class StraightReader final : public RowReader {
  public:
-  StraightReader(const TensorFolder& folder, const SourceMatrix& matrix)
-      : folder_(folder), matrix_(matrix), lines_(folder, matrix) {}
+  StraightReader(const Checkpoint& checkpoint, const SourceMatrix& matrix)
+      : checkpoint_(checkpoint), matrix_(matrix), lines_(checkpoint, matrix) {}
 
   absl::Status Next(uint32_t count, absl::Span<float> out) override {
-    const ElementType type = KeptType(matrix_);
+    const ElementType type = matrix_.tensor->type;
     while (count > 0) {
       const uint32_t block = next_row_ / matrix_.lines;
       const uint32_t line = next_row_ % matrix_.lines;
       const uint32_t rows = std::min(count, matrix_.lines - line);
       const uint64_t values = uint64_t{rows} * matrix_.length;
       raw_.resize(values * ElementBytes(type));
-      RETURN_IF_ERROR(lines_.Read(block, line, rows, raw_.data()));
+      RETURN_IF_ERROR(lines_.Read(block, line, rows, 0, matrix_.length, raw_.data()));
       const absl::Span<float> to = out.first(values);
       Widen(type, raw_.data(), values, to.data());
       if (!AllFinite(to)) {
         const auto bad = std::find_if_not(to.begin(), to.end(), IsFinite);
         const uint64_t at = static_cast<uint64_t>(bad - to.begin());
         return NotFinite(
-            folder_, matrix_,
+            checkpoint_, matrix_,
             ElementOf(matrix_, block, line + at / matrix_.length) + at % matrix_.length * matrix_.step, *bad);
       }
       if (matrix_.add != 0) {
         for (float& value : to) value += matrix_.add;
       }
+      lines_.AddRows(to);
       next_row_ += rows;
       count -= rows;
       out.remove_prefix(values);
@@ -180,32 +174,33 @@ class StraightReader final : public RowReader {
   Digest128 digest() const override { return lines_.digest(); }
 
  private:
-  const TensorFolder& folder_;
+  const Checkpoint& checkpoint_;
   const SourceMatrix matrix_;
   LineReader lines_;
   uint32_t next_row_ = 0;
   std::vector<std::byte> raw_;
 };
 
-// Columns of the source as rows. Memory: one block of the matrix, while its rows are read.
+// Columns of the source as rows. Memory: a strip of a block of the matrix, while its rows are read.
 class TransposedReader final : public RowReader {
  public:
-  TransposedReader(const TensorFolder& folder, const SourceMatrix& matrix)
-      : folder_(folder), matrix_(matrix), lines_(folder, matrix) {}
+  TransposedReader(const Checkpoint& checkpoint, const SourceMatrix& matrix)
+      : checkpoint_(checkpoint),
+        matrix_(matrix),
+        strip_columns_(StripColumns(matrix)),
+        lines_(checkpoint, matrix) {}
 
   absl::Status Next(uint32_t count, absl::Span<float> out) override {
     while (count > 0) {
-      if (next_column_ == 0) {
-        raw_.resize(MatrixMemory(matrix_));
-        RETURN_IF_ERROR(lines_.Read(block_, 0, matrix_.lines, raw_.data()));
-      }
-      const uint32_t rows = std::min(count, matrix_.length - next_column_);
+      if (next_column_ == strip_ + width_) RETURN_IF_ERROR(ReadStrip());
+      const uint32_t rows = std::min(count, strip_ + width_ - next_column_);
       RETURN_IF_ERROR(Turn(rows, out));
+      lines_.AddRows(out.first(uint64_t{rows} * matrix_.lines));
       next_column_ += rows;
       count -= rows;
       out.remove_prefix(uint64_t{rows} * matrix_.lines);
       if (next_column_ == matrix_.length) {
-        next_column_ = 0;
+        next_column_ = strip_ = width_ = 0;
         // clear() would keep the memory, which is the largest that a worker has.
         if (++block_ == matrix_.blocks) std::vector<std::byte>().swap(raw_);
       }
@@ -216,22 +211,29 @@ class TransposedReader final : public RowReader {
   Digest128 digest() const override { return lines_.digest(); }
 
  private:
+  absl::Status ReadStrip() {
+    strip_ = next_column_;
+    width_ = std::min(strip_columns_, matrix_.length - strip_);
+    raw_.resize(uint64_t{matrix_.lines} * width_ * ElementBytes(matrix_.tensor->type));
+    return lines_.Read(block_, 0, matrix_.lines, strip_, width_, raw_.data());
+  }
+
   absl::Status Turn(uint32_t count, absl::Span<float> out) {
     // A tile of 16 source columns by all lines: 16 values are a cache line of the source's 16-bit types or
     // two, and 16 destination rows stay in the first-level cache's associativity.
     constexpr uint32_t kTile = 16;
-    const ElementType type = KeptType(matrix_);
+    const ElementType type = matrix_.tensor->type;
     const uint64_t element_bytes = ElementBytes(type);
     float tile[kTile];
     for (uint32_t first = 0; first < count; first += kTile) {
       const uint32_t width = std::min(kTile, count - first);
       for (uint64_t line = 0; line < matrix_.lines; ++line) {
-        const uint64_t at = line * matrix_.length + next_column_ + first;
+        const uint64_t at = line * width_ + (next_column_ - strip_) + first;
         Widen(type, raw_.data() + at * element_bytes, width, tile);
         for (uint32_t i = 0; i < width; ++i) {
           if (!IsFinite(tile[i])) {
             const uint64_t column = next_column_ + first + i;
-            return NotFinite(folder_, matrix_, ElementOf(matrix_, block_, line) + column * matrix_.step,
+            return NotFinite(checkpoint_, matrix_, ElementOf(matrix_, block_, line) + column * matrix_.step,
                              tile[i]);
           }
           // A sum with 0 would lose the sign of a negative zero.
@@ -243,27 +245,29 @@ class TransposedReader final : public RowReader {
     return absl::OkStatus();
   }
 
-  const TensorFolder& folder_;
+  const Checkpoint& checkpoint_;
   const SourceMatrix matrix_;
+  const uint32_t strip_columns_;
   LineReader lines_;
   uint32_t block_ = 0;
   uint32_t next_column_ = 0;
-  std::vector<std::byte> raw_;  // [lines][length] of the block
+  uint32_t strip_ = 0;          // first column that raw_ holds
+  uint32_t width_ = 0;          // columns that it holds
+  std::vector<std::byte> raw_;  // [lines][width_] of the block
 };
 
 }  // namespace
 
-std::unique_ptr<RowReader> MakeRowReader(const TensorFolder& folder, const SourceMatrix& matrix) {
-  if (matrix.transposed) return std::make_unique<TransposedReader>(folder, matrix);
-  return std::make_unique<StraightReader>(folder, matrix);
+std::unique_ptr<RowReader> MakeRowReader(const Checkpoint& checkpoint, const SourceMatrix& matrix) {
+  if (matrix.transposed) return std::make_unique<TransposedReader>(checkpoint, matrix);
+  return std::make_unique<StraightReader>(checkpoint, matrix);
 }
 
 uint64_t MatrixMemory(const SourceMatrix& matrix) {
-  return matrix.transposed ? uint64_t{matrix.lines} * matrix.length * ElementBytes(KeptType(matrix)) : 0;
+  if (!matrix.transposed) return 0;
+  return uint64_t{matrix.lines} * StripColumns(matrix) * ElementBytes(matrix.tensor->type);
 }
 
-const char* SourceTypeName(const SourceMatrix& matrix) {
-  return matrix.scales != nullptr ? "MXFP4" : ElementTypeName(matrix.tensor->type);
-}
+const std::string& SourceTypeName(const SourceMatrix& matrix) { return matrix.tensor->format; }
 
 }  // namespace sluice

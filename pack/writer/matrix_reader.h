@@ -1,20 +1,21 @@
-// Reading a source matrix: the pack's rows as float32 in order, with the digest of the matrix's source bytes
-// and a check for NaN and Inf.
+// Reading a source matrix: the pack's rows as float32 in order, with the digest of the matrix's source and a
+// check for NaN and Inf.
 //
-// Thread safety: a reader is used by one thread at a time; several readers may share a TensorFolder.
+// Thread safety: a reader is used by one thread at a time; several readers may share a Checkpoint.
 #ifndef SLUICE_COMMON_PACK_MATRIX_READER_H_
 #define SLUICE_COMMON_PACK_MATRIX_READER_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/checksum.h"
+#include "common/model/checkpoint.h"
 #include "common/model/families/hf_tensors.h"
-#include "common/model/safetensors.h"
 
 namespace sluice {
 
@@ -24,20 +25,20 @@ class RowReader {
   virtual ~RowReader() = default;
   // The next `count` rows of matrix.cols() values, row-major, into `out`. Errors name file, tensor and index.
   virtual absl::Status Next(uint32_t count, absl::Span<float> out) = 0;
-  // The digest of the matrix's source bytes, line by line in the source's order, whatever lies between them
-  // left out (MXFP4: codes, then scales, of each line). REQUIRES: every row was read.
+  // Of the matrix's source bytes, line by line in the source's order, whatever lies between them left out; of
+  // tensors whose values are decoded: of the rows' float32 values. REQUIRES: every row was read.
   virtual Digest128 digest() const = 0;
 };
 
-// A reader of `matrix`; `folder` outlives it. Rows that stand in the source as they are take the memory of
-// one call; columns of the source take MatrixMemory bytes, from the first row read to the last.
-std::unique_ptr<RowReader> MakeRowReader(const TensorFolder& folder, const SourceMatrix& matrix);
+// A reader of `matrix`; `checkpoint` outlives it. Rows that stand in the source as they are take the memory
+// of one call; columns of the source take MatrixMemory bytes, from the first row read to the last.
+std::unique_ptr<RowReader> MakeRowReader(const Checkpoint& checkpoint, const SourceMatrix& matrix);
 
 // Bytes that a reader of `matrix` holds beside the rows of one call.
 uint64_t MatrixMemory(const SourceMatrix& matrix);
 
 // "BF16", "MXFP4": for digests and messages.
-const char* SourceTypeName(const SourceMatrix& matrix);
+const std::string& SourceTypeName(const SourceMatrix& matrix);
 
 }  // namespace sluice
 

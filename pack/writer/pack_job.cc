@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/file_io.h"
 #include "common/model/dense_names.h"
 #include "common/model/model_config_json.h"
+#include "common/model/source/model_source.h"
 #include "common/profile/profile.h"
 #include "common/status.h"
 #include "common/strict_json.h"
@@ -18,20 +18,6 @@ namespace {
 
 // Changes when the writer makes other bytes of the same input.
 constexpr char kGenerator[] = "sluice pack 2";
-constexpr uint64_t kMaxTokenizerFileBytes = 256ull << 20;
-constexpr const char* kTokenizerFileNames[] = {
-    "tokenizer.json",        "tokenizer.model",         "vocab.json",        "merges.txt",
-    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-};
-
-absl::Status ReadTokenizer(const std::string& model_dir, std::map<std::string, std::string>* files) {
-  for (const char* name : kTokenizerFileNames) {
-    const std::string path = absl::StrCat(model_dir, "/", name);
-    if (!FileExists(path)) continue;
-    ASSIGN_OR_RETURN((*files)[name], ReadFile(path, kMaxTokenizerFileBytes));
-  }
-  return absl::OkStatus();
-}
 
 // Vectors and routers are small and errors in them reach every token, so recipes have no say in them.
 EncodingDescriptor DenseDescriptor(const DenseSpec& spec, const SourceMatrix& source,
@@ -76,7 +62,7 @@ bool StoredInMxfp4(const SourceMap& sources, Part part) {
       const SourceMatrix& matrix = part == Part::kUp     ? expert.up
                                    : part == Part::kGate ? expert.gate
                                                          : expert.down;
-      if (matrix.scales == nullptr || matrix.transposed) return false;
+      if (!matrix.tensor->mxfp4 || matrix.transposed) return false;
       any = true;
     }
   }
@@ -148,7 +134,7 @@ Digest128 FingerprintOf(const PackJob& job) {
   hasher.UpdateSized(kGenerator);
   hasher.UpdateSized(job.manifest.provenance.options);
   hasher.UpdateSized(ModelConfigToJson(job.manifest.config).dump());
-  hasher.UpdateSized(job.folder->fingerprint());
+  hasher.UpdateSized(job.checkpoint->fingerprint());
   return hasher.Finish();
 }
 
@@ -193,9 +179,11 @@ absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOpti
   PackJob job;
   job.options = options;
   RETURN_IF_ERROR(CheckRecipe(options.recipe));
-  ASSIGN_OR_RETURN(HfConfig hf, ReadHfConfig(model_dir));
-  ASSIGN_OR_RETURN(job.folder, TensorFolder::Open(model_dir));
-  absl::StatusOr<SourceMap> sources = MapTensors(hf.config, *job.folder);
+  ASSIGN_OR_RETURN(ModelSource source, OpenModelSource(model_dir));
+  HfConfig& hf = source.hf;
+  job.checkpoint = std::move(source.checkpoint);
+  job.tokenizer_files = std::move(source.tokenizer_files);
+  absl::StatusOr<SourceMap> sources = MapTensors(hf.config, *job.checkpoint);
   if (!sources.ok()) return Annotate(sources.status(), model_dir);
   job.manifest.config = std::move(hf.config);
   job.manifest.generation = hf.generation;
@@ -208,7 +196,6 @@ absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOpti
   RETURN_IF_ERROR(PlanDense(specs, *sources, &job));
   RETURN_IF_ERROR(PlanExtents(specs, formats, &job));
   job.experts = std::move(sources->experts);
-  RETURN_IF_ERROR(ReadTokenizer(model_dir, &job.tokenizer_files));
   job.fingerprint = FingerprintOf(job);
   return job;
 }

@@ -14,9 +14,8 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/checksum.h"
-#include "common/model/families/hf_config.h"
+#include "common/model/checkpoint.h"
 #include "common/model/families/hf_tensors.h"
-#include "common/model/safetensors.h"
 #include "pack/pack_format.h"
 #include "pack/writer/pack_writer.h"
 
@@ -33,9 +32,9 @@ struct ExpertUnit {
 // Units are numbered: dense extents first, then experts.
 struct PackJob {
   PackOptions options;
-  std::unique_ptr<TensorFolder> folder;
+  std::unique_ptr<Checkpoint> checkpoint;
   std::vector<SourceMatrix> dense;                 // by dense tensor, in storage order
-  std::vector<std::vector<ExpertSource>> experts;  // [layer][expert]; points into folder
+  std::vector<std::vector<ExpertSource>> experts;  // [layer][expert]; points into checkpoint
   Manifest manifest;                               // all but digests, sizes and provenance's source digest
   std::vector<ExtentEntry> extents;
   uint64_t checksum_count = 0;

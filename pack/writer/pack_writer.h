@@ -1,4 +1,4 @@
-// Making packs: from a Hugging Face folder, streaming, resumable, deterministic.
+// Making packs: from a Hugging Face folder or a GGUF file, streaming, resumable, deterministic.
 //
 // Thread safety: free functions; two runs may not write the same folder at once (the second is refused). The
 // progress callback is called from one thread at a time, not always the caller's.
@@ -66,12 +66,13 @@ struct PackEstimate {
 absl::StatusOr<PackEstimate> EstimatePack(const std::string& model_dir, const std::string& out_dir,
                                           const PackOptions& options);
 
-// Converts `model_dir` into the pack `out_dir`, or where that links to. Writes `<out_dir>.partial`, resumes
-// it if it belongs to the same source and options, and renames it at the end. `progress` may be empty,
-// `cancel` null. Errors: AlreadyExists without force; ResourceExhausted with both numbers when space is
-// short; InvalidArgument naming file, tensor and field for a bad source; Unimplemented naming an architecture
-// or encoding; FailedPrecondition naming both digests for the profile of another source (known once all of it
-// was read); Cancelled once *cancel is true (the partial folder stays, to be resumed).
+// Converts `model_dir` (a folder, or a file that ends in ".gguf") into the pack `out_dir`, or where that
+// links to. Writes `<out_dir>.partial`, resumes it if it belongs to the same source and options, and renames
+// it at the end. `progress` may be empty, `cancel` null. Errors: AlreadyExists without force;
+// ResourceExhausted with both numbers when space is short; InvalidArgument naming file, tensor and field for
+// a bad source; Unimplemented naming an architecture or encoding; FailedPrecondition naming both digests for
+// the profile of another source (known once all of it was read); Cancelled once *cancel is true (the partial
+// folder stays, to be resumed).
 absl::StatusOr<PackSummary> PackModel(const std::string& model_dir, const std::string& out_dir,
                                       const PackOptions& options, const PackProgressFn& progress,
                                       const std::atomic<bool>* cancel);

@@ -55,7 +55,7 @@ absl::Status UnitEncoder::EncodeDense(uint32_t unit, JournalRecord* record) {
   uint64_t written = 0;
   for (size_t i = first; i < last; ++i) {
     const DenseTensor& tensor = job_.manifest.dense_tensors[i];
-    const std::unique_ptr<RowReader> reader = MakeRowReader(*job_.folder, job_.dense[i]);
+    const std::unique_ptr<RowReader> reader = MakeRowReader(*job_.checkpoint, job_.dense[i]);
     RETURN_IF_ERROR(writer.PadTo(tensor.offset));
     const Column column{reader.get(), tensor.encoding, 0, job_.dense[i].tensor->name};
     RETURN_IF_ERROR(WriteRecords({&column, 1}, tensor.rows, tensor.cols, tensor.stride, &writer));
@@ -71,8 +71,8 @@ absl::Status UnitEncoder::EncodeExpert(uint32_t unit, JournalRecord* record) {
   const ExpertUnit& place = job_.expert_units[unit - job_.dense_extents];
   const ExpertSource& source = job_.experts[place.layer][place.expert];
   const std::array<std::unique_ptr<RowReader>, kPartCount> readers = {
-      MakeRowReader(*job_.folder, source.up), MakeRowReader(*job_.folder, source.gate),
-      MakeRowReader(*job_.folder, source.down)};
+      MakeRowReader(*job_.checkpoint, source.up), MakeRowReader(*job_.checkpoint, source.gate),
+      MakeRowReader(*job_.checkpoint, source.down)};
   const ExpertFormat& format = job_.manifest.expert_formats[place.format];
   const ExpertPlan& plan = job_.plans[place.format];
   for (uint32_t stream = 0; stream < plan.streams; ++stream) {

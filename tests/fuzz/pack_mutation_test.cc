@@ -14,6 +14,7 @@
 #include "pack/pack.h"
 #include "pack/writer/journal.h"
 #include "pack/writer/pack_writer.h"
+#include "tests/fuzz/mutate.h"
 #include "tests/fuzz/pack_targets.h"
 #include "tests/support/folder_bytes.h"
 #include "tests/support/mutator.h"
@@ -22,22 +23,6 @@
 
 namespace sluice {
 namespace {
-
-using Target = bool (*)(const uint8_t* data, size_t size);
-
-bool Feed(Target target, const std::string& input) {
-  return target(reinterpret_cast<const uint8_t*>(input.data()), input.size());
-}
-
-// Mutates `seeds` in turn; every seed itself must be accepted, and some mutants refused.
-void Mutate(Target target, const std::vector<std::string>& seeds, int cases, uint64_t seed) {
-  for (const std::string& input : seeds) ASSERT_TRUE(Feed(target, input));
-  Mutator mutator(seed);
-  int accepted = 0;
-  for (int i = 0; i < cases; ++i) accepted += Feed(target, mutator.Mutate(seeds[i % seeds.size()])) ? 1 : 0;
-  EXPECT_LT(accepted, cases);
-  ::testing::Test::RecordProperty("accepted", accepted);
-}
 
 // Address sanitizers reserve terabytes: the limit is for the plain build.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)

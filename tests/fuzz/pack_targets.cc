@@ -1,12 +1,15 @@
 #include "tests/fuzz/pack_targets.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string_view>
 
 #include "absl/types/span.h"
 #include "common/checksum.h"
 #include "common/model/families/hf_config.h"
+#include "common/model/gguf/gguf_header.h"
 #include "common/model/model_config_json.h"
 #include "common/model/model_limits.h"
 #include "common/model/safetensors.h"
@@ -125,6 +128,31 @@ bool FuzzGeneration(const uint8_t* data, size_t size) {
   const auto config = ParseHfConfig(kConfig, Text(data, size), "f");
   if (!config.ok()) return false;
   for (const int32_t id : config->config.eos_ids) Require(id >= 0 && id < 64, "end id in vocabulary");
+  return true;
+}
+
+bool FuzzGgufHeader(const uint8_t* data, size_t size) {
+  // Tensors' data is never read by the parser: zeros stand for it.
+  const uint64_t file_bytes = size + (size % 3 == 0 ? 0 : uint64_t{4} << 20);
+  const auto header = ParseGgufHeader(
+      file_bytes,
+      [&](uint64_t offset, absl::Span<std::byte> bytes) {
+        Require(offset + bytes.size() <= file_bytes, "a read within the file");
+        std::fill(bytes.begin(), bytes.end(), std::byte{0});
+        if (offset < size)
+          std::memcpy(bytes.data(), data + offset, std::min<uint64_t>(bytes.size(), size - offset));
+        return absl::OkStatus();
+      },
+      "f");
+  if (!header.ok()) return false;
+  uint64_t end = 0;
+  for (const GgufTensorInfo& tensor : header->tensors) {
+    uint64_t rows = 1;
+    for (size_t i = 1; i < tensor.dims.size(); ++i) rows *= tensor.dims[i];
+    Require(tensor.row_bytes() * rows == tensor.bytes, "rows fill a tensor");
+    Require(tensor.offset >= end && tensor.offset + tensor.bytes <= file_bytes, "tensors in file, apart");
+    end = tensor.offset + tensor.bytes;
+  }
   return true;
 }
 

@@ -17,6 +17,7 @@ bool FuzzSafetensors(const uint8_t* data, size_t size);  // a whole file: length
 bool FuzzShardIndex(const uint8_t* data, size_t size);
 bool FuzzHfConfig(const uint8_t* data, size_t size);      // config.json
 bool FuzzGeneration(const uint8_t* data, size_t size);    // generation_config.json beside a good config.json
+bool FuzzGgufHeader(const uint8_t* data, size_t size);    // the head of a GGUF file
 bool FuzzExtentTable(const uint8_t* data, size_t size);   // extents.bin
 bool FuzzManifest(const uint8_t* data, size_t size);      // manifest.json
 bool FuzzManifestBody(const uint8_t* data, size_t size);  // its BODY: the digest is made to fit

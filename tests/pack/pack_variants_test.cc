@@ -253,7 +253,7 @@ TEST(PackVariantsTest, Mxfp4ScalesThatAreNoNumbersAreRefused) {
   file[scales->offset + 5] = '\xff';
   ASSERT_TRUE(WriteFileDurably(dir.File("model") + "/model.safetensors", file).ok());
   EXPECT_THAT(MessageOfPacking(dir.File("model"), dir.File("pack")),
-              HasSubstr("down_proj_blocks holds NaN at [value "));
+              HasSubstr("experts.down_proj holds NaN at [0, "));
 }
 
 }  // namespace

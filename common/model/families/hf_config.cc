@@ -39,6 +39,8 @@ constexpr Family kFamilies[] = {
     {"deepseek", "DeepseekForCausalLM", &ReadDeepseek},
     {"deepseek_v2", "DeepseekV2ForCausalLM", &ReadDeepseekV2},
     {"deepseek_v3", "DeepseekV3ForCausalLM", &ReadDeepseekV3},
+    {"kimi_k2", "DeepseekV3ForCausalLM", &ReadDeepseekV3},
+    {"minimax_m2", "MiniMaxM2ForCausalLM", &ReadMinimaxM2},
     {"phimoe", "PhimoeForCausalLM", &ReadPhimoe},
     {"phimoe", "PhiMoEForCausalLM", &ReadPhimoe},
     {"gpt_oss", "GptOssForCausalLM", &ReadGptOss},
@@ -127,6 +129,7 @@ absl::Status ReadGeneration(const JsonObject& object, GenerationDefaults* out) {
 // model computes, so Finish() refuses all those that are not known to be inert.
 absl::StatusOr<ModelConfig> ReadFields(const JsonObject& object, const Family& family) {
   HfFields fields(object);
+  fields.Skip("quantization_config");  // ReadQuantization's
   ModelConfig config = family.read(&fields);
   RETURN_IF_ERROR(fields.Finish());
   return config;
@@ -140,13 +143,6 @@ absl::StatusOr<ModelConfig> ReadTextConfig(const JsonObject& object, const Famil
   if (type != family.text_type) {
     return UnknownArchitecture(text.subject(), JsonExcerpt(json(type)));
   }
-  // Outside text_config the fields are not read one by one, but weights in a quantized form must not pass for
-  // plain ones.
-  if (object.Has("quantization_config")) {
-    HfFields fields(object);
-    fields.Refuse("quantization_config");
-    return fields.Finish();
-  }
   ASSIGN_OR_RETURN(ModelConfig config, ReadFields(text, family));
   ASSIGN_OR_RETURN(const bool tied, object.BoolOr("tie_word_embeddings", config.tied_embeddings));
   if (tied != config.tied_embeddings) {
@@ -155,6 +151,36 @@ absl::StatusOr<ModelConfig> ReadTextConfig(const JsonObject& object, const Famil
   RETURN_IF_ERROR(ReadIds(text, "bos_token_id", config.vocab, &config.bos_ids));
   RETURN_IF_ERROR(ReadIds(text, "eos_token_id", config.vocab, &config.eos_ids));
   return config;
+}
+
+// A multimodal model's may stand beside the text model's members or among them.
+absl::StatusOr<Quantization> QuantizationOf(const JsonObject& object) {
+  if (object.Has("quantization_config") || !object.Has("text_config")) return ReadQuantization(object);
+  ASSIGN_OR_RETURN(const JsonObject text, object.Object("text_config"));
+  return ReadQuantization(text);
+}
+
+// JSON has no infinities, but published configs spell them bare, as Python does; transformers 5 writes the
+// object that this puts in their place, which HfFields reads as a number.
+std::string SpellInfinities(std::string_view text) {
+  constexpr std::string_view kWord = "Infinity";
+  std::string out;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (in_string && text[i] == '\\' && i + 1 < text.size()) {
+      out += text[i++];
+    } else if (text[i] == '"') {
+      in_string = !in_string;
+    } else if (!in_string && text.substr(i).starts_with(kWord)) {
+      const bool negative = !out.empty() && out.back() == '-';
+      if (negative) out.pop_back();
+      absl::StrAppend(&out, "{\"__float__\":\"", negative ? "-" : "", "Infinity\"}");
+      i += kWord.size() - 1;
+      continue;
+    }
+    out += text[i];
+  }
+  return out;
 }
 
 // The member `chat_template`: a string, or a list of {name, template}, of which the one called "default" or
@@ -200,10 +226,11 @@ absl::StatusOr<std::string> ReadChatTemplate(const std::string& dir) {
 absl::StatusOr<HfConfig> ParseHfConfig(std::string_view config_json, std::string_view generation_json,
                                        const std::string& subject) {
   const std::string config_name = absl::StrCat(subject, "/config.json");
-  ASSIGN_OR_RETURN(const json root, ParseStrictJson(config_json, config_name));
+  ASSIGN_OR_RETURN(const json root, ParseStrictJson(SpellInfinities(config_json), config_name));
   ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(root, config_name));
   ASSIGN_OR_RETURN(const Family* family, FindFamily(object));
   HfConfig result;
+  ASSIGN_OR_RETURN(result.quantization, QuantizationOf(object));
   ASSIGN_OR_RETURN(result.config, family->text_type != nullptr ? ReadTextConfig(object, *family)
                                                                : ReadFields(object, *family));
   RETURN_IF_ERROR(ReadIds(object, "bos_token_id", result.config.vocab, &result.config.bos_ids));
@@ -232,6 +259,11 @@ absl::StatusOr<HfConfig> ReadHfConfig(const std::string& dir) {
     ASSIGN_OR_RETURN(generation_json, ReadFile(generation_path, kMaxConfigBytes));
   }
   ASSIGN_OR_RETURN(HfConfig result, ParseHfConfig(config_json, generation_json, dir));
+  const std::string quant_path = absl::StrCat(dir, "/hf_quant_config.json");
+  if (result.quantization.method == QuantMethod::kNone && FileExists(quant_path)) {
+    ASSIGN_OR_RETURN(const std::string text, ReadFile(quant_path, kMaxConfigBytes));
+    ASSIGN_OR_RETURN(result.quantization, ParseModeloptQuantization(text, quant_path));
+  }
   ASSIGN_OR_RETURN(result.chat_template, ReadChatTemplate(dir));
   return result;
 }

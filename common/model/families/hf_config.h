@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/model/formats/quantization.h"
 #include "common/model/model_config.h"
 
 namespace sluice {
@@ -19,6 +20,7 @@ namespace sluice {
 struct HfConfig {
   ModelConfig config;
   GenerationDefaults generation;
+  Quantization quantization;  // of the folder's linear layers
   std::string chat_template;  // empty: none
 };
 

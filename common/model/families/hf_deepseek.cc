@@ -62,11 +62,20 @@ void MapLatent(LayerMapper* layer) {
   layer->Dense(dense::kKvDown, layer->Matrix("self_attn.kv_a_proj_with_mqa.weight",
                                              latent.kv_rank + a.rope.dimensions, layer->hidden()));
   layer->Dense(dense::kKvDownNorm, layer->Vector("self_attn.kv_a_layernorm.weight", latent.kv_rank));
-  // Per head: nope_dim lines that make keys of a cached row, then value_dim lines that make values.
-  const SourceMatrix up = layer->Matrix(
-      "self_attn.kv_b_proj.weight", uint64_t{a.heads} * (latent.nope_dim + latent.value_dim), latent.kv_rank);
-  layer->Dense(dense::kKUpT, Transposed(LinesOfBlocks(up, a.heads, 0, latent.nope_dim)));
-  layer->Dense(dense::kVUp, LinesOfBlocks(up, a.heads, latent.nope_dim, latent.value_dim));
+  const uint32_t kv_rank = latent.kv_rank;
+  if (layer->Has("self_attn.k_b_proj.weight")) {
+    // GGUF files keep the two halves of kv_b_proj apart, the keys' the way they are used here.
+    layer->Dense(dense::kKUpT,
+                 layer->Matrix("self_attn.k_b_proj.weight", uint64_t{a.heads} * kv_rank, latent.nope_dim));
+    layer->Dense(dense::kVUp,
+                 layer->Matrix("self_attn.v_b_proj.weight", uint64_t{a.heads} * latent.value_dim, kv_rank));
+  } else {
+    // Per head: nope_dim rows that make keys of a cached row, then value_dim rows that make values.
+    const SourceMatrix up = layer->Matrix("self_attn.kv_b_proj.weight",
+                                          uint64_t{a.heads} * (latent.nope_dim + latent.value_dim), kv_rank);
+    layer->Dense(dense::kKUpT, Transposed(RowsOfBlocks(up, a.heads, 0, latent.nope_dim)));
+    layer->Dense(dense::kVUp, RowsOfBlocks(up, a.heads, latent.nope_dim, latent.value_dim));
+  }
   layer->Dense(dense::kO,
                layer->Matrix("self_attn.o_proj.weight", layer->hidden(), a.heads * latent.value_dim));
 }

@@ -35,6 +35,9 @@ ModelConfig ReadDeepseekV2(HfFields* fields);
 ModelConfig ReadDeepseekV3(HfFields* fields);
 void MapDeepseek(const ModelConfig& config, TensorMapper* mapper);
 
+ModelConfig ReadMinimaxM2(HfFields* fields);
+void MapMinimaxM2(const ModelConfig& config, TensorMapper* mapper);
+
 ModelConfig ReadPhimoe(HfFields* fields);
 void MapPhimoe(const ModelConfig& config, TensorMapper* mapper);
 

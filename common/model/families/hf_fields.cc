@@ -116,6 +116,15 @@ bool IsInert(std::string_view key) {
   return std::find(std::begin(kInertFields), std::end(kInertFields), key) != std::end(kInertFields);
 }
 
+// A number, or what stands for an infinite one ({"__float__": "Infinity"}); NaN for anything else.
+double NumberOf(const json& value) {
+  if (value.is_number()) return value.get<double>();
+  if (!value.is_object() || value.size() != 1) return NAN;
+  const auto word = value.find("__float__");
+  if (word == value.end()) return NAN;
+  return *word == "Infinity" ? INFINITY : *word == "-Infinity" ? -INFINITY : NAN;
+}
+
 bool IsOff(const json& value) { return value.is_null() || (value.is_boolean() && !value.get<bool>()); }
 
 }  // namespace
@@ -145,6 +154,11 @@ uint32_t HfFields::Number(std::string_view key, uint64_t low, uint64_t high, uin
 
 double HfFields::Real(std::string_view key, double low, double high) {
   Ask(key);
+  const json* value = object_.Find(key);
+  if (value != nullptr && std::isinf(NumberOf(*value))) {
+    const double number = NumberOf(*value);
+    if (number >= low && number <= high) return number;
+  }
   return Take(object_.Double(key, low, high), low);
 }
 
@@ -195,7 +209,7 @@ std::vector<uint32_t> HfFields::Numbers(std::string_view key, uint64_t high) {
 std::vector<double> HfFields::Reals(std::string_view key, double low, double high) {
   return List<double>(key, "numbers", absl::StrCat("; numbers from ", low, " to ", high, " are expected"),
                       [low, high](const json& entry, double* value) {
-                        *value = entry.is_number() ? entry.get<double>() : NAN;
+                        *value = NumberOf(entry);
                         return *value >= low && *value <= high;
                       });
 }

@@ -39,6 +39,7 @@ class HfFields {
   // Whole numbers in [low, high]; without a fallback the member is required.
   uint32_t Number(std::string_view key, uint64_t low, uint64_t high);
   uint32_t Number(std::string_view key, uint64_t low, uint64_t high, uint64_t fallback);
+  // Infinite ones (Infinity, or transformers' object for it) where the range ends there.
   double Real(std::string_view key, double low, double high);
   double Real(std::string_view key, double low, double high, double fallback);
   bool Flag(std::string_view key, bool fallback);

@@ -31,28 +31,25 @@ void MapBf16Experts(LayerMapper* layer) {
       layer->Stack("mlp.experts.gate_up_proj", moe.experts, hidden, uint64_t{2} * moe.expert_width);
   const SourceMatrix downs = layer->Stack("mlp.experts.down_proj", moe.experts, moe.expert_width, hidden);
   for (uint64_t e = 0; e < moe.experts && layer->ok(); ++e) {
-    const SourceMatrix both = Lines(gates_ups, e * hidden, layer->hidden());
+    const SourceMatrix both = Rows(gates_ups, e * hidden, layer->hidden());
     layer->AddExpert({.up = Transposed(EverySecondColumn(both, 1)),
                       .gate = Transposed(EverySecondColumn(both, 0)),
-                      .down = Lines(downs, e * moe.expert_width, moe.expert_width)});
+                      .down = Rows(downs, e * moe.expert_width, moe.expert_width)});
   }
 }
 
-// The MXFP4 files store the same experts by output line, quantized along hidden, so gate and up alternate by
-// lines and down is the one to transpose.
+// MXFP4 folders keep the transposed matrices, whose rows are outputs.
 void MapMxfp4Experts(LayerMapper* layer) {
   const MoeConfig& moe = layer->moe();
   const uint64_t hidden = layer->hidden();
   const SourceMatrix gates_ups =
-      layer->Mxfp4("mlp.experts.gate_up_proj", moe.experts, uint64_t{2} * moe.expert_width,
-                   layer->hidden() / kMxfp4BlockValues);
-  const SourceMatrix downs =
-      layer->Mxfp4("mlp.experts.down_proj", moe.experts, hidden, moe.expert_width / kMxfp4BlockValues);
+      layer->Stack("mlp.experts.gate_up_proj", moe.experts, uint64_t{2} * moe.expert_width, hidden);
+  const SourceMatrix downs = layer->Stack("mlp.experts.down_proj", moe.experts, hidden, moe.expert_width);
   for (uint64_t e = 0; e < moe.experts && layer->ok(); ++e) {
-    const SourceMatrix both = Lines(gates_ups, e * 2 * moe.expert_width, 2 * moe.expert_width);
-    layer->AddExpert({.up = EverySecondLine(both, 1),
-                      .gate = EverySecondLine(both, 0),
-                      .down = Transposed(Lines(downs, e * hidden, layer->hidden()))});
+    const SourceMatrix both = Rows(gates_ups, e * 2 * moe.expert_width, 2 * moe.expert_width);
+    layer->AddExpert({.up = EverySecondRow(both, 1),
+                      .gate = EverySecondRow(both, 0),
+                      .down = Transposed(Rows(downs, e * hidden, layer->hidden()))});
   }
 }
 
@@ -78,14 +75,6 @@ ModelConfig ReadGptOss(HfFields* fields) {
   moe.activation = Activation::kClampedSwiglu;
   moe.activation_alpha = static_cast<float>(fields->Real("swiglu_alpha", 0, 1e6, 1.702));
   moe.activation_limit = static_cast<float>(fields->Real("swiglu_limit", 0, 1e6, 7.0));
-  fields->Group("quantization_config", [&](HfFields* group) {
-    group->OnlyWord("quant_method", "mxfp4");
-    group->Skip("modules_to_not_convert");
-    group->Skip("dequantize");
-    if (model.hidden % kMxfp4BlockValues != 0 || moe.expert_width % kMxfp4BlockValues != 0) {
-      group->Refuse("quant_method");
-    }
-  });
   const uint32_t window =
       fields->Number("sliding_window", 1, kMaxPosition, fields->IsNull("sliding_window") ? 0 : 128);
   const std::vector<std::string> types =
@@ -106,13 +95,21 @@ void MapGptOss(const ModelConfig& config, TensorMapper* mapper) {
     layer->Dense(dense::kSinks, layer->Vector("self_attn.sinks", layer->attention().heads));
     layer->Dense(dense::kRouter, layer->Matrix("mlp.router.weight", moe.experts, layer->hidden()));
     layer->Dense(dense::kRouterBias, layer->Vector("mlp.router.bias", moe.experts));
+    layer->Dense(dense::kExpertsDownBias,
+                 layer->Matrix("mlp.experts.down_proj_bias", moe.experts, layer->hidden()));
+    if (layer->Has("mlp.experts.gate_proj_bias")) {
+      // GGUF files keep gate and up apart.
+      layer->Dense(dense::kExpertsGateBias,
+                   layer->Matrix("mlp.experts.gate_proj_bias", moe.experts, moe.expert_width));
+      layer->Dense(dense::kExpertsUpBias,
+                   layer->Matrix("mlp.experts.up_proj_bias", moe.experts, moe.expert_width));
+      return layer->Experts("mlp.experts.", {});
+    }
     const SourceMatrix biases =
         layer->Matrix("mlp.experts.gate_up_proj_bias", moe.experts, uint64_t{2} * moe.expert_width);
     layer->Dense(dense::kExpertsGateBias, EverySecondColumn(biases, 0));
     layer->Dense(dense::kExpertsUpBias, EverySecondColumn(biases, 1));
-    layer->Dense(dense::kExpertsDownBias,
-                 layer->Matrix("mlp.experts.down_proj_bias", moe.experts, layer->hidden()));
-    if (layer->Has("mlp.experts.gate_up_proj_blocks")) {
+    if (layer->IsMxfp4("mlp.experts.gate_up_proj")) {
       MapMxfp4Experts(layer);
     } else {
       MapBf16Experts(layer);

@@ -65,10 +65,10 @@ void MapLlama4Experts(LayerMapper* layer) {
       layer->Stack("feed_forward.experts.gate_up_proj", moe.experts, hidden, uint64_t{2} * width);
   const SourceMatrix downs = layer->Stack("feed_forward.experts.down_proj", moe.experts, width, hidden);
   for (uint64_t e = 0; e < moe.experts && layer->ok(); ++e) {
-    const SourceMatrix both = Lines(gates_ups, e * hidden, layer->hidden());
+    const SourceMatrix both = Rows(gates_ups, e * hidden, layer->hidden());
     layer->AddExpert({.up = Transposed(Columns(both, width, width)),
                       .gate = Transposed(Columns(both, 0, width)),
-                      .down = Lines(downs, e * width, width)});
+                      .down = Rows(downs, e * width, width)});
   }
 }
 
@@ -126,7 +126,11 @@ void MapLlama4(const ModelConfig& config, TensorMapper* mapper) {
     if (layer->moe().experts == 0) return layer->DenseFfn("feed_forward.");
     layer->Dense(dense::kRouter,
                  layer->Matrix("feed_forward.router.weight", layer->moe().experts, layer->hidden()));
-    MapLlama4Experts(layer);
+    if (layer->Has("feed_forward.experts.0.gate_proj.weight")) {
+      layer->Experts("feed_forward.experts.", {});
+    } else {
+      MapLlama4Experts(layer);
+    }
     layer->SharedExpert("feed_forward.shared_expert.");
   });
 }

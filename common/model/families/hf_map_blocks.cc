@@ -89,9 +89,9 @@ void MapStackedExperts(const std::string& gate_up, const std::string& down, Laye
   const SourceMatrix downs = layer->Stack(down, moe.experts, layer->hidden(), width);
   for (uint64_t e = 0; e < moe.experts && layer->ok(); ++e) {
     ExpertSource expert;
-    expert.gate = Lines(gates_ups, e * 2 * width, moe.expert_width);
-    expert.up = Lines(gates_ups, e * 2 * width + width, moe.expert_width);
-    expert.down = Transposed(Lines(downs, e * layer->hidden(), layer->hidden()));
+    expert.gate = Rows(gates_ups, e * 2 * width, moe.expert_width);
+    expert.up = Rows(gates_ups, e * 2 * width + width, moe.expert_width);
+    expert.down = Transposed(Rows(downs, e * layer->hidden(), layer->hidden()));
     layer->AddExpert(expert);
   }
 }

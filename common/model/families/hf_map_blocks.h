@@ -24,6 +24,7 @@ class LayerMapper {
   const MoeConfig& moe() const { return config_.layers[layer_].moe; }
   uint32_t hidden() const { return config_.hidden; }
   bool Has(const std::string& name) const { return mapper_->Has(base_ + name); }
+  bool IsMxfp4(const std::string& name) const { return mapper_->IsMxfp4(base_ + name); }
   bool ok() const { return mapper_->ok(); }
 
   SourceMatrix Matrix(const std::string& name, uint64_t rows, uint64_t cols) {
@@ -34,9 +35,6 @@ class LayerMapper {
   }
   SourceMatrix Stack(const std::string& name, uint64_t count, uint64_t lines, uint64_t length) {
     return mapper_->Tensor(base_ + name, {count, lines, length});
-  }
-  SourceMatrix Mxfp4(const std::string& name, uint64_t count, uint64_t lines, uint32_t groups) {
-    return mapper_->Mxfp4(base_ + name, {count, lines}, groups);
   }
   void Dense(std::string_view canonical, const SourceMatrix& matrix);
   void AddExpert(const ExpertSource& expert) { mapper_->AddExpert(layer_, expert); }

@@ -51,8 +51,8 @@ void MapGatedAttention(LayerMapper* layer) {
   const uint32_t kv_rows = a.kv_heads * a.head_dim;
   // Per head: head_dim lines of q, then as many of its gate.
   const SourceMatrix both = layer->Matrix("self_attn.q_proj.weight", uint64_t{2} * q_rows, layer->hidden());
-  layer->Dense(dense::kQ, LinesOfBlocks(both, a.heads, 0, a.head_dim));
-  layer->Dense(dense::kQGate, LinesOfBlocks(both, a.heads, a.head_dim, a.head_dim));
+  layer->Dense(dense::kQ, RowsOfBlocks(both, a.heads, 0, a.head_dim));
+  layer->Dense(dense::kQGate, RowsOfBlocks(both, a.heads, a.head_dim, a.head_dim));
   layer->Dense(dense::kK, layer->Matrix("self_attn.k_proj.weight", kv_rows, layer->hidden()));
   layer->Dense(dense::kV, layer->Matrix("self_attn.v_proj.weight", kv_rows, layer->hidden()));
   layer->Dense(dense::kO, layer->Matrix("self_attn.o_proj.weight", layer->hidden(), q_rows));

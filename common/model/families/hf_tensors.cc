@@ -13,19 +13,13 @@ struct FamilyTensors {
   void (*map)(const ModelConfig& config, TensorMapper* mapper);
 };
 constexpr FamilyTensors kFamilies[] = {
-    {"mixtral", &MapMixtral},
-    {"qwen2_moe", &MapQwenMoe},
-    {"qwen3_moe", &MapQwenMoe},
-    {"olmoe", &MapOlmoe},
-    {"granitemoe", &MapGraniteMoe},
-    {"glm4_moe", &MapGlm4Moe},
-    {"deepseek", &MapDeepseek},
-    {"deepseek_v2", &MapDeepseek},
-    {"deepseek_v3", &MapDeepseek},
-    {"phimoe", &MapPhimoe},
-    {"gpt_oss", &MapGptOss},
-    {"llama4_text", &MapLlama4},
-    {"qwen3_5_moe_text", &MapQwen35Moe},
+    {"mixtral", &MapMixtral},       {"qwen2_moe", &MapQwenMoe},
+    {"qwen3_moe", &MapQwenMoe},     {"olmoe", &MapOlmoe},
+    {"granitemoe", &MapGraniteMoe}, {"glm4_moe", &MapGlm4Moe},
+    {"deepseek", &MapDeepseek},     {"deepseek_v2", &MapDeepseek},
+    {"deepseek_v3", &MapDeepseek},  {"minimax_m2", &MapMinimaxM2},
+    {"phimoe", &MapPhimoe},         {"gpt_oss", &MapGptOss},
+    {"llama4_text", &MapLlama4},    {"qwen3_5_moe_text", &MapQwen35Moe},
     {"xverse", &MapXverse},
 };
 
@@ -46,13 +40,14 @@ bool IsKnownBuffer(const std::string& name) {
 
 // Views of a tensor on disk: each changes where lines begin, how many there are and how far apart, never the
 // bytes. Everything is counted in elements.
-SourceMatrix Lines(SourceMatrix m, uint64_t first, uint32_t count) {
-  m.first += first * m.line_stride;
-  m.lines = count;
+SourceMatrix Rows(SourceMatrix m, uint64_t first, uint32_t count) {
+  m.first += first * (m.transposed ? 1 : m.line_stride);
+  (m.transposed ? m.length : m.lines) = count;
   return m;
 }
 
-SourceMatrix EverySecondLine(SourceMatrix m, uint32_t offset) {
+SourceMatrix EverySecondRow(SourceMatrix m, uint32_t offset) {
+  if (m.transposed) return Transposed(EverySecondColumn(Transposed(m), offset));
   m.first += offset * m.line_stride;
   m.lines /= 2;
   m.line_stride *= 2;
@@ -60,26 +55,25 @@ SourceMatrix EverySecondLine(SourceMatrix m, uint32_t offset) {
 }
 
 SourceMatrix Columns(SourceMatrix m, uint32_t first, uint32_t count) {
-  m.first += first;
-  m.length = count;
-  return m;
+  return Transposed(Rows(Transposed(m), first, count));
 }
 
 SourceMatrix EverySecondColumn(SourceMatrix m, uint32_t offset) {
+  if (m.transposed) return Transposed(EverySecondRow(Transposed(m), offset));
   m.first += offset;
   m.length /= 2;
   m.step = 2;
   return m;
 }
 
-SourceMatrix LinesOfBlocks(SourceMatrix m, uint32_t blocks, uint32_t first, uint32_t count) {
+SourceMatrix RowsOfBlocks(SourceMatrix m, uint32_t blocks, uint32_t first, uint32_t count) {
   m.blocks = blocks;
-  m.block_stride = m.lines / blocks * m.line_stride;
-  return Lines(m, first, count);
+  m.block_stride = m.transposed ? m.length / blocks : m.lines / blocks * m.line_stride;
+  return Rows(m, first, count);
 }
 
 SourceMatrix Transposed(SourceMatrix m) {
-  m.transposed = true;
+  m.transposed = !m.transposed;
   return m;
 }
 
@@ -90,9 +84,8 @@ SourceMatrix PlusOne(SourceMatrix m) {
 
 // Errors are collected, so that one run names the tensors that are missing or of a wrong shape together, up
 // to kMaxErrors of them.
-const TensorInfo* TensorMapper::Use(const std::string& name, const std::vector<uint64_t>& shape,
-                                    bool packed) {
-  const TensorInfo* tensor = folder_.Find(name);
+const CheckpointTensor* TensorMapper::Use(const std::string& name, const std::vector<uint64_t>& shape) {
+  const CheckpointTensor* tensor = checkpoint_.Find(name);
   if (tensor == nullptr) {
     Append(&missing_, name);
     ++errors_;
@@ -105,9 +98,8 @@ const TensorInfo* TensorMapper::Use(const std::string& name, const std::vector<u
     ++errors_;
     return nullptr;
   }
-  const bool is_float = tensor->type == ElementType::kBf16 || tensor->type == ElementType::kF16 ||
-                        tensor->type == ElementType::kF32;
-  if (packed ? tensor->type != ElementType::kU8 : !is_float) {
+  if (tensor->type != ElementType::kBf16 && tensor->type != ElementType::kF16 &&
+      tensor->type != ElementType::kF32) {
     Append(&unsupported_, absl::StrCat(name, " (", ElementTypeName(tensor->type), ")"));
     ++errors_;
     return nullptr;
@@ -117,27 +109,15 @@ const TensorInfo* TensorMapper::Use(const std::string& name, const std::vector<u
 
 SourceMatrix TensorMapper::Tensor(const std::string& name, const std::vector<uint64_t>& shape) {
   SourceMatrix matrix;
-  matrix.tensor = Use(name, shape, false);
+  matrix.tensor = Use(name, shape);
   matrix.length = static_cast<uint32_t>(shape.back());
-  matrix.line_stride = matrix.length;
   matrix.lines = 1;
   for (size_t i = 0; i + 1 < shape.size(); ++i) matrix.lines *= static_cast<uint32_t>(shape[i]);
-  return matrix;
-}
-
-SourceMatrix TensorMapper::Mxfp4(const std::string& name, const std::vector<uint64_t>& shape,
-                                 uint32_t groups) {
-  std::vector<uint64_t> scales = shape;
-  scales.push_back(groups);
-  std::vector<uint64_t> blocks = scales;
-  blocks.push_back(kMxfp4BlockBytes);
-  SourceMatrix matrix;
-  matrix.tensor = Use(name + "_blocks", blocks, true);
-  matrix.scales = Use(name + "_scales", scales, true);
-  matrix.length = groups * kMxfp4BlockValues;
+  if (matrix.tensor != nullptr && matrix.tensor->by_columns) {
+    std::swap(matrix.lines, matrix.length);
+    matrix.transposed = true;
+  }
   matrix.line_stride = matrix.length;
-  matrix.lines = 1;
-  for (const uint64_t dimension : shape) matrix.lines *= static_cast<uint32_t>(dimension);
   return matrix;
 }
 
@@ -151,11 +131,11 @@ void TensorMapper::AddExpert(uint32_t layer, const ExpertSource& expert) {
 }
 
 void TensorMapper::Ignore(const std::string& name) {
-  if (const TensorInfo* tensor = folder_.Find(name)) used_.insert(tensor);
+  if (const CheckpointTensor* tensor = checkpoint_.Find(name)) used_.insert(tensor);
 }
 
 void TensorMapper::IgnorePrefix(const std::string& prefix) {
-  for (const TensorInfo& tensor : folder_.tensors()) {
+  for (const CheckpointTensor& tensor : checkpoint_.tensors()) {
     if (absl::StartsWith(tensor.name, prefix)) used_.insert(&tensor);
   }
 }
@@ -175,8 +155,8 @@ absl::StatusOr<SourceMap> TensorMapper::Finish() {
   // A tensor that nobody used belongs to an architecture that only resembles this one.
   std::string extra;
   int extras = 0;
-  for (const TensorInfo& tensor : folder_.tensors()) {
-    if (used_.contains(&tensor) || IsKnownBuffer(tensor.name)) continue;
+  for (const CheckpointTensor& tensor : checkpoint_.tensors()) {
+    if (used_.contains(&tensor) || tensor.is_neutral || IsKnownBuffer(tensor.name)) continue;
     if (++extras <= kMaxErrors) Append(&extra, tensor.name);
   }
   if (extras > 0) {
@@ -187,10 +167,10 @@ absl::StatusOr<SourceMap> TensorMapper::Finish() {
   return std::move(map_);
 }
 
-absl::StatusOr<SourceMap> MapTensors(const ModelConfig& config, const TensorFolder& folder) {
+absl::StatusOr<SourceMap> MapTensors(const ModelConfig& config, const Checkpoint& checkpoint) {
   for (const FamilyTensors& family : kFamilies) {
     if (config.family != family.family) continue;
-    TensorMapper mapper(folder);
+    TensorMapper mapper(checkpoint);
     family.map(config, &mapper);
     ASSIGN_OR_RETURN(SourceMap map, mapper.Finish());
     map.experts.resize(config.layers.size());

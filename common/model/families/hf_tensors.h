@@ -12,20 +12,17 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/model/checkpoint.h"
 #include "common/model/model_config.h"
-#include "common/model/safetensors.h"
 
 namespace sluice {
 
-inline constexpr uint32_t kMxfp4BlockValues = 32;
-inline constexpr uint32_t kMxfp4BlockBytes = 16;  // two values a byte, the first in the low half
-
 // A matrix somewhere in a source tensor, as `blocks` stacked pieces of `lines` lines of `length` values. The
-// pack's rows are the lines or, if `transposed`, each piece's columns. Numbers of elements, not of bytes.
+// pack's rows are the lines or, if `transposed`, each piece's columns. Numbers of elements, not of bytes; a
+// matrix's line lies within one of the tensor's lines.
 struct SourceMatrix {
-  const TensorInfo* tensor = nullptr;
-  const TensorInfo* scales = nullptr;  // MXFP4: `tensor` holds E2M1 pairs, this an E8M0 byte per 32 of them
-  uint64_t first = 0;                  // where the first value is in the tensor
+  const CheckpointTensor* tensor = nullptr;
+  uint64_t first = 0;  // where the first value is in the tensor
   uint32_t blocks = 1;
   uint64_t block_stride = 0;
   uint32_t lines = 0;
@@ -39,13 +36,14 @@ struct SourceMatrix {
   uint32_t cols() const { return transposed ? lines : length; }
 };
 
-// Parts of a matrix of one block, by its lines; none is transposed yet.
-SourceMatrix Lines(SourceMatrix m, uint64_t first, uint32_t count);    // lines [first, first + count)
-SourceMatrix EverySecondLine(SourceMatrix m, uint32_t offset);         // lines offset, offset + 2, ...
+// Parts of a matrix of one block, by the rows and columns that its name promises; where a checkpoint keeps it
+// by its columns, `transposed` is set from the start.
+SourceMatrix Rows(SourceMatrix m, uint64_t first, uint32_t count);     // rows [first, first + count)
+SourceMatrix EverySecondRow(SourceMatrix m, uint32_t offset);          // rows offset, offset + 2, ...
 SourceMatrix Columns(SourceMatrix m, uint32_t first, uint32_t count);  // values [first, first + count)
 SourceMatrix EverySecondColumn(SourceMatrix m, uint32_t offset);       // values offset, offset + 2, ...
-// Lines [first, first + count) of each of `blocks` equal parts.
-SourceMatrix LinesOfBlocks(SourceMatrix m, uint32_t blocks, uint32_t first, uint32_t count);
+// Rows [first, first + count) of each of `blocks` equal parts.
+SourceMatrix RowsOfBlocks(SourceMatrix m, uint32_t blocks, uint32_t first, uint32_t count);
 SourceMatrix Transposed(SourceMatrix m);
 SourceMatrix PlusOne(SourceMatrix m);
 
@@ -67,23 +65,26 @@ struct SourceMap {
   std::vector<std::vector<ExpertSource>> experts;  // [layer][expert]
 };
 
-// Finds every tensor that `config` needs in `folder`. NotFound naming missing tensors, InvalidArgument naming
-// those that are not known or have another shape (with both shapes), Unimplemented naming an element type
-// that is no float of 16 or 32 bits. The map points into `folder`.
-absl::StatusOr<SourceMap> MapTensors(const ModelConfig& config, const TensorFolder& folder);
+// Finds every tensor that `config` needs in `checkpoint`. NotFound naming missing tensors, InvalidArgument
+// naming those that are not known or have another shape (with both shapes), Unimplemented naming an element
+// type that is no float of 16 or 32 bits. The map points into `checkpoint`.
+absl::StatusOr<SourceMap> MapTensors(const ModelConfig& config, const Checkpoint& checkpoint);
 
 // What a family's mapper calls for each tensor: collects places, and errors of several tensors into one.
 class TensorMapper {
  public:
-  explicit TensorMapper(const TensorFolder& folder) : folder_(folder) {}
+  explicit TensorMapper(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
-  bool Has(const std::string& name) const { return folder_.Find(name) != nullptr; }
+  bool Has(const std::string& name) const { return checkpoint_.Find(name) != nullptr; }
 
-  // The tensor `name`, which must have this shape: its last dimension makes the lines.
+  // Whether the tensor is there in MXFP4.
+  bool IsMxfp4(const std::string& name) const {
+    const CheckpointTensor* tensor = checkpoint_.Find(name);
+    return tensor != nullptr && tensor->mxfp4;
+  }
+
+  // The tensor `name`, which must have this shape: its last dimension makes the columns.
   SourceMatrix Tensor(const std::string& name, const std::vector<uint64_t>& shape);
-  // MXFP4: blocks `name`_blocks [shape..., groups, 16] and scales `name`_scales [shape..., groups], lines of
-  // 32 * groups values.
-  SourceMatrix Mxfp4(const std::string& name, const std::vector<uint64_t>& shape, uint32_t groups);
 
   // `matrix` as dense tensor `canonical`.
   void Dense(const std::string& canonical, const SourceMatrix& matrix);
@@ -102,11 +103,11 @@ class TensorMapper {
  private:
   static constexpr int kMaxErrors = 8;
 
-  const TensorInfo* Use(const std::string& name, const std::vector<uint64_t>& shape, bool packed);
+  const CheckpointTensor* Use(const std::string& name, const std::vector<uint64_t>& shape);
 
-  const TensorFolder& folder_;
+  const Checkpoint& checkpoint_;
   SourceMap map_;
-  absl::flat_hash_set<const TensorInfo*> used_;
+  absl::flat_hash_set<const CheckpointTensor*> used_;
   std::string missing_;
   std::string wrong_;
   std::string unsupported_;

@@ -172,7 +172,7 @@ TEST(HfConfig, WhatIsNotImplementedIsRefusedByFieldAndValue) {
   EXPECT_THAT(unimplemented("rope_parameters", {{"rope_type", "default"}, {"partial_rotary_factor", 0.5}}),
               HasSubstr("partial_rotary_factor"));
   EXPECT_THAT(unimplemented("attention_bias", true), HasSubstr("attention_bias"));
-  EXPECT_THAT(unimplemented("quantization_config", {{"quant_method", "gptq"}}),
+  EXPECT_THAT(unimplemented("quantization_config", {{"quant_method", "bitsandbytes"}}),
               HasSubstr("quantization_config"));
 }
 

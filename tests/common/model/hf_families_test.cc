@@ -326,5 +326,33 @@ TEST(HfFamilies, Qwen35MoeHasDeltaLayersBetweenGatedAttention) {
   EXPECT_EQ(Read(config).layers[1].attention.kind, AttentionKind::kGrouped);
 }
 
+TEST(HfFamilies, KimiK2IsDeepseekV3) {
+  EXPECT_EQ(Read(With("deepseek_v3", {{"model_type", "kimi_k2"}})), Read(Tiny("deepseek_v3")));
+}
+
+TEST(HfFamilies, MinimaxM2HasPartialRotaryAndNormsAcrossHeads) {
+  const json config = json::parse(ReadAll("tests/data/formats/fp8_minimax_m2/config.json"));
+  const ModelConfig model = Read(config);
+  EXPECT_EQ(model.family, "minimax_m2");
+  const AttentionConfig& attention = model.layers[0].attention;
+  EXPECT_EQ(attention.qk_norm, QkNorm::kAcrossHeads);
+  EXPECT_EQ(attention.rope.dimensions, 16u);
+  EXPECT_EQ(attention.head_dim, 32u);
+  const MoeConfig& moe = model.layers[1].moe;
+  EXPECT_EQ(moe.router, RouterKind::kSigmoidTopK);
+  EXPECT_TRUE(moe.router_correction && moe.norm_topk_prob);
+  EXPECT_EQ(moe.shared_width, 0u);
+  json newer = Without(config, {"rotary_dim", "rope_scaling", "rope_theta"});
+  newer["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e6}, {"partial_rotary_factor", 0.5}};
+  EXPECT_EQ(Read(newer), model);
+  json published = config;
+  published["attn_type_list"] = {1, 1};
+  published["use_mtp"] = true;
+  published["layernorm_mlp_beta"] = 1.0;
+  EXPECT_EQ(Read(published), model);
+  published["attn_type_list"] = {1, 0};
+  ExpectRefused(published, "attn_type_list");
+}
+
 }  // namespace
 }  // namespace sluice

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/model/families/hf_config.h"
+#include "common/model/families/hf_fields.h"
 #include "common/strict_json.h"
 #include "tests/common/model/tiny_configs.h"
 
@@ -34,7 +35,7 @@ TEST(HfSwitches, MembersThatNobodyKnowsAreRefusedUnlessTheyAreOff) {
 TEST(HfSwitches, UnknownSwitchesOfKnownMembersAreRefusedByFieldAndValue) {
   for (const char* family : kTinyFamilies) {
     ExpectRefused(With(family, {{"hidden_act", "relu2"}}), "hidden_act \"relu2\"");
-    ExpectRefused(With(family, {{"quantization_config", {{"quant_method", "fp8"}}}}), "quant");
+    ExpectRefused(With(family, {{"quantization_config", {{"quant_method", "bitsandbytes"}}}}), "quant");
     json rope = Tiny(family)["rope_parameters"];
     rope["rope_type"] = "dynamic";
     rope["factor"] = 2.0;
@@ -81,7 +82,7 @@ TEST(HfSwitches, TextModelsAreFoundInMultimodalConfigs) {
   config["text_config"]["use_new_trick"] = 1;
   ExpectRefused(config, "text_config: use_new_trick");
   config = llama;
-  config["quantization_config"] = {{"quant_method", "compressed-tensors"}};
+  config["quantization_config"] = {{"quant_method", "bitsandbytes"}};
   ExpectRefused(config, "quantization_config");
   config = llama;
   config["tie_word_embeddings"] = true;
@@ -152,9 +153,9 @@ TEST(HfSwitches, HostileNumbersAreErrorsNamingTheField) {
 TEST(HfSwitches, EveryFamilyIsListed) {
   const std::vector<std::string> families = SupportedFamilies();
   EXPECT_EQ(families, (std::vector<std::string>{"deepseek", "deepseek_v2", "deepseek_v3", "glm4_moe",
-                                                "gpt_oss", "granitemoe", "llama4", "llama4_text", "mixtral",
-                                                "olmoe", "phimoe", "qwen2_moe", "qwen3_5_moe",
-                                                "qwen3_5_moe_text", "qwen3_moe", "xverse"}));
+                                                "gpt_oss", "granitemoe", "kimi_k2", "llama4", "llama4_text",
+                                                "minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe",
+                                                "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_moe", "xverse"}));
 }
 
 // What the published models' configs hold beside what the tiny ones do.
@@ -186,6 +187,30 @@ TEST(HfSwitches, MembersOfPublishedConfigsChangeNothing) {
                        {"mtp_num_hidden_layers", 1},
                        {"mtp_use_dedicated_embeddings", false},
                        {"rope_parameters", rope}});
+}
+
+TEST(HfSwitches, BareInfinitiesAreNumbersNotBrokenJson) {
+  std::string text = Tiny("mixtral").dump();
+  text.insert(1,
+              R"("time_step_limit": [0.0, Infinity], "low": -Infinity, "word": "an Infinity \" Infinity", )");
+  const auto parsed = ParseHfConfig(text, "", "dir");
+  EXPECT_EQ(parsed.status().code(), absl::StatusCode::kUnimplemented) << parsed.status();
+  EXPECT_THAT(std::string(parsed.status().message()), ::testing::HasSubstr("the member is not known"));
+  text = Tiny("mixtral").dump();
+  text.insert(1, R"("temperature": Infinity, "top_p": -Infinity, )");
+  EXPECT_EQ(ParseHfConfig(text, "", "dir")->config, Read(Tiny("mixtral")));
+}
+
+TEST(HfSwitches, InfinitiesAreReadWhereTheRangeEndsThere) {
+  const json root = {{"limits", {0.0, {{"__float__", "Infinity"}}}}, {"top", {{"__float__", "Infinity"}}}};
+  const auto object = JsonObject::Of(root, "f");
+  HfFields open(*object);
+  EXPECT_EQ(open.Reals("limits", 0, INFINITY), (std::vector<double>{0, INFINITY}));
+  EXPECT_EQ(open.Real("top", 0, INFINITY), INFINITY);
+  EXPECT_TRUE(open.Finish().ok()) << open.Finish();
+  HfFields closed(*object);
+  closed.Reals("limits", 0, 1e30);
+  EXPECT_EQ(closed.Finish().code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

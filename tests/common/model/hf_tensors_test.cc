@@ -6,6 +6,7 @@
 
 #include "common/file_io.h"
 #include "common/model/families/hf_config.h"
+#include "common/model/formats/checkpoint_folder.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 
@@ -22,7 +23,7 @@ absl::Status Map(const TinyModelSpec& spec, const TinyTensors& tensors) {
   EXPECT_TRUE(WriteModelFiles(spec, tensors, TinyConfigJson(spec), dir.path()).ok());
   const auto config = ReadHfConfig(dir.path());
   EXPECT_TRUE(config.ok()) << config.status();
-  const auto folder = TensorFolder::Open(dir.path());
+  const auto folder = OpenCheckpointFolder(dir.path(), {});
   EXPECT_TRUE(folder.ok()) << folder.status();
   return MapTensors(config->config, **folder).status();
 }
@@ -92,7 +93,7 @@ TEST(MapTensors, ElementTypesThatAreNoWeightsAreRefused) {
   }
   ASSERT_TRUE(WriteFileDurably(dir.File("model.safetensors"), bytes).ok());
   ASSERT_TRUE(WriteFileDurably(dir.File("config.json"), TinyConfigJson(spec)).ok());
-  const auto folder = TensorFolder::Open(dir.path());
+  const auto folder = OpenCheckpointFolder(dir.path(), {});
   ASSERT_TRUE(folder.ok()) << folder.status();
   const absl::Status status = MapTensors(ReadHfConfig(dir.path())->config, **folder).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);

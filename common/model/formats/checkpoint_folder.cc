@@ -1,0 +1,125 @@
+#include "common/model/formats/checkpoint_folder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/match.h"
+#include "common/half.h"
+#include "common/model/formats/layers.h"
+#include "common/model/safetensors.h"
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+// Part of the fingerprint: changes when layers are decoded to other values.
+constexpr char kDecoderVersion[] = "decoded 1\n";
+
+class CheckpointFolder final : public Checkpoint {
+ public:
+  static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& dir,
+                                                          const Quantization& quantization) {
+    auto checkpoint = std::make_unique<CheckpointFolder>();
+    ASSIGN_OR_RETURN(checkpoint->folder_, TensorFolder::Open(dir));
+    RETURN_IF_ERROR(checkpoint->AddTensors(quantization));
+    return checkpoint;
+  }
+
+  absl::Status Read(const CheckpointTensor& tensor, const TensorRect& rect,
+                    absl::Span<std::byte> out) const override {
+    if (!tensor.decoded) return ReadPlain(tensor, rect, out);
+    const absl::Status status = ReadDecoded(tensor, rect, out);
+    // What a layer finds wrong names its tensor; what cannot be read names the file already.
+    return absl::IsInvalidArgument(status) ? Annotate(status, PathOf(tensor)) : status;
+  }
+
+  const std::string& PathOf(const CheckpointTensor& tensor) const override {
+    const TensorInfo* info = tensor.decoded ? layer_codes_[tensor.place] : &folder_->tensors()[tensor.place];
+    return folder_->files()[info->file].path();
+  }
+
+  std::string fingerprint() const override {
+    return absl::StrCat(folder_->fingerprint(), layers_.empty() ? "" : kDecoderVersion);
+  }
+
+ private:
+  absl::Status AddTensors(const Quantization& quantization) {
+    std::vector<CheckpointTensor> tensors;
+    absl::flat_hash_set<const TensorInfo*> used;
+    for (const TensorInfo& info : folder_->tensors()) {
+      absl::StatusOr<LayerParts> parts = LayerOfCodes(*folder_, quantization, info);
+      if (!parts.ok()) return Annotate(parts.status(), folder_->files()[info.file].path());
+      if (parts->layer == nullptr) continue;
+      used.insert(parts->used.begin(), parts->used.end());
+      parts->tensor.place = static_cast<uint32_t>(layers_.size());
+      layers_.push_back(std::move(parts->layer));
+      layer_codes_.push_back(&info);
+      tensors.push_back(std::move(parts->tensor));
+    }
+    for (uint32_t i = 0; i < folder_->tensors().size(); ++i) {
+      const TensorInfo& info = folder_->tensors()[i];
+      if (used.contains(&info) || IsActivationScale(quantization, info)) continue;
+      CheckpointTensor tensor{.name = info.name, .shape = info.shape, .type = info.type};
+      tensor.format = ElementTypeName(info.type);
+      tensor.place = i;
+      ASSIGN_OR_RETURN(tensor.is_neutral, IsZeroBias(quantization, info));
+      tensors.push_back(std::move(tensor));
+    }
+    return SetTensors(std::move(tensors));
+  }
+
+  // AutoGPTQ writes a bias of zeros beside every layer, whether the family has one or not.
+  absl::StatusOr<bool> IsZeroBias(const Quantization& quantization, const TensorInfo& info) const {
+    constexpr uint64_t kMaxBiasBytes = 1 << 20;
+    if (quantization.method != QuantMethod::kGptq || !absl::EndsWith(info.name, ".bias")) return false;
+    const std::string base = info.name.substr(0, info.name.size() - std::string_view(".bias").size());
+    if (folder_->Find(base + ".qweight") == nullptr || info.bytes > kMaxBiasBytes) return false;
+    std::vector<std::byte> bytes(info.bytes);
+    RETURN_IF_ERROR(folder_->Read(info, 0, absl::MakeSpan(bytes)));
+    return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
+  }
+
+  absl::Status ReadPlain(const CheckpointTensor& tensor, const TensorRect& rect,
+                         absl::Span<std::byte> out) const {
+    const TensorInfo& info = folder_->tensors()[tensor.place];
+    const uint64_t width = ElementBytes(info.type);
+    const uint64_t line_bytes = tensor.line_length() * width;
+    const uint64_t bytes = rect.columns * width;
+    if (bytes == line_bytes) return folder_->Read(info, rect.line * line_bytes, out);
+    for (uint64_t i = 0; i < rect.lines; ++i) {
+      RETURN_IF_ERROR(folder_->Read(info, (rect.line + i) * line_bytes + rect.column * width,
+                                    out.subspan(i * bytes, bytes)));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadDecoded(const CheckpointTensor& tensor, const TensorRect& rect,
+                           absl::Span<std::byte> out) const {
+    const QuantizedLayer& layer = *layers_[tensor.place];
+    const uint64_t values = rect.lines * rect.columns;
+    if (tensor.type == ElementType::kF32) {
+      return layer.Read(rect, absl::MakeSpan(reinterpret_cast<float*>(out.data()), values));
+    }
+    std::vector<float> floats(values);
+    RETURN_IF_ERROR(layer.Read(rect, absl::MakeSpan(floats)));
+    for (uint64_t i = 0; i < values; ++i) {
+      const uint16_t bits = FloatToBf16(floats[i]);
+      std::memcpy(out.data() + 2 * i, &bits, 2);
+    }
+    return absl::OkStatus();
+  }
+
+  std::unique_ptr<TensorFolder> folder_;
+  std::vector<std::unique_ptr<QuantizedLayer>> layers_;  // by CheckpointTensor::place of decoded tensors
+  std::vector<const TensorInfo*> layer_codes_;           // the same; points into folder_
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Checkpoint>> OpenCheckpointFolder(const std::string& dir,
+                                                                 const Quantization& quantization) {
+  return CheckpointFolder::Open(dir, quantization);
+}
+
+}  // namespace sluice

@@ -1,0 +1,24 @@
+// A Hugging Face folder as a Checkpoint: plain tensors as they are, quantized layers as the matrices they
+// mean.
+//
+// Thread safety: a free function; the Checkpoint is immutable.
+#ifndef SLUICE_COMMON_MODEL_FORMATS_CHECKPOINT_FOLDER_H_
+#define SLUICE_COMMON_MODEL_FORMATS_CHECKPOINT_FOLDER_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/model/checkpoint.h"
+#include "common/model/formats/quantization.h"
+
+namespace sluice {
+
+// Opens the safetensors of `dir`; reads headers, and a few numbers of layers that keep their shape in a
+// tensor. Errors as TensorFolder::Open's and LayerOfCodes's.
+absl::StatusOr<std::unique_ptr<Checkpoint>> OpenCheckpointFolder(const std::string& dir,
+                                                                 const Quantization& quantization);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_MODEL_FORMATS_CHECKPOINT_FOLDER_H_

@@ -1,0 +1,30 @@
+// Reading parts of the tensors that make a quantized layer.
+//
+// Private to common/model/formats. Thread safety: free functions.
+#ifndef SLUICE_COMMON_MODEL_FORMATS_LAYER_READS_H_
+#define SLUICE_COMMON_MODEL_FORMATS_LAYER_READS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/model/safetensors.h"
+
+namespace sluice {
+
+// Bytes [first, first + count) of each of `lines` lines of `line_bytes` from line `line` on, without gaps.
+absl::Status ReadLineBytes(const TensorFolder& folder, const TensorInfo& tensor, uint64_t line_bytes,
+                           uint64_t line, uint64_t lines, uint64_t first, uint64_t count,
+                           std::vector<uint8_t>* out);
+
+// Values [first, first + count) of a tensor of scales: BF16, F16, F32, F8_E4M3, or U8 for powers of two.
+absl::Status ReadScales(const TensorFolder& folder, const TensorInfo& tensor, uint64_t first, uint64_t count,
+                        std::vector<float>* out);
+
+// Whether ReadScales knows the type.
+bool IsScaleType(ElementType type);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_MODEL_FORMATS_LAYER_READS_H_

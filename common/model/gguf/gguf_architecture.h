@@ -1,0 +1,36 @@
+// The architectures of GGUF files that are families of ours: what their layers' tensors are called in the
+// hub's folders, and which of the file's conventions differ.
+//
+// Private to common/model/gguf. Thread safety: constants and pure functions.
+#ifndef SLUICE_COMMON_MODEL_GGUF_GGUF_ARCHITECTURE_H_
+#define SLUICE_COMMON_MODEL_GGUF_GGUF_ARCHITECTURE_H_
+
+#include <string>
+#include <string_view>
+
+namespace sluice {
+
+struct GgufArchitecture {
+  const char* name;          // general.architecture
+  const char* mlp = "mlp.";  // of a layer without experts
+  const char* router = "mlp.gate";
+  const char* correction = "";  // of the router's choice
+  const char* experts = "mlp.experts.";
+  const char* gate = "gate_proj";  // parts of an expert
+  const char* up = "up_proj";
+  const char* down = "down_proj";
+  const char* shared = "mlp.shared_expert.";
+  bool permuted = false;  // rows of q and k stand as pairs for rope over neighbours
+  // The norm before the mixture is called post_attention_norm.
+  bool norm_after_attention = false;
+};
+
+// Null for an architecture that is not known.
+const GgufArchitecture* FindGgufArchitecture(std::string_view name);
+
+// All names, for messages.
+std::string GgufArchitectureNames();
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_MODEL_GGUF_GGUF_ARCHITECTURE_H_

@@ -1,0 +1,29 @@
+// A GGUF model's keys as the config.json that its family's reader knows.
+//
+// Private to common/model/gguf. Thread safety: a free function.
+#ifndef SLUICE_COMMON_MODEL_GGUF_GGUF_CONFIG_H_
+#define SLUICE_COMMON_MODEL_GGUF_GGUF_CONFIG_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/model/gguf/gguf_architecture.h"
+#include "common/model/gguf/gguf_files.h"
+#include "common/model/gguf/gguf_views.h"
+
+namespace sluice {
+
+struct GgufConfig {
+  const GgufArchitecture* architecture = nullptr;
+  GgufShape shape;
+  std::string config_json;
+  std::string generation_json;  // empty: none
+  std::string chat_template;    // empty: none
+};
+
+// InvalidArgument naming a key that is missing or wrong; Unimplemented naming what is not supported.
+absl::StatusOr<GgufConfig> ReadGgufConfig(const GgufFiles& files);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_MODEL_GGUF_GGUF_CONFIG_H_

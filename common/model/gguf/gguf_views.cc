@@ -1,0 +1,233 @@
+#include "common/model/gguf/gguf_views.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "common/model/model_limits.h"
+
+namespace sluice {
+namespace {
+
+struct Renamed {
+  const char* gguf;
+  const char* hub;
+};
+
+// Tensors of the model.
+constexpr Renamed kModelNames[] = {
+    {"token_embd.weight", "model.embed_tokens.weight"},
+    {"output_norm.weight", "model.norm.weight"},
+    {"output_norm.bias", "model.norm.bias"},
+    {"output.weight", "lm_head.weight"},
+    {"output.bias", "lm_head.bias"},
+};
+
+// What describes the rotation of positions is part of the config.
+constexpr const char* kConfigTensors[] = {"rope_freqs.weight", "rope_factors_long.weight",
+                                          "rope_factors_short.weight"};
+
+// Modules of a layer; weight and bias alike.
+constexpr Renamed kLayerModules[] = {
+    {"attn_norm", "input_layernorm"},     {"attn_q", "self_attn.q_proj"},
+    {"attn_k", "self_attn.k_proj"},       {"attn_v", "self_attn.v_proj"},
+    {"attn_output", "self_attn.o_proj"},  {"attn_q_norm", "self_attn.q_norm"},
+    {"attn_k_norm", "self_attn.k_norm"},  {"attn_q_a", "self_attn.q_a_proj"},
+    {"attn_q_b", "self_attn.q_b_proj"},   {"attn_q_a_norm", "self_attn.q_a_layernorm"},
+    {"attn_kv_b", "self_attn.kv_b_proj"}, {"attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"},
+    {"attn_k_b", "self_attn.k_b_proj"},   {"attn_kv_a_norm", "self_attn.kv_a_layernorm"},
+    {"attn_v_b", "self_attn.v_b_proj"},
+};
+
+std::vector<uint64_t> HubShape(const GgufTensorInfo& tensor) {
+  std::vector<uint64_t> shape(tensor.dims.rbegin(), tensor.dims.rend());
+  return shape;
+}
+
+uint64_t LinesOf(const GgufTensorInfo& tensor) {
+  uint64_t lines = 1;
+  for (size_t i = 1; i < tensor.dims.size(); ++i) lines *= tensor.dims[i];
+  return lines;
+}
+
+class ViewMaker {
+ public:
+  ViewMaker(const GgufFiles& files, const GgufArchitecture& architecture, const GgufShape& shape)
+      : files_(files), architecture_(architecture), shape_(shape) {}
+
+  std::vector<GgufView> Make() {
+    for (const GgufTensorInfo& tensor : files_.tensors()) {
+      if (IsConfigTensor(tensor.name) || AddOfModel(tensor) || AddOfLayer(tensor)) continue;
+      Add(tensor.name, tensor);
+    }
+    return std::move(views_);
+  }
+
+ private:
+  static bool IsConfigTensor(const std::string& name) {
+    return std::find(std::begin(kConfigTensors), std::end(kConfigTensors), name) != std::end(kConfigTensors);
+  }
+
+  bool has_pairs() const { return shape_.head_dim >= 2 && shape_.head_dim % 2 == 0; }
+
+  GgufView& Add(const std::string& name, const GgufTensorInfo& tensor) {
+    return views_.emplace_back(GgufView{.name = name, .shape = HubShape(tensor), .source = &tensor});
+  }
+
+  // `count` of the tensor's lines as a matrix.
+  void AddLines(const std::string& name, const GgufTensorInfo& tensor, uint64_t first, uint64_t count) {
+    GgufView& view = Add(name, tensor);
+    view.shape = {count, tensor.dims[0]};
+    view.first_line = first;
+  }
+
+  bool AddOfModel(const GgufTensorInfo& tensor) {
+    for (const Renamed& name : kModelNames) {
+      if (tensor.name != name.gguf) continue;
+      Add(name.hub, tensor);
+      return true;
+    }
+    return false;
+  }
+
+  bool AddOfLayer(const GgufTensorInfo& tensor) {
+    absl::string_view rest = tensor.name;
+    if (!absl::ConsumePrefix(&rest, "blk.")) return false;
+    const size_t dot = rest.find('.');
+    uint32_t layer = 0;
+    if (dot == rest.npos || !absl::SimpleAtoi(rest.substr(0, dot), &layer)) return false;
+    if (layer >= shape_.layers) return layer < shape_.blocks;
+    rest.remove_prefix(dot + 1);
+    const bool is_bias = absl::ConsumeSuffix(&rest, ".bias");
+    if (!is_bias && !absl::ConsumeSuffix(&rest, ".weight")) return false;
+    const std::string module(rest);
+    const std::string base = absl::StrCat("model.layers.", layer, ".");
+    const std::string suffix = is_bias ? ".bias" : ".weight";
+    return AddModule(tensor, module, base, suffix) || AddAttention(tensor, module, base, suffix) ||
+           AddExperts(tensor, module, base, is_bias) || AddMixture(tensor, module, base, suffix);
+  }
+
+  bool AddModule(const GgufTensorInfo& tensor, const std::string& module, const std::string& base,
+                 const std::string& suffix) {
+    if (module == (architecture_.norm_after_attention ? "post_attention_norm" : "ffn_norm")) {
+      Add(absl::StrCat(base, "post_attention_layernorm", suffix), tensor);
+      return true;
+    }
+    for (const Renamed& name : kLayerModules) {
+      if (module != name.gguf) continue;
+      const bool paired = architecture_.permuted && (module == "attn_q" || module == "attn_k");
+      // Paired values of a bias stand along its line, which no family with such rows has.
+      if (paired && tensor.dims.size() != 2) return false;
+      GgufView& view = Add(absl::StrCat(base, name.hub, suffix), tensor);
+      if (paired && has_pairs() && LinesOf(tensor) % shape_.head_dim == 0) view.paired_head = shape_.head_dim;
+      // Stacked heads are one matrix.
+      if (view.shape.size() == 3) view.shape = {view.shape[0] * view.shape[1], view.shape[2]};
+      return true;
+    }
+    return false;
+  }
+
+  bool AddAttention(const GgufTensorInfo& tensor, const std::string& module, const std::string& base,
+                    const std::string& suffix) {
+    if (module == "attn_sinks") {
+      Add(base + "self_attn.sinks", tensor);
+      return true;
+    }
+    if (module != "attn_qkv") return false;
+    const uint64_t rows[] = {shape_.q_rows, shape_.kv_rows, shape_.kv_rows};
+    const bool is_bias = tensor.dims.size() == 1;
+    if ((is_bias && architecture_.permuted) || tensor.dims.size() > 2 ||
+        tensor.dims.back() != rows[0] + 2 * rows[1]) {
+      return false;
+    }
+    uint64_t first = 0;
+    for (int i = 0; i < 3; ++i) {
+      GgufView& view = Add(absl::StrCat(base, "self_attn.",
+                                        i == 0   ? "q"
+                                        : i == 1 ? "k"
+                                                 : "v",
+                                        "_proj", suffix),
+                           tensor);
+      view.shape[0] = rows[i];
+      (is_bias ? view.first_column : view.first_line) = first;
+      if (architecture_.permuted && has_pairs() && i < 2) view.paired_head = shape_.head_dim;
+      first += rows[i];
+    }
+    return true;
+  }
+
+  const char* PartName(absl::string_view part) const {
+    return part == "gate" ? architecture_.gate : part == "up" ? architecture_.up : architecture_.down;
+  }
+
+  // ffn_{gate,up,down,gate_up}_exps of all experts, or ffn_{gate,up,down}.E of one.
+  bool AddExperts(const GgufTensorInfo& tensor, const std::string& module, const std::string& base,
+                  bool is_bias) {
+    absl::string_view part = module;
+    if (!absl::ConsumePrefix(&part, "ffn_")) return false;
+    const std::string experts = base + architecture_.experts;
+    if (!absl::ConsumeSuffix(&part, "_exps")) {
+      const size_t dot = part.find('.');
+      uint32_t expert = 0;
+      if (is_bias || dot == part.npos || !absl::SimpleAtoi(part.substr(dot + 1), &expert)) return false;
+      const absl::string_view name = part.substr(0, dot);
+      if (name != "gate" && name != "up" && name != "down") return false;
+      Add(absl::StrCat(experts, expert, ".", PartName(name), ".weight"), tensor);
+      return true;
+    }
+    if (is_bias) {
+      Add(absl::StrCat(experts, std::string(part), "_proj_bias"), tensor);
+      return true;
+    }
+    if (tensor.dims.size() != 3 || tensor.dims[2] > kMaxExperts) return false;
+    const uint64_t lines = tensor.dims[1];
+    const bool both = part == "gate_up";
+    for (uint64_t e = 0; e < tensor.dims[2]; ++e) {
+      const std::string expert = absl::StrCat(experts, e, ".");
+      if (both) {
+        AddLines(absl::StrCat(expert, architecture_.gate, ".weight"), tensor, e * lines, lines / 2);
+        AddLines(absl::StrCat(expert, architecture_.up, ".weight"), tensor, e * lines + lines / 2, lines / 2);
+      } else {
+        AddLines(absl::StrCat(expert, PartName(part), ".weight"), tensor, e * lines, lines);
+      }
+    }
+    return true;
+  }
+
+  // Router, shared and dense FFNs.
+  bool AddMixture(const GgufTensorInfo& tensor, const std::string& module, const std::string& base,
+                  const std::string& suffix) {
+    if (module == "ffn_gate_inp") {
+      Add(absl::StrCat(base, architecture_.router, suffix), tensor);
+    } else if (module == "exp_probs_b" && architecture_.correction[0] != '\0') {
+      Add(base + architecture_.correction, tensor);
+    } else if (module == "ffn_gate_inp_shexp" && tensor.dims.size() == 1) {
+      Add(absl::StrCat(base, "mlp.shared_expert_gate.weight"), tensor).shape = {1, tensor.dims[0]};
+    } else if (module == "ffn_gate_shexp" || module == "ffn_up_shexp" || module == "ffn_down_shexp") {
+      Add(absl::StrCat(base, architecture_.shared, module.substr(4, module.size() - 10), "_proj", suffix),
+          tensor);
+    } else if (module == "ffn_gate" || module == "ffn_up" || module == "ffn_down") {
+      Add(absl::StrCat(base, architecture_.mlp, module.substr(4), "_proj", suffix), tensor);
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  const GgufFiles& files_;
+  const GgufArchitecture& architecture_;
+  const GgufShape& shape_;
+  std::vector<GgufView> views_;
+};
+
+}  // namespace
+
+std::vector<GgufView> GgufViews(const GgufFiles& files, const GgufArchitecture& architecture,
+                                const GgufShape& shape) {
+  return ViewMaker(files, architecture, shape).Make();
+}
+
+}  // namespace sluice

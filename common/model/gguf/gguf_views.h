@@ -1,0 +1,45 @@
+// A GGUF model's tensors under the names that folders of the hub have: which lines of which tensor each one
+// is. The inverse of what the converter does: experts one by one, gate and up apart, q, k and v apart, rows
+// of q and k in the hub's order, layers that predict further tokens left out.
+//
+// Private to common/model/gguf. Thread safety: plain values and a free function.
+#ifndef SLUICE_COMMON_MODEL_GGUF_GGUF_VIEWS_H_
+#define SLUICE_COMMON_MODEL_GGUF_GGUF_VIEWS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/model/gguf/gguf_architecture.h"
+#include "common/model/gguf/gguf_files.h"
+
+namespace sluice {
+
+struct GgufView {
+  std::string name;             // the hub's
+  std::vector<uint64_t> shape;  // slowest first; the last one is a line
+  const GgufTensorInfo* source = nullptr;
+  uint64_t first_line = 0;  // of the source, a line being dims[0] values
+  uint64_t first_column = 0;
+  uint32_t paired_head = 0;  // > 0: within each head of so many lines, halves stand as pairs: line 2i + j of
+                             // the source is line i + j * paired_head / 2 of the view
+};
+
+// What views need to know of the model beside its architecture.
+struct GgufShape {
+  uint32_t layers = 0;  // those that predict further tokens not counted
+  uint32_t blocks = 0;  // those counted too
+  uint32_t head_dim = 0;
+  uint64_t q_rows = 0;  // of a fused q, k and v
+  uint64_t kv_rows = 0;
+};
+
+// Every tensor of `files` that weights are in; those that nothing here knows keep their own names, for the
+// family's map to refuse.
+std::vector<GgufView> GgufViews(const GgufFiles& files, const GgufArchitecture& architecture,
+                                const GgufShape& shape);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_MODEL_GGUF_GGUF_VIEWS_H_

@@ -1,0 +1,54 @@
+#include "common/model/source/model_source.h"
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "common/file_io.h"
+#include "common/model/formats/checkpoint_folder.h"
+#include "common/model/gguf/gguf_checkpoint.h"
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+constexpr uint64_t kMaxTokenizerFileBytes = 256ull << 20;
+constexpr const char* kTokenizerFileNames[] = {
+    "tokenizer.json",        "tokenizer.model",         "vocab.json",        "merges.txt",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+};
+
+absl::Status ReadTokenizer(const std::string& dir, std::map<std::string, std::string>* files) {
+  for (const char* name : kTokenizerFileNames) {
+    const std::string path = absl::StrCat(dir, "/", name);
+    if (!FileExists(path)) continue;
+    ASSIGN_OR_RETURN((*files)[name], ReadFile(path, kMaxTokenizerFileBytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ModelSource> OpenFolder(const std::string& dir) {
+  ModelSource source;
+  ASSIGN_OR_RETURN(source.hf, ReadHfConfig(dir));
+  ASSIGN_OR_RETURN(source.checkpoint, OpenCheckpointFolder(dir, source.hf.quantization));
+  RETURN_IF_ERROR(ReadTokenizer(dir, &source.tokenizer_files));
+  return source;
+}
+
+absl::StatusOr<ModelSource> OpenGgufFile(const std::string& path) {
+  ASSIGN_OR_RETURN(GgufModel gguf, OpenGguf(path));
+  ModelSource source;
+  // Messages about what the keys say name the file and the hub's member.
+  ASSIGN_OR_RETURN(source.hf, ParseHfConfig(gguf.config_json, gguf.generation_json, path));
+  source.hf.chat_template = std::move(gguf.chat_template);
+  source.checkpoint = std::move(gguf.checkpoint);
+  source.tokenizer_files = std::move(gguf.tokenizer_files);
+  return source;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelSource> OpenModelSource(const std::string& path) {
+  return absl::EndsWith(path, ".gguf") ? OpenGgufFile(path) : OpenFolder(path);
+}
+
+}  // namespace sluice

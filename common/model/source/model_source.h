@@ -1,0 +1,31 @@
+// Opening a model as people hold it: a Hugging Face folder, plain or quantized, or a GGUF file. What comes
+// out is the same for all: a description, a checkpoint under the names that the families know, tokenizer
+// files.
+//
+// Thread safety: a free function; a ModelSource is const after it.
+#ifndef SLUICE_COMMON_MODEL_SOURCE_MODEL_SOURCE_H_
+#define SLUICE_COMMON_MODEL_SOURCE_MODEL_SOURCE_H_
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/model/checkpoint.h"
+#include "common/model/families/hf_config.h"
+
+namespace sluice {
+
+struct ModelSource {
+  HfConfig hf;
+  std::unique_ptr<Checkpoint> checkpoint;
+  std::map<std::string, std::string> tokenizer_files;  // by base name, as a folder has them
+};
+
+// `path`: a folder, or a file that ends in ".gguf" (of a split one: the first). Reads headers and small files
+// only. NotFound naming what is missing; InvalidArgument and Unimplemented naming file and field or tensor.
+absl::StatusOr<ModelSource> OpenModelSource(const std::string& path);
+
+}  // namespace sluice
+
+#endif  // SLUICE_COMMON_MODEL_SOURCE_MODEL_SOURCE_H_

@@ -1,0 +1,34 @@
+// Feeding mutations of good inputs to a fuzz target.
+//
+// Thread safety: free functions, used by one thread.
+#ifndef SLUICE_TESTS_FUZZ_MUTATE_H_
+#define SLUICE_TESTS_FUZZ_MUTATE_H_
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/mutator.h"
+
+namespace sluice {
+
+using FuzzTarget = bool (*)(const uint8_t* data, size_t size);
+
+inline bool Feed(FuzzTarget target, const std::string& input) {
+  return target(reinterpret_cast<const uint8_t*>(input.data()), input.size());
+}
+
+// Mutates `seeds` in turn; every seed itself must be accepted, and some mutants refused.
+inline void Mutate(FuzzTarget target, const std::vector<std::string>& seeds, int cases, uint64_t seed) {
+  for (const std::string& input : seeds) ASSERT_TRUE(Feed(target, input));
+  Mutator mutator(seed);
+  int accepted = 0;
+  for (int i = 0; i < cases; ++i) accepted += Feed(target, mutator.Mutate(seeds[i % seeds.size()])) ? 1 : 0;
+  EXPECT_LT(accepted, cases);
+  ::testing::Test::RecordProperty("accepted", accepted);
+}
+
+}  // namespace sluice
+
+#endif  // SLUICE_TESTS_FUZZ_MUTATE_H_
