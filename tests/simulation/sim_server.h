@@ -56,7 +56,8 @@ class SimServer {
   const SimReader& reader() const { return *reader_; }
   // Nothing is read, copied or scrubbed.
   bool idle() const {
-    return !scrubbing_ && reader_->idle() && transfers_->stats().transfers_waiting == 0 && !transfers_->HasEvents();
+    return !scrubbing_ && reader_->idle() && transfers_->stats().transfers_waiting == 0 &&
+           !transfers_->HasEvents();
   }
   uint64_t epoch() const { return options_.epoch; }
   // The last fill of an extent that was reported as good, by gid; 0 before the first.
