@@ -105,13 +105,18 @@ function(sluice_use_pch name)
   set_target_properties(${name} PROPERTIES PCH_WARN_INVALID OFF)
 endfunction()
 
-# sluice_program(NAME SRCS ... [ROOMS folders ...]): lands in build/<preset>/bin.
+# sluice_program(NAME SRCS ... [ROOMS folders ...]): lands in build/<preset>/bin, linked to these rooms and to what they may
+# include.
 function(sluice_program name)
   cmake_parse_arguments(arg "" "" "SRCS;ROOMS" ${ARGN})
   add_executable(${name} ${arg_SRCS})
   set(needs)
   foreach(room ${arg_ROOMS})
     list(APPEND needs ${SLUICE_ROOM_${room}})
+    string(REPLACE "/" "_" library ${room})
+    if(TARGET ${library} AND NOT library STREQUAL name)
+      list(APPEND needs ${library})
+    endif()
   endforeach()
   target_link_libraries(${name} PRIVATE sluice_options sluice_absl ${needs} Threads::Threads)
 endfunction()
