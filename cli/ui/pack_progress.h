@@ -1,5 +1,5 @@
-// The progress line of pack, verify and synth: bytes, rate and time left of a PackProgress. And what they say
-// of a profile that was there.
+// The progress line of pack, verify and synth: bytes, rate and time left of a PackingProgress. And what they
+// say of a profile that was there.
 //
 // Thread safety: the callback may be called from one thread at a time, as pack_writer.h promises; Finish
 // after the call that takes it has returned.
@@ -20,14 +20,14 @@ class PackProgressBar {
   explicit PackProgressBar(bool quiet) : quiet_(quiet) {}
 
   // Lives as long as this.
-  PackProgressFn callback() {
-    return [this](const PackProgress& progress) { Update(progress); };
+  PackingProgressFn callback() {
+    return [this](const PackingProgress& progress) { Update(progress); };
   }
 
   void Finish() { bar_.reset(); }
 
  private:
-  void Update(const PackProgress& progress) {
+  void Update(const PackingProgress& progress) {
     // A new stage has its own clock: the rate of reading says nothing about that of syncing.
     if (bar_ == nullptr || stage_ != progress.stage) {
       stage_ = progress.stage;

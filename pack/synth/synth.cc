@@ -279,7 +279,8 @@ absl::StatusOr<SynthJob> Prepare(const SynthOptions& options) {
 }  // namespace
 
 absl::StatusOr<PackSummary> SynthesizePack(const SynthOptions& options, const std::string& out_dir,
-                                           const PackProgressFn& progress, const std::atomic<bool>* cancel) {
+                                           const PackingProgressFn& progress,
+                                           const std::atomic<bool>* cancel) {
   RETURN_IF_ERROR(CheckTarget(out_dir, options.force));
   ASSIGN_OR_RETURN(SynthJob job, Prepare(options));
   Digest128 fingerprint;

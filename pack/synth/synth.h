@@ -37,7 +37,8 @@ std::vector<std::string> SynthShapeNames();
 // Writes the pack `out_dir`. The summary's `bytes` counts all files. InvalidArgument naming the option;
 // Unimplemented naming what the shape needs and the forward pass lacks; ResourceExhausted without space.
 absl::StatusOr<PackSummary> SynthesizePack(const SynthOptions& options, const std::string& out_dir,
-                                           const PackProgressFn& progress, const std::atomic<bool>* cancel);
+                                           const PackingProgressFn& progress,
+                                           const std::atomic<bool>* cancel);
 
 }  // namespace sluice
 

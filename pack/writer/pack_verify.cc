@@ -45,7 +45,7 @@ absl::Status VerifyPayload(const Pack& pack, uint32_t first, uint32_t last, Pack
 
 }  // namespace
 
-absl::Status VerifyPack(const std::string& dir, const PackProgressFn& progress,
+absl::Status VerifyPack(const std::string& dir, const PackingProgressFn& progress,
                         const std::atomic<bool>* cancel) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Pack> pack, Pack::Open(dir));
   RETURN_IF_ERROR(pack->ReadTokenizerFiles().status());

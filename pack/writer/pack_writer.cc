@@ -128,7 +128,7 @@ absl::StatusOr<PackEstimate> EstimatePack(const std::string& model_dir, const st
 }
 
 absl::StatusOr<PackSummary> PackModel(const std::string& model_dir, const std::string& out_dir,
-                                      const PackOptions& options, const PackProgressFn& progress,
+                                      const PackOptions& options, const PackingProgressFn& progress,
                                       const std::atomic<bool>* cancel) {
   RETURN_IF_ERROR(CheckTarget(out_dir, options.force));
   ASSIGN_OR_RETURN(PackJob job, PreparePack(model_dir, options));

@@ -38,14 +38,14 @@ absl::StatusOr<PackOptions> PackOptionsFromWords(const std::string& bits, const 
                                                  int group, const std::string& dense_bits,
                                                  const std::string& layout);
 
-struct PackProgress {
+struct PackingProgress {
   const char* stage = "";   // "packing", "resuming", "finishing", "verifying", "writing"
   uint64_t bytes_done = 0;  // of the pack's payload, those of a resumed run counted
   uint64_t bytes_total = 0;
   double bytes_per_second = 0;  // in this run
   double seconds_left = 0;      // 0 while the rate is unknown
 };
-using PackProgressFn = std::function<void(const PackProgress&)>;
+using PackingProgressFn = std::function<void(const PackingProgress&)>;
 
 struct PackSummary {
   std::string model_id;
@@ -74,11 +74,11 @@ absl::StatusOr<PackEstimate> EstimatePack(const std::string& model_dir, const st
 // the profile of another source (known once all of it was read); Cancelled once *cancel is true (the partial
 // folder stays, to be resumed).
 absl::StatusOr<PackSummary> PackModel(const std::string& model_dir, const std::string& out_dir,
-                                      const PackOptions& options, const PackProgressFn& progress,
+                                      const PackOptions& options, const PackingProgressFn& progress,
                                       const std::atomic<bool>* cancel);
 
 // Reads everything: every digest and every checksum. DataLoss naming file or extent at the first damage.
-absl::Status VerifyPack(const std::string& dir, const PackProgressFn& progress,
+absl::Status VerifyPack(const std::string& dir, const PackingProgressFn& progress,
                         const std::atomic<bool>* cancel);
 
 }  // namespace sluice

@@ -12,7 +12,7 @@ constexpr absl::Duration kReportEvery = absl::Milliseconds(100);
 
 }  // namespace
 
-ProgressMeter::ProgressMeter(const PackProgressFn& progress, const std::atomic<bool>* cancel,
+ProgressMeter::ProgressMeter(const PackingProgressFn& progress, const std::atomic<bool>* cancel,
                              const char* stage, uint64_t total)
     : progress_(progress),
       cancel_(cancel),
@@ -44,7 +44,7 @@ void ProgressMeter::SetStage(const char* stage) {
 
 void ProgressMeter::Report() {
   if (!progress_) return;
-  PackProgress report;
+  PackingProgress report;
   report.stage = stage_;
   report.bytes_done = std::min(done_, total_);
   report.bytes_total = total_;

@@ -18,7 +18,7 @@ namespace sluice {
 class ProgressMeter {
  public:
   // `progress` may be empty, `cancel` null; both outlive this. `total` bytes are the whole of it.
-  ProgressMeter(const PackProgressFn& progress, const std::atomic<bool>* cancel, const char* stage,
+  ProgressMeter(const PackingProgressFn& progress, const std::atomic<bool>* cancel, const char* stage,
                 uint64_t total);
 
   // `bytes` more are done, by work of this run or (`found`) of an earlier one, which does not count for the
@@ -31,7 +31,7 @@ class ProgressMeter {
  private:
   void Report() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const PackProgressFn& progress_;
+  const PackingProgressFn& progress_;
   const std::atomic<bool>* const cancel_;
   const absl::Time start_;
   const uint64_t total_;

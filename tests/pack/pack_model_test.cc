@@ -232,9 +232,9 @@ TEST(PackModel, DenseExtentsCloseAtTheirLimitAndNeverMixGroups) {
 TEST(PackModel, ProgressReachesTheTotalAndEveryByteCountsOnce) {
   TempDir dir;
   ASSERT_TRUE(WriteTinyModel({}, dir.File("model")).ok());
-  PackProgress last;
+  PackingProgress last;
   uint64_t previous = 0;
-  const auto progress = [&](const PackProgress& p) {
+  const auto progress = [&](const PackingProgress& p) {
     EXPECT_GE(p.bytes_done, previous);
     previous = p.bytes_done;
     last = p;

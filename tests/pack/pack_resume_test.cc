@@ -35,7 +35,7 @@ class PackResume : public ::testing::Test {
   void SetUp() override {
     ASSERT_TRUE(WriteTinyModel({.layers = 3, .experts = 6}, model_).ok());
     // The folder as it is when everything is written and nothing is committed.
-    const auto snapshot = [&](const PackProgress& p) {
+    const auto snapshot = [&](const PackingProgress& p) {
       if (std::string(p.stage) == "finishing") {
         fs::copy(out_ + ".partial", snapshot_,
                  fs::copy_options::recursive | fs::copy_options::overwrite_existing);
@@ -140,7 +140,7 @@ TEST_F(PackResume, OtherOptionsOrAnotherSourceStartAnew) {
 
 TEST_F(PackResume, CancelLeavesNoTargetAndTheNextRunFinishes) {
   std::atomic<bool> cancel{false};
-  const auto cancel_at_first = [&](const PackProgress&) { cancel.store(true); };
+  const auto cancel_at_first = [&](const PackingProgress&) { cancel.store(true); };
   const auto result = PackModel(model_, out_, {}, cancel_at_first, &cancel);
   EXPECT_EQ(result.status().code(), absl::StatusCode::kCancelled);
   EXPECT_FALSE(fs::exists(out_));
@@ -162,7 +162,7 @@ TEST_F(PackResume, EveryEncodingContinuesToTheBytesOfAnUndisturbedRun) {
       const std::string undisturbed = FolderBytes(out_);
       fs::remove_all(out_);
       std::atomic<bool> cancel{false};
-      const auto cancel_halfway = [&](const PackProgress& p) {
+      const auto cancel_halfway = [&](const PackingProgress& p) {
         cancel.store(2 * p.bytes_done > p.bytes_total);
       };
       EXPECT_EQ(PackModel(model_, out_, options, cancel_halfway, &cancel).status().code(),
@@ -177,7 +177,7 @@ TEST_F(PackResume, EveryEncodingContinuesToTheBytesOfAnUndisturbedRun) {
 
 TEST_F(PackResume, SecondRunIntoTheSameTargetIsRefused) {
   absl::Status second;
-  const auto run_again = [&](const PackProgress& p) {
+  const auto run_again = [&](const PackingProgress& p) {
     if (std::string(p.stage) == "finishing") second = PackModel(model_, out_, {}, nullptr, nullptr).status();
   };
   ASSERT_TRUE(PackModel(model_, out_, {}, run_again, nullptr).ok());
@@ -192,7 +192,7 @@ TEST_F(PackResume, ExistingPacksAreReplacedOnlyByForceAndAtOnce) {
   EXPECT_EQ(PackModel(model_, out_, options, nullptr, nullptr).status().code(),
             absl::StatusCode::kAlreadyExists);
   options.force = true;
-  const auto old_is_whole = [&](const PackProgress&) { EXPECT_TRUE(FolderBytes(out_) == expected_); };
+  const auto old_is_whole = [&](const PackingProgress&) { EXPECT_TRUE(FolderBytes(out_) == expected_); };
   const auto summary = PackModel(model_, out_, options, old_is_whole, nullptr);
   ASSERT_TRUE(summary.ok()) << summary.status();
   const auto pack = Pack::Open(out_);
@@ -253,7 +253,7 @@ TEST_F(PackResume, PacksAreWrittenWhereLinksLead) {
   EXPECT_FALSE(PackModel(model_, dir_.File("ring"), {}, nullptr, nullptr).ok());
   fs::create_directory_symlink("nowhere/pack", dir_.File("astray"));
   bool began = false;
-  const auto progress = [&](const PackProgress&) { began = true; };
+  const auto progress = [&](const PackingProgress&) { began = true; };
   EXPECT_TRUE(absl::IsNotFound(PackModel(model_, dir_.File("astray"), {}, progress, nullptr).status()));
   EXPECT_FALSE(began);
 }

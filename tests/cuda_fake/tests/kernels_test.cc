@@ -28,7 +28,7 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
 std::vector<float> ReferenceNorm(const std::vector<float>& x, const std::vector<float>& weight, uint32_t rows,
                                  float epsilon) {
   const uint64_t cols = x.size() / rows;
-  CpuNorm norm;
+  CallNorm norm;
   norm.weight = weight.empty() ? nullptr : weight.data();
   norm.epsilon = epsilon;
   std::vector<float> y(x.size());

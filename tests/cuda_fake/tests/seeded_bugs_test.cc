@@ -26,7 +26,7 @@ std::vector<float> Expected(const SeededBug& bug, const std::vector<float>& x,
                             uint64_t stride) {
   std::vector<float> y(bug.kernel == "rms_norm" ? x.size() : kRows);
   if (bug.kernel == "rms_norm") {
-    CpuNorm norm;
+    CallNorm norm;
     norm.weight = weight.data();
     norm.epsilon = 1e-5f;
     for (uint32_t r = 0; r < kNormRows; ++r) {
