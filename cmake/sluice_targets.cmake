@@ -101,7 +101,8 @@ function(sluice_use_pch name)
   else()
     target_precompile_headers(${name} REUSE_FROM sluice_pch)
   endif()
-  # A source with options of its own is compiled without it: no error, only slower.
+  # A source with other definitions is compiled without it: no error, only slower. One with options of its own must
+  # say SKIP_PRECOMPILE_HEADERS: g++ 12 crashes where they change how it optimises.
   set_target_properties(${name} PROPERTIES PCH_WARN_INVALID OFF)
 endfunction()
 
