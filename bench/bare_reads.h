@@ -1,8 +1,7 @@
 // Random O_DIRECT reads with nothing around them: what weightd's reader is measured against.
 //
 // Thread safety: free functions; each uses threads and a ring of its own.
-#ifndef SLUICE_TESTS_BENCH_BARE_READS_H_
-#define SLUICE_TESTS_BENCH_BARE_READS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -60,5 +59,3 @@ absl::StatusOr<BareLoop> BareLoopNamed(const std::string& name);
 absl::Status WriteNoise(const std::string& path, uint64_t bytes);
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_BENCH_BARE_READS_H_

@@ -1,8 +1,7 @@
 // What kernel_bench measures: passes over a mapping of weights, and the read bandwidth beside them.
 //
 // Thread safety: for one thread, which is worker 0 of the pools inside.
-#ifndef SLUICE_TESTS_BENCH_KERNEL_WORKLOADS_H_
-#define SLUICE_TESTS_BENCH_KERNEL_WORKLOADS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -112,5 +111,3 @@ class KernelBench {
 };
 
 }  // namespace sluice::bench
-
-#endif  // SLUICE_TESTS_BENCH_KERNEL_WORKLOADS_H_

@@ -2,8 +2,7 @@
 // bench/report.py.
 //
 // Thread safety: thread-compatible; filled by the main thread.
-#ifndef SLUICE_BENCH_RESULTS_H_
-#define SLUICE_BENCH_RESULTS_H_
+#pragma once
 
 #include <cstdint>
 #include <cstdio>
@@ -69,5 +68,3 @@ class Results {
 };
 
 }  // namespace sluice::bench
-
-#endif  // SLUICE_BENCH_RESULTS_H_

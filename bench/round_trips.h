@@ -1,8 +1,7 @@
 // What the benchmarks of round trips share: the raw wake to compare with, and timing.
 //
 // Thread safety: thread-compatible; RawWake has a thread of its own for the other side.
-#ifndef SLUICE_TESTS_BENCH_ROUND_TRIPS_H_
-#define SLUICE_TESTS_BENCH_ROUND_TRIPS_H_
+#pragma once
 
 #include <poll.h>
 #include <sys/epoll.h>
@@ -95,5 +94,3 @@ bool Time(Row* row, Trip trip, int trips = 2000) {
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_BENCH_ROUND_TRIPS_H_

@@ -2,8 +2,7 @@
 // another place of the mapping, and thresholds are found that keep a wanted share of the coefficients.
 //
 // Thread safety: for one thread; the backend runs its own workers.
-#ifndef SLUICE_TESTS_BENCH_SPARSE_LAYERS_H_
-#define SLUICE_TESTS_BENCH_SPARSE_LAYERS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -96,5 +95,3 @@ class SparseLayers {
 void CheckOk(const absl::Status& status);
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_BENCH_SPARSE_LAYERS_H_

@@ -4,8 +4,7 @@
 // cryptographic hash.
 //
 // Thread safety: free functions, safe to call from any thread. A Hasher128 is used by one thread at a time.
-#ifndef SLUICE_COMMON_CHECKSUM_H_
-#define SLUICE_COMMON_CHECKSUM_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -65,5 +64,3 @@ class Hasher128 {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_CHECKSUM_H_

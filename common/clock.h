@@ -1,8 +1,7 @@
 // Time as a dependency, so that tests can hold it still (tests/support/fakes/fake_clock.h).
 //
 // Thread safety: thread-safe; every method may be called from any thread.
-#ifndef SLUICE_COMMON_CLOCK_H_
-#define SLUICE_COMMON_CLOCK_H_
+#pragma once
 
 #include <time.h>
 
@@ -27,5 +26,3 @@ class MonotonicClock final : public Clock {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_CLOCK_H_

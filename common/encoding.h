@@ -4,8 +4,7 @@
 // packs (pack/FORMAT.md) and in the session ABI (common/ring/session_abi.h).
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_COMMON_ENCODING_H_
-#define SLUICE_COMMON_ENCODING_H_
+#pragma once
 
 #include <cstdint>
 
@@ -44,5 +43,3 @@ struct EncodingDescriptor {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_ENCODING_H_

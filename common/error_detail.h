@@ -3,8 +3,7 @@
 // details and back.
 //
 // Thread safety: pure functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_ERROR_DETAIL_H_
-#define SLUICE_COMMON_ERROR_DETAIL_H_
+#pragma once
 
 #include <optional>
 #include <string>
@@ -37,5 +36,3 @@ absl::Status WithRetryDelay(absl::Status status, absl::Duration delay);
 std::optional<absl::Duration> RetryDelayOf(const absl::Status& status);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_ERROR_DETAIL_H_

@@ -4,8 +4,7 @@
 //
 // Thread safety: free functions, safe to call from any thread. A File may be read and written (at different
 // places) from several threads at once; moving it needs exclusive use.
-#ifndef SLUICE_COMMON_FILE_IO_H_
-#define SLUICE_COMMON_FILE_IO_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -61,5 +60,3 @@ absl::Status SyncFolder(const std::string& path);
 bool FileExists(const std::string& path);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_FILE_IO_H_

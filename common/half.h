@@ -2,8 +2,7 @@
 // ties to even, subnormals kept, overflow to infinity, NaN stays a (quiet) NaN. Widening is exact.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_COMMON_HALF_H_
-#define SLUICE_COMMON_HALF_H_
+#pragma once
 
 #include <bit>
 #include <cstdint>
@@ -53,5 +52,3 @@ inline constexpr uint16_t FloatToF16(float value) {
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_HALF_H_

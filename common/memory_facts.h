@@ -1,8 +1,7 @@
 // What memory the kernel has for this process: the machine's, and what its control groups leave of it.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_MEMORY_FACTS_H_
-#define SLUICE_COMMON_MEMORY_FACTS_H_
+#pragma once
 
 #include <cstdint>
 #include <limits>
@@ -30,5 +29,3 @@ absl::StatusOr<MemoryFacts> ReadMemoryFacts(const std::string& root = "");
 uint64_t UsableMemory(const MemoryFacts& facts);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MEMORY_FACTS_H_

@@ -4,8 +4,7 @@
 // makes the gRPC-free libraries report false races there. TSan follows pthread's.
 //
 // Thread safety: thread-safe, being what makes others so.
-#ifndef SLUICE_COMMON_MUTEX_H_
-#define SLUICE_COMMON_MUTEX_H_
+#pragma once
 
 #include <chrono>
 #include <condition_variable>
@@ -61,5 +60,3 @@ class CondVar {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MUTEX_H_

@@ -1,8 +1,7 @@
 // Sizes and durations as people write them in flags, config files and messages: "512MiB", "2GB", "10m".
 //
 // Thread safety: pure functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_SIZE_H_
-#define SLUICE_COMMON_SIZE_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -31,5 +30,3 @@ absl::StatusOr<absl::Duration> ParseTimeSpan(std::string_view text);
 std::string FormatTimeSpan(absl::Duration duration);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_SIZE_H_

@@ -1,8 +1,7 @@
 // Status helpers: propagation macros and the one place where errno becomes a Status.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_STATUS_H_
-#define SLUICE_COMMON_STATUS_H_
+#pragma once
 
 #include <string>
 #include <utility>
@@ -41,5 +40,3 @@ absl::Status Annotate(const absl::Status& status, const std::string& context);
     return std::move(tmp).status();           \
   }                                           \
   lhs = *std::move(tmp)
-
-#endif  // SLUICE_COMMON_STATUS_H_

@@ -3,8 +3,7 @@
 // Included by the few .cc files that read or write JSON; no public header shows it.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_STRICT_JSON_H_
-#define SLUICE_COMMON_STRICT_JSON_H_
+#pragma once
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -66,5 +65,3 @@ class JsonObject {
 std::string JsonExcerpt(const nlohmann::json& value);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_STRICT_JSON_H_

@@ -1,8 +1,7 @@
 // Tunable: a value that may be changed while other threads read it.
 //
 // Thread safety: thread-safe; a reader sees a whole value, old or new.
-#ifndef SLUICE_COMMON_TUNABLE_H_
-#define SLUICE_COMMON_TUNABLE_H_
+#pragma once
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
@@ -31,5 +30,3 @@ class Tunable {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TUNABLE_H_

@@ -2,8 +2,7 @@
 // reads them, with the priority that it understands and without the time, which it has.
 //
 // Thread safety: free functions, safe from any thread; the loggers are thread-safe.
-#ifndef SLUICE_COMMON_DAEMON_LOG_H_
-#define SLUICE_COMMON_DAEMON_LOG_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -23,5 +22,3 @@ bool IsJournalStream(int fd, const char* journal_stream);
 std::string JournalLine(spdlog::level::level_enum level, const std::string& text);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_DAEMON_LOG_H_

@@ -2,8 +2,7 @@
 // parent, the next beat for the service manager; and the ceremony of reading the options anew.
 //
 // Thread safety: thread-compatible; main's thread owns it.
-#ifndef SLUICE_COMMON_DAEMON_LOOP_H_
-#define SLUICE_COMMON_DAEMON_LOOP_H_
+#pragma once
 
 #include <functional>
 #include <string>
@@ -65,5 +64,3 @@ class DaemonLoop {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_DAEMON_LOOP_H_

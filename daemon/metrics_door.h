@@ -1,8 +1,7 @@
 // MetricsDoor: a small HTTP server on a loopback port that answers GET /metrics with text made on demand.
 //
 // Thread safety: thread-safe; `text` is called on the door's own threads, at most kThreads at a time.
-#ifndef SLUICE_COMMON_METRICS_METRICS_DOOR_H_
-#define SLUICE_COMMON_METRICS_METRICS_DOOR_H_
+#pragma once
 
 #include <functional>
 #include <memory>
@@ -35,5 +34,3 @@ class MetricsDoor {
 absl::Status CheckMetricsAddress(const std::string& address);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_METRICS_METRICS_DOOR_H_

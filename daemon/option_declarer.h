@@ -4,8 +4,7 @@
 // CLI11 reports errors by exceptions of its own, which the caller of parse() catches.
 //
 // Thread safety: thread-compatible; parsing belongs to main's thread.
-#ifndef SLUICE_COMMON_OPTION_DECLARER_H_
-#define SLUICE_COMMON_OPTION_DECLARER_H_
+#pragma once
 
 #include <CLI/CLI.hpp>
 #include <set>
@@ -72,5 +71,3 @@ class OptionDeclarer {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_OPTION_DECLARER_H_

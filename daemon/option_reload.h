@@ -2,8 +2,7 @@
 // (daemon/option_values.h).
 //
 // Thread safety: pure functions, safe to use from any thread.
-#ifndef SLUICE_COMMON_OPTION_RELOAD_H_
-#define SLUICE_COMMON_OPTION_RELOAD_H_
+#pragma once
 
 #include <map>
 #include <set>
@@ -38,5 +37,3 @@ Options TakeNamed(Options running, Options read, const std::set<std::string>& na
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_OPTION_RELOAD_H_

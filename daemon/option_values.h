@@ -5,8 +5,7 @@
 // flags (daemon/option_declarer.h), the TOML file, GetServerInfo and reloading follow it.
 //
 // Thread safety: plain values and pure functions, safe to use from any thread.
-#ifndef SLUICE_COMMON_OPTION_VALUES_H_
-#define SLUICE_COMMON_OPTION_VALUES_H_
+#pragma once
 
 #include <sys/types.h>
 
@@ -90,5 +89,3 @@ ReloadPlan PlanReload(const std::vector<OptionText>& running, const std::vector<
                       const std::set<std::string>& reloadable);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_OPTION_VALUES_H_

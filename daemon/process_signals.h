@@ -3,8 +3,7 @@
 //
 // Thread safety: thread-compatible; main's thread owns it, and makes it before it starts any other, which all
 // inherit the mask.
-#ifndef SLUICE_COMMON_PROCESS_SIGNALS_H_
-#define SLUICE_COMMON_PROCESS_SIGNALS_H_
+#pragma once
 
 #include <cstdint>
 #include <utility>
@@ -33,5 +32,3 @@ class ProcessSignals {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PROCESS_SIGNALS_H_

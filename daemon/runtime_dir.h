@@ -2,8 +2,7 @@
 // looks for them, unless told otherwise.
 //
 // Thread safety: free functions; they read the environment, which nobody changes after main has begun.
-#ifndef SLUICE_COMMON_RUNTIME_DIR_H_
-#define SLUICE_COMMON_RUNTIME_DIR_H_
+#pragma once
 
 #include <string>
 
@@ -25,5 +24,3 @@ std::string RuntimeDirPath();
 absl::StatusOr<std::string> EnsureRuntimeDir();
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_RUNTIME_DIR_H_

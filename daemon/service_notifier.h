@@ -2,8 +2,7 @@
 // how often that wants to hear that it lives. Without NOTIFY_SOCKET nothing is sent.
 //
 // Thread safety: thread-safe; messages are single datagrams.
-#ifndef SLUICE_COMMON_SERVICE_NOTIFIER_H_
-#define SLUICE_COMMON_SERVICE_NOTIFIER_H_
+#pragma once
 
 #include <string>
 
@@ -36,5 +35,3 @@ class ServiceNotifier {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_SERVICE_NOTIFIER_H_

@@ -3,8 +3,7 @@
 // takes lines that are neither for nothing, and names no file.
 //
 // Thread safety: as OptionDeclarer.
-#ifndef SLUICE_COMMON_TOML_CONFIG_H_
-#define SLUICE_COMMON_TOML_CONFIG_H_
+#pragma once
 
 #include <CLI/CLI.hpp>
 #include <istream>
@@ -26,5 +25,3 @@ class TomlConfig final : public CLI::Config {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TOML_CONFIG_H_

@@ -8,8 +8,7 @@
 //
 // Thread safety: thread-compatible; a backend and its queue belong to one thread (the engine's), which is
 // compute worker 0 of the host backend. Counters() and Describe() may be called from any thread.
-#ifndef SLUICE_KERNELS_BACKEND_H_
-#define SLUICE_KERNELS_BACKEND_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -146,5 +145,3 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateHostBackend(const BackendLimits& 
 bool HostIsaSupported(HostIsa isa);
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_BACKEND_H_

@@ -4,8 +4,7 @@
 // Units: offsets in bytes, strides as said at each. Source of the encodings: pack/FORMAT.md.
 //
 // Thread safety: plain values.
-#ifndef SLUICE_KERNELS_BUFFER_H_
-#define SLUICE_KERNELS_BUFFER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -56,5 +55,3 @@ struct WeightView {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_BUFFER_H_

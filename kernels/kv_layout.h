@@ -3,8 +3,7 @@
 // codes (int8) there and behind them float32 scales [kv head][32 tokens].
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_KERNELS_KV_LAYOUT_H_
-#define SLUICE_KERNELS_KV_LAYOUT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -44,5 +43,3 @@ inline constexpr uint64_t KvPairBytes(KvType type, uint32_t kv_heads, uint32_t h
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_KV_LAYOUT_H_

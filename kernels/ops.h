@@ -9,8 +9,7 @@
 // The list of all operations stands at the end; README.md says what else a new one needs.
 //
 // Thread safety: plain values.
-#ifndef SLUICE_KERNELS_OPS_H_
-#define SLUICE_KERNELS_OPS_H_
+#pragma once
 
 #include <cstdint>
 #include <variant>
@@ -375,5 +374,3 @@ SLUICE_OPERATIONS(SLUICE_OPERATION_NAME)
 #undef SLUICE_OPERATION_NAME
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_OPS_H_

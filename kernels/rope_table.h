@@ -4,8 +4,7 @@
 // Source of the kinds: Hugging Face transformers, modeling_rope_utils.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_KERNELS_ROPE_TABLE_H_
-#define SLUICE_KERNELS_ROPE_TABLE_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -30,5 +29,3 @@ absl::StatusOr<std::vector<float>> ComputeRopeTable(const RopeConfig& rope, uint
                                                     bool long_text = false);
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_ROPE_TABLE_H_

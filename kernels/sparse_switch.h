@@ -7,8 +7,7 @@
 // same bits and no token depends on the batch that it is in.
 //
 // Thread safety: plain values.
-#ifndef SLUICE_KERNELS_SPARSE_SWITCH_H_
-#define SLUICE_KERNELS_SPARSE_SWITCH_H_
+#pragma once
 
 #include <bit>
 #include <cstdint>
@@ -42,5 +41,3 @@ struct SparseSwitchEntry {
 inline constexpr uint32_t kMaxSparseSwitches = 32;
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_SPARSE_SWITCH_H_

@@ -2,8 +2,7 @@
 // option over them, and prints tables, ratios and curves.
 //
 // Thread safety: thread-compatible; used by the main thread.
-#ifndef SLUICE_LAB_COMPARE_H_
-#define SLUICE_LAB_COMPARE_H_
+#pragma once
 
 #include <optional>
 #include <string>
@@ -41,5 +40,3 @@ struct CompareOptions {
 absl::StatusOr<int> ComparePresets(const CommandContext& context, const CompareOptions& options, bool json);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_LAB_COMPARE_H_

@@ -1,8 +1,7 @@
 // Runs a plan of presets through the daemons, one after the other, and collects what they measured.
 //
 // Thread safety: thread-compatible; each run uses threads of its own and has ended them when it returns.
-#ifndef SLUICE_LAB_PRESET_BENCH_H_
-#define SLUICE_LAB_PRESET_BENCH_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -37,5 +36,3 @@ absl::StatusOr<std::vector<PresetResult>> RunPresets(const CommandContext& conte
                                                      const PresetPlan& plan);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_LAB_PRESET_BENCH_H_

@@ -2,8 +2,7 @@
 // words about what bounds a run.
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_LAB_PRESET_REPORT_H_
-#define SLUICE_LAB_PRESET_REPORT_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -75,5 +74,3 @@ std::string SweepPlot(const PresetPlan& plan, const SweepResults& results);
 Json SweepJson(const PresetPlan& plan, const SweepResults& results);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_LAB_PRESET_REPORT_H_

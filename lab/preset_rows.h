@@ -22,8 +22,7 @@
 //   paper = "1.36"
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_LAB_PRESET_ROWS_H_
-#define SLUICE_LAB_PRESET_ROWS_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -76,5 +75,3 @@ absl::StatusOr<PresetSweep> ParseSweep(const std::string& text);
 double SweepNumber(const std::string& value);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_LAB_PRESET_ROWS_H_

@@ -1,8 +1,7 @@
 // What a sweep changes in the options of a command.
 //
 // Thread safety: a free function without state.
-#ifndef SLUICE_LAB_SWEEP_VALUE_H_
-#define SLUICE_LAB_SWEEP_VALUE_H_
+#pragma once
 
 #include <string>
 
@@ -17,5 +16,3 @@ absl::StatusOr<CommonOptions> WithSweepValue(const CommonOptions& options, const
                                              const std::string& value);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_LAB_SWEEP_VALUE_H_

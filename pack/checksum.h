@@ -1,8 +1,7 @@
 // Verifying payload bytes of a pack before anybody sees them.
 //
 // Thread safety: free functions on immutable data, safe to call from any thread.
-#ifndef SLUICE_COMMON_PACK_CHECKSUM_H_
-#define SLUICE_COMMON_PACK_CHECKSUM_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -26,5 +25,3 @@ inline absl::Status VerifyExtent(const Pack& pack, uint32_t extent, absl::Span<c
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_CHECKSUM_H_

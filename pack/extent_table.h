@@ -1,8 +1,7 @@
 // extents.bin: pure parser over untrusted bytes, and writer.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_PACK_EXTENT_TABLE_H_
-#define SLUICE_COMMON_PACK_EXTENT_TABLE_H_
+#pragma once
 
 #include <cstddef>
 #include <string>
@@ -26,5 +25,3 @@ absl::StatusOr<ExtentTable> ParseExtentTable(absl::Span<const std::byte> bytes);
 std::string SerializeExtentTable(const ExtentTable& table);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_EXTENT_TABLE_H_

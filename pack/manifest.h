@@ -1,8 +1,7 @@
 // manifest.json: pure parser over untrusted bytes, and writer.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_PACK_MANIFEST_H_
-#define SLUICE_COMMON_PACK_MANIFEST_H_
+#pragma once
 
 #include <string>
 #include <string_view>
@@ -20,5 +19,3 @@ absl::StatusOr<Manifest> ParseManifest(std::string_view text);
 std::string SerializeManifest(Manifest* manifest);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_MANIFEST_H_

@@ -2,8 +2,7 @@
 // store them. Nothing is rounded to them.
 //
 // Thread safety: pure functions on the caller's memory.
-#ifndef SLUICE_COMMON_PACK_MXFP4_ROW_H_
-#define SLUICE_COMMON_PACK_MXFP4_ROW_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -24,5 +23,3 @@ int64_t EncodeMxfp4Row(absl::Span<const float> values, std::byte* out);
 void DecodeMxfp4Row(const std::byte* row, absl::Span<float> values);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_MXFP4_ROW_H_

@@ -6,8 +6,7 @@
 // run of experts.bin.
 //
 // Thread safety: immutable after Open; all const methods may be called from any thread at once.
-#ifndef SLUICE_COMMON_PACK_PACK_H_
-#define SLUICE_COMMON_PACK_PACK_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -118,5 +117,3 @@ class Pack {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_PACK_H_

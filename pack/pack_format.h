@@ -2,8 +2,7 @@
 // pack/FORMAT.md is the specification; every value here is frozen by it.
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_COMMON_PACK_PACK_FORMAT_H_
-#define SLUICE_COMMON_PACK_PACK_FORMAT_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -153,5 +152,3 @@ struct ExtentTable {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_PACK_FORMAT_H_

@@ -2,8 +2,7 @@
 // packs by it, and Pack::Open checks a pack's tables against it: one source of truth for both.
 //
 // Thread safety: free functions on plain values; an ExtentPlanner is used by one thread.
-#ifndef SLUICE_COMMON_PACK_PACK_PLAN_H_
-#define SLUICE_COMMON_PACK_PACK_PLAN_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -68,5 +67,3 @@ class ExtentPlanner {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_PACK_PLAN_H_

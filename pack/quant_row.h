@@ -2,8 +2,7 @@
 // and zeros as f16 or 8-bit codes in super-groups. row_layout.h says where everything lies.
 //
 // Thread safety: pure functions on the caller's memory.
-#ifndef SLUICE_COMMON_PACK_QUANT_ROW_H_
-#define SLUICE_COMMON_PACK_QUANT_ROW_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -23,5 +22,3 @@ int64_t EncodeQuantizedRow(const EncodingDescriptor& descriptor, absl::Span<cons
 void DecodeQuantizedRow(const EncodingDescriptor& descriptor, const std::byte* row, absl::Span<float> values);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_QUANT_ROW_H_

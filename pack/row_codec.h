@@ -2,8 +2,7 @@
 // every kernel that reads packs.
 //
 // Thread safety: pure functions on the caller's memory.
-#ifndef SLUICE_COMMON_PACK_ROW_CODEC_H_
-#define SLUICE_COMMON_PACK_ROW_CODEC_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -28,5 +27,3 @@ int64_t EncodeRow(const EncodingDescriptor& descriptor, absl::Span<const float> 
 absl::Status DecodeRow(const EncodingDescriptor& descriptor, const std::byte* row, absl::Span<float> values);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_ROW_CODEC_H_

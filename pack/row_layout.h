@@ -11,8 +11,7 @@
 // 2). mxfp4: the 4-bit plane of E2M1 values, then one E8M0 byte per 32 values. Codes beyond the row are 0.
 //
 // Thread safety: pure constexpr functions.
-#ifndef SLUICE_COMMON_PACK_ROW_LAYOUT_H_
-#define SLUICE_COMMON_PACK_ROW_LAYOUT_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -171,5 +170,3 @@ inline constexpr bool IsValidDescriptor(const EncodingDescriptor& d) {
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_ROW_LAYOUT_H_

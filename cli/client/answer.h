@@ -1,8 +1,7 @@
 // An answer as run and chat report it: the keys of their JSON are a contract.
 //
 // Thread safety: plain values; used by the main thread.
-#ifndef SLUICE_CLI_ANSWER_H_
-#define SLUICE_CLI_ANSWER_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -27,5 +26,3 @@ Json AnswerJson(const Answer& answer);
 void PrintStatistics(const Answer& answer);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_ANSWER_H_

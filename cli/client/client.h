@@ -2,8 +2,7 @@
 //
 // Thread safety: thread-safe; calls from several threads run at once. Every call ends with CANCELLED when the
 // Interrupt comes.
-#ifndef SLUICE_CLI_CLIENT_H_
-#define SLUICE_CLI_CLIENT_H_
+#pragma once
 
 #include <functional>
 #include <memory>
@@ -86,5 +85,3 @@ class Client {
 };
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_CLIENT_H_

@@ -1,8 +1,7 @@
 // Conversation: the messages of `sluice chat`, and the requests made of them.
 //
 // Thread safety: a plain value; used by the main thread.
-#ifndef SLUICE_CLI_CONVERSATION_H_
-#define SLUICE_CLI_CONVERSATION_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -49,5 +48,3 @@ class Conversation {
 absl::Status AddTemplateArgument(const std::string& argument, api::ChatOptions* options);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_CONVERSATION_H_

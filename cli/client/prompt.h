@@ -1,8 +1,7 @@
 // What run takes as its prompt, and what the user asked of the sampler: from flags to the request.
 //
 // Thread safety: plain values; used by the main thread.
-#ifndef SLUICE_CLI_PROMPT_H_
-#define SLUICE_CLI_PROMPT_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -50,5 +49,3 @@ struct GenerationFlags {
 };
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_PROMPT_H_

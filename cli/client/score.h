@@ -1,8 +1,7 @@
 // Teacher-forced scoring through inferd's EvaluationService: one sequence, its rows as spans, checked.
 //
 // Thread safety: Score may be called from several threads at once: inferd computes the sequences together.
-#ifndef SLUICE_CLI_SCORE_H_
-#define SLUICE_CLI_SCORE_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -33,5 +32,3 @@ absl::Status Score(Client* client, const ScoreTask& task, uint64_t vocab,
                    absl::FunctionRef<absl::Status(const ScoredRows&)> handle);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_SCORE_H_

@@ -1,8 +1,7 @@
 // Where a command's tokenizer comes from: a pack, or a Hugging Face folder.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_CLI_TOKENIZER_SOURCE_H_
-#define SLUICE_CLI_TOKENIZER_SOURCE_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -31,5 +30,3 @@ absl::StatusOr<std::vector<int32_t>> EncodeTextFile(const std::string& pack, con
                                                     uint64_t max_tokens);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_TOKENIZER_SOURCE_H_

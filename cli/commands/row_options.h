@@ -1,8 +1,7 @@
 // The options of `sluice pack` and `sluice synth` that say what a pack's rows are stored as.
 //
 // Thread safety: thread-compatible; used by the main thread.
-#ifndef SLUICE_CLI_ROW_OPTIONS_H_
-#define SLUICE_CLI_ROW_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -29,5 +28,3 @@ struct RowOptions {
 void DeclareRowOptions(ArgParser* parser, RowOptions* options);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_ROW_OPTIONS_H_

@@ -1,8 +1,7 @@
 // What `sluice top` shows: two looks at the daemons' counters, as rates, text and JSON. Pure.
 //
 // Thread safety: plain values and pure functions, safe to use from any thread.
-#ifndef SLUICE_CLI_TOP_REPORT_H_
-#define SLUICE_CLI_TOP_REPORT_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -77,5 +76,3 @@ std::string TopText(const TopSample& before, const TopSample& now, bool terminal
 Json TopJson(const TopSample& before, const TopSample& now);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_TOP_REPORT_H_

@@ -1,8 +1,7 @@
 // The judgements of `sluice doctor`: facts in, findings out.
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_CLI_DOCTOR_CHECKS_H_
-#define SLUICE_CLI_DOCTOR_CHECKS_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -49,5 +48,3 @@ Json FindingsJson(const std::vector<Finding>& findings);
 std::string FindingsText(const std::vector<Finding>& findings, bool terminal);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_DOCTOR_CHECKS_H_

@@ -1,8 +1,7 @@
 // What `sluice doctor` looks at, read from this host once. Judged by doctor_checks.h.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_CLI_HOST_FACTS_H_
-#define SLUICE_CLI_HOST_FACTS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -45,5 +44,3 @@ KernelFacts ReadKernelFacts();
 DiskFacts ReadDiskFacts(const std::string& path);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_HOST_FACTS_H_

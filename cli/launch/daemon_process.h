@@ -1,8 +1,7 @@
 // DaemonProcess: one daemon as the supervisor's child.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_CLI_DAEMON_PROCESS_H_
-#define SLUICE_CLI_DAEMON_PROCESS_H_
+#pragma once
 
 #include <sys/types.h>
 
@@ -69,5 +68,3 @@ class DaemonProcess {
 };
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_DAEMON_PROCESS_H_

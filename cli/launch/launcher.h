@@ -3,8 +3,7 @@
 // the story.
 //
 // Thread safety: Launch and the destructor belong to the main thread; client() may be used from any thread.
-#ifndef SLUICE_CLI_LAUNCHER_H_
-#define SLUICE_CLI_LAUNCHER_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -91,5 +90,3 @@ class Launcher {
 };
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_LAUNCHER_H_

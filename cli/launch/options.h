@@ -1,8 +1,7 @@
 // The options that every command with a model shares, under the names that the daemons use too.
 //
 // Thread safety: plain values; Declare is used by the main thread.
-#ifndef SLUICE_CLI_OPTIONS_H_
-#define SLUICE_CLI_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -86,5 +85,3 @@ bool SameOptionValue(const std::string& a, const std::string& b);
 bool HoldsPolicies(const std::string& in_effect, const std::string& asked);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_OPTIONS_H_

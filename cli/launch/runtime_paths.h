@@ -1,8 +1,7 @@
 // The names in the runtime directory, joined to it, and the daemons' command lines with them.
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_CLI_RUNTIME_PATHS_H_
-#define SLUICE_CLI_RUNTIME_PATHS_H_
+#pragma once
 
 #include <string>
 
@@ -49,5 +48,3 @@ std::string LogTail(const std::string& path, int lines);
 std::string LastWords(const std::string& path, int lines);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_RUNTIME_PATHS_H_

@@ -1,8 +1,7 @@
 // Runs a command of `sluice` and takes its JSON.
 //
 // Thread safety: thread-compatible; the child's standard error and signals are this process's.
-#ifndef SLUICE_CLI_SLUICE_RUN_H_
-#define SLUICE_CLI_SLUICE_RUN_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -17,5 +16,3 @@ namespace sluice::cli {
 absl::StatusOr<std::string> RunSluice(const CommandContext& context, const std::vector<std::string>& args);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_SLUICE_RUN_H_

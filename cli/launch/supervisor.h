@@ -6,8 +6,7 @@
 // end of a pipe whose write end the supervisor alone holds: if the supervisor is killed, they end too.
 //
 // Thread safety: thread-compatible; a supervisor is a process with one thread.
-#ifndef SLUICE_CLI_SUPERVISOR_H_
-#define SLUICE_CLI_SUPERVISOR_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -53,5 +52,3 @@ std::vector<std::string> SupervisorArguments(const SupervisorOptions& options);
 absl::StatusOr<SupervisorOptions> ParseSupervisorArguments(const std::vector<std::string>& args);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_SUPERVISOR_H_

@@ -1,8 +1,7 @@
 // Locks and local sockets for the launcher and the supervisor.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_CLI_UNIX_SOCKET_H_
-#define SLUICE_CLI_UNIX_SOCKET_H_
+#pragma once
 
 #include <sys/types.h>
 
@@ -36,5 +35,3 @@ enum class Receive { kPacket, kNothing, kClosed };
 Receive ReceivePacket(int fd, std::string* text);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_UNIX_SOCKET_H_

@@ -1,8 +1,7 @@
 // What options a running weightd has.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_CLI_WEIGHTD_PROBE_H_
-#define SLUICE_CLI_WEIGHTD_PROBE_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -16,5 +15,3 @@ namespace sluice::cli {
 absl::StatusOr<std::vector<OptionSetting>> AskWeightd(const std::string& socket);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_WEIGHTD_PROBE_H_

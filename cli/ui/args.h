@@ -6,8 +6,7 @@
 // parser, so that `.Required()` can follow. A value may begin with a dash.
 //
 // Thread safety: thread-compatible; used by the main thread.
-#ifndef SLUICE_CLI_ARGS_H_
-#define SLUICE_CLI_ARGS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -98,5 +97,3 @@ std::optional<double> ParseShare(std::string_view text);
 std::vector<std::string> SplitList(std::string_view text);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_ARGS_H_

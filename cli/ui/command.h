@@ -4,8 +4,7 @@
 // table.
 //
 // Thread safety: commands run on the main thread; the functions here may be called from any thread.
-#ifndef SLUICE_CLI_COMMAND_H_
-#define SLUICE_CLI_COMMAND_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -61,5 +60,3 @@ absl::Status WriteStdout(const std::string& text);
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_COMMAND_H_

@@ -5,8 +5,7 @@
 //
 // Thread safety: thread-safe. Create it in main before any other thread: it blocks both signals in this and
 // all later threads, and a thread of its own receives them.
-#ifndef SLUICE_CLI_INTERRUPT_H_
-#define SLUICE_CLI_INTERRUPT_H_
+#pragma once
 
 #include <atomic>
 #include <functional>
@@ -72,5 +71,3 @@ class ScopedInterruptCall {
 };
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_INTERRUPT_H_

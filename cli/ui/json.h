@@ -4,8 +4,7 @@
 // infinities become null.
 //
 // Thread safety: thread-compatible; a plain value.
-#ifndef SLUICE_CLI_JSON_H_
-#define SLUICE_CLI_JSON_H_
+#pragma once
 
 #include <concepts>
 #include <cstdint>
@@ -73,5 +72,3 @@ bool IsJson(std::string_view text);
 absl::StatusOr<std::vector<int32_t>> TokenIdsFromJson(std::string_view text);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_JSON_H_

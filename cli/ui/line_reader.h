@@ -1,8 +1,7 @@
 // LineReader: lines of standard input for a conversation, woken by other threads while it waits.
 //
 // Thread safety: Read is used by one thread; Wake may be called by any.
-#ifndef SLUICE_CLI_LINE_READER_H_
-#define SLUICE_CLI_LINE_READER_H_
+#pragma once
 
 #include <string>
 
@@ -34,5 +33,3 @@ class LineReader {
 };
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_LINE_READER_H_

@@ -3,8 +3,7 @@
 //
 // Thread safety: the callback may be called from one thread at a time, as pack_writer.h promises; Finish
 // after the call that takes it has returned.
-#ifndef SLUICE_CLI_PACK_PROGRESS_H_
-#define SLUICE_CLI_PACK_PROGRESS_H_
+#pragma once
 
 #include <cstdio>
 #include <memory>
@@ -59,5 +58,3 @@ inline void TellOldProfile(const std::string& out, OldProfile fate) {
 }
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_PACK_PROGRESS_H_

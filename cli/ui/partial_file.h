@@ -2,8 +2,7 @@
 //
 // Thread safety: as File: writes at different places from several threads; Create, Commit and the destructor
 // need exclusive use.
-#ifndef SLUICE_CLI_PARTIAL_FILE_H_
-#define SLUICE_CLI_PARTIAL_FILE_H_
+#pragma once
 
 #include <string>
 #include <utility>
@@ -42,5 +41,3 @@ class PartialFile {
 };
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_PARTIAL_FILE_H_

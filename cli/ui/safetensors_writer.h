@@ -3,8 +3,7 @@
 // The file appears under its name when Finish succeeds; until then it has a temporary name beside it.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_CLI_SAFETENSORS_WRITER_H_
-#define SLUICE_CLI_SAFETENSORS_WRITER_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -46,5 +45,3 @@ class SafetensorsWriter {
 };
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_SAFETENSORS_WRITER_H_

@@ -1,8 +1,7 @@
 // Status codes in the text of logs.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_CLI_STATUS_WORDS_H_
-#define SLUICE_CLI_STATUS_WORDS_H_
+#pragma once
 
 #include <string>
 
@@ -15,5 +14,3 @@ namespace sluice::cli {
 absl::Status CodeFromText(const std::string& text, absl::StatusCode otherwise, const std::string& message);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_STATUS_WORDS_H_

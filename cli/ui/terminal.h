@@ -4,8 +4,7 @@
 // set.
 //
 // Thread safety: the free functions may be called from any thread; a Progress is thread-compatible.
-#ifndef SLUICE_CLI_TERMINAL_H_
-#define SLUICE_CLI_TERMINAL_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -61,5 +60,3 @@ class Progress {
 };
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_TERMINAL_H_

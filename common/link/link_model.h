@@ -6,8 +6,7 @@
 // that overslept may have its copy counted from the moment it should have woken.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_COMMON_LINK_LINK_MODEL_H_
-#define SLUICE_COMMON_LINK_LINK_MODEL_H_
+#pragma once
 
 #include <cstdint>
 
@@ -50,5 +49,3 @@ class LinkModel {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_LINK_LINK_MODEL_H_

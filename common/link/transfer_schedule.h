@@ -7,8 +7,7 @@
 // in flight already.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_COMMON_LINK_TRANSFER_SCHEDULE_H_
-#define SLUICE_COMMON_LINK_TRANSFER_SCHEDULE_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -107,5 +106,3 @@ class TransferSchedule {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_LINK_TRANSFER_SCHEDULE_H_

@@ -3,8 +3,7 @@
 // calls give equal times to the bit.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_COMMON_LINK_VIRTUAL_LINK_H_
-#define SLUICE_COMMON_LINK_VIRTUAL_LINK_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -61,5 +60,3 @@ class VirtualLink {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_LINK_VIRTUAL_LINK_H_

@@ -1,8 +1,7 @@
 // MetricText: writes Prometheus' text format (version 0.0.4), family by family.
 //
 // Thread safety: thread-compatible; a plain builder.
-#ifndef SLUICE_COMMON_METRICS_METRIC_TEXT_H_
-#define SLUICE_COMMON_METRICS_METRIC_TEXT_H_
+#pragma once
 
 #include <concepts>
 #include <cstdint>
@@ -58,5 +57,3 @@ class MetricText {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_METRICS_METRIC_TEXT_H_

@@ -7,8 +7,7 @@
 //
 // Thread safety: thread-safe; instruments may be written and read from any thread. Registration and Text()
 // take the registry's lock, which no writer touches.
-#ifndef SLUICE_COMMON_METRICS_METRICS_H_
-#define SLUICE_COMMON_METRICS_METRICS_H_
+#pragma once
 
 #include <array>
 #include <atomic>
@@ -106,5 +105,3 @@ class MetricRegistry {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_METRICS_METRICS_H_

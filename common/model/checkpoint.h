@@ -7,8 +7,7 @@
 // is then one input's weights for all outputs.
 //
 // Thread safety: a Checkpoint is immutable once it is open; const methods may be called from any thread.
-#ifndef SLUICE_COMMON_MODEL_CHECKPOINT_H_
-#define SLUICE_COMMON_MODEL_CHECKPOINT_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -82,5 +81,3 @@ class Checkpoint {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_CHECKPOINT_H_

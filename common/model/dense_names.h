@@ -5,8 +5,7 @@
 // others say which field of model_config.h asks for them.
 //
 // Thread safety: constants and pure functions.
-#ifndef SLUICE_COMMON_PACK_DENSE_NAMES_H_
-#define SLUICE_COMMON_PACK_DENSE_NAMES_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -85,5 +84,3 @@ inline std::string LayerName(uint32_t layer, std::string_view tensor) {
 }
 
 }  // namespace sluice::dense
-
-#endif  // SLUICE_COMMON_PACK_DENSE_NAMES_H_

@@ -6,8 +6,7 @@
 // name, a value that it does not implement.
 //
 // Thread safety: plain values.
-#ifndef SLUICE_COMMON_MODEL_MODEL_CONFIG_H_
-#define SLUICE_COMMON_MODEL_MODEL_CONFIG_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -181,5 +180,3 @@ struct GenerationDefaults {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_MODEL_CONFIG_H_

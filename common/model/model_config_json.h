@@ -5,8 +5,7 @@
 // not known is refused; the result is checked with ValidateModelConfig.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_MODEL_MODEL_CONFIG_JSON_H_
-#define SLUICE_COMMON_MODEL_MODEL_CONFIG_JSON_H_
+#pragma once
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -25,5 +24,3 @@ absl::StatusOr<ModelConfig> ModelConfigFromJson(const JsonObject& object);
 absl::StatusOr<GenerationDefaults> GenerationFromJson(const JsonObject& object);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_MODEL_CONFIG_JSON_H_

@@ -4,8 +4,7 @@
 // bound what a hostile config.json or manifest.json can make this code allocate.
 //
 // Thread safety: constants and a pure function.
-#ifndef SLUICE_COMMON_MODEL_MODEL_LIMITS_H_
-#define SLUICE_COMMON_MODEL_MODEL_LIMITS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -34,5 +33,3 @@ inline constexpr uint32_t kMaxEndIds = 64;
 absl::Status ValidateModelConfig(const ModelConfig& config, const std::string& subject);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_MODEL_LIMITS_H_

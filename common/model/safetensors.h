@@ -5,8 +5,7 @@
 //
 // Thread safety: ParseSafetensorsHeader is pure. A TensorFolder is immutable after Open; its const methods
 // may be called from any thread at once.
-#ifndef SLUICE_COMMON_MODEL_SAFETENSORS_H_
-#define SLUICE_COMMON_MODEL_SAFETENSORS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -105,5 +104,3 @@ class TensorFolder {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_SAFETENSORS_H_

@@ -2,8 +2,7 @@
 // connection on; gRPC itself would neither check them nor tell who connected.
 //
 // Thread safety: thread-safe; the callback runs on the acceptor's own thread, one call at a time.
-#ifndef SLUICE_COMMON_NET_CONNECTION_ACCEPTOR_H_
-#define SLUICE_COMMON_NET_CONNECTION_ACCEPTOR_H_
+#pragma once
 
 #include <sys/types.h>
 
@@ -105,5 +104,3 @@ class ConnectionAcceptor {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_NET_CONNECTION_ACCEPTOR_H_

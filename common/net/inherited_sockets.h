@@ -4,8 +4,7 @@
 // Unix sockets only: gRPC 1.51 cannot be given a listening TCP socket.
 //
 // Thread safety: thread-compatible; main's thread takes them before it starts others.
-#ifndef SLUICE_COMMON_NET_INHERITED_SOCKETS_H_
-#define SLUICE_COMMON_NET_INHERITED_SOCKETS_H_
+#pragma once
 
 #include <optional>
 #include <string>
@@ -41,5 +40,3 @@ class InheritedSockets {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_NET_INHERITED_SOCKETS_H_

@@ -1,8 +1,7 @@
 // ListenAddress: where a daemon listens, as its options name it.
 //
 // Thread safety: a plain value and pure functions, safe to use from any thread.
-#ifndef SLUICE_COMMON_NET_LISTEN_ADDRESS_H_
-#define SLUICE_COMMON_NET_LISTEN_ADDRESS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -35,5 +34,3 @@ std::string AbsoluteSocketPath(const std::string& path);
 absl::StatusOr<ListenAddress> ParseListenAddress(const std::string& text);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_NET_LISTEN_ADDRESS_H_

@@ -4,8 +4,7 @@
 // knows that no other server is just starting on the same path.
 //
 // Thread safety: thread-compatible, like std::unique_ptr.
-#ifndef SLUICE_COMMON_NET_SOCKET_LOCK_H_
-#define SLUICE_COMMON_NET_SOCKET_LOCK_H_
+#pragma once
 
 #include <string>
 #include <utility>
@@ -27,5 +26,3 @@ class SocketLock {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_NET_SOCKET_LOCK_H_

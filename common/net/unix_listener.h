@@ -1,8 +1,7 @@
 // UnixListener: a listening unix socket at a path; a file that it made is removed when it goes.
 //
 // Thread safety: thread-compatible, like std::unique_ptr.
-#ifndef SLUICE_COMMON_NET_UNIX_LISTENER_H_
-#define SLUICE_COMMON_NET_UNIX_LISTENER_H_
+#pragma once
 
 #include <sys/types.h>
 
@@ -51,5 +50,3 @@ class UnixListener {
 absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, UnixSocketType type);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_NET_UNIX_LISTENER_H_

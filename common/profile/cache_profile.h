@@ -2,8 +2,7 @@
 // (FORMAT.md). From one pass over calibration text, token after token, as decoding would go.
 //
 // Thread safety: plain values and free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_PROFILE_CACHE_PROFILE_H_
-#define SLUICE_COMMON_PROFILE_CACHE_PROFILE_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -54,5 +53,3 @@ absl::StatusOr<CacheProfile> ReadCacheProfile(const std::string& folder, const M
                                               const std::string& source_digest);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PROFILE_CACHE_PROFILE_H_

@@ -3,8 +3,7 @@
 // T saves and loses depends on what S_l is.
 //
 // Thread safety: plain values and free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_PROFILE_GATING_H_
-#define SLUICE_COMMON_PROFILE_GATING_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -58,5 +57,3 @@ std::string SerializeGating(const GatingProfile& gating);
 absl::StatusOr<GatingProfile> ReadGating(const std::string& folder, const std::string& source_digest);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PROFILE_GATING_H_

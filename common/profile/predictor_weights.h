@@ -2,8 +2,7 @@
 // and AdapMoE's first-layer gate (`first_layer`).
 //
 // Thread safety: plain values and free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_PROFILE_PREDICTOR_WEIGHTS_H_
-#define SLUICE_COMMON_PROFILE_PREDICTOR_WEIGHTS_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -79,5 +78,3 @@ uint32_t LearnedInputs(const ModelConfig& config, uint32_t layer);
 int RoutedLayerBefore(const ModelConfig& config, uint32_t layer);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PROFILE_PREDICTOR_WEIGHTS_H_

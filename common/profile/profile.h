@@ -8,8 +8,7 @@
 // naming the file and what is wrong.
 //
 // Thread safety: plain values and free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_PROFILE_PROFILE_H_
-#define SLUICE_COMMON_PROFILE_PROFILE_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -107,5 +106,3 @@ absl::StatusOr<SensitivityProfile> ReadSensitivity(const std::string& folder, co
 absl::StatusOr<CutoffProfile> ReadCutoffs(const std::string& folder, const std::string& model_id);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PROFILE_PROFILE_H_

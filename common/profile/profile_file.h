@@ -2,8 +2,7 @@
 // binary form {body, XXH3-128 of the body} with bounded, checked reading.
 //
 // Thread safety: free functions, safe to call from any thread. A ByteReader belongs to one thread.
-#ifndef SLUICE_COMMON_PROFILE_PROFILE_FILE_H_
-#define SLUICE_COMMON_PROFILE_PROFILE_FILE_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -81,5 +80,3 @@ class ByteReader {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PROFILE_PROFILE_FILE_H_

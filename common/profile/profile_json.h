@@ -2,8 +2,7 @@
 // that is called damage, and one spelling.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_COMMON_PROFILE_PROFILE_JSON_H_
-#define SLUICE_COMMON_PROFILE_PROFILE_JSON_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -40,5 +39,3 @@ absl::StatusOr<Value> ParseProfileText(std::string_view text, const std::string&
 std::string SpellProfile(nlohmann::json body);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PROFILE_PROFILE_JSON_H_

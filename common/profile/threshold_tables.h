@@ -4,8 +4,7 @@
 // |a| >= threshold. Shapes: a quantile for each k of `shares`, which ascend from 0 to 1.
 //
 // Thread safety: thread-compatible; a const object may be read from any thread.
-#ifndef SLUICE_COMMON_PROFILE_THRESHOLD_TABLES_H_
-#define SLUICE_COMMON_PROFILE_THRESHOLD_TABLES_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -91,5 +90,3 @@ absl::StatusOr<ThresholdTables> ReadThresholds(const std::string& folder, const 
                                                const std::string& name = kThresholdsName);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PROFILE_THRESHOLD_TABLES_H_

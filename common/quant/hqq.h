@@ -8,8 +8,7 @@
 // its best zero.
 //
 // Thread safety: a pure function.
-#ifndef SLUICE_COMMON_QUANT_HQQ_H_
-#define SLUICE_COMMON_QUANT_HQQ_H_
+#pragma once
 
 #include <cstdint>
 
@@ -50,5 +49,3 @@ void AssignCodes(absl::Span<const float> weights, uint32_t bits, const GroupQuan
                  absl::Span<uint8_t> codes);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_QUANT_HQQ_H_

@@ -10,8 +10,7 @@
 // Thread safety: every function is safe from any thread of any process that maps the words; for one (session,
 // extent) the stamps of releases by several threads at a time may lose a use. Functions take the words, not
 // mappings, so that tests can run both sides on one mapping, which is what TSan can follow.
-#ifndef SLUICE_COMMON_RING_LEASE_H_
-#define SLUICE_COMMON_RING_LEASE_H_
+#pragma once
 
 #include "common/ring/protocol_step.h"
 #include "common/ring/session_abi.h"
@@ -100,5 +99,3 @@ inline bool PinsHeld(const PinEntry& pin) {
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_RING_LEASE_H_

@@ -1,8 +1,7 @@
 // Descriptors of processes (pidfds): readable once the process has exited, whatever becomes of its number.
 //
 // Thread safety: free functions, safe from any thread.
-#ifndef SLUICE_COMMON_RING_PROCESS_FD_H_
-#define SLUICE_COMMON_RING_PROCESS_FD_H_
+#pragma once
 
 #include <sys/types.h>
 
@@ -24,5 +23,3 @@ UniqueFd ProcessFdOfClient(int socket);
 pid_t ProcessOf(int process_fd);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_RING_PROCESS_FD_H_

@@ -6,8 +6,7 @@
 // time.
 //
 // Thread safety: free functions, safe from any thread; in the simulation there is one thread.
-#ifndef SLUICE_COMMON_RING_PROTOCOL_STEP_H_
-#define SLUICE_COMMON_RING_PROTOCOL_STEP_H_
+#pragma once
 
 #include <poll.h>
 #include <sys/epoll.h>
@@ -49,5 +48,3 @@ inline int ProtocolEpollWait(int epoll, epoll_event* events, int max_events, int
 #endif
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_RING_PROTOCOL_STEP_H_

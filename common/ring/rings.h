@@ -6,8 +6,7 @@
 //
 // Thread safety: each object belongs to one thread at a time; the two ends of one ring may be on any two
 // threads or processes.
-#ifndef SLUICE_COMMON_RING_RINGS_H_
-#define SLUICE_COMMON_RING_RINGS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -131,5 +130,3 @@ class CompletionWriter {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_RING_RINGS_H_

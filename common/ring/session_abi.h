@@ -8,8 +8,7 @@
 //
 // Thread safety: layouts only. Which thread or process may write a field stands beside it; everything that
 // two sides touch at a time is a lock-free atomic, so a torn or repeated read harms nobody.
-#ifndef SLUICE_COMMON_RING_SESSION_ABI_H_
-#define SLUICE_COMMON_RING_SESSION_ABI_H_
+#pragma once
 
 #include <atomic>
 #include <cstddef>
@@ -311,5 +310,3 @@ static_assert(sizeof(ControlWord) == 64 && sizeof(ControlCursors) == 512);
 static_assert(kCursorsOffset % 64 == 0 && kCursorsOffset + sizeof(ControlCursors) <= 4096);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_RING_SESSION_ABI_H_

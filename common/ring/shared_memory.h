@@ -5,8 +5,7 @@
 // they can write; neither can be shrunk or grown, so a mapping never faults.
 //
 // Thread safety: thread-compatible values.
-#ifndef SLUICE_COMMON_RING_SHARED_MEMORY_H_
-#define SLUICE_COMMON_RING_SHARED_MEMORY_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -51,5 +50,3 @@ absl::StatusOr<SharedMemory> CreateSharedMemory(const std::string& name, uint64_
 absl::StatusOr<Mapping> MapSharedMemory(int fd, uint64_t bytes, bool writable, bool populate);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_RING_SHARED_MEMORY_H_

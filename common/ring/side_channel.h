@@ -13,8 +13,7 @@
 //   there weightd SLAB_MAPPED{slab, code}                 0: transfers may name it; else why it was refused
 //
 // Thread safety: free functions; calls on one descriptor must not overlap in the same direction.
-#ifndef SLUICE_COMMON_RING_SIDE_CHANNEL_H_
-#define SLUICE_COMMON_RING_SIDE_CHANNEL_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -90,5 +89,3 @@ absl::Status SendSideMessage(int socket, SideMessage message, std::span<const in
 absl::StatusOr<SidePacket> ReceiveSideMessage(int socket);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_RING_SIDE_CHANNEL_H_

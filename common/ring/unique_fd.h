@@ -1,8 +1,7 @@
 // Sole owner of a file descriptor.
 //
 // Thread safety: thread-compatible, like std::unique_ptr.
-#ifndef SLUICE_COMMON_RING_UNIQUE_FD_H_
-#define SLUICE_COMMON_RING_UNIQUE_FD_H_
+#pragma once
 
 #include <unistd.h>
 
@@ -38,5 +37,3 @@ class UniqueFd {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_RING_UNIQUE_FD_H_

@@ -2,8 +2,7 @@
 // readers of tokenizer files include it (it brings in the JSON library).
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_TEXT_JSON_FIELDS_H_
-#define SLUICE_COMMON_TEXT_JSON_FIELDS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -35,5 +34,3 @@ absl::StatusOr<AddedToken> ParseAddedToken(const Json& object);
 absl::Status ParseVocabulary(const Json& object, Vocabulary* vocabulary);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_JSON_FIELDS_H_

@@ -1,8 +1,7 @@
 // ProtoReader: walks the fields of one protobuf message in its wire form, without generated code.
 //
 // Thread safety: thread-compatible; a reader is used by one thread at a time.
-#ifndef SLUICE_COMMON_TEXT_PROTO_WIRE_H_
-#define SLUICE_COMMON_TEXT_PROTO_WIRE_H_
+#pragma once
 
 #include <cstdint>
 #include <string_view>
@@ -39,5 +38,3 @@ class ProtoReader {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_PROTO_WIRE_H_

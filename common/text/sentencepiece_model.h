@@ -2,8 +2,7 @@
 // cannot live in a process with protobuf). Only BPE models with the identity normalizer are taken.
 //
 // Thread safety: a free function, safe to call from any thread.
-#ifndef SLUICE_COMMON_TEXT_SENTENCEPIECE_MODEL_H_
-#define SLUICE_COMMON_TEXT_SENTENCEPIECE_MODEL_H_
+#pragma once
 
 #include <string_view>
 
@@ -20,5 +19,3 @@ namespace sluice {
 absl::StatusOr<TokenizerSpec> ParseSentencePieceModel(std::string_view bytes, const TokenizerConfig& config);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_SENTENCEPIECE_MODEL_H_

@@ -2,8 +2,7 @@
 // checked.
 //
 // Thread safety: free functions, safe to call from any thread on different specs.
-#ifndef SLUICE_COMMON_TEXT_SPEC_BUILDER_H_
-#define SLUICE_COMMON_TEXT_SPEC_BUILDER_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -24,5 +23,3 @@ absl::Status AddMergeLine(const std::string& line, uint32_t rank, TokenizerSpec*
 absl::Status AddAddedToken(AddedToken token, TokenizerSpec* spec);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_SPEC_BUILDER_H_

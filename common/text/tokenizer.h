@@ -5,8 +5,7 @@
 //
 // Thread safety: a Tokenizer is immutable after Load; all const methods may be called from any thread at
 // once. A StreamDecoder belongs to one stream and is used by one thread at a time.
-#ifndef SLUICE_COMMON_TEXT_TOKENIZER_H_
-#define SLUICE_COMMON_TEXT_TOKENIZER_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -126,5 +125,3 @@ class StreamDecoder {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_TOKENIZER_H_

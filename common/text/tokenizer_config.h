@@ -2,8 +2,7 @@
 // added_tokens.json, and of vocabularies that need them: vocab.json + merges.txt.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_TEXT_TOKENIZER_CONFIG_H_
-#define SLUICE_COMMON_TEXT_TOKENIZER_CONFIG_H_
+#pragma once
 
 #include <map>
 #include <optional>
@@ -49,5 +48,3 @@ absl::StatusOr<TokenizerSpec> ParseVocabAndMerges(const std::string& vocab_json,
                                                   const TokenizerConfig& config);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_TOKENIZER_CONFIG_H_

@@ -3,8 +3,7 @@
 // the rest.
 //
 // Thread safety: plain values and a free function, safe to call from any thread.
-#ifndef SLUICE_COMMON_TEXT_TOKENIZER_DOCUMENT_H_
-#define SLUICE_COMMON_TEXT_TOKENIZER_DOCUMENT_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -29,5 +28,3 @@ struct TokenizerDocument {
 absl::StatusOr<TokenizerDocument> ParseTokenizerDocument(const std::string& bytes);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_TOKENIZER_DOCUMENT_H_

@@ -1,8 +1,7 @@
 // Tokenizer::Impl: the components of one tokenizer, shared by tokenizer.cc and stream_decoder.cc.
 //
 // Thread safety: immutable once loaded; const methods may be called from any thread at once.
-#ifndef SLUICE_COMMON_TEXT_TOKENIZER_IMPL_H_
-#define SLUICE_COMMON_TEXT_TOKENIZER_IMPL_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -68,5 +67,3 @@ struct Tokenizer::Impl {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_TOKENIZER_IMPL_H_

@@ -1,8 +1,7 @@
 // Reader of tokenizer.json (Hugging Face `tokenizers`, version 1.0, model BPE).
 //
 // Thread safety: a free function, safe to call from any thread.
-#ifndef SLUICE_COMMON_TEXT_TOKENIZER_JSON_H_
-#define SLUICE_COMMON_TEXT_TOKENIZER_JSON_H_
+#pragma once
 
 #include <string>
 
@@ -17,5 +16,3 @@ namespace sluice {
 absl::StatusOr<TokenizerSpec> ParseTokenizerJson(const std::string& bytes);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_TOKENIZER_JSON_H_

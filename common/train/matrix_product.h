@@ -1,8 +1,7 @@
 // The one matrix product that training needs.
 //
 // Thread safety: a pure function, safe to call from any thread.
-#ifndef SLUICE_COMMON_TRAIN_MATRIX_PRODUCT_H_
-#define SLUICE_COMMON_TRAIN_MATRIX_PRODUCT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -14,5 +13,3 @@ void AddProduct(uint32_t rows, uint32_t cols, uint32_t depth, const float* a, ui
                 const float* b, float* c);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TRAIN_MATRIX_PRODUCT_H_

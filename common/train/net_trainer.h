@@ -6,8 +6,7 @@
 //
 // Thread safety: TrainNet and Loss may be called from any thread; a RowSource is used by one thread at a
 // time.
-#ifndef SLUICE_COMMON_TRAIN_NET_TRAINER_H_
-#define SLUICE_COMMON_TRAIN_NET_TRAINER_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -67,5 +66,3 @@ double LossAndGradient(const TrainedNet& net, TrainingLoss loss, uint32_t rows, 
                        const float* target, NetGradient* gradient);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TRAIN_NET_TRAINER_H_

@@ -4,8 +4,7 @@
 // the services (ClientClassOf). TCP is served on loopback addresses only. Both daemons use it.
 //
 // Thread safety: thread-safe after Start(), but Shutdown() and destruction belong to one thread.
-#ifndef SLUICE_COMMON_GRPC_SERVER_H_
-#define SLUICE_COMMON_GRPC_SERVER_H_
+#pragma once
 
 #include <cstddef>
 #include <functional>
@@ -87,5 +86,3 @@ void LeaveGrpcToTheProcess();
 std::string ClientClassOf(const grpc::ServerContextBase& context);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_GRPC_SERVER_H_

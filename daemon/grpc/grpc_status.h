@@ -5,8 +5,7 @@
 // the status details ("grpc-status-details-bin").
 //
 // Thread safety: pure functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_GRPC_STATUS_H_
-#define SLUICE_COMMON_GRPC_STATUS_H_
+#pragma once
 
 #include "absl/status/status.h"
 #include "grpcpp/support/status.h"
@@ -21,5 +20,3 @@ grpc::Status ToGrpcStatus(const absl::Status& status);
 absl::Status FromGrpcStatus(const grpc::Status& status);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_GRPC_STATUS_H_

@@ -2,8 +2,7 @@
 //
 // Thread safety: plain values. A CalibrationSink is called by the calibration's own thread, one call at a
 // time, and must not block; Cancelled() may be asked from several threads.
-#ifndef SLUICE_INFERD_CALIBRATION_API_H_
-#define SLUICE_INFERD_CALIBRATION_API_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -62,5 +61,3 @@ class CalibrationSink {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATION_API_H_

@@ -6,8 +6,7 @@
 //
 // Thread safety: EngineApi's methods may be called from any thread. A RequestSink is called by the engine
 // thread only, one call at a time, and must not block: it appends and returns.
-#ifndef SLUICE_INFERD_ENGINE_API_H_
-#define SLUICE_INFERD_ENGINE_API_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -277,5 +276,3 @@ class EngineApi {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_ENGINE_API_H_

@@ -1,8 +1,7 @@
 // How much may wait for its turn in the engine.
 //
 // Thread safety: plain data.
-#ifndef SLUICE_INFERD_QUEUE_LIMITS_H_
-#define SLUICE_INFERD_QUEUE_LIMITS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -16,5 +15,3 @@ struct QueueLimits {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_QUEUE_LIMITS_H_

@@ -2,8 +2,7 @@
 // numbers in the error.
 //
 // Thread safety: pure functions, safe to call from any thread.
-#ifndef SLUICE_INFERD_REQUEST_CHECKS_H_
-#define SLUICE_INFERD_REQUEST_CHECKS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -28,5 +27,3 @@ absl::Status CheckGenerate(const GenerateSpec& spec, const RequestBounds& bounds
 absl::Status CheckScore(const ScoreSpec& spec, const RequestBounds& bounds);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_REQUEST_CHECKS_H_

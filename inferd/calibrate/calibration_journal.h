@@ -4,8 +4,7 @@
 //
 // Thread safety: thread-compatible; the work folder is locked against other calibrations, in this process and
 // in others.
-#ifndef SLUICE_INFERD_CALIBRATE_CALIBRATION_JOURNAL_H_
-#define SLUICE_INFERD_CALIBRATE_CALIBRATION_JOURNAL_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -46,5 +45,3 @@ class CalibrationJournal {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_CALIBRATION_JOURNAL_H_

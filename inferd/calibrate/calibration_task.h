@@ -1,8 +1,7 @@
 // A calibration on a thread of its own, as the engine holds it.
 //
 // Thread safety: thread-safe; destroyed by one thread.
-#ifndef SLUICE_INFERD_CALIBRATE_CALIBRATION_TASK_H_
-#define SLUICE_INFERD_CALIBRATE_CALIBRATION_TASK_H_
+#pragma once
 
 #include <atomic>
 #include <memory>
@@ -31,5 +30,3 @@ class CalibrationTask {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_CALIBRATION_TASK_H_

@@ -2,8 +2,7 @@
 //
 // Thread safety: Calibrate() runs on a thread of its own and calls the sink there; the model is reached
 // through `on_engine`, which runs a function on the engine thread between two steps and waits for it.
-#ifndef SLUICE_INFERD_CALIBRATE_CALIBRATOR_H_
-#define SLUICE_INFERD_CALIBRATE_CALIBRATOR_H_
+#pragma once
 
 #include <functional>
 
@@ -33,5 +32,3 @@ absl::StatusOr<CalibrationSummary> Calibrate(const CalibrationSpec& spec, const 
                                              CalibrationSink* sink);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_CALIBRATOR_H_

@@ -1,8 +1,7 @@
 // WindowHost on a running engine: what it allocates is made, used and given back on the engine thread.
 //
 // Thread safety: thread-compatible; belongs to the calibration's thread.
-#ifndef SLUICE_INFERD_CALIBRATE_ENGINE_WINDOWS_H_
-#define SLUICE_INFERD_CALIBRATE_ENGINE_WINDOWS_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -34,5 +33,3 @@ class EngineWindows final : public WindowHost {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_ENGINE_WINDOWS_H_

@@ -4,8 +4,7 @@
 // weights, a first token) on a thread of its own, while clients can already ask how the start goes.
 //
 // Thread safety: thread-compatible; main's thread owns it.
-#ifndef SLUICE_INFERD_DAEMON_H_
-#define SLUICE_INFERD_DAEMON_H_
+#pragma once
 
 #include <functional>
 #include <memory>
@@ -103,5 +102,3 @@ class InferdDaemon {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_DAEMON_H_

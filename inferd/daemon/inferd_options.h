@@ -2,8 +2,7 @@
 // file and GetServerInfo all follow it.
 //
 // Thread safety: plain values; parsing belongs to main's thread.
-#ifndef SLUICE_INFERD_INFERD_OPTIONS_H_
-#define SLUICE_INFERD_INFERD_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -172,5 +171,3 @@ void ForEachOption(InferdOptions* o, Visit visit) {
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_INFERD_OPTIONS_H_

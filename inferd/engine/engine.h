@@ -6,8 +6,7 @@
 // on trying in the background.
 //
 // Thread safety: thread-safe.
-#ifndef SLUICE_INFERD_ENGINE_H_
-#define SLUICE_INFERD_ENGINE_H_
+#pragma once
 
 #include <atomic>
 #include <deque>
@@ -135,5 +134,3 @@ class Engine final : public EngineApi {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_ENGINE_H_

@@ -6,8 +6,7 @@
 //
 // Thread safety: thread-compatible; one thread at a time, the engine's. Stats go out through FillStats(),
 // which that thread calls too.
-#ifndef SLUICE_INFERD_ENGINE_CORE_H_
-#define SLUICE_INFERD_ENGINE_CORE_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -203,5 +202,3 @@ class EngineCore final : private LayerTap {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_ENGINE_CORE_H_

@@ -1,8 +1,7 @@
 // What a preset's policies mean for the slots of a slab: shares of the layers, eviction, first fill.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_INFERD_RESIDENCY_SLAB_POLICIES_H_
-#define SLUICE_INFERD_RESIDENCY_SLAB_POLICIES_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -56,5 +55,3 @@ NeuronResidencyOptions NeuronOptionsOf(const Policies& policies, const Pack& pac
 absl::Status CheckSlotBudget(const Policies& policies, const Pack& pack, uint64_t budget);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_SLAB_POLICIES_H_

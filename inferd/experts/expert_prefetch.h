@@ -1,8 +1,7 @@
 // How predictors have experts of later layers brought, and what they must know about the way there.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_EXPERTS_EXPERT_PREFETCH_H_
-#define SLUICE_INFERD_EXPERTS_EXPERT_PREFETCH_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -57,5 +56,3 @@ class ExpertPrefetch : public ResidencyView {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_EXPERTS_EXPERT_PREFETCH_H_

@@ -4,8 +4,7 @@
 // what the one before handed out, so a session never blocks while it holds what others could use.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_EXPERTS_EXPERT_SOURCE_H_
-#define SLUICE_INFERD_EXPERTS_EXPERT_SOURCE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -72,5 +71,3 @@ class ExpertSource {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_EXPERTS_EXPERT_SOURCE_H_

@@ -1,8 +1,7 @@
 // What a cache of experts has counted, and what it is like.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_EXPERTS_RESIDENCY_STATISTICS_H_
-#define SLUICE_INFERD_EXPERTS_RESIDENCY_STATISTICS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -92,5 +91,3 @@ class ResidencyStatistics {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_EXPERTS_RESIDENCY_STATISTICS_H_

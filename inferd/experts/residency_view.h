@@ -1,8 +1,7 @@
 // Which experts are there: what routing policies and predictors may ask of whoever holds the experts.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_EXPERTS_RESIDENCY_VIEW_H_
-#define SLUICE_INFERD_EXPERTS_RESIDENCY_VIEW_H_
+#pragma once
 
 #include <cstdint>
 
@@ -30,5 +29,3 @@ class ResidencyView {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_EXPERTS_RESIDENCY_VIEW_H_

@@ -9,8 +9,7 @@
 // same values.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
-#ifndef SLUICE_INFERD_FORWARD_H_
-#define SLUICE_INFERD_FORWARD_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -198,5 +197,3 @@ class Forward {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_FORWARD_H_

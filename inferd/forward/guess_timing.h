@@ -2,8 +2,7 @@
 // are waited for. With a wide vocabulary or few missing experts the layer would wait for the guess instead.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_GUESS_TIMING_H_
-#define SLUICE_INFERD_GUESS_TIMING_H_
+#pragma once
 
 #include <cstdint>
 
@@ -37,5 +36,3 @@ class GuessTiming {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_GUESS_TIMING_H_

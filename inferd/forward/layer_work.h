@@ -2,8 +2,7 @@
 // knows which demands the queue has had whole.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
-#ifndef SLUICE_INFERD_FORWARD_LAYER_WORK_H_
-#define SLUICE_INFERD_FORWARD_LAYER_WORK_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -58,5 +57,3 @@ class LayerWork {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_FORWARD_LAYER_WORK_H_

@@ -2,8 +2,7 @@
 // follow, when it is worth its time, and whether the next step begins with what was guessed.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
-#ifndef SLUICE_INFERD_FORWARD_TOKEN_GUESS_H_
-#define SLUICE_INFERD_FORWARD_TOKEN_GUESS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -71,5 +70,3 @@ class TokenGuess {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_FORWARD_TOKEN_GUESS_H_

@@ -4,8 +4,7 @@
 // nothing is cleared when a sequence leaves or is preempted.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_DELTA_STATES_H_
-#define SLUICE_INFERD_DELTA_STATES_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -49,5 +48,3 @@ class DeltaStates {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_DELTA_STATES_H_

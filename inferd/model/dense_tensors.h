@@ -2,8 +2,7 @@
 // that the forward pass reads. Shapes are in common/model/dense_names.h.
 //
 // Thread safety: plain values; the function is pure.
-#ifndef SLUICE_INFERD_DENSE_TENSORS_H_
-#define SLUICE_INFERD_DENSE_TENSORS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -87,5 +86,3 @@ struct DenseTensors {
 absl::Status FindDenseTensors(const Pack& pack, DenseTensors* tensors);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_DENSE_TENSORS_H_

@@ -1,8 +1,7 @@
 // The dense part of a model (embeddings, attention, norms, routers, head) as weight views on leased extents.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_DENSE_WEIGHTS_H_
-#define SLUICE_INFERD_DENSE_WEIGHTS_H_
+#pragma once
 
 #include <memory>
 #include <vector>
@@ -67,5 +66,3 @@ class DenseWeights {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_DENSE_WEIGHTS_H_

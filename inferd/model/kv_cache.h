@@ -6,8 +6,7 @@
 // (kernels/kv_layout.h); latent attention has one row a token for K and V, gated delta attention none.
 //
 // Thread safety: thread-compatible; both belong to the engine thread.
-#ifndef SLUICE_INFERD_KV_CACHE_H_
-#define SLUICE_INFERD_KV_CACHE_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -92,5 +91,3 @@ class KvCache {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_KV_CACHE_H_

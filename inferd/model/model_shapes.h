@@ -2,8 +2,7 @@
 // Buffers, limits of the backend and tests use the same functions.
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_INFERD_MODEL_SHAPES_H_
-#define SLUICE_INFERD_MODEL_SHAPES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -54,5 +53,3 @@ struct AttentionWidths {
 AttentionWidths WidestAttention(const ModelConfig& config);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_MODEL_SHAPES_H_

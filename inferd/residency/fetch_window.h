@@ -5,8 +5,7 @@
 // then nothing more is asked for until these have ended and a pause has passed.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_RESIDENCY_FETCH_WINDOW_H_
-#define SLUICE_INFERD_RESIDENCY_FETCH_WINDOW_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -61,5 +60,3 @@ class FetchWindow {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_FETCH_WINDOW_H_

@@ -4,8 +4,7 @@
 // bytes lie, is the cache's.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
-#ifndef SLUICE_INFERD_RESIDENCY_LAYER_RESIDENCY_H_
-#define SLUICE_INFERD_RESIDENCY_LAYER_RESIDENCY_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -109,5 +108,3 @@ class LayerResidency : public Residency {
 std::vector<uint32_t> ExpertsByLayer(const Pack& pack);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_LAYER_RESIDENCY_H_

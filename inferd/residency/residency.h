@@ -4,8 +4,7 @@
 // lie in slots of a slab.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_RESIDENCY_RESIDENCY_H_
-#define SLUICE_INFERD_RESIDENCY_RESIDENCY_H_
+#pragma once
 
 #include "absl/status/status.h"
 #include "inferd/experts/expert_prefetch.h"
@@ -36,5 +35,3 @@ class Residency : public ExpertSource, public ExpertPrefetch, public ResidencySt
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_RESIDENCY_H_

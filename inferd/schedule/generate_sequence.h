@@ -5,8 +5,7 @@
 // tokens are never end tokens or stop ids, and their text takes no part in stop strings.
 //
 // Thread safety: thread-compatible; see sequence.h.
-#ifndef SLUICE_INFERD_GENERATE_SEQUENCE_H_
-#define SLUICE_INFERD_GENERATE_SEQUENCE_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -58,5 +57,3 @@ class GenerateSequence final : public Sequence {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_GENERATE_SEQUENCE_H_

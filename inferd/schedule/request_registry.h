@@ -1,8 +1,7 @@
 // Which requests live, and how many wait: unique ids, the bounded queue.
 //
 // Thread safety: thread-safe; handlers enter requests, the engine thread moves and ends them.
-#ifndef SLUICE_INFERD_REQUEST_REGISTRY_H_
-#define SLUICE_INFERD_REQUEST_REGISTRY_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -57,5 +56,3 @@ class RequestRegistry {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_REQUEST_REGISTRY_H_

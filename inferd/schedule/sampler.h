@@ -10,8 +10,7 @@
 //
 // Thread safety: thread-compatible; a Sampler has scratch memory and belongs to the engine thread. Nothing
 // allocates after construction.
-#ifndef SLUICE_INFERD_SAMPLER_H_
-#define SLUICE_INFERD_SAMPLER_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -99,5 +98,3 @@ class Sampler {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_SAMPLER_H_

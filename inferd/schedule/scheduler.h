@@ -16,8 +16,7 @@
 //    another runs, and the cache holds at least one whole context, so there is always progress.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_SCHEDULER_H_
-#define SLUICE_INFERD_SCHEDULER_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -149,5 +148,3 @@ class Scheduler {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_SCHEDULER_H_

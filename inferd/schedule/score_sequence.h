@@ -1,8 +1,7 @@
 // A request that scores: its tokens are given, and every row's logits are reported.
 //
 // Thread safety: thread-compatible; see sequence.h.
-#ifndef SLUICE_INFERD_SCORE_SEQUENCE_H_
-#define SLUICE_INFERD_SCORE_SEQUENCE_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -40,5 +39,3 @@ class ScoreSequence final : public Sequence {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_SCORE_SEQUENCE_H_

@@ -2,8 +2,7 @@
 // GenerateSequence and ScoreSequence are the two kinds.
 //
 // Thread safety: thread-compatible. Made on the caller's thread, then handed to the engine thread.
-#ifndef SLUICE_INFERD_SEQUENCE_H_
-#define SLUICE_INFERD_SEQUENCE_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -107,5 +106,3 @@ class Sequence {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_SEQUENCE_H_

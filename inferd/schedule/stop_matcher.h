@@ -5,8 +5,7 @@
 // at the same byte the longest), however the text is cut into pieces.
 //
 // Thread safety: thread-compatible; one matcher belongs to one stream.
-#ifndef SLUICE_INFERD_STOP_MATCHER_H_
-#define SLUICE_INFERD_STOP_MATCHER_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -45,5 +44,3 @@ class StopMatcher {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_STOP_MATCHER_H_

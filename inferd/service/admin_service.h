@@ -1,8 +1,7 @@
 // AdminService: server info, statistics, drain, log level, abort, calibration. Served on a socket of its own.
 //
 // Thread safety: thread-safe; gRPC calls the handlers from its threads.
-#ifndef SLUICE_INFERD_ADMIN_SERVICE_H_
-#define SLUICE_INFERD_ADMIN_SERVICE_H_
+#pragma once
 
 #include <cstddef>
 #include <functional>
@@ -45,5 +44,3 @@ class AdminServiceImpl final : public inference::v1::AdminService::CallbackServi
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_ADMIN_SERVICE_H_

@@ -1,8 +1,7 @@
 // From a client's conversation to the prompt's token ids, by the model's chat template or the request's own.
 //
 // Thread safety: pure functions over their arguments, safe to call from any thread.
-#ifndef SLUICE_INFERD_CHAT_PROMPT_H_
-#define SLUICE_INFERD_CHAT_PROMPT_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -34,5 +33,3 @@ absl::StatusOr<ChatPrompt> MakeChatPrompt(const ServingContext& context,
                                           const ConversationView& conversation);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CHAT_PROMPT_H_

@@ -1,8 +1,7 @@
 // EvaluationService: teacher-forced scoring, rows streamed as the engine computes them.
 //
 // Thread safety: thread-safe; gRPC calls the handlers from its threads.
-#ifndef SLUICE_INFERD_EVALUATION_SERVICE_H_
-#define SLUICE_INFERD_EVALUATION_SERVICE_H_
+#pragma once
 
 #include "inferd/serving/serving_context.h"
 #include "sluice/inference/v1/evaluation.grpc.pb.h"
@@ -22,5 +21,3 @@ class EvaluationServiceImpl final : public inference::v1::EvaluationService::Cal
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_EVALUATION_SERVICE_H_

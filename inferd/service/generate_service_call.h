@@ -2,8 +2,7 @@
 // pass on.
 //
 // Thread safety: thread-safe; see service_stream.h for who calls what.
-#ifndef SLUICE_INFERD_GENERATE_SERVICE_CALL_H_
-#define SLUICE_INFERD_GENERATE_SERVICE_CALL_H_
+#pragma once
 
 #include <atomic>
 #include <memory>
@@ -146,5 +145,3 @@ extern template class AnswerCall<inference::v1::GenerateResponse>;
 extern template class AnswerCall<inference::v1::ChatResponse>;
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_GENERATE_SERVICE_CALL_H_

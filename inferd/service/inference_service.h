@@ -1,8 +1,7 @@
 // InferenceService: Generate, GenerateStream, Chat, ChatStream, Tokenize, Detokenize.
 //
 // Thread safety: thread-safe; gRPC calls the handlers from its threads.
-#ifndef SLUICE_INFERD_INFERENCE_SERVICE_H_
-#define SLUICE_INFERD_INFERENCE_SERVICE_H_
+#pragma once
 
 #include "inferd/serving/serving_context.h"
 #include "sluice/inference/v1/inference.grpc.pb.h"
@@ -40,5 +39,3 @@ class InferenceServiceImpl final : public inference::v1::InferenceService::Callb
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_INFERENCE_SERVICE_H_

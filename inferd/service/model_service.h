@@ -1,8 +1,7 @@
 // ModelService: describes the one model that is served.
 //
 // Thread safety: thread-safe; gRPC calls the handlers from its threads.
-#ifndef SLUICE_INFERD_MODEL_SERVICE_H_
-#define SLUICE_INFERD_MODEL_SERVICE_H_
+#pragma once
 
 #include "inferd/serving/serving_context.h"
 #include "sluice/inference/v1/model.grpc.pb.h"
@@ -26,5 +25,3 @@ class ModelServiceImpl final : public inference::v1::ModelService::CallbackServi
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_MODEL_SERVICE_H_

@@ -1,8 +1,7 @@
 // InferdServer: the services on their sockets, and health that follows the engine.
 //
 // Thread safety: thread-safe after Start(), but Shutdown() and destruction belong to one thread.
-#ifndef SLUICE_INFERD_SERVER_H_
-#define SLUICE_INFERD_SERVER_H_
+#pragma once
 
 #include <functional>
 #include <memory>
@@ -74,5 +73,3 @@ class InferdServer {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_SERVER_H_

@@ -1,8 +1,7 @@
 // Small helpers that every handler uses: facts of a call, and calls that end at once.
 //
 // Thread safety: pure functions over their arguments, safe to call from any thread.
-#ifndef SLUICE_INFERD_SERVICE_CALL_H_
-#define SLUICE_INFERD_SERVICE_CALL_H_
+#pragma once
 
 #include "absl/status/status.h"
 #include "daemon/grpc/grpc_status.h"
@@ -35,5 +34,3 @@ grpc::ServerWriteReactor<Response>* Refuse(absl::Status status) {
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_SERVICE_CALL_H_

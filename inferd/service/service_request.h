@@ -1,8 +1,7 @@
 // From the messages of clients to the engine's terms: checks every field, applies the model's defaults.
 //
 // Thread safety: pure functions over their arguments, safe to call from any thread.
-#ifndef SLUICE_INFERD_SERVICE_REQUEST_H_
-#define SLUICE_INFERD_SERVICE_REQUEST_H_
+#pragma once
 
 #include <string>
 
@@ -70,5 +69,3 @@ absl::StatusOr<std::vector<int32_t>> TokenIdsOf(const google::protobuf::Repeated
 SamplingParams DefaultSampling(const GenerationDefaults& defaults);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_SERVICE_REQUEST_H_

@@ -1,8 +1,7 @@
 // From the engine's terms to the messages of clients.
 //
 // Thread safety: pure functions over their arguments, safe to call from any thread.
-#ifndef SLUICE_INFERD_SERVICE_RESPONSE_H_
-#define SLUICE_INFERD_SERVICE_RESPONSE_H_
+#pragma once
 
 #include <string>
 
@@ -77,5 +76,3 @@ size_t AppendTokens(absl::Span<const TokenOut> tokens, std::string_view text, co
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_SERVICE_RESPONSE_H_

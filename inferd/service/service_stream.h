@@ -10,8 +10,7 @@
 // Thread safety: thread-safe. The engine's thread only appends and calls Wake(); gRPC is entered by the
 // pump's thread and by gRPC's own. gRPC runs no reaction inside of StartWrite, Finish or TryCancel, so these
 // are called with the mutex held.
-#ifndef SLUICE_INFERD_SERVICE_STREAM_H_
-#define SLUICE_INFERD_SERVICE_STREAM_H_
+#pragma once
 
 #include <atomic>
 #include <memory>
@@ -193,5 +192,3 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_SERVICE_STREAM_H_

@@ -4,8 +4,7 @@
 // engine is refused with UNAVAILABLE (STARTING) until Open(). gRPC-free.
 //
 // Thread safety: thread-safe.
-#ifndef SLUICE_INFERD_ENGINE_GATE_H_
-#define SLUICE_INFERD_ENGINE_GATE_H_
+#pragma once
 
 #include <memory>
 #include <optional>
@@ -46,5 +45,3 @@ class EngineGate final : public EngineApi {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_ENGINE_GATE_H_

@@ -1,8 +1,7 @@
 // What this process holds of the system.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_INFERD_PROCESS_STATS_H_
-#define SLUICE_INFERD_PROCESS_STATS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -15,5 +14,3 @@ uint64_t CountOpenDescriptors();
 uint64_t ResidentBytes();
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_PROCESS_STATS_H_

@@ -1,8 +1,7 @@
 // SelfTest: makes one token, the proof behind "ready". gRPC-free.
 //
 // Thread safety: safe to call from any thread; it blocks.
-#ifndef SLUICE_INFERD_SELF_TEST_H_
-#define SLUICE_INFERD_SELF_TEST_H_
+#pragma once
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -15,5 +14,3 @@ namespace sluice {
 absl::Status SelfTest(EngineApi* engine, int32_t token, absl::Duration limit);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_SELF_TEST_H_

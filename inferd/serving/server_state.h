@@ -2,8 +2,7 @@
 // gRPC-free.
 //
 // Thread safety: thread-safe.
-#ifndef SLUICE_INFERD_SERVER_STATE_H_
-#define SLUICE_INFERD_SERVER_STATE_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -66,5 +65,3 @@ class ServerState {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_SERVER_STATE_H_

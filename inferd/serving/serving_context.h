@@ -2,8 +2,7 @@
 //
 // Thread safety: constant once the server has started, but for the limits; what the pointers lead to is
 // thread-safe.
-#ifndef SLUICE_INFERD_SERVING_CONTEXT_H_
-#define SLUICE_INFERD_SERVING_CONTEXT_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -68,5 +67,3 @@ struct ServingContext {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_SERVING_CONTEXT_H_

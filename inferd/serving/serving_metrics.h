@@ -1,8 +1,7 @@
 // ServingMetrics: what inferd counts of answers as they end, and the text of all its metrics.
 //
 // Thread safety: thread-safe; any thread records and reads, without locks of its own.
-#ifndef SLUICE_INFERD_SERVING_METRICS_H_
-#define SLUICE_INFERD_SERVING_METRICS_H_
+#pragma once
 
 #include <array>
 #include <string>
@@ -36,5 +35,3 @@ class ServingMetrics {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_SERVING_METRICS_H_

@@ -5,8 +5,7 @@
 // most one wake for a whole step. The pump also cuts streams whose reader has stalled. gRPC-free.
 //
 // Thread safety: thread-safe.
-#ifndef SLUICE_INFERD_STREAM_PUMP_H_
-#define SLUICE_INFERD_STREAM_PUMP_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -84,5 +83,3 @@ class StreamPump {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_STREAM_PUMP_H_

@@ -4,8 +4,7 @@
 // (weight_session.h). After weightd's death the same object opens the next session by Reconnect().
 //
 // Thread safety: as weight_client.h says: the engine thread's, but for Describe(), counters() and Wake().
-#ifndef SLUICE_INFERD_SESSION_WEIGHT_CLIENT_H_
-#define SLUICE_INFERD_SESSION_WEIGHT_CLIENT_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -154,5 +153,3 @@ class SessionWeightClient final : public WeightClient {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_SESSION_WEIGHT_CLIENT_H_

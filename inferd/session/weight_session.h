@@ -2,8 +2,7 @@
 // segments and the client's ends of the rings. common/ring/README.md is the protocol.
 //
 // Thread safety: thread-compatible; the engine thread's.
-#ifndef SLUICE_INFERD_WEIGHT_SESSION_H_
-#define SLUICE_INFERD_WEIGHT_SESSION_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -144,5 +143,3 @@ class WeightSession {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_WEIGHT_SESSION_H_

@@ -2,8 +2,7 @@
 // (inferd/session/weight_session.h).
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_INFERD_WEIGHTS_RPC_CLIENT_H_
-#define SLUICE_INFERD_WEIGHTS_RPC_CLIENT_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -60,5 +59,3 @@ class WeightsRpcClient {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_WEIGHTS_RPC_CLIENT_H_

@@ -7,8 +7,7 @@
 // calls or steps. The file is written at the start, every kStepsBetweenWrites steps and at the end.
 //
 // Thread safety: as Backend's; Counters() and Describe() may be called from any thread.
-#ifndef SLUICE_INFERD_RESIDENCY_MEASURED_DEVICE_H_
-#define SLUICE_INFERD_RESIDENCY_MEASURED_DEVICE_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -158,5 +157,3 @@ class MeasuredDevice final : public Backend {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_MEASURED_DEVICE_H_

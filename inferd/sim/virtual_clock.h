@@ -2,8 +2,7 @@
 // never by itself, so that the same decisions take the same time on any machine (--clock virtual).
 //
 // Thread safety: one thread moves them (the engine's); any thread may read the time.
-#ifndef SLUICE_INFERD_RESIDENCY_VIRTUAL_CLOCK_H_
-#define SLUICE_INFERD_RESIDENCY_VIRTUAL_CLOCK_H_
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -58,5 +57,3 @@ class VirtualClock final : public Clock {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_VIRTUAL_CLOCK_H_

@@ -3,8 +3,7 @@
 // rows are given, as --measure-costs (measured_device.h) finds them on a machine.
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_INFERD_RESIDENCY_VIRTUAL_COSTS_H_
-#define SLUICE_INFERD_RESIDENCY_VIRTUAL_COSTS_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -58,5 +57,3 @@ double VirtualCpuSeconds(const VirtualCosts& costs, double link_gbps, const Mode
                          uint64_t bytes);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_VIRTUAL_COSTS_H_

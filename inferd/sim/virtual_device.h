@@ -3,8 +3,7 @@
 // the residency gave to the CPU cost the device nothing.
 //
 // Thread safety: as Backend's; Counters() and Describe() may be called from any thread.
-#ifndef SLUICE_INFERD_RESIDENCY_VIRTUAL_DEVICE_H_
-#define SLUICE_INFERD_RESIDENCY_VIRTUAL_DEVICE_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -106,5 +105,3 @@ std::vector<double> VirtualSharedSeconds(const VirtualCosts& costs, absl::Span<c
                                          uint64_t expert_bytes);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_VIRTUAL_DEVICE_H_

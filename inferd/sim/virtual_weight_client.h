@@ -3,8 +3,7 @@
 // says so, on a clock that only waiting and computing move. All else goes to the client behind unchanged.
 //
 // Thread safety: as WeightClient's; the engine thread's but for Wake(), Describe() and counters().
-#ifndef SLUICE_INFERD_RESIDENCY_VIRTUAL_WEIGHT_CLIENT_H_
-#define SLUICE_INFERD_RESIDENCY_VIRTUAL_WEIGHT_CLIENT_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -93,5 +92,3 @@ class VirtualWeightClient final : public WeightClient {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_VIRTUAL_WEIGHT_CLIENT_H_

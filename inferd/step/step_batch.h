@@ -1,8 +1,7 @@
 // The rows of one step: tokens, the sequences they belong to, which of them need logits, which are lost.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
-#ifndef SLUICE_INFERD_STEP_BATCH_H_
-#define SLUICE_INFERD_STEP_BATCH_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -75,5 +74,3 @@ class StepBatch {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_STEP_BATCH_H_

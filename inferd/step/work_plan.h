@@ -1,8 +1,7 @@
 // From the router's choice to work: the rows of each expert, and where each (token, rank) result goes.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
-#ifndef SLUICE_INFERD_WORK_PLAN_H_
-#define SLUICE_INFERD_WORK_PLAN_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -64,5 +63,3 @@ class WorkPlan {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_WORK_PLAN_H_

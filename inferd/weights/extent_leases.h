@@ -1,8 +1,7 @@
 // Several extents leased together, as those of an expert are: all of them or none.
 //
 // Thread safety: free functions; belong to the client's thread.
-#ifndef SLUICE_INFERD_WEIGHTS_EXTENT_LEASES_H_
-#define SLUICE_INFERD_WEIGHTS_EXTENT_LEASES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -29,5 +28,3 @@ inline bool LeaseExtents(ExtentRange range, uint64_t step, WeightClient* client,
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_WEIGHTS_EXTENT_LEASES_H_

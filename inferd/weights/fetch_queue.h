@@ -2,8 +2,7 @@
 // out, and accounts for the time spent waiting. The only consumer of completions.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_RESIDENCY_FETCH_QUEUE_H_
-#define SLUICE_INFERD_RESIDENCY_FETCH_QUEUE_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -96,5 +95,3 @@ class FetchQueue {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_FETCH_QUEUE_H_

@@ -2,8 +2,7 @@
 // them. Lists lie one behind another around it; weightd gives them back in the order of their entries.
 //
 // Thread safety: thread-compatible; the engine thread's.
-#ifndef SLUICE_INFERD_LIST_ARENA_H_
-#define SLUICE_INFERD_LIST_ARENA_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -40,5 +39,3 @@ class ListArena {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_LIST_ARENA_H_

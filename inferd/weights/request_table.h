@@ -3,8 +3,7 @@
 // completion that names no request of ours is recognised.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_INFERD_REQUEST_TABLE_H_
-#define SLUICE_INFERD_REQUEST_TABLE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -58,5 +57,3 @@ class RequestTable {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_REQUEST_TABLE_H_

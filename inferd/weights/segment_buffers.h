@@ -2,8 +2,7 @@
 // a device place without a copy.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_RESIDENCY_SEGMENT_BUFFERS_H_
-#define SLUICE_INFERD_RESIDENCY_SEGMENT_BUFFERS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -31,5 +30,3 @@ class SegmentBuffers final : public SegmentObserver {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_SEGMENT_BUFFERS_H_

@@ -2,8 +2,7 @@
 // about weightd: computing does not count, nor does time in which the process was stopped.
 //
 // Thread safety: none; one thread's.
-#ifndef SLUICE_INFERD_RESIDENCY_STALL_LIMIT_H_
-#define SLUICE_INFERD_RESIDENCY_STALL_LIMIT_H_
+#pragma once
 
 #include <algorithm>
 
@@ -47,5 +46,3 @@ class StallLimit {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_STALL_LIMIT_H_

@@ -6,8 +6,7 @@
 //
 // Thread safety: thread-compatible; everything is called by the engine thread, except Describe() and
 // counters(), which any thread may call.
-#ifndef SLUICE_INFERD_WEIGHT_CLIENT_H_
-#define SLUICE_INFERD_WEIGHT_CLIENT_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -194,5 +193,3 @@ class OneBell {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_WEIGHT_CLIENT_H_

@@ -2,8 +2,7 @@
 // operation's arguments must know of a device.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_KERNELS_CALLS_ADDRESSES_H_
-#define SLUICE_KERNELS_CALLS_ADDRESSES_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -30,5 +29,3 @@ class Addresses {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_CALLS_ADDRESSES_H_

@@ -2,8 +2,7 @@
 //
 // Thread safety: free functions; a call may be read, and disjoint rows of its outputs written, by several
 // threads.
-#ifndef SLUICE_KERNELS_CALLS_ATTENTION_CALLS_H_
-#define SLUICE_KERNELS_CALLS_ATTENTION_CALLS_H_
+#pragma once
 
 #include <cmath>
 #include <cstdint>
@@ -214,5 +213,3 @@ inline absl::StatusOr<AttentionCall> Resolve(const Resolver& r, const AttentionA
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_CALLS_ATTENTION_CALLS_H_

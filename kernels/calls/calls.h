@@ -2,8 +2,7 @@
 // names the operation, the argument and the numbers.
 //
 // Thread safety: as the headers say.
-#ifndef SLUICE_KERNELS_CALLS_CALLS_H_
-#define SLUICE_KERNELS_CALLS_CALLS_H_
+#pragma once
 
 #include "kernels/calls/attention_calls.h"
 #include "kernels/calls/delta_calls.h"
@@ -11,5 +10,3 @@
 #include "kernels/calls/matmul_calls.h"
 #include "kernels/calls/router_calls.h"
 #include "kernels/calls/row_calls.h"
-
-#endif  // SLUICE_KERNELS_CALLS_CALLS_H_

@@ -2,8 +2,7 @@
 //
 // Thread safety: free functions; a call may be read, and disjoint rows of its outputs written, by several
 // threads.
-#ifndef SLUICE_KERNELS_CALLS_DELTA_CALLS_H_
-#define SLUICE_KERNELS_CALLS_DELTA_CALLS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -135,5 +134,3 @@ inline absl::StatusOr<GatedDeltaCall> Resolve(const Resolver& r, const GatedDelt
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_CALLS_DELTA_CALLS_H_

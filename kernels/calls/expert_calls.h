@@ -2,8 +2,7 @@
 //
 // Thread safety: free functions; a call may be read, and disjoint rows of its outputs written, by several
 // threads.
-#ifndef SLUICE_KERNELS_CALLS_EXPERT_CALLS_H_
-#define SLUICE_KERNELS_CALLS_EXPERT_CALLS_H_
+#pragma once
 
 #include <cmath>
 #include <cstdint>
@@ -300,5 +299,3 @@ inline absl::StatusOr<CombineCall> Resolve(const Resolver& r, const CombineArgs&
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_CALLS_EXPERT_CALLS_H_

@@ -2,8 +2,7 @@
 //
 // Thread safety: free functions; a call may be read, and disjoint rows of its outputs written, by several
 // threads.
-#ifndef SLUICE_KERNELS_CALLS_MATMUL_CALLS_H_
-#define SLUICE_KERNELS_CALLS_MATMUL_CALLS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -121,5 +120,3 @@ inline absl::StatusOr<HeadMatMulCall> Resolve(const Resolver& r, const HeadMatMu
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_CALLS_MATMUL_CALLS_H_

@@ -2,8 +2,7 @@
 // Made by the Resolver (resolver.h); valid during the call only.
 //
 // Thread safety: plain values.
-#ifndef SLUICE_KERNELS_CALLS_PLACES_H_
-#define SLUICE_KERNELS_CALLS_PLACES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -67,5 +66,3 @@ inline uint32_t FirstVisible(uint32_t position, uint32_t sliding_window, uint32_
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_CALLS_PLACES_H_

@@ -3,8 +3,7 @@
 // and the numbers.
 //
 // Thread safety: thread-compatible; over Addresses that nobody changes meanwhile.
-#ifndef SLUICE_KERNELS_CALLS_RESOLVER_H_
-#define SLUICE_KERNELS_CALLS_RESOLVER_H_
+#pragma once
 
 #include <cstdint>
 
@@ -79,5 +78,3 @@ bool Overlap(const float* a, uint64_t a_stride, uint64_t a_cols, const float* b,
              uint64_t b_cols, uint64_t a_count, uint64_t b_count);
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_CALLS_RESOLVER_H_

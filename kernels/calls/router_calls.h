@@ -2,8 +2,7 @@
 //
 // Thread safety: free functions; a call may be read, and disjoint rows of its outputs written, by several
 // threads.
-#ifndef SLUICE_KERNELS_CALLS_ROUTER_CALLS_H_
-#define SLUICE_KERNELS_CALLS_ROUTER_CALLS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -122,5 +121,3 @@ inline absl::StatusOr<RouterCall> Resolve(const Resolver& r, const RouterArgs& a
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_CALLS_ROUTER_CALLS_H_

@@ -3,8 +3,7 @@
 //
 // Thread safety: free functions; a call may be read, and disjoint rows of its outputs written, by several
 // threads.
-#ifndef SLUICE_KERNELS_CALLS_ROW_CALLS_H_
-#define SLUICE_KERNELS_CALLS_ROW_CALLS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -138,5 +137,3 @@ inline absl::StatusOr<TopLogitsCall> Resolve(const Resolver& r, const TopLogitsA
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_CALLS_ROW_CALLS_H_

@@ -2,8 +2,7 @@
 // resolved before anything runs, and the trivial queue of a device that has computed when the call returns.
 //
 // Thread safety: as Backend (thread-compatible, one owner thread).
-#ifndef SLUICE_KERNELS_COMMON_CPU_BACKEND_H_
-#define SLUICE_KERNELS_COMMON_CPU_BACKEND_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -73,5 +72,3 @@ class CpuBackend : public Backend, public Queue {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_COMMON_CPU_BACKEND_H_

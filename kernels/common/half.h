@@ -2,8 +2,7 @@
 // ties to even, denormals kept), and unaligned loads.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_KERNELS_COMMON_HALF_H_
-#define SLUICE_KERNELS_COMMON_HALF_H_
+#pragma once
 
 #include <bit>
 #include <cstdint>
@@ -69,5 +68,3 @@ inline float LoadF32(const void* place) {
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_COMMON_HALF_H_

@@ -2,8 +2,7 @@
 // BufferIds, with every access checked against the buffer's size.
 //
 // Thread safety: thread-compatible; owned by one backend.
-#ifndef SLUICE_KERNELS_COMMON_HOST_MEMORY_H_
-#define SLUICE_KERNELS_COMMON_HOST_MEMORY_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -60,5 +59,3 @@ class HostMemory final : public Addresses {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_COMMON_HOST_MEMORY_H_

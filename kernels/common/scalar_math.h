@@ -1,8 +1,7 @@
 // Scalar functions that host and reference share to the bit (ARITHMETIC.md 6 and 7).
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_KERNELS_COMMON_SCALAR_MATH_H_
-#define SLUICE_KERNELS_COMMON_SCALAR_MATH_H_
+#pragma once
 
 #include <cmath>
 #include <cstdint>
@@ -41,5 +40,3 @@ inline float TemperatureAt(uint32_t position, float scale, uint32_t floor) {
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_COMMON_SCALAR_MATH_H_

@@ -2,8 +2,7 @@
 // by ARITHMETIC.md section 2 (b), to the bit.
 //
 // Thread safety: pure but for the work it enqueues.
-#ifndef SLUICE_KERNELS_CUDA_GEMV_Q4_H_
-#define SLUICE_KERNELS_CUDA_GEMV_Q4_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -24,5 +23,3 @@ struct GemvQ4Launch {
 cudaError_t EnqueueGemvQ4(const GemvQ4Launch& launch, cudaStream_t stream);
 
 }  // namespace sluice::cuda
-
-#endif  // SLUICE_KERNELS_CUDA_GEMV_Q4_H_

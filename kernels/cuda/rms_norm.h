@@ -1,8 +1,7 @@
 // RMS norm of rows (ARITHMETIC.md section 5), to the bit.
 //
 // Thread safety: pure but for the work it enqueues.
-#ifndef SLUICE_KERNELS_CUDA_RMS_NORM_H_
-#define SLUICE_KERNELS_CUDA_RMS_NORM_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -23,5 +22,3 @@ struct RmsNormLaunch {
 cudaError_t EnqueueRmsNorm(const RmsNormLaunch& launch, cudaStream_t stream);
 
 }  // namespace sluice::cuda
-
-#endif  // SLUICE_KERNELS_CUDA_RMS_NORM_H_

@@ -8,8 +8,7 @@
 // neighbouring pieces meet no bank twice.
 //
 // Thread safety: pure but for the work it enqueues.
-#ifndef SLUICE_KERNELS_CUDA_ROUND_ROWS_H_
-#define SLUICE_KERNELS_CUDA_ROUND_ROWS_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -36,5 +35,3 @@ struct RoundRowsLaunch {
 cudaError_t EnqueueRoundRows(const RoundRowsLaunch& launch, cudaStream_t stream);
 
 }  // namespace sluice::cuda
-
-#endif  // SLUICE_KERNELS_CUDA_ROUND_ROWS_H_

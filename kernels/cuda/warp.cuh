@@ -1,6 +1,5 @@
 // What the lanes of a warp do together. Every function is called by all 32 lanes.
-#ifndef SLUICE_KERNELS_CUDA_WARP_CUH_
-#define SLUICE_KERNELS_CUDA_WARP_CUH_
+#pragma once
 
 namespace sluice::cuda {
 
@@ -32,5 +31,3 @@ __device__ inline int WarpSum(int value) {
 }
 
 }  // namespace sluice::cuda
-
-#endif  // SLUICE_KERNELS_CUDA_WARP_CUH_

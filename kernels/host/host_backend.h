@@ -2,8 +2,7 @@
 // enqueued.
 //
 // Thread safety: as Backend; the owner thread is worker 0.
-#ifndef SLUICE_KERNELS_HOST_HOST_BACKEND_H_
-#define SLUICE_KERNELS_HOST_HOST_BACKEND_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -39,5 +38,3 @@ class HostBackend : public CpuBackend {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_HOST_HOST_BACKEND_H_

@@ -3,8 +3,7 @@
 // set, handing out pieces from a shared counter as the kernels do.
 //
 // Thread safety: a free function; it starts its own threads and nobody else's work should run meanwhile.
-#ifndef SLUICE_KERNELS_HOST_READ_BANDWIDTH_H_
-#define SLUICE_KERNELS_HOST_READ_BANDWIDTH_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -35,5 +34,3 @@ absl::StatusOr<ReadBandwidth> MeasureReadBandwidth(absl::Span<const absl::Span<c
                                                    const ReadBandwidthOptions& options);
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_HOST_READ_BANDWIDTH_H_

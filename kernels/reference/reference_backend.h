@@ -1,8 +1,7 @@
 // The scalar oracle: ARITHMETIC.md word for word, one thread, no tricks. Slow; for tests.
 //
 // Thread safety: as Backend (thread-compatible).
-#ifndef SLUICE_KERNELS_REFERENCE_REFERENCE_BACKEND_H_
-#define SLUICE_KERNELS_REFERENCE_REFERENCE_BACKEND_H_
+#pragma once
 
 #include <string>
 
@@ -30,5 +29,3 @@ class ReferenceBackend : public CpuBackend {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_REFERENCE_REFERENCE_BACKEND_H_

@@ -1,8 +1,7 @@
 // ARITHMETIC.md sections 0-2, 5 and 7 in scalar code: sums, encoded values, dot products, exp.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_KERNELS_REFERENCE_SCALAR_H_
-#define SLUICE_KERNELS_REFERENCE_SCALAR_H_
+#pragma once
 
 #include <cmath>
 #include <cstdint>
@@ -53,5 +52,3 @@ float Dot(const EncodingDescriptor& d, const uint8_t* row, const float* x, uint6
 void NormRow(const CallNorm& norm, const float* x, uint64_t cols, float* y);
 
 }  // namespace sluice::reference
-
-#endif  // SLUICE_KERNELS_REFERENCE_SCALAR_H_

@@ -6,8 +6,7 @@
 // and is kept in a file per machine and kind of expert, because none of it changes until one of these does.
 //
 // Thread safety: free functions; the backend's owner calls them, outside of a step.
-#ifndef SLUICE_KERNELS_SPARSE_PROFILE_H_
-#define SLUICE_KERNELS_SPARSE_PROFILE_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -51,5 +50,3 @@ absl::StatusOr<SparseProfile> LoadOrMeasureSparseSwitch(Backend& backend, const 
                                                         const std::string& folder);
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_SPARSE_PROFILE_H_

@@ -1,8 +1,7 @@
 // Synthetic packs: any size, random weights, routing spread as asked, written at disk speed. For benchmarks.
 //
 // Thread safety: free functions.
-#ifndef SLUICE_COMMON_PACK_SYNTH_H_
-#define SLUICE_COMMON_PACK_SYNTH_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -41,5 +40,3 @@ absl::StatusOr<PackSummary> SynthesizePack(const SynthOptions& options, const st
                                            const std::atomic<bool>* cancel);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_SYNTH_H_

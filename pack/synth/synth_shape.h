@@ -1,8 +1,7 @@
 // The shapes of `sluice synth`: the sizes of real models, with plain grouped attention.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_COMMON_PACK_SYNTH_SHAPE_H_
-#define SLUICE_COMMON_PACK_SYNTH_SHAPE_H_
+#pragma once
 
 #include <string>
 
@@ -16,5 +15,3 @@ namespace sluice {
 absl::StatusOr<ModelConfig> SynthModel(const SynthOptions& options);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_SYNTH_SHAPE_H_

@@ -1,8 +1,7 @@
 // The tokenizer of synthetic packs: one token a byte, BOS and EOS, so that any text is a prompt.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_COMMON_PACK_SYNTH_TOKENIZER_H_
-#define SLUICE_COMMON_PACK_SYNTH_TOKENIZER_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -19,5 +18,3 @@ inline constexpr uint32_t kSynthTokenizerIds = 258;
 std::map<std::string, std::string> SynthTokenizerFiles();
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_SYNTH_TOKENIZER_H_

@@ -4,8 +4,7 @@
 // preferred.
 //
 // Thread safety: pure functions; a NormalStream is used by one thread.
-#ifndef SLUICE_COMMON_PACK_SYNTH_WEIGHTS_H_
-#define SLUICE_COMMON_PACK_SYNTH_WEIGHTS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -70,5 +69,3 @@ double CorrelationForReuse(uint32_t experts, uint32_t top_k, double reuse);
 std::vector<float> PreferenceDirection(uint32_t hidden, uint64_t seed);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_SYNTH_WEIGHTS_H_

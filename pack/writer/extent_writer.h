@@ -2,8 +2,7 @@
 //
 // Thread safety: an ExtentWriter is used by one thread; writers of different extents of a file may run at
 // once.
-#ifndef SLUICE_COMMON_PACK_EXTENT_WRITER_H_
-#define SLUICE_COMMON_PACK_EXTENT_WRITER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -42,5 +41,3 @@ class ExtentWriter {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_EXTENT_WRITER_H_

@@ -6,8 +6,7 @@
 // record so far}. Appended only; a torn or damaged record ends it.
 //
 // Thread safety: ParseJournal is pure. Append may be called from any thread.
-#ifndef SLUICE_COMMON_PACK_JOURNAL_H_
-#define SLUICE_COMMON_PACK_JOURNAL_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -59,5 +58,3 @@ class Journal {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_JOURNAL_H_

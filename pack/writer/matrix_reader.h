@@ -2,8 +2,7 @@
 // check for NaN and Inf.
 //
 // Thread safety: a reader is used by one thread at a time; several readers may share a Checkpoint.
-#ifndef SLUICE_COMMON_PACK_MATRIX_READER_H_
-#define SLUICE_COMMON_PACK_MATRIX_READER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -41,5 +40,3 @@ uint64_t MatrixMemory(const SourceMatrix& matrix);
 const std::string& SourceTypeName(const SourceMatrix& matrix);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_MATRIX_READER_H_

@@ -1,8 +1,7 @@
 // What is in a pack, from its tables alone: what `sluice inspect` shows.
 //
 // Thread safety: plain values and free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_PACK_PACK_INSPECT_H_
-#define SLUICE_COMMON_PACK_PACK_INSPECT_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -64,5 +63,3 @@ struct PackInspection {
 absl::StatusOr<PackInspection> InspectPack(const std::string& dir);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_PACK_INSPECT_H_

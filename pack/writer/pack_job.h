@@ -1,8 +1,7 @@
 // A conversion before it starts: the source read and mapped, every byte's place planned, nothing written.
 //
 // Thread safety: const after PreparePack; several threads may read it.
-#ifndef SLUICE_COMMON_PACK_PACK_JOB_H_
-#define SLUICE_COMMON_PACK_PACK_JOB_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -63,5 +62,3 @@ absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOpti
 std::string SourceDigest(const PackJob& job, absl::Span<const Digest128> digests);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_PACK_JOB_H_

@@ -2,8 +2,7 @@
 //
 // Thread safety: free functions; two runs may not write the same folder at once (the second is refused). The
 // progress callback is called from one thread at a time, not always the caller's.
-#ifndef SLUICE_COMMON_PACK_PACK_WRITER_H_
-#define SLUICE_COMMON_PACK_PACK_WRITER_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -82,5 +81,3 @@ absl::Status VerifyPack(const std::string& dir, const PackingProgressFn& progres
                         const std::atomic<bool>* cancel);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_PACK_WRITER_H_

@@ -2,8 +2,7 @@
 //
 // Thread safety: free functions; the work function is called from several threads at once, each with its own
 // worker number.
-#ifndef SLUICE_COMMON_PACK_PARALLEL_UNITS_H_
-#define SLUICE_COMMON_PACK_PARALLEL_UNITS_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -22,5 +21,3 @@ absl::Status RunUnits(uint32_t workers, uint32_t units,
                       const std::function<absl::Status(uint32_t worker, uint32_t unit)>& work);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_PARALLEL_UNITS_H_

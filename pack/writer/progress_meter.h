@@ -1,8 +1,7 @@
 // Counts bytes from several threads and calls a progress function at a bounded rate; carries the cancel flag.
 //
 // Thread safety: all methods may be called from any thread; the progress function is called by one at a time.
-#ifndef SLUICE_COMMON_PACK_PROGRESS_METER_H_
-#define SLUICE_COMMON_PACK_PROGRESS_METER_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -43,5 +42,3 @@ class ProgressMeter {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_PROGRESS_METER_H_

@@ -2,8 +2,7 @@
 // layout, and rules that give some layers or the most used experts something else.
 //
 // Thread safety: plain values and free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_PACK_RECIPE_H_
-#define SLUICE_COMMON_PACK_RECIPE_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -100,5 +99,3 @@ std::string RecipeNames();
 absl::StatusOr<Recipe> ParseRecipeToml(const std::string& text, const std::string& subject);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_RECIPE_H_

@@ -2,8 +2,7 @@
 // and renamed in one step.
 //
 // Thread safety: a Staging is used by one thread; the files it gives may be written by several.
-#ifndef SLUICE_COMMON_PACK_STAGING_H_
-#define SLUICE_COMMON_PACK_STAGING_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -78,5 +77,3 @@ class Staging {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_STAGING_H_

@@ -1,8 +1,7 @@
 // Encodes one unit of a conversion (a dense extent or an expert): source rows in, checksummed extents out.
 //
 // Thread safety: an encoder is used by one thread; several encoders may share a job and the payload files.
-#ifndef SLUICE_COMMON_PACK_UNIT_ENCODER_H_
-#define SLUICE_COMMON_PACK_UNIT_ENCODER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -55,5 +54,3 @@ class UnitEncoder {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_PACK_UNIT_ENCODER_H_

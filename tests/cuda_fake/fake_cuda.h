@@ -2,8 +2,7 @@
 //
 // The library's state belongs to the process, as CUDA's does. Thread safety: thread-compatible; one thread
 // makes CUDA calls.
-#ifndef SLUICE_TESTS_CUDA_FAKE_FAKE_CUDA_H_
-#define SLUICE_TESTS_CUDA_FAKE_FAKE_CUDA_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -36,5 +35,3 @@ struct FakeCounters {
 FakeCounters CountersOfFake();
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_FAKE_CUDA_H_

@@ -1,8 +1,7 @@
 // What the fake's checks have found.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_TESTS_CUDA_FAKE_REPORT_H_
-#define SLUICE_TESTS_CUDA_FAKE_REPORT_H_
+#pragma once
 
 #include <set>
 #include <string>
@@ -47,5 +46,3 @@ class ReportSink {
 };
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_REPORT_H_

@@ -1,8 +1,7 @@
 // Feeding mutations of good inputs to a fuzz target.
 //
 // Thread safety: free functions, used by one thread.
-#ifndef SLUICE_TESTS_FUZZ_MUTATE_H_
-#define SLUICE_TESTS_FUZZ_MUTATE_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -30,5 +29,3 @@ inline void Mutate(FuzzTarget target, const std::vector<std::string>& seeds, int
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_FUZZ_MUTATE_H_

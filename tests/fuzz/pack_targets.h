@@ -3,8 +3,7 @@
 // and for libFuzzer (fuzz_main.cc) alike.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_TESTS_FUZZ_PACK_TARGETS_H_
-#define SLUICE_TESTS_FUZZ_PACK_TARGETS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -32,5 +31,3 @@ std::string JoinTables(const std::string& manifest_body, const std::string& tabl
 std::string ManifestBody(const std::string& manifest);
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_FUZZ_PACK_TARGETS_H_

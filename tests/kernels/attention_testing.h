@@ -1,8 +1,7 @@
 // Sequences of inputs and a paged cache that runs them through RopeKvWrite and Attention.
 //
 // Thread safety: for single-threaded tests.
-#ifndef SLUICE_TESTS_KERNELS_ATTENTION_TESTING_H_
-#define SLUICE_TESTS_KERNELS_ATTENTION_TESTING_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -76,5 +75,3 @@ class AttentionCache {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_KERNELS_ATTENTION_TESTING_H_

@@ -1,8 +1,7 @@
 // Experts for tests: made in any encoding, placed in a backend's memory, and run as one case of MoeExperts.
 //
 // Thread safety: for single-threaded tests.
-#ifndef SLUICE_TESTS_KERNELS_EXPERT_TESTING_H_
-#define SLUICE_TESTS_KERNELS_EXPERT_TESTING_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -53,5 +52,3 @@ Result RunCase(OpBench& bench, const Case& c);
 void AssignAll(Case* c);
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_KERNELS_EXPERT_TESTING_H_

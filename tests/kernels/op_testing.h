@@ -2,8 +2,7 @@
 // fixed seeds, and results fetched as vectors.
 //
 // Thread safety: for single-threaded tests.
-#ifndef SLUICE_TESTS_KERNELS_OP_TESTING_H_
-#define SLUICE_TESTS_KERNELS_OP_TESTING_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -128,5 +127,3 @@ testing::AssertionResult BitEqual(const std::vector<float>& a, const std::vector
 inline constexpr double kRoundoff = 0x1p-24;
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_KERNELS_OP_TESTING_H_

@@ -1,8 +1,7 @@
 // Tiny checkpoints of the families as tests of packing read and write them.
 //
 // Thread safety: pure functions; a failed read is a failure of the running test.
-#ifndef SLUICE_TESTS_PACK_TINY_CHECKPOINTS_H_
-#define SLUICE_TESTS_PACK_TINY_CHECKPOINTS_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -44,5 +43,3 @@ inline Tensors ReadCheckpoint(const std::string& dir) {
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_PACK_TINY_CHECKPOINTS_H_

@@ -2,8 +2,7 @@
 // of a proto may not change (buf's FILE rules, as far as they concern us).
 //
 // Thread safety: pure functions over their arguments, safe to call from any thread.
-#ifndef SLUICE_TESTS_PROTO_PROTO_RULES_H_
-#define SLUICE_TESTS_PROTO_PROTO_RULES_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -22,5 +21,3 @@ std::vector<std::string> BreakingChanges(const google::protobuf::FileDescriptorS
                                          const google::protobuf::FileDescriptorSet& after);
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_PROTO_PROTO_RULES_H_

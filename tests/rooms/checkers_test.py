@@ -23,7 +23,7 @@ GOOD = {
     "cmake/rooms.txt": ROOMS,
     "cmake/README.md": "# cmake\n",
     "common/README.md": "# common\n",
-    "common/size.h": "#include <string>\n",
+    "common/size.h": "#pragma once\n#include <string>\n",
     "weightd/README.md": "# weightd: [words](../common/README.md), `size.h`, `common/size.h`\n",
     "weightd/main.cc": '#include "common/size.h"\n#include "sluice/weights.pb.h"\n',
     "weightd/io/README.md": "# io\n",
@@ -55,7 +55,7 @@ class CheckersTest(unittest.TestCase):
             checks.check_readme_tree,
         ):  # fmt: skip
             wrong += check(tree, rooms)
-        wrong += checks.check_no_cycle(rooms) + checks.check_folder_sizes(tree)
+        wrong += checks.check_no_cycle(rooms) + checks.check_folder_sizes(tree) + checks.check_guards(tree)
         wrong += documents.check_links(tree) + documents.check_names(tree) + documents.check_lengths(tree)
         self.assertEqual([], wrong)
 
@@ -136,6 +136,10 @@ class CheckersTest(unittest.TestCase):
             ["tests/many holds 26 files, at most 25 are allowed"],
             checks.check_folder_sizes(self.tree({**many, **most, **data})),
         )
+
+    def test_a_header_without_a_guard_is_found(self):
+        tree = self.tree({"common/size.h": "#include <string>\n", "common/size-inl.h": "int size;\n"})
+        self.assertEqual(["common/size.h has 0 lines of #pragma once, not one"], checks.check_guards(tree))
 
     def test_a_room_or_top_folder_without_a_readme_is_found(self):
         self.assertEqual(

@@ -162,6 +162,16 @@ def check_folder_sizes(tree):
     ]
 
 
+def check_guards(tree):
+    """Every header is read once, by a guard that does not repeat the header's path and so moves with it. *-inl.h are
+    read once for each instruction set and guard themselves."""
+    return [
+        f"{path} has {tree.lines(path).count('#pragma once')} lines of #pragma once, not one"
+        for path in tree.files
+        if path.endswith(HEADER_ENDINGS) and "-inl." not in path and tree.lines(path).count("#pragma once") != 1
+    ]
+
+
 def check_readmes(tree, rooms):
     """Every room and every top-level folder says what it is for."""
     places = sorted(set(rooms) | tree.top_folders())

@@ -36,6 +36,9 @@ class RoomsTest(unittest.TestCase):
     def test_no_folder_holds_too_many_files(self):
         self.nothing_wrong(checks.check_folder_sizes(self.tree))
 
+    def test_every_header_is_guarded(self):
+        self.nothing_wrong(checks.check_guards(self.tree))
+
     def test_every_room_says_what_it_is_for(self):
         self.nothing_wrong(checks.check_readmes(self.tree, self.rooms))
 

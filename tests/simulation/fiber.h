@@ -4,8 +4,7 @@
 // thread back, as a killed process loses its stack but not what others share with it.
 //
 // Thread safety: all fibers belong to the one thread that resumes them.
-#ifndef SLUICE_TESTS_SIMULATION_FIBER_H_
-#define SLUICE_TESTS_SIMULATION_FIBER_H_
+#pragma once
 
 #include <ucontext.h>
 
@@ -55,5 +54,3 @@ class Fiber {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SIMULATION_FIBER_H_

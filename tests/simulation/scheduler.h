@@ -4,8 +4,7 @@
 // jumps to the next time; when there is none either, everybody waits for somebody: a deadlock.
 //
 // Thread safety: one thread.
-#ifndef SLUICE_TESTS_SIMULATION_SCHEDULER_H_
-#define SLUICE_TESTS_SIMULATION_SCHEDULER_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -103,5 +102,3 @@ class Scheduler final : public Clock {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SIMULATION_SCHEDULER_H_

@@ -2,8 +2,7 @@
 // fetches, prefetches, cancels, sleeps, naps and misbehaves by seed, and checks what it gets.
 //
 // Thread safety: one thread, the scheduler's.
-#ifndef SLUICE_TESTS_SIMULATION_SIM_CLIENT_H_
-#define SLUICE_TESTS_SIMULATION_SIM_CLIENT_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -163,5 +162,3 @@ class SimClient final : public SegmentObserver {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SIMULATION_SIM_CLIENT_H_

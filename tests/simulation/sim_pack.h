@@ -4,8 +4,7 @@
 // checksum would protect; the second lets a reader see that bytes of two fills are mixed, or old.
 //
 // Thread safety: immutable; one thread.
-#ifndef SLUICE_TESTS_SIMULATION_SIM_PACK_H_
-#define SLUICE_TESTS_SIMULATION_SIM_PACK_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -127,5 +126,3 @@ class SimPack final : public ExtentSource {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SIMULATION_SIM_PACK_H_

@@ -2,8 +2,7 @@
 // piece while others run, and faults by seed.
 //
 // Thread safety: one thread, the scheduler's.
-#ifndef SLUICE_TESTS_SIMULATION_SIM_READER_H_
-#define SLUICE_TESTS_SIMULATION_SIM_READER_H_
+#pragma once
 
 #include <functional>
 #include <map>
@@ -83,5 +82,3 @@ class SimReader final : public BlockReader {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SIMULATION_SIM_READER_H_

@@ -1,8 +1,7 @@
 // One life of weightd: the real core and pump turns as a task, a task for control calls, the disk.
 //
 // Thread safety: one thread, the scheduler's.
-#ifndef SLUICE_TESTS_SIMULATION_SIM_SERVER_H_
-#define SLUICE_TESTS_SIMULATION_SIM_SERVER_H_
+#pragma once
 
 #include <deque>
 #include <functional>
@@ -98,5 +97,3 @@ class SimServer {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SIMULATION_SIM_SERVER_H_

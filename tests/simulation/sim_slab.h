@@ -5,8 +5,7 @@
 // at again.
 //
 // Thread safety: one thread, the scheduler's.
-#ifndef SLUICE_TESTS_SIMULATION_SIM_SLAB_H_
-#define SLUICE_TESTS_SIMULATION_SIM_SLAB_H_
+#pragma once
 
 #include <cstdint>
 #include <set>
@@ -65,5 +64,3 @@ class SimSlab {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SIMULATION_SIM_SLAB_H_

@@ -2,8 +2,7 @@
 // every event.
 //
 // Thread safety: one thread.
-#ifndef SLUICE_TESTS_SIMULATION_WORLD_H_
-#define SLUICE_TESTS_SIMULATION_WORLD_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -95,5 +94,3 @@ class World {
 WorldResult RunWorld(const WorldOptions& options);
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SIMULATION_WORLD_H_

@@ -1,8 +1,7 @@
 // ChildProcess: a program of this build started by a test, killed and reaped with the object.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_TESTS_SUPPORT_CHILD_PROCESS_H_
-#define SLUICE_TESTS_SUPPORT_CHILD_PROCESS_H_
+#pragma once
 
 #include <sys/types.h>
 
@@ -45,5 +44,3 @@ class ChildProcess {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_CHILD_PROCESS_H_

@@ -3,8 +3,7 @@
 //
 // Thread safety: the sinks are thread-safe (the engine thread writes, the test reads); everything else is
 // thread-compatible.
-#ifndef SLUICE_TESTS_SUPPORT_ENGINE_TESTING_H_
-#define SLUICE_TESTS_SUPPORT_ENGINE_TESTING_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -120,5 +119,3 @@ absl::StatusOr<std::vector<float>> ScoreLogits(Engine* engine, const std::string
 EngineStats AwaitQuiet(const Engine& engine);
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_ENGINE_TESTING_H_

@@ -1,8 +1,7 @@
 // How many file descriptors this process has open, for leak checks.
 //
 // Thread safety: safe from any thread; other threads that open and close make the answer inexact.
-#ifndef SLUICE_TESTS_SUPPORT_FD_COUNT_H_
-#define SLUICE_TESTS_SUPPORT_FD_COUNT_H_
+#pragma once
 
 #include <cstddef>
 #include <filesystem>
@@ -16,5 +15,3 @@ inline size_t OpenFdCount() {
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_FD_COUNT_H_

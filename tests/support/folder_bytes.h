@@ -1,8 +1,7 @@
 // All files of a folder, name and content, as one string: what "bit-identical" is checked by.
 //
 // Thread safety: free functions.
-#ifndef SLUICE_TESTS_SUPPORT_FOLDER_BYTES_H_
-#define SLUICE_TESTS_SUPPORT_FOLDER_BYTES_H_
+#pragma once
 
 #include <algorithm>
 #include <filesystem>
@@ -36,5 +35,3 @@ inline std::string FolderBytes(const std::string& dir) {
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_FOLDER_BYTES_H_

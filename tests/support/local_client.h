@@ -2,8 +2,7 @@
 // leases, submissions, completions, as inferd does them.
 //
 // Thread safety: thread-compatible, like one client's engine thread.
-#ifndef SLUICE_TESTS_SUPPORT_LOCAL_CLIENT_H_
-#define SLUICE_TESTS_SUPPORT_LOCAL_CLIENT_H_
+#pragma once
 
 #include <poll.h>
 #include <unistd.h>
@@ -97,5 +96,3 @@ class LocalClient {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_LOCAL_CLIENT_H_

@@ -1,8 +1,7 @@
 // Seeded mutation of byte strings: the random half of a fuzzer, for tests that must be repeatable.
 //
 // Thread safety: a Mutator is used by one thread.
-#ifndef SLUICE_TESTS_SUPPORT_MUTATOR_H_
-#define SLUICE_TESTS_SUPPORT_MUTATOR_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -29,5 +28,3 @@ class Mutator {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_MUTATOR_H_

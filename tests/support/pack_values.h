@@ -1,8 +1,7 @@
 // A pack opened for looking at values, decoded row by row and checked against its checksums on the way.
 //
 // Thread safety: an object is used by one thread.
-#ifndef SLUICE_TESTS_SUPPORT_PACK_VALUES_H_
-#define SLUICE_TESTS_SUPPORT_PACK_VALUES_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -65,5 +64,3 @@ class PackValues {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_PACK_VALUES_H_

@@ -1,8 +1,7 @@
 // A strict reader of Prometheus' text format, for tests: what a scraper would refuse is a failure here.
 //
 // Thread safety: plain values and pure functions, safe to use from any thread.
-#ifndef SLUICE_TESTS_SUPPORT_PROMETHEUS_TEXT_H_
-#define SLUICE_TESTS_SUPPORT_PROMETHEUS_TEXT_H_
+#pragma once
 
 #include <map>
 #include <string>
@@ -32,5 +31,3 @@ double SampleOf(const std::map<std::string, ParsedFamily>& families, const std::
 absl::StatusOr<std::string> HttpGet(int port, const std::string& path);
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_PROMETHEUS_TEXT_H_

@@ -1,8 +1,7 @@
 // ServiceFixture: inferd's services over a unix socket, with a FakeEngine behind and clients in front.
 //
 // Thread safety: thread-compatible; a test's own thread uses it.
-#ifndef SLUICE_TESTS_SUPPORT_SERVICE_FIXTURE_H_
-#define SLUICE_TESTS_SUPPORT_SERVICE_FIXTURE_H_
+#pragma once
 
 #include <chrono>
 #include <memory>
@@ -120,5 +119,3 @@ class ServiceFixture : public testing::Test {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_SERVICE_FIXTURE_H_

@@ -1,8 +1,7 @@
 // TempDir: a folder of its own for one test, removed with everything in it.
 //
 // Thread safety: immutable after construction; path() may be called from any thread.
-#ifndef SLUICE_TESTS_SUPPORT_TEMP_DIR_H_
-#define SLUICE_TESTS_SUPPORT_TEMP_DIR_H_
+#pragma once
 
 #include <stdlib.h>
 
@@ -38,5 +37,3 @@ class TempDir {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_TEMP_DIR_H_

@@ -1,8 +1,7 @@
 // TestPack: a small Mixtral pack of random weights in a folder of its own, and what its extents must hold.
 //
 // Thread safety: immutable after construction; const methods may be called from any thread.
-#ifndef SLUICE_TESTS_SUPPORT_TEST_PACK_H_
-#define SLUICE_TESTS_SUPPORT_TEST_PACK_H_
+#pragma once
 
 #include <cstddef>
 #include <memory>
@@ -41,5 +40,3 @@ class TestPack {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_TEST_PACK_H_

@@ -1,8 +1,7 @@
 // Random Mixtral checkpoints of any shape, in the hub's file layout and both generations of it.
 //
 // Thread safety: free functions on plain values.
-#ifndef SLUICE_TESTS_SUPPORT_TINY_MODEL_H_
-#define SLUICE_TESTS_SUPPORT_TINY_MODEL_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -60,5 +59,3 @@ absl::Status WriteModelFiles(const TinyModelSpec& spec, const TinyTensors& tenso
                              const std::string& config_json, const std::string& dir);
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_TINY_MODEL_H_

@@ -1,8 +1,7 @@
 // What tests do with a WeightClient over and over: fetch and wait, lease and look.
 //
 // Thread safety: free functions for the thread that owns the client.
-#ifndef SLUICE_TESTS_SUPPORT_WEIGHT_CLIENT_CALLS_H_
-#define SLUICE_TESTS_SUPPORT_WEIGHT_CLIENT_CALLS_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -78,5 +77,3 @@ inline absl::Status FetchAndLease(WeightClient* client, uint64_t id, uint32_t ex
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_WEIGHT_CLIENT_CALLS_H_

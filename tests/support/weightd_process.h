@@ -1,8 +1,7 @@
 // WeightdProcess: the real weightd as a child of the test.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_TESTS_SUPPORT_WEIGHTD_PROCESS_H_
-#define SLUICE_TESTS_SUPPORT_WEIGHTD_PROCESS_H_
+#pragma once
 
 #include <cstdint>
 #include <fstream>
@@ -53,5 +52,3 @@ class WeightdProcess {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_WEIGHTD_PROCESS_H_

@@ -1,8 +1,7 @@
 // weightd's metrics in Prometheus' words.
 //
 // Thread safety: a free function; it takes the store's lock once, for the counters that stand under it.
-#ifndef SLUICE_WEIGHTD_METRICS_TEXT_H_
-#define SLUICE_WEIGHTD_METRICS_TEXT_H_
+#pragma once
 
 #include <string>
 
@@ -13,5 +12,3 @@ namespace sluice {
 std::string WeightdMetrics(const WeightStore& store, const std::string& version);
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_METRICS_TEXT_H_

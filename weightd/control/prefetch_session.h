@@ -2,8 +2,7 @@
 // looks at none of their bytes.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_WEIGHTD_PREFETCH_SESSION_H_
-#define SLUICE_WEIGHTD_PREFETCH_SESSION_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -53,5 +52,3 @@ class PrefetchSession {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_PREFETCH_SESSION_H_

@@ -1,8 +1,7 @@
 // weightd's proof that a fetch works: it opens a session with itself and fetches one extent over its rings.
 //
 // Thread safety: a free function; it blocks its thread.
-#ifndef SLUICE_WEIGHTD_SELF_TEST_H_
-#define SLUICE_WEIGHTD_SELF_TEST_H_
+#pragma once
 
 #include <cstdint>
 
@@ -18,5 +17,3 @@ namespace sluice {
 absl::Status FetchForTest(WeightStore* store, uint32_t pack, absl::Duration patience);
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_SELF_TEST_H_

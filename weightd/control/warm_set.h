@@ -1,8 +1,7 @@
 // Warm sets: lists of experts that are read ahead of anybody's request, such as those that a model uses most.
 //
 // Thread safety: WarmSets is thread-safe; the rest are plain values and pure functions.
-#ifndef SLUICE_WEIGHTD_WARM_SET_H_
-#define SLUICE_WEIGHTD_WARM_SET_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -79,5 +78,3 @@ class WarmSets {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_WARM_SET_H_

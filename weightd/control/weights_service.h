@@ -2,8 +2,7 @@
 // convert; they hold no state of their own.
 //
 // Thread safety: thread-safe; gRPC calls the handlers from its own threads.
-#ifndef SLUICE_WEIGHTD_WEIGHTS_SERVICE_H_
-#define SLUICE_WEIGHTD_WEIGHTS_SERVICE_H_
+#pragma once
 
 #include <functional>
 #include <string>
@@ -67,5 +66,3 @@ class WeightsService final : public weights::v1::WeightService::CallbackService 
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_WEIGHTS_SERVICE_H_

@@ -2,8 +2,7 @@
 // take, and what is a session's fair part.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
-#ifndef SLUICE_WEIGHTD_BUDGET_SHARES_H_
-#define SLUICE_WEIGHTD_BUDGET_SHARES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -49,5 +48,3 @@ class BudgetShares {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_BUDGET_SHARES_H_

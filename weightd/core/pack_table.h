@@ -2,8 +2,7 @@
 //
 // Thread safety: thread-compatible; the core's lock guards it. Sources and tables live as long as it does,
 // never move, and may be looked at without the lock.
-#ifndef SLUICE_WEIGHTD_PACK_TABLE_H_
-#define SLUICE_WEIGHTD_PACK_TABLE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -57,5 +56,3 @@ class PackTable {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_PACK_TABLE_H_

@@ -3,8 +3,7 @@
 // way. Pure.
 //
 // Thread safety: thread-compatible; main's thread owns it.
-#ifndef SLUICE_WEIGHTD_PROGRESS_WATCH_H_
-#define SLUICE_WEIGHTD_PROGRESS_WATCH_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -35,5 +34,3 @@ class ProgressWatch {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_PROGRESS_WATCH_H_

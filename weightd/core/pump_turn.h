@@ -3,8 +3,7 @@
 //
 // Thread safety: ReadInbox is thread-safe, but Take(), BeginSleep() and EndSleep() belong to the pump's
 // thread. PumpTurn() needs the core's lock.
-#ifndef SLUICE_WEIGHTD_PUMP_TURN_H_
-#define SLUICE_WEIGHTD_PUMP_TURN_H_
+#pragma once
 
 #include <atomic>
 #include <utility>
@@ -64,5 +63,3 @@ class ReadInbox {
 int PumpTurn(StoreCore* core, ReadInbox* inbox, const Clock& clock);
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_PUMP_TURN_H_

@@ -1,8 +1,7 @@
 // Submissions from the sessions' rings to whoever serves them, and completions back.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
-#ifndef SLUICE_WEIGHTD_REQUEST_ROUTER_H_
-#define SLUICE_WEIGHTD_REQUEST_ROUTER_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -54,5 +53,3 @@ class RequestRouter {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_REQUEST_ROUTER_H_

@@ -2,8 +2,7 @@
 // session known to everything that serves it.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
-#ifndef SLUICE_WEIGHTD_SESSION_DOOR_H_
-#define SLUICE_WEIGHTD_SESSION_DOOR_H_
+#pragma once
 
 #include <cstdint>
 
@@ -56,5 +55,3 @@ class SessionDoor {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_SESSION_DOOR_H_

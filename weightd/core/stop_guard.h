@@ -1,8 +1,7 @@
 // StopGuard: bounds the time that something may take which cannot be interrupted.
 //
 // Thread safety: made and destroyed by one thread; `late` runs on the guard's own.
-#ifndef SLUICE_WEIGHTD_STOP_GUARD_H_
-#define SLUICE_WEIGHTD_STOP_GUARD_H_
+#pragma once
 
 #include <functional>
 #include <thread>
@@ -30,5 +29,3 @@ class StopGuard {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_STOP_GUARD_H_

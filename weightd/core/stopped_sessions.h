@@ -6,8 +6,7 @@
 // in a step.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
-#ifndef SLUICE_WEIGHTD_STOPPED_SESSIONS_H_
-#define SLUICE_WEIGHTD_STOPPED_SESSIONS_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -51,5 +50,3 @@ class StoppedSessions {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_STOPPED_SESSIONS_H_

@@ -5,8 +5,7 @@
 // gives it a thread that sleeps on the poller, tests call Pump() themselves.
 //
 // Thread safety: thread-compatible; WeightStore's lock guards it.
-#ifndef SLUICE_WEIGHTD_STORE_CORE_H_
-#define SLUICE_WEIGHTD_STORE_CORE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -187,5 +186,3 @@ class StoreCore {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_STORE_CORE_H_

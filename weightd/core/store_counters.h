@@ -1,8 +1,7 @@
 // The one table of the numbers in StoreStats: what each is called in GetStatsResponse and in the metrics.
 //
 // Thread safety: constants.
-#ifndef SLUICE_WEIGHTD_STORE_COUNTERS_H_
-#define SLUICE_WEIGHTD_STORE_COUNTERS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -98,5 +97,3 @@ inline constexpr StoreCounter kStoreCounters[] = {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_STORE_COUNTERS_H_

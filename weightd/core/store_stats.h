@@ -4,8 +4,7 @@
 // what each number is called outside.
 //
 // Thread safety: plain values.
-#ifndef SLUICE_WEIGHTD_STORE_STATS_H_
-#define SLUICE_WEIGHTD_STORE_STATS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -59,5 +58,3 @@ struct StoreStats : FetcherStats, TransferStats, ScrubStats {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_STORE_STATS_H_

@@ -7,8 +7,7 @@
 //
 // Thread safety: thread-safe; every method may be called from any thread, and none but AddPack() and
 // AddSource() blocks on I/O. None blocks on a client.
-#ifndef SLUICE_WEIGHTD_WEIGHT_STORE_H_
-#define SLUICE_WEIGHTD_WEIGHT_STORE_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -160,5 +159,3 @@ class WeightStore {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_WEIGHT_STORE_H_

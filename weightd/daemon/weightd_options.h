@@ -2,8 +2,7 @@
 // TOML file and reloading all follow it.
 //
 // Thread safety: plain values; parsing belongs to main's thread.
-#ifndef SLUICE_WEIGHTD_WEIGHTD_OPTIONS_H_
-#define SLUICE_WEIGHTD_WEIGHTD_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -101,5 +100,3 @@ void ForEachOption(WeightdOptions* o, Visit visit) {
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_WEIGHTD_OPTIONS_H_

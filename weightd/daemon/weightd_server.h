@@ -3,8 +3,7 @@
 // Several may live in one process, as tests do; each has its own sockets.
 //
 // Thread safety: thread-compatible; Drain() may also come over gRPC.
-#ifndef SLUICE_WEIGHTD_WEIGHTD_SERVER_H_
-#define SLUICE_WEIGHTD_WEIGHTD_SERVER_H_
+#pragma once
 
 #include <functional>
 #include <memory>
@@ -60,5 +59,3 @@ class WeightdServer {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_WEIGHTD_SERVER_H_

@@ -10,8 +10,7 @@
 // until the next, and what is worth keeping is the step.
 //
 // Thread safety: thread-compatible; the store's lock guards it.
-#ifndef SLUICE_WEIGHTD_ADMISSION_H_
-#define SLUICE_WEIGHTD_ADMISSION_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -67,5 +66,3 @@ class ProbationPolicy final : public EvictionPolicy {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_ADMISSION_H_

@@ -7,8 +7,7 @@
 // The sum of all segments never exceeds the budget.
 //
 // Thread safety: thread-compatible; the store's lock guards it.
-#ifndef SLUICE_WEIGHTD_ARENA_H_
-#define SLUICE_WEIGHTD_ARENA_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -127,5 +126,3 @@ class Arena {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_ARENA_H_

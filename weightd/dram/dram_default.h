@@ -1,8 +1,7 @@
 // The memory budget when nobody names one.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_WEIGHTD_DRAM_DEFAULT_H_
-#define SLUICE_WEIGHTD_DRAM_DEFAULT_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -17,5 +16,3 @@ class Pack;
 uint64_t DefaultDramBudget(const std::vector<const Pack*>& packs, uint32_t threads, uint64_t usable);
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_DRAM_DEFAULT_H_

@@ -2,8 +2,7 @@
 // back.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
-#ifndef SLUICE_WEIGHTD_DRAM_TIER_H_
-#define SLUICE_WEIGHTD_DRAM_TIER_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -170,5 +169,3 @@ class DramTier {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_DRAM_TIER_H_

@@ -11,8 +11,7 @@
 // the count outlives eviction; the lowest of kSamples drawn extents.
 //
 // Thread safety: thread-compatible; the store's lock guards it.
-#ifndef SLUICE_WEIGHTD_EVICTION_H_
-#define SLUICE_WEIGHTD_EVICTION_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -141,5 +140,3 @@ class ScorePolicy final : public EvictionPolicy {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_EVICTION_H_

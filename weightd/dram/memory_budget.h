@@ -1,8 +1,7 @@
 // Whether the machine has the memory that a budget promises.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_WEIGHTD_MEMORY_BUDGET_H_
-#define SLUICE_WEIGHTD_MEMORY_BUDGET_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -24,5 +23,3 @@ absl::Status WaitForBudget(uint64_t budget, int wait_ms,
                            const std::function<void(int ms)>& pause);
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_MEMORY_BUDGET_H_

@@ -4,8 +4,7 @@
 // tried again later.
 //
 // Thread safety: thread-safe.
-#ifndef SLUICE_WEIGHTD_PREFAULTER_H_
-#define SLUICE_WEIGHTD_PREFAULTER_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -65,5 +64,3 @@ class Prefaulter {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_PREFAULTER_H_

@@ -5,8 +5,7 @@
 // it after.
 //
 // Thread safety: thread-compatible; the store's lock guards it.
-#ifndef SLUICE_WEIGHTD_STEP_TIMELINE_H_
-#define SLUICE_WEIGHTD_STEP_TIMELINE_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -70,5 +69,3 @@ class StepTimeline {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_STEP_TIMELINE_H_

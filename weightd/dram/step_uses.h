@@ -2,8 +2,7 @@
 // looks, summed over sessions.
 //
 // Thread safety: thread-compatible; the store's lock guards it.
-#ifndef SLUICE_WEIGHTD_STEP_USES_H_
-#define SLUICE_WEIGHTD_STEP_USES_H_
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -65,5 +64,3 @@ class StepUses {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_STEP_USES_H_

@@ -5,8 +5,7 @@
 //
 // Thread safety: thread-compatible, guarded by the core's lock; the tables and pins it points to are shared
 // with other threads and processes through atomics.
-#ifndef SLUICE_WEIGHTD_STORE_H_
-#define SLUICE_WEIGHTD_STORE_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -126,5 +125,3 @@ class Store {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_STORE_H_

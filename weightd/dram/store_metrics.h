@@ -2,8 +2,7 @@
 // request's bytes came from. Writing is a few relaxed atomic operations.
 //
 // Thread safety: thread-safe; the pump writes, anybody reads.
-#ifndef SLUICE_WEIGHTD_STORE_METRICS_H_
-#define SLUICE_WEIGHTD_STORE_METRICS_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -53,5 +52,3 @@ struct StoreMetrics {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_STORE_METRICS_H_

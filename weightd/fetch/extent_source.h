@@ -3,8 +3,7 @@
 // tests/support/fakes/fake_extent_source.h.
 //
 // Thread safety: implementations are immutable; every method may be called from any thread.
-#ifndef SLUICE_WEIGHTD_EXTENT_SOURCE_H_
-#define SLUICE_WEIGHTD_EXTENT_SOURCE_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -73,5 +72,3 @@ class ExtentSource {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_EXTENT_SOURCE_H_

@@ -5,8 +5,7 @@
 // starts at the present: it has no claim on what it left unused, and a long line gives no claim either.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_WEIGHTD_FAIR_QUEUE_H_
-#define SLUICE_WEIGHTD_FAIR_QUEUE_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -100,5 +99,3 @@ class FairQueue {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_FAIR_QUEUE_H_

@@ -6,8 +6,7 @@
 // pinned until its completion takes the pins over.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
-#ifndef SLUICE_WEIGHTD_FETCHER_H_
-#define SLUICE_WEIGHTD_FETCHER_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -220,5 +219,3 @@ class Fetcher {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_FETCHER_H_

@@ -1,8 +1,7 @@
 // What a Fetcher counts.
 //
 // Thread safety: a plain value.
-#ifndef SLUICE_WEIGHTD_FETCHER_STATS_H_
-#define SLUICE_WEIGHTD_FETCHER_STATS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -27,5 +26,3 @@ struct FetcherStats {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_FETCHER_STATS_H_

@@ -1,8 +1,7 @@
 // An open pack (pack/pack.h) as weightd's ExtentSource.
 //
 // Thread safety: immutable; every method may be called from any thread.
-#ifndef SLUICE_WEIGHTD_PACK_EXTENT_SOURCE_H_
-#define SLUICE_WEIGHTD_PACK_EXTENT_SOURCE_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -38,5 +37,3 @@ class PackExtentSource final : public ExtentSource {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_PACK_EXTENT_SOURCE_H_

@@ -3,8 +3,7 @@
 // prefetch was useful; gone from memory unused, then it was wasted.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
-#ifndef SLUICE_WEIGHTD_PREFETCH_LEDGER_H_
-#define SLUICE_WEIGHTD_PREFETCH_LEDGER_H_
+#pragma once
 
 #include <algorithm>
 #include <cstddef>
@@ -87,5 +86,3 @@ class PrefetchLedger {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_PREFETCH_LEDGER_H_

@@ -5,8 +5,7 @@
 //
 // Thread safety: thread-compatible; the core's lock guards it, but for Chunk, which may be verified anywhere
 // between Take() and Done().
-#ifndef SLUICE_WEIGHTD_SCRUBBER_H_
-#define SLUICE_WEIGHTD_SCRUBBER_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -70,5 +69,3 @@ class Scrubber {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_SCRUBBER_H_

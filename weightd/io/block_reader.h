@@ -6,8 +6,7 @@
 // reports success.
 //
 // Thread safety: thread-safe. SetSink is called once, before the first Submit.
-#ifndef SLUICE_WEIGHTD_BLOCK_READER_H_
-#define SLUICE_WEIGHTD_BLOCK_READER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -79,5 +78,3 @@ class BlockReader {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_BLOCK_READER_H_

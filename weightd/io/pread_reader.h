@@ -4,8 +4,7 @@
 // thread checks what all others read, and nobody is woken for a read.
 //
 // Thread safety: thread-safe, see block_reader.h.
-#ifndef SLUICE_WEIGHTD_PREAD_READER_H_
-#define SLUICE_WEIGHTD_PREAD_READER_H_
+#pragma once
 
 #include <deque>
 #include <memory>
@@ -83,5 +82,3 @@ class PreadReader final : public BlockReader {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_PREAD_READER_H_

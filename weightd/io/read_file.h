@@ -2,8 +2,7 @@
 // whole. The engines' only contact with the operating system; tests put a faulty file in its place.
 //
 // Thread safety: thread-safe; ReadAt may be called from any thread at once.
-#ifndef SLUICE_WEIGHTD_READ_FILE_H_
-#define SLUICE_WEIGHTD_READ_FILE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -78,5 +77,3 @@ void BackOff(int attempt);
 RangeRead ReadRange(ReadFile& file, std::byte* dest, uint64_t length, uint64_t offset);
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_READ_FILE_H_

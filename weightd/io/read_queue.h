@@ -7,8 +7,7 @@
 // written off stand beside all limits.
 //
 // Thread safety: thread-compatible; an engine guards it with its own mutex.
-#ifndef SLUICE_WEIGHTD_READ_QUEUE_H_
-#define SLUICE_WEIGHTD_READ_QUEUE_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -115,5 +114,3 @@ class ReadQueue {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_READ_QUEUE_H_

@@ -2,8 +2,7 @@
 //
 // Thread safety: Wake() from any thread, AddFile() from any but one at a time; everything else belongs to the
 // engine's thread.
-#ifndef SLUICE_WEIGHTD_READ_RING_H_
-#define SLUICE_WEIGHTD_READ_RING_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -52,5 +51,3 @@ absl::StatusOr<std::unique_ptr<ReadRing>> MakeReadRing(uint32_t depth);
 int TryReadRing();
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_READ_RING_H_

@@ -2,8 +2,7 @@
 // nothing else is; the thread starts the next reads first and then checks what landed.
 //
 // Thread safety: thread-safe, see block_reader.h.
-#ifndef SLUICE_WEIGHTD_URING_READER_H_
-#define SLUICE_WEIGHTD_URING_READER_H_
+#pragma once
 
 #include <atomic>
 #include <memory>
@@ -102,5 +101,3 @@ class UringReader final : public BlockReader {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_URING_READER_H_

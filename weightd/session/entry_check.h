@@ -1,8 +1,7 @@
 // Whether a submission means something: pure validation of the private copy of an entry.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_WEIGHTD_ENTRY_CHECK_H_
-#define SLUICE_WEIGHTD_ENTRY_CHECK_H_
+#pragma once
 
 #include <span>
 
@@ -35,5 +34,3 @@ EntryVerdict CheckNeurons(const SubmissionEntry& entry, std::span<const uint32_t
                           const ExtentSource& pack);
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_ENTRY_CHECK_H_

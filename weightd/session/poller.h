@@ -1,8 +1,7 @@
 // A thin epoll: what the pump sleeps on.
 //
 // Thread safety: thread-safe; Wait() belongs to one thread.
-#ifndef SLUICE_WEIGHTD_POLLER_H_
-#define SLUICE_WEIGHTD_POLLER_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -41,5 +40,3 @@ class Poller {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_POLLER_H_

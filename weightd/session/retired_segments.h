@@ -1,8 +1,7 @@
 // Retired segments, and which sessions have not unmapped them yet.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
-#ifndef SLUICE_WEIGHTD_RETIRED_SEGMENTS_H_
-#define SLUICE_WEIGHTD_RETIRED_SEGMENTS_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -34,5 +33,3 @@ class RetiredSegments {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_RETIRED_SEGMENTS_H_

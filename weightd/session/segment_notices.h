@@ -2,8 +2,7 @@
 // it.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
-#ifndef SLUICE_WEIGHTD_SEGMENT_NOTICES_H_
-#define SLUICE_WEIGHTD_SEGMENT_NOTICES_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -62,5 +61,3 @@ class SegmentNotices {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_SEGMENT_NOTICES_H_

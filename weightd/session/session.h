@@ -1,8 +1,7 @@
 // One client process, seen from weightd: its shared regions, its ends of the rings, what is held for it.
 //
 // Thread safety: thread-compatible; the core's lock guards it. The regions are shared with the client.
-#ifndef SLUICE_WEIGHTD_SESSION_H_
-#define SLUICE_WEIGHTD_SESSION_H_
+#pragma once
 
 #include <array>
 #include <atomic>
@@ -159,5 +158,3 @@ class Session {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_SESSION_H_

@@ -2,8 +2,7 @@
 // over gRPC, which can carry no file descriptors.
 //
 // Thread safety: thread-safe.
-#ifndef SLUICE_WEIGHTD_SESSION_NONCES_H_
-#define SLUICE_WEIGHTD_SESSION_NONCES_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -57,5 +56,3 @@ class SessionNonces {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_SESSION_NONCES_H_

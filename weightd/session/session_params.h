@@ -1,8 +1,7 @@
 // What a client asks for when it opens a session, and what it gets.
 //
 // Thread safety: plain values. A LocalSession's regions are shared with weightd.
-#ifndef SLUICE_WEIGHTD_SESSION_PARAMS_H_
-#define SLUICE_WEIGHTD_SESSION_PARAMS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -58,5 +57,3 @@ struct LocalSession {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_SESSION_PARAMS_H_

@@ -4,8 +4,7 @@
 // it when the round is over.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
-#ifndef SLUICE_WEIGHTD_SESSION_TABLE_H_
-#define SLUICE_WEIGHTD_SESSION_TABLE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -56,5 +55,3 @@ class SessionTable {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_SESSION_TABLE_H_

@@ -2,8 +2,7 @@
 // for its session and hands the socket on; a connection that says anything else, or nothing, is closed.
 //
 // Thread safety: thread-safe; callbacks run on the listener's own thread, one at a time.
-#ifndef SLUICE_WEIGHTD_SIDE_LISTENER_H_
-#define SLUICE_WEIGHTD_SIDE_LISTENER_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -73,5 +72,3 @@ class SideListener {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_SIDE_LISTENER_H_

@@ -4,8 +4,7 @@
 // must hear of a segment before it hears of an extent in it.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
-#ifndef SLUICE_WEIGHTD_SIDE_SOCKETS_H_
-#define SLUICE_WEIGHTD_SIDE_SOCKETS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -49,5 +48,3 @@ class SideSockets {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_SIDE_SOCKETS_H_

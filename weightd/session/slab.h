@@ -2,8 +2,7 @@
 // the client's that can neither shrink nor be sparse.
 //
 // Thread safety: immutable; the bytes belong to whoever the protocol says (common/ring/README.md).
-#ifndef SLUICE_WEIGHTD_SLAB_H_
-#define SLUICE_WEIGHTD_SLAB_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -32,5 +31,3 @@ class Slab {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_SLAB_H_

@@ -1,8 +1,7 @@
 // What weightd's core has to say: kept in order until whoever holds no lock hands it to the log.
 //
 // Thread safety: StoreLog is thread-compatible; the core's lock guards it.
-#ifndef SLUICE_WEIGHTD_STORE_LOG_H_
-#define SLUICE_WEIGHTD_STORE_LOG_H_
+#pragma once
 
 #include <functional>
 #include <string>
@@ -29,5 +28,3 @@ class StoreLog {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_STORE_LOG_H_

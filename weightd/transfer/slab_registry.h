@@ -2,8 +2,7 @@
 // the transfer engine, given a link, and taken back when the session ends.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
-#ifndef SLUICE_WEIGHTD_SLAB_REGISTRY_H_
-#define SLUICE_WEIGHTD_SLAB_REGISTRY_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -46,5 +45,3 @@ class SlabRegistry {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_SLAB_REGISTRY_H_

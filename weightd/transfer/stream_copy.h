@@ -2,8 +2,7 @@
 // stores would read every line first and evict what the compute threads use.
 //
 // Thread safety: free functions, safe to call from any thread on disjoint bytes.
-#ifndef SLUICE_WEIGHTD_STREAM_COPY_H_
-#define SLUICE_WEIGHTD_STREAM_COPY_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -24,5 +23,3 @@ void StreamCopy(std::byte* dest, const std::byte* source, uint64_t bytes, const 
 void StreamFence();
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_STREAM_COPY_H_

@@ -8,8 +8,7 @@
 //
 // Thread safety: thread-safe. Without threads (Options::threads 0) nothing happens but in Step(), on the
 // caller's clock: for tests and simulations.
-#ifndef SLUICE_WEIGHTD_TRANSFER_ENGINE_H_
-#define SLUICE_WEIGHTD_TRANSFER_ENGINE_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -171,5 +170,3 @@ class TransferEngine {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_TRANSFER_ENGINE_H_

@@ -5,8 +5,7 @@
 // that has the same stride on both sides and (nearly) no gaps travels in one piece, gaps included.
 //
 // Thread safety: a value; pure functions.
-#ifndef SLUICE_WEIGHTD_TRANSFER_PLAN_H_
-#define SLUICE_WEIGHTD_TRANSFER_PLAN_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -72,5 +71,3 @@ TransferPlan MakeTransferPlan(const std::vector<PartCopy>& parts, uint32_t rows,
 void CopyPlanChunk(const TransferPlan& plan, const PlanChunk& chunk);
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_TRANSFER_PLAN_H_

@@ -4,8 +4,7 @@
 // ends with it.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
-#ifndef SLUICE_WEIGHTD_TRANSFER_REQUESTS_H_
-#define SLUICE_WEIGHTD_TRANSFER_REQUESTS_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -103,5 +102,3 @@ class TransferRequests {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_TRANSFER_REQUESTS_H_

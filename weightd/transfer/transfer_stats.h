@@ -1,8 +1,7 @@
 // What a TransferEngine counts.
 //
 // Thread safety: a plain value.
-#ifndef SLUICE_WEIGHTD_TRANSFER_STATS_H_
-#define SLUICE_WEIGHTD_TRANSFER_STATS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -17,5 +16,3 @@ struct TransferStats {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_WEIGHTD_TRANSFER_STATS_H_

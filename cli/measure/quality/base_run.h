@@ -16,8 +16,7 @@
 //                   position without a prediction (the first of a window of a model without BOS)
 //
 // Thread safety: const and WriteRow calls may come from several threads at once.
-#ifndef SLUICE_CLI_BASE_RUN_H_
-#define SLUICE_CLI_BASE_RUN_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -80,5 +79,3 @@ class BaseRunReader {
 };
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_BASE_RUN_H_

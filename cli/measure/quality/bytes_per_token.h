@@ -1,8 +1,7 @@
 // What a generated token reads of the weights: the x-axis of every quality plot.
 //
 // Thread safety: a pure function.
-#ifndef SLUICE_CLI_BYTES_PER_TOKEN_H_
-#define SLUICE_CLI_BYTES_PER_TOKEN_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -20,5 +19,3 @@ double BytesPerToken(const Pack& pack, const std::string& order, const std::vect
 double ExpertBitsPerWeight(const Pack& pack);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_BYTES_PER_TOKEN_H_

@@ -1,8 +1,7 @@
 // What a run did to the routed experts, from a server's counters by layer before and after it.
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_CLI_EXPERT_RUN_H_
-#define SLUICE_CLI_EXPERT_RUN_H_
+#pragma once
 
 #include "cli/ui/json.h"
 #include "sluice/inference/v1/admin.pb.h"
@@ -13,5 +12,3 @@ namespace sluice::cli {
 Json ExpertsJson(const inference::v1::GetStatsResponse& before, const inference::v1::GetStatsResponse& after);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_EXPERT_RUN_H_

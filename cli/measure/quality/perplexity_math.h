@@ -1,8 +1,7 @@
 // The arithmetic of `sluice perplexity`: windows, losses, divergence. cli/README.md has the protocol.
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_CLI_PERPLEXITY_MATH_H_
-#define SLUICE_CLI_PERPLEXITY_MATH_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -63,5 +62,3 @@ double KlDivergence(absl::Span<const float> base, absl::Span<const float> run);
 uint32_t ArgMax(absl::Span<const float> row);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_PERPLEXITY_MATH_H_

@@ -1,8 +1,7 @@
 // Perplexity of a served model on a text: the protocol of cli/README.md, run through a launcher's client.
 //
 // Thread safety: MeasurePerplexity uses threads of its own; one call at a time per launcher.
-#ifndef SLUICE_CLI_PERPLEXITY_RUN_H_
-#define SLUICE_CLI_PERPLEXITY_RUN_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -47,5 +46,3 @@ struct PerplexityRun {
 absl::StatusOr<PerplexityRun> MeasurePerplexity(Launcher* launcher, const PerplexityTask& task);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_PERPLEXITY_RUN_H_

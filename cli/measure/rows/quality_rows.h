@@ -16,8 +16,7 @@
 //   reference = 18.1602                        # perplexity to compare with, if there is one
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_CLI_QUALITY_ROWS_H_
-#define SLUICE_CLI_QUALITY_ROWS_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -80,5 +79,3 @@ std::string QualityTable(const QualityPlan& plan, const std::vector<QualityResul
 std::string QualityPlot(const QualityPlan& plan, const std::vector<QualityResult>& results);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_QUALITY_ROWS_H_

@@ -1,8 +1,7 @@
 // A plot as SVG: points with labels on two axes, one of them logarithmic if asked, joined to curves if asked.
 //
 // Thread safety: a pure function.
-#ifndef SLUICE_CLI_SVG_PLOT_H_
-#define SLUICE_CLI_SVG_PLOT_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -30,5 +29,3 @@ struct Plot {
 std::string RenderSvg(const Plot& plot);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_SVG_PLOT_H_

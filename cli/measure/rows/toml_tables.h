@@ -2,8 +2,7 @@
 // its line.
 //
 // Thread safety: thread-compatible; a reader belongs to one thread.
-#ifndef SLUICE_CLI_TOML_TABLES_H_
-#define SLUICE_CLI_TOML_TABLES_H_
+#pragma once
 
 #include <toml++/toml.h>
 
@@ -53,5 +52,3 @@ class TableReader {
 };
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_TOML_TABLES_H_

@@ -3,8 +3,7 @@
 // are.
 //
 // Thread safety: thread-compatible; it runs commands of `sluice`.
-#ifndef SLUICE_CLI_WORK_PACKS_H_
-#define SLUICE_CLI_WORK_PACKS_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -39,5 +38,3 @@ absl::StatusOr<std::string> EnsurePack(const CommandContext& context, const Pack
                                        const std::vector<QualityPack>& packs, const std::string& name);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_WORK_PACKS_H_

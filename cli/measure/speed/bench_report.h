@@ -1,8 +1,7 @@
 // What `sluice bench` measures and how it is printed: llama-bench's conventions, with the traffic beside.
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_CLI_BENCH_REPORT_H_
-#define SLUICE_CLI_BENCH_REPORT_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -138,5 +137,3 @@ std::string FormatResults(const std::vector<BenchResult>& results, const BenchSe
                           BenchFormat format);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_BENCH_REPORT_H_

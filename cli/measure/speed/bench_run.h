@@ -2,8 +2,7 @@
 // before and after.
 //
 // Thread safety: RunOnce uses threads of its own and returns when they have ended; call it from one thread.
-#ifndef SLUICE_CLI_BENCH_RUN_H_
-#define SLUICE_CLI_BENCH_RUN_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -29,5 +28,3 @@ absl::StatusOr<BenchSample> RunOnce(Client* client, const BenchTest& test, const
                                     bool server_times);
 
 }  // namespace sluice::cli
-
-#endif  // SLUICE_CLI_BENCH_RUN_H_

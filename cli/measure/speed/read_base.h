@@ -5,8 +5,7 @@
 // never flattered.
 //
 // Thread safety: a free function; nothing else should use the memory bandwidth meanwhile.
-#ifndef SLUICE_CLI_READ_BASE_H_
-#define SLUICE_CLI_READ_BASE_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -31,5 +30,3 @@ ReadBaseSize SizeOfReadBase(uint64_t pack_bytes, uint64_t usable_bytes);
 absl::StatusOr<double> MeasureReadBase(uint64_t bytes, uint32_t threads);
 
 }  // namespace sluice
-
-#endif  // SLUICE_CLI_READ_BASE_H_

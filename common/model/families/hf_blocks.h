@@ -2,8 +2,7 @@
 // and which layers are dense. A family passes its defaults: those of transformers for members left out.
 //
 // Private to common/model. Thread safety: free functions; the HfFields is used by one thread.
-#ifndef SLUICE_COMMON_MODEL_HF_BLOCKS_H_
-#define SLUICE_COMMON_MODEL_HF_BLOCKS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -70,5 +69,3 @@ std::vector<std::string> ReadLayerTypes(const std::vector<std::string>& words, s
                                         HfFields* fields);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_HF_BLOCKS_H_

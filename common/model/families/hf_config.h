@@ -4,8 +4,7 @@
 // read: rope_theta / rope_scaling / torch_dtype, and rope_parameters / dtype.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_MODEL_HF_CONFIG_H_
-#define SLUICE_COMMON_MODEL_HF_CONFIG_H_
+#pragma once
 
 #include <string>
 #include <string_view>
@@ -39,5 +38,3 @@ absl::StatusOr<HfConfig> ReadHfConfig(const std::string& dir);
 std::vector<std::string> SupportedFamilies();
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_HF_CONFIG_H_

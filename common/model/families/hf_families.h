@@ -5,8 +5,7 @@
 // every tensor of the checkpoint; the caller looks at mapper->Finish().
 //
 // Private to common/model. Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_MODEL_HF_FAMILIES_H_
-#define SLUICE_COMMON_MODEL_HF_FAMILIES_H_
+#pragma once
 
 #include "common/model/families/hf_fields.h"
 #include "common/model/families/hf_tensors.h"
@@ -54,5 +53,3 @@ ModelConfig ReadXverse(HfFields* fields);
 void MapXverse(const ModelConfig& config, TensorMapper* mapper);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_HF_FAMILIES_H_

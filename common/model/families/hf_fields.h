@@ -7,8 +7,7 @@
 // of the names that change no computation (InertFields).
 //
 // Private to common/model. Thread safety: used by one thread.
-#ifndef SLUICE_COMMON_MODEL_HF_FIELDS_H_
-#define SLUICE_COMMON_MODEL_HF_FIELDS_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -95,5 +94,3 @@ class HfFields {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_HF_FIELDS_H_

@@ -1,8 +1,7 @@
 // What the families' tensor maps share: the names that most checkpoints give the same things.
 //
 // Private to common/model. Thread safety: free functions; a TensorMapper is used by one thread.
-#ifndef SLUICE_COMMON_MODEL_HF_MAP_BLOCKS_H_
-#define SLUICE_COMMON_MODEL_HF_MAP_BLOCKS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -96,5 +95,3 @@ void MapLayers(const ModelConfig& config, const std::string& prefix, TensorMappe
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_HF_MAP_BLOCKS_H_

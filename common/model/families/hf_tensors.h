@@ -2,8 +2,7 @@
 //
 // Thread safety: SourceMap is plain data; MapTensors is a free function on immutable input. A TensorMapper is
 // used by one thread.
-#ifndef SLUICE_COMMON_MODEL_HF_TENSORS_H_
-#define SLUICE_COMMON_MODEL_HF_TENSORS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -115,5 +114,3 @@ class TensorMapper {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_HF_TENSORS_H_

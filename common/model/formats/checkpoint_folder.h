@@ -2,8 +2,7 @@
 // mean.
 //
 // Thread safety: a free function; the Checkpoint is immutable.
-#ifndef SLUICE_COMMON_MODEL_FORMATS_CHECKPOINT_FOLDER_H_
-#define SLUICE_COMMON_MODEL_FORMATS_CHECKPOINT_FOLDER_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -20,5 +19,3 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> OpenCheckpointFolder(const std::stri
                                                                  const Quantization& quantization);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_FORMATS_CHECKPOINT_FOLDER_H_

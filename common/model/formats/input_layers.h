@@ -2,8 +2,7 @@
 // output and group of inputs. A line is one input's weights for all outputs.
 //
 // Private to common/model/formats. Thread safety: immutable after construction.
-#ifndef SLUICE_COMMON_MODEL_FORMATS_INPUT_LAYERS_H_
-#define SLUICE_COMMON_MODEL_FORMATS_INPUT_LAYERS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -44,5 +43,3 @@ class InputLayer final : public QuantizedLayer {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_FORMATS_INPUT_LAYERS_H_

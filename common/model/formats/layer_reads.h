@@ -1,8 +1,7 @@
 // Reading parts of the tensors that make a quantized layer.
 //
 // Private to common/model/formats. Thread safety: free functions.
-#ifndef SLUICE_COMMON_MODEL_FORMATS_LAYER_READS_H_
-#define SLUICE_COMMON_MODEL_FORMATS_LAYER_READS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -26,5 +25,3 @@ absl::Status ReadScales(const TensorFolder& folder, const TensorInfo& tensor, ui
 bool IsScaleType(ElementType type);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_FORMATS_LAYER_READS_H_

@@ -2,8 +2,7 @@
 // and their values as float32.
 //
 // Thread safety: a QuantizedLayer is immutable; Read may be called from any thread.
-#ifndef SLUICE_COMMON_MODEL_FORMATS_LAYERS_H_
-#define SLUICE_COMMON_MODEL_FORMATS_LAYERS_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -43,5 +42,3 @@ absl::StatusOr<LayerParts> LayerOfCodes(const TensorFolder& folder, const Quanti
 bool IsActivationScale(const Quantization& quantization, const TensorInfo& tensor);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_FORMATS_LAYERS_H_

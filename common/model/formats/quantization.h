@@ -3,8 +3,7 @@
 // tensors say (layers.h); lists of names in a config are hints, and not read.
 //
 // Thread safety: plain values and free functions.
-#ifndef SLUICE_COMMON_MODEL_FORMATS_QUANTIZATION_H_
-#define SLUICE_COMMON_MODEL_FORMATS_QUANTIZATION_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -45,5 +44,3 @@ absl::StatusOr<Quantization> ReadQuantization(const JsonObject& config);
 absl::StatusOr<Quantization> ParseModeloptQuantization(std::string_view text, const std::string& subject);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_FORMATS_QUANTIZATION_H_

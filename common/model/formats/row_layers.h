@@ -2,8 +2,7 @@
 // (int4, MXFP4, NVFP4).
 //
 // Private to common/model/formats. Thread safety: immutable after construction.
-#ifndef SLUICE_COMMON_MODEL_FORMATS_ROW_LAYERS_H_
-#define SLUICE_COMMON_MODEL_FORMATS_ROW_LAYERS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -59,5 +58,3 @@ class NibbleLayer final : public QuantizedLayer {
 inline constexpr float kInt4Values[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_FORMATS_ROW_LAYERS_H_

@@ -1,8 +1,7 @@
 // The floats of eight and four bits that checkpoints hold, as float32; exact.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_COMMON_MODEL_FORMATS_SMALL_FLOAT_H_
-#define SLUICE_COMMON_MODEL_FORMATS_SMALL_FLOAT_H_
+#pragma once
 
 #include <bit>
 #include <cstdint>
@@ -32,5 +31,3 @@ inline constexpr float kE2m1Values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0
                                           -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_FORMATS_SMALL_FLOAT_H_

@@ -2,8 +2,7 @@
 // hub's folders, and which of the file's conventions differ.
 //
 // Private to common/model/gguf. Thread safety: constants and pure functions.
-#ifndef SLUICE_COMMON_MODEL_GGUF_GGUF_ARCHITECTURE_H_
-#define SLUICE_COMMON_MODEL_GGUF_GGUF_ARCHITECTURE_H_
+#pragma once
 
 #include <string>
 #include <string_view>
@@ -32,5 +31,3 @@ const GgufArchitecture* FindGgufArchitecture(std::string_view name);
 std::string GgufArchitectureNames();
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_GGUF_GGUF_ARCHITECTURE_H_

@@ -2,8 +2,7 @@
 // for. A row is a whole number of blocks.
 //
 // Thread safety: pure functions and constants.
-#ifndef SLUICE_COMMON_MODEL_GGUF_GGUF_BLOCKS_H_
-#define SLUICE_COMMON_MODEL_GGUF_GGUF_BLOCKS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -32,5 +31,3 @@ inline constexpr uint32_t kGgufBf16 = 30;
 inline constexpr uint32_t kGgufMxfp4 = 39;
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_GGUF_GGUF_BLOCKS_H_

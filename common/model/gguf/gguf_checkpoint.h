@@ -2,8 +2,7 @@
 // tokenizer as the hub's files.
 //
 // Thread safety: a free function; the Checkpoint is immutable.
-#ifndef SLUICE_COMMON_MODEL_GGUF_GGUF_CHECKPOINT_H_
-#define SLUICE_COMMON_MODEL_GGUF_GGUF_CHECKPOINT_H_
+#pragma once
 
 #include <map>
 #include <memory>
@@ -28,5 +27,3 @@ struct GgufModel {
 absl::StatusOr<GgufModel> OpenGguf(const std::string& path);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_GGUF_GGUF_CHECKPOINT_H_

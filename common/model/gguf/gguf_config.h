@@ -1,8 +1,7 @@
 // A GGUF model's keys as the config.json that its family's reader knows.
 //
 // Private to common/model/gguf. Thread safety: a free function.
-#ifndef SLUICE_COMMON_MODEL_GGUF_GGUF_CONFIG_H_
-#define SLUICE_COMMON_MODEL_GGUF_GGUF_CONFIG_H_
+#pragma once
 
 #include <string>
 
@@ -25,5 +24,3 @@ struct GgufConfig {
 absl::StatusOr<GgufConfig> ReadGgufConfig(const GgufFiles& files);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_GGUF_GGUF_CONFIG_H_

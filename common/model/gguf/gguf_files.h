@@ -1,8 +1,7 @@
 // The files of a GGUF model: one, or the parts of a split one, opened by the first.
 //
 // Thread safety: immutable after Open; const methods may be called from any thread.
-#ifndef SLUICE_COMMON_MODEL_GGUF_GGUF_FILES_H_
-#define SLUICE_COMMON_MODEL_GGUF_GGUF_FILES_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -51,5 +50,3 @@ class GgufFiles {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_GGUF_GGUF_FILES_H_

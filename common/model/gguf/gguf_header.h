@@ -2,8 +2,7 @@
 // and count is checked against the file before anything is allocated for it.
 //
 // Thread safety: ParseGgufHeader is a pure function of what `read` gives; a GgufHeader is plain data.
-#ifndef SLUICE_COMMON_MODEL_GGUF_GGUF_HEADER_H_
-#define SLUICE_COMMON_MODEL_GGUF_GGUF_HEADER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -83,5 +82,3 @@ absl::StatusOr<GgufHeader> ParseGgufHeader(uint64_t file_bytes, const GgufRead& 
                                            const std::string& subject);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_GGUF_GGUF_HEADER_H_

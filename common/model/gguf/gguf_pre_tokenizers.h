@@ -2,8 +2,7 @@
 // the name alone.
 //
 // Private to common/model/gguf. Thread safety: constants and a pure function.
-#ifndef SLUICE_COMMON_MODEL_GGUF_GGUF_PRE_TOKENIZERS_H_
-#define SLUICE_COMMON_MODEL_GGUF_GGUF_PRE_TOKENIZERS_H_
+#pragma once
 
 #include <string_view>
 
@@ -21,5 +20,3 @@ struct GgufPreTokenizer {
 const GgufPreTokenizer* FindGgufPreTokenizer(std::string_view name);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_GGUF_GGUF_PRE_TOKENIZERS_H_

@@ -2,8 +2,7 @@
 // BPE, tokenizer.model for SentencePiece, and tokenizer_config.json.
 //
 // Private to common/model/gguf. Thread safety: a free function.
-#ifndef SLUICE_COMMON_MODEL_GGUF_GGUF_TOKENIZER_H_
-#define SLUICE_COMMON_MODEL_GGUF_GGUF_TOKENIZER_H_
+#pragma once
 
 #include <map>
 #include <string>
@@ -18,5 +17,3 @@ namespace sluice {
 absl::StatusOr<std::map<std::string, std::string>> GgufTokenizerFiles(const GgufKeys& keys);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_GGUF_GGUF_TOKENIZER_H_

@@ -3,8 +3,7 @@
 // of q and k in the hub's order, layers that predict further tokens left out.
 //
 // Private to common/model/gguf. Thread safety: plain values and a free function.
-#ifndef SLUICE_COMMON_MODEL_GGUF_GGUF_VIEWS_H_
-#define SLUICE_COMMON_MODEL_GGUF_GGUF_VIEWS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -41,5 +40,3 @@ std::vector<GgufView> GgufViews(const GgufFiles& files, const GgufArchitecture& 
                                 const GgufShape& shape);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_GGUF_GGUF_VIEWS_H_

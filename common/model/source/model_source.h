@@ -3,8 +3,7 @@
 // files.
 //
 // Thread safety: a free function; a ModelSource is const after it.
-#ifndef SLUICE_COMMON_MODEL_SOURCE_MODEL_SOURCE_H_
-#define SLUICE_COMMON_MODEL_SOURCE_MODEL_SOURCE_H_
+#pragma once
 
 #include <map>
 #include <memory>
@@ -27,5 +26,3 @@ struct ModelSource {
 absl::StatusOr<ModelSource> OpenModelSource(const std::string& path);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_MODEL_SOURCE_MODEL_SOURCE_H_

@@ -2,8 +2,7 @@
 // control tokens being recognised in the template's own text only.
 //
 // Thread safety: immutable after Create; Format may be called by any number of threads.
-#ifndef SLUICE_COMMON_TEXT_CHAT_FORMATTER_H_
-#define SLUICE_COMMON_TEXT_CHAT_FORMATTER_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -48,5 +47,3 @@ class ChatFormatter {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_CHAT_FORMATTER_H_

@@ -6,8 +6,7 @@
 // the conversation's object holds.
 //
 // Thread safety: immutable after Create; Render may be called by any number of threads.
-#ifndef SLUICE_COMMON_TEXT_CHAT_TEMPLATE_H_
-#define SLUICE_COMMON_TEXT_CHAT_TEMPLATE_H_
+#pragma once
 
 #include <map>
 #include <memory>
@@ -65,5 +64,3 @@ class ChatTemplate {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_CHAT_TEMPLATE_H_

@@ -1,8 +1,7 @@
 // The tree of a parsed template. Built by Parser (parser.h), walked by the interpreter (interpreter.h).
 //
 // Thread safety: immutable after parsing; may be walked by any number of threads.
-#ifndef SLUICE_COMMON_TEXT_JINJA_AST_H_
-#define SLUICE_COMMON_TEXT_JINJA_AST_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -85,5 +84,3 @@ struct Statement {
 };
 
 }  // namespace sluice::jinja
-
-#endif  // SLUICE_COMMON_TEXT_JINJA_AST_H_

@@ -4,8 +4,7 @@
 // chat_template_utils (tojson, raise_exception, strftime_now, loop controls).
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_COMMON_TEXT_JINJA_BUILTINS_H_
-#define SLUICE_COMMON_TEXT_JINJA_BUILTINS_H_
+#pragma once
 
 #include <string>
 
@@ -34,5 +33,3 @@ absl::StatusOr<Value> Subscript(const Value& value, const Value& index);
 absl::StatusOr<Value> SliceOf(const Value& value, const Value& begin, const Value& end, const Value& step);
 
 }  // namespace sluice::jinja
-
-#endif  // SLUICE_COMMON_TEXT_JINJA_BUILTINS_H_

@@ -1,8 +1,7 @@
 // Expressions of the template language, evaluated in a stack of name spaces, with the limits of a rendering.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_COMMON_TEXT_JINJA_EVALUATOR_H_
-#define SLUICE_COMMON_TEXT_JINJA_EVALUATOR_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -71,5 +70,3 @@ class Evaluator {
 };
 
 }  // namespace sluice::jinja
-
-#endif  // SLUICE_COMMON_TEXT_JINJA_EVALUATOR_H_

@@ -1,8 +1,7 @@
 // The half of the parser that reads expressions, with Jinja's precedence.
 //
 // Thread safety: used by one thread.
-#ifndef SLUICE_COMMON_TEXT_JINJA_EXPRESSION_PARSER_H_
-#define SLUICE_COMMON_TEXT_JINJA_EXPRESSION_PARSER_H_
+#pragma once
 
 #include <string>
 
@@ -45,5 +44,3 @@ class ExpressionParser : public TokenReader {
 };
 
 }  // namespace sluice::jinja
-
-#endif  // SLUICE_COMMON_TEXT_JINJA_EXPRESSION_PARSER_H_

@@ -1,8 +1,7 @@
 // The functions that every template has: raise_exception, namespace, dict, range, strftime_now.
 //
 // Thread safety: a pure function.
-#ifndef SLUICE_COMMON_TEXT_JINJA_GLOBALS_H_
-#define SLUICE_COMMON_TEXT_JINJA_GLOBALS_H_
+#pragma once
 
 #include "absl/time/time.h"
 #include "common/text/jinja/value.h"
@@ -13,5 +12,3 @@ namespace sluice::jinja {
 void AddGlobals(absl::Time now, Map* globals);
 
 }  // namespace sluice::jinja
-
-#endif  // SLUICE_COMMON_TEXT_JINJA_GLOBALS_H_

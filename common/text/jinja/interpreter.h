@@ -2,8 +2,7 @@
 // conversation can hang or exhaust the server.
 //
 // Thread safety: Render is a pure function of its arguments; values in the context are not changed.
-#ifndef SLUICE_COMMON_TEXT_JINJA_INTERPRETER_H_
-#define SLUICE_COMMON_TEXT_JINJA_INTERPRETER_H_
+#pragma once
 
 #include <string>
 
@@ -26,5 +25,3 @@ absl::StatusOr<String> Render(const Block& block, const Map& variables, absl::Ti
                               const RenderLimits& limits = {});
 
 }  // namespace sluice::jinja
-
-#endif  // SLUICE_COMMON_TEXT_JINJA_INTERPRETER_H_

@@ -2,8 +2,7 @@
 // on, as chat templates are written for, and `-`/`+` at a tag overrides them.
 //
 // Thread safety: a pure function.
-#ifndef SLUICE_COMMON_TEXT_JINJA_LEXER_H_
-#define SLUICE_COMMON_TEXT_JINJA_LEXER_H_
+#pragma once
 
 #include <string>
 #include <string_view>
@@ -36,5 +35,3 @@ struct Token {
 absl::StatusOr<std::vector<Token>> Tokenize(std::string_view source);
 
 }  // namespace sluice::jinja
-
-#endif  // SLUICE_COMMON_TEXT_JINJA_LEXER_H_

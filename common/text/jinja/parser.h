@@ -4,8 +4,7 @@
 // line.
 //
 // Thread safety: a pure function.
-#ifndef SLUICE_COMMON_TEXT_JINJA_PARSER_H_
-#define SLUICE_COMMON_TEXT_JINJA_PARSER_H_
+#pragma once
 
 #include <string_view>
 
@@ -17,5 +16,3 @@ namespace sluice::jinja {
 absl::StatusOr<Block> Parse(std::string_view source);
 
 }  // namespace sluice::jinja
-
-#endif  // SLUICE_COMMON_TEXT_JINJA_PARSER_H_

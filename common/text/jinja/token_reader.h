@@ -1,8 +1,7 @@
 // TokenReader: the token list of a template and the place in it; what both halves of the parser share.
 //
 // Thread safety: used by one thread.
-#ifndef SLUICE_COMMON_TEXT_JINJA_TOKEN_READER_H_
-#define SLUICE_COMMON_TEXT_JINJA_TOKEN_READER_H_
+#pragma once
 
 #include <algorithm>
 #include <string>
@@ -74,5 +73,3 @@ class TokenReader {
 };
 
 }  // namespace sluice::jinja
-
-#endif  // SLUICE_COMMON_TEXT_JINJA_TOKEN_READER_H_

@@ -5,8 +5,7 @@
 // operation moves the marks with the bytes, whatever the template does to the text.
 //
 // Thread safety: plain values; lists, maps and namespaces are shared by reference within one rendering.
-#ifndef SLUICE_COMMON_TEXT_JINJA_VALUE_H_
-#define SLUICE_COMMON_TEXT_JINJA_VALUE_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -146,5 +145,3 @@ struct JsonFormat {
 absl::StatusOr<String> ToJson(const Value& value, const JsonFormat& format);
 
 }  // namespace sluice::jinja
-
-#endif  // SLUICE_COMMON_TEXT_JINJA_VALUE_H_

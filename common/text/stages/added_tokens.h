@@ -1,8 +1,7 @@
 // AddedTokenMatcher: finds the added tokens spelt in a text.
 //
 // Thread safety: immutable; Split may be called from any thread at once.
-#ifndef SLUICE_COMMON_TEXT_ADDED_TOKENS_H_
-#define SLUICE_COMMON_TEXT_ADDED_TOKENS_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -74,5 +73,3 @@ class AddedTokenMatcher {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_ADDED_TOKENS_H_

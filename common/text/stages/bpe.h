@@ -2,8 +2,7 @@
 //
 // Thread safety: a BpeModel is immutable; Encode may be called from any thread at once, each with a
 // BpeScratch of its own. A BpeScratch is used by one thread at a time and with one model.
-#ifndef SLUICE_COMMON_TEXT_BPE_H_
-#define SLUICE_COMMON_TEXT_BPE_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -99,5 +98,3 @@ class BpeModel {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_BPE_H_

@@ -1,8 +1,7 @@
 // Decoder: tokens back to text, as a whole or token by token.
 //
 // Thread safety: a Decoder is immutable. A DecodeRun belongs to one text and is used by one thread at a time.
-#ifndef SLUICE_COMMON_TEXT_DECODER_H_
-#define SLUICE_COMMON_TEXT_DECODER_H_
+#pragma once
 
 #include <memory>
 #include <optional>
@@ -66,5 +65,3 @@ class DecodeRun {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_DECODER_H_

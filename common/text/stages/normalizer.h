@@ -1,8 +1,7 @@
 // Normalizer: what is done to a text before it is split.
 //
 // Thread safety: immutable; Apply may be called from any thread at once, each with a scratch of its own.
-#ifndef SLUICE_COMMON_TEXT_NORMALIZER_H_
-#define SLUICE_COMMON_TEXT_NORMALIZER_H_
+#pragma once
 
 #include <memory>
 #include <optional>
@@ -36,5 +35,3 @@ class Normalizer {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_NORMALIZER_H_

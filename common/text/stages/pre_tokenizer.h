@@ -1,8 +1,7 @@
 // PreTokenizer: cuts a normalized text into the words that the model encodes one by one.
 //
 // Thread safety: immutable; Apply may be called from any thread at once, each with a scratch of its own.
-#ifndef SLUICE_COMMON_TEXT_PRE_TOKENIZER_H_
-#define SLUICE_COMMON_TEXT_PRE_TOKENIZER_H_
+#pragma once
 
 #include <memory>
 #include <optional>
@@ -43,5 +42,3 @@ class PreTokenizer {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_PRE_TOKENIZER_H_

@@ -1,8 +1,7 @@
 // TextPattern: what Split and Replace look for, a literal or a regex.
 //
 // Thread safety: immutable; FindAll may be called from any thread at once, each with a scratch of its own.
-#ifndef SLUICE_COMMON_TEXT_TEXT_PATTERN_H_
-#define SLUICE_COMMON_TEXT_TEXT_PATTERN_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -34,5 +33,3 @@ class TextPattern {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_TEXT_PATTERN_H_

@@ -4,8 +4,7 @@
 // Names and meanings are those of Hugging Face `tokenizers`; nested Sequences are flattened into the vectors.
 //
 // Thread safety: plain values.
-#ifndef SLUICE_COMMON_TEXT_TOKENIZER_SPEC_H_
-#define SLUICE_COMMON_TEXT_TOKENIZER_SPEC_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -137,5 +136,3 @@ struct TokenizerSpec {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_TOKENIZER_SPEC_H_

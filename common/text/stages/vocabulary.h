@@ -1,8 +1,7 @@
 // Vocabulary: tokens and their ids, both ways.
 //
 // Thread safety: thread-compatible; a const Vocabulary may be read from any thread.
-#ifndef SLUICE_COMMON_TEXT_VOCABULARY_H_
-#define SLUICE_COMMON_TEXT_VOCABULARY_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -54,5 +53,3 @@ class Vocabulary {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_VOCABULARY_H_

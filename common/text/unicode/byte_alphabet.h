@@ -2,8 +2,7 @@
 // vocabulary can be stored as text.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_TEXT_BYTE_ALPHABET_H_
-#define SLUICE_COMMON_TEXT_BYTE_ALPHABET_H_
+#pragma once
 
 #include <string>
 #include <string_view>
@@ -18,5 +17,3 @@ void AppendByteAlphabet(std::string_view bytes, std::string* out);
 void AppendBytesOfToken(std::string_view token, std::string* out);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_BYTE_ALPHABET_H_

@@ -1,8 +1,7 @@
 // Marks: which bytes of a text are a client's (1) and which are the template's own (0).
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_COMMON_TEXT_MARKED_TEXT_H_
-#define SLUICE_COMMON_TEXT_MARKED_TEXT_H_
+#pragma once
 
 #include <string>
 #include <string_view>
@@ -33,5 +32,3 @@ void ChangeRuns(std::string* text, std::string* marks, Change change) {
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_MARKED_TEXT_H_

@@ -3,8 +3,7 @@
 // scripts.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_TEXT_NEWER_UNICODE_H_
-#define SLUICE_COMMON_TEXT_NEWER_UNICODE_H_
+#pragma once
 
 #include <string>
 #include <string_view>
@@ -19,5 +18,3 @@ std::string NewerCharactersOf(std::string_view property);
 std::string_view NewerCategoryOf(char32_t code_point);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_NEWER_UNICODE_H_

@@ -2,8 +2,7 @@
 //
 // Thread safety: a Regex is immutable; its const methods may be called from any thread at once, each with a
 // RegexScratch of its own. A RegexScratch is used by one thread at a time.
-#ifndef SLUICE_COMMON_TEXT_REGEX_H_
-#define SLUICE_COMMON_TEXT_REGEX_H_
+#pragma once
 
 #include <cstddef>
 #include <memory>
@@ -56,5 +55,3 @@ class Regex {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_REGEX_H_

@@ -3,8 +3,7 @@
 // Each begins and ends with a range or a property, so that a hyphen behind it never makes a range.
 //
 // Thread safety: constants and free functions, safe to use from any thread.
-#ifndef SLUICE_COMMON_TEXT_REGEX_SETS_H_
-#define SLUICE_COMMON_TEXT_REGEX_SETS_H_
+#pragma once
 
 #include <string>
 #include <string_view>
@@ -28,5 +27,3 @@ inline constexpr const char* kLatin1WordSet = "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{
 absl::StatusOr<std::string> PropertySet(std::string_view name);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_REGEX_SETS_H_

@@ -5,8 +5,7 @@
 // Constructs outside the known subset are refused by name, never passed through.
 //
 // Thread safety: a free function, safe to call from any thread.
-#ifndef SLUICE_COMMON_TEXT_REGEX_TRANSLATE_H_
-#define SLUICE_COMMON_TEXT_REGEX_TRANSLATE_H_
+#pragma once
 
 #include <string>
 #include <string_view>
@@ -20,5 +19,3 @@ namespace sluice {
 absl::StatusOr<std::string> TranslateRegex(std::string_view pattern);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_REGEX_TRANSLATE_H_

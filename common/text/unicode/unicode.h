@@ -2,8 +2,7 @@
 // Hugging Face `tokenizers`.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_TEXT_UNICODE_H_
-#define SLUICE_COMMON_TEXT_UNICODE_H_
+#pragma once
 
 #include <string>
 #include <string_view>
@@ -24,5 +23,3 @@ std::string Normalize(UnicodeForm form, std::string_view text);
 std::string Lowercase(std::string_view text);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_UNICODE_H_

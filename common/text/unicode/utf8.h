@@ -1,8 +1,7 @@
 // UTF-8: decoding of possibly ill-formed bytes, encoding, replacement of ill-formed parts.
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_COMMON_TEXT_UTF8_H_
-#define SLUICE_COMMON_TEXT_UTF8_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -47,5 +46,3 @@ bool IsWellFormedUtf8(std::string_view bytes);
 std::string ReplaceIllFormedUtf8(std::string_view bytes);
 
 }  // namespace sluice
-
-#endif  // SLUICE_COMMON_TEXT_UTF8_H_

@@ -8,8 +8,7 @@
 // those from 2^34 up the last.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_INFERD_CALIBRATE_ACTIVATION_HISTOGRAMS_H_
-#define SLUICE_INFERD_CALIBRATE_ACTIVATION_HISTOGRAMS_H_
+#pragma once
 
 #include <bit>
 #include <cstdint>
@@ -67,5 +66,3 @@ class ActivationHistograms {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_ACTIVATION_HISTOGRAMS_H_

@@ -6,8 +6,7 @@
 // (FloE's thresholds come from the quantized up matrix by calibrating the quantized pack).
 //
 // Thread safety: see calibration_stage.h.
-#ifndef SLUICE_INFERD_CALIBRATE_ACTIVATION_STAGE_H_
-#define SLUICE_INFERD_CALIBRATE_ACTIVATION_STAGE_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -57,5 +56,3 @@ class ActivationStage final : public CalibrationStage, private LayerTap {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_ACTIVATION_STAGE_H_

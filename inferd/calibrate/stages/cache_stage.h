@@ -4,8 +4,7 @@
 // text's cache is the next one's start.
 //
 // Thread safety: see calibration_stage.h.
-#ifndef SLUICE_INFERD_CALIBRATE_CACHE_STAGE_H_
-#define SLUICE_INFERD_CALIBRATE_CACHE_STAGE_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -58,5 +57,3 @@ class CacheStage final : public CalibrationStage, private LayerTap {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_CACHE_STAGE_H_

@@ -3,8 +3,7 @@
 // windows.
 //
 // Thread safety: see calibration_stage.h.
-#ifndef SLUICE_INFERD_CALIBRATE_CUTOFF_STAGE_H_
-#define SLUICE_INFERD_CALIBRATE_CUTOFF_STAGE_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -56,5 +55,3 @@ class CutoffStage final : public CalibrationStage {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_CUTOFF_STAGE_H_

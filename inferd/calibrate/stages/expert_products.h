@@ -2,8 +2,7 @@
 // the stages that collect activations look at.
 //
 // Thread safety: see calibration_stage.h; called from taps.
-#ifndef SLUICE_INFERD_CALIBRATE_EXPERT_PRODUCTS_H_
-#define SLUICE_INFERD_CALIBRATE_EXPERT_PRODUCTS_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -25,5 +24,3 @@ absl::Status VisitFactors(const WindowRunner& runner, const ActivationSpec& acti
                           const FactorVisitor& visit);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_EXPERT_PRODUCTS_H_

@@ -3,8 +3,7 @@
 // when a share of the pairs use one expert. Both for each definition of S_l and for the score alone.
 //
 // Thread safety: see calibration_stage.h.
-#ifndef SLUICE_INFERD_CALIBRATE_GATING_STAGE_H_
-#define SLUICE_INFERD_CALIBRATE_GATING_STAGE_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -54,5 +53,3 @@ class GatingStage final : public CalibrationStage {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_GATING_STAGE_H_

@@ -4,8 +4,7 @@
 // (inferd/policy/sparsity/neuron_thresholds.h).
 //
 // Thread safety: see calibration_stage.h.
-#ifndef SLUICE_INFERD_CALIBRATE_NEURON_STAGE_H_
-#define SLUICE_INFERD_CALIBRATE_NEURON_STAGE_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -69,5 +68,3 @@ class NeuronStage final : public CalibrationStage, private LayerTap {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_NEURON_STAGE_H_

@@ -1,8 +1,7 @@
 // The distribution of what a stage measured, as profiles store it.
 //
 // Thread safety: a pure function.
-#ifndef SLUICE_INFERD_CALIBRATE_STAGES_PERCENTILES_H_
-#define SLUICE_INFERD_CALIBRATE_STAGES_PERCENTILES_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -26,5 +25,3 @@ std::vector<double> Percentiles(const std::vector<T>& sorted, size_t points) {
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_STAGES_PERCENTILES_H_

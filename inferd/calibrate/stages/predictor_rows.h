@@ -1,8 +1,7 @@
 // Recorded features as rows to train predictors on, and how well a network predicts held-out rows.
 //
 // Thread safety: immutable after construction; safe to read from any thread.
-#ifndef SLUICE_INFERD_CALIBRATE_PREDICTOR_ROWS_H_
-#define SLUICE_INFERD_CALIBRATE_PREDICTOR_ROWS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -79,5 +78,3 @@ HeldOutResult Evaluate(const TrainedNet& net, const RowSource& rows, uint32_t to
 PredictorNet Stored(const TrainedNet& net, float scale, double precision);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_PREDICTOR_ROWS_H_

@@ -9,8 +9,7 @@
 //
 // Thread safety: see calibration_stage.h; trains on threads of its own, each network on one, so that the
 // result does not depend on their number.
-#ifndef SLUICE_INFERD_CALIBRATE_PREDICTOR_STAGE_H_
-#define SLUICE_INFERD_CALIBRATE_PREDICTOR_STAGE_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -61,5 +60,3 @@ class PredictorStage final : public CalibrationStage {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_PREDICTOR_STAGE_H_

@@ -12,8 +12,7 @@
 // draw has a relative standard deviation of sqrt(2); windows x draws of them are averaged.
 //
 // Thread safety: see calibration_stage.h.
-#ifndef SLUICE_INFERD_CALIBRATE_SENSITIVITY_STAGE_H_
-#define SLUICE_INFERD_CALIBRATE_SENSITIVITY_STAGE_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -116,5 +115,3 @@ class FisherStage final : public CalibrationStage {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_SENSITIVITY_STAGE_H_

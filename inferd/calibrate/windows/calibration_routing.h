@@ -2,8 +2,7 @@
 // before with weights from the current scores.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_CALIBRATE_CALIBRATION_ROUTING_H_
-#define SLUICE_INFERD_CALIBRATE_CALIBRATION_ROUTING_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -43,5 +42,3 @@ class CalibrationRouting final : public RoutingPolicy {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_CALIBRATION_ROUTING_H_

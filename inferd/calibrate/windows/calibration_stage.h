@@ -3,8 +3,7 @@
 //
 // Thread safety: a stage belongs to the calibration's thread; taps that it hands to a WindowHost are called
 // on the engine thread while the calibration's waits.
-#ifndef SLUICE_INFERD_CALIBRATE_CALIBRATION_STAGE_H_
-#define SLUICE_INFERD_CALIBRATE_CALIBRATION_STAGE_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -59,5 +58,3 @@ uint64_t WindowsFor(const std::vector<CalibrationWindow>& windows, uint64_t toke
 uint64_t PositionsOf(const std::vector<CalibrationWindow>& windows, uint64_t count);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_CALIBRATION_STAGE_H_

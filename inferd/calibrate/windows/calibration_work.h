@@ -4,8 +4,7 @@
 // how the stages compare with each other; how long a multiply-add takes is seen from those that are done.
 //
 // Thread safety: thread-compatible; a const object may be read from any thread.
-#ifndef SLUICE_INFERD_CALIBRATE_CALIBRATION_WORK_H_
-#define SLUICE_INFERD_CALIBRATE_CALIBRATION_WORK_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -61,5 +60,3 @@ class TimeLeft {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_CALIBRATION_WORK_H_

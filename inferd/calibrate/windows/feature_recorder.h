@@ -8,8 +8,7 @@
 //
 // Thread safety: thread-compatible; written on the engine thread while the calibration's waits, read on the
 // calibration's threads afterwards (reading is const and may be done by several at once).
-#ifndef SLUICE_INFERD_CALIBRATE_FEATURE_RECORDER_H_
-#define SLUICE_INFERD_CALIBRATE_FEATURE_RECORDER_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -71,5 +70,3 @@ class FeatureRecorder {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_FEATURE_RECORDER_H_

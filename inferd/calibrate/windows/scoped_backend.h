@@ -2,8 +2,7 @@
 // while the backend lives on.
 //
 // Thread safety: as the backend's; it is made, used and destroyed on the backend's thread.
-#ifndef SLUICE_INFERD_CALIBRATE_SCOPED_BACKEND_H_
-#define SLUICE_INFERD_CALIBRATE_SCOPED_BACKEND_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -47,5 +46,3 @@ class ScopedBackend final : public Backend {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_SCOPED_BACKEND_H_

@@ -2,8 +2,7 @@
 // beside the one that serves clients. The weights, the backend and the way to weightd are shared.
 //
 // Thread safety: thread-compatible; belongs to the engine thread, between its steps.
-#ifndef SLUICE_INFERD_CALIBRATE_WINDOW_RUNNER_H_
-#define SLUICE_INFERD_CALIBRATE_WINDOW_RUNNER_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -86,5 +85,3 @@ class WindowRunner {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_CALIBRATE_WINDOW_RUNNER_H_

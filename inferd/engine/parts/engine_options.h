@@ -2,8 +2,7 @@
 // `sluice plan` and the tests use the same functions.
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_INFERD_ENGINE_OPTIONS_H_
-#define SLUICE_INFERD_ENGINE_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -86,5 +85,3 @@ struct EnginePlan {
 absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelConfig& config);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_ENGINE_OPTIONS_H_

@@ -1,8 +1,7 @@
 // What work beside the serving steps (calibration) borrows of the engine.
 //
 // Thread safety: plain values; what they point to belongs to the engine thread.
-#ifndef SLUICE_INFERD_MODEL_PARTS_H_
-#define SLUICE_INFERD_MODEL_PARTS_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -29,5 +28,3 @@ struct ModelParts {
 using EngineWork = std::function<absl::Status(const ModelParts& parts, uint64_t step)>;
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_MODEL_PARTS_H_

@@ -6,8 +6,7 @@
 // experts. Layers without experts get none.
 //
 // Thread safety: plain values and pure functions; StackDistances is thread-compatible.
-#ifndef SLUICE_INFERD_POLICY_CACHE_ALLOCATION_H_
-#define SLUICE_INFERD_POLICY_CACHE_ALLOCATION_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -81,5 +80,3 @@ class StackDistances {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_CACHE_ALLOCATION_H_

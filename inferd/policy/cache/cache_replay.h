@@ -2,8 +2,7 @@
 // of a session (slot_eviction.h) and of Belady's oracle, which knows the future.
 //
 // Thread safety: pure functions, safe to call from any thread.
-#ifndef SLUICE_INFERD_POLICY_CACHE_REPLAY_H_
-#define SLUICE_INFERD_POLICY_CACHE_REPLAY_H_
+#pragma once
 
 #include <cstdint>
 
@@ -34,5 +33,3 @@ ReplayCount ReplayEviction(const TraceLayer& layer, uint32_t slots, const SlotEv
 ReplayCount ReplayOracle(const TraceLayer& layer, uint32_t slots);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_CACHE_REPLAY_H_

@@ -2,8 +2,7 @@
 // of one expert may come over the link in part, the CPU computing the tiles after those.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_INFERD_POLICY_LAYER_SHARES_H_
-#define SLUICE_INFERD_POLICY_LAYER_SHARES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -40,5 +39,3 @@ LayerShares ShareLayer(absl::Span<const MissingTiles> missing, absl::Span<const 
                        const CpuCostTable& cpu);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_LAYER_SHARES_H_

@@ -11,8 +11,7 @@
 // `window` passes, whether it was chosen or not. Ties go to the one used longest ago, then to the lower id.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
-#ifndef SLUICE_INFERD_POLICY_SLOT_EVICTION_H_
-#define SLUICE_INFERD_POLICY_SLOT_EVICTION_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -79,5 +78,3 @@ class SlotEvictionPolicy {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_SLOT_EVICTION_H_

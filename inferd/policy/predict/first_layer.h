@@ -2,8 +2,7 @@
 // the next token will want in the first routed layer are predicted from the last layer's output.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
-#ifndef SLUICE_INFERD_POLICY_FIRST_LAYER_H_
-#define SLUICE_INFERD_POLICY_FIRST_LAYER_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -50,5 +49,3 @@ class FirstLayerPredictor {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_FIRST_LAYER_H_

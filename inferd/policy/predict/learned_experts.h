@@ -2,8 +2,7 @@
 // router's input and the experts chosen in this layer and the one before to the next layer's experts.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
-#ifndef SLUICE_INFERD_POLICY_LEARNED_EXPERTS_H_
-#define SLUICE_INFERD_POLICY_LEARNED_EXPERTS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -61,5 +60,3 @@ class LearnedExperts final : public ExpertPredictor {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_LEARNED_EXPERTS_H_

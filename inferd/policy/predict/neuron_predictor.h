@@ -11,8 +11,7 @@
 // sparsity.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
-#ifndef SLUICE_INFERD_POLICY_NEURON_PREDICTOR_H_
-#define SLUICE_INFERD_POLICY_NEURON_PREDICTOR_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -132,5 +131,3 @@ class NeuronPredictor {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_NEURON_PREDICTOR_H_

@@ -1,8 +1,7 @@
 // Which neurons a set of a predictor takes, by their lead values.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_INFERD_POLICY_NEURON_SETS_H_
-#define SLUICE_INFERD_POLICY_NEURON_SETS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -17,5 +16,3 @@ void ChooseByThreshold(absl::Span<const float> values, float threshold, absl::Sp
 void ChooseByShare(absl::Span<const float> values, double share, absl::Span<uint64_t> chosen);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_NEURON_SETS_H_

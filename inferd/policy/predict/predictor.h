@@ -2,8 +2,7 @@
 // what they predict from.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_POLICY_PREDICTOR_H_
-#define SLUICE_INFERD_POLICY_PREDICTOR_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -122,5 +121,3 @@ class GateReuse final : public ExpertPredictor {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_PREDICTOR_H_

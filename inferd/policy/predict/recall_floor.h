@@ -5,8 +5,7 @@
 // then to be counted, so that trust comes, and comes back.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after the constructor.
-#ifndef SLUICE_INFERD_POLICY_RECALL_FLOOR_H_
-#define SLUICE_INFERD_POLICY_RECALL_FLOOR_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -70,5 +69,3 @@ class RecallFloor {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_RECALL_FLOOR_H_

@@ -5,8 +5,7 @@
 // experts and attention, and loading those that are not expected to be resident.
 //
 // Thread safety: plain values and free functions, safe to call from any thread.
-#ifndef SLUICE_INFERD_POLICY_AUTO_PRESET_H_
-#define SLUICE_INFERD_POLICY_AUTO_PRESET_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -70,5 +69,3 @@ struct AutoSetup {
 AutoFacts AutoFactsOf(const AutoSetup& setup, const Pack& pack, const MachineRates& machine);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_AUTO_PRESET_H_

@@ -1,8 +1,7 @@
 // The keys of --policy: one table of every value in Policies, by which it is set, shown and listed.
 //
 // Thread safety: immutable tables and pure functions.
-#ifndef SLUICE_INFERD_POLICY_POLICY_KEYS_H_
-#define SLUICE_INFERD_POLICY_POLICY_KEYS_H_
+#pragma once
 
 #include <string>
 #include <string_view>
@@ -28,5 +27,3 @@ absl::Span<const PolicyKey> PolicyKeys();
 absl::Status SetPolicy(std::string_view assignment, Policies* policies);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_POLICY_KEYS_H_

@@ -2,8 +2,7 @@
 // with its numbers (preset.h).
 //
 // Thread safety: plain values.
-#ifndef SLUICE_INFERD_POLICY_POLICY_KINDS_H_
-#define SLUICE_INFERD_POLICY_POLICY_KINDS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -52,5 +51,3 @@ enum class NeuronSet : uint8_t { kThreshold, kShare, kCalibrated };
 enum class NeuronInput : uint8_t { kHidden, kNormed };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_POLICY_KINDS_H_

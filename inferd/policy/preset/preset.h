@@ -1,8 +1,7 @@
 // Presets: named sets of policies, and single policies set beside them.
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_INFERD_POLICY_PRESET_H_
-#define SLUICE_INFERD_POLICY_PRESET_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -176,5 +175,3 @@ bool KeepsModelTokens(const Policies& policies);
 const char* SparsityWord(SparsityOrder order);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_PRESET_H_

@@ -3,8 +3,7 @@
 // (routing.h) apply them to what a router said.
 //
 // Thread safety: pure functions; ExpertExchange is thread-compatible and does not allocate once made.
-#ifndef SLUICE_INFERD_POLICY_EXPERT_CHOICE_H_
-#define SLUICE_INFERD_POLICY_EXPERT_CHOICE_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -61,5 +60,3 @@ class ExpertExchange {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_EXPERT_CHOICE_H_

@@ -2,8 +2,7 @@
 // where they lie.
 //
 // Thread safety: CpuCostTable is immutable after construction; everything else is a pure function.
-#ifndef SLUICE_INFERD_POLICY_MISS_BALANCE_H_
-#define SLUICE_INFERD_POLICY_MISS_BALANCE_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -61,5 +60,3 @@ MissSplit BalanceMisses(absl::Span<const ExpertDemand> sorted, const MissCosts& 
                         const CpuCostTable& cpu);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_MISS_BALANCE_H_

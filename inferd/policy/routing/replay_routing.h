@@ -8,8 +8,7 @@
 //
 // Thread safety: RecordedScores is immutable once made; ReplayRouting is thread-compatible, belongs to the
 // engine thread and does not allocate once made.
-#ifndef SLUICE_INFERD_POLICY_REPLAY_ROUTING_H_
-#define SLUICE_INFERD_POLICY_REPLAY_ROUTING_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -69,5 +68,3 @@ class ReplayRouting final : public RoutingPolicy {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_REPLAY_ROUTING_H_

@@ -2,8 +2,7 @@
 // policies compare, and weights of a choice by the model's own rule.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Does not allocate once made.
-#ifndef SLUICE_INFERD_POLICY_ROUTER_SCORES_H_
-#define SLUICE_INFERD_POLICY_ROUTER_SCORES_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -43,5 +42,3 @@ bool WeighsBySoftmax(RouterKind kind);
 void WeighBySoftmax(const RouterArgs& args, const float* scores, const int32_t* ids, float* weights);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_ROUTER_SCORES_H_

@@ -1,8 +1,7 @@
 // Routing policies: router scores and the residency view become the experts of each token.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_POLICY_ROUTING_H_
-#define SLUICE_INFERD_POLICY_ROUTING_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -136,5 +135,3 @@ absl::StatusOr<GatingRule> ResolveGating(const SensitivityConfig& config, const 
                                          const std::string& profile_dir, const std::string& source_digest);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_ROUTING_H_

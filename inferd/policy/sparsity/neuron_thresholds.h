@@ -8,8 +8,7 @@
 // own leaves out of true ones.
 //
 // Thread safety: immutable after construction; may be read from any thread.
-#ifndef SLUICE_INFERD_POLICY_NEURON_THRESHOLDS_H_
-#define SLUICE_INFERD_POLICY_NEURON_THRESHOLDS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -51,5 +50,3 @@ class NeuronThresholds {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_NEURON_THRESHOLDS_H_

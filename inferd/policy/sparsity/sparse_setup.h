@@ -2,8 +2,7 @@
 // (kernels/sparse/sparse_profile.h), for every kind of routed expert that a pack has.
 //
 // Thread safety: a free function; the backend's owner calls it, outside of a step.
-#ifndef SLUICE_INFERD_POLICY_SPARSE_SETUP_H_
-#define SLUICE_INFERD_POLICY_SPARSE_SETUP_H_
+#pragma once
 
 #include <string>
 
@@ -22,5 +21,3 @@ absl::StatusOr<std::string> SetUpSparseSwitches(const Pack& pack, const Sparsity
                                                 Backend& backend);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_SPARSE_SETUP_H_

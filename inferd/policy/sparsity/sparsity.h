@@ -6,8 +6,7 @@
 // CORM: one absolute threshold.
 //
 // Thread safety: Count() belongs to the engine thread; everything else may be called from any thread.
-#ifndef SLUICE_INFERD_POLICY_SPARSITY_H_
-#define SLUICE_INFERD_POLICY_SPARSITY_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -62,5 +61,3 @@ class SparsityPolicy {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_SPARSITY_H_

@@ -9,8 +9,7 @@
 //
 // Thread safety: the functions are pure; MissRouting is thread-compatible, belongs to the engine thread and
 // does not allocate once made.
-#ifndef SLUICE_INFERD_POLICY_MISS_ROUTING_H_
-#define SLUICE_INFERD_POLICY_MISS_ROUTING_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -70,5 +69,3 @@ class MissRouting final : public RoutingPolicy {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_MISS_ROUTING_H_

@@ -11,8 +11,7 @@
 // router runs, its choice is compared with every prediction about it.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_POLICY_PREFETCHER_H_
-#define SLUICE_INFERD_POLICY_PREFETCHER_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -188,5 +187,3 @@ struct PrefetcherSetup {
 absl::StatusOr<std::unique_ptr<Prefetcher>> MakePrefetcher(const PrefetcherSetup& setup);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_PREFETCHER_H_

@@ -1,8 +1,7 @@
 // Records what routers chose into a file (TRACE.md).
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Does not allocate once made.
-#ifndef SLUICE_INFERD_POLICY_TRACE_RECORDER_H_
-#define SLUICE_INFERD_POLICY_TRACE_RECORDER_H_
+#pragma once
 
 #include <cstdio>
 #include <memory>
@@ -48,5 +47,3 @@ class TraceRecorder final : public LayerTap {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_TRACE_RECORDER_H_

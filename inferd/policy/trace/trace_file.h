@@ -1,8 +1,7 @@
 // Router traces as files (TRACE.md): reading them back.
 //
 // Thread safety: plain values and pure functions, safe to call from any thread.
-#ifndef SLUICE_INFERD_POLICY_TRACE_FILE_H_
-#define SLUICE_INFERD_POLICY_TRACE_FILE_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -53,5 +52,3 @@ absl::StatusOr<Trace> ParseTrace(std::string_view bytes, const std::string& subj
 absl::StatusOr<Trace> ReadTrace(const std::string& path);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_POLICY_TRACE_FILE_H_

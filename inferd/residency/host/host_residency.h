@@ -8,8 +8,7 @@
 // of arrival can change a result: an expert's output goes to places fixed by (token, rank).
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_RESIDENCY_HOST_RESIDENCY_H_
-#define SLUICE_INFERD_RESIDENCY_HOST_RESIDENCY_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -97,5 +96,3 @@ class HostResidency final : public LayerResidency {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_HOST_RESIDENCY_H_

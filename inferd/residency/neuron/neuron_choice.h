@@ -3,8 +3,7 @@
 // of link time.
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_INFERD_RESIDENCY_NEURON_CHOICE_H_
-#define SLUICE_INFERD_RESIDENCY_NEURON_CHOICE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -39,5 +38,3 @@ struct NeuronBudget {
 size_t ChooseLargest(absl::Span<NeuronWant> wants, absl::Span<uint8_t> begun, NeuronBudget* budget);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_NEURON_CHOICE_H_

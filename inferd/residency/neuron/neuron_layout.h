@@ -6,8 +6,7 @@
 // every expert's lead stays in device memory. Units: bytes.
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_INFERD_RESIDENCY_NEURON_LAYOUT_H_
-#define SLUICE_INFERD_RESIDENCY_NEURON_LAYOUT_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -64,5 +63,3 @@ absl::StatusOr<SlabPlan> PlanNeuronSlab(const Pack& pack, uint64_t budget, Part 
                                         bool fetch_ahead, const SlotAllocation& allocate);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_NEURON_LAYOUT_H_

@@ -13,8 +13,7 @@
 // the largest within a layer's link time.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
-#ifndef SLUICE_INFERD_RESIDENCY_NEURON_RESIDENCY_H_
-#define SLUICE_INFERD_RESIDENCY_NEURON_RESIDENCY_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -194,5 +193,3 @@ class NeuronResidency final : public LayerResidency {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_NEURON_RESIDENCY_H_

@@ -7,8 +7,7 @@
 // untouched until its process is known to be gone (Offer), and is then as if it had never been asked for.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
-#ifndef SLUICE_INFERD_RESIDENCY_NEURON_SLOTS_H_
-#define SLUICE_INFERD_RESIDENCY_NEURON_SLOTS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -170,5 +169,3 @@ class NeuronSlots {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_NEURON_SLOTS_H_

@@ -8,8 +8,7 @@
 // neurons, and is then Reset() and filled anew.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
-#ifndef SLUICE_INFERD_RESIDENCY_NEURON_TABLE_H_
-#define SLUICE_INFERD_RESIDENCY_NEURON_TABLE_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -88,5 +87,3 @@ uint32_t CountBoth(absl::Span<const uint64_t> mask, absl::Span<const uint64_t> o
 uint32_t ListNeurons(absl::Span<const uint64_t> mask, absl::Span<const uint64_t> except, uint32_t* list);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_NEURON_TABLE_H_

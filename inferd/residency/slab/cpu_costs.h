@@ -2,8 +2,7 @@
 // lies in the slab, with the kernels that compute misses.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after the start.
-#ifndef SLUICE_INFERD_RESIDENCY_SLAB_CPU_COSTS_H_
-#define SLUICE_INFERD_RESIDENCY_SLAB_CPU_COSTS_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -61,5 +60,3 @@ class CpuCosts {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_SLAB_CPU_COSTS_H_

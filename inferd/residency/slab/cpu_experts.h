@@ -1,8 +1,7 @@
 // Experts that the CPU computes where they lie, in weightd's DRAM under leases.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
-#ifndef SLUICE_INFERD_RESIDENCY_SLAB_CPU_EXPERTS_H_
-#define SLUICE_INFERD_RESIDENCY_SLAB_CPU_EXPERTS_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -62,5 +61,3 @@ class CpuExperts {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_SLAB_CPU_EXPERTS_H_

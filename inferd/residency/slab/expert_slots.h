@@ -6,8 +6,7 @@
 // (Offer).
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
-#ifndef SLUICE_INFERD_RESIDENCY_SLAB_EXPERT_SLOTS_H_
-#define SLUICE_INFERD_RESIDENCY_SLAB_EXPERT_SLOTS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -79,5 +78,3 @@ class ExpertSlots {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_SLAB_EXPERT_SLOTS_H_

@@ -1,8 +1,7 @@
 // When the link will have brought what is on its way into slots.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_RESIDENCY_SLAB_LINK_FORECAST_H_
-#define SLUICE_INFERD_RESIDENCY_SLAB_LINK_FORECAST_H_
+#pragma once
 
 #include <cstdint>
 
@@ -51,5 +50,3 @@ class LayerPace {
 uint32_t LayersIn(double seconds, double layer_seconds);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_SLAB_LINK_FORECAST_H_

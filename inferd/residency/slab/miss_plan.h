@@ -3,8 +3,7 @@
 // there or on their way. It decides by numbers alone, knows no slots and carries nothing out.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
-#ifndef SLUICE_INFERD_RESIDENCY_SLAB_MISS_PLAN_H_
-#define SLUICE_INFERD_RESIDENCY_SLAB_MISS_PLAN_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -99,5 +98,3 @@ class MissPlan {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_SLAB_MISS_PLAN_H_

@@ -8,8 +8,7 @@
 // rank), neurons in order.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
-#ifndef SLUICE_INFERD_RESIDENCY_SLAB_RESIDENCY_H_
-#define SLUICE_INFERD_RESIDENCY_SLAB_RESIDENCY_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -180,5 +179,3 @@ class SlabResidency final : public LayerResidency {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_SLAB_RESIDENCY_H_

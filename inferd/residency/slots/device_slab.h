@@ -2,8 +2,7 @@
 // session. On `sim` it is a memory file, with its pages in place and huge where there are any.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_RESIDENCY_SLOTS_DEVICE_SLAB_H_
-#define SLUICE_INFERD_RESIDENCY_SLOTS_DEVICE_SLAB_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -41,5 +40,3 @@ class DeviceSlab {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_SLOTS_DEVICE_SLAB_H_

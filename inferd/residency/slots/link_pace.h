@@ -1,8 +1,7 @@
 // What a byte takes over the link.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_RESIDENCY_SLOTS_LINK_PACE_H_
-#define SLUICE_INFERD_RESIDENCY_SLOTS_LINK_PACE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -30,5 +29,3 @@ class LinkPace {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_SLOTS_LINK_PACE_H_

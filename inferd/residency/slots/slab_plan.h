@@ -7,8 +7,7 @@
 // only passes does not push out what is used. The rest is divided among the layers by the cache allocation.
 //
 // Thread safety: plain values and pure functions.
-#ifndef SLUICE_INFERD_RESIDENCY_SLAB_PLAN_H_
-#define SLUICE_INFERD_RESIDENCY_SLAB_PLAN_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -67,5 +66,3 @@ absl::StatusOr<SlabPlan> PlanSlab(const Pack& pack, uint64_t budget, const SlotA
                                   const SlotBytes& slot_bytes = {}, uint32_t passing = 0);
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_SLAB_PLAN_H_

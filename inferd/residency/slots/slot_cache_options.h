@@ -1,8 +1,7 @@
 // What every cache in slots is told, whether it holds whole experts or single neurons.
 //
 // Thread safety: plain values.
-#ifndef SLUICE_INFERD_RESIDENCY_SLOTS_SLOT_CACHE_OPTIONS_H_
-#define SLUICE_INFERD_RESIDENCY_SLOTS_SLOT_CACHE_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -33,5 +32,3 @@ struct SlotCacheOptions {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_SLOTS_SLOT_CACHE_OPTIONS_H_

@@ -2,8 +2,7 @@
 // for no longer than the stall limit. What cannot be had now is left to the first demand.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
-#ifndef SLUICE_INFERD_RESIDENCY_SLOTS_SLOT_FILL_H_
-#define SLUICE_INFERD_RESIDENCY_SLOTS_SLOT_FILL_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -53,5 +52,3 @@ class SlotFill {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_SLOTS_SLOT_FILL_H_

@@ -2,8 +2,7 @@
 // the victims when the table must give a slot up.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
-#ifndef SLUICE_INFERD_RESIDENCY_SLOTS_SLOT_KEEPER_H_
-#define SLUICE_INFERD_RESIDENCY_SLOTS_SLOT_KEEPER_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -45,5 +44,3 @@ class SlotKeeper {
 inline uint32_t NoVictim(uint32_t /*layer*/, absl::Span<const uint32_t> /*experts*/) { return ~0u; }
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_SLOTS_SLOT_KEEPER_H_

@@ -13,8 +13,7 @@
 // would be left for a demand.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
-#ifndef SLUICE_INFERD_RESIDENCY_SLOT_TABLE_H_
-#define SLUICE_INFERD_RESIDENCY_SLOT_TABLE_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -119,5 +118,3 @@ class SlotTable {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_SLOT_TABLE_H_

@@ -2,8 +2,7 @@
 // come.
 //
 // Thread safety: immutable.
-#ifndef SLUICE_INFERD_RESIDENCY_SLOTS_TILE_SIZE_H_
-#define SLUICE_INFERD_RESIDENCY_SLOTS_TILE_SIZE_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -48,5 +47,3 @@ class TileSize {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_INFERD_RESIDENCY_SLOTS_TILE_SIZE_H_

@@ -2,8 +2,7 @@
 // together, the same sums in the same order however the work is shared (ARITHMETIC.md 6).
 //
 // Thread safety: as Backend; tiles write disjoint memory.
-#ifndef SLUICE_KERNELS_HOST_ATTENTION_ATTENTION_H_
-#define SLUICE_KERNELS_HOST_ATTENTION_ATTENTION_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -52,5 +51,3 @@ class Attention {
 };
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_ATTENTION_ATTENTION_H_

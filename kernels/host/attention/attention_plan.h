@@ -3,8 +3,7 @@
 // decoded), each span of a block for itself, so that the last one to finish puts the block together.
 //
 // Thread safety: thread-compatible; EndSpan() may be called by all workers.
-#ifndef SLUICE_KERNELS_HOST_ATTENTION_ATTENTION_PLAN_H_
-#define SLUICE_KERNELS_HOST_ATTENTION_ATTENTION_PLAN_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -57,5 +56,3 @@ class AttentionPlan {
 };
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_ATTENTION_ATTENTION_PLAN_H_

@@ -7,8 +7,7 @@
 // computed in one step, as without masks: they are `whole`.
 //
 // Thread safety: each object belongs to one worker.
-#ifndef SLUICE_KERNELS_HOST_EXPERTS_BLOCK_FETCH_H_
-#define SLUICE_KERNELS_HOST_EXPERTS_BLOCK_FETCH_H_
+#pragma once
 
 #include <cstdint>
 
@@ -104,5 +103,3 @@ class BlockFetch {
 };
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_EXPERTS_BLOCK_FETCH_H_

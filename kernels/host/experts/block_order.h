@@ -3,8 +3,7 @@
 // comes early is kept until those before it are in, and nobody waits.
 //
 // Thread safety: between two Begin()s every worker may call, for a block each.
-#ifndef SLUICE_KERNELS_HOST_EXPERTS_BLOCK_ORDER_H_
-#define SLUICE_KERNELS_HOST_EXPERTS_BLOCK_ORDER_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -60,5 +59,3 @@ class BlockOrder {
 };
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_EXPERTS_BLOCK_ORDER_H_

@@ -2,8 +2,7 @@
 // defaults.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_KERNELS_HOST_EXPERTS_DENSE_SWITCH_H_
-#define SLUICE_KERNELS_HOST_EXPERTS_DENSE_SWITCH_H_
+#pragma once
 
 #include <vector>
 
@@ -26,5 +25,3 @@ class DenseSwitch {
 };
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_EXPERTS_DENSE_SWITCH_H_

@@ -5,8 +5,7 @@
 // out. What is read changes no bit of the result: a coefficient that is masked is 0 either way.
 //
 // Thread safety: every worker may call for blocks of its own at the same time.
-#ifndef SLUICE_KERNELS_HOST_EXPERTS_EXPERT_BLOCK_H_
-#define SLUICE_KERNELS_HOST_EXPERTS_EXPERT_BLOCK_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -107,5 +106,3 @@ class ExpertBlocks {
 };
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_EXPERTS_EXPERT_BLOCK_H_

@@ -1,8 +1,7 @@
 // An expert of a MoeExperts call as it is cut into blocks of 64 neurons, which are the tiles of a region.
 //
 // Thread safety: plain values.
-#ifndef SLUICE_KERNELS_HOST_EXPERTS_EXPERT_JOB_H_
-#define SLUICE_KERNELS_HOST_EXPERTS_EXPERT_JOB_H_
+#pragma once
 
 #include <cstdint>
 
@@ -49,5 +48,3 @@ inline uint32_t MostBlocks(const BackendLimits& limits) {
 }
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_EXPERTS_EXPERT_JOB_H_

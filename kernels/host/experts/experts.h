@@ -2,8 +2,7 @@
 // bits.
 //
 // Thread safety: as Backend.
-#ifndef SLUICE_KERNELS_HOST_EXPERTS_EXPERTS_H_
-#define SLUICE_KERNELS_HOST_EXPERTS_EXPERTS_H_
+#pragma once
 
 #include <vector>
 
@@ -49,5 +48,3 @@ class Experts {
 };
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_EXPERTS_EXPERTS_H_

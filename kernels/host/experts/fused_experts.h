@@ -8,8 +8,7 @@
 // first rows of what is read next. The block sums are added to y in block order (block_order.h).
 //
 // Thread safety: as Backend; tiles write disjoint memory.
-#ifndef SLUICE_KERNELS_HOST_EXPERTS_FUSED_EXPERTS_H_
-#define SLUICE_KERNELS_HOST_EXPERTS_FUSED_EXPERTS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -70,5 +69,3 @@ class FusedExperts {
 };
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_EXPERTS_FUSED_EXPERTS_H_

@@ -2,8 +2,7 @@
 // columns of y. The same bits as block by block.
 //
 // Thread safety: as Backend; tiles write disjoint memory.
-#ifndef SLUICE_KERNELS_HOST_EXPERTS_TWO_PHASE_EXPERTS_H_
-#define SLUICE_KERNELS_HOST_EXPERTS_TWO_PHASE_EXPERTS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -65,5 +64,3 @@ class TwoPhaseExperts {
 };
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_EXPERTS_TWO_PHASE_EXPERTS_H_

@@ -1,8 +1,7 @@
 // The instruction set's kernels for an option, and the CPUs to use.
 //
 // Thread safety: free functions.
-#ifndef SLUICE_KERNELS_HOST_ISA_HOST_ISA_H_
-#define SLUICE_KERNELS_HOST_ISA_HOST_ISA_H_
+#pragma once
 
 #include <cstdint>
 
@@ -26,5 +25,3 @@ struct MemoryTuning {
 MemoryTuning TuningOfThisCpu();
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_ISA_HOST_ISA_H_

@@ -3,8 +3,7 @@
 // functions stands there.
 //
 // Thread safety: as Backend; while tiles run the parts' own rules hold.
-#ifndef SLUICE_KERNELS_HOST_OPS_DEVICE_H_
-#define SLUICE_KERNELS_HOST_OPS_DEVICE_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -51,5 +50,3 @@ SLUICE_OPERATIONS(SLUICE_HOST_RUN)
 #undef SLUICE_HOST_RUN
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_OPS_DEVICE_H_

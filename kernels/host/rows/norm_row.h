@@ -1,8 +1,7 @@
 // A row's norm, of whichever kind.
 //
 // Thread safety: a pure function but for the row it writes.
-#ifndef SLUICE_KERNELS_HOST_ROWS_NORM_ROW_H_
-#define SLUICE_KERNELS_HOST_ROWS_NORM_ROW_H_
+#pragma once
 
 #include <cstdint>
 
@@ -22,5 +21,3 @@ inline void NormRow(const KernelTable& kernels, const CallNorm& norm, const floa
 }
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_ROWS_NORM_ROW_H_

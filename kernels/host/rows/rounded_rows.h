@@ -2,8 +2,7 @@
 // weights read. Weights ask for the group size that they have; it is made once for all that ask.
 //
 // Thread safety: thread-compatible; between two Make()s all workers may call Row(), and each use its own().
-#ifndef SLUICE_KERNELS_HOST_ROWS_ROUNDED_ROWS_H_
-#define SLUICE_KERNELS_HOST_ROWS_ROUNDED_ROWS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -65,5 +64,3 @@ class RoundedRows {
 };
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_ROWS_ROUNDED_ROWS_H_

@@ -3,8 +3,7 @@
 // right ones are prefetched.
 //
 // Thread safety: every worker may call with its own number at the same time.
-#ifndef SLUICE_KERNELS_HOST_ROWS_ROW_LISTS_H_
-#define SLUICE_KERNELS_HOST_ROWS_ROW_LISTS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -75,5 +74,3 @@ class RowLists {
 };
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_ROWS_ROW_LISTS_H_

@@ -1,8 +1,7 @@
 // Keeps the best few of a stream of values (ARITHMETIC.md 4 and 8).
 //
 // Thread safety: thread-compatible; writes the memory it was given.
-#ifndef SLUICE_KERNELS_HOST_BEST_H_
-#define SLUICE_KERNELS_HOST_BEST_H_
+#pragma once
 
 #include <cstdint>
 
@@ -39,5 +38,3 @@ class Best {
 };
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_BEST_H_

@@ -3,8 +3,7 @@
 // CPU without it. Everything between SLUICE_BEGIN_ISA and SLUICE_END_ISA must be in a namespace of its own.
 //
 // Thread safety: macros.
-#ifndef SLUICE_KERNELS_HOST_ISA_ATTRIBUTES_H_
-#define SLUICE_KERNELS_HOST_ISA_ATTRIBUTES_H_
+#pragma once
 
 #define SLUICE_PRAGMA(text) _Pragma(#text)
 
@@ -16,5 +15,3 @@
 #define SLUICE_BEGIN_ISA(features) SLUICE_PRAGMA(GCC push_options) SLUICE_PRAGMA(GCC target(features))
 #define SLUICE_END_ISA SLUICE_PRAGMA(GCC pop_options)
 #endif
-
-#endif  // SLUICE_KERNELS_HOST_ISA_ATTRIBUTES_H_

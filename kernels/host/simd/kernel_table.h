@@ -3,8 +3,7 @@
 // Their arithmetic is ARITHMETIC.md's; each comment names the section.
 //
 // Thread safety: the functions are pure but for the memory that their arguments name.
-#ifndef SLUICE_KERNELS_HOST_KERNEL_TABLE_H_
-#define SLUICE_KERNELS_HOST_KERNEL_TABLE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -337,5 +336,3 @@ const KernelTable& Avx2VnniKernels();
 const KernelTable& Avx512Kernels();
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_KERNEL_TABLE_H_

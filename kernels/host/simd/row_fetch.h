@@ -14,8 +14,7 @@
 //     with all of them, cost a tenth.
 //
 // Thread safety: each object belongs to one thread.
-#ifndef SLUICE_KERNELS_HOST_ROW_FETCH_H_
-#define SLUICE_KERNELS_HOST_ROW_FETCH_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -385,5 +384,3 @@ class BasicRowFetch {
 using RowFetch = BasicRowFetch<FetchLine>;
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_ROW_FETCH_H_

@@ -1,8 +1,7 @@
 // Encodings as indices of the kernel table, and the places in their rows.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_KERNELS_HOST_ROW_KIND_H_
-#define SLUICE_KERNELS_HOST_ROW_KIND_H_
+#pragma once
 
 #include "kernels/host/simd/kernel_table.h"
 #include "pack/row_layout.h"
@@ -55,5 +54,3 @@ inline RowShape ShapeOf(const EncodingDescriptor& d, uint32_t cols) {
 }
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_ROW_KIND_H_

@@ -1,8 +1,7 @@
 // Memory that a backend reserves when it is made and keeps while it lives, so that no operation allocates.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_KERNELS_HOST_WORK_SCRATCH_H_
-#define SLUICE_KERNELS_HOST_WORK_SCRATCH_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -34,5 +33,3 @@ class Scratch {
 };
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_WORK_SCRATCH_H_

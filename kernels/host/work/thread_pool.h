@@ -11,8 +11,7 @@
 //
 // Thread safety: BeginStep, EndStep and Run are for one thread (the owner). counters() may be called from
 // any.
-#ifndef SLUICE_KERNELS_HOST_WORK_THREAD_POOL_H_
-#define SLUICE_KERNELS_HOST_WORK_THREAD_POOL_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -95,5 +94,3 @@ class ThreadPool {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_KERNELS_HOST_WORK_THREAD_POOL_H_

@@ -2,8 +2,7 @@
 // thread.
 //
 // Thread safety: as ThreadPool's; AddTo() may be called from any thread.
-#ifndef SLUICE_KERNELS_HOST_WORK_TILES_H_
-#define SLUICE_KERNELS_HOST_WORK_TILES_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -46,5 +45,3 @@ class Tiles {
 };
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_WORK_TILES_H_

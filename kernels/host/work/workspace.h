@@ -3,8 +3,7 @@
 // own.
 //
 // Thread safety: thread-compatible; while tiles run a worker touches its own WorkerSpace alone.
-#ifndef SLUICE_KERNELS_HOST_WORK_WORKSPACE_H_
-#define SLUICE_KERNELS_HOST_WORK_WORKSPACE_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -60,5 +59,3 @@ struct Workspace {
 };
 
 }  // namespace sluice::host
-
-#endif  // SLUICE_KERNELS_HOST_WORK_WORKSPACE_H_

@@ -1,8 +1,7 @@
 // The tiny families' configs, changed in a few members, and what becomes of them.
 //
 // Thread safety: free functions.
-#ifndef SLUICE_TESTS_COMMON_MODEL_TINY_CONFIGS_H_
-#define SLUICE_TESTS_COMMON_MODEL_TINY_CONFIGS_H_
+#pragma once
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -77,5 +76,3 @@ inline void ExpectRefused(const json& config, const char* word) {
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_COMMON_MODEL_TINY_CONFIGS_H_

@@ -1,8 +1,7 @@
 // Reads the golden lines of tests/common/text/data (its README says what they are).
 //
 // Thread safety: free functions, safe to call from any thread.
-#ifndef SLUICE_TESTS_COMMON_TEXT_GOLDEN_H_
-#define SLUICE_TESTS_COMMON_TEXT_GOLDEN_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -37,5 +36,3 @@ std::vector<GoldenStream> ReadGoldenStreams(const std::string& path);
 std::string ReadWholeFile(const std::string& path);
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_COMMON_TEXT_GOLDEN_H_

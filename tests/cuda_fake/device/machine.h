@@ -6,8 +6,7 @@
 // -LaunchFailure, -IllegalInstruction).
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_TESTS_CUDA_FAKE_DEVICE_MACHINE_H_
-#define SLUICE_TESTS_CUDA_FAKE_DEVICE_MACHINE_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -84,5 +83,3 @@ class Machine {
 };
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_DEVICE_MACHINE_H_

@@ -5,8 +5,7 @@
 // Device addresses are never given out twice, so that the use of a freed one is found. New memory is poison.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_TESTS_CUDA_FAKE_DEVICE_MEMORY_H_
-#define SLUICE_TESTS_CUDA_FAKE_DEVICE_MEMORY_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -77,5 +76,3 @@ class DeviceMemory : public RegionTable {
 };
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_DEVICE_MEMORY_H_

@@ -1,8 +1,7 @@
 // The kernels that nvcc's objects have registered, and their PTX made ready to run.
 //
 // Thread safety: thread-compatible; registration happens in static constructors, before main.
-#ifndef SLUICE_TESTS_CUDA_FAKE_DEVICE_MODULES_H_
-#define SLUICE_TESTS_CUDA_FAKE_DEVICE_MODULES_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -58,5 +57,3 @@ class Modules {
 };
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_DEVICE_MODULES_H_

@@ -7,8 +7,7 @@
 // by what the host knew when it submitted it, because it had waited.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_TESTS_CUDA_FAKE_DEVICE_OPERATIONS_H_
-#define SLUICE_TESTS_CUDA_FAKE_DEVICE_OPERATIONS_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -98,5 +97,3 @@ class Operations : public Ordering {
 };
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_DEVICE_OPERATIONS_H_

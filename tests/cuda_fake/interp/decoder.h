@@ -2,8 +2,7 @@
 // its opcodes to the table, by the opcode's first word.
 //
 // Thread safety: thread-compatible; Decode is a pure function.
-#ifndef SLUICE_TESTS_CUDA_FAKE_INTERP_DECODER_H_
-#define SLUICE_TESTS_CUDA_FAKE_INTERP_DECODER_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -111,5 +110,3 @@ absl::Status UnknownForm(const Statement& statement);
 bool HasWord(const Statement& statement, absl::string_view word);
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_INTERP_DECODER_H_

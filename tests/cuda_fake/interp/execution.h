@@ -5,8 +5,7 @@
 // it no progress either, outside of cooperative launches.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_TESTS_CUDA_FAKE_INTERP_EXECUTION_H_
-#define SLUICE_TESTS_CUDA_FAKE_INTERP_EXECUTION_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -115,5 +114,3 @@ class Execution {
 };
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_INTERP_EXECUTION_H_

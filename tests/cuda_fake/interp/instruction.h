@@ -6,8 +6,7 @@
 // its operand is.
 //
 // Thread safety: plain values; a Program may be run by several executions.
-#ifndef SLUICE_TESTS_CUDA_FAKE_INTERP_INSTRUCTION_H_
-#define SLUICE_TESTS_CUDA_FAKE_INTERP_INSTRUCTION_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -112,5 +111,3 @@ struct Program {
 };
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_INTERP_INSTRUCTION_H_

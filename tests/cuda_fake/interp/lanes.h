@@ -1,8 +1,7 @@
 // The loops over a warp's lanes that instructions are made of: an operation is a struct with a static Do().
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_TESTS_CUDA_FAKE_INTERP_LANES_H_
-#define SLUICE_TESTS_CUDA_FAKE_INTERP_LANES_H_
+#pragma once
 
 #include "absl/status/status.h"
 #include "tests/cuda_fake/interp/decoder.h"
@@ -60,5 +59,3 @@ bool GatherLanes(Execution& execution, Warp& warp, const Instruction& in, uint32
 absl::Status DecodeFloat(Decoder& decoder, const Statement& statement, Instruction* in);
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_INTERP_LANES_H_

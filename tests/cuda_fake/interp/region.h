@@ -1,8 +1,7 @@
 // Memory that kernels reach by address.
 //
 // Thread safety: plain values.
-#ifndef SLUICE_TESTS_CUDA_FAKE_INTERP_REGION_H_
-#define SLUICE_TESTS_CUDA_FAKE_INTERP_REGION_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -33,5 +32,3 @@ class RegionTable {
 };
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_INTERP_REGION_H_

@@ -12,8 +12,7 @@
 // of streams, events and host waits, which `Ordering` knows.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_TESTS_CUDA_FAKE_INTERP_SHADOW_H_
-#define SLUICE_TESTS_CUDA_FAKE_INTERP_SHADOW_H_
+#pragma once
 
 #include <cstdint>
 #include <cstdlib>
@@ -94,5 +93,3 @@ class Shadow {
 };
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_INTERP_SHADOW_H_

@@ -4,8 +4,7 @@
 // brings lanes together again behind a branch without knowing where that is.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_TESTS_CUDA_FAKE_INTERP_WARP_H_
-#define SLUICE_TESTS_CUDA_FAKE_INTERP_WARP_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -76,5 +75,3 @@ inline void ForEachLane(uint32_t mask, F f) {
 }
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_INTERP_WARP_H_

@@ -1,8 +1,7 @@
 // Cuts PTX text into tokens.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_TESTS_CUDA_FAKE_PTX_LEXER_H_
-#define SLUICE_TESTS_CUDA_FAKE_PTX_LEXER_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -28,5 +27,3 @@ struct Token {
 std::vector<Token> Tokenize(absl::string_view source);
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_PTX_LEXER_H_

@@ -2,8 +2,7 @@
 // resolved. What an opcode means is the decoder's business (interp/decoder.h).
 //
 // Thread safety: plain values.
-#ifndef SLUICE_TESTS_CUDA_FAKE_PTX_MODULE_H_
-#define SLUICE_TESTS_CUDA_FAKE_PTX_MODULE_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -82,5 +81,3 @@ struct Module {
 };
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_PTX_MODULE_H_

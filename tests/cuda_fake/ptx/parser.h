@@ -1,8 +1,7 @@
 // Reads the PTX that nvcc emits.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_TESTS_CUDA_FAKE_PTX_PARSER_H_
-#define SLUICE_TESTS_CUDA_FAKE_PTX_PARSER_H_
+#pragma once
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -17,5 +16,3 @@ absl::StatusOr<Module> ParsePtx(absl::string_view source);
 absl::StatusOr<uint64_t> ParseLiteral(absl::string_view text);
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_PTX_PARSER_H_

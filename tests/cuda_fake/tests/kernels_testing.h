@@ -2,8 +2,7 @@
 // table, so that versions of them with seeded bugs run through the same code.
 //
 // Thread safety: pure but for the fake's state.
-#ifndef SLUICE_TESTS_CUDA_FAKE_TESTS_KERNELS_TESTING_H_
-#define SLUICE_TESTS_CUDA_FAKE_TESTS_KERNELS_TESTING_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -34,5 +33,3 @@ std::vector<uint8_t> RandomQ4Rows(uint32_t rows, uint32_t cols, uint64_t* stride
 std::vector<float> RandomFloats(size_t count, uint64_t seed);
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_TESTS_KERNELS_TESTING_H_

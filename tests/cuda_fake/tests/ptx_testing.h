@@ -1,8 +1,7 @@
 // Runs PTX that a test has written, without the fake runtime.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_TESTS_CUDA_FAKE_TESTS_PTX_TESTING_H_
-#define SLUICE_TESTS_CUDA_FAKE_TESTS_PTX_TESTING_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -35,5 +34,3 @@ struct PtxShape {
 PtxRun RunPtx(const std::string& body, const PtxShape& shape, std::vector<uint32_t>* data);
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_TESTS_PTX_TESTING_H_

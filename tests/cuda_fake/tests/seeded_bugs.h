@@ -1,8 +1,7 @@
 // Copies of the project's kernels with a bug each, made by seed_bugs.py.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_TESTS_CUDA_FAKE_TESTS_SEEDED_BUGS_H_
-#define SLUICE_TESTS_CUDA_FAKE_TESTS_SEEDED_BUGS_H_
+#pragma once
 
 #include <ostream>
 #include <string>
@@ -26,5 +25,3 @@ std::vector<SeededBug> SeededBugs();
 inline void PrintTo(const SeededBug& bug, std::ostream* out) { *out << bug.name; }
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_TESTS_SEEDED_BUGS_H_

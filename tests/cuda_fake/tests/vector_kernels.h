@@ -1,8 +1,7 @@
 // Small kernels that the fake's own tests launch.
 //
 // Thread safety: pure but for the work they enqueue.
-#ifndef SLUICE_TESTS_CUDA_FAKE_TESTS_VECTOR_KERNELS_H_
-#define SLUICE_TESTS_CUDA_FAKE_TESTS_VECTOR_KERNELS_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -15,5 +14,3 @@ void EnqueueScaleByTable(const float* x, float* y, unsigned n, cudaStream_t stre
 extern const void* const kScaleTable;
 
 }  // namespace sluice::cuda_fake
-
-#endif  // SLUICE_TESTS_CUDA_FAKE_TESTS_VECTOR_KERNELS_H_

@@ -1,6 +1,5 @@
 // An engine over a tiny model, for the tests of what its clients see.
-#ifndef SLUICE_TESTS_INFERD_ENGINE_FIXTURE_H_
-#define SLUICE_TESTS_INFERD_ENGINE_FIXTURE_H_
+#pragma once
 
 #include <string>
 #include <utility>
@@ -50,5 +49,3 @@ class EngineTest : public testing::Test {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_INFERD_ENGINE_FIXTURE_H_

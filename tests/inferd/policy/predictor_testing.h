@@ -1,7 +1,6 @@
 // What predictors are tested with: two layers of two experts of four neurons, and a residency that remembers
 // what it is asked for.
-#ifndef SLUICE_TESTS_INFERD_POLICY_PREDICTOR_TESTING_H_
-#define SLUICE_TESTS_INFERD_POLICY_PREDICTOR_TESTING_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -143,5 +142,3 @@ class PredictorsTest : public ::testing::Test {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_INFERD_POLICY_PREDICTOR_TESTING_H_

@@ -1,8 +1,7 @@
 // Neurons of a mask as a list, for tests of what is fetched and where it lies.
 //
 // Thread safety: a pure function.
-#ifndef SLUICE_TESTS_INFERD_NEURON_LISTS_H_
-#define SLUICE_TESTS_INFERD_NEURON_LISTS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -23,5 +22,3 @@ inline Neurons Listed(absl::Span<const uint64_t> mask) {
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_INFERD_NEURON_LISTS_H_

@@ -1,8 +1,7 @@
 // A BlockReader without files: jobs wait until the test completes them, or complete on Submit.
 //
 // Thread safety: thread-safe; the sink runs on whoever completes a job.
-#ifndef SLUICE_TESTS_SUPPORT_FAKE_BLOCK_READER_H_
-#define SLUICE_TESTS_SUPPORT_FAKE_BLOCK_READER_H_
+#pragma once
 
 #include <algorithm>
 #include <map>
@@ -128,5 +127,3 @@ class FakeBlockReader final : public BlockReader {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_FAKE_BLOCK_READER_H_

@@ -1,8 +1,7 @@
 // A clock that moves only when it is told to.
 //
 // Thread safety: thread-safe.
-#ifndef SLUICE_TESTS_SUPPORT_FAKE_CLOCK_H_
-#define SLUICE_TESTS_SUPPORT_FAKE_CLOCK_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -21,5 +20,3 @@ class FakeClock final : public Clock {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_FAKE_CLOCK_H_

@@ -2,8 +2,7 @@
 // it says reaches the sinks on a thread of the fake's own, in order, as the engine's would.
 //
 // Thread safety: thread-safe.
-#ifndef SLUICE_TESTS_SUPPORT_FAKE_ENGINE_H_
-#define SLUICE_TESTS_SUPPORT_FAKE_ENGINE_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -102,5 +101,3 @@ class FakeEngine final : public EngineApi {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_FAKE_ENGINE_H_

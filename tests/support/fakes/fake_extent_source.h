@@ -2,8 +2,7 @@
 // reader can make it and any test can check it. Each 256 KiB chunk's bytes name their file offset.
 //
 // Thread safety: immutable; every method may be called from any thread.
-#ifndef SLUICE_TESTS_SUPPORT_FAKE_EXTENT_SOURCE_H_
-#define SLUICE_TESTS_SUPPORT_FAKE_EXTENT_SOURCE_H_
+#pragma once
 
 #include <cstring>
 #include <string>
@@ -116,5 +115,3 @@ class FakeExtentSource final : public ExtentSource {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_FAKE_EXTENT_SOURCE_H_

@@ -13,8 +13,7 @@
 //
 // Thread safety: the WeightClient part is thread-compatible as its interface says; Wake(), counters(), and
 // the methods that inject faults may be called from any thread.
-#ifndef SLUICE_TESTS_SUPPORT_FAKE_WEIGHT_CLIENT_H_
-#define SLUICE_TESTS_SUPPORT_FAKE_WEIGHT_CLIENT_H_
+#pragma once
 
 #include <memory>
 #include <random>
@@ -169,5 +168,3 @@ class FakeWeightClient final : public WeightClient {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_FAKE_WEIGHT_CLIENT_H_

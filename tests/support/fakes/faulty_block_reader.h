@@ -1,8 +1,7 @@
 // A BlockReader that fails as disks do, by seed, around a real or fake one.
 //
 // Thread safety: thread-safe.
-#ifndef SLUICE_TESTS_SUPPORT_FAULTY_BLOCK_READER_H_
-#define SLUICE_TESTS_SUPPORT_FAULTY_BLOCK_READER_H_
+#pragma once
 
 #include <array>
 #include <deque>
@@ -150,5 +149,3 @@ class FaultyBlockReader final : public BlockReader {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_FAULTY_BLOCK_READER_H_

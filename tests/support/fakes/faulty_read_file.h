@@ -1,8 +1,7 @@
 // A ReadFile that answers from memory and misbehaves by script: what the kernel may do to a read.
 //
 // Thread safety: thread-safe.
-#ifndef SLUICE_TESTS_SUPPORT_FAULTY_READ_FILE_H_
-#define SLUICE_TESTS_SUPPORT_FAULTY_READ_FILE_H_
+#pragma once
 
 #include <algorithm>
 #include <cstring>
@@ -66,5 +65,3 @@ class FaultyReadFile final : public ReadFile {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_FAULTY_READ_FILE_H_

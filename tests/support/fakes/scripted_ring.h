@@ -2,8 +2,7 @@
 // uring engine.
 //
 // Thread safety: as ReadRing.
-#ifndef SLUICE_TESTS_SUPPORT_SCRIPTED_RING_H_
-#define SLUICE_TESTS_SUPPORT_SCRIPTED_RING_H_
+#pragma once
 
 #include <vector>
 
@@ -54,5 +53,3 @@ class ScriptedRing final : public ReadRing {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_SCRIPTED_RING_H_

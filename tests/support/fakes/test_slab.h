@@ -2,8 +2,7 @@
 // there.
 //
 // Thread safety: thread-compatible.
-#ifndef SLUICE_TESTS_SUPPORT_TEST_SLAB_H_
-#define SLUICE_TESTS_SUPPORT_TEST_SLAB_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -86,5 +85,3 @@ class TestSlab {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_SUPPORT_TEST_SLAB_H_

@@ -1,6 +1,5 @@
 // A StoreCore with a clock and a reader that do only what the test says, and no thread: Pump() is a round.
-#ifndef SLUICE_TESTS_WEIGHTD_CORE_FIXTURE_H_
-#define SLUICE_TESTS_WEIGHTD_CORE_FIXTURE_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -113,5 +112,3 @@ class CoreTest : public ::testing::Test {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_WEIGHTD_CORE_FIXTURE_H_

@@ -1,6 +1,5 @@
 // What tests of sessions share: a session that holds the memory, and the ends of side sockets.
-#ifndef SLUICE_TESTS_WEIGHTD_SESSION_FIXTURE_H_
-#define SLUICE_TESTS_WEIGHTD_SESSION_FIXTURE_H_
+#pragma once
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -50,5 +49,3 @@ class SessionTest : public CoreTest {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_WEIGHTD_SESSION_FIXTURE_H_

@@ -1,8 +1,7 @@
 // Writing small safetensors folders of any element types, and reading their layers back.
 //
 // Thread safety: free functions.
-#ifndef SLUICE_TESTS_COMMON_MODEL_FORMATS_QUANTIZED_FOLDER_H_
-#define SLUICE_TESTS_COMMON_MODEL_FORMATS_QUANTIZED_FOLDER_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -69,5 +68,3 @@ inline std::vector<float> ReadLayer(const Checkpoint& checkpoint, const std::str
 }
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_COMMON_MODEL_FORMATS_QUANTIZED_FOLDER_H_

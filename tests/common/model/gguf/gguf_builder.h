@@ -1,8 +1,7 @@
 // Building the bytes of small GGUF files.
 //
 // Thread safety: used by one thread.
-#ifndef SLUICE_TESTS_COMMON_MODEL_GGUF_GGUF_BUILDER_H_
-#define SLUICE_TESTS_COMMON_MODEL_GGUF_GGUF_BUILDER_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -61,5 +60,3 @@ class GgufBuilder {
 };
 
 }  // namespace sluice
-
-#endif  // SLUICE_TESTS_COMMON_MODEL_GGUF_GGUF_BUILDER_H_
