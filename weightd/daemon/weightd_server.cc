@@ -16,6 +16,7 @@
 #include "common/net/unix_listener.h"
 #include "common/size.h"
 #include "common/status.h"
+#include "common/version.h"
 #include "daemon/grpc/grpc_server.h"
 #include "daemon/metrics_door.h"
 #include "pack/pack.h"
@@ -198,9 +199,8 @@ absl::Status WeightdServer::Impl::StartMetrics(const std::string& address) {
     metrics.reset();
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(metrics, MetricsDoor::Open(address, [raw = store.get()] {
-                     return WeightdMetrics(*raw, SLUICE_VERSION);
-                   }));
+  ASSIGN_OR_RETURN(
+      metrics, MetricsDoor::Open(address, [raw = store.get()] { return WeightdMetrics(*raw, Version()); }));
   log(LogSeverity::kInfo, absl::StrCat("metrics on http://", metrics->address(), "/metrics"));
   return absl::OkStatus();
 }

@@ -61,6 +61,7 @@ bool Arena::TakeNew(uint64_t slot_bytes, SizeClass* size_class) {
     last_error_ = memory.status().ToString();
     return false;
   }
+  last_error_.clear();
   const uint32_t id = next_id_++;
   auto segment = std::make_unique<Segment>();
   segment->memory = std::make_shared<const SharedMemory>(*std::move(memory));

@@ -87,6 +87,7 @@ class Arena {
   uint64_t retired_bytes() const { return retired_bytes_; }
   uint64_t unspent_bytes() const { return options_.budget - total_bytes_; }
   size_t segment_count() const { return segments_.size(); }
+  // Why the system refused the last segment; empty if it did not.
   const std::string& last_error() const { return last_error_; }
   // Every segment that sessions may map, in order of age; retired ones are left out.
   std::vector<std::pair<uint32_t, std::shared_ptr<const SharedMemory>>> Mapped() const;

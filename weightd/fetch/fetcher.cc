@@ -1,6 +1,8 @@
 #include "weightd/fetch/fetcher.h"
 
 #include <algorithm>
+#include <bit>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 
@@ -112,6 +114,11 @@ bool Fetcher::StartNext(Queue* queue) {
 
 void Fetcher::RefuseRoom(Request* request) {
   ++stats_.no_room;
+  // Room within the budget that the system refused is not the budget's fault.
+  const std::string& refused = tier_->arena().last_error();
+  if (!refused.empty() && hooks_.log_error && std::has_single_bit(stats_.no_room)) {
+    hooks_.log_error(absl::StrCat("no room for ", stats_.no_room, " requests so far: ", refused));
+  }
   if (request->fill.request_class == RequestClass::kDemand && hooks_.starved) {
     hooks_.starved(request->fill.session, request->accepted_nanos);
   }

@@ -1,0 +1,160 @@
+// Which clients hear of a segment, and when a retired one is dropped: a tier, sessions on socket pairs, no
+// core.
+#include "weightd/session/segment_notices.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "tests/support/fakes/fake_block_reader.h"
+#include "tests/support/fakes/fake_clock.h"
+#include "tests/support/fakes/fake_extent_source.h"
+
+namespace sluice {
+namespace {
+
+constexpr uint64_t kSmall = 64 * 1024;
+constexpr uint64_t kLarge = 4 * kSmall;  // the whole budget: no segment of small ones can become one
+constexpr Gid kLargeGid = 2;
+
+class SegmentNoticesTest : public ::testing::Test {
+ protected:
+  SegmentNoticesTest()
+      : poller_(*Poller::Create()),
+        small_(2),
+        large_(1),
+        tier_({.budget = kLarge, .max_segment_bytes = kLarge, .min_segments = 1},
+              {[this](uint32_t segment, const auto& memory) { notices_.OnAdded(segment, memory); },
+               [this](uint32_t segment) { notices_.OnRetired(segment); }}),
+        fetcher_({}, &tier_, &reader_, &clock_, {[](uint64_t, const CompletionEntry&, std::vector<Gid>) {}}),
+        side_(/*boot_epoch=*/77, &poller_, &tier_.store(), &sessions_) {
+    tier_.AddPack({kSmall, kSmall}, small_.data());
+    tier_.AddPack({kLarge}, large_.data());
+  }
+
+  struct Client {
+    Session* session = nullptr;
+    UniqueFd socket;
+
+    // The type of the next message and its segment; none if there is none.
+    std::optional<std::pair<SideType, uint32_t>> Next() {
+      const auto packet = ReceiveSideMessage(socket.get());
+      if (!packet.ok()) return std::nullopt;
+      return std::pair(packet->message.type, packet->message.segment);
+    }
+  };
+  Client Join() {
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    Session::Options options;
+    options.id = sessions_.NewId();
+    options.packs = {SessionPackPlan{0, &source_, ends[0]}};  // any descriptor does for a table
+    Client client{sessions_.Add(*Session::Create(std::move(options))), UniqueFd(ends[0])};
+    EXPECT_TRUE(side_.Join(client.session, UniqueFd(ends[1])).ok());
+    EXPECT_EQ(client.Next()->first, SideType::kWelcome);
+    return client;
+  }
+  DramTier::Room Fill(Gid gid) {
+    tier_.Tick();
+    std::byte* dest = nullptr;
+    const DramTier::Room room = tier_.BeginFill(gid, &dest);
+    if (room == DramTier::Room::kPlaced) tier_.Publish(gid);
+    return room;
+  }
+
+  FakeClock clock_;
+  FakeBlockReader reader_{FakeBlockReader::Mode::kManual};
+  FakeExtentSource source_{{}};
+  StoreLog log_;
+  SessionTable sessions_{&log_};
+  Poller poller_;
+  std::vector<ResidencyEntry> small_;
+  std::vector<ResidencyEntry> large_;
+  DramTier tier_;
+  Fetcher fetcher_;
+  SideSockets side_;
+  SegmentNotices notices_{
+      {.slow_nanos = 10, .lost_nanos = 100}, &tier_, &fetcher_, &sessions_, &side_, &clock_};
+};
+
+using Heard = std::pair<SideType, uint32_t>;
+
+TEST_F(SegmentNoticesTest, WhoJoinsHearsOfEverySegmentAndThenThatItIsReady) {
+  ASSERT_EQ(Fill(0), DramTier::Room::kPlaced);
+  const uint32_t segment = tier_.arena().Mapped().front().first;
+  Client client = Join();
+  notices_.Welcome(client.session);
+  EXPECT_EQ(client.Next(), Heard(SideType::kSegmentAdded, segment));
+  EXPECT_EQ(client.Next()->first, SideType::kReady);
+  EXPECT_FALSE(client.Next().has_value());
+}
+
+TEST_F(SegmentNoticesTest, ANewSegmentIsAnnouncedToAllBeforeItIsUsed) {
+  Client one = Join();
+  Client other = Join();
+  ASSERT_EQ(Fill(0), DramTier::Room::kPlaced);
+  const Heard added(SideType::kSegmentAdded, tier_.arena().Mapped().front().first);
+  EXPECT_EQ(one.Next(), added);
+  EXPECT_EQ(other.Next(), added);
+}
+
+TEST_F(SegmentNoticesTest, ARetiredSegmentGoesWithTheLastOneThatHadItMapped) {
+  Client one = Join();
+  Client other = Join();
+  ASSERT_EQ(Fill(0), DramTier::Room::kPlaced);
+  const uint32_t segment = one.Next()->second;
+  other.Next();
+  // The large extent has no room beside the small ones' segment.
+  EXPECT_EQ(Fill(kLargeGid), DramTier::Room::kRetiring);
+  EXPECT_EQ(one.Next(), Heard(SideType::kSegmentRetired, segment));
+  EXPECT_EQ(other.Next(), Heard(SideType::kSegmentRetired, segment));
+  notices_.OnUnmapped(one.session->id(), segment);
+  EXPECT_NE(tier_.arena().memory(segment), nullptr) << "the other one still reads it";
+  notices_.OnSessionEnd(other.session->id());
+  EXPECT_EQ(tier_.arena().memory(segment), nullptr);
+  EXPECT_EQ(Fill(kLargeGid), DramTier::Room::kPlaced);
+}
+
+TEST_F(SegmentNoticesTest, WithoutClientsItGoesAtOnce) {
+  ASSERT_EQ(Fill(0), DramTier::Room::kPlaced);
+  EXPECT_EQ(Fill(kLargeGid), DramTier::Room::kPlaced);
+  EXPECT_EQ(tier_.arena().retired_bytes(), 0u);
+}
+
+TEST_F(SegmentNoticesTest, WhatHasNotBeenSentIsTakenBackUnheard) {
+  Client client = Join();
+  const auto filler = side_.Message(SideType::kReady, *client.session);
+  for (int i = 0; i < 100'000 && client.session->out.empty(); ++i)
+    side_.Send(client.session, filler, nullptr);
+  ASSERT_FALSE(client.session->out.empty()) << "no socket takes everything";
+  ASSERT_EQ(Fill(0), DramTier::Room::kPlaced);
+  EXPECT_EQ(Fill(kLargeGid), DramTier::Room::kPlaced) << "nobody has the first segment mapped";
+  std::vector<uint32_t> heard;
+  while (true) {
+    const auto next = client.Next();
+    if (next.has_value() && next->first == SideType::kSegmentAdded) heard.push_back(next->second);
+    if (next.has_value()) continue;
+    if (client.session->out.empty()) break;
+    side_.Flush(client.session);
+  }
+  EXPECT_EQ(heard, std::vector<uint32_t>{tier_.arena().Mapped().front().first});
+}
+
+TEST_F(SegmentNoticesTest, AClientThatUnmapsLateIsSlowFromItsDeadlineOn) {
+  Client client = Join();
+  ASSERT_EQ(Fill(0), DramTier::Room::kPlaced);
+  const uint32_t segment = client.Next()->second;
+  const int64_t retired = clock_.NowNanos();
+  EXPECT_EQ(Fill(kLargeGid), DramTier::Room::kRetiring);
+  EXPECT_EQ(notices_.NextSlow(retired), retired + 10);
+  EXPECT_EQ(notices_.NextSlow(retired + 10), 0) << "it is slow already";
+  notices_.OnUnmapped(client.session->id(), segment);
+  EXPECT_EQ(notices_.NextSlow(retired), 0);
+}
+
+}  // namespace
+}  // namespace sluice
