@@ -197,12 +197,6 @@ absl::StatusOr<uint64_t> JsonObject::UintOr(std::string_view key, uint64_t low, 
   return Uint(key, low, high);
 }
 
-absl::StatusOr<double> JsonObject::DoubleOr(std::string_view key, double low, double high,
-                                            double fallback) const {
-  if (!Has(key)) return fallback;
-  return Double(key, low, high);
-}
-
 absl::StatusOr<bool> JsonObject::BoolOr(std::string_view key, bool fallback) const {
   if (!Has(key)) return fallback;
   return Bool(key);

@@ -46,7 +46,6 @@ class JsonObject {
 
   // The same with a value for an absent or null member.
   absl::StatusOr<uint64_t> UintOr(std::string_view key, uint64_t low, uint64_t high, uint64_t fallback) const;
-  absl::StatusOr<double> DoubleOr(std::string_view key, double low, double high, double fallback) const;
   absl::StatusOr<bool> BoolOr(std::string_view key, bool fallback) const;
   absl::StatusOr<std::string> StringOr(std::string_view key, const std::string& fallback) const;
 

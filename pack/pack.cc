@@ -148,7 +148,6 @@ absl::Status Pack::Index() {
                                               ", length ", table_.entries[i].length, ", expected ",
                                               expected[i].offset, ", ", expected[i].length));
     }
-    largest_extent_bytes_ = std::max(largest_extent_bytes_, expected[i].length);
   }
   for (int f = 0; f < kPackFileCount; ++f) {
     if (planner.file_bytes(static_cast<PackFile>(f)) != manifest_.payload[f].bytes) {

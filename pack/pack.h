@@ -84,11 +84,10 @@ class Pack {
   std::string file_path(PackFile file) const;
   uint64_t file_bytes(PackFile file) const { return manifest_.payload[static_cast<size_t>(file)].bytes; }
 
-  // Stored bytes of all dense extents, of all experts, of the largest expert and of the largest extent.
+  // Stored bytes of all dense extents, of all experts and of the largest expert.
   uint64_t dense_bytes() const { return file_bytes(PackFile::kDense); }
   uint64_t total_expert_bytes() const { return file_bytes(PackFile::kExperts); }
   uint64_t largest_expert_bytes() const { return largest_expert_bytes_; }
-  uint64_t largest_extent_bytes() const { return largest_extent_bytes_; }
   uint64_t expert_total() const { return expert_total_; }  // experts of all layers
 
   // The tokenizer's files by base name, checked against their digests. DataLoss naming the file. Empty if the
@@ -109,7 +108,6 @@ class Pack {
   uint32_t dense_extent_count_ = 0;
   uint64_t expert_total_ = 0;
   uint64_t largest_expert_bytes_ = 0;
-  uint64_t largest_extent_bytes_ = 0;
   std::vector<uint64_t> layer_first_expert_;   // by layer: running number of its first expert
   std::vector<uint32_t> expert_first_extent_;  // by running expert number
   std::vector<ExpertPlan> plans_;              // by expert format

@@ -38,8 +38,6 @@ class LinkModel {
 
   // Nanoseconds that `bytes` take at the rate, the latency left out.
   double Nanos(uint64_t bytes) const;
-  // When everything booked so far has arrived.
-  int64_t idle_nanos() const { return free_nanos_; }
   const LinkRate& rate() const { return rate_; }
 
  private:

@@ -71,7 +71,6 @@ LinkChunk TransferSchedule::Submit(Link* link, LinkClass link_class) {
   }
   Session& session = sessions_.at(entry.transfer.session);
   session.turn += chunk.bytes;
-  session.served += chunk.bytes;
   link->in_flight_bytes += chunk.bytes;
   ++link->in_flight;
   in_flight_bytes_ += chunk.bytes;
@@ -167,11 +166,6 @@ void TransferSchedule::Forget(uint64_t number) {
 bool TransferSchedule::Started(uint64_t number) const {
   auto found = transfers_.find(number);
   return found != transfers_.end() && found->second.next != 0;
-}
-
-uint64_t TransferSchedule::served_bytes(uint64_t session) const {
-  auto found = sessions_.find(session);
-  return found == sessions_.end() ? 0 : found->second.served;
 }
 
 }  // namespace sluice

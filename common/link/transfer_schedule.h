@@ -68,8 +68,6 @@ class TransferSchedule {
   bool Started(uint64_t number) const;
   bool empty() const { return transfers_.empty(); }
   uint64_t in_flight_bytes() const { return in_flight_bytes_; }
-  // Bytes submitted for the session so far.
-  uint64_t served_bytes(uint64_t session) const;
 
  private:
   struct Entry {
@@ -87,7 +85,6 @@ class TransferSchedule {
   };
   struct Session {
     uint64_t turn = 0;  // bytes served, lifted to the others' when it had nothing to do
-    uint64_t served = 0;
     uint32_t transfers = 0;
   };
 

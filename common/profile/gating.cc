@@ -63,8 +63,6 @@ absl::StatusOr<GatingProfile> GatingOf(const json& root, const std::string& subj
 
 }  // namespace
 
-const char* GatingName(GatingKind kind) { return kNames[static_cast<size_t>(kind)]; }
-
 double GatingSensitivity(const LayerSensitivity& layer, GatingKind kind) {
   switch (kind) {
     case GatingKind::kFisher:

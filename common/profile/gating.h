@@ -21,7 +21,6 @@ inline constexpr char kGatingName[] = "gating.json";
 // What S_l is: one of the three of LayerSensitivity, or 1 for all layers (the score alone).
 enum class GatingKind : uint8_t { kFisher = 0, kQuadratic = 1, kMeasured = 2, kScore = 3 };
 inline constexpr int kGatingKinds = 4;
-const char* GatingName(GatingKind kind);
 
 double GatingSensitivity(const LayerSensitivity& layer, GatingKind kind);
 

@@ -29,7 +29,6 @@ class VirtualCpu {
     marked_.erase(found);
     return true;
   }
-  void ForgetMarks() { marked_.clear(); }
   // Who waits for the link may have to look at a result of the CPU first: the clock goes no further at once.
   void SetNextResult(int64_t nanos) { next_result_ = nanos; }
   int64_t next_result() const { return next_result_; }

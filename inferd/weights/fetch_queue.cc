@@ -99,7 +99,6 @@ absl::Status FetchQueue::Wait(absl::Time deadline) {
   backend_->BeginStep();
   stall_nanos_ += clock_->NowNanos() - start;
   real_stall_nanos_ += real_clock_.NowNanos() - real_start;
-  ++stalls_;
   return status;
 }
 

@@ -58,10 +58,7 @@ class FetchQueue {
   absl::Status Wait(absl::Time deadline);
 
   // Waiting for something else than a completion, on a clock that was moved meanwhile.
-  void CountStall(int64_t nanos) {
-    stall_nanos_ += nanos;
-    ++stalls_;
-  }
+  void CountStall(int64_t nanos) { stall_nanos_ += nanos; }
 
   // The connection is gone and with it everything outstanding.
   void Forget();
@@ -75,7 +72,6 @@ class FetchQueue {
   int64_t stall_nanos() const { return stall_nanos_; }
   // The same by the machine's clock.
   int64_t real_stall_nanos() const { return real_stall_nanos_; }
-  uint64_t stalls() const { return stalls_; }
 
  private:
   absl::Status Submit(FetchKind kind, FetchRequest* request, uint64_t name);
@@ -91,7 +87,6 @@ class FetchQueue {
   uint64_t copy_us_ = 0;
   int64_t stall_nanos_ = 0;
   int64_t real_stall_nanos_ = 0;
-  uint64_t stalls_ = 0;
 };
 
 }  // namespace sluice

@@ -56,12 +56,6 @@ PredictionCounters Prefetcher::counters(uint32_t layer) const {
   return sum;
 }
 
-PredictionCounters Prefetcher::at_depth(uint32_t depth) const {
-  PredictionCounters sum;
-  for (uint32_t layer = 0; layer < config_.layers.size(); ++layer) sum.Add(counters_at(layer, depth));
-  return sum;
-}
-
 PredictionCounters Prefetcher::total() const {
   PredictionCounters sum;
   for (const PredictionCounters& count : counts_) sum.Add(count);

@@ -98,8 +98,6 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
 
   // All depths together. Of the first layer: its gate's.
   PredictionCounters counters(uint32_t layer) const;
-  // All layers together, for predictions `depth` (1..kMostDepth) layers ahead; 0: the first layer's.
-  PredictionCounters at_depth(uint32_t depth) const;
   PredictionCounters total() const;
   // Of one layer, predictions `depth` layers ahead (1..kMostDepth; 0: the first layer's gate).
   const PredictionCounters& counters_at(uint32_t layer, uint32_t depth) const {
