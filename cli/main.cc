@@ -7,6 +7,7 @@
 
 #include "cli/ui/command.h"
 #include "cli/ui/interrupt.h"
+#include "common/version.h"
 
 namespace sluice::cli {
 namespace {
@@ -63,7 +64,7 @@ int Main(int argc, char** argv) {
     return kExitOk;
   }
   if (name == "--version") {
-    std::printf("sluice %s\n", SLUICE_VERSION);
+    std::printf("sluice %s\n", Version());
     return kExitOk;
   }
   for (const Command& command : kCommands) {

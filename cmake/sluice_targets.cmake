@@ -44,8 +44,8 @@ target_compile_options(sluice_test_pch PRIVATE ${SLUICE_TEST_OPTIONS})
 add_custom_target(sanitized_tests)
 add_custom_target(threaded_tests)
 
-# What nearly every source includes, parsed once; a second one for the sources that read or write JSON, whose header
-# costs more than most of them. ccache hits with them by -fpch-preprocess.
+# What nearly every source includes, parsed once; a second one for the rooms that read or write JSON and a third for
+# those that speak gRPC: these headers cost more than most sources. ccache hits with them by -fpch-preprocess.
 function(sluice_pch name)
   file(WRITE ${CMAKE_BINARY_DIR}/${name}.cc "// Owner of a precompiled header.\n")
   add_library(${name} STATIC ${CMAKE_BINARY_DIR}/${name}.cc)
@@ -59,6 +59,8 @@ set(SLUICE_COMMON_HEADERS <algorithm> <array> <atomic> <cstdint> <cstring> <func
     <absl/types/span.h>)
 sluice_pch(sluice_pch ${SLUICE_COMMON_HEADERS})
 sluice_pch(sluice_json_pch ${SLUICE_COMMON_HEADERS} <nlohmann/json.hpp>)
+sluice_pch(sluice_grpc_pch ${SLUICE_COMMON_HEADERS} <google/protobuf/message.h> <grpcpp/grpcpp.h> <nlohmann/json.hpp>)
+target_link_libraries(sluice_grpc_pch PRIVATE gRPC::grpc++)
 
 # The rooms of the tree and what each may include: cmake/rooms.txt is the one list, for CMake and for the rooms' test.
 file(STRINGS ${CMAKE_SOURCE_DIR}/cmake/rooms.txt SLUICE_ROOMS REGEX "^[^#]")
@@ -93,10 +95,13 @@ function(sluice_room folder)
   sluice_use_pch(${name} ${arg_LIBS})
 endfunction()
 
-# sluice_use_pch(TARGET LIBS...): the header for JSON where JSON is among LIBS.
+# sluice_use_pch(TARGET LIBS...): the header for gRPC where gRPC or a generated proto is among LIBS, that for JSON where
+# JSON is.
 function(sluice_use_pch name)
   target_compile_options(${name} PRIVATE ${SLUICE_PCH_OPTIONS})
-  if("nlohmann_json::nlohmann_json" IN_LIST ARGN)
+  if("${ARGN}" MATCHES "gRPC::|_proto")
+    target_precompile_headers(${name} REUSE_FROM sluice_grpc_pch)
+  elseif("nlohmann_json::nlohmann_json" IN_LIST ARGN)
     target_precompile_headers(${name} REUSE_FROM sluice_json_pch)
   else()
     target_precompile_headers(${name} REUSE_FROM sluice_pch)

@@ -10,6 +10,7 @@
 #include "cli/ui/args.h"
 #include "cli/ui/command.h"
 #include "cli/ui/interrupt.h"
+#include "common/version.h"
 #include "lab/compare.h"
 
 namespace sluice::cli {
@@ -17,7 +18,7 @@ namespace {
 
 int Main(int argc, char** argv) {
   if (argc == 2 && std::string_view(argv[1]) == "--version") {
-    std::printf("sluice-lab %s\n", SLUICE_VERSION);
+    std::printf("sluice-lab %s\n", Version());
     return kExitOk;
   }
   CompareOptions options;

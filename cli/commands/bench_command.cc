@@ -13,6 +13,7 @@
 #include "cli/ui/terminal.h"
 #include "common/memory_facts.h"
 #include "common/status.h"
+#include "common/version.h"
 #include "inferd/policy/preset/preset.h"
 
 namespace sluice::cli {
@@ -110,7 +111,7 @@ absl::StatusOr<BenchResult> Measure(const Options& o, Launcher* launcher, const 
 
 BenchSetting SettingOf(const Launcher& launcher) {
   BenchSetting setting;
-  setting.version = SLUICE_VERSION;
+  setting.version = Version();
   setting.model = launcher.model().name();
   setting.model_id = launcher.model().id();
   setting.model_bytes = launcher.model().expert_bytes() + launcher.model().dense_bytes();

@@ -21,6 +21,7 @@
 #include "common/net/listen_address.h"
 #include "common/size.h"
 #include "common/status.h"
+#include "common/version.h"
 #include "inferd/engine/slab_policies.h"
 #include "inferd/policy/preset/preset.h"
 #include "inferd/policy/sparsity/sparse_setup.h"
@@ -175,7 +176,7 @@ ServedModel InferdDaemon::Describe() const {
 absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> on_phase,
                                  InheritedSockets* inherited) {
   ServerInfo info;
-  info.version = SLUICE_VERSION;
+  info.version = Version();
   info.libraries = Libraries();
   info.pid = static_cast<uint32_t>(getpid());
   info.uid = static_cast<uint32_t>(geteuid());
@@ -315,7 +316,7 @@ InferdDaemon::~InferdDaemon() {
 }
 
 std::string InferdDaemon::DescribeStart() const {
-  std::string line = absl::StrCat("inferd ", SLUICE_VERSION, ":");
+  std::string line = absl::StrCat("inferd ", Version(), ":");
   for (const ReportedOption& option : reported_) {
     absl::StrAppend(&line, " ", option.name, "=", option.value);
   }

@@ -8,6 +8,7 @@
 #include "common/error_detail.h"
 #include "common/net/listen_address.h"
 #include "common/status.h"
+#include "common/version.h"
 #include "daemon/metrics_door.h"
 #include "daemon/option_declarer.h"
 #include "daemon/option_reload.h"
@@ -74,7 +75,7 @@ InferdCommand ParseInferdCommand(int argc, const char* const* argv) {
   app.set_config("--config", "", "TOML file with any of these options", false);
   app.config_formatter(std::make_shared<TomlConfig>(&app));
   app.allow_config_extras(false);
-  app.set_version_flag("--version", SLUICE_VERSION);
+  app.set_version_flag("--version", Version());
   bool check_only = false;
   app.add_flag("--check-config", check_only, "Check the options and end")->configurable(false);
   ForEachOption(&command.options, OptionDeclarer(&app, &command.set));
