@@ -22,6 +22,7 @@ constexpr Command kCommands[] = {
     {"run", RunRun, "streams an answer to a prompt"},
     {"chat", RunChat, "holds a conversation"},
     {"pack", RunPack, "converts a model folder into a pack"},
+    {"packs", RunPacks, "lists or removes the packs that --model has made"},
     {"inspect", RunInspect, "shows what is in a pack"},
     {"verify", RunVerify, "checks every checksum of a pack"},
     {"synth", RunSynth, "writes a pack of any size with random weights, for benchmarks"},
@@ -49,8 +50,7 @@ void PrintHelp() {
   }
   std::printf(
       "\n`sluice COMMAND --help` shows a command's options. Exit codes: 0 done, 1 failed, 2 wrong usage.\n"
-      "Commands that need a model start weightd and inferd themselves; SLUICE_HOST or --address names a\n"
-      "running inferd instead. Begin with: sluice pack MODEL_DIR --out PACK; sluice run --pack PACK\n");
+      "Commands start the daemons they need, or use SLUICE_HOST's. Begin: sluice run --model DIR_OR_GGUF\n");
 }
 
 int Main(int argc, char** argv) {

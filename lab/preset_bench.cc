@@ -12,6 +12,7 @@
 #include "cli/measure/quality/perplexity_run.h"
 #include "cli/measure/speed/bench_run.h"
 #include "cli/ui/terminal.h"
+#include "common/file_io.h"
 #include "common/status.h"
 #include "inferd/policy/preset/preset.h"
 #include "inferd/sim/virtual_costs.h"

@@ -10,6 +10,7 @@
 #include "cli/measure/rows/work_packs.h"
 #include "cli/ui/command.h"
 #include "cli/ui/partial_file.h"
+#include "common/file_io.h"
 #include "common/status.h"
 #include "inferd/policy/preset/preset.h"
 #include "pack/writer/recipe.h"

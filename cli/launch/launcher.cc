@@ -18,6 +18,8 @@
 #include "absl/time/clock.h"
 #include "cli/launch/unix_socket.h"
 #include "cli/launch/weightd_probe.h"
+#include "cli/packs/pack_cache.h"
+#include "cli/ui/file_lock.h"
 #include "cli/ui/status_words.h"
 #include "common/net/unix_listener.h"
 #include "common/size.h"
@@ -97,6 +99,13 @@ absl::StatusOr<std::unique_ptr<Launcher>> Launcher::Launch(const CommandContext&
 }
 
 absl::Status Launcher::Run() {
+  if (options_.model.empty() && options_.bits.has_value()) {
+    return absl::InvalidArgumentError("--bits is for a --model that is packed, not for a --pack");
+  }
+  if (!options_.model.empty()) {
+    ASSIGN_OR_RETURN(options_.pack,
+                     PackOf(context_, {options_.model, options_.bits, options_.quiet || json_}));
+  }
   ASSIGN_OR_RETURN(pack_, Pack::Open(options_.pack));
   options_.ResolveDeviceBudget(*pack_);
   std::string address = options_.address.value_or(Environment("SLUICE_HOST"));

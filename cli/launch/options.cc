@@ -42,10 +42,16 @@ class Settings {
 }  // namespace
 
 void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
-  parser->Text("--pack", &pack, "PACK: the pack's folder");
   if (needs_pack) {
-    parser->Required();
+    parser
+        ->Text("--model", &model,
+               "M: a model's folder, a GGUF file, or a pack; what is no pack is packed once, into a cache "
+               "(`sluice packs`)")
+        .Choice("--bits", {"bf16", "f16", "q8", "q4", "q3", "q2"}, &bits,
+                "of a --model that is packed [q8 if memory holds it, else q4]")
+        .RequireOneOf({"--model", "--pack"});
   }
+  parser->Text("--pack", &pack, "PACK: the pack's folder");
   constexpr char kHint[] =
       "Options of the daemons, explained by --help-all: --device --device-budget --dram-budget --context\n"
       "--parallel --kv --kv-budget --prefill-chunk --threads --preset --sparsity --sparsity-target\n"

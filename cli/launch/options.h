@@ -23,6 +23,9 @@ struct OptionSetting {
 
 struct CommonOptions {
   std::string pack;
+  // Instead of a pack: what PackOf() (cli/packs/pack_cache.h) makes one of, and the bits of its rows.
+  std::string model;
+  std::optional<std::string> bits;
 
   // Of inferd.
   std::optional<std::string> device;
@@ -61,7 +64,7 @@ struct CommonOptions {
   bool verbose = false;
   bool quiet = false;
 
-  // Adds `--pack` (required unless said) and all of these.
+  // Adds `--pack` and all of these; where a pack is needed also `--model`, one of the two being required.
   void Declare(ArgParser* parser, bool needs_pack = true);
   // Adds the tables of costs for `--clock virtual`: options of experiments alone.
   void DeclareCosts(ArgParser* parser);

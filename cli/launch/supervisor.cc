@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "cli/ui/file_lock.h"
 #include "common/net/unix_listener.h"
 #include "common/status.h"
 

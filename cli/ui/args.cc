@@ -8,6 +8,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/size.h"
 #include "common/status.h"
@@ -61,7 +62,16 @@ struct ArgParser::Impl {
   std::shared_ptr<Formatter> formatter = std::make_shared<Formatter>();
   CLI::Option* last = nullptr;
   std::string group = "Options";
+  std::vector<std::string> one_of;
 
+  // Parses, and throws as CLI11 does where not exactly one of `one_of` was given.
+  void Parse(const std::vector<std::string>& args) {
+    app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 takes them in reverse
+    const auto given = [this](const std::string& name) { return app.count(name) > 0; };
+    if (!one_of.empty() && std::count_if(one_of.begin(), one_of.end(), given) != 1) {
+      throw CLI::RequiredError(absl::StrCat("one of ", absl::StrJoin(one_of, " and ")));
+    }
+  }
   void Declared(CLI::Option* option) {
     option->group(group);
     last = option;
@@ -224,6 +234,11 @@ ArgParser& ArgParser::OnOff(const std::string& names, std::optional<bool>* out, 
   return *this;
 }
 
+ArgParser& ArgParser::RequireOneOf(const std::vector<std::string>& names) {
+  impl_->one_of = names;
+  return *this;
+}
+
 ArgParser& ArgParser::Required() {
   impl_->last->required();
   return *this;
@@ -242,10 +257,8 @@ ArgParser& ArgParser::HiddenGroup(const std::string& title, const std::string& h
 }
 
 std::optional<int> ArgParser::Parse(const std::vector<std::string>& args) {
-  // CLI11 takes the arguments in reverse.
-  std::vector<std::string> reversed(args.rbegin(), args.rend());
   try {
-    impl_->app.parse(reversed);
+    impl_->Parse(args);
   } catch (const CLI::CallForHelp&) {
     std::fputs(impl_->app.help().c_str(), stdout);
     return kExitOk;
@@ -260,7 +273,7 @@ std::optional<int> ArgParser::Parse(const std::vector<std::string>& args) {
 
 absl::Status ArgParser::Fill(const std::vector<std::string>& args) {
   try {
-    impl_->app.parse(std::vector<std::string>(args.rbegin(), args.rend()));
+    impl_->Parse(args);
   } catch (const CLI::Error& error) {
     return absl::InvalidArgumentError(error.what());
   }

@@ -57,6 +57,8 @@ class ArgParser {
   ArgParser& TimeSpan(const std::string& names, std::optional<absl::Duration>* out, const std::string& help);
   ArgParser& OnOff(const std::string& names, std::optional<bool>* out, const std::string& help);
 
+  // Exactly one of these must be given, which may be declared later.
+  ArgParser& RequireOneOf(const std::vector<std::string>& names);
   // The option declared last must be given.
   ArgParser& Required();
   // Options declared from here on stand under `title` in the help.

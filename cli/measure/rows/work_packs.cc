@@ -6,7 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/launch/sluice_run.h"
+#include "cli/packs/model_state.h"
 #include "common/checksum.h"
+#include "common/file_io.h"
 #include "common/status.h"
 
 namespace sluice::cli {
@@ -14,27 +16,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A model's folder as it is now: its files' names, sizes and times of change. Empty if there is none.
-std::string FolderState(const std::string& dir) {
-  std::vector<std::string> files;
-  std::error_code error;
-  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
-    std::error_code ignored;
-    if (!it->is_regular_file(ignored)) continue;
-    const auto changed = fs::last_write_time(it->path(), ignored).time_since_epoch().count();
-    files.push_back(absl::StrCat(it->path().filename().string(), " ", fs::file_size(it->path(), ignored), " ",
-                                 static_cast<int64_t>(changed)));
-  }
-  std::sort(files.begin(), files.end());
-  return absl::StrJoin(files, "\n");
-}
-
 // All that decides what is in the pack's folder, so that another model, calibration or pack of a profile
 // gets a folder of its own. `profiled`: the folder of that pack, or empty.
 absl::StatusOr<std::string> IdentityOf(const PackWork& work, const QualityPack& pack,
                                        const std::string& profiled) {
   std::vector<std::string> parts = {pack.synth ? "synth"
-                                               : absl::StrCat(work.model, "\n", FolderState(work.model))};
+                                               : absl::StrCat(work.model, "\n", ModelState(work.model))};
   for (const std::string& arg : pack.args) {
     std::error_code error;
     parts.push_back(arg);
@@ -68,11 +55,6 @@ absl::Status Calibrate(const CommandContext& context, const PackWork& work, cons
 }
 
 }  // namespace
-
-bool FileExists(const std::string& path) {
-  std::error_code error;
-  return std::filesystem::exists(path, error);
-}
 
 absl::Status MakeFolder(const std::string& path) {
   std::error_code error;

@@ -24,7 +24,6 @@ struct PackWork {
   bool whole_profile = false;  // sensitivities and predictors too, not only usage and thresholds
 };
 
-bool FileExists(const std::string& path);
 // 32 hex digits, the same for the same text.
 std::string DigestName(const std::string& text);
 // A text file's path and what is in it. Errors of ReadWholeFile().

@@ -1,0 +1,244 @@
+#include "cli/packs/pack_cache.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "cli/packs/model_state.h"
+#include "cli/ui/file_lock.h"
+#include "cli/ui/pack_progress.h"
+#include "common/checksum.h"
+#include "common/file_io.h"
+#include "common/memory_facts.h"
+#include "common/size.h"
+#include "common/status.h"
+#include "pack/pack_format.h"
+#include "pack/writer/pack_writer.h"
+#include "pack/writer/staging.h"
+
+namespace sluice::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kPackEnd[] = ".pack";
+constexpr char kLockEnd[] = ".lock";
+constexpr char kPartialEnd[] = ".partial";  // PartialFolder()
+// weightd's own default: a pack is held whole if it takes no more of the free memory.
+constexpr double kMemoryShare = 0.7;
+// What is chosen from, widest first. Fewer bits cost quality that can be seen, and are asked for by name.
+constexpr const char* kBits[] = {"q8", "q4"};
+
+bool IsPack(const std::string& path) { return FileExists(absl::StrCat(path, "/", kManifestName)); }
+
+// The model's own name, of letters that every file system takes.
+std::string NameOf(const fs::path& model) {
+  std::string name = (model.has_filename() ? model : model.parent_path()).filename().string();
+  name = std::string(absl::StripSuffix(name, ".gguf"));
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0 && c != '.' && c != '_'; },
+      '-');
+  return name.empty() || name[0] == '.' ? "model" : name.substr(0, 80);
+}
+
+// Of one model's packs: "NAME-q4-0123456789abcdef" for "q4".
+class Names {
+ public:
+  explicit Names(const std::string& model) : name_(NameOf(model)), model_(model), state_(ModelState(model)) {}
+
+  std::string With(const std::string& bits) const {
+    const std::string identity = absl::StrCat(model_, "\n", state_, "\n", bits);
+    return absl::StrCat(name_, "-", bits, "-", DigestOf(identity).ToHex().substr(0, 16));
+  }
+
+ private:
+  const std::string name_;
+  const std::string model_;
+  const std::string state_;
+};
+
+absl::StatusOr<PackOptions> OptionsFor(const std::string& bits) {
+  RecipeWords words;
+  words.bits = bits;
+  PackOptions options;
+  ASSIGN_OR_RETURN(options.recipe, RecipeFromWords(words));
+  return options;
+}
+
+absl::StatusOr<PackEstimate> Estimate(const std::string& model, const std::string& out,
+                                      const std::string& bits) {
+  ASSIGN_OR_RETURN(const PackOptions options, OptionsFor(bits));
+  return EstimatePack(model, out, options);
+}
+
+absl::StatusOr<BitsChoice> Choose(const std::string& model, const std::string& folder, const Names& names) {
+  std::vector<BitsSize> sizes;
+  for (const char* bits : kBits) {
+    ASSIGN_OR_RETURN(const PackEstimate estimate,
+                     Estimate(model, absl::StrCat(folder, "/", names.With(bits), kPackEnd), bits));
+    sizes.push_back({bits, estimate.payload_bytes});
+  }
+  ASSIGN_OR_RETURN(const MemoryFacts memory, ReadMemoryFacts());
+  return ChooseBits(sizes, UsableMemory(memory));
+}
+
+absl::StatusOr<UniqueFd> LockPack(const CommandContext& context, const std::string& path, bool quiet) {
+  Progress progress("waiting", ProgressUnit::kItems, quiet);
+  return LockFile(path, absl::InfiniteDuration(), context.interrupt->flag(), [&](const std::string&) {
+    if (!quiet) std::fprintf(stderr, "sluice: another command packs this model; waiting for it\n");
+  });
+}
+
+absl::Status MakePack(const CommandContext& context, const ModelRequest& request, const std::string& out,
+                      const BitsChoice& choice) {
+  ASSIGN_OR_RETURN(const PackOptions options, OptionsFor(choice.bits));
+  ASSIGN_OR_RETURN(const PackEstimate estimate, EstimatePack(request.model, out, options));
+  if (!request.quiet) {
+    std::fprintf(stderr, "sluice: %s is packed once, as %s (%s%s), into %s%s\n", request.model.c_str(),
+                 choice.bits.c_str(), FormatSize(estimate.payload_bytes).c_str(), choice.why.c_str(),
+                 out.c_str(), estimate.resumable_bytes > 0 ? ", where an earlier packing goes on" : "");
+  }
+  PackProgressBar bar(request.quiet);
+  const absl::StatusOr<PackSummary> made =
+      PackModel(request.model, out, options, bar.callback(), context.interrupt->flag());
+  bar.Finish();
+  if (absl::IsResourceExhausted(made.status())) {
+    return Annotate(
+        made.status(),
+        "the cache of packs (SLUICE_CACHE_DIR says where it is; `sluice packs list` what is in it)");
+  }
+  return made.status();
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> PackCacheFolder() {
+  const std::pair<const char*, const char*> places[] = {
+      {"SLUICE_CACHE_DIR", ""}, {"XDG_CACHE_HOME", "/sluice"}, {"HOME", "/.cache/sluice"}};
+  for (const auto& [variable, below] : places) {
+    const char* value = std::getenv(variable);
+    if (value != nullptr && *value != '\0') return absl::StrCat(value, below, "/packs");
+  }
+  return absl::FailedPreconditionError(
+      "no folder for packs: none of SLUICE_CACHE_DIR, XDG_CACHE_HOME and HOME is set");
+}
+
+BitsChoice ChooseBits(const std::vector<BitsSize>& sizes, uint64_t memory) {
+  const uint64_t room = static_cast<uint64_t>(static_cast<double>(memory) * kMemoryShare);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i].bytes > room && i + 1 < sizes.size()) continue;
+    BitsChoice choice{sizes[i].bits, ""};
+    if (i > 0) {
+      choice.why = absl::StrCat("; ", sizes[i - 1].bits, " would take ", FormatSize(sizes[i - 1].bytes),
+                                ", and ", FormatSize(room), " of memory are there for it");
+    }
+    return choice;
+  }
+  return {};
+}
+
+absl::StatusOr<std::string> PackOf(const CommandContext& context, const ModelRequest& request) {
+  std::error_code error;
+  const std::string model = fs::canonical(request.model, error).string();
+  if (error) {
+    return ErrnoToStatus(error.value(), absl::StrCat("--model ", request.model));
+  }
+  if (IsPack(model)) {
+    if (!request.bits.has_value()) return model;
+    return absl::InvalidArgumentError(absl::StrCat("--bits ", *request.bits, ": ", request.model,
+                                                   " is a pack, whose rows are as they are"));
+  }
+  ASSIGN_OR_RETURN(const std::string folder, PackCacheFolder());
+  fs::create_directories(folder, error);
+  if (error) {
+    return ErrnoToStatus(error.value(), absl::StrCat("cannot make the folder ", folder));
+  }
+  const Names names(model);
+  BitsChoice choice;
+  if (request.bits.has_value()) {
+    choice.bits = *request.bits;
+  } else {
+    // What was made once is taken, though memory may be another now: nobody waits for a second packing
+    // unasked.
+    for (const char* bits : kBits) {
+      if (choice.bits.empty() && IsPack(absl::StrCat(folder, "/", names.With(bits), kPackEnd)))
+        choice.bits = bits;
+    }
+    if (choice.bits.empty()) {
+      ASSIGN_OR_RETURN(choice, Choose(model, folder, names));
+    }
+  }
+  const std::string path = absl::StrCat(folder, "/", names.With(choice.bits));
+  const std::string lock_path = path + kLockEnd;
+  ASSIGN_OR_RETURN(const UniqueFd lock, LockPack(context, lock_path, request.quiet));
+  utimensat(AT_FDCWD, lock_path.c_str(), nullptr, 0);
+  if (!IsPack(path + kPackEnd)) {
+    ModelRequest resolved = request;
+    resolved.model = model;
+    RETURN_IF_ERROR(MakePack(context, resolved, path + kPackEnd, choice));
+  }
+  return path + kPackEnd;
+}
+
+absl::StatusOr<std::vector<CachedPack>> ListCachedPacks(const std::string& folder) {
+  std::map<std::string, CachedPack> packs;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    std::string name = it->path().filename().string();
+    const bool partial = absl::EndsWith(name, kPartialEnd);
+    name = std::string(absl::StripSuffix(name, kPartialEnd));
+    if (!absl::EndsWith(name, kPackEnd)) continue;
+    name = std::string(absl::StripSuffix(name, kPackEnd));
+    CachedPack& pack = packs[name];
+    pack.name = name;
+    pack.path = absl::StrCat(folder, "/", name, kPackEnd);
+    pack.bytes += AllocatedBytes(it->path().string());
+    pack.complete = pack.complete || !partial;
+    struct stat lock {};
+    if (stat(absl::StrCat(folder, "/", name, kLockEnd).c_str(), &lock) == 0) {
+      pack.used = absl::TimeFromTimespec(lock.st_mtim);
+    }
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    return ErrnoToStatus(error.value(), absl::StrCat("cannot list ", folder));
+  }
+  std::vector<CachedPack> list;
+  for (auto& [name, pack] : packs) list.push_back(std::move(pack));
+  return list;
+}
+
+absl::Status RemoveCachedPack(const std::string& folder, const std::string& name) {
+  ASSIGN_OR_RETURN(const std::vector<CachedPack> packs, ListCachedPacks(folder));
+  const auto found =
+      std::find_if(packs.begin(), packs.end(), [&](const CachedPack& p) { return p.name == name; });
+  if (found == packs.end()) {
+    return absl::NotFoundError(absl::StrCat(folder, " has no pack ", name));
+  }
+  const std::string lock_path = absl::StrCat(folder, "/", name, kLockEnd);
+  const absl::StatusOr<UniqueFd> lock = LockFile(lock_path, absl::ZeroDuration(), nullptr);
+  if (absl::IsDeadlineExceeded(lock.status())) {
+    return absl::UnavailableError(absl::StrCat(name, " is being made by another command"));
+  }
+  RETURN_IF_ERROR(lock.status());
+  for (const std::string& path : {found->path, PartialFolder(found->path), lock_path}) {
+    std::error_code error;
+    fs::remove_all(path, error);
+    if (error) {
+      return ErrnoToStatus(error.value(), absl::StrCat("cannot remove ", path));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace sluice::cli

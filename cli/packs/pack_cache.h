@@ -1,0 +1,65 @@
+// The packs that commands make by themselves: a model that is given as a folder or a GGUF file is packed once
+// into a cache folder, and later commands take what is there.
+//
+// A pack's folder is NAME-BITS-KEY.pack, the key a digest of the model's path and files (model_state.h) and
+// of BITS, so that another model, a changed file or other bits get a folder of their own. Beside it lies
+// NAME-BITS-KEY.lock, which whoever makes, takes or removes the pack holds meanwhile; its time of change says
+// when the pack was last taken.
+//
+// Thread safety: thread-compatible; several processes may use one cache.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cli/ui/command.h"
+
+namespace sluice::cli {
+
+// $SLUICE_CACHE_DIR, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice; and in it "packs".
+// FAILED_PRECONDITION if none of the three variables is set.
+absl::StatusOr<std::string> PackCacheFolder();
+
+struct ModelRequest {
+  std::string model;                // a folder, a GGUF file (of a split one the first), or a pack
+  std::optional<std::string> bits;  // what rows are stored as; none: ChooseBits
+  bool quiet = false;               // no progress
+};
+
+// The folder of the model's pack: `model` itself if it is one, else the cached one, made if it is not there.
+// What is decided is said in a line on stderr. Waits while another process makes the same pack.
+// INVALID_ARGUMENT for bits beside a pack; RESOURCE_EXHAUSTED with the numbers where the disk is too small;
+// CANCELLED (what was packed stays, to be resumed); errors of PackModel().
+absl::StatusOr<std::string> PackOf(const CommandContext& context, const ModelRequest& request);
+
+// What a model would take when packed.
+struct BitsSize {
+  std::string bits;
+  uint64_t bytes = 0;
+};
+struct BitsChoice {
+  std::string bits;
+  std::string why;  // for people
+};
+// The widest of `sizes` (widest first, at least one) whose pack weightd would hold in `memory` bytes that are
+// free; the narrowest if none is.
+BitsChoice ChooseBits(const std::vector<BitsSize>& sizes, uint64_t memory);
+
+struct CachedPack {
+  std::string name;  // of the folder, without ".pack"
+  std::string path;
+  uint64_t bytes = 0;  // on disk
+  absl::Time used;
+  bool complete = false;  // false: packing was interrupted, or goes on
+};
+// By name. Empty if there is no cache yet.
+absl::StatusOr<std::vector<CachedPack>> ListCachedPacks(const std::string& folder);
+// Also what an interrupted packing left. NOT_FOUND; UNAVAILABLE while it is being made.
+absl::Status RemoveCachedPack(const std::string& folder, const std::string& name);
+
+}  // namespace sluice::cli
