@@ -58,7 +58,7 @@ absl::Status EngineCore::Setup() {
   ASSIGN_OR_RETURN(weights_, DenseWeights::Create(client_, &fetches_, &segments_));
   ASSIGN_OR_RETURN(kv_, KvCache::Create(config, options.kv, plan_.kv_pages, options.parallel, options.context,
                                         backend_.get()));
-  ASSIGN_OR_RETURN(states_, DeltaStates::Create(config, options.parallel, backend_.get()));
+  ASSIGN_OR_RETURN(states_, DeltaStates::Create(config, options.parallel, /*kept=*/0, backend_.get()));
   short_text_limit_ = ShortTextLimit(config);
   scheduler_ =
       std::make_unique<Scheduler>(SchedulerOptions{options.parallel, options.prefill_chunk}, &kv_->pages());

@@ -22,18 +22,22 @@ uint64_t SlotBytes(const AttentionConfig& attention) {
 
 }  // namespace
 
-uint64_t StateBytesPerSequence(const ModelConfig& config) {
+uint64_t StateBytes(const ModelConfig& config) {
   uint64_t bytes = 0;
   for (const LayerConfig& layer : config.layers) {
-    bytes += 2 * SlotBytes(layer.attention);
+    bytes += SlotBytes(layer.attention);
   }
   return bytes;
 }
 
+uint64_t StateBytesPerSequence(const ModelConfig& config) { return 2 * StateBytes(config); }
+
 absl::StatusOr<std::unique_ptr<DeltaStates>> DeltaStates::Create(const ModelConfig& config,
-                                                                 uint32_t sequences, Backend* backend) {
-  std::unique_ptr<DeltaStates> states(new DeltaStates(sequences));
-  const uint64_t bytes = StateBytesPerSequence(config) * sequences;
+                                                                 uint32_t sequences, uint32_t kept,
+                                                                 Backend* backend) {
+  std::unique_ptr<DeltaStates> states(new DeltaStates(sequences, kept));
+  const uint32_t slots = 2 * sequences + kept;
+  const uint64_t bytes = StateBytes(config) * slots;
   BufferId buffer = kNoBuffer;
   if (bytes > 0) {
     ASSIGN_OR_RETURN(buffer, backend->Allocate(bytes, BufferKind::kKvCache));
@@ -42,10 +46,56 @@ absl::StatusOr<std::unique_ptr<DeltaStates>> DeltaStates::Create(const ModelConf
   for (const LayerConfig& layer : config.layers) {
     const uint64_t stride = SlotBytes(layer.attention);
     const BufferRef base = stride > 0 ? BufferRef{buffer, offset} : BufferRef{};
-    states->views_.push_back({base, stride, stride > 0 ? 2 * sequences : 0});
-    offset += 2 * sequences * stride;
+    states->views_.push_back({base, stride, stride > 0 ? slots : 0});
+    offset += slots * stride;
   }
   return states;
+}
+
+DeltaStates::DeltaStates(uint32_t sequences, uint32_t kept)
+    : running_(sequences), holders_(2 * sequences + kept, 0) {
+  free_.reserve(holders_.size());
+  for (uint32_t slot = static_cast<uint32_t>(holders_.size()); slot > 0; --slot) {
+    free_.push_back(slot - 1);
+  }
+  for (StateSlots& slots : running_) {
+    slots.from = Take();
+    slots.to = Take();
+  }
+}
+
+// There is always one: a sequence holds two at most, kept or not, and gives one back before it takes one.
+uint32_t DeltaStates::Take() {
+  const uint32_t slot = free_.back();
+  free_.pop_back();
+  holders_[slot] = 1;
+  return slot;
+}
+
+void DeltaStates::Release(uint32_t slot) {
+  if (--holders_[slot] == 0) {
+    free_.push_back(slot);
+  }
+}
+
+void DeltaStates::Commit(uint32_t sequence) {
+  StateSlots& slots = running_[sequence];
+  Release(slots.from);
+  slots.from = slots.to;
+  slots.to = Take();
+}
+
+uint32_t DeltaStates::Keep(uint32_t sequence) {
+  const uint32_t slot = running_[sequence].from;
+  holders_[slot]++;
+  return slot;
+}
+
+void DeltaStates::Adopt(uint32_t sequence, uint32_t state) {
+  StateSlots& slots = running_[sequence];
+  holders_[state]++;
+  Release(slots.from);
+  slots.from = state;
 }
 
 }  // namespace sluice

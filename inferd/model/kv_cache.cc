@@ -8,7 +8,14 @@
 namespace sluice {
 
 KvPages::KvPages(uint32_t pages, uint32_t slots, uint32_t context, uint32_t window)
-    : total_(pages), window_(window), tables_(slots), trimmed_(slots, 0) {
+    : total_(pages),
+      window_(window),
+      tables_(slots),
+      trimmed_(slots, 0),
+      holders_(pages, 0),
+      kept_(pages, 0),
+      next_(pages + 1, pages),
+      previous_(pages + 1, pages) {
   free_.reserve(pages);
   for (uint32_t page = pages; page > 0; --page) {
     free_.push_back(page - 1);  // the lowest page is on top
@@ -26,40 +33,97 @@ uint32_t KvPages::Missing(uint32_t slot, uint32_t end) const {
 
 bool KvPages::Grow(uint32_t slot, uint32_t end) {
   const uint32_t missing = Missing(slot, end);
-  if (missing > free_.size()) {
+  if (missing > free_pages()) {
     return false;
   }
   for (uint32_t i = 0; i < missing; ++i) {
-    tables_[slot].push_back(free_.back());
-    free_.pop_back();
+    tables_[slot].push_back(TakeFree());
   }
   return true;
 }
 
-void KvPages::Trim(uint32_t slot, uint32_t next_position) {
-  if (window_ == 0 || next_position < window_) {
-    return;
+void KvPages::Adopt(uint32_t slot, absl::Span<const uint32_t> pages) {
+  std::vector<uint32_t>& table = tables_[slot];
+  for (const uint32_t page : pages) {
+    if (page == kNoPage) {
+      trimmed_[slot]++;
+    } else {
+      Hold(page);
+    }
+    table.push_back(page);
   }
+}
+
+void KvPages::Trim(uint32_t slot, uint32_t next_position) {
   // A page goes back once its last position is behind every later position's window. Pages keep their places
   // in the table, so that a position's page is always found by division.
-  const uint32_t first_visible = next_position - window_ + 1;
-  const uint32_t whole_pages_behind = first_visible / kPageTokens;
   std::vector<uint32_t>& table = tables_[slot];
-  const uint32_t end = std::min(whole_pages_behind, static_cast<uint32_t>(table.size()));
+  const uint32_t end =
+      std::min(FirstVisiblePage(next_position, window_), static_cast<uint32_t>(table.size()));
   for (uint32_t i = trimmed_[slot]; i < end; ++i) {
-    free_.push_back(table[i]);
+    Drop(table[i]);
     table[i] = kNoPage;
   }
   trimmed_[slot] = std::max(trimmed_[slot], end);
 }
 
 void KvPages::Release(uint32_t slot) {
+  // The end of a text is worth less than its beginning, which more texts share, so it goes first.
   std::vector<uint32_t>& table = tables_[slot];
   for (uint32_t i = static_cast<uint32_t>(table.size()); i > trimmed_[slot]; --i) {
-    free_.push_back(table[i - 1]);
+    Drop(table[i - 1]);
   }
   table.clear();
   trimmed_[slot] = 0;
+}
+
+// REQUIRES: free_pages() > 0.
+uint32_t KvPages::TakeFree() {
+  uint32_t page = next_[total_];  // the longest idle
+  if (!free_.empty()) {
+    page = free_.back();
+    free_.pop_back();
+  } else {
+    Unlink(page);
+    kept_[page] = 0;
+    if (forget_) {
+      forget_(page);
+    }
+  }
+  holders_[page] = 1;
+  return page;
+}
+
+void KvPages::Hold(uint32_t page) {
+  if (holders_[page]++ == 0) {
+    Unlink(page);
+  }
+}
+
+void KvPages::Drop(uint32_t page) {
+  if (--holders_[page] > 0) {
+    return;
+  }
+  if (kept_[page] != 0) {
+    Link(page);
+  } else {
+    free_.push_back(page);
+  }
+}
+
+void KvPages::Link(uint32_t page) {
+  const uint32_t last = previous_[total_];
+  next_[last] = page;
+  previous_[page] = last;
+  next_[page] = total_;
+  previous_[total_] = page;
+  ++idle_kept_;
+}
+
+void KvPages::Unlink(uint32_t page) {
+  next_[previous_[page]] = next_[page];
+  previous_[next_[page]] = previous_[page];
+  --idle_kept_;
 }
 
 uint32_t KvPages::PeakPages(uint32_t positions, uint32_t window, uint32_t chunk) {
@@ -140,7 +204,27 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(const ModelConfig& conf
     offset += pages * PageBytes(view);
     cache->views_.push_back(view);
   }
+  cache->copy_.resize(KvBytesPerPage(config, type));
   return cache;
+}
+
+absl::Status KvCache::CopyPage(uint32_t from, uint32_t to, Queue* queue) {
+  // First everything into host memory, one wait, then everything back.
+  for (const bool back : {false, true}) {
+    std::byte* at = copy_.data();
+    for (const KvView& view : views_) {
+      const BufferRef places[] = {view.k, view.v};
+      const size_t count = view.page_stride == 0 ? 0 : PageBytes(view) / view.page_stride;
+      for (size_t i = 0; i < count; ++i, at += view.page_stride) {
+        RETURN_IF_ERROR(back ? queue->Upload(at, view.page_stride, places[i] + to * view.page_stride)
+                             : queue->Download(places[i] + from * view.page_stride, view.page_stride, at));
+      }
+    }
+    if (!back) {
+      RETURN_IF_ERROR(queue->Wait(queue->Record()));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace sluice

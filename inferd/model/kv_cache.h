@@ -5,11 +5,18 @@
 // sequence has one page table. Pages lie [page][kv head][32 tokens][head_dim] per layer
 // (kernels/kv_layout.h); latent attention has one row a token for K and V, gated delta attention none.
 //
+// Several sequences may hold a page, since what K and V of a position are is decided by the tokens up to it
+// (prefix_index.h). A page that nobody holds any more is free; one whose content is worth keeping is free as
+// well, but is given to others only after all the rest, the one that was given back first before the others.
+//
 // Thread safety: thread-compatible; both belong to the engine thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -30,11 +37,26 @@ class KvPages {
   // False, and nothing changed, when too few are free. REQUIRES: end <= context.
   bool Grow(uint32_t slot, uint32_t end);
 
+  // Gives `slot`, which holds nothing, the pages that have its first positions already; kNoPage where a
+  // window has left them behind.
+  void Adopt(uint32_t slot, absl::Span<const uint32_t> pages);
+
   // Gives back the pages that no row from `next_position` on can see.
   void Trim(uint32_t slot, uint32_t next_position);
 
-  // Gives back everything of `slot`.
+  // Gives back everything of `slot`, its last page first.
   void Release(uint32_t slot);
+
+  // Whether the content of a page that somebody holds is worth keeping once nobody does. A page that is taken
+  // for other content is so no longer.
+  void SetKept(uint32_t page, bool kept) { kept_[page] = kept; }
+  // Called with a page that was kept, before it is taken for other content.
+  void SetForget(std::function<void(uint32_t page)> forget) { forget_ = std::move(forget); }
+
+  // Holds a page that has content as a slot does, so that it is not taken for other content; and back.
+  void Hold(uint32_t page);
+  void Drop(uint32_t page);
+  uint32_t holders(uint32_t page) const { return holders_[page]; }
 
   // Pages that Grow(slot, end) would take.
   uint32_t Missing(uint32_t slot, uint32_t end) const;
@@ -47,8 +69,16 @@ class KvPages {
 
   uint32_t window() const { return window_; }
   uint32_t total() const { return total_; }
-  uint32_t free_pages() const { return static_cast<uint32_t>(free_.size()); }
+  // Pages that nobody holds, kept ones included.
+  uint32_t free_pages() const { return static_cast<uint32_t>(free_.size()) + idle_kept_; }
   uint32_t used() const { return total_ - free_pages(); }
+  // Pages that nobody holds and whose content is kept.
+  uint32_t kept_pages() const { return idle_kept_; }
+
+  // The first page that a row at `position` can see, with this window (0: none).
+  static constexpr uint32_t FirstVisiblePage(uint32_t position, uint32_t window) {
+    return window == 0 || position < window ? 0 : (position - window + 1) / kPageTokens;
+  }
 
   // Pages that `positions` positions take.
   static constexpr uint32_t PagesFor(uint32_t positions) {
@@ -58,11 +88,22 @@ class KvPages {
   static uint32_t PeakPages(uint32_t positions, uint32_t window, uint32_t chunk);
 
  private:
+  uint32_t TakeFree();
+  void Link(uint32_t page);
+  void Unlink(uint32_t page);
+
   const uint32_t total_;
   const uint32_t window_;
-  std::vector<uint32_t> free_;                 // a stack
+  std::vector<uint32_t> free_;                 // a stack; without the kept ones
   std::vector<std::vector<uint32_t>> tables_;  // by slot
   std::vector<uint32_t> trimmed_;              // by slot: leading entries that are kNoPage
+  std::vector<uint32_t> holders_;              // by page
+  std::vector<uint8_t> kept_;                  // by page
+  // A ring of the kept pages that nobody holds, longest idle first; entry total_ is its end.
+  std::vector<uint32_t> next_;
+  std::vector<uint32_t> previous_;
+  uint32_t idle_kept_ = 0;
+  std::function<void(uint32_t)> forget_;
 };
 
 // Layers whose window is unlimited see everything: 0 if there is one, else the widest window. A chunked layer
@@ -82,12 +123,17 @@ class KvCache {
   KvPages& pages() { return pages_; }
   const KvView& view(uint32_t layer) const { return views_[layer]; }
 
+  // K and V of page `from` in all layers also in page `to`, behind everything enqueued and before what comes.
+  // Goes through host memory, which every device allows: a text that goes on within a page needs it once.
+  absl::Status CopyPage(uint32_t from, uint32_t to, Queue* queue);
+
  private:
   KvCache(uint32_t pages, uint32_t slots, uint32_t context, uint32_t window)
       : pages_(pages, slots, context, window) {}
 
   KvPages pages_;
-  std::vector<KvView> views_;  // by layer
+  std::vector<KvView> views_;    // by layer
+  std::vector<std::byte> copy_;  // of one page of all layers
 };
 
 }  // namespace sluice

@@ -65,7 +65,7 @@ absl::Status WindowRunner::Setup() {
   // K and V stay in float32: rounding to 16 bits would drown the small changes that derivatives are taken
   // from.
   ASSIGN_OR_RETURN(kv_, KvCache::Create(*parts_.config, KvType::kF32, pages, 1, positions_, parts_.backend));
-  ASSIGN_OR_RETURN(states_, DeltaStates::Create(*parts_.config, 1, parts_.backend));
+  ASSIGN_OR_RETURN(states_, DeltaStates::Create(*parts_.config, 1, /*kept=*/0, parts_.backend));
   ASSIGN_OR_RETURN(forward_,
                    Forward::Create(*parts_.config, options_,
                                    {parts_.backend, parts_.weights, kv_.get(), states_.get(), parts_.experts,

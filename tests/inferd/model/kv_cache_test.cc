@@ -60,6 +60,60 @@ TEST(KvPagesTest, NoWindowKeepsEverything) {
   EXPECT_EQ(pages.used(), 8u);
 }
 
+TEST(KvPagesTest, APageThatSeveralHoldComesFreeWithTheLast) {
+  KvPages pages(4, 3, 128, 0);
+  ASSERT_TRUE(pages.Grow(0, 64));
+  const std::vector<uint32_t> table(pages.table(0).begin(), pages.table(0).end());
+  pages.Adopt(1, table);
+  EXPECT_EQ(pages.used(), 2u);
+  EXPECT_EQ(pages.holders(table[0]), 2u);
+  pages.Release(0);
+  EXPECT_EQ(pages.used(), 2u);
+  EXPECT_EQ(pages.held(1), 2u);
+  pages.Release(1);
+  EXPECT_EQ(pages.used(), 0u);
+  EXPECT_EQ(pages.kept_pages(), 0u);
+}
+
+TEST(KvPagesTest, KeptPagesAreTakenLastTheLongestIdleFirst) {
+  KvPages pages(4, 3, 128, 0);
+  std::vector<uint32_t> forgotten;
+  pages.SetForget([&](uint32_t page) { forgotten.push_back(page); });
+  ASSERT_TRUE(pages.Grow(0, 96));
+  const std::vector<uint32_t> table(pages.table(0).begin(), pages.table(0).end());
+  for (const uint32_t page : table) {
+    pages.SetKept(page, true);
+  }
+  pages.Release(0);
+  EXPECT_EQ(pages.used(), 0u);
+  EXPECT_EQ(pages.free_pages(), 4u);
+  EXPECT_EQ(pages.kept_pages(), 3u);
+  ASSERT_TRUE(pages.Grow(1, 64));  // the free one, then the end of the text
+  EXPECT_EQ(forgotten, std::vector<uint32_t>{table[2]});
+  pages.Adopt(2, absl::MakeConstSpan(table).first(1));  // used again
+  EXPECT_EQ(pages.kept_pages(), 1u);
+  EXPECT_FALSE(pages.Grow(1, 128));
+  ASSERT_TRUE(pages.Grow(1, 96));
+  EXPECT_EQ(forgotten, (std::vector<uint32_t>{table[2], table[1]}));
+  pages.Release(1);
+  pages.Release(2);
+  EXPECT_EQ(pages.kept_pages(), 1u) << "what was taken for other content is kept no longer";
+}
+
+TEST(KvPagesTest, AdoptedPagesBeginWhereTheWindowDoes) {
+  KvPages pages(4, 2, 256, 40);
+  ASSERT_TRUE(pages.Grow(0, 96));
+  const std::vector<uint32_t> table = {kNoPage, pages.table(0)[1], pages.table(0)[2]};
+  pages.Adopt(1, table);
+  EXPECT_EQ(pages.held(1), 2u);
+  EXPECT_EQ(pages.Missing(1, 97), 1u);
+  pages.Trim(1, 103);
+  EXPECT_EQ(pages.held(1), 1u);
+  pages.Release(0);
+  pages.Release(1);
+  EXPECT_EQ(pages.used(), 0u);
+}
+
 TEST(KvPagesTest, PagesAreNeverSharedOverRandomUse) {
   std::mt19937 random(7);
   KvPages pages(20, 4, 256, 64);
@@ -143,10 +197,73 @@ TEST(KvCacheTest, EachKindOfAttentionKeepsWhatItNeeds) {
   EXPECT_EQ((*cache)->view(2).page_stride, 0u);
 }
 
+TEST(KvCacheTest, ACopiedPageHoldsTheSameInEveryLayer) {
+  const ModelConfig config = OneOfEachKind();
+  for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kQ8}) {
+    auto backend = CreateReferenceBackend({});
+    ASSERT_TRUE(backend.ok()) << backend.status();
+    const auto cache = KvCache::Create(config, type, 3, 1, 64, backend->get());
+    ASSERT_TRUE(cache.ok()) << cache.status();
+    for (uint32_t layer = 0; layer < 2; ++layer) {  // the third keeps nothing
+      const KvView& view = (*cache)->view(layer);
+      for (const BufferRef place : {view.k, view.v}) {
+        const uint64_t stride = view.page_stride;
+        std::byte* pages = (*backend)->HostWrite(place, 3 * stride);
+        ASSERT_NE(pages, nullptr);
+        std::fill_n(pages, stride, std::byte{1});
+        std::fill_n(pages + stride, stride, std::byte{2});
+        std::fill_n(pages + 2 * stride, stride, static_cast<std::byte>(16 * (layer + 1)));
+      }
+    }
+    ASSERT_TRUE((*cache)->CopyPage(2, 1, &(*backend)->queue()).ok());
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      const KvView& view = (*cache)->view(layer);
+      for (const BufferRef place : {view.k, view.v}) {
+        const std::byte* pages = (*backend)->HostRead(place, 3 * view.page_stride);
+        for (uint64_t i = 0; i < 2 * view.page_stride; ++i) {
+          ASSERT_EQ(pages[i], i < view.page_stride ? std::byte{1} : static_cast<std::byte>(16 * (layer + 1)));
+        }
+      }
+    }
+  }
+}
+
+TEST(DeltaStatesTest, AKeptStateIsWrittenByNobodyUntilItIsDropped) {
+  auto backend = CreateReferenceBackend({});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  const auto states = DeltaStates::Create(OneOfEachKind(), 2, /*kept=*/1, backend->get());
+  ASSERT_TRUE(states.ok()) << states.status();
+  EXPECT_EQ((*states)->view(2).slots, 5u);
+  (*states)->Commit(0);
+  const uint32_t kept = (*states)->Keep(0);
+  EXPECT_EQ(kept, (*states)->slots(0).from);
+  for (int step = 0; step < 5; ++step) {
+    (*states)->Commit(0);
+    (*states)->Commit(1);
+    for (const uint32_t sequence : {0u, 1u}) {
+      EXPECT_NE((*states)->slots(sequence).from, kept);
+      EXPECT_NE((*states)->slots(sequence).to, kept);
+      EXPECT_NE((*states)->slots(sequence).to, (*states)->slots(1 - sequence).to);
+    }
+  }
+  (*states)->Adopt(0, kept);
+  (*states)->Adopt(1, kept);
+  (*states)->Drop(kept);
+  EXPECT_EQ((*states)->slots(0).from, kept);
+  EXPECT_EQ((*states)->slots(1).from, kept);
+  (*states)->Commit(0);
+  const uint32_t other = (*states)->Keep(0);
+  for (int step = 0; step < 5; ++step) {
+    EXPECT_NE((*states)->slots(0).to, kept) << "sequence 1 still begins with it";
+    EXPECT_NE((*states)->slots(0).to, other);
+    (*states)->Commit(0);
+  }
+}
+
 TEST(DeltaStatesTest, AStepWritesTheSlotThatTheLastOneDidNot) {
   auto backend = CreateReferenceBackend({});
   ASSERT_TRUE(backend.ok()) << backend.status();
-  const auto states = DeltaStates::Create(OneOfEachKind(), 2, backend->get());
+  const auto states = DeltaStates::Create(OneOfEachKind(), 2, /*kept=*/0, backend->get());
   ASSERT_TRUE(states.ok()) << states.status();
   // 3 rows of 2 * 2 * 16 + 4 * 8 values for the convolution, 4 * 16 * 8 of state.
   EXPECT_EQ((*states)->view(2).slot_stride, (3 * 96 + 512) * sizeof(float));
