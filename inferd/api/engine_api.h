@@ -54,8 +54,14 @@ struct GenerateSpec {
   SamplingParams sampling;
   StoppingParams stopping;
   uint32_t logprobs = 0;  // report this many candidates per token besides the chosen one
-  int32_t priority = 0;   // larger runs earlier
+  int32_t priority = 0;   // larger runs earlier, and makes what runs at a lower one wait
   absl::Time deadline = absl::InfiniteFuture();
+  // It ends RESOURCE_EXHAUSTED (reason QUEUE_WAIT) if it has not started after this time.
+  absl::Duration max_queue_wait = absl::InfiniteDuration();
+  // Requests of equal salt share what is computed of equal beginnings; at most kMaxSaltBytes.
+  std::string cache_salt;
+  // The whole prompt is computed, and nothing of it is kept for others.
+  bool bypass_prefix_cache = false;
 };
 
 enum class FinishReason : uint8_t { kStop, kLength, kStopSequence };
@@ -74,7 +80,7 @@ struct TokenOut {
 struct Usage {
   uint32_t prompt_tokens = 0;
   uint32_t completion_tokens = 0;
-  uint32_t cached_prompt_tokens = 0;
+  uint32_t cached_prompt_tokens = 0;  // of the prompt's: found computed
 };
 
 // Wall time and traffic of one request. Bytes and expert counts are this sequence's share of its steps.
@@ -151,14 +157,18 @@ struct EngineStats {
   // Gauges.
   uint64_t sequences_running = 0;
   uint64_t sequences_waiting = 0;
-  uint64_t kv_pages_used = 0;
+  uint64_t kv_pages_used = 0;  // by sequences that run
   uint64_t kv_pages_total = 0;
   uint64_t expert_leases_held = 0;  // pins on expert extents
   uint64_t dense_leases_held = 0;   // pins of the session's life
   uint64_t fetches_outstanding = 0;
+  // Not of what runs: pages that nobody uses, kept for texts that begin like theirs.
+  uint64_t kv_pages_kept = 0;
   // Counters.
   uint64_t steps = 0;
-  uint64_t prompt_tokens = 0;
+  uint64_t prompt_tokens = 0;         // of prompts that were done
+  uint64_t cached_prompt_tokens = 0;  // of these: found computed
+  uint64_t preemptions = 0;           // sequences that gave way to others
   uint64_t generated_tokens = 0;
   uint64_t requests_finished = 0;
   uint64_t requests_cancelled = 0;
@@ -247,8 +257,9 @@ class EngineApi {
   virtual ~EngineApi() = default;
 
   // Validates and queues. The sink is held until the request ends. Errors (the sink is not called):
-  // INVALID_ARGUMENT naming field and numbers, ALREADY_EXISTS, RESOURCE_EXHAUSTED (queue full), UNAVAILABLE
-  // (draining, weightd lost). An ErrorInfo-style reason travels as a payload (common/error_detail.h).
+  // INVALID_ARGUMENT naming field and numbers, ALREADY_EXISTS, RESOURCE_EXHAUSTED (QUEUE_FULL, with the time
+  // after which a place is likely: RetryDelayOf()), UNAVAILABLE (draining, weightd lost). An ErrorInfo-style
+  // reason travels as a payload (common/error_detail.h).
   virtual absl::Status Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) = 0;
   virtual absl::Status Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) = 0;
 

@@ -99,6 +99,13 @@ absl::Status CheckGenerate(const GenerateSpec& spec, const RequestBounds& bounds
   }
   RETURN_IF_ERROR(CheckIds("prompt", spec.prompt, bounds.vocab));
   RETURN_IF_ERROR(CheckSampling(spec.sampling));
+  if (spec.cache_salt.size() > kMaxSaltBytes) {
+    return Invalid("cache_salt", absl::StrCat(spec.cache_salt.size(), " bytes, at most ", kMaxSaltBytes));
+  }
+  if (spec.max_queue_wait <= absl::ZeroDuration()) {
+    return Invalid("max_queue_wait",
+                   absl::StrCat("is ", absl::FormatDuration(spec.max_queue_wait), ", must be above 0"));
+  }
   if (spec.logprobs > bounds.max_logprobs || spec.logprobs >= bounds.vocab) {
     return Invalid("logprobs", absl::StrCat(spec.logprobs, " candidates, at most ", bounds.max_logprobs));
   }

@@ -109,6 +109,9 @@ absl::Status Engine::Setup(const BackendFactory& make_backend) {
   description_ = absl::StrCat(core_->backend().Describe(), "; ", client_->Describe(), "; context ",
                               plan_.options.context, ", parallel ", plan_.options.parallel, ", KV cache ",
                               plan_.kv_bytes, " bytes, activations ", plan_.activation_bytes, " bytes");
+  if (!core_->prefix_rule().empty()) {
+    absl::StrAppend(&description_, "; ", core_->prefix_rule());
+  }
   if (!core_->reasons().empty()) {
     absl::StrAppend(&description_, "; auto: ", absl::StrJoin(core_->reasons(), ", "));
   }
@@ -324,8 +327,8 @@ absl::Status Engine::Rejected(const absl::Status& status) {
   return status;
 }
 
-absl::StatusOr<SequenceId> Engine::Enter(const std::string& request_id, absl::Time deadline, uint64_t tokens,
-                                         uint64_t bytes) {
+absl::StatusOr<SequenceId> Engine::Enter(const std::string& request_id, const std::string& client,
+                                         absl::Time deadline, uint64_t tokens, uint64_t bytes) {
   if (draining_) {
     return ReasonError(absl::StatusCode::kUnavailable, "DRAINING", "inferd is draining");
   }
@@ -337,7 +340,7 @@ absl::StatusOr<SequenceId> Engine::Enter(const std::string& request_id, absl::Ti
     return ReasonError(absl::StatusCode::kDeadlineExceeded, "DEADLINE_EXCEEDED",
                        "the deadline passed before the request came");
   }
-  return registry_.Enter(request_id, tokens, bytes);
+  return registry_.Enter(request_id, tokens, bytes, client);
 }
 
 void Engine::Hand(std::unique_ptr<Sequence> sequence) {
@@ -352,8 +355,8 @@ void Engine::Hand(std::unique_ptr<Sequence> sequence) {
 absl::Status Engine::Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) {
   RETURN_IF_ERROR(Rejected(CheckGenerate(spec, Bounds())));
   const uint64_t tokens = spec.prompt.size() + spec.stopping.max_tokens;
-  const absl::StatusOr<SequenceId> id =
-      Enter(spec.request_id, spec.deadline, spec.prompt.size(), tokens * sizeof(int32_t) + kRequestBytes);
+  const absl::StatusOr<SequenceId> id = Enter(spec.request_id, spec.client, spec.deadline, spec.prompt.size(),
+                                              tokens * sizeof(int32_t) + kRequestBytes);
   RETURN_IF_ERROR(Rejected(id.status()));
   const uint64_t seed = seed_base_ + ++seeds_drawn_;
   Hand(std::make_unique<GenerateSequence>(*id, std::move(spec), std::move(sink), absl::Now(), seed,
@@ -364,7 +367,7 @@ absl::Status Engine::Generate(GenerateSpec spec, std::shared_ptr<RequestSink> si
 absl::Status Engine::Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) {
   RETURN_IF_ERROR(Rejected(CheckScore(spec, Bounds())));
   const absl::StatusOr<SequenceId> id =
-      Enter(spec.request_id, spec.deadline, spec.input.size(),
+      Enter(spec.request_id, spec.client, spec.deadline, spec.input.size(),
             (spec.input.size() + spec.targets.size()) * sizeof(int32_t) + kRequestBytes);
   RETURN_IF_ERROR(Rejected(id.status()));
   Hand(std::make_unique<ScoreSequence>(*id, std::move(spec), std::move(sink), absl::Now(), config_.vocab));

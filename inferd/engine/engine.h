@@ -79,8 +79,8 @@ class Engine final : public EngineApi {
   void GiveUp(const absl::Status& why);
   void SetHealth(const absl::Status& health, const absl::Status& refusal);
   void Publish();
-  absl::StatusOr<SequenceId> Enter(const std::string& request_id, absl::Time deadline, uint64_t tokens,
-                                   uint64_t bytes);
+  absl::StatusOr<SequenceId> Enter(const std::string& request_id, const std::string& client,
+                                   absl::Time deadline, uint64_t tokens, uint64_t bytes);
   absl::Status Rejected(const absl::Status& status);
   void Hand(std::unique_ptr<Sequence> sequence);
   RequestBounds Bounds() const;

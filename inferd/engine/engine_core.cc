@@ -5,6 +5,7 @@
 
 #include "common/error_detail.h"
 #include "common/status.h"
+#include "inferd/engine/prefix_reuse.h"
 #include "inferd/engine/slab_policies.h"
 #include "inferd/model/model_shapes.h"
 #include "inferd/policy/preset/auto_preset.h"
@@ -58,10 +59,9 @@ absl::Status EngineCore::Setup() {
   ASSIGN_OR_RETURN(weights_, DenseWeights::Create(client_, &fetches_, &segments_));
   ASSIGN_OR_RETURN(kv_, KvCache::Create(config, options.kv, plan_.kv_pages, options.parallel, options.context,
                                         backend_.get()));
-  ASSIGN_OR_RETURN(states_, DeltaStates::Create(config, options.parallel, /*kept=*/0, backend_.get()));
+  ASSIGN_OR_RETURN(states_, DeltaStates::Create(config, options.parallel, plan_.kept_states, backend_.get()));
   short_text_limit_ = ShortTextLimit(config);
-  scheduler_ =
-      std::make_unique<Scheduler>(SchedulerOptions{options.parallel, options.prefill_chunk}, &kv_->pages());
+  MakeScheduler(policies);
   RETURN_IF_ERROR(MakeResidency(policies));
   const std::string profile_dir = absl::StrCat(client_->pack().dir(), "/profile");
   const std::string source_digest = client_->pack().manifest().provenance.source_digest;
@@ -94,6 +94,23 @@ absl::Status EngineCore::Setup() {
                                 {backend_.get(), weights_.get(), kv_.get(), states_.get(), residency_.get(),
                                  residency_.get(), routing_.get(), sparsity_.get(), this}));
   return AcquireWeights();
+}
+
+void EngineCore::MakeScheduler(const Policies& policies) {
+  const EngineOptions& options = plan_.options;
+  const PrefixRule rule = PrefixRuleOf(options, policies);
+  prefix_rule_ = rule.why;
+  if (rule.reuse != PrefixReuse::kNone) {
+    const Pack& pack = client_->pack();
+    prefixes_ = std::make_unique<PrefixCache>(
+        PrefixCacheOptions{rule.reuse, PrefixIdentity(pack.model_id(), options, policies),
+                           StateBytesPerSequence(pack.config()) > 0, plan_.kept_states, options.parallel,
+                           short_text_limit_},
+        PrefixCache::Parts{kv_.get(), states_.get(), &backend_->queue(),
+                           [this](SequenceId id) { return sequences_.at(id).get(); }});
+  }
+  scheduler_ = std::make_unique<Scheduler>(SchedulerOptions{options.parallel, options.prefill_chunk},
+                                           &kv_->pages(), prefixes_.get());
 }
 
 // The preset's; `auto` decides by what the options, the machine and the profile say.
@@ -227,6 +244,7 @@ void EngineCore::Add(std::unique_ptr<Sequence> sequence) {
   request.client = header.client;
   request.priority = header.priority;
   request.deadline = header.deadline;
+  request.start_by = header.start_by;
   request.length = static_cast<uint32_t>(sequence->tokens().size());
   request.row_limit = sequence->row_limit();
   scheduler_->Add(request);
@@ -238,9 +256,9 @@ std::unique_ptr<Sequence> EngineCore::Remove(SequenceId id) {
   if (found == sequences_.end()) {
     return nullptr;
   }
+  scheduler_->Remove(id);
   std::unique_ptr<Sequence> sequence = std::move(found->second);
   sequences_.erase(found);
-  scheduler_->Remove(id);
   registry_->End(sequence->header().request_id);
   if (removal_hook_) {
     removal_hook_();
@@ -267,6 +285,11 @@ void EngineCore::EndExpired(absl::Time now) {
     End(id, ReasonError(absl::StatusCode::kDeadlineExceeded, "DEADLINE_EXCEEDED",
                         "the deadline passed before the answer was complete"));
   }
+  for (const SequenceId id : scheduler_->Overdue(now)) {
+    End(id, WithRetryDelay(ReasonError(absl::StatusCode::kResourceExhausted, "QUEUE_WAIT",
+                                       "the request waited for its start longer than it allows"),
+                           registry_->RetryDelay()));
+  }
 }
 
 // True if any sequence is held up by its consumer.
@@ -291,6 +314,12 @@ EngineCore::Outcome EngineCore::Step(absl::Time now) {
   }
   const bool congested = BlockCongested();
   const StepPlan& plan = scheduler_->Plan();
+  counted_.preemptions += plan.preempted.size();
+  if (prefixes_ != nullptr && !prefixes_->status().ok()) {
+    broken_ = prefixes_->status();
+    EndAll(broken_);
+    return Outcome::kRan;
+  }
   for (const SequenceId id : plan.admitted) {
     Sequence* sequence = sequences_.at(id).get();
     registry_->LeaveQueue(sequence->header().request_id);
@@ -450,10 +479,16 @@ void EngineCore::CommitStep() {
     counted_.generated_tokens += appended ? 1 : 0;
     const bool prompt_done = known == sequence->prompt_tokens() && rows.reaches_end;
     counted_.prompt_tokens += prompt_done ? sequence->prompt_tokens() : 0;
+    counted_.cached_prompt_tokens += prompt_done ? sequence->cached_tokens() : 0;
+    if (sequence->state() != Sequence::State::kFailed) {
+      states_->Commit(rows.slot);
+      scheduler_->Commit(rows.id, rows.rows);
+      if (prefixes_ != nullptr) {
+        prefixes_->Computed(*sequence, rows.slot, known);
+      }
+    }
     switch (sequence->state()) {
       case Sequence::State::kRunning:
-        states_->Commit(rows.slot);
-        scheduler_->Commit(rows.id, rows.rows);
         if (appended) {
           CountToken(rows.id, *sequence);
         }

@@ -36,6 +36,7 @@
 #include "inferd/residency/neuron/neuron_residency.h"
 #include "inferd/residency/residency.h"
 #include "inferd/residency/slab/slab_residency.h"
+#include "inferd/schedule/prefix_cache.h"
 #include "inferd/schedule/request_registry.h"
 #include "inferd/schedule/sampler.h"
 #include "inferd/schedule/scheduler.h"
@@ -73,7 +74,7 @@ class EngineCore final : private LayerTap {
   // Called whenever a sequence has left, before its sink hears of it: counters are right by then.
   void SetRemovalHook(std::function<void()> hook) { removal_hook_ = std::move(hook); }
 
-  // Ends what is past its deadline.
+  // Ends what is past its deadline, or has waited too long to start.
   void EndExpired(absl::Time now);
   // The same, then runs one step.
   Outcome Step(absl::Time now);
@@ -101,6 +102,8 @@ class EngineCore final : private LayerTap {
   // When the running step last moved on, as nanoseconds of MonotonicClock; 0 between steps. Any thread.
   int64_t heartbeat_nanos() const { return heartbeat_.load(std::memory_order_relaxed); }
 
+  // Why not every prefix is reused; empty if every one is.
+  const std::string& prefix_rule() const { return prefix_rule_; }
   // Why the preset `auto` chose what it did; empty for others.
   const std::vector<std::string>& reasons() const { return reasons_; }
 
@@ -127,6 +130,7 @@ class EngineCore final : private LayerTap {
   absl::Time Now() const;
   absl::StatusOr<Policies> ChosenPolicies();
   DeviceTimes ModelledTimes() const;
+  void MakeScheduler(const Policies& policies);
   absl::Status MakeResidency(const Policies& policies);
   const ResidencyStatistics& statistics() const { return *residency_; }
   absl::Status AcquireWeights();
@@ -182,6 +186,7 @@ class EngineCore final : private LayerTap {
   std::unique_ptr<Prefetcher> prefetcher_;  // null: no prefetch
   std::unique_ptr<TraceRecorder> trace_;    // null: none is recorded
   std::unique_ptr<Forward> forward_;
+  std::unique_ptr<PrefixCache> prefixes_;  // null: none are reused
   std::unique_ptr<Scheduler> scheduler_;
   Sampler sampler_;
   StepBatch batch_;
@@ -194,6 +199,7 @@ class EngineCore final : private LayerTap {
   double link_gbps_ = 0;           // of a throttled or modelled link; 0: none
   uint32_t short_text_limit_ = 0;  // positions; 0: the model has one rope table for all texts
   uint64_t step_number_ = 0;
+  std::string prefix_rule_;
   std::vector<std::string> reasons_;
   absl::Status broken_;
   std::function<void()> removal_hook_;

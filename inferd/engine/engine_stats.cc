@@ -110,6 +110,7 @@ void EngineCore::FillStats(EngineStats* stats) const {
   stats->sequences_running = scheduler_->running();
   stats->kv_pages_used = kv_->pages().used();
   stats->kv_pages_total = kv_->pages().total();
+  stats->kv_pages_kept = kv_->pages().kept_pages();
   stats->expert_leases_held = statistics().held();
   stats->dense_leases_held = weights_->held();
   stats->fetches_outstanding = fetches_.outstanding();

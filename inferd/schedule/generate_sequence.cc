@@ -10,7 +10,7 @@ namespace {
 constexpr size_t kDecoderContext = 16;
 
 Sequence::Header HeaderOf(SequenceId id, const GenerateSpec& spec, absl::Time now) {
-  return {id, spec.request_id, spec.client, spec.priority, spec.deadline, now};
+  return {id, spec.request_id, spec.client, spec.priority, spec.deadline, now, now + spec.max_queue_wait};
 }
 
 }  // namespace
@@ -23,6 +23,7 @@ GenerateSequence::GenerateSequence(SequenceId id, GenerateSpec spec, std::shared
       stopping_(spec.stopping),
       logprobs_(spec.logprobs),
       seed_(spec.sampling.seed.value_or(seed)),
+      prefix_salt_(spec.bypass_prefix_cache ? std::nullopt : std::optional(std::move(spec.cache_salt))),
       sink_(std::move(sink)),
       stop_ids_(spec.stopping.stop_token_ids),
       matcher_(spec.stopping.stop, spec.stopping.include_stop_in_output) {
@@ -137,7 +138,7 @@ void GenerateSequence::Report(const LogitSlice& slice, int32_t token) {
   sink_->OnTokens(absl::MakeConstSpan(&out_, 1), text_);
 }
 
-Usage GenerateSequence::MakeUsage() const { return {prompt_tokens_, generated(), 0}; }
+Usage GenerateSequence::MakeUsage() const { return {prompt_tokens_, generated(), cached_tokens_}; }
 
 void GenerateSequence::Finish() {
   info_.usage = MakeUsage();

@@ -28,6 +28,9 @@ class GenerateSequence final : public Sequence {
 
   uint32_t LogitRowsOf(const ScheduledRows& rows) const override { return rows.reaches_end ? 1 : 0; }
   uint32_t candidates() const override { return 1 + logprobs_; }
+  const std::string* prefix_salt() const override {
+    return prefix_salt_.has_value() ? &*prefix_salt_ : nullptr;
+  }
   void Take(const LogitSlice& slice, absl::Time now, Sampler* sampler) override;
   void Finish() override;
   void Fail(const absl::Status& status) override;
@@ -46,6 +49,7 @@ class GenerateSequence final : public Sequence {
   const StoppingParams stopping_;
   const uint32_t logprobs_;
   const uint64_t seed_;
+  const std::optional<std::string> prefix_salt_;
   const std::shared_ptr<RequestSink> sink_;
   std::vector<int32_t> stop_ids_;  // end tokens (unless ignored) and stop ids
   TokenCounts counts_;             // empty without penalties

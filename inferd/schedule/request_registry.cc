@@ -1,18 +1,40 @@
 #include "inferd/schedule/request_registry.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "common/error_detail.h"
 
 namespace sluice {
 namespace {
 
-absl::Status QueueFull(const std::string& what) {
-  return WithRetryDelay(ReasonError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
-                                    absl::StrCat("the queue is full: ", what)),
-                        absl::Seconds(1));
-}
+// What a refused client is told before any place in the queue has come free.
+constexpr absl::Duration kFirstRetry = absl::Seconds(1);
+// One in so many places of the queue is kept from a client that has as many already.
+constexpr uint32_t kShareOfOthers = 8;
+// Weight of the latest time between two places that came free.
+constexpr double kLatest = 0.2;
 
 }  // namespace
+
+absl::Status RequestRegistry::QueueFull(const std::string& what) {
+  const absl::Duration delay = RetryDelayLocked();
+  ++refused_;
+  return WithRetryDelay(ReasonError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+                                    absl::StrCat("the queue is full: ", what)),
+                        delay);
+}
+
+absl::Duration RequestRegistry::RetryDelay() const {
+  MutexLock lock(&mutex_);
+  return RetryDelayLocked();
+}
+
+absl::Duration RequestRegistry::RetryDelayLocked() const {
+  const absl::Duration delay =
+      pace_nanos_ == 0 ? kFirstRetry : absl::Nanoseconds(pace_nanos_ * (1.0 + refused_));
+  return std::clamp(delay, kShortestRetry, kLongestRetry);
+}
 
 void RequestRegistry::SetLimits(const QueueLimits& limits) {
   MutexLock lock(&mutex_);
@@ -20,7 +42,7 @@ void RequestRegistry::SetLimits(const QueueLimits& limits) {
 }
 
 absl::StatusOr<SequenceId> RequestRegistry::Enter(const std::string& request_id, uint64_t tokens,
-                                                  uint64_t bytes) {
+                                                  uint64_t bytes, const std::string& client) {
   MutexLock lock(&mutex_);
   if (requests_.contains(request_id)) {
     return ReasonError(absl::StatusCode::kAlreadyExists, "REQUEST_EXISTS",
@@ -28,6 +50,14 @@ absl::StatusOr<SequenceId> RequestRegistry::Enter(const std::string& request_id,
   }
   if (waiting_ >= limits_.count) {
     return QueueFull(absl::StrCat(waiting_, " of ", limits_.count, " requests wait"));
+  }
+  const uint32_t for_others = limits_.count / kShareOfOthers;
+  const auto own = waiting_of_.find(client);
+  if (own != waiting_of_.end() && own->second >= for_others && for_others > 0 &&
+      waiting_ >= limits_.count - for_others) {
+    return QueueFull(absl::StrCat(own->second, " of the ", waiting_,
+                                  " requests that wait are this client's, the last ", for_others, " of ",
+                                  limits_.count, " places are for others"));
   }
   // One request may always wait, however large it is: limits of tokens and bytes bound the queue, not a
   // prompt.
@@ -41,14 +71,26 @@ absl::StatusOr<SequenceId> RequestRegistry::Enter(const std::string& request_id,
   ++waiting_;
   waiting_tokens_ += tokens;
   waiting_bytes_ += bytes;
-  requests_[request_id] = {++last_id_, tokens, bytes, true};
+  waiting_of_[client]++;
+  requests_[request_id] = {++last_id_, tokens, bytes, client, true};
   return last_id_;
 }
 
 void RequestRegistry::StopWaiting(Request* request) {
   if (request->waiting) {
     request->waiting = false;
+    const int64_t now = clock_->NowNanos();
+    if (waiting_ > 1 && freed_nanos_ != 0) {  // alone it says when a request came, not how fast they go
+      const double pace = static_cast<double>(now - freed_nanos_);
+      pace_nanos_ = pace_nanos_ == 0 ? pace : kLatest * pace + (1 - kLatest) * pace_nanos_;
+    }
+    refused_ = 0;
     --waiting_;
+    freed_nanos_ = waiting_ > 0 ? now : 0;
+    const auto own = waiting_of_.find(request->client);
+    if (--own->second == 0) {
+      waiting_of_.erase(own);
+    }
     waiting_tokens_ -= request->tokens;
     waiting_bytes_ -= request->bytes;
   }

@@ -1,11 +1,19 @@
 #include "inferd/schedule/scheduler.h"
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 
 namespace sluice {
+namespace {
 
-Scheduler::Scheduler(const SchedulerOptions& options, KvPages* pages) : options_(options), pages_(pages) {
+// Below every request's.
+constexpr int64_t kAnyPriority = std::numeric_limits<int64_t>::min();
+
+}  // namespace
+
+Scheduler::Scheduler(const SchedulerOptions& options, KvPages* pages, PrefixSource* prefixes)
+    : options_(options), pages_(pages), prefixes_(prefixes), let_go_(pages->total(), 0) {
   running_.reserve(options.parallel);
   plan_.sequences.reserve(options.parallel);
   plan_.admitted.reserve(options.parallel);
@@ -49,6 +57,9 @@ void Scheduler::Add(const ScheduleRequest& request) {
 }
 
 void Scheduler::StopRunning(Entry* entry) {
+  if (prefixes_ != nullptr) {
+    prefixes_->Leave(entry->request.id, entry->slot, entry->computed);
+  }
   pages_->Release(entry->slot);
   free_slots_.push_back(entry->slot);
   entry->slot = kNoSlot;
@@ -87,11 +98,22 @@ const std::vector<SequenceId>& Scheduler::Expired(absl::Time now) {
   return expired_;
 }
 
+const std::vector<SequenceId>& Scheduler::Overdue(absl::Time now) {
+  overdue_.clear();
+  for (const Entry* entry : waiting_) {
+    if (!entry->has_run && entry->request.start_by <= now) {
+      overdue_.push_back(entry->request.id);
+    }
+  }
+  return overdue_;
+}
+
 absl::Time Scheduler::NextDeadline() const {
   absl::Time next = absl::InfiniteFuture();
   for (const std::vector<Entry*>* list : {&running_, &waiting_}) {
     for (const Entry* entry : *list) {
-      next = std::min(next, entry->request.deadline);
+      next = std::min(
+          {next, entry->request.deadline, entry->has_run ? absl::InfiniteFuture() : entry->request.start_by});
     }
   }
   return next;
@@ -119,6 +141,7 @@ const StepPlan& Scheduler::Plan() {
   chunk_left_ = options_.prefill_chunk;
   // Decoding comes first, so that prompts never keep a running answer from its next token; what is left of
   // the step goes to prompts, and only then to newcomers.
+  MakeWayForPriority();
   PlanDecode();
   PlanPrefill();
   MakeWay();
@@ -151,7 +174,8 @@ void Scheduler::PlanPrefill() {
       return;
     }
     const uint32_t limit = entry->request.row_limit == 0 ? chunk_left_ : entry->request.row_limit;
-    const uint32_t rows = std::min({chunk_left_, limit, entry->missing()});
+    const uint32_t until_stop = entry->stop > entry->computed ? entry->stop - entry->computed : ~0u;
+    const uint32_t rows = std::min({chunk_left_, limit, entry->missing(), until_stop});
     if (!MakeRoom(entry, entry->computed + rows)) {
       return;  // it stays first in line until pages come back
     }
@@ -177,32 +201,52 @@ Scheduler::Entry* Scheduler::NextPrefill() {
 }
 
 void Scheduler::AdmitWaiting() {
-  while (!free_slots_.empty() && !waiting_.empty()) {
+  while (!waiting_.empty()) {
     Entry* entry = NextWaiting();
-    if (entry == nullptr) {
-      return;
-    }
-    // A newcomer must fit beside what the others will still take, else it would be preempted before it has an
-    // answer. One alone is always let in: it was checked to fit when it was accepted.
-    if (PeakPages(entry->request.length + 1) + PagesPromised() > pages_->free_pages() && !running_.empty()) {
+    if (entry == nullptr || !Fits(*entry)) {
       return;
     }
     waiting_.erase(std::find(waiting_.begin(), waiting_.end(), entry));
-    entry->slot = free_slots_.back();
+    const uint32_t slot = free_slots_.back();
     free_slots_.pop_back();
-    entry->computed = 0;
+    StartIn(entry, slot);
     entry->planned = false;
+    entry->has_run = true;
     entry->client->running++;
     running_.insert(std::upper_bound(running_.begin(), running_.end(), entry,
                                      [](const Entry* a, const Entry* b) { return Older(*a, *b); }),
                     entry);
     plan_.admitted.push_back(entry->request.id);
-    if (entry->missing() == 1 && MakeRoom(entry, 1)) {
+    if (entry->missing() == 1 && MakeRoom(entry, entry->request.length)) {
       PlanRows(entry, 1);
     } else {
       PlanPrefill();
     }
   }
+}
+
+// A newcomer must fit beside what the others will still take, else it would be preempted before it has an
+// answer. One alone is always let in: it was checked to fit when it was accepted.
+bool Scheduler::Fits(const Entry& entry) const {
+  if (free_slots_.empty() || running_.empty()) {
+    return !free_slots_.empty();
+  }
+  return PagesToStart(entry) + PagesPromised(kAnyPriority) <= pages_->free_pages();
+}
+
+// Pages that nobody holds and that a waiting entry will take for its known tokens and one more.
+uint32_t Scheduler::PagesToStart(const Entry& entry) const {
+  const uint32_t peak = PeakPages(entry.request.length + 1);
+  const uint32_t shared = prefixes_ == nullptr ? 0 : prefixes_->SharedPages(entry.request.id);
+  return peak - std::min(peak, shared);
+}
+
+void Scheduler::StartIn(Entry* entry, uint32_t slot) {
+  const PrefixSource::Start start =
+      prefixes_ == nullptr ? PrefixSource::Start() : prefixes_->Begin(entry->request.id, slot);
+  entry->slot = slot;
+  entry->computed = start.computed;
+  entry->stop = start.stop;
 }
 
 Scheduler::Entry* Scheduler::NextWaiting() {
@@ -232,17 +276,42 @@ void Scheduler::MakeWay() {
   }
 }
 
+// What runs at a lower priority than the first that waits gives its place back, if that is enough: what is
+// computed of it is found again, or computed again, to the same bits.
+void Scheduler::MakeWayForPriority() {
+  const Entry* first = NextWaiting();
+  if (first == nullptr || Fits(*first) || !WouldFit(*first)) {
+    return;
+  }
+  while (!Fits(*first)) {
+    Preempt(running_.back());
+  }
+}
+
+// Whether it fits once everything of lower priority is preempted.
+bool Scheduler::WouldFit(const Entry& entry) {
+  const int32_t priority = entry.request.priority;
+  if (running_.empty() || running_.back()->request.priority >= priority) {
+    return false;
+  }
+  const uint32_t free = FreePagesWithout([=](const Entry& e) { return e.request.priority < priority; });
+  return running_.front()->request.priority < priority ||
+         PagesToStart(entry) + PagesPromised(priority) <= free;
+}
+
 uint32_t Scheduler::PeakPages(uint32_t positions) const {
   return KvPages::PeakPages(positions, pages_->window(), options_.prefill_chunk);
 }
 
-// The pages that the running sequences will still take for the tokens that are known. What answers will grow
-// to is not known and not reserved: preemption makes up for it.
-uint32_t Scheduler::PagesPromised() const {
+// The pages that the running sequences of this priority and above will still take for the tokens that are
+// known. What answers will grow to is not known and not reserved: preemption makes up for it.
+uint32_t Scheduler::PagesPromised(int64_t priority) const {
   uint32_t pages = 0;
   for (const Entry* entry : running_) {
-    const uint32_t peak = PeakPages(entry->request.length);
-    pages += std::max(peak, pages_->held(entry->slot)) - pages_->held(entry->slot);
+    if (entry->request.priority >= priority) {
+      const uint32_t peak = PeakPages(entry->request.length);
+      pages += std::max(peak, pages_->held(entry->slot)) - pages_->held(entry->slot);
+    }
   }
   return pages;
 }
@@ -251,11 +320,9 @@ uint32_t Scheduler::PagesPromised() const {
 // is enough is counted first, so that nobody is preempted in vain.
 bool Scheduler::MakeRoom(Entry* entry, uint32_t end) {
   pages_->Trim(entry->slot, entry->computed);
-  uint32_t within_reach = pages_->free_pages();
-  for (auto it = running_.rbegin(); *it != entry; ++it) {
-    within_reach += (*it)->planned ? 0 : pages_->held((*it)->slot);
-  }
-  if (pages_->Missing(entry->slot, end) > within_reach) {
+  const uint32_t missing = pages_->Missing(entry->slot, end);
+  const auto may_leave = [entry](const Entry& e) { return Older(*entry, e) && !e.planned; };
+  if (missing > pages_->free_pages() && missing > FreePagesWithout(may_leave)) {
     return false;
   }
   while (!pages_->Grow(entry->slot, end)) {
@@ -266,6 +333,23 @@ bool Scheduler::MakeRoom(Entry* entry, uint32_t end) {
     Preempt(*victim);
   }
   return true;
+}
+
+// Pages that would be free without those sequences. A page comes free when all who hold it let go.
+uint32_t Scheduler::FreePagesWithout(absl::FunctionRef<bool(const Entry&)> leaves) {
+  uint32_t free = pages_->free_pages();
+  const auto for_each_page = [&](auto action) {
+    for (const Entry* entry : running_) {
+      for (const uint32_t page : leaves(*entry) ? pages_->table(entry->slot) : absl::Span<const uint32_t>()) {
+        if (page != kNoPage) {
+          action(page);
+        }
+      }
+    }
+  };
+  for_each_page([&](uint32_t page) { free += ++let_go_[page] == pages_->holders(page) ? 1 : 0; });
+  for_each_page([&](uint32_t page) { let_go_[page] = 0; });
+  return free;
 }
 
 void Scheduler::Preempt(Entry* entry) {
@@ -300,7 +384,7 @@ void Scheduler::Append(SequenceId id) { entries_.at(id)->request.length++; }
 void Scheduler::Restart(SequenceId id) {
   Entry* entry = entries_.at(id).get();
   pages_->Release(entry->slot);
-  entry->computed = 0;
+  StartIn(entry, entry->slot);
 }
 
 }  // namespace sluice

@@ -8,12 +8,16 @@
 //  - A waiting request starts when a slot is free and the pages of its known tokens, and those still to come
 //    of the running ones' known tokens, are free. Larger priority first; then the client with the fewest
 //    running sequences, then the one served least, then the oldest. The first in that order is never
-//    overtaken because it is large.
+//    overtaken because it is large. If it does not fit, running sequences of lower priority make way, the
+//    youngest of the lowest first.
+//  - A sequence that starts holds the pages of its beginning that a PrefixSource has for it, and only the
+//  rest
+//    is computed.
 //  - Pages of generated tokens are taken as they are needed, not reserved for max_tokens: most answers end
 //    early, and reserving would halve the batch. When pages run out the sequence of the lowest priority, the
-//    youngest of these, gives all its pages back and waits again, its known tokens to be recomputed. Exact
-//    arithmetic makes the recomputed state the same. The oldest of the highest priority is never chosen while
-//    another runs, and the cache holds at least one whole context, so there is always progress.
+//    youngest of these, gives all its pages back and waits again, its known tokens to be recomputed or found
+//    again. Exact arithmetic makes the recomputed state the same. The oldest of the highest priority is never
+//    chosen while another runs, and the cache holds at least one whole context, so there is always progress.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -24,6 +28,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
 #include "inferd/model/kv_cache.h"
 
@@ -37,12 +42,30 @@ struct SchedulerOptions {
   uint32_t prefill_chunk = 512;  // prefill rows a step at most, >= 1
 };
 
+// What is computed of a text before it runs. Implemented by PrefixCache (prefix_cache.h).
+class PrefixSource {
+ public:
+  struct Start {
+    uint32_t computed = 0;  // positions that its slot holds
+    // A prefill step ends here at the latest, for others to start from; 0: anywhere.
+    uint32_t stop = 0;
+  };
+  virtual ~PrefixSource() = default;
+  // Pages of the sequence that others hold now; it would hold them with these.
+  virtual uint32_t SharedPages(SequenceId id) = 0;
+  // The sequence starts in a slot that holds nothing; it may be given pages.
+  virtual Start Begin(SequenceId id, uint32_t slot) = 0;
+  // It leaves the slot, whose pages are given back next; so many of its positions are computed.
+  virtual void Leave(SequenceId id, uint32_t slot, uint32_t computed) = 0;
+};
+
 // A request as the scheduler sees it.
 struct ScheduleRequest {
   SequenceId id = 0;
   std::string client;
   int32_t priority = 0;                          // larger runs earlier
   absl::Time deadline = absl::InfiniteFuture();  // waiting and running
+  absl::Time start_by = absl::InfiniteFuture();  // until it has run once
   uint32_t length = 0;                           // tokens known, >= 1
   uint32_t row_limit = 0;                        // rows a step at most; 0: prefill_chunk
 };
@@ -66,8 +89,9 @@ struct StepPlan {
 
 class Scheduler {
  public:
-  // `pages` outlives the scheduler and belongs to it: nobody else grows or releases slots.
-  Scheduler(const SchedulerOptions& options, KvPages* pages);
+  // `pages` and `prefixes` (null: every text is computed from its beginning) outlive the scheduler. `pages`
+  // belongs to it: but for `prefixes`, when it is asked, nobody else grows or releases slots.
+  Scheduler(const SchedulerOptions& options, KvPages* pages, PrefixSource* prefixes = nullptr);
   ~Scheduler();
 
   // Puts a request into the queue. REQUIRES: an id not in use.
@@ -78,7 +102,9 @@ class Scheduler {
 
   // The sequences whose deadline is not after `now`; they stay until Remove().
   const std::vector<SequenceId>& Expired(absl::Time now);
-  // The earliest deadline of all; InfiniteFuture if there is none.
+  // Those that have not run once and should have by now; they stay too.
+  const std::vector<SequenceId>& Overdue(absl::Time now);
+  // The earliest time at which either names another; InfiniteFuture if there is none.
   absl::Time NextDeadline() const;
 
   // A blocked sequence gets no rows. It keeps its pages, but one that stays blocked over kPatience plans
@@ -93,8 +119,8 @@ class Scheduler {
   void Commit(SequenceId id, uint32_t rows);
   // `id` has one more known token.
   void Append(SequenceId id);
-  // What the cache holds of `id`, which runs, is worth nothing any more: its pages are free, and all its
-  // known tokens are computed again.
+  // What the cache holds of `id`, which runs, is worth nothing to it any more: its pages are given back, and
+  // it starts anew in its slot.
   void Restart(SequenceId id);
 
   uint32_t running() const { return static_cast<uint32_t>(running_.size()); }
@@ -113,6 +139,8 @@ class Scheduler {
     uint64_t arrival = 0;
     uint32_t slot = kNoSlot;
     uint32_t computed = 0;  // positions in the cache
+    uint32_t stop = 0;      // PrefixSource::Start::stop
+    bool has_run = false;   // was admitted once
     bool blocked = false;
     uint32_t blocked_plans = 0;  // since it was last not blocked
     bool planned = false;        // has rows in the plan being made
@@ -125,23 +153,32 @@ class Scheduler {
   void PlanPrefill();
   void AdmitWaiting();
   void MakeWay();
+  void MakeWayForPriority();
+  bool Fits(const Entry& entry) const;
+  bool WouldFit(const Entry& entry);
+  uint32_t PagesToStart(const Entry& entry) const;
+  void StartIn(Entry* entry, uint32_t slot);
   Entry* NextPrefill();
   Entry* NextWaiting();
   void PlanRows(Entry* entry, uint32_t rows);
   bool MakeRoom(Entry* entry, uint32_t end);
+  uint32_t FreePagesWithout(absl::FunctionRef<bool(const Entry&)> leaves);
   void Preempt(Entry* entry);
   void StopRunning(Entry* entry);
   uint32_t PeakPages(uint32_t positions) const;
-  uint32_t PagesPromised() const;
+  uint32_t PagesPromised(int64_t priority) const;
 
   const SchedulerOptions options_;
   KvPages* const pages_;
+  PrefixSource* const prefixes_;
   absl::flat_hash_map<SequenceId, std::unique_ptr<Entry>> entries_;
   std::vector<Entry*> running_;  // older and more important first
   std::vector<Entry*> waiting_;  // in no order
   std::vector<std::unique_ptr<Client>> clients_;
   std::vector<uint32_t> free_slots_;
   std::vector<SequenceId> expired_;
+  std::vector<SequenceId> overdue_;
+  std::vector<uint32_t> let_go_;  // by page: holders that could be preempted; all 0 between calls
   StepPlan plan_;
   uint32_t chunk_left_ = 0;
   uint64_t arrivals_ = 0;

@@ -9,7 +9,7 @@ namespace {
 constexpr uint64_t kLogitBytesPerStep = 8ull << 20;
 
 Sequence::Header HeaderOf(SequenceId id, const ScoreSpec& spec, absl::Time now) {
-  return {id, spec.request_id, spec.client, 0, spec.deadline, now};
+  return {id, spec.request_id, spec.client, 0, spec.deadline, now, absl::InfiniteFuture()};
 }
 
 uint32_t RowLimit(const ScoreSpec& spec, uint32_t vocab) {

@@ -7,6 +7,12 @@
 
 namespace sluice {
 
+void Sequence::FoundPrefix(uint32_t positions) {
+  if (admitted_ == absl::InfinitePast()) {
+    cached_tokens_ = std::min(positions, prompt_tokens_);
+  }
+}
+
 void Sequence::Admit(absl::Time now) {
   if (admitted_ != absl::InfinitePast()) {
     return;  // preempted before, and back again

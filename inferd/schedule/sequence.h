@@ -46,6 +46,7 @@ class Sequence {
     int32_t priority = 0;
     absl::Time deadline = absl::InfiniteFuture();
     absl::Time created;
+    absl::Time start_by = absl::InfiniteFuture();
   };
   enum class State : uint8_t { kRunning, kFinished, kFailed };
 
@@ -65,6 +66,13 @@ class Sequence {
   virtual uint32_t candidates() const { return 1; }
   // The consumer wants no more for now.
   virtual bool Congested() { return false; }
+  // What the sequences have in common that share what they compute (prefix_cache.h); null: it takes no part.
+  virtual const std::string* prefix_salt() const { return nullptr; }
+
+  // It starts behind so many positions that were computed before. Only the first start counts.
+  void FoundPrefix(uint32_t positions);
+  // Tokens of the prompt that it found so.
+  uint32_t cached_tokens() const { return cached_tokens_; }
 
   // Left the queue; tells the sink the first time.
   void Admit(absl::Time now);
@@ -97,6 +105,7 @@ class Sequence {
   const Header header_;
   std::vector<int32_t> tokens_;
   const uint32_t prompt_tokens_;
+  uint32_t cached_tokens_ = 0;
   State state_ = State::kRunning;
   absl::Status error_;
   absl::Time admitted_ = absl::InfinitePast();

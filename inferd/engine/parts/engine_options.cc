@@ -15,6 +15,9 @@ constexpr uint32_t kDefaultContext = 8192;
 constexpr uint32_t kMaxParallel = 4096;
 constexpr uint32_t kMaxChunk = 1u << 16;
 constexpr uint32_t kMaxCandidates = 1024;  // of Queue::TopLogits
+// Of a budget's rest behind what must run: the part that kept states may take. Pages are worth more: without
+// them a state is of no use.
+constexpr uint64_t kKeptStatesShare = 4;
 
 absl::Status CheckRange(const char* option, uint64_t value, uint64_t low, uint64_t high) {
   if (value < low || value > high) {
@@ -30,9 +33,18 @@ absl::Status PlanKv(const ModelConfig& config, EnginePlan* plan) {
   const uint64_t one_context =
       KvPages::PeakPages(o.context, WidestWindow(config), std::min(o.prefill_chunk, o.context));
   plan->state_bytes = StateBytesPerSequence(config) * o.parallel;
+  const uint64_t kept_bytes = o.prefix_cache ? StateBytes(config) : 0;
+  // As many as run, twice: a chat leaves one at the end of its prompt and one at the end of its answer.
+  plan->kept_states = kept_bytes > 0 ? 2 * o.parallel : 0;
   uint64_t pages = one_context * o.parallel;
   if (o.kv_budget > 0) {
-    const uint64_t for_pages = o.kv_budget - std::min(o.kv_budget, plan->state_bytes);
+    uint64_t for_pages = o.kv_budget - std::min(o.kv_budget, plan->state_bytes);
+    if (plan->kept_states > 0) {
+      const uint64_t spare = for_pages - std::min(for_pages, one_context * page_bytes);
+      plan->kept_states =
+          static_cast<uint32_t>(std::min<uint64_t>(plan->kept_states, spare / kKeptStatesShare / kept_bytes));
+      for_pages -= plan->kept_states * kept_bytes;
+    }
     pages = page_bytes > 0 ? std::min(pages, for_pages / page_bytes) : pages;
     if (pages < one_context || o.kv_budget < plan->state_bytes) {
       return absl::InvalidArgumentError(
@@ -45,7 +57,7 @@ absl::Status PlanKv(const ModelConfig& config, EnginePlan* plan) {
     return absl::InvalidArgumentError(absl::StrCat(pages, " pages of KV cache, the limit is ", kNoPage - 1));
   }
   plan->kv_pages = static_cast<uint32_t>(pages);
-  plan->kv_bytes = pages * page_bytes + plan->state_bytes;
+  plan->kv_bytes = pages * page_bytes + plan->state_bytes + plan->kept_states * kept_bytes;
   return absl::OkStatus();
 }
 

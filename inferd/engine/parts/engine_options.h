@@ -37,6 +37,8 @@ struct EngineOptions {
   uint64_t kv_budget = 0;
   // Prefill rows of one step: larger is faster to the first token, smaller disturbs running answers less.
   uint32_t prefill_chunk = 512;
+  // Texts that begin alike share what is computed of their beginnings.
+  bool prefix_cache = true;
   // What may wait.
   QueueLimits queue;
   // Where experts compute.
@@ -75,6 +77,8 @@ struct EnginePlan {
   uint32_t kv_pages = 0;
   uint64_t kv_bytes = 0;     // pages and recurrent states
   uint64_t state_bytes = 0;  // of these: the recurrent states of `parallel` sequences
+  // Recurrent states kept beside those, for texts that go on from there; none where no layer has any.
+  uint32_t kept_states = 0;
   ForwardOptions forward;
   uint64_t activation_bytes = 0;  // without the KV cache
   BackendLimits backend;          // what the backend must be made for

@@ -1,5 +1,6 @@
 // `exact`: the logits of a sequence depend on its token ids alone. Random draws of everything that must not
-// matter: DRAM and KV budget, threads and backend, batch, prefill chunk, prefetch, faults, deaths of weightd.
+// matter: DRAM and KV budget, threads and backend, batch, prefill chunk, prefetch, faults, deaths of weightd,
+// and what of a text others have computed before.
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -79,6 +80,8 @@ class ExactTest : public testing::TestWithParam<Case> {
     for (int i = 0; i < kInputs; ++i) {
       inputs_.push_back(RandomIds(&random, 20 + 31 * i));
     }
+    // Two texts that part within a page, behind two whole ones.
+    std::copy_n(inputs_[2].begin(), 77, inputs_[3].begin());
   }
 
   // The family's folder, with its config changed.
@@ -98,7 +101,15 @@ class ExactTest : public testing::TestWithParam<Case> {
   struct Wanted {
     std::vector<std::vector<float>> logits;
     std::vector<std::vector<int32_t>> greedy;
+    // The turn after: all candidates of every token, which says as much as its logits.
+    std::vector<std::vector<int32_t>> next_prompts;
+    std::vector<std::vector<TokenOut>> next_tokens;
   };
+  static GenerateSpec NextTurn(const std::string& id, const std::vector<int32_t>& prompt) {
+    GenerateSpec spec = GreedySpec(id, prompt, 9);
+    spec.logprobs = kVocab - 1;
+    return spec;
+  }
   const Wanted& WantedFor(KvType kv) {
     Wanted& wanted = wanted_[kv];
     if (!wanted.logits.empty()) {
@@ -108,11 +119,27 @@ class ExactTest : public testing::TestWithParam<Case> {
     options.engine.kv = kv;
     options.engine.parallel = 1;
     options.engine.prefetch = false;
+    options.engine.prefix_cache = false;
+    options.engine.max_logprobs = kVocab - 1;
     absl::StatusOr<TestEngine> test = StartEngine(pack_, options);
     EXPECT_TRUE(test.ok()) << test.status();
     for (int i = 0; i < kInputs; ++i) {
       wanted.logits.push_back(*ScoreLogits(test->engine.get(), "s", inputs_[i]));
       wanted.greedy.push_back(*GenerateIds(test->engine.get(), GreedySpec("g", inputs_[i], 12)));
+    }
+    std::mt19937 random(6);
+    for (int i = 0; i < kInputs; ++i) {
+      // The answer with all, some or none of its tokens, and what is said to it.
+      std::vector<int32_t> next = inputs_[i];
+      next.insert(next.end(), wanted.greedy[i].begin(), wanted.greedy[i].end() - 4 * (i % 3));
+      const std::vector<int32_t> said = RandomIds(&random, 1 + 13 * i);
+      next.insert(next.end(), said.begin(), said.end());
+      wanted.next_prompts.push_back(next);
+      auto sink = std::make_shared<CollectingSink>();
+      EXPECT_TRUE(test->engine->Generate(NextTurn("n", next), sink).ok());
+      EXPECT_TRUE(sink->Await().ok());
+      EXPECT_EQ(sink->info().usage.cached_prompt_tokens, 0u);
+      wanted.next_tokens.push_back(sink->tokens());
     }
     return wanted;
   }
@@ -120,12 +147,15 @@ class ExactTest : public testing::TestWithParam<Case> {
   void RunDraw(uint32_t draw);
   // The same on a device of a random budget, link and tile.
   void RunSimDraw(uint32_t draw);
-  void RunRequests(TestEngine* test, const Wanted& wanted);
+  void RunRequests(TestEngine* test, const Wanted& wanted, bool next_turns);
+  void RunNextTurns(TestEngine* test, const Wanted& wanted);
+  static void ExpectSame(const std::vector<TokenOut>& tokens, const std::vector<TokenOut>& wanted);
 
   TempDir dir_;
   std::string pack_;
   std::vector<std::vector<int32_t>> inputs_;
   std::map<KvType, Wanted> wanted_;
+  uint64_t cached_tokens_ = 0;  // of all draws
 };
 
 void ExactTest::RunDraw(uint32_t draw) {
@@ -137,11 +167,14 @@ void ExactTest::RunDraw(uint32_t draw) {
   options.engine.prefill_chunk = OneOf(&random, {1u, 3u, 7u, 16u, 33u, 64u, 512u});
   options.engine.prefetch = random() % 2 == 0;
   options.engine.context = 256;
+  options.engine.prefix_cache = random() % 5 != 0;
+  options.engine.max_logprobs = kVocab - 1;
   const std::unique_ptr<Pack> pack = *Pack::Open(pack_);
   if (random() % 2 == 0) {  // pages for one context and little more: sequences are preempted
     const uint64_t pages = KvPages::PagesFor(options.engine.context) + random() % 6;
     options.engine.kv_budget = pages * KvBytesPerPage(pack->config(), options.engine.kv) +
-                               options.engine.parallel * StateBytesPerSequence(pack->config());
+                               options.engine.parallel * StateBytesPerSequence(pack->config()) +
+                               random() % 2 * 20 * StateBytes(pack->config());
   }
   const uint64_t smallest = SmallestBudget(pack_, std::max(1u, options.threads));
   const uint64_t all = pack->dense_bytes() + pack->total_expert_bytes();
@@ -159,7 +192,7 @@ void ExactTest::RunDraw(uint32_t draw) {
   if (random() % 4 == 0) {
     test->client->DisconnectAfterPolls(random() % 200);
   }
-  RunRequests(&*test, wanted);
+  RunRequests(&*test, wanted, /*next_turns=*/draw % 2 == 0);
 }
 
 void ExactTest::RunSimDraw(uint32_t draw) {
@@ -172,6 +205,7 @@ void ExactTest::RunSimDraw(uint32_t draw) {
   options.engine.prefill_chunk = OneOf(&random, {1u, 16u, 64u, 512u});
   options.engine.prefetch = random() % 2 == 0;
   options.engine.context = 256;
+  options.engine.max_logprobs = kVocab - 1;
   options.engine.stall_limit = absl::Seconds(60);  // a loaded machine is no failure of these
   options.engine.weightd_grace = absl::Seconds(60);
   options.engine.device = DeviceKind::kSim;
@@ -209,10 +243,10 @@ void ExactTest::RunSimDraw(uint32_t draw) {
   if (random() % 4 == 0) {
     test->client->DisconnectAfterPolls(random() % 300);
   }
-  RunRequests(&*test, wanted);
+  RunRequests(&*test, wanted, /*next_turns=*/draw % 2 == 0);
 }
 
-void ExactTest::RunRequests(TestEngine* test, const Wanted& wanted) {
+void ExactTest::RunRequests(TestEngine* test, const Wanted& wanted, bool next_turns) {
   std::vector<std::shared_ptr<CollectingScoreSink>> scores;
   std::vector<std::shared_ptr<CollectingSink>> answers;
   for (int i = 0; i < kInputs; ++i) {
@@ -232,10 +266,43 @@ void ExactTest::RunRequests(TestEngine* test, const Wanted& wanted) {
     ASSERT_TRUE(answers[i]->Await().ok()) << answers[i]->Await();
     ASSERT_EQ(answers[i]->ids(), wanted.greedy[i]) << "input " << i;
   }
+  if (next_turns) {
+    ASSERT_NO_FATAL_FAILURE(RunNextTurns(test, wanted));
+  }
   const EngineStats stats = AwaitQuiet(*test->engine);
   EXPECT_EQ(stats.kv_pages_used, 0u);
   EXPECT_EQ(stats.expert_leases_held, 0u);
   EXPECT_EQ(test->client->violation(), "");
+}
+
+// All of them at once, then all once more: the second time most of each is found.
+void ExactTest::RunNextTurns(TestEngine* test, const Wanted& wanted) {
+  for (const char* round : {"n", "m"}) {
+    std::vector<std::shared_ptr<CollectingSink>> answers;
+    for (int i = 0; i < kInputs; ++i) {
+      answers.push_back(std::make_shared<CollectingSink>());
+      const GenerateSpec spec = NextTurn(absl::StrCat(round, i), wanted.next_prompts[i]);
+      ASSERT_TRUE(test->engine->Generate(spec, answers.back()).ok());
+    }
+    for (int i = 0; i < kInputs; ++i) {
+      ASSERT_TRUE(answers[i]->Await().ok()) << answers[i]->Await();
+      cached_tokens_ += answers[i]->info().usage.cached_prompt_tokens;
+      ASSERT_NO_FATAL_FAILURE(ExpectSame(answers[i]->tokens(), wanted.next_tokens[i]))
+          << "turn " << round << i;
+    }
+  }
+}
+
+void ExactTest::ExpectSame(const std::vector<TokenOut>& tokens, const std::vector<TokenOut>& wanted) {
+  ASSERT_EQ(tokens.size(), wanted.size());
+  for (size_t t = 0; t < tokens.size(); ++t) {
+    ASSERT_EQ(tokens[t].token_id, wanted[t].token_id) << "token " << t;
+    ASSERT_EQ(tokens[t].logprob, wanted[t].logprob) << "token " << t;
+    for (size_t c = 0; c < wanted[t].candidates.size(); ++c) {
+      ASSERT_EQ(tokens[t].candidates[c].token_id, wanted[t].candidates[c].token_id) << "token " << t;
+      ASSERT_EQ(tokens[t].candidates[c].logprob, wanted[t].candidates[c].logprob) << "token " << t;
+    }
+  }
 }
 
 TEST_P(ExactTest, LogitsAreBitEqualWhateverSurroundsTheSequence) {
@@ -243,6 +310,7 @@ TEST_P(ExactTest, LogitsAreBitEqualWhateverSurroundsTheSequence) {
     RunDraw(draw);
     ASSERT_FALSE(HasFailure()) << "draw " << draw;
   }
+  EXPECT_GT(cached_tokens_, 0u) << "nothing was reused";
 }
 
 TEST_P(ExactTest, LogitsOnASimulatedDeviceAreThoseOfTheHost) {

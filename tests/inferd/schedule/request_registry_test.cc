@@ -1,7 +1,9 @@
 #include "inferd/schedule/request_registry.h"
 
+#include "absl/strings/str_cat.h"
 #include "common/error_detail.h"
 #include "gtest/gtest.h"
+#include "tests/support/fakes/fake_clock.h"
 
 namespace sluice {
 namespace {
@@ -65,6 +67,50 @@ TEST(RequestRegistryTest, LeavingTheQueueMakesRoomOnce) {
   registry.End("b");
   registry.End("b");
   EXPECT_EQ(registry.live(), 0u);
+}
+
+TEST(RequestRegistryTest, AFloodOfOneClientLeavesPlacesToOthers) {
+  RequestRegistry registry({16, 1000, 1000});
+  int taken = 0;
+  while (registry.Enter(absl::StrCat("f", taken), 1, 1, "flood").ok()) {
+    ++taken;
+  }
+  EXPECT_EQ(taken, 14);
+  EXPECT_TRUE(registry.Enter("a", 1, 1, "quiet").ok());
+  EXPECT_TRUE(registry.Enter("b", 1, 1, "quiet").ok());
+  EXPECT_EQ(ReasonOf(registry.Enter("c", 1, 1, "third").status()), "QUEUE_FULL");
+  registry.LeaveQueue("f0");
+  EXPECT_EQ(ReasonOf(registry.Enter("f20", 1, 1, "flood").status()), "QUEUE_FULL");
+  EXPECT_TRUE(registry.Enter("c", 1, 1, "third").ok());
+}
+
+TEST(RequestRegistryTest, ARefusedClientIsToldWhenAPlaceIsLikely) {
+  FakeClock clock;
+  RequestRegistry registry({3, 100, 100}, &clock);
+  const auto refused_for = [&registry] {
+    const absl::Status status = registry.Enter("x", 1, 1).status();
+    EXPECT_EQ(ReasonOf(status), "QUEUE_FULL");
+    return RetryDelayOf(status).value_or(absl::ZeroDuration());
+  };
+  for (const char* id : {"a", "b", "c"}) {
+    ASSERT_TRUE(registry.Enter(id, 1, 1).ok());
+  }
+  EXPECT_EQ(refused_for(), absl::Seconds(1)) << "no place has come free yet";
+  // Places come free every 200 ms.
+  for (const char* id : {"a", "b", "c", "d", "e"}) {
+    clock.Advance(200'000'000);
+    registry.LeaveQueue(id);
+    ASSERT_TRUE(registry.Enter(std::string(1, static_cast<char>(*id + 3)), 1, 1).ok());
+  }
+  EXPECT_NEAR(absl::ToDoubleMilliseconds(refused_for()), 200, 1);
+  EXPECT_NEAR(absl::ToDoubleMilliseconds(refused_for()), 400, 1) << "one was refused before it";
+  EXPECT_NEAR(absl::ToDoubleMilliseconds(registry.RetryDelay()), 600, 1);
+  for (int i = 0; i < 1000; ++i) {
+    refused_for();
+  }
+  EXPECT_EQ(refused_for(), RequestRegistry::kLongestRetry);
+  registry.LeaveQueue("f");
+  EXPECT_LT(registry.RetryDelay(), absl::Seconds(1));
 }
 
 }  // namespace

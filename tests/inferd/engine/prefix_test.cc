@@ -1,0 +1,276 @@
+// Texts that begin like others: what is found computed, for whom, and that nothing of it changes a token.
+#include <random>
+
+#include "common/error_detail.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/inferd/engine/engine_fixture.h"
+#include "tests/support/engine_testing.h"
+
+namespace sluice {
+namespace {
+
+std::vector<int32_t> Text(uint32_t seed, size_t count, uint32_t vocab = 64) {
+  std::mt19937 random(seed);
+  std::vector<int32_t> ids(count);
+  for (int32_t& id : ids) {
+    id = static_cast<int32_t>(random() % vocab);
+  }
+  return ids;
+}
+
+std::vector<int32_t> operator+(std::vector<int32_t> a, const std::vector<int32_t>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+class PrefixTest : public EngineTest {
+ protected:
+  struct Said {
+    std::vector<int32_t> ids;
+    std::vector<TokenOut> tokens;
+    uint32_t cached = 0;
+  };
+  static void ExpectSame(const Said& a, const Said& b) {
+    ASSERT_EQ(a.ids, b.ids);
+    for (size_t t = 0; t < a.tokens.size(); ++t) {
+      ASSERT_EQ(a.tokens[t].logprob, b.tokens[t].logprob) << "token " << t;
+      for (size_t c = 0; c < a.tokens[t].candidates.size(); ++c) {
+        ASSERT_EQ(a.tokens[t].candidates[c].logprob, b.tokens[t].candidates[c].logprob) << "token " << t;
+      }
+    }
+  }
+
+  GenerateSpec Spec(std::vector<int32_t> prompt, uint32_t max_tokens) {
+    GenerateSpec spec = GreedySpec(absl::StrCat("r", ++requests_), std::move(prompt), max_tokens);
+    spec.logprobs = 20;
+    return spec;
+  }
+  Said Say(const GenerateSpec& spec) {
+    auto sink = std::make_shared<CollectingSink>();
+    EXPECT_TRUE(engine().Generate(spec, sink).ok());
+    EXPECT_TRUE(sink->Await().ok()) << sink->Await();
+    EXPECT_EQ(sink->info().usage.prompt_tokens, spec.prompt.size());
+    return {sink->ids(), sink->tokens(), sink->info().usage.cached_prompt_tokens};
+  }
+  Said Say(std::vector<int32_t> prompt, uint32_t max_tokens = 4) {
+    return Say(Spec(std::move(prompt), max_tokens));
+  }
+  Said SayAnew(std::vector<int32_t> prompt, uint32_t max_tokens = 4) {
+    GenerateSpec spec = Spec(std::move(prompt), max_tokens);
+    spec.bypass_prefix_cache = true;
+    return Say(spec);
+  }
+  void StartFamily(const std::string& family) {
+    pack_ = dir_.File(family);
+    ASSERT_TRUE(PackFolder("tests/data/tiny/" + family, pack_).ok());
+    Start();
+  }
+
+  int requests_ = 0;
+};
+
+TEST_F(PrefixTest, TheSecondTurnComputesItsNewTokensOnly) {
+  Start();
+  const std::vector<int32_t> prompt = Text(1, 100);
+  const Said first = Say(prompt, 20);
+  EXPECT_EQ(first.cached, 0u);
+  // The last token of the answer was never computed, only told.
+  const std::vector<int32_t> next = prompt + first.ids + Text(2, 5);
+  const EngineStats before = AwaitQuiet(engine());
+  EXPECT_EQ(before.kv_pages_used, 0u);
+  EXPECT_EQ(before.kv_pages_kept, 4u);
+  const Said second = Say(next, 8);
+  EXPECT_EQ(second.cached, 119u);
+  const EngineStats after = AwaitQuiet(engine());
+  EXPECT_EQ(after.steps - before.steps, 8u);
+  EXPECT_EQ(after.cached_prompt_tokens, 119u);
+  EXPECT_EQ(after.prompt_tokens, 100u + 125u);
+  ExpectSame(second, SayAnew(next, 8));
+}
+
+TEST_F(PrefixTest, TheSecondTurnGoesOnFromAKeptState) {
+  StartFamily("qwen3_5_moe");
+  const std::vector<int32_t> prompt = Text(1, 70);
+  const Said first = Say(prompt, 20);
+  const std::vector<int32_t> next = prompt + first.ids + Text(2, 5);
+  const Said second = Say(next);
+  EXPECT_EQ(second.cached, 89u);
+  ExpectSame(second, SayAnew(next));
+  // Another answer: the end of the prompt is where both go on from.
+  const std::vector<int32_t> other = prompt + Text(3, 9);
+  const Said third = Say(other);
+  EXPECT_EQ(third.cached, 70u);
+  ExpectSame(third, SayAnew(other));
+}
+
+TEST_F(PrefixTest, WhereTextsPartAStateIsKeptForTheThird) {
+  StartFamily("qwen3_5_moe");
+  const std::vector<int32_t> common = Text(1, 85);
+  EXPECT_EQ(Say(common + Text(2, 10)).cached, 0u);
+  EXPECT_EQ(Say(common + Text(3, 10)).cached, 0u);
+  const Said third = Say(common + Text(4, 10));
+  EXPECT_EQ(third.cached, 85u);
+  ExpectSame(third, SayAnew(common + Text(4, 10)));
+}
+
+TEST_F(PrefixTest, TextsMayPartWithinAPage) {
+  Start();
+  const std::vector<int32_t> common = Text(1, 50);
+  Say(common + Text(2, 30), 10);
+  for (const size_t parts : {50u, 33u, 32u, 31u, 1u}) {
+    const std::vector<int32_t> text =
+        std::vector<int32_t>(common.begin(), common.begin() + parts) + Text(40 + parts, 40);
+    const Said said = Say(text, 10);
+    EXPECT_GE(said.cached, parts);  // random tokens may agree by chance
+    EXPECT_LE(said.cached, parts + 2);
+    ExpectSame(said, SayAnew(text, 10));
+  }
+}
+
+TEST_F(PrefixTest, TheSamePromptIsComputedButForItsLastToken) {
+  Start();
+  for (const size_t length : {1u, 2u, 32u, 33u, 64u, 65u, 90u}) {
+    const std::vector<int32_t> text = Text(100 + length, length);
+    const Said first = Say(text);
+    const Said again = Say(text);
+    EXPECT_EQ(again.cached, length - 1);
+    ExpectSame(again, first);
+  }
+}
+
+TEST_F(PrefixTest, SaltsKeepTextsApart) {
+  Start();
+  GenerateSpec spec = Spec(Text(1, 80), 4);
+  spec.cache_salt = "mine";
+  const Said mine = Say(spec);
+  EXPECT_EQ(Say(Text(1, 80)).cached, 0u);
+  spec.request_id = "others";
+  spec.cache_salt = "yours";
+  EXPECT_EQ(Say(spec).cached, 0u);
+  spec.request_id = "again";
+  spec.cache_salt = "mine";
+  const Said again = Say(spec);
+  EXPECT_EQ(again.cached, 79u);
+  ExpectSame(again, mine);
+  spec.request_id = "long";
+  spec.cache_salt = std::string(257, 's');
+  EXPECT_EQ(FieldOf(engine().Generate(spec, std::make_shared<CollectingSink>())), "cache_salt");
+}
+
+TEST_F(PrefixTest, BypassTakesNothingAndLeavesNothing) {
+  Start();
+  SayAnew(Text(1, 80));
+  EXPECT_EQ(AwaitQuiet(engine()).kv_pages_kept, 0u);
+  EXPECT_EQ(Say(Text(1, 80)).cached, 0u);
+  EXPECT_EQ(SayAnew(Text(1, 80)).cached, 0u);
+}
+
+TEST_F(PrefixTest, ScoringTakesNoPart) {
+  Start();
+  Say(Text(1, 80));
+  const uint64_t kept = AwaitQuiet(engine()).kv_pages_kept;
+  ASSERT_TRUE(ScoreLogits(&engine(), "s", Text(1, 80)).ok());
+  const EngineStats stats = AwaitQuiet(engine());
+  EXPECT_EQ(stats.cached_prompt_tokens, 0u);
+  EXPECT_EQ(stats.kv_pages_kept, kept);
+}
+
+TEST_F(PrefixTest, WhatRunsServesOthersAlready) {
+  Start();
+  const std::vector<int32_t> common = Text(1, 70);
+  auto running = std::make_shared<CollectingSink>();
+  ASSERT_TRUE(engine().Generate(Spec(common, 150), running).ok());
+  running->AwaitTokens(3);
+  const std::vector<int32_t> text = common + Text(2, 9);
+  const Said beside = Say(text);
+  EXPECT_GE(beside.cached, 70u);
+  ASSERT_TRUE(running->Await().ok());
+  const Said alone = SayAnew(common, 150);
+  EXPECT_EQ(running->ids(), alone.ids);
+  ExpectSame(beside, SayAnew(text));
+}
+
+TEST_F(PrefixTest, WhatWasEvictedIsComputedAgain) {
+  options_.engine.kv_budget = 10 * KvBytesPerPage((*Pack::Open(pack_))->config(), KvType::kF16);
+  Start();
+  const Said first = Say(Text(1, 90), 10);
+  for (uint32_t other = 2; other < 12; ++other) {
+    Say(Text(other, 90), 10);
+    const EngineStats stats = AwaitQuiet(engine());
+    EXPECT_EQ(stats.kv_pages_used, 0u);
+    EXPECT_LE(stats.kv_pages_kept, 10u);
+  }
+  const Said again = Say(Text(1, 90), 10);
+  EXPECT_EQ(again.cached, 0u);
+  ExpectSame(again, first);
+  EXPECT_EQ(Say(Text(1, 90), 10).cached, 89u);
+}
+
+TEST_F(PrefixTest, TheBeginningThatManyShareOutlivesTheirEnds) {
+  options_.engine.kv_budget = 10 * KvBytesPerPage((*Pack::Open(pack_))->config(), KvType::kF16);
+  Start();
+  const std::vector<int32_t> common = Text(1, 64);
+  for (uint32_t other = 2; other < 20; ++other) {
+    const uint32_t cached = Say(common + Text(other, 60)).cached;
+    EXPECT_TRUE(other == 2 || cached >= 64) << other;
+  }
+}
+
+TEST_F(PrefixTest, WithoutTheCacheNothingIsKept) {
+  options_.engine.prefix_cache = false;
+  Start();
+  EXPECT_THAT(engine().description(), testing::HasSubstr("no prefix is reused: --prefix-cache off"));
+  Say(Text(1, 80));
+  EXPECT_EQ(Say(Text(1, 80)).cached, 0u);
+  EXPECT_EQ(AwaitQuiet(engine()).kv_pages_kept, 0u);
+}
+
+TEST_F(PrefixTest, ARecordedTraceHasEveryRow) {
+  options_.engine.trace = dir_.File("trace");
+  Start();
+  EXPECT_THAT(engine().description(), testing::HasSubstr("a trace is recorded"));
+  Say(Text(1, 80));
+  EXPECT_EQ(Say(Text(1, 80)).cached, 0u);
+}
+
+// Policies that treat generated tokens in a way of their own, or by what is resident: an answer is computed
+// anew as a part of the next prompt, as it would be without the cache; prompts are the model's own.
+class LossyPrefixTest : public PrefixTest, public testing::WithParamInterface<std::vector<std::string>> {};
+
+TEST_P(LossyPrefixTest, OnlyPromptsServePrompts) {
+  const std::vector<std::string>& words = GetParam();
+  options_.threads = 1;
+  options_.engine.device = DeviceKind::kSim;
+  options_.engine.slab.budget = (*Pack::Open(pack_))->total_expert_bytes() / 2;
+  options_.engine.preset = words.front();
+  options_.engine.policies.policy.assign(words.begin() + 1, words.end());
+  Start();
+  EXPECT_THAT(engine().description(), testing::HasSubstr("prefixes are reused of prompts alone"));
+  const std::vector<int32_t> prompt = Text(1, 70);
+  const Said first = Say(prompt, 40);
+  const std::vector<int32_t> next = prompt + first.ids + Text(2, 5);
+  const Said second = Say(next, 1);  // its logits are those of the prompt's last row
+  EXPECT_EQ(second.cached, 70u);
+  ExpectSame(second, SayAnew(next, 1));
+  const Said third = Say(next + Text(3, 5), 1);
+  EXPECT_EQ(third.cached, next.size());
+  ExpectSame(third, SayAnew(next + Text(3, 5), 1));
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, LossyPrefixTest,
+                         testing::Values(std::vector<std::string>{"importance"},
+                                         std::vector<std::string>{"exact", "expert_miss=skip"},
+                                         std::vector<std::string>{"exact", "expert_miss=proceed"},
+                                         std::vector<std::string>{"corm"},
+                                         std::vector<std::string>{"adapmoe", "first_layer=off",
+                                                                  "sensitivity=score",
+                                                                  "sensitivity_threshold=0.1"}),
+                         [](const testing::TestParamInfo<std::vector<std::string>>& info) {
+                           const std::string& last = info.param.back();
+                           return info.param.size() == 2 ? last.substr(last.find('=') + 1)
+                                                         : info.param.front();
+                         });
+
+}  // namespace
+}  // namespace sluice
