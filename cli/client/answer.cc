@@ -57,19 +57,21 @@ Json AnswerJson(const Answer& answer) {
 void PrintStatistics(const Answer& answer) {
   const api::Usage& usage = answer.finished.usage();
   const api::Timings& timings = answer.finished.timings();
+  const uint32_t cached = usage.cached_prompt_tokens();
   const double prompt_rate =
-      timings.prompt_seconds() > 0 ? usage.prompt_tokens() / timings.prompt_seconds() : 0;
+      timings.prompt_seconds() > 0 ? (usage.prompt_tokens() - cached) / timings.prompt_seconds() : 0;
   const double hit_share = timings.expert_requests() > 0
                                ? 100.0 * static_cast<double>(timings.expert_hits()) /
                                      static_cast<double>(timings.expert_requests())
                                : 0;
   const std::string lines = absl::StrFormat(
-      "prompt %d tokens in %.3f s (%.1f tokens/s), answer %d tokens in %.3f s (%.1f tokens/s), ended by %s\n"
+      "prompt %d tokens%s in %.3f s (%.1f tokens/s), answer %d tokens in %.3f s (%.1f tokens/s), ended by "
+      "%s\n"
       "experts %d used, %.1f %% were in memory; %s from SSD, %.3f s of waiting for it; seed %d",
-      usage.prompt_tokens(), timings.prompt_seconds(), prompt_rate, usage.completion_tokens(),
-      timings.decode_seconds(), timings.tokens_per_second(), FinishWord(answer.finished.reason()),
-      timings.expert_requests(), hit_share, FormatSize(timings.bytes_ssd()), timings.stall_seconds(),
-      answer.finished.seed());
+      usage.prompt_tokens(), cached > 0 ? absl::StrFormat(" (%d of them cached)", cached) : "",
+      timings.prompt_seconds(), prompt_rate, usage.completion_tokens(), timings.decode_seconds(),
+      timings.tokens_per_second(), FinishWord(answer.finished.reason()), timings.expert_requests(), hit_share,
+      FormatSize(timings.bytes_ssd()), timings.stall_seconds(), answer.finished.seed());
   std::fprintf(stderr, "%s\n", Styled(lines, Style::kDim, StderrIsTerminal()).c_str());
 }
 

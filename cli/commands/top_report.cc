@@ -32,7 +32,8 @@ struct WeightdRates {
   double resident = 0, joined = 0, ssd = 0, ssd_bytes = 0, evictions = 0;
 };
 struct InferdRates {
-  double tokens = 0, prompt_tokens = 0, requests = 0, link_bytes = 0, stall = 0, hit_rate = 0;
+  double tokens = 0, prompt_tokens = 0, requests = 0, link_bytes = 0, stall = 0, hit_rate = 0,
+         cached_share = 0;
 };
 
 WeightdRates RatesOf(const std::optional<WeightdFacts>& before, const WeightdFacts& now,
@@ -54,9 +55,12 @@ InferdRates RatesOf(const std::optional<InferdFacts>& before, const InferdFacts&
                         rates.Of(base.finished, now.finished),
                         rates.Of(base.link_bytes, now.link_bytes),
                         rates.Of(base.stall_seconds, now.stall_seconds),
+                        0,
                         0};
   const double asked = rates.Of(base.expert_requests, now.expert_requests);
   result.hit_rate = asked > 0 ? rates.Of(base.expert_hits, now.expert_hits) / asked : 0;
+  const double cached = rates.Of(base.cached_prompt_tokens, now.cached_prompt_tokens);
+  result.cached_share = result.prompt_tokens > 0 ? cached / result.prompt_tokens : 0;
   return result;
 }
 
@@ -83,7 +87,8 @@ std::string InferdText(const TopSample& before, const TopSample& now, bool termi
           "  experts resident %.1f %%, stalled %.0f %% of the time, link %s, failed requests %d\n",
           rates.hit_rate * 100, rates.stall * 100, BytesRate(rates.link_bytes), facts.failed),
       "  KV   ", Bar(facts.kv_used, facts.kv_total),
-      absl::StrFormat("  %d of %d pages\n", facts.kv_used, facts.kv_total));
+      absl::StrFormat("  %d of %d pages, %d kept; %.1f %% of the prompts were cached\n", facts.kv_used,
+                      facts.kv_total, facts.kv_kept, rates.cached_share * 100));
 }
 
 std::string WeightdText(const TopSample& before, const TopSample& now, bool terminal) {
@@ -128,7 +133,9 @@ Json InferdJson(const TopSample& before, const TopSample& now) {
       .Set("running", facts.running)
       .Set("waiting", facts.waiting)
       .Set("kv_pages_used", facts.kv_used)
+      .Set("kv_pages_kept", facts.kv_kept)
       .Set("kv_pages", facts.kv_total)
+      .Set("cached_prompt_share", rates.cached_share)
       .Set("hit_rate", rates.hit_rate)
       .Set("stall_share", rates.stall)
       .Set("link_bytes_per_second", rates.link_bytes)

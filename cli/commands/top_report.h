@@ -48,11 +48,13 @@ struct InferdFacts {
   uint64_t running = 0;
   uint64_t waiting = 0;
   uint64_t kv_used = 0;
+  uint64_t kv_kept = 0;
   uint64_t kv_total = 0;
   // Counters.
   uint64_t steps = 0;
   uint64_t generated_tokens = 0;
   uint64_t prompt_tokens = 0;
+  uint64_t cached_prompt_tokens = 0;
   uint64_t finished = 0;
   uint64_t failed = 0;
   uint64_t expert_requests = 0;

@@ -36,6 +36,7 @@ struct InferdOptions {
   std::string kv = "f16";
   ByteSize kv_budget;
   uint32_t prefill_chunk = 512;
+  bool prefix_cache = true;
   uint32_t threads = 0;
   std::string preset = "exact";
   std::string sparsity;
@@ -126,6 +127,8 @@ void ForEachOption(InferdOptions* o, Visit visit) {
   visit("kv", &o->kv, "Type of the KV cache: f32, f16 or q8");
   visit("kv-budget", &o->kv_budget, "Memory of the KV cache (default: what all parallel contexts take)");
   visit("prefill-chunk", &o->prefill_chunk, "Prompt tokens of one step");
+  visit("prefix-cache", &o->prefix_cache,
+        "Share what is computed of texts that begin alike, in what is free of the KV cache: on or off");
   visit("threads", &o->threads, "Compute threads (default: the CPUs that this process may use)");
   visit("preset", &o->preset, "Named set of policies");
   visit("sparsity", &o->sparsity,

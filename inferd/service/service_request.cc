@@ -220,9 +220,29 @@ absl::Status CheckPromptFits(const ServingContext& context, size_t tokens, size_
 }
 
 absl::Status CheckUnsupported(const v1::GenerationSpec& spec) {
-  RETURN_IF_ERROR(Unsupported(spec.has_guided(), "spec.guided"));
-  RETURN_IF_ERROR(Unsupported(spec.has_cache(), "spec.cache"));
-  return Unsupported(spec.scheduling().has_max_queue_wait(), "spec.scheduling.max_queue_wait");
+  return Unsupported(spec.has_guided(), "spec.guided");
+}
+
+// Not set: forever.
+absl::StatusOr<absl::Duration> MaxQueueWait(const v1::SchedulingParams& scheduling) {
+  if (!scheduling.has_max_queue_wait()) {
+    return absl::InfiniteDuration();
+  }
+  const google::protobuf::Duration& wait = scheduling.max_queue_wait();
+  const absl::Duration duration = absl::Seconds(wait.seconds()) + absl::Nanoseconds(wait.nanos());
+  if (duration <= absl::ZeroDuration()) {
+    return Invalid("spec.scheduling.max_queue_wait",
+                   absl::StrCat("is ", absl::FormatDuration(duration), ", must be above 0"));
+  }
+  return duration;
+}
+
+absl::Status CheckSalt(const v1::CacheOptions& cache) {
+  if (cache.cache_salt().size() <= kMaxSaltBytes) {
+    return absl::OkStatus();
+  }
+  return Invalid("spec.cache.cache_salt", absl::StrCat("has ", cache.cache_salt().size(), " bytes, at most ",
+                                                       kMaxSaltBytes, " are allowed"));
 }
 
 // Plans everything but the prompt and the stopping, which depends on the prompt's length.
@@ -236,6 +256,10 @@ absl::StatusOr<GenerationPlan> PlanWithoutPrompt(const ServingContext& context, 
   ASSIGN_OR_RETURN(plan.report, Report(spec.output()));
   plan.spec.logprobs = spec.output().logprobs();
   plan.spec.priority = spec.scheduling().priority();
+  ASSIGN_OR_RETURN(plan.spec.max_queue_wait, MaxQueueWait(spec.scheduling()));
+  RETURN_IF_ERROR(CheckSalt(spec.cache()));
+  plan.spec.cache_salt = spec.cache().cache_salt();
+  plan.spec.bypass_prefix_cache = spec.cache().bypass_prefix_cache();
   plan.spec.client = call.client;
   plan.spec.deadline = DeadlineOf(context, call);
   return plan;

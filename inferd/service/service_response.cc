@@ -178,6 +178,7 @@ void FillStats(const EngineStats& stats, v1::GetStatsResponse* out) {
   gauges->set_sequences_running(stats.sequences_running);
   gauges->set_sequences_waiting(stats.sequences_waiting);
   gauges->set_kv_pages_used(stats.kv_pages_used);
+  gauges->set_kv_pages_kept(stats.kv_pages_kept);
   gauges->set_expert_leases(stats.expert_leases_held);
   gauges->set_fetches_outstanding(stats.fetches_outstanding);
   v1::Resources* resources = out->mutable_resources();
@@ -187,6 +188,8 @@ void FillStats(const EngineStats& stats, v1::GetStatsResponse* out) {
   counters->set_steps(stats.steps);
   counters->set_decode_steps(stats.decode_steps);
   counters->set_prompt_tokens(stats.prompt_tokens);
+  counters->set_cached_prompt_tokens(stats.cached_prompt_tokens);
+  counters->set_preemptions(stats.preemptions);
   counters->set_generated_tokens(stats.generated_tokens);
   counters->set_requests_finished(stats.requests_finished);
   counters->set_requests_cancelled(stats.requests_cancelled);

@@ -22,6 +22,8 @@ void Load(const EngineStats& stats, const StreamPump& pump, MetricText* text) {
   text->One("inferd_calls_active", kGauge, "Calls that have not ended.", pump.calls());
   text->One("inferd_unsent_bytes", kGauge, "Bytes that wait for clients to read them.", pump.unsent_bytes());
   text->One("inferd_kv_pages_used", kGauge, "Pages of the KV cache in use.", stats.kv_pages_used);
+  text->One("inferd_kv_pages_kept", kGauge, "Pages that nobody uses, kept for texts that begin like theirs.",
+            stats.kv_pages_kept);
   text->One("inferd_kv_pages", kGauge, "Pages of the KV cache.", stats.kv_pages_total);
   text->One("inferd_kv_usage_ratio", kGauge, "Share of the KV cache in use.",
             stats.kv_pages_total == 0
@@ -40,7 +42,11 @@ void Work(const EngineStats& stats, const StreamPump& pump, MetricText* text) {
   text->Sample({{"end", "rejected"}}, stats.requests_rejected);
   text->One("inferd_slow_consumers_total", kCounter, "Streams cut because of their reader.",
             pump.slow_consumers());
-  text->One("inferd_prompt_tokens_total", kCounter, "Tokens of prompts computed.", stats.prompt_tokens);
+  text->One("inferd_prompt_tokens_total", kCounter, "Tokens of prompts that were done.", stats.prompt_tokens);
+  text->One("inferd_cached_prompt_tokens_total", kCounter, "Of these: found computed in the prefix cache.",
+            stats.cached_prompt_tokens);
+  text->One("inferd_preemptions_total", kCounter, "Sequences that gave way to others, to go on later.",
+            stats.preemptions);
   text->One("inferd_generation_tokens_total", kCounter, "Tokens generated.", stats.generated_tokens);
   text->One("inferd_steps_total", kCounter, "Steps of the engine.", stats.steps);
   text->One("inferd_prompt_seconds_total", kCounter, "Time of steps with tokens of prompts.",

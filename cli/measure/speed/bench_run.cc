@@ -34,6 +34,7 @@ api::GenerateStreamRequest RequestOf(const BenchTest& test, const BenchInput& in
   spec->mutable_stopping()->set_max_tokens(static_cast<uint32_t>(std::max<uint64_t>(1, test.generate)));
   spec->mutable_stopping()->set_ignore_eos(true);
   spec->mutable_output()->set_return_text(false);
+  spec->mutable_cache()->set_bypass_prefix_cache(true);  // repetitions would find the prompt computed
   return request;
 }
 

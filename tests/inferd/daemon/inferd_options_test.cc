@@ -57,6 +57,7 @@ TEST(InferdOptionsTest, FlagsReachTheirMembers) {
                                        "--prefill-chunk=7",
                                        "--threads",
                                        "3",
+                                       "--prefix-cache=off",
                                        "--prefetch",
                                        "off",
                                        "--keep",
@@ -82,6 +83,7 @@ TEST(InferdOptionsTest, FlagsReachTheirMembers) {
   EXPECT_EQ(7u, engine.prefill_chunk);
   EXPECT_EQ(5u, engine.queue.count);
   EXPECT_FALSE(engine.prefetch);
+  EXPECT_FALSE(engine.prefix_cache);
 }
 
 TEST(InferdOptionsTest, SocketsDefaultToTheRuntimeDirectory) {

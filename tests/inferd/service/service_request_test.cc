@@ -202,10 +202,13 @@ TEST_F(ServiceRequestTest, WrongOrUnsupportedFieldIsRefusedByName) {
        [](auto* s) { s->mutable_output()->set_prompt_logprobs(0); }},
       {"spec.output.echo", kMissing, "UNSUPPORTED_FIELD",
        [](auto* s) { s->mutable_output()->set_echo(true); }},
-      {"spec.scheduling.max_queue_wait", kMissing, "UNSUPPORTED_FIELD",
+      {"spec.scheduling.max_queue_wait", kInvalid, "INVALID_FIELD",
        [](auto* s) { s->mutable_scheduling()->mutable_max_queue_wait(); }},
+      {"spec.scheduling.max_queue_wait", kInvalid, "INVALID_FIELD",
+       [](auto* s) { s->mutable_scheduling()->mutable_max_queue_wait()->set_seconds(-1); }},
       {"spec.guided", kMissing, "UNSUPPORTED_FIELD", [](auto* s) { s->mutable_guided()->set_regex("a*"); }},
-      {"spec.cache", kMissing, "UNSUPPORTED_FIELD", [](auto* s) { s->mutable_cache()->set_cache_salt("x"); }},
+      {"spec.cache.cache_salt", kInvalid, "INVALID_FIELD",
+       [](auto* s) { s->mutable_cache()->set_cache_salt(std::string(257, 'x')); }},
   };
   for (const BadCase& c : cases) {
     GenerationSpec spec = Spec();
@@ -215,6 +218,21 @@ TEST_F(ServiceRequestTest, WrongOrUnsupportedFieldIsRefusedByName) {
     EXPECT_EQ(c.field, FieldOf(status));
     EXPECT_EQ(c.reason, ReasonOf(status)) << c.field;
   }
+}
+
+TEST_F(ServiceRequestTest, CacheAndQueueWaitReachTheEngine) {
+  GenerationSpec spec = Spec();
+  EXPECT_EQ(absl::InfiniteDuration(), Good(spec).spec.max_queue_wait);
+  EXPECT_FALSE(Good(spec).spec.bypass_prefix_cache);
+  spec.mutable_cache()->set_cache_salt("mine");
+  spec.mutable_cache()->set_bypass_prefix_cache(true);
+  spec.mutable_cache()->set_prompt_cache_key("a hint");
+  spec.mutable_scheduling()->mutable_max_queue_wait()->set_seconds(2);
+  spec.mutable_scheduling()->mutable_max_queue_wait()->set_nanos(500000000);
+  const GenerateSpec planned = Good(spec).spec;
+  EXPECT_EQ("mine", planned.cache_salt);
+  EXPECT_TRUE(planned.bypass_prefix_cache);
+  EXPECT_EQ(absl::Milliseconds(2500), planned.max_queue_wait);
 }
 
 TEST_F(ServiceRequestTest, PromptOverTheContextIsRefusedWithBothNumbers) {

@@ -29,6 +29,9 @@ TEST(ServingMetricsTest, CountersOfTheEngineAreWrittenUnderTheirNames) {
   stats.kv_pages_total = 4;
   stats.stall_seconds = 0.5;
   stats.requests_rejected = 2;
+  stats.kv_pages_kept = 2;
+  stats.cached_prompt_tokens = 31;
+  stats.preemptions = 5;
   const auto families = Scrape(ServingMetrics(), stats);
   const auto value = [&](const std::string& name) { return SampleOf(families, name, name); };
   EXPECT_EQ(value("inferd_generation_tokens_total"), 7);
@@ -37,6 +40,9 @@ TEST(ServingMetricsTest, CountersOfTheEngineAreWrittenUnderTheirNames) {
   EXPECT_EQ(value("inferd_kv_usage_ratio"), 0.25);
   EXPECT_EQ(value("inferd_expert_stall_seconds_total"), 0.5);
   EXPECT_EQ(value("inferd_serving"), 1);
+  EXPECT_EQ(value("inferd_kv_pages_kept"), 2);
+  EXPECT_EQ(value("inferd_cached_prompt_tokens_total"), 31);
+  EXPECT_EQ(value("inferd_preemptions_total"), 5);
   EXPECT_EQ(SampleOf(families, "inferd_finished_requests_total",
                      "inferd_finished_requests_total{end=\"rejected\"}"),
             2);
