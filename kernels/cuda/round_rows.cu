@@ -8,7 +8,7 @@ constexpr unsigned kThreads = 128;
 constexpr unsigned kWarps = kThreads / kLanes;
 
 // Nearest, ties to even; saturating; what a NaN becomes is not specified.
-__device__ inline int RoundCode(float value) { return min(max(__float2int_rn(value), -32768), 32767); }
+__device__ inline int RoundCode(float value) { return min(max(__float2int_rn(value), -128), 127); }
 
 // Where code `c` of group `g` lies, in codes from the row's begin (round_rows.h).
 __device__ inline unsigned PlaceOfCode(unsigned groups, unsigned g, unsigned c) {
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads) RoundRowsKernel(RoundRowsLaunch laun
   const float b = first + kLanes < launch.cols ? x[first + kLanes] : 0.0f;
   const float largest = WarpMax(fmaxf(fabsf(a), fabsf(b)));
   const bool tiny = largest < 1e-30f;
-  const float inverse = 32767.0f / largest;
+  const float inverse = 127.0f / largest;
   const int code_a = tiny ? 0 : RoundCode(a * inverse);
   const int code_b = tiny ? 0 : RoundCode(b * inverse);
   short* const codes = reinterpret_cast<short*>(y);
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) RoundRowsKernel(RoundRowsLaunch laun
   codes[PlaceOfCode(groups, g, lane + kLanes)] = static_cast<short>(code_b);
   const int sum = WarpSum(code_a + code_b);
   if (lane == 0) {
-    reinterpret_cast<float*>(y + 2 * kRoundGroup * groups)[g] = tiny ? 0.0f : largest / 32767.0f;
+    reinterpret_cast<float*>(y + 2 * kRoundGroup * groups)[g] = tiny ? 0.0f : largest / 127.0f;
     reinterpret_cast<int*>(y + (2 * kRoundGroup + 4) * groups)[g] = sum;
   }
 }

@@ -1,4 +1,4 @@
-// Activation rows rounded to int16 by groups of 64, as quantized weight rows are multiplied with
+// Activation rows rounded to int8 (kept as int16) by groups of 64, as quantized weight rows are multiplied with
 // (ARITHMETIC.md section 2 (b)): once for all weight rows that share them.
 //
 // Layout of the codes: a group is 128 bytes, eight pieces of 16. Piece 4 * h + k, h < 2, k < 4, goes with the

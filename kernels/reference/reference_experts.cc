@@ -27,13 +27,13 @@ void AddPlainBlock(const CallWeights& down, uint32_t first, const std::vector<fl
 void AddQuantizedBlock(const CallWeights& down, uint32_t first, const std::vector<float>& c, float* y) {
   const EncodingDescriptor& e = down.encoding;
   std::vector<float> d(c.size());
-  std::vector<int16_t> q(c.size());
+  std::vector<int8_t> q(c.size());
   for (uint32_t h0 = 0, g = 0; h0 < down.cols; h0 += e.group, ++g) {
     for (size_t j = 0; j < c.size(); ++j) {
       const uint8_t* row = down.Row(first + static_cast<uint32_t>(j));
       d[j] = row == nullptr ? 0.0f : c[j] * ScaleAt(e, row, down.cols, g);
     }
-    const float sd = RoundToInt16(d.data(), d.size(), q.data());
+    const float sd = RoundToInt8(d.data(), d.size(), q.data());
     float z = 0;
     for (size_t j = 0; j < c.size(); ++j) {
       const uint8_t* row = down.Row(first + static_cast<uint32_t>(j));

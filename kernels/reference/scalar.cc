@@ -10,12 +10,12 @@ namespace sluice::reference {
 namespace {
 
 // Saturating conversion of an already scaled value, as the packing instructions do it.
-int16_t RoundCode(float value) {
+int8_t RoundCode(float value) {
   const float rounded = std::nearbyint(value);
-  if (!(rounded > -32768.0f)) {  // NaN too
-    return -32768;
+  if (!(rounded > -128.0f)) {  // NaN too
+    return -128;
   }
-  return rounded < 32767.0f ? static_cast<int16_t>(rounded) : int16_t{32767};
+  return rounded < 127.0f ? static_cast<int8_t>(rounded) : int8_t{127};
 }
 
 // Code k of a plane of `bits` bits.
@@ -43,10 +43,10 @@ float PlainDot(Encoding encoding, const uint8_t* row, const float* x, uint64_t c
 
 float QuantizedDot(const EncodingDescriptor& d, const uint8_t* row, const float* x, uint64_t cols) {
   float lanes[8] = {};
-  std::vector<int16_t> q(d.group);
+  std::vector<int8_t> q(d.group);
   for (uint64_t first = 0, g = 0; first < cols; first += d.group, ++g) {
     const uint64_t count = std::min<uint64_t>(d.group, cols - first);
-    const float sx = RoundToInt16(x + first, count, q.data());
+    const float sx = RoundToInt8(x + first, count, q.data());
     int32_t sum = 0;
     int32_t x_sum = 0;
     for (uint64_t i = 0; i < count; ++i) {
@@ -189,20 +189,20 @@ float ZeroAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uin
   return F16ToFloat(LoadU16(zeros + 2 * group));
 }
 
-float RoundToInt16(const float* values, uint64_t count, int16_t* codes) {
+float RoundToInt8(const float* values, uint64_t count, int8_t* codes) {
   float largest = 0.0f;
   for (uint64_t i = 0; i < count; ++i) {
     largest = std::max(largest, std::fabs(values[i]));
   }
   if (largest < 1e-30f) {
-    std::fill(codes, codes + count, int16_t{0});
+    std::fill(codes, codes + count, int8_t{0});
     return 0.0f;
   }
-  const float inverse = 32767.0f / largest;
+  const float inverse = 127.0f / largest;
   for (uint64_t i = 0; i < count; ++i) {
     codes[i] = RoundCode(values[i] * inverse);
   }
-  return largest / 32767.0f;
+  return largest / 127.0f;
 }
 
 float Dot(const EncodingDescriptor& d, const uint8_t* row, const float* x, uint64_t cols) {

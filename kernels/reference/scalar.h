@@ -41,9 +41,9 @@ int32_t CodeAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, u
 float ScaleAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group);
 float ZeroAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group);
 
-// Rounds values to int16 codes with one scale, as section 2 (b) and section 3 do: codes[i] ~ values[i] /
+// Rounds values to int8 codes with one scale, as section 2 (b) and section 3 do: codes[i] ~ values[i] /
 // scale. Returns the scale, 0 (and codes 0) if all values are tiny.
-float RoundToInt16(const float* values, uint64_t count, int16_t* codes);
+float RoundToInt8(const float* values, uint64_t count, int8_t* codes);
 
 // x . row by section 2, (a) or (b) after the encoding; cols values.
 float Dot(const EncodingDescriptor& d, const uint8_t* row, const float* x, uint64_t cols);

@@ -41,7 +41,7 @@ std::vector<float> RunMatMul(OpBench& bench, const std::vector<float>& x, const 
 
 // The error bound of one dot product. Float rows: n/16 additions in a lane and 5 in the tree and closing, on
 // the sum of magnitudes. Quantized rows: also half a step of the rounded activations, and the rounding of
-// S, X * zero and their difference (three roundings of magnitudes up to 255 * 32767 * group).
+// S, X * zero and their difference (three roundings of magnitudes up to 255 * 127 * group).
 double DotTolerance(const EncodedMatrix& w, uint32_t row, const float* x) {
   double magnitude = 0;
   double steps = 0;
@@ -59,7 +59,7 @@ double DotTolerance(const EncodedMatrix& w, uint32_t row, const float* x) {
     for (uint32_t k = first; k < end && w.encoding.group != 0; ++k) {
       // Half a step each (and a little for the float product), plus float roundings on |code| + |zero|, at
       // most 1.5 levels and 8, times the scale; the 8-bit ones are up to half as large again.
-      steps += largest / 32767 * 0.51 * std::fabs(w.At(row, k));
+      steps += largest / 127 * 0.51 * std::fabs(w.At(row, k));
       steps += largest * (1.5 * levels + 8) * scale * 4 * kRoundoff;
     }
   }

@@ -83,7 +83,7 @@ inline void RoundSixteenGroups(const QuantDownCall& call, const float* c, uint32
     lines.Step();
   }
   const __mmask16 some = _mm512_cmp_ps_mask(largest, _mm512_set1_ps(1e-30f), _CMP_NLT_UQ);
-  const __m512 full = _mm512_set1_ps(32767.0f);
+  const __m512 full = _mm512_set1_ps(127.0f);
   const __m512 inverse = _mm512_maskz_div_ps(some, full, largest);
   _mm512_storeu_ps(out.scales + g, _mm512_maskz_div_ps(some, largest, full));
   __m512 zero_sum = _mm512_setzero_ps();

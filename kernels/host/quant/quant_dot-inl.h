@@ -79,8 +79,8 @@ inline void Quantize(const QuantizeCall& call) {
     const uint32_t n = call.cols - k < call.group ? call.cols - k : call.group;
     const float largest = LargestMagnitudeOf(call.x + k, n);
     const bool zero = largest < 1e-30f;
-    const int32_t sum = StoreCodes(call.x + k, zero ? 0.0f : 32767.0f / largest, n, call.codes + k);
-    call.scales[g] = zero ? 0.0f : largest / 32767.0f;
+    const int32_t sum = StoreCodes(call.x + k, zero ? 0.0f : 127.0f / largest, n, call.codes + k);
+    call.scales[g] = zero ? 0.0f : largest / 127.0f;
     call.sums[g] = static_cast<float>(sum);
   }
   for (; g % 8 != 0; ++g) {

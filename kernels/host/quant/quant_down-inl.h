@@ -53,7 +53,7 @@ inline void RoundOctets(const QuantDownCall& call, uint32_t t, uint32_t g, uint3
     }
     lines.Step();
   }
-  const __m256 full = _mm256_set1_ps(32767.0f);
+  const __m256 full = _mm256_set1_ps(127.0f);
   __m256 inverse[kOctets];
   for (int o = 0; o < kOctets; ++o) {
     const __m256 zero = _mm256_cmp_ps(largest[o], _mm256_set1_ps(1e-30f), _CMP_LT_OQ);

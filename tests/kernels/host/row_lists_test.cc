@@ -58,10 +58,10 @@ TEST_F(RowListsTest, RowsAreRoundedAsTheReferenceRoundsThemAndOnlyWhereWanted) {
     const QuantRow row = rounded_->Row(64, t);
     for (uint32_t k = 0; k < kCols; k += 64) {
       const uint32_t count = std::min(64u, kCols - k);
-      std::vector<int16_t> codes(count);
-      const float scale = reference::RoundToInt16(space_.x_rows[t] + k, count, codes.data());
+      std::vector<int8_t> codes(count);
+      const float scale = reference::RoundToInt8(space_.x_rows[t] + k, count, codes.data());
       EXPECT_EQ(row.scales[k / 64], scale);
-      EXPECT_EQ(std::vector<int16_t>(row.codes + k, row.codes + k + count), codes);
+      EXPECT_EQ(std::vector<int8_t>(row.codes + k, row.codes + k + count), codes);
       EXPECT_EQ(row.sums[k / 64], static_cast<float>(std::accumulate(codes.begin(), codes.end(), 0)));
     }
     EXPECT_EQ(rounded_->Row(128, t).scales[0], 0);  // nobody asked for these
