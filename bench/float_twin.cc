@@ -1,7 +1,7 @@
 // float_twin MODEL_DIR PACK OUT_DIR: the model of MODEL_DIR (Mixtral's tensor names) with the experts'
 // matrices replaced by the values that PACK's rows stand for, as float32 safetensors. Packed with f32 experts
-// it computes with float activations what PACK computes with int16 ones: the difference of their perplexities
-// is what the arithmetic of quantized rows costs (kernels/ARITHMETIC.md 2).
+// it computes with float activations what PACK computes with rounded ones: the difference of their
+// perplexities is what the arithmetic of quantized rows costs (kernels/ARITHMETIC.md 2).
 //
 // Thread safety: a program of one thread.
 #include <cstdio>

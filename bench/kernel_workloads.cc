@@ -289,13 +289,13 @@ double KernelBench::CachedSpeed(const EncodingDescriptor& d, uint32_t cols, bool
   for (uint32_t r = 0; r < rows; ++r) {
     w[r] = place + r * stride;
   }
-  std::vector<int16_t> codes(cols + host::kCodeAlign + 32);
+  std::vector<int8_t> codes(cols + host::kCodeAlign + 64);
   std::vector<float> scales(cols / 16 + 16);
   std::vector<float> sums(cols / 16 + 16);
   const float* x = reinterpret_cast<const float*>(backend_->HostRead(x_, cols * 4));
-  std::vector<uint8_t> bytes(4 * codes.size() + 64);
-  const host::QuantRow row{Aligned(codes), scales.data(), sums.data(), Aligned(bytes)};
-  table_->quantize({x, cols, d.group, Aligned(codes), scales.data(), sums.data(), Aligned(bytes)});
+  std::vector<int8_t> woven(3 * codes.size() + 64);
+  const host::QuantRow row{Aligned(codes), scales.data(), sums.data(), Aligned(woven)};
+  table_->quantize({x, cols, d.group, Aligned(codes), scales.data(), sums.data(), Aligned(woven)});
   std::vector<float> outputs(rows);
   float* y = outputs.data();
   host::QuantDotCall dot;

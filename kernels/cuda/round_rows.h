@@ -1,5 +1,5 @@
-// Activation rows rounded to int8 (kept as int16) by groups of 64, as quantized weight rows are multiplied with
-// (ARITHMETIC.md section 2 (b)): once for all weight rows that share them.
+// Activation rows rounded to int8 (kept as int16) by groups of 64, as quantized weight rows are multiplied
+// with (ARITHMETIC.md section 2 (b)): once for all weight rows that share them.
 //
 // Layout of the codes: a group is 128 bytes, eight pieces of 16. Piece 4 * h + k, h < 2, k < 4, goes with the
 // 4 bytes at 16 * h + 4 * k of a weight row's 32-byte block of 4-bit codes: with a = 8 * h + 2 * k, codes {a,

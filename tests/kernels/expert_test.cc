@@ -56,44 +56,53 @@ TEST_P(ExpertTest, ActivationsBiasesAndWidthsEqualTheReferenceBitForBit) {
   }
 }
 
-// Block sums as large as they get: every code of down the largest, every coefficient the same, with either
-// sign and with both; blocks of fewer neurons than are added at a time, and hidden sizes off every block.
-TEST_P(ExpertTest, LargestDownCodesAndCoefficientsOfEveryGroupSizeEqualTheReference) {
+// Block sums as large as they get: every code of down the largest, or the smallest, every coefficient the
+// same, with either sign and with both; blocks of fewer neurons than are added at a time, and hidden sizes
+// off every block; one token, and as many as share unpacked codes.
+TEST_P(ExpertTest, ExtremeDownCodesAndCoefficientsOfEveryGroupSizeEqualTheReference) {
   Random random(11);
   const EncodingDescriptor f32 = MakeDescriptor(Encoding::kF32);
-  for (const Encoding encoding : {Encoding::kQ8, Encoding::kQ4, Encoding::kQ3, Encoding::kQ2}) {
-    OpBench bench(GetParam());
-    OpBench oracle(kReference);
-    for (uint16_t group = 16; group <= 128; group += 16) {
-      for (const uint32_t width : {128u, 81u, 7u}) {
-        const uint32_t hidden = 256 + 16 * random.Below(24) + random.Below(16);
-        SCOPED_TRACE(testing::Message() << static_cast<int>(encoding) << " g" << group << " width " << width
-                                        << " hidden " << hidden);
-        Case c;
-        c.tokens = 1;
-        c.hidden = hidden;
-        Expert e = MakeExpert(random, {f32, f32, MakeDescriptor(encoding, group)}, width, hidden, true);
-        std::fill(e.gate.bytes.begin(), e.gate.bytes.end(), uint8_t{0});
-        std::fill(e.up.bytes.begin(), e.up.bytes.end(), uint8_t{0});
-        std::fill(e.gate_bias.begin(), e.gate_bias.end(), 5.0f);
-        // Scales and zeros of the first row, so that all coefficients of a group are the same.
-        for (uint32_t j = 0; j < width; ++j) {
-          const auto row = e.down.bytes.begin() + static_cast<int64_t>(j * e.down.stride);
-          std::copy_n(e.down.bytes.begin(), RowBytes(e.down.encoding, hidden), row);
-          std::fill_n(row, CodeBytes(e.down.encoding, hidden), uint8_t{0xff});
-        }
-        c.x = random.Normals(hidden);
-        for (const int signs : {0, 1, 2}) {
-          for (uint32_t j = 0; j < width; ++j) {
-            e.up_bias[j] = signs == 0 || (signs == 2 && j % 3 == 0) ? 2.0f : -2.0f;
-          }
-          c.experts = {e};
-          AssignAll(&c);
-          ASSERT_TRUE(BitEqual(RunCase(bench, c).y, RunCase(oracle, c).y)) << signs;
-        }
+  OpBench bench(GetParam());
+  OpBench oracle(kReference);
+  const auto check = [&](const EncodingDescriptor& d, uint32_t width, uint8_t code, uint32_t tokens) {
+    Case c;
+    c.tokens = tokens;
+    c.hidden = 256 + 16 * random.Below(24) + random.Below(16);
+    SCOPED_TRACE(testing::Message() << EncodingLabel(d) << " width " << width << " hidden " << c.hidden
+                                    << " code " << int{code} << " tokens " << tokens);
+    Expert e = MakeExpert(random, {f32, f32, d}, width, c.hidden, true);
+    std::fill(e.gate.bytes.begin(), e.gate.bytes.end(), uint8_t{0});
+    std::fill(e.up.bytes.begin(), e.up.bytes.end(), uint8_t{0});
+    std::fill(e.gate_bias.begin(), e.gate_bias.end(), 5.0f);
+    // Scales and zeros of the first row, so that all coefficients of a group are the same.
+    for (uint32_t j = 0; j < width; ++j) {
+      const auto row = e.down.bytes.begin() + static_cast<int64_t>(j * e.down.stride);
+      std::copy_n(e.down.bytes.begin(), RowBytes(e.down.encoding, c.hidden), row);
+      std::fill_n(row, CodeBytes(e.down.encoding, c.hidden), code);
+    }
+    c.x = random.Normals(uint64_t{tokens} * c.hidden);
+    for (const int signs : {0, 1, 2}) {
+      for (uint32_t j = 0; j < width; ++j) {
+        e.up_bias[j] = signs == 0 || (signs == 2 && j % 3 == 0) ? 2.0f : -2.0f;
       }
+      c.experts = {e};
+      AssignAll(&c);
+      ASSERT_TRUE(BitEqual(RunCase(bench, c).y, RunCase(oracle, c).y)) << signs;
+    }
+  };
+  const auto check_all = [&](const EncodingDescriptor& d, uint8_t largest, uint8_t smallest) {
+    for (const uint32_t width : {128u, 81u, 7u}) {
+      check(d, width, largest, 1);
+    }
+    check(d, 67, largest, 9);
+    check(d, 67, smallest, 9);
+  };
+  for (const Encoding encoding : {Encoding::kQ8, Encoding::kQ4, Encoding::kQ3, Encoding::kQ2}) {
+    for (uint16_t group = 16; group <= 128; group += 16) {
+      check_all(MakeDescriptor(encoding, group), 0xff, 0x00);
     }
   }
+  check_all(MakeDescriptor(Encoding::kMxfp4), 0x77, 0xff);
 }
 
 double GateInDouble(const ActivationSpec& a, double g) {

@@ -94,33 +94,39 @@ TEST_P(MatMulTest, EqualsTheReferenceBitForBitAndDoubleWithinTheBound) {
 }
 
 // Sums as large as they get, in rows of whole runs of eight groups with and without a rest: every code the
-// largest, every activation the group's largest with one sign, with both, or with random ones between.
-TEST_P(MatMulTest, LargestCodesAndActivationsOfEveryGroupSizeEqualTheReference) {
+// largest or the smallest, every activation the group's largest with one sign, with both, or with random ones
+// between.
+TEST_P(MatMulTest, ExtremeCodesAndActivationsOfEveryGroupSizeEqualTheReference) {
   Random random(9);
-  for (const Encoding encoding : {Encoding::kQ8, Encoding::kQ4, Encoding::kQ3, Encoding::kQ2}) {
+  const auto check = [&](const EncodingDescriptor& d, uint8_t largest, uint8_t smallest) {
     OpBench bench(GetParam());
     OpBench oracle(kReference);
-    for (uint16_t group = 16; group <= 128; group += 16) {
-      for (const uint32_t cols : {8u * group, 8u * group + 16u, 1088u}) {
-        SCOPED_TRACE(testing::Message() << static_cast<int>(encoding) << " g" << group << " cols " << cols);
-        EncodedMatrix w = random.Matrix(MakeDescriptor(encoding, group), 7, cols, 2 * random.Below(20));
-        for (uint32_t r = 0; r < 4; ++r) {
-          std::fill_n(w.bytes.begin() + static_cast<int64_t>(r * w.stride), CodeBytes(w.encoding, cols),
-                      uint8_t{0xff});
-        }
-        std::vector<float> x(4 * cols, 1.0f);
-        std::fill_n(x.begin() + cols, cols, -3.0f);
-        for (uint32_t k = 0; k < cols; ++k) {
-          x[2 * cols + k] = k % 3 == 0 ? 2.0f : -2.0f;
-          x[3 * cols + k] = k % 64 == 0 ? -1.0f : random.Uniform(-1.0f, 1.0f);
-        }
-        for (const uint32_t tokens : {1u, 4u}) {
-          const std::vector<float> rows(x.end() - static_cast<int64_t>(tokens * cols), x.end());
-          ASSERT_TRUE(BitEqual(RunMatMul(bench, rows, w, tokens), RunMatMul(oracle, rows, w, tokens)));
-        }
+    for (const uint32_t cols : {8u * d.group, 8u * d.group + 16u, 1088u}) {
+      SCOPED_TRACE(testing::Message() << EncodingLabel(d) << " cols " << cols);
+      EncodedMatrix w = random.Matrix(d, 7, cols, 2 * random.Below(20));
+      for (uint32_t r = 0; r < 6; ++r) {
+        std::fill_n(w.bytes.begin() + static_cast<int64_t>(r * w.stride), CodeBytes(w.encoding, cols),
+                    r < 4 ? largest : smallest);
+      }
+      std::vector<float> x(4 * cols, 1.0f);
+      std::fill_n(x.begin() + cols, cols, -3.0f);
+      for (uint32_t k = 0; k < cols; ++k) {
+        x[2 * cols + k] = k % 3 == 0 ? 2.0f : -2.0f;
+        x[3 * cols + k] = k % 64 == 0 ? -1.0f : random.Uniform(-1.0f, 1.0f);
+      }
+      x.insert(x.begin(), x.begin(), x.begin() + 3 * cols);
+      for (const uint32_t tokens : {1u, 2u, 4u, 7u}) {
+        const std::vector<float> rows(x.end() - static_cast<int64_t>(tokens * cols), x.end());
+        ASSERT_TRUE(BitEqual(RunMatMul(bench, rows, w, tokens), RunMatMul(oracle, rows, w, tokens)));
       }
     }
+  };
+  for (const Encoding encoding : {Encoding::kQ8, Encoding::kQ4, Encoding::kQ3, Encoding::kQ2}) {
+    for (uint16_t group = 16; group <= 128; group += 16) {
+      check(MakeDescriptor(encoding, group), 0xff, 0x00);
+    }
   }
+  check(MakeDescriptor(Encoding::kMxfp4), 0x77, 0xff);
 }
 
 TEST_P(MatMulTest, RowAloneEqualsTheRowInAnyBatch) {

@@ -134,11 +134,14 @@ void TwoPhaseExperts::DownColumns(const RowList& list, const DownPart& p, const 
   kernels_.down[RowKindOf(list.encoding.encoding)](down);
 }
 
-// The experts' tokens as panels, `rows` in all.
+// The experts' tokens as panels, `rows` in all, where float rows are multiplied with them.
 void TwoPhaseExperts::PackRows(const MoeExpertsCall& call, absl::Span<const ExpertJob> jobs, uint64_t rows) {
   const uint64_t row_floats = RoundUp(call.hidden, kLaneCount);
   tiles_.Run(static_cast<uint32_t>(jobs.size()), rows * call.hidden * 2, [&](uint32_t e, uint32_t worker) {
     const ExpertJob& job = jobs[e];
+    if (IsQuantized(job.call->gate.encoding.encoding) && IsQuantized(job.call->up.encoding.encoding)) {
+      return;
+    }
     const float** x = space_.workers[worker].inputs;
     for (size_t i = 0; i < job.call->rows.size(); ++i) {
       x[i] = call.x.Row(job.call->rows[i]);

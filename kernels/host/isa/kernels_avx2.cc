@@ -1,14 +1,16 @@
 // The kernels compiled for AVX2, FMA and F16C.
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/host/simd/isa_attributes.h"
 #include "kernels/host/simd/kernel_table.h"
 
 #define SLUICE_ISA avx2
-#define SLUICE_BYTE_DOT "kernels/host/quant/byte_dot-inl.h"
-#define SLUICE_PANEL_DOWN "kernels/host/quant/no_panel_down-inl.h"
+#define SLUICE_LANES "kernels/host/quant/lanes_avx2-inl.h"
+#define SLUICE_DOWN "kernels/host/quant/byte_down-inl.h"
 SLUICE_BEGIN_ISA("avx2,fma,f16c")
 
 namespace sluice::host {

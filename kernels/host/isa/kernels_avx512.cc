@@ -7,14 +7,17 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/host/simd/isa_attributes.h"
 #include "kernels/host/simd/kernel_table.h"
 
 #define SLUICE_ISA avx512
-#define SLUICE_BYTE_DOT "kernels/host/quant/byte_dot_avx512-inl.h"
-#define SLUICE_PANEL_DOWN "kernels/host/quant/panel_down_avx512-inl.h"
+#define SLUICE_AVX512
+#define SLUICE_LANES "kernels/host/quant/lanes_avx512-inl.h"
+#define SLUICE_DOWN "kernels/host/quant/panel_down_avx512-inl.h"
 SLUICE_BEGIN_ISA("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 
 namespace sluice::host {

@@ -18,12 +18,13 @@
 #include "kernels/host/simd/down-inl.h"
 #include "kernels/host/simd/codes-inl.h"
 #include "kernels/host/quant/byte_codes-inl.h"
-#include SLUICE_BYTE_DOT
+#include SLUICE_LANES
+#include "kernels/host/quant/byte_dot-inl.h"
 #include "kernels/host/quant/quant_dot-inl.h"
+#include "kernels/host/quant/quad_sums-inl.h"
 #include "kernels/host/quant/quant_gemm-inl.h"
-#include "kernels/host/quant/byte_down-inl.h"
-#include SLUICE_PANEL_DOWN
 #include "kernels/host/quant/quant_down-inl.h"
+#include SLUICE_DOWN
 #include "kernels/host/quant/many_down-inl.h"
 #include "kernels/host/simd/span-inl.h"
 // clang-format on

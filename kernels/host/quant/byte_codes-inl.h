@@ -1,6 +1,10 @@
-// Codes of two to four bits as unsigned bytes, for byte multiplications, which take twice as many at a time
-// as 16-bit ones. The int16 values that they meet are cut into their high (signed) and low (unsigned) bytes:
-// q = 256 high + low. The sums are exact, so the bits are those of 16-bit multiplications.
+// Codes as unsigned bytes, for multiplications of bytes, and the orders in which rounded activations lie
+// beside them.
+//
+// A plane's blocks of 32 bytes have 2 h units of sixteen codes, h = 1, 2 or 4 for planes of 8, 4 and 2 bits:
+// field f of the even bytes is unit f, of the odd bytes unit f + h. Rows of activations lie *woven* likewise,
+// or *split* where the two units must not meet in one sum: EvenOdd() moves the even bytes of each 128 bits to
+// the lower half and the odd ones to the upper half.
 //
 // Included by the instruction sets' kernels_*.cc.
 //
@@ -9,9 +13,53 @@
 #error "included by kernels_*.cc only"
 #endif
 
-// Fields in each byte of a row's first plane.
+// Fields of each byte of a plane: h.
 template <QuantKind kKind>
-inline constexpr int kByteFields = kKind == QuantKind::kQ4 ? 2 : 4;
+inline constexpr uint32_t kByteFields = kBlockUnits<kKind> / 2;
+
+template <QuantKind kKind>
+inline constexpr int kLargestCode = kKind == QuantKind::kQ8      ? 255
+                                    : kKind == QuantKind::kMxfp4 ? 24
+                                    : kKind == QuantKind::kQ4    ? 15
+                                    : kKind == QuantKind::kQ3    ? 7
+                                                                 : 3;
+inline constexpr int kLargestByte = 127;  // of rounded values
+
+SLUICE_INLINE __m256i BSet1(char x, __m256i) { return _mm256_set1_epi8(x); }
+SLUICE_INLINE __m256i BAnd(__m256i a, __m256i b) { return _mm256_and_si256(a, b); }
+SLUICE_INLINE __m256i BOr(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
+// Of each byte of `index` the entry of the table; 0 where its highest bit is set.
+SLUICE_INLINE __m256i BLookUp(__m128i table, __m256i index) {
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), index);
+}
+// The bytes of each 128 bits in this order.
+SLUICE_INLINE __m256i BShuffle(__m256i bytes, __m128i order) {
+  return _mm256_shuffle_epi8(bytes, _mm256_broadcastsi128_si256(order));
+}
+template <int kBits>
+SLUICE_INLINE __m256i BShift(__m256i a) {
+  return _mm256_srli_epi16(a, kBits);
+}
+#ifdef SLUICE_AVX512
+SLUICE_INLINE __m512i BSet1(char x, __m512i) { return _mm512_set1_epi8(x); }
+SLUICE_INLINE __m512i BAnd(__m512i a, __m512i b) { return _mm512_and_si512(a, b); }
+SLUICE_INLINE __m512i BOr(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
+SLUICE_INLINE __m512i BLookUp(__m128i table, __m512i index) {
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), index);
+}
+SLUICE_INLINE __m512i BShuffle(__m512i bytes, __m128i order) {
+  return _mm512_shuffle_epi8(bytes, _mm512_broadcast_i32x4(order));
+}
+template <int kBits>
+SLUICE_INLINE __m512i BShift(__m512i a) {
+  return _mm512_srli_epi16(a, kBits);
+}
+#endif
+
+template <class R>
+SLUICE_INLINE R EvenOdd(R bytes) {
+  return BShuffle(bytes, _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+}
 
 // For four third bits: bits 0 and 2 as the third bits of two nibbles; bits 1 and 3.
 SLUICE_INLINE __m128i EvenThirdBits() {
@@ -21,33 +69,112 @@ SLUICE_INLINE __m128i OddThirdBits() {
   return _mm_setr_epi8(0, 0, 0x04, 0x04, 0, 0, 0x04, 0x04, 0x40, 0x40, 0x44, 0x44, 0x40, 0x40, 0x44, 0x44);
 }
 
-// The fields of every byte, the lowest first. q3: the low four bits of each byte of `third` are the fields'
-// third bits, its high four bits are 0.
+// q3: the codes in the nibbles of each byte, fields 0 and 2 in the one, 1 and 3 in the other.
+template <class R>
+struct ThirdPairs {
+  R even;
+  R odd;
+};
+template <class R>
+SLUICE_INLINE ThirdPairs<R> WithThirdBits(R bytes, R third) {
+  const R pairs = BSet1(0x33, bytes);
+  return {BOr(BAnd(bytes, pairs), BLookUp(EvenThirdBits(), third)),
+          BOr(BAnd(BShift<2>(bytes), pairs), BLookUp(OddThirdBits(), third))};
+}
+
+// The fields of every byte, the lowest first: kByteFields registers. q3: the low four bits of each byte of
+// `third` are the fields' third bits, its high four bits are 0.
+template <QuantKind kKind, class R>
+SLUICE_INLINE void ByteFields(R bytes, R third, R* out) {
+  const R nibble = BSet1(0x0f, bytes);
+  if constexpr (kKind == QuantKind::kQ8) {
+    out[0] = bytes;
+  } else if constexpr (kKind == QuantKind::kQ4) {
+    out[0] = BAnd(bytes, nibble);
+    out[1] = BAnd(BShift<4>(bytes), nibble);
+  } else if constexpr (kKind == QuantKind::kMxfp4) {
+    out[0] = BLookUp(Mxfp4Codes(), BAnd(bytes, nibble));
+    out[1] = BLookUp(Mxfp4Codes(), BAnd(BShift<4>(bytes), nibble));
+  } else if constexpr (kKind == QuantKind::kQ2) {
+    const R two = BSet1(3, bytes);
+    out[0] = BAnd(bytes, two);
+    out[1] = BAnd(BShift<2>(bytes), two);
+    out[2] = BAnd(BShift<4>(bytes), two);
+    out[3] = BAnd(BShift<6>(bytes), two);
+  } else {
+    const ThirdPairs<R> pairs = WithThirdBits(bytes, third);
+    out[0] = BAnd(pairs.even, nibble);
+    out[1] = BAnd(pairs.odd, nibble);
+    out[2] = BAnd(BShift<4>(pairs.even), nibble);
+    out[3] = BAnd(BShift<4>(pairs.odd), nibble);
+  }
+}
+
+// q3: the third bits for low block b of a high block, in the order of EvenOdd(): bits 0 to 3 of each byte are
+// those of fields 0 to 3.
+SLUICE_INLINE __m256i ThirdBits(__m256i high, bool odd_block) {
+  const __m128i even = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
+  const __m128i odd = _mm_setr_epi8(1, 3, 5, 7, 9, 11, 13, 15, 1, 3, 5, 7, 9, 11, 13, 15);
+  const __m256i bits = _mm256_shuffle_epi8(high, _mm256_broadcastsi128_si256(odd_block ? odd : even));
+  return _mm256_and_si256(_mm256_blend_epi16(bits, _mm256_srli_epi16(bits, 4), 0xf0), _mm256_set1_epi8(0x0f));
+}
+
+// Sums of bytes times signed bytes, of four neighbours in 32 bits, as they come: unsigned codes of a kind, of
+// which at most kMostAdds may be added. Every product and sum is exact: without the byte products of AVX-VNNI
+// and AVX-512 two neighbours are added up in 16 bits, and kMostAdds times two products fit these.
+#if defined(SLUICE_AVX512) || defined(SLUICE_VNNI)
 template <QuantKind kKind>
-SLUICE_INLINE void ByteFields(__m256i bytes, __m256i third, __m256i* out) {
-  const __m256i nibble = _mm256_set1_epi8(0x0f);
-  if constexpr (kKind == QuantKind::kQ4) {
-    out[0] = _mm256_and_si256(bytes, nibble);
-    out[1] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
-    return;
+inline constexpr uint32_t kMostAdds = UINT32_MAX;
+template <QuantKind kKind>
+inline constexpr int kByteBias = 0;
+
+template <QuantKind kKind>
+struct ByteSum {
+  B sum;
+  SLUICE_INLINE void Start(B codes, B x) {
+    sum = NIntZero();
+    Add(codes, x);
   }
-  if constexpr (kKind == QuantKind::kQ2) {
-    const __m256i two = _mm256_set1_epi8(3);
-    out[0] = _mm256_and_si256(bytes, two);
-    out[1] = _mm256_and_si256(_mm256_srli_epi16(bytes, 2), two);
-    out[2] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), two);
-    out[3] = _mm256_and_si256(_mm256_srli_epi16(bytes, 6), two);
-    return;
+  SLUICE_INLINE void Add(B codes, B x) { sum = NAddByteProducts(sum, codes, x); }
+  SLUICE_INLINE B Total() const { return sum; }
+};
+#else
+template <QuantKind kKind>
+inline constexpr uint32_t kMostAdds = kKind == QuantKind::kQ8
+                                          ? UINT32_MAX
+                                          : 32767 / (2 * kLargestByte * kLargestCode<kKind>);
+// q8 is multiplied as code - 128: 2 * 128 * 127 fits 16 bits, 2 * 255 * 127 does not. The sum misses so many
+// times the sum of x.
+template <QuantKind kKind>
+inline constexpr int kByteBias = kKind == QuantKind::kQ8 ? 128 : 0;
+
+template <QuantKind kKind>
+struct ByteSum {
+  B sum;
+  SLUICE_INLINE static B Words(B codes, B x) {
+    if constexpr (kKind == QuantKind::kQ8) {
+      const B code = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
+      return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(x, code)),
+                               _mm256_set1_epi16(1));
+    }
+    return _mm256_maddubs_epi16(codes, x);
   }
-  // Fields 0 and 2 with their third bits in the nibbles of one register, 1 and 3 in another's.
-  const __m256i pairs = _mm256_set1_epi8(0x33);
-  const __m256i even_bits = _mm256_broadcastsi128_si256(EvenThirdBits());
-  const __m256i odd_bits = _mm256_broadcastsi128_si256(OddThirdBits());
-  const __m256i even = _mm256_or_si256(_mm256_and_si256(bytes, pairs), _mm256_shuffle_epi8(even_bits, third));
-  const __m256i odd = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(bytes, 2), pairs),
-                                      _mm256_shuffle_epi8(odd_bits, third));
-  out[0] = _mm256_and_si256(even, nibble);
-  out[1] = _mm256_and_si256(odd, nibble);
-  out[2] = _mm256_and_si256(_mm256_srli_epi16(even, 4), nibble);
-  out[3] = _mm256_and_si256(_mm256_srli_epi16(odd, 4), nibble);
+  SLUICE_INLINE void Start(B codes, B x) { sum = Words(codes, x); }
+  SLUICE_INLINE void Add(B codes, B x) {
+    sum = kKind == QuantKind::kQ8 ? _mm256_add_epi32(sum, Words(codes, x))
+                                  : _mm256_add_epi16(sum, Words(codes, x));
+  }
+  SLUICE_INLINE B Total() const {
+    return kKind == QuantKind::kQ8 ? sum : _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+  }
+};
+#endif
+
+// The exact sums as floats, which they fit; x_sum: the sum of the activations.
+template <QuantKind kKind>
+SLUICE_INLINE N FloatSum(NInt sum, N x_sum) {
+  if constexpr (kByteBias<kKind> != 0) {
+    return NFma(NSet1(static_cast<float>(kByteBias<kKind>)), x_sum, NFromInt(sum));
+  }
+  return NFromInt(sum);
 }

@@ -1,231 +1,181 @@
-// Dot products of q2, q3 and q4 rows by bytes (byte_codes-inl.h), for groups of 64 and 128, with AVX2;
-// byte_dot_avx512-inl.h is its twin.
+// Dot products by bytes (byte_codes-inl.h): the sums of eight groups at a time, for groups that are made of
+// whole fields. A leaf is a register of partial sums of one group, or of up to four that lie in it; leaves
+// are added up in pairs, as they come, so that few are alive.
 //
-// A block of a 2-bit plane has two groups of 64: the even bytes hold one, the odd bytes the other. They are
-// moved to the halves of each 128-bit lane. A block of a 4-bit plane lies in one group, so its bytes stay
-// side by side, and two neighbouring blocks' quarters are put into the halves. The activations lie in the
-// same orders (QuantRow::bytes).
-//
-// Included by kernels_avx2.cc and, with SLUICE_VNNI, by kernels_avx2vnni.cc.
+// Included by the instruction sets' kernels_*.cc.
 //
 // Thread safety: pure but for the memory that the calls name.
 #ifndef SLUICE_ISA
-#error "included by kernels_avx2*.cc only"
+#error "included by kernels_*.cc only"
 #endif
 
-// Whether rows of a kind with groups of kUnits units are multiplied so.
+// Whether rows of a kind with groups of kUnits units are multiplied so: half of a block's fields at least.
 template <QuantKind kKind, uint32_t kUnits>
-inline constexpr bool kByBytes = (kKind == QuantKind::kQ2 || kKind == QuantKind::kQ3 ||
-                                  kKind == QuantKind::kQ4) &&
-                                 (kUnits == 4 || kUnits == 8);
+inline constexpr bool kByBytes = kUnits > 0 && 2 * kUnits >= kByteFields<kKind>;
 
-// So many rows at once, which share what they load of x. Without AVX-VNNI two need more registers than there
-// are.
-inline constexpr int kRowsOfBytes = kVnni ? 2 : 1;
-
-// KernelTable::in_halves.
+// KernelTable::in_halves. Experts of q2 lost two to four hundredths by it with AVX-512.
 template <QuantKind kKind>
-inline constexpr bool kInHalves = kKind != QuantKind::kMxfp4;
+inline constexpr bool kInHalves = kKind != QuantKind::kMxfp4 && (kNative == 8 || kKind != QuantKind::kQ2);
 
-// Codes [0, cols rounded up to kCodeAlign) of a rounded row as bytes: for each 128 codes and each field f of
-// four, 32 high and 32 low bytes of the codes of units f and f + 4, in the order of EvenOdd().
-inline void SplitCodes(const int16_t* codes, uint32_t cols, uint8_t* bytes) {
-  const __m256i low_mask = _mm256_set1_epi16(0xff);
-  for (uint32_t k = 0; k < cols; k += 128) {
-    for (uint32_t f = 0; f < 4; ++f, bytes += 64) {
-      const __m256i a = LoadCodes16(codes + k + 16 * f);
-      const __m256i b = LoadCodes16(codes + k + 16 * (f + 4));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(bytes),
-                          _mm256_packs_epi16(_mm256_srai_epi16(a, 8), _mm256_srai_epi16(b, 8)));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(bytes + 32),
-                          _mm256_packus_epi16(_mm256_and_si256(a, low_mask), _mm256_and_si256(b, low_mask)));
-    }
-  }
-}
+// Orders of activations: one for planes of 8, 4 and 2 bits each.
+inline constexpr uint32_t kWovenOrders = 3;
+template <QuantKind kKind>
+inline constexpr uint32_t kOrderOf = kByteFields<kKind> / 2;
+// Whether the two units of a field lie split, not woven. Two-bit planes always: their groups of 64 must.
+inline constexpr bool IsSplit(uint32_t fields, uint32_t units) { return fields == 4 || units <= fields; }
 
-// The same for 4-bit planes: for each 128 codes and each of four steps 32 high and 32 low bytes. Step f, and
-// f + 2 for the other quarters: of two blocks the codes of units f and f + 2 in turn. kUnits: any.
-template <uint32_t kUnits>
-inline void SplitNibbleCodes(const int16_t* codes, uint32_t cols, uint8_t* bytes) {
-  const __m256i low_mask = _mm256_set1_epi16(0xff);
-  for (uint32_t k = 0; k < cols; k += 128, bytes += 256) {
-    for (uint32_t f = 0; f < 2; ++f) {
-      __m256i high[2];
-      __m256i low[2];
-      for (uint32_t i = 0; i < 2; ++i) {
-        const __m256i a = LoadCodes16(codes + k + 64 * i + 16 * f);
-        const __m256i b = LoadCodes16(codes + k + 64 * i + 16 * f + 32);
-        high[i] = _mm256_or_si256(_mm256_srli_epi16(a, 8), _mm256_andnot_si256(low_mask, b));
-        low[i] = _mm256_or_si256(_mm256_and_si256(a, low_mask), _mm256_slli_epi16(b, 8));
+// `cols` codes, a multiple of kCodeAlign, in an order: for each two blocks and each field 32 bytes of the one
+// block and 32 of the other.
+inline void WeaveCodes(const int8_t* codes, uint32_t cols, uint32_t fields, bool split, int8_t* out) {
+  const auto put = [&out](__m128i low, __m128i high) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), low);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16), high);
+    out += 32;
+  };
+  for (uint32_t k = 0; k < cols; k += 64 * fields) {
+    for (uint32_t f = 0; f < fields; ++f) {
+      for (uint32_t block = 0; block < 2; ++block) {
+        const int8_t* unit = codes + k + block * 32 * fields + 16 * f;
+        const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit));
+        const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit + 16 * fields));
+        split ? put(_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b))
+              : put(_mm_unpacklo_epi8(a, b), _mm_unpackhi_epi8(a, b));
       }
-      __m256i* first = reinterpret_cast<__m256i*>(bytes + f * 64);
-      __m256i* second = reinterpret_cast<__m256i*>(bytes + (f + 2) * 64);
-      _mm256_storeu_si256(first, _mm256_unpacklo_epi64(high[0], high[1]));
-      _mm256_storeu_si256(first + 1, _mm256_unpacklo_epi64(low[0], low[1]));
-      _mm256_storeu_si256(second, _mm256_unpackhi_epi64(high[0], high[1]));
-      _mm256_storeu_si256(second + 1, _mm256_unpackhi_epi64(low[0], low[1]));
     }
   }
 }
 
-// Even bytes of each 128-bit lane to its lower half, odd ones to its upper half.
-SLUICE_INLINE __m256i EvenOdd(__m256i block) {
-  const __m256i order =
-      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
-  return _mm256_shuffle_epi8(block, order);
+// What the rows of a group size need of these orders; out: [kWovenOrders][cols].
+inline void WeaveForGroup(const int8_t* codes, uint32_t cols, uint32_t group, int8_t* out) {
+  const uint32_t units = group / 16;
+  for (uint32_t order = 0; order < kWovenOrders; ++order, out += cols) {
+    const uint32_t fields = 1u << order;
+    if (2 * units >= fields) {
+      WeaveCodes(codes, cols, fields, IsSplit(fields, units), out);
+    }
+  }
 }
 
-// The third bits for low block b of a high block: bits 0 to 3 of each byte are those of fields 0 to 3.
-SLUICE_INLINE __m256i ThirdBits(__m256i high, bool odd_block) {
-  const __m256i even =
-      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14));
-  const __m256i odd =
-      _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 3, 5, 7, 9, 11, 13, 15, 1, 3, 5, 7, 9, 11, 13, 15));
-  const __m256i bits = _mm256_shuffle_epi8(high, odd_block ? odd : even);
-  return _mm256_and_si256(_mm256_blend_epi16(bits, _mm256_srli_epi16(bits, 4), 0xf0), _mm256_set1_epi8(0x0f));
-}
-
-// Lanes 2i and 2i + 1 of each 128 bits added: a's sums in lanes 0 and 1, b's in 2 and 3.
-SLUICE_INLINE __m256i AddNeighbours(__m256i a, __m256i b) {
-  const __m256 x = _mm256_castsi256_ps(a);
-  const __m256 y = _mm256_castsi256_ps(b);
-  return _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(x, y, 0x88)),
-                          _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xdd)));
-}
-
-// Sums of bytes times high and low bytes of int16 values. `fields` are at most 15. Of two neighbours in 16
-// bits, with AVX-VNNI of four in 32.
-struct ByteSums {
-  __m256i high;
-  __m256i low;
-};
-#ifdef SLUICE_VNNI
-SLUICE_INLINE ByteSums AddBytes(const ByteSums& sums, bool first, __m256i fields, __m256i high, __m256i low) {
-  const __m256i none = _mm256_setzero_si256();
-  return {_mm256_dpbusd_avx_epi32(first ? none : sums.high, fields, high),
-          _mm256_dpbusd_avx_epi32(first ? none : sums.low, low, fields)};
-}
-SLUICE_INLINE __m256i JoinBytes(const ByteSums& sums) {
-  return _mm256_add_epi32(_mm256_slli_epi32(sums.high, 8), sums.low);
-}
-#else
-SLUICE_INLINE ByteSums AddBytes(const ByteSums& sums, bool first, __m256i fields, __m256i high, __m256i low) {
-  const __m256i h = _mm256_maddubs_epi16(fields, high);
-  const __m256i l = _mm256_maddubs_epi16(low, fields);
-  return first ? ByteSums{h, l} : ByteSums{_mm256_add_epi16(sums.high, h), _mm256_add_epi16(sums.low, l)};
-}
-// REQUIRES at most four additions: 4 * 2 * 255 * 15 fits 16 bits.
-SLUICE_INLINE __m256i JoinBytes(const ByteSums& sums) {
-  return _mm256_add_epi32(_mm256_madd_epi16(sums.high, _mm256_set1_epi16(256)),
-                          _mm256_madd_epi16(sums.low, _mm256_set1_epi16(1)));
-}
-#endif
-
-// The bytes of a block, of which one field after the other is taken: 0, 1, 2, 3 of q2, 0, 2, 1, 3 of q3.
-template <QuantKind kKind>
-struct FieldBytes {
-  __m256i bytes;
-  __m256i third;  // q3; q4: the odd bytes of two blocks, `bytes` are the even ones
-  __m256i pairs;  // q3: two fields with their third bits in the nibbles of each byte
+// How eight groups of kUnits units are cut into leaves.
+template <QuantKind kKind, uint32_t kUnits>
+struct Leaves {
+  static constexpr uint32_t kFields = kByteFields<kKind>;
+  static constexpr uint32_t kRegisters = 4 * kUnits / (kFields * kBlocksOfB);  // of codes, in eight groups
+  static constexpr bool kHalves = 2 * kUnits == kFields;  // of a register's fields, in two leaves
+  static constexpr uint32_t kCount = kHalves ? 2 * kRegisters : kRegisters < 8 ? kRegisters : 8;
+  static constexpr uint32_t kOfLeaf = kHalves ? 1 : kRegisters / kCount;  // registers
+  static constexpr uint32_t kFieldsOfLeaf = kHalves ? kFields / 2 : kFields;
+  static constexpr bool kSplit = IsSplit(kFields, kUnits);
+  static_assert(kOfLeaf * kFieldsOfLeaf <= kMostAdds<kKind>);
+  // The most that a lane of a leaf can be.
+  static constexpr int kLargest =
+      static_cast<int>(4 * kOfLeaf * kFieldsOfLeaf) * kLargestByte * kLargestCode<kKind>;
 };
 
-template <QuantKind kKind>
-inline constexpr int FieldAt(int step) {
-  return kKind == QuantKind::kQ3 && (step == 1 || step == 2) ? 3 - step : step;
+// The fields of register i of a run of codes.
+template <QuantKind kKind, bool kSplit>
+SLUICE_INLINE void FieldsAt(const GroupsAt& w, uint32_t i, B* out) {
+  B bytes = BLoad(w.codes + i * sizeof(B));
+  if constexpr (kSplit) {
+    bytes = EvenOdd(bytes);
+  }
+  B third = bytes;
+  if constexpr (kKind == QuantKind::kQ3) {
+    third = NThirdBits(w.third, i);
+  }
+  ByteFields<kKind>(bytes, third, out);
 }
 
-template <QuantKind kKind>
-SLUICE_INLINE __m256i TakeField(int step, FieldBytes<kKind>* from) {
-  if constexpr (kKind == QuantKind::kQ2) {
-    const __m256i field = _mm256_and_si256(from->bytes, _mm256_set1_epi8(3));
-    from->bytes = _mm256_srli_epi16(from->bytes, 2);
-    return field;
-  }
-  const __m256i nibble = _mm256_set1_epi8(0x0f);
-  if constexpr (kKind == QuantKind::kQ4) {
-    const __m256i bytes = step < 2 ? from->bytes : from->third;
-    return _mm256_and_si256(step % 2 == 0 ? bytes : _mm256_srli_epi16(bytes, 4), nibble);
-  }
-  if (step % 2 == 1) {
-    return _mm256_and_si256(_mm256_srli_epi16(from->pairs, 4), nibble);
-  }
-  const __m256i bits = _mm256_broadcastsi128_si256(step == 0 ? EvenThirdBits() : OddThirdBits());
-  const __m256i two = step == 0 ? from->bytes : _mm256_srli_epi16(from->bytes, 2);
-  from->pairs =
-      _mm256_or_si256(_mm256_and_si256(two, _mm256_set1_epi8(0x33)), _mm256_shuffle_epi8(bits, from->third));
-  return _mm256_and_si256(from->pairs, nibble);
-}
-
-// Of kRows rows: partial sums of the two groups of 64 in low block kBlock of a run that begins at unit
-// `first`, in the lanes 0 1 and 4 5 for the one, 2 3 and 6 7 for the other.
-template <QuantKind kKind, uint32_t kUnits, uint32_t kBlock, int kRows>
-SLUICE_INLINE void BlockOfBytes(const GroupsAt* w, const uint8_t* x, LinesAhead* lines, __m256i* out) {
-  FieldBytes<kKind> from[kRows];
+// Leaf kLeaf of each of kRows rows with each of kTokens tokens, whose codes for these groups begin at x.
+template <QuantKind kKind, uint32_t kUnits, int kRows, int kTokens, uint32_t kLeaf>
+SLUICE_INLINE void LeafOf(const GroupsAt* w, const int8_t* const* x, LinesAhead* lines, B* out) {
+  using L = Leaves<kKind, kUnits>;
   SLUICE_UNROLL
-  for (int r = 0; r < kRows; ++r) {
-    if constexpr (kKind == QuantKind::kQ4) {
-      const uint8_t* at = w[r].codes + 2 * kBlock * 32;
-      const __m256i a = LoadBlock(at);
-      const __m256i b = LoadBlock(at + 32);
-      from[r].bytes = _mm256_unpacklo_epi64(a, b);
-      from[r].third = _mm256_unpackhi_epi64(a, b);
-    } else {
-      from[r].bytes = EvenOdd(LoadBlock(w[r].codes + kBlock * 32));
-    }
-    if constexpr (kKind == QuantKind::kQ3) {
-      from[r].third = ThirdBits(LoadBlock(w[r].third + kBlock / 2 * 32), kBlock % 2 != 0);
+  for (uint32_t i = 0; i < kFetchSteps<kKind>; ++i) {  // kFetchSteps in all
+    if (i * L::kCount / kFetchSteps<kKind> == kLeaf) {
+      lines->Step();
     }
   }
-  if constexpr (kBlock % (kUnits / kFetchSteps<kKind>) == 0) {  // kFetchSteps in all
-    lines->Step();
-  }
-  x += kBlock * 256;
-  ByteSums sums[kRows];
+  constexpr uint32_t kFirst = L::kHalves ? kLeaf / 2 : kLeaf * L::kOfLeaf;
+  constexpr uint32_t kFirstField = L::kHalves ? kLeaf % 2 * L::kFieldsOfLeaf : 0;
+  ByteSum<kKind> sums[kRows * kTokens];
   SLUICE_UNROLL
-  for (int step = 0; step < 4; ++step) {
-    const uint8_t* place = x + FieldAt<kKind>(step) * 64;
-    const __m256i low = LoadBlock(place + 32);
+  for (uint32_t i = kFirst; i < kFirst + L::kOfLeaf; ++i) {
+    B fields[kRows][L::kFields];
     SLUICE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      sums[r] = AddBytes(sums[r], step == 0, TakeField<kKind>(step, &from[r]), LoadBlock(place), low);
+      FieldsAt<kKind, L::kSplit>(w[r], i, fields[r]);
+    }
+    SLUICE_UNROLL
+    for (uint32_t f = kFirstField; f < kFirstField + L::kFieldsOfLeaf; ++f) {
+      // Two blocks' bytes of a field lie together.
+      const uint32_t place = (i * kBlocksOfB / 2 * L::kFields + f) * 64 + i * kBlocksOfB % 2 * 32;
+      SLUICE_UNROLL
+      for (int t = 0; t < kTokens; ++t) {
+        const B values = BLoad(x[t] + place);
+        SLUICE_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          ByteSum<kKind>& sum = sums[r * kTokens + t];
+          i == kFirst&& f == kFirstField ? sum.Start(fields[r][f], values) : sum.Add(fields[r][f], values);
+        }
+      }
     }
   }
   SLUICE_UNROLL
-  for (int r = 0; r < kRows; ++r) {
-    out[r] = JoinBytes(sums[r]);
+  for (int i = 0; i < kRows * kTokens; ++i) {
+    out[i] = sums[i].Total();
   }
 }
 
-template <QuantKind kKind, uint32_t kUnits, uint32_t kBlock, int kRows>
-SLUICE_INLINE void TwoBlocksOfBytes(const GroupsAt* w, const uint8_t* x, LinesAhead* lines, __m256i* out) {
-  __m256i a[kRows];
-  __m256i b[kRows];
-  BlockOfBytes<kKind, kUnits, kBlock, kRows>(w, x, lines, a);
-  BlockOfBytes<kKind, kUnits, kBlock + 1, kRows>(w, x, lines, b);
-  for (int r = 0; r < kRows; ++r) {
-    out[r] = AddNeighbours(a[r], b[r]);
+// Two leaves from kLeaf on, added up; each 128 bits of a sum hold two of the one and two of the other.
+template <QuantKind kKind, uint32_t kUnits, int kRows, int kTokens, uint32_t kLeaf>
+SLUICE_INLINE void TwoLeaves(const GroupsAt* w, const int8_t* const* x, LinesAhead* lines, B* out) {
+  B a[kRows * kTokens];
+  B b[kRows * kTokens];
+  LeafOf<kKind, kUnits, kRows, kTokens, kLeaf>(w, x, lines, a);
+  LeafOf<kKind, kUnits, kRows, kTokens, kLeaf + 1>(w, x, lines, b);
+  SLUICE_UNROLL
+  for (int i = 0; i < kRows * kTokens; ++i) {
+    out[i] = Leaves<kKind, kUnits>::kLargest <= 32767 ? NAddShortNeighbours(a[i], b[i])
+                                                      : NAddNeighbours(a[i], b[i]);
   }
 }
 
-// Of kRows rows: the exact sums of eight groups of kUnits units, one in each lane.
-template <QuantKind kKind, uint32_t kUnits, int kRows>
-SLUICE_INLINE void EightGroupsOfBytes(const GroupsAt* w, const uint8_t* x, LinesAhead* lines, __m256i* out) {
-  __m256i a[kRows];
-  __m256i b[kRows];
-  TwoBlocksOfBytes<kKind, kUnits, 0, kRows>(w, x, lines, a);
-  TwoBlocksOfBytes<kKind, kUnits, 2, kRows>(w, x, lines, b);
-  if constexpr (kUnits == 8) {
-    __m256i c[kRows];
-    __m256i d[kRows];
-    TwoBlocksOfBytes<kKind, kUnits, 4, kRows>(w, x, lines, c);
-    TwoBlocksOfBytes<kKind, kUnits, 6, kRows>(w, x, lines, d);
-    for (int r = 0; r < kRows; ++r) {
-      a[r] = AddNeighbours(a[r], b[r]);
-      b[r] = AddNeighbours(c[r], d[r]);
+// Four of them: one of each.
+template <QuantKind kKind, uint32_t kUnits, int kRows, int kTokens, uint32_t kLeaf>
+SLUICE_INLINE void FourLeaves(const GroupsAt* w, const int8_t* const* x, LinesAhead* lines, B* out) {
+  B a[kRows * kTokens];
+  B b[kRows * kTokens];
+  TwoLeaves<kKind, kUnits, kRows, kTokens, kLeaf>(w, x, lines, a);
+  TwoLeaves<kKind, kUnits, kRows, kTokens, kLeaf + 2>(w, x, lines, b);
+  SLUICE_UNROLL
+  for (int i = 0; i < kRows * kTokens; ++i) {
+    out[i] = 2 * Leaves<kKind, kUnits>::kLargest <= 32767 ? NAddShortNeighbours(a[i], b[i])
+                                                          : NAddNeighbours(a[i], b[i]);
+  }
+}
+
+// Of kRows rows with kTokens tokens: the sums of eight groups of kUnits units, one in each lane of
+// out[row * kTokens + token]; q8 less kByteBias times the activations' sums.
+template <QuantKind kKind, uint32_t kUnits, int kRows, int kTokens>
+SLUICE_INLINE void EightGroups(const GroupsAt* w, const int8_t* const* x, LinesAhead* lines, __m256i* out) {
+  constexpr uint32_t kLeaves = Leaves<kKind, kUnits>::kCount;
+  B a[kRows * kTokens];
+  B b[kRows * kTokens];
+  if constexpr (kLeaves == 2) {
+    TwoLeaves<kKind, kUnits, kRows, kTokens, 0>(w, x, lines, a);
+  } else if constexpr (kLeaves == 4 && kBlocksOfB == 1) {
+    TwoLeaves<kKind, kUnits, kRows, kTokens, 0>(w, x, lines, a);
+    TwoLeaves<kKind, kUnits, kRows, kTokens, 2>(w, x, lines, b);
+  } else {
+    FourLeaves<kKind, kUnits, kRows, kTokens, 0>(w, x, lines, a);
+    if constexpr (kLeaves == 8) {
+      FourLeaves<kKind, kUnits, kRows, kTokens, 4>(w, x, lines, b);
     }
   }
-  for (int r = 0; r < kRows; ++r) {
-    out[r] = _mm256_add_epi32(_mm256_permute2x128_si256(a[r], b[r], 0x20),
-                              _mm256_permute2x128_si256(a[r], b[r], 0x31));
-  }
+  constexpr int kOrder = Leaves<kKind, kUnits>::kHalves                 ? 0
+                         : kUnits == Leaves<kKind, kUnits>::kFields     ? 1
+                         : kUnits == 2 * Leaves<kKind, kUnits>::kFields ? 2
+                                                                        : 3;
+  JoinLanes<kRows * kTokens, kLeaves, kOrder>(a, b, out);
 }

@@ -1,84 +1,31 @@
-// Weighted sums of quantized rows by bytes (byte_codes-inl.h), for codes of two to four bits: the bytes of
-// two neurons are interleaved, multiplied with the high and the low bytes of their coefficients and added up
-// in 16 bits. Of the fields of a block with the same number the even bytes hold one unit, the odd bytes the
-// one half a block later, so each 16-bit lane is a column.
+// Weighted sums of quantized rows by bytes (byte_codes-inl.h) with 256-bit registers, for codes of up to 24:
+// the bytes of two neurons are interleaved, multiplied with their coefficients and added up in 16 bits. Of
+// the fields of a block with the same number the even bytes hold one unit, the odd bytes the one half a block
+// later, so each 16-bit lane is a column.
 //
-// 16 bits hold the sums of kNeuronsAtOnce neurons: of the high bytes at most 128 * kLargest each, signed; of
-// the low ones at most 255 * kLargest each, unsigned. Then they are added to the 32-bit sums.
+// 16 bits hold the sums of kNeuronsAtOnce neurons. Then they are added to the 32-bit sums.
 //
-// Included by the instruction sets' kernels_*.cc.
+// Included by kernels_avx2.cc and kernels_avx2vnni.cc.
 //
 // Thread safety: pure but for the memory that the calls name.
 #ifndef SLUICE_ISA
-#error "included by kernels_*.cc only"
+#error "included by kernels_avx2*.cc only"
 #endif
-
-// Of the lines that a call has fetched, one in so many while coefficients are rounded, about what that takes
-// of the time.
-inline constexpr uint32_t kRoundingShare = 8;
-
-// These, in one of so many parts of the rounding, a step a neuron. lines: a row's; 0: none.
-inline LinesAhead FetchWhileRounding(const QuantDownCall& call, uint32_t lines, uint32_t parts) {
-  LinesAhead ahead;
-  if (lines > 0) {
-    call.fetch->Start(lines / kRoundingShare * call.neurons / parts, call.neurons, &ahead);
-  }
-  return ahead;
-}
-
-// The pairs of rows 2 p and 2 p + 1 that are read together at row j, a multiple of 4: neighbours, or one of
-// each half of the rows.
-inline void PairsAt(const QuantDownCall& call, uint32_t j, uint32_t* pairs) {
-  pairs[0] = call.in_halves ? j / 4 : j / 2;
-  pairs[1] = call.in_halves ? j / 4 + (call.neurons + 3) / 4 : j / 2 + 1;
-}
 
 // Whether rows of a kind with groups of kUnits units are added so: the units of a block that share a field
 // lie in one group or in two neighbours.
 template <QuantKind kKind, uint32_t kUnits>
-inline constexpr bool kDownByBytes = kKind == QuantKind::kQ4
-                                         ? kUnits == 2 || kUnits == 4 || kUnits == 8
-                                         : (kKind == QuantKind::kQ2 || kKind == QuantKind::kQ3) &&
-                                               (kUnits == 4 || kUnits == 8);
+inline constexpr bool kDownByBytes = kKind != QuantKind::kQ8&& kUnits > 0 && kUnits >= kByteFields<kKind>;
 
 // Whether they lie in two groups.
 template <QuantKind kKind, uint32_t kUnits>
 inline constexpr bool kTwoGroups = kUnits * 2 == kBlockUnits<kKind>;
 
+// A multiple of the four that are read at once.
 template <QuantKind kKind>
-inline constexpr uint32_t kNeuronsAtOnce = kKind == QuantKind::kQ2   ? 64
-                                           : kKind == QuantKind::kQ3 ? 32
-                                                                     : 16;
-
-template <QuantKind kKind>
-inline constexpr uint32_t kLargestCode = kKind == QuantKind::kQ2   ? 3
-                                         : kKind == QuantKind::kQ3 ? 7
-                                                                   : 15;
-static_assert(kNeuronsAtOnce<QuantKind::kQ2> * 128 * kLargestCode<QuantKind::kQ2> <= 32767);
-static_assert(kNeuronsAtOnce<QuantKind::kQ3> * 128 * kLargestCode<QuantKind::kQ3> <= 32767);
-static_assert(kNeuronsAtOnce<QuantKind::kQ4> * 128 * kLargestCode<QuantKind::kQ4> <= 32767);
-static_assert(kNeuronsAtOnce<QuantKind::kQ2> * 255 * kLargestCode<QuantKind::kQ2> <= 65535);
-static_assert(kNeuronsAtOnce<QuantKind::kQ3> * 255 * kLargestCode<QuantKind::kQ3> <= 65535);
-static_assert(kNeuronsAtOnce<QuantKind::kQ4> * 255 * kLargestCode<QuantKind::kQ4> <= 65535);
-
-// Pairs of coefficients of eight groups, as 16-bit values of two neurons, to what is broadcast: for each slot
-// (two neighbouring groups, or one group) four high bytes and then four low ones, of both neurons for the
-// even bytes and for the odd ones.
-template <bool kTwo>
-SLUICE_INLINE void StoreBytePairs(__m256i pairs, uint32_t* out) {
-  const __m256i order =
-      _mm256_broadcastsi128_si256(kTwo ? _mm_setr_epi8(1, 3, 5, 7, 0, 2, 4, 6, 9, 11, 13, 15, 8, 10, 12, 14)
-                                       : _mm_setr_epi8(1, 3, 1, 3, 0, 2, 0, 2, 9, 11, 9, 11, 8, 10, 8, 10));
-  __m256i* place = reinterpret_cast<__m256i*>(out);
-  if constexpr (kTwo) {
-    _mm256_storeu_si256(place, _mm256_shuffle_epi8(pairs, order));
-  } else {
-    _mm256_storeu_si256(place,
-                        _mm256_shuffle_epi8(_mm256_cvtepu32_epi64(_mm256_castsi256_si128(pairs)), order));
-    _mm256_storeu_si256(
-        place + 1, _mm256_shuffle_epi8(_mm256_cvtepu32_epi64(_mm256_extracti128_si256(pairs, 1)), order));
-  }
-}
+inline constexpr uint32_t kNeuronsAtOnce = std::min<uint32_t>(64, 32767 /
+                                                                      (kLargestByte * kLargestCode<kKind>) /
+                                                                      4 * 4);
 
 // The third bits of a q3 block's codes: of words whose low (or high) bytes hold them for a low block, bits 0
 // to 3 of each byte become those of fields 0 to 3 of the same byte of the low block.
@@ -89,33 +36,24 @@ SLUICE_INLINE __m256i ThirdBitsOfWords(__m256i words, bool odd_block) {
                          _mm256_and_si256(odd, _mm256_set1_epi16(0x0f00)));
 }
 
-// What four rows' bytes of a block are multiplied with: of each pair of rows.
-struct ByteFactors {
-  __m256i high[2];
-  __m256i low[2];
-};
-
-// The fields of half a block of four rows, interleaved in pairs, times the factors: added to (kFirst: stored
-// in) the high and low sums of kByteFields registers each, which alternate.
+// The fields of half a block of four rows, interleaved in pairs, times the factors of each pair: added to
+// (kFirst: stored in) the sums of kByteFields registers.
 template <QuantKind kKind, bool kFirst>
-SLUICE_INLINE void AddHalfBlock(const __m256i* bytes, const __m256i* third, const ByteFactors& factors,
+SLUICE_INLINE void AddHalfBlock(const __m256i* bytes, const __m256i* third, const __m256i* factors,
                                 __m256i* sums) {
-  __m256i a[4];
-  __m256i b[4];
+  constexpr uint32_t kFields = kByteFields<kKind>;
+  __m256i a[kFields];
+  __m256i b[kFields];
   ByteFields<kKind>(bytes[0], third[0], a);
   ByteFields<kKind>(bytes[1], third[1], b);
   SLUICE_UNROLL
-  for (int f = 0; f < kByteFields<kKind>; ++f) {
-    __m256i high = _mm256_add_epi16(_mm256_maddubs_epi16(a[f], factors.high[0]),
-                                    _mm256_maddubs_epi16(b[f], factors.high[1]));
-    __m256i low = _mm256_add_epi16(_mm256_maddubs_epi16(factors.low[0], a[f]),
-                                   _mm256_maddubs_epi16(factors.low[1], b[f]));
+  for (uint32_t f = 0; f < kFields; ++f) {
+    __m256i sum =
+        _mm256_add_epi16(_mm256_maddubs_epi16(a[f], factors[0]), _mm256_maddubs_epi16(b[f], factors[1]));
     if (!kFirst) {
-      high = _mm256_add_epi16(high, _mm256_load_si256(sums + 2 * f));
-      low = _mm256_add_epi16(low, _mm256_load_si256(sums + 2 * f + 1));
+      sum = _mm256_add_epi16(sum, _mm256_load_si256(sums + f));
     }
-    _mm256_store_si256(sums + 2 * f, high);
-    _mm256_store_si256(sums + 2 * f + 1, low);
+    _mm256_store_si256(sums + f, sum);
   }
 }
 
@@ -132,7 +70,7 @@ SLUICE_INLINE void FetchAhead(const uint8_t* const* rows, uint32_t high_plane, u
 }
 
 // The four neurons of PairsAt() (fewer at the end) into 16-bit sums: for each block, half and field a
-// register of high and one of low sums. The rows ahead are prefetched.
+// register. The rows ahead are prefetched.
 template <QuantKind kKind, uint32_t kUnits, bool kFirst>
 void AddFourRowsOfBytes(const QuantDownCall& call, const uint32_t* factors, uint32_t pair_words, uint32_t j,
                         bool prefetch, LinesAhead* lines, __m256i* sums) {
@@ -151,20 +89,19 @@ void AddFourRowsOfBytes(const QuantDownCall& call, const uint32_t* factors, uint
   const uint32_t* pairs[2] = {factors + uint64_t{read[0]} * pair_words,
                               factors + uint64_t{read[1]} * pair_words};
   const uint32_t blocks = (call.shape.cols + kPer * 16 - 1) / (kPer * 16);
-  for (uint32_t b = 0; b < blocks; ++b, sums += 4 * kByteFields<kKind>) {
+  for (uint32_t b = 0; b < blocks; ++b, sums += 2 * kByteFields<kKind>) {
     if (prefetch && b % 2 == 0) {
       FetchAhead<kKind>(ahead, call.shape.high_plane, b);
     }
     lines->Step();
-    const uint32_t slot = 2 * (kTwoGroups<kKind, kUnits> ? b : b * kPer / kUnits);
-    ByteFactors f;
+    const uint32_t slot = kTwoGroups<kKind, kUnits> ? b : b * kPer / kUnits;
+    __m256i factors_of[2];
     __m256i low[2];
     __m256i high[2];
     __m256i third_low[2] = {};
     __m256i third_high[2] = {};
     for (int i = 0; i < 2; ++i) {
-      f.high[i] = _mm256_set1_epi32(static_cast<int32_t>(pairs[i][slot]));
-      f.low[i] = _mm256_set1_epi32(static_cast<int32_t>(pairs[i][slot + 1]));
+      factors_of[i] = _mm256_set1_epi32(static_cast<int32_t>(pairs[i][slot]));
       const __m256i x = LoadBlock(w[2 * i] + uint64_t{b} * 32);
       const __m256i y = LoadBlock(w[2 * i + 1] + uint64_t{b} * 32);
       low[i] = _mm256_unpacklo_epi8(x, y);
@@ -177,8 +114,8 @@ void AddFourRowsOfBytes(const QuantDownCall& call, const uint32_t* factors, uint
         third_high[i] = _mm256_unpackhi_epi8(p, q);
       }
     }
-    AddHalfBlock<kKind, kFirst>(low, third_low, f, sums);
-    AddHalfBlock<kKind, kFirst>(high, third_high, f, sums + 2 * kByteFields<kKind>);
+    AddHalfBlock<kKind, kFirst>(low, third_low, factors_of, sums);
+    AddHalfBlock<kKind, kFirst>(high, third_high, factors_of, sums + kByteFields<kKind>);
   }
   for (uint32_t at = call.shape.scales; prefetch && at < call.shape.bytes; at += 64) {
     for (const uint8_t* row : ahead) {
@@ -196,17 +133,55 @@ void WidenSums(uint32_t cols, const __m256i* sums, int32_t* out) {
     _mm256_storeu_si256(p, kFirst ? value : _mm256_add_epi32(_mm256_loadu_si256(p), value));
   };
   for (uint32_t u = 0; u * 16 < cols; u += kPer, out += kPer * 16) {
-    for (int half = 0; half < 2; ++half) {
-      for (int f = 0; f < kByteFields<kKind>; ++f, sums += 2) {
-        const __m256i high = _mm256_load_si256(sums);
-        const __m256i low = _mm256_load_si256(sums + 1);
-        const __m256i even = _mm256_add_epi32(_mm256_srai_epi32(_mm256_slli_epi32(high, 16), 8),
-                                              _mm256_and_si256(low, _mm256_set1_epi32(0xffff)));
-        const __m256i odd =
-            _mm256_add_epi32(_mm256_slli_epi32(_mm256_srai_epi32(high, 16), 8), _mm256_srli_epi32(low, 16));
+    for (uint32_t half = 0; half < 2; ++half) {
+      for (uint32_t f = 0; f < kByteFields<kKind>; ++f, ++sums) {
+        const __m256i sum = _mm256_load_si256(sums);
+        const __m256i even = _mm256_srai_epi32(_mm256_slli_epi32(sum, 16), 16);
+        const __m256i odd = _mm256_srai_epi32(sum, 16);
         put(out + f * 16 + half * 8, even);
         put(out + (f + kByteFields<kKind>)*16 + half * 8, odd);
       }
     }
   }
+}
+
+template <QuantKind kKind, uint32_t kUnits>
+struct ByBytes {
+  // Pairs of coefficients of eight groups, as 16-bit values of two neurons, to what is broadcast: for each
+  // slot (two neighbouring groups, or one group) two bytes for the even bytes and two for the odd ones.
+  static void StorePairs(__m256i pairs, uint32_t g, uint32_t* out) {
+    if constexpr (kTwoGroups<kKind, kUnits>) {
+      const __m256i bytes =
+          BShuffle(pairs, _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, -1, -1, -1, -1, -1, -1, -1, -1));
+      const __m256i together = _mm256_permute4x64_epi64(bytes, 0x08);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + g / 2), _mm256_castsi256_si128(together));
+    } else {
+      const __m256i bytes =
+          BShuffle(pairs, _mm_setr_epi8(0, 2, 0, 2, 4, 6, 4, 6, 8, 10, 8, 10, 12, 14, 12, 14));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + g), bytes);
+    }
+  }
+  static void Sum(const QuantDownCall& call, const DownFactors& f, uint32_t fetch_lines, bool prefetch,
+                  int32_t* sums) {
+    constexpr uint32_t kAtOnce = kNeuronsAtOnce<kKind>;
+    __m256i* sums16 = reinterpret_cast<__m256i*>(sums + RoundUp(call.shape.cols, kCodeAlign));
+    for (uint32_t j = 0; j < call.neurons; j += 4) {
+      LinesAhead lines = FetchWhile<kKind>(call, j, fetch_lines);
+      j % kAtOnce == 0
+          ? AddFourRowsOfBytes<kKind, kUnits, true>(call, f.pairs, f.pair_words, j, prefetch, &lines, sums16)
+          : AddFourRowsOfBytes<kKind, kUnits, false>(call, f.pairs, f.pair_words, j, prefetch, &lines,
+                                                     sums16);
+      const uint32_t done = j + 4;
+      if (done >= call.neurons || done % kAtOnce == 0) {
+        done <= kAtOnce ? WidenSums<kKind, true>(call.shape.cols, sums16, sums)
+                        : WidenSums<kKind, false>(call.shape.cols, sums16, sums);
+      }
+    }
+  }
+};
+
+template <QuantKind kKind, uint32_t kUnits>
+void QuantDownRows(const QuantDownCall& call) {
+  using Way = std::conditional_t<kDownByBytes<kKind, kUnits>, ByBytes<kKind, kUnits>, ByWords<kKind, kUnits>>;
+  DownByPairs<kKind, Way>(call);
 }

@@ -57,37 +57,31 @@ __attribute__((noinline)) void AddFewPanel(const RowShape& shape, const FewRows&
                                            float* y) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;
   constexpr uint32_t kSums = kBlocks * kPer;
-  __m512i high[kSums];
-  __m512i low[kSums];
-  StartSums<kSums>(high, low);
+  __m512i sums[kSums];
+  StartSums<kSums>(sums);
   const uint64_t words = few.factors.words;
   PanelPart part = PartAt<kKind, kUnits>(shape, few.factors, 0, block);
   const uint8_t* const* rows = few.rows;
   if constexpr (kQuads > 0) {
     SLUICE_UNROLL
-    for (uint32_t q = 0; q < kQuads; ++q, part.high += words, part.low += words) {
-      AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows + 4 * q, part, high, low);
+    for (uint32_t q = 0; q < kQuads; ++q, part.quads += words) {
+      AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows + 4 * q, part, sums);
     }
   } else {
-    for (const uint8_t* const* end = rows + few.count; rows != end;
-         rows += 4, part.high += words, part.low += words) {
-      AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows, part, high, low);
+    for (const uint8_t* const* end = rows + few.count; rows != end; rows += 4, part.quads += words) {
+      AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows, part, sums);
     }
   }
   const uint32_t group = block * kPer / kUnits;
   const float* scales = few.factors.scales + group;
   const float* zeros = few.factors.zero_sums + group;
-  const int32_t* low_sums = few.factors.low_sums + group;
   SLUICE_UNROLL
   for (uint32_t u = 0; u < kSums; ++u) {
     const uint64_t form =
         static_cast<uint32_t>(PanelShift<kKind>(u % (kPer / 2))) / kScaleShift<kKind> * words + u / kUnits;
-    __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[u], 8), low[u]);
-    if constexpr (kKind == QuantKind::kQ8) {
-      sum = _mm512_add_epi32(sum, _mm512_set1_epi32(low_sums[u / kUnits]));
-    }
-    const __m512 value = _mm512_mul_ps(_mm512_set1_ps(scales[form]),
-                                       _mm512_sub_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(zeros[form])));
+    const __m512 value =
+        _mm512_mul_ps(_mm512_set1_ps(scales[form]),
+                      _mm512_sub_ps(_mm512_cvtepi32_ps(sums[u]), _mm512_set1_ps(zeros[form])));
     _mm512_storeu_ps(y + u * 16, _mm512_add_ps(_mm512_loadu_ps(y + u * 16), value));
   }
 }
@@ -150,11 +144,9 @@ void FewDown(const QuantDownCall& call) {
   FewRows few;
   PanelFactors& f = few.factors;
   f.words = RoundUp(call.shape.groups, 16);
-  f.high = call.scratch;
-  f.low = f.high + uint64_t{kFewRows / 4} * f.words;
-  f.scales = reinterpret_cast<float*>(f.low + uint64_t{kFewRows / 4} * f.words);
+  f.quads = call.scratch;
+  f.scales = reinterpret_cast<float*>(f.quads + uint64_t{kFewRows / 4} * f.words);
   f.zero_sums = f.scales + kScaleForms<kKind> * f.words;
-  f.low_sums = reinterpret_cast<int32_t*>(f.zero_sums + kScaleForms<kKind> * f.words);
   few.count = RoundUp(call.neurons, 4);
   for (uint32_t j = 0; j < few.count; ++j) {
     few.rows[j] = call.w[j < call.neurons ? j : call.neurons - 1];  // beyond the end the coefficients are 0

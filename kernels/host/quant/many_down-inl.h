@@ -1,6 +1,6 @@
 // Weighted sums of quantized rows for many tokens (ARITHMETIC.md 3): a block's codes are unpacked once for
-// all of them, interleaved in pairs of neurons, sixteen columns side by side. Every token then costs one
-// multiplication for a pair and its columns. The sums are exact, so the bits are those of quant_down-inl.h.
+// all of them, four neurons' codes of a column in its lane. Every token then costs one multiplication for
+// four neurons and a register of columns. The sums are exact, so the bits are those of quant_down-inl.h.
 //
 // Included by the instruction sets' kernels_*.cc.
 //
@@ -9,97 +9,166 @@
 #error "included by kernels_*.cc only"
 #endif
 
-// Tokens of one pass over unpacked codes: their sums, the codes and some more fill the registers.
-inline constexpr uint32_t kSumTokens = kNative == 16 ? 12 : 6;
-static_assert(kManyDownTokens % kSumTokens == 0);
 inline constexpr uint32_t kUnitRegisters = 16 / kNative;
-inline constexpr uint32_t kDownPairs = 32;    // of neurons
+inline constexpr uint32_t kDownQuads = 16;    // of neurons
 inline constexpr uint32_t kRoundGroups = 16;  // that are rounded together
 
 // What the tokens of a call share, and their rounded coefficients for kRoundGroups groups.
 struct ManySums {
-  int32_t* codes;    // [unit of a block][pair][16 columns, in the order of Interleave()]
-  uint32_t* pairs;   // [group][token][pair]
+  int32_t* codes;      // [unit of a block][register][quad][kNative columns, in the order of NIntInOrder()]
+  float* meta_scales;  // [neuron][kRoundGroups]: of the rows
+  float* meta_zeros;
+  int32_t* quads;    // [group][token][quad]
   float* scales;     // [token][group]
   float* zero_sums;  // [token][group]
+  float* sums;       // [token][group]: of the coefficients, where kByteBias wants them
 };
+
+// The scales and zeros of `count` groups from g on, of all neurons.
+template <QuantKind kKind>
+void DecodeMeta(const QuantDownCall& call, uint32_t g, uint32_t count, const ManySums& m) {
+  for (uint32_t j = 0; j < call.neurons; ++j) {
+    for (uint32_t o = 0; o < count; o += 8) {
+      const uint32_t n = count - o < 8 ? count - o : 8;
+      const uint32_t place = j * kRoundGroups + o;
+      _mm256_store_ps(m.meta_scales + place, ScalesOf<kKind>(call.shape, call.w[j], g + o, n));
+      _mm256_store_ps(m.meta_zeros + place, ZerosOf<kKind>(call.shape, call.w[j], g + o, n));
+    }
+  }
+}
+
+// A token's coefficients c for kNative groups from `o` of these on. quads: [quad][kNative].
+template <QuantKind kKind>
+inline void RoundForToken(const float* c, uint32_t neurons, uint32_t o, uint32_t t, const ManySums& m,
+                          int32_t* quads) {
+  const auto scaled = [&](uint32_t j) {
+    return NMul(NSet1(c[j]), NLoad(m.meta_scales + j * kRoundGroups + o));
+  };
+  N largest = NZero();
+  for (uint32_t j = 0; j < neurons; ++j) {
+    largest = NMax(largest, NAbs(scaled(j)));
+  }
+  const N full = NSet1(127.0f);
+  const N tiny = NSet1(1e-30f);
+  const N inverse = NIfLess(largest, tiny, NZero(), NDiv(full, largest));
+  N zero_sum = NZero();
+  N sum = NZero();
+  const auto round = [&](uint32_t j) {
+    const NInt q = NToInt(NMul(scaled(j), inverse));
+    const N value = NFromInt(q);
+    zero_sum = NFma(value, NLoad(m.meta_zeros + j * kRoundGroups + o), zero_sum);
+    if constexpr (kByteBias<kKind> != 0) {
+      sum = NAdd(sum, value);
+    }
+    return q;
+  };
+  for (uint32_t j = 0; j < neurons; j += 4) {
+    NInt q[4];
+    for (uint32_t i = 0; i < 4; ++i) {
+      q[i] = j + i < neurons ? round(j + i) : NIntZero();
+    }
+    NIntStore(quads + j / 4 * kNative, NFourBytes(q[0], q[1], q[2], q[3]));
+  }
+  const uint32_t place = t * kRoundGroups + o;
+  NStore(m.scales + place, NIfLess(largest, tiny, NZero(), NDiv(largest, full)));
+  NStore(m.zero_sums + place, NAdd(zero_sum, NZero()));
+  if constexpr (kByteBias<kKind> != 0) {
+    NStore(m.sums + place, sum);
+  }
+}
 
 // Of `count` groups from g on, for the tokens [first, first + tokens).
 template <QuantKind kKind>
 void RoundForMany(const QuantDownCall& call, uint32_t first, uint32_t tokens, uint32_t g, uint32_t count,
-                  const DownFactors& f, const ManySums& out) {
+                  const ManySums& m) {
+  DecodeMeta<kKind>(call, g, count, m);
+  alignas(64) int32_t quads[kDownQuads * kNative] = {};
   for (uint32_t t = 0; t < tokens; ++t) {
-    count > 8 ? RoundOctets<kKind, PairForm::kWords, 2>(call, first + t, g, count, LinesAhead(), f)
-              : RoundOctets<kKind, PairForm::kWords, 1>(call, first + t, g, count, LinesAhead(), f);
-    for (uint32_t o = 0; o < count; o += 8) {
-      for (uint32_t p = 0; p < (call.neurons + 1) / 2; p += 8) {
-        __m256i rows[8];
-        __m256i groups[8];
-        for (uint32_t i = 0; i < 8; ++i) {
-          rows[i] =
-              LoadBlock(reinterpret_cast<const uint8_t*>(f.pairs + uint64_t{p + i} * f.pair_words + g + o));
-        }
-        Transpose8(rows, groups);
-        for (uint32_t i = 0; i < 8; ++i) {
-          uint32_t* place = out.pairs + (uint64_t{o + i} * kManyDownTokens + t) * kDownPairs + p;
-          _mm256_storeu_si256(reinterpret_cast<__m256i*>(place), groups[i]);
+    for (uint32_t o = 0; o < count; o += kNative) {
+      RoundForToken<kKind>(call.c[first + t], call.neurons, o, t, m, quads);
+      for (uint32_t part = 0; part < kNative; part += 8) {
+        for (uint32_t q = 0; q < kDownQuads; q += 8) {
+          __m256i rows[8];
+          __m256i groups[8];
+          for (uint32_t i = 0; i < 8; ++i) {
+            rows[i] = LoadBlock(reinterpret_cast<const uint8_t*>(quads + (q + i) * kNative + part));
+          }
+          Transpose8(rows, groups);
+          for (uint32_t i = 0; i < 8; ++i) {
+            int32_t* place = m.quads + (uint64_t{o + part + i} * kManyDownTokens + t) * kDownQuads + q;
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(place), groups[i]);
+          }
         }
       }
-      _mm256_storeu_ps(out.scales + t * kRoundGroups + o, _mm256_loadu_ps(f.scales + g + o));
-      _mm256_storeu_ps(out.zero_sums + t * kRoundGroups + o, _mm256_loadu_ps(f.zero_sums + g + o));
     }
   }
 }
 
-// The codes of the block that begins at unit u. The line after the next of each row is moved nearer: nothing
-// follows 64 rows.
+// Bytes 0-3, 4-7, 8-11 and 12-15 of each 128 bits of four rows: of each byte the rows' one after the other.
+SLUICE_INLINE void InterleaveFour(const __m256i* rows, __m256i* out) {
+  const __m256i ab_low = _mm256_unpacklo_epi8(rows[0], rows[1]);
+  const __m256i ab_high = _mm256_unpackhi_epi8(rows[0], rows[1]);
+  const __m256i cd_low = _mm256_unpacklo_epi8(rows[2], rows[3]);
+  const __m256i cd_high = _mm256_unpackhi_epi8(rows[2], rows[3]);
+  out[0] = _mm256_unpacklo_epi16(ab_low, cd_low);
+  out[1] = _mm256_unpackhi_epi16(ab_low, cd_low);
+  out[2] = _mm256_unpacklo_epi16(ab_high, cd_high);
+  out[3] = _mm256_unpackhi_epi16(ab_high, cd_high);
+}
+
+// The codes of block b. The line after the next of each row is moved nearer: nothing follows 64 rows.
 template <QuantKind kKind>
-void UnpackForMany(const QuantDownCall& call, uint32_t u, int32_t* out) {
-  constexpr uint32_t kPer = kBlockUnits<kKind>;
+void UnpackForMany(const QuantDownCall& call, uint32_t b, int32_t* out) {
+  constexpr uint32_t kFields = kByteFields<kKind>;
   constexpr uint32_t kAhead = 128;
-  const uint64_t offset = uint64_t{u / kPer} * 32;
+  const uint64_t offset = uint64_t{b} * 32;
   const uint32_t last = call.neurons - 1;
-  const auto put = [out](__m256i codes, uint32_t unit, uint32_t pair, uint32_t half) {
-    int32_t* place = out + (unit * kDownPairs + pair) * 16 + half * 8;
-    _mm256_store_si256(reinterpret_cast<__m256i*>(place), codes);
-  };
-  for (uint32_t j = 0; j < call.neurons; j += 2) {
-    const uint8_t* a = call.w[j];
-    const uint8_t* b = call.w[j < last ? j + 1 : last];  // beyond the end the coefficient is 0
-    if (offset % 64 == 0 && offset + kAhead < call.shape.bytes) {
-      _mm_prefetch(reinterpret_cast<const char*>(a + offset + kAhead), _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(b + offset + kAhead), _MM_HINT_T0);
+  for (uint32_t j = 0; j < call.neurons; j += 4) {
+    __m256i rows[4];
+    __m256i thirds[4];
+    for (uint32_t i = 0; i < 4; ++i) {
+      const uint8_t* w = call.w[j + i < last ? j + i : last];  // beyond the end the coefficients are 0
+      if (offset % 64 == 0 && offset + kAhead < call.shape.bytes) {
+        _mm_prefetch(reinterpret_cast<const char*>(w + offset + kAhead), _MM_HINT_T0);
+      }
+      rows[i] = EvenOdd(LoadBlock(w + offset));
+      if constexpr (kKind == QuantKind::kQ3) {
+        thirds[i] = ThirdBits(LoadBlock(w + call.shape.high_plane + uint64_t{b / 2} * 32), b % 2 != 0);
+      }
     }
-    const __m256i x = LoadBlock(a + offset);
-    const __m256i y = LoadBlock(b + offset);
-    const __m256i low = _mm256_unpacklo_epi16(x, y);
-    const __m256i high = _mm256_unpackhi_epi16(x, y);
-    __m256i third_low = low;
-    __m256i third_high = high;
+    // Columns 0-3 and 8-11, then 4-7 and 12-15 of the first unit of each field, then of the second one.
+    __m256i quads[4];
+    __m256i third_quads[4];
+    InterleaveFour(rows, quads);
     if constexpr (kKind == QuantKind::kQ3) {
-      const uint64_t at = call.shape.high_plane + uint64_t{u / 16} * 32;
-      const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(u % 16));
-      const __m256i p = _mm256_srl_epi16(LoadBlock(a + at), shift);
-      const __m256i q = _mm256_srl_epi16(LoadBlock(b + at), shift);
-      third_low = _mm256_unpacklo_epi16(p, q);
-      third_high = _mm256_unpackhi_epi16(p, q);
+      InterleaveFour(thirds, third_quads);
     }
     SLUICE_UNROLL
-    for (uint32_t i = 0; i < kPer; ++i) {
-      put(CodesOf<kKind>(low, i, third_low, i), i, j / 2, 0);
-      put(CodesOf<kKind>(high, i, third_high, i), i, j / 2, 1);
+    for (uint32_t i = 0; i < 4; ++i) {
+      __m256i fields[kFields];
+      ByteFields<kKind>(quads[i], kKind == QuantKind::kQ3 ? third_quads[i] : quads[i], fields);
+      SLUICE_UNROLL
+      for (uint32_t f = 0; f < kFields; ++f) {
+        const uint32_t unit = f + i / 2 * kFields;
+        const uint32_t column = i % 2 * 8;
+        int32_t* place = out + ((unit * kUnitRegisters + column / kNative) * kDownQuads + j / 4) * kNative +
+                         column % kNative;
+        _mm256_store_si256(reinterpret_cast<__m256i*>(place), fields[f]);
+      }
     }
   }
 }
 
-// y[t] (+)= scale * (S - Z), closed, of the n columns from k on; s: a unit's sums.
-SLUICE_INLINE void FinishForMany(const QuantDownCall& call, const NInt* s, float scale, float zero_sum,
-                                 uint32_t k, uint32_t n, float* y) {
+// y[t] (+)= scale * (S - Z), closed, of the n columns from k on; s: a unit's sums; sum: of the coefficients.
+template <QuantKind kKind>
+SLUICE_INLINE void FinishForMany(const QuantDownCall& call, const NInt* s, float sum, float scale,
+                                 float zero_sum, uint32_t k, uint32_t n, float* y) {
   NInt ordered[kUnitRegisters];
   NIntInOrder(s, ordered);
   N sums[kUnitRegisters];
   for (uint32_t i = 0; i < kUnitRegisters; ++i) {
-    sums[i] = NAdd(NMul(NSet1(scale), NSub(NFromInt(ordered[i]), NSet1(zero_sum))), NZero());
+    const N whole = FloatSum<kKind>(ordered[i], NSet1(sum));
+    sums[i] = NAdd(NMul(NSet1(scale), NSub(whole, NSet1(zero_sum))), NZero());
   }
   if (n == 16) {
     for (uint32_t i = 0; i < kUnitRegisters; ++i) {
@@ -117,72 +186,53 @@ SLUICE_INLINE void FinishForMany(const QuantDownCall& call, const NInt* s, float
   }
 }
 
-// The columns from k on, a unit of them, for T tokens from `first` on; t of them are rounded before these.
-template <uint32_t T>
-void SumUnit(const QuantDownCall& call, const int32_t* codes, const ManySums& m, uint32_t group,
-             uint32_t first, uint32_t t, uint32_t k) {
-  const uint32_t* pairs = m.pairs + (uint64_t{group} * kManyDownTokens + t) * kDownPairs;
-  NInt sums[T][kUnitRegisters];
+// The columns from k on, a unit of them, for `tokens` of T tokens from `first` on; t of them are rounded
+// before these. What is not there is the last token again.
+template <QuantKind kKind, uint32_t T>
+void SumUnit(uint32_t tokens, const QuantDownCall& call, const int32_t* codes, const ManySums& m,
+             uint32_t group, uint32_t first, uint32_t t, uint32_t k) {
+  const int32_t* quads = m.quads + (uint64_t{group} * kManyDownTokens + t) * kDownQuads;
+  const int8_t* values[T];
   for (uint32_t i = 0; i < T; ++i) {
-    for (uint32_t r = 0; r < kUnitRegisters; ++r) {
-      sums[i][r] = NIntZero();
-    }
+    values[i] = reinterpret_cast<const int8_t*>(quads + (i < tokens ? i : tokens - 1) * kDownQuads);
   }
-  const uint32_t count = (call.neurons + 1) / 2;
-  SLUICE_UNROLL_BY_8
-  for (uint32_t p = 0; p < count; ++p) {
-    NInt columns[kUnitRegisters];
-    for (uint32_t r = 0; r < kUnitRegisters; ++r) {
-      columns[r] = NIntLoad(codes + p * 16 + r * kNative);
-    }
-    SLUICE_UNROLL
-    for (uint32_t i = 0; i < T; ++i) {
-      const NInt factor = NIntSet1(static_cast<int32_t>(pairs[i * kDownPairs + p]));
-      for (uint32_t r = 0; r < kUnitRegisters; ++r) {
-        sums[i][r] = NAddProducts(sums[i][r], columns[r], factor);
-      }
-    }
+  NInt sums[kUnitRegisters][T];
+  for (uint32_t r = 0; r < kUnitRegisters; ++r) {
+    SumQuads<kKind, T, kNative>(codes + r * kDownQuads * kNative, (call.neurons + 3) / 4, values, 0, sums[r]);
   }
   const uint32_t n = call.shape.cols - k < 16 ? call.shape.cols - k : 16;
-  for (uint32_t i = 0; i < T; ++i) {
+  for (uint32_t i = 0; i < tokens; ++i) {
     const uint32_t place = (t + i) * kRoundGroups + group;
-    FinishForMany(call, sums[i], m.scales[place], m.zero_sums[place], k, n, call.y[first + t + i]);
-  }
-}
-
-// The same for `tokens` of them, 1 to T.
-template <uint32_t T>
-void SumUnitUpTo(uint32_t tokens, const QuantDownCall& call, const int32_t* codes, const ManySums& m,
-                 uint32_t group, uint32_t first, uint32_t t, uint32_t k) {
-  if constexpr (T > 1) {
-    if (tokens < T) {
-      SumUnitUpTo<T - 1>(tokens, call, codes, m, group, first, t, k);
-      return;
+    NInt unit[kUnitRegisters];
+    for (uint32_t r = 0; r < kUnitRegisters; ++r) {
+      unit[r] = sums[r][i];
     }
+    FinishForMany<kKind>(call, unit, m.sums[place], m.scales[place], m.zero_sums[place], k, n,
+                         call.y[first + t + i]);
   }
-  SumUnit<T>(call, codes, m, group, first, t, k);
 }
 
 // The tokens [first, first + tokens), at most kManyDownTokens.
 template <QuantKind kKind>
-void SumTokens(const QuantDownCall& call, uint32_t first, uint32_t tokens, const DownFactors& f,
-               const ManySums& m) {
+void SumTokens(const QuantDownCall& call, uint32_t first, uint32_t tokens, const ManySums& m) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;
   const uint32_t per_group = call.shape.group / 16;
   const uint32_t units = (call.shape.cols + 15) / 16;
-  const uint32_t passes = (tokens + kSumTokens - 1) / kSumTokens;
+  const uint32_t passes = (tokens + kQuadTokens - 1) / kQuadTokens;
   for (uint32_t g = 0; g < call.shape.groups; g += kRoundGroups) {
     const uint32_t count = call.shape.groups - g < kRoundGroups ? call.shape.groups - g : kRoundGroups;
-    RoundForMany<kKind>(call, first, tokens, g, count, f, m);
+    RoundForMany<kKind>(call, first, tokens, g, count, m);
     const uint32_t end = (g + count) * per_group < units ? (g + count) * per_group : units;
     for (uint32_t u = g * per_group; u < end; u += kPer) {
-      UnpackForMany<kKind>(call, u, m.codes);
+      UnpackForMany<kKind>(call, u / kPer, m.codes);
       for (uint32_t i = u; i < u + kPer && i < end; ++i) {
-        const int32_t* codes = m.codes + (i - u) * kDownPairs * 16;
+        const int32_t* codes = m.codes + (i - u) * kDownQuads * 16;
         for (uint32_t pass = 0; pass < passes; ++pass) {  // as equal as they can be
           const uint32_t t = tokens * pass / passes;
-          SumUnitUpTo<kSumTokens>(tokens * (pass + 1) / passes - t, call, codes, m, i / per_group - g, first,
-                                  t, i * 16);
+          const uint32_t count = tokens * (pass + 1) / passes - t;
+          WithTokens(count, [&]<uint32_t T>() {
+            SumUnit<kKind, T>(count, call, codes, m, i / per_group - g, first, t, i * 16);
+          });
         }
       }
     }
@@ -191,19 +241,46 @@ void SumTokens(const QuantDownCall& call, uint32_t first, uint32_t tokens, const
 
 template <QuantKind kKind>
 void ManyDown(const QuantDownCall& call) {
-  DownFactors f;
-  f.pair_words = RoundUp(call.shape.groups, 8);
-  f.pairs = call.scratch;
-  f.scales = reinterpret_cast<float*>(f.pairs + uint64_t{34} * f.pair_words);
-  f.zero_sums = f.scales + f.pair_words;
   uint32_t* rest = call.scratch + QuantDownWords(call.shape.cols) - kManyDownWords;
   ManySums m;
   m.codes = reinterpret_cast<int32_t*>((reinterpret_cast<uintptr_t>(rest) + 63) / 64 * 64);
-  m.pairs = reinterpret_cast<uint32_t*>(m.codes + 8 * kDownPairs * 16);
-  m.scales = reinterpret_cast<float*>(m.pairs + kRoundGroups * kManyDownTokens * kDownPairs);
+  m.quads = m.codes + 8 * kDownQuads * 16;
+  m.meta_scales = reinterpret_cast<float*>(m.quads + kRoundGroups * kManyDownTokens * kDownQuads);
+  m.meta_zeros = m.meta_scales + 64 * kRoundGroups;
+  m.scales = m.meta_zeros + 64 * kRoundGroups;
   m.zero_sums = m.scales + kManyDownTokens * kRoundGroups;
+  m.sums = m.zero_sums + kManyDownTokens * kRoundGroups;
   for (uint32_t first = 0; first < call.tokens; first += kManyDownTokens) {
     SumTokens<kKind>(call, first,
-                     call.tokens - first < kManyDownTokens ? call.tokens - first : kManyDownTokens, f, m);
+                     call.tokens - first < kManyDownTokens ? call.tokens - first : kManyDownTokens, m);
+  }
+}
+
+// From so many tokens on, codes are unpacked once for all of them. Where sums by bytes are quick that takes
+// more, and of two bits with AVX-512 it never gained (Zen 4, groups of 64, both in turn; mxfp4 was not
+// measured).
+template <QuantKind kKind>
+inline constexpr uint32_t kManyTokens = 6;
+
+template <QuantKind kKind>
+void QuantDown(const QuantDownCall& call) {
+  if (call.tokens >= kManyTokens<kKind> && call.fetch == nullptr) {
+    return ManyDown<kKind>(call);
+  }
+  if constexpr (kKind == QuantKind::kMxfp4) {
+    return QuantDownRows<kKind, 2>(call);
+  } else {
+    switch (call.shape.group) {
+      case 16:
+        return QuantDownRows<kKind, 1>(call);
+      case 32:
+        return QuantDownRows<kKind, 2>(call);
+      case 64:
+        return QuantDownRows<kKind, 4>(call);
+      case 128:
+        return QuantDownRows<kKind, 8>(call);
+      default:
+        return QuantDownRows<kKind, 0>(call);
+    }
   }
 }

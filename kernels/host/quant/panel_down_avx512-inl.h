@@ -1,7 +1,6 @@
 // Weighted sums of quantized rows by panels of columns, with AVX-512: the 32-bit sums of a panel stay in
-// registers while its neurons pass. Codes are multiplied as bytes: those of four neurons lie in one 32-bit
-// lane, which is a column, and the int16 coefficients are cut into their high (signed) and low (unsigned)
-// bytes. The sums are exact, so the bits are those of quant_down-inl.h.
+// registers while its neurons pass. Codes are multiplied as bytes (byte_codes-inl.h): those of four neurons
+// lie in one 32-bit lane, which is a column. The sums are exact, so the bits are those of quant_down-inl.h.
 //
 // A panel is read down its rows before the next one is, so the rows should be in the second-level cache. Rows
 // that are fetched meanwhile (RowFetch) are there only so far ahead: a panel has as many of them. With the
@@ -16,7 +15,7 @@
 
 // Whether rows of a kind with groups of kUnits units are added so.
 template <QuantKind kKind, uint32_t kUnits>
-inline constexpr bool kDownByPanels = kKind != QuantKind::kMxfp4&& kUnits > 0;
+inline constexpr bool kDownByPanels = kUnits > 0;
 
 // Blocks of a panel: as many as give eight sums where that is a line or two, else one.
 template <QuantKind kKind>
@@ -24,15 +23,13 @@ inline constexpr uint32_t kPanelBlocks = kKind == QuantKind::kQ8   ? 4
                                          : kKind == QuantKind::kQ4 ? 2
                                                                    : 1;
 
-// The rounded coefficients of one token and one block of neurons. high[PlaceOf(quad) + group]: the high bytes
-// of the neurons 4 quad + {0, 2, 1, 3}, in this order; low: their low bytes. Groups are padded to 16.
+// The rounded coefficients of one token and one block of neurons. quads[PlaceOf(quad) + group]: of the
+// neurons 4 quad to 4 quad + 3, a byte each. Groups are padded to 16.
 struct PanelFactors {
-  uint32_t* high;
-  uint32_t* low;
+  uint32_t* quads;
   uint32_t words;
   float* scales;
   float* zero_sums;
-  int32_t* low_sums;       // [words], q8: 128 times the sum of the low bytes
   uint32_t in_halves = 0;  // so many quads, kept in the order of InHalves(); 0: in their own
 
   uint32_t PlaceOf(uint32_t quad) const {
@@ -45,7 +42,7 @@ struct PanelFactors {
 // Scales (or zeros) of the groups [g, g + 16) of which n exist; zeros behind them.
 template <QuantKind kKind, bool kZeros>
 SLUICE_INLINE __m512 WideMeta(const RowShape& shape, const uint8_t* w, uint32_t g, uint32_t n) {
-  if (shape.super_group == 0) {
+  if (shape.super_group == 0 && kKind != QuantKind::kMxfp4) {
     const uint8_t* p = w + (kZeros ? shape.zeros : shape.scales) + uint64_t{g} * 2;
     return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(static_cast<__mmask16>(0xffffu >> (16 - n)), p));
   }
@@ -55,19 +52,6 @@ SLUICE_INLINE __m512 WideMeta(const RowShape& shape, const uint8_t* w, uint32_t 
   const __m256 low = eight(g, n < 8 ? n : 8);
   const __m256 high = n > 8 ? eight(g + 8, n - 8) : _mm256_setzero_ps();
   return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
-}
-
-// The rounded coefficients of neurons 0 to 3 of a quad, each for sixteen groups, as high and low bytes.
-SLUICE_INLINE void StoreQuad(const __m512i* q, uint32_t* high, uint32_t* low) {
-  constexpr __mmask32 kOdd = 0xaaaaaaaa;
-  const __m512i order = _mm512_broadcast_i32x4(
-      _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));  // low bytes first
-  const __m512i even =
-      _mm512_shuffle_epi8(_mm512_mask_blend_epi16(kOdd, q[0], _mm512_slli_epi32(q[2], 16)), order);
-  const __m512i odd =
-      _mm512_shuffle_epi8(_mm512_mask_blend_epi16(kOdd, q[1], _mm512_slli_epi32(q[3], 16)), order);
-  _mm512_storeu_si512(low, _mm512_mask_blend_epi16(kOdd, even, _mm512_slli_epi32(odd, 16)));
-  _mm512_storeu_si512(high, _mm512_mask_blend_epi16(kOdd, _mm512_srli_epi32(even, 16), odd));
 }
 
 // Sixteen groups of RoundCoefficients() (quant_down-inl.h). `lines` are fetched meanwhile.
@@ -87,10 +71,8 @@ inline void RoundSixteenGroups(const QuantDownCall& call, const float* c, uint32
   const __m512 inverse = _mm512_maskz_div_ps(some, full, largest);
   _mm512_storeu_ps(out.scales + g, _mm512_maskz_div_ps(some, largest, full));
   __m512 zero_sum = _mm512_setzero_ps();
-  __m512i low_sum = _mm512_setzero_si512();
   const auto round = [&](uint32_t j) {
     const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(d[j], inverse));
-    low_sum = _mm512_add_epi32(low_sum, _mm512_and_si512(q, _mm512_set1_epi32(0xff)));
     zero_sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(q), WideMeta<kKind, true>(call.shape, call.w[j], g, count),
                                zero_sum);
     return q;
@@ -102,16 +84,12 @@ inline void RoundSixteenGroups(const QuantDownCall& call, const float* c, uint32
     q[1] = j + 1 < call.neurons ? round(j + 1) : none;
     q[2] = j + 2 < call.neurons ? round(j + 2) : none;
     q[3] = j + 3 < call.neurons ? round(j + 3) : none;
-    const uint32_t place = out.PlaceOf(j / 4) + g;
-    StoreQuad(q, out.high + place, out.low + place);
+    _mm512_storeu_si512(out.quads + out.PlaceOf(j / 4) + g, NFourBytes(q[0], q[1], q[2], q[3]));
   }
   _mm512_storeu_ps(out.zero_sums + g, _mm512_add_ps(zero_sum, _mm512_setzero_ps()));
-  if constexpr (kKind == QuantKind::kQ8) {
-    _mm512_storeu_si512(out.low_sums + g, _mm512_slli_epi32(low_sum, 7));
-  }
 }
 
-// A block of 32 bytes of four rows: 32-bit lane i holds the even (odd) byte of word i of rows 0, 2, 1, 3.
+// A block of 32 bytes of four rows: 32-bit lane i holds the even (odd) byte of word i of each row.
 struct FourRows {
   __m512i even;
   __m512i odd;
@@ -122,9 +100,9 @@ SLUICE_INLINE __m512i TwoBlocks(const uint8_t* a, const uint8_t* b) {
 }
 
 SLUICE_INLINE FourRows LoadFourRows(const uint8_t* const* w, uint64_t at) {
-  const __m512i a = TwoBlocks(w[0] + at, w[1] + at);
-  const __m512i b = TwoBlocks(w[2] + at, w[3] + at);
-  // Words of rows 0 and 2, and behind 16 of them of rows 1 and 3: of bytes 0-7 and 16-23, 8-15 and 24-31.
+  const __m512i a = TwoBlocks(w[0] + at, w[2] + at);
+  const __m512i b = TwoBlocks(w[1] + at, w[3] + at);
+  // Words of rows 0 and 1, and behind 16 of them of rows 2 and 3: of bytes 0-7 and 16-23, 8-15 and 24-31.
   const __m512i low = _mm512_unpacklo_epi8(a, b);
   const __m512i high = _mm512_unpackhi_epi8(a, b);
   const __m512i even = _mm512_set_epi16(62, 46, 60, 44, 58, 42, 56, 40, 30, 14, 28, 12, 26, 10, 24, 8,  //
@@ -133,12 +111,12 @@ SLUICE_INLINE FourRows LoadFourRows(const uint8_t* const* w, uint64_t at) {
   return {_mm512_permutex2var_epi16(low, even, high), _mm512_permutex2var_epi16(low, odd, high)};
 }
 
-// The third bits of the q3 block whose high block begins at `at`: of word i of rows 0, 2, 1, 3 the bits of
-// its even byte (the low four of each byte) and of its odd one.
+// The third bits of the q3 block whose high block begins at `at`: of word i of each row the bits of its even
+// byte (the low four of each byte) and of its odd one.
 template <bool kOddBlock>
 SLUICE_INLINE __m512i LoadThirdBits(const uint8_t* const* w, uint64_t at) {
-  const __m512i a = TwoBlocks(w[0] + at, w[1] + at);
-  const __m512i b = TwoBlocks(w[2] + at, w[3] + at);
+  const __m512i a = TwoBlocks(w[0] + at, w[2] + at);
+  const __m512i b = TwoBlocks(w[1] + at, w[3] + at);
   constexpr __mmask64 kOdd = 0xaaaaaaaaaaaaaaaa;
   const __m512i words = kOddBlock ? _mm512_mask_blend_epi8(kOdd, _mm512_srli_epi16(a, 8), b)
                                   : _mm512_mask_blend_epi8(kOdd, a, _mm512_slli_epi16(b, 8));
@@ -147,27 +125,22 @@ SLUICE_INLINE __m512i LoadThirdBits(const uint8_t* const* w, uint64_t at) {
   return _mm512_permutexvar_epi16(order, words);
 }
 
-// The fields of every byte where they stand, times 2^PanelShift(field). As signed bytes they must be
-// positive, so the highest ones are moved.
+// The fields of every byte times 2^PanelShift(field): where they stand, if that saves a shift.
 template <QuantKind kKind>
 SLUICE_INLINE void PanelFields(__m512i bytes, __m512i third, __m512i* out) {
-  const __m512i nibble = _mm512_set1_epi8(0x0f);
-  if constexpr (kKind == QuantKind::kQ8) {
-    out[0] = bytes;
-  } else if constexpr (kKind == QuantKind::kQ4) {
-    out[0] = _mm512_and_si512(bytes, nibble);
-    out[1] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble);
-  } else if constexpr (kKind == QuantKind::kQ2) {
+  if constexpr (kKind == QuantKind::kQ2) {
     out[0] = _mm512_and_si512(bytes, _mm512_set1_epi8(0x03));
     out[1] = _mm512_and_si512(bytes, _mm512_set1_epi8(0x0c));
     out[2] = _mm512_and_si512(bytes, _mm512_set1_epi8(0x30));
     out[3] = _mm512_and_si512(_mm512_srli_epi16(bytes, 6), _mm512_set1_epi8(0x03));
-  } else {
-    const ThirdPairs pairs = WithThirdBits(bytes, third);
-    out[0] = _mm512_and_si512(pairs.even, nibble);
-    out[1] = _mm512_and_si512(pairs.odd, nibble);
+  } else if constexpr (kKind == QuantKind::kQ3) {
+    const auto pairs = WithThirdBits(bytes, third);
+    out[0] = _mm512_and_si512(pairs.even, _mm512_set1_epi8(0x0f));
+    out[1] = _mm512_and_si512(pairs.odd, _mm512_set1_epi8(0x0f));
     out[2] = _mm512_and_si512(pairs.even, _mm512_set1_epi8(0x70));
     out[3] = _mm512_and_si512(pairs.odd, _mm512_set1_epi8(0x70));
+  } else {
+    ByteFields<kKind>(bytes, third, out);
   }
 }
 template <QuantKind kKind>
@@ -209,29 +182,28 @@ struct Panel {
 struct PanelPart {
   uint64_t at;
   uint64_t third_at;
-  const uint32_t* high;
-  const uint32_t* low;
+  const uint32_t* quads;
 };
 
 // row: a multiple of 4.
 template <QuantKind kKind, uint32_t kUnits>
 SLUICE_INLINE PanelPart PartAt(const RowShape& shape, const PanelFactors& f, uint32_t row, uint32_t block) {
   const uint64_t place = uint64_t{row / 4} * f.words + block * kBlockUnits<kKind> / kUnits;
-  return {uint64_t{block} * 32, shape.high_plane + uint64_t{block / 2} * 32, f.high + place, f.low + place};
+  return {uint64_t{block} * 32, shape.high_plane + uint64_t{block / 2} * 32, f.quads + place};
 }
 
 template <uint32_t kSums>
-SLUICE_INLINE void StartSums(__m512i* high, __m512i* low) {
+SLUICE_INLINE void StartSums(__m512i* sums) {
   SLUICE_UNROLL
   for (uint32_t u = 0; u < kSums; ++u) {
-    high[u] = low[u] = _mm512_setzero_si512();
+    sums[u] = _mm512_setzero_si512();
   }
 }
 
 // Of kBlocks blocks, the first of them at `part`, four rows' products added to sixteen columns in each of
-// high and low: with the high bytes of the coefficients and with the low ones.
+// `sums`.
 template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock>
-SLUICE_INLINE void AddQuad(const uint8_t* const* rows, const PanelPart& part, __m512i* high, __m512i* low) {
+SLUICE_INLINE void AddQuad(const uint8_t* const* rows, const PanelPart& part, __m512i* sums) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;
   constexpr uint32_t kFields = kPer / 2;
   const __m512i nibble = _mm512_set1_epi8(0x0f);
@@ -249,13 +221,8 @@ SLUICE_INLINE void AddQuad(const uint8_t* const* rows, const PanelPart& part, __
     for (uint32_t i = 0; i < kPer; ++i) {
       // Whole blocks lie in a group, or whole groups in a block.
       const uint32_t u = b * kPer + i;
-      high[u] =
-          AddByteProducts(high[u], fields[i], _mm512_set1_epi32(static_cast<int32_t>(part.high[u / kUnits])));
-      // q8: as signed bytes codes are 128 less; low_sums makes up for it.
-      const __m512i code = kKind == QuantKind::kQ8
-                               ? _mm512_xor_si512(fields[i], _mm512_set1_epi8(static_cast<char>(0x80)))
-                               : fields[i];
-      low[u] = AddByteProducts(low[u], _mm512_set1_epi32(static_cast<int32_t>(part.low[u / kUnits])), code);
+      sums[u] = AddByteProducts(sums[u], fields[i],
+                                _mm512_set1_epi32(static_cast<int32_t>(part.quads[u / kUnits])));
     }
   }
 }
@@ -265,16 +232,14 @@ template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock>
 SLUICE_INLINE void SumPanel(const QuantDownCall& call, const Panels& panels, const Panel& p, __m512i* sums) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;
   constexpr uint32_t kSums = kBlocks * kPer;
-  __m512i high[kSums];
-  __m512i low[kSums];
-  StartSums<kSums>(high, low);
+  StartSums<kSums>(sums);
   const uint32_t words = panels.factors.words;
   PanelPart part = PartAt<kKind, kUnits>(call.shape, panels.factors, p.first, p.block);
   LinesAhead lines;
   if (p.fetch_lines > 0) {
     call.fetch->Start(p.fetch_lines, (p.end - p.first + 3) / 4, &lines);
   }
-  for (uint32_t j = p.first; j < p.end; j += 4, part.high += words, part.low += words) {
+  for (uint32_t j = p.first; j < p.end; j += 4, part.quads += words) {
     const uint8_t* const* rows = panels.rows + j;
     for (uint32_t i = 0; i < 4 && p.own; ++i) {
       _mm_prefetch(reinterpret_cast<const char*>(rows[i]) + part.at + kPanelAhead, _MM_HINT_T1);
@@ -289,12 +254,11 @@ SLUICE_INLINE void SumPanel(const QuantDownCall& call, const Panels& panels, con
         }
       }
     }
-    AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows, part, high, low);
+    AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows, part, sums);
   }
   SLUICE_UNROLL
   for (uint32_t u = 0; u < kSums; ++u) {
-    const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[u], 8), low[u]);
-    sums[u] = _mm512_srai_epi32(sum, PanelShift<kKind>(u % (kPer / 2)));
+    sums[u] = _mm512_srai_epi32(sums[u], PanelShift<kKind>(u % (kPer / 2)));
   }
 }
 
@@ -303,9 +267,6 @@ template <QuantKind kKind>
 SLUICE_INLINE void FinishColumns(const QuantDownCall& call, const PanelFactors& f, uint32_t k, uint32_t n,
                                  uint32_t g, __m512i sum, float* y) {
   const __mmask16 there = static_cast<__mmask16>(0xffffu >> (16 - n));
-  if constexpr (kKind == QuantKind::kQ8) {
-    sum = _mm512_add_epi32(sum, _mm512_set1_epi32(f.low_sums[g]));
-  }
   const __m512 block = _mm512_mul_ps(_mm512_set1_ps(f.scales[g]),
                                      _mm512_sub_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(f.zero_sums[g])));
   const __m512 closed = _mm512_add_ps(block, _mm512_setzero_ps());
@@ -391,12 +352,10 @@ void PanelDown(const QuantDownCall& call) {
   Panels panels;
   PanelFactors& f = panels.factors;
   f.words = RoundUp(call.shape.groups, 16);
-  f.high = call.scratch;
-  f.low = f.high + uint64_t{16} * f.words;
-  f.scales = reinterpret_cast<float*>(f.low + uint64_t{16} * f.words);
+  f.quads = call.scratch;
+  f.scales = reinterpret_cast<float*>(f.quads + uint64_t{16} * f.words);
   f.zero_sums = f.scales + f.words;
-  f.low_sums = reinterpret_cast<int32_t*>(f.zero_sums + f.words);
-  panels.sums = f.low_sums + f.words;
+  panels.sums = reinterpret_cast<int32_t*>(f.zero_sums + f.words);
   const uint32_t quads = (call.neurons + 3) / 4;
   f.in_halves = call.in_halves ? quads : 0;
   for (uint32_t i = 0; i < 4 * quads; ++i) {
@@ -418,5 +377,14 @@ void PanelDown(const QuantDownCall& call) {
       p.end = p.first + rows < call.neurons ? p.first + rows : call.neurons;
       DownPanels<kKind, kUnits>(call, panels, p, call.y[t]);
     }
+  }
+}
+
+template <QuantKind kKind, uint32_t kUnits>
+void QuantDownRows(const QuantDownCall& call) {
+  if constexpr (kDownByPanels<kKind, kUnits>) {
+    PanelDown<kKind, kUnits>(call);
+  } else {
+    DownByPairs<kKind, ByWords<kKind, kUnits>>(call);
   }
 }

@@ -1,4 +1,4 @@
-// Dot products of quantized rows (ARITHMETIC.md 2 b): int16 activations, exact group sums in int32, eight
+// Dot products of quantized rows (ARITHMETIC.md 2 b): int8 activations, exact group sums in int32, eight
 // groups at a time.
 //
 // Included by the instruction sets' kernels_*.cc.
@@ -40,11 +40,12 @@ inline float LargestMagnitudeOf(const float* x, uint32_t n) {
   return out;
 }
 
-// Sixteen values times `factor` as saturated int16.
+// Sixteen values times `factor`, rounded and saturated to signed bytes in 16-bit lanes.
 inline __m256i SixteenCodes(const float* x, __m256 factor) {
   const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), factor));
   const __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8), factor));
-  return _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+  return _mm256_max_epi16(_mm256_min_epi16(words, _mm256_set1_epi16(127)), _mm256_set1_epi16(-128));
 }
 
 inline int32_t SumOfCodes(__m256i codes) {
@@ -55,7 +56,7 @@ inline int32_t SumOfCodes(__m256i codes) {
 }
 
 // One group's codes, n <= 128; returns their sum. Writes up to a multiple of 16, zeros behind the n.
-inline int32_t StoreCodes(const float* x, float inverse, uint32_t n, int16_t* codes) {
+inline int32_t StoreCodes(const float* x, float inverse, uint32_t n, int8_t* codes) {
   int32_t sum = 0;
   const __m256 factor = _mm256_set1_ps(inverse);
   for (uint32_t k = 0; k < n; k += 16) {
@@ -67,7 +68,8 @@ inline int32_t StoreCodes(const float* x, float inverse, uint32_t n, int16_t* co
       __builtin_memcpy(values, x + k, (n - k) * sizeof(float));
       out = SixteenCodes(values, factor);
     }
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + k), out);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(out), _mm256_extracti128_si256(out, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + k), bytes);
     sum += SumOfCodes(out);
   }
   return sum;
@@ -89,19 +91,16 @@ inline void Quantize(const QuantizeCall& call) {
   }
   // Groups are multiples of 16, so only whole units can be missing in the last block.
   const uint32_t end = (call.cols + 15) / 16 * 16;
-  __builtin_memset(call.codes + end, 0, (RoundUp(end, kCodeAlign) - end) * sizeof(int16_t));
-  if (call.bytes != nullptr) {
-    const uint32_t padded = RoundUp(end, kCodeAlign);
-    SplitCodes(call.codes, padded, call.bytes);
-    uint8_t* nibbles = call.bytes + 2 * padded;
-    call.group == 64 ? SplitNibbleCodes<4>(call.codes, padded, nibbles)
-                     : SplitNibbleCodes<8>(call.codes, padded, nibbles);
+  const uint32_t padded = RoundUp(end, kCodeAlign);
+  __builtin_memset(call.codes + end, 0, padded - end);
+  if (call.woven != nullptr) {
+    WeaveForGroup(call.codes, padded, call.group, call.woven);
   }
 }
 
 // Partial sums of the units [first, last) of a row.
 template <QuantKind kKind>
-inline __m256i GroupOfUnits(const RowShape& shape, const uint8_t* w, const int16_t* x, uint32_t first,
+inline __m256i GroupOfUnits(const RowShape& shape, const uint8_t* w, const int8_t* x, uint32_t first,
                             uint32_t last) {
   __m256i sum = _mm256_setzero_si256();
   for (uint32_t u = first; u < last; ++u) {
@@ -111,57 +110,18 @@ inline __m256i GroupOfUnits(const RowShape& shape, const uint8_t* w, const int16
   return sum;
 }
 
-// The groups [g, g + count) of a row added to the eight lanes; s: their sums.
-template <QuantKind kKind>
+// The groups [g, g + count) of a row added to the eight lanes; s: their sums, less so many times those of x.
+template <QuantKind kKind, int kBias>
 SLUICE_INLINE __m256 AddGroups(const RowShape& shape, const uint8_t* w, const QuantRow& x, uint32_t g,
                                uint32_t count, __m256i s, __m256 lanes) {
-  const __m256 t = _mm256_fnmadd_ps(ZerosOf<kKind>(shape, w, g, count), _mm256_loadu_ps(x.sums + g),
-                                    _mm256_cvtepi32_ps(s));
+  const __m256 x_sums = _mm256_loadu_ps(x.sums + g);
+  __m256 sums = _mm256_cvtepi32_ps(s);
+  if constexpr (kBias != 0) {
+    sums = _mm256_fmadd_ps(_mm256_set1_ps(kBias), x_sums, sums);
+  }
+  const __m256 t = _mm256_fnmadd_ps(ZerosOf<kKind>(shape, w, g, count), x_sums, sums);
   const __m256 scale = _mm256_mul_ps(ScalesOf<kKind>(shape, w, g, count), _mm256_loadu_ps(x.scales + g));
   return _mm256_fmadd_ps(scale, t, lanes);
-}
-
-// Partial sums of group kGroup of eight groups of kUnits units each.
-template <QuantKind kKind, uint32_t kUnits, uint32_t kGroup>
-SLUICE_INLINE __m256i GroupOf(const GroupsAt& w, const int16_t* x) {
-  constexpr uint32_t kPer = kBlockUnits<kKind>;
-  __m256i sum = _mm256_setzero_si256();
-  SLUICE_UNROLL
-  for (uint32_t i = 0; i < kUnits; ++i) {
-    const uint32_t unit = kGroup * kUnits + i;
-    const __m256i block = LoadBlock(w.codes + unit / kPer * 32);
-    __m256i high = block;
-    if constexpr (kKind == QuantKind::kQ3) {
-      high = LoadBlock(w.third + unit / 16 * 32);
-      if constexpr (kUnits == 1) {  // half of a block of the high plane
-        high = _mm256_srl_epi16(high, _mm_cvtsi32_si128(static_cast<int>(w.third_unit)));
-      }
-    }
-    const __m256i field = FieldOf<kKind>(block, unit % kPer, high, unit % 16);
-    const __m256i values = LoadCodes16(x + unit * 16);
-    sum = i == 0 ? _mm256_madd_epi16(field, values) : AddProducts(sum, field, values);
-  }
-  return kScaleBits<kKind> > 0 ? _mm256_srai_epi32(sum, kScaleBits<kKind>) : sum;
-}
-
-// The exact sums of these eight groups, one in each lane. Folded as they come: few are alive at a time.
-template <QuantKind kKind, uint32_t kUnits>
-SLUICE_INLINE __m256i EightGroups(const GroupsAt& w, const int16_t* x, LinesAhead* lines) {
-  const __m256i s01 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 0>(w, x), GroupOf<kKind, kUnits, 1>(w, x));
-  if constexpr (kFetchSteps<kKind> == 4) {
-    lines->Step();
-  }
-  const __m256i s23 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 2>(w, x), GroupOf<kKind, kUnits, 3>(w, x));
-  lines->Step();
-  const __m256i a = _mm256_hadd_epi32(s01, s23);
-  const __m256i s45 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 4>(w, x), GroupOf<kKind, kUnits, 5>(w, x));
-  if constexpr (kFetchSteps<kKind> == 4) {
-    lines->Step();
-  }
-  const __m256i s67 = _mm256_hadd_epi32(GroupOf<kKind, kUnits, 6>(w, x), GroupOf<kKind, kUnits, 7>(w, x));
-  lines->Step();
-  const __m256i b = _mm256_hadd_epi32(s45, s67);
-  return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 }
 
 // How far behind what is read lines are moved to the first-level cache. The hardware moves lines, too, but
@@ -188,68 +148,61 @@ SLUICE_INLINE void MoveNear(const uint8_t* p) {
   }
 }
 
-// kRows rows' whole groups, eight at a time, added to their lanes. Returns the first group that is left.
-template <QuantKind kKind, uint32_t kUnits, int kRows, bool kNear>
+// kRows rows' whole groups with kTokens tokens, eight at a time, added to lanes[row * kTokens + token].
+// Returns the first group that is left.
+template <QuantKind kKind, uint32_t kUnits, int kRows, int kTokens, bool kNear>
 SLUICE_INLINE uint32_t AddWholeGroups(const RowShape& shape, uint32_t whole, const uint8_t* const* w,
-                                      const QuantRow& x, LinesAhead* lines, __m256* lanes) {
-  constexpr bool kBytes = kByBytes<kKind, kUnits>;
+                                      const QuantRow* x, LinesAhead* lines, __m256* lanes) {
   constexpr uint32_t kBytesOfCodes = 8 * kUnits / kBlockUnits<kKind> * 32;
   GroupsAt at[kRows];
   SLUICE_UNROLL
   for (int r = 0; r < kRows; ++r) {
     at[r] = {w[r], w[r] + shape.high_plane};
   }
-  const int16_t* codes = x.codes;
-  const uint8_t* bytes = x.bytes;
-  if constexpr (kBytes && kKind == QuantKind::kQ4) {
-    bytes += 2 * RoundUp(shape.cols, kCodeAlign);
+  const int8_t* values[kTokens];
+  SLUICE_UNROLL
+  for (int t = 0; t < kTokens; ++t) {
+    values[t] = x[t].woven + kOrderOf<kKind> * RoundUp(shape.cols, kCodeAlign);
   }
   uint32_t g = 0;
   for (; g + 8 <= whole; g += 8) {
-    __m256i sums[kRows];
     SLUICE_UNROLL
     for (int r = 0; r < kRows && kNear; ++r) {
       MoveNear<kBytesOfCodes>(at[r].codes);
     }
-    if constexpr (kBytes) {
-      EightGroupsOfBytes<kKind, kUnits, kRows>(at, bytes, lines, sums);
-      bytes += 8 * kUnits * 32;
-    } else {
-      static_assert(kRows == 1);
-      sums[0] = EightGroups<kKind, kUnits>(at[0], codes, lines);
-      codes += 8 * kUnits * 16;
-    }
-    lanes[0] = AddGroups<kKind>(shape, w[0], x, g, 8, sums[0], lanes[0]);
-    if constexpr (kRows == 2) {  // not a loop: it would keep the lanes in memory
-      lanes[1] = AddGroups<kKind>(shape, w[1], x, g, 8, sums[1], lanes[1]);
-    }
+    __m256i sums[kRows * kTokens];
+    EightGroups<kKind, kUnits, kRows, kTokens>(at, values, lines, sums);
     SLUICE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      at[r].codes += kBytesOfCodes;
-      if constexpr (kKind == QuantKind::kQ3 && kUnits == 1) {
-        at[r].third_unit ^= 8;
-        at[r].third += at[r].third_unit == 0 ? 32 : 0;
-      } else if constexpr (kKind == QuantKind::kQ3) {
-        at[r].third += kUnits / 2 * 32;
+      SLUICE_UNROLL
+      for (int t = 0; t < kTokens; ++t) {
+        __m256& lane = lanes[r * kTokens + t];
+        lane = AddGroups<kKind, kByteBias<kKind>>(shape, w[r], x[t], g, 8, sums[r * kTokens + t], lane);
       }
+      at[r].codes += kBytesOfCodes;
+      at[r].third += 16 * kUnits;
+    }
+    SLUICE_UNROLL
+    for (int t = 0; t < kTokens; ++t) {
+      values[t] += 8 * kUnits * 16;
     }
   }
   return g;
 }
 
-// kRows (1 or 2) rows with one token. kUnits: units in a group, 0 for groups that do not fill whole blocks
-// with their neighbours. whole: groups of the whole length; kNear: AreNear(). `lines`: rows to fetch
-// meanwhile.
-template <QuantKind kKind, uint32_t kUnits, int kRows, bool kNear>
+// kRows rows with kTokens tokens. kUnits: units in a group, 0 for groups that are not multiplied by bytes.
+// whole: groups of the whole length; kNear: AreNear(). `lines`: rows to fetch meanwhile. y[token][row].
+template <QuantKind kKind, uint32_t kUnits, int kRows, int kTokens, bool kNear>
 SLUICE_INLINE void DotRowsWith(const RowShape& shape, uint32_t whole, const uint8_t* const* w,
-                               const QuantRow& x, LinesAhead* lines, float* y) {
-  __m256 lanes[kRows];
-  for (int r = 0; r < kRows; ++r) {
-    lanes[r] = _mm256_setzero_ps();
+                               const QuantRow* x, LinesAhead* lines, float* const* y, uint32_t row) {
+  __m256 lanes[kRows * kTokens];
+  SLUICE_UNROLL
+  for (int i = 0; i < kRows * kTokens; ++i) {
+    lanes[i] = _mm256_setzero_ps();
   }
   uint32_t g = 0;
   if constexpr (kUnits > 0) {
-    g = AddWholeGroups<kKind, kUnits, kRows, kNear>(shape, whole, w, x, lines, lanes);
+    g = AddWholeGroups<kKind, kUnits, kRows, kTokens, kNear>(shape, whole, w, x, lines, lanes);
   }
   const uint32_t units = (shape.cols + 15) / 16;
   const uint32_t per_group = shape.group / 16;
@@ -258,18 +211,22 @@ SLUICE_INLINE void DotRowsWith(const RowShape& shape, uint32_t whole, const uint
     for (uint32_t i = 0; i < kFetchSteps<kKind>; ++i) {
       lines->Step();
     }
-    for (int r = 0; r < kRows; ++r) {
+    SLUICE_UNROLL
+    for (int i = 0; i < kRows * kTokens; ++i) {
+      const int r = i / kTokens;
+      const QuantRow& values = x[i % kTokens];
       __m256i v[8];
-      for (uint32_t i = 0; i < 8; ++i) {
-        const uint32_t first = (g + i) * per_group;
+      for (uint32_t j = 0; j < 8; ++j) {
+        const uint32_t first = (g + j) * per_group;
         const uint32_t last = first + per_group < units ? first + per_group : units;
-        v[i] = GroupOfUnits<kKind>(shape, w[r], x.codes, first, i < count ? last : first);
+        v[j] = GroupOfUnits<kKind>(shape, w[r], values.codes, first, j < count ? last : first);
       }
-      lanes[r] = AddGroups<kKind>(shape, w[r], x, g, count, FoldEight(v), lanes[r]);
+      lanes[i] = AddGroups<kKind, 0>(shape, w[r], values, g, count, FoldEight(v), lanes[i]);
     }
   }
-  for (int r = 0; r < kRows; ++r) {
-    y[r] = TotalOfEight(lanes[r]);
+  SLUICE_UNROLL
+  for (int i = 0; i < kRows * kTokens; ++i) {
+    y[i % kTokens][row + static_cast<uint32_t>(i / kTokens)] = TotalOfEight(lanes[i]);
   }
 }
 
@@ -293,40 +250,60 @@ inline LinesAhead LinesWhile(const QuantDotCall& call, uint32_t r, uint32_t step
   return lines;
 }
 
-// Rows [r, r + kRows) of the call.
-template <QuantKind kKind, uint32_t kUnits, int kRows, bool kNear>
-SLUICE_INLINE void DotRowsAt(const QuantDotCall& call, uint32_t whole, uint32_t r, uint32_t steps) {
-  const bool prefetch = KindOf(call.prefetch) != Prefetch::kNone;
-  for (uint32_t t = 0; t < call.tokens; ++t) {
-    LinesAhead lines;
-    if (call.fetch != nullptr && t == 0) {
-      call.fetch->Start(call.fetch_lines * kRows, steps, &lines);
-    } else if (prefetch && t == 0) {
-      lines = LinesWhile<kRows>(call, r, steps);
+// Rows [r, r + kRows) of the call with kTokens tokens from t on.
+template <QuantKind kKind, uint32_t kUnits, int kRows, int kTokens, bool kNear>
+SLUICE_INLINE void DotRowsAt(const QuantDotCall& call, uint32_t whole, uint32_t r, uint32_t t,
+                             uint32_t steps) {
+  LinesAhead lines;
+  if (call.fetch != nullptr && t == 0) {
+    call.fetch->Start(call.fetch_lines * kRows, steps, &lines);
+  } else if (KindOf(call.prefetch) != Prefetch::kNone && t == 0) {
+    lines = LinesWhile<kRows>(call, r, steps);
+  }
+  DotRowsWith<kKind, kUnits, kRows, kTokens, kNear>(call.shape, whole, call.w + r, call.x + t, &lines,
+                                                    call.y + t, call.first + r);
+}
+
+// Each row with all tokens, some at a time.
+template <QuantKind kKind, uint32_t kUnits>
+__attribute__((noinline)) void DotRowByRow(const QuantDotCall& call, uint32_t whole, uint32_t steps) {
+  constexpr int kTokens = kUnits > 0 ? kTokensOfBytes : 1;
+  constexpr int kTwo = kTokens > 1 ? 2 : 1;
+  for (uint32_t r = 0; r < call.rows; ++r) {
+    uint32_t t = 0;
+    for (; t + kTokens <= call.tokens; t += kTokens) {
+      DotRowsAt<kKind, kUnits, 1, kTokens, false>(call, whole, r, t, steps);
     }
-    DotRowsWith<kKind, kUnits, kRows, kNear>(call.shape, whole, call.w + r, call.x[t], &lines,
-                                             call.y[t] + call.first + r);
+    for (; kTokens > 2 && t + 2 <= call.tokens; t += 2) {
+      DotRowsAt<kKind, kUnits, 1, kTwo, false>(call, whole, r, t, steps);
+    }
+    for (; t < call.tokens; ++t) {
+      DotRowsAt<kKind, kUnits, 1, 1, false>(call, whole, r, t, steps);
+    }
   }
 }
 
 template <QuantKind kKind, uint32_t kUnits, bool kNear>
 __attribute__((noinline)) void DotAllRows(const QuantDotCall& call) {
-  constexpr int kPair = kByBytes<kKind, kUnits> ? kRowsOfBytes : 1;
+  constexpr int kPair = kUnits > 0 ? kRowsOfBytes : 1;
   const uint32_t steps = (call.shape.groups + 7) / 8 * kFetchSteps<kKind>;
   const uint32_t whole = call.shape.cols / call.shape.group;
+  if (call.tokens > 1) {
+    return DotRowByRow<kKind, kUnits>(call, whole, steps);
+  }
   uint32_t r = 0;
   for (; r + kPair <= call.rows; r += kPair) {
-    DotRowsAt<kKind, kUnits, kPair, kNear>(call, whole, r, steps);
+    DotRowsAt<kKind, kUnits, kPair, 1, kNear>(call, whole, r, 0, steps);
   }
   for (; r < call.rows; ++r) {
-    DotRowsAt<kKind, kUnits, 1, kNear>(call, whole, r, steps);
+    DotRowsAt<kKind, kUnits, 1, 1, kNear>(call, whole, r, 0, steps);
   }
 }
 
 template <QuantKind kKind, uint32_t kUnits>
 void QuantDotRows(const QuantDotCall& call) {
-  kUnits > 0 && AreNear(call) ? DotAllRows<kKind, kUnits, true>(call)
-                              : DotAllRows<kKind, kUnits, false>(call);
+  constexpr uint32_t kUsed = kByBytes<kKind, kUnits> ? kUnits : 0;
+  kUsed > 0 && AreNear(call) ? DotAllRows<kKind, kUsed, true>(call) : DotAllRows<kKind, kUsed, false>(call);
 }
 
 template <QuantKind kKind>

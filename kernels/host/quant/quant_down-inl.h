@@ -1,4 +1,4 @@
-// Weighted sums of quantized rows (ARITHMETIC.md 3): one block of neurons, int16 coefficients, exact sums in
+// Weighted sums of quantized rows (ARITHMETIC.md 3): one block of neurons, int8 coefficients, exact sums in
 // int32.
 //
 // Included by the instruction sets' kernels_*.cc.
@@ -8,9 +8,29 @@
 #error "included by kernels_*.cc only"
 #endif
 
+// Of the lines that a call has fetched, one in so many while coefficients are rounded, about what that takes
+// of the time.
+inline constexpr uint32_t kRoundingShare = 8;
+
+// These, in one of so many parts of the rounding, a step a neuron. lines: a row's; 0: none.
+inline LinesAhead FetchWhileRounding(const QuantDownCall& call, uint32_t lines, uint32_t parts) {
+  LinesAhead ahead;
+  if (lines > 0) {
+    call.fetch->Start(lines / kRoundingShare * call.neurons / parts, call.neurons, &ahead);
+  }
+  return ahead;
+}
+
+// The pairs of rows 2 p and 2 p + 1 that are read together at row j, a multiple of 4: neighbours, or one of
+// each half of the rows.
+inline void PairsAt(const QuantDownCall& call, uint32_t j, uint32_t* pairs) {
+  pairs[0] = call.in_halves ? j / 4 : j / 2;
+  pairs[1] = call.in_halves ? j / 4 + (call.neurons + 3) / 4 : j / 2 + 1;
+}
+
 // The rounded coefficients of one token and one block of neurons. pairs[j / 2][g]: codes of neurons j (low
-// half) and j + 1, or what StoreBytePairs() makes of them; scales[g]; zero_sums[g]. All [g] are padded to a
-// multiple of 8.
+// half) and j + 1 as int16, or what a way of adding rows makes of them; scales[g]; zero_sums[g]. All [g] are
+// padded to a multiple of 8.
 struct DownFactors {
   uint32_t* pairs;
   uint32_t pair_words;  // from one pair to the next
@@ -18,22 +38,10 @@ struct DownFactors {
   float* zero_sums;
 };
 
-// How a pair of coefficients is kept.
-enum class PairForm { kWords, kBytes, kBytesOfTwoGroups };
-
-template <PairForm kForm>
-SLUICE_INLINE void StorePairs(__m256i pairs, uint32_t g, uint32_t* out) {
-  if constexpr (kForm == PairForm::kWords) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + g), pairs);
-  } else {
-    constexpr bool kTwo = kForm == PairForm::kBytesOfTwoGroups;
-    StoreBytePairs<kTwo>(pairs, out + (kTwo ? g : 2 * g));
-  }
-}
-
 // Of kOctets times eight groups from g on, of which `count` exist. Octets are rounded side by side because
 // each waits for its last neuron's largest value and sum of zeros. `lines` are fetched meanwhile.
-template <QuantKind kKind, PairForm kForm, int kOctets>
+// Way::StorePairs() stores the pairs of eight groups.
+template <QuantKind kKind, class Way, int kOctets>
 inline void RoundOctets(const QuantDownCall& call, uint32_t t, uint32_t g, uint32_t count, LinesAhead lines,
                         const DownFactors& out) {
   const uint32_t pairs = (call.neurons + 1) / 2;
@@ -73,12 +81,12 @@ inline void RoundOctets(const QuantDownCall& call, uint32_t t, uint32_t g, uint3
       const __m256i low = round(j, o);
       const __m256i high =
           j + 1 < call.neurons ? _mm256_slli_epi32(round(j + 1, o), 16) : _mm256_setzero_si256();
-      StorePairs<kForm>(_mm256_blend_epi16(low, high, 0xaa), g + 8 * o, place);
+      Way::StorePairs(_mm256_blend_epi16(low, high, 0xaa), g + 8 * o, place);
     }
   }
   for (int o = 0; o < kOctets; ++o) {
     if (pairs % 2 != 0) {  // rows come in fours
-      StorePairs<kForm>(_mm256_setzero_si256(), g + 8 * o, out.pairs + uint64_t{pairs} * out.pair_words);
+      Way::StorePairs(_mm256_setzero_si256(), g + 8 * o, out.pairs + uint64_t{pairs} * out.pair_words);
     }
     _mm256_storeu_ps(out.zero_sums + g + 8 * o, _mm256_add_ps(zero_sum[o], _mm256_setzero_ps()));
   }
@@ -98,7 +106,7 @@ SLUICE_INLINE void FetchScales(const QuantDownCall& call) {
   }
 }
 
-template <QuantKind kKind, PairForm kForm>
+template <QuantKind kKind, class Way>
 inline void RoundCoefficients(const QuantDownCall& call, uint32_t t, uint32_t fetch_lines,
                               const DownFactors& out) {
   const uint32_t groups = call.shape.groups;
@@ -108,10 +116,10 @@ inline void RoundCoefficients(const QuantDownCall& call, uint32_t t, uint32_t fe
     FetchScales(call);
   }
   for (; g + 16 <= groups; g += 16) {
-    RoundOctets<kKind, kForm, 2>(call, t, g, 16, FetchWhileRounding(call, fetch_lines, parts), out);
+    RoundOctets<kKind, Way, 2>(call, t, g, 16, FetchWhileRounding(call, fetch_lines, parts), out);
   }
   for (; g < groups; g += 8) {
-    RoundOctets<kKind, kForm, 1>(call, t, g, groups - g, FetchWhileRounding(call, fetch_lines, parts), out);
+    RoundOctets<kKind, Way, 1>(call, t, g, groups - g, FetchWhileRounding(call, fetch_lines, parts), out);
   }
 }
 
@@ -205,14 +213,14 @@ void AddFourRows(const QuantDownCall& call, const DownFactors& f, uint32_t j, bo
       const __m256i factor0 = _mm256_set1_epi32(static_cast<int32_t>(pairs[0][g]));
       const __m256i factor1 = _mm256_set1_epi32(static_cast<int32_t>(pairs[1][g]));
       __m256i* place = reinterpret_cast<__m256i*>(sums + (uint64_t{u} + i) * 16);
-      const __m256i low = CodesOf<kKind>(blocks.low[0], i, third.low[0], i);
-      const __m256i high = CodesOf<kKind>(blocks.high[0], i, third.high[0], i);
+      const __m256i low = FieldOf<kKind>(blocks.low[0], i, third.low[0], i);
+      const __m256i high = FieldOf<kKind>(blocks.high[0], i, third.high[0], i);
       __m256i s0 =
           kFirst ? _mm256_madd_epi16(low, factor0) : AddProducts(_mm256_loadu_si256(place), low, factor0);
       __m256i s1 = kFirst ? _mm256_madd_epi16(high, factor0)
                           : AddProducts(_mm256_loadu_si256(place + 1), high, factor0);
-      s0 = AddProducts(s0, CodesOf<kKind>(blocks.low[1], i, third.low[1], i), factor1);
-      s1 = AddProducts(s1, CodesOf<kKind>(blocks.high[1], i, third.high[1], i), factor1);
+      s0 = AddProducts(s0, FieldOf<kKind>(blocks.low[1], i, third.low[1], i), factor1);
+      s1 = AddProducts(s1, FieldOf<kKind>(blocks.high[1], i, third.high[1], i), factor1);
       _mm256_storeu_si256(place, s0);
       _mm256_storeu_si256(place + 1, s1);
     }
@@ -262,54 +270,20 @@ LinesAhead FetchWhile(const QuantDownCall& call, uint32_t j, uint32_t fetch_line
   return lines;
 }
 
-// The 32-bit sums of all columns, by bytes. sums16: of AddFourRowsOfBytes().
-template <QuantKind kKind, uint32_t kUnits>
-void SumRowsOfBytes(const QuantDownCall& call, const DownFactors& f, uint32_t fetch_lines, bool prefetch,
-                    __m256i* sums16, int32_t* sums) {
-  constexpr uint32_t kAtOnce = kNeuronsAtOnce<kKind>;
-  for (uint32_t j = 0; j < call.neurons; j += 4) {
-    LinesAhead lines = FetchWhile<kKind>(call, j, fetch_lines);
-    j % kAtOnce == 0
-        ? AddFourRowsOfBytes<kKind, kUnits, true>(call, f.pairs, f.pair_words, j, prefetch, &lines, sums16)
-        : AddFourRowsOfBytes<kKind, kUnits, false>(call, f.pairs, f.pair_words, j, prefetch, &lines, sums16);
-    const uint32_t done = j + 4;
-    if (done >= call.neurons || done % kAtOnce == 0) {
-      done <= kAtOnce ? WidenSums<kKind, true>(call.shape.cols, sums16, sums)
-                      : WidenSums<kKind, false>(call.shape.cols, sums16, sums);
-    }
-  }
-}
-
-template <QuantKind kKind, uint32_t kUnits>
-void QuantDownRows(const QuantDownCall& call) {
-  if constexpr (kDownByPanels<kKind, kUnits>) {
-    return PanelDown<kKind, kUnits>(call);
-  }
-  constexpr bool kBytes = kDownByBytes<kKind, kUnits>;
-  constexpr PairForm kForm = !kBytes                     ? PairForm::kWords
-                             : kTwoGroups<kKind, kUnits> ? PairForm::kBytesOfTwoGroups
-                                                         : PairForm::kBytes;
-  const uint32_t padded_groups = RoundUp(call.shape.groups, 8);
+// A block of neurons into y. Way: how four rows are added.
+template <QuantKind kKind, class Way>
+void DownByPairs(const QuantDownCall& call) {
   DownFactors f;
-  f.pair_words = kForm == PairForm::kBytes ? 2 * padded_groups : padded_groups;
+  f.pair_words = RoundUp(call.shape.groups, 8);
   f.pairs = call.scratch;
   f.scales = reinterpret_cast<float*>(f.pairs + uint64_t{34} * f.pair_words);
-  f.zero_sums = f.scales + padded_groups;
-  int32_t* sums = reinterpret_cast<int32_t*>(f.zero_sums + padded_groups);
-  __m256i* sums16 = reinterpret_cast<__m256i*>(sums + RoundUp(call.shape.cols, kCodeAlign));
+  f.zero_sums = f.scales + f.pair_words;
+  int32_t* sums = reinterpret_cast<int32_t*>(f.zero_sums + f.pair_words);
   const bool prefetch = KindOf(call.prefetch) != Prefetch::kNone;
   for (uint32_t t = 0; t < call.tokens; ++t) {
     const uint32_t fetch_lines = t == 0 && call.fetch != nullptr ? call.fetch_lines : 0;
-    RoundCoefficients<kKind, kForm>(call, t, fetch_lines, f);
-    if constexpr (kBytes) {
-      SumRowsOfBytes<kKind, kUnits>(call, f, fetch_lines, prefetch && t == 0, sums16, sums);
-    } else {
-      for (uint32_t j = 0; j < call.neurons; j += 4) {
-        LinesAhead lines = FetchWhile<kKind>(call, j, fetch_lines);
-        j == 0 ? AddFourRows<kKind, kUnits, true>(call, f, j, prefetch && t == 0, &lines, sums)
-               : AddFourRows<kKind, kUnits, false>(call, f, j, prefetch && t == 0, &lines, sums);
-      }
-    }
+    RoundCoefficients<kKind, Way>(call, t, fetch_lines, f);
+    Way::Sum(call, f, fetch_lines, prefetch && t == 0, sums);
     GroupWalk groups(call.shape.group);
     for (uint32_t k = 0; k < call.shape.cols; k += 16) {
       const __m256i* s = reinterpret_cast<const __m256i*>(sums + k);
@@ -319,40 +293,18 @@ void QuantDownRows(const QuantDownCall& call) {
   }
 }
 
-// From so many tokens on, codes are unpacked once for all of them. Where sums by bytes are quick that takes
-// more, and of two bits with AVX-512 it never gained (Zen 4, groups of 64, both in turn; mxfp4 was not
-// measured).
-template <QuantKind kKind>
-inline constexpr uint32_t kManyTokens = kKind == QuantKind::kMxfp4                 ? 6
-                                        : kNative == 16 && kKind == QuantKind::kQ2 ? UINT32_MAX
-                                        : kNative == 16 && kKind == QuantKind::kQ8 ? 12
-                                        : kNative == 16 || kKind == QuantKind::kQ2 ? 20
-                                                                                   : 6;
-
-template <QuantKind kKind>
-void ManyDown(const QuantDownCall& call);  // many_down-inl.h
-
-template <QuantKind kKind>
-void QuantDown(const QuantDownCall& call) {
-  if constexpr (kManyTokens<kKind> != UINT32_MAX) {
-    if (call.tokens >= kManyTokens<kKind> && call.fetch == nullptr) {
-      return ManyDown<kKind>(call);
+// By 16-bit words.
+template <QuantKind kKind, uint32_t kUnits>
+struct ByWords {
+  static void StorePairs(__m256i pairs, uint32_t g, uint32_t* out) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + g), pairs);
+  }
+  static void Sum(const QuantDownCall& call, const DownFactors& f, uint32_t fetch_lines, bool prefetch,
+                  int32_t* sums) {
+    for (uint32_t j = 0; j < call.neurons; j += 4) {
+      LinesAhead lines = FetchWhile<kKind>(call, j, fetch_lines);
+      j == 0 ? AddFourRows<kKind, kUnits, true>(call, f, j, prefetch, &lines, sums)
+             : AddFourRows<kKind, kUnits, false>(call, f, j, prefetch, &lines, sums);
     }
   }
-  if constexpr (kKind == QuantKind::kMxfp4) {
-    return QuantDownRows<kKind, 2>(call);
-  } else {
-    switch (call.shape.group) {
-      case 16:
-        return QuantDownRows<kKind, 1>(call);
-      case 32:
-        return QuantDownRows<kKind, 2>(call);
-      case 64:
-        return QuantDownRows<kKind, 4>(call);
-      case 128:
-        return QuantDownRows<kKind, 8>(call);
-      default:
-        return QuantDownRows<kKind, 0>(call);
-    }
-  }
-}
+};

@@ -1,7 +1,7 @@
 // Dot products of quantized rows with many tokens (ARITHMETIC.md 2 b): as many rows as a register has lanes
-// are unpacked once, their codes interleaved in pairs so that a register holds one pair of each row; every
-// token then costs one multiplication for all of them, and no folding. Lane g mod 8 of a dot is one lane of
-// register g mod 8 of its rows, so the sums are those of QuantDot, to the bit.
+// are unpacked once, four codes of each row in its lane; every token then costs one multiplication for all of
+// them, and no folding. Lane g mod 8 of a dot is one lane of register g mod 8 of its rows, so the sums are
+// those of QuantDot, to the bit.
 //
 // Included by the instruction sets' kernels_*.cc.
 //
@@ -11,12 +11,10 @@
 #endif
 
 inline constexpr uint32_t kGemmQuantRows = kNative;
-// Of one pass over the unpacked codes: their sums, a register of codes and some more fill the registers.
-inline constexpr uint32_t kGemmQuantTokens = kNative == 16 ? 12 : 6;
 
 // Rows as the passes read them, in the call's scratch memory.
 struct UnpackedRows {
-  int32_t* codes = nullptr;  // [pair of codes][row]
+  int32_t* codes = nullptr;  // [four codes][row]
   float* scales = nullptr;   // [group][row]
   float* zeros = nullptr;
 };
@@ -40,20 +38,39 @@ inline void Transpose8(const __m256i* rows, __m256i* out) {
   }
 }
 
-// All units of eight rows, which are rows [first, first + 8) of the unpacked ones.
+// All blocks of eight rows, which are rows [first, first + 8) of the unpacked ones. The blocks are transposed
+// as they are stored: field f of word 0 of each row, in the order of EvenOdd(), is four codes of unit f, and
+// so on.
 template <QuantKind kKind>
 void UnpackCodes(const RowShape& shape, const uint8_t* const* w, uint32_t first, int32_t* out) {
-  const uint32_t units = (shape.cols + 15) / 16;
-  for (uint32_t u = 0; u < units; ++u) {
-    __m256i rows[8];
+  constexpr uint32_t kFields = kByteFields<kKind>;
+  // Of word i: the unit, less the field's, and the four of its codes.
+  constexpr uint32_t kUnitOf[8] = {0, 0, kFields, kFields, 0, 0, kFields, kFields};
+  constexpr uint32_t kQuadOf[8] = {0, 1, 0, 1, 2, 3, 2, 3};
+  for (uint32_t b = 0; b * 32 * kFields < shape.cols; ++b) {
+    __m256i bytes[8];
     for (uint32_t r = 0; r < 8; ++r) {
-      rows[r] = UnitOf<kKind>(shape, w[r], u);
+      bytes[r] = EvenOdd(LoadBlock(w[r] + uint64_t{b} * 32));
     }
-    __m256i pairs[8];
-    Transpose8(rows, pairs);
-    for (uint32_t p = 0; p < 8; ++p) {
-      int32_t* place = out + (uint64_t{u} * 8 + p) * kGemmQuantRows + first;
-      _mm256_store_si256(reinterpret_cast<__m256i*>(place), pairs[p]);
+    __m256i words[8];
+    Transpose8(bytes, words);
+    __m256i thirds[8];
+    if constexpr (kKind == QuantKind::kQ3) {
+      for (uint32_t r = 0; r < 8; ++r) {
+        bytes[r] = ThirdBits(LoadBlock(w[r] + shape.high_plane + uint64_t{b / 2} * 32), b % 2 != 0);
+      }
+      Transpose8(bytes, thirds);
+    }
+    SLUICE_UNROLL
+    for (uint32_t i = 0; i < 8; ++i) {
+      __m256i fields[kFields];
+      ByteFields<kKind>(words[i], kKind == QuantKind::kQ3 ? thirds[i] : words[i], fields);
+      SLUICE_UNROLL
+      for (uint32_t f = 0; f < kFields; ++f) {
+        const uint32_t quad = (b * 2 * kFields + kUnitOf[i] + f) * 4 + kQuadOf[i];
+        _mm256_store_si256(reinterpret_cast<__m256i*>(out + uint64_t{quad} * kGemmQuantRows + first),
+                           fields[f]);
+      }
     }
   }
 }
@@ -76,12 +93,6 @@ void UnpackMeta(const RowShape& shape, const uint8_t* const* w, uint32_t first, 
   }
 }
 
-inline NInt TwoCodes(const int16_t* codes) {
-  int32_t pair = 0;
-  __builtin_memcpy(&pair, codes, sizeof pair);
-  return NIntSet1(pair);
-}
-
 // The tree over the lanes of all rows of a token, closed; lanes: [8][row].
 inline N TotalOfRows(const float* lanes) {
   N s[4];
@@ -91,53 +102,42 @@ inline N TotalOfRows(const float* lanes) {
   return NAdd(NAdd(NAdd(s[0], s[2]), NAdd(s[1], s[3])), NZero());
 }
 
-// The unpacked rows for T tokens; totals: [token][row].
-template <uint32_t T>
-void MultiplyTokens(const RowShape& shape, const QuantRow* x, const UnpackedRows& w, float* totals) {
-  const uint32_t per_group = shape.group / 16;
-  const uint32_t units = (shape.cols + 15) / 16;
+// The unpacked rows for `tokens` of T tokens; totals: [token][row]. What is not there is the last token
+// again.
+template <QuantKind kKind, uint32_t T>
+void MultiplyTokens(uint32_t tokens, const RowShape& shape, const QuantRow* x, const UnpackedRows& w,
+                    float* totals) {
+  const uint32_t per_group = shape.group / 4;
+  const uint32_t quads = (shape.cols + 3) / 4;
+  const int8_t* values[T];
+  const float* x_scales[T];
+  const float* x_sums[T];
+  for (uint32_t t = 0; t < T; ++t) {
+    const QuantRow& row = x[t < tokens ? t : tokens - 1];
+    values[t] = row.codes;
+    x_scales[t] = row.scales;
+    x_sums[t] = row.sums;
+  }
   alignas(64) float lanes[T][8 * kNative] = {};
   for (uint32_t g = 0; g < shape.groups; ++g) {
     const uint32_t first = g * per_group;
-    const uint32_t pairs = (units - first < per_group ? units - first : per_group) * 8;
-    const int32_t* codes = w.codes + uint64_t{first} * 8 * kNative;
     NInt sums[T];
-    for (uint32_t t = 0; t < T; ++t) {
-      sums[t] = NIntZero();
-    }
-    // Else the addresses of the tokens' codes are loaded again for every pair.
-    SLUICE_UNROLL_BY_8
-    for (uint32_t p = 0; p < pairs; ++p) {
-      const NInt rows = NIntLoad(codes + p * kNative);
-      SLUICE_UNROLL
-      for (uint32_t t = 0; t < T; ++t) {
-        sums[t] = NAddProducts(sums[t], rows, TwoCodes(x[t].codes + first * 16 + 2 * p));
-      }
-    }
+    SumQuads<kKind, T, kNative>(w.codes + uint64_t{first} * kNative,
+                                quads - first < per_group ? quads - first : per_group, values,
+                                uint64_t{first} * 4, sums);
     const N scales = NLoad(w.scales + uint64_t{g} * kNative);
     const N zeros = NLoad(w.zeros + uint64_t{g} * kNative);
+    SLUICE_UNROLL
     for (uint32_t t = 0; t < T; ++t) {
       float* lane = lanes[t] + g % 8 * kNative;
-      const N term = NNegFma(zeros, NSet1(x[t].sums[g]), NFromInt(sums[t]));
-      NStore(lane, NFma(NMul(scales, NSet1(x[t].scales[g])), term, NLoad(lane)));
+      const N x_sum = NSet1(x_sums[t][g]);
+      const N term = NNegFma(zeros, x_sum, FloatSum<kKind>(sums[t], x_sum));
+      NStore(lane, NFma(NMul(scales, NSet1(x_scales[t][g])), term, NLoad(lane)));
     }
   }
   for (uint32_t t = 0; t < T; ++t) {
     NStore(totals + t * kNative, TotalOfRows(lanes[t]));
   }
-}
-
-// The same for `tokens` of them, 1 to T.
-template <uint32_t T>
-void MultiplyUpTo(uint32_t tokens, const RowShape& shape, const QuantRow* x, const UnpackedRows& w,
-                  float* totals) {
-  if constexpr (T > 1) {
-    if (tokens < T) {
-      MultiplyUpTo<T - 1>(tokens, shape, x, w, totals);
-      return;
-    }
-  }
-  MultiplyTokens<T>(shape, x, w, totals);
 }
 
 template <QuantKind kKind>
@@ -155,19 +155,21 @@ void UnpackRows(const QuantDotCall& call, uint32_t first, uint32_t rows, const U
 
 template <QuantKind kKind>
 void QuantGemm(const QuantDotCall& call) {
-  const uint64_t words = uint64_t{(call.shape.cols + 15) / 16} * 8 * kGemmQuantRows;
-  const uint64_t meta = uint64_t{(call.shape.groups + 7) / 8} * 8 * kGemmQuantRows;
+  const uint64_t words = uint64_t{RoundUp(call.shape.cols, kCodeAlign / 2) / 4} * kGemmQuantRows;
+  const uint64_t meta = uint64_t{RoundUp(call.shape.groups, 8)} * kGemmQuantRows;
   const UnpackedRows unpacked{reinterpret_cast<int32_t*>(call.scratch), call.scratch + words,
                               call.scratch + words + meta};
-  const uint32_t passes = (call.tokens + kGemmQuantTokens - 1) / kGemmQuantTokens;
+  const uint32_t passes = (call.tokens + kQuadTokens - 1) / kQuadTokens;
   for (uint32_t r = 0; r < call.rows; r += kGemmQuantRows) {
     const uint32_t rows = call.rows - r < kGemmQuantRows ? call.rows - r : kGemmQuantRows;
     UnpackRows<kKind>(call, r, rows, unpacked);
     for (uint32_t pass = 0; pass < passes; ++pass) {  // as equal as they can be
       const uint32_t first = call.tokens * pass / passes;
       const uint32_t tokens = call.tokens * (pass + 1) / passes - first;
-      alignas(64) float totals[kGemmQuantTokens * kGemmQuantRows];
-      MultiplyUpTo<kGemmQuantTokens>(tokens, call.shape, call.x + first, unpacked, totals);
+      alignas(64) float totals[kQuadTokens * kGemmQuantRows];
+      WithTokens(tokens, [&]<uint32_t T>() {
+        MultiplyTokens<kKind, T>(tokens, call.shape, call.x + first, unpacked, totals);
+      });
       for (uint32_t t = 0; t < tokens; ++t) {
         __builtin_memcpy(call.y[first + t] + call.first + r, totals + t * kGemmQuantRows,
                          rows * sizeof(float));

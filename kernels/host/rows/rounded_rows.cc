@@ -1,24 +1,27 @@
 #include "kernels/host/rows/rounded_rows.h"
 
+#include <bit>
+
 #include "common/status.h"
 #include "pack/row_layout.h"
 
 namespace sluice::host {
 namespace {
 
-// Codes of groups of 64 and 128 are multiplied byte by byte.
-bool IsCutIntoBytes(uint32_t group) { return group % 64 == 0; }
+// Groups of these sizes are multiplied by bytes.
+bool IsWoven(uint32_t group) { return std::has_single_bit(group); }
+constexpr uint32_t kOrders = 3;
 
 }  // namespace
 
-absl::Status RoundedForm::Reserve(uint64_t rows, uint32_t cols, bool bytes, Scratch* scratch) {
-  // A line or two beyond a power of two: the same place of many tokens' rows is read one after the other, and
+absl::Status RoundedForm::Reserve(uint64_t rows, uint32_t cols, bool woven, Scratch* scratch) {
+  // A line beyond a power of two: the same place of many tokens' rows is read one after the other, and
   // would otherwise fall into a few sets of the first-level cache.
   code_stride_ = RoundUp(cols, kCodeAlign) + 64;
   group_stride_ = RoundUp(RoundUp(cols, 16) / 16, 8) + 16;
   RETURN_IF_ERROR(scratch->Reserve(rows * code_stride_, "rounded rows", &codes_));
-  if (bytes) {
-    RETURN_IF_ERROR(scratch->Reserve(4 * rows * code_stride_, "rounded rows cut into bytes", &bytes_));
+  if (woven) {
+    RETURN_IF_ERROR(scratch->Reserve(kOrders * rows * code_stride_, "woven rounded rows", &woven_));
   }
   RETURN_IF_ERROR(scratch->Reserve(rows * group_stride_, "scales of rounded rows", &scales_));
   return scratch->Reserve(rows * group_stride_, "sums of rounded rows", &sums_);
@@ -33,22 +36,22 @@ void RoundedForm::Round(const KernelTable& kernels, const float* x, uint32_t col
   call.codes = codes_ + i * code_stride_;
   call.scales = scales_ + i * group_stride_;
   call.sums = sums_ + i * group_stride_;
-  call.bytes = IsCutIntoBytes(group) ? bytes_ + 4 * i * code_stride_ : nullptr;
+  call.woven = IsWoven(group) ? woven_ + kOrders * i * code_stride_ : nullptr;
   kernels.quantize(call);
 }
 
 QuantRow RoundedForm::Row(uint32_t i) const {
   return {codes_ + i * code_stride_, scales_ + i * group_stride_, sums_ + i * group_stride_,
-          bytes_ == nullptr ? nullptr : bytes_ + 4 * i * code_stride_};
+          woven_ == nullptr ? nullptr : woven_ + kOrders * i * code_stride_};
 }
 
 absl::Status RoundedRows::Reserve(uint32_t max_tokens, uint32_t max_cols, Scratch* scratch) {
   for (uint32_t i = 0; i < kForms; ++i) {
-    RETURN_IF_ERROR(forms_[i].Reserve(max_tokens, max_cols, IsCutIntoBytes((i + 1) * 16), scratch));
+    RETURN_IF_ERROR(forms_[i].Reserve(max_tokens, max_cols, IsWoven((i + 1) * 16), scratch));
   }
   own_.resize(tiles_.threads());
   for (RoundedForm& form : own_) {
-    RETURN_IF_ERROR(form.Reserve(kOwnRows, max_cols, /*bytes=*/true, scratch));
+    RETURN_IF_ERROR(form.Reserve(kOwnRows, max_cols, /*woven=*/true, scratch));
   }
   return absl::OkStatus();
 }

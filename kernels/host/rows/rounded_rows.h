@@ -1,4 +1,4 @@
-// Rows of activations rounded to int16, one scale a group (ARITHMETIC.md 2 b): what products with quantized
+// Rows of activations rounded to int8, one scale a group (ARITHMETIC.md 2 b): what products with quantized
 // weights read. Weights ask for the group size that they have; it is made once for all that ask.
 //
 // Thread safety: thread-compatible; between two Make()s all workers may call Row(), and each use its own().
@@ -18,17 +18,17 @@ namespace sluice::host {
 // Memory for rows rounded for one group size at a time.
 class RoundedForm {
  public:
-  // Up to `rows` of up to `cols` values; `bytes`: of group sizes whose codes are cut into bytes, too.
-  absl::Status Reserve(uint64_t rows, uint32_t cols, bool bytes, Scratch* scratch);
+  // Up to `rows` of up to `cols` values; `woven`: of group sizes that are multiplied by bytes, too.
+  absl::Status Reserve(uint64_t rows, uint32_t cols, bool woven, Scratch* scratch);
 
-  // Rounds x, `cols` values long, into row `i`. REQUIRES `bytes` for groups of 64 and 128.
+  // Rounds x, `cols` values long, into row `i`. REQUIRES `woven` for groups of 16, 32, 64 and 128.
   void Round(const KernelTable& kernels, const float* x, uint32_t cols, uint32_t group, uint32_t i) const;
   QuantRow Row(uint32_t i) const;
 
  private:
-  int16_t* codes_ = nullptr;  // [rows][code_stride_]
-  uint8_t* bytes_ = nullptr;  // [rows][4 * code_stride_], or nullptr
-  float* scales_ = nullptr;   // [rows][group_stride_]
+  int8_t* codes_ = nullptr;  // [rows][code_stride_]
+  int8_t* woven_ = nullptr;  // [rows][3 * code_stride_], or nullptr
+  float* scales_ = nullptr;  // [rows][group_stride_]
   float* sums_ = nullptr;
   uint64_t code_stride_ = 0;
   uint64_t group_stride_ = 0;

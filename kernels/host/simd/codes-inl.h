@@ -11,8 +11,9 @@
 SLUICE_INLINE __m256i LoadBlock(const uint8_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
-SLUICE_INLINE __m256i LoadCodes16(const int16_t* p) {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+// Sixteen signed bytes in 16-bit lanes.
+SLUICE_INLINE __m256i LoadCodes16(const int8_t* p) {
+  return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 
 // Bits of a code in the row's first plane.
@@ -24,19 +25,10 @@ template <QuantKind kKind>
 inline constexpr uint32_t kBlockUnits = 16 / kPlaneBits<kKind>;  // in a block of 32 bytes
 
 // Field `i` of each word, i a constant after unrolling. q3: two bits here, the third is bit `high_bit` of the
-// words of `high`. mxfp4: times 2^kScaleBits.
+// words of `high`. REQUIRES another kind than mxfp4.
 template <QuantKind kKind>
 SLUICE_INLINE __m256i FieldOf(__m256i words, uint32_t i, __m256i high, uint32_t high_bit) {
   constexpr uint32_t kBits = kPlaneBits<kKind>;
-  if constexpr (kKind == QuantKind::kMxfp4) {
-    // The code becomes the index of each high byte; the low bytes' index 0 gives 0.
-    const __m256i table =
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
-    const __m256i moved = i < 2    ? _mm256_slli_epi16(words, static_cast<int>(8 - 4 * i))
-                          : i == 2 ? words
-                                   : _mm256_srli_epi16(words, 4);
-    return _mm256_shuffle_epi8(table, _mm256_and_si256(moved, _mm256_set1_epi16(0x0f00)));
-  }
   const __m256i moved = i == 0 ? words : _mm256_srli_epi16(words, static_cast<int>(i * kBits));
   const __m256i field =
       (i + 1) * kBits == 16 ? moved : _mm256_and_si256(moved, _mm256_set1_epi16((1 << kBits) - 1));
@@ -47,15 +39,6 @@ SLUICE_INLINE __m256i FieldOf(__m256i words, uint32_t i, __m256i high, uint32_t 
   }
   return field;
 }
-template <QuantKind kKind>
-inline constexpr int kScaleBits = kKind == QuantKind::kMxfp4 ? 8 : 0;
-
-// The same, not scaled.
-template <QuantKind kKind>
-SLUICE_INLINE __m256i CodesOf(__m256i words, uint32_t i, __m256i high, uint32_t high_bit) {
-  const __m256i field = FieldOf<kKind>(words, i, high, high_bit);
-  return kScaleBits<kKind> > 0 ? _mm256_srai_epi16(field, kScaleBits<kKind>) : field;
-}
 
 // Steps of LinesAhead in eight groups of a row, or of a pair of them: at each a few lines are due.
 template <QuantKind kKind>
@@ -64,8 +47,7 @@ inline constexpr uint32_t kFetchSteps = kKind == QuantKind::kQ8 || kKind == Quan
 // Where eight groups of a row begin.
 struct GroupsAt {
   const uint8_t* codes;
-  const uint8_t* third;     // q3: the block of the high plane
-  uint32_t third_unit = 0;  // in it: 0, or 8 where eight groups are half of it
+  const uint8_t* third;  // q3: the block of the high plane
 };
 
 // Codes [16 u, 16 u + 16) of a plane of kBits-bit codes.
@@ -77,16 +59,14 @@ inline __m256i PlaneUnit(const uint8_t* plane, uint32_t u) {
   return _mm256_and_si256(_mm256_srl_epi16(block, shift), _mm256_set1_epi16((1 << kBits) - 1));
 }
 
-// Twice the values of sixteen E2M1 codes.
-inline __m256i TwiceE2m1(__m256i codes) {
-  // In the high byte of each word, then shifted down with its sign; the index of the low byte gives 0.
-  const __m256i table =
-      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
-  const __m256i index = _mm256_or_si256(_mm256_slli_epi16(codes, 8), _mm256_set1_epi16(0x80));
-  return _mm256_srai_epi16(_mm256_shuffle_epi8(table, index), 8);
+// Codes are unsigned in these kernels: mxfp4's are twice the E2M1 values and kMxfp4Zero, which is their zero.
+// Sums of them are exact, so that changes no bit.
+inline constexpr float kMxfp4Zero = 12.0f;
+SLUICE_INLINE __m128i Mxfp4Codes() {
+  return _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
 }
 
-// Unit u of a row. A unit beyond the row's end lies in padding and is zero.
+// Unit u of a row. Of a unit beyond the row's end, which lies in padding, nothing may be used.
 template <QuantKind kKind>
 inline __m256i UnitOf(const RowShape& shape, const uint8_t* w, uint32_t u) {
   switch (kKind) {
@@ -99,7 +79,9 @@ inline __m256i UnitOf(const RowShape& shape, const uint8_t* w, uint32_t u) {
     case QuantKind::kQ2:
       return PlaneUnit<2>(w, u);
     case QuantKind::kMxfp4:
-      return TwiceE2m1(PlaneUnit<4>(w, u));
+      // The high bytes' index gives 0.
+      return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(Mxfp4Codes()),
+                                 _mm256_or_si256(PlaneUnit<4>(w, u), _mm256_set1_epi16(-0x8000)));
   }
 }
 
@@ -178,7 +160,7 @@ SLUICE_INLINE __m256 ScalesOf(const RowShape& shape, const uint8_t* w, uint32_t 
 template <QuantKind kKind>
 SLUICE_INLINE __m256 ZerosOf(const RowShape& shape, const uint8_t* w, uint32_t g, uint32_t n) {
   if constexpr (kKind == QuantKind::kMxfp4) {
-    return _mm256_setzero_ps();
+    return _mm256_set1_ps(kMxfp4Zero);
   }
   return MetaOf(shape, w, shape.zeros, 2, g, n);
 }

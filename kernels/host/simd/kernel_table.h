@@ -93,24 +93,24 @@ struct RowShape {
   uint32_t bytes = 0;  // of the whole row
 };
 
-// Rows rounded to int16 (section 2 b): codes [cols rounded up to kCodeAlign] zero-padded, then per group its
+// Rows rounded to int8 (section 2 b): codes [cols rounded up to kCodeAlign] zero-padded, then per group its
 // scale and its sum as float; both padded with zeros to a multiple of 8 groups.
 struct QuantRow {
-  const int16_t* codes = nullptr;
+  const int8_t* codes = nullptr;
   const float* scales = nullptr;
   const float* sums = nullptr;
-  // Groups of 64 and 128: the codes cut into bytes (byte_dot-inl.h), in the order of 2-bit planes and then in
-  // that of 4-bit ones.
-  const uint8_t* bytes = nullptr;
+  // Groups of 16, 32, 64 and 128: the codes again, in the orders in which they meet codes of weights as bytes
+  // (quant/byte_dot-inl.h): three times as many.
+  const int8_t* woven = nullptr;
 };
 struct QuantizeCall {
   const float* x = nullptr;
   uint32_t cols = 0;
   uint32_t group = 0;
-  int16_t* codes = nullptr;
+  int8_t* codes = nullptr;
   float* scales = nullptr;
   float* sums = nullptr;
-  uint8_t* bytes = nullptr;  // twice as many as the codes' bytes, or nullptr: not wanted
+  int8_t* woven = nullptr;  // or nullptr: not wanted
 };
 inline constexpr uint32_t kCodeAlign = 256;  // codes in a block of the narrowest plane
 
@@ -314,9 +314,9 @@ inline constexpr uint64_t DownScratchFloats(uint32_t cols) {
 }
 // Of quantized rows, so many tokens are worth summing in one call.
 inline constexpr uint32_t kManyDownTokens = 24;
-// For many tokens: codes of 64 neurons and 128 columns, and for each token pairs of coefficients, a scale and
-// a sum of sixteen groups. And a line more.
-inline constexpr uint64_t kManyDownWords = 8 * 32 * 16 + kManyDownTokens * 16 * (32 + 2) + 16;
+// For many tokens: codes of 64 neurons and 128 columns; for sixteen groups each row's scales and zeros, and
+// each token's coefficients in fours, a scale and two sums. And a line more.
+inline constexpr uint64_t kManyDownWords = 8 * 16 * 16 + 2 * 64 * 16 + kManyDownTokens * 16 * (16 + 3) + 16;
 
 // Codes of 64 neurons and two more pairs, a scale and a sum for each of the smallest groups (twice as many
 // codes for larger ones); int32 sums of the columns, and two of 16 bits. And what many tokens take.
@@ -325,10 +325,9 @@ inline constexpr uint64_t QuantDownWords(uint32_t cols) {
          kCodeAlign + kManyDownWords;
 }
 
-// Codes of sixteen rows in pairs, and a scale and a zero of each of their smallest groups.
+// Codes of sixteen rows in fours, and a scale and a zero of each of their smallest groups.
 inline constexpr uint64_t QuantGemmFloats(uint32_t cols) {
-  const uint64_t units = RoundUp(cols, 16) / 16;
-  return 16 * (8 * units + 2 * RoundUp(units, 8));
+  return 16 * (uint64_t{RoundUp(cols, kCodeAlign / 2)} / 4 + 2 * RoundUp((cols + 15) / 16, 8));
 }
 
 const KernelTable& Avx2Kernels();

@@ -126,4 +126,35 @@ inline void NIntInOrder(const NInt* a, NInt* out) {
 }
 inline NInt NIntLoad(const int32_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
 inline N NFromInt(NInt a) { return _mm256_cvtepi32_ps(a); }
-inline NInt NAddProducts(NInt sum, NInt a, NInt b) { return AddProducts(sum, a, b); }
+inline void NIntStore(int32_t* p, NInt a) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), a); }
+inline NInt NIntAdd(NInt a, NInt b) { return _mm256_add_epi32(a, b); }
+inline NInt NToInt(N a) { return _mm256_cvtps_epi32(a); }
+
+// 32 bytes: a block of codes.
+using B = __m256i;
+inline constexpr uint32_t kBlocksOfB = 1;
+inline B BLoad(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+
+#ifdef SLUICE_VNNI
+// sum plus the products of four neighbouring bytes, of a unsigned and of b signed.
+inline NInt NAddByteProducts(NInt sum, B a, B b) { return _mm256_dpbusd_avx_epi32(sum, a, b); }
+#endif
+
+// Lane i: byte 0 of a, b, c and d's lanes i, one after the other. REQUIRES values of a signed byte.
+inline NInt NFourBytes(NInt a, NInt b, NInt c, NInt d) {
+  const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+  return _mm256_shuffle_epi8(bytes, _mm256_broadcastsi128_si256(
+                                        _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
+}
+
+// Lanes 2i and 2i + 1 of each 128 bits added: a's sums in lanes 0 and 1, b's in 2 and 3.
+inline NInt NAddNeighbours(NInt a, NInt b) {
+  const __m256 x = _mm256_castsi256_ps(a);
+  const __m256 y = _mm256_castsi256_ps(b);
+  return _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(x, y, 0x88)),
+                          _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xdd)));
+}
+// The same of lanes that all fit 16 bits.
+inline NInt NAddShortNeighbours(NInt a, NInt b) {
+  return _mm256_madd_epi16(_mm256_packs_epi32(a, b), _mm256_set1_epi16(1));
+}

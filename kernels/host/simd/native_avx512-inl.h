@@ -81,4 +81,33 @@ inline NInt NIntSet1(int32_t x) { return _mm512_set1_epi32(x); }
 inline void NIntInOrder(const NInt* a, NInt* out) { out[0] = _mm512_shuffle_i32x4(a[0], a[0], 0xd8); }
 inline NInt NIntLoad(const int32_t* p) { return _mm512_load_si512(p); }
 inline N NFromInt(NInt a) { return _mm512_cvtepi32_ps(a); }
-inline NInt NAddProducts(NInt sum, NInt a, NInt b) { return _mm512_dpwssd_epi32(sum, a, b); }
+inline void NIntStore(int32_t* p, NInt a) { _mm512_store_si512(p, a); }
+inline NInt NIntAdd(NInt a, NInt b) { return _mm512_add_epi32(a, b); }
+inline NInt NToInt(N a) { return _mm512_cvtps_epi32(a); }
+
+// 64 bytes: two blocks of codes.
+using B = __m512i;
+inline constexpr uint32_t kBlocksOfB = 2;
+inline B BLoad(const void* p) { return _mm512_loadu_si512(p); }
+
+// sum plus the products of four neighbouring bytes, of a unsigned and of b signed.
+inline NInt NAddByteProducts(NInt sum, B a, B b) { return _mm512_dpbusd_epi32(sum, a, b); }
+
+// Lane i: byte 0 of a, b, c and d's lanes i, one after the other. REQUIRES values of a signed byte.
+inline NInt NFourBytes(NInt a, NInt b, NInt c, NInt d) {
+  const __m512i bytes = _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
+  return _mm512_shuffle_epi8(
+      bytes, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
+}
+
+// Lanes 2i and 2i + 1 of each 128 bits added: a's sums in lanes 0 and 1, b's in 2 and 3.
+inline NInt NAddNeighbours(NInt a, NInt b) {
+  const __m512 x = _mm512_castsi512_ps(a);
+  const __m512 y = _mm512_castsi512_ps(b);
+  return _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(x, y, 0x88)),
+                          _mm512_castps_si512(_mm512_shuffle_ps(x, y, 0xdd)));
+}
+// The same of lanes that all fit 16 bits.
+inline NInt NAddShortNeighbours(NInt a, NInt b) {
+  return _mm512_madd_epi16(_mm512_packs_epi32(a, b), _mm512_set1_epi16(1));
+}

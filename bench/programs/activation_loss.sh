@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What the int16 activations of quantized rows cost: perplexity of packs of each encoding beside that of their float
+# What the int8 activations of quantized rows cost: perplexity of packs of each encoding beside that of their float
 # twins, which hold the same weights as float32 and compute with float activations. Prints a Markdown table.
-# usage: int16_loss.sh MODEL_DIR TEXT [TOKENS]   (built programs: build/release; about 30 s an encoding)
+# usage: activation_loss.sh MODEL_DIR TEXT [TOKENS]   (built programs: build/release; about 30 s an encoding)
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 model="$1" text="$2" tokens="${3:-51200}"
@@ -15,7 +15,7 @@ ppl() {
     python3 -c 'import json, sys; print(json.load(sys.stdin)["ppl"])'
 }
 
-echo "| expert weights | int16 activations | float activations | loss % |"
+echo "| expert weights | int8 activations | float activations | loss % |"
 echo "|---|---|---|---|"
 for bits in q8 q4 q3 q2; do
   "$bin/sluice" pack "$model" --out "$work/$bits" --bits "$bits" --dense-bits bf16 --json > "$work/log"

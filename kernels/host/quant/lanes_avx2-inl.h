@@ -1,0 +1,33 @@
+// What dot products by bytes need of 256-bit registers; lanes_avx512-inl.h is its twin.
+//
+// Included by kernels_avx2.cc and kernels_avx2vnni.cc.
+//
+// Thread safety: pure functions.
+#ifndef SLUICE_ISA
+#error "included by kernels_avx2*.cc only"
+#endif
+
+// So many rows at once, which share what they load of x, or so many tokens, which share unpacked codes.
+// Without AVX-VNNI two rows need more registers than there are.
+inline constexpr int kRowsOfBytes = kVnni ? 2 : 1;
+inline constexpr int kTokensOfBytes = 2;
+
+// ThirdBits() of low block i of a run.
+SLUICE_INLINE B NThirdBits(const uint8_t* third, uint32_t i) {
+  return ThirdBits(LoadBlock(third + i / 2 * 32), i % 2 != 0);
+}
+
+// The sums of eight groups, each in its lane. Each 128 bits of a and b have two or four groups' halves.
+// kOrder: how many groups share a register of codes (byte_dot-inl.h); 0: the second half of four comes before
+// the first one of the next.
+template <int kCount, uint32_t kLeaves, int kOrder>
+SLUICE_INLINE void JoinLanes(const B* a, const B* b, __m256i* out) {
+  SLUICE_UNROLL
+  for (int i = 0; i < kCount; ++i) {
+    out[i] = _mm256_add_epi32(_mm256_permute2x128_si256(a[i], b[i], 0x20),
+                              _mm256_permute2x128_si256(a[i], b[i], 0x31));
+    if constexpr (kOrder == 0) {
+      out[i] = _mm256_permutevar8x32_epi32(out[i], _mm256_setr_epi32(0, 2, 1, 3, 4, 6, 5, 7));
+    }
+  }
+}

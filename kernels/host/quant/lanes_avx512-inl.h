@@ -1,0 +1,54 @@
+// What dot products by bytes need of 512-bit registers; lanes_avx2-inl.h is its twin.
+//
+// Included by kernels_avx512.cc only.
+//
+// Thread safety: pure functions.
+#ifndef SLUICE_ISA
+#error "included by kernels_avx512.cc only"
+#endif
+
+// So many rows at once, which share what they load of x, or so many tokens, which share unpacked codes.
+inline constexpr int kRowsOfBytes = 2;
+inline constexpr int kTokensOfBytes = 4;
+
+// ThirdBits() of low blocks 2i and 2i + 1 of a run.
+SLUICE_INLINE B NThirdBits(const uint8_t* third, uint32_t i) {
+  const __m256i even =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14));
+  const __m256i odd =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 3, 5, 7, 9, 11, 13, 15, 1, 3, 5, 7, 9, 11, 13, 15));
+  const __m512i order = _mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1);
+  const __m512i bits = _mm512_shuffle_epi8(_mm512_broadcast_i64x4(LoadBlock(third + i * 32)), order);
+  return _mm512_and_si512(_mm512_mask_srli_epi16(bits, 0xf0f0f0f0, bits, 4), _mm512_set1_epi8(0x0f));
+}
+
+// The first two 128 bits of a and of b added up, and their last two.
+SLUICE_INLINE __m512i AddQuarters(__m512i a, __m512i b) {
+  return _mm512_add_epi32(_mm512_shuffle_i64x2(a, b, 0x88), _mm512_shuffle_i64x2(a, b, 0xdd));
+}
+
+// The sums of eight groups, each in its lane. kOrder: how the groups of a register of codes lie
+// (byte_dot-inl.h). 3: all of it is one group's; else the first block's groups are in the lower half.
+template <int kCount, uint32_t kLeaves, int kOrder>
+SLUICE_INLINE void JoinLanes(const B* a, const B* b, __m256i* out) {
+  constexpr bool kWhole = kOrder == 3;
+  static_assert(kWhole == (kLeaves == 8));
+  const __m512i order = kOrder == 0 ? _mm512_setr_epi32(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15)
+                        : kOrder == 1
+                            ? _mm512_setr_epi32(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15)
+                            : _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+  SLUICE_UNROLL
+  for (int i = 0; i < kCount; i += 2) {
+    const int j = i + 1 < kCount ? i + 1 : i;
+    __m512i both;  // eight groups of each
+    if constexpr (kWhole) {
+      both = AddQuarters(AddQuarters(a[i], b[i]), AddQuarters(a[j], b[j]));
+    } else {
+      both = _mm512_permutexvar_epi32(order, AddQuarters(a[i], a[j]));
+    }
+    out[i] = _mm512_castsi512_si256(both);
+    if (j != i) {
+      out[j] = _mm512_extracti64x4_epi64(both, 1);
+    }
+  }
+}
