@@ -79,7 +79,7 @@ InferdFacts FactsOf(const inference::GetStatsResponse& stats) {
   facts.running = stats.gauges().sequences_running();
   facts.waiting = stats.gauges().sequences_waiting();
   facts.kv_used = stats.gauges().kv_pages_used();
-  facts.kv_kept = stats.gauges().kv_pages_kept();
+  facts.kv_kept = stats.resources().kv_pages_kept();
   facts.kv_total = stats.resources().kv_pages_total();
   facts.steps = stats.counters().steps();
   facts.generated_tokens = stats.counters().generated_tokens();

@@ -178,11 +178,11 @@ void FillStats(const EngineStats& stats, v1::GetStatsResponse* out) {
   gauges->set_sequences_running(stats.sequences_running);
   gauges->set_sequences_waiting(stats.sequences_waiting);
   gauges->set_kv_pages_used(stats.kv_pages_used);
-  gauges->set_kv_pages_kept(stats.kv_pages_kept);
   gauges->set_expert_leases(stats.expert_leases_held);
   gauges->set_fetches_outstanding(stats.fetches_outstanding);
   v1::Resources* resources = out->mutable_resources();
   resources->set_kv_pages_total(stats.kv_pages_total);
+  resources->set_kv_pages_kept(stats.kv_pages_kept);
   resources->set_dense_leases(stats.dense_leases_held);
   v1::Counters* counters = out->mutable_counters();
   counters->set_steps(stats.steps);

@@ -49,6 +49,7 @@ TEST_F(AdminServiceTest, StatsShowTheEnginesNumbersAndTheCallsThatLive) {
   EngineStats stats;
   stats.kv_pages_used = 1;
   stats.kv_pages_total = 2;
+  stats.kv_pages_kept = 8;
   stats.expert_leases_held = 3;
   stats.dense_leases_held = 4;
   stats.fetches_outstanding = 5;
@@ -65,6 +66,7 @@ TEST_F(AdminServiceTest, StatsShowTheEnginesNumbersAndTheCallsThatLive) {
   EXPECT_EQ(3u, response.gauges().expert_leases());
   EXPECT_EQ(5u, response.gauges().fetches_outstanding());
   EXPECT_EQ(2u, response.resources().kv_pages_total());
+  EXPECT_EQ(8u, response.resources().kv_pages_kept());
   EXPECT_EQ(4u, response.resources().dense_leases());
   EXPECT_EQ(2u, response.resources().client_connections());
   EXPECT_GT(response.resources().open_descriptors(), 4u);
