@@ -1,4 +1,4 @@
-# Every library comes from Debian 12 (deploy/install_deps.sh installs them).
+# Every library but xgrammar (cmake/xgrammar) comes from Debian 12 (deploy/install_deps.sh installs them).
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 find_package(Protobuf MODULE REQUIRED)  # Debian ships no ProtobufConfig.cmake

@@ -1,12 +1,19 @@
 #!/usr/bin/env bash
-# Installs what building, testing and running Sluice needs from Debian 12's packages.
-# Idempotent: asks the package manager only for what is missing. Needs root or sudo.
+# Installs what building, testing and running Sluice needs: Debian 12's packages, and the sources of xgrammar, which
+# Debian does not have. Idempotent: asks only for what is missing. Needs root or sudo.
 #
-#   install_deps.sh           the packages
+#   install_deps.sh           the packages; xgrammar's sources, into $XGRAMMAR_PREFIX [/usr/local/src/xgrammar-0.2.8],
+#                             from its source archive in the Python registry ($PIP_INDEX_URL [https://pypi.org/simple]),
+#                             whose digest is checked. What is unpacked stays: later builds need no network.
 #   install_deps.sh --cuda    nvcc and the CUDA runtime, into $CUDA_PREFIX [/usr/local/cuda], from the Python registry,
 #                             which is where NVIDIA publishes them for every distribution; digests are checked. Only
 #                             the CUDA device needs this; what is built without it says so.
 set -euo pipefail
+
+# The core of guided decoding (inferd/guide), Apache 2.0. cmake/xgrammar.cmake has the version, too.
+XGRAMMAR_VERSION=0.2.8
+XGRAMMAR_PREFIX=${XGRAMMAR_PREFIX:-/usr/local/src/xgrammar-$XGRAMMAR_VERSION}
+XGRAMMAR_SHA256=8305646fd2b319d6c3003f51a1665e54cbbe9cba1fb636bc41d0b46434ccbb80
 
 CUDA_PREFIX=${CUDA_PREFIX:-/usr/local/cuda}
 # One release of the toolkit. cuBLAS is not among them: nothing uses it yet.
@@ -77,7 +84,7 @@ PACKAGES=(
   libcpp-httplib-dev libsystemd-dev
   libgtest-dev libgmock-dev libbenchmark-dev
   systemd
-  python3 python3-grpcio python3-protobuf python3-numpy
+  python3 python3-grpcio python3-jsonschema python3-protobuf python3-numpy
 )
 
 missing=()
@@ -85,25 +92,63 @@ for package in "${PACKAGES[@]}"; do
   status=$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)
   [ "$status" = installed ] || missing+=("$package")
 done
-if [ ${#missing[@]} -eq 0 ]; then
-  echo "install_deps: all ${#PACKAGES[@]} packages are installed"
-  exit 0
-fi
-
-echo "install_deps: installing ${#missing[@]} packages: ${missing[*]}"
 as_root=()
-if [ "$(id -u)" -ne 0 ]; then
-  if ! command -v sudo >/dev/null; then
-    echo "install_deps: needs root or sudo to install: ${missing[*]}" >&2
-    exit 1
+# need_root WHAT: how the commands that install WHAT are run.
+need_root() {
+  if [ "$(id -u)" -ne 0 ]; then
+    if ! command -v sudo >/dev/null; then
+      echo "install_deps: needs root or sudo to install: $1" >&2
+      exit 1
+    fi
+    as_root=(sudo)
   fi
-  as_root=(sudo)
-fi
-export DEBIAN_FRONTEND=noninteractive
+}
+
+install_packages() {
+  if [ ${#missing[@]} -eq 0 ]; then
+    echo "install_deps: all ${#PACKAGES[@]} packages are installed"
+    return
+  fi
+  echo "install_deps: installing ${#missing[@]} packages: ${missing[*]}"
+  need_root "${missing[*]}"
+  "${as_root[@]}" apt-get update -q || fail "apt-get update"
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y -q --no-install-recommends "${missing[@]}" || fail "apt-get install"
+}
+
 fail() {
   echo "install_deps: $1 failed: is the network up and /etc/apt/sources.list right for Debian 12? (log above)" >&2
   exit 1
 }
-"${as_root[@]}" apt-get update -q || fail "apt-get update"
-"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-  apt-get install -y -q --no-install-recommends "${missing[@]}" || fail "apt-get install"
+
+# Unpacks beside the target, so that the last step is a rename: a folder of this name is always whole.
+install_xgrammar() {
+  if [ -f "$XGRAMMAR_PREFIX/include/xgrammar/xgrammar.h" ]; then
+    echo "install_deps: $XGRAMMAR_PREFIX has xgrammar's sources"
+    return
+  fi
+  if [ -e "$XGRAMMAR_PREFIX" ]; then
+    echo "install_deps: $XGRAMMAR_PREFIX exists and is not xgrammar's: remove it, or set XGRAMMAR_PREFIX" >&2
+    exit 1
+  fi
+  staging=$(mktemp -d)
+  trap 'rm -rf "$staging"' EXIT
+  # Not by pip: before it downloads a source archive it installs what builds it.
+  /usr/bin/python3 "$(dirname "${BASH_SOURCE[0]}")/lib/fetch_source.py" xgrammar "$XGRAMMAR_VERSION" "$XGRAMMAR_SHA256" \
+    "$staging" cpp include 3rdparty/picojson 3rdparty/dlpack/include LICENSE NOTICE || {
+    echo "install_deps: xgrammar's source archive could not be fetched (why: above)" >&2
+    exit 1
+  }
+  local parent
+  parent=$(dirname "$XGRAMMAR_PREFIX")
+  mkdir -p "$parent" 2>/dev/null && [ -w "$parent" ] || need_root "$XGRAMMAR_PREFIX"
+  "${as_root[@]}" mkdir -p "$parent"
+  "${as_root[@]}" rm -rf "$XGRAMMAR_PREFIX.new"
+  "${as_root[@]}" cp -r "$staging/xgrammar-$XGRAMMAR_VERSION" "$XGRAMMAR_PREFIX.new"
+  "${as_root[@]}" chmod -R u=rwX,go=rX "$XGRAMMAR_PREFIX.new"
+  "${as_root[@]}" mv -T "$XGRAMMAR_PREFIX.new" "$XGRAMMAR_PREFIX"
+  echo "install_deps: unpacked xgrammar $XGRAMMAR_VERSION in $XGRAMMAR_PREFIX"
+}
+
+install_packages
+install_xgrammar

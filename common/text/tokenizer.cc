@@ -277,6 +277,11 @@ std::optional<int32_t> Tokenizer::TokenToId(std::string_view token) const {
   return impl_->spec.vocabulary.Find(token);
 }
 
+std::string Tokenizer::TokenBytes(int32_t id) const {
+  const std::optional<std::string_view> token = impl_->TextOf(id, /*skip_special=*/true);
+  return token.has_value() ? impl_->decoder->BytesOf(*token) : "";
+}
+
 bool Tokenizer::is_special(int32_t id) const { return impl_->special_ids.contains(id); }
 
 }  // namespace sluice

@@ -90,6 +90,10 @@ class Tokenizer {
   std::optional<std::string_view> IdToToken(int32_t id) const;
   std::optional<int32_t> TokenToId(std::string_view token) const;
 
+  // The bytes that the token adds to a text that has begun, special tokens left out; they need not be whole
+  // characters. Empty for an id that is special, unused or out of range.
+  std::string TokenBytes(int32_t id) const;
+
   // A control token: left out by Decode's `skip_special`. False for ids out of range.
   bool is_special(int32_t id) const;
 

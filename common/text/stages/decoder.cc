@@ -37,6 +37,20 @@ int ByteOfToken(std::string_view token) {
   return both && absl::SimpleHexAtoi(digits, &value) ? static_cast<int>(value) : -1;
 }
 
+// One token with up to `start` characters less at the left and up to `stop` at the right.
+std::string Stripped(std::string token, const StripDecoder& strip) {
+  const std::string& content = strip.content;
+  for (size_t i = 0; i < strip.start && token.compare(0, content.size(), content) == 0; ++i) {
+    token.erase(0, content.size());
+  }
+  for (size_t i = 0; i < strip.stop && token.size() >= content.size() &&
+                     token.compare(token.size() - content.size(), content.size(), content) == 0;
+       ++i) {
+    token.resize(token.size() - content.size());
+  }
+  return token;
+}
+
 // Moves the characters that `bytes` completes to *text; ill-formed parts become U+FFFD, one for each part or,
 // `per_byte`, one for each of its bytes. The beginning of a character stays in `bytes`.
 void TakeWholeCharacters(bool per_byte, std::string* bytes, std::string* text) {
@@ -101,6 +115,30 @@ absl::StatusOr<std::unique_ptr<const Decoder>> Decoder::Create(
     after_bytes = after_bytes || std::holds_alternative<ByteFallbackDecoder>(spec);
   }
   return decoder;
+}
+
+std::string Decoder::BytesOf(std::string_view token) const {
+  std::string bytes(token);
+  for (const Step& step : steps_) {
+    const auto* spec = std::get_if<DecoderSpec>(&step.kind);
+    if (spec == nullptr) {
+      bytes.insert(0, " ");
+    } else if (std::holds_alternative<ByteLevelDecoder>(*spec)) {
+      const std::string spelt = std::move(bytes);
+      bytes.clear();
+      AppendBytesOfToken(spelt, &bytes);
+    } else if (const auto* replace = std::get_if<ReplaceDecoder>(spec)) {
+      bytes = ReplaceEvery(bytes, replace->pattern.text, replace->content);
+    } else if (std::holds_alternative<ByteFallbackDecoder>(*spec)) {
+      const int byte = ByteOfToken(bytes);
+      bytes = byte < 0 ? bytes : std::string(1, static_cast<char>(byte));
+    } else if (const auto* metaspace = std::get_if<MetaspaceDecoder>(spec)) {
+      bytes = ReplaceEvery(bytes, metaspace->replacement, " ");
+    } else if (const auto* strip = std::get_if<StripDecoder>(spec); strip != nullptr && !step.fused) {
+      bytes = Stripped(std::move(bytes), *strip);  // behind Fuse it changes the ends of the text alone
+    }
+  }
+  return bytes;
 }
 
 DecodeRun::DecodeRun(const Decoder& decoder, bool eager)

@@ -21,6 +21,9 @@ class Decoder {
   static absl::StatusOr<std::unique_ptr<const Decoder>> Create(
       const std::optional<std::vector<DecoderSpec>>& specs);
 
+  // The bytes that `token` (well-formed UTF-8) adds to a text that has begun and goes on.
+  std::string BytesOf(std::string_view token) const;
+
  private:
   friend class DecodeRun;
   struct JoinWithSpaces {};

@@ -1,0 +1,244 @@
+#include "inferd/guide/guide_compiler.h"
+
+#include <xgrammar/compiler.h>
+#include <xgrammar/grammar.h>
+#include <xgrammar/tokenizer_info.h>
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "common/error_detail.h"
+#include "common/status.h"
+#include "common/text/unicode/utf8.h"
+#include "inferd/guide/compiled_guide.h"
+#include "inferd/guide/grammar_text.h"
+#include "inferd/guide/regex_text.h"
+#include "inferd/guide/schema_check.h"
+#include "inferd/guide/xgrammar_log.h"
+
+namespace sluice {
+namespace {
+
+using Language = GuideSource::Language;
+
+absl::Status Invalid(const std::string& field, const std::string& what) {
+  return FieldError(absl::StatusCode::kInvalidArgument, field, what);
+}
+
+absl::Status CheckText(const std::string& field, std::string_view text) {
+  if (text.empty()) {
+    return Invalid(field, "is empty");
+  }
+  if (text.size() > kMaxGuideBytes) {
+    return Invalid(field,
+                   absl::StrCat("has ", text.size(), " bytes, at most ", kMaxGuideBytes, " are supported"));
+  }
+  if (!IsWellFormedUtf8(text) || text.find('\0') != std::string_view::npos) {
+    return Invalid(field, "is not UTF-8 without NUL");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GuideSource> ChoiceSource(const std::vector<std::string>& choices) {
+  const std::string field = "guided.choice";
+  if (choices.empty() || choices.size() > kMaxChoices) {
+    return Invalid(field, absl::StrCat("has ", choices.size(), " texts, must have 1 to ", kMaxChoices));
+  }
+  size_t bytes = 0;
+  for (const std::string& choice : choices) {
+    RETURN_IF_ERROR(CheckText(field, choice));
+    bytes += choice.size();
+  }
+  if (bytes > kMaxGuideBytes) {
+    return Invalid(field, absl::StrCat("has ", bytes, " bytes, at most ", kMaxGuideBytes, " are supported"));
+  }
+  return GuideSource{Language::kGrammar, ChoiceGrammar(choices), {}};
+}
+
+absl::StatusOr<GuideSource> CallSource(const std::vector<GuideCall>& calls) {
+  if (calls.empty() || calls.size() > kMaxCalls) {
+    return Invalid("guided.calls", absl::StrCat("has ", calls.size(), " calls, must have 1 to ", kMaxCalls));
+  }
+  GuideSource source;
+  source.language = Language::kCalls;
+  size_t bytes = 0;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const std::string field = absl::StrCat("guided.calls[", i, "]");
+    for (const std::string* text : {&calls[i].begin, &calls[i].json_schema, &calls[i].end}) {
+      RETURN_IF_ERROR(CheckText(field, *text));
+      bytes += text->size();
+    }
+    absl::StatusOr<std::string> schema = CheckSchema(calls[i].json_schema);
+    if (!schema.ok()) {
+      return Invalid(field, std::string(schema.status().message()));
+    }
+    source.calls.push_back({calls[i].begin, *std::move(schema), calls[i].end});
+  }
+  if (bytes > kMaxGuideBytes) {
+    return Invalid("guided.calls",
+                   absl::StrCat("has ", bytes, " bytes, at most ", kMaxGuideBytes, " are supported"));
+  }
+  return source;
+}
+
+// The language has options of rules ("value[temperature=0.7] ::= ..."), which ask for more than masks.
+absl::Status CheckNoOptions(std::string_view grammar) {
+  for (size_t at = grammar.find("::="); at != std::string_view::npos; at = grammar.find("::=", at + 3)) {
+    if (absl::EndsWith(absl::StripTrailingAsciiWhitespace(absl::string_view(grammar.data(), at)), "]")) {
+      return Invalid("guided.grammar",
+                     absl::StrCat("has options of a rule at byte ", at, ", which are not supported"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GuideSource> RegexSource(const std::string& text) {
+  absl::StatusOr<std::string> regex = RewriteRegex(text, /*in_json_string=*/false);
+  if (!regex.ok()) {
+    return Invalid("guided.regex", std::string(regex.status().message()));
+  }
+  return GuideSource{Language::kRegex, *std::move(regex), {}};
+}
+
+absl::StatusOr<GuideSource> SchemaSource(const std::string& text) {
+  absl::StatusOr<std::string> schema = CheckSchema(text);
+  if (!schema.ok()) {
+    return Invalid("guided.json_schema", std::string(schema.status().message()));
+  }
+  return GuideSource{Language::kSchema, *std::move(schema), {}};
+}
+
+xgrammar::Grammar GrammarOfSchema(const std::string& schema) {
+  // On one line, as Python's json writes it. With white space as it likes, a model that is unsure spends its
+  // tokens there.
+  return xgrammar::Grammar::FromJSONSchema(schema, /*any_whitespace=*/false, std::nullopt, std::nullopt,
+                                           /*strict_mode=*/true);
+}
+
+xgrammar::Grammar GrammarOf(const GuideSource& source) {
+  switch (source.language) {
+    case Language::kSchema:
+      return GrammarOfSchema(source.text);
+    case Language::kRegex:
+      return xgrammar::Grammar::FromRegex(source.text);
+    case Language::kGrammar:
+      return xgrammar::Grammar::FromEBNF(source.text, "root");
+    case Language::kCalls:
+      break;
+  }
+  std::vector<xgrammar::Grammar> calls;
+  for (const GuideCall& call : source.calls) {
+    calls.push_back(xgrammar::Grammar::Concat(
+        {xgrammar::Grammar::FromEBNF(ChoiceGrammar({call.begin}), "root"), GrammarOfSchema(call.json_schema),
+         xgrammar::Grammar::FromEBNF(ChoiceGrammar({call.end}), "root")}));
+  }
+  return xgrammar::Grammar::Union(calls);
+}
+
+xgrammar::TokenizerInfo InfoOf(const GuideVocabulary& vocabulary, std::vector<std::string> tokens) {
+  tokens.resize(vocabulary.size);
+  return xgrammar::TokenizerInfo(tokens, xgrammar::VocabType::RAW, static_cast<int>(vocabulary.size),
+                                 vocabulary.end_ids);
+}
+
+// JSON needs no control character but the line feed, and the converter's grammar of a string whose length is
+// bounded would let some in.
+std::vector<std::string> TokensForJson(std::vector<std::string> tokens) {
+  for (std::string& token : tokens) {
+    if (std::any_of(token.begin(), token.end(),
+                    [](char c) { return static_cast<unsigned char>(c) < 0x20 && c != '\n'; })) {
+      token.clear();
+    }
+  }
+  return tokens;
+}
+
+}  // namespace
+
+absl::StatusOr<GuideSource> SourceOf(const GuideSpec& spec) {
+  switch (spec.kind) {
+    case GuideSpec::Kind::kJsonObject:
+      return SchemaSource(R"({"type": "object"})");
+    case GuideSpec::Kind::kJsonSchema:
+      RETURN_IF_ERROR(CheckText("guided.json_schema", spec.text));
+      return SchemaSource(spec.text);
+    case GuideSpec::Kind::kRegex:
+      RETURN_IF_ERROR(CheckText("guided.regex", spec.text));
+      return RegexSource(spec.text);
+    case GuideSpec::Kind::kGrammar:
+      RETURN_IF_ERROR(CheckText("guided.grammar", spec.text));
+      RETURN_IF_ERROR(CheckNoOptions(spec.text));
+      if (const absl::Status counts = CheckCounts(spec.text, kMaxRepetitions); !counts.ok()) {
+        return Invalid("guided.grammar", absl::StrCat("has ", counts.message()));
+      }
+      return GuideSource{Language::kGrammar, spec.text, {}};
+    case GuideSpec::Kind::kChoice:
+      return ChoiceSource(spec.choices);
+    case GuideSpec::Kind::kCall:
+      return CallSource(spec.calls);
+  }
+  return absl::InternalError("a guide of no kind");
+}
+
+std::string GuideSource::Key() const {
+  std::string key = absl::StrCat(std::string(1, static_cast<char>(language)), text);
+  for (const GuideCall& call : calls) {
+    for (const std::string* part : {&call.begin, &call.json_schema, &call.end}) {
+      absl::StrAppend(&key, part->size(), ":", *part);
+    }
+  }
+  return key;
+}
+
+struct GuideCompiler::Impl {
+  const GuideVocabulary* vocabulary;
+  // Made when first needed: sorting a vocabulary takes a moment, and most servers never see a guide.
+  std::optional<xgrammar::TokenizerInfo> for_text;
+  std::optional<xgrammar::TokenizerInfo> for_json;
+
+  const xgrammar::TokenizerInfo& Info(bool json) {
+    std::optional<xgrammar::TokenizerInfo>& info = json ? for_json : for_text;
+    if (!info.has_value()) {
+      info = InfoOf(*vocabulary, json ? TokensForJson(vocabulary->tokens) : vocabulary->tokens);
+    }
+    return *info;
+  }
+};
+
+GuideCompiler::GuideCompiler(const GuideVocabulary* vocabulary) : impl_(new Impl{vocabulary, {}, {}}) {}
+GuideCompiler::~GuideCompiler() = default;
+
+absl::StatusOr<std::shared_ptr<const CompiledGuide>> GuideCompiler::Compile(const GuideSource& source) {
+  const WarningScope warnings;
+  std::shared_ptr<CompiledGuide> compiled;
+  try {
+    const xgrammar::Grammar grammar = GrammarOf(source);
+    if (!warnings.first().empty()) {  // before the long part
+      return absl::InvalidArgumentError(warnings.first());
+    }
+    xgrammar::GrammarCompiler compiler(
+        impl_->Info(source.language == Language::kSchema || source.language == Language::kCalls),
+        /*max_threads=*/1,
+        /*cache_enabled=*/false);
+    compiled = std::make_shared<CompiledGuide>(CompiledGuide{compiler.CompileGrammar(grammar)});
+  } catch (const std::exception& error) {
+    return absl::InvalidArgumentError(error.what());
+  }
+  if (!warnings.first().empty()) {
+    return absl::InvalidArgumentError(warnings.first());
+  }
+  compiled->vocab = impl_->vocabulary->size;
+  compiled->bytes = compiled->grammar.MemorySizeBytes() + source.Key().size();
+  if (compiled->bytes > kMaxCompiledBytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the compiled guide has ", compiled->bytes, " bytes, at most ", kMaxCompiledBytes, " are supported"));
+  }
+  return compiled;
+}
+
+}  // namespace sluice

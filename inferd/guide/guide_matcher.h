@@ -1,0 +1,40 @@
+// One answer on its way through a compiled guide: which tokens may come next.
+//
+// Thread safety: thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "inferd/guide/guide_compiler.h"
+
+namespace sluice {
+
+class GuideMatcher {
+ public:
+  // `end_ids`: tokens that end an answer; they are allowed where the answer may end, and nowhere else.
+  static absl::StatusOr<std::unique_ptr<GuideMatcher>> Create(std::shared_ptr<const CompiledGuide> guide,
+                                                              absl::Span<const int32_t> end_ids);
+  ~GuideMatcher();
+
+  // Sets the bits of the tokens that may come next: bit id % 32 of word id / 32. INTERNAL: the matcher
+  // failed.
+  absl::Status FillMask(std::vector<uint32_t>* mask);
+
+  // Goes on behind `token`. INTERNAL if the mask had not allowed it.
+  absl::Status Accept(int32_t token);
+
+  // The answer so far is a whole one.
+  bool complete() const;
+
+ private:
+  struct Impl;
+  explicit GuideMatcher(std::unique_ptr<Impl> impl);
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,19 @@
+#include "inferd/guide/guide_vocabulary.h"
+
+#include <algorithm>
+
+namespace sluice {
+
+GuideVocabulary VocabularyOf(const Tokenizer& tokenizer, uint32_t vocab, absl::Span<const int32_t> end_ids) {
+  GuideVocabulary vocabulary;
+  vocabulary.size = vocab;
+  vocabulary.end_ids.assign(end_ids.begin(), end_ids.end());
+  // A tokenizer can know more tokens than the model has rows for; those are never drawn.
+  vocabulary.tokens.resize(std::min<uint32_t>(vocab, static_cast<uint32_t>(tokenizer.vocab_size())));
+  for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
+    vocabulary.tokens[id] = tokenizer.TokenBytes(static_cast<int32_t>(id));
+  }
+  return vocabulary;
+}
+
+}  // namespace sluice

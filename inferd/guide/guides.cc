@@ -1,0 +1,316 @@
+#include "inferd/guide/guides.h"
+
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/error_detail.h"
+#include "common/status.h"
+#include "inferd/guide/compiled_guide.h"
+#include "inferd/guide/guide_matcher.h"
+
+namespace sluice {
+namespace {
+
+// Behind everything else that wants a processor: compiling competes with steps.
+constexpr int kCompileNice = 10;
+
+absl::Duration ThreadTime() {
+  timespec now = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return absl::DurationFromTimespec(now);
+}
+
+absl::Status InvalidGuide(const std::string& what) {
+  return ReasonError(absl::StatusCode::kInvalidArgument, "INVALID_GUIDE", absl::StrCat("guided: ", what));
+}
+
+}  // namespace
+
+// `phase` says whose the rest is: the threads' while kWorking, the answer's otherwise.
+struct GuideRun {
+  enum class Phase : uint8_t { kPreparing, kWorking, kReady, kFailed };
+
+  std::atomic<Phase> phase{Phase::kPreparing};
+  std::atomic<bool> abandoned{false};  // nobody wants masks any more
+  std::vector<int32_t> end_ids;
+  std::shared_ptr<const CompiledGuide> guide;
+  std::unique_ptr<GuideMatcher> matcher;  // null before the first mask
+  int32_t token = 0;                      // to be accepted
+  std::vector<uint32_t> mask;
+  bool any = false;
+  bool complete = false;
+  absl::Status status;  // of kFailed
+
+  std::weak_ptr<GuideMaskQueue> masks;
+  Mutex mutex;
+  CondVar changed;  // phase has
+
+  void Set(Phase next) {
+    MutexLock lock(&mutex);
+    phase.store(next, std::memory_order_release);
+    changed.SignalAll();
+  }
+  void Fail(absl::Status why) {
+    status = std::move(why);
+    Set(Phase::kFailed);
+  }
+
+  absl::Status MakeMask();
+};
+
+struct GuideMaskQueue {
+  Mutex mutex;
+  CondVar changed;
+  bool stopping ABSL_GUARDED_BY(mutex) = false;
+  bool idle ABSL_GUARDED_BY(mutex) = false;
+  std::deque<std::shared_ptr<GuideRun>> runs ABSL_GUARDED_BY(mutex);
+
+  void Push(std::shared_ptr<GuideRun> run) {
+    MutexLock lock(&mutex);
+    if (stopping) {
+      run->Fail(absl::UnavailableError("guides have ended"));
+      return;
+    }
+    runs.push_back(std::move(run));
+    if (idle) {
+      changed.Signal();
+    }
+  }
+};
+
+absl::Status GuideRun::MakeMask() {
+  const bool first = matcher == nullptr;
+  if (first) {
+    ASSIGN_OR_RETURN(matcher, GuideMatcher::Create(guide, end_ids));
+  } else {
+    RETURN_IF_ERROR(matcher->Accept(token));
+  }
+  RETURN_IF_ERROR(matcher->FillMask(&mask));
+  any = std::any_of(mask.begin(), mask.end(), [](uint32_t word) { return word != 0; });
+  complete = matcher->complete();
+  return first && !any ? InvalidGuide("no token of the model can begin an answer") : absl::OkStatus();
+}
+
+Guide::~Guide() { run_->abandoned = true; }
+
+Guide::State Guide::state() const {
+  switch (run_->phase.load(std::memory_order_acquire)) {
+    case GuideRun::Phase::kPreparing:
+      return State::kPreparing;
+    case GuideRun::Phase::kFailed:
+      return State::kFailed;
+    default:
+      return State::kReady;
+  }
+}
+
+absl::StatusOr<Guide::Next> Guide::Wait() {
+  if (run_->phase.load(std::memory_order_acquire) == GuideRun::Phase::kWorking) {
+    MutexLock lock(&run_->mutex);
+    while (run_->phase.load(std::memory_order_acquire) == GuideRun::Phase::kWorking) {
+      run_->changed.Wait(&run_->mutex);
+    }
+  }
+  if (run_->phase.load(std::memory_order_acquire) == GuideRun::Phase::kFailed) {
+    return run_->status;
+  }
+  return Next{run_->mask, run_->any, run_->complete};
+}
+
+void Guide::Accept(int32_t token) {
+  run_->token = token;
+  run_->phase.store(GuideRun::Phase::kWorking, std::memory_order_release);
+  if (const std::shared_ptr<GuideMaskQueue> masks = run_->masks.lock()) {
+    masks->Push(run_);
+  } else {
+    run_->Fail(absl::UnavailableError("guides have ended"));
+  }
+}
+
+Guides::Guides(GuideVocabulary vocabulary, const GuideLimits& limits)
+    : vocabulary_(std::move(vocabulary)), limits_(limits), masks_(std::make_shared<GuideMaskQueue>()) {
+  compile_thread_ = std::thread([this] { CompileLoop(); });
+  mask_thread_ = std::thread([this] { MaskLoop(); });
+}
+
+Guides::~Guides() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+    changed_.SignalAll();
+  }
+  {
+    MutexLock lock(&masks_->mutex);
+    masks_->stopping = true;
+    masks_->changed.SignalAll();
+  }
+  compile_thread_.join();
+  mask_thread_.join();
+  const absl::Status end = absl::UnavailableError("guides have ended");
+  MutexLock lock(&mutex_);
+  for (const auto& [key, compilation] : pending_) {
+    for (const std::shared_ptr<GuideRun>& run : compilation->runs) {
+      run->Fail(end);
+    }
+  }
+  MutexLock masks_lock(&masks_->mutex);
+  for (const std::shared_ptr<GuideRun>& run : masks_->runs) {
+    run->Fail(end);
+  }
+  masks_->runs.clear();
+}
+
+absl::StatusOr<std::unique_ptr<Guide>> Guides::Start(const GuideSpec& spec, std::vector<int32_t> end_ids) {
+  ASSIGN_OR_RETURN(GuideSource source, SourceOf(spec));
+  auto run = std::make_shared<GuideRun>();
+  run->end_ids = std::move(end_ids);
+  run->masks = masks_;
+  const std::string key = source.Key();
+  MutexLock lock(&mutex_);
+  if (const auto cached = cache_.find(key); cached != cache_.end()) {
+    cached->second.used = ++uses_;
+    stats_.cache_hits++;
+    run->guide = cached->second.guide;
+    masks_->Push(run);
+    return std::make_unique<Guide>(std::move(run));
+  }
+  std::shared_ptr<Compilation>& compilation = pending_[key];
+  if (compilation == nullptr) {
+    if (pending_.size() > limits_.max_waiting) {
+      pending_.erase(key);
+      return WithRetryDelay(
+          ReasonError(absl::StatusCode::kResourceExhausted, "GUIDES_WAIT",
+                      absl::StrCat(limits_.max_waiting, " guides wait to be compiled; no more may")),
+          absl::Seconds(1));
+    }
+    compilation = std::make_shared<Compilation>();
+    compilation->source = std::move(source);
+    queue_.push_back(key);
+    changed_.SignalAll();
+  }
+  compilation->runs.push_back(run);
+  return std::make_unique<Guide>(std::move(run));
+}
+
+GuideStats Guides::Stats() const {
+  MutexLock lock(&mutex_);
+  GuideStats stats = stats_;
+  stats.waiting = pending_.size();
+  return stats;
+}
+
+bool Guides::IsWanted(const Compilation& compilation) const {
+  return std::any_of(compilation.runs.begin(), compilation.runs.end(),
+                     [](const std::shared_ptr<GuideRun>& run) { return !run->abandoned; });
+}
+
+void Guides::CompileLoop() {
+  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kCompileNice);
+  GuideCompiler compiler(&vocabulary_);
+  for (;;) {
+    std::string key;
+    GuideSource source;
+    {
+      MutexLock lock(&mutex_);
+      while (queue_.empty() && !stopping_) {
+        changed_.Wait(&mutex_);
+      }
+      if (stopping_) {
+        return;
+      }
+      key = std::move(queue_.front());
+      queue_.pop_front();
+      const auto pending = pending_.find(key);
+      if (!IsWanted(*pending->second)) {
+        pending_.erase(pending);
+        continue;
+      }
+      source = pending->second->source;
+    }
+    Finish(key, compiler.Compile(source));
+  }
+}
+
+void Guides::Finish(const std::string& key,
+                    const absl::StatusOr<std::shared_ptr<const CompiledGuide>>& guide) {
+  std::shared_ptr<Compilation> compilation;
+  {
+    MutexLock lock(&mutex_);
+    const auto pending = pending_.find(key);
+    compilation = std::move(pending->second);
+    pending_.erase(pending);
+    (guide.ok() ? stats_.compiled : stats_.refused)++;
+    if (guide.ok()) {
+      Keep(key, *guide);
+    }
+  }
+  for (const std::shared_ptr<GuideRun>& run : compilation->runs) {
+    if (guide.ok()) {
+      run->guide = *guide;
+      masks_->Push(run);
+    } else {
+      run->Fail(absl::IsInvalidArgument(guide.status()) ? InvalidGuide(std::string(guide.status().message()))
+                                                        : guide.status());
+    }
+  }
+}
+
+// Makes room by the guides used longest ago; those in use live on with their answers.
+void Guides::Keep(const std::string& key, std::shared_ptr<const CompiledGuide> guide) {
+  const uint64_t bytes = guide->bytes;
+  if (bytes > limits_.cache_bytes) {
+    return;
+  }
+  while (stats_.cache_bytes + bytes > limits_.cache_bytes) {
+    const auto oldest = std::min_element(cache_.begin(), cache_.end(), [](const auto& a, const auto& b) {
+      return a.second.used < b.second.used;
+    });
+    stats_.cache_bytes -= oldest->second.guide->bytes;
+    cache_.erase(oldest);
+  }
+  cache_.emplace(key, Cached{std::move(guide), ++uses_});
+  stats_.cache_bytes += bytes;
+}
+
+void Guides::MaskLoop() {
+  for (;;) {
+    std::shared_ptr<GuideRun> run;
+    {
+      MutexLock lock(&masks_->mutex);
+      while (masks_->runs.empty() && !masks_->stopping) {
+        masks_->idle = true;
+        masks_->changed.Wait(&masks_->mutex);
+        masks_->idle = false;
+      }
+      if (masks_->stopping) {
+        return;
+      }
+      run = std::move(masks_->runs.front());
+      masks_->runs.pop_front();
+    }
+    if (run->abandoned) {
+      continue;
+    }
+    const absl::Duration before = ThreadTime();
+    const absl::Status status = run->MakeMask();
+    const absl::Duration took = ThreadTime() - before;
+    if (!status.ok()) {
+      run->Fail(status);
+    } else if (took > limits_.mask_cpu_time) {
+      run->Fail(ReasonError(
+          absl::StatusCode::kResourceExhausted, "GUIDE_TOO_SLOW",
+          absl::StrCat("guided: the tokens that may come next took ", absl::FormatDuration(took),
+                       " to find, above the limit of ", absl::FormatDuration(limits_.mask_cpu_time))));
+    } else {
+      run->Set(GuideRun::Phase::kReady);
+    }
+  }
+}
+
+}  // namespace sluice

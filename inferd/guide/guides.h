@@ -1,0 +1,134 @@
+// Guides of running answers: compiled once for each text, and each answer's next mask made beside the running
+// step.
+//
+// A thread compiles what clients send, in order and at a low priority; a second one makes masks. An answer's
+// guide goes
+//   kPreparing -> kReady <-> (Accept: the mask behind that token is being made)
+//              -> kFailed
+// so the engine never compiles, and waits for a mask only if its step was shorter than making it.
+//
+// Bounds: guides that wait to be compiled; memory of compiled guides that nobody uses; processor time of one
+// mask. A grammar that exceeds the last fails alone. One compilation cannot be interrupted: the limits of
+// guide_compiler.h keep it within seconds, during which running answers go on and only new guides wait.
+//
+// Thread safety: Guides is thread-safe. A Guide belongs to one thread at a time, and may outlive its Guides,
+// where it fails.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "common/mutex.h"
+#include "inferd/api/guide_spec.h"
+#include "inferd/guide/guide_compiler.h"
+#include "inferd/guide/guide_vocabulary.h"
+
+namespace sluice {
+
+struct GuideLimits {
+  uint32_t max_waiting = 64;           // guides to be compiled
+  uint64_t cache_bytes = 64ull << 20;  // compiled guides kept for later
+  absl::Duration mask_cpu_time =
+      absl::Milliseconds(250);  // of one mask; thread time, so a busy machine does not count
+};
+
+struct GuideStats {
+  uint64_t compiled = 0;
+  uint64_t refused = 0;     // by the compiler
+  uint64_t cache_hits = 0;  // begun without compiling
+  uint64_t cache_bytes = 0;
+  uint64_t waiting = 0;  // to be compiled, the one being compiled included
+};
+
+struct GuideRun;        // what an answer and the threads share
+struct GuideMaskQueue;  // runs whose next mask is to be made
+
+// The guide of one answer.
+class Guide {
+ public:
+  enum class State : uint8_t { kPreparing, kReady, kFailed };
+
+  explicit Guide(std::shared_ptr<GuideRun> run) : run_(std::move(run)) {}
+  ~Guide();
+  Guide(const Guide&) = delete;
+  Guide& operator=(const Guide&) = delete;
+
+  // kPreparing until the first mask is there or an error is known.
+  State state() const;
+
+  // What may come next. Waits for the mask behind the last accepted token. INVALID_ARGUMENT (reason
+  // INVALID_GUIDE): the guide cannot be compiled or allows no answer; RESOURCE_EXHAUSTED: it exceeds a limit;
+  // INTERNAL. REQUIRES: state() is not kPreparing. The mask lives until Accept.
+  struct Next {
+    absl::Span<const uint32_t> allowed;  // bit id % 32 of word id / 32
+    bool any = false;                    // some token may come
+    bool complete = false;               // the answer so far is a whole one
+  };
+  absl::StatusOr<Next> Wait();
+
+  // The answer goes on with `token`, which the mask allows; the next mask is begun.
+  void Accept(int32_t token);
+
+ private:
+  const std::shared_ptr<GuideRun> run_;
+};
+
+class Guides {
+ public:
+  explicit Guides(GuideVocabulary vocabulary, const GuideLimits& limits = {});
+  // Waits for a compilation that runs.
+  ~Guides();
+
+  // Begins the guide of an answer, which ends with one of `end_ids` (of the vocabulary; none: where nothing
+  // more may come). Reads the guide's text, compiles elsewhere. INVALID_ARGUMENT naming the field: what
+  // SourceOf refuses; RESOURCE_EXHAUSTED with a retry delay: too many guides wait.
+  absl::StatusOr<std::unique_ptr<Guide>> Start(const GuideSpec& spec, std::vector<int32_t> end_ids);
+
+  GuideStats Stats() const;
+
+ private:
+  struct Compilation {
+    GuideSource source;
+    std::vector<std::shared_ptr<GuideRun>> runs;  // they wait for it
+  };
+  struct Cached {
+    std::shared_ptr<const CompiledGuide> guide;
+    uint64_t used = 0;  // larger is later
+  };
+
+  void CompileLoop();
+  void MaskLoop();
+  bool IsWanted(const Compilation& compilation) const;
+  void Finish(const std::string& key, const absl::StatusOr<std::shared_ptr<const CompiledGuide>>& guide);
+  void Keep(const std::string& key, std::shared_ptr<const CompiledGuide> guide)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const GuideVocabulary vocabulary_;
+  const GuideLimits limits_;
+  const std::shared_ptr<GuideMaskQueue> masks_;  // shared with the runs, which may outlive this
+
+  mutable Mutex mutex_;
+  CondVar changed_;  // queue_ or stopping_
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<std::string> queue_ ABSL_GUARDED_BY(mutex_);  // keys of pending_, in the order they came
+  absl::flat_hash_map<std::string, std::shared_ptr<Compilation>> pending_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, Cached> cache_ ABSL_GUARDED_BY(mutex_);
+  uint64_t uses_ ABSL_GUARDED_BY(mutex_) = 0;
+  GuideStats stats_ ABSL_GUARDED_BY(mutex_);
+
+  std::thread compile_thread_;
+  std::thread mask_thread_;
+};
+
+}  // namespace sluice
