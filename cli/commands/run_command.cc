@@ -2,6 +2,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/client/answer.h"
+#include "cli/client/guide_flags.h"
 #include "cli/client/prompt.h"
 #include "cli/launch/launcher.h"
 #include "cli/ui/command.h"
@@ -14,6 +15,7 @@ namespace {
 struct Options {
   CommonOptions common;
   GenerationFlags generation;
+  GuideFlags guide;
   bool json = false;
 };
 
@@ -36,6 +38,7 @@ absl::StatusOr<Answer> Stream(Client* client, const api::GenerateStreamRequest& 
 absl::StatusOr<int> Run(const CommandContext& context, const Options& o) {
   api::GenerateStreamRequest request;
   RETURN_IF_ERROR(o.generation.Fill(request.mutable_spec()));
+  RETURN_IF_ERROR(o.guide.Fill(request.mutable_spec()));
   ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher, Launcher::Launch(context, o.common, o.json));
   // Token ids of a model without a tokenizer have no text.
   request.mutable_spec()->mutable_output()->set_return_text(launcher->model().has_tokenizer());
@@ -62,6 +65,7 @@ int RunRun(const CommandContext& context, const std::vector<std::string>& args) 
   Options options;
   ArgParser parser("sluice run", "Streams an answer to a prompt.");
   options.generation.Declare(&parser);
+  options.guide.Declare(&parser);
   parser.Flag("--json", &options.json, "prints one JSON object instead of the text");
   options.common.Declare(&parser);
   if (const auto exit_code = parser.Parse(args)) {
@@ -69,6 +73,10 @@ int RunRun(const CommandContext& context, const std::vector<std::string>& args) 
   }
   if (options.generation.Ambiguous(StdinIsTerminal())) {
     return parser.UsageError("give one of --prompt and --token-ids, or a prompt on standard input");
+  }
+  if (options.guide.Ambiguous()) {
+    return parser.UsageError(
+        "give at most one of --json-object, --json-schema, --regex, --grammar and --choice");
   }
   const absl::StatusOr<int> code = Run(context, options);
   return code.ok() ? *code : Fail("sluice run", code.status(), options.json);

@@ -22,6 +22,7 @@
 #include "absl/types/span.h"
 #include "common/error_detail.h"
 #include "inferd/api/calibration_api.h"
+#include "inferd/api/guide_spec.h"
 #include "inferd/api/queue_limits.h"
 
 namespace sluice {
@@ -53,8 +54,9 @@ struct GenerateSpec {
   std::vector<int32_t> prompt;  // at least one id, each < vocab
   SamplingParams sampling;
   StoppingParams stopping;
-  uint32_t logprobs = 0;  // report this many candidates per token besides the chosen one
-  int32_t priority = 0;   // larger runs earlier, and makes what runs at a lower one wait
+  std::optional<GuideSpec> guide;  // what the answer must conform to
+  uint32_t logprobs = 0;           // report this many candidates per token besides the chosen one
+  int32_t priority = 0;            // larger runs earlier, and makes what runs at a lower one wait
   absl::Time deadline = absl::InfiniteFuture();
   // It ends RESOURCE_EXHAUSTED (reason QUEUE_WAIT) if it has not started after this time.
   absl::Duration max_queue_wait = absl::InfiniteDuration();

@@ -72,6 +72,21 @@ absl::Status CheckStopping(const StoppingParams& p, const RequestBounds& bounds)
   return CheckIds("stopping.stop_token_ids", p.stop_token_ids, bounds.vocab);
 }
 
+// A guide says itself where an answer may end, and it says so of text.
+absl::Status CheckGuide(const StoppingParams& stopping, const RequestBounds& bounds) {
+  if (!bounds.has_text) {
+    return Invalid("guided", "the model has no tokenizer, so there is no text to guide");
+  }
+  if (stopping.min_tokens > 0) {
+    return Invalid("stopping.min_tokens",
+                   "cannot be set together with a guide, which says where the answer may end");
+  }
+  return stopping.ignore_eos
+             ? Invalid("stopping.ignore_eos",
+                       "cannot be set together with a guide, which says where the answer ends")
+             : absl::OkStatus();
+}
+
 absl::Status TooLong(const std::string& field, const std::string& description) {
   absl::Status status = Invalid(field, description);
   status.SetPayload(kReasonPayload, absl::Cord("CONTEXT_TOO_LONG"));
@@ -90,6 +105,7 @@ absl::Status CheckGenerate(const GenerateSpec& spec, const RequestBounds& bounds
     return Invalid("prompt", "has no token");
   }
   RETURN_IF_ERROR(CheckStopping(spec.stopping, bounds));
+  RETURN_IF_ERROR(spec.guide.has_value() ? CheckGuide(spec.stopping, bounds) : absl::OkStatus());
   // The whole answer must fit from the start: an answer that runs into the end of the context would be cut
   // off without having been told so.
   if (spec.prompt.size() + spec.stopping.max_tokens > bounds.context) {

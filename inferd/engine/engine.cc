@@ -52,6 +52,9 @@ Engine::Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, con
       tokenizer_(tokenizer),
       config_(client_->pack().config()),
       seed_base_(RandomSeed()),
+      guides_(tokenizer == nullptr
+                  ? nullptr
+                  : std::make_unique<Guides>(VocabularyOf(*tokenizer, config_.vocab, config_.eos_ids))),
       registry_(plan.options.queue) {}
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
@@ -352,15 +355,33 @@ void Engine::Hand(std::unique_ptr<Sequence> sequence) {
   client_->Wake();
 }
 
+// Null where the request has none. What ends an answer besides the model's end tokens are stop ids that no
+// text spells.
+absl::StatusOr<std::unique_ptr<Guide>> Engine::StartGuide(const GenerateSpec& spec) {
+  if (!spec.guide.has_value()) {
+    return nullptr;
+  }
+  std::vector<int32_t> end_ids(config_.eos_ids.begin(), config_.eos_ids.end());
+  for (const int32_t id : spec.stopping.stop_token_ids) {
+    if (tokenizer_->TokenBytes(id).empty()) {
+      end_ids.push_back(id);
+    }
+  }
+  return guides_->Start(*spec.guide, std::move(end_ids));
+}
+
 absl::Status Engine::Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) {
   RETURN_IF_ERROR(Rejected(CheckGenerate(spec, Bounds())));
+  absl::StatusOr<std::unique_ptr<Guide>> guide = StartGuide(spec);
+  RETURN_IF_ERROR(Rejected(guide.status()));
   const uint64_t tokens = spec.prompt.size() + spec.stopping.max_tokens;
+  const uint64_t guide_bytes = spec.guide.has_value() ? spec.guide->text.size() + config_.vocab / 8 : 0;
   const absl::StatusOr<SequenceId> id = Enter(spec.request_id, spec.client, spec.deadline, spec.prompt.size(),
-                                              tokens * sizeof(int32_t) + kRequestBytes);
+                                              tokens * sizeof(int32_t) + kRequestBytes + guide_bytes);
   RETURN_IF_ERROR(Rejected(id.status()));
   const uint64_t seed = seed_base_ + ++seeds_drawn_;
   Hand(std::make_unique<GenerateSequence>(*id, std::move(spec), std::move(sink), absl::Now(), seed,
-                                          config_.eos_ids, tokenizer_));
+                                          config_.eos_ids, tokenizer_, *std::move(guide)));
   return absl::OkStatus();
 }
 

@@ -25,6 +25,7 @@
 #include "inferd/calibrate/calibration_task.h"
 #include "inferd/engine/engine_core.h"
 #include "inferd/engine/parts/engine_options.h"
+#include "inferd/guide/guides.h"
 #include "inferd/schedule/request_registry.h"
 #include "inferd/sim/virtual_clock.h"
 #include "inferd/weights/weight_client.h"
@@ -82,6 +83,7 @@ class Engine final : public EngineApi {
   absl::StatusOr<SequenceId> Enter(const std::string& request_id, const std::string& client,
                                    absl::Time deadline, uint64_t tokens, uint64_t bytes);
   absl::Status Rejected(const absl::Status& status);
+  absl::StatusOr<std::unique_ptr<Guide>> StartGuide(const GenerateSpec& spec);
   void Hand(std::unique_ptr<Sequence> sequence);
   RequestBounds Bounds() const;
 
@@ -99,6 +101,7 @@ class Engine final : public EngineApi {
   const Tokenizer* const tokenizer_;
   const ModelConfig& config_;  // of the client's pack
   const uint64_t seed_base_;
+  const std::unique_ptr<Guides> guides_;  // null without a tokenizer
   RequestRegistry registry_;
   std::atomic<bool> draining_{false};
   std::atomic<bool> stopping_{false};

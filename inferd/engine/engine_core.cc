@@ -303,6 +303,19 @@ bool EngineCore::BlockCongested() {
   return any;
 }
 
+// Ends the sequences that failed between steps.
+void EngineCore::EndFailed() {
+  for (auto next = sequences_.begin(); next != sequences_.end();) {
+    const SequenceId id = next->first;
+    const bool failed = next->second->state() == Sequence::State::kFailed;
+    ++next;
+    if (failed) {
+      counted_.requests_failed++;
+      Remove(id)->FinishFailed();
+    }
+  }
+}
+
 EngineCore::Outcome EngineCore::Step(absl::Time now) {
   EndExpired(now);
   if (sequences_.empty()) {
@@ -313,6 +326,7 @@ EngineCore::Outcome EngineCore::Step(absl::Time now) {
     return Outcome::kLost;
   }
   const bool congested = BlockCongested();
+  EndFailed();
   const StepPlan& plan = scheduler_->Plan();
   counted_.preemptions += plan.preempted.size();
   if (prefixes_ != nullptr && !prefixes_->status().ok()) {

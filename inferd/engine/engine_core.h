@@ -143,6 +143,7 @@ class EngineCore final : private LayerTap {
   absl::Status NextTokens(const RouterTap& tap) override;
 
   bool BlockCongested();
+  void EndFailed();
   void BuildBatch(const StepPlan& plan);
   void AddToBatch(const ScheduledRows& rows, Sequence* sequence);
   bool IsLongText(const Sequence& sequence) const;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+
 namespace sluice {
 namespace {
 
@@ -17,7 +19,7 @@ Sequence::Header HeaderOf(SequenceId id, const GenerateSpec& spec, absl::Time no
 
 GenerateSequence::GenerateSequence(SequenceId id, GenerateSpec spec, std::shared_ptr<RequestSink> sink,
                                    absl::Time now, uint64_t seed, absl::Span<const int32_t> eos_ids,
-                                   const Tokenizer* tokenizer)
+                                   const Tokenizer* tokenizer, std::unique_ptr<Guide> guide)
     : Sequence(HeaderOf(id, spec, now), std::move(spec.prompt)),
       sampling_(spec.sampling),
       stopping_(spec.stopping),
@@ -25,6 +27,9 @@ GenerateSequence::GenerateSequence(SequenceId id, GenerateSpec spec, std::shared
       seed_(spec.sampling.seed.value_or(seed)),
       prefix_salt_(spec.bypass_prefix_cache ? std::nullopt : std::optional(std::move(spec.cache_salt))),
       sink_(std::move(sink)),
+      guided_after_(spec.guide.has_value() ? spec.guide->after_token : std::nullopt),
+      guided_(guide != nullptr && !guided_after_.has_value()),
+      guide_(std::move(guide)),
       stop_ids_(spec.stopping.stop_token_ids),
       matcher_(spec.stopping.stop, spec.stopping.include_stop_in_output) {
   const uint32_t most = prompt_tokens_ + stopping_.max_tokens;
@@ -52,8 +57,47 @@ GenerateSequence::GenerateSequence(SequenceId id, GenerateSpec spec, std::shared
 
 void GenerateSequence::OnStarted(double queue_seconds) { sink_->OnStarted(MakeUsage(), queue_seconds); }
 
+bool GenerateSequence::Congested() {
+  if (guide_ == nullptr || guide_->state() == Guide::State::kReady || state_ != State::kRunning) {
+    return false;
+  }
+  if (guide_->state() == Guide::State::kFailed) {
+    error_ = guide_->Wait().status();
+    state_ = State::kFailed;
+  }
+  return true;
+}
+
+// Gets the mask of the next token. False if there is no next token: the answer is whole, or the guide failed.
+bool GenerateSequence::AskGuide() {
+  const absl::StatusOr<Guide::Next> next = guide_->Wait();
+  if (!next.ok()) {
+    error_ = next.status();
+    state_ = State::kFailed;
+    return false;
+  }
+  allowed_ = next->allowed;
+  if (next->any) {
+    return true;
+  }
+  if (!next->complete) {
+    error_ = absl::InternalError(
+        absl::StrCat("guided: no token of the model can follow the ", generated(), " tokens so far"));
+    state_ = State::kFailed;
+    return false;
+  }
+  state_ = State::kFinished;
+  info_.reason = FinishReason::kStop;
+  text_.clear();
+  FinishText(/*stops=*/false);
+  if (!text_.empty()) {
+    sink_->OnTokens({}, text_);
+  }
+  return false;
+}
+
 void GenerateSequence::Take(const LogitSlice& slice, absl::Time now, Sampler* sampler) {
-  if (!CheckFinite(slice)) {
+  if (!CheckFinite(slice) || (guided_ && !AskGuide())) {
     return;
   }
   const int32_t token = Sample(slice, sampler);
@@ -78,24 +122,32 @@ void GenerateSequence::Take(const LogitSlice& slice, absl::Time now, Sampler* sa
     state_ = State::kFinished;
     info_.reason = FinishReason::kLength;
   }
-  // The answer is over: bytes of an unfinished character become text, and what was held back as the beginning
-  // of a stop string is none.
   if (state_ == State::kFinished && matcher_.matched() < 0) {
-    if (decoder_.has_value() && matcher_.Push(decoder_->Flush(), &text_) && !stops) {
-      info_.reason = FinishReason::kStopSequence;  // the last bytes, made whole, completed a stop string
-      info_.matched_stop_string = matcher_.stop(matcher_.matched());
-    }
-    matcher_.Flush(&text_);
+    FinishText(stops);
+  } else if (state_ == State::kRunning && guided_) {
+    guide_->Accept(token);
   }
+  guided_ = guided_ || (guide_ != nullptr && guided_after_ == token);
   Report(slice, token);
 }
 
+// The answer is over: bytes of an unfinished character become text, and what was held back as the beginning
+// of a stop string is none.
+void GenerateSequence::FinishText(bool stops) {
+  if (decoder_.has_value() && matcher_.Push(decoder_->Flush(), &text_) && !stops) {
+    info_.reason = FinishReason::kStopSequence;  // the last bytes, made whole, completed a stop string
+    info_.matched_stop_string = matcher_.stop(matcher_.matched());
+  }
+  matcher_.Flush(&text_);
+}
+
 int32_t GenerateSequence::Sample(const LogitSlice& slice, Sampler* sampler) {
-  const bool may_stop = generated() >= stopping_.min_tokens;
+  const bool may_stop = generated() >= stopping_.min_tokens && guided_ == (guide_ != nullptr);
   const bool greedy = sampling_.temperature < kGreedyTemperature || sampling_.top_k == 1;
   // The backend has found the largest logit already, with ties to the lower id as the sampler has them.
-  if (greedy && !counts_.enabled() && (may_stop || stop_ids_.empty())) {
-    return slice.logits->ids[uint64_t{slice.first} * slice.logits->k];
+  const int32_t best = slice.logits->ids[uint64_t{slice.first} * slice.logits->k];
+  if (greedy && !counts_.enabled() && (may_stop || stop_ids_.empty()) && IsAllowed(allowed_, best)) {
+    return best;
   }
   SampleInput input;
   input.logits = absl::MakeConstSpan(slice.logits->logits + uint64_t{slice.first} * slice.vocab, slice.vocab);
@@ -104,6 +156,7 @@ int32_t GenerateSequence::Sample(const LogitSlice& slice, Sampler* sampler) {
   input.position = tokens_.size();
   input.counts = counts_.enabled() ? &counts_ : nullptr;
   input.banned = may_stop ? absl::Span<const int32_t>() : stop_ids_;
+  input.allowed = allowed_;
   return sampler->Sample(input);
 }
 

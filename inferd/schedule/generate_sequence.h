@@ -4,6 +4,10 @@
 // with include_stop_in_output. Text is held back while it may become a stop string. The first min_tokens
 // tokens are never end tokens or stop ids, and their text takes no part in stop strings.
 //
+// With a guide each token is one that its mask allows (behind the token at which it begins, if it has one);
+// an answer to which nothing may be added ends without an end token. Until the guide is ready the sequence
+// counts as congested.
+//
 // Thread safety: thread-compatible; see sequence.h.
 #pragma once
 
@@ -14,6 +18,7 @@
 #include <vector>
 
 #include "common/text/tokenizer.h"
+#include "inferd/guide/guides.h"
 #include "inferd/schedule/sequence.h"
 #include "inferd/schedule/stop_matcher.h"
 
@@ -22,15 +27,17 @@ namespace sluice {
 class GenerateSequence final : public Sequence {
  public:
   // `spec`: validated; `seed`: what is drawn if it names none; `eos_ids`: the model's end tokens;
-  // `tokenizer`: null: no text is made. Both outlive the sequence.
+  // `tokenizer`: null: no text is made. Both outlive the sequence. `guide`: null: any token may come.
   GenerateSequence(SequenceId id, GenerateSpec spec, std::shared_ptr<RequestSink> sink, absl::Time now,
-                   uint64_t seed, absl::Span<const int32_t> eos_ids, const Tokenizer* tokenizer);
+                   uint64_t seed, absl::Span<const int32_t> eos_ids, const Tokenizer* tokenizer,
+                   std::unique_ptr<Guide> guide = nullptr);
 
   uint32_t LogitRowsOf(const ScheduledRows& rows) const override { return rows.reaches_end ? 1 : 0; }
   uint32_t candidates() const override { return 1 + logprobs_; }
   const std::string* prefix_salt() const override {
     return prefix_salt_.has_value() ? &*prefix_salt_ : nullptr;
   }
+  bool Congested() override;
   void Take(const LogitSlice& slice, absl::Time now, Sampler* sampler) override;
   void Finish() override;
   void Fail(const absl::Status& status) override;
@@ -39,6 +46,8 @@ class GenerateSequence final : public Sequence {
   void OnStarted(double queue_seconds) override;
 
  private:
+  bool AskGuide();
+  void FinishText(bool stops);
   int32_t Sample(const LogitSlice& slice, Sampler* sampler);
   void Report(const LogitSlice& slice, int32_t token);
   void AddText(int32_t token, bool stops);
@@ -51,8 +60,13 @@ class GenerateSequence final : public Sequence {
   const uint64_t seed_;
   const std::optional<std::string> prefix_salt_;
   const std::shared_ptr<RequestSink> sink_;
-  std::vector<int32_t> stop_ids_;  // end tokens (unless ignored) and stop ids
-  TokenCounts counts_;             // empty without penalties
+  const std::optional<int32_t>
+      guided_after_;                    // the guide holds from behind this token; nothing: from the start
+  bool guided_ = false;                 // it holds now
+  const std::unique_ptr<Guide> guide_;  // null: none
+  absl::Span<const uint32_t> allowed_;  // the guide's mask of the current token; empty: none
+  std::vector<int32_t> stop_ids_;       // end tokens (unless ignored) and stop ids
+  TokenCounts counts_;                  // empty without penalties
   std::optional<StreamDecoder> decoder_;
   StopMatcher matcher_;
   std::string text_;  // made by the current token

@@ -34,6 +34,26 @@ float MaxOf(absl::Span<const float> values) {
   return best;
 }
 
+// Copies the logits of the allowed tokens; the others get -infinity. An empty mask allows all.
+void CopyAllowed(absl::Span<const float> logits, absl::Span<const uint32_t> allowed, float* out) {
+  if (allowed.empty()) {
+    std::copy(logits.begin(), logits.end(), out);
+    return;
+  }
+  constexpr float kNever = -std::numeric_limits<float>::infinity();
+  for (size_t begin = 0; begin < logits.size(); begin += 32) {
+    const size_t end = std::min(begin + 32, logits.size());
+    const uint32_t word = allowed[begin / 32];
+    if (word == 0) {  // most words of most masks
+      std::fill(out + begin, out + end, kNever);
+      continue;
+    }
+    for (size_t i = begin; i < end; ++i) {
+      out[i] = (word >> (i - begin) & 1) != 0 ? logits[i] : kNever;
+    }
+  }
+}
+
 }  // namespace
 
 // A hash of seed and position rather than a generator's next number: a sequence that is preempted and
@@ -88,15 +108,15 @@ Sampler::Sampler(uint32_t vocab)
   candidates_.reserve(vocab);
 }
 
-// The logits with penalties and bans applied; where there are none the input's own, which saves copying a row
-// of the vocabulary.
+// The logits with mask, penalties and bans applied; where there are none the input's own, which saves copying
+// a row of the vocabulary.
 absl::Span<const float> Sampler::Adjust(const SampleInput& input) {
   const SamplingParams& params = *input.params;
   const bool penalties = input.counts != nullptr && HasPenalties(params);
-  if (!penalties && input.banned.empty()) {
+  if (!penalties && input.banned.empty() && input.allowed.empty()) {
     return input.logits;
   }
-  std::copy(input.logits.begin(), input.logits.end(), adjusted_.begin());
+  CopyAllowed(input.logits, input.allowed, adjusted_.data());
   if (penalties) {
     for (const TokenCounts::Item& item : input.counts->items()) {
       float& logit = adjusted_[item.token];

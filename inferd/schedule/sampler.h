@@ -1,10 +1,10 @@
-// From a row of logits to a token: penalties, temperature, top-k, top-p, min-p, a keyed draw.
+// From a row of logits to a token: a guide's mask, penalties, temperature, top-k, top-p, min-p, a keyed draw.
 //
-// Order: penalties and bans change the logits; temperature divides them; top-k keeps the k largest (ties to
-// the lower index); top-p keeps the shortest prefix, best first, of what is left that holds a share >= p of
-// its probability; min-p drops what is less likely than min_p times the most likely; at least one token
-// stays. The draw uses one uniform number keyed by (seed, position), so it depends on nothing but the row and
-// the request.
+// Order: what a mask does not allow is not there at all; penalties and bans change the logits; temperature
+// divides them; top-k keeps the k largest (ties to the lower index); top-p keeps the shortest prefix, best
+// first, of what is left that holds a share >= p of its probability; min-p drops what is less likely than
+// min_p times the most likely; at least one token stays. The draw uses one uniform number keyed by (seed,
+// position), so it depends on nothing but the row and the request.
 //
 // Greedy without penalties needs no Sampler: the best id of the row (Queue::TopLogits) is the answer.
 //
@@ -64,7 +64,14 @@ struct SampleInput {
   uint64_t position = 0;                // of the token to be drawn, in its sequence
   const TokenCounts* counts = nullptr;  // null: no penalties
   absl::Span<const int32_t> banned;     // never drawn; fewer than vocab
+  // Tokens that may be drawn, bit id % 32 of word id / 32, at least one of them not banned; empty: all.
+  absl::Span<const uint32_t> allowed;
 };
+
+inline bool IsAllowed(absl::Span<const uint32_t> allowed, int32_t id) {
+  return allowed.empty() ||
+         (allowed[static_cast<uint32_t>(id) / 32] >> (static_cast<uint32_t>(id) % 32) & 1) != 0;
+}
 
 class Sampler {
  public:

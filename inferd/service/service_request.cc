@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <optional>
 #include <random>
 #include <utility>
 #include <vector>
@@ -219,10 +220,6 @@ absl::Status CheckPromptFits(const ServingContext& context, size_t tokens, size_
   return absl::OkStatus();
 }
 
-absl::Status CheckUnsupported(const v1::GenerationSpec& spec) {
-  return Unsupported(spec.has_guided(), "spec.guided");
-}
-
 // Not set: forever.
 absl::StatusOr<absl::Duration> MaxQueueWait(const v1::SchedulingParams& scheduling) {
   if (!scheduling.has_max_queue_wait()) {
@@ -245,14 +242,39 @@ absl::Status CheckSalt(const v1::CacheOptions& cache) {
                                                        kMaxSaltBytes, " are allowed"));
 }
 
+absl::StatusOr<std::optional<GuideSpec>> Guided(const ServingContext& context,
+                                                const v1::GenerationSpec& spec) {
+  if (!spec.has_guided()) {
+    return std::nullopt;
+  }
+  RETURN_IF_ERROR(CheckTokenizer(context));
+  const v1::GuidedDecoding& guided = spec.guided();
+  switch (guided.guide_case()) {
+    case v1::GuidedDecoding::kJsonSchema:
+      return GuideSpec{GuideSpec::Kind::kJsonSchema, guided.json_schema(), {}, {}, {}};
+    case v1::GuidedDecoding::kRegex:
+      return GuideSpec{GuideSpec::Kind::kRegex, guided.regex(), {}, {}, {}};
+    case v1::GuidedDecoding::kGrammar:
+      return GuideSpec{GuideSpec::Kind::kGrammar, guided.grammar(), {}, {}, {}};
+    case v1::GuidedDecoding::kChoice:
+      return GuideSpec{
+          GuideSpec::Kind::kChoice, "", {guided.choice().texts().begin(), guided.choice().texts().end()}};
+    case v1::GuidedDecoding::kJsonObject:
+      return GuideSpec{GuideSpec::Kind::kJsonObject, "", {}, {}, {}};
+    case v1::GuidedDecoding::GUIDE_NOT_SET:
+      break;
+  }
+  return Invalid("spec.guided.guide", "must be set");
+}
+
 // Plans everything but the prompt and the stopping, which depends on the prompt's length.
 absl::StatusOr<GenerationPlan> PlanWithoutPrompt(const ServingContext& context, const CallFacts& call,
                                                  const v1::GenerationSpec& spec) {
   RETURN_IF_ERROR(CheckModel(context, spec.model()));
-  RETURN_IF_ERROR(CheckUnsupported(spec));
   GenerationPlan plan;
   ASSIGN_OR_RETURN(plan.spec.request_id, RequestId(call, spec.request_id(), "spec.request_id"));
   ASSIGN_OR_RETURN(plan.spec.sampling, Sampling(context.model.generation, spec.sampling()));
+  ASSIGN_OR_RETURN(plan.spec.guide, Guided(context, spec));
   ASSIGN_OR_RETURN(plan.report, Report(spec.output()));
   plan.spec.logprobs = spec.output().logprobs();
   plan.spec.priority = spec.scheduling().priority();

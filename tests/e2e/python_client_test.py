@@ -227,8 +227,11 @@ class PythonClientTest(unittest.TestCase):
             (spec("x", model="other"), grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL"),
         ]
         guided = spec("x")
-        guided.guided.regex = "a*"
-        cases.append((guided, grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED_FIELD"))
+        guided.guided.regex = "a**"
+        cases.append((guided, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_GUIDE"))
+        guided = spec("x")
+        guided.guided.json_schema = '{"not": {}}'
+        cases.append((guided, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD"))
         for bad, code, reason in cases:
             with self.assertRaises(grpc.RpcError) as raised:
                 self.stubs[0].Generate(inference_pb2.GenerateRequest(spec=bad))

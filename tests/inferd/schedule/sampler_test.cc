@@ -260,5 +260,46 @@ TEST(TokenCountsTest, CountsEveryTokenOnce) {
   }
 }
 
+// A mask is as if the other tokens were not in the vocabulary.
+TEST(SamplerTest, UnderAMaskDrawsAsFromTheAllowedTokensAlone) {
+  constexpr uint32_t kVocab = 100;
+  const std::vector<float> logits = RandomLogits(kVocab, 11);
+  std::mt19937 random(5);
+  for (const uint32_t keep_one_of : {1u, 2u, 10u}) {
+    std::vector<uint32_t> mask((kVocab + 31) / 32, 0);
+    std::vector<int32_t> ids;
+    std::vector<float> allowed_logits;
+    for (uint32_t id = 0; id < kVocab; ++id) {
+      if (random() % keep_one_of == 0 || id == 77) {
+        mask[id / 32] |= 1u << (id % 32);
+        ids.push_back(static_cast<int32_t>(id));
+        allowed_logits.push_back(logits[id]);
+      }
+    }
+    Sampler masked(kVocab);
+    Sampler small(static_cast<uint32_t>(ids.size()));
+    for (int kind = 0; kind < 5; ++kind) {
+      SamplingParams params;
+      params.temperature = kind == 0 ? 0.0f : 1.5f;
+      params.top_k = kind == 2 ? 3 : 0;
+      params.top_p = kind == 3 ? 0.7f : 1.0f;
+      params.min_p = kind == 4 ? 0.1f : 0.0f;
+      for (uint64_t position = 0; position < 200; ++position) {
+        SampleInput input;
+        input.logits = logits;
+        input.params = &params;
+        input.seed = 9;
+        input.position = position;
+        input.allowed = mask;
+        const int32_t drawn = masked.Sample(input);
+        ASSERT_TRUE(IsAllowed(mask, drawn));
+        const int32_t expected = ids[SampleOnce(small, allowed_logits, params, position)];
+        input.seed = 1234;  // SampleOnce's
+        ASSERT_EQ(masked.Sample(input), expected) << kind << " of " << ids.size();
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sluice

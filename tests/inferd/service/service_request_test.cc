@@ -206,7 +206,6 @@ TEST_F(ServiceRequestTest, WrongOrUnsupportedFieldIsRefusedByName) {
        [](auto* s) { s->mutable_scheduling()->mutable_max_queue_wait(); }},
       {"spec.scheduling.max_queue_wait", kInvalid, "INVALID_FIELD",
        [](auto* s) { s->mutable_scheduling()->mutable_max_queue_wait()->set_seconds(-1); }},
-      {"spec.guided", kMissing, "UNSUPPORTED_FIELD", [](auto* s) { s->mutable_guided()->set_regex("a*"); }},
       {"spec.cache.cache_salt", kInvalid, "INVALID_FIELD",
        [](auto* s) { s->mutable_cache()->set_cache_salt(std::string(257, 'x')); }},
   };
