@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -36,7 +37,8 @@ struct SamplingParams {
   float repetition_penalty = 1.0f;  // > 0; 1: off
   float frequency_penalty = 0.0f;
   float presence_penalty = 0.0f;
-  std::optional<uint64_t> seed;  // absent: the engine draws one and reports it
+  std::vector<std::pair<int32_t, float>> logit_bias;  // id and what is added to its logit; distinct ids
+  std::optional<uint64_t> seed;                       // absent: the engine draws one and reports it
 };
 
 struct StoppingParams {
@@ -56,7 +58,9 @@ struct GenerateSpec {
   StoppingParams stopping;
   std::optional<GuideSpec> guide;  // what the answer must conform to
   uint32_t logprobs = 0;           // report this many candidates per token besides the chosen one
-  int32_t priority = 0;            // larger runs earlier, and makes what runs at a lower one wait
+  // Special tokens whose spelling is part of the text; the others are left out of it. Ascending.
+  std::vector<int32_t> spelled_tokens;
+  int32_t priority = 0;  // larger runs earlier, and makes what runs at a lower one wait
   absl::Time deadline = absl::InfiniteFuture();
   // It ends RESOURCE_EXHAUSTED (reason QUEUE_WAIT) if it has not started after this time.
   absl::Duration max_queue_wait = absl::InfiniteDuration();

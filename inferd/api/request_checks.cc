@@ -45,6 +45,19 @@ absl::Status CheckSampling(const SamplingParams& p) {
                      "in [-1e6, 1e6]");
 }
 
+absl::Status CheckBias(const SamplingParams& p, uint32_t vocab) {
+  if (p.logit_bias.size() > kMaxLogitBias) {
+    return Invalid("sampling.logit_bias",
+                   absl::StrCat(p.logit_bias.size(), " tokens, at most ", kMaxLogitBias));
+  }
+  for (const auto& [id, bias] : p.logit_bias) {
+    RETURN_IF_ERROR(CheckIds("sampling.logit_bias", absl::MakeConstSpan(&id, 1), vocab));
+    RETURN_IF_ERROR(
+        CheckNumber(std::abs(bias) <= 1e6f, "sampling.logit_bias", bias, "a bias in [-1e6, 1e6]"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckStopping(const StoppingParams& p, const RequestBounds& bounds) {
   if (p.max_tokens == 0) {
     return Invalid("stopping.max_tokens", "must be at least 1");
@@ -122,6 +135,7 @@ absl::Status CheckGenerate(const GenerateSpec& spec, const RequestBounds& bounds
     return Invalid("max_queue_wait",
                    absl::StrCat("is ", absl::FormatDuration(spec.max_queue_wait), ", must be above 0"));
   }
+  RETURN_IF_ERROR(CheckBias(spec.sampling, bounds.vocab));
   if (spec.logprobs > bounds.max_logprobs || spec.logprobs >= bounds.vocab) {
     return Invalid("logprobs", absl::StrCat(spec.logprobs, " candidates, at most ", bounds.max_logprobs));
   }

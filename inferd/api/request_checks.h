@@ -22,6 +22,7 @@ inline constexpr size_t kMaxStopStrings = 16;
 inline constexpr size_t kMaxStopBytes = 1024;
 inline constexpr size_t kMaxStopIds = 64;
 inline constexpr size_t kMaxSaltBytes = 256;
+inline constexpr size_t kMaxLogitBias = 1024;
 
 // INVALID_ARGUMENT with the field (FieldError); reason CONTEXT_TOO_LONG where prompt and answer do not fit.
 absl::Status CheckGenerate(const GenerateSpec& spec, const RequestBounds& bounds);

@@ -1,6 +1,7 @@
 #include "inferd/schedule/generate_sequence.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -24,6 +25,8 @@ GenerateSequence::GenerateSequence(SequenceId id, GenerateSpec spec, std::shared
       sampling_(spec.sampling),
       stopping_(spec.stopping),
       logprobs_(spec.logprobs),
+      spelled_(std::move(spec.spelled_tokens)),
+      tokenizer_(tokenizer),
       seed_(spec.sampling.seed.value_or(seed)),
       prefix_salt_(spec.bypass_prefix_cache ? std::nullopt : std::optional(std::move(spec.cache_salt))),
       sink_(std::move(sink)),
@@ -146,7 +149,8 @@ int32_t GenerateSequence::Sample(const LogitSlice& slice, Sampler* sampler) {
   const bool greedy = sampling_.temperature < kGreedyTemperature || sampling_.top_k == 1;
   // The backend has found the largest logit already, with ties to the lower id as the sampler has them.
   const int32_t best = slice.logits->ids[uint64_t{slice.first} * slice.logits->k];
-  if (greedy && !counts_.enabled() && (may_stop || stop_ids_.empty()) && IsAllowed(allowed_, best)) {
+  if (greedy && !counts_.enabled() && sampling_.logit_bias.empty() && (may_stop || stop_ids_.empty()) &&
+      IsAllowed(allowed_, best)) {
     return best;
   }
   SampleInput input;
@@ -165,6 +169,15 @@ bool GenerateSequence::Stops(int32_t token) const {
          std::find(stop_ids_.begin(), stop_ids_.end(), token) != stop_ids_.end();
 }
 
+// The text that becomes whole with `token`. A special token that is spelled stands between two texts: what
+// was incomplete before it stays so.
+std::string GenerateSequence::Decode(int32_t token) {
+  if (!std::binary_search(spelled_.begin(), spelled_.end(), token)) {
+    return decoder_->Push(token);
+  }
+  return decoder_->Flush().append(tokenizer_->IdToToken(token).value_or(""));
+}
+
 // Appends to text_ what can be given out with `token`.
 void GenerateSequence::AddText(int32_t token, bool stops) {
   if (!decoder_.has_value() || (stops && !stopping_.include_stop_in_output)) {
@@ -172,9 +185,9 @@ void GenerateSequence::AddText(int32_t token, bool stops) {
   }
   // Stop strings count from min_tokens on, and none that began before.
   if (generated() <= stopping_.min_tokens) {
-    text_ += decoder_->Push(token);
+    text_ += Decode(token);
   } else {
-    matcher_.Push(decoder_->Push(token), &text_);
+    matcher_.Push(Decode(token), &text_);
   }
 }
 

@@ -1,5 +1,7 @@
 // A request that generates: samples one token a step, turns it into text, watches for its end.
 //
+// Special tokens are left out of the text but for those that the request wants spelled.
+//
 // The token that ends an answer (an end token or a stop id) is reported as a token and counted; its text only
 // with include_stop_in_output. Text is held back while it may become a stop string. The first min_tokens
 // tokens are never end tokens or stop ids, and their text takes no part in stop strings.
@@ -51,12 +53,15 @@ class GenerateSequence final : public Sequence {
   int32_t Sample(const LogitSlice& slice, Sampler* sampler);
   void Report(const LogitSlice& slice, int32_t token);
   void AddText(int32_t token, bool stops);
+  std::string Decode(int32_t token);
   bool Stops(int32_t token) const;
   Usage MakeUsage() const;
 
   const SamplingParams sampling_;
   const StoppingParams stopping_;
   const uint32_t logprobs_;
+  const std::vector<int32_t> spelled_;  // ascending
+  const Tokenizer* const tokenizer_;
   const uint64_t seed_;
   const std::optional<std::string> prefix_salt_;
   const std::shared_ptr<RequestSink> sink_;

@@ -108,12 +108,12 @@ Sampler::Sampler(uint32_t vocab)
   candidates_.reserve(vocab);
 }
 
-// The logits with mask, penalties and bans applied; where there are none the input's own, which saves copying
-// a row of the vocabulary.
+// The logits with mask, penalties, biases and bans applied; where there are none the input's own, which saves
+// copying a row of the vocabulary.
 absl::Span<const float> Sampler::Adjust(const SampleInput& input) {
   const SamplingParams& params = *input.params;
   const bool penalties = input.counts != nullptr && HasPenalties(params);
-  if (!penalties && input.banned.empty() && input.allowed.empty()) {
+  if (!penalties && params.logit_bias.empty() && input.banned.empty() && input.allowed.empty()) {
     return input.logits;
   }
   CopyAllowed(input.logits, input.allowed, adjusted_.data());
@@ -124,6 +124,9 @@ absl::Span<const float> Sampler::Adjust(const SampleInput& input) {
       logit -= params.frequency_penalty * static_cast<float>(item.generated);
       logit -= item.generated > 0 ? params.presence_penalty : 0.0f;
     }
+  }
+  for (const auto& [id, bias] : params.logit_bias) {
+    adjusted_[id] += bias;
   }
   for (const int32_t id : input.banned) {
     adjusted_[id] = -std::numeric_limits<float>::infinity();

@@ -1,12 +1,13 @@
 // From a row of logits to a token: a guide's mask, penalties, temperature, top-k, top-p, min-p, a keyed draw.
 //
-// Order: what a mask does not allow is not there at all; penalties and bans change the logits; temperature
-// divides them; top-k keeps the k largest (ties to the lower index); top-p keeps the shortest prefix, best
-// first, of what is left that holds a share >= p of its probability; min-p drops what is less likely than
-// min_p times the most likely; at least one token stays. The draw uses one uniform number keyed by (seed,
-// position), so it depends on nothing but the row and the request.
+// Order: what a mask does not allow is not there at all; penalties, biases and bans change the logits;
+// temperature divides them; top-k keeps the k largest (ties to the lower index); top-p keeps the shortest
+// prefix, best first, of what is left that holds a share >= p of its probability; min-p drops what is less
+// likely than min_p times the most likely; at least one token stays. The draw uses one uniform number keyed
+// by (seed, position), so it depends on nothing but the row and the request.
 //
-// Greedy without penalties needs no Sampler: the best id of the row (Queue::TopLogits) is the answer.
+// Greedy without penalties and biases needs no Sampler: the best id of the row (Queue::TopLogits) is the
+// answer.
 //
 // Thread safety: thread-compatible; a Sampler has scratch memory and belongs to the engine thread. Nothing
 // allocates after construction.
