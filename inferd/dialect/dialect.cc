@@ -1,0 +1,82 @@
+#include "inferd/dialect/dialect.h"
+
+namespace sluice {
+namespace {
+
+bool Holds(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
+
+// The more particular marks are looked for first: several families share <tool_call>.
+ToolStyle ToolsOf(std::string_view source) {
+  if (Holds(source, "<|channel|>")) {
+    return ToolStyle::kHarmony;
+  }
+  if (!Holds(source, "tools")) {
+    return ToolStyle::kNone;
+  }
+  if (Holds(source, "<｜tool▁calls▁begin｜>")) {
+    return ToolStyle::kDeepSeek;
+  }
+  if (Holds(source, "[TOOL_CALLS]")) {
+    return ToolStyle::kMistral;
+  }
+  if (Holds(source, "<arg_key>")) {
+    return ToolStyle::kGlm;
+  }
+  if (Holds(source, "<function=")) {
+    return ToolStyle::kXml;
+  }
+  if (Holds(source, "<|python_start|>")) {
+    return ToolStyle::kPythonic;
+  }
+  if (Holds(source, "<|tool_call|>") ||
+      (Holds(source, "<tool_call>") && Holds(source, "<|start_of_role|>"))) {
+    return ToolStyle::kGranite;
+  }
+  return Holds(source, "<tool_call>") ? ToolStyle::kHermes : ToolStyle::kNone;
+}
+
+}  // namespace
+
+Dialect DialectOf(std::string_view chat_template) {
+  Dialect dialect;
+  dialect.tools = ToolsOf(chat_template);
+  if (Holds(chat_template, "[THINK]")) {
+    dialect.think_open = "[THINK]";
+    dialect.think_close = "[/THINK]";
+  } else if (Holds(chat_template, "</think>")) {
+    dialect.think_open = "<think>";
+    dialect.think_close = "</think>";
+  }
+  dialect.marks = {dialect.think_open, dialect.think_close};
+  switch (dialect.tools) {
+    case ToolStyle::kNone:
+      break;
+    case ToolStyle::kHermes:
+    case ToolStyle::kXml:
+    case ToolStyle::kGlm:
+      dialect.marks.insert(dialect.marks.end(), {"<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>",
+                                                 "<arg_value>", "</arg_value>"});
+      break;
+    case ToolStyle::kMistral:
+      dialect.marks.insert(dialect.marks.end(), {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"});
+      break;
+    case ToolStyle::kDeepSeek:
+      dialect.marks.insert(dialect.marks.end(),
+                           {"<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
+                            "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"});
+      break;
+    case ToolStyle::kHarmony:
+      dialect.marks.insert(dialect.marks.end(), {"<|channel|>", "<|message|>", "<|start|>", "<|end|>",
+                                                 "<|constrain|>", "<|call|>", "<|return|>"});
+      break;
+    case ToolStyle::kPythonic:
+      dialect.marks.insert(dialect.marks.end(), {"<|python_start|>", "<|python_end|>"});
+      break;
+    case ToolStyle::kGranite:
+      dialect.marks.insert(dialect.marks.end(), {"<|tool_call|>", "<tool_call>", "</tool_call>"});
+      break;
+  }
+  return dialect;
+}
+
+}  // namespace sluice

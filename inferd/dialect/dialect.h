@@ -1,0 +1,36 @@
+// How a family of models writes what is not the answer's text: its thoughts and its calls of tools. Known by
+// the chat template, which is where a model's maker says it.
+//
+// Thread safety: pure functions and plain values, safe to use from any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sluice {
+
+enum class ToolStyle : uint8_t {
+  kNone,    // the template takes no tools
+  kHermes,  // <tool_call>{"name": .., "arguments": {..}}</tool_call>: Qwen2, Qwen3
+  kXml,     // <tool_call><function=f><parameter=k>..</parameter></function></tool_call>: Qwen3-Coder, Qwen3.5
+  kMistral,   // [TOOL_CALLS][{"name": .., "arguments": {..}}], or f{..}, or f[ARGS]{..}
+  kDeepSeek,  // between its own full-width marks, with or without a fenced block
+  kHarmony,   // channels: GPT-OSS
+  kPythonic,  // [f(a="x", b=1)]: Llama 4
+  kGranite,   // <|tool_call|> or <tool_call>, then [{"name": .., "arguments": {..}}]
+  kGlm,       // <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>
+};
+
+struct Dialect {
+  ToolStyle tools = ToolStyle::kNone;
+  std::string think_open;  // "<think>"; empty: thoughts are not told apart
+  std::string think_close;
+  // Marks that may be special tokens, whose spelling must be part of the text that is parsed.
+  std::vector<std::string> marks;
+};
+
+Dialect DialectOf(std::string_view chat_template);
+
+}  // namespace sluice
