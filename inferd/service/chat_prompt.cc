@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -10,7 +9,6 @@
 #include "absl/time/clock.h"
 #include "common/error_detail.h"
 #include "common/status.h"
-#include "common/text/chat/chat_formatter.h"
 #include "inferd/service/service_request.h"
 
 namespace sluice {
@@ -25,9 +23,6 @@ constexpr std::array<const char*, 3> kReservedVariables = {"messages", "tools", 
 absl::Status Invalid(const std::string& field, const std::string& description) {
   return FieldError(absl::StatusCode::kInvalidArgument, field, description);
 }
-
-// In which form a template is given the arguments of tool calls.
-enum class ArgumentsAs { kObject, kText };
 
 absl::StatusOr<std::string> RoleName(v1::ChatRole role, const std::string& field) {
   switch (role) {
@@ -164,71 +159,24 @@ absl::StatusOr<ChatRenderOptions> RenderOptions(const v1::ChatOptions& options) 
   return render;
 }
 
-absl::Status WithReason(absl::Status status) {
-  switch (status.code()) {
-    case absl::StatusCode::kInvalidArgument:
-      status.SetPayload(kReasonPayload, absl::Cord("TEMPLATE_REFUSED"));
-      break;
-    case absl::StatusCode::kUnimplemented:
-      status.SetPayload(kReasonPayload, absl::Cord("TEMPLATE_UNSUPPORTED"));
-      break;
-    case absl::StatusCode::kResourceExhausted:
-      status.SetPayload(kReasonPayload, absl::Cord("TEMPLATE_LIMIT"));
-      break;
-    default:
-      break;
-  }
-  return status;
-}
-
 bool HasToolCalls(const ConversationView& conversation) {
   return std::any_of(conversation.messages.begin(), conversation.messages.end(),
                      [](const v1::ChatMessage& message) { return message.tool_calls_size() > 0; });
 }
 
-absl::StatusOr<FormattedChat> Format(const ChatFormatter& formatter, const ConversationView& conversation) {
-  ASSIGN_OR_RETURN(const ChatRenderOptions options, RenderOptions(conversation.options));
-  ASSIGN_OR_RETURN(const std::string json, ConversationJson(conversation, ArgumentsAs::kObject));
-  absl::StatusOr<FormattedChat> chat = formatter.Format(json, options);
-  // Templates disagree on whether arguments of tool calls are an object or its text, and do not say which.
-  // One that refuses the object is given the text; if it refuses both, the first error is the one to report.
-  if (absl::IsInvalidArgument(chat.status()) && HasToolCalls(conversation)) {
-    ASSIGN_OR_RETURN(const std::string with_text, ConversationJson(conversation, ArgumentsAs::kText));
-    if (auto second = formatter.Format(with_text, options); second.ok()) {
-      return second;
-    }
-  }
-  return chat.ok() ? std::move(chat) : WithReason(chat.status());
-}
-
 }  // namespace
 
-absl::StatusOr<ChatPrompt> MakeChatPrompt(const ServingContext& context,
-                                          const ConversationView& conversation) {
+absl::StatusOr<ChatPrompt> MakeChatPrompt(const ServingContext& context, const ConversationView& view) {
   RETURN_IF_ERROR(CheckTokenizer(context));
-  if (conversation.messages.empty()) {
+  if (view.messages.empty()) {
     return Invalid("messages", "is empty: a conversation has at least one");
   }
-  const ChatFormatter* formatter = context.chat;
-  std::unique_ptr<ChatFormatter> own;
-  if (const std::string& source = conversation.options.chat_template(); !source.empty()) {
-    auto made = ChatFormatter::Create(source, *context.tokenizer);
-    if (!made.ok()) {
-      return WithReason(Annotate(made.status(), "options.chat_template"));
-    }
-    own = *std::move(made);
-    formatter = own.get();
-  }
-  if (formatter == nullptr) {
-    return context.chat_error.ok()
-               ? ReasonError(absl::StatusCode::kFailedPrecondition, "NO_CHAT_TEMPLATE",
-                             absl::StrCat("model ", context.model.name,
-                                          " has no chat template: give one with the request or when packing, "
-                                          "or call Generate"))
-               : WithReason(context.chat_error);
-  }
-  ASSIGN_OR_RETURN(FormattedChat chat, Format(*formatter, conversation));
-  return ChatPrompt{std::move(chat.text), std::move(chat.ids), formatter->end_of_turn()};
+  Conversation conversation;
+  conversation.json = [&view](ArgumentsAs arguments_as) { return ConversationJson(view, arguments_as); };
+  conversation.has_tool_calls = HasToolCalls(view);
+  conversation.chat_template = view.options.chat_template();
+  ASSIGN_OR_RETURN(conversation.render, RenderOptions(view.options));
+  return RenderConversation(context, conversation);
 }
 
 }  // namespace sluice

@@ -3,12 +3,8 @@
 // Thread safety: pure functions over their arguments, safe to call from any thread.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "absl/status/statusor.h"
+#include "inferd/serving/chat_render.h"
 #include "inferd/serving/serving_context.h"
 #include "sluice/inference/v1/inference.pb.h"
 
@@ -20,15 +16,7 @@ struct ConversationView {
   const inference::v1::ChatOptions& options;
 };
 
-struct ChatPrompt {
-  std::string text;
-  std::vector<int32_t> ids;
-  std::optional<int32_t> end_of_turn;  // ends an answer, besides the model's end tokens
-};
-
-// FAILED_PRECONDITION (NO_CHAT_TEMPLATE, NO_TOKENIZER); INVALID_ARGUMENT (INVALID_FIELD for a field,
-// TEMPLATE_REFUSED with the template's words); UNIMPLEMENTED (TEMPLATE_UNSUPPORTED) naming what the
-// interpreter lacks; RESOURCE_EXHAUSTED (TEMPLATE_LIMIT).
+// INVALID_ARGUMENT (INVALID_FIELD) for a field; errors of RenderConversation.
 absl::StatusOr<ChatPrompt> MakeChatPrompt(const ServingContext& context,
                                           const ConversationView& conversation);
 

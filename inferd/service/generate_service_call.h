@@ -4,7 +4,6 @@
 // Thread safety: thread-safe; see service_stream.h for who calls what.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,45 +15,11 @@
 #include "inferd/api/engine_api.h"
 #include "inferd/service/service_request.h"
 #include "inferd/service/service_stream.h"
+#include "inferd/serving/engine_request.h"
 #include "sluice/inference/v1/evaluation.pb.h"
 #include "sluice/inference/v1/inference.pb.h"
 
 namespace sluice {
-
-// What a call must know to take its request back from the engine. Only a request that the engine accepted and
-// that has not ended is cancelled: its id may be another call's otherwise.
-class EngineRequest {
- public:
-  EngineRequest(EngineApi* engine, std::string id) : engine_(engine), id_(std::move(id)) {}
-  const std::string& id() const { return id_; }
-  // The engine's thread may have ended the request before the submitting thread gets here.
-  void Accepted() {
-    State expected = State::kNew;
-    if (!state_.compare_exchange_strong(expected, State::kLive) && expected == State::kCancelled) {
-      engine_->Cancel(id_).IgnoreError();
-    }
-  }
-  void Ended() { state_.store(State::kEnded); }
-  void Cancel() {
-    State expected = State::kNew;
-    if (state_.compare_exchange_strong(expected, State::kCancelled)) {
-      return;  // Accepted() passes it on
-    }
-    if (expected == State::kLive && state_.compare_exchange_strong(expected, State::kEnded)) {
-      engine_->Cancel(id_).IgnoreError();  // NOT_FOUND: it has just ended by itself
-    }
-  }
-
- private:
-  enum class State : uint8_t { kNew, kLive, kCancelled, kEnded };
-  EngineApi* const engine_;
-  const std::string id_;
-  std::atomic<State> state_{State::kNew};
-};
-
-// One line for the log; no text of prompt or answer is in it.
-void LogRequestEnd(const ServingContext& context, const std::string& kind, const std::string& request_id,
-                   const std::string& client, const FinishInfo* info, const absl::Status& status);
 
 // `Response` is GenerateStreamResponse or ChatStreamResponse.
 template <typename Response>

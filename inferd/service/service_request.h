@@ -1,4 +1,5 @@
-// From the messages of clients to the engine's terms: checks every field, applies the model's defaults.
+// From the messages of clients to the engine's terms: what is gRPC's own of it; the rest, which every door
+// shares, is inferd/serving/generation_plan.h.
 //
 // Thread safety: pure functions over their arguments, safe to call from any thread.
 #pragma once
@@ -7,22 +8,15 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "inferd/api/engine_api.h"
 #include "inferd/service/chat_prompt.h"
+#include "inferd/serving/generation_plan.h"
 #include "inferd/serving/serving_context.h"
 #include "sluice/inference/v1/evaluation.pb.h"
 #include "sluice/inference/v1/generation.pb.h"
 #include "sluice/inference/v1/inference.pb.h"
 
 namespace sluice {
-
-// What a call brings besides its message.
-struct CallFacts {
-  std::string client;      // fairness key
-  std::string request_id;  // the metadata x-request-id; empty if there is none
-  absl::Time deadline = absl::InfiniteFuture();
-};
 
 // How an answer is reported.
 struct ReportOptions {
@@ -51,21 +45,12 @@ absl::StatusOr<GenerationPlan> PlanChat(const ServingContext& context, const Cal
 absl::StatusOr<ScoreSpec> PlanScore(const ServingContext& context, const CallFacts& call,
                                     const inference::v1::ScoreRequest& request);
 
-// NOT_FOUND (UNKNOWN_MODEL) unless `model` is empty, the served model's id or its name.
-absl::Status CheckModel(const ServingContext& context, const std::string& model);
-
 // INVALID_ARGUMENT (UNKNOWN_FIELD) naming the message and the number if `message` or anything in it has a
 // field that this build does not know: nothing a client asks for is ignored.
 absl::Status CheckNoUnknownFields(const google::protobuf::Message& message);
 
-// FAILED_PRECONDITION (NO_TOKENIZER) if the model has none.
-absl::Status CheckTokenizer(const ServingContext& context);
-
 // `ids`, each checked to be below `limit`.
 absl::StatusOr<std::vector<int32_t>> TokenIdsOf(const google::protobuf::RepeatedField<uint32_t>& ids,
                                                 uint32_t limit, const std::string& field);
-
-// Sampling as it is where a request sets nothing.
-SamplingParams DefaultSampling(const GenerationDefaults& defaults);
 
 }  // namespace sluice

@@ -2,16 +2,10 @@
 
 #include <utility>
 
-#include "absl/strings/cord.h"
-#include "common/error_detail.h"
-
 namespace sluice {
 namespace {
 
 namespace v1 = inference::v1;
-
-// How long a refused client is told to wait: a place in the queue is likely to be free by then.
-constexpr absl::Duration kQueueRetryDelay = absl::Seconds(1);
 
 v1::FinishReason ReasonToProto(FinishReason reason) {
   switch (reason) {
@@ -23,33 +17,6 @@ v1::FinishReason ReasonToProto(FinishReason reason) {
       return v1::FINISH_REASON_STOP_SEQUENCE;
   }
   return v1::FINISH_REASON_UNSPECIFIED;
-}
-
-// Every error carries a reason that a program can act on; this is the one for errors whose maker gave none.
-const char* DefaultReason(absl::StatusCode code) {
-  switch (code) {
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kOutOfRange:
-      return "INVALID_FIELD";
-    case absl::StatusCode::kUnimplemented:
-      return "NOT_IN_THIS_BUILD";
-    case absl::StatusCode::kNotFound:
-      return "REQUEST_NOT_FOUND";
-    case absl::StatusCode::kAlreadyExists:
-      return "REQUEST_EXISTS";
-    case absl::StatusCode::kResourceExhausted:
-      return "RESOURCE_EXHAUSTED";
-    case absl::StatusCode::kUnavailable:
-      return "UNAVAILABLE";
-    case absl::StatusCode::kDeadlineExceeded:
-      return "DEADLINE_EXCEEDED";
-    case absl::StatusCode::kCancelled:
-      return "CANCELLED";
-    case absl::StatusCode::kDataLoss:
-      return "WEIGHT_CORRUPT";
-    default:
-      return "INTERNAL";
-  }
 }
 
 void FillTimes(const StepTimes& times, v1::StepTimes* out) {
@@ -238,19 +205,6 @@ void FillLayers(const std::vector<LayerStats>& layers, v1::GetStatsResponse* out
     entry->set_layer(layer);
     FillLayer(layers[layer], entry);
   }
-}
-
-absl::Status Explain(absl::Status status) {
-  if (status.ok()) {
-    return status;
-  }
-  if (ReasonOf(status).empty()) {
-    status.SetPayload(kReasonPayload, absl::Cord(DefaultReason(status.code())));
-  }
-  if (ReasonOf(status) == "QUEUE_FULL" && !RetryDelayOf(status).has_value()) {
-    status = WithRetryDelay(std::move(status), kQueueRetryDelay);
-  }
-  return status;
 }
 
 }  // namespace sluice

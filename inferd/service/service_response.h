@@ -9,6 +9,7 @@
 #include "absl/types/span.h"
 #include "inferd/api/engine_api.h"
 #include "inferd/service/service_request.h"
+#include "inferd/serving/engine_request.h"
 #include "inferd/serving/serving_context.h"
 #include "sluice/inference/v1/admin.pb.h"
 #include "sluice/inference/v1/generation.pb.h"
@@ -30,9 +31,6 @@ void FillLayers(const std::vector<LayerStats>& layers, inference::v1::GetStatsRe
 template <typename Message>
 size_t AppendTokens(absl::Span<const TokenOut> tokens, std::string_view text, const ReportOptions& report,
                     Message* out);
-
-// `status` with what a client can rely on: a reason on every failure, a retry hint where a retry can help.
-absl::Status Explain(absl::Status status);
 
 inline void FillLogprob(int32_t token, float logprob, inference::v1::TokenLogprob* out) {
   out->set_token_id(static_cast<uint32_t>(token));

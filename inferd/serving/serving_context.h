@@ -16,6 +16,7 @@
 #include "common/text/tokenizer.h"
 #include "common/tunable.h"
 #include "inferd/api/engine_api.h"
+#include "inferd/dialect/dialect.h"
 #include "inferd/serving/serving_metrics.h"
 #include "inferd/serving/stream_pump.h"
 #include "pack/pack_format.h"
@@ -59,6 +60,7 @@ struct ServingContext {
   const Tokenizer* tokenizer = nullptr;  // null: the pack has none
   const ChatFormatter* chat = nullptr;   // null: no chat template, or one that cannot be run:
   absl::Status chat_error;               // why
+  Dialect dialect;                       // of the chat template: how thoughts and calls of tools are written
   ServedModel model;
   ServingLimits limits;
   StreamPump* pump = nullptr;

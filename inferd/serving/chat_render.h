@@ -1,0 +1,43 @@
+// A conversation becomes the prompt's token ids, by the model's chat template or the request's own.
+//
+// Thread safety: pure functions over their arguments, safe to call from any thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/text/chat/chat_template.h"
+#include "inferd/serving/serving_context.h"
+
+namespace sluice {
+
+// In which form a template is given the arguments of tool calls.
+enum class ArgumentsAs { kObject, kText };
+
+// A conversation as a door has read it.
+struct Conversation {
+  // The object that ChatTemplate::Render() takes.
+  std::function<absl::StatusOr<std::string>(ArgumentsAs)> json;
+  bool has_tool_calls = false;
+  std::string chat_template;                             // empty: the model's
+  std::string template_field = "options.chat_template";  // what the client calls it
+  ChatRenderOptions render;
+};
+
+struct ChatPrompt {
+  std::string text;
+  std::vector<int32_t> ids;
+  std::optional<int32_t> end_of_turn;  // ends an answer, besides the model's end tokens
+};
+
+// FAILED_PRECONDITION (NO_CHAT_TEMPLATE, NO_TOKENIZER); INVALID_ARGUMENT (TEMPLATE_REFUSED with the
+// template's words); UNIMPLEMENTED (TEMPLATE_UNSUPPORTED) naming what the interpreter lacks;
+// RESOURCE_EXHAUSTED (TEMPLATE_LIMIT); errors of `conversation.json`.
+absl::StatusOr<ChatPrompt> RenderConversation(const ServingContext& context,
+                                              const Conversation& conversation);
+
+}  // namespace sluice
