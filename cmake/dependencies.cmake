@@ -4,6 +4,8 @@ find_package(PkgConfig REQUIRED)
 find_package(Protobuf MODULE REQUIRED)  # Debian ships no ProtobufConfig.cmake
 find_package(gRPC CONFIG REQUIRED)
 find_package(absl CONFIG REQUIRED)
+find_package(Boost 1.74 REQUIRED)  # headers: Asio and Beast
+find_package(OpenSSL REQUIRED)
 find_package(spdlog CONFIG REQUIRED)
 find_package(hwy CONFIG REQUIRED)
 find_package(GTest CONFIG REQUIRED)

@@ -81,7 +81,7 @@ PACKAGES=(
   libgrpc++-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev
   libabsl-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libtomlplusplus-dev
   libhwy-dev liburing-dev libpcre2-dev libutf8proc-dev libxxhash-dev
-  libcpp-httplib-dev libsystemd-dev
+  libcpp-httplib-dev libsystemd-dev libboost-dev libssl-dev
   libgtest-dev libgmock-dev libbenchmark-dev
   systemd
   python3 python3-grpcio python3-jsonschema python3-protobuf python3-numpy

@@ -18,10 +18,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/error_detail.h"
+#include "common/metrics/metric_text.h"
 #include "common/net/listen_address.h"
 #include "common/size.h"
 #include "common/status.h"
 #include "common/version.h"
+#include "inferd/dialect/dialect.h"
 #include "inferd/engine/slab_policies.h"
 #include "inferd/policy/preset/preset.h"
 #include "inferd/policy/sparsity/sparse_setup.h"
@@ -99,6 +101,7 @@ absl::StatusOr<std::unique_ptr<InferdDaemon>> InferdDaemon::Prepare(
   // asked for anything; the engine starts later (Begin()), while health and stats answer already.
   RETURN_IF_ERROR(daemon->Open(set));
   RETURN_IF_ERROR(daemon->Serve(std::move(on_phase), inherited));
+  RETURN_IF_ERROR(daemon->OpenHttp(inherited));
   RETURN_IF_ERROR(daemon->OpenMetrics(options.metrics));
   return daemon;
 }
@@ -192,6 +195,7 @@ absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> o
   context.tokenizer = tokenizer_.get();
   context.chat = chat_.get();
   context.chat_error = chat_error_;
+  context.dialect = DialectOf(pack_->chat_template());
   context.model = Describe();
   context.limits = ServingLimitsOf(options_);
   context.log = log_;
@@ -208,15 +212,36 @@ absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> o
   return absl::OkStatus();
 }
 
+absl::Status InferdDaemon::OpenHttp(InheritedSockets* inherited) {
+  if (options_.http.empty()) {
+    return absl::OkStatus();
+  }
+  openai_ = std::make_unique<OpenAiDoor>(server_->context(), state_.get(), [this] { return MetricsText(); });
+  ASSIGN_OR_RETURN(HttpServerOptions http, HttpOptionsOf(options_));
+  http.peers = {IdsOf(options_.allow_uid), IdsOf(options_.allow_group)};
+  http.socket_mode = options_.socket_mode.bits;
+  http.inherited = inherited;
+  http.stall_timeout = [this] { return server_->context().limits.stall_timeout.Get(); };
+  http.on_refused = [log = log_](const std::string& why) { log->warn("{}", why); };
+  ASSIGN_OR_RETURN(http_, HttpServer::Start(std::move(http), openai_.get()));
+  http_view_ = http_.get();
+  return absl::OkStatus();
+}
+
+std::string InferdDaemon::MetricsText() {
+  MetricText text;
+  if (const HttpServer* http = http_view_.load(); http != nullptr) {
+    http->WriteMetrics(&text);
+  }
+  return metrics_.Text(gate_.Stats(), state_->info(), state_->Look().phase, server_->pump()) + text.Take();
+}
+
 // An empty address closes the metrics door.
 absl::Status InferdDaemon::OpenMetrics(const std::string& address) {
   if (address.empty()) {
     door_.reset();
   } else {
-    ASSIGN_OR_RETURN(door_, MetricsDoor::Open(address, [this] {
-                       return metrics_.Text(gate_.Stats(), state_->info(), state_->Look().phase,
-                                            server_->pump());
-                     }));
+    ASSIGN_OR_RETURN(door_, MetricsDoor::Open(address, [this] { return MetricsText(); }));
     log_->info("metrics on http://{}/metrics", door_->address());
   }
   metrics_address_ = address;
@@ -226,6 +251,12 @@ absl::Status InferdDaemon::OpenMetrics(const std::string& address) {
 absl::Status InferdDaemon::Reload(const InferdOptions& options) {
   server_->Tune(IdsOf(options.allow_uid), IdsOf(options.allow_group), ServingLimitsOf(options));
   gate_.SetQueueLimits(QueueLimitsOf(options));
+  if (http_ != nullptr) {
+    http_->SetPeers({IdsOf(options.allow_uid), IdsOf(options.allow_group)});
+    if (const absl::Status status = http_->Reload(); !status.ok()) {
+      log_->error("HTTP's keys and certificate stay as they were: {}", std::string(status.message()));
+    }
+  }
   return options.metrics == metrics_address_ ? absl::OkStatus() : OpenMetrics(options.metrics);
 }
 
@@ -299,8 +330,12 @@ bool InferdDaemon::Drain(absl::Duration patience) {
 
 void InferdDaemon::Shutdown(absl::Duration patience) {
   if (server_ != nullptr) {
-    server_->Shutdown(patience);
-    door_.reset();    // it asks the server
+    server_->StartDrain();
+    server_->AwaitCalls(patience);
+    door_.reset();  // it asks the servers
+    http_view_ = nullptr;
+    http_.reset();  // its answers are in the server's pump
+    server_->Shutdown(absl::ZeroDuration());
     server_.reset();  // removes the socket files; the engine may still hold sinks, which outlive the server
   }
 }
@@ -323,6 +358,12 @@ std::string InferdDaemon::DescribeStart() const {
   absl::StrAppend(&line, " isa=", IsaName(), " model=", pack_->model_id(), "; clients connect to");
   for (const ListenAddress& address : server_->addresses()) {  // with the port in use where 0 was asked for
     absl::StrAppend(&line, " ", address.ToString());
+  }
+  if (http_ != nullptr) {
+    absl::StrAppend(&line, "; over HTTP to");
+    for (const ListenAddress& address : http_->addresses()) {
+      absl::StrAppend(&line, " ", address.ToString());
+    }
   }
   return line;
 }

@@ -6,6 +6,7 @@
 // Thread safety: thread-compatible; main's thread owns it.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -22,6 +23,8 @@
 #include "daemon/metrics_door.h"
 #include "inferd/daemon/inferd_options.h"
 #include "inferd/engine/engine.h"
+#include "inferd/http/http_server.h"
+#include "inferd/openai/openai_door.h"
 #include "inferd/service/server.h"
 #include "inferd/serving/engine_gate.h"
 #include "inferd/serving/server_state.h"
@@ -73,6 +76,8 @@ class InferdDaemon {
   void OpenChat();
   absl::Status Serve(std::function<void(const ServerState::View&)> on_phase, InheritedSockets* inherited);
   absl::Status OpenMetrics(const std::string& address);
+  absl::Status OpenHttp(InheritedSockets* inherited);
+  std::string MetricsText();
   absl::Status StartEngine();
   absl::Status SetUpSparsity(const BackendLimits& limits, Backend& backend);
   ServedModel Describe() const;
@@ -90,12 +95,15 @@ class InferdDaemon {
   std::unique_ptr<ServerState> state_;
   UniqueFd start_event_;
 
-  EngineGate gate_;                 // self-synchronised
-  ServingMetrics metrics_;          // self-synchronised
-  std::unique_ptr<Engine> engine_;  // the starter's, main's once the start has ended
+  EngineGate gate_;                     // self-synchronised
+  ServingMetrics metrics_;              // self-synchronised
+  std::unique_ptr<Engine> engine_;      // the starter's, main's once the start has ended
+  std::unique_ptr<OpenAiDoor> openai_;  // null: no HTTP; the server's pump may be in it until that has gone
   std::unique_ptr<InferdServer> server_;
-  std::string metrics_address_;        // as the options have it; empty: off
-  std::unique_ptr<MetricsDoor> door_;  // null: off; before the server it goes
+  std::unique_ptr<HttpServer> http_;                   // null: no HTTP; before the server it goes
+  std::atomic<const HttpServer*> http_view_{nullptr};  // of whoever asks for metrics, also while it starts
+  std::string metrics_address_;                        // as the options have it; empty: off
+  std::unique_ptr<MetricsDoor> door_;                  // null: off; before the server it goes
   std::thread starter_;
   absl::Mutex mutex_;
   absl::Status start_status_ ABSL_GUARDED_BY(mutex_);

@@ -38,7 +38,7 @@ void FillDefaults(InferdOptions* options) {
     options->admin = {absl::StrCat("unix:", dir, "/", kInferdAdminSocketName)};
   }
   // Shown and compared as they are bound, wherever the daemon was started.
-  for (std::vector<std::string>* list : {&options->listen, &options->admin}) {
+  for (std::vector<std::string>* list : {&options->listen, &options->admin, &options->http}) {
     for (std::string& text : *list) {
       if (const absl::StatusOr<ListenAddress> address = ParseListenAddress(text); address.ok()) {
         text = address->ToString();
@@ -53,6 +53,8 @@ absl::Status CheckAddresses(const InferdOptions& options) {
       RETURN_IF_ERROR(ParseListenAddress(text).status());
     }
   }
+  ASSIGN_OR_RETURN(const HttpServerOptions http, HttpOptionsOf(options));
+  RETURN_IF_ERROR(CheckHttpOptions(http));
   return options.metrics.empty() ? absl::OkStatus() : CheckMetricsAddress(options.metrics);
 }
 
@@ -163,6 +165,21 @@ ServingLimits ServingLimitsOf(const InferdOptions& options) {
   limits.stall_timeout = options.stall_timeout;
   limits.max_request_time = options.max_request_time;
   return limits;
+}
+
+absl::StatusOr<HttpServerOptions> HttpOptionsOf(const InferdOptions& options) {
+  HttpServerOptions http;
+  for (const std::string& text : options.http) {
+    ASSIGN_OR_RETURN(ListenAddress address, ParseListenAddress(text));
+    http.addresses.push_back(std::move(address));
+  }
+  http.keys_file = options.http_keys;
+  http.tls_certificate = options.http_tls_certificate;
+  http.tls_key = options.http_tls_key;
+  http.cors_origins = options.http_cors;
+  http.max_body_bytes = options.http_max_body.bytes;
+  http.max_connections = options.http_connections;
+  return http;
 }
 
 std::vector<OptionText> OptionTextsOf(const InferdOptions& options) { return TextsOfAll(options); }

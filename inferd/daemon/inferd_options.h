@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "daemon/option_values.h"
 #include "inferd/engine/parts/engine_options.h"
+#include "inferd/http/http_server.h"
 #include "inferd/serving/server_state.h"
 #include "inferd/serving/serving_context.h"
 
@@ -26,7 +27,14 @@ struct InferdOptions {
   std::vector<std::string> admin;   // default: inferd-admin.sock in the runtime directory
   std::vector<UserId> allow_uid;
   std::vector<GroupId> allow_group;
-  std::string metrics;  // host:port; empty: off
+  std::string metrics;            // host:port; empty: off
+  std::vector<std::string> http;  // default: none
+  std::string http_keys;
+  std::string http_tls_certificate;
+  std::string http_tls_key;
+  std::vector<std::string> http_cors;
+  ByteSize http_max_body{16ull << 20};
+  uint32_t http_connections = 2048;
   FileMode socket_mode;
 
   std::string device = "host";
@@ -86,6 +94,8 @@ absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& 
 EngineOptions EngineOptionsOf(const InferdOptions& options);
 QueueLimits QueueLimitsOf(const InferdOptions& options);
 ServingLimits ServingLimitsOf(const InferdOptions& options);
+// All of the HTTP server's options but who may connect. INVALID_ARGUMENT: an address that is none.
+absl::StatusOr<HttpServerOptions> HttpOptionsOf(const InferdOptions& options);
 
 // Every option with its value in effect: as it was set, or else what the default became in `plan` and with
 // `threads` compute threads.
@@ -117,6 +127,20 @@ void ForEachOption(InferdOptions* o, Visit visit) {
         "Group whose members may connect to the clients' unix sockets; repeat for more");
   visit("socket-mode", &o->socket_mode, "Mode of the clients' socket files, octal");
   visit("metrics", &o->metrics, "Loopback port of Prometheus metrics, as 127.0.0.1:9401 (default: off)");
+
+  visit("http", &o->http,
+        "Where HTTP clients connect (OpenAI's API): 127.0.0.1:8080 or unix:/path; repeat for more (default: "
+        "none)");
+  visit("http-keys", &o->http_keys,
+        "File of the bearer keys that HTTP clients must have: NAME SHA256 [parallel=N] [per-minute=N] a line "
+        "(default: none is asked for)");
+  visit("http-tls-certificate", &o->http_tls_certificate,
+        "PEM file of the certificate chain of HTTP's TCP ports (default: no TLS)");
+  visit("http-tls-key", &o->http_tls_key, "PEM file of that certificate's key");
+  visit("http-cors", &o->http_cors,
+        "Origin whose pages may ask over HTTP, as https://ui.example, or *; repeat for more (default: none)");
+  visit("http-max-body", &o->http_max_body, "Size of an HTTP request's body at most");
+  visit("http-connections", &o->http_connections, "HTTP connections at most");
 
   visit("device", &o->device, "Where the model runs: host, sim or cuda");
   visit("device-budget", &o->device_budget,

@@ -160,6 +160,8 @@ void InferdServer::Tune(std::vector<uid_t> allowed_uids, std::vector<gid_t> allo
 
 const StreamPump& InferdServer::pump() const { return parts_->pump; }
 
+const ServingContext& InferdServer::context() const { return parts_->context; }
+
 const std::vector<ListenAddress>& InferdServer::addresses() const {
   return parts_->client_server->addresses();
 }

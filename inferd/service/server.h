@@ -55,6 +55,8 @@ class InferdServer {
   void Tune(std::vector<uid_t> allowed_uids, std::vector<gid_t> allowed_gids, const ServingLimits& limits);
 
   const StreamPump& pump() const;
+  // What the services work with; other doors share it, pump and limits and all.
+  const ServingContext& context() const;
 
   // The clients' addresses with the ports in use.
   const std::vector<ListenAddress>& addresses() const;

@@ -1,0 +1,57 @@
+// ConnectionExchange: the HttpExchange of a connection's current request.
+//
+// Thread safety: thread-safe, as HttpExchange.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "inferd/http/http_connection.h"
+#include "inferd/http/http_core.h"
+#include "inferd/http/http_message.h"
+
+namespace sluice {
+
+// One request's answer: calls go to the connection on its thread, which may be gone by then.
+class ConnectionExchange final : public HttpExchange {
+ public:
+  ConnectionExchange(std::shared_ptr<HttpCore> core, std::weak_ptr<HttpConnection> connection,
+                     uint64_t request)
+      : core_(std::move(core)), connection_(std::move(connection)), request_(request) {}
+
+  void Watch(std::shared_ptr<HttpWatcher> watcher) override {
+    const bool posted = core_->Post([connection = connection_, request = request_, watcher] {
+      if (const auto to = connection.lock(); to != nullptr) {
+        to->Watch(request, watcher);
+      } else {
+        watcher->OnOver(/*gone=*/true);
+      }
+    });
+    if (!posted) {
+      watcher->OnOver(/*gone=*/true);
+    }
+  }
+  void Answer(HttpAnswer answer) override { Call(&HttpConnection::Answer, std::move(answer)); }
+  void Begin(HttpAnswer head) override { Call(&HttpConnection::Begin, std::move(head)); }
+  void Write(std::string part) override { Call(&HttpConnection::Write, std::move(part)); }
+  void End(bool whole) override { Call(&HttpConnection::End, whole); }
+
+ private:
+  template <typename Argument>
+  void Call(void (HttpConnection::*method)(uint64_t, Argument), Argument argument) {
+    core_->Post(
+        [connection = connection_, request = request_, method, argument = std::move(argument)]() mutable {
+          if (const auto to = connection.lock(); to != nullptr) {
+            (to.get()->*method)(request, std::move(argument));
+          }
+        });
+  }
+
+  const std::shared_ptr<HttpCore> core_;
+  const std::weak_ptr<HttpConnection> connection_;
+  const uint64_t request_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,69 @@
+// /v1/completions: prompts as they stand, without a template.
+//
+// Thread safety: pure functions and plain values; a writer as AnswerWriter says.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "inferd/openai/answer_call.h"
+#include "inferd/openai/answer_parts.h"
+#include "inferd/openai/generation_fields.h"
+#include "inferd/openai/json_body.h"
+#include "inferd/serving/generation_plan.h"
+#include "inferd/serving/serving_context.h"
+
+namespace sluice {
+
+struct CompletionPrompt {
+  std::vector<int32_t> ids;
+  std::string text;              // for echo
+  std::vector<TokenOut> scores;  // of echo with logprobs: each token's; the first one has none
+};
+
+struct CompletionPlan {
+  AnswerStyle style;
+  std::vector<CompletionPrompt> prompts;
+  bool echo = false;
+  std::optional<uint32_t> logprobs;
+  bool generates = true;            // false: max_tokens 0 with echo, the prompt is only scored
+  std::vector<GenerateSpec> specs;  // of the choices, prompt by prompt; also where nothing is generated
+};
+
+// Reads and checks all. INVALID_ARGUMENT naming the field; errors of PlanRequest and FitToPrompt.
+absl::StatusOr<CompletionPlan> PlanCompletion(const Json& body, const ServingContext& context,
+                                              const CallFacts& call);
+
+class CompletionWriter final : public AnswerWriter {
+ public:
+  // `plan`: with the scores that echo with logprobs needs.
+  CompletionWriter(AnswerFacts facts, const CompletionPlan& plan);
+
+  void Add(size_t choice, AnswerPiece piece, const Usage& running, std::string* out) override;
+  void Finish(size_t choice, const FinishInfo& info, std::string* out) override;
+  void End(const AnswerTotals& totals, std::string* out) override;
+  std::string ErrorEvent(const absl::Status& status) const override;
+
+ private:
+  struct Choice {
+    std::string text;
+    std::vector<TokenOut> tokens;
+    size_t unscored = 0;  // the first of `tokens` that has no probability: 1 with a prompt's scores
+    size_t offset = 0;    // of the next token, in characters
+    std::string finish;
+    Json stop_reason;
+  };
+  Json Chunk() const;
+  Json Entry(size_t index, Choice* choice);
+  Json Logprobs(Choice* choice);
+
+  const AnswerFacts facts_;
+  const AnswerStyle style_;
+  const std::optional<uint32_t> logprobs_;
+  std::vector<Choice> choices_;
+};
+
+}  // namespace sluice

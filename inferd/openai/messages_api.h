@@ -1,0 +1,57 @@
+// Anthropic's /v1/messages: its requests turned into chat requests, its answers and streams.
+//
+// Thread safety: pure functions; a writer as AnswerWriter says.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "inferd/openai/answer_call.h"
+#include "inferd/openai/answer_parts.h"
+#include "inferd/openai/chat_writer.h"
+#include "inferd/openai/json_body.h"
+
+namespace sluice {
+
+// The chat request that asks for the same. INVALID_ARGUMENT naming what is missing or not served; the rest is
+// checked when that request is read. `counts`: of count_tokens, which needs no max_tokens.
+absl::StatusOr<Json> ChatOfMessages(const Json& body, bool counts);
+
+class MessagesWriter final : public AnswerWriter {
+ public:
+  struct Options {
+    AnswerFacts facts;
+    bool stream = false;
+    Dialect dialect;
+    MessageParserOptions parsing;
+  };
+  explicit MessagesWriter(Options options);
+
+  void Add(size_t choice, AnswerPiece piece, const Usage& running, std::string* out) override;
+  void Finish(size_t choice, const FinishInfo& info, std::string* out) override;
+  void End(const AnswerTotals& totals, std::string* out) override;
+  std::string ErrorEvent(const absl::Status& status) const override;
+
+ private:
+  using Kind = MessageEvent::Kind;
+  Json Message() const;
+  void Begin(std::string* out);
+  void Events(const std::vector<MessageEvent>& events, std::string* out);
+  void OpenBlock(Kind kind, const std::string& name, std::string* out);
+  void CloseBlock(std::string* out);
+
+  const Options options_;
+  ChoiceText text_;
+  Usage running_;
+  bool begun_ = false;
+  bool open_ = false;  // a block of a stream
+  Kind kind_ = Kind::kText;
+  int block_ = -1;
+  size_t calls_ = 0;  // told of
+  std::string stop_reason_;
+  Json stop_sequence_;
+};
+
+}  // namespace sluice

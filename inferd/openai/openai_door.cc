@@ -1,0 +1,348 @@
+#include "inferd/openai/openai_door.h"
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/error_detail.h"
+#include "common/status.h"
+#include "inferd/openai/answer_call.h"
+#include "inferd/openai/api_errors.h"
+#include "inferd/openai/chat_writer.h"
+#include "inferd/openai/completion.h"
+#include "inferd/openai/json_body.h"
+#include "inferd/openai/messages_api.h"
+#include "inferd/openai/responses_api.h"
+#include "inferd/openai/score_call.h"
+
+namespace sluice {
+namespace {
+
+constexpr char kModelPrefix[] = "/v1/models/";
+constexpr char kMetricsType[] = "text/plain; version=0.0.4; charset=utf-8";
+
+// The plan of an answer but for its choices.
+AnswerPlan PlanOf(const HttpRequest& request, const AnswerStyle& style, const char* kind,
+                  const std::string& id) {
+  AnswerPlan plan;
+  plan.stream = style.stream;
+  plan.kind = kind;
+  plan.request_id = id;
+  plan.client = request.client;
+  plan.errors = ErrorStyleOf(request.path);
+  if (request.request_id.empty()) {
+    plan.headers.emplace_back("x-request-id", id);
+  }
+  return plan;
+}
+
+}  // namespace
+
+OpenAiDoor::OpenAiDoor(const ServingContext& context, ServerState* state,
+                       std::function<std::string()> metrics)
+    : context_(context),
+      state_(state),
+      metrics_(std::move(metrics)),
+      created_(absl::ToUnixSeconds(absl::Now())) {}
+
+const OpenAiDoor::Route* OpenAiDoor::Find(const HttpRequest& request, bool* other_method) {
+  static constexpr Route kRoutes[] = {
+      {"GET", "/v1/models", &OpenAiDoor::Models},
+      {"GET", "/models", &OpenAiDoor::Models},
+      {"GET", "/health", &OpenAiDoor::Health},
+      {"GET", "/v1/health", &OpenAiDoor::Health},
+      {"GET", "/metrics", &OpenAiDoor::Metrics},
+      {"POST", "/v1/chat/completions", &OpenAiDoor::Chat},
+      {"POST", "/chat/completions", &OpenAiDoor::Chat},
+      {"POST", "/v1/completions", &OpenAiDoor::Completions},
+      {"POST", "/completions", &OpenAiDoor::Completions},
+      {"POST", "/v1/responses", &OpenAiDoor::Responses},
+      {"POST", "/v1/messages", &OpenAiDoor::Messages},
+      {"POST", "/v1/messages/count_tokens", &OpenAiDoor::CountTokens},
+      {"POST", "/tokenize", &OpenAiDoor::Tokenize},
+      {"POST", "/detokenize", &OpenAiDoor::Detokenize},
+      {"POST", "/apply-template", &OpenAiDoor::ApplyTemplate},
+      {"POST", "/v1/embeddings", &OpenAiDoor::Unserved},
+      {"POST", "/v1/images/generations", &OpenAiDoor::Unserved},
+      {"POST", "/v1/images/edits", &OpenAiDoor::Unserved},
+      {"POST", "/v1/audio/speech", &OpenAiDoor::Unserved},
+      {"POST", "/v1/audio/transcriptions", &OpenAiDoor::Unserved},
+      {"POST", "/v1/moderations", &OpenAiDoor::Unserved},
+      {"POST", "/v1/rerank", &OpenAiDoor::Unserved},
+  };
+  for (const Route& route : kRoutes) {
+    if (request.path == route.path) {
+      if (request.method == route.method) {
+        return &route;
+      }
+      *other_method = true;
+    }
+  }
+  return nullptr;
+}
+
+void OpenAiDoor::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
+  if (request.foreign_form) {
+    exchange->Answer(
+        Refusal(request.path, {403, "foreign_origin", "a form of another site is not answered"}));
+    return;
+  }
+  Asked asked{std::move(request), std::move(exchange), {}};
+  asked.facts.client = asked.request.client;
+  asked.facts.request_id = asked.request.request_id;
+  bool other_method = false;
+  absl::Status status;
+  if (const Route* route = Find(asked.request, &other_method); route != nullptr) {
+    status = (this->*route->handle)(asked);
+  } else if (absl::StartsWith(asked.request.path, kModelPrefix) && asked.request.method == "GET") {
+    status = Model(asked, asked.request.path.substr(sizeof(kModelPrefix) - 1));
+  } else {
+    asked.exchange->Answer(
+        other_method
+            ? Refusal(asked.request.path,
+                      {405, "",
+                       absl::StrCat(asked.request.method, " is not for ", asked.request.path.substr(0, 200))})
+            : Refusal(asked.request.path,
+                      {404, "", absl::StrCat("there is nothing at ", asked.request.path.substr(0, 200))}));
+    return;
+  }
+  if (!status.ok()) {
+    asked.exchange->Answer(ErrorAnswer(status, ErrorStyleOf(asked.request.path)));
+  }
+}
+
+HttpAnswer OpenAiDoor::Refusal(const std::string& path, const HttpProblem& problem) {
+  return ErrorAnswer(problem, ErrorStyleOf(path));
+}
+
+void OpenAiDoor::Reply(const Asked& asked, const Json& json) const {
+  HttpAnswer answer;
+  answer.body = Dump(json);
+  asked.exchange->Answer(std::move(answer));
+}
+
+AnswerFacts OpenAiDoor::Facts(const std::string& prefix, const std::string& id) const {
+  AnswerFacts facts;
+  facts.id = absl::StrCat(prefix, id);
+  facts.model = context_.model.name;
+  facts.fingerprint = absl::StrCat("sluice-", context_.model.id.substr(0, 12));
+  facts.created = absl::ToUnixSeconds(absl::Now());
+  facts.tokenizer = context_.tokenizer;
+  return facts;
+}
+
+Json OpenAiDoor::ModelJson() const {
+  const ServedModel& model = context_.model;
+  return {{"id", model.name},
+          {"object", "model"},
+          {"created", created_},
+          {"owned_by", "sluice"},
+          {"max_model_len", model.context},
+          {"meta",
+           {{"model_id", model.id},
+            {"family", model.family},
+            {"n_ctx", model.context},
+            {"n_ctx_train", model.max_position},
+            {"n_vocab", model.vocab},
+            {"size", model.expert_bytes + model.dense_bytes}}}};
+}
+
+absl::Status OpenAiDoor::Models(const Asked& asked) {
+  Reply(asked, {{"object", "list"}, {"data", Json::array({ModelJson()})}});
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiDoor::Model(const Asked& asked, const std::string& id) {
+  RETURN_IF_ERROR(CheckModel(context_, id));
+  Reply(asked, ModelJson());
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiDoor::Health(const Asked& asked) {
+  const ServerState::View view = state_->Look();
+  if (view.phase != ServerState::Phase::kServing) {
+    return absl::UnavailableError(view.detail);
+  }
+  Reply(asked, {{"status", "ok"}});
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiDoor::Metrics(const Asked& asked) {
+  HttpAnswer answer;
+  answer.content_type = kMetricsType;
+  answer.body = metrics_();
+  asked.exchange->Answer(std::move(answer));
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiDoor::Chat(const Asked& asked) {
+  ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
+  ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(body, context_));
+  CallFacts facts = asked.facts;
+  facts.request_id = absl::StrCat("chatcmpl-", NewRequestId());
+  ASSIGN_OR_RETURN(ChatPlan planned, PlanChatAnswer(context_, facts, chat));
+  AnswerPlan plan = PlanOf(asked.request, chat.style, "http_chat", facts.request_id);
+  plan.wants_tokens = chat.logprobs;
+  plan.specs = std::move(planned.specs);
+  plan.first_of.assign(plan.specs.size(), 0);
+  plan.first_of[0] = 1;
+  ChatWriterOptions options{Facts("", facts.request_id), chat.style,       chat.logprobs,
+                            chat.top_logprobs,           context_.dialect, std::move(planned.parsing)};
+  AnswerCall::Start(context_, std::move(plan), std::make_unique<ChatWriter>(std::move(options)),
+                    asked.exchange);
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiDoor::Completions(const Asked& asked) {
+  ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
+  CallFacts facts = asked.facts;
+  facts.request_id = absl::StrCat("cmpl-", NewRequestId());
+  ASSIGN_OR_RETURN(CompletionPlan planned, PlanCompletion(body, context_, facts));
+  AnswerPlan plan = PlanOf(asked.request, planned.style, "http_completion", facts.request_id);
+  plan.wants_tokens = planned.logprobs.has_value();
+  for (size_t i = 0; i < planned.specs.size(); ++i) {
+    plan.first_of.push_back(i % planned.style.n == 0 ? 1 : 0);
+  }
+  const absl::Time deadline = planned.specs[0].deadline;
+  if (planned.generates) {
+    plan.specs = planned.specs;
+  } else {
+    plan.unmade = planned.specs;
+  }
+  const AnswerFacts answer = Facts("", facts.request_id);
+  const bool scores = planned.echo && planned.logprobs.has_value();
+  auto start = [this, plan = std::move(plan), answer,
+                exchange = asked.exchange](const CompletionPlan& ready) {
+    AnswerCall::Start(context_, plan, std::make_unique<CompletionWriter>(answer, ready), exchange);
+  };
+  if (!scores) {
+    start(planned);
+    return absl::OkStatus();
+  }
+  ScoreWork work;
+  work.request_id = facts.request_id;
+  work.client = facts.client;
+  work.deadline = deadline;
+  work.candidates = *planned.logprobs;
+  for (const CompletionPrompt& prompt : planned.prompts) {
+    work.prompts.push_back(prompt.ids);
+  }
+  ScoreCall::Start(context_, std::move(work), asked.exchange,
+                   [start = std::move(start), planned = std::move(planned), exchange = asked.exchange](
+                       absl::Status status, std::vector<std::vector<TokenOut>> scored) mutable {
+                     if (!status.ok()) {
+                       exchange->Answer(ErrorAnswer(status, ErrorStyle::kOpenAi));
+                       return;
+                     }
+                     for (size_t i = 0; i < scored.size(); ++i) {
+                       planned.prompts[i].scores = std::move(scored[i]);
+                     }
+                     start(planned);
+                   });
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiDoor::Messages(const Asked& asked) {
+  ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
+  ASSIGN_OR_RETURN(const Json as_chat, ChatOfMessages(body, /*counts=*/false));
+  ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(as_chat, context_));
+  CallFacts facts = asked.facts;
+  facts.request_id = absl::StrCat("msg_", NewRequestId());
+  ASSIGN_OR_RETURN(ChatPlan planned, PlanChatAnswer(context_, facts, chat));
+  AnswerPlan plan = PlanOf(asked.request, chat.style, "http_messages", facts.request_id);
+  plan.specs = std::move(planned.specs);
+  plan.first_of = {1};
+  MessagesWriter::Options options{Facts("", facts.request_id), chat.style.stream, context_.dialect,
+                                  std::move(planned.parsing)};
+  AnswerCall::Start(context_, std::move(plan), std::make_unique<MessagesWriter>(std::move(options)),
+                    asked.exchange);
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiDoor::Responses(const Asked& asked) {
+  ASSIGN_OR_RETURN(Json body, ParseBody(asked.request.body));
+  ASSIGN_OR_RETURN(const Json as_chat, ChatOfResponse(body));
+  ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(as_chat, context_));
+  CallFacts facts = asked.facts;
+  facts.request_id = absl::StrCat("resp_", NewRequestId());
+  ASSIGN_OR_RETURN(ChatPlan planned, PlanChatAnswer(context_, facts, chat));
+  AnswerPlan plan = PlanOf(asked.request, chat.style, "http_response", facts.request_id);
+  plan.specs = std::move(planned.specs);
+  plan.first_of = {1};
+  ResponsesWriter::Options options{Facts("", facts.request_id), chat.style.stream, context_.dialect,
+                                   std::move(planned.parsing), std::move(body)};
+  AnswerCall::Start(context_, std::move(plan), std::make_unique<ResponsesWriter>(std::move(options)),
+                    asked.exchange);
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiDoor::CountTokens(const Asked& asked) {
+  ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
+  ASSIGN_OR_RETURN(const Json as_chat, ChatOfMessages(body, /*counts=*/true));
+  ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(as_chat, context_));
+  RETURN_IF_ERROR(CheckModel(context_, chat.fields.model));
+  ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderConversation(context_, ConversationOf(chat)));
+  Reply(asked, {{"input_tokens", prompt.ids.size()}});
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiDoor::Tokenize(const Asked& asked) {
+  ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
+  RETURN_IF_ERROR(CheckTokenizer(context_));
+  const JsonFields fields(body);
+  std::vector<int32_t> ids;
+  if (fields.Has("messages")) {
+    ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(body, context_));
+    ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderConversation(context_, ConversationOf(chat)));
+    ids = prompt.ids;
+  } else {
+    std::string text;
+    EncodeOptions options;
+    const char* name = fields.Has("prompt") ? "prompt" : "content";
+    RETURN_IF_ERROR(fields.Take(name, &text));
+    if (!fields.Has(name)) {
+      return BadField("content", "is missing; prompt and messages do as well");
+    }
+    // llama.cpp's field and its default; vLLM's, which adds them to a prompt.
+    options.add_special_tokens = fields.Has("prompt");
+    RETURN_IF_ERROR(fields.Take("add_special", &options.add_special_tokens));
+    RETURN_IF_ERROR(fields.Take("add_special_tokens", &options.add_special_tokens));
+    RETURN_IF_ERROR(fields.Take("parse_special", &options.parse_special));
+    ASSIGN_OR_RETURN(ids, context_.tokenizer->Encode(text, options));
+  }
+  Reply(asked, {{"tokens", ids}, {"count", ids.size()}, {"max_model_len", context_.model.context}});
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiDoor::Detokenize(const Asked& asked) {
+  ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
+  RETURN_IF_ERROR(CheckTokenizer(context_));
+  const JsonFields fields(body);
+  if (!fields.Has("tokens")) {
+    return BadField("tokens", "is missing");
+  }
+  std::vector<int32_t> ids;
+  RETURN_IF_ERROR(fields.TakeIds("tokens", static_cast<uint32_t>(context_.tokenizer->vocab_size()), &ids));
+  ASSIGN_OR_RETURN(const std::string text, context_.tokenizer->Decode(ids, /*skip_special=*/false));
+  Reply(asked, {{"content", text}, {"prompt", text}});
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiDoor::ApplyTemplate(const Asked& asked) {
+  ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
+  ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(body, context_));
+  ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderConversation(context_, ConversationOf(chat)));
+  Reply(asked, {{"prompt", prompt.text}});
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiDoor::Unserved(const Asked& asked) {
+  const std::string what = asked.request.path.substr(sizeof("/v1/") - 1);
+  asked.exchange->Answer(Refusal(
+      asked.request.path,
+      {404, "unsupported_endpoint", absl::StrCat(what, ": not served; this server generates text only")}));
+  return absl::OkStatus();
+}
+
+}  // namespace sluice

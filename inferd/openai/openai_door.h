@@ -1,0 +1,68 @@
+// OpenAiDoor: the HTTP APIs that clients of language models speak: which path does what.
+//
+// Thread safety: thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "inferd/http/http_message.h"
+#include "inferd/openai/answer_parts.h"
+#include "inferd/openai/chat_request.h"
+#include "inferd/serving/server_state.h"
+#include "inferd/serving/serving_context.h"
+
+namespace sluice {
+
+class OpenAiDoor final : public HttpHandler {
+ public:
+  // Both are borrowed; `metrics` is the text of /metrics.
+  OpenAiDoor(const ServingContext& context, ServerState* state, std::function<std::string()> metrics);
+
+  void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override;
+  HttpAnswer Refusal(const std::string& path, const HttpProblem& problem) override;
+  bool IsOpen(const std::string& path) const override { return path == "/health"; }
+
+ private:
+  // One request being made out.
+  struct Asked {
+    HttpRequest request;
+    std::shared_ptr<HttpExchange> exchange;
+    CallFacts facts;
+  };
+  using Method = absl::Status (OpenAiDoor::*)(const Asked& asked);
+  struct Route {
+    const char* method;
+    const char* path;
+    Method handle;
+  };
+  static const Route* Find(const HttpRequest& request, bool* other_method);
+
+  absl::Status Models(const Asked& asked);
+  absl::Status Health(const Asked& asked);
+  absl::Status Metrics(const Asked& asked);
+  absl::Status Chat(const Asked& asked);
+  absl::Status Completions(const Asked& asked);
+  absl::Status Messages(const Asked& asked);
+  absl::Status Responses(const Asked& asked);
+  absl::Status CountTokens(const Asked& asked);
+  absl::Status Tokenize(const Asked& asked);
+  absl::Status Detokenize(const Asked& asked);
+  absl::Status ApplyTemplate(const Asked& asked);
+  absl::Status Unserved(const Asked& asked);
+
+  absl::Status Model(const Asked& asked, const std::string& id);
+  void Reply(const Asked& asked, const Json& json) const;
+  AnswerFacts Facts(const std::string& prefix, const std::string& id) const;
+  Json ModelJson() const;
+
+  const ServingContext& context_;
+  ServerState* const state_;
+  const std::function<std::string()> metrics_;
+  const int64_t created_;  // seconds since 1970: when the model began to be served
+};
+
+}  // namespace sluice

@@ -1,0 +1,60 @@
+// OpenAI's /v1/responses, without state: its requests turned into chat requests, its answers and streams.
+//
+// Thread safety: pure functions; a writer as AnswerWriter says.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "inferd/openai/answer_call.h"
+#include "inferd/openai/answer_parts.h"
+#include "inferd/openai/chat_writer.h"
+#include "inferd/openai/json_body.h"
+
+namespace sluice {
+
+// The chat request that asks for the same. INVALID_ARGUMENT naming what is wrong or not served
+// (previous_response_id: nothing is kept); the rest is checked when that request is read.
+absl::StatusOr<Json> ChatOfResponse(const Json& body);
+
+class ResponsesWriter final : public AnswerWriter {
+ public:
+  struct Options {
+    AnswerFacts facts;
+    bool stream = false;
+    Dialect dialect;
+    MessageParserOptions parsing;
+    Json asked;  // the request, whose settings the answer repeats
+  };
+  explicit ResponsesWriter(Options options);
+
+  void Add(size_t choice, AnswerPiece piece, const Usage& running, std::string* out) override;
+  void Finish(size_t choice, const FinishInfo& info, std::string* out) override;
+  void End(const AnswerTotals& totals, std::string* out) override;
+  std::string ErrorEvent(const absl::Status& status) const override;
+
+ private:
+  using Kind = MessageEvent::Kind;
+  Json Response(const char* status) const;
+  void Say(const char* type, Json event, std::string* out);
+  void Begin(std::string* out);
+  void Take(const std::vector<MessageEvent>& events, std::string* out);
+  void OpenItem(const MessageEvent& event, std::string* out);
+  void CloseItem(const char* status, std::string* out);
+  void Grow(const MessageEvent& event, std::string* out);
+
+  const Options options_;
+  ChoiceText text_;
+  Usage running_;
+  bool begun_ = false;
+  uint64_t sequence_ = 0;  // of events
+  Json items_ = Json::array();
+  bool open_ = false;  // the last of them
+  Kind kind_ = Kind::kText;
+  size_t calls_ = 0;
+  bool cut_ = false;
+};
+
+}  // namespace sluice
