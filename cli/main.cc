@@ -20,6 +20,7 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"run", RunRun, "streams an answer to a prompt"},
+    {"serve", RunServe, "serves HTTP clients: OpenAI's API and what is like it"},
     {"chat", RunChat, "holds a conversation"},
     {"pack", RunPack, "converts a model folder into a pack"},
     {"packs", RunPacks, "lists or removes the packs that --model has made"},

@@ -317,8 +317,8 @@ absl::Status Launcher::Compare(std::vector<std::string>* differences) {
     if (!client_->has_admin()) {
       differences->push_back(absl::StrCat(
           "--", setting.name, " cannot be compared without its operators' socket, which --admin names"));
-    } else if (setting.name == "policy" ? !HoldsPolicies(value, setting.value)
-                                        : !SameOptionValue(value, setting.value)) {
+    } else if (IsListOption(setting.name) ? !HoldsPolicies(value, setting.value)
+                                          : !SameOptionValue(value, setting.value)) {
       differences->push_back(absl::StrCat("it has --", setting.name, " ", value.empty() ? "(unknown)" : value,
                                           ", not ", setting.value));
     }

@@ -114,6 +114,15 @@ void CommonOptions::DeclareCosts(ArgParser* parser) {
             "FILE: writes what this machine takes, for --virtual-costs @FILE");
 }
 
+void CommonOptions::DeclareHttp(ArgParser* parser) {
+  parser->Group("HTTP")
+      .Texts("--http", &http, "ADDRESS: 127.0.0.1:PORT or unix:PATH; repeat for more [127.0.0.1:8080]")
+      .Text("--http-keys", &http_keys, "FILE: the keys that clients must have, as docs/http.md says [none]")
+      .Text("--http-tls-certificate", &http_tls_certificate, "FILE: PEM chain of the TCP ports [no TLS]")
+      .Text("--http-tls-key", &http_tls_key, "FILE: its key")
+      .Texts("--http-cors", &http_cors, "ORIGIN whose pages may ask, or *; repeat for more [none]");
+}
+
 void CommonOptions::ResolveDeviceBudget(const Pack& opened) {
   const std::optional<double> share =
       device_budget.has_value() ? ParseShare(*device_budget) : std::optional<double>();
@@ -153,6 +162,11 @@ std::vector<OptionSetting> CommonOptions::InferdSettings() const {
       .Add("clock", clock)
       .Add("virtual-costs", virtual_costs)
       .Add("measure-costs", measure_costs)
+      .Add("http", http)
+      .Add("http-keys", http_keys)
+      .Add("http-tls-certificate", http_tls_certificate)
+      .Add("http-tls-key", http_tls_key)
+      .Add("http-cors", http_cors)
       .Take();
 }
 
@@ -181,6 +195,10 @@ bool SameOptionValue(const std::string& a, const std::string& b) {
   const auto size_a = ParseSize(a);
   const auto size_b = ParseSize(b);
   return size_a.ok() && size_b.ok() && *size_a == *size_b;
+}
+
+bool IsListOption(const std::string& name) {
+  return name == "policy" || name == "http" || name == "http-cors";
 }
 
 bool HoldsPolicies(const std::string& in_effect, const std::string& asked) {

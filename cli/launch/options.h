@@ -51,6 +51,13 @@ struct CommonOptions {
   std::optional<std::string> virtual_costs;
   std::optional<std::string> measure_costs;
 
+  // Of inferd's HTTP door.
+  std::vector<std::string> http;
+  std::optional<std::string> http_keys;
+  std::optional<std::string> http_tls_certificate;
+  std::optional<std::string> http_tls_key;
+  std::vector<std::string> http_cors;
+
   // Of weightd.
   std::optional<uint64_t> dram_budget;
   std::optional<std::string> io;
@@ -68,6 +75,8 @@ struct CommonOptions {
   void Declare(ArgParser* parser, bool needs_pack = true);
   // Adds the tables of costs for `--clock virtual`: options of experiments alone.
   void DeclareCosts(ArgParser* parser);
+  // Adds those of the HTTP door: of the command that serves.
+  void DeclareHttp(ArgParser* parser);
 
   // A share of the routed experts' bytes becomes these bytes. Call it before InferdSettings().
   void ResolveDeviceBudget(const Pack& opened);
@@ -84,7 +93,10 @@ std::vector<std::string> AsFlags(const std::vector<OptionSetting>& settings);
 // and "1024"), everything else by letters.
 bool SameOptionValue(const std::string& a, const std::string& b);
 
-// Whether all of `asked` ("KEY=VALUE,..") is so in `in_effect`.
+// Options that are given one by one and reported together, as "A,B".
+bool IsListOption(const std::string& name);
+
+// Whether all of `asked` ("KEY=VALUE,.." or plain words) is so in `in_effect`.
 bool HoldsPolicies(const std::string& in_effect, const std::string& asked);
 
 }  // namespace sluice::cli

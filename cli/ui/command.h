@@ -35,6 +35,7 @@ int RunSynth(const CommandContext& context, const std::vector<std::string>& args
 int RunTokenize(const CommandContext& context, const std::vector<std::string>& args);
 int RunDetokenize(const CommandContext& context, const std::vector<std::string>& args);
 int RunRun(const CommandContext& context, const std::vector<std::string>& args);
+int RunServe(const CommandContext& context, const std::vector<std::string>& args);
 int RunChat(const CommandContext& context, const std::vector<std::string>& args);
 int RunLogits(const CommandContext& context, const std::vector<std::string>& args);
 int RunPerplexity(const CommandContext& context, const std::vector<std::string>& args);
