@@ -20,6 +20,7 @@
 #include "absl/time/clock.h"
 #include "common/net/socket_lock.h"
 #include "common/net/unix_listener.h"
+#include "common/ring/unique_fd.h"
 #include "common/status.h"
 #include "inferd/http/http_connection.h"
 #include "inferd/http/http_core.h"
