@@ -118,6 +118,14 @@ struct SigmoidGateArgs {
   uint32_t cols = 0;
 };
 
+// x[t, c] = cap * tanh(x[t, c] / cap).
+struct SoftCapArgs {
+  Rows x;  // [T, cols], in and out
+  uint32_t tokens = 0;
+  uint32_t cols = 0;
+  float cap = 0;  // > 0
+};
+
 // y[t * ranks + r, :] = weights[t * ranks + r] * x[t, :] for r < ranks: inputs of experts that the router's
 // score scales.
 struct ScaleRowsArgs {
@@ -130,7 +138,7 @@ struct ScaleRowsArgs {
 };
 
 // Norms q and k (if asked), clips q, k and v, rotates q and k, writes k and v to the cache, leaves rotated q
-// in place. Order: norm before rope, clip, rope, norm after rope, temperature.
+// in place. Order: norm before rope, clip, rope, norm after rope, temperature; v: norm, clip. v may be k.
 struct RopeKvWriteArgs {
   Rows q;  // [T, heads * head_dim], in and out
   Rows k;  // [T, kv_heads * head_dim]
@@ -138,13 +146,15 @@ struct RopeKvWriteArgs {
   uint32_t tokens = 0;
   uint32_t heads = 0;
   QkNorm qk_norm = QkNorm::kNone;
-  // Weights float32 [head_dim] (kPerHead) or [heads * head_dim] (kAcrossHeads); kPerHeadAfterRope: epsilon
-  // only.
+  // Weights float32 [head_dim] (kPerHead, kWeightedAfterRope) or [heads * head_dim] (kAcrossHeads);
+  // kPerHeadAfterRope: epsilon only.
   NormSpec q_norm;
   NormSpec k_norm;
+  bool value_norm = false;      // RMS norm without weights of each head of v, with k_norm's epsilon
   float clip = 0;               // > 0: q, k and v are clamped to +- this before rope
   float temperature_scale = 0;  // model_config.h
   uint32_t temperature_floor = 0;
+  uint32_t temperature_offset = 1;
   // float32 [rope_positions][2][rope_dims / 2]: cos, sin (rope_table.h). rope_dims 0: no rotation.
   BufferRef rope_table;
   uint32_t rope_positions = 0;
@@ -156,16 +166,21 @@ struct RopeKvWriteArgs {
 
 // Latent attention: norms the compressed kv, rotates its rope part and writes both to the cache as one K row
 // of kv_rank + rope_dims values (kv: one head of that length, and no V: values are the row's first kv_rank);
-// rotates the rope part of each q head and puts it behind the absorbed part of q.
+// rotates the rope part of each q head and puts it behind the absorbed part of q. With a temperature both
+// parts are multiplied by it.
 struct LatentKvWriteArgs {
   Rows q;  // [T, heads, nope_dim + rope_dims]; the rope part is read
   uint32_t nope_dim = 0;
   Rows latent;  // [T, kv_rank + rope_dims], as projected
-  Rows q_out;   // [T, heads, kv_rank + rope_dims]; the last rope_dims of each head are written
+  Rows q_out;   // [T, heads, kv_rank + rope_dims]; the last rope_dims of each head are written, with a
+                // temperature all of it, in place
   uint32_t tokens = 0;
   uint32_t heads = 0;
   uint32_t kv_rank = 0;
   NormSpec norm;  // float32 [kv_rank]
+  float temperature_scale = 0;
+  uint32_t temperature_floor = 0;
+  uint32_t temperature_offset = 1;
   BufferRef rope_table;
   uint32_t rope_positions = 0;
   uint32_t rope_dims = 0;
@@ -221,6 +236,44 @@ struct GatedDeltaArgs {
   Rows out;  // [T, value_heads * value_dim]
 };
 
+// Mamba-2 of a layer: causal convolution with SiLU over xbc, the selective state token by token, the output
+// times silu(z), RMS norm within each group. conv_cols = heads * head_dim + 2 * groups * state. The state is
+// float32 [conv_kernel - 1][conv_cols] (oldest first), then [heads][state][head_dim]; sequences, from and to
+// as in GatedDelta.
+struct MambaArgs {
+  Rows z;    // [T, heads * head_dim]
+  Rows xbc;  // [T, conv_cols]: x by head, B by group, C by group
+  Rows dt;   // [T, heads], before softplus
+  uint32_t tokens = 0;
+  MambaConfig shape;
+  Rows conv;            // float32 [conv_kernel, conv_cols]
+  BufferRef conv_bias;  // float32 [conv_cols]
+  BufferRef a_log;      // float32 [heads]
+  BufferRef dt_bias;    // float32 [heads]
+  BufferRef skip;       // float32 [heads]: D
+  NormSpec norm;        // float32 [heads * head_dim]
+  absl::Span<const SequenceRows> sequences;
+  absl::Span<const uint32_t> from;  // one per sequence; no slot of `to`
+  absl::Span<const uint32_t> to;    // one per sequence, distinct
+  DeltaStateView state;
+  Rows out;  // [T, heads * head_dim]
+};
+
+// A gated short convolution (LFM2): u = b * x, causal convolution over u without activation, c * that. The
+// state is float32 [kernel - 1][width], the last rows of u, oldest first; sequences, from and to as in
+// GatedDelta.
+struct ShortConvArgs {
+  Rows bcx;  // [T, 3 * width]: b, c, x
+  uint32_t tokens = 0;
+  ShortConvConfig shape;
+  Rows conv;  // float32 [kernel, width]
+  absl::Span<const SequenceRows> sequences;
+  absl::Span<const uint32_t> from;
+  absl::Span<const uint32_t> to;
+  DeltaStateView state;
+  Rows out;  // [T, width]
+};
+
 // Router scores to experts and weights, best first, ties to the lower expert. With a shared expert a rank
 // follows the top_k: id `experts`, weight 1 or sigmoid(shared_logits). ranks = top_k + (shared ? 1 : 0).
 struct RouterArgs {
@@ -230,7 +283,9 @@ struct RouterArgs {
   RouterKind kind = RouterKind::kSoftmaxTopK;
   uint32_t top_k = 0;  // 1..experts
   bool norm_topk_prob = true;
+  float norm_epsilon = 1e-20f;  // kSigmoidTopK with norm_topk_prob: added to the sum
   float routed_scale = 1.0f;
+  BufferRef expert_scale;   // float32 [experts]: factors of the chosen experts' weights; or none
   BufferRef correction;     // float32 [experts]: added to the scores for the choice only; or none
   float jitter = 0;         // kSparseMixer
   uint32_t groups = 0;      // 0: no groups; else a divisor of experts
@@ -244,7 +299,8 @@ struct RouterArgs {
 
 // What makes a neuron's coefficient from its two dot products: c = up_factor(u) * gate_factor(g).
 // kSilu, kGelu*: u and act(g). kClampedSwiglu (GPT-OSS): 1 + clamp(u, -limit, limit), and
-// min(g, limit) * sigmoid(alpha * min(g, limit)).
+// min(g, limit) * sigmoid(alpha * min(g, limit)). kRelu2: u and max(g, 0); where an expert has no gate g is
+// u.
 struct ActivationSpec {
   Activation kind = Activation::kSilu;
   float alpha = 1.702f;
@@ -263,7 +319,7 @@ enum class SparsityOrder : uint8_t { kNone = 0, kUp = 1, kGate = 2, kProduct = 3
 // order.
 struct ExpertWork {
   WeightView up;                     // [width, hidden]
-  WeightView gate;                   // [width, hidden]
+  WeightView gate;                   // [width, hidden]; base none: g is u
   WeightView down;                   // [width, hidden], transposed
   absl::Span<const uint32_t> rows;   // rows of x
   absl::Span<const uint32_t> slots;  // rows of y, distinct over the whole call
@@ -316,17 +372,18 @@ struct MoeExpertsArgs {
   BufferRef active;
 };
 
-// out[t, :] = residual[t, :] + scale * sum over r of weights[t, r] * y[t * top_k + r, :], r ascending. A rank
-// with weight 0 is not read. out may be residual.
+// out[t, :] = gain * (residual[t, :] + scale * sum over r of weights[t, r] * y[t * top_k + r, :]), r
+// ascending. A rank with weight 0 is not read. out may be residual, and y with one rank.
 struct CombineArgs {
   Rows y;             // [T * top_k, hidden]
   BufferRef weights;  // float32 [T, top_k]; none: 1 everywhere
   uint32_t tokens = 0;
   uint32_t top_k = 0;  // ranks
   uint32_t hidden = 0;
-  Rows residual;  // [T, hidden]
+  Rows residual;  // [T, hidden]; none: zeros
   Rows out;       // [T, hidden]
   float scale = 1.0f;
+  BufferRef gain;  // float32 [1]; none: 1
 };
 
 // What a sampler needs of each row: the best k logits (larger first, ties to the lower id) and the log of
@@ -349,11 +406,14 @@ struct TopLogitsArgs {
   OP(MatMul)                  \
   OP(HeadMatMul)              \
   OP(SigmoidGate)             \
+  OP(SoftCap)                 \
   OP(ScaleRows)               \
   OP(RopeKvWrite)             \
   OP(LatentKvWrite)           \
   OP(Attention)               \
   OP(GatedDelta)              \
+  OP(Mamba)                   \
+  OP(ShortConv)               \
   OP(Router)                  \
   OP(ExpertLeads)             \
   OP(MoeExperts)              \

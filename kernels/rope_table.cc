@@ -123,6 +123,11 @@ absl::StatusOr<std::vector<double>> RopeFrequencies(const RopeConfig& rope, bool
     case RopeKind::kLlama3:
       RETURN_IF_ERROR(ScaleLlama3(rope, frequencies));
       break;
+    case RopeKind::kProportional:
+      for (size_t i = rope.turned / 2; i < frequencies.size(); ++i) {
+        frequencies[i] = 0;
+      }
+      break;
     case RopeKind::kDynamic:
       return absl::UnimplementedError("rope kind dynamic is not implemented");
     default:

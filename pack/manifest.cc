@@ -43,7 +43,10 @@ json FileJson(const StoredFile& file) { return {{"bytes", file.bytes}, {"digest"
 
 json FormatJson(const ExpertFormat& format) {
   json parts = json::object();
-  for (int p = 0; p < kPartCount; ++p) parts[PartName(static_cast<Part>(p))] = EncodingJson(format.parts[p]);
+  for (int p = 0; p < kPartCount; ++p) {
+    if ((StoredParts(format) & PartBit(static_cast<Part>(p))) == 0) continue;
+    parts[PartName(static_cast<Part>(p))] = EncodingJson(format.parts[p]);
+  }
   return {{"layout", ExpertLayoutName(format.layout)}, {"parts", std::move(parts)}};
 }
 
@@ -107,9 +110,17 @@ absl::Status ReadFormats(const JsonObject& body, Manifest* m) {
     ExpertFormat format;
     ASSIGN_OR_RETURN(format.layout, ExpertLayoutFromName(layout));
     ASSIGN_OR_RETURN(const JsonObject parts, object.Object("parts"));
+    format.gates = parts.Has(PartName(Part::kGate));
     for (int p = 0; p < kPartCount; ++p) {
+      if ((StoredParts(format) & PartBit(static_cast<Part>(p))) == 0) continue;
       ASSIGN_OR_RETURN(const JsonObject part, parts.Object(PartName(static_cast<Part>(p))));
       ASSIGN_OR_RETURN(format.parts[p], ReadEncoding(part));
+    }
+    if (!format.gates && format.layout != ExpertLayout::kUpGateDown) {
+      return object.Error("layout", absl::StrCat("is ", layout, ", but there are no gates"));
+    }
+    if (!format.gates) {
+      format.parts[static_cast<size_t>(Part::kGate)] = format.parts[static_cast<size_t>(Part::kUp)];
     }
     m->expert_formats.push_back(format);
   }

@@ -120,6 +120,11 @@ absl::Status Pack::IndexExperts(ExtentPlanner* planner) {
         return absl::DataLossError(
             absl::StrCat(kExtentTableName, ": entry ", first, ": format ", format, " of ", plans_.size()));
       }
+      if (manifest_.expert_formats[format].gates != HasGates(moe.activation)) {
+        return absl::DataLossError(absl::StrCat(kExtentTableName, ": entry ", first, ": format ", format,
+                                                manifest_.expert_formats[format].gates ? " has" : " has no",
+                                                " gates, the experts of layer ", layer, " otherwise"));
+      }
       expert_first_extent_.push_back(static_cast<uint32_t>(first));
       RETURN_IF_ERROR(planner->AddExpert(layer, expert, format, plans_[format], moe.expert_width));
     }
@@ -185,7 +190,9 @@ std::string Pack::ExtentName(uint32_t extent) const {
   std::string parts;
   if (entry.format < plans_.size()) {
     for (int p = 0; p < kPartCount; ++p) {
-      if (plans_[entry.format].parts[p].stream == entry.stream) {
+      const bool is_stored =
+          (StoredParts(manifest_.expert_formats[entry.format]) & PartBit(static_cast<Part>(p))) != 0;
+      if (is_stored && plans_[entry.format].parts[p].stream == entry.stream) {
         absl::StrAppend(&parts, parts.empty() ? " " : "+", PartName(static_cast<Part>(p)));
       }
     }

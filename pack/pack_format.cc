@@ -26,6 +26,7 @@ constexpr int kLayoutParts[kExpertLayoutCount][kPartCount][2] = {
     {{0, kNoPart}, {1, 2}, {kNoPart, kNoPart}},
     {{1, kNoPart}, {0, 2}, {kNoPart, kNoPart}},
 };
+constexpr int kGatelessParts[kPartCount][2] = {{0, kNoPart}, {2, kNoPart}, {kNoPart, kNoPart}};
 
 void AddFeatures(const EncodingDescriptor& descriptor, uint64_t* features) {
   switch (descriptor.encoding) {
@@ -88,7 +89,8 @@ std::string DescribeEncoding(const EncodingDescriptor& descriptor) {
 // at a rounded place; behind the last one the record is rounded to the stride.
 ExpertPlan PlanExpert(const ExpertFormat& format, uint32_t columns) {
   ExpertPlan plan;
-  for (const auto& stream_parts : kLayoutParts[static_cast<size_t>(format.layout)]) {
+  const auto& layout = format.gates ? kLayoutParts[static_cast<size_t>(format.layout)] : kGatelessParts;
+  for (const auto& stream_parts : layout) {
     if (stream_parts[0] == kNoPart) break;
     uint64_t end = 0;
     uint64_t next = 0;
@@ -101,14 +103,21 @@ ExpertPlan PlanExpert(const ExpertFormat& format, uint32_t columns) {
     }
     plan.stream_stride[plan.streams++] = static_cast<uint32_t>(RoundStride(end));
   }
+  constexpr size_t kUp = static_cast<size_t>(Part::kUp);
+  if (!format.gates) plan.parts[static_cast<size_t>(Part::kGate)] = plan.parts[kUp];
   for (PartPlace& place : plan.parts) place.stride = plan.stream_stride[place.stream];
   return plan;
+}
+
+PartSet StoredParts(const ExpertFormat& format) {
+  return format.gates ? kAllParts : PartSet{static_cast<PartSet>(PartBit(Part::kUp) | PartBit(Part::kDown))};
 }
 
 uint64_t FeaturesOf(const Manifest& manifest) {
   uint64_t features = 0;
   if (manifest.expert_formats.size() > 1) features |= kFeatureMixedFormats;
   for (const ExpertFormat& format : manifest.expert_formats) {
+    if (!format.gates) features |= kFeatureGateless;
     if (format.layout != ExpertLayout::kUpGateDown) features |= kFeatureInterleaved;
     for (const EncodingDescriptor& part : format.parts) AddFeatures(part, &features);
   }

@@ -33,10 +33,12 @@ enum IncompatibleFeature : uint64_t {
   kFeatureMixedFormats = 1u << 1,  // experts differ in encoding or layout
   kFeatureSuperGroups = 1u << 2,   // meta_bits 8
   kFeatureMxfp4 = 1u << 3,
-  kFeatureLowBits = 1u << 4,  // q4, q3 or q2 rows
+  kFeatureLowBits = 1u << 4,   // q4, q3 or q2 rows
+  kFeatureGateless = 1u << 5,  // experts without gates
 };
-inline constexpr uint64_t kKnownIncompatibleFeatures =
-    kFeatureInterleaved | kFeatureMixedFormats | kFeatureSuperGroups | kFeatureMxfp4 | kFeatureLowBits;
+inline constexpr uint64_t kKnownIncompatibleFeatures = kFeatureInterleaved | kFeatureMixedFormats |
+                                                       kFeatureSuperGroups | kFeatureMxfp4 | kFeatureLowBits |
+                                                       kFeatureGateless;
 
 // Payload files by number.
 enum class PackFile : uint8_t { kDense = 0, kExperts = 1 };
@@ -68,10 +70,12 @@ enum class ExpertLayout : uint8_t {
 };
 inline constexpr int kExpertLayoutCount = 3;
 
-// What experts look like: the encoding of each part, and how parts form streams.
+// What experts look like: the encoding of each part, and how parts form streams. Experts without gates have
+// two streams, up and down, whatever the layout, and their gate part is the up part again.
 struct ExpertFormat {
   ExpertLayout layout = ExpertLayout::kUpGateDown;
   std::array<EncodingDescriptor, kPartCount> parts;  // by Part
+  bool gates = true;
   bool operator==(const ExpertFormat&) const = default;
 };
 
@@ -89,6 +93,9 @@ struct ExpertPlan {
   std::array<PartPlace, kPartCount> parts = {};         // by Part
 };
 ExpertPlan PlanExpert(const ExpertFormat& format, uint32_t columns);
+
+// The parts that are stored.
+PartSet StoredParts(const ExpertFormat& format);
 
 // One dense tensor: rows [rows][stride] from `offset` of dense extent `extent`.
 struct DenseTensor {

@@ -45,7 +45,7 @@ void AddGroupedSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList
   list->Matrix(dense::kQ, q_rows, hidden);
   if (attention.output_gate) list->Matrix(dense::kQGate, q_rows, hidden);
   list->Matrix(dense::kK, kv_rows, hidden);
-  list->Matrix(dense::kV, kv_rows, hidden);
+  if (!attention.value_is_key) list->Matrix(dense::kV, kv_rows, hidden);
   list->Matrix(dense::kO, hidden, q_rows);
   if (attention.qkv_bias) {
     list->Vector(dense::kQBias, q_rows);
@@ -53,7 +53,7 @@ void AddGroupedSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList
     list->Vector(dense::kVBias, kv_rows);
   }
   if (attention.output_bias) list->Vector(dense::kOBias, hidden);
-  if (attention.qk_norm == QkNorm::kPerHead) {
+  if (attention.qk_norm == QkNorm::kPerHead || attention.qk_norm == QkNorm::kWeightedAfterRope) {
     list->Vector(dense::kQNorm, attention.head_dim);
     list->Vector(dense::kKNorm, attention.head_dim);
   }
@@ -92,6 +92,27 @@ void AddDeltaSpecs(const DeltaConfig& delta, uint32_t hidden, SpecList* list) {
   list->Matrix(dense::kO, hidden, values);
 }
 
+void AddMambaSpecs(const MambaConfig& mamba, uint32_t hidden, SpecList* list) {
+  const uint32_t values = mamba.heads * mamba.head_dim;
+  const uint32_t conv_cols = values + 2 * mamba.groups * mamba.state;
+  list->Matrix(dense::kMambaZ, values, hidden);
+  list->Matrix(dense::kMambaXbc, conv_cols, hidden);
+  list->Router(dense::kMambaDt, mamba.heads, hidden);
+  list->Table(dense::kMambaConv, mamba.conv_kernel, conv_cols);
+  list->Vector(dense::kMambaConvBias, conv_cols);
+  list->Vector(dense::kMambaALog, mamba.heads);
+  list->Vector(dense::kMambaDtBias, mamba.heads);
+  list->Vector(dense::kMambaD, mamba.heads);
+  list->Vector(dense::kMambaNorm, values);
+  list->Matrix(dense::kO, hidden, values);
+}
+
+void AddShortConvSpecs(const ShortConvConfig& conv, uint32_t hidden, SpecList* list) {
+  list->Matrix(dense::kConvIn, 3 * conv.width, hidden);
+  list->Table(dense::kConvKernel, conv.kernel, conv.width);
+  list->Matrix(dense::kO, hidden, conv.width);
+}
+
 void AddAttentionSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList* list) {
   switch (attention.kind) {
     case AttentionKind::kGrouped:
@@ -100,6 +121,12 @@ void AddAttentionSpecs(const AttentionConfig& attention, uint32_t hidden, SpecLi
       return AddLatentSpecs(attention, hidden, list);
     case AttentionKind::kGatedDelta:
       return AddDeltaSpecs(attention.delta, hidden, list);
+    case AttentionKind::kMamba:
+      return AddMambaSpecs(attention.mamba, hidden, list);
+    case AttentionKind::kShortConv:
+      return AddShortConvSpecs(attention.conv, hidden, list);
+    case AttentionKind::kNone:
+      return;
   }
 }
 
@@ -109,27 +136,59 @@ void AddNormSpecs(NormKind kind, std::string_view weight, std::string_view bias,
   if (kind == NormKind::kLayer) list->Vector(bias, hidden);
 }
 
+// The dense tensors of an FFN of `width` neurons, which may have no gates.
+void AddWidthSpecs(uint32_t width, bool gates, uint32_t hidden, std::string_view up, std::string_view gate,
+                   std::string_view down, SpecList* list) {
+  list->Matrix(up, width, hidden);
+  if (gates) list->Matrix(gate, width, hidden);
+  list->Matrix(down, width, hidden);
+}
+
+void AddBesideSpecs(const MoeConfig& moe, uint32_t hidden, SpecList* list) {
+  AddWidthSpecs(moe.beside_width, HasGates(moe.activation), hidden, dense::kBesideUp, dense::kBesideGate,
+                dense::kBesideDown, list);
+  list->Vector(dense::kBesidePostNorm, hidden);
+  list->Vector(dense::kRouterNorm, hidden);
+  list->Vector(dense::kExpertsNorm, hidden);
+  list->Vector(dense::kExpertsPostNorm, hidden);
+}
+
 void AddFfnSpecs(const MoeConfig& moe, uint32_t hidden, SpecList* list) {
+  const bool gates = HasGates(moe.activation);
   if (moe.experts == 0) {
-    list->Matrix(dense::kDenseUp, moe.dense_width, hidden);
-    list->Matrix(dense::kDenseGate, moe.dense_width, hidden);
-    list->Matrix(dense::kDenseDown, moe.dense_width, hidden);
+    AddWidthSpecs(moe.dense_width, gates, hidden, dense::kDenseUp, dense::kDenseGate, dense::kDenseDown,
+                  list);
     return;
   }
+  if (moe.beside_width != 0) AddBesideSpecs(moe, hidden, list);
   list->Router(dense::kRouter, moe.experts, hidden);
   if (moe.router_bias) list->Vector(dense::kRouterBias, moe.experts);
   if (moe.router_correction) list->Vector(dense::kRouterCorrection, moe.experts);
+  if (moe.expert_scale) list->Vector(dense::kExpertScale, moe.experts);
   if (moe.expert_bias) {
     list->Table(dense::kExpertsUpBias, moe.experts, moe.expert_width);
     list->Table(dense::kExpertsGateBias, moe.experts, moe.expert_width);
     list->Table(dense::kExpertsDownBias, moe.experts, hidden);
   }
   if (moe.shared_width != 0) {
-    list->Matrix(dense::kSharedUp, moe.shared_width, hidden);
-    list->Matrix(dense::kSharedGate, moe.shared_width, hidden);
-    list->Matrix(dense::kSharedDown, moe.shared_width, hidden);
+    AddWidthSpecs(moe.shared_width, gates, hidden, dense::kSharedUp, dense::kSharedGate, dense::kSharedDown,
+                  list);
     if (moe.shared_gate) list->Router(dense::kSharedRouter, 1, hidden);
   }
+}
+
+void AddLayerSpecs(const LayerConfig& layer, NormKind norm, uint32_t hidden, SpecList* list) {
+  if (HasAttention(layer)) {
+    AddNormSpecs(norm, dense::kAttnNorm, dense::kAttnNormBias, hidden, list);
+    AddAttentionSpecs(layer.attention, hidden, list);
+    if (layer.post_norms) list->Vector(dense::kAttnPostNorm, hidden);
+  }
+  if (HasFfn(layer)) {
+    AddNormSpecs(norm, dense::kFfnNorm, dense::kFfnNormBias, hidden, list);
+    AddFfnSpecs(layer.moe, hidden, list);
+    if (layer.post_norms) list->Vector(dense::kFfnPostNorm, hidden);
+  }
+  if (layer.layer_scale) list->Vector(dense::kLayerScale, 1);
 }
 
 }  // namespace
@@ -143,10 +202,7 @@ std::vector<DenseSpec> DenseSpecs(const ModelConfig& config) {
   uint32_t group = 0;
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     SpecList list(layer, ++group, &specs);
-    AddNormSpecs(config.norm, dense::kAttnNorm, dense::kAttnNormBias, hidden, &list);
-    AddAttentionSpecs(config.layers[layer].attention, hidden, &list);
-    AddNormSpecs(config.norm, dense::kFfnNorm, dense::kFfnNormBias, hidden, &list);
-    AddFfnSpecs(config.layers[layer].moe, hidden, &list);
+    AddLayerSpecs(config.layers[layer], config.norm, hidden, &list);
   }
   SpecList last(ExtentEntry::kNone, ++group, &specs);
   AddNormSpecs(config.norm, dense::kFinalNorm, dense::kFinalNormBias, hidden, &last);

@@ -26,17 +26,23 @@ inline constexpr std::string_view kAttnNormBias = "attn_norm_bias";  // [1, hidd
 inline constexpr std::string_view kFfnNorm = "ffn_norm";             // [1, hidden]
 inline constexpr std::string_view kFfnNormBias = "ffn_norm_bias";    // [1, hidden]; layer norm only
 
+// post_norms only: of what attention and what the mixture give.
+inline constexpr std::string_view kAttnPostNorm = "attn_post_norm";  // [1, hidden]
+inline constexpr std::string_view kFfnPostNorm = "ffn_post_norm";    // [1, hidden]
+inline constexpr std::string_view kLayerScale = "layer_scale";       // [1, 1]; layer_scale only
+
 // Grouped attention.
 inline constexpr std::string_view kQ = "q";           // [heads * head_dim, hidden]
 inline constexpr std::string_view kQGate = "q_gate";  // [heads * head_dim, hidden]; output_gate only
 inline constexpr std::string_view kK = "k";           // [kv_heads * head_dim, hidden]
-inline constexpr std::string_view kV = "v";           // [kv_heads * head_dim, hidden]
+inline constexpr std::string_view kV = "v";           // [kv_heads * head_dim, hidden]; not value_is_key
 inline constexpr std::string_view kO = "o";           // [hidden, heads * head_dim]
 inline constexpr std::string_view kQBias = "q_bias";  // [1, heads * head_dim]; these three: qkv_bias only
 inline constexpr std::string_view kKBias = "k_bias";  // [1, kv_heads * head_dim]
 inline constexpr std::string_view kVBias = "v_bias";  // [1, kv_heads * head_dim]
 inline constexpr std::string_view kOBias = "o_bias";  // [1, hidden]; output_bias only
-// [1, head_dim] with QkNorm::kPerHead, [1, heads * head_dim] and [1, kv_heads * head_dim] with kAcrossHeads.
+// [1, head_dim] with QkNorm::kPerHead and kWeightedAfterRope, [1, heads * head_dim] and [1, kv_heads *
+// head_dim] with kAcrossHeads.
 inline constexpr std::string_view kQNorm = "q_norm";
 inline constexpr std::string_view kKNorm = "k_norm";
 inline constexpr std::string_view kSinks = "sinks";  // [1, heads]; sinks only
@@ -62,6 +68,21 @@ inline constexpr std::string_view kDeltaALog = "delta_a_log";      // [1, value_
 inline constexpr std::string_view kDeltaDtBias = "delta_dt_bias";  // [1, value_heads]
 inline constexpr std::string_view kDeltaNorm = "delta_norm";       // [1, value_dim]
 
+// Mamba-2; conv_cols = heads * head_dim + 2 * groups * state: x, B, C. o is [hidden, heads * head_dim].
+inline constexpr std::string_view kMambaZ = "mamba_z";                 // [heads * head_dim, hidden]
+inline constexpr std::string_view kMambaXbc = "mamba_xbc";             // [conv_cols, hidden]
+inline constexpr std::string_view kMambaDt = "mamba_dt";               // [heads, hidden], as the router
+inline constexpr std::string_view kMambaConv = "mamba_conv";           // [conv_kernel, conv_cols], f32
+inline constexpr std::string_view kMambaConvBias = "mamba_conv_bias";  // [1, conv_cols]
+inline constexpr std::string_view kMambaALog = "mamba_a_log";          // [1, heads]
+inline constexpr std::string_view kMambaDtBias = "mamba_dt_bias";      // [1, heads]
+inline constexpr std::string_view kMambaD = "mamba_d";                 // [1, heads]
+inline constexpr std::string_view kMambaNorm = "mamba_norm";           // [1, heads * head_dim]
+
+// A gated short convolution. o is [hidden, width].
+inline constexpr std::string_view kConvIn = "conv_in";          // [3 * width, hidden]: B, C, x
+inline constexpr std::string_view kConvKernel = "conv_kernel";  // [kernel, width], f32
+
 // The mixture. Biases of routed experts are dense: they are 1 / hidden of an expert's bytes.
 inline constexpr std::string_view kRouter = "router";                       // [experts, hidden]
 inline constexpr std::string_view kRouterBias = "router_bias";              // [1, experts]
@@ -74,7 +95,18 @@ inline constexpr std::string_view kSharedGate = "shared_gate";              // [
 inline constexpr std::string_view kSharedDown = "shared_down";      // [shared_width, hidden], transposed
 inline constexpr std::string_view kSharedRouter = "shared_router";  // [1, hidden]; shared_gate only
 
-// A layer without experts.
+inline constexpr std::string_view kExpertScale = "expert_scale";  // [1, experts]; expert_scale only
+
+// Beside the experts; beside_width only. the post norms are of what comes out.
+inline constexpr std::string_view kBesideUp = "beside_up";               // [beside_width, hidden]
+inline constexpr std::string_view kBesideGate = "beside_gate";           // [beside_width, hidden]
+inline constexpr std::string_view kBesideDown = "beside_down";           // [beside_width, hidden], transposed
+inline constexpr std::string_view kBesidePostNorm = "beside_post_norm";  // [1, hidden]
+inline constexpr std::string_view kRouterNorm = "router_norm";           // [1, hidden]
+inline constexpr std::string_view kExpertsNorm = "experts_norm";         // [1, hidden]
+inline constexpr std::string_view kExpertsPostNorm = "experts_post_norm";  // [1, hidden]
+
+// A layer without experts; without gates (HasGates) there are none here and above.
 inline constexpr std::string_view kDenseUp = "dense_up";      // [dense_width, hidden]
 inline constexpr std::string_view kDenseGate = "dense_gate";  // [dense_width, hidden]
 inline constexpr std::string_view kDenseDown = "dense_down";  // [dense_width, hidden], transposed

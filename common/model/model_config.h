@@ -15,9 +15,28 @@
 
 namespace sluice {
 
-enum class AttentionKind : uint8_t { kGrouped = 0, kLatent = 1, kGatedDelta = 2 };
+enum class AttentionKind : uint8_t {
+  kGrouped = 0,
+  kLatent = 1,
+  kGatedDelta = 2,
+  kMamba = 3,      // Mamba-2
+  kShortConv = 4,  // a gated short convolution (LFM2)
+  kNone = 5        // the layer is its FFN alone
+};
+// Whether it looks back on a state of its own, which each token replaces, and keeps nothing in the KV cache.
+inline bool IsRecurrent(AttentionKind kind) {
+  return kind == AttentionKind::kGatedDelta || kind == AttentionKind::kMamba ||
+         kind == AttentionKind::kShortConv;
+}
 enum class NormKind : uint8_t { kRms = 0, kLayer = 1 };
-enum class Activation : uint8_t { kSilu = 0, kGeluTanh = 1, kGelu = 2, kClampedSwiglu = 3 };
+enum class Activation : uint8_t {
+  kSilu = 0,
+  kGeluTanh = 1,
+  kGelu = 2,
+  kClampedSwiglu = 3,
+  kRelu2 = 4  // relu(up)^2: an FFN without gates
+};
+inline bool HasGates(Activation activation) { return activation != Activation::kRelu2; }
 enum class RopeKind : uint8_t {
   kNone = 0,
   kDefault = 1,
@@ -25,7 +44,8 @@ enum class RopeKind : uint8_t {
   kDynamic = 3,
   kYarn = 4,
   kLongRope = 5,
-  kLlama3 = 6
+  kLlama3 = 6,
+  kProportional = 7  // of the pairs only the first ones turn (Gemma-4)
 };
 
 // How router logits become experts and weights.
@@ -47,9 +67,10 @@ enum class GroupScore : uint8_t {
 // Norms on q and k before scores are taken.
 enum class QkNorm : uint8_t {
   kNone = 0,
-  kPerHead = 1,          // RMS norm with weights on each head, before rope (Qwen3, GLM-4)
-  kAcrossHeads = 2,      // RMS norm with weights over all heads' values at once, before rope (OLMoE)
-  kPerHeadAfterRope = 3  // RMS norm without weights on each head, after rope, in layers with rope (Llama-4)
+  kPerHead = 1,           // RMS norm with weights on each head, before rope (Qwen3, GLM-4)
+  kAcrossHeads = 2,       // RMS norm with weights over all heads' values at once, before rope (OLMoE)
+  kPerHeadAfterRope = 3,  // RMS norm without weights on each head, after rope, in layers with rope (Llama-4)
+  kWeightedAfterRope = 4  // RMS norm with weights on each head, after rope (Hunyuan)
 };
 
 // Position encoding of the rotated dimensions. theta > 0 unless kind is kNone.
@@ -66,6 +87,7 @@ struct RopeConfig {
   bool truncate = true;                // yarn: correction range rounded to whole pairs
   double low_freq_factor = 1.0;        // llama3
   double high_freq_factor = 4.0;       // llama3
+  uint32_t turned = 0;                 // proportional: values of `dimensions` that turn, even
   // long: divisors of the dimensions/2 frequencies, for texts up to original_max_position and for longer
   // ones.
   std::vector<double> short_factors;
@@ -96,6 +118,26 @@ struct DeltaConfig {
   bool operator==(const DeltaConfig&) const = default;
 };
 
+// Mamba-2: a recurrent state [heads][state][head_dim] and the last conv_kernel - 1 inputs of the convolution
+// per sequence.
+struct MambaConfig {
+  uint32_t heads = 0;
+  uint32_t head_dim = 0;
+  uint32_t groups = 0;  // heads % groups == 0: a group's heads share B and C
+  uint32_t state = 0;   // values of B and of C per group
+  uint32_t conv_kernel = 0;
+  float min_step = 0;  // the time step is clamped to these
+  float max_step = 0;  // 0: no limit
+  bool operator==(const MambaConfig&) const = default;
+};
+
+// A gated short convolution: the last kernel - 1 inputs of the convolution per sequence.
+struct ShortConvConfig {
+  uint32_t width = 0;  // channels
+  uint32_t kernel = 0;
+  bool operator==(const ShortConvConfig&) const = default;
+};
+
 struct AttentionConfig {
   AttentionKind kind = AttentionKind::kGrouped;
   uint32_t heads = 0;
@@ -106,20 +148,25 @@ struct AttentionConfig {
   bool qkv_bias = false;
   bool output_bias = false;
   QkNorm qk_norm = QkNorm::kNone;
-  uint32_t chunk = 0;        // position p sees from the start of its chunk of this many positions on; 0: all
-  bool sinks = false;        // a learned score per head that takes part in the softmax and has no value
-  float clip_qkv = 0;        // q, k and v are clamped to +- this after norms; 0: not
-  bool output_gate = false;  // the output is multiplied by sigmoid of a second half of q's projection
-  // > 0: q is scaled by 1 + this * log(floor((p + 1) / temperature_floor) + 1)
+  uint32_t chunk = 0;         // position p sees from the start of its chunk of this many positions on; 0: all
+  bool sinks = false;         // a learned score per head that takes part in the softmax and has no value
+  float clip_qkv = 0;         // q, k and v are clamped to +- this after norms; 0: not
+  bool output_gate = false;   // the output is multiplied by sigmoid of a second half of q's projection
+  bool value_norm = false;    // RMS norm without weights on each head of v
+  bool value_is_key = false;  // v is what k's projection gives, before norm and rope
+  // > 0: q is scaled by 1 + this * log(floor((p + temperature_offset) / temperature_floor) + 1)
   float temperature_scale = 0;
   uint32_t temperature_floor = 0;
+  uint32_t temperature_offset = 1;
   RopeConfig rope;
-  LatentConfig latent;  // kLatent; head_dim is then nope_dim + rope.dimensions and kv_heads == heads
-  DeltaConfig delta;    // kGatedDelta; heads, kv_heads and head_dim are 0 then
+  LatentConfig latent;   // kLatent; head_dim is then nope_dim + rope.dimensions and kv_heads == heads
+  DeltaConfig delta;     // kGatedDelta; of this and the next two heads, kv_heads and head_dim are 0 then
+  MambaConfig mamba;     // kMamba
+  ShortConvConfig conv;  // kShortConv
   bool operator==(const AttentionConfig&) const = default;
 };
 
-// The mixture of a layer; experts == 0 means a dense FFN of `dense_width` neurons.
+// The mixture of a layer; experts == 0 means a dense FFN of `dense_width` neurons, or none if that is 0 too.
 struct MoeConfig {
   uint32_t experts = 0;       // routed, N
   uint32_t top_k = 0;         // K, 1..experts
@@ -128,6 +175,7 @@ struct MoeConfig {
   uint32_t dense_width = 0;
   RouterKind router = RouterKind::kSoftmaxTopK;
   bool norm_topk_prob = true;
+  float norm_epsilon = 1e-20f;  // kSigmoidTopK: added to the sum that norm_topk_prob divides by
   float routed_scale = 1.0f;
   bool shared_gate = false;        // the shared expert is weighted by sigmoid(x . shared_router), else by 1
   bool router_bias = false;        // added to the router's logits
@@ -136,6 +184,11 @@ struct MoeConfig {
   uint32_t groups = 0;             // routed experts in groups of equal size of which only the best take part
   uint32_t top_groups = 0;         // 1..groups; 0 with groups == 0
   GroupScore group_score = GroupScore::kMax;
+  bool expert_scale = false;  // a learned factor of each routed expert's weight
+  // > 0: a dense FFN of so many neurons beside the experts. It takes the layer's norm; the experts have a
+  // norm of their own and the router one more, all of the same residual, and what FFN and experts give is
+  // normed each before the two are added (Gemma-4).
+  uint32_t beside_width = 0;
   bool expert_bias = false;                   // routed experts have biases on up, gate and down
   Activation activation = Activation::kSilu;  // of dense and shared experts too
   float activation_alpha = 1.702f;            // kClampedSwiglu
@@ -146,8 +199,13 @@ struct MoeConfig {
 struct LayerConfig {
   AttentionConfig attention;
   MoeConfig moe;
+  bool post_norms = false;   // what attention and what the mixture give is normed before it is added
+  bool layer_scale = false;  // a learned factor of the residual stream that leaves the layer
   bool operator==(const LayerConfig&) const = default;
 };
+
+inline bool HasAttention(const LayerConfig& layer) { return layer.attention.kind != AttentionKind::kNone; }
+inline bool HasFfn(const LayerConfig& layer) { return layer.moe.experts > 0 || layer.moe.dense_width > 0; }
 
 struct ModelConfig {
   std::string family;  // "mixtral", ...; for people and error messages, no code branches on it
@@ -161,6 +219,7 @@ struct ModelConfig {
   float embedding_scale = 1.0f;  // multiplies embeddings
   float residual_scale = 1.0f;   // multiplies what attention and mixture add to the residual stream
   float logit_scale = 1.0f;      // multiplies the head's output
+  float logit_cap = 0;           // > 0: logits are cap * tanh(logit / cap) then
   std::vector<LayerConfig> layers;
   // Token ids by config.json / generation_config.json; absent when empty.
   std::vector<int32_t> bos_ids;  // at most one entry

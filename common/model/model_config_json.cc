@@ -22,11 +22,13 @@ namespace {
 using nlohmann::json;
 
 // The names of enum values, by number. They are frozen, since manifests hold them.
-constexpr const char* kAttentionKinds[] = {"grouped", "latent", "gated_delta"};
+constexpr const char* kAttentionKinds[] = {"grouped", "latent", "gated_delta", "mamba", "short_conv", "none"};
 constexpr const char* kNormKinds[] = {"rms", "layer"};
-constexpr const char* kActivations[] = {"silu", "gelu_tanh", "gelu", "clamped_swiglu"};
-constexpr const char* kRopeKinds[] = {"none", "default", "linear", "dynamic", "yarn", "longrope", "llama3"};
-constexpr const char* kQkNorms[] = {"none", "per_head", "across_heads", "per_head_after_rope"};
+constexpr const char* kActivations[] = {"silu", "gelu_tanh", "gelu", "clamped_swiglu", "relu2"};
+constexpr const char* kRopeKinds[] = {"none", "default",  "linear", "dynamic",
+                                      "yarn", "longrope", "llama3", "proportional"};
+constexpr const char* kQkNorms[] = {"none", "per_head", "across_heads", "per_head_after_rope",
+                                    "weighted_after_rope"};
 constexpr const char* kRouterKinds[] = {"softmax_topk", "topk_softmax", "sigmoid_topk", "sparse_mixer",
                                         "sigmoid_input"};
 constexpr const char* kGroupScores[] = {"max", "top_two_sum"};
@@ -56,6 +58,7 @@ void Members(const RopeConfig&, On* on) {
   on->Later("truncate", &RopeConfig::truncate);
   on->Later("low_freq_factor", &RopeConfig::low_freq_factor);
   on->Later("high_freq_factor", &RopeConfig::high_freq_factor);
+  on->Later("turned", &RopeConfig::turned);
   on->Later("short_factors", &RopeConfig::short_factors);
   on->Later("long_factors", &RopeConfig::long_factors);
   on->Later("long_attention_factor", &RopeConfig::long_attention_factor);
@@ -80,6 +83,23 @@ void Members(const DeltaConfig&, On* on) {
 }
 
 template <typename On>
+void Members(const MambaConfig&, On* on) {
+  on->Now("heads", &MambaConfig::heads);
+  on->Now("head_dim", &MambaConfig::head_dim);
+  on->Now("groups", &MambaConfig::groups);
+  on->Now("state", &MambaConfig::state);
+  on->Now("conv_kernel", &MambaConfig::conv_kernel);
+  on->Now("min_step", &MambaConfig::min_step);
+  on->Now("max_step", &MambaConfig::max_step);
+}
+
+template <typename On>
+void Members(const ShortConvConfig&, On* on) {
+  on->Now("width", &ShortConvConfig::width);
+  on->Now("kernel", &ShortConvConfig::kernel);
+}
+
+template <typename On>
 void Members(const AttentionConfig&, On* on) {
   on->Now("kind", &AttentionConfig::kind);
   on->Now("heads", &AttentionConfig::heads);
@@ -97,8 +117,13 @@ void Members(const AttentionConfig&, On* on) {
   on->Later("output_gate", &AttentionConfig::output_gate);
   on->Later("temperature_scale", &AttentionConfig::temperature_scale);
   on->Later("temperature_floor", &AttentionConfig::temperature_floor);
+  on->Later("temperature_offset", &AttentionConfig::temperature_offset);
+  on->Later("value_norm", &AttentionConfig::value_norm);
+  on->Later("value_is_key", &AttentionConfig::value_is_key);
   on->Later("latent", &AttentionConfig::latent);
   on->Later("delta", &AttentionConfig::delta);
+  on->Later("mamba", &AttentionConfig::mamba);
+  on->Later("conv", &AttentionConfig::conv);
 }
 
 template <typename On>
@@ -119,6 +144,9 @@ void Members(const MoeConfig&, On* on) {
   on->Later("groups", &MoeConfig::groups);
   on->Later("top_groups", &MoeConfig::top_groups);
   on->Later("group_score", &MoeConfig::group_score);
+  on->Later("norm_epsilon", &MoeConfig::norm_epsilon);
+  on->Later("expert_scale", &MoeConfig::expert_scale);
+  on->Later("beside_width", &MoeConfig::beside_width);
   on->Later("expert_bias", &MoeConfig::expert_bias);
   on->Later("activation_alpha", &MoeConfig::activation_alpha);
   on->Later("activation_limit", &MoeConfig::activation_limit);
@@ -128,6 +156,8 @@ template <typename On>
 void Members(const LayerConfig&, On* on) {
   on->Now("attention", &LayerConfig::attention);
   on->Now("moe", &LayerConfig::moe);
+  on->Later("post_norms", &LayerConfig::post_norms);
+  on->Later("layer_scale", &LayerConfig::layer_scale);
 }
 
 template <typename On>
@@ -146,6 +176,7 @@ void Members(const ModelConfig&, On* on) {
   on->Later("embedding_scale", &ModelConfig::embedding_scale);
   on->Later("residual_scale", &ModelConfig::residual_scale);
   on->Later("logit_scale", &ModelConfig::logit_scale);
+  on->Later("logit_cap", &ModelConfig::logit_cap);
 }
 
 template <typename T>

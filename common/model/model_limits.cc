@@ -61,8 +61,10 @@ absl::Status CheckRope(const RopeConfig& rope, uint32_t head_dim, const std::str
                       rope.kind == RopeKind::kLongRope || rope.kind == RopeKind::kLlama3;
   RETURN_IF_ERROR(CheckRange(subject, "rope original_max_position", rope.original_max_position,
                              scaled ? 1 : 0, kMaxPosition));
-  if (rope.dimensions % 2 != 0) {
-    return Bad(subject, absl::StrCat("rope dimensions ", rope.dimensions, " are odd"));
+  RETURN_IF_ERROR(CheckRange(subject, "rope values that turn", rope.turned, 0, rope.dimensions));
+  if (rope.dimensions % 2 != 0 || rope.turned % 2 != 0) {
+    return Bad(subject, absl::StrCat("rope dimensions ", rope.dimensions, ", of which ", rope.turned,
+                                     " turn, are odd"));
   }
   return CheckRopeFactors(rope, subject);
 }
@@ -96,16 +98,48 @@ absl::Status CheckDelta(const AttentionConfig& attention, const std::string& sub
     return Bad(subject, absl::StrCat(delta.key_heads, " delta key heads do not divide ", delta.value_heads,
                                      " value heads"));
   }
-  if (attention.heads != 0 || attention.kv_heads != 0 || attention.head_dim != 0) {
-    return Bad(subject, "a gated delta layer has no attention heads");
+  return absl::OkStatus();
+}
+
+absl::Status CheckMamba(const AttentionConfig& attention, const std::string& subject) {
+  const MambaConfig& mamba = attention.mamba;
+  RETURN_IF_ERROR(CheckRange(subject, "mamba heads", mamba.heads, 1, kMaxHeads));
+  RETURN_IF_ERROR(CheckRange(subject, "mamba head dim", mamba.head_dim, 1, kMaxHeadDim));
+  RETURN_IF_ERROR(CheckRange(subject, "mamba groups", mamba.groups, 1, mamba.heads));
+  RETURN_IF_ERROR(CheckRange(subject, "mamba state", mamba.state, 1, kMaxHeadDim));
+  RETURN_IF_ERROR(CheckRange(subject, "mamba convolution kernel", mamba.conv_kernel, 1, kMaxConvKernel));
+  RETURN_IF_ERROR(CheckFinite(subject, "mamba's smallest time step", mamba.min_step, 0));
+  RETURN_IF_ERROR(CheckFinite(subject, "mamba's largest time step", mamba.max_step, 0));
+  if (mamba.heads % mamba.groups != 0) {
+    return Bad(subject, absl::StrCat(mamba.groups, " mamba groups do not divide ", mamba.heads, " heads"));
   }
   return absl::OkStatus();
+}
+
+// Attention that looks back on a state, or on nothing.
+absl::Status CheckHeadless(const AttentionConfig& attention, const std::string& subject) {
+  if (attention.heads != 0 || attention.kv_heads != 0 || attention.head_dim != 0) {
+    return Bad(subject, "a layer without attention to the cache has attention heads");
+  }
+  switch (attention.kind) {
+    case AttentionKind::kGatedDelta:
+      return CheckDelta(attention, subject);
+    case AttentionKind::kMamba:
+      return CheckMamba(attention, subject);
+    case AttentionKind::kShortConv:
+      RETURN_IF_ERROR(CheckRange(subject, "convolution width", attention.conv.width, 1, kMaxHidden));
+      return CheckRange(subject, "convolution kernel", attention.conv.kernel, 1, kMaxConvKernel);
+    default:
+      return absl::OkStatus();
+  }
 }
 
 // Limits apply to every source of a configuration alike, config.json or manifest: sizes that pass here may be
 // multiplied and allocated without further checks.
 absl::Status CheckAttention(const AttentionConfig& attention, const std::string& subject) {
-  if (attention.kind == AttentionKind::kGatedDelta) return CheckDelta(attention, subject);
+  if (IsRecurrent(attention.kind) || attention.kind == AttentionKind::kNone) {
+    return CheckHeadless(attention, subject);
+  }
   RETURN_IF_ERROR(CheckRange(subject, "attention heads", attention.heads, 1, kMaxHeads));
   RETURN_IF_ERROR(CheckRange(subject, "key/value heads", attention.kv_heads, 1, attention.heads));
   RETURN_IF_ERROR(CheckRange(subject, "head_dim", attention.head_dim, 1, kMaxHeadDim));
@@ -148,8 +182,15 @@ absl::Status CheckMoe(const MoeConfig& moe, const std::string& subject) {
   if (!std::isfinite(moe.routed_scale)) {
     return Bad(subject, absl::StrCat("routed scale is ", moe.routed_scale));
   }
+  RETURN_IF_ERROR(CheckFinite(subject, "epsilon of the router's sum", moe.norm_epsilon, 0));
+  RETURN_IF_ERROR(CheckRange(subject, "width beside the experts", moe.beside_width, 0, kMaxWidth));
   if (moe.experts == 0) {
-    return CheckRange(subject, "dense width", moe.dense_width, 1, kMaxWidth);
+    return CheckRange(subject, "dense width", moe.dense_width, 0, kMaxWidth);
+  }
+  if (moe.beside_width > 0 && (moe.shared_width > 0 || moe.router == RouterKind::kSigmoidInput)) {
+    return Bad(subject, absl::StrCat("an FFN of ", moe.beside_width,
+                                     " neurons beside the experts and a shared one of ", moe.shared_width,
+                                     ", or a router that scales inputs"));
   }
   RETURN_IF_ERROR(CheckRange(subject, "experts per token", moe.top_k, 1, moe.experts));
   RETURN_IF_ERROR(CheckRange(subject, "expert width", moe.expert_width, 1, kMaxWidth));
@@ -182,6 +223,7 @@ absl::Status ValidateModelConfig(const ModelConfig& config, const std::string& s
   RETURN_IF_ERROR(CheckPositive(subject, "embedding scale", config.embedding_scale));
   RETURN_IF_ERROR(CheckPositive(subject, "residual scale", config.residual_scale));
   RETURN_IF_ERROR(CheckPositive(subject, "logit scale", config.logit_scale));
+  RETURN_IF_ERROR(CheckFinite(subject, "logit cap", config.logit_cap, 0));
   // Limits on each layer do not bound their sum: the number of all experts sizes tables of the pack and of
   // weightd.
   uint64_t experts = 0;
@@ -189,6 +231,12 @@ absl::Status ValidateModelConfig(const ModelConfig& config, const std::string& s
     const std::string layer = absl::StrCat(subject, ": layer ", i);
     RETURN_IF_ERROR(CheckAttention(config.layers[i].attention, layer));
     RETURN_IF_ERROR(CheckMoe(config.layers[i].moe, layer));
+    if (!HasAttention(config.layers[i]) && !HasFfn(config.layers[i])) {
+      return Bad(layer, "neither attention nor an FFN");
+    }
+    if (config.layers[i].post_norms && config.norm != NormKind::kRms) {
+      return Bad(layer, "norms of what attention and mixture give are RMS norms only");
+    }
     experts += config.layers[i].moe.experts;
   }
   RETURN_IF_ERROR(CheckRange(subject, "experts of all layers", experts, 0, kMaxExpertsTotal));

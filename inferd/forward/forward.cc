@@ -42,17 +42,66 @@ absl::Status Forward::RunLayers(uint32_t first_layer, bool attended, StepBatch* 
 // through. Resident experts first, the others as they arrive; the sum goes by rank, so arrival decides
 // nothing.
 absl::Status Forward::Mix(uint32_t layer, StepBatch* batch) {
-  const MoeConfig& moe = config_.layers[layer].moe;
+  const LayerConfig& config = config_.layers[layer];
+  const MoeConfig& moe = config.moe;
   const uint32_t tokens = batch->tokens();
-  const uint32_t ranks = RanksOf(moe);
-
+  if (!HasFfn(config)) {
+    return experts_->BeginLayer(layer, {});
+  }
   RETURN_IF_ERROR(queue_->Norm({x_, tokens, config_.hidden, weights_.layer(layer).ffn_norm, normed_}));
+  if (moe.beside_width > 0) {
+    RETURN_IF_ERROR(ComputeBeside(layer, tokens));
+  }
   RETURN_IF_ERROR(PlanMixture(layer, batch));
   RETURN_IF_ERROR(ComputeExperts(layer, *batch));
-  RETURN_IF_ERROR(DropLostRows(tokens, ranks, batch));
+  RETURN_IF_ERROR(DropLostRows(tokens, RanksOf(moe), batch));
   // A router that scaled the inputs has weighted already; a dense layer has nothing to weight.
   const BufferRef weights = moe.experts == 0 || ScalesInputs(moe) ? BufferRef{} : expert_weights_;
-  return queue_->Combine({outputs_, weights, tokens, ranks, config_.hidden, x_, x_, config_.residual_scale});
+  return AddOutputs(layer, tokens, weights, x_);
+}
+
+// The dense FFN beside the experts, normed; the experts' own norm of the same rows follows.
+absl::Status Forward::ComputeBeside(uint32_t layer, uint32_t tokens) {
+  const MoeConfig& moe = config_.layers[layer].moe;
+  const LayerWeights& w = weights_.layer(layer);
+  plan_.BuildDense(tokens);
+  const ExpertWork work[] = {{.up = w.beside.up,
+                              .gate = w.beside.gate,
+                              .down = w.beside.down,
+                              .rows = plan_.common_rows(),
+                              .slots = plan_.common_slots()}};
+  RETURN_IF_ERROR(
+      queue_->MoeExperts({.x = normed_,
+                          .tokens = tokens,
+                          .hidden = config_.hidden,
+                          .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
+                          .experts = work,
+                          .y = beside_,
+                          .slots = tokens}));
+  RETURN_IF_ERROR(queue_->Norm({beside_, tokens, config_.hidden, w.beside_post_norm, beside_}));
+  return queue_->Norm({x_, tokens, config_.hidden, w.experts_norm, normed_});
+}
+
+// to = x and what the mixture gives: the weighted outputs, with the norms and the factor of the layers that
+// have them. `to` may be x.
+absl::Status Forward::AddOutputs(uint32_t layer, uint32_t tokens, BufferRef weights, const Rows& to) {
+  const LayerConfig& config = config_.layers[layer];
+  const LayerWeights& w = weights_.layer(layer);
+  const uint32_t hidden = config_.hidden;
+  const uint32_t ranks = RanksOf(config.moe);
+  const float scale = config_.residual_scale;
+  if (!NormsOutputs(config)) {
+    return queue_->Combine({outputs_, weights, tokens, ranks, hidden, x_, to, scale});
+  }
+  RETURN_IF_ERROR(queue_->Combine({outputs_, weights, tokens, ranks, hidden, {}, sums_}));
+  if (config.moe.beside_width > 0) {
+    RETURN_IF_ERROR(queue_->Norm({sums_, tokens, hidden, w.experts_post_norm, sums_}));
+    RETURN_IF_ERROR(queue_->Combine({beside_, {}, tokens, 1, hidden, sums_, sums_}));
+  }
+  if (config.post_norms) {
+    RETURN_IF_ERROR(queue_->Norm({sums_, tokens, hidden, w.ffn_post_norm, sums_}));
+  }
+  return queue_->Combine({sums_, {}, tokens, 1, hidden, x_, to, scale, w.layer_scale});
 }
 
 // Finds which experts the rows go to, and asks for them.
@@ -96,7 +145,9 @@ absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {
 
   const MatMulPart routers[] = {{w.router, scores_, w.router_bias}, {w.shared_router, shared_scores_, {}}};
   const auto parts = absl::MakeConstSpan(routers, moe.shared_gate ? 2 : 1);
-  RETURN_IF_ERROR(queue_->MatMul({normed_, tokens, config_.hidden, {}, {}, parts, {}}));
+  const bool own_norm = bool{w.router_norm.weight};
+  RETURN_IF_ERROR(
+      queue_->MatMul({own_norm ? x_ : normed_, tokens, config_.hidden, {}, w.router_norm, parts, {}}));
   RouterArgs args = ModelRouterArgs(moe, w);
   args.logits = scores_;
   args.tokens = tokens;
@@ -245,6 +296,9 @@ absl::Status Forward::RunHead(const Rows& x, absl::Span<const uint32_t> rows, ui
   const uint32_t count = static_cast<uint32_t>(rows.size());
   const MatMulPart head[] = {{weights_.head(), logits_, weights_.head_bias(), config_.logit_scale}};
   RETURN_IF_ERROR(queue_->MatMul({x, count, config_.hidden, rows, weights_.final_norm(), head, {}}));
+  if (config_.logit_cap > 0) {
+    RETURN_IF_ERROR(queue_->SoftCap({logits_, count, config_.vocab, config_.logit_cap}));
+  }
   RETURN_IF_ERROR(queue_->TopLogits({logits_, count, config_.vocab, k, top_ids_, top_values_, log_sums_}));
   return queue_->Wait(queue_->Record());
 }

@@ -122,10 +122,14 @@ class Forward {
   absl::Status AttendLatent(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status ProjectLatent(uint32_t layer, const Rows& x, uint32_t tokens);
   absl::Status AttendDelta(uint32_t layer, const Rows& x, const StepBatch& batch);
+  absl::Status AttendMamba(uint32_t layer, const Rows& x, const StepBatch& batch);
+  absl::Status AttendShortConv(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status ProjectOut(uint32_t layer, uint32_t tokens, const Rows& from, uint32_t cols, const Rows& x);
   std::array<RopeGroup, 2> RopeGroups(uint32_t layer, const StepBatch& batch) const;
 
   absl::Status Mix(uint32_t layer, StepBatch* batch);
+  absl::Status ComputeBeside(uint32_t layer, uint32_t tokens);
+  absl::Status AddOutputs(uint32_t layer, uint32_t tokens, BufferRef weights, const Rows& to);
   absl::Status PlanMixture(uint32_t layer, StepBatch* batch);
   absl::StatusOr<Routing> Route(uint32_t layer, const StepBatch& batch);
   absl::Status TellScores(uint32_t experts, const StepBatch& batch);
@@ -183,6 +187,8 @@ class Forward {
   Rows shared_scores_;        // [T, 1]
   Rows scaled_;               // [T * K, hidden], by (token, rank): inputs that the router scales
   Rows outputs_;              // [T * K, hidden], by (token, rank)
+  Rows beside_;               // [T, hidden]: what an FFN beside the experts gives
+  Rows sums_;                 // [T, hidden]: what attention or the mixture gives, before it is added
   Rows logits_;               // [R, vocab], host-visible
   BufferRef expert_ids_;      // int32 [T, K], host-visible
   BufferRef expert_weights_;  // float32 [T, K], host-visible

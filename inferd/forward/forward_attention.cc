@@ -13,6 +13,12 @@ absl::Status Forward::Attend(uint32_t layer, const Rows& x, const StepBatch& bat
       return AttendLatent(layer, x, batch);
     case AttentionKind::kGatedDelta:
       return AttendDelta(layer, x, batch);
+    case AttentionKind::kMamba:
+      return AttendMamba(layer, x, batch);
+    case AttentionKind::kShortConv:
+      return AttendShortConv(layer, x, batch);
+    case AttentionKind::kNone:
+      return absl::OkStatus();
   }
   return absl::InternalError(absl::StrCat("layer ", layer, " has an unknown kind of attention"));
 }
@@ -20,8 +26,16 @@ absl::Status Forward::Attend(uint32_t layer, const Rows& x, const StepBatch& bat
 absl::Status Forward::ProjectOut(uint32_t layer, uint32_t tokens, const Rows& from, uint32_t cols,
                                  const Rows& x) {
   const LayerWeights& w = weights_.layer(layer);
-  const MatMulPart o[] = {{w.o, x, w.o_bias, config_.residual_scale}};
-  return queue_->MatMul({from, tokens, cols, {}, {}, o, x});
+  const float scale = config_.residual_scale;
+  if (!config_.layers[layer].post_norms) {
+    const MatMulPart o[] = {{w.o, x, w.o_bias, scale}};
+    return queue_->MatMul({from, tokens, cols, {}, {}, o, x});
+  }
+  const uint32_t hidden = config_.hidden;
+  const MatMulPart o[] = {{w.o, sums_, w.o_bias}};
+  RETURN_IF_ERROR(queue_->MatMul({from, tokens, cols, {}, {}, o, {}}));
+  RETURN_IF_ERROR(queue_->Norm({sums_, tokens, hidden, w.attn_post_norm, sums_}));
+  return queue_->Combine({sums_, {}, tokens, 1, hidden, x, x, scale});
 }
 
 std::array<Forward::RopeGroup, 2> Forward::RopeGroups(uint32_t layer, const StepBatch& batch) const {
@@ -36,25 +50,33 @@ absl::Status Forward::AttendGrouped(uint32_t layer, const Rows& x, const StepBat
   const uint32_t tokens = batch.tokens();
   const uint32_t cols = a.heads * a.head_dim;
 
-  const MatMulPart parts[] = {
-      {w.q, q_, w.q_bias}, {w.k, k_, w.k_bias}, {w.v, v_, w.v_bias}, {w.q_gate, gate_, {}}};
+  std::array<MatMulPart, 4> parts = {{{w.q, q_, w.q_bias}, {w.k, k_, w.k_bias}}};
+  size_t count = 2;
+  if (!a.value_is_key) {
+    parts[count++] = {w.v, v_, w.v_bias};
+  }
+  if (a.output_gate) {
+    parts[count++] = {w.q_gate, gate_, {}};
+  }
   RETURN_IF_ERROR(queue_->MatMul(
-      {x, tokens, config_.hidden, {}, w.attn_norm, absl::MakeConstSpan(parts, a.output_gate ? 4 : 3), {}}));
+      {x, tokens, config_.hidden, {}, w.attn_norm, absl::MakeConstSpan(parts.data(), count), {}}));
   for (const RopeGroup& group : RopeGroups(layer, batch)) {
     if (group.sequences.empty()) {
       continue;
     }
     RETURN_IF_ERROR(queue_->RopeKvWrite({.q = q_,
                                          .k = k_,
-                                         .v = v_,
+                                         .v = a.value_is_key ? k_ : v_,
                                          .tokens = tokens,
                                          .heads = a.heads,
                                          .qk_norm = a.qk_norm,
                                          .q_norm = w.q_norm,
                                          .k_norm = w.k_norm,
+                                         .value_norm = a.value_norm,
                                          .clip = a.clip_qkv,
                                          .temperature_scale = a.temperature_scale,
                                          .temperature_floor = a.temperature_floor,
+                                         .temperature_offset = a.temperature_offset,
                                          .rope_table = group.table,
                                          .rope_positions = options_.context,
                                          .rope_dims = group.table ? a.rope.dimensions : 0,
@@ -116,6 +138,9 @@ absl::Status Forward::AttendLatent(uint32_t layer, const Rows& x, const StepBatc
                                            .heads = a.heads,
                                            .kv_rank = l.kv_rank,
                                            .norm = w.kv_down_norm,
+                                           .temperature_scale = a.temperature_scale,
+                                           .temperature_floor = a.temperature_floor,
+                                           .temperature_offset = a.temperature_offset,
                                            .rope_table = group.table,
                                            .rope_positions = options_.context,
                                            .rope_dims = a.rope.dimensions,
@@ -159,6 +184,51 @@ absl::Status Forward::AttendDelta(uint32_t layer, const Rows& x, const StepBatch
                                       .state = states_.view(layer),
                                       .out = attended_}));
   return ProjectOut(layer, tokens, attended_, d.value_heads * d.value_dim, x);
+}
+
+absl::Status Forward::AttendMamba(uint32_t layer, const Rows& x, const StepBatch& batch) {
+  const LayerWeights& w = weights_.layer(layer);
+  const MambaConfig& m = config_.layers[layer].attention.mamba;
+  const uint32_t tokens = batch.tokens();
+
+  const MatMulPart parts[] = {{w.mamba_z, gate_, {}}, {w.mamba_xbc, q_, {}}, {w.mamba_dt, beta_, {}}};
+  RETURN_IF_ERROR(queue_->MatMul({x, tokens, config_.hidden, {}, w.attn_norm, parts, {}}));
+  RETURN_IF_ERROR(queue_->Mamba({.z = gate_,
+                                 .xbc = q_,
+                                 .dt = beta_,
+                                 .tokens = tokens,
+                                 .shape = m,
+                                 .conv = {w.mamba_conv.base, w.mamba_conv.stride / sizeof(float)},
+                                 .conv_bias = w.mamba_conv_bias,
+                                 .a_log = w.mamba_a_log,
+                                 .dt_bias = w.mamba_dt_bias,
+                                 .skip = w.mamba_d,
+                                 .norm = w.mamba_norm,
+                                 .sequences = batch.sequences(),
+                                 .from = batch.state_from(),
+                                 .to = batch.state_to(),
+                                 .state = states_.view(layer),
+                                 .out = attended_}));
+  return ProjectOut(layer, tokens, attended_, m.heads * m.head_dim, x);
+}
+
+absl::Status Forward::AttendShortConv(uint32_t layer, const Rows& x, const StepBatch& batch) {
+  const LayerWeights& w = weights_.layer(layer);
+  const ShortConvConfig& c = config_.layers[layer].attention.conv;
+  const uint32_t tokens = batch.tokens();
+
+  const MatMulPart in[] = {{w.conv_in, q_, {}}};
+  RETURN_IF_ERROR(queue_->MatMul({x, tokens, config_.hidden, {}, w.attn_norm, in, {}}));
+  RETURN_IF_ERROR(queue_->ShortConv({.bcx = q_,
+                                     .tokens = tokens,
+                                     .shape = c,
+                                     .conv = {w.conv_kernel.base, w.conv_kernel.stride / sizeof(float)},
+                                     .sequences = batch.sequences(),
+                                     .from = batch.state_from(),
+                                     .to = batch.state_to(),
+                                     .state = states_.view(layer),
+                                     .out = attended_}));
+  return ProjectOut(layer, tokens, attended_, c.width, x);
 }
 
 }  // namespace sluice

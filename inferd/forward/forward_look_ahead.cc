@@ -62,8 +62,7 @@ absl::Status Forward::CombineComputed(uint32_t layer, const StepBatch& batch) {
       known_weights[slot] = 0.0f;
     }
   }
-  return queue_->Combine(
-      {outputs_, ahead_weights_, tokens, ranks, config_.hidden, x_, ahead_, config_.residual_scale});
+  return AddOutputs(layer, tokens, ahead_weights_, ahead_);
 }
 
 // That residual goes through the next layer's attention. K and V that the rows have there by this guess stand

@@ -39,8 +39,8 @@ absl::Status CheckLatent(uint32_t layer, const AttentionConfig& a) {
                                              l.value_dim, ", rank ", l.kv_rank));
   }
   if (a.qk_norm != QkNorm::kNone || a.sinks || a.chunk != 0 || a.clip_qkv != 0 || a.output_gate ||
-      a.qkv_bias || a.output_bias || a.temperature_scale != 0) {
-    return Refuse(layer, "latent attention with norms, sinks, chunks, clipping, gate, biases or temperature");
+      a.qkv_bias || a.output_bias || a.value_norm || a.value_is_key) {
+    return Refuse(layer, "latent attention with norms, sinks, chunks, clipping, gate or biases");
   }
   return absl::OkStatus();
 }
@@ -57,9 +57,32 @@ absl::Status CheckDelta(uint32_t layer, const DeltaConfig& d) {
                                 : Refuse(layer, absl::StrCat("a convolution over ", d.conv_kernel, " rows"));
 }
 
+absl::Status CheckMamba(uint32_t layer, const MambaConfig& m) {
+  if (m.heads == 0 || m.head_dim == 0 || m.groups == 0 || m.heads % m.groups != 0 || m.state == 0 ||
+      m.conv_kernel == 0) {
+    return Contradiction(layer,
+                         absl::StrCat("mamba of ", m.heads, " heads of ", m.head_dim, " in ", m.groups,
+                                      " groups, states of ", m.state, ", convolution over ", m.conv_kernel));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckAttention(uint32_t layer, const AttentionConfig& a) {
-  if (a.kind == AttentionKind::kGatedDelta) {
-    return CheckDelta(layer, a.delta);
+  switch (a.kind) {
+    case AttentionKind::kGatedDelta:
+      return CheckDelta(layer, a.delta);
+    case AttentionKind::kMamba:
+      return CheckMamba(layer, a.mamba);
+    case AttentionKind::kShortConv:
+      return a.conv.width > 0 && a.conv.kernel > 1
+                 ? absl::OkStatus()
+                 : Contradiction(layer, absl::StrCat("a convolution over ", a.conv.kernel, " rows of ",
+                                                     a.conv.width, " values"));
+    case AttentionKind::kNone:
+      return absl::OkStatus();
+    case AttentionKind::kGrouped:
+    case AttentionKind::kLatent:
+      break;
   }
   if (a.rope.kind == RopeKind::kDynamic) {
     return Refuse(layer, "dynamic rope");
@@ -72,7 +95,7 @@ absl::Status CheckAttention(uint32_t layer, const AttentionConfig& a) {
 
 absl::Status CheckMixture(uint32_t layer, const MoeConfig& moe) {
   if (moe.experts == 0) {
-    return moe.dense_width > 0 ? absl::OkStatus() : Contradiction(layer, "neither experts nor a dense FFN");
+    return absl::OkStatus();
   }
   if (moe.top_k == 0 || moe.top_k > moe.experts || moe.expert_width == 0) {
     return Contradiction(layer, absl::StrCat("top ", moe.top_k, " of ", moe.experts, " experts of ",
@@ -106,6 +129,10 @@ absl::Status CheckSupported(const ModelConfig& config) {
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     RETURN_IF_ERROR(CheckAttention(layer, config.layers[layer].attention));
     RETURN_IF_ERROR(CheckMixture(layer, config.layers[layer].moe));
+    if (!HasFfn(config.layers[layer]) &&
+        (!HasAttention(config.layers[layer]) || config.layers[layer].layer_scale)) {
+      return Contradiction(layer, "neither attention nor an FFN, or a factor without an FFN");
+    }
   }
   return absl::OkStatus();
 }
@@ -118,10 +145,19 @@ uint32_t LogitRowsFor(uint32_t vocab, uint32_t max_tokens) {
 
 namespace {
 
+bool AnyNormsOutputs(const ModelConfig& config) {
+  return std::any_of(config.layers.begin(), config.layers.end(), NormsOutputs);
+}
+
+bool AnyBeside(const ModelConfig& config) {
+  return std::any_of(config.layers.begin(), config.layers.end(),
+                     [](const LayerConfig& layer) { return layer.moe.beside_width > 0; });
+}
+
 // The rope that a layer asks for; none where there is nothing to rotate.
 RopeConfig RopeOf(const LayerConfig& layer) {
-  const bool none =
-      layer.attention.kind == AttentionKind::kGatedDelta || layer.attention.rope.kind == RopeKind::kNone;
+  const bool none = IsRecurrent(layer.attention.kind) || !HasAttention(layer) ||
+                    layer.attention.rope.kind == RopeKind::kNone;
   return none ? RopeConfig{.kind = RopeKind::kNone} : layer.attention.rope;
 }
 
@@ -145,11 +181,13 @@ uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& option
   const AttentionWidths w = WidestAttention(config);
   const uint64_t ranks = MostRanks(config);
   const uint64_t attention =
-      w.q + w.k + w.v + w.gate + w.q_low + w.latent + w.absorbed + w.attended + 2 * w.delta_heads;
+      w.q + w.k + w.v + w.gate + w.q_low + w.latent + w.absorbed + w.attended + 2 * w.state_heads;
   const uint64_t mixture =
       MostExperts(config) + 1 + 3 * ranks + ranks * config.hidden * (AnyScalesInputs(config) ? 2 : 1);
+  const uint64_t sums =
+      uint64_t{config.hidden} * ((AnyNormsOutputs(config) ? 1 : 0) + (AnyBeside(config) ? 1 : 0));
   const uint64_t ahead = options.look_ahead || options.guess_tokens ? config.hidden + ranks : 0;
-  const uint64_t per_token = 2 * uint64_t{config.hidden} + attention + mixture + ahead;
+  const uint64_t per_token = 2 * uint64_t{config.hidden} + attention + mixture + sums + ahead;
   const uint64_t per_logit_row = uint64_t{config.vocab} + 2 * options.max_candidates + 1;
   return sizeof(float) * (options.max_tokens * per_token + options.logit_rows * per_logit_row +
                           options.context * RopeValuesPerPosition(config));
@@ -215,12 +253,14 @@ absl::Status Forward::AllocateRows() {
       {&latent_, tokens, w.latent},
       {&absorbed_, tokens, w.absorbed},
       {&attended_, tokens, w.attended},
-      {&beta_, tokens, w.delta_heads},
-      {&decay_, tokens, w.delta_heads},
+      {&beta_, tokens, w.state_heads},
+      {&decay_, tokens, w.state_heads},
       {&scores_, tokens, MostExperts(config_)},
       {&shared_scores_, tokens, 1},
       {&scaled_, pairs, scaled_width},
       {&outputs_, pairs, config_.hidden},
+      {&beside_, AnyBeside(config_) ? tokens : 0, config_.hidden},
+      {&sums_, AnyNormsOutputs(config_) ? tokens : 0, config_.hidden},
       {&ahead_, options_.look_ahead || options_.guess_tokens ? tokens : 0, config_.hidden},
   };
   for (const Need& need : activations) {

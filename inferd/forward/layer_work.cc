@@ -70,7 +70,7 @@ ExpertWork LayerWork::RoutedWork(const ReadyTile& tile) const {
     return moe.expert_bias ? biases.base + uint64_t{expert} * biases.stride : BufferRef{};
   };
   return {.up = tile.up,
-          .gate = tile.gate,
+          .gate = HasGates(moe.activation) ? tile.gate : WeightView{},
           .down = tile.down,
           .rows = ScalesInputs(moe) ? plan_.slots(tile.demand) : plan_.rows(tile.demand),
           .slots = plan_.slots(tile.demand),

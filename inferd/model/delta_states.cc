@@ -8,16 +8,31 @@ namespace {
 
 constexpr uint64_t kSlotAlignment = 64;
 
-// Bytes of one slot of one layer: the convolution's last inputs and the state matrix of each head, in
-// float32, because the recurrence adds up rounding errors over the whole text.
-uint64_t SlotBytes(const AttentionConfig& attention) {
-  if (attention.kind != AttentionKind::kGatedDelta) {
-    return 0;
+// The convolution's last inputs and the state matrix of each head, if there are any.
+uint64_t SlotFloats(const AttentionConfig& attention) {
+  switch (attention.kind) {
+    case AttentionKind::kGatedDelta: {
+      const DeltaConfig& d = attention.delta;
+      return uint64_t{d.conv_kernel - 1} * ConvCols(d) + uint64_t{d.value_heads} * d.key_dim * d.value_dim;
+    }
+    case AttentionKind::kMamba: {
+      const MambaConfig& m = attention.mamba;
+      return uint64_t{m.conv_kernel - 1} * ConvCols(m) + uint64_t{m.heads} * m.state * m.head_dim;
+    }
+    case AttentionKind::kShortConv:
+      return uint64_t{attention.conv.kernel - 1} * attention.conv.width;
+    case AttentionKind::kGrouped:
+    case AttentionKind::kLatent:
+    case AttentionKind::kNone:
+      break;
   }
-  const DeltaConfig& d = attention.delta;
-  const uint64_t conv = uint64_t{d.conv_kernel - 1} * ConvCols(d);
-  const uint64_t state = uint64_t{d.value_heads} * d.key_dim * d.value_dim;
-  return ((conv + state) * sizeof(float) + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+  return 0;
+}
+
+// Bytes of one slot of one layer, in float32, because the recurrence adds up rounding errors over the whole
+// text.
+uint64_t SlotBytes(const AttentionConfig& attention) {
+  return (SlotFloats(attention) * sizeof(float) + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
 }  // namespace

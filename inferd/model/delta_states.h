@@ -1,8 +1,8 @@
-// The recurrent states of gated delta attention: slots of every layer's state, two per running sequence and
-// some to keep states in. Of a sequence's two one holds the state after the last step that counted, and the
-// running step writes the other: a step that is run again starts from the same state, and a sequence at
-// position 0 starts from zero whatever its slots hold, so nothing is cleared when a sequence leaves or is
-// preempted.
+// The recurrent states of gated delta attention, Mamba-2 and short convolutions: slots of every layer's
+// state, two per running sequence and some to keep states in. Of a sequence's two one holds the state after
+// the last step that counted, and the running step writes the other: a step that is run again starts from the
+// same state, and a sequence at position 0 starts from zero whatever its slots hold, so nothing is cleared
+// when a sequence leaves or is preempted.
 //
 // A state is kept by keeping its slot: nobody writes it until it is dropped, and any number of sequences may
 // go on from it. Nothing is copied.
@@ -39,7 +39,7 @@ class DeltaStates {
   static absl::StatusOr<std::unique_ptr<DeltaStates>> Create(const ModelConfig& config, uint32_t sequences,
                                                              uint32_t kept, Backend* backend);
 
-  // The states of a layer. REQUIRES: the layer has gated delta attention.
+  // The states of a layer. REQUIRES: its attention is recurrent (IsRecurrent).
   const DeltaStateView& view(uint32_t layer) const { return views_[layer]; }
 
   StateSlots slots(uint32_t sequence) const { return running_[sequence]; }

@@ -30,6 +30,13 @@ class Finder {
   absl::Status Grouped(const AttentionConfig& a, LayerWeights* w);
   absl::Status Latent(const AttentionConfig& a, LayerWeights* w);
   absl::Status Delta(const DeltaConfig& d, LayerWeights* w);
+  absl::Status Mamba(const MambaConfig& m, LayerWeights* w);
+  absl::Status ShortConv(const ShortConvConfig& c, LayerWeights* w);
+  absl::Status Attention(const AttentionConfig& a, LayerWeights* w);
+  absl::Status Ffn(uint32_t width, Activation activation, std::string_view up, std::string_view gate,
+                   std::string_view down, DenseExpert* expert);
+  absl::Status Beside(const MoeConfig& moe, LayerWeights* w);
+  absl::Status RmsNorm(std::string_view weight, NormSpec* norm);
   absl::Status Mixture(const MoeConfig& moe, LayerWeights* w);
 
   const Pack& pack_;
@@ -86,6 +93,11 @@ absl::Status Finder::Norm(std::string_view weight, std::string_view bias, NormSp
   return config_.norm == NormKind::kLayer ? Vector(bias, hidden_, &norm->bias) : absl::OkStatus();
 }
 
+absl::Status Finder::RmsNorm(std::string_view weight, NormSpec* norm) {
+  norm->epsilon = config_.norm_epsilon;
+  return Vector(weight, hidden_, &norm->weight);
+}
+
 absl::Status Finder::FindAll() {
   RETURN_IF_ERROR(Matrix(dense::kEmbed, config_.vocab, hidden_, &tensors_->embed));
   RETURN_IF_ERROR(Matrix(config_.tied_embeddings ? dense::kEmbed : dense::kHead, config_.vocab, hidden_,
@@ -104,20 +116,42 @@ absl::Status Finder::FindAll() {
 }
 
 absl::Status Finder::Layer(const LayerConfig& layer, LayerWeights* w) {
-  RETURN_IF_ERROR(Norm(dense::kAttnNorm, dense::kAttnNormBias, &w->attn_norm));
+  if (layer.layer_scale) {
+    RETURN_IF_ERROR(Vector(dense::kLayerScale, 1, &w->layer_scale));
+  }
+  if (HasAttention(layer)) {
+    RETURN_IF_ERROR(Norm(dense::kAttnNorm, dense::kAttnNormBias, &w->attn_norm));
+    RETURN_IF_ERROR(Attention(layer.attention, w));
+  }
+  if (HasAttention(layer) && layer.post_norms) {
+    RETURN_IF_ERROR(RmsNorm(dense::kAttnPostNorm, &w->attn_post_norm));
+  }
+  if (!HasFfn(layer)) {
+    return absl::OkStatus();
+  }
   RETURN_IF_ERROR(Norm(dense::kFfnNorm, dense::kFfnNormBias, &w->ffn_norm));
-  switch (layer.attention.kind) {
-    case AttentionKind::kGrouped:
-      RETURN_IF_ERROR(Grouped(layer.attention, w));
-      break;
-    case AttentionKind::kLatent:
-      RETURN_IF_ERROR(Latent(layer.attention, w));
-      break;
-    case AttentionKind::kGatedDelta:
-      RETURN_IF_ERROR(Delta(layer.attention.delta, w));
-      break;
+  if (layer.post_norms) {
+    RETURN_IF_ERROR(RmsNorm(dense::kFfnPostNorm, &w->ffn_post_norm));
   }
   return Mixture(layer.moe, w);
+}
+
+absl::Status Finder::Attention(const AttentionConfig& a, LayerWeights* w) {
+  switch (a.kind) {
+    case AttentionKind::kGrouped:
+      return Grouped(a, w);
+    case AttentionKind::kLatent:
+      return Latent(a, w);
+    case AttentionKind::kGatedDelta:
+      return Delta(a.delta, w);
+    case AttentionKind::kMamba:
+      return Mamba(a.mamba, w);
+    case AttentionKind::kShortConv:
+      return ShortConv(a.conv, w);
+    case AttentionKind::kNone:
+      break;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Finder::Grouped(const AttentionConfig& a, LayerWeights* w) {
@@ -125,7 +159,9 @@ absl::Status Finder::Grouped(const AttentionConfig& a, LayerWeights* w) {
   const uint32_t kv_rows = a.kv_heads * a.head_dim;
   RETURN_IF_ERROR(Matrix(dense::kQ, q_rows, hidden_, &w->q));
   RETURN_IF_ERROR(Matrix(dense::kK, kv_rows, hidden_, &w->k));
-  RETURN_IF_ERROR(Matrix(dense::kV, kv_rows, hidden_, &w->v));
+  if (!a.value_is_key) {
+    RETURN_IF_ERROR(Matrix(dense::kV, kv_rows, hidden_, &w->v));
+  }
   RETURN_IF_ERROR(Matrix(dense::kO, hidden_, q_rows, &w->o));
   if (a.output_gate) {
     RETURN_IF_ERROR(Matrix(dense::kQGate, q_rows, hidden_, &w->q_gate));
@@ -142,7 +178,8 @@ absl::Status Finder::Grouped(const AttentionConfig& a, LayerWeights* w) {
     RETURN_IF_ERROR(Vector(dense::kSinks, a.heads, &w->sinks));
   }
   w->q_norm.epsilon = w->k_norm.epsilon = config_.norm_epsilon;
-  if (a.qk_norm == QkNorm::kPerHead || a.qk_norm == QkNorm::kAcrossHeads) {
+  if (a.qk_norm == QkNorm::kPerHead || a.qk_norm == QkNorm::kAcrossHeads ||
+      a.qk_norm == QkNorm::kWeightedAfterRope) {
     const bool across = a.qk_norm == QkNorm::kAcrossHeads;
     RETURN_IF_ERROR(Vector(dense::kQNorm, across ? q_rows : a.head_dim, &w->q_norm.weight));
     RETURN_IF_ERROR(Vector(dense::kKNorm, across ? kv_rows : a.head_dim, &w->k_norm.weight));
@@ -181,11 +218,56 @@ absl::Status Finder::Delta(const DeltaConfig& d, LayerWeights* w) {
   return Matrix(dense::kO, hidden_, values, &w->o);
 }
 
+absl::Status Finder::Mamba(const MambaConfig& m, LayerWeights* w) {
+  const uint32_t values = m.heads * m.head_dim;
+  const uint32_t conv_cols = values + 2 * m.groups * m.state;
+  w->mamba_norm.epsilon = config_.norm_epsilon;
+  RETURN_IF_ERROR(Matrix(dense::kMambaZ, values, hidden_, &w->mamba_z));
+  RETURN_IF_ERROR(Matrix(dense::kMambaXbc, conv_cols, hidden_, &w->mamba_xbc));
+  RETURN_IF_ERROR(Matrix(dense::kMambaDt, m.heads, hidden_, &w->mamba_dt));
+  RETURN_IF_ERROR(Table(dense::kMambaConv, m.conv_kernel, conv_cols, &w->mamba_conv));
+  RETURN_IF_ERROR(Vector(dense::kMambaConvBias, conv_cols, &w->mamba_conv_bias));
+  RETURN_IF_ERROR(Vector(dense::kMambaALog, m.heads, &w->mamba_a_log));
+  RETURN_IF_ERROR(Vector(dense::kMambaDtBias, m.heads, &w->mamba_dt_bias));
+  RETURN_IF_ERROR(Vector(dense::kMambaD, m.heads, &w->mamba_d));
+  RETURN_IF_ERROR(Vector(dense::kMambaNorm, values, &w->mamba_norm.weight));
+  return Matrix(dense::kO, hidden_, values, &w->o);
+}
+
+absl::Status Finder::ShortConv(const ShortConvConfig& c, LayerWeights* w) {
+  RETURN_IF_ERROR(Matrix(dense::kConvIn, 3 * c.width, hidden_, &w->conv_in));
+  RETURN_IF_ERROR(Table(dense::kConvKernel, c.kernel, c.width, &w->conv_kernel));
+  return Matrix(dense::kO, hidden_, c.width, &w->o);
+}
+
+absl::Status Finder::Ffn(uint32_t width, Activation activation, std::string_view up, std::string_view gate,
+                         std::string_view down, DenseExpert* expert) {
+  RETURN_IF_ERROR(Matrix(up, width, hidden_, &expert->up));
+  if (HasGates(activation)) {
+    RETURN_IF_ERROR(Matrix(gate, width, hidden_, &expert->gate));
+  }
+  return Matrix(down, width, hidden_, &expert->down);
+}
+
+absl::Status Finder::Beside(const MoeConfig& moe, LayerWeights* w) {
+  RETURN_IF_ERROR(RmsNorm(dense::kRouterNorm, &w->router_norm));
+  RETURN_IF_ERROR(RmsNorm(dense::kExpertsNorm, &w->experts_norm));
+  RETURN_IF_ERROR(RmsNorm(dense::kExpertsPostNorm, &w->experts_post_norm));
+  RETURN_IF_ERROR(RmsNorm(dense::kBesidePostNorm, &w->beside_post_norm));
+  return Ffn(moe.beside_width, moe.activation, dense::kBesideUp, dense::kBesideGate, dense::kBesideDown,
+             &w->beside);
+}
+
 absl::Status Finder::Mixture(const MoeConfig& moe, LayerWeights* w) {
   if (moe.experts == 0) {
-    RETURN_IF_ERROR(Matrix(dense::kDenseUp, moe.dense_width, hidden_, &w->common.up));
-    RETURN_IF_ERROR(Matrix(dense::kDenseGate, moe.dense_width, hidden_, &w->common.gate));
-    return Matrix(dense::kDenseDown, moe.dense_width, hidden_, &w->common.down);
+    return Ffn(moe.dense_width, moe.activation, dense::kDenseUp, dense::kDenseGate, dense::kDenseDown,
+               &w->common);
+  }
+  if (moe.beside_width > 0) {
+    RETURN_IF_ERROR(Beside(moe, w));
+  }
+  if (moe.expert_scale) {
+    RETURN_IF_ERROR(Vector(dense::kExpertScale, moe.experts, &w->expert_scale));
   }
   RETURN_IF_ERROR(Matrix(dense::kRouter, moe.experts, hidden_, &w->router));
   if (moe.router_bias) {
@@ -200,9 +282,8 @@ absl::Status Finder::Mixture(const MoeConfig& moe, LayerWeights* w) {
     RETURN_IF_ERROR(Table(dense::kExpertsDownBias, moe.experts, hidden_, &w->down_biases));
   }
   if (moe.shared_width > 0) {
-    RETURN_IF_ERROR(Matrix(dense::kSharedUp, moe.shared_width, hidden_, &w->common.up));
-    RETURN_IF_ERROR(Matrix(dense::kSharedGate, moe.shared_width, hidden_, &w->common.gate));
-    RETURN_IF_ERROR(Matrix(dense::kSharedDown, moe.shared_width, hidden_, &w->common.down));
+    RETURN_IF_ERROR(Ffn(moe.shared_width, moe.activation, dense::kSharedUp, dense::kSharedGate,
+                        dense::kSharedDown, &w->common));
   }
   if (moe.shared_gate) {
     RETURN_IF_ERROR(Matrix(dense::kSharedRouter, 1, hidden_, &w->shared_router));

@@ -15,8 +15,8 @@ namespace sluice {
 
 // An expert that lies in dense tensors: a shared one, or the FFN of a layer without routed experts.
 struct DenseExpert {
-  WeightView up;  // [width, hidden], all three
-  WeightView gate;
+  WeightView up;    // [width, hidden], all three
+  WeightView gate;  // none without gates
   WeightView down;  // transposed
 };
 
@@ -53,15 +53,43 @@ struct LayerWeights {
   BufferRef delta_dt_bias;
   NormSpec delta_norm;
 
+  WeightView mamba_z;  // Mamba-2
+  WeightView mamba_xbc;
+  WeightView mamba_dt;
+  WeightView mamba_conv;  // f32 [conv_kernel, conv_cols]
+  BufferRef mamba_conv_bias;
+  BufferRef mamba_a_log;
+  BufferRef mamba_dt_bias;
+  BufferRef mamba_d;
+  NormSpec mamba_norm;
+
+  WeightView conv_in;      // short convolution
+  WeightView conv_kernel;  // f32 [kernel, width]
+
+  NormSpec attn_post_norm;  // of what attention gives
   NormSpec ffn_norm;
+  NormSpec ffn_post_norm;  // of what the mixture gives
+  BufferRef layer_scale;   // f32 [1]
+
+  NormSpec router_norm;  // of an FFN beside the experts
+  NormSpec experts_norm;
+  NormSpec experts_post_norm;
+  NormSpec beside_post_norm;
+  DenseExpert beside;
+
   WeightView router;
   BufferRef router_bias;
   BufferRef router_correction;
+  BufferRef expert_scale;  // f32 [experts]
   WeightView shared_router;
   WeightView up_biases;    // f32 [experts, expert_width]
   WeightView gate_biases;  // f32 [experts, expert_width]
   WeightView down_biases;  // f32 [experts, hidden]
   DenseExpert common;      // what every token goes through: the shared expert or the dense FFN
+
+  // What the router and the experts take of the residual.
+  const NormSpec& RouterNorm() const { return router_norm.weight ? router_norm : ffn_norm; }
+  const NormSpec& ExpertsNorm() const { return experts_norm.weight ? experts_norm : ffn_norm; }
 };
 
 struct DenseTensors {

@@ -140,7 +140,7 @@ uint32_t KvPages::PeakPages(uint32_t positions, uint32_t window, uint32_t chunk)
 uint32_t WidestWindow(const ModelConfig& config) {
   uint32_t widest = 0;
   for (const LayerConfig& layer : config.layers) {
-    if (layer.attention.kind == AttentionKind::kGatedDelta) {
+    if (IsRecurrent(layer.attention.kind) || !HasAttention(layer)) {
       continue;  // looks back on nothing
     }
     if (layer.attention.sliding_window == 0) {
@@ -153,7 +153,7 @@ uint32_t WidestWindow(const ModelConfig& config) {
 
 namespace {
 
-// What a layer keeps of a token: latent attention one row that holds K and V, gated delta attention nothing.
+// What a layer keeps of a token: latent attention one row that holds K and V, recurrent attention nothing.
 KvView ShapeOf(const AttentionConfig& attention, KvType type) {
   KvView view;
   view.type = type;
@@ -168,6 +168,9 @@ KvView ShapeOf(const AttentionConfig& attention, KvType type) {
       view.value_dim = attention.latent.kv_rank;
       break;
     case AttentionKind::kGatedDelta:
+    case AttentionKind::kMamba:
+    case AttentionKind::kShortConv:
+    case AttentionKind::kNone:
       break;
   }
   view.page_stride = KvPageBytes(type, view.kv_heads, view.head_dim);

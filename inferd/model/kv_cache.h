@@ -3,7 +3,7 @@
 //
 // A page holds 32 positions (kPageTokens) in every layer: one number names K and V of all layers, so a
 // sequence has one page table. Pages lie [page][kv head][32 tokens][head_dim] per layer
-// (kernels/kv_layout.h); latent attention has one row a token for K and V, gated delta attention none.
+// (kernels/kv_layout.h); latent attention has one row a token for K and V, recurrent attention none.
 //
 // Several sequences may hold a page, since what K and V of a position are is decided by the tokens up to it
 // (prefix_index.h). A page that nobody holds any more is free; one whose content is worth keeping is free as

@@ -20,7 +20,7 @@ AttentionWidths WidthsOf(const AttentionConfig& a) {
   switch (a.kind) {
     case AttentionKind::kGrouped: {
       const uint64_t kv = uint64_t{a.kv_heads} * a.head_dim;
-      return {.q = q, .k = kv, .v = kv, .gate = a.output_gate ? q : 0, .attended = q};
+      return {.q = q, .k = kv, .v = a.value_is_key ? 0 : kv, .gate = a.output_gate ? q : 0, .attended = q};
     }
     case AttentionKind::kLatent: {
       const uint64_t row = uint64_t{a.latent.kv_rank} + a.rope.dimensions;
@@ -32,15 +32,25 @@ AttentionWidths WidthsOf(const AttentionConfig& a) {
     }
     case AttentionKind::kGatedDelta: {
       const uint64_t values = uint64_t{a.delta.value_heads} * a.delta.value_dim;
-      return {.q = ConvCols(a.delta), .gate = values, .attended = values, .delta_heads = a.delta.value_heads};
+      return {.q = ConvCols(a.delta), .gate = values, .attended = values, .state_heads = a.delta.value_heads};
     }
+    case AttentionKind::kMamba: {
+      const uint64_t values = uint64_t{a.mamba.heads} * a.mamba.head_dim;
+      return {.q = ConvCols(a.mamba), .gate = values, .attended = values, .state_heads = a.mamba.heads};
+    }
+    case AttentionKind::kShortConv:
+      return {.q = 3 * uint64_t{a.conv.width}, .attended = a.conv.width};
+    case AttentionKind::kNone:
+      break;
   }
   return {};
 }
 
 }  // namespace
 
-bool HasCommonExpert(const MoeConfig& moe) { return moe.experts == 0 || moe.shared_width > 0; }
+bool HasCommonExpert(const MoeConfig& moe) {
+  return moe.experts == 0 ? moe.dense_width > 0 : moe.shared_width > 0;
+}
 
 uint32_t RanksOf(const MoeConfig& moe) {
   return (moe.experts > 0 ? moe.top_k : 0) + (HasCommonExpert(moe) ? 1 : 0);
@@ -60,7 +70,8 @@ uint32_t MostRanks(const ModelConfig& config) {
 
 uint32_t WidestExpert(const ModelConfig& config) {
   return Largest(config, [](const MoeConfig& moe) {
-    return moe.experts > 0 ? std::max(moe.expert_width, moe.shared_width) : moe.dense_width;
+    return moe.experts > 0 ? std::max({moe.expert_width, moe.shared_width, moe.beside_width})
+                           : moe.dense_width;
   });
 }
 
@@ -70,12 +81,20 @@ bool AnyScalesInputs(const ModelConfig& config) {
   return Largest(config, [](const MoeConfig& moe) { return ScalesInputs(moe) ? 1 : 0; }) > 0;
 }
 
-// A guess needs experts to wait for in the last layer and experts to ask for in the first. A gated delta
-// layer would change its state by the guess, and where the router scales inputs there is no sum of outputs
-// without them.
+// A guess needs experts to wait for in the last layer and experts to ask for in the first. A recurrent layer
+// would change its state by the guess, and where the router scales inputs there is no sum of outputs without
+// them.
 bool CanGuessTokens(const ModelConfig& config) {
   return config.layers.front().moe.experts > 0 && config.layers.back().moe.experts > 0 &&
-         config.layers.front().attention.kind != AttentionKind::kGatedDelta && !AnyScalesInputs(config);
+         !IsRecurrent(config.layers.front().attention.kind) && !AnyScalesInputs(config);
+}
+
+bool NormsOutputs(const LayerConfig& layer) {
+  return layer.post_norms || layer.layer_scale || layer.moe.beside_width > 0;
+}
+
+uint32_t ConvCols(const MambaConfig& mamba) {
+  return mamba.heads * mamba.head_dim + 2 * mamba.groups * mamba.state;
 }
 
 uint32_t ConvCols(const DeltaConfig& delta) {
@@ -88,7 +107,7 @@ uint32_t ShortTextLimit(const ModelConfig& config) {
   uint32_t limit = 0;
   for (const LayerConfig& layer : config.layers) {
     const RopeConfig& rope = layer.attention.rope;
-    if (layer.attention.kind != AttentionKind::kGatedDelta && rope.kind == RopeKind::kLongRope) {
+    if (!IsRecurrent(layer.attention.kind) && rope.kind == RopeKind::kLongRope) {
       limit = limit == 0 ? rope.original_max_position : std::min(limit, rope.original_max_position);
     }
   }
@@ -107,7 +126,7 @@ AttentionWidths WidestAttention(const ModelConfig& config) {
     widest.latent = std::max(widest.latent, widths.latent);
     widest.absorbed = std::max(widest.absorbed, widths.absorbed);
     widest.attended = std::max(widest.attended, widths.attended);
-    widest.delta_heads = std::max(widest.delta_heads, widths.delta_heads);
+    widest.state_heads = std::max(widest.state_heads, widths.state_heads);
   }
   return widest;
 }

@@ -31,16 +31,20 @@ bool AnyScalesInputs(const ModelConfig& config);
 // one, and that attention keeps its past in the KV cache, not in a state that a wrong guess would advance.
 bool CanGuessTokens(const ModelConfig& config);
 
-// Values of a row of gated delta attention's convolution.
+// Whether more than a sum comes between what the experts give and the residual stream: norms, or a factor.
+bool NormsOutputs(const LayerConfig& layer);
+
+// Values of a row of the convolution of gated delta attention and of Mamba-2.
 uint32_t ConvCols(const DeltaConfig& delta);
+uint32_t ConvCols(const MambaConfig& mamba);
 
 // Positions up to which a text is short for every layer with long rope; 0: no layer has it.
 uint32_t ShortTextLimit(const ModelConfig& config);
 
 // The widest row of each activation of attention, over all layers; 0: no layer has it.
 struct AttentionWidths {
-  uint64_t q = 0;         // heads of q; latent: then the heads' values too; delta: q, k and v before the
-                          // convolution
+  uint64_t q = 0;         // heads of q; latent: then the heads' values too; delta, Mamba: what is
+                          // convolved; short convolution: b, c and x
   uint64_t k = 0;         // grouped
   uint64_t v = 0;         // grouped
   uint64_t gate = 0;      // what the output is gated with
@@ -48,7 +52,7 @@ struct AttentionWidths {
   uint64_t latent = 0;    // latent: the compressed kv and its rope part
   uint64_t absorbed = 0;  // latent: q in the space of the compressed kv
   uint64_t attended = 0;
-  uint64_t delta_heads = 0;  // delta: one value per head, of beta and of decay
+  uint64_t state_heads = 0;  // delta: one value per head, of beta and of decay; Mamba: of the time step
 };
 AttentionWidths WidestAttention(const ModelConfig& config);
 

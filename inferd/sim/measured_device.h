@@ -98,13 +98,14 @@ class MeasuredQueue final : public Queue {
   }
   absl::Status Run(const EmbedArgs& args);
   absl::Status Run(const MatMulArgs& args);
-  absl::Status Run(const AttentionArgs& args) {
+  absl::Status Run(const AttentionArgs& args) { return TimeLayer(&args); }
+  absl::Status Run(const GatedDeltaArgs& args) { return TimeLayer(&args); }
+  absl::Status Run(const MambaArgs& args) { return TimeLayer(&args); }
+  absl::Status Run(const ShortConvArgs& args) { return TimeLayer(&args); }
+  // What each layer with attention of whichever kind has once.
+  absl::Status TimeLayer(const Operation& operation) {
     ++layers_;
-    return Time(&args, &rest_seconds_);
-  }
-  absl::Status Run(const GatedDeltaArgs& args) {
-    ++layers_;
-    return Time(&args, &rest_seconds_);
+    return Time(operation, &rest_seconds_);
   }
   absl::Status Run(const ExpertLeadsArgs& args);
   absl::Status Run(const MoeExpertsArgs& args);

@@ -11,7 +11,7 @@
 namespace sluice {
 namespace {
 
-uint32_t EndOf(const ExpertWork& work) { return work.neuron_end == 0 ? work.gate.rows : work.neuron_end; }
+uint32_t EndOf(const ExpertWork& work) { return work.neuron_end == 0 ? work.up.rows : work.neuron_end; }
 
 }  // namespace
 
@@ -57,8 +57,9 @@ uint32_t CountedByLead(Backend* backend, const ExpertWork& work) {
 double VirtualQueue::SecondsOf(const ExpertWork& work, double kept) const {
   const double neurons = NeuronsOf(work);
   const auto seconds = [&](const WeightView& view, bool all) {
-    return VirtualRowSeconds(costs_, view.encoding, view.cols, neurons * (all ? 1 : kept), !all,
-                             expert_bytes_);
+    return !view.base ? 0.0  // no gate
+                      : VirtualRowSeconds(costs_, view.encoding, view.cols, neurons * (all ? 1 : kept), !all,
+                                          expert_bytes_);
   };
   const bool led = bool{work.lead_values.base};
   const bool dense = work.sparsity == SparsityOrder::kNone;
@@ -113,7 +114,8 @@ std::vector<double> VirtualSharedSeconds(const VirtualCosts& costs, absl::Span<c
   std::vector<double> seconds;
   for (const LayerWeights& layer : layers) {
     seconds.push_back(0);
-    for (const WeightView* view : {&layer.common.up, &layer.common.gate, &layer.common.down}) {
+    for (const WeightView* view : {&layer.common.up, &layer.common.gate, &layer.common.down, &layer.beside.up,
+                                   &layer.beside.gate, &layer.beside.down}) {
       seconds.back() +=
           VirtualRowSeconds(costs, view->encoding, view->cols, view->rows, /*kept=*/false, expert_bytes);
     }

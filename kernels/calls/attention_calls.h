@@ -24,9 +24,11 @@ struct RopeKvWriteCall {
   QkNorm qk_norm = QkNorm::kNone;
   CallNorm q_norm;
   CallNorm k_norm;
-  float clip = 0;  // 0: none
+  bool value_norm = false;  // with k_norm's epsilon
+  float clip = 0;           // 0: none
   float temperature_scale = 0;
   uint32_t temperature_floor = 0;
+  uint32_t temperature_offset = 0;
   const float* rope_table = nullptr;
   uint32_t rope_dims = 0;
   bool rope_interleaved = false;
@@ -38,6 +40,13 @@ namespace internal {
 
 // Only the written positions need pages: a window of 1.
 inline constexpr uint32_t kOwnPosition = 1;
+
+inline absl::Status CheckTemperature(const Resolver& r, float scale, uint32_t floor) {
+  if (!std::isfinite(scale) || (scale != 0 && floor == 0)) {
+    return r.Invalid(absl::StrCat("temperature ", scale, " with a floor of ", floor));
+  }
+  return absl::OkStatus();
+}
 
 // The norms of q and k heads.
 inline absl::Status ResolveNorms(const Resolver& r, const RopeKvWriteArgs& args, RopeKvWriteCall* call) {
@@ -54,6 +63,7 @@ inline absl::Status ResolveNorms(const Resolver& r, const RopeKvWriteArgs& args,
       call->k_norm.epsilon = args.k_norm.epsilon;
       return absl::OkStatus();
     case QkNorm::kPerHead:
+    case QkNorm::kWeightedAfterRope:
       break;
     case QkNorm::kAcrossHeads:
       q_cols *= args.heads;
@@ -89,11 +99,12 @@ inline absl::StatusOr<RopeKvWriteCall> Resolve(const Resolver& r, const RopeKvWr
   RETURN_IF_ERROR(r.In(args.k, args.tokens, args.kv.kv_heads * head_dim, "k", &call.k));
   RETURN_IF_ERROR(r.In(args.v, args.tokens, args.kv.kv_heads * head_dim, "v", &call.v));
   RETURN_IF_ERROR(internal::ResolveNorms(r, args, &call));
-  if (!(args.clip >= 0) || !std::isfinite(args.temperature_scale) ||
-      (args.temperature_scale != 0 && args.temperature_floor == 0)) {
-    return r.Invalid(absl::StrCat("clipping at ", args.clip, ", temperature ", args.temperature_scale,
-                                  " with a floor of ", args.temperature_floor));
+  call.value_norm = args.value_norm;
+  call.k_norm.epsilon = args.k_norm.epsilon;
+  if (!(args.clip >= 0)) {
+    return r.Invalid(absl::StrCat("clipping at ", args.clip));
   }
+  RETURN_IF_ERROR(internal::CheckTemperature(r, args.temperature_scale, args.temperature_floor));
   RETURN_IF_ERROR(r.BatchRows(args.sequences, args.tokens, r.limits().max_sequences, r.limits().max_context));
   RETURN_IF_ERROR(r.Pages(args.sequences, internal::kOwnPosition, 0, args.kv.pages));
   RETURN_IF_ERROR(r.RopeTable(args.rope_table, args.rope_positions, args.rope_dims, head_dim, args.sequences,
@@ -104,6 +115,7 @@ inline absl::StatusOr<RopeKvWriteCall> Resolve(const Resolver& r, const RopeKvWr
   call.clip = args.clip;
   call.temperature_scale = args.temperature_scale;
   call.temperature_floor = args.temperature_floor;
+  call.temperature_offset = args.temperature_offset;
   call.rope_dims = args.rope_dims;
   call.rope_interleaved = args.rope_interleaved;
   call.sequences = args.sequences;
@@ -119,6 +131,9 @@ struct LatentKvWriteCall {
   uint32_t heads = 0;
   uint32_t kv_rank = 0;
   CallNorm norm;
+  float temperature_scale = 0;
+  uint32_t temperature_floor = 0;
+  uint32_t temperature_offset = 0;
   const float* rope_table = nullptr;
   uint32_t rope_dims = 0;
   bool rope_interleaved = false;
@@ -151,6 +166,7 @@ inline absl::StatusOr<LatentKvWriteCall> Resolve(const Resolver& r, const Latent
     return r.Unimplemented("layer norm of the compressed kv");
   }
   RETURN_IF_ERROR(r.Norm(args.norm, args.kv_rank, "norm weight", &call.norm));
+  RETURN_IF_ERROR(internal::CheckTemperature(r, args.temperature_scale, args.temperature_floor));
   RETURN_IF_ERROR(r.BatchRows(args.sequences, args.tokens, r.limits().max_sequences, r.limits().max_context));
   RETURN_IF_ERROR(r.Pages(args.sequences, internal::kOwnPosition, 0, args.kv.pages));
   RETURN_IF_ERROR(r.RopeTable(args.rope_table, args.rope_positions, args.rope_dims, row, args.sequences,
@@ -159,6 +175,9 @@ inline absl::StatusOr<LatentKvWriteCall> Resolve(const Resolver& r, const Latent
   call.tokens = args.tokens;
   call.heads = args.heads;
   call.kv_rank = args.kv_rank;
+  call.temperature_scale = args.temperature_scale;
+  call.temperature_floor = args.temperature_floor;
+  call.temperature_offset = args.temperature_offset;
   call.rope_dims = args.rope_dims;
   call.rope_interleaved = args.rope_interleaved;
   call.sequences = args.sequences;

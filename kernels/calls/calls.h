@@ -10,3 +10,4 @@
 #include "kernels/calls/matmul_calls.h"
 #include "kernels/calls/router_calls.h"
 #include "kernels/calls/row_calls.h"
+#include "kernels/calls/state_calls.h"

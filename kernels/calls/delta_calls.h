@@ -10,11 +10,10 @@
 #include "common/status.h"
 #include "kernels/calls/places.h"
 #include "kernels/calls/resolver.h"
+#include "kernels/calls/state_calls.h"
 #include "kernels/ops.h"
 
 namespace sluice {
-
-inline constexpr uint32_t kMaxConvKernel = 16;
 
 struct GatedDeltaCall {
   InRows qkv;
@@ -27,11 +26,7 @@ struct GatedDeltaCall {
   const float* a_log = nullptr;
   const float* dt_bias = nullptr;
   CallNorm norm;
-  absl::Span<const SequenceRows> sequences;
-  absl::Span<const uint32_t> from;
-  absl::Span<const uint32_t> to;
-  float* states = nullptr;
-  uint64_t slot_stride = 0;  // floats
+  CallStates states;
   OutRows out;
   uint32_t ConvCols() const {
     return 2 * shape.key_heads * shape.key_dim + shape.value_heads * shape.value_dim;
@@ -53,43 +48,6 @@ inline absl::Status CheckShape(const Resolver& r, const DeltaConfig& d, const Ba
     return r.Invalid(
         absl::StrCat(d.value_heads, " value heads do not divide over ", d.key_heads, " key heads"));
   }
-  return absl::OkStatus();
-}
-
-// Each sequence reads a slot that exists (unless it begins) and writes one that no other touches.
-inline absl::Status CheckSlots(const Resolver& r, const GatedDeltaArgs& args) {
-  const size_t count = args.sequences.size();
-  if (args.from.size() != count || args.to.size() != count) {
-    return r.Invalid(
-        absl::StrCat("slots from ", args.from.size(), " to ", args.to.size(), " for ", count, " sequences"));
-  }
-  for (size_t i = 0; i < count; ++i) {
-    const bool reads = args.sequences[i].first_position > 0;
-    if (args.to[i] >= args.state.slots || (reads && args.from[i] >= args.state.slots)) {
-      return r.Invalid(
-          absl::StrCat("from slot ", args.from[i], " to slot ", args.to[i], " of ", args.state.slots));
-    }
-    for (size_t j = 0; j < count; ++j) {
-      const bool other_reads = args.sequences[j].first_position > 0;
-      if ((i != j && args.to[i] == args.to[j]) || (other_reads && args.to[i] == args.from[j])) {
-        return r.Invalid(absl::StrCat("slot ", args.to[i], " is written and used again"));
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-inline absl::Status ResolveState(const Resolver& r, const GatedDeltaArgs& args, GatedDeltaCall* call) {
-  const uint64_t floats = call->ConvFloats() + call->shape.value_heads * call->HeadFloats();
-  if (args.state.slot_stride % 64 != 0 || args.state.slot_stride < floats * 4) {
-    return r.Invalid(
-        absl::StrCat("a slot stride of ", args.state.slot_stride, " bytes for a state of ", floats * 4));
-  }
-  OutRows states;
-  RETURN_IF_ERROR(
-      r.Out({args.state.base, args.state.slot_stride / 4}, args.state.slots, floats, "state", &states));
-  call->states = states.base;
-  call->slot_stride = states.stride;
   return absl::OkStatus();
 }
 
@@ -123,13 +81,9 @@ inline absl::StatusOr<GatedDeltaCall> Resolve(const Resolver& r, const GatedDelt
       overlaps(call.decay, heads)) {
     return r.Invalid("out overlaps an input");
   }
-  RETURN_IF_ERROR(r.BatchRows(args.sequences, args.tokens, r.limits().max_sequences, r.limits().max_context));
-  RETURN_IF_ERROR(internal::CheckSlots(r, args));
-  RETURN_IF_ERROR(internal::ResolveState(r, args, &call));
+  RETURN_IF_ERROR(internal::ResolveStates(
+      r, args, call.ConvFloats() + call.shape.value_heads * call.HeadFloats(), &call.states));
   call.tokens = args.tokens;
-  call.sequences = args.sequences;
-  call.from = args.from;
-  call.to = args.to;
   return call;
 }
 

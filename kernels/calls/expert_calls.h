@@ -91,6 +91,7 @@ inline absl::Status CheckActivation(const Resolver& r, const ActivationSpec& spe
     case Activation::kSilu:
     case Activation::kGeluTanh:
     case Activation::kGelu:
+    case Activation::kRelu2:
       return absl::OkStatus();
     case Activation::kClampedSwiglu:
       if (!std::isfinite(spec.alpha) || !(spec.limit > 0)) {
@@ -104,18 +105,24 @@ inline absl::Status CheckActivation(const Resolver& r, const ActivationSpec& spe
 inline absl::Status ResolveParts(const Resolver& r, const ExpertWork& work, uint32_t hidden,
                                  uint32_t max_width, ExpertCall* out) {
   RETURN_IF_ERROR(r.Weights(work.up, true, "up", &out->up));
-  RETURN_IF_ERROR(r.Weights(work.gate, true, "gate", &out->gate));
+  RETURN_IF_ERROR(r.Weights(work.gate.base ? work.gate : work.up, true, "gate", &out->gate));
   RETURN_IF_ERROR(r.Weights(work.down, true, "down", &out->down));
   const uint32_t width = work.up.rows;
   RETURN_IF_ERROR(r.Within(width, max_width, "expert width"));
-  if (work.gate.rows != width || work.down.rows != width || work.up.cols != hidden ||
-      work.gate.cols != hidden || work.down.cols != hidden) {
+  if (out->gate.rows != width || work.down.rows != width || work.up.cols != hidden ||
+      out->gate.cols != hidden || work.down.cols != hidden) {
     return r.Invalid(absl::StrCat("an expert's parts are up [", width, ", ", work.up.cols, "], gate [",
-                                  work.gate.rows, ", ", work.gate.cols, "], down [", work.down.rows, ", ",
+                                  out->gate.rows, ", ", out->gate.cols, "], down [", work.down.rows, ", ",
                                   work.down.cols, "] with hidden ", hidden));
   }
   if (work.up_bias) {
     RETURN_IF_ERROR(r.InFloats(work.up_bias, width, "up bias", &out->up_bias));
+  }
+  if (work.gate_bias && !work.gate.base) {
+    return r.Invalid("a gate bias without a gate");
+  }
+  if (!work.gate.base) {
+    out->gate_bias = out->up_bias;
   }
   if (work.gate_bias) {
     RETURN_IF_ERROR(r.InFloats(work.gate_bias, width, "gate bias", &out->gate_bias));
@@ -274,9 +281,10 @@ struct CombineCall {
   uint32_t tokens = 0;
   uint32_t top_k = 0;
   uint32_t hidden = 0;
-  InRows residual;
+  InRows residual;  // base nullptr: zeros
   OutRows out;
   float scale = 1;
+  const float* gain = nullptr;  // nullptr: 1
 };
 
 inline absl::StatusOr<CombineCall> Resolve(const Resolver& r, const CombineArgs& args) {
@@ -289,7 +297,12 @@ inline absl::StatusOr<CombineCall> Resolve(const Resolver& r, const CombineArgs&
   if (args.weights) {
     RETURN_IF_ERROR(r.InFloats(args.weights, slots, "weights", &call.weights));
   }
-  RETURN_IF_ERROR(r.In(args.residual, args.tokens, args.hidden, "residual", &call.residual));
+  if (args.residual.base) {
+    RETURN_IF_ERROR(r.In(args.residual, args.tokens, args.hidden, "residual", &call.residual));
+  }
+  if (args.gain) {
+    RETURN_IF_ERROR(r.InFloats(args.gain, 1, "gain", &call.gain));
+  }
   RETURN_IF_ERROR(r.Out(args.out, args.tokens, args.hidden, "out", &call.out));
   call.tokens = args.tokens;
   call.top_k = args.top_k;

@@ -22,7 +22,9 @@ struct RouterCall {
   RouterKind kind = RouterKind::kSoftmaxTopK;
   uint32_t top_k = 0;
   bool norm_topk_prob = true;
+  float norm_epsilon = 0;
   float routed_scale = 1;
+  const float* expert_scale = nullptr;  // [experts], nullptr: none
   const float* correction = nullptr;
   float jitter = 0;
   uint32_t groups = 0;  // 0: none
@@ -103,6 +105,12 @@ inline absl::StatusOr<RouterCall> Resolve(const Resolver& r, const RouterArgs& a
   if (args.correction) {
     RETURN_IF_ERROR(r.InFloats(args.correction, args.experts, "correction", &call.correction));
   }
+  if (args.expert_scale) {
+    RETURN_IF_ERROR(r.InFloats(args.expert_scale, args.experts, "expert scale", &call.expert_scale));
+  }
+  if (!(args.norm_epsilon >= 0)) {
+    return r.Invalid(absl::StrCat("an epsilon of ", args.norm_epsilon, " of the chosen scores' sum"));
+  }
   if (args.shared && args.shared_logits.base) {
     RETURN_IF_ERROR(r.In(args.shared_logits, args.tokens, 1, "shared logits", &call.shared_logits));
   }
@@ -111,6 +119,7 @@ inline absl::StatusOr<RouterCall> Resolve(const Resolver& r, const RouterArgs& a
   call.kind = args.kind;
   call.top_k = args.top_k;
   call.norm_topk_prob = args.norm_topk_prob;
+  call.norm_epsilon = args.norm_epsilon;
   call.routed_scale = args.routed_scale;
   call.jitter = args.jitter;
   call.groups = args.groups;

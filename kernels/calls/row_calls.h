@@ -1,11 +1,12 @@
-// The operations on rows of activations, checked and resolved: Embed, Norm, SigmoidGate, ScaleRows,
-// TopLogits.
+// The operations on rows of activations, checked and resolved: Embed, Norm, SigmoidGate, SoftCap,
+// ScaleRows, TopLogits.
 //
 // Thread safety: free functions; a call may be read, and disjoint rows of its outputs written, by several
 // threads.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "absl/status/statusor.h"
@@ -78,6 +79,26 @@ inline absl::StatusOr<SigmoidGateCall> Resolve(const Resolver& r, const SigmoidG
   }
   call.tokens = args.tokens;
   call.cols = args.cols;
+  return call;
+}
+
+struct SoftCapCall {
+  OutRows x;
+  uint32_t tokens = 0;
+  uint32_t cols = 0;
+  float cap = 0;
+};
+
+inline absl::StatusOr<SoftCapCall> Resolve(const Resolver& r, const SoftCapArgs& args) {
+  SoftCapCall call;
+  RETURN_IF_ERROR(r.Within(args.tokens, r.limits().max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Out(args.x, args.tokens, args.cols, "x", &call.x));
+  if (!(args.cap > 0) || !std::isfinite(args.cap)) {
+    return r.Invalid(absl::StrCat("a cap of ", args.cap));
+  }
+  call.tokens = args.tokens;
+  call.cols = args.cols;
+  call.cap = args.cap;
   return call;
 }
 

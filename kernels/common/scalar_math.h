@@ -34,8 +34,8 @@ inline float SoftplusOf(float x, float e) {
 }
 
 // What multiplies q at a position.
-inline float TemperatureAt(uint32_t position, float scale, uint32_t floor) {
-  const uint64_t steps = (uint64_t{position} + 1) / floor;
+inline float TemperatureAt(uint32_t position, float scale, uint32_t floor, uint32_t offset) {
+  const uint64_t steps = (uint64_t{position} + offset) / floor;
   return static_cast<float>(1 + double{scale} * LogOf(1 + static_cast<double>(steps)));
 }
 

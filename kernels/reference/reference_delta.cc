@@ -95,11 +95,10 @@ void Step(const GatedDeltaCall& call, uint32_t t, uint32_t head, State& state) {
 void Run(Device&, const GatedDeltaCall& call) {
   const uint64_t conv = call.ConvFloats();
   const uint64_t heads = call.shape.value_heads * call.HeadFloats();
-  for (size_t i = 0; i < call.sequences.size(); ++i) {
-    const SequenceRows& sequence = call.sequences[i];
+  for (size_t i = 0; i < call.states.sequences.size(); ++i) {
+    const SequenceRows& sequence = call.states.sequences[i];
     State state{std::vector<float>(conv, 0.0f), std::vector<float>(heads, 0.0f)};
-    if (sequence.first_position > 0) {
-      const float* slot = call.states + call.from[i] * call.slot_stride;
+    if (const float* slot = call.states.From(i); slot != nullptr) {
       state.inputs.assign(slot, slot + conv);
       state.heads.assign(slot + conv, slot + conv + heads);
     }
@@ -111,7 +110,7 @@ void Run(Device&, const GatedDeltaCall& call) {
       state.inputs.insert(state.inputs.end(), call.qkv.Row(t), call.qkv.Row(t) + call.ConvCols());
       state.inputs.erase(state.inputs.begin(), state.inputs.begin() + call.ConvCols());
     }
-    float* slot = call.states + call.to[i] * call.slot_stride;
+    float* slot = call.states.To(i);
     std::copy(state.inputs.begin(), state.inputs.end(), slot);
     std::copy(state.heads.begin(), state.heads.end(), slot + conv);
   }

@@ -149,7 +149,11 @@ void Run(Device&, const CombineCall& call) {
           a = std::fma(weight, call.y.Row(slot)[h], a);
         }
       }
-      call.out.Row(t)[h] = call.residual.Row(t)[h] + call.scale * (a + 0.0f);
+      float sum = call.scale * (a + 0.0f);
+      if (call.residual.base != nullptr) {
+        sum = call.residual.Row(t)[h] + sum;
+      }
+      call.out.Row(t)[h] = call.gain == nullptr ? sum : call.gain[0] * sum;
     }
   }
 }

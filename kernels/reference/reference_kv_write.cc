@@ -71,10 +71,15 @@ void TurnHeads(const RopeKvWriteCall& call, const CallNorm& norm, uint32_t heads
       head[d] = std::clamp(head[d], -call.clip, call.clip);
     }
     RopeHead(cos_sin, call.rope_dims, call.rope_interleaved, head);
-    if (call.qk_norm == QkNorm::kPerHeadAfterRope) {
+    if (call.qk_norm == QkNorm::kPerHeadAfterRope || call.qk_norm == QkNorm::kWeightedAfterRope) {
       NormRow(norm, head, head_dim, head);
     }
   }
+}
+
+template <class Call>
+float TemperatureOf(const Call& call, uint32_t position) {
+  return TemperatureAt(position, call.temperature_scale, call.temperature_floor, call.temperature_offset);
 }
 
 void WriteRow(const RopeKvWriteCall& call, const SequenceRows& sequence, uint32_t i) {
@@ -85,7 +90,7 @@ void WriteRow(const RopeKvWriteCall& call, const SequenceRows& sequence, uint32_
   float* q = call.q.Row(t);
   TurnHeads(call, call.q_norm, call.heads, cos_sin, q);
   if (call.temperature_scale != 0) {
-    const float temperature = TemperatureAt(position, call.temperature_scale, call.temperature_floor);
+    const float temperature = TemperatureOf(call, position);
     for (uint64_t c = 0; c < uint64_t{call.heads} * kv.head_dim; ++c) {
       q[c] = q[c] * temperature;
     }
@@ -94,6 +99,10 @@ void WriteRow(const RopeKvWriteCall& call, const SequenceRows& sequence, uint32_
   std::vector<float> k(call.k.Row(t), call.k.Row(t) + cols);
   std::vector<float> v(call.v.Row(t), call.v.Row(t) + cols);
   TurnHeads(call, call.k_norm, kv.kv_heads, cos_sin, k.data());
+  for (uint32_t h = 0; h < kv.kv_heads && call.value_norm; ++h) {
+    float* head = v.data() + uint64_t{h} * kv.head_dim;
+    NormRow({.epsilon = call.k_norm.epsilon}, head, kv.head_dim, head);
+  }
   for (uint64_t c = 0; c < cols && call.clip > 0; ++c) {
     v[c] = std::clamp(v[c], -call.clip, call.clip);
   }
@@ -114,6 +123,12 @@ void WriteRow(const LatentKvWriteCall& call, const SequenceRows& sequence, uint3
     float* out = call.q_out.Row(t) + uint64_t{h} * row + call.kv_rank;
     std::copy(q, q + call.rope_dims, out);
     RopeHead(cos_sin, call.rope_dims, call.rope_interleaved, out);
+  }
+  if (call.temperature_scale != 0) {
+    const float temperature = TemperatureOf(call, position);
+    for (uint64_t c = 0; c < uint64_t{call.heads} * row; ++c) {
+      call.q_out.Row(t)[c] = call.q_out.Row(t)[c] * temperature;
+    }
   }
   std::vector<float> latent(call.latent.Row(t), call.latent.Row(t) + row);
   if (call.norm.weight != nullptr) {

@@ -92,7 +92,7 @@ Routed RouteByScore(const RouterCall& call, const std::vector<float>& logits) {
     chosen = chosen + scores[expert];
   }
   if (sigmoid) {
-    chosen = chosen + 1e-20f;
+    chosen = chosen + call.norm_epsilon;
   }
   for (const uint32_t expert : routed.experts) {
     routed.weights.push_back(call.norm_topk_prob ? scores[expert] / chosen : scores[expert]);
@@ -149,6 +149,9 @@ void Run(Device&, const RouterCall& call) {
     for (uint32_t k = 0; k < call.top_k; ++k) {
       ids[k] = static_cast<int32_t>(routed.experts[k]);
       weights[k] = routed.weights[k] * call.routed_scale;
+      if (call.expert_scale != nullptr) {
+        weights[k] = weights[k] * call.expert_scale[ids[k]];
+      }
     }
     if (call.shared) {
       ids[call.top_k] = static_cast<int32_t>(call.experts);

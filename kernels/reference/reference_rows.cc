@@ -44,6 +44,15 @@ void Run(Device&, const SigmoidGateCall& call) {
   }
 }
 
+void Run(Device&, const SoftCapCall& call) {
+  for (uint32_t t = 0; t < call.tokens; ++t) {
+    for (uint32_t c = 0; c < call.cols; ++c) {
+      float& x = call.x.Row(t)[c];
+      x = call.cap * std::fma(2.0f, Sigmoid(x * (2.0f / call.cap)), -1.0f);
+    }
+  }
+}
+
 void Run(Device&, const ScaleRowsCall& call) {
   for (uint64_t i = 0; i < uint64_t{call.tokens} * call.ranks; ++i) {
     for (uint32_t c = 0; c < call.cols; ++c) {

@@ -132,6 +132,8 @@ float GateFactor(const ActivationSpec& activation, float g) {
       const float clamped = activation.limit < g ? activation.limit : g;
       return clamped / (1.0f + Exp(-(activation.alpha * clamped)));
     }
+    case Activation::kRelu2:
+      return 0.0f > g ? 0.0f : g;
   }
   return 0;
 }

@@ -99,7 +99,7 @@ absl::Status CacheStage::Predict(const RouterTap& tap, uint32_t target, uint32_t
   args.x = tap.residual;
   args.tokens = tap.routing.tokens;
   args.cols = config_.hidden;
-  args.norm = weights.ffn_norm;
+  args.norm = weights.RouterNorm();
   args.parts = router;
   RETURN_IF_ERROR(parts.backend->queue().MatMul(args));
   logits_.resize(uint64_t{args.tokens} * moe.experts);

@@ -23,10 +23,12 @@ absl::Status VisitFactors(const WindowRunner& runner, const ActivationSpec& acti
   const Rows up = runner.scratch(0);
   const Rows gate = runner.scratch(1);
   const uint64_t bias_offset = work.neuron_begin * sizeof(float);
+  const bool gated = bool{work.gate.base};
+  const BufferRef gate_bias = gated ? work.gate_bias : work.up_bias;
   const MatMulPart parts[] = {{NeuronRange(work.up, work.neuron_begin, end), up,
                                work.up_bias ? work.up_bias + bias_offset : BufferRef{}},
-                              {NeuronRange(work.gate, work.neuron_begin, end), gate,
-                               work.gate_bias ? work.gate_bias + bias_offset : BufferRef{}}};
+                              {NeuronRange(gated ? work.gate : work.up, work.neuron_begin, end), gate,
+                               gate_bias ? gate_bias + bias_offset : BufferRef{}}};
   Queue& queue = runner.parts().backend->queue();
   MatMulArgs matmul;
   matmul.x = x;

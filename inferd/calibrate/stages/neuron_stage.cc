@@ -81,8 +81,8 @@ absl::Status NeuronStage::AfterRouter(const RouterTap& tap) {
   const uint32_t tokens = routing_.tokens;
   RETURN_IF_ERROR(host_->runner().Read(tap.normed, tokens, hidden, copied_.data()));
   RETURN_IF_ERROR(queue.Upload(copied_.data(), uint64_t{tokens} * hidden * sizeof(float), next_[0].base));
-  return queue.Norm(
-      {tap.residual, tokens, hidden, parts.weights->layer(static_cast<uint32_t>(next)).ffn_norm, next_[1]});
+  return queue.Norm({tap.residual, tokens, hidden,
+                     parts.weights->layer(static_cast<uint32_t>(next)).ExpertsNorm(), next_[1]});
 }
 
 absl::Status NeuronStage::AfterLayer(const LayerEnd& end) {

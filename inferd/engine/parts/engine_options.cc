@@ -81,6 +81,16 @@ void AddAttentionLimits(const AttentionConfig& a, BackendLimits* limits) {
       raise(&limits->head_dim, std::max(a.delta.key_dim, a.delta.value_dim));
       raise(&limits->max_cols, a.delta.value_heads * a.delta.value_dim);
       break;
+    case AttentionKind::kMamba:
+      raise(&limits->heads, a.mamba.heads);
+      raise(&limits->head_dim, std::max(a.mamba.head_dim, a.mamba.state));
+      raise(&limits->max_cols, a.mamba.heads * a.mamba.head_dim);
+      break;
+    case AttentionKind::kShortConv:
+      raise(&limits->max_cols, a.conv.width);
+      break;
+    case AttentionKind::kNone:
+      break;
   }
 }
 

@@ -89,8 +89,8 @@ absl::StatusOr<bool> NeuronPredictor::Begin(const RouterTap& tap, uint32_t targe
   if (guesses_.empty()) return false;
   input_ = tap.normed;
   if (options_.input == NeuronInput::kNormed) {
-    RETURN_IF_ERROR(
-        backend_->queue().Norm({tap.residual, tokens_, config_.hidden, layers_[target].ffn_norm, normed_}));
+    RETURN_IF_ERROR(backend_->queue().Norm(
+        {tap.residual, tokens_, config_.hidden, layers_[target].ExpertsNorm(), normed_}));
     input_ = normed_;
   }
   step_ = tap.batch->step();

@@ -39,7 +39,7 @@ absl::StatusOr<Routing> GateReuse::Predict(const RouterTap& tap, uint32_t target
   args.x = tap.residual;
   args.tokens = tokens;
   args.cols = config_.hidden;
-  args.norm = w.ffn_norm;
+  args.norm = w.RouterNorm();
   args.parts = router;
   RETURN_IF_ERROR(queue.MatMul(args));
   RouterArgs router_args = ModelRouterArgs(moe, w);

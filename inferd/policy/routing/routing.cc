@@ -15,7 +15,9 @@ RouterArgs ModelRouterArgs(const MoeConfig& moe, const LayerWeights& weights) {
   args.kind = moe.router;
   args.top_k = moe.top_k;
   args.norm_topk_prob = moe.norm_topk_prob;
+  args.norm_epsilon = moe.norm_epsilon;
   args.routed_scale = moe.routed_scale;
+  args.expert_scale = weights.expert_scale;
   args.correction = weights.router_correction;
   args.jitter = moe.router_jitter;
   args.groups = moe.groups;

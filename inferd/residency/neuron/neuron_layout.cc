@@ -115,6 +115,14 @@ uint64_t SmallestNeuronBudget(const Pack& pack, Part lead, bool lead_resident) {
 }
 
 absl::Status CheckNeuronBudget(const Pack& pack, uint64_t budget, Part lead, bool lead_resident) {
+  for (size_t layer = 0; layer < pack.config().layers.size(); ++layer) {
+    const MoeConfig& moe = pack.config().layers[layer].moe;
+    if (moe.experts > 0 && !HasGates(moe.activation)) {
+      return absl::UnimplementedError(absl::StrCat(
+          "--policy cache_granularity=neuron: the experts of layer ", layer,
+          " have no gates; caches of neurons are for experts with a gate, an up and a down part"));
+    }
+  }
   RETURN_IF_ERROR(CheckDeviceBudget(pack, /*budget=*/0, NeuronSlotBytes(pack, lead, lead_resident)));
   const uint64_t least = SmallestNeuronBudget(pack, lead, lead_resident);
   if (budget == 0 || budget >= least) {

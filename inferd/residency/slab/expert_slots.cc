@@ -66,12 +66,16 @@ absl::StatusOr<uint64_t> ExpertSlots::Send(FetchKind kind, uint64_t step, uint32
   target.slab = slab_->number();
   target.tile_neurons = TileOf(place.layer);
   const uint64_t start = pack_.extents()[pack_.expert_extents(place.layer, place.expert).first].offset;
+  const PartSet parts = StoredParts(pack_.expert_format(place.layer, place.expert));
   for (int part = 0; part < kPartCount; ++part) {
+    if ((parts & PartBit(static_cast<Part>(part))) == 0) {
+      continue;
+    }
     const PartView view = pack_.part(place.layer, place.expert, static_cast<Part>(part));
     target.base[part] = place.offset + pack_.extents()[view.extent].offset - start + view.base;
     target.stride[part] = view.stride;
   }
-  return fetches_->TransferExpert(kind, step, place.layer, place.expert, kAllParts, target);
+  return fetches_->TransferExpert(kind, step, place.layer, place.expert, parts, target);
 }
 
 uint32_t ExpertSlots::Handle(const FetchKey& key, const FetchCompletion& completion) {

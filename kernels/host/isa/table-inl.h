@@ -115,8 +115,10 @@ inline KernelTable MakeTable(const char* name) {
   table.rms_norm = RmsNorm;
   table.layer_norm = LayerNorm;
   table.l2_norm = L2Norm;
-  table.convolve_silu = ConvolveSilu;
+  table.convolve = Convolve<false>;
+  table.convolve_silu = Convolve<true>;
   table.delta_step = DeltaStep;
+  table.mamba_step = MambaStep;
   table.clip = Clip;
   table.gate_factor = GateFactor;
   table.up_factor = UpFactor;
@@ -128,6 +130,7 @@ inline KernelTable MakeTable(const char* name) {
   table.dot_tokens = kMostTokens;
   table.add = AddRows;
   table.sigmoid = SigmoidRow;
+  table.soft_cap = SoftCap;
   table.sigmoid_mul = SigmoidMul;
   table.accumulate = Accumulate;
   table.combine = Combine;

@@ -48,8 +48,14 @@ void DeltaToken(Device& d, const GatedDeltaCall& call, const DeltaTile& tile, ui
       inputs[j] = InputAt(call, *tile.sequence, tile.old_inputs, zeros, row, shape.conv_kernel - 1 - j,
                           tile.column[part]);
     }
-    d.kernels.convolve_silu(inputs, tile.weights[part], shape.conv_kernel, tile.count[part],
-                            tile.values[part]);
+    ConvolveCall convolve;
+    convolve.rows = inputs;
+    convolve.weights = tile.weights[part];
+    convolve.stride = tile.count[part];
+    convolve.taps = shape.conv_kernel;
+    convolve.cols = tile.count[part];
+    convolve.y = tile.values[part];
+    d.kernels.convolve_silu(convolve);
   }
   d.kernels.l2_norm(tile.values[0], shape.key_dim,
                     static_cast<float>(1 / std::sqrt(double{static_cast<double>(shape.key_dim)})));
@@ -81,11 +87,11 @@ void DeltaHead(Device& d, const GatedDeltaCall& call, uint32_t sequence, uint32_
   const DeltaConfig& shape = call.shape;
   const uint32_t sharers = shape.value_heads / shape.key_heads;
   const uint32_t key_head = head / sharers;
-  const bool begins = call.sequences[sequence].first_position == 0;
-  const float* old_slot = begins ? nullptr : call.states + call.from[sequence] * call.slot_stride;
-  float* slot = call.states + call.to[sequence] * call.slot_stride;
+  const float* old_slot = call.states.From(sequence);
+  const bool begins = old_slot == nullptr;
+  float* slot = call.states.To(sequence);
   DeltaTile tile;
-  tile.sequence = &call.sequences[sequence];
+  tile.sequence = &call.states.sequences[sequence];
   tile.head = head;
   tile.old_inputs = old_slot;
   const uint64_t place = call.ConvFloats() + head * call.HeadFloats();
@@ -131,7 +137,7 @@ void Run(Device& d, const GatedDeltaCall& call) {
   const uint32_t heads = call.shape.value_heads;
   const uint64_t work = uint64_t{call.tokens} * heads * (3 * call.HeadFloats() + 64);
   d.tiles.Run(
-      static_cast<uint32_t>(call.sequences.size()) * heads, work,
+      static_cast<uint32_t>(call.states.sequences.size()) * heads, work,
       [&](uint32_t tile, uint32_t worker) { DeltaHead(d, call, tile / heads, tile % heads, worker); });
 }
 

@@ -31,10 +31,21 @@ void TurnHeads(const KernelTable& kernels, const RopeKvWriteCall& call, const Ca
       }
     }
     kernels.rope(head, cos_sin, cos_sin + half, half, call.rope_interleaved);
-    if (call.qk_norm == QkNorm::kPerHeadAfterRope) {
+    if (call.qk_norm == QkNorm::kPerHeadAfterRope || call.qk_norm == QkNorm::kWeightedAfterRope) {
       NormRow(kernels, norm, head, head_dim, head);
     }
   }
+}
+
+// Multiplies the q of a row by its position's temperature, if there is one.
+template <class Call>
+void Temper(const KernelTable& kernels, const Call& call, uint32_t position, uint32_t cols, float* q) {
+  if (call.temperature_scale == 0) {
+    return;
+  }
+  const float temperature =
+      TemperatureAt(position, call.temperature_scale, call.temperature_floor, call.temperature_offset);
+  kernels.decode[static_cast<int>(RowKind::kF32)](reinterpret_cast<const uint8_t*>(q), cols, temperature, q);
 }
 
 void StoreHead(const KernelTable& kernels, const CallKv& kv, uint8_t* page, uint32_t head, uint32_t token,
@@ -60,11 +71,7 @@ void Run(Device& d, const RopeKvWriteCall& call) {
       const float* cos_sin = call.rope_table + uint64_t{position} * call.rope_dims;
       float* q = call.q.Row(t);
       TurnHeads(d.kernels, call, call.q_norm, call.heads, cos_sin, q);
-      if (call.temperature_scale != 0) {
-        const float temperature = TemperatureAt(position, call.temperature_scale, call.temperature_floor);
-        d.kernels.decode[static_cast<int>(RowKind::kF32)](reinterpret_cast<const uint8_t*>(q), q_cols,
-                                                          temperature, q);
-      }
+      Temper(d.kernels, call, position, q_cols, q);
       const uint64_t page = sequence.pages[position / kPageTokens] * kv.page_stride;
       float* row = d.space.workers[worker].any;
       std::memcpy(row, call.k.Row(t), cols * sizeof(float));
@@ -73,8 +80,13 @@ void Run(Device& d, const RopeKvWriteCall& call) {
         StoreHead(d.kernels, kv, kv.k + page, h, position % kPageTokens, row + uint64_t{h} * kv.head_dim);
       }
       const float* v = call.v.Row(t);
+      for (uint32_t h = 0; h < kv.kv_heads && call.value_norm; ++h) {
+        const uint64_t head = uint64_t{h} * kv.head_dim;
+        d.kernels.rms_norm(call.v.Row(t) + head, kv.head_dim, nullptr, call.k_norm.epsilon, row + head);
+        v = row;
+      }
       if (call.clip > 0) {
-        std::memcpy(row, v, cols * sizeof(float));
+        std::memmove(row, v, cols * sizeof(float));
         d.kernels.clip(row, cols, call.clip);
         v = row;
       }
@@ -100,6 +112,7 @@ void Run(Device& d, const LatentKvWriteCall& call) {
         std::memcpy(out, q, call.rope_dims * sizeof(float));
         d.kernels.rope(out, cos_sin, cos_sin + half, half, call.rope_interleaved);
       }
+      Temper(d.kernels, call, position, call.heads * row_cols, call.q_out.Row(t));
       float* row = d.space.workers[worker].any;
       std::memcpy(row, call.latent.Row(t), row_cols * sizeof(float));
       if (call.norm.weight != nullptr) {

@@ -98,7 +98,7 @@ void Normalize(const RouterCall& call, float* weights) {
     chosen = chosen + weights[k];
   }
   if (call.kind == RouterKind::kSigmoidTopK) {
-    chosen = chosen + 1e-20f;
+    chosen = chosen + call.norm_epsilon;
   }
   for (uint32_t k = 0; k < call.top_k; ++k) {
     weights[k] = weights[k] / chosen;
@@ -173,6 +173,9 @@ void Run(Device& d, const RouterCall& call) {
                ids, weights);
     for (uint32_t k = 0; k < call.top_k; ++k) {
       weights[k] = weights[k] * call.routed_scale;
+      if (call.expert_scale != nullptr) {
+        weights[k] = weights[k] * call.expert_scale[ids[k]];
+      }
     }
     if (call.shared) {
       ids[call.top_k] = static_cast<int32_t>(call.experts);

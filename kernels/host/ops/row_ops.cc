@@ -35,6 +35,11 @@ void Run(Device& d, const SigmoidGateCall& call) {
   });
 }
 
+void Run(Device& d, const SoftCapCall& call) {
+  d.tiles.Run(call.tokens, uint64_t{call.tokens} * call.cols * 8,
+              [&](uint32_t t, uint32_t) { d.kernels.soft_cap(call.x.Row(t), call.cols, call.cap); });
+}
+
 void Run(Device& d, const ScaleRowsCall& call) {
   const uint32_t rows = call.tokens * call.ranks;
   d.tiles.Run(rows, uint64_t{rows} * call.cols * 2, [&](uint32_t i, uint32_t) {
@@ -52,7 +57,8 @@ void Run(Device& d, const CombineCall& call) {
     combine.weights = call.weights == nullptr ? nullptr : call.weights + uint64_t{t} * call.top_k;
     combine.ranks = call.top_k;
     combine.scale = call.scale;
-    combine.residual = call.residual.Row(t);
+    combine.residual = call.residual.base == nullptr ? nullptr : call.residual.Row(t);
+    combine.gain = call.gain;
     combine.cols = call.hidden;
     combine.out = call.out.Row(t);
     d.kernels.combine(combine);

@@ -64,6 +64,9 @@ struct ClampedUpOf {
   N limit;
   N operator()(N x) const { return NClampedUp(x, limit); }
 };
+struct ReluOf {
+  N operator()(N x) const { return NMax(NZero(), x); }
+};
 struct SameAs {
   N operator()(N x) const { return x; }
 };
@@ -78,6 +81,8 @@ inline void GateFactor(const FactorCall& call) {
       return MapFactors(call, GeluOf{});
     case Activation::kClampedSwiglu:
       return MapFactors(call, ClampedGateOf{NSet1(call.activation.alpha), NSet1(call.activation.limit)});
+    case Activation::kRelu2:
+      return MapFactors(call, ReluOf{});
   }
 }
 
@@ -87,6 +92,16 @@ inline void UpFactor(const FactorCall& call) {
   }
   if (call.bias != nullptr || call.y != call.x) {
     MapFactors(call, SameAs{});
+  }
+}
+
+inline void SoftCap(float* x, uint32_t cols, float cap) {
+  SLUICE_FOR_COLUMNS(cols) {
+    V a = Mul(LoadUpTo(x + k, n), Set1(2.0f / cap));
+    for (int i = 0; i < kParts; ++i) {
+      a.p[i] = NFma(NSet1(2.0f), NTimesSigmoid(NSet1(1.0f), a.p[i]), NSet1(-1.0f));
+    }
+    StoreUpTo(x + k, Mul(Set1(cap), a), n);
   }
 }
 

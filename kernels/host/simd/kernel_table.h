@@ -200,8 +200,9 @@ struct FactorCall {
   float* y = nullptr;
 };
 
-// out = residual + scale * sum of weights[r] * rows[r * stride ..] over the ranks (section 3); a rank with
-// weight 0 is not read. weights may be nullptr: 1 everywhere. out may be residual.
+// out = gain * (residual + scale * sum of weights[r] * rows[r * stride ..]) over the ranks (section 3); a
+// rank with weight 0 is not read. weights may be nullptr: 1 everywhere; residual and gain too: zeros, and no
+// product. out may be residual, and rows with one rank.
 struct CombineRowsCall {
   const float* rows = nullptr;
   uint64_t stride = 0;
@@ -209,6 +210,7 @@ struct CombineRowsCall {
   uint32_t ranks = 0;
   float scale = 1;
   const float* residual = nullptr;
+  const float* gain = nullptr;
   uint32_t cols = 0;
   float* out = nullptr;
 };
@@ -225,6 +227,32 @@ struct DeltaStepCall {
   uint32_t key_dim = 0;
   uint32_t value_dim = 0;
   float* o = nullptr;  // [value_dim]
+};
+
+// One token of one head of Mamba-2's state (section 10). `to` may be `from`.
+struct MambaStepCall {
+  const float* from = nullptr;  // [state][head_dim]
+  float* to = nullptr;
+  const float* x = nullptr;  // [head_dim]
+  const float* b = nullptr;  // [state]
+  const float* c = nullptr;  // [state]
+  float decay = 0;
+  float step = 0;
+  float skip = 0;
+  uint32_t state = 0;
+  uint32_t head_dim = 0;
+  float* y = nullptr;  // [head_dim]
+};
+
+// y = the sum of rows[j] * weights[j] over the taps (sections 9 and 10), from the bias (nullptr: +0) on.
+struct ConvolveCall {
+  const float* const* rows = nullptr;
+  const float* weights = nullptr;
+  uint64_t stride = 0;  // floats from one tap's weights to the next
+  const float* bias = nullptr;
+  uint32_t taps = 0;
+  uint32_t cols = 0;
+  float* y = nullptr;
 };
 
 struct KernelTable {
@@ -250,10 +278,10 @@ struct KernelTable {
                      float* y) = nullptr;
   // x = (x / |x|) * scale by section 9.
   void (*l2_norm)(float* x, uint32_t cols, float scale) = nullptr;
-  // y = silu of the sum of rows[j] * weights[j] (section 9); weights: [taps][cols].
-  void (*convolve_silu)(const float* const* rows, const float* weights, uint32_t taps, uint32_t cols,
-                        float* y) = nullptr;
+  void (*convolve)(const ConvolveCall&) = nullptr;
+  void (*convolve_silu)(const ConvolveCall&) = nullptr;  // then silu
   void (*delta_step)(const DeltaStepCall&) = nullptr;
+  void (*mamba_step)(const MambaStepCall&) = nullptr;
   // x[i] = x[i] within +- limit.
   void (*clip)(float* x, uint32_t n, float limit) = nullptr;
   void (*gate_factor)(const FactorCall&) = nullptr;
@@ -278,6 +306,8 @@ struct KernelTable {
               float* y) = nullptr;
   // y[i] = sigmoid(x[i]); y may be x.
   void (*sigmoid)(const float* x, uint32_t n, float* y) = nullptr;
+  // x[i] = cap * tanh(x[i] / cap) by section 7.
+  void (*soft_cap)(float* x, uint32_t n, float cap) = nullptr;
   // x[i] = x[i] * sigmoid(gate[i]).
   void (*sigmoid_mul)(const float* gate, uint32_t n, float* x) = nullptr;
   // y[i] = y[i] + s[i].

@@ -63,8 +63,11 @@ inline void Combine(const CombineRowsCall& call) {
         a = Fma(Set1(weight), LoadUpTo(call.rows + r * call.stride + k, n), a);
       }
     }
-    const V sum = Mul(Set1(call.scale), Add(a, Zero()));
-    StoreUpTo(call.out + k, Add(LoadUpTo(call.residual + k, n), sum), n);
+    V sum = Mul(Set1(call.scale), Add(a, Zero()));
+    if (call.residual != nullptr) {
+      sum = Add(LoadUpTo(call.residual + k, n), sum);
+    }
+    StoreUpTo(call.out + k, call.gain == nullptr ? sum : Mul(Set1(*call.gain), sum), n);
   }
 }
 

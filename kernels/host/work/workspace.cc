@@ -4,8 +4,8 @@
 #include <numeric>
 
 #include "common/status.h"
-#include "kernels/calls/delta_calls.h"
 #include "kernels/calls/expert_calls.h"
+#include "kernels/calls/state_calls.h"
 
 namespace sluice::host {
 namespace {
@@ -19,8 +19,9 @@ absl::Status ReserveWorker(const BackendLimits& l, uint32_t cols, Scratch* scrat
   RETURN_IF_ERROR(scratch->Reserve(tokens, "tile inputs", &w->inputs));
   RETURN_IF_ERROR(scratch->Reserve(tokens, "tile rounded inputs", &w->quant));
   RETURN_IF_ERROR(scratch->Reserve(tokens, "tile targets", &w->outputs));
-  const uint64_t any = std::max({4 * uint64_t{l.experts}, uint64_t{l.heads} * l.head_dim,
-                                 uint64_t{kMaxConvKernel + 2} * 3 * l.head_dim});
+  const uint64_t any =
+      std::max({4 * uint64_t{l.experts}, uint64_t{l.heads} * l.head_dim,
+                uint64_t{kMaxConvKernel + 2} * 3 * l.head_dim, uint64_t{kMaxConvKernel} * kConvColumns});
   RETURN_IF_ERROR(scratch->Reserve(any, "operation scratch", &w->any));
   float* tile = nullptr;
   RETURN_IF_ERROR(scratch->Reserve(3 * tokens * kNeuronBlock, "tile outputs", &tile));

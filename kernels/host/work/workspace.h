@@ -16,6 +16,8 @@
 
 namespace sluice::host {
 
+inline constexpr uint32_t kConvColumns = 128;  // that a tile of ShortConv computes
+
 // One worker's.
 struct alignas(64) WorkerSpace {
   float* gemm = nullptr;           // GemmScratchFloats
@@ -27,8 +29,8 @@ struct alignas(64) WorkerSpace {
   const float** inputs = nullptr;  // [max_tokens]: rows of x
   QuantRow* quant = nullptr;       // [max_tokens]: the same, rounded
   float** outputs = nullptr;       // [max_tokens]: where a tile's outputs go
-  // For whichever operation runs: [4][experts] (Router), [heads][head_dim] (a row of K or V) or
-  // [kMaxConvKernel + 2][3][head_dim] (GatedDelta).
+  // For whichever operation runs: [4][experts] (Router), [heads][head_dim] (a row of K or V),
+  // [kMaxConvKernel + 2][3][head_dim] (GatedDelta, Mamba) or [kMaxConvKernel][kConvColumns] (ShortConv).
   float* any = nullptr;
 };
 

@@ -1,0 +1,201 @@
+// Mamba: a tile is one head of one sequence, over all its rows, then a tile is the norms of one row.
+// ShortConv: a tile is some columns of one sequence, over all its rows.
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/common/scalar_math.h"
+#include "kernels/host/ops/device.h"
+
+namespace sluice::host {
+
+namespace {
+
+constexpr int kMambaParts = 3;  // x, B, C
+
+// One head of one sequence.
+struct MambaTile {
+  const SequenceRows* sequence = nullptr;
+  uint32_t head = 0;
+  const float* old_inputs = nullptr;  // of the convolution, before the first row; nullptr: zeros
+  const float* old_cells = nullptr;   // the head's state before the first row
+  float* cells = nullptr;             // and in its new slot
+  uint32_t column[kMambaParts] = {};  // the first one of xbc, and how many
+  uint32_t count[kMambaParts] = {};
+  float* values[kMambaParts] = {};  // the convolved row
+};
+
+// exp of one value: the lane sum of a single term is the term.
+float Exp(const KernelTable& kernels, float x) { return kernels.exp_sum(&x, 0.0f, 1, nullptr); }
+
+// Where the input of the convolution `back` rows before the sequence's row `row` begins.
+const float* InputAt(const MambaCall& call, const MambaTile& tile, const float* zeros, uint32_t row,
+                     uint32_t back, uint32_t column) {
+  if (back <= row) {
+    return call.xbc.Row(tile.sequence->first_row + row - back) + column;
+  }
+  const uint32_t kept = call.shape.conv_kernel - 1;
+  return tile.old_inputs == nullptr
+             ? zeros
+             : tile.old_inputs + uint64_t{kept + row - back} * call.ConvCols() + column;
+}
+
+void ConvolvePart(Device& d, const MambaCall& call, const MambaTile& tile, uint32_t row, int part) {
+  const uint32_t taps = call.shape.conv_kernel;
+  const float* inputs[kMaxConvKernel];
+  for (uint32_t j = 0; j < taps; ++j) {
+    inputs[j] = InputAt(call, tile, d.space.zeros(), row, taps - 1 - j, tile.column[part]);
+  }
+  ConvolveCall convolve;
+  convolve.rows = inputs;
+  convolve.weights = call.conv.base + tile.column[part];
+  convolve.stride = call.conv.stride;
+  convolve.bias = call.conv_bias + tile.column[part];
+  convolve.taps = taps;
+  convolve.cols = tile.count[part];
+  convolve.y = tile.values[part];
+  d.kernels.convolve_silu(convolve);
+}
+
+void MambaToken(Device& d, const MambaCall& call, const MambaTile& tile, uint32_t row) {
+  const MambaConfig& shape = call.shape;
+  const uint32_t t = tile.sequence->first_row + row;
+  for (int part = 0; part < kMambaParts; ++part) {
+    ConvolvePart(d, call, tile, row, part);
+  }
+  const float x = call.dt.Row(t)[tile.head] + call.dt_bias[tile.head];
+  MambaStepCall step;
+  step.step = std::max(SoftplusOf(x, Exp(d.kernels, x)), shape.min_step);
+  if (shape.max_step > 0) {
+    step.step = std::min(step.step, shape.max_step);
+  }
+  step.decay = Exp(d.kernels, -(step.step * Exp(d.kernels, call.a_log[tile.head])));
+  step.skip = call.skip[tile.head];
+  step.from = row == 0 ? tile.old_cells : tile.cells;
+  step.to = tile.cells;
+  step.x = tile.values[0];
+  step.b = tile.values[1];
+  step.c = tile.values[2];
+  step.state = shape.state;
+  step.head_dim = shape.head_dim;
+  step.y = call.out.Row(t) + uint64_t{tile.head} * shape.head_dim;
+  d.kernels.mamba_step(step);
+  FactorCall silu;
+  silu.x = call.z.Row(t) + uint64_t{tile.head} * shape.head_dim;
+  silu.n = shape.head_dim;
+  silu.y = tile.values[0];
+  d.kernels.gate_factor(silu);
+  d.kernels.multiply(step.y, silu.y, shape.head_dim, step.y);
+}
+
+void MambaHead(Device& d, const MambaCall& call, uint32_t sequence, uint32_t head, uint32_t worker) {
+  const MambaConfig& shape = call.shape;
+  const uint32_t sharers = shape.heads / shape.groups;
+  const uint32_t group = head / sharers;
+  const float* old_slot = call.states.From(sequence);
+  float* slot = call.states.To(sequence);
+  const uint64_t place = call.ConvFloats() + head * call.HeadFloats();
+  MambaTile tile;
+  tile.sequence = &call.states.sequences[sequence];
+  tile.head = head;
+  tile.old_inputs = old_slot;
+  tile.cells = slot + place;
+  tile.old_cells = old_slot == nullptr ? tile.cells : old_slot + place;
+  if (old_slot == nullptr) {
+    std::memset(tile.cells, 0, call.HeadFloats() * sizeof(float));
+  }
+  const uint32_t columns[kMambaParts] = {head * shape.head_dim, call.ColumnB(group), call.ColumnC(group)};
+  float* memory = d.space.workers[worker].any;
+  for (int part = 0; part < kMambaParts; ++part) {
+    tile.column[part] = columns[part];
+    tile.count[part] = part == 0 ? shape.head_dim : shape.state;
+    tile.values[part] = memory;
+    memory += tile.count[part];
+  }
+  for (uint32_t row = 0; row < tile.sequence->rows; ++row) {
+    MambaToken(d, call, tile, row);
+  }
+  // The inputs that the next rows need; those of a group are its first head's to keep.
+  for (int part = 0; part < (head % sharers == 0 ? kMambaParts : 1); ++part) {
+    for (uint32_t j = 0; j + 1 < shape.conv_kernel; ++j) {
+      std::memcpy(
+          slot + uint64_t{j} * call.ConvCols() + columns[part],
+          InputAt(call, tile, d.space.zeros(), tile.sequence->rows, shape.conv_kernel - 1 - j, columns[part]),
+          tile.count[part] * sizeof(float));
+    }
+  }
+}
+
+// Columns [first, first + count) of one sequence.
+void ConvolveColumns(Device& d, const ShortConvCall& call, uint32_t sequence, uint32_t first, uint32_t count,
+                     float* memory) {
+  const uint32_t width = call.shape.width;
+  const uint32_t taps = call.shape.kernel;
+  const SequenceRows& rows = call.states.sequences[sequence];
+  const float* old_slot = call.states.From(sequence);
+  // The last `taps` rows of u, each in its place for good: row i of the sequence in place (i + taps - 1) %
+  // taps.
+  for (uint32_t j = 0; j + 1 < taps; ++j) {
+    float* place = memory + uint64_t{j} * kConvColumns;
+    if (old_slot == nullptr) {
+      std::memset(place, 0, count * sizeof(float));
+    } else {
+      std::memcpy(place, old_slot + uint64_t{j} * width + first, count * sizeof(float));
+    }
+  }
+  for (uint32_t row = 0; row < rows.rows; ++row) {
+    const uint32_t t = rows.first_row + row;
+    const float* bcx = call.bcx.Row(t) + first;
+    const float* inputs[kMaxConvKernel];
+    for (uint32_t j = 0; j < taps; ++j) {
+      inputs[j] = memory + uint64_t{(row + j) % taps} * kConvColumns;
+    }
+    d.kernels.multiply(bcx, bcx + 2 * uint64_t{width}, count,
+                       memory + uint64_t{(row + taps - 1) % taps} * kConvColumns);
+    ConvolveCall convolve;
+    convolve.rows = inputs;
+    convolve.weights = call.conv.base + first;
+    convolve.stride = call.conv.stride;
+    convolve.taps = taps;
+    convolve.cols = count;
+    convolve.y = call.out.Row(t) + first;
+    d.kernels.convolve(convolve);
+    d.kernels.multiply(bcx + width, convolve.y, count, convolve.y);
+  }
+  for (uint32_t j = 0; j + 1 < taps; ++j) {
+    std::memcpy(call.states.To(sequence) + uint64_t{j} * width + first,
+                memory + uint64_t{(rows.rows + j) % taps} * kConvColumns, count * sizeof(float));
+  }
+}
+
+}  // namespace
+
+void Run(Device& d, const MambaCall& call) {
+  const MambaConfig& shape = call.shape;
+  const uint64_t work = uint64_t{call.tokens} * shape.heads * (2 * call.HeadFloats() + 64);
+  d.tiles.Run(static_cast<uint32_t>(call.states.sequences.size()) * shape.heads, work,
+              [&](uint32_t tile, uint32_t worker) {
+                MambaHead(d, call, tile / shape.heads, tile % shape.heads, worker);
+              });
+  const uint32_t width = call.Values() / shape.groups;
+  d.tiles.Run(call.tokens, uint64_t{call.tokens} * call.Values() * 2, [&](uint32_t t, uint32_t) {
+    for (uint32_t group = 0; group < shape.groups; ++group) {
+      float* values = call.out.Row(t) + uint64_t{group} * width;
+      d.kernels.rms_norm(values, width, call.norm.weight + uint64_t{group} * width, call.norm.epsilon,
+                         values);
+    }
+  });
+}
+
+void Run(Device& d, const ShortConvCall& call) {
+  const uint32_t width = call.shape.width;
+  const uint32_t blocks = (width + kConvColumns - 1) / kConvColumns;
+  const uint64_t work = uint64_t{call.tokens} * width * (call.shape.kernel + 2);
+  d.tiles.Run(static_cast<uint32_t>(call.states.sequences.size()) * blocks, work,
+              [&](uint32_t tile, uint32_t worker) {
+                const uint32_t first = tile % blocks * kConvColumns;
+                ConvolveColumns(d, call, tile / blocks, first, std::min(kConvColumns, width - first),
+                                d.space.workers[worker].any);
+              });
+}
+
+}  // namespace sluice::host
