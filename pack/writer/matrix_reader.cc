@@ -52,6 +52,16 @@ absl::Status NotFinite(const Checkpoint& checkpoint, const SourceMatrix& matrix,
                                                  absl::StrJoin(index, ", "), "]"));
 }
 
+// What the map says of every value. A sum with 0 would lose the sign of a negative zero.
+void Adjust(const SourceMatrix& matrix, absl::Span<float> values) {
+  if (matrix.scale != 1) {
+    for (float& value : values) value *= matrix.scale;
+  }
+  if (matrix.add != 0) {
+    for (float& value : values) value += matrix.add;
+  }
+}
+
 // Values that one read takes: a MiB as float32, what a decoder works on beside its output.
 constexpr uint64_t kSpanValues = 256 * 1024;
 
@@ -160,9 +170,7 @@ class StraightReader final : public RowReader {
             checkpoint_, matrix_,
             ElementOf(matrix_, block, line + at / matrix_.length) + at % matrix_.length * matrix_.step, *bad);
       }
-      if (matrix_.add != 0) {
-        for (float& value : to) value += matrix_.add;
-      }
+      Adjust(matrix_, to);
       lines_.AddRows(to);
       next_row_ += rows;
       count -= rows;
@@ -236,9 +244,10 @@ class TransposedReader final : public RowReader {
             return NotFinite(checkpoint_, matrix_, ElementOf(matrix_, block_, line) + column * matrix_.step,
                              tile[i]);
           }
-          // A sum with 0 would lose the sign of a negative zero.
-          const float value = matrix_.add == 0 ? tile[i] : tile[i] + matrix_.add;
-          out[static_cast<uint64_t>(first + i) * matrix_.lines + line] = value;
+        }
+        Adjust(matrix_, absl::MakeSpan(tile, width));
+        for (uint32_t i = 0; i < width; ++i) {
+          out[static_cast<uint64_t>(first + i) * matrix_.lines + line] = tile[i];
         }
       }
     }
@@ -256,16 +265,63 @@ class TransposedReader final : public RowReader {
   std::vector<std::byte> raw_;  // [lines][width_] of the block
 };
 
+// The rows of several matrices, one matrix after the other.
+class StackedReader final : public RowReader {
+ public:
+  StackedReader(const Checkpoint& checkpoint, SourceMatrix first) {
+    const std::vector<SourceMatrix> others = std::move(first.then);
+    first.then.clear();
+    Add(checkpoint, first);
+    for (const SourceMatrix& matrix : others) Add(checkpoint, matrix);
+  }
+
+  absl::Status Next(uint32_t count, absl::Span<float> out) override {
+    while (count > 0) {
+      if (left_[current_] == 0) ++current_;
+      const uint32_t rows = std::min(count, left_[current_]);
+      RETURN_IF_ERROR(readers_[current_]->Next(rows, out));
+      left_[current_] -= rows;
+      count -= rows;
+      out.remove_prefix(uint64_t{rows} * cols_);
+    }
+    return absl::OkStatus();
+  }
+
+  Digest128 digest() const override {
+    Hasher128 hasher;
+    for (const std::unique_ptr<RowReader>& reader : readers_) {
+      hasher.UpdateU64(reader->digest().high);
+      hasher.UpdateU64(reader->digest().low);
+    }
+    return hasher.Finish();
+  }
+
+ private:
+  void Add(const Checkpoint& checkpoint, const SourceMatrix& matrix) {
+    cols_ = matrix.cols();
+    left_.push_back(matrix.rows());
+    readers_.push_back(MakeRowReader(checkpoint, matrix));
+  }
+
+  std::vector<std::unique_ptr<RowReader>> readers_;
+  std::vector<uint32_t> left_;  // rows of each that were not read
+  size_t current_ = 0;
+  uint64_t cols_ = 0;
+};
+
 }  // namespace
 
 std::unique_ptr<RowReader> MakeRowReader(const Checkpoint& checkpoint, const SourceMatrix& matrix) {
+  if (!matrix.then.empty()) return std::make_unique<StackedReader>(checkpoint, matrix);
   if (matrix.transposed) return std::make_unique<TransposedReader>(checkpoint, matrix);
   return std::make_unique<StraightReader>(checkpoint, matrix);
 }
 
 uint64_t MatrixMemory(const SourceMatrix& matrix) {
-  if (!matrix.transposed) return 0;
-  return uint64_t{matrix.lines} * StripColumns(matrix) * ElementBytes(matrix.tensor->type);
+  uint64_t most = 0;
+  for (const SourceMatrix& next : matrix.then) most = std::max(most, MatrixMemory(next));
+  if (!matrix.transposed) return most;
+  return std::max(most, uint64_t{matrix.lines} * StripColumns(matrix) * ElementBytes(matrix.tensor->type));
 }
 
 const std::string& SourceTypeName(const SourceMatrix& matrix) { return matrix.tensor->format; }

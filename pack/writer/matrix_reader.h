@@ -14,7 +14,7 @@
 #include "absl/types/span.h"
 #include "common/checksum.h"
 #include "common/model/checkpoint.h"
-#include "common/model/families/hf_tensors.h"
+#include "common/model/families/blocks/tensor_mapper.h"
 
 namespace sluice {
 

@@ -17,7 +17,8 @@ namespace {
 constexpr double kBf16Bits = 16;
 
 uint64_t PartParameters(const Pack& pack, uint32_t layer) {
-  return uint64_t{kPartCount} * pack.config().layers[layer].moe.expert_width * pack.config().hidden;
+  const MoeConfig& moe = pack.config().layers[layer].moe;
+  return uint64_t{HasGates(moe.activation) ? 3u : 2u} * moe.expert_width * pack.config().hidden;
 }
 
 void AddRows(const EncodingDescriptor& encoding, uint64_t rows, uint64_t cols, std::vector<StoredRows>* to) {
@@ -32,7 +33,9 @@ void CountLayer(const Pack& pack, uint32_t layer, PackInspection* result) {
   for (uint32_t expert = 0; expert < pack.expert_count(layer); ++expert) {
     ++here.experts[pack.extents()[pack.expert_extents(layer, expert).first].format];
     for (int p = 0; p < kPartCount; ++p) {
-      const PartView view = pack.part(layer, expert, static_cast<Part>(p));
+      const Part part = static_cast<Part>(p);
+      if ((StoredParts(pack.expert_format(layer, expert)) & PartBit(part)) == 0) continue;
+      const PartView view = pack.part(layer, expert, part);
       AddRows(view.encoding, view.rows, view.cols, &result->parts[p]);
     }
   }

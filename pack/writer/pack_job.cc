@@ -62,6 +62,7 @@ bool StoredInMxfp4(const SourceMap& sources, Part part) {
       const SourceMatrix& matrix = part == Part::kUp     ? expert.up
                                    : part == Part::kGate ? expert.gate
                                                          : expert.down;
+      if (matrix.tensor == nullptr) continue;  // no gates
       if (!matrix.tensor->mxfp4 || matrix.transposed) return false;
       any = true;
     }
@@ -209,7 +210,7 @@ std::string SourceDigest(const PackJob& job, absl::Span<const Digest128> digests
   const auto add = [&](const std::string& name, const SourceMatrix& matrix) {
     hasher.UpdateSized(name);
     hasher.UpdateSized(SourceTypeName(matrix));
-    hasher.UpdateU64(uint64_t{matrix.blocks} * matrix.lines);
+    hasher.UpdateU64(matrix.then.empty() ? uint64_t{matrix.blocks} * matrix.lines : matrix.rows());
     hasher.UpdateU64(matrix.length);
     hasher.UpdateU64(digests[next].high);
     hasher.UpdateU64(digests[next].low);
@@ -220,7 +221,11 @@ std::string SourceDigest(const PackJob& job, absl::Span<const Digest128> digests
     const ExpertSource& source = job.experts[unit.layer][unit.expert];
     const std::string base = dense::LayerName(unit.layer, absl::StrCat("experts.", unit.expert, "."));
     add(base + "up", source.up);
-    add(base + "gate", source.gate);
+    if (source.gate.tensor != nullptr) {
+      add(base + "gate", source.gate);
+    } else {
+      ++next;  // the empty digest of what is not there
+    }
     add(base + "down", source.down);
   }
   return hasher.Finish().ToHex();

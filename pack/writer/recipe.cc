@@ -101,7 +101,7 @@ std::vector<double> PlacesByUsage(const std::vector<uint64_t>& usage) {
 }
 
 // Rules apply in their order, each to the parts and the layout that it names, so a later one wins.
-ExpertFormat FormatOf(const Recipe& recipe, uint32_t layer, double place, uint32_t hidden) {
+ExpertFormat FormatOf(const Recipe& recipe, uint32_t layer, double place, const ModelConfig& config) {
   ExpertLayout layout = recipe.layout;
   std::array<RowChoice, kPartCount> parts = recipe.parts;
   for (const RecipeRule& rule : recipe.rules) {
@@ -112,7 +112,12 @@ ExpertFormat FormatOf(const Recipe& recipe, uint32_t layer, double place, uint32
   }
   ExpertFormat format;
   format.layout = layout;
-  for (int p = 0; p < kPartCount; ++p) format.parts[p] = DescriptorOf(parts[p], hidden);
+  for (int p = 0; p < kPartCount; ++p) format.parts[p] = DescriptorOf(parts[p], config.hidden);
+  format.gates = HasGates(config.layers[layer].moe.activation);
+  if (!format.gates) {
+    format.layout = ExpertLayout::kUpGateDown;
+    format.parts[static_cast<size_t>(Part::kGate)] = format.parts[static_cast<size_t>(Part::kUp)];
+  }
   return format;
 }
 
@@ -217,11 +222,11 @@ absl::StatusOr<ExpertFormats> ResolveFormats(const Recipe& recipe, const ModelCo
         recipe.NeedsUsage() ? PlacesByUsage(usage[layer]) : std::vector<double>(experts);
     for (uint32_t expert = 0; expert < experts; ++expert) {
       result.of_expert[layer].push_back(
-          IndexOf(FormatOf(recipe, layer, places[expert], config.hidden), &result.formats));
+          IndexOf(FormatOf(recipe, layer, places[expert], config), &result.formats));
     }
   }
   // A model whose layers are all dense still has a format, as a reader expects.
-  if (result.formats.empty()) result.formats.push_back(FormatOf(recipe, 0, 0, config.hidden));
+  if (result.formats.empty()) result.formats.push_back(FormatOf(recipe, 0, 0, config));
   return result;
 }
 

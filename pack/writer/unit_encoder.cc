@@ -70,15 +70,16 @@ absl::Status UnitEncoder::EncodeDense(uint32_t unit, JournalRecord* record) {
 absl::Status UnitEncoder::EncodeExpert(uint32_t unit, JournalRecord* record) {
   const ExpertUnit& place = job_.expert_units[unit - job_.dense_extents];
   const ExpertSource& source = job_.experts[place.layer][place.expert];
-  const std::array<std::unique_ptr<RowReader>, kPartCount> readers = {
-      MakeRowReader(*job_.checkpoint, source.up), MakeRowReader(*job_.checkpoint, source.gate),
-      MakeRowReader(*job_.checkpoint, source.down)};
   const ExpertFormat& format = job_.manifest.expert_formats[place.format];
+  const std::array<std::unique_ptr<RowReader>, kPartCount> readers = {
+      MakeRowReader(*job_.checkpoint, source.up),
+      format.gates ? MakeRowReader(*job_.checkpoint, source.gate) : nullptr,
+      MakeRowReader(*job_.checkpoint, source.down)};
   const ExpertPlan& plan = job_.plans[place.format];
   for (uint32_t stream = 0; stream < plan.streams; ++stream) {
     std::vector<Column> columns;
     for (int p = 0; p < kPartCount; ++p) {
-      if (plan.parts[p].stream != stream) continue;
+      if (readers[p] == nullptr || plan.parts[p].stream != stream) continue;
       const std::string name =
           absl::StrCat(dense::LayerName(place.layer, absl::StrCat("experts.", place.expert, ".")),
                        PartName(static_cast<Part>(p)));
@@ -92,7 +93,9 @@ absl::Status UnitEncoder::EncodeExpert(uint32_t unit, JournalRecord* record) {
     record->checksums.insert(record->checksums.end(), writer.checksums().begin(), writer.checksums().end());
     RETURN_IF_ERROR(meter_->Add(entry.length - static_cast<uint64_t>(source.up.rows()) * stride));
   }
-  for (const auto& reader : readers) record->digests.push_back(reader->digest());
+  for (const auto& reader : readers) {
+    record->digests.push_back(reader == nullptr ? Digest128{} : reader->digest());
+  }
   return absl::OkStatus();
 }
 

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "common/file_io.h"
+#include "common/model/families/blocks/hf_fields.h"
 #include "common/model/families/hf_families.h"
-#include "common/model/families/hf_fields.h"
 #include "common/model/model_limits.h"
 #include "common/status.h"
 #include "common/strict_json.h"
@@ -49,6 +49,21 @@ constexpr Family kFamilies[] = {
     {"qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", &ReadQwen35Moe},
     {"qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", &ReadQwen35Moe, "qwen3_5_moe_text"},
     {"xverse", "XverseForCausalLM", &ReadXverse},
+    {"qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", &ReadQwen3VlMoe, "qwen3_vl_moe_text"},
+    {"qwen3_next", "Qwen3NextForCausalLM", &ReadQwen3Next},
+    {"gemma4_text", "Gemma4ForCausalLM", &ReadGemma4},
+    {"gemma4", "Gemma4ForConditionalGeneration", &ReadGemma4, "gemma4_text"},
+    {"glm4_moe_lite", "Glm4MoeLiteForCausalLM", &ReadGlm4MoeLite},
+    {"dots1", "Dots1ForCausalLM", &ReadDots1},
+    {"ernie4_5_moe", "Ernie4_5_MoeForCausalLM", &ReadErnie45Moe},
+    {"mistral4", "Mistral4ForCausalLM", &ReadMistral4},
+    {"hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", &ReadHunyuanV1Moe},
+    {"afmoe", "AfmoeForCausalLM", &ReadAfmoe},
+    {"nemotron_h", "NemotronHForCausalLM", &ReadNemotronH},
+    {"granitemoehybrid", "GraniteMoeHybridForCausalLM", &ReadGraniteMoeHybrid},
+    {"lfm2_moe", "Lfm2MoeForCausalLM", &ReadLfm2Moe},
+    {"deepseek_v32", "DeepseekV32ForCausalLM", &ReadDeepseekV32},
+    {"glm_moe_dsa", "GlmMoeDsaForCausalLM", &ReadGlmMoeDsa},
 };
 
 absl::Status UnknownArchitecture(const std::string& subject, const std::string& name) {

@@ -1,83 +1,45 @@
 // DeepSeek: MoE-16B (deepseek: Llama's attention), V2 and V2-Lite (latent attention, softmax router) and V3
-// (sigmoid router with groups and a correction for the choice).
-#include <cmath>
+// (sigmoid router with groups and a correction for the choice); V3.2 and GLM-5 as far as they are V3;
+// Mistral's Small 4, whose attention is V3's with a temperature.
+#include <algorithm>
 
-#include "common/model/dense_names.h"
-#include "common/model/families/hf_blocks.h"
+#include "common/model/families/blocks/hf_blocks.h"
+#include "common/model/families/blocks/hf_latent.h"
+#include "common/model/families/blocks/hf_map_blocks.h"
 #include "common/model/families/hf_families.h"
-#include "common/model/families/hf_map_blocks.h"
 #include "common/model/model_limits.h"
+#include "common/status.h"
 
 namespace sluice {
 namespace {
 
-// The norms on compressed q and kv have their own epsilon, whatever rms_norm_eps says.
-constexpr float kLatentEpsilon = 1e-6f;
-
-AttentionConfig ReadLatent(const ModelConfig& model, bool interleaved, HfFields* fields) {
-  AttentionConfig attention;
-  attention.kind = AttentionKind::kLatent;
-  attention.heads = fields->Number("num_attention_heads", 1, kMaxHeads);
-  attention.kv_heads = fields->Number("num_key_value_heads", 1, kMaxHeads, attention.heads);
-  if (attention.kv_heads != attention.heads) fields->Refuse("num_key_value_heads");
-  LatentConfig& latent = attention.latent;
-  latent.q_rank = fields->IsNull("q_lora_rank") ? 0 : fields->Number("q_lora_rank", 1, kMaxRank, 1536);
-  latent.kv_rank = fields->Number("kv_lora_rank", 1, kMaxRank, 512);
-  latent.nope_dim = fields->Number("qk_nope_head_dim", 1, kMaxHeadDim, 128);
-  latent.value_dim = fields->Number("v_head_dim", 1, kMaxHeadDim, 128);
-  latent.norm_epsilon = kLatentEpsilon;
-  const uint32_t rotated = fields->Number("qk_rope_head_dim", 2, kMaxHeadDim, 64);
-  attention.head_dim = latent.nope_dim + rotated;
-  // Newer files repeat what follows from the members above; a file that contradicts itself is refused.
-  if (fields->Number("head_dim", 1, kMaxHeadDim, rotated) != rotated) fields->Refuse("head_dim");
-  const uint32_t both = fields->Number("qk_head_dim", 1, 2 * kMaxHeadDim, attention.head_dim);
-  if (both != attention.head_dim) fields->Refuse("qk_head_dim");
-  fields->OnlyOff("attention_bias");
-  const RopeFields rope = ReadRope({}, rotated, model.max_position, fields);
-  attention.rope = rope.rope;
-  attention.rope.interleaved = interleaved;
-  // yarn stretches the logits by the square of its factor at mscale_all_dim.
-  double scale = 1 / std::sqrt(static_cast<double>(attention.head_dim));
-  if (rope.rope.kind != RopeKind::kDefault && rope.mscale_all_dim != 0) {
-    const double mscale = YarnMscale(rope.rope.factor, rope.mscale_all_dim);
-    scale *= mscale * mscale;
-  }
-  attention.scale = static_cast<float>(scale);
-  return attention;
+// V3 and what is made like it.
+ModelConfig ReadV3(const std::string& family, const FrameDefaults& defaults, uint32_t first_dense,
+                   HfFields* fields) {
+  ModelConfig model = ReadFrame(family, defaults, fields);
+  const bool interleaved = fields->Flag("rope_interleave", true);
+  const AttentionConfig attention = ReadLatent({.interleaved = interleaved}, model, fields);
+  for (LayerConfig& layer : model.layers) layer.attention = attention;
+  MoeConfig moe = ReadDeepseekMixture(1, true, fields);
+  moe.router = RouterKind::kSigmoidTopK;
+  moe.router_correction = true;
+  moe.routed_scale = static_cast<float>(fields->Real("routed_scaling_factor", 1e-6, 1e6, 2.5));
+  fields->OnlyWord("scoring_func", "sigmoid");
+  fields->OnlyWord("topk_method", "noaux_tc");
+  moe.group_score = GroupScore::kTopTwoSum;
+  ReadGroups(8, 4, &moe, fields);
+  SetDeepseekFfns(first_dense, moe, &model, fields);
+  fields->Skip("num_nextn_predict_layers");
+  fields->Skip("num_mtp_layers");
+  return model;
 }
 
-// The up-projections of K are stored transposed, because attention over the cached latent rows multiplies the
-// query by them instead of expanding every cached row to keys.
-void MapLatent(LayerMapper* layer) {
-  const AttentionConfig& a = layer->attention();
-  const LatentConfig& latent = a.latent;
-  const uint32_t q_rows = a.heads * a.head_dim;
-  if (latent.q_rank != 0) {
-    layer->Dense(dense::kQDown, layer->Matrix("self_attn.q_a_proj.weight", latent.q_rank, layer->hidden()));
-    layer->Dense(dense::kQDownNorm, layer->Vector("self_attn.q_a_layernorm.weight", latent.q_rank));
-    layer->Dense(dense::kQ, layer->Matrix("self_attn.q_b_proj.weight", q_rows, latent.q_rank));
-  } else {
-    layer->Dense(dense::kQ, layer->Matrix("self_attn.q_proj.weight", q_rows, layer->hidden()));
-  }
-  layer->Dense(dense::kKvDown, layer->Matrix("self_attn.kv_a_proj_with_mqa.weight",
-                                             latent.kv_rank + a.rope.dimensions, layer->hidden()));
-  layer->Dense(dense::kKvDownNorm, layer->Vector("self_attn.kv_a_layernorm.weight", latent.kv_rank));
-  const uint32_t kv_rank = latent.kv_rank;
-  if (layer->Has("self_attn.k_b_proj.weight")) {
-    // GGUF files keep the two halves of kv_b_proj apart, the keys' the way they are used here.
-    layer->Dense(dense::kKUpT,
-                 layer->Matrix("self_attn.k_b_proj.weight", uint64_t{a.heads} * kv_rank, latent.nope_dim));
-    layer->Dense(dense::kVUp,
-                 layer->Matrix("self_attn.v_b_proj.weight", uint64_t{a.heads} * latent.value_dim, kv_rank));
-  } else {
-    // Per head: nope_dim rows that make keys of a cached row, then value_dim rows that make values.
-    const SourceMatrix up = layer->Matrix("self_attn.kv_b_proj.weight",
-                                          uint64_t{a.heads} * (latent.nope_dim + latent.value_dim), kv_rank);
-    layer->Dense(dense::kKUpT, Transposed(RowsOfBlocks(up, a.heads, 0, latent.nope_dim)));
-    layer->Dense(dense::kVUp, RowsOfBlocks(up, a.heads, latent.nope_dim, latent.value_dim));
-  }
-  layer->Dense(dense::kO,
-               layer->Matrix("self_attn.o_proj.weight", layer->hidden(), a.heads * latent.value_dim));
+ModelConfig ReadIndexed(const std::string& family, const FrameDefaults& defaults, HfFields* fields) {
+  ModelConfig model = ReadV3(family, defaults, 3, fields);
+  fields->Skip("index_head_dim");
+  fields->Skip("index_n_heads");
+  model.max_position = std::min(model.max_position, fields->Number("index_topk", 1, kMaxPosition, 2048));
+  return model;
 }
 
 }  // namespace
@@ -94,7 +56,7 @@ ModelConfig ReadDeepseek(HfFields* fields) {
 
 ModelConfig ReadDeepseekV2(HfFields* fields) {
   ModelConfig model = ReadFrame("deepseek_v2", {.max_position = 2048}, fields);
-  const AttentionConfig attention = ReadLatent(model, true, fields);
+  const AttentionConfig attention = ReadLatent({}, model, fields);
   for (LayerConfig& layer : model.layers) layer.attention = attention;
   MoeConfig moe = ReadDeepseekMixture(2, false, fields);
   moe.norm_topk_prob = false;  // transformers' router has the member and never norms
@@ -114,21 +76,30 @@ ModelConfig ReadDeepseekV2(HfFields* fields) {
 }
 
 ModelConfig ReadDeepseekV3(HfFields* fields) {
-  ModelConfig model = ReadFrame("deepseek_v3", {.max_position = 4096}, fields);
+  return ReadV3("deepseek_v3", {.max_position = 4096}, 3, fields);
+}
+
+// An indexer chooses the index_topk positions that a row looks back on, which are all there are until then.
+ModelConfig ReadDeepseekV32(HfFields* fields) {
+  return ReadIndexed("deepseek_v32", {.max_position = 163840}, fields);
+}
+ModelConfig ReadGlmMoeDsa(HfFields* fields) {
+  fields->Skip("indexer_rope_interleave");
+  return ReadIndexed("glm_moe_dsa", {.max_position = 202752, .epsilon = 1e-5}, fields);
+}
+
+ModelConfig ReadMistral4(HfFields* fields) {
+  ModelConfig model = ReadFrame("mistral4", {.max_position = 1048576}, fields);
   const bool interleaved = fields->Flag("rope_interleave", true);
-  const AttentionConfig attention = ReadLatent(model, interleaved, fields);
+  const AttentionConfig attention = ReadLatent(
+      {.q_rank = 1024, .kv_rank = 256, .nope_dim = 64, .interleaved = interleaved, .temperature = true},
+      model, fields);
   for (LayerConfig& layer : model.layers) layer.attention = attention;
   MoeConfig moe = ReadDeepseekMixture(1, true, fields);
-  moe.router = RouterKind::kSigmoidTopK;
-  moe.router_correction = true;
-  moe.routed_scale = static_cast<float>(fields->Real("routed_scaling_factor", 1e-6, 1e6, 2.5));
-  fields->OnlyWord("scoring_func", "sigmoid");
-  fields->OnlyWord("topk_method", "noaux_tc");
+  moe.routed_scale = static_cast<float>(fields->Real("routed_scaling_factor", 1e-6, 1e6, 1));
   moe.group_score = GroupScore::kTopTwoSum;
-  ReadGroups(8, 4, &moe, fields);
-  SetDeepseekFfns(3, moe, &model, fields);
-  fields->Skip("num_nextn_predict_layers");
-  fields->Skip("num_mtp_layers");
+  ReadGroups(1, 1, &moe, fields);
+  SetDeepseekFfns(0, moe, &model, fields);
   return model;
 }
 
@@ -143,6 +114,13 @@ void MapDeepseek(const ModelConfig& config, TensorMapper* mapper) {
     }
     layer->DeepseekFfn();
   });
+}
+
+void MapIndexedDeepseek(const ModelConfig& config, TensorMapper* mapper) {
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    mapper->IgnorePrefix(absl::StrCat("model.layers.", i, ".self_attn.indexer."));
+  }
+  MapDeepseek(config, mapper);
 }
 
 }  // namespace sluice

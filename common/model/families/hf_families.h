@@ -7,8 +7,8 @@
 // Private to common/model. Thread safety: free functions, safe to call from any thread.
 #pragma once
 
-#include "common/model/families/hf_fields.h"
-#include "common/model/families/hf_tensors.h"
+#include "common/model/families/blocks/hf_fields.h"
+#include "common/model/families/blocks/tensor_mapper.h"
 #include "common/model/model_config.h"
 
 namespace sluice {
@@ -48,6 +48,40 @@ void MapLlama4(const ModelConfig& config, TensorMapper* mapper);
 
 ModelConfig ReadQwen35Moe(HfFields* fields);
 void MapQwen35Moe(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadDeepseekV32(HfFields* fields);
+ModelConfig ReadGlmMoeDsa(HfFields* fields);
+void MapIndexedDeepseek(const ModelConfig& config, TensorMapper* mapper);
+ModelConfig ReadMistral4(HfFields* fields);
+
+ModelConfig ReadGlm4MoeLite(HfFields* fields);
+ModelConfig ReadDots1(HfFields* fields);
+
+ModelConfig ReadQwen3VlMoe(HfFields* fields);
+void MapQwen3VlMoe(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadQwen3Next(HfFields* fields);
+
+ModelConfig ReadErnie45Moe(HfFields* fields);
+void MapErnie45Moe(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadHunyuanV1Moe(HfFields* fields);
+void MapHunyuanV1Moe(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadAfmoe(HfFields* fields);
+void MapAfmoe(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadGemma4(HfFields* fields);
+void MapGemma4(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadGraniteMoeHybrid(HfFields* fields);
+void MapGraniteMoeHybrid(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadLfm2Moe(HfFields* fields);
+void MapLfm2Moe(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadNemotronH(HfFields* fields);
+void MapNemotronH(const ModelConfig& config, TensorMapper* mapper);
 
 ModelConfig ReadXverse(HfFields* fields);
 void MapXverse(const ModelConfig& config, TensorMapper* mapper);

@@ -1,9 +1,9 @@
 // GPT-OSS (openai/gpt-oss-20b, 120b): attention sinks, every second layer with a window, biases everywhere,
 // clamped SwiGLU; experts stacked in bf16 with gate and up columns alternating, or in MXFP4.
 #include "common/model/dense_names.h"
-#include "common/model/families/hf_blocks.h"
+#include "common/model/families/blocks/hf_blocks.h"
+#include "common/model/families/blocks/hf_map_blocks.h"
 #include "common/model/families/hf_families.h"
-#include "common/model/families/hf_map_blocks.h"
 #include "common/model/model_limits.h"
 
 namespace sluice {

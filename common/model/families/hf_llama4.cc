@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "common/model/dense_names.h"
-#include "common/model/families/hf_blocks.h"
+#include "common/model/families/blocks/hf_blocks.h"
+#include "common/model/families/blocks/hf_map_blocks.h"
 #include "common/model/families/hf_families.h"
-#include "common/model/families/hf_map_blocks.h"
 #include "common/model/model_limits.h"
 
 namespace sluice {
@@ -55,21 +55,6 @@ MoeConfig ReadLlama4Mixture(HfFields* fields) {
 bool ReadTemperatureTuning(HfFields* fields) {
   if (!fields->IsWhole("attn_temperature_tuning")) return fields->Flag("attn_temperature_tuning", true);
   return fields->Number("attn_temperature_tuning", 0, kMaxPosition) != 0;
-}
-
-void MapLlama4Experts(LayerMapper* layer) {
-  const MoeConfig& moe = layer->moe();
-  const uint64_t hidden = layer->hidden();
-  const uint32_t width = moe.expert_width;
-  const SourceMatrix gates_ups =
-      layer->Stack("feed_forward.experts.gate_up_proj", moe.experts, hidden, uint64_t{2} * width);
-  const SourceMatrix downs = layer->Stack("feed_forward.experts.down_proj", moe.experts, width, hidden);
-  for (uint64_t e = 0; e < moe.experts && layer->ok(); ++e) {
-    const SourceMatrix both = Rows(gates_ups, e * hidden, layer->hidden());
-    layer->AddExpert({.up = Transposed(Columns(both, width, width)),
-                      .gate = Transposed(Columns(both, 0, width)),
-                      .down = Rows(downs, e * width, width)});
-  }
 }
 
 }  // namespace
@@ -129,7 +114,7 @@ void MapLlama4(const ModelConfig& config, TensorMapper* mapper) {
     if (layer->Has("feed_forward.experts.0.gate_proj.weight")) {
       layer->Experts("feed_forward.experts.", {});
     } else {
-      MapLlama4Experts(layer);
+      MapStackedInputs("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj", layer);
     }
     layer->SharedExpert("feed_forward.shared_expert.");
   });

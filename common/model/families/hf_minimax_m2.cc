@@ -1,9 +1,9 @@
 // MiniMax-M2 (MiniMaxAI/MiniMax-M2, 2.1, 2.5): norms across all heads of q and k, partial rotary, sigmoid
 // router with a correction for the choice, no shared expert.
 #include "common/model/dense_names.h"
-#include "common/model/families/hf_blocks.h"
+#include "common/model/families/blocks/hf_blocks.h"
+#include "common/model/families/blocks/hf_map_blocks.h"
 #include "common/model/families/hf_families.h"
-#include "common/model/families/hf_map_blocks.h"
 #include "common/model/model_limits.h"
 
 namespace sluice {

@@ -1,8 +1,8 @@
 // Mixtral (mistralai/Mixtral-8x7B, 8x22B).
 #include "common/model/dense_names.h"
-#include "common/model/families/hf_blocks.h"
+#include "common/model/families/blocks/hf_blocks.h"
+#include "common/model/families/blocks/hf_map_blocks.h"
 #include "common/model/families/hf_families.h"
-#include "common/model/families/hf_map_blocks.h"
 #include "common/model/model_limits.h"
 
 namespace sluice {

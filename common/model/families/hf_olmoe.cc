@@ -1,8 +1,8 @@
 // OLMoE (allenai/OLMoE-1B-7B): norms across all heads of q and k, optional clipping of q, k and v.
 #include "common/model/dense_names.h"
-#include "common/model/families/hf_blocks.h"
+#include "common/model/families/blocks/hf_blocks.h"
+#include "common/model/families/blocks/hf_map_blocks.h"
 #include "common/model/families/hf_families.h"
-#include "common/model/families/hf_map_blocks.h"
 #include "common/model/model_limits.h"
 
 namespace sluice {

@@ -1,8 +1,8 @@
 // Phi-3.5-MoE (microsoft/Phi-3.5-MoE-instruct): SparseMixer router, layer norm, biases, long rope.
 #include "common/model/dense_names.h"
-#include "common/model/families/hf_blocks.h"
+#include "common/model/families/blocks/hf_blocks.h"
+#include "common/model/families/blocks/hf_map_blocks.h"
 #include "common/model/families/hf_families.h"
-#include "common/model/families/hf_map_blocks.h"
 #include "common/model/model_limits.h"
 
 namespace sluice {

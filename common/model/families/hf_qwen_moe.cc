@@ -1,11 +1,9 @@
 // Qwen2-MoE (Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B: shared expert with a gate, q/k/v biases) and Qwen3-MoE
-// (Qwen3-30B-A3B, 235B-A22B: q/k norms, head_dim apart).
-#include <algorithm>
-
+// (Qwen3-30B-A3B, 235B-A22B: q/k norms, head_dim apart), which is also the text model of Qwen3-VL-MoE.
 #include "common/model/dense_names.h"
-#include "common/model/families/hf_blocks.h"
+#include "common/model/families/blocks/hf_blocks.h"
+#include "common/model/families/blocks/hf_map_blocks.h"
 #include "common/model/families/hf_families.h"
-#include "common/model/families/hf_map_blocks.h"
 #include "common/model/model_limits.h"
 
 namespace sluice {
@@ -19,17 +17,6 @@ MoeConfig ReadQwenMixture(HfFields* fields) {
   moe.norm_topk_prob = fields->Flag("norm_topk_prob", false);
   moe.activation = ReadActivation(fields);
   return moe;
-}
-
-// Layers of mlp_only_layers are dense, and so are all but every decoder_sparse_step-th.
-void SetQwenFfns(const MoeConfig& moe, ModelConfig* model, HfFields* fields) {
-  const MoeConfig dense = DenseFfn(fields->Number("intermediate_size", 1, kMaxWidth), moe.activation);
-  const uint32_t step = fields->Number("decoder_sparse_step", 1, kMaxLayers, 1);
-  const std::vector<uint32_t> only_dense = fields->Numbers("mlp_only_layers", kMaxLayers);
-  for (uint32_t i = 0; i < model->layers.size(); ++i) {
-    const bool listed = std::find(only_dense.begin(), only_dense.end(), i) != only_dense.end();
-    model->layers[i].moe = listed || (i + 1) % step != 0 ? dense : moe;
-  }
 }
 
 }  // namespace
@@ -74,6 +61,43 @@ ModelConfig ReadQwen3Moe(HfFields* fields) {
   for (LayerConfig& layer : model.layers) layer.attention = attention;
   SetQwenFfns(ReadQwenMixture(fields), &model, fields);
   return model;
+}
+
+// Its positions have three parts, which are the same for text; its router always norms.
+ModelConfig ReadQwen3VlMoe(HfFields* fields) {
+  ModelConfig model = ReadFrame("qwen3_vl_moe_text", {.max_position = 128000}, fields);
+  AttentionConfig attention = ReadGrouped({.kv_heads = 16, .rope = {.theta = 5e5}}, model, fields);
+  attention.qkv_bias = attention.output_bias = fields->Flag("attention_bias", false);
+  attention.qk_norm = QkNorm::kPerHead;
+  for (LayerConfig& layer : model.layers) layer.attention = attention;
+  MoeConfig moe = ReadQwenMixture(fields);
+  moe.norm_topk_prob = true;
+  SetQwenFfns(moe, &model, fields);
+  fields->OnlyOff("sliding_window");
+  fields->OnlyOff("use_sliding_window");
+  return model;
+}
+
+void MapQwen3VlMoe(const ModelConfig& config, TensorMapper* mapper) {
+  const std::string inner = "model.language_model.";
+  mapper->IgnorePrefix("model.visual.");
+  MapEnds(config, {.embed = inner + "embed_tokens.weight", .norm = inner + "norm"}, mapper);
+  MapLayers(config, inner + "layers.", mapper, [](LayerMapper* layer) {
+    const MoeConfig& moe = layer->moe();
+    layer->GroupedAttention();
+    if (moe.experts == 0) return layer->DenseFfn("mlp.");
+    layer->Dense(dense::kRouter, layer->Matrix("mlp.gate.weight", moe.experts, layer->hidden()));
+    // Published folders stack experts with inputs before outputs, newer ones the other way. The shapes of
+    // gate_up_proj tell, for a hidden size of twice the width those of down_proj.
+    const std::string gate_up = "mlp.experts.gate_up_proj";
+    const std::string down = "mlp.experts.down_proj";
+    if (layer->HasShape(gate_up, {moe.experts, layer->hidden(), uint64_t{2} * moe.expert_width}) &&
+        layer->HasShape(down, {moe.experts, moe.expert_width, layer->hidden()})) {
+      MapStackedInputs(gate_up, down, layer);
+    } else {
+      layer->Experts("mlp.experts.", {});
+    }
+  });
 }
 
 void MapQwenMoe(const ModelConfig& config, TensorMapper* mapper) {

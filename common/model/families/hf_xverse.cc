@@ -1,9 +1,9 @@
 // XVERSE-MoE (xverse/XVERSE-MoE-A4.2B): Llama's attention, fine-grained experts of which the first are
 // shared.
 #include "common/model/dense_names.h"
-#include "common/model/families/hf_blocks.h"
+#include "common/model/families/blocks/hf_blocks.h"
+#include "common/model/families/blocks/hf_map_blocks.h"
 #include "common/model/families/hf_families.h"
-#include "common/model/families/hf_map_blocks.h"
 #include "common/model/model_limits.h"
 
 namespace sluice {

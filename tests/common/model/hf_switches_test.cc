@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "common/model/families/blocks/hf_fields.h"
 #include "common/model/families/hf_config.h"
-#include "common/model/families/hf_fields.h"
 #include "common/strict_json.h"
 #include "tests/common/model/tiny_configs.h"
 

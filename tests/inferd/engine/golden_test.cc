@@ -98,8 +98,12 @@ TEST_P(GgufGoldenTest, LogitsAreAsCloseAsBf16WeightsCanBe) { ExpectLogits(); }
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
-  for (const char* family : {"deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "granitemoe", "llama4",
-                             "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_5_moe", "qwen3_moe"}) {
+  for (const char* family :
+       {"afmoe",          "deepseek_v2", "deepseek_v3",   "dots1",      "ernie4_5_moe", "gemma4",
+        "gemma4_mm",      "glm4_moe",    "glm4_moe_lite", "gpt_oss",    "granitemoe",   "granitemoehybrid",
+        "hunyuan_v1_moe", "lfm2_moe",    "llama4",        "minimax_m2", "mistral4",     "mixtral",
+        "nemotron_h",     "olmoe",       "phimoe",        "qwen2_moe",  "qwen3_5_moe",  "qwen3_moe",
+        "qwen3_next",     "qwen3_vl_moe"}) {
     for (const uint32_t threads : {0u, 2u}) {
       cases.push_back({family, threads});
     }

@@ -1,7 +1,8 @@
-#include "common/model/families/hf_blocks.h"
+#include "common/model/families/blocks/hf_blocks.h"
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "common/model/model_limits.h"
 #include "common/status.h"
@@ -32,6 +33,8 @@ struct RopeMembers {
   std::vector<double> long_factor;
   double short_mscale = 0;
   double long_mscale = 0;
+  double temperature = 0;
+  double alpha = 0;
 };
 
 void ReadRopeMembers(HfFields* fields, RopeMembers* rope) {
@@ -53,6 +56,8 @@ void ReadRopeMembers(HfFields* fields, RopeMembers* rope) {
   if (fields->Has("long_factor")) rope->long_factor = fields->Reals("long_factor", 1e-9, kMaxFactor);
   rope->short_mscale = fields->Real("short_mscale", 0, kMaxFactor, rope->short_mscale);
   rope->long_mscale = fields->Real("long_mscale", 0, kMaxFactor, rope->long_mscale);
+  rope->temperature = fields->Real("llama_4_scaling_beta", 0, kMaxFactor, rope->temperature);
+  rope->alpha = fields->Real("alpha", 0, kMaxFactor, rope->alpha);
   // Sections of multimodal positions: text has the same position in all of them.
   fields->Skip("mrope_section");
   fields->Skip("mrope_interleaved");
@@ -134,11 +139,26 @@ RopeFields ReadRope(const RopeDefaults& defaults, uint32_t head_dim, uint32_t ma
   if (members.partial != 1 && !defaults.may_be_partial) {
     fields->Refuse(name, absl::StrCat("with partial_rotary_factor ", members.partial));
   }
+  if (members.temperature != 0 && !defaults.temperature) {
+    fields->Refuse(name, absl::StrCat("with llama_4_scaling_beta ", members.temperature));
+  }
   RopeFields result;
   result.mscale_all_dim = members.mscale_all_dim;
+  result.temperature = members.temperature;
   RopeConfig& rope = result.rope;
   rope.theta = members.theta;
   rope.dimensions = static_cast<uint32_t>(head_dim * members.partial);
+  if (members.alpha != 0 && !defaults.alpha) {
+    fields->Refuse(name, absl::StrCat("with alpha ", members.alpha));
+  }
+  if (members.alpha != 0 && members.type == "dynamic" && rope.dimensions > 2) {
+    // What the kind's other members say changes nothing then.
+    rope.theta *= std::pow(members.alpha, rope.dimensions / (rope.dimensions - 2.0));
+    if (rope.theta > kMaxTheta)
+      fields->Fail(name, absl::StrCat("has alpha ", members.alpha, ": theta passes 1e30"));
+    rope.theta = std::min(rope.theta, kMaxTheta);
+    return result;
+  }
   if (members.type == "default") return result;
   rope.original_max_position = members.original_max_position;
   rope.factor = members.factor;
@@ -195,11 +215,11 @@ AttentionConfig ReadGrouped(const GroupedDefaults& defaults, const ModelConfig& 
   return attention;
 }
 
-Activation ReadActivation(HfFields* fields) {
-  const std::string name = fields->Word("hidden_act", "silu");
+Activation ReadActivation(HfFields* fields, const char* key, const char* fallback) {
+  const std::string name = fields->Word(key, fallback);
   if (name == "gelu") return Activation::kGelu;
   if (name == "gelu_new" || name == "gelu_pytorch_tanh") return Activation::kGeluTanh;
-  if (name != "silu" && name != "swish") fields->Refuse("hidden_act");
+  if (name != "silu" && name != "swish") fields->Refuse(key);
   return Activation::kSilu;
 }
 
@@ -258,16 +278,37 @@ void SetDeepseekFfns(uint32_t first_dense, const MoeConfig& moe, ModelConfig* mo
   }
 }
 
+void ReadTimeSteps(MambaConfig* mamba, HfFields* fields) {
+  const std::vector<double> limits =
+      fields->Reals("time_step_limit", 0, std::numeric_limits<double>::infinity());
+  if (limits.empty()) return;
+  if (limits.size() != 2 || !(limits[1] > limits[0]) || limits[0] > kMaxFactor) {
+    return fields->Fail("time_step_limit", "is no pair of a smallest and a largest time step");
+  }
+  mamba->min_step = static_cast<float>(limits[0]);
+  mamba->max_step = std::isinf(limits[1]) ? 0.0f : static_cast<float>(std::min(limits[1], kMaxFactor));
+}
+
+void SetQwenFfns(const MoeConfig& moe, ModelConfig* model, HfFields* fields) {
+  const MoeConfig dense = DenseFfn(fields->Number("intermediate_size", 1, kMaxWidth), moe.activation);
+  const uint32_t step = fields->Number("decoder_sparse_step", 1, kMaxLayers, 1);
+  const std::vector<uint32_t> only_dense = fields->Numbers("mlp_only_layers", kMaxLayers);
+  for (uint32_t i = 0; i < model->layers.size(); ++i) {
+    const bool listed = std::find(only_dense.begin(), only_dense.end(), i) != only_dense.end();
+    model->layers[i].moe = listed || (i + 1) % step != 0 ? dense : moe;
+  }
+}
+
 std::vector<std::string> ReadLayerTypes(const std::vector<std::string>& words, size_t layers,
-                                        HfFields* fields) {
-  std::vector<std::string> types = fields->Words("layer_types");
+                                        HfFields* fields, const char* key) {
+  std::vector<std::string> types = fields->Words(key);
   if (types.empty()) return types;
   if (types.size() != layers) {
-    fields->Fail("layer_types", absl::StrCat("has ", types.size(), " entries for ", layers, " layers"));
+    fields->Fail(key, absl::StrCat("has ", types.size(), " entries for ", layers, " layers"));
     types.resize(layers);
   }
   for (const std::string& type : types) {
-    if (std::find(words.begin(), words.end(), type) == words.end()) fields->Refuse("layer_types");
+    if (std::find(words.begin(), words.end(), type) == words.end()) fields->Refuse(key);
   }
   return types;
 }

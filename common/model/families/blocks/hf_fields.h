@@ -48,6 +48,9 @@ class HfFields {
   std::vector<double> Reals(std::string_view key, double low, double high);
   std::vector<std::string> Words(std::string_view key);
 
+  // The names of all members.
+  std::vector<std::string> Keys() const;
+
   // A member that changes nothing here.
   void Skip(std::string_view key) { Ask(key); }
   // Members that must be absent, null or false (`value`: or that): any other value is not supported.

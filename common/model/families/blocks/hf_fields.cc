@@ -1,4 +1,4 @@
-#include "common/model/families/hf_fields.h"
+#include "common/model/families/blocks/hf_fields.h"
 
 #include <algorithm>
 #include <cmath>
@@ -220,6 +220,12 @@ std::vector<std::string> HfFields::Words(std::string_view key) {
     *value = entry.get<std::string>();
     return true;
   });
+}
+
+std::vector<std::string> HfFields::Keys() const {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : object_.value().items()) keys.push_back(key);
+  return keys;
 }
 
 void HfFields::OnlyOff(std::string_view key) {

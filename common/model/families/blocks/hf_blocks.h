@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "common/model/families/hf_fields.h"
+#include "common/model/families/blocks/hf_fields.h"
 #include "common/model/model_config.h"
 
 namespace sluice {
@@ -28,10 +28,13 @@ struct RopeDefaults {
   double partial = 1.0;         // partial_rotary_factor, where the family has one
   bool may_be_partial = false;  // else the factor must be 1
   bool mscales = false;         // longrope: short_mscale and long_mscale are the attention factors
+  bool temperature = false;     // llama_4_scaling_beta, where the family has it
+  bool alpha = false;           // dynamic: alpha stretches theta once and for all
 };
 struct RopeFields {
   RopeConfig rope;
   double mscale_all_dim = 0;  // yarn; 0: absent
+  double temperature = 0;     // llama_4_scaling_beta; 0: absent
 };
 RopeFields ReadRope(const RopeDefaults& defaults, uint32_t head_dim, uint32_t max_position, HfFields* fields);
 // yarn's factor for a context `scale` times as long.
@@ -46,8 +49,8 @@ struct GroupedDefaults {
 };
 AttentionConfig ReadGrouped(const GroupedDefaults& defaults, const ModelConfig& model, HfFields* fields);
 
-// hidden_act: silu, swish, gelu, gelu_new, gelu_pytorch_tanh.
-Activation ReadActivation(HfFields* fields);
+// hidden_act, or the member of another name: silu, swish, gelu, gelu_new, gelu_pytorch_tanh.
+Activation ReadActivation(HfFields* fields, const char* key = "hidden_act", const char* fallback = "silu");
 
 // The number of routed experts under the first of `keys` that is there, and num_experts_per_tok.
 void ReadExperts(const std::vector<const char*>& keys, MoeConfig* moe, HfFields* fields);
@@ -64,8 +67,16 @@ void ReadGroups(uint32_t groups, uint32_t top_groups, MoeConfig* moe, HfFields* 
 // intermediate_size neurons; the others are `moe`.
 void SetDeepseekFfns(uint32_t first_dense, const MoeConfig& moe, ModelConfig* model, HfFields* fields);
 
-// layer_types: one of `words` for each layer. Empty if the member is absent; the error is kept in `fields`.
+// time_step_limit, if it is there.
+void ReadTimeSteps(MambaConfig* mamba, HfFields* fields);
+
+// Qwen's: layers of mlp_only_layers are dense FFNs of intermediate_size neurons, and so are all but every
+// decoder_sparse_step-th; the others are `moe`.
+void SetQwenFfns(const MoeConfig& moe, ModelConfig* model, HfFields* fields);
+
+// layer_types, or the member of another name: one of `words` for each layer. Empty if the member is absent;
+// the error is kept in `fields`.
 std::vector<std::string> ReadLayerTypes(const std::vector<std::string>& words, size_t layers,
-                                        HfFields* fields);
+                                        HfFields* fields, const char* key = "layer_types");
 
 }  // namespace sluice

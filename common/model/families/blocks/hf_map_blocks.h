@@ -6,11 +6,36 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
-#include "common/model/families/hf_tensors.h"
+#include "common/model/families/blocks/tensor_mapper.h"
 #include "common/model/model_config.h"
 
 namespace sluice {
+
+// The norms of a layer, without ".weight"; nullptr: none. `plus_one`: the checkpoint holds weights less one.
+struct LayerNormNames {
+  const char* attention = "input_layernorm";
+  const char* ffn = "post_attention_layernorm";
+  const char* attention_post = nullptr;  // of what attention gives
+  const char* ffn_post = nullptr;        // of what the mixture gives
+  bool plus_one = false;
+};
+
+// What grouped attention's tensors are called.
+struct AttentionNames {
+  std::string base = "self_attn.";
+  std::string q_norm = "q_norm";
+  std::string k_norm = "k_norm";
+  std::string o = "o_proj";
+};
+
+// The matrices of an FFN, without ".weight"; one without gates has none.
+struct FfnNames {
+  const char* gate = "gate_proj";
+  const char* up = "up_proj";
+  const char* down = "down_proj";
+};
 
 // The tensors of one layer: names in the checkpoint begin with `base` ("model.layers.3."), canonical ones
 // with the layer's number.
@@ -24,6 +49,10 @@ class LayerMapper {
   uint32_t hidden() const { return config_.hidden; }
   bool Has(const std::string& name) const { return mapper_->Has(base_ + name); }
   bool IsMxfp4(const std::string& name) const { return mapper_->IsMxfp4(base_ + name); }
+  bool HasShape(const std::string& name, const std::vector<uint64_t>& shape) const {
+    return mapper_->HasShape(base_ + name, shape);
+  }
+  void IgnorePrefix(const std::string& prefix) { mapper_->IgnorePrefix(base_ + prefix); }
   bool ok() const { return mapper_->ok(); }
 
   SourceMatrix Matrix(const std::string& name, uint64_t rows, uint64_t cols) {
@@ -38,29 +67,26 @@ class LayerMapper {
   void Dense(std::string_view canonical, const SourceMatrix& matrix);
   void AddExpert(const ExpertSource& expert) { mapper_->AddExpert(layer_, expert); }
 
-  // input_layernorm and post_attention_layernorm, with biases where the model's norm has them; `plus_one`:
-  // the checkpoint holds weights less one.
-  void Norms(bool plus_one);
-  // self_attn.{q,k,v,o}_proj with the biases and norms that the layer's description asks for.
-  void GroupedAttention();
-  // `mlp`{gate,up,down}_proj.weight as dense_*, or as shared_*.
-  void DenseFfn(const std::string& mlp);
-  void SharedExpert(const std::string& mlp);
+  // With biases where the model's norm has them.
+  void Norms(const LayerNormNames& names);
+  // {q,k,v,o}_proj with the biases and norms that the layer's description asks for.
+  void GroupedAttention(const AttentionNames& names = {});
+  // `base`{in,out}_proj, conv1d and the vectors of Mamba-2.
+  void Mamba(const std::string& base);
+  // `mlp`{gate,up,down}_proj.weight as dense_*, shared_* or beside_*.
+  void DenseFfn(const std::string& mlp, const FfnNames& names = {});
+  void SharedExpert(const std::string& mlp, const FfnNames& names = {});
+  void BesideFfn(const std::string& mlp);
   // What DeepSeek's and GLM-4's layers hold under "mlp.": a dense FFN, or router (with its correction),
   // experts and shared FFN.
   void DeepseekFfn();
   // Each expert's matrices on its own, `experts`E.{gate,up,down}.weight, or stacked in `experts`gate_up_proj
   // [experts, 2 * width, hidden] (gate first) and down_proj [experts, hidden, width].
-  struct ExpertNames {
-    const char* gate = "gate_proj";
-    const char* up = "up_proj";
-    const char* down = "down_proj";
-  };
-  void Experts(const std::string& experts, const ExpertNames& names);
+  void Experts(const std::string& experts, const FfnNames& names);
 
  private:
-  void Ffn(const std::string& mlp, uint32_t width, std::string_view up, std::string_view gate,
-           std::string_view down);
+  void Ffn(const std::string& mlp, const FfnNames& names, uint32_t width, std::string_view up,
+           std::string_view gate, std::string_view down);
 
   const ModelConfig& config_;
   const uint32_t layer_;
@@ -70,6 +96,9 @@ class LayerMapper {
 
 // Experts stacked in two tensors of these names, as LayerMapper::Experts says.
 void MapStackedExperts(const std::string& gate_up, const std::string& down, LayerMapper* layer);
+// The same with inputs before outputs: [experts, hidden, 2 * width], gate in the first half of the last
+// dimension, and [experts, width, hidden].
+void MapStackedInputs(const std::string& gate_up, const std::string& down, LayerMapper* layer);
 
 // Layers behind the last that predict further tokens (recognised by their eh_proj) are not needed.
 void IgnorePredictionLayers(const ModelConfig& config, TensorMapper* mapper);
@@ -79,17 +108,17 @@ struct EndNames {
   std::string embed = "model.embed_tokens.weight";
   std::string norm = "model.norm";
   std::string head = "lm_head";
-  bool plus_one = false;  // the norm's weights, as in LayerMapper::Norms
+  bool plus_one = false;  // the norm's weights, as in LayerNormNames
 };
 void MapEnds(const ModelConfig& config, const EndNames& names, TensorMapper* mapper);
 
 // Calls `map` for every layer while the mapper has room for errors; `prefix` is "model.layers." mostly.
 template <typename Map>
 void MapLayers(const ModelConfig& config, const std::string& prefix, TensorMapper* mapper, const Map& map,
-               bool plus_one = false) {
+               const LayerNormNames& norms = {}) {
   for (uint32_t i = 0; i < config.layers.size() && mapper->ok(); ++i) {
     LayerMapper layer(config, i, prefix + std::to_string(i) + ".", mapper);
-    layer.Norms(plus_one);
+    layer.Norms(norms);
     map(&layer);
   }
 }
