@@ -48,6 +48,24 @@ const AttentionShape kConfigs[] = {
      .rope_dims = 0,
      .temperature_scale = 0.1f,
      .temperature_floor = 64},
+    {.heads = 2,
+     .kv_heads = 1,
+     .head_dim = 52,
+     .type = KvType::kF32,
+     .rope_dims = 52,
+     .qk_norm = QkNorm::kWeightedAfterRope,
+     .temperature_scale = 0.2f,
+     .temperature_floor = 32,
+     .temperature_offset = 0},
+    {.heads = 4,
+     .kv_heads = 2,
+     .head_dim = 36,
+     .type = KvType::kF32,
+     .rope_dims = 36,
+     .qk_norm = QkNorm::kPerHead,
+     .clip = 1.25f,
+     .value_norm = true,
+     .value_is_key = true},
     {.heads = 3,
      .kv_heads = 1,
      .head_dim = 80,
@@ -160,8 +178,8 @@ std::vector<double> ExactHeads(const AttentionShape& c, const std::vector<float>
       head[d] = std::clamp(head[d], -double{c.clip}, double{c.clip});
     }
     RotateExactly(c, position, head);
-    if (c.qk_norm == QkNorm::kPerHeadAfterRope) {
-      NormExactly(head, c.head_dim, nullptr);
+    if (c.qk_norm == QkNorm::kPerHeadAfterRope || c.qk_norm == QkNorm::kWeightedAfterRope) {
+      NormExactly(head, c.head_dim, c.HasWeights() ? weights.data() : nullptr);
     }
   }
   return row;
@@ -174,7 +192,8 @@ std::vector<double> ExactAttention(const AttentionShape& c, const AttentionInput
   const std::vector<double> q = ExactHeads(c, s.q, c.heads, position);
   double scale = 1 / std::sqrt(double{static_cast<double>(c.head_dim)});
   if (c.temperature_scale != 0) {
-    scale *= 1 + c.temperature_scale * std::log(1.0 + (position + 1) / c.temperature_floor);
+    scale *=
+        1 + c.temperature_scale * std::log(1.0 + (position + c.temperature_offset) / c.temperature_floor);
   }
   uint32_t first = c.window == 0 || position < c.window ? 0 : position - c.window + 1;
   first = c.chunk == 0 ? first : std::max(first, position / c.chunk * c.chunk);
@@ -190,8 +209,13 @@ std::vector<double> ExactAttention(const AttentionShape& c, const AttentionInput
   for (uint32_t p = first; p <= position; ++p) {
     const double e = std::exp(scores[p - first]);
     total += e;
+    const auto values = s.v.begin() + (int64_t{p} * c.kv_heads + kv_head) * c.head_dim;
+    std::vector<double> value(values, values + c.head_dim);
+    if (c.value_norm) {
+      NormExactly(value.begin(), c.head_dim, nullptr);
+    }
     for (uint32_t d = 0; d < c.head_dim; ++d) {
-      const double v = s.v[(uint64_t{p} * c.kv_heads + kv_head) * c.head_dim + d];
+      const double v = value[d];
       out[d] += e * (c.clip > 0 ? std::clamp(v, -double{c.clip}, double{c.clip}) : v);
     }
   }

@@ -14,7 +14,7 @@ AttentionInputs MakeInputs(const AttentionShape& c, uint32_t positions, uint64_t
   s.positions = positions;
   s.q = random.Normals(uint64_t{positions} * c.heads * c.head_dim, 2.0f);
   s.k = random.Normals(uint64_t{positions} * c.kv_heads * c.head_dim, 2.0f);
-  s.v = random.Normals(uint64_t{positions} * c.kv_heads * c.head_dim);
+  s.v = c.value_is_key ? s.k : random.Normals(uint64_t{positions} * c.kv_heads * c.head_dim);
   return s;
 }
 
@@ -84,7 +84,7 @@ void AttentionCache::Step(const std::vector<uint32_t>& order, const std::vector<
   RopeKvWriteArgs write;
   write.q = q_rows;
   write.k = bench_.PutRows(k, KvCols());
-  write.v = bench_.PutRows(v, KvCols());
+  write.v = config_.value_is_key ? write.k : bench_.PutRows(v, KvCols());
   write.tokens = tokens;
   write.heads = config_.heads;
   write.qk_norm = config_.qk_norm;
@@ -93,6 +93,8 @@ void AttentionCache::Step(const std::vector<uint32_t>& order, const std::vector<
   write.clip = config_.clip;
   write.temperature_scale = config_.temperature_scale;
   write.temperature_floor = config_.temperature_floor;
+  write.temperature_offset = config_.temperature_offset;
+  write.value_norm = config_.value_norm;
   write.rope_table = rope_table_;
   write.rope_positions = 1024;
   write.rope_dims = config_.rope_dims;

@@ -22,10 +22,16 @@ struct AttentionShape {
   float clip = 0;
   float temperature_scale = 0;
   uint32_t temperature_floor = 0;
+  uint32_t temperature_offset = 1;
   uint32_t chunk = 0;
   bool sinks = false;
+  bool value_norm = false;
+  bool value_is_key = false;
 
-  bool HasWeights() const { return qk_norm == QkNorm::kPerHead || qk_norm == QkNorm::kAcrossHeads; }
+  bool HasWeights() const {
+    return qk_norm == QkNorm::kPerHead || qk_norm == QkNorm::kAcrossHeads ||
+           qk_norm == QkNorm::kWeightedAfterRope;
+  }
   // The weights of a norm of q or k (`count` heads), and the sinks: made from the shape.
   std::vector<float> NormWeights(uint32_t count) const {
     return Random(77).Normals(qk_norm == QkNorm::kAcrossHeads ? count * head_dim : head_dim);

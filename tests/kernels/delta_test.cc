@@ -257,8 +257,9 @@ TEST(ScalarMathTest, LogSoftplusAndTemperatureAreTheFunctionsOfTheirNames) {
     ASSERT_NEAR(SoftplusOf(x, e), exact, exact * 4 * kRoundoff + 1e-44) << x;
   }
   EXPECT_TRUE(std::isnan(SoftplusOf(std::nanf(""), std::nanf(""))));
-  EXPECT_EQ(TemperatureAt(62, 0.1f, 64), 1.0f);
-  EXPECT_EQ(TemperatureAt(63, 0.1f, 64), static_cast<float>(1 + double{0.1f} * std::log(2.0)));
+  EXPECT_EQ(TemperatureAt(62, 0.1f, 64, 1), 1.0f);
+  EXPECT_EQ(TemperatureAt(63, 0.1f, 64, 1), static_cast<float>(1 + double{0.1f} * std::log(2.0)));
+  EXPECT_EQ(TemperatureAt(63, 0.1f, 64, 0), 1.0f);
 }
 
 }  // namespace

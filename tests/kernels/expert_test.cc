@@ -19,7 +19,8 @@ INSTANTIATE_TEST_SUITE_P(Backends, ExpertTest, testing::ValuesIn(AllBackends()),
 constexpr ActivationSpec kActivations[] = {{Activation::kSilu},
                                            {Activation::kGeluTanh},
                                            {Activation::kGelu},
-                                           {Activation::kClampedSwiglu, 1.702f, 0.75f}};
+                                           {Activation::kClampedSwiglu, 1.702f, 0.75f},
+                                           {Activation::kRelu2}};
 
 const EncodingDescriptor kBf16 = MakeDescriptor(Encoding::kBf16);
 const EncodingDescriptor kF16 = MakeDescriptor(Encoding::kF16);
@@ -113,6 +114,8 @@ double GateInDouble(const ActivationSpec& a, double g) {
       return g / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g)));
     case Activation::kGelu:
       return g / 2 * std::erfc(-g / std::sqrt(2.0));
+    case Activation::kRelu2:
+      return std::max(g, 0.0);
     case Activation::kClampedSwiglu:
       break;
   }
@@ -306,6 +309,80 @@ TEST_P(ExpertTest, BadActivationsAndThresholdsAreRefused) {
   work.sparsity = static_cast<SparsityOrder>(9);
   work.threshold = 0;
   EXPECT_EQ(bench.queue().MoeExperts(args).code(), absl::StatusCode::kUnimplemented);
+}
+
+TEST_P(ExpertTest, AnExpertWithoutAGateComputesAsIfItsGateWereItsUp) {
+  Random random(6);
+  OpBench bench(GetParam());
+  const Expert e = MakeExpert(random, {kQ8, kQ8, kBf16}, 100, 72, true);
+  const std::vector<float> x = random.Normals(3 * 72, 2.0f);
+  const uint32_t rows[] = {0, 1, 2};
+  std::vector<float> y[2];
+  for (const bool gated : {false, true}) {
+    ExpertWork work = PutExpert(bench, e);
+    work.rows = work.slots = rows;
+    work.gate = gated ? work.up : WeightView{};
+    work.gate_bias = gated ? work.up_bias : BufferRef{};
+    MoeExpertsArgs args;
+    args.x = bench.PutRows(x, 72);
+    args.tokens = args.slots = 3;
+    args.hidden = 72;
+    args.activation = {Activation::kRelu2};
+    args.experts = {&work, 1};
+    args.y = bench.NewRows(3, 72);
+    const absl::Status status = bench.queue().MoeExperts(args);
+    ASSERT_TRUE(status.ok()) << status;
+    y[gated ? 1 : 0] = bench.GetRows(args.y, 3, 72);
+  }
+  EXPECT_TRUE(BitEqual(y[0], y[1]));
+  ExpertWork work = PutExpert(bench, e);
+  work.rows = work.slots = rows;
+  work.gate = {};
+  MoeExpertsArgs args{.x = bench.NewRows(3, 72),
+                      .tokens = 3,
+                      .hidden = 72,
+                      .activation = {Activation::kRelu2},
+                      .experts = {&work, 1},
+                      .y = bench.NewRows(3, 72),
+                      .slots = 3};
+  EXPECT_EQ(bench.queue().MoeExperts(args).code(), absl::StatusCode::kInvalidArgument);  // a gate's bias
+}
+
+TEST_P(ExpertTest, CombineWithoutAResidualAndWithAGainIsTheirProduct) {
+  Random random(7);
+  const uint32_t hidden = 45;
+  const std::vector<float> y = random.Normals(2 * 3 * hidden);
+  const std::vector<float> residual = random.Normals(2 * hidden);
+  const std::vector<float> weights = random.Normals(6);
+  for (const bool with_residual : {false, true}) {
+    const auto run = [&](const BackendCase& which) {
+      OpBench bench(which);
+      CombineArgs args{.y = bench.PutRows(y, hidden),
+                       .weights = bench.PutFloats(weights),
+                       .tokens = 2,
+                       .top_k = 3,
+                       .hidden = hidden,
+                       .out = bench.NewRows(2, hidden),
+                       .scale = 0.5f,
+                       .gain = bench.PutFloats({1.75f})};
+      if (with_residual) {
+        args.residual = bench.PutRows(residual, hidden);
+      }
+      const absl::Status status = bench.queue().Combine(args);
+      EXPECT_TRUE(status.ok()) << status;
+      return bench.GetRows(args.out, 2, hidden);
+    };
+    const std::vector<float> out = run(GetParam());
+    ASSERT_TRUE(BitEqual(out, run(kReference)));
+    for (uint32_t i = 0; i < 2 * hidden; ++i) {
+      const uint32_t t = i / hidden;
+      double sum = 0;
+      for (uint32_t r = 0; r < 3; ++r) {
+        sum += double{weights[3 * t + r]} * y[(3 * t + r) * hidden + i % hidden];
+      }
+      ASSERT_NEAR(out[i], 1.75 * ((with_residual ? residual[i] : 0) + 0.5 * sum), 4e-6);
+    }
+  }
 }
 
 TEST_P(ExpertTest, CombineScalesTheSumAndTakesMissingWeightsAsOne) {

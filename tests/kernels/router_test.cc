@@ -1,4 +1,4 @@
-// Router, ScaleRows and SigmoidGate on every backend.
+// Router, ScaleRows, SigmoidGate and SoftCap on every backend.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -304,6 +304,60 @@ TEST_P(RouterTest, ArgumentsThatDoNotFitAreRefusedWithNumbers) {
     a.ids = bench.PutWritable({0, 0});
     a.shared = true;
   });
+}
+
+TEST_P(RouterTest, FactorsOfExpertsAndTheSumsEpsilonChangeWeightsAlone) {
+  Random random(52);
+  const uint32_t tokens = 13, experts = 10, top_k = 4;
+  const std::vector<float> logits = random.Normals(tokens * experts, 2.0f);
+  const std::vector<float> scales = random.Normals(experts);
+  const auto run = [&](const BackendCase& which, float epsilon, bool scaled) {
+    OpBench bench(which);
+    RouterCase c;
+    c.args = {.tokens = tokens, .experts = experts, .kind = RouterKind::kSigmoidTopK, .top_k = top_k};
+    c.args.norm_epsilon = epsilon;
+    c.logits = logits;
+    if (scaled) {
+      c.args.expert_scale = bench.PutFloats(scales);
+    }
+    return Route(bench, c);
+  };
+  const Routed plain = run(GetParam(), 0, false);
+  const Routed changed = run(GetParam(), 0.5f, true);
+  ASSERT_EQ(changed.ids, plain.ids);
+  ASSERT_TRUE(BitEqual(changed.weights, run(kReference, 0.5f, true).weights));
+  for (uint32_t t = 0; t < tokens; ++t) {
+    double sum = 0;
+    for (uint32_t k = 0; k < top_k; ++k) {
+      sum += 1 / (1 + std::exp(-double{logits[t * experts + plain.ids[t * top_k + k]]}));
+    }
+    for (uint32_t k = 0; k < top_k; ++k) {
+      const uint32_t i = t * top_k + k;
+      ASSERT_NEAR(changed.weights[i], plain.weights[i] * sum / (sum + 0.5) * scales[plain.ids[i]], 1e-6);
+    }
+  }
+}
+
+TEST_P(RouterTest, SoftCapsEqualTheReferenceAndTheTangent) {
+  Random random(53);
+  for (const uint32_t cols : {1u, 31u, 100u}) {
+    std::vector<float> x = random.Normals(3 * cols, 40.0f);
+    x[0] = 0;
+    x[cols] = -4000;
+    std::vector<float> capped[2];
+    for (int i = 0; i < 2; ++i) {
+      OpBench bench(i == 0 ? GetParam() : kReference);
+      const Rows rows{bench.PutWritable(x), cols};
+      ASSERT_TRUE(bench.queue().SoftCap({rows, 3, cols, 30.0f}).ok());
+      capped[i] = bench.GetRows(rows, 3, cols);
+    }
+    ASSERT_TRUE(BitEqual(capped[0], capped[1]));
+    for (uint32_t i = 0; i < 3 * cols; ++i) {
+      ASSERT_NEAR(capped[0][i], 30 * std::tanh(x[i] / 30.0), 30 * 8 * kRoundoff) << x[i];
+    }
+  }
+  OpBench bench(GetParam());
+  EXPECT_EQ(bench.queue().SoftCap({bench.NewRows(2, 8), 2, 8, 0}).code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_P(RouterTest, ScaledRowsAndSigmoidGatesEqualTheReferenceAndDouble) {
