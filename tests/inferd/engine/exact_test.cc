@@ -90,10 +90,11 @@ class ExactTest : public testing::TestWithParam<Case> {
     std::filesystem::create_directory(model);
     std::filesystem::copy(source + "/model.safetensors", model);
     ASSIGN_OR_RETURN(const std::string text, ReadFile(source + "/config.json", 1 << 20));
-    nlohmann::json config = nlohmann::json::parse(text);
-    if (!GetParam().change.empty()) {
-      config.update(nlohmann::json::parse(GetParam().change));
+    if (GetParam().change.empty()) {
+      return WriteFileDurably(model + "/config.json", text);
     }
+    nlohmann::json config = nlohmann::json::parse(text);
+    config.update(nlohmann::json::parse(GetParam().change));
     return WriteFileDurably(model + "/config.json", config.dump());
   }
 
@@ -345,7 +346,11 @@ INSTANTIATE_TEST_SUITE_P(
                     Family("Olmoe", "olmoe", "bf16"), Family("PhiMoe", "phimoe", "bf16"),
                     Family("PhiMoeLongRope", "phimoe", "q8", kLongRope),
                     Family("Qwen2Moe", "qwen2_moe", "bf16"), Family("Qwen3Moe", "qwen3_moe", "q8"),
-                    Family("Qwen35Moe", "qwen3_5_moe", "bf16")),
+                    Family("Qwen35Moe", "qwen3_5_moe", "bf16"), Family("Qwen3Next", "qwen3_next", "q8"),
+                    Family("Gemma4", "gemma4", "bf16"), Family("Afmoe", "afmoe", "q4"),
+                    Family("Mistral4", "mistral4", "bf16"), Family("Hunyuan", "hunyuan_v1_moe", "bf16"),
+                    Family("Ernie45", "ernie4_5_moe", "q8"), Family("NemotronH", "nemotron_h", "bf16"),
+                    Family("GraniteHybrid", "granitemoehybrid", "q8"), Family("Lfm2", "lfm2_moe", "bf16")),
     [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 }  // namespace
