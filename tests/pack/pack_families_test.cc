@@ -51,6 +51,7 @@ struct FamilyCase {
   const char* family;
   ExpertRow experts;
   std::vector<DenseRow> dense;
+  const char* layers = "model.layers.";  // what names of the checkpoint's layers begin with
 };
 
 std::vector<FamilyCase> Families() {
@@ -127,13 +128,67 @@ std::vector<FamilyCase> Families() {
             {0, dense::kDeltaALog, "linear_attn.A_log"},
             {0, dense::kDeltaDtBias, "linear_attn.dt_bias"},
             {0, dense::kDeltaNorm, "linear_attn.norm.weight"},
-            {0, dense::kO, "linear_attn.out_proj.weight"}}}};
+            {0, dense::kO, "linear_attn.out_proj.weight"}}},
+          {"dots1", by_name(1), all({norms, dense_first})},
+          {"glm4_moe_lite", by_name(2), all({{router2}, latent, dense_first})},
+          {"minimax_m2",
+           {Experts::kByName, 1, "block_sparse_moe.experts.", "w1", "w3", "w2"},
+           all({norms, {{1, dense::kRouterCorrection, "block_sparse_moe.e_score_correction_bias"}}})},
+          {"ernie4_5_moe",
+           by_name(2),
+           {router2,
+            {2, dense::kRouterCorrection, "mlp.moe_statics.e_score_correction_bias"},
+            {2, dense::kSharedUp, "mlp.shared_experts.up_proj.weight"}}},
+          {"mistral4",
+           {Experts::kFusedLines, 1, "mlp.experts.", "gate_up_proj", "", "down_proj"},
+           {router1, {0, dense::kSharedUp, "mlp.shared_experts.up_proj.weight"}}},
+          {"hunyuan_v1_moe",
+           by_name(1),
+           {{1, dense::kRouter, "mlp.gate.wg.weight"},
+            {1, dense::kSharedUp, "mlp.shared_mlp.up_proj.weight"},
+            {0, dense::kQNorm, "self_attn.query_layernorm.weight"}}},
+          {"afmoe",
+           by_name(1),
+           {{0, dense::kQGate, "self_attn.gate_proj.weight"},
+            {0, dense::kAttnPostNorm, "post_attention_layernorm.weight"},
+            {0, dense::kFfnNorm, "pre_mlp_layernorm.weight"},
+            {3, dense::kFfnPostNorm, "post_mlp_layernorm.weight"},
+            {1, dense::kRouterCorrection, "mlp.expert_bias"}}},
+          {"gemma4",
+           {Experts::kFusedLines, 2, "experts.", "gate_up_proj", "", "down_proj"},
+           {{0, dense::kAttnPostNorm, "post_attention_layernorm.weight"},
+            {0, dense::kFfnNorm, "pre_feedforward_layernorm.weight"},
+            {0, dense::kFfnPostNorm, "post_feedforward_layernorm.weight"},
+            {2, dense::kBesidePostNorm, "post_feedforward_layernorm_1.weight"},
+            {2, dense::kExpertsPostNorm, "post_feedforward_layernorm_2.weight"},
+            {2, dense::kExpertsNorm, "pre_feedforward_layernorm_2.weight"},
+            {1, dense::kBesideDown, "mlp.down_proj.weight", As::kTransposed},
+            {1, dense::kExpertScale, "router.per_expert_scale"},
+            {1, dense::kLayerScale, "layer_scalar"}}},
+          {"qwen3_vl_moe",
+           {Experts::kHalves, 1, "mlp.experts.", "gate_up_proj", "", "down_proj"},
+           all({{router1}, norms}),
+           "model.language_model.layers."},
+          {"granitemoehybrid",
+           {Experts::kFusedLines, 1, "block_sparse_moe.", "input_linear.weight", "", "output_linear.weight"},
+           {{1, dense::kSharedDown, "shared_mlp.output_linear.weight", As::kTransposed},
+            {0, dense::kMambaConvBias, "mamba.conv1d.bias"},
+            {0, dense::kMambaNorm, "mamba.norm.weight"},
+            {0, dense::kMambaD, "mamba.D"}}},
+          {"lfm2_moe",
+           {Experts::kByName, 2, "feed_forward.experts.", "w1", "w3", "w2"},
+           {{0, dense::kConvIn, "conv.in_proj.weight"},
+            {0, dense::kAttnNorm, "operator_norm.weight"},
+            {0, dense::kFfnNorm, "ffn_norm.weight"},
+            {2, dense::kKNorm, "self_attn.k_layernorm.weight"},
+            {2, dense::kO, "self_attn.out_proj.weight"}}}};
 }
 
 // A packed tiny family beside its checkpoint.
 class Packed {
  public:
-  explicit Packed(const std::string& family) : tensors_(ReadCheckpoint(TinyDir(family))) {
+  explicit Packed(const std::string& family, const std::string& layers = "model.layers.")
+      : layers_(layers), tensors_(ReadCheckpoint(TinyDir(family))) {
     const auto summary = PackModel(TinyDir(family), dir_.File("pack"), {}, nullptr, nullptr);
     EXPECT_TRUE(summary.ok()) << summary.status();
     EXPECT_TRUE(VerifyPack(dir_.File("pack"), nullptr, nullptr).ok());
@@ -142,10 +197,13 @@ class Packed {
 
   const ModelConfig& config() const { return values_->pack().config(); }
   const Tensor& Source(uint32_t layer, const std::string& name) const {
-    return tensors_.at(absl::StrCat("model.layers.", layer, ".", name));
+    return tensors_.at(absl::StrCat(layers_, layer, ".", name));
   }
   std::vector<float> Dense(uint32_t layer, std::string_view name) {
     return values_->Dense(dense::LayerName(layer, name));
+  }
+  uint32_t StreamsOf(uint32_t layer, uint32_t expert) const {
+    return values_->pack().expert_extents(layer, expert).count;
   }
   std::vector<float> Expert(uint32_t layer, uint32_t expert, Part part) {
     return values_->Expert(layer, expert, part);
@@ -153,6 +211,7 @@ class Packed {
 
  private:
   TempDir dir_;
+  const std::string layers_;
   const Tensors tensors_;
   std::unique_ptr<PackValues> values_;
 };
@@ -210,7 +269,7 @@ class PackFamilies : public ::testing::TestWithParam<FamilyCase> {};
 
 TEST_P(PackFamilies, WeightsLieWhereTheirNamesSay) {
   const FamilyCase& family = GetParam();
-  Packed packed(family.family);
+  Packed packed(family.family, family.layers);
   for (const DenseRow& row : family.dense) {
     EXPECT_EQ(packed.Dense(row.layer, row.canonical), Expected(packed.Source(row.layer, row.source), row.as))
         << row.canonical << " of layer " << row.layer;
@@ -249,6 +308,70 @@ TEST(PackFamiliesTest, LatentAttentionSplitsTheExpansionByHead) {
       }
     }
   }
+}
+
+// Rows [first, first + count) of a matrix of `cols` columns.
+std::vector<float> RowsOf(const Tensor& tensor, uint64_t cols, uint64_t first, uint64_t count) {
+  const auto begin = tensor.values.begin() + static_cast<int64_t>(first * cols);
+  return {begin, begin + static_cast<int64_t>(count * cols)};
+}
+
+TEST(PackFamiliesTest, Qwen3NextProjectionsAreUngroupedFromTheirKeyHeads) {
+  Packed packed("qwen3_next");
+  const uint32_t heads = 2, keys = 16, sharers = 2, values = 32, hidden = 64;  // values: of a key head
+  const Tensor& all = packed.Source(0, "linear_attn.in_proj_qkvz.weight");
+  const Tensor& gates = packed.Source(0, "linear_attn.in_proj_ba.weight");
+  std::vector<float> q, k, v, z, beta, decay;
+  const auto append = [&](std::vector<float>* to, const Tensor& from, uint64_t first, uint64_t count) {
+    const std::vector<float> rows = RowsOf(from, hidden, first, count);
+    to->insert(to->end(), rows.begin(), rows.end());
+  };
+  for (uint32_t h = 0; h < heads; ++h) {
+    const uint64_t first = uint64_t{h} * 2 * (keys + values);
+    append(&q, all, first, keys);
+    append(&k, all, first + keys, keys);
+    append(&v, all, first + 2 * keys, values);
+    append(&z, all, first + 2 * keys + values, values);
+    append(&beta, gates, uint64_t{h} * 2 * sharers, sharers);
+    append(&decay, gates, uint64_t{h} * 2 * sharers + sharers, sharers);
+  }
+  q.insert(q.end(), k.begin(), k.end());
+  q.insert(q.end(), v.begin(), v.end());
+  EXPECT_EQ(packed.Dense(0, dense::kDeltaQkv), q);
+  EXPECT_EQ(packed.Dense(0, dense::kDeltaZ), z);
+  EXPECT_EQ(packed.Dense(0, dense::kDeltaBeta), beta);
+  EXPECT_EQ(packed.Dense(0, dense::kDeltaDecay), decay);
+}
+
+TEST(PackFamiliesTest, NemotronHPairsLayersAndStoresNoGates) {
+  Packed packed("nemotron_h", "backbone.layers.");
+  ASSERT_EQ(packed.config().layers.size(), 3u);
+  const uint32_t hidden = 64, values = 128, conv_cols = 192;
+  const Tensor& in = packed.Source(4, "mixer.in_proj.weight");  // the third mixer
+  EXPECT_EQ(packed.Dense(2, dense::kMambaZ), RowsOf(in, hidden, 0, values));
+  EXPECT_EQ(packed.Dense(2, dense::kMambaXbc), RowsOf(in, hidden, values, conv_cols));
+  EXPECT_EQ(packed.Dense(2, dense::kMambaDt), RowsOf(in, hidden, values + conv_cols, 8));
+  Tensor conv = packed.Source(0, "mixer.conv1d.weight");
+  conv.shape = {conv_cols, 4};
+  EXPECT_EQ(packed.Dense(0, dense::kMambaConv), Columns(conv));
+  EXPECT_EQ(packed.Dense(1, dense::kAttnNorm), packed.Source(2, "norm.weight").values);
+  EXPECT_EQ(packed.Dense(1, dense::kFfnNorm), packed.Source(3, "norm.weight").values);
+  for (uint32_t expert = 0; expert < 12; ++expert) {
+    const std::string base = absl::StrCat("mixer.experts.", expert, ".");
+    const std::vector<float>& up = packed.Source(3, base + "up_proj.weight").values;
+    EXPECT_EQ(packed.Expert(1, expert, Part::kUp), up);
+    EXPECT_EQ(packed.Expert(1, expert, Part::kGate), up);
+    EXPECT_EQ(packed.Expert(1, expert, Part::kDown), Columns(packed.Source(3, base + "down_proj.weight")));
+  }
+  EXPECT_EQ(packed.StreamsOf(1, 0), 2u);
+}
+
+TEST(PackFamiliesTest, Gemma4RoutersNormIsScaledByTheHiddenSize) {
+  Packed packed("gemma4");
+  std::vector<float> expected = packed.Source(1, "router.scale").values;
+  for (float& value : expected) value *= 0.125f;  // 1 / sqrt(64)
+  EXPECT_EQ(packed.Dense(1, dense::kRouterNorm), expected);
+  EXPECT_EQ(packed.Dense(2, dense::kK), packed.Source(2, "self_attn.k_proj.weight").values);
 }
 
 TEST(PackFamiliesTest, GptOssBiasesAlternateBetweenGateAndUp) {

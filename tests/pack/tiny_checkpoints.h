@@ -15,7 +15,7 @@
 
 namespace sluice {
 
-// A checkpoint in memory: bf16 tensors as float32, in the order of the file.
+// A checkpoint in memory: bf16 tensors as float32 beside those that are, in the order of the file.
 struct Tensor {
   std::vector<uint64_t> shape;
   std::vector<float> values;
@@ -32,6 +32,12 @@ inline Tensors ReadCheckpoint(const std::string& dir) {
     std::vector<std::byte> raw(info.bytes);
     EXPECT_TRUE((*folder)->Read(info, 0, absl::MakeSpan(raw)).ok());
     Tensor tensor{info.shape, {}};
+    if (info.type == ElementType::kF32) {
+      tensor.values.resize(raw.size() / sizeof(float));
+      std::memcpy(tensor.values.data(), raw.data(), raw.size());
+      tensors[info.name] = std::move(tensor);
+      continue;
+    }
     for (size_t i = 0; i < raw.size(); i += 2) {
       uint16_t bits = 0;
       std::memcpy(&bits, raw.data() + i, 2);
