@@ -119,7 +119,7 @@ absl::Status CheckMamba(const AttentionConfig& attention, const std::string& sub
 // Attention that looks back on a state, or on nothing.
 absl::Status CheckHeadless(const AttentionConfig& attention, const std::string& subject) {
   if (attention.heads != 0 || attention.kv_heads != 0 || attention.head_dim != 0) {
-    return Bad(subject, "a layer without attention to the cache has attention heads");
+    return Bad(subject, "a layer that keeps nothing in the cache has no attention heads");
   }
   switch (attention.kind) {
     case AttentionKind::kGatedDelta:

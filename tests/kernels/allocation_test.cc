@@ -240,6 +240,33 @@ class FamilyOps {
          .to = {&to, 1},
          .state = state_,
          .out = more_}));
+    status.Update(
+        queue.Mamba({.z = rows_,
+                     .xbc = rows_,
+                     .dt = rows_,
+                     .tokens = tokens,
+                     .shape = {.heads = 2, .head_dim = 16, .groups = 1, .state = 16, .conv_kernel = 4},
+                     .conv = {floats_, 64},
+                     .conv_bias = floats_,
+                     .a_log = floats_,
+                     .dt_bias = floats_,
+                     .skip = floats_,
+                     .norm = {floats_},
+                     .sequences = {&sequence, 1},
+                     .from = {&from, 1},
+                     .to = {&to, 1},
+                     .state = state_,
+                     .out = more_}));
+    status.Update(queue.ShortConv({.bcx = rows_,
+                                   .tokens = tokens,
+                                   .shape = {.width = 16, .kernel = 3},
+                                   .conv = {floats_, 16},
+                                   .sequences = {&sequence, 1},
+                                   .from = {&from, 1},
+                                   .to = {&to, 1},
+                                   .state = state_,
+                                   .out = more_}));
+    status.Update(queue.SoftCap({more_, tokens, kCols, 30.0f}));
     bench_.backend().EndStep();
     return status;
   }

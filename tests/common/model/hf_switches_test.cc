@@ -152,10 +152,15 @@ TEST(HfSwitches, HostileNumbersAreErrorsNamingTheField) {
 
 TEST(HfSwitches, EveryFamilyIsListed) {
   const std::vector<std::string> families = SupportedFamilies();
-  EXPECT_EQ(families, (std::vector<std::string>{"deepseek", "deepseek_v2", "deepseek_v3", "glm4_moe",
-                                                "gpt_oss", "granitemoe", "kimi_k2", "llama4", "llama4_text",
-                                                "minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe",
-                                                "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_moe", "xverse"}));
+  EXPECT_EQ(families,
+            (std::vector<std::string>{
+                "afmoe",          "deepseek",     "deepseek_v2", "deepseek_v3",      "deepseek_v32",
+                "dots1",          "ernie4_5_moe", "gemma4",      "gemma4_text",      "glm4_moe",
+                "glm4_moe_lite",  "glm_moe_dsa",  "gpt_oss",     "granitemoe",       "granitemoehybrid",
+                "hunyuan_v1_moe", "kimi_k2",      "lfm2_moe",    "llama4",           "llama4_text",
+                "minimax_m2",     "mistral4",     "mixtral",     "nemotron_h",       "olmoe",
+                "phimoe",         "qwen2_moe",    "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_moe",
+                "qwen3_next",     "qwen3_vl_moe", "xverse"}));
 }
 
 // What the published models' configs hold beside what the tiny ones do.

@@ -177,7 +177,7 @@ TEST(ModelConfigJson, NumbersThatDoNotAddUpAreRefused) {
   refused("/layers/2/attention/delta/key_heads", 3, "do not divide");
   refused("/layers/2/attention/delta/conv_kernel", 65, "kernel");
   refused("/layers/2/attention/heads", 4, "no attention heads");
-  refused("/layers/2/moe/dense_width", 0, "dense width");
+  refused("/layers/2/moe/dense_width", 1u << 25, "dense width");
 }
 
 }  // namespace
