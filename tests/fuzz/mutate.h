@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,12 @@
 namespace sluice {
 
 using FuzzTarget = bool (*)(const uint8_t* data, size_t size);
+
+// Mutations of one kind: those of CI, or 10^5 with SLUICE_STRESS=full.
+inline int MutationsOr(int in_ci) {
+  const char* stress = std::getenv("SLUICE_STRESS");
+  return stress != nullptr && std::string(stress) == "full" ? std::max(in_ci, 100'000) : in_ci;
+}
 
 inline bool Feed(FuzzTarget target, const std::string& input) {
   return target(reinterpret_cast<const uint8_t*>(input.data()), input.size());

@@ -34,7 +34,7 @@ constexpr Seed kSeeds[] = {{kGgufFiles[1], 13'400, 100'000}, {kGgufFiles[0], 99'
 TEST(SourceMutation, GgufHeads) {
   for (const Seed& seed : kSeeds) {
     ASSERT_NE(seed.head % 3, 0u);
-    Mutate(FuzzGgufHeader, {ReadAll(seed.path).substr(0, seed.head)}, seed.cases, 21);
+    Mutate(FuzzGgufHeader, {ReadAll(seed.path).substr(0, seed.head)}, MutationsOr(seed.cases), 21);
   }
 }
 
