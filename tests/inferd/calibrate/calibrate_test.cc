@@ -260,9 +260,9 @@ TEST_P(CalibrateFamilyTest, MeasuresEveryRoutedLayer) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, CalibrateFamilyTest,
-                         ::testing::Values("deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "granitemoe",
-                                           "llama4", "olmoe", "phimoe", "qwen2_moe", "qwen3_5_moe",
-                                           "qwen3_moe"),
+                         ::testing::Values("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "gpt_oss",
+                                           "granitemoe", "llama4", "nemotron_h", "olmoe", "phimoe",
+                                           "qwen2_moe", "qwen3_5_moe", "qwen3_moe"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_F(CalibrateTest, RequestsAreServedMeanwhileAndTheEngineEndsCleanlyUnderIt) {

@@ -168,15 +168,15 @@ TEST_P(AllocationTest, SteadyDecodeAllocatesNothing) {
   EXPECT_EQ(worst, 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, AllocationTest,
-                         testing::Values(Case{"Host", 1, false}, Case{"HostThreads", 2, false},
-                                         Case{"HostTight", 1, true},
-                                         Case{"SimByNeuron", 1, false, "", true, true},
-                                         Case{"LatentAttention", 2, true, "deepseek_v3"},
-                                         Case{"GatedDelta", 2, false, "qwen3_5_moe"},
-                                         Case{"ScaledInputs", 1, true, "llama4"},
-                                         Case{"SinksAndBiases", 2, false, "gpt_oss"}),
-                         [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Backends, AllocationTest,
+    testing::Values(Case{"Host", 1, false}, Case{"HostThreads", 2, false}, Case{"HostTight", 1, true},
+                    Case{"SimByNeuron", 1, false, "", true, true},
+                    Case{"LatentAttention", 2, true, "deepseek_v3"},
+                    Case{"GatedDelta", 2, false, "qwen3_5_moe"}, Case{"Mamba", 2, true, "nemotron_h"},
+                    Case{"ShortConvolutions", 2, false, "lfm2_moe"}, Case{"NormsAround", 2, true, "gemma4"},
+                    Case{"ScaledInputs", 1, true, "llama4"}, Case{"SinksAndBiases", 2, false, "gpt_oss"}),
+    [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Presets, AllocationTest, testing::ValuesIn(PresetCases()),
                          [](const testing::TestParamInfo<Case>& info) { return info.param.preset; });
