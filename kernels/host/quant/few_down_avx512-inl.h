@@ -57,19 +57,19 @@ __attribute__((noinline)) void AddFewPanel(const RowShape& shape, const FewRows&
                                            float* y) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;
   constexpr uint32_t kSums = kBlocks * kPer;
-  __m512i sums[kSums];
-  StartSums<kSums>(sums);
+  __m512i sums[1][kSums];
+  StartSums<kSums>(sums[0]);
   const uint64_t words = few.factors.words;
   PanelPart part = PartAt<kKind, kUnits>(shape, few.factors, 0, block);
   const uint8_t* const* rows = few.rows;
   if constexpr (kQuads > 0) {
     SLUICE_UNROLL
     for (uint32_t q = 0; q < kQuads; ++q, part.quads += words) {
-      AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows + 4 * q, part, sums);
+      AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows + 4 * q, part, 0, sums);
     }
   } else {
     for (const uint8_t* const* end = rows + few.count; rows != end; rows += 4, part.quads += words) {
-      AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows, part, sums);
+      AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows, part, 0, sums);
     }
   }
   const uint32_t group = block * kPer / kUnits;
@@ -81,7 +81,7 @@ __attribute__((noinline)) void AddFewPanel(const RowShape& shape, const FewRows&
         static_cast<uint32_t>(PanelShift<kKind>(u % (kPer / 2))) / kScaleShift<kKind> * words + u / kUnits;
     const __m512 value =
         _mm512_mul_ps(_mm512_set1_ps(scales[form]),
-                      _mm512_sub_ps(_mm512_cvtepi32_ps(sums[u]), _mm512_set1_ps(zeros[form])));
+                      _mm512_sub_ps(_mm512_cvtepi32_ps(sums[0][u]), _mm512_set1_ps(zeros[form])));
     _mm512_storeu_ps(y + u * 16, _mm512_add_ps(_mm512_loadu_ps(y + u * 16), value));
   }
 }

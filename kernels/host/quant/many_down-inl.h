@@ -256,16 +256,19 @@ void ManyDown(const QuantDownCall& call) {
   }
 }
 
-// From so many tokens on, codes are unpacked once for all of them. Where sums by bytes are quick that takes
-// more, and of two bits with AVX-512 it never gained (Zen 4, groups of 64, both in turn; mxfp4 was not
-// measured).
+// From so many tokens on, codes are unpacked once for all of them. Panels are quick with AVX-512, and of two
+// bits it never gained (Zen 4, groups of 64, both in turn; q3 and mxfp4 were not measured).
 template <QuantKind kKind>
-inline constexpr uint32_t kManyTokens = 6;
+inline constexpr uint32_t kManyTokens = kNative == 8              ? 6
+                                        : kKind == QuantKind::kQ2 ? UINT32_MAX
+                                                                  : 16;
 
 template <QuantKind kKind>
 void QuantDown(const QuantDownCall& call) {
-  if (call.tokens >= kManyTokens<kKind> && call.fetch == nullptr) {
-    return ManyDown<kKind>(call);
+  if constexpr (kManyTokens<kKind> != UINT32_MAX) {
+    if (call.tokens >= kManyTokens<kKind> && call.fetch == nullptr) {
+      return ManyDown<kKind>(call);
+    }
   }
   if constexpr (kKind == QuantKind::kMxfp4) {
     return QuantDownRows<kKind, 2>(call);

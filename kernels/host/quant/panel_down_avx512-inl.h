@@ -161,11 +161,16 @@ SLUICE_INLINE __m512i AddByteProducts(__m512i sum, __m512i a, __m512i b) {
 // follow panels. q3 and q2, which take longer for a line, lose by it.
 inline constexpr uint32_t kNearRows = 8;
 
+// Tokens that share the codes of a panel: their sums, sixteen, and the codes fill the registers.
+inline constexpr uint32_t kPanelTokens = 2;
+
 // What a call's panels have in common.
 struct Panels {
   const uint8_t* rows[64 + kNearRows];  // padded to a multiple of 4, then the last ones again
-  PanelFactors factors;
-  int32_t* sums;  // of the columns, over the panels of the rows before
+  PanelFactors factors[kPanelTokens];   // at the same distance from each other as their coefficients
+  uint64_t next_token;                  // words from a token's coefficients to the next one's
+  int32_t* sums;                        // [token][column], over the panels of the rows before
+  uint64_t sum_words;                   // from a token's sums to the next one's
 };
 
 // Some columns of some of the rows.
@@ -201,9 +206,10 @@ SLUICE_INLINE void StartSums(__m512i* sums) {
 }
 
 // Of kBlocks blocks, the first of them at `part`, four rows' products added to sixteen columns in each of
-// `sums`.
-template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock>
-SLUICE_INLINE void AddQuad(const uint8_t* const* rows, const PanelPart& part, __m512i* sums) {
+// sums[token]; next_token: words from a token's coefficients to the next one's.
+template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock, uint32_t T = 1>
+SLUICE_INLINE void AddQuad(const uint8_t* const* rows, const PanelPart& part, uint64_t next_token,
+                           __m512i (*sums)[kBlocks * kBlockUnits<kKind>]) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;
   constexpr uint32_t kFields = kPer / 2;
   const __m512i nibble = _mm512_set1_epi8(0x0f);
@@ -221,20 +227,27 @@ SLUICE_INLINE void AddQuad(const uint8_t* const* rows, const PanelPart& part, __
     for (uint32_t i = 0; i < kPer; ++i) {
       // Whole blocks lie in a group, or whole groups in a block.
       const uint32_t u = b * kPer + i;
-      sums[u] = AddByteProducts(sums[u], fields[i],
-                                _mm512_set1_epi32(static_cast<int32_t>(part.quads[u / kUnits])));
+      SLUICE_UNROLL
+      for (uint32_t t = 0; t < T; ++t) {
+        const uint32_t quad = part.quads[t * next_token + u / kUnits];
+        sums[t][u] = AddByteProducts(sums[t][u], fields[i], _mm512_set1_epi32(static_cast<int32_t>(quad)));
+      }
     }
   }
 }
 
-// The sums of kBlocks blocks from p.block on over the panel's rows, sixteen columns in each of `sums`.
-template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock>
-SLUICE_INLINE void SumPanel(const QuantDownCall& call, const Panels& panels, const Panel& p, __m512i* sums) {
+// The sums of kBlocks blocks from p.block on over the panel's rows, sixteen columns in each of sums[token].
+template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock, uint32_t T>
+SLUICE_INLINE void SumPanel(const QuantDownCall& call, const Panels& panels, const Panel& p,
+                            __m512i (*sums)[kBlocks * kBlockUnits<kKind>]) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;
   constexpr uint32_t kSums = kBlocks * kPer;
-  StartSums<kSums>(sums);
-  const uint32_t words = panels.factors.words;
-  PanelPart part = PartAt<kKind, kUnits>(call.shape, panels.factors, p.first, p.block);
+  SLUICE_UNROLL
+  for (uint32_t t = 0; t < T; ++t) {
+    StartSums<kSums>(sums[t]);
+  }
+  const uint32_t words = panels.factors[0].words;
+  PanelPart part = PartAt<kKind, kUnits>(call.shape, panels.factors[0], p.first, p.block);
   LinesAhead lines;
   if (p.fetch_lines > 0) {
     call.fetch->Start(p.fetch_lines, (p.end - p.first + 3) / 4, &lines);
@@ -254,11 +267,14 @@ SLUICE_INLINE void SumPanel(const QuantDownCall& call, const Panels& panels, con
         }
       }
     }
-    AddQuad<kKind, kUnits, kBlocks, kOddBlock>(rows, part, sums);
+    AddQuad<kKind, kUnits, kBlocks, kOddBlock, T>(rows, part, panels.next_token, sums);
   }
   SLUICE_UNROLL
   for (uint32_t u = 0; u < kSums; ++u) {
-    sums[u] = _mm512_srai_epi32(sums[u], PanelShift<kKind>(u % (kPer / 2)));
+    SLUICE_UNROLL
+    for (uint32_t t = 0; t < T; ++t) {
+      sums[t][u] = _mm512_srai_epi32(sums[t][u], PanelShift<kKind>(u % (kPer / 2)));
+    }
   }
 }
 
@@ -275,14 +291,12 @@ SLUICE_INLINE void FinishColumns(const QuantDownCall& call, const PanelFactors& 
   _mm512_mask_storeu_ps(y + k, there, _mm512_add_ps(before, closed));
 }
 
-template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock>
-__attribute__((noinline)) void DownPanel(const QuantDownCall& call, const Panels& panels, const Panel& p,
-                                         float* y) {
-  constexpr uint32_t kSums = kBlocks * kBlockUnits<kKind>;
-  __m512i sums[kSums];
-  SumPanel<kKind, kUnits, kBlocks, kOddBlock>(call, panels, p, sums);
+// One token's sums of a panel into y, or to those of the panels before and after.
+template <QuantKind kKind, uint32_t kUnits, uint32_t kSums>
+SLUICE_INLINE void FinishPanel(const QuantDownCall& call, const PanelFactors& f, const Panel& p,
+                               __m512i* sums, int32_t* before, float* y) {
   const uint32_t first = p.block * kBlockUnits<kKind>;
-  int32_t* before = panels.sums + uint64_t{first} * 16;
+  before += uint64_t{first} * 16;
   if (p.first > 0) {
     SLUICE_UNROLL
     for (uint32_t u = 0; u < kSums; ++u) {
@@ -300,14 +314,27 @@ __attribute__((noinline)) void DownPanel(const QuantDownCall& call, const Panels
   if ((first + kSums) * 16 <= cols) {
     SLUICE_UNROLL
     for (uint32_t u = 0; u < kSums; ++u) {
-      FinishColumns<kKind>(call, panels.factors, (first + u) * 16, 16, (first + u) / kUnits, sums[u], y);
+      FinishColumns<kKind>(call, f, (first + u) * 16, 16, (first + u) / kUnits, sums[u], y);
     }
     return;
   }
   for (uint32_t u = 0; u < kSums && (first + u) * 16 < cols; ++u) {
     const uint32_t k = (first + u) * 16;
     const uint32_t n = cols - k < 16 ? cols - k : 16;
-    FinishColumns<kKind>(call, panels.factors, k, n, (first + u) / kUnits, sums[u], y);
+    FinishColumns<kKind>(call, f, k, n, (first + u) / kUnits, sums[u], y);
+  }
+}
+
+template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock, uint32_t T>
+__attribute__((noinline)) void DownPanel(const QuantDownCall& call, const Panels& panels, const Panel& p,
+                                         float* const* y) {
+  constexpr uint32_t kSums = kBlocks * kBlockUnits<kKind>;
+  __m512i sums[T][kSums];
+  SumPanel<kKind, kUnits, kBlocks, kOddBlock, T>(call, panels, p, sums);
+  SLUICE_UNROLL
+  for (uint32_t t = 0; t < T; ++t) {
+    FinishPanel<kKind, kUnits, kSums>(call, panels.factors[t], p, sums[t], panels.sums + t * panels.sum_words,
+                                      y[t]);
   }
 }
 
@@ -317,9 +344,9 @@ inline uint32_t PanelRows(const QuantDownCall& call) {
   return most >= 64 ? 64 : most >= 32 ? 32 : 16;
 }
 
-// All panels of the rows [p.first, p.end).
-template <QuantKind kKind, uint32_t kUnits>
-void DownPanels(const QuantDownCall& call, const Panels& panels, Panel p, float* y) {
+// All panels of the rows [p.first, p.end), for T tokens.
+template <QuantKind kKind, uint32_t kUnits, uint32_t T>
+void DownPanels(const QuantDownCall& call, const Panels& panels, Panel p, float* const* y) {
   constexpr uint32_t kColumns = kBlockUnits<kKind> * 16;
   constexpr uint32_t kBlocks = kPanelBlocks<kKind>;
   const uint32_t blocks = (call.shape.cols + kColumns - 1) / kColumns;
@@ -330,13 +357,13 @@ void DownPanels(const QuantDownCall& call, const Panels& panels, Panel p, float*
   for (p.block = 0; p.block < blocks; p.block += kBlocks) {
     p.own = own && p.block * 32 + kPanelAhead < code_bytes;
     if (kKind == QuantKind::kQ3 && p.block % 2 != 0) {
-      DownPanel<kKind, kUnits, 1, kKind == QuantKind::kQ3>(call, panels, p, y);
+      DownPanel<kKind, kUnits, 1, kKind == QuantKind::kQ3, T>(call, panels, p, y);
     } else if (p.block + kBlocks <= blocks) {
-      DownPanel<kKind, kUnits, kBlocks, false>(call, panels, p, y);
+      DownPanel<kKind, kUnits, kBlocks, false, T>(call, panels, p, y);
     } else {
       Panel one = p;
       for (one.fetch_lines /= kBlocks; one.block < blocks; ++one.block) {
-        DownPanel<kKind, kUnits, 1, false>(call, panels, one, y);
+        DownPanel<kKind, kUnits, 1, false, T>(call, panels, one, y);
       }
     }
   }
@@ -344,20 +371,46 @@ void DownPanels(const QuantDownCall& call, const Panels& panels, Panel p, float*
 
 #include "kernels/host/quant/few_down_avx512-inl.h"
 
+// T tokens from t on.
+template <QuantKind kKind, uint32_t kUnits, uint32_t T>
+void PanelDownTokens(const QuantDownCall& call, const Panels& panels, uint32_t t, uint32_t rows) {
+  const uint32_t fetch_lines = t == 0 && call.fetch != nullptr ? call.fetch_lines : 0;
+  const uint32_t words = panels.factors[0].words;
+  for (uint32_t i = 0; i < T; ++i) {
+    for (uint32_t g = 0; g < call.shape.groups; g += 16) {
+      RoundSixteenGroups<kKind>(call, call.c[t + i], g,
+                                FetchWhileRounding(call, i == 0 ? fetch_lines : 0, words / 16),
+                                panels.factors[i]);
+    }
+  }
+  Panel p;
+  p.own = t == 0 && KindOf(call.prefetch) != Prefetch::kNone;
+  p.fetch_lines = fetch_lines - fetch_lines / kRoundingShare;
+  for (; p.first < call.neurons; p.first += rows) {
+    p.end = p.first + rows < call.neurons ? p.first + rows : call.neurons;
+    DownPanels<kKind, kUnits, T>(call, panels, p, call.y + t);
+  }
+}
+
 template <QuantKind kKind, uint32_t kUnits>
 void PanelDown(const QuantDownCall& call) {
   if (call.neurons <= kFewRows) {
     return FewDown<kKind, kUnits>(call);
   }
   Panels panels;
-  PanelFactors& f = panels.factors;
-  f.words = RoundUp(call.shape.groups, 16);
-  f.quads = call.scratch;
-  f.scales = reinterpret_cast<float*>(f.quads + uint64_t{16} * f.words);
-  f.zero_sums = f.scales + f.words;
-  panels.sums = reinterpret_cast<int32_t*>(f.zero_sums + f.words);
   const uint32_t quads = (call.neurons + 3) / 4;
-  f.in_halves = call.in_halves ? quads : 0;
+  const uint32_t words = RoundUp(call.shape.groups, 16);
+  panels.next_token = uint64_t{16 + 2} * words;
+  for (uint32_t i = 0; i < kPanelTokens; ++i) {
+    PanelFactors& f = panels.factors[i];
+    f.words = words;
+    f.quads = call.scratch + i * panels.next_token;
+    f.scales = reinterpret_cast<float*>(f.quads + uint64_t{16} * words);
+    f.zero_sums = f.scales + words;
+    f.in_halves = call.in_halves ? quads : 0;
+  }
+  panels.sums = reinterpret_cast<int32_t*>(call.scratch + kPanelTokens * panels.next_token);
+  panels.sum_words = RoundUp(call.shape.cols, kCodeAlign);
   for (uint32_t i = 0; i < 4 * quads; ++i) {
     const uint32_t j = (call.in_halves ? InHalves(i / 4, quads) : i / 4) * 4 + i % 4;
     panels.rows[i] =
@@ -365,18 +418,12 @@ void PanelDown(const QuantDownCall& call) {
   }
   std::fill_n(panels.rows + 4 * quads, kNearRows, panels.rows[0]);
   const uint32_t rows = PanelRows(call);
-  for (uint32_t t = 0; t < call.tokens; ++t) {
-    const uint32_t fetch_lines = t == 0 && call.fetch != nullptr ? call.fetch_lines : 0;
-    for (uint32_t g = 0; g < call.shape.groups; g += 16) {
-      RoundSixteenGroups<kKind>(call, call.c[t], g, FetchWhileRounding(call, fetch_lines, f.words / 16), f);
-    }
-    Panel p;
-    p.own = t == 0 && KindOf(call.prefetch) != Prefetch::kNone;
-    p.fetch_lines = fetch_lines - fetch_lines / kRoundingShare;
-    for (; p.first < call.neurons; p.first += rows) {
-      p.end = p.first + rows < call.neurons ? p.first + rows : call.neurons;
-      DownPanels<kKind, kUnits>(call, panels, p, call.y[t]);
-    }
+  uint32_t t = 0;
+  for (; t + kPanelTokens <= call.tokens; t += kPanelTokens) {
+    PanelDownTokens<kKind, kUnits, kPanelTokens>(call, panels, t, rows);
+  }
+  for (; t < call.tokens; ++t) {
+    PanelDownTokens<kKind, kUnits, 1>(call, panels, t, rows);
   }
 }
 

@@ -12,12 +12,6 @@
 // Of one pass over the codes: sums of so many tokens, a register of codes and some more fill the registers.
 inline constexpr uint32_t kQuadTokens = kNative == 16 ? 12 : 6;
 
-SLUICE_INLINE NInt FourValues(const int8_t* values) {
-  int32_t quad = 0;
-  __builtin_memcpy(&quad, values, sizeof quad);
-  return NIntSet1(quad);
-}
-
 // Calls function.operator()<T>() for the least even T that `tokens` fit, at most kQuadTokens.
 template <uint32_t T = kQuadTokens, class Function>
 SLUICE_INLINE void WithTokens(uint32_t tokens, const Function& function) {
@@ -36,7 +30,6 @@ SLUICE_INLINE void SumQuads(const int32_t* codes, uint32_t quads, const int8_t* 
                             NInt* sums) {
   constexpr uint32_t kPiece = kMostAdds<kKind> >= 8 ? 8 : 4;
   static_assert(kPiece <= kMostAdds<kKind>);
-  constexpr bool kPieces = kMostAdds<kKind> != UINT32_MAX;
   SLUICE_UNROLL
   for (uint32_t t = 0; t < T; ++t) {
     sums[t] = NIntZero();
@@ -45,25 +38,20 @@ SLUICE_INLINE void SumQuads(const int32_t* codes, uint32_t quads, const int8_t* 
   for (; q + kPiece <= quads; q += kPiece) {
     ByteSum<kKind> pieces[T];
     SLUICE_UNROLL
+    for (uint32_t t = 0; t < T; ++t) {
+      pieces[t].Begin(sums[t]);
+    }
+    SLUICE_UNROLL
     for (uint32_t i = 0; i < kPiece; ++i) {
       const NInt w = NIntLoad(codes + (q + i) * kStride);
       SLUICE_UNROLL
       for (uint32_t t = 0; t < T; ++t) {
-        const NInt x = FourValues(values[t] + first + (q + i) * 4);
-        if (!kPieces) {
-          ByteSum<kKind> sum{sums[t]};
-          sum.Add(w, x);
-          sums[t] = sum.Total();
-        } else if (i == 0) {
-          pieces[t].Start(w, x);
-        } else {
-          pieces[t].Add(w, x);
-        }
+        pieces[t].AddFour(w, values[t] + first + (q + i) * 4);
       }
     }
     SLUICE_UNROLL
-    for (uint32_t t = 0; t < T && kPieces; ++t) {
-      sums[t] = NIntAdd(sums[t], pieces[t].Total());
+    for (uint32_t t = 0; t < T; ++t) {
+      sums[t] = pieces[t].End(sums[t]);
     }
   }
   for (; q < quads; ++q) {
@@ -71,8 +59,9 @@ SLUICE_INLINE void SumQuads(const int32_t* codes, uint32_t quads, const int8_t* 
     SLUICE_UNROLL
     for (uint32_t t = 0; t < T; ++t) {
       ByteSum<kKind> one;
-      one.Start(w, FourValues(values[t] + first + q * 4));
-      sums[t] = NIntAdd(sums[t], one.Total());
+      one.Begin(sums[t]);
+      one.AddFour(w, values[t] + first + q * 4);
+      sums[t] = one.End(sums[t]);
     }
   }
 }

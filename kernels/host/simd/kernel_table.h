@@ -343,7 +343,7 @@ inline constexpr uint64_t DownScratchFloats(uint32_t cols) {
   return cols > 8192 ? uint64_t{2} * cols : uint64_t{64} * 256;
 }
 // Of quantized rows, so many tokens are worth summing in one call.
-inline constexpr uint32_t kManyDownTokens = 24;
+inline constexpr uint32_t kManyDownTokens = 48;
 // For many tokens: codes of 64 neurons and 128 columns; for sixteen groups each row's scales and zeros, and
 // each token's coefficients in fours, a scale and two sums. And a line more.
 inline constexpr uint64_t kManyDownWords = 8 * 16 * 16 + 2 * 64 * 16 + kManyDownTokens * 16 * (16 + 3) + 16;

@@ -138,6 +138,12 @@ inline B BLoad(const void* p) { return _mm256_loadu_si256(static_cast<const __m2
 #ifdef SLUICE_VNNI
 // sum plus the products of four neighbouring bytes, of a unsigned and of b signed.
 inline NInt NAddByteProducts(NInt sum, B a, B b) { return _mm256_dpbusd_avx_epi32(sum, a, b); }
+// The same with four signed bytes at p in every lane.
+inline NInt NAddFourProducts(NInt sum, B a, const int8_t* p) {
+  int32_t four = 0;
+  __builtin_memcpy(&four, p, sizeof four);
+  return NAddByteProducts(sum, a, NIntSet1(four));
+}
 #endif
 
 // Lane i: byte 0 of a, b, c and d's lanes i, one after the other. REQUIRES values of a signed byte.

@@ -93,6 +93,15 @@ inline B BLoad(const void* p) { return _mm512_loadu_si512(p); }
 // sum plus the products of four neighbouring bytes, of a unsigned and of b signed.
 inline NInt NAddByteProducts(NInt sum, B a, B b) { return _mm512_dpbusd_epi32(sum, a, b); }
 
+// The same with four signed bytes at p in every lane. GCC 12 loads them by an instruction of its own.
+inline NInt NAddFourProducts(NInt sum, B a, const int8_t* p) {
+  struct __attribute__((packed, may_alias)) Four {
+    int32_t bytes;
+  };
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(*reinterpret_cast<const Four*>(p)));
+  return sum;
+}
+
 // Lane i: byte 0 of a, b, c and d's lanes i, one after the other. REQUIRES values of a signed byte.
 inline NInt NFourBytes(NInt a, NInt b, NInt c, NInt d) {
   const __m512i bytes = _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
