@@ -227,7 +227,7 @@ class PythonClientTest(unittest.TestCase):
             (spec("x", model="other"), grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL"),
         ]
         guided = spec("x")
-        guided.guided.regex = "a**"
+        guided.guided.grammar = "root ::= nowhere"
         cases.append((guided, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_GUIDE"))
         guided = spec("x")
         guided.guided.json_schema = '{"not": {}}'
