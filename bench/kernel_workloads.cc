@@ -78,10 +78,7 @@ KernelBench::KernelBench(const KernelBenchOptions& options, const std::byte* wei
   auto backend = CreateHostBackend(limits, *threads, isa);
   Check(backend.status());
   backend_ = *std::move(backend);
-  ImportSpec spec;
-  spec.base = weights;
-  spec.bytes = options.size;
-  auto imported = backend_->Import(spec);
+  auto imported = backend_->Import({weights, options.size});
   Check(imported.status());
   imported_ = *imported;
   x_ = Activations(uint64_t{kMaxTokens} * kMaxHidden);

@@ -78,10 +78,7 @@ SparseLayers::SparseLayers(uint64_t bytes, uint32_t threads, HostIsa isa, uint32
   auto backend = CreateHostBackend(limits, threads, isa);
   CheckOk(backend.status());
   backend_ = *std::move(backend);
-  ImportSpec spec;
-  spec.base = mapping_;
-  spec.bytes = bytes;
-  auto imported = backend_->Import(spec);
+  auto imported = backend_->Import({mapping_, bytes});
   CheckOk(imported.status());
   imported_ = *imported;
   const auto allocate = [&](uint64_t floats) {

@@ -2,9 +2,10 @@
 // implementation per device (reference/, host/), one test body for all. Arguments and shapes are
 // in ops.h, the arithmetic in ARITHMETIC.md.
 //
-// Enqueued work runs in order. On `reference` and `host` it has run when the call returns; on other devices
-// spans are copied at the call and results are there once an Event recorded behind it is done. A call that
-// returns an error has computed nothing; errors of work already enqueued are returned by Wait().
+// Enqueued work runs in order. On `reference` and `host` it has run when the call returns (RunsAtCall); on
+// other devices spans are copied at the call and results are there once an Event recorded behind it is known
+// to be done. A call that returns an error has computed nothing; errors of work already enqueued are returned
+// by Wait().
 //
 // Thread safety: thread-compatible; a backend and its queue belong to one thread (the engine's), which is
 // compute worker 0 of the host backend. Counters() and Describe() may be called from any thread.
@@ -17,6 +18,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/ring/memory_handle.h"
 #include "kernels/buffer.h"
 #include "kernels/ops.h"
 #include "kernels/sparse_switch.h"
@@ -39,11 +42,13 @@ struct BackendLimits {
   uint32_t vocab = 0;
 };
 
-// Registers memory that exists elsewhere, for reading. Exactly one of the two.
-struct ImportSpec {
-  const std::byte* base = nullptr;  // host: mapped in this process until Free()
-  int fd = -1;                      // cuda: an exported handle
-  uint64_t bytes = 0;
+// Device memory that another process can map and write. Lives until Free(buffer).
+struct SharedBuffer {
+  BufferId buffer = kNoBuffer;
+  uint64_t bytes = 0;  // at least what was asked for: whole granules of the device
+  HandleKind kind = HandleKind::kMemoryFile;
+  int fd = -1;  // the backend's, open until Free()
+  DeviceUuid device = {};
 };
 
 // A point in the queue; points are ordered by value. 0: before everything.
@@ -57,8 +62,8 @@ class Queue {
   virtual ~Queue() = default;
 
   // Host memory to buffer and back. The source may be reused when Upload returns; the destination of a
-  // Download is filled once an Event recorded behind it is done. OUT_OF_RANGE beyond the buffer,
-  // FAILED_PRECONDITION for an Upload into imported memory.
+  // Download is filled once an Event recorded behind it is known to be done. OUT_OF_RANGE beyond the buffer,
+  // FAILED_PRECONDITION for an Upload into imported or shared memory.
   virtual absl::Status Upload(const void* source, uint64_t bytes, BufferRef destination) = 0;
   virtual absl::Status Download(BufferRef source, uint64_t bytes, void* destination) = 0;
 
@@ -72,13 +77,20 @@ class Queue {
   SLUICE_OPERATIONS(SLUICE_QUEUE_METHOD)
 #undef SLUICE_QUEUE_METHOD
 
+  // Whether operations have run when their call returns, so that there is never anything to wait for.
+  virtual bool RunsAtCall() const = 0;
+
   // A point behind everything enqueued so far.
   virtual Event Record() = 0;
   // Whether all work enqueued before it has run, without waiting: how memory is found that may be used again.
   // Never true again false, and true for every earlier point too.
   virtual bool IsDone(Event event) = 0;
-  // Blocks until done; the first error of work enqueued before it, which sticks.
+  // Blocks until done, which the caller knows then; the first error of work enqueued before it, which sticks.
   virtual absl::Status Wait(Event event) = 0;
+  // What the device took from one point to a later one, by its own clock. Of the last kTimedEvents points
+  // only: OUT_OF_RANGE for others, FAILED_PRECONDITION while the later one is not done.
+  static constexpr uint64_t kTimedEvents = 256;
+  virtual absl::StatusOr<double> Seconds(Event from, Event to) = 0;
 };
 
 // Monotonic since creation.
@@ -88,6 +100,8 @@ struct BackendCounters {
   double join_wait_seconds = 0;  // of these: the calling thread was out of tiles and waited for others
   double kernel_seconds = 0;     // in operations, parallel or not; checking their arguments is not counted
   uint64_t serial_ops = 0;       // operations small enough to run on the calling thread alone
+  // Wait() for what was not known to be done; 0 for a device that runs at the call.
+  uint64_t waits = 0;
 };
 
 class Backend {
@@ -97,15 +111,21 @@ class Backend {
   // New memory, zeroed, aligned to 64 bytes at least. RESOURCE_EXHAUSTED naming the bytes.
   virtual absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) = 0;
 
-  // Registers external memory, read-only. UNIMPLEMENTED if this device cannot reach that kind.
-  virtual absl::StatusOr<BufferId> Import(const ImportSpec& spec) = 0;
+  // The same, to be written by another process that is given its handle; read-only for operations and
+  // uploads. Its pages are there. UNIMPLEMENTED for a device without.
+  virtual absl::StatusOr<SharedBuffer> AllocateShared(uint64_t bytes) = 0;
+
+  // Registers host memory, mapped in this process until Free(), for reading. UNIMPLEMENTED if the device
+  // cannot reach it.
+  virtual absl::StatusOr<BufferId> Import(absl::Span<const std::byte> memory) = 0;
 
   // Gives memory back, or forgets an import. NOT_FOUND if `buffer` does not live. No enqueued work may use
-  // it.
+  // it that is not known to be done.
   virtual absl::Status Free(BufferId buffer) = 0;
 
   // Direct access where the host can see the buffer (always on host and reference; kStaging on every device);
-  // nullptr if not, or if [ref, ref + bytes) is outside. Read only after an Event behind the writer is done.
+  // nullptr if not, or if [ref, ref + bytes) is outside. Asked for, and read, once an Event behind the last
+  // writer is known to be done; written once one behind the last reader is.
   virtual const std::byte* HostRead(BufferRef ref, uint64_t bytes) = 0;
   // The same for writing; nullptr for imported memory too.
   virtual std::byte* HostWrite(BufferRef ref, uint64_t bytes) = 0;

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/types/span.h"
 #include "common/encoding.h"
 
 namespace sluice {
@@ -50,8 +51,10 @@ struct WeightView {
   uint64_t stride = 0;  // bytes from row to row
   uint32_t rows = 0;
   uint32_t cols = 0;
-  // int32[rows]: where row i lies, -1: absent (its neuron counts as coefficient 0). Only MoeExperts takes it.
-  BufferRef positions;
+  // [rows], or empty: where row i lies, -1: absent (its neuron counts as coefficient 0). Host data, copied by
+  // the call that takes it, so that the list may change while work that began with it runs. Only MoeExperts
+  // takes it.
+  absl::Span<const int32_t> positions;
 };
 
 }  // namespace sluice

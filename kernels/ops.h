@@ -372,6 +372,39 @@ struct MoeExpertsArgs {
   BufferRef active;
 };
 
+// MoeExperts for what a router chose, without the host hearing of it first: for row t and rank r,
+// y[t * ranks + r, :] = expert ids[t, r] of x[t, :]. All experts are there.
+struct RoutedExpertsArgs {
+  Rows x;  // [tokens, hidden], already normed; by_slot: [tokens * ranks, hidden]
+  uint32_t tokens = 0;
+  uint32_t hidden = 0;
+  bool by_slot = false;
+  ActivationSpec activation;
+  BufferRef ids;      // int32 [tokens, ranks], below size(experts): others are left out
+  BufferRef weights;  // float32 [tokens, ranks]: a rank of weight 0 is left out; none: none is
+  uint32_t ranks = 0;
+  absl::Span<const ExpertWork> experts;  // by id, whole ones; their rows and slots are not looked at
+  Rows y;                                // [tokens * ranks, hidden]
+  BufferRef active;                      // uint32 [tokens * ranks], host-visible, or none: as in MoeExperts
+};
+
+// ExpertLeads in the same way, for the first `top_k` of the ranks: row t * ranks + r of values and of active
+// is of the expert ids[t, r] and the row x[t, :].
+struct RoutedLeadsArgs {
+  Rows x;  // [tokens, hidden], already normed
+  uint32_t tokens = 0;
+  uint32_t hidden = 0;
+  ActivationSpec activation;
+  SparsityOrder order = SparsityOrder::kUp;  // or kGate
+  BufferRef ids;                             // int32 [tokens, ranks]
+  BufferRef weights;                         // as in RoutedExperts
+  uint32_t ranks = 0;
+  uint32_t top_k = 0;
+  absl::Span<const LeadWork> experts;  // by id: lead, bias and threshold; all as wide as the first
+  Rows values;                         // [tokens * ranks, width]
+  BufferRef active;                    // uint64 [tokens * ranks][(width + 63) / 64], host-visible
+};
+
 // out[t, :] = gain * (residual[t, :] + scale * sum over r of weights[t, r] * y[t * top_k + r, :]), r
 // ascending. A rank with weight 0 is not read. out may be residual, and y with one rank.
 struct CombineArgs {
@@ -417,6 +450,8 @@ struct TopLogitsArgs {
   OP(Router)                  \
   OP(ExpertLeads)             \
   OP(MoeExperts)              \
+  OP(RoutedExperts)           \
+  OP(RoutedLeads)             \
   OP(Combine)                 \
   OP(TopLogits)
 

@@ -84,9 +84,11 @@ class MeasuredQueue final : public Queue {
   }
   // Embed begins a step: errors of the file too.
   absl::Status Enqueue(const Operation& operation) override;
+  bool RunsAtCall() const override { return behind_->RunsAtCall(); }
   Event Record() override { return behind_->Record(); }
   bool IsDone(Event event) override { return behind_->IsDone(event); }
   absl::Status Wait(Event event) override { return behind_->Wait(event); }
+  absl::StatusOr<double> Seconds(Event from, Event to) override { return behind_->Seconds(from, to); }
 
  private:
   // Runs an operation behind and adds its seconds to `sum`.
@@ -136,7 +138,12 @@ class MeasuredDevice final : public Backend {
   absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
     return behind_->Allocate(bytes, kind);
   }
-  absl::StatusOr<BufferId> Import(const ImportSpec& spec) override { return behind_->Import(spec); }
+  absl::StatusOr<SharedBuffer> AllocateShared(uint64_t bytes) override {
+    return behind_->AllocateShared(bytes);
+  }
+  absl::StatusOr<BufferId> Import(absl::Span<const std::byte> memory) override {
+    return behind_->Import(memory);
+  }
   absl::Status Free(BufferId buffer) override { return behind_->Free(buffer); }
   const std::byte* HostRead(BufferRef ref, uint64_t bytes) override { return behind_->HostRead(ref, bytes); }
   std::byte* HostWrite(BufferRef ref, uint64_t bytes) override { return behind_->HostWrite(ref, bytes); }

@@ -38,8 +38,7 @@ uint64_t VirtualQueue::Active(const MoeExpertsArgs& args, const ExpertWork& work
 
 uint32_t CountedByLead(Backend* backend, const ExpertWork& work) {
   const uint64_t bytes = uint64_t{work.up.rows} * sizeof(float);
-  const BufferRef list = work.down.positions;
-  const auto* positions = list ? reinterpret_cast<const int32_t*>(backend->HostRead(list, bytes)) : nullptr;
+  const absl::Span<const int32_t> positions = work.down.positions;
   uint32_t counted = 0;
   for (uint32_t j = work.neuron_begin; j < EndOf(work); ++j) {
     bool counts = false;
@@ -48,7 +47,7 @@ uint32_t CountedByLead(Backend* backend, const ExpertWork& work) {
           backend->HostRead(work.lead_values.base + i * work.lead_values.stride * sizeof(float), bytes));
       counts = values != nullptr && !(std::fabs(values[j]) < work.threshold);
     }
-    counted += counts && (positions == nullptr || positions[j] >= 0) ? 1 : 0;
+    counted += counts && (positions.empty() || positions[j] >= 0) ? 1 : 0;
   }
   return counted;
 }

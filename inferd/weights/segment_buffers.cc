@@ -5,10 +5,7 @@
 namespace sluice {
 
 absl::Status SegmentBuffers::OnSegmentMapped(uint32_t segment, const std::byte* base, uint64_t bytes) {
-  ImportSpec spec;
-  spec.base = base;
-  spec.bytes = bytes;
-  absl::StatusOr<BufferId> buffer = backend_->Import(spec);
+  const absl::StatusOr<BufferId> buffer = backend_->Import({base, bytes});
   if (!buffer.ok()) {
     return Annotate(buffer.status(), absl::StrCat("importing segment ", segment, " of ", bytes, " bytes"));
   }

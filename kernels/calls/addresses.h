@@ -21,9 +21,6 @@ class Addresses {
   virtual const std::byte* Read(BufferRef ref, uint64_t bytes) const = 0;
   virtual std::byte* Write(BufferRef ref, uint64_t bytes) const = 0;
 
-  // The host's address of the same bytes, to be looked at during the call; nullptr where the host has none.
-  virtual const std::byte* Look(BufferRef ref, uint64_t bytes) const = 0;
-
   // Why Read or Write gave nullptr, naming `what` and the numbers.
   virtual absl::Status Explain(BufferRef ref, uint64_t bytes, bool writing, const char* what) const = 0;
 };

@@ -8,6 +8,7 @@
 #include "kernels/calls/delta_calls.h"
 #include "kernels/calls/expert_calls.h"
 #include "kernels/calls/matmul_calls.h"
+#include "kernels/calls/routed_calls.h"
 #include "kernels/calls/router_calls.h"
 #include "kernels/calls/row_calls.h"
 #include "kernels/calls/state_calls.h"

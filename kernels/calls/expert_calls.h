@@ -77,11 +77,23 @@ struct CallScratch {
     // Every routed expert of a layer, and a few shared or dense ones.
     experts.reserve(uint64_t{limits.experts} + 8);
     leads.reserve(experts.capacity());
-    slot_taken.reserve(uint64_t{limits.max_tokens} * (limits.top_k + 1));
+    const uint64_t pairs = uint64_t{limits.max_tokens} * (uint64_t{limits.top_k} + 1);
+    slot_taken.reserve(pairs);
+    grouped.reserve(experts.capacity());
+    rows.reserve(pairs);
+    slots.reserve(pairs);
+    begin.reserve(experts.capacity() + 1);
+    routed_leads.reserve(pairs);
   }
   std::vector<ExpertCall> experts;
   std::vector<LeadCallPart> leads;
   std::vector<uint8_t> slot_taken;  // which slots of y a MoeExperts call has seen
+  // Of RoutedExperts and RoutedLeads, as their ids say when they are computed.
+  std::vector<ExpertCall> grouped;
+  std::vector<uint32_t> rows;   // by expert
+  std::vector<uint32_t> slots;  // the same
+  std::vector<uint32_t> begin;  // by expert
+  std::vector<LeadCallPart> routed_leads;
 };
 
 namespace internal {

@@ -30,7 +30,7 @@ struct CallWeights {
   uint64_t stride = 0;  // bytes
   uint32_t rows = 0;
   uint32_t cols = 0;
-  const int32_t* positions = nullptr;
+  const int32_t* positions = nullptr;  // [rows], the host's; nullptr: row i is the i-th
   const uint8_t* Row(uint32_t i) const {
     if (positions == nullptr) {
       return base + i * stride;

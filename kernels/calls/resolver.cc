@@ -131,25 +131,20 @@ absl::Status Resolver::CheckEncoding(const EncodingDescriptor& d, const char* wh
 absl::Status Resolver::Weights(const WeightView& view, bool indexed, const char* what,
                                CallWeights* out) const {
   RETURN_IF_ERROR(CheckEncoding(view.encoding, what));
-  if (view.positions && !indexed) {
+  if (!view.positions.empty() && !indexed) {
     return Unimplemented(absl::StrCat(what, ": an index list is for experts only"));
   }
   const uint64_t row_bytes = RowBytes(view.encoding, view.cols);
   const std::byte* place = nullptr;
   uint64_t stored = view.rows;
-  if (view.positions) {
-    RETURN_IF_ERROR(Place(view.positions, view.rows, 4, 4, false, what, &place));
-    const std::byte* seen = memory_.Look(view.positions, uint64_t{view.rows} * 4);
-    if (seen == nullptr) {
-      return Invalid(absl::StrCat(what, ": the index list is where the host cannot look at it"));
+  if (!view.positions.empty()) {
+    if (view.positions.size() != view.rows) {
+      return Invalid(
+          absl::StrCat(what, ": an index list of ", view.positions.size(), " for ", view.rows, " rows"));
     }
-    if (!Aligned4(place) || !Aligned4(seen)) {
-      return Invalid(absl::StrCat(what, ": the index list is not aligned to 4 bytes"));
-    }
-    out->positions = reinterpret_cast<const int32_t*>(place);
-    const auto* list = reinterpret_cast<const int32_t*>(seen);
+    out->positions = view.positions.data();
     // How many rows of the matrix the list reaches: so far its memory must go.
-    const int32_t last = *std::max_element(list, list + view.rows);
+    const int32_t last = *std::max_element(view.positions.begin(), view.positions.end());
     stored = last < 0 ? 1 : static_cast<uint64_t>(last) + 1;
   }
   RETURN_IF_ERROR(Place(view.base, stored, view.stride, row_bytes, false, what, &place));

@@ -38,7 +38,7 @@ class Resolver {
   absl::Status OutFloats(BufferRef ref, uint64_t count, const char* what, float** out) const;
   absl::Status OutInts(BufferRef ref, uint64_t count, const char* what, int32_t** out) const;
 
-  // A weight matrix of a valid encoding; `indexed`: an index list is allowed. The list is looked at.
+  // A weight matrix of a valid encoding; `indexed`: an index list is allowed, which stays the caller's.
   absl::Status Weights(const WeightView& view, bool indexed, const char* what, CallWeights* out) const;
 
   // A norm over `cols` values; stays empty if the spec has no weight.

@@ -2,6 +2,9 @@
 
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
 namespace sluice {
 
 BackendCounters CpuBackend::Counters() const {
@@ -12,11 +15,29 @@ BackendCounters CpuBackend::Counters() const {
 
 absl::StatusOr<BufferId> CpuBackend::Allocate(uint64_t bytes, BufferKind) { return memory_.Allocate(bytes); }
 
-absl::StatusOr<BufferId> CpuBackend::Import(const ImportSpec& spec) {
-  if (spec.fd >= 0) {
-    return absl::UnimplementedError("import of a descriptor: this device imports mapped memory only");
+absl::StatusOr<SharedBuffer> CpuBackend::AllocateShared(uint64_t bytes) {
+  SharedBuffer shared;
+  ASSIGN_OR_RETURN(shared.buffer, memory_.AllocateShared(bytes, &shared.fd));
+  shared.bytes = memory_.BytesOf(shared.buffer);
+  return shared;
+}
+
+absl::StatusOr<BufferId> CpuBackend::Import(absl::Span<const std::byte> memory) {
+  return memory_.Import(memory);
+}
+
+Event CpuBackend::Record() {
+  times_[++recorded_ % kTimedEvents] = clock_.NowNanos();
+  return {recorded_};
+}
+
+absl::StatusOr<double> CpuBackend::Seconds(Event from, Event to) {
+  if (from.value == 0 || from.value > to.value || to.value > recorded_ ||
+      from.value + kTimedEvents <= recorded_) {
+    return absl::OutOfRangeError(absl::StrCat("no times of the points ", from.value, " and ", to.value,
+                                              ": known are the last ", kTimedEvents, " of ", recorded_));
   }
-  return memory_.Import(spec.base, spec.bytes);
+  return static_cast<double>(times_[to.value % kTimedEvents] - times_[from.value % kTimedEvents]) * 1e-9;
 }
 
 absl::Status CpuBackend::Free(BufferId buffer) { return memory_.Free(buffer); }

@@ -4,6 +4,7 @@
 // Thread safety: as Backend (thread-compatible, one owner thread).
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <variant>
@@ -20,7 +21,8 @@ namespace sluice {
 class CpuBackend : public Backend, public Queue {
  public:
   absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override;
-  absl::StatusOr<BufferId> Import(const ImportSpec& spec) override;
+  absl::StatusOr<SharedBuffer> AllocateShared(uint64_t bytes) override;
+  absl::StatusOr<BufferId> Import(absl::Span<const std::byte> memory) override;
   absl::Status Free(BufferId buffer) override;
   const std::byte* HostRead(BufferRef ref, uint64_t bytes) override;
   std::byte* HostWrite(BufferRef ref, uint64_t bytes) override;
@@ -31,10 +33,12 @@ class CpuBackend : public Backend, public Queue {
 
   absl::Status Upload(const void* source, uint64_t bytes, BufferRef destination) override;
   absl::Status Download(BufferRef source, uint64_t bytes, void* destination) override;
-  Event Record() override { return {++recorded_}; }
+  bool RunsAtCall() const override { return true; }
+  Event Record() override;
   // What was enqueued before a point that exists has run.
   bool IsDone(Event event) override { return event.value <= recorded_; }
   absl::Status Wait(Event) override { return absl::OkStatus(); }
+  absl::StatusOr<double> Seconds(Event from, Event to) override;
 
  protected:
   explicit CpuBackend(const BackendLimits& limits) : limits_(limits), scratch_(limits) {}
@@ -69,6 +73,7 @@ class CpuBackend : public Backend, public Queue {
   HostMemory memory_;
   CallScratch scratch_;
   uint64_t recorded_ = 0;
+  std::array<int64_t, kTimedEvents> times_ = {};  // of events, by value
 };
 
 }  // namespace sluice

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <cerrno>
 #include <utility>
 
 #include "common/status.h"
@@ -11,6 +12,9 @@ namespace {
 
 // Below this a huge page would be mostly padding.
 constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
+// Since Linux 5.14 and 6.1; best effort on older ones.
+constexpr int kPopulateWrite = 23;
+constexpr int kCollapse = 25;
 
 }  // namespace
 
@@ -60,13 +64,32 @@ absl::StatusOr<BufferId> HostMemory::Allocate(uint64_t bytes) {
   return static_cast<BufferId>(entries_.size());
 }
 
-absl::StatusOr<BufferId> HostMemory::Import(const std::byte* base, uint64_t bytes) {
-  if (base == nullptr || bytes == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("import of ", bytes, " bytes without a base or a size"));
+absl::StatusOr<BufferId> HostMemory::AllocateShared(uint64_t bytes, int* fd) {
+  if (bytes == 0) {
+    return absl::InvalidArgumentError("a shared buffer of 0 bytes");
   }
   Entry entry;
-  entry.base = base;
-  entry.bytes = bytes;
+  ASSIGN_OR_RETURN(entry.shared, CreateSharedMemory("sluice-slab", bytes, PeerAccess::kReadWrite));
+  const Mapping& map = entry.shared.map;
+  if (madvise(map.data(), map.bytes(), kPopulateWrite) != 0 && errno != EINVAL) {
+    return ErrnoToStatus(errno, absl::StrCat("device memory of ", bytes, " bytes"));
+  }
+  madvise(map.data(), map.bytes(), kCollapse);  // huge pages if there are any
+  entry.base = map.data();
+  entry.bytes = map.bytes();
+  *fd = entry.shared.fd.get();
+  entries_.push_back(std::move(entry));
+  return static_cast<BufferId>(entries_.size());
+}
+
+absl::StatusOr<BufferId> HostMemory::Import(absl::Span<const std::byte> memory) {
+  if (memory.data() == nullptr || memory.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("import of ", memory.size(), " bytes without a base or a size"));
+  }
+  Entry entry;
+  entry.base = memory.data();
+  entry.bytes = memory.size();
   entries_.push_back(std::move(entry));
   return static_cast<BufferId>(entries_.size());
 }

@@ -10,6 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/ring/shared_memory.h"
 #include "kernels/buffer.h"
 #include "kernels/calls/addresses.h"
 
@@ -38,12 +40,15 @@ class MappedArray {
 class HostMemory final : public Addresses {
  public:
   absl::StatusOr<BufferId> Allocate(uint64_t bytes);
-  absl::StatusOr<BufferId> Import(const std::byte* base, uint64_t bytes);
+  // A memory file with its pages in place, huge where there are any; read-only here. `fd`: the table's.
+  absl::StatusOr<BufferId> AllocateShared(uint64_t bytes, int* fd);
+  absl::StatusOr<BufferId> Import(absl::Span<const std::byte> memory);
   absl::Status Free(BufferId buffer);
+  // REQUIRES: it lives.
+  uint64_t BytesOf(BufferId buffer) const { return entries_[buffer - 1].bytes; }
 
   const std::byte* Read(BufferRef ref, uint64_t bytes) const override;
   std::byte* Write(BufferRef ref, uint64_t bytes) const override;
-  const std::byte* Look(BufferRef ref, uint64_t bytes) const override { return Read(ref, bytes); }
   absl::Status Explain(BufferRef ref, uint64_t bytes, bool writing, const char* what) const override;
 
  private:
@@ -52,6 +57,7 @@ class HostMemory final : public Addresses {
     uint64_t bytes = 0;
     bool writable = false;
     MappedArray owned;
+    SharedMemory shared;
   };
   const Entry* Find(BufferRef ref, uint64_t bytes) const;
 

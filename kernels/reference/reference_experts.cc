@@ -138,6 +138,10 @@ void Run(Device&, const MoeExpertsCall& call) {
   }
 }
 
+void Run(Device& device, const RoutedExpertsCall& call) { Run(device, GroupedByExpert(call)); }
+
+void Run(Device& device, const RoutedLeadsCall& call) { Run(device, AsLeads(call)); }
+
 void Run(Device&, const CombineCall& call) {
   for (uint32_t t = 0; t < call.tokens; ++t) {
     for (uint32_t h = 0; h < call.hidden; ++h) {

@@ -36,7 +36,7 @@ ExpertWork PutNeurons(OpBench& bench, const Expert& e, const Layout& layout,
   for (size_t i = 0; i < stored.size(); ++i) {
     positions[stored[i]] = static_cast<int32_t>(i);
   }
-  const BufferRef list = bench.PutInts(positions);
+  const absl::Span<const int32_t> list = bench.PutInts(positions);
   for (const std::vector<Part>& stream : layout) {
     std::vector<uint64_t> offsets;
     uint64_t record = 0;
@@ -167,6 +167,7 @@ TEST_P(NeuronTest, FromLeadValuesThatWereMadeBeforeTheBitsAreThoseOfTheWholeExpe
       const std::vector<float> values = bench.GetRows(lead.values, c.tokens, width);
       std::vector<uint64_t> active(words);
       ASSERT_TRUE(bench.queue().Download(lead.active, words * 8, active.data()).ok());
+      ASSERT_TRUE(bench.queue().Wait(bench.queue().Record()).ok());
       std::vector<int32_t> positions(width, -1);
       for (uint32_t j = 0; j < width; ++j) {
         bool counts = false;

@@ -12,6 +12,7 @@
 
 #include "kernels/calls/resolver.h"
 #include "kernels/common/half.h"
+#include "kernels/delayed/delayed_backend.h"
 #include "pack/row_layout.h"
 
 namespace sluice {
@@ -43,12 +44,21 @@ std::vector<BackendCase> AllBackends() {
   return cases;
 }
 
+std::vector<BackendCase> BackendsAndDelayed() {
+  std::vector<BackendCase> cases = AllBackends();
+  cases.push_back({"delayed", true, HostIsa::kBest, 1, true});
+  return cases;
+}
+
 std::string CaseName(const testing::TestParamInfo<BackendCase>& info) { return info.param.name; }
 
 std::unique_ptr<Backend> MakeBackend(const BackendCase& which, const BackendLimits& limits) {
   auto backend =
       which.reference ? CreateReferenceBackend(limits) : CreateHostBackend(limits, which.threads, which.isa);
   EXPECT_TRUE(backend.ok()) << backend.status();
+  if (backend.ok() && which.delayed) {
+    return std::make_unique<DelayedBackend>(*std::move(backend), limits, DelayOptions{.seed = 3});
+  }
   return backend.ok() ? *std::move(backend) : nullptr;
 }
 
@@ -239,10 +249,7 @@ GuardedBytes::GuardedBytes(GuardedBytes&& other) noexcept
 
 BufferRef OpBench::Put(const void* data, uint64_t bytes) {
   inputs_.emplace_back(data, bytes);
-  ImportSpec spec;
-  spec.base = inputs_.back().data();
-  spec.bytes = bytes;
-  auto buffer = backend_->Import(spec);
+  auto buffer = backend_->Import({inputs_.back().data(), bytes});
   EXPECT_TRUE(buffer.ok()) << buffer.status();
   return {buffer.value_or(kNoBuffer), 0};
 }
@@ -253,8 +260,9 @@ BufferRef OpBench::PutFloats(const std::vector<float>& values) {
 
 Rows OpBench::PutRows(const std::vector<float>& values, uint64_t cols) { return {PutFloats(values), cols}; }
 
-BufferRef OpBench::PutInts(const std::vector<int32_t>& values) {
-  return Put(values.data(), values.size() * 4);
+absl::Span<const int32_t> OpBench::PutInts(const std::vector<int32_t>& values) {
+  inputs_.emplace_back(values.data(), values.size() * 4);
+  return {reinterpret_cast<const int32_t*>(inputs_.back().data()), values.size()};
 }
 
 WeightView OpBench::PutMatrix(const EncodedMatrix& m) {
@@ -285,6 +293,7 @@ BufferRef OpBench::NewWords(uint64_t count) { return PutWritable(std::vector<flo
 std::vector<float> OpBench::Floats(BufferRef ref, uint64_t count) {
   std::vector<float> out(count);
   EXPECT_TRUE(queue().Download(ref, count * 4, out.data()).ok());
+  EXPECT_TRUE(queue().Wait(queue().Record()).ok());
   return out;
 }
 
@@ -293,12 +302,14 @@ std::vector<float> OpBench::GetRows(const Rows& rows, uint64_t count, uint64_t c
   for (uint64_t i = 0; i < count; ++i) {
     EXPECT_TRUE(queue().Download(rows.base + i * rows.stride * 4, cols * 4, out.data() + i * cols).ok());
   }
+  EXPECT_TRUE(queue().Wait(queue().Record()).ok());
   return out;
 }
 
 std::vector<int32_t> OpBench::Ints(BufferRef ref, uint64_t count) {
   std::vector<int32_t> out(count);
   EXPECT_TRUE(queue().Download(ref, count * 4, out.data()).ok());
+  EXPECT_TRUE(queue().Wait(queue().Record()).ok());
   return out;
 }
 

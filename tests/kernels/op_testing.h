@@ -22,10 +22,13 @@ struct BackendCase {
   bool reference = false;
   HostIsa isa = HostIsa::kBest;
   uint32_t threads = 1;
+  bool delayed = false;  // wrapped, so that it computes later
 };
 
 // The reference, and the host backend with every instruction set that this CPU has, on 1, 2 and 3 threads.
 std::vector<BackendCase> AllBackends();
+// These, and the reference as a device that computes later.
+std::vector<BackendCase> BackendsAndDelayed();
 std::string CaseName(const testing::TestParamInfo<BackendCase>& info);
 std::unique_ptr<Backend> MakeBackend(const BackendCase& which, const BackendLimits& limits);
 
@@ -89,7 +92,8 @@ class OpBench {
   BufferRef Put(const void* data, uint64_t bytes);
   BufferRef PutFloats(const std::vector<float>& values);
   Rows PutRows(const std::vector<float>& values, uint64_t cols);
-  BufferRef PutInts(const std::vector<int32_t>& values);
+  // A list for a call, which ends before an unreadable page too.
+  absl::Span<const int32_t> PutInts(const std::vector<int32_t>& values);
   WeightView PutMatrix(const EncodedMatrix& matrix);
   // A writable copy.
   BufferRef PutWritable(const std::vector<float>& values);

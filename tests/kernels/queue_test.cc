@@ -11,7 +11,7 @@ namespace sluice {
 namespace {
 
 class QueueTest : public testing::TestWithParam<BackendCase> {};
-INSTANTIATE_TEST_SUITE_P(Backends, QueueTest, testing::ValuesIn(AllBackends()), CaseName);
+INSTANTIATE_TEST_SUITE_P(Backends, QueueTest, testing::ValuesIn(BackendsAndDelayed()), CaseName);
 
 TEST_P(QueueTest, EveryOperationRefusesNoArgumentsByItsName) {
   OpBench bench(GetParam());

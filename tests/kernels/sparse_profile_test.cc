@@ -49,7 +49,12 @@ class WatchedBackend final : public Backend, public Queue {
   absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
     return backend_->Allocate(bytes, kind);
   }
-  absl::StatusOr<BufferId> Import(const ImportSpec& spec) override { return backend_->Import(spec); }
+  absl::StatusOr<SharedBuffer> AllocateShared(uint64_t bytes) override {
+    return backend_->AllocateShared(bytes);
+  }
+  absl::StatusOr<BufferId> Import(absl::Span<const std::byte> memory) override {
+    return backend_->Import(memory);
+  }
   absl::Status Free(BufferId buffer) override { return backend_->Free(buffer); }
   const std::byte* HostRead(BufferRef r, uint64_t bytes) override { return backend_->HostRead(r, bytes); }
   std::byte* HostWrite(BufferRef r, uint64_t bytes) override { return backend_->HostWrite(r, bytes); }
@@ -68,9 +73,11 @@ class WatchedBackend final : public Backend, public Queue {
   absl::Status Download(BufferRef from, uint64_t bytes, void* to) override {
     return queue_().Download(from, bytes, to);
   }
+  bool RunsAtCall() const override { return backend_->queue().RunsAtCall(); }
   Event Record() override { return queue_().Record(); }
   bool IsDone(Event event) override { return queue_().IsDone(event); }
   absl::Status Wait(Event event) override { return queue_().Wait(event); }
+  absl::StatusOr<double> Seconds(Event from, Event to) override { return queue_().Seconds(from, to); }
 
   std::vector<ExpertWork> experts;  // of the last call
 

@@ -27,7 +27,14 @@ class ScopedBackend final : public Backend {
     allocated_.push_back(buffer);
     return buffer;
   }
-  absl::StatusOr<BufferId> Import(const ImportSpec& spec) override { return backend_->Import(spec); }
+  absl::StatusOr<SharedBuffer> AllocateShared(uint64_t bytes) override {
+    ASSIGN_OR_RETURN(const SharedBuffer shared, backend_->AllocateShared(bytes));
+    allocated_.push_back(shared.buffer);
+    return shared;
+  }
+  absl::StatusOr<BufferId> Import(absl::Span<const std::byte> memory) override {
+    return backend_->Import(memory);
+  }
   absl::Status Free(BufferId buffer) override {
     std::erase(allocated_, buffer);
     return backend_->Free(buffer);

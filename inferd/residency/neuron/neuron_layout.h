@@ -39,8 +39,8 @@ PartSet RecordParts(Part lead);
 // How much each expert's slot takes.
 SlotBytes NeuronSlotBytes(const Pack& pack, Part lead, bool lead_apart);
 
-// Memory for the tables of positions of so many slots (and of one that has no neurons, ever): int32 for each
-// neuron of the widest expert, rounded up to whole blocks of 64.
+// Memory for the positions of so many slots (and of one that has no neurons, ever), which a device has copies
+// of while it reads them: int32 for each neuron of the widest expert, rounded up to whole blocks of 64.
 uint64_t PositionBytes(const Pack& pack, uint64_t slots);
 uint32_t MostNeurons(const Pack& pack);
 

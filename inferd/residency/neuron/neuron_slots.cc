@@ -14,18 +14,16 @@ constexpr uint32_t kMostTransfers = 512;
 }  // namespace
 
 NeuronSlots::NeuronSlots(const NeuronSlotsOptions& options, SlabPlan plan, TileSize tile,
-                         WeightClient* client, FetchQueue* fetches, Backend* backend, BufferId positions,
-                         int32_t* host_positions)
+                         WeightClient* client, FetchQueue* fetches, Queue* queue)
     : options_(options),
       pack_(client->pack()),
       plan_(std::move(plan)),
       tile_(tile),
       client_(client),
       fetches_(fetches),
-      backend_(backend),
-      positions_(positions),
-      table_(plan_),
-      neurons_(plan_.slots + 1, MostNeurons(pack_), host_positions),
+      absent_(MostNeurons(pack_), NeuronTable::kAbsent),
+      table_(plan_, queue),
+      neurons_(plan_.slots, MostNeurons(pack_)),
       states_(plan_.slots) {
   uint64_t leads = plan_.bytes;
   for (uint32_t layer = 0; layer < pack_.config().layers.size(); ++layer) {
@@ -61,12 +59,6 @@ void NeuronSlots::AddExpert(uint32_t layer, uint32_t expert) {
   }
 }
 
-NeuronSlots::~NeuronSlots() {
-  if (positions_ != kNoBuffer) {
-    backend_->Free(positions_).IgnoreError();  // the id is ours
-  }
-}
-
 absl::StatusOr<std::unique_ptr<NeuronSlots>> NeuronSlots::Create(const NeuronSlotsOptions& options,
                                                                  WeightClient* client, FetchQueue* fetches,
                                                                  Backend* backend) {
@@ -74,14 +66,8 @@ absl::StatusOr<std::unique_ptr<NeuronSlots>> NeuronSlots::Create(const NeuronSlo
   ASSIGN_OR_RETURN(SlabPlan plan,
                    PlanNeuronSlab(client->pack(), options.budget, options.lead, options.lead_resident,
                                   options.fetch_ahead, options.allocate));
-  const uint64_t bytes = PositionBytes(client->pack(), plan.slots);
-  ASSIGN_OR_RETURN(const BufferId positions, backend->Allocate(bytes, BufferKind::kStaging));
-  std::byte* host_positions = backend->HostWrite({positions, 0}, bytes);
-  if (host_positions == nullptr) {
-    return absl::InternalError("the tables of neurons cannot be written by the host");
-  }
-  std::unique_ptr<NeuronSlots> slots(new NeuronSlots(options, std::move(plan), tile, client, fetches, backend,
-                                                     positions, reinterpret_cast<int32_t*>(host_positions)));
+  std::unique_ptr<NeuronSlots> slots(
+      new NeuronSlots(options, std::move(plan), tile, client, fetches, &backend->queue()));
   ASSIGN_OR_RETURN(slots->slab_, DeviceSlab::Create(slots->lead_offsets_.back(), backend));
   return slots;
 }
@@ -289,7 +275,8 @@ WeightView NeuronSlots::RecordView(uint32_t layer, uint32_t expert, uint32_t slo
   WeightView view = shape.parts[index];
   view.base = {slab_->buffer(), slot == kNoSlot ? 0 : table_.slot(slot).offset + shape.layout.base[index]};
   if (by_list || slot == kNoSlot) {
-    view.positions = {positions_, neurons_.PositionOffset(slot == kNoSlot ? plan_.slots : slot)};
+    view.positions =
+        slot == kNoSlot ? absl::MakeConstSpan(absent_).first(view.rows) : neurons_.Positions(slot);
   }
   return view;
 }

@@ -47,8 +47,6 @@ class NeuronSlots {
   static absl::StatusOr<std::unique_ptr<NeuronSlots>> Create(const NeuronSlotsOptions& options,
                                                              WeightClient* client, FetchQueue* fetches,
                                                              Backend* backend);
-  ~NeuronSlots();
-
   // A session with weightd begins, the one before is over and its process gone.
   absl::Status Offer();
   // The session is lost: what is on its way must not be touched until Offer().
@@ -141,7 +139,7 @@ class NeuronSlots {
   };
 
   NeuronSlots(const NeuronSlotsOptions& options, SlabPlan plan, TileSize tile, WeightClient* client,
-              FetchQueue* fetches, Backend* backend, BufferId positions, int32_t* host_positions);
+              FetchQueue* fetches, Queue* queue);
   void AddExpert(uint32_t layer, uint32_t expert);
   const Shape& ShapeOf(uint32_t layer, uint32_t expert) const {
     return shapes_[shape_of_[plan_.first_expert[layer] + expert]];
@@ -155,8 +153,7 @@ class NeuronSlots {
   const TileSize tile_;
   WeightClient* const client_;
   FetchQueue* const fetches_;
-  Backend* const backend_;
-  const BufferId positions_;            // int32 [slots + 1][most neurons]; the last has no neurons, ever
+  const std::vector<int32_t> absent_;   // [most neurons], of an expert without a slot
   std::vector<Shape> shapes_;           // the different ones
   std::vector<uint32_t> shape_of_;      // by layer and expert
   std::vector<uint64_t> lead_offsets_;  // of leads that stay, in the slab

@@ -20,19 +20,17 @@ void SetBits(absl::Span<const uint32_t> neurons, uint64_t* mask) {
 
 }  // namespace
 
-NeuronTable::NeuronTable(uint32_t slots, uint32_t most_neurons, int32_t* positions)
+NeuronTable::NeuronTable(uint32_t slots, uint32_t most_neurons)
     : most_((most_neurons + 63) / 64 * 64),
       words_(most_ / 64),
-      positions_(positions),
+      positions_(uint64_t{slots} * most_, kAbsent),
       slots_(slots),
       neurons_(uint64_t{slots} * most_),
       present_(uint64_t{slots} * words_),
-      asked_(uint64_t{slots} * words_) {
-  std::fill_n(positions_, uint64_t{slots} * most_, kAbsent);
-}
+      asked_(uint64_t{slots} * words_) {}
 
 void NeuronTable::Reset(uint32_t slot, uint32_t width) {
-  std::fill_n(positions_ + uint64_t{slot} * most_, most_, kAbsent);
+  std::fill_n(&positions_[uint64_t{slot} * most_], most_, kAbsent);
   std::fill_n(present_.begin() + static_cast<ptrdiff_t>(At(slot)), words_, uint64_t{0});
   std::fill_n(asked_.begin() + static_cast<ptrdiff_t>(At(slot)), words_, uint64_t{0});
   slots_[slot] = {};
@@ -57,7 +55,7 @@ uint32_t NeuronTable::Reserve(uint32_t slot, absl::Span<const uint32_t> neurons)
 }
 
 void NeuronTable::Land(uint32_t slot, uint32_t first, uint32_t count) {
-  int32_t* positions = positions_ + uint64_t{slot} * most_;
+  int32_t* positions = &positions_[uint64_t{slot} * most_];
   const absl::Span<const uint32_t> landed = Neurons(slot, first, count);
   for (uint32_t i = 0; i < count; ++i) {
     positions[landed[i]] = static_cast<int32_t>(first + i);

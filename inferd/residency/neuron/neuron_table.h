@@ -1,8 +1,8 @@
 // The union cache: which neurons each slot has, and where (CORM 3.4).
 //
 // A slot's neurons are records, appended compactly in the order in which they are asked for and never moved
-// or rewritten: what a kernel reads stays as it is while others arrive. positions[slot][neuron] is the record
-// of a neuron that is there, else -1; kernels read it as WeightView::positions. A neuron is asked for
+// or rewritten: what a kernel reads stays as it is while others arrive. Positions() says the record of every
+// neuron that is there, else -1, as WeightView::positions has it. A neuron is asked for
 // (Reserve), then there (Land), or not after all (Drop). Records that were dropped are used again only if
 // they are the last, or once nothing else is in the slot: so a slot may be out of records before it has all
 // neurons, and is then Reset() and filled anew.
@@ -22,9 +22,7 @@ class NeuronTable {
   static constexpr int32_t kAbsent = -1;
   static constexpr uint32_t kNoRecord = 0xffffffffu;
 
-  // `positions`: int32 [slots][most_neurons], device memory that the host sees; outlives the table. All of it
-  // becomes kAbsent.
-  NeuronTable(uint32_t slots, uint32_t most_neurons, int32_t* positions);
+  NeuronTable(uint32_t slots, uint32_t most_neurons);
 
   // The slot is for an expert of `width` neurons now, none of which is there or asked for.
   void Reset(uint32_t slot, uint32_t width);
@@ -51,8 +49,10 @@ class NeuronTable {
   absl::Span<const uint32_t> Neurons(uint32_t slot, uint32_t first, uint32_t count) const {
     return {&neurons_[uint64_t{slot} * most_ + first], count};
   }
-  // Bytes from the table's beginning to a slot's positions.
-  uint64_t PositionOffset(uint32_t slot) const { return uint64_t{slot} * most_ * sizeof(int32_t); }
+  // By neuron of the slot's expert. It changes with every call: for one that copies it.
+  absl::Span<const int32_t> Positions(uint32_t slot) const {
+    return {&positions_[uint64_t{slot} * most_], slots_[slot].width};
+  }
 
  private:
   struct Slot {
@@ -64,9 +64,9 @@ class NeuronTable {
   };
   uint64_t At(uint32_t slot) const { return uint64_t{slot} * words_; }
 
-  const uint32_t most_;   // neurons, rounded up to whole words
-  const uint32_t words_;  // of a mask
-  int32_t* const positions_;
+  const uint32_t most_;             // neurons, rounded up to whole words
+  const uint32_t words_;            // of a mask
+  std::vector<int32_t> positions_;  // [slots][most_]
   std::vector<Slot> slots_;
   std::vector<uint32_t> neurons_;  // [slots][most_], by record
   std::vector<uint64_t> present_;  // [slots][words_]

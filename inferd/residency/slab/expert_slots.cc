@@ -7,14 +7,14 @@
 namespace sluice {
 
 ExpertSlots::ExpertSlots(SlabPlan plan, TileSize tile, std::unique_ptr<DeviceSlab> slab, WeightClient* client,
-                         FetchQueue* fetches)
+                         FetchQueue* fetches, Queue* queue)
     : pack_(client->pack()),
       plan_(std::move(plan)),
       tile_(tile),
       slab_(std::move(slab)),
       client_(client),
       fetches_(fetches),
-      table_(plan_) {}
+      table_(plan_, queue) {}
 
 absl::StatusOr<std::unique_ptr<ExpertSlots>> ExpertSlots::Create(const SlotCacheOptions& options,
                                                                  WeightClient* client, FetchQueue* fetches,
@@ -23,7 +23,7 @@ absl::StatusOr<std::unique_ptr<ExpertSlots>> ExpertSlots::Create(const SlotCache
   ASSIGN_OR_RETURN(SlabPlan plan, PlanSlab(client->pack(), options.budget, options.allocate));
   ASSIGN_OR_RETURN(std::unique_ptr<DeviceSlab> slab, DeviceSlab::Create(plan.bytes, backend));
   return std::unique_ptr<ExpertSlots>(
-      new ExpertSlots(std::move(plan), tile, std::move(slab), client, fetches));
+      new ExpertSlots(std::move(plan), tile, std::move(slab), client, fetches, &backend->queue()));
 }
 
 absl::Status ExpertSlots::Offer(double link_gbps, double link_latency_us) {

@@ -65,7 +65,7 @@ class ExpertSlots {
 
  private:
   ExpertSlots(SlabPlan plan, TileSize tile, std::unique_ptr<DeviceSlab> slab, WeightClient* client,
-              FetchQueue* fetches);
+              FetchQueue* fetches, Queue* queue);
   absl::StatusOr<uint64_t> Send(FetchKind kind, uint64_t step, uint32_t slot);
 
   const Pack& pack_;

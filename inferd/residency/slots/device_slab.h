@@ -1,5 +1,4 @@
-// A piece of device memory that weightd writes experts into: allocated and imported once, offered to every
-// session. On `sim` it is a memory file, with its pages in place and huge where there are any.
+// A piece of device memory that weightd writes experts into: allocated once, offered to every session.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -9,7 +8,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/ring/shared_memory.h"
 #include "inferd/weights/weight_client.h"
 #include "kernels/backend.h"
 
@@ -17,7 +15,7 @@ namespace sluice {
 
 class DeviceSlab {
  public:
-  // `backend` outlives the slab. Errors of the system, naming the bytes, and of the backend.
+  // `backend` outlives the slab. Errors of the backend.
   static absl::StatusOr<std::unique_ptr<DeviceSlab>> Create(uint64_t bytes, Backend* backend);
   ~DeviceSlab();
   DeviceSlab(const DeviceSlab&) = delete;
@@ -26,16 +24,15 @@ class DeviceSlab {
   // A session begins: weightd may write into the slab from here on, as fast as the link goes (0: as it can).
   absl::Status Offer(double link_gbps, double link_latency_us, WeightClient* client);
 
-  BufferId buffer() const { return buffer_; }
+  BufferId buffer() const { return memory_.buffer; }
   // weightd's number of it, once it was offered.
   uint32_t number() const { return number_; }
 
  private:
-  explicit DeviceSlab(Backend* backend) : backend_(backend) {}
+  DeviceSlab(Backend* backend, const SharedBuffer& memory) : backend_(backend), memory_(memory) {}
 
   Backend* const backend_;
-  SharedMemory memory_;
-  BufferId buffer_ = kNoBuffer;
+  const SharedBuffer memory_;
   uint32_t number_ = 0;
 };
 

@@ -21,6 +21,11 @@ void SlotKeeper::BeginLayer(uint32_t layer, absl::Span<const uint32_t> chosen, b
   scores_.clear();
 }
 
+void SlotKeeper::NoteUse(uint32_t layer, absl::Span<const uint32_t> used) {
+  policy_.BeginLayer(layer, {}, used);
+  policy_.EndLayer(layer);
+}
+
 void SlotKeeper::EndLayer(uint32_t layer) {
   policy_.EndLayer(layer);
   table_->TrimLayer(layer, *this);

@@ -25,6 +25,8 @@ class SlotKeeper {
   // A layer of `experts` experts has chosen these. One that streams more than it may keep tells the policy
   // nothing: what it kept before is worth keeping still.
   void BeginLayer(uint32_t layer, absl::Span<const uint32_t> chosen, bool streams);
+  // A layer whose experts are all there has used these, as was heard afterwards.
+  void NoteUse(uint32_t layer, absl::Span<const uint32_t> used);
   // The layer has been computed: what it holds beyond its quota leaves.
   void EndLayer(uint32_t layer);
 

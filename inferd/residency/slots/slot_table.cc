@@ -11,8 +11,8 @@ constexpr uint32_t kStreamWidth = 2;
 
 }  // namespace
 
-SlotTable::SlotTable(const SlabPlan& plan)
-    : classes_(plan.classes), class_of_(plan.class_of), first_expert_(plan.first_expert) {
+SlotTable::SlotTable(const SlabPlan& plan, Queue* queue)
+    : queue_(queue), classes_(plan.classes), class_of_(plan.class_of), first_expert_(plan.first_expert) {
   const size_t layers = first_expert_.size();
   first_expert_.push_back(class_of_.size());
   slots_.resize(plan.slots);
@@ -45,11 +45,16 @@ uint32_t SlotTable::quota(uint32_t layer) const {
 
 uint32_t SlotTable::FindFree(uint16_t size_class) const {
   const SlotClass& c = classes_[size_class];
-  for (uint32_t i = c.first; i < c.first + c.slots; i = (i / 64 + 1) * 64) {
+  const uint32_t end = c.first + c.slots;
+  for (uint32_t i = c.first; i < end; ++i) {
     const uint64_t bits = free_[i / 64] >> i % 64;
-    if (bits != 0) {
-      const uint32_t found = i + static_cast<uint32_t>(std::countr_zero(bits));
-      return found < c.first + c.slots ? found : kNoSlot;
+    if (bits == 0) {
+      i = (i / 64 + 1) * 64 - 1;
+      continue;
+    }
+    i += static_cast<uint32_t>(std::countr_zero(bits));
+    if (i < end && IsIdle(i)) {
+      return i;
     }
   }
   return kNoSlot;
@@ -67,6 +72,7 @@ uint32_t SlotTable::VictimOf(uint32_t layer, uint16_t size_class, Tier tier, Vic
   if (held(layer, size_class) == 0) {
     return kNoSlot;
   }
+  const bool any = tier == Tier::kAny || tier == Tier::kTrim;
   for (const bool passing : {true, false}) {
     if (!passing && tier == Tier::kPassing) {
       break;
@@ -79,7 +85,8 @@ uint32_t SlotTable::VictimOf(uint32_t layer, uint16_t size_class, Tier tier, Vic
       }
       const Slot& slot = slots_[index];
       if (slot.size_class == size_class && slot.state == SlotState::kReady && !slot.pinned &&
-          slot.joined == 0 && (!slot.fresh || tier == Tier::kAny) && (slot.passing || !passing)) {
+          slot.joined == 0 && (!slot.fresh || any) && (slot.passing || !passing) &&
+          (tier == Tier::kTrim || IsIdle(index))) {
         candidates_.push_back(expert);
       }
     }
@@ -87,7 +94,7 @@ uint32_t SlotTable::VictimOf(uint32_t layer, uint16_t size_class, Tier tier, Vic
       continue;
     }
     uint32_t place = victim(layer, candidates_);
-    if (place >= candidates_.size() && (passing || tier == Tier::kAny)) {
+    if (place >= candidates_.size() && (passing || any)) {
       place = 0;  // the policy would keep them all
     }
     if (place < candidates_.size()) {
@@ -213,6 +220,14 @@ void SlotTable::SetFree(uint32_t index) {
   slot.pinned = slot.fresh = slot.prefetched = slot.passing = false;
 }
 
+void SlotTable::SetUsed(uint32_t layer, Event used) {
+  for (uint32_t expert = 0; expert < Experts(layer); ++expert) {
+    if (const uint32_t index = Find(layer, expert); index != kNoSlot) {
+      slots_[index].last_use = used;
+    }
+  }
+}
+
 void SlotTable::LoseFilling() {
   for (uint32_t i = 0; i < slots_.size() && filling_ > 0; ++i) {
     if (slots_[i].state == SlotState::kFilling) {
@@ -239,7 +254,7 @@ void SlotTable::TrimLayer(uint32_t layer, Victim victim) {
   }
   for (uint16_t c = 0; c < classes_.size(); ++c) {
     while (OverQuota(layer, c)) {
-      const uint32_t index = VictimOf(layer, c, Tier::kAny, victim);
+      const uint32_t index = VictimOf(layer, c, Tier::kTrim, victim);
       if (index == kNoSlot) {
         break;  // the others are still being filled
       }

@@ -10,7 +10,7 @@
 // before it, a free slot, one beyond a quota; while two of the layer's pass already it waits for them. So
 // what the layer keeps survives. Nobody gives up an expert that the current layer has yet to compute
 // (pinned), nor one that was prefetched for a layer which has not run since (fresh), unless nothing else
-// would be left for a demand.
+// would be left for a demand. And none is taken before the last that was queued to read it is done.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
 #pragma once
@@ -21,6 +21,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "inferd/residency/slots/slab_plan.h"
+#include "kernels/backend.h"
 
 namespace sluice {
 
@@ -31,6 +32,7 @@ struct Slot {
   uint64_t request = 0;  // kFilling: the transfer's id; 0: it ended badly, `joined` has not ended
   uint64_t joined = 0;   // a prefetch of the same bytes that a demand joined; until it has ended nobody may
                          // take the slot
+  Event last_use;        // behind the last that was queued to read it
   uint32_t layer = 0;
   uint32_t expert = 0;
   SlotState state = SlotState::kFree;
@@ -48,7 +50,8 @@ class SlotTable {
   using Victim = absl::FunctionRef<uint32_t(uint32_t layer, absl::Span<const uint32_t> experts)>;
   enum class For : uint8_t { kDemand, kPrefetch, kStream };
 
-  explicit SlotTable(const SlabPlan& plan);
+  // `queue`: of the events; outlives the table. Null: whoever read a slot is done.
+  explicit SlotTable(const SlabPlan& plan, Queue* queue = nullptr);
 
   // The expert's slot, being filled or ready; kNoSlot if it has none.
   uint32_t Find(uint32_t layer, uint32_t expert) const { return slot_of_[Place(layer, expert)]; }
@@ -56,6 +59,10 @@ class SlotTable {
     const uint32_t slot = Find(layer, expert);
     return slot != kNoSlot && slots_[slot].state == SlotState::kReady;
   }
+  // Whether nothing that was queued reads the slot any more.
+  bool IsIdle(uint32_t index) const { return queue_ == nullptr || queue_->IsDone(slots_[index].last_use); }
+  // What may read any expert of the layer was queued before `used`.
+  void SetUsed(uint32_t layer, Event used);
   Slot& slot(uint32_t index) { return slots_[index]; }
   const Slot& slot(uint32_t index) const { return slots_[index]; }
   uint32_t size() const { return static_cast<uint32_t>(slots_.size()); }
@@ -86,7 +93,7 @@ class SlotTable {
 
  private:
   // What a candidate may be.
-  enum class Tier : uint8_t { kPassing, kUsual, kAny };
+  enum class Tier : uint8_t { kPassing, kUsual, kAny, kTrim };  // kTrim: kAny, though still read
 
   uint64_t Place(uint32_t layer, uint32_t expert) const { return first_expert_[layer] + expert; }
   uint32_t Experts(uint32_t layer) const {
@@ -104,6 +111,7 @@ class SlotTable {
   uint32_t Choose(uint32_t layer, uint16_t size_class, For purpose, Victim victim);
   uint32_t Passing(uint32_t layer, uint16_t size_class) const;
 
+  Queue* const queue_;
   std::vector<SlotClass> classes_;
   std::vector<uint16_t> class_of_;      // by layer and expert
   std::vector<uint64_t> first_expert_;  // by layer, one more at the end

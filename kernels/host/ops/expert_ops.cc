@@ -1,6 +1,6 @@
-// MoeExperts, by the experts' part; and ExpertLeads: the lead part alone, in tiles of one block of 64
-// neurons, for all rows of an expert. A value has the bits that MoeExperts makes of it: dot products do not
-// depend on what is computed beside them.
+// MoeExperts, by the experts' part, and the same for experts that ids name; and ExpertLeads: the lead part
+// alone, in tiles of one block of 64 neurons, for all rows of an expert. A value has the bits that MoeExperts
+// makes of it: dot products do not depend on what is computed beside them.
 #include <algorithm>
 #include <cstring>
 
@@ -65,5 +65,9 @@ void Run(Device& d, const ExpertLeadsCall& call) {
 }
 
 void Run(Device& d, const MoeExpertsCall& call) { d.experts.Run(call); }
+
+void Run(Device& d, const RoutedExpertsCall& call) { Run(d, GroupedByExpert(call)); }
+
+void Run(Device& d, const RoutedLeadsCall& call) { Run(d, AsLeads(call)); }
 
 }  // namespace sluice::host

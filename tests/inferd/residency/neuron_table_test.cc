@@ -16,12 +16,12 @@ namespace {
 
 class NeuronTableTest : public testing::Test {
  protected:
-  NeuronTableTest() : positions_(2 * 128, 7), table_(2, 100, positions_.data()) { table_.Reset(0, 100); }
-  int32_t Position(uint32_t slot, uint32_t neuron) const {
-    return positions_[table_.PositionOffset(slot) / sizeof(int32_t) + neuron];
+  NeuronTableTest() : table_(2, 100) {
+    table_.Reset(0, 100);
+    table_.Reset(1, 100);
   }
+  int32_t Position(uint32_t slot, uint32_t neuron) const { return table_.Positions(slot)[neuron]; }
 
-  std::vector<int32_t> positions_;
   NeuronTable table_;
 };
 
