@@ -193,6 +193,7 @@ struct EngineStats {
   uint64_t bytes_link = 0;
   uint64_t weight_bytes_touched = 0;  // bytes of weights that decode steps read
   uint64_t weightd_reconnects = 0;
+  uint64_t device_waits = 0;  // times that the host waited for the device
   uint64_t fork_joins = 0;
   double fork_join_seconds = 0;
   double kernel_seconds = 0;  // in operations of the backend, parallel or not

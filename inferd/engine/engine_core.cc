@@ -202,6 +202,14 @@ absl::Status EngineCore::MakeResidency(const Policies& policies) {
   return absl::OkStatus();
 }
 
+absl::Status EngineCore::BeforeChoice(const RouterTap& tap) {
+  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->BeforeChoice(tap);
+}
+
+bool EngineCore::MayPass(uint32_t layer) const {
+  return trace_ == nullptr && (prefetcher_ == nullptr || prefetcher_->MayPass(layer));
+}
+
 absl::Status EngineCore::AfterRouter(const RouterTap& tap) {
   heartbeat_.store(real_clock_.NowNanos(), std::memory_order_relaxed);
   if (trace_ != nullptr) {
@@ -351,6 +359,7 @@ void EngineCore::BuildBatch(const StepPlan& plan) {
   step_.clear();
   wants_.clear();
   candidates_ = 1;
+  whole_logits_ = false;
   for (const bool long_texts : {false, true}) {
     for (const ScheduledRows& rows : plan.sequences) {
       Sequence* sequence = sequences_.at(rows.id).get();
@@ -373,6 +382,7 @@ void EngineCore::AddToBatch(const ScheduledRows& rows, Sequence* sequence) {
     wants_.push_back({first_row + row, index, rows.first_position + row});
   }
   candidates_ = logit_rows > 0 ? std::max(candidates_, sequence->candidates()) : candidates_;
+  whole_logits_ = whole_logits_ || (logit_rows > 0 && sequence->WantsLogits());
 }
 
 bool EngineCore::IsLongText(const Sequence& sequence) const {
@@ -401,7 +411,15 @@ EngineCore::Outcome EngineCore::RunBatch(const StepPlan& plan) {
     for (const Running& running : step_) {
       running.sequence->AddCost(cost, static_cast<double>(running.rows.rows) / plan.rows);
     }
-    status = wants_.empty() ? CheckSession() : DeliverLogits();
+    status = wants_.empty() ? EndWithoutLogits() : DeliverLogits();
+  }
+  if (status.ok() && prefetcher_ != nullptr) {
+    const OneBell bell(client_);
+    status = prefetcher_->Continue();
+  }
+  if (!status.ok()) {
+    // What was queued may still read what is given back next. Its own error is no news.
+    backend_->queue().Wait(backend_->queue().Record()).IgnoreError();
   }
   backend_->EndStep();
   heartbeat_.store(0, std::memory_order_relaxed);
@@ -428,6 +446,9 @@ absl::Status EngineCore::RunAside(const EngineWork& work) {
                          residency_.get(),          residency_.get()};
   backend_->BeginStep();
   const absl::Status status = work(parts, ++step_number_);
+  if (!status.ok()) {
+    backend_->queue().Wait(backend_->queue().Record()).IgnoreError();  // as after a step
+  }
   backend_->EndStep();
   if (absl::IsUnavailable(status) || !client_->connected()) {
     LoseWeights();
@@ -444,6 +465,11 @@ absl::Status EngineCore::CheckSession() const {
                               : absl::UnavailableError("the connection to weightd was lost during the step");
 }
 
+absl::Status EngineCore::EndWithoutLogits() {
+  RETURN_IF_ERROR(forward_->Await());
+  return CheckSession();
+}
+
 absl::Status EngineCore::DeliverLogits() {
   const uint32_t vocab = client_->pack().config().vocab;
   for (size_t begin = 0; begin < wants_.size();) {
@@ -452,7 +478,7 @@ absl::Status EngineCore::DeliverLogits() {
     while (end < wants_.size() && want_rows_.size() < plan_.forward.logit_rows) {
       want_rows_.push_back(wants_[end++].row);
     }
-    ASSIGN_OR_RETURN(const LogitRows logits, forward_->Logits(want_rows_, candidates_));
+    ASSIGN_OR_RETURN(const LogitRows logits, forward_->Logits(want_rows_, candidates_, whole_logits_));
     if (begin == 0) {  // nothing was delivered yet: the step can be done again
       RETURN_IF_ERROR(CheckSession());
     }

@@ -134,6 +134,8 @@ class EngineCore final : private LayerTap {
   absl::Status MakeResidency(const Policies& policies);
   const ResidencyStatistics& statistics() const { return *residency_; }
   absl::Status AcquireWeights();
+  absl::Status BeforeChoice(const RouterTap& tap) override;
+  bool MayPass(uint32_t layer) const override;
   absl::Status AfterRouter(const RouterTap& tap) override;
   absl::Status BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) override;
   absl::Status AfterLayer(const LayerEnd& end) override;
@@ -152,6 +154,7 @@ class EngineCore final : private LayerTap {
   StepCost CostSince(const StepCost& before) const;
   StepCost CostNow() const;
   absl::Status CheckSession() const;
+  absl::Status EndWithoutLogits();
   absl::Status DeliverLogits();
   void CommitStep();
   void FailStep(const absl::Status& status);
@@ -197,6 +200,7 @@ class EngineCore final : private LayerTap {
   std::vector<LogitWant> wants_;  // rows whose logits the step needs
   std::vector<uint32_t> want_rows_;
   uint32_t candidates_ = 1;        // of the step
+  bool whole_logits_ = false;      // some sequence of the step wants them
   double link_gbps_ = 0;           // of a throttled or modelled link; 0: none
   uint32_t short_text_limit_ = 0;  // positions; 0: the model has one rope table for all texts
   uint64_t step_number_ = 0;

@@ -135,6 +135,7 @@ void EngineCore::FillStats(EngineStats* stats) const {
   stats->bytes_ssd = fetches_.bytes_ssd();
   stats->bytes_link = fetches_.bytes_link();
   stats->weightd_reconnects = client_->counters().reconnects;
+  stats->device_waits = backend.waits;
   stats->fork_joins = backend.fork_joins;
   stats->fork_join_seconds = backend.region_seconds;
   stats->kernel_seconds = backend.kernel_seconds;

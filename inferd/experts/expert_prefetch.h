@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "inferd/experts/residency_view.h"
-#include "kernels/buffer.h"
+#include "kernels/backend.h"
 
 namespace sluice {
 
@@ -17,9 +17,11 @@ namespace sluice {
 class LeadListener {
  public:
   virtual ~LeadListener() = default;
-  // Some have come while the forward pass waits for something else: work that reads them may be queued, and
-  // neurons asked for. An error ends the step.
+  // Some have come while the forward pass waits for something else, or the listener awaits the device: work
+  // that reads them may be queued, and neurons asked for. An error ends the step.
   virtual absl::Status OnLeads() = 0;
+  // Whether work that it queued is not known to be done, so that it is to be asked again soon.
+  virtual bool AwaitsDevice() const { return false; }
 };
 
 class ExpertPrefetch : public ResidencyView {
@@ -37,9 +39,12 @@ class ExpertPrefetch : public ResidencyView {
   // Who is told of leads; null: nobody. It outlives this, or is replaced before it goes.
   virtual void SetLeadListener(LeadListener* /*listener*/) {}
 
-  // All rows of the part whose product decides an expert's mask, if they lie on the device now. They may be
-  // read until the cache is next told of anything (queue work that reads them has run by then).
+  // All rows of the part whose product decides an expert's mask, if they lie on the device now. Who queues
+  // what reads them says so before the cache is told of anything else (LeadRead).
   virtual std::optional<WeightView> Lead(uint32_t /*layer*/, uint32_t /*expert*/) const { return {}; }
+
+  // What was queued before `used` reads the lead of this expert.
+  virtual void LeadRead(uint32_t /*layer*/, uint32_t /*expert*/, Event /*used*/) {}
 
   // Whether nothing travels and nothing waits to, as far as is known here.
   virtual bool LinkIdle() { return false; }

@@ -7,12 +7,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "inferd/experts/residency_view.h"
-#include "kernels/buffer.h"
+#include "kernels/backend.h"
 
 namespace sluice {
 
@@ -30,6 +31,13 @@ struct ReadyTile {
   bool lead_only = false;   // the lead's values are wanted, into lead_values and lead_active (kernels/ops.h)
   Rows lead_values;         // [rows of the demand, width], or none
   BufferRef lead_active;    // lead_only: uint64 [(width + 63) / 64]
+};
+
+// The leads of all experts of a layer, and where their values for a router's choice go (RoutedLeadsArgs).
+struct LayerLeads {
+  absl::Span<const WeightView> leads;  // by expert
+  Rows values;
+  BufferRef active;
 };
 
 // An expert whose bytes are damaged.
@@ -65,6 +73,25 @@ class ExpertSource {
 
   // Whether Next() would block now: demands are open, and none is ready but those that it handed out before.
   virtual bool NextWaits() const = 0;
+
+  // For devices that run later, before the router of `layer` is known to have run.
+  //
+  // The leads of all its experts, if they are all there and experts with so few rows are looked at. Valid
+  // until the layer begins.
+  virtual std::optional<LayerLeads> LeadsAhead(uint32_t /*layer*/, uint32_t /*rows*/) { return {}; }
+  // That work has run: the values of demand i of the layer that begins next are in row rows[i]; kNoRow: in
+  // none.
+  static constexpr uint32_t kNoRow = 0xffffffffu;
+  virtual void LeadsMade(absl::Span<const uint32_t> /*rows*/) {}
+  // Whether all its experts are there whole, and whoever the router chooses is to be computed from there: the
+  // layer can be queued without the host (RoutedExpertsArgs).
+  virtual bool AllThere(uint32_t /*layer*/) const { return false; }
+  // Such an expert, whole. REQUIRES: AllThere().
+  virtual ReadyTile Whole(uint32_t /*layer*/, uint32_t /*expert*/) const { return {}; }
+  // What may read any expert of that layer was queued before `used`.
+  virtual void LayerRead(uint32_t /*layer*/, Event /*used*/) {}
+  // It has run, and was routed to these.
+  virtual void Heard(uint32_t /*layer*/, absl::Span<const ExpertDemand> /*demands*/) {}
 
   // The demands of this layer that failed so far.
   virtual absl::Span<const FailedDemand> failed() const = 0;

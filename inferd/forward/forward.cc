@@ -9,6 +9,7 @@
 namespace sluice {
 
 absl::Status Forward::Run(StepBatch* batch) {
+  BeginBatch(batch);
   const bool guessed = guess_.Take(*batch);
   if (guessed) {
     std::swap(x_, ahead_);
@@ -19,8 +20,23 @@ absl::Status Forward::Run(StepBatch* batch) {
 }
 
 absl::Status Forward::RunFrom(uint32_t first_layer, StepBatch* batch) {
+  BeginBatch(batch);
   guess_.Forget();
   return RunLayers(first_layer, /*attended=*/false, batch);
+}
+
+// What a step that ended with an error has left is forgotten.
+void Forward::BeginBatch(StepBatch* batch) {
+  uncounted_.reset();
+  unheard_.clear();
+  led_.clear();
+  batch_ = batch;
+}
+
+absl::Status Forward::Await() {
+  RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
+  RETURN_IF_ERROR(CountActive());
+  return Hear();
 }
 
 // `attended`: x_ is what comes out of the first layer's attention.
@@ -52,9 +68,12 @@ absl::Status Forward::Mix(uint32_t layer, StepBatch* batch) {
   if (moe.beside_width > 0) {
     RETURN_IF_ERROR(ComputeBeside(layer, tokens));
   }
+  if (MayPass(layer, *batch)) {
+    return MixUnheard(layer, *batch);
+  }
   RETURN_IF_ERROR(PlanMixture(layer, batch));
   RETURN_IF_ERROR(ComputeExperts(layer, *batch));
-  RETURN_IF_ERROR(DropLostRows(tokens, RanksOf(moe), batch));
+  RETURN_IF_ERROR(DropLostRows(layer, batch));
   // A router that scaled the inputs has weighted already; a dense layer has nothing to weight.
   const BufferRef weights = moe.experts == 0 || ScalesInputs(moe) ? BufferRef{} : expert_weights_;
   return AddOutputs(layer, tokens, weights, x_);
@@ -109,63 +128,90 @@ absl::Status Forward::PlanMixture(uint32_t layer, StepBatch* batch) {
   const MoeConfig& moe = config_.layers[layer].moe;
   const uint32_t tokens = batch->tokens();
   if (moe.experts == 0) {
+    if (uncounted_.has_value()) {
+      RETURN_IF_ERROR(Await());
+    }
     plan_.BuildDense(tokens);
     return experts_->BeginLayer(layer, {});
   }
   ASSIGN_OR_RETURN(const Routing routing, Route(layer, *batch));
   RETURN_IF_ERROR(plan_.Build(routing, moe.experts, *batch, /*keep_zeros=*/ScalesInputs(moe)));
-  RETURN_IF_ERROR(TellScores(moe.experts, *batch));
+  TellLeads();
   RETURN_IF_ERROR(experts_->BeginLayer(layer, plan_.demands()));
   return tap_ == nullptr
              ? absl::OkStatus()
              : tap_->AfterRouter({layer, x_, normed_, routing, batch, scores_, routing_->Wanted(routing)});
 }
 
-// The batch's mean p of every expert, for an eviction policy that goes by it.
-absl::Status Forward::TellScores(uint32_t experts, const StepBatch& batch) {
-  if (!experts_->WantsScores()) {
-    return absl::OkStatus();
-  }
+// The batch's scores, for an eviction policy that goes by them.
+absl::Status Forward::AskScores(uint32_t experts, const StepBatch& batch) {
   score_rows_.clear();
   for (uint32_t row = 0; row < batch.tokens(); ++row) {
     if (!batch.lost(row)) {
       score_rows_.push_back(row);
     }
   }
-  RETURN_IF_ERROR(router_scores_->Read(scores_, experts, score_rows_, queue_));
-  experts_->SetScores(router_scores_->Mean());
-  return absl::OkStatus();
+  return router_scores_->Ask(scores_, experts, score_rows_, queue_);
 }
 
+// The layer's one wait: for the router's choice, and for all that is predicted or decided by what the router
+// sees.
 absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {
   const MoeConfig& moe = config_.layers[layer].moe;
   const uint32_t tokens = batch.tokens();
-  const LayerWeights& w = weights_.layer(layer);
   const uint32_t ranks = RanksOf(moe);
-
-  const MatMulPart routers[] = {{w.router, scores_, w.router_bias}, {w.shared_router, shared_scores_, {}}};
-  const auto parts = absl::MakeConstSpan(routers, moe.shared_gate ? 2 : 1);
-  const bool own_norm = bool{w.router_norm.weight};
-  RETURN_IF_ERROR(
-      queue_->MatMul({own_norm ? x_ : normed_, tokens, config_.hidden, {}, w.router_norm, parts, {}}));
-  RouterArgs args = ModelRouterArgs(moe, w);
-  args.logits = scores_;
-  args.tokens = tokens;
-  args.shared = moe.shared_width > 0;
-  args.shared_logits = moe.shared_gate ? shared_scores_ : Rows{};
-  args.ids = expert_ids_;
-  args.weights = expert_weights_;
-  RETURN_IF_ERROR(routing_->Choose({layer, args, residency_, &batch}, queue_));
-  RETURN_IF_ERROR(ScaleInputs(moe, tokens));
-  RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
+  RouterArgs args;
+  RETURN_IF_ERROR(QueueRouter(layer, tokens, expert_ids_, expert_weights_, &args));
+  const RoutingInput input{layer, args, residency_, &batch};
+  RETURN_IF_ERROR(routing_->Choose(input, queue_));
+  if (router_scores_ != nullptr) {
+    RETURN_IF_ERROR(AskScores(moe.experts, batch));
+  }
+  if (!queue_->RunsAtCall()) {
+    RETURN_IF_ERROR(AskLeads(layer, tokens));
+    Routing unknown;
+    unknown.tokens = tokens;
+    const RouterTap tap{layer, x_, normed_, unknown, &batch, scores_, {}};
+    RETURN_IF_ERROR(tap_ == nullptr ? absl::OkStatus() : tap_->BeforeChoice(tap));
+  }
+  RETURN_IF_ERROR(Await());  // what is counted and heard is of the layers before
   const uint64_t bytes = uint64_t{tokens} * ranks * sizeof(float);
   const std::byte* ids = backend_->HostRead(expert_ids_, bytes);
   const std::byte* weights = backend_->HostRead(expert_weights_, bytes);
   if (ids == nullptr || weights == nullptr) {
     return absl::InternalError("the router's staging memory cannot be read");
   }
-  return Routing{tokens, moe.top_k, ranks, reinterpret_cast<const int32_t*>(ids),
-                 reinterpret_cast<const float*>(weights)};
+  const auto* chosen = reinterpret_cast<const int32_t*>(ids);
+  if (!led_.empty()) {
+    led_.assign(chosen, chosen + moe.top_k);  // before they are decided about
+  }
+  RETURN_IF_ERROR(routing_->Decide(input, queue_));
+  RETURN_IF_ERROR(ScaleInputs(moe, tokens));
+  if (router_scores_ != nullptr) {
+    router_scores_->Take();
+    experts_->SetScores(router_scores_->Mean());
+  }
+  return Routing{tokens, moe.top_k, ranks, chosen, reinterpret_cast<const float*>(weights)};
+}
+
+// The router's scores, and the arguments of who chooses by them.
+absl::Status Forward::QueueRouter(uint32_t layer, uint32_t tokens, BufferRef ids, BufferRef weights,
+                                  RouterArgs* args) {
+  const MoeConfig& moe = config_.layers[layer].moe;
+  const LayerWeights& w = weights_.layer(layer);
+  const MatMulPart routers[] = {{w.router, scores_, w.router_bias}, {w.shared_router, shared_scores_, {}}};
+  const auto parts = absl::MakeConstSpan(routers, moe.shared_gate ? 2 : 1);
+  const bool own_norm = bool{w.router_norm.weight};
+  RETURN_IF_ERROR(
+      queue_->MatMul({own_norm ? x_ : normed_, tokens, config_.hidden, {}, w.router_norm, parts, {}}));
+  *args = ModelRouterArgs(moe, w);
+  args->logits = scores_;
+  args->tokens = tokens;
+  args->shared = moe.shared_width > 0;
+  args->shared_logits = moe.shared_gate ? shared_scores_ : Rows{};
+  args->ids = ids;
+  args->weights = weights;
+  return absl::OkStatus();
 }
 
 absl::Status Forward::ScaleInputs(const MoeConfig& moe, uint32_t tokens) {
@@ -191,7 +237,10 @@ absl::Status Forward::ComputeExperts(uint32_t layer, const StepBatch& batch) {
     ASSIGN_OR_RETURN(const absl::Span<const ReadyTile> tiles, experts_->Next());
     if (tiles.empty() && work_.ready().empty()) {
       guess_.EndWait();
-      return CountActive(layer);
+      if (sparsity_->enabled() && !plan_.demands().empty()) {
+        uncounted_ = layer;
+      }
+      return absl::OkStatus();
     }
     RETURN_IF_ERROR(QueueTiles(layer, batch.tokens(), tiles));
   }
@@ -244,17 +293,22 @@ absl::Status Forward::QueueLeads(uint32_t layer, uint32_t tokens, absl::Span<con
   return experts_->LeadsQueued();
 }
 
-absl::Status Forward::CountActive(uint32_t layer) {
-  if (!sparsity_->enabled() || plan_.demands().empty()) {
+// Of the layer that plan_ is of, which is known to have run.
+absl::Status Forward::CountActive() {
+  if (!uncounted_.has_value()) {
     return absl::OkStatus();
   }
-  RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
+  const uint32_t layer = *std::exchange(uncounted_, std::nullopt);
+  return CountSlots(layer, plan_, active_);
+}
+
+absl::Status Forward::CountSlots(uint32_t layer, const WorkPlan& plan, BufferRef active) {
   uint64_t pairs = 0;
   uint64_t kept = 0;
-  for (uint32_t demand = 0; demand < plan_.demands().size(); ++demand) {
-    for (const uint32_t slot : plan_.slots(demand)) {
+  for (uint32_t demand = 0; demand < plan.demands().size(); ++demand) {
+    for (const uint32_t slot : plan.slots(demand)) {
       const std::byte* count =
-          backend_->HostRead(active_ + uint64_t{slot} * sizeof(uint32_t), sizeof(uint32_t));
+          backend_->HostRead(active + uint64_t{slot} * sizeof(uint32_t), sizeof(uint32_t));
       if (count == nullptr) {
         return absl::InternalError("the experts' neuron counts cannot be read");
       }
@@ -269,13 +323,16 @@ absl::Status Forward::CountActive(uint32_t layer) {
 }
 
 // Rows of sequences that met damaged weights count as nothing from here on: their results were never made.
-absl::Status Forward::DropLostRows(uint32_t tokens, uint32_t ranks, StepBatch* batch) {
+absl::Status Forward::DropLostRows(uint32_t layer, StepBatch* batch) {
+  const uint32_t tokens = batch->tokens();
+  const uint32_t ranks = RanksOf(config_.layers[layer].moe);
   for (const FailedDemand& failed : experts_->failed()) {
     for (const uint32_t row : plan_.rows(failed.demand)) {
       batch->Fail(batch->sequence_of(row), failed.extent);
     }
   }
-  if (!batch->any_lost()) {
+  const bool weighs = !ScalesInputs(config_.layers[layer].moe);  // else nothing reads the weights any more
+  if (!batch->any_lost() || !weighs) {
     return absl::OkStatus();
   }
   std::byte* bytes = backend_->HostWrite(expert_weights_, uint64_t{tokens} * ranks * sizeof(float));
@@ -291,35 +348,47 @@ absl::Status Forward::DropLostRows(uint32_t tokens, uint32_t ranks, StepBatch* b
   return absl::OkStatus();
 }
 
-// Logits of some rows of `x`, their best `k` and log-sum-exps into the staging memory.
-absl::Status Forward::RunHead(const Rows& x, absl::Span<const uint32_t> rows, uint32_t k) {
+// Logits of some rows of `x`; their best `k` and log-sum-exps into the staging memory.
+absl::Status Forward::QueueHead(const Rows& x, absl::Span<const uint32_t> rows, uint32_t k) {
   const uint32_t count = static_cast<uint32_t>(rows.size());
   const MatMulPart head[] = {{weights_.head(), logits_, weights_.head_bias(), config_.logit_scale}};
   RETURN_IF_ERROR(queue_->MatMul({x, count, config_.hidden, rows, weights_.final_norm(), head, {}}));
   if (config_.logit_cap > 0) {
     RETURN_IF_ERROR(queue_->SoftCap({logits_, count, config_.vocab, config_.logit_cap}));
   }
-  RETURN_IF_ERROR(queue_->TopLogits({logits_, count, config_.vocab, k, top_ids_, top_values_, log_sums_}));
-  return queue_->Wait(queue_->Record());
+  return queue_->TopLogits({logits_, count, config_.vocab, k, top_ids_, top_values_, log_sums_});
 }
 
-absl::StatusOr<LogitRows> Forward::Logits(absl::Span<const uint32_t> rows, uint32_t k) {
+// Where the host finds them, once what was queued has run.
+absl::StatusOr<const float*> Forward::AskLogits(uint32_t rows) {
+  const uint64_t bytes = uint64_t{rows} * config_.vocab * sizeof(float);
+  if (const std::byte* there = backend_->HostRead(logits_.base, bytes); there != nullptr) {
+    return reinterpret_cast<const float*>(there);
+  }
+  RETURN_IF_ERROR(queue_->Download(logits_.base, bytes, whole_logits_.data()));
+  return whole_logits_.data();
+}
+
+// The step's one read at its end.
+absl::StatusOr<LogitRows> Forward::Logits(absl::Span<const uint32_t> rows, uint32_t k, bool whole) {
   const uint32_t count = static_cast<uint32_t>(rows.size());
   if (count > options_.logit_rows || k > options_.max_candidates) {
     return absl::InternalError(absl::StrCat("logits of ", count, " rows with ", k, " candidates; limits are ",
                                             options_.logit_rows, " and ", options_.max_candidates));
   }
-  RETURN_IF_ERROR(RunHead(x_, rows, k));
-  const auto read = [this](BufferRef ref, uint64_t values) { return backend_->HostRead(ref, values * 4); };
+  RETURN_IF_ERROR(QueueHead(x_, rows, k));
   LogitRows result;
+  if (whole) {
+    ASSIGN_OR_RETURN(result.logits, AskLogits(count));
+  }
+  RETURN_IF_ERROR(Await());
+  const auto read = [this](BufferRef ref, uint64_t values) { return backend_->HostRead(ref, values * 4); };
   result.rows = count;
   result.k = k;
-  result.logits = reinterpret_cast<const float*>(read(logits_.base, uint64_t{count} * config_.vocab));
   result.ids = reinterpret_cast<const int32_t*>(read(top_ids_, uint64_t{count} * k));
   result.values = reinterpret_cast<const float*>(read(top_values_, uint64_t{count} * k));
   result.log_sum_exp = reinterpret_cast<const float*>(read(log_sums_, count));
-  if (result.logits == nullptr || result.ids == nullptr || result.values == nullptr ||
-      result.log_sum_exp == nullptr) {
+  if (result.ids == nullptr || result.values == nullptr || result.log_sum_exp == nullptr) {
     return absl::InternalError("the logits' staging memory cannot be read");
   }
   return result;

@@ -14,6 +14,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -41,7 +42,7 @@ absl::Status CheckSupported(const ModelConfig& config);
 struct LogitRows {
   uint32_t rows = 0;
   uint32_t k = 0;
-  const float* logits = nullptr;       // [rows, vocab]
+  const float* logits = nullptr;       // [rows, vocab], if they were asked for
   const int32_t* ids = nullptr;        // [rows, k], best first
   const float* values = nullptr;       // [rows, k], their logits
   const float* log_sum_exp = nullptr;  // [rows]
@@ -80,10 +81,12 @@ class Forward {
   static absl::StatusOr<std::unique_ptr<Forward>> Create(const ModelConfig& config,
                                                          const ForwardOptions& options, const Parts& parts);
 
-  // Runs every layer over the batch's rows and stores their K and V. Sequences that meet damaged weights are
-  // marked in the batch; the others go on. An error (UNAVAILABLE: weightd is gone) leaves no lease held once
-  // they were given back (Residency::Abandon).
+  // Queues every layer over the batch's rows, which stores their K and V: once Await() or Logits() has
+  // returned it is done. Sequences that meet damaged weights are marked in the batch; the others go on. An
+  // error (UNAVAILABLE: weightd is gone) leaves no lease held once they were given back (Residency::Abandon).
   absl::Status Run(StepBatch* batch);
+  // Waits for what was queued.
+  absl::Status Await();
 
   // The same from `first_layer` on: residual() holds the rows that come into it, and the layers below have
   // stored K and V of these rows before.
@@ -92,9 +95,9 @@ class Forward {
 
   const TokenGuess::Counts& guesses() const { return guess_.counts(); }
 
-  // Logits of some rows of the batch that ran last, the best `k` ids of each and its log-sum-exp. At most
-  // logit_rows rows.
-  absl::StatusOr<LogitRows> Logits(absl::Span<const uint32_t> rows, uint32_t k);
+  // Of some rows of the batch that ran last the best `k` ids and the log-sum-exp; with `whole` all logits
+  // too, which else stay on the device. At most logit_rows rows.
+  absl::StatusOr<LogitRows> Logits(absl::Span<const uint32_t> rows, uint32_t k, bool whole);
 
  private:
   struct Rope {
@@ -116,6 +119,7 @@ class Forward {
   absl::Status AddRope(const RopeConfig& rope);
   absl::StatusOr<BufferRef> UploadRope(const RopeConfig& rope, bool long_texts);
 
+  void BeginBatch(StepBatch* batch);
   absl::Status RunLayers(uint32_t first_layer, bool attended, StepBatch* batch);
   absl::Status Attend(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status AttendGrouped(uint32_t layer, const Rows& x, const StepBatch& batch);
@@ -130,23 +134,32 @@ class Forward {
   absl::Status Mix(uint32_t layer, StepBatch* batch);
   absl::Status ComputeBeside(uint32_t layer, uint32_t tokens);
   absl::Status AddOutputs(uint32_t layer, uint32_t tokens, BufferRef weights, const Rows& to);
+  absl::Status QueueRouter(uint32_t layer, uint32_t tokens, BufferRef ids, BufferRef weights,
+                           RouterArgs* args);
+  bool MayPass(uint32_t layer, const StepBatch& batch) const;
+  absl::Status MixUnheard(uint32_t layer, const StepBatch& batch);
+  absl::Status Hear();
+  absl::Status AskLeads(uint32_t layer, uint32_t tokens);
+  void TellLeads();
   absl::Status PlanMixture(uint32_t layer, StepBatch* batch);
   absl::StatusOr<Routing> Route(uint32_t layer, const StepBatch& batch);
-  absl::Status TellScores(uint32_t experts, const StepBatch& batch);
+  absl::Status AskScores(uint32_t experts, const StepBatch& batch);
   absl::Status ScaleInputs(const MoeConfig& moe, uint32_t tokens);
   absl::Status ComputeExperts(uint32_t layer, const StepBatch& batch);
   absl::Status QueueTiles(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles);
   absl::Status QueueExperts(uint32_t layer, uint32_t tokens);
   absl::Status QueueLeads(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles);
-  absl::Status CountActive(uint32_t layer);
+  absl::Status CountActive();
+  absl::Status CountSlots(uint32_t layer, const WorkPlan& plan, BufferRef active);
   Wait WaitOf(uint32_t layer) const;
   absl::Status UseWait(Wait wait, uint32_t layer, const StepBatch& batch);
   absl::Status WaitOrGuess(uint32_t layer, const StepBatch& batch);
   absl::Status CombineComputed(uint32_t layer, const StepBatch& batch);
   absl::Status LookAhead(uint32_t layer, const StepBatch& batch);
   absl::Status GuessTokens(uint32_t layer, const StepBatch& batch, absl::Span<const uint32_t> followed);
-  absl::Status RunHead(const Rows& x, absl::Span<const uint32_t> rows, uint32_t k);
-  absl::Status DropLostRows(uint32_t tokens, uint32_t ranks, StepBatch* batch);
+  absl::Status QueueHead(const Rows& x, absl::Span<const uint32_t> rows, uint32_t k);
+  absl::StatusOr<const float*> AskLogits(uint32_t rows);
+  absl::Status DropLostRows(uint32_t layer, StepBatch* batch);
 
   const ModelConfig& config_;
   const ForwardOptions options_;
@@ -167,6 +180,14 @@ class Forward {
   LayerWork work_;
   std::unique_ptr<RouterScores> router_scores_;  // if the cache goes by them
   std::vector<uint32_t> score_rows_;
+  std::optional<uint32_t> uncounted_;  // the layer of plan_, if its active neurons are still to be counted
+  std::vector<float> whole_logits_;    // [R, vocab], where the device's memory is not the host's
+  // Layers of the step that were queued without the host; none on a device that runs at the call.
+  std::vector<uint32_t> unheard_;
+  StepBatch* batch_ = nullptr;  // that they are of
+  WorkPlan heard_plan_;
+  std::vector<int32_t> led_;        // [K], ids whose leads were queued before the host knew them; empty: none
+  std::vector<uint32_t> led_rows_;  // [most experts], by demand
 
   // Device memory; T = max_tokens, R = logit_rows, K = most ranks. What no layer of the model has is none.
   Rows x_;       // [T, hidden] residual stream
@@ -189,13 +210,18 @@ class Forward {
   Rows outputs_;              // [T * K, hidden], by (token, rank)
   Rows beside_;               // [T, hidden]: what an FFN beside the experts gives
   Rows sums_;                 // [T, hidden]: what attention or the mixture gives, before it is added
-  Rows logits_;               // [R, vocab], host-visible
+  Rows logits_;               // [R, vocab]
   BufferRef expert_ids_;      // int32 [T, K], host-visible
   BufferRef expert_weights_;  // float32 [T, K], host-visible
   BufferRef active_;          // uint32 [T * ranks], host-visible; none without sparsity
-  BufferRef top_ids_;         // int32 [R, max_candidates], host-visible
-  BufferRef top_values_;      // float32 [R, max_candidates], host-visible
-  BufferRef log_sums_;        // float32 [R], host-visible
+  // The same three by layer, of layers that were queued without the host; none on a device that runs at the
+  // call.
+  BufferRef unheard_ids_;
+  BufferRef unheard_weights_;
+  BufferRef unheard_active_;
+  BufferRef top_ids_;     // int32 [R, max_candidates], host-visible
+  BufferRef top_values_;  // float32 [R, max_candidates], host-visible
+  BufferRef log_sums_;    // float32 [R], host-visible
   // Looking ahead and guessing tokens; none without.
   Rows ahead_;  // [T, hidden]: the residual as far as it is known, or the guessed tokens' after attention
   BufferRef ahead_weights_;  // float32 [T, K], host-visible: 0 where the expert is missing

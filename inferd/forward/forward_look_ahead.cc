@@ -85,7 +85,8 @@ absl::Status Forward::LookAhead(uint32_t layer, const StepBatch& batch) {
 absl::Status Forward::GuessTokens(uint32_t layer, const StepBatch& batch,
                                   absl::Span<const uint32_t> followed) {
   RETURN_IF_ERROR(CombineComputed(layer, batch));
-  RETURN_IF_ERROR(RunHead(ahead_, followed, /*k=*/1));
+  RETURN_IF_ERROR(QueueHead(ahead_, followed, /*k=*/1));
+  RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
   const std::byte* best = backend_->HostRead(top_ids_, followed.size() * sizeof(int32_t));
   if (best == nullptr) {
     return absl::InternalError("the logits' staging memory cannot be read");

@@ -208,6 +208,7 @@ Forward::Forward(const ModelConfig& config, const ForwardOptions& options, const
       tap_(parts.tap),
       plan_(options.max_tokens, MostRanks(config), MostExperts(config)),
       work_(config, parts.weights->layers(), *parts.sparsity, plan_),
+      heard_plan_(options.max_tokens, MostRanks(config), MostExperts(config)),
       guess_({options.max_sequences, options.context, options.logit_rows}) {
   if (experts_->WantsScores()) {
     router_scores_ = std::make_unique<RouterScores>(options.max_tokens, MostExperts(config));
@@ -261,6 +262,7 @@ absl::Status Forward::AllocateRows() {
       {&outputs_, pairs, config_.hidden},
       {&beside_, AnyBeside(config_) ? tokens : 0, config_.hidden},
       {&sums_, AnyNormsOutputs(config_) ? tokens : 0, config_.hidden},
+      {&logits_, logit_rows, config_.vocab},
       {&ahead_, options_.look_ahead || options_.guess_tokens ? tokens : 0, config_.hidden},
   };
   for (const Need& need : activations) {
@@ -275,8 +277,18 @@ absl::Status Forward::AllocateRows() {
     *out = {buffer, 0};
     return absl::OkStatus();
   };
-  logits_.stride = config_.vocab;
-  RETURN_IF_ERROR(staging(logit_rows * config_.vocab, &logits_.base));
+  if (!queue_->RunsAtCall()) {
+    const uint64_t of_all = config_.layers.size() * pairs;
+    RETURN_IF_ERROR(staging(of_all, &unheard_ids_));
+    RETURN_IF_ERROR(staging(of_all, &unheard_weights_));
+    RETURN_IF_ERROR(staging(of_all, &unheard_active_));
+    unheard_.reserve(config_.layers.size());
+    led_.reserve(LargestTopK(config_));
+    led_rows_.reserve(MostExperts(config_));
+  }
+  if (backend_->HostRead(logits_.base, sizeof(float)) == nullptr) {
+    whole_logits_.resize(logit_rows * config_.vocab);
+  }
   RETURN_IF_ERROR(staging(pairs, &expert_ids_));
   RETURN_IF_ERROR(staging(pairs, &expert_weights_));
   if (sparsity_->enabled()) {

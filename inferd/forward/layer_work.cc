@@ -12,6 +12,7 @@ LayerWork::LayerWork(const ModelConfig& config, const std::vector<LayerWeights>&
     : config_(config), weights_(weights), sparsity_(sparsity), plan_(plan), whole_(MostExperts(config)) {
   ready_.reserve(whole_.size() + 1);
   leads_.reserve(whole_.size());
+  whole_layer_.reserve(whole_.size() + 1);
 }
 
 void LayerWork::Begin(uint32_t layer) {
@@ -48,6 +49,30 @@ absl::Span<const LeadWork> LayerWork::LeadsOf(absl::Span<const ReadyTile> tiles)
   return leads_;
 }
 
+absl::Span<const ExpertWork> LayerWork::ByExpert(uint32_t layer, const ExpertSource& experts) {
+  const MoeConfig& moe = config_.layers[layer].moe;
+  whole_layer_.clear();
+  for (uint32_t expert = 0; expert < moe.experts; ++expert) {
+    whole_layer_.push_back(WorkOf(layer, expert, experts.Whole(layer, expert)));
+  }
+  if (moe.shared_width > 0) {
+    const DenseExpert& common = weights_[layer].common;
+    whole_layer_.push_back({.up = common.up, .gate = common.gate, .down = common.down});
+  }
+  return whole_layer_;
+}
+
+absl::Span<const LeadWork> LayerWork::LeadsByExpert(uint32_t layer, absl::Span<const WeightView> leads) {
+  leads_.clear();
+  for (uint32_t expert = 0; expert < leads.size(); ++expert) {
+    const ExpertWork work = WorkOf(layer, expert, {});
+    const bool up = work.sparsity == SparsityOrder::kUp;
+    leads_.push_back(
+        {.lead = leads[expert], .bias = up ? work.up_bias : work.gate_bias, .threshold = work.threshold});
+  }
+  return leads_;
+}
+
 uint32_t LayerWork::missing() const {
   const auto end = whole_.begin() + static_cast<std::ptrdiff_t>(plan_.demands().size());
   return static_cast<uint32_t>(std::count(whole_.begin(), end, 0));
@@ -63,24 +88,29 @@ ExpertWork LayerWork::CommonWork() const {
 }
 
 ExpertWork LayerWork::RoutedWork(const ReadyTile& tile) const {
-  const MoeConfig& moe = config_.layers[layer_].moe;
-  const LayerWeights& w = weights_[layer_];
-  const uint32_t expert = plan_.demands()[tile.demand].expert;
+  ExpertWork work = WorkOf(layer_, plan_.demands()[tile.demand].expert, tile);
+  work.slots = plan_.slots(tile.demand);
+  work.rows = ScalesInputs(config_.layers[layer_].moe) ? work.slots : plan_.rows(tile.demand);
+  return work;
+}
+
+// Without rows.
+ExpertWork LayerWork::WorkOf(uint32_t layer, uint32_t expert, const ReadyTile& tile) const {
+  const MoeConfig& moe = config_.layers[layer].moe;
+  const LayerWeights& w = weights_[layer];
   const auto bias = [&](const WeightView& biases) {
     return moe.expert_bias ? biases.base + uint64_t{expert} * biases.stride : BufferRef{};
   };
   return {.up = tile.up,
           .gate = HasGates(moe.activation) ? tile.gate : WeightView{},
           .down = tile.down,
-          .rows = ScalesInputs(moe) ? plan_.slots(tile.demand) : plan_.rows(tile.demand),
-          .slots = plan_.slots(tile.demand),
           .neuron_begin = tile.neuron_begin,
           .neuron_end = tile.neuron_end,
           .up_bias = bias(w.up_biases),
           .gate_bias = bias(w.gate_biases),
           .down_bias = bias(w.down_biases),
           .sparsity = sparsity_.order(),
-          .threshold = sparsity_.threshold(layer_, expert),
+          .threshold = sparsity_.threshold(layer, expert),
           .lead_values = tile.lead_values};
 }
 

@@ -37,6 +37,11 @@ class LayerWork {
   // What makes the lead values of some tiles, which are leads. Lives until the next call.
   absl::Span<const LeadWork> LeadsOf(absl::Span<const ReadyTile> tiles);
 
+  // All experts of a layer by the router's ids, that of every token behind them, without rows: each is there
+  // whole. The same of their leads. Live until the next call.
+  absl::Span<const ExpertWork> ByExpert(uint32_t layer, const ExpertSource& experts);
+  absl::Span<const LeadWork> LeadsByExpert(uint32_t layer, absl::Span<const WeightView> leads);
+
   // Whether all of a demand became ready.
   bool IsWhole(uint32_t demand) const { return whole_[demand] != 0; }
   // Demands of the layer of which that cannot be said.
@@ -45,15 +50,17 @@ class LayerWork {
  private:
   ExpertWork CommonWork() const;
   ExpertWork RoutedWork(const ReadyTile& tile) const;
+  ExpertWork WorkOf(uint32_t layer, uint32_t expert, const ReadyTile& tile) const;
 
   const ModelConfig& config_;
   const std::vector<LayerWeights>& weights_;
   const SparsityPolicy& sparsity_;
   const WorkPlan& plan_;
   uint32_t layer_ = 0;
-  std::vector<ExpertWork> ready_;  // [most experts + 1], of one MoeExperts call
-  std::vector<LeadWork> leads_;    // [most experts], of one ExpertLeads call
-  std::vector<uint8_t> whole_;     // [most experts], by demand
+  std::vector<ExpertWork> ready_;        // [most experts + 1], of one MoeExperts call
+  std::vector<LeadWork> leads_;          // [most experts], of one ExpertLeads call
+  std::vector<ExpertWork> whole_layer_;  // [most experts + 1], of one RoutedExperts call
+  std::vector<uint8_t> whole_;           // [most experts], by demand
 };
 
 }  // namespace sluice

@@ -7,7 +7,6 @@
 #include "common/status.h"
 
 namespace sluice {
-
 LayerResidency::LayerResidency(WeightClient* client, FetchQueue* fetches, Queue* queue, FetchWindow window,
                                absl::Duration stall_limit)
     : pack_(client->pack()),
@@ -32,6 +31,7 @@ void LayerResidency::BeginStep(uint64_t step) {
 }
 
 void LayerResidency::Poll() {
+  GiveBackRead();
   fetches_->Poll([this](const FetchKey& key, const FetchCompletion& completion) { Handle(key, completion); });
 }
 
@@ -73,14 +73,16 @@ void LayerResidency::CountRefusal() {
 absl::StatusOr<absl::Span<const ReadyTile>> LayerResidency::Next() {
   RETURN_IF_ERROR(LeadsQueued());
   if (!ready_.empty()) {
-    RETURN_IF_ERROR(queue_->Wait(queue_->Record()));  // nothing reads the weights any more
-    TakeBack();
+    RETURN_IF_ERROR(TakeBack(queue_->Record()));
     ready_.clear();
   }
   stall_.Restart(absl::Now());  // computing is no waiting
   while (open_ > 0) {
     Poll();
     RETURN_IF_ERROR(Arrived());
+    if (ListenerWaits()) {
+      RETURN_IF_ERROR(listener_->OnLeads());
+    }
     RETURN_IF_ERROR(trouble_);
     RETURN_IF_ERROR(AskForWaiting());
     RETURN_IF_ERROR(HandOut());
@@ -99,7 +101,9 @@ absl::StatusOr<absl::Span<const ReadyTile>> LayerResidency::Next() {
 }
 
 absl::Status LayerResidency::WaitForMore() {
-  return fetches_->Wait(stall_.EndOfWait(absl::Now(), WaitUntil()));
+  const absl::Time now = absl::Now();
+  const absl::Time listener = ListenerWaits() ? now + kDevicePace : absl::InfiniteFuture();
+  return fetches_->Wait(stall_.EndOfWait(now, std::min(WaitUntil(), listener)));
 }
 
 absl::Status LayerResidency::StallError() const {

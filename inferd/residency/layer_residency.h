@@ -31,6 +31,7 @@ class LayerResidency : public Residency {
   void Poll() final;
   ResidencyCounters counters() const final { return counters_.total(); }
   absl::Span<const ResidencyCounters> counters_by_layer() const final { return counters_.layers(); }
+  void SetLeadListener(LeadListener* listener) final { listener_ = listener; }
 
  protected:
   static constexpr uint32_t kNoDemand = 0xffffffffu;
@@ -41,14 +42,19 @@ class LayerResidency : public Residency {
 
   // A completion, also of what was asked for in an earlier layer or ahead.
   virtual void Handle(const FetchKey& key, const FetchCompletion& completion) = 0;
+  // A device's events ring no bell: while somebody waits for one, it is looked at this often.
+  static constexpr absl::Duration kDevicePace = absl::Microseconds(100);
+
+  // Gives back what the device has read for the last time.
+  virtual void GiveBackRead() {}
   // What completions led to is to be looked at, before anything is asked for.
   virtual absl::Status Arrived() { return absl::OkStatus(); }
   // Sends requests for what is missing, as far as the window and weightd's ring go.
   virtual absl::Status AskForWaiting() = 0;
   // Appends everything to ready_ that is there and was not handed out.
   virtual absl::Status HandOut() = 0;
-  // What is in ready_ has been computed; nothing reads it any more.
-  virtual void TakeBack() = 0;
+  // Everything that reads what is in ready_ has been queued, before `used`.
+  virtual absl::Status TakeBack(Event used) = 0;
   // Waits for a completion, or until HandOut() may have more for another reason.
   virtual absl::Status WaitForMore();
   // When that is; forever if only a completion changes anything.
@@ -94,9 +100,11 @@ class LayerResidency : public Residency {
   StallLimit stall_;
   absl::Status trouble_;  // a completion that no rule covers
   LayerCounters counters_;
+  LeadListener* listener_ = nullptr;  // null: nobody
 
  private:
   absl::Status StallError() const;
+  bool ListenerWaits() const { return listener_ != nullptr && listener_->AwaitsDevice(); }
 
   const absl::Duration stall_limit_;
   std::vector<uint32_t> demand_of_;   // [most experts], by expert: demand + 1, 0: none

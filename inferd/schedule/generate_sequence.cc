@@ -144,14 +144,19 @@ void GenerateSequence::FinishText(bool stops) {
   matcher_.Flush(&text_);
 }
 
-int32_t GenerateSequence::Sample(const LogitSlice& slice, Sampler* sampler) {
+// The backend has found the largest logit already, with ties to the lower id as the sampler has them; what
+// changes logits, and a guide's mask, needs the whole row.
+bool GenerateSequence::WantsLogits() const {
   const bool may_stop = generated() >= stopping_.min_tokens && guided_ == (guide_ != nullptr);
   const bool greedy = sampling_.temperature < kGreedyTemperature || sampling_.top_k == 1;
-  // The backend has found the largest logit already, with ties to the lower id as the sampler has them.
-  const int32_t best = slice.logits->ids[uint64_t{slice.first} * slice.logits->k];
-  if (greedy && !counts_.enabled() && sampling_.logit_bias.empty() && (may_stop || stop_ids_.empty()) &&
-      IsAllowed(allowed_, best)) {
-    return best;
+  return !greedy || counts_.enabled() || !sampling_.logit_bias.empty() || guide_ != nullptr ||
+         !(may_stop || stop_ids_.empty());
+}
+
+int32_t GenerateSequence::Sample(const LogitSlice& slice, Sampler* sampler) {
+  const bool may_stop = generated() >= stopping_.min_tokens && guided_ == (guide_ != nullptr);
+  if (!WantsLogits()) {
+    return slice.logits->ids[uint64_t{slice.first} * slice.logits->k];
   }
   SampleInput input;
   input.logits = absl::MakeConstSpan(slice.logits->logits + uint64_t{slice.first} * slice.vocab, slice.vocab);
@@ -195,7 +200,10 @@ void GenerateSequence::Report(const LogitSlice& slice, int32_t token) {
   const LogitRows& logits = *slice.logits;
   const float log_sum = logits.log_sum_exp[slice.first];
   out_.token_id = token;
-  out_.logprob = logits.logits[uint64_t{slice.first} * slice.vocab + token] - log_sum;
+  // Without whole rows the token is the best candidate.
+  const float logit = logits.logits == nullptr ? logits.values[uint64_t{slice.first} * logits.k]
+                                               : logits.logits[uint64_t{slice.first} * slice.vocab + token];
+  out_.logprob = logit - log_sum;
   out_.candidates.clear();
   for (uint32_t i = 0; i < std::min(logprobs_, logits.k); ++i) {
     const uint64_t at = uint64_t{slice.first} * logits.k + i;

@@ -34,6 +34,7 @@ class GenerateSequence final : public Sequence {
                    uint64_t seed, absl::Span<const int32_t> eos_ids, const Tokenizer* tokenizer,
                    std::unique_ptr<Guide> guide = nullptr);
 
+  bool WantsLogits() const override;
   uint32_t LogitRowsOf(const ScheduledRows& rows) const override { return rows.reaches_end ? 1 : 0; }
   uint32_t candidates() const override { return 1 + logprobs_; }
   const std::string* prefix_salt() const override {

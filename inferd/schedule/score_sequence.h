@@ -19,6 +19,7 @@ class ScoreSequence final : public Sequence {
 
   uint32_t row_limit() const override { return row_limit_; }
   uint32_t LogitRowsOf(const ScheduledRows& rows) const override;
+  bool WantsLogits() const override { return want_logits_ || !targets_.empty(); }
   uint32_t decode_from() const override { return 0; }
   bool Congested() override { return sink_->Congested(); }
   void Take(const LogitSlice& slice, absl::Time now, Sampler* sampler) override;

@@ -64,6 +64,8 @@ class Sequence {
   virtual uint32_t decode_from() const { return prompt_tokens_; }
   // Candidates wanted of each of these rows, 1 at least.
   virtual uint32_t candidates() const { return 1; }
+  // Whether it looks at whole rows of logits in the next step, not at the candidates alone.
+  virtual bool WantsLogits() const { return true; }
   // The consumer wants no more for now.
   virtual bool Congested() { return false; }
   // What the sequences have in common that share what they compute (prefix_cache.h); null: it takes no part.

@@ -173,6 +173,7 @@ void FillStats(const EngineStats& stats, v1::GetStatsResponse* out) {
   counters->set_bytes_link(stats.bytes_link);
   counters->set_weight_bytes_touched(stats.weight_bytes_touched);
   counters->set_weightd_reconnects(stats.weightd_reconnects);
+  counters->set_device_waits(stats.device_waits);
   counters->set_fork_joins(stats.fork_joins);
   counters->set_fork_join_seconds(stats.fork_join_seconds);
   counters->set_kernel_seconds(stats.kernel_seconds);

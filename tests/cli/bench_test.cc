@@ -67,6 +67,7 @@ BenchResult DecodeResult() {
     sample.bytes_ssd = 3'000'000'000;
     sample.weight_bytes = 6'000'000'000;
     sample.decode_seconds = 0.5;
+    sample.device_waits = 24;
     sample.fork_joins = 80;
     sample.fork_join_seconds = 0.4;
     sample.stall_seconds = 0.25;
@@ -104,6 +105,7 @@ TEST(ResultJsonTest, HasEveryKeyOfTheContractWithTheRightFigures) {
   EXPECT_DOUBLE_EQ(json["ssd_gbps"], 4);
   EXPECT_DOUBLE_EQ(json["link_gbps"], 0);
   EXPECT_DOUBLE_EQ(json["read_bandwidth_share"], 12.0 / 20);
+  EXPECT_DOUBLE_EQ(json["device_waits_per_token"], 3);
   EXPECT_DOUBLE_EQ(json["fork_joins_per_token"], 10);
   EXPECT_DOUBLE_EQ(json["fork_join_ms_per_token"], 50);
 }

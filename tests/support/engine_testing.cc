@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/status.h"
+#include "kernels/delayed/delayed_backend.h"
 #include "pack/writer/pack_writer.h"
 
 namespace sluice {
@@ -183,14 +184,17 @@ absl::StatusOr<TestEngine> StartEngine(const std::string& pack_dir, const TestEn
                    FakeWeightClient::Open(pack_dir, options.weights));
   TestEngine test;
   test.client = client.get();
-  const uint32_t threads = options.threads;
-  ASSIGN_OR_RETURN(test.engine, Engine::Create(
-                                    options.engine, std::move(client),
-                                    [threads](const BackendLimits& limits) {
-                                      return threads == 0 ? CreateReferenceBackend(limits)
-                                                          : CreateHostBackend(limits, threads);
-                                    },
-                                    options.tokenizer));
+  const auto make_backend = [threads = options.threads, seed = options.delay_seed](
+                                const BackendLimits& limits) -> absl::StatusOr<std::unique_ptr<Backend>> {
+    ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+                     threads == 0 ? CreateReferenceBackend(limits) : CreateHostBackend(limits, threads));
+    if (seed == 0) {
+      return backend;
+    }
+    return std::make_unique<DelayedBackend>(std::move(backend), limits, DelayOptions{.seed = seed});
+  };
+  ASSIGN_OR_RETURN(test.engine,
+                   Engine::Create(options.engine, std::move(client), make_backend, options.tokenizer));
   return test;
 }
 

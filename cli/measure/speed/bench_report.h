@@ -79,6 +79,7 @@ struct BenchSample {
   uint64_t bytes_ssd = 0;
   uint64_t bytes_link = 0;
   uint64_t weight_bytes = 0;  // that decode steps read
+  uint64_t device_waits = 0;
   uint64_t fork_joins = 0;
   double fork_join_seconds = 0;
   double kernel_seconds = 0;  // in operations, parallel or not

@@ -40,13 +40,11 @@ void WeighChoice(const RouterArgs& args, const std::vector<float>& scores, const
 
 }  // namespace
 
-absl::Status CalibrationRouting::Choose(const RoutingInput& input, Queue* queue) {
-  RETURN_IF_ERROR(topk_.Choose(input, queue));
+absl::Status CalibrationRouting::Decide(const RoutingInput& input, Queue* queue) {
   const RouterArgs& args = input.model;
   const bool single = static_cast<int>(input.layer) == single_layer_;
   const bool keep = choice_ != nullptr && WeightsFollowFromScores(args.kind);
   if (!single && !keep && gating_ == nullptr) return absl::OkStatus();
-  RETURN_IF_ERROR(queue->Wait(queue->Record()));
   const uint32_t ranks = args.top_k + (args.shared ? 1 : 0);
   const uint64_t bytes = uint64_t{args.tokens} * ranks * sizeof(float);
   int32_t* ids = reinterpret_cast<int32_t*>(backend_->HostWrite(args.ids, bytes));

@@ -27,7 +27,8 @@ class CalibrationRouting final : public RoutingPolicy {
     choice_ = choice;
     gating_ = gating;
   }
-  absl::Status Choose(const RoutingInput& input, Queue* queue) override;
+  absl::Status Choose(const RoutingInput& input, Queue* queue) override { return topk_.Choose(input, queue); }
+  absl::Status Decide(const RoutingInput& input, Queue* queue) override;
 
  private:
   absl::Status Keep(const RouterArgs& args, const std::vector<int32_t>& choice, Queue* queue, int32_t* ids,

@@ -98,6 +98,7 @@ absl::StatusOr<double> WindowRunner::Run(const CalibrationWindow& window, const 
   } else {
     RETURN_IF_ERROR(forward_->Run(&batch_));
   }
+  RETURN_IF_ERROR(forward_->Await());
   if (batch_.any_lost()) {
     return absl::DataLossError(absl::StrCat("extent ", batch_.failed_extent(0), " of the pack is damaged"));
   }
@@ -124,7 +125,7 @@ absl::StatusOr<double> WindowRunner::Loss(const CalibrationWindow& window) {
         std::min<uint32_t>(options_.logit_rows, static_cast<uint32_t>(window.targets.size()) - begin);
     rows.resize(count);
     std::iota(rows.begin(), rows.end(), first + begin);
-    ASSIGN_OR_RETURN(const LogitRows logits, forward_->Logits(rows, 1));
+    ASSIGN_OR_RETURN(const LogitRows logits, forward_->Logits(rows, 1, /*whole=*/true));
     for (uint32_t i = 0; i < count; ++i) {
       const float logit =
           logits.logits[uint64_t{i} * vocab + static_cast<uint32_t>(window.targets[begin + i])];

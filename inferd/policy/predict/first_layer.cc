@@ -26,7 +26,7 @@ absl::StatusOr<std::unique_ptr<FirstLayerPredictor>> FirstLayerPredictor::Create
     made->normed_ = {{rows, 0}, config.hidden};
   }
   const MoeConfig& moe = config.layers[made->layer_].moe;
-  made->input_.resize(config.hidden);
+  made->inputs_.resize(uint64_t{max_sequences} * config.hidden);
   made->scores_.resize(moe.experts);
   made->order_.resize(moe.experts);
   made->ids_.resize(uint64_t{max_sequences} * moe.top_k);
@@ -34,20 +34,27 @@ absl::StatusOr<std::unique_ptr<FirstLayerPredictor>> FirstLayerPredictor::Create
   return made;
 }
 
-absl::StatusOr<Routing> FirstLayerPredictor::Predict(const LayerEnd& end, absl::Span<const uint32_t> rows) {
+absl::Status FirstLayerPredictor::Ask(const LayerEnd& end, absl::Span<const uint32_t> rows) {
   Queue& queue = backend_->queue();
   const uint32_t tokens = end.batch->tokens();
   if (gate_.final_norm) {
     RETURN_IF_ERROR(queue.Norm({end.residual, tokens, config_.hidden, *final_norm_, normed_}));
   }
   const Rows from = gate_.final_norm ? normed_ : end.residual;
+  asked_ = static_cast<uint32_t>(rows.size());
+  for (uint32_t i = 0; i < asked_; ++i) {
+    RETURN_IF_ERROR(queue.Download(from.base + uint64_t{rows[i]} * from.stride * sizeof(float),
+                                   uint64_t{config_.hidden} * sizeof(float),
+                                   inputs_.data() + uint64_t{i} * config_.hidden));
+  }
+  return absl::OkStatus();
+}
+
+Routing FirstLayerPredictor::Answer() {
   const uint32_t experts = static_cast<uint32_t>(scores_.size());
   const uint32_t top_k = config_.layers[layer_].moe.top_k;
-  for (uint32_t i = 0; i < rows.size(); ++i) {
-    RETURN_IF_ERROR(queue.Download(from.base + uint64_t{rows[i]} * from.stride * sizeof(float),
-                                   uint64_t{config_.hidden} * sizeof(float), input_.data()));
-    RETURN_IF_ERROR(queue.Wait(queue.Record()));
-    gate_.net.Run(input_.data(), nullptr, scores_.data());
+  for (uint32_t i = 0; i < asked_; ++i) {
+    gate_.net.Run(inputs_.data() + uint64_t{i} * config_.hidden, nullptr, scores_.data());
     std::iota(order_.begin(), order_.end(), 0);
     std::partial_sort(order_.begin(), order_.begin() + top_k, order_.end(), [&](int32_t a, int32_t b) {
       return scores_[a] != scores_[b] ? scores_[a] > scores_[b] : a < b;
@@ -60,7 +67,7 @@ absl::StatusOr<Routing> FirstLayerPredictor::Predict(const LayerEnd& end, absl::
           static_cast<float>(std::exp(double{scores_[order_[rank]]} - scores_[order_[0]]) / sum);
     }
   }
-  return Routing{static_cast<uint32_t>(rows.size()), top_k, top_k, ids_.data(), chances_.data()};
+  return Routing{asked_, top_k, top_k, ids_.data(), chances_.data()};
 }
 
 }  // namespace sluice

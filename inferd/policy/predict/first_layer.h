@@ -24,11 +24,15 @@ class FirstLayerPredictor {
                                                                      Backend* backend, uint32_t max_tokens,
                                                                      uint32_t max_sequences);
 
-  // The experts for the token after each of `rows` of the last layer's output; [rows, top_k], best first,
-  // valid until the next call. REQUIRES: end.layer is the last layer; at most max_sequences rows.
-  absl::StatusOr<Routing> Predict(const LayerEnd& end, absl::Span<const uint32_t> rows);
+  // Queues what Answer() looks at of `rows` of the last layer's output. REQUIRES: end.layer is the last
+  // layer; at most max_sequences rows.
+  absl::Status Ask(const LayerEnd& end, absl::Span<const uint32_t> rows);
+  // That is known to have run: the experts for the token after each of the rows; [rows, top_k], best first,
+  // valid until the next call.
+  Routing Answer();
 
   uint32_t layer() const { return layer_; }  // the first routed one
+  Queue* queue() const { return &backend_->queue(); }
 
  private:
   FirstLayerPredictor(const ModelConfig& config, FirstLayerGate gate, const NormSpec* final_norm,
@@ -41,7 +45,8 @@ class FirstLayerPredictor {
   Backend* const backend_;
   uint32_t layer_ = 0;
   Rows normed_;                 // [max_tokens, hidden]; none without the final norm
-  std::vector<float> input_;    // [hidden]
+  std::vector<float> inputs_;   // [max_sequences, hidden]
+  uint32_t asked_ = 0;          // rows
   std::vector<float> scores_;   // [experts]
   std::vector<int32_t> order_;  // [experts]
   std::vector<int32_t> ids_;    // [max_sequences, top_k]

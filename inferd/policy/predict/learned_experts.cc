@@ -11,7 +11,7 @@
 namespace sluice {
 
 LearnedExperts::LearnedExperts(const ModelConfig& config, PredictorProfile profile, Backend* backend)
-    : config_(config), profile_(std::move(profile)), backend_(backend) {
+    : ExpertPredictor(&backend->queue()), config_(config), profile_(std::move(profile)) {
   uint32_t units = 0;
   uint32_t inputs = 0;
   for (const LearnedPredictor& learned : profile_.learned) {
@@ -74,17 +74,23 @@ void LearnedExperts::MakeInput(const RouterTap& tap, uint32_t token) {
   }
 }
 
-absl::StatusOr<Routing> LearnedExperts::Predict(const RouterTap& tap, uint32_t target) {
+bool LearnedExperts::Knows(const RouterTap& tap, uint32_t target) const {
+  return profile_.Learned(tap.layer) != nullptr && target == tap.layer + 1 && tap.routing.tokens <= kMostRows;
+}
+
+absl::Status LearnedExperts::Ask(const RouterTap& tap, uint32_t target) {
+  const uint64_t bytes = uint64_t{config_.hidden} * sizeof(float);
+  for (uint32_t token = 0; token < tap.routing.tokens && Knows(tap, target); ++token) {
+    RETURN_IF_ERROR(queue()->Download(tap.normed.base + token * tap.normed.stride * sizeof(float), bytes,
+                                      rows_.data() + uint64_t{token} * config_.hidden));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Routing> LearnedExperts::Answer(const RouterTap& tap, uint32_t target) {
+  if (!Knows(tap, target)) return Routing{};
   const PredictorNet* net = profile_.Learned(tap.layer);
   const uint32_t tokens = tap.routing.tokens;
-  if (net == nullptr || target != tap.layer + 1 || tokens > kMostRows) return Routing{};
-  const uint64_t bytes = uint64_t{config_.hidden} * sizeof(float);
-  Queue& queue = backend_->queue();
-  for (uint32_t token = 0; token < tokens; ++token) {
-    RETURN_IF_ERROR(queue.Download(tap.normed.base + token * tap.normed.stride * sizeof(float), bytes,
-                                   rows_.data() + uint64_t{token} * config_.hidden));
-  }
-  RETURN_IF_ERROR(queue.Wait(queue.Record()));
   const uint32_t top_k = top_k_ = config_.layers[target].moe.top_k;
   for (uint32_t token = 0; token < tokens; ++token) {
     MakeInput(tap, token);

@@ -26,7 +26,8 @@ class LearnedExperts final : public ExpertPredictor {
 
   absl::Status Observe(const RouterTap& tap) override;
   // Nothing for a layer without a network, or that does not follow the tapped one.
-  absl::StatusOr<Routing> Predict(const RouterTap& tap, uint32_t target) override;
+  absl::Status Ask(const RouterTap& tap, uint32_t target) override;
+  absl::StatusOr<Routing> Answer(const RouterTap& tap, uint32_t target) override;
   // The network's own chance of the expert.
   float Confidence(uint32_t row, uint32_t rank) const override {
     return chances_[uint64_t{row} * top_k_ + rank];
@@ -42,11 +43,11 @@ class LearnedExperts final : public ExpertPredictor {
   };
 
   LearnedExperts(const ModelConfig& config, PredictorProfile profile, Backend* backend);
+  bool Knows(const RouterTap& tap, uint32_t target) const;
   void MakeInput(const RouterTap& tap, uint32_t token);
 
   const ModelConfig& config_;
   const PredictorProfile profile_;
-  Backend* const backend_;
   Choice own_;                  // of the tapped layer
   Choice before_;               // of the routed one before
   std::vector<float> rows_;     // [kMostRows, hidden]

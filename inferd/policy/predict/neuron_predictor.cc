@@ -61,17 +61,18 @@ absl::Status NeuronPredictor::Allocate() {
                      backend_->Allocate(rows * config_.hidden * sizeof(float), BufferKind::kActivations));
     normed_ = {{normed, 0}, config_.hidden};
   }
-  ASSIGN_OR_RETURN(const BufferId products,
-                   backend_->Allocate(rows * width * sizeof(float), BufferKind::kStaging));
-  products_ = {{products, 0}, width};
+  for (Rows* products : {&products_, &true_products_}) {
+    ASSIGN_OR_RETURN(const BufferId buffer,
+                     backend_->Allocate(pairs * width * sizeof(float), BufferKind::kStaging));
+    *products = {{buffer, 0}, width};
+  }
+  work_.reserve(MostExperts(config_));
   guesses_.reserve(MostExperts(config_));
   rows_.resize(pairs);
   masks_.resize(pairs * WordsFor(width));
   union_.resize(WordsFor(width));
   neurons_.reserve(width);
-  values_.resize(rows * width);
-  compared_rows_.reserve(rows);
-  compared_pairs_.reserve(rows);
+  values_.resize(width);
   return absl::OkStatus();
 }
 
@@ -79,7 +80,7 @@ absl::StatusOr<bool> NeuronPredictor::Begin(const RouterTap& tap, uint32_t targe
                                             absl::Span<const int32_t> ids, bool only_counts) {
   only_counts_ = only_counts;
   step_ = 0;
-  waiting_ = 0;
+  waiting_ = queued_ = 0;
   tokens_ = tap.routing.tokens;
   if (tokens_ > options_.max_rows) return false;
   target_ = target;
@@ -110,7 +111,7 @@ void NeuronPredictor::MakeGuesses(uint32_t tokens, uint32_t top_k, absl::Span<co
   const bool behind = !only_counts_ && options_.enough <= 1 && residency_->IsBehind();
   const uint32_t ranks = behind ? std::min(top_k, options_.most_behind) : top_k;
   for (uint32_t expert = 0; expert < config_.layers[target_].moe.experts; ++expert) {
-    Guess guess{expert, used, 0, false};
+    Guess guess{expert, used, 0};
     for (uint32_t pair = 0; pair < tokens * top_k; ++pair) {
       const bool named = ids[pair] == static_cast<int32_t>(expert) && pair % top_k < ranks;
       if (named) rows_[used++] = pair / top_k;
@@ -127,30 +128,73 @@ void NeuronPredictor::MakeGuesses(uint32_t tokens, uint32_t top_k, absl::Span<co
 }
 
 absl::Status NeuronPredictor::Continue() {
-  if (step_ == 0 || waiting_ == 0) return absl::OkStatus();
+  if (step_ == 0) return absl::OkStatus();
+  if (queued_ > 0 && backend_->queue().IsDone(last_queued_)) RETURN_IF_ERROR(TakeLeads());
+  if (waiting_ == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(QueueLeads());
+  return queued_ > 0 && backend_->queue().IsDone(last_queued_) ? TakeLeads() : absl::OkStatus();
+}
+
+void NeuronPredictor::AddWork(const Guess& guess, const WeightView& lead, const Rows& products) {
+  const LayerWeights& w = layers_[target_];
+  const WeightView& biases = options_.order == SparsityOrder::kUp ? w.up_biases : w.gate_biases;
+  LeadWork& work = work_.emplace_back();
+  work.lead = lead;
+  work.rows = absl::MakeConstSpan(rows_).subspan(guess.first, guess.count);
+  work.bias = config_.layers[target_].moe.expert_bias ? biases.base + uint64_t{guess.expert} * biases.stride
+                                                      : BufferRef{};
+  work.values = {products.base + guess.first * products.stride * sizeof(float), products.stride};
+}
+
+absl::Status NeuronPredictor::QueueWork(const Rows& x) {
+  if (work_.empty()) return absl::OkStatus();
+  const MoeConfig& moe = config_.layers[target_].moe;
+  ExpertLeadsArgs args;
+  args.x = x;
+  args.tokens = tokens_;
+  args.hidden = config_.hidden;
+  args.activation = {moe.activation, moe.activation_alpha, moe.activation_limit};
+  args.order = options_.order;
+  args.experts = work_;
+  return backend_->queue().ExpertLeads(args);
+}
+
+absl::Status NeuronPredictor::QueueLeads() {
+  work_.clear();
   for (Guess& guess : guesses_) {
-    if (guess.done) continue;
+    if (guess.queued) continue;
     const std::optional<WeightView> lead = residency_->Lead(target_, guess.expert);
     if (!lead.has_value()) continue;
-    RETURN_IF_ERROR(Predict(&guess, *lead));
-    if (!only_counts_) AskFor(guess);
+    AddWork(guess, *lead, products_);
+    guess.queued = true;
+    --waiting_;
+    ++queued_;
+  }
+  if (work_.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(QueueWork(input_));
+  last_queued_ = backend_->queue().Record();
+  for (const Guess& guess : guesses_) {
+    if (guess.queued && !guess.done) residency_->LeadRead(target_, guess.expert, last_queued_);
   }
   return absl::OkStatus();
 }
 
-absl::Status NeuronPredictor::Predict(Guess* guess, const WeightView& lead) {
-  const auto rows = absl::MakeConstSpan(rows_).subspan(guess->first, guess->count);
-  RETURN_IF_ERROR(LeadValues(lead, guess->expert, input_, rows));
-  const float threshold = thresholds_.predicted(target_, guess->expert);
-  for (uint32_t i = 0; i < guess->count; ++i) {
-    if (options_.set == NeuronSet::kShare) {
-      ChooseByShare(values(i), options_.share, mask(guess->first + i));
-    } else {
-      ChooseByThreshold(values(i), threshold, mask(guess->first + i));
+absl::Status NeuronPredictor::TakeLeads() {
+  for (Guess& guess : guesses_) {
+    if (!guess.queued || guess.done) continue;
+    const float threshold = thresholds_.predicted(target_, guess.expert);
+    for (uint32_t pair = guess.first; pair < guess.first + guess.count; ++pair) {
+      ASSIGN_OR_RETURN(const absl::Span<float> values, Values(products_, pair));
+      if (options_.set == NeuronSet::kShare) {
+        ChooseByShare(values, options_.share, mask(pair));
+      } else {
+        ChooseByThreshold(values, threshold, mask(pair));
+      }
     }
+    guess.done = true;
+    --queued_;
+    if (!only_counts_) AskFor(guess);
   }
-  guess->done = true;
-  --waiting_;
   return absl::OkStatus();
 }
 
@@ -170,81 +214,69 @@ void NeuronPredictor::AskFor(const Guess& guess) {
   residency_->PrefetchNeurons(target_, guess.expert, neurons_);
 }
 
-absl::Status NeuronPredictor::LeadValues(const WeightView& lead, uint32_t expert, const Rows& x,
-                                         absl::Span<const uint32_t> rows) {
-  const MoeConfig& moe = config_.layers[target_].moe;
-  const LayerWeights& w = layers_[target_];
-  const bool up = options_.order == SparsityOrder::kUp;
-  const WeightView& biases = up ? w.up_biases : w.gate_biases;
-  LeadWork work;
-  work.lead = lead;
-  work.rows = rows;
-  work.bias = moe.expert_bias ? biases.base + uint64_t{expert} * biases.stride : BufferRef{};
-  work.values = products_;
-  ExpertLeadsArgs args;
-  args.x = x;
-  args.tokens = tokens_;
-  args.hidden = config_.hidden;
-  args.activation = {moe.activation, moe.activation_alpha, moe.activation_limit};
-  args.order = options_.order;
-  args.experts = absl::MakeConstSpan(&work, 1);
-  Queue& queue = backend_->queue();
-  RETURN_IF_ERROR(queue.ExpertLeads(args));
-  RETURN_IF_ERROR(queue.Wait(queue.Record()));
-  for (uint32_t i = 0; i < rows.size(); ++i) {
-    const auto* products = reinterpret_cast<const float*>(
-        backend_->HostRead(products_.base + i * products_.stride * sizeof(float), width_ * sizeof(float)));
-    if (products == nullptr) return absl::InternalError("the neuron predictor's products cannot be read");
-    std::transform(products, products + width_, values(i).begin(),
-                   [](float value) { return std::abs(value); });
+absl::StatusOr<absl::Span<float>> NeuronPredictor::Values(const Rows& products, uint32_t pair) {
+  const auto* from = reinterpret_cast<const float*>(
+      backend_->HostRead(products.base + pair * products.stride * sizeof(float), width_ * sizeof(float)));
+  if (from == nullptr) return absl::InternalError("the neuron predictor's products cannot be read");
+  std::transform(from, from + width_, values_.begin(), [](float value) { return std::abs(value); });
+  return absl::MakeSpan(values_).first(width_);
+}
+
+// For every row that was predicted to choose an expert, though some will not.
+absl::Status NeuronPredictor::AskToCompare(const RouterTap& tap) {
+  if (step_ == 0 || tap.batch->step() != step_ || tap.layer != target_ || !Counts()) return absl::OkStatus();
+  work_.clear();
+  for (Guess& guess : guesses_) {
+    const std::optional<WeightView> lead = residency_->Lead(target_, guess.expert);
+    guess.compared = guess.queued && lead.has_value();
+    if (guess.compared) AddWork(guess, *lead, true_products_);
   }
+  RETURN_IF_ERROR(QueueWork(tap.normed));
+  const Event queued = backend_->queue().Record();
+  for (const Guess& guess : guesses_) {
+    if (guess.compared) residency_->LeadRead(target_, guess.expert, queued);
+  }
+  compares_ = step_;
   return absl::OkStatus();
 }
 
 absl::Status NeuronPredictor::Compare(const RouterTap& tap) {
   if (tap.batch->step() != step_) step_ = 0;  // a step that ended with an error
   if (step_ == 0 || tap.layer != target_) return absl::OkStatus();
-  const bool counts = only_counts_ || step_ % options_.count_every == 0;
-  step_ = 0;
-  for (const Guess& guess : guesses_) {
-    if (counts && guess.done) RETURN_IF_ERROR(CompareGuess(guess, tap));
+  if (Counts()) {
+    if (compares_ != step_) {
+      RETURN_IF_ERROR(AskToCompare(tap));
+      RETURN_IF_ERROR(backend_->queue().Wait(backend_->queue().Record()));
+    }
+    for (const Guess& guess : guesses_) {
+      if (guess.done && guess.compared) RETURN_IF_ERROR(CompareGuess(guess, tap));
+    }
   }
+  step_ = compares_ = 0;
   return absl::OkStatus();
 }
 
 // Of the rows that were predicted to choose the expert and did.
 absl::Status NeuronPredictor::CompareGuess(const Guess& guess, const RouterTap& tap) {
   const Routing& routing = tap.routing;
-  compared_rows_.clear();
-  compared_pairs_.clear();
-  for (uint32_t i = 0; i < guess.count; ++i) {
-    const uint32_t row = rows_[guess.first + i];
+  const float threshold = thresholds_.actual(target_, guess.expert);
+  NeuronPredictions& sum = counters_[target_];
+  for (uint32_t pair = guess.first; pair < guess.first + guess.count; ++pair) {
+    const uint32_t row = rows_[pair];
     const int32_t* ids = routing.ids + uint64_t{row} * routing.ranks;
     const float* weights = routing.weights + uint64_t{row} * routing.ranks;
     for (uint32_t rank = 0; rank < routing.top_k && !tap.batch->lost(row); ++rank) {
       if (ids[rank] != static_cast<int32_t>(guess.expert) || weights[rank] == 0.0f) continue;
-      compared_rows_.push_back(row);
-      compared_pairs_.push_back(guess.first + i);
+      ASSIGN_OR_RETURN(const absl::Span<float> values, Values(true_products_, pair));
+      ChooseByThreshold(values, threshold, absl::MakeSpan(union_).first(words_));
+      const absl::Span<const uint64_t> predicted = mask(pair);
+      for (uint32_t word = 0; word < words_; ++word) {
+        sum.predicted += static_cast<uint64_t>(std::popcount(predicted[word]));
+        sum.wanted += static_cast<uint64_t>(std::popcount(union_[word]));
+        sum.right += static_cast<uint64_t>(std::popcount(predicted[word] & union_[word]));
+      }
     }
   }
-  const std::optional<WeightView> lead = residency_->Lead(target_, guess.expert);
-  if (compared_rows_.empty() || !lead.has_value()) return absl::OkStatus();
-  RETURN_IF_ERROR(LeadValues(*lead, guess.expert, tap.normed, compared_rows_));
-  NeuronPredictions count;
-  const float threshold = thresholds_.actual(target_, guess.expert);
-  for (uint32_t i = 0; i < compared_pairs_.size(); ++i) {
-    ChooseByThreshold(values(i), threshold, absl::MakeSpan(union_).first(words_));
-    const absl::Span<const uint64_t> predicted = mask(compared_pairs_[i]);
-    for (uint32_t word = 0; word < words_; ++word) {
-      count.predicted += static_cast<uint64_t>(std::popcount(predicted[word]));
-      count.wanted += static_cast<uint64_t>(std::popcount(union_[word]));
-      count.right += static_cast<uint64_t>(std::popcount(predicted[word] & union_[word]));
-    }
-  }
-  NeuronPredictions& sum = counters_[target_];
-  sum.predicted += count.predicted;
-  sum.right += count.right;
-  sum.wanted += count.wanted;
   return absl::OkStatus();
 }
 

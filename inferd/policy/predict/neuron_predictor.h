@@ -73,11 +73,16 @@ class NeuronPredictor {
   // without is counted in this step.
   absl::StatusOr<bool> Begin(const RouterTap& tap, uint32_t target, uint32_t top_k,
                              absl::Span<const int32_t> ids, bool only_counts = false);
-  // Predicts those whose leads have come meanwhile. Called while the tapped layer is computed, and at its
-  // end.
+  // Queues those whose leads have come meanwhile, and asks for what those that are done want. Called while
+  // the tapped layer is computed, and at its end.
   absl::Status Continue();
+  // Whether something was queued that is not known to be done.
+  bool AwaitsDevice() const { return step_ != 0 && queued_ > 0; }
 
-  // The router of a layer has run: if that is the predicted one, counts. Comes before the next Begin().
+  // The router of a layer has been queued: queues what Compare() looks at, if it counts in this step.
+  absl::Status AskToCompare(const RouterTap& tap);
+  // It has run, and what was queued before is known to be done: if the layer is the predicted one, counts.
+  // Comes before the next Begin().
   absl::Status Compare(const RouterTap& tap);
 
   const NeuronPredictions& counters(uint32_t layer) const { return counters_[layer]; }
@@ -87,19 +92,23 @@ class NeuronPredictor {
     uint32_t expert = 0;
     uint32_t first = 0;  // of pairs_, and rows_
     uint32_t count = 0;
+    bool queued = false;
     bool done = false;
+    bool compared = false;  // the true products were queued
   };
 
   NeuronPredictor(const NeuronPredictorOptions& options, NeuronThresholds thresholds, const Parts& parts);
   absl::Status Allocate();
   void MakeGuesses(uint32_t tokens, uint32_t top_k, absl::Span<const int32_t> ids);
-  absl::Status Predict(Guess* guess, const WeightView& lead);
+  absl::Status QueueLeads();
+  absl::Status TakeLeads();
+  void AddWork(const Guess& guess, const WeightView& lead, const Rows& products);
+  absl::Status QueueWork(const Rows& x);
+  bool Counts() const { return only_counts_ || step_ % options_.count_every == 0; }
   void AskFor(const Guess& guess);
   absl::Status CompareGuess(const Guess& guess, const RouterTap& tap);
-  // |factors| of some rows of x, [rows, width], in values(0), values(1), ...
-  absl::Status LeadValues(const WeightView& lead, uint32_t expert, const Rows& x,
-                          absl::Span<const uint32_t> rows);
-  absl::Span<float> values(uint32_t row) { return absl::MakeSpan(values_).subspan(row * width_, width_); }
+  // |factors| of a pair, which were queued into `products`; valid until the next call.
+  absl::StatusOr<absl::Span<float>> Values(const Rows& products, uint32_t pair);
   absl::Span<uint64_t> mask(uint32_t pair) { return absl::MakeSpan(masks_).subspan(pair * words_, words_); }
 
   const NeuronPredictorOptions options_;
@@ -113,20 +122,23 @@ class NeuronPredictor {
   bool only_counts_ = false;
   uint32_t target_ = 0;
   uint32_t tokens_ = 0;
-  uint32_t width_ = 0;                       // neurons of the target's experts
-  uint32_t words_ = 0;                       // of a mask
-  uint32_t waiting_ = 0;                     // guesses that are not done
+  uint32_t width_ = 0;    // neurons of the target's experts
+  uint32_t words_ = 0;    // of a mask
+  uint32_t waiting_ = 0;  // guesses that are not queued
+  uint32_t queued_ = 0;   // guesses that are, and not done
+  Event last_queued_;
+  uint64_t compares_ = 0;                    // step whose true products were queued
   Rows input_;                               // of the prediction
   Rows normed_;                              // [max_rows, hidden], NeuronInput::kNormed
-  Rows products_;                            // [max_rows, widest expert], host-visible
+  Rows products_;                            // [max_rows * largest top_k, widest expert], host-visible
+  Rows true_products_;                       // the same, of what is compared with
+  std::vector<LeadWork> work_;               // [most experts], of one call
   std::vector<Guess> guesses_;               // [most experts]
   std::vector<uint32_t> rows_;               // [max_rows * largest top_k], by guess
   std::vector<uint64_t> masks_;              // [the same, words]: what was predicted
   std::vector<uint64_t> union_;              // [words]
   std::vector<uint32_t> neurons_;            // [widest expert]
-  std::vector<float> values_;                // [max_rows, widest expert]
-  std::vector<uint32_t> compared_rows_;      // [max_rows]
-  std::vector<uint32_t> compared_pairs_;     // [max_rows]
+  std::vector<float> values_;                // [widest expert]
   std::vector<NeuronPredictions> counters_;  // by layer
 };
 

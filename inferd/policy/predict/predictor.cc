@@ -3,71 +3,104 @@
 #include <algorithm>
 #include <numeric>
 
+#include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "inferd/policy/routing/routing.h"
 
 namespace sluice {
 
+absl::StatusOr<Routing> ExpertPredictor::Predict(const RouterTap& tap, uint32_t target) {
+  RETURN_IF_ERROR(Ask(tap, target));
+  RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
+  return Answer(tap, target);
+}
+
 absl::StatusOr<std::unique_ptr<GateReuse>> GateReuse::Create(const ModelConfig& config,
                                                              const DenseWeights* weights, Backend* backend,
-                                                             uint32_t max_tokens, bool confidence) {
+                                                             uint32_t max_tokens, bool confidence,
+                                                             uint32_t targets) {
   std::unique_ptr<GateReuse> predictor(new GateReuse(config, weights, backend));
-  const uint64_t pairs = uint64_t{max_tokens} * LargestTopK(config);
-  const uint64_t stride = MostExperts(config);
-  ASSIGN_OR_RETURN(const BufferId scores,
-                   backend->Allocate(max_tokens * stride * sizeof(float), BufferKind::kActivations));
-  ASSIGN_OR_RETURN(const BufferId choice, backend->Allocate(2 * pairs * sizeof(float), BufferKind::kStaging));
-  predictor->scores_ = {{scores, 0}, stride};
-  predictor->ids_ = {choice, 0};
-  predictor->chances_ = {choice, pairs * sizeof(float)};
+  for (uint32_t i = 0; i < targets; ++i) {
+    RETURN_IF_ERROR(predictor->AddQuestion(max_tokens, confidence));
+  }
   if (confidence) {
-    predictor->told_.emplace(max_tokens, MostExperts(config));
     predictor->rows_.resize(max_tokens);
     std::iota(predictor->rows_.begin(), predictor->rows_.end(), 0);
-    predictor->confidence_.resize(pairs);
+    predictor->confidence_.resize(uint64_t{max_tokens} * LargestTopK(config));
   }
   return predictor;
 }
 
-absl::StatusOr<Routing> GateReuse::Predict(const RouterTap& tap, uint32_t target) {
+absl::Status GateReuse::AddQuestion(uint32_t max_tokens, bool confidence) {
+  const uint64_t pairs = uint64_t{max_tokens} * LargestTopK(config_);
+  const uint64_t stride = MostExperts(config_);
+  ASSIGN_OR_RETURN(const BufferId scores,
+                   backend_->Allocate(max_tokens * stride * sizeof(float), BufferKind::kActivations));
+  ASSIGN_OR_RETURN(const BufferId choice,
+                   backend_->Allocate(2 * pairs * sizeof(float), BufferKind::kStaging));
+  Question& question = questions_.emplace_back();
+  question.scores = {{scores, 0}, stride};
+  question.ids = {choice, 0};
+  question.chances = {choice, pairs * sizeof(float)};
+  if (confidence) question.told.emplace(max_tokens, MostExperts(config_));
+  return absl::OkStatus();
+}
+
+GateReuse::Question* GateReuse::Find(uint32_t target) {
+  const auto found = std::find_if(questions_.begin(), questions_.end(),
+                                  [target](const Question& q) { return q.target == target; });
+  return found == questions_.end() ? nullptr : &*found;
+}
+
+absl::Status GateReuse::Ask(const RouterTap& tap, uint32_t target) {
+  Question* question = Find(target);
+  if (question == nullptr) question = &questions_[next_++ % questions_.size()];
+  question->target = target;
   Queue& queue = backend_->queue();
   const LayerWeights& w = weights_->layer(target);
   const MoeConfig& moe = config_.layers[target].moe;
-  const uint32_t tokens = tap.routing.tokens;
-  const MatMulPart router[] = {{w.router, scores_, w.router_bias}};
+  const MatMulPart router[] = {{w.router, question->scores, w.router_bias}};
   MatMulArgs args;
   args.x = tap.residual;
-  args.tokens = tokens;
+  args.tokens = tap.routing.tokens;
   args.cols = config_.hidden;
   args.norm = w.RouterNorm();
   args.parts = router;
   RETURN_IF_ERROR(queue.MatMul(args));
   RouterArgs router_args = ModelRouterArgs(moe, w);
-  router_args.logits = scores_;
-  router_args.tokens = tokens;
-  router_args.ids = ids_;
-  router_args.weights = chances_;
+  router_args.logits = question->scores;
+  router_args.tokens = tap.routing.tokens;
+  router_args.ids = question->ids;
+  router_args.weights = question->chances;
   RETURN_IF_ERROR(queue.Router(router_args));
-  RETURN_IF_ERROR(queue.Wait(queue.Record()));
+  if (!question->told.has_value()) return absl::OkStatus();
+  const auto rows = absl::MakeConstSpan(rows_).first(tap.routing.tokens);
+  return question->told->Ask(question->scores, moe.experts, rows, &queue);
+}
+
+absl::StatusOr<Routing> GateReuse::Answer(const RouterTap& tap, uint32_t target) {
+  Question* question = Find(target);
+  if (question == nullptr) return absl::InternalError(absl::StrCat("nobody asked about layer ", target));
+  const MoeConfig& moe = config_.layers[target].moe;
+  const uint32_t tokens = tap.routing.tokens;
   const uint64_t bytes = uint64_t{tokens} * moe.top_k * sizeof(float);
-  const std::byte* ids = backend_->HostRead(ids_, bytes);
-  const std::byte* chances = backend_->HostRead(chances_, bytes);
+  const std::byte* ids = backend_->HostRead(question->ids, bytes);
+  const std::byte* chances = backend_->HostRead(question->chances, bytes);
   if (ids == nullptr || chances == nullptr) {
     return absl::InternalError("the predictor's staging memory cannot be read");
   }
   const Routing routing{tokens, moe.top_k, moe.top_k, reinterpret_cast<const int32_t*>(ids),
                         reinterpret_cast<const float*>(chances)};
-  if (told_.has_value()) RETURN_IF_ERROR(JudgeRows(routing, moe.experts));
+  if (question->told.has_value()) JudgeRows(routing, moe.experts, question);
   return routing;
 }
 
-absl::Status GateReuse::JudgeRows(const Routing& routing, uint32_t experts) {
-  const auto rows = absl::MakeConstSpan(rows_).first(routing.tokens);
-  RETURN_IF_ERROR(told_->Read(scores_, experts, rows, &backend_->queue()));
+void GateReuse::JudgeRows(const Routing& routing, uint32_t experts, Question* question) {
+  question->told->Take();
   top_k_ = routing.top_k;
-  for (const uint32_t row : rows) {
+  for (uint32_t row = 0; row < routing.tokens; ++row) {
     const int32_t* ids = routing.ids + uint64_t{row} * routing.ranks;
-    const float* p = told_->row(row);
+    const float* p = question->told->row(row);
     float other = 0;
     for (uint32_t expert = 0; expert < experts; ++expert) {
       const bool named = std::find(ids, ids + top_k_, static_cast<int32_t>(expert)) != ids + top_k_;
@@ -78,7 +111,6 @@ absl::Status GateReuse::JudgeRows(const Routing& routing, uint32_t experts) {
       confidence_[uint64_t{row} * top_k_ + rank] = own + other > 0 ? own / (own + other) : 1;
     }
   }
-  return absl::OkStatus();
 }
 
 }  // namespace sluice

@@ -44,6 +44,11 @@ struct LayerEnd {
 class LayerTap {
  public:
   virtual ~LayerTap() = default;
+  // On a device that runs later: the router has been queued, and will be waited for. What AfterRouter() is to
+  // read of the device is best queued here; of tap.routing only the tokens are said.
+  virtual absl::Status BeforeChoice(const RouterTap& /*tap*/) { return absl::OkStatus(); }
+  // Whether AfterRouter() need not be called for `layer` in this step, whose experts are all there.
+  virtual bool MayPass(uint32_t /*layer*/) const { return false; }
   virtual absl::Status AfterRouter(const RouterTap& tap) = 0;
   // `args` is what the queue computes next: experts that are ready, with their rows and weights; in a layer's
   // first call also the one that every token goes through, if there is one, before the others.
@@ -76,15 +81,27 @@ class ExpertPredictions {
 
 class ExpertPredictor {
  public:
+  // `queue` outlives the predictor.
+  explicit ExpertPredictor(Queue* queue) : queue_(queue) {}
   virtual ~ExpertPredictor() = default;
   // Told of every routed layer, before Predict() is asked about it.
   virtual absl::Status Observe(const RouterTap& /*tap*/) { return absl::OkStatus(); }
-  // The experts that `target` (> tap.layer, with experts) will probably choose for the tapped rows, routed
-  // ranks only. Valid until the next call; weights are the predicted ones. No tokens: nothing to say.
-  virtual absl::StatusOr<Routing> Predict(const RouterTap& tap, uint32_t target) = 0;
+  // Queues what Answer() for the same tap and target looks at.
+  virtual absl::Status Ask(const RouterTap& tap, uint32_t target) = 0;
+  // That is known to have run: the experts that `target` (> tap.layer, with experts) will probably choose for
+  // the tapped rows, routed ranks only. Valid until the next call; weights are the predicted ones. No tokens:
+  // nothing to say.
+  virtual absl::StatusOr<Routing> Answer(const RouterTap& tap, uint32_t target) = 0;
+  // Both, with a wait between.
+  absl::StatusOr<Routing> Predict(const RouterTap& tap, uint32_t target);
   // Of the last prediction: how sure it is that the row chooses this one, 0..1. REQUIRES: the predictor was
   // made to tell.
   virtual float Confidence(uint32_t row, uint32_t rank) const = 0;
+
+  Queue* queue() const { return queue_; }
+
+ private:
+  Queue* const queue_;
 };
 
 // The router of the target layer, with its own norm, applied to the current residual (CORM, AdapMoE). It is
@@ -92,30 +109,40 @@ class ExpertPredictor {
 // one where the choice is clear.
 class GateReuse final : public ExpertPredictor {
  public:
-  // `weights` and `backend` outlive the predictor.
+  // `weights` and `backend` outlive the predictor. `targets`: asked about at once at most.
   static absl::StatusOr<std::unique_ptr<GateReuse>> Create(const ModelConfig& config,
                                                            const DenseWeights* weights, Backend* backend,
-                                                           uint32_t max_tokens, bool confidence);
-  absl::StatusOr<Routing> Predict(const RouterTap& tap, uint32_t target) override;
+                                                           uint32_t max_tokens, bool confidence,
+                                                           uint32_t targets = 1);
+  absl::Status Ask(const RouterTap& tap, uint32_t target) override;
+  absl::StatusOr<Routing> Answer(const RouterTap& tap, uint32_t target) override;
   float Confidence(uint32_t row, uint32_t rank) const override {
     return confidence_[uint64_t{row} * top_k_ + rank];
   }
 
  private:
-  absl::Status JudgeRows(const Routing& routing, uint32_t experts);
+  static constexpr uint32_t kNoTarget = 0xffffffffu;
+  // What was asked about one layer.
+  struct Question {
+    uint32_t target = kNoTarget;
+    Rows scores;                       // [max_tokens, most experts]
+    BufferRef ids;                     // int32 [max_tokens, largest top_k]
+    BufferRef chances;                 // float32 [max_tokens, largest top_k]
+    std::optional<RouterScores> told;  // only if it is made to tell how sure it is
+  };
 
   GateReuse(const ModelConfig& config, const DenseWeights* weights, Backend* backend)
-      : config_(config), weights_(weights), backend_(backend) {}
+      : ExpertPredictor(&backend->queue()), config_(config), weights_(weights), backend_(backend) {}
+  absl::Status AddQuestion(uint32_t max_tokens, bool confidence);
+  Question* Find(uint32_t target);
+  void JudgeRows(const Routing& routing, uint32_t experts, Question* question);
 
   const ModelConfig& config_;
   const DenseWeights* const weights_;
   Backend* const backend_;
-  Rows scores_;        // [max_tokens, most experts]
-  BufferRef ids_;      // int32 [max_tokens, largest top_k]
-  BufferRef chances_;  // float32 [max_tokens, largest top_k]
-  // Only if it is made to tell how sure it is.
-  std::optional<RouterScores> told_;
-  std::vector<uint32_t> rows_;     // 0..max_tokens - 1
+  std::vector<Question> questions_;
+  size_t next_ = 0;                // of questions_, to be asked
+  std::vector<uint32_t> rows_;     // 0..max_tokens - 1, if it tells how sure it is
   std::vector<float> confidence_;  // [max_tokens, largest top_k]
   uint32_t top_k_ = 0;             // of the last prediction
 };

@@ -32,7 +32,13 @@ class RecallFloor {
   }
   // Of a layer that is not trusted: whether it is predicted this time.
   bool Measures(uint32_t layer) {
-    const uint32_t look = layers_[layer].looks++;
+    const bool measures = WouldMeasure(layer);
+    ++layers_[layer].looks;
+    return measures;
+  }
+  // What Measures() will say.
+  bool WouldMeasure(uint32_t layer) const {
+    const uint32_t look = layers_[layer].looks;
     return look < kFirst || look % kEvery == 0;
   }
 

@@ -54,6 +54,13 @@ class ReplayRouting final : public RoutingPolicy {
 
   // Overwrites the logits of rows that belong to a numbered sequence, then asks `inner`.
   absl::Status Choose(const RoutingInput& input, Queue* queue) override;
+  absl::Status Decide(const RoutingInput& input, Queue* queue) override {
+    return inner_->Decide(input, queue);
+  }
+  bool KeepsResident(uint32_t layer) const override { return inner_->KeepsResident(layer); }
+  void CountResident(uint32_t layer, uint32_t top_k, const StepBatch& batch) override {
+    inner_->CountResident(layer, top_k, batch);
+  }
   absl::Span<const RoutingCounters> layer_counters() const override { return inner_->layer_counters(); }
   Routing Wanted(const Routing& computed) const override { return inner_->Wanted(computed); }
   absl::Span<const uint64_t> skipped() const override { return inner_->skipped(); }

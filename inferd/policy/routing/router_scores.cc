@@ -27,6 +27,13 @@ RouterScores::RouterScores(uint32_t most_tokens, uint32_t most_experts)
 
 absl::Status RouterScores::Read(Rows logits, uint32_t experts, absl::Span<const uint32_t> rows,
                                 Queue* queue) {
+  RETURN_IF_ERROR(Ask(logits, experts, rows, queue));
+  RETURN_IF_ERROR(queue->Wait(queue->Record()));
+  Take();
+  return absl::OkStatus();
+}
+
+absl::Status RouterScores::Ask(Rows logits, uint32_t experts, absl::Span<const uint32_t> rows, Queue* queue) {
   rows_ = static_cast<uint32_t>(rows.size());
   experts_ = experts;
   float* to = scores_.data();
@@ -35,11 +42,13 @@ absl::Status RouterScores::Read(Rows logits, uint32_t experts, absl::Span<const 
     RETURN_IF_ERROR(queue->Download(from, uint64_t{experts_} * sizeof(float), to));
     to += experts_;
   }
-  RETURN_IF_ERROR(queue->Wait(queue->Record()));
+  return absl::OkStatus();
+}
+
+void RouterScores::Take() {
   for (uint32_t i = 0; i < rows_; ++i) {
     Softmax(scores_.data() + uint64_t{i} * experts_, experts_);
   }
-  return absl::OkStatus();
 }
 
 absl::Span<const float> RouterScores::Mean() {

@@ -17,7 +17,11 @@ class RouterScores {
  public:
   RouterScores(uint32_t most_tokens, uint32_t most_experts);
 
-  // p of the rows `rows` of a router's logits [tokens, experts]. Waits for the queue.
+  // Asks for the rows `rows` of a router's logits [tokens, experts]; Take() makes their p of them, once that
+  // is known to have run.
+  absl::Status Ask(Rows logits, uint32_t experts, absl::Span<const uint32_t> rows, Queue* queue);
+  void Take();
+  // Both, with a wait between.
   absl::Status Read(Rows logits, uint32_t experts, absl::Span<const uint32_t> rows, Queue* queue);
 
   uint32_t rows() const { return rows_; }

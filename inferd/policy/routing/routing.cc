@@ -37,10 +37,12 @@ absl::Status TopKRouting::Choose(const RoutingInput& input, Queue* queue) {
 }
 
 absl::Status SensitivityRouting::Choose(const RoutingInput& input, Queue* queue) {
+  return queue->Router(input.model);
+}
+
+absl::Status SensitivityRouting::Decide(const RoutingInput& input, Queue*) {
   const RouterArgs& args = input.model;
-  RETURN_IF_ERROR(queue->Router(args));
   if (args.top_k < 2 || input.batch->decode_rows() == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(queue->Wait(queue->Record()));
   const uint32_t ranks = args.top_k + (args.shared ? 1 : 0);
   float* weights = reinterpret_cast<float*>(
       backend_->HostWrite(args.weights, uint64_t{args.tokens} * ranks * sizeof(float)));
@@ -79,8 +81,13 @@ absl::Status CacheAwareRouting::Choose(const RoutingInput& input, Queue* queue) 
   for (uint32_t row = 0; row < args.tokens; ++row) {
     if (input.batch->decodes(row) && !input.batch->lost(row)) rows_.push_back(row);
   }
+  return rows_.empty() ? absl::OkStatus() : scores_.Ask(args.logits, args.experts, rows_, queue);
+}
+
+absl::Status CacheAwareRouting::Decide(const RoutingInput& input, Queue*) {
   if (rows_.empty()) return absl::OkStatus();
-  RETURN_IF_ERROR(scores_.Read(args.logits, args.experts, rows_, queue));
+  scores_.Take();
+  const RouterArgs& args = input.model;
   const uint32_t k = args.top_k;
   const uint32_t ranks = k + (args.shared ? 1 : 0);
   const uint64_t bytes = uint64_t{args.tokens} * ranks * sizeof(float);

@@ -56,12 +56,18 @@ struct RoutingCounters {
 class RoutingPolicy {
  public:
   virtual ~RoutingPolicy() = default;
-  // Fills ids and weights; they are read once the queue has run.
+  // Queues what makes ids and weights, and whatever Decide() looks at: the caller waits once for both.
   virtual absl::Status Choose(const RoutingInput& input, Queue* queue) = 0;
+  // That is known to have run: ids and weights become what they are to be.
+  virtual absl::Status Decide(const RoutingInput& /*input*/, Queue* /*queue*/) { return absl::OkStatus(); }
+  // Whether Decide() would change nothing in `layer`, all of whose experts are resident: the host need not
+  // look then, and says later which rows there were.
+  virtual bool KeepsResident(uint32_t /*layer*/) const { return false; }
+  virtual void CountResident(uint32_t /*layer*/, uint32_t /*top_k*/, const StepBatch& /*batch*/) {}
   // By layer; empty for a policy that leaves the model's choice as it is.
   virtual absl::Span<const RoutingCounters> layer_counters() const { return {}; }
   RoutingCounters counters() const;  // of all layers
-  // Of the last Choose(), once its ids and weights are final: what was chosen before experts that are not
+  // Of the last Decide(): what was chosen before experts that are not
   // there were replaced or left out. Lives until the next one.
   virtual Routing Wanted(const Routing& computed) const { return computed; }
   // By layer: experts chosen by rows of a step and then computed for none of them; empty: none ever.
@@ -72,6 +78,7 @@ class RoutingPolicy {
 class TopKRouting final : public RoutingPolicy {
  public:
   absl::Status Choose(const RoutingInput& input, Queue* queue) override;
+  bool KeepsResident(uint32_t) const override { return true; }
 };
 
 // AdapMoE 4.2 on decode rows: fewer experts where (1 - alpha)^2 S_l <= T.
@@ -84,6 +91,7 @@ class SensitivityRouting final : public RoutingPolicy {
         backend_(backend),
         counters_(sensitivities_.size()) {}
   absl::Status Choose(const RoutingInput& input, Queue* queue) override;
+  absl::Status Decide(const RoutingInput& input, Queue* queue) override;
   absl::Span<const RoutingCounters> layer_counters() const override { return counters_; }
 
   double threshold() const { return threshold_; }
@@ -101,6 +109,12 @@ class CacheAwareRouting final : public RoutingPolicy {
   CacheAwareRouting(double alpha, uint32_t layers, uint32_t max_tokens, uint32_t most_experts,
                     uint32_t largest_top_k, Backend* backend);
   absl::Status Choose(const RoutingInput& input, Queue* queue) override;
+  absl::Status Decide(const RoutingInput& input, Queue* queue) override;
+  bool KeepsResident(uint32_t) const override { return true; }  // there is nothing better at hand
+  void CountResident(uint32_t layer, uint32_t top_k, const StepBatch& batch) override {
+    counters_[layer].rows += batch.decode_rows();
+    counters_[layer].pairs += uint64_t{batch.decode_rows()} * top_k;
+  }
   absl::Span<const RoutingCounters> layer_counters() const override { return counters_; }
 
  private:

@@ -79,19 +79,22 @@ MissRouting::MissRouting(Setup setup)
 }
 
 absl::Status MissRouting::Choose(const RoutingInput& input, Queue* queue) {
-  changed_ = false;
   const RouterArgs& args = input.model;
   RETURN_IF_ERROR(setup_.inner->Choose(input, queue));
   rows_.clear();
   for (uint32_t row = 0; row < args.tokens; ++row) {
     if (input.batch->decodes(row) && !input.batch->lost(row)) rows_.push_back(row);
   }
+  if (rows_.empty() || !setup_.proceed) return absl::OkStatus();
+  return scores_.Ask(args.logits, args.experts, rows_, queue);
+}
+
+absl::Status MissRouting::Decide(const RoutingInput& input, Queue* queue) {
+  changed_ = false;
+  const RouterArgs& args = input.model;
+  RETURN_IF_ERROR(setup_.inner->Decide(input, queue));
   if (rows_.empty() || input.residency->AllResident(input.layer)) return absl::OkStatus();
-  if (setup_.proceed) {
-    RETURN_IF_ERROR(scores_.Read(args.logits, args.experts, rows_, queue));
-  } else {
-    RETURN_IF_ERROR(queue->Wait(queue->Record()));
-  }
+  if (setup_.proceed) scores_.Take();
   const uint64_t ranks = args.top_k + (args.shared ? 1 : 0);
   const uint64_t bytes = args.tokens * ranks * sizeof(float);
   int32_t* ids = reinterpret_cast<int32_t*>(setup_.backend->HostWrite(args.ids, bytes));

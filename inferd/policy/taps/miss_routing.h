@@ -49,6 +49,11 @@ class MissRouting final : public RoutingPolicy {
   static absl::StatusOr<std::unique_ptr<MissRouting>> Create(Setup setup);
 
   absl::Status Choose(const RoutingInput& input, Queue* queue) override;
+  absl::Status Decide(const RoutingInput& input, Queue* queue) override;
+  bool KeepsResident(uint32_t layer) const override { return setup_.inner->KeepsResident(layer); }
+  void CountResident(uint32_t layer, uint32_t top_k, const StepBatch& batch) override {
+    setup_.inner->CountResident(layer, top_k, batch);
+  }
   Routing Wanted(const Routing& computed) const override;
   absl::Span<const RoutingCounters> layer_counters() const override { return setup_.inner->layer_counters(); }
   absl::Span<const uint64_t> skipped() const override { return skipped_; }
@@ -60,7 +65,7 @@ class MissRouting final : public RoutingPolicy {
 
   const Setup setup_;
   RouterScores scores_;
-  bool changed_ = false;               // by the last Choose()
+  bool changed_ = false;               // by the last Decide()
   std::vector<uint32_t> rows_;         // decode rows
   std::vector<int32_t> wanted_ids_;    // [tokens, ranks]: the choice before
   std::vector<float> wanted_weights_;  // [tokens, ranks]

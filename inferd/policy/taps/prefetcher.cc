@@ -43,12 +43,15 @@ Prefetcher::Prefetcher(const ModelConfig& config, PrefetcherOptions options, Pre
   }
   followers_.reserve(options_.max_sequences);
   last_rows_.reserve(options_.max_sequences);
-  if (neurons_ != nullptr) residency_->SetLeadListener(this);
+  asked_.reserve(kMostDepth);
+  queue_ = predictor_ != nullptr     ? predictor_->queue()
+           : first_layer_ != nullptr ? first_layer_->queue()
+           : guessed_ != nullptr     ? guessed_->queue()
+                                     : nullptr;
+  residency_->SetLeadListener(this);
 }
 
-Prefetcher::~Prefetcher() {
-  if (neurons_ != nullptr) residency_->SetLeadListener(nullptr);
-}
+Prefetcher::~Prefetcher() { residency_->SetLeadListener(nullptr); }
 
 PredictionCounters Prefetcher::counters(uint32_t layer) const {
   PredictionCounters sum;
@@ -62,7 +65,40 @@ PredictionCounters Prefetcher::total() const {
   return sum;
 }
 
+// The same layers as AfterRouter() may come to, were all that was asked for already on its way.
+absl::Status Prefetcher::BeforeChoice(const RouterTap& tap) {
+  asked_.clear();
+  if (neurons_ != nullptr) RETURN_IF_ERROR(neurons_->AskToCompare(tap));
+  if (predictor_ == nullptr || (options_.look_ahead && !options_.in_reach)) return absl::OkStatus();
+  uint32_t target = next_routed_[tap.layer];
+  for (uint32_t depth = 1; depth <= options_.depth && target != kNoLayer; ++depth) {
+    if (depth > 1 && options_.deep_when_idle && !residency_->LinkIdle()) break;
+    const bool looked_at = options_.in_reach ? (depth > 1 || !options_.look_ahead) && InReach(depth) : true;
+    if (looked_at && MayPredict(target) && (options_.predict_resident || !residency_->AllResident(target))) {
+      RETURN_IF_ERROR(predictor_->Ask(tap, target));
+      asked_.push_back(target);
+    }
+    target = next_routed_[target];
+  }
+  return absl::OkStatus();
+}
+
+// Nothing was predicted about it, and nothing would be predicted from it.
+bool Prefetcher::MayPass(uint32_t layer) const {
+  if (options_.predict_resident || AwaitsDevice()) return false;
+  for (uint32_t depth = 0; depth <= options_.depth; ++depth) {
+    if (predictions_[uint64_t{layer} * (kMostDepth + 1) + depth].step != 0) return false;
+  }
+  uint32_t target = next_routed_[layer];
+  for (uint32_t depth = 1; depth <= options_.depth && target != kNoLayer; ++depth) {
+    if (!residency_->AllResident(target)) return false;
+    target = next_routed_[target];
+  }
+  return true;
+}
+
 absl::Status Prefetcher::AfterRouter(const RouterTap& tap) {
+  RETURN_IF_ERROR(Continue());
   Compare(tap);
   if (neurons_ != nullptr) RETURN_IF_ERROR(CompareNeurons(tap));
   if (predictor_ == nullptr || (options_.look_ahead && !options_.in_reach)) return absl::OkStatus();
@@ -100,14 +136,39 @@ bool Prefetcher::WantsLookAhead(uint32_t layer) const {
 }
 
 absl::Status Prefetcher::LookAhead(const RouterTap& tap) {
-  return PredictLayer(tap, tap.layer + 1, 1).status();
+  if (!MayPredict(tap.layer + 1)) return PredictLayer(tap, tap.layer + 1, 1).status();
+  RETURN_IF_ERROR(predictor_->Ask(tap, tap.layer + 1));
+  asked_.push_back(tap.layer + 1);
+  ahead_ = {tap.batch->step(), queue_->Record(), tap};
+  return Continue();
+}
+
+bool Prefetcher::AwaitsDevice() const {
+  return ahead_.step != 0 || first_.step != 0 || (neurons_ != nullptr && neurons_->AwaitsDevice());
+}
+
+absl::Status Prefetcher::Continue() {
+  if (ahead_.step != 0 && queue_->IsDone(ahead_.queued)) {
+    const bool same = ahead_.tap.batch->step() == ahead_.step;  // else that step has ended with an error
+    ahead_.step = 0;
+    if (same) RETURN_IF_ERROR(PredictLayer(ahead_.tap, ahead_.tap.layer + 1, 1).status());
+  }
+  if (first_.step != 0 && queue_->IsDone(first_.queued)) {
+    PredictFirstLayer();
+    first_.step = 0;
+  }
+  return neurons_ == nullptr ? absl::OkStatus() : neurons_->Continue();
 }
 
 // True if something was lacking, and asked for.
 absl::StatusOr<bool> Prefetcher::PredictLayer(const RouterTap& tap, uint32_t target, uint32_t depth) {
   const bool trusted = recall_.Trusts(target);
   if (!trusted && !recall_.Measures(target)) return false;
-  ASSIGN_OR_RETURN(const Routing routing, predictor_->Predict(tap, target));
+  const auto asked = std::find(asked_.begin(), asked_.end(), target);
+  absl::StatusOr<Routing> answer =
+      asked == asked_.end() ? predictor_->Predict(tap, target) : predictor_->Answer(tap, target);
+  if (asked != asked_.end()) asked_.erase(asked);
+  ASSIGN_OR_RETURN(const Routing routing, std::move(answer));
   Prediction& prediction = at(target, depth);
   Remember(routing, &prediction);
   prediction.trusted = trusted;
@@ -185,22 +246,20 @@ void Prefetcher::AskFor(const Prediction& prediction, const Routing& routing, ui
 }
 
 absl::Status Prefetcher::BeforeExperts(uint32_t /*layer*/, const MoeExpertsArgs& /*args*/) {
-  return neurons_ == nullptr ? absl::OkStatus() : neurons_->Continue();
+  return Continue();
 }
 
-absl::Status Prefetcher::OnLeads() { return neurons_->Continue(); }
-
 absl::Status Prefetcher::AfterLayer(const LayerEnd& end) {
-  if (neurons_ != nullptr) RETURN_IF_ERROR(neurons_->Continue());
-  return PredictFirstLayer(end);
+  RETURN_IF_ERROR(Continue());
+  RETURN_IF_ERROR(AskFirstLayer(end));
+  return Continue();
 }
 
 // The token after the last row of each text: what its first layer will want.
-absl::Status Prefetcher::PredictFirstLayer(const LayerEnd& end) {
+absl::Status Prefetcher::AskFirstLayer(const LayerEnd& end) {
   if (first_layer_ == nullptr || end.layer + 1 != config_.layers.size()) return absl::OkStatus();
   const uint32_t target = first_layer_->layer();
-  Prediction& prediction = at(target, 0);
-  prediction.step = 0;
+  at(target, 0).step = 0;
   followers_.clear();
   last_rows_.clear();
   if (!options_.predict_resident && residency_->AllResident(target)) return absl::OkStatus();
@@ -211,11 +270,18 @@ absl::Status Prefetcher::PredictFirstLayer(const LayerEnd& end) {
     followers_.push_back({text.pages.data(), text.first_position + text.rows});
   }
   if (last_rows_.empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const Routing routing, first_layer_->Predict(end, last_rows_));
-  Remember(routing, &prediction);
-  prediction.step = end.batch->step();
-  AskFor(prediction, routing, target, 1, options_.max_prefetch);
+  RETURN_IF_ERROR(first_layer_->Ask(end, last_rows_));
+  first_ = {end.batch->step(), queue_->Record(), {}};
   return absl::OkStatus();
+}
+
+void Prefetcher::PredictFirstLayer() {
+  const uint32_t target = first_layer_->layer();
+  Prediction& prediction = at(target, 0);
+  const Routing routing = first_layer_->Answer();
+  Remember(routing, &prediction);
+  prediction.step = first_.step;
+  AskFor(prediction, routing, target, 1, options_.max_prefetch);
 }
 
 bool Prefetcher::WantsNextTokens() {
@@ -344,7 +410,7 @@ absl::StatusOr<std::unique_ptr<ExpertPredictor>> MakeExpertPredictor(const Prefe
       return nullptr;
     case ExpertPredictorKind::kGateReuse:
       return GateReuse::Create(*setup.config, setup.weights, setup.backend, setup.max_tokens,
-                               setup.policies->predictor_confidence > 0);
+                               setup.policies->predictor_confidence > 0, setup.policies->predictor_depth);
     case ExpertPredictorKind::kLearned:
       return LearnedExperts::Create(*setup.config, std::move(profile), setup.backend);
     case ExpertPredictorKind::kLookahead:
@@ -354,7 +420,7 @@ absl::StatusOr<std::unique_ptr<ExpertPredictor>> MakeExpertPredictor(const Prefe
             "outputs cannot be left out one by one");
       }
       return GateReuse::Create(*setup.config, setup.weights, setup.backend, setup.max_tokens,
-                               setup.policies->predictor_confidence > 0);
+                               setup.policies->predictor_confidence > 0, setup.policies->predictor_depth);
   }
   return absl::InternalError("an expert predictor of no known kind");
 }

@@ -10,6 +10,10 @@
 // tokens that will probably follow, as long as half of what that names is right. When a predicted layer's
 // router runs, its choice is compared with every prediction about it.
 //
+// On a device that runs later, what predictions read is queued before the layer's router is waited for
+// (BeforeChoice), so that one wait serves both; what is queued afterwards is looked at once it is done, at
+// the latest when the next layer's router is known to be.
+//
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
 
@@ -85,6 +89,8 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
              ExpertPrefetch* residency);
   ~Prefetcher() override;
 
+  absl::Status BeforeChoice(const RouterTap& tap) override;
+  bool MayPass(uint32_t layer) const override;
   absl::Status AfterRouter(const RouterTap& tap) override;
   absl::Status BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) override;
   absl::Status AfterLayer(const LayerEnd& end) override;
@@ -92,7 +98,10 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   absl::Status LookAhead(const RouterTap& tap) override;
   bool WantsNextTokens() override;
   absl::Status NextTokens(const RouterTap& tap) override;
-  absl::Status OnLeads() override;
+  absl::Status OnLeads() override { return Continue(); }
+  bool AwaitsDevice() const override;
+  // Looks at what was queued and is done by now. The engine calls it at a step's end.
+  absl::Status Continue();
 
   absl::Span<const int32_t> Predicted(uint32_t layer, uint32_t row, uint64_t step) const override;
 
@@ -136,7 +145,16 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   Prediction& at(uint32_t layer, uint32_t depth) {
     return predictions_[uint64_t{layer} * (kMostDepth + 1) + depth];
   }
-  absl::Status PredictFirstLayer(const LayerEnd& end);
+  // Work about a later layer whose result nobody has looked at.
+  struct Open {
+    uint64_t step = 0;  // 0: none
+    Event queued;
+    RouterTap tap;
+  };
+
+  absl::Status AskFirstLayer(const LayerEnd& end);
+  void PredictFirstLayer();
+  bool MayPredict(uint32_t target) const { return recall_.Trusts(target) || recall_.WouldMeasure(target); }
   void Compare(const RouterTap& tap);
   absl::Status CompareNeurons(const RouterTap& tap);
   void CompareFirstLayer(const RouterTap& tap, const Prediction& prediction);
@@ -165,7 +183,11 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   std::vector<uint32_t> next_routed_;       // by layer: the next one with experts, or kNoLayer
   std::vector<PredictionCounters> counts_;  // by layer and depth
   RecallFloor recall_;
-  RecallFloor guesses_;  // of layer 0
+  RecallFloor guesses_;          // of layer 0
+  Queue* queue_ = nullptr;       // of the predictors; null without any
+  std::vector<uint32_t> asked_;  // layers that the expert predictor was asked about for the running one
+  Open ahead_;                   // what looking ahead predicts of the next layer
+  Open first_;                   // what the first layer's gate says
 };
 
 // The prefetcher that the policies ask for; null if they ask for none. Networks come from `profile_dir`.

@@ -115,12 +115,15 @@ void HostResidency::GiveBack(uint32_t index) {
   window_.RoomMade();
 }
 
-void HostResidency::TakeBack() {
+// A lease that was given back may be overwritten at once.
+absl::Status HostResidency::TakeBack(Event used) {
+  RETURN_IF_ERROR(queue_->Wait(used));
   for (const ReadyTile& tile : ready_) {
     GiveBack(tile.demand);
     entries_[tile.demand].state = State::kDone;
     CloseDemand();
   }
+  return absl::OkStatus();
 }
 
 // Also called between layers, for what came too late: then no demand matches.

@@ -77,7 +77,7 @@ class HostResidency final : public LayerResidency {
   void Handle(const FetchKey& key, const FetchCompletion& completion) override;
   absl::Status AskForWaiting() override;
   absl::Status HandOut() override;
-  void TakeBack() override;
+  absl::Status TakeBack(Event used) override;
   absl::Time WaitUntil() const override;
   uint32_t in_flight() const override { return in_flight_; }
   absl::StatusOr<WeightView> PartOf(uint32_t index, Part part) const;

@@ -26,7 +26,11 @@ void NeuronResidency::BeginEntry(const ExpertDemand& demand) {
   entry.rows = demand.tokens;
   entry.slot = slots_->Find(layer_, demand.expert);
   entry.looks = demand.tokens <= kMostRowsLookedAt && value_rows_ + demand.tokens <= kValueRows;
-  if (entry.looks) {
+  entry.made = index < made_.size() && made_[index] != kNoRow;
+  if (entry.made) {
+    entry.looks = true;
+    entry.values_row = made_[index];
+  } else if (entry.looks) {
     entry.values_row = value_rows_;
     value_rows_ += demand.tokens;
   } else {
@@ -150,11 +154,11 @@ absl::Status NeuronResidency::AskForNeurons(uint32_t index) {
   absl::Status sent =
       slots_->FetchNeurons(FetchKind::kDemand, step_, entry.slot, absl::MakeConstSpan(list_.data(), count));
   if (absl::IsOutOfRange(sent)) {
-    if (!slots_->IsBusy(entry.slot)) {
+    if (!slots_->IsBusy(entry.slot) && slots_->table().IsIdle(entry.slot)) {
       slots_->neurons().Reset(entry.slot, width_);  // records that were dropped are free again
       return AskForNeurons(index);
     }
-    return absl::OkStatus();  // once its transfers have ended
+    return absl::OkStatus();  // once its transfers have ended, and nothing reads it
   }
   RETURN_IF_ERROR(sent);
   layer_counters().fetched += count;
@@ -163,13 +167,37 @@ absl::Status NeuronResidency::AskForNeurons(uint32_t index) {
   return absl::OkStatus();
 }
 
-// The leads handed out last have been computed, so their masks say what each expert needs.
+BufferRef NeuronResidency::MaskOf(uint32_t index) const {
+  const Entry& entry = entries_[index];
+  const uint64_t place =
+      entry.made ? uint64_t{entry.values_row} * ((width_ + 63) / 64) : uint64_t{index} * words_;
+  return {leads_, active_offset_ + place * sizeof(uint64_t)};
+}
+
+// The leads that were made before the layer began.
+void NeuronResidency::DecideMade() {
+  wants_.clear();
+  for (uint32_t i = 0; i < demands(); ++i) {
+    if (entries_[i].made) {
+      DecideFor(i);
+      entries_[i].state = State::kNeedsNeurons;
+      counters_.Add(layer_, &ResidencyCounters::bytes_touched,
+                    slots_->layout(layer_, experts()[i]).lead_bytes);
+    }
+  }
+  ChooseWithinBudget();
+}
+
+// The leads handed out have been computed, so their masks say what each expert needs.
 void NeuronResidency::DecideNeurons() {
   wants_.clear();
-  for (const ReadyTile& tile : ready_) {
-    DecideFor(tile.demand);
-    entries_[tile.demand].state = State::kNeedsNeurons;
+  for (const uint32_t index : leads_out_) {
+    if (entries_[index].state == State::kLeadOut) {
+      DecideFor(index);
+      entries_[index].state = State::kNeedsNeurons;
+    }
   }
+  leads_out_.clear();
   ChooseWithinBudget();
 }
 
@@ -178,7 +206,7 @@ void NeuronResidency::DecideFor(uint32_t index) {
   const bool none = entry.slot == NeuronSlots::kNoSlot;
   const auto present = none ? absl::MakeConstSpan(none_) : slots_->neurons().present(entry.slot);
   const auto asked = none ? absl::MakeConstSpan(none_) : slots_->neurons().asked(entry.slot);
-  const BufferRef mask{leads_, active_offset_ + uint64_t{index} * words_ * sizeof(uint64_t)};
+  const BufferRef mask = MaskOf(index);
   const uint32_t words = (width_ + 63) / 64;
   uint64_t* need = Need(index);
   std::fill_n(need, words_, uint64_t{0});

@@ -44,6 +44,7 @@ std::optional<WeightView> NeuronResidency::Lead(uint32_t layer, uint32_t expert)
 
 // The layer before has been computed, or given up.
 void NeuronResidency::EndLayer() {
+  leads_out_.clear();
   if (demands() > 0) {
     CloseLayer();
     keeper_.EndLayer(layer_);
@@ -61,22 +62,28 @@ absl::Status NeuronResidency::BeginLayer(uint32_t layer, absl::Span<const Expert
   for (uint32_t neuron = 0; neuron < width_; ++neuron) {
     all_[neuron / 64] |= uint64_t{1} << neuron % 64;
   }
-  value_rows_ = 0;
+  // Rows whose values were made are the first ones.
+  value_rows_ = made_.empty() ? 0 : LargestTopKOf(pack_);
   budget_ = {options_.budget_us * 1e-6, link_.SecondsPerByte(), options_.slots.link_latency_us * 1e-6};
   std::fill(begun_.begin(), begun_.end(), uint8_t{0});
   streams_ = prefill_ && demands.size() > slots_->table().quota(layer);
   for (const ExpertDemand& demand : demands) {
     BeginEntry(demand);
   }
+  made_.clear();
+  DecideMade();
   keeper_.BeginLayer(layer, experts(), streams_);
   const OneBell bell(client_);
   client_->CancelPrefetches(step_, layer);
   return AskForWaiting();
 }
 
-void NeuronResidency::TakeBack() {
+absl::Status NeuronResidency::TakeBack(Event used) {
   for (const ReadyTile& tile : ready_) {
     Entry& entry = entries_[tile.demand];
+    if (entry.slot != NeuronSlots::kNoSlot) {
+      slots_->table().slot(entry.slot).last_use = used;
+    }
     if (entry.state == State::kOut) {
       entry.state = State::kDone;
       CloseDemand();
@@ -85,20 +92,89 @@ void NeuronResidency::TakeBack() {
       }
     }
   }
+  return absl::OkStatus();
+}
+
+// Only where no lead may have to come first, and where the values of all ranks have a row.
+std::optional<LayerLeads> NeuronResidency::LeadsAhead(uint32_t layer, uint32_t rows) {
+  if (!slots_->lead_resident() || rows > 1 || LargestTopKOf(pack_) > kValueRows) {
+    return std::nullopt;
+  }
+  layer_leads_.clear();
+  for (uint32_t expert = 0; expert < pack_.expert_count(layer); ++expert) {
+    if (!slots_->HasLead(layer, expert)) {
+      return std::nullopt;
+    }
+    layer_leads_.push_back(slots_->LeadView(layer, expert));
+  }
+  return LayerLeads{layer_leads_, {{leads_, 0}, value_stride_}, {leads_, active_offset_}};
+}
+
+ReadyTile NeuronResidency::Whole(uint32_t layer, uint32_t expert) const {
+  const uint32_t slot = slots_->Find(layer, expert);
+  const bool by_list = !slots_->neurons().InOrder(slot);
+  const auto part = [&](Part p) {
+    return p == slots_->lead() ? slots_->LeadView(layer, expert)
+                               : slots_->RecordView(layer, expert, slot, p, by_list);
+  };
+  ReadyTile tile;
+  tile.up = part(Part::kUp);
+  tile.gate = part(Part::kGate);
+  tile.down = part(Part::kDown);
+  return tile;
+}
+
+void NeuronResidency::Heard(uint32_t layer, absl::Span<const ExpertDemand> demands) {
+  heard_.clear();
+  for (const ExpertDemand& demand : demands) {
+    heard_.push_back(demand.expert);
+    counters_.Add(layer, &ResidencyCounters::requests);
+    counters_.Add(layer, &ResidencyCounters::hits);
+    const NeuronLayout& layout = slots_->layout(layer, demand.expert);
+    counters_.Add(layer, &ResidencyCounters::bytes_touched,
+                  layout.lead_bytes + layout.width * layout.record_bytes);
+    if (const uint32_t there = slots_->Find(layer, demand.expert); there != NeuronSlots::kNoSlot) {
+      Slot& slot = slots_->table().slot(there);  // it was read, and may have left since
+      counters_.Add(layer, &ResidencyCounters::prefetch_useful, slot.prefetched ? 1 : 0);
+      slot.fresh = slot.prefetched = false;
+    }
+  }
+  keeper_.NoteUse(layer, heard_);
+}
+
+void NeuronResidency::LeadRead(uint32_t layer, uint32_t expert, Event used) {
+  if (const uint32_t slot = slots_->Find(layer, expert); slot != NeuronSlots::kNoSlot) {
+    slots_->table().slot(slot).last_use = used;
+  }
 }
 
 absl::Status NeuronResidency::LeadsQueued() {
   if (ready_.empty() || !ready_.front().lead_only) {
     return absl::OkStatus();
   }
-  RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
-  DecideNeurons();
+  leads_queued_ = queue_->Record();
+  for (const ReadyTile& tile : ready_) {
+    leads_out_.push_back(tile.demand);
+    if (const uint32_t slot = entries_[tile.demand].slot; slot != NeuronSlots::kNoSlot) {
+      slots_->table().slot(slot).last_use = leads_queued_;
+    }
+  }
   ready_.clear();
+  return TakeLeads();
+}
+
+// What leads say is looked at once they are done; others arrive or are computed meanwhile.
+absl::Status NeuronResidency::TakeLeads() {
+  if (leads_out_.empty() || !queue_->IsDone(leads_queued_)) {
+    return absl::OkStatus();
+  }
+  DecideNeurons();
   return AskForWaiting();
 }
 
 // Predictors read prefetched leads, and ask for neurons, while a layer waits for its own.
 absl::Status NeuronResidency::Arrived() {
+  RETURN_IF_ERROR(TakeLeads());
   if (!std::exchange(leads_came_, false) || listener_ == nullptr) {
     return absl::OkStatus();
   }
@@ -107,8 +183,14 @@ absl::Status NeuronResidency::Arrived() {
 }
 
 absl::Time NeuronResidency::WaitUntil() const {
+  if (!leads_out_.empty()) {
+    return absl::Now() + kDevicePace;
+  }
   if (window_.no_room() && slots_->demands_in_flight() == 0) {
     return window_.retry_at();
+  }
+  if (slots_->demands_in_flight() == 0) {  // for a slot that is still read, or that a prefetch holds
+    return absl::Now() + FetchWindow::kRetryPace;
   }
   return slots_->TileOf(width_) < width_ ? absl::Now() + kTilePace : absl::InfiniteFuture();
 }
@@ -155,7 +237,7 @@ void NeuronResidency::HandOutLead(uint32_t index) {
   (slots_->lead() == Part::kUp ? tile.up : tile.gate) = lead;
   tile.lead_only = true;
   tile.lead_values = {{leads_, entry.values_row * value_stride_ * sizeof(float)}, value_stride_};
-  tile.lead_active = {leads_, active_offset_ + uint64_t{index} * words_ * sizeof(uint64_t)};
+  tile.lead_active = MaskOf(index);
   counters_.Add(layer_, &ResidencyCounters::bytes_touched, slots_->layout(layer_, expert).lead_bytes);
   entry.state = State::kLeadOut;
   ready_.push_back(tile);

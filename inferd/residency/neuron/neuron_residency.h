@@ -73,7 +73,13 @@ class NeuronResidency final : public LayerResidency {
   void Prefetch(uint32_t layer, uint32_t expert) override;
   void PrefetchNeurons(uint32_t layer, uint32_t expert, absl::Span<const uint32_t> neurons) override;
   bool IsBehind() const override { return demands() > 0 && slots_->in_flight() > 0; }
-  void SetLeadListener(LeadListener* listener) override { listener_ = listener; }
+  void LeadRead(uint32_t layer, uint32_t expert, Event used) override;
+  std::optional<LayerLeads> LeadsAhead(uint32_t layer, uint32_t rows) override;
+  void LeadsMade(absl::Span<const uint32_t> rows) override { made_.assign(rows.begin(), rows.end()); }
+  bool AllThere(uint32_t layer) const override { return AllResident(layer); }
+  ReadyTile Whole(uint32_t layer, uint32_t expert) const override;
+  void LayerRead(uint32_t layer, Event used) override { slots_->table().SetUsed(layer, used); }
+  void Heard(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
   std::optional<WeightView> Lead(uint32_t layer, uint32_t expert) const override;
   void Abandon() override;
   uint64_t held() const override { return 0; }
@@ -112,6 +118,7 @@ class NeuronResidency final : public LayerResidency {
     bool looks = false;       // at the lead, before neurons are asked for
     bool predicted = false;   // its neurons were, lately
     uint32_t values_row = 0;  // looks: its first of lead values
+    bool made = false;        // they were, with the mask, before the layer began
     uint32_t handed = 0;      // neurons that were handed out
   };
 
@@ -133,7 +140,9 @@ class NeuronResidency final : public LayerResidency {
   absl::Status AskForNeurons(uint32_t index);
   uint32_t TakeSlot(uint32_t expert);
   uint32_t ListAll(uint32_t slot);
+  absl::Status TakeLeads();
   void DecideNeurons();
+  void DecideMade();
   void DecideFor(uint32_t index);
   void WantNeurons(uint32_t index, absl::Span<const uint64_t> active);
   void ChooseWithinBudget();
@@ -143,7 +152,7 @@ class NeuronResidency final : public LayerResidency {
   void CountArrival();
   void CountFailure(const FetchCompletion& completion, uint32_t index);
   void Reconsider(uint32_t index, const NeuronSlots::Ended& ended, bool ok);
-  void TakeBack() override;
+  absl::Status TakeBack(Event used) override;
   absl::Status HandOut() override;
   void HandOutLead(uint32_t index);
   void HandOutRange(uint32_t index, uint32_t end);
@@ -151,6 +160,8 @@ class NeuronResidency final : public LayerResidency {
   absl::Time WaitUntil() const override;
   uint32_t in_flight() const override { return slots_->demands_in_flight(); }
 
+  // Where a demand's mask is made.
+  BufferRef MaskOf(uint32_t index) const;
   uint64_t* Need(uint32_t index) { return &need_[uint64_t{index} * words_]; }
   absl::Span<const uint64_t> NeedOf(uint32_t index) const {
     return {&need_[uint64_t{index} * words_], words_};
@@ -166,23 +177,27 @@ class NeuronResidency final : public LayerResidency {
   bool filled_ = false;  // once, at the start
   double copy_all_share_ = 1;
   double last_copy_us_ = 0;  // of the transfer that ended last
-  LeadListener* listener_ = nullptr;
   bool leads_came_ = false;  // that were prefetched, since the listener was told
 
   bool prefill_ = false;
   bool lossless_ = false;
-  bool streams_ = false;           // prefill that wants more experts than the layer may keep
-  uint32_t width_ = 0;             // of the layer's experts
-  uint32_t value_rows_ = 0;        // of the layer's lead values
-  std::vector<Entry> entries_;     // [most experts of a layer], by demand
-  const uint32_t words_;           // of a mask
-  std::vector<uint64_t> need_;     // [most experts][words_]: neurons without which it is not computed
-  std::vector<uint64_t> all_;      // [words_]: every neuron of the layer's experts
-  std::vector<uint64_t> none_;     // [words_]
-  std::vector<uint32_t> list_;     // neurons of one request
-  std::vector<NeuronWant> wants_;  // of the layer, kBudgeted
-  std::vector<uint8_t> begun_;     // by demand: it has paid the link's latency
-  NeuronBudget budget_;            // what is left of the layer's
+  bool streams_ = false;        // prefill that wants more experts than the layer may keep
+  uint32_t width_ = 0;          // of the layer's experts
+  uint32_t value_rows_ = 0;     // of the layer's lead values
+  std::vector<uint32_t> made_;  // by demand of the layer that begins next: its row, kNoRow; empty: none is
+  std::vector<uint32_t> leads_out_;      // demands whose leads were queued, and are not looked at
+  Event leads_queued_;                   // behind them
+  std::vector<WeightView> layer_leads_;  // [most experts]
+  std::vector<uint32_t> heard_;          // [most experts]
+  std::vector<Entry> entries_;           // [most experts of a layer], by demand
+  const uint32_t words_;                 // of a mask
+  std::vector<uint64_t> need_;           // [most experts][words_]: neurons without which it is not computed
+  std::vector<uint64_t> all_;            // [words_]: every neuron of the layer's experts
+  std::vector<uint64_t> none_;           // [words_]
+  std::vector<uint32_t> list_;           // neurons of one request
+  std::vector<NeuronWant> wants_;        // of the layer, kBudgeted
+  std::vector<uint8_t> begun_;           // by demand: it has paid the link's latency
+  NeuronBudget budget_;                  // what is left of the layer's
 
   BufferId leads_ = kNoBuffer;  // float32 [kValueRows][most neurons], then uint64 [most experts][words_]
   uint64_t active_offset_ = 0;

@@ -28,6 +28,10 @@ NeuronResidency::NeuronResidency(const NeuronResidencyOptions& options, std::uni
     wants_.reserve(most * words_ * 64);
   }
   begun_.assign(most, 0);
+  made_.reserve(most);
+  leads_out_.reserve(most);
+  layer_leads_.reserve(most);
+  heard_.reserve(most);
   neuron_counters_.resize(pack_.config().layers.size());
 }
 

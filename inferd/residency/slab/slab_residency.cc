@@ -30,7 +30,9 @@ SlabResidency::SlabResidency(const SlabResidencyOptions& options, std::unique_pt
       costs_(options.cpu_seconds, &link_, slots_.get(), &pack_),
       cpu_(client, segments, options.cpu_is_device ? nullptr : clock, most_experts()),
       plan_(most_experts()),
-      entries_(most_experts()) {}
+      entries_(most_experts()) {
+  heard_.reserve(most_experts());
+}
 
 absl::StatusOr<std::unique_ptr<SlabResidency>> SlabResidency::Create(const SlabResidencyOptions& options,
                                                                      WeightClient* client,
@@ -177,6 +179,9 @@ void SlabResidency::CancelDisproved() {
 void SlabResidency::EndLayer() {
   if (demands() == 0) {
     return;
+  }
+  if (cpu_.held() > 0) {
+    queue_->Wait(cpu_used_).IgnoreError();  // it sticks: the step's next wait says it
   }
   for (uint32_t i = 0; i < demands(); ++i) {
     cpu_.Release(i, step_);
@@ -329,9 +334,12 @@ void SlabResidency::HandOutRange(uint32_t index, uint32_t end) {
   ready_.push_back(tile);
 }
 
-void SlabResidency::TakeBack() {
+absl::Status SlabResidency::TakeBack(Event used) {
   for (const ReadyTile& tile : ready_) {
     Entry& entry = entries_[tile.demand];
+    if (entry.slot != ExpertSlots::kNoSlot) {
+      table().slot(entry.slot).last_use = used;
+    }
     if (entry.shared > 0 && entry.handed >= entry.shared && entry.slot != ExpertSlots::kNoSlot) {
       LeaveToCpu(&entry);
     } else if (entry.state == State::kReady && entry.handed >= width_) {
@@ -339,9 +347,23 @@ void SlabResidency::TakeBack() {
       CloseDemand();
       table().slot(entry.slot).pinned = false;
     } else if (entry.state == State::kCpuHandedOut) {
-      cpu_.Release(tile.demand, step_);
       entry.state = State::kDone;
+      cpu_used_ = used;
       CloseDemand();
+    }
+  }
+  GiveBackRead();
+  return absl::OkStatus();
+}
+
+// A lease that was given back may be overwritten at once.
+void SlabResidency::GiveBackRead() {
+  if (cpu_.held() == 0 || !queue_->IsDone(cpu_used_)) {
+    return;
+  }
+  for (uint32_t i = 0; i < demands(); ++i) {
+    if (entries_[i].state == State::kDone) {
+      cpu_.Release(i, step_);
     }
   }
 }
@@ -369,6 +391,37 @@ std::optional<WeightView> SlabResidency::Lead(uint32_t layer, uint32_t expert) c
     return {};
   }
   return slots_->PartOf(table().Find(layer, expert), options_.lead);
+}
+
+ReadyTile SlabResidency::Whole(uint32_t layer, uint32_t expert) const {
+  const uint32_t slot = table().Find(layer, expert);
+  ReadyTile tile;
+  tile.up = slots_->PartOf(slot, Part::kUp);
+  tile.gate = slots_->PartOf(slot, Part::kGate);
+  tile.down = slots_->PartOf(slot, Part::kDown);
+  return tile;
+}
+
+void SlabResidency::Heard(uint32_t layer, absl::Span<const ExpertDemand> demands) {
+  heard_.clear();
+  for (const ExpertDemand& demand : demands) {
+    heard_.push_back(demand.expert);
+    counters_.Add(layer, &ResidencyCounters::requests);
+    counters_.Add(layer, &ResidencyCounters::hits);
+    counters_.Add(layer, &ResidencyCounters::bytes_touched, pack_.expert_bytes(layer, demand.expert));
+    if (const uint32_t there = table().Find(layer, demand.expert); there != ExpertSlots::kNoSlot) {
+      Slot& slot = table().slot(there);  // it was read, and may have left since
+      counters_.Add(layer, &ResidencyCounters::prefetch_useful, slot.prefetched ? 1 : 0);
+      slot.fresh = slot.prefetched = false;
+    }
+  }
+  keeper_.NoteUse(layer, heard_);
+}
+
+void SlabResidency::LeadRead(uint32_t layer, uint32_t expert, Event used) {
+  if (const uint32_t slot = table().Find(layer, expert); slot != ExpertSlots::kNoSlot) {
+    table().slot(slot).last_use = used;
+  }
 }
 
 void SlabResidency::Prefetch(uint32_t layer, uint32_t expert) {

@@ -79,6 +79,11 @@ class SlabResidency final : public LayerResidency {
   bool NextWaits() const override;
   void Prefetch(uint32_t layer, uint32_t expert) override;
   std::optional<WeightView> Lead(uint32_t layer, uint32_t expert) const override;
+  void LeadRead(uint32_t layer, uint32_t expert, Event used) override;
+  bool AllThere(uint32_t layer) const override { return AllResident(layer) && !BalancesLayers(); }
+  ReadyTile Whole(uint32_t layer, uint32_t expert) const override;
+  void LayerRead(uint32_t layer, Event used) override { table().SetUsed(layer, used); }
+  void Heard(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
   bool LinkIdle() override;
   uint32_t LayersToFetch() override;
   void Abandon() override;
@@ -145,7 +150,8 @@ class SlabResidency final : public LayerResidency {
   absl::Status HandOut() override;
   void HandOutRange(uint32_t index, uint32_t end);
   void HandOutCpu(uint32_t index);
-  void TakeBack() override;
+  absl::Status TakeBack(Event used) override;
+  void GiveBackRead() override;
   absl::Status WaitForMore() override;
   absl::Time WaitUntil() const override;
   uint32_t in_flight() const override { return in_flight_; }
@@ -170,12 +176,14 @@ class SlabResidency final : public LayerResidency {
 
   bool filled_ = false;  // once, at the start
   bool prefill_ = false;
-  bool streams_ = false;        // prefill that wants more experts than the layer may keep
-  uint32_t width_ = 0;          // of the layer's experts
-  std::vector<Entry> entries_;  // [most experts of a layer], by demand
-  double cpu_queued_ = 0;       // seconds of the CPU's work for this layer
-  uint32_t waiting_ = 0;        // entries in kWaiting
-  uint32_t in_flight_ = 0;      // entries in kInFlight
+  bool streams_ = false;         // prefill that wants more experts than the layer may keep
+  uint32_t width_ = 0;           // of the layer's experts
+  std::vector<Entry> entries_;   // [most experts of a layer], by demand
+  Event cpu_used_;               // behind the last that reads a lease
+  double cpu_queued_ = 0;        // seconds of the CPU's work for this layer
+  uint32_t waiting_ = 0;         // entries in kWaiting
+  uint32_t in_flight_ = 0;       // entries in kInFlight
+  std::vector<uint32_t> heard_;  // [most experts]
 };
 
 }  // namespace sluice

@@ -7,67 +7,16 @@
 #include <numeric>
 
 #include "common/file_io.h"
-#include "common/mutex.h"
 #include "common/profile/cache_profile.h"
 #include "common/profile/predictor_weights.h"
 #include "common/profile/profile.h"
 #include "common/profile/threshold_tables.h"
 #include "common/status.h"
+#include "tests/support/calibration_sink.h"
 #include "tests/support/engine_testing.h"
 
 namespace sluice {
 namespace {
-
-class CollectingCalibrationSink final : public CalibrationSink {
- public:
-  // Cancels once this many units have been reported; 0: never.
-  explicit CollectingCalibrationSink(int cancel_after = 0) : cancel_after_(cancel_after) {}
-
-  void OnProgress(const CalibrationProgress& progress) override {
-    MutexLock lock(&mutex_);
-    ++reports_;
-    last_ = progress;
-  }
-  bool Cancelled() override {
-    MutexLock lock(&mutex_);
-    return cancel_after_ > 0 && reports_ >= cancel_after_;
-  }
-  void OnFinished(const CalibrationSummary& summary) override {
-    MutexLock lock(&mutex_);
-    summary_ = summary;
-    ended_ = true;
-    changed_.SignalAll();
-  }
-  void OnError(const absl::Status& status) override {
-    MutexLock lock(&mutex_);
-    error_ = status;
-    ended_ = true;
-    changed_.SignalAll();
-  }
-  absl::Status Await() {
-    MutexLock lock(&mutex_);
-    while (!ended_) changed_.Wait(&mutex_);
-    return error_;
-  }
-  CalibrationSummary summary() {
-    MutexLock lock(&mutex_);
-    return summary_;
-  }
-  int reports() {
-    MutexLock lock(&mutex_);
-    return reports_;
-  }
-
- private:
-  const int cancel_after_;
-  Mutex mutex_;
-  CondVar changed_;
-  int reports_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  CalibrationProgress last_ ABSL_GUARDED_BY(mutex_);
-  CalibrationSummary summary_ ABSL_GUARDED_BY(mutex_);
-  absl::Status error_ ABSL_GUARDED_BY(mutex_);
-};
 
 class CalibrateTest : public ::testing::Test {
  protected:
@@ -96,7 +45,7 @@ class CalibrateTest : public ::testing::Test {
 
   absl::StatusOr<CalibrationSummary> Run(const CalibrationSpec& spec, int cancel_after = 0,
                                          int* reports = nullptr) {
-    auto engine = StartEngine(pack_, {.threads = 2});
+    auto engine = StartEngine(pack_, {.threads = 2, .delay_seed = delay_seed_});
     RETURN_IF_ERROR(engine.status());
     auto sink = std::make_shared<CollectingCalibrationSink>(cancel_after);
     RETURN_IF_ERROR(engine->engine->Calibrate(spec, sink));
@@ -117,6 +66,7 @@ class CalibrateTest : public ::testing::Test {
 
   TempDir dir_;
   const std::string pack_ = dir_.File("pack");
+  uint64_t delay_seed_ = 0;  // not 0: the device computes later
 };
 
 TEST_F(CalibrateTest, WritesUsageThresholdsAndSensitivities) {
@@ -264,6 +214,18 @@ INSTANTIATE_TEST_SUITE_P(Families, CalibrateFamilyTest,
                                            "granitemoe", "llama4", "nemotron_h", "olmoe", "phimoe",
                                            "qwen2_moe", "qwen3_5_moe", "qwen3_moe"),
                          [](const auto& info) { return std::string(info.param); });
+
+// What is measured does not depend on when the device computes.
+TEST_F(CalibrateTest, ADeviceThatComputesLaterMeasuresTheSame) {
+  ASSERT_TRUE(Run(Spec()).ok());
+  const auto at_the_call = ProfileBytes();
+  ASSERT_FALSE(at_the_call.empty());
+  std::filesystem::remove_all(pack_ + "/profile");
+  delay_seed_ = 3;
+  const auto later = Run(Spec());
+  ASSERT_TRUE(later.ok()) << later.status();
+  EXPECT_EQ(ProfileBytes(), at_the_call);
+}
 
 TEST_F(CalibrateTest, RequestsAreServedMeanwhileAndTheEngineEndsCleanlyUnderIt) {
   auto engine = StartEngine(pack_, {.threads = 2});

@@ -1,6 +1,6 @@
 // `exact`: the logits of a sequence depend on its token ids alone. Random draws of everything that must not
-// matter: DRAM and KV budget, threads and backend, batch, prefill chunk, prefetch, faults, deaths of weightd,
-// and what of a text others have computed before.
+// matter: DRAM and KV budget, threads and backend, when it computes, batch, prefill chunk, prefetch, faults,
+// deaths of weightd, and what of a text others have computed before.
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -187,6 +187,7 @@ void ExactTest::RunDraw(uint32_t draw) {
   options.weights.evict_chance = OneOf(&random, {0.0, 0.2});
   options.weights.ring_entries = OneOf(&random, {4u, 64u});
   const Wanted& wanted = WantedFor(options.engine.kv);
+  options.delay_seed = draw % 8 == 1 ? draw : 0;
 
   absl::StatusOr<TestEngine> test = StartEngine(pack_, options);
   ASSERT_TRUE(test.ok()) << test.status();
@@ -239,6 +240,7 @@ void ExactTest::RunSimDraw(uint32_t draw) {
   options.weights.evict_chance = OneOf(&random, {0.0, 0.2});
   options.weights.ring_entries = OneOf(&random, {4u, 64u});
   const Wanted& wanted = WantedFor(options.engine.kv);
+  options.delay_seed = draw % 2 == 1 && !options.engine.virtual_clock ? draw : 0;
   absl::StatusOr<TestEngine> test = StartEngine(pack_, options);
   ASSERT_TRUE(test.ok()) << test.status();
   if (random() % 4 == 0) {

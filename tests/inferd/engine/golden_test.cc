@@ -45,6 +45,7 @@ struct Case {
   const char* file = "";       // within the folder, where the model is one file
   const char* rounded = "";    // ends the names of what the pack's bf16 weights give
   float tolerance = 2e-3f;     // of logits
+  uint64_t delay_seed = 0;     // not 0: a device that computes later
 };
 
 class GoldenTest : public testing::TestWithParam<Case> {
@@ -56,6 +57,7 @@ class GoldenTest : public testing::TestWithParam<Case> {
     options_.engine.kv = KvType::kF32;
     options_.engine.context = 128;
     options_.threads = GetParam().threads;
+    options_.delay_seed = GetParam().delay_seed;
     absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options_);
     ASSERT_TRUE(test.ok()) << test.status();
     test_ = *std::move(test);
@@ -107,12 +109,14 @@ std::vector<Case> Cases() {
     for (const uint32_t threads : {0u, 2u}) {
       cases.push_back({family, threads});
     }
+    cases.push_back({.name = family, .threads = 1, .delay_seed = 5});
   }
   return cases;
 }
 
 std::string CaseName(const testing::TestParamInfo<Case>& info) {
-  std::string name = absl::StrCat(info.param.name, "_", info.param.threads, "_threads");
+  std::string name = absl::StrCat(info.param.name, "_", info.param.threads, "_threads",
+                                  info.param.delay_seed > 0 ? "_later" : "");
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }

@@ -149,7 +149,8 @@ class NeuronExactTest : public testing::TestWithParam<Case> {
   void RunDraw(uint32_t draw) {
     std::mt19937 random(7000 + draw);
     const double threshold = OneOf(&random, {0.05, 0.3, 0.3, 1e9});
-    const TestEngineOptions options = Draw(&random, threshold);
+    TestEngineOptions options = Draw(&random, threshold);
+    options.delay_seed = draw % 2 == 1 && !options.engine.virtual_clock ? draw : 0;
     const Wanted& wanted = WantedFor(threshold);
     absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options);
     ASSERT_TRUE(test.ok()) << test.status();

@@ -13,7 +13,8 @@ namespace {
 
 using testing::HasSubstr;
 
-class WeightLossTest : public testing::Test {
+// On a device that computes at the call, and on one that computes later.
+class WeightLossTest : public testing::TestWithParam<uint64_t> {
  protected:
   void SetUp() override {
     TinyModelSpec spec;
@@ -23,6 +24,7 @@ class WeightLossTest : public testing::Test {
     const absl::Status status = PackTiny(spec, dir_.File("model"), pack_);
     ASSERT_TRUE(status.ok()) << status;
     options_.engine.context = 256;
+    options_.delay_seed = GetParam();
     options_.weights.dram_budget = SmallestBudget(pack_, 1);
   }
 
@@ -58,7 +60,7 @@ class WeightLossTest : public testing::Test {
   TestEngine test_;
 };
 
-TEST_F(WeightLossTest, ARestartInMidAnswerChangesNoToken) {
+TEST_P(WeightLossTest, ARestartInMidAnswerChangesNoToken) {
   Start();
   const GenerateSpec spec = GreedySpec("w", {5, 6, 7}, 60);
   const absl::StatusOr<std::vector<int32_t>> wanted = GenerateIds(&engine(), spec);
@@ -75,7 +77,7 @@ TEST_F(WeightLossTest, ARestartInMidAnswerChangesNoToken) {
   EXPECT_EQ(test_.client->violation(), "");
 }
 
-TEST_F(WeightLossTest, AWeightdThatStaysAwayEndsRequestsThenServiceReturns) {
+TEST_P(WeightLossTest, AWeightdThatStaysAwayEndsRequestsThenServiceReturns) {
   options_.engine.weightd_grace = absl::Milliseconds(150);
   Start();
   auto sink = std::make_shared<CollectingSink>();
@@ -101,7 +103,7 @@ TEST_F(WeightLossTest, AWeightdThatStaysAwayEndsRequestsThenServiceReturns) {
   EXPECT_EQ(test_.client->violation(), "");
 }
 
-TEST_F(WeightLossTest, WhateverTheSessionsErrorsAreNamedTheyAreALossAndPass) {
+TEST_P(WeightLossTest, WhateverTheSessionsErrorsAreNamedTheyAreALossAndPass) {
   Start();
   const GenerateSpec spec = GreedySpec("w", {5, 6, 7}, 100);
   const absl::StatusOr<std::vector<int32_t>> wanted = GenerateIds(&engine(), spec);
@@ -121,7 +123,7 @@ TEST_F(WeightLossTest, WhateverTheSessionsErrorsAreNamedTheyAreALossAndPass) {
   }
 }
 
-TEST_F(WeightLossTest, ALossWhileIdleIsNoticedAndRepaired) {
+TEST_P(WeightLossTest, ALossWhileIdleIsNoticedAndRepaired) {
   Start();
   const absl::StatusOr<std::vector<int32_t>> wanted = GenerateIds(&engine(), GreedySpec("a", {5, 6, 7}, 10));
   test_.client->AllowReconnect(false);
@@ -132,7 +134,7 @@ TEST_F(WeightLossTest, ALossWhileIdleIsNoticedAndRepaired) {
   EXPECT_EQ(*GenerateIds(&engine(), GreedySpec("b", {5, 6, 7}, 10)), *wanted);
 }
 
-TEST_F(WeightLossTest, RequestsCanBeCancelledWhileWeightdIsAway) {
+TEST_P(WeightLossTest, RequestsCanBeCancelledWhileWeightdIsAway) {
   options_.engine.weightd_grace = absl::Seconds(60);
   Start();
   auto sink = std::make_shared<CollectingSink>();
@@ -149,7 +151,7 @@ TEST_F(WeightLossTest, RequestsCanBeCancelledWhileWeightdIsAway) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(late->Await()));
 }
 
-TEST_F(WeightLossTest, ADamagedExpertEndsOnlyTheSequencesRoutedToIt) {
+TEST_P(WeightLossTest, ADamagedExpertEndsOnlyTheSequencesRoutedToIt) {
   options_.weights.dram_budget = ~uint64_t{0};
   options_.engine.parallel = 8;
   Start();
@@ -190,7 +192,7 @@ TEST_F(WeightLossTest, ADamagedExpertEndsOnlyTheSequencesRoutedToIt) {
   EXPECT_EQ(stats.requests_failed, static_cast<uint64_t>(damaged));
 }
 
-TEST_F(WeightLossTest, ADiskThatDoesNotAnswerEndsTheRequestsOfTheStepAndNothingElse) {
+TEST_P(WeightLossTest, ADiskThatDoesNotAnswerEndsTheRequestsOfTheStepAndNothingElse) {
   Start();
   const std::vector<int32_t> wanted = *GenerateIds(&engine(), GreedySpec("w", {3}, 4));
   test_.client->EndDemands(absl::StatusCode::kDeadlineExceeded, 1);
@@ -204,14 +206,14 @@ TEST_F(WeightLossTest, ADiskThatDoesNotAnswerEndsTheRequestsOfTheStepAndNothingE
   EXPECT_EQ(stats.expert_leases_held, 0u);
 }
 
-TEST_F(WeightLossTest, DamagedDenseWeightsFailTheStart) {
+TEST_P(WeightLossTest, DamagedDenseWeightsFailTheStart) {
   Damage(0);
   const absl::StatusOr<TestEngine> test = StartEngine(pack_, options_);
   EXPECT_TRUE(absl::IsDataLoss(test.status())) << test.status();
   EXPECT_EQ(ReasonOf(test.status()), "WEIGHT_CORRUPT");
 }
 
-TEST_F(WeightLossTest, ABudgetBelowTheDenseWeightsFailsTheStartWithTheBytes) {
+TEST_P(WeightLossTest, ABudgetBelowTheDenseWeightsFailsTheStartWithTheBytes) {
   options_.weights.dram_budget = 4096;
   options_.engine.stall_limit = absl::Milliseconds(50);
   const absl::StatusOr<TestEngine> test = StartEngine(pack_, options_);
@@ -220,7 +222,7 @@ TEST_F(WeightLossTest, ABudgetBelowTheDenseWeightsFailsTheStartWithTheBytes) {
               HasSubstr(absl::StrCat((*Pack::Open(pack_))->dense_bytes())));
 }
 
-TEST_F(WeightLossTest, WithoutRoomAStepEndsWithAnErrorNotAHang) {
+TEST_P(WeightLossTest, WithoutRoomAStepEndsWithAnErrorNotAHang) {
   options_.engine.stall_limit = absl::Milliseconds(50);
   Start();
   test_.client->SetBudget((*Pack::Open(pack_))->dense_bytes());  // somebody else pins all the rest
@@ -231,7 +233,7 @@ TEST_F(WeightLossTest, WithoutRoomAStepEndsWithAnErrorNotAHang) {
   EXPECT_TRUE(engine().Health().ok());
 }
 
-TEST_F(WeightLossTest, ASilentWeightdEndsTheStepNotTheEngine) {
+TEST_P(WeightLossTest, ASilentWeightdEndsTheStepNotTheEngine) {
   options_.engine.stall_limit = absl::Milliseconds(50);
   Start();
   test_.client->Freeze(true);
@@ -240,6 +242,9 @@ TEST_F(WeightLossTest, ASilentWeightdEndsTheStepNotTheEngine) {
   EXPECT_TRUE(GenerateIds(&engine(), GreedySpec("b", {5, 6, 7}, 5)).ok());
   EXPECT_EQ(test_.client->violation(), "");
 }
+
+INSTANTIATE_TEST_SUITE_P(Devices, WeightLossTest, testing::Values(0, 11),
+                         [](const auto& info) { return info.param == 0 ? "AtTheCall" : "Later"; });
 
 }  // namespace
 }  // namespace sluice

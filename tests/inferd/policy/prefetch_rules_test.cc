@@ -41,12 +41,12 @@ TEST_F(FirstLayerTest, TheBestExpertsOfTheLastRowAreNamedWithTheirChances) {
   const auto gate = Gate(false);
   batch_.Clear(3);
   batch_.Add(std::vector<int32_t>(2, 1), {});
-  const auto routing = gate->Predict({1, RowsOf({9, 9, 0.5f, 2}), {}, &batch_}, std::vector<uint32_t>{1});
-  ASSERT_TRUE(routing.ok()) << routing.status();
-  EXPECT_THAT(std::vector<int32_t>(routing->ids, routing->ids + 2), ElementsAre(1, 2));
+  ASSERT_TRUE(gate->Ask({1, RowsOf({9, 9, 0.5f, 2}), {}, &batch_}, std::vector<uint32_t>{1}).ok());
+  const Routing routing = gate->Answer();
+  EXPECT_THAT(std::vector<int32_t>(routing.ids, routing.ids + 2), ElementsAre(1, 2));
   const double sum = std::exp(0.5) + std::exp(2.0) + std::exp(1.0);
-  EXPECT_NEAR(routing->weights[0], std::exp(2.0) / sum, 1e-6);
-  EXPECT_NEAR(routing->weights[1], std::exp(1.0) / sum, 1e-6);
+  EXPECT_NEAR(routing.weights[0], std::exp(2.0) / sum, 1e-6);
+  EXPECT_NEAR(routing.weights[1], std::exp(1.0) / sum, 1e-6);
 }
 
 // (3, 4) normed is (0.85, 1.13), and expert 2 has 1: experts 1 and 2. Without the norm: experts 1 and 0.
@@ -55,13 +55,13 @@ TEST_F(FirstLayerTest, TheFinalNormComesFirstWhereTheGateWasTrainedOnIt) {
   batch_.Add(std::vector<int32_t>(1, 1), {});
   const LayerEnd end = {1, RowsOf({3, 4}), {}, &batch_};
   const auto with_norm = Gate(true);
-  const auto normed = with_norm->Predict(end, std::vector<uint32_t>{0});
-  ASSERT_TRUE(normed.ok()) << normed.status();
-  EXPECT_THAT(std::vector<int32_t>(normed->ids, normed->ids + 2), ElementsAre(1, 2));
+  ASSERT_TRUE(with_norm->Ask(end, std::vector<uint32_t>{0}).ok());
+  const Routing normed = with_norm->Answer();
+  EXPECT_THAT(std::vector<int32_t>(normed.ids, normed.ids + 2), ElementsAre(1, 2));
   const auto without_norm = Gate(false);
-  const auto raw = without_norm->Predict(end, std::vector<uint32_t>{0});
-  ASSERT_TRUE(raw.ok()) << raw.status();
-  EXPECT_THAT(std::vector<int32_t>(raw->ids, raw->ids + 2), ElementsAre(1, 0));
+  ASSERT_TRUE(without_norm->Ask(end, std::vector<uint32_t>{0}).ok());
+  const Routing raw = without_norm->Answer();
+  EXPECT_THAT(std::vector<int32_t>(raw.ids, raw.ids + 2), ElementsAre(1, 0));
 }
 
 // The forward pass ends with the last layer's AfterLayer(); head and sampling come behind it.
@@ -89,9 +89,13 @@ TEST_F(FirstLayerTest, ItsFetchBeginsWhenTheLastLayerEndsAndIsComparedInTheNextS
 // Names experts 0 and 1 of any layer, with the confidence that it is given.
 class FixedPredictor final : public ExpertPredictor {
  public:
-  explicit FixedPredictor(std::vector<float> confidence) : confidence_(std::move(confidence)) {}
-  absl::StatusOr<Routing> Predict(const RouterTap&, uint32_t target) override {
+  FixedPredictor(Queue* queue, std::vector<float> confidence)
+      : ExpertPredictor(queue), confidence_(std::move(confidence)) {}
+  absl::Status Ask(const RouterTap&, uint32_t target) override {
     asked.push_back(target);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<Routing> Answer(const RouterTap&, uint32_t) override {
     return Routing{1, 2, 2, ids_, chances_};
   }
   float Confidence(uint32_t, uint32_t rank) const override { return confidence_[rank]; }
@@ -120,7 +124,7 @@ class PrefetchRulesTest : public PredictorsTest {
     options.max_tokens = 40;
     options.max_sequences = 2;
     options.depth = 3;
-    auto predictor = std::make_unique<FixedPredictor>(std::vector<float>{.9f, .6f});
+    auto predictor = std::make_unique<FixedPredictor>(&backend_->queue(), std::vector<float>{.9f, .6f});
     const FixedPredictor* const asked = predictor.get();
     Prefetcher prefetcher(config_, options, {.experts = std::move(predictor)}, &residency_);
     const Rows x = RowsOf({0, 0});
@@ -229,7 +233,8 @@ class NextTokensTest : public PrefetchRulesTest {
   void Make() {
     prefetcher_ = std::make_unique<Prefetcher>(
         config_, PrefetcherOptions{.max_tokens = 40, .max_sequences = 2},
-        Prefetcher::Predictors{.guessed = std::make_unique<FixedPredictor>(std::vector<float>{.9f, .6f})},
+        Prefetcher::Predictors{
+            .guessed = std::make_unique<FixedPredictor>(&backend_->queue(), std::vector<float>{.9f, .6f})},
         &residency_);
   }
 

@@ -69,7 +69,9 @@ class EmptyResidency final : public ExpertPrefetch {
 // Always names experts 0 and 1.
 class SamePredictor final : public ExpertPredictor {
  public:
-  absl::StatusOr<Routing> Predict(const RouterTap&, uint32_t) override {
+  using ExpertPredictor::ExpertPredictor;
+  absl::Status Ask(const RouterTap&, uint32_t) override { return absl::OkStatus(); }
+  absl::StatusOr<Routing> Answer(const RouterTap&, uint32_t) override {
     return Routing{1, 2, 2, ids_, chances_};
   }
   float Confidence(uint32_t, uint32_t) const override { return 1; }
@@ -89,7 +91,7 @@ class RecallFloorPrefetchTest : public testing::Test {
     }
     prefetcher_ = std::make_unique<Prefetcher>(
         config_, PrefetcherOptions{.max_tokens = 1, .max_sequences = 1, .recall = 0.8},
-        Prefetcher::Predictors{.experts = std::make_unique<SamePredictor>()}, &residency_);
+        Prefetcher::Predictors{.experts = std::make_unique<SamePredictor>(&backend_->queue())}, &residency_);
   }
   // One step, in which layer 1's router chooses `ids`. Whether a token could proceed with what was predicted.
   bool Step(std::vector<int32_t> ids) {
@@ -107,6 +109,7 @@ class RecallFloorPrefetchTest : public testing::Test {
   }
 
   ModelConfig config_;
+  const std::unique_ptr<Backend> backend_ = *CreateReferenceBackend({});
   EmptyResidency residency_;
   std::unique_ptr<Prefetcher> prefetcher_;
   StepBatch batch_{1, 1};

@@ -61,9 +61,11 @@ class RoutingTest : public ::testing::Test {
     batch.Clear(1);
     batch.Add(std::vector<int32_t>(p.size(), 1), {.decode_from = prompt});
     const SetView view(resident);
-    const absl::Status status = policy->Choose({0, args, &view, &batch}, &backend_->queue());
+    const RoutingInput input{0, args, &view, &batch};
+    const absl::Status status = policy->Choose(input, &backend_->queue());
     EXPECT_TRUE(status.ok()) << status;
     EXPECT_TRUE(backend_->queue().Wait(backend_->queue().Record()).ok());
+    EXPECT_TRUE(policy->Decide(input, &backend_->queue()).ok());
     const size_t count = p.size() * ranks;
     const auto* ids = reinterpret_cast<const int32_t*>(backend_->HostRead(args.ids, count * 4));
     const auto* weights = reinterpret_cast<const float*>(backend_->HostRead(args.weights, count * 4));

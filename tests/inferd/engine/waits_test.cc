@@ -1,0 +1,92 @@
+// How often the host waits for a device that computes later: at most once a layer and once at the step's end,
+// and where every expert is on the device once a token.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+#include "gtest/gtest.h"
+#include "pack/pack.h"
+#include "tests/support/calibration_sink.h"
+#include "tests/support/engine_testing.h"
+
+namespace sluice {
+namespace {
+
+constexpr uint32_t kLayers = 4;
+
+// The packs and profiles of all tests; made once.
+class WaitsTest : public testing::TestWithParam<const char*> {
+ protected:
+  static void SetUpTestSuite() {
+    dir_ = std::make_unique<TempDir>();
+    TinyModelSpec spec;
+    spec.vocab = 40;
+    spec.layers = kLayers;
+    spec.experts = 8;
+    spec.top_k = 2;
+    spec.width = 64;
+    ASSERT_TRUE(PackTiny(spec, dir_->File("work"), PackDir()).ok());
+    CalibrationSpec calibration;
+    calibration.window = 16;
+    for (int i = 0; i < 100; ++i) calibration.tokens.push_back((7 * i * i + 3 * i) % 40);
+    calibration.sensitivity_tokens = 40;
+    calibration.epochs = 1;
+    calibration.sparsity_tokens = 30;
+    calibration.quality_bounds = {0.01, 1000};
+    auto engine = StartEngine(PackDir(), {.threads = 1});
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    auto sink = std::make_shared<CollectingCalibrationSink>();
+    ASSERT_TRUE(engine->engine->Calibrate(calibration, sink).ok());
+    ASSERT_TRUE(sink->Await().ok()) << sink->Await();
+  }
+  static void TearDownTestSuite() { dir_.reset(); }
+  static std::string PackDir() { return dir_->File("pack"); }
+
+  // Waits of a generated token: what 24 more of them cost.
+  static absl::StatusOr<double> WaitsPerToken(const std::string& preset, uint64_t budget, uint64_t seed) {
+    TestEngineOptions options;
+    options.threads = 1;
+    options.delay_seed = seed;
+    options.engine.device = DeviceKind::kSim;
+    options.engine.context = 128;
+    options.engine.preset = preset;
+    options.engine.slab.budget = budget;
+    options.engine.stall_limit = absl::Seconds(60);  // a loaded machine is no failure of these
+    ASSIGN_OR_RETURN(const TestEngine test, StartEngine(PackDir(), options));
+    std::vector<uint64_t> waits = {AwaitQuiet(*test.engine).device_waits};
+    for (const uint32_t tokens : {4u, 4u, 28u}) {
+      RETURN_IF_ERROR(GenerateIds(test.engine.get(), GreedySpec("g", {3, 1, 4, 1, 5}, tokens)).status());
+      waits.push_back(AwaitQuiet(*test.engine).device_waits);
+    }
+    return (static_cast<double>(waits[3] - waits[2]) - static_cast<double>(waits[2] - waits[1])) / 24;
+  }
+
+  static std::unique_ptr<TempDir> dir_;
+};
+std::unique_ptr<TempDir> WaitsTest::dir_;
+
+TEST_P(WaitsTest, AtMostOneALayerAndOneAtTheEnd) {
+  const absl::StatusOr<std::unique_ptr<sluice::Pack>> pack = sluice::Pack::Open(PackDir());
+  ASSERT_TRUE(pack.ok()) << pack.status();
+  for (const uint64_t share : {2, 3}) {
+    const absl::StatusOr<double> waits =
+        WaitsPerToken(GetParam(), (*pack)->total_expert_bytes() / share, /*seed=*/share);
+    ASSERT_TRUE(waits.ok()) << waits.status();
+    EXPECT_LE(*waits, kLayers + 1) << "1 / " << share << " of the experts on the device";
+    EXPECT_GE(*waits, 1);
+  }
+}
+
+TEST_P(WaitsTest, OneATokenWhereEveryExpertIsThere) {
+  const absl::StatusOr<double> waits = WaitsPerToken(GetParam(), /*budget=*/0, /*seed=*/5);
+  ASSERT_TRUE(waits.ok()) << waits.status();
+  EXPECT_EQ(*waits, GetParam() == std::string("adapmoe") ? kLayers + 1 : 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Presets, WaitsTest,
+                         testing::Values("exact", "floe", "corm", "adapmoe", "importance"),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace sluice
