@@ -1,7 +1,6 @@
 #include "common/error_detail.h"
 
 #include <cstdint>
-#include <utility>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <cstdlib>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

@@ -4,7 +4,6 @@
 #include <pwd.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 

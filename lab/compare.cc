@@ -1,6 +1,5 @@
 #include "lab/compare.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>

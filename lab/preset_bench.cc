@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
 #include "cli/client/tokenizer_source.h"
 #include "cli/launch/launcher.h"
 #include "cli/measure/quality/perplexity_run.h"

@@ -1,5 +1,4 @@
 // Tables, curves and JSON of sweeps (preset_report.h).
-#include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"

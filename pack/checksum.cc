@@ -1,9 +1,6 @@
 #include "pack/checksum.h"
 
-#include <algorithm>
-
 #include "common/checksum.h"
-#include "common/status.h"
 
 namespace sluice {
 

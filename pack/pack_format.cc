@@ -1,7 +1,6 @@
 #include "pack/pack_format.h"
 
 #include "absl/strings/str_replace.h"
-#include "common/status.h"
 #include "pack/row_layout.h"
 
 namespace sluice {

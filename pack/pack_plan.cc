@@ -1,6 +1,5 @@
 #include "pack/pack_plan.h"
 
-#include <limits>
 #include <utility>
 
 #include "common/model/dense_names.h"

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "common/model/model_config.h"
 #include "pack/pack_format.h"
 

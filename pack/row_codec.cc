@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "common/half.h"
-#include "common/status.h"
 #include "pack/mxfp4_row.h"
 #include "pack/pack_format.h"
 #include "pack/quant_row.h"

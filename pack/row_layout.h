@@ -13,7 +13,6 @@
 // Thread safety: pure constexpr functions.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "common/encoding.h"

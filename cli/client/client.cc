@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/size.h"
 #include "common/status.h"
 #include "daemon/grpc/grpc_status.h"
 #include "grpc/health/v1/health.grpc.pb.h"

@@ -4,7 +4,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "cli/launch/launcher.h"
 #include "cli/measure/speed/bench_report.h"
 #include "cli/measure/speed/bench_run.h"

@@ -1,5 +1,4 @@
 // `sluice inspect`: what is in a pack, from its tables alone.
-#include "absl/strings/str_cat.h"
 #include "cli/ui/command.h"
 #include "pack/writer/pack_inspect.h"
 

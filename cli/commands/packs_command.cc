@@ -1,9 +1,7 @@
 // `sluice packs`: the packs that commands with --model have made.
-#include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "cli/packs/pack_cache.h"
 #include "cli/ui/command.h"
 #include "common/size.h"

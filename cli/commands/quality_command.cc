@@ -1,9 +1,7 @@
 // `sluice quality`: what compression and sparsity cost, as a table and a plot, over many packs and runs in
 // one call. Finished runs are kept, so that an interrupted call goes on where it was.
-#include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "cli/launch/sluice_run.h"
 #include "cli/measure/rows/quality_rows.h"

@@ -12,10 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <sstream>
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "cli/launch/unix_socket.h"
 #include "common/ring/unique_fd.h"
 #include "weightd/io/read_ring.h"

@@ -5,9 +5,6 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
-
-#include "absl/status/status.h"
 
 namespace sluice::cli {
 

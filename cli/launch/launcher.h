@@ -5,7 +5,6 @@
 // Thread safety: Launch and the destructor belong to the main thread; client() may be used from any thread.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/mutex.h"
 #include "common/ring/unique_fd.h"

@@ -1,7 +1,6 @@
 #include "common/profile/cache_profile.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/model/model_config.h"
 #include "common/profile/profile.h"
 
 namespace sluice {

@@ -1,8 +1,6 @@
 #include "common/profile/profile.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <numeric>
 #include <utility>
 

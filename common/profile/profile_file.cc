@@ -5,7 +5,6 @@
 
 #include <cerrno>
 #include <cmath>
-#include <utility>
 
 #include "common/checksum.h"
 #include "common/file_io.h"

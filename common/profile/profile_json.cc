@@ -1,7 +1,5 @@
 #include "common/profile/profile_json.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "common/profile/profile_file.h"
 #include "common/status.h"

@@ -1,7 +1,6 @@
 #include "common/profile/threshold_tables.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "common/profile/profile_file.h"

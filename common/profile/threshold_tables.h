@@ -6,7 +6,6 @@
 // Thread safety: thread-compatible; a const object may be read from any thread.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <numeric>
 
-#include "common/status.h"
 #include "common/train/matrix_product.h"
 
 namespace sluice {

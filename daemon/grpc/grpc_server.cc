@@ -7,8 +7,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
-#include <chrono>
 #include <cstdlib>
 #include <optional>
 #include <utility>

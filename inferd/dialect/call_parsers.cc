@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <utility>
 
 #include "inferd/dialect/json_calls.h"
 #include "inferd/dialect/marked_text.h"

@@ -18,7 +18,6 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "inferd/engine/parts/engine_options.h"

@@ -1,6 +1,5 @@
 // What the next layer will probably want (importance-driven 5.2), or after the last layer the next token's
 // first, found while experts of this one travel.
-#include <algorithm>
 #include <cstring>
 
 #include "common/status.h"

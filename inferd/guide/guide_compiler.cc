@@ -9,9 +9,9 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "common/error_detail.h"
 #include "common/status.h"
 #include "common/text/unicode/utf8.h"

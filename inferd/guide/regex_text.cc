@@ -1,7 +1,6 @@
 #include "inferd/guide/regex_text.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 #include <vector>
 

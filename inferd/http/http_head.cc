@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <boost/beast/http/rfc7230.hpp>
-#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 
 namespace sluice {
 namespace {

@@ -6,13 +6,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <fstream>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"

@@ -11,7 +11,6 @@
 #include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
-#include <cstdint>
 #include <optional>
 #include <thread>
 #include <utility>

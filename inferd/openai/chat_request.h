@@ -4,7 +4,6 @@
 // Thread safety: pure functions and plain values, safe to use from any thread.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 

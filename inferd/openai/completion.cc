@@ -4,7 +4,6 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "common/error_detail.h"
 #include "common/status.h"
 #include "inferd/openai/api_errors.h"
 #include "inferd/openai/chat_request.h"

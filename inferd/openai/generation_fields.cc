@@ -2,11 +2,9 @@
 
 #include <limits>
 #include <optional>
-#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "common/error_detail.h"
 #include "common/status.h"
 
 namespace sluice {

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "absl/status/status.h"
 #include "inferd/openai/json_body.h"

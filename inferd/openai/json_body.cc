@@ -1,6 +1,5 @@
 #include "inferd/openai/json_body.h"
 
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

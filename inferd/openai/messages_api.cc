@@ -1,6 +1,5 @@
 #include "inferd/openai/messages_api.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -3,7 +3,6 @@
 // Thread safety: pure functions; a writer as AnswerWriter says.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -5,7 +5,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/error_detail.h"
 #include "common/status.h"
 #include "inferd/openai/answer_call.h"
 #include "inferd/openai/api_errors.h"

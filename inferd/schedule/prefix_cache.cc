@@ -4,8 +4,6 @@
 #include <random>
 #include <span>
 
-#include "absl/strings/str_cat.h"
-
 namespace sluice {
 namespace {
 

@@ -1,6 +1,5 @@
 #include "inferd/service/admin_service.h"
 
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "inferd/service/admin_service.h"

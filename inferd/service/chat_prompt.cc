@@ -9,7 +9,7 @@
 #include "absl/time/clock.h"
 #include "common/error_detail.h"
 #include "common/status.h"
-#include "inferd/service/service_request.h"
+#include "inferd/serving/generation_plan.h"
 
 namespace sluice {
 namespace {

@@ -1,7 +1,6 @@
 #include "inferd/service/evaluation_service.h"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cstring>
 #include <deque>

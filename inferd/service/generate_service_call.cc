@@ -3,7 +3,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "common/error_detail.h"
 #include "daemon/grpc/grpc_status.h"
 #include "inferd/service/service_response.h"
 

@@ -1,7 +1,6 @@
 #include "inferd/service/inference_service.h"
 
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -11,6 +11,7 @@
 #include "common/status.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/unknown_field_set.h"
+#include "inferd/api/request_checks.h"
 
 namespace sluice {
 namespace {

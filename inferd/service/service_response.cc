@@ -1,7 +1,5 @@
 #include "inferd/service/service_response.h"
 
-#include <utility>
-
 namespace sluice {
 namespace {
 

@@ -5,7 +5,6 @@
 
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "inferd/api/engine_api.h"
 #include "inferd/service/service_request.h"

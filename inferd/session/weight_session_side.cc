@@ -1,7 +1,6 @@
 // A WeightSession's side socket after it was joined: segments that come and go, slabs that are offered.
 #include <poll.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

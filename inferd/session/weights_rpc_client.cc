@@ -1,7 +1,6 @@
 #include "inferd/session/weights_rpc_client.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/net/unix_listener.h"

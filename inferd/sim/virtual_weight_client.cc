@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "absl/time/clock.h"
 #include "common/status.h"
 #include "pack/row_layout.h"
 

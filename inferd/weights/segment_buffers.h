@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/status/statusor.h"
 #include "inferd/weights/weight_client.h"
 #include "kernels/backend.h"
 

@@ -3,8 +3,6 @@
 // Thread safety: pure functions.
 #pragma once
 
-#include <string>
-
 #include "absl/status/statusor.h"
 #include "common/model/model_config.h"
 #include "pack/synth/synth.h"

@@ -4,11 +4,9 @@
 // Thread safety: a reader is used by one thread at a time; several readers may share a Checkpoint.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"

@@ -7,7 +7,6 @@
 #include "common/file_io.h"
 #include "common/status.h"
 #include "common/strict_json.h"
-#include "pack/checksum.h"
 #include "pack/pack.h"
 #include "pack/row_layout.h"
 

@@ -1,10 +1,8 @@
 #include "pack/writer/pack_writer.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "common/status.h"
-#include "pack/row_layout.h"
 #include "pack/writer/pack_job.h"
 #include "pack/writer/parallel_units.h"
 #include "pack/writer/progress_meter.h"

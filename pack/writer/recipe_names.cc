@@ -1,5 +1,4 @@
 // The recipes that have names, and the words of the command line.
-#include <filesystem>
 
 #include "common/file_io.h"
 #include "common/status.h"

@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <filesystem>
 #include <system_error>
-#include <utility>
 
 #include "common/status.h"
 #include "pack/extent_table.h"

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <utility>
 
 #include "common/ring/side_channel.h"
 #include "common/status.h"

@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

@@ -3,7 +3,6 @@
 // Thread safety: WarmSets is thread-safe; the rest are plain values and pure functions.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>

@@ -1,7 +1,6 @@
 #include "weightd/core/stop_guard.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "absl/time/clock.h"

@@ -4,7 +4,6 @@
 // Thread safety: plain values; parsing belongs to main's thread.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <set>
 #include <string>

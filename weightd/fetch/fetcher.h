@@ -20,7 +20,6 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "common/clock.h"
 #include "weightd/dram/dram_tier.h"

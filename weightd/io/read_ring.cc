@@ -9,7 +9,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "common/ring/unique_fd.h"

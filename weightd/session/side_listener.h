@@ -8,7 +8,6 @@
 #include <functional>
 #include <list>
 #include <memory>
-#include <string>
 #include <thread>
 
 #include "absl/status/status.h"

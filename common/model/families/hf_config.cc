@@ -1,7 +1,6 @@
 #include "common/model/families/hf_config.h"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <utility>
 

@@ -5,7 +5,6 @@
 #include "common/model/families/blocks/hf_map_blocks.h"
 #include "common/model/families/hf_families.h"
 #include "common/model/model_limits.h"
-#include "common/status.h"
 
 namespace sluice {
 namespace {

@@ -1,7 +1,6 @@
 // Gemma-4 with experts (google/gemma-4-26B-A4B): windows between layers of wider heads whose values are their
 // keys, a dense FFN beside the experts, norms around everything, a factor for each layer, a cap on the
 // logits.
-#include <algorithm>
 #include <cmath>
 
 #include "common/model/dense_names.h"
@@ -9,7 +8,6 @@
 #include "common/model/families/blocks/hf_map_blocks.h"
 #include "common/model/families/hf_families.h"
 #include "common/model/model_limits.h"
-#include "common/status.h"
 
 namespace sluice {
 namespace {

@@ -1,13 +1,11 @@
 // Hunyuan-V1-MoE (tencent/Hunyuan-A13B): norms on each head of q and k after rope, a theta stretched by
 // alpha, a shared expert of the routed ones' width.
-#include <cmath>
 
 #include "common/model/dense_names.h"
 #include "common/model/families/blocks/hf_blocks.h"
 #include "common/model/families/blocks/hf_map_blocks.h"
 #include "common/model/families/hf_families.h"
 #include "common/model/model_limits.h"
-#include "common/status.h"
 
 namespace sluice {
 namespace {

@@ -3,7 +3,6 @@
 // Private to common/model/formats. Thread safety: free functions.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 

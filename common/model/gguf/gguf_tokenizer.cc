@@ -1,7 +1,6 @@
 #include "common/model/gguf/gguf_tokenizer.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"

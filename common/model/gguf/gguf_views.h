@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "common/model/gguf/gguf_architecture.h"
 #include "common/model/gguf/gguf_files.h"
 

@@ -1,6 +1,5 @@
 #include "common/text/jinja/interpreter.h"
 
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

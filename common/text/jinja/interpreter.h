@@ -4,8 +4,6 @@
 // Thread safety: Render is a pure function of its arguments; values in the context are not changed.
 #pragma once
 
-#include <string>
-
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/text/jinja/ast.h"

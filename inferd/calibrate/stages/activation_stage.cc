@@ -1,7 +1,5 @@
 #include "inferd/calibrate/stages/activation_stage.h"
 
-#include <cmath>
-
 #include "common/profile/threshold_tables.h"
 #include "common/status.h"
 #include "inferd/calibrate/stages/expert_products.h"

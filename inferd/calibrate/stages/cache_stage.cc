@@ -1,9 +1,7 @@
 #include "inferd/calibrate/stages/cache_stage.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
-#include <utility>
 
 #include "common/status.h"
 #include "inferd/calibrate/stages/percentiles.h"

@@ -1,12 +1,10 @@
 #include "inferd/calibrate/stages/predictor_stage.h"
 
 #include <algorithm>
-#include <memory>
 #include <optional>
 #include <thread>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "common/mutex.h"
 #include "common/status.h"
 #include "inferd/calibrate/stages/predictor_rows.h"

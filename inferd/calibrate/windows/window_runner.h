@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "inferd/calibrate/windows/calibration_routing.h"
 #include "inferd/engine/parts/model_parts.h"
 #include "inferd/forward/forward.h"

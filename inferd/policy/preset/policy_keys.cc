@@ -1,7 +1,5 @@
 #include "inferd/policy/preset/policy_keys.h"
 
-#include <cmath>
-
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

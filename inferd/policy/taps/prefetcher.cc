@@ -1,7 +1,6 @@
 #include "inferd/policy/taps/prefetcher.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "common/status.h"

@@ -2,7 +2,6 @@
 // with transfers of an expert into an empty slot.
 #include <algorithm>
 
-#include "absl/time/clock.h"
 #include "common/status.h"
 #include "inferd/residency/neuron/neuron_residency.h"
 

@@ -1,7 +1,6 @@
 #include "inferd/residency/neuron/neuron_layout.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "common/status.h"
 #include "pack/row_layout.h"

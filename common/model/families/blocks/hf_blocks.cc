@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "common/model/model_limits.h"
-#include "common/status.h"
 
 namespace sluice {
 namespace {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/strings/match.h"
 #include "common/status.h"
 
 namespace sluice {

@@ -5,7 +5,6 @@
 #include "common/model/dense_names.h"
 #include "common/model/families/blocks/hf_blocks.h"
 #include "common/model/model_limits.h"
-#include "common/status.h"
 
 namespace sluice {
 namespace {

@@ -1,7 +1,6 @@
 #include "common/model/families/blocks/hf_map_blocks.h"
 
 #include "common/model/dense_names.h"
-#include "common/status.h"
 
 namespace sluice {
 
