@@ -216,6 +216,9 @@ absl::Status InferdDaemon::OpenHttp(InheritedSockets* inherited) {
   if (options_.http.empty()) {
     return absl::OkStatus();
   }
+  if (chat_ == nullptr && chat_error_.ok() && tokenizer_ != nullptr) {
+    log_->warn("the pack has no chat template: conversations over HTTP are continued as plain text");
+  }
   openai_ = std::make_unique<OpenAiDoor>(server_->context(), state_.get(), [this] { return MetricsText(); });
   ASSIGN_OR_RETURN(HttpServerOptions http, HttpOptionsOf(options_));
   http.peers = {IdsOf(options_.allow_uid), IdsOf(options_.allow_group)};

@@ -14,6 +14,9 @@ namespace {
 
 constexpr uint32_t kMaxTopLogprobs = 20;
 constexpr size_t kMaxTools = 512;
+constexpr char kPlainTemplate[] =
+    "{% if bos_token %}{{ bos_token }}{% endif %}"
+    "{% for m in messages %}{{ m.content }}{% if not loop.last %}\n{% endif %}{% endfor %}";
 constexpr const char* kRoles[] = {"system", "developer", "user", "assistant", "tool"};
 constexpr const char* kReserved[] = {"messages", "tools", "add_generation_prompt"};
 
@@ -328,8 +331,11 @@ absl::StatusOr<ChatRequest> ReadChat(const Json& body, const ServingContext& con
   return chat;
 }
 
-Conversation ConversationOf(const ChatRequest& chat) {
+Conversation ConversationOf(const ServingContext& context, const ChatRequest& chat) {
   Conversation conversation;
+  if (context.chat == nullptr && context.chat_error.ok()) {
+    conversation.chat_template = kPlainTemplate;
+  }
   conversation.json = [&chat](ArgumentsAs arguments_as) { return ConversationText(chat, arguments_as); };
   conversation.has_tool_calls = chat.has_tool_calls;
   conversation.render.continue_final_message = chat.continue_last;
@@ -366,7 +372,7 @@ std::vector<GenerateSpec> Choices(const GenerateSpec& spec, uint32_t n, uint32_t
 absl::StatusOr<ChatPlan> PlanChatAnswer(const ServingContext& context, const CallFacts& call,
                                         const ChatRequest& chat) {
   ASSIGN_OR_RETURN(GenerateSpec spec, PlanRequest(context, call, chat.fields, chat.names));
-  ASSIGN_OR_RETURN(ChatPrompt prompt, RenderConversation(context, ConversationOf(chat)));
+  ASSIGN_OR_RETURN(ChatPrompt prompt, RenderConversation(context, ConversationOf(context, chat)));
   spec.prompt = std::move(prompt.ids);
   RETURN_IF_ERROR(FitToPrompt(context, chat.fields, chat.names, "messages", &spec));
   StopAtEndOfTurn(context, prompt.end_of_turn, &spec);

@@ -36,8 +36,9 @@ struct ChatRequest {
 // INVALID_ARGUMENT naming the field.
 absl::StatusOr<ChatRequest> ReadChat(const Json& body, const ServingContext& context);
 
-// The conversation for RenderConversation; `chat` outlives it.
-Conversation ConversationOf(const ChatRequest& chat);
+// The conversation for RenderConversation; `chat` outlives it. A model without a template is given the
+// messages' text to go on with, one under the other.
+Conversation ConversationOf(const ServingContext& context, const ChatRequest& chat);
 
 struct ChatPlan {
   std::vector<GenerateSpec> specs;  // of the choices

@@ -281,7 +281,7 @@ absl::Status OpenAiDoor::CountTokens(const Asked& asked) {
   ASSIGN_OR_RETURN(const Json as_chat, ChatOfMessages(body, /*counts=*/true));
   ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(as_chat, context_));
   RETURN_IF_ERROR(CheckModel(context_, chat.fields.model));
-  ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderConversation(context_, ConversationOf(chat)));
+  ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderConversation(context_, ConversationOf(context_, chat)));
   Reply(asked, {{"input_tokens", prompt.ids.size()}});
   return absl::OkStatus();
 }
@@ -293,7 +293,7 @@ absl::Status OpenAiDoor::Tokenize(const Asked& asked) {
   std::vector<int32_t> ids;
   if (fields.Has("messages")) {
     ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(body, context_));
-    ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderConversation(context_, ConversationOf(chat)));
+    ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderConversation(context_, ConversationOf(context_, chat)));
     ids = prompt.ids;
   } else {
     std::string text;
@@ -331,7 +331,7 @@ absl::Status OpenAiDoor::Detokenize(const Asked& asked) {
 absl::Status OpenAiDoor::ApplyTemplate(const Asked& asked) {
   ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
   ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(body, context_));
-  ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderConversation(context_, ConversationOf(chat)));
+  ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderConversation(context_, ConversationOf(context_, chat)));
   Reply(asked, {{"prompt", prompt.text}});
   return absl::OkStatus();
 }
