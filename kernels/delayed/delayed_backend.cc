@@ -23,8 +23,11 @@ Digest128 SumOf(const std::byte* begin, uint64_t bytes) {
 }
 
 // Rows of a part of an expert that a call may read: those of its neurons that are there. Others of the same
-// matrix may be arriving meanwhile.
+// matrix may be arriving meanwhile. A gate that the model does not have is not read.
 void AddRows(const WeightView& part, uint32_t begin, uint32_t end, std::vector<Access>* accesses) {
+  if (!part.base) {
+    return;
+  }
   const uint64_t bytes = RowBytes(part.encoding, part.cols);
   for (uint32_t j = begin; j < end; ++j) {
     const int64_t row = part.positions.empty() ? int64_t{j} : part.positions[j];
