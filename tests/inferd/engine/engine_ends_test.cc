@@ -331,7 +331,6 @@ TEST_F(EngineTest, UnsupportedModelsAreRefusedByName) {
        }},
       {kWrong, "heads", [](LayerConfig* l) { l->attention.kv_heads = 3; }},
       {kWrong, "rope over 64", [](LayerConfig* l) { l->attention.rope.dimensions = 64; }},
-      {kWrong, "dense FFN", [](LayerConfig* l) { l->moe.experts = 0; }},
       {kWrong, "top 9", [](LayerConfig* l) { l->moe.top_k = 9; }},
       {kWrong, "3 groups",
        [](LayerConfig* l) {
