@@ -42,15 +42,13 @@ constexpr Command kCommands[] = {
 void PrintHelp() {
   std::printf(
       "sluice: Mixture-of-Experts models larger than memory, from two local daemons\n\n"
-      "usage: sluice COMMAND [options]\n\n");
+      "usage: sluice COMMAND [options]; begin with: sluice run --model DIR_OR_GGUF --prompt TEXT\n\n");
   for (const Command& command : kCommands) {
     if (command.summary != nullptr) {
       std::printf("  %-12s%s\n", std::string(command.name).c_str(), command.summary);
     }
   }
-  std::printf(
-      "\n`sluice COMMAND --help` shows a command's options. Exit codes: 0 done, 1 failed, 2 wrong usage.\n"
-      "Commands start the daemons they need, or use SLUICE_HOST's. Begin: sluice run --model DIR_OR_GGUF\n");
+  std::printf("\n`sluice COMMAND --help` shows options; exit codes: 0 done, 1 failed, 2 wrong usage.\n");
 }
 
 int Main(int argc, char** argv) {
