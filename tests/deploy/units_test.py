@@ -13,11 +13,13 @@ BIN = os.environ["SLUICE_BIN"]
 UNITS = os.path.join(ROOT, "deploy/systemd")
 MOST_EXPOSURE = 3.0
 # What these options say nothing without.
-WITH_SPARSITY = {
+COMPANIONS = {
     "sparsity": "sparsity-target = 0.8\n",
     "sparsity-target": 'sparsity = "up"\n',
     "sparsity-threshold": 'sparsity = "up"\n',
     "sparsity-scope": 'sparsity = "up"\nsparsity-target = 0.8\n',
+    "http-tls-certificate": 'http-tls-key = "/k.pem"\n',
+    "http-tls-key": 'http-tls-certificate = "/c.pem"\n',
 }
 # Options that only a device with memory of its own has.
 OF_SIM = ("device-budget", "link-gbps", "link-latency-us", "tile-neurons", "clock", "virtual-costs")
@@ -107,7 +109,7 @@ class UnitsTest(unittest.TestCase):
                 path = os.path.join(self.folder, "one.toml")
                 with open(path, "w") as file:
                     file.write('pack = "/p"\n%s = %s\n' % (match.group(1), value))
-                    file.write(WITH_SPARSITY.get(match.group(1), ""))
+                    file.write(COMPANIONS.get(match.group(1), ""))
                     if match.group(1) in OF_SIM:
                         file.write('device = "sim"\n')
                 result = subprocess.run(

@@ -77,7 +77,7 @@ TEST_F(ServiceStatusTest, EverySituationHasItsCodeAndReason) {
       {"no tokenizer", StatusCode::kFailedPrecondition, "NO_TOKENIZER", false, nothing,
        [](GenerationSpec* s) { s->set_text("hello"); }, absl::OkStatus()},
       {"option not built", StatusCode::kUnimplemented, "UNSUPPORTED_FIELD", false, nothing,
-       [](GenerationSpec* s) { s->mutable_cache()->set_cache_salt("x"); }, absl::OkStatus()},
+       [](GenerationSpec* s) { s->mutable_sampling()->set_typical_p(0.5f); }, absl::OkStatus()},
       {"duplicate live request id", StatusCode::kAlreadyExists, "REQUEST_EXISTS", false,
        Refusing(StatusCode::kAlreadyExists, "REQUEST_EXISTS"), as_is, absl::OkStatus()},
       {"queue full", StatusCode::kResourceExhausted, "QUEUE_FULL", true,
