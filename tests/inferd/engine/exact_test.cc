@@ -45,7 +45,7 @@ struct Case {
   const char* bits;
   std::string family = "";  // not empty: tests/data/tiny has the model
   std::string change = "";  // members of its config.json to set, as JSON
-  uint32_t draws = 50;
+  uint32_t draws = 24;
 };
 
 TinyModelSpec Model(uint32_t experts, uint32_t top_k, uint32_t window) {
@@ -331,7 +331,7 @@ INSTANTIATE_TEST_SUITE_P(Models, ExactTest,
                          [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 Case Family(const char* name, const char* family, const char* bits, const char* change = "") {
-  return {name, {}, bits, family, change, /*draws=*/6};
+  return {name, {}, bits, family, change, /*draws=*/4};
 }
 
 // Texts of 20 to 125 tokens: the limit of short texts is crossed while they are generated.
