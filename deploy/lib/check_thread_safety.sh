@@ -18,7 +18,10 @@ done
 mapfile -t sources < <(printf '%s\n' "${sources[@]}" | sort -u)
 [ ${#sources[@]} -gt 0 ] || { echo "check_thread_safety: no annotated source found" >&2; exit 1; }
 
+# Where the release preset finds generated protos and libraries that are no packages.
+mapfile -t system < <(grep -ohE -- '-isystem [^ "]+' build/release/compile_commands.json | sort -u | tr ' ' '\n')
+
 printf '%s\0' "${sources[@]}" |
-  xargs -0 -n 1 -P "$jobs" clang++ -fsyntax-only -std=c++20 -I. -isystem build/release/proto -DSPDLOG_COMPILED_LIB '-DSLUICE_VERSION="0"' \
+  xargs -0 -n 1 -P "$jobs" clang++ -fsyntax-only -std=c++20 -I. "${system[@]}" -DSPDLOG_COMPILED_LIB '-DSLUICE_VERSION="0"' \
     -DSPDLOG_FMT_EXTERNAL -Wno-everything -Wthread-safety -Werror
 echo "check_thread_safety: ${#sources[@]} sources are clean"

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
 #include "common/mutex.h"
 #include "inferd/api/engine_api.h"
 
