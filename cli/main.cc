@@ -22,6 +22,7 @@ constexpr Command kCommands[] = {
     {"serve", RunServe, "serves HTTP clients: OpenAI's API and what is like it"},
     {"chat", RunChat, "holds a conversation"},
     {"pack", RunPack, "converts a model folder into a pack"},
+    {"pull", RunPull, "fetches a model from a hub"},
     {"packs", RunPacks, "lists or removes the packs that --model has made"},
     {"inspect", RunInspect, "shows what is in a pack"},
     {"verify", RunVerify, "checks every checksum of a pack"},
@@ -41,14 +42,14 @@ constexpr Command kCommands[] = {
 
 void PrintHelp() {
   std::printf(
-      "sluice: Mixture-of-Experts models larger than memory, from two local daemons\n\n"
-      "usage: sluice COMMAND [options]; begin with: sluice run --model DIR_OR_GGUF --prompt TEXT\n\n");
+      "Mixture-of-Experts models larger than memory; begin with: sluice run --model DIR_OR_GGUF --prompt "
+      "TEXT\n\n");
   for (const Command& command : kCommands) {
     if (command.summary != nullptr) {
       std::printf("  %-12s%s\n", std::string(command.name).c_str(), command.summary);
     }
   }
-  std::printf("\n`sluice COMMAND --help` shows options; exit codes: 0 done, 1 failed, 2 wrong usage.\n");
+  std::printf("`sluice COMMAND --help` shows options; exit codes: 0 done, 1 failed, 2 wrong usage.\n");
 }
 
 int Main(int argc, char** argv) {

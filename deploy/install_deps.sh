@@ -82,6 +82,7 @@ PACKAGES=(
   libabsl-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libtomlplusplus-dev
   libhwy-dev liburing-dev libpcre2-dev libutf8proc-dev libxxhash-dev
   libcpp-httplib-dev libsystemd-dev libboost-dev libssl-dev
+  libcurl4-openssl-dev
   libgtest-dev libgmock-dev libbenchmark-dev
   systemd
   python3 python3-grpcio python3-jsonschema python3-protobuf python3-numpy

@@ -122,16 +122,18 @@ absl::Status MakePack(const CommandContext& context, const ModelRequest& request
 
 }  // namespace
 
-absl::StatusOr<std::string> PackCacheFolder() {
+absl::StatusOr<std::string> CacheFolder(const std::string& name) {
   const std::pair<const char*, const char*> places[] = {
       {"SLUICE_CACHE_DIR", ""}, {"XDG_CACHE_HOME", "/sluice"}, {"HOME", "/.cache/sluice"}};
   for (const auto& [variable, below] : places) {
     const char* value = std::getenv(variable);
-    if (value != nullptr && *value != '\0') return absl::StrCat(value, below, "/packs");
+    if (value != nullptr && *value != '\0') return absl::StrCat(value, below, "/", name);
   }
   return absl::FailedPreconditionError(
-      "no folder for packs: none of SLUICE_CACHE_DIR, XDG_CACHE_HOME and HOME is set");
+      absl::StrCat("no folder for ", name, ": none of SLUICE_CACHE_DIR, XDG_CACHE_HOME and HOME is set"));
 }
+
+absl::StatusOr<std::string> PackCacheFolder() { return CacheFolder("packs"); }
 
 BitsChoice ChooseBits(const std::vector<BitsSize>& sizes, uint64_t memory) {
   const uint64_t room = static_cast<uint64_t>(static_cast<double>(memory) * kMemoryShare);

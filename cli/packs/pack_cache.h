@@ -21,8 +21,10 @@
 
 namespace sluice::cli {
 
-// $SLUICE_CACHE_DIR, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice; and in it "packs".
+// $SLUICE_CACHE_DIR, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice; and in it `name`.
 // FAILED_PRECONDITION if none of the three variables is set.
+absl::StatusOr<std::string> CacheFolder(const std::string& name);
+// That of the packs: "packs".
 absl::StatusOr<std::string> PackCacheFolder();
 
 struct ModelRequest {

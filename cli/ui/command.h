@@ -28,6 +28,7 @@ std::string BinaryDir();
 using CommandFunction = int (*)(const CommandContext& context, const std::vector<std::string>& args);
 
 int RunPack(const CommandContext& context, const std::vector<std::string>& args);
+int RunPull(const CommandContext& context, const std::vector<std::string>& args);
 int RunPacks(const CommandContext& context, const std::vector<std::string>& args);
 int RunInspect(const CommandContext& context, const std::vector<std::string>& args);
 int RunVerify(const CommandContext& context, const std::vector<std::string>& args);

@@ -1,5 +1,5 @@
 // The cache of packs: which bits are chosen, and how models are told apart. What commands do with it:
-// tests/e2e/packs_test.py.
+// tests/e2e/models/packs_test.py.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -5,7 +5,7 @@ import os
 import harness
 
 COMMANDS = [
-    "run", "chat", "pack", "packs", "inspect", "verify", "synth", "tokenize", "detokenize", "logits", "perplexity", "quality", "bench", "doctor",
+    "run", "chat", "pull", "pack", "packs", "inspect", "verify", "synth", "tokenize", "detokenize", "logits", "perplexity", "quality", "bench", "doctor",
     "preset",
 ]  # fmt: skip
 
@@ -24,6 +24,7 @@ class CliTest(harness.TestCase):
         calls += [["detokenize", "--pack", "p", "--token-ids", "1,x"], ["preset", "list", "exact"], ["preset", "show"]]
         calls += [["run", "--prompt", "x"], ["run", "--pack", "p", "--model", "m", "--prompt", "x"]]
         calls += [["packs", "show"], ["packs", "remove"], ["packs", "list", "x"], ["packs", "remove", "x", "--all"]]
+        calls += [["pull"], ["pull", "a/b", "c"]]
         calls += [["bench", "--pack", "p", "-p", "0", "-n", "0"], ["bench", "--pack", "p", "-o", "sql"]]
         calls += [["bench", "--pack", "p", "--sweep", "threads=1,2"], ["bench", "--pack", "p", "--seed", "x"]]
         calls += [["perplexity", "--pack", "p", "--text", "t", "--window", "4", "--stride", "5"]]

@@ -1,8 +1,10 @@
 """--model: a folder becomes a pack once, in a cache that commands share; sluice packs."""
 import os
 import shutil
+import sys
 import threading
 
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import harness
 
 

@@ -1,0 +1,63 @@
+// HttpClient: GET requests over libcurl, whose header is read by http_client.cc alone. Proxies are those of
+// the environment (https_proxy, no_proxy), certificates the system's.
+//
+// Thread safety: thread-compatible.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+
+namespace sluice::cli {
+
+struct HttpRequest {
+  std::string url;    // https, or http
+  std::string token;  // sent to the URL's own host and port, not where it redirects to; empty: none
+  uint64_t from = 0;  // asks for the bytes from here on
+};
+
+// Of the answer behind the last redirect.
+struct HttpHead {
+  int status = 0;
+  std::map<std::string, std::string> headers;  // names in lower case
+  std::optional<absl::Duration> retry_after;
+
+  // Empty without such a header.
+  std::string Header(const std::string& name) const;
+};
+
+class HttpClient {
+ public:
+  // A piece of the body of an answer 200 or 206. An error ends the request and is what Get() returns.
+  using Sink = std::function<absl::Status(const HttpHead& head, absl::Span<const std::byte> bytes)>;
+
+  // `cancel` may be null and outlives this.
+  explicit HttpClient(const std::atomic<bool>* cancel);
+  ~HttpClient();
+  HttpClient(const HttpClient&) = delete;
+  HttpClient& operator=(const HttpClient&) = delete;
+
+  // The head of a whole answer, whatever its status; other bodies than those of 200 and 206 are dropped.
+  // UNAVAILABLE: no connection, or it broke off or stood still for a minute; FAILED_PRECONDITION: a
+  // certificate that does not hold, too many redirects, an URL that is none; CANCELLED; what `sink` returned.
+  absl::StatusOr<HttpHead> Get(const HttpRequest& request, const Sink& sink);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// `text` as one component of an URL's path.
+std::string UrlEscape(const std::string& text);
+
+}  // namespace sluice::cli
