@@ -14,7 +14,7 @@ else()
 endif()
 set(SLUICE_CUDA_PTX 75 80 100 CACHE STRING "Compute capabilities whose PTX goes into CUDA objects")
 
-set(SLUICE_NVCC_FLAGS -std=c++17 -O3 -fmad=false -lineinfo -no-compress
+set(SLUICE_NVCC_FLAGS -std=c++20 -O3 -fmad=false -lineinfo -no-compress
     --expt-relaxed-constexpr -Werror all-warnings
     -Xcompiler=-Wall,-Wextra,-Werror,-O2)
 

@@ -159,6 +159,7 @@ TEST_P(DeltaTest, OutputsAreThoseOfTransformers) {
 }
 
 TEST_P(DeltaTest, AnyChunkingEqualsTheReferenceBitForBit) {
+  CaseCounter cases(GetParam());
   const DeltaConfig shapes[] = {
       {.key_heads = 1, .value_heads = 1, .key_dim = 1, .value_dim = 1, .conv_kernel = 1},
       {.key_heads = 2, .value_heads = 6, .key_dim = 20, .value_dim = 37, .conv_kernel = 4},
@@ -171,6 +172,9 @@ TEST_P(DeltaTest, AnyChunkingEqualsTheReferenceBitForBit) {
     oracle.RunAlone(0, 30);
     oracle.RunAlone(1, 13);
     for (const uint32_t chunk : {1u, 2u, 11u, 30u}) {
+      if (cases.LeavesOut()) {
+        continue;
+      }
       Runner runner(GetParam(), sequences);
       runner.RunAlone(0, chunk);
       ASSERT_TRUE(BitEqual(runner.Output(0), oracle.Output(0))) << "chunks of " << chunk;

@@ -98,10 +98,14 @@ std::vector<float> RunWork(OpBench& bench, const Case& c, ExpertWork work) {
 }
 
 TEST_P(NeuronTest, CutOutOfEveryEncodingAndLayoutItHasTheBitsOfTheWholeExpert) {
+  CaseCounter cases(GetParam());
   Random random(1);
   const std::vector<EncodingDescriptor> encodings = AllEncodings();
   for (size_t i = 0; i < encodings.size(); ++i) {
     for (const Layout& layout : kLayouts) {
+      if (cases.LeavesOut()) {
+        continue;
+      }
       // Parts of one encoding, and every part with another one's.
       const Parts parts = {encodings[i], layout.size() == 2 ? encodings[random.Below(25)] : encodings[i],
                            encodings[i]};
@@ -133,9 +137,13 @@ TEST_P(NeuronTest, CutOutOfEveryEncodingAndLayoutItHasTheBitsOfTheWholeExpert) {
 
 // The lead's values made beforehand, and the mask by which other parts would be fetched.
 TEST_P(NeuronTest, FromLeadValuesThatWereMadeBeforeTheBitsAreThoseOfTheWholeExpert) {
+  CaseCounter cases(GetParam());
   Random random(3);
   for (const EncodingDescriptor& d : AllEncodings()) {
     for (const SparsityOrder order : {SparsityOrder::kUp, SparsityOrder::kGate}) {
+      if (cases.LeavesOut()) {
+        continue;
+      }
       OpBench bench(GetParam());
       OpBench oracle(kReference);
       Case c;
@@ -225,12 +233,16 @@ TEST_P(NeuronTest, LeadsThatMakeNoSenseAreRefusedWithTheNumbers) {
 }
 
 TEST_P(NeuronTest, MaskedByListsOrDenselyTheBitsAreTheSame) {
+  CaseCounter cases(GetParam());
   Random random(2);
   const EncodingDescriptor kinds[] = {MakeDescriptor(Encoding::kBf16), MakeDescriptor(Encoding::kF16),
                                       MakeDescriptor(Encoding::kQ8), MakeDescriptor(Encoding::kQ2, 16)};
   for (const EncodingDescriptor& d : kinds) {
     for (const SparsityOrder order : kOrders) {
       for (const uint32_t tokens : {1u, 4u, 5u, 20u}) {
+        if (cases.LeavesOut()) {
+          continue;
+        }
         Case c;
         c.tokens = tokens;
         c.hidden = tokens == 5 ? 520 : 80;  // 520: two tiles of columns
@@ -259,6 +271,7 @@ TEST_P(NeuronTest, MaskedByListsOrDenselyTheBitsAreTheSame) {
 
 // What the last block kept decides how the next is fetched and read, also where the guess is wrong.
 TEST_P(NeuronTest, MasksThatChangeFromCallToCallGiveTheSameBits) {
+  CaseCounter cases(GetParam());
   Random random(6);
   for (const Encoding encoding : {Encoding::kBf16, Encoding::kQ8, Encoding::kQ4, Encoding::kQ2}) {
     const EncodingDescriptor d = MakeDescriptor(encoding);
@@ -278,6 +291,9 @@ TEST_P(NeuronTest, MasksThatChangeFromCallToCallGiveTheSameBits) {
         c.x = random.Normals(uint64_t{tokens} * c.hidden);
         AssignAll(&c);
         for (const float threshold : {0.0f, 0.6f, 0.01f, 1e30f, 0.0f, 0.2f}) {
+          if (cases.LeavesOut()) {
+            continue;
+          }
           c.threshold = threshold;
           SCOPED_TRACE(testing::Message() << EncodingLabel(d) << " order " << static_cast<int>(order)
                                           << " tokens " << tokens << " threshold " << threshold);
@@ -292,10 +308,14 @@ TEST_P(NeuronTest, MasksThatChangeFromCallToCallGiveTheSameBits) {
 }
 
 TEST_P(NeuronTest, ThresholdsThatKeepAllOrNoneAreExact) {
+  CaseCounter cases(GetParam());
   Random random(3);
   for (const EncodingDescriptor& d : {MakeDescriptor(Encoding::kBf16), MakeDescriptor(Encoding::kQ8)}) {
     for (const SparsityOrder order : kOrders) {
       for (const uint32_t tokens : {2u, 17u}) {
+        if (cases.LeavesOut()) {
+          continue;
+        }
         OpBench bench(GetParam());
         Case c;
         c.tokens = tokens;

@@ -12,56 +12,9 @@
 
 #include "kernels/calls/resolver.h"
 #include "kernels/common/half.h"
-#include "kernels/delayed/delayed_backend.h"
 #include "pack/row_layout.h"
 
 namespace sluice {
-namespace {
-
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
-
-}  // namespace
-
-std::vector<BackendCase> AllBackends() {
-  std::vector<BackendCase> cases = {{"reference", true, HostIsa::kBest, 1}};
-  for (const uint32_t threads : {1u, 2u, 3u}) {
-    // Under a sanitizer one thread count for each instruction set says as much, in a third of the time.
-    if (HostIsaSupported(HostIsa::kAvx2) && (!kSanitized || threads == 3)) {
-      cases.push_back({"avx2_t" + std::to_string(threads), false, HostIsa::kAvx2, threads});
-    }
-    // What differs from the other two is in single rows.
-    if (HostIsaSupported(HostIsa::kAvx2Vnni) && threads == 2) {
-      cases.push_back({"avx2vnni_t2", false, HostIsa::kAvx2Vnni, threads});
-    }
-    if (HostIsaSupported(HostIsa::kAvx512) && (!kSanitized || threads == 2)) {
-      cases.push_back({"avx512_t" + std::to_string(threads), false, HostIsa::kAvx512, threads});
-    }
-  }
-  return cases;
-}
-
-std::vector<BackendCase> BackendsAndDelayed() {
-  std::vector<BackendCase> cases = AllBackends();
-  cases.push_back({"delayed", true, HostIsa::kBest, 1, true});
-  return cases;
-}
-
-std::string CaseName(const testing::TestParamInfo<BackendCase>& info) { return info.param.name; }
-
-std::unique_ptr<Backend> MakeBackend(const BackendCase& which, const BackendLimits& limits) {
-  auto backend =
-      which.reference ? CreateReferenceBackend(limits) : CreateHostBackend(limits, which.threads, which.isa);
-  EXPECT_TRUE(backend.ok()) << backend.status();
-  if (backend.ok() && which.delayed) {
-    return std::make_unique<DelayedBackend>(*std::move(backend), limits, DelayOptions{.seed = 3});
-  }
-  return backend.ok() ? *std::move(backend) : nullptr;
-}
-
 BackendLimits TestLimits() {
   BackendLimits limits;
   limits.max_tokens = 96;

@@ -23,9 +23,25 @@ struct BackendCase {
   HostIsa isa = HostIsa::kBest;
   uint32_t threads = 1;
   bool delayed = false;  // wrapped, so that it computes later
+  int capability = 0;    // of a GPU, 80 for 8.0; 0: none
+  uint64_t seed = 0;     // of the fake that stands for it
+  uint32_t every = 1;    // of a body's many cases one in so many is enough: interpreted kernels are slow
 };
 
-// The reference, and the host backend with every instruction set that this CPU has, on 1, 2 and 3 threads.
+// Counts a body's cases; those that the backend leaves out are others for every seed.
+class CaseCounter {
+ public:
+  explicit CaseCounter(const BackendCase& which) : which_(which) {}
+  bool LeavesOut() { return count_++ % which_.every != which_.seed % which_.every; }
+
+ private:
+  const BackendCase& which_;
+  uint32_t count_ = 0;
+};
+
+// What the binary's tests run on. host_backends.cc: the reference, and the host backend with every
+// instruction set that this CPU has, on 1, 2 and 3 threads. tests/cuda_fake/tests/cuda_backends.cc: device
+// cuda on the fake.
 std::vector<BackendCase> AllBackends();
 // These, and the reference as a device that computes later.
 std::vector<BackendCase> BackendsAndDelayed();

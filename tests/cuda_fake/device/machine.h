@@ -26,6 +26,7 @@ namespace sluice::cuda_fake {
 
 struct FakeEvent {
   OperationId recorded = 0;
+  uint64_t instructions = 0;  // run by the device when the last record ran: its clock
   bool alive = true;
 };
 
@@ -56,6 +57,8 @@ class Machine {
   cudaError_t Set(void* to, int value, uint64_t bytes, uint32_t stream);
   cudaError_t Launch(const void* stub, Dim grid, Dim block, void** args, uint64_t shared, uint32_t stream);
   cudaError_t AllowShared(const void* stub, uint64_t bytes);
+  // Shared memory that a block may ask for.
+  uint64_t SharedLimit() const;
 
   FakeOptions options;
   ReportSink reports;
@@ -72,7 +75,6 @@ class Machine {
   // and the device fails, if they are no more.
   uint8_t* BytesAt(uint64_t address, uint64_t bytes, AccessKind kind, OperationId operation);
   void Fail(Fault fault);
-  uint64_t SharedLimit() const;
   cudaError_t CheckLaunch(const Program& program, Dim grid, Dim block, uint64_t shared, const void* stub);
 
   cudaError_t sticky_ = cudaSuccess;

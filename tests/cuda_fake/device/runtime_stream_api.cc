@@ -114,7 +114,32 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   if (known == nullptr || !machine.StreamOf(stream, &number)) {
     return known == nullptr ? BadEvent(machine) : BadStream(machine);
   }
-  known->recorded = machine.operations.Submit(number, "event record", {});
+  known->recorded = machine.operations.Submit(number, "event record", {[known, &machine] {
+                                                known->instructions = machine.counters.warp_instructions;
+                                              }});
+  return machine.Leave(cudaSuccess);
+}
+
+// "Computes the elapsed time between two events (in milliseconds ...). If either event has not been recorded
+// ... cudaErrorInvalidResourceHandle; ... if cudaEventQuery() would return cudaErrorNotReady on at least one
+// of the events, cudaErrorNotReady" (Runtime API). A warp's instruction takes a nanosecond here: an order of
+// time, never a speed.
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+  Machine& machine = Machine::Get();
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  const FakeEvent* const first = machine.EventOf(start);
+  const FakeEvent* const last = machine.EventOf(end);
+  if (first == nullptr || last == nullptr || first->recorded == 0 || last->recorded == 0) {
+    return BadEvent(machine);
+  }
+  if (!machine.operations.IsDone(first->recorded) || !machine.operations.IsDone(last->recorded)) {
+    return machine.Leave(cudaErrorNotReady);
+  }
+  *milliseconds =
+      static_cast<float>(static_cast<double>(last->instructions) - static_cast<double>(first->instructions)) *
+      1e-6f;
   return machine.Leave(cudaSuccess);
 }
 
@@ -204,7 +229,23 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->maxThreadsPerBlock = 1024;
   properties->multiProcessorCount = 4;
   properties->unifiedAddressing = 1;
+  std::snprintf(properties->uuid.bytes, sizeof(properties->uuid.bytes), "fake GPU 0");
   return machine.Enter();
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  Machine& machine = Machine::Get();
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  if (device != 0) {
+    return machine.Leave(cudaErrorInvalidDevice);
+  }
+  if (attribute != cudaDevAttrMaxSharedMemoryPerBlockOptin) {
+    return machine.Misuse(cudaErrorInvalidValue, "an attribute of devices that the fake does not know");
+  }
+  *value = static_cast<int>(machine.SharedLimit());
+  return machine.Leave(cudaSuccess);
 }
 
 cudaError_t cudaGetLastError() { return Machine::Get().TakeError(); }

@@ -93,11 +93,13 @@ struct Bfe {
   }
 };
 // The lowest `length` bits of a put into b at `position`.
-uint32_t InsertBits(uint32_t a, uint32_t b, uint32_t position, uint32_t length) {
+template <typename T>
+T InsertBits(T a, T b, uint32_t position, uint32_t length) {
+  constexpr uint32_t kBits = 8 * sizeof(T);
   position &= 255;
   length &= 255;
-  const uint64_t mask = length >= 32 ? 0xffffffff : (uint64_t{1} << length) - 1;
-  return position >= 32 ? b : static_cast<uint32_t>((b & ~(mask << position)) | ((a & mask) << position));
+  const T mask = length >= kBits ? ~T{0} : static_cast<T>((T{1} << length) - 1);
+  return position >= kBits ? b : static_cast<T>((b & ~(mask << position)) | ((a & mask) << position));
 }
 // Bytes of {b, a} by the selectors of c; bit 3 of a selector spreads the byte's sign.
 struct Prmt {
@@ -248,10 +250,11 @@ absl::Status DecodeBfe(Decoder& decoder, const Statement& s, Instruction* in) {
   return BytesOf(type) == 4 ? absl::OkStatus() : UnknownForm(s);
 }
 
+template <typename T>
 Outcome RunBfi(Execution&, Warp& warp, const Instruction& in, uint32_t mask) {
-  uint32_t* const d = warp.Row<uint32_t>(in.d);
-  const uint32_t* const a = warp.Row<uint32_t>(in.a);
-  const uint32_t* const b = warp.Row<uint32_t>(in.b);
+  T* const d = warp.Row<T>(in.d);
+  const T* const a = warp.Row<T>(in.a);
+  const T* const b = warp.Row<T>(in.b);
   const uint32_t* const position = warp.Row<uint32_t>(in.c);
   const uint32_t* const length = warp.Row<uint32_t>(in.rows[0]);
   ForLanes(mask, [=](int l) { d[l] = InsertBits(a[l], b[l], position[l], length[l]); });
@@ -259,11 +262,16 @@ Outcome RunBfi(Execution&, Warp& warp, const Instruction& in, uint32_t mask) {
 }
 
 absl::Status DecodeBfi(Decoder& decoder, const Statement& s, Instruction* in) {
-  if (s.opcode != "bfi.b32") {
+  const bool wide = s.opcode == "bfi.b64";
+  if ((!wide && s.opcode != "bfi.b32") || s.operands.size() != 5) {
     return UnknownForm(s);
   }
-  in->run = RunBfi;
-  decoder.ReadAll(s, Type::kB32, in);
+  const Type type = wide ? Type::kB64 : Type::kB32;
+  in->run = wide ? RunBfi<uint64_t> : RunBfi<uint32_t>;
+  in->d = decoder.Write(s, s.operands[0], type);
+  in->a = decoder.Read(s, 1, type);
+  in->b = decoder.Read(s, 2, type);
+  in->c = decoder.Read(s, 3, Type::kB32);
   in->rows[0] = decoder.Read(s, 4, Type::kB32);
   return absl::OkStatus();
 }

@@ -55,18 +55,24 @@ Outcome RunMemory(Execution& execution, Warp& warp, const Instruction& in, uint3
   return Outcome::kNext;
 }
 
-// Parameters are the same for every lane and cannot be out of bounds but by the interpreter's fault.
+// The parameters' space has addresses of its own, from 0 on: a register may hold one.
 Outcome RunParam(Execution& execution, Warp& warp, const Instruction& in, uint32_t mask) {
   const std::vector<uint8_t>& params = execution.spec().params;
-  for (int element = 0; element < in.elements; ++element) {
-    const uint64_t at = static_cast<uint64_t>(in.offset) + static_cast<uint64_t>(element) * in.bytes;
-    if (at + in.bytes > params.size()) {
+  for (uint32_t left = mask; left != 0; left &= left - 1) {
+    const int lane = __builtin_ctz(left);
+    const uint64_t at = in.a == kNoRow ? static_cast<uint64_t>(in.offset) : AddressOf(warp, in, lane);
+    const uint64_t total = uint64_t{in.bytes} * in.elements;
+    if (at > params.size() || total > params.size() - at) {
       return execution.Stop(Fault::kIllegalInstruction, Finding::kOutOfBounds, in,
                             "parameter outside of the block");
     }
-    ForEachLane(mask, [&](int lane) {
-      ToRegister(in, params.data() + at, warp.Row<uint8_t>(RowOf(in, element)) + lane * in.register_bytes);
-    });
+    for (int element = 0; element < in.elements; ++element) {
+      if (RowOf(in, element) == kNoRow) {
+        continue;
+      }
+      ToRegister(in, params.data() + at + static_cast<uint64_t>(element) * in.bytes,
+                 warp.Row<uint8_t>(RowOf(in, element)) + lane * in.register_bytes);
+    }
   }
   return Outcome::kNext;
 }

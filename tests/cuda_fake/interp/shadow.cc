@@ -90,13 +90,16 @@ void Shadow::EnterReader(Word* word, uint64_t index, const Accessor& who, const 
     reader.block = kSeveralBlocks;
     return;
   }
-  if (reader.epoch != who.epoch) {
+  const uint16_t reader_warp =
+      (reader.thread & kWarpBit) != 0 ? reader.thread & ~kWarpBit : reader.thread / 32;
+  const bool before_sync =
+      reader.thread != kSeveral && reader_warp == who.thread / 32 && reader.sync != who.sync;
+  if (reader.epoch != who.epoch || before_sync) {
     reader = who;
   } else if (reader.thread == kSeveral || reader.thread == who.thread) {
     reader.sync = reader.thread == who.thread ? who.sync : reader.sync;
   } else {
-    const uint16_t warp = (reader.thread & kWarpBit) != 0 ? reader.thread & ~kWarpBit : reader.thread / 32;
-    reader.thread = warp == who.thread / 32 ? kWarpBit | warp : kSeveral;
+    reader.thread = reader_warp == who.thread / 32 ? kWarpBit | reader_warp : kSeveral;
     reader.sync = who.sync;
   }
 }
@@ -113,18 +116,25 @@ Shadow::Conflict Shadow::Access(uint64_t offset, uint64_t bytes, AccessKind kind
     if (kind != AccessKind::kWrite && (word.written & mask) != mask && conflict.kind == Kind::kNone) {
       conflict = {Kind::kUninitialised, false, word.writer};
     }
-    if (conflict.kind == Kind::kNone) {
+    if (conflict.kind == Kind::kNone && (word.writer_bytes & mask) != 0) {
       CheckWriter(word, kind, who, ordering, &conflict);
     }
     if (kind == AccessKind::kRead) {
+      const Accessor before = word.reader;
       EnterReader(&word, index, who, ordering);
+      const Accessor& now = word.reader;
+      const bool same =
+          before.operation == now.operation && before.epoch == now.epoch && before.sync == now.sync;
+      word.reader_bytes = same ? word.reader_bytes | mask : mask;
       continue;
     }
-    if (conflict.kind == Kind::kNone) {
+    if (conflict.kind == Kind::kNone && (word.reader_bytes & mask) != 0) {
       CheckReaders(word, index, who, ordering, &conflict);
     }
     word.writer = who;
     word.written |= mask;
+    word.writer_bytes = mask;
+    word.reader_bytes = 0;
     word.atomic = kind == AccessKind::kAtomic;
     word.reader = {};
     if (word.more_readers) {

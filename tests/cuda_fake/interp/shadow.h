@@ -69,9 +69,11 @@ class Shadow {
  private:
   struct Word {
     Accessor writer;
-    Accessor reader;      // thread: kSeveral, or kWarpBit | warp for several of one warp
-    uint8_t written = 0;  // a bit a byte
-    bool atomic = false;  // the writer was atomic
+    Accessor reader;           // thread: kSeveral, or kWarpBit | warp for several of one warp
+    uint8_t written = 0;       // a bit a byte
+    uint8_t writer_bytes = 0;  // those of the last write: neighbours in a word are no race
+    uint8_t reader_bytes = 0;  // those of the readers
+    bool atomic = false;       // the writer was atomic
     bool more_readers = false;
   };
   static constexpr uint16_t kWarpBit = 0x8000;

@@ -148,6 +148,11 @@ TEST(InstructionTest, Bits) {
        [](auto a, auto, auto) { return static_cast<uint64_t>(S32(U32(a) << 18) >> 23); }},
       {"bfi.b32 %r9, %r0, %r1, 4, 9;", 4,
        [](auto a, auto b, auto) { return (b & ~(uint64_t{511} << 4)) | (a & 511) << 4; }},
+      {"bfi.b64 %x9, %x0, %x1, 20, 33;", 8,
+       [](auto a, auto b, auto) {
+         const uint64_t ones = (uint64_t{1} << 33) - 1;
+         return (b & ~(ones << 20)) | (a & ones) << 20;
+       }},
       {"prmt.b32 %r9, %r0, %r1, 0x5410;", 4, [](auto a, auto b, auto) { return (a & 0xffff) | b << 16; }},
       {"prmt.b32 %r9, %r0, %r1, 0x7654;", 4, [](auto, auto b, auto) { return b; }},
       {"shf.r.wrap.b32 %r9, %r0, %r1, 7;", 4,

@@ -40,17 +40,20 @@ std::vector<float> ToHost(const float* pointer, size_t count) {
 
 std::vector<float> RunRmsNorm(const KernelEntries& entries, const std::vector<float>& x,
                               const std::vector<float>& weight, uint32_t rows, float epsilon) {
-  cuda::RmsNormLaunch launch;
+  cuda::PrepareLaunch launch;
   launch.x = ToDevice(x);
-  launch.weight = weight.empty() ? nullptr : ToDevice(weight);
-  float* const y = NewOnDevice<float>(x.size());
-  launch.y = y;
   launch.rows = rows;
   launch.cols = static_cast<uint32_t>(x.size() / rows);
-  launch.epsilon = epsilon;
+  launch.x_stride = launch.cols;
+  launch.norm.on = true;
+  launch.norm.weight = weight.empty() ? nullptr : ToDevice(weight);
+  launch.norm.epsilon = epsilon;
+  float* const y = NewOnDevice<float>(x.size());
+  launch.y = y;
+  launch.y_stride = launch.cols;
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   // A kernel that faults fails the calls behind it, or its own; the report says why.
-  if (entries.rms_norm(launch, nullptr) != cudaSuccess) {
+  if (entries.prepare(launch, nullptr) != cudaSuccess) {
     return {};
   }
   return ToHost(y, x.size());
@@ -58,21 +61,35 @@ std::vector<float> RunRmsNorm(const KernelEntries& entries, const std::vector<fl
 
 std::vector<float> RunGemvQ4(const KernelEntries& entries, const std::vector<float>& x,
                              const std::vector<uint8_t>& weights, uint32_t rows, uint64_t stride) {
+  constexpr uint32_t kGroup = 64;
+  constexpr uint64_t kShared = 48 << 10;
   const auto cols = static_cast<uint32_t>(x.size());
-  cuda::RoundRowsLaunch round;
+  cuda::PrepareLaunch round;
   round.x = ToDevice(x);
   round.rows = 1;
   round.cols = cols;
-  unsigned char* const rounded = NewOnDevice<unsigned char>(cuda::RoundedRowBytes((cols + 63) / 64));
-  round.y = rounded;
-  cuda::GemvQ4Launch gemv;
-  gemv.weights = ToDevice(weights);
-  gemv.stride = stride;
-  gemv.x = rounded;
+  round.group = kGroup;
+  round.rounded = NewOnDevice<uint8_t>(cuda::RoundedStride(cols, kGroup));
+  cuda::MatMulLaunch gemv;
+  gemv.tokens = 1;
+  gemv.part_count = 1;
+  cuda::MatMulLaunchPart& part = gemv.parts[0];
+  const EncodingDescriptor d = MakeDescriptor(Encoding::kQ4);
+  part.weights.base = ToDevice(weights);
+  part.weights.stride = stride;
+  part.weights.rows = rows;
+  part.weights.cols = cols;
+  part.weights.scales = static_cast<uint32_t>(ScaleOffset(d, cols));
+  part.weights.zeros = static_cast<uint32_t>(ZeroOffset(d, cols));
+  part.weights.group = kGroup;
+  part.weights.encoding = Encoding::kQ4;
+  part.weights.meta_bits = 16;
+  part.weights.aligned = 16;
+  part.rounded = round.rounded;
+  part.rows = rows;
   float* const y = NewOnDevice<float>(rows);
-  gemv.y = y;
-  gemv.rows = rows;
-  gemv.cols = cols;
+  part.y = y;
+  part.y_stride = rows;
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   cudaStream_t first;
   cudaStream_t second;
@@ -80,9 +97,9 @@ std::vector<float> RunGemvQ4(const KernelEntries& entries, const std::vector<flo
   EXPECT_EQ(cudaStreamCreateWithFlags(&first, cudaStreamNonBlocking), cudaSuccess);
   EXPECT_EQ(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking), cudaSuccess);
   EXPECT_EQ(cudaEventCreateWithFlags(&done, cudaEventDisableTiming), cudaSuccess);
-  if (entries.round_rows(round, first) != cudaSuccess || cudaEventRecord(done, first) != cudaSuccess ||
-      cudaStreamWaitEvent(second, done, 0) != cudaSuccess || entries.gemv_q4(gemv, second) != cudaSuccess ||
-      cudaStreamSynchronize(second) != cudaSuccess) {
+  if (entries.prepare(round, first) != cudaSuccess || cudaEventRecord(done, first) != cudaSuccess ||
+      cudaStreamWaitEvent(second, done, 0) != cudaSuccess ||
+      entries.matmul(gemv, kShared, second) != cudaSuccess || cudaStreamSynchronize(second) != cudaSuccess) {
     return {};
   }
   return ToHost(y, rows);

@@ -7,16 +7,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cuda/gemv_q4.h"
-#include "kernels/cuda/rms_norm.h"
-#include "kernels/cuda/round_rows.h"
+#include "kernels/cuda/device/matmul.h"
+#include "kernels/cuda/device/row_kernels.h"
 
 namespace sluice::cuda_fake {
 
 struct KernelEntries {
-  cudaError_t (*rms_norm)(const cuda::RmsNormLaunch&, cudaStream_t) = cuda::EnqueueRmsNorm;
-  cudaError_t (*round_rows)(const cuda::RoundRowsLaunch&, cudaStream_t) = cuda::EnqueueRoundRows;
-  cudaError_t (*gemv_q4)(const cuda::GemvQ4Launch&, cudaStream_t) = cuda::EnqueueGemvQ4;
+  cudaError_t (*prepare)(const cuda::PrepareLaunch&, cudaStream_t) = cuda::EnqueuePrepare;
+  cudaError_t (*matmul)(cuda::MatMulLaunch, uint64_t, cudaStream_t) = cuda::EnqueueMatMul;
 };
 
 // y of `rows` rows; with an empty weight none is passed. Empty after an error, which the fake has reported.

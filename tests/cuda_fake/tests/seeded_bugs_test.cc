@@ -24,8 +24,8 @@ constexpr uint32_t kCols = 2100;
 std::vector<float> Expected(const SeededBug& bug, const std::vector<float>& x,
                             const std::vector<float>& weight, const std::vector<uint8_t>& rows,
                             uint64_t stride) {
-  std::vector<float> y(bug.kernel == "rms_norm" ? x.size() : kRows);
-  if (bug.kernel == "rms_norm") {
+  std::vector<float> y(bug.kernel == "norm" ? x.size() : kRows);
+  if (bug.kernel == "norm") {
     CallNorm norm;
     norm.weight = weight.data();
     norm.epsilon = 1e-5f;
@@ -44,7 +44,7 @@ class SeededBugTest : public testing::TestWithParam<SeededBug> {};
 
 TEST_P(SeededBugTest, IsFoundAndNamedInEverySeed) {
   const SeededBug& bug = GetParam();
-  const bool is_norm = bug.kernel == "rms_norm";
+  const bool is_norm = bug.kernel == "norm";
   const std::vector<float> x = RandomFloats(is_norm ? kNormRows * kNormCols : kCols, 3);
   const std::vector<float> weight = RandomFloats(kNormCols, 4);
   uint64_t stride = 0;

@@ -1,0 +1,260 @@
+#include "kernels/cuda/cuda_backend.h"
+
+#include <array>
+#include <atomic>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "common/status.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/memory.h"
+#include "kernels/cuda/status.h"
+
+namespace sluice {
+namespace {
+
+using cuda::StatusOf;
+
+constexpr int kOldestMajor = 7;
+constexpr int kOldestMinor = 5;
+
+class CudaBackend final : public Backend, public Queue {
+ public:
+  CudaBackend(std::unique_ptr<cuda::Device> device, std::string name)
+      : device_(std::move(device)), name_(std::move(name)), scratch_(device_->limits) {}
+  ~CudaBackend() override;
+
+  absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
+    return memory_.Allocate(bytes, kind, device_->stream);
+  }
+  absl::StatusOr<SharedBuffer> AllocateShared(uint64_t bytes) override {
+    return memory_.AllocateShared(bytes, device_->stream);
+  }
+  absl::StatusOr<BufferId> Import(absl::Span<const std::byte> memory) override {
+    return memory_.Import(memory);
+  }
+  absl::Status Free(BufferId buffer) override;
+  const std::byte* HostRead(BufferRef ref, uint64_t bytes) override { return memory_.HostRead(ref, bytes); }
+  std::byte* HostWrite(BufferRef ref, uint64_t bytes) override { return memory_.HostWrite(ref, bytes); }
+  Queue& queue() override { return *this; }
+  void BeginStep() override {}
+  void EndStep() override {}
+  BackendCounters Counters() const override;
+  std::string Describe() const override { return name_; }
+
+  absl::Status Upload(const void* source, uint64_t bytes, BufferRef destination) override;
+  absl::Status Download(BufferRef source, uint64_t bytes, void* destination) override;
+  absl::Status Enqueue(const Operation& operation) override;
+  bool RunsAtCall() const override { return false; }
+  Event Record() override;
+  bool IsDone(Event event) override;
+  absl::Status Wait(Event event) override;
+  absl::StatusOr<double> Seconds(Event from, Event to) override;
+
+ private:
+  // A point in the queue, by its value modulo kPoints; its events are made when they are first wanted.
+  struct Point {
+    cudaEvent_t end = nullptr;
+    cudaEvent_t begin = nullptr;  // before the first operation since the point before
+    bool begun = false;
+  };
+  static constexpr uint64_t kPoints = kTimedEvents + 1;  // the timed ones, and the next
+  Point& PointAt(uint64_t value) { return points_[value % kPoints]; }
+  // Records `event`, made first if there is none. Where that fails the device has failed, as Wait() will say.
+  void RecordInto(cudaEvent_t* event) {
+    if (*event != nullptr || cudaEventCreate(event) == cudaSuccess) {
+      cudaEventRecord(*event, device_->stream);
+    }
+  }
+  // Makes the place of the next point free, which may wait for the one that had it long ago.
+  void FreeNext();
+  // Everything up to this point has run: counts the time of its operations.
+  void LearnDone(uint64_t value);
+  absl::Status Synchronize() {
+    return StatusOf(cudaStreamSynchronize(device_->stream), "waiting for the GPU");
+  }
+
+  std::unique_ptr<cuda::Device> device_;
+  const std::string name_;
+  cuda::Memory memory_;
+  CallScratch scratch_;
+  // Written by the owner thread alone.
+  std::atomic<double> kernel_seconds_{0};
+  std::atomic<uint64_t> waits_{0};
+  std::array<Point, kPoints> points_;
+  uint64_t recorded_ = 0;
+  uint64_t done_ = 0;
+  absl::Status error_;  // the first of enqueued work
+};
+
+CudaBackend::~CudaBackend() {
+  cudaStreamSynchronize(device_->stream);
+  for (const Point& point : points_) {
+    for (const cudaEvent_t event : {point.end, point.begin}) {
+      if (event != nullptr) {
+        cudaEventDestroy(event);
+      }
+    }
+  }
+}
+
+BackendCounters CudaBackend::Counters() const {
+  BackendCounters counters;
+  counters.kernel_seconds = kernel_seconds_.load(std::memory_order_relaxed);
+  counters.waits = waits_.load(std::memory_order_relaxed);
+  return counters;
+}
+
+absl::Status CudaBackend::Free(BufferId buffer) {
+  RETURN_IF_ERROR(Synchronize());
+  return memory_.Free(buffer);
+}
+
+absl::Status CudaBackend::Upload(const void* source, uint64_t bytes, BufferRef destination) {
+  std::byte* const place = memory_.Write(destination, bytes);
+  if (place == nullptr) {
+    return memory_.Explain(destination, bytes, true, "upload");
+  }
+  if (bytes == 0) {
+    return absl::OkStatus();
+  }
+  if (memory_.HostWrite(destination, bytes) != nullptr) {
+    RETURN_IF_ERROR(Synchronize());  // a copy within host memory does not wait for the stream
+  }
+  RETURN_IF_ERROR(
+      StatusOf(cudaMemcpyAsync(place, source, bytes, cudaMemcpyDefault, device_->stream), "upload"));
+  // The copy has taken pageable memory when the call returns; pinned memory it has not.
+  return memory_.IsPinned(source, bytes) ? Synchronize() : absl::OkStatus();
+}
+
+absl::Status CudaBackend::Download(BufferRef source, uint64_t bytes, void* destination) {
+  const std::byte* const place = memory_.Read(source, bytes);
+  if (place == nullptr) {
+    return memory_.Explain(source, bytes, false, "download");
+  }
+  if (bytes == 0) {
+    return absl::OkStatus();
+  }
+  if (memory_.HostRead(source, bytes) != nullptr) {
+    RETURN_IF_ERROR(Synchronize());
+  }
+  return StatusOf(cudaMemcpyAsync(destination, place, bytes, cudaMemcpyDefault, device_->stream), "download");
+}
+
+absl::Status CudaBackend::Enqueue(const Operation& operation) {
+  return std::visit(
+      [&](const auto* args) -> absl::Status {
+        const auto call = Resolve(Resolver(memory_, device_->limits, scratch_, NameOf(*args)), *args);
+        if (!call.ok()) {
+          return call.status();
+        }
+        FreeNext();
+        if (Point& next = PointAt(recorded_ + 1); !next.begun) {
+          RecordInto(&next.begin);
+          next.begun = true;
+        }
+        return cuda::Run(*device_, *call);
+      },
+      operation);
+}
+
+void CudaBackend::FreeNext() {
+  if (recorded_ + 1 > kPoints && done_ < recorded_ + 1 - kPoints) {
+    cudaEventSynchronize(PointAt(recorded_ + 1).end);
+    LearnDone(recorded_ + 1 - kPoints);
+  }
+}
+
+void CudaBackend::LearnDone(uint64_t value) {
+  for (; done_ < value; ++done_) {
+    Point& point = PointAt(done_ + 1);
+    float milliseconds = 0;
+    if (std::exchange(point.begun, false) &&
+        cudaEventElapsedTime(&milliseconds, point.begin, point.end) == cudaSuccess) {
+      kernel_seconds_.store(kernel_seconds_.load(std::memory_order_relaxed) + double{milliseconds} * 1e-3,
+                            std::memory_order_relaxed);
+    }
+  }
+}
+
+Event CudaBackend::Record() {
+  FreeNext();
+  RecordInto(&PointAt(++recorded_).end);
+  return {recorded_};
+}
+
+bool CudaBackend::IsDone(Event event) {
+  if (event.value <= done_) {
+    return true;
+  }
+  if (event.value > recorded_ || cudaEventQuery(PointAt(event.value).end) != cudaSuccess) {
+    return false;
+  }
+  LearnDone(event.value);  // and all before it: there is one stream
+  return true;
+}
+
+absl::Status CudaBackend::Wait(Event event) {
+  if (event.value > recorded_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a wait for point ", event.value, " of ", recorded_, ": it was never recorded"));
+  }
+  if (event.value > done_) {
+    waits_.fetch_add(1, std::memory_order_relaxed);
+    const absl::Status waited =
+        StatusOf(cudaEventSynchronize(PointAt(event.value).end), "waiting for the GPU");
+    if (waited.ok()) {
+      LearnDone(event.value);
+    } else if (error_.ok()) {
+      error_ = waited;
+    }
+  }
+  return error_;
+}
+
+absl::StatusOr<double> CudaBackend::Seconds(Event from, Event to) {
+  if (from.value == 0 || from.value > to.value || to.value > recorded_ ||
+      from.value + kTimedEvents <= recorded_) {
+    return absl::OutOfRangeError(absl::StrCat("no times of the points ", from.value, " and ", to.value,
+                                              ": known are the last ", kTimedEvents, " of ", recorded_));
+  }
+  if (!IsDone(to)) {
+    return absl::FailedPreconditionError(absl::StrCat("point ", to.value, " is not done"));
+  }
+  float milliseconds = 0;
+  RETURN_IF_ERROR(
+      StatusOf(cudaEventElapsedTime(&milliseconds, PointAt(from.value).end, PointAt(to.value).end),
+               "the time between two points"));
+  return double{milliseconds} * 1e-3;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const BackendLimits& limits) {
+  int count = 0;
+  const cudaError_t found = cudaGetDeviceCount(&count);
+  if (found != cudaSuccess || count == 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "device cuda: no GPU (", found == cudaSuccess ? "the driver has none" : cudaGetErrorString(found),
+        "); nvidia-smi -L lists what the driver sees"));
+  }
+  cudaDeviceProp properties;
+  RETURN_IF_ERROR(StatusOf(cudaGetDeviceProperties(&properties, 0), "properties of the GPU"));
+  if (std::pair(properties.major, properties.minor) < std::pair(kOldestMajor, kOldestMinor)) {
+    return absl::FailedPreconditionError(absl::StrCat("device cuda: ", properties.name,
+                                                      " is of compute capability ", properties.major, ".",
+                                                      properties.minor, ", 7.5 is the oldest"));
+  }
+  RETURN_IF_ERROR(StatusOf(cudaSetDevice(0), properties.name));
+  auto device = cuda::CreateDevice(limits);
+  if (!device.ok()) {
+    return Annotate(device.status(), "device cuda");
+  }
+  return std::make_unique<CudaBackend>(
+      *std::move(device),
+      absl::StrCat("device cuda, ", properties.name, ", compute capability ", properties.major, ".",
+                   properties.minor, ", ", properties.totalGlobalMem >> 20, " MiB"));
+}
+
+}  // namespace sluice

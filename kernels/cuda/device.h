@@ -1,0 +1,84 @@
+// What the operations of a GPU share: its stream, the tables of a call, and one workspace that operations use
+// in turn, since they run in order.
+//
+// Thread safety: thread-compatible; owned by one backend.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "kernels/calls/calls.h"
+#include "kernels/cuda/device/matrix.h"
+#include "kernels/cuda/device/row_kernels.h"
+#include "kernels/cuda/tables.h"
+
+namespace sluice::cuda {
+
+struct Device {
+  cudaStream_t stream = nullptr;
+  BackendLimits limits;
+  uint64_t shared_bytes = 0;  // of a block, the most that it may ask for
+  uint8_t* workspace = nullptr;
+  uint64_t workspace_bytes = 0;
+  std::unique_ptr<Tables> tables;
+
+  ~Device();
+};
+
+// The default device's stream, workspace and tables for these limits.
+absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const BackendLimits& limits);
+
+// Hands out the workspace from its beginning: what an operation takes is its own until the next operation.
+class Workspace {
+ public:
+  explicit Workspace(Device& device) : device_(device) {}
+  // RESOURCE_EXHAUSTED naming `what` and the bytes. Aligned to 256.
+  absl::StatusOr<uint8_t*> Take(uint64_t bytes, const char* what);
+  uint64_t left() const { return device_.workspace_bytes - used_; }
+
+ private:
+  Device& device_;
+  uint64_t used_ = 0;
+};
+
+// The operations' functions, as every device has them: ops_*.cc.
+#define SLUICE_CUDA_RUN(Name) absl::Status Run(Device& device, const Name##Call& call);
+SLUICE_OPERATIONS(SLUICE_CUDA_RUN)
+#undef SLUICE_CUDA_RUN
+
+// Host structs as the kernels' headers have them. Index lists are the host's: whoever takes them copies them.
+DeviceMatrix MatrixOf(const CallWeights& weights);
+DeviceNorm NormOf(const CallNorm& norm);
+
+// Rows of activations made ready for the matrices of a call: normed, picked, rounded for each group size
+// among them, copied where plain matrices need rows aligned to 16 bytes.
+struct PreparedRows {
+  const float* x = nullptr;
+  uint64_t stride = 0;
+  uint64_t head_stride = 0;
+  const uint8_t* rounded[8] = {};  // by group / 16 - 1
+  const uint8_t* Rounded(const DeviceMatrix& m) const {
+    return m.group == 0 ? nullptr : rounded[m.group / 16 - 1];
+  }
+};
+struct RowsToPrepare {
+  const float* x = nullptr;
+  uint64_t stride = 0;
+  uint64_t head_stride = 0;
+  uint32_t heads = 1;
+  const uint32_t* ids = nullptr;  // device
+  uint32_t tokens = 0;
+  uint32_t cols = 0;
+  DeviceNorm norm;
+  bool plain = false;   // some matrix is plain
+  bool rounds[8] = {};  // by group / 16 - 1
+  void Note(const DeviceMatrix& m);
+};
+// Workspace bytes of one token.
+uint64_t PreparedBytes(const RowsToPrepare& rows);
+absl::StatusOr<PreparedRows> Prepare(Device& device, const RowsToPrepare& rows, Workspace* workspace);
+
+}  // namespace sluice::cuda

@@ -1,0 +1,54 @@
+// Choosing the largest: the router's experts and weights (ARITHMETIC.md section 4), and what a sampler needs
+// of a row of logits (section 8).
+//
+// Thread safety: pure but for the work it enqueues.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "common/model/model_config.h"
+
+namespace sluice::cuda {
+
+struct RouterLaunch {
+  const float* logits = nullptr;
+  uint64_t stride = 0;
+  uint32_t tokens = 0;
+  uint32_t experts = 0;
+  RouterKind kind = RouterKind::kSoftmaxTopK;
+  uint32_t top_k = 0;
+  bool normed = true;      // weights divided by their sum
+  float norm_epsilon = 0;  // added to that sum, of sigmoids
+  float routed_scale = 1;
+  const float* expert_scale = nullptr;  // [experts], or none
+  const float* correction = nullptr;
+  float jitter = 0;
+  uint32_t groups = 0;
+  uint32_t top_groups = 0;
+  GroupScore group_score = GroupScore::kMax;
+  bool by_logit = true;  // experts are chosen by their logits, not by their scores
+  bool shared = false;
+  const float* shared_logits = nullptr;
+  uint64_t shared_stride = 0;
+  int32_t* ids = nullptr;  // [tokens, top_k + shared]
+  float* weights = nullptr;
+};
+// cudaErrorInvalidValue above 3072 experts.
+cudaError_t EnqueueRouter(const RouterLaunch& launch, cudaStream_t stream);
+
+inline constexpr uint32_t kMaxTop = 1024;
+struct TopLogitsLaunch {
+  const float* logits = nullptr;
+  uint64_t stride = 0;
+  uint32_t tokens = 0;
+  uint32_t vocab = 0;  // below 2^24
+  uint32_t k = 0;      // up to kMaxTop
+  int32_t* ids = nullptr;
+  float* values = nullptr;
+  float* log_sum_exp = nullptr;  // or none
+};
+cudaError_t EnqueueTopLogits(const TopLogitsLaunch& launch, cudaStream_t stream);
+
+}  // namespace sluice::cuda

@@ -1,0 +1,144 @@
+// Encoded rows read by kernels (pack/row_layout.h): scales, zeros, blocks of codes, values of plain rows.
+#pragma once
+
+#include "kernels/cuda/device/matrix.h"
+#include "kernels/cuda/device/scalar.cuh"
+
+namespace sluice::cuda {
+
+// Row i, nullptr for an absent one.
+__device__ inline const uint8_t* RowOf(const DeviceMatrix& m, unsigned i) {
+  if (m.positions == nullptr) {
+    return m.base + i * m.stride;
+  }
+  const int place = m.positions[i];
+  return place < 0 ? nullptr : m.base + static_cast<unsigned>(place) * m.stride;
+}
+
+__device__ inline bool IsPlain(Encoding encoding) { return encoding <= Encoding::kF32; }
+
+// What an 8-bit scale (first 0) or zero (first 4) stands for.
+__device__ inline float SuperValue(const DeviceMatrix& m, const uint8_t* row, unsigned group, unsigned code,
+                                   unsigned first) {
+  const uint8_t* const quadruple = row + m.supers + 8 * (group / m.super_group) + first;
+  return (static_cast<float>(code) - HalfAt(quadruple + 2)) * HalfAt(quadruple);
+}
+
+__device__ inline float ScaleOf(const DeviceMatrix& m, const uint8_t* row, unsigned group) {
+  if (m.encoding == Encoding::kMxfp4) {  // 2^(e - 128), below e = 2 a denormal
+    const unsigned e = row[m.scales + group];
+    return __uint_as_float(e == 255 ? 0x7fc00000u : e >= 2 ? (e - 1) << 23 : 0x00200000u << e);
+  }
+  return m.meta_bits == 8 ? SuperValue(m, row, group, row[m.scales + group], 0)
+                          : HalfAt(row + m.scales + 2 * group);
+}
+
+__device__ inline float ZeroOf(const DeviceMatrix& m, const uint8_t* row, unsigned group) {
+  if (m.encoding == Encoding::kMxfp4) {
+    return 0.0f;
+  }
+  return m.meta_bits == 8 ? SuperValue(m, row, group, row[m.zeros + group], 4)
+                          : HalfAt(row + m.zeros + 2 * group);
+}
+
+// kWords words of 4 bytes by the widest loads that the rows' alignment allows.
+template <int kWords>
+__device__ inline void LoadWords(const uint8_t* from, unsigned aligned, uint32_t (&words)[kWords]) {
+  if (kWords % 4 == 0 && aligned >= 16) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      const uint4 four = *reinterpret_cast<const uint4*>(from + 4 * i);
+      words[i] = four.x;
+      words[i + 1] = four.y;
+      words[i + 2] = four.z;
+      words[i + 3] = four.w;
+    }
+  } else if (aligned >= 4) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      words[i] = *reinterpret_cast<const uint32_t*>(from + 4 * i);
+    }
+  } else {
+    const uint16_t* const halves = reinterpret_cast<const uint16_t*>(from);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      words[i] = halves[2 * i] | static_cast<uint32_t>(halves[2 * i + 1]) << 16;
+    }
+  }
+}
+
+template <Encoding kEncoding>
+constexpr unsigned kPlaneBits = kEncoding == Encoding::kQ8                                    ? 8
+                                : kEncoding == Encoding::kQ4 || kEncoding == Encoding::kMxfp4 ? 4
+                                                                                              : 2;
+
+// Four nibbles of E2M1, one a byte, to twice their values, signed.
+__device__ inline unsigned Mxfp4Bytes(unsigned codes) {
+  const unsigned size = codes & 0x07070707u;
+  const unsigned pairs = size | size >> 4;
+  const unsigned select = (pairs & 0xffu) | (pairs >> 8 & 0xff00u);
+  const unsigned magnitude = __byte_perm(0x03020100u, 0x0c080604u, select);
+  // A negative zero is zero, so that no byte carries into the next.
+  const unsigned negative = codes & (size + 0x07070707u) & 0x08080808u;
+  const unsigned ones = negative >> 3;
+  return (magnitude ^ ones * 0xffu) + ones;
+}
+
+// Codes of unit `unit` of a block: those of the words 4 * i + {0, 2, 1, 3} in bytes, for i = quad. `words` is
+// the block, `third` q3's block of third bits with `third_select` of __byte_perm for its half.
+template <Encoding kEncoding>
+__device__ inline unsigned CodesOf(const uint32_t (&words)[8], const uint32_t (&third)[8],
+                                   unsigned third_select, int unit, int quad) {
+  constexpr int kBits = kPlaneBits<kEncoding>;
+  const int shift = unit * kBits;
+  unsigned codes = __byte_perm(words[2 * quad], words[2 * quad + 1], shift < 8 ? 0x6240 : 0x7351);
+  if (kBits < 8) {
+    codes = codes >> (shift % 8) & ((1u << kBits) - 1) * 0x01010101u;
+  }
+  if (kEncoding == Encoding::kQ3) {
+    const unsigned high = __byte_perm(third[2 * quad], third[2 * quad + 1], third_select);
+    codes |= (high >> unit & 0x01010101u) << 2;
+  }
+  return kEncoding == Encoding::kMxfp4 ? Mxfp4Bytes(codes) : codes;
+}
+
+// Eight values of a plain row from column `first`, a multiple of 8.
+template <Encoding kEncoding>
+__device__ inline void LoadEight(const uint8_t* row, unsigned aligned, unsigned first, float (&values)[8]) {
+  if (kEncoding == Encoding::kF32) {
+    uint32_t words[8];
+    LoadWords(row + 4 * first, aligned, words);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      values[i] = __uint_as_float(words[i]);
+    }
+    return;
+  }
+  uint32_t words[4];
+  LoadWords(row + 2 * first, aligned, words);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (kEncoding == Encoding::kBf16) {
+      values[2 * i] = __uint_as_float(words[i] << 16);
+      values[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    } else {
+      values[2 * i] = __half2float(__ushort_as_half(static_cast<unsigned short>(words[i])));
+      values[2 * i + 1] = __half2float(__ushort_as_half(static_cast<unsigned short>(words[i] >> 16)));
+    }
+  }
+}
+
+// One value of a plain row.
+template <Encoding kEncoding>
+__device__ inline float LoadOne(const uint8_t* row, unsigned aligned, unsigned column) {
+  if (kEncoding == Encoding::kF32) {
+    uint32_t word[1];
+    LoadWords(row + 4 * column, aligned, word);
+    return __uint_as_float(word[0]);
+  }
+  const uint16_t bits = *reinterpret_cast<const uint16_t*>(row + 2 * column);
+  return kEncoding == Encoding::kBf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16)
+                                      : __half2float(__ushort_as_half(bits));
+}
+
+}  // namespace sluice::cuda

@@ -1,0 +1,106 @@
+// Kernels over rows of activations: norms with rounding behind them, embedding, and element by element.
+//
+// Every Enqueue function puts one kernel into the stream and says what the launch said: it allocates nothing
+// and waits for nothing. Addresses are the device's; strides are in floats unless said otherwise. Shapes are
+// the caller's to check. Rows need the alignment that is said, or none beyond their type's.
+//
+// Thread safety: pure but for the work they enqueue.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "common/model/model_config.h"
+#include "kernels/cuda/device/matrix.h"
+
+namespace sluice::cuda {
+
+struct DeviceNorm {
+  bool on = false;
+  NormKind kind = NormKind::kRms;
+  const float* weight = nullptr;  // [cols], or none: 1
+  const float* bias = nullptr;    // [cols], or none
+  float epsilon = 0;
+};
+
+// Row i of `rows` = tokens * heads: x + token * x_stride + head * x_head_stride with token = ids[i / heads].
+struct PrepareLaunch {
+  const float* x = nullptr;
+  uint64_t x_stride = 0;
+  uint64_t x_head_stride = 0;
+  uint32_t heads = 1;
+  const uint32_t* ids = nullptr;  // or none: in order
+  uint32_t rows = 0;
+  uint32_t cols = 0;
+  DeviceNorm norm;
+  float* y = nullptr;  // [rows, cols]: the normed values, or none; may be x
+  uint64_t y_stride = 0;
+  uint8_t* rounded = nullptr;  // [rows] rounded rows of groups of `group` (matrix.h), or none
+  uint32_t group = 0;
+};
+cudaError_t EnqueuePrepare(const PrepareLaunch& launch, cudaStream_t stream);
+
+// y[i] = scale * table[ids[i]].
+struct EmbedLaunch {
+  DeviceMatrix table;
+  const int32_t* ids = nullptr;
+  uint32_t tokens = 0;
+  float scale = 1;
+  float* y = nullptr;
+  uint64_t y_stride = 0;
+};
+cudaError_t EnqueueEmbed(const EmbedLaunch& launch, cudaStream_t stream);
+
+// x *= sigmoid(gate).
+struct SigmoidGateLaunch {
+  float* x = nullptr;
+  uint64_t x_stride = 0;
+  const float* gate = nullptr;
+  uint64_t gate_stride = 0;
+  uint32_t tokens = 0;
+  uint32_t cols = 0;
+};
+cudaError_t EnqueueSigmoidGate(const SigmoidGateLaunch& launch, cudaStream_t stream);
+
+// x = cap * tanh(x / cap).
+struct SoftCapLaunch {
+  float* x = nullptr;
+  uint64_t x_stride = 0;
+  uint32_t tokens = 0;
+  uint32_t cols = 0;
+  float cap = 0;
+};
+cudaError_t EnqueueSoftCap(const SoftCapLaunch& launch, cudaStream_t stream);
+
+// y[i] = weights[i] * x[i / ranks].
+struct ScaleRowsLaunch {
+  const float* x = nullptr;
+  uint64_t x_stride = 0;
+  const float* weights = nullptr;
+  uint32_t rows = 0;  // of y
+  uint32_t ranks = 0;
+  uint32_t cols = 0;
+  float* y = nullptr;
+  uint64_t y_stride = 0;
+};
+cudaError_t EnqueueScaleRows(const ScaleRowsLaunch& launch, cudaStream_t stream);
+
+// out[t] = gain * (residual[t] + scale * sum over ranks of weights[t, r] * y[t * ranks + r]).
+struct CombineLaunch {
+  const float* y = nullptr;
+  uint64_t y_stride = 0;
+  const float* weights = nullptr;  // or none: 1
+  uint32_t tokens = 0;
+  uint32_t ranks = 0;
+  uint32_t cols = 0;
+  const float* residual = nullptr;  // or none: zeros
+  uint64_t residual_stride = 0;
+  float* out = nullptr;
+  uint64_t out_stride = 0;
+  float scale = 1;
+  const float* gain = nullptr;  // [1], or none: 1
+};
+cudaError_t EnqueueCombine(const CombineLaunch& launch, cudaStream_t stream);
+
+}  // namespace sluice::cuda

@@ -1,0 +1,181 @@
+#include "kernels/cuda/device/convolution.cuh"
+#include "kernels/cuda/device/scalar.cuh"
+#include "kernels/cuda/device/state.h"
+#include "kernels/cuda/device/warp.cuh"
+
+namespace sluice::cuda {
+namespace {
+
+constexpr unsigned kThreads = 256;
+constexpr unsigned kMaxThreads = 1024;
+
+__device__ __host__ inline unsigned ConvCols(const MambaLaunch& launch) {
+  return launch.heads * launch.head_dim + 2 * launch.groups * launch.state;
+}
+
+dim3 ConvGrid(unsigned cols, const StateSequences& sequences) {
+  return dim3((cols + kThreads - 1) / kThreads, sequences.max_rows + 1, sequences.count);
+}
+
+// A thread a column of a row (128 neighbouring bytes a warp); the row behind the last one keeps the inputs
+// that the next step needs. Bytes: conv_kernel inputs, from the cache but one, and as many weights a value.
+// Bound: memory.
+__global__ void __launch_bounds__(kThreads) MambaConvKernel(MambaLaunch launch) {
+  const unsigned cols = ConvCols(launch);
+  const unsigned c = blockIdx.x * kThreads + threadIdx.x;
+  const StateSequence sequence = launch.sequences.sequences[blockIdx.z];
+  const unsigned row = blockIdx.y;
+  if (c >= cols || row > sequence.rows) {
+    return;
+  }
+  const auto input = [&](unsigned t) { return launch.xbc[t * launch.xbc_stride + c]; };
+  if (row == sequence.rows) {
+    KeepInputs(sequence, launch.conv_kernel, cols, c, input);
+    return;
+  }
+  const float sum = Convolve(sequence, row, launch.conv_kernel, cols, c, launch.conv_bias[c], input,
+                             [&](unsigned j) { return launch.conv[j * launch.conv_stride + c]; });
+  launch.convolved[uint64_t{sequence.first_row + row} * cols + c] = Silu(sum);
+}
+
+// The step's length and what a state keeps of itself, of one head and token.
+struct Step {
+  float length;
+  float decay;
+};
+__device__ inline Step StepOf(const MambaLaunch& launch, unsigned t, unsigned head) {
+  float s = Softplus(launch.dt[t * launch.dt_stride + head] + launch.dt_bias[head]);
+  s = s < launch.min_step ? launch.min_step : s;
+  s = launch.max_step > 0 && launch.max_step < s ? launch.max_step : s;
+  return {s, Exp(-(s * Exp(launch.a_log[head])))};
+}
+
+// A block a head of a sequence, a thread a column of its state, rows of the sequence one after another: each
+// thread goes down its column once a token. 128 neighbouring bytes a warp. Bytes: a head's state once read
+// and once written a token. Bound: memory for a decode step, latency of the recurrence for a prompt.
+__global__ void MambaStepKernel(MambaLaunch launch) {
+  extern __shared__ float shared[];  // B and C [state]
+  __shared__ Step step;
+  const unsigned states = launch.state;
+  const unsigned dim = launch.head_dim;
+  float* const b = shared;
+  float* const c = b + states;
+  const StateSequence sequence = launch.sequences.sequences[blockIdx.y];
+  const unsigned head = blockIdx.x;
+  const unsigned group = head / (launch.heads / launch.groups);
+  const unsigned values = launch.heads * dim;
+  const unsigned cols = ConvCols(launch);
+  const uint64_t first = uint64_t{launch.conv_kernel - 1} * cols + uint64_t{head} * states * dim;
+  const unsigned p = threadIdx.x;
+  const float* from = sequence.from == nullptr ? nullptr : sequence.from + first;
+  float* const to = sequence.to + first;
+  for (unsigned row = 0; row < sequence.rows; ++row) {
+    const unsigned t = sequence.first_row + row;
+    const float* const in = launch.convolved + uint64_t{t} * cols;
+    for (unsigned n = threadIdx.x; n < states; n += blockDim.x) {
+      b[n] = in[values + group * states + n];
+      c[n] = in[values + (launch.groups + group) * states + n];
+    }
+    if (threadIdx.x == 0) {
+      step = StepOf(launch, t, head);
+    }
+    __syncthreads();
+    if (p < dim) {
+      const float x = in[head * dim + p];
+      const float u = step.length * x;
+      const float decay = step.decay;
+      float y = 0;
+      for (unsigned n = 0; n < states; ++n) {
+        const uint64_t at = uint64_t{n} * dim + p;
+        const float cell = fmaf(b[n], u, (from == nullptr ? 0.0f : from[at]) * decay);
+        to[at] = cell;
+        y = fmaf(cell, c[n], y);
+      }
+      const unsigned place = head * dim + p;
+      launch.out[t * launch.out_stride + place] =
+          fmaf(launch.skip[head], x, y + 0.0f) * Silu(launch.z[t * launch.z_stride + place]);
+    }
+    from = to;
+    __syncthreads();
+  }
+}
+
+// A block a row and group of heads: warp 0 makes the sum, all threads scale. 128 neighbouring bytes a warp.
+// Bytes: the row read twice (the second time from the cache) and written. Bound: latency.
+__global__ void __launch_bounds__(kThreads) MambaNormKernel(MambaLaunch launch) {
+  __shared__ float factor;
+  const StateSequence sequence = launch.sequences.sequences[blockIdx.z];
+  if (blockIdx.y >= sequence.rows) {
+    return;
+  }
+  const unsigned width = launch.heads * launch.head_dim / launch.groups;
+  const unsigned first = blockIdx.x * width;
+  float* const row = launch.out + (sequence.first_row + blockIdx.y) * launch.out_stride + first;
+  if (threadIdx.x < kLanes) {
+    float squares = 0;
+    for (unsigned i = threadIdx.x; i < width; i += kLanes) {
+      squares = fmaf(row[i], row[i], squares);
+    }
+    squares = WarpTreeSum(squares);
+    if (threadIdx.x == 0) {
+      factor = 1.0f / sqrtf(squares / static_cast<float>(width) + launch.epsilon);
+    }
+  }
+  __syncthreads();
+  for (unsigned i = threadIdx.x; i < width; i += kThreads) {
+    row[i] = row[i] * factor * launch.norm_weight[first + i];
+  }
+}
+
+// As MambaConvKernel, over b * x, and times c. Bytes: 12 read and 4 written a value, `kernel` weights from
+// the cache. Bound: memory.
+__global__ void __launch_bounds__(kThreads) ShortConvKernel(ShortConvLaunch launch) {
+  const unsigned width = launch.width;
+  const unsigned c = blockIdx.x * kThreads + threadIdx.x;
+  const StateSequence sequence = launch.sequences.sequences[blockIdx.z];
+  const unsigned row = blockIdx.y;
+  if (c >= width || row > sequence.rows) {
+    return;
+  }
+  const auto input = [&](unsigned t) {
+    const float* const from = launch.bcx + t * launch.bcx_stride + c;
+    return from[0] * from[2 * uint64_t{width}];
+  };
+  if (row == sequence.rows) {
+    KeepInputs(sequence, launch.kernel, width, c, input);
+    return;
+  }
+  const unsigned t = sequence.first_row + row;
+  const float sum = Convolve(sequence, row, launch.kernel, width, c, 0.0f, input,
+                             [&](unsigned j) { return launch.conv[j * launch.conv_stride + c]; });
+  launch.out[t * launch.out_stride + c] = launch.bcx[t * launch.bcx_stride + width + c] * sum;
+}
+
+}  // namespace
+
+cudaError_t EnqueueMamba(const MambaLaunch& launch, cudaStream_t stream) {
+  const unsigned threads = (launch.head_dim + kLanes - 1) / kLanes * kLanes;
+  if (threads > kMaxThreads) {
+    return cudaErrorInvalidValue;
+  }
+  const StateSequences& sequences = launch.sequences;
+  MambaConvKernel<<<ConvGrid(ConvCols(launch), sequences), kThreads, 0, stream>>>(launch);
+  cudaError_t error = cudaGetLastError();
+  if (error != cudaSuccess) {
+    return error;
+  }
+  MambaStepKernel<<<dim3(launch.heads, sequences.count), threads, 8 * launch.state, stream>>>(launch);
+  error = cudaGetLastError();
+  if (error != cudaSuccess) {
+    return error;
+  }
+  MambaNormKernel<<<dim3(launch.groups, sequences.max_rows, sequences.count), kThreads, 0, stream>>>(launch);
+  return cudaGetLastError();
+}
+
+cudaError_t EnqueueShortConv(const ShortConvLaunch& launch, cudaStream_t stream) {
+  ShortConvKernel<<<ConvGrid(launch.width, launch.sequences), kThreads, 0, stream>>>(launch);
+  return cudaGetLastError();
+}
+
+}  // namespace sluice::cuda

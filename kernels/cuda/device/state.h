@@ -1,0 +1,99 @@
+// Layers that carry a state from step to step: the gated delta rule (ARITHMETIC.md section 9), Mamba-2 and
+// the short convolution (section 10).
+//
+// Thread safety: pure but for the work they enqueue.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace sluice::cuda {
+
+struct StateSequence {
+  uint32_t first_row = 0;
+  uint32_t rows = 0;
+  const float* from = nullptr;  // the state before the first row, none: zeros
+  float* to = nullptr;          // the state after the last; both begin with the rows that a convolution keeps
+};
+
+struct StateSequences {
+  const StateSequence* sequences = nullptr;  // device
+  uint32_t count = 0;
+  uint32_t max_rows = 0;  // of a sequence
+};
+
+struct DeltaLaunch {
+  StateSequences sequences;  // states: [conv_kernel - 1][conv_cols], [value_heads][key_dim][value_dim]
+  const float* qkv = nullptr;
+  uint64_t qkv_stride = 0;
+  const float* z = nullptr;
+  uint64_t z_stride = 0;
+  const float* beta = nullptr;
+  uint64_t beta_stride = 0;
+  const float* decay = nullptr;
+  uint64_t decay_stride = 0;
+  const float* conv = nullptr;  // [conv_cols, conv_kernel]
+  const float* a_log = nullptr;
+  const float* dt_bias = nullptr;
+  const float* norm_weight = nullptr;
+  float epsilon = 0;
+  float q_scale = 0;  // 1 / sqrt(key_dim)
+  uint32_t key_heads = 0;
+  uint32_t value_heads = 0;
+  uint32_t key_dim = 0;
+  uint32_t value_dim = 0;
+  uint32_t conv_kernel = 0;
+  float* convolved = nullptr;  // workspace [tokens, conv_cols]
+  float* out = nullptr;
+  uint64_t out_stride = 0;
+};
+
+// Two launches. cudaErrorInvalidValue for a value_dim above 1024.
+cudaError_t EnqueueDelta(const DeltaLaunch& launch, cudaStream_t stream);
+
+struct MambaLaunch {
+  StateSequences sequences;  // states: [conv_kernel - 1][conv_cols], [heads][state][head_dim]
+  const float* z = nullptr;
+  uint64_t z_stride = 0;
+  const float* xbc = nullptr;  // x by head, B by group, C by group: conv_cols
+  uint64_t xbc_stride = 0;
+  const float* dt = nullptr;
+  uint64_t dt_stride = 0;
+  const float* conv = nullptr;  // [conv_kernel] rows
+  uint64_t conv_stride = 0;
+  const float* conv_bias = nullptr;
+  const float* a_log = nullptr;
+  const float* dt_bias = nullptr;
+  const float* skip = nullptr;
+  const float* norm_weight = nullptr;
+  float epsilon = 0;
+  uint32_t heads = 0;
+  uint32_t head_dim = 0;
+  uint32_t groups = 0;
+  uint32_t state = 0;
+  uint32_t conv_kernel = 0;
+  float min_step = 0;
+  float max_step = 0;          // 0: none
+  float* convolved = nullptr;  // workspace [tokens, conv_cols]
+  float* out = nullptr;
+  uint64_t out_stride = 0;
+};
+// Three launches. cudaErrorInvalidValue for a head_dim above 1024.
+cudaError_t EnqueueMamba(const MambaLaunch& launch, cudaStream_t stream);
+
+// out = c * convolution(b * x).
+struct ShortConvLaunch {
+  StateSequences sequences;  // states: [kernel - 1][width]
+  const float* bcx = nullptr;
+  uint64_t bcx_stride = 0;
+  const float* conv = nullptr;  // [kernel] rows
+  uint64_t conv_stride = 0;
+  uint32_t width = 0;
+  uint32_t kernel = 0;
+  float* out = nullptr;
+  uint64_t out_stride = 0;
+};
+cudaError_t EnqueueShortConv(const ShortConvLaunch& launch, cudaStream_t stream);
+
+}  // namespace sluice::cuda
