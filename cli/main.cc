@@ -23,6 +23,7 @@ constexpr Command kCommands[] = {
     {"chat", RunChat, "holds a conversation"},
     {"pack", RunPack, "converts a model folder into a pack"},
     {"pull", RunPull, "fetches a model from a hub"},
+    {"plan", RunPlan, "says what fits on this machine, how fast, and with which bits"},
     {"packs", RunPacks, "lists or removes the packs that --model has made"},
     {"inspect", RunInspect, "shows what is in a pack"},
     {"verify", RunVerify, "checks every checksum of a pack"},

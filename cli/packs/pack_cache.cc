@@ -9,12 +9,14 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "cli/packs/model_state.h"
+#include "cli/plan/plan.h"
 #include "cli/ui/file_lock.h"
 #include "cli/ui/pack_progress.h"
 #include "common/checksum.h"
@@ -34,10 +36,6 @@ namespace fs = std::filesystem;
 constexpr char kPackEnd[] = ".pack";
 constexpr char kLockEnd[] = ".lock";
 constexpr char kPartialEnd[] = ".partial";  // PartialFolder()
-// weightd's own default: a pack is held whole if it takes no more of the free memory.
-constexpr double kMemoryShare = 0.7;
-// What is chosen from, widest first. Fewer bits cost quality that can be seen, and are asked for by name.
-constexpr const char* kBits[] = {"q8", "q4"};
 
 bool IsPack(const std::string& path) { return FileExists(absl::StrCat(path, "/", kManifestName)); }
 
@@ -75,21 +73,28 @@ absl::StatusOr<PackOptions> OptionsFor(const std::string& bits) {
   return options;
 }
 
-absl::StatusOr<PackEstimate> Estimate(const std::string& model, const std::string& out,
-                                      const std::string& bits) {
-  ASSIGN_OR_RETURN(const PackOptions options, OptionsFor(bits));
-  return EstimatePack(model, out, options);
-}
-
-absl::StatusOr<BitsChoice> Choose(const std::string& model, const std::string& folder, const Names& names) {
-  std::vector<BitsSize> sizes;
-  for (const char* bits : kBits) {
-    ASSIGN_OR_RETURN(const PackEstimate estimate,
-                     Estimate(model, absl::StrCat(folder, "/", names.With(bits), kPackEnd), bits));
-    sizes.push_back({bits, estimate.payload_bytes});
-  }
+// By memory alone: speed would take seconds to measure, and decides nothing between bits that fit.
+absl::StatusOr<PlanChoice> ChooseBits(const std::string& model) {
+  MemoryRequest request;
   ASSIGN_OR_RETURN(const MemoryFacts memory, ReadMemoryFacts());
-  return ChooseBits(sizes, UsableMemory(memory));
+  request.memory = UsableMemory(memory);
+  request.threads = std::max(1u, std::thread::hardware_concurrency());
+  ASSIGN_OR_RETURN(const ModelFacts facts, ReadModelFacts(model, ChosenBits()));
+  std::vector<PlanRow> rows;
+  for (const StoredSizes& sizes : facts.stored) {
+    PlanRow row{.bits = sizes.bits, .preset = "exact", .sizes = sizes};
+    ASSIGN_OR_RETURN(row.memory, PlanMemory(facts.config, sizes, request));
+    rows.push_back(std::move(row));
+  }
+  PlanChoice choice = Choose(rows);
+  for (const PlanRow& row : rows) {
+    // No option of the daemons would make these weights smaller.
+    if (row.bits == choice.bits && row.memory.dram_budget < row.memory.least_budget) {
+      return absl::ResourceExhaustedError(absl::StrCat(model, " as ", choice.bits, ": ", row.memory.refusal,
+                                                       "; --bits packs it in spite of that"));
+    }
+  }
+  return choice;
 }
 
 absl::StatusOr<UniqueFd> LockPack(const CommandContext& context, const std::string& path, bool quiet) {
@@ -100,13 +105,14 @@ absl::StatusOr<UniqueFd> LockPack(const CommandContext& context, const std::stri
 }
 
 absl::Status MakePack(const CommandContext& context, const ModelRequest& request, const std::string& out,
-                      const BitsChoice& choice) {
+                      const PlanChoice& choice) {
   ASSIGN_OR_RETURN(const PackOptions options, OptionsFor(choice.bits));
   ASSIGN_OR_RETURN(const PackEstimate estimate, EstimatePack(request.model, out, options));
   if (!request.quiet) {
+    const std::string why = choice.why.empty() ? "" : absl::StrCat("; ", choice.why);
     std::fprintf(stderr, "sluice: %s is packed once, as %s (%s%s), into %s%s\n", request.model.c_str(),
-                 choice.bits.c_str(), FormatSize(estimate.payload_bytes).c_str(), choice.why.c_str(),
-                 out.c_str(), estimate.resumable_bytes > 0 ? ", where an earlier packing goes on" : "");
+                 choice.bits.c_str(), FormatSize(estimate.payload_bytes).c_str(), why.c_str(), out.c_str(),
+                 estimate.resumable_bytes > 0 ? ", where an earlier packing goes on" : "");
   }
   PackProgressBar bar(request.quiet);
   const absl::StatusOr<PackSummary> made =
@@ -135,20 +141,6 @@ absl::StatusOr<std::string> CacheFolder(const std::string& name) {
 
 absl::StatusOr<std::string> PackCacheFolder() { return CacheFolder("packs"); }
 
-BitsChoice ChooseBits(const std::vector<BitsSize>& sizes, uint64_t memory) {
-  const uint64_t room = static_cast<uint64_t>(static_cast<double>(memory) * kMemoryShare);
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i].bytes > room && i + 1 < sizes.size()) continue;
-    BitsChoice choice{sizes[i].bits, ""};
-    if (i > 0) {
-      choice.why = absl::StrCat("; ", sizes[i - 1].bits, " would take ", FormatSize(sizes[i - 1].bytes),
-                                ", and ", FormatSize(room), " of memory are there for it");
-    }
-    return choice;
-  }
-  return {};
-}
-
 absl::StatusOr<std::string> PackOf(const CommandContext& context, const ModelRequest& request) {
   std::error_code error;
   const std::string model = fs::canonical(request.model, error).string();
@@ -166,18 +158,18 @@ absl::StatusOr<std::string> PackOf(const CommandContext& context, const ModelReq
     return ErrnoToStatus(error.value(), absl::StrCat("cannot make the folder ", folder));
   }
   const Names names(model);
-  BitsChoice choice;
+  PlanChoice choice;
   if (request.bits.has_value()) {
     choice.bits = *request.bits;
   } else {
     // What was made once is taken, though memory may be another now: nobody waits for a second packing
     // unasked.
-    for (const char* bits : kBits) {
+    for (const std::string& bits : ChosenBits()) {
       if (choice.bits.empty() && IsPack(absl::StrCat(folder, "/", names.With(bits), kPackEnd)))
         choice.bits = bits;
     }
     if (choice.bits.empty()) {
-      ASSIGN_OR_RETURN(choice, Choose(model, folder, names));
+      ASSIGN_OR_RETURN(choice, ChooseBits(model));
     }
   }
   const std::string path = absl::StrCat(folder, "/", names.With(choice.bits));

@@ -29,7 +29,7 @@ absl::StatusOr<std::string> PackCacheFolder();
 
 struct ModelRequest {
   std::string model;                // a folder, a GGUF file (of a split one the first), or a pack
-  std::optional<std::string> bits;  // what rows are stored as; none: ChooseBits
+  std::optional<std::string> bits;  // what rows are stored as; none: the choice of cli/plan
   bool quiet = false;               // no progress
 };
 
@@ -38,19 +38,6 @@ struct ModelRequest {
 // INVALID_ARGUMENT for bits beside a pack; RESOURCE_EXHAUSTED with the numbers where the disk is too small;
 // CANCELLED (what was packed stays, to be resumed); errors of PackModel().
 absl::StatusOr<std::string> PackOf(const CommandContext& context, const ModelRequest& request);
-
-// What a model would take when packed.
-struct BitsSize {
-  std::string bits;
-  uint64_t bytes = 0;
-};
-struct BitsChoice {
-  std::string bits;
-  std::string why;  // for people
-};
-// The widest of `sizes` (widest first, at least one) whose pack weightd would hold in `memory` bytes that are
-// free; the narrowest if none is.
-BitsChoice ChooseBits(const std::vector<BitsSize>& sizes, uint64_t memory);
 
 struct CachedPack {
   std::string name;  // of the folder, without ".pack"

@@ -29,6 +29,7 @@ using CommandFunction = int (*)(const CommandContext& context, const std::vector
 
 int RunPack(const CommandContext& context, const std::vector<std::string>& args);
 int RunPull(const CommandContext& context, const std::vector<std::string>& args);
+int RunPlan(const CommandContext& context, const std::vector<std::string>& args);
 int RunPacks(const CommandContext& context, const std::vector<std::string>& args);
 int RunInspect(const CommandContext& context, const std::vector<std::string>& args);
 int RunVerify(const CommandContext& context, const std::vector<std::string>& args);

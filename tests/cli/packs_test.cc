@@ -1,4 +1,4 @@
-// The cache of packs: which bits are chosen, and how models are told apart. What commands do with it:
+// The cache of packs: how models are told apart, and what is listed. What commands do with it:
 // tests/e2e/models/packs_test.py.
 #include <gtest/gtest.h>
 
@@ -13,19 +13,6 @@
 
 namespace sluice::cli {
 namespace {
-
-constexpr uint64_t kGiB = uint64_t{1} << 30;
-
-TEST(PacksTest, TheWidestRowsThatMemoryHoldsAreChosen) {
-  const std::vector<BitsSize> sizes = {{"q8", 34 * kGiB}, {"q4", 18 * kGiB}};
-  EXPECT_EQ(ChooseBits(sizes, 64 * kGiB).bits, "q8");
-  EXPECT_EQ(ChooseBits(sizes, 64 * kGiB).why, "");
-  const BitsChoice middle = ChooseBits(sizes, 40 * kGiB);
-  EXPECT_EQ(middle.bits, "q4");
-  EXPECT_TRUE(absl::StrContains(middle.why, "q8 would take 34.0 GiB")) << middle.why;
-  EXPECT_TRUE(absl::StrContains(middle.why, "28.0 GiB")) << middle.why;
-  EXPECT_EQ(ChooseBits(sizes, kGiB).bits, "q4") << "what does not fit streams from disk";
-}
 
 TEST(PacksTest, AModelsStateNamesTheFilesThatAreRead) {
   const TempDir dir;

@@ -8,19 +8,24 @@
 
 namespace sluice {
 
+uint64_t LeastDramBudget(const WeightSizes& sizes, uint32_t threads) {
+  return sizes.dense + 2 * sizes.largest_expert * threads;
+}
+
+uint64_t DefaultDramBudget(const WeightSizes& sizes, uint32_t threads, uint64_t usable) {
+  return std::min(std::max(sizes.all, LeastDramBudget(sizes, threads)), usable / 10 * 7);
+}
+
 uint64_t DefaultDramBudget(const std::vector<const Pack*>& packs, uint32_t threads, uint64_t usable) {
-  uint64_t all = 0;
-  uint64_t dense = 0;
-  uint64_t largest = 0;
+  WeightSizes sizes;
   std::set<std::string> counted;
   for (const Pack* pack : packs) {
     if (!counted.insert(pack->model_id()).second) continue;  // the store holds it once, too
-    all += pack->dense_bytes() + pack->total_expert_bytes();
-    dense += pack->dense_bytes();
-    largest = std::max(largest, pack->largest_expert_bytes());
+    sizes.all += pack->dense_bytes() + pack->total_expert_bytes();
+    sizes.dense += pack->dense_bytes();
+    sizes.largest_expert = std::max(sizes.largest_expert, pack->largest_expert_bytes());
   }
-  const uint64_t least = dense + 2 * largest * threads;
-  return std::min(std::max(all, least), usable / 10 * 7);
+  return DefaultDramBudget(sizes, threads, usable);
 }
 
 }  // namespace sluice

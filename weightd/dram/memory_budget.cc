@@ -6,8 +6,6 @@
 namespace sluice {
 namespace {
 
-// For the process's own code, stacks, tables and rings.
-constexpr uint64_t kReserve = 32ull * 1024 * 1024;
 // Between two looks at memory that is about to be given back.
 constexpr int kPauseMs = 100;
 
@@ -19,13 +17,13 @@ std::string LimitText(uint64_t limit) {
 
 absl::Status CheckBudget(uint64_t budget, const MemoryFacts& facts) {
   const uint64_t usable = UsableMemory(facts);
-  if (budget <= usable && usable - budget >= kReserve) {
+  if (budget <= usable && usable - budget >= kProcessReserve) {
     return absl::OkStatus();
   }
   return absl::ResourceExhaustedError(
       absl::StrCat("--dram-budget of ", budget, " bytes does not fit: MemAvailable ", facts.available,
                    ", cgroup limit ", LimitText(facts.cgroup_limit), ", cgroup use ", facts.cgroup_used,
-                   " (and ", kReserve, " bytes are kept for the process)"));
+                   " (and ", kProcessReserve, " bytes are kept for the process)"));
 }
 
 absl::Status WaitForBudget(uint64_t budget, int wait_ms,

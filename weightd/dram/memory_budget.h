@@ -12,6 +12,9 @@
 
 namespace sluice {
 
+// Kept beside the budget for the process's own code, stacks, tables and rings, in bytes.
+inline constexpr uint64_t kProcessReserve = 32ull * 1024 * 1024;
+
 // RESOURCE_EXHAUSTED with the four numbers (budget, MemAvailable, cgroup limit, cgroup use) unless `budget`
 // and a reserve for the process itself fit.
 absl::Status CheckBudget(uint64_t budget, const MemoryFacts& facts);

@@ -141,6 +141,16 @@ class GgufCheckpoint final : public Checkpoint {
 
 }  // namespace
 
+absl::StatusOr<GgufModel> ReadGgufHead(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<GgufFiles> files, GgufFiles::OpenHead(path));
+  ASSIGN_OR_RETURN(const GgufConfig config, ReadGgufConfig(*files));
+  GgufModel model;
+  model.config_json = config.config_json;
+  model.generation_json = config.generation_json;
+  model.chat_template = config.chat_template;
+  return model;
+}
+
 absl::StatusOr<GgufModel> OpenGguf(const std::string& path) {
   ASSIGN_OR_RETURN(std::unique_ptr<GgufFiles> files, GgufFiles::Open(path));
   ASSIGN_OR_RETURN(const GgufConfig config, ReadGgufConfig(*files));

@@ -26,4 +26,8 @@ struct GgufModel {
 // that is not supported.
 absl::StatusOr<GgufModel> OpenGguf(const std::string& path);
 
+// The two JSON texts and the template alone, by the first file's head, which may be all there is of the
+// model.
+absl::StatusOr<GgufModel> ReadGgufHead(const std::string& path);
+
 }  // namespace sluice

@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -12,6 +13,8 @@ namespace sluice {
 namespace {
 
 constexpr int64_t kMaxParts = 4096;
+// Of a file of which only the head is there.
+constexpr uint64_t kAnySize = uint64_t{1} << 50;
 
 // PREFIX-00001-of-00003.gguf
 std::string PartSuffix(int64_t number, int64_t count) {
@@ -26,14 +29,16 @@ absl::StatusOr<int64_t> NeedInt(const GgufKeys& keys, const std::string& key, in
 
 }  // namespace
 
-absl::StatusOr<GgufHeader> GgufFiles::AddFile(const std::string& path) {
+absl::StatusOr<GgufHeader> GgufFiles::AddFile(const std::string& path, bool whole) {
   ASSIGN_OR_RETURN(File file, File::OpenForRead(path));
   ASSIGN_OR_RETURN(const uint64_t size, file.Size());
-  ASSIGN_OR_RETURN(
-      GgufHeader header,
-      ParseGgufHeader(
-          size, [&file](uint64_t offset, absl::Span<std::byte> bytes) { return file.ReadAt(offset, bytes); },
-          path));
+  const auto read = [&file, size](uint64_t offset, absl::Span<std::byte> bytes) -> absl::Status {
+    // Of a head alone the parser's buffer may reach beyond the end.
+    const uint64_t there = std::min<uint64_t>(bytes.size(), size - std::min(size, offset));
+    std::fill(bytes.begin() + static_cast<ptrdiff_t>(there), bytes.end(), std::byte{0});
+    return file.ReadAt(offset, bytes.first(there));
+  };
+  ASSIGN_OR_RETURN(GgufHeader header, ParseGgufHeader(whole ? size : kAnySize, read, path));
   struct stat info;
   if (fstat(file.fd(), &info) != 0) return ErrnoToStatus(errno, absl::StrCat("stat ", path));
   absl::StrAppend(&fingerprint_, path.substr(path.rfind('/') + 1), " ", size, " ", info.st_mtim.tv_sec, ".",
@@ -60,7 +65,7 @@ absl::Status GgufFiles::AddParts(const std::string& path) {
   }
   const std::string prefix = path.substr(0, path.size() - PartSuffix(0, *count).size());
   for (int64_t number = 1; number < *count; ++number) {
-    ASSIGN_OR_RETURN(const GgufHeader part, AddFile(prefix + PartSuffix(number, *count)));
+    ASSIGN_OR_RETURN(const GgufHeader part, AddFile(prefix + PartSuffix(number, *count), /*whole=*/true));
     ASSIGN_OR_RETURN(const int64_t own_number, NeedInt(part.keys, "split.no", 0, kMaxParts));
     ASSIGN_OR_RETURN(const int64_t own_count, NeedInt(part.keys, "split.count", 0, kMaxParts));
     if (own_number != number || own_count != *count) {
@@ -88,9 +93,17 @@ absl::Status GgufFiles::IndexTensors() {
 
 absl::StatusOr<std::unique_ptr<GgufFiles>> GgufFiles::Open(const std::string& path) {
   auto files = std::unique_ptr<GgufFiles>(new GgufFiles());
-  ASSIGN_OR_RETURN(GgufHeader header, files->AddFile(path));
+  ASSIGN_OR_RETURN(GgufHeader header, files->AddFile(path, /*whole=*/true));
   files->keys_ = std::move(header.keys);
   RETURN_IF_ERROR(files->AddParts(path));
+  RETURN_IF_ERROR(files->IndexTensors());
+  return files;
+}
+
+absl::StatusOr<std::unique_ptr<GgufFiles>> GgufFiles::OpenHead(const std::string& path) {
+  auto files = std::unique_ptr<GgufFiles>(new GgufFiles());
+  ASSIGN_OR_RETURN(GgufHeader header, files->AddFile(path, /*whole=*/false));
+  files->keys_ = std::move(header.keys);
   RETURN_IF_ERROR(files->IndexTensors());
   return files;
 }

@@ -21,6 +21,9 @@ class GgufFiles {
   // Reads heads only. Errors as ParseGgufHeader's, and those of parts that are missing or do not belong
   // together, naming file and numbers.
   static absl::StatusOr<std::unique_ptr<GgufFiles>> Open(const std::string& path);
+  // The first file's head alone, which may be all there is of it; tensors of other parts are not listed, and
+  // nothing can be read of any.
+  static absl::StatusOr<std::unique_ptr<GgufFiles>> OpenHead(const std::string& path);
 
   const GgufKeys& keys() const { return keys_; }  // of the first file
   absl::Span<const GgufTensorInfo> tensors() const { return tensors_; }
@@ -38,7 +41,8 @@ class GgufFiles {
   const std::string& fingerprint() const { return fingerprint_; }
 
  private:
-  absl::StatusOr<GgufHeader> AddFile(const std::string& path);
+  // `whole`: tensors must lie within the file.
+  absl::StatusOr<GgufHeader> AddFile(const std::string& path, bool whole);
   absl::Status AddParts(const std::string& path);
   absl::Status IndexTensors();
 

@@ -12,6 +12,7 @@ namespace sluice {
 namespace {
 
 constexpr uint64_t kMaxTokenizerFileBytes = 256ull << 20;
+constexpr uint64_t kMaxConfigBytes = 16ull << 20;
 constexpr const char* kTokenizerFileNames[] = {
     "tokenizer.json",        "tokenizer.model",         "vocab.json",        "merges.txt",
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -49,6 +50,16 @@ absl::StatusOr<ModelSource> OpenGgufFile(const std::string& path) {
 
 absl::StatusOr<ModelSource> OpenModelSource(const std::string& path) {
   return absl::EndsWith(path, ".gguf") ? OpenGgufFile(path) : OpenFolder(path);
+}
+
+absl::StatusOr<HfConfig> ReadModelConfig(const std::string& path) {
+  if (absl::EndsWith(path, ".gguf")) {
+    ASSIGN_OR_RETURN(const GgufModel gguf, ReadGgufHead(path));
+    return ParseHfConfig(gguf.config_json, gguf.generation_json, path);
+  }
+  if (!absl::EndsWith(path, ".json")) return ReadHfConfig(path);
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxConfigBytes));
+  return ParseHfConfig(text, "", path);
 }
 
 }  // namespace sluice

@@ -25,4 +25,8 @@ struct ModelSource {
 // only. NotFound naming what is missing; InvalidArgument and Unimplemented naming file and field or tensor.
 absl::StatusOr<ModelSource> OpenModelSource(const std::string& path);
 
+// What a model is like, without its weights: of a folder, a config.json, or the head of a GGUF file, which
+// need not have more than that. Errors as OpenModelSource's.
+absl::StatusOr<HfConfig> ReadModelConfig(const std::string& path);
+
 }  // namespace sluice

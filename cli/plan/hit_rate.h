@@ -1,0 +1,18 @@
+// How often an expert is at hand when a token asks for it, by how often each is asked for.
+//
+// Thread safety: a pure function.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/model/model_config.h"
+
+namespace sluice::cli {
+
+// Share of requests that find their expert among the `share` of all experts that memory holds, the least
+// recently used leaving first, for independent tokens (Che's approximation, exact for even use). `usage`:
+// [layer][expert], empty for even use; every layer makes its top_k requests a token. 0..1.
+double HitRate(const ModelConfig& config, const std::vector<std::vector<uint64_t>>& usage, double share);
+
+}  // namespace sluice::cli

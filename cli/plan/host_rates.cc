@@ -1,0 +1,268 @@
+#include "cli/plan/host_rates.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/memory_facts.h"
+#include "common/ring/unique_fd.h"
+#include "common/status.h"
+#include "inferd/model/model_shapes.h"
+#include "kernels/backend.h"
+#include "pack/row_layout.h"
+
+namespace sluice::cli {
+namespace {
+
+constexpr uint64_t kRegion = 512ull << 20;  // beyond caches
+constexpr uint64_t kLeastRegion = 32ull << 20;
+constexpr double kMeasureSeconds = 0.12;
+constexpr int kRounds = 3;
+// Weights of a layer's attention come as about so many products.
+constexpr uint64_t kDenseCalls = 4;
+constexpr uint32_t kSmallRows = 16;
+// Norms, rope, cache, attention, router and sum, beside the products that are measured: as many small
+// operations.
+constexpr int kSmallOperations = 8;
+constexpr uint64_t kBlock = 4096;
+constexpr uint64_t kScratchBytes = 256ull << 20;
+constexpr int kReaders = 16;
+
+class Kernels {
+ public:
+  Kernels(const ModelConfig& config, const StoredSizes& sizes) : config_(config), sizes_(sizes) {}
+  ~Kernels() {
+    if (region_ != nullptr) munmap(region_, bytes_);
+  }
+  Kernels(const Kernels&) = delete;
+  Kernels& operator=(const Kernels&) = delete;
+
+  absl::StatusOr<KernelRates> Measure(uint32_t threads) {
+    RETURN_IF_ERROR(Open(threads));
+    KernelRates rates;
+    const uint64_t per_layer = sizes_.dense_read / std::max<size_t>(1, config_.layers.size()) / kDenseCalls;
+    ASSIGN_OR_RETURN(rates.dense, Best([&] { return Product(sizes_.dense_encoding, per_layer); }));
+    rates.experts = rates.dense;
+    if (sizes_.routed_read > 0) {
+      ASSIGN_OR_RETURN(rates.experts, Best([&] { return Experts(); }));
+    }
+    const EncodingDescriptor plain{.encoding = Encoding::kBf16};
+    const uint64_t small = kSmallRows * RoundStride(RowBytes(plain, config_.hidden));
+    ASSIGN_OR_RETURN(const double small_rate, Best([&] { return Product(plain, small); }));
+    rates.layer_seconds = kSmallOperations * static_cast<double>(small) / small_rate;
+    return rates;
+  }
+
+ private:
+  absl::Status Open(uint32_t threads) {
+    ASSIGN_OR_RETURN(const MemoryFacts memory, ReadMemoryFacts());
+    bytes_ = std::min(kRegion, UsableMemory(memory) / 4 / kBlock * kBlock);
+    if (bytes_ < kLeastRegion) {
+      return absl::ResourceExhaustedError(absl::StrCat("measuring this host takes ", 4 * kLeastRegion,
+                                                       " bytes of free memory, ", UsableMemory(memory),
+                                                       " are there"));
+    }
+    void* region = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (region == MAP_FAILED) return ErrnoToStatus(errno, absl::StrCat("mapping ", bytes_, " bytes"));
+    region_ = region;
+    madvise(region, bytes_, MADV_HUGEPAGE);  // as weightd's; small pages are only slower
+    std::memset(region, 0x2c, bytes_);       // scales that are small numbers in every encoding
+    BackendLimits limits;
+    limits.max_tokens = 1;
+    limits.max_sequences = 1;
+    limits.hidden = limits.max_cols = config_.hidden;
+    limits.heads = 1;
+    limits.head_dim = 64;
+    limits.max_context = 1;
+    limits.experts = std::max(1u, MostExperts(config_));
+    limits.top_k = std::max(1u, LargestTopK(config_));
+    limits.expert_width = std::max(1u, WidestExpert(config_));
+    limits.vocab = config_.vocab;
+    ASSIGN_OR_RETURN(backend_, CreateHostBackend(limits, threads));
+    ASSIGN_OR_RETURN(weights_, backend_->Import({static_cast<const std::byte*>(region), bytes_}));
+    ASSIGN_OR_RETURN(x_, backend_->Allocate(config_.hidden * sizeof(float), BufferKind::kActivations));
+    const uint64_t results = std::max<uint64_t>(uint64_t{limits.top_k} * config_.hidden, uint64_t{1} << 22);
+    ASSIGN_OR_RETURN(y_, backend_->Allocate(results * sizeof(float), BufferKind::kActivations));
+    float* x = reinterpret_cast<float*>(backend_->HostWrite({x_, 0}, config_.hidden * sizeof(float)));
+    for (uint32_t i = 0; i < config_.hidden; ++i) x[i] = static_cast<float>(i % 7) - 3.0f;
+    return absl::OkStatus();
+  }
+
+  // Bytes a second of the fastest round of a call that returns the bytes it read.
+  absl::StatusOr<double> Best(const std::function<absl::StatusOr<uint64_t>()>& call) {
+    double best = 0;
+    for (int round = 0; round < kRounds; ++round) {
+      uint64_t bytes = 0;
+      backend_->BeginStep();
+      const absl::Cleanup end = [this] { backend_->EndStep(); };
+      const absl::Time start = absl::Now();
+      double seconds = 0;
+      while (seconds < kMeasureSeconds / kRounds) {
+        ASSIGN_OR_RETURN(const uint64_t read, call());
+        bytes += read;
+        seconds = absl::ToDoubleSeconds(absl::Now() - start);
+      }
+      best = std::max(best, static_cast<double>(bytes) / seconds);
+    }
+    return best;
+  }
+
+  // The next weights in the region, from its beginning where the rest is too short.
+  uint64_t Place(uint64_t bytes) {
+    if (next_ + bytes > bytes_) next_ = 0;
+    const uint64_t place = next_;
+    next_ += (bytes + 63) / 64 * 64;
+    return place;
+  }
+
+  WeightView View(const EncodingDescriptor& encoding, uint32_t rows, uint64_t place) const {
+    WeightView view;
+    view.encoding = encoding;
+    view.base = {weights_, place};
+    view.stride = RoundStride(RowBytes(encoding, config_.hidden));
+    view.rows = rows;
+    view.cols = config_.hidden;
+    return view;
+  }
+
+  absl::StatusOr<uint64_t> Product(const EncodingDescriptor& encoding, uint64_t bytes) {
+    const uint64_t stride = RoundStride(RowBytes(encoding, config_.hidden));
+    const uint64_t most = std::min<uint64_t>(bytes_ / 2 / stride, uint64_t{1} << 22);
+    const uint32_t rows = static_cast<uint32_t>(std::clamp<uint64_t>(bytes / stride, kSmallRows, most));
+    MatMulPart part;
+    part.weights = View(encoding, rows, Place(rows * stride));
+    part.y = {{y_, 0}, rows};
+    MatMulArgs args;
+    args.x = {{x_, 0}, config_.hidden};
+    args.tokens = 1;
+    args.cols = config_.hidden;
+    args.parts = {&part, 1};
+    RETURN_IF_ERROR(backend_->queue().MatMul(args));
+    return rows * stride;
+  }
+
+  // One layer's experts of a token.
+  absl::StatusOr<uint64_t> Experts() {
+    const auto layer = std::find_if(config_.layers.begin(), config_.layers.end(),
+                                    [](const LayerConfig& l) { return l.moe.experts > 0; });
+    const MoeConfig& moe = layer->moe;
+    const uint64_t part = moe.expert_width * RoundStride(RowBytes(sizes_.expert_encoding, config_.hidden));
+    const uint32_t experts =
+        static_cast<uint32_t>(std::clamp<uint64_t>(bytes_ / (3 * part + 64), 1, moe.top_k));
+    if (3 * part > bytes_) {
+      return absl::ResourceExhaustedError(absl::StrCat("an expert of ", 3 * part, " bytes in ", bytes_));
+    }
+    const uint32_t row = 0;
+    std::vector<uint32_t> slots(experts);
+    std::vector<ExpertWork> work(experts);
+    for (uint32_t e = 0; e < experts; ++e) {
+      const uint64_t place = Place(3 * part);
+      slots[e] = e;
+      work[e].up = View(sizes_.expert_encoding, moe.expert_width, place);
+      work[e].gate = View(sizes_.expert_encoding, moe.expert_width, place + part);
+      work[e].down = View(sizes_.expert_encoding, moe.expert_width, place + 2 * part);
+      work[e].rows = {&row, 1};
+      work[e].slots = {&slots[e], 1};
+    }
+    MoeExpertsArgs args;
+    args.x = {{x_, 0}, config_.hidden};
+    args.tokens = 1;
+    args.hidden = config_.hidden;
+    args.experts = work;
+    args.y = {{y_, 0}, config_.hidden};
+    args.slots = experts;
+    RETURN_IF_ERROR(backend_->queue().MoeExperts(args));
+    return uint64_t{experts} * 3 * part;
+  }
+
+  const ModelConfig& config_;
+  const StoredSizes& sizes_;
+  void* region_ = nullptr;
+  uint64_t bytes_ = 0;
+  uint64_t next_ = 0;
+  std::unique_ptr<Backend> backend_;
+  BufferId weights_ = kNoBuffer;
+  BufferId x_ = kNoBuffer;
+  BufferId y_ = kNoBuffer;
+};
+
+absl::StatusOr<double> ReadRandomly(int fd, uint64_t file_bytes, uint64_t read_bytes,
+                                    const std::string& what) {
+  const uint64_t length = std::clamp<uint64_t>(read_bytes / kBlock * kBlock, kBlock, 1 << 20);
+  std::atomic<uint64_t> bytes{0};
+  std::atomic<int> error{0};
+  const absl::Time start = absl::Now();
+  const absl::Time end = start + absl::Seconds(kMeasureSeconds * 4);
+  std::vector<std::thread> readers;
+  for (int r = 0; r < kReaders; ++r) {
+    readers.emplace_back([&, r] {
+      void* buffer = nullptr;
+      if (posix_memalign(&buffer, kBlock, length) != 0) {
+        error = ENOMEM;
+        return;
+      }
+      const absl::Cleanup release = [buffer] { free(buffer); };
+      std::mt19937_64 random(static_cast<uint64_t>(r) + 1);
+      while (absl::Now() < end && error == 0) {
+        const uint64_t place = random() % ((file_bytes - length) / kBlock) * kBlock;
+        const ssize_t got = pread(fd, buffer, length, static_cast<off_t>(place));
+        if (got < 0) error = errno;
+        if (got > 0) bytes += static_cast<uint64_t>(got);
+      }
+    });
+  }
+  for (std::thread& reader : readers) reader.join();
+  if (error != 0) return ErrnoToStatus(error, absl::StrCat("reading ", what));
+  return static_cast<double>(bytes) / absl::ToDoubleSeconds(absl::Now() - start);
+}
+
+}  // namespace
+
+absl::StatusOr<KernelRates> MeasureKernels(const ModelConfig& config, const StoredSizes& sizes,
+                                           uint32_t threads) {
+  return Kernels(config, sizes).Measure(threads);
+}
+
+absl::StatusOr<double> MeasureDisk(const std::string& path, uint64_t read_bytes) {
+  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT));
+  if (!fd.valid() && errno == EINVAL) fd = UniqueFd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoToStatus(errno, absl::StrCat("opening ", path));
+  const off_t bytes = lseek(fd.get(), 0, SEEK_END);
+  if (bytes < static_cast<off_t>(2 << 20)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": ", bytes, " bytes are too few to measure a disk by"));
+  }
+  return ReadRandomly(fd.get(), static_cast<uint64_t>(bytes), read_bytes, path);
+}
+
+absl::StatusOr<double> MeasureFolder(const std::string& folder, uint64_t read_bytes) {
+  std::string path = absl::StrCat(folder, "/.sluice-plan-XXXXXX");
+  const UniqueFd fd(mkostemp(path.data(), O_CLOEXEC));
+  if (!fd.valid()) return ErrnoToStatus(errno, absl::StrCat("making a file in ", folder));
+  const absl::Cleanup remove = [&path] { unlink(path.c_str()); };
+  std::vector<uint64_t> noise((4 << 20) / sizeof(uint64_t));
+  std::mt19937_64 random(1);
+  for (uint64_t at = 0; at < kScratchBytes; at += 4 << 20) {
+    for (uint64_t& word : noise) word = random();
+    if (pwrite(fd.get(), noise.data(), 4 << 20, static_cast<off_t>(at)) != 4 << 20) {
+      return ErrnoToStatus(errno == 0 ? ENOSPC : errno,
+                           absl::StrCat("writing ", kScratchBytes, " bytes in ", folder));
+    }
+  }
+  if (fdatasync(fd.get()) != 0) return ErrnoToStatus(errno, path);
+  return MeasureDisk(path, read_bytes);
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,33 @@
+// What this host does: kernels over weights in memory, and reads from its disk, measured in seconds.
+//
+// Thread safety: free functions; nothing else should work meanwhile.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "cli/plan/model_facts.h"
+
+namespace sluice::cli {
+
+// Bytes of weights a second, of one token's operations at a model's shapes.
+struct KernelRates {
+  double dense = 0;
+  double experts = 0;
+  double layer_seconds = 0;  // of a layer's small operations, which read no weights to speak of
+};
+
+// At most an eighth of a second an encoding and kind, over `bytes` of memory. RESOURCE_EXHAUSTED without that
+// memory; errors of CreateHostBackend.
+absl::StatusOr<KernelRates> MeasureKernels(const ModelConfig& config, const StoredSizes& sizes,
+                                           uint32_t threads);
+
+// Bytes a second of reads of `read_bytes` at random places of a file of 256 MiB or more, past the page cache
+// where the file system can.
+absl::StatusOr<double> MeasureDisk(const std::string& path, uint64_t read_bytes);
+
+// The same of a file that is made for it in `folder`, and gone afterwards.
+absl::StatusOr<double> MeasureFolder(const std::string& folder, uint64_t read_bytes);
+
+}  // namespace sluice::cli

@@ -1,0 +1,42 @@
+#include "cli/plan/memory_plan.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/size.h"
+#include "common/status.h"
+#include "weightd/dram/memory_budget.h"
+
+namespace sluice::cli {
+
+absl::StatusOr<MemoryPlan> PlanMemory(const ModelConfig& config, const StoredSizes& sizes,
+                                      const MemoryRequest& request) {
+  ASSIGN_OR_RETURN(const EnginePlan engine, PlanEngine(request.engine, config));
+  MemoryPlan plan;
+  plan.kv = engine.kv_bytes;
+  plan.activations = engine.activation_bytes;
+  plan.context = engine.options.context;
+  plan.processes = kProcessReserve;
+  if (request.engine.device == DeviceKind::kSim) {
+    plan.slab = request.engine.slab.budget == 0 ? sizes.experts() : request.engine.slab.budget;
+  }
+  plan.least_budget = LeastDramBudget(sizes.weights, request.threads);
+  plan.dram_budget =
+      request.dram_budget.value_or(DefaultDramBudget(sizes.weights, request.threads, request.memory));
+  plan.whole = plan.dram_budget >= sizes.weights.all;
+  if (plan.dram_budget < plan.least_budget) {
+    plan.refusal =
+        absl::StrCat("weights need at least ", FormatSize(plan.least_budget), " in memory (",
+                     FormatSize(sizes.weights.dense), " dense, and two experts a thread), they have ",
+                     FormatSize(plan.dram_budget));
+  } else if (plan.total() > request.memory) {
+    plan.refusal =
+        absl::StrCat("takes ", FormatSize(plan.total()), " (weights ", FormatSize(plan.dram_budget),
+                     ", KV cache ", FormatSize(plan.kv), ", activations ", FormatSize(plan.activations),
+                     plan.slab > 0 ? absl::StrCat(", slab ", FormatSize(plan.slab)) : "", "), ",
+                     FormatSize(request.memory), " are there; a smaller --context or --parallel helps");
+  }
+  return plan;
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,201 @@
+// What `sluice plan` says: sizes without weights are those of packs, hits follow use, memory is the daemons',
+// and the choice is the widest that fits. Against running daemons: tests/e2e/models/plan_test.py.
+#include "cli/plan/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+
+#include "absl/strings/match.h"
+#include "cli/plan/hit_rate.h"
+#include "cli/plan/memory_plan.h"
+#include "cli/plan/model_facts.h"
+#include "cli/plan/speed_plan.h"
+#include "common/file_io.h"
+#include "pack/writer/pack_writer.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice::cli {
+namespace {
+
+constexpr uint64_t kGiB = uint64_t{1} << 30;
+constexpr char kSample[] = "deploy/sample";
+
+uint64_t PackedBytes(const std::string& model, const std::string& bits) {
+  RecipeWords words;
+  words.bits = bits;
+  PackOptions options;
+  options.recipe = *RecipeFromWords(words);
+  const TempDir dir;
+  const auto estimate = EstimatePack(model, dir.path() + "/out", options);
+  EXPECT_TRUE(estimate.ok()) << estimate.status();
+  return estimate.ok() ? estimate->payload_bytes : 0;
+}
+
+TEST(PlanTest, SizesWithoutWeightsAreThoseOfThePack) {
+  const std::vector<std::string> bits = {"bf16", "q8", "q4", "q3"};
+  const auto facts = ReadModelFacts(std::string(kSample) + "/config.json", bits);
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  ASSERT_EQ(facts->stored.size(), bits.size());
+  for (size_t i = 0; i < bits.size(); ++i) {
+    EXPECT_EQ(facts->stored[i].weights.all, PackedBytes(kSample, bits[i])) << bits[i];
+  }
+}
+
+TEST(PlanTest, SizesOfEveryFamilyAreThoseOfItsPack) {
+  size_t families = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("tests/data/tiny")) {
+    if (!FileExists(entry.path().string() + "/config.json")) continue;
+    const auto facts = ReadModelFacts(entry.path().string(), {"q8"});
+    ASSERT_TRUE(facts.ok()) << entry.path() << ": " << facts.status();
+    const double packed = static_cast<double>(PackedBytes(entry.path().string(), "q8"));
+    // Routers of these models may be float32, which only the weights tell: on models of this size it shows.
+    EXPECT_NEAR(static_cast<double>(facts->stored[0].weights.all) / packed, 1, 0.02) << entry.path();
+    ++families;
+  }
+  EXPECT_GE(families, 20u);
+}
+
+TEST(PlanTest, AGgufFilesHeadIsEnough) {
+  const std::string whole = "tests/data/gguf/granitemoe-q5_k_m/model.gguf";
+  const auto facts = ReadModelFacts(whole, {"q8"});
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  const TempDir dir;
+  const std::string head = dir.path() + "/model.gguf";
+  const std::string bytes = *ReadFile(whole, 1 << 30);
+  // Half of the weights are gone.
+  std::ofstream(head, std::ios::binary)
+      .write(bytes.data(), static_cast<std::streamsize>(bytes.size() - 20000));
+  const auto of_head = ReadModelFacts(head, {"q8"});
+  ASSERT_TRUE(of_head.ok()) << of_head.status();
+  EXPECT_EQ(of_head->stored[0].weights.all, facts->stored[0].weights.all);
+  EXPECT_NEAR(
+      static_cast<double>(facts->stored[0].weights.all) / static_cast<double>(PackedBytes(whole, "q8")), 1,
+      0.02);
+}
+
+TEST(PlanTest, WhatIsNoModelIsNamed) {
+  EXPECT_TRUE(absl::IsNotFound(ReadModelFacts("tests/data/absent", {"q8"}).status()));
+  const absl::Status status = ReadModelFacts("tests/data/gguf", {"q8"}).status();
+  EXPECT_TRUE(absl::IsNotFound(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "tests/data/gguf")) << status;
+}
+
+ModelConfig Model(uint32_t layers, uint32_t experts, uint32_t top_k) {
+  ModelConfig config;
+  config.layers.resize(layers);
+  for (LayerConfig& layer : config.layers) layer.moe = {.experts = experts, .top_k = top_k};
+  return config;
+}
+
+TEST(PlanTest, EvenUseHitsAsOftenAsMemoryHolds) {
+  const ModelConfig config = Model(4, 32, 2);
+  for (const double share : {0.1, 0.5, 0.9}) EXPECT_NEAR(HitRate(config, {}, share), share, 1e-6);
+  EXPECT_EQ(HitRate(config, {}, 1), 1);
+  EXPECT_EQ(HitRate(config, {}, 0), 0);
+  EXPECT_EQ(HitRate(Model(3, 0, 0), {}, 0.5), 0) << "no experts, no requests";
+}
+
+TEST(PlanTest, WhatIsUsedMoreIsAtHandMoreOften) {
+  // A fifth of the experts has four fifths of the use. A store of the least recently used that holds a fifth
+  // of them finds 0.66 of a long run of independent draws.
+  std::vector<uint64_t> layer(100, 1);
+  std::fill(layer.begin(), layer.begin() + 20, 16);
+  const ModelConfig config = Model(1, 100, 1);
+  const double hits = HitRate(config, {layer}, 0.2);
+  // Drawn: the same store, by hand.
+  std::vector<uint32_t> order(100);
+  std::iota(order.begin(), order.end(), 0u);
+  uint64_t random = 1;
+  int found = 0;
+  constexpr int kDraws = 200000;
+  for (int i = 0; i < kDraws; ++i) {
+    random = random * 6364136223846793005u + 1442695040888963407u;
+    uint64_t at = (random >> 33) % 400;
+    const uint32_t expert = at < 320 ? static_cast<uint32_t>(at / 16) : static_cast<uint32_t>(20 + at - 320);
+    const auto place = std::find(order.begin(), order.end(), expert);
+    found += place - order.begin() < 20 ? 1 : 0;
+    std::rotate(order.begin(), place, place + 1);
+  }
+  EXPECT_NEAR(hits, static_cast<double>(found) / kDraws, 0.01);
+  EXPECT_GT(hits, 0.5);
+}
+
+PlanRow Row(const std::string& bits, uint64_t all, uint64_t memory) {
+  PlanRow row{.bits = bits, .preset = "exact"};
+  row.sizes.bits = bits;
+  row.sizes.weights = {.all = all, .dense = kGiB, .largest_expert = kGiB / 100};
+  const auto facts = ReadModelFacts(kSample, {bits});
+  row.memory = *PlanMemory(facts->config, row.sizes, {.memory = memory, .threads = 2});
+  return row;
+}
+
+TEST(PlanTest, TheWidestRowsThatMemoryHoldsAreChosen) {
+  const auto choose = [](uint64_t memory) {
+    return Choose(
+        {Row("bf16", 64 * kGiB, memory), Row("q8", 34 * kGiB, memory), Row("q4", 18 * kGiB, memory)});
+  };
+  EXPECT_EQ(choose(512 * kGiB).bits, "q8") << "bf16 is twice the work for no better answer";
+  EXPECT_EQ(choose(64 * kGiB).bits, "q8");
+  const PlanChoice middle = choose(40 * kGiB);
+  EXPECT_EQ(middle.bits, "q4");
+  EXPECT_TRUE(absl::StrContains(middle.why, "q8 would take 34.0 GiB")) << middle.why;
+  EXPECT_TRUE(absl::StrContains(middle.why, "28.0 GiB")) << middle.why;
+  const PlanChoice streamed = choose(10 * kGiB);
+  EXPECT_EQ(streamed.bits, "q4") << "what does not fit streams from disk";
+  EXPECT_TRUE(absl::StrContains(streamed.why, "7.0 GiB of its 18.0 GiB")) << streamed.why;
+  const PlanChoice none = choose(kGiB);
+  EXPECT_TRUE(absl::StrContains(none.why, "does not run: weights need at least")) << none.why;
+}
+
+TEST(PlanTest, MemoryThatIsAskedForIsCountedWhole) {
+  const auto facts = ReadModelFacts(kSample, {"q8"});
+  ASSERT_TRUE(facts.ok());
+  MemoryRequest request{.memory = kGiB, .threads = 2};
+  request.engine.device = DeviceKind::kSim;
+  request.engine.slab.budget = 3 << 20;
+  request.engine.parallel = 2;
+  const auto plan = PlanMemory(facts->config, facts->stored[0], request);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->slab, 3u << 20);
+  EXPECT_EQ(plan->total(), plan->dram_budget + plan->kv + plan->activations + plan->slab + plan->processes);
+  EXPECT_TRUE(plan->refusal.empty()) << plan->refusal;
+  request.dram_budget = kGiB;
+  EXPECT_TRUE(absl::StrContains(PlanMemory(facts->config, facts->stored[0], request)->refusal, "KV cache"));
+  request.engine.context = 1u << 29;
+  EXPECT_TRUE(absl::IsInvalidArgument(PlanMemory(facts->config, facts->stored[0], request).status()));
+}
+
+TEST(PlanTest, SpeedIsTheSlowerOfComputingAndReading) {
+  ModelFacts facts;
+  facts.config = Model(10, 64, 4);
+  StoredSizes sizes;
+  sizes.weights = {.all = 65'000'000'000, .dense = 1'000'000'000, .largest_expert = 100'000'000};
+  sizes.dense_read = 1'000'000'000;
+  sizes.routed_read = 4'000'000'000;
+  MemoryPlan memory;
+  memory.dram_budget = sizes.weights.all;
+  SpeedInput input{.kernels = {.dense = 10e9, .experts = 20e9, .layer_seconds = 0.001}, .disk = 1e9};
+  const SpeedPlan whole = PlanSpeed(facts, sizes, memory, input);
+  EXPECT_EQ(whole.disk_bytes, 0u);
+  EXPECT_NEAR(whole.tokens_per_second, 1 / (0.1 + 0.2 + 0.01), 1e-6);
+  memory.dram_budget = 33'000'000'000;
+  const SpeedPlan half = PlanSpeed(facts, sizes, memory, input);
+  EXPECT_NEAR(half.hit_rate, 0.5, 0.03);
+  EXPECT_NEAR(half.disk_seconds, 2, 0.1);
+  EXPECT_LT(half.tokens_per_second, 0.5);
+  input.computed_share = 0.5;
+  memory.dram_budget = sizes.weights.all;
+  EXPECT_NEAR(PlanSpeed(facts, sizes, memory, input).tokens_per_second, 1 / 0.21, 1e-6);
+}
+
+TEST(PlanTest, LossesOfBitsAndPresetsAddUp) {
+  EXPECT_EQ(QualityOf("bf16", "exact").perplexity_rise, 0);
+  EXPECT_NEAR(QualityOf("q4", "intra").perplexity_rise, 1.006 * 1.006 - 1, 1e-9);
+  EXPECT_FALSE(QualityOf("q5", "exact").is_known);
+}
+
+}  // namespace
+}  // namespace sluice::cli
