@@ -15,8 +15,10 @@ RecipeWords RowOptions::Words() const {
 
 void DeclareRowOptions(ArgParser* parser, RowOptions* o) {
   const std::vector<std::string> bits = {"bf16", "f16", "q8", "q4", "q3", "q2"};
+  std::vector<std::string> expert_bits = bits;
+  expert_bits.push_back("source");  // exactly what the model's files hold, also in dense rows
   parser->Group("Rows")
-      .Choice("--bits", bits, &o->bits, "of the experts [bf16]; with floe of gate, down")
+      .Choice("--bits", expert_bits, &o->bits, "of the experts [bf16]; with floe of gate, down")
       .Text("--recipe", &o->recipe, "floe, corm, resident-q2, q4+2, q4-all, or a .toml file")
       .Number("--group", &o->group, "values that share a scale [the recipe's, else 64]", 16, 128)
       .Choice("--meta-bits", {"16", "8"}, &o->meta_bits, "of a scale or zero [the recipe's, else 16]")

@@ -19,9 +19,20 @@ namespace {
 // Changes when the writer makes other bytes of the same input.
 constexpr char kGenerator[] = "sluice pack 2";
 
+// The smallest unquantized encoding that holds every value of `matrix`.
+Encoding EncodingOfValues(const SourceMatrix& matrix) {
+  if (matrix.scale != 1 || matrix.add != 0) return Encoding::kF32;  // the values are products and sums
+  const Encoding encoding = matrix.tensor->type == ElementType::kBf16  ? Encoding::kBf16
+                            : matrix.tensor->type == ElementType::kF16 ? Encoding::kF16
+                                                                       : Encoding::kF32;
+  const bool alike =
+      std::all_of(matrix.then.begin(), matrix.then.end(),
+                  [encoding](const SourceMatrix& next) { return EncodingOfValues(next) == encoding; });
+  return alike ? encoding : Encoding::kF32;
+}
+
 // Vectors and routers are small and errors in them reach every token, so recipes have no say in them.
-EncodingDescriptor DenseDescriptor(const DenseSpec& spec, const SourceMatrix& source,
-                                   const RowChoice& dense) {
+EncodingDescriptor DenseDescriptor(const DenseSpec& spec, const SourceMatrix& source, const Recipe& recipe) {
   switch (spec.kind) {
     case DenseKind::kVector:
       return MakeDescriptor(Encoding::kF32);
@@ -30,12 +41,14 @@ EncodingDescriptor DenseDescriptor(const DenseSpec& spec, const SourceMatrix& so
     case DenseKind::kMatrix:
       break;
   }
-  return DescriptorOf(dense, spec.cols);
+  if (recipe.keep_values && !recipe.dense.has_value()) {
+    return MakeDescriptor(EncodingOfValues(source));
+  }
+  return DescriptorOf(recipe.Dense(), spec.cols);
 }
 
 // Puts the mapped dense tensors into storage order, gives them encodings and places.
 absl::Status PlanDense(const std::vector<DenseSpec>& specs, const SourceMap& sources, PackJob* job) {
-  const RowChoice dense = job->options.recipe.Dense();
   absl::flat_hash_map<std::string, const DenseSource*> by_name;
   for (const DenseSource& source : sources.dense) by_name[source.name] = &source;
   std::vector<EncodingDescriptor> encodings;
@@ -47,15 +60,15 @@ absl::Status PlanDense(const std::vector<DenseSpec>& specs, const SourceMap& sou
           absl::StrCat("the family's tensor map has no ", spec.name, " [", spec.rows, ", ", spec.cols, "]"));
     }
     job->dense.push_back(it->second->matrix);
-    encodings.push_back(DenseDescriptor(spec, it->second->matrix, dense));
+    encodings.push_back(DenseDescriptor(spec, it->second->matrix, job->options.recipe));
   }
   job->manifest.dense_tensors = PlaceDense(specs, encodings, job->options.dense_extent_bytes);
   return absl::OkStatus();
 }
 
-// Whether every expert's `part` is stored in MXFP4 along the rows that the pack wants. Down matrices are
-// stored the other way round: their blocks run across neurons.
-bool StoredInMxfp4(const SourceMap& sources, Part part) {
+// Whether there is a `part` and `holds` is true of that of every expert.
+template <typename Predicate>
+bool AllExperts(const SourceMap& sources, Part part, const Predicate& holds) {
   bool any = false;
   for (const std::vector<ExpertSource>& layer : sources.experts) {
     for (const ExpertSource& expert : layer) {
@@ -63,11 +76,17 @@ bool StoredInMxfp4(const SourceMap& sources, Part part) {
                                    : part == Part::kGate ? expert.gate
                                                          : expert.down;
       if (matrix.tensor == nullptr) continue;  // no gates
-      if (!matrix.tensor->mxfp4 || matrix.transposed) return false;
+      if (!holds(matrix)) return false;
       any = true;
     }
   }
   return any;
+}
+
+// Whether every expert's `part` is stored in MXFP4 along the rows that the pack wants. Down matrices are
+// stored the other way round: their blocks run across neurons.
+bool StoredInMxfp4(const SourceMap& sources, Part part) {
+  return AllExperts(sources, part, [](const SourceMatrix& m) { return m.tensor->mxfp4 && !m.transposed; });
 }
 
 // A source in MXFP4 is stored as it is: any other encoding would be larger or lose something. The dense
@@ -79,6 +98,19 @@ void KeepMxfp4(const SourceMap& sources, Recipe* recipe) {
     if (!StoredInMxfp4(sources, static_cast<Part>(p))) continue;
     recipe->parts[p].encoding = Encoding::kMxfp4;
     recipe->dense = dense;
+  }
+}
+
+// The rows of each part as their values are, or in float32 if the experts differ.
+void KeepValues(const SourceMap& sources, Recipe* recipe) {
+  if (!recipe->keep_values) return;
+  for (int p = 0; p < kPartCount; ++p) {
+    for (const Encoding encoding : {Encoding::kBf16, Encoding::kF16}) {
+      if (AllExperts(sources, static_cast<Part>(p),
+                     [encoding](const SourceMatrix& m) { return EncodingOfValues(m) == encoding; })) {
+        recipe->parts[p] = {encoding};
+      }
+    }
   }
 }
 
@@ -189,6 +221,7 @@ absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOpti
   job.manifest.config = std::move(hf.config);
   job.manifest.generation = hf.generation;
   job.manifest.chat_template = options.chat_template.value_or(std::move(hf.chat_template));
+  KeepValues(*sources, &job.options.recipe);
   KeepMxfp4(*sources, &job.options.recipe);
   ASSIGN_OR_RETURN(const ExpertFormats formats, ChooseFormats(&job));
   job.manifest.expert_formats = formats.formats;

@@ -191,7 +191,9 @@ std::string RecipeText(const Recipe& recipe) {
     absl::StrAppend(&text, " ", PartName(static_cast<Part>(p)), "=", ChoiceText(recipe.parts[p]));
   }
   for (const RecipeRule& rule : recipe.rules) text += RuleText(rule);
-  absl::StrAppend(&text, " dense=", ChoiceText(recipe.Dense()), " layout=", ExpertLayoutName(recipe.layout));
+  const bool as_source = recipe.keep_values && !recipe.dense.has_value();
+  absl::StrAppend(&text, " dense=", as_source ? "source" : ChoiceText(recipe.Dense()),
+                  " layout=", ExpertLayoutName(recipe.layout));
   return text;
 }
 

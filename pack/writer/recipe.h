@@ -48,6 +48,10 @@ struct Recipe {
   std::vector<RecipeRule> rules;  // where several apply, the later one decides
   // Parts of which the model stores each neuron's row in MXFP4 stay so, whatever `parts` says.
   bool keep_mxfp4 = false;
+  // Every value that the source holds is kept, in rows of the smallest unquantized encoding that can:
+  // computing with them rounds no activation either. `parts` then says nothing, nor does `dense` unless it is
+  // given.
+  bool keep_values = false;
 
   bool NeedsUsage() const;
   RowChoice Dense() const;
@@ -80,7 +84,9 @@ absl::StatusOr<ExpertFormats> ResolveFormats(const Recipe& recipe, const ModelCo
 
 // The words of the command line.
 struct RecipeWords {
-  std::string bits;                 // "": bf16, MXFP4 rows as they are; with floe: of gate and down
+  // "": bf16, MXFP4 rows as they are; "source": every value exactly, unquantized; with floe: of gate and
+  // down.
+  std::string bits;
   std::string recipe;               // "", a known name, or the path of a .toml file
   std::optional<int> group;         // instead of the recipe's own, wherever rows are quantized
   std::optional<int> meta_bits;     // likewise

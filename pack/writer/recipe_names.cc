@@ -59,7 +59,8 @@ absl::StatusOr<Encoding> BitsFromWord(const std::string& word) {
   absl::StatusOr<Encoding> encoding = EncodingFromName(word);
   if (!encoding.ok() || *encoding == Encoding::kF32 || *encoding == Encoding::kMxfp4) {
     return absl::InvalidArgumentError(
-        absl::StrCat("unknown bits \"", word.substr(0, 40), "\" (known: bf16, f16, q8, q4, q3, q2)"));
+        absl::StrCat("unknown bits \"", word.substr(0, 40),
+                     "\" (known: bf16, f16, q8, q4, q3, q2, and source without a recipe)"));
   }
   return encoding;
 }
@@ -97,6 +98,12 @@ absl::StatusOr<Recipe> BaseRecipe(const RecipeWords& words) {
     return ParseRecipeToml(text, words.recipe);
   }
   const std::string bits = words.bits.empty() ? "bf16" : words.bits;
+  if (words.recipe.empty() && bits == "source") {
+    Recipe recipe = UniformRecipe(Choice(Encoding::kF32));
+    recipe.name = bits;
+    recipe.keep_values = true;
+    return recipe;
+  }
   if (words.recipe.empty()) {
     ASSIGN_OR_RETURN(const Encoding encoding, BitsFromWord(bits));
     Recipe recipe = UniformRecipe(Choice(encoding));

@@ -240,6 +240,8 @@ TEST(PackVariantsTest, Mxfp4ExpertsStayAsTheyAreUnlessOtherBitsAreAskedFor) {
   EXPECT_EQ(packed_as("bf16"), Encoding::kBf16);
   checkpoint.ExpectIn(dir.File("packbf16"));
   EXPECT_EQ(packed_as("q4"), Encoding::kQ4);
+  EXPECT_EQ(packed_as("source"), Encoding::kBf16);
+  checkpoint.ExpectIn(dir.File("packsource"));
   EXPECT_EQ(PackValues::Of(dir.File("pack")).pack().part(1, 3, Part::kDown).encoding.encoding,
             Encoding::kBf16);
 }

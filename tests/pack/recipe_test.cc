@@ -77,6 +77,7 @@ TEST(Recipe, DenseMatricesFollowTheExpertsButKeepAtLeastEightBits) {
     EXPECT_EQ(Named(name).Dense().encoding, Encoding::kQ8) << name;
   }
   EXPECT_EQ(Named("floe").Dense().encoding, Encoding::kBf16);
+  EXPECT_THAT(MessageOf({.bits = "source", .recipe = "floe"}), HasSubstr("unknown bits \"source\""));
   EXPECT_EQ(MustRecipe({.bits = "q4", .recipe = "floe"}).Dense().encoding, Encoding::kQ8);
   EXPECT_EQ(Named("q4+2").Dense().encoding, Encoding::kQ4);
   EXPECT_EQ(Named("q4-all").Dense().encoding, Encoding::kQ4);

@@ -11,7 +11,8 @@
 namespace sluice {
 
 absl::Status PackFolder(const std::string& model_dir, const std::string& out_dir, const std::string& bits) {
-  ASSIGN_OR_RETURN(PackOptions options, PackOptionsFromWords(bits, "", 64, bits == "bf16" ? "" : "bf16", ""));
+  const std::string dense_bits = bits == "bf16" || bits == "source" ? "" : "bf16";
+  ASSIGN_OR_RETURN(PackOptions options, PackOptionsFromWords(bits, "", 64, dense_bits, ""));
   options.threads = 1;
   return PackModel(model_dir, out_dir, options, nullptr, nullptr).status();
 }
