@@ -25,6 +25,7 @@
 #include "common/version.h"
 #include "inferd/dialect/dialect.h"
 #include "inferd/engine/slab_policies.h"
+#include "inferd/guide/guide_metrics.h"
 #include "inferd/policy/preset/preset.h"
 #include "inferd/policy/sparsity/sparse_setup.h"
 #include "inferd/serving/self_test.h"
@@ -236,6 +237,9 @@ std::string InferdDaemon::MetricsText() {
   if (const HttpServer* http = http_view_.load(); http != nullptr) {
     http->WriteMetrics(&text);
   }
+  if (const Engine* engine = engine_view_.load(); engine != nullptr) {
+    WriteGuideMetrics(engine->guide_stats(), &text);
+  }
   return metrics_.Text(gate_.Stats(), state_->info(), state_->Look().phase, server_->pump()) + text.Take();
 }
 
@@ -318,6 +322,7 @@ absl::Status InferdDaemon::StartEngine() {
   // Clients are let in only after a whole step has worked, kernels, weights and tokenizer included.
   log_->info("{}", engine_->description());
   gate_.Open(engine_.get());
+  engine_view_ = engine_.get();
   return absl::OkStatus();
 }
 
@@ -337,6 +342,7 @@ void InferdDaemon::Shutdown(absl::Duration patience) {
     server_->AwaitCalls(patience);
     door_.reset();  // it asks the servers
     http_view_ = nullptr;
+    engine_view_ = nullptr;
     http_.reset();  // its answers are in the server's pump
     server_->Shutdown(absl::ZeroDuration());
     server_.reset();  // removes the socket files; the engine may still hold sinks, which outlive the server

@@ -102,6 +102,7 @@ class InferdDaemon {
   std::unique_ptr<InferdServer> server_;
   std::unique_ptr<HttpServer> http_;                   // null: no HTTP; before the server it goes
   std::atomic<const HttpServer*> http_view_{nullptr};  // of whoever asks for metrics, also while it starts
+  std::atomic<const Engine*> engine_view_{nullptr};    // likewise
   std::string metrics_address_;                        // as the options have it; empty: off
   std::unique_ptr<MetricsDoor> door_;                  // null: off; before the server it goes
   std::thread starter_;

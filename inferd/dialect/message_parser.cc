@@ -42,6 +42,7 @@ class MessageParser::State {
  public:
   State(const Dialect& dialect, MessageParserOptions options)
       : dialect_(dialect), options_(std::move(options)), call_marks_(CallMarks(dialect.tools)) {
+    in_ = options_.opening;
     options_.split_thoughts = options_.split_thoughts && !dialect_.think_open.empty();
     if (!options_.tools) {
       call_marks_.clear();

@@ -37,6 +37,7 @@ struct MessageParserOptions {
   bool tools = false;               // calls are looked for
   bool split_thoughts = true;       // else they stay in the text, marks and all
   bool begins_in_thought = false;   // the prompt ended with the opening mark
+  std::string opening;              // of the message, which the prompt ended with
   uint32_t max_calls = UINT32_MAX;  // further ones are dropped
   ToolTypes types;
 };

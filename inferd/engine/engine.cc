@@ -42,6 +42,17 @@ absl::Status Lost(const std::string& why) {
 // Memory that a waiting request holds besides its tokens: its objects, buffers and names, generously.
 constexpr uint64_t kRequestBytes = 4096;
 
+uint64_t BytesOf(const GuideSpec& guide) {
+  uint64_t bytes = guide.text.size();
+  for (const std::string& choice : guide.choices) {
+    bytes += choice.size();
+  }
+  for (const GuideCall& call : guide.calls) {
+    bytes += call.begin.size() + call.json_schema.size() + call.end.size();
+  }
+  return bytes;
+}
+
 }  // namespace
 
 Engine::Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, const Tokenizer* tokenizer)
@@ -367,7 +378,7 @@ absl::StatusOr<std::unique_ptr<Guide>> Engine::StartGuide(const GenerateSpec& sp
       end_ids.push_back(id);
     }
   }
-  return guides_->Start(*spec.guide, std::move(end_ids));
+  return guides_->Start(*spec.guide, std::move(end_ids), spec.spelled_tokens);
 }
 
 absl::Status Engine::Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) {
@@ -375,7 +386,7 @@ absl::Status Engine::Generate(GenerateSpec spec, std::shared_ptr<RequestSink> si
   absl::StatusOr<std::unique_ptr<Guide>> guide = StartGuide(spec);
   RETURN_IF_ERROR(Rejected(guide.status()));
   const uint64_t tokens = spec.prompt.size() + spec.stopping.max_tokens;
-  const uint64_t guide_bytes = spec.guide.has_value() ? spec.guide->text.size() + config_.vocab / 8 : 0;
+  const uint64_t guide_bytes = spec.guide.has_value() ? BytesOf(*spec.guide) + config_.vocab / 8 : 0;
   const absl::StatusOr<SequenceId> id = Enter(spec.request_id, spec.client, spec.deadline, spec.prompt.size(),
                                               tokens * sizeof(int32_t) + kRequestBytes + guide_bytes);
   RETURN_IF_ERROR(Rejected(id.status()));

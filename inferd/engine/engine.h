@@ -64,6 +64,7 @@ class Engine final : public EngineApi {
   const EnginePlan& plan() const { return plan_; }
   // For the start-up log: backend, session, sizes.
   const std::string& description() const { return description_; }
+  GuideStats guide_stats() const { return guides_ == nullptr ? GuideStats() : guides_->Stats(); }
 
  private:
   Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, const Tokenizer* tokenizer);

@@ -57,20 +57,24 @@ absl::StatusOr<GuideSource> ChoiceSource(const std::vector<std::string>& choices
   if (bytes > kMaxGuideBytes) {
     return Invalid(field, absl::StrCat("has ", bytes, " bytes, at most ", kMaxGuideBytes, " are supported"));
   }
-  return GuideSource{Language::kGrammar, ChoiceGrammar(choices), {}};
+  return GuideSource{Language::kGrammar, ChoiceGrammar(choices), {}, {}};
 }
 
-absl::StatusOr<GuideSource> CallSource(const std::vector<GuideCall>& calls) {
+absl::StatusOr<GuideSource> CallSource(const std::vector<GuideCall>& calls,
+                                       absl::Span<const int32_t> spelled) {
   if (calls.empty() || calls.size() > kMaxCalls) {
     return Invalid("guided.calls", absl::StrCat("has ", calls.size(), " calls, must have 1 to ", kMaxCalls));
   }
   GuideSource source;
   source.language = Language::kCalls;
+  source.spelled.assign(spelled.begin(), spelled.end());
   size_t bytes = 0;
   for (size_t i = 0; i < calls.size(); ++i) {
     const std::string field = absl::StrCat("guided.calls[", i, "]");
     for (const std::string* text : {&calls[i].begin, &calls[i].json_schema, &calls[i].end}) {
-      RETURN_IF_ERROR(CheckText(field, *text));
+      if (!text->empty() || text == &calls[i].json_schema) {
+        RETURN_IF_ERROR(CheckText(field, *text));
+      }
       bytes += text->size();
     }
     absl::StatusOr<std::string> schema = CheckSchema(calls[i].json_schema);
@@ -102,7 +106,7 @@ absl::StatusOr<GuideSource> RegexSource(const std::string& text) {
   if (!regex.ok()) {
     return Invalid("guided.regex", std::string(regex.status().message()));
   }
-  return GuideSource{Language::kRegex, *std::move(regex), {}};
+  return GuideSource{Language::kRegex, *std::move(regex), {}, {}};
 }
 
 absl::StatusOr<GuideSource> SchemaSource(const std::string& text) {
@@ -110,7 +114,7 @@ absl::StatusOr<GuideSource> SchemaSource(const std::string& text) {
   if (!schema.ok()) {
     return Invalid("guided.json_schema", std::string(schema.status().message()));
   }
-  return GuideSource{Language::kSchema, *std::move(schema), {}};
+  return GuideSource{Language::kSchema, *std::move(schema), {}, {}};
 }
 
 xgrammar::Grammar GrammarOfSchema(const std::string& schema) {
@@ -118,6 +122,18 @@ xgrammar::Grammar GrammarOfSchema(const std::string& schema) {
   // tokens there.
   return xgrammar::Grammar::FromJSONSchema(schema, /*any_whitespace=*/false, std::nullopt, std::nullopt,
                                            /*strict_mode=*/true);
+}
+
+xgrammar::Grammar GrammarOfCall(const GuideCall& call) {
+  std::vector<xgrammar::Grammar> parts;
+  if (!call.begin.empty()) {
+    parts.push_back(xgrammar::Grammar::FromEBNF(ChoiceGrammar({call.begin}), "root"));
+  }
+  parts.push_back(GrammarOfSchema(call.json_schema));
+  if (!call.end.empty()) {
+    parts.push_back(xgrammar::Grammar::FromEBNF(ChoiceGrammar({call.end}), "root"));
+  }
+  return parts.size() == 1 ? parts[0] : xgrammar::Grammar::Concat(parts);
 }
 
 xgrammar::Grammar GrammarOf(const GuideSource& source) {
@@ -133,11 +149,9 @@ xgrammar::Grammar GrammarOf(const GuideSource& source) {
   }
   std::vector<xgrammar::Grammar> calls;
   for (const GuideCall& call : source.calls) {
-    calls.push_back(xgrammar::Grammar::Concat(
-        {xgrammar::Grammar::FromEBNF(ChoiceGrammar({call.begin}), "root"), GrammarOfSchema(call.json_schema),
-         xgrammar::Grammar::FromEBNF(ChoiceGrammar({call.end}), "root")}));
+    calls.push_back(GrammarOfCall(call));
   }
-  return xgrammar::Grammar::Union(calls);
+  return calls.size() == 1 ? calls[0] : xgrammar::Grammar::Union(calls);
 }
 
 xgrammar::TokenizerInfo InfoOf(const GuideVocabulary& vocabulary, std::vector<std::string> tokens) {
@@ -160,7 +174,7 @@ std::vector<std::string> TokensForJson(std::vector<std::string> tokens) {
 
 }  // namespace
 
-absl::StatusOr<GuideSource> SourceOf(const GuideSpec& spec) {
+absl::StatusOr<GuideSource> SourceOf(const GuideSpec& spec, absl::Span<const int32_t> spelled) {
   switch (spec.kind) {
     case GuideSpec::Kind::kJsonObject:
       return SchemaSource(R"({"type": "object"})");
@@ -176,11 +190,11 @@ absl::StatusOr<GuideSource> SourceOf(const GuideSpec& spec) {
       if (const absl::Status counts = CheckCounts(spec.text, kMaxRepetitions); !counts.ok()) {
         return Invalid("guided.grammar", absl::StrCat("has ", counts.message()));
       }
-      return GuideSource{Language::kGrammar, spec.text, {}};
+      return GuideSource{Language::kGrammar, spec.text, {}, {}};
     case GuideSpec::Kind::kChoice:
       return ChoiceSource(spec.choices);
     case GuideSpec::Kind::kCall:
-      return CallSource(spec.calls);
+      return CallSource(spec.calls, spelled);
   }
   return absl::InternalError("a guide of no kind");
 }
@@ -192,6 +206,9 @@ std::string GuideSource::Key() const {
       absl::StrAppend(&key, part->size(), ":", *part);
     }
   }
+  for (const int32_t id : spelled) {
+    absl::StrAppend(&key, " ", id);
+  }
   return key;
 }
 
@@ -200,17 +217,40 @@ struct GuideCompiler::Impl {
   // Made when first needed: sorting a vocabulary takes a moment, and most servers never see a guide.
   std::optional<xgrammar::TokenizerInfo> for_text;
   std::optional<xgrammar::TokenizerInfo> for_json;
+  std::optional<xgrammar::TokenizerInfo> for_calls;
+  std::vector<int32_t> spelled;  // in for_calls: a server has one such set
 
-  const xgrammar::TokenizerInfo& Info(bool json) {
+  const xgrammar::TokenizerInfo& Info(const GuideSource& source) {
+    if (!source.spelled.empty()) {
+      return InfoWith(source.spelled);
+    }
+    const bool json = source.language == Language::kSchema || source.language == Language::kCalls;
     std::optional<xgrammar::TokenizerInfo>& info = json ? for_json : for_text;
     if (!info.has_value()) {
       info = InfoOf(*vocabulary, json ? TokensForJson(vocabulary->tokens) : vocabulary->tokens);
     }
     return *info;
   }
+
+  const xgrammar::TokenizerInfo& InfoWith(const std::vector<int32_t>& specials) {
+    if (!for_calls.has_value() || spelled != specials) {
+      std::vector<std::string> tokens = TokensForJson(vocabulary->tokens);
+      for (const int32_t id : specials) {
+        const auto found = vocabulary->spellings.find(id);
+        const std::vector<int32_t>& ends = vocabulary->end_ids;
+        if (found != vocabulary->spellings.end() && std::find(ends.begin(), ends.end(), id) == ends.end()) {
+          tokens[static_cast<size_t>(id)] = found->second;
+        }
+      }
+      for_calls = InfoOf(*vocabulary, std::move(tokens));
+      spelled = specials;
+    }
+    return *for_calls;
+  }
 };
 
-GuideCompiler::GuideCompiler(const GuideVocabulary* vocabulary) : impl_(new Impl{vocabulary, {}, {}}) {}
+GuideCompiler::GuideCompiler(const GuideVocabulary* vocabulary)
+    : impl_(new Impl{vocabulary, {}, {}, {}, {}}) {}
 GuideCompiler::~GuideCompiler() = default;
 
 absl::StatusOr<std::shared_ptr<const CompiledGuide>> GuideCompiler::Compile(const GuideSource& source) {
@@ -221,10 +261,7 @@ absl::StatusOr<std::shared_ptr<const CompiledGuide>> GuideCompiler::Compile(cons
     if (!warnings.first().empty()) {  // before the long part
       return absl::InvalidArgumentError(warnings.first());
     }
-    xgrammar::GrammarCompiler compiler(
-        impl_->Info(source.language == Language::kSchema || source.language == Language::kCalls),
-        /*max_threads=*/1,
-        /*cache_enabled=*/false);
+    xgrammar::GrammarCompiler compiler(impl_->Info(source), /*max_threads=*/1, /*cache_enabled=*/false);
     compiled = std::make_shared<CompiledGuide>(CompiledGuide{compiler.CompileGrammar(grammar)});
   } catch (const std::exception& error) {
     return absl::InvalidArgumentError(error.what());

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "inferd/api/guide_spec.h"
 #include "inferd/guide/guide_vocabulary.h"
 
@@ -31,13 +32,15 @@ struct GuideSource {
   Language language = Language::kGrammar;
   std::string text;
   std::vector<GuideCall> calls;  // their schemas as the converter is to see them
+  std::vector<int32_t> spelled;  // special tokens that may be part of calls
 
   // Equal for guides that allow the same answers because they say the same.
   std::string Key() const;
 };
 
-// INVALID_ARGUMENT naming the field ("guided.regex") and what is wrong with it.
-absl::StatusOr<GuideSource> SourceOf(const GuideSpec& spec);
+// `spelled`: special tokens that an answer's text has; those of calls may be made of them. INVALID_ARGUMENT
+// naming the field ("guided.regex") and what is wrong with it.
+absl::StatusOr<GuideSource> SourceOf(const GuideSpec& spec, absl::Span<const int32_t> spelled = {});
 
 struct CompiledGuide;  // inferd/guide/compiled_guide.h
 

@@ -11,7 +11,11 @@ GuideVocabulary VocabularyOf(const Tokenizer& tokenizer, uint32_t vocab, absl::S
   // A tokenizer can know more tokens than the model has rows for; those are never drawn.
   vocabulary.tokens.resize(std::min<uint32_t>(vocab, static_cast<uint32_t>(tokenizer.vocab_size())));
   for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
-    vocabulary.tokens[id] = tokenizer.TokenBytes(static_cast<int32_t>(id));
+    const auto token = static_cast<int32_t>(id);
+    vocabulary.tokens[id] = tokenizer.TokenBytes(token);
+    if (tokenizer.is_special(token)) {
+      vocabulary.spellings[token] = std::string(tokenizer.IdToToken(token).value_or(""));
+    }
   }
   return vocabulary;
 }

@@ -70,6 +70,9 @@ struct GuideMaskQueue {
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   bool idle ABSL_GUARDED_BY(mutex) = false;
   std::deque<std::shared_ptr<GuideRun>> runs ABSL_GUARDED_BY(mutex);
+  // Written by the masks' thread alone.
+  std::atomic<uint64_t> made{0};
+  std::atomic<int64_t> nanos{0};
 
   void Push(std::shared_ptr<GuideRun> run) {
     MutexLock lock(&mutex);
@@ -166,8 +169,9 @@ Guides::~Guides() {
   masks_->runs.clear();
 }
 
-absl::StatusOr<std::unique_ptr<Guide>> Guides::Start(const GuideSpec& spec, std::vector<int32_t> end_ids) {
-  ASSIGN_OR_RETURN(GuideSource source, SourceOf(spec));
+absl::StatusOr<std::unique_ptr<Guide>> Guides::Start(const GuideSpec& spec, std::vector<int32_t> end_ids,
+                                                     absl::Span<const int32_t> spelled) {
+  ASSIGN_OR_RETURN(GuideSource source, SourceOf(spec, spelled));
   auto run = std::make_shared<GuideRun>();
   run->end_ids = std::move(end_ids);
   run->masks = masks_;
@@ -202,6 +206,8 @@ GuideStats Guides::Stats() const {
   MutexLock lock(&mutex_);
   GuideStats stats = stats_;
   stats.waiting = pending_.size();
+  stats.masks = masks_->made.load(std::memory_order_relaxed);
+  stats.mask_seconds = static_cast<double>(masks_->nanos.load(std::memory_order_relaxed)) * 1e-9;
   return stats;
 }
 
@@ -300,6 +306,8 @@ void Guides::MaskLoop() {
     const absl::Duration before = ThreadTime();
     const absl::Status status = run->MakeMask();
     const absl::Duration took = ThreadTime() - before;
+    masks_->made.fetch_add(1, std::memory_order_relaxed);
+    masks_->nanos.fetch_add(absl::ToInt64Nanoseconds(took), std::memory_order_relaxed);
     if (!status.ok()) {
       run->Fail(status);
     } else if (took > limits_.mask_cpu_time) {

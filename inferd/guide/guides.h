@@ -47,6 +47,8 @@ struct GuideStats {
   uint64_t cache_hits = 0;  // begun without compiling
   uint64_t cache_bytes = 0;
   uint64_t waiting = 0;  // to be compiled, the one being compiled included
+  uint64_t masks = 0;
+  double mask_seconds = 0;  // processor time of making them
 };
 
 struct GuideRun;        // what an answer and the threads share
@@ -89,9 +91,11 @@ class Guides {
   ~Guides();
 
   // Begins the guide of an answer, which ends with one of `end_ids` (of the vocabulary; none: where nothing
-  // more may come). Reads the guide's text, compiles elsewhere. INVALID_ARGUMENT naming the field: what
-  // SourceOf refuses; RESOURCE_EXHAUSTED with a retry delay: too many guides wait.
-  absl::StatusOr<std::unique_ptr<Guide>> Start(const GuideSpec& spec, std::vector<int32_t> end_ids);
+  // more may come). `spelled`: as SourceOf has it. Reads the guide's text, compiles elsewhere.
+  // INVALID_ARGUMENT naming the field: what SourceOf refuses; RESOURCE_EXHAUSTED with a retry delay: too many
+  // guides wait.
+  absl::StatusOr<std::unique_ptr<Guide>> Start(const GuideSpec& spec, std::vector<int32_t> end_ids,
+                                               absl::Span<const int32_t> spelled = {});
 
   GuideStats Stats() const;
 

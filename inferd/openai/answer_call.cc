@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/error_detail.h"
+#include "inferd/openai/fields/guide_fields.h"
 
 namespace sluice {
 namespace {
@@ -94,9 +95,9 @@ void AnswerCall::Wake() {
   }
 }
 
-void AnswerCall::Fail(absl::Status status) {
+void AnswerCall::Fail(const absl::Status& status) {
   if (!error_.has_value() && !over_) {
-    error_ = std::move(status);
+    error_ = InClientsTerms(status, plan_.guide_fields);
     Wake();
   }
 }

@@ -66,6 +66,7 @@ struct AnswerPlan {
   std::string request_id;  // for the log and the answer's head
   std::string client;
   ErrorStyle errors = ErrorStyle::kOpenAi;
+  std::vector<std::string> guide_fields;                     // for InClientsTerms
   std::vector<std::pair<std::string, std::string>> headers;  // of the answer
 };
 
@@ -116,7 +117,7 @@ class AnswerCall final : public PumpedCall,
   };
 
   void Submit();
-  void Fail(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Fail(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CancelAll();
   std::optional<Round> TakeRound() ABSL_LOCKS_EXCLUDED(mutex_);

@@ -9,7 +9,7 @@
 #include "absl/types/span.h"
 #include "common/text/tokenizer.h"
 #include "inferd/api/engine_api.h"
-#include "inferd/openai/json_body.h"
+#include "inferd/openai/fields/json_body.h"
 
 namespace sluice {
 

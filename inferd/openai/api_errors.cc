@@ -6,7 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/error_detail.h"
-#include "inferd/openai/json_body.h"
+#include "inferd/openai/fields/json_body.h"
 #include "inferd/serving/engine_request.h"
 
 namespace sluice {

@@ -8,12 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/status.h"
+#include "inferd/dialect/call_form.h"
 
 namespace sluice {
 namespace {
 
 constexpr uint32_t kMaxTopLogprobs = 20;
-constexpr size_t kMaxTools = 512;
 constexpr char kPlainTemplate[] =
     "{% if bos_token %}{{ bos_token }}{% endif %}"
     "{% for m in messages %}{{ m.content }}{% if not loop.last %}\n{% endif %}{% endfor %}";
@@ -157,118 +157,6 @@ absl::Status ReadMessages(const JsonFields& body, ChatRequest* chat) {
   return absl::OkStatus();
 }
 
-// The types that a parameter's schema allows.
-std::vector<std::string> TypesOf(const Json& schema) {
-  std::vector<std::string> types;
-  const auto add = [&types](const Json& type) {
-    if (type.is_string()) {
-      types.push_back(type.get<std::string>());
-    }
-  };
-  if (!schema.is_object()) {
-    return types;
-  }
-  if (const auto type = schema.find("type"); type != schema.end()) {
-    if (type->is_array()) {
-      std::for_each(type->begin(), type->end(), add);
-    } else {
-      add(*type);
-    }
-  }
-  for (const char* any : {"anyOf", "oneOf"}) {
-    if (const auto list = schema.find(any); list != schema.end() && list->is_array()) {
-      for (const Json& one : *list) {
-        if (one.is_object() && one.contains("type")) {
-          add(one["type"]);
-        }
-      }
-    }
-  }
-  return types;
-}
-
-absl::StatusOr<Json> ReadTool(const Json& tool, const std::string& path, ToolTypes* types) {
-  if (!tool.is_object()) {
-    return BadField(path, "must be an object");
-  }
-  const JsonFields fields(tool, path + ".");
-  std::string type;
-  RETURN_IF_ERROR(fields.Take("type", &type));
-  ASSIGN_OR_RETURN(const Json* function, fields.TakeObject("function"));
-  if (type != "function" || function == nullptr) {
-    return type != "function" ? BadField(fields.Path("type"), "must be \"function\"")
-                              : BadField(fields.Path("function"), "is missing");
-  }
-  const JsonFields own(*function, fields.Path("function") + ".");
-  std::string name;
-  std::string description;
-  RETURN_IF_ERROR(own.Take("name", &name));
-  RETURN_IF_ERROR(own.Take("description", &description));
-  ASSIGN_OR_RETURN(const Json* parameters, own.TakeObject("parameters"));
-  if (name.empty()) {
-    return BadField(own.Path("name"), "is missing or empty");
-  }
-  Json out = {{"type", "function"}, {"function", {{"name", name}, {"description", description}}}};
-  out["function"]["parameters"] =
-      parameters != nullptr ? *parameters : Json({{"type", "object"}, {"properties", Json::object()}});
-  auto& of_tool = (*types)[name];
-  if (parameters != nullptr && parameters->contains("properties") &&
-      (*parameters)["properties"].is_object()) {
-    for (const auto& [key, schema] : (*parameters)["properties"].items()) {
-      of_tool[key] = TypesOf(schema);
-    }
-  }
-  return out;
-}
-
-absl::Status ReadToolChoice(const JsonFields& body, bool* none) {
-  const Json* choice = body.Find("tool_choice");
-  if (choice == nullptr || *choice == "auto") {
-    return absl::OkStatus();
-  }
-  *none = *choice == "none";
-  if (*none) {
-    return absl::OkStatus();
-  }
-  if (choice->is_string() && *choice != "required") {
-    return BadField("tool_choice", "must be none, auto, required or a function by name");
-  }
-  if (!choice->is_string() && !choice->is_object()) {
-    return BadField("tool_choice", absl::StrCat("is ", KindOf(*choice), ", must be a string or an object"));
-  }
-  return BadField("tool_choice",
-                  "forces a call, which is not served: answers are not guided; auto and none are");
-}
-
-absl::Status ReadTools(const JsonFields& body, const Dialect& dialect, ChatRequest* chat) {
-  ASSIGN_OR_RETURN(const Json* tools, body.TakeList("tools"));
-  bool none = false;
-  if (tools == nullptr || tools->empty()) {
-    // A choice without tools to choose among says nothing.
-    return absl::OkStatus();
-  }
-  RETURN_IF_ERROR(ReadToolChoice(body, &none));
-  if (tools->size() > kMaxTools) {
-    return BadField("tools", absl::StrCat("has ", tools->size(), " entries, at most ", kMaxTools));
-  }
-  Json list = Json::array();
-  for (size_t i = 0; i < tools->size(); ++i) {
-    ASSIGN_OR_RETURN(Json tool, ReadTool((*tools)[i], absl::StrCat("tools[", i, "]"), &chat->types));
-    list.push_back(std::move(tool));
-  }
-  bool parallel = true;
-  RETURN_IF_ERROR(body.Take("parallel_tool_calls", &parallel));
-  chat->max_calls = parallel ? UINT32_MAX : 1;
-  if (none) {
-    return absl::OkStatus();
-  }
-  if (dialect.tools == ToolStyle::kNone) {
-    return BadField("tools", "cannot be offered: this model's chat template knows no tools");
-  }
-  chat->tools = std::move(list);
-  return absl::OkStatus();
-}
-
 absl::Status ReadVariables(const JsonFields& body, ChatRequest* chat) {
   ASSIGN_OR_RETURN(const Json* variables, body.TakeObject("chat_template_kwargs"));
   std::string effort;
@@ -299,6 +187,79 @@ absl::Status ReadLogprobs(const JsonFields& body, ChatRequest* chat) {
   return absl::OkStatus();
 }
 
+// What a model would have written itself before what is guided stands behind its prompt.
+absl::Status Open(const ServingContext& context, const std::string& text, ChatPrompt* prompt) {
+  EncodeOptions options;
+  options.add_special_tokens = false;
+  ASSIGN_OR_RETURN(const std::vector<int32_t> ids, context.tokenizer->Encode(text, options));
+  prompt->ids.insert(prompt->ids.end(), ids.begin(), ids.end());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GuideCall> CallOf(const Json& tool, const CallForm& form, const std::string& field) {
+  std::string name = tool["function"]["name"];
+  if (form.quoted) {
+    const std::string quoted = Dump(Json(name));
+    name = quoted.substr(1, quoted.size() - 2);
+  } else if (!std::all_of(name.begin(), name.end(), [](char c) {
+               return absl::ascii_isalnum(c) || c == '_' || c == '-' || c == '.';
+             })) {
+    return BadField(field, absl::StrCat("belongs to a tool of the name \"", name.substr(0, 100),
+                                        "\": letters, digits, _, - and . are called by this model"));
+  }
+  return GuideCall{absl::StrCat(form.before_name, name, form.before_arguments),
+                   Dump(tool["function"]["parameters"]), form.end};
+}
+
+// An answer that is a call; or, where tools are offered and the answer is to be JSON, either.
+absl::StatusOr<GuideSpec> GuideOfCalls(const ChatRequest& chat, const CallForm& form, ChatPlan* plan) {
+  GuideSpec guide;
+  guide.kind = GuideSpec::Kind::kCall;
+  const ChatTools& tools = chat.tools;
+  const Json& callable = tools.forced ? tools.callable : tools.offered;
+  for (size_t i = 0; i < callable.size(); ++i) {
+    plan->guide_fields.push_back(tools.forced ? tools.callable_fields[i]
+                                              : absl::StrCat("tools[", i, "].function.parameters"));
+    ASSIGN_OR_RETURN(GuideCall call, CallOf(callable[i], form, plan->guide_fields.back()));
+    guide.calls.push_back(std::move(call));
+  }
+  if (tools.forced) {
+    return guide;
+  }
+  const GuideSpec& text = *chat.fields.guide;
+  if (text.kind != GuideSpec::Kind::kJsonSchema && text.kind != GuideSpec::Kind::kJsonObject) {
+    return BadField(chat.guide_field, "does not go with tools, with which only JSON does");
+  }
+  plan->guide_fields.push_back(chat.guide_field);
+  guide.calls.push_back({TextOpening(form.style),
+                         text.kind == GuideSpec::Kind::kJsonObject ? R"({"type": "object"})" : text.text,
+                         ""});
+  return guide;
+}
+
+// Sets spec->guide, and what reading the answer needs to know of it. A thought that the template has opened
+// stays free; a model that would open one itself answers at once.
+absl::Status PlanGuide(const ServingContext& context, const ChatRequest& chat, ChatPrompt* prompt,
+                       GenerateSpec* spec, ChatPlan* plan) {
+  const CallForm form = CallFormOf(plan->dialect.tools);
+  if (chat.tools.forced || !chat.tools.offered.is_null()) {
+    ASSIGN_OR_RETURN(spec->guide, GuideOfCalls(chat, form, plan));
+    plan->dialect.tools = form.style;
+  } else {
+    plan->guide_fields = {chat.guide_field};
+    plan->parsing.opening = TextOpening(plan->dialect.tools);
+    RETURN_IF_ERROR(Open(context, plan->parsing.opening, prompt));
+  }
+  if (plan->parsing.begins_in_thought) {
+    spec->guide->after_token = context.tokenizer->TokenToId(plan->dialect.think_close);
+    if (!spec->guide->after_token.has_value()) {  // nothing would say where the thought ends
+      plan->parsing.begins_in_thought = false;
+      RETURN_IF_ERROR(Open(context, plan->dialect.think_close + "\n\n", prompt));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::string> ConversationText(const ChatRequest& chat, ArgumentsAs arguments_as) {
   Json json = chat.variables;
   json["messages"] = chat.messages;
@@ -311,8 +272,8 @@ absl::StatusOr<std::string> ConversationText(const ChatRequest& chat, ArgumentsA
       }
     }
   }
-  if (!chat.tools.is_null()) {
-    json["tools"] = chat.tools;
+  if (!chat.tools.offered.is_null()) {
+    json["tools"] = chat.tools.offered;
   }
   return Dump(json);
 }
@@ -324,8 +285,13 @@ absl::StatusOr<ChatRequest> ReadChat(const Json& body, const ServingContext& con
   ChatRequest chat;
   chat.names = ApiFieldNames(fields);
   RETURN_IF_ERROR(ReadGeneration(fields, context, /*least_tokens=*/1, &chat.fields, &chat.style));
+  ASSIGN_OR_RETURN(std::optional<AskedGuide> guide, ReadGuide(fields));
+  if (guide.has_value()) {
+    chat.guide_field = std::move(guide->field);
+    chat.fields.guide = std::move(guide->spec);
+  }
   RETURN_IF_ERROR(ReadMessages(fields, &chat));
-  RETURN_IF_ERROR(ReadTools(fields, context.dialect, &chat));
+  RETURN_IF_ERROR(ReadTools(fields, context.dialect, &chat.messages, &chat.tools));
   RETURN_IF_ERROR(ReadLogprobs(fields, &chat));
   RETURN_IF_ERROR(ReadVariables(fields, &chat));
   return chat;
@@ -373,18 +339,22 @@ absl::StatusOr<ChatPlan> PlanChatAnswer(const ServingContext& context, const Cal
                                         const ChatRequest& chat) {
   ASSIGN_OR_RETURN(GenerateSpec spec, PlanRequest(context, call, chat.fields, chat.names));
   ASSIGN_OR_RETURN(ChatPrompt prompt, RenderConversation(context, ConversationOf(context, chat)));
+  ChatPlan plan;
+  plan.dialect = context.dialect;
+  plan.parsing.tools = chat.tools.forced || !chat.tools.offered.is_null();
+  plan.parsing.max_calls = chat.tools.max_calls;
+  plan.parsing.types = chat.tools.types;
+  // A template that opens the thought itself leaves only its end to the model.
+  const absl::string_view text = absl::StripTrailingAsciiWhitespace(prompt.text);
+  const std::string& think_open = plan.dialect.think_open;
+  plan.parsing.begins_in_thought = !think_open.empty() && absl::EndsWith(text, think_open);
+  if (chat.tools.forced || spec.guide.has_value()) {
+    RETURN_IF_ERROR(PlanGuide(context, chat, &prompt, &spec, &plan));
+  }
   spec.prompt = std::move(prompt.ids);
   RETURN_IF_ERROR(FitToPrompt(context, chat.fields, chat.names, "messages", &spec));
   StopAtEndOfTurn(context, prompt.end_of_turn, &spec);
-  const Dialect& dialect = context.dialect;
-  ChatPlan plan;
-  plan.parsing.tools = !chat.tools.is_null();
-  plan.parsing.max_calls = chat.max_calls;
-  plan.parsing.types = chat.types;
-  // A template that opens the thought itself leaves only its end to the model.
-  const absl::string_view text = absl::StripTrailingAsciiWhitespace(prompt.text);
-  plan.parsing.begins_in_thought = !dialect.think_open.empty() && absl::EndsWith(text, dialect.think_open);
-  spec.spelled_tokens = SpelledTokens(*context.tokenizer, dialect.marks);
+  spec.spelled_tokens = SpelledTokens(*context.tokenizer, plan.dialect.marks);
   plan.specs = Choices(spec, chat.style.n, 0);
   return plan;
 }

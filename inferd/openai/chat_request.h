@@ -10,8 +10,10 @@
 #include "absl/status/statusor.h"
 #include "inferd/dialect/dialect.h"
 #include "inferd/dialect/message_parser.h"
-#include "inferd/openai/generation_fields.h"
-#include "inferd/openai/json_body.h"
+#include "inferd/openai/fields/chat_tools.h"
+#include "inferd/openai/fields/generation_fields.h"
+#include "inferd/openai/fields/guide_fields.h"
+#include "inferd/openai/fields/json_body.h"
 #include "inferd/serving/chat_render.h"
 #include "inferd/serving/generation_plan.h"
 #include "inferd/serving/serving_context.h"
@@ -24,13 +26,12 @@ struct ChatRequest {
   AnswerStyle style;
   bool logprobs = false;
   uint32_t top_logprobs = 0;
-  Json messages = Json::array();    // as templates take them, arguments of calls as objects
-  Json tools;                       // null: none are offered to the model
+  Json messages = Json::array();  // as templates take them, arguments of calls as objects
+  ChatTools tools;
+  std::string guide_field;          // what the client calls fields.guide
   Json variables = Json::object();  // of the template
   bool continue_last = false;
   bool has_tool_calls = false;
-  uint32_t max_calls = UINT32_MAX;
-  ToolTypes types;
 };
 
 // INVALID_ARGUMENT naming the field.
@@ -42,7 +43,9 @@ Conversation ConversationOf(const ServingContext& context, const ChatRequest& ch
 
 struct ChatPlan {
   std::vector<GenerateSpec> specs;  // of the choices
+  Dialect dialect;  // that reads them: a guide may have them written in another than the model's
   MessageParserOptions parsing;
+  std::vector<std::string> guide_fields;  // for InClientsTerms
 };
 
 // Renders and checks. Errors of PlanRequest, RenderConversation and FitToPrompt.

@@ -12,8 +12,8 @@
 #include "inferd/dialect/message_parser.h"
 #include "inferd/openai/answer_call.h"
 #include "inferd/openai/answer_parts.h"
-#include "inferd/openai/generation_fields.h"
-#include "inferd/openai/json_body.h"
+#include "inferd/openai/fields/generation_fields.h"
+#include "inferd/openai/fields/json_body.h"
 
 namespace sluice {
 

@@ -7,6 +7,7 @@
 #include "common/status.h"
 #include "inferd/openai/api_errors.h"
 #include "inferd/openai/chat_request.h"
+#include "inferd/openai/fields/guide_fields.h"
 
 namespace sluice {
 namespace {
@@ -119,6 +120,11 @@ absl::StatusOr<CompletionPlan> PlanCompletion(const Json& body, const ServingCon
   RequestFields request;
   RETURN_IF_ERROR(ReadGeneration(fields, context, /*least_tokens=*/0, &request, &plan.style));
   RETURN_IF_ERROR(ReadRest(fields, &plan));
+  ASSIGN_OR_RETURN(std::optional<AskedGuide> guide, ReadGuide(fields));
+  if (guide.has_value()) {
+    plan.guide_field = std::move(guide->field);
+    request.guide = std::move(guide->spec);
+  }
   request.max_tokens = request.max_tokens.value_or(kDefaultMaxTokens);
   plan.generates = *request.max_tokens > 0 || !plan.echo;
   if (!plan.generates) {

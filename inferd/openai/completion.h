@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "inferd/openai/answer_call.h"
 #include "inferd/openai/answer_parts.h"
-#include "inferd/openai/generation_fields.h"
-#include "inferd/openai/json_body.h"
+#include "inferd/openai/fields/generation_fields.h"
+#include "inferd/openai/fields/json_body.h"
 #include "inferd/serving/generation_plan.h"
 #include "inferd/serving/serving_context.h"
 
@@ -29,6 +29,7 @@ struct CompletionPlan {
   std::vector<CompletionPrompt> prompts;
   bool echo = false;
   std::optional<uint32_t> logprobs;
+  std::string guide_field;          // what the client calls the guide of `specs`
   bool generates = true;            // false: max_tokens 0 with echo, the prompt is only scored
   std::vector<GenerateSpec> specs;  // of the choices, prompt by prompt; also where nothing is generated
 };

@@ -208,11 +208,11 @@ absl::Status ReadTools(const JsonFields& body, Json* chat) {
 absl::StatusOr<Json> ChatOfMessages(const Json& body, bool counts) {
   const JsonFields fields(body);
   Json chat = Json::object();
-  for (const auto& [from, to] :
-       {std::pair("model", "model"), std::pair("max_tokens", "max_tokens"),
-        std::pair("stop_sequences", "stop"), std::pair("temperature", "temperature"),
-        std::pair("top_p", "top_p"), std::pair("top_k", "top_k"), std::pair("stream", "stream"),
-        std::pair("chat_template_kwargs", "chat_template_kwargs")}) {
+  for (const auto& [from, to] : {std::pair("model", "model"), std::pair("max_tokens", "max_tokens"),
+                                 std::pair("stop_sequences", "stop"), std::pair("temperature", "temperature"),
+                                 std::pair("top_p", "top_p"), std::pair("top_k", "top_k"),
+                                 std::pair("stream", "stream"), std::pair("output_format", "output_format"),
+                                 std::pair("chat_template_kwargs", "chat_template_kwargs")}) {
     if (const Json* value = fields.Find(from); value != nullptr) {
       chat[to] = *value;
     }
@@ -222,6 +222,10 @@ absl::StatusOr<Json> ChatOfMessages(const Json& body, bool counts) {
   }
   ASSIGN_OR_RETURN(chat["messages"], ReadMessages(fields));
   RETURN_IF_ERROR(ReadTools(fields, &chat));
+  ASSIGN_OR_RETURN(const Json* output, fields.TakeObject("output_config"));
+  if (output != nullptr && output->contains("format")) {
+    chat["output_config.format"] = (*output)["format"];
+  }
   ASSIGN_OR_RETURN(const Json* thinking, fields.TakeObject("thinking"));
   if (thinking != nullptr) {
     std::string type;

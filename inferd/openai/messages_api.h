@@ -10,7 +10,7 @@
 #include "inferd/openai/answer_call.h"
 #include "inferd/openai/answer_parts.h"
 #include "inferd/openai/chat_writer.h"
-#include "inferd/openai/json_body.h"
+#include "inferd/openai/fields/json_body.h"
 
 namespace sluice {
 

@@ -10,7 +10,7 @@
 #include "inferd/openai/api_errors.h"
 #include "inferd/openai/chat_writer.h"
 #include "inferd/openai/completion.h"
-#include "inferd/openai/json_body.h"
+#include "inferd/openai/fields/json_body.h"
 #include "inferd/openai/messages_api.h"
 #include "inferd/openai/responses_api.h"
 #include "inferd/openai/score_call.h"
@@ -184,10 +184,12 @@ absl::Status OpenAiDoor::Chat(const Asked& asked) {
   AnswerPlan plan = PlanOf(asked.request, chat.style, "http_chat", facts.request_id);
   plan.wants_tokens = chat.logprobs;
   plan.specs = std::move(planned.specs);
+  plan.guide_fields = std::move(planned.guide_fields);
   plan.first_of.assign(plan.specs.size(), 0);
   plan.first_of[0] = 1;
-  ChatWriterOptions options{Facts("", facts.request_id), chat.style,       chat.logprobs,
-                            chat.top_logprobs,           context_.dialect, std::move(planned.parsing)};
+  ChatWriterOptions options{
+      Facts("", facts.request_id), chat.style, chat.logprobs, chat.top_logprobs, std::move(planned.dialect),
+      std::move(planned.parsing)};
   AnswerCall::Start(context_, std::move(plan), std::make_unique<ChatWriter>(std::move(options)),
                     asked.exchange);
   return absl::OkStatus();
@@ -200,6 +202,7 @@ absl::Status OpenAiDoor::Completions(const Asked& asked) {
   ASSIGN_OR_RETURN(CompletionPlan planned, PlanCompletion(body, context_, facts));
   AnswerPlan plan = PlanOf(asked.request, planned.style, "http_completion", facts.request_id);
   plan.wants_tokens = planned.logprobs.has_value();
+  plan.guide_fields = {planned.guide_field};
   for (size_t i = 0; i < planned.specs.size(); ++i) {
     plan.first_of.push_back(i % planned.style.n == 0 ? 1 : 0);
   }
@@ -251,8 +254,9 @@ absl::Status OpenAiDoor::Messages(const Asked& asked) {
   ASSIGN_OR_RETURN(ChatPlan planned, PlanChatAnswer(context_, facts, chat));
   AnswerPlan plan = PlanOf(asked.request, chat.style, "http_messages", facts.request_id);
   plan.specs = std::move(planned.specs);
+  plan.guide_fields = std::move(planned.guide_fields);
   plan.first_of = {1};
-  MessagesWriter::Options options{Facts("", facts.request_id), chat.style.stream, context_.dialect,
+  MessagesWriter::Options options{Facts("", facts.request_id), chat.style.stream, std::move(planned.dialect),
                                   std::move(planned.parsing)};
   AnswerCall::Start(context_, std::move(plan), std::make_unique<MessagesWriter>(std::move(options)),
                     asked.exchange);
@@ -268,8 +272,9 @@ absl::Status OpenAiDoor::Responses(const Asked& asked) {
   ASSIGN_OR_RETURN(ChatPlan planned, PlanChatAnswer(context_, facts, chat));
   AnswerPlan plan = PlanOf(asked.request, chat.style, "http_response", facts.request_id);
   plan.specs = std::move(planned.specs);
+  plan.guide_fields = std::move(planned.guide_fields);
   plan.first_of = {1};
-  ResponsesWriter::Options options{Facts("", facts.request_id), chat.style.stream, context_.dialect,
+  ResponsesWriter::Options options{Facts("", facts.request_id), chat.style.stream, std::move(planned.dialect),
                                    std::move(planned.parsing), std::move(body)};
   AnswerCall::Start(context_, std::move(plan), std::make_unique<ResponsesWriter>(std::move(options)),
                     asked.exchange);

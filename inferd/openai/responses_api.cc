@@ -144,7 +144,7 @@ absl::StatusOr<Json> ChatOfResponse(const Json& body) {
   }
   ASSIGN_OR_RETURN(const Json* text, fields.TakeObject("text"));
   if (text != nullptr && text->contains("format")) {
-    chat["response_format"] = (*text)["format"];
+    chat["text.format"] = (*text)["format"];
   }
   return chat;
 }

@@ -129,12 +129,10 @@ absl::Status CheckSalt(const v1::CacheOptions& cache) {
                                                        kMaxSaltBytes, " are allowed"));
 }
 
-absl::StatusOr<std::optional<GuideSpec>> Guided(const ServingContext& context,
-                                                const v1::GenerationSpec& spec) {
+absl::StatusOr<std::optional<GuideSpec>> Guided(const v1::GenerationSpec& spec) {
   if (!spec.has_guided()) {
     return std::nullopt;
   }
-  RETURN_IF_ERROR(CheckTokenizer(context));
   const v1::GuidedDecoding& guided = spec.guided();
   switch (guided.guide_case()) {
     case v1::GuidedDecoding::kJsonSchema:
@@ -166,9 +164,9 @@ absl::StatusOr<Draft> PlanWithoutPrompt(const ServingContext& context, const Cal
   RETURN_IF_ERROR(CheckUnsupported(spec));
   Draft draft;
   ASSIGN_OR_RETURN(draft.fields, FieldsOf(context, spec));
+  ASSIGN_OR_RETURN(draft.fields.guide, Guided(spec));
   ASSIGN_OR_RETURN(draft.plan.spec, PlanRequest(context, call, draft.fields, kNames));
   GenerateSpec& planned = draft.plan.spec;
-  ASSIGN_OR_RETURN(planned.guide, Guided(context, spec));
   ASSIGN_OR_RETURN(planned.max_queue_wait, MaxQueueWait(spec.scheduling()));
   RETURN_IF_ERROR(CheckSalt(spec.cache()));
   planned.cache_salt = spec.cache().cache_salt();

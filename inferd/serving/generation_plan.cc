@@ -146,6 +146,10 @@ absl::StatusOr<GenerateSpec> PlanRequest(const ServingContext& context, const Ca
   }
   spec.logprobs = fields.logprobs;
   spec.priority = fields.priority;
+  if (fields.guide.has_value()) {
+    RETURN_IF_ERROR(CheckTokenizer(context));
+    spec.guide = fields.guide;
+  }
   spec.client = call.client;
   spec.deadline = DeadlineOf(context, call);
   return spec;

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "inferd/api/engine_api.h"
+#include "inferd/api/guide_spec.h"
 #include "inferd/serving/serving_context.h"
 
 namespace sluice {
@@ -49,6 +50,7 @@ struct RequestFields {
   bool include_stop_in_output = false;
   uint32_t logprobs = 0;
   int32_t priority = 0;
+  std::optional<GuideSpec> guide;
 };
 
 // What a door's clients call the groups of fields: errors name "<sampling>top_p".
@@ -60,7 +62,8 @@ struct FieldNames {
   std::string max_tokens = "max_tokens";
 };
 
-// All of the engine's request but its prompt. NOT_FOUND (UNKNOWN_MODEL); INVALID_ARGUMENT (INVALID_FIELD).
+// All of the engine's request but its prompt. NOT_FOUND (UNKNOWN_MODEL); INVALID_ARGUMENT (INVALID_FIELD);
+// FAILED_PRECONDITION (NO_TOKENIZER) for a guide, whose own errors are the engine's to find.
 absl::StatusOr<GenerateSpec> PlanRequest(const ServingContext& context, const CallFacts& call,
                                          const RequestFields& fields, const FieldNames& names);
 

@@ -1,4 +1,4 @@
-#include "inferd/openai/json_body.h"
+#include "inferd/openai/fields/json_body.h"
 
 #include <utility>
 

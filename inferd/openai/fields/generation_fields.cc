@@ -1,4 +1,4 @@
-#include "inferd/openai/generation_fields.h"
+#include "inferd/openai/fields/generation_fields.h"
 
 #include <limits>
 #include <optional>
@@ -93,22 +93,6 @@ absl::Status ReadStyle(const JsonFields& body, AnswerStyle* style) {
 
 // What is known and not served is said, not ignored.
 absl::Status CheckUnserved(const JsonFields& body) {
-  ASSIGN_OR_RETURN(const Json* format, body.TakeObject("response_format"));
-  if (format != nullptr) {
-    std::string type;
-    const JsonFields fields(*format, "response_format.");
-    RETURN_IF_ERROR(fields.Take("type", &type));
-    if (type != "text") {
-      return BadField("response_format.type",
-                      absl::StrCat("is \"", type.substr(0, 40), "\", and only \"text\" is served"));
-    }
-  }
-  for (const char* name : {"guided_json", "guided_regex", "guided_grammar", "guided_choice",
-                           "structured_outputs", "json_schema", "grammar"}) {
-    if (body.Has(name)) {
-      return BadField(name, "is not served: answers are not guided");
-    }
-  }
   bool beams = false;
   RETURN_IF_ERROR(body.Take("use_beam_search", &beams));
   return beams ? BadField("use_beam_search", "is not served") : absl::OkStatus();

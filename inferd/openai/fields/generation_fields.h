@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "inferd/openai/json_body.h"
+#include "inferd/openai/fields/json_body.h"
 #include "inferd/serving/generation_plan.h"
 #include "inferd/serving/serving_context.h"
 

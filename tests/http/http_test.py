@@ -6,10 +6,13 @@ import json
 import os
 import re
 import socket
+import sys
 import threading
 import unittest
 
-import daemons
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../e2e"))
+
+import daemons  # noqa: E402
 
 SAY = [{"role": "user", "content": "The film is a story about a young man who"}]
 

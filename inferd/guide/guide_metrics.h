@@ -1,0 +1,13 @@
+// What Guides counts, in Prometheus' text.
+//
+// Thread safety: a pure function over its arguments, safe to call from any thread.
+#pragma once
+
+#include "common/metrics/metric_text.h"
+#include "inferd/guide/guides.h"
+
+namespace sluice {
+
+void WriteGuideMetrics(const GuideStats& stats, MetricText* text);
+
+}  // namespace sluice

@@ -1,0 +1,188 @@
+#include "inferd/openai/fields/guide_fields.h"
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "common/error_detail.h"
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+using Kind = GuideSpec::Kind;
+
+constexpr char kCalls[] = "guided.calls[";
+
+AskedGuide Asked(Kind kind, std::string text, std::string field) {
+  AskedGuide asked;
+  asked.spec.kind = kind;
+  asked.spec.text = std::move(text);
+  asked.field = std::move(field);
+  return asked;
+}
+
+// A schema as an object, or as the text of one.
+absl::StatusOr<AskedGuide> Schema(const JsonFields& fields, const char* name) {
+  const Json& schema = *fields.Find(name);
+  if (!schema.is_object() && !schema.is_string()) {
+    return BadField(fields.Path(name), absl::StrCat("is ", KindOf(schema), ", must be a JSON schema"));
+  }
+  return Asked(Kind::kJsonSchema, schema.is_string() ? schema.get<std::string>() : Dump(schema),
+               fields.Path(name));
+}
+
+absl::StatusOr<AskedGuide> Text(const JsonFields& fields, const char* name, Kind kind) {
+  AskedGuide asked = Asked(kind, "", fields.Path(name));
+  RETURN_IF_ERROR(fields.Take(name, &asked.spec.text));
+  return asked;
+}
+
+absl::StatusOr<AskedGuide> Choice(const JsonFields& fields, const char* name) {
+  AskedGuide asked = Asked(Kind::kChoice, "", fields.Path(name));
+  RETURN_IF_ERROR(fields.TakeTexts(name, &asked.spec.choices));
+  return asked;
+}
+
+// {"type": "json_schema", "json_schema": {"name", "schema"}}; the schema stands at "schema" in other APIs,
+// and for json_object in llama.cpp's.
+absl::StatusOr<std::optional<AskedGuide>> Format(const Json& format, const std::string& path) {
+  const JsonFields fields(format, path + ".");
+  std::string type;
+  RETURN_IF_ERROR(fields.Take("type", &type));
+  if (type == "text") {
+    return std::nullopt;
+  }
+  if (type != "json_object" && type != "json_schema") {
+    return BadField(fields.Path("type"), absl::StrCat("is \"", type.substr(0, 40),
+                                                      "\", must be text, json_object or json_schema"));
+  }
+  if (fields.Has("schema")) {
+    return Schema(fields, "schema");
+  }
+  if (type == "json_object") {
+    return Asked(Kind::kJsonObject, "", path);
+  }
+  ASSIGN_OR_RETURN(const Json* named, fields.TakeObject("json_schema"));
+  if (named == nullptr) {
+    return BadField(fields.Path("json_schema"), "is missing");
+  }
+  const JsonFields own(*named, fields.Path("json_schema") + ".");
+  if (!own.Has("schema")) {
+    return BadField(own.Path("schema"), "is missing");
+  }
+  return Schema(own, "schema");
+}
+
+struct Name {
+  const char* name;
+  Kind kind;
+};
+
+absl::StatusOr<AskedGuide> Read(const JsonFields& fields, const Name& name) {
+  switch (name.kind) {
+    case Kind::kJsonSchema:
+      return Schema(fields, name.name);
+    case Kind::kChoice:
+      return Choice(fields, name.name);
+    default:
+      return Text(fields, name.name, name.kind);
+  }
+}
+
+// Those of `fields` that are there.
+absl::Status AddNamed(const JsonFields& fields, absl::Span<const Name> names, std::vector<AskedGuide>* out) {
+  for (const Name& name : names) {
+    if (fields.Has(name.name)) {
+      ASSIGN_OR_RETURN(AskedGuide asked, Read(fields, name));
+      out->push_back(std::move(asked));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AddStructured(const JsonFields& body, std::vector<AskedGuide>* out) {
+  constexpr char kStructured[] = "structured_outputs";
+  ASSIGN_OR_RETURN(const Json* structured, body.TakeObject(kStructured));
+  if (structured == nullptr) {
+    return absl::OkStatus();
+  }
+  const JsonFields fields(*structured, absl::StrCat(kStructured, "."));
+  const size_t before = out->size();
+  RETURN_IF_ERROR(AddNamed(fields,
+                           {{"json", Kind::kJsonSchema},
+                            {"regex", Kind::kRegex},
+                            {"grammar", Kind::kGrammar},
+                            {"choice", Kind::kChoice}},
+                           out));
+  bool object = false;
+  RETURN_IF_ERROR(fields.Take("json_object", &object));
+  if (object) {
+    out->push_back(Asked(Kind::kJsonObject, "", fields.Path("json_object")));
+  }
+  if (fields.Has("structural_tag")) {
+    return BadField(fields.Path("structural_tag"), "is not served");
+  }
+  return out->size() > before
+             ? absl::OkStatus()
+             : BadField(kStructured, "must have one of json, regex, grammar, choice and json_object");
+}
+
+// What `status` says behind "<field>: ".
+std::string DescriptionOf(const absl::Status& status, const std::string& field) {
+  return std::string(absl::StripPrefix(status.message(), absl::StrCat(field, ": ")));
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<AskedGuide>> ReadGuide(const JsonFields& body) {
+  std::vector<AskedGuide> all;
+  for (const char* name : {"response_format", "text.format", "output_config.format", "output_format"}) {
+    ASSIGN_OR_RETURN(const Json* format, body.TakeObject(name));
+    if (format != nullptr) {
+      ASSIGN_OR_RETURN(std::optional<AskedGuide> asked, Format(*format, body.Path(name)));
+      if (asked.has_value()) {
+        all.push_back(*std::move(asked));
+      }
+    }
+  }
+  RETURN_IF_ERROR(AddNamed(body,
+                           {{"guided_json", Kind::kJsonSchema},
+                            {"guided_regex", Kind::kRegex},
+                            {"guided_grammar", Kind::kGrammar},
+                            {"guided_choice", Kind::kChoice},
+                            {"json_schema", Kind::kJsonSchema},
+                            {"grammar", Kind::kGrammar}},
+                           &all));
+  RETURN_IF_ERROR(AddStructured(body, &all));
+  if (all.size() > 1) {
+    return BadField(all[1].field,
+                    absl::StrCat("and ", all[0].field, " both say what the answer conforms to; one may"));
+  }
+  return all.empty() ? std::nullopt : std::optional(std::move(all[0]));
+}
+
+absl::Status InClientsTerms(const absl::Status& status, absl::Span<const std::string> fields) {
+  const std::string field = FieldOf(status);
+  const bool compiled = ReasonOf(status) == "INVALID_GUIDE";
+  if (fields.empty() || (!compiled && !absl::StartsWith(field, "guided."))) {
+    return status;
+  }
+  size_t index = 0;
+  if (absl::StartsWith(field, kCalls)) {
+    const std::string digits = field.substr(sizeof(kCalls) - 1);
+    if (!absl::SimpleAtoi(digits.substr(0, digits.find(']')), &index) || index >= fields.size()) {
+      index = 0;
+    }
+  }
+  absl::Status told =
+      FieldError(status.code(), fields[index], DescriptionOf(status, compiled ? "guided" : field));
+  if (compiled) {
+    told.SetPayload(kReasonPayload, absl::Cord("INVALID_GUIDE"));
+  }
+  return told;
+}
+
+}  // namespace sluice
