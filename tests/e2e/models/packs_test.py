@@ -1,11 +1,49 @@
 """--model: a folder becomes a pack once, in a cache that commands share; sluice packs."""
+import json
 import os
 import shutil
+import struct
 import sys
 import threading
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import harness
+
+
+def write_model(folder, layers, hidden, experts, width, heads, head_dim=64, vocab=64):
+    """A Mixtral whose weights are zeros that take no room on disk."""
+    os.makedirs(folder)
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump({
+            "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_act": "silu", "hidden_size": hidden,
+            "intermediate_size": width, "num_hidden_layers": layers, "num_attention_heads": heads, "head_dim": head_dim,
+            "num_key_value_heads": heads, "num_local_experts": experts, "num_experts_per_tok": 2, "vocab_size": vocab,
+            "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "torch_dtype": "bfloat16",
+            "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "sliding_window": None,
+        }, file)  # fmt: skip
+    shapes = {"model.embed_tokens.weight": [vocab, hidden], "lm_head.weight": [vocab, hidden], "model.norm.weight": [hidden]}
+    for layer in range(layers):
+        base = f"model.layers.{layer}."
+        for name in ("q", "k", "v"):
+            shapes[f"{base}self_attn.{name}_proj.weight"] = [heads * head_dim, hidden]
+        shapes[f"{base}self_attn.o_proj.weight"] = [hidden, heads * head_dim]
+        shapes[f"{base}block_sparse_moe.gate.weight"] = [experts, hidden]
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            shapes[f"{base}{name}.weight"] = [hidden]
+        for expert in range(experts):
+            for name, shape in (("w1", [width, hidden]), ("w2", [hidden, width]), ("w3", [width, hidden])):
+                shapes[f"{base}block_sparse_moe.experts.{expert}.{name}.weight"] = shape
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        size = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(os.path.join(folder, "model.safetensors"), "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+    return folder
 
 
 class PacksTest(harness.TestCase):
@@ -88,6 +126,46 @@ class PacksTest(harness.TestCase):
         self.assertFalse(self.packs()[0]["complete"])
         self.ok("packs", "remove", "--all")
         self.assertEqual(os.listdir(os.path.join(self.cache, "packs")), [])
+
+    def test_a_packing_that_was_killed_goes_on(self):
+        model = write_model(os.path.join(self.runtime, "model"), layers=8, hidden=512, experts=32, width=2048, heads=2)
+        command = ("run", "--model", model, "--bits", "q4", "--token-ids", "1,2,3", "-n", 2, "--temperature", 0)
+        running = self.start(*command)
+
+        def has_begun():
+            packs = self.packs()
+            return packs and packs[0]["bytes"] > 0 or running.popen.poll() is not None
+
+        self.wait_for(has_begun, "packing to begin")
+        code, _, err = running.kill()
+        self.assertNotEqual(code, 0, "packed before it could be killed: " + err)
+        self.assertFalse(self.packs()[0]["complete"])
+        code, _, err = self.sluice(*command)
+        self.assertEqual(code, 0, err + self.logs())
+        self.assertIn("where an earlier packing goes on", err)
+        (pack,) = self.packs()
+        self.assertTrue(pack["complete"])
+        self.ok("verify", pack["path"])
+
+    def test_a_disk_that_is_too_small_is_said_with_both_numbers(self):
+        # About 1.4 TiB as q4.
+        model = write_model(os.path.join(self.runtime, "model"), layers=100, hidden=8192, experts=64, width=16384, heads=2)
+        code, out, err = self.sluice("run", "--model", model, "--token-ids", "1")
+        self.assertEqual((code, out), (1, ""))
+        for text in ("RESOURCE_EXHAUSTED", "SLUICE_CACHE_DIR", "sluice packs list", "free"):
+            self.assertIn(text, err)
+        self.assertEqual(self.packs(), [])
+
+    def test_a_memory_that_is_too_small_is_said_before_anything_is_packed(self):
+        # About half a TiB of attention, which has to be in memory.
+        model = write_model(
+            os.path.join(self.runtime, "model"), layers=400, hidden=16384, experts=2, width=64, heads=128, head_dim=128
+        )
+        code, out, err = self.sluice("run", "--model", model, "--token-ids", "1")
+        self.assertEqual((code, out), (1, ""))
+        for text in ("RESOURCE_EXHAUSTED", "weights need at least", "they have", "--bits packs it in spite of that"):
+            self.assertIn(text, err)
+        self.assertEqual(self.packs(), [])
 
 
 if __name__ == "__main__":
