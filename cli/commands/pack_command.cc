@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "cli/commands/row_options.h"
+#include "cli/packs/row_options.h"
 #include "cli/ui/command.h"
 #include "cli/ui/pack_progress.h"
 #include "cli/ui/terminal.h"

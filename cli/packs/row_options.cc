@@ -1,4 +1,4 @@
-#include "cli/commands/row_options.h"
+#include "cli/packs/row_options.h"
 
 namespace sluice::cli {
 RecipeWords RowOptions::Words() const {
