@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/client/client.h"
 #include "cli/doctor/doctor_checks.h"
+#include "cli/doctor/gpu_facts.h"
 #include "cli/doctor/host_facts.h"
 #include "cli/launch/runtime_paths.h"
 #include "cli/ui/command.h"
@@ -84,9 +85,9 @@ void ExamineSockets(const CommandContext& context, std::vector<Finding>* finding
 std::vector<Finding> Examine(const CommandContext& context, const std::string& pack,
                              std::optional<uint64_t> budget) {
   const KernelFacts kernel = ReadKernelFacts();
-  std::vector<Finding> findings = {CheckCpu(ReadCpuFacts()), CheckMemlock(kernel), CheckOpenFiles(kernel),
-                                   CheckIoUring(kernel),     CheckPidfd(kernel),   CheckSeals(kernel),
-                                   CheckHugePages(kernel)};
+  std::vector<Finding> findings = {CheckCpu(ReadCpuFacts()), CheckMemlock(kernel),    CheckOpenFiles(kernel),
+                                   CheckIoUring(kernel),     CheckPidfd(kernel),      CheckSeals(kernel),
+                                   CheckHugePages(kernel),   CheckGpu(ReadGpuFacts())};
   for (const char* program : {"weightd", "inferd"}) {
     const std::string path = absl::StrCat(context.binary_dir, "/", program);
     findings.push_back(CheckProgram(path, access(path.c_str(), X_OK) == 0));

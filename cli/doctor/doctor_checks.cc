@@ -19,6 +19,10 @@ constexpr uint64_t kUsefulMemlock = 64ull << 20;
 constexpr uint64_t kUsefulOpenFiles = 1024;
 // weightd's alignment of extents: a disk that needs more cannot be read directly.
 constexpr uint32_t kExtentAlignment = 4096;
+// What device cuda's kernels are compiled for: compute capability 7.5 and up, by a CUDA whose PTX older
+// drivers refuse.
+constexpr int kOldestGpu = 75;
+constexpr int kOldestCuda = 13000;
 
 Finding Pass(const char* check, std::string message) {
   return {check, Verdict::kPass, std::move(message), ""};
@@ -155,6 +159,45 @@ Finding CheckHugePages(const KernelFacts& kernel) {
         "a kernel from 6.1 on, and `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`");
   }
   return Pass("huge_pages", "weights can lie in 2 MiB pages");
+}
+
+Finding CheckGpu(const GpuFacts& gpus) {
+  const auto version = [](int of) { return absl::StrCat(of / 1000, ".", of % 1000 / 10); };
+  if (!gpus.driver) {
+    return gpus.on_the_bus == 0
+               ? Pass("gpu", "no NVIDIA GPU: devices host and sim")
+               : Warn("gpu",
+                      absl::StrCat(gpus.on_the_bus,
+                                   " NVIDIA GPUs on the bus, and no driver for them: ", gpus.driver_error),
+                      "Debian: apt-get install nvidia-driver, and start the system anew; in a container, "
+                      "give it the GPU and the driver's libraries");
+  }
+  if (gpus.init_error != 0 || gpus.found.empty()) {
+    return Warn(
+        "gpu",
+        gpus.init_error != 0 ? absl::StrCat("the NVIDIA driver fails: CUDA error ", gpus.init_error)
+                             : absl::StrCat("the NVIDIA driver lists no GPU, the bus ", gpus.on_the_bus),
+        "`nvidia-smi` says more; 803: library and kernel module are of two versions, start the system "
+        "anew; in a container, give it the GPU's /dev/nvidia*");
+  }
+  std::string list;
+  bool old = true;
+  for (const GpuFact& gpu : gpus.found) {
+    absl::StrAppend(&list, list.empty() ? "" : "; ", gpu.name, ", compute capability ", gpu.major, ".",
+                    gpu.minor, ", ", FormatSize(gpu.memory_bytes));
+    old = old && gpu.major * 10 + gpu.minor < kOldestGpu;
+  }
+  if (old) {
+    return Warn("gpu", absl::StrCat(list, ": compute capability 7.5 is the oldest that device cuda knows"),
+                "a GPU of 2018 or later (Turing); until then devices host and sim");
+  }
+  if (gpus.cuda_version < kOldestCuda) {
+    return Warn("gpu",
+                absl::StrCat(list, "; the driver serves CUDA ", version(gpus.cuda_version), ", kernels want ",
+                             version(kOldestCuda)),
+                "a newer driver: https://www.nvidia.com/drivers, or Debian's backports");
+  }
+  return Pass("gpu", absl::StrCat(list, "; the driver serves CUDA ", version(gpus.cuda_version)));
 }
 
 Finding CheckDirectReads(const DiskFacts& disk) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "cli/doctor/gpu_facts.h"
 #include "cli/doctor/host_facts.h"
 #include "cli/ui/json.h"
 #include "common/memory_facts.h"
@@ -33,6 +34,8 @@ Finding CheckIoUring(const KernelFacts& kernel);
 Finding CheckPidfd(const KernelFacts& kernel);
 Finding CheckSeals(const KernelFacts& kernel);
 Finding CheckHugePages(const KernelFacts& kernel);
+// A host without a GPU is as good as any: device cuda is the only one that wants one.
+Finding CheckGpu(const GpuFacts& gpus);
 Finding CheckDirectReads(const DiskFacts& disk);
 // `status` of opening the pack and of verifying a sample of it.
 Finding CheckPackSample(const std::string& pack, const absl::Status& status, uint64_t extents,

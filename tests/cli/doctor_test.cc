@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <filesystem>
+#include <fstream>
 
 #include "cli/doctor/doctor_checks.h"
 
@@ -51,6 +53,48 @@ TEST(DoctorTest, CgroupLimitCountsBesideFreeMemory) {
   ExpectVerdict(CheckMemory(memory, 3 * kGiB, 0), Verdict::kFail, "2.0 GiB left of the cgroup's 8.0 GiB");
   memory.cgroup_used = 9 * kGiB;
   ExpectVerdict(CheckMemory(memory, 1, 0), Verdict::kFail, "0 B left");
+}
+
+TEST(DoctorTest, GpusThatCannotBeUsedWarnAndNoGpuIsFine) {
+  GpuFacts gpus;
+  ExpectVerdict(CheckGpu(gpus), Verdict::kPass, "no NVIDIA GPU");
+  gpus.on_the_bus = 2;
+  gpus.driver_error = "libcuda.so.1: cannot open";
+  ExpectVerdict(CheckGpu(gpus), Verdict::kWarn, "2 NVIDIA GPUs on the bus, and no driver");
+  gpus.driver = true;
+  ExpectVerdict(CheckGpu(gpus), Verdict::kWarn, "lists no GPU, the bus 2");
+  gpus.init_error = 803;
+  ExpectVerdict(CheckGpu(gpus), Verdict::kWarn, "CUDA error 803");
+  gpus.init_error = 0;
+  gpus.cuda_version = 12040;
+  gpus.found = {{"Tesla P100", 6, 0, 16 * kGiB}};
+  ExpectVerdict(CheckGpu(gpus), Verdict::kWarn, "Tesla P100, compute capability 6.0, 16.0 GiB: compute");
+  gpus.found.push_back({"Tesla T4", 7, 5, 15 * kGiB});
+  ExpectVerdict(CheckGpu(gpus), Verdict::kWarn, "serves CUDA 12.4, kernels want 13.0");
+  gpus.cuda_version = 13000;
+  ExpectVerdict(CheckGpu(gpus), Verdict::kPass, "Tesla T4, compute capability 7.5, 15.0 GiB; the driver");
+}
+
+TEST(DoctorTest, GpusAreCountedOnTheBusWhereThereIsNoDriver) {
+  const std::filesystem::path bus = std::filesystem::path(testing::TempDir()) / "doctor_bus";
+  const auto device = [&](const char* name, const char* vendor, const char* kind) {
+    std::filesystem::create_directories(bus / name);
+    std::ofstream(bus / name / "vendor") << vendor << "\n";
+    std::ofstream(bus / name / "class") << kind << "\n";
+  };
+  device("0000:01:00.0", "0x10de", "0x030000");
+  device("0000:01:00.1", "0x10de", "0x040300");  // its sound
+  device("0000:02:00.0", "0x10de", "0x030200");
+  device("0000:03:00.0", "0x8086", "0x030000");
+  const GpuFacts facts = ReadGpuFacts("libno-such-driver.so.1", bus.string());
+  EXPECT_EQ(facts.on_the_bus, 2);
+  EXPECT_FALSE(facts.driver);
+  EXPECT_THAT(facts.driver_error, HasSubstr("libno-such-driver.so.1"));
+  EXPECT_TRUE(facts.found.empty());
+  EXPECT_EQ(ReadGpuFacts("libno-such-driver.so.1", (bus / "none").string()).on_the_bus, 0);
+  // A library that is another one's.
+  EXPECT_FALSE(ReadGpuFacts("libc.so.6", bus.string()).driver);
+  std::filesystem::remove_all(bus);
 }
 
 TEST(DoctorTest, LowLimitsWarn) {
