@@ -4,8 +4,8 @@
 usage: report.py [--out docs/performance.md] FILE.json ...
 
 Each file is what `sluice bench -o json` prints, or a benchmark's `--json FILE`. Their figures go into the table of this
-machine, which is known by its CPU (/proc/cpuinfo) and the threads that computed; rows of the same name are replaced,
-tables of other machines stay as they are. The text above the tables is HEADER below: change it here. Exit status 1,
+machine, which is known by its CPU (/proc/cpuinfo) and the threads that computed, or into the table that the file names;
+rows of the same name are replaced, other tables stay as they are. The text above the tables is HEADER below: change it here. Exit status 1,
 and nothing is written, if a file is not understood or the document would be longer than 150 lines.
 """
 import argparse
@@ -28,7 +28,8 @@ bench/report.py bench.json kernels.json
 How to read it. A table is of one machine: its CPU and the threads that computed. Figures are means or medians of the
 repetitions that the program makes by itself after a warm-up. Rates of weights stand beside the machine's own read
 bandwidth of the same run, because a shared machine's changes from minute to minute: compare shares, not rates. A row
-that was not measured on a machine is not in its table.
+that was not measured on a machine is not in its table. Figures of `cuda_bounds` are no measurements: an interpreter has
+counted what the kernels do, published limits of the GPUs say how fast that can be at most (the program's head says how).
 """
 NOTHING = "\nNo machine has been measured yet.\n"
 COLUMNS = "| program | what | figure |\n|---|---|---|\n"
@@ -67,13 +68,14 @@ def bench_rows(results):
 
 
 def rows_of(path):
+    """Of a file: its own table's name or None, the threads, the rows."""
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
         if isinstance(found, list) and found:
-            return bench_rows(found)
+            return None, *bench_rows(found)
         rows = [(found["program"], row["what"], f"{number(row['value'])} {row['unit']}".strip()) for row in found["rows"]]
-        return int(found["threads"]), rows
+        return found.get("table"), int(found["threads"]), rows
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Wrong(f"{path}: not the JSON of a benchmark: {error!r}") from error
 
@@ -97,8 +99,8 @@ def document(old, machine_of, paths):
     """The new text of the document whose text was `old`."""
     tables = read_tables(old)
     for path in paths:
-        threads, rows = rows_of(path)
-        table = tables.setdefault(machine_of(threads), {})
+        own, threads, rows = rows_of(path)
+        table = tables.setdefault(own or machine_of(threads), {})
         for program, what, figure in rows:
             table[cell(program), cell(what)] = cell(figure)
     text = HEADER if tables else HEADER + NOTHING

@@ -33,6 +33,9 @@ class Results {
     *argc = kept;
   }
 
+  // The table that the figures belong into, where they are not of this machine.
+  void Of(std::string table) { table_ = std::move(table); }
+
   // One figure. `what` names it among the program's own; of a name that comes twice the last counts.
   void Add(const std::string& what, double value, const std::string& unit) {
     rows_.push_back(
@@ -45,7 +48,11 @@ class Results {
       return true;
     }
     std::ofstream out(file_, std::ios::trunc);
-    out << "{\"program\":" << Quoted(program_) << ",\"threads\":" << threads << ",\"rows\":[";
+    out << "{\"program\":" << Quoted(program_);
+    if (!table_.empty()) {
+      out << ",\"table\":" << Quoted(table_);
+    }
+    out << ",\"threads\":" << threads << ",\"rows\":[";
     for (size_t i = 0; i < rows_.size(); ++i) {
       out << (i == 0 ? "" : ",") << rows_[i];
     }
@@ -63,6 +70,7 @@ class Results {
   }
 
   std::string program_;
+  std::string table_;
   std::string file_;
   std::vector<std::string> rows_;
 };

@@ -47,6 +47,13 @@ class ReportTest(unittest.TestCase):
             "CPU, 4 threads": {("p_bench", "a"): "0.0123 us"},
         })  # fmt: skip
 
+    def test_figures_of_no_machine_stand_in_the_table_that_they_name(self):
+        text = self.write("", {**self.program(81.4), "table": "Bounds"}, self.program(1))
+        self.assertEqual(report.read_tables(text), {
+            "Bounds": {("p_bench", "a"): "81.4 us"},
+            "CPU, 2 threads": {("p_bench", "a"): "1 us"},
+        })  # fmt: skip
+
     def test_a_page_without_figures_says_so(self):
         self.assertIn("No machine has been measured yet", self.write(""))
         self.assertNotIn("yet", self.write(self.write(""), self.program(1)))

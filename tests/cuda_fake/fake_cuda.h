@@ -5,8 +5,10 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "tests/cuda_fake/interp/counts.h"
 #include "tests/cuda_fake/report.h"
 
 namespace sluice::cuda_fake {
@@ -17,6 +19,7 @@ struct FakeOptions {
   uint64_t seed = 0;
   uint64_t memory_bytes = uint64_t{1} << 30;
   int capability = 80;  // 80 for 8.0; runs the newest PTX in the objects that is not newer
+  bool counts = false;  // every launch's accesses are counted, for TakeKernelCounts()
 };
 
 // A fresh device: what the process had on the one before is gone, its reports too.
@@ -33,5 +36,15 @@ struct FakeCounters {
   uint64_t allocations = 0;      // device memory that lives
 };
 FakeCounters CountersOfFake();
+
+// One launch and what it asked for (interp/counts.h).
+struct KernelCounts {
+  std::string kernel;  // its mangled name
+  uint64_t blocks = 0;
+  uint64_t threads = 0;  // of a block
+  LaunchCounts counts;
+};
+// Of the launches that have run since the last call, in order, where FakeOptions::counts.
+std::vector<KernelCounts> TakeKernelCounts();
 
 }  // namespace sluice::cuda_fake

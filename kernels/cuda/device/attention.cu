@@ -299,6 +299,12 @@ __device__ inline void WriteHead(const AttentionLaunch& launch, const Tile& tile
   }
 }
 
+// The blocks of a multiprocessor that the kernel's registers have to leave room for.
+template <int kHeads>
+constexpr unsigned kBlocks = kHeads == 8   ? 2
+                             : kHeads == 4 ? 3
+                                           : 4;
+
 // A block: kHeads query heads of one KV head for one row, over one span (splits above 1) or all of the row's
 // spans in turn. Scores: four lanes a position, eight positions a warp, 16-byte loads of K, which lies in
 // pages of 32 positions, and kHeads products for each value loaded. Softmax: a warp a head. Values: a thread
@@ -306,7 +312,7 @@ __device__ inline void WriteHead(const AttentionLaunch& launch, const Tile& tile
 // Bytes: K and V of the visible positions once for kHeads heads. Bound: memory for decode steps; prompts read
 // K and V again for every row, from the cache, and are bound by instructions.
 template <KvKind kKind, int kHeads>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocks<kHeads>)
     AttentionKernel(AttentionLaunch launch, unsigned k_aligned, bool v_aligned) {
   extern __shared__ float4 shared4[];
   __shared__ Softmax spans[kHeads];

@@ -43,6 +43,8 @@ FakeCounters CountersOfFake() {
   return counters;
 }
 
+std::vector<KernelCounts> TakeKernelCounts() { return std::exchange(Machine::Get().kernel_counts, {}); }
+
 Machine::Machine(const FakeOptions& options)
     : options(options),
       memory(options.memory_bytes),
@@ -310,6 +312,7 @@ cudaError_t Machine::Launch(const void* stub, Dim grid, Dim block, void** args, 
   spec.regions = &memory;
   spec.ordering = &operations;
   spec.reports = &reports;
+  spec.counts = options.counts;
   spec.seed = options.seed < 2 ? options.seed : options.seed * 1000003 + launches_;
   ++launches_;
   operations.Submit(stream, absl::StrCat("kernel ", (*program)->name), {[this, spec] { Run(spec); }});
@@ -322,6 +325,9 @@ void Machine::Run(LaunchSpec spec) {
   const Fault fault = execution.Run();
   ++counters.launches;
   counters.warp_instructions += execution.counts().warp_instructions;
+  if (options.counts) {
+    kernel_counts.push_back({spec.program->name, spec.grid.Count(), spec.block.Count(), execution.counts()});
+  }
   Fail(fault);
 }
 

@@ -63,6 +63,7 @@ class Machine {
   FakeOptions options;
   ReportSink reports;
   FakeCounters counters;
+  std::vector<KernelCounts> kernel_counts;
   DeviceMemory memory;
   Operations operations;
   Modules modules;

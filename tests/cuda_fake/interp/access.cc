@@ -37,6 +37,11 @@ uint8_t* Execution::Access(Warp& warp, const Instruction& in, int lane, Space sp
                       ", which is ", address % bytes, " beyond a multiple of them"));
     return nullptr;
   }
+  if (spec_.counts && space == Space::kShared) {
+    requests_.NoteShared(lane, address, bytes);
+  } else if (spec_.counts && space == Space::kGlobal) {
+    requests_.NoteGlobal(address, bytes);
+  }
   switch (space) {
     case Space::kShared:
       return SharedAccess(warp, in, lane, address, bytes, kind);

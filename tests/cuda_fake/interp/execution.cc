@@ -24,6 +24,7 @@ Fault Execution::Run() {
       break;
     }
   }
+  requests_.EndLaunch(&counts_);
   return fault_;
 }
 
@@ -161,6 +162,14 @@ void Execution::RunWarp(Warp& warp, uint64_t steps) {
       case Outcome::kJumped:
       case Outcome::kStop:
         break;
+    }
+    if (spec_.counts) {
+      const std::vector<std::string>& words = in.statement->words;
+      if (words[0] == "cp" && words.size() > 2 && words[2] != "shared" && words[2] != "ca" &&
+          words[2] != "cg") {
+        requests_.Drop();  // copies that land were counted when they were issued
+      }
+      requests_.EndRequest(&counts_);
     }
   }
   steps_ += done;

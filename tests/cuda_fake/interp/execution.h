@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "tests/cuda_fake/interp/counts.h"
 #include "tests/cuda_fake/interp/instruction.h"
 #include "tests/cuda_fake/interp/region.h"
 #include "tests/cuda_fake/interp/warp.h"
@@ -49,10 +50,7 @@ struct LaunchSpec {
   ReportSink* reports = nullptr;
   uint64_t seed = 0;                 // 0: warps in order, each as far as it comes; 1: the same backwards
   uint64_t step_limit = 50'000'000;  // warp-instructions of a block
-};
-
-struct LaunchCounts {
-  uint64_t warp_instructions = 0;
+  bool counts = false;               // accesses are counted too
 };
 
 class Execution {
@@ -100,6 +98,7 @@ class Execution {
   std::mt19937_64 random_;
   Fault fault_ = Fault::kNone;
   LaunchCounts counts_;
+  RequestCounter requests_;
   const Region* last_region_ = nullptr;
 
   // Of the block that runs.
