@@ -7,11 +7,16 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "cli/launch/launcher.h"
 #include "cli/ui/command.h"
+#include "common/size.h"
 #include "common/status.h"
 
 namespace sluice::cli {
@@ -25,6 +30,93 @@ constexpr absl::Duration kPatience = absl::Seconds(30);
 struct Options {
   CommonOptions common;
 };
+
+// Where a program on this machine reaches an address that may stand for all of its addresses.
+std::string Reachable(const std::string& address) {
+  for (const auto& [any, local] : {std::pair{"0.0.0.0:", "127.0.0.1:"}, std::pair{"[::]:", "[::1]:"}}) {
+    if (absl::StartsWith(address, any)) {
+      return absl::StrCat(local, absl::StripPrefix(address, any));
+    }
+  }
+  return address;
+}
+
+// In single quotes for a shell.
+std::string Quoted(const std::string& word) {
+  std::string out = "'";
+  for (const char c : word) {
+    out += c == '\'' ? "'\\''" : std::string(1, c);
+  }
+  return out + "'";
+}
+
+// A request for one answer that can be pasted as it stands.
+std::string CurlLine(const std::string& address, const CommonOptions& options) {
+  std::vector<std::string> words = {"curl"};
+  std::string base;
+  if (absl::StartsWith(address, "unix:")) {
+    words.insert(words.end(), {"--unix-socket", Quoted(address.substr(5))});
+    base = "http://localhost";
+  } else {
+    base =
+        absl::StrCat(options.http_tls_certificate.has_value() ? "https://" : "http://", Reachable(address));
+    if (options.http_keys.has_value()) {
+      words.push_back("-H \"Authorization: Bearer $KEY\"");
+    }
+  }
+  words.push_back(absl::StrCat(base, "/v1/chat/completions"));
+  words.push_back("-H 'Content-Type: application/json'");
+  words.push_back(
+      R"(-d '{"messages": [{"role": "user", "content": "Once upon a time"}], "max_tokens": 48}')");
+  return absl::StrJoin(words, " ");
+}
+
+// The value of a budget of either daemon; nothing if it is not known.
+std::optional<uint64_t> Budget(const Launcher& launcher, const std::string& name) {
+  uint64_t bytes = 0;
+  const bool known = absl::SimpleAtoi(launcher.server_option(name), &bytes);
+  return known ? std::optional(bytes) : std::nullopt;
+}
+
+// What the daemons hold, by part: budgets are what they may take, not what they have taken so far.
+std::string MemoryLine(const Launcher& launcher) {
+  const api::Model& model = launcher.model();
+  std::vector<std::string> parts;
+  if (const auto dram = Budget(launcher, "dram-budget"); dram.has_value()) {
+    parts.push_back(absl::StrCat("weights in DRAM up to ", FormatSize(*dram), " of ",
+                                 FormatSize(model.expert_bytes() + model.dense_bytes()), " (of these ",
+                                 FormatSize(model.dense_bytes()), " always)"));
+  }
+  const bool own_memory =
+      !launcher.server_option("device").empty() && launcher.server_option("device") != "host";
+  if (const auto device = Budget(launcher, "device-budget"); device.has_value() && own_memory) {
+    parts.push_back(absl::StrCat("experts on the device ", FormatSize(*device)));
+  }
+  if (const auto kv = Budget(launcher, "kv-budget"); kv.has_value()) {
+    parts.push_back(absl::StrCat("KV cache ", FormatSize(*kv), " for ", launcher.server_option("parallel"),
+                                 " answers of ", model.context_tokens(), " tokens"));
+  }
+  return absl::StrJoin(parts, ", ");
+}
+
+void ShowServer(const Launcher& launcher, const CommonOptions& options) {
+  const api::Model& model = launcher.model();
+  const char* scheme = options.http_tls_certificate.has_value() ? "https" : "http";
+  std::fprintf(stderr, "sluice: serving %s (%s, %u layers of %u experts); Ctrl-C ends it\n",
+               model.name().c_str(), model.family().c_str(), model.layers(), model.experts_per_layer());
+  for (const std::string& address : options.http) {
+    if (absl::StartsWith(address, "unix:")) {
+      std::fprintf(stderr, "  API     %s\n", address.c_str());
+    } else {
+      std::fprintf(stderr, "  page    %s://%s/\n  API     %s://%s/v1\n", scheme, Reachable(address).c_str(),
+                   scheme, Reachable(address).c_str());
+    }
+  }
+  if (const std::string memory = MemoryLine(launcher); !memory.empty()) {
+    std::fprintf(stderr, "  memory  %s\n", memory.c_str());
+  }
+  std::fprintf(stderr, "  try     %s\n", CurlLine(options.http.front(), options).c_str());
+}
 
 absl::StatusOr<int> Serve(const CommandContext& context, Options options) {
   CommonOptions& common = options.common;
@@ -40,13 +132,7 @@ absl::StatusOr<int> Serve(const CommandContext& context, Options options) {
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher,
                    Launcher::Launch(context, common, /*json=*/false));
-  const char* scheme = common.http_tls_certificate.has_value() ? "https" : "http";
-  for (const std::string& address : common.http) {
-    const std::string shown =
-        absl::StartsWith(address, "unix:") ? address : absl::StrCat(scheme, "://", address, "/v1");
-    std::fprintf(stderr, "sluice: serving %s at %s; Ctrl-C ends it\n", launcher->model().name().c_str(),
-                 shown.c_str());
-  }
+  ShowServer(*launcher, common);
   for (int turn = 1; !context.interrupt->requested(); ++turn) {
     poll(nullptr, 0, kLookEveryMs);
     if (turn % 50 == 0 && !context.interrupt->requested()) {  // every 10 s
@@ -63,7 +149,9 @@ absl::StatusOr<int> Serve(const CommandContext& context, Options options) {
 
 int RunServe(const CommandContext& context, const std::vector<std::string>& args) {
   Options options;
-  ArgParser parser("sluice serve", "Serves a pack to HTTP clients: OpenAI's API and Anthropic's messages.");
+  ArgParser parser(
+      "sluice serve",
+      "Serves a model to HTTP clients: OpenAI's API and Anthropic's messages, and a page for browsers.");
   options.common.Declare(&parser);
   options.common.DeclareHttp(&parser);
   if (const auto exit_code = parser.Parse(args)) {

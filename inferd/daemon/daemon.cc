@@ -28,6 +28,7 @@
 #include "inferd/guide/guide_metrics.h"
 #include "inferd/policy/preset/preset.h"
 #include "inferd/policy/sparsity/sparse_setup.h"
+#include "inferd/serving/process_stats.h"
 #include "inferd/serving/self_test.h"
 #include "inferd/session/session_weight_client.h"
 #include "kernels/backend.h"
@@ -232,8 +233,24 @@ absl::Status InferdDaemon::OpenHttp(InheritedSockets* inherited) {
   return absl::OkStatus();
 }
 
+// Where weights and caches lie, as far as this process can tell: weightd has its own figures.
+void InferdDaemon::WriteMemory(MetricText* text) const {
+  const ResidentParts resident = ReadResidentParts();
+  const EngineOptions& engine = plan_.options;
+  uint64_t slots = 0;
+  if (engine.device != DeviceKind::kHost) {
+    slots = engine.slab.budget == 0 ? pack_->total_expert_bytes() : engine.slab.budget;
+  }
+  text->Family("inferd_memory_bytes", MetricType::kGauge, "Memory by what it is for.");
+  text->Sample({{"part", "device_slots"}}, slots);
+  text->Sample({{"part", "kv"}}, plan_.kv_bytes);
+  text->Sample({{"part", "private"}}, resident.own);
+  text->Sample({{"part", "weights"}}, resident.shared);
+}
+
 std::string InferdDaemon::MetricsText() {
   MetricText text;
+  WriteMemory(&text);
   if (const HttpServer* http = http_view_.load(); http != nullptr) {
     http->WriteMetrics(&text);
   }

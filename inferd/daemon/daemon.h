@@ -77,6 +77,7 @@ class InferdDaemon {
   absl::Status Serve(std::function<void(const ServerState::View&)> on_phase, InheritedSockets* inherited);
   absl::Status OpenMetrics(const std::string& address);
   absl::Status OpenHttp(InheritedSockets* inherited);
+  void WriteMemory(MetricText* text) const;
   std::string MetricsText();
   absl::Status StartEngine();
   absl::Status SetUpSparsity(const BackendLimits& limits, Backend& backend);

@@ -230,6 +230,9 @@ std::optional<HttpProblem> HttpConnection::CheckKey() {
                               : std::nullopt;
   }
   head_.request.client = absl::StrCat("key:", use->name);
+  if (!core_->handler->IsCounted(head_.request.path)) {
+    return std::nullopt;
+  }
   if (const std::optional<absl::Duration> wait = use->Enter(absl::Now()); wait.has_value()) {
     return HttpProblem{
         429, "rate_limit_exceeded", "this key's limit of requests is reached",

@@ -73,6 +73,8 @@ class HttpHandler {
   virtual HttpAnswer Refusal(const std::string& path, const HttpProblem& problem) = 0;
   // Whether `path` is answered without a key.
   virtual bool IsOpen(const std::string& path) const = 0;
+  // Whether requests for `path` count against the limits of their key.
+  virtual bool IsCounted(const std::string& path) const = 0;
 };
 
 }  // namespace sluice

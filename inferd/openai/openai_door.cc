@@ -14,6 +14,7 @@
 #include "inferd/openai/messages_api.h"
 #include "inferd/openai/responses_api.h"
 #include "inferd/openai/score_call.h"
+#include "inferd/page/page.h"
 
 namespace sluice {
 namespace {
@@ -47,6 +48,7 @@ OpenAiDoor::OpenAiDoor(const ServingContext& context, ServerState* state,
 
 const OpenAiDoor::Route* OpenAiDoor::Find(const HttpRequest& request, bool* other_method) {
   static constexpr Route kRoutes[] = {
+      {"GET", "/", &OpenAiDoor::Page},
       {"GET", "/v1/models", &OpenAiDoor::Models},
       {"GET", "/models", &OpenAiDoor::Models},
       {"GET", "/health", &OpenAiDoor::Health},
@@ -145,6 +147,11 @@ Json OpenAiDoor::ModelJson() const {
             {"n_ctx_train", model.max_position},
             {"n_vocab", model.vocab},
             {"size", model.expert_bytes + model.dense_bytes}}}};
+}
+
+absl::Status OpenAiDoor::Page(const Asked& asked) {
+  asked.exchange->Answer(PageAnswer());
+  return absl::OkStatus();
 }
 
 absl::Status OpenAiDoor::Models(const Asked& asked) {

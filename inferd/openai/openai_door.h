@@ -24,7 +24,8 @@ class OpenAiDoor final : public HttpHandler {
 
   void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override;
   HttpAnswer Refusal(const std::string& path, const HttpProblem& problem) override;
-  bool IsOpen(const std::string& path) const override { return path == "/health"; }
+  bool IsOpen(const std::string& path) const override { return path == "/health" || path == "/"; }
+  bool IsCounted(const std::string& path) const override { return path != "/metrics"; }
 
  private:
   // One request being made out.
@@ -41,6 +42,7 @@ class OpenAiDoor final : public HttpHandler {
   };
   static const Route* Find(const HttpRequest& request, bool* other_method);
 
+  absl::Status Page(const Asked& asked);
   absl::Status Models(const Asked& asked);
   absl::Status Health(const Asked& asked);
   absl::Status Metrics(const Asked& asked);

@@ -33,4 +33,23 @@ uint64_t ResidentBytes() {
   return got == 2 ? static_cast<uint64_t>(resident) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) : 0;
 }
 
+ResidentParts ReadResidentParts() {
+  std::FILE* file = std::fopen("/proc/self/status", "re");
+  ResidentParts parts;
+  if (file == nullptr) {
+    return parts;
+  }
+  char line[256];
+  while (std::fgets(line, sizeof(line), file) != nullptr) {
+    unsigned long kib = 0;
+    if (std::sscanf(line, "RssAnon: %lu kB", &kib) == 1) {
+      parts.own = uint64_t{kib} << 10;
+    } else if (std::sscanf(line, "RssShmem: %lu kB", &kib) == 1) {
+      parts.shared = uint64_t{kib} << 10;
+    }
+  }
+  std::fclose(file);
+  return parts;
+}
+
 }  // namespace sluice
