@@ -7,7 +7,7 @@ SLUICE_BIN names the programs (default build/release/bin), SLUICE_MACHINE the fo
 /var/tmp/sluice-machine; made by debootstrap the first time, 350 MB, and kept). Docker-like sandboxes without
 mounts, and continuous integration without root, cannot run it; it says so and passes nothing.
 
-What is installed there is what docs/operations.md says under "Install", command by command.
+What is installed there is what docs/operations.md says under "By hand", command by command.
 """
 import json
 import os
@@ -32,7 +32,7 @@ def install_commands():
     """The block of docs/operations.md, for the sample model."""
     with open(os.path.join(machine.ROOT, "docs/operations.md")) as file:
         text = file.read()
-    block = re.search(r"^## Install\n```\n(.*?)^```", text, re.M | re.S).group(1)
+    block = re.search(r"^### By hand\n```\n(.*?)^```", text, re.M | re.S).group(1)
     return block.replace("MODEL_DIR", "deploy/sample")
 
 

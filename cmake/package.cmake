@@ -1,0 +1,46 @@
+# What is installed where, and the Debian package of it: deploy/package.sh builds and packs.
+set(CMAKE_SKIP_INSTALL_ALL_DEPENDENCY TRUE)  # tests and benchmarks need not be built for a package
+
+set(SLUICE_MANUALS ${CMAKE_BINARY_DIR}/manuals)
+add_custom_target(manuals
+  COMMAND ${CMAKE_COMMAND} -E rm -rf ${SLUICE_MANUALS}
+  COMMAND ${SLUICE_PYTHON} ${CMAKE_SOURCE_DIR}/deploy/lib/make_manuals.py ${SLUICE_MANUALS} ${CMAKE_BINARY_DIR}/bin
+  COMMAND gzip -9n -r ${SLUICE_MANUALS}/man
+  DEPENDS sluice weightd inferd COMMENT "man pages and completions" VERBATIM)
+
+install(TARGETS sluice weightd inferd RUNTIME DESTINATION /usr/bin)
+file(GLOB SLUICE_UNITS ${CMAKE_SOURCE_DIR}/deploy/systemd/*.service ${CMAKE_SOURCE_DIR}/deploy/systemd/*.socket)
+install(FILES ${SLUICE_UNITS} DESTINATION /usr/lib/systemd/system)
+install(FILES ${CMAKE_SOURCE_DIR}/deploy/systemd/sluice.sysusers DESTINATION /usr/lib/sysusers.d RENAME sluice.conf)
+install(FILES ${CMAKE_SOURCE_DIR}/deploy/systemd/sluice.tmpfiles DESTINATION /usr/lib/tmpfiles.d RENAME sluice.conf)
+install(FILES ${CMAKE_SOURCE_DIR}/deploy/config/weightd.toml ${CMAKE_SOURCE_DIR}/deploy/config/inferd.toml
+        DESTINATION /etc/sluice)
+install(DIRECTORY ${SLUICE_MANUALS}/man/ DESTINATION /usr/share/man/man1 FILES_MATCHING PATTERN *.1.gz)
+install(DIRECTORY ${SLUICE_MANUALS}/man/ DESTINATION /usr/share/man/man8 FILES_MATCHING PATTERN *.8.gz)
+install(FILES ${SLUICE_MANUALS}/sluice.bash DESTINATION /usr/share/bash-completion/completions RENAME sluice)
+install(FILES ${SLUICE_MANUALS}/_sluice DESTINATION /usr/share/zsh/vendor-completions)
+install(FILES ${CMAKE_SOURCE_DIR}/README.md DESTINATION /usr/share/doc/sluice)
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/docs/ DESTINATION /usr/share/doc/sluice/docs)
+install(FILES ${SLUICE_XGRAMMAR_DIR}/LICENSE ${SLUICE_XGRAMMAR_DIR}/NOTICE DESTINATION /usr/share/doc/sluice/xgrammar)
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/proto/sluice DESTINATION /usr/share/sluice/proto FILES_MATCHING PATTERN *.proto)
+
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME sluice)
+set(CPACK_PACKAGE_CONTACT "Sluice <root@localhost>")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "Mixture-of-Experts models larger than memory")
+set(CPACK_PACKAGE_DESCRIPTION "Serves Mixture-of-Experts language models whose experts lie on SSD.
+weightd keeps them in a bounded part of memory, inferd computes and answers over
+gRPC and HTTP, sluice is the command for people.")
+set(CPACK_PACKAGE_DIRECTORY ${CMAKE_BINARY_DIR}/package)
+set(CPACK_SET_DESTDIR ON)
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION science)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_DEPENDS passwd)
+set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
+set(CPACK_DEBIAN_PACKAGE_CONTROL_EXTRA ${CMAKE_SOURCE_DIR}/deploy/package/conffiles
+    ${CMAKE_SOURCE_DIR}/deploy/package/postinst ${CMAKE_SOURCE_DIR}/deploy/package/prerm
+    ${CMAKE_SOURCE_DIR}/deploy/package/postrm)
+include(CPack)

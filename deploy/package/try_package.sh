@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# The package in a Debian 12 that has nothing else, by debootstrap: installs it, serves a model in two commands, asks for
+# an answer, upgrades, removes and purges, and says what stayed. By hand, as root; needs debootstrap and curl.
+# usage: try_package.sh SLUICE.deb MODEL_DIR [ROOT]     ROOT: kept for the next time [/var/tmp/sluice-bare]
+set -euo pipefail
+[ $# -ge 2 ] || { sed -n 2,4p "$0"; exit 2; }
+deb=$(realpath "$1") model=$(realpath "$2") base=${3:-/var/tmp/sluice-bare}
+port=${PORT:-18099}
+
+[ -x "$base/usr/bin/apt-get" ] || debootstrap --variant=minbase bookworm "$base" >/dev/null
+root=$(mktemp -d "$base.XXXXXX")
+cleanup() {
+  [ -z "${served:-}" ] || kill -INT "$served" 2>/dev/null || true
+  wait 2>/dev/null || true
+  umount "$root/proc" "$root/dev" 2>/dev/null || true
+  rm -rf --one-file-system "$root"
+}
+trap cleanup EXIT
+cp -a "$base/." "$root"
+mount -t proc proc "$root/proc"
+mount --bind /dev "$root/dev"
+cp /etc/resolv.conf "$root/etc/" 2>/dev/null || true
+cp -r "$model" "$root/root/model"
+cp "$deb" "$root/root/sluice.deb"
+inside() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root DEBIAN_FRONTEND=noninteractive "$@"; }
+check() { # WHAT COMMAND...
+  local what=$1
+  shift
+  if "$@" >/dev/null 2>&1; then echo "ok    $what"; else echo "WRONG $what"; failed=1; fi
+}
+failed=0
+inside apt-get update -qq
+
+began=$(date +%s.%N)
+inside apt-get install -y -qq --no-install-recommends /root/sluice.deb >"$root/root/install.log" 2>&1 ||
+  { tail -n 20 "$root/root/install.log"; exit 1; }
+installed=$(date +%s.%N)
+inside sluice serve --model /root/model --http 127.0.0.1:"$port" 2>"$root/root/serve.log" &
+served=$!
+for _ in $(seq 600); do
+  curl -sf "http://127.0.0.1:$port/health" >/dev/null && break
+  kill -0 "$served" || { cat "$root/root/serve.log"; exit 1; }
+  sleep 0.1
+done
+ready=$(date +%s.%N)
+until grep -q "^  try  " "$root/root/serve.log"; do sleep 0.05; done
+tr '\r' '\n' <"$root/root/serve.log"
+answer=$(bash -c "$(sed -n 's/^  try     //p' "$root/root/serve.log")" 2>/dev/null)
+answered=$(date +%s.%N)
+check "the curl line answers" grep -q completion_tokens <<<"$answer"
+check "the page is there" grep -q '<title>Sluice' <(curl -s "http://127.0.0.1:$port/")
+kill -INT "$(pgrep -P "$served" -x sluice || echo "$served")"
+wait "$served" || true
+served=
+printf 'apt install %.1f s, sluice serve to ready %.1f s, answer %.1f s\n' "$(echo "$installed-$began" | bc)" \
+  "$(echo "$ready-$installed" | bc)" "$(echo "$answered-$ready" | bc)"
+
+check "users weightd and inferd" inside getent passwd weightd inferd
+check "group sluice" inside getent group sluice
+check "units" test -e "$root/usr/lib/systemd/system/inferd.service"
+check "man page" test -e "$root/usr/share/man/man1/sluice.1.gz"
+check "completion" test -e "$root/usr/share/bash-completion/completions/sluice"
+check "configuration passes" inside weightd --config /etc/sluice/weightd.toml --check-config --pack /root/.cache/sluice
+echo '# mine' >>"$root/etc/sluice/inferd.toml"
+mkdir "$root/var/lib/sluice/packs/mine"
+touch "$root/var/lib/sluice/packs/mine/manifest.json"
+inside apt-get install -y -qq --reinstall /root/sluice.deb >/dev/null 2>&1
+check "an upgrade keeps the configuration" grep -q '# mine' "$root/etc/sluice/inferd.toml"
+check "an upgrade keeps packs" test -e "$root/var/lib/sluice/packs/mine/manifest.json"
+inside apt-get remove -y -qq sluice >/dev/null 2>&1
+check "removal takes the programs" test ! -e "$root/usr/bin/sluice"
+check "removal keeps the configuration" grep -q '# mine' "$root/etc/sluice/inferd.toml"
+inside apt-get purge -y -qq sluice >/dev/null 2>&1
+check "purging takes the configuration" test ! -e "$root/etc/sluice/inferd.toml"
+check "purging keeps packs" test -e "$root/var/lib/sluice/packs/mine/manifest.json"
+exit "$failed"
