@@ -37,6 +37,7 @@ constexpr Command kCommands[] = {
     {"bench", RunBench, "measures prefill and decode speed"},
     {"doctor", RunDoctor, "says what is wrong with this host, and what helps"},
     {"top", RunTop, "shows what the daemons are doing, live"},
+    {"tune", RunTune, "gives experts and the KV cache other shares of the memory, while serving"},
     {"preset", RunPreset, "lists the named sets of policies, or shows one"},
     {"supervise", RunSupervise, nullptr},
 };

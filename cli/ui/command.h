@@ -46,6 +46,7 @@ int RunCalibrate(const CommandContext& context, const std::vector<std::string>& 
 int RunBench(const CommandContext& context, const std::vector<std::string>& args);
 int RunDoctor(const CommandContext& context, const std::vector<std::string>& args);
 int RunTop(const CommandContext& context, const std::vector<std::string>& args);
+int RunTune(const CommandContext& context, const std::vector<std::string>& args);
 int RunPreset(const CommandContext& context, const std::vector<std::string>& args);
 // Not for people: the process that keeps the daemons of a runtime directory (supervisor.h).
 int RunSupervise(const CommandContext& context, const std::vector<std::string>& args);

@@ -77,6 +77,10 @@ std::vector<std::string> Libraries() {
           absl::StrCat("spdlog ", SPDLOG_VER_MAJOR, ".", SPDLOG_VER_MINOR, ".", SPDLOG_VER_PATCH)};
 }
 
+std::string WeightdSocket(const InferdOptions& options) {
+  return absl::StartsWith(options.weightd, "unix:") ? options.weightd.substr(5) : options.weightd;
+}
+
 const char* IsaName() {
   return HostIsaSupported(HostIsa::kAvx512)     ? "avx512"
          : HostIsaSupported(HostIsa::kAvx2Vnni) ? "avx2vnni"
@@ -210,6 +214,8 @@ absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> o
   server.socket_mode = options_.socket_mode.bits;
   server.inherited = inherited;
   server.on_phase = std::move(on_phase);
+  tuner_ = std::make_unique<MemoryTuner>(WeightdSocket(options_), log_);
+  server.tuning = tuner_.get();
   ASSIGN_OR_RETURN(server_, InferdServer::Start(std::move(server), std::move(context), state_.get()));
   return absl::OkStatus();
 }
@@ -314,8 +320,7 @@ absl::Status InferdDaemon::SetUpSparsity(const BackendLimits& limits, Backend& b
 absl::Status InferdDaemon::StartEngine() {
   gate_.SetProgress("waiting for weightd");
   SessionWeightClientOptions session;
-  session.socket =
-      absl::StartsWith(options_.weightd, "unix:") ? options_.weightd.substr(5) : options_.weightd;
+  session.socket = WeightdSocket(options_);
   session.pack_dir = options_.pack;
   session.compute_threads = threads_;
   ASSIGN_OR_RETURN(std::unique_ptr<SessionWeightClient> client,
@@ -338,6 +343,7 @@ absl::Status InferdDaemon::StartEngine() {
   RETURN_IF_ERROR(SelfTest(engine_.get(), bos.empty() ? 0 : bos.front(), kSelfTestLimit));
   // Clients are let in only after a whole step has worked, kernels, weights and tokenizer included.
   log_->info("{}", engine_->description());
+  tuner_->Open(engine_.get());
   gate_.Open(engine_.get());
   engine_view_ = engine_.get();
   return absl::OkStatus();
@@ -373,6 +379,7 @@ InferdDaemon::~InferdDaemon() {
     starter_.join();
   }
   Shutdown(absl::ZeroDuration());
+  tuner_.reset();
   engine_.reset();
 }
 

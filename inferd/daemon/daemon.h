@@ -22,6 +22,7 @@
 #include "common/text/tokenizer.h"
 #include "daemon/metrics_door.h"
 #include "inferd/daemon/inferd_options.h"
+#include "inferd/daemon/memory_tuner.h"
 #include "inferd/engine/engine.h"
 #include "inferd/http/http_server.h"
 #include "inferd/openai/openai_door.h"
@@ -98,6 +99,7 @@ class InferdDaemon {
 
   EngineGate gate_;                     // self-synchronised
   ServingMetrics metrics_;              // self-synchronised
+  std::unique_ptr<MemoryTuner> tuner_;  // self-synchronised; before the engine it is closed
   std::unique_ptr<Engine> engine_;      // the starter's, main's once the start has ended
   std::unique_ptr<OpenAiDoor> openai_;  // null: no HTTP; the server's pump may be in it until that has gone
   std::unique_ptr<InferdServer> server_;

@@ -9,8 +9,10 @@
 #include "absl/time/clock.h"
 #include "common/clock.h"
 #include "common/error_detail.h"
+#include "common/memory_facts.h"
 #include "common/status.h"
 #include "inferd/api/request_checks.h"
+#include "inferd/engine/parts/kv_resize.h"
 #include "inferd/schedule/generate_sequence.h"
 #include "inferd/schedule/score_sequence.h"
 #include "inferd/sim/measured_device.h"
@@ -66,7 +68,8 @@ Engine::Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, con
       guides_(tokenizer == nullptr
                   ? nullptr
                   : std::make_unique<Guides>(VocabularyOf(*tokenizer, config_.vocab, config_.eos_ids))),
-      registry_(plan.options.queue) {}
+      registry_(plan.options.queue),
+      context_(plan.options.context) {}
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                        std::unique_ptr<WeightClient> client,
@@ -178,7 +181,7 @@ bool Engine::RunNextAside() {
     aside = asides_.front();
     asides_.pop_front();
   }
-  const absl::Status status = core_->RunAside(aside->work);
+  const absl::Status status = aside->call ? aside->call() : core_->RunAside(aside->work);
   MutexLock lock(&mutex_);
   aside->status = status;
   aside->done = true;
@@ -199,20 +202,84 @@ void Engine::FailAsides(const absl::Status& status) {
 absl::Status Engine::RunAside(EngineWork work) {
   Aside aside;
   aside.work = std::move(work);
+  return Await(&aside);
+}
+
+absl::Status Engine::RunBetweenSteps(std::function<absl::Status()> call) {
+  Aside aside;
+  aside.call = std::move(call);
+  return Await(&aside);
+}
+
+absl::Status Engine::Await(Aside* aside) {
   {
     MutexLock lock(&mutex_);
     if (asides_closed_) {
       return ReasonError(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "inferd is shutting down");
     }
-    asides_.push_back(&aside);
+    asides_.push_back(aside);
     changed_.SignalAll();
   }
   client_->Wake();
   MutexLock lock(&mutex_);
-  while (!aside.done) {
+  while (!aside->done) {
     changed_.Wait(&mutex_);
   }
-  return aside.status;
+  return aside->status;
+}
+
+Engine::KvTuned Engine::Kv() const {
+  MutexLock lock(&mutex_);
+  const uint32_t pages = static_cast<uint32_t>(stats_.kv_pages_total);
+  return {.pages = pages, .bytes = KvBytesOf(plan_, config_, pages), .context = context_.load()};
+}
+
+absl::StatusOr<Engine::KvTuned> Engine::TuneKv(std::optional<uint64_t> kv_budget,
+                                               std::optional<uint32_t> context, uint64_t coming) {
+  const uint32_t wanted = context.value_or(context_.load());
+  if (wanted == 0 || wanted > plan_.options.context) {
+    return absl::InvalidArgumentError(absl::StrCat("a context of ", wanted, " tokens: 1 to ",
+                                                   plan_.options.context,
+                                                   " are possible, which the start has laid out"));
+  }
+  KvTuned tuned;
+  RETURN_IF_ERROR(RunBetweenSteps([&] { return TuneKvNow(kv_budget, wanted, coming, &tuned); }));
+  return tuned;
+}
+
+// On the engine's thread. The limit changes before it is known whether anybody lives: who enters later looks
+// at it again.
+absl::Status Engine::TuneKvNow(std::optional<uint64_t> kv_budget, uint32_t context, uint64_t coming,
+                               KvTuned* tuned) {
+  const uint32_t before = core_->kv_pages();
+  const uint32_t old_context = context_.exchange(context);
+  const auto refuse = [&](const absl::Status& status) {
+    context_ = old_context;
+    return status;
+  };
+  const uint32_t longest = registry_.live() > 0 ? plan_.options.context : context;
+  const uint64_t budget = kv_budget.value_or(KvBytesOf(plan_, config_, before));
+  const absl::StatusOr<uint32_t> pages = PagesWithin(plan_, config_, budget, longest);
+  if (!pages.ok()) return refuse(pages.status());
+  if (kv_budget.has_value() && *pages > before) {
+    const absl::StatusOr<MemoryFacts> memory = ReadMemoryFacts();
+    if (!memory.ok()) return refuse(memory.status());
+    const uint64_t more = KvBytesOf(plan_, config_, *pages) - KvBytesOf(plan_, config_, before);
+    if (more > UsableMemory(*memory) + coming) {
+      return refuse(absl::ResourceExhaustedError(absl::StrCat("a KV budget of ", budget, " bytes takes ",
+                                                              more, " more than now; ",
+                                                              UsableMemory(*memory) + coming, " are free")));
+    }
+  }
+  tuned->restarted = kv_budget.has_value() && *pages != before ? core_->running() : 0;
+  if (kv_budget.has_value()) {
+    if (const absl::Status status = core_->ResizeKv(*pages); !status.ok()) return refuse(status);
+  }
+  Publish();
+  tuned->pages = core_->kv_pages();
+  tuned->bytes = KvBytesOf(plan_, config_, tuned->pages);
+  tuned->context = context;
+  return absl::OkStatus();
 }
 
 void Engine::TakeQueued() {
@@ -333,7 +400,7 @@ absl::Status Engine::Health() const {
 void Engine::StartDrain() { draining_ = true; }
 
 RequestBounds Engine::Bounds() const {
-  return {config_.vocab, plan_.options.context, plan_.options.max_logprobs, tokenizer_ != nullptr};
+  return {config_.vocab, context_.load(), plan_.options.max_logprobs, tokenizer_ != nullptr};
 }
 
 absl::Status Engine::Rejected(const absl::Status& status) {
@@ -355,6 +422,15 @@ absl::StatusOr<SequenceId> Engine::Enter(const std::string& request_id, const st
                        "the deadline passed before the request came");
   }
   return registry_.Enter(request_id, tokens, bytes, client);
+}
+
+// The limit of context may have changed since it was looked at: TuneKv() counts on what lives, and this one
+// lives only now.
+absl::Status Engine::StillWithin(const std::string& request_id, absl::Status check) {
+  if (!check.ok()) {
+    registry_.End(request_id);
+  }
+  return check;
 }
 
 void Engine::Hand(std::unique_ptr<Sequence> sequence) {
@@ -390,6 +466,7 @@ absl::Status Engine::Generate(GenerateSpec spec, std::shared_ptr<RequestSink> si
   const absl::StatusOr<SequenceId> id = Enter(spec.request_id, spec.client, spec.deadline, spec.prompt.size(),
                                               tokens * sizeof(int32_t) + kRequestBytes + guide_bytes);
   RETURN_IF_ERROR(Rejected(id.status()));
+  RETURN_IF_ERROR(Rejected(StillWithin(spec.request_id, CheckGenerate(spec, Bounds()))));
   const uint64_t seed = seed_base_ + ++seeds_drawn_;
   Hand(std::make_unique<GenerateSequence>(*id, std::move(spec), std::move(sink), absl::Now(), seed,
                                           config_.eos_ids, tokenizer_, *std::move(guide)));
@@ -402,6 +479,7 @@ absl::Status Engine::Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) {
       Enter(spec.request_id, spec.client, spec.deadline, spec.input.size(),
             (spec.input.size() + spec.targets.size()) * sizeof(int32_t) + kRequestBytes);
   RETURN_IF_ERROR(Rejected(id.status()));
+  RETURN_IF_ERROR(Rejected(StillWithin(spec.request_id, CheckScore(spec, Bounds()))));
   Hand(std::make_unique<ScoreSequence>(*id, std::move(spec), std::move(sink), absl::Now(), config_.vocab));
   return absl::OkStatus();
 }

@@ -60,6 +60,20 @@ class Engine final : public EngineApi {
   void StartDrain() override;
   void SetQueueLimits(const QueueLimits& limits) override { registry_.SetLimits(limits); }
 
+  // The KV cache as it is, and what requests may take of it.
+  struct KvTuned {
+    uint32_t pages = 0;
+    uint64_t bytes = 0;      // with recurrent states
+    uint32_t context = 0;    // tokens of a request
+    uint32_t restarted = 0;  // sequences that are computed again
+  };
+  KvTuned Kv() const;
+  // Gives the KV cache another budget, requests another limit, between two steps; blocks until then.
+  // `coming`: bytes that are about to become free. While requests live the cache must hold one text of the
+  // context of the start, since one of them may be as long. Errors leave all as it was: see TuningApi.
+  absl::StatusOr<KvTuned> TuneKv(std::optional<uint64_t> kv_budget, std::optional<uint32_t> context,
+                                 uint64_t coming = 0);
+
   // The options with every default resolved.
   const EnginePlan& plan() const { return plan_; }
   // For the start-up log: backend, session, sizes.
@@ -74,6 +88,12 @@ class Engine final : public EngineApi {
   void Loop();
   void TakeQueued();
   absl::Status RunAside(EngineWork work);
+  struct Aside;
+  absl::Status Await(Aside* aside);
+  absl::Status StillWithin(const std::string& request_id, absl::Status check);
+  absl::Status RunBetweenSteps(std::function<absl::Status()> call);
+  absl::Status TuneKvNow(std::optional<uint64_t> kv_budget, uint32_t context, uint64_t coming,
+                         KvTuned* tuned);
   bool RunNextAside();
   void FailAsides(const absl::Status& status);
   void Idle(EngineCore::Outcome outcome);
@@ -91,7 +111,8 @@ class Engine final : public EngineApi {
   // Work of another thread, which waits for it. Its fields are guarded by mutex_ until it is taken and once
   // it is done.
   struct Aside {
-    EngineWork work;
+    EngineWork work;                     // a step of its own, or
+    std::function<absl::Status()> call;  // between two
     absl::Status status;
     bool done = false;
   };
@@ -108,6 +129,7 @@ class Engine final : public EngineApi {
   std::atomic<bool> stopping_{false};
   std::atomic<uint64_t> seeds_drawn_{0};
   std::atomic<uint64_t> rejected_{0};
+  std::atomic<uint32_t> context_;  // tokens of a request, at most those of the plan
 
   mutable Mutex mutex_;
   CondVar changed_;  // started_, stopping_, incoming_, cancelled_ or asides_ has

@@ -300,6 +300,25 @@ void EngineCore::EndExpired(absl::Time now) {
   }
 }
 
+absl::Status EngineCore::ResizeKv(uint32_t pages) {
+  if (pages == kv_->pages().total()) {
+    return absl::OkStatus();
+  }
+  Queue& queue = backend_->queue();
+  RETURN_IF_ERROR(queue.Wait(queue.Record()));
+  absl::Status status;
+  scheduler_->WithoutPages([&] {
+    status = kv_->Resize(pages);
+    if (prefixes_ != nullptr) {
+      prefixes_->PagesChanged();
+    }
+  });
+  if (absl::IsInternal(status)) {
+    broken_ = status;
+  }
+  return status;
+}
+
 // True if any sequence is held up by its consumer.
 bool EngineCore::BlockCongested() {
   bool any = false;

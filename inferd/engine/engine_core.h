@@ -78,6 +78,12 @@ class EngineCore final : private LayerTap {
   // The same, then runs one step.
   Outcome Step(absl::Time now);
 
+  // Another number of pages for the KV cache, between two steps. What runs gives its pages back and is
+  // computed again; past texts are forgotten. Errors of KvCache::Resize().
+  absl::Status ResizeKv(uint32_t pages);
+  uint32_t kv_pages() const { return kv_->pages().total(); }
+  uint32_t running() const { return scheduler_->running(); }
+
   // Runs `work` as a step of its own. An error of weightd's loses the weights, as in a step.
   absl::Status RunAside(const EngineWork& work);
 

@@ -42,6 +42,19 @@ bool KvPages::Grow(uint32_t slot, uint32_t end) {
   return true;
 }
 
+void KvPages::Reset(uint32_t pages) {
+  total_ = pages;
+  free_.clear();
+  for (uint32_t page = pages; page > 0; --page) {
+    free_.push_back(page - 1);
+  }
+  holders_.assign(pages, 0);
+  kept_.assign(pages, 0);
+  next_.assign(pages + 1, pages);
+  previous_.assign(pages + 1, pages);
+  idle_kept_ = 0;
+}
+
 void KvPages::Adopt(uint32_t slot, absl::Span<const uint32_t> pages) {
   std::vector<uint32_t>& table = tables_[slot];
   for (const uint32_t page : pages) {
@@ -193,22 +206,43 @@ uint64_t KvBytesPerPage(const ModelConfig& config, KvType type) {
 absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(const ModelConfig& config, KvType type,
                                                          uint32_t pages, uint32_t slots, uint32_t context,
                                                          Backend* backend) {
-  std::unique_ptr<KvCache> cache(new KvCache(pages, slots, context, WidestWindow(config)));
-  BufferId buffer = kNoBuffer;
-  if (KvBytesPerPage(config, type) > 0) {
-    ASSIGN_OR_RETURN(buffer, backend->Allocate(pages * KvBytesPerPage(config, type), BufferKind::kKvCache));
+  std::unique_ptr<KvCache> cache(new KvCache(pages, slots, context, WidestWindow(config), backend));
+  for (const LayerConfig& layer : config.layers) cache->views_.push_back(ShapeOf(layer.attention, type));
+  cache->copy_.resize(KvBytesPerPage(config, type));
+  RETURN_IF_ERROR(cache->Place(pages));
+  return cache;
+}
+
+// Memory for the pages, and each layer's place in it. REQUIRES: there is none.
+absl::Status KvCache::Place(uint32_t pages) {
+  if (!copy_.empty()) {
+    ASSIGN_OR_RETURN(buffer_, backend_->Allocate(pages * copy_.size(), BufferKind::kKvCache));
   }
   uint64_t offset = 0;
-  for (const LayerConfig& layer : config.layers) {
-    KvView view = ShapeOf(layer.attention, type);
+  for (KvView& view : views_) {
     view.pages = pages;
-    view.k = {buffer, offset};
-    view.v = {buffer, view.value_dim > 0 ? offset : offset + pages * view.page_stride};
+    view.k = {buffer_, offset};
+    view.v = {buffer_, view.value_dim > 0 ? offset : offset + pages * view.page_stride};
     offset += pages * PageBytes(view);
-    cache->views_.push_back(view);
   }
-  cache->copy_.resize(KvBytesPerPage(config, type));
-  return cache;
+  return absl::OkStatus();
+}
+
+absl::Status KvCache::Resize(uint32_t pages) {
+  const uint32_t before = pages_.total();
+  if (buffer_ != kNoBuffer) {
+    RETURN_IF_ERROR(backend_->Free(buffer_));
+    buffer_ = kNoBuffer;
+  }
+  const absl::Status status = Place(pages);
+  if (status.ok()) {
+    pages_.Reset(pages);
+    return status;
+  }
+  pages_.Reset(before);
+  const absl::Status again = Place(before);
+  if (again.ok()) return status;
+  return absl::InternalError(absl::StrCat("the KV cache has lost its memory: ", again.message()));
 }
 
 absl::Status KvCache::CopyPage(uint32_t from, uint32_t to, Queue* queue) {

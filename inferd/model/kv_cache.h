@@ -67,6 +67,10 @@ class KvPages {
   // Pages that `slot` holds.
   uint32_t held(uint32_t slot) const { return static_cast<uint32_t>(tables_[slot].size()) - trimmed_[slot]; }
 
+  // Another number of pages from now on, all of them free; nothing is kept, and nobody is told to forget.
+  // REQUIRES: no slot holds any.
+  void Reset(uint32_t pages);
+
   uint32_t window() const { return window_; }
   uint32_t total() const { return total_; }
   // Pages that nobody holds, kept ones included.
@@ -92,7 +96,7 @@ class KvPages {
   void Link(uint32_t page);
   void Unlink(uint32_t page);
 
-  const uint32_t total_;
+  uint32_t total_;
   const uint32_t window_;
   std::vector<uint32_t> free_;                 // a stack; without the kept ones
   std::vector<std::vector<uint32_t>> tables_;  // by slot
@@ -123,14 +127,22 @@ class KvCache {
   KvPages& pages() { return pages_; }
   const KvView& view(uint32_t layer) const { return views_[layer]; }
 
+  // Another number of pages; what was in them is gone. Never has memory for both: if there is none for the
+  // new ones it takes as many as before again, and says RESOURCE_EXHAUSTED; INTERNAL if even those are not to
+  // be had, which leaves it without any. REQUIRES: no slot holds a page, and no queued work uses one.
+  absl::Status Resize(uint32_t pages);
+
   // K and V of page `from` in all layers also in page `to`, behind everything enqueued and before what comes.
   // Goes through host memory, which every device allows: a text that goes on within a page needs it once.
   absl::Status CopyPage(uint32_t from, uint32_t to, Queue* queue);
 
  private:
-  KvCache(uint32_t pages, uint32_t slots, uint32_t context, uint32_t window)
-      : pages_(pages, slots, context, window) {}
+  KvCache(uint32_t pages, uint32_t slots, uint32_t context, uint32_t window, Backend* backend)
+      : backend_(backend), pages_(pages, slots, context, window) {}
+  absl::Status Place(uint32_t pages);
 
+  Backend* const backend_;
+  BufferId buffer_ = kNoBuffer;
   KvPages pages_;
   std::vector<KvView> views_;    // by layer
   std::vector<std::byte> copy_;  // of one page of all layers

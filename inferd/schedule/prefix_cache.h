@@ -61,6 +61,10 @@ class PrefixCache final : public PrefixSource {
   // A step that counts computed `sequence`, which runs in `slot`, up to this position.
   void Computed(const Sequence& sequence, uint32_t slot, uint32_t computed);
 
+  // The KV cache has other pages now, and nothing in them: texts are found no more until they are computed
+  // again.
+  void PagesChanged() { index_ = PrefixIndex(pages_of_->total()); }
+
   // The first error of the device that copying met; it sticks.
   const absl::Status& status() const { return status_; }
 

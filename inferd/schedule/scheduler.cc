@@ -381,6 +381,17 @@ void Scheduler::Commit(SequenceId id, uint32_t rows) {
 
 void Scheduler::Append(SequenceId id) { entries_.at(id)->request.length++; }
 
+void Scheduler::WithoutPages(absl::FunctionRef<void()> change) {
+  while (!running_.empty()) {
+    Entry* entry = running_.back();
+    StopRunning(entry);
+    entry->computed = 0;
+    waiting_.push_back(entry);
+  }
+  change();
+  let_go_.assign(pages_->total(), 0);
+}
+
 void Scheduler::Restart(SequenceId id) {
   Entry* entry = entries_.at(id).get();
   pages_->Release(entry->slot);

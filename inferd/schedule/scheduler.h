@@ -123,6 +123,10 @@ class Scheduler {
   // it starts anew in its slot.
   void Restart(SequenceId id);
 
+  // Has everything that runs give its pages back and wait again, to be recomputed, and calls `change`, in
+  // which the pages may become more or fewer.
+  void WithoutPages(absl::FunctionRef<void()> change);
+
   uint32_t running() const { return static_cast<uint32_t>(running_.size()); }
   uint32_t waiting() const { return static_cast<uint32_t>(waiting_.size()); }
 

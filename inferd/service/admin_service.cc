@@ -122,6 +122,34 @@ grpc::ServerUnaryReactor* AdminServiceImpl::Drain(grpc::CallbackServerContext* c
   return Reply(call, status);
 }
 
+grpc::ServerUnaryReactor* AdminServiceImpl::Tune(grpc::CallbackServerContext* call,
+                                                 const v1::TuneRequest* request, v1::TuneResponse* response) {
+  absl::Status status = CheckNoUnknownFields(*request);
+  if (status.ok() && tuning_ == nullptr) {
+    status = absl::UnimplementedError("this server's memory cannot be given another size");
+  }
+  if (!status.ok()) {
+    return Reply(call, status);
+  }
+  EngineTuning tuning;
+  if (request->has_dram_budget_bytes()) tuning.dram_budget = request->dram_budget_bytes();
+  if (request->has_kv_budget_bytes()) tuning.kv_budget = request->kv_budget_bytes();
+  if (request->has_context()) tuning.context = request->context();
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  tuning_->Tune(tuning, [reactor, response](const absl::StatusOr<EngineTuned>& tuned) {
+    if (tuned.ok()) {
+      response->set_dram_budget_bytes(tuned->dram_budget);
+      response->set_segment_bytes(tuned->segment_bytes);
+      response->set_kv_bytes(tuned->kv_bytes);
+      response->set_kv_pages(tuned->kv_pages);
+      response->set_context(tuned->context);
+      response->set_restarted(tuned->restarted);
+    }
+    reactor->Finish(ToGrpcStatus(Explain(tuned.status())));
+  });
+  return reactor;
+}
+
 grpc::ServerUnaryReactor* AdminServiceImpl::SetLogLevel(grpc::CallbackServerContext* call,
                                                         const v1::SetLogLevelRequest* request,
                                                         v1::SetLogLevelResponse* response) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <functional>
 
+#include "inferd/api/tuning_api.h"
 #include "inferd/serving/server_state.h"
 #include "inferd/serving/serving_context.h"
 #include "sluice/inference/v1/admin.grpc.pb.h"
@@ -14,10 +15,11 @@ namespace sluice {
 
 class AdminServiceImpl final : public inference::v1::AdminService::CallbackService {
  public:
-  // `context` and `state` are borrowed and outlive the server; `count_connections` is called from any thread.
-  AdminServiceImpl(const ServingContext& context, ServerState* state,
+  // `context`, `state` and `tuning` (null: UNIMPLEMENTED) are borrowed and outlive the server;
+  // `count_connections` is called from any thread.
+  AdminServiceImpl(const ServingContext& context, ServerState* state, TuningApi* tuning,
                    std::function<size_t()> count_connections)
-      : context_(context), state_(state), count_connections_(std::move(count_connections)) {}
+      : context_(context), state_(state), tuning_(tuning), count_connections_(std::move(count_connections)) {}
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* call,
                                           const inference::v1::GetServerInfoRequest* request,
@@ -28,6 +30,8 @@ class AdminServiceImpl final : public inference::v1::AdminService::CallbackServi
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* call,
                                   const inference::v1::DrainRequest* request,
                                   inference::v1::DrainResponse* response) override;
+  grpc::ServerUnaryReactor* Tune(grpc::CallbackServerContext* call, const inference::v1::TuneRequest* request,
+                                 inference::v1::TuneResponse* response) override;
   grpc::ServerUnaryReactor* SetLogLevel(grpc::CallbackServerContext* call,
                                         const inference::v1::SetLogLevelRequest* request,
                                         inference::v1::SetLogLevelResponse* response) override;
@@ -40,6 +44,7 @@ class AdminServiceImpl final : public inference::v1::AdminService::CallbackServi
  private:
   const ServingContext& context_;
   ServerState* const state_;
+  TuningApi* const tuning_;
   const std::function<size_t()> count_connections_;
 };
 

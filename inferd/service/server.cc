@@ -32,12 +32,12 @@ PeerPolicy AdminPeers(std::vector<uid_t> allowed_uids) { return {std::move(allow
 // Members are destroyed in reverse: servers before the services that they call, these before the pump that
 // their calls use.
 struct InferdServer::Parts {
-  explicit Parts(ServingContext serving, ServerState* state)
+  Parts(ServingContext serving, ServerState* state, TuningApi* tuning)
       : context(std::move(serving)),
         inference(context),
         model(context),
         evaluation(context),
-        admin(context, state, [this] { return Connections(); }) {
+        admin(context, state, tuning, [this] { return Connections(); }) {
     context.pump = &pump;
   }
   size_t Connections() const {
@@ -65,7 +65,7 @@ struct InferdServer::Parts {
 InferdServer::InferdServer(InferdServerOptions options, ServingContext context, ServerState* state)
     : options_(std::move(options)),
       state_(state),
-      parts_(std::make_unique<Parts>(std::move(context), state)) {}
+      parts_(std::make_unique<Parts>(std::move(context), state, options_.tuning)) {}
 
 absl::StatusOr<std::unique_ptr<InferdServer>> InferdServer::Start(InferdServerOptions options,
                                                                   ServingContext context,

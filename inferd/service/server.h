@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "common/net/inherited_sockets.h"
 #include "common/net/listen_address.h"
+#include "inferd/api/tuning_api.h"
 #include "inferd/serving/server_state.h"
 #include "inferd/serving/serving_context.h"
 
@@ -27,6 +28,8 @@ struct InferdServerOptions {
   mode_t socket_mode = 0600;             // of the clients' sockets; the admin's is 0600
   // Sockets of these addresses in here are taken over. Borrowed during Start; may be null.
   InheritedSockets* inherited = nullptr;
+  // What AdminService.Tune does. Borrowed, and outlives the server; null: UNIMPLEMENTED.
+  TuningApi* tuning = nullptr;
   // Health is looked at this often.
   absl::Duration health_interval = absl::Milliseconds(100);
   // Told when the phase changes, from the server's own thread, first soon after Start; may be empty.

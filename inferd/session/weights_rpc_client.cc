@@ -109,4 +109,15 @@ absl::Status WeightsRpcClient::CloseSession(uint64_t session, uint64_t boot_epoc
   return FromGrpcStatus(impl_->stub->CloseSession(&context, request, &response));
 }
 
+absl::StatusOr<WeightsRpcClient::DramBudget> WeightsRpcClient::SetDramBudget(uint64_t bytes,
+                                                                             absl::Time deadline) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(deadline));
+  v1::SetDramBudgetRequest request;
+  request.set_dram_budget_bytes(bytes);
+  v1::SetDramBudgetResponse response;
+  RETURN_IF_ERROR(FromGrpcStatus(impl_->stub->SetDramBudget(&context, request, &response)));
+  return DramBudget{response.previous_bytes(), response.segment_bytes()};
+}
+
 }  // namespace sluice

@@ -52,6 +52,12 @@ class WeightsRpcClient {
   absl::StatusOr<OpenedSession> OpenSession(const OpenSessionParams& params, absl::Time deadline);
   // NOT_FOUND: that life of weightd is over, or the session.
   absl::Status CloseSession(uint64_t session, uint64_t boot_epoch, absl::Time deadline);
+  // Another bound on weightd's memory for weights, in bytes. weightd's errors with the numbers.
+  struct DramBudget {
+    uint64_t previous = 0;
+    uint64_t segment_bytes = 0;  // that it has taken now
+  };
+  absl::StatusOr<DramBudget> SetDramBudget(uint64_t bytes, absl::Time deadline);
 
  private:
   struct Impl;

@@ -6,7 +6,7 @@ import harness
 
 COMMANDS = [
     "run", "chat", "pull", "plan", "pack", "packs", "inspect", "verify", "synth", "tokenize", "detokenize", "logits", "perplexity", "quality", "bench", "doctor",
-    "preset",
+    "preset", "tune",
 ]  # fmt: skip
 
 
@@ -24,7 +24,7 @@ class CliTest(harness.TestCase):
         calls += [["detokenize", "--pack", "p", "--token-ids", "1,x"], ["preset", "list", "exact"], ["preset", "show"]]
         calls += [["run", "--prompt", "x"], ["run", "--pack", "p", "--model", "m", "--prompt", "x"]]
         calls += [["packs", "show"], ["packs", "remove"], ["packs", "list", "x"], ["packs", "remove", "x", "--all"]]
-        calls += [["pull"], ["pull", "a/b", "c"]]
+        calls += [["pull"], ["pull", "a/b", "c"], ["tune"], ["tune", "--context", "0"]]
         calls += [["bench", "--pack", "p", "-p", "0", "-n", "0"], ["bench", "--pack", "p", "-o", "sql"]]
         calls += [["bench", "--pack", "p", "--sweep", "threads=1,2"], ["bench", "--pack", "p", "--seed", "x"]]
         calls += [["perplexity", "--pack", "p", "--text", "t", "--window", "4", "--stride", "5"]]

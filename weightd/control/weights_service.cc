@@ -354,6 +354,20 @@ grpc::ServerUnaryReactor* WeightsService::GetStats(grpc::CallbackServerContext* 
   return Finish(context, absl::OkStatus());
 }
 
+grpc::ServerUnaryReactor* WeightsService::SetDramBudget(grpc::CallbackServerContext* context,
+                                                        const v1::SetDramBudgetRequest* request,
+                                                        v1::SetDramBudgetResponse* response) {
+  if (store_->Look(&StoreCore::draining)) {
+    return Finish(context, ReasonError(absl::StatusCode::kUnavailable, "DRAINING", "weightd is draining"));
+  }
+  response->set_previous_bytes(store_->Look(&StoreCore::Stats).dram_budget);
+  absl::Status status = store_->SetBudget(request->dram_budget_bytes());
+  status = WithReason(status, absl::StatusCode::kFailedPrecondition, "BUDGET_TOO_SMALL");
+  status = WithReason(status, absl::StatusCode::kResourceExhausted, "NO_MEMORY");
+  response->set_segment_bytes(store_->Look(&StoreCore::Stats).segment_bytes);
+  return Finish(context, status);
+}
+
 grpc::ServerUnaryReactor* WeightsService::Drain(grpc::CallbackServerContext* context, const v1::DrainRequest*,
                                                 v1::DrainResponse* response) {
   store_->Control(&StoreCore::Drain);

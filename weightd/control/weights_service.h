@@ -48,6 +48,9 @@ class WeightsService final : public weights::v1::WeightService::CallbackService 
   grpc::ServerUnaryReactor* GetStats(grpc::CallbackServerContext* context,
                                      const weights::v1::GetStatsRequest* request,
                                      weights::v1::GetStatsResponse* response) override;
+  grpc::ServerUnaryReactor* SetDramBudget(grpc::CallbackServerContext* context,
+                                          const weights::v1::SetDramBudgetRequest* request,
+                                          weights::v1::SetDramBudgetResponse* response) override;
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context,
                                   const weights::v1::DrainRequest* request,
                                   weights::v1::DrainResponse* response) override;

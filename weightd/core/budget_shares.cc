@@ -9,6 +9,21 @@
 
 namespace sluice {
 
+absl::Status BudgetShares::SetBudget(uint64_t budget) {
+  uint64_t minima = 0;
+  for (const auto& [id, session] : sessions_->all()) {
+    minima += session->options().reserved_bytes;
+  }
+  const uint64_t dense = packs_->DenseBytes(sessions_->Packs());
+  if (dense + minima > budget) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("a DRAM budget of ", budget, " bytes cannot hold ", dense + minima, ": dense weights ",
+                     dense, ", minima of ", sessions_->size(), " sessions ", minima));
+  }
+  budget_ = budget;
+  return absl::OkStatus();
+}
+
 absl::Status BudgetShares::CheckReserve(const SessionParams& params, uint64_t minimum) const {
   std::set<uint32_t> packs = sessions_->Packs();
   packs.insert(params.packs.begin(), params.packs.end());

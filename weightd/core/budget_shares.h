@@ -25,6 +25,10 @@ class BudgetShares {
   // For sessions that open from now on.
   void SetSessionQuota(uint64_t quota) { session_quota_ = quota; }
 
+  // Another budget. FAILED_PRECONDITION with the numbers if it cannot hold the dense weights and minima of
+  // the sessions that are open.
+  absl::Status SetBudget(uint64_t budget);
+
   // RESOURCE_EXHAUSTED with the numbers: dense weights and minima of all sessions and of a new one, which
   // needs `minimum`, exceed the budget.
   absl::Status CheckReserve(const SessionParams& params, uint64_t minimum) const;
@@ -40,7 +44,7 @@ class BudgetShares {
   uint64_t HeldBy(const Session& session) const;
 
  private:
-  const uint64_t budget_;
+  uint64_t budget_;
   uint64_t session_quota_;
   const PackTable* const packs_;
   const SessionTable* const sessions_;

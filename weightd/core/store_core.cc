@@ -8,6 +8,14 @@
 #include "common/status.h"
 
 namespace sluice {
+namespace {
+
+// Of a budget that was made smaller: segments emptied in a round, which sessions wait for, and the time until
+// the next round looks again.
+constexpr int kShrinkSegments = 8;
+constexpr int64_t kShrinkPauseNanos = 1'000'000;
+
+}  // namespace
 
 // Hooks of a part may name parts that are made after it: none is called before the constructor's end.
 StoreCore::StoreCore(const Options& options, const Environment& environment)
@@ -67,6 +75,18 @@ void StoreCore::Tune(const StoreTuning& tuning) {
   shares_.SetSessionQuota(tuning.session_quota);
 }
 
+absl::Status StoreCore::SetBudget(uint64_t budget) {
+  RETURN_IF_ERROR(shares_.SetBudget(budget));
+  const Arena& arena = tier_.arena();
+  if (budget != arena.budget()) {
+    log_.Say(LogSeverity::kInfo, absl::StrCat("the DRAM budget is ", budget, " bytes from now on, it was ",
+                                              arena.budget(), "; segments take ", arena.total_bytes()));
+  }
+  tier_.SetBudget(budget);
+  shrink_at_ = environment_.clock->NowNanos();
+  return absl::OkStatus();
+}
+
 const Pack* StoreCore::pack(uint32_t number) const {
   const ExtentSource* source = packs_.source(number);
   return source == nullptr ? nullptr : source->pack();
@@ -99,6 +119,9 @@ bool StoreCore::Pump(const std::vector<ReadResult>& reads) {
   }
   const int64_t now = environment_.clock->NowNanos();
   notices_.NoteSlow(now);
+  if (shrink_at_ != 0 && now >= shrink_at_) {
+    shrink_at_ = tier_.Shrink(kShrinkSegments) ? 0 : now + kShrinkPauseNanos;
+  }
   fetcher_.Pump();
   stopped_.EndStopped(now);
   for (const auto& [id, session] : sessions_.all()) {
@@ -150,7 +173,7 @@ int64_t StoreCore::NextDeadline() const {
     // anyway.
     next = earlier(next, notices_.NextSlow(environment_.clock->NowNanos()));
   }
-  return earlier(next, door_.next_deadline());
+  return earlier(earlier(next, door_.next_deadline()), shrink_at_);
 }
 
 bool StoreCore::FinishScrub(const Scrubber::Chunk& chunk, const absl::Status& verdict) {

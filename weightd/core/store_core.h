@@ -122,6 +122,10 @@ class StoreCore {
   void Drain() { door_.Close(); }
   bool draining() const { return door_.closed(); }
   void Tune(const StoreTuning& tuning);
+  // Another DRAM budget for everything from now on. A smaller one is reached round by round, as clients let
+  // go what they hold and unmap what was retired. FAILED_PRECONDITION with the numbers if it cannot hold what
+  // is promised to the sessions that are open.
+  absl::Status SetBudget(uint64_t budget);
 
   // Rounds.
   void HandleEvent(PollEvent event);
@@ -181,6 +185,8 @@ class StoreCore {
   TransferRequests transfers_;
   RequestRouter router_;
   Scrubber scrubber_;
+  // Bytes are still to be given back; when to look again, 0: nothing is.
+  int64_t shrink_at_ = 0;
   uint64_t scrub_refills_ = 0;
   uint64_t sessions_lost_ = 0;
 };

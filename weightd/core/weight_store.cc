@@ -207,6 +207,18 @@ void WeightStore::Tune(const StoreTuning& tuning) {
   scrub_wake_.SignalAll();
 }
 
+absl::Status WeightStore::SetBudget(uint64_t budget) {
+  ASSIGN_OR_RETURN(const MemoryFacts facts, ReadMemoryFacts());
+  const uint64_t held = Look(&StoreCore::Stats).segment_bytes;
+  const uint64_t more = budget - std::min(budget, held);
+  if (more > 0 && more + kProcessReserve > UsableMemory(facts)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "a DRAM budget of ", budget, " bytes is ", more, " more than segments take now; ",
+        UsableMemory(facts), " are free, of which ", kProcessReserve, " are kept for the process"));
+  }
+  return Control(&StoreCore::SetBudget, budget);
+}
+
 void WeightStore::Nudge() {
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = write(bell_.get(), &one, sizeof(one));

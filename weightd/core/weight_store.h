@@ -99,6 +99,9 @@ class WeightStore {
   // StoreCore::Tune, at once also for a scrub that sleeps.
   void Tune(const StoreTuning& tuning);
 
+  // StoreCore::SetBudget, if the machine has the memory: RESOURCE_EXHAUSTED with the numbers otherwise.
+  absl::Status SetBudget(uint64_t budget);
+
   // Takes no lock, so it answers though the pump is stuck.
   StoreProgress Progress() const { return {rounds_.load(), reads_reported_.load(), in_flight_bytes_.load()}; }
   // What is counted on the hot path; read without any lock. Lives as long as the store.

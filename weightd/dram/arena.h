@@ -4,11 +4,12 @@
 // A segment is one sealed memory file, cut into slots of one size class (a class is an extent length). When
 // its last slot falls free it returns to the pool, from where a class whose slots fit with little waste may
 // take it; otherwise it is retired: sessions unmap it, and its bytes count against the budget until Drop().
-// The sum of all segments never exceeds the budget.
+// The sum of all segments never exceeds the budget, but for the time after it was made smaller.
 //
 // Thread safety: thread-compatible; the store's lock guards it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -71,6 +72,10 @@ class Arena {
   // A retired segment is unmapped everywhere: its memory is released.
   void Drop(uint32_t segment);
 
+  // From now on. What is above it stays until its segments are retired and dropped; nothing new is made
+  // meanwhile.
+  void SetBudget(uint64_t budget) { options_.budget = budget; }
+
   // For choosing what to empty.
   struct SegmentView {
     uint32_t id = 0;
@@ -84,7 +89,7 @@ class Arena {
   uint64_t budget() const { return options_.budget; }
   uint64_t total_bytes() const { return total_bytes_; }
   uint64_t retired_bytes() const { return retired_bytes_; }
-  uint64_t unspent_bytes() const { return options_.budget - total_bytes_; }
+  uint64_t unspent_bytes() const { return options_.budget - std::min(options_.budget, total_bytes_); }
   size_t segment_count() const { return segments_.size(); }
   // Why the system refused the last segment; empty if it did not.
   const std::string& last_error() const { return last_error_; }
@@ -113,7 +118,7 @@ class Arena {
   bool TakeNew(uint64_t slot_bytes, SizeClass* size_class);
   void Format(uint32_t id, uint64_t slot_bytes, SizeClass* size_class);
 
-  const Options options_;
+  Options options_;
   const Listener listener_;
   std::map<uint32_t, std::unique_ptr<Segment>> segments_;
   std::map<uint64_t, SizeClass> classes_;

@@ -296,6 +296,17 @@ DramTier::Room DramTier::MakeRoom(uint64_t slot_bytes, Gid gid, Slot* slot) {
   return Room::kNone;
 }
 
+bool DramTier::Shrink(int segments) {
+  while (arena_.total_bytes() - arena_.retired_bytes() > arena_.budget()) {
+    if (arena_.RetirePooled()) continue;
+    // No class is one's own here: none has slots of no bytes.
+    const std::optional<ColdSegment> coldest = ColdestForeign(/*slot_bytes=*/0, /*exhaustive=*/true, 0);
+    if (segments-- == 0 || !coldest.has_value()) return false;
+    Empty(arena_.active(coldest->index));
+  }
+  return true;
+}
+
 std::optional<DramTier::ColdSegment> DramTier::ColdestForeign(uint64_t slot_bytes, bool exhaustive,
                                                               uint64_t least_bytes) {
   const size_t count = arena_.active_count();

@@ -91,6 +91,12 @@ class DramTier {
 
   void DropSegment(uint32_t segment) { arena_.Drop(segment); }
 
+  // The arena's budget from now on. Where it is smaller than what is held, Shrink() gives the rest back.
+  void SetBudget(uint64_t budget) { arena_.SetBudget(budget); }
+  // Empties at most `segments` of the coldest and retires what is empty, until all that is not on its way
+  // back is within the budget. True: it is. Call it in a fresh decision (Tick).
+  bool Shrink(int segments);
+
   Store& store() { return store_; }
   const Store& store() const { return store_; }
   const Arena& arena() const { return arena_; }
@@ -127,7 +133,7 @@ class DramTier {
   void Uncharge(Gid gid);
   // Whether `retired` bytes on their way back would make room.
   bool RoomComes(uint64_t slot_bytes, uint64_t retired) const {
-    return retired != 0 && arena_.unspent_bytes() + retired >= slot_bytes;
+    return retired != 0 && arena_.budget() + retired >= arena_.total_bytes() + slot_bytes;
   }
   Room MakeRoom(uint64_t slot_bytes, Gid gid, Slot* slot);
   bool EvictOne(Gid gid);
