@@ -254,5 +254,68 @@ TEST_F(DramTierTest, AnEndedSessionLeavesItsUsesBehind) {
   EXPECT_TRUE(IsResident(tables_[0][0])) << "its pin holds nothing now, but it was used last";
 }
 
+TEST_F(DramTierTest, ASmallerBudgetIsReachedByGivingUpTheColdest) {
+  Make(8 * 64 * kKiB);
+  AddPack(20, 64 * kKiB);
+  for (uint32_t e = 0; e < 8; ++e) {
+    ASSERT_EQ(Fill(0, e), DramTier::Room::kPlaced);
+    ASSERT_TRUE(Use(0, e));
+  }
+  ASSERT_EQ(tier_->arena().total_bytes(), 8 * 64 * kKiB);
+  ASSERT_TRUE(Hold(0, 0)) << "the coldest, but held";
+  tier_->SetBudget(3 * 64 * kKiB);
+  tier_->Tick();
+  EXPECT_FALSE(tier_->Shrink(2)) << "bounded work in a round";
+  EXPECT_EQ(tier_->arena().total_bytes(), 6 * 64 * kKiB);
+  EXPECT_TRUE(tier_->Shrink(100));
+  EXPECT_EQ(tier_->arena().total_bytes(), 3 * 64 * kKiB);
+  EXPECT_TRUE(IsResident(tables_[0][0])) << "held";
+  EXPECT_TRUE(Use(0, 6) && Use(0, 7));
+  EXPECT_FALSE(Use(0, 1) || Use(0, 5));
+  Release(0, 0);
+  ASSERT_EQ(Fill(0, 9), DramTier::Room::kPlaced);
+  EXPECT_EQ(tier_->arena().total_bytes(), 3 * 64 * kKiB) << "the new budget holds for what comes";
+}
+
+TEST_F(DramTierTest, WhatIsHeldKeepsABudgetFromBeingReachedUntilItIsReleased) {
+  Make(4 * 64 * kKiB);
+  AddPack(8, 64 * kKiB);
+  for (uint32_t e = 0; e < 4; ++e) {
+    ASSERT_EQ(Fill(0, e), DramTier::Room::kPlaced);
+    ASSERT_TRUE(Hold(0, e));
+  }
+  tier_->SetBudget(2 * 64 * kKiB);
+  tier_->Tick();
+  EXPECT_FALSE(tier_->Shrink(100));
+  EXPECT_EQ(tier_->arena().unspent_bytes(), 0u) << "not less than nothing";
+  EXPECT_EQ(Fill(0, 5), DramTier::Room::kNone);
+  for (uint32_t e = 0; e < 4; ++e) {
+    Release(0, e);
+  }
+  tier_->Tick();
+  EXPECT_TRUE(tier_->Shrink(100));
+  EXPECT_EQ(tier_->arena().total_bytes(), 2 * 64 * kKiB);
+}
+
+TEST_F(DramTierTest, RetiredSegmentsAreRoomOnlyBeyondWhatALargerBudgetHeld) {
+  Make(4 * 64 * kKiB);
+  AddPack(8, 64 * kKiB);
+  for (uint32_t e = 0; e < 4; ++e) {
+    ASSERT_EQ(Fill(0, e), DramTier::Room::kPlaced);
+  }
+  drop_at_once_ = false;
+  tier_->SetBudget(2 * 64 * kKiB);
+  tier_->Tick();
+  EXPECT_TRUE(tier_->Shrink(100)) << "what is retired is on its way back";
+  EXPECT_EQ(tier_->arena().retired_bytes(), 2 * 64 * kKiB);
+  // No room comes of it: the budget is full without them.
+  ASSERT_EQ(Fill(0, 5), DramTier::Room::kPlaced) << "one of its own class gave way";
+  for (const uint32_t segment : std::vector<uint32_t>(retired_)) tier_->DropSegment(segment);
+  EXPECT_EQ(tier_->arena().total_bytes(), 2 * 64 * kKiB);
+  tier_->SetBudget(5 * 64 * kKiB);
+  ASSERT_EQ(Fill(0, 6), DramTier::Room::kPlaced);
+  EXPECT_EQ(tier_->arena().total_bytes(), 3 * 64 * kKiB) << "and up again";
+}
+
 }  // namespace
 }  // namespace sluice
