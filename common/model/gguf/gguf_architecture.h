@@ -7,7 +7,15 @@
 #include <string>
 #include <string_view>
 
+#include "absl/types/span.h"
+
 namespace sluice {
+
+// A module of a layer, without ".weight" or ".bias".
+struct GgufModule {
+  const char* gguf;
+  const char* hub;
+};
 
 struct GgufArchitecture {
   const char* name;          // general.architecture
@@ -19,7 +27,11 @@ struct GgufArchitecture {
   const char* up = "up_proj";
   const char* down = "down_proj";
   const char* shared = "mlp.shared_expert.";
-  bool permuted = false;  // rows of q and k stand as pairs for rope over neighbours
+  absl::Span<const GgufModule> modules = {};  // that are called otherwise than in most families
+  const char* final_norm = "model.norm";
+  bool correction_is_row = false;  // a matrix of one row
+  bool dense_as_experts = false;   // a dense FFN's parts are called as an expert's
+  bool permuted = false;           // rows of q and k stand as pairs for rope over neighbours
   // The norm before the mixture is called post_attention_norm.
   bool norm_after_attention = false;
 };

@@ -81,6 +81,7 @@ constexpr NamedPreTokenizer kPreTokenizers[] = {
     {"hunyuan", {.patterns = {kQwen2}}},
     {"qwen35", {.patterns = {kQwen35}, .nfc = true}},
     {"llama-bpe", {.patterns = {kLlama3}, .ignore_merges = true, .add_bos = true}},
+    {"lfm2", {.patterns = {kLlama3}, .ignore_merges = true, .add_bos = true}},
     {"llama3", kLlamaBpe},
     {"llama-v3", kLlamaBpe},
     {"dbrx", kLlamaAlike},

@@ -11,16 +11,9 @@
 namespace sluice {
 namespace {
 
-struct Renamed {
-  const char* gguf;
-  const char* hub;
-};
-
 // Tensors of the model.
-constexpr Renamed kModelNames[] = {
+constexpr GgufModule kModelNames[] = {
     {"token_embd.weight", "model.embed_tokens.weight"},
-    {"output_norm.weight", "model.norm.weight"},
-    {"output_norm.bias", "model.norm.bias"},
     {"output.weight", "lm_head.weight"},
     {"output.bias", "lm_head.bias"},
 };
@@ -30,7 +23,7 @@ constexpr const char* kConfigTensors[] = {"rope_freqs.weight", "rope_factors_lon
                                           "rope_factors_short.weight"};
 
 // Modules of a layer; weight and bias alike.
-constexpr Renamed kLayerModules[] = {
+constexpr GgufModule kLayerModules[] = {
     {"attn_norm", "input_layernorm"},     {"attn_q", "self_attn.q_proj"},
     {"attn_k", "self_attn.k_proj"},       {"attn_v", "self_attn.v_proj"},
     {"attn_output", "self_attn.o_proj"},  {"attn_q_norm", "self_attn.q_norm"},
@@ -84,7 +77,16 @@ class ViewMaker {
   }
 
   bool AddOfModel(const GgufTensorInfo& tensor) {
-    for (const Renamed& name : kModelNames) {
+    // The last norm stood at the embedding in the first files of one family, and kept that name.
+    for (const char* suffix : {".weight", ".bias"}) {
+      if (tensor.name != absl::StrCat("output_norm", suffix) &&
+          tensor.name != absl::StrCat("token_embd_norm", suffix)) {
+        continue;
+      }
+      Add(absl::StrCat(architecture_.final_norm, suffix), tensor);
+      return true;
+    }
+    for (const GgufModule& name : kModelNames) {
       if (tensor.name != name.gguf) continue;
       Add(name.hub, tensor);
       return true;
@@ -111,11 +113,18 @@ class ViewMaker {
 
   bool AddModule(const GgufTensorInfo& tensor, const std::string& module, const std::string& base,
                  const std::string& suffix) {
+    for (const GgufModule& name : architecture_.modules) {
+      if (module != name.gguf) continue;
+      GgufView& view = Add(absl::StrCat(base, name.hub, suffix), tensor);
+      // A depthwise convolution: [channels, 1, kernel].
+      if (module == "shortconv.conv" && view.shape.size() == 2) view.shape.insert(view.shape.begin() + 1, 1);
+      return true;
+    }
     if (module == (architecture_.norm_after_attention ? "post_attention_norm" : "ffn_norm")) {
       Add(absl::StrCat(base, "post_attention_layernorm", suffix), tensor);
       return true;
     }
-    for (const Renamed& name : kLayerModules) {
+    for (const GgufModule& name : kLayerModules) {
       if (module != name.gguf) continue;
       const bool paired = architecture_.permuted && (module == "attn_q" || module == "attn_k");
       // Paired values of a bias stand along its line, which no family with such rows has.
@@ -202,14 +211,18 @@ class ViewMaker {
     if (module == "ffn_gate_inp") {
       Add(absl::StrCat(base, architecture_.router, suffix), tensor);
     } else if (module == "exp_probs_b" && architecture_.correction[0] != '\0') {
-      Add(base + architecture_.correction, tensor);
+      GgufView& view = Add(base + architecture_.correction, tensor);
+      if (architecture_.correction_is_row && view.shape.size() == 1) view.shape.insert(view.shape.begin(), 1);
     } else if (module == "ffn_gate_inp_shexp" && tensor.dims.size() == 1) {
       Add(absl::StrCat(base, "mlp.shared_expert_gate.weight"), tensor).shape = {1, tensor.dims[0]};
     } else if (module == "ffn_gate_shexp" || module == "ffn_up_shexp" || module == "ffn_down_shexp") {
       Add(absl::StrCat(base, architecture_.shared, module.substr(4, module.size() - 10), "_proj", suffix),
           tensor);
     } else if (module == "ffn_gate" || module == "ffn_up" || module == "ffn_down") {
-      Add(absl::StrCat(base, architecture_.mlp, module.substr(4), "_proj", suffix), tensor);
+      const std::string part = module.substr(4);
+      Add(absl::StrCat(base, architecture_.mlp,
+                       architecture_.dense_as_experts ? PartName(part) : part + "_proj", suffix),
+          tensor);
     } else {
       return false;
     }

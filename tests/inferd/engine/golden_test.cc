@@ -131,8 +131,11 @@ INSTANTIATE_TEST_SUITE_P(Files, GoldenTest,
                          testing::Values(Case{"gptoss-mxfp4", 0, "gguf", "/model.gguf", "", 0, "source"},
                                          Case{"gptoss-mxfp4", 2, "gguf", "/model.gguf", "", 0, "source"},
                                          Case{"granitemoe-q5_k_m", 0, "gguf", "/model.gguf", "", 0, "source"},
-                                         Case{"granitemoe-q5_k_m", 2, "gguf", "/model.gguf", "", 0,
-                                              "source"}),
+                                         Case{"granitemoe-q5_k_m", 2, "gguf", "/model.gguf", "", 0, "source"},
+                                         Case{"lfm2moe-bf16", 0, "gguf", "/model.gguf", "", 0, "source"},
+                                         Case{"lfm2moe-bf16", 2, "gguf", "/model.gguf", "", 0, "source"},
+                                         Case{"mistral4-bf16", 0, "gguf", "/model.gguf", "", 0, "source"},
+                                         Case{"mistral4-bf16", 2, "gguf", "/model.gguf", "", 0, "source"}),
                          CaseName);
 
 }  // namespace

@@ -161,6 +161,60 @@ TEST_F(GgufModelTest, ExpertsAreOneByOneWhereverTheyStand) {
   }
 }
 
+// Architectures that differ in names from a Mixtral with norms of q and k: each tensor finds its place, and
+// what is not the architecture's does not.
+struct Named {
+  const char* architecture;
+  const char* family;
+  std::vector<std::pair<const char*, std::vector<uint64_t>>> tensors;
+  std::function<void(GgufBuilder*)> keys = [](GgufBuilder*) {};
+};
+
+TEST_F(GgufModelTest, TensorsOfEveryArchitectureFindTheirPlaces) {
+  const std::vector<std::pair<const char*, std::vector<uint64_t>>> shared = {
+      {"ffn_gate_shexp.weight", {kHidden, kWidth}},
+      {"ffn_up_shexp.weight", {kHidden, kWidth}},
+      {"ffn_down_shexp.weight", {kWidth, kHidden}}};
+  const std::vector<std::pair<const char*, std::vector<uint64_t>>> norms = {
+      {"attn_q_norm.weight", {kHeadDim}}, {"attn_k_norm.weight", {kHeadDim}}};
+  const auto joined = [](std::vector<std::pair<const char*, std::vector<uint64_t>>> all, const auto& more) {
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const std::vector<std::pair<const char*, std::vector<uint64_t>>> corrected =
+      joined(shared, decltype(norms){{"exp_probs_b.bias", {kExperts}}});
+  const std::function<void(GgufBuilder*)> window = [](GgufBuilder* b) {
+    b->U32("afmoe.attention.sliding_window", 8).U32("afmoe.expert_shared_count", 1);
+  };
+  const Named all[] = {
+      {"dots1", "dots1", joined(corrected, norms), [](auto* b) { b->U32("dots1.expert_shared_count", 1); }},
+      {"ernie4_5-moe", "ernie4_5_moe", corrected},
+      {"hunyuan-moe", "hunyuan_v1_moe", joined(shared, norms)},
+      {"qwen3vlmoe", "qwen3_moe", norms},
+      {"afmoe", "afmoe",
+       joined(joined(corrected, norms), decltype(norms){{"attn_gate.weight", {kHidden, kHeads * kHeadDim}},
+                                                        {"post_attention_norm.weight", {kHidden}},
+                                                        {"post_ffw_norm.weight", {kHidden}}}),
+       window},
+  };
+  for (const Named& named : all) {
+    SCOPED_TRACE(named.architecture);
+    for (const bool complete : {true, false}) {
+      const Small small{.architecture = named.architecture, .keys = named.keys};
+      GgufBuilder builder = small.Keys();
+      small.AddTensors(&builder);
+      for (const auto& [name, dims] : named.tensors) {
+        Small::Add(absl::StrCat("blk.0.", name), dims, 5000, &builder);
+      }
+      if (!complete) Small::Add("blk.0.attn_other.weight", {kHidden}, 0, &builder);
+      const ModelSource source = MustOpen(builder.File());
+      EXPECT_EQ(source.hf.config.family, named.family);
+      const absl::Status mapped = MapTensors(source.hf.config, *source.checkpoint).status();
+      EXPECT_EQ(mapped.ok(), complete) << mapped;
+    }
+  }
+}
+
 TEST_F(GgufModelTest, LayersThatPredictFurtherTokensAreLeftOut) {
   for (const bool said : {true, false}) {
     Small small{.blocks = said ? 2u : 1u};
@@ -194,6 +248,10 @@ TEST_F(GgufModelTest, WhatIsNotKnownIsRefusedByName) {
                 "rope.scaling.type new");
   ExpectRefused(with([](GgufBuilder* b) { b->U32("llama.rope.dimension_count", 2); }),
                 "rope.dimension_count");
+  ExpectRefused({.architecture = "dots1", .keys = [](auto* b) { b->U32("dots1.expert_gating_func", 1); }},
+                "expert_gating_func 1");
+  ExpectRefused({.architecture = "afmoe"}, "attention.sliding_window is missing");
+  ExpectRefused({.architecture = "hunyuan-moe"}, "expert_shared_feed_forward_length");
   ExpectRefused(with([](GgufBuilder* b) { b->Word("tokenizer.ggml.model", "t5"); }),
                 "tokenizer.ggml.model \"t5\"");
   ExpectRefused(with([](GgufBuilder* b) {

@@ -1,0 +1,181 @@
+// The families of GGUF architectures: for each, its keys as the config.json that its reader knows; and what
+// those have in common. Rows of the table in gguf_config.cc.
+//
+// Private to common/model/gguf. Thread safety: free functions, safe to call from any thread.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "common/model/gguf/gguf_files.h"
+
+namespace sluice {
+
+constexpr int64_t kMaxGgufWhole = INT32_MAX;
+
+// The keys of one architecture, as a straight list of questions: the first error is kept for the end, and a
+// wrong answer comes back as the lowest allowed value.
+class GgufQuestions {
+ public:
+  GgufQuestions(const GgufFiles& files, const std::string& architecture)
+      : files_(files), keys_(files.keys()), prefix_(architecture + ".") {}
+
+  const GgufFiles& files() const { return files_; }
+  std::string Key(const std::string& name) const { return prefix_ + name; }
+  bool Has(const std::string& name) const { return keys_.Has(Key(name)); }
+  bool HasTensor(const std::string& name) const { return files_.Find(name) != nullptr; }
+  const absl::Status& status() const { return status_; }
+
+  void Keep(const absl::Status& status) {
+    if (status_.ok()) status_ = status;
+  }
+  void Refuse(const std::string& name, const std::string& what) { Keep(keys_.Unsupported(Key(name), what)); }
+
+  template <typename T>
+  T Take(const absl::StatusOr<std::optional<T>>& value, const T& otherwise) {
+    if (!value.ok()) Keep(value.status());
+    return value.ok() && value->has_value() ? **value : otherwise;
+  }
+  uint64_t Whole(const std::string& name, uint64_t fallback, int64_t low = 0) {
+    const uint64_t otherwise = std::max<uint64_t>(fallback, static_cast<uint64_t>(low));
+    return static_cast<uint64_t>(
+        Take(keys_.Int(Key(name), low, kMaxGgufWhole), static_cast<int64_t>(otherwise)));
+  }
+  uint64_t NeedWhole(const std::string& name, int64_t low = 1) {
+    if (!Has(name)) Keep(keys_.Error(Key(name), "is missing"));
+    return Whole(name, 0, low);
+  }
+  // A number for all layers, or a list of one a layer, which must be the same.
+  uint64_t SameWhole(const std::string& name, uint64_t fallback) {
+    const auto list = keys_.Ints(Key(name));
+    if (!list.ok() || *list == nullptr) return Whole(name, fallback, 1);
+    const std::vector<int64_t>& values = **list;
+    if (values.empty() || values[0] < 1 || values[0] > kMaxGgufWhole)
+      Keep(keys_.Error(Key(name), "is no such list"));
+    for (const int64_t value : values) {
+      if (value != values[0]) Refuse(name, "with another number in each layer");
+    }
+    return status_.ok() ? static_cast<uint64_t>(values[0]) : 1;
+  }
+  double Real(const std::string& name, double fallback) { return Take(keys_.Real(Key(name)), fallback); }
+  bool Flag(const std::string& name) { return Whole(name, 0) != 0; }
+  std::string Word(const std::string& name, const std::string& fallback) {
+    return Take(keys_.Text(Key(name)), fallback);
+  }
+  std::string Text(const std::string& key) { return Take(keys_.Text(key), std::string()); }
+  uint64_t Id(const std::string& key, bool* found) {
+    const int64_t id = Take(keys_.Int(key, -1, UINT32_MAX), int64_t{-1});
+    *found = id >= 0;
+    return static_cast<uint64_t>(id);
+  }
+
+  // Dimension `dim` of a layer's tensor, in the first layer that has it; 0 if none has.
+  uint64_t DimOf(const std::string& module, size_t dim, uint64_t layers) const {
+    for (uint64_t i = 0; i < layers; ++i) {
+      const GgufTensorInfo* tensor = files_.Find(absl::StrCat("blk.", i, ".", module));
+      if (tensor != nullptr && tensor->dims.size() > dim) return tensor->dims[dim];
+    }
+    return 0;
+  }
+  bool AnyLayerHas(const std::string& module, uint64_t layers) const { return DimOf(module, 0, layers) != 0; }
+  bool LayerHas(uint64_t layer, const std::string& module) const {
+    return HasTensor(absl::StrCat("blk.", layer, ".", module));
+  }
+  // The values of a list of whole numbers; empty if it is not there.
+  std::vector<int64_t> Wholes(const std::string& name) {
+    const auto list = keys_.Ints(Key(name));
+    if (!list.ok()) Keep(list.status());
+    return list.ok() && *list != nullptr ? **list : std::vector<int64_t>();
+  }
+  // The values of a small tensor; empty if it is not there.
+  std::vector<double> Values(const std::string& name) {
+    const GgufTensorInfo* tensor = files_.Find(name);
+    if (tensor == nullptr) return {};
+    const absl::StatusOr<std::vector<float>> values = files_.ReadSmall(*tensor);
+    if (!values.ok()) Keep(values.status());
+    if (!values.ok()) return {};
+    for (const float value : *values) {
+      if (!std::isfinite(value))
+        Keep(absl::InvalidArgumentError(absl::StrCat(files_.path(), ": tensor ", name, " holds ", value)));
+    }
+    return {values->begin(), values->end()};
+  }
+
+ private:
+  const GgufFiles& files_;
+  const GgufKeys& keys_;
+  const std::string prefix_;
+  absl::Status status_;
+};
+
+// The file's numbers that every family has.
+struct GgufFrame {
+  uint64_t layers = 0;
+  uint64_t blocks = 0;  // with layers that predict further tokens
+  uint64_t hidden = 0;
+  uint64_t heads = 0;
+  uint64_t head_dim = 0;
+  uint64_t context = 0;
+};
+
+// --- What families share ---
+
+// rope_scaling, or null. `mscales`: the family names its attention factors so.
+nlohmann::json GgufRopeScaling(const GgufFrame& frame, double mscale_all_dim, bool mscales, GgufQuestions* q);
+
+// The members that every config has.
+nlohmann::json GgufFrameConfig(const char* model_type, const char* architecture, const GgufFrame& frame,
+                               GgufQuestions* q);
+
+// Grouped attention's heads and its rope; heads of k and v as `kv_heads` says.
+void AddGgufHeads(const GgufFrame& frame, uint64_t kv_heads, bool mscales, GgufQuestions* q,
+                  nlohmann::json* config);
+void AddGgufGrouped(const GgufFrame& frame, bool mscales, GgufQuestions* q, nlohmann::json* config);
+void RequireWholeHeadRope(const GgufFrame& frame, GgufQuestions* q);
+
+// Counts and width of the experts, the last of which old files leave to the tensors.
+uint64_t GgufExpertWidth(const GgufFrame& frame, GgufQuestions* q);
+void AddGgufExperts(const char* count_name, const char* width_name, const GgufFrame& frame, GgufQuestions* q,
+                    nlohmann::json* config);
+
+// The gating function must be this one, or not be said.
+void RequireGgufGating(uint64_t function, GgufQuestions* q);
+
+// Layers that have a dense FFN and no router.
+nlohmann::json GgufDenseLayers(const GgufFrame& frame, const GgufQuestions& q);
+// How many those are, which must be the first ones.
+uint64_t GgufLeadingDenseLayers(const GgufFrame& frame, GgufQuestions* q);
+
+// --- Families ---
+
+using GgufConfigReader = nlohmann::json (*)(const GgufFrame& frame, GgufQuestions* q);
+
+nlohmann::json ReadGgufMixtral(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufQwen2Moe(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufQwen3Moe(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufQwen3VlMoe(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufOlmoe(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufGraniteMoe(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufPhimoe(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufGptOss(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufHunyuanMoe(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufLlama4(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufMinimaxM2(const GgufFrame& frame, GgufQuestions* q);
+
+nlohmann::json ReadGgufGlm4Moe(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufDeepseek(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufDeepseek2(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufMistral4(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufDots1(const GgufFrame& frame, GgufQuestions* q);
+
+nlohmann::json ReadGgufErnie45Moe(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufAfmoe(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufLfm2Moe(const GgufFrame& frame, GgufQuestions* q);
+
+}  // namespace sluice

@@ -1,0 +1,117 @@
+#include <cmath>
+
+#include "common/model/gguf/gguf_families.h"
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+
+// DeepSeek's names, which GLM-4 has too.
+void AddDeepseekMixture(const GgufFrame& frame, GgufQuestions* q, json* config) {
+  AddGgufExperts("n_routed_experts", "moe_intermediate_size", frame, q, config);
+  (*config)["n_shared_experts"] = q->Whole("expert_shared_count", 0);
+  (*config)["intermediate_size"] = q->Whole("feed_forward_length", 1, 1);
+  (*config)["first_k_dense_replace"] = GgufLeadingDenseLayers(frame, q);
+}
+
+void AddDeepseekRouter(GgufQuestions* q, json* config) {
+  (*config)["norm_topk_prob"] = q->Flag("expert_weights_norm");
+  (*config)["routed_scaling_factor"] = q->Real("expert_weights_scale", 1);
+  (*config)["n_group"] = q->Whole("expert_group_count", 1, 1);
+  (*config)["topk_group"] = q->Whole("expert_group_used_count", 1, 1);
+}
+
+// Latent attention's sizes. Since 2025 the lengths without _mla are those of the absorbed form.
+void AddLatent(const GgufFrame& frame, GgufQuestions* q, json* config) {
+  const uint64_t rotated = q->NeedWhole("rope.dimension_count");
+  const uint64_t key = q->Whole("attention.key_length_mla", q->Whole("attention.key_length", 0));
+  if (key <= rotated)
+    q->Refuse("attention.key_length", absl::StrCat(key, " beside rope.dimension_count ", rotated));
+  (*config)["num_key_value_heads"] = frame.heads;
+  (*config)["kv_lora_rank"] = q->NeedWhole("attention.kv_lora_rank");
+  (*config)["qk_rope_head_dim"] = rotated;
+  (*config)["qk_nope_head_dim"] = key > rotated ? key - rotated : 1;
+  (*config)["v_head_dim"] =
+      q->Whole("attention.value_length_mla", q->Whole("attention.value_length", 1, 1), 1);
+  (*config)["q_lora_rank"] = nullptr;
+  if (q->Has("attention.q_lora_rank")) (*config)["q_lora_rank"] = q->NeedWhole("attention.q_lora_rank");
+  const double mscale_all_dim = 10 * q->Real("rope.scaling.yarn_log_multiplier", 0);
+  const json rope = GgufRopeScaling(frame, mscale_all_dim, false, q);
+  if (!rope.is_null()) (*config)["rope_scaling"] = rope;
+}
+
+}  // namespace
+
+json ReadGgufGlm4Moe(const GgufFrame& frame, GgufQuestions* q) {
+  json config = GgufFrameConfig("glm4_moe", "Glm4MoeForCausalLM", frame, q);
+  AddGgufGrouped(frame, false, q, &config);
+  const uint64_t rotated = q->Whole("rope.dimension_count", frame.head_dim / 2);
+  config["partial_rotary_factor"] = static_cast<double>(rotated) / static_cast<double>(frame.head_dim);
+  config["attention_bias"] =
+      q->AnyLayerHas("attn_q.bias", frame.layers) || q->AnyLayerHas("attn_qkv.bias", frame.layers);
+  config["use_qk_norm"] = q->AnyLayerHas("attn_q_norm.weight", frame.layers);
+  RequireGgufGating(2, q);
+  AddDeepseekMixture(frame, q, &config);
+  AddDeepseekRouter(q, &config);
+  return config;
+}
+
+json ReadGgufDeepseek(const GgufFrame& frame, GgufQuestions* q) {
+  json config = GgufFrameConfig("deepseek", "DeepseekForCausalLM", frame, q);
+  AddGgufGrouped(frame, false, q, &config);
+  RequireWholeHeadRope(frame, q);
+  AddDeepseekMixture(frame, q, &config);
+  RequireGgufGating(1, q);
+  config["norm_topk_prob"] = q->Flag("expert_weights_norm");
+  if (q->Real("expert_weights_scale", 1) != 1) q->Refuse("expert_weights_scale", "other than 1");
+  return config;
+}
+
+json ReadGgufDeepseek2(const GgufFrame& frame, GgufQuestions* q) {
+  const uint64_t gating = q->Whole("expert_gating_func", 1);
+  const bool sigmoid = gating == 2;
+  if (!sigmoid) RequireGgufGating(1, q);
+  json config = GgufFrameConfig(sigmoid ? "deepseek_v3" : "deepseek_v2",
+                                sigmoid ? "DeepseekV3ForCausalLM" : "DeepseekV2ForCausalLM", frame, q);
+  AddLatent(frame, q, &config);
+  AddDeepseekMixture(frame, q, &config);
+  AddDeepseekRouter(q, &config);
+  if (sigmoid) return config;
+  if (config["norm_topk_prob"] == true) q->Refuse("expert_weights_norm", "with a softmax router");
+  config["topk_method"] = config["n_group"] == 1 ? "greedy" : "group_limited_greedy";
+  return config;
+}
+
+// The temperature of the queries is in files that were made of the publisher's own layout alone; a file
+// without it is computed without, which is the same for texts up to the original context.
+json ReadGgufMistral4(const GgufFrame& frame, GgufQuestions* q) {
+  json config = GgufFrameConfig("mistral4", "Mistral4ForCausalLM", frame, q);
+  AddLatent(frame, q, &config);
+  AddDeepseekMixture(frame, q, &config);
+  AddDeepseekRouter(q, &config);
+  RequireGgufGating(1, q);
+  const double beta = q->Real("attention.temperature_scale", 0);
+  if (beta == 0) return config;
+  const uint64_t original = q->Whole("rope.scaling.original_context_length", frame.context, 1);
+  if (q->Whole("attention.temperature_length", original) != original) {
+    q->Refuse("attention.temperature_length", "other than rope.scaling.original_context_length");
+  }
+  if (!config.contains("rope_scaling")) config["rope_scaling"] = {{"rope_type", "default"}};
+  config["rope_scaling"]["llama_4_scaling_beta"] = beta;
+  config["rope_scaling"]["original_max_position_embeddings"] = original;
+  return config;
+}
+
+// GLM-4's mixture under Qwen3's attention.
+json ReadGgufDots1(const GgufFrame& frame, GgufQuestions* q) {
+  json config = GgufFrameConfig("dots1", "Dots1ForCausalLM", frame, q);
+  AddGgufGrouped(frame, false, q, &config);
+  RequireWholeHeadRope(frame, q);
+  RequireGgufGating(2, q);
+  AddDeepseekMixture(frame, q, &config);
+  AddDeepseekRouter(q, &config);
+  return config;
+}
+
+}  // namespace sluice
