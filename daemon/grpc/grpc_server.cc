@@ -17,6 +17,7 @@
 #include "common/net/unix_listener.h"
 #include "common/status.h"
 #include "grpc/grpc.h"
+#include "grpc/grpc_security_constants.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
@@ -175,18 +176,21 @@ absl::StatusOr<UnixEndpoint> GrpcServer::Impl::Listen(const std::string& path) c
 
 absl::Status GrpcServer::Impl::Bind(grpc::ServerBuilder* builder) {
   bool has_tcp = false;
+  std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials();
+  if (options.tls.enabled()) {
+    ASSIGN_OR_RETURN(credentials, LoadGrpcTls(options.tls));
+  }
   for (const ListenAddress& address : options.addresses) {
-    if (!address.IsLocal()) {
+    if (!address.IsLocal() && !options.tls.enabled()) {
       return absl::InvalidArgumentError(
           absl::StrCat("address ", address.ToString(),
-                       " can be reached from other machines: that needs TLS and a token, which are not in "
-                       "this build; use a unix socket or a loopback address"));
+                       " can be reached from other machines: that needs --tls-certificate, --tls-key and "
+                       "--tls-client-ca, or use a unix socket or a loopback address"));
     }
     if (address.kind == ListenAddress::Kind::kTcp) {
       has_tcp = true;
       tcp_ports.push_back(std::make_unique<int>(-1));
-      builder->AddListeningPort(address.ToString(), grpc::InsecureServerCredentials(),
-                                tcp_ports.back().get());
+      builder->AddListeningPort(address.ToString(), credentials, tcp_ports.back().get());
       continue;
     }
     ASSIGN_OR_RETURN(UnixEndpoint endpoint, Listen(address.path));
@@ -310,6 +314,10 @@ std::string ClientClassOf(const grpc::ServerContextBase& context) {
     const std::vector<grpc::string_ref> values = auth->FindPropertyValues(kClassProperty);
     if (!values.empty()) {
       return std::string(values[0].data(), values[0].size());
+    }
+    const std::vector<grpc::string_ref> names = auth->FindPropertyValues(GRPC_X509_CN_PROPERTY_NAME);
+    if (!names.empty()) {
+      return absl::StrCat("cert:", absl::string_view(names[0].data(), names[0].size()));
     }
   }
   return "tcp";

@@ -1,7 +1,8 @@
 // GrpcServer: a gRPC server on sockets whose connections we accept ourselves, with health and reflection.
 //
 // On unix sockets every peer's credentials are checked before HTTP/2 begins and the peer's class is known to
-// the services (ClientClassOf). TCP is served on loopback addresses only. Both daemons use it.
+// the services (ClientClassOf). TCP is served beyond loopback only by TLS with client certificates. Both
+// daemons use it.
 //
 // Thread safety: thread-safe after Start(), but Shutdown() and destruction belong to one thread.
 #pragma once
@@ -17,6 +18,7 @@
 #include "common/net/connection_acceptor.h"
 #include "common/net/inherited_sockets.h"
 #include "common/net/listen_address.h"
+#include "daemon/grpc/grpc_tls.h"
 #include "grpcpp/server_context.h"
 
 namespace grpc {
@@ -29,6 +31,7 @@ struct GrpcServerOptions {
   std::vector<ListenAddress> addresses;  // at least one
   PeerPolicy peers;                      // who may connect to the unix sockets
   mode_t socket_mode = 0600;
+  GrpcTls tls;                               // of the TCP addresses
   int max_receive_bytes = 16 << 20;          // of one request
   size_t memory_quota_bytes = 256ull << 20;  // gRPC's buffers in all; beyond it new calls are refused
   std::function<void(const std::string&)> on_refused;  // told of refused connections; may be empty
@@ -46,8 +49,7 @@ struct NamedService {
 class GrpcServer {
  public:
   // Binds and serves. Health reports NOT_SERVING until SetServing(true). INVALID_ARGUMENT: an address beyond
-  // loopback (that needs TLS and a token, which are not in this build). ALREADY_EXISTS: another process
-  // serves an address.
+  // loopback without TLS, or files of TLS that are wrong. ALREADY_EXISTS: another process serves an address.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(GrpcServerOptions options,
                                                            const std::vector<NamedService>& services);
   // As Shutdown(0).
@@ -81,7 +83,8 @@ class GrpcServer {
 // flushes what a client was slow to read, and which, once it was needed, polls for up to 10 s on.
 void LeaveGrpcToTheProcess();
 
-// Who calls: "owner" (the server's own user), "root", "listed" (PeerPolicy::allowed_uids) or "tcp".
+// Who calls: "owner" (the server's own user), "root", "listed" (PeerPolicy::allowed_uids), "tcp", or by TLS
+// "cert:" and the certificate's common name.
 std::string ClientClassOf(const grpc::ServerContextBase& context);
 
 }  // namespace sluice

@@ -52,6 +52,9 @@ EXAMPLES = {
     "sparsity-target": "0.8",
     "sparsity-threshold": "0.25",
     "threads": "8",
+    "tls-certificate": '"/etc/sluice/tls/chain.pem"',
+    "tls-client-ca": '"/etc/sluice/tls/clients.pem"',
+    "tls-key": '"/etc/sluice/tls/key.pem"',
 }
 
 

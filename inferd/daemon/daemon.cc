@@ -212,6 +212,7 @@ absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> o
   server.allowed_uids = IdsOf(options_.allow_uid);
   server.allowed_gids = IdsOf(options_.allow_group);
   server.socket_mode = options_.socket_mode.bits;
+  server.tls = {options_.tls_certificate, options_.tls_key, options_.tls_client_ca};
   server.inherited = inherited;
   server.on_phase = std::move(on_phase);
   tuner_ = std::make_unique<MemoryTuner>(WeightdSocket(options_), log_);

@@ -9,6 +9,7 @@
 #include "common/net/listen_address.h"
 #include "common/status.h"
 #include "common/version.h"
+#include "daemon/grpc/grpc_tls.h"
 #include "daemon/metrics_door.h"
 #include "daemon/option_declarer.h"
 #include "daemon/option_reload.h"
@@ -53,6 +54,7 @@ absl::Status CheckAddresses(const InferdOptions& options) {
       RETURN_IF_ERROR(ParseListenAddress(text).status());
     }
   }
+  RETURN_IF_ERROR(CheckGrpcTls({options.tls_certificate, options.tls_key, options.tls_client_ca}));
   ASSIGN_OR_RETURN(const HttpServerOptions http, HttpOptionsOf(options));
   RETURN_IF_ERROR(CheckHttpOptions(http));
   return options.metrics.empty() ? absl::OkStatus() : CheckMetricsAddress(options.metrics);

@@ -25,6 +25,9 @@ struct InferdOptions {
   std::string weightd;              // default: weightd.sock in the runtime directory
   std::vector<std::string> listen;  // default: inferd.sock in the runtime directory
   std::vector<std::string> admin;   // default: inferd-admin.sock in the runtime directory
+  std::string tls_certificate;
+  std::string tls_key;
+  std::string tls_client_ca;
   std::vector<UserId> allow_uid;
   std::vector<GroupId> allow_group;
   std::string metrics;            // host:port; empty: off
@@ -120,6 +123,11 @@ void ForEachOption(InferdOptions* o, Visit visit) {
         "runtime directory)");
   visit("admin", &o->admin,
         "Where operators connect: unix:/path (default: inferd-admin.sock in the runtime directory)");
+  visit("tls-certificate", &o->tls_certificate,
+        "PEM file of the certificate chain of gRPC's TCP ports (default: no TLS, and loopback only)");
+  visit("tls-key", &o->tls_key, "PEM file of that certificate's key");
+  visit("tls-client-ca", &o->tls_client_ca,
+        "PEM file of the authority that signs the certificates which gRPC clients must have over TLS");
   visit("allow-uid", &o->allow_uid,
         "User who may connect to the unix sockets, by name or number, beside this one and root; repeat for "
         "more");

@@ -280,6 +280,8 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpServerOptions 
   impl.core->handler = handler;
   impl.core->limits.max_body_bytes = impl.options.max_body_bytes;
   impl.core->limits.max_connections = impl.options.max_connections;
+  impl.core->limits.head_patience = impl.options.head_patience;
+  impl.core->limits.body_patience = impl.options.body_patience;
   impl.core->stall_timeout =
       impl.options.stall_timeout ? impl.options.stall_timeout : [] { return absl::Seconds(30); };
   RaiseFileLimit();

@@ -36,6 +36,8 @@ struct HttpServerOptions {
   std::vector<std::string> cors_origins;  // whose pages may ask; "*": everybody's
   size_t max_body_bytes = 16 << 20;
   uint32_t max_connections = 2048;
+  absl::Duration head_patience = absl::Seconds(10);    // from a request's first byte to the end of its head
+  absl::Duration body_patience = absl::Seconds(20);    // for a body, and a second more for each 8 KiB of it
   std::function<absl::Duration()> stall_timeout;       // a reader that takes nothing for so long is cut
   std::function<void(const std::string&)> on_refused;  // told of refused connections; may be empty
 };

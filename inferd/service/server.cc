@@ -101,6 +101,7 @@ absl::Status InferdServer::Listen() {
   clients.addresses = options_.addresses;
   clients.peers = {options_.allowed_uids, options_.allowed_gids};
   clients.socket_mode = options_.socket_mode;
+  clients.tls = options_.tls;
   clients.on_refused = report;
   clients.inherited = options_.inherited;
   ASSIGN_OR_RETURN(

@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "common/net/inherited_sockets.h"
 #include "common/net/listen_address.h"
+#include "daemon/grpc/grpc_tls.h"
 #include "inferd/api/tuning_api.h"
 #include "inferd/serving/server_state.h"
 #include "inferd/serving/serving_context.h"
@@ -26,6 +27,7 @@ struct InferdServerOptions {
   std::vector<uid_t> allowed_uids;       // besides our own and root
   std::vector<gid_t> allowed_gids;       // whose members may use the clients' services
   mode_t socket_mode = 0600;             // of the clients' sockets; the admin's is 0600
+  GrpcTls tls;                           // of the clients' TCP addresses
   // Sockets of these addresses in here are taken over. Borrowed during Start; may be null.
   InheritedSockets* inherited = nullptr;
   // What AdminService.Tune does. Borrowed, and outlives the server; null: UNIMPLEMENTED.

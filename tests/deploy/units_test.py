@@ -20,6 +20,9 @@ COMPANIONS = {
     "sparsity-scope": 'sparsity = "up"\nsparsity-target = 0.8\n',
     "http-tls-certificate": 'http-tls-key = "/k.pem"\n',
     "http-tls-key": 'http-tls-certificate = "/c.pem"\n',
+    "tls-certificate": 'tls-key = "/k.pem"\ntls-client-ca = "/a.pem"\n',
+    "tls-client-ca": 'tls-certificate = "/c.pem"\ntls-key = "/k.pem"\n',
+    "tls-key": 'tls-certificate = "/c.pem"\ntls-client-ca = "/a.pem"\n',
 }
 # Options that only a device with memory of its own has.
 OF_SIM = ("device-budget", "link-gbps", "link-latency-us", "tile-neurons", "clock", "virtual-costs")
