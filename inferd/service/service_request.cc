@@ -33,7 +33,6 @@ absl::Status CheckUnsupported(const v1::GenerationSpec& spec) {
   const v1::SamplingParams& sampling = spec.sampling();
   RETURN_IF_ERROR(Unsupported(sampling.has_typical_p(), "spec.sampling.typical_p"));
   RETURN_IF_ERROR(Unsupported(sampling.has_repetition_window(), "spec.sampling.repetition_window"));
-  RETURN_IF_ERROR(Unsupported(!sampling.logit_bias().empty(), "spec.sampling.logit_bias"));
   RETURN_IF_ERROR(Unsupported(sampling.has_n() && sampling.n() > 1, "spec.sampling.n"));
   if (sampling.has_n() && sampling.n() == 0) {
     return Invalid("spec.sampling.n", "is 0, must be 1");
@@ -61,6 +60,8 @@ absl::StatusOr<RequestFields> FieldsOf(const ServingContext& context, const v1::
   set(sampling.has_frequency_penalty(), sampling.frequency_penalty(), &fields.frequency_penalty);
   set(sampling.has_presence_penalty(), sampling.presence_penalty(), &fields.presence_penalty);
   set(sampling.has_seed(), sampling.seed(), &fields.seed);
+  fields.logit_bias.assign(sampling.logit_bias().begin(), sampling.logit_bias().end());
+  std::sort(fields.logit_bias.begin(), fields.logit_bias.end());  // a map has no order of its own
   set(stopping.has_max_tokens(), stopping.max_tokens(), &fields.max_tokens);
   fields.min_tokens = stopping.min_tokens();
   fields.stop.assign(stopping.stop().begin(), stopping.stop().end());

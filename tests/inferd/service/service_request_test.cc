@@ -177,8 +177,10 @@ TEST_F(ServiceRequestTest, WrongOrUnsupportedFieldIsRefusedByName) {
        [](auto* s) { s->mutable_sampling()->set_typical_p(1); }},
       {"spec.sampling.repetition_window", kMissing, "UNSUPPORTED_FIELD",
        [](auto* s) { s->mutable_sampling()->set_repetition_window(0); }},
-      {"spec.sampling.logit_bias", kMissing, "UNSUPPORTED_FIELD",
-       [](auto* s) { (*s->mutable_sampling()->mutable_logit_bias())[3] = 1; }},
+      {"spec.sampling.logit_bias", kInvalid, "INVALID_FIELD",
+       [](auto* s) { (*s->mutable_sampling()->mutable_logit_bias())[3] = 101; }},
+      {"spec.sampling.logit_bias", kInvalid, "INVALID_FIELD",
+       [](auto* s) { (*s->mutable_sampling()->mutable_logit_bias())[1u << 31] = 1; }},
       {"spec.stopping.max_tokens", kInvalid, "INVALID_FIELD",
        [](auto* s) { s->mutable_stopping()->set_max_tokens(0); }},
       {"spec.stopping.max_tokens", kInvalid, "CONTEXT_TOO_LONG",
@@ -217,6 +219,14 @@ TEST_F(ServiceRequestTest, WrongOrUnsupportedFieldIsRefusedByName) {
     EXPECT_EQ(c.field, FieldOf(status));
     EXPECT_EQ(c.reason, ReasonOf(status)) << c.field;
   }
+}
+
+TEST_F(ServiceRequestTest, LogitBiasReachesTheEngineInOrder) {
+  GenerationSpec spec = Spec();
+  (*spec.mutable_sampling()->mutable_logit_bias())[5] = -100;
+  (*spec.mutable_sampling()->mutable_logit_bias())[3] = 2.5f;
+  EXPECT_EQ((std::vector<std::pair<int32_t, float>>{{3, 2.5f}, {5, -100.0f}}),
+            Good(spec).spec.sampling.logit_bias);
 }
 
 TEST_F(ServiceRequestTest, CacheAndQueueWaitReachTheEngine) {
