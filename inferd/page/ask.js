@@ -26,6 +26,7 @@ async function refusalOf(answer) {
   } catch {
     // A proxy's page, say: the status has to do.
   }
+  if (answer.status === 401) message = keys.get() ? "this key is not known here" : "a key is needed";
   const kind = answer.status === 401 ? "key" : answer.status === 429 ? "busy" : "failed";
   return new AskError(kind, message, Number(answer.headers.get("retry-after")) || 0);
 }

@@ -192,7 +192,7 @@ function stopAnswer() {
 
 function askKey(why, then) {
   keyWanted = then;
-  byId("key-why").textContent = why + ". It is kept for this tab until it is closed, and sent to this server alone.";
+  byId("key-why").textContent = why[0].toUpperCase() + why.slice(1) + ". It is kept for this tab until it is closed, and sent to this server alone.";
   byId("key").value = "";
   if (!byId("key-dialog").open) byId("key-dialog").showModal();
 }

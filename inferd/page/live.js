@@ -92,7 +92,7 @@ function showTiers(now, seconds) {
   const tiers = [
     ["Device: weights' slots", of("device_slots"), modelBytes, of("device_slots") > 0],
     ["DRAM: weights", of("weights"), modelBytes, true],
-    ["DRAM: KV cache in use", of("kv") * now.inferd_kv_usage_ratio, of("kv"), true],
+    ["DRAM: KV cache", of("kv") * now.inferd_kv_usage_ratio, of("kv"), true],
     ["DRAM: inferd's own", of("private"), 0, true],
   ];
   const rows = tiers.filter((tier) => tier[3]).map(([name, part, whole]) => {
@@ -142,6 +142,7 @@ async function lookAtMetrics() {
     why.hidden = true;
   } catch (error) {
     before = null;
+    for (const value of byId("live").querySelectorAll("dd")) value.textContent = "–"; // old figures look like new ones
     why.textContent = error.kind === "key" ? "A key is needed to see this." : "No figures: " + error.message + ".";
     why.hidden = false;
   }
