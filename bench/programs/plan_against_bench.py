@@ -70,6 +70,14 @@ def reported(log):
     return sum(int(n) for n in re.findall(r"KV cache (\d+) bytes, activations (\d+) bytes", text)[-1])
 
 
+def logged_budget(log):
+    """weightd's DRAM budget in bytes, as exactly as its log has it: with one decimal."""
+    units = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+    with open(log) as file:
+        number, unit = re.findall(r"--dram-budget ([0-9.]+) ([KMGT]?i?B)", file.read())[-1]
+    return float(number) * units[unit]
+
+
 def run_once(options, path, share, extra):
     planned_args, preset = without_preset(extra)
     budget = []
@@ -80,10 +88,7 @@ def run_once(options, path, share, extra):
     (row,) = (r for r in plan["rows"] if r["preset"] == preset)
     bench = sluice_json(options, "bench", "--pack", path, *extra, *budget, "-p", "0", "-n", str(options.tokens), "-r", "2")
     runtime = os.environ["SLUICE_RUNTIME_DIR"]
-    with open(os.path.join(runtime, "weightd.log")) as file:
-        weightd = [int(n) for n in re.findall(r"dram-budget=(\d+)", file.read())]
-    dram = weightd[-1] if weightd else row["dram_budget"]
-    took = dram + reported(os.path.join(runtime, "inferd.log"))
+    took = logged_budget(os.path.join(runtime, "weightd.log")) + reported(os.path.join(runtime, "inferd.log"))
     memory = (row["dram_budget"] + row["kv_bytes"] + row["activation_bytes"]) / took
     return row["tokens_per_second"], bench[0]["avg_ts"], memory
 
