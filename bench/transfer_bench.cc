@@ -21,11 +21,11 @@
 #include "bench/results.h"
 #include "common/clock.h"
 #include "common/ring/shared_memory.h"
+#include "common/transfer/transfer_engine.h"
 #include "tests/support/fakes/fake_block_reader.h"
 #include "tests/support/fakes/fake_extent_source.h"
 #include "tests/support/local_client.h"
 #include "weightd/core/weight_store.h"
-#include "weightd/transfer/transfer_engine.h"
 
 namespace sluice {
 namespace {
@@ -179,7 +179,7 @@ class StoreBench {
     }
     slab_ = *std::move(memory);
     std::memset(slab_.map.data(), 1, slab_.map.bytes());
-    auto slab = Slab::Map(slab_.fd.get(), slab_.map.bytes());
+    auto slab = HostSlab::Map(slab_.fd.get(), slab_.map.bytes());
     if (!slab.ok() || !store_
                            ->Control(&StoreCore::AddSlab, session->session, 0, *std::move(slab),
                                      MakeLinkRate(gbps, latency_us))
@@ -305,7 +305,7 @@ double Figure7(double gbps, double latency_us, bool compact, uint32_t chunk, boo
     std::memset(made->map.data(), 1, made->map.bytes());
     return *std::move(made);
   }();
-  const auto slab = *Slab::Map(memory.fd.get(), memory.map.bytes());
+  const auto slab = *HostSlab::Map(memory.fd.get(), memory.map.bytes());
   std::vector<uint32_t> neurons;
   for (uint32_t neuron = 0; neuron < kFloeWidth; neuron += 5) {
     neurons.push_back(neuron);
@@ -314,8 +314,8 @@ double Figure7(double gbps, double latency_us, bool compact, uint32_t chunk, boo
   const std::byte* down = compact ? gate + kFloeRow : gate + kFloeWidth * kFloeRow;
   const uint64_t stride = kFloeRow * (compact ? 2 : 1);
   const uint64_t dest_down = compact ? kFloeRow : neurons.size() * kFloeRow;
-  std::vector<std::vector<PartCopy>> jobs = {{{gate, slab->data(), stride, stride, kFloeRow},
-                                              {down, slab->data() + dest_down, stride, stride, kFloeRow}}};
+  std::vector<std::vector<PartCopy>> jobs = {
+      {{gate, 0, stride, stride, kFloeRow}, {down, dest_down, stride, stride, kFloeRow}}};
   if (row_by_row) {
     jobs = {{jobs[0][0]}, {jobs[0][1]}};
   }

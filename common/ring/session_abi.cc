@@ -14,6 +14,7 @@ const char* AbiMismatch(const AbiSignature& other) {
   if (other.control_cursors != own.control_cursors) return "control_cursors";
   if (other.submission_entry != own.submission_entry) return "submission_entry";
   if (other.completion_entry != own.completion_entry) return "completion_entry";
+  if (other.side_message != own.side_message) return "side_message";
   return nullptr;
 }
 

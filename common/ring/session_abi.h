@@ -18,7 +18,10 @@
 
 namespace sluice {
 
-inline constexpr uint32_t kAbiVersion = 3;
+inline constexpr uint32_t kAbiVersion = 4;
+
+// A message of the side channel, which names this version too (side_channel.h).
+inline constexpr uint32_t kSideMessageBytes = 96;
 
 // First eight bytes of each region ("SLCERESI", "SLCEPINS", "SLCECTRL" as little-endian text).
 inline constexpr uint64_t kResidencyMagic = 0x4953455245434c53ull;
@@ -126,7 +129,8 @@ enum class Opcode : uint16_t {
   kCancel = 4,      // end request `target` early; it still completes, CANCELLED or OK
   // End every prefetch of `pack` that has not started, of a step < `step`, or of `step` and a layer <=
   // `layer`. Completes OK with their number in `bytes`; each of them completes CANCELLED.
-  kCancelPrefetches = 5
+  kCancelPrefetches = 5,
+  kTransferExtent = 6  // copy all bytes of `extent` into a slab, to base[0]
 };
 
 enum class RequestClass : uint8_t { kDemand = 0, kPrefetch = 1 };
@@ -137,21 +141,21 @@ struct SubmissionEntry {
   uint64_t id;        // the client's, unique among its outstanding requests
   uint64_t sequence;  // this entry's number in the ring, from 0; anything else loses the session
   Opcode opcode;
-  RequestClass request_class;  // fills and transfers; else kDemand
+  RequestClass request_class;  // fills and both transfers; else kDemand
   PartSet parts;               // fill expert and transfer: not empty; else 0
   uint32_t flags;              // 0: none defined yet
   uint64_t step;               // engine step; the generation of prefetches
   uint32_t pack;               // the session's index of the pack, in OpenSession's order
   uint32_t layer;   // fills of experts, transfers: the expert's. Prefetches: also of extents. Else 0
   uint32_t expert;  // fill expert, transfer; else 0
-  uint32_t extent;  // fill extent; else kNoExtent
+  uint32_t extent;  // fill extent, transfer extent; else kNoExtent
   // transfer: first neuron index in the index arena; else 0. Copied with the entry: once submission_head has
   // passed the entry, the list's place is the client's again.
   uint32_t list_offset;
-  uint32_t list_count;          // how many, ascending and distinct; 0: all neurons
-  uint32_t slab;                // transfer; else kNoSlab
-  uint32_t progress;            // word of the progress array that counts what has landed, or kNoProgress
-  uint64_t base[kPartCount];    // transfer: per part the first byte in the slab; else 0
+  uint32_t list_count;        // how many, ascending and distinct; 0: all neurons
+  uint32_t slab;              // both transfers; else kNoSlab
+  uint32_t progress;          // word of the progress array that counts what has landed, or kNoProgress
+  uint64_t base[kPartCount];  // transfer: per part the first byte in the slab; an extent's in base[0]; else 0
   uint64_t stride[kPartCount];  // transfer: per part the bytes from row to row; else 0
   uint64_t target;              // cancel: the id to end; else 0
   uint32_t tile_neurons;        // transfer: its rows land in tiles of so many, 0: in one; else 0
@@ -283,6 +287,7 @@ struct AbiSignature {
   uint32_t control_cursors = sizeof(ControlCursors);
   uint32_t submission_entry = sizeof(SubmissionEntry);
   uint32_t completion_entry = sizeof(CompletionEntry);
+  uint32_t side_message = kSideMessageBytes;
   bool operator==(const AbiSignature&) const = default;
 };
 

@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "common/ring/session_abi.h"
 #include "common/status.h"
 
 namespace sluice {

@@ -9,8 +9,8 @@
 //   weightd SEGMENT_ADDED{segment, bytes} + fd      any time, before an extent in it is published
 //   weightd SEGMENT_RETIRED{segment}                nothing in it is resident; the client unmaps it
 //   client  SEGMENT_UNMAPPED{segment}               until then its memory counts as used
-//   client  SLAB_OFFERED{slab, bytes, link_*} + fd  a memory file sealed against shrinking, all its pages
-//   there weightd SLAB_MAPPED{slab, code}                 0: transfers may name it; else why it was refused
+//   client  SLAB_OFFERED{slab, bytes, handle_kind, device, link_*} + fd    memory of its device, of that kind
+//   weightd SLAB_MAPPED{slab, code}                 0: transfers may name it; else why it was refused
 //
 // Thread safety: free functions; calls on one descriptor must not overlap in the same direction.
 #pragma once
@@ -22,6 +22,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/ring/memory_handle.h"
+#include "common/ring/session_abi.h"
 #include "common/ring/unique_fd.h"
 
 namespace sluice {
@@ -43,10 +45,10 @@ enum class SideType : uint16_t {
   kSlabMapped = 9
 };
 
-// 80 bytes, frozen by kAbiVersion. Fields that a type does not use are 0.
+// Frozen by kAbiVersion. Fields that a type does not use are 0.
 struct SideMessage {
   uint32_t magic = kSideMagic;
-  uint16_t version = 3;  // kAbiVersion
+  uint16_t version = kAbiVersion;
   SideType type = SideType::kHello;
   uint64_t session = 0;                      // all but HELLO, where the nonce says it
   uint64_t boot_epoch = 0;                   // weightd's messages
@@ -56,11 +58,13 @@ struct SideMessage {
   uint16_t code = 0;                         // REJECT, SLAB_MAPPED: absl::StatusCode
   std::array<uint8_t, kNonceBytes> nonce{};  // HELLO
   uint32_t slab = 0;                         // SLAB_*: the client's number for it, not kNoSlab
-  uint32_t reserved = 0;
+  uint8_t handle_kind = 0;                   // SLAB_OFFERED: a HandleKind
+  std::array<uint8_t, 3> reserved{};
   uint64_t link_bytes_per_second = 0;  // SLAB_OFFERED: the modelled link's rate, 0: none
   uint64_t link_latency_nanos = 0;     // and a copy's time before its first byte
+  DeviceUuid device = {};              // SLAB_OFFERED: where the memory lies; zeros: the host
 };
-static_assert(sizeof(SideMessage) == 80);
+static_assert(sizeof(SideMessage) == kSideMessageBytes);
 
 // WELCOME's descriptors: four, then two per pack in OpenSession's order.
 struct WelcomeFds {

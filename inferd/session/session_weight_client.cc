@@ -87,7 +87,7 @@ SubmissionEntry EntryOf(const FetchRequest& request) {
   }
   if (request.transfer != nullptr) {
     const TransferTarget& target = *request.transfer;
-    entry.opcode = Opcode::kTransfer;
+    entry.opcode = dense ? Opcode::kTransferExtent : Opcode::kTransfer;
     entry.slab = target.slab;
     entry.tile_neurons = target.tile_neurons;
     std::copy(target.base.begin(), target.base.end(), entry.base);
@@ -210,9 +210,6 @@ absl::Status SessionWeightClient::Submit(const FetchRequest& request) {
     return absl::ResourceExhaustedError(absl::StrCat(requests_.size(), " requests are outstanding"));
   }
   const bool prefetch = request.fetch_class == FetchClass::kPrefetch;
-  if (request.transfer != nullptr && request.dense_extent != FetchRequest::kNoExtent) {
-    return absl::InvalidArgumentError("dense extents are not transferred");
-  }
   RETURN_IF_ERROR(
       Push(EntryOf(request), {request.id, prefetch ? RequestKind::kPrefetch : RequestKind::kDemand},
            request.transfer == nullptr ? absl::Span<const uint32_t>() : request.transfer->neurons));
@@ -224,7 +221,7 @@ absl::Status SessionWeightClient::Push(SubmissionEntry entry, const PendingReque
                                        absl::Span<const uint32_t> neurons) {
   entry.id = requests_.Add(request);
   const size_t word = RequestTable::SlotOf(entry.id);
-  if (entry.opcode == Opcode::kTransfer && word < session_->progress_words()) {
+  if (entry.slab != kNoSlab && word < session_->progress_words()) {
     session_->ClearProgress(word);
     entry.progress = static_cast<uint32_t>(word);
   }

@@ -63,6 +63,8 @@ absl::Status WeightSession::OfferSlab(uint32_t number, const SlabOffer& offer, a
   message.session = opened_.session;
   message.slab = number;
   message.bytes = offer.bytes;
+  message.handle_kind = static_cast<uint8_t>(offer.kind);
+  message.device = offer.device;
   message.link_bytes_per_second = rate.bytes_per_second;
   message.link_latency_nanos = static_cast<uint64_t>(rate.latency_nanos);
   slab_answer_.reset();

@@ -38,6 +38,7 @@ v1::OpenSessionRequest RequestOf(const OpenSessionParams& params) {
   abi.set_control_cursors(params.abi.control_cursors);
   abi.set_submission_entry(params.abi.submission_entry);
   abi.set_completion_entry(params.abi.completion_entry);
+  abi.set_side_message(params.abi.side_message);
   request.set_expected_boot_epoch(params.expected_boot_epoch);
   request.add_packs()->set_model_id(params.model_id);
   request.set_compute_threads(params.compute_threads);

@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/encoding.h"
+#include "common/ring/memory_handle.h"
 #include "pack/pack.h"
 
 namespace sluice {
@@ -36,8 +37,10 @@ enum class FetchClass : uint8_t { kDemand = 0, kPrefetch = 1 };
 
 // Device memory that weightd writes into (devices sim and cuda), and the link to it.
 struct SlabOffer {
-  int fd = -1;         // borrowed. sim: a memory file sealed against shrinking
-  uint64_t bytes = 0;  // of the file
+  int fd = -1;         // borrowed; what it is says `kind`
+  uint64_t bytes = 0;  // all that the handle names
+  HandleKind kind = HandleKind::kMemoryFile;
+  DeviceUuid device = {};  // where it lies
   // sim: the link's rate in 1e9 bytes a second, 0: unthrottled; and the time a copy takes before its first
   // byte.
   double link_gbps = 0;
@@ -46,8 +49,8 @@ struct SlabOffer {
 
 // Where a transfer puts an expert's parts: the row of neuron i (with a list: of the i-th in it) of a part
 // goes to base[part] + i * stride[part], the stride being at least the row's bytes. Parts that are not asked
-// for: 0. What lies between two rows of a request because strides are rounded up (less than 16 bytes, 64 with
-// strides above 512) may be written too.
+// for: 0. A dense extent's bytes go to base[0], and all else is empty. What lies between two rows of a
+// request because strides are rounded up (less than 16 bytes, 64 with strides above 512) may be written too.
 struct TransferTarget {
   uint32_t slab = 0;  // OfferSlab's number
   std::array<uint64_t, kPartCount> base = {};
@@ -138,8 +141,9 @@ class WeightClient {
   virtual void RingBell() {}
 
   // Lends weightd a slab; blocks until it has been mapped there. A slab belongs to the session: Reconnect()
-  // forgets it, and it is offered again under another number. UNIMPLEMENTED: a client without slabs;
-  // INVALID_ARGUMENT: a file that could shrink or of another size; UNAVAILABLE: connection lost.
+  // forgets it, and it is offered again under another number. UNIMPLEMENTED: a client without slabs, or a
+  // weightd that cannot write memory of this kind; INVALID_ARGUMENT: a file that could shrink or of another
+  // size; UNAVAILABLE: connection lost.
   virtual absl::StatusOr<uint32_t> OfferSlab(const SlabOffer& /*offer*/) {
     return absl::UnimplementedError("this client of weightd has no slabs");
   }

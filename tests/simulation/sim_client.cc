@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "common/ring/side_channel.h"
+#include "tests/support/fakes/late_copier.h"
 
 namespace sluice {
 
@@ -143,9 +144,16 @@ bool SimClient::Connect() {
   if (!Chance(4)) {
     slab_ = std::make_unique<SimSlab>(&scheduler(), &source_, pack_, &shared_->rotten);
     const double gbps = Chance(2) ? 0 : 0.05;
-    const absl::Status offered = session_->OfferSlab(
-        0, {.fd = slab_->fd(), .bytes = SimSlab::kBytes, .link_gbps = gbps, .link_latency_us = 20},
-        absl::InfiniteFuture());
+    SlabOffer offer;
+    offer.fd = slab_->fd();
+    offer.bytes = SimSlab::kBytes;
+    offer.link_gbps = gbps;
+    offer.link_latency_us = 20;
+    if (Chance(2)) {  // a device's, whose copies end later and in any order
+      offer.kind = HandleKind::kCudaFd;
+      offer.device = LateCopier::kDevice;
+    }
+    const absl::Status offered = session_->OfferSlab(0, offer, absl::InfiniteFuture());
     if (!offered.ok()) {
       slab_.reset();
     }

@@ -193,10 +193,15 @@ bool SimClient::SubmitTransfer(RequestClass request_class) {
   if (slab_ == nullptr || pending_.size() >= kMinRingEntries || !session_->lost().ok()) {
     return false;
   }
-  SubmissionEntry entry = Entry(Opcode::kTransfer, request_class);
-  entry.layer = static_cast<uint32_t>(Below(source_.layer_count()));
-  entry.expert = static_cast<uint32_t>(Below(source_.expert_count(entry.layer)));
-  entry.parts = static_cast<PartSet>(1 + Below(kAllParts));
+  const bool whole = Chance(4);
+  SubmissionEntry entry = Entry(whole ? Opcode::kTransferExtent : Opcode::kTransfer, request_class);
+  if (whole) {
+    entry.extent = static_cast<uint32_t>(Below(source_.extent_count()));
+  } else {
+    entry.layer = static_cast<uint32_t>(Below(source_.layer_count()));
+    entry.expert = static_cast<uint32_t>(Below(source_.expert_count(entry.layer)));
+    entry.parts = static_cast<PartSet>(1 + Below(kAllParts));
+  }
   entry.slab = 0;
   entry.progress = static_cast<uint32_t>(entry.id % 16);
   session_->ClearProgress(entry.progress);
@@ -268,7 +273,7 @@ void SimClient::SubmitOdd() {
     Submit(entry, {});
   } else if (shared_->faults && Chance(2)) {
     // Nonsense, but at its place in the ring: it is answered, and the session lives.
-    SubmissionEntry entry = Entry(static_cast<Opcode>(Below(7)), static_cast<RequestClass>(Below(3)));
+    SubmissionEntry entry = Entry(static_cast<Opcode>(Below(8)), static_cast<RequestClass>(Below(3)));
     entry.parts = static_cast<PartSet>(Below(16));
     entry.pack = static_cast<uint32_t>(Below(2));
     entry.layer = static_cast<uint32_t>(Below(5));

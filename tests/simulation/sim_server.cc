@@ -47,11 +47,15 @@ SimServer::SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill,
       Ring();
     }
   });
-  transfers_ = std::make_unique<TransferEngine>(TransferEngine::Options{.threads = 0}, scheduler, [this] {
-    if (inbox_.Notify()) {
-      Ring();
-    }
-  });
+  late_copier_ = std::make_shared<LateCopier>(options_.epoch);
+  transfers_ = std::make_unique<TransferEngine>(
+      TransferEngine::Options{.threads = 0}, scheduler,
+      [this] {
+        if (inbox_.Notify()) {
+          Ring();
+        }
+      },
+      std::vector<std::shared_ptr<Copier>>{late_copier_});
   StoreCore::Options core;
   core.boot_epoch = options_.epoch;
   core.arena.budget = options_.budget;
@@ -88,6 +92,7 @@ SimServer::SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill,
 }
 
 SimServer::~SimServer() {
+  late_copier_->Die();
   scheduler_->Kill(pump_);
   scheduler_->Kill(control_);
   scheduler_->Kill(copier_);

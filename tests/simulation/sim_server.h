@@ -9,12 +9,13 @@
 #include <vector>
 
 #include "common/ring/unique_fd.h"
+#include "common/transfer/transfer_engine.h"
 #include "tests/simulation/sim_pack.h"
 #include "tests/simulation/sim_reader.h"
+#include "tests/support/fakes/late_copier.h"
 #include "weightd/core/pump_turn.h"
 #include "weightd/core/store_core.h"
 #include "weightd/session/poller.h"
-#include "weightd/transfer/transfer_engine.h"
 
 namespace sluice {
 
@@ -83,6 +84,7 @@ class SimServer {
   std::vector<LastFillOf> last_fill_;  // by extent
   std::unique_ptr<SimReader> reader_;
   ReadInbox inbox_;
+  std::shared_ptr<LateCopier> late_copier_;  // of slabs on a device
   std::unique_ptr<TransferEngine> transfers_;
   std::unique_ptr<StoreCore> core_;
   std::deque<std::shared_ptr<Call>> calls_;

@@ -40,6 +40,14 @@ bool SimSlab::Lend(SubmissionEntry* entry, std::vector<uint32_t>* neurons) {
     return false;
   }
   const auto start = static_cast<uint64_t>(free - slots_.begin()) * kSlotBytes;
+  if (entry->opcode == Opcode::kTransferExtent) {
+    if (source_->extent(entry->extent).length > kSlotBytes) {
+      return false;
+    }
+    entry->base[0] = start;
+    *free = {true, *entry, {}};
+    return true;
+  }
   for (int part = 0; part < kPartCount; ++part) {
     if ((entry->parts >> part & 1) != 0) {
       entry->base[part] = start + static_cast<uint64_t>(part) * kPartBytes;
@@ -66,6 +74,9 @@ uint32_t SimSlab::Rows(const Slot& slot) const {
   if (!slot.neurons.empty()) {
     return static_cast<uint32_t>(slot.neurons.size());
   }
+  if (slot.entry.opcode == Opcode::kTransferExtent) {
+    return static_cast<uint32_t>(source_->extent(slot.entry.extent).length / kSimCellBytes);
+  }
   for (int part = 0; part < kPartCount; ++part) {
     if ((slot.entry.parts >> part & 1) != 0) {
       return source_->ExpertPart(slot.entry.layer, slot.entry.expert, static_cast<Part>(part)).rows;
@@ -74,7 +85,26 @@ uint32_t SimSlab::Rows(const Slot& slot) const {
   return 0;
 }
 
+std::string SimSlab::CheckCell(const Slot& slot, uint64_t at, uint64_t offset) const {
+  SimCell cell;
+  std::memcpy(&cell, memory_.map.data() + at, sizeof(cell));
+  if (cell.place == SimPlaceWord(pack_, offset) || rotten_->contains(cell.fill)) {
+    return "";
+  }
+  return absl::StrCat("byte ", offset, " of the pack in transfer ", slot.entry.id,
+                      cell.place == kPaint ? " has not landed" : " is wrong");
+}
+
 std::string SimSlab::CheckRows(const Slot& slot, uint32_t rows) const {
+  if (slot.entry.opcode == Opcode::kTransferExtent) {
+    const uint64_t offset = source_->extent(slot.entry.extent).offset;
+    for (uint64_t at = 0; at < rows * kSimCellBytes; at += kSimCellBytes) {
+      if (std::string wrong = CheckCell(slot, slot.entry.base[0] + at, offset + at); !wrong.empty()) {
+        return wrong;
+      }
+    }
+    return "";
+  }
   for (int part = 0; part < kPartCount; ++part) {
     if ((slot.entry.parts >> part & 1) == 0) {
       continue;
@@ -83,12 +113,10 @@ std::string SimSlab::CheckRows(const Slot& slot, uint32_t rows) const {
     const uint64_t offset = source_->extent(place.extent).offset + place.base;
     for (uint32_t row = 0; row < rows; ++row) {
       const uint64_t neuron = slot.neurons.empty() ? row : slot.neurons[row];
-      SimCell cell;
-      std::memcpy(&cell, memory_.map.data() + slot.entry.base[part] + row * kSimCellBytes, sizeof(cell));
-      if (cell.place != SimPlaceWord(pack_, offset + neuron * place.stride) &&
-          !rotten_->contains(cell.fill)) {
-        return absl::StrCat("row ", row, " of part ", part, " of transfer ", slot.entry.id,
-                            cell.place == kPaint ? " has not landed" : " is wrong");
+      std::string wrong =
+          CheckCell(slot, slot.entry.base[part] + row * kSimCellBytes, offset + neuron * place.stride);
+      if (!wrong.empty()) {
+        return wrong;
       }
     }
   }

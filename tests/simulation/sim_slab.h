@@ -1,8 +1,8 @@
 // A simulated client's device memory: slots that it lends to transfers, and what may never happen to them.
 //
-// A slot is free, lent to one request, or kept. The request's rows must be right once they are said to have
-// landed, and after its completion nothing may be written: a slot that came back is painted over and looked
-// at again.
+// A slot is free, or lent to one request, of rows or of a whole extent. The request's rows must be right once
+// they are said to have landed, and after its completion nothing may be written: a slot that came back is
+// painted over and looked at again.
 //
 // Thread safety: one thread, the scheduler's.
 #pragma once
@@ -52,6 +52,8 @@ class SimSlab {
   Slot* Find(uint64_t id);
   const Slot* Find(uint64_t id) const { return const_cast<SimSlab*>(this)->Find(id); }
   uint32_t Rows(const Slot& slot) const;
+  // Whether the cell at `at` of the slab is the one at `offset` of the pack.
+  std::string CheckCell(const Slot& slot, uint64_t at, uint64_t offset) const;
   std::string CheckRows(const Slot& slot, uint32_t rows) const;
   void Paint(size_t slot);
 

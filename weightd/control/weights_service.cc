@@ -72,6 +72,7 @@ AbiSignature SignatureOf(const v1::AbiSignature& abi) {
   signature.control_cursors = abi.control_cursors();
   signature.submission_entry = abi.submission_entry();
   signature.completion_entry = abi.completion_entry();
+  signature.side_message = abi.side_message();
   return signature;
 }
 

@@ -52,6 +52,7 @@ void RequestRouter::Handle(Session* session, const SubmissionEntry& entry, std::
       Fill(session, entry);
       return;
     case Opcode::kTransfer:
+    case Opcode::kTransferExtent:
       parts_.transfers->Accept(session, entry, std::move(neurons));
       return;
     case Opcode::kCancel:

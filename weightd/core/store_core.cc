@@ -138,6 +138,10 @@ void StoreCore::TakeTransferEvents() {
   }
   for (TransferEvent& event : environment_.transfers->TakeEvents()) {
     if (const auto* end = std::get_if<TransferEnd>(&event)) {
+      if (!end->error.ok()) {
+        log_.Say(LogSeverity::kError,
+                 absl::StrCat("a copy into a slab failed: ", std::string(end->error.message())));
+      }
       transfers_.OnEnd(*end);
     } else {
       slabs_.OnMapped(std::get<SlabMapped>(std::move(event)));

@@ -21,6 +21,7 @@
 #include "common/clock.h"
 #include "common/link/link_model.h"
 #include "common/ring/unique_fd.h"
+#include "common/transfer/transfer_engine.h"
 #include "weightd/core/budget_shares.h"
 #include "weightd/core/pack_table.h"
 #include "weightd/core/request_router.h"
@@ -40,7 +41,6 @@
 #include "weightd/session/side_sockets.h"
 #include "weightd/session/store_log.h"
 #include "weightd/transfer/slab_registry.h"
-#include "weightd/transfer/transfer_engine.h"
 #include "weightd/transfer/transfer_requests.h"
 
 namespace sluice {

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "common/transfer/transfer_stats.h"
 #include "weightd/fetch/fetcher_stats.h"
 #include "weightd/fetch/scrubber.h"
-#include "weightd/transfer/transfer_stats.h"
 
 namespace sluice {
 

@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <chrono>
 #include <optional>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
@@ -91,13 +90,14 @@ WeightStore::WeightStore(WeightStoreOptions options, uint64_t epoch, Poller poll
       poller_(std::move(poller)),
       bell_(std::move(bell)),
       prefaulter_(kPrefaultThreads),
-      transfers_(std::make_unique<TransferEngine>(TransferEngine::Options{.threads = CopyThreads(options_)},
-                                                  &clock_,
-                                                  [this] {
-                                                    if (inbox_.Notify()) {
-                                                      Nudge();
-                                                    }
-                                                  })),
+      transfers_(std::make_unique<TransferEngine>(
+          TransferEngine::Options{.threads = CopyThreads(options_)}, &clock_,
+          [this] {
+            if (inbox_.Notify()) {
+              Nudge();
+            }
+          },
+          options_.copiers)),
       reader_(std::move(reader)),
       core_(CoreOptions(options_, epoch), CoreEnvironment()) {
   reader_->SetSink([this](ReadResult result) {

@@ -16,12 +16,15 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "common/ring/unique_fd.h"
+#include "common/transfer/copier.h"
+#include "common/transfer/transfer_engine.h"
 #include "weightd/core/progress_watch.h"
 #include "weightd/core/pump_turn.h"
 #include "weightd/core/store_core.h"
@@ -32,7 +35,6 @@
 #include "weightd/io/block_reader.h"
 #include "weightd/session/poller.h"
 #include "weightd/session/store_log.h"
-#include "weightd/transfer/transfer_engine.h"
 
 namespace sluice {
 
@@ -64,6 +66,8 @@ struct WeightStoreOptions {
   int copy_threads = 0;
   // Listed neurons travel in chunks of so many.
   uint32_t gather_neurons = 50;
+  // What copies into memory of devices; the host's copier is there anyway.
+  std::vector<std::shared_ptr<Copier>> copiers;
   // Called from any thread, never with a lock held that a method of this class takes. May be empty.
   LogFn log;
 };

@@ -37,6 +37,37 @@ EntryVerdict CheckRange(uint64_t base, uint64_t stride, uint64_t rows, uint64_t 
   return kFine;
 }
 
+// Its bytes; 0: there is none of this number.
+uint64_t SlabBytes(const SubmissionEntry& entry, std::span<const SlabView> slabs) {
+  for (const SlabView& slab : slabs) {
+    if (slab.number == entry.slab) {
+      return slab.bytes;
+    }
+  }
+  return 0;
+}
+
+// A range plan counts its bytes in 32 bits.
+constexpr uint64_t kMaxExtentTransfer = 0xffffffff;
+
+EntryVerdict CheckExtentTransfer(const SubmissionEntry& entry, const ExtentSource& pack,
+                                 std::span<const SlabView> slabs) {
+  if (entry.parts != 0) return Invalid(EntryField::kParts);
+  if (entry.expert != 0) return Invalid(EntryField::kExpert);
+  if (entry.extent >= pack.extent_count()) return Invalid(EntryField::kExtent);
+  if (entry.list_count != 0 || entry.list_offset != 0) return Invalid(EntryField::kList);
+  if (entry.tile_neurons != 0) return Invalid(EntryField::kTile);
+  const uint64_t slab_bytes = SlabBytes(entry, slabs);
+  if (slab_bytes == 0) return Invalid(EntryField::kSlab);
+  for (int part = 0; part < kPartCount; ++part) {
+    if (part > 0 && entry.base[part] != 0) return Invalid(EntryField::kBase);
+    if (entry.stride[part] != 0) return Invalid(EntryField::kStride);
+  }
+  const uint64_t length = pack.extent(entry.extent).length;
+  if (length > kMaxExtentTransfer) return Unimplemented(EntryField::kExtent);
+  return length <= slab_bytes && entry.base[0] <= slab_bytes - length ? kFine : Invalid(EntryField::kBase);
+}
+
 EntryVerdict CheckTransfer(const SubmissionEntry& entry, const ExtentSource& pack,
                            const ControlLayout& layout, std::span<const SlabView> slabs) {
   const EntryVerdict expert = CheckExpert(entry, pack);
@@ -45,10 +76,7 @@ EntryVerdict CheckTransfer(const SubmissionEntry& entry, const ExtentSource& pac
   if (list_end > layout.list_entries || (entry.list_count == 0 && entry.list_offset != 0)) {
     return Invalid(EntryField::kList);
   }
-  uint64_t slab_bytes = 0;
-  for (const SlabView& slab : slabs) {
-    slab_bytes = slab.number == entry.slab ? slab.bytes : slab_bytes;
-  }
+  const uint64_t slab_bytes = SlabBytes(entry, slabs);
   if (slab_bytes == 0) return Invalid(EntryField::kSlab);
   for (int part = 0; part < kPartCount; ++part) {
     if ((entry.parts >> part & 1) == 0) {
@@ -89,7 +117,7 @@ EntryVerdict CheckOther(const SubmissionEntry& entry) {
 
 EntryVerdict CheckEntry(const SubmissionEntry& entry, std::span<const ExtentSource* const> packs,
                         const ControlLayout& layout, std::span<const SlabView> slabs) {
-  if (entry.opcode > Opcode::kCancelPrefetches) return Unimplemented(EntryField::kOpcode);
+  if (entry.opcode > Opcode::kTransferExtent) return Unimplemented(EntryField::kOpcode);
   if (entry.request_class > RequestClass::kPrefetch) return Invalid(EntryField::kClass);
   if (entry.flags != 0) return Unimplemented(EntryField::kFlags);
   if (entry.reserved != 0) return Invalid(EntryField::kReserved);
@@ -100,6 +128,9 @@ EntryVerdict CheckEntry(const SubmissionEntry& entry, std::span<const ExtentSour
   }
   if (entry.opcode == Opcode::kTransfer) {
     return CheckTransfer(entry, *packs[entry.pack], layout, slabs);
+  }
+  if (entry.opcode == Opcode::kTransferExtent) {
+    return CheckExtentTransfer(entry, *packs[entry.pack], slabs);
   }
   const EntryVerdict transfer = CheckNoTransfer(entry);
   if (transfer.code != absl::StatusCode::kOk) {

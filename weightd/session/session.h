@@ -17,11 +17,11 @@
 #include "common/ring/rings.h"
 #include "common/ring/shared_memory.h"
 #include "common/ring/side_channel.h"
+#include "common/transfer/slab.h"
 #include "weightd/dram/step_timeline.h"
 #include "weightd/dram/store.h"
 #include "weightd/fetch/extent_source.h"
 #include "weightd/session/entry_check.h"
-#include "weightd/session/slab.h"
 
 namespace sluice {
 

@@ -14,6 +14,15 @@ namespace {
 constexpr uint64_t kMaxBytesPerSecond = 1'000'000'000'000'000;
 constexpr uint64_t kMaxLatencyNanos = 10'000'000'000;
 
+absl::Status CheckKind(uint8_t kind) {
+  switch (static_cast<HandleKind>(kind)) {
+    case HandleKind::kMemoryFile:
+    case HandleKind::kCudaFd:
+      return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("slab: there is no handle kind ", kind));
+}
+
 }  // namespace
 
 absl::Status SlabRegistry::Reserve(Session* session, uint32_t number) const {
@@ -45,17 +54,42 @@ absl::Status SlabRegistry::Add(uint64_t id, uint32_t number, std::shared_ptr<Sla
   return absl::OkStatus();
 }
 
+absl::Status SlabRegistry::CheckNew(const Slab& slab) const {
+  if (!slab.file().has_value()) {
+    return absl::OkStatus();
+  }
+  for (const auto& [id, session] : sessions_->all()) {
+    for (const auto& [number, record] : session->slabs) {
+      if (record.slab != nullptr && record.slab->file() == slab.file()) {
+        return absl::PermissionDeniedError(
+            absl::StrCat("slab: its file is slab ", number, " of session ", id, " already"));
+      }
+    }
+    // Written by transfers, its cursors and pins would lie to the client, and to nobody but it; but no honest
+    // client offers them.
+    for (const int fd : session->fds()) {
+      if (IdentityOf(fd) == slab.file()) {
+        return absl::PermissionDeniedError(
+            absl::StrCat("slab: its file is one of session ", id, "'s own regions"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 void SlabRegistry::OnOffered(Session* session, SidePacket packet) {
   const SideMessage& message = packet.message;
-  const absl::Status reserved = Reserve(session, message.slab);
+  const absl::Status known = CheckKind(message.handle_kind);
+  const absl::Status reserved = known.ok() ? Reserve(session, message.slab) : known;
   if (!reserved.ok()) {
     Answer(session, message.slab, reserved);
     return;
   }
+  const SlabHandle handle{static_cast<HandleKind>(message.handle_kind), message.device, message.bytes};
   LinkRate rate;
   rate.bytes_per_second = std::min(message.link_bytes_per_second, kMaxBytesPerSecond);
   rate.latency_nanos = static_cast<int64_t>(std::min(message.link_latency_nanos, kMaxLatencyNanos));
-  engine_->MapSlab(session->id(), message.slab, std::move(packet.fds[0]), message.bytes, rate);
+  engine_->MapSlab(session->id(), message.slab, std::move(packet.fds[0]), handle, rate);
 }
 
 void SlabRegistry::OnMapped(SlabMapped mapped) {
@@ -63,9 +97,13 @@ void SlabRegistry::OnMapped(SlabMapped mapped) {
   if (session == nullptr || !session->side_socket.valid()) {
     return;  // gone meanwhile
   }
-  const absl::Status added = mapped.mapped.ok()
-                                 ? Add(mapped.session, mapped.slab, *std::move(mapped.mapped), mapped.rate)
-                                 : mapped.mapped.status();
+  absl::Status added = mapped.mapped.status();
+  if (added.ok()) {
+    added = CheckNew(**mapped.mapped);
+  }
+  if (added.ok()) {
+    added = Add(mapped.session, mapped.slab, *std::move(mapped.mapped), mapped.rate);
+  }
   if (!added.ok()) {
     session->slabs.erase(mapped.slab);
   }

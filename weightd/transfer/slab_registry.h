@@ -1,4 +1,4 @@
-// The memory files that clients lend as slabs: offered on the side socket or within the process, mapped by
+// The memory that clients lend as slabs: offered on the side socket or within the process, mapped by
 // the transfer engine, given a link, and taken back when the session ends.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
@@ -10,11 +10,11 @@
 #include "absl/status/status.h"
 #include "common/link/link_model.h"
 #include "common/ring/side_channel.h"
+#include "common/transfer/slab.h"
+#include "common/transfer/transfer_engine.h"
 #include "weightd/session/session_table.h"
 #include "weightd/session/side_sockets.h"
-#include "weightd/session/slab.h"
 #include "weightd/session/store_log.h"
-#include "weightd/transfer/transfer_engine.h"
 
 namespace sluice {
 
@@ -35,6 +35,8 @@ class SlabRegistry {
 
  private:
   absl::Status Reserve(Session* session, uint32_t number) const;
+  // Whether the file is nobody's yet: neither a slab nor one of weightd's own regions.
+  absl::Status CheckNew(const Slab& slab) const;
   // SLAB_MAPPED with the outcome; a refusal is logged.
   void Answer(Session* session, uint32_t number, const absl::Status& outcome);
 

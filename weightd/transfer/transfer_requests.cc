@@ -12,8 +12,9 @@ constexpr std::array<Part, kPartCount> kParts = {Part::kUp, Part::kGate, Part::k
 constexpr uint64_t kPrefetchShare = 4;
 
 bool SameRows(const SubmissionEntry& a, const SubmissionEntry& b) {
-  return a.pack == b.pack && a.layer == b.layer && a.expert == b.expert && a.parts == b.parts &&
-         a.slab == b.slab && std::equal(std::begin(a.base), std::end(a.base), std::begin(b.base)) &&
+  return a.opcode == b.opcode && a.pack == b.pack && a.layer == b.layer && a.expert == b.expert &&
+         a.extent == b.extent && a.parts == b.parts && a.slab == b.slab &&
+         std::equal(std::begin(a.base), std::end(a.base), std::begin(b.base)) &&
          std::equal(std::begin(a.stride), std::end(a.stride), std::begin(b.stride));
 }
 
@@ -108,8 +109,13 @@ void TransferRequests::StartFill(const Request& request) {
   fill.step = request.entry.step;
   fill.layer = request.entry.layer;
   fill.pack = request.pack;
-  fill.extents =
-      request.source->ExpertExtents(request.entry.layer, request.entry.expert, request.entry.parts);
+  if (request.entry.opcode == Opcode::kTransferExtent) {
+    fill.extents.ids[0] = request.entry.extent;
+    fill.extents.count = 1;
+  } else {
+    fill.extents =
+        request.source->ExpertExtents(request.entry.layer, request.entry.expert, request.entry.parts);
+  }
   fetcher_->Accept(fill);
 }
 
@@ -159,37 +165,49 @@ bool TransferRequests::PrefetchesPinTooMuch(const Request& request) const {
   return pinned_bytes_ > own && pinned_bytes_ > tier_->arena().budget() / kPrefetchShare;
 }
 
+const std::byte* TransferRequests::DataOf(Gid gid) const {
+  const Store& store = tier_->store();
+  return tier_->arena().memory(store.segment(gid))->map.data() + store.offset(gid);
+}
+
 PartCopy TransferRequests::CopyOf(const Request& request, Part part) const {
   const SubmissionEntry& entry = request.entry;
   const PartRows place = request.source->ExpertPart(entry.layer, entry.expert, part);
-  const Gid gid = tier_->store().FirstGid(request.pack) + place.extent;
-  const SharedMemory* segment = tier_->arena().memory(tier_->store().segment(gid));
   const auto p = static_cast<size_t>(part);
   PartCopy copy;
-  copy.source = segment->map.data() + tier_->store().offset(gid) + place.base;
+  copy.source = DataOf(tier_->store().FirstGid(request.pack) + place.extent) + place.base;
   copy.source_stride = place.stride;
-  copy.dest = request.slab->data() + entry.base[p];
+  copy.dest = entry.base[p];
   copy.dest_stride = entry.stride[p];
   copy.row_bytes = place.row_bytes;
   return copy;
 }
 
-void TransferRequests::StartCopy(Request* request) {
-  const SubmissionEntry& entry = request->entry;
+TransferPlan TransferRequests::PlanOf(const Request& request) const {
+  const SubmissionEntry& entry = request.entry;
+  if (entry.opcode == Opcode::kTransferExtent) {
+    return MakeRangePlan(DataOf(tier_->store().FirstGid(request.pack) + entry.extent), entry.base[0],
+                         static_cast<uint32_t>(request.source->extent(entry.extent).length), plan_);
+  }
   std::vector<PartCopy> parts;
   uint32_t rows = 0;
   for (Part part : kParts) {
     if ((entry.parts & PartBit(part)) != 0) {
-      parts.push_back(CopyOf(*request, part));
-      rows = request->source->ExpertPart(entry.layer, entry.expert, part).rows;
+      parts.push_back(CopyOf(request, part));
+      rows = request.source->ExpertPart(entry.layer, entry.expert, part).rows;
     }
   }
+  return MakeTransferPlan(parts, rows, request.neurons, entry.tile_neurons, plan_);
+}
+
+void TransferRequests::StartCopy(Request* request) {
+  const SubmissionEntry& entry = request->entry;
   TransferJob job;
   job.number = request->number;
   job.session = request->session;
   job.link = request->link;
   job.link_class = IsPrefetch(entry) ? LinkClass::kPrefetch : LinkClass::kDemand;
-  job.plan = MakeTransferPlan(parts, rows, request->neurons, entry.tile_neurons, plan_);
+  job.plan = PlanOf(*request);
   job.slab = request->slab;
   job.progress = request->progress;
   job.request = entry.id;
@@ -214,7 +232,9 @@ void TransferRequests::OnEnd(const TransferEnd& end) {
       tier_->NoteUse(gid);  // what no lease tells the eviction
     }
   }
-  Finish(request, end.cancelled ? absl::StatusCode::kCancelled : absl::StatusCode::kOk);
+  Finish(request, !end.error.ok() ? absl::StatusCode::kInternal
+                  : end.cancelled ? absl::StatusCode::kCancelled
+                                  : absl::StatusCode::kOk);
 }
 
 void TransferRequests::Finish(Request* request, absl::StatusCode code) {

@@ -1,7 +1,7 @@
-// TransferRequests: the life of kTransfer requests between their check and their completion. Each first has
-// its extents filled (by the fetcher, like any fill), keeps them pinned, and is then copied by the engine.
-// A request for rows that are on their way to the very same place joins: it makes a prefetch a demand, and
-// ends with it.
+// TransferRequests: the life of kTransfer and kTransferExtent requests between their check and their
+// completion. Each first has its extents filled (by the fetcher, like any fill), keeps them pinned, and is
+// then copied by the engine. A request for rows that are on their way to the very same place joins: it makes
+// a prefetch a demand, and ends with it.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
 #pragma once
@@ -16,11 +16,11 @@
 
 #include "absl/status/status.h"
 #include "common/ring/session_abi.h"
+#include "common/transfer/transfer_engine.h"
 #include "weightd/dram/dram_tier.h"
 #include "weightd/fetch/extent_source.h"
 #include "weightd/fetch/fetcher.h"
 #include "weightd/session/session.h"
-#include "weightd/transfer/transfer_engine.h"
 
 namespace sluice {
 
@@ -80,7 +80,9 @@ class TransferRequests {
   void StartFill(const Request& request);
   void StartCopy(Request* request);
   bool PrefetchesPinTooMuch(const Request& request) const;
+  const std::byte* DataOf(Gid gid) const;
   PartCopy CopyOf(const Request& request, Part part) const;
+  TransferPlan PlanOf(const Request& request) const;
   // Completes the request and those that it serves, and forgets them.
   void Finish(Request* request, absl::StatusCode code);
   // Takes a follower from its leader.

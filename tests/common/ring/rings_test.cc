@@ -188,6 +188,8 @@ TEST_F(RingsTest, TwoThreadsPassEveryEntryOnceInOrder) {
 TEST(SessionAbiTest, SignatureMismatchIsNamed) {
   AbiSignature other;
   EXPECT_EQ(AbiMismatch(other), nullptr);
+  other.side_message = 80;  // as ABI 3 had it
+  EXPECT_STREQ(AbiMismatch(other), "side_message");
   other.pin_entry = 8;
   EXPECT_STREQ(AbiMismatch(other), "pin_entry");
   other.version = kAbiVersion + 1;

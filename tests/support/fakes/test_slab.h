@@ -27,7 +27,12 @@ class TestSlab {
   }
 
   SlabOffer Offer(double gbps = 0, double latency_us = 0) const {
-    return SlabOffer{memory_.fd.get(), memory_.map.bytes(), gbps, latency_us};
+    SlabOffer offer;
+    offer.fd = memory_.fd.get();
+    offer.bytes = memory_.map.bytes();
+    offer.link_gbps = gbps;
+    offer.link_latency_us = latency_us;
+    return offer;
   }
   int fd() const { return memory_.fd.get(); }
   std::byte* data() const { return memory_.map.data(); }

@@ -71,6 +71,7 @@ class WeightsServiceTest : public testing::Test {
     request.mutable_abi()->set_control_cursors(own.control_cursors);
     request.mutable_abi()->set_submission_entry(own.submission_entry);
     request.mutable_abi()->set_completion_entry(own.completion_entry);
+    request.mutable_abi()->set_side_message(own.side_message);
     request.add_packs()->set_path(pack_.dir());
     request.set_compute_threads(1);
     return request;
@@ -180,6 +181,9 @@ TEST_F(WeightsServiceTest, AnotherAbiIsRefusedNamingTheField) {
   v1::OpenSessionRequest size = GoodRequest();
   size.mutable_abi()->set_completion_entry(64);
   ExpectRefused(size, absl::StatusCode::kFailedPrecondition, "ABI_MISMATCH", "completion_entry");
+  v1::OpenSessionRequest message = GoodRequest();
+  message.mutable_abi()->set_side_message(80);
+  ExpectRefused(message, absl::StatusCode::kFailedPrecondition, "ABI_MISMATCH", "side_message");
   v1::OpenSessionRequest none = GoodRequest();
   none.clear_abi();
   ExpectRefused(none, absl::StatusCode::kFailedPrecondition, "ABI_MISMATCH", "version");

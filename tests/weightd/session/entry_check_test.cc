@@ -36,6 +36,15 @@ class EntryCheckTest : public ::testing::Test {
     return entry;
   }
 
+  // All bytes of an extent (4096) into slab 3, just fitting.
+  static SubmissionEntry ExtentTransfer() {
+    SubmissionEntry entry = LocalClient::FillExtent(1, 5);
+    entry.opcode = Opcode::kTransferExtent;
+    entry.slab = 3;
+    entry.base[0] = 2 * 4096;
+    return entry;
+  }
+
   FakeExtentSource source_{{}};  // 2 layers of 8 experts
   const std::vector<const ExtentSource*> packs_ = {&source_};
   const ControlLayout layout_;
@@ -49,6 +58,35 @@ TEST_F(EntryCheckTest, PlainEntriesPass) {
   EXPECT_EQ(Check(LocalClient::FillExpert(1, 1, 7)).code, absl::StatusCode::kOk);
   EXPECT_EQ(Check(LocalClient::FillExtent(1, source_.extent_count() - 1)).code, absl::StatusCode::kOk);
   EXPECT_EQ(Check(Transfer()).code, absl::StatusCode::kOk);
+  ASSERT_EQ(source_.extent(5).length, 4096u);
+  EXPECT_EQ(Check(ExtentTransfer()).code, absl::StatusCode::kOk);
+}
+
+TEST_F(EntryCheckTest, EveryFieldOfAnExtentsTransferIsTestedAndNamed) {
+  const std::vector<Damage> damages = {
+      {EntryField::kParts, kInvalid, [](SubmissionEntry* e) { e->parts = kAllParts; }},
+      {EntryField::kExpert, kInvalid, [](SubmissionEntry* e) { e->expert = 1; }},
+      {EntryField::kExtent, kInvalid, [](SubmissionEntry* e) { e->extent = kNoExtent; }},
+      {EntryField::kExtent, kInvalid, [](SubmissionEntry* e) { e->extent = 2 * 8 * 3; }},
+      {EntryField::kList, kInvalid, [](SubmissionEntry* e) { e->list_count = 1; }},
+      {EntryField::kList, kInvalid, [](SubmissionEntry* e) { e->list_offset = 1; }},
+      {EntryField::kTile, kInvalid, [](SubmissionEntry* e) { e->tile_neurons = 8; }},
+      {EntryField::kSlab, kInvalid, [](SubmissionEntry* e) { e->slab = kNoSlab; }},
+      {EntryField::kSlab, kInvalid, [](SubmissionEntry* e) { e->slab = 2; }},
+      {EntryField::kBase, kInvalid, [](SubmissionEntry* e) { e->base[0] += 1; }},
+      {EntryField::kBase, kInvalid, [](SubmissionEntry* e) { e->base[0] = ~uint64_t{0} - 4095; }},
+      {EntryField::kBase, kInvalid, [](SubmissionEntry* e) { e->base[1] = 64; }},
+      {EntryField::kStride, kInvalid, [](SubmissionEntry* e) { e->stride[0] = 64; }},
+      {EntryField::kTarget, kInvalid, [](SubmissionEntry* e) { e->target = 5; }},
+      {EntryField::kReserved, kInvalid, [](SubmissionEntry* e) { e->reserved = 1; }},
+  };
+  for (size_t i = 0; i < damages.size(); ++i) {
+    SubmissionEntry entry = ExtentTransfer();
+    damages[i].apply(&entry);
+    const EntryVerdict verdict = Check(entry);
+    EXPECT_EQ(verdict.field, damages[i].field) << i;
+    EXPECT_EQ(verdict.code, damages[i].code) << i;
+  }
 }
 
 TEST_F(EntryCheckTest, EveryFieldOfAFillIsTestedAndNamed) {

@@ -1,6 +1,6 @@
 // The transfer engine without threads, on a clock that the test moves: what is copied when, and what is seen
 // of it.
-#include "weightd/transfer/transfer_engine.h"
+#include "common/transfer/transfer_engine.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ class TransferEngineTest : public ::testing::Test {
     auto memory = CreateSharedMemory("slab", 1 << 20, PeerAccess::kReadWrite);
     memory_ = *std::move(memory);
     std::memset(memory_.map.data(), 0, memory_.map.bytes());
-    slab_ = *Slab::Map(memory_.fd.get(), memory_.map.bytes());
+    slab_ = *HostSlab::Map(memory_.fd.get(), memory_.map.bytes());
   }
 
   // All rows of one part, `rows_a_chunk` at a time, to `dest` of the slab.
@@ -42,8 +42,7 @@ class TransferEngineTest : public ::testing::Test {
     job.link_class = link_class;
     PlanOptions options;
     options.chunk_bytes = rows_a_chunk * kRow;
-    job.plan = MakeTransferPlan({{source_.data(), slab_->data() + dest, kRow, kRow, kRow}}, kRows, {},
-                                tile_rows, options);
+    job.plan = MakeTransferPlan({{source_.data(), dest, kRow, kRow, kRow}}, kRows, {}, tile_rows, options);
     job.slab = slab_;
     job.progress = progress_;
     job.request = number;
@@ -76,7 +75,7 @@ class TransferEngineTest : public ::testing::Test {
   FakeClock clock_;
   std::vector<std::byte> source_;
   SharedMemory memory_;
-  std::shared_ptr<Slab> slab_;
+  std::shared_ptr<HostSlab> slab_;
   std::shared_ptr<std::atomic<uint64_t>> progress_ = std::make_shared<std::atomic<uint64_t>>(0);
   TransferEngine engine_{{.threads = 0, .schedule = {.window_bytes = 3 * 4 * kRow}}, &clock_, [] {}};
   std::vector<TransferEnd> ends_;
@@ -224,13 +223,13 @@ TEST_F(TransferEngineTest, EveryJobEndsOnceUnderRandomTraffic) {
 }
 
 TEST_F(TransferEngineTest, AFileIsMappedOnAnEnginesThreadAndRefusedByName) {
-  engine_.MapSlab(4, 9, UniqueFd(dup(memory_.fd.get())), memory_.map.bytes(), {});
-  engine_.MapSlab(4, 10, UniqueFd(dup(memory_.fd.get())), memory_.map.bytes() + 1, {});
+  engine_.MapSlab(4, 9, UniqueFd(dup(memory_.fd.get())), {.bytes = memory_.map.bytes()}, {});
+  engine_.MapSlab(4, 10, UniqueFd(dup(memory_.fd.get())), {.bytes = memory_.map.bytes() + 1}, {});
   auto sparse = CreateSharedMemory("sparse", 1 << 20, PeerAccess::kReadWrite);
-  engine_.MapSlab(4, 11, UniqueFd(dup(sparse->fd.get())), 1 << 20, {});
+  engine_.MapSlab(4, 11, UniqueFd(dup(sparse->fd.get())), {.bytes = 1 << 20}, {});
   auto read_only = CreateSharedMemory("read only", 4096, PeerAccess::kReadOnly);
   read_only->map.data()[0] = std::byte{1};
-  engine_.MapSlab(4, 12, UniqueFd(dup(read_only->fd.get())), 4096, {});
+  engine_.MapSlab(4, 12, UniqueFd(dup(read_only->fd.get())), {.bytes = 4096}, {});
   while (engine_.Step()) {
   }
   const std::vector<TransferEvent> events = engine_.TakeEvents();

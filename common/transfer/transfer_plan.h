@@ -1,5 +1,5 @@
-// TransferPlan: one transfer spelt out: which rows go from where to where, in which chunks, and which chunks
-// make a tile.
+// TransferPlan: one transfer spelt out: which rows go from where in memory to where in a slab, in which
+// chunks, and which chunks make a tile.
 //
 // Parts that lie side by side in a stream and go side by side into the slab travel as one row; a run of rows
 // that has the same stride on both sides and (nearly) no gaps travels in one piece, gaps included.
@@ -16,10 +16,11 @@
 namespace sluice {
 
 // Rows of one or more parts: row j (its neuron's number) at source + j * source_stride goes to dest + i *
-// dest_stride, where i is j or its place in the list.
+// dest_stride, where i is j or its place in the list. Places in the slab are bytes from its start: where that
+// is, only who copies knows.
 struct CopyLane {
   const std::byte* source = nullptr;
-  std::byte* dest = nullptr;
+  uint64_t dest = 0;
   uint64_t source_stride = 0;
   uint64_t dest_stride = 0;
   uint64_t row_bytes = 0;
@@ -55,7 +56,7 @@ struct PlanOptions {
 // One part as asked for: its rows at `source` with `source_stride`.
 struct PartCopy {
   const std::byte* source = nullptr;
-  std::byte* dest = nullptr;
+  uint64_t dest = 0;  // in the slab
   uint64_t source_stride = 0;
   uint64_t dest_stride = 0;
   uint64_t row_bytes = 0;
@@ -67,7 +68,12 @@ TransferPlan MakeTransferPlan(const std::vector<PartCopy>& parts, uint32_t rows,
                               std::vector<uint32_t> neurons, uint32_t tile_neurons,
                               const PlanOptions& options);
 
-// Copies one chunk; the bytes are visible to whoever sees a release store made afterwards.
-void CopyPlanChunk(const TransferPlan& plan, const PlanChunk& chunk);
+// `bytes` that lie side by side, to `dest` of the slab. REQUIRES: above 0, below 2^32.
+TransferPlan MakeRangePlan(const std::byte* source, uint64_t dest, uint32_t bytes,
+                           const PlanOptions& options);
+
+// Copies one chunk into a slab that begins at `slab`; the bytes are visible to whoever sees a release store
+// made afterwards.
+void CopyPlanChunk(const TransferPlan& plan, const PlanChunk& chunk, std::byte* slab);
 
 }  // namespace sluice

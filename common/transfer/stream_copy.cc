@@ -1,4 +1,4 @@
-#include "weightd/transfer/stream_copy.h"
+#include "common/transfer/stream_copy.h"
 
 #include <immintrin.h>
 

@@ -1,4 +1,4 @@
-#include "weightd/session/slab.h"
+#include "common/transfer/slab.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -11,7 +11,15 @@
 
 namespace sluice {
 
-absl::StatusOr<std::shared_ptr<Slab>> Slab::Map(int fd, uint64_t bytes) {
+std::optional<FileIdentity> IdentityOf(int fd) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) {
+    return std::nullopt;
+  }
+  return FileIdentity{info.st_dev, info.st_ino};
+}
+
+absl::StatusOr<std::shared_ptr<HostSlab>> HostSlab::Map(int fd, uint64_t bytes) {
   struct stat info;
   if (fstat(fd, &info) != 0) {
     return ErrnoToStatus(errno, "slab");
@@ -32,7 +40,7 @@ absl::StatusOr<std::shared_ptr<Slab>> Slab::Map(int fd, uint64_t bytes) {
   if (!map.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("slab: ", map.status().message()));
   }
-  return std::shared_ptr<Slab>(new Slab(*std::move(map)));
+  return std::shared_ptr<HostSlab>(new HostSlab(*std::move(map), {info.st_dev, info.st_ino}));
 }
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-#include "weightd/transfer/transfer_engine.h"
+#include "common/transfer/transfer_engine.h"
 
 #include <sys/prctl.h>
 
@@ -6,12 +6,35 @@
 #include <chrono>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/ring/session_abi.h"
 
 namespace sluice {
+namespace {
 
-TransferEngine::TransferEngine(const Options& options, const Clock* clock, std::function<void()> wake)
-    : options_(options), clock_(clock), wake_(std::move(wake)), schedule_(options.schedule) {
+// How long a copy thread looks for the end of copies before it looks for new work. A copy takes some 40
+// microseconds (1 MiB at 25 GB/s), and a demand that comes meanwhile should not wait for longer than that.
+constexpr int64_t kLookNanos = 50'000;
+
+std::vector<std::shared_ptr<Copier>> WithHost(std::vector<std::shared_ptr<Copier>> devices) {
+  devices.push_back(std::make_shared<HostCopier>());
+  return devices;
+}
+
+}  // namespace
+
+TransferEngine::TransferEngine(const Options& options, const Clock* clock, std::function<void()> wake,
+                               std::vector<std::shared_ptr<Copier>> devices)
+    : options_(options),
+      clock_(clock),
+      wake_(std::move(wake)),
+      copiers_(WithHost(std::move(devices))),
+      schedule_(options.schedule) {
+  for (const std::shared_ptr<Copier>& copier : copiers_) {
+    if (!copier->CopiesAtCall()) {
+      later_.push_back(copier.get());
+    }
+  }
   for (int i = 0; i < options.threads; ++i) {
     threads_.emplace_back([this] { CopyLoop(); });
   }
@@ -30,6 +53,21 @@ TransferEngine::~TransferEngine() {
   for (std::thread& thread : threads_) {
     thread.join();
   }
+  // Copiers write from sources and into slabs that go next.
+  while (TakeCompleted(kLookNanos) || [this] {
+    MutexLock lock(&mutex_);
+    return !begun_.empty();
+  }()) {
+  }
+}
+
+Copier* TransferEngine::CopierOf(HandleKind kind) const {
+  for (const std::shared_ptr<Copier>& copier : copiers_) {
+    if (copier->kind() == kind) {
+      return copier.get();
+    }
+  }
+  return nullptr;
 }
 
 uint32_t TransferEngine::AddLink(const LinkRate& rate) {
@@ -114,11 +152,11 @@ void TransferEngine::DropSession(uint64_t session) {
   schedule_.DropSession(session);
 }
 
-void TransferEngine::MapSlab(uint64_t session, uint32_t slab, UniqueFd fd, uint64_t bytes,
+void TransferEngine::MapSlab(uint64_t session, uint32_t slab, UniqueFd fd, const SlabHandle& handle,
                              const LinkRate& rate) {
   {
     MutexLock lock(&mutex_);
-    map_jobs_.push_back({session, slab, std::move(fd), bytes, rate});
+    map_jobs_.push_back({session, slab, std::move(fd), handle, rate});
   }
   work_.Signal();
 }
@@ -150,14 +188,22 @@ int64_t TransferEngine::NextArrival() const {
 void TransferEngine::CopyLoop() {
   while (true) {
     Task task;
+    bool taken = false;
     {
       MutexLock lock(&mutex_);
-      while (!stop_ && !Take(&task)) {
+      while (!stop_ && !(taken = Take(&task)) && (begun_.empty() || looking_)) {
         work_.Wait(&mutex_);
       }
       if (stop_) {
         return;
       }
+      looking_ = looking_ || !taken;
+    }
+    if (!taken) {
+      TakeCompleted(kLookNanos);
+      MutexLock lock(&mutex_);
+      looking_ = false;
+      continue;
     }
     work_.Signal();  // there may be more than one thread's work
     Do(std::move(task));
@@ -189,6 +235,7 @@ void TransferEngine::ArrivalLoop() {
 bool TransferEngine::Step() {
   Task task;
   bool taken = false;
+  const bool completed = TakeCompleted(0);
   {
     MutexLock lock(&mutex_);
     ArriveDue(clock_->NowNanos());
@@ -198,7 +245,7 @@ bool TransferEngine::Step() {
   if (taken) {
     Do(std::move(task));
   }
-  return taken;
+  return taken || completed;
 }
 
 bool TransferEngine::Take(Task* task) {
@@ -217,26 +264,72 @@ bool TransferEngine::Take(Task* task) {
   }
   task->chunk = *chunk;
   task->plan = &running.job.plan;
+  task->slab = running.job.slab.get();
+  task->copier = CopierOf(task->slab->kind());
+  task->tag = 0;
+  if (!task->copier->CopiesAtCall()) {
+    task->tag = next_tag_++;
+    begun_.emplace(task->tag, *chunk);
+  }
   return true;
 }
 
 void TransferEngine::Do(Task task) {
   if (task.map.has_value()) {
-    auto mapped = Slab::Map(task.map->fd.get(), task.map->bytes);
+    const SlabHandle& handle = task.map->handle;
+    Copier* copier = CopierOf(handle.kind);
+    absl::StatusOr<std::shared_ptr<Slab>> mapped =
+        copier != nullptr
+            ? copier->Open(std::move(task.map->fd), handle)
+            : absl::UnimplementedError(absl::StrCat(
+                  "slab: this weightd copies into no memory of handle kind ", static_cast<int>(handle.kind)));
     MutexLock lock(&mutex_);
     events_.push_back(SlabMapped{task.map->session, task.map->slab, task.map->rate, std::move(mapped)});
     announced_ = false;
   } else {
-    CopyPlanChunk(*task.plan, task.plan->chunks[task.chunk.index]);
+    absl::Status begun =
+        task.copier->Begin(task.tag, *task.plan, task.plan->chunks[task.chunk.index], task.slab);
     MutexLock lock(&mutex_);
-    OnCopied(task.chunk);
+    if (task.tag == 0 || !begun.ok()) {
+      begun_.erase(task.tag);
+      OnCopied(task.chunk, std::move(begun));
+    }
   }
   Wake();
 }
 
+bool TransferEngine::TakeCompleted(int64_t most_nanos) {
+  bool any = false;
+  for (Copier* copier : later_) {
+    std::vector<CopyDone> done = copier->Completed(any ? 0 : most_nanos);
+    MutexLock lock(&mutex_);
+    for (CopyDone& one : done) {
+      const auto found = begun_.find(one.tag);
+      if (found != begun_.end()) {
+        const LinkChunk chunk = found->second;
+        begun_.erase(found);
+        OnCopied(chunk, std::move(one.error));
+        any = true;
+      }
+    }
+  }
+  if (any) {
+    Wake();
+  }
+  return any;
+}
+
 // ---------------------------------------------------------------- arrivals
 
-void TransferEngine::OnCopied(const LinkChunk& chunk) {
+void TransferEngine::OnCopied(const LinkChunk& chunk, absl::Status copied) {
+  if (!copied.ok()) {
+    running_.at(chunk.number)->error.Update(copied);
+    schedule_.Cancel(chunk.number);  // what of it is on its way goes on, nothing more is begun
+    if (schedule_.Deliver(chunk)) {
+      End(chunk.number);
+    }
+    return;
+  }
   Link& link = links_.at(chunk.link);
   const int64_t now = clock_->NowNanos();
   if (!link.model.rate().throttled()) {
@@ -294,6 +387,7 @@ void TransferEngine::End(uint64_t number) {
   TransferEnd end;
   end.number = number;
   end.cancelled = running.landed < running.left.size();
+  end.error = running.error;
   end.link_bytes = running.link_bytes;
   end.copy_nanos = std::max<int64_t>(0, running.last_nanos - running.first_nanos);
   ++stats_.transfers;

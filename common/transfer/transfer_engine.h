@@ -1,7 +1,7 @@
 // TransferEngine: copies from the arena into slabs. Its schedule (common/link/transfer_schedule.h) says which
-// chunk is next, copy threads copy it, and on a throttled slab the modelled link (common/link/link_model.h)
-// says when it has arrived. What has arrived is published: tile by tile in the request's progress word, and
-// an event when the transfer has ended.
+// chunk is next, copy threads have the slab's copier (copier.h) copy it, and on a throttled slab the modelled
+// link (common/link/link_model.h) says when it has arrived. What has arrived is published: tile by tile in
+// the request's progress word, and an event when the transfer has ended.
 //
 // Nobody spins: copy threads sleep until there is a chunk, one more thread until the next arrival. A thread
 // that overslept has its chunks counted from when it should have woken.
@@ -29,9 +29,10 @@
 #include "common/link/transfer_schedule.h"
 #include "common/mutex.h"
 #include "common/ring/unique_fd.h"
-#include "weightd/session/slab.h"
-#include "weightd/transfer/transfer_plan.h"
-#include "weightd/transfer/transfer_stats.h"
+#include "common/transfer/copier.h"
+#include "common/transfer/slab.h"
+#include "common/transfer/transfer_plan.h"
+#include "common/transfer/transfer_stats.h"
 
 namespace sluice {
 
@@ -52,6 +53,7 @@ struct TransferJob {
 struct TransferEnd {
   uint64_t number = 0;
   bool cancelled = false;  // false: every byte has arrived
+  absl::Status error;      // of a copier; `cancelled` too then
   uint64_t link_bytes = 0;
   int64_t copy_nanos = 0;  // from the first chunk's submission to the last one's arrival
 };
@@ -74,7 +76,10 @@ class TransferEngine {
   };
 
   // `wake` is called, on any thread and without a lock of the engine's, when TakeEvents() has something new.
-  TransferEngine(const Options& options, const Clock* clock, std::function<void()> wake);
+  // `devices` copy into memory of their kinds; the host's copier is there anyway.
+  TransferEngine(const Options& options, const Clock* clock, std::function<void()> wake,
+                 std::vector<std::shared_ptr<Copier>> devices = {});
+  // What was begun is waited for.
   ~TransferEngine();
 
   // A slab's link; its number.
@@ -91,8 +96,9 @@ class TransferEngine {
   // REQUIRES: all the session's jobs have ended.
   void DropSession(uint64_t session);
 
-  // Maps a client's file on an engine's thread: it takes long.
-  void MapSlab(uint64_t session, uint32_t slab, UniqueFd fd, uint64_t bytes, const LinkRate& rate);
+  // Has a client's memory opened on an engine's thread: it takes long. UNIMPLEMENTED: there is no copier for
+  // memory of this kind.
+  void MapSlab(uint64_t session, uint32_t slab, UniqueFd fd, const SlabHandle& handle, const LinkRate& rate);
 
   std::vector<TransferEvent> TakeEvents();
   bool HasEvents() const;
@@ -115,6 +121,7 @@ class TransferEngine {
     int64_t added_nanos = 0;
     int64_t first_nanos = 0;
     int64_t last_nanos = 0;
+    absl::Status error;  // of the first chunk that could not be copied
   };
   struct Link {
     LinkModel model;
@@ -126,15 +133,18 @@ class TransferEngine {
     uint64_t session = 0;
     uint32_t slab = 0;
     UniqueFd fd;
-    uint64_t bytes = 0;
+    SlabHandle handle;
     LinkRate rate;
   };
 
-  // What a thread does without the lock: map a file, or copy a chunk of `plan`.
+  // What a thread does without the lock: open a slab, or copy a chunk of `plan`.
   struct Task {
     std::optional<MapJob> map;
     LinkChunk chunk;
-    const TransferPlan* plan = nullptr;  // stays until its last chunk has arrived
+    const TransferPlan* plan = nullptr;  // stays until its last chunk has arrived, as do the next two
+    Slab* slab = nullptr;
+    Copier* copier = nullptr;
+    uint64_t tag = 0;  // 0: it copies at the call
   };
 
   void CopyLoop();
@@ -142,7 +152,11 @@ class TransferEngine {
   // False: there is nothing to do.
   bool Take(Task* task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Do(Task task) ABSL_LOCKS_EXCLUDED(mutex_);
-  void OnCopied(const LinkChunk& chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether the kinds are among the copiers'; null if not.
+  Copier* CopierOf(HandleKind kind) const;
+  // Takes what copiers have completed, waiting for it up to `most_nanos`; false: nothing was.
+  bool TakeCompleted(int64_t most_nanos) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnCopied(const LinkChunk& chunk, absl::Status copied) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Arrive(const LinkChunk& chunk, int64_t nanos) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ArriveDue(int64_t now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PublishTiles(Running* running, uint32_t tile) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -152,6 +166,8 @@ class TransferEngine {
   const Options options_;
   const Clock* const clock_;
   const std::function<void()> wake_;
+  const std::vector<std::shared_ptr<Copier>> copiers_;
+  std::vector<Copier*> later_;  // those of them that do not copy at the call; const once constructed
 
   mutable Mutex mutex_;
   CondVar work_;     // for copy threads
@@ -161,7 +177,10 @@ class TransferEngine {
   std::map<uint32_t, Link> links_ ABSL_GUARDED_BY(mutex_);
   uint32_t next_link_ ABSL_GUARDED_BY(mutex_) = 0;
   std::unordered_map<uint64_t, std::unique_ptr<Running>> running_ ABSL_GUARDED_BY(mutex_);
-  std::multimap<int64_t, LinkChunk> flying_ ABSL_GUARDED_BY(mutex_);  // by arrival
+  std::multimap<int64_t, LinkChunk> flying_ ABSL_GUARDED_BY(mutex_);       // by arrival
+  std::unordered_map<uint64_t, LinkChunk> begun_ ABSL_GUARDED_BY(mutex_);  // by tag
+  uint64_t next_tag_ ABSL_GUARDED_BY(mutex_) = 1;
+  bool looking_ ABSL_GUARDED_BY(mutex_) = false;  // a thread is in TakeCompleted()
   std::deque<MapJob> map_jobs_ ABSL_GUARDED_BY(mutex_);
   std::vector<TransferEvent> events_ ABSL_GUARDED_BY(mutex_);
   bool announced_ ABSL_GUARDED_BY(mutex_) = true;  // whether `wake` was called for every event

@@ -1,9 +1,9 @@
-#include "weightd/transfer/transfer_plan.h"
+#include "common/transfer/transfer_plan.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "weightd/transfer/stream_copy.h"
+#include "common/transfer/stream_copy.h"
 
 namespace sluice {
 namespace {
@@ -19,8 +19,8 @@ bool SideBySide(const CopyLane& lane, const PartCopy& next) {
   const auto offset = static_cast<uint64_t>(next.source - lane.source);
   return lane.source_stride == next.source_stride && lane.dest_stride == next.dest_stride &&
          offset >= lane.row_bytes && IsPadding(offset - lane.row_bytes, lane.source_stride) &&
-         offset == static_cast<uint64_t>(next.dest - lane.dest) &&
-         offset + next.row_bytes <= lane.source_stride && offset + next.row_bytes <= lane.dest_stride;
+         offset == next.dest - lane.dest && offset + next.row_bytes <= lane.source_stride &&
+         offset + next.row_bytes <= lane.dest_stride;
 }
 
 std::vector<CopyLane> MakeLanes(std::vector<PartCopy> parts, bool merge) {
@@ -42,15 +42,17 @@ std::vector<CopyLane> MakeLanes(std::vector<PartCopy> parts, bool merge) {
 }
 
 // The piece's last row has no gap behind it.
-void CopyRun(const CopyLane& lane, uint64_t neuron, uint64_t place, uint64_t rows, const std::byte* next) {
-  StreamCopy(lane.dest + place * lane.dest_stride, lane.source + neuron * lane.source_stride,
+void CopyRun(const CopyLane& lane, uint64_t neuron, uint64_t place, uint64_t rows, const std::byte* next,
+             std::byte* slab) {
+  StreamCopy(slab + lane.dest + place * lane.dest_stride, lane.source + neuron * lane.source_stride,
              (rows - 1) * lane.dest_stride + lane.row_bytes, next);
 }
 
-void CopyLaneRows(const CopyLane& lane, const std::vector<uint32_t>& neurons, const PlanChunk& chunk) {
+void CopyLaneRows(const CopyLane& lane, const std::vector<uint32_t>& neurons, const PlanChunk& chunk,
+                  std::byte* slab) {
   const uint64_t end = uint64_t{chunk.first} + chunk.rows;
   if (neurons.empty() && lane.solid) {
-    CopyRun(lane, chunk.first, chunk.first, chunk.rows, nullptr);
+    CopyRun(lane, chunk.first, chunk.first, chunk.rows, nullptr, slab);
     return;
   }
   const uint64_t rows_ahead = std::max<uint64_t>(1, kStreamAhead / std::max<uint64_t>(1, lane.row_bytes));
@@ -65,7 +67,7 @@ void CopyLaneRows(const CopyLane& lane, const std::vector<uint32_t>& neurons, co
     if (soon < end) {
       next = lane.source + (neurons.empty() ? soon : neurons[soon]) * lane.source_stride;
     }
-    CopyRun(lane, neuron, i, run, next);
+    CopyRun(lane, neuron, i, run, next, slab);
     i += run;
   }
 }
@@ -100,9 +102,17 @@ TransferPlan MakeTransferPlan(const std::vector<PartCopy>& parts, uint32_t rows,
   return plan;
 }
 
-void CopyPlanChunk(const TransferPlan& plan, const PlanChunk& chunk) {
+// The bytes are rows of one byte: chunks and runs are cut as those of any part whose rows have no gaps.
+TransferPlan MakeRangePlan(const std::byte* source, uint64_t dest, uint32_t bytes,
+                           const PlanOptions& options) {
+  PlanOptions whole = options;
+  whole.merge = true;
+  return MakeTransferPlan({{source, dest, 1, 1, 1}}, bytes, {}, 0, whole);
+}
+
+void CopyPlanChunk(const TransferPlan& plan, const PlanChunk& chunk, std::byte* slab) {
   for (const CopyLane& lane : plan.lanes) {
-    CopyLaneRows(lane, plan.neurons, chunk);
+    CopyLaneRows(lane, plan.neurons, chunk, slab);
   }
   StreamFence();
 }
