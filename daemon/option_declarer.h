@@ -52,6 +52,7 @@ class OptionDeclarer {
   // Zero stands for a default that is computed; the help names it.
   static bool HasPlainDefault(const std::string& value) { return !value.empty(); }
   static bool HasPlainDefault(ByteSize value) { return value.bytes != 0; }
+  static bool HasPlainDefault(SizeOrShare value) { return value.bytes != 0 || value.percent > 0; }
   static bool HasPlainDefault(uint32_t value) { return value != 0; }
   static bool HasPlainDefault(int value) { return value >= 0; }
   static bool HasPlainDefault(double value) { return value > 0; }

@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <optional>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/share.h"
 #include "common/size.h"
 #include "common/status.h"
 
@@ -53,6 +55,16 @@ absl::Status ParseOptionValue(const std::string& text, bool* value) {
 }
 
 absl::Status ParseOptionValue(const std::string& text, ByteSize* value) {
+  ASSIGN_OR_RETURN(value->bytes, ParseSize(text));
+  return absl::OkStatus();
+}
+
+absl::Status ParseOptionValue(const std::string& text, SizeOrShare* value) {
+  *value = {};
+  if (const std::optional<double> percent = ParsePercent(text); percent.has_value()) {
+    value->percent = *percent;
+    return absl::OkStatus();
+  }
   ASSIGN_OR_RETURN(value->bytes, ParseSize(text));
   return absl::OkStatus();
 }
@@ -108,6 +120,9 @@ std::string ShowOptionValue(int value) { return absl::StrCat(value); }
 std::string ShowOptionValue(double value) { return value < 0 ? "" : absl::StrCat(value); }
 std::string ShowOptionValue(bool value) { return value ? "on" : "off"; }
 std::string ShowOptionValue(ByteSize value) { return absl::StrCat(value.bytes); }
+std::string ShowOptionValue(SizeOrShare value) {
+  return value.percent > 0 ? absl::StrCat(value.percent, "%") : absl::StrCat(value.bytes);
+}
 std::string ShowOptionValue(absl::Duration value) { return FormatTimeSpan(value); }
 std::string ShowOptionValue(FileMode value) { return absl::StrFormat("%04o", value.bits); }
 std::string ShowOptionValue(UserId value) { return absl::StrCat(value.id); }

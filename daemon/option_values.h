@@ -27,6 +27,14 @@ struct ByteSize {
   uint64_t bytes = 0;
 };
 
+// A number of bytes, or a share given and shown as 50%; what is shared the option says. Neither: not given.
+struct SizeOrShare {
+  SizeOrShare() = default;
+  SizeOrShare(uint64_t value) : bytes(value) {}
+  uint64_t bytes = 0;
+  double percent = 0;
+};
+
 // Permission bits, given and shown in octal.
 struct FileMode {
   mode_t bits = 0600;
@@ -47,6 +55,7 @@ absl::Status ParseOptionValue(const std::string& text, int* value);
 absl::Status ParseOptionValue(const std::string& text, double* value);  // finite, 0 or more
 absl::Status ParseOptionValue(const std::string& text, bool* value);    // on, off
 absl::Status ParseOptionValue(const std::string& text, ByteSize* value);
+absl::Status ParseOptionValue(const std::string& text, SizeOrShare* value);
 absl::Status ParseOptionValue(const std::string& text, absl::Duration* value);
 absl::Status ParseOptionValue(const std::string& text, FileMode* value);
 absl::Status ParseOptionValue(const std::string& text, UserId* value);
@@ -59,6 +68,7 @@ std::string ShowOptionValue(int value);
 std::string ShowOptionValue(double value);
 std::string ShowOptionValue(bool value);
 std::string ShowOptionValue(ByteSize value);
+std::string ShowOptionValue(SizeOrShare value);
 std::string ShowOptionValue(absl::Duration value);
 std::string ShowOptionValue(FileMode value);
 std::string ShowOptionValue(UserId value);

@@ -55,7 +55,8 @@ void Declare(ArgParser* parser, Options* o) {
       .Size("--memory", &o->memory, "of a machine that is planned for [what is free here]")
       .Size("--dram-budget", &o->dram_budget, "bytes of memory for weights [the daemons' default]")
       .Choice("--device", {"host", "sim"}, &o->device, "where the experts compute [host]")
-      .Size("--device-budget", &o->device_budget, "bytes of device memory for experts [all of them]")
+      .Size("--device-budget", &o->device_budget,
+            "bytes of device memory for all that lies there [all experts]")
       .Real("--link-gbps", &o->link_gbps, "of device sim [unthrottled]", 0, 1e6)
       .Number("--context", &o->context, "tokens of prompt and answer together [the model's, at most 8192]", 1,
               1u << 30)
@@ -78,7 +79,7 @@ absl::StatusOr<MemoryRequest> RequestOf(const Options& o) {
       static_cast<uint32_t>(o.threads.value_or(std::max(1u, std::thread::hardware_concurrency())));
   request.dram_budget = o.dram_budget;
   ASSIGN_OR_RETURN(request.engine.device, DeviceFromName(o.device.value_or("host")));
-  request.engine.slab.budget = o.device_budget.value_or(0);
+  request.device_budget = o.device_budget.value_or(0);
   request.engine.context = static_cast<uint32_t>(o.context.value_or(0));
   request.engine.parallel = static_cast<uint32_t>(o.parallel.value_or(request.engine.parallel));
   request.engine.prefill_chunk =

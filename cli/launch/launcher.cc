@@ -107,7 +107,6 @@ absl::Status Launcher::Run() {
                      PackOf(context_, {options_.model, options_.bits, options_.quiet || json_}));
   }
   ASSIGN_OR_RETURN(pack_, Pack::Open(options_.pack));
-  options_.ResolveDeviceBudget(*pack_);
   std::string address = options_.address.value_or(Environment("SLUICE_HOST"));
   if (address.empty() && options_.admin.has_value()) {
     return absl::InvalidArgumentError(

@@ -62,7 +62,8 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
   parser->HiddenGroup("Options of the daemons (sizes as 512MiB, 2GB)", kHint)
       .Choice("--device", {"host", "sim", "cuda"}, &device, "where the experts compute [host]")
       .SizeOrShare("--device-budget", &device_budget,
-                   "bytes of device memory for experts, or their share as 50% [all of them]")
+                   "bytes of device memory for all that lies there, or the experts' share beside it as 50% "
+                   "[all experts]")
       .Size("--dram-budget", &dram_budget,
             "bytes of memory for weights [the pack, at most 70 % of what is free]")
       .Number("--context", &context, "tokens of prompt and answer together [the model's, at most 8192]", 1,
@@ -121,21 +122,6 @@ void CommonOptions::DeclareHttp(ArgParser* parser) {
       .Text("--http-tls-certificate", &http_tls_certificate, "FILE: PEM chain of the TCP ports [no TLS]")
       .Text("--http-tls-key", &http_tls_key, "FILE: its key")
       .Texts("--http-cors", &http_cors, "ORIGIN whose pages may ask, or *; repeat for more [none]");
-}
-
-void CommonOptions::ResolveDeviceBudget(const Pack& opened) {
-  const std::optional<double> share =
-      device_budget.has_value() ? ParseShare(*device_budget) : std::optional<double>();
-  if (!share.has_value()) {
-    return;
-  }
-  uint64_t bytes = 0;
-  for (uint32_t layer = 0; layer < opened.config().layers.size(); ++layer) {
-    for (uint32_t expert = 0; expert < opened.expert_count(layer); ++expert) {
-      bytes += opened.expert_bytes(layer, expert);
-    }
-  }
-  device_budget = absl::StrCat(static_cast<uint64_t>(*share * static_cast<double>(bytes)));
 }
 
 std::vector<OptionSetting> CommonOptions::InferdSettings() const {

@@ -10,7 +10,6 @@
 
 #include "absl/time/time.h"
 #include "cli/ui/args.h"
-#include "pack/pack.h"
 
 namespace sluice::cli {
 
@@ -29,7 +28,7 @@ struct CommonOptions {
 
   // Of inferd.
   std::optional<std::string> device;
-  std::optional<std::string> device_budget;  // bytes, or "50%": ResolveDeviceBudget
+  std::optional<std::string> device_budget;  // bytes, or "50%" of the experts
   std::optional<uint64_t> context;
   std::optional<uint64_t> parallel;
   std::optional<std::string> kv;
@@ -77,9 +76,6 @@ struct CommonOptions {
   void DeclareCosts(ArgParser* parser);
   // Adds those of the HTTP door: of the command that serves.
   void DeclareHttp(ArgParser* parser);
-
-  // A share of the routed experts' bytes becomes these bytes. Call it before InferdSettings().
-  void ResolveDeviceBudget(const Pack& opened);
 
   // What was given, for either daemon; sizes in bytes.
   std::vector<OptionSetting> InferdSettings() const;

@@ -18,23 +18,34 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelConfig& config, const StoredSiz
   plan.context = engine.options.context;
   plan.processes = kProcessReserve;
   if (request.engine.device == DeviceKind::kSim) {
-    plan.slab = request.engine.slab.budget == 0 ? sizes.experts() : request.engine.slab.budget;
+    plan.device_dense = sizes.weights.dense;
+    const uint64_t beside = plan.device_dense + plan.kv + plan.activations;
+    plan.slab = request.device_budget == 0 ? sizes.experts()
+                                           : request.device_budget - std::min(request.device_budget, beside);
+    if (plan.slab == 0) {
+      plan.refusal = absl::StrCat("a device budget of ", FormatSize(request.device_budget),
+                                  " leaves nothing for experts beside ", FormatSize(beside),
+                                  " of dense weights, KV cache and activations");
+    }
   }
   plan.least_budget = LeastDramBudget(sizes.weights, request.threads);
   plan.dram_budget =
       request.dram_budget.value_or(DefaultDramBudget(sizes.weights, request.threads, request.memory));
   plan.whole = plan.dram_budget >= sizes.weights.all;
+  if (!plan.refusal.empty()) {
+    return plan;
+  }
   if (plan.dram_budget < plan.least_budget) {
     plan.refusal =
         absl::StrCat("weights need at least ", FormatSize(plan.least_budget), " in memory (",
                      FormatSize(sizes.weights.dense), " dense, and two experts a thread), they have ",
                      FormatSize(plan.dram_budget));
   } else if (plan.total() > request.memory) {
-    plan.refusal =
-        absl::StrCat("takes ", FormatSize(plan.total()), " (weights ", FormatSize(plan.dram_budget),
-                     ", KV cache ", FormatSize(plan.kv), ", activations ", FormatSize(plan.activations),
-                     plan.slab > 0 ? absl::StrCat(", slab ", FormatSize(plan.slab)) : "", "), ",
-                     FormatSize(request.memory), " are there; a smaller --context or --parallel helps");
+    plan.refusal = absl::StrCat(
+        "takes ", FormatSize(plan.total()), " (weights ", FormatSize(plan.dram_budget), ", KV cache ",
+        FormatSize(plan.kv), ", activations ", FormatSize(plan.activations),
+        plan.slab > 0 ? absl::StrCat(", device ", FormatSize(plan.slab + plan.device_dense)) : "", "), ",
+        FormatSize(request.memory), " are there; a smaller --context or --parallel helps");
   }
   return plan;
 }

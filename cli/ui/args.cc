@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "common/share.h"
 #include "common/size.h"
 #include "common/status.h"
 
@@ -198,7 +199,7 @@ ArgParser& ArgParser::SizeOrShare(const std::string& names, std::optional<std::s
       names,
       [=](const std::string& v) {
         const auto size = ParseSize(v);
-        if (!size.ok() && !ParseShare(v).has_value()) {
+        if (!size.ok() && !ParsePercent(v).has_value()) {
           Refuse(LongName(names), absl::StrCat(std::string(size.status().message()), ", nor a share as 50%"));
         }
         *out = size.ok() ? absl::StrCat(*size) : v;
@@ -316,16 +317,6 @@ absl::StatusOr<std::vector<int32_t>> ParseTokenIds(std::string_view text) {
     return absl::InvalidArgumentError("token ids: the list is empty");
   }
   return std::vector<int32_t>(numbers.begin(), numbers.end());
-}
-
-std::optional<double> ParseShare(std::string_view text) {
-  double percent = 0;
-  if (text.empty() || text.back() != '%' ||
-      !absl::SimpleAtod(absl::string_view(text.data(), text.size() - 1), &percent) ||
-      !(percent > 0 && percent <= 100)) {
-    return std::nullopt;
-  }
-  return percent / 100;
 }
 
 std::vector<std::string> SplitList(std::string_view text) {

@@ -92,9 +92,6 @@ absl::StatusOr<std::vector<int64_t>> ParseNumberList(std::string_view text, cons
 // Token ids of "1,2,3": each 0..2^31-1, at least one.
 absl::StatusOr<std::vector<int32_t>> ParseTokenIds(std::string_view text);
 
-// 0.5 of "50%"; nothing if it is no share above 0 and up to 100 %.
-std::optional<double> ParseShare(std::string_view text);
-
 // "a,b,c" without empty entries.
 std::vector<std::string> SplitList(std::string_view text);
 

@@ -24,6 +24,7 @@
 #include "common/status.h"
 #include "common/version.h"
 #include "inferd/dialect/dialect.h"
+#include "inferd/engine/device_memory.h"
 #include "inferd/engine/slab_policies.h"
 #include "inferd/guide/guide_metrics.h"
 #include "inferd/policy/preset/preset.h"
@@ -117,14 +118,17 @@ absl::Status InferdDaemon::Open(const SetOptions& set) {
   RETURN_IF_ERROR(OpenTokenizer());
   OpenChat();
   const EngineOptions engine = EngineOptionsOf(options_);
+  ASSIGN_OR_RETURN(plan_, PlanEngine(engine, pack_->config()));
   if (engine.device != DeviceKind::kHost) {
     ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(engine.preset, engine.policies, engine.device));
-    RETURN_IF_ERROR(CheckSlotBudget(policies, *pack_, engine.slab.budget));
+    const DeviceBudget budget{options_.device_budget.bytes, options_.device_budget.percent};
+    ASSIGN_OR_RETURN(const DeviceMemory memory, DivideDeviceMemory(budget, plan_, policies, *pack_));
+    plan_.options.slab.budget = memory.experts;
+    log_->info("device memory {}", memory.Describe(*pack_));
     if (const std::string warning = AllocationWarning(policies, *pack_); !warning.empty()) {
       log_->warn("{}", warning);
     }
   }
-  ASSIGN_OR_RETURN(plan_, PlanEngine(engine, pack_->config()));
   threads_ = options_.threads > 0 ? options_.threads : UsableCpus();
   reported_ = ReportOptionsOf(options_, set, plan_, threads_);
   return absl::OkStatus();
@@ -328,6 +332,8 @@ absl::Status InferdDaemon::StartEngine() {
                    SessionWeightClient::Connect(session, absl::Now() + options_.weightd_wait));
   const std::string transport = client->Describe();
   gate_.SetProgress(absl::StrCat("reading ", FormatSize(pack_->dense_bytes()), " of dense weights"));
+  EngineOptions options = EngineOptionsOf(options_);
+  options.slab.budget = plan_.options.slab.budget;
   std::string backend;
   auto make_backend = [this,
                        &backend](const BackendLimits& limits) -> absl::StatusOr<std::unique_ptr<Backend>> {
@@ -336,8 +342,7 @@ absl::Status InferdDaemon::StartEngine() {
     RETURN_IF_ERROR(SetUpSparsity(limits, *made));
     return made;
   };
-  ASSIGN_OR_RETURN(
-      engine_, Engine::Create(EngineOptionsOf(options_), std::move(client), make_backend, tokenizer_.get()));
+  ASSIGN_OR_RETURN(engine_, Engine::Create(options, std::move(client), make_backend, tokenizer_.get()));
   state_->SetBackend(IsaName(), backend, transport);
   gate_.SetProgress("making a first token");
   const std::vector<int32_t>& bos = pack_->config().bos_ids;

@@ -41,7 +41,7 @@ struct InferdOptions {
   FileMode socket_mode;
 
   std::string device = "host";
-  ByteSize device_budget;
+  SizeOrShare device_budget;
   uint32_t context = 0;
   uint32_t parallel = 4;
   std::string kv = "f16";
@@ -151,8 +151,10 @@ void ForEachOption(InferdOptions* o, Visit visit) {
   visit("http-connections", &o->http_connections, "HTTP connections at most");
 
   visit("device", &o->device, "Where the model runs: host, sim or cuda");
-  visit("device-budget", &o->device_budget,
-        "Memory of the device for experts, as 8GiB (devices sim and cuda; default: all experts)");
+  visit(
+      "device-budget", &o->device_budget,
+      "Memory of the device for all that lies there, as 8GiB, or for a share of the experts beside all else, "
+      "as 50% (devices sim and cuda; default: all experts)");
   visit("context", &o->context,
         "Tokens of prompt and answer together (default: the smaller of the model's and 8192)");
   visit("parallel", &o->parallel, "Sequences that run together");

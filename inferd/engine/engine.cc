@@ -13,9 +13,11 @@
 #include "common/status.h"
 #include "inferd/api/request_checks.h"
 #include "inferd/engine/parts/kv_resize.h"
+#include "inferd/engine/slab_policies.h"
 #include "inferd/schedule/generate_sequence.h"
 #include "inferd/schedule/score_sequence.h"
 #include "inferd/sim/measured_device.h"
+#include "inferd/sim/own_memory_device.h"
 #include "inferd/sim/virtual_device.h"
 #include "inferd/sim/virtual_weight_client.h"
 
@@ -131,6 +133,13 @@ absl::Status Engine::Setup(const BackendFactory& make_backend) {
   }
   if (!core_->reasons().empty()) {
     absl::StrAppend(&description_, "; auto: ", absl::StrJoin(core_->reasons(), ", "));
+  }
+  if (plan_.options.device != DeviceKind::kHost) {
+    ASSIGN_OR_RETURN(const Policies policies,
+                     PoliciesOf(plan_.options.preset, plan_.options.policies, plan_.options.device));
+    // `auto` has not chosen yet.
+    backend = std::make_unique<OwnMemoryDevice>(std::move(backend),
+                                                GivesMissesToCpu(policies) || policies.preset == "auto");
   }
   if (const std::string cache = core_->DescribeCache(); !cache.empty()) {
     absl::StrAppend(&description_, "; ", cache);

@@ -55,8 +55,12 @@ absl::Status EngineCore::Setup() {
   const ModelConfig& config = client_->pack().config();
   const EngineOptions& options = plan_.options;
   ASSIGN_OR_RETURN(const Policies policies, ChosenPolicies());
-  RETURN_IF_ERROR(client_->SetSegmentObserver(&segments_));
-  ASSIGN_OR_RETURN(weights_, DenseWeights::Create(client_, &fetches_, &segments_));
+  if (options.device == DeviceKind::kHost || GivesMissesToCpu(policies)) {
+    RETURN_IF_ERROR(client_->SetSegmentObserver(&segments_));
+  }
+  ASSIGN_OR_RETURN(weights_,
+                   DenseWeights::Create(client_, &fetches_, &segments_,
+                                        options.device == DeviceKind::kHost ? nullptr : backend_.get()));
   ASSIGN_OR_RETURN(kv_, KvCache::Create(config, options.kv, plan_.kv_pages, options.parallel, options.context,
                                         backend_.get()));
   ASSIGN_OR_RETURN(states_, DeltaStates::Create(config, options.parallel, plan_.kept_states, backend_.get()));

@@ -112,7 +112,7 @@ void EngineCore::FillStats(EngineStats* stats) const {
   stats->kv_pages_total = kv_->pages().total();
   stats->kv_pages_kept = kv_->pages().kept_pages();
   stats->expert_leases_held = statistics().held();
-  stats->dense_leases_held = weights_->held();
+  stats->dense_leases_held = weights_->leases();
   stats->fetches_outstanding = fetches_.outstanding();
   stats->expert_requests = residency.requests;
   stats->expert_hits = residency.hits;

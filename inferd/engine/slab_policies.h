@@ -46,6 +46,11 @@ std::string AllocationWarning(const Policies& policies, const Pack& pack);
 // faster at every budget (docs/presets.md); not where every expert has its slot (budget 0).
 bool LeadsStay(const Policies& policies, const Pack& pack, uint64_t budget);
 
+// Whether experts that are not in slots may be computed from weightd's DRAM.
+inline bool GivesMissesToCpu(const Policies& policies) {
+  return policies.miss == ExpertMiss::kCpu || policies.miss == ExpertMiss::kBalance;
+}
+
 // The same slots, filled neuron by neuron.
 NeuronResidencyOptions NeuronOptionsOf(const Policies& policies, const Pack& pack,
                                        const SlotCacheOptions& slots);

@@ -23,16 +23,34 @@ DenseWeights::DenseWeights(WeightClient* client, FetchQueue* fetches, const Segm
       extents_(pack_.dense_extent_count(), Extent::kAbsent),
       leases_(pack_.dense_extent_count()) {}
 
+uint64_t DenseWeights::DeviceBytes(const Pack& pack) {
+  uint64_t bytes = 0;
+  for (uint32_t extent = 0; extent < pack.dense_extent_count(); ++extent) {
+    bytes += pack.extents()[extent].length;
+  }
+  return bytes;
+}
+
 absl::StatusOr<std::unique_ptr<DenseWeights>> DenseWeights::Create(WeightClient* client, FetchQueue* fetches,
-                                                                   const SegmentBuffers* segments) {
+                                                                   const SegmentBuffers* segments,
+                                                                   Backend* device) {
   std::unique_ptr<DenseWeights> weights(new DenseWeights(client, fetches, segments));
   RETURN_IF_ERROR(Annotate(FindDenseTensors(client->pack(), &weights->tensors_),
                            absl::StrCat("pack ", client->pack().dir())));
+  if (device != nullptr) {
+    // One behind the other: their lengths are multiples of what any view is aligned to.
+    uint64_t bytes = 0;
+    for (uint32_t extent = 0; extent < weights->extents_.size(); ++extent) {
+      weights->offsets_.push_back(bytes);
+      bytes += weights->pack_.extents()[extent].length;
+    }
+    ASSIGN_OR_RETURN(weights->slab_, DeviceSlab::Create(bytes, device));
+  }
   return weights;
 }
 
 absl::Status DenseWeights::Acquire(absl::Duration stall_limit) {
-  absl::Status status = LeaseAll(stall_limit);
+  absl::Status status = HoldAll(stall_limit);
   if (status.ok()) {
     status = Resolve();
   }
@@ -44,16 +62,42 @@ absl::Status DenseWeights::Acquire(absl::Duration stall_limit) {
   return absl::OkStatus();
 }
 
+void DenseWeights::Hold(uint32_t extent) {
+  extents_[extent] = Extent::kHeld;
+  ++held_;
+}
+
 bool DenseWeights::TryLease(uint32_t extent) {
-  if (extents_[extent] == Extent::kLeased || !client_->TryLease(extent, &leases_[extent])) {
+  if (slab_ != nullptr || extents_[extent] == Extent::kHeld || !client_->TryLease(extent, &leases_[extent])) {
     return false;
   }
-  extents_[extent] = Extent::kLeased;
-  ++held_;
+  Hold(extent);
   return true;
 }
 
-absl::Status DenseWeights::LeaseAll(absl::Duration stall_limit) {
+bool DenseWeights::OnFetched(uint32_t extent) {
+  if (slab_ == nullptr) {
+    return TryLease(extent);
+  }
+  Hold(extent);
+  return true;
+}
+
+absl::Status DenseWeights::Fetch(uint32_t extent) {
+  if (slab_ == nullptr) {
+    return fetches_->FetchDense(extent);
+  }
+  TransferTarget target;
+  target.slab = slab_->number();
+  target.base[0] = offsets_[extent];
+  return fetches_->FetchDense(extent, &target);
+}
+
+absl::Status DenseWeights::HoldAll(absl::Duration stall_limit) {
+  if (slab_ != nullptr && held_ < extents_.size()) {
+    // No modelled link: it is there to show what experts cost that come while tokens wait.
+    RETURN_IF_ERROR(slab_->Offer(/*link_gbps=*/0, /*link_latency_us=*/0, client_));
+  }
   StallLimit stall(stall_limit);
   stall.Restart(absl::Now());
   absl::Time retry_at = absl::InfinitePast();
@@ -69,7 +113,7 @@ absl::Status DenseWeights::LeaseAll(absl::Duration stall_limit) {
     if (completion.code == absl::StatusCode::kDataLoss) {
       trouble = ReasonError(absl::StatusCode::kDataLoss, "WEIGHT_CORRUPT",
                             absl::StrCat(pack_.ExtentName(key.extent), " is damaged"));
-    } else if (completion.code == absl::StatusCode::kOk && TryLease(key.extent)) {
+    } else if (completion.code == absl::StatusCode::kOk && OnFetched(key.extent)) {
       stall.Restart(absl::Now());
     } else if (completion.code == absl::StatusCode::kResourceExhausted) {
       ++refusals;
@@ -81,7 +125,7 @@ absl::Status DenseWeights::LeaseAll(absl::Duration stall_limit) {
       if (extents_[extent] != Extent::kAbsent || TryLease(extent)) {
         continue;
       }
-      const absl::Status status = fetches_->FetchDense(extent);
+      const absl::Status status = Fetch(extent);
       if (absl::IsResourceExhausted(status)) {
         break;  // the ring is full: completions will make room
       }
@@ -117,7 +161,12 @@ absl::Status DenseWeights::StallError(absl::Duration stall_limit) const {
 
 absl::Status DenseWeights::Resolve() {
   for (const DenseTensors::Placed& placed : tensors_.placed) {
-    const ExtentLease& lease = leases_[placed.tensor->extent];
+    const uint32_t extent = placed.tensor->extent;
+    if (slab_ != nullptr) {
+      *placed.place = BufferRef{slab_->buffer(), offsets_[extent] + placed.tensor->offset};
+      continue;
+    }
+    const ExtentLease& lease = leases_[extent];
     const BufferRef place = segments_->Place(lease);
     if (!place) {
       return absl::InternalError(absl::StrCat(pack_.ExtentName(placed.tensor->extent),
@@ -131,12 +180,15 @@ absl::Status DenseWeights::Resolve() {
 
 void DenseWeights::Release() {
   for (uint32_t extent = 0; extent < extents_.size(); ++extent) {
-    if (extents_[extent] == Extent::kLeased) {
+    if (extents_[extent] == Extent::kHeld && slab_ != nullptr) {
+      continue;
+    }
+    if (extents_[extent] == Extent::kHeld) {
       client_->Release(extent, 0);
+      --held_;
     }
     extents_[extent] = Extent::kAbsent;
   }
-  held_ = 0;
   acquired_ = false;
 }
 

@@ -1,4 +1,6 @@
-// The dense part of a model (embeddings, attention, norms, routers, head) as weight views on leased extents.
+// The dense part of a model (embeddings, attention, norms, routers, head) as weight views: on extents leased
+// in weightd's DRAM, or on a device with memory of its own on a slab that they are transferred into once. The
+// slab is inferd's, so what lies there outlives the session that brought it.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -9,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "inferd/model/dense_tensors.h"
+#include "inferd/weights/device_slab.h"
 #include "inferd/weights/fetch_queue.h"
 #include "inferd/weights/segment_buffers.h"
 #include "inferd/weights/weight_client.h"
@@ -19,20 +22,25 @@ namespace sluice {
 
 class DenseWeights {
  public:
-  // Errors of FindDenseTensors. All arguments outlive the object.
+  // Errors of FindDenseTensors, and of the backend. All arguments outlive the object. `device`: whose memory
+  // they are brought into; null: they are read where they lie.
   static absl::StatusOr<std::unique_ptr<DenseWeights>> Create(WeightClient* client, FetchQueue* fetches,
-                                                              const SegmentBuffers* segments);
+                                                              const SegmentBuffers* segments,
+                                                              Backend* device);
 
-  // Leases every dense extent, fetching what is not resident. Gives everything back on an error: UNAVAILABLE
-  // (weightd is gone), DATA_LOSS naming the extent (reason WEIGHT_CORRUPT), RESOURCE_EXHAUSTED with the bytes
-  // when weightd has no room for them (reason DRAM_TOO_SMALL) or nothing came for `stall_limit` (StallLimit).
+  // Leases every dense extent, fetching what is not resident, or transfers those that are not there. Gives
+  // everything back on an error: UNAVAILABLE (weightd is gone), DATA_LOSS naming the extent (reason
+  // WEIGHT_CORRUPT), RESOURCE_EXHAUSTED with the bytes when weightd has no room for them (reason
+  // DRAM_TOO_SMALL) or nothing came for `stall_limit` (StallLimit).
   absl::Status Acquire(absl::Duration stall_limit);
 
-  // Gives every lease back; the views must not be used until the next Acquire.
+  // Gives every lease back; the views must not be used until the next Acquire. What was transferred stays.
   void Release();
 
   bool acquired() const { return acquired_; }
-  uint64_t held() const { return held_; }
+  uint64_t leases() const { return slab_ == nullptr ? held_ : 0; }
+  // On the device; 0: they are leased.
+  static uint64_t DeviceBytes(const Pack& pack);
 
   const WeightView& embed() const { return tensors_.embed; }
   const WeightView& head() const { return tensors_.head; }
@@ -46,8 +54,12 @@ class DenseWeights {
 
  private:
   DenseWeights(WeightClient* client, FetchQueue* fetches, const SegmentBuffers* segments);
-  absl::Status LeaseAll(absl::Duration stall_limit);
+  absl::Status HoldAll(absl::Duration stall_limit);
+  // An extent is held: leased, or on the device.
   bool TryLease(uint32_t extent);
+  bool OnFetched(uint32_t extent);
+  void Hold(uint32_t extent);
+  absl::Status Fetch(uint32_t extent);
   absl::Status NoRoomError() const;
   absl::Status StallError(absl::Duration stall_limit) const;
   absl::Status Resolve();
@@ -57,9 +69,11 @@ class DenseWeights {
   const SegmentBuffers* const segments_;
   const Pack& pack_;
 
-  enum class Extent : uint8_t { kAbsent, kRequested, kLeased };
-  std::vector<Extent> extents_;      // by dense extent
-  std::vector<ExtentLease> leases_;  // by dense extent
+  enum class Extent : uint8_t { kAbsent, kRequested, kHeld };
+  std::vector<Extent> extents_;       // by dense extent, as the next two
+  std::vector<ExtentLease> leases_;   // without a slab
+  std::vector<uint64_t> offsets_;     // in the slab
+  std::unique_ptr<DeviceSlab> slab_;  // null: they are leased
   DenseTensors tensors_;
   uint64_t held_ = 0;
   bool acquired_ = false;

@@ -8,6 +8,12 @@
 
 namespace sluice {
 
+ExtentRange VirtualWeightClient::ExtentsOf(const FetchRequest& request) const {
+  return request.dense_extent != FetchRequest::kNoExtent
+             ? ExtentRange{request.dense_extent, 1}
+             : pack().expert_extents(request.layer, request.expert);
+}
+
 bool VirtualWeightClient::LeaseAll(const ExtentRange& range, std::vector<ExtentLease>* leases) {
   leases->assign(range.count, {});
   for (uint32_t i = 0; i < range.count; ++i) {
@@ -23,7 +29,7 @@ bool VirtualWeightClient::LeaseAll(const ExtentRange& range, std::vector<ExtentL
 
 // An error is about the connection; what is wrong with the bytes is told by the completion.
 absl::Status VirtualWeightClient::CopyNow(const FetchRequest& request, FetchCompletion* completion) {
-  const ExtentRange range = pack().expert_extents(request.layer, request.expert);
+  const ExtentRange range = ExtentsOf(request);
   std::vector<ExtentLease> leases;
   const absl::Time limit = absl::Now() + fill_limit_;
   while (!LeaseAll(range, &leases)) {
@@ -51,6 +57,7 @@ absl::Status VirtualWeightClient::FillNow(const FetchRequest& request, FetchComp
   fill.step = request.step;
   fill.layer = request.layer;
   fill.expert = request.expert;
+  fill.dense_extent = request.dense_extent;
   bool done = false;
   const uint64_t id = completion->id;
   RETURN_IF_ERROR(behind_->Submit(fill));
@@ -77,6 +84,16 @@ absl::Status VirtualWeightClient::FillNow(const FetchRequest& request, FetchComp
 absl::Status VirtualWeightClient::CopyRows(const FetchRequest& request,
                                            const std::vector<ExtentLease>& leases) {
   const TransferTarget& target = *request.transfer;
+  if (request.dense_extent != FetchRequest::kNoExtent) {
+    const uint64_t room = slabs_[target.slab].bytes();
+    if (leases[0].bytes > room || target.base[0] > room - leases[0].bytes) {
+      return absl::InvalidArgumentError(absl::StrCat("an extent of ", leases[0].bytes, " bytes at ",
+                                                     target.base[0], " does not fit the slab of ", room,
+                                                     " bytes"));
+    }
+    std::memcpy(slabs_[target.slab].data() + target.base[0], leases[0].data, leases[0].bytes);
+    return absl::OkStatus();
+  }
   const uint32_t first = pack().expert_extents(request.layer, request.expert).first;
   const Mapping& slab = slabs_[target.slab];
   for (int p = 0; p < kPartCount; ++p) {

@@ -1,6 +1,7 @@
-// A WeightClient whose transfers take the time of a modelled link (--clock virtual): bytes are copied into
-// the slab at once, from leases of the client behind, but tiles land and requests complete when the model
-// says so, on a clock that only waiting and computing move. All else goes to the client behind unchanged.
+// A WeightClient whose transfers of experts take the time of a modelled link (--clock virtual): bytes are
+// copied into the slab at once, from leases of the client behind, but tiles land and requests complete when
+// the model says so, on a clock that only waiting and computing move. All else goes to the client behind
+// unchanged.
 //
 // Thread safety: as WeightClient's; the engine thread's but for Wake(), Describe() and counters().
 #pragma once
@@ -66,6 +67,7 @@ class VirtualWeightClient final : public WeightClient {
   };
 
   absl::Status CopyNow(const FetchRequest& request, FetchCompletion* completion);
+  ExtentRange ExtentsOf(const FetchRequest& request) const;
   bool LeaseAll(const ExtentRange& range, std::vector<ExtentLease>* leases);
   absl::Status FillNow(const FetchRequest& request, FetchCompletion* completion);
   absl::Status CopyRows(const FetchRequest& request, const std::vector<ExtentLease>& leases);

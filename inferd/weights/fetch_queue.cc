@@ -73,9 +73,10 @@ absl::StatusOr<uint64_t> FetchQueue::TransferExpert(FetchKind kind, uint64_t ste
   return request.id;
 }
 
-absl::Status FetchQueue::FetchDense(uint32_t extent) {
+absl::Status FetchQueue::FetchDense(uint32_t extent, const TransferTarget* target) {
   FetchRequest request;
   request.dense_extent = extent;
+  request.transfer = target;
   return Submit(FetchKind::kDense, &request, extent);
 }
 
@@ -85,8 +86,10 @@ size_t FetchQueue::Poll(absl::FunctionRef<void(const FetchKey&, const FetchCompl
     uint32_t& outstanding = outstanding_[static_cast<int>(key.kind)];
     outstanding -= outstanding > 0 ? 1 : 0;
     bytes_ssd_ += completion.bytes;
-    bytes_link_ += completion.link_bytes;
-    copy_us_ += completion.copy_us;
+    if (key.kind != FetchKind::kDense) {
+      bytes_link_ += completion.link_bytes;
+      copy_us_ += completion.copy_us;
+    }
     handle(key, completion);
   });
 }

@@ -48,7 +48,8 @@ class FetchQueue {
   // The same into a slab.
   absl::StatusOr<uint64_t> TransferExpert(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert,
                                           PartSet parts, const TransferTarget& target);
-  absl::Status FetchDense(uint32_t extent);
+  // A dense extent; with a target on into a slab.
+  absl::Status FetchDense(uint32_t extent, const TransferTarget* target = nullptr);
 
   // Hands out every completion that has arrived; what it filled stays resident until `handle` returns.
   size_t Poll(absl::FunctionRef<void(const FetchKey&, const FetchCompletion&)> handle);
@@ -66,6 +67,7 @@ class FetchQueue {
   uint32_t outstanding(FetchKind kind) const { return outstanding_[static_cast<int>(kind)]; }
   uint32_t outstanding() const { return outstanding_[0] + outstanding_[1] + outstanding_[2]; }
   uint64_t bytes_ssd() const { return bytes_ssd_; }
+  // Of experts, as the next: dense weights come once and say nothing of what tokens wait for.
   uint64_t bytes_link() const { return bytes_link_; }
   // Time that transfers took from their first byte to their last, overlaps counted twice.
   double copy_seconds() const { return static_cast<double>(copy_us_) * 1e-6; }

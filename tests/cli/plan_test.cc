@@ -155,12 +155,20 @@ TEST(PlanTest, MemoryThatIsAskedForIsCountedWhole) {
   ASSERT_TRUE(facts.ok());
   MemoryRequest request{.memory = kGiB, .threads = 2};
   request.engine.device = DeviceKind::kSim;
-  request.engine.slab.budget = 3 << 20;
   request.engine.parallel = 2;
+  const auto all = PlanMemory(facts->config, facts->stored[0], request);
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_EQ(all->slab, facts->stored[0].experts());
+  EXPECT_EQ(all->device_dense, facts->stored[0].weights.dense);
+  request.device_budget = all->device_dense + all->kv + all->activations;
+  EXPECT_TRUE(absl::StrContains(PlanMemory(facts->config, facts->stored[0], request)->refusal,
+                                "leaves nothing for experts"));
+  request.device_budget += 3 << 20;
   const auto plan = PlanMemory(facts->config, facts->stored[0], request);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->slab, 3u << 20);
-  EXPECT_EQ(plan->total(), plan->dram_budget + plan->kv + plan->activations + plan->slab + plan->processes);
+  EXPECT_EQ(plan->total(), plan->dram_budget + plan->kv + plan->activations + plan->slab +
+                               plan->device_dense + plan->processes);
   EXPECT_TRUE(plan->refusal.empty()) << plan->refusal;
   request.dram_budget = kGiB;
   EXPECT_TRUE(absl::StrContains(PlanMemory(facts->config, facts->stored[0], request)->refusal, "KV cache"));

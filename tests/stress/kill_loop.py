@@ -40,7 +40,7 @@ def random_device(random_source):
     if random_source.random() < 0.5:
         return ["--device", "host"], "host"
     return [
-        "--device", "sim", "--device-budget", str(int(random_source.uniform(0.8, 8) * MIB)),
+        "--device", "sim", "--device-budget", f"{random_source.uniform(5, 50):.1f}%",
         "--link-gbps", f"{random_source.uniform(0.5, 8):.2f}",
         "--link-latency-us", str(random_source.randrange(0, 50)),
     ], "sim"  # fmt: skip

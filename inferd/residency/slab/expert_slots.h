@@ -13,11 +13,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "inferd/residency/slots/device_slab.h"
 #include "inferd/residency/slots/slab_plan.h"
 #include "inferd/residency/slots/slot_cache_options.h"
 #include "inferd/residency/slots/slot_table.h"
 #include "inferd/residency/slots/tile_size.h"
+#include "inferd/weights/device_slab.h"
 #include "inferd/weights/fetch_queue.h"
 #include "inferd/weights/weight_client.h"
 #include "kernels/backend.h"

@@ -230,9 +230,16 @@ TEST(InferdOptionsTest, ASimulatedDeviceIsWhatTheOptionsSay) {
                                        "--link-gbps", "2.5", "--link-latency-us", "30", "--clock", "virtual",
                                        "--virtual-costs", "link_ms=15,compute_ms=0.5"});
   ASSERT_FALSE(command.exit_code.has_value());
+  const InferdCommand share = Parse({"--pack", "/p", "--device", "sim", "--device-budget", "37.5%"});
+  EXPECT_EQ(37.5, share.options.device_budget.percent);
+  EXPECT_EQ("37.5%", ShowOptionValue(share.options.device_budget));
+  for (const char* wrong : {"0%", "101%", "%", "-1%", "1 GiB%"}) {
+    EXPECT_EQ(2, Parse({"--pack", "/p", "--device", "sim", "--device-budget", wrong}).exit_code.value_or(0))
+        << wrong;
+  }
   const EngineOptions engine = EngineOptionsOf(command.options);
   EXPECT_EQ(DeviceKind::kSim, engine.device);
-  EXPECT_EQ(1024u, engine.slab.budget);
+  EXPECT_EQ(1024u, command.options.device_budget.bytes);
   EXPECT_EQ(2.5, engine.slab.link_gbps);
   EXPECT_EQ(30, engine.slab.link_latency_us);
   EXPECT_TRUE(engine.virtual_clock);

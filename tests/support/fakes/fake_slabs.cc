@@ -12,7 +12,11 @@ namespace {
 
 constexpr Part kParts[] = {Part::kUp, Part::kGate, Part::kDown};
 
-bool Asks(const FetchRequest& request, Part part) { return (request.parts & PartBit(part)) != 0; }
+bool IsDense(const FetchRequest& request) { return request.dense_extent != FetchRequest::kNoExtent; }
+
+bool Asks(const FetchRequest& request, Part part) {
+  return !IsDense(request) && (request.parts & PartBit(part)) != 0;
+}
 
 bool SameRows(const TransferTarget& a, const TransferTarget& b) {
   return a.slab == b.slab && a.base == b.base && a.stride == b.stride && a.neurons == b.neurons;
@@ -50,10 +54,17 @@ uint64_t FakeWeightClient::RowBytesOf(const FetchRequest& request, Part part) co
 
 absl::Status FakeWeightClient::CheckTarget(const FetchRequest& request) const {
   const TransferTarget& target = *request.transfer;
-  const uint32_t width = pack_->part(request.layer, request.expert, Part::kUp).rows;
-  if (target.slab >= slabs_.size() || request.dense_extent != FetchRequest::kNoExtent) {
-    return absl::InvalidArgumentError("a transfer without a slab or of a dense extent");
+  if (target.slab >= slabs_.size()) {
+    return absl::InvalidArgumentError("a transfer without a slab");
   }
+  if (IsDense(request)) {
+    const uint64_t length = pack_->extents()[request.dense_extent].length;
+    return target.base[0] + length <= slabs_[target.slab].bytes() && target.neurons.empty() &&
+                   target.tile_neurons == 0 && target.stride == decltype(target.stride){}
+               ? absl::OkStatus()
+               : absl::InvalidArgumentError("a target that makes no sense for an extent");
+  }
+  const uint32_t width = pack_->part(request.layer, request.expert, Part::kUp).rows;
   for (size_t i = 0; i < target.neurons.size(); ++i) {
     if (target.neurons[i] >= width || (i != 0 && target.neurons[i] <= target.neurons[i - 1])) {
       return absl::InvalidArgumentError(
@@ -82,6 +93,9 @@ absl::Status FakeWeightClient::CheckTarget(const FetchRequest& request) const {
 bool FakeWeightClient::LentAlready(const FetchRequest& request) {
   bool lent = false;
   const TransferTarget& target = *request.transfer;
+  if (IsDense(request)) {
+    return false;  // of a slab of their own, each its place
+  }
   const auto end = [this](const FetchRequest& r, const TransferTarget& t, uint32_t rows, Part part) {
     const auto p = static_cast<size_t>(part);
     return t.base[p] + (rows - 1) * t.stride[p] + RowBytesOf(r, part);
@@ -121,6 +135,9 @@ void FakeWeightClient::KeepTarget(const FetchRequest& request, bool poison, Pend
 }
 
 uint32_t FakeWeightClient::RowsOf(const Pending& pending) const {
+  if (IsDense(pending.request)) {
+    return 1;
+  }
   const auto listed = static_cast<uint32_t>(pending.target.neurons.size());
   return listed != 0 ? listed : pack_->part(pending.request.layer, pending.request.expert, Part::kUp).rows;
 }
@@ -136,6 +153,10 @@ std::byte* FakeWeightClient::SlabRow(const Pending& pending, Part part, uint32_t
 }
 
 void FakeWeightClient::Poison(const Pending& pending) {
+  if (IsDense(pending.request)) {
+    std::memset(slabs_[pending.target.slab].data() + pending.target.base[0], 0xff,
+                pack_->extents()[pending.request.dense_extent].length);
+  }
   for (Part part : kParts) {
     for (uint32_t row = 0; Asks(pending.request, part) && row < RowsOf(pending); ++row) {
       std::memset(SlabRow(pending, part, row), 0xff, RowBytesOf(pending.request, part));
@@ -145,6 +166,13 @@ void FakeWeightClient::Poison(const Pending& pending) {
 
 void FakeWeightClient::LandTile(Pending* pending) {
   const FetchRequest& request = pending->request;
+  if (IsDense(request)) {
+    const Extent& extent = extents_[request.dense_extent];
+    const uint64_t length = pack_->extents()[request.dense_extent].length;
+    std::memcpy(slabs_[pending->target.slab].data() + pending->target.base[0],
+                segments_[extent.segment_index].bytes.data() + extent.offset, length);
+    pending->completion.link_bytes += length;
+  }
   const uint32_t rows = RowsOf(*pending);
   const uint32_t tile = pending->target.tile_neurons == 0 ? rows : pending->target.tile_neurons;
   const uint32_t begin = pending->tiles_landed * tile;

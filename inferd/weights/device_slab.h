@@ -1,10 +1,11 @@
-// A piece of device memory that weightd writes experts into: allocated once, offered to every session.
+// A piece of device memory that weightd writes weights into: allocated once, offered to every session.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -21,7 +22,8 @@ class DeviceSlab {
   DeviceSlab(const DeviceSlab&) = delete;
   DeviceSlab& operator=(const DeviceSlab&) = delete;
 
-  // A session begins: weightd may write into the slab from here on, as fast as the link goes (0: as it can).
+  // weightd may write into the slab from here on until the session ends, as fast as the link goes (0: as it
+  // can). Nothing happens if it was offered to this session before: one file is one slab.
   absl::Status Offer(double link_gbps, double link_latency_us, WeightClient* client);
 
   BufferId buffer() const { return memory_.buffer; }
@@ -34,6 +36,7 @@ class DeviceSlab {
   Backend* const backend_;
   const SharedBuffer memory_;
   uint32_t number_ = 0;
+  std::optional<uint64_t> offered_in_;  // after so many reconnects of the client
 };
 
 }  // namespace sluice

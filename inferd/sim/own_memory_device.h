@@ -1,0 +1,69 @@
+// A backend that keeps host and device apart as a GPU does, in front of one that computes in the host's
+// memory (device `sim`): the host sees staging memory and nothing else, and the device reads no host memory.
+// So what works here has asked for every transfer that it needs.
+//
+// Thread safety: as Backend's; Counters() and Describe() may be called from any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "common/status.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+class OwnMemoryDevice final : public Backend {
+ public:
+  // `reads_host`: operations may read imported memory all the same, for experts that the CPU computes on the
+  // same queue.
+  OwnMemoryDevice(std::unique_ptr<Backend> behind, bool reads_host)
+      : behind_(std::move(behind)), reads_host_(reads_host) {}
+
+  absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
+    ASSIGN_OR_RETURN(const BufferId buffer, behind_->Allocate(bytes, kind));
+    if (kind == BufferKind::kStaging) {
+      staging_.insert(buffer);
+    }
+    return buffer;
+  }
+  absl::StatusOr<SharedBuffer> AllocateShared(uint64_t bytes) override {
+    return behind_->AllocateShared(bytes);
+  }
+  absl::StatusOr<BufferId> Import(absl::Span<const std::byte> memory) override {
+    if (!reads_host_) {
+      return absl::UnimplementedError(
+          absl::StrCat("the device cannot read ", memory.size(), " bytes of the host's memory"));
+    }
+    return behind_->Import(memory);
+  }
+  absl::Status Free(BufferId buffer) override {
+    staging_.erase(buffer);
+    return behind_->Free(buffer);
+  }
+  const std::byte* HostRead(BufferRef ref, uint64_t bytes) override {
+    return staging_.contains(ref.buffer) ? behind_->HostRead(ref, bytes) : nullptr;
+  }
+  std::byte* HostWrite(BufferRef ref, uint64_t bytes) override {
+    return staging_.contains(ref.buffer) ? behind_->HostWrite(ref, bytes) : nullptr;
+  }
+  Queue& queue() override { return behind_->queue(); }
+  void BeginStep() override { behind_->BeginStep(); }
+  void EndStep() override { behind_->EndStep(); }
+  absl::Status SetSparseSwitches(absl::Span<const SparseSwitchEntry> entries) override {
+    return behind_->SetSparseSwitches(entries);
+  }
+  BackendCounters Counters() const override { return behind_->Counters(); }
+  std::string Describe() const override { return absl::StrCat(behind_->Describe(), ", memory of its own"); }
+
+ private:
+  const std::unique_ptr<Backend> behind_;
+  const bool reads_host_;
+  absl::flat_hash_set<BufferId> staging_;
+};
+
+}  // namespace sluice
