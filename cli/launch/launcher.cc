@@ -59,7 +59,7 @@ std::string Environment(const char* name) {
 
 // Those that say nothing on device host.
 constexpr char kDeviceOptions[] =
-    " device-budget link-gbps link-latency-us tile-neurons clock virtual-costs ";
+    " device-budget link-gbps link-latency-us tile-neurons transport clock virtual-costs ";
 
 std::string ValueOf(const std::vector<OptionSetting>& settings, const std::string& name) {
   for (const OptionSetting& setting : settings) {
@@ -413,6 +413,7 @@ void Launcher::ShowOptions() const {
                            "link-gbps",
                            "link-latency-us",
                            "tile-neurons",
+                           "transport",
                            "clock",
                            "virtual-costs"}) {
     const std::string value = server_option(name);

@@ -57,7 +57,7 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
       "--parallel --kv --kv-budget --prefill-chunk --threads --preset --sparsity --sparsity-target\n"
       "--sparsity-threshold --sparsity-scope --policy --trace --replay-trace --io --direct --link-gbps "
       "--link-latency-us\n"
-      "--tile-neurons --clock; of finding and starting them: --address "
+      "--tile-neurons --transport --clock; of finding and starting them: --address "
       "--admin --keep --no-restart";
   parser->HiddenGroup("Options of the daemons (sizes as 512MiB, 2GB)", kHint)
       .Choice("--device", {"host", "sim", "cuda"}, &device, "where the experts compute [host]")
@@ -93,6 +93,8 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
       .Real("--link-latency-us", &link_latency_us, "of device sim", 0, 1e9)
       .Number("--tile-neurons", &tile_neurons, "that travel and compute together, device sim [an eighth]", 0,
               1u << 20)
+      .Choice("--transport", {"push", "pull"}, &transport,
+              "who copies experts there: weightd, or inferd from what it leases [push]")
       .Choice("--clock", {"real", "virtual"}, &clock, "of device sim [real]");
   parser->HiddenGroup("Finding and starting them", kHint)
       .Text("--address", &address, "of a running inferd: unix:PATH or HOST:PORT [SLUICE_HOST, else started]")
@@ -145,6 +147,7 @@ std::vector<OptionSetting> CommonOptions::InferdSettings() const {
       .Add("link-gbps", link_gbps)
       .Add("link-latency-us", link_latency_us)
       .Add("tile-neurons", tile_neurons)
+      .Add("transport", transport)
       .Add("clock", clock)
       .Add("virtual-costs", virtual_costs)
       .Add("measure-costs", measure_costs)

@@ -107,12 +107,13 @@ absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& 
   RETURN_IF_ERROR(CheckOneOf("device", options.device, {"host", "sim", "cuda"}));
   RETURN_IF_ERROR(CheckOneOf("kv", options.kv, {"f32", "f16", "q8"}));
   RETURN_IF_ERROR(CheckOneOf("clock", options.clock, {"real", "virtual"}));
+  RETURN_IF_ERROR(CheckOneOf("transport", options.transport, {"push", "pull"}));
   RETURN_IF_ERROR(CheckOneOf("log-level", options.log_level, {"debug", "info", "warning", "error"}));
   if (options.device == "cuda") {
     return Missing("--device cuda: this build has no CUDA device; use --device host");
   }
-  for (const char* name :
-       {"device-budget", "link-gbps", "link-latency-us", "tile-neurons", "clock", "virtual-costs"}) {
+  for (const char* name : {"device-budget", "link-gbps", "link-latency-us", "tile-neurons", "transport",
+                           "clock", "virtual-costs"}) {
     if (options.device == "host" && set.count(name) > 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("--", name, " is about devices with memory of their own; give --device sim with it"));
@@ -121,6 +122,10 @@ absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& 
   if (options.tile_neurons % 64 != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("--tile-neurons is ", options.tile_neurons, ", not a multiple of 64"));
+  }
+  if (options.clock == "virtual" && set.count("transport") > 0) {
+    return absl::InvalidArgumentError(
+        "--transport is about real time; with --clock virtual nobody copies but the modelled link");
   }
   if (!options.virtual_costs.empty() && options.clock != "virtual") {
     return absl::InvalidArgumentError("--virtual-costs needs --clock virtual");
@@ -143,8 +148,8 @@ EngineOptions EngineOptionsOf(const InferdOptions& options) {
   engine.prefix_cache = options.prefix_cache;
   engine.queue = QueueLimitsOf(options);
   engine.device = DeviceFromName(options.device).value_or(DeviceKind::kHost);  // checked when parsed
-  engine.slab = {options.device_budget.bytes, options.link_gbps, options.link_latency_us,
-                 options.tile_neurons};
+  engine.slab = {/*budget=*/0, options.link_gbps, options.link_latency_us, options.tile_neurons,
+                 options.transport == "pull" ? Transport::kPull : Transport::kPush};
   engine.virtual_clock = options.clock == "virtual";
   engine.costs = ParseVirtualCosts(options.virtual_costs).value_or(VirtualCosts());  // checked when parsed
   engine.measure_costs = options.measure_costs;

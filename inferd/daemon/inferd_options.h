@@ -61,6 +61,7 @@ struct InferdOptions {
   double link_gbps = 0;
   double link_latency_us = 0;
   uint32_t tile_neurons = 0;
+  std::string transport = "push";
   std::string clock = "real";
   std::string virtual_costs;
   std::string measure_costs;
@@ -186,6 +187,8 @@ void ForEachOption(InferdOptions* o, Visit visit) {
   visit("tile-neurons", &o->tile_neurons,
         "Neurons of an expert that travel and compute together, a multiple of 64 (device sim; default: an "
         "eighth of the expert)");
+  visit("transport", &o->transport,
+        "Who copies experts into a device's memory: push (weightd) or pull (inferd, from what it leases)");
   visit("clock", &o->clock, "Times of link and device: real, or virtual by a table of costs (device sim)");
   visit("virtual-costs", &o->virtual_costs,
         "Milliseconds of one bf16 expert and of a layer's attention, as 3x, 30x or "

@@ -20,6 +20,7 @@
 #include "inferd/sim/own_memory_device.h"
 #include "inferd/sim/virtual_device.h"
 #include "inferd/sim/virtual_weight_client.h"
+#include "inferd/weights/pull_client.h"
 
 namespace sluice {
 namespace {
@@ -46,6 +47,18 @@ absl::Status Lost(const std::string& why) {
 // Memory that a waiting request holds besides its tokens: its objects, buffers and names, generously.
 constexpr uint64_t kRequestBytes = 4096;
 
+// The client as the device's transport needs it. `clock` null: real time.
+std::unique_ptr<WeightClient> Transported(std::unique_ptr<WeightClient> client, const EngineOptions& options,
+                                          VirtualClock* clock) {
+  if (clock != nullptr) {
+    return std::make_unique<VirtualWeightClient>(std::move(client), clock);
+  }
+  if (options.device != DeviceKind::kHost && options.slab.transport == Transport::kPull) {
+    return std::make_unique<PullClient>(std::move(client));
+  }
+  return client;
+}
+
 uint64_t BytesOf(const GuideSpec& guide) {
   uint64_t bytes = guide.text.size();
   for (const std::string& choice : guide.choices) {
@@ -62,8 +75,7 @@ uint64_t BytesOf(const GuideSpec& guide) {
 Engine::Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, const Tokenizer* tokenizer)
     : plan_(plan),
       clock_(plan.options.virtual_clock ? std::make_unique<VirtualClock>() : nullptr),
-      client_(clock_ == nullptr ? std::move(client)
-                                : std::make_unique<VirtualWeightClient>(std::move(client), clock_.get())),
+      client_(Transported(std::move(client), plan.options, clock_.get())),
       tokenizer_(tokenizer),
       config_(client_->pack().config()),
       seed_base_(RandomSeed()),
@@ -122,24 +134,28 @@ absl::Status Engine::Setup(const BackendFactory& make_backend) {
     ASSIGN_OR_RETURN(backend, MeasuredDevice::Create(std::move(backend), plan_.options.measure_costs,
                                                      Bf16ExpertBytes(config_)));
   }
-  ASSIGN_OR_RETURN(core_,
-                   EngineCore::Create(plan_, client_.get(), std::move(backend), &registry_, clock_.get()));
-  core_->SetRemovalHook([this] { Publish(); });
-  description_ = absl::StrCat(core_->backend().Describe(), "; ", client_->Describe(), "; context ",
-                              plan_.options.context, ", parallel ", plan_.options.parallel, ", KV cache ",
-                              plan_.kv_bytes, " bytes, activations ", plan_.activation_bytes, " bytes");
-  if (!core_->prefix_rule().empty()) {
-    absl::StrAppend(&description_, "; ", core_->prefix_rule());
-  }
-  if (!core_->reasons().empty()) {
-    absl::StrAppend(&description_, "; auto: ", absl::StrJoin(core_->reasons(), ", "));
-  }
   if (plan_.options.device != DeviceKind::kHost) {
     ASSIGN_OR_RETURN(const Policies policies,
                      PoliciesOf(plan_.options.preset, plan_.options.policies, plan_.options.device));
     // `auto` has not chosen yet.
     backend = std::make_unique<OwnMemoryDevice>(std::move(backend),
                                                 GivesMissesToCpu(policies) || policies.preset == "auto");
+  }
+  ASSIGN_OR_RETURN(core_,
+                   EngineCore::Create(plan_, client_.get(), std::move(backend), &registry_, clock_.get()));
+  core_->SetRemovalHook([this] { Publish(); });
+  description_ = absl::StrCat(core_->backend().Describe(), "; ", client_->Describe(), "; context ",
+                              plan_.options.context, ", parallel ", plan_.options.parallel, ", KV cache ",
+                              plan_.kv_bytes, " bytes, activations ", plan_.activation_bytes, " bytes");
+  if (plan_.options.device != DeviceKind::kHost && clock_ == nullptr) {
+    absl::StrAppend(&description_, "; transport ",
+                    plan_.options.slab.transport == Transport::kPull ? "pull" : "push");
+  }
+  if (!core_->prefix_rule().empty()) {
+    absl::StrAppend(&description_, "; ", core_->prefix_rule());
+  }
+  if (!core_->reasons().empty()) {
+    absl::StrAppend(&description_, "; auto: ", absl::StrJoin(core_->reasons(), ", "));
   }
   if (const std::string cache = core_->DescribeCache(); !cache.empty()) {
     absl::StrAppend(&description_, "; ", cache);

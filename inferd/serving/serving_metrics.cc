@@ -84,6 +84,16 @@ void Experts(const EngineStats& stats, MetricText* text) {
             stats.weightd_reconnects);
 }
 
+// The value in effect; empty: it was not reported.
+std::string OptionOf(const ServerInfo& info, const std::string& name) {
+  for (const ReportedOption& option : info.options) {
+    if (option.name == name) {
+      return option.value;
+    }
+  }
+  return "";
+}
+
 }  // namespace
 
 ServingMetrics::ServingMetrics()
@@ -125,6 +135,10 @@ std::string ServingMetrics::Text(const EngineStats& stats, const ServerInfo& inf
   MetricText text;
   text.Family("inferd_build_info", kGauge, "What runs.");
   text.Sample({{"version", info.version}, {"model", info.model_id}, {"isa", info.isa}}, 1);
+  const std::string device = OptionOf(info, "device");
+  text.Family("inferd_device_info", kGauge, "Where the model runs, and how experts get there.");
+  text.Sample({{"device", device}, {"transport", device == "host" ? "lease" : OptionOf(info, "transport")}},
+              1);
   text.One("inferd_serving", kGauge, "1 while tokens can be made.",
            phase == ServerState::Phase::kServing ? 1 : 0);
   Load(stats, pump, &text);

@@ -25,7 +25,7 @@ COMPANIONS = {
     "tls-key": 'tls-certificate = "/c.pem"\ntls-client-ca = "/a.pem"\n',
 }
 # Options that only a device with memory of its own has.
-OF_SIM = ("device-budget", "link-gbps", "link-latency-us", "tile-neurons", "clock", "virtual-costs")
+OF_SIM = ("device-budget", "link-gbps", "link-latency-us", "tile-neurons", "transport", "clock", "virtual-costs")
 
 
 class UnitsTest(unittest.TestCase):

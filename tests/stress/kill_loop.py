@@ -43,6 +43,7 @@ def random_device(random_source):
         "--device", "sim", "--device-budget", f"{random_source.uniform(5, 50):.1f}%",
         "--link-gbps", f"{random_source.uniform(0.5, 8):.2f}",
         "--link-latency-us", str(random_source.randrange(0, 50)),
+        "--transport", random_source.choice(["push", "pull"]),
     ], "sim"  # fmt: skip
 
 

@@ -18,12 +18,16 @@
 
 namespace sluice {
 
+// Who copies experts into a device's memory: weightd, or inferd from what it leases.
+enum class Transport : uint8_t { kPush = 0, kPull = 1 };
+
 // Memory of a device that has its own (not `host`), and the way there.
 struct SlabOptions {
-  uint64_t budget = 0;         // bytes for routed experts; 0: all of them
-  double link_gbps = 0;        // 1e9 bytes a second; 0: unthrottled
-  double link_latency_us = 0;  // before a copy's first byte
-  uint32_t tile_neurons = 0;   // a multiple of 64; 0: an eighth of an expert
+  uint64_t budget = 0;                     // bytes for routed experts; 0: all of them
+  double link_gbps = 0;                    // 1e9 bytes a second; 0: unthrottled
+  double link_latency_us = 0;              // before a copy's first byte
+  uint32_t tile_neurons = 0;               // a multiple of 64; 0: an eighth of an expert
+  Transport transport = Transport::kPush;  // in virtual time there is nobody but the model
 };
 
 struct EngineOptions {

@@ -231,6 +231,7 @@ void ExactTest::RunSimDraw(uint32_t draw) {
       absl::StrCat("predictor_depth_rule=", OneOf(&random, {"always", "idle", "reach"})));
   device.link_latency_us = OneOf(&random, {0.0, 40.0});
   device.tile_neurons = OneOf(&random, {0u, 64u, 128u, 1024u});
+  device.transport = draw % 3 == 0 ? Transport::kPull : Transport::kPush;
   const uint64_t smallest = SmallestBudget(pack_, std::max(1u, options.threads));
   options.weights.dram_budget = std::max(
       smallest, OneOf(&random, {pack->dense_bytes() + most, pack->dense_bytes() + most / 2, smallest}));

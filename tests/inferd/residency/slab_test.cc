@@ -1,5 +1,5 @@
 // Slabs through a WeightClient: the contract of weight_client.h, for a real session with a WeightdServer in
-// this process and for the fake that tests of the engine use.
+// this process and for the fake that tests of the engine use, with both transports over each.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "inferd/session/session_weight_client.h"
+#include "inferd/weights/pull_client.h"
 #include "tests/support/fakes/fake_weight_client.h"
 #include "tests/support/fakes/test_slab.h"
 #include "tests/support/temp_dir.h"
@@ -24,10 +26,15 @@ using ::testing::HasSubstr;
 
 constexpr uint64_t kSlabBytes = 1 << 20;
 
-class SlabTest : public testing::TestWithParam<bool> {
+struct Client {
+  bool session = false;  // else the fake
+  bool pull = false;
+};
+
+class SlabTest : public testing::TestWithParam<Client> {
  protected:
   void SetUp() override {
-    if (GetParam()) {
+    if (GetParam().session) {
       WeightdOptions options;
       options.socket = folder_.File("weightd.sock");
       options.packs = {pack_.dir()};
@@ -41,7 +48,14 @@ class SlabTest : public testing::TestWithParam<bool> {
   }
 
   std::unique_ptr<WeightClient> Connect() {
-    if (!GetParam()) {
+    std::unique_ptr<WeightClient> client = ConnectPushing();
+    if (client != nullptr && GetParam().pull) {
+      client = std::make_unique<PullClient>(std::move(client));
+    }
+    return client;
+  }
+  std::unique_ptr<WeightClient> ConnectPushing() {
+    if (!GetParam().session) {
       auto fake = FakeWeightClient::Open(pack_.dir(), {.max_delay_polls = 2});
       return fake.ok() ? *std::move(fake) : nullptr;
     }
@@ -82,8 +96,13 @@ class SlabTest : public testing::TestWithParam<bool> {
   std::unique_ptr<WeightClient> client_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Clients, SlabTest, testing::Bool(),
-                         [](const auto& info) { return info.param ? "Session" : "Fake"; });
+INSTANTIATE_TEST_SUITE_P(Clients, SlabTest,
+                         testing::Values(Client{true, false}, Client{false, false}, Client{true, true},
+                                         Client{false, true}),
+                         [](const auto& info) {
+                           return absl::StrCat(info.param.session ? "Session" : "Fake",
+                                               info.param.pull ? "Pull" : "Push");
+                         });
 
 TEST_P(SlabTest, AWholeExpertLandsWithEveryGapBetweenRows) {
   TestSlab slab(kSlabBytes);
@@ -193,6 +212,31 @@ TEST_P(SlabTest, ADemandForAPrefetchsRowsJoinsIt) {
     });
     ASSERT_TRUE(client_->Wait(absl::Now() + absl::Milliseconds(1)).ok());
   }
+}
+
+TEST_P(SlabTest, ADenseExtentLandsWhole) {
+  TestSlab slab(kSlabBytes);
+  const uint32_t number = Offer(slab);
+  uint64_t at = 0;
+  for (uint32_t extent = 0; extent < pack_.pack().dense_extent_count(); ++extent) {
+    TransferTarget target;
+    target.slab = number;
+    target.base[0] = at;
+    FetchRequest request;
+    request.id = 100 + extent;
+    request.dense_extent = extent;
+    request.transfer = &target;
+    ASSERT_TRUE(client_->Submit(request).ok());
+    const FetchCompletion done = Done(100 + extent);
+    EXPECT_EQ(done.code, absl::StatusCode::kOk);
+    const uint64_t length = pack_.pack().extents()[extent].length;
+    EXPECT_EQ(done.link_bytes, length);
+    EXPECT_EQ(std::memcmp(slab.data() + at, pack_.extent(extent).data(), length), 0) << extent;
+    at += length;
+  }
+  ASSERT_GT(at, 0u);
+  EXPECT_GE(slab.UntouchedBytes(), kSlabBytes - at) << "nothing else is written";
+  EXPECT_EQ(client_->counters().held_leases, 0u);
 }
 
 TEST_P(SlabTest, AFileThatCouldShrinkOrIsOfAnotherSizeIsRefused) {

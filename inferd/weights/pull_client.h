@@ -1,0 +1,118 @@
+// PullClient: the transport `pull`. Transfers are not weightd's work: what they bring is leased in weightd's
+// DRAM, filled first where it must be, and copied into the slab by this process, on copy threads of its own
+// (common/transfer/transfer_engine.h) and over the same modelled link. All else goes to the client behind
+// unchanged, which is how `push` works.
+//
+// weightd maps no slab then, and neither process waits for a device through the other.
+//
+// Thread safety: as WeightClient's; the engine thread's but for Wake(), Describe() and counters().
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "common/clock.h"
+#include "common/transfer/copier.h"
+#include "common/transfer/transfer_engine.h"
+#include "inferd/weights/weight_client.h"
+
+namespace sluice {
+
+class PullClient final : public WeightClient {
+ public:
+  // `devices` copy into memory of their kinds; into memory files it copies anyway.
+  explicit PullClient(std::unique_ptr<WeightClient> behind,
+                      std::vector<std::shared_ptr<Copier>> devices = {});
+  ~PullClient() override;
+
+  const Pack& pack() const override { return behind_->pack(); }
+  absl::Status SetSegmentObserver(SegmentObserver* observer) override {
+    return behind_->SetSegmentObserver(observer);
+  }
+  bool TryLease(uint32_t extent, ExtentLease* lease) override { return behind_->TryLease(extent, lease); }
+  void Release(uint32_t extent, uint64_t step) override { behind_->Release(extent, step); }
+  bool IsResident(uint32_t extent) const override { return behind_->IsResident(extent); }
+  absl::Status Submit(const FetchRequest& request) override;
+  void HoldBell() override { behind_->HoldBell(); }
+  void RingBell() override { behind_->RingBell(); }
+  absl::StatusOr<uint32_t> OfferSlab(const SlabOffer& offer) override;
+  uint32_t LandedTiles(uint64_t id) const override;
+  void Cancel(uint64_t id) override;
+  void CancelPrefetches(uint64_t step, uint32_t layer) override;
+  size_t Poll(absl::FunctionRef<void(const FetchCompletion&)> handle) override;
+  absl::Status Wait(absl::Time deadline) override;
+  void Wake() override { behind_->Wake(); }
+  bool connected() const override { return behind_->connected(); }
+  absl::Status Reconnect(absl::Time deadline) override;
+  WeightClientCounters counters() const override;
+  std::string Describe() const override;
+
+ private:
+  struct OwnedSlab {
+    std::shared_ptr<Slab> slab;
+    uint32_t link = 0;
+  };
+  // The extents of a transfer: one of each stream that it takes rows of, or a dense one.
+  struct Sources {
+    std::array<uint32_t, kPartCount> extents = {};
+    std::array<ExtentLease, kPartCount> leases = {};
+    uint32_t count = 0;
+  };
+  struct Transfer {
+    FetchRequest request;   // without its target
+    TransferTarget target;  // without its list
+    std::vector<uint32_t> neurons;
+    Sources sources;
+    uint64_t number = 0;  // of the engine's job; 0: it is not being copied
+    uint64_t fill = 0;    // of the request behind; 0: none is outstanding
+    bool leased = false;
+    bool stale = false;  // not to be copied once it is filled
+    bool over = false;
+    uint64_t leader = 0;  // the transfer of the very same rows, with which this one ends; 0: none
+    uint32_t followers = 0;
+    FetchCompletion completion;
+    std::shared_ptr<std::atomic<uint64_t>> progress;
+  };
+
+  Sources SourcesOf(const FetchRequest& request) const;
+  Transfer* Find(uint64_t id);
+  const Transfer* Find(uint64_t id) const;
+  Transfer* FindSame(const FetchRequest& request);
+  bool PrefetchesHoldTooMuch() const;
+  bool Lease(Transfer* transfer);
+  void Unlease(Transfer* transfer);
+  absl::Status Begin(Transfer* transfer);
+  absl::Status Fill(Transfer* transfer);
+  void StartCopy(Transfer* transfer);
+  TransferPlan PlanOf(const Transfer& transfer) const;
+  absl::Status CheckTarget(const FetchRequest& request) const;
+  void Promote(Transfer* transfer);
+  void OnFilled(const FetchCompletion& filled);
+  void OnCopied(const TransferEnd& end);
+  void End(Transfer* transfer, absl::StatusCode code);
+  void TakeEnds();
+  void StopCopies();
+
+  const std::unique_ptr<WeightClient> behind_;
+  const MonotonicClock clock_;
+  const std::vector<std::shared_ptr<Copier>> devices_;
+  const PlanOptions plan_;
+  std::vector<OwnedSlab> slabs_;
+  std::unordered_map<uint64_t, std::unique_ptr<Transfer>> transfers_;  // by the caller's id
+  std::unordered_map<uint64_t, uint64_t> fills_;                       // id behind to the caller's
+  std::unordered_map<uint64_t, uint64_t> copies_;                      // the engine's number to the caller's
+  std::vector<uint64_t> refills_;  // filled, but gone before they were leased
+  std::vector<uint64_t> over_;     // to be handed out by Poll()
+  uint64_t next_fill_ = 1;
+  uint64_t next_copy_ = 1;
+  std::atomic<uint64_t> bytes_link_{0};
+  std::atomic<uint64_t> outstanding_{0};    // transfers without a completion
+  std::unique_ptr<TransferEngine> engine_;  // goes first: its threads wake `behind_`
+};
+
+}  // namespace sluice
