@@ -91,10 +91,9 @@ void MemoryTuner::Run() {
     const absl::StatusOr<EngineTuned> tuned =
         closed ? absl::StatusOr<EngineTuned>(Closed()) : TuneNow(engine, next->first);
     if (tuned.ok()) {
-      log_->info(
-          "tuned: DRAM for weights {}, KV cache {} in {} pages, context {}; {} sequences start again",
-          tuned->dram_budget == 0 ? "as before" : FormatSize(tuned->dram_budget), FormatSize(tuned->kv_bytes),
-          tuned->kv_pages, tuned->context, tuned->restarted);
+      log_->info("tuned: DRAM for weights {}, KV cache {} in {} pages, context {}; {} sequences start again",
+                 tuned->dram_budget == 0 ? "as before" : FormatSize(tuned->dram_budget),
+                 FormatSize(tuned->kv_bytes), tuned->kv_pages, tuned->context, tuned->restarted);
     } else {
       log_->warn("not tuned: {}", std::string(tuned.status().message()));
     }

@@ -29,7 +29,7 @@ class InferdProgramTest(unittest.TestCase):
         for arguments, expected in [
             (["--device", "cuda"], "this build has no CUDA device"),
             (["--device", "sim", "--device-budget", "1"], "cannot hold the least working set"),
-            (["--listen", "0.0.0.0:0"], "TLS"),
+            (["--listen", "0.0.0.0:0"], "--tls-certificate"),
             (["--context", "9999999"], "9999999"),
         ]:
             code, output = self.refused(*(base + arguments))
