@@ -206,9 +206,9 @@ bool Engine::RunNextAside() {
     aside = asides_.front();
     asides_.pop_front();
   }
-  const absl::Status status = aside->call ? aside->call() : core_->RunAside(aside->work);
+  absl::Status status = aside->call ? aside->call() : core_->RunAside(aside->work);
   MutexLock lock(&mutex_);
-  aside->status = status;
+  aside->status = std::move(status);
   aside->done = true;
   changed_.SignalAll();
   return true;
@@ -250,7 +250,7 @@ absl::Status Engine::Await(Aside* aside) {
   while (!aside->done) {
     changed_.Wait(&mutex_);
   }
-  return aside->status;
+  return std::move(aside->status);
 }
 
 Engine::KvTuned Engine::Kv() const {
