@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -15,106 +14,17 @@
 #include "common/status.h"
 #include "common/strict_json.h"
 #include "inferd/guide/regex_text.h"
+#include "inferd/guide/schema_references.h"
+#include "inferd/guide/schema_words.h"
 
 namespace sluice {
 namespace {
 
-using Json = nlohmann::ordered_json;  // properties are answered in the schema's order
+using Json = SchemaJson;
 
 constexpr uint64_t kMaxValues = 20'000;
 // Counts of items and characters; what is larger is beyond every context.
 constexpr int64_t kMaxCount = 1'000'000;
-
-// Types as bits.
-enum Type : uint32_t {
-  kNull = 1,
-  kBoolean = 2,
-  kInteger = 4,
-  kNumber = 8,
-  kString = 16,
-  kArray = 32,
-  kObject = 64,
-};
-
-struct Keyword {
-  const char* name;
-  uint32_t types;  // it says something about values of these
-};
-
-constexpr Keyword kTyped[] = {
-    {"minimum", kInteger | kNumber},
-    {"maximum", kInteger | kNumber},
-    {"exclusiveMinimum", kInteger | kNumber},
-    {"exclusiveMaximum", kInteger | kNumber},
-    {"multipleOf", kInteger | kNumber},
-    {"minLength", kString},
-    {"maxLength", kString},
-    {"pattern", kString},
-    {"format", kString},
-    {"items", kArray},
-    {"prefixItems", kArray},
-    {"unevaluatedItems", kArray},
-    {"minItems", kArray},
-    {"maxItems", kArray},
-    {"uniqueItems", kArray},
-    {"properties", kObject},
-    {"required", kObject},
-    {"additionalProperties", kObject},
-    {"unevaluatedProperties", kObject},
-    {"patternProperties", kObject},
-    {"propertyNames", kObject},
-    {"minProperties", kObject},
-    {"maxProperties", kObject},
-};
-
-// They say nothing about which values are valid.
-constexpr const char* kAnnotations[] = {"title",    "description", "default",    "example",   "examples",
-                                        "$comment", "deprecated",  "readOnly",   "writeOnly", "$schema",
-                                        "$anchor",  "$defs",       "definitions"};
-
-// Formats whose grammar is that of the format, as far as a grammar goes (it knows no calendar). Of the others
-// that the converter knows, `email`, `json-pointer` and `relative-json-pointer` let characters through that
-// JSON strings cannot hold.
-constexpr const char* kFormats[] = {"date", "time",     "date-time", "duration", "ipv4",
-                                    "ipv6", "hostname", "uuid",      "uri"};
-
-template <size_t N>
-bool Among(std::string_view word, const char* const (&words)[N]) {
-  return std::any_of(std::begin(words), std::end(words), [word](const char* w) { return word == w; });
-}
-
-uint32_t TypeBit(std::string_view name) {
-  constexpr std::pair<const char*, Type> kNames[] = {
-      {"null", kNull},     {"boolean", kBoolean}, {"integer", kInteger}, {"number", kNumber},
-      {"string", kString}, {"array", kArray},     {"object", kObject},
-  };
-  for (const auto& [word, bit] : kNames) {
-    if (name == word) {
-      return bit;
-    }
-  }
-  return 0;
-}
-
-uint32_t TypesOfValue(const Json& value) {
-  switch (value.type()) {
-    case Json::value_t::null:
-      return kNull;
-    case Json::value_t::boolean:
-      return kBoolean;
-    case Json::value_t::number_integer:
-    case Json::value_t::number_unsigned:
-      return kInteger | kNumber;
-    case Json::value_t::number_float:
-      return kNumber;
-    case Json::value_t::string:
-      return kString;
-    case Json::value_t::array:
-      return kArray;
-    default:
-      return kObject;
-  }
-}
 
 // Integers above 2^63 - 1 would be spelt as floating point numbers.
 bool IsExact(const Json& value) {
@@ -135,7 +45,9 @@ class Checker {
 
   absl::StatusOr<std::string> Run() {
     RETURN_IF_ERROR(Walk(&root_, "#", 0));
-    RETURN_IF_ERROR(CheckCycles());
+    if (const std::string place = references_.PlaceOfCycle(); !place.empty()) {
+      return Refuse(place, "the schema refers to itself without a property or an item between");
+    }
     // Only now: a new member moves its neighbours in memory.
     for (const auto& [place, member] : open_) {
       root_.at(Json::json_pointer(place.substr(1)))[member] = Json::object();
@@ -150,7 +62,7 @@ class Checker {
  private:
   absl::Status Walk(Json* schema, const std::string& place, uint32_t default_type);
   absl::Status WalkInPlace(Json* schema, const std::string& from, const std::string& place) {
-    in_place_[from].push_back(place);
+    references_.Add(from, place);
     return Walk(schema, place, 0);
   }
   absl::Status WalkRef(const Json& schema, const std::string& place);
@@ -165,8 +77,6 @@ class Checker {
   absl::Status WalkNamedProperties(Json* schema, const std::string& place);
   absl::Status CheckCount(const Json& schema, const std::string& place, const char* keyword);
   absl::StatusOr<std::string> Pattern(const Json& pattern, const std::string& place);
-  absl::Status CheckCycles();
-  absl::Status CheckCyclesFrom(const std::string& place);
 
   static absl::Status Refuse(const std::string& place, const std::string& what) {
     return absl::InvalidArgumentError(absl::StrCat(place, ": ", what));
@@ -178,7 +88,7 @@ class Checker {
   static std::string Other(const Json& schema, std::initializer_list<const char*> taken) {
     for (const auto& [key, value] : schema.items()) {
       const std::string& name = key;
-      if (!Among(name, kAnnotations) && !absl::StartsWith(name, "x-") &&
+      if (!IsAnnotation(name) &&
           std::none_of(taken.begin(), taken.end(), [&name](const char* word) { return name == word; })) {
         return name;
       }
@@ -188,9 +98,7 @@ class Checker {
 
   Json root_;
   absl::flat_hash_set<std::string> visited_;
-  // Schemas that apply to the same value as the schema at the key.
-  absl::flat_hash_map<std::string, std::vector<std::string>> in_place_;
-  absl::flat_hash_map<std::string, bool> finished_;        // of CheckCycles
+  SchemaReferences references_;
   std::vector<std::pair<std::string, std::string>> open_;  // places that get an empty schema as this member
   std::vector<std::pair<std::string, std::string>> renamed_;  // places whose one member gets this name
 };
@@ -276,7 +184,7 @@ absl::Status Checker::CheckValues(const Json& schema, const std::string& place, 
   }
   for (size_t i = 0; i < (is_enum ? values.size() : 1); ++i) {
     const Json& value = is_enum ? values[i] : values;
-    if ((TypesOfValue(value) & types) == 0) {
+    if ((SchemaTypesOfValue(value) & types) == 0) {
       return Refuse(place, absl::StrCat("\"", keyword, "\" has a value that \"type\" does not allow"));
     }
     if (!IsExact(value)) {
@@ -321,13 +229,13 @@ absl::StatusOr<uint32_t> Checker::TypesOf(const Json& schema, const std::string&
     }
     return default_type;
   }
-  if (type->is_string() && TypeBit(type->get<std::string>()) != 0) {
-    return TypeBit(type->get<std::string>());
+  if (type->is_string() && SchemaTypeNamed(type->get<std::string>()) != 0) {
+    return SchemaTypeNamed(type->get<std::string>());
   }
   uint32_t types = 0;
   if (type->is_array()) {
     for (const Json& word : *type) {
-      const uint32_t bit = word.is_string() ? TypeBit(word.get<std::string>()) : 0;
+      const uint32_t bit = word.is_string() ? SchemaTypeNamed(word.get<std::string>()) : 0;
       if (bit == 0) {
         return Refuse(place, "type has a member that names no type");
       }
@@ -343,12 +251,10 @@ absl::StatusOr<uint32_t> Checker::TypesOf(const Json& schema, const std::string&
 absl::Status Checker::WalkTyped(Json* schema, const std::string& place, uint32_t types) {
   for (const auto& [key, value] : schema->items()) {
     const std::string name = key;
-    if (name == "type" || Among(name, kAnnotations) || absl::StartsWith(name, "x-")) {
+    if (name == "type" || IsAnnotation(name)) {
       continue;
     }
-    const Keyword* const known = std::find_if(std::begin(kTyped), std::end(kTyped),
-                                              [&name](const Keyword& k) { return name == k.name; });
-    if (known == std::end(kTyped)) {
+    if (!IsTypedKeyword(name)) {
       return Unsupported(place, name);
     }
     if (types == 0) {
@@ -380,7 +286,7 @@ absl::Status Checker::WalkString(Json* schema, const std::string& place) {
   const auto format = schema->find("format");
   const auto pattern = schema->find("pattern");
   if (format != schema->end()) {
-    if (!format->is_string() || !Among(format->get<std::string>(), kFormats)) {
+    if (!format->is_string() || !IsKnownFormat(format->get<std::string>())) {
       return Refuse(place, absl::StrCat("the keyword \"format\" is not supported with ", format->dump()));
     }
     if (length || pattern != schema->end()) {
@@ -533,47 +439,6 @@ absl::Status Checker::WalkOpenObject(Json* schema, const std::string& place) {
   }
   if (!closed) {
     open_.emplace_back(place, "additionalProperties");
-  }
-  return absl::OkStatus();
-}
-
-// A schema that leads back to itself without a key or an item between describes nothing.
-absl::Status Checker::CheckCycles() {
-  std::vector<std::string> places;
-  for (const auto& [place, next] : in_place_) {
-    places.push_back(place);
-  }
-  std::sort(places.begin(), places.end());
-  for (const std::string& place : places) {
-    RETURN_IF_ERROR(CheckCyclesFrom(place));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Checker::CheckCyclesFrom(const std::string& start) {
-  struct Visit {
-    std::string place;
-    size_t next = 0;
-  };
-  std::vector<Visit> stack;
-  const auto enter = [&](const std::string& place) -> absl::Status {
-    const auto [entry, is_new] = finished_.emplace(place, false);
-    if (is_new) {
-      stack.push_back({place, 0});
-    } else if (!entry->second) {
-      return Refuse(place, "the schema refers to itself without a property or an item between");
-    }
-    return absl::OkStatus();
-  };
-  RETURN_IF_ERROR(enter(start));
-  while (!stack.empty()) {
-    const auto edges = in_place_.find(stack.back().place);
-    if (edges != in_place_.end() && stack.back().next < edges->second.size()) {
-      RETURN_IF_ERROR(enter(edges->second[stack.back().next++]));
-    } else {
-      finished_[stack.back().place] = true;
-      stack.pop_back();
-    }
   }
   return absl::OkStatus();
 }
