@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,11 @@ struct FakeOptions {
   // backwards; others: by chance.
   uint64_t seed = 0;
   uint64_t memory_bytes = uint64_t{1} << 30;
+  int devices = 1;      // or 0: a driver without a GPU
   int capability = 80;  // 80 for 8.0; runs the newest PTX in the objects that is not newer
+  // Called with the number of each call of CUDA's, from 1 on: to end the process at a point of its own
+  // choice.
+  std::function<void(uint64_t)> on_call;
   bool counts = false;  // every launch's accesses are counted, for TakeKernelCounts()
 };
 

@@ -69,6 +69,7 @@ using sluice::cuda_fake::FileOf;
 using sluice::cuda_fake::Keep;
 using sluice::cuda_fake::kGranularity;
 using sluice::cuda_fake::Machine;
+using sluice::cuda_fake::MachineLock;
 using sluice::cuda_fake::MemoryFile;
 using sluice::cuda_fake::Misuse;
 using sluice::cuda_fake::PoisonFile;
@@ -80,6 +81,7 @@ CUresult cuInit(unsigned int) { return CUDA_SUCCESS; }
 
 CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp*,
                                        CUmemAllocationGranularity_flags) {
+  const MachineLock lock;
   *granularity = kGranularity;
   return CUDA_SUCCESS;
 }
@@ -87,6 +89,7 @@ CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocatio
 // "size must be a multiple of the granularity" (Driver API, cuMemCreate).
 CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
                      const CUmemAllocationProp* properties, unsigned long long) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return Result(error);
@@ -109,6 +112,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
 
 CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long) {
+  const MachineLock lock;
   const MemoryFile* const file = FileOf(handle);
   if (file == nullptr || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
     return Misuse("cuMemExportToShareableHandle of no allocation, or to another type than a file descriptor");
@@ -121,6 +125,7 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
 // The descriptor stays the caller's, who may close it behind the call.
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
                                         CUmemAllocationHandleType type) {
+  const MachineLock lock;
   struct stat about {};
   const int fd = static_cast<int>(reinterpret_cast<intptr_t>(shareable));
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || fstat(fd, &about) != 0) {
@@ -133,11 +138,13 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
 
 // "The memory is freed when all handles are released and all mappings unmapped" (Driver API, cuMemRelease).
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  const MachineLock lock;
   return Machine::Get().files.erase(handle) == 1 ? CUDA_SUCCESS : Misuse("cuMemRelease of no allocation");
 }
 
 CUresult cuMemAddressReserve(CUdeviceptr* address, size_t bytes, size_t alignment, CUdeviceptr,
                              unsigned long long) {
+  const MachineLock lock;
   if (bytes == 0 || bytes % kGranularity != 0) {
     return Misuse(absl::StrCat("cuMemAddressReserve of ", bytes, " bytes"));
   }
@@ -146,11 +153,13 @@ CUresult cuMemAddressReserve(CUdeviceptr* address, size_t bytes, size_t alignmen
 }
 
 CUresult cuMemAddressFree(CUdeviceptr, size_t) {
+  const MachineLock lock;
   return CUDA_SUCCESS;
 }  // addresses are never given out again
 
 CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   const auto file = machine.files.find(handle);
   if (file == machine.files.end() || bytes % kGranularity != 0 || offset % kGranularity != 0 ||
@@ -163,10 +172,12 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
 }
 
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
+  const MachineLock lock;
   return Machine::Get().memory.Unmap(address, bytes) ? CUDA_SUCCESS : Misuse("cuMemUnmap of no mapping");
 }
 
 CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* access, size_t count) {
+  const MachineLock lock;
   if (count != 1) {
     return Misuse("cuMemSetAccess for other than one device");
   }

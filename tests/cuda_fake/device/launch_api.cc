@@ -6,6 +6,7 @@
 using sluice::cuda_fake::Dim;
 using sluice::cuda_fake::GlobalRegistry;
 using sluice::cuda_fake::Machine;
+using sluice::cuda_fake::MachineLock;
 
 namespace {
 
@@ -18,8 +19,8 @@ struct CallConfiguration {
 
 // <<<>>> pushes, the stub pops.
 std::vector<CallConfiguration>& Configurations() {
-  static auto* const all = new std::vector<CallConfiguration>;
-  return *all;
+  static thread_local std::vector<CallConfiguration> all;
+  return all;
 }
 
 Dim DimOf(dim3 d) { return {d.x, d.y, d.z}; }
@@ -34,19 +35,23 @@ void __cudaUnregisterFatBinary(void**) {}
 
 void __cudaRegisterFunction(void** binary, const char* host, char*, const char* name, int, uint3*, uint3*,
                             dim3*, dim3*, int*) {
+  const MachineLock lock;
   GlobalRegistry().kernels.push_back({binary, host, name});
 }
 
 void __cudaRegisterVar(void** binary, char* host, char*, const char* name, int, size_t, int, int) {
+  const MachineLock lock;
   GlobalRegistry().variables.push_back({binary, host, name});
 }
 
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, CUstream_st* stream) {
+  const MachineLock lock;
   Configurations().push_back({grid, block, shared, stream});
   return 0;
 }
 
 cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, void* stream) {
+  const MachineLock lock;
   if (Configurations().empty()) {
     return cudaErrorMissingConfiguration;
   }
@@ -61,12 +66,14 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, 
 
 // A kernel's handle is its stub.
 cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* stub) {
+  const MachineLock lock;
   *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(stub));
   return cudaSuccess;
 }
 
 cudaError_t cudaLaunchKernel(const void* stub, dim3 grid, dim3 block, void** args, size_t shared,
                              cudaStream_t stream) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   uint32_t number = 0;
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
@@ -80,10 +87,12 @@ cudaError_t cudaLaunchKernel(const void* stub, dim3 grid, dim3 block, void** arg
 
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** args, size_t shared,
                                cudaStream_t stream) {
+  const MachineLock lock;
   return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, args, shared, stream);
 }
 
 cudaError_t cudaFuncSetAttribute(const void* stub, cudaFuncAttribute attribute, int value) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;

@@ -51,6 +51,16 @@ Machine::Machine(const FakeOptions& options)
       operations(options.seed),
       modules(options.capability, &memory) {}
 
+std::recursive_mutex& MachineLock::TheMutex() {
+  static auto* const mutex = new std::recursive_mutex;
+  return *mutex;
+}
+
+cudaError_t& Machine::LastError() {
+  static thread_local cudaError_t error = cudaSuccess;
+  return error;
+}
+
 Machine& Machine::Get() {
   if (TheMachine() == nullptr) {
     Reset({});
@@ -60,10 +70,15 @@ Machine& Machine::Get() {
 
 void Machine::Reset(const FakeOptions& options) {
   TheMachine() = nullptr;
+  LastError() = cudaSuccess;
   TheMachine() = std::make_unique<Machine>(options);
 }
 
 cudaError_t Machine::Enter() {
+  ++calls_;
+  if (options.on_call) {
+    options.on_call(calls_);
+  }
   if (sticky_ == cudaSuccess) {
     operations.Turn();
   }
@@ -75,7 +90,7 @@ cudaError_t Machine::Leave(cudaError_t error) {
     return sticky_;
   }
   if (error != cudaSuccess && error != cudaErrorNotReady) {
-    last_error_ = error;
+    LastError() = error;
   }
   return error;
 }
@@ -88,7 +103,7 @@ cudaError_t Machine::Misuse(cudaError_t error, std::string text) {
 
 cudaError_t Machine::TakeError() {
   const cudaError_t error = PeekError();
-  last_error_ = cudaSuccess;
+  LastError() = cudaSuccess;
   return error;
 }
 

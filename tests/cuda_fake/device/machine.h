@@ -5,7 +5,9 @@
 // CUDA work will return the same error" (Runtime API, cudaErrorIllegalAddress, -MisalignedAddress,
 // -LaunchFailure, -IllegalInstruction).
 //
-// Thread safety: thread-compatible.
+// Thread safety: a call of CUDA's holds a MachineLock, so that daemons may make calls on several threads;
+// their order is one of the orders that a driver's own locks allow. What tests ask for is the test's
+// thread's.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,6 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -33,6 +36,16 @@ struct FakeEvent {
 // Memory that cuMemCreate has made or cuMemImport has brought in.
 struct MemoryFile;
 
+// Calls made within calls hold it twice.
+class MachineLock {
+ public:
+  MachineLock() : lock_(TheMutex()) {}
+
+ private:
+  static std::recursive_mutex& TheMutex();
+  const std::lock_guard<std::recursive_mutex> lock_;
+};
+
 class Machine {
  public:
   explicit Machine(const FakeOptions& options);
@@ -45,7 +58,7 @@ class Machine {
   cudaError_t Leave(cudaError_t error);
   cudaError_t Misuse(cudaError_t error, std::string text);  // Leave(), and a report
   cudaError_t TakeError();
-  cudaError_t PeekError() const { return sticky_ != cudaSuccess ? sticky_ : last_error_; }
+  cudaError_t PeekError() const { return sticky_ != cudaSuccess ? sticky_ : LastError(); }
 
   // 0 for the legacy stream. False for a stream that does not live.
   bool StreamOf(cudaStream_t stream, uint32_t* number) const;
@@ -76,13 +89,16 @@ class Machine {
   // and the device fails, if they are no more.
   uint8_t* BytesAt(uint64_t address, uint64_t bytes, AccessKind kind, OperationId operation);
   void Fail(Fault fault);
+  // Of the calling thread: "cudaGetLastError returns the last error that has been produced by any of the
+  // runtime calls in the same instance of the CUDA Runtime library in the host thread" (Runtime API).
+  static cudaError_t& LastError();
   cudaError_t CheckLaunch(const Program& program, Dim grid, Dim block, uint64_t shared, const void* stub);
 
   cudaError_t sticky_ = cudaSuccess;
-  cudaError_t last_error_ = cudaSuccess;
   std::vector<std::unique_ptr<FakeEvent>> events_;
   std::map<const void*, uint64_t> allowed_shared_;  // by stub
   uint64_t launches_ = 0;
+  uint64_t calls_ = 0;
 };
 
 }  // namespace sluice::cuda_fake

@@ -1,6 +1,7 @@
 // The Runtime API's calls on memory and copies.
 #include <sys/mman.h>
 
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 
@@ -9,6 +10,7 @@
 
 using sluice::cuda_fake::kPoison;
 using sluice::cuda_fake::Machine;
+using sluice::cuda_fake::MachineLock;
 using sluice::cuda_fake::Operations;
 
 namespace {
@@ -24,6 +26,7 @@ cudaError_t BadStream(Machine& machine) {
 extern "C" {
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
@@ -42,6 +45,7 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
 // "Managing memory allocations using cudaMalloc and cudaFree causes GPU to synchronize across all executing
 // CUDA streams" (Programming Guide, Stream Ordered Memory Allocator).
 cudaError_t cudaFree(void* pointer) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess || pointer == nullptr) {
     return error;
@@ -56,6 +60,7 @@ cudaError_t cudaFree(void* pointer) {
 }
 
 cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned int) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
@@ -70,10 +75,12 @@ cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned int) {
 }
 
 cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
+  const MachineLock lock;
   return cudaHostAlloc(pointer, bytes, cudaHostAllocDefault);
 }
 
 cudaError_t cudaFreeHost(void* pointer) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess || pointer == nullptr) {
     return error;
@@ -89,6 +96,7 @@ cudaError_t cudaFreeHost(void* pointer) {
 // "Memory page-locked by this method cannot be registered again before it is unregistered" (Runtime API,
 // 712).
 cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned int) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
@@ -101,6 +109,7 @@ cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned int) {
 }
 
 cudaError_t cudaHostUnregister(void* pointer) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
@@ -112,6 +121,7 @@ cudaError_t cudaHostUnregister(void* pointer) {
 
 // With unified addressing the device uses the host's address.
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned int) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
@@ -124,6 +134,7 @@ cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned int) {
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   const cudaError_t error = machine.Enter();
   return error != cudaSuccess ? error : machine.Copy(to, from, bytes, kind, Operations::kLegacy, false);
@@ -131,6 +142,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   uint32_t number = 0;
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
@@ -140,13 +152,44 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
                                            : BadStream(machine);
 }
 
+// Rows one by one, in order: the calls' effects are those of so many copies in the stream.
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
+  const MachineLock lock;
+  Machine& machine = Machine::Get();
+  uint32_t number = 0;
+  if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
+    return error;
+  }
+  if (!machine.StreamOf(stream, &number)) {
+    return BadStream(machine);
+  }
+  // "It is an error if width exceeds either dpitch or spitch" (Runtime API, cudaMemcpy2D).
+  if (width > to_pitch || width > from_pitch) {
+    return machine.Misuse(
+        cudaErrorInvalidPitchValue,
+        absl::StrCat("a copy of rows of ", width, " bytes with pitches ", to_pitch, " and ", from_pitch));
+  }
+  for (size_t row = 0; row < height; ++row) {
+    const cudaError_t error =
+        machine.Copy(static_cast<std::byte*>(to) + row * to_pitch,
+                     static_cast<const std::byte*>(from) + row * from_pitch, width, kind, number, true);
+    if (error != cudaSuccess) {
+      return error;
+    }
+  }
+  return cudaSuccess;
+}
+
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   const cudaError_t error = machine.Enter();
   return error != cudaSuccess ? error : machine.Set(to, value, bytes, Operations::kLegacy);
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   uint32_t number = 0;
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
@@ -157,6 +200,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
 
 cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset,
                                cudaMemcpyKind kind) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
@@ -170,6 +214,7 @@ cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t byte
 }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   *total = machine.memory.total();
   *free = machine.memory.total() - machine.memory.used();

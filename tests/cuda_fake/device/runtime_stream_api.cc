@@ -7,6 +7,7 @@
 
 using sluice::cuda_fake::FakeEvent;
 using sluice::cuda_fake::Machine;
+using sluice::cuda_fake::MachineLock;
 using sluice::cuda_fake::Operations;
 
 namespace {
@@ -23,6 +24,7 @@ cudaError_t BadEvent(Machine& machine) {
 extern "C" {
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
@@ -33,10 +35,12 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) 
 }
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  const MachineLock lock;
   return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   uint32_t number = 0;
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
@@ -50,6 +54,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   uint32_t number = 0;
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
@@ -63,6 +68,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   uint32_t number = 0;
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
@@ -81,6 +87,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
@@ -92,6 +99,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
@@ -105,6 +113,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   uint32_t number = 0;
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
@@ -125,6 +134,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 // of the events, cudaErrorNotReady" (Runtime API). A warp's instruction takes a nanosecond here: an order of
 // time, never a speed.
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
@@ -147,6 +157,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
 // a later cudaEventRecord captures is no part of it. "If cudaEventRecord has not been called on event, this
 // call acts as if the record has already completed, and so is a functional no-op" (Runtime API).
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   uint32_t number = 0;
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
@@ -161,6 +172,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
@@ -178,6 +190,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
@@ -191,6 +204,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 
 cudaError_t cudaDeviceSynchronize() {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
@@ -200,22 +214,28 @@ cudaError_t cudaDeviceSynchronize() {
 }
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
-  return Machine::Get().Enter();
+  const MachineLock lock;
+  Machine& machine = Machine::Get();
+  *count = machine.options.devices;
+  const cudaError_t error = machine.Enter();
+  return error == cudaSuccess && *count == 0 ? machine.Leave(cudaErrorNoDevice) : error;
 }
 
 cudaError_t cudaGetDevice(int* device) {
+  const MachineLock lock;
   *device = 0;
   return Machine::Get().Enter();
 }
 
 cudaError_t cudaSetDevice(int device) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   const cudaError_t error = machine.Enter();
   return error != cudaSuccess ? error : machine.Leave(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (device != 0) {
     return machine.Leave(cudaErrorInvalidDevice);
@@ -234,6 +254,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
@@ -248,10 +269,17 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   return machine.Leave(cudaSuccess);
 }
 
-cudaError_t cudaGetLastError() { return Machine::Get().TakeError(); }
-cudaError_t cudaPeekAtLastError() { return Machine::Get().PeekError(); }
+cudaError_t cudaGetLastError() {
+  const MachineLock lock;
+  return Machine::Get().TakeError();
+}
+cudaError_t cudaPeekAtLastError() {
+  const MachineLock lock;
+  return Machine::Get().PeekError();
+}
 
 const char* cudaGetErrorName(cudaError_t error) {
+  const MachineLock lock;
   switch (error) {
     case cudaSuccess:
       return "cudaSuccess";
