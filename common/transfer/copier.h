@@ -5,15 +5,18 @@
 // A copier may take its time: a chunk that was begun is somewhere between the arena and the slab until
 // Completed() names it. Sources, plan and slab stay as they are until then.
 //
-// Thread safety: Open() and Begin() may be called from any thread at a time, Completed() from one at a time.
+// Thread safety: Open(), Begin() and those of sources may be called from any thread at a time, Completed()
+// from one at a time.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/ring/unique_fd.h"
 #include "common/transfer/slab.h"
 #include "common/transfer/transfer_plan.h"
@@ -47,6 +50,13 @@ class Copier {
   // What has ended since the last call. If nothing has and something is on its way, waits up to `most_nanos`
   // for it; whatever was begun is named within a time that does not depend on further calls.
   virtual std::vector<CopyDone> Completed(int64_t most_nanos) = 0;
+
+  // Memory that chunks will be read from, for copiers that are faster from memory they have been told of; a
+  // chunk may come from elsewhere all the same. Returns at once.
+  virtual void AddSource(absl::Span<const std::byte> /*memory*/, std::shared_ptr<const void> /*owner*/) {}
+  // It will be gone: REQUIRES that no chunk of it is on its way. Returns when the copier has let go of it; at
+  // once if it was given an `owner`, which keeps it there until then.
+  virtual void RemoveSource(const std::byte* /*base*/) {}
 };
 
 // Into memory files, by the calling thread's stores.

@@ -161,6 +161,18 @@ void TransferEngine::MapSlab(uint64_t session, uint32_t slab, UniqueFd fd, const
   work_.Signal();
 }
 
+void TransferEngine::AddSource(absl::Span<const std::byte> memory, const std::shared_ptr<const void>& owner) {
+  for (const std::shared_ptr<Copier>& copier : copiers_) {
+    copier->AddSource(memory, owner);
+  }
+}
+
+void TransferEngine::RemoveSource(const std::byte* base) {
+  for (const std::shared_ptr<Copier>& copier : copiers_) {
+    copier->RemoveSource(base);
+  }
+}
+
 std::vector<TransferEvent> TransferEngine::TakeEvents() {
   std::vector<TransferEvent> events;
   MutexLock lock(&mutex_);

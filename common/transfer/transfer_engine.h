@@ -100,6 +100,10 @@ class TransferEngine {
   // memory of this kind.
   void MapSlab(uint64_t session, uint32_t slab, UniqueFd fd, const SlabHandle& handle, const LinkRate& rate);
 
+  // For all copiers: Copier::AddSource() and RemoveSource().
+  void AddSource(absl::Span<const std::byte> memory, const std::shared_ptr<const void>& owner);
+  void RemoveSource(const std::byte* base);
+
   std::vector<TransferEvent> TakeEvents();
   bool HasEvents() const;
   TransferStats stats() const;

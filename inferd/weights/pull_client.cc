@@ -31,11 +31,42 @@ PullClient::PullClient(std::unique_ptr<WeightClient> behind, std::vector<std::sh
     : behind_(std::move(behind)),
       devices_(std::move(devices)),
       engine_(std::make_unique<TransferEngine>(
-          TransferEngine::Options{.threads = 1}, &clock_, [this] { behind_->Wake(); }, devices_)) {}
+          TransferEngine::Options{.threads = 1}, &clock_, [this] { behind_->Wake(); }, devices_)) {
+  behind_->SetSegmentObserver(this).IgnoreError();  // the errors are the caller's observer's, which is none
+}
 
 PullClient::~PullClient() {
   StopCopies();
+  behind_->SetSegmentObserver(nullptr).IgnoreError();  // taking an observer away cannot fail
+  for (const auto& [segment, memory] : segments_) {
+    engine_->RemoveSource(memory.data());
+  }
   engine_.reset();
+}
+
+absl::Status PullClient::SetSegmentObserver(SegmentObserver* observer) {
+  observer_ = observer;
+  for (const auto& [segment, memory] : segments_) {
+    if (observer != nullptr) {
+      RETURN_IF_ERROR(observer->OnSegmentMapped(segment, memory.data(), memory.size()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PullClient::OnSegmentMapped(uint32_t segment, const std::byte* base, uint64_t bytes) {
+  segments_[segment] = {base, bytes};
+  engine_->AddSource({base, bytes}, nullptr);
+  return observer_ == nullptr ? absl::OkStatus() : observer_->OnSegmentMapped(segment, base, bytes);
+}
+
+// What is copied from a segment is leased, and a segment with leases is not retired.
+void PullClient::OnSegmentUnmapped(uint32_t segment) {
+  if (observer_ != nullptr) {
+    observer_->OnSegmentUnmapped(segment);
+  }
+  engine_->RemoveSource(segments_.at(segment).data());
+  segments_.erase(segment);
 }
 
 std::string PullClient::Describe() const {

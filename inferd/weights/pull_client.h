@@ -11,6 +11,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -23,17 +24,16 @@
 
 namespace sluice {
 
-class PullClient final : public WeightClient {
+class PullClient final : public WeightClient, private SegmentObserver {
  public:
-  // `devices` copy into memory of their kinds; into memory files it copies anyway.
+  // `devices` copy into memory of their kinds, and are told of weightd's segments, which they copy from; into
+  // memory files it copies anyway.
   explicit PullClient(std::unique_ptr<WeightClient> behind,
                       std::vector<std::shared_ptr<Copier>> devices = {});
   ~PullClient() override;
 
   const Pack& pack() const override { return behind_->pack(); }
-  absl::Status SetSegmentObserver(SegmentObserver* observer) override {
-    return behind_->SetSegmentObserver(observer);
-  }
+  absl::Status SetSegmentObserver(SegmentObserver* observer) override;
   bool TryLease(uint32_t extent, ExtentLease* lease) override { return behind_->TryLease(extent, lease); }
   void Release(uint32_t extent, uint64_t step) override { behind_->Release(extent, step); }
   bool IsResident(uint32_t extent) const override { return behind_->IsResident(extent); }
@@ -79,6 +79,8 @@ class PullClient final : public WeightClient {
     std::shared_ptr<std::atomic<uint64_t>> progress;
   };
 
+  absl::Status OnSegmentMapped(uint32_t segment, const std::byte* base, uint64_t bytes) override;
+  void OnSegmentUnmapped(uint32_t segment) override;
   Sources SourcesOf(const FetchRequest& request) const;
   Transfer* Find(uint64_t id);
   const Transfer* Find(uint64_t id) const;
@@ -102,6 +104,8 @@ class PullClient final : public WeightClient {
   const MonotonicClock clock_;
   const std::vector<std::shared_ptr<Copier>> devices_;
   const PlanOptions plan_;
+  SegmentObserver* observer_ = nullptr;  // the caller's
+  std::map<uint32_t, absl::Span<const std::byte>> segments_;
   std::vector<OwnedSlab> slabs_;
   std::unordered_map<uint64_t, std::unique_ptr<Transfer>> transfers_;  // by the caller's id
   std::unordered_map<uint64_t, uint64_t> fills_;                       // id behind to the caller's

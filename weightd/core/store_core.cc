@@ -44,9 +44,17 @@ Arena::Listener StoreCore::Segments() {
     if (environment_.prefault) {
       environment_.prefault(memory);
     }
+    if (environment_.transfers != nullptr) {
+      environment_.transfers->AddSource({memory->map.data(), memory->map.bytes()}, memory);
+    }
     notices_.OnAdded(segment, memory);
   };
   listener.retired = [this](uint32_t segment) { notices_.OnRetired(segment); };
+  listener.dropped = [this](const std::shared_ptr<const SharedMemory>& memory) {
+    if (environment_.transfers != nullptr) {
+      environment_.transfers->RemoveSource(memory->map.data());
+    }
+  };
   return listener;
 }
 

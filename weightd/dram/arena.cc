@@ -144,7 +144,11 @@ void Arena::Drop(uint32_t id) {
   }
   retired_bytes_ -= found->second->bytes;
   total_bytes_ -= found->second->bytes;
+  const std::shared_ptr<const SharedMemory> memory = std::move(found->second->memory);
   segments_.erase(found);
+  if (listener_.dropped) {
+    listener_.dropped(memory);
+  }
 }
 
 Arena::SegmentView Arena::active(size_t index) const {

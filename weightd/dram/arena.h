@@ -44,11 +44,13 @@ class Arena {
     // spent on one class; 1/32 leaves at most 3 % to a segment that is just being filled.
     uint64_t min_segments = 32;
   };
-  // Told of each new segment before a slot of it is handed out, and of each retired one. The retired segment
-  // is dropped by calling Drop(), also from within the call.
+  // Told of each new segment before a slot of it is handed out, of each retired one, and of each dropped one.
+  // The retired segment is dropped by calling Drop(), also from within the call.
   struct Listener {
     std::function<void(uint32_t segment, const std::shared_ptr<const SharedMemory>& memory)> added;
     std::function<void(uint32_t segment)> retired;
+    // Its memory goes when nobody holds it any more. May be empty.
+    std::function<void(const std::shared_ptr<const SharedMemory>& memory)> dropped;
   };
 
   Arena(const Options& options, Listener listener) : options_(options), listener_(std::move(listener)) {}
