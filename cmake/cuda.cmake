@@ -16,7 +16,7 @@ set(SLUICE_CUDA_PTX 75 80 100 CACHE STRING "Compute capabilities whose PTX goes 
 
 set(SLUICE_NVCC_FLAGS -std=c++20 -O3 -fmad=false -lineinfo -no-compress
     --expt-relaxed-constexpr -Werror all-warnings
-    -Xcompiler=-Wall,-Wextra,-Werror,-O2)
+    -Xcompiler=-Wall,-Wextra,-Werror,-O2,-fPIC)
 
 # sluice_cuda_objects(OUT FILES SRCS a.cu ... [PTX capabilities]): compiles them, and sets OUT to the objects.
 function(sluice_cuda_objects out)
@@ -45,4 +45,29 @@ function(sluice_cuda_objects out)
   endforeach()
   set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
   set(${out} ${objects} PARENT_SCOPE)
+endfunction()
+
+# What daemons and the module (kernels/cuda/module) must have been compiled from alike to understand each other.
+set(SLUICE_CUDA_INTERFACE_HEADERS
+    common/cuda/cuda_module.h common/encoding.h common/ring/memory_handle.h common/ring/unique_fd.h common/transfer/copier.h
+    common/transfer/slab.h common/transfer/transfer_plan.h kernels/backend.h kernels/buffer.h kernels/kv_layout.h
+    kernels/ops.h kernels/sparse_switch.h)
+set(SLUICE_CUDA_INTERFACE ${PROJECT_VERSION})
+foreach(header ${SLUICE_CUDA_INTERFACE_HEADERS})
+  file(SHA256 ${CMAKE_SOURCE_DIR}/${header} digest)
+  string(SHA256 SLUICE_CUDA_INTERFACE "${SLUICE_CUDA_INTERFACE}${digest}")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${header})
+endforeach()
+
+# sluice_cuda_module(NAME SRCS ... DEPS ...): a module of the device cuda over these CUDA libraries; it shows its one symbol.
+function(sluice_cuda_module name)
+  cmake_parse_arguments(arg "" "" "SRCS;DEPS" ${ARGN})
+  set(entry ${CMAKE_SOURCE_DIR}/kernels/cuda/module/module.cc)
+  add_library(${name} SHARED ${entry} ${arg_SRCS})
+  target_compile_definitions(${name} PRIVATE SLUICE_CUDA_INTERFACE="${SLUICE_CUDA_INTERFACE}")
+  target_link_libraries(${name} PRIVATE sluice_options sluice_absl kernels_cuda kernels_cuda_copy
+                        ${arg_DEPS} Threads::Threads)
+  target_link_options(${name} PRIVATE -Wl,--no-undefined -Wl,-Bsymbolic
+                      -Wl,--version-script=${CMAKE_SOURCE_DIR}/kernels/cuda/module/symbols.map)
+  set_target_properties(${name} PROPERTIES LINK_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/cuda/module/symbols.map)
 endfunction()

@@ -23,6 +23,7 @@
 #include "common/size.h"
 #include "common/status.h"
 #include "common/version.h"
+#include "inferd/daemon/cuda_start.h"
 #include "inferd/dialect/dialect.h"
 #include "inferd/engine/device_memory.h"
 #include "inferd/engine/slab_policies.h"
@@ -41,6 +42,8 @@ namespace {
 // The limit of the self-test. A first token needs experts of every layer from SSD, and slow disks and large
 // models take their time.
 constexpr absl::Duration kSelfTestLimit = absl::Minutes(5);
+// Of a trial copy, which fetches and brings a piece of the dense weights.
+constexpr absl::Duration kTrialLimit = absl::Seconds(30);
 
 uint32_t UsableCpus() {
   cpu_set_t set;
@@ -114,17 +117,23 @@ absl::StatusOr<std::unique_ptr<InferdDaemon>> InferdDaemon::Prepare(
 }
 
 absl::Status InferdDaemon::Open(const SetOptions& set) {
+  const EngineOptions engine = EngineOptionsOf(options_);
+  if (engine.device == DeviceKind::kCuda) {
+    transport_set_ = set.count("transport") > 0;
+    ASSIGN_OR_RETURN(cuda_, LoadCudaModule());
+  }
   ASSIGN_OR_RETURN(pack_, Pack::Open(options_.pack));
   RETURN_IF_ERROR(OpenTokenizer());
   OpenChat();
-  const EngineOptions engine = EngineOptionsOf(options_);
   ASSIGN_OR_RETURN(plan_, PlanEngine(engine, pack_->config()));
   if (engine.device != DeviceKind::kHost) {
     ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(engine.preset, engine.policies, engine.device));
     const DeviceBudget budget{options_.device_budget.bytes, options_.device_budget.percent};
     ASSIGN_OR_RETURN(const DeviceMemory memory, DivideDeviceMemory(budget, plan_, policies, *pack_));
-    plan_.options.slab.budget = memory.experts;
-    log_->info("device memory {}", memory.Describe(*pack_));
+    slot_budget_ = memory.experts;
+    if (cuda_ == nullptr) {  // what it has free is not known yet
+      log_->info("device memory {}", memory.Describe(*pack_));
+    }
     if (const std::string warning = AllocationWarning(policies, *pack_); !warning.empty()) {
       log_->warn("{}", warning);
     }
@@ -250,7 +259,7 @@ void InferdDaemon::WriteMemory(MetricText* text) const {
   const EngineOptions& engine = plan_.options;
   uint64_t slots = 0;
   if (engine.device != DeviceKind::kHost) {
-    slots = engine.slab.budget == 0 ? pack_->total_expert_bytes() : engine.slab.budget;
+    slots = slot_budget_ == 0 ? pack_->total_expert_bytes() : slot_budget_.load();
   }
   text->Family("inferd_memory_bytes", MetricType::kGauge, "Memory by what it is for.");
   text->Sample({{"part", "device_slots"}}, slots);
@@ -322,6 +331,34 @@ absl::Status InferdDaemon::SetUpSparsity(const BackendLimits& limits, Backend& b
   return absl::OkStatus();
 }
 
+// The backend of device cuda, and what only it can tell of the options.
+absl::StatusOr<std::unique_ptr<Backend>> InferdDaemon::StartDevice(WeightClient* client,
+                                                                   EngineOptions* options) {
+  gate_.SetProgress("trying the device");
+  ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options->preset, options->policies, options->device));
+  const DeviceBudget budget{options_.device_budget.bytes, options_.device_budget.percent};
+  ASSIGN_OR_RETURN(
+      CudaStart start,
+      StartCuda(*cuda_, plan_, budget, policies,
+                transport_set_ ? std::optional(options->slab.transport) : std::nullopt, kTrialLimit, client));
+  slot_budget_ = start.memory.experts;
+  options->slab.transport = start.transport;
+  log_->info("device memory {}", start.memory.Describe(*pack_));
+  log_->info("transport {}: {}", start.transport == Transport::kPull ? "pull" : "push", start.why);
+  return std::move(start.backend);
+}
+
+// What this process copies with, where it pulls.
+absl::StatusOr<std::vector<std::shared_ptr<Copier>>> InferdDaemon::MakeCopiers() const {
+  std::vector<std::shared_ptr<Copier>> copiers;
+  if (cuda_ != nullptr) {
+    absl::Status error;
+    copiers.emplace_back(cuda_->new_copier(&error));
+    RETURN_IF_ERROR(error);
+  }
+  return copiers;
+}
+
 absl::Status InferdDaemon::StartEngine() {
   gate_.SetProgress("waiting for weightd");
   SessionWeightClientOptions session;
@@ -333,16 +370,23 @@ absl::Status InferdDaemon::StartEngine() {
   const std::string transport = client->Describe();
   gate_.SetProgress(absl::StrCat("reading ", FormatSize(pack_->dense_bytes()), " of dense weights"));
   EngineOptions options = EngineOptionsOf(options_);
-  options.slab.budget = plan_.options.slab.budget;
+  std::unique_ptr<Backend> device;
+  if (cuda_ != nullptr) {
+    ASSIGN_OR_RETURN(device, StartDevice(client.get(), &options));
+  }
+  options.slab.budget = slot_budget_;
   std::string backend;
-  auto make_backend = [this,
-                       &backend](const BackendLimits& limits) -> absl::StatusOr<std::unique_ptr<Backend>> {
-    ASSIGN_OR_RETURN(std::unique_ptr<Backend> made, CreateHostBackend(limits, threads_));
-    backend = made->Describe();
-    RETURN_IF_ERROR(SetUpSparsity(limits, *made));
-    return made;
+  auto make_backend = [&](const BackendLimits& limits) -> absl::StatusOr<std::unique_ptr<Backend>> {
+    if (device == nullptr) {
+      ASSIGN_OR_RETURN(device, CreateHostBackend(limits, threads_));
+      RETURN_IF_ERROR(SetUpSparsity(limits, *device));
+    }
+    backend = device->Describe();
+    return std::move(device);
   };
-  ASSIGN_OR_RETURN(engine_, Engine::Create(options, std::move(client), make_backend, tokenizer_.get()));
+  ASSIGN_OR_RETURN(std::vector<std::shared_ptr<Copier>> copiers, MakeCopiers());
+  ASSIGN_OR_RETURN(engine_, Engine::Create(options, std::move(client), make_backend, tokenizer_.get(),
+                                           std::move(copiers)));
   state_->SetBackend(IsaName(), backend, transport);
   gate_.SetProgress("making a first token");
   const std::vector<int32_t>& bos = pack_->config().bos_ids;

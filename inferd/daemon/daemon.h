@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "common/cuda/cuda_module.h"
 #include "common/net/inherited_sockets.h"
 #include "common/ring/unique_fd.h"
 #include "common/text/chat/chat_formatter.h"
@@ -81,6 +82,8 @@ class InferdDaemon {
   void WriteMemory(MetricText* text) const;
   std::string MetricsText();
   absl::Status StartEngine();
+  absl::StatusOr<std::unique_ptr<Backend>> StartDevice(WeightClient* client, EngineOptions* options);
+  absl::StatusOr<std::vector<std::shared_ptr<Copier>>> MakeCopiers() const;
   absl::Status SetUpSparsity(const BackendLimits& limits, Backend& backend);
   ServedModel Describe() const;
 
@@ -91,17 +94,20 @@ class InferdDaemon {
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<ChatFormatter> chat_;  // null without a chat template that can be run
   absl::Status chat_error_;              // why it cannot
+  const CudaModuleApi* cuda_ = nullptr;  // null but for device cuda
+  bool transport_set_ = false;
   EnginePlan plan_;
   uint32_t threads_ = 0;
   std::vector<ReportedOption> reported_;
   std::unique_ptr<ServerState> state_;
   UniqueFd start_event_;
 
-  EngineGate gate_;                     // self-synchronised
-  ServingMetrics metrics_;              // self-synchronised
-  std::unique_ptr<MemoryTuner> tuner_;  // self-synchronised; before the engine it is closed
-  std::unique_ptr<Engine> engine_;      // the starter's, main's once the start has ended
-  std::unique_ptr<OpenAiDoor> openai_;  // null: no HTTP; the server's pump may be in it until that has gone
+  std::atomic<uint64_t> slot_budget_{0};  // bytes of experts on the device; 0: all of them
+  EngineGate gate_;                       // self-synchronised
+  ServingMetrics metrics_;                // self-synchronised
+  std::unique_ptr<MemoryTuner> tuner_;    // self-synchronised; before the engine it is closed
+  std::unique_ptr<Engine> engine_;        // the starter's, main's once the start has ended
+  std::unique_ptr<OpenAiDoor> openai_;    // null: no HTTP; the server's pump may be in it until that has gone
   std::unique_ptr<InferdServer> server_;
   std::unique_ptr<HttpServer> http_;                   // null: no HTTP; before the server it goes
   std::atomic<const HttpServer*> http_view_{nullptr};  // of whoever asks for metrics, also while it starts

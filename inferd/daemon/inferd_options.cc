@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/error_detail.h"
 #include "common/net/listen_address.h"
 #include "common/status.h"
 #include "common/version.h"
@@ -22,10 +21,6 @@ namespace sluice {
 namespace {
 
 constexpr int kUsageExit = 2;
-
-absl::Status Missing(const std::string& message) {
-  return ReasonError(absl::StatusCode::kUnimplemented, "NOT_IN_THIS_BUILD", message);
-}
 
 void FillDefaults(InferdOptions* options) {
   const std::string dir = RuntimeDirPath();
@@ -87,7 +82,7 @@ InferdCommand ParseInferdCommand(int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
     if (const absl::Status status = CheckInferdOptions(command.options, command.set);
-        // What is wrong is a usage error. What this build lacks is left for the daemon's start to report, but
+        // What is wrong is a usage error. What is not safe is left for the daemon's start to report, but
         // --check-config wants to know all.
         absl::IsInvalidArgument(status) || (check_only && !status.ok())) {
       throw CLI::ValidationError(std::string(status.message()));
@@ -109,14 +104,16 @@ absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& 
   RETURN_IF_ERROR(CheckOneOf("clock", options.clock, {"real", "virtual"}));
   RETURN_IF_ERROR(CheckOneOf("transport", options.transport, {"push", "pull"}));
   RETURN_IF_ERROR(CheckOneOf("log-level", options.log_level, {"debug", "info", "warning", "error"}));
-  if (options.device == "cuda") {
-    return Missing("--device cuda: this build has no CUDA device; use --device host");
-  }
-  for (const char* name : {"device-budget", "link-gbps", "link-latency-us", "tile-neurons", "transport",
-                           "clock", "virtual-costs"}) {
+  for (const char* name : {"device-budget", "tile-neurons", "transport"}) {
     if (options.device == "host" && set.count(name) > 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--", name, " is about devices with memory of their own; give --device cuda or sim with it"));
+    }
+  }
+  for (const char* name : {"link-gbps", "link-latency-us", "clock", "virtual-costs"}) {
+    if (options.device != "sim" && set.count(name) > 0) {
       return absl::InvalidArgumentError(
-          absl::StrCat("--", name, " is about devices with memory of their own; give --device sim with it"));
+          absl::StrCat("--", name, " is about a modelled device; give --device sim with it"));
     }
   }
   if (options.tile_neurons % 64 != 0) {

@@ -91,8 +91,7 @@ struct InferdCommand {
 
 InferdCommand ParseInferdCommand(int argc, const char* const* argv);
 
-// UNIMPLEMENTED naming the option for what this build has not (device cuda). INVALID_ARGUMENT for values that
-// no build takes, and for options of a device with memory of its own on device host.
+// INVALID_ARGUMENT naming the option: values that no build takes, and options of another device.
 absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& set);
 
 EngineOptions EngineOptionsOf(const InferdOptions& options);
@@ -185,7 +184,8 @@ void ForEachOption(InferdOptions* o, Visit visit) {
         "Bandwidth of the link in 1e9 bytes a second (device sim; default: unthrottled)");
   visit("link-latency-us", &o->link_latency_us, "Time before a copy's first byte (device sim)");
   visit("tile-neurons", &o->tile_neurons,
-        "Neurons of an expert that travel and compute together, a multiple of 64 (device sim; default: an "
+        "Neurons of an expert that travel and compute together, a multiple of 64 (devices sim and cuda; "
+        "default: an "
         "eighth of the expert)");
   visit("transport", &o->transport,
         "Who copies experts into a device's memory: push (weightd) or pull (inferd, from what it leases)");

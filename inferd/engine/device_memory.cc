@@ -1,5 +1,7 @@
 #include "inferd/engine/device_memory.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "common/size.h"
 #include "common/status.h"
@@ -20,37 +22,70 @@ uint64_t ExpertBytes(const Pack& pack) {
   return bytes;
 }
 
+uint64_t Up(uint64_t bytes, uint64_t granule) { return (bytes + granule - 1) / granule * granule; }
+
+// Of what is free on a real device: others allocate there too, and so does a driver.
+constexpr double kShareOfFree = 0.95;
+
+std::string Beside(const DeviceMemory& memory) {
+  return absl::StrCat(
+      memory.contexts > 0 ? absl::StrCat(memory.contexts, " bytes of contexts and workspace, ") : "",
+      memory.dense, " bytes of dense weights, ", memory.kv, " of KV cache and ", memory.activations,
+      " of activations");
+}
+
 }  // namespace
 
 std::string DeviceMemory::Describe(const Pack& pack) const {
   const uint64_t slots = experts > 0 ? experts : ExpertBytes(pack);
-  return absl::StrCat(FormatSize(beside() + slots), ": dense weights ", FormatSize(dense), ", KV cache ",
-                      FormatSize(kv), ", activations ", FormatSize(activations), ", experts ",
-                      experts > 0 ? "" : "(all of them) ", FormatSize(slots));
+  return absl::StrCat(FormatSize(beside() + slots), ": ",
+                      contexts > 0 ? absl::StrCat("contexts and workspace ", FormatSize(contexts), ", ") : "",
+                      "dense weights ", FormatSize(dense), ", KV cache ", FormatSize(kv), ", activations ",
+                      FormatSize(activations), ", experts ", experts > 0 ? "" : "(all of them) ",
+                      FormatSize(slots));
 }
 
 absl::StatusOr<DeviceMemory> DivideDeviceMemory(const DeviceBudget& budget, const EnginePlan& plan,
-                                                const Policies& policies, const Pack& pack) {
+                                                const Policies& policies, const Pack& pack,
+                                                const std::optional<DeviceRoom>& room) {
+  const uint64_t granule = room.has_value() ? room->granule : 1;
+  const uint64_t all = Up(ExpertBytes(pack), granule);
   DeviceMemory memory;
-  memory.dense = DenseWeights::DeviceBytes(pack);
+  memory.contexts = room.has_value() ? room->contexts : 0;
+  memory.dense = Up(DenseWeights::DeviceBytes(pack), granule);
   memory.kv = plan.kv_bytes;
   memory.activations = plan.activation_bytes;
-  if (policies.cache == CacheKind::kResident) {
-    return memory;  // that is what the preset says
+  const bool resident = policies.cache == CacheKind::kResident;  // that is what the preset says
+  uint64_t bytes = budget.bytes;
+  if (room.has_value() && bytes == 0 && budget.expert_percent == 0) {
+    bytes = memory.contexts + static_cast<uint64_t>(kShareOfFree * static_cast<double>(room->free));
+    if (memory.beside() + all <= bytes) {
+      bytes = 0;  // all of them
+    }
   }
-  if (budget.expert_percent > 0) {
+  if (!resident && budget.expert_percent > 0) {
     memory.experts =
         static_cast<uint64_t>(budget.expert_percent / 100 * static_cast<double>(ExpertBytes(pack)));
-  } else if (budget.bytes > 0) {
-    if (budget.bytes <= memory.beside()) {
+  } else if (!resident && bytes > 0) {
+    const uint64_t left = bytes - std::min(bytes, memory.beside());
+    memory.experts = left - left % granule;
+    if (memory.experts == 0 && budget.bytes > 0) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "device-budget of ", budget.bytes, " bytes cannot hold the least working set: ", memory.dense,
-          " bytes of dense weights, ", memory.kv, " of KV cache and ", memory.activations,
-          " of activations lie there beside the experts"));
+          "device-budget of ", bytes, " bytes cannot hold the least working set: ", Beside(memory),
+          " lie there beside the experts"));
     }
-    memory.experts = budget.bytes - memory.beside();
   }
-  RETURN_IF_ERROR(CheckSlotBudget(policies, pack, memory.experts));
+  if (!resident) {
+    RETURN_IF_ERROR(CheckSlotBudget(policies, pack, memory.experts));
+  }
+  const uint64_t more = memory.beside() - memory.contexts + (memory.experts > 0 ? memory.experts : all);
+  if (room.has_value() && more > room->free) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the device has ", room->free, " of ", room->total, " bytes free, and ", more,
+                     " are wanted: ", memory.dense, " of dense weights, ", memory.kv, " of KV cache, ",
+                     memory.activations, " of activations and ", memory.experts > 0 ? memory.experts : all,
+                     " of experts; a smaller --device-budget, --kv-budget or --context takes less"));
+  }
   return memory;
 }
 

@@ -49,12 +49,12 @@ constexpr uint64_t kRequestBytes = 4096;
 
 // The client as the device's transport needs it. `clock` null: real time.
 std::unique_ptr<WeightClient> Transported(std::unique_ptr<WeightClient> client, const EngineOptions& options,
-                                          VirtualClock* clock) {
+                                          VirtualClock* clock, std::vector<std::shared_ptr<Copier>> copiers) {
   if (clock != nullptr) {
     return std::make_unique<VirtualWeightClient>(std::move(client), clock);
   }
   if (options.device != DeviceKind::kHost && options.slab.transport == Transport::kPull) {
-    return std::make_unique<PullClient>(std::move(client));
+    return std::make_unique<PullClient>(std::move(client), std::move(copiers));
   }
   return client;
 }
@@ -72,10 +72,11 @@ uint64_t BytesOf(const GuideSpec& guide) {
 
 }  // namespace
 
-Engine::Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, const Tokenizer* tokenizer)
+Engine::Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, const Tokenizer* tokenizer,
+               std::vector<std::shared_ptr<Copier>> copiers)
     : plan_(plan),
       clock_(plan.options.virtual_clock ? std::make_unique<VirtualClock>() : nullptr),
-      client_(Transported(std::move(client), plan.options, clock_.get())),
+      client_(Transported(std::move(client), plan.options, clock_.get(), std::move(copiers))),
       tokenizer_(tokenizer),
       config_(client_->pack().config()),
       seed_base_(RandomSeed()),
@@ -88,9 +89,10 @@ Engine::Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, con
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                        std::unique_ptr<WeightClient> client,
                                                        BackendFactory make_backend,
-                                                       const Tokenizer* tokenizer) {
+                                                       const Tokenizer* tokenizer,
+                                                       std::vector<std::shared_ptr<Copier>> copiers) {
   ASSIGN_OR_RETURN(const EnginePlan plan, PlanEngine(options, client->pack().config()));
-  std::unique_ptr<Engine> engine(new Engine(plan, std::move(client), tokenizer));
+  std::unique_ptr<Engine> engine(new Engine(plan, std::move(client), tokenizer, std::move(copiers)));
   Engine* const raw = engine.get();
   engine->thread_ = std::thread([raw, factory = std::move(make_backend)] { raw->Main(factory); });
   MutexLock lock(&engine->mutex_);
@@ -134,7 +136,7 @@ absl::Status Engine::Setup(const BackendFactory& make_backend) {
     ASSIGN_OR_RETURN(backend, MeasuredDevice::Create(std::move(backend), plan_.options.measure_costs,
                                                      Bf16ExpertBytes(config_)));
   }
-  if (plan_.options.device != DeviceKind::kHost) {
+  if (plan_.options.device == DeviceKind::kSim) {
     ASSIGN_OR_RETURN(const Policies policies,
                      PoliciesOf(plan_.options.preset, plan_.options.policies, plan_.options.device));
     // `auto` has not chosen yet.

@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "common/mutex.h"
 #include "common/text/tokenizer.h"
+#include "common/transfer/copier.h"
 #include "inferd/api/engine_api.h"
 #include "inferd/api/request_checks.h"
 #include "inferd/calibrate/calibration_task.h"
@@ -39,12 +40,14 @@ class Engine final : public EngineApi {
   using BackendFactory = std::function<absl::StatusOr<std::unique_ptr<Backend>>(const BackendLimits&)>;
 
   // Everything is made on the engine thread, and Create returns when a token can be made or an error is
-  // known. `tokenizer` (may be null: token ids only) outlives the engine. Errors: those of PlanEngine, of the
-  // backend, of leasing the dense weights.
+  // known. `tokenizer` (may be null: token ids only) outlives the engine. `copiers`: what this process copies
+  // into the device's memory with, where it pulls. Errors: those of PlanEngine, of the backend, of leasing
+  // the dense weights.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                         std::unique_ptr<WeightClient> client,
                                                         BackendFactory make_backend,
-                                                        const Tokenizer* tokenizer);
+                                                        const Tokenizer* tokenizer,
+                                                        std::vector<std::shared_ptr<Copier>> copiers = {});
 
   // Ends every live request UNAVAILABLE and joins the thread.
   ~Engine() override;
@@ -81,7 +84,8 @@ class Engine final : public EngineApi {
   GuideStats guide_stats() const { return guides_ == nullptr ? GuideStats() : guides_->Stats(); }
 
  private:
-  Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, const Tokenizer* tokenizer);
+  Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, const Tokenizer* tokenizer,
+         std::vector<std::shared_ptr<Copier>> copiers);
 
   void Main(const BackendFactory& make_backend);
   absl::Status Setup(const BackendFactory& make_backend);

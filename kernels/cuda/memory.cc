@@ -132,6 +132,10 @@ absl::StatusOr<SharedBuffer> Memory::AllocateShared(uint64_t bytes, cudaStream_t
   if (status.ok()) {
     status = StatusOf(cudaMemsetAsync(entry.device, 0, entry.bytes, stream), "zeroing device memory");
   }
+  if (status.ok()) {
+    // Nothing orders this stream before the other process' copies.
+    status = StatusOf(cudaStreamSynchronize(stream), "zeroing device memory");
+  }
   if (!status.ok()) {
     Release(entry);
     cudaGetLastError();  // said here, and not again by the next launch

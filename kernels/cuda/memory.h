@@ -28,7 +28,8 @@ class Memory final : public Addresses {
   // Device memory is zeroed in `stream`; staging is zero at once. RESOURCE_EXHAUSTED naming the bytes and
   // what is free.
   absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind, cudaStream_t stream);
-  // An allocation of virtual memory management with a descriptor for another process; zeroed in `stream`.
+  // An allocation of virtual memory management with a descriptor for another process; zeroed when this
+  // returns.
   // Kernels only read it.
   absl::StatusOr<SharedBuffer> AllocateShared(uint64_t bytes, cudaStream_t stream);
   // Registers mapped host memory. The device reads it over the link.

@@ -24,10 +24,12 @@ class InferdProgramTest(unittest.TestCase):
         )  # fmt: skip
         return result.returncode, result.stdout
 
-    def test_what_this_build_has_not_is_refused_by_name(self):
+    def test_what_this_machine_has_not_is_refused_by_name(self):
         base = self.daemons.inferd_arguments()
+        os.environ["SLUICE_CUDA_MODULE"] = "/nonexistent.so"
+        self.addCleanup(os.environ.pop, "SLUICE_CUDA_MODULE")
         for arguments, expected in [
-            (["--device", "cuda"], "this build has no CUDA device"),
+            (["--device", "cuda"], "there is no /nonexistent.so"),
             (["--device", "sim", "--device-budget", "1"], "cannot hold the least working set"),
             (["--listen", "0.0.0.0:0"], "--tls-certificate"),
             (["--context", "9999999"], "9999999"),

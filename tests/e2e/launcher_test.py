@@ -157,6 +157,7 @@ class LauncherTest(harness.TestCase):
         self.assertEqual((code, out), (1, ""))
         self.assertIn("RESOURCE_EXHAUSTED", err)
         self.assertIn("weightd.log", err)
+        self.environment["SLUICE_CUDA_MODULE"] = "/nonexistent.so"
         code, out, err = self.sluice(*self.greedy_run(self.greedy[0], "--device", "cuda"))
         self.assertEqual((code, out), (1, ""))
         self.assertIn("cuda", err)

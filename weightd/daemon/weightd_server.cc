@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "common/cuda/loaded_copier.h"
 #include "common/net/socket_lock.h"
 #include "common/net/unix_listener.h"
 #include "common/size.h"
@@ -130,6 +131,7 @@ absl::Status WeightdServer::Impl::OpenStore() {
   store_options.copy_threads = options.copy_threads;
   store_options.gather_neurons = static_cast<uint32_t>(options.gather_neurons);
   store_options.budget_wait_ms = static_cast<int>(absl::ToInt64Milliseconds(options.budget_wait));
+  store_options.copiers.push_back(std::make_shared<LoadedCopier>());
   store_options.log = log;
   nonces = std::make_unique<SessionNonces>();
   store_options.attach_timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(nonces->lifetime()));

@@ -217,12 +217,15 @@ TEST(InferdOptionsTest, OptionsOfASlabAreRefusedByNameOnTheHost) {
             Parse({"--pack", "/p", "--device", "sim", "--virtual-costs", "link_ms=1"}).exit_code.value_or(0));
 }
 
-TEST(InferdOptionsTest, ADeviceOfAnotherBuildIsUnimplementedByName) {
-  const InferdCommand cuda = Parse({"--pack", "/p", "--device", "cuda"});
+TEST(InferdOptionsTest, ARealDeviceHasNoModelledLink) {
+  const InferdCommand cuda = Parse({"--pack", "/p", "--device", "cuda", "--device-budget", "8GiB",
+                                    "--transport", "pull", "--tile-neurons", "64"});
   ASSERT_FALSE(cuda.exit_code.has_value());
-  const absl::Status status = CheckInferdOptions(cuda.options, cuda.set);
-  EXPECT_EQ(absl::StatusCode::kUnimplemented, status.code());
-  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("this build has no CUDA device"));
+  EXPECT_EQ(EngineOptionsOf(cuda.options).device, DeviceKind::kCuda);
+  for (const auto& [flag, value] : std::map<std::string, std::string>{
+           {"--link-gbps", "16"}, {"--link-latency-us", "1"}, {"--clock", "virtual"}}) {
+    EXPECT_EQ(2, Parse({"--pack", "/p", "--device", "cuda", flag, value}).exit_code.value_or(0)) << flag;
+  }
 }
 
 TEST(InferdOptionsTest, ASimulatedDeviceIsWhatTheOptionsSay) {

@@ -3,6 +3,7 @@
 #include <fstream>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "inferd/engine/device_memory.h"
@@ -175,6 +176,36 @@ TEST_F(OwnMemoryTest, OneBudgetHoldsEverythingThatLiesThere) {
     const absl::Status refused = DivideDeviceMemory({bytes, 0}, plan, policies, *pack_).status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << bytes;
     EXPECT_THAT(std::string(refused.message()), HasSubstr("cannot hold the least working set"));
+  }
+}
+
+TEST_F(OwnMemoryTest, ARealDevicesBudgetIsWhatItHasFree) {
+  constexpr uint64_t kGranule = 4096;
+  const EnginePlan plan = *PlanEngine(options_.engine, pack_->config());
+  const Policies policies = *PoliciesOf("exact", {}, DeviceKind::kCuda);
+  DeviceRoom room;
+  room.total = uint64_t{1} << 40;
+  room.contexts = 1000;
+  room.granule = kGranule;
+  room.free = room.total / 2;
+  const DeviceMemory all = *DivideDeviceMemory({}, plan, policies, *pack_, room);
+  EXPECT_EQ(all.experts, 0u) << "all of them";
+  EXPECT_EQ(all.contexts, 1000u);
+  EXPECT_EQ(all.dense % kGranule, 0u);
+  // 95 % of what is free, contexts being there already; slabs take whole granules.
+  const uint64_t beside = all.beside() - all.contexts;
+  room.free = beside + pack_->total_expert_bytes();
+  const DeviceMemory some = *DivideDeviceMemory({}, plan, policies, *pack_, room);
+  EXPECT_GT(some.experts, 0u);
+  EXPECT_EQ(some.experts % kGranule, 0u);
+  EXPECT_LE(beside + some.experts, room.free - room.free / 20 + 1);
+  EXPECT_GT(beside + some.experts + kGranule, room.free - room.free / 20 - 1);
+  // Less than that, and a budget of more: with the numbers.
+  room.free = beside;
+  for (const DeviceBudget& budget : {DeviceBudget{}, {all.beside() + (1 << 20), 0}, {0, 100}}) {
+    const absl::Status refused = DivideDeviceMemory(budget, plan, policies, *pack_, room).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << budget.bytes;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(absl::StrCat(room.free, " of ", room.total)));
   }
 }
 

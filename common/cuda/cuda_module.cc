@@ -1,0 +1,80 @@
+#include "common/cuda/cuda_module.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace sluice {
+namespace {
+
+constexpr char kFile[] = "libsluice_cuda.so";
+constexpr char kVariable[] = "SLUICE_CUDA_MODULE";
+constexpr char kHowToBuild[] =
+    "; a build makes it where nvcc is (deploy/install_deps.sh --cuda), and SLUICE_CUDA_MODULE can name it";
+
+absl::Status Missing(const std::string& what) {
+  return absl::FailedPreconditionError(absl::StrCat("device cuda: ", what));
+}
+
+// The dynamic linker says in words alone what is not there: the module itself, or the driver's library.
+absl::Status WhyNotLoaded(const std::string& path, const std::string& words) {
+  if (absl::StrContains(words, "libcuda.so")) {
+    return Missing(
+        absl::StrCat("the driver is missing (", words, "); Debian has it as the package nvidia-driver"));
+  }
+  return Missing(absl::StrCat("the module ", path, " cannot be loaded (", words, ")", kHowToBuild));
+}
+
+absl::StatusOr<const CudaModuleApi*> Load() {
+  const std::vector<std::string> paths = CudaModulePaths();
+  for (const std::string& path : paths) {
+    std::error_code error;
+    if (!std::filesystem::exists(path, error)) {
+      continue;
+    }
+    // Never closed: objects of its classes may live until the process ends.
+    void* const module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (module == nullptr) {
+      return WhyNotLoaded(path, dlerror());
+    }
+    auto* const entry = reinterpret_cast<CudaModuleFn*>(dlsym(module, kCudaModuleSymbol));
+    if (entry == nullptr) {
+      return Missing(absl::StrCat(path, " is no module of sluice", kHowToBuild));
+    }
+    const CudaModuleApi* const api = entry();
+    if (std::strcmp(api->interface_digest, SLUICE_CUDA_INTERFACE) != 0) {
+      return Missing(absl::StrCat("the module ", path, " belongs to another build of sluice", kHowToBuild));
+    }
+    const absl::Status usable = api->check();
+    return usable.ok() ? absl::StatusOr<const CudaModuleApi*>(api) : usable;
+  }
+  return Missing(
+      absl::StrCat("the module is missing: there is no ", absl::StrJoin(paths, " and no "), kHowToBuild));
+}
+
+}  // namespace
+
+std::vector<std::string> CudaModulePaths() {
+  if (const char* const named = std::getenv(kVariable); named != nullptr && *named != '\0') {
+    return {named};
+  }
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  const std::filesystem::path folder = program.parent_path();
+  return {(folder / kFile).string(), (folder.parent_path() / "lib" / "sluice" / kFile).string()};
+}
+
+absl::StatusOr<const CudaModuleApi*> LoadCudaModule() {
+  static const auto* const loaded = new absl::StatusOr<const CudaModuleApi*>(Load());
+  return *loaded;
+}
+
+}  // namespace sluice

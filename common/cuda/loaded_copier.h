@@ -1,0 +1,47 @@
+// LoadedCopier: the module's copier into CUDA memory, which is there from the first slab of that kind on. A
+// weightd whose clients have none never loads the module.
+//
+// Thread safety: as Copier's; sources may be added and removed on any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "common/mutex.h"
+#include "common/transfer/copier.h"
+
+namespace sluice {
+
+class LoadedCopier final : public Copier {
+ public:
+  HandleKind kind() const override { return HandleKind::kCudaFd; }
+  bool CopiesAtCall() const override { return false; }
+  // LoadCudaModule()'s errors too.
+  absl::StatusOr<std::shared_ptr<Slab>> Open(UniqueFd fd, const SlabHandle& handle) override;
+  absl::Status Begin(uint64_t tag, const TransferPlan& plan, const PlanChunk& chunk, Slab* slab) override;
+  std::vector<CopyDone> Completed(int64_t most_nanos) override;
+  void AddSource(absl::Span<const std::byte> memory, std::shared_ptr<const void> owner) override;
+  void RemoveSource(const std::byte* base) override;
+
+ private:
+  struct Source {
+    uint64_t bytes = 0;
+    std::shared_ptr<const void> owner;
+  };
+  // Null before the first Open().
+  Copier* behind() const {
+    const MutexLock lock(&mutex_);
+    return behind_.get();
+  }
+  absl::StatusOr<Copier*> Load();
+
+  mutable Mutex mutex_;
+  std::unique_ptr<Copier> behind_ ABSL_GUARDED_BY(mutex_);  // once there, it stays
+  std::map<const std::byte*, Source> sources_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace sluice

@@ -1,0 +1,126 @@
+#include "inferd/daemon/cuda_start.h"
+
+#include <cstring>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/status.h"
+#include "inferd/weights/device_slab.h"
+#include "pack/pack.h"
+
+namespace sluice {
+namespace {
+
+// Of the trial's two requests; the engine's begin behind them.
+constexpr uint64_t kLease = 1;
+constexpr uint64_t kTransfer = 2;
+
+// Waits for the completion of `id`; `at_end` is called while what it brought is still there.
+absl::Status Await(WeightClient* client, uint64_t id, absl::Time deadline,
+                   absl::FunctionRef<absl::Status()> at_end) {
+  std::optional<absl::Status> outcome;
+  while (!outcome.has_value()) {
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError("weightd did not answer in time");
+    }
+    RETURN_IF_ERROR(client->Wait(deadline));
+    client->Poll([&](const FetchCompletion& done) {
+      if (done.id == id) {
+        outcome = done.code == absl::StatusCode::kOk
+                      ? at_end()
+                      : absl::Status(done.code, "weightd could not bring the weights; its log says why");
+      }
+    });
+  }
+  return *outcome;
+}
+
+// The smallest extent of dense weights: every pack has some.
+uint32_t SmallestDense(const Pack& pack) {
+  uint32_t best = 0;
+  for (uint32_t extent = 1; extent < pack.dense_extent_count(); ++extent) {
+    best = pack.extents()[extent].length < pack.extents()[best].length ? extent : best;
+  }
+  return best;
+}
+
+// weightd copies an extent into a slab of the device, which is read back and compared with what weightd has.
+absl::Status TryPush(Backend* backend, WeightClient* client, absl::Time deadline) {
+  const uint32_t extent = SmallestDense(client->pack());
+  const uint64_t bytes = client->pack().extents()[extent].length;
+  ASSIGN_OR_RETURN(const std::unique_ptr<DeviceSlab> slab, DeviceSlab::Create(bytes, backend));
+  RETURN_IF_ERROR(slab->Offer(/*link_gbps=*/0, /*link_latency_us=*/0, client));
+  FetchRequest request;
+  request.dense_extent = extent;
+  request.id = kLease;
+  ExtentLease lease;
+  if (!client->TryLease(extent, &lease)) {
+    RETURN_IF_ERROR(client->Submit(request));
+    RETURN_IF_ERROR(Await(client, kLease, deadline, [&] {
+      return client->TryLease(extent, &lease) ? absl::OkStatus() : absl::InternalError("a lease was refused");
+    }));
+  }
+  TransferTarget target;
+  target.slab = slab->number();
+  request.id = kTransfer;
+  request.transfer = &target;
+  absl::Status status = client->Submit(request);
+  if (status.ok()) {
+    status = Await(client, kTransfer, deadline, [] { return absl::OkStatus(); });
+  }
+  std::vector<std::byte> found(bytes);
+  Queue& queue = backend->queue();
+  if (status.ok()) {
+    status = queue.Download({slab->buffer(), 0}, bytes, found.data());
+  }
+  if (status.ok()) {
+    status = queue.Wait(queue.Record());
+  }
+  if (status.ok() && std::memcmp(found.data(), lease.data, bytes) != 0) {
+    status = absl::DataLossError("what weightd copied is not what arrived");
+  }
+  client->Release(extent, 0);
+  return status;
+}
+
+}  // namespace
+
+absl::StatusOr<CudaStart> StartCuda(const CudaModuleApi& cuda, const EnginePlan& plan,
+                                    const DeviceBudget& budget, const Policies& policies,
+                                    std::optional<Transport> transport, absl::Duration patience,
+                                    WeightClient* client) {
+  CudaStart start;
+  ASSIGN_OR_RETURN(const CudaDeviceFacts bare, cuda.facts());
+  absl::Status error;
+  start.backend.reset(cuda.new_backend(plan.backend, &error));
+  RETURN_IF_ERROR(error);
+  ASSIGN_OR_RETURN(const CudaDeviceFacts before, cuda.facts());
+  start.transport = transport.value_or(Transport::kPush);
+  start.why = "as it was asked for";
+  if (start.transport == Transport::kPush) {
+    const absl::Status tried = TryPush(start.backend.get(), client, absl::Now() + patience);
+    if (!tried.ok() && (transport.has_value() || !client->connected())) {
+      return Annotate(tried, "transport push cannot be used");
+    }
+    start.why = "its trial succeeded";
+    if (!tried.ok()) {
+      start.transport = Transport::kPull;
+      start.why = absl::StrCat("weightd cannot copy into this device's memory: ", tried.message());
+    }
+  }
+  ASSIGN_OR_RETURN(const CudaDeviceFacts after, cuda.facts());
+  DeviceRoom room;
+  room.total = after.total_bytes;
+  room.free = after.free_bytes;
+  // weightd's context came with the trial. Ours is older than any figure, and at least as large.
+  room.contexts = 2 * (before.free_bytes - std::min(before.free_bytes, after.free_bytes)) + bare.free_bytes -
+                  std::min(bare.free_bytes, before.free_bytes);
+  room.granule = after.granule_bytes;
+  ASSIGN_OR_RETURN(start.memory, DivideDeviceMemory(budget, plan, policies, client->pack(), room));
+  return start;
+}
+
+}  // namespace sluice

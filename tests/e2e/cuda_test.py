@@ -1,0 +1,182 @@
+"""Device cuda between two real daemons, on the fake CUDA library (tests/cuda_fake): its module takes the place of the one
+that is linked to the real runtime. Tokens are device host's, and no check of the fake has anything to report.
+
+The same commands run on a GPU: SLUICE_CUDA_MODULE names the module, and without it the real one is taken."""
+import os
+import random
+import signal
+import subprocess
+import time
+import unittest
+
+import harness
+
+BUILD = os.path.dirname(harness.BIN)
+FAKE = os.path.join(BUILD, "tests", "libsluice_cuda_fake.so")
+MODULE = os.environ.get("SLUICE_CUDA_MODULE", FAKE)
+PROMPT = "4,5,6,7,8"
+TOKENS = 6
+
+
+class CudaTestCase(harness.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.tiny = os.path.join(cls.work, "tiny.pack")
+        subprocess.run(
+            [harness.BIN + "/sluice", "pack", harness.TINY, "--out", cls.tiny, "--bits", "q4", "--json"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+
+    def setUp(self):
+        super().setUp()
+        self.reports = os.path.join(self.runtime, "fake_reports")
+        self.environment["SLUICE_CUDA_MODULE"] = MODULE
+        self.fake()
+
+    def fake(self, **options):
+        """Sets the fake up for the daemons that are started from now on."""
+        options = {"seed": 0, "reports": self.reports, **options}
+        self.environment["SLUICE_FAKE_CUDA"] = " ".join(f"{name}={value}" for name, value in options.items())
+
+    def reported(self):
+        """What the fakes of the daemons that have ended wrote, a line each."""
+        if not os.path.exists(self.reports):
+            return []
+        with open(self.reports) as file:
+            return file.read().splitlines()
+
+    def run_tiny(self, *args, tokens=TOKENS):
+        return ("run", "--pack", self.tiny, "--token-ids", PROMPT, "-n", tokens, "--temperature", 0, "--ignore-eos",
+                "--context", 64, "--parallel", 1, *args)  # fmt: skip
+
+    def expect_clean(self, processes=2):
+        """That many processes used the fake, and it had nothing to say of any."""
+        self.wait_for(lambda: len(self.reported()) >= processes, "reports")
+        for line in self.reported():
+            self.assertIn(": none (", line)
+            if "(0 kernels," in line:  # weightd
+                self.assertIn(" 0 pageable", line)
+
+
+class AnswerTest(CudaTestCase):
+    def test_tokens_are_hosts_over_transports_and_budgets(self):
+        host = self.ok_json(*self.run_tiny())["token_ids"]
+        for seed, transport, budget in [(0, "push", "100%"), (1, "push", "25%"), (2, "pull", "25%")]:
+            with self.subTest(seed=seed, transport=transport, budget=budget):
+                if os.path.exists(self.reports):
+                    os.remove(self.reports)
+                self.fake(seed=seed)
+                answer = self.ok_json(
+                    *self.run_tiny("--device", "cuda", "--device-budget", budget, "--transport", transport)
+                )
+                self.assertEqual(answer["token_ids"], host)
+                self.expect_clean(processes=2 if transport == "push" else 1)
+
+
+class StartTest(CudaTestCase):
+    def refused(self, *args):
+        began = time.monotonic()
+        code, out, err = self.sluice(*self.run_tiny("--device", "cuda", *args))
+        self.assertEqual((code, out), (1, ""))
+        return err, time.monotonic() - began
+
+    def test_what_is_missing_is_named(self):
+        self.environment["SLUICE_CUDA_MODULE"] = "/nonexistent/libsluice_cuda.so"
+        err, _ = self.refused()
+        self.assertIn("the module is missing", err)
+        self.assertIn("/nonexistent/libsluice_cuda.so", err)
+        self.environment["SLUICE_CUDA_MODULE"] = os.path.join(harness.BIN, "sluice")
+        err, _ = self.refused()
+        self.assertIn("the module", err)
+        self.environment["SLUICE_CUDA_MODULE"] = MODULE
+        self.fake(devices=0)
+        err, _ = self.refused()
+        self.assertIn("the device is missing", err)
+
+    def test_too_little_device_memory_is_said_with_the_numbers_at_the_start(self):
+        for mebibytes, message in [(1, "workspace of"), (6, "bytes free, and")]:
+            self.fake(memory_mib=mebibytes)
+            err, _ = self.refused()
+            self.assertIn("RESOURCE_EXHAUSTED", err)
+            self.assertIn(message, err)
+        self.fake()
+        err, _ = self.refused("--device-budget", "5MiB")
+        self.assertIn("cannot hold the least working set", err)
+
+    @unittest.skipUnless(MODULE == FAKE and not os.path.exists("/dev/nvidiactl"), "this machine has a GPU's driver")
+    def test_a_missing_driver_is_named(self):
+        self.environment["SLUICE_CUDA_MODULE"] = os.path.join(harness.BIN, "libsluice_cuda.so")
+        err, _ = self.refused()
+        self.assertIn("the driver is missing", err)
+
+
+class KillTest(CudaTestCase):
+    """kill -9 of either daemon in mid-answer; the fake's device memory is memory files, so what is held can be counted."""
+
+    TOKENS = 24
+
+    def device_memory(self, pid):
+        """Mappings and descriptors of device memory that a process has."""
+        try:
+            with open(f"/proc/{pid}/maps") as file:
+                mapped = sum("memfd:fake cuda memory" in line for line in file)
+            folder = f"/proc/{pid}/fd"
+            links = []
+            for name in os.listdir(folder):
+                try:
+                    links.append(os.readlink(os.path.join(folder, name)))
+                except FileNotFoundError:
+                    pass  # closed meanwhile
+            return mapped + sum("memfd:fake cuda memory" in link for link in links)
+        except (FileNotFoundError, ProcessLookupError):
+            return 0
+
+    def answer(self, *args):
+        return self.run_tiny("--device", "cuda", "--device-budget", "25%", "--quiet", *args, tokens=self.TOKENS)
+
+    def killed(self, victim, call, transport, whole):
+        """Kills at a call of CUDA's; whether it came to that, and whether the answer went on to its end."""
+        token = os.path.join(self.runtime, "kill")
+        open(token, "w").close()
+        self.fake(seed=call % 4, kill=f"{victim}:{call}:{token}")
+        code, out, err = self.sluice(*self.answer("--transport", transport))
+        self.wait_for(lambda: not self.processes(), "processes to end")
+        if code == 0:
+            self.assertEqual(out, whole)
+        else:
+            self.assertTrue(whole.startswith(out.rstrip("\n")), f"a wrong token: {out}")
+            self.assertRegex(err, "UNAVAILABLE|ended: signal")
+        return not os.path.exists(token), code == 0
+
+    def test_no_token_is_wrong_when_daemons_are_killed(self):
+        draws = 200 if harness.FULL else 6
+        draw = random.Random(21)
+        whole = self.ok(*self.run_tiny("--quiet", tokens=self.TOKENS))
+        kills = continued = 0
+        for number in range(draws):
+            victim = ("weightd", "inferd")[number % 2]
+            call = int(draw.uniform(10, 600 if victim == "weightd" else 3000))
+            with self.subTest(victim=victim, call=call):
+                died, ended = self.killed(victim, call, draw.choice(["push", "pull"]), whole)
+                kills += died
+                continued += died and ended
+        print(f"{kills} of {draws} were killed, {continued} of their answers continued")
+        self.assertGreater(kills, 0)
+        for line in self.reported():
+            self.assertIn(": none (", line)
+
+    def test_weightd_gives_device_memory_back_when_inferd_is_killed(self):
+        whole = self.ok(*self.answer("--keep", "10m"))
+        weightd = self.only_process("weightd")
+        held = self.device_memory(weightd)
+        self.assertGreater(held, 0)
+        inferd = self.kill_daemon("inferd")
+        self.wait_for(lambda: self.processes("inferd") not in ([], [inferd]), "the next inferd")
+        self.assertEqual(self.ok(*self.answer()), whole)
+        self.assertEqual(self.device_memory(weightd), held, "the next one's slabs, and none of the first's")
+        os.kill(self.only_process("sluice"), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    harness.main()
