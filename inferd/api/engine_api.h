@@ -288,6 +288,10 @@ class EngineApi {
   // Refuses new requests from now on; running ones go on.
   virtual void StartDrain() = 0;
 
+  // RESOURCE_EXHAUSTED (QUEUE_FULL), as Generate() and Score() would say it, if the queue has no place for a
+  // request of `client` whatever it asks: doors refuse it before they make token ids of its text.
+  virtual absl::Status CheckPlace(const std::string& client) = 0;
+
   // What may wait from now on; requests that wait already go on waiting.
   virtual void SetQueueLimits(const QueueLimits& limits) = 0;
 };

@@ -61,6 +61,9 @@ class Engine final : public EngineApi {
   std::vector<LayerStats> Layers() const override;
   absl::Status Health() const override;
   void StartDrain() override;
+  absl::Status CheckPlace(const std::string& client) override {
+    return Rejected(registry_.CheckPlace(client));
+  }
   void SetQueueLimits(const QueueLimits& limits) override { registry_.SetLimits(limits); }
 
   // The KV cache as it is, and what requests may take of it.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "inferd/http/connection_exchange.h"
@@ -18,6 +19,23 @@ constexpr size_t kMaxHeadBytes = 32 << 10;
 constexpr size_t kMaxAheadBytes = 64 << 10;
 constexpr absl::Duration kLingerPatience = absl::Seconds(2);
 constexpr size_t kBodyBytesPerSecond = 8 << 10;
+// Why the beginning of a head cannot become one, for which the rest need not be waited for: another protocol
+// (TLS on a plain port), or lines that end otherwise. Null if it can. What stands before `from` was seen.
+const char* WhyNoHead(const std::string& in, size_t from) {
+  if (const char first = in[0]; !absl::ascii_isalpha(static_cast<unsigned char>(first))) {
+    return first == 0x16 ? "this port speaks plain HTTP, and TLS came" : "it begins with no method";
+  }
+  for (size_t at = in.find('\n', from); at != std::string::npos; at = in.find('\n', at + 1)) {
+    if (in[at - 1] != '\r') {
+      return "a line ends without CR";
+    }
+    if (at >= 3 && in[at - 2] == '\n') {
+      break;  // the head's end: the body is not looked at
+    }
+  }
+  return nullptr;
+}
+
 constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
 
 }  // namespace
@@ -154,6 +172,10 @@ bool HttpConnection::ReadHead() {
     scanned_ = 0;
     head_ = {};
   }
+  if (const char* why = WhyNoHead(in_, scanned_); why != nullptr) {
+    Refuse({400, "bad_request", absl::StrCat("this is no HTTP request: ", why)});
+    return false;
+  }
   const size_t end = in_.find("\r\n\r\n", scanned_ > 3 ? scanned_ - 3 : 0);
   if (end == std::string::npos ? in_.size() > kMaxHeadBytes : end > kMaxHeadBytes) {
     Refuse({431, "", absl::StrCat("the head of the request is longer than ", kMaxHeadBytes, " bytes")});
@@ -185,8 +207,8 @@ bool HttpConnection::ReadHead() {
 
 // Before a byte of the body is read: who asks, and how much is to come.
 bool HttpConnection::AdmitHead() {
-  if (head_.preflight) {
-    AnswerPreflight();
+  if (head_.request.method == "OPTIONS") {
+    AnswerOptions();
     return false;
   }
   if (const std::optional<HttpProblem> problem = CheckKey(); problem.has_value()) {
@@ -308,10 +330,13 @@ void HttpConnection::Refuse(const HttpProblem& problem) {
   Answer(number_, std::move(answer));
 }
 
-void HttpConnection::AnswerPreflight() {
+// What may be asked says nothing of what there is, so nobody needs a key for it: a browser asks without.
+void HttpConnection::AnswerOptions() {
   HttpAnswer answer;
-  answer.status = head_.origin_allowed ? 204 : 403;
-  if (head_.origin_allowed) {
+  answer.status = 204;
+  if (!head_.preflight) {
+    answer.headers = {{"Allow", "GET, HEAD, POST, OPTIONS"}};
+  } else if (head_.origin_allowed) {
     answer.headers = {
         {"Access-Control-Allow-Methods", "GET, POST, OPTIONS"},
         {"Access-Control-Allow-Headers",
@@ -325,10 +350,12 @@ void HttpConnection::AnswerPreflight() {
         head_.request.path,
         {403, "foreign_origin", "this origin is not among those that may ask (--http-cors)"});
   }
+  // A body would be taken for the next request.
+  const bool whole = !parser_->chunked() && parser_->content_length().value_or(0) == 0;
   parser_.reset();
   head_done_ = false;
   state_ = State::kAnswering;
-  keep_alive_ = head_.keep_alive && !core_->draining;
+  keep_alive_ = head_.keep_alive && whole && !core_->draining;
   Answer(number_, std::move(answer));
 }
 

@@ -71,7 +71,7 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   std::optional<HttpProblem> CheckKey();
   void Dispatch();
   void Refuse(const HttpProblem& problem);
-  void AnswerPreflight();
+  void AnswerOptions();
   void Send(std::string bytes);
   void StartWrite();
   void OnWrite(boost::system::error_code error, size_t size);

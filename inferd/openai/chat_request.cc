@@ -1,6 +1,7 @@
 #include "inferd/openai/chat_request.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -107,41 +108,25 @@ absl::StatusOr<Json> ReadCalls(const JsonFields& message) {
   return out;
 }
 
-absl::StatusOr<Json> ReadMessage(const Json& message, const std::string& path) {
-  if (!message.is_object()) {
-    return BadField(path, absl::StrCat("is ", KindOf(message), ", must be an object"));
-  }
-  const JsonFields fields(message, path + ".");
-  std::string role;
-  RETURN_IF_ERROR(fields.Take("role", &role));
-  if (std::find(std::begin(kRoles), std::end(kRoles), role) == std::end(kRoles)) {
-    return BadField(fields.Path("role"),
-                    role.empty() ? std::string("is missing")
-                                 : absl::StrCat("is \"", role.substr(0, 40),
-                                                "\", must be system, developer, user, assistant or tool"));
-  }
-  Json out = {{"role", role == "developer" ? "system" : role}};
-  ASSIGN_OR_RETURN(out["content"], ReadContent(fields));
-  const bool assistant = role == "assistant";
-  if (!fields.Has("content") && !(assistant && (fields.Has("tool_calls") || fields.Has("refusal")))) {
-    return BadField(fields.Path("content"), "is missing");
-  }
-  for (const char* name : {"name", "tool_call_id", "reasoning_content", "reasoning"}) {
-    std::string text;
-    RETURN_IF_ERROR(fields.Take(name, &text));
-    if (!text.empty()) {
-      out[name] = text;
+// Clients say by the call's id alone which tool a result is of; some templates want its name.
+class ResultNames {
+ public:
+  void Look(Json* message) {
+    if (const auto calls = message->find("tool_calls"); calls != message->end()) {
+      for (const Json& call : *calls) {
+        names_[call.value("id", "")] = call["function"]["name"];
+      }
+    }
+    if ((*message)["role"] == "tool" && message->contains("tool_call_id") && !message->contains("name")) {
+      if (const auto found = names_.find((*message)["tool_call_id"]); found != names_.end()) {
+        (*message)["name"] = found->second;
+      }
     }
   }
-  ASSIGN_OR_RETURN(Json calls, ReadCalls(fields));
-  if (!calls.empty() && !assistant) {
-    return BadField(fields.Path("tool_calls"), "is the assistant's alone");
-  }
-  if (!calls.empty()) {
-    out["tool_calls"] = std::move(calls);
-  }
-  return out;
-}
+
+ private:
+  std::map<std::string, std::string> names_;  // by id
+};
 
 absl::Status ReadMessages(const JsonFields& body, ChatRequest* chat) {
   ASSIGN_OR_RETURN(const Json* messages, body.TakeList("messages"));
@@ -149,9 +134,11 @@ absl::Status ReadMessages(const JsonFields& body, ChatRequest* chat) {
     return BadField("messages",
                     messages == nullptr ? "is missing" : "is empty: a conversation has at least one");
   }
+  ResultNames results;
   for (size_t i = 0; i < messages->size(); ++i) {
-    ASSIGN_OR_RETURN(Json message, ReadMessage((*messages)[i], absl::StrCat("messages[", i, "]")));
+    ASSIGN_OR_RETURN(Json message, ReadChatMessage((*messages)[i], absl::StrCat("messages[", i, "]")));
     chat->has_tool_calls = chat->has_tool_calls || message.contains("tool_calls");
+    results.Look(&message);
     chat->messages.push_back(std::move(message));
   }
   return absl::OkStatus();
@@ -279,6 +266,42 @@ absl::StatusOr<std::string> ConversationText(const ChatRequest& chat, ArgumentsA
 }
 
 }  // namespace
+
+absl::StatusOr<Json> ReadChatMessage(const Json& message, const std::string& path) {
+  if (!message.is_object()) {
+    return BadField(path, absl::StrCat("is ", KindOf(message), ", must be an object"));
+  }
+  const JsonFields fields(message, path + ".");
+  std::string role;
+  RETURN_IF_ERROR(fields.Take("role", &role));
+  if (std::find(std::begin(kRoles), std::end(kRoles), role) == std::end(kRoles)) {
+    return BadField(fields.Path("role"),
+                    role.empty() ? std::string("is missing")
+                                 : absl::StrCat("is \"", role.substr(0, 40),
+                                                "\", must be system, developer, user, assistant or tool"));
+  }
+  Json out = {{"role", role == "developer" ? "system" : role}};
+  ASSIGN_OR_RETURN(out["content"], ReadContent(fields));
+  const bool assistant = role == "assistant";
+  if (!fields.Has("content") && !(assistant && (fields.Has("tool_calls") || fields.Has("refusal")))) {
+    return BadField(fields.Path("content"), "is missing");
+  }
+  for (const char* name : {"name", "tool_call_id", "reasoning_content", "reasoning"}) {
+    std::string text;
+    RETURN_IF_ERROR(fields.Take(name, &text));
+    if (!text.empty()) {
+      out[name] = text;
+    }
+  }
+  ASSIGN_OR_RETURN(Json calls, ReadCalls(fields));
+  if (!calls.empty() && !assistant) {
+    return BadField(fields.Path("tool_calls"), "is the assistant's alone");
+  }
+  if (!calls.empty()) {
+    out["tool_calls"] = std::move(calls);
+  }
+  return out;
+}
 
 absl::StatusOr<ChatRequest> ReadChat(const Json& body, const ServingContext& context) {
   const JsonFields fields(body);

@@ -34,6 +34,9 @@ struct ChatRequest {
   bool has_tool_calls = false;
 };
 
+// One message as templates take it. INVALID_ARGUMENT naming the field below `path`.
+absl::StatusOr<Json> ReadChatMessage(const Json& message, const std::string& path);
+
 // INVALID_ARGUMENT naming the field.
 absl::StatusOr<ChatRequest> ReadChat(const Json& body, const ServingContext& context);
 

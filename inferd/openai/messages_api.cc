@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "inferd/openai/api_errors.h"
+#include "inferd/openai/fields/generation_fields.h"
 
 namespace sluice {
 namespace {
@@ -217,6 +218,7 @@ absl::StatusOr<Json> ChatOfMessages(const Json& body, bool counts) {
       chat[to] = *value;
     }
   }
+  CopyServingFields(fields, &chat);
   if (!counts && !fields.Has("max_tokens")) {
     return BadField("max_tokens", "is missing");
   }
@@ -236,6 +238,12 @@ absl::StatusOr<Json> ChatOfMessages(const Json& body, bool counts) {
     chat["chat_template_kwargs"]["enable_thinking"] = type != "disabled";
   }
   return chat;
+}
+
+const FieldAliases& MessageAliases() {
+  static const FieldAliases* const aliases = new FieldAliases{
+      {"stop", "stop_sequences"}, {".function.parameters", ".input_schema"}, {".function.", "."}};
+  return *aliases;
 }
 
 MessagesWriter::MessagesWriter(Options options)

@@ -10,6 +10,7 @@
 #include "inferd/openai/answer_call.h"
 #include "inferd/openai/answer_parts.h"
 #include "inferd/openai/chat_writer.h"
+#include "inferd/openai/fields/field_names.h"
 #include "inferd/openai/fields/json_body.h"
 
 namespace sluice {
@@ -17,6 +18,9 @@ namespace sluice {
 // The chat request that asks for the same. INVALID_ARGUMENT naming what is missing or not served; the rest is
 // checked when that request is read. `counts`: of count_tokens, which needs no max_tokens.
 absl::StatusOr<Json> ChatOfMessages(const Json& body, bool counts);
+
+// What errors about the chat request's fields are called by it.
+const FieldAliases& MessageAliases();
 
 class MessagesWriter final : public AnswerWriter {
  public:

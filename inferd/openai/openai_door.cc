@@ -46,21 +46,22 @@ OpenAiDoor::OpenAiDoor(const ServingContext& context, ServerState* state,
       metrics_(std::move(metrics)),
       created_(absl::ToUnixSeconds(absl::Now())) {}
 
-const OpenAiDoor::Route* OpenAiDoor::Find(const HttpRequest& request, bool* other_method) {
-  static constexpr Route kRoutes[] = {
+const OpenAiDoor::Route* OpenAiDoor::Find(const HttpRequest& request, std::string* allowed) {
+  constexpr bool kWaits = true;
+  static const Route kRoutes[] = {
       {"GET", "/", &OpenAiDoor::Page},
       {"GET", "/v1/models", &OpenAiDoor::Models},
       {"GET", "/models", &OpenAiDoor::Models},
       {"GET", "/health", &OpenAiDoor::Health},
       {"GET", "/v1/health", &OpenAiDoor::Health},
       {"GET", "/metrics", &OpenAiDoor::Metrics},
-      {"POST", "/v1/chat/completions", &OpenAiDoor::Chat},
-      {"POST", "/chat/completions", &OpenAiDoor::Chat},
-      {"POST", "/v1/completions", &OpenAiDoor::Completions},
-      {"POST", "/completions", &OpenAiDoor::Completions},
-      {"POST", "/v1/responses", &OpenAiDoor::Responses},
-      {"POST", "/v1/messages", &OpenAiDoor::Messages},
-      {"POST", "/v1/messages/count_tokens", &OpenAiDoor::CountTokens},
+      {"POST", "/v1/chat/completions", &OpenAiDoor::Chat, kWaits},
+      {"POST", "/chat/completions", &OpenAiDoor::Chat, kWaits},
+      {"POST", "/v1/completions", &OpenAiDoor::Completions, kWaits},
+      {"POST", "/completions", &OpenAiDoor::Completions, kWaits},
+      {"POST", "/v1/responses", &OpenAiDoor::Responses, kWaits, &ResponseAliases()},
+      {"POST", "/v1/messages", &OpenAiDoor::Messages, kWaits, &MessageAliases()},
+      {"POST", "/v1/messages/count_tokens", &OpenAiDoor::CountTokens, !kWaits, &MessageAliases()},
       {"POST", "/tokenize", &OpenAiDoor::Tokenize},
       {"POST", "/detokenize", &OpenAiDoor::Detokenize},
       {"POST", "/apply-template", &OpenAiDoor::ApplyTemplate},
@@ -77,7 +78,7 @@ const OpenAiDoor::Route* OpenAiDoor::Find(const HttpRequest& request, bool* othe
       if (request.method == route.method) {
         return &route;
       }
-      *other_method = true;
+      *allowed = route.method;
     }
   }
   return nullptr;
@@ -92,25 +93,43 @@ void OpenAiDoor::Handle(HttpRequest request, std::shared_ptr<HttpExchange> excha
   Asked asked{std::move(request), std::move(exchange), {}};
   asked.facts.client = asked.request.client;
   asked.facts.request_id = asked.request.request_id;
-  bool other_method = false;
+  std::string allowed;
   absl::Status status;
-  if (const Route* route = Find(asked.request, &other_method); route != nullptr) {
-    status = (this->*route->handle)(asked);
+  if (const Route* route = Find(asked.request, &allowed); route != nullptr) {
+    // Under overload nothing is made out of what could only be refused: a refusal takes no longer than this.
+    status = route->waits ? context_.engine->CheckPlace(asked.facts.client) : absl::OkStatus();
+    if (status.ok()) {
+      status = (this->*route->handle)(asked);
+    }
+    if (route->aliases != nullptr) {
+      status = InApisTerms(status, *route->aliases);
+    }
   } else if (absl::StartsWith(asked.request.path, kModelPrefix) && asked.request.method == "GET") {
     status = Model(asked, asked.request.path.substr(sizeof(kModelPrefix) - 1));
   } else {
-    asked.exchange->Answer(
-        other_method
-            ? Refusal(asked.request.path,
-                      {405, "",
-                       absl::StrCat(asked.request.method, " is not for ", asked.request.path.substr(0, 200))})
-            : Refusal(asked.request.path,
-                      {404, "", absl::StrCat("there is nothing at ", asked.request.path.substr(0, 200))}));
+    AnswerUnknown(asked, allowed);
     return;
   }
   if (!status.ok()) {
-    asked.exchange->Answer(ErrorAnswer(status, ErrorStyleOf(asked.request.path)));
+    HttpAnswer answer = ErrorAnswer(status, ErrorStyleOf(asked.request.path));
+    if (asked.request.request_id.empty()) {
+      answer.headers.emplace_back("x-request-id", NewRequestId());
+    }
+    asked.exchange->Answer(std::move(answer));
   }
+}
+
+// `allowed`: the method that the path has; empty if there is no such path.
+void OpenAiDoor::AnswerUnknown(const Asked& asked, const std::string& allowed) {
+  const std::string path = asked.request.path.substr(0, 200);
+  HttpAnswer answer =
+      allowed.empty()
+          ? Refusal(asked.request.path, {404, "", absl::StrCat("there is nothing at ", path)})
+          : Refusal(asked.request.path, {405, "", absl::StrCat(asked.request.method, " is not for ", path)});
+  if (!allowed.empty()) {
+    answer.headers.emplace_back("Allow", allowed == "GET" ? "GET, HEAD, OPTIONS" : "POST, OPTIONS");
+  }
+  asked.exchange->Answer(std::move(answer));
 }
 
 HttpAnswer OpenAiDoor::Refusal(const std::string& path, const HttpProblem& problem) {
@@ -261,7 +280,9 @@ absl::Status OpenAiDoor::Messages(const Asked& asked) {
   ASSIGN_OR_RETURN(ChatPlan planned, PlanChatAnswer(context_, facts, chat));
   AnswerPlan plan = PlanOf(asked.request, chat.style, "http_messages", facts.request_id);
   plan.specs = std::move(planned.specs);
-  plan.guide_fields = std::move(planned.guide_fields);
+  for (const std::string& field : planned.guide_fields) {
+    plan.guide_fields.push_back(AliasOf(field, MessageAliases()));
+  }
   plan.first_of = {1};
   MessagesWriter::Options options{Facts("", facts.request_id), chat.style.stream, std::move(planned.dialect),
                                   std::move(planned.parsing)};
@@ -279,7 +300,9 @@ absl::Status OpenAiDoor::Responses(const Asked& asked) {
   ASSIGN_OR_RETURN(ChatPlan planned, PlanChatAnswer(context_, facts, chat));
   AnswerPlan plan = PlanOf(asked.request, chat.style, "http_response", facts.request_id);
   plan.specs = std::move(planned.specs);
-  plan.guide_fields = std::move(planned.guide_fields);
+  for (const std::string& field : planned.guide_fields) {
+    plan.guide_fields.push_back(AliasOf(field, ResponseAliases()));
+  }
   plan.first_of = {1};
   ResponsesWriter::Options options{Facts("", facts.request_id), chat.style.stream, std::move(planned.dialect),
                                    std::move(planned.parsing), std::move(body)};

@@ -12,6 +12,7 @@
 #include "inferd/http/http_message.h"
 #include "inferd/openai/answer_parts.h"
 #include "inferd/openai/chat_request.h"
+#include "inferd/openai/fields/field_names.h"
 #include "inferd/serving/server_state.h"
 #include "inferd/serving/serving_context.h"
 
@@ -24,7 +25,9 @@ class OpenAiDoor final : public HttpHandler {
 
   void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override;
   HttpAnswer Refusal(const std::string& path, const HttpProblem& problem) override;
-  bool IsOpen(const std::string& path) const override { return path == "/health" || path == "/"; }
+  bool IsOpen(const std::string& path) const override {
+    return path == "/health" || path == "/v1/health" || path == "/";
+  }
   bool IsCounted(const std::string& path) const override { return path != "/metrics"; }
 
  private:
@@ -39,8 +42,10 @@ class OpenAiDoor final : public HttpHandler {
     const char* method;
     const char* path;
     Method handle;
+    bool waits = false;                     // its answer takes a place in the engine's queue
+    const FieldAliases* aliases = nullptr;  // null: fields are called as in chat
   };
-  static const Route* Find(const HttpRequest& request, bool* other_method);
+  static const Route* Find(const HttpRequest& request, std::string* allowed);
 
   absl::Status Page(const Asked& asked);
   absl::Status Models(const Asked& asked);
@@ -55,6 +60,7 @@ class OpenAiDoor final : public HttpHandler {
   absl::Status Detokenize(const Asked& asked);
   absl::Status ApplyTemplate(const Asked& asked);
   absl::Status Unserved(const Asked& asked);
+  void AnswerUnknown(const Asked& asked, const std::string& allowed);
 
   absl::Status Model(const Asked& asked, const std::string& id);
   void Reply(const Asked& asked, const Json& json) const;

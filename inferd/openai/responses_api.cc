@@ -5,6 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "inferd/openai/api_errors.h"
+#include "inferd/openai/chat_request.h"
+#include "inferd/openai/fields/generation_fields.h"
 
 namespace sluice {
 namespace {
@@ -24,6 +26,8 @@ absl::Status AddItem(const Json& item, const std::string& path, Json* messages) 
         message[name] = *value;
       }
     }
+    RETURN_IF_ERROR(
+        ReadChatMessage(message, path).status());  // here its errors have the client's name for it
     messages->push_back(std::move(message));
     return absl::OkStatus();
   }
@@ -136,6 +140,7 @@ absl::StatusOr<Json> ChatOfResponse(const Json& body) {
       chat[to] = *value;
     }
   }
+  CopyServingFields(fields, &chat);
   ASSIGN_OR_RETURN(chat["messages"], ReadInput(fields));
   RETURN_IF_ERROR(ReadTools(fields, &chat));
   ASSIGN_OR_RETURN(const Json* reasoning, fields.TakeObject("reasoning"));
@@ -147,6 +152,12 @@ absl::StatusOr<Json> ChatOfResponse(const Json& body) {
     chat["text.format"] = (*text)["format"];
   }
   return chat;
+}
+
+const FieldAliases& ResponseAliases() {
+  static const FieldAliases* const aliases = new FieldAliases{
+      {"max_tokens", "max_output_tokens"}, {"reasoning_effort", "reasoning.effort"}, {".function.", "."}};
+  return *aliases;
 }
 
 ResponsesWriter::ResponsesWriter(Options options)

@@ -11,6 +11,7 @@
 #include "inferd/openai/answer_call.h"
 #include "inferd/openai/answer_parts.h"
 #include "inferd/openai/chat_writer.h"
+#include "inferd/openai/fields/field_names.h"
 #include "inferd/openai/fields/json_body.h"
 
 namespace sluice {
@@ -18,6 +19,9 @@ namespace sluice {
 // The chat request that asks for the same. INVALID_ARGUMENT naming what is wrong or not served
 // (previous_response_id: nothing is kept); the rest is checked when that request is read.
 absl::StatusOr<Json> ChatOfResponse(const Json& body);
+
+// What errors about the chat request's fields are called by it.
+const FieldAliases& ResponseAliases();
 
 class ResponsesWriter final : public AnswerWriter {
  public:

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/error_detail.h"
+#include "common/status.h"
 
 namespace sluice {
 namespace {
@@ -41,13 +42,12 @@ void RequestRegistry::SetLimits(const QueueLimits& limits) {
   limits_ = limits;
 }
 
-absl::StatusOr<SequenceId> RequestRegistry::Enter(const std::string& request_id, uint64_t tokens,
-                                                  uint64_t bytes, const std::string& client) {
+absl::Status RequestRegistry::CheckPlace(const std::string& client) {
   MutexLock lock(&mutex_);
-  if (requests_.contains(request_id)) {
-    return ReasonError(absl::StatusCode::kAlreadyExists, "REQUEST_EXISTS",
-                       absl::StrCat("a request with the id \"", request_id, "\" is live"));
-  }
+  return CheckPlaceLocked(client);
+}
+
+absl::Status RequestRegistry::CheckPlaceLocked(const std::string& client) {
   if (waiting_ >= limits_.count) {
     return QueueFull(absl::StrCat(waiting_, " of ", limits_.count, " requests wait"));
   }
@@ -59,6 +59,17 @@ absl::StatusOr<SequenceId> RequestRegistry::Enter(const std::string& request_id,
                                   " requests that wait are this client's, the last ", for_others, " of ",
                                   limits_.count, " places are for others"));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SequenceId> RequestRegistry::Enter(const std::string& request_id, uint64_t tokens,
+                                                  uint64_t bytes, const std::string& client) {
+  MutexLock lock(&mutex_);
+  if (requests_.contains(request_id)) {
+    return ReasonError(absl::StatusCode::kAlreadyExists, "REQUEST_EXISTS",
+                       absl::StrCat("a request with the id \"", request_id, "\" is live"));
+  }
+  RETURN_IF_ERROR(CheckPlaceLocked(client));
   // One request may always wait, however large it is: limits of tokens and bytes bound the queue, not a
   // prompt.
   if (waiting_ > 0 && waiting_tokens_ + tokens > limits_.tokens) {

@@ -34,6 +34,9 @@ class RequestRegistry {
   absl::StatusOr<SequenceId> Enter(const std::string& request_id, uint64_t tokens, uint64_t bytes,
                                    const std::string& client = "");
 
+  // The errors of Enter() that do not depend on what the request is.
+  absl::Status CheckPlace(const std::string& client);
+
   // It waits no longer. Later calls for the same request do nothing.
   void LeaveQueue(const std::string& request_id);
 
@@ -59,6 +62,7 @@ class RequestRegistry {
     bool waiting = true;
   };
   void StopWaiting(Request* request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckPlaceLocked(const std::string& client) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status QueueFull(const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Duration RetryDelayLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

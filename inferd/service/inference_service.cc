@@ -22,6 +22,14 @@ ConversationView ConversationOf(const Request& request) {
   return {request.messages(), request.options()};
 }
 
+// What is refused before anything is made out of the request: a full queue's refusals take no longer for a
+// long text.
+absl::Status Admit(const ServingContext& context, const grpc::CallbackServerContext& call,
+                   const google::protobuf::Message& request) {
+  RETURN_IF_ERROR(CheckNoUnknownFields(request));
+  return context.engine->CheckPlace(FactsOf(call).client);
+}
+
 // Hands the request to the engine; a refusal ends the call. The call is in the pump before the engine knows
 // it, since its first token may come at once.
 template <typename Call>
@@ -40,8 +48,8 @@ void Submit(const ServingContext& context, GenerateSpec spec, const std::shared_
 grpc::ServerUnaryReactor* InferenceServiceImpl::Generate(grpc::CallbackServerContext* call,
                                                          const v1::GenerateRequest* request,
                                                          v1::GenerateResponse* response) {
-  absl::Status unknown = CheckNoUnknownFields(*request);
-  auto plan = unknown.ok() ? PlanGeneration(context_, FactsOf(*call), request->spec()) : unknown;
+  absl::Status admitted = Admit(context_, *call, *request);
+  auto plan = admitted.ok() ? PlanGeneration(context_, FactsOf(*call), request->spec()) : admitted;
   if (!plan.ok()) {
     return Reply(call, plan.status());
   }
@@ -53,8 +61,8 @@ grpc::ServerUnaryReactor* InferenceServiceImpl::Generate(grpc::CallbackServerCon
 
 grpc::ServerWriteReactor<v1::GenerateStreamResponse>* InferenceServiceImpl::GenerateStream(
     grpc::CallbackServerContext* call, const v1::GenerateStreamRequest* request) {
-  absl::Status unknown = CheckNoUnknownFields(*request);
-  auto plan = unknown.ok() ? PlanGeneration(context_, FactsOf(*call), request->spec()) : unknown;
+  absl::Status admitted = Admit(context_, *call, *request);
+  auto plan = admitted.ok() ? PlanGeneration(context_, FactsOf(*call), request->spec()) : admitted;
   if (!plan.ok()) {
     return Refuse<v1::GenerateStreamResponse>(plan.status());
   }
@@ -67,9 +75,9 @@ grpc::ServerWriteReactor<v1::GenerateStreamResponse>* InferenceServiceImpl::Gene
 grpc::ServerUnaryReactor* InferenceServiceImpl::Chat(grpc::CallbackServerContext* call,
                                                      const v1::ChatRequest* request,
                                                      v1::ChatResponse* response) {
-  absl::Status unknown = CheckNoUnknownFields(*request);
-  auto plan =
-      unknown.ok() ? PlanChat(context_, FactsOf(*call), request->spec(), ConversationOf(*request)) : unknown;
+  absl::Status admitted = Admit(context_, *call, *request);
+  auto plan = admitted.ok() ? PlanChat(context_, FactsOf(*call), request->spec(), ConversationOf(*request))
+                            : admitted;
   if (!plan.ok()) {
     return Reply(call, plan.status());
   }
@@ -81,9 +89,9 @@ grpc::ServerUnaryReactor* InferenceServiceImpl::Chat(grpc::CallbackServerContext
 
 grpc::ServerWriteReactor<v1::ChatStreamResponse>* InferenceServiceImpl::ChatStream(
     grpc::CallbackServerContext* call, const v1::ChatStreamRequest* request) {
-  absl::Status unknown = CheckNoUnknownFields(*request);
-  auto plan =
-      unknown.ok() ? PlanChat(context_, FactsOf(*call), request->spec(), ConversationOf(*request)) : unknown;
+  absl::Status admitted = Admit(context_, *call, *request);
+  auto plan = admitted.ok() ? PlanChat(context_, FactsOf(*call), request->spec(), ConversationOf(*request))
+                            : admitted;
   if (!plan.ok()) {
     return Refuse<v1::ChatStreamResponse>(plan.status());
   }

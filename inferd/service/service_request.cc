@@ -18,7 +18,7 @@ namespace {
 
 namespace v1 = inference::v1;
 
-const FieldNames kNames = {"spec.", "spec.sampling.", "spec.stopping.", "spec.output."};
+const FieldNames kNames = {"spec.", "spec.sampling.", "spec.stopping.", "spec.output.", "spec.cache."};
 
 absl::Status Invalid(const std::string& field, const std::string& description) {
   return FieldError(absl::StatusCode::kInvalidArgument, field, description);
@@ -71,6 +71,8 @@ absl::StatusOr<RequestFields> FieldsOf(const ServingContext& context, const v1::
   fields.include_stop_in_output = stopping.include_stop_in_output();
   fields.logprobs = spec.output().logprobs();
   fields.priority = spec.scheduling().priority();
+  fields.cache_salt = spec.cache().cache_salt();
+  fields.bypass_prefix_cache = spec.cache().bypass_prefix_cache();
   return fields;
 }
 
@@ -122,14 +124,6 @@ absl::StatusOr<absl::Duration> MaxQueueWait(const v1::SchedulingParams& scheduli
   return duration;
 }
 
-absl::Status CheckSalt(const v1::CacheOptions& cache) {
-  if (cache.cache_salt().size() <= kMaxSaltBytes) {
-    return absl::OkStatus();
-  }
-  return Invalid("spec.cache.cache_salt", absl::StrCat("has ", cache.cache_salt().size(), " bytes, at most ",
-                                                       kMaxSaltBytes, " are allowed"));
-}
-
 absl::StatusOr<std::optional<GuideSpec>> Guided(const v1::GenerationSpec& spec) {
   if (!spec.has_guided()) {
     return std::nullopt;
@@ -166,12 +160,8 @@ absl::StatusOr<Draft> PlanWithoutPrompt(const ServingContext& context, const Cal
   Draft draft;
   ASSIGN_OR_RETURN(draft.fields, FieldsOf(context, spec));
   ASSIGN_OR_RETURN(draft.fields.guide, Guided(spec));
+  ASSIGN_OR_RETURN(draft.fields.max_queue_wait, MaxQueueWait(spec.scheduling()));
   ASSIGN_OR_RETURN(draft.plan.spec, PlanRequest(context, call, draft.fields, kNames));
-  GenerateSpec& planned = draft.plan.spec;
-  ASSIGN_OR_RETURN(planned.max_queue_wait, MaxQueueWait(spec.scheduling()));
-  RETURN_IF_ERROR(CheckSalt(spec.cache()));
-  planned.cache_salt = spec.cache().cache_salt();
-  planned.bypass_prefix_cache = spec.cache().bypass_prefix_cache();
   draft.plan.report = Report(spec.output());
   return draft;
 }

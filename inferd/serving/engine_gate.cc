@@ -90,6 +90,11 @@ absl::Status EngineGate::Health() const {
   return engine->Health();
 }
 
+absl::Status EngineGate::CheckPlace(const std::string& client) {
+  ASSIGN_OR_RETURN(EngineApi* const engine, Engine());
+  return engine->CheckPlace(client);
+}
+
 void EngineGate::SetQueueLimits(const QueueLimits& limits) {
   const MutexLock lock(&mutex_);
   if (engine_ != nullptr) {

@@ -150,8 +150,16 @@ absl::StatusOr<GenerateSpec> PlanRequest(const ServingContext& context, const Ca
     RETURN_IF_ERROR(CheckTokenizer(context));
     spec.guide = fields.guide;
   }
+  if (fields.cache_salt.size() > kMaxSaltBytes) {
+    return Invalid(
+        absl::StrCat(names.cache, "cache_salt"),
+        absl::StrCat("has ", fields.cache_salt.size(), " bytes, at most ", kMaxSaltBytes, " are allowed"));
+  }
+  spec.cache_salt = fields.cache_salt;
+  spec.bypass_prefix_cache = fields.bypass_prefix_cache;
   spec.client = call.client;
-  spec.deadline = DeadlineOf(context, call);
+  spec.deadline = std::min(DeadlineOf(context, call), absl::Now() + fields.timeout);
+  spec.max_queue_wait = fields.max_queue_wait;
   return spec;
 }
 

@@ -50,6 +50,10 @@ struct RequestFields {
   bool include_stop_in_output = false;
   uint32_t logprobs = 0;
   int32_t priority = 0;
+  absl::Duration timeout = absl::InfiniteDuration();         // for all of the request; beside the call's own
+  absl::Duration max_queue_wait = absl::InfiniteDuration();  // for its start
+  std::string cache_salt;
+  bool bypass_prefix_cache = false;
   std::optional<GuideSpec> guide;
 };
 
@@ -59,6 +63,7 @@ struct FieldNames {
   std::string sampling;  // "spec.sampling."
   std::string stopping;
   std::string output;
+  std::string cache;
   std::string max_tokens = "max_tokens";
 };
 

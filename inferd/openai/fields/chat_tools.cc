@@ -143,6 +143,8 @@ void TellOfTools(const Json& callable, Json* messages) {
 absl::Status ReadTools(const JsonFields& body, const Dialect& dialect, Json* messages, ChatTools* tools) {
   ASSIGN_OR_RETURN(const Json* asked, body.TakeList("tools"));
   ASSIGN_OR_RETURN(const ToolChoice choice, ReadToolChoice(body));
+  bool parallel = true;
+  RETURN_IF_ERROR(body.Take("parallel_tool_calls", &parallel));
   if (asked == nullptr || asked->empty()) {
     return choice.forced ? BadField("tool_choice", "asks for a call, and there are no tools")
                          : absl::OkStatus();
@@ -155,8 +157,6 @@ absl::Status ReadTools(const JsonFields& body, const Dialect& dialect, Json* mes
     ASSIGN_OR_RETURN(Json tool, ReadTool((*asked)[i], absl::StrCat("tools[", i, "]"), &tools->types));
     list.push_back(std::move(tool));
   }
-  bool parallel = true;
-  RETURN_IF_ERROR(body.Take("parallel_tool_calls", &parallel));
   tools->max_calls = parallel ? UINT32_MAX : 1;
   if (choice.none) {
     return absl::OkStatus();

@@ -91,11 +91,45 @@ absl::Status ReadStyle(const JsonFields& body, AnswerStyle* style) {
   return absl::OkStatus();
 }
 
+// A time that the client gives, in seconds.
+absl::Status ReadSeconds(const JsonFields& body, const char* name, absl::Duration* out) {
+  constexpr double kMostSeconds = 1e9;
+  std::optional<double> seconds;
+  RETURN_IF_ERROR(body.Take(name, &seconds));
+  if (!seconds.has_value()) {
+    return absl::OkStatus();
+  }
+  if (!(*seconds > 0 && *seconds <= kMostSeconds)) {
+    return BadField(body.Path(name), absl::StrCat("is ", *seconds, ", must be above 0, in seconds"));
+  }
+  *out = absl::Seconds(*seconds);
+  return absl::OkStatus();
+}
+
+// When it is to run, and what of others' texts it may use.
+absl::Status ReadServing(const JsonFields& body, RequestFields* fields) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  std::optional<int64_t> priority;
+  RETURN_IF_ERROR(body.Take("priority", -kMost, kMost, &priority));
+  fields->priority = static_cast<int32_t>(priority.value_or(0));
+  RETURN_IF_ERROR(ReadSeconds(body, "timeout", &fields->timeout));
+  RETURN_IF_ERROR(ReadSeconds(body, "max_queue_wait", &fields->max_queue_wait));
+  RETURN_IF_ERROR(body.Take("cache_salt", &fields->cache_salt));
+  bool cache = true;
+  RETURN_IF_ERROR(body.Take("cache_prompt", &cache));
+  fields->bypass_prefix_cache = !cache;
+  return absl::OkStatus();
+}
+
 // What is known and not served is said, not ignored.
 absl::Status CheckUnserved(const JsonFields& body) {
   bool beams = false;
   RETURN_IF_ERROR(body.Take("use_beam_search", &beams));
-  return beams ? BadField("use_beam_search", "is not served") : absl::OkStatus();
+  if (beams) {
+    return BadField("use_beam_search", "is not served");
+  }
+  return body.Has("functions") ? BadField("functions", "is not served: tools took its place")
+                               : absl::OkStatus();
 }
 
 }  // namespace
@@ -106,11 +140,16 @@ absl::Status ReadGeneration(const JsonFields& body, const ServingContext& contex
   RETURN_IF_ERROR(ReadSampling(body, fields));
   RETURN_IF_ERROR(ReadStopping(body, context, least_tokens, fields));
   RETURN_IF_ERROR(ReadStyle(body, style));
-  std::optional<int64_t> priority;
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  RETURN_IF_ERROR(body.Take("priority", -kMost, kMost, &priority));
-  fields->priority = static_cast<int32_t>(priority.value_or(0));
+  RETURN_IF_ERROR(ReadServing(body, fields));
   return CheckUnserved(body);
+}
+
+void CopyServingFields(const JsonFields& body, Json* to) {
+  for (const char* name : {"priority", "timeout", "max_queue_wait", "cache_salt", "cache_prompt"}) {
+    if (const Json* value = body.Find(name); value != nullptr) {
+      (*to)[name] = *value;
+    }
+  }
 }
 
 FieldNames ApiFieldNames(const JsonFields& body) {

@@ -25,6 +25,9 @@ struct AnswerStyle {
 absl::Status ReadGeneration(const JsonFields& body, const ServingContext& context, uint32_t least_tokens,
                             RequestFields* fields, AnswerStyle* style);
 
+// The fields about serving that any API may have beside its own, as they stand.
+void CopyServingFields(const JsonFields& body, Json* to);
+
 // Errors of PlanRequest and FitToPrompt name fields as the API does.
 FieldNames ApiFieldNames(const JsonFields& body);
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -67,12 +68,16 @@ class FakeEngine final : public EngineApi {
   std::vector<LayerStats> Layers() const override;
   absl::Status Health() const override;
   void StartDrain() override;
+  absl::Status CheckPlace(const std::string&) override { return place_; }
+  // What it says from now on.
+  void SetPlace(absl::Status status) { place_ = std::move(status); }
   void SetQueueLimits(const QueueLimits& limits) override { queue_limits_ = limits; }
   // The last that were set.
   const QueueLimits& queue_limits() const { return queue_limits_; }
 
  private:
   QueueLimits queue_limits_;
+  absl::Status place_;
   struct Sinks {
     std::shared_ptr<RequestSink> request;  // one of the two
     std::shared_ptr<ScoreSink> score;
