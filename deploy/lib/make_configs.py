@@ -45,6 +45,7 @@ EXAMPLES = {
     "link-latency-us": "10",
     "metrics": {"weightd": '"127.0.0.1:9400"', "inferd": '"127.0.0.1:9401"'},
     "parent-lifeline": "3",
+    "prefix-file": '"/var/cache/inferd/prefixes"',
     "scrub-rate": '"64MiB"',
     "session-quota": '"8GiB"',
     "sparsity": '"up"',

@@ -388,6 +388,7 @@ absl::Status InferdDaemon::StartEngine() {
   ASSIGN_OR_RETURN(engine_, Engine::Create(options, std::move(client), make_backend, tokenizer_.get(),
                                            std::move(copiers)));
   state_->SetBackend(IsaName(), backend, transport);
+  LoadPrefixes();
   gate_.SetProgress("making a first token");
   const std::vector<int32_t>& bos = pack_->config().bos_ids;
   RETURN_IF_ERROR(SelfTest(engine_.get(), bos.empty() ? 0 : bos.front(), kSelfTestLimit));
@@ -397,6 +398,40 @@ absl::Status InferdDaemon::StartEngine() {
   gate_.Open(engine_.get());
   engine_view_ = engine_.get();
   return absl::OkStatus();
+}
+
+// A file that cannot be used costs time, not answers: what it would have saved is computed again.
+void InferdDaemon::LoadPrefixes() {
+  if (options_.prefix_file.empty()) {
+    return;
+  }
+  gate_.SetProgress(absl::StrCat("reading prefixes from ", options_.prefix_file));
+  const absl::Time begin = absl::Now();
+  const absl::StatusOr<PrefixCache::Saved> loaded = engine_->LoadPrefixes(options_.prefix_file);
+  if (absl::IsNotFound(loaded.status())) {
+    log_->info("no prefixes yet: {}", std::string(loaded.status().message()));
+  } else if (!loaded.ok()) {
+    log_->warn("no prefixes are taken over: {}", std::string(loaded.status().message()));
+  } else {
+    log_->info("took over {} pages and {} states of past texts from {} in {:.2f} s; {} records were damaged",
+               loaded->pages, loaded->states, options_.prefix_file,
+               absl::ToDoubleSeconds(absl::Now() - begin), loaded->damaged);
+  }
+}
+
+void InferdDaemon::SavePrefixes() {
+  if (options_.prefix_file.empty() || engine_ == nullptr || !StartStatus().ok()) {
+    return;
+  }
+  const absl::Time begin = absl::Now();
+  const absl::StatusOr<PrefixCache::Saved> saved =
+      engine_->SavePrefixes(options_.prefix_file, options_.prefix_limit.bytes);
+  if (saved.ok()) {
+    log_->info("{} pages and {} states of past texts are in {}, after {:.2f} s", saved->pages, saved->states,
+               options_.prefix_file, absl::ToDoubleSeconds(absl::Now() - begin));
+  } else {
+    log_->error("past texts could not be saved: {}", std::string(saved.status().message()));
+  }
 }
 
 absl::Status InferdDaemon::StartStatus() {
@@ -430,6 +465,7 @@ InferdDaemon::~InferdDaemon() {
   }
   Shutdown(absl::ZeroDuration());
   tuner_.reset();
+  SavePrefixes();
   engine_.reset();
 }
 

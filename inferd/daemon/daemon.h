@@ -84,6 +84,8 @@ class InferdDaemon {
   absl::Status StartEngine();
   absl::StatusOr<std::unique_ptr<Backend>> StartDevice(WeightClient* client, EngineOptions* options);
   absl::StatusOr<std::vector<std::shared_ptr<Copier>>> MakeCopiers() const;
+  void LoadPrefixes();
+  void SavePrefixes();
   absl::Status SetUpSparsity(const BackendLimits& limits, Backend& backend);
   ServedModel Describe() const;
 

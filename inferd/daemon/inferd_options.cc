@@ -130,6 +130,9 @@ absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& 
   if (!options.measure_costs.empty() && options.clock == "virtual") {
     return absl::InvalidArgumentError("--measure-costs is about real time; --clock virtual has a table");
   }
+  if (!options.prefix_file.empty() && !options.prefix_cache) {
+    return absl::InvalidArgumentError("--prefix-file is what --prefix-cache holds, which is off");
+  }
   RETURN_IF_ERROR(ParseVirtualCosts(options.virtual_costs).status());
   RETURN_IF_ERROR(CheckAddresses(options));
   return CheckPolicies(options);

@@ -48,6 +48,8 @@ struct InferdOptions {
   ByteSize kv_budget;
   uint32_t prefill_chunk = 512;
   bool prefix_cache = true;
+  std::string prefix_file;
+  ByteSize prefix_limit{4ull << 30};
   uint32_t threads = 0;
   std::string preset = "exact";
   std::string sparsity;
@@ -163,6 +165,10 @@ void ForEachOption(InferdOptions* o, Visit visit) {
   visit("prefill-chunk", &o->prefill_chunk, "Prompt tokens of one step");
   visit("prefix-cache", &o->prefix_cache,
         "Share what is computed of texts that begin alike, in what is free of the KV cache: on or off");
+  visit("prefix-file", &o->prefix_file,
+        "File that this is written to at the end and read from at the start; of another model or options it "
+        "is not used (default: none)");
+  visit("prefix-limit", &o->prefix_limit, "Size of the prefix file at most");
   visit("threads", &o->threads, "Compute threads (default: the CPUs that this process may use)");
   visit("preset", &o->preset, "Named set of policies");
   visit("sparsity", &o->sparsity,

@@ -171,7 +171,8 @@ void Engine::Loop() {
     TakeQueued();
     core_->EndExpired(absl::Now());
     if (!core_->has_weights()) {
-      FailAsides(Lost("the connection to weightd is lost"));
+      FailAsides(Lost("the connection to weightd is lost"), /*calls_too=*/false);
+      RunNextAside();  // what is left needs no weights
       HandleLoss();
       continue;
     }
@@ -194,7 +195,7 @@ void Engine::Loop() {
     MutexLock lock(&mutex_);
     asides_closed_ = true;
   }
-  FailAsides(end);
+  FailAsides(end, /*calls_too=*/true);
 }
 
 // Whether there was one. Requests get a step between two of them.
@@ -216,13 +217,18 @@ bool Engine::RunNextAside() {
   return true;
 }
 
-void Engine::FailAsides(const absl::Status& status) {
+void Engine::FailAsides(const absl::Status& status, bool calls_too) {
   MutexLock lock(&mutex_);
+  std::deque<Aside*> left;
   for (Aside* aside : asides_) {
+    if (aside->call && !calls_too) {
+      left.push_back(aside);
+      continue;
+    }
     aside->status = status;
     aside->done = true;
   }
-  asides_.clear();
+  asides_ = std::move(left);
   changed_.SignalAll();
 }
 
@@ -272,6 +278,25 @@ absl::StatusOr<Engine::KvTuned> Engine::TuneKv(std::optional<uint64_t> kv_budget
   KvTuned tuned;
   RETURN_IF_ERROR(RunBetweenSteps([&] { return TuneKvNow(kv_budget, wanted, coming, &tuned); }));
   return tuned;
+}
+
+absl::StatusOr<PrefixCache::Saved> Engine::SavePrefixes(const std::string& path, uint64_t limit) {
+  absl::StatusOr<PrefixCache::Saved> saved;
+  RETURN_IF_ERROR(RunBetweenSteps([&] {
+    saved = core_->SavePrefixes(path, limit);
+    return saved.status();
+  }));
+  return saved;
+}
+
+absl::StatusOr<PrefixCache::Saved> Engine::LoadPrefixes(const std::string& path) {
+  absl::StatusOr<PrefixCache::Saved> loaded;
+  RETURN_IF_ERROR(RunBetweenSteps([&] {
+    loaded = core_->LoadPrefixes(path);
+    Publish();  // before the caller looks
+    return loaded.status();
+  }));
+  return loaded;
 }
 
 // On the engine's thread. The limit changes before it is known whether anybody lives: who enters later looks

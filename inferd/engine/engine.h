@@ -80,6 +80,10 @@ class Engine final : public EngineApi {
   absl::StatusOr<KvTuned> TuneKv(std::optional<uint64_t> kv_budget, std::optional<uint32_t> context,
                                  uint64_t coming = 0);
 
+  // What past texts have left (PrefixCache::Save, Load), between two steps; blocks until then.
+  absl::StatusOr<PrefixCache::Saved> SavePrefixes(const std::string& path, uint64_t limit);
+  absl::StatusOr<PrefixCache::Saved> LoadPrefixes(const std::string& path);
+
   // The options with every default resolved.
   const EnginePlan& plan() const { return plan_; }
   // For the start-up log: backend, session, sizes.
@@ -102,7 +106,7 @@ class Engine final : public EngineApi {
   absl::Status TuneKvNow(std::optional<uint64_t> kv_budget, uint32_t context, uint64_t coming,
                          KvTuned* tuned);
   bool RunNextAside();
-  void FailAsides(const absl::Status& status);
+  void FailAsides(const absl::Status& status, bool calls_too);
   void Idle(EngineCore::Outcome outcome);
   void HandleLoss();
   void GiveUp(const absl::Status& why);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/error_detail.h"
 #include "common/status.h"
 #include "inferd/engine/prefix_reuse.h"
@@ -107,9 +108,10 @@ void EngineCore::MakeScheduler(const Policies& policies) {
   if (rule.reuse != PrefixReuse::kNone) {
     const Pack& pack = client_->pack();
     prefixes_ = std::make_unique<PrefixCache>(
-        PrefixCacheOptions{rule.reuse, PrefixIdentity(pack.model_id(), options, policies),
-                           StateBytesPerSequence(pack.config()) > 0, plan_.kept_states, options.parallel,
-                           short_text_limit_},
+        PrefixCacheOptions{
+            rule.reuse,
+            absl::StrCat(PrefixIdentity(pack.model_id(), options, policies), "; ", backend_->Describe()),
+            StateBytesPerSequence(pack.config()) > 0, plan_.kept_states, options.parallel, short_text_limit_},
         PrefixCache::Parts{kv_.get(), states_.get(), &backend_->queue(),
                            [this](SequenceId id) { return sequences_.at(id).get(); }});
   }
@@ -321,6 +323,22 @@ absl::Status EngineCore::ResizeKv(uint32_t pages) {
     broken_ = status;
   }
   return status;
+}
+
+namespace {
+
+absl::Status NoPrefixes(const std::string& why) {
+  return absl::FailedPreconditionError(absl::StrCat("nothing is kept of past texts: ", why));
+}
+
+}  // namespace
+
+absl::StatusOr<PrefixCache::Saved> EngineCore::SavePrefixes(const std::string& path, uint64_t limit) const {
+  return prefixes_ != nullptr ? prefixes_->Save(path, limit) : NoPrefixes(prefix_rule_);
+}
+
+absl::StatusOr<PrefixCache::Saved> EngineCore::LoadPrefixes(const std::string& path) {
+  return prefixes_ != nullptr ? prefixes_->Load(path) : NoPrefixes(prefix_rule_);
 }
 
 // True if any sequence is held up by its consumer.

@@ -84,6 +84,10 @@ class EngineCore final : private LayerTap {
   uint32_t kv_pages() const { return kv_->pages().total(); }
   uint32_t running() const { return scheduler_->running(); }
 
+  // Of PrefixCache. FAILED_PRECONDITION if no prefixes are reused.
+  absl::StatusOr<PrefixCache::Saved> SavePrefixes(const std::string& path, uint64_t limit) const;
+  absl::StatusOr<PrefixCache::Saved> LoadPrefixes(const std::string& path);
+
   // Runs `work` as a step of its own. An error of weightd's loses the weights, as in a step.
   absl::Status RunAside(const EngineWork& work);
 

@@ -113,4 +113,34 @@ void DeltaStates::Adopt(uint32_t sequence, uint32_t state) {
   slots.from = state;
 }
 
+uint64_t DeltaStates::state_bytes() const {
+  uint64_t bytes = 0;
+  for (const DeltaStateView& view : views_) {
+    bytes += view.slot_stride;
+  }
+  return bytes;
+}
+
+absl::Status DeltaStates::Read(uint32_t state, absl::Span<std::byte> to, Queue* queue) const {
+  std::byte* at = to.data();
+  for (const DeltaStateView& view : views_) {
+    if (view.slot_stride > 0) {
+      RETURN_IF_ERROR(queue->Download(view.base + state * view.slot_stride, view.slot_stride, at));
+      at += view.slot_stride;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeltaStates::Write(uint32_t state, absl::Span<const std::byte> from, Queue* queue) const {
+  const std::byte* at = from.data();
+  for (const DeltaStateView& view : views_) {
+    if (view.slot_stride > 0) {
+      RETURN_IF_ERROR(queue->Upload(at, view.slot_stride, view.base + state * view.slot_stride));
+      at += view.slot_stride;
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace sluice

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/model/model_config.h"
 #include "kernels/backend.h"
 
@@ -49,10 +50,19 @@ class DeltaStates {
   // Keeps what the sequence's next step begins with, under the number returned. REQUIRES: fewer than `kept`
   // states are kept.
   uint32_t Keep(uint32_t sequence);
+  // Keeps a state that is to be written (Write), under the number returned. REQUIRES: as Keep().
+  uint32_t KeepNew() { return Take(); }
   // A kept state is of no use any more; sequences that go on from it still may.
   void Drop(uint32_t state) { Release(state); }
   // The sequence's next step begins with a kept state.
   void Adopt(uint32_t sequence, uint32_t state);
+
+  // Bytes of a state of all layers.
+  uint64_t state_bytes() const;
+  // Enqueues that a kept state is read into, or written from, `state_bytes` bytes of host memory, which the
+  // caller keeps until the queue has got there: layer by layer.
+  absl::Status Read(uint32_t state, absl::Span<std::byte> to, Queue* queue) const;
+  absl::Status Write(uint32_t state, absl::Span<const std::byte> from, Queue* queue) const;
 
  private:
   DeltaStates(uint32_t sequences, uint32_t kept);

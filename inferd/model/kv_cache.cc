@@ -107,6 +107,14 @@ uint32_t KvPages::TakeFree() {
   return page;
 }
 
+std::vector<uint32_t> KvPages::IdleKept() const {
+  std::vector<uint32_t> pages;
+  for (uint32_t page = next_[total_]; page != total_; page = next_[page]) {
+    pages.push_back(page);
+  }
+  return pages;
+}
+
 void KvPages::Hold(uint32_t page) {
   if (holders_[page]++ == 0) {
     Unlink(page);
@@ -245,23 +253,36 @@ absl::Status KvCache::Resize(uint32_t pages) {
   return absl::InternalError(absl::StrCat("the KV cache has lost its memory: ", again.message()));
 }
 
-absl::Status KvCache::CopyPage(uint32_t from, uint32_t to, Queue* queue) {
-  // First everything into host memory, one wait, then everything back.
-  for (const bool back : {false, true}) {
-    std::byte* at = copy_.data();
-    for (const KvView& view : views_) {
-      const BufferRef places[] = {view.k, view.v};
-      const size_t count = view.page_stride == 0 ? 0 : PageBytes(view) / view.page_stride;
-      for (size_t i = 0; i < count; ++i, at += view.page_stride) {
-        RETURN_IF_ERROR(back ? queue->Upload(at, view.page_stride, places[i] + to * view.page_stride)
-                             : queue->Download(places[i] + from * view.page_stride, view.page_stride, at));
-      }
-    }
-    if (!back) {
-      RETURN_IF_ERROR(queue->Wait(queue->Record()));
+absl::Status KvCache::ForEachPart(
+    uint32_t page,
+    absl::FunctionRef<absl::Status(BufferRef place, uint64_t bytes, uint64_t offset)> move) const {
+  uint64_t offset = 0;
+  for (const KvView& view : views_) {
+    const BufferRef places[] = {view.k, view.v};
+    const size_t count = view.page_stride == 0 ? 0 : PageBytes(view) / view.page_stride;
+    for (size_t i = 0; i < count; ++i, offset += view.page_stride) {
+      RETURN_IF_ERROR(move(places[i] + page * view.page_stride, view.page_stride, offset));
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status KvCache::ReadPage(uint32_t page, absl::Span<std::byte> to, Queue* queue) const {
+  return ForEachPart(page, [&](BufferRef place, uint64_t bytes, uint64_t offset) {
+    return queue->Download(place, bytes, to.data() + offset);
+  });
+}
+
+absl::Status KvCache::WritePage(uint32_t page, absl::Span<const std::byte> from, Queue* queue) const {
+  return ForEachPart(page, [&](BufferRef place, uint64_t bytes, uint64_t offset) {
+    return queue->Upload(from.data() + offset, bytes, place);
+  });
+}
+
+absl::Status KvCache::CopyPage(uint32_t from, uint32_t to, Queue* queue) {
+  RETURN_IF_ERROR(ReadPage(from, absl::MakeSpan(copy_), queue));
+  RETURN_IF_ERROR(queue->Wait(queue->Record()));
+  return WritePage(to, copy_, queue);
 }
 
 }  // namespace sluice

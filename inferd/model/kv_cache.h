@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/model/model_config.h"
@@ -52,6 +53,11 @@ class KvPages {
   void SetKept(uint32_t page, bool kept) { kept_[page] = kept; }
   // Called with a page that was kept, before it is taken for other content.
   void SetForget(std::function<void(uint32_t page)> forget) { forget_ = std::move(forget); }
+
+  // A page for other content, held by the caller; kNoPage if all are held.
+  uint32_t Take() { return free_pages() > 0 ? TakeFree() : kNoPage; }
+  // The pages that nobody holds and whose content is kept, longest idle first.
+  std::vector<uint32_t> IdleKept() const;
 
   // Holds a page that has content as a slot does, so that it is not taken for other content; and back.
   void Hold(uint32_t page);
@@ -136,10 +142,21 @@ class KvCache {
   // Goes through host memory, which every device allows: a text that goes on within a page needs it once.
   absl::Status CopyPage(uint32_t from, uint32_t to, Queue* queue);
 
+  // Bytes of a page of all layers.
+  uint64_t page_bytes() const { return copy_.size(); }
+  // Enqueues that a page is read into, or written from, `page_bytes` bytes of host memory, which the caller
+  // keeps until the queue has got there: layer by layer, K before V.
+  absl::Status ReadPage(uint32_t page, absl::Span<std::byte> to, Queue* queue) const;
+  absl::Status WritePage(uint32_t page, absl::Span<const std::byte> from, Queue* queue) const;
+
  private:
   KvCache(uint32_t pages, uint32_t slots, uint32_t context, uint32_t window, Backend* backend)
       : backend_(backend), pages_(pages, slots, context, window) {}
   absl::Status Place(uint32_t pages);
+  // Calls move(place, bytes, offset) for each part of a page: where it is on the device and in host memory.
+  absl::Status ForEachPart(
+      uint32_t page,
+      absl::FunctionRef<absl::Status(BufferRef place, uint64_t bytes, uint64_t offset)> move) const;
 
   Backend* const backend_;
   BufferId buffer_ = kNoBuffer;

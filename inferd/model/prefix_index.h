@@ -35,6 +35,9 @@ class PrefixIndex {
 
   // Positions of the page that are known; 0 if it is not found.
   uint32_t known(uint32_t page) const { return pages_[page].known; }
+  // Of a page that is found: the digest in front of it, and what it holds.
+  const Digest128& before(uint32_t page) const { return pages_[page].before; }
+  absl::Span<const int32_t> tokens(uint32_t page) const { return TokensOf(pages_[page]); }
 
   // The page that holds just these tokens behind `before`, or kNoPage. REQUIRES: kPageTokens of them.
   uint32_t FindWhole(const Digest128& before, absl::Span<const int32_t> tokens) const;

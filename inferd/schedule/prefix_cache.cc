@@ -4,6 +4,8 @@
 #include <random>
 #include <span>
 
+#include "common/status.h"
+
 namespace sluice {
 namespace {
 
@@ -261,6 +263,133 @@ void PrefixCache::KeepState(const Sequence& sequence, uint32_t slot, uint32_t co
   }
   state.state = parts_.states->Keep(slot);
   kept_.push_back(state);
+}
+
+absl::StatusOr<PrefixFileHead> PrefixCache::FileHead() const {
+  PrefixFileHead head;
+  ASSIGN_OR_RETURN(head.identity, PrefixFileIdentity(options_.identity));
+  head.secret = secret_;
+  head.page_bytes = parts_.kv->page_bytes();
+  head.state_bytes = parts_.states->state_bytes();
+  return head;
+}
+
+// Those with content, least used first; what somebody still holds is in use.
+std::vector<uint32_t> PrefixCache::PagesByUse() const {
+  std::vector<uint32_t> pages = pages_of_->IdleKept();
+  for (uint32_t page = 0; page < pages_of_->total(); ++page) {
+    if (pages_of_->holders(page) > 0 && index_.known(page) > 0) {
+      pages.push_back(page);
+    }
+  }
+  return pages;
+}
+
+absl::StatusOr<PrefixCache::Saved> PrefixCache::Save(const std::string& path, uint64_t limit) const {
+  ASSIGN_OR_RETURN(PrefixFileHead head, FileHead());
+  std::vector<KeptState> states = kept_;
+  std::sort(states.begin(), states.end(),
+            [](const KeptState& a, const KeptState& b) { return a.used < b.used; });
+  const std::vector<uint32_t> pages = PagesByUse();
+  // A state is of no use without the pages in front of it, so these get most of the room.
+  const uint64_t state_record = PrefixRecordBytes(head.state_bytes);
+  head.states = std::min<uint64_t>(states.size(), limit / 4 / state_record);
+  head.pages = std::min<uint64_t>(pages.size(),
+                                  (limit - head.states * state_record) / PrefixRecordBytes(head.page_bytes));
+  ASSIGN_OR_RETURN(PrefixFileWriter writer, PrefixFileWriter::Create(path, head));
+  absl::Status status = WriteRecords(absl::MakeConstSpan(pages).last(head.pages),
+                                     absl::MakeConstSpan(states).last(head.states), &writer);
+  if (status.ok()) {
+    status = writer.Finish();
+  }
+  if (!status.ok()) {
+    writer.Discard();
+    return status;
+  }
+  return Saved{head.pages, head.states, 0};
+}
+
+absl::Status PrefixCache::WriteRecords(absl::Span<const uint32_t> pages, absl::Span<const KeptState> states,
+                                       PrefixFileWriter* writer) const {
+  Queue* const queue = parts_.queue;
+  std::vector<std::byte> content(parts_.kv->page_bytes());
+  for (const uint32_t page : pages) {
+    RETURN_IF_ERROR(parts_.kv->ReadPage(page, absl::MakeSpan(content), queue));
+    RETURN_IF_ERROR(queue->Wait(queue->Record()));
+    PrefixRecord record;
+    record.before = index_.before(page);
+    record.known = index_.known(page);
+    const absl::Span<const int32_t> tokens = index_.tokens(page);
+    std::copy(tokens.begin(), tokens.end(), record.tokens.begin());
+    RETURN_IF_ERROR(writer->Add(record, content));
+  }
+  content.resize(parts_.states->state_bytes());
+  for (const KeptState& state : states) {
+    RETURN_IF_ERROR(parts_.states->Read(state.state, absl::MakeSpan(content), queue));
+    RETURN_IF_ERROR(queue->Wait(queue->Record()));
+    RETURN_IF_ERROR(
+        writer->Add({state.before, state.position, state.position % kPageTokens, state.tail}, content));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PrefixCache::Saved> PrefixCache::Load(const std::string& path) {
+  ASSIGN_OR_RETURN(const PrefixFileHead wanted, FileHead());
+  ASSIGN_OR_RETURN(PrefixFileReader reader, PrefixFileReader::Open(path, wanted));
+  secret_ = reader.head().secret;
+  Saved saved;
+  RETURN_IF_ERROR(ReadRecords(&reader, &saved));
+  return saved;
+}
+
+absl::Status PrefixCache::ReadRecords(PrefixFileReader* reader, Saved* saved) {
+  const PrefixFileHead& head = reader->head();
+  PrefixRecord record;
+  std::vector<std::byte> content;
+  for (uint64_t i = 0; i < head.pages + head.states; ++i) {
+    const absl::Status read = reader->Next(&record, &content);
+    if (absl::IsDataLoss(read)) {
+      ++saved->damaged;
+      continue;
+    }
+    RETURN_IF_ERROR(read);
+    RETURN_IF_ERROR(i < head.pages ? TakePage(record, content, saved) : TakeState(record, content, saved));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PrefixCache::TakePage(const PrefixRecord& record, absl::Span<const std::byte> content,
+                                   Saved* saved) {
+  // Of a file that holds more than this cache the least used pages come first, and make room for the others.
+  const uint32_t page = pages_of_->Take();
+  if (page == kNoPage) {
+    return absl::OkStatus();
+  }
+  const absl::Status status = parts_.kv->WritePage(page, content, parts_.queue);
+  if (status.ok()) {
+    index_.Begin(page, record.before);
+    const bool found = index_.Extend(page, absl::MakeConstSpan(record.tokens).first(record.known));
+    pages_of_->SetKept(page, found);
+    saved->pages += found ? 1 : 0;
+  }
+  pages_of_->Drop(page);
+  return status;
+}
+
+absl::Status PrefixCache::TakeState(const PrefixRecord& record, absl::Span<const std::byte> content,
+                                    Saved* saved) {
+  if (kept_.size() == options_.states || record.position % kPageTokens != record.known) {
+    return absl::OkStatus();
+  }
+  KeptState state;
+  state.before = record.before;
+  state.tail = record.tokens;
+  state.position = record.position;
+  state.state = parts_.states->KeepNew();
+  state.used = ++uses_;
+  kept_.push_back(state);
+  ++saved->states;
+  return parts_.states->Write(state.state, content, parts_.queue);
 }
 
 }  // namespace sluice

@@ -22,10 +22,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/checksum.h"
 #include "inferd/model/delta_states.h"
 #include "inferd/model/kv_cache.h"
 #include "inferd/model/prefix_index.h"
+#include "inferd/schedule/prefix_file.h"
 #include "inferd/schedule/scheduler.h"
 #include "inferd/schedule/sequence.h"
 #include "kernels/backend.h"
@@ -65,6 +67,19 @@ class PrefixCache final : public PrefixSource {
   // again.
   void PagesChanged() { index_ = PrefixIndex(pages_of_->total()); }
 
+  // What a file was given, or gave.
+  struct Saved {
+    uint64_t pages = 0;
+    uint64_t states = 0;
+    uint64_t damaged = 0;  // records that were not what had been written, and are left out
+  };
+  // Puts what is known into a file of at most `limit` bytes (prefix_file.h), what was used last before the
+  // rest. An error leaves an older file as it was.
+  absl::StatusOr<Saved> Save(const std::string& path, uint64_t limit) const;
+  // Takes what a file has, as far as there is room, as if it had just been computed. Errors of
+  // PrefixFileReader::Open. REQUIRES: nothing was computed yet.
+  absl::StatusOr<Saved> Load(const std::string& path);
+
   // The first error of the device that copying met; it sticks.
   const absl::Status& status() const { return status_; }
 
@@ -96,6 +111,13 @@ class PrefixCache final : public PrefixSource {
   };
 
   Digest128 RootOf(const Sequence& sequence) const;
+  absl::StatusOr<PrefixFileHead> FileHead() const;
+  std::vector<uint32_t> PagesByUse() const;
+  absl::Status WriteRecords(absl::Span<const uint32_t> pages, absl::Span<const KeptState> states,
+                            PrefixFileWriter* writer) const;
+  absl::Status ReadRecords(PrefixFileReader* reader, Saved* saved);
+  absl::Status TakePage(const PrefixRecord& record, absl::Span<const std::byte> content, Saved* saved);
+  absl::Status TakeState(const PrefixRecord& record, absl::Span<const std::byte> content, Saved* saved);
   Match Find(const Sequence& sequence);
   void FindPages(const Sequence& sequence, absl::Span<const int32_t> text);
   uint32_t WholePages() const;
@@ -110,7 +132,7 @@ class PrefixCache final : public PrefixSource {
   const PrefixCacheOptions options_;
   const Parts parts_;
   KvPages* const pages_of_;
-  const Digest128 secret_;
+  Digest128 secret_;
   PrefixIndex index_;
   std::vector<Chain> chains_;  // by slot
   std::vector<KeptState> kept_;

@@ -1,0 +1,89 @@
+"""Past texts outlive inferd in --prefix-file: the next one computes only what is new, to the same tokens; what was damaged
+it computes again; a file of another model it does not use."""
+import json
+import os
+import re
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../e2e"))
+
+import daemons  # noqa: E402
+from http_test import SAY, Door, http_arguments  # noqa: E402
+
+LONG = [{"role": "user", "content": SAY[0]["content"] + " went to the river and the town " * 30}]
+
+
+class RestartTest(unittest.TestCase):
+    def setUp(self):
+        self.daemons = daemons.Daemons()
+        self.addCleanup(self.daemons.close)
+        self.daemons.start_weightd()
+        self.file = self.daemons.path("prefixes")
+
+    def start(self, *more):
+        arguments = http_arguments("--context", "1024", "--prefix-file", self.file, *more)
+        self.inferd = self.daemons.start_inferd(*arguments)
+        log = self.daemons.inferd.text()
+        self.door = Door(int(re.search(r"over HTTP to 127\.0\.0\.1:(\d+)", log).group(1)))
+
+    def stop(self):
+        self.assertEqual(0, self.daemons.inferd.stop())
+        return self.daemons.inferd.text()
+
+    def ask(self, **members):
+        """The answer's text, and how many tokens of the prompt were found."""
+        answer = self.door.post("/v1/chat/completions", {"messages": LONG, "max_tokens": 24, "temperature": 0, **members})
+        return answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def test_a_conversation_goes_on_after_a_restart(self):
+        self.start()
+        self.assertIn("no prefixes yet", self.daemons.inferd.text())
+        text, cached = self.ask()
+        self.assertLess(cached, 32)
+        self.assertRegex(self.stop(), r"\d+ pages and 0 states of past texts are in ")
+        self.assertEqual(0o600, os.stat(self.file).st_mode & 0o777)
+
+        self.start()
+        self.assertRegex(self.daemons.inferd.text(), r"took over \d+ pages and 0 states .* 0 records were damaged")
+        again, cached = self.ask()
+        self.assertEqual(text, again)
+        self.assertGreater(cached, 200)
+        self.assertEqual((text, 0), self.ask(cache_prompt=False))
+        self.assertEqual((text, 0), self.ask(cache_salt="alone"))
+        self.stop()
+
+        # A byte of the first page is another one now.
+        with open(self.file, "r+b") as file:
+            file.seek(1000)
+            byte = file.read(1)[0]
+            file.seek(1000)
+            file.write(bytes([byte ^ 1]))
+        self.start()
+        self.assertIn("1 records were damaged", self.daemons.inferd.text())
+        self.assertEqual(text, self.ask()[0])
+        self.stop()
+
+        self.start("--kv", "f32")  # other values
+        self.assertIn("no prefixes are taken over", self.daemons.inferd.text())
+        self.assertLess(self.ask()[1], 32)
+
+    def test_killed_it_leaves_the_file_as_it_was(self):
+        self.start()
+        text, _ = self.ask()
+        self.stop()
+        with open(self.file, "rb") as file:
+            before = file.read()
+        self.start()
+        self.ask(messages=SAY)
+        self.daemons.inferd.process.kill()
+        self.daemons.inferd.process.wait()
+        with open(self.file, "rb") as file:
+            self.assertEqual(before, file.read())
+        self.start()
+        again, cached = self.ask()
+        self.assertEqual((text, True), (again, cached > 200))
+
+
+if __name__ == "__main__":
+    unittest.main()
