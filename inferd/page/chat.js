@@ -13,13 +13,37 @@ function make(tag, props = {}, ...children) {
   return element;
 }
 
-// Text with its fenced code apart.
-function fillText(element, text) {
+// A line of an answer: headings, points of lists, `code` and **strong** words look like it. Elements are made here, and
+// hold text alone.
+function appendLine(element, line) {
+  const heading = /^#{1,6} +(.*)$/.exec(line);
+  if (heading) {
+    element.append(make("strong", { className: "heading", textContent: heading[1] }));
+    return;
+  }
+  const parts = line.replace(/^(\s*)[-*] /, "$1• ").split(/(`[^`]+`|\*\*[^*]+\*\*)/);
+  for (const part of parts) {
+    if (/^`.+`$/.test(part)) element.append(make("code", { textContent: part.slice(1, -1) }));
+    else if (/^\*\*.+\*\*$/.test(part)) element.append(make("strong", { textContent: part.slice(2, -2) }));
+    else if (part) element.append(part);
+  }
+}
+
+// Text with its fenced code apart; `plain`: as it was typed.
+function fillText(element, text, plain) {
   const parts = text.split(/^```[^\n]*\n/m);
   element.replaceChildren();
   for (let i = 0; i < parts.length; ++i) {
-    if (i % 2 === 0) element.append(parts[i]);
-    else element.append(make("pre", { tabIndex: 0, textContent: parts[i].replace(/\n$/, "") }));
+    if (i % 2 !== 0) {
+      element.append(make("pre", { tabIndex: 0, textContent: parts[i].replace(/\n$/, "") }));
+    } else if (plain) {
+      element.append(parts[i]);
+    } else {
+      parts[i].split("\n").forEach((line, at) => {
+        if (at > 0) element.append("\n");
+        appendLine(element, line);
+      });
+    }
   }
 }
 
@@ -39,7 +63,7 @@ function fillTurn(turn) {
       turn.folded = true;
     }
   }
-  fillText(turn.textElement, turn.text.trimStart());
+  fillText(turn.textElement, turn.text.trimStart(), turn.role === "user");
   if (turn.role === "user") return;
   const foot = turn.footElement;
   foot.replaceChildren();
@@ -47,9 +71,9 @@ function fillTurn(turn) {
   if (words) foot.append(make("span", { className: "mark", textContent: words + (turn.why ? ": " + turn.why : "") }));
   if (turn.note) foot.append(make("span", { textContent: turn.note }));
   if (turn.end === "running") return;
-  if (turn.text) {
+  if (turn.text && navigator.clipboard) { // browsers have none on plain HTTP of another machine
     const copy = make("button", { type: "button", textContent: "Copy" });
-    copy.onclick = () => navigator.clipboard && navigator.clipboard.writeText(turn.text).then(() => announce("Copied"));
+    copy.onclick = () => navigator.clipboard.writeText(turn.text).then(() => announce("Copied"));
     foot.append(copy);
   }
   if (turn === turns[turns.length - 1]) {

@@ -108,11 +108,13 @@ class Walk:
         script = (
             "{const t = addTurn('assistant', '', {end: 'running'});"
             "takeChunk(t, {choices: [{delta: {reasoning_content: 'First the width, then the height.'}}]}); fillTurn(t);"
-            "takeChunk(t, {choices: [{delta: {content: 'It is <b>12</b>:\\n```python\\nprint(3 * 4)\\n```\\nas said.'}}]});"
+            "takeChunk(t, {choices: [{delta: {content: '## A\\n- It **is** <b>12</b>, as `x * y`:\\n```python\\nprint(3 * 4)\\n```\\nas said.'}}]});"
             "t.end = 'whole'; fillTurn(t); t.details.open = true;}"
         )
         b.value(script)
         self.expect("thoughts stand apart", b.value("%s.querySelector('details').textContent.includes('width')" % LAST))
+        shown = b.value("['.heading', 'strong:not(.heading)', 'code', 'pre'].map((w) => %s.querySelector(w).textContent)" % LAST)
+        self.expect("headings, strong words and code look like it", shown == ["A", "is", "x * y", "print(3 * 4)"])
         self.expect("markup of a model is text", b.value("%s.querySelector('b') === null" % LAST))
         self.shot("5-reasoning-light")
         b.value("dropTurn()")
@@ -144,12 +146,10 @@ class Walk:
 
     def server_away(self):
         b = self.browser
-        b.ask("Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=2000, uploadThroughput=-1)
         self.set("max_tokens", "700")
         self.send("More")
         b.wait("%s.dataset.end === 'running' && %s.querySelector('.text').textContent.length > 5" % (LAST, LAST))
         self.daemons.inferd.stop(signal.SIGKILL)
-        b.ask("Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1)
         self.expect("inferd killed in the middle: the answer failed", self.answer() == "failed")
         b.wait("byId('state').textContent === 'server away' && !byId('notice').hidden")
         self.shot("9-server-away-light")
