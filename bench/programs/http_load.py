@@ -1,4 +1,5 @@
 """usage: http_load.py [--url URL] [--clients 1,4,16,64] [--tokens 48] [--requests 64] [--rate R] [--overload N]
+                    [--goodput 2000,200]
 
 What many clients get over HTTP. Without --url daemons of the release build serve the sample model; with it any server of
 OpenAI's API is asked, so that two can stand side by side. Prompts begin differently, so no text is found computed.
@@ -10,6 +11,7 @@ OpenAI's API is asked, so that two can stand side by side. Prompts begin differe
   --overload N  N requests of 8 clients that insist, on a full queue: how soon they are refused, and the time per token of
                 what runs before and meanwhile
 
+Goodput is the answers a second whose TTFT and TPOT are at most those of --goodput, in ms.
 One process of one thread asks, on the same machine: compare numbers of one run with each other, not with other machines'.
 """
 import argparse
@@ -32,9 +34,9 @@ OVERLOAD_CLIENTS = 8
 
 
 class Server:
-    def __init__(self, url, tokens):
+    def __init__(self, url, tokens, limits):
         parts = urllib.parse.urlsplit(url)
-        self.host, self.port, self.tokens = parts.hostname, parts.port, tokens
+        self.host, self.port, self.tokens, self.limits = parts.hostname, parts.port, tokens, limits
         self.random = random.Random(1)
 
     def request(self):
@@ -71,11 +73,12 @@ def percentiles(values):
     return " / ".join("%.1f" % at(share) for share in (0.5, 0.9, 0.99))
 
 
-def row(name, results, seconds, tokens):
+def row(name, results, seconds, server):
     good = [r for r in results if r[0] == 200]
-    print("| %s | %d | %d | %.0f | %s | %s |" % (
-        name, len(good), len(results) - len(good), len(good) * tokens / seconds, percentiles([r[1] for r in good]),
-        percentiles([r[2] for r in good])), flush=True)  # fmt: skip
+    in_time = [r for r in good if r[1] and 1e3 * r[1] <= server.limits[0] and 1e3 * r[2] <= server.limits[1]]
+    print("| %s | %d | %d | %.0f | %.1f | %s | %s |" % (
+        name, len(good), len(results) - len(good), len(good) * server.tokens / seconds, len(in_time) / seconds,
+        percentiles([r[1] for r in good]), percentiles([r[2] for r in good])), flush=True)  # fmt: skip
 
 
 async def closed(server, clients, requests):
@@ -89,7 +92,7 @@ async def closed(server, clients, requests):
 
     begin = time.monotonic()
     await asyncio.gather(*(client() for _ in range(clients)))
-    row("%d clients" % clients, results, time.monotonic() - begin, server.tokens)
+    row("%d clients" % clients, results, time.monotonic() - begin, server)
 
 
 async def poisson(server, rate, requests):
@@ -101,7 +104,7 @@ async def poisson(server, rate, requests):
         await asyncio.sleep(max(0, planned - time.monotonic()))
         tasks.append(asyncio.create_task(server.ask(planned)))
     results = await asyncio.gather(*tasks)
-    row("%g a second" % rate, results, time.monotonic() - begin, server.tokens)
+    row("%g a second" % rate, results, time.monotonic() - begin, server)
 
 
 async def overload(server, count):
@@ -126,9 +129,10 @@ async def overload(server, count):
 
 
 async def main(options, url):
-    server = Server(url, options.tokens)
+    server = Server(url, options.tokens, options.goodput)
     await server.ask()  # warm
-    print("| load | answered | refused | tokens/s | TTFT ms p50 / p90 / p99 | TPOT ms p50 / p90 / p99 |\n|---|---|---|---|---|---|")
+    print("| load | answered | refused | tokens/s | goodput/s | TTFT ms p50 / p90 / p99 | TPOT ms p50 / p90 / p99 |")
+    print("|---|---|---|---|---|---|---|")
     for clients in options.clients:
         await closed(server, clients, options.requests)
     if options.rate:
@@ -145,6 +149,7 @@ if __name__ == "__main__":
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--rate", type=float)
     parser.add_argument("--overload", type=int)
+    parser.add_argument("--goodput", type=lambda text: [float(n) for n in text.split(",")], default=[2000, 200])
     parser.add_argument("--inferd", default="", help="options of inferd, as one text (default: --parallel 64)")
     options = parser.parse_args()
     if options.url:
