@@ -25,6 +25,15 @@ double Seconds(const std::function<void()>& body) {
 
 uint64_t StrideOf(const EncodingDescriptor& d, uint32_t cols) { return RoundStride(RowBytes(d, cols)); }
 
+// Down rows beside gate and up rows of `d`: block encodings have no sums.
+EncodingDescriptor DownOf(const EncodingDescriptor& d) {
+  return IsBlockEncoding(d.encoding) ? MakeDescriptor(Encoding::kQ8) : d;
+}
+
+uint64_t ExpertBytes(const EncodingDescriptor& d, uint32_t hidden, uint32_t width) {
+  return width * (2 * StrideOf(d, hidden) + StrideOf(DownOf(d), hidden));
+}
+
 template <class T>
 T* Aligned(std::vector<T>& memory) {
   const uintptr_t place = reinterpret_cast<uintptr_t>(memory.data());
@@ -241,10 +250,10 @@ void KernelBench::RunExperts(const uint64_t* order, uint32_t experts, uint32_t t
     slots[i] = i;
   }
   for (uint32_t e = 0; e < experts; ++e) {
-    const uint64_t offset = order[e] * 3 * part_bytes;
+    const uint64_t offset = order[e] * ExpertBytes(d, hidden, width);
     work[e].up = View(d, offset, width, hidden);
     work[e].gate = View(d, offset + part_bytes, width, hidden);
-    work[e].down = View(d, offset + 2 * part_bytes, width, hidden);
+    work[e].down = View(DownOf(d), offset + 2 * part_bytes, width, hidden);
     work[e].rows = rows;
     work[e].slots = absl::MakeSpan(slots).subspan(uint64_t{e} * tokens, tokens);
   }
@@ -260,7 +269,7 @@ void KernelBench::RunExperts(const uint64_t* order, uint32_t experts, uint32_t t
 
 Pass KernelBench::ExpertPass(const KernelShape& shape, const EncodingDescriptor& d,
                              const std::vector<uint64_t>& order, uint64_t* next) {
-  const uint64_t expert_bytes = 3 * shape.width * StrideOf(d, shape.hidden);
+  const uint64_t expert_bytes = ExpertBytes(d, shape.hidden, shape.width);
   const uint64_t layer = std::min<uint64_t>(shape.top_k, order.size());
   const uint64_t layers = std::max<uint64_t>(options_.pass_bytes / (layer * expert_bytes), 1);
   Pass pass;
@@ -321,10 +330,9 @@ KernelWorkload KernelBench::Workload(const KernelShape& shape, const KernelEncod
   if (kind == "rows") {
     out.pass = [=, this] { return RowsPass(d, shape.hidden); };
   } else if (kind == "down") {
-    out.pass = [=, this] { return DownPass(d, shape.hidden); };
+    out.pass = [=, this] { return DownPass(DownOf(d), shape.hidden); };
   } else {
-    const uint64_t experts =
-        std::max<uint64_t>(options_.size / (3 * shape.width * StrideOf(d, shape.hidden)), 1);
+    const uint64_t experts = std::max<uint64_t>(options_.size / ExpertBytes(d, shape.hidden, shape.width), 1);
     std::vector<uint64_t> order(experts);
     for (uint64_t i = 0; i < experts; ++i) {
       order[i] = i;
@@ -333,7 +341,8 @@ KernelWorkload KernelBench::Workload(const KernelShape& shape, const KernelEncod
     out.pass = [=, this, next = uint64_t{0}]() mutable { return ExpertPass(shape, d, order, &next); };
   }
   if (kind != "expert" && IsQuantized(d.encoding)) {
-    out.cached = [=, this] { return CachedSpeed(d, shape.hidden, kind == "down"); };
+    const bool down = kind == "down";
+    out.cached = [=, this] { return CachedSpeed(down ? DownOf(d) : d, shape.hidden, down); };
   }
   return out;
 }

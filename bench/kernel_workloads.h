@@ -42,7 +42,10 @@ inline constexpr KernelEncoding kKernelEncodings[] = {
     {"q4", MakeDescriptor(Encoding::kQ4)},       {"q3", MakeDescriptor(Encoding::kQ3)},
     {"q2", MakeDescriptor(Encoding::kQ2)},       {"q2g16", MakeDescriptor(Encoding::kQ2, 16)},
     {"mxfp4", MakeDescriptor(Encoding::kMxfp4)}, {"q4s", {Encoding::kQ4, 8, 64, 64}},
-    {"q2g16s", {Encoding::kQ2, 8, 16, 256}}};
+    {"q2g16s", {Encoding::kQ2, 8, 16, 256}},     {"q4_0", MakeDescriptor(blocks::kQ4_0)},
+    {"q8_0", MakeDescriptor(blocks::kQ8_0)},     {"q5_0", MakeDescriptor(blocks::kQ5_0)},
+    {"q4_k", MakeDescriptor(blocks::kQ4_K)},     {"q5_k", MakeDescriptor(blocks::kQ5_K)},
+    {"q6_k", MakeDescriptor(blocks::kQ6_K)},     {"iq4_nl", MakeDescriptor(blocks::kIq4Nl)}};
 
 struct Pass {
   double bytes = 0;  // whole cache lines

@@ -116,6 +116,11 @@ absl::Status ReadFormats(const JsonObject& body, Manifest* m) {
       ASSIGN_OR_RETURN(const JsonObject part, parts.Object(PartName(static_cast<Part>(p))));
       ASSIGN_OR_RETURN(format.parts[p], ReadEncoding(part));
     }
+    const EncodingDescriptor& down = format.parts[static_cast<size_t>(Part::kDown)];
+    if (IsBlockEncoding(down.encoding)) {
+      return parts.Error(PartName(Part::kDown),
+                         absl::StrCat("is ", EncodingName(down.encoding), ", which has no weighted sums"));
+    }
     if (!format.gates && format.layout != ExpertLayout::kUpGateDown) {
       return object.Error("layout", absl::StrCat("is ", layout, ", but there are no gates"));
     }
@@ -192,7 +197,7 @@ absl::Status ReadVersion(const JsonObject& body, Manifest* m) {
   ASSIGN_OR_RETURN(m->incompatible_features, features.Uint("incompatible", 0, kMaxU64));
   ASSIGN_OR_RETURN(m->compatible_features, features.Uint("compatible", 0, kMaxU64));
   for (int bit = 0; bit < 64; ++bit) {
-    if (((m->incompatible_features & ~kKnownIncompatibleFeatures) >> bit & 1) != 0) {
+    if (((m->incompatible_features & ~(kKnownIncompatibleFeatures | kFeatureBlocks)) >> bit & 1) != 0) {
       return absl::UnimplementedError(
           absl::StrCat(kManifestName, ": incompatible feature bit ", bit, " is not known to this build"));
     }

@@ -11,8 +11,13 @@ struct EncodingRow {
   const char* name;
 };
 constexpr EncodingRow kEncodings[] = {
-    {Encoding::kBf16, "bf16"}, {Encoding::kF16, "f16"}, {Encoding::kF32, "f32"}, {Encoding::kQ8, "q8"},
-    {Encoding::kQ4, "q4"},     {Encoding::kQ3, "q3"},   {Encoding::kQ2, "q2"},   {Encoding::kMxfp4, "mxfp4"},
+    {Encoding::kBf16, "bf16"},  {Encoding::kF16, "f16"},     {Encoding::kF32, "f32"},
+    {Encoding::kQ8, "q8"},      {Encoding::kQ4, "q4"},       {Encoding::kQ3, "q3"},
+    {Encoding::kQ2, "q2"},      {Encoding::kMxfp4, "mxfp4"}, {blocks::kQ4_0, "q4_0"},
+    {blocks::kQ4_1, "q4_1"},    {blocks::kQ5_0, "q5_0"},     {blocks::kQ5_1, "q5_1"},
+    {blocks::kQ8_0, "q8_0"},    {blocks::kQ2_K, "q2_k"},     {blocks::kQ3_K, "q3_k"},
+    {blocks::kQ4_K, "q4_k"},    {blocks::kQ5_K, "q5_k"},     {blocks::kQ6_K, "q6_k"},
+    {blocks::kIq4Nl, "iq4_nl"}, {blocks::kIq4Xs, "iq4_xs"},
 };
 
 constexpr const char* kLayoutNames[kExpertLayoutCount] = {"up|gate|down", "up|gate+down", "gate|up+down"};
@@ -40,7 +45,11 @@ void AddFeatures(const EncodingDescriptor& descriptor, uint64_t* features) {
     default:
       break;
   }
-  if (descriptor.super_group != 0) *features |= kFeatureSuperGroups;
+  if (IsBlockEncoding(descriptor.encoding)) {
+    *features |= kFeatureBlocks;
+  } else if (descriptor.super_group != 0) {
+    *features |= kFeatureSuperGroups;
+  }
 }
 
 }  // namespace
@@ -79,6 +88,7 @@ const char* PartName(Part part) { return kPartNames[static_cast<size_t>(part)]; 
 
 std::string DescribeEncoding(const EncodingDescriptor& descriptor) {
   std::string text = EncodingName(descriptor.encoding);
+  if (IsBlockEncoding(descriptor.encoding)) return text;
   if (descriptor.group != 0) absl::StrAppend(&text, " g", descriptor.group);
   if (descriptor.super_group != 0) absl::StrAppend(&text, " s", descriptor.super_group);
   return text;

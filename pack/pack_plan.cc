@@ -20,6 +20,9 @@ class SpecList {
   void Matrix(std::string_view name, uint32_t rows, uint32_t cols) {
     Add(name, rows, cols, DenseKind::kMatrix);
   }
+  void Summed(std::string_view name, uint32_t rows, uint32_t cols) {
+    Add(name, rows, cols, DenseKind::kSummed);
+  }
   void Vector(std::string_view name, uint32_t length) { Add(name, 1, length, DenseKind::kVector); }
   void Table(std::string_view name, uint32_t rows, uint32_t cols) {
     Add(name, rows, cols, DenseKind::kVector);
@@ -140,7 +143,7 @@ void AddWidthSpecs(uint32_t width, bool gates, uint32_t hidden, std::string_view
                    std::string_view down, SpecList* list) {
   list->Matrix(up, width, hidden);
   if (gates) list->Matrix(gate, width, hidden);
-  list->Matrix(down, width, hidden);
+  list->Summed(down, width, hidden);
 }
 
 void AddBesideSpecs(const MoeConfig& moe, uint32_t hidden, SpecList* list) {
@@ -218,6 +221,8 @@ bool DenseEncodingAllowed(DenseKind kind, const EncodingDescriptor& encoding) {
       return encoding.encoding == Encoding::kBf16 || encoding.encoding == Encoding::kF32;
     case DenseKind::kMatrix:
       return true;
+    case DenseKind::kSummed:
+      return !IsBlockEncoding(encoding.encoding);
   }
   return false;
 }

@@ -17,6 +17,7 @@ namespace sluice {
 
 enum class DenseKind : uint8_t {
   kMatrix,  // takes the dense encoding
+  kSummed,  // the same, but its rows are summed with weights (down): no block encoding
   kVector,  // f32: one row, or a small table of them
   kRouter,  // bf16 or f32: matrices of few rows whose values decide much
 };

@@ -7,6 +7,7 @@
 
 #include "common/half.h"
 #include "common/quant/hqq.h"
+#include "pack/code_planes.h"
 #include "pack/row_layout.h"
 
 namespace sluice {
@@ -23,58 +24,6 @@ float LoadF16(const std::byte* from) {
   uint16_t bits = 0;
   std::memcpy(&bits, from, 2);
   return F16ToFloat(bits);
-}
-
-// Stores `bits` bits of each code, taken from `code_shift` up, in a plane that is zero so far. A plane is
-// laid out in blocks of 16-bit lanes: successive codes go to successive lanes, and once round to the next
-// bits of each, so that a vector load, a shift and a mask give the kernels as many codes as there are lanes.
-void StorePlane(absl::Span<const uint8_t> codes, uint32_t bits, uint32_t code_shift, std::byte* plane) {
-  const uint32_t mask = (1u << bits) - 1;
-  const size_t codes_per_block = kPlaneBlockBytes * 8 / bits;
-  for (size_t block = 0; block < codes.size(); block += codes_per_block, plane += kPlaneBlockBytes) {
-    uint16_t words[kPlaneLanes] = {};
-    const size_t end = std::min(codes.size(), block + codes_per_block);
-    uint32_t shift = 0;
-    for (size_t begin = block; begin < end; begin += kPlaneLanes, shift += bits) {
-      const size_t lanes = std::min<size_t>(kPlaneLanes, end - begin);
-      for (size_t lane = 0; lane < lanes; ++lane) {
-        words[lane] |= static_cast<uint16_t>(((codes[begin + lane] >> code_shift) & mask) << shift);
-      }
-    }
-    std::memcpy(plane, words, kPlaneBlockBytes);
-  }
-}
-
-// Adds the plane's codes, shifted left by `code_shift`, to `codes`.
-void LoadPlane(const std::byte* plane, uint32_t bits, uint32_t code_shift, absl::Span<uint8_t> codes) {
-  const uint32_t mask = (1u << bits) - 1;
-  for (size_t column = 0; column < codes.size(); ++column) {
-    const CodePlace place = PlaceOfCode(bits, column);
-    uint16_t word = 0;
-    std::memcpy(&word, plane + place.byte_offset, 2);
-    codes[column] |= static_cast<uint8_t>(((word >> place.shift) & mask) << code_shift);
-  }
-}
-
-void StoreCodes(const EncodingDescriptor& d, absl::Span<const uint8_t> codes, std::byte* row) {
-  if (d.encoding == Encoding::kQ3) {
-    // Three bits do not fill a lane; two planes of bits that do, do.
-    StorePlane(codes, 2, 0, row);
-    StorePlane(codes, 1, 2, row + PlaneBytes(2, codes.size()));
-  } else {
-    StorePlane(codes, BitsOf(d.encoding), 0, row);
-  }
-}
-
-std::vector<uint8_t> LoadCodes(const EncodingDescriptor& d, const std::byte* row, size_t columns) {
-  std::vector<uint8_t> codes(columns);
-  if (d.encoding == Encoding::kQ3) {
-    LoadPlane(row, 2, 0, absl::MakeSpan(codes));
-    LoadPlane(row + PlaneBytes(2, columns), 1, 2, absl::MakeSpan(codes));
-  } else {
-    LoadPlane(row, BitsOf(d.encoding), 0, absl::MakeSpan(codes));
-  }
-  return codes;
 }
 
 // A row cut into its groups, with what is known of each so far.
@@ -197,14 +146,15 @@ int64_t EncodeQuantizedRow(const EncodingDescriptor& descriptor, absl::Span<cons
   } else {
     EncodeWithSuperGroups(descriptor, &groups, columns, out);
   }
-  StoreCodes(descriptor, groups.all_codes(), out);
+  StoreCodes(descriptor.encoding, groups.all_codes(), out);
   return -1;
 }
 
 void DecodeQuantizedRow(const EncodingDescriptor& descriptor, const std::byte* row,
                         absl::Span<float> values) {
   const size_t columns = values.size();
-  const std::vector<uint8_t> codes = LoadCodes(descriptor, row, columns);
+  std::vector<uint8_t> codes(columns);
+  LoadCodes(descriptor.encoding, row, absl::MakeSpan(codes));
   for (size_t begin = 0, g = 0; begin < columns; begin += descriptor.group, ++g) {
     const float scale = LoadMeta(descriptor, row, columns, g, 0);
     const float zero = LoadMeta(descriptor, row, columns, g, 1);

@@ -4,9 +4,11 @@
 #include <cstring>
 
 #include "common/half.h"
+#include "pack/block_row.h"
 #include "pack/mxfp4_row.h"
 #include "pack/pack_format.h"
 #include "pack/quant_row.h"
+#include "pack/row_layout.h"
 
 namespace sluice {
 namespace {
@@ -49,7 +51,9 @@ void DecodeHalves(const std::byte* row, absl::Span<float> values) {
 
 }  // namespace
 
-bool CanEncode(Encoding encoding) { return encoding != Encoding::kInvalid && encoding != Encoding::kMxfp4; }
+bool CanEncode(Encoding encoding) {
+  return encoding != Encoding::kInvalid && encoding != Encoding::kMxfp4 && !IsBlockEncoding(encoding);
+}
 
 int64_t EncodeRow(const EncodingDescriptor& descriptor, absl::Span<const float> values, std::byte* out) {
   switch (descriptor.encoding) {
@@ -91,6 +95,10 @@ absl::Status DecodeRow(const EncodingDescriptor& descriptor, const std::byte* ro
       DecodeMxfp4Row(row, values);
       return absl::OkStatus();
     default:
+      if (IsBlockEncoding(descriptor.encoding)) {
+        DecodeBlockRow(descriptor, row, values);
+        return absl::OkStatus();
+      }
       return absl::UnimplementedError(
           absl::StrCat("rows of ", EncodingName(descriptor.encoding), " cannot be decoded"));
   }

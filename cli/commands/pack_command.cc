@@ -50,7 +50,8 @@ Json EstimateJson(const PackEstimate& estimate) {
       .Set("bytes", estimate.payload_bytes)
       .Set("free_bytes", estimate.free_bytes)
       .Set("resumable_bytes", estimate.resumable_bytes)
-      .Set("memory_bytes", estimate.memory_bytes);
+      .Set("memory_bytes", estimate.memory_bytes)
+      .Set("rows", estimate.rows_note);
 }
 
 std::string EstimateText(const PackEstimate& estimate) {
@@ -59,6 +60,9 @@ std::string EstimateText(const PackEstimate& estimate) {
                    " free, and ", FormatSize(estimate.memory_bytes), " of memory");
   if (estimate.resumable_bytes > 0) {
     absl::StrAppend(&text, "; ", FormatSize(estimate.resumable_bytes), " are there from an interrupted run");
+  }
+  if (!estimate.rows_note.empty()) {
+    absl::StrAppend(&text, "\n", estimate.rows_note);
   }
   return text;
 }

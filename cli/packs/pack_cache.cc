@@ -65,12 +65,47 @@ class Names {
   const std::string state_;
 };
 
+// Of a GGUF file: its rows as they are, and the same with q4 where they cannot be, for smaller memories.
+constexpr char kAsInFile[] = "file";
+constexpr char kAsInFileSmaller[] = "file-q4";
+
+bool IsGguf(const std::string& model) { return absl::EndsWith(model, ".gguf"); }
+
+// What a model is packed as unless asked for, the widest first.
+const std::vector<std::string>& Words(const std::string& model) {
+  static const std::vector<std::string> words = {kAsInFile, kAsInFileSmaller};
+  return IsGguf(model) ? words : ChosenBits();
+}
+
 absl::StatusOr<PackOptions> OptionsFor(const std::string& bits) {
   RecipeWords words;
-  words.bits = bits;
+  if (bits == kAsInFileSmaller) {
+    words.down_bits = "q4";
+  } else if (bits != kAsInFile) {
+    words.bits = bits;
+  }
   PackOptions options;
   ASSIGN_OR_RETURN(options.recipe, RecipeFromWords(words));
   return options;
+}
+
+// The file's rows as they are, unless memory holds the smaller ones alone.
+absl::StatusOr<PlanChoice> ChooseOfFile(const std::string& model, const std::string& out) {
+  ASSIGN_OR_RETURN(const MemoryFacts memory, ReadMemoryFacts());
+  const uint64_t usable = UsableMemory(memory);
+  PlanChoice choice{kAsInFile, "exact", "as the file has them, down anew as q8"};
+  uint64_t bytes[2] = {};
+  for (size_t i = 0; i < 2; ++i) {
+    ASSIGN_OR_RETURN(const PackOptions options, OptionsFor(Words(model)[i]));
+    ASSIGN_OR_RETURN(const PackEstimate estimate, EstimatePack(model, out, options));
+    bytes[i] = estimate.payload_bytes;
+  }
+  if (bytes[0] > usable && bytes[1] <= usable) {
+    choice = {kAsInFileSmaller, "exact",
+              absl::StrCat("as the file has them, down anew as q4: ", FormatSize(usable),
+                           " of memory hold that, ", "with q8 it would be ", FormatSize(bytes[0]))};
+  }
+  return choice;
 }
 
 // By memory alone: speed would take seconds to measure, and decides nothing between bits that fit.
@@ -164,12 +199,12 @@ absl::StatusOr<std::string> PackOf(const CommandContext& context, const ModelReq
   } else {
     // What was made once is taken, though memory may be another now: nobody waits for a second packing
     // unasked.
-    for (const std::string& bits : ChosenBits()) {
+    for (const std::string& bits : Words(model)) {
       if (choice.bits.empty() && IsPack(absl::StrCat(folder, "/", names.With(bits), kPackEnd)))
         choice.bits = bits;
     }
     if (choice.bits.empty()) {
-      ASSIGN_OR_RETURN(choice, ChooseBits(model));
+      ASSIGN_OR_RETURN(choice, IsGguf(model) ? ChooseOfFile(model, folder) : ChooseBits(model));
     }
   }
   const std::string path = absl::StrCat(folder, "/", names.With(choice.bits));

@@ -18,6 +18,7 @@ struct RowOptions {
   std::optional<uint64_t> group;
   std::optional<std::string> meta_bits;
   std::optional<std::string> dense_bits;
+  std::optional<std::string> down_bits;
   std::string layout;
   std::optional<double> hot_share;
 

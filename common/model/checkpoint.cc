@@ -7,6 +7,12 @@
 
 namespace sluice {
 
+absl::Status Checkpoint::ReadBlocks(const CheckpointTensor& tensor, const TensorRect& /*rect*/,
+                                    absl::Span<CodeBlock> /*out*/) const {
+  return absl::UnimplementedError(
+      absl::StrCat(PathOf(tensor), ": tensor ", tensor.name, " is not kept in blocks"));
+}
+
 absl::Status Checkpoint::SetTensors(std::vector<CheckpointTensor> tensors) {
   tensors_ = std::move(tensors);
   std::sort(tensors_.begin(), tensors_.end(),

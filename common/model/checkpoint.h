@@ -18,6 +18,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "common/encoding.h"
+#include "common/model/code_block.h"
 #include "common/model/safetensors.h"
 
 namespace sluice {
@@ -30,6 +32,9 @@ struct CheckpointTensor {
   bool decoded = false;                   // Read computes the values; else they are the file's own bytes
   bool by_columns = false;                // two dimensions, and the lines are columns
   bool mxfp4 = false;                     // each 32 values along a line are E2M1 times one power of two
+  // Lines are kept in blocks whose values rows of this encoding hold exactly (ReadBlocks); kInvalid: they are
+  // not, or the lines are not the file's.
+  Encoding blocks = Encoding::kInvalid;
   // Known to change nothing (a bias of zeros, a scale of ones): a family may leave it out.
   bool is_neutral = false;
   uint32_t place = 0;  // the implementation's own
@@ -64,6 +69,11 @@ class Checkpoint {
   // of `out` beside it. Errors name the file.
   virtual absl::Status Read(const CheckpointTensor& tensor, const TensorRect& rect,
                             absl::Span<std::byte> out) const = 0;
+
+  // The blocks that hold the values of `rect`, line by line; `out` holds exactly them. REQUIRES:
+  // IsBlockEncoding(tensor.blocks), and `rect` begins and ends between blocks (BlockValuesOf).
+  virtual absl::Status ReadBlocks(const CheckpointTensor& tensor, const TensorRect& rect,
+                                  absl::Span<CodeBlock> out) const;
 
   // The file that holds the tensor, for messages.
   virtual const std::string& PathOf(const CheckpointTensor& tensor) const = 0;

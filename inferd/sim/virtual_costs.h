@@ -12,10 +12,11 @@
 #include "absl/status/statusor.h"
 #include "common/encoding.h"
 #include "common/model/model_config.h"
+#include "common/row_traits.h"
 
 namespace sluice {
 
-inline constexpr size_t kEncodingValues = 17;  // Encoding's values are below
+inline constexpr size_t kEncodingValues = kEncodingNumbers;  // Encoding's values are below
 
 // Of one row of a part, `hidden` values long, times a token's row: in nanoseconds; 0: by its bytes.
 struct RowCost {

@@ -118,7 +118,7 @@ inline absl::Status ResolveParts(const Resolver& r, const ExpertWork& work, uint
                                  uint32_t max_width, ExpertCall* out) {
   RETURN_IF_ERROR(r.Weights(work.up, true, "up", &out->up));
   RETURN_IF_ERROR(r.Weights(work.gate.base ? work.gate : work.up, true, "gate", &out->gate));
-  RETURN_IF_ERROR(r.Weights(work.down, true, "down", &out->down));
+  RETURN_IF_ERROR(r.SummedWeights(work.down, true, "down", &out->down));
   const uint32_t width = work.up.rows;
   RETURN_IF_ERROR(r.Within(width, max_width, "expert width"));
   if (out->gate.rows != width || work.down.rows != width || work.up.cols != hidden ||

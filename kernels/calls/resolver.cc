@@ -5,33 +5,10 @@
 
 #include "common/status.h"
 #include "kernels/kv_layout.h"
+#include "pack/pack_format.h"
 #include "pack/row_layout.h"
 
 namespace sluice {
-
-const char* EncodingWord(Encoding encoding) {
-  switch (encoding) {
-    case Encoding::kInvalid:
-      return "invalid";
-    case Encoding::kBf16:
-      return "bf16";
-    case Encoding::kF16:
-      return "f16";
-    case Encoding::kF32:
-      return "f32";
-    case Encoding::kQ8:
-      return "q8";
-    case Encoding::kQ4:
-      return "q4";
-    case Encoding::kQ3:
-      return "q3";
-    case Encoding::kQ2:
-      return "q2";
-    case Encoding::kMxfp4:
-      return "mxfp4";
-  }
-  return "unknown";
-}
 
 absl::Status Resolver::Invalid(const std::string& message) const {
   return absl::InvalidArgumentError(absl::StrCat(op_, ": ", message));
@@ -121,7 +98,7 @@ absl::Status Resolver::OutInts(BufferRef ref, uint64_t count, const char* what, 
 
 absl::Status Resolver::CheckEncoding(const EncodingDescriptor& d, const char* what) const {
   if (!IsValidDescriptor(d)) {
-    return Invalid(absl::StrCat(what, ": encoding ", EncodingWord(d.encoding), " with groups of ", d.group,
+    return Invalid(absl::StrCat(what, ": encoding ", EncodingName(d.encoding), " with groups of ", d.group,
                                 ", ", d.meta_bits, "-bit scales and super-groups of ", d.super_group,
                                 " is not one of the format"));
   }
@@ -131,6 +108,10 @@ absl::Status Resolver::CheckEncoding(const EncodingDescriptor& d, const char* wh
 absl::Status Resolver::Weights(const WeightView& view, bool indexed, const char* what,
                                CallWeights* out) const {
   RETURN_IF_ERROR(CheckEncoding(view.encoding, what));
+  if (IsBlockEncoding(view.encoding.encoding) && !memory_.HasBlockKernels()) {
+    return Unimplemented(
+        absl::StrCat(what, ": ", EncodingName(view.encoding.encoding), " rows on this device"));
+  }
   if (!view.positions.empty() && !indexed) {
     return Unimplemented(absl::StrCat(what, ": an index list is for experts only"));
   }
@@ -157,6 +138,15 @@ absl::Status Resolver::Weights(const WeightView& view, bool indexed, const char*
   out->rows = view.rows;
   out->cols = view.cols;
   return absl::OkStatus();
+}
+
+absl::Status Resolver::SummedWeights(const WeightView& view, bool indexed, const char* what,
+                                     CallWeights* out) const {
+  if (IsBlockEncoding(view.encoding.encoding)) {
+    return Unimplemented(
+        absl::StrCat(what, ": weighted sums of ", EncodingName(view.encoding.encoding), " rows"));
+  }
+  return Weights(view, indexed, what, out);
 }
 
 absl::Status Resolver::Norm(const NormSpec& spec, uint64_t cols, const char* what, CallNorm* out) const {

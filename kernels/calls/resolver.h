@@ -14,9 +14,6 @@
 
 namespace sluice {
 
-// "bf16", "q4", ...; "encoding 77" has no name here and gives "unknown".
-const char* EncodingWord(Encoding encoding);
-
 struct CallScratch;  // expert_calls.h
 
 // Resolves the arguments of one operation; `op` is its name in errors. All that it is given outlives it.
@@ -40,6 +37,8 @@ class Resolver {
 
   // A weight matrix of a valid encoding; `indexed`: an index list is allowed, which stays the caller's.
   absl::Status Weights(const WeightView& view, bool indexed, const char* what, CallWeights* out) const;
+  // The same of rows whose weighted sums are wanted. Unimplemented for block encodings.
+  absl::Status SummedWeights(const WeightView& view, bool indexed, const char* what, CallWeights* out) const;
 
   // A norm over `cols` values; stays empty if the spec has no weight.
   absl::Status Norm(const NormSpec& spec, uint64_t cols, const char* what, CallNorm* out) const;

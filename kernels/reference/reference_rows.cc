@@ -18,10 +18,7 @@ void Run(Device&, const EmbedCall& call) {
     for (uint32_t k = 0; k < call.table.cols; ++k) {
       float value = 0;
       if (IsQuantized(d.encoding)) {
-        const uint64_t group = k / d.group;
-        value = (static_cast<float>(CodeAt(d, row, call.table.cols, k)) -
-                 ZeroAt(d, row, call.table.cols, group)) *
-                ScaleAt(d, row, call.table.cols, group);
+        value = QuantizedValue(d, row, call.table.cols, k);
       } else {
         value = PlainValue(d.encoding, row, k);
       }

@@ -33,6 +33,13 @@ float SuperValue(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols,
   return (static_cast<float>(code) - zero) * scale;
 }
 
+// Number `index` of a group's super-group: d or dmin.
+float SuperNumber(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group,
+                  uint64_t index) {
+  return F16ToFloat(LoadU16(row + SuperGroupOffset(d, cols) +
+                            group / d.super_group * SuperGroupBytes(d.encoding) + 2 * index));
+}
+
 float PlainDot(Encoding encoding, const uint8_t* row, const float* x, uint64_t cols) {
   LaneSum sum;
   for (uint64_t k = 0; k < cols; ++k) {
@@ -53,8 +60,14 @@ float QuantizedDot(const EncodingDescriptor& d, const uint8_t* row, const float*
       sum += CodeAt(d, row, cols, first + i) * q[i];
       x_sum += q[i];
     }
-    const float t = std::fma(-ZeroAt(d, row, cols, g), static_cast<float>(x_sum), static_cast<float>(sum));
-    lanes[g % 8] = std::fma(ScaleAt(d, row, cols, g) * sx, t, lanes[g % 8]);
+    const float scale = ScaleAt(d, row, cols, g);
+    const float s = static_cast<float>(sum);
+    const float x = static_cast<float>(x_sum);
+    if (HasMins(TraitsOf(d.encoding).meta)) {
+      lanes[g % 8] = std::fma(sx, std::fma(-MinAt(d, row, cols, g), x, scale * s), lanes[g % 8]);
+    } else {
+      lanes[g % 8] = std::fma(scale * sx, std::fma(-ZeroAt(d, row, cols, g), x, s), lanes[g % 8]);
+    }
   }
   float s[4];
   for (int i = 0; i < 4; ++i) {
@@ -158,37 +171,59 @@ float PlainValue(Encoding encoding, const uint8_t* row, uint64_t k) {
 }
 
 int32_t CodeAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t k) {
-  if (d.encoding == Encoding::kQ3) {
-    return static_cast<int32_t>(PlaneCode(2, row, k) + 4 * PlaneCode(1, row + PlaneBytes(2, cols), k));
+  const RowTraits traits = TraitsOf(d.encoding);
+  uint32_t code = PlaneCode(traits.low_bits, row, k);
+  if (traits.high_bits != 0) {
+    const CodePlace place =
+        traits.low_bits == 4 ? PlaceOfHighCode(traits.high_bits, k) : PlaceOfCode(traits.high_bits, k);
+    const uint32_t word = LoadU16(row + HighPlaneOffset(d, cols) + place.byte_offset);
+    code |= (word >> place.shift & ((1u << traits.high_bits) - 1)) << traits.low_bits;
   }
-  const uint32_t code = PlaneCode(BitsOf(d.encoding), row, k);
   if (d.encoding == Encoding::kMxfp4) {
     constexpr int32_t kTwiceE2m1[8] = {0, 1, 2, 3, 4, 6, 8, 12};
     return code < 8 ? kTwiceE2m1[code] : -kTwiceE2m1[code - 8];
   }
-  return static_cast<int32_t>(code);
+  return IsIq4(d.encoding) ? kIq4Codes[code] : static_cast<int32_t>(code);
 }
 
 float ScaleAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group) {
   const uint8_t* scales = row + ScaleOffset(d, cols);
-  if (d.encoding == Encoding::kMxfp4) {
-    return scales[group] == 255 ? std::nanf("") : std::ldexp(1.0f, scales[group] - 128);
+  switch (TraitsOf(d.encoding).meta) {
+    case RowMeta::kExponent:
+      return scales[group] == 255 ? std::nanf("") : std::ldexp(1.0f, scales[group] - 128);
+    case RowMeta::kSuperScale:
+      return SuperNumber(d, row, cols, group, 0) * static_cast<float>(static_cast<int8_t>(scales[group]));
+    case RowMeta::kSuperScaleMin:
+      return SuperNumber(d, row, cols, group, 0) * static_cast<float>(scales[group]);
+    default:
+      return d.meta_bits == 8 ? SuperValue(d, row, cols, group, scales[group], 0)
+                              : F16ToFloat(LoadU16(scales + 2 * group));
   }
-  if (d.meta_bits == 8) {
-    return SuperValue(d, row, cols, group, scales[group], 0);
-  }
-  return F16ToFloat(LoadU16(scales + 2 * group));
 }
 
 float ZeroAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group) {
-  if (d.encoding == Encoding::kMxfp4) {
-    return 0.0f;
+  const RowTraits traits = TraitsOf(d.encoding);
+  if (traits.meta != RowMeta::kScaleZero) {
+    return static_cast<float>(traits.zero);
   }
   const uint8_t* zeros = row + ZeroOffset(d, cols);
   if (d.meta_bits == 8) {
     return SuperValue(d, row, cols, group, zeros[group], 2);
   }
   return F16ToFloat(LoadU16(zeros + 2 * group));
+}
+
+float MinAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group) {
+  const uint8_t* mins = row + ZeroOffset(d, cols);
+  return d.meta_bits == 16 ? F16ToFloat(LoadU16(mins + 2 * group))
+                           : SuperNumber(d, row, cols, group, 1) * static_cast<float>(mins[group]);
+}
+
+float QuantizedValue(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t k) {
+  const float code = static_cast<float>(CodeAt(d, row, cols, k));
+  const float scale = ScaleAt(d, row, cols, k / d.group);
+  return HasMins(TraitsOf(d.encoding).meta) ? scale * code - MinAt(d, row, cols, k / d.group)
+                                            : (code - ZeroAt(d, row, cols, k / d.group)) * scale;
 }
 
 float RoundToInt8(const float* values, uint64_t count, int8_t* codes) {

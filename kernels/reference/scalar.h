@@ -35,11 +35,15 @@ float UpFactor(const ActivationSpec& activation, float u);
 // Value k of a row in an unquantized encoding.
 float PlainValue(Encoding encoding, const uint8_t* row, uint64_t k);
 
-// The code of value k of a quantized row of `cols` values (mxfp4: twice the E2M1 value), and the scale and
-// zero of a group.
+// The code of value k of a quantized row of `cols` values (mxfp4: twice the E2M1 value; IQ4: its table's),
+// and the scale and zero of a group, or its min if the encoding has mins.
 int32_t CodeAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t k);
 float ScaleAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group);
 float ZeroAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group);
+
+float MinAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group);
+// Value k of a quantized row.
+float QuantizedValue(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t k);
 
 // Rounds values to int8 codes with one scale, as section 2 (b) and section 3 do: codes[i] ~ values[i] /
 // scale. Returns the scale, 0 (and codes 0) if all values are tiny.

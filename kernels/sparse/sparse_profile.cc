@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "kernels/common/half.h"
+#include "pack/block_row.h"
 #include "pack/row_layout.h"
 
 namespace sluice {
@@ -38,6 +39,24 @@ constexpr uint64_t kMostBytes = uint64_t{512} << 20;
 // Rows that are repeated to fill the working set; a prime, so that parts and experts differ.
 constexpr uint32_t kPatternRows = 251;
 
+// The same in a block encoding: every group's scale 1 times d.
+void WriteBlockRow(const EncodingDescriptor& d, uint32_t cols, float sigma, std::mt19937& random,
+                   uint8_t* row) {
+  const uint32_t length = BlockValuesOf(d.encoding);
+  const float levels = IsIq4(d.encoding) ? 255 : static_cast<float>((1u << BitsOf(d.encoding)) - 1);
+  std::vector<CodeBlock> blocks((cols + length - 1) / length);
+  for (CodeBlock& block : blocks) {
+    for (uint8_t& code : block.codes) {
+      code = static_cast<uint8_t>(random() & ((1u << BitsOf(d.encoding)) - 1));
+    }
+    std::memset(block.scales, 1, sizeof block.scales);
+    std::memset(block.mins, 1, sizeof block.mins);
+    block.d = FloatToF16(3.46f * sigma / levels);
+    block.dmin = FloatToF16(1.73f * sigma);
+  }
+  EncodeBlockRow(d, blocks, cols, reinterpret_cast<std::byte*>(row));
+}
+
 // A row of about normal weights with a deviation of 1 / sqrt(cols).
 void WriteRow(const EncodingDescriptor& d, uint32_t cols, std::mt19937& random, uint8_t* row) {
   const float sigma = 1.0f / std::sqrt(static_cast<float>(cols));
@@ -53,6 +72,9 @@ void WriteRow(const EncodingDescriptor& d, uint32_t cols, std::mt19937& random, 
       }
     }
     return;
+  }
+  if (IsBlockEncoding(d.encoding)) {
+    return WriteBlockRow(d, cols, sigma, random, row);
   }
   for (uint64_t i = 0; i < CodeBytes(d, cols); ++i) {
     row[i] = static_cast<uint8_t>(random());

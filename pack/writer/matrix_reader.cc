@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_join.h"
 #include "common/half.h"
+#include "common/row_traits.h"
 #include "common/status.h"
 
 namespace sluice {
@@ -110,6 +111,19 @@ class LineReader {
     return absl::OkStatus();
   }
 
+  // The blocks of lines [first, first + count) of `block`, which a read of their values would span.
+  absl::Status ReadBlocks(uint32_t block, uint32_t first, uint32_t count, absl::Span<CodeBlock> out) {
+    const uint64_t length = matrix_.tensor->line_length();
+    const uint64_t of_line = matrix_.length / BlockValuesOf(matrix_.tensor->blocks);
+    for (uint32_t done = 0; done < count; ++done) {
+      const uint64_t element = ElementOf(matrix_, block, first + done);
+      const TensorRect rect{
+          .line = element / length, .lines = 1, .column = element % length, .columns = matrix_.length};
+      RETURN_IF_ERROR(checkpoint_.ReadBlocks(*matrix_.tensor, rect, out.subspan(done * of_line, of_line)));
+    }
+    return absl::OkStatus();
+  }
+
   // The rows made of decoded values.
   void AddRows(absl::Span<const float> rows) {
     if (!matrix_.tensor->decoded) return;
@@ -153,16 +167,41 @@ class StraightReader final : public RowReader {
       : checkpoint_(checkpoint), matrix_(matrix), lines_(checkpoint, matrix) {}
 
   absl::Status Next(uint32_t count, absl::Span<float> out) override {
-    const ElementType type = matrix_.tensor->type;
+    return Read(count, out, [&](uint32_t block, uint32_t line, uint32_t rows, absl::Span<float> to) {
+      const ElementType type = matrix_.tensor->type;
+      raw_.resize(to.size() * ElementBytes(type));
+      RETURN_IF_ERROR(lines_.Read(block, line, rows, 0, matrix_.length, raw_.data()));
+      Widen(type, raw_.data(), to.size(), to.data());
+      return absl::OkStatus();
+    });
+  }
+
+  absl::Status NextBlocks(uint32_t count, absl::Span<float> out, std::vector<CodeBlock>* blocks) override {
+    const Encoding encoding = matrix_.tensor->blocks;
+    const uint32_t block_values = BlockValuesOf(encoding);
+    return Read(count, out, [&](uint32_t block, uint32_t line, uint32_t rows, absl::Span<float> to) {
+      const size_t first = blocks->size();
+      blocks->resize(first + to.size() / block_values);
+      const absl::Span<CodeBlock> read = absl::MakeSpan(*blocks).subspan(first);
+      RETURN_IF_ERROR(lines_.ReadBlocks(block, line, rows, read));
+      for (size_t b = 0; b < read.size(); ++b) DecodeCodeBlock(encoding, read[b], &to[b * block_values]);
+      return absl::OkStatus();
+    });
+  }
+
+  Digest128 digest() const override { return lines_.digest(); }
+
+ private:
+  // The next `count` rows; fill(block, first line, lines, values) reads lines of one block.
+  template <typename Fill>
+  absl::Status Read(uint32_t count, absl::Span<float> out, const Fill& fill) {
     while (count > 0) {
       const uint32_t block = next_row_ / matrix_.lines;
       const uint32_t line = next_row_ % matrix_.lines;
       const uint32_t rows = std::min(count, matrix_.lines - line);
       const uint64_t values = uint64_t{rows} * matrix_.length;
-      raw_.resize(values * ElementBytes(type));
-      RETURN_IF_ERROR(lines_.Read(block, line, rows, 0, matrix_.length, raw_.data()));
       const absl::Span<float> to = out.first(values);
-      Widen(type, raw_.data(), values, to.data());
+      RETURN_IF_ERROR(fill(block, line, rows, to));
       if (!AllFinite(to)) {
         const auto bad = std::find_if_not(to.begin(), to.end(), IsFinite);
         const uint64_t at = static_cast<uint64_t>(bad - to.begin());
@@ -179,9 +218,6 @@ class StraightReader final : public RowReader {
     return absl::OkStatus();
   }
 
-  Digest128 digest() const override { return lines_.digest(); }
-
- private:
   const Checkpoint& checkpoint_;
   const SourceMatrix matrix_;
   LineReader lines_;
@@ -214,6 +250,11 @@ class TransposedReader final : public RowReader {
       }
     }
     return absl::OkStatus();
+  }
+
+  absl::Status NextBlocks(uint32_t /*count*/, absl::Span<float> /*out*/,
+                          std::vector<CodeBlock>* /*blocks*/) override {
+    return absl::InternalError(absl::StrCat("tensor ", matrix_.tensor->name, ": blocks of columns"));
   }
 
   Digest128 digest() const override { return lines_.digest(); }
@@ -275,16 +316,10 @@ class StackedReader final : public RowReader {
     for (const SourceMatrix& matrix : others) Add(checkpoint, matrix);
   }
 
-  absl::Status Next(uint32_t count, absl::Span<float> out) override {
-    while (count > 0) {
-      if (left_[current_] == 0) ++current_;
-      const uint32_t rows = std::min(count, left_[current_]);
-      RETURN_IF_ERROR(readers_[current_]->Next(rows, out));
-      left_[current_] -= rows;
-      count -= rows;
-      out.remove_prefix(uint64_t{rows} * cols_);
-    }
-    return absl::OkStatus();
+  absl::Status Next(uint32_t count, absl::Span<float> out) override { return Read(count, out, nullptr); }
+
+  absl::Status NextBlocks(uint32_t count, absl::Span<float> out, std::vector<CodeBlock>* blocks) override {
+    return Read(count, out, blocks);
   }
 
   Digest128 digest() const override {
@@ -297,6 +332,20 @@ class StackedReader final : public RowReader {
   }
 
  private:
+  // Without `blocks` values alone.
+  absl::Status Read(uint32_t count, absl::Span<float> out, std::vector<CodeBlock>* blocks) {
+    while (count > 0) {
+      if (left_[current_] == 0) ++current_;
+      const uint32_t rows = std::min(count, left_[current_]);
+      RETURN_IF_ERROR(blocks == nullptr ? readers_[current_]->Next(rows, out)
+                                        : readers_[current_]->NextBlocks(rows, out, blocks));
+      left_[current_] -= rows;
+      count -= rows;
+      out.remove_prefix(uint64_t{rows} * cols_);
+    }
+    return absl::OkStatus();
+  }
+
   void Add(const Checkpoint& checkpoint, const SourceMatrix& matrix) {
     cols_ = matrix.cols();
     left_.push_back(matrix.rows());
@@ -315,6 +364,23 @@ std::unique_ptr<RowReader> MakeRowReader(const Checkpoint& checkpoint, const Sou
   if (!matrix.then.empty()) return std::make_unique<StackedReader>(checkpoint, matrix);
   if (matrix.transposed) return std::make_unique<TransposedReader>(checkpoint, matrix);
   return std::make_unique<StraightReader>(checkpoint, matrix);
+}
+
+Encoding BlocksOf(const SourceMatrix& matrix) {
+  const Encoding encoding = matrix.tensor->blocks;
+  if (!IsBlockEncoding(encoding) || matrix.transposed || matrix.step != 1 || matrix.scale != 1 ||
+      matrix.add != 0) {
+    return Encoding::kInvalid;
+  }
+  const uint64_t values = BlockValuesOf(encoding);
+  // Lines are whole blocks, and so are parts of them that begin and end between blocks.
+  if (matrix.first % values != 0 || matrix.block_stride % values != 0 || matrix.line_stride % values != 0 ||
+      matrix.length % values != 0) {
+    return Encoding::kInvalid;
+  }
+  const bool alike = std::all_of(matrix.then.begin(), matrix.then.end(),
+                                 [encoding](const SourceMatrix& next) { return BlocksOf(next) == encoding; });
+  return alike ? encoding : Encoding::kInvalid;
 }
 
 uint64_t MatrixMemory(const SourceMatrix& matrix) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -22,6 +23,9 @@ class RowReader {
   virtual ~RowReader() = default;
   // The next `count` rows of matrix.cols() values, row-major, into `out`. Errors name file, tensor and index.
   virtual absl::Status Next(uint32_t count, absl::Span<float> out) = 0;
+  // The same rows as the blocks that the source keeps them in, one row's after the other's, and their values.
+  // REQUIRES: BlocksOf(matrix) is valid; of a reader either this or Next is called.
+  virtual absl::Status NextBlocks(uint32_t count, absl::Span<float> out, std::vector<CodeBlock>* blocks) = 0;
   // Of the matrix's source bytes, line by line in the source's order, whatever lies between them left out; of
   // tensors whose values are decoded: of the rows' float32 values. REQUIRES: every row was read.
   virtual Digest128 digest() const = 0;
@@ -33,6 +37,9 @@ std::unique_ptr<RowReader> MakeRowReader(const Checkpoint& checkpoint, const Sou
 
 // Bytes that a reader of `matrix` holds beside the rows of one call.
 uint64_t MatrixMemory(const SourceMatrix& matrix);
+
+// The encoding of whose blocks `matrix`'s rows are made, whole ones and unchanged; kInvalid if they are not.
+Encoding BlocksOf(const SourceMatrix& matrix);
 
 // "BF16", "MXFP4": for digests and messages.
 const std::string& SourceTypeName(const SourceMatrix& matrix);

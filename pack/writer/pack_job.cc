@@ -1,6 +1,7 @@
 #include "pack/writer/pack_job.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "common/model/dense_names.h"
@@ -31,6 +32,25 @@ Encoding EncodingOfValues(const SourceMatrix& matrix) {
   return alike ? encoding : Encoding::kF32;
 }
 
+bool IsKeptMxfp4(const SourceMatrix& matrix) {
+  return matrix.tensor->mxfp4 && !matrix.transposed &&
+         std::all_of(matrix.then.begin(), matrix.then.end(), IsKeptMxfp4);
+}
+
+// What rows of a GGUF file are stored as if they stay what they are; nothing of other sources and of
+// unquantized rows but F16.
+std::optional<EncodingDescriptor> KeptRows(const SourceMatrix& matrix, const Recipe& recipe) {
+  const CheckpointTensor& tensor = *matrix.tensor;
+  if (tensor.blocks == Encoding::kInvalid) {
+    const bool is_f16 =
+        tensor.decoded && tensor.format == "F16" && EncodingOfValues(matrix) == Encoding::kF16;
+    return is_f16 ? std::optional(MakeDescriptor(Encoding::kF16)) : std::nullopt;
+  }
+  if (IsKeptMxfp4(matrix)) return MakeDescriptor(Encoding::kMxfp4);
+  const Encoding blocks = BlocksOf(matrix);
+  return blocks == Encoding::kInvalid ? DescriptorOf(recipe.recoded, matrix.cols()) : MakeDescriptor(blocks);
+}
+
 // Vectors and routers are small and errors in them reach every token, so recipes have no say in them.
 EncodingDescriptor DenseDescriptor(const DenseSpec& spec, const SourceMatrix& source, const Recipe& recipe) {
   switch (spec.kind) {
@@ -39,10 +59,14 @@ EncodingDescriptor DenseDescriptor(const DenseSpec& spec, const SourceMatrix& so
     case DenseKind::kRouter:
       return MakeDescriptor(source.tensor->type == ElementType::kBf16 ? Encoding::kBf16 : Encoding::kF32);
     case DenseKind::kMatrix:
+    case DenseKind::kSummed:
       break;
   }
   if (recipe.keep_values && !recipe.dense.has_value()) {
     return MakeDescriptor(EncodingOfValues(source));
+  }
+  if (recipe.keep_blocks && !recipe.dense.has_value()) {
+    if (const std::optional<EncodingDescriptor> kept = KeptRows(source, recipe)) return *kept;
   }
   return DescriptorOf(recipe.Dense(), spec.cols);
 }
@@ -85,9 +109,7 @@ bool AllExperts(const SourceMap& sources, Part part, const Predicate& holds) {
 
 // Whether every expert's `part` is stored in MXFP4 along the rows that the pack wants. Down matrices are
 // stored the other way round: their blocks run across neurons.
-bool StoredInMxfp4(const SourceMap& sources, Part part) {
-  return AllExperts(sources, part, [](const SourceMatrix& m) { return m.tensor->mxfp4 && !m.transposed; });
-}
+bool StoredInMxfp4(const SourceMap& sources, Part part) { return AllExperts(sources, part, IsKeptMxfp4); }
 
 // A source in MXFP4 is stored as it is: any other encoding would be larger or lose something. The dense
 // tensors keep the encoding that the recipe means for them, which would else follow the experts'.
@@ -114,8 +136,52 @@ void KeepValues(const SourceMap& sources, Recipe* recipe) {
   }
 }
 
+// Gives the experts of a GGUF file the formats in which their rows stay as they are, layer by layer and
+// expert by expert as the file has them.
+void KeepBlocks(const SourceMap& sources, const Recipe& recipe, ExpertFormats* formats) {
+  std::vector<ExpertFormat> kept_formats;
+  for (size_t layer = 0; layer < sources.experts.size(); ++layer) {
+    for (size_t e = 0; e < sources.experts[layer].size(); ++e) {
+      const ExpertSource& expert = sources.experts[layer][e];
+      ExpertFormat format = formats->formats[formats->of_expert[layer][e]];
+      const SourceMatrix* const matrices[kPartCount] = {&expert.up, &expert.gate, &expert.down};
+      for (int p = 0; p < kPartCount; ++p) {
+        if (matrices[p]->tensor == nullptr) continue;
+        format.parts[p] = KeptRows(*matrices[p], recipe).value_or(format.parts[p]);
+      }
+      if (!format.gates) {
+        format.parts[static_cast<size_t>(Part::kGate)] = format.parts[static_cast<size_t>(Part::kUp)];
+      }
+      const auto it = std::find(kept_formats.begin(), kept_formats.end(), format);
+      formats->of_expert[layer][e] = static_cast<uint32_t>(it - kept_formats.begin());
+      if (it == kept_formats.end()) kept_formats.push_back(format);
+    }
+  }
+  if (!kept_formats.empty()) formats->formats = std::move(kept_formats);
+}
+
+// Whether any of the model's matrices has its rows in a GGUF file's blocks.
+bool HasBlocks(const Checkpoint& checkpoint) {
+  return std::any_of(checkpoint.tensors().begin(), checkpoint.tensors().end(),
+                     [](const CheckpointTensor& tensor) { return tensor.blocks != Encoding::kInvalid; });
+}
+
+// "up q4_k, gate q4_k, down q8 g64" of each format.
+std::string DescribeFormats(absl::Span<const ExpertFormat> formats) {
+  std::string text;
+  for (const ExpertFormat& format : formats) {
+    absl::StrAppend(&text, text.empty() ? "" : "; ");
+    for (int p = 0; p < kPartCount; ++p) {
+      if ((StoredParts(format) & PartBit(static_cast<Part>(p))) == 0) continue;
+      absl::StrAppend(&text, p == 0 ? "" : ", ", PartName(static_cast<Part>(p)), " ",
+                      DescribeEncoding(format.parts[p]));
+    }
+  }
+  return text;
+}
+
 // Chooses every expert's format; with a profile also whose profile it is and what came of it.
-absl::StatusOr<ExpertFormats> ChooseFormats(PackJob* job) {
+absl::StatusOr<ExpertFormats> ChooseFormats(const SourceMap& sources, PackJob* job) {
   const Recipe& recipe = job->options.recipe;
   const ModelConfig& config = job->manifest.config;
   UsageProfile usage;
@@ -126,6 +192,16 @@ absl::StatusOr<ExpertFormats> ChooseFormats(PackJob* job) {
   ASSIGN_OR_RETURN(ExpertFormats formats, ResolveFormats(recipe, config, usage.experts));
   std::string& text = job->manifest.provenance.options;
   text = absl::StrCat(RecipeText(recipe), " dense_extent_bytes=", job->options.dense_extent_bytes);
+  if (recipe.keep_blocks) {
+    KeepBlocks(sources, recipe, &formats);
+    if (HasBlocks(*job->checkpoint)) {
+      const std::string chosen = DescribeFormats(formats.formats);
+      absl::StrAppend(&text,
+                      " blocks=kept recoded=", DescribeEncoding(MakeDescriptor(recipe.recoded.encoding)), ":",
+                      recipe.recoded.group, ":", recipe.recoded.meta_bits);
+      job->rows_note = absl::StrCat("rows as the file has them, but down anew: ", chosen);
+    }
+  }
   if (recipe.NeedsUsage()) {
     Hasher128 hasher;
     for (const std::vector<uint32_t>& layer : formats.of_expert) {
@@ -222,8 +298,9 @@ absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOpti
   job.manifest.generation = hf.generation;
   job.manifest.chat_template = options.chat_template.value_or(std::move(hf.chat_template));
   KeepValues(*sources, &job.options.recipe);
-  KeepMxfp4(*sources, &job.options.recipe);
-  ASSIGN_OR_RETURN(const ExpertFormats formats, ChooseFormats(&job));
+  // Of a GGUF file every matrix is looked at by itself (KeepBlocks).
+  if (!HasBlocks(*job.checkpoint)) KeepMxfp4(*sources, &job.options.recipe);
+  ASSIGN_OR_RETURN(const ExpertFormats formats, ChooseFormats(*sources, &job));
   job.manifest.expert_formats = formats.formats;
   job.manifest.provenance.generator = kGenerator;
   const std::vector<DenseSpec> specs = DenseSpecs(job.manifest.config);

@@ -43,6 +43,7 @@ struct PackJob {
   std::vector<ExpertPlan> plans;  // by expert format
   std::map<std::string, std::string> tokenizer_files;
   std::string profile_source;  // source digest of the usage that chose the formats; empty: none did
+  std::string rows_note;       // what was chosen for a GGUF file's rows, for people; else empty
   Digest128 fingerprint;       // of the source's files and of the options: what a resumed run must agree on
 
   uint32_t units() const { return dense_extents + static_cast<uint32_t>(expert_units.size()); }

@@ -122,6 +122,7 @@ absl::StatusOr<PackEstimate> EstimatePack(const std::string& model_dir, const st
   ASSIGN_OR_RETURN(estimate.free_bytes, FreeBytes(TargetFolder(out_dir)));
   estimate.resumable_bytes = AllocatedBytes(PartialFolder(out_dir));
   estimate.memory_bytes = job.worker_bytes() * WorkerCount(options.threads, job.units());
+  estimate.rows_note = job.rows_note;
   return estimate;
 }
 

@@ -61,6 +61,7 @@ struct PackEstimate {
   uint64_t free_bytes = 0;       // on the target's file system
   uint64_t resumable_bytes = 0;  // already there from an interrupted run
   uint64_t memory_bytes = 0;     // peak of the conversion's buffers
+  std::string rows_note;         // what was chosen for a GGUF file's rows, for people; else empty
 };
 absl::StatusOr<PackEstimate> EstimatePack(const std::string& model_dir, const std::string& out_dir,
                                           const PackOptions& options);

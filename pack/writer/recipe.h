@@ -48,6 +48,11 @@ struct Recipe {
   std::vector<RecipeRule> rules;  // where several apply, the later one decides
   // Parts of which the model stores each neuron's row in MXFP4 stay so, whatever `parts` says.
   bool keep_mxfp4 = false;
+  // Likewise rows in the blocks of a GGUF file, dense ones too unless `dense` is given. What cannot stay
+  // (down, whose blocks run across neurons) is stored as `recoded`, if it is quantized, else as without this.
+  // A file's F16 rows stay f16.
+  bool keep_blocks = false;
+  RowChoice recoded = {Encoding::kQ8, 64, 16};
   // Every value that the source holds is kept, in rows of the smallest unquantized encoding that can:
   // computing with them rounds no activation either. `parts` then says nothing, nor does `dense` unless it is
   // given.
@@ -84,13 +89,14 @@ absl::StatusOr<ExpertFormats> ResolveFormats(const Recipe& recipe, const ModelCo
 
 // The words of the command line.
 struct RecipeWords {
-  // "": bf16, MXFP4 rows as they are; "source": every value exactly, unquantized; with floe: of gate and
-  // down.
+  // "": bf16; MXFP4 rows and those of a GGUF file as they are; "source": every value exactly, unquantized;
+  // with floe: of gate and down.
   std::string bits;
   std::string recipe;               // "", a known name, or the path of a .toml file
   std::optional<int> group;         // instead of the recipe's own, wherever rows are quantized
   std::optional<int> meta_bits;     // likewise
   std::string dense_bits;           // "": the recipe's own
+  std::string down_bits;            // with neither bits nor recipe: Recipe::recoded; "": q8
   std::string layout;               // "": the recipe's own
   std::optional<double> hot_share;  // corm: share of each layer's experts that are kept at 4 bits
 };

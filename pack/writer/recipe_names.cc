@@ -108,6 +108,7 @@ absl::StatusOr<Recipe> BaseRecipe(const RecipeWords& words) {
     ASSIGN_OR_RETURN(const Encoding encoding, BitsFromWord(bits));
     Recipe recipe = UniformRecipe(Choice(encoding));
     recipe.keep_mxfp4 = words.bits.empty();
+    recipe.keep_blocks = words.bits.empty();
     return recipe;
   }
   ASSIGN_OR_RETURN(Recipe recipe, NamedRecipe(words.recipe, words.hot_share.value_or(kHotShare)));
@@ -136,6 +137,7 @@ template <typename T>
 void SetEverywhere(T RowChoice::*member, T value, Recipe* recipe) {
   for (RowChoice& choice : recipe->parts) choice.*member = value;
   if (recipe->dense.has_value()) (*recipe->dense).*member = value;
+  recipe->recoded.*member = value;
   for (RecipeRule& rule : recipe->rules) {
     for (std::optional<RowChoice>& choice : rule.parts) {
       if (choice.has_value()) (*choice).*member = value;
@@ -172,6 +174,13 @@ absl::StatusOr<Recipe> RecipeFromWords(const RecipeWords& words) {
     RowChoice dense = recipe.Dense();
     ASSIGN_OR_RETURN(dense.encoding, BitsFromWord(words.dense_bits));
     recipe.dense = dense;
+  }
+  if (!words.down_bits.empty()) {
+    if (!recipe.keep_blocks) {
+      return absl::InvalidArgumentError(absl::StrCat("down bits \"", words.down_bits.substr(0, 40),
+                                                     "\" are for packing without bits and recipe"));
+    }
+    ASSIGN_OR_RETURN(recipe.recoded.encoding, BitsFromWord(words.down_bits));
   }
   RETURN_IF_ERROR(ApplyNumbers(words, &recipe));
   if (!words.layout.empty()) {

@@ -6,7 +6,9 @@
 
 #include "common/model/dense_names.h"
 #include "common/status.h"
+#include "pack/block_row.h"
 #include "pack/row_codec.h"
+#include "pack/row_layout.h"
 
 namespace sluice {
 namespace {
@@ -29,6 +31,10 @@ absl::Status UnitEncoder::WriteRecords(absl::Span<const Column> columns, uint32_
     // Gaps between the rows of a record are zero, so that the same input gives the same file.
     std::fill(records.begin(), records.end(), std::byte{0});
     for (const Column& column : columns) {
+      if (IsBlockEncoding(column.encoding.encoding)) {
+        RETURN_IF_ERROR(TakeBlocks(column, count, cols, stride));
+        continue;
+      }
       RETURN_IF_ERROR(column.reader->Next(count, absl::MakeSpan(values_)));
       for (uint32_t r = 0; r < count; ++r) {
         const absl::Span<const float> row =
@@ -44,6 +50,17 @@ absl::Status UnitEncoder::WriteRecords(absl::Span<const Column> columns, uint32_
     }
     RETURN_IF_ERROR(writer->Append(records));
     RETURN_IF_ERROR(meter_->Add(records.size()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status UnitEncoder::TakeBlocks(const Column& column, uint32_t count, uint32_t cols, uint32_t stride) {
+  blocks_.clear();
+  RETURN_IF_ERROR(column.reader->NextBlocks(count, absl::MakeSpan(values_), &blocks_));
+  const uint64_t of_row = cols / BlockValuesOf(column.encoding.encoding);
+  for (uint32_t r = 0; r < count; ++r) {
+    EncodeBlockRow(column.encoding, absl::MakeConstSpan(blocks_).subspan(r * of_row, of_row), cols,
+                   records_.data() + static_cast<uint64_t>(r) * stride + column.base);
   }
   return absl::OkStatus();
 }

@@ -45,11 +45,14 @@ class UnitEncoder {
   // `rows` records of `stride` bytes, each holding a row of `cols` values of every column.
   absl::Status WriteRecords(absl::Span<const Column> columns, uint32_t rows, uint32_t cols, uint32_t stride,
                             ExtentWriter* writer);
+  // The next `count` rows of a column into as many records, as the blocks that the source has them in.
+  absl::Status TakeBlocks(const Column& column, uint32_t count, uint32_t cols, uint32_t stride);
 
   const PackJob& job_;
   const Staging& staging_;
   ProgressMeter* const meter_;
   std::vector<float> values_;
+  std::vector<CodeBlock> blocks_;
   std::vector<std::byte> records_;
 };
 

@@ -7,7 +7,7 @@ namespace sluice {
 Expert MakeExpert(Random& random, const Parts& parts, uint32_t width, uint32_t hidden, bool biases) {
   Expert e{random.Matrix(parts[0], width, hidden, 2 * random.Below(9)),
            random.Matrix(parts[1], width, hidden),
-           random.Matrix(parts[2], width, hidden, 2 * random.Below(9)),
+           random.Matrix(DownEncoding(parts[2]), width, hidden, 2 * random.Below(9)),
            {},
            {},
            {},

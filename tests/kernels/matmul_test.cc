@@ -135,6 +135,9 @@ TEST_P(MatMulTest, ExtremeCodesAndActivationsOfEveryGroupSizeEqualTheReference) 
     }
   }
   check(MakeDescriptor(Encoding::kMxfp4), 0x77, 0xff);
+  for (const Encoding encoding : BlockEncodings()) {
+    check(MakeDescriptor(encoding), 0xff, 0x00);
+  }
 }
 
 TEST_P(MatMulTest, RowAloneEqualsTheRowInAnyBatch) {

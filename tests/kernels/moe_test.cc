@@ -23,7 +23,7 @@ struct Expert {
 Expert MakeExpert(Random& random, const EncodingDescriptor& d, const EncodingDescriptor& down, uint32_t width,
                   uint32_t hidden) {
   return {random.Matrix(d, width, hidden, 2 * random.Below(9)), random.Matrix(d, width, hidden),
-          random.Matrix(down, width, hidden, 2 * random.Below(9))};
+          random.Matrix(DownEncoding(down), width, hidden, 2 * random.Below(9))};
 }
 
 // Which tokens go to which expert: rows[e], slots[e].
@@ -106,7 +106,7 @@ TEST_P(MoeTest, ExpertsEqualTheReferenceBitForBit) {
         experts.push_back(MakeExpert(random, all[i], all[i], s.width, s.hidden));
         if (e % 2 == 1) {
           experts.back().gate = random.Matrix(all[(i + 5 * e) % all.size()], s.width, s.hidden);
-          experts.back().down = random.Matrix(all[(i + 7 * e) % all.size()], s.width, s.hidden);
+          experts.back().down = random.Matrix(DownEncoding(all[(i + 7 * e) % all.size()]), s.width, s.hidden);
         }
       }
       const std::vector<float> x = random.Normals(uint64_t{s.tokens} * s.hidden, 2.0f);

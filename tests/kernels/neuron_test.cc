@@ -107,7 +107,10 @@ TEST_P(NeuronTest, CutOutOfEveryEncodingAndLayoutItHasTheBitsOfTheWholeExpert) {
         continue;
       }
       // Parts of one encoding, and every part with another one's.
-      const Parts parts = {encodings[i], layout.size() == 2 ? encodings[random.Below(25)] : encodings[i],
+      const Parts parts = {encodings[i],
+                           layout.size() == 2
+                               ? encodings[random.Below(static_cast<uint32_t>(encodings.size()))]
+                               : encodings[i],
                            encodings[i]};
       OpBench bench(GetParam());
       OpBench oracle(kReference);

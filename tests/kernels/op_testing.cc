@@ -10,8 +10,9 @@
 #include <fstream>
 #include <utility>
 
-#include "kernels/calls/resolver.h"
 #include "kernels/common/half.h"
+#include "pack/block_row.h"
+#include "pack/pack_format.h"
 #include "pack/row_layout.h"
 
 namespace sluice {
@@ -48,11 +49,25 @@ std::vector<EncodingDescriptor> AllEncodings() {
   all.push_back({Encoding::kQ4, 8, 64, 16});
   all.push_back({Encoding::kQ3, 8, 32, 5});
   all.push_back({Encoding::kQ2, 8, 16, 8});
+  // Each way of codes and each of groups' numbers.
+  for (const Encoding encoding : {blocks::kQ5_1, blocks::kQ8_0, blocks::kQ2_K, blocks::kQ3_K, blocks::kQ4_K,
+                                  blocks::kQ6_K, blocks::kIq4Nl}) {
+    if (HaveBlockKernels()) all.push_back(MakeDescriptor(encoding));
+  }
   return all;
 }
 
+std::vector<Encoding> BlockEncodings() {
+  if (!HaveBlockKernels()) return {};
+  return {std::begin(kBlockEncodings), std::end(kBlockEncodings)};
+}
+
+EncodingDescriptor DownEncoding(const EncodingDescriptor& d) {
+  return IsBlockEncoding(d.encoding) ? MakeDescriptor(Encoding::kQ8) : d;
+}
+
 std::string EncodingLabel(const EncodingDescriptor& d) {
-  return std::string(EncodingWord(d.encoding)) + (d.group != 0 ? "_g" + std::to_string(d.group) : "") +
+  return std::string(EncodingName(d.encoding)) + (d.group != 0 ? "_g" + std::to_string(d.group) : "") +
          (d.super_group != 0 ? "_s" + std::to_string(d.super_group) : "");
 }
 
@@ -130,6 +145,46 @@ GroupMeta PutMeta(Random& random, const EncodingDescriptor& d, uint8_t* row, uin
   return {value(scale_code, 0), value(zero_code, 4)};
 }
 
+// Blocks of any codes and numbers, of about the deviation `sigma`.
+void EncodeBlocks(Random& random, EncodedMatrix* m, uint32_t r, float sigma) {
+  const EncodingDescriptor& d = m->encoding;
+  const RowTraits traits = TraitsOf(d.encoding);
+  const uint32_t length = BlockValuesOf(d.encoding);
+  const float levels = IsIq4(d.encoding) ? 255 : static_cast<float>((1u << BitsOf(d.encoding)) - 1);
+  const bool super = traits.super_group != 0;
+  const float sign = random.Below(8) == 0 ? -1.0f : 1.0f;  // scales may be negative
+  std::vector<CodeBlock> blocks((m->cols + length - 1) / length);
+  for (CodeBlock& block : blocks) {
+    block = {};
+    for (uint8_t& code : block.codes) {
+      code = static_cast<uint8_t>(random.Below(1u << BitsOf(d.encoding)));
+    }
+    for (uint32_t g = 0; g < std::size(block.scales); ++g) {
+      block.scales[g] = static_cast<uint8_t>(random.Below(48));
+      block.mins[g] = static_cast<uint8_t>(random.Below(48));
+    }
+    if (traits.meta == RowMeta::kSuperScale) {
+      block.scales[1] = static_cast<uint8_t>(-48);
+    }
+    const float unit = 6 * sigma / levels * random.Uniform(0.5f, 1.0f) / (super ? 32 : 1);
+    block.d = FloatToF16(sign * unit);
+    block.dmin = FloatToF16(sign * unit * levels / 2);
+  }
+  EncodeBlockRow(d, blocks, m->cols, reinterpret_cast<std::byte*>(m->bytes.data()) + r * m->stride);
+  for (uint32_t c = 0; c < m->cols; ++c) {
+    const CodeBlock& block = blocks[c / length];
+    const uint32_t g = c % length / traits.group;
+    const double scale =
+        F16ToFloat(block.d) * (traits.meta == RowMeta::kSuperScale ? static_cast<int8_t>(block.scales[g])
+                               : super                             ? block.scales[g]
+                                                                   : 1.0);
+    const double code = IsIq4(d.encoding) ? kIq4Codes[block.codes[c % length]] : block.codes[c % length];
+    m->values[uint64_t{r} * m->cols + c] =
+        HasMins(traits.meta) ? scale * code - double{F16ToFloat(block.dmin)} * (super ? block.mins[g] : 1)
+                             : scale * (code - traits.zero);
+  }
+}
+
 void EncodeQuantized(Random& random, EncodedMatrix* m, uint32_t r, float sigma) {
   constexpr double kTwiceE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
   const EncodingDescriptor& d = m->encoding;
@@ -166,7 +221,9 @@ EncodedMatrix Random::Matrix(const EncodingDescriptor& d, uint32_t rows, uint32_
   m.values.resize(uint64_t{rows} * cols);
   const float sigma = 1.0f / std::sqrt(static_cast<float>(cols));
   for (uint32_t r = 0; r < rows; ++r) {
-    if (IsQuantized(d.encoding)) {
+    if (IsBlockEncoding(d.encoding)) {
+      EncodeBlocks(*this, &m, r, sigma);
+    } else if (IsQuantized(d.encoding)) {
       EncodeQuantized(*this, &m, r, sigma);
     } else {
       EncodePlain(*this, &m, r, sigma);

@@ -110,9 +110,14 @@ class SparseProfileTest : public testing::Test {
 
 TEST_F(SparseProfileTest, FindsAShareForEveryBatchThatNeverRises) {
   const std::unique_ptr<Backend> backend = Host(1);
-  for (const Encoding encoding : {Encoding::kBf16, Encoding::kQ4, Encoding::kMxfp4}) {
+  for (const Encoding encoding :
+       {Encoding::kBf16, Encoding::kQ4, Encoding::kMxfp4, blocks::kQ4_K, blocks::kQ6_K}) {
     SparseProfileSpec spec = SmallSpec();
-    spec.down = MakeDescriptor(encoding, 32);
+    if (IsBlockEncoding(encoding)) {
+      spec.up = spec.gate = MakeDescriptor(encoding);
+    } else {
+      spec.down = MakeDescriptor(encoding, 32);
+    }
     spec.up = encoding == Encoding::kQ4 ? EncodingDescriptor{Encoding::kQ2, 8, 16, 4} : spec.up;
     const auto found = MeasureSparseSwitch(*backend, spec);
     ASSERT_TRUE(found.ok()) << found.status();

@@ -6,13 +6,20 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <sstream>
+#include <string>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "common/half.h"
+#include "common/model/gguf/gguf_blocks.h"
+#include "pack/block_row.h"
 #include "pack/mxfp4_row.h"
 #include "pack/pack_format.h"
 #include "pack/row_layout.h"
 #include "pack/synth/synth_weights.h"
+#include "tests/support/folder_bytes.h"
 
 namespace sluice {
 namespace {
@@ -36,6 +43,17 @@ static_assert(PlaceOfCode(4, 64 + 16 * 3 + 5).byte_offset == 32 + 10 &&
               PlaceOfCode(4, 64 + 16 * 3 + 5).shift == 12);
 static_assert(PlaceOfCode(2, 127).byte_offset == 30 && PlaceOfCode(2, 127).shift == 14);
 static_assert(PlaceOfCode(1, 255).byte_offset == 30 && PlaceOfCode(1, 255).shift == 15);
+// Fifth bits of four blocks, and upper pairs of two, in a block each: those of a byte's two codes in that
+// byte.
+static_assert(PlaceOfHighCode(1, 0).byte_offset == 0 && PlaceOfHighCode(1, 0).shift == 0);
+static_assert(PlaceOfHighCode(1, 16).shift == 1 && PlaceOfHighCode(1, 32).shift == 8);
+static_assert(PlaceOfHighCode(1, 64 * 3 + 16 * 3 + 5).byte_offset == 10 &&
+              PlaceOfHighCode(1, 64 * 3 + 16 * 3 + 5).shift == 8 + 7);
+static_assert(PlaceOfHighCode(2, 64 + 16 * 2 + 1).byte_offset == 2 &&
+              PlaceOfHighCode(2, 64 + 16 * 2 + 1).shift == 8 + 4);
+static_assert(PlaceOfHighCode(2, 128).byte_offset == 32 && PlaceOfHighCode(1, 256).byte_offset == 32);
+static_assert(!IsValidDescriptor({blocks::kQ4_K, 8, 32, 16}) &&
+              !IsValidDescriptor({blocks::kQ4_0, 16, 64, 0}) && !IsValidDescriptor({Encoding{85}, 8, 32, 8}));
 static_assert(!IsValidDescriptor({Encoding::kQ8, 16, 24, 0}) &&
               !IsValidDescriptor({Encoding::kBf16, 0, 64, 0}));
 static_assert(IsValidDescriptor({Encoding::kQ4, 8, 64, 256}) &&
@@ -301,6 +319,54 @@ TEST(RowCodec, Mxfp4RowsRefuseWhatTheyWouldRound) {
   EXPECT_EQ(EncodeRow(MakeDescriptor(Encoding::kMxfp4), values, row.data()), 37);
   values[37] = 8;  // 0.5 is no code of its scale
   EXPECT_EQ(EncodeRow(MakeDescriptor(Encoding::kMxfp4), values, row.data()), 32);
+}
+
+// Blocks whose values gguf-py decodes as this project does (gguf_blocks_test): rows that take them over
+// decode to the same values, to the bit, whatever blocks stand beside them.
+TEST(RowCodec, BlockRowsHoldTheValuesOfGgufsBlocks) {
+  std::istringstream lines(ReadAll("tests/data/gguf/blocks.txt"));
+  std::map<uint32_t, std::vector<std::string>> by_format;
+  uint32_t id = 0;
+  std::string block_hex;
+  std::string values_hex;
+  while (lines >> id >> block_hex >> values_hex) by_format[id].push_back(absl::HexStringToBytes(block_hex));
+  size_t encodings = 0;
+  for (const auto& [number, stored] : by_format) {
+    const GgufBlockFormat* format = FindGgufFormat(number);
+    if (format->unpack == nullptr) continue;
+    ++encodings;
+    const EncodingDescriptor descriptor = MakeDescriptor(format->rows);
+    EXPECT_TRUE(IsValidDescriptor(descriptor)) << format->name;
+    EXPECT_FALSE(CanEncode(format->rows)) << format->name;
+    ASSERT_EQ(BlockValuesOf(format->rows), format->values) << format->name;
+    for (const size_t count : {size_t{1}, size_t{3}, size_t{8}, size_t{9}}) {
+      std::vector<CodeBlock> blocks(count);
+      std::vector<float> want(count * format->values);
+      for (size_t b = 0; b < count; ++b) {
+        const auto* bytes = reinterpret_cast<const uint8_t*>(stored[b % stored.size()].data());
+        format->unpack(bytes, &blocks[b]);
+        format->decode(bytes, want.data() + b * format->values);
+      }
+      std::vector<std::byte> row(RowBytes(descriptor, want.size()));
+      EncodeBlockRow(descriptor, blocks, want.size(), row.data());
+      std::vector<float> got(want.size());
+      ASSERT_TRUE(DecodeRow(descriptor, row.data(), absl::MakeSpan(got)).ok());
+      for (size_t i = 0; i < want.size(); ++i) ASSERT_EQ(got[i], want[i]) << format->name << " value " << i;
+    }
+  }
+  EXPECT_EQ(encodings, std::size(kBlockEncodings));
+}
+
+// What the rows cost beside the file's blocks: u8 scales and mins instead of 6-bit and 4-bit ones.
+TEST(RowCodec, BlockRowsAreLittleLongerThanTheBlocks) {
+  EXPECT_EQ(RowBytes(MakeDescriptor(blocks::kQ4_0), 2048), 2048 / 32 * 18);
+  EXPECT_EQ(RowBytes(MakeDescriptor(blocks::kQ8_0), 2048), 2048 / 32 * 34);
+  EXPECT_EQ(RowBytes(MakeDescriptor(blocks::kQ5_1), 2048), 2048 / 32 * 24);
+  EXPECT_EQ(RowBytes(MakeDescriptor(blocks::kIq4Nl), 2048), 2048 / 32 * 18);
+  EXPECT_EQ(RowBytes(MakeDescriptor(blocks::kQ6_K), 2048), 2048 / 256 * 210);
+  EXPECT_EQ(RowBytes(MakeDescriptor(blocks::kQ4_K), 2048), 2048 / 256 * (144 + 4));
+  EXPECT_EQ(RowBytes(MakeDescriptor(blocks::kQ5_K), 2048), 2048 / 256 * (176 + 4));
+  EXPECT_EQ(RowBytes(MakeDescriptor(blocks::kIq4Xs), 2048), 2048 / 256 * (136 + 2));
 }
 
 }  // namespace

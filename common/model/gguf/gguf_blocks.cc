@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/half.h"
+#include "common/row_traits.h"
 
 namespace sluice {
 namespace {
@@ -18,10 +19,13 @@ float Half(const uint8_t* bytes) {
   return F16ToFloat(bits);
 }
 
-float Signed(uint8_t byte) { return static_cast<float>(static_cast<int8_t>(byte)); }
-
 // Code i of the 32 that 16 bytes hold: the low halves are the first 16.
-uint32_t HalfNibble(const uint8_t* qs, uint32_t i) { return i < 16 ? qs[i] & 15u : qs[i - 16] >> 4; }
+uint8_t HalfNibble(const uint8_t* qs, uint32_t i) { return i < 16 ? qs[i] & 15 : qs[i - 16] >> 4; }
+// All of them.
+void UnpackHalves(const uint8_t* qs, uint8_t* codes) {
+  for (uint32_t i = 0; i < 16; ++i) codes[i] = qs[i] & 15;
+  for (uint32_t i = 0; i < 16; ++i) codes[16 + i] = qs[i] >> 4;
+}
 
 void DecodeF32(const uint8_t* block, float* out) { std::memcpy(out, block, sizeof(float)); }
 void DecodeF16(const uint8_t* block, float* out) { *out = Half(block); }
@@ -31,154 +35,145 @@ void DecodeBf16(const uint8_t* block, float* out) {
   *out = Bf16ToFloat(bits);
 }
 
-// d, qs[16]
-void DecodeQ4_0(const uint8_t* block, float* out) {
-  const float d = Half(block);
-  for (uint32_t i = 0; i < kSmall; ++i) out[i] = d * (static_cast<float>(HalfNibble(block + 2, i)) - 8);
+void CopyHalf(const uint8_t* bytes, uint16_t* out) { std::memcpy(out, bytes, sizeof(*out)); }
+
+// What is added to another number: the min of a row is subtracted.
+void CopyNegated(const uint8_t* bytes, uint16_t* out) {
+  CopyHalf(bytes, out);
+  *out ^= 0x8000;
+}
+
+// d, qs[16]: Q4_0, IQ4_NL
+void UnpackQ4_0(const uint8_t* block, CodeBlock* out) {
+  CopyHalf(block, &out->d);
+  UnpackHalves(block + 2, out->codes);
 }
 
 // d, m, qs[16]
-void DecodeQ4_1(const uint8_t* block, float* out) {
-  const float d = Half(block);
-  const float m = Half(block + 2);
-  for (uint32_t i = 0; i < kSmall; ++i) out[i] = d * static_cast<float>(HalfNibble(block + 4, i)) + m;
+void UnpackQ4_1(const uint8_t* block, CodeBlock* out) {
+  CopyHalf(block, &out->d);
+  CopyNegated(block + 2, &out->dmin);
+  UnpackHalves(block + 4, out->codes);
 }
 
-uint32_t FiveBits(const uint8_t* high, const uint8_t* qs, uint32_t i) {
-  return HalfNibble(qs, i) | (high[i / 8] >> i % 8 & 1u) << 4;
+uint8_t FiveBits(const uint8_t* high, const uint8_t* qs, uint32_t i) {
+  return static_cast<uint8_t>(HalfNibble(qs, i) | (high[i / 8] >> i % 8 & 1) << 4);
 }
 
 // d, qh[4], qs[16]
-void DecodeQ5_0(const uint8_t* block, float* out) {
-  const float d = Half(block);
-  for (uint32_t i = 0; i < kSmall; ++i) {
-    out[i] = d * (static_cast<float>(FiveBits(block + 2, block + 6, i)) - 16);
-  }
+void UnpackQ5_0(const uint8_t* block, CodeBlock* out) {
+  CopyHalf(block, &out->d);
+  for (uint32_t i = 0; i < kSmall; ++i) out->codes[i] = FiveBits(block + 2, block + 6, i);
 }
 
 // d, m, qh[4], qs[16]
-void DecodeQ5_1(const uint8_t* block, float* out) {
-  const float d = Half(block);
-  const float m = Half(block + 2);
-  for (uint32_t i = 0; i < kSmall; ++i) {
-    out[i] = d * static_cast<float>(FiveBits(block + 4, block + 8, i)) + m;
-  }
+void UnpackQ5_1(const uint8_t* block, CodeBlock* out) {
+  CopyHalf(block, &out->d);
+  CopyNegated(block + 2, &out->dmin);
+  for (uint32_t i = 0; i < kSmall; ++i) out->codes[i] = FiveBits(block + 4, block + 8, i);
 }
 
-// d, q[32]
-void DecodeQ8_0(const uint8_t* block, float* out) {
-  const float d = Half(block);
-  for (uint32_t i = 0; i < kSmall; ++i) out[i] = d * Signed(block[2 + i]);
+// d, q[32] (signed)
+void UnpackQ8_0(const uint8_t* block, CodeBlock* out) {
+  CopyHalf(block, &out->d);
+  for (uint32_t i = 0; i < kSmall; ++i) out->codes[i] = block[2 + i] ^ 0x80;
 }
 
 // Two bits of value v of a super-block of 64 bytes.
 uint32_t TwoBits(const uint8_t* qs, uint32_t v) { return qs[v / 128 * 32 + v % 32] >> v % 128 / 32 * 2 & 3u; }
 
 // scales[16], qs[64], d, dmin
-void DecodeQ2_K(const uint8_t* block, float* out) {
-  const float d = Half(block + 80);
-  const float dmin = Half(block + 82);
+void UnpackQ2_K(const uint8_t* block, CodeBlock* out) {
+  CopyHalf(block + 80, &out->d);
+  CopyHalf(block + 82, &out->dmin);
   for (uint32_t g = 0; g < kSuper / 16; ++g) {
-    const float scale = d * static_cast<float>(block[g] & 15);
-    const float min = dmin * static_cast<float>(block[g] >> 4);
-    for (uint32_t v = 16 * g; v < 16 * g + 16; ++v) {
-      out[v] = scale * static_cast<float>(TwoBits(block + 16, v)) - min;
-    }
+    out->scales[g] = block[g] & 15;
+    out->mins[g] = block[g] >> 4;
   }
+  for (uint32_t v = 0; v < kSuper; ++v) out->codes[v] = static_cast<uint8_t>(TwoBits(block + 16, v));
 }
 
 // hmask[32], qs[64], scales[12], d
-void DecodeQ3_K(const uint8_t* block, float* out) {
+void UnpackQ3_K(const uint8_t* block, CodeBlock* out) {
   const uint8_t* const scales = block + 96;
-  const float d = Half(block + 108);
+  CopyHalf(block + 108, &out->d);
   for (uint32_t g = 0; g < kSuper / 16; ++g) {
     const uint32_t low = scales[g % 8] >> (g < 8 ? 0 : 4) & 15u;
     const uint32_t high = scales[8 + g % 4] >> 2 * (g / 4) & 3u;
-    const float scale = d * (static_cast<float>(high << 4 | low) - 32);
-    for (uint32_t v = 16 * g; v < 16 * g + 16; ++v) {
-      const float less = (block[v % 32] >> v / 32 & 1u) != 0 ? 0 : 4;
-      out[v] = scale * (static_cast<float>(TwoBits(block + 32, v)) - less);
-    }
+    out->scales[g] = static_cast<uint8_t>((high << 4 | low) - 32);
+  }
+  for (uint32_t v = 0; v < kSuper; ++v) {
+    const uint32_t third = block[v % 32] >> v / 32 & 1u;
+    out->codes[v] = static_cast<uint8_t>(third << 2 | TwoBits(block + 32, v));
   }
 }
 
-// The 6-bit scale and minimum of group g, in the twelve bytes that Q4_K and Q5_K share.
-struct ScaleAndMin {
-  float scale;
-  float min;
-};
-ScaleAndMin SixBits(const uint8_t* scales, uint32_t g) {
-  const uint32_t scale = g < 4 ? scales[g] & 63u : (scales[g + 4] & 15u) | scales[g - 4] >> 6 << 4;
-  const uint32_t min = g < 4 ? scales[g + 4] & 63u : scales[g + 4] >> 4 | scales[g] >> 6 << 4;
-  return {static_cast<float>(scale), static_cast<float>(min)};
+// The 6-bit scales and minimums in the twelve bytes that Q4_K and Q5_K share.
+void UnpackSixBits(const uint8_t* scales, CodeBlock* out) {
+  for (uint32_t g = 0; g < 4; ++g) {
+    out->scales[g] = scales[g] & 63;
+    out->mins[g] = scales[g + 4] & 63;
+    out->scales[g + 4] = static_cast<uint8_t>((scales[g + 8] & 15) | scales[g] >> 6 << 4);
+    out->mins[g + 4] = static_cast<uint8_t>(scales[g + 8] >> 4 | scales[g + 4] >> 6 << 4);
+  }
+}
+
+// 256 nibbles of which two groups of 32 share 32 bytes: the low halves are the first group.
+void UnpackNibbles(const uint8_t* qs, uint8_t* codes) {
+  for (uint32_t pair = 0; pair < kSuper / 64; ++pair, qs += 32, codes += 64) {
+    for (uint32_t i = 0; i < 32; ++i) codes[i] = qs[i] & 15;
+    for (uint32_t i = 0; i < 32; ++i) codes[32 + i] = qs[i] >> 4;
+  }
 }
 
 // d, dmin, scales[12], qs[128]
-void DecodeQ4_K(const uint8_t* block, float* out) {
-  const float d = Half(block);
-  const float dmin = Half(block + 2);
-  for (uint32_t g = 0; g < kSuper / 32; ++g) {
-    const ScaleAndMin six = SixBits(block + 4, g);
-    const float scale = d * six.scale;
-    const float min = dmin * six.min;
-    const uint8_t* const qs = block + 16 + 32 * (g / 2);
-    for (uint32_t i = 0; i < 32; ++i) {
-      const uint32_t code = g % 2 == 0 ? qs[i] & 15u : qs[i] >> 4;
-      out[32 * g + i] = scale * static_cast<float>(code) - min;
-    }
-  }
+void UnpackQ4_K(const uint8_t* block, CodeBlock* out) {
+  CopyHalf(block, &out->d);
+  CopyHalf(block + 2, &out->dmin);
+  UnpackSixBits(block + 4, out);
+  UnpackNibbles(block + 16, out->codes);
 }
 
 // d, dmin, scales[12], qh[32], qs[128]
-void DecodeQ5_K(const uint8_t* block, float* out) {
-  const float d = Half(block);
-  const float dmin = Half(block + 2);
+void UnpackQ5_K(const uint8_t* block, CodeBlock* out) {
+  CopyHalf(block, &out->d);
+  CopyHalf(block + 2, &out->dmin);
+  UnpackSixBits(block + 4, out);
+  UnpackNibbles(block + 48, out->codes);
   const uint8_t* const qh = block + 16;
   for (uint32_t g = 0; g < kSuper / 32; ++g) {
-    const ScaleAndMin six = SixBits(block + 4, g);
-    const float scale = d * six.scale;
-    const float min = dmin * six.min;
-    const uint8_t* const qs = block + 48 + 32 * (g / 2);
     for (uint32_t i = 0; i < 32; ++i) {
-      const uint32_t low = g % 2 == 0 ? qs[i] & 15u : qs[i] >> 4;
-      out[32 * g + i] = scale * static_cast<float>(low | (qh[i] >> g & 1u) << 4) - min;
+      out->codes[32 * g + i] |= static_cast<uint8_t>((qh[i] >> g & 1) << 4);
     }
   }
 }
 
 // ql[128], qh[64], scales[16] (signed), d
-void DecodeQ6_K(const uint8_t* block, float* out) {
-  const float d = Half(block + 208);
-  for (uint32_t v = 0; v < kSuper; ++v) {
-    const uint32_t h = v / 128;
-    const uint32_t j = v % 128 / 32;
-    const uint32_t l = v % 32;
-    const uint32_t low = block[64 * h + 32 * (j % 2) + l] >> 4 * (j / 2) & 15u;
-    const uint32_t high = block[128 + 32 * h + l] >> 2 * j & 3u;
-    out[v] = d * Signed(block[192 + v / 16]) * (static_cast<float>(high << 4 | low) - 32);
+void UnpackQ6_K(const uint8_t* block, CodeBlock* out) {
+  CopyHalf(block + 208, &out->d);
+  std::memcpy(out->scales, block + 192, kSuper / 16);
+  for (uint32_t part = 0; part < kSuper / 32; ++part) {
+    const uint32_t h = part / 4;
+    const uint32_t j = part % 4;
+    const uint8_t* const ql = block + 64 * h + 32 * (j % 2);
+    const uint8_t* const qh = block + 128 + 32 * h;
+    for (uint32_t i = 0; i < 32; ++i) {
+      const uint32_t low = ql[i] >> 4 * (j / 2) & 15u;
+      const uint32_t high = qh[i] >> 2 * j & 3u;
+      out->codes[32 * part + i] = static_cast<uint8_t>(high << 4 | low);
+    }
   }
 }
 
-// The values of IQ4 codes.
-constexpr float kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-
-// d, qs[16]
-void DecodeIq4Nl(const uint8_t* block, float* out) {
-  const float d = Half(block);
-  for (uint32_t i = 0; i < kSmall; ++i) out[i] = d * kIq4Values[HalfNibble(block + 2, i)];
-}
-
 // d, u16 of high bits of the scales, low bits[4], qs[128]
-void DecodeIq4Xs(const uint8_t* block, float* out) {
-  const float d = Half(block);
+void UnpackIq4Xs(const uint8_t* block, CodeBlock* out) {
+  CopyHalf(block, &out->d);
   uint16_t high = 0;
-  std::memcpy(&high, block + 2, sizeof(high));
+  CopyHalf(block + 2, &high);
   for (uint32_t g = 0; g < kSuper / 32; ++g) {
     const uint32_t low = block[4 + g / 2] >> 4 * (g % 2) & 15u;
-    const float scale = d * (static_cast<float>(low | (high >> 2 * g & 3u) << 4) - 32);
-    for (uint32_t i = 0; i < 32; ++i) {
-      out[32 * g + i] = scale * kIq4Values[HalfNibble(block + 8 + 16 * g, i)];
-    }
+    out->scales[g] = static_cast<uint8_t>((low | (high >> 2 * g & 3u) << 4) - 32);
+    UnpackHalves(block + 8 + 16 * g, out->codes + 32 * g);
   }
 }
 
@@ -191,15 +186,38 @@ void DecodeMxfp4(const uint8_t* block, float* out) {
   for (uint32_t i = 0; i < kSmall; ++i) out[i] = scale * kE2m1Values[HalfNibble(block + 1, i)];
 }
 
+// Values through codes: a format is said once.
+template <Encoding kEncoding, void (*kUnpack)(const uint8_t*, CodeBlock*)>
+void Decode(const uint8_t* block, float* out) {
+  CodeBlock codes;
+  kUnpack(block, &codes);
+  DecodeCodeBlock(kEncoding, codes, out);
+}
+
+template <Encoding kEncoding, void (*kUnpack)(const uint8_t*, CodeBlock*)>
+constexpr GgufBlockFormat InCodes(uint32_t id, const char* name, uint32_t bytes) {
+  const RowTraits traits = TraitsOf(kEncoding);
+  return {id,        name,   traits.super_group == 0 ? kSmall : kSuper, bytes, &Decode<kEncoding, kUnpack>,
+          kEncoding, kUnpack};
+}
+
 constexpr GgufBlockFormat kFormats[] = {
-    {kGgufF32, "F32", 1, 4, &DecodeF32},      {kGgufF16, "F16", 1, 2, &DecodeF16},
-    {2, "Q4_0", kSmall, 18, &DecodeQ4_0},     {3, "Q4_1", kSmall, 20, &DecodeQ4_1},
-    {6, "Q5_0", kSmall, 22, &DecodeQ5_0},     {7, "Q5_1", kSmall, 24, &DecodeQ5_1},
-    {8, "Q8_0", kSmall, 34, &DecodeQ8_0},     {10, "Q2_K", kSuper, 84, &DecodeQ2_K},
-    {11, "Q3_K", kSuper, 110, &DecodeQ3_K},   {12, "Q4_K", kSuper, 144, &DecodeQ4_K},
-    {13, "Q5_K", kSuper, 176, &DecodeQ5_K},   {14, "Q6_K", kSuper, 210, &DecodeQ6_K},
-    {20, "IQ4_NL", kSmall, 18, &DecodeIq4Nl}, {23, "IQ4_XS", kSuper, 136, &DecodeIq4Xs},
-    {kGgufBf16, "BF16", 1, 2, &DecodeBf16},   {kGgufMxfp4, "MXFP4", kSmall, 17, &DecodeMxfp4},
+    {kGgufF32, "F32", 1, 4, &DecodeF32},
+    {kGgufF16, "F16", 1, 2, &DecodeF16},
+    {kGgufBf16, "BF16", 1, 2, &DecodeBf16},
+    {kGgufMxfp4, "MXFP4", kSmall, 17, &DecodeMxfp4, Encoding::kMxfp4},
+    InCodes<blocks::kQ4_0, &UnpackQ4_0>(2, "Q4_0", 18),
+    InCodes<blocks::kQ4_1, &UnpackQ4_1>(3, "Q4_1", 20),
+    InCodes<blocks::kQ5_0, &UnpackQ5_0>(6, "Q5_0", 22),
+    InCodes<blocks::kQ5_1, &UnpackQ5_1>(7, "Q5_1", 24),
+    InCodes<blocks::kQ8_0, &UnpackQ8_0>(8, "Q8_0", 34),
+    InCodes<blocks::kQ2_K, &UnpackQ2_K>(10, "Q2_K", 84),
+    InCodes<blocks::kQ3_K, &UnpackQ3_K>(11, "Q3_K", 110),
+    InCodes<blocks::kQ4_K, &UnpackQ4_K>(12, "Q4_K", 144),
+    InCodes<blocks::kQ5_K, &UnpackQ5_K>(13, "Q5_K", 176),
+    InCodes<blocks::kQ6_K, &UnpackQ6_K>(14, "Q6_K", 210),
+    InCodes<blocks::kIq4Nl, &UnpackQ4_0>(20, "IQ4_NL", 18),
+    InCodes<blocks::kIq4Xs, &UnpackIq4Xs>(23, "IQ4_XS", 136),
 };
 
 struct OtherFormat {

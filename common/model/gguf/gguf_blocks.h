@@ -7,6 +7,9 @@
 #include <cstdint>
 #include <string>
 
+#include "common/encoding.h"
+#include "common/model/code_block.h"
+
 namespace sluice {
 
 struct GgufBlockFormat {
@@ -17,6 +20,10 @@ struct GgufBlockFormat {
   // The values of the block at `block` into `out`; every value, NaN and Inf too, that the format's arithmetic
   // gives.
   void (*decode)(const uint8_t* block, float* out) = nullptr;
+  // The encoding of rows that hold the block's values exactly; kInvalid: F32, F16, BF16.
+  Encoding rows = Encoding::kInvalid;
+  // The block's codes and numbers as such rows have them; null for those and MXFP4.
+  void (*unpack)(const uint8_t* block, CodeBlock* out) = nullptr;
 };
 
 // The format of this id, or null if its blocks cannot be decoded here.

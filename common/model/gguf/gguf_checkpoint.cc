@@ -1,6 +1,8 @@
 #include "common/model/gguf/gguf_checkpoint.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -44,6 +46,12 @@ class GgufCheckpoint final : public Checkpoint {
       tensor.format = view.source->format->name;
       tensor.decoded = true;
       tensor.mxfp4 = view.source->format->id == kGgufMxfp4;
+      if (!view.tiles.columns) tensor.blocks = view.source->format->rows;
+      if ((view.minus_one || view.is_decay) && view.source->format->id != kGgufF32) {
+        return absl::UnimplementedError(absl::StrCat(checkpoint->files_->PathOf(*view.source), ": tensor ",
+                                                     view.source->name, " is ", tensor.format,
+                                                     "; only F32 is supported for it"));
+      }
       tensor.place = i;
       if (absl::EndsWith(view.name, ".scale")) {
         ASSIGN_OR_RETURN(const std::vector<float> scales, checkpoint->files_->ReadSmall(*view.source));
@@ -58,15 +66,25 @@ class GgufCheckpoint final : public Checkpoint {
   absl::Status Read(const CheckpointTensor& tensor, const TensorRect& rect,
                     absl::Span<std::byte> out) const override {
     const GgufView& view = views_[tensor.place];
+    if (view.tiles.columns) return ReadTiles(tensor, rect, out);
+    const GgufBlockFormat& format = *view.source->format;
     const uint64_t line_bytes = rect.columns * ElementBytes(tensor.type);
-    std::vector<std::byte> raw;
-    for (uint64_t done = 0; done < rect.lines;) {
-      const uint64_t source = SourceLine(view, rect.line + done);
-      const uint64_t lines = view.paired_head > 0 ? 1 : rect.lines - done;
-      RETURN_IF_ERROR(ReadLines(view, source, lines, rect, &raw, out.subspan(done * line_bytes)));
-      done += lines;
-    }
+    RETURN_IF_ERROR(ReadLines(tensor, rect, [&](uint64_t line, const std::byte* raw, uint64_t skip) {
+      Decode(format, raw, skip, rect.columns, out.data() + line * line_bytes);
+    }));
+    if (view.minus_one || view.is_decay) Undo(view, out);
     return absl::OkStatus();
+  }
+
+  absl::Status ReadBlocks(const CheckpointTensor& tensor, const TensorRect& rect,
+                          absl::Span<CodeBlock> out) const override {
+    const GgufBlockFormat& format = *views_[tensor.place].source->format;
+    const uint64_t blocks = rect.columns / format.values;
+    return ReadLines(tensor, rect, [&](uint64_t line, const std::byte* raw, uint64_t /*skip*/) {
+      for (uint64_t b = 0; b < blocks; ++b) {
+        format.unpack(reinterpret_cast<const uint8_t*>(raw) + b * format.bytes, &out[line * blocks + b]);
+      }
+    });
   }
 
   const std::string& PathOf(const CheckpointTensor& tensor) const override {
@@ -76,7 +94,47 @@ class GgufCheckpoint final : public Checkpoint {
   std::string fingerprint() const override { return files_->fingerprint() + kDecoderVersion; }
 
  private:
+  // Lines whose heads stand in tiles: read whole, and put into order.
+  absl::Status ReadTiles(const CheckpointTensor& tensor, const TensorRect& rect,
+                         absl::Span<std::byte> out) const {
+    const GgufView& view = views_[tensor.place];
+    const uint64_t width = ElementBytes(tensor.type);
+    const TensorRect whole{
+        .line = rect.line, .lines = rect.lines, .column = 0, .columns = tensor.line_length()};
+    std::vector<std::byte> line_bytes(whole.columns * width);
+    RETURN_IF_ERROR(ReadLines(tensor, whole, [&](uint64_t line, const std::byte* raw, uint64_t skip) {
+      Decode(*view.source->format, raw, skip, whole.columns, line_bytes.data());
+      std::byte* const to = out.data() + line * rect.columns * width;
+      for (uint64_t i = 0; i < rect.columns; ++i) {
+        std::memcpy(to + i * width, line_bytes.data() + InTiles(view.tiles, rect.column + i) * width, width);
+      }
+    }));
+    if (view.minus_one || view.is_decay) Undo(view, out);
+    return absl::OkStatus();
+  }
+
+  // What the converter did to float32 values; others it did nothing to (Make looks).
+  static void Undo(const GgufView& view, absl::Span<std::byte> values) {
+    for (size_t at = 0; at < values.size(); at += sizeof(float)) {
+      float value = 0;
+      std::memcpy(&value, values.data() + at, sizeof(value));
+      // A decay that is not negative becomes NaN or Inf, which no reader takes.
+      value = view.is_decay ? std::log(-value) : value - 1;
+      std::memcpy(values.data() + at, &value, sizeof(value));
+    }
+  }
+
+  // Where a value (or line) of the hub's order stands in the file's.
+  static uint64_t InTiles(const GgufHeadTiles& tiles, uint64_t place) {
+    if (place < tiles.first) return place;
+    const uint64_t head = (place - tiles.first) / tiles.length;
+    const uint64_t stored = head % tiles.sharers * tiles.keys + head / tiles.sharers;
+    return tiles.first + stored * tiles.length + (place - tiles.first) % tiles.length;
+  }
+
   static uint64_t SourceLine(const GgufView& view, uint64_t line) {
+    if (view.run > 0) return view.first_line + line + line / view.run * view.run;
+    if (view.tiles.keys > 0 && !view.tiles.columns) return view.first_line + InTiles(view.tiles, line);
     if (view.paired_head == 0) return view.first_line + line;
     const uint64_t head = line / view.paired_head * view.paired_head;
     const uint64_t half = view.paired_head / 2;
@@ -84,27 +142,27 @@ class GgufCheckpoint final : public Checkpoint {
     return view.first_line + head + 2 * (within % half) + within / half;
   }
 
-  // The rect's columns of `lines` lines from line `source` on of the view's source.
-  absl::Status ReadLines(const GgufView& view, uint64_t source, uint64_t lines, const TensorRect& rect,
-                         std::vector<std::byte>* raw, absl::Span<std::byte> out) const {
+  // Calls use(line of the rect, its first block, values of that before the rect) for each line of `rect`.
+  template <typename Use>
+  absl::Status ReadLines(const CheckpointTensor& to_read, const TensorRect& rect, const Use& use) const {
+    const GgufView& view = views_[to_read.place];
     const GgufTensorInfo& tensor = *view.source;
     const GgufBlockFormat& format = *tensor.format;
     const uint64_t column = view.first_column + rect.column;
     const uint64_t first_block = column / format.values;
-    const uint64_t blocks = (column + rect.columns - 1) / format.values - first_block + 1;
-    const uint64_t bytes = blocks * format.bytes;
-    raw->resize(lines * bytes);
-    if (bytes == tensor.row_bytes()) {
-      RETURN_IF_ERROR(files_->Read(tensor, source * bytes, absl::MakeSpan(*raw)));
-    } else {
-      for (uint64_t i = 0; i < lines; ++i) {
-        RETURN_IF_ERROR(files_->Read(tensor, (source + i) * tensor.row_bytes() + first_block * format.bytes,
-                                     absl::MakeSpan(*raw).subspan(i * bytes, bytes)));
+    const uint64_t bytes = ((column + rect.columns - 1) / format.values - first_block + 1) * format.bytes;
+    // Lines that follow each other in the file are one read, of a rect that a reader has memory for.
+    const bool in_order = view.paired_head == 0 && view.tiles.keys == 0 && view.run == 0;
+    const bool at_once = in_order && bytes == tensor.row_bytes();
+    const uint64_t step = at_once ? rect.lines : 1;
+    std::vector<std::byte> raw(step * bytes);
+    for (uint64_t line = 0; line < rect.lines; ++line) {
+      if (line % step == 0) {
+        RETURN_IF_ERROR(files_->Read(
+            tensor, SourceLine(view, rect.line + line) * tensor.row_bytes() + first_block * format.bytes,
+            absl::MakeSpan(raw)));
       }
-    }
-    for (uint64_t i = 0; i < lines; ++i) {
-      Decode(format, raw->data() + i * bytes, column % format.values, rect.columns,
-             out.data() + i * rect.columns * ElementBytes(TypeOf(format)));
+      use(line, raw.data() + line % step * bytes, column % format.values);
     }
     return absl::OkStatus();
   }
@@ -116,8 +174,7 @@ class GgufCheckpoint final : public Checkpoint {
       std::memcpy(out, raw, count * format.bytes);
       return;
     }
-    constexpr uint32_t kMaxBlockValues = 256;
-    float values[kMaxBlockValues];
+    float values[kMostBlockValues];
     for (; count > 0; raw += format.bytes) {
       format.decode(reinterpret_cast<const uint8_t*>(raw), values);
       const uint64_t part = std::min(count, format.values - skip);

@@ -14,6 +14,16 @@
 
 namespace sluice {
 
+// Value heads of linear attention as the converter tiled them: head r * keys + g of the file is the hub's
+// g * sharers + r.
+struct GgufHeadTiles {
+  uint32_t keys = 0;  // key heads; 0: in the hub's order
+  uint32_t sharers = 0;
+  uint32_t length = 0;  // lines, or values of a line, of a head
+  uint64_t first = 0;   // those before the first head
+  bool columns = false;
+};
+
 struct GgufView {
   std::string name;             // the hub's
   std::vector<uint64_t> shape;  // slowest first; the last one is a line
@@ -22,6 +32,11 @@ struct GgufView {
   uint64_t first_column = 0;
   uint32_t paired_head = 0;  // > 0: within each head of so many lines, halves stand as pairs: line 2i + j of
                              // the source is line i + j * paired_head / 2 of the view
+  GgufHeadTiles tiles;
+  // > 0: lines come in runs of so many, and between two of them are as many that are not the view's.
+  uint32_t run = 0;
+  bool minus_one = false;  // 1 is taken from every value
+  bool is_decay = false;   // log(-value) is taken of every value
 };
 
 // What views need to know of the model beside its architecture.
@@ -31,6 +46,9 @@ struct GgufShape {
   uint32_t head_dim = 0;
   uint64_t q_rows = 0;  // of a fused q, k and v
   uint64_t kv_rows = 0;
+  uint32_t linear_keys = 0;     // key heads of linear attention
+  uint32_t linear_sharers = 0;  // value heads that share one
+  uint32_t linear_values = 0;   // of a value head
 };
 
 // Every tensor of `files` that weights are in; those that nothing here knows keep their own names, for the

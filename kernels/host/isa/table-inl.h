@@ -87,14 +87,20 @@ void SetRowKernels(RowKind kind, KernelTable* table) {
   table->decode[i] = Decode<Row>;
 }
 
+// Of codes that only block encodings have: no weighted sums.
 template <QuantKind kKind>
-void SetQuantKernels(KernelTable* table) {
+void SetBlockKernels(KernelTable* table) {
   const int i = static_cast<int>(kKind);
   table->quant_dot[i] = QuantDot<kKind>;
   table->in_halves[i] = kInHalves<kKind>;
   table->quant_gemm[i] = QuantGemm<kKind>;
-  table->quant_down[i] = QuantDown<kKind>;
   table->quant_decode[i] = QuantDecode<kKind>;
+}
+
+template <QuantKind kKind>
+void SetQuantKernels(KernelTable* table) {
+  SetBlockKernels<kKind>(table);
+  table->quant_down[static_cast<int>(kKind)] = QuantDown<kKind>;
 }
 
 inline KernelTable MakeTable(const char* name) {
@@ -111,6 +117,9 @@ inline KernelTable MakeTable(const char* name) {
   SetQuantKernels<QuantKind::kQ3>(&table);
   SetQuantKernels<QuantKind::kQ2>(&table);
   SetQuantKernels<QuantKind::kMxfp4>(&table);
+  SetBlockKernels<QuantKind::kQ5>(&table);
+  SetBlockKernels<QuantKind::kQ6>(&table);
+  SetBlockKernels<QuantKind::kIq4>(&table);
   table.span = Span;
   table.rms_norm = RmsNorm;
   table.layer_norm = LayerNorm;

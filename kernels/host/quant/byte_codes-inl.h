@@ -20,6 +20,9 @@ inline constexpr uint32_t kByteFields = kBlockUnits<kKind> / 2;
 template <QuantKind kKind>
 inline constexpr int kLargestCode = kKind == QuantKind::kQ8      ? 255
                                     : kKind == QuantKind::kMxfp4 ? 24
+                                    : kKind == QuantKind::kIq4   ? 241
+                                    : kKind == QuantKind::kQ6    ? 63
+                                    : kKind == QuantKind::kQ5    ? 31
                                     : kKind == QuantKind::kQ4    ? 15
                                     : kKind == QuantKind::kQ3    ? 7
                                                                  : 3;
@@ -40,6 +43,10 @@ template <int kBits>
 SLUICE_INLINE __m256i BShift(__m256i a) {
   return _mm256_srli_epi16(a, kBits);
 }
+template <int kBits>
+SLUICE_INLINE __m256i BShiftLeft(__m256i a) {
+  return _mm256_slli_epi16(a, kBits);
+}
 #ifdef SLUICE_AVX512
 SLUICE_INLINE __m512i BSet1(char x, __m512i) { return _mm512_set1_epi8(x); }
 SLUICE_INLINE __m512i BAnd(__m512i a, __m512i b) { return _mm512_and_si512(a, b); }
@@ -53,6 +60,10 @@ SLUICE_INLINE __m512i BShuffle(__m512i bytes, __m128i order) {
 template <int kBits>
 SLUICE_INLINE __m512i BShift(__m512i a) {
   return _mm512_srli_epi16(a, kBits);
+}
+template <int kBits>
+SLUICE_INLINE __m512i BShiftLeft(__m512i a) {
+  return _mm512_slli_epi16(a, kBits);
 }
 #endif
 
@@ -83,7 +94,8 @@ SLUICE_INLINE ThirdPairs<R> WithThirdBits(R bytes, R third) {
 }
 
 // The fields of every byte, the lowest first: kByteFields registers. q3: the low four bits of each byte of
-// `third` are the fields' third bits, its high four bits are 0.
+// `third` are the fields' third bits, its high four bits are 0. q5 and q6: the lowest bits of each byte of
+// `third` are the upper bits of the first field, then those of the second.
 template <QuantKind kKind, class R>
 SLUICE_INLINE void ByteFields(R bytes, R third, R* out) {
   const R nibble = BSet1(0x0f, bytes);
@@ -95,6 +107,14 @@ SLUICE_INLINE void ByteFields(R bytes, R third, R* out) {
   } else if constexpr (kKind == QuantKind::kMxfp4) {
     out[0] = BLookUp(Mxfp4Codes(), BAnd(bytes, nibble));
     out[1] = BLookUp(Mxfp4Codes(), BAnd(BShift<4>(bytes), nibble));
+  } else if constexpr (kKind == QuantKind::kIq4) {
+    out[0] = BLookUp(Iq4Codes(), BAnd(bytes, nibble));
+    out[1] = BLookUp(Iq4Codes(), BAnd(BShift<4>(bytes), nibble));
+  } else if constexpr (kKind == QuantKind::kQ5 || kKind == QuantKind::kQ6) {
+    constexpr int kBits = kHighBits<kKind>;
+    const R upper = BSet1(((1 << kBits) - 1) << 4, bytes);
+    out[0] = BOr(BAnd(bytes, nibble), BAnd(BShiftLeft<4>(third), upper));
+    out[1] = BOr(BAnd(BShift<4>(bytes), nibble), BAnd(BShiftLeft<4 - kBits>(third), upper));
   } else if constexpr (kKind == QuantKind::kQ2) {
     const R two = BSet1(3, bytes);
     out[0] = BAnd(bytes, two);
@@ -117,6 +137,14 @@ SLUICE_INLINE __m256i ThirdBits(__m256i high, bool odd_block) {
   const __m128i odd = _mm_setr_epi8(1, 3, 5, 7, 9, 11, 13, 15, 1, 3, 5, 7, 9, 11, 13, 15);
   const __m256i bits = _mm256_shuffle_epi8(high, _mm256_broadcastsi128_si256(odd_block ? odd : even));
   return _mm256_and_si256(_mm256_blend_epi16(bits, _mm256_srli_epi16(bits, 4), 0xf0), _mm256_set1_epi8(0x0f));
+}
+
+// q5 and q6: the upper bits for low block b of the row, in the order of its bytes.
+template <QuantKind kKind>
+SLUICE_INLINE __m256i UpperBits(const uint8_t* high_plane, uint32_t b) {
+  constexpr uint32_t kBlocks = 4 / kHighBits<kKind>;
+  return _mm256_srli_epi16(LoadBlock(high_plane + uint64_t{b / kBlocks} * 32),
+                           static_cast<int>(2 * kHighBits<kKind> * (b % kBlocks)));
 }
 
 // Sums of bytes times signed bytes, of four neighbours in 32 bits, as they come: unsigned codes of a kind, of
@@ -143,20 +171,20 @@ struct ByteSum {
   SLUICE_INLINE B End(B) const { return sum; }
 };
 #else
+// Codes of q8 and IQ4 are multiplied as code - 128: 2 * 128 * 127 fits 16 bits, 2 * 255 * 127 does not. The
+// sum misses so many times the sum of x.
 template <QuantKind kKind>
-inline constexpr uint32_t kMostAdds = kKind == QuantKind::kQ8
+inline constexpr int kByteBias = kLargestCode<kKind> > 127 ? 128 : 0;
+template <QuantKind kKind>
+inline constexpr uint32_t kMostAdds = kByteBias<kKind> != 0
                                           ? UINT32_MAX
                                           : 32767 / (2 * kLargestByte * kLargestCode<kKind>);
-// q8 is multiplied as code - 128: 2 * 128 * 127 fits 16 bits, 2 * 255 * 127 does not. The sum misses so many
-// times the sum of x.
-template <QuantKind kKind>
-inline constexpr int kByteBias = kKind == QuantKind::kQ8 ? 128 : 0;
 
 template <QuantKind kKind>
 struct ByteSum {
   B sum;
   SLUICE_INLINE static B Words(B codes, B x) {
-    if constexpr (kKind == QuantKind::kQ8) {
+    if constexpr (kByteBias<kKind> != 0) {
       const B code = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
       return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(x, code)),
                                _mm256_set1_epi16(1));
@@ -165,11 +193,11 @@ struct ByteSum {
   }
   SLUICE_INLINE void Start(B codes, B x) { sum = Words(codes, x); }
   SLUICE_INLINE void Add(B codes, B x) {
-    sum = kKind == QuantKind::kQ8 ? _mm256_add_epi32(sum, Words(codes, x))
-                                  : _mm256_add_epi16(sum, Words(codes, x));
+    sum = kByteBias<kKind> != 0 ? _mm256_add_epi32(sum, Words(codes, x))
+                                : _mm256_add_epi16(sum, Words(codes, x));
   }
   SLUICE_INLINE B Total() const {
-    return kKind == QuantKind::kQ8 ? sum : _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+    return kByteBias<kKind> != 0 ? sum : _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
   }
   SLUICE_INLINE void Begin(B) { sum = NIntZero(); }
   SLUICE_INLINE void AddFour(B codes, const int8_t* p) {

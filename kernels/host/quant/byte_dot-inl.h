@@ -82,6 +82,11 @@ SLUICE_INLINE void FieldsAt(const GroupsAt& w, uint32_t i, B* out) {
   B third = bytes;
   if constexpr (kKind == QuantKind::kQ3) {
     third = NThirdBits(w.third, i);
+  } else if constexpr (kHighBits<kKind> != 0) {
+    third = NUpperBits<kKind>(w.third, i);
+    if constexpr (kSplit) {
+      third = EvenOdd(third);
+    }
   }
   ByteFields<kKind>(bytes, third, out);
 }

@@ -17,6 +17,12 @@ SLUICE_INLINE B NThirdBits(const uint8_t* third, uint32_t i) {
   return ThirdBits(LoadBlock(third + i / 2 * 32), i % 2 != 0);
 }
 
+// UpperBits() of low block i of a run.
+template <QuantKind kKind>
+SLUICE_INLINE B NUpperBits(const uint8_t* high, uint32_t i) {
+  return UpperBits<kKind>(high, i);
+}
+
 // The sums of eight groups, each in its lane. Each 128 bits of a and b have two or four groups' halves.
 // kOrder: how many groups share a register of codes (byte_dot-inl.h); 0: the second half of four comes before
 // the first one of the next.

@@ -22,6 +22,16 @@ SLUICE_INLINE B NThirdBits(const uint8_t* third, uint32_t i) {
   return _mm512_and_si512(_mm512_mask_srli_epi16(bits, 0xf0f0f0f0, bits, 4), _mm512_set1_epi8(0x0f));
 }
 
+// UpperBits() of low blocks 2i and 2i + 1 of a run, which share a block of upper bits.
+template <QuantKind kKind>
+SLUICE_INLINE B NUpperBits(const uint8_t* high, uint32_t i) {
+  constexpr uint32_t kBits = kHighBits<kKind>;
+  constexpr uint32_t kPairs = 2 / kBits;  // of low blocks that share one
+  const __m512i both = _mm512_broadcast_i64x4(LoadBlock(high + uint64_t{i / kPairs} * 32));
+  const __m512i apart = _mm512_mask_srli_epi16(both, 0xffff0000, both, 2 * kBits);
+  return _mm512_srl_epi16(apart, _mm_cvtsi32_si128(static_cast<int>(4 * kBits * (i % kPairs))));
+}
+
 // The first two 128 bits of a and of b added up, and their last two.
 SLUICE_INLINE __m512i AddQuarters(__m512i a, __m512i b) {
   return _mm512_add_epi32(_mm512_shuffle_i64x2(a, b, 0x88), _mm512_shuffle_i64x2(a, b, 0xdd));

@@ -28,7 +28,7 @@ SLUICE_INLINE void WithTokens(uint32_t tokens, const Function& function) {
 template <QuantKind kKind, uint32_t T, uint32_t kStride>
 SLUICE_INLINE void SumQuads(const int32_t* codes, uint32_t quads, const int8_t* const* values, uint64_t first,
                             NInt* sums) {
-  constexpr uint32_t kPiece = kMostAdds<kKind> >= 8 ? 8 : 4;
+  constexpr uint32_t kPiece = kMostAdds<kKind> >= 8 ? 8 : kMostAdds<kKind> >= 4 ? 4 : 2;
   static_assert(kPiece <= kMostAdds<kKind>);
   SLUICE_UNROLL
   for (uint32_t t = 0; t < T; ++t) {

@@ -119,6 +119,11 @@ SLUICE_INLINE __m256 AddGroups(const RowShape& shape, const uint8_t* w, const Qu
   if constexpr (kBias != 0) {
     sums = _mm256_fmadd_ps(_mm256_set1_ps(kBias), x_sums, sums);
   }
+  if (HasMins(shape.meta)) {
+    const __m256 products = _mm256_mul_ps(ScalesOf<kKind>(shape, w, g, count), sums);
+    const __m256 t = _mm256_fnmadd_ps(ZerosOf<kKind>(shape, w, g, count), x_sums, products);
+    return _mm256_fmadd_ps(_mm256_loadu_ps(x.scales + g), t, lanes);
+  }
   const __m256 t = _mm256_fnmadd_ps(ZerosOf<kKind>(shape, w, g, count), x_sums, sums);
   const __m256 scale = _mm256_mul_ps(ScalesOf<kKind>(shape, w, g, count), _mm256_loadu_ps(x.scales + g));
   return _mm256_fmadd_ps(scale, t, lanes);
@@ -180,7 +185,7 @@ SLUICE_INLINE uint32_t AddWholeGroups(const RowShape& shape, uint32_t whole, con
         lane = AddGroups<kKind, kByteBias<kKind>>(shape, w[r], x[t], g, 8, sums[r * kTokens + t], lane);
       }
       at[r].codes += kBytesOfCodes;
-      at[r].third += 16 * kUnits;
+      at[r].third += 16 * kUnits * kHighBits<kKind>;
     }
     SLUICE_UNROLL
     for (int t = 0; t < kTokens; ++t) {
@@ -308,8 +313,10 @@ void QuantDotRows(const QuantDotCall& call) {
 
 template <QuantKind kKind>
 void QuantDot(const QuantDotCall& call) {
-  if constexpr (kKind == QuantKind::kMxfp4) {
+  if constexpr (kKind == QuantKind::kMxfp4 || kKind == QuantKind::kQ5 || kKind == QuantKind::kIq4) {
     return QuantDotRows<kKind, 2>(call);
+  } else if constexpr (kKind == QuantKind::kQ6) {
+    return QuantDotRows<kKind, 1>(call);
   } else {
     switch (call.shape.group) {
       case 16:

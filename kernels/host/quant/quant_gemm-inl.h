@@ -60,11 +60,16 @@ void UnpackCodes(const RowShape& shape, const uint8_t* const* w, uint32_t first,
         bytes[r] = ThirdBits(LoadBlock(w[r] + shape.high_plane + uint64_t{b / 2} * 32), b % 2 != 0);
       }
       Transpose8(bytes, thirds);
+    } else if constexpr (kHighBits<kKind> != 0) {
+      for (uint32_t r = 0; r < 8; ++r) {
+        bytes[r] = EvenOdd(UpperBits<kKind>(w[r] + shape.high_plane, b));
+      }
+      Transpose8(bytes, thirds);
     }
     SLUICE_UNROLL
     for (uint32_t i = 0; i < 8; ++i) {
       __m256i fields[kFields];
-      ByteFields<kKind>(words[i], kKind == QuantKind::kQ3 ? thirds[i] : words[i], fields);
+      ByteFields<kKind>(words[i], kHighBits<kKind> != 0 ? thirds[i] : words[i], fields);
       SLUICE_UNROLL
       for (uint32_t f = 0; f < kFields; ++f) {
         const uint32_t quad = (b * 2 * kFields + kUnitOf[i] + f) * 4 + kQuadOf[i];
@@ -109,6 +114,7 @@ void MultiplyTokens(uint32_t tokens, const RowShape& shape, const QuantRow* x, c
                     float* totals) {
   const uint32_t per_group = shape.group / 4;
   const uint32_t quads = (shape.cols + 3) / 4;
+  const bool mins = HasMins(shape.meta);
   const int8_t* values[T];
   const float* x_scales[T];
   const float* x_sums[T];
@@ -131,8 +137,13 @@ void MultiplyTokens(uint32_t tokens, const RowShape& shape, const QuantRow* x, c
     for (uint32_t t = 0; t < T; ++t) {
       float* lane = lanes[t] + g % 8 * kNative;
       const N x_sum = NSet1(x_sums[t][g]);
-      const N term = NNegFma(zeros, x_sum, FloatSum<kKind>(sums[t], x_sum));
-      NStore(lane, NFma(NMul(scales, NSet1(x_scales[t][g])), term, NLoad(lane)));
+      const N sum = FloatSum<kKind>(sums[t], x_sum);
+      const N x_scale = NSet1(x_scales[t][g]);
+      if (mins) {
+        NStore(lane, NFma(x_scale, NNegFma(zeros, x_sum, NMul(scales, sum)), NLoad(lane)));
+      } else {
+        NStore(lane, NFma(NMul(scales, x_scale), NNegFma(zeros, x_sum, sum), NLoad(lane)));
+      }
     }
   }
   for (uint32_t t = 0; t < T; ++t) {

@@ -18,14 +18,19 @@ SLUICE_INLINE __m256i LoadCodes16(const int8_t* p) {
 
 // Bits of a code in the row's first plane.
 template <QuantKind kKind>
-inline constexpr uint32_t kPlaneBits = kKind == QuantKind::kQ8                                 ? 8
-                                       : kKind == QuantKind::kQ4 || kKind == QuantKind::kMxfp4 ? 4
-                                                                                               : 2;
+inline constexpr uint32_t kPlaneBits = kKind == QuantKind::kQ8                              ? 8
+                                       : kKind == QuantKind::kQ3 || kKind == QuantKind::kQ2 ? 2
+                                                                                            : 4;
+// Bits of a code in its second plane.
+template <QuantKind kKind>
+inline constexpr uint32_t kHighBits = kKind == QuantKind::kQ6                              ? 2
+                                      : kKind == QuantKind::kQ5 || kKind == QuantKind::kQ3 ? 1
+                                                                                           : 0;
 template <QuantKind kKind>
 inline constexpr uint32_t kBlockUnits = 16 / kPlaneBits<kKind>;  // in a block of 32 bytes
 
 // Field `i` of each word, i a constant after unrolling. q3: two bits here, the third is bit `high_bit` of the
-// words of `high`. REQUIRES another kind than mxfp4.
+// words of `high`. REQUIRES q8, q4, q3 or q2.
 template <QuantKind kKind>
 SLUICE_INLINE __m256i FieldOf(__m256i words, uint32_t i, __m256i high, uint32_t high_bit) {
   constexpr uint32_t kBits = kPlaneBits<kKind>;
@@ -47,7 +52,7 @@ inline constexpr uint32_t kFetchSteps = kKind == QuantKind::kQ8 || kKind == Quan
 // Where eight groups of a row begin.
 struct GroupsAt {
   const uint8_t* codes;
-  const uint8_t* third;  // q3: the block of the high plane
+  const uint8_t* third;  // the block of the second plane, if there is one
 };
 
 // Codes [16 u, 16 u + 16) of a plane of kBits-bit codes.
@@ -66,6 +71,28 @@ SLUICE_INLINE __m128i Mxfp4Codes() {
   return _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
 }
 
+// IQ4's values plus 128, by index.
+SLUICE_INLINE __m128i Iq4Codes() { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(kIq4Codes)); }
+
+// Codes [16 u, 16 u + 16) of the second plane of a row whose first one has 4 bits a code (PlaceOfHighCode).
+template <uint32_t kBits>
+inline __m256i HighUnit(const uint8_t* plane, uint32_t u) {
+  constexpr uint32_t kBlocks = 4 / kBits;  // of the first plane
+  const uint32_t block = u / 4;
+  const uint32_t nibble = u % 4;
+  const __m256i words = LoadBlock(plane + uint64_t{block / kBlocks} * 32);
+  const __m128i shift =
+      _mm_cvtsi32_si128(static_cast<int>(8 * (nibble / 2) + kBits * (2 * (block % kBlocks) + nibble % 2)));
+  return _mm256_and_si256(_mm256_srl_epi16(words, shift), _mm256_set1_epi16((1 << kBits) - 1));
+}
+
+// Sixteen 16-bit codes by a table of bytes.
+SLUICE_INLINE __m256i LookUpWords(__m128i table, __m256i words) {
+  // The high bytes' index gives 0.
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table),
+                             _mm256_or_si256(words, _mm256_set1_epi16(-0x8000)));
+}
+
 // Unit u of a row. Of a unit beyond the row's end, which lies in padding, nothing may be used.
 template <QuantKind kKind>
 inline __m256i UnitOf(const RowShape& shape, const uint8_t* w, uint32_t u) {
@@ -79,9 +106,13 @@ inline __m256i UnitOf(const RowShape& shape, const uint8_t* w, uint32_t u) {
     case QuantKind::kQ2:
       return PlaneUnit<2>(w, u);
     case QuantKind::kMxfp4:
-      // The high bytes' index gives 0.
-      return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(Mxfp4Codes()),
-                                 _mm256_or_si256(PlaneUnit<4>(w, u), _mm256_set1_epi16(-0x8000)));
+      return LookUpWords(Mxfp4Codes(), PlaneUnit<4>(w, u));
+    case QuantKind::kIq4:
+      return LookUpWords(Iq4Codes(), PlaneUnit<4>(w, u));
+    case QuantKind::kQ5:
+      return _mm256_or_si256(PlaneUnit<4>(w, u), _mm256_slli_epi16(HighUnit<1>(w + shape.high_plane, u), 4));
+    case QuantKind::kQ6:
+      return _mm256_or_si256(PlaneUnit<4>(w, u), _mm256_slli_epi16(HighUnit<2>(w + shape.high_plane, u), 4));
   }
 }
 
@@ -149,20 +180,52 @@ SLUICE_INLINE __m256 MetaOf(const RowShape& shape, const uint8_t* w, uint32_t of
                        SuperValues(shape, w, index, g, n));
 }
 
+// The numbers of the groups [g, g + 8), of which n exist, of block encodings in super-groups, which eight
+// groups never leave: bytes at `offset` times the super-group's number `index`.
+template <bool kSigned>
+SLUICE_INLINE __m256 SuperProducts(const RowShape& shape, const uint8_t* w, uint32_t offset, uint32_t index,
+                                   uint32_t numbers, uint32_t g, uint32_t n) {
+  __m256i bytes = LoadBytes(w + offset + g, n);
+  if constexpr (kSigned) {
+    bytes = _mm256_srai_epi32(_mm256_slli_epi32(bytes, 24), 24);
+  }
+  const uint32_t super = static_cast<uint32_t>(g * shape.super_inverse >> 32);
+  uint16_t half = 0;
+  __builtin_memcpy(&half, w + shape.super_groups + uint64_t{super} * numbers * 2 + index * 2, 2);
+  return _mm256_mul_ps(_mm256_cvtepi32_ps(bytes),
+                       _mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(half))));
+}
+
 template <QuantKind kKind>
 SLUICE_INLINE __m256 ScalesOf(const RowShape& shape, const uint8_t* w, uint32_t g, uint32_t n) {
   if constexpr (kKind == QuantKind::kMxfp4) {
     return HalfE8m0(LoadBytes(w + shape.scales + g, n));
   }
-  return MetaOf(shape, w, shape.scales, 0, g, n);
+  switch (shape.meta) {
+    case RowMeta::kSuperScale:
+      return SuperProducts<true>(shape, w, shape.scales, 0, 1, g, n);
+    case RowMeta::kSuperScaleMin:
+      return SuperProducts<false>(shape, w, shape.scales, 0, 2, g, n);
+    default:
+      return MetaOf(shape, w, shape.scales, 0, g, n);
+  }
 }
 
+// Zeros, or the mins of encodings that have them.
 template <QuantKind kKind>
 SLUICE_INLINE __m256 ZerosOf(const RowShape& shape, const uint8_t* w, uint32_t g, uint32_t n) {
   if constexpr (kKind == QuantKind::kMxfp4) {
     return _mm256_set1_ps(kMxfp4Zero);
   }
-  return MetaOf(shape, w, shape.zeros, 2, g, n);
+  switch (shape.meta) {
+    case RowMeta::kScale:
+    case RowMeta::kSuperScale:
+      return _mm256_set1_ps(shape.zero);
+    case RowMeta::kSuperScaleMin:
+      return SuperProducts<false>(shape, w, shape.zeros, 1, 2, g, n);
+    default:
+      return MetaOf(shape, w, shape.zeros, 2, g, n);
+  }
 }
 
 template <QuantKind kKind>
@@ -182,8 +245,10 @@ void QuantDecode(const RowShape& shape, const uint8_t* w, float factor, float* y
       alignas(32) float values[16];
       for (int i = 0; i < 2; ++i) {
         const __m256 code = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(halves[i]));
-        const __m256 value =
-            _mm256_mul_ps(_mm256_sub_ps(code, _mm256_set1_ps(zeros[g % 8])), _mm256_set1_ps(scales[g % 8]));
+        const __m256 zero = _mm256_set1_ps(zeros[g % 8]);
+        const __m256 scale = _mm256_set1_ps(scales[g % 8]);
+        const __m256 value = HasMins(shape.meta) ? _mm256_sub_ps(_mm256_mul_ps(scale, code), zero)
+                                                 : _mm256_mul_ps(_mm256_sub_ps(code, zero), scale);
         _mm256_store_ps(values + 8 * i, _mm256_mul_ps(_mm256_set1_ps(factor), value));
       }
       __builtin_memcpy(y + k, values, (end - k < 16 ? end - k : 16) * sizeof(float));

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "common/row_traits.h"
 #include "kernels/host/simd/row_fetch.h"
 #include "kernels/kv_layout.h"
 #include "kernels/ops.h"
@@ -75,8 +76,8 @@ inline constexpr uint32_t kGemmChunk = 1024;  // columns; a pass over a chunk of
 inline constexpr uint32_t kMaxTileTokens = 6;
 
 // Quantized encodings, as kernels see them.
-enum class QuantKind : uint8_t { kQ8 = 0, kQ4 = 1, kQ3 = 2, kQ2 = 3, kMxfp4 = 4 };
-inline constexpr int kQuantKinds = 5;
+enum class QuantKind : uint8_t { kQ8 = 0, kQ4 = 1, kQ3 = 2, kQ2 = 3, kMxfp4 = 4, kQ5 = 5, kQ6 = 6, kIq4 = 7 };
+inline constexpr int kQuantKinds = 8;
 
 // How a quantized row lies (pack/row_layout.h), worked out once for all rows of a call by
 // ShapeOf (row_kind.h).
@@ -84,11 +85,13 @@ struct RowShape {
   uint32_t cols = 0;
   uint32_t group = 0;
   uint32_t groups = 0;
+  RowMeta meta = RowMeta::kScaleZero;
+  float zero = 0;              // kScale, kSuperScale
   uint32_t super_group = 0;    // 0: f16 scales and zeros (mxfp4: exponents)
   uint64_t super_inverse = 0;  // g * super_inverse >> 32 = g / super_group
-  uint32_t high_plane = 0;     // byte offsets in the row: q3's 1-bit plane,
+  uint32_t high_plane = 0;     // byte offsets in the row: the second plane of codes,
   uint32_t scales = 0;
-  uint32_t zeros = 0;
+  uint32_t zeros = 0;  // or mins
   uint32_t super_groups = 0;
   uint32_t bytes = 0;  // of the whole row
 };
@@ -269,7 +272,7 @@ struct KernelTable {
   void (*down[kRowKinds])(const DownCall&) = {};
   // Whether quant_down is faster where rows are fetched and read in turn from both halves (row_fetch.h).
   bool in_halves[kQuantKinds] = {};
-  void (*quant_down[kQuantKinds])(const QuantDownCall&) = {};
+  void (*quant_down[kQuantKinds])(const QuantDownCall&) = {};  // none of kQ5, kQ6, kIq4
   void (*span)(const SpanCall&) = nullptr;
 
   // y = norm(x) by section 5; y may be x. rms_norm without a weight, layer_norm without a bias: nullptr.

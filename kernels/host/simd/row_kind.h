@@ -20,20 +20,22 @@ inline int RowKindOf(Encoding encoding) {
   }
 }
 
-// REQUIRES a quantized encoding.
+// By the bits of codes: what groups share is the shape's. REQUIRES a quantized encoding.
 inline int QuantKindOf(Encoding encoding) {
-  switch (encoding) {
-    case Encoding::kQ8:
-      return static_cast<int>(QuantKind::kQ8);
-    case Encoding::kQ4:
-      return static_cast<int>(QuantKind::kQ4);
-    case Encoding::kQ3:
-      return static_cast<int>(QuantKind::kQ3);
-    case Encoding::kQ2:
-      return static_cast<int>(QuantKind::kQ2);
-    default:
-      return static_cast<int>(QuantKind::kMxfp4);
+  const RowTraits traits = TraitsOf(encoding);
+  QuantKind kind = QuantKind::kQ4;
+  if (encoding == Encoding::kMxfp4) {
+    kind = QuantKind::kMxfp4;
+  } else if (IsIq4(encoding)) {
+    kind = QuantKind::kIq4;
+  } else if (traits.low_bits == 8) {
+    kind = QuantKind::kQ8;
+  } else if (traits.low_bits == 2) {
+    kind = traits.high_bits == 1 ? QuantKind::kQ3 : QuantKind::kQ2;
+  } else if (traits.high_bits != 0) {
+    kind = traits.high_bits == 1 ? QuantKind::kQ5 : QuantKind::kQ6;
   }
+  return static_cast<int>(kind);
 }
 
 // REQUIRES rows below 4 GiB. Of rows that are not quantized only cols and bytes mean anything.
@@ -42,10 +44,12 @@ inline RowShape ShapeOf(const EncodingDescriptor& d, uint32_t cols) {
   shape.cols = cols;
   shape.group = d.group;
   shape.groups = static_cast<uint32_t>(GroupsPerRow(d, cols));
+  shape.meta = TraitsOf(d.encoding).meta;
+  shape.zero = static_cast<float>(TraitsOf(d.encoding).zero);
   shape.super_group = d.super_group;
   // Rounded up; exact below 2^24 groups, as super-groups are at most 256.
   shape.super_inverse = d.super_group == 0 ? 0 : ((uint64_t{1} << 32) + d.super_group - 1) / d.super_group;
-  shape.high_plane = static_cast<uint32_t>(PlaneBytes(2, cols));
+  shape.high_plane = static_cast<uint32_t>(HighPlaneOffset(d, cols));
   shape.scales = static_cast<uint32_t>(ScaleOffset(d, cols));
   shape.zeros = static_cast<uint32_t>(ZeroOffset(d, cols));
   shape.super_groups = static_cast<uint32_t>(SuperGroupOffset(d, cols));

@@ -9,6 +9,8 @@
 
 namespace sluice {
 
+bool HaveBlockKernels() { return false; }
+
 std::vector<BackendCase> AllBackends() {
   BackendCase gpu;
   gpu.name = "gpu";

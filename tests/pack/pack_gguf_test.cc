@@ -1,0 +1,106 @@
+// GGUF files packed without bits: rows keep the exact values of the file's blocks, in the encodings that hold
+// them, and what runs across blocks is encoded anew.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+#include "common/model/dense_names.h"
+#include "pack/pack_format.h"
+#include "pack/row_layout.h"
+#include "pack/writer/pack_writer.h"
+#include "tests/support/pack_values.h"
+#include "tests/support/temp_dir.h"
+
+namespace sluice {
+namespace {
+
+// Llama.cpp's mixture Q5_K_M: hidden 256, so that rows are whole blocks; Q6_K in some layers.
+constexpr char kGranite[] = "tests/data/gguf/granitemoe-q5_k_m/model.gguf";
+constexpr char kGptOss[] = "tests/data/gguf/gptoss-mxfp4/model.gguf";
+
+PackValues Packed(const std::string& model, const std::string& out, const RecipeWords& words) {
+  PackOptions options;
+  options.recipe = *RecipeFromWords(words);
+  const auto summary = PackModel(model, out, options, nullptr, nullptr);
+  EXPECT_TRUE(summary.ok()) << summary.status();
+  EXPECT_TRUE(VerifyPack(out, nullptr, nullptr).ok());
+  return PackValues::Of(out);
+}
+
+// Every row of `kept` that is in a block encoding or mxfp4 has the values of `exact`; returns how many
+// tensors and parts that were.
+int ExpectExactRows(PackValues* kept, PackValues* exact) {
+  int count = 0;
+  const auto is_kept = [](const EncodingDescriptor& d) {
+    return IsBlockEncoding(d.encoding) || d.encoding == Encoding::kMxfp4;
+  };
+  for (const DenseTensor& tensor : kept->pack().manifest().dense_tensors) {
+    if (!is_kept(tensor.encoding)) continue;
+    ++count;
+    EXPECT_EQ(kept->Dense(tensor.name), exact->Dense(tensor.name)) << tensor.name;
+  }
+  for (uint32_t layer = 0; layer < kept->pack().config().layers.size(); ++layer) {
+    for (uint32_t e = 0; e < kept->pack().expert_count(layer); ++e) {
+      for (const Part part : {Part::kUp, Part::kGate, Part::kDown}) {
+        if (!is_kept(kept->pack().part(layer, e, part).encoding)) continue;
+        ++count;
+        EXPECT_EQ(kept->Expert(layer, e, part), exact->Expert(layer, e, part)) << layer << " " << e;
+      }
+    }
+  }
+  return count;
+}
+
+TEST(PackGguf, RowsKeepTheBlocksValuesAndDownIsEncodedAnew) {
+  TempDir dir;
+  PackValues kept = Packed(kGranite, dir.File("kept"), {});
+  PackValues exact = Packed(kGranite, dir.File("exact"), {.bits = "source"});
+  EXPECT_EQ(kept.pack().manifest().provenance.source_digest,
+            exact.pack().manifest().provenance.source_digest);
+  EXPECT_NE(kept.pack().manifest().incompatible_features & kFeatureBlocks, 0u);
+  const uint32_t layers = static_cast<uint32_t>(kept.pack().config().layers.size());
+  const uint32_t experts = kept.pack().expert_count(0);
+  // Gate and up of every expert, and q, k, v and o of every layer at least.
+  EXPECT_GE(ExpectExactRows(&kept, &exact), static_cast<int>(layers * (2 * experts + 4)));
+  for (uint32_t layer = 0; layer < layers; ++layer) {
+    EXPECT_EQ(kept.pack().part(layer, 0, Part::kUp).encoding, MakeDescriptor(blocks::kQ5_K));
+    EXPECT_EQ(kept.pack().part(layer, 0, Part::kDown).encoding, MakeDescriptor(Encoding::kQ8, 64));
+    const std::vector<float> down = kept.Expert(layer, 1, Part::kDown);
+    const std::vector<float> want = exact.Expert(layer, 1, Part::kDown);
+    double error = 0;
+    double power = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+      error += (down[i] - want[i]) * (down[i] - want[i]);
+      power += want[i] * want[i];
+    }
+    EXPECT_LT(std::sqrt(error / power), 0.01);
+  }
+}
+
+TEST(PackGguf, DownBitsAndBitsAndDenseBitsAreFollowed) {
+  TempDir dir;
+  const auto down = [](PackValues values) { return values.pack().part(1, 0, Part::kDown).encoding; };
+  EXPECT_EQ(down(Packed(kGranite, dir.File("q4"), {.group = 32, .down_bits = "q4"})),
+            MakeDescriptor(Encoding::kQ4, 32));
+  const PackValues anew = Packed(kGranite, dir.File("anew"), {.bits = "q4"});
+  EXPECT_EQ(anew.pack().part(1, 0, Part::kUp).encoding, MakeDescriptor(Encoding::kQ4, 64));
+  EXPECT_EQ(anew.pack().manifest().incompatible_features & kFeatureBlocks, 0u);
+  const PackValues dense = Packed(kGranite, dir.File("dense"), {.dense_bits = "q8"});
+  EXPECT_EQ(dense.pack().FindDense("layers.0.q")->encoding, MakeDescriptor(Encoding::kQ8, 64));
+  EXPECT_EQ(dense.pack().part(1, 0, Part::kUp).encoding, MakeDescriptor(blocks::kQ5_K));
+  EXPECT_FALSE(RecipeFromWords({.bits = "q8", .down_bits = "q4"}).ok());
+}
+
+TEST(PackGguf, Mxfp4AndWhatStandsBesideItStay) {
+  TempDir dir;
+  PackValues kept = Packed(kGptOss, dir.File("kept"), {});
+  PackValues exact = Packed(kGptOss, dir.File("exact"), {.bits = "source"});
+  EXPECT_GT(ExpectExactRows(&kept, &exact), 0);
+  EXPECT_EQ(kept.pack().part(0, 0, Part::kGate).encoding.encoding, Encoding::kMxfp4);
+  EXPECT_EQ(kept.pack().part(0, 0, Part::kDown).encoding, MakeDescriptor(Encoding::kQ8, 64));
+}
+
+}  // namespace
+}  // namespace sluice
