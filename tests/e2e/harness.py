@@ -25,8 +25,8 @@ PATIENCE = 120
 
 
 def read_safetensors(path):
-    """Tensors by name, as numpy arrays."""
-    kinds = {"F32": "<f4", "I64": "<i8"}
+    """Tensors by name, as numpy arrays; bf16 as float32."""
+    kinds = {"F32": "<f4", "I64": "<i8", "BF16": "<u2"}
     with open(path, "rb") as file:
         data = file.read()
     length = int.from_bytes(data[:8], "little")
@@ -36,7 +36,10 @@ def read_safetensors(path):
         if name == "__metadata__":
             continue
         begin, end = (8 + length + offset for offset in entry["data_offsets"])
-        tensors[name] = numpy.frombuffer(data[begin:end], kinds[entry["dtype"]]).reshape(entry["shape"])
+        values = numpy.frombuffer(data[begin:end], kinds[entry["dtype"]]).reshape(entry["shape"])
+        if entry["dtype"] == "BF16":
+            values = (values.astype("<u4") << 16).view("<f4")
+        tensors[name] = values
     return tensors
 
 

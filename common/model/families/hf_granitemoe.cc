@@ -84,6 +84,9 @@ void MapGraniteExperts(LayerMapper* layer) {
 void MapGraniteShared(LayerMapper* layer) {
   const bool only = layer->moe().experts == 0;
   const uint32_t width = only ? layer->moe().dense_width : layer->moe().shared_width;
+  if (!layer->Has("shared_mlp.input_linear.weight")) {
+    return only ? layer->DenseFfn("shared_mlp.") : layer->SharedExpert("shared_mlp.");
+  }
   const SourceMatrix both =
       layer->Matrix("shared_mlp.input_linear.weight", uint64_t{2} * width, layer->hidden());
   layer->Dense(only ? dense::kDenseGate : dense::kSharedGate, Rows(both, 0, width));

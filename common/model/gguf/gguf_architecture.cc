@@ -14,11 +14,55 @@ constexpr GgufModule kAfmoeModules[] = {{"attn_gate", "self_attn.gate_proj"},
                                         {"post_attention_norm", "post_attention_layernorm"},
                                         {"ffn_norm", "pre_mlp_layernorm"},
                                         {"post_ffw_norm", "post_mlp_layernorm"}};
-constexpr GgufModule kLfm2Modules[] = {
-    {"attn_norm", "operator_norm"},           {"ffn_norm", "ffn_norm"},
-    {"attn_q_norm", "self_attn.q_layernorm"}, {"attn_k_norm", "self_attn.k_layernorm"},
-    {"attn_output", "self_attn.out_proj"},    {"shortconv.in_proj", "conv.in_proj"},
-    {"shortconv.conv", "conv.conv"},          {"shortconv.out_proj", "conv.out_proj"}};
+constexpr GgufModule kLfm2Modules[] = {{"attn_norm", "operator_norm"},
+                                       {"ffn_norm", "ffn_norm"},
+                                       {"attn_q_norm", "self_attn.q_layernorm"},
+                                       {"attn_k_norm", "self_attn.k_layernorm"},
+                                       {"attn_output", "self_attn.out_proj"},
+                                       {"shortconv.in_proj", "conv.in_proj"},
+                                       {"shortconv.conv", "conv.conv", GgufChange::kSqueezed},
+                                       {"shortconv.out_proj", "conv.out_proj"}};
+
+// Linear attention's tensors. Qwen3.5's value heads and both of its gates are apart; Qwen3-Next's files have
+// either what the hub has in one, as the first ones did, or q, k and v and z apart.
+constexpr GgufModule kQwenLinearModules[] = {{"ssm_in", "linear_attn.in_proj_qkvz"},
+                                             {"attn_qkv", "linear_attn.in_proj_qkv"},
+                                             {"attn_gate", "linear_attn.in_proj_z"},
+                                             {"ssm_beta", "linear_attn.in_proj_b"},
+                                             {"ssm_alpha", "linear_attn.in_proj_a"},
+                                             {"ssm_conv1d", "linear_attn.conv1d", GgufChange::kSqueezed},
+                                             {"ssm_norm", "linear_attn.norm"},
+                                             {"ssm_out", "linear_attn.out_proj"},
+                                             {"ssm_a", "linear_attn.A_log", GgufChange::kDecay},
+                                             {"ssm_dt.bias", "linear_attn.dt_bias"}};
+constexpr GgufModule kGraniteHybridModules[] = {{"ssm_in", "mamba.in_proj"},
+                                                {"ssm_conv1d", "mamba.conv1d", GgufChange::kSqueezed},
+                                                {"ssm_norm", "mamba.norm", GgufChange::kUnsqueezed},
+                                                {"ssm_out", "mamba.out_proj"},
+                                                {"ssm_a", "mamba.A_log", GgufChange::kDecay},
+                                                {"ssm_d", "mamba.D", GgufChange::kUnsqueezed},
+                                                {"ssm_dt.bias", "mamba.dt_bias"}};
+constexpr GgufModule kNemotronModules[] = {{"attn_norm", "norm"},
+                                           {"attn_q", "mixer.q_proj"},
+                                           {"attn_k", "mixer.k_proj"},
+                                           {"attn_v", "mixer.v_proj"},
+                                           {"attn_output", "mixer.o_proj"},
+                                           {"ssm_in", "mixer.in_proj"},
+                                           {"ssm_conv1d", "mixer.conv1d", GgufChange::kSqueezed},
+                                           {"ssm_norm", "mixer.norm", GgufChange::kUnsqueezed},
+                                           {"ssm_out", "mixer.out_proj"},
+                                           {"ssm_a", "mixer.A_log", GgufChange::kDecay},
+                                           {"ssm_d", "mixer.D", GgufChange::kUnsqueezed},
+                                           {"ssm_dt.bias", "mixer.dt_bias"}};
+constexpr GgufModule kGemma4Modules[] = {{"post_attention_norm", "post_attention_layernorm"},
+                                         {"ffn_norm", "pre_feedforward_layernorm"},
+                                         {"post_ffw_norm", "post_feedforward_layernorm"},
+                                         {"post_ffw_norm_1", "post_feedforward_layernorm_1"},
+                                         {"pre_ffw_norm_2", "pre_feedforward_layernorm_2"},
+                                         {"post_ffw_norm_2", "post_feedforward_layernorm_2"},
+                                         {"ffn_gate_inp.scale", "router.scale"},
+                                         {"ffn_down_exps.scale", "router.per_expert_scale"},
+                                         {"layer_output_scale.weight", "layer_scalar"}};
 
 constexpr GgufArchitecture kArchitectures[] = {
     {.name = "llama",
@@ -81,6 +125,31 @@ constexpr GgufArchitecture kArchitectures[] = {
      .modules = kLfm2Modules,
      .final_norm = "model.embedding_norm",
      .dense_as_experts = true},
+    {.name = "qwen3next", .modules = kQwenLinearModules, .plus_one = true, .norm_after_attention = true},
+    {.name = "qwen35moe",
+     .modules = kQwenLinearModules,
+     .plus_one = true,
+     .tiled_values = true,
+     .norm_after_attention = true},
+    {.name = "granitehybrid",
+     .mlp = "shared_mlp.",
+     .router = "block_sparse_moe.router",
+     .experts = kMixtralExperts,
+     .shared = "shared_mlp.",
+     .modules = kGraniteHybridModules,
+     .permuted = true},
+    // Its q and k were permuted alike, and without rope scores are the same.
+    {.name = "nemotron_h_moe",
+     .layers = "backbone.layers.",
+     .embed = "backbone.embeddings.weight",
+     .mlp = "mixer.",
+     .router = "mixer.gate",
+     .correction = "mixer.gate.e_score_correction_bias",
+     .experts = "mixer.experts.",
+     .shared = "mixer.shared_experts.",
+     .modules = kNemotronModules,
+     .final_norm = "backbone.norm_f"},
+    {.name = "gemma4", .router = "router.proj", .experts = "experts.", .modules = kGemma4Modules},
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 // Private to common/model/gguf. Thread safety: constants and pure functions.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -11,14 +12,26 @@
 
 namespace sluice {
 
-// A module of a layer, without ".weight" or ".bias".
+// What the converter did to a module's weight, to be undone.
+enum class GgufChange : uint8_t {
+  kNone,
+  kSqueezed,    // a depthwise convolution's [channels, 1, kernel] lost its 1
+  kUnsqueezed,  // a vector is a matrix
+  kDecay,       // the same, and -exp() was taken of its values
+};
+
+// A module of a layer, without ".weight" or ".bias"; or one tensor by its whole name, whose hub's name is
+// whole too.
 struct GgufModule {
   const char* gguf;
   const char* hub;
+  GgufChange change = GgufChange::kNone;
 };
 
 struct GgufArchitecture {
-  const char* name;          // general.architecture
+  const char* name;  // general.architecture
+  const char* layers = "model.layers.";
+  const char* embed = "model.embed_tokens.weight";
   const char* mlp = "mlp.";  // of a layer without experts
   const char* router = "mlp.gate";
   const char* correction = "";  // of the router's choice
@@ -32,6 +45,8 @@ struct GgufArchitecture {
   bool correction_is_row = false;  // a matrix of one row
   bool dense_as_experts = false;   // a dense FFN's parts are called as an expert's
   bool permuted = false;           // rows of q and k stand as pairs for rope over neighbours
+  bool plus_one = false;           // 1 was added to the weights of norms, but those of linear attention
+  bool tiled_values = false;       // value heads of linear attention stand in tiles (GgufHeadTiles)
   // The norm before the mixture is called post_attention_norm.
   bool norm_after_attention = false;
 };

@@ -37,6 +37,11 @@ constexpr NamedReader kReaders[] = {
     {"afmoe", &ReadGgufAfmoe},
     {"mistral4", &ReadGgufMistral4},
     {"lfm2moe", &ReadGgufLfm2Moe},
+    {"qwen3next", &ReadGgufQwen3Next},
+    {"qwen35moe", &ReadGgufQwen35Moe},
+    {"granitehybrid", &ReadGgufGraniteHybrid},
+    {"nemotron_h_moe", &ReadGgufNemotronHMoe},
+    {"gemma4", &ReadGgufGemma4},
 };
 
 absl::StatusOr<const GgufArchitecture*> ArchitectureOf(const GgufKeys& keys) {
@@ -125,6 +130,11 @@ absl::StatusOr<GgufConfig> ReadGgufConfig(const GgufFiles& files) {
   result.shape.head_dim = static_cast<uint32_t>(frame.head_dim);
   result.shape.q_rows = frame.heads * frame.head_dim;
   result.shape.kv_rows = config.value("num_key_value_heads", uint64_t{0}) * frame.head_dim;
+  result.shape.linear_keys = config.value("linear_num_key_heads", 0u);
+  if (result.shape.linear_keys > 0) {
+    result.shape.linear_sharers = config.value("linear_num_value_heads", 0u) / result.shape.linear_keys;
+    result.shape.linear_values = config.value("linear_value_head_dim", 0u);
+  }
   result.config_json = config.dump();
   return result;
 }

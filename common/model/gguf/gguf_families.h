@@ -147,6 +147,10 @@ void AddGgufExperts(const char* count_name, const char* width_name, const GgufFr
 // The gating function must be this one, or not be said.
 void RequireGgufGating(uint64_t function, GgufQuestions* q);
 
+// The heads of k and v of a list that has 0 for layers without attention; those other layers have are the
+// same.
+uint64_t GgufHeadsOfSomeLayers(const GgufFrame& frame, GgufQuestions* q);
+
 // Layers that have a dense FFN and no router.
 nlohmann::json GgufDenseLayers(const GgufFrame& frame, const GgufQuestions& q);
 // How many those are, which must be the first ones.
@@ -177,5 +181,11 @@ nlohmann::json ReadGgufDots1(const GgufFrame& frame, GgufQuestions* q);
 nlohmann::json ReadGgufErnie45Moe(const GgufFrame& frame, GgufQuestions* q);
 nlohmann::json ReadGgufAfmoe(const GgufFrame& frame, GgufQuestions* q);
 nlohmann::json ReadGgufLfm2Moe(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufGemma4(const GgufFrame& frame, GgufQuestions* q);
+
+nlohmann::json ReadGgufQwen3Next(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufQwen35Moe(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufGraniteHybrid(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufNemotronHMoe(const GgufFrame& frame, GgufQuestions* q);
 
 }  // namespace sluice

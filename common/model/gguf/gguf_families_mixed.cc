@@ -1,4 +1,6 @@
 // Families whose layers differ from each other: dense ones anywhere, windows, mixers without attention.
+#include <algorithm>
+
 #include "common/model/gguf/gguf_families.h"
 #include "common/model/model_limits.h"
 
@@ -65,22 +67,13 @@ json ReadGgufAfmoe(const GgufFrame& frame, GgufQuestions* q) {
 // Layers without heads of k and v are short convolutions.
 json ReadGgufLfm2Moe(const GgufFrame& frame, GgufQuestions* q) {
   json config = GgufFrameConfig("lfm2_moe", "Lfm2MoeForCausalLM", frame, q);
-  const std::vector<int64_t> kv_heads = q->Wholes("attention.head_count_kv");
+  const uint64_t heads = GgufHeadsOfSomeLayers(frame, q);
   json types = json::array();
-  int64_t heads = 0;
-  for (const int64_t layer_heads : kv_heads) {
+  for (const int64_t layer_heads : q->Wholes("attention.head_count_kv")) {
     types.push_back(layer_heads == 0 ? "conv" : "full_attention");
-    if (layer_heads < 0 || (heads != 0 && layer_heads != 0 && layer_heads != heads)) {
-      q->Refuse("attention.head_count_kv", "with other numbers than one and zeros");
-    }
-    if (layer_heads > 0) heads = layer_heads;
-  }
-  if (kv_heads.size() != frame.layers || heads == 0) {
-    q->Refuse("attention.head_count_kv",
-              absl::StrCat("of ", kv_heads.size(), " numbers for ", frame.layers, " layers, or of zeros"));
   }
   config["layer_types"] = types;
-  AddGgufHeads(frame, static_cast<uint64_t>(std::max<int64_t>(heads, 1)), false, q, &config);
+  AddGgufHeads(frame, heads, false, q, &config);
   RequireWholeHeadRope(frame, q);
   RequireGgufGating(2, q);
   AddGgufExperts("num_experts", "moe_intermediate_size", frame, q, &config);
@@ -92,6 +85,83 @@ json ReadGgufLfm2Moe(const GgufFrame& frame, GgufQuestions* q) {
   // Fixed in the family's reference.
   config["norm_topk_prob"] = true;
   config["routed_scaling_factor"] = q->Real("expert_weights_scale", 1);
+  return config;
+}
+
+namespace {
+
+// Of full layers' heads the pairs whose divisor is 1 turn, the others', as far as the file has any, do not.
+double TurnedShare(const GgufFrame& frame, GgufQuestions* q) {
+  const std::vector<double> divisors = q->Values("rope_freqs.weight");
+  if (divisors.empty()) return 1;
+  const auto turned = std::count(divisors.begin(), divisors.end(), 1.0);
+  constexpr double kStill = 1e20;  // a pair so slow turns in no text
+  const bool others_stand = std::all_of(divisors.begin() + turned, divisors.end(),
+                                        [](double divisor) { return divisor >= kStill; });
+  if (!others_stand || divisors.size() != frame.head_dim / 2) {
+    q->Keep(absl::UnimplementedError(
+        absl::StrCat(q->files().path(), ": rope_freqs.weight is not ones and then stops for half of the ",
+                     frame.head_dim, " values of a head")));
+  }
+  return static_cast<double>(turned) / static_cast<double>(divisors.size());
+}
+
+}  // namespace
+
+// attention.key_length is that of full layers, whose values are their keys where they have no attn_v.
+json ReadGgufGemma4(const GgufFrame& frame, GgufQuestions* q) {
+  json config = GgufFrameConfig("gemma4_text", "Gemma4ForCausalLM", frame, q);
+  config.erase("rope_theta");
+  config["final_logit_softcapping"] = q->Real("final_logit_softcapping", 0);
+  for (const char* key : {"embedding_length_per_layer_input", "attention.shared_kv_layers"}) {
+    if (q->Whole(key, 0) != 0) q->Refuse(key, "other than 0");
+  }
+  const std::vector<int64_t> slides = q->Wholes("attention.sliding_window_pattern");
+  std::vector<int64_t> kv_heads = q->Wholes("attention.head_count_kv");
+  if (kv_heads.empty())
+    kv_heads.assign(frame.layers, static_cast<int64_t>(q->Whole("attention.head_count_kv", 0)));
+  if (slides.size() != frame.layers || kv_heads.size() != frame.layers) {
+    q->Refuse("attention.sliding_window_pattern",
+              absl::StrCat("of ", slides.size(), " layers, with heads for ", kv_heads.size(), " of ",
+                           frame.layers));
+    return config;
+  }
+  json types = json::array();
+  int64_t heads[2] = {};  // of full and of sliding layers
+  bool value_is_key = false;
+  for (uint64_t i = 0; i < frame.layers; ++i) {
+    const bool is_sliding = slides[i] != 0;
+    types.push_back(is_sliding ? "sliding_attention" : "full_attention");
+    int64_t& known = heads[is_sliding ? 1 : 0];
+    if (kv_heads[i] < 1 || (known != 0 && known != kv_heads[i])) {
+      q->Refuse("attention.head_count_kv", "with other numbers than one for each type of layer");
+    }
+    known = kv_heads[i];
+    value_is_key = value_is_key || (!is_sliding && !q->LayerHas(i, "attn_v.weight"));
+  }
+  config["layer_types"] = types;
+  config["attention_k_eq_v"] = value_is_key;
+  config["num_key_value_heads"] = std::max<int64_t>(heads[1], 1);
+  config["num_global_key_value_heads"] = std::max<int64_t>(heads[0], 1);
+  if (!value_is_key && heads[0] != heads[1] && heads[0] != 0) {
+    q->Refuse("attention.head_count_kv",
+              "of full layers with values of their own, other than of sliding ones");
+  }
+  config["global_head_dim"] = frame.head_dim;
+  config["head_dim"] = q->Whole("attention.key_length_swa", frame.head_dim, 2);
+  config["sliding_window"] = q->NeedWhole("attention.sliding_window");
+  config["rope_parameters"] = {
+      {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", q->Real("rope.freq_base_swa", 10000)}}},
+      {"full_attention",
+       {{"rope_type", "proportional"},
+        {"rope_theta", q->Real("rope.freq_base", 1000000)},
+        {"partial_rotary_factor", TurnedShare(frame, q)}}}};
+  config["enable_moe_block"] = true;
+  config["num_experts"] = q->NeedWhole("expert_count");
+  config["top_k_experts"] = q->NeedWhole("expert_used_count");
+  config["moe_intermediate_size"] = GgufExpertWidth(frame, q);
+  config["intermediate_size"] = q->DimOf("ffn_up.weight", 1, frame.layers);
+  config["hidden_size_per_layer_input"] = 0;
   return config;
 }
 

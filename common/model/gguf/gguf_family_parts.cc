@@ -132,6 +132,22 @@ void RequireGgufGating(uint64_t function, GgufQuestions* q) {
   if (said != function) q->Refuse("expert_gating_func", absl::StrCat(said));
 }
 
+uint64_t GgufHeadsOfSomeLayers(const GgufFrame& frame, GgufQuestions* q) {
+  const std::vector<int64_t> kv_heads = q->Wholes("attention.head_count_kv");
+  int64_t heads = 0;
+  for (const int64_t of_layer : kv_heads) {
+    if (of_layer < 0 || (heads != 0 && of_layer != 0 && of_layer != heads)) {
+      q->Refuse("attention.head_count_kv", "with other numbers than one and zeros");
+    }
+    if (of_layer > 0) heads = of_layer;
+  }
+  if (kv_heads.size() < frame.layers || heads == 0) {
+    q->Refuse("attention.head_count_kv",
+              absl::StrCat("of ", kv_heads.size(), " numbers for ", frame.layers, " layers, or of zeros"));
+  }
+  return static_cast<uint64_t>(std::max<int64_t>(heads, 1));
+}
+
 json GgufDenseLayers(const GgufFrame& frame, const GgufQuestions& q) {
   json layers = json::array();
   for (uint64_t i = 0; i < frame.layers; ++i) {

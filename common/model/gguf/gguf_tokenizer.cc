@@ -83,7 +83,7 @@ absl::StatusOr<std::string> ConfigFile(const GgufKeys& keys, const Vocabulary& v
   return config.dump();
 }
 
-// --- Byte-level BPE: tokenizer.json ---
+// --- BPE by merges: tokenizer.json ---
 
 json PipelineOf(const GgufPreTokenizer& pre) {
   json steps = json::array();
@@ -97,8 +97,8 @@ json PipelineOf(const GgufPreTokenizer& pre) {
   return {{"type", "Sequence"}, {"pretokenizers", std::move(steps)}};
 }
 
-absl::StatusOr<std::string> TokenizerJson(const GgufKeys& keys, const Vocabulary& vocabulary,
-                                          const GgufPreTokenizer& pre) {
+// What both kinds have: added tokens, vocabulary and merges; `model` says how the latter are used.
+absl::StatusOr<json> TokenizerJson(const GgufKeys& keys, const Vocabulary& vocabulary, json model) {
   ASSIGN_OR_RETURN(const std::vector<std::string>* merges, keys.Texts(GgmlKey("merges")));
   if (merges == nullptr) return keys.Error(GgmlKey("merges"), "is missing");
   json vocab = json::object();
@@ -124,15 +124,32 @@ absl::StatusOr<std::string> TokenizerJson(const GgufKeys& keys, const Vocabulary
     }
   }
   json root = {{"version", "1.0"}, {"added_tokens", std::move(added)}};
-  root["normalizer"] = pre.nfc ? json{{"type", "NFC"}} : json();
-  root["pre_tokenizer"] = PipelineOf(pre);
-  root["decoder"] = {
-      {"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}};
-  root["model"] = {{"type", "BPE"},
-                   {"ignore_merges", pre.ignore_merges},
-                   {"vocab", std::move(vocab)},
-                   {"merges", *merges}};
-  return root.dump();
+  model["type"] = "BPE";
+  model["vocab"] = std::move(vocab);
+  model["merges"] = *merges;
+  root["model"] = std::move(model);
+  return root;
+}
+
+// Gemma-4's: text as it is, spaces as U+2581, bytes for what no token has.
+absl::StatusOr<Files> SpacedBytePairFiles(const GgufKeys& keys) {
+  ASSIGN_OR_RETURN(const Vocabulary vocabulary, ReadVocabulary(keys));
+  ASSIGN_OR_RETURN(const std::string unknown, TokenOf(keys, "unknown_token_id", vocabulary));
+  json model = {{"byte_fallback", true}, {"fuse_unk", true}};
+  if (!unknown.empty()) model["unk_token"] = unknown;
+  ASSIGN_OR_RETURN(json root, TokenizerJson(keys, vocabulary, std::move(model)));
+  constexpr char kSpace[] = "\xe2\x96\x81";
+  root["normalizer"] = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpace}};
+  root["pre_tokenizer"] = nullptr;
+  root["decoder"] = {{"type", "Sequence"},
+                     {"decoders",
+                      {{{"type", "Replace"}, {"pattern", {{"String", kSpace}}}, {"content", " "}},
+                       {{"type", "ByteFallback"}},
+                       {{"type", "Fuse"}}}}};
+  Files files;
+  files["tokenizer.json"] = root.dump();
+  ASSIGN_OR_RETURN(files["tokenizer_config.json"], ConfigFile(keys, vocabulary, true));
+  return files;
 }
 
 absl::StatusOr<Files> BytePairFiles(const GgufKeys& keys) {
@@ -144,7 +161,12 @@ absl::StatusOr<Files> BytePairFiles(const GgufKeys& keys) {
   }
   ASSIGN_OR_RETURN(const Vocabulary vocabulary, ReadVocabulary(keys));
   Files files;
-  ASSIGN_OR_RETURN(files["tokenizer.json"], TokenizerJson(keys, vocabulary, *pre));
+  ASSIGN_OR_RETURN(json root, TokenizerJson(keys, vocabulary, {{"ignore_merges", pre->ignore_merges}}));
+  root["normalizer"] = pre->nfc ? json{{"type", "NFC"}} : json();
+  root["pre_tokenizer"] = PipelineOf(*pre);
+  root["decoder"] = {
+      {"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}};
+  files["tokenizer.json"] = root.dump();
   ASSIGN_OR_RETURN(files["tokenizer_config.json"], ConfigFile(keys, vocabulary, pre->add_bos));
   return files;
 }
@@ -225,7 +247,8 @@ absl::StatusOr<Files> GgufTokenizerFiles(const GgufKeys& keys) {
   if (!model.has_value()) return Files{};
   if (*model == "gpt2") return BytePairFiles(keys);
   if (*model == "llama") return SentencePieceFiles(keys);
-  return keys.Unsupported(GgmlKey("model"), JsonExcerpt(json(*model)) + " (known: gpt2, llama)");
+  if (*model == "gemma4") return SpacedBytePairFiles(keys);
+  return keys.Unsupported(GgmlKey("model"), JsonExcerpt(json(*model)) + " (known: gpt2, llama, gemma4)");
 }
 
 }  // namespace sluice

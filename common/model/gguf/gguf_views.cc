@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "common/model/model_limits.h"
 
@@ -13,7 +15,6 @@ namespace {
 
 // Tensors of the model.
 constexpr GgufModule kModelNames[] = {
-    {"token_embd.weight", "model.embed_tokens.weight"},
     {"output.weight", "lm_head.weight"},
     {"output.bias", "lm_head.bias"},
 };
@@ -83,7 +84,11 @@ class ViewMaker {
           tensor.name != absl::StrCat("token_embd_norm", suffix)) {
         continue;
       }
-      Add(absl::StrCat(architecture_.final_norm, suffix), tensor);
+      Add(absl::StrCat(architecture_.final_norm, suffix), tensor).minus_one = architecture_.plus_one;
+      return true;
+    }
+    if (tensor.name == "token_embd.weight") {
+      Add(architecture_.embed, tensor);
       return true;
     }
     for (const GgufModule& name : kModelNames) {
@@ -102,10 +107,15 @@ class ViewMaker {
     if (dot == rest.npos || !absl::SimpleAtoi(rest.substr(0, dot), &layer)) return false;
     if (layer >= shape_.layers) return layer < shape_.blocks;
     rest.remove_prefix(dot + 1);
+    const std::string base = absl::StrCat(architecture_.layers, layer, ".");
+    for (const GgufModule& name : architecture_.modules) {
+      if (rest != name.gguf) continue;
+      Change(name, tensor, base + name.hub);
+      return true;
+    }
     const bool is_bias = absl::ConsumeSuffix(&rest, ".bias");
     if (!is_bias && !absl::ConsumeSuffix(&rest, ".weight")) return false;
     const std::string module(rest);
-    const std::string base = absl::StrCat("model.layers.", layer, ".");
     const std::string suffix = is_bias ? ".bias" : ".weight";
     return AddModule(tensor, module, base, suffix) || AddAttention(tensor, module, base, suffix) ||
            AddExperts(tensor, module, base, is_bias) || AddMixture(tensor, module, base, suffix);
@@ -115,27 +125,83 @@ class ViewMaker {
                  const std::string& suffix) {
     for (const GgufModule& name : architecture_.modules) {
       if (module != name.gguf) continue;
-      GgufView& view = Add(absl::StrCat(base, name.hub, suffix), tensor);
-      // A depthwise convolution: [channels, 1, kernel].
-      if (module == "shortconv.conv" && view.shape.size() == 2) view.shape.insert(view.shape.begin() + 1, 1);
+      Change(name, tensor, absl::StrCat(base, name.hub, suffix));
       return true;
     }
     if (module == (architecture_.norm_after_attention ? "post_attention_norm" : "ffn_norm")) {
-      Add(absl::StrCat(base, "post_attention_layernorm", suffix), tensor);
+      Add(absl::StrCat(base, "post_attention_layernorm", suffix), tensor).minus_one = architecture_.plus_one;
       return true;
     }
+    if (module == "ssm_ba") return AddGates(tensor, base);
     for (const GgufModule& name : kLayerModules) {
       if (module != name.gguf) continue;
       const bool paired = architecture_.permuted && (module == "attn_q" || module == "attn_k");
       // Paired values of a bias stand along its line, which no family with such rows has.
       if (paired && tensor.dims.size() != 2) return false;
       GgufView& view = Add(absl::StrCat(base, name.hub, suffix), tensor);
+      view.minus_one = architecture_.plus_one && absl::EndsWith(module, "_norm");
       if (paired && has_pairs() && LinesOf(tensor) % shape_.head_dim == 0) view.paired_head = shape_.head_dim;
       // Stacked heads are one matrix.
       if (view.shape.size() == 3) view.shape = {view.shape[0] * view.shape[1], view.shape[2]};
       return true;
     }
     return false;
+  }
+
+  // The tensor under its hub's name, what was done to it told to be undone.
+  void Change(const GgufModule& module, const GgufTensorInfo& tensor, const std::string& name) {
+    GgufView& view = Add(name, tensor);
+    if (module.change == GgufChange::kSqueezed && view.shape.size() == 2) {
+      view.shape.insert(view.shape.begin() + 1, 1);
+    }
+    if (module.change >= GgufChange::kUnsqueezed && view.shape.size() == 2) {
+      view.shape = {view.shape[0] * view.shape[1]};
+    }
+    view.is_decay = module.change == GgufChange::kDecay;
+    if (architecture_.tiled_values) view.tiles = TilesOf(module.gguf, view.shape);
+  }
+
+  // How the value heads in a tensor of linear attention stand.
+  GgufHeadTiles TilesOf(absl::string_view module, const std::vector<uint64_t>& shape) const {
+    const uint32_t heads = shape_.linear_keys * shape_.linear_sharers;
+    GgufHeadTiles tiles{.keys = shape_.linear_keys, .sharers = shape_.linear_sharers};
+    const uint64_t values = uint64_t{heads} * shape_.linear_values;
+    uint64_t size = shape[0];
+    if (module == "attn_qkv" || module == "ssm_conv1d") {
+      tiles.length = shape_.linear_values;
+      tiles.first = size < values ? 0 : size - values;  // behind q and k
+    } else if (module == "attn_gate" || module == "ssm_out") {
+      tiles.length = shape_.linear_values;
+      tiles.columns = module == "ssm_out";
+      if (tiles.columns) size = shape.back();
+    } else if (module == "ssm_beta" || module == "ssm_alpha") {
+      tiles.length = 1;
+    } else if (module == "ssm_a" || module == "ssm_dt.bias") {
+      tiles.length = 1;
+      tiles.columns = true;
+    } else {
+      return {};
+    }
+    // A tensor of another shape is for the family's map to refuse.
+    return size == tiles.first + uint64_t{heads} * tiles.length ? tiles : GgufHeadTiles();
+  }
+
+  // Qwen3-Next's gates: for each key head the lines of beta, then those of decay. Beside all projections in
+  // one they are the hub's own tensor.
+  bool AddGates(const GgufTensorInfo& tensor, const std::string& base) {
+    const std::string fused = absl::StrReplaceAll(tensor.name, {{"ssm_ba", "ssm_in"}});
+    if (files_.Find(fused) != nullptr) {
+      Add(base + "linear_attn.in_proj_ba.weight", tensor);
+      return true;
+    }
+    const uint64_t lines = uint64_t{shape_.linear_keys} * shape_.linear_sharers;
+    if (lines == 0 || tensor.dims.size() != 2 || tensor.dims[1] != 2 * lines) return false;
+    for (uint32_t i = 0; i < 2; ++i) {
+      AddLines(absl::StrCat(base, "linear_attn.in_proj_", i == 0 ? "b" : "a", ".weight"), tensor,
+               i * shape_.linear_sharers, lines);
+      views_.back().run = shape_.linear_sharers;
+    }
+    return true;
   }
 
   bool AddAttention(const GgufTensorInfo& tensor, const std::string& module, const std::string& base,
