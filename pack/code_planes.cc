@@ -8,6 +8,20 @@
 namespace sluice {
 namespace {
 
+// Puts bits of up to sixteen codes into their words. A whole unit's loop has a length that compilers know,
+// and becomes vector code.
+void AddUnit(const uint8_t* codes, size_t lanes, uint32_t code_shift, uint32_t mask, uint32_t shift,
+             uint16_t* words) {
+  const auto add = [&](size_t lane) {
+    words[lane] |= static_cast<uint16_t>(((codes[lane] >> code_shift) & mask) << shift);
+  };
+  if (lanes == kPlaneLanes) {
+    for (size_t lane = 0; lane < kPlaneLanes; ++lane) add(lane);
+  } else {
+    for (size_t lane = 0; lane < lanes; ++lane) add(lane);
+  }
+}
+
 // Stores `bits` bits of each code, taken from `code_shift` up, in a plane. A plane is laid out in blocks of
 // 16-bit lanes: successive codes go to successive lanes, and once round to the next bits of each, so that a
 // vector load, a shift and a mask give the kernels as many codes as there are lanes.
@@ -19,10 +33,7 @@ void StorePlane(absl::Span<const uint8_t> codes, uint32_t bits, uint32_t code_sh
     const size_t end = std::min(codes.size(), block + codes_per_block);
     uint32_t shift = 0;
     for (size_t begin = block; begin < end; begin += kPlaneLanes, shift += bits) {
-      const size_t lanes = std::min<size_t>(kPlaneLanes, end - begin);
-      for (size_t lane = 0; lane < lanes; ++lane) {
-        words[lane] |= static_cast<uint16_t>(((codes[begin + lane] >> code_shift) & mask) << shift);
-      }
+      AddUnit(&codes[begin], std::min<size_t>(kPlaneLanes, end - begin), code_shift, mask, shift, words);
     }
     std::memcpy(plane, words, kPlaneBlockBytes);
   }
@@ -34,10 +45,8 @@ void StoreHighPlane(absl::Span<const uint8_t> codes, uint32_t bits, uint32_t cod
     const CodePlace place = PlaceOfHighCode(bits, begin);
     uint16_t words[kPlaneLanes];
     std::memcpy(words, plane + place.byte_offset, kPlaneBlockBytes);
-    const size_t lanes = std::min<size_t>(kPlaneLanes, codes.size() - begin);
-    for (size_t lane = 0; lane < lanes; ++lane) {
-      words[lane] |= static_cast<uint16_t>(codes[begin + lane] >> code_shift << place.shift);
-    }
+    AddUnit(&codes[begin], std::min<size_t>(kPlaneLanes, codes.size() - begin), code_shift, (1u << bits) - 1,
+            place.shift, words);
     std::memcpy(plane + place.byte_offset, words, kPlaneBlockBytes);
   }
 }

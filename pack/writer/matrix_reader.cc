@@ -176,13 +176,12 @@ class StraightReader final : public RowReader {
     });
   }
 
-  absl::Status NextBlocks(uint32_t count, absl::Span<float> out, std::vector<CodeBlock>* blocks) override {
+  absl::Status NextBlocks(uint32_t count, absl::Span<float> out, absl::Span<CodeBlock> blocks) override {
     const Encoding encoding = matrix_.tensor->blocks;
     const uint32_t block_values = BlockValuesOf(encoding);
     return Read(count, out, [&](uint32_t block, uint32_t line, uint32_t rows, absl::Span<float> to) {
-      const size_t first = blocks->size();
-      blocks->resize(first + to.size() / block_values);
-      const absl::Span<CodeBlock> read = absl::MakeSpan(*blocks).subspan(first);
+      const absl::Span<CodeBlock> read = blocks.first(to.size() / block_values);
+      blocks.remove_prefix(read.size());
       RETURN_IF_ERROR(lines_.ReadBlocks(block, line, rows, read));
       for (size_t b = 0; b < read.size(); ++b) DecodeCodeBlock(encoding, read[b], &to[b * block_values]);
       return absl::OkStatus();
@@ -253,7 +252,7 @@ class TransposedReader final : public RowReader {
   }
 
   absl::Status NextBlocks(uint32_t /*count*/, absl::Span<float> /*out*/,
-                          std::vector<CodeBlock>* /*blocks*/) override {
+                          absl::Span<CodeBlock> /*blocks*/) override {
     return absl::InternalError(absl::StrCat("tensor ", matrix_.tensor->name, ": blocks of columns"));
   }
 
@@ -316,9 +315,9 @@ class StackedReader final : public RowReader {
     for (const SourceMatrix& matrix : others) Add(checkpoint, matrix);
   }
 
-  absl::Status Next(uint32_t count, absl::Span<float> out) override { return Read(count, out, nullptr); }
+  absl::Status Next(uint32_t count, absl::Span<float> out) override { return Read(count, out, {}); }
 
-  absl::Status NextBlocks(uint32_t count, absl::Span<float> out, std::vector<CodeBlock>* blocks) override {
+  absl::Status NextBlocks(uint32_t count, absl::Span<float> out, absl::Span<CodeBlock> blocks) override {
     return Read(count, out, blocks);
   }
 
@@ -333,12 +332,14 @@ class StackedReader final : public RowReader {
 
  private:
   // Without `blocks` values alone.
-  absl::Status Read(uint32_t count, absl::Span<float> out, std::vector<CodeBlock>* blocks) {
+  absl::Status Read(uint32_t count, absl::Span<float> out, absl::Span<CodeBlock> blocks) {
+    const uint64_t of_row = blocks.size() / count;
     while (count > 0) {
       if (left_[current_] == 0) ++current_;
       const uint32_t rows = std::min(count, left_[current_]);
-      RETURN_IF_ERROR(blocks == nullptr ? readers_[current_]->Next(rows, out)
-                                        : readers_[current_]->NextBlocks(rows, out, blocks));
+      RETURN_IF_ERROR(of_row == 0 ? readers_[current_]->Next(rows, out)
+                                  : readers_[current_]->NextBlocks(rows, out, blocks.first(rows * of_row)));
+      blocks.remove_prefix(rows * of_row);
       left_[current_] -= rows;
       count -= rows;
       out.remove_prefix(uint64_t{rows} * cols_);

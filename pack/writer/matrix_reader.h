@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -25,7 +24,7 @@ class RowReader {
   virtual absl::Status Next(uint32_t count, absl::Span<float> out) = 0;
   // The same rows as the blocks that the source keeps them in, one row's after the other's, and their values.
   // REQUIRES: BlocksOf(matrix) is valid; of a reader either this or Next is called.
-  virtual absl::Status NextBlocks(uint32_t count, absl::Span<float> out, std::vector<CodeBlock>* blocks) = 0;
+  virtual absl::Status NextBlocks(uint32_t count, absl::Span<float> out, absl::Span<CodeBlock> blocks) = 0;
   // Of the matrix's source bytes, line by line in the source's order, whatever lies between them left out; of
   // tensors whose values are decoded: of the rows' float32 values. REQUIRES: every row was read.
   virtual Digest128 digest() const = 0;

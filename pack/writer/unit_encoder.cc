@@ -55,9 +55,10 @@ absl::Status UnitEncoder::WriteRecords(absl::Span<const Column> columns, uint32_
 }
 
 absl::Status UnitEncoder::TakeBlocks(const Column& column, uint32_t count, uint32_t cols, uint32_t stride) {
-  blocks_.clear();
-  RETURN_IF_ERROR(column.reader->NextBlocks(count, absl::MakeSpan(values_), &blocks_));
   const uint64_t of_row = cols / BlockValuesOf(column.encoding.encoding);
+  if (blocks_.size() < count * of_row) blocks_.resize(count * of_row);
+  RETURN_IF_ERROR(column.reader->NextBlocks(count, absl::MakeSpan(values_),
+                                            absl::MakeSpan(blocks_).first(count * of_row)));
   for (uint32_t r = 0; r < count; ++r) {
     EncodeBlockRow(column.encoding, absl::MakeConstSpan(blocks_).subspan(r * of_row, of_row), cols,
                    records_.data() + static_cast<uint64_t>(r) * stride + column.base);
