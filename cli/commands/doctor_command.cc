@@ -14,6 +14,7 @@
 #include "cli/launch/runtime_paths.h"
 #include "cli/ui/command.h"
 #include "cli/ui/terminal.h"
+#include "common/cpu_topology.h"
 #include "common/file_io.h"
 #include "common/net/unix_listener.h"
 #include "common/status.h"
@@ -85,9 +86,10 @@ void ExamineSockets(const CommandContext& context, std::vector<Finding>* finding
 std::vector<Finding> Examine(const CommandContext& context, const std::string& pack,
                              std::optional<uint64_t> budget) {
   const KernelFacts kernel = ReadKernelFacts();
-  std::vector<Finding> findings = {CheckCpu(ReadCpuFacts()), CheckMemlock(kernel),    CheckOpenFiles(kernel),
-                                   CheckIoUring(kernel),     CheckPidfd(kernel),      CheckSeals(kernel),
-                                   CheckHugePages(kernel),   CheckGpu(ReadGpuFacts())};
+  std::vector<Finding> findings = {
+      CheckCpu(ReadCpuFacts()), CheckMemlock(kernel),     CheckOpenFiles(kernel),
+      CheckIoUring(kernel),     CheckPidfd(kernel),       CheckSeals(kernel),
+      CheckHugePages(kernel),   CheckGpu(ReadGpuFacts()), CheckNodes(ReadCpuTopology(AllowedCpus()))};
   for (const char* program : {"weightd", "inferd"}) {
     const std::string path = absl::StrCat(context.binary_dir, "/", program);
     findings.push_back(CheckProgram(path, access(path.c_str(), X_OK) == 0));

@@ -73,6 +73,28 @@ Finding CheckCpu(const CpuFacts& cpu) {
   return Pass("cpu", message);
 }
 
+Finding CheckNodes(const absl::StatusOr<CpuTopology>& topology) {
+  if (!topology.ok()) {
+    return Warn("nodes", std::string(topology.status().message()),
+                "threads are not pinned and weights not spread over memory nodes until this can be read");
+  }
+  const std::string message = DescribeTopology(*topology);
+  const auto& nodes = topology->nodes;
+  const auto count = [&nodes](auto what) { return std::count_if(nodes.begin(), nodes.end(), what); };
+  const auto idle = count([](const CpuNode& node) { return node.cpus.empty(); });
+  const auto bare = count([](const CpuNode& node) { return node.memory_bytes == 0; });
+  if (nodes.size() > 1 && idle > 0) {
+    return Warn("nodes", absl::StrCat(message, "; of ", idle, " of them no CPU may be used"),
+                "let inferd use CPUs of all nodes (taskset, CPUAffinity=, the cgroup's cpuset), or keep "
+                "weights on those it uses (cpuset.mems)");
+  }
+  if (nodes.size() > 1 && bare > 0) {
+    return Warn("nodes", absl::StrCat(message, "; ", bare, " of them have no memory"),
+                "fill the memory slots of every node: each brings bandwidth of its own");
+  }
+  return Pass("nodes", nodes.size() == 1 ? message : absl::StrCat(message, "; weights are interleaved"));
+}
+
 Finding CheckMemory(const MemoryFacts& memory, std::optional<uint64_t> budget, uint64_t pack_bytes) {
   const uint64_t free = UsableMemory(memory);
   std::string limit =

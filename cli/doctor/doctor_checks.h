@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "cli/doctor/gpu_facts.h"
 #include "cli/doctor/host_facts.h"
 #include "cli/ui/json.h"
+#include "common/cpu_topology.h"
 #include "common/memory_facts.h"
 
 namespace sluice::cli {
@@ -26,6 +28,8 @@ struct Finding {
 };
 
 Finding CheckCpu(const CpuFacts& cpu);
+// Of the CPUs that this process may use; or why they are not known.
+Finding CheckNodes(const absl::StatusOr<CpuTopology>& topology);
 // `budget`: what --dram-budget asks for; absent: the default. `pack_bytes` 0: no pack was named.
 Finding CheckMemory(const MemoryFacts& memory, std::optional<uint64_t> budget, uint64_t pack_bytes);
 Finding CheckMemlock(const KernelFacts& kernel);

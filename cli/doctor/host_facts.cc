@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <linux/stat.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -14,6 +13,7 @@
 #include <fstream>
 
 #include "cli/launch/unix_socket.h"
+#include "common/cpu_topology.h"
 #include "common/ring/unique_fd.h"
 #include "weightd/io/read_ring.h"
 
@@ -92,9 +92,7 @@ CpuFacts ReadCpuFacts() {
   for (std::string line; std::getline(cpuinfo, line) && !facts.amx_bf16;) {
     facts.amx_bf16 = line.rfind("flags", 0) == 0 && line.find("amx_bf16") != std::string::npos;
   }
-  cpu_set_t mask;
-  CPU_ZERO(&mask);
-  facts.cpus = sched_getaffinity(0, sizeof(mask), &mask) == 0 ? CPU_COUNT(&mask) : 0;
+  facts.cpus = static_cast<int>(AllowedCpus().size());
   return facts;
 }
 

@@ -2,7 +2,6 @@
 
 #include <google/protobuf/stubs/common.h>
 #include <grpcpp/grpcpp.h>
-#include <sched.h>
 #include <spdlog/version.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -17,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/cpu_topology.h"
 #include "common/error_detail.h"
 #include "common/metrics/metric_text.h"
 #include "common/net/listen_address.h"
@@ -45,11 +45,7 @@ constexpr absl::Duration kSelfTestLimit = absl::Minutes(5);
 // Of a trial copy, which fetches and brings a piece of the dense weights.
 constexpr absl::Duration kTrialLimit = absl::Seconds(30);
 
-uint32_t UsableCpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? static_cast<uint32_t>(CPU_COUNT(&set)) : 1;
-}
+uint32_t UsableCpus() { return static_cast<uint32_t>(std::max<size_t>(1, AllowedCpus().size())); }
 
 absl::StatusOr<std::vector<ListenAddress>> ParseAddresses(const std::vector<std::string>& texts) {
   std::vector<ListenAddress> addresses;

@@ -131,6 +131,20 @@ TEST(DoctorTest, KernelWithoutWhatTheDaemonsNeedFails) {
   ExpectVerdict(CheckHugePages(kernel), Verdict::kWarn, "MADV_COLLAPSE");
 }
 
+TEST(DoctorTest, SaysWhichMemoryNodesItSeesAndWhatIsWrongWithThem) {
+  CpuTopology topology;
+  topology.nodes = {{0, {{0, 0}, {1, 1}}, 8ull << 30}};
+  ExpectVerdict(CheckNodes(topology), Verdict::kPass, "1 node: 0 with 2 CPUs of 2 cores and 8.0 GiB");
+  topology.nodes.push_back({1, {{2, 2}, {3, 2}}, 8ull << 30});
+  ExpectVerdict(CheckNodes(topology), Verdict::kPass, "interleaved");
+  topology.nodes[1].memory_bytes = 0;
+  ExpectVerdict(CheckNodes(topology), Verdict::kWarn, "1 of them have no memory");
+  topology.nodes[1] = {1, {}, 8ull << 30};
+  EXPECT_THAT(CheckNodes(topology).fix, HasSubstr("cpuset"));
+  ExpectVerdict(CheckNodes(topology), Verdict::kWarn, "no CPU may be used");
+  ExpectVerdict(CheckNodes(absl::InvalidArgumentError("cpulist: nonsense")), Verdict::kWarn, "nonsense");
+}
+
 TEST(DoctorTest, DiskWithoutDirectReadsOrWithLargeBlocksWarns) {
   DiskFacts disk;
   disk.path = "/d";

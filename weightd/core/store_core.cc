@@ -41,6 +41,10 @@ StoreCore::StoreCore(const Options& options, const Environment& environment)
 Arena::Listener StoreCore::Segments() {
   Arena::Listener listener;
   listener.added = [this](uint32_t segment, const std::shared_ptr<const SharedMemory>& memory) {
+    if (const std::string& error = tier_.arena().placement_error(); !error.empty() && !placement_told_) {
+      placement_told_ = true;
+      log_.Say(LogSeverity::kWarning, absl::StrCat(error, "; segments lie where the kernel puts them"));
+    }
     if (environment_.prefault) {
       environment_.prefault(memory);
     }

@@ -172,6 +172,7 @@ class StoreCore {
   const Options options_;
   const Environment environment_;
   StoreLog log_;
+  bool placement_told_ = false;
   SessionTable sessions_{&log_};
   DramTier tier_;
   Fetcher fetcher_;

@@ -72,6 +72,8 @@ StoreCore::Options CoreOptions(const WeightStoreOptions& options, uint64_t epoch
   StoreCore::Options core;
   core.boot_epoch = epoch;
   core.arena.budget = options.dram_budget;
+  core.arena.placement = options.placement;
+  core.arena.nodes = options.nodes;
   core.policy.eviction = options.eviction;
   core.policy.admission = options.admission;
   core.session_quota = options.session_quota;

@@ -29,6 +29,7 @@
 #include "weightd/core/pump_turn.h"
 #include "weightd/core/store_core.h"
 #include "weightd/dram/eviction.h"
+#include "weightd/dram/memory_nodes.h"
 #include "weightd/dram/prefaulter.h"
 #include "weightd/dram/store_metrics.h"
 #include "weightd/fetch/extent_source.h"
@@ -55,6 +56,9 @@ struct WeightStoreOptions {
   int budget_wait_ms = 10'000;
   // Sessions that have not been joined by their side socket after this long are dropped.
   int attach_timeout_ms = 10'000;
+  // On which memory nodes segments lie, and which nodes have memory (memory_nodes.h).
+  NodePlacement placement = NodePlacement::kInterleave;
+  std::vector<uint32_t> nodes;
   // Which extent goes, and whether those used once go before those used again (eviction.h, admission.h).
   EvictionKind eviction = EvictionKind::kLru;
   bool admission = true;

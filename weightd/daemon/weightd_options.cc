@@ -59,6 +59,7 @@ WeightdCommand ParseWeightdCommand(int argc, const char* const* argv) {
 absl::Status CheckWeightdOptions(const WeightdOptions& options) {
   RETURN_IF_ERROR(CheckOneOf("io", options.io, {"pread", "uring"}));
   RETURN_IF_ERROR(CheckOneOf("eviction", options.eviction, {"lru", "lfru", "score"}));
+  RETURN_IF_ERROR(CheckOneOf("numa", options.numa, {"interleave", "segments", "off"}));
   RETURN_IF_ERROR(CheckOneOf("log-level", options.log_level, {"debug", "info", "warning", "error"}));
   if (options.reader_threads < 1 || options.reader_threads > kMaxReaderThreads) {
     return absl::InvalidArgumentError(

@@ -30,6 +30,7 @@ struct WeightdOptions {
   absl::Duration read_deadline = absl::Seconds(1);
   std::string eviction = "lru";
   bool admission = true;
+  std::string numa = "interleave";
   int copy_threads = 0;     // into slabs; 0: by the CPUs
   int gather_neurons = 50;  // listed neurons that travel in one chunk
   ByteSize scrub_rate;      // bytes a second; 0: none
@@ -80,6 +81,10 @@ void ForEachOption(WeightdOptions* o, Visit visit) {
   visit("read-deadline", &o->read_deadline,
         "A slower read is tried again beside; after four times as long its requests end");
   visit("eviction", &o->eviction, "Which weights leave memory first: lru, lfru or score");
+  visit(
+      "numa", &o->numa,
+      "Where weights lie on a machine with several memory nodes: interleave (every segment's pages in turn), "
+      "segments (whole ones in turn) or off (where weightd's threads run)");
   visit("admission", &o->admission, "Keep what is used again and again from one long prefill: on or off");
   visit("session-quota", &o->session_quota,
         "Memory that one session may fill; beyond it its own coldest goes (default: no bound)");

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "common/cpu_topology.h"
 #include "common/cuda/loaded_copier.h"
 #include "common/net/socket_lock.h"
 #include "common/net/unix_listener.h"
@@ -126,6 +127,9 @@ absl::Status WeightdServer::Impl::OpenStore() {
   store_options.read_deadline_ms = DeadlineMs(options);
   store_options.eviction = ParseEviction(options.eviction).value_or(EvictionKind::kLru);
   store_options.admission = options.admission;
+  store_options.placement = ParseNodePlacement(options.numa).value_or(NodePlacement::kInterleave);
+  ASSIGN_OR_RETURN(const CpuTopology topology, ReadCpuTopology(AllowedCpus()));
+  store_options.nodes = topology.MemoryNodes();
   store_options.session_quota = options.session_quota.bytes;
   store_options.scrub_rate = options.scrub_rate.bytes;
   store_options.copy_threads = options.copy_threads;

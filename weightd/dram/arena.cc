@@ -63,6 +63,10 @@ bool Arena::TakeNew(uint64_t slot_bytes, SizeClass* size_class) {
   }
   last_error_.clear();
   const uint32_t id = next_id_++;
+  // Before anybody touches a page.
+  const absl::Status placed = ApplyNodePolicy(PolicyOfSegment(options_.placement, options_.nodes, id),
+                                              memory->map.data(), memory->map.bytes());
+  placement_error_ = placed.ok() ? "" : placed.ToString();
   auto segment = std::make_unique<Segment>();
   segment->memory = std::make_shared<const SharedMemory>(*std::move(memory));
   segment->bytes = segment->memory->map.bytes();

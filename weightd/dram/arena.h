@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "common/ring/shared_memory.h"
+#include "weightd/dram/memory_nodes.h"
 
 namespace sluice {
 
@@ -43,6 +44,8 @@ class Arena {
     // A segment takes at most this share of the budget (but always one slot), so that small budgets are not
     // spent on one class; 1/32 leaves at most 3 % to a segment that is just being filled.
     uint64_t min_segments = 32;
+    NodePlacement placement = NodePlacement::kInterleave;
+    std::vector<uint32_t> nodes;  // that have memory; with fewer than two there is nothing to place
   };
   // Told of each new segment before a slot of it is handed out, of each retired one, and of each dropped one.
   // The retired segment is dropped by calling Drop(), also from within the call.
@@ -95,6 +98,8 @@ class Arena {
   size_t segment_count() const { return segments_.size(); }
   // Why the system refused the last segment; empty if it did not.
   const std::string& last_error() const { return last_error_; }
+  // Why the system did not place the last segment as asked; empty if it did.
+  const std::string& placement_error() const { return placement_error_; }
   // Every segment that sessions may map, in order of age; retired ones are left out.
   std::vector<std::pair<uint32_t, std::shared_ptr<const SharedMemory>>> Mapped() const;
   // Null for a segment that does not exist.
@@ -130,6 +135,7 @@ class Arena {
   uint64_t total_bytes_ = 0;
   uint64_t retired_bytes_ = 0;
   std::string last_error_;
+  std::string placement_error_;
 };
 
 }  // namespace sluice

@@ -31,7 +31,10 @@ constexpr int kMostTries = 20;
 // 4 KiB pages one by one. False: 4 KiB pages, but a later Collapse() may do better.
 bool PopulateRange(std::byte* start, uint64_t bytes) {
   bool movable = false;
-  if (bytes == kHugePage && madvise(start, kPage, MADV_POPULATE_WRITE) == 0) {
+  // A huge page comes to lie on the node of the page that there is. Where pages are interleaved over nodes,
+  // the first ones of all ranges would be the same node's.
+  const uint64_t seed = reinterpret_cast<uintptr_t>(start) / kHugePage % (kHugePage / kPage);
+  if (bytes == kHugePage && madvise(start + seed * kPage, kPage, MADV_POPULATE_WRITE) == 0) {
     if (madvise(start, bytes, MADV_COLLAPSE) == 0) {
       return true;
     }

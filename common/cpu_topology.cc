@@ -1,0 +1,215 @@
+#include "common/cpu_topology.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "common/size.h"
+#include "common/status.h"
+
+namespace sluice {
+namespace {
+
+// No machine has more; a list that names more is no list of CPUs.
+constexpr uint32_t kMostCpus = 1u << 16;
+
+// The file's text without space around it; empty if there is none.
+std::string TextOf(const std::string& path) {
+  std::ifstream in(path);
+  std::stringstream text;
+  text << in.rdbuf();
+  return std::string(absl::StripAsciiWhitespace(text.str()));
+}
+
+absl::StatusOr<std::vector<uint32_t>> ListIn(const std::string& path) {
+  absl::StatusOr<std::vector<uint32_t>> list = ParseCpuList(TextOf(path));
+  if (!list.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", list.status().message()));
+  }
+  return list;
+}
+
+// "Node 0 MemTotal:  131072 kB" of a node's meminfo.
+uint64_t MemoryOf(const std::string& node_folder) {
+  std::ifstream in(node_folder + "/meminfo");
+  for (std::string line; std::getline(in, line);) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    uint64_t kilobytes = 0;
+    if (words.size() >= 4 && words[2] == "MemTotal:" && absl::SimpleAtoi(words[3], &kilobytes)) {
+      return kilobytes * 1024;
+    }
+  }
+  return 0;
+}
+
+// The lowest CPU of those that share the core of `cpu`, by the kernel's newer and older name of that list.
+absl::StatusOr<uint32_t> CoreOf(uint32_t cpu, const std::string& system) {
+  for (const char* name : {"core_cpus_list", "thread_siblings_list"}) {
+    ASSIGN_OR_RETURN(const std::vector<uint32_t> siblings,
+                     ListIn(absl::StrCat(system, "/cpu/cpu", cpu, "/topology/", name)));
+    if (!siblings.empty()) {
+      return siblings.front();
+    }
+  }
+  return cpu;
+}
+
+std::vector<uint32_t> NodeIds(const std::string& system) {
+  std::vector<uint32_t> ids;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(system + "/node", error)) {
+    const std::string name = entry.path().filename().string();
+    uint32_t id = 0;
+    if (name.rfind("node", 0) == 0 && absl::SimpleAtoi(name.substr(4), &id)) {
+      ids.push_back(id);
+    }
+  }
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
+// A node's CPUs, one of each core before the second of any.
+std::vector<uint32_t> CoresFirst(const CpuNode& node) {
+  std::vector<std::pair<uint32_t, uint32_t>> order;  // how many of the core come before, and the CPU
+  std::map<uint32_t, uint32_t> seen;
+  for (const CpuPlace& place : node.cpus) {
+    order.emplace_back(seen[place.core]++, place.cpu);
+  }
+  std::sort(order.begin(), order.end());
+  std::vector<uint32_t> cpus;
+  for (const auto& [before, cpu] : order) {
+    cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+}  // namespace
+
+uint32_t CpuTopology::cpus() const {
+  size_t count = 0;
+  for (const CpuNode& node : nodes) count += node.cpus.size();
+  return static_cast<uint32_t>(count);
+}
+
+uint32_t CpuTopology::cores() const {
+  std::set<uint32_t> cores;
+  for (const CpuNode& node : nodes) {
+    for (const CpuPlace& place : node.cpus) cores.insert(place.core);
+  }
+  return static_cast<uint32_t>(cores.size());
+}
+
+std::vector<uint32_t> CpuTopology::MemoryNodes() const {
+  std::vector<uint32_t> ids;
+  for (const CpuNode& node : nodes) {
+    if (node.memory_bytes > 0) ids.push_back(node.id);
+  }
+  return ids;
+}
+
+std::vector<uint32_t> AllowedCpus() {
+  for (uint32_t most = 1024; most <= kMostCpus; most *= 2) {
+    cpu_set_t* const set = CPU_ALLOC(most);
+    const size_t bytes = CPU_ALLOC_SIZE(most);
+    CPU_ZERO_S(bytes, set);
+    std::vector<uint32_t> cpus;
+    const bool known = sched_getaffinity(0, bytes, set) == 0;
+    const bool larger = !known && errno == EINVAL;  // the kernel's mask is
+    for (uint32_t cpu = 0; known && cpu < most; ++cpu) {
+      if (CPU_ISSET_S(cpu, bytes, set)) cpus.push_back(cpu);
+    }
+    CPU_FREE(set);
+    if (!larger) return cpus;
+  }
+  return {};
+}
+
+absl::StatusOr<std::vector<uint32_t>> ParseCpuList(const std::string& text) {
+  std::vector<uint32_t> cpus;
+  if (text.empty()) return cpus;
+  for (const absl::string_view range : absl::StrSplit(text, ',')) {
+    const std::vector<std::string> ends = absl::StrSplit(range, '-');
+    uint32_t first = 0;
+    uint32_t last = 0;
+    if (ends.size() > 2 || !absl::SimpleAtoi(ends.front(), &first) || !absl::SimpleAtoi(ends.back(), &last) ||
+        last < first || last >= kMostCpus) {
+      return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is no list such as 0-3,8"));
+    }
+    for (uint32_t cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
+  }
+  std::sort(cpus.begin(), cpus.end());
+  cpus.erase(std::unique(cpus.begin(), cpus.end()), cpus.end());
+  return cpus;
+}
+
+absl::StatusOr<CpuTopology> ReadCpuTopology(absl::Span<const uint32_t> allowed, const std::string& root) {
+  const std::string system = root + "/sys/devices/system";
+  std::vector<CpuPlace> places;
+  for (const uint32_t cpu : allowed) {
+    ASSIGN_OR_RETURN(const uint32_t core, CoreOf(cpu, system));
+    places.push_back({cpu, core});
+  }
+  CpuTopology topology;
+  for (const uint32_t id : NodeIds(system)) {
+    const std::string folder = absl::StrCat(system, "/node/node", id);
+    ASSIGN_OR_RETURN(const std::vector<uint32_t> cpus, ListIn(folder + "/cpulist"));
+    CpuNode node{id, {}, MemoryOf(folder)};
+    std::copy_if(places.begin(), places.end(), std::back_inserter(node.cpus), [&](const CpuPlace& place) {
+      return std::binary_search(cpus.begin(), cpus.end(), place.cpu);
+    });
+    if (!node.cpus.empty() || node.memory_bytes > 0) topology.nodes.push_back(std::move(node));
+  }
+  if (topology.cpus() < places.size()) {  // no tree, or not of this machine
+    topology.nodes = {CpuNode{0, std::move(places), 0}};
+  }
+  return topology;
+}
+
+absl::StatusOr<std::vector<uint32_t>> CpusOfThreads(const CpuTopology& topology, uint32_t threads) {
+  const uint32_t cpus = topology.cpus();
+  if (threads > cpus) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        threads, " threads cannot be pinned, this process may use ", cpus, cpus == 1 ? " CPU" : " CPUs"));
+  }
+  std::vector<uint32_t> chosen;
+  uint64_t before = 0;
+  for (const CpuNode& node : topology.nodes) {
+    // Thread i is of the node in which its share of all CPUs begins.
+    const uint64_t begin = before * threads / std::max(1u, cpus);
+    before += node.cpus.size();
+    const uint64_t end = before * threads / std::max(1u, cpus);
+    const std::vector<uint32_t> order = CoresFirst(node);
+    chosen.insert(chosen.end(), order.begin(), order.begin() + static_cast<std::ptrdiff_t>(end - begin));
+  }
+  return chosen;
+}
+
+std::string DescribeTopology(const CpuTopology& topology) {
+  std::vector<std::string> nodes;
+  for (const CpuNode& node : topology.nodes) {
+    std::set<uint32_t> cores;
+    for (const CpuPlace& place : node.cpus) cores.insert(place.core);
+    nodes.push_back(
+        absl::StrCat(node.id, " with ", node.cpus.size(), node.cpus.size() == 1 ? " CPU" : " CPUs", " of ",
+                     cores.size(), cores.size() == 1 ? " core" : " cores",
+                     node.memory_bytes > 0 ? absl::StrCat(" and ", FormatSize(node.memory_bytes)) : ""));
+  }
+  return absl::StrCat(nodes.size(), nodes.size() == 1 ? " node: " : " nodes: ", absl::StrJoin(nodes, ", "));
+}
+
+}  // namespace sluice

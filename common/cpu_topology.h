@@ -1,0 +1,56 @@
+// The CPUs that this process may use, and the memory nodes they belong to, as the kernel tells it below
+// /sys/devices/system. On a machine with several nodes a CPU reads its own node's memory faster than the
+// others', and all nodes together give more than one does.
+//
+// Thread safety: free functions, safe to call from any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace sluice {
+
+// A CPU that may be used.
+struct CpuPlace {
+  uint32_t cpu = 0;
+  uint32_t core = 0;  // the lowest CPU of those that share its core
+};
+
+struct CpuNode {
+  uint32_t id = 0;
+  std::vector<CpuPlace> cpus;  // ascending; may be empty
+  uint64_t memory_bytes = 0;   // MemTotal of the node; 0: unknown, or none
+};
+
+struct CpuTopology {
+  std::vector<CpuNode> nodes;  // ascending by id; those with neither CPUs to use nor memory are left out
+
+  uint32_t cpus() const;
+  uint32_t cores() const;
+  // Ids of the nodes that have memory.
+  std::vector<uint32_t> MemoryNodes() const;
+};
+
+// Of the affinity mask, ascending, however many the machine has.
+std::vector<uint32_t> AllowedCpus();
+
+// Reads the node tree below `root` ("" for the real one). Without one, as of a kernel without NUMA, all CPUs
+// are of node 0. `allowed`: as AllowedCpus(). INVALID_ARGUMENT naming a file that makes no sense.
+absl::StatusOr<CpuTopology> ReadCpuTopology(absl::Span<const uint32_t> allowed, const std::string& root = "");
+
+// "0-3,8,10-11", as the kernel writes lists of CPUs and nodes, ascending. INVALID_ARGUMENT for anything else.
+absl::StatusOr<std::vector<uint32_t>> ParseCpuList(const std::string& text);
+
+// A CPU for each of `threads` threads: nodes get threads in proportion to their CPUs, neighbouring threads
+// the same node, and no core gets a second thread before all have one. INVALID_ARGUMENT for more threads than
+// CPUs.
+absl::StatusOr<std::vector<uint32_t>> CpusOfThreads(const CpuTopology& topology, uint32_t threads);
+
+// "2 nodes: 0 with 16 CPUs of 8 cores and 64 GiB, ..."
+std::string DescribeTopology(const CpuTopology& topology);
+
+}  // namespace sluice
