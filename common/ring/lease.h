@@ -38,10 +38,11 @@ inline bool TryLease(const ResidencyEntry& entry, PinEntry& pin, uint64_t* place
 
 // Client. Gives a lease back; `stamp` is StepStamp(step, order) of the use, never smaller than the one
 // before, and `last_stamp` the session's word in its control region. Both are written before the pin falls,
-// so weightd never sees an unpinned extent without its last use.
-inline void ReleaseLease(PinEntry& pin, std::atomic<uint64_t>& last_stamp, uint64_t stamp) {
+// so weightd never sees an unpinned extent without its last use. `counts`: the use is no scan's.
+inline void ReleaseLease(PinEntry& pin, std::atomic<uint64_t>& last_stamp, uint64_t stamp,
+                         bool counts = true) {
   ProtocolStep(ProtocolPoint::kReleaseStamp, &pin);
-  pin.uses.store(pin.uses.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  pin.uses.store(pin.uses.load(std::memory_order_relaxed) + (counts ? 1 : 0), std::memory_order_relaxed);
   pin.last_step.store(stamp, std::memory_order_relaxed);
   last_stamp.store(stamp, std::memory_order_relaxed);
   ProtocolStep(ProtocolPoint::kReleaseUnpin, &pin);

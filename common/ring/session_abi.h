@@ -18,7 +18,7 @@
 
 namespace sluice {
 
-inline constexpr uint32_t kAbiVersion = 4;
+inline constexpr uint32_t kAbiVersion = 5;
 
 // A message of the side channel, which names this version too (side_channel.h).
 inline constexpr uint32_t kSideMessageBytes = 96;
@@ -135,6 +135,10 @@ enum class Opcode : uint16_t {
 
 enum class RequestClass : uint8_t { kDemand = 0, kPrefetch = 1 };
 
+// The engine step is a scan: it uses nearly every expert of every layer once, and says nothing of what is
+// used again. Releases in such a step leave the pin's `uses` alone.
+inline constexpr uint32_t kScanFlag = 1;
+
 // One request. A field that its opcode does not use must hold its stated neutral value: weightd tests it, and
 // ends the request INVALID_ARGUMENT or UNIMPLEMENTED naming the field (EntryField).
 struct SubmissionEntry {
@@ -143,7 +147,7 @@ struct SubmissionEntry {
   Opcode opcode;
   RequestClass request_class;  // fills and both transfers; else kDemand
   PartSet parts;               // fill expert and transfer: not empty; else 0
-  uint32_t flags;              // 0: none defined yet
+  uint32_t flags;              // kScanFlag of experts' fills and transfers; else 0
   uint64_t step;               // engine step; the generation of prefetches
   uint32_t pack;               // the session's index of the pack, in OpenSession's order
   uint32_t layer;   // fills of experts, transfers: the expert's. Prefetches: also of extents. Else 0

@@ -192,7 +192,7 @@ void SessionWeightClient::Release(uint32_t extent, uint64_t step) {
     step_ = step;
     order_ = 0;
   }
-  session_->Release(extent, StepStamp(step_, order_++));
+  session_->Release(extent, StepStamp(step_, order_++), /*counts=*/!scan_);
   releases_.Add(1);
 }
 
@@ -210,8 +210,10 @@ absl::Status SessionWeightClient::Submit(const FetchRequest& request) {
     return absl::ResourceExhaustedError(absl::StrCat(requests_.size(), " requests are outstanding"));
   }
   const bool prefetch = request.fetch_class == FetchClass::kPrefetch;
+  SubmissionEntry entry = EntryOf(request);
+  entry.flags = scan_ && request.dense_extent == FetchRequest::kNoExtent ? kScanFlag : 0;
   RETURN_IF_ERROR(
-      Push(EntryOf(request), {request.id, prefetch ? RequestKind::kPrefetch : RequestKind::kDemand},
+      Push(entry, {request.id, prefetch ? RequestKind::kPrefetch : RequestKind::kDemand},
            request.transfer == nullptr ? absl::Span<const uint32_t>() : request.transfer->neurons));
   (prefetch ? prefetch_requests_ : demand_requests_).Add(1);
   return absl::OkStatus();

@@ -52,6 +52,7 @@ class SessionWeightClient final : public WeightClient {
   absl::Status SetSegmentObserver(SegmentObserver* observer) override;
   bool TryLease(uint32_t extent, ExtentLease* lease) override;
   void Release(uint32_t extent, uint64_t step) override;
+  void SetScan(bool scan) override { scan_ = scan; }
   bool IsResident(uint32_t extent) const override;
   absl::Status Submit(const FetchRequest& request) override;
   void HoldBell() override { ++holds_; }
@@ -70,6 +71,10 @@ class SessionWeightClient final : public WeightClient {
 
   // The life of weightd that the session belongs to; 0 without a session.
   uint64_t boot_epoch() const { return session_ == nullptr ? 0 : session_->opened().boot_epoch; }
+  // Of weightd, when the session was opened; 0 without a session.
+  uint64_t dram_budget_bytes() const {
+    return session_ == nullptr ? 0 : session_->opened().dram_budget_bytes;
+  }
   // Why the session is over; OK while it lives.
   absl::Status lost() const;
   // How often a sleeping weightd was woken.
@@ -133,6 +138,7 @@ class SessionWeightClient final : public WeightClient {
   SegmentObserver* observer_ = nullptr;
   uint64_t step_ = 0;   // of the last release
   uint64_t order_ = 0;  // releases in it
+  bool scan_ = false;
   int64_t next_drain_nanos_ = 0;
   int64_t next_look_nanos_ = 0;        // for a weightd that is gone
   uint32_t holds_ = 0;                 // of the bell

@@ -89,8 +89,8 @@ bool WeightSession::Locate(uint64_t place, uint64_t bytes, ExtentLease* lease) c
   return true;
 }
 
-void WeightSession::Release(uint32_t extent, uint64_t stamp) {
-  ReleaseLease(pins_[extent], control_.cursors->last_stamp.value, stamp);
+void WeightSession::Release(uint32_t extent, uint64_t stamp, bool counts) {
+  ReleaseLease(pins_[extent], control_.cursors->last_stamp.value, stamp, counts);
 }
 
 bool WeightSession::IsResident(uint32_t extent) const {

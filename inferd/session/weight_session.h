@@ -49,7 +49,8 @@ class WeightSession {
   // weight_client.h has the contracts of these. They look at nothing but shared memory, except that a lease
   // in a segment that is not mapped yet reads the side socket.
   bool TryLease(uint32_t extent, ExtentLease* lease);
-  void Release(uint32_t extent, uint64_t stamp);
+  // `counts`: the use is no scan's (ReleaseLease).
+  void Release(uint32_t extent, uint64_t stamp, bool counts);
   bool IsResident(uint32_t extent) const;
 
   // Queues the entry, with the neurons that it lists. RESOURCE_EXHAUSTED: the ring or the index arena is

@@ -31,6 +31,7 @@ class VirtualWeightClient final : public WeightClient {
   }
   bool TryLease(uint32_t extent, ExtentLease* lease) override { return behind_->TryLease(extent, lease); }
   void Release(uint32_t extent, uint64_t step) override { behind_->Release(extent, step); }
+  void SetScan(bool scan) override { behind_->SetScan(scan); }
   bool IsResident(uint32_t extent) const override { return behind_->IsResident(extent); }
   absl::Status Submit(const FetchRequest& request) override;
   absl::StatusOr<uint32_t> OfferSlab(const SlabOffer& offer) override;

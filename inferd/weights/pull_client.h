@@ -36,6 +36,7 @@ class PullClient final : public WeightClient, private SegmentObserver {
   absl::Status SetSegmentObserver(SegmentObserver* observer) override;
   bool TryLease(uint32_t extent, ExtentLease* lease) override { return behind_->TryLease(extent, lease); }
   void Release(uint32_t extent, uint64_t step) override { behind_->Release(extent, step); }
+  void SetScan(bool scan) override { behind_->SetScan(scan); }
   bool IsResident(uint32_t extent) const override { return behind_->IsResident(extent); }
   absl::Status Submit(const FetchRequest& request) override;
   void HoldBell() override { behind_->HoldBell(); }

@@ -125,6 +125,12 @@ class WeightClient {
   // Gives one lease back; `step` stamps the use for weightd's eviction. REQUIRES: a held lease on `extent`.
   virtual void Release(uint32_t extent, uint64_t step) = 0;
 
+  // Whether the requests and releases that follow are those of a scan: a step that uses nearly every expert
+  // of every layer once, as a long prompt does. weightd then gives up what such a step needs again last, and
+  // takes its uses for no sign of what is worth keeping. False at the start; clients without an eviction
+  // ignore it.
+  virtual void SetScan(bool /*scan*/) {}
+
   // Whether TryLease would probably succeed: a hint for the router and predictors, takes no lease.
   virtual bool IsResident(uint32_t extent) const = 0;
 

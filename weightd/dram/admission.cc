@@ -11,7 +11,7 @@ void ProbationPolicy::Add(uint32_t extent, const ExtentUse& filled) {
   member.filled_uses = filled.uses;
   member.trusted_from = filled.uses + 2;
   const auto gone = gone_.find(extent);
-  member.trusted = !plain_ && gone != gone_.end() && filled.at - gone->second <= kMemory;
+  member.trusted = !plain_ && !filled.scanned && gone != gone_.end() && filled.at - gone->second <= kMemory;
   if (gone != gone_.end()) {
     gone_.erase(gone);
   }

@@ -2,8 +2,8 @@
 //
 // ProbationPolicy wraps any eviction policy in two segments (as 2Q does). A filled extent enters on
 // probation; probation loses first. It becomes trusted when it was used twice since its fill (the use it was
-// filled for is one), or when it is filled again within kMemory turnovers of its eviction. At most
-// kTrustedShare of the extents are trusted, the coldest of them go back on probation, so a scan over
+// filled for is one), or when it is filled again, by no scan, within kMemory turnovers of its eviction. At
+// most kTrustedShare of the extents are trusted, the coldest of them go back on probation, so a scan over
 // everything (one long prefill) runs through a quarter of the memory and leaves the rest. What is trusted but
 // was not used for longer than a scan over everything takes loses first. set_plain(true) ends all of this:
 // where one step's uses take most of the memory but fit into it, probation would not keep what a step used

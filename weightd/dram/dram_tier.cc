@@ -74,7 +74,7 @@ DramTier::SizeClass& DramTier::size_class(uint64_t slot_bytes) {
 
 ExtentUse DramTier::Look(Gid gid) const {
   if (store_.Held(gid)) {
-    return ExtentUse{UseKey{clock_, UINT64_MAX}, false, store_.Uses(gid), turnovers()};
+    return ExtentUse{UseKey{clock_, UINT64_MAX}, false, store_.Uses(gid), turnovers(), false};
   }
   ExtentUse use;
   use.last = std::max(filled_[gid], store_.LastUse(gid, clock_));
@@ -139,15 +139,43 @@ uint64_t DramTier::charged_bytes(uint64_t session) const {
   return found == tenants_.end() ? 0 : found->second.charged;
 }
 
-bool DramTier::MakeQuota(uint64_t session, uint64_t bytes) {
+void DramTier::NoteScanned(Gid gid, uint64_t step) {
+  size_class(store_.length(gid)).scan.Spend(gid, step);
+  filled_[gid] = std::max(filled_[gid], UseKey{clock_, UINT64_MAX});
+}
+
+std::optional<EvictionCandidate> DramTier::ScannedOf(uint64_t session, const ScanPlace& scan) {
+  const auto look = [&](uint32_t extent) {
+    ExtentUse use = Look(extent);
+    const auto charge = charged_to_.find(extent);
+    use.evictable = use.evictable && charge != charged_to_.end() && charge->second == session;
+    return use;
+  };
+  for (auto& [slot_bytes, size_class] : classes_) {
+    if (const auto victim = size_class.scan.Furthest(scan, look); victim.has_value()) {
+      return victim;
+    }
+  }
+  return std::nullopt;
+}
+
+bool DramTier::StillNeeds(const ScanPlace& scan, Gid gid) const {
+  return scan.optional && scan.IsNear(gid) && !ScanOrder::UsedIn(scan.step, Look(gid));
+}
+
+bool DramTier::MakeQuota(uint64_t session, uint64_t bytes, const ScanPlace* scan) {
   const auto found = tenants_.find(session);
   if (found == tenants_.end()) {
     return true;
   }
   Tenant& tenant = found->second;
   for (int attempt = 0; tenant.charged + bytes > tenant.quota; ++attempt) {
-    const auto victim = tenant.policy->Coldest(turnovers(), [this](uint32_t extent) { return Look(extent); });
-    if (!victim.has_value() || attempt == kMaxAttempts) {
+    auto victim = scan == nullptr ? std::nullopt : ScannedOf(session, *scan);
+    if (!victim.has_value()) {
+      victim = tenant.policy->Coldest(turnovers(), [this](uint32_t extent) { return Look(extent); });
+    }
+    if (!victim.has_value() || attempt == kMaxAttempts ||
+        (scan != nullptr && StillNeeds(*scan, victim->extent))) {
       return false;
     }
     if (!EvictOne(victim->extent)) {
@@ -168,13 +196,17 @@ void DramTier::Uncharge(Gid gid) {
   charged_to_.erase(charge);
 }
 
-DramTier::Room DramTier::BeginFill(Gid gid, std::byte** dest, uint64_t session, uint64_t step) {
-  if (!MakeQuota(session, store_.length(gid))) {
+DramTier::Room DramTier::BeginFill(Gid gid, std::byte** dest, uint64_t session, uint64_t step,
+                                   const ScanPlace* scan) {
+  if (!MakeQuota(session, store_.length(gid), scan)) {
     return Room::kNone;
   }
   Slot slot;
-  const Room room = MakeRoom(store_.length(gid), gid, &slot);
+  const Room room = MakeRoom(store_.length(gid), gid, &slot, scan);
   if (room == Room::kPlaced) {
+    if (scan != nullptr) {
+      scanning_.insert(gid);
+    }
     const auto tenant = tenants_.find(session);
     if (tenant != tenants_.end()) {
       tenant->second.charged += store_.length(gid);
@@ -188,7 +220,7 @@ DramTier::Room DramTier::BeginFill(Gid gid, std::byte** dest, uint64_t session, 
 }
 
 DramTier::Room DramTier::SecondPlace(Gid gid, Slot* place) {
-  return MakeRoom(store_.length(gid), kCondemnedOwner, place);
+  return MakeRoom(store_.length(gid), kCondemnedOwner, place, nullptr);
 }
 
 Slot DramTier::MoveFill(Gid gid, const Slot& second) {
@@ -207,8 +239,12 @@ void DramTier::Publish(Gid gid) {
   own.recent_bytes = Recent(own) + static_cast<double>(length);
   own.recent_at = turnovers();
   own.resident_bytes += length;
-  const ExtentUse use{filled_[gid], true, store_.Uses(gid), turnovers()};
+  const bool scanned = scanning_.erase(gid) != 0;
+  const ExtentUse use{filled_[gid], true, store_.Uses(gid), turnovers(), scanned};
   own.policy->Add(gid, use);
+  if (scanned) {
+    own.scan.Add(gid, use.uses);
+  }
   if (const auto charge = charged_to_.find(gid); charge != charged_to_.end()) {
     tenants_.at(charge->second).policy->Add(gid, use);
   }
@@ -217,6 +253,7 @@ void DramTier::Publish(Gid gid) {
 
 void DramTier::AbandonFill(Gid gid, bool bad) {
   arena_.Free(store_.segment(gid), store_.offset(gid));
+  scanning_.erase(gid);
   Uncharge(gid);
   if (bad) {
     store_.MarkBad(gid);
@@ -232,6 +269,7 @@ bool DramTier::EvictOne(Gid gid) {
     return false;
   }
   owner.policy->Remove(gid, turnovers());
+  owner.scan.Remove(gid);
   owner.resident_bytes -= store_.length(gid);
   Uncharge(gid);
   arena_.Free(store_.segment(gid), store_.offset(gid));
@@ -245,6 +283,7 @@ void DramTier::Condemn(Gid gid) {
   }
   SizeClass& owner = size_class(store_.length(gid));
   owner.policy->Remove(gid, turnovers());
+  owner.scan.Remove(gid);
   owner.resident_bytes -= store_.length(gid);
   Uncharge(gid);
   store_.Withdraw(gid);
@@ -265,7 +304,8 @@ void DramTier::SweepCondemned() {
   });
 }
 
-DramTier::Room DramTier::MakeRoom(uint64_t slot_bytes, Gid gid, Slot* slot) {
+DramTier::Room DramTier::MakeRoom(uint64_t slot_bytes, Gid gid, Slot* slot, const ScanPlace* scan) {
+  const auto look = [this](uint32_t extent) { return Look(extent); };
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
     if (std::optional<Slot> free = arena_.Allocate(slot_bytes, gid)) {
       *slot = *free;
@@ -279,8 +319,17 @@ DramTier::Room DramTier::MakeRoom(uint64_t slot_bytes, Gid gid, Slot* slot) {
     if (slow_bytes_ == 0 ? arena_.RetirePooled() : arena_.AllowWaste(slot_bytes)) {
       continue;
     }
-    const auto victim =
-        policy(slot_bytes).Coldest(turnovers(), [this](uint32_t extent) { return Look(extent); });
+    if (scan != nullptr) {
+      const auto passed = size_class(slot_bytes).scan.Furthest(*scan, look);
+      if (passed.has_value()) {
+        EvictOne(passed->extent);
+        continue;
+      }
+    }
+    const auto victim = policy(slot_bytes).Coldest(turnovers(), look);
+    if (scan != nullptr && victim.has_value() && StillNeeds(*scan, victim->extent)) {
+      return Room::kNone;
+    }
     std::optional<ColdSegment> foreign;
     if (!victim.has_value() || !policy_.admission || Hungry(slot_bytes)) {
       foreign = ColdestForeign(slot_bytes, !victim.has_value(), slow_bytes_ == 0 ? 0 : slot_bytes);

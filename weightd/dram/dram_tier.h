@@ -10,9 +10,11 @@
 #include <optional>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "weightd/dram/admission.h"
 #include "weightd/dram/arena.h"
 #include "weightd/dram/eviction.h"
+#include "weightd/dram/scan_order.h"
 #include "weightd/dram/step_uses.h"
 #include "weightd/dram/store.h"
 
@@ -53,7 +55,9 @@ class DramTier {
   // Finds a place for an ABSENT extent, evicting as needed, and makes it FILLING there. What it takes is
   // charged to `session` (0: nobody): one with a quota evicts of its own, the coldest first, before it
   // exceeds it. `step`: the engine's, for which it is filled.
-  Room BeginFill(Gid gid, std::byte** dest, uint64_t session = 0, uint64_t step = 0);
+  // `scan`: the step is a scan, which stands there, and takes room as ScanOrder says; null: it is none.
+  Room BeginFill(Gid gid, std::byte** dest, uint64_t session = 0, uint64_t step = 0,
+                 const ScanPlace* scan = nullptr);
   // The bytes are in place and verified.
   void Publish(Gid gid);
   // They are not: the place is free again; `bad` marks the extent for good.
@@ -82,6 +86,8 @@ class DramTier {
 
   // weightd has read an unleased extent for a client (copied from it): as good as a client's use.
   void NoteUse(Gid gid);
+  // The same in a step that scans, whose uses count for nothing.
+  void NoteScanned(Gid gid, uint64_t step);
 
   // A resident extent's bytes have gone bad in memory: it is ABSENT at once and may be filled anew elsewhere.
   // Its place is free when nobody holds the extent any more (SweepCondemned).
@@ -116,6 +122,7 @@ class DramTier {
   struct SizeClass {
     std::unique_ptr<EvictionPolicy> policy;
     ProbationPolicy* probation = nullptr;  // `policy`, if there is admission
+    ScanOrder scan;
     uint64_t resident_bytes = 0;
     // Bytes filled, those of one turnover ago counted half.
     double recent_bytes = 0;
@@ -129,13 +136,17 @@ class DramTier {
   };
 
   // Evicts the session's own until `bytes` more are within its quota.
-  bool MakeQuota(uint64_t session, uint64_t bytes);
+  bool MakeQuota(uint64_t session, uint64_t bytes, const ScanPlace* scan);
+  // Of all that the session's quota pays for, what a scan of its gives up first.
+  std::optional<EvictionCandidate> ScannedOf(uint64_t session, const ScanPlace& scan);
+  // Whether the scan would be better off without the room than without the extent.
+  bool StillNeeds(const ScanPlace& scan, Gid gid) const;
   void Uncharge(Gid gid);
   // Whether `retired` bytes on their way back would make room.
   bool RoomComes(uint64_t slot_bytes, uint64_t retired) const {
     return retired != 0 && arena_.budget() + retired >= arena_.total_bytes() + slot_bytes;
   }
-  Room MakeRoom(uint64_t slot_bytes, Gid gid, Slot* slot);
+  Room MakeRoom(uint64_t slot_bytes, Gid gid, Slot* slot, const ScanPlace* scan);
   bool EvictOne(Gid gid);
   // The segment of another class whose typical extent is coldest: of a few, or of all with `exhaustive`.
   std::optional<ColdSegment> ColdestForeign(uint64_t slot_bytes, bool exhaustive, uint64_t least_bytes);
@@ -163,6 +174,7 @@ class DramTier {
     uint64_t offset;
   };
   std::vector<Condemned> condemned_;
+  absl::flat_hash_set<Gid> scanning_;   // being filled for a scan
   std::map<uint64_t, Tenant> tenants_;  // sessions with a quota
   absl::flat_hash_map<Gid, uint64_t> charged_to_;
   uint64_t slow_bytes_ = 0;

@@ -39,6 +39,7 @@ struct ExtentUse {
   bool evictable = false;  // nothing holds it
   uint64_t uses = 0;       // of all sessions, ended ones too; grows, but for a client that lies
   double at = 0;           // turnovers at the last use
+  bool scanned = false;    // of a fill: it is for a scan, so it says nothing of what is used again
 };
 
 struct EvictionCandidate {

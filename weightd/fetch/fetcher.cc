@@ -204,14 +204,35 @@ void Fetcher::Join(Request* request, Gid gid) {
   }
 }
 
+std::optional<ScanPlace> Fetcher::PlaceInScan(const FillRequest& fill) const {
+  if (!fill.scan) {
+    return std::nullopt;
+  }
+  const ExtentSource& pack = *packs_[fill.pack].source;
+  const auto first_of = [&](uint32_t layer) { return pack.ExpertExtents(layer, 0, kAllParts).ids[0]; };
+  // While experts are prefetched for a layer, the one with experts before it is computed.
+  uint32_t running = fill.layer;
+  if (fill.request_class == RequestClass::kPrefetch) {
+    do {
+      running = running == 0 ? fill.layer : running - 1;
+    } while (pack.expert_count(running) == 0);
+  }
+  const ExtentList last = pack.ExpertExtents(fill.layer, pack.expert_count(fill.layer) - 1, kAllParts);
+  const Gid pack_gid = tier_->store().FirstGid(fill.pack);
+  return ScanPlace{fill.step, pack_gid + first_of(running), pack_gid + last.ids[last.count - 1] + 1,
+                   fill.request_class == RequestClass::kPrefetch};
+}
+
 DramTier::Room Fetcher::PlaceMissing(Request* request) {
+  const std::optional<ScanPlace> scan = PlaceInScan(request->fill);
   std::vector<std::pair<Gid, std::byte*>> placed;
   DramTier::Room room = DramTier::Room::kPlaced;
   for (uint32_t i = 0; i < count(*request) && room == DramTier::Room::kPlaced; ++i) {
     const Gid gid = request->gids[i];
     if (tier_->store().state(gid) == ExtentState::kAbsent) {
       std::byte* dest = nullptr;
-      room = tier_->BeginFill(gid, &dest, request->fill.session, request->fill.step);
+      room = tier_->BeginFill(gid, &dest, request->fill.session, request->fill.step,
+                              scan.has_value() ? &*scan : nullptr);
       if (room == DramTier::Room::kPlaced) {
         placed.emplace_back(gid, dest);
       }

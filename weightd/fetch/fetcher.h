@@ -42,6 +42,7 @@ struct FillRequest {
   uint32_t pack = 0;   // weightd's number
   ExtentList extents;  // of the pack; at least one
   uint32_t progress = kNoProgress;
+  bool scan = false;  // the step scans (SubmissionEntry::flags)
 };
 
 class Fetcher {
@@ -164,6 +165,8 @@ class Fetcher {
   bool TakeWhatIsThere(Request* request);
   // Gets places for the rest and submits their reads.
   DramTier::Room PlaceMissing(Request* request);
+  // Where a step that scans stands when it makes this request; none: it is no scan's.
+  std::optional<ScanPlace> PlaceInScan(const FillRequest& fill) const;
   void Join(Request* request, Gid gid);
   // Reads the extent to fill.dest. A tag's low 32 bits are the gid, the others tell reads of it apart.
   void SubmitRead(Gid gid, Fill* fill);

@@ -119,7 +119,8 @@ EntryVerdict CheckEntry(const SubmissionEntry& entry, std::span<const ExtentSour
                         const ControlLayout& layout, std::span<const SlabView> slabs) {
   if (entry.opcode > Opcode::kTransferExtent) return Unimplemented(EntryField::kOpcode);
   if (entry.request_class > RequestClass::kPrefetch) return Invalid(EntryField::kClass);
-  if (entry.flags != 0) return Unimplemented(EntryField::kFlags);
+  const bool expert = entry.opcode == Opcode::kFillExpert || entry.opcode == Opcode::kTransfer;
+  if ((entry.flags & ~(expert ? kScanFlag : 0)) != 0) return Unimplemented(EntryField::kFlags);
   if (entry.reserved != 0) return Invalid(EntryField::kReserved);
   if (entry.target != 0 && entry.opcode != Opcode::kCancel) return Invalid(EntryField::kTarget);
   if (entry.pack >= packs.size()) return Invalid(EntryField::kPack);

@@ -18,6 +18,7 @@ bool SameRows(const SubmissionEntry& a, const SubmissionEntry& b) {
          std::equal(std::begin(a.stride), std::end(a.stride), std::begin(b.stride));
 }
 
+bool IsScan(const SubmissionEntry& entry) { return (entry.flags & kScanFlag) != 0; }
 bool IsPrefetch(const SubmissionEntry& entry) { return entry.request_class == RequestClass::kPrefetch; }
 
 }  // namespace
@@ -109,6 +110,7 @@ void TransferRequests::StartFill(const Request& request) {
   fill.step = request.entry.step;
   fill.layer = request.entry.layer;
   fill.pack = request.pack;
+  fill.scan = IsScan(request.entry);
   if (request.entry.opcode == Opcode::kTransferExtent) {
     fill.extents.ids[0] = request.entry.extent;
     fill.extents.count = 1;
@@ -228,8 +230,11 @@ void TransferRequests::OnEnd(const TransferEnd& end) {
   request->completion.copy_us = static_cast<uint32_t>(std::min<int64_t>(end.copy_nanos / 1000, UINT32_MAX));
   request->completion.link_bytes = end.link_bytes;
   for (Gid gid : request->held) {
-    if (!end.cancelled) {
-      tier_->NoteUse(gid);  // what no lease tells the eviction
+    // What no lease tells the eviction.
+    if (!end.cancelled && IsScan(request->entry)) {
+      tier_->NoteScanned(gid, request->entry.step);
+    } else if (!end.cancelled) {
+      tier_->NoteUse(gid);
     }
   }
   Finish(request, !end.error.ok() ? absl::StatusCode::kInternal

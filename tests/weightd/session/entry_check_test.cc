@@ -96,7 +96,7 @@ TEST_F(EntryCheckTest, EveryFieldOfAFillIsTestedAndNamed) {
        [](SubmissionEntry* e) { e->request_class = static_cast<RequestClass>(2); }},
       {EntryField::kParts, kInvalid, [](SubmissionEntry* e) { e->parts = 0; }},
       {EntryField::kParts, kInvalid, [](SubmissionEntry* e) { e->parts = 0x8; }},
-      {EntryField::kFlags, kUnbuilt, [](SubmissionEntry* e) { e->flags = 1; }},
+      {EntryField::kFlags, kUnbuilt, [](SubmissionEntry* e) { e->flags = 2; }},
       {EntryField::kPack, kInvalid, [](SubmissionEntry* e) { e->pack = 1; }},
       {EntryField::kLayer, kInvalid, [](SubmissionEntry* e) { e->layer = 2; }},
       {EntryField::kExpert, kInvalid, [](SubmissionEntry* e) { e->expert = 8; }},
