@@ -137,23 +137,34 @@ absl::StatusOr<std::vector<double>> RopeFrequencies(const RopeConfig& rope, bool
   return frequencies;
 }
 
+absl::StatusOr<double> RopeFactor(const RopeConfig& rope, bool long_text) {
+  const double factor = AttentionFactor(rope, long_text);
+  RETURN_IF_ERROR(CheckPositive(factor, "attention factor"));
+  return factor;
+}
+
+void FillRopeRows(absl::Span<const double> frequencies, double factor, uint32_t first,
+                  absl::Span<float> rows) {
+  const size_t half = frequencies.size();
+  for (size_t r = 0; r < rows.size() / (2 * half); ++r) {
+    const auto p = static_cast<double>(first + r);
+    float* row = rows.data() + r * 2 * half;
+    for (size_t i = 0; i < half; ++i) {
+      row[i] = static_cast<float>(factor * std::cos(p * frequencies[i]));
+      row[half + i] = static_cast<float>(factor * std::sin(p * frequencies[i]));
+    }
+  }
+}
+
 absl::StatusOr<std::vector<float>> ComputeRopeTable(const RopeConfig& rope, uint32_t positions,
                                                     bool long_text) {
   ASSIGN_OR_RETURN(const std::vector<double> frequencies, RopeFrequencies(rope, long_text));
   if (frequencies.empty()) {
     return std::vector<float>();
   }
-  const double attention_factor = AttentionFactor(rope, long_text);
-  RETURN_IF_ERROR(CheckPositive(attention_factor, "attention factor"));
-  const size_t half = frequencies.size();
-  std::vector<float> table(size_t{positions} * 2 * half);
-  for (uint32_t p = 0; p < positions; ++p) {
-    float* row = table.data() + size_t{p} * 2 * half;
-    for (size_t i = 0; i < half; ++i) {
-      row[i] = static_cast<float>(attention_factor * std::cos(p * frequencies[i]));
-      row[half + i] = static_cast<float>(attention_factor * std::sin(p * frequencies[i]));
-    }
-  }
+  ASSIGN_OR_RETURN(const double factor, RopeFactor(rope, long_text));
+  std::vector<float> table(size_t{positions} * 2 * frequencies.size());
+  FillRopeRows(frequencies, factor, 0, absl::MakeSpan(table));
   return table;
 }
 

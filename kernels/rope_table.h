@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/model/model_config.h"
 
 namespace sluice {
@@ -21,6 +22,13 @@ namespace sluice {
 // whose frequencies change with the text's length. INVALID_ARGUMENT naming the field and its value: what the
 // kind needs and cannot be (odd or zero dimensions, theta <= 0, factors <= 0, counts that do not match).
 absl::StatusOr<std::vector<double>> RopeFrequencies(const RopeConfig& rope, bool long_text = false);
+
+// What the kind scales cos and sin by. INVALID_ARGUMENT unless it is positive.
+absl::StatusOr<double> RopeFactor(const RopeConfig& rope, bool long_text = false);
+
+// The rows of a table from position `first` on, as many as `rows` holds: float32 [2][size(frequencies)] each.
+void FillRopeRows(absl::Span<const double> frequencies, double factor, uint32_t first,
+                  absl::Span<float> rows);
 
 // float32 [positions][2][dims / 2] with dims = rope.dimensions: for position p and pair i
 // a * cos(p * f_i), then a * sin(p * f_i); f_i: RopeFrequencies, a: the kind's attention factor. Errors as

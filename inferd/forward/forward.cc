@@ -41,6 +41,7 @@ absl::Status Forward::Await() {
 
 // `attended`: x_ is what comes out of the first layer's attention.
 absl::Status Forward::RunLayers(uint32_t first_layer, bool attended, StepBatch* batch) {
+  RETURN_IF_ERROR(ReachPositions(*batch));
   for (uint32_t layer = first_layer; layer < config_.layers.size() && !batch->all_lost(); ++layer) {
     if (layer > first_layer || !attended) {
       RETURN_IF_ERROR(Attend(layer, x_, *batch));

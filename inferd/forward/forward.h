@@ -21,6 +21,7 @@
 #include "inferd/experts/expert_source.h"
 #include "inferd/experts/residency_view.h"
 #include "inferd/forward/layer_work.h"
+#include "inferd/forward/rope_rows.h"
 #include "inferd/forward/token_guess.h"
 #include "inferd/model/delta_states.h"
 #include "inferd/model/dense_weights.h"
@@ -102,8 +103,8 @@ class Forward {
  private:
   struct Rope {
     RopeConfig config;
-    BufferRef short_texts;  // none: no rotation
-    BufferRef long_texts;   // the same table unless the kind has one of its own
+    RopeRows short_texts;                // no table: no rotation
+    std::optional<RopeRows> long_texts;  // if the kind has a table of its own for them
   };
   // What the time is used for in which experts of a layer travel and nothing else is ready.
   enum class Wait : uint8_t { kIdle, kLookAhead, kGuessTokens };
@@ -117,7 +118,7 @@ class Forward {
   absl::Status Allocate();
   absl::Status AllocateRows();
   absl::Status AddRope(const RopeConfig& rope);
-  absl::StatusOr<BufferRef> UploadRope(const RopeConfig& rope, bool long_texts);
+  absl::Status ReachPositions(const StepBatch& batch);
 
   void BeginBatch(StepBatch* batch);
   absl::Status RunLayers(uint32_t first_layer, bool attended, StepBatch* batch);

@@ -40,7 +40,8 @@ absl::Status Forward::ProjectOut(uint32_t layer, uint32_t tokens, const Rows& fr
 
 std::array<Forward::RopeGroup, 2> Forward::RopeGroups(uint32_t layer, const StepBatch& batch) const {
   const Rope& rope = ropes_[rope_of_[layer]];
-  return {{{rope.short_texts, batch.short_texts()}, {rope.long_texts, batch.long_texts()}}};
+  const RopeRows& long_texts = rope.long_texts.has_value() ? *rope.long_texts : rope.short_texts;
+  return {{{rope.short_texts.table(), batch.short_texts()}, {long_texts.table(), batch.long_texts()}}};
 }
 
 // attention(rope(q), rope(k), v), with q, k, v = W norm(x).

@@ -1,10 +1,10 @@
 // What happens once: the refusal of what the forward pass lacks, and its memory.
 #include <algorithm>
+#include <utility>
 
 #include "common/status.h"
 #include "inferd/forward/forward.h"
 #include "inferd/model/model_shapes.h"
-#include "kernels/rope_table.h"
 
 namespace sluice {
 namespace {
@@ -310,24 +310,31 @@ absl::Status Forward::AddRope(const RopeConfig& rope) {
   if (known != ropes_.end()) {
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(const BufferRef short_texts, UploadRope(rope, /*long_texts=*/false));
-  BufferRef long_texts = short_texts;
+  Rope made{rope, {}, {}};
+  ASSIGN_OR_RETURN(made.short_texts,
+                   RopeRows::Create(rope, /*long_texts=*/false, options_.context, backend_));
   if (rope.kind == RopeKind::kLongRope) {
-    ASSIGN_OR_RETURN(long_texts, UploadRope(rope, /*long_texts=*/true));
+    ASSIGN_OR_RETURN(made.long_texts,
+                     RopeRows::Create(rope, /*long_texts=*/true, options_.context, backend_));
   }
-  ropes_.push_back({rope, short_texts, long_texts});
+  ropes_.push_back(std::move(made));
   return absl::OkStatus();
 }
 
-absl::StatusOr<BufferRef> Forward::UploadRope(const RopeConfig& rope, bool long_texts) {
-  ASSIGN_OR_RETURN(const std::vector<float> table, ComputeRopeTable(rope, options_.context, long_texts));
-  if (table.empty()) {
-    return BufferRef{};
+// Of the batch, and of the tokens that may follow its texts in a guess.
+absl::Status Forward::ReachPositions(const StepBatch& batch) {
+  uint32_t end = 0;
+  for (const SequenceRows& text : batch.sequences()) {
+    end = std::max(end, text.first_position + text.rows + 1);
   }
-  const uint64_t bytes = table.size() * sizeof(float);
-  ASSIGN_OR_RETURN(const BufferId buffer, backend_->Allocate(bytes, BufferKind::kTables));
-  RETURN_IF_ERROR(queue_->Upload(table.data(), bytes, {buffer, 0}));
-  return BufferRef{buffer, 0};
+  end = std::min(end, options_.context);
+  for (Rope& rope : ropes_) {
+    RETURN_IF_ERROR(rope.short_texts.Reach(end, queue_));
+    if (rope.long_texts.has_value()) {
+      RETURN_IF_ERROR(rope.long_texts->Reach(end, queue_));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace sluice
