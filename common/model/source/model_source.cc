@@ -1,5 +1,10 @@
 #include "common/model/source/model_source.h"
 
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -46,20 +51,48 @@ absl::StatusOr<ModelSource> OpenGgufFile(const std::string& path) {
   return source;
 }
 
+enum class SourceKind : uint8_t { kFolder, kGguf };
+
+// By what it is, whatever its name: downloads lose their ends. Anything that does not exist is a folder that
+// lacks its files.
+absl::StatusOr<SourceKind> KindOf(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (absl::EndsWith(path, ".gguf") && status.type() != std::filesystem::file_type::directory) {
+    return SourceKind::kGguf;
+  }
+  if (error || status.type() == std::filesystem::file_type::directory) {
+    return SourceKind::kFolder;
+  }
+  constexpr char kMagic[] = "GGUF";
+  char magic[sizeof(kMagic) - 1] = {};
+  if (status.type() == std::filesystem::file_type::regular) {
+    std::ifstream(path, std::ios::binary).read(magic, sizeof(magic));
+  }
+  if (std::equal(std::begin(magic), std::end(magic), kMagic)) {
+    return SourceKind::kGguf;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      path, " is a file, and no GGUF file: a model is a folder with config.json, a GGUF file, or a pack",
+      absl::EndsWith(path, ".safetensors") ? "; give the folder that this file lies in" : ""));
+}
+
 }  // namespace
 
 absl::StatusOr<ModelSource> OpenModelSource(const std::string& path) {
-  return absl::EndsWith(path, ".gguf") ? OpenGgufFile(path) : OpenFolder(path);
+  ASSIGN_OR_RETURN(const SourceKind kind, KindOf(path));
+  return kind == SourceKind::kGguf ? OpenGgufFile(path) : OpenFolder(path);
 }
 
 absl::StatusOr<HfConfig> ReadModelConfig(const std::string& path) {
-  if (absl::EndsWith(path, ".gguf")) {
-    ASSIGN_OR_RETURN(const GgufModel gguf, ReadGgufHead(path));
-    return ParseHfConfig(gguf.config_json, gguf.generation_json, path);
+  if (absl::EndsWith(path, ".json")) {
+    ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxConfigBytes));
+    return ParseHfConfig(text, "", path);
   }
-  if (!absl::EndsWith(path, ".json")) return ReadHfConfig(path);
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxConfigBytes));
-  return ParseHfConfig(text, "", path);
+  ASSIGN_OR_RETURN(const SourceKind kind, KindOf(path));
+  if (kind == SourceKind::kFolder) return ReadHfConfig(path);
+  ASSIGN_OR_RETURN(const GgufModel gguf, ReadGgufHead(path));
+  return ParseHfConfig(gguf.config_json, gguf.generation_json, path);
 }
 
 }  // namespace sluice

@@ -139,6 +139,16 @@ TEST_F(GgufModelTest, KeysBecomeTheFamilysConfig) {
 }
 
 // Rows of q and k come back from pairs to halves; v's stay.
+TEST_F(GgufModelTest, AFileIsKnownByItsBytesAndOtherFilesAreRefusedAsSuch) {
+  EXPECT_TRUE(Open(Small().File(), "download").ok());
+  EXPECT_THAT(std::string(Open("hello", "notes.txt").status().message()),
+              HasSubstr("notes.txt is a file, and no GGUF file"));
+  EXPECT_THAT(std::string(Open("hello", "model.safetensors").status().message()),
+              HasSubstr("give the folder that this file lies in"));
+  EXPECT_THAT(std::string(ReadModelConfig(dir_.File("notes.txt")).status().message()),
+              HasSubstr("no GGUF file"));
+}
+
 TEST_F(GgufModelTest, PermutedRowsComeBackToTheHubsOrder) {
   for (const bool fused : {false, true}) {
     const ModelSource source = MustOpen(Small{.fused_qkv = fused}.File());
