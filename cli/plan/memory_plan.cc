@@ -11,8 +11,15 @@ namespace sluice::cli {
 
 absl::StatusOr<MemoryPlan> PlanMemory(const ModelConfig& config, const StoredSizes& sizes,
                                       const MemoryRequest& request) {
-  ASSIGN_OR_RETURN(const EnginePlan engine, PlanEngine(request.engine, config));
   MemoryPlan plan;
+  plan.dram_budget =
+      request.dram_budget.value_or(DefaultDramBudget(sizes.weights, request.threads, request.memory));
+  plan.whole = plan.dram_budget >= sizes.weights.all;
+  EngineOptions options = request.engine;
+  if (options.prefill_chunk_most == 0) {
+    options.prefill_chunk_most = GrowingChunk(options, plan.whole);
+  }
+  ASSIGN_OR_RETURN(const EnginePlan engine, PlanEngine(options, config));
   plan.kv = engine.kv_bytes;
   plan.activations = engine.activation_bytes;
   plan.context = engine.options.context;
@@ -29,9 +36,6 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelConfig& config, const StoredSiz
     }
   }
   plan.least_budget = LeastDramBudget(sizes.weights, request.threads);
-  plan.dram_budget =
-      request.dram_budget.value_or(DefaultDramBudget(sizes.weights, request.threads, request.memory));
-  plan.whole = plan.dram_budget >= sizes.weights.all;
   if (!plan.refusal.empty()) {
     return plan;
   }

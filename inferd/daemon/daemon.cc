@@ -371,6 +371,10 @@ absl::Status InferdDaemon::StartEngine() {
     ASSIGN_OR_RETURN(device, StartDevice(client.get(), &options));
   }
   options.slab.budget = slot_budget_;
+  if (options.prefill_chunk_most == 0) {
+    const uint64_t weights = pack_->dense_bytes() + pack_->total_expert_bytes();
+    options.prefill_chunk_most = GrowingChunk(options, client->dram_budget_bytes() >= weights);
+  }
   std::string backend;
   auto make_backend = [&](const BackendLimits& limits) -> absl::StatusOr<std::unique_ptr<Backend>> {
     if (device == nullptr) {

@@ -145,6 +145,7 @@ EngineOptions EngineOptionsOf(const InferdOptions& options) {
   engine.kv = KvTypeOf(options.kv);
   engine.kv_budget = options.kv_budget.bytes;
   engine.prefill_chunk = options.prefill_chunk;
+  engine.prefill_chunk_most = options.prefill_chunk_most;
   engine.prefix_cache = options.prefix_cache;
   engine.queue = QueueLimitsOf(options);
   engine.device = DeviceFromName(options.device).value_or(DeviceKind::kHost);  // checked when parsed

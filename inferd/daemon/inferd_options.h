@@ -47,6 +47,7 @@ struct InferdOptions {
   std::string kv = "f16";
   ByteSize kv_budget;
   uint32_t prefill_chunk = 512;
+  uint32_t prefill_chunk_most = 0;
   bool prefix_cache = true;
   std::string prefix_file;
   ByteSize prefix_limit{4ull << 30};
@@ -163,6 +164,10 @@ void ForEachOption(InferdOptions* o, Visit visit) {
   visit("kv", &o->kv, "Type of the KV cache: f32, f16 or q8");
   visit("kv-budget", &o->kv_budget, "Memory of the KV cache (default: what all parallel contexts take)");
   visit("prefill-chunk", &o->prefill_chunk, "Prompt tokens of one step");
+  visit(
+      "prefill-chunk-most", &o->prefill_chunk_most,
+      "What it grows to while steps wait for the disk (default: 2048 on device host with weights that do not "
+      "fit into memory, else prefill-chunk)");
   visit("prefix-cache", &o->prefix_cache,
         "Share what is computed of texts that begin alike, in what is free of the KV cache: on or off");
   visit("prefix-file", &o->prefix_file,

@@ -13,6 +13,7 @@
 #include "inferd/policy/preset/preset.h"
 #include "inferd/policy/routing/replay_routing.h"
 #include "inferd/policy/taps/miss_routing.h"
+#include "inferd/schedule/scan_rows.h"
 #include "inferd/sim/virtual_device.h"
 
 namespace sluice {
@@ -27,7 +28,10 @@ EngineCore::EngineCore(const EnginePlan& plan, WeightClient* client, std::unique
       virtual_clock_(clock),
       fetches_(client_, backend_.get(), clock == nullptr ? static_cast<const Clock*>(&real_clock_) : clock),
       sampler_(client_->pack().config().vocab),
-      batch_(plan.forward.max_tokens, plan.forward.max_sequences) {
+      batch_(plan.forward.max_tokens, plan.forward.max_sequences),
+      scan_rows_(ScanRows(client_->pack().config())),
+      chunk_(plan.options.prefill_chunk,
+             std::max(plan.options.prefill_chunk, plan.options.prefill_chunk_most)) {
   step_.reserve(plan.forward.max_sequences);
   wants_.reserve(plan.forward.max_tokens);
   want_rows_.reserve(plan.forward.logit_rows);
@@ -115,7 +119,7 @@ void EngineCore::MakeScheduler(const Policies& policies) {
         PrefixCache::Parts{kv_.get(), states_.get(), &backend_->queue(),
                            [this](SequenceId id) { return sequences_.at(id).get(); }});
   }
-  scheduler_ = std::make_unique<Scheduler>(SchedulerOptions{options.parallel, options.prefill_chunk},
+  scheduler_ = std::make_unique<Scheduler>(SchedulerOptions{options.parallel, options.prefill_chunk_most},
                                            &kv_->pages(), prefixes_.get());
 }
 
@@ -376,6 +380,7 @@ EngineCore::Outcome EngineCore::Step(absl::Time now) {
   }
   const bool congested = BlockCongested();
   EndFailed();
+  scheduler_->SetPrefillRows(chunk_.rows());
   const StepPlan& plan = scheduler_->Plan();
   counted_.preemptions += plan.preempted.size();
   if (prefixes_ != nullptr && !prefixes_->status().ok()) {
@@ -435,6 +440,16 @@ absl::Time EngineCore::Now() const {
   return virtual_clock_ == nullptr ? absl::Now() : absl::FromUnixNanos(virtual_clock_->NowNanos());
 }
 
+void EngineCore::TellScan(const StepPlan& plan) {
+  const bool scan = scan_rows_ > 0 && plan.prefill_rows >= scan_rows_;
+  client_->SetScan(scan);
+  if (prefetcher_ != nullptr) {
+    const bool more = std::any_of(plan.sequences.begin(), plan.sequences.end(),
+                                  [](const ScheduledRows& rows) { return !rows.reaches_end; });
+    prefetcher_->SetScan(scan && plan_.options.device == DeviceKind::kHost, more);
+  }
+}
+
 EngineCore::Outcome EngineCore::RunBatch(const StepPlan& plan) {
   const StepMarks marks = MarksNow();
   heartbeat_.store(real_clock_.NowNanos(), std::memory_order_relaxed);
@@ -442,6 +457,7 @@ EngineCore::Outcome EngineCore::RunBatch(const StepPlan& plan) {
   backend_->BeginStep();
   residency_->SetPrefill(plan.prefill_rows > 0);
   residency_->SetLossless(batch_.decode_rows() < batch_.tokens());
+  TellScan(plan);
   residency_->BeginStep(step_number_);
   absl::Status status = forward_->Run(&batch_);
   if (status.ok() && trace_ != nullptr) {
@@ -483,6 +499,7 @@ absl::Status EngineCore::RunAside(const EngineWork& work) {
     LoseWeights();
     return ReasonError(absl::StatusCode::kUnavailable, "WEIGHTD_LOST", "the connection to weightd is lost");
   }
+  client_->SetScan(false);  // what it uses it uses again and again
   const ModelParts parts{&client_->pack().config(), &plan_,          backend_.get(), weights_.get(),
                          residency_.get(),          residency_.get()};
   backend_->BeginStep();

@@ -35,6 +35,7 @@
 #include "inferd/residency/neuron/neuron_residency.h"
 #include "inferd/residency/residency.h"
 #include "inferd/residency/slab/slab_residency.h"
+#include "inferd/schedule/chunk_pace.h"
 #include "inferd/schedule/prefix_cache.h"
 #include "inferd/schedule/request_registry.h"
 #include "inferd/schedule/sampler.h"
@@ -175,9 +176,12 @@ class EngineCore final : private LayerTap {
     int64_t real_stall_nanos = 0;
     double load_seconds = 0;
     uint64_t bytes_touched = 0;
+    uint64_t bytes_ssd = 0;
   };
   StepMarks MarksNow() const;
   double LoadSeconds() const;
+  // Whether the step passes over the model's experts as a long prompt does, and goes on doing so after it.
+  void TellScan(const StepPlan& plan);
   void CountStep(const StepPlan& plan, const StepMarks& before);
   void CountTimes(const StepMarks& before, const StepMarks& now);
   std::unique_ptr<Sequence> Remove(SequenceId id);
@@ -213,6 +217,8 @@ class EngineCore final : private LayerTap {
   double link_gbps_ = 0;           // of a throttled or modelled link; 0: none
   uint32_t short_text_limit_ = 0;  // positions; 0: the model has one rope table for all texts
   uint64_t step_number_ = 0;
+  const uint32_t scan_rows_;  // rows of prompts that make a step a scan; 0: nothing does
+  ChunkPace chunk_;
   std::string prefix_rule_;
   std::vector<std::string> reasons_;
   absl::Status broken_;

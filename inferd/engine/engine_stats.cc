@@ -74,7 +74,8 @@ EngineCore::StepMarks EngineCore::MarksNow() const {
   const Clock& clock = virtual_clock_ == nullptr ? static_cast<const Clock&>(real_clock_) : *virtual_clock_;
   return {clock.NowNanos(),       real_clock_.NowNanos(),
           fetches_.stall_nanos(), fetches_.real_stall_nanos(),
-          LoadSeconds(),          statistics().counters().bytes_touched};
+          LoadSeconds(),          statistics().counters().bytes_touched,
+          fetches_.bytes_ssd()};
 }
 
 void EngineCore::CountTimes(const StepMarks& before, const StepMarks& now) {
@@ -96,6 +97,8 @@ void EngineCore::CountStep(const StepPlan& plan, const StepMarks& before) {
   counted_.steps++;
   if (plan.prefill_rows > 0) {
     counted_.prompt_seconds += seconds;
+    chunk_.Note(plan.prefill_rows, seconds, static_cast<double>(now.stall_nanos - before.stall_nanos) * 1e-9,
+                now.bytes_ssd - before.bytes_ssd);
     return;
   }
   counted_.decode_steps++;

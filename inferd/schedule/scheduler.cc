@@ -13,7 +13,11 @@ constexpr int64_t kAnyPriority = std::numeric_limits<int64_t>::min();
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options, KvPages* pages, PrefixSource* prefixes)
-    : options_(options), pages_(pages), prefixes_(prefixes), let_go_(pages->total(), 0) {
+    : options_(options),
+      prefill_rows_(options.prefill_chunk),
+      pages_(pages),
+      prefixes_(prefixes),
+      let_go_(pages->total(), 0) {
   running_.reserve(options.parallel);
   plan_.sequences.reserve(options.parallel);
   plan_.admitted.reserve(options.parallel);
@@ -138,7 +142,7 @@ const StepPlan& Scheduler::Plan() {
     // back soon.
     entry->blocked_plans = entry->blocked ? entry->blocked_plans + 1 : 0;
   }
-  chunk_left_ = options_.prefill_chunk;
+  chunk_left_ = prefill_rows_;
   // Decoding comes first, so that prompts never keep a running answer from its next token; what is left of
   // the step goes to prompts, and only then to newcomers.
   MakeWayForPriority();

@@ -3,7 +3,7 @@
 //
 // Rules, in this order:
 //  - Every running sequence that lacks only its last row (decode) gets it in every step, so prefill never
-//    starves decode. At most `prefill_chunk` further rows are prefill, so a step stays short; they go to the
+//    starves decode. At most SetPrefillRows() further rows are prefill, so a step stays short; they go to the
 //    sequence of the highest priority, then of the client served least, then the oldest.
 //  - A waiting request starts when a slot is free and the pages of its known tokens, and those still to come
 //    of the running ones' known tokens, are free. Larger priority first; then the client with the fewest
@@ -94,6 +94,9 @@ class Scheduler {
   Scheduler(const SchedulerOptions& options, KvPages* pages, PrefixSource* prefixes = nullptr);
   ~Scheduler();
 
+  // Prefill rows of the steps that follow, 1..prefill_chunk, which they are at the start.
+  void SetPrefillRows(uint32_t rows) { prefill_rows_ = rows; }
+
   // Puts a request into the queue. REQUIRES: an id not in use.
   void Add(const ScheduleRequest& request);
 
@@ -173,6 +176,7 @@ class Scheduler {
   uint32_t PagesPromised(int64_t priority) const;
 
   const SchedulerOptions options_;
+  uint32_t prefill_rows_;
   KvPages* const pages_;
   PrefixSource* const prefixes_;
   absl::flat_hash_map<SequenceId, std::unique_ptr<Entry>> entries_;

@@ -18,6 +18,9 @@ constexpr uint32_t kMaxCandidates = 1024;  // of Queue::TopLogits
 // Of a budget's rest behind what must run: the part that kept states may take. Pages are worth more: without
 // them a state is of no use.
 constexpr uint64_t kKeptStatesShare = 4;
+// Prompt tokens of a step that waits for the disk, at most. Of a model of 128 experts a layer and 8 a token
+// that makes 128 rows an expert, with which reading one from a fast disk takes less time than computing it.
+constexpr uint32_t kReadingChunk = 2048;
 
 absl::Status CheckRange(const char* option, uint64_t value, uint64_t low, uint64_t high) {
   if (value < low || value > high) {
@@ -31,7 +34,7 @@ absl::Status PlanKv(const ModelConfig& config, EnginePlan* plan) {
   const EngineOptions& o = plan->options;
   const uint64_t page_bytes = KvBytesPerPage(config, o.kv);
   const uint64_t one_context =
-      KvPages::PeakPages(o.context, WidestWindow(config), std::min(o.prefill_chunk, o.context));
+      KvPages::PeakPages(o.context, WidestWindow(config), std::min(o.prefill_chunk_most, o.context));
   plan->state_bytes = StateBytesPerSequence(config) * o.parallel;
   const uint64_t kept_bytes = o.prefix_cache ? StateBytes(config) : 0;
   // As many as run, twice: a chat leaves one at the end of its prompt and one at the end of its answer.
@@ -114,6 +117,11 @@ BackendLimits LimitsOf(const ModelConfig& config, const EnginePlan& plan) {
 
 }  // namespace
 
+uint32_t GrowingChunk(const EngineOptions& options, bool whole) {
+  const bool grows = !whole && options.device == DeviceKind::kHost;
+  return grows ? std::max(options.prefill_chunk, kReadingChunk) : options.prefill_chunk;
+}
+
 absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelConfig& config) {
   RETURN_IF_ERROR(CheckSupported(config));
   ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options.preset, options.policies, options.device));
@@ -126,11 +134,13 @@ absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelC
   RETURN_IF_ERROR(CheckRange("context", o.context, 1, config.max_position));
   RETURN_IF_ERROR(CheckRange("parallel", o.parallel, 1, kMaxParallel));
   RETURN_IF_ERROR(CheckRange("prefill_chunk", o.prefill_chunk, 1, kMaxChunk));
+  RETURN_IF_ERROR(CheckRange("prefill_chunk_most", o.prefill_chunk_most, 0, kMaxChunk));
+  o.prefill_chunk_most = std::max(o.prefill_chunk, std::min(o.prefill_chunk_most, o.context));
   RETURN_IF_ERROR(CheckRange("max_logprobs", o.max_logprobs, 0, kMaxCandidates - 1));
   RETURN_IF_ERROR(PlanKv(config, &plan));
   plan.forward.context = o.context;
   plan.forward.max_sequences = o.parallel;
-  plan.forward.max_tokens = o.parallel + o.prefill_chunk;
+  plan.forward.max_tokens = o.parallel + o.prefill_chunk_most;
   plan.forward.logit_rows = LogitRowsFor(config.vocab, plan.forward.max_tokens);
   plan.forward.max_candidates = std::min(config.vocab, 1 + o.max_logprobs);
   // What `auto` will choose is not known yet.

@@ -41,6 +41,9 @@ struct EngineOptions {
   uint64_t kv_budget = 0;
   // Prefill rows of one step: larger is faster to the first token, smaller disturbs running answers less.
   uint32_t prefill_chunk = 512;
+  // What it may grow to while reading experts takes longer than computing them (schedule/chunk_pace.h). At
+  // most the context; smaller than prefill_chunk: that. GrowingChunk() says what is best where nobody has.
+  uint32_t prefill_chunk_most = 0;
   // Texts that begin alike share what is computed of their beginnings.
   bool prefix_cache = true;
   // What may wait.
@@ -87,6 +90,10 @@ struct EnginePlan {
   uint64_t activation_bytes = 0;  // without the KV cache
   BackendLimits backend;          // what the backend must be made for
 };
+
+// prefill_chunk_most where it is not chosen: with all weights in memory, or on a device with memory of its
+// own, nothing is gained by more than prefill_chunk.
+uint32_t GrowingChunk(const EngineOptions& options, bool whole);
 
 // INVALID_ARGUMENT naming the option and both numbers: a context beyond the model's, a budget that cannot
 // hold one context. UNIMPLEMENTED: a model that the forward pass lacks something for.

@@ -28,6 +28,7 @@ Prefetcher::Prefetcher(const ModelConfig& config, PrefetcherOptions options, Pre
     next_routed_[layer - 1] = next;
     next = config.layers[layer - 1].moe.experts > 0 ? layer - 1 : next;
   }
+  first_routed_ = next;
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     const uint64_t top_k = config.layers[layer].moe.top_k;
     for (uint32_t depth = 1; depth <= options_.depth; ++depth) {
@@ -68,7 +69,7 @@ PredictionCounters Prefetcher::total() const {
 absl::Status Prefetcher::BeforeChoice(const RouterTap& tap) {
   asked_.clear();
   if (neurons_ != nullptr) RETURN_IF_ERROR(neurons_->AskToCompare(tap));
-  if (predictor_ == nullptr || (options_.look_ahead && !options_.in_reach)) return absl::OkStatus();
+  if (scan_ || predictor_ == nullptr || (options_.look_ahead && !options_.in_reach)) return absl::OkStatus();
   uint32_t target = next_routed_[tap.layer];
   for (uint32_t depth = 1; depth <= options_.depth && target != kNoLayer; ++depth) {
     if (depth > 1 && options_.deep_when_idle && !residency_->LinkIdle()) break;
@@ -100,6 +101,11 @@ absl::Status Prefetcher::AfterRouter(const RouterTap& tap) {
   RETURN_IF_ERROR(Continue());
   Compare(tap);
   if (neurons_ != nullptr) RETURN_IF_ERROR(CompareNeurons(tap));
+  if (scan_) {
+    const uint32_t next = next_routed_[tap.layer];
+    AskForAll(next != kNoLayer || !more_ ? next : first_routed_);
+    return absl::OkStatus();
+  }
   if (predictor_ == nullptr || (options_.look_ahead && !options_.in_reach)) return absl::OkStatus();
   RETURN_IF_ERROR(predictor_->Observe(tap));
   if (options_.in_reach) return PredictInReach(tap);
@@ -113,6 +119,13 @@ absl::Status Prefetcher::AfterRouter(const RouterTap& tap) {
     if (fetched) break;
   }
   return absl::OkStatus();
+}
+
+void Prefetcher::AskForAll(uint32_t target) {
+  if (target == kNoLayer || residency_->AllResident(target)) return;
+  for (uint32_t expert = 0; expert < config_.layers[target].moe.experts; ++expert) {
+    residency_->Prefetch(target, expert);
+  }
 }
 
 // The next layer is looked ahead to, where that is the predictor.
@@ -130,8 +143,8 @@ absl::Status Prefetcher::PredictInReach(const RouterTap& tap) {
 
 // A layer whose experts are all there is computed at once, and the next one's router runs right after it.
 bool Prefetcher::WantsLookAhead(uint32_t layer) const {
-  return options_.look_ahead && next_routed_[layer] == layer + 1 && !residency_->AllResident(layer + 1) &&
-         (!options_.in_reach || InReach(1));
+  return !scan_ && options_.look_ahead && next_routed_[layer] == layer + 1 &&
+         !residency_->AllResident(layer + 1) && (!options_.in_reach || InReach(1));
 }
 
 absl::Status Prefetcher::LookAhead(const RouterTap& tap) {
@@ -284,7 +297,7 @@ void Prefetcher::PredictFirstLayer() {
 }
 
 bool Prefetcher::WantsNextTokens() {
-  return guessed_ != nullptr && (options_.predict_resident || !residency_->AllResident(0)) &&
+  return !scan_ && guessed_ != nullptr && (options_.predict_resident || !residency_->AllResident(0)) &&
          (guesses_.Trusts(0) || guesses_.Measures(0));
 }
 

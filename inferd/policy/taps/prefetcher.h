@@ -10,6 +10,9 @@
 // tokens that will probably follow, as long as half of what that names is right. When a predicted layer's
 // router runs, its choice is compared with every prediction about it.
 //
+// In a step that passes over nearly every expert, as long prompts do, nothing is predicted: all that the next
+// layer lacks is asked for, and at the last layer what the first one of the next such step lacks.
+//
 // On a device that runs later, what predictions read is queued before the layer's router is waited for
 // (BeforeChoice), so that one wait serves both; what is queued afterwards is looked at once it is done, at
 // the latest when the next layer's router is known to be.
@@ -100,6 +103,12 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   absl::Status NextTokens(const RouterTap& tap) override;
   absl::Status OnLeads() override { return Continue(); }
   bool AwaitsDevice() const override;
+  // Whether the steps that follow use nearly every expert, as long prompts do: then nothing is predicted, and
+  // all that the next layer lacks is asked for in the pack's order. `more`: so does the step after them.
+  void SetScan(bool scan, bool more) {
+    scan_ = scan;
+    more_ = more;
+  }
   // Looks at what was queued and is done by now. The engine calls it at a step's end.
   absl::Status Continue();
 
@@ -152,6 +161,7 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
     RouterTap tap;
   };
 
+  void AskForAll(uint32_t target);
   absl::Status AskFirstLayer(const LayerEnd& end);
   void PredictFirstLayer();
   bool MayPredict(uint32_t target) const { return recall_.Trusts(target) || recall_.WouldMeasure(target); }
@@ -176,18 +186,21 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   const std::unique_ptr<ExpertPredictor> guessed_;
   ExpertPrefetch* const residency_;
 
-  std::vector<Prediction> predictions_;     // by layer and depth 0..kMostDepth
-  std::vector<Follower> followers_;         // of the first layer's prediction, by its rows
-  std::vector<uint32_t> last_rows_;         // for it
-  std::vector<Wish> ranking_;               // [most experts]
-  std::vector<uint32_t> next_routed_;       // by layer: the next one with experts, or kNoLayer
+  std::vector<Prediction> predictions_;  // by layer and depth 0..kMostDepth
+  std::vector<Follower> followers_;      // of the first layer's prediction, by its rows
+  std::vector<uint32_t> last_rows_;      // for it
+  std::vector<Wish> ranking_;            // [most experts]
+  std::vector<uint32_t> next_routed_;    // by layer: the next one with experts, or kNoLayer
+  uint32_t first_routed_ = kNoLayer;
   std::vector<PredictionCounters> counts_;  // by layer and depth
   RecallFloor recall_;
   RecallFloor guesses_;          // of layer 0
   Queue* queue_ = nullptr;       // of the predictors; null without any
   std::vector<uint32_t> asked_;  // layers that the expert predictor was asked about for the running one
-  Open ahead_;                   // what looking ahead predicts of the next layer
-  Open first_;                   // what the first layer's gate says
+  bool scan_ = false;
+  bool more_ = false;
+  Open ahead_;  // what looking ahead predicts of the next layer
+  Open first_;  // what the first layer's gate says
 };
 
 // The prefetcher that the policies ask for; null if they ask for none. Networks come from `profile_dir`.
