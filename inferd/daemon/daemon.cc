@@ -34,6 +34,7 @@
 #include "inferd/serving/self_test.h"
 #include "inferd/session/session_weight_client.h"
 #include "kernels/backend.h"
+#include "kernels/pinned_backend.h"
 #include "kernels/sparse/sparse_profile.h"
 
 namespace sluice {
@@ -79,6 +80,16 @@ std::vector<std::string> Libraries() {
 
 std::string WeightdSocket(const InferdOptions& options) {
   return absl::StartsWith(options.weightd, "unix:") ? options.weightd.substr(5) : options.weightd;
+}
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeHostBackend(const BackendLimits& limits, uint32_t threads,
+                                                         bool pin) {
+  if (!pin) {
+    return CreateHostBackend(limits, threads);
+  }
+  ASSIGN_OR_RETURN(const CpuTopology topology, ReadCpuTopology(AllowedCpus()));
+  ASSIGN_OR_RETURN(const std::vector<uint32_t> cpus, CpusOfThreads(topology, threads));
+  return CreatePinnedHostBackend(limits, cpus);
 }
 
 const char* IsaName() {
@@ -378,7 +389,7 @@ absl::Status InferdDaemon::StartEngine() {
   std::string backend;
   auto make_backend = [&](const BackendLimits& limits) -> absl::StatusOr<std::unique_ptr<Backend>> {
     if (device == nullptr) {
-      ASSIGN_OR_RETURN(device, CreateHostBackend(limits, threads_));
+      ASSIGN_OR_RETURN(device, MakeHostBackend(limits, threads_, options_.pin_threads));
       RETURN_IF_ERROR(SetUpSparsity(limits, *device));
     }
     backend = device->Describe();

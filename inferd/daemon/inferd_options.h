@@ -52,6 +52,7 @@ struct InferdOptions {
   std::string prefix_file;
   ByteSize prefix_limit{4ull << 30};
   uint32_t threads = 0;
+  bool pin_threads = false;
   std::string preset = "exact";
   std::string sparsity;
   double sparsity_target = -1;
@@ -175,6 +176,10 @@ void ForEachOption(InferdOptions* o, Visit visit) {
         "is not used (default: none)");
   visit("prefix-limit", &o->prefix_limit, "Size of the prefix file at most");
   visit("threads", &o->threads, "Compute threads (default: the CPUs that this process may use)");
+  visit(
+      "pin-threads", &o->pin_threads,
+      "Pin every compute thread to a CPU of its own, the memory nodes' in turn and cores before their second "
+      "threads: on or off");
   visit("preset", &o->preset, "Named set of policies");
   visit("sparsity", &o->sparsity,
         "Which product decides the neurons that count: none, up, gate or product (default: the preset's)");

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,10 +17,11 @@ namespace sluice {
 
 class HostBackend : public CpuBackend {
  public:
-  // RESOURCE_EXHAUSTED naming what there is no memory for.
+  // `cpus`: of the threads, where they are pinned. RESOURCE_EXHAUSTED naming what there is no memory for.
   static absl::StatusOr<std::unique_ptr<HostBackend>> Create(const BackendLimits& limits, uint32_t threads,
                                                              const host::KernelTable& kernels,
-                                                             const host::MemoryTuning& tuning);
+                                                             const host::MemoryTuning& tuning,
+                                                             std::vector<uint32_t> cpus = {});
 
   absl::Status Enqueue(const Operation& operation) override { return Compute(operation, *device_); }
   void BeginStep() override { device_->tiles.BeginStep(); }
@@ -31,10 +33,11 @@ class HostBackend : public CpuBackend {
   std::string Describe() const override;
 
  private:
-  HostBackend(const BackendLimits& limits, std::unique_ptr<host::Device> device)
-      : CpuBackend(limits), device_(std::move(device)) {}
+  HostBackend(const BackendLimits& limits, std::unique_ptr<host::Device> device, bool pinned)
+      : CpuBackend(limits), device_(std::move(device)), pinned_(pinned) {}
 
   const std::unique_ptr<host::Device> device_;
+  const bool pinned_;
 };
 
 }  // namespace sluice

@@ -2,17 +2,23 @@
 // none.
 #include "kernels/host/work/thread_pool.h"
 
+#include <sched.h>
+
+#include <algorithm>
 #include <atomic>
 #include <numeric>
+#include <thread>
 #include <vector>
 
+#include "common/cpu_topology.h"
 #include "gtest/gtest.h"
+#include "kernels/pinned_backend.h"
 
 namespace sluice {
 namespace {
 
 class ThreadPoolTest : public testing::TestWithParam<uint32_t> {};
-INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, testing::Values(1u, 2u, 3u, 8u));
+INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, testing::Values(1u, 2u, 3u, 8u, 64u));
 
 TEST_P(ThreadPoolTest, EveryTileRunsOnceAndItsPlainWritesAreSeenAfterTheJoin) {
   ThreadPool pool(GetParam());
@@ -95,6 +101,47 @@ TEST_P(ThreadPoolTest, EndsCleanlyInTheMiddleOfAStep) {
     pool.BeginStep();
     if (i % 2 == 0) {
       pool.Run(4, [](uint32_t, uint32_t) {});
+    }
+  }
+}
+
+TEST(PinnedThreadPoolTest, EveryWorkerRunsOnItsCpuFromTheFirstStepOn) {
+  const std::vector<uint32_t> cpus = AllowedCpus();
+  // A thread of its own is the owner, which stays pinned.
+  std::thread owner([&cpus] {
+    ThreadPool pool(static_cast<uint32_t>(cpus.size()), cpus);
+    pool.BeginStep();
+    for (int round = 0; round < 20; ++round) {
+      pool.Run(200, [&cpus](uint32_t, uint32_t worker) {
+        EXPECT_EQ(static_cast<uint32_t>(sched_getcpu()), cpus[worker]);
+      });
+    }
+    pool.EndStep();
+    EXPECT_EQ(AllowedCpus(), std::vector<uint32_t>{cpus[0]});
+  });
+  owner.join();
+}
+
+TEST(PinnedThreadPoolTest, ACpuThatMayNotBeUsedIsRefusedByName) {
+  const std::vector<uint32_t> cpus = {AllowedCpus().front(), 60000};
+  const auto backend = CreatePinnedHostBackend({}, cpus);
+  ASSERT_FALSE(backend.ok());
+  EXPECT_EQ(backend.status().message(), "this process may not use CPU 60000");
+}
+
+// How even the work is where every tile takes as long: the runs that workers begin with differ by one tile.
+TEST(ThreadPoolSharesTest, NoWorkerBeginsWithMoreThanOneTileAboveAnother) {
+  for (const uint32_t threads : {1u, 2u, 3u, 16u, 64u}) {
+    for (const uint32_t tiles : {1u, 63u, 64u, 65u, 1000u}) {
+      uint32_t least = tiles;
+      uint32_t most = 0;
+      for (uint32_t worker = 0; worker < threads; ++worker) {
+        const uint32_t share = FirstTileOf(worker + 1, threads, tiles) - FirstTileOf(worker, threads, tiles);
+        least = std::min(least, share);
+        most = std::max(most, share);
+      }
+      EXPECT_LE(most - least, 1u) << threads << " threads, " << tiles << " tiles";
+      EXPECT_EQ(FirstTileOf(threads, threads, tiles), tiles);
     }
   }
 }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
@@ -24,10 +25,11 @@
 namespace sluice::host {
 
 struct Device {
-  // Errors: Scratch's.
+  // `cpus`: ThreadPool's. Errors: Scratch's.
   static absl::StatusOr<std::unique_ptr<Device>> Create(const BackendLimits& limits, uint32_t threads,
                                                         const KernelTable& kernels,
-                                                        const MemoryTuning& tuning);
+                                                        const MemoryTuning& tuning,
+                                                        std::vector<uint32_t> cpus);
 
   const KernelTable& kernels;
   const MemoryTuning tuning;
@@ -41,7 +43,7 @@ struct Device {
 
  private:
   Device(const BackendLimits& limits, uint32_t threads, const KernelTable& kernels,
-         const MemoryTuning& tuning);
+         const MemoryTuning& tuning, std::vector<uint32_t> cpus);
   absl::Status Reserve(const BackendLimits& limits);
 };
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 namespace sluice {
 namespace {
@@ -46,7 +47,8 @@ void Add(std::atomic<uint64_t>& counter, uint64_t value) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(uint32_t threads) : threads_(threads), shares_(threads) {
+ThreadPool::ThreadPool(uint32_t threads, std::vector<uint32_t> cpus)
+    : threads_(threads), cpus_(std::move(cpus)), shares_(threads) {
   workers_.reserve(threads - 1);
   for (uint32_t worker = 1; worker < threads; ++worker) {
     workers_.emplace_back([this, worker] { Worker(worker); });
@@ -61,7 +63,25 @@ ThreadPool::~ThreadPool() {
   }
 }
 
+// Whoever made the pool has seen that the CPU may be used. One that is taken away later leaves the thread
+// where the kernel puts it.
+void ThreadPool::Pin(uint32_t worker) const {
+  if (cpus_.empty()) {
+    return;
+  }
+  const size_t most = cpus_[worker] + 1;
+  cpu_set_t* const set = CPU_ALLOC(most);
+  CPU_ZERO_S(CPU_ALLOC_SIZE(most), set);
+  CPU_SET_S(cpus_[worker], CPU_ALLOC_SIZE(most), set);
+  sched_setaffinity(0, CPU_ALLOC_SIZE(most), set);
+  CPU_FREE(set);
+}
+
 void ThreadPool::BeginStep() {
+  if (!owner_pinned_) {
+    owner_pinned_ = true;
+    Pin(0);
+  }
   stepping_.store(true);
   if (sleepers_.load() > 0) {
     WakeSleepers();
@@ -87,6 +107,7 @@ void ThreadPool::Sleep() {
 }
 
 void ThreadPool::Worker(uint32_t worker) {
+  Pin(worker);
   int round = 0;
   while (!shutdown_.load(std::memory_order_relaxed)) {
     if (TakeTiles(worker)) {
@@ -179,9 +200,8 @@ void ThreadPool::Run(uint32_t tiles, TileFunction function, FinishFunction finis
   finish_.store(&finish);
   finished_.store(0);
   for (uint32_t worker = 0; worker < threads_; ++worker) {
-    const uint32_t next = static_cast<uint32_t>(uint64_t{tiles} * worker / threads_);
-    const uint32_t end = static_cast<uint32_t>(uint64_t{tiles} * (worker + 1) / threads_);
-    shares_[worker].range.store(Range(next, end));
+    shares_[worker].range.store(
+        Range(FirstTileOf(worker, threads_, tiles), FirstTileOf(worker + 1, threads_, tiles)));
   }
   if (sleepers_.load() > 0) {
     WakeSleepers();

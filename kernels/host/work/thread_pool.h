@@ -22,6 +22,11 @@
 
 namespace sluice {
 
+// Where the run of tiles begins with which a worker starts, and that of the one before it ends.
+inline uint32_t FirstTileOf(uint32_t worker, uint32_t threads, uint32_t tiles) {
+  return static_cast<uint32_t>(uint64_t{tiles} * worker / threads);
+}
+
 class ThreadPool {
  public:
   using TileFunction = absl::FunctionRef<void(uint32_t tile, uint32_t worker)>;
@@ -33,8 +38,9 @@ class ThreadPool {
     double join_wait_seconds = 0;  // of these: worker 0 had no tile left and waited
   };
 
-  // `threads` >= 1 counts the owner.
-  explicit ThreadPool(uint32_t threads);
+  // `threads` >= 1 counts the owner. `cpus`, unless it is empty: worker i runs on cpus[i] alone, the owner
+  // from its first BeginStep() on. REQUIRES: as many as threads, which the process may use.
+  explicit ThreadPool(uint32_t threads, std::vector<uint32_t> cpus = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -68,6 +74,7 @@ class ThreadPool {
     uint32_t run_end = 0;  // the worker's own
   };
 
+  void Pin(uint32_t worker) const;
   void Worker(uint32_t worker);
   // Computes tiles until none is left to take; whether it got any.
   bool TakeTiles(uint32_t worker);
@@ -79,6 +86,8 @@ class ThreadPool {
   void WakeSleepers();
 
   const uint32_t threads_;
+  const std::vector<uint32_t> cpus_;  // by worker, or empty
+  bool owner_pinned_ = false;
   std::vector<Share> shares_;  // [threads]
   alignas(64) std::atomic<const TileFunction*> function_{nullptr};
   std::atomic<const FinishFunction*> finish_{nullptr};

@@ -6,6 +6,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/host/work/thread_pool.h"
@@ -19,7 +21,8 @@ class Tiles {
   static constexpr uint64_t kParallelWork = (uint64_t{1} << 18) + 1;
 
   // `threads` >= 1 counts the calling thread, which is worker 0.
-  explicit Tiles(uint32_t threads) : pool_(threads) {}
+  // `cpus`: ThreadPool's.
+  explicit Tiles(uint32_t threads, std::vector<uint32_t> cpus = {}) : pool_(threads, std::move(cpus)) {}
 
   uint32_t threads() const { return pool_.threads(); }
   void BeginStep() { pool_.BeginStep(); }

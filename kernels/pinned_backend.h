@@ -1,0 +1,22 @@
+// The host backend with its threads pinned.
+//
+// Thread safety: as backend.h's makers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/backend.h"
+
+namespace sluice {
+
+// CreateHostBackend() with as many threads as `cpus`, the i-th of which runs on cpus[i] alone: the calling
+// thread, which is the first, from its first step on. Results are the same to the bit. Errors of
+// CreateHostBackend(); INVALID_ARGUMENT naming a CPU that this process may not use.
+absl::StatusOr<std::unique_ptr<Backend>> CreatePinnedHostBackend(const BackendLimits& limits,
+                                                                 absl::Span<const uint32_t> cpus,
+                                                                 HostIsa isa = HostIsa::kBest);
+
+}  // namespace sluice
