@@ -7,12 +7,16 @@
 #include "cli/launch/launcher.h"
 #include "cli/measure/speed/bench_report.h"
 #include "cli/measure/speed/bench_run.h"
+#include "cli/measure/speed/explain.h"
 #include "cli/measure/speed/read_base.h"
+#include "cli/plan/host_rates.h"
+#include "cli/plan/model_facts.h"
 #include "cli/ui/command.h"
 #include "cli/ui/terminal.h"
 #include "common/memory_facts.h"
 #include "common/status.h"
 #include "common/version.h"
+#include "inferd/model/model_shapes.h"
 #include "inferd/policy/preset/preset.h"
 
 namespace sluice::cli {
@@ -35,6 +39,7 @@ struct Options {
   std::optional<uint64_t> seed;
   std::optional<std::string> format;
   bool no_warmup = false;
+  bool explain = false;
   bool json = false;
 };
 
@@ -89,7 +94,7 @@ CommonOptions ServerOptions(const Options& o, const std::vector<BenchTest>& test
 
 absl::StatusOr<BenchResult> Measure(const Options& o, Launcher* launcher, const BenchTest& test,
                                     const std::string& preset) {
-  BenchResult result{test, preset, {}};
+  BenchResult result{test, preset, {}, {}};
   const uint64_t repetitions = o.repetitions.value_or(5);
   const uint64_t seed = o.seed.value_or(1);
   const uint64_t vocab = launcher->model().vocab_size();
@@ -120,10 +125,45 @@ BenchSetting SettingOf(const Launcher& launcher) {
   return setting;
 }
 
+// What every result is explained by, measured now that the daemons are gone.
+class Explainer {
+ public:
+  // `read`: bytes a second, 0: not known.
+  static absl::StatusOr<Explainer> Create(const std::string& pack, uint32_t threads, uint32_t chunk,
+                                          double read) {
+    Explainer explainer;
+    ASSIGN_OR_RETURN(explainer.facts_, ReadModelFacts(pack, {}));
+    explainer.threads_ = threads;
+    explainer.chunk_ = chunk;
+    explainer.read_ = read;
+    return explainer;
+  }
+
+  absl::StatusOr<Explanation> Of(const BenchResult& result) const {
+    const ModelConfig& config = facts_.config;
+    const ExplainRows rows = RowsOf(result.test, MostExperts(config), LargestTopK(config), chunk_);
+    ExplainRates rates;
+    rates.read = read_;
+    ASSIGN_OR_RETURN(const ProductRates products,
+                     MeasureProducts(config, facts_.stored.front(), threads_, rows.step, rows.expert));
+    rates.products = products.dense;
+    rates.expert_products = products.experts;
+    return Explain(result, rates, rows);
+  }
+
+ private:
+  ModelFacts facts_;
+  uint32_t threads_ = 1;
+  uint32_t chunk_ = 1;
+  double read_ = 0;
+};
+
 absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
                           const std::vector<BenchTest>& tests, BenchFormat format) {
   std::vector<BenchResult> results;
   BenchSetting setting;
+  std::string pack;
+  uint32_t chunk = 1;
   const std::vector<std::string> presets = SplitList(o.common.preset.value_or("exact"));
   if (presets.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("--preset '", *o.common.preset, "' names none"));
@@ -138,6 +178,8 @@ absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
     ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher,
                      Launcher::Launch(context, options, format == BenchFormat::kJson));
     setting = SettingOf(*launcher);
+    pack = launcher->pack().dir();
+    if (!absl::SimpleAtoi(launcher->server_option("prefill-chunk"), &chunk)) chunk = 1;
     for (const BenchTest& test : tests) {
       ASSIGN_OR_RETURN(BenchResult result, Measure(o, launcher.get(), test, preset));
       results.push_back(std::move(result));
@@ -146,7 +188,7 @@ absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
   const bool decodes =
       std::any_of(tests.begin(), tests.end(), [](const BenchTest& test) { return test.generate >= 2; });
   uint32_t threads = 0;
-  if (decodes && setting.device == "host" && absl::SimpleAtoi(setting.threads, &threads)) {
+  if ((decodes || o.explain) && setting.device == "host" && absl::SimpleAtoi(setting.threads, &threads)) {
     ASSIGN_OR_RETURN(const MemoryFacts memory, ReadMemoryFacts());
     const ReadBaseSize base = SizeOfReadBase(setting.model_bytes, UsableMemory(memory));
     if (!base.note.empty()) {
@@ -157,7 +199,21 @@ absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
       setting.read_bytes = base.bytes;
     }
   }
-  RETURN_IF_ERROR(WriteStdout(FormatResults(results, setting, format)));
+  std::string explanations;
+  if (o.explain && threads > 0) {
+    ASSIGN_OR_RETURN(const Explainer explainer,
+                     Explainer::Create(pack, threads, chunk, setting.read_bandwidth.value_or(0)));
+    for (BenchResult& result : results) {
+      ASSIGN_OR_RETURN(const Explanation explanation, explainer.Of(result));
+      result.explained = ExplainJson(explanation);
+      absl::StrAppend(&explanations, "\n", ExplainText(result, explanation));
+    }
+  }
+  std::string text = FormatResults(results, setting, format);
+  if (format == BenchFormat::kMarkdown) {
+    absl::StrAppend(&text, explanations);
+  }
+  RETURN_IF_ERROR(WriteStdout(text));
   return kExitOk;
 }
 
@@ -174,6 +230,8 @@ int RunBench(const CommandContext& context, const std::vector<std::string>& args
       .Number("-r,--repetitions", &options.repetitions, "of each test [5]", 1, 10000)
       .Number("--seed", &options.seed,
               "of the first repetition's random ids; those after it take the next ones [1]", 0, kMostSeed)
+      .Flag("--explain", &options.explain,
+            "says which part of the model the time went to, and what bounds each (device host)")
       .Flag("--no-warmup", &options.no_warmup, "leaves out the repetition that does not count")
       .Text("-o,--output", &options.format, "md|json|csv|jsonl [md]")
       .Flag("--json", &options.json, "as -o json; --preset takes a list here, A,B");
@@ -183,6 +241,9 @@ int RunBench(const CommandContext& context, const std::vector<std::string>& args
   std::replace(spelt.begin(), spelt.end(), std::string("-pg"), std::string("--pg"));
   if (const auto exit_code = parser.Parse(spelt)) {
     return *exit_code;
+  }
+  if (options.explain && options.common.device.value_or("host") != "host") {
+    return parser.UsageError("--explain: only device host is timed by parts");
   }
   const absl::StatusOr<BenchFormat> format =
       BenchFormatFromName(options.json ? "json" : options.format.value_or("md"));

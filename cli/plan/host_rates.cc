@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <random>
 #include <thread>
 #include <vector>
@@ -28,11 +29,15 @@ namespace {
 
 constexpr uint64_t kRegion = 512ull << 20;  // beyond caches
 constexpr uint64_t kLeastRegion = 32ull << 20;
+// Weights that stay in the caches of one CPU.
+constexpr uint64_t kCachedBytes = 256ull << 10;
+constexpr uint64_t kCachedRegion = 8ull << 20;
 constexpr double kMeasureSeconds = 0.12;
 constexpr int kRounds = 3;
 // Weights of a layer's attention come as about so many products.
 constexpr uint64_t kDenseCalls = 4;
 constexpr uint32_t kSmallRows = 16;
+constexpr uint32_t kWidthStep = 64;  // neurons
 // Norms, rope, cache, attention, router and sum, beside the products that are measured: as many small
 // operations.
 constexpr int kSmallOperations = 8;
@@ -48,6 +53,23 @@ class Kernels {
   }
   Kernels(const Kernels&) = delete;
   Kernels& operator=(const Kernels&) = delete;
+
+  absl::StatusOr<ProductRates> MeasureCached(uint32_t threads, uint32_t tokens, uint32_t rows_each) {
+    cached_ = true;
+    tokens_ = tokens;
+    rows_each_ = rows_each;
+    RETURN_IF_ERROR(Open(threads));
+    ProductRates rates;
+    // Each is over as many weights as it says bytes; what counts is how often they are multiplied.
+    ASSIGN_OR_RETURN(rates.dense, Best([&] { return Product(sizes_.dense_encoding, kCachedBytes); }));
+    rates.dense *= ProductsPerByte(sizes_.dense_encoding) * tokens;
+    rates.experts = rates.dense;
+    if (sizes_.routed_read > 0) {
+      ASSIGN_OR_RETURN(rates.experts, Best([&] { return Experts(); }));
+      rates.experts *= ProductsPerByte(sizes_.expert_encoding) * rows_each;
+    }
+    return rates;
+  }
 
   absl::StatusOr<KernelRates> Measure(uint32_t threads) {
     RETURN_IF_ERROR(Open(threads));
@@ -69,7 +91,9 @@ class Kernels {
   absl::Status Open(uint32_t threads) {
     ASSIGN_OR_RETURN(const MemoryFacts memory, ReadMemoryFacts());
     bytes_ = std::min(kRegion, UsableMemory(memory) / 4 / kBlock * kBlock);
-    if (bytes_ < kLeastRegion) {
+    if (cached_ && bytes_ >= kLeastRegion) {
+      bytes_ = kCachedRegion;
+    } else if (bytes_ < kLeastRegion) {
       return absl::ResourceExhaustedError(absl::StrCat("measuring this host takes ", 4 * kLeastRegion,
                                                        " bytes of free memory, ", UsableMemory(memory),
                                                        " are there"));
@@ -80,7 +104,7 @@ class Kernels {
     madvise(region, bytes_, MADV_HUGEPAGE);  // as weightd's; small pages are only slower
     std::memset(region, 0x2c, bytes_);       // scales that are small numbers in every encoding
     BackendLimits limits;
-    limits.max_tokens = 1;
+    limits.max_tokens = tokens_;
     limits.max_sequences = 1;
     limits.hidden = limits.max_cols = config_.hidden;
     limits.heads = 1;
@@ -92,11 +116,14 @@ class Kernels {
     limits.vocab = config_.vocab;
     ASSIGN_OR_RETURN(backend_, CreateHostBackend(limits, threads));
     ASSIGN_OR_RETURN(weights_, backend_->Import({static_cast<const std::byte*>(region), bytes_}));
-    ASSIGN_OR_RETURN(x_, backend_->Allocate(config_.hidden * sizeof(float), BufferKind::kActivations));
-    const uint64_t results = std::max<uint64_t>(uint64_t{limits.top_k} * config_.hidden, uint64_t{1} << 22);
+    const uint64_t inputs = uint64_t{tokens_} * config_.hidden;
+    ASSIGN_OR_RETURN(x_, backend_->Allocate(inputs * sizeof(float), BufferKind::kActivations));
+    const uint64_t results = std::max<uint64_t>(limits.top_k * inputs, uint64_t{1} << 22);
     ASSIGN_OR_RETURN(y_, backend_->Allocate(results * sizeof(float), BufferKind::kActivations));
-    float* x = reinterpret_cast<float*>(backend_->HostWrite({x_, 0}, config_.hidden * sizeof(float)));
-    for (uint32_t i = 0; i < config_.hidden; ++i) x[i] = static_cast<float>(i % 7) - 3.0f;
+    float* x = reinterpret_cast<float*>(backend_->HostWrite({x_, 0}, inputs * sizeof(float)));
+    for (uint64_t i = 0; i < inputs; ++i) x[i] = static_cast<float>(i % 7) - 3.0f;
+    expert_rows_.resize(rows_each_);
+    std::iota(expert_rows_.begin(), expert_rows_.end(), 0);
     return absl::OkStatus();
   }
 
@@ -119,9 +146,14 @@ class Kernels {
     return best;
   }
 
+  double ProductsPerByte(const EncodingDescriptor& encoding) const {
+    return static_cast<double>(config_.hidden) /
+           static_cast<double>(RoundStride(RowBytes(encoding, config_.hidden)));
+  }
+
   // The next weights in the region, from its beginning where the rest is too short.
   uint64_t Place(uint64_t bytes) {
-    if (next_ + bytes > bytes_) next_ = 0;
+    if (cached_ || next_ + bytes > bytes_) next_ = 0;
     const uint64_t place = next_;
     next_ += (bytes + 63) / 64 * 64;
     return place;
@@ -146,7 +178,7 @@ class Kernels {
     part.y = {{y_, 0}, rows};
     MatMulArgs args;
     args.x = {{x_, 0}, config_.hidden};
-    args.tokens = 1;
+    args.tokens = tokens_;
     args.cols = config_.hidden;
     args.parts = {&part, 1};
     RETURN_IF_ERROR(backend_->queue().MatMul(args));
@@ -158,37 +190,44 @@ class Kernels {
     const auto layer = std::find_if(config_.layers.begin(), config_.layers.end(),
                                     [](const LayerConfig& l) { return l.moe.experts > 0; });
     const MoeConfig& moe = layer->moe;
-    const uint64_t part = moe.expert_width * RoundStride(RowBytes(sizes_.expert_encoding, config_.hidden));
+    const uint64_t stride = RoundStride(RowBytes(sizes_.expert_encoding, config_.hidden));
+    const uint32_t fitting = static_cast<uint32_t>(kCachedBytes / 3 / stride / kWidthStep * kWidthStep);
+    const uint32_t width =
+        cached_ ? std::min(moe.expert_width, std::max(kWidthStep, fitting)) : moe.expert_width;
+    const uint64_t part = width * stride;
     const uint32_t experts =
-        static_cast<uint32_t>(std::clamp<uint64_t>(bytes_ / (3 * part + 64), 1, moe.top_k));
+        cached_ ? 1 : static_cast<uint32_t>(std::clamp<uint64_t>(bytes_ / (3 * part + 64), 1, moe.top_k));
     if (3 * part > bytes_) {
       return absl::ResourceExhaustedError(absl::StrCat("an expert of ", 3 * part, " bytes in ", bytes_));
     }
-    const uint32_t row = 0;
-    std::vector<uint32_t> slots(experts);
+    std::vector<uint32_t> slots(uint64_t{experts} * rows_each_);
+    std::iota(slots.begin(), slots.end(), 0);
     std::vector<ExpertWork> work(experts);
     for (uint32_t e = 0; e < experts; ++e) {
       const uint64_t place = Place(3 * part);
-      slots[e] = e;
-      work[e].up = View(sizes_.expert_encoding, moe.expert_width, place);
-      work[e].gate = View(sizes_.expert_encoding, moe.expert_width, place + part);
-      work[e].down = View(sizes_.expert_encoding, moe.expert_width, place + 2 * part);
-      work[e].rows = {&row, 1};
-      work[e].slots = {&slots[e], 1};
+      work[e].up = View(sizes_.expert_encoding, width, place);
+      work[e].gate = View(sizes_.expert_encoding, width, place + part);
+      work[e].down = View(sizes_.expert_encoding, width, place + 2 * part);
+      work[e].rows = expert_rows_;
+      work[e].slots = absl::MakeConstSpan(slots).subspan(uint64_t{e} * rows_each_, rows_each_);
     }
     MoeExpertsArgs args;
     args.x = {{x_, 0}, config_.hidden};
-    args.tokens = 1;
+    args.tokens = tokens_;
     args.hidden = config_.hidden;
     args.experts = work;
     args.y = {{y_, 0}, config_.hidden};
-    args.slots = experts;
+    args.slots = static_cast<uint32_t>(slots.size());
     RETURN_IF_ERROR(backend_->queue().MoeExperts(args));
     return uint64_t{experts} * 3 * part;
   }
 
   const ModelConfig& config_;
   const StoredSizes& sizes_;
+  bool cached_ = false;  // the same few weights again and again
+  uint32_t tokens_ = 1;
+  uint32_t rows_each_ = 1;             // of an expert
+  std::vector<uint32_t> expert_rows_;  // 0, 1, 2, ...
   void* region_ = nullptr;
   uint64_t bytes_ = 0;
   uint64_t next_ = 0;
@@ -233,6 +272,11 @@ absl::StatusOr<double> ReadRandomly(int fd, uint64_t file_bytes, uint64_t read_b
 absl::StatusOr<KernelRates> MeasureKernels(const ModelConfig& config, const StoredSizes& sizes,
                                            uint32_t threads) {
   return Kernels(config, sizes).Measure(threads);
+}
+
+absl::StatusOr<ProductRates> MeasureProducts(const ModelConfig& config, const StoredSizes& sizes,
+                                             uint32_t threads, uint32_t tokens, uint32_t rows_each) {
+  return Kernels(config, sizes).MeasureCached(threads, tokens, rows_each);
 }
 
 absl::StatusOr<double> MeasureDisk(const std::string& path, uint64_t read_bytes) {

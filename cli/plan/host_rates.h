@@ -23,6 +23,17 @@ struct KernelRates {
 absl::StatusOr<KernelRates> MeasureKernels(const ModelConfig& config, const StoredSizes& sizes,
                                            uint32_t threads);
 
+// Multiply-adds a second with weights that stay in caches: what instructions allow, whatever memory does.
+struct ProductRates {
+  double dense = 0;
+  double experts = 0;
+};
+
+// For steps of `tokens` rows, `rows_each` of them to an expert that is computed; 1..512 and 1..tokens. As
+// MeasureKernels().
+absl::StatusOr<ProductRates> MeasureProducts(const ModelConfig& config, const StoredSizes& sizes,
+                                             uint32_t threads, uint32_t tokens, uint32_t rows_each);
+
 // Bytes a second of reads of `read_bytes` at random places of a file of 256 MiB or more, past the page cache
 // where the file system can.
 absl::StatusOr<double> MeasureDisk(const std::string& path, uint64_t read_bytes);

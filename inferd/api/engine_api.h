@@ -23,6 +23,7 @@
 #include "common/error_detail.h"
 #include "inferd/api/calibration_api.h"
 #include "inferd/api/guide_spec.h"
+#include "inferd/api/part_work.h"
 #include "inferd/api/queue_limits.h"
 
 namespace sluice {
@@ -205,6 +206,7 @@ struct EngineStats {
   bool leads_stay = false;
   double copy_all_share = 0;
   bool copy_all_measured = false;
+  PartWorks parts;       // zeros on a device that runs later
   StepTimes times;       // by the clock that answers are timed by
   StepTimes real_times;  // by the machine's
 };

@@ -142,6 +142,7 @@ void EngineCore::FillStats(EngineStats* stats) const {
   stats->fork_joins = backend.fork_joins;
   stats->fork_join_seconds = backend.region_seconds;
   stats->kernel_seconds = backend.kernel_seconds;
+  stats->parts = forward_->part_works();
   stats->stall_seconds = static_cast<double>(fetches_.stall_nanos()) * 1e-9;
 }
 

@@ -203,8 +203,11 @@ absl::Status Forward::QueueRouter(uint32_t layer, uint32_t tokens, BufferRef ids
   const MatMulPart routers[] = {{w.router, scores_, w.router_bias}, {w.shared_router, shared_scores_, {}}};
   const auto parts = absl::MakeConstSpan(routers, moe.shared_gate ? 2 : 1);
   const bool own_norm = bool{w.router_norm.weight};
-  RETURN_IF_ERROR(
-      queue_->MatMul({own_norm ? x_ : normed_, tokens, config_.hidden, {}, w.router_norm, parts, {}}));
+  parts_.SetProducts(StepPart::kRouter);
+  const absl::Status scored =
+      queue_->MatMul({own_norm ? x_ : normed_, tokens, config_.hidden, {}, w.router_norm, parts, {}});
+  parts_.SetProducts(StepPart::kAttention);
+  RETURN_IF_ERROR(scored);
   *args = ModelRouterArgs(moe, w);
   args->logits = scores_;
   args->tokens = tokens;
@@ -353,7 +356,10 @@ absl::Status Forward::DropLostRows(uint32_t layer, StepBatch* batch) {
 absl::Status Forward::QueueHead(const Rows& x, absl::Span<const uint32_t> rows, uint32_t k) {
   const uint32_t count = static_cast<uint32_t>(rows.size());
   const MatMulPart head[] = {{weights_.head(), logits_, weights_.head_bias(), config_.logit_scale}};
-  RETURN_IF_ERROR(queue_->MatMul({x, count, config_.hidden, rows, weights_.final_norm(), head, {}}));
+  parts_.SetProducts(StepPart::kHead);
+  const absl::Status made = queue_->MatMul({x, count, config_.hidden, rows, weights_.final_norm(), head, {}});
+  parts_.SetProducts(StepPart::kAttention);
+  RETURN_IF_ERROR(made);
   if (config_.logit_cap > 0) {
     RETURN_IF_ERROR(queue_->SoftCap({logits_, count, config_.vocab, config_.logit_cap}));
   }

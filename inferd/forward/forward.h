@@ -21,6 +21,7 @@
 #include "inferd/experts/expert_source.h"
 #include "inferd/experts/residency_view.h"
 #include "inferd/forward/layer_work.h"
+#include "inferd/forward/part_queue.h"
 #include "inferd/forward/rope_rows.h"
 #include "inferd/forward/token_guess.h"
 #include "inferd/model/delta_states.h"
@@ -95,6 +96,8 @@ class Forward {
   Rows residual() const { return x_; }  // [max_tokens, hidden]
 
   const TokenGuess::Counts& guesses() const { return guess_.counts(); }
+  // What the parts of all steps took; zeros on a device that runs later.
+  const PartWorks& part_works() const { return parts_.works(); }
 
   // Of some rows of the batch that ran last the best `k` ids and the log-sum-exp; with `whole` all logits
   // too, which else stay on the device. At most logit_rows rows.
@@ -165,7 +168,8 @@ class Forward {
   const ModelConfig& config_;
   const ForwardOptions options_;
   Backend* const backend_;
-  Queue* const queue_;
+  PartQueue parts_;     // before the device's queue, where that runs at the call
+  Queue* const queue_;  // either of the two
   const DenseWeights& weights_;
   const KvCache& kv_;
   const DeltaStates& states_;

@@ -185,6 +185,13 @@ void FillStats(const EngineStats& stats, v1::GetStatsResponse* out) {
     cache->set_copy_all_share(stats.copy_all_share);
     cache->set_copy_all_measured(stats.copy_all_measured);
   }
+  for (size_t part = 0; part < kStepParts; ++part) {
+    v1::PartWork* work = out->add_parts();
+    work->set_part(NameOf(static_cast<StepPart>(part)));
+    work->set_seconds(stats.parts[part].seconds);
+    work->set_bytes(stats.parts[part].bytes);
+    work->set_products(stats.parts[part].products);
+  }
   FillTimes(stats.times, out->mutable_times());
   FillTimes(stats.real_times, out->mutable_real_times());
 }

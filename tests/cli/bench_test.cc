@@ -54,7 +54,7 @@ TEST(SummarizeTest, StandardDeviationIsTheSamples) {
 }
 
 BenchResult DecodeResult() {
-  BenchResult result{{0, 4, 2}, "exact", {}};
+  BenchResult result{{0, 4, 2}, "exact", {}, {}};
   for (const double seconds : {0.5, 1.0}) {
     BenchSample sample;
     sample.seconds = seconds;

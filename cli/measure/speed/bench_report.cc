@@ -240,8 +240,8 @@ void AddDepths(const std::vector<DepthSample>& from, int sign, std::vector<Depth
 
 Json ResultJson(const BenchResult& result, const BenchSetting& setting) {
   const Figures figures = FiguresOf(result, setting);
-  return Json::Object()
-      .Set("test", result.test.name())
+  Json json = Json::Object();
+  json.Set("test", result.test.name())
       .Set("preset", result.preset)
       .Set("batch", result.test.batch)
       .Set("avg_ts", figures.rate.mean)
@@ -275,6 +275,10 @@ Json ResultJson(const BenchResult& result, const BenchSetting& setting) {
       .Set("backend", setting.backend)
       .Set("threads", setting.threads)
       .Set("version", setting.version);
+  if (result.explained.has_value()) {
+    json.Set("explain", *result.explained);
+  }
+  return json;
 }
 
 absl::StatusOr<BenchFormat> BenchFormatFromName(const std::string& name) {

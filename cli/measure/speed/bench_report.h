@@ -45,6 +45,14 @@ struct DepthSample {
 // Adds `sign` (1 or -1) times every entry of `from` to that of the same layer and depth, or as a new one.
 void AddDepths(const std::vector<DepthSample>& from, int sign, std::vector<DepthSample>* to);
 
+// What the operations of a part of the model took.
+struct PartSample {
+  std::string part;
+  double seconds = 0;
+  uint64_t bytes = 0;     // of weights and cache
+  uint64_t products = 0;  // multiply-adds
+};
+
 // One repetition.
 struct BenchSample {
   double seconds = 0;   // from the first request to the last token
@@ -86,6 +94,7 @@ struct BenchSample {
   double stall_seconds = 0;
   double decode_seconds = 0;  // of steps of generated tokens alone
   std::vector<DepthSample> depths;
+  std::vector<PartSample> parts;  // attention, router, experts, head, other; empty: they are not told
 };
 
 // Its counts of all layers.
@@ -106,6 +115,7 @@ struct BenchResult {
   BenchTest test;
   std::string preset;
   std::vector<BenchSample> samples;
+  std::optional<Json> explained;  // ExplainJson() of it
 };
 
 // What all results share.

@@ -115,6 +115,21 @@ void AddLayers(const api::GetStatsResponse& before, const api::GetStatsResponse&
   sample->load_seconds = after.times().load_seconds() - before.times().load_seconds();
 }
 
+// A device that runs later tells nothing; nor does an inferd of before.
+void AddParts(const api::GetStatsResponse& before, const api::GetStatsResponse& after, BenchSample* sample) {
+  double seconds = 0;
+  for (int i = 0; i < std::min(before.parts_size(), after.parts_size()); ++i) {
+    const api::PartWork& from = before.parts(i);
+    const api::PartWork& to = after.parts(i);
+    sample->parts.push_back({to.part(), to.seconds() - from.seconds(), to.bytes() - from.bytes(),
+                             to.products() - from.products()});
+    seconds += sample->parts.back().seconds;
+  }
+  if (seconds <= 0) {
+    sample->parts.clear();
+  }
+}
+
 absl::StatusOr<BenchSample> SampleOf(const BenchTest& test, const std::vector<SequenceTimes>& sequences) {
   BenchSample sample;
   absl::Time start = absl::InfiniteFuture();
@@ -185,6 +200,7 @@ absl::StatusOr<BenchSample> RunOnce(Client* client, const BenchTest& test, const
   ASSIGN_OR_RETURN(BenchSample sample, SampleOf(test, times));
   AddCounters(before.counters(), after.counters(), &sample);
   AddLayers(before, after, &sample);
+  AddParts(before, after, &sample);
   if (server_times) {
     UseServerTimes(test, times, &sample);
   }

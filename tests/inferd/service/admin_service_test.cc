@@ -115,9 +115,15 @@ TEST_F(AdminServiceTest, StatsTellOfACacheOfNeuronsWhereThereIsOne) {
   stats.copy_all_share = 0.875;
   stats.copy_all_measured = true;
   stats.kernel_seconds = 2.5;
+  stats.parts[static_cast<size_t>(StepPart::kExperts)] = {1.5, 7, 9};
   engine_.SetStats(stats);
   const v1::GetStatsResponse response = Stats();
   EXPECT_EQ(2.5, response.counters().kernel_seconds());
+  ASSERT_EQ(response.parts_size(), 5);
+  EXPECT_EQ(response.parts(2).part(), "experts");
+  EXPECT_EQ(response.parts(2).seconds(), 1.5);
+  EXPECT_EQ(response.parts(2).bytes(), 7u);
+  EXPECT_EQ(response.parts(2).products(), 9u);
   EXPECT_EQ(12u, response.neuron_cache().slots());
   EXPECT_TRUE(response.neuron_cache().lead_resident());
   EXPECT_EQ(0.875, response.neuron_cache().copy_all_share());

@@ -1,0 +1,29 @@
+// What the parts of a model's steps took: the numbers behind `sluice bench --explain`.
+//
+// Thread safety: plain values.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace sluice {
+
+enum class StepPart : uint8_t { kAttention = 0, kRouter = 1, kExperts = 2, kHead = 3, kOther = 4 };
+inline constexpr size_t kStepParts = 5;
+
+inline constexpr const char* NameOf(StepPart part) {
+  constexpr const char* kNames[kStepParts] = {"attention", "router", "experts", "head", "other"};
+  return kNames[static_cast<size_t>(part)];
+}
+
+// Since the start; they only grow.
+struct PartWork {
+  double seconds = 0;     // in operations of this part
+  uint64_t bytes = 0;     // of weights and of the KV cache that they read, each once an operation
+  uint64_t products = 0;  // multiply-adds
+};
+
+using PartWorks = std::array<PartWork, kStepParts>;
+
+}  // namespace sluice
