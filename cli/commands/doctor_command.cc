@@ -14,7 +14,7 @@
 #include "cli/launch/runtime_paths.h"
 #include "cli/ui/command.h"
 #include "cli/ui/terminal.h"
-#include "common/cpu_topology.h"
+#include "common/cpu/cpu_topology.h"
 #include "common/file_io.h"
 #include "common/net/unix_listener.h"
 #include "common/status.h"

@@ -13,7 +13,7 @@
 #include "cli/doctor/gpu_facts.h"
 #include "cli/doctor/host_facts.h"
 #include "cli/ui/json.h"
-#include "common/cpu_topology.h"
+#include "common/cpu/cpu_topology.h"
 #include "common/memory_facts.h"
 
 namespace sluice::cli {

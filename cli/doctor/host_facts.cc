@@ -13,7 +13,7 @@
 #include <fstream>
 
 #include "cli/launch/unix_socket.h"
-#include "common/cpu_topology.h"
+#include "common/cpu/cpu_topology.h"
 #include "common/ring/unique_fd.h"
 #include "weightd/io/read_ring.h"
 

@@ -16,7 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/cpu_topology.h"
+#include "common/cpu/cpu_topology.h"
 #include "common/error_detail.h"
 #include "common/metrics/metric_text.h"
 #include "common/net/listen_address.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/cpu_topology.h"
+#include "common/cpu/cpu_topology.h"
 #include "common/status.h"
 #include "kernels/host/isa/host_isa.h"
 #include "kernels/pinned_backend.h"

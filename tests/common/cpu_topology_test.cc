@@ -1,5 +1,5 @@
 // What is read of made-up trees of CPUs and nodes, and where threads go on such machines.
-#include "common/cpu_topology.h"
+#include "common/cpu/cpu_topology.h"
 
 #include <gtest/gtest.h>
 

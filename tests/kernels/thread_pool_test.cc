@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "common/cpu_topology.h"
+#include "common/cpu/cpu_topology.h"
 #include "gtest/gtest.h"
 #include "kernels/pinned_backend.h"
 

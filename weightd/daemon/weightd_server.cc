@@ -12,7 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "common/cpu_topology.h"
+#include "common/cpu/cpu_topology.h"
 #include "common/cuda/loaded_copier.h"
 #include "common/net/socket_lock.h"
 #include "common/net/unix_listener.h"

@@ -1,4 +1,4 @@
-#include "common/cpu_topology.h"
+#include "common/cpu/cpu_topology.h"
 
 #include <sched.h>
 
