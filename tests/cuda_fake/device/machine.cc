@@ -137,16 +137,14 @@ uint8_t* Machine::BytesAt(uint64_t address, uint64_t bytes, AccessKind kind, Ope
   if (operation == 0 || region->shadow == nullptr) {
     return place;
   }
-  Accessor who;
-  who.operation = operation;
   const Shadow::Conflict conflict =
-      region->shadow->Access(address - region->base, bytes, kind, who, &operations);
+      region->shadow->Access(address - region->base, bytes, kind, operations.BeginScope(operation), 0);
   const std::string name = operations.NameOf(operation);
   if (conflict.kind == Shadow::Conflict::Kind::kUninitialised) {
     reports.Add(Finding::kUninitialised, name,
                 absl::StrCat(name, " reads bytes of ", region->name, " that nothing wrote"));
   } else if (conflict.kind != Shadow::Conflict::Kind::kNone) {
-    const std::string other = operations.NameOf(conflict.other.operation);
+    const std::string other = operations.NameOf(conflict.operation);
     reports.Add(Finding::kUnordered, absl::StrCat(name, "|", other),
                 absl::StrCat(name, " is not ordered after ", other, ", which ",
                              conflict.other_wrote ? "wrote" : "read", " the same bytes of ", region->name));
@@ -323,19 +321,20 @@ cudaError_t Machine::Launch(const void* stub, Dim grid, Dim block, void** args, 
     const Variable& param = (*program)->kernel->params[i];
     std::memcpy(spec.params.data() + param.offset, args[i], param.bytes);
   }
-  spec.operation = operations.NextId();
+  const OperationId id = operations.NextId();
   spec.regions = &memory;
-  spec.ordering = &operations;
+  spec.room = &room_;
   spec.reports = &reports;
   spec.counts = options.counts;
   spec.seed = options.seed < 2 ? options.seed : options.seed * 1000003 + launches_;
   ++launches_;
-  operations.Submit(stream, absl::StrCat("kernel ", (*program)->name), {[this, spec] { Run(spec); }});
+  operations.Submit(stream, absl::StrCat("kernel ", (*program)->name), {[this, spec, id] { Run(spec, id); }});
   // "A kernel launch is asynchronous; errors of its execution are returned by later calls."
   return sticky_ != cudaSuccess ? sticky_ : Leave(cudaSuccess);
 }
 
-void Machine::Run(LaunchSpec spec) {
+void Machine::Run(LaunchSpec spec, OperationId operation) {
+  spec.scope = operations.BeginScope(operation);
   Execution execution(spec);
   const Fault fault = execution.Run();
   ++counters.launches;

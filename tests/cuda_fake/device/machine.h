@@ -84,7 +84,7 @@ class Machine {
   uint64_t next_handle = 1;
 
  private:
-  void Run(LaunchSpec spec);
+  void Run(LaunchSpec spec, OperationId operation);
   // The bytes that a copy or memset reads or writes, entered for it (operation 0: only looked up); nullptr,
   // and the device fails, if they are no more.
   uint8_t* BytesAt(uint64_t address, uint64_t bytes, AccessKind kind, OperationId operation);
@@ -99,6 +99,7 @@ class Machine {
   std::map<const void*, uint64_t> allowed_shared_;  // by stub
   uint64_t launches_ = 0;
   uint64_t calls_ = 0;
+  ExecutionRoom room_;
 };
 
 }  // namespace sluice::cuda_fake

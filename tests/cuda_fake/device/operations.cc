@@ -10,7 +10,7 @@ namespace sluice::cuda_fake {
 Operations::Operations(uint64_t seed) : seed_(seed), random_(seed), streams_(1) {}
 
 uint32_t Operations::NewStream(bool blocking) {
-  streams_.push_back({blocking});
+  streams_.emplace_back().blocking = blocking;
   return static_cast<uint32_t>(streams_.size() - 1);
 }
 
@@ -57,6 +57,7 @@ OperationId Operations::Submit(uint32_t stream, std::string name, std::vector<st
   records_.push_back(std::move(record));
   const auto id = static_cast<OperationId>(records_.size());
   own.last = id;
+  own.all.push_back(id);
   pending_.push_back(id);
   Turn();
   return id;
@@ -167,6 +168,30 @@ void Operations::Drop() {
     At(id).done = true;
   }
   pending_.clear();
+}
+
+Phase Operations::SafePhase(OperationId operation) const {
+  const Clock& clock = At(operation).clock;
+  Phase safe = kNoPhase;
+  for (size_t stream = 0; stream < streams_.size(); ++stream) {
+    // The first of the stream that the clock does not have: what comes behind it has run behind it.
+    const std::vector<OperationId>& all = streams_[stream].all;
+    size_t next = stream < clock.size() ? clock[stream] : 0;
+    while (next < all.size() && At(all[next]).done && At(all[next]).phase == kNoPhase) {
+      ++next;  // it has touched nothing
+    }
+    if (next < all.size()) {
+      safe = std::min(safe, At(all[next]).phase);
+    }
+  }
+  return safe;
+}
+
+Scope Operations::BeginScope(OperationId operation) {
+  const Phase first = phases.Begin(operation);
+  Record& record = At(operation);
+  record.phase = std::min(record.phase, first);
+  return {operation, first, first, first, std::min(SafePhase(operation), first), &phases, this};
 }
 
 bool Operations::IsBefore(uint32_t earlier, uint32_t later) const {

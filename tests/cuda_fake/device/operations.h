@@ -58,6 +58,12 @@ class Operations : public Ordering {
   // Forgets everything that waits: the device has failed.
   void Drop();
 
+  // What an operation's accesses are entered by: it runs now, in a phase of its own.
+  Scope BeginScope(OperationId operation);
+  // The lowest phase of what has run and is not known to be done before the operation begins.
+  Phase SafePhase(OperationId operation) const;
+  Phases phases;
+
   bool IsBefore(uint32_t earlier, uint32_t later) const override;
   std::string NameOf(uint32_t operation) const override;
 
@@ -71,6 +77,7 @@ class Operations : public Ordering {
     std::vector<OperationId> after;
     std::deque<std::function<void()>> steps;
     bool done = false;
+    Phase phase = kNoPhase;  // in which it first ran
   };
   struct Stream {
     bool blocking = true;
@@ -78,6 +85,7 @@ class Operations : public Ordering {
     OperationId last = 0;
     uint32_t sequence = 0;
     std::vector<OperationId> waits;  // for the next operation
+    std::vector<OperationId> all;    // by sequence
   };
 
   Record& At(OperationId id) { return records_[id - 1]; }

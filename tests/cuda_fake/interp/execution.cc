@@ -1,13 +1,25 @@
 #include "tests/cuda_fake/interp/execution.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
 
 namespace sluice::cuda_fake {
 
-Execution::Execution(const LaunchSpec& spec) : spec_(spec), program_(*spec.program), random_(spec.seed) {}
+Execution::Execution(const LaunchSpec& spec) : spec_(spec), program_(*spec.program), random_(spec.seed) {
+  if (spec_.scope.phases == nullptr) {
+    const Phase first = own_phases_.Begin(1);
+    spec_.scope = {1, first, first, first, first, &own_phases_, nullptr};
+  }
+  if (spec_.room == nullptr) {
+    own_room_ = std::make_unique<ExecutionRoom>();
+  }
+  room_ = spec_.room == nullptr ? own_room_.get() : spec_.room;
+}
+
+Execution::~Execution() = default;
 
 Fault Execution::Run() {
   std::vector<uint64_t> order(spec_.grid.Count());
@@ -17,6 +29,7 @@ Fault Execution::Run() {
   } else if (spec_.seed > 1) {
     std::shuffle(order.begin(), order.end(), random_);
   }
+  BeginLaunch();
   for (const uint64_t index : order) {
     BeginBlock(index);
     RunBlock();
@@ -28,93 +41,136 @@ Fault Execution::Run() {
   return fault_;
 }
 
+void Execution::BeginLaunch() {
+  global_ = spec_.scope;
+  shared_bytes_ = program_.shared_end + spec_.dynamic_shared;
+  room_->shared.resize(shared_bytes_);
+  shared_ = room_->shared.data();
+  // What launches before have left in the shadow is of phases that no block of this one looks at.
+  if (room_->shadow == nullptr || room_->shadow->bytes() < shared_bytes_) {
+    room_->shadow = std::make_unique<Shadow>(shared_bytes_);
+  }
+  shared_shadow_ = room_->shadow.get();
+  shared_shadow_->BeginParts(shared_bytes_);
+  for (const Place& place : program_.shared) {
+    shared_shadow_->AddPart(place.offset, place.bytes);
+  }
+  shared_shadow_->AddPart(program_.shared_end, spec_.dynamic_shared);
+  const auto threads = static_cast<uint32_t>(spec_.block.Count());
+  room_->warp_count = (threads + kWarpLanes - 1) / kWarpLanes;
+  while (room_->warps.size() < room_->warp_count) {
+    room_->warps.push_back(std::make_unique<Warp>());
+  }
+  for (uint32_t i = 0; i < room_->warp_count; ++i) {
+    room_->warps[i]->BeginLaunch(program_, i, std::min<uint32_t>(kWarpLanes, threads - i * kWarpLanes));
+    FillSpecials(room_->warps[i].get(), false);
+  }
+}
+
 void Execution::BeginBlock(uint64_t index) {
   block_index_ = static_cast<uint32_t>(index);
   block_id_ = {static_cast<uint32_t>(index % spec_.grid.x),
                static_cast<uint32_t>(index / spec_.grid.x % spec_.grid.y),
                static_cast<uint32_t>(index / spec_.grid.x / spec_.grid.y)};
-  epoch_ = 0;
   steps_ = 0;
-  const uint64_t shared_bytes = program_.shared_end + spec_.dynamic_shared;
-  shared_.assign(shared_bytes, 0xCB);
-  shared_valid_.assign(shared_bytes, 0);
-  for (const Place& place : program_.shared) {
-    std::fill_n(shared_valid_.begin() + static_cast<int64_t>(place.offset), place.bytes, 1);
-  }
-  std::fill_n(shared_valid_.begin() + static_cast<int64_t>(program_.shared_end), spec_.dynamic_shared, 1);
-  shared_shadow_ = std::make_unique<Shadow>(shared_bytes);
-  warps_.clear();
-  const uint32_t threads = static_cast<uint32_t>(spec_.block.Count());
-  for (uint32_t first = 0; first < threads; first += kWarpLanes) {
-    warps_.push_back(std::make_unique<Warp>(program_, first / kWarpLanes,
-                                            std::min<uint32_t>(kWarpLanes, threads - first)));
-    FillSpecials(warps_.back().get());
+  global_.phase = global_.block = global_.phases->Next();
+  // What other blocks had in shared memory is no more.
+  shared_scope_ = global_;
+  shared_scope_.launch = shared_scope_.safe = global_.block;
+  std::memset(shared_, 0xCB, shared_bytes_);
+  shared_shadow_->Clear();
+  for (size_t i = 0; i < room_->warp_count; ++i) {
+    room_->warps[i]->BeginBlock();
+    FillSpecials(room_->warps[i].get(), true);
   }
 }
 
-void Execution::FillSpecials(Warp* warp) {
-  const auto value = [&](Special special, uint32_t lane) -> uint32_t {
-    const uint32_t thread = warp->index * kWarpLanes + lane;
-    switch (special) {
-      case Special::kTidX:
-        return thread % spec_.block.x;
-      case Special::kTidY:
-        return thread / spec_.block.x % spec_.block.y;
-      case Special::kTidZ:
-        return thread / spec_.block.x / spec_.block.y;
-      case Special::kNtidX:
-        return spec_.block.x;
-      case Special::kNtidY:
-        return spec_.block.y;
-      case Special::kNtidZ:
-        return spec_.block.z;
-      case Special::kCtaidX:
-        return block_id_.x;
-      case Special::kCtaidY:
-        return block_id_.y;
-      case Special::kCtaidZ:
-        return block_id_.z;
-      case Special::kNctaidX:
-        return spec_.grid.x;
-      case Special::kNctaidY:
-        return spec_.grid.y;
-      case Special::kNctaidZ:
-        return spec_.grid.z;
-      case Special::kLaneid:
-        return lane;
-      case Special::kWarpid:
-        return warp->index;
-      case Special::kLanemaskLt:
-        return (1u << lane) - 1;
-      case Special::kLanemaskLe:
-        return (2u << lane) - 1;
-      case Special::kLanemaskEq:
-        return 1u << lane;
-      case Special::kLanemaskGe:
-        return ~((1u << lane) - 1);
-      case Special::kLanemaskGt:
-        return ~((2u << lane) - 1);
-    }
-    return 0;
-  };
+uint32_t Execution::SpecialValue(Special special, const Warp& warp, uint32_t lane) const {
+  const uint32_t thread = warp.index * kWarpLanes + lane;
+  switch (special) {
+    case Special::kTidX:
+      return thread % spec_.block.x;
+    case Special::kTidY:
+      return thread / spec_.block.x % spec_.block.y;
+    case Special::kTidZ:
+      return thread / spec_.block.x / spec_.block.y;
+    case Special::kNtidX:
+      return spec_.block.x;
+    case Special::kNtidY:
+      return spec_.block.y;
+    case Special::kNtidZ:
+      return spec_.block.z;
+    case Special::kCtaidX:
+      return block_id_.x;
+    case Special::kCtaidY:
+      return block_id_.y;
+    case Special::kCtaidZ:
+      return block_id_.z;
+    case Special::kNctaidX:
+      return spec_.grid.x;
+    case Special::kNctaidY:
+      return spec_.grid.y;
+    case Special::kNctaidZ:
+      return spec_.grid.z;
+    case Special::kLaneid:
+      return lane;
+    case Special::kWarpid:
+      return warp.index;
+    case Special::kLanemaskLt:
+      return (1u << lane) - 1;
+    case Special::kLanemaskLe:
+      return (2u << lane) - 1;
+    case Special::kLanemaskEq:
+      return 1u << lane;
+    case Special::kLanemaskGe:
+      return ~((1u << lane) - 1);
+    case Special::kLanemaskGt:
+      return ~((2u << lane) - 1);
+  }
+  return 0;
+}
+
+void Execution::FillSpecials(Warp* warp, bool of_block) {
   for (const SpecialRow& row : program_.specials) {
+    const bool names_block =
+        row.special == Special::kCtaidX || row.special == Special::kCtaidY || row.special == Special::kCtaidZ;
+    if (names_block != of_block) {
+      continue;
+    }
     for (uint32_t lane = 0; lane < kWarpLanes; ++lane) {
-      warp->Row<uint32_t>(row.row)[lane] = value(row.special, lane);
+      warp->Row<uint32_t>(row.row)[lane] = SpecialValue(row.special, *warp, lane);
     }
   }
 }
 
 Warp* Execution::NextWarp() {
-  std::vector<Warp*> ready;
-  for (const auto& warp : warps_) {
-    if (warp->Lowest() != nullptr) {
-      ready.push_back(warp.get());
+  const size_t count = room_->warp_count;
+  const auto ready = [&](size_t i) { return room_->warps[i]->Lowest() != nullptr; };
+  if (spec_.seed < 2) {
+    for (size_t i = 0; i < count; ++i) {
+      const size_t at = spec_.seed == 0 ? i : count - 1 - i;
+      if (ready(at)) {
+        return room_->warps[at].get();
+      }
     }
-  }
-  if (ready.empty()) {
     return nullptr;
   }
-  return spec_.seed == 0 ? ready.front() : spec_.seed == 1 ? ready.back() : ready[random_() % ready.size()];
+  Warp* list[kWarpLanes];  // at most 1024 threads
+  size_t found = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (ready(i)) {
+      list[found++] = room_->warps[i].get();
+    }
+  }
+  return found == 0 ? nullptr : list[random_() % found];
+}
+
+std::vector<Warp*> Execution::BlockWarps() const {
+  std::vector<Warp*> warps;
+  for (size_t i = 0; i < room_->warp_count; ++i) {
+    warps.push_back(room_->warps[i].get());
+  }
+  return warps;
 }
 
 void Execution::RunBlock() {
@@ -122,7 +178,9 @@ void Execution::RunBlock() {
     Warp* const warp = NextWarp();
     if (warp != nullptr) {
       RunWarp(*warp, spec_.seed < 2 ? ~uint64_t{0} : 1 + random_() % 256);
-    } else if (std::all_of(warps_.begin(), warps_.end(), [](const auto& w) { return w->live == 0; })) {
+    } else if (std::all_of(room_->warps.begin(),
+                           room_->warps.begin() + static_cast<int64_t>(room_->warp_count),
+                           [](const auto& w) { return w->live == 0; })) {
       return;
     } else if (!ReleaseBarrier()) {
       ReportStuck();
@@ -137,43 +195,56 @@ void Execution::RunBlock() {
   }
 }
 
+// The group with the lowest place runs until it comes to where another one is, or groups change.
 void Execution::RunWarp(Warp& warp, uint64_t steps) {
   const Instruction* const code = program_.code.data();
+  const uint64_t most = std::min(steps, spec_.step_limit + 1 - std::min(steps_, spec_.step_limit + 1));
   uint64_t done = 0;
-  for (; done < steps; ++done) {
+  while (done < most && fault_ == Fault::kNone) {
     Warp::Group* const group = warp.Lowest();
-    if (group == nullptr || fault_ != Fault::kNone || steps_ + done > spec_.step_limit) {
+    if (group == nullptr) {
       break;
     }
     warp.current = group;
-    const Instruction& in = code[group->pc];
-    uint32_t mask = group->mask;
-    if (in.guard != kNoRow) {
-      mask &= in.guard_negated ? ~warp.Mask(in.guard) : warp.Mask(in.guard);
-      if (mask == 0) {
-        ++group->pc;
-        continue;
+    const uint32_t end = warp.NextPlace(*group);
+    for (bool together = true; together && done < most && group->pc < end; ++done) {
+      const Instruction& in = code[group->pc];
+      uint32_t mask = group->mask;
+      if (in.guard != kNoRow) {
+        mask &= in.guard_negated ? ~warp.Mask(in.guard) : warp.Mask(in.guard);
+        if (mask == 0) {
+          ++group->pc;
+          continue;
+        }
       }
-    }
-    switch (in.run(*this, warp, in, mask)) {
-      case Outcome::kNext:
-        ++warp.current->pc;
-        break;
-      case Outcome::kJumped:
-      case Outcome::kStop:
-        break;
-    }
-    if (spec_.counts) {
-      const std::vector<std::string>& words = in.statement->words;
-      if (words[0] == "cp" && words.size() > 2 && words[2] != "shared" && words[2] != "ca" &&
-          words[2] != "cg") {
-        requests_.Drop();  // copies that land were counted when they were issued
+      switch (in.run(*this, warp, in, mask)) {
+        case Outcome::kNext:
+          // A warp instruction may have gathered lanes, and so moved the group.
+          ++warp.current->pc;
+          together = warp.current == group;
+          break;
+        case Outcome::kJumped:
+          break;
+        case Outcome::kRegroup:
+        case Outcome::kStop:
+          together = false;
+          break;
       }
-      requests_.EndRequest(&counts_);
+      if (spec_.counts) {
+        CountRequest(in);
+      }
     }
   }
   steps_ += done;
   counts_.warp_instructions += done;
+}
+
+void Execution::CountRequest(const Instruction& in) {
+  const std::vector<std::string>& words = in.statement->words;
+  if (words[0] == "cp" && words.size() > 2 && words[2] != "shared" && words[2] != "ca" && words[2] != "cg") {
+    requests_.Drop();  // copies that land were counted when they were issued
+  }
+  requests_.EndRequest(&counts_);
 }
 
 // "For each thread in the block, all of them must execute the same __syncthreads(), conditional code
@@ -183,7 +254,7 @@ void Execution::RunWarp(Warp& warp, uint64_t steps) {
 bool Execution::ReleaseBarrier() {
   const Instruction* barrier = nullptr;
   uint32_t ended = 0;
-  for (const auto& warp : warps_) {
+  for (Warp* const warp : BlockWarps()) {
     ended += static_cast<uint32_t>(__builtin_popcount(warp->existing & ~warp->live));
     for (const Warp::Group& group : warp->groups) {
       const Instruction& in = program_.code[group.pc];
@@ -205,13 +276,13 @@ bool Execution::ReleaseBarrier() {
     ReportAt(Finding::kBarrier, *barrier,
              absl::StrCat(ended, " threads of the block have ended without reaching it"));
   }
-  for (const auto& warp : warps_) {
+  for (Warp* const warp : BlockWarps()) {
     for (Warp::Group& group : warp->groups) {
       group.waiting = false;
       ++group.pc;
     }
   }
-  ++epoch_;
+  global_.phase = shared_scope_.phase = global_.phases->Next();
   return true;
 }
 
@@ -221,7 +292,7 @@ void Execution::ReportStuck() {
   fault_ = Fault::kLaunchFailure;
   const Instruction* barrier = nullptr;
   bool named = false;
-  for (const auto& warp : warps_) {
+  for (Warp* const warp : BlockWarps()) {
     for (const Warp::Group& group : warp->groups) {
       const Instruction& in = program_.code[group.pc];
       if (in.statement->words[0] == "bar" && in.statement->words[1] != "warp") {
@@ -254,11 +325,6 @@ Outcome Execution::Stop(Fault fault, Finding finding, const Instruction& in, abs
 std::string Execution::Thread(const Warp& warp, int lane) const {
   return absl::StrCat("thread ", warp.index * kWarpLanes + static_cast<uint32_t>(lane), " of block ",
                       block_index_);
-}
-
-Accessor Execution::Who(const Warp& warp, int lane) const {
-  return {spec_.operation, block_index_,
-          static_cast<uint16_t>(warp.index * kWarpLanes + static_cast<uint32_t>(lane)), epoch_, warp.sync};
 }
 
 }  // namespace sluice::cuda_fake

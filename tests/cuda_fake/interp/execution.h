@@ -38,24 +38,42 @@ struct Dim {
   uint64_t Count() const { return uint64_t{x} * y * z; }
 };
 
+// What an execution needs room for, kept from launch to launch.
+struct ExecutionRoom;
+
 struct LaunchSpec {
   const Program* program = nullptr;
   Dim grid;
   Dim block;
   uint64_t dynamic_shared = 0;
   std::vector<uint8_t> params;
-  uint32_t operation = 1;  // its number for `ordering`
+  Scope scope;  // without phases: no other operation has been
   const RegionTable* regions = nullptr;
-  const Ordering* ordering = nullptr;  // nullptr: no other operation is unordered
+  ExecutionRoom* room = nullptr;  // nullptr: made for this one
   ReportSink* reports = nullptr;
   uint64_t seed = 0;                 // 0: warps in order, each as far as it comes; 1: the same backwards
   uint64_t step_limit = 50'000'000;  // warp-instructions of a block
   bool counts = false;               // accesses are counted too
 };
 
+// Where the lanes of an access find their bytes.
+struct LanePlaces {
+  enum class Pattern : uint8_t {
+    kStopped,  // by a fault
+    kRun,      // one behind the other: lane `lowest` at `first`, and so on
+    kSame,     // all at `first`
+    kApart     // each at lanes[lane]
+  };
+  Pattern pattern = Pattern::kStopped;
+  int lowest = 0;
+  uint8_t* first = nullptr;
+  uint8_t* lanes[kWarpLanes];
+};
+
 class Execution {
  public:
   explicit Execution(const LaunchSpec& spec);
+  ~Execution();
 
   // Until all blocks have ended, or the first fault. Races and the like are reported and do not stop it.
   Fault Run();
@@ -65,7 +83,10 @@ class Execution {
   const LaunchSpec& spec() const { return spec_; }
   // A generic address's own space, and the address there.
   static Space SpaceOf(uint64_t* address);
-  // The bytes at `address` of `space` for a lane's access, checked and entered; nullptr after a fault.
+  // The bytes at addresses[lane] of `space` for each lane of `mask`, checked and entered.
+  void Places(Warp& warp, const Instruction& in, uint32_t mask, Space space, uint64_t* addresses,
+              uint32_t bytes, AccessKind kind, LanePlaces* places);
+  // The same for one lane; nullptr after a fault.
   uint8_t* Access(Warp& warp, const Instruction& in, int lane, Space space, uint64_t address, uint32_t bytes,
                   AccessKind kind);
   // Enters that shared bytes are to be written by a cp.async, and later that they have been.
@@ -73,14 +94,19 @@ class Execution {
   void ReportAt(Finding finding, const Instruction& in, absl::string_view text);
   Outcome Stop(Fault fault, Finding finding, const Instruction& in, absl::string_view text);
   std::string Thread(const Warp& warp, int lane) const;
-  uint8_t* shared() { return shared_.data(); }
+  uint8_t* shared() { return shared_; }
 
  private:
+  void BeginLaunch();
   void BeginBlock(uint64_t index);
-  void FillSpecials(Warp* warp);
+  uint32_t SpecialValue(Special special, const Warp& warp, uint32_t lane) const;
+  // Those that tell blocks apart, or the others.
+  void FillSpecials(Warp* warp, bool of_block);
   void RunBlock();
   void RunWarp(Warp& warp, uint64_t steps);
+  void CountRequest(const Instruction& in);
   Warp* NextWarp();
+  std::vector<Warp*> BlockWarps() const;
   bool ReleaseBarrier();
   void ReportStuck();
   uint8_t* GlobalAccess(Warp& warp, const Instruction& in, int lane, uint64_t address, uint32_t bytes,
@@ -89,7 +115,14 @@ class Execution {
                         AccessKind kind);
   uint8_t* LocalAccess(Warp& warp, const Instruction& in, int lane, uint64_t address, uint32_t bytes,
                        AccessKind kind);
-  Accessor Who(const Warp& warp, int lane) const;
+  // The lanes' accesses at once; false where each needs a look of its own.
+  bool PlacesAtOnce(Warp& warp, uint32_t mask, Space space, const uint64_t* addresses, uint32_t bytes,
+                    AccessKind kind, LanePlaces* places);
+  uint32_t PlacesApart(Warp& warp, uint32_t mask, Space space, const uint64_t* addresses, uint32_t bytes,
+                       AccessKind kind, LanePlaces* places);
+  Who ThreadOf(const Warp& warp, int lane) const {
+    return uint32_t{warp.sync} << 16 | (warp.index * kWarpLanes + static_cast<uint32_t>(lane));
+  }
   void ReportConflict(const Shadow::Conflict& conflict, AccessKind kind, const Warp& warp,
                       const Instruction& in, int lane, absl::string_view where);
 
@@ -100,16 +133,27 @@ class Execution {
   LaunchCounts counts_;
   RequestCounter requests_;
   const Region* last_region_ = nullptr;
+  Phases own_phases_;
+  std::unique_ptr<ExecutionRoom> own_room_;
+  ExecutionRoom* room_ = nullptr;
+  Scope global_;  // with which accesses are entered
+  Scope shared_scope_;
 
   // Of the block that runs.
   Dim block_id_;
   uint32_t block_index_ = 0;
-  uint16_t epoch_ = 0;
   uint64_t steps_ = 0;
-  std::vector<std::unique_ptr<Warp>> warps_;
-  std::vector<uint8_t> shared_;
-  std::vector<uint8_t> shared_valid_;  // a byte each: inside a variable
-  std::unique_ptr<Shadow> shared_shadow_;
+  uint8_t* shared_ = nullptr;
+  uint64_t shared_bytes_ = 0;
+  Shadow* shared_shadow_ = nullptr;
+};
+
+// Thread safety: thread-compatible.
+struct ExecutionRoom {
+  std::vector<std::unique_ptr<Warp>> warps;  // the first `warp_count` are the block's
+  size_t warp_count = 0;
+  std::vector<uint8_t> shared;
+  std::unique_ptr<Shadow> shadow;
 };
 
 }  // namespace sluice::cuda_fake

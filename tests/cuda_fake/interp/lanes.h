@@ -24,11 +24,33 @@ inline void ForLanes(uint32_t mask, F f) {
   }
 }
 
+// d[lane] = f(lane) for the lanes of `mask`. f may be asked for other lanes too.
+template <typename D, typename F>
+inline void SetLanes(D* d, uint32_t mask, F f) {
+  constexpr int kFew = 4;
+  if (mask == kFullMask) {
+#pragma GCC ivdep
+    for (int lane = 0; lane < kWarpLanes; ++lane) {
+      d[lane] = f(lane);
+    }
+  } else if (__builtin_popcount(mask) <= kFew) {
+    ForEachLane(mask, [=](int lane) { d[lane] = f(lane); });
+  } else {
+    D values[kWarpLanes];
+    for (int lane = 0; lane < kWarpLanes; ++lane) {
+      values[lane] = f(lane);
+    }
+    for (int lane = 0; lane < kWarpLanes; ++lane) {
+      d[lane] = (mask >> lane & 1) != 0 ? values[lane] : d[lane];
+    }
+  }
+}
+
 template <typename D, typename A, typename Op>
 Outcome Unary(Execution&, Warp& warp, const Instruction& in, uint32_t mask) {
   D* const d = warp.Row<D>(in.d);
   const A* const a = warp.Row<A>(in.a);
-  ForLanes(mask, [=](int l) { d[l] = Op::Do(a[l]); });
+  SetLanes(d, mask, [=](int l) { return Op::Do(a[l]); });
   return Outcome::kNext;
 }
 
@@ -37,7 +59,7 @@ Outcome Binary(Execution&, Warp& warp, const Instruction& in, uint32_t mask) {
   D* const d = warp.Row<D>(in.d);
   const A* const a = warp.Row<A>(in.a);
   const B* const b = warp.Row<B>(in.b);
-  ForLanes(mask, [=](int l) { d[l] = Op::Do(a[l], b[l]); });
+  SetLanes(d, mask, [=](int l) { return Op::Do(a[l], b[l]); });
   return Outcome::kNext;
 }
 
@@ -47,7 +69,7 @@ Outcome Ternary(Execution&, Warp& warp, const Instruction& in, uint32_t mask) {
   const A* const a = warp.Row<A>(in.a);
   const A* const b = warp.Row<A>(in.b);
   const C* const c = warp.Row<C>(in.c);
-  ForLanes(mask, [=](int l) { d[l] = Op::Do(a[l], b[l], c[l]); });
+  SetLanes(d, mask, [=](int l) { return Op::Do(a[l], b[l], c[l]); });
   return Outcome::kNext;
 }
 

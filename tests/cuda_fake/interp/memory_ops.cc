@@ -1,4 +1,5 @@
-// Loads and stores of every space, scalar and vector. Each lane's access is checked on its own.
+// Loads and stores of every space, scalar and vector.
+#include <bit>
 #include <cstring>
 
 #include "absl/strings/match.h"
@@ -8,20 +9,19 @@ namespace sluice::cuda_fake {
 namespace {
 
 // Shared addresses may be in registers of 32 bits.
-uint64_t AddressOf(Warp& warp, const Instruction& in, int lane) {
-  const uint64_t base = in.rows[3] == 4 ? warp.Row<uint32_t>(in.a)[lane] : warp.Row<uint64_t>(in.a)[lane];
-  return base + static_cast<uint64_t>(in.offset);
-}
-
-// A value of in.bytes from memory into a register of in.register_bytes.
-void ToRegister(const Instruction& in, const uint8_t* from, uint8_t* to) {
-  uint64_t value = 0;
-  std::memcpy(&value, from, in.bytes);
-  if (in.sign && in.bytes < 8) {
-    const int unused = 64 - 8 * in.bytes;
-    value = static_cast<uint64_t>(static_cast<int64_t>(value << unused) >> unused);
+void AddressesOf(Warp& warp, const Instruction& in, uint64_t* addresses) {
+  const auto offset = static_cast<uint64_t>(in.offset);
+  if (in.rows[3] == 4) {
+    const uint32_t* const base = warp.Row<uint32_t>(in.a);
+    for (int lane = 0; lane < kWarpLanes; ++lane) {
+      addresses[lane] = base[lane] + offset;
+    }
+  } else {
+    const uint64_t* const base = warp.Row<uint64_t>(in.a);
+    for (int lane = 0; lane < kWarpLanes; ++lane) {
+      addresses[lane] = base[lane] + offset;
+    }
   }
-  std::memcpy(to, &value, in.register_bytes);
 }
 
 // The row of a vector's element; a holds the address, and rows[3] the bytes of its register.
@@ -30,51 +30,168 @@ uint32_t RowOf(const Instruction& in, int element) {
   return rows[element];
 }
 
-template <bool kLoad>
+template <typename M>
+M From(const uint8_t* memory, int element) {
+  M value;
+  std::memcpy(&value, memory + static_cast<size_t>(element) * sizeof(M), sizeof(M));
+  return value;
+}
+
+// All 32 lanes, one behind the other.
+template <typename M, typename R, int kElements>
+void LoadRun(R* row, const uint8_t* first, int element) {
+  M values[kWarpLanes * kElements];
+  std::memcpy(values, first, sizeof(values));
+  for (int lane = 0; lane < kWarpLanes; ++lane) {
+    row[lane] = static_cast<R>(values[lane * kElements + element]);
+  }
+}
+template <typename M, typename R>
+void LoadRun(R* row, const uint8_t* first, int element, int elements) {
+  return elements == 1   ? LoadRun<M, R, 1>(row, first, element)
+         : elements == 2 ? LoadRun<M, R, 2>(row, first, element)
+                         : LoadRun<M, R, 4>(row, first, element);
+}
+
+// Values of type M in memory, R in registers; M's sign is extended.
+template <typename M, typename R>
+void Load(Warp& warp, const Instruction& in, uint32_t mask, const LanePlaces& places) {
+  using Pattern = LanePlaces::Pattern;
+  for (int element = 0; element < in.elements; ++element) {
+    if (RowOf(in, element) == kNoRow) {
+      continue;
+    }
+    R* const row = warp.Row<R>(RowOf(in, element));
+    if (places.pattern == Pattern::kSame) {
+      const R value = static_cast<R>(From<M>(places.first, element));
+      SetLanes(row, mask, [=](int) { return value; });
+    } else if (places.pattern == Pattern::kRun && mask == kFullMask) {
+      LoadRun<M, R>(row, places.first, element, in.elements);
+    } else if (places.pattern == Pattern::kRun) {
+      ForEachLane(mask, [&](int lane) {
+        row[lane] = static_cast<R>(From<M>(places.first, (lane - places.lowest) * in.elements + element));
+      });
+    } else {
+      ForEachLane(mask, [&](int lane) { row[lane] = static_cast<R>(From<M>(places.lanes[lane], element)); });
+    }
+  }
+}
+
+template <typename M, typename R>
+void Store(Warp& warp, const Instruction& in, uint32_t mask, const LanePlaces& places) {
+  for (int element = 0; element < in.elements; ++element) {
+    if (RowOf(in, element) == kNoRow) {
+      continue;
+    }
+    const R* const row = warp.Row<R>(RowOf(in, element));
+    const auto store = [&](int lane, uint8_t* lane_bytes) {
+      const M value = static_cast<M>(row[lane]);
+      std::memcpy(lane_bytes + static_cast<size_t>(element) * sizeof(M), &value, sizeof(M));
+    };
+    if (places.pattern == LanePlaces::Pattern::kRun && mask == kFullMask && in.elements == 1) {
+      M values[kWarpLanes];
+      for (int lane = 0; lane < kWarpLanes; ++lane) {
+        values[lane] = static_cast<M>(row[lane]);
+      }
+      std::memcpy(places.first, values, sizeof(values));
+    } else if (places.pattern == LanePlaces::Pattern::kApart) {
+      ForEachLane(mask, [&](int lane) { store(lane, places.lanes[lane]); });
+    } else {
+      const size_t step = in.elements * sizeof(M);
+      ForEachLane(mask, [&](int lane) {
+        store(lane, places.first + static_cast<size_t>(lane - places.lowest) * step);
+      });
+    }
+  }
+}
+
+template <bool kLoad, typename M, typename R>
 Outcome RunMemory(Execution& execution, Warp& warp, const Instruction& in, uint32_t mask) {
-  const uint32_t total = uint32_t{in.bytes} * in.elements;
-  for (uint32_t left = mask; left != 0; left &= left - 1) {
-    const int lane = __builtin_ctz(left);
-    uint8_t* const memory = execution.Access(warp, in, lane, in.space, AddressOf(warp, in, lane), total,
-                                             kLoad ? AccessKind::kRead : AccessKind::kWrite);
-    if (memory == nullptr) {
-      return Outcome::kStop;
-    }
-    for (int element = 0; element < in.elements; ++element) {
-      if (RowOf(in, element) == kNoRow) {
-        continue;
-      }
-      uint8_t* const value = warp.Row<uint8_t>(RowOf(in, element)) + lane * in.register_bytes;
-      if (kLoad) {
-        ToRegister(in, memory + element * in.bytes, value);
-      } else {
-        std::memcpy(memory + element * in.bytes, value, in.bytes);
-      }
-    }
+  uint64_t addresses[kWarpLanes];
+  AddressesOf(warp, in, addresses);
+  LanePlaces places;
+  execution.Places(warp, in, mask, in.space, addresses, static_cast<uint32_t>(sizeof(M)) * in.elements,
+                   kLoad ? AccessKind::kRead : AccessKind::kWrite, &places);
+  if (places.pattern == LanePlaces::Pattern::kStopped) {
+    return Outcome::kStop;
+  }
+  if constexpr (kLoad) {
+    Load<M, R>(warp, in, mask, places);
+  } else {
+    Store<M, R>(warp, in, mask, places);
   }
   return Outcome::kNext;
 }
 
 // The parameters' space has addresses of its own, from 0 on: a register may hold one.
+template <typename M, typename R>
 Outcome RunParam(Execution& execution, Warp& warp, const Instruction& in, uint32_t mask) {
   const std::vector<uint8_t>& params = execution.spec().params;
-  for (uint32_t left = mask; left != 0; left &= left - 1) {
-    const int lane = __builtin_ctz(left);
-    const uint64_t at = in.a == kNoRow ? static_cast<uint64_t>(in.offset) : AddressOf(warp, in, lane);
-    const uint64_t total = uint64_t{in.bytes} * in.elements;
-    if (at > params.size() || total > params.size() - at) {
-      return execution.Stop(Fault::kIllegalInstruction, Finding::kOutOfBounds, in,
-                            "parameter outside of the block");
-    }
-    for (int element = 0; element < in.elements; ++element) {
-      if (RowOf(in, element) == kNoRow) {
-        continue;
-      }
-      ToRegister(in, params.data() + at + static_cast<uint64_t>(element) * in.bytes,
-                 warp.Row<uint8_t>(RowOf(in, element)) + lane * in.register_bytes);
-    }
+  uint64_t addresses[kWarpLanes];
+  AddressesOf(warp, in, addresses);
+  LanePlaces places;
+  places.lowest = std::countr_zero(mask);
+  const uint64_t first = addresses[places.lowest];
+  const uint64_t total = sizeof(M) * in.elements;
+  bool same = true;
+  bool inside = true;
+  ForEachLane(mask, [&](int lane) {
+    same = same && addresses[lane] == first;
+    inside = inside && addresses[lane] <= params.size() && total <= params.size() - addresses[lane];
+    places.lanes[lane] = const_cast<uint8_t*>(params.data()) + addresses[lane];
+  });
+  if (!inside) {
+    return execution.Stop(Fault::kIllegalInstruction, Finding::kOutOfBounds, in,
+                          "parameter outside of the block");
   }
+  places.first = places.lanes[places.lowest];
+  places.pattern = same ? LanePlaces::Pattern::kSame : LanePlaces::Pattern::kApart;
+  Load<M, R>(warp, in, mask, places);
   return Outcome::kNext;
+}
+
+template <typename M, typename R>
+Handler HandlerOf(bool load, bool param) {
+  return param ? RunParam<M, R> : load ? RunMemory<true, M, R> : RunMemory<false, M, R>;
+}
+
+// By the bytes in memory, whether their sign is extended, and the bytes in registers.
+Handler HandlerFor(const Instruction& in, bool load) {
+  const bool param = in.space == Space::kParam;
+  switch (in.bytes * 100 + in.register_bytes * 10 + (in.sign && in.register_bytes > in.bytes ? 1 : 0)) {
+    case 120:
+      return HandlerOf<uint8_t, uint16_t>(load, param);
+    case 121:
+      return HandlerOf<int8_t, uint16_t>(load, param);
+    case 140:
+      return HandlerOf<uint8_t, uint32_t>(load, param);
+    case 141:
+      return HandlerOf<int8_t, uint32_t>(load, param);
+    case 180:
+      return HandlerOf<uint8_t, uint64_t>(load, param);
+    case 181:
+      return HandlerOf<int8_t, uint64_t>(load, param);
+    case 220:
+      return HandlerOf<uint16_t, uint16_t>(load, param);
+    case 240:
+      return HandlerOf<uint16_t, uint32_t>(load, param);
+    case 241:
+      return HandlerOf<int16_t, uint32_t>(load, param);
+    case 280:
+      return HandlerOf<uint16_t, uint64_t>(load, param);
+    case 281:
+      return HandlerOf<int16_t, uint64_t>(load, param);
+    case 440:
+      return HandlerOf<uint32_t, uint32_t>(load, param);
+    case 480:
+      return HandlerOf<uint32_t, uint64_t>(load, param);
+    case 481:
+      return HandlerOf<int32_t, uint64_t>(load, param);
+    case 880:
+      return HandlerOf<uint64_t, uint64_t>(load, param);
+    default:
+      return nullptr;
+  }
 }
 
 // Cache hints and the like change no value.
@@ -124,11 +241,8 @@ absl::Status DecodeMemory(Decoder& decoder, const Statement& s, Instruction* in)
       *rows[element] = decoder.AnyRegister(s, part, &in->register_bytes);
     }
   }
-  if (in->register_bytes < in->bytes) {
-    return UnknownForm(s);
-  }
-  in->run = in->space == Space::kParam ? RunParam : load ? RunMemory<true> : RunMemory<false>;
-  return load || in->space != Space::kParam ? absl::OkStatus() : UnknownForm(s);
+  in->run = HandlerFor(*in, load);
+  return in->run != nullptr && (load || in->space != Space::kParam) ? absl::OkStatus() : UnknownForm(s);
 }
 
 Outcome RunNothing(Execution&, Warp&, const Instruction&, uint32_t) { return Outcome::kNext; }

@@ -21,16 +21,24 @@ void Fill(Warp* warp, const ConstantRow& constant) {
 
 }  // namespace
 
-Warp::Warp(const Program& program, uint32_t index, uint32_t lanes)
-    : index(index),
-      existing(lanes == kWarpLanes ? kFullMask : (1u << lanes) - 1),
-      live(existing),
-      groups{{0, existing, false}},
-      storage_(program.file_bytes + 64, kRegisterPoison) {
+void Warp::BeginLaunch(const Program& program, uint32_t number, uint32_t lanes) {
+  index = number;
+  existing = lanes == kWarpLanes ? kFullMask : (1u << lanes) - 1;
+  storage_.assign(program.file_bytes + 64, kRegisterPoison);
   file_ = storage_.data() + (64 - reinterpret_cast<uintptr_t>(storage_.data()) % 64) % 64;
   for (const ConstantRow& constant : program.constants) {
     Fill(this, constant);
   }
+}
+
+void Warp::BeginBlock() {
+  live = existing;
+  sync = 0;
+  current = nullptr;
+  groups.assign(1, {0, existing, false});
+  copies.clear();
+  local.clear();
+  local_written.clear();
 }
 
 Warp::Group* Warp::Lowest() {
@@ -52,6 +60,14 @@ Warp::Group* Warp::Lowest() {
     }
   }
   return lowest;
+}
+
+uint32_t Warp::NextPlace(const Group& group) const {
+  uint32_t next = UINT32_MAX;
+  for (const Group& other : groups) {
+    next = &other == &group || other.waiting ? next : std::min(next, other.pc);
+  }
+  return next;
 }
 
 void Warp::Branch(Group* group, uint32_t taken, uint32_t target) {

@@ -34,7 +34,11 @@ class Warp {
     bool waiting = false;  // at a barrier, or for other lanes of the warp
   };
 
-  Warp(const Program& program, uint32_t index, uint32_t lanes);
+  Warp() = default;
+  // A launch begins: registers hold poison, the program's constants theirs.
+  void BeginLaunch(const Program& program, uint32_t index, uint32_t lanes);
+  // A block begins: every lane is at the start.
+  void BeginBlock();
 
   template <typename T>
   T* Row(uint32_t row) {
@@ -44,6 +48,8 @@ class Warp {
 
   // The group to run next, nullptr if all wait or have ended. Merges groups that have met.
   Group* Lowest();
+  // The lowest place of the groups that can run, but for `group`.
+  uint32_t NextPlace(const Group& group) const;
   // Splits `taken`'s lanes off `group`, to run on at `target`.
   void Branch(Group* group, uint32_t taken, uint32_t target);
   void Exit(Group* group, uint32_t lanes);

@@ -25,9 +25,11 @@ bool GatherLanes(Execution& execution, Warp& warp, const Instruction& in, uint32
   }
   const uint32_t* const named = warp.Row<uint32_t>(in.c);
   const uint32_t first = named[__builtin_ctz(*mask)];
-  bool same = true;
-  ForEachLane(*mask, [&](int lane) { same = same && named[lane] == first; });
-  if (!same) {
+  uint32_t differ = 0;
+  for (uint32_t lane = 0; lane < kWarpLanes; ++lane) {
+    differ |= (*mask >> lane & 1) != 0 ? named[lane] ^ first : 0;
+  }
+  if (differ != 0) {
     execution.ReportAt(Finding::kMask, in,
                        absl::StrCat("lanes of warp ", warp.index, " name different masks"));
   }
@@ -47,57 +49,64 @@ namespace {
 
 enum class ShuffleMode : uint32_t { kUp, kDown, kXor, kIndex };
 
-// The lane that `lane` reads from, and whether it lies in range (PTX ISA, shfl.sync, semantics).
-int SourceLane(ShuffleMode mode, int lane, uint32_t b, uint32_t c, bool* in_range) {
-  const int value = static_cast<int>(b & 31);
-  const int clamp = static_cast<int>(c & 31);
-  const int segment = static_cast<int>(c >> 8 & 31);
-  const int highest = (lane & segment) | (clamp & ~segment);
-  const int lowest = lane & segment;
-  int from = lane;
-  switch (mode) {
-    case ShuffleMode::kUp:
-      from = lane - value;
-      *in_range = from >= highest;
-      break;
-    case ShuffleMode::kDown:
-      from = lane + value;
-      *in_range = from <= highest;
-      break;
-    case ShuffleMode::kXor:
-      from = lane ^ value;
-      *in_range = from <= highest;
-      break;
-    case ShuffleMode::kIndex:
-      from = lowest | (value & ~segment);
-      *in_range = from <= highest;
-      break;
+// The lane that each lane reads from, and whether it lies in range (PTX ISA, shfl.sync, semantics).
+template <ShuffleMode kMode>
+uint32_t SourceLanes(const uint32_t* b, const uint32_t* c, int* from) {
+  uint32_t in_range = 0;
+  for (int lane = 0; lane < kWarpLanes; ++lane) {
+    const int value = static_cast<int>(b[lane] & 31);
+    const int clamp = static_cast<int>(c[lane] & 31);
+    const int segment = static_cast<int>(c[lane] >> 8 & 31);
+    const int highest = (lane & segment) | (clamp & ~segment);
+    const int lowest = lane & segment;
+    const int source = kMode == ShuffleMode::kUp     ? lane - value
+                       : kMode == ShuffleMode::kDown ? lane + value
+                       : kMode == ShuffleMode::kXor  ? lane ^ value
+                                                     : lowest | (value & ~segment);
+    const bool inside = kMode == ShuffleMode::kUp ? source >= highest : source <= highest;
+    from[lane] = inside ? source : lane;
+    in_range |= static_cast<uint32_t>(inside) << lane;
   }
-  return *in_range ? from : lane;
+  return in_range;
 }
 
+template <ShuffleMode kMode>
 Outcome RunShuffle(Execution& execution, Warp& warp, const Instruction& in, uint32_t mask) {
   if (!GatherLanes(execution, warp, in, &mask)) {
-    return Outcome::kJumped;
+    return Outcome::kRegroup;
   }
+  int from[kWarpLanes];
   uint32_t values[kWarpLanes];
   std::copy_n(warp.Row<uint32_t>(in.a), kWarpLanes, values);
-  const uint32_t* const b = warp.Row<uint32_t>(in.b);
-  const uint32_t* const c = warp.Row<uint32_t>(in.rows[1]);
-  ForEachLane(mask, [&](int lane) {
-    bool in_range = false;
-    const int from = SourceLane(static_cast<ShuffleMode>(in.rows[0]), lane, b[lane], c[lane], &in_range);
-    if ((mask >> from & 1) == 0) {
-      execution.ReportAt(Finding::kMask, in,
-                         absl::StrCat("lane ", lane, " of warp ", warp.index, " reads from lane ", from,
-                                      ", which takes no part"));
-    }
-    warp.Row<uint32_t>(in.d)[lane] = values[from];
-    if (in.p != kNoRow) {
-      warp.Mask(in.p) = (warp.Mask(in.p) & ~(1u << lane)) | static_cast<uint32_t>(in_range) << lane;
-    }
-  });
+  const uint32_t in_range =
+      SourceLanes<kMode>(warp.Row<uint32_t>(in.b), warp.Row<uint32_t>(in.rows[1]), from);
+  if (mask != kFullMask) {
+    ForEachLane(mask, [&](int lane) {
+      if ((mask >> from[lane] & 1) == 0) {
+        execution.ReportAt(Finding::kMask, in,
+                           absl::StrCat("lane ", lane, " of warp ", warp.index, " reads from lane ",
+                                        from[lane], ", which takes no part"));
+      }
+    });
+  }
+  SetLanes(warp.Row<uint32_t>(in.d), mask, [&](int lane) { return values[from[lane] & 31]; });
+  if (in.p != kNoRow) {
+    warp.Mask(in.p) = (warp.Mask(in.p) & ~mask) | (in_range & mask);
+  }
   return Outcome::kNext;
+}
+
+Handler ShuffleOf(ShuffleMode mode) {
+  switch (mode) {
+    case ShuffleMode::kUp:
+      return RunShuffle<ShuffleMode::kUp>;
+    case ShuffleMode::kDown:
+      return RunShuffle<ShuffleMode::kDown>;
+    case ShuffleMode::kXor:
+      return RunShuffle<ShuffleMode::kXor>;
+    default:
+      return RunShuffle<ShuffleMode::kIndex>;
+  }
 }
 
 absl::Status DecodeShuffle(Decoder& decoder, const Statement& s, Instruction* in) {
@@ -109,7 +118,6 @@ absl::Status DecodeShuffle(Decoder& decoder, const Statement& s, Instruction* in
     return UnknownForm(s);
   }
   const bool pair = s.operands[0].kind == Operand::Kind::kPair;
-  in->rows[0] = static_cast<uint32_t>(modes->find(s.words[2])->second);
   in->d = decoder.Write(s, pair ? s.operands[0].parts[0] : s.operands[0], Type::kB32);
   if (pair && s.operands[0].parts[1].kind != Operand::Kind::kSink) {
     in->p = decoder.Write(s, s.operands[0].parts[1], Type::kPred);
@@ -118,7 +126,7 @@ absl::Status DecodeShuffle(Decoder& decoder, const Statement& s, Instruction* in
   in->b = decoder.Read(s, 2, Type::kB32);
   in->rows[1] = decoder.Read(s, 3, Type::kB32);
   in->c = decoder.Read(s, 4, Type::kB32);
-  in->run = RunShuffle;
+  in->run = ShuffleOf(modes->find(s.words[2])->second);
   return absl::OkStatus();
 }
 
@@ -126,7 +134,7 @@ enum class Vote : uint32_t { kAll, kAny, kUni, kBallot };
 
 Outcome RunVote(Execution& execution, Warp& warp, const Instruction& in, uint32_t mask) {
   if (!GatherLanes(execution, warp, in, &mask)) {
-    return Outcome::kJumped;
+    return Outcome::kRegroup;
   }
   const uint32_t votes = (warp.Mask(in.a) ^ (in.p_negated ? kFullMask : 0)) & mask;
   const auto vote = static_cast<Vote>(in.rows[0]);
@@ -173,7 +181,7 @@ enum class Reduce : uint32_t { kAdd, kMin, kMax, kAnd, kOr, kXor };
 template <typename T>
 Outcome RunReduce(Execution& execution, Warp& warp, const Instruction& in, uint32_t mask) {
   if (!GatherLanes(execution, warp, in, &mask)) {
-    return Outcome::kJumped;
+    return Outcome::kRegroup;
   }
   const T* const a = warp.Row<T>(in.a);
   T result = a[__builtin_ctz(mask)];

@@ -65,6 +65,17 @@ TEST(CheckTest, AWarpIsOrderedBySyncwarpAlone) {
                 Finding::kRace);
 }
 
+// Bytes of one word are read by some lanes before a __syncwarp, and others of them by all behind it.
+TEST(CheckTest, BytesOfAWordAreWatchedOneByOne) {
+  const std::string read = "xor.b32 %r17, %r10, 1;\nadd.u32 %r17, %r17, %r13;\nld.shared.u8 %r18, [%r17];\n";
+  const std::string write =
+      "or.b32 %r19, %r10, 3;\nadd.u32 %r19, %r19, %r13;\nld.shared.u8 %r18, [%r19];\n"
+      "and.b32 %r20, %r10, 3;\nsetp.eq.u32 %p0, %r20, 0;\n@%p0 st.shared.u8 [%r16], %r10;\n";
+  const std::string begin = "add.u32 %r16, %r13, %r10;\nst.shared.u8 [%r16], %r10;\nbar.warp.sync -1;\n";
+  ExpectSilence(begin + read + "bar.warp.sync -1;\n" + write, 32);
+  ExpectFinding(begin + read + write, 32, Finding::kRace);
+}
+
 TEST(CheckTest, UninitialisedSharedMemoryIsNotRead) {
   ExpectFinding("ld.shared.u32 %r15, [%r11];\n", 32, Finding::kUninitialised);
 }
