@@ -49,7 +49,13 @@ Machine::Machine(const FakeOptions& options)
     : options(options),
       memory(options.memory_bytes),
       operations(options.seed),
-      modules(options.capability, &memory) {}
+      modules(options.capability, &memory) {
+  memory.host_watch = &host_uses;
+  operations.on_host_knows = [this] {
+    host_uses.HostHasLearnt([this](OperationId id) { return operations.IsKnown(id); },
+                            [this](OperationId id) { return operations.NameOf(id); }, &reports);
+  };
+}
 
 std::recursive_mutex& MachineLock::TheMutex() {
   static auto* const mutex = new std::recursive_mutex;
@@ -125,127 +131,12 @@ cudaEvent_t Machine::NewEvent() {
   return reinterpret_cast<cudaEvent_t>(events_.size() << 8);
 }
 
-uint8_t* Machine::BytesAt(uint64_t address, uint64_t bytes, AccessKind kind, OperationId operation) {
-  const Region* const region = memory.Find(address);
-  if (region == nullptr || address + bytes > region->base + region->size) {
-    reports.Add(Finding::kOutOfBounds, absl::StrCat(address),
-                absl::StrCat("a copy or memset of ", bytes, " bytes runs at ", memory.Near(address)));
-    Fail(Fault::kIllegalAddress);
-    return nullptr;
-  }
-  uint8_t* const place = region->bytes + (address - region->base);
-  if (operation == 0 || region->shadow == nullptr) {
-    return place;
-  }
-  const Shadow::Conflict conflict =
-      region->shadow->Access(address - region->base, bytes, kind, operations.BeginScope(operation), 0);
-  const std::string name = operations.NameOf(operation);
-  if (conflict.kind == Shadow::Conflict::Kind::kUninitialised) {
-    reports.Add(Finding::kUninitialised, name,
-                absl::StrCat(name, " reads bytes of ", region->name, " that nothing wrote"));
-  } else if (conflict.kind != Shadow::Conflict::Kind::kNone) {
-    const std::string other = operations.NameOf(conflict.operation);
-    reports.Add(Finding::kUnordered, absl::StrCat(name, "|", other),
-                absl::StrCat(name, " is not ordered after ", other, ", which ",
-                             conflict.other_wrote ? "wrote" : "read", " the same bytes of ", region->name));
-  }
-  return place;
-}
-
 void Machine::Fail(Fault fault) {
   if (fault != Fault::kNone && sticky_ == cudaSuccess) {
     sticky_ = ErrorOf(fault);
     operations.Drop();
+    host_uses.Forget();
   }
-}
-
-// Host to device in two steps, so that bytes which are read too early are garbage; the other way the same.
-// Behaviour towards the host: Runtime API, "API synchronization behavior".
-cudaError_t Machine::Copy(void* to, const void* from, uint64_t bytes, cudaMemcpyKind kind, uint32_t stream,
-                          bool async) {
-  if (bytes == 0) {
-    return Leave(cudaSuccess);
-  }
-  const Region* const target = memory.Find(AddressOf(to));
-  const Region* const source = memory.Find(AddressOf(from));
-  const bool to_device = target != nullptr && target->shadow != nullptr;
-  const bool from_device = source != nullptr && source->shadow != nullptr;
-  const cudaMemcpyKind actual = to_device ? (from_device ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice)
-                                          : (from_device ? cudaMemcpyDeviceToHost : cudaMemcpyHostToHost);
-  if (kind != cudaMemcpyDefault && kind != actual) {
-    return Misuse(cudaErrorInvalidValue,
-                  absl::StrCat("copy of kind ", kind, " between addresses of kind ", actual, ": to ",
-                               memory.Near(AddressOf(to)), ", from ", memory.Near(AddressOf(from))));
-  }
-  for (const auto& [region, address] : {std::pair{target, AddressOf(to)}, {source, AddressOf(from)}}) {
-    if (region != nullptr && (address + bytes > region->base + region->size || !region->readable)) {
-      return Misuse(cudaErrorInvalidValue,
-                    absl::StrCat("copy of ", bytes, " bytes at ", memory.Near(address)));
-    }
-  }
-  const bool pinned = (to_device || target != nullptr) && (from_device || source != nullptr);
-  ++counters.copies;
-  counters.pageable_copies += async && !pinned ? 1 : 0;
-  // "The pageable buffer has been copied to the staging memory" when the call returns.
-  auto staged = std::make_shared<std::vector<uint8_t>>();
-  if (to_device && source == nullptr) {
-    staged->assign(static_cast<const uint8_t*>(from), static_cast<const uint8_t*>(from) + bytes);
-  }
-  const OperationId id = operations.NextId();
-  const auto fill = [=, this] {
-    uint8_t* const there =
-        to_device ? BytesAt(AddressOf(to), bytes, AccessKind::kWrite, 0) : static_cast<uint8_t*>(to);
-    if (there != nullptr) {
-      std::memset(there, kPoison, bytes);
-    }
-  };
-  const auto finish = [=, this] {
-    const uint8_t* const source_bytes = from_device ? BytesAt(AddressOf(from), bytes, AccessKind::kRead, id)
-                                        : staged->empty() ? static_cast<const uint8_t*>(from)
-                                                          : staged->data();
-    uint8_t* const there =
-        to_device ? BytesAt(AddressOf(to), bytes, AccessKind::kWrite, id) : static_cast<uint8_t*>(to);
-    if (source_bytes != nullptr && there != nullptr) {
-      std::memmove(there, source_bytes, bytes);
-    }
-  };
-  const std::string name = absl::StrCat("copy of ", bytes, " bytes ",
-                                        actual == cudaMemcpyHostToDevice   ? "to the device"
-                                        : actual == cudaMemcpyDeviceToHost ? "to the host"
-                                                                           : "on the device");
-  if (from_device && to_device) {
-    operations.Submit(stream, name, {finish});
-  } else {
-    operations.Submit(stream, name, {fill, finish});
-  }
-  // Device to pageable host memory always, pinned memory if the call is not asynchronous: done when it
-  // returns.
-  const bool waits = from_device && to_device ? false
-                     : from_device            ? !async || target == nullptr
-                                              : !async && pinned;
-  if (waits || actual == cudaMemcpyHostToHost) {
-    operations.Finish(id);
-  }
-  return Leave(sticky_);
-}
-
-cudaError_t Machine::Set(void* to, int value, uint64_t bytes, uint32_t stream) {
-  const Region* const target = memory.Find(AddressOf(to));
-  if (bytes == 0) {
-    return Leave(cudaSuccess);
-  }
-  if (target == nullptr || target->shadow == nullptr || AddressOf(to) + bytes > target->base + target->size) {
-    return Misuse(cudaErrorInvalidValue,
-                  absl::StrCat("memset of ", bytes, " bytes at ", memory.Near(AddressOf(to))));
-  }
-  const OperationId id = operations.NextId();
-  operations.Submit(stream, absl::StrCat("memset of ", bytes, " bytes"), {[=, this] {
-                      uint8_t* const there = BytesAt(AddressOf(to), bytes, AccessKind::kWrite, id);
-                      if (there != nullptr) {
-                        std::memset(there, value, bytes);
-                      }
-                    }});
-  return Leave(sticky_);
 }
 
 // Dynamic shared memory a block may have (Programming Guide, Compute Capabilities): 64, 163, 99 and 227 KiB.
@@ -321,20 +212,55 @@ cudaError_t Machine::Launch(const void* stub, Dim grid, Dim block, void** args, 
     const Variable& param = (*program)->kernel->params[i];
     std::memcpy(spec.params.data() + param.offset, args[i], param.bytes);
   }
-  const OperationId id = operations.NextId();
   spec.regions = &memory;
   spec.room = &room_;
   spec.reports = &reports;
   spec.counts = options.counts;
-  spec.seed = options.seed < 2 ? options.seed : options.seed * 1000003 + launches_;
-  ++launches_;
-  operations.Submit(stream, absl::StrCat("kernel ", (*program)->name), {[this, spec, id] { Run(spec, id); }});
+  Work work{Work::Kind::kKernel, absl::StrCat("kernel ", (*program)->name), {}};
+  work.steps = [this, spec](OperationId id) -> Steps { return {[this, spec, id] { Run(spec, id); }}; };
   // "A kernel launch is asynchronous; errors of its execution are returned by later calls."
-  return sticky_ != cudaSuccess ? sticky_ : Leave(cudaSuccess);
+  return Leave(Submit(stream, std::move(work)));
+}
+
+cudaError_t Machine::Submit(uint32_t stream, Work work, OperationId* id) {
+  if (id != nullptr) {
+    *id = 0;
+  }
+  // "The operation would have resulted in a disallowed implicit dependency on a current capture sequence from
+  // cudaStreamLegacy" (Runtime API, cudaErrorStreamCaptureImplicit).
+  if (stream == Operations::kLegacy &&
+      operations.AnyBlocking([&](uint32_t s) { return captures.IsCaptured(s); })) {
+    return captures.InvalidateAll(cudaErrorStreamCaptureImplicit);
+  }
+  if (captures.IsCaptured(stream)) {
+    return captures.Append(stream, std::move(work));
+  }
+  const OperationId next = operations.NextId();
+  operations.Submit(stream, std::move(work.name), work.steps(next));
+  if (id != nullptr) {
+    *id = next;
+  }
+  return sticky_;
+}
+
+// A record in a captured stream says where the capture is; one that is external is a part of the graph.
+cudaError_t Machine::Record(FakeEvent* event, uint32_t stream, bool external) {
+  if (captures.IsCaptured(stream) && !external) {
+    event->point = captures.PointOf(stream);
+    return cudaSuccess;
+  }
+  event->point = {};
+  Work work{Work::Kind::kEvent, "event record", {}};
+  work.steps = [this, event](OperationId id) -> Steps {
+    event->recorded = id;
+    return {[this, event] { event->instructions = counters.warp_instructions; }};
+  };
+  return Submit(stream, std::move(work));
 }
 
 void Machine::Run(LaunchSpec spec, OperationId operation) {
   spec.scope = operations.BeginScope(operation);
+  spec.seed = options.seed < 2 ? options.seed : options.seed * 1000003 + counters.launches;
   Execution execution(spec);
   const Fault fault = execution.Run();
   ++counters.launches;

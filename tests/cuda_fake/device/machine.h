@@ -19,6 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/cuda_fake/device/graphs.h"
+#include "tests/cuda_fake/device/host_uses.h"
 #include "tests/cuda_fake/device/memory.h"
 #include "tests/cuda_fake/device/modules.h"
 #include "tests/cuda_fake/device/operations.h"
@@ -29,6 +31,7 @@ namespace sluice::cuda_fake {
 
 struct FakeEvent {
   OperationId recorded = 0;
+  Captures::Point point;      // where the last record was captured, if it was
   uint64_t instructions = 0;  // run by the device when the last record ran: its clock
   bool alive = true;
 };
@@ -65,6 +68,13 @@ class Machine {
   FakeEvent* EventOf(cudaEvent_t event);
   cudaEvent_t NewEvent();
 
+  // Submits work to a stream, or adds it to what is captured from there; 0 then.
+  cudaError_t Submit(uint32_t stream, Work work, OperationId* id = nullptr);
+  // The error of a call that is unsafe while streams are captured.
+  cudaError_t ForbidInCapture() {
+    return captures.Forbids() ? captures.InvalidateAll(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
+  }
+  cudaError_t Record(FakeEvent* event, uint32_t stream, bool external);
   cudaError_t Copy(void* to, const void* from, uint64_t bytes, cudaMemcpyKind kind, uint32_t stream,
                    bool async);
   cudaError_t Set(void* to, int value, uint64_t bytes, uint32_t stream);
@@ -77,10 +87,14 @@ class Machine {
   ReportSink reports;
   FakeCounters counters;
   std::vector<KernelCounts> kernel_counts;
+  HostUses host_uses;
   DeviceMemory memory;
   Operations operations;
   Modules modules;
   std::map<uint64_t, std::shared_ptr<MemoryFile>> files;  // by handle
+  Captures captures;
+  std::map<uint64_t, std::shared_ptr<Graph>> graphs;  // by handle
+  std::map<uint64_t, std::unique_ptr<GraphExec>> graph_execs;
   uint64_t next_handle = 1;
 
  private:
@@ -97,7 +111,6 @@ class Machine {
   cudaError_t sticky_ = cudaSuccess;
   std::vector<std::unique_ptr<FakeEvent>> events_;
   std::map<const void*, uint64_t> allowed_shared_;  // by stub
-  uint64_t launches_ = 0;
   uint64_t calls_ = 0;
   ExecutionRoom room_;
 };

@@ -65,8 +65,8 @@ uint64_t DeviceMemory::Allocate(uint64_t bytes, absl::string_view what) {
   next_ = AlignTo(base + bytes + kGap, kAlignment);
   Entry& entry = entries_[base];
   entry.shadow = std::make_unique<Shadow>(bytes);
-  entry.region = {
-      base, bytes, memory, entry.shadow.get(), true, true, absl::StrCat(what, " of ", bytes, " bytes")};
+  entry.region = {base,    bytes, memory, entry.shadow.get(),
+                  nullptr, true,  true,   absl::StrCat(what, " of ", bytes, " bytes")};
   return base;
 }
 
@@ -97,6 +97,7 @@ bool DeviceMemory::RegisterHost(void* base, uint64_t bytes) {
                   bytes,
                   static_cast<uint8_t*>(base),
                   nullptr,
+                  host_watch,
                   true,
                   true,
                   absl::StrCat("registered host memory of ", bytes, " bytes")};
@@ -148,6 +149,7 @@ bool DeviceMemory::Map(uint64_t address, uint64_t bytes, int fd, uint64_t offset
                   bytes,
                   static_cast<uint8_t*>(memory),
                   entry.shadow.get(),
+                  nullptr,
                   false,
                   false,
                   absl::StrCat("a mapping of ", bytes, " bytes")};

@@ -36,6 +36,8 @@ class DeviceMemory : public RegionTable {
   bool Free(uint64_t address);  // of an Allocate()
   uint64_t allocations() const { return allocations_; }
 
+  HostWatch* host_watch = nullptr;  // of all host memory that is registered
+
   // Host memory that the device may read and write by its own address.
   bool RegisterHost(void* base, uint64_t bytes);
   bool UnregisterHost(void* base);

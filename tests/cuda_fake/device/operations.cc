@@ -130,9 +130,27 @@ void Operations::FinishAll() {
 }
 
 void Operations::HostKnows(OperationId operation) {
-  if (operation != 0) {
-    Join(&host_, At(operation).clock);
+  if (operation == 0 || IsKnown(operation)) {
+    return;
   }
+  Join(&host_, At(operation).clock);
+  if (on_host_knows) {
+    on_host_knows();
+  }
+}
+
+bool Operations::IsKnown(OperationId operation) const {
+  const Record& record = At(operation);
+  return record.stream < host_.size() && host_[record.stream] >= record.sequence;
+}
+
+bool Operations::AnyBlocking(const std::function<bool(uint32_t)>& is) const {
+  for (uint32_t stream = 1; stream < streams_.size(); ++stream) {
+    if (streams_[stream].blocking && is(stream)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void Operations::Turn() {

@@ -49,8 +49,14 @@ class Operations : public Ordering {
   void Finish(OperationId operation);
   void FinishStream(uint32_t stream);
   void FinishAll();
-  // The host has learnt that it is done.
+  // The host has learnt that it is done, and what it comes behind.
   void HostKnows(OperationId operation);
+  // Whether it has learnt that so far.
+  bool IsKnown(OperationId operation) const;
+  // Called when it has.
+  std::function<void()> on_host_knows;
+  // Whether one of the streams that the legacy stream waits for is such.
+  bool AnyBlocking(const std::function<bool(uint32_t)>& is) const;
   // A turn of the scheduler, by the seed.
   void Turn();
   // A host that asks again and again sees it done at last, whatever the seed: one step on the way to it.

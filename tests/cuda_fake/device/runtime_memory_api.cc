@@ -31,6 +31,9 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
   }
+  if (const cudaError_t error = machine.ForbidInCapture(); error != cudaSuccess) {
+    return machine.Leave(error);
+  }
   if (pointer == nullptr) {
     return machine.Leave(cudaErrorInvalidValue);
   }
@@ -50,6 +53,9 @@ cudaError_t cudaFree(void* pointer) {
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess || pointer == nullptr) {
     return error;
   }
+  if (const cudaError_t error = machine.ForbidInCapture(); error != cudaSuccess) {
+    return machine.Leave(error);
+  }
   machine.operations.FinishAll();
   if (!machine.memory.Free(reinterpret_cast<uint64_t>(pointer))) {
     return machine.Misuse(
@@ -64,6 +70,9 @@ cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned int) {
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
+  }
+  if (const cudaError_t error = machine.ForbidInCapture(); error != cudaSuccess) {
+    return machine.Leave(error);
   }
   *pointer =
       std::aligned_alloc(kHostAlignment, (bytes + kHostAlignment - 1) / kHostAlignment * kHostAlignment);
@@ -85,6 +94,9 @@ cudaError_t cudaFreeHost(void* pointer) {
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess || pointer == nullptr) {
     return error;
   }
+  if (const cudaError_t error = machine.ForbidInCapture(); error != cudaSuccess) {
+    return machine.Leave(error);
+  }
   machine.operations.FinishAll();
   if (!machine.memory.UnregisterHost(pointer)) {
     return machine.Misuse(cudaErrorInvalidValue, "cudaFreeHost of memory that is not cudaHostAlloc's");
@@ -101,6 +113,9 @@ cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned int) {
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
   }
+  if (const cudaError_t error = machine.ForbidInCapture(); error != cudaSuccess) {
+    return machine.Leave(error);
+  }
   if (pointer == nullptr || bytes == 0) {
     return machine.Leave(cudaErrorInvalidValue);
   }
@@ -113,6 +128,9 @@ cudaError_t cudaHostUnregister(void* pointer) {
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
+  }
+  if (const cudaError_t error = machine.ForbidInCapture(); error != cudaSuccess) {
+    return machine.Leave(error);
   }
   machine.operations.FinishAll();
   return machine.Leave(machine.memory.UnregisterHost(pointer) ? cudaSuccess

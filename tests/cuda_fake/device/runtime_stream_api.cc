@@ -63,6 +63,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (!machine.StreamOf(stream, &number)) {
     return BadStream(machine);
   }
+  if (machine.captures.IsCaptured(number)) {
+    return machine.Leave(machine.captures.Invalidate(number, cudaErrorStreamCaptureUnsupported));
+  }
   machine.operations.FinishStream(number);
   return machine.Leave(cudaSuccess);
 }
@@ -76,6 +79,9 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   }
   if (!machine.StreamOf(stream, &number)) {
     return BadStream(machine);
+  }
+  if (machine.captures.IsCaptured(number)) {
+    return machine.Leave(machine.captures.Invalidate(number, cudaErrorStreamCaptureUnsupported));
   }
   const auto last = machine.operations.Last(number);
   if (!machine.operations.IsDone(last)) {
@@ -112,7 +118,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return machine.Leave(cudaSuccess);
 }
 
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned int flags) {
+  const bool external = (flags & cudaEventRecordExternal) != 0;
   const MachineLock lock;
   Machine& machine = Machine::Get();
   uint32_t number = 0;
@@ -123,10 +130,11 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   if (known == nullptr || !machine.StreamOf(stream, &number)) {
     return known == nullptr ? BadEvent(machine) : BadStream(machine);
   }
-  known->recorded = machine.operations.Submit(number, "event record", {[known, &machine] {
-                                                known->instructions = machine.counters.warp_instructions;
-                                              }});
-  return machine.Leave(cudaSuccess);
+  return machine.Leave(machine.Record(known, number, external));
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return cudaEventRecordWithFlags(event, stream, cudaEventRecordDefault);
 }
 
 // "Computes the elapsed time between two events (in milliseconds ...). If either event has not been recorded
@@ -167,6 +175,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (known == nullptr || !machine.StreamOf(stream, &number)) {
     return known == nullptr ? BadEvent(machine) : BadStream(machine);
   }
+  if (machine.captures.IsCaptured(number) || known->point.capture != 0) {
+    return machine.Leave(machine.captures.Wait(number, known->point));
+  }
   machine.operations.WaitFor(number, known->recorded);
   return machine.Leave(cudaSuccess);
 }
@@ -180,6 +191,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   const FakeEvent* const known = machine.EventOf(event);
   if (known == nullptr) {
     return BadEvent(machine);
+  }
+  if (known->point.capture != 0) {
+    return machine.Leave(machine.captures.InvalidateAll(cudaErrorCapturedEvent));
   }
   if (!machine.operations.IsDone(known->recorded)) {
     machine.operations.Poll(known->recorded);
@@ -199,6 +213,9 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (known == nullptr) {
     return BadEvent(machine);
   }
+  if (known->point.capture != 0) {
+    return machine.Leave(machine.captures.InvalidateAll(cudaErrorCapturedEvent));
+  }
   machine.operations.Finish(known->recorded);
   return machine.Leave(cudaSuccess);
 }
@@ -208,6 +225,9 @@ cudaError_t cudaDeviceSynchronize() {
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return error;
+  }
+  if (const cudaError_t error = machine.ForbidInCapture(); error != cudaSuccess) {
+    return machine.Leave(error);
   }
   machine.operations.FinishAll();
   return machine.Leave(cudaSuccess);

@@ -13,6 +13,12 @@ absl::string_view Verb(AccessKind kind) {
   return kind == AccessKind::kRead ? "reads" : kind == AccessKind::kWrite ? "writes" : "updates";
 }
 
+void Tell(const Region& region, uint64_t offset, uint64_t bytes, AccessKind kind) {
+  if (region.watch != nullptr) {
+    region.watch->BeforeDevice(region.bytes + offset, bytes, kind != AccessKind::kRead);
+  }
+}
+
 }  // namespace
 
 Space Execution::SpaceOf(uint64_t* address) {
@@ -73,6 +79,7 @@ bool Execution::PlacesAtOnce(Warp& warp, uint32_t mask, Space space, const uint6
   const uint64_t offset = first - region->base;
   places->first = region->bytes + offset;
   if (region->shadow == nullptr) {
+    Tell(*region, offset, total, kind);
     return true;
   }
   return kind == AccessKind::kRead
@@ -109,6 +116,9 @@ uint32_t Execution::PlacesApart(Warp& warp, uint32_t mask, Space space, const ui
   }
   inside &= mask;
   Shadow* const shadow = shared ? shared_shadow_ : region->shadow;
+  if (shadow == nullptr) {
+    ForEachLane(inside, [&](int lane) { Tell(*region, offsets[lane], bytes, kind); });
+  }
   const Scope& scope = shared ? shared_scope_ : global_;
   const uint32_t left = shadow == nullptr ? 0
                         : kind == AccessKind::kRead
@@ -198,7 +208,9 @@ uint8_t* Execution::GlobalAccess(Warp& warp, const Instruction& in, int lane, ui
   }
   last_region_ = region;
   const uint64_t offset = address - region->base;
-  if (region->shadow != nullptr) {
+  if (region->shadow == nullptr) {
+    Tell(*region, offset, bytes, kind);
+  } else {
     const Shadow::Conflict conflict =
         region->shadow->Access(offset, bytes, kind, global_, ThreadOf(warp, lane));
     if (conflict.kind != Shadow::Conflict::Kind::kNone) {

@@ -10,13 +10,21 @@
 
 namespace sluice::cuda_fake {
 
+// Told of what a kernel does to host memory.
+class HostWatch {
+ public:
+  virtual ~HostWatch() = default;
+  virtual void BeforeDevice(const uint8_t* host, uint64_t bytes, bool writes) = 0;
+};
+
 // One live allocation. Kernels and copies name its bytes by `base`, the device's address, which the host
 // cannot read; the fake itself reads and writes them at `bytes`.
 struct Region {
   uint64_t base = 0;
   uint64_t size = 0;
   uint8_t* bytes = nullptr;
-  Shadow* shadow = nullptr;  // nullptr: not checked (registered host memory, constants)
+  Shadow* shadow = nullptr;    // nullptr: not checked (registered host memory)
+  HostWatch* watch = nullptr;  // of registered host memory
   bool readable = true;
   bool writable = true;
   std::string name;  // "device memory of 4096 bytes"

@@ -15,7 +15,8 @@ class OneRegion : public RegionTable {
  public:
   OneRegion(uint8_t* bytes, uint64_t size) : shadow_(size) {
     shadow_.MarkWritten();
-    region_ = {reinterpret_cast<uint64_t>(bytes), size, bytes, &shadow_, true, true, "the test's data"};
+    region_ = {
+        reinterpret_cast<uint64_t>(bytes), size, bytes, &shadow_, nullptr, true, true, "the test's data"};
   }
   const Region* Find(uint64_t address) const override {
     return address - region_.base < region_.size ? &region_ : nullptr;

@@ -208,5 +208,56 @@ TEST(StreamTest, ConstantVariablesAreReadAndCopied) {
   }
 }
 
+// Pinned memory is the copy's until the host knows that it is done, in every seed.
+TEST(StreamTest, AHostThatDoesNotWaitReadsPoison) {
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    ResetFake({.seed = seed});
+    TwoStreams test;
+    EXPECT_EQ(cudaMemcpyAsync(test.a, test.host, kBytes, cudaMemcpyHostToDevice, test.compute), cudaSuccess);
+    EXPECT_EQ(cudaMemcpyAsync(test.result, test.a, kBytes, cudaMemcpyDeviceToHost, test.compute),
+              cudaSuccess);
+    EXPECT_NE(test.result[5], test.host[5]) << "seed " << seed;
+    EXPECT_EQ(cudaStreamSynchronize(test.compute), cudaSuccess);
+    EXPECT_EQ(test.result[5], test.host[5]) << "seed " << seed;
+    EXPECT_TRUE(TakeReports().empty());
+  }
+}
+
+TEST(StreamTest, AHostThatWritesWhatACopyTakesIsFoundInEverySeed) {
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    for (const bool waits : {false, true}) {
+      ResetFake({.seed = seed});
+      TwoStreams test;
+      EXPECT_EQ(cudaMemcpyAsync(test.a, test.host, kBytes, cudaMemcpyHostToDevice, test.copies), cudaSuccess);
+      EXPECT_EQ(cudaEventRecord(test.copied, test.copies), cudaSuccess);
+      if (waits) {
+        EXPECT_EQ(cudaEventSynchronize(test.copied), cudaSuccess);
+      }
+      test.host[kValues - 1] = 0;
+      EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      EXPECT_EQ(Has(TakeReports(), Finding::kUnordered), !waits) << "seed " << seed;
+    }
+  }
+}
+
+// What a copy has brought to pinned memory, another takes from there in order: the host has no part in it.
+TEST(StreamTest, CopiesThroughPinnedMemoryAreInOrder) {
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    ResetFake({.seed = seed});
+    TwoStreams test;
+    EXPECT_EQ(cudaMemcpyAsync(test.a, test.host, kBytes, cudaMemcpyHostToDevice, test.compute), cudaSuccess);
+    EXPECT_EQ(cudaMemcpyAsync(test.result, test.a, kBytes, cudaMemcpyDeviceToHost, test.compute),
+              cudaSuccess);
+    EXPECT_EQ(cudaMemcpyAsync(test.b, test.result, kBytes, cudaMemcpyHostToDevice, test.compute),
+              cudaSuccess);
+    EnqueueAdd(test.a, test.b, test.c, kValues, 0, test.compute);
+    EXPECT_EQ(cudaMemcpyAsync(test.result, test.c, kBytes, cudaMemcpyDeviceToHost, test.compute),
+              cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(test.compute), cudaSuccess);
+    EXPECT_TRUE(test.IsRight()) << "seed " << seed;
+    EXPECT_TRUE(TakeReports().empty()) << "seed " << seed;
+  }
+}
+
 }  // namespace
 }  // namespace sluice::cuda_fake
