@@ -67,8 +67,6 @@ absl::Status Attention::Reserve(const BackendLimits& l, Scratch* scratch) {
   for (Worker& worker : workers_) {
     RETURN_IF_ERROR(
         scratch->Reserve(kSpanScratchFloats + 2 * SpanFloats(l.head_dim), "attention scratch", &worker.span));
-    RETURN_IF_ERROR(scratch->Reserve(PackedFloats(kSpanQueries, l.head_dim, kernels_.gemm_tokens),
-                                     "packed queries", &worker.queries));
   }
   return absl::OkStatus();
 }
@@ -133,7 +131,6 @@ void Attention::ComputeSpan(const AttentionCall& call, const AttentionTask& task
   c.o = o;
   c.scratch = workers_[worker].span;
   c.down_scratch = space_.workers[worker].down;
-  c.packed = workers_[worker].queries;
   c.gemm_scratch = space_.workers[worker].gemm;
   kernels_.span(c);
 }

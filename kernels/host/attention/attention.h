@@ -32,8 +32,7 @@ class Attention {
 
  private:
   struct alignas(64) Worker {
-    float* span = nullptr;     // scores, and m, l, o of kSpanQueries queries twice
-    float* queries = nullptr;  // panels of kSpanQueries queries
+    float* span = nullptr;  // scores, and m, l, o of kSpanQueries queries twice
   };
 
   void RunTask(const AttentionCall& call, const AttentionTask& task, uint32_t worker);

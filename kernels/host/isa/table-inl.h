@@ -26,6 +26,7 @@
 #include "kernels/host/quant/quant_down-inl.h"
 #include SLUICE_DOWN
 #include "kernels/host/quant/many_down-inl.h"
+#include "kernels/host/simd/span_dots-inl.h"
 #include "kernels/host/simd/span-inl.h"
 // clang-format on
 

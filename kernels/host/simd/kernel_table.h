@@ -179,7 +179,8 @@ struct SpanCall {
   float scale = 0;
   uint32_t queries = 0;  // at most kSpanQueries
   const float* const* q = nullptr;
-  // Query i sees positions [low[i], high[i]], a part of [first, first + count).
+  // Query i sees positions [low[i], high[i]], a part of [first, first + count); neither sinks from i to i
+  // + 1.
   const uint32_t* low = nullptr;
   const uint32_t* high = nullptr;
   float* m = nullptr;             // [queries]: largest score
@@ -187,7 +188,6 @@ struct SpanCall {
   float* const* o = nullptr;      // [queries]: weighted sums, value_dim each
   float* scratch = nullptr;       // kSpanScratchFloats
   float* down_scratch = nullptr;  // DownScratchFloats(value_dim)
-  float* packed = nullptr;        // PackedFloats(kSpanQueries, head_dim)
   float* gemm_scratch = nullptr;  // GemmScratchFloats(head_dim)
 };
 inline constexpr uint32_t kSpanQueries = 64;

@@ -103,6 +103,25 @@ inline void NStoreF16(uint8_t* p, N a) {
                    _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
+// Lane r of out[c]: lane c of rows[r].
+inline void NTranspose(const N* rows, N* out) {
+  N quads[8];  // columns 4 i + c of rows 4 r on at 4 r + c, in the i-th 128 bits
+  for (int r = 0; r < 8; r += 4) {
+    const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(rows[r], rows[r + 1]));
+    const __m256d b = _mm256_castps_pd(_mm256_unpackhi_ps(rows[r], rows[r + 1]));
+    const __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(rows[r + 2], rows[r + 3]));
+    const __m256d d = _mm256_castps_pd(_mm256_unpackhi_ps(rows[r + 2], rows[r + 3]));
+    quads[r] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
+    quads[r + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
+    quads[r + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
+    quads[r + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
+  }
+  for (int c = 0; c < 4; ++c) {
+    out[c] = _mm256_permute2f128_ps(quads[c], quads[4 + c], 0x20);
+    out[4 + c] = _mm256_permute2f128_ps(quads[c], quads[4 + c], 0x31);
+  }
+}
+
 // Lanes i and i + 8 added.
 inline __m256 FoldTo8(const N* parts) { return _mm256_add_ps(parts[0], parts[1]); }
 

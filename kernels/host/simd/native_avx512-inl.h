@@ -65,6 +65,31 @@ inline void NStoreF16(uint8_t* p, N a) {
                       _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
+// Lane r of out[c]: lane c of rows[r].
+inline void NTranspose(const N* rows, N* out) {
+  N quads[16];  // columns 4 i + c of rows 4 r on at 4 r + c, in the i-th 128 bits
+  for (int r = 0; r < 16; r += 4) {
+    const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(rows[r], rows[r + 1]));
+    const __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(rows[r], rows[r + 1]));
+    const __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(rows[r + 2], rows[r + 3]));
+    const __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(rows[r + 2], rows[r + 3]));
+    quads[r] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+    quads[r + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+    quads[r + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+    quads[r + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+  }
+  for (int c = 0; c < 4; ++c) {
+    const N low = _mm512_shuffle_f32x4(quads[c], quads[4 + c], 0x44);
+    const N high = _mm512_shuffle_f32x4(quads[c], quads[4 + c], 0xee);
+    const N next_low = _mm512_shuffle_f32x4(quads[8 + c], quads[12 + c], 0x44);
+    const N next_high = _mm512_shuffle_f32x4(quads[8 + c], quads[12 + c], 0xee);
+    out[c] = _mm512_shuffle_f32x4(low, next_low, 0x88);
+    out[4 + c] = _mm512_shuffle_f32x4(low, next_low, 0xdd);
+    out[8 + c] = _mm512_shuffle_f32x4(high, next_high, 0x88);
+    out[12 + c] = _mm512_shuffle_f32x4(high, next_high, 0xdd);
+  }
+}
+
 // Lanes i and i + 8 added.
 inline __m256 FoldTo8(const N* parts) {
   return _mm256_add_ps(_mm512_castps512_ps256(parts[0]), _mm512_extractf32x8_ps(parts[0], 1));

@@ -10,30 +10,14 @@
 // position mod kLanes.
 inline constexpr uint32_t kScoreRow = kSpanTokens + kLanes;
 
-// From this many queries on, packing them and converting K rows once pays.
-inline constexpr uint32_t kPackedQueries = 2 * kTileTokens;
+// From this many queries on transposing K rows once for all of them pays.
+inline constexpr uint32_t kManyQueries = kNative == 16 ? 12 : 6;
 
 // q . k of all queries and positions.
 template <class Row>
 void SpanDots(const SpanCall& call, float* const* scores) {
-  const uint32_t first = call.first % kSpanTokens;
-  if (call.queries >= kPackedQueries) {
-    PackCall pack;
-    pack.x = call.q;
-    pack.tokens = call.queries;
-    pack.cols = call.head_dim;
-    pack.packed = call.packed;
-    Pack(pack);
-    GemmCall gemm;
-    gemm.w = call.k;
-    gemm.packed = call.packed;
-    gemm.y = scores;
-    gemm.rows = call.count;
-    gemm.tokens = call.queries;
-    gemm.cols = call.head_dim;
-    gemm.first = first;
-    gemm.scratch = call.gemm_scratch;
-    return Gemm<Row>(gemm);
+  if (call.queries >= kManyQueries) {
+    return ManyDots<Row>(call, scores);
   }
   DotCall dot;
   dot.w = call.k;
@@ -42,7 +26,7 @@ void SpanDots(const SpanCall& call, float* const* scores) {
   dot.rows = call.count;
   dot.tokens = call.queries;
   dot.cols = call.head_dim;
-  dot.first = first;
+  dot.first = call.first % kSpanTokens;
   Dot<Row>(dot);
 }
 
