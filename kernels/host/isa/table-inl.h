@@ -26,6 +26,7 @@
 #include "kernels/host/quant/quant_down-inl.h"
 #include SLUICE_DOWN
 #include "kernels/host/quant/many_down-inl.h"
+#include "kernels/host/quant/any_down-inl.h"
 #include "kernels/host/simd/span_dots-inl.h"
 #include "kernels/host/simd/span-inl.h"
 // clang-format on
@@ -113,6 +114,7 @@ inline KernelTable MakeTable(const char* name) {
   SetRowKernels<F32Row>(RowKind::kF32, &table);
   table.pack = Pack;
   table.quantize = Quantize;
+  table.pack_quant = PackPanels;
   SetQuantKernels<QuantKind::kQ8>(&table);
   SetQuantKernels<QuantKind::kQ4>(&table);
   SetQuantKernels<QuantKind::kQ3>(&table);

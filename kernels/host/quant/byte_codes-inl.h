@@ -165,9 +165,8 @@ struct ByteSum {
   }
   SLUICE_INLINE void Add(B codes, B x) { sum = NAddByteProducts(sum, codes, x); }
   SLUICE_INLINE B Total() const { return sum; }
-  // Added to sums of before, four signed bytes at p times each lane's codes: Begin(), AddFour()s, End().
+  // Added to sums of before: Begin(), Add()s, End().
   SLUICE_INLINE void Begin(B before) { sum = before; }
-  SLUICE_INLINE void AddFour(B codes, const int8_t* p) { sum = NAddFourProducts(sum, codes, p); }
   SLUICE_INLINE B End(B) const { return sum; }
 };
 #else
@@ -200,11 +199,6 @@ struct ByteSum {
     return kByteBias<kKind> != 0 ? sum : _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
   }
   SLUICE_INLINE void Begin(B) { sum = NIntZero(); }
-  SLUICE_INLINE void AddFour(B codes, const int8_t* p) {
-    int32_t four = 0;
-    __builtin_memcpy(&four, p, sizeof four);
-    Add(codes, NIntSet1(four));
-  }
   SLUICE_INLINE B End(B before) const { return NIntAdd(before, Total()); }
 };
 #endif

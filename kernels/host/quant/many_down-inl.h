@@ -15,7 +15,8 @@ inline constexpr uint32_t kRoundGroups = 16;  // that are rounded together
 
 // What the tokens of a call share, and their rounded coefficients for kRoundGroups groups.
 struct ManySums {
-  int32_t* codes;      // [unit of a block][register][quad][kNative columns, in the order of NIntInOrder()]
+  int32_t*
+      codes;  // [unit of a block][register of kWidth][quad][kWidth columns, in the order of NIntInOrder()]
   float* meta_scales;  // [neuron][kRoundGroups]: of the rows
   float* meta_zeros;
   int32_t* quads;    // [group][token][quad]
@@ -117,7 +118,7 @@ SLUICE_INLINE void InterleaveFour(const __m256i* rows, __m256i* out) {
 }
 
 // The codes of block b. The line after the next of each row is moved nearer: nothing follows 64 rows.
-template <QuantKind kKind>
+template <QuantKind kKind, uint32_t kWidth>
 void UnpackForMany(const QuantDownCall& call, uint32_t b, int32_t* out) {
   constexpr uint32_t kFields = kByteFields<kKind>;
   constexpr uint32_t kAhead = 128;
@@ -151,23 +152,24 @@ void UnpackForMany(const QuantDownCall& call, uint32_t b, int32_t* out) {
       for (uint32_t f = 0; f < kFields; ++f) {
         const uint32_t unit = f + i / 2 * kFields;
         const uint32_t column = i % 2 * 8;
-        int32_t* place = out + ((unit * kUnitRegisters + column / kNative) * kDownQuads + j / 4) * kNative +
-                         column % kNative;
+        int32_t* place =
+            out + ((unit * (16 / kWidth) + column / kWidth) * kDownQuads + j / 4) * kWidth + column % kWidth;
         _mm256_store_si256(reinterpret_cast<__m256i*>(place), fields[f]);
       }
     }
   }
 }
 
-// y[t] (+)= scale * (S - Z), closed, of the n columns from k on; s: a unit's sums; sum: of the coefficients.
-template <QuantKind kKind>
+// y[t] (+)= scale * (S - Z), closed, of the n columns from k on; s: a unit's sums, less kBias times `sum`,
+// that of the coefficients.
+template <QuantKind kKind, int kBias = kByteBias<kKind>>
 SLUICE_INLINE void FinishForMany(const QuantDownCall& call, const NInt* s, float sum, float scale,
                                  float zero_sum, uint32_t k, uint32_t n, float* y) {
   NInt ordered[kUnitRegisters];
   NIntInOrder(s, ordered);
   N sums[kUnitRegisters];
   for (uint32_t i = 0; i < kUnitRegisters; ++i) {
-    const N whole = FloatSum<kKind>(ordered[i], NSet1(sum));
+    const N whole = kBias == 0 ? NFromInt(ordered[i]) : FloatSum<kKind>(ordered[i], NSet1(sum));
     sums[i] = NAdd(NMul(NSet1(scale), NSub(whole, NSet1(zero_sum))), NZero());
   }
   if (n == 16) {
@@ -186,61 +188,118 @@ SLUICE_INLINE void FinishForMany(const QuantDownCall& call, const NInt* s, float
   }
 }
 
-// The columns from k on, a unit of them, for `tokens` of T tokens from `first` on; t of them are rounded
-// before these. What is not there is the last token again.
-template <QuantKind kKind, uint32_t T>
-void SumUnit(uint32_t tokens, const QuantDownCall& call, const int32_t* codes, const ManySums& m,
-             uint32_t group, uint32_t first, uint32_t t, uint32_t k) {
-  const int32_t* quads = m.quads + (uint64_t{group} * kManyDownTokens + t) * kDownQuads;
-  const int8_t* values[T];
-  for (uint32_t i = 0; i < T; ++i) {
-    values[i] = reinterpret_cast<const int8_t*>(quads + (i < tokens ? i : tokens - 1) * kDownQuads);
-  }
-  NInt sums[kUnitRegisters][T];
-  for (uint32_t r = 0; r < kUnitRegisters; ++r) {
-    SumQuads<kKind, T, kNative>(codes + r * kDownQuads * kNative, (call.neurons + 3) / 4, values, 0, sums[r]);
-  }
-  const uint32_t n = call.shape.cols - k < 16 ? call.shape.cols - k : 16;
+// Of whole units of columns that are added to y: sums[register * T + token] of `tokens` of T tokens; scales
+// and so on: [token][kRoundGroups].
+template <QuantKind kKind, uint32_t T, uint32_t kUnits>
+__attribute__((noinline)) void AddUnits(uint32_t tokens, const NInt* sums, const float* scales,
+                                        const float* zero_sums, const float* c_sums, float* const* y,
+                                        uint32_t k) {
   for (uint32_t i = 0; i < tokens; ++i) {
-    const uint32_t place = (t + i) * kRoundGroups + group;
-    NInt unit[kUnitRegisters];
-    for (uint32_t r = 0; r < kUnitRegisters; ++r) {
-      unit[r] = sums[r][i];
-    }
-    FinishForMany<kKind>(call, unit, m.sums[place], m.scales[place], m.zero_sums[place], k, n,
-                         call.y[first + t + i]);
-  }
-}
-
-// The tokens [first, first + tokens), at most kManyDownTokens.
-template <QuantKind kKind>
-void SumTokens(const QuantDownCall& call, uint32_t first, uint32_t tokens, const ManySums& m) {
-  constexpr uint32_t kPer = kBlockUnits<kKind>;
-  const uint32_t per_group = call.shape.group / 16;
-  const uint32_t units = (call.shape.cols + 15) / 16;
-  const uint32_t passes = (tokens + kQuadTokens - 1) / kQuadTokens;
-  for (uint32_t g = 0; g < call.shape.groups; g += kRoundGroups) {
-    const uint32_t count = call.shape.groups - g < kRoundGroups ? call.shape.groups - g : kRoundGroups;
-    RoundForMany<kKind>(call, first, tokens, g, count, m);
-    const uint32_t end = (g + count) * per_group < units ? (g + count) * per_group : units;
-    for (uint32_t u = g * per_group; u < end; u += kPer) {
-      UnpackForMany<kKind>(call, u / kPer, m.codes);
-      for (uint32_t i = u; i < u + kPer && i < end; ++i) {
-        const int32_t* codes = m.codes + (i - u) * kDownQuads * 16;
-        for (uint32_t pass = 0; pass < passes; ++pass) {  // as equal as they can be
-          const uint32_t t = tokens * pass / passes;
-          const uint32_t count = tokens * (pass + 1) / passes - t;
-          WithTokens(count, [&]<uint32_t T>() {
-            SumUnit<kKind, T>(count, call, codes, m, i / per_group - g, first, t, i * 16);
-          });
-        }
+    const N scale = NSet1(scales[i * kRoundGroups]);
+    const N zero_sum = NSet1(zero_sums[i * kRoundGroups]);
+    const N c_sum = kByteBias<kKind> != 0 ? NSet1(c_sums[i * kRoundGroups]) : NZero();
+    float* place = y[i] + k;
+    SLUICE_UNROLL
+    for (uint32_t u = 0; u < kUnits; ++u) {
+      NInt unit[kUnitRegisters];
+      NInt ordered[kUnitRegisters];
+      SLUICE_UNROLL
+      for (uint32_t r = 0; r < kUnitRegisters; ++r) {
+        unit[r] = sums[(u * kUnitRegisters + r) * T + i];
+      }
+      NIntInOrder(unit, ordered);
+      SLUICE_UNROLL
+      for (uint32_t r = 0; r < kUnitRegisters; ++r) {
+        const N whole = FloatSum<kKind>(ordered[r], c_sum);
+        const N sum = NAdd(NMul(scale, NSub(whole, zero_sum)), NZero());
+        NStore(place, NAdd(NLoad(place), sum));
+        place += kNative;
       }
     }
   }
 }
 
+// kUnits units of columns from k on, for `tokens` of T tokens from `first` on; t of them are rounded before
+// these. What is not there is computed from whatever lies behind them, and left.
+template <QuantKind kKind, uint32_t T, uint32_t kUnits>
+void SumUnits(uint32_t tokens, const QuantDownCall& call, const int32_t* codes, const ManySums& m,
+              uint32_t group, uint32_t first, uint32_t t, uint32_t k) {
+  constexpr uint32_t kRegisters = kUnits * kUnitRegisters;
+  constexpr uint32_t kAtOnce = kRegisters < kQuadRegisters ? kRegisters : kQuadRegisters;
+  constexpr uint32_t kRegisterWords = kDownQuads * kNative;
+  constexpr QuadLayout kLayout = {kNative, kRegisterWords, 4 * kDownQuads, 4};
+  const int32_t* quads = m.quads + (uint64_t{group} * kManyDownTokens + t) * kDownQuads;
+  alignas(64) NInt sums[kRegisters * T];
+  SLUICE_UNROLL
+  for (uint32_t r = 0; r < kRegisters; r += kAtOnce) {
+    SumQuads<kKind, T, kAtOnce, kLayout>(codes + r * kRegisterWords, (call.neurons + 3) / 4,
+                                         reinterpret_cast<const int8_t*>(quads), sums + r * T);
+  }
+  const uint32_t place = t * kRoundGroups + group;
+  if (call.add && k + kUnits * 16 <= call.shape.cols) {
+    return AddUnits<kKind, T, kUnits>(tokens, sums, m.scales + place, m.zero_sums + place, m.sums + place,
+                                      call.y + first + t, k);
+  }
+  for (uint32_t i = 0; i < tokens; ++i) {
+    for (uint32_t u = 0; u < kUnits; ++u) {
+      const uint32_t column = k + u * 16;
+      const uint32_t n = call.shape.cols - column < 16 ? call.shape.cols - column : 16;
+      NInt unit[kUnitRegisters];
+      for (uint32_t r = 0; r < kUnitRegisters; ++r) {
+        unit[r] = sums[(u * kUnitRegisters + r) * T + i];
+      }
+      const uint32_t at = place + i * kRoundGroups;
+      FinishForMany<kKind>(call, unit, m.sums[at], m.scales[at], m.zero_sums[at], column, n,
+                           call.y[first + t + i]);
+    }
+  }
+}
+
+// `units` units of 16 columns from k on, one or kSumUnits, for the tokens [first, first + tokens).
+inline constexpr uint32_t kSumUnits = kQuadRegisters;
 template <QuantKind kKind>
-void ManyDown(const QuantDownCall& call) {
+void SumInPasses(const QuantDownCall& call, const int32_t* codes, const ManySums& m, uint32_t group,
+                 uint32_t first, uint32_t tokens, uint32_t k, uint32_t units) {
+  const uint32_t passes = (tokens + kQuadTokens - 1) / kQuadTokens;
+  for (uint32_t pass = 0; pass < passes; ++pass) {  // as equal as they can be
+    const uint32_t t = tokens * pass / passes;
+    const uint32_t count = tokens * (pass + 1) / passes - t;
+    WithTokens(count, [&]<uint32_t T>() {
+      units == 1 ? SumUnits<kKind, T, 1>(count, call, codes, m, group, first, t, k)
+                 : SumUnits<kKind, T, kSumUnits>(count, call, codes, m, group, first, t, k);
+    });
+  }
+}
+
+// The tokens [first, first + tokens), at most kManyDownTokens, by sum_units(call, codes, m, group of those
+// that are rounded, first, tokens, first column, units) for one or kSumUnits units of a group, whose codes
+// lie in registers of kWidth columns.
+template <QuantKind kKind, uint32_t kWidth, class SumUnitsFunction>
+void SumTokens(const QuantDownCall& call, uint32_t first, uint32_t tokens, const ManySums& m,
+               const SumUnitsFunction& sum_units) {
+  constexpr uint32_t kPer = kBlockUnits<kKind>;
+  const uint32_t per_group = call.shape.group / 16;
+  const uint32_t units = (call.shape.cols + 15) / 16;
+  for (uint32_t g = 0; g < call.shape.groups; g += kRoundGroups) {
+    const uint32_t count = call.shape.groups - g < kRoundGroups ? call.shape.groups - g : kRoundGroups;
+    RoundForMany<kKind>(call, first, tokens, g, count, m);
+    const uint32_t end = (g + count) * per_group < units ? (g + count) * per_group : units;
+    for (uint32_t u = g * per_group; u < end; u += kPer) {
+      UnpackForMany<kKind, kWidth>(call, u / kPer, m.codes);
+      const uint32_t block_end = u + kPer < end ? u + kPer : end;
+      for (uint32_t i = u; i < block_end;) {
+        const uint32_t of_group = (i / per_group + 1) * per_group - i;
+        const uint32_t count = of_group >= kSumUnits && block_end - i >= kSumUnits ? kSumUnits : 1;
+        sum_units(call, m.codes + (i - u) * kDownQuads * 16, m, i / per_group - g, first, tokens, i * 16,
+                  count);
+        i += count;
+      }
+    }
+  }
+}
+
+template <QuantKind kKind, uint32_t kWidth, class SumUnitsFunction>
+void ManyDownBy(const QuantDownCall& call, const SumUnitsFunction& sum_units) {
   uint32_t* rest = call.scratch + QuantDownWords(call.shape.cols) - kManyDownWords;
   ManySums m;
   m.codes = reinterpret_cast<int32_t*>((reinterpret_cast<uintptr_t>(rest) + 63) / 64 * 64);
@@ -251,39 +310,12 @@ void ManyDown(const QuantDownCall& call) {
   m.zero_sums = m.scales + kManyDownTokens * kRoundGroups;
   m.sums = m.zero_sums + kManyDownTokens * kRoundGroups;
   for (uint32_t first = 0; first < call.tokens; first += kManyDownTokens) {
-    SumTokens<kKind>(call, first,
-                     call.tokens - first < kManyDownTokens ? call.tokens - first : kManyDownTokens, m);
+    const uint32_t tokens = call.tokens - first < kManyDownTokens ? call.tokens - first : kManyDownTokens;
+    SumTokens<kKind, kWidth>(call, first, tokens, m, sum_units);
   }
 }
 
-// From so many tokens on, codes are unpacked once for all of them. Panels are quick with AVX-512, and of two
-// bits it never gained (Zen 4, groups of 64, both in turn; q3 and mxfp4 were not measured).
 template <QuantKind kKind>
-inline constexpr uint32_t kManyTokens = kNative == 8              ? 6
-                                        : kKind == QuantKind::kQ2 ? UINT32_MAX
-                                                                  : 16;
-
-template <QuantKind kKind>
-void QuantDown(const QuantDownCall& call) {
-  if constexpr (kManyTokens<kKind> != UINT32_MAX) {
-    if (call.tokens >= kManyTokens<kKind> && call.fetch == nullptr) {
-      return ManyDown<kKind>(call);
-    }
-  }
-  if constexpr (kKind == QuantKind::kMxfp4) {
-    return QuantDownRows<kKind, 2>(call);
-  } else {
-    switch (call.shape.group) {
-      case 16:
-        return QuantDownRows<kKind, 1>(call);
-      case 32:
-        return QuantDownRows<kKind, 2>(call);
-      case 64:
-        return QuantDownRows<kKind, 4>(call);
-      case 128:
-        return QuantDownRows<kKind, 8>(call);
-      default:
-        return QuantDownRows<kKind, 0>(call);
-    }
-  }
+void ManyDown(const QuantDownCall& call) {
+  ManyDownBy<kKind, kNative>(call, SumInPasses<kKind>);
 }

@@ -9,8 +9,10 @@
 #error "included by kernels_*.cc only"
 #endif
 
-// Of one pass over the codes: sums of so many tokens, a register of codes and some more fill the registers.
+// Of one pass over the codes: sums of so many tokens and registers of codes, the codes themselves and a
+// token's values fill the registers. Two registers of codes halve what is loaded of the tokens.
 inline constexpr uint32_t kQuadTokens = kNative == 16 ? 12 : 6;
+inline constexpr uint32_t kQuadRegisters = kNative == 16 ? 2 : 1;
 
 // Calls function.operator()<T>() for the least even T that `tokens` fit, at most kQuadTokens.
 template <uint32_t T = kQuadTokens, class Function>
@@ -23,45 +25,94 @@ SLUICE_INLINE void WithTokens(uint32_t tokens, const Function& function) {
   function.template operator()<T>();
 }
 
-// For T tokens: sums[t] = the products of `quads` registers of codes with as many times four values of
-// values[t]. Where kMostAdds limits them they are added up piece by piece.
-template <QuantKind kKind, uint32_t T, uint32_t kStride>
-SLUICE_INLINE void SumQuads(const int32_t* codes, uint32_t quads, const int8_t* const* values, uint64_t first,
-                            NInt* sums) {
-  constexpr uint32_t kPiece = kMostAdds<kKind> >= 8 ? 8 : kMostAdds<kKind> >= 4 ? 4 : 2;
-  static_assert(kPiece <= kMostAdds<kKind>);
+// How codes and values lie: words from quad to quad and from register to register, bytes from token to token
+// and from quad to quad.
+struct QuadLayout {
+  uint32_t quad;
+  uint32_t a_register;
+  uint32_t token;
+  uint32_t token_quad;
+};
+
+// kCount quads one after the other, added to the sums.
+template <QuantKind kKind, uint32_t T, uint32_t R, QuadLayout kLayout, uint32_t kCount>
+SLUICE_INLINE void AddQuads(const int32_t* codes, const int8_t* values, ByteSum<kKind> (&sums)[R][T]) {
   SLUICE_UNROLL
-  for (uint32_t t = 0; t < T; ++t) {
-    sums[t] = NIntZero();
-  }
-  uint32_t q = 0;
-  for (; q + kPiece <= quads; q += kPiece) {
-    ByteSum<kKind> pieces[T];
+  for (uint32_t i = 0; i < kCount; ++i) {
+    NInt w[R];
     SLUICE_UNROLL
-    for (uint32_t t = 0; t < T; ++t) {
-      pieces[t].Begin(sums[t]);
+    for (uint32_t r = 0; r < R; ++r) {
+      w[r] = NIntLoad(codes + i * kLayout.quad + r * kLayout.a_register);
     }
     SLUICE_UNROLL
-    for (uint32_t i = 0; i < kPiece; ++i) {
-      const NInt w = NIntLoad(codes + (q + i) * kStride);
+    for (uint32_t t = 0; t < T; ++t) {
+      const NInt x = NFourInAll(values + i * kLayout.token_quad + t * kLayout.token);
       SLUICE_UNROLL
-      for (uint32_t t = 0; t < T; ++t) {
-        pieces[t].AddFour(w, values[t] + first + (q + i) * 4);
+      for (uint32_t r = 0; r < R; ++r) {
+        sums[r][t].Add(w[r], x);
+        // Else GCC 12 turns a chain of sums into a tree, and has no registers for its leaves.
+        asm("" : SLUICE_IN_REGISTER(sums[r][t].sum));
       }
     }
+  }
+}
+
+// Quads that may be added up before they must be taken to 32 bits; 0: any number of them.
+template <QuantKind kKind>
+inline constexpr uint32_t kQuadPiece = kMostAdds<kKind> == UINT32_MAX ? 0
+                                       : kMostAdds<kKind> >= 8        ? 8
+                                       : kMostAdds<kKind> >= 4        ? 4
+                                                                      : 2;
+
+// For T tokens and R registers of codes: out[register * T + token] = the sums over `quads` quads. A function
+// of its own, so that it has all registers to itself: inlined, GCC 12 moves the sums between registers and
+// memory in the loop.
+template <QuantKind kKind, uint32_t T, uint32_t R, QuadLayout kLayout>
+__attribute__((noinline)) void SumQuads(const int32_t* codes, uint32_t quads, const int8_t* values,
+                                        NInt* out) {
+  constexpr uint32_t kPiece = kQuadPiece<kKind>;
+  static_assert(kPiece <= kMostAdds<kKind>);
+  ByteSum<kKind> sums[R][T];
+  NInt totals[R][T];
+  SLUICE_UNROLL
+  for (uint32_t i = 0; i < R * T; ++i) {
+    totals[i / T][i % T] = NIntZero();
+  }
+  const auto begin = [&] {
     SLUICE_UNROLL
-    for (uint32_t t = 0; t < T; ++t) {
-      sums[t] = pieces[t].End(sums[t]);
+    for (uint32_t i = 0; i < R * T; ++i) {
+      sums[i / T][i % T].Begin(totals[i / T][i % T]);
+    }
+  };
+  const auto end = [&] {
+    SLUICE_UNROLL
+    for (uint32_t i = 0; i < R * T; ++i) {
+      totals[i / T][i % T] = sums[i / T][i % T].End(totals[i / T][i % T]);
+    }
+  };
+  uint32_t q = 0;
+  if constexpr (kPiece == 0) {
+    begin();
+    for (; q < quads; ++q, codes += kLayout.quad, values += kLayout.token_quad) {
+      AddQuads<kKind, T, R, kLayout, 1>(codes, values, sums);
+    }
+    end();
+  } else {
+    for (; q + kPiece <= quads; q += kPiece) {
+      begin();
+      AddQuads<kKind, T, R, kLayout, kPiece>(codes, values, sums);
+      end();
+      codes += kPiece * kLayout.quad;
+      values += kPiece * kLayout.token_quad;
+    }
+    for (; q < quads; ++q, codes += kLayout.quad, values += kLayout.token_quad) {
+      begin();
+      AddQuads<kKind, T, R, kLayout, 1>(codes, values, sums);
+      end();
     }
   }
-  for (; q < quads; ++q) {
-    const NInt w = NIntLoad(codes + q * kStride);
-    SLUICE_UNROLL
-    for (uint32_t t = 0; t < T; ++t) {
-      ByteSum<kKind> one;
-      one.Begin(sums[t]);
-      one.AddFour(w, values[t] + first + q * 4);
-      sums[t] = one.End(sums[t]);
-    }
+  SLUICE_UNROLL
+  for (uint32_t i = 0; i < R * T; ++i) {
+    out[i] = totals[i / T][i % T];
   }
 }

@@ -10,7 +10,7 @@
 #error "included by kernels_*.cc only"
 #endif
 
-inline constexpr uint32_t kGemmQuantRows = kNative;
+inline constexpr uint32_t kGemmQuantRows = kQuadRegisters * kNative;
 
 // Rows as the passes read them, in the call's scratch memory.
 struct UnpackedRows {
@@ -38,11 +38,12 @@ inline void Transpose8(const __m256i* rows, __m256i* out) {
   }
 }
 
-// All blocks of eight rows, which are rows [first, first + 8) of the unpacked ones. The blocks are transposed
-// as they are stored: field f of word 0 of each row, in the order of EvenOdd(), is four codes of unit f, and
-// so on.
-template <QuantKind kKind>
-void UnpackCodes(const RowShape& shape, const uint8_t* const* w, uint32_t first, int32_t* out) {
+// All blocks of eight rows, which are rows [first, first + 8) of the kRows unpacked ones. The blocks are
+// transposed as they are stored: field f of word 0 of each row, in the order of EvenOdd(), is four codes of
+// unit f, and so on. Codes of the rows `next` are fetched meanwhile.
+template <QuantKind kKind, uint32_t kRows>
+void UnpackCodes(const RowShape& shape, const uint8_t* const* w, const uint8_t* const* next, uint32_t first,
+                 int32_t* out) {
   constexpr uint32_t kFields = kByteFields<kKind>;
   // Of word i: the unit, less the field's, and the four of its codes.
   constexpr uint32_t kUnitOf[8] = {0, 0, kFields, kFields, 0, 0, kFields, kFields};
@@ -50,6 +51,9 @@ void UnpackCodes(const RowShape& shape, const uint8_t* const* w, uint32_t first,
   for (uint32_t b = 0; b * 32 * kFields < shape.cols; ++b) {
     __m256i bytes[8];
     for (uint32_t r = 0; r < 8; ++r) {
+      if (b % 2 == 0) {
+        _mm_prefetch(reinterpret_cast<const char*>(next[r] + uint64_t{b} * 32), _MM_HINT_T1);
+      }
       bytes[r] = EvenOdd(LoadBlock(w[r] + uint64_t{b} * 32));
     }
     __m256i words[8];
@@ -73,15 +77,14 @@ void UnpackCodes(const RowShape& shape, const uint8_t* const* w, uint32_t first,
       SLUICE_UNROLL
       for (uint32_t f = 0; f < kFields; ++f) {
         const uint32_t quad = (b * 2 * kFields + kUnitOf[i] + f) * 4 + kQuadOf[i];
-        _mm256_store_si256(reinterpret_cast<__m256i*>(out + uint64_t{quad} * kGemmQuantRows + first),
-                           fields[f]);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(out + uint64_t{quad} * kRows + first), fields[f]);
       }
     }
   }
 }
 
 // Their scales, or zeros.
-template <QuantKind kKind, bool kZeros>
+template <QuantKind kKind, uint32_t kRows, bool kZeros>
 void UnpackMeta(const RowShape& shape, const uint8_t* const* w, uint32_t first, float* out) {
   for (uint32_t g = 0; g < shape.groups; g += 8) {
     const uint32_t count = shape.groups - g < 8 ? shape.groups - g : 8;
@@ -93,94 +96,231 @@ void UnpackMeta(const RowShape& shape, const uint8_t* const* w, uint32_t first, 
     __m256i groups[8];
     Transpose8(rows, groups);
     for (uint32_t i = 0; i < 8; ++i) {
-      _mm256_store_ps(out + uint64_t{g + i} * kGemmQuantRows + first, _mm256_castsi256_ps(groups[i]));
+      _mm256_store_ps(out + uint64_t{g + i} * kRows + first, _mm256_castsi256_ps(groups[i]));
     }
   }
 }
 
-// The tree over the lanes of all rows of a token, closed; lanes: [8][row].
+// The tree over the lanes of a register of rows of a token, closed; kStride floats from lane to lane.
+template <uint32_t kStride>
 inline N TotalOfRows(const float* lanes) {
   N s[4];
-  for (int i = 0; i < 4; ++i) {
-    s[i] = NAdd(NLoad(lanes + i * kNative), NLoad(lanes + (i + 4) * kNative));
+  for (uint32_t i = 0; i < 4; ++i) {
+    s[i] = NAdd(NLoad(lanes + i * kStride), NLoad(lanes + (i + 4) * kStride));
   }
   return NAdd(NAdd(NAdd(s[0], s[2]), NAdd(s[1], s[3])), NZero());
 }
 
-// The unpacked rows for `tokens` of T tokens; totals: [token][row]. What is not there is the last token
-// again.
-template <QuantKind kKind, uint32_t T>
-void MultiplyTokens(uint32_t tokens, const RowShape& shape, const QuantRow* x, const UnpackedRows& w,
-                    float* totals) {
-  const uint32_t per_group = shape.group / 4;
-  const uint32_t quads = (shape.cols + 3) / 4;
-  const bool mins = HasMins(shape.meta);
-  const int8_t* values[T];
-  const float* x_scales[T];
-  const float* x_sums[T];
-  for (uint32_t t = 0; t < T; ++t) {
-    const QuantRow& row = x[t < tokens ? t : tokens - 1];
-    values[t] = row.codes;
-    x_scales[t] = row.scales;
-    x_sums[t] = row.sums;
+// The tokens of a pass side by side: four values of each of kQuadTokens, then the next four; scales and sums
+// of each for a group, then the next group's.
+struct TokenPanel {
+  const int8_t* codes;
+  const float* scales;
+  const float* sums;
+};
+inline uint64_t PanelBytes(uint32_t cols, uint32_t groups) {
+  return RoundUp(kQuadTokens * (RoundUp(cols, 4) + 8 * groups), 64);
+}
+inline TokenPanel PanelAt(const int8_t* packed, uint32_t cols, uint32_t groups, uint32_t pass) {
+  const int8_t* codes = packed + pass * PanelBytes(cols, groups);
+  const float* scales = reinterpret_cast<const float*>(codes + kQuadTokens * RoundUp(cols, 4));
+  return {codes, scales, scales + kQuadTokens * groups};
+}
+
+// Passes are as equal as they can be: the first token of one of them.
+inline uint32_t PassesOf(uint32_t tokens) { return (tokens + kQuadTokens - 1) / kQuadTokens; }
+inline uint32_t FirstOfPass(uint32_t tokens, uint32_t pass) {
+  return static_cast<uint32_t>(uint64_t{tokens} * pass / PassesOf(tokens));
+}
+
+// Of four tokens four words each, from word k on, to a panel.
+SLUICE_INLINE void PackFour(const int8_t* const* x, uint32_t k, int8_t* out) {
+  __m128i rows[4];
+  SLUICE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x[i] + k));
   }
-  alignas(64) float lanes[T][8 * kNative] = {};
-  for (uint32_t g = 0; g < shape.groups; ++g) {
-    const uint32_t first = g * per_group;
-    NInt sums[T];
-    SumQuads<kKind, T, kNative>(w.codes + uint64_t{first} * kNative,
-                                quads - first < per_group ? quads - first : per_group, values,
-                                uint64_t{first} * 4, sums);
-    const N scales = NLoad(w.scales + uint64_t{g} * kNative);
-    const N zeros = NLoad(w.zeros + uint64_t{g} * kNative);
-    SLUICE_UNROLL
-    for (uint32_t t = 0; t < T; ++t) {
-      float* lane = lanes[t] + g % 8 * kNative;
-      const N x_sum = NSet1(x_sums[t][g]);
-      const N sum = FloatSum<kKind>(sums[t], x_sum);
-      const N x_scale = NSet1(x_scales[t][g]);
-      if (mins) {
-        NStore(lane, NFma(x_scale, NNegFma(zeros, x_sum, NMul(scales, sum)), NLoad(lane)));
-      } else {
-        NStore(lane, NFma(NMul(scales, x_scale), NNegFma(zeros, x_sum, sum), NLoad(lane)));
-      }
-    }
-  }
-  for (uint32_t t = 0; t < T; ++t) {
-    NStore(totals + t * kNative, TotalOfRows(lanes[t]));
+  const __m128i a = _mm_unpacklo_epi32(rows[0], rows[1]);
+  const __m128i b = _mm_unpackhi_epi32(rows[0], rows[1]);
+  const __m128i c = _mm_unpacklo_epi32(rows[2], rows[3]);
+  const __m128i d = _mm_unpackhi_epi32(rows[2], rows[3]);
+  const __m128i words[4] = {_mm_unpacklo_epi64(a, c), _mm_unpackhi_epi64(a, c), _mm_unpacklo_epi64(b, d),
+                            _mm_unpackhi_epi64(b, d)};
+  SLUICE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i * kQuadTokens * 4), words[i]);
   }
 }
 
-template <QuantKind kKind>
+// KernelTable::pack_quant. What is not there of a pass is its last token again.
+inline void PackPanels(const QuantPackCall& call) {
+  const uint32_t groups = (call.cols + call.group - 1) / call.group;
+  for (uint32_t pass = 0; pass < PassesOf(call.tokens); ++pass) {
+    const TokenPanel panel = PanelAt(call.packed, call.cols, groups, pass);
+    int8_t* codes = call.packed + (panel.codes - call.packed);
+    float* scales = reinterpret_cast<float*>(codes + kQuadTokens * RoundUp(call.cols, 4));
+    const uint32_t first = FirstOfPass(call.tokens, pass);
+    const uint32_t tokens = FirstOfPass(call.tokens, pass + 1) - first;
+    const int8_t* x[kQuadTokens];
+    for (uint32_t t = 0; t < kQuadTokens; ++t) {
+      const QuantRow& row = call.x[first + (t < tokens ? t : tokens - 1)];
+      x[t] = row.codes;
+      for (uint32_t g = 0; g < groups; ++g) {
+        scales[g * kQuadTokens + t] = row.scales[g];
+        scales[(groups + g) * kQuadTokens + t] = row.sums[g];
+      }
+    }
+    uint32_t k = 0;
+    for (; k + 16 <= call.cols; k += 16) {
+      uint32_t t = 0;
+      for (; t + 4 <= kQuadTokens; t += 4) {
+        PackFour(x + t, k, codes + k * kQuadTokens + t * 4);
+      }
+      for (; t < kQuadTokens; ++t) {
+        for (uint32_t i = 0; i < 16; i += 4) {
+          __builtin_memcpy(codes + (k + i) * kQuadTokens + t * 4, x[t] + k + i, 4);
+        }
+      }
+    }
+    for (; k < call.cols; k += 4) {
+      for (uint32_t t = 0; t < kQuadTokens; ++t) {
+        __builtin_memcpy(codes + k * kQuadTokens + t * 4, x[t] + k, 4);
+      }
+    }
+  }
+}
+
+// Groups of one lane whose sums are made before they are added to it: the lane's registers are then loaded
+// and stored less often.
+inline constexpr uint32_t kGroupsAtOnce = 4;
+
+// `lane` and the term of a group with it (ARITHMETIC.md 2 b): of rows that have zeros, or mins in their
+// place.
+SLUICE_INLINE N AddTerm(bool mins, N scale, N zero, N x_scale, N x_sum, N sum, N lane) {
+  if (mins) {
+    return NFma(x_scale, NNegFma(zero, x_sum, NMul(scale, sum)), lane);
+  }
+  return NFma(NMul(scale, x_scale), NNegFma(zero, x_sum, sum), lane);
+}
+
+// The terms of kCount groups, g and every eighth behind it, added to their lane, [token][row]; sums:
+// [group][register][token].
+template <QuantKind kKind, uint32_t T, uint32_t kCount>
+__attribute__((noinline)) void AddTerms(const TokenPanel& x, const UnpackedRows& w, bool mins, uint32_t g,
+                                        bool first, const NInt* sums, float* lane) {
+  N scales[kCount][kQuadRegisters];
+  N zeros[kCount][kQuadRegisters];
+  SLUICE_UNROLL
+  for (uint32_t i = 0; i < kCount; ++i) {
+    SLUICE_UNROLL
+    for (uint32_t r = 0; r < kQuadRegisters; ++r) {
+      const uint64_t place = uint64_t{g + 8 * i} * kGemmQuantRows + r * kNative;
+      scales[i][r] = NLoad(w.scales + place);
+      zeros[i][r] = NLoad(w.zeros + place);
+    }
+  }
+  const float* x_scales = x.scales + g * kQuadTokens;
+  const float* x_sums = x.sums + g * kQuadTokens;
+  for (uint32_t t = 0; t < T; ++t, lane += kGemmQuantRows) {
+    N total[kQuadRegisters];
+    SLUICE_UNROLL
+    for (uint32_t r = 0; r < kQuadRegisters; ++r) {
+      total[r] = first ? NZero() : NLoad(lane + r * kNative);
+    }
+    SLUICE_UNROLL
+    for (uint32_t i = 0; i < kCount; ++i) {
+      const N x_sum = NSet1(x_sums[i * 8 * kQuadTokens + t]);
+      const N x_scale = NSet1(x_scales[i * 8 * kQuadTokens + t]);
+      SLUICE_UNROLL
+      for (uint32_t r = 0; r < kQuadRegisters; ++r) {
+        const N sum = FloatSum<kKind>(sums[(i * kQuadRegisters + r) * T + t], x_sum);
+        total[r] = AddTerm(mins, scales[i][r], zeros[i][r], x_scale, x_sum, sum, total[r]);
+      }
+    }
+    SLUICE_UNROLL
+    for (uint32_t r = 0; r < kQuadRegisters; ++r) {
+      NStore(lane + r * kNative, total[r]);
+    }
+  }
+}
+
+// The same with their sums made first; sums: room for kGroupsAtOnce groups'.
+template <QuantKind kKind, uint32_t T, uint32_t kCount>
+void SumAndAddGroups(const RowShape& shape, const TokenPanel& x, const UnpackedRows& w, uint32_t g,
+                     bool first, NInt* sums, float* lane) {
+  constexpr QuadLayout kLayout = {kGemmQuantRows, kNative, 4, 4 * kQuadTokens};
+  const uint32_t per_group = shape.group / 4;
+  const uint32_t quads = (shape.cols + 3) / 4;
+  for (uint32_t i = 0; i < kCount; ++i) {
+    const uint32_t quad = (g + 8 * i) * per_group;
+    SumQuads<kKind, T, kQuadRegisters, kLayout>(
+        w.codes + uint64_t{quad} * kGemmQuantRows, quads - quad < per_group ? quads - quad : per_group,
+        x.codes + uint64_t{quad} * kLayout.token_quad, sums + i * kQuadRegisters * T);
+  }
+  AddTerms<kKind, T, kCount>(x, w, HasMins(shape.meta), g, first, sums, lane);
+}
+
+// The unpacked rows for T tokens of a panel; totals: [token][row].
+template <QuantKind kKind, uint32_t T>
+void MultiplyTokens(const RowShape& shape, const TokenPanel& x, const UnpackedRows& w, float* totals) {
+  constexpr uint32_t kLaneFloats = T * kGemmQuantRows;
+  alignas(64) float lanes[8 * kLaneFloats];
+  alignas(64) NInt sums[kGroupsAtOnce * kQuadRegisters * T];
+  for (uint32_t lane = 0; lane < 8; ++lane) {
+    float* values = lanes + lane * kLaneFloats;
+    uint32_t g = lane;
+    if (g >= shape.groups) {
+      __builtin_memset(values, 0, kLaneFloats * sizeof(float));
+    }
+    for (; g + 8 * (kGroupsAtOnce - 1) < shape.groups; g += 8 * kGroupsAtOnce) {
+      SumAndAddGroups<kKind, T, kGroupsAtOnce>(shape, x, w, g, g == lane, sums, values);
+    }
+    for (; g < shape.groups; g += 8) {
+      SumAndAddGroups<kKind, T, 1>(shape, x, w, g, g == lane, sums, values);
+    }
+  }
+  for (uint32_t row = 0; row < kLaneFloats; row += kNative) {
+    NStore(totals + row, TotalOfRows<kLaneFloats>(lanes + row));
+  }
+}
+
+template <QuantKind kKind, uint32_t kRows>
 void UnpackRows(const QuantDotCall& call, uint32_t first, uint32_t rows, const UnpackedRows& out) {
-  for (uint32_t r = 0; r < kGemmQuantRows; r += 8) {
+  const uint32_t listed = call.prefetch.listed > call.rows ? call.prefetch.listed : call.rows;
+  for (uint32_t r = 0; r < kRows; r += 8) {
     const uint8_t* w[8];
+    const uint8_t* next[8];
     for (uint32_t i = 0; i < 8; ++i) {  // what is not there is the last row again
       w[i] = call.w[first + (r + i < rows ? r + i : rows - 1)];
+      next[i] = call.w[first + r + i + 8 < listed ? first + r + i + 8 : listed - 1];
     }
-    UnpackCodes<kKind>(call.shape, w, r, out.codes);
-    UnpackMeta<kKind, false>(call.shape, w, r, out.scales);
-    UnpackMeta<kKind, true>(call.shape, w, r, out.zeros);
+    UnpackCodes<kKind, kRows>(call.shape, w, next, r, out.codes);
+    UnpackMeta<kKind, kRows, false>(call.shape, w, r, out.scales);
+    UnpackMeta<kKind, kRows, true>(call.shape, w, r, out.zeros);
   }
+}
+
+// Where kRows unpacked rows lie in the call's scratch memory.
+template <uint32_t kRows>
+UnpackedRows UnpackedIn(const QuantDotCall& call) {
+  const uint64_t words = uint64_t{RoundUp(call.shape.cols, kCodeAlign / 2) / 4} * kRows;
+  const uint64_t meta = uint64_t{RoundUp(call.shape.groups, 8)} * kRows;
+  return {reinterpret_cast<int32_t*>(call.scratch), call.scratch + words, call.scratch + words + meta};
 }
 
 template <QuantKind kKind>
 void QuantGemm(const QuantDotCall& call) {
-  const uint64_t words = uint64_t{RoundUp(call.shape.cols, kCodeAlign / 2) / 4} * kGemmQuantRows;
-  const uint64_t meta = uint64_t{RoundUp(call.shape.groups, 8)} * kGemmQuantRows;
-  const UnpackedRows unpacked{reinterpret_cast<int32_t*>(call.scratch), call.scratch + words,
-                              call.scratch + words + meta};
-  const uint32_t passes = (call.tokens + kQuadTokens - 1) / kQuadTokens;
+  const UnpackedRows unpacked = UnpackedIn<kGemmQuantRows>(call);
   for (uint32_t r = 0; r < call.rows; r += kGemmQuantRows) {
     const uint32_t rows = call.rows - r < kGemmQuantRows ? call.rows - r : kGemmQuantRows;
-    UnpackRows<kKind>(call, r, rows, unpacked);
-    for (uint32_t pass = 0; pass < passes; ++pass) {  // as equal as they can be
-      const uint32_t first = call.tokens * pass / passes;
-      const uint32_t tokens = call.tokens * (pass + 1) / passes - first;
+    UnpackRows<kKind, kGemmQuantRows>(call, r, rows, unpacked);
+    for (uint32_t pass = 0; pass < PassesOf(call.tokens); ++pass) {
+      const uint32_t first = FirstOfPass(call.tokens, pass);
+      const uint32_t tokens = FirstOfPass(call.tokens, pass + 1) - first;
+      const TokenPanel panel = PanelAt(call.packed, call.shape.cols, call.shape.groups, pass);
       alignas(64) float totals[kQuadTokens * kGemmQuantRows];
-      WithTokens(tokens, [&]<uint32_t T>() {
-        MultiplyTokens<kKind, T>(tokens, call.shape, call.x + first, unpacked, totals);
-      });
+      WithTokens(tokens,
+                 [&]<uint32_t T>() { MultiplyTokens<kKind, T>(call.shape, panel, unpacked, totals); });
       for (uint32_t t = 0; t < tokens; ++t) {
         __builtin_memcpy(call.y[first + t] + call.first + r, totals + t * kGemmQuantRows,
                          rows * sizeof(float));

@@ -63,6 +63,7 @@ void RoundedRows::Want(const EncodingDescriptor& encoding) {
 }
 
 void RoundedRows::Make(const float* const* x, uint32_t tokens, uint32_t cols) {
+  ++generation_;
   for (uint32_t i = 0; i < kForms; ++i) {
     if (!wanted_[i]) {
       continue;

@@ -46,6 +46,8 @@ class RoundedRows {
   void Want(const EncodingDescriptor& encoding);
   // Rounds the rows x[0 .. tokens) of `cols` values for what was wanted since the last time.
   void Make(const float* const* x, uint32_t tokens, uint32_t cols);
+  // Another number after every Make(): what was made of rows before is old.
+  uint64_t generation() const { return generation_; }
   // Row `token` for a group size that was wanted.
   QuantRow Row(uint32_t group, uint32_t token) const { return forms_[group / 16 - 1].Row(token); }
 
@@ -60,6 +62,7 @@ class RoundedRows {
   Tiles& tiles_;
   RoundedForm forms_[kForms];
   bool wanted_[kForms] = {};
+  uint64_t generation_ = 0;
   std::vector<RoundedForm> own_;  // [workers]
 };
 

@@ -76,7 +76,29 @@ void RowLists::Dot(const RowList& list, absl::Span<const uint32_t> tokens, uint3
       w.inputs[i] = space_.x_rows[tokens[i]];
     }
   }
-  DotInputs(list, static_cast<uint32_t>(tokens.size()), worker, y);
+  const uint32_t count = static_cast<uint32_t>(tokens.size());
+  if (quantized) {
+    return DotQuantized(list, {rounded_.generation(), tokens.data(), count, list.encoding.group}, worker, y);
+  }
+  DotInputs(list, count, worker, y);
+}
+
+// Of the tokens in WorkerSpace::quant; `packed` says which these are, with generation 0 that nobody knows.
+void RowLists::DotQuantized(const RowList& list, const PackedTokens& packed, uint32_t worker,
+                            float* const* y) {
+  QuantDotCall dot = QuantDotOf(list, packed.count, worker, y);
+  const int kind = QuantKindOf(list.encoding.encoding);
+  if (packed.count < kTileTokens) {
+    return kernels_.quant_dot[kind](dot);
+  }
+  // Blocks of an expert and tiles of a matrix meet the same tokens one after the other.
+  WorkerSpace& w = space_.workers[worker];
+  if (packed.generation == 0 || packed != packed_[worker]) {
+    kernels_.pack_quant({w.quant, packed.count, list.cols, packed.group, w.quant_packed});
+    packed_[worker] = packed;
+  }
+  dot.packed = w.quant_packed;
+  kernels_.quant_gemm[kind](dot);
 }
 
 QuantDotCall RowLists::QuantDotOf(const RowList& list, uint32_t tokens, uint32_t worker, float* const* y) {
@@ -104,10 +126,7 @@ void RowLists::DotInputs(const RowList& list, uint32_t tokens, uint32_t worker, 
   WorkerSpace& w = space_.workers[worker];
   const EncodingDescriptor& e = list.encoding;
   if (IsQuantized(e.encoding)) {
-    const QuantDotCall dot = QuantDotOf(list, tokens, worker, y);
-    const int kind = QuantKindOf(e.encoding);
-    dot.tokens >= kTileTokens ? kernels_.quant_gemm[kind](dot) : kernels_.quant_dot[kind](dot);
-    return;
+    return DotQuantized(list, {0, nullptr, tokens, e.group}, worker, y);
   }
   DotCall dot;
   dot.w = list.rows;

@@ -40,7 +40,10 @@ class RowLists {
   RowLists(const KernelTable& kernels, Workspace& space, const RoundedRows& rounded)
       : kernels_(kernels), space_(space), rounded_(rounded) {}
   // Of `workers`.
-  void Reserve(uint32_t workers) { shapes_.resize(workers); }
+  void Reserve(uint32_t workers) {
+    shapes_.resize(workers);
+    packed_.resize(workers);
+  }
 
   // How rows of an encoding lie. Good until the worker asks for another one.
   const RowShape& ShapeFor(const EncodingDescriptor& e, uint32_t cols, uint32_t worker);
@@ -65,12 +68,23 @@ class RowLists {
     RowShape shapes[2];
   };
 
+  // The tokens whose rounded rows a worker has packed.
+  struct alignas(64) PackedTokens {
+    uint64_t generation = 0;  // RoundedRows'; 0: none
+    const uint32_t* tokens = nullptr;
+    uint32_t count = 0;
+    uint32_t group = 0;
+    bool operator==(const PackedTokens&) const = default;
+  };
+
   QuantDotCall QuantDotOf(const RowList& list, uint32_t tokens, uint32_t worker, float* const* y);
+  void DotQuantized(const RowList& list, const PackedTokens& packed, uint32_t worker, float* const* y);
 
   const KernelTable& kernels_;
   Workspace& space_;
   const RoundedRows& rounded_;
-  std::vector<Shapes> shapes_;  // [workers]
+  std::vector<Shapes> shapes_;        // [workers]
+  std::vector<PackedTokens> packed_;  // [workers]
 };
 
 }  // namespace sluice::host

@@ -117,6 +117,15 @@ struct QuantizeCall {
 };
 inline constexpr uint32_t kCodeAlign = 256;  // codes in a block of the narrowest plane
 
+// Rounded rows side by side for quant_gemm, as the instruction set wants them.
+struct QuantPackCall {
+  const QuantRow* x = nullptr;
+  uint32_t tokens = 0;
+  uint32_t cols = 0;
+  uint32_t group = 0;
+  int8_t* packed = nullptr;  // QuantPackedBytes, aligned to 64 bytes
+};
+
 // As DotCall for quantized rows (section 2 b); x rounded with the rows' group.
 struct QuantDotCall {
   RowShape shape;
@@ -129,7 +138,9 @@ struct QuantDotCall {
   RowPrefetch prefetch;
   RowFetch* fetch = nullptr;  // what else is fetched meanwhile, so many lines a row; nullptr: nothing
   uint32_t fetch_lines = 0;
-  float* scratch = nullptr;  // quant_gemm only: QuantGemmFloats(cols), aligned to 64 bytes
+  // quant_gemm only, aligned to 64 bytes: x as pack_quant leaves it, and QuantGemmFloats(cols).
+  const int8_t* packed = nullptr;
+  float* scratch = nullptr;
 };
 
 // One block of neurons into output columns [column, column + cols): s = sum over j < neurons of
@@ -268,7 +279,8 @@ struct KernelTable {
   void (*gemm[kRowKinds])(const GemmCall&) = {};
   void (*quantize)(const QuantizeCall&) = nullptr;
   void (*quant_dot[kQuantKinds])(const QuantDotCall&) = {};
-  void (*quant_gemm[kQuantKinds])(const QuantDotCall&) = {};  // the same, for many tokens
+  void (*pack_quant)(const QuantPackCall&) = nullptr;
+  void (*quant_gemm[kQuantKinds])(const QuantDotCall&) = {};  // as quant_dot, for many tokens
   void (*down[kRowKinds])(const DownCall&) = {};
   // Whether quant_down is faster where rows are fetched and read in turn from both halves (row_fetch.h).
   bool in_halves[kQuantKinds] = {};
@@ -358,9 +370,14 @@ inline constexpr uint64_t QuantDownWords(uint32_t cols) {
          kCodeAlign + kManyDownWords;
 }
 
-// Codes of sixteen rows in fours, and a scale and a zero of each of their smallest groups.
+// Codes of 32 rows in fours, and a scale and a zero of each of their smallest groups.
 inline constexpr uint64_t QuantGemmFloats(uint32_t cols) {
-  return 16 * (uint64_t{RoundUp(cols, kCodeAlign / 2)} / 4 + 2 * RoundUp((cols + 15) / 16, 8));
+  return 32 * (uint64_t{RoundUp(cols, kCodeAlign / 2)} / 4 + 2 * RoundUp((cols + 15) / 16, 8));
+}
+// Codes, and a scale and a sum for each of the smallest groups, of as many tokens as twelve times a whole
+// number.
+inline constexpr uint64_t QuantPackedBytes(uint32_t tokens, uint32_t cols) {
+  return uint64_t{RoundUp(tokens, 12)} * (RoundUp(cols, kCodeAlign) + 8 * RoundUp((cols + 15) / 16, 8) + 64);
 }
 
 const KernelTable& Avx2Kernels();

@@ -8,6 +8,7 @@
 #endif
 
 using N = __m256;
+#define SLUICE_IN_REGISTER(x) "+x"(x)
 inline constexpr int kNative = 8;  // floats in N
 #ifdef SLUICE_VNNI
 inline constexpr bool kVnni = true;
@@ -157,13 +158,18 @@ inline B BLoad(const void* p) { return _mm256_loadu_si256(static_cast<const __m2
 #ifdef SLUICE_VNNI
 // sum plus the products of four neighbouring bytes, of a unsigned and of b signed.
 inline NInt NAddByteProducts(NInt sum, B a, B b) { return _mm256_dpbusd_avx_epi32(sum, a, b); }
-// The same with four signed bytes at p in every lane.
-inline NInt NAddFourProducts(NInt sum, B a, const int8_t* p) {
-  int32_t four = 0;
-  __builtin_memcpy(&four, p, sizeof four);
-  return NAddByteProducts(sum, a, NIntSet1(four));
-}
 #endif
+
+// Four bytes at p in every lane. An instruction of its own: GCC 12 would load them long before they are used,
+// and then has no registers to keep them in.
+inline NInt NFourInAll(const int8_t* p) {
+  struct __attribute__((packed, may_alias)) Four {
+    int32_t bytes;
+  };
+  NInt out;
+  asm("vpbroadcastd %1, %0" : "=x"(out) : "m"(*reinterpret_cast<const Four*>(p)));
+  return out;
+}
 
 // Lane i: byte 0 of a, b, c and d's lanes i, one after the other. REQUIRES values of a signed byte.
 inline NInt NFourBytes(NInt a, NInt b, NInt c, NInt d) {

@@ -7,6 +7,7 @@
 #endif
 
 using N = __m512;
+#define SLUICE_IN_REGISTER(x) "+v"(x)
 inline constexpr int kNative = 16;  // floats in N
 
 inline N NZero() { return _mm512_setzero_ps(); }
@@ -118,13 +119,15 @@ inline B BLoad(const void* p) { return _mm512_loadu_si512(p); }
 // sum plus the products of four neighbouring bytes, of a unsigned and of b signed.
 inline NInt NAddByteProducts(NInt sum, B a, B b) { return _mm512_dpbusd_epi32(sum, a, b); }
 
-// The same with four signed bytes at p in every lane. GCC 12 loads them by an instruction of its own.
-inline NInt NAddFourProducts(NInt sum, B a, const int8_t* p) {
+// Four bytes at p in every lane. An instruction of its own: GCC 12 would load them long before they are used,
+// and then has no registers to keep them in.
+inline NInt NFourInAll(const int8_t* p) {
   struct __attribute__((packed, may_alias)) Four {
     int32_t bytes;
   };
-  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(*reinterpret_cast<const Four*>(p)));
-  return sum;
+  NInt out;
+  asm("vpbroadcastd %1, %0" : "=v"(out) : "m"(*reinterpret_cast<const Four*>(p)));
+  return out;
 }
 
 // Lane i: byte 0 of a, b, c and d's lanes i, one after the other. REQUIRES values of a signed byte.

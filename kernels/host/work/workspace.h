@@ -24,6 +24,7 @@ struct alignas(64) WorkerSpace {
   float* down = nullptr;           // DownScratchFloats
   uint32_t* quant_down = nullptr;  // QuantDownWords
   float* quant_gemm = nullptr;     // QuantGemmFloats
+  int8_t* quant_packed = nullptr;  // QuantPackedBytes of max_tokens
   // Three times [max_tokens] rows of 64 floats: outputs of a tile, of one token each.
   float** rows[3] = {};
   const float** inputs = nullptr;  // [max_tokens]: rows of x

@@ -93,6 +93,41 @@ TEST_F(RowListsTest, GatheredRowsHaveTheReferencesDotProducts) {
   }
 }
 
+// Many tokens are packed once for all lists that want them, but not beyond the next rows.
+TEST_F(RowListsTest, ManyTokensAreThoseOfTheLastRowsInEveryOrder) {
+  constexpr uint32_t kMany = 21;
+  Random random(10);
+  const EncodingDescriptor d = MakeDescriptor(Encoding::kQ4, 64);
+  const EncodedMatrix m = random.Matrix(d, kRows, kCols);
+  std::vector<const uint8_t*> rows;
+  for (uint32_t r = 0; r < kRows; ++r) {
+    rows.push_back(m.bytes.data() + r * m.stride);
+  }
+  const RowList list{d, kCols, rows.data(), kRows, 0};
+  std::vector<uint32_t> tokens(kMany);
+  for (const uint32_t step : {1u, 4u, 5u}) {
+    const std::vector<float> x = random.Normals(kMany * kCols);
+    std::vector<const float*> x_rows(kMany);
+    for (uint32_t t = 0; t < kMany; ++t) {
+      x_rows[t] = x.data() + t * kCols;
+    }
+    rounded_->Want(d);
+    rounded_->Make(x_rows.data(), kMany, kCols);
+    for (uint32_t t = 0; t < kMany; ++t) {
+      tokens[t] = t * step % kMany;
+    }
+    for (int time = 0; time < 2; ++time) {
+      float** y = space_.workers[0].rows[0];
+      lists_->Dot(list, tokens, 0, y);
+      for (uint32_t i = 0; i < kMany; ++i) {
+        for (uint32_t r = 0; r < kRows; ++r) {
+          ASSERT_EQ(y[i][r], reference::Dot(d, rows[r], x_rows[tokens[i]], kCols)) << i << ", row " << r;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(RowListsTest, AWeightedSumIsWrittenOverOrAddedToWhatIsThere) {
   Random random(9);
   for (const EncodingDescriptor& any : AllEncodings()) {

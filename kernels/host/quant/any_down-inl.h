@@ -1,0 +1,40 @@
+// Weighted sums of quantized rows: which kernel takes how many tokens and which groups.
+//
+// Included by the instruction sets' kernels_*.cc.
+//
+// Thread safety: pure but for the memory that the calls name.
+#ifndef SLUICE_ISA
+#error "included by kernels_*.cc only"
+#endif
+
+// From so many tokens on, codes are unpacked once for all of them. Panels are quick with AVX-512, and of two
+// bits it never gained (Zen 4, groups of 64, both in turn; q3 and mxfp4 were not measured).
+template <QuantKind kKind>
+inline constexpr uint32_t kManyTokens = kNative == 8              ? 6
+                                        : kKind == QuantKind::kQ2 ? UINT32_MAX
+                                                                  : 16;
+
+template <QuantKind kKind>
+void QuantDown(const QuantDownCall& call) {
+  if constexpr (kManyTokens<kKind> != UINT32_MAX) {
+    if (call.tokens >= kManyTokens<kKind> && call.fetch == nullptr) {
+      return ManyDown<kKind>(call);
+    }
+  }
+  if constexpr (kKind == QuantKind::kMxfp4) {
+    return QuantDownRows<kKind, 2>(call);
+  } else {
+    switch (call.shape.group) {
+      case 16:
+        return QuantDownRows<kKind, 1>(call);
+      case 32:
+        return QuantDownRows<kKind, 2>(call);
+      case 64:
+        return QuantDownRows<kKind, 4>(call);
+      case 128:
+        return QuantDownRows<kKind, 8>(call);
+      default:
+        return QuantDownRows<kKind, 0>(call);
+    }
+  }
+}
