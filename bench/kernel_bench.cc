@@ -15,7 +15,7 @@
 // Cycles per byte: of all threads together (two threads at 0.1 and a base of 0.05 each take the same time);
 // "cached" is one thread over rows in the second-level cache: what the instructions alone take.
 //
-// kernel_bench [--size BYTES] [--pass BYTES] [--threads N] [--rounds N] [--isa avx2|avx2vnni|avx512|all]
+// kernel_bench [--size BYTES] [--pass BYTES] [--threads N] [--rounds N] [--isa best|avx2|avx2vnni|avx512|all]
 //              [--shape mixtral|qwen3|all] [--encoding NAME[,NAME...]|all] [--kind NAME[,NAME...]|all]
 //              [--small-pages]
 // Short by default (a mapping of 1 GiB, about a minute). The full run: --size 6442450944 --rounds 9
@@ -111,8 +111,10 @@ void PrintLines(const std::vector<Line>& lines, const std::string& isa, double h
   }
 }
 
-constexpr std::pair<const char*, HostIsa> kIsas[] = {
-    {"avx2", HostIsa::kAvx2}, {"avx2vnni", HostIsa::kAvx2Vnni}, {"avx512", HostIsa::kAvx512}};
+constexpr std::pair<const char*, HostIsa> kIsas[] = {{"avx2", HostIsa::kAvx2},
+                                                     {"avx2vnni", HostIsa::kAvx2Vnni},
+                                                     {"avx512", HostIsa::kAvx512},
+                                                     {"best", HostIsa::kBest}};  // AMX, where it is
 
 std::string IsaWord(HostIsa isa) {
   for (const auto& [name, known] : kIsas) {
@@ -178,7 +180,7 @@ void RunIsa(const Options& options, const std::byte* weights, HostIsa isa, bench
 bool ParseIsa(const std::string& value, std::vector<HostIsa>* isas) {
   isas->clear();
   for (const auto& [name, isa] : kIsas) {
-    if (value == name || (value == "all" && HostIsaSupported(isa))) {
+    if (value == name || (value == "all" && isa != HostIsa::kBest && HostIsaSupported(isa))) {
       isas->push_back(isa);
     }
   }
@@ -230,7 +232,7 @@ int main(int argc, char** argv) {
     std::fprintf(
         stderr,
         "usage: kernel_bench [--size BYTES (512 MiB at least)] [--pass BYTES] [--threads N] [--rounds N]"
-        " [--isa avx2|avx2vnni|avx512|all] [--shape mixtral|qwen3|all] [--encoding NAME,...|all]"
+        " [--isa best|avx2|avx2vnni|avx512|all] [--shape mixtral|qwen3|all] [--encoding NAME,...|all]"
         " [--kind rows,down,expert,prefill|all] [--small-pages] [--json FILE]\n");
     return 2;
   }

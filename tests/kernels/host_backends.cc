@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "kernels/delayed/delayed_backend.h"
+#include "kernels/host/isa/host_isa.h"
 #include "tests/kernels/op_testing.h"
 
 namespace sluice {
@@ -31,6 +32,11 @@ std::vector<BackendCase> AllBackends() {
     if (HostIsaSupported(HostIsa::kAvx512) && (!kSanitized || threads == 2)) {
       cases.push_back({"avx512_t" + std::to_string(threads), false, HostIsa::kAvx512, threads});
     }
+  }
+  // AMX has no name of its own: it is the best where it is.
+  const auto best = host::ChooseKernels(HostIsa::kBest);
+  if (best.ok() && *best == &host::AmxKernels()) {
+    cases.push_back({"amx_t2", false, HostIsa::kBest, 2});
   }
   return cases;
 }

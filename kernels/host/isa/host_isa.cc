@@ -3,6 +3,7 @@
 
 #include <cpuid.h>
 #include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -51,8 +52,37 @@ bool HasAvx2Vnni() {
   return MissingForAvx2().empty() && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kAvxVnni) != 0;
 }
 
+// Whether the CPU has the tiles and their bytes' products, and the system gives them to this process: it
+// grants the state of a thread's tiles, 8 KiB, only to those that ask.
+bool AskForAmx() {
+  constexpr uint32_t kTileAndInt8 = 3u << 24;  // of EDX in leaf 7
+  constexpr uint32_t kTileState = 3u << 17;    // of XCR0: configuration and data
+  constexpr int kRequestPermission = 0x1023;   // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;                // number of the state
+  uint32_t a = 0;
+  uint32_t b = 0;
+  uint32_t c = 0;
+  uint32_t d = 0;
+  if (!HasAvx512() || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kTileAndInt8) != kTileAndInt8) {
+    return false;
+  }
+  uint32_t low = 0;
+  uint32_t high = 0;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & kTileState) == kTileState && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+// Once for the process: later threads inherit what it was granted.
+bool HasAmx() {
+  static const bool has = AskForAmx();
+  return has;
+}
+
 // What the CPU runs best; it has AVX2.
 const host::KernelTable& BestKernels() {
+  if (HasAmx()) {
+    return host::AmxKernels();
+  }
   return HasAvx512() ? host::Avx512Kernels() : HasAvx2Vnni() ? host::Avx2VnniKernels() : host::Avx2Kernels();
 }
 

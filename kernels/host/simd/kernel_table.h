@@ -383,5 +383,6 @@ inline constexpr uint64_t QuantPackedBytes(uint32_t tokens, uint32_t cols) {
 const KernelTable& Avx2Kernels();
 const KernelTable& Avx2VnniKernels();
 const KernelTable& Avx512Kernels();
+const KernelTable& AmxKernels();
 
 }  // namespace sluice::host

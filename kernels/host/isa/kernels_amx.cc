@@ -1,0 +1,46 @@
+// The kernels for AMX (tile, int8): those of AVX-512, but for quantized rows with many tokens.
+#if !defined(__clang__)
+// As in kernels_avx512.cc.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/host/simd/isa_attributes.h"
+#include "kernels/host/simd/kernel_table.h"
+
+#define SLUICE_ISA amx
+#define SLUICE_AVX512
+SLUICE_BEGIN_ISA("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
+
+namespace sluice::host {
+namespace amx {
+inline const KernelTable& TileBase() { return Avx512Kernels(); }
+
+// In this order: later ones use earlier ones.
+// clang-format off
+#include "kernels/host/simd/native_avx512-inl.h"
+#include "kernels/host/simd/vec-inl.h"
+#include "kernels/host/simd/native_tiles-inl.h"
+#include "kernels/host/simd/codes-inl.h"
+#include "kernels/host/quant/byte_codes-inl.h"
+#include "kernels/host/quant/quad_sums-inl.h"
+#include "kernels/host/quant/quant_gemm-inl.h"
+#include "kernels/host/quant/many_down-inl.h"
+#include "kernels/host/quant/tile_sums-inl.h"
+// clang-format on
+}  // namespace amx
+
+SLUICE_END_ISA
+
+const KernelTable& AmxKernels() {
+  static const KernelTable table = amx::MakeTileTable("amx");
+  return table;
+}
+
+}  // namespace sluice::host
