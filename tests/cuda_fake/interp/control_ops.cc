@@ -8,7 +8,7 @@ namespace {
 Outcome RunBranch(Execution&, Warp& warp, const Instruction& in, uint32_t mask) {
   const bool all = mask == warp.current->mask;
   warp.Branch(warp.current, mask, in.target);
-  return all ? Outcome::kJumped : Outcome::kRegroup;
+  return all ? Outcome::kBranched : Outcome::kJumped;
 }
 
 absl::Status DecodeBranch(Decoder& decoder, const Statement& s, Instruction* in) {
@@ -32,7 +32,7 @@ Outcome RunExit(Execution& execution, Warp& warp, const Instruction& in, uint32_
     });
   }
   warp.Exit(warp.current, mask);
-  return Outcome::kRegroup;
+  return Outcome::kJumped;
 }
 
 absl::Status DecodeExit(Decoder&, const Statement&, Instruction* in) {
@@ -56,7 +56,7 @@ Outcome RunBarrier(Execution&, Warp& warp, const Instruction&, uint32_t mask) {
   Warp::Group* const waiting = warp.WaitingAt(pc);
   if (waiting == nullptr) {
     warp.Wait(warp.current, mask);
-    return Outcome::kRegroup;
+    return Outcome::kJumped;
   }
   waiting->mask |= mask;
   const uint32_t others = warp.current->mask & ~mask;
@@ -66,13 +66,13 @@ Outcome RunBarrier(Execution&, Warp& warp, const Instruction&, uint32_t mask) {
     *warp.current = warp.groups.back();
     warp.groups.pop_back();
   }
-  return Outcome::kRegroup;
+  return Outcome::kJumped;
 }
 
 // Lanes of the mask wait for each other.
 Outcome RunWarpBarrier(Execution& execution, Warp& warp, const Instruction& in, uint32_t mask) {
   if (!GatherLanes(execution, warp, in, &mask)) {
-    return Outcome::kRegroup;
+    return Outcome::kJumped;
   }
   ++warp.sync;
   return Outcome::kNext;

@@ -223,9 +223,9 @@ void Execution::RunWarp(Warp& warp, uint64_t steps) {
           ++warp.current->pc;
           together = warp.current == group;
           break;
-        case Outcome::kJumped:
+        case Outcome::kBranched:
           break;
-        case Outcome::kRegroup:
+        case Outcome::kJumped:
         case Outcome::kStop:
           together = false;
           break;

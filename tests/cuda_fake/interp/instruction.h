@@ -23,10 +23,10 @@ struct Instruction;
 
 // What becomes of the lanes that ran an instruction.
 enum class Outcome : uint8_t {
-  kNext,     // on to the next instruction
-  kJumped,   // the function has set their place itself
-  kRegroup,  // so it has, and there may be other groups of lanes than before
-  kStop      // a fault: the launch ends
+  kNext,      // on to the next instruction
+  kBranched,  // all lanes of the group have gone to one place
+  kJumped,    // the function has set their place itself: there may be other groups of lanes than before
+  kStop       // a fault: the launch ends
 };
 using Handler = Outcome (*)(Execution&, Warp&, const Instruction&, uint32_t mask);
 

@@ -73,7 +73,7 @@ uint32_t SourceLanes(const uint32_t* b, const uint32_t* c, int* from) {
 template <ShuffleMode kMode>
 Outcome RunShuffle(Execution& execution, Warp& warp, const Instruction& in, uint32_t mask) {
   if (!GatherLanes(execution, warp, in, &mask)) {
-    return Outcome::kRegroup;
+    return Outcome::kJumped;
   }
   int from[kWarpLanes];
   uint32_t values[kWarpLanes];
@@ -134,7 +134,7 @@ enum class Vote : uint32_t { kAll, kAny, kUni, kBallot };
 
 Outcome RunVote(Execution& execution, Warp& warp, const Instruction& in, uint32_t mask) {
   if (!GatherLanes(execution, warp, in, &mask)) {
-    return Outcome::kRegroup;
+    return Outcome::kJumped;
   }
   const uint32_t votes = (warp.Mask(in.a) ^ (in.p_negated ? kFullMask : 0)) & mask;
   const auto vote = static_cast<Vote>(in.rows[0]);
@@ -181,7 +181,7 @@ enum class Reduce : uint32_t { kAdd, kMin, kMax, kAnd, kOr, kXor };
 template <typename T>
 Outcome RunReduce(Execution& execution, Warp& warp, const Instruction& in, uint32_t mask) {
   if (!GatherLanes(execution, warp, in, &mask)) {
-    return Outcome::kRegroup;
+    return Outcome::kJumped;
   }
   const T* const a = warp.Row<T>(in.a);
   T result = a[__builtin_ctz(mask)];
