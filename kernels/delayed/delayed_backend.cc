@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/checksum.h"
 #include "common/status.h"
-#include "kernels/delayed/kept_operation.h"
+#include "kernels/calls/kept_operation.h"
 #include "pack/row_layout.h"
 
 namespace sluice {

@@ -1,9 +1,24 @@
-#include "kernels/delayed/kept_operation.h"
+#include "kernels/calls/kept_operation.h"
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
 namespace sluice {
+
+std::byte* KeptOperation::Room(size_t bytes) {
+  constexpr size_t kAlign = alignof(std::max_align_t);
+  constexpr size_t kFirstBlock = 4096;
+  bytes = (bytes + kAlign - 1) / kAlign * kAlign;
+  if (blocks_.empty() || used_ + bytes > blocks_.back().size) {
+    const size_t size = std::max(bytes, blocks_.empty() ? kFirstBlock : 2 * blocks_.back().size);
+    blocks_.push_back({std::make_unique<std::byte[]>(size), size});
+    used_ = 0;
+  }
+  std::byte* const room = blocks_.back().bytes.get() + used_;
+  used_ += bytes;
+  return room;
+}
 
 template <class T>
 absl::Span<T> KeptOperation::Copy(absl::Span<const T> values) {
@@ -11,13 +26,16 @@ absl::Span<T> KeptOperation::Copy(absl::Span<const T> values) {
   if (values.empty()) {
     return {};
   }
-  lists_.push_back(std::make_unique<std::byte[]>(values.size() * sizeof(T)));
-  T* copy = reinterpret_cast<T*>(lists_.back().get());
+  T* copy = reinterpret_cast<T*>(Room(values.size() * sizeof(T)));
   std::memcpy(static_cast<void*>(copy), values.data(), values.size() * sizeof(T));
   return {copy, values.size()};
 }
 
-KeptOperation::KeptOperation(const Operation& operation) {
+void KeptOperation::Keep(const Operation& operation) {
+  if (blocks_.size() > 1) {
+    blocks_.erase(blocks_.begin(), blocks_.end() - 1);
+  }
+  used_ = 0;
   std::visit(
       [this](const auto* args) {
         auto& kept = args_.emplace<std::remove_cvref_t<decltype(*args)>>(*args);
@@ -45,7 +63,7 @@ const char* KeptOperation::name() const {
 absl::Span<const SequenceRows> KeptOperation::KeepTexts(absl::Span<const SequenceRows> texts) {
   const absl::Span<SequenceRows> copy = Copy(texts);
   for (SequenceRows& text : copy) {
-    text.pages = Keep(text.pages);
+    text.pages = KeepList(text.pages);
   }
   return copy;
 }
@@ -53,10 +71,10 @@ absl::Span<const SequenceRows> KeptOperation::KeepTexts(absl::Span<const Sequenc
 absl::Span<const ExpertWork> KeptOperation::KeepExperts(absl::Span<const ExpertWork> experts) {
   const absl::Span<ExpertWork> copy = Copy(experts);
   for (ExpertWork& work : copy) {
-    work.rows = Keep(work.rows);
-    work.slots = Keep(work.slots);
+    work.rows = KeepList(work.rows);
+    work.slots = KeepList(work.slots);
     for (WeightView* part : {&work.up, &work.gate, &work.down}) {
-      part->positions = Keep(part->positions);
+      part->positions = KeepList(part->positions);
     }
   }
   return copy;
@@ -65,20 +83,20 @@ absl::Span<const ExpertWork> KeptOperation::KeepExperts(absl::Span<const ExpertW
 absl::Span<const LeadWork> KeptOperation::KeepLeads(absl::Span<const LeadWork> leads) {
   const absl::Span<LeadWork> copy = Copy(leads);
   for (LeadWork& work : copy) {
-    work.rows = Keep(work.rows);
+    work.rows = KeepList(work.rows);
   }
   return copy;
 }
 
 void KeptOperation::KeepLists(MatMulArgs& args) {
-  args.row_ids = Keep(args.row_ids);
-  args.parts = Keep(args.parts);
+  args.row_ids = KeepList(args.row_ids);
+  args.parts = KeepList(args.parts);
 }
 
 void KeptOperation::KeepLists(GatedDeltaArgs& args) {
   args.sequences = KeepTexts(args.sequences);
-  args.from = Keep(args.from);
-  args.to = Keep(args.to);
+  args.from = KeepList(args.from);
+  args.to = KeepList(args.to);
 }
 
 }  // namespace sluice

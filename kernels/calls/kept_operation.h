@@ -1,5 +1,5 @@
 // An operation that outlives the call it was given to: its arguments with copies of the host data that they
-// point to.
+// point to. Kept anew it uses its memory again, so that one that was as large before allocates nothing.
 //
 // Thread safety: thread-compatible; may be handed from thread to thread.
 #pragma once
@@ -15,8 +15,14 @@ namespace sluice {
 
 class KeptOperation {
  public:
-  explicit KeptOperation(const Operation& operation);
-  // Lives as long as this.
+  KeptOperation() = default;
+  explicit KeptOperation(const Operation& operation) { Keep(operation); }
+  KeptOperation(const KeptOperation&) = delete;
+  KeptOperation& operator=(const KeptOperation&) = delete;
+
+  // Forgets the one before.
+  void Keep(const Operation& operation);
+  // Lives as long as this, until the next Keep(). REQUIRES: one is kept.
   Operation get() const;
   const char* name() const;
 
@@ -25,10 +31,11 @@ class KeptOperation {
   using Args = std::variant<std::monostate SLUICE_OPERATIONS(SLUICE_KEPT_ARGS)>;
 #undef SLUICE_KEPT_ARGS
 
+  std::byte* Room(size_t bytes);
   template <class T>
   absl::Span<T> Copy(absl::Span<const T> values);
   template <class T>
-  absl::Span<const T> Keep(absl::Span<const T> values) {
+  absl::Span<const T> KeepList(absl::Span<const T> values) {
     return Copy(values);
   }
   absl::Span<const SequenceRows> KeepTexts(absl::Span<const SequenceRows> texts);
@@ -37,7 +44,7 @@ class KeptOperation {
 
   template <class T>
   void KeepLists(T& /*args*/) {}  // an operation without
-  void KeepLists(EmbedArgs& args) { args.ids = Keep(args.ids); }
+  void KeepLists(EmbedArgs& args) { args.ids = KeepList(args.ids); }
   void KeepLists(MatMulArgs& args);
   void KeepLists(RopeKvWriteArgs& args) { args.sequences = KeepTexts(args.sequences); }
   void KeepLists(LatentKvWriteArgs& args) { args.sequences = KeepTexts(args.sequences); }
@@ -48,8 +55,14 @@ class KeptOperation {
   void KeepLists(RoutedExpertsArgs& args) { args.experts = KeepExperts(args.experts); }
   void KeepLists(RoutedLeadsArgs& args) { args.experts = KeepLeads(args.experts); }
 
+  // Memory for lists, each block twice as large as the one before; the last is in use.
+  struct Block {
+    std::unique_ptr<std::byte[]> bytes;
+    size_t size = 0;
+  };
   Args args_;
-  std::vector<std::unique_ptr<std::byte[]>> lists_;
+  std::vector<Block> blocks_;
+  size_t used_ = 0;  // of the last block
 };
 
 }  // namespace sluice
