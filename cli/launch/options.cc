@@ -54,8 +54,8 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
   parser->Text("--pack", &pack, "PACK: the pack's folder");
   constexpr char kHint[] =
       "Options of the daemons, explained by --help-all: --device --device-budget --dram-budget --context\n"
-      "--parallel --kv --kv-budget --prefill-chunk --threads --preset --sparsity --sparsity-target\n"
-      "--sparsity-threshold --sparsity-scope --policy --trace --replay-trace --io --direct --link-gbps "
+      "--parallel --kv --kv-budget --prefill-chunk --threads --cpu-threads --preset --sparsity\n"
+      "--sparsity-target --sparsity-threshold --sparsity-scope --policy --trace --replay-trace --io --direct --link-gbps "
       "--link-latency-us\n"
       "--tile-neurons --transport --clock; of finding and starting them: --address "
       "--admin --keep --no-restart";
@@ -73,6 +73,8 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
       .Size("--kv-budget", &kv_budget, "bytes of the KV cache [what context and parallel need]")
       .Number("--prefill-chunk", &prefill_chunk, "prompt tokens of a step [512]", 1, 1u << 20)
       .Number("--threads", &threads, "that compute [all CPUs]", 1, 4096)
+      .Number("--cpu-threads", &cpu_threads,
+              "of these, that compute experts beside the device, where a policy lets them [half]", 1, 4096)
       .Text("--preset", &preset, "NAME of the policies, see `sluice preset list` [exact]")
       .Choice("--sparsity", {"none", "up", "gate", "product"}, &sparsity,
               "which product decides the neurons that count [the preset's]")
@@ -136,6 +138,7 @@ std::vector<OptionSetting> CommonOptions::InferdSettings() const {
       .Add("kv-budget", kv_budget)
       .Add("prefill-chunk", prefill_chunk)
       .Add("threads", threads)
+      .Add("cpu-threads", cpu_threads)
       .Add("preset", preset)
       .Add("sparsity", sparsity)
       .Add("sparsity-target", sparsity_target)

@@ -35,6 +35,7 @@ struct CommonOptions {
   std::optional<uint64_t> kv_budget;
   std::optional<uint64_t> prefill_chunk;
   std::optional<uint64_t> threads;
+  std::optional<uint64_t> cpu_threads;
   std::optional<std::string> preset;
   std::optional<std::string> sparsity;
   std::optional<double> sparsity_target;

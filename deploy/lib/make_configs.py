@@ -33,6 +33,7 @@ SET = {
 EXAMPLES = {
     "allow-uid": '["alice", 1000]',
     "context": "8192",
+    "cpu-threads": "4",
     "device-budget": '"8GiB"',
     "dram-budget": '"16GiB"',
     "http": '["127.0.0.1:8080"]',

@@ -24,6 +24,7 @@
 #include "common/status.h"
 #include "common/version.h"
 #include "inferd/daemon/cuda_start.h"
+#include "inferd/daemon/place_threads.h"
 #include "inferd/dialect/dialect.h"
 #include "inferd/engine/device_memory.h"
 #include "inferd/engine/slab_policies.h"
@@ -107,8 +108,9 @@ absl::StatusOr<std::unique_ptr<InferdDaemon>> InferdDaemon::Prepare(
     const InferdOptions& options, const SetOptions& set, spdlog::logger* log,
     std::function<void(const ServerState::View&)> on_phase, InheritedSockets* inherited) {
   RETURN_IF_ERROR(CheckInferdOptions(options, set));
-  if (!HostIsaSupported(HostIsa::kBest)) {
-    return absl::FailedPreconditionError("this CPU lacks AVX2, FMA or F16C, which device host needs");
+  if (options.device != "cuda" && !HostIsaSupported(HostIsa::kBest)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("this CPU lacks AVX2, FMA or F16C, which device ", options.device, " needs"));
   }
   std::unique_ptr<InferdDaemon> daemon(new InferdDaemon(options, log));
   if (!daemon->start_event_.valid()) {
@@ -387,16 +389,24 @@ absl::Status InferdDaemon::StartEngine() {
     options.prefill_chunk_most = GrowingChunk(options, client->dram_budget_bytes() >= weights);
   }
   std::string backend;
-  auto make_backend = [&](const BackendLimits& limits) -> absl::StatusOr<std::unique_ptr<Backend>> {
-    if (device == nullptr) {
-      ASSIGN_OR_RETURN(device, MakeHostBackend(limits, threads_, options_.pin_threads));
-      RETURN_IF_ERROR(SetUpSparsity(limits, *device));
+  auto make_places = [&](const PlacesNeeded& needed) -> absl::StatusOr<ComputePlaces> {
+    const PlaceThreads shared =
+        ShareThreads(needed.device, needed.cpu_beside, threads_, options_.cpu_threads);
+    ComputePlaces places;
+    places.device = std::move(device);
+    if (places.device == nullptr) {
+      ASSIGN_OR_RETURN(places.device, MakeHostBackend(needed.limits, shared.device, options_.pin_threads));
+      RETURN_IF_ERROR(SetUpSparsity(needed.limits, *places.device));
     }
-    backend = device->Describe();
-    return std::move(device);
+    if (needed.cpu_beside) {
+      ASSIGN_OR_RETURN(places.cpu, MakeHostBackend(needed.limits, shared.cpu, /*pin=*/false));
+      RETURN_IF_ERROR(SetUpSparsity(needed.limits, *places.cpu));
+    }
+    backend = places.device->Describe();
+    return places;
   };
   ASSIGN_OR_RETURN(std::vector<std::shared_ptr<Copier>> copiers, MakeCopiers());
-  ASSIGN_OR_RETURN(engine_, Engine::Create(options, std::move(client), make_backend, tokenizer_.get(),
+  ASSIGN_OR_RETURN(engine_, Engine::Create(options, std::move(client), make_places, tokenizer_.get(),
                                            std::move(copiers)));
   state_->SetBackend(IsaName(), backend, transport);
   LoadPrefixes();

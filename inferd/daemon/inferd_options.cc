@@ -104,7 +104,7 @@ absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& 
   RETURN_IF_ERROR(CheckOneOf("clock", options.clock, {"real", "virtual"}));
   RETURN_IF_ERROR(CheckOneOf("transport", options.transport, {"push", "pull"}));
   RETURN_IF_ERROR(CheckOneOf("log-level", options.log_level, {"debug", "info", "warning", "error"}));
-  for (const char* name : {"device-budget", "tile-neurons", "transport"}) {
+  for (const char* name : {"device-budget", "tile-neurons", "transport", "cpu-threads"}) {
     if (options.device == "host" && set.count(name) > 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           "--", name, " is about devices with memory of their own; give --device cuda or sim with it"));

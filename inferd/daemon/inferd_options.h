@@ -53,6 +53,7 @@ struct InferdOptions {
   ByteSize prefix_limit{4ull << 30};
   uint32_t threads = 0;
   bool pin_threads = false;
+  uint32_t cpu_threads = 0;
   std::string preset = "exact";
   std::string sparsity;
   double sparsity_target = -1;
@@ -180,6 +181,9 @@ void ForEachOption(InferdOptions* o, Visit visit) {
       "pin-threads", &o->pin_threads,
       "Pin every compute thread to a CPU of its own, the memory nodes' in turn and cores before their second "
       "threads: on or off");
+  visit("cpu-threads", &o->cpu_threads,
+        "Of these, threads of the CPU that computes experts beside the device, where a policy lets it "
+        "(default: half of them)");
   visit("preset", &o->preset, "Named set of policies");
   visit("sparsity", &o->sparsity,
         "Which product decides the neurons that count: none, up, gate or product (default: the preset's)");

@@ -21,6 +21,7 @@
 #include "inferd/sim/virtual_device.h"
 #include "inferd/sim/virtual_weight_client.h"
 #include "inferd/weights/pull_client.h"
+#include "kernels/threaded/threaded_backend.h"
 
 namespace sluice {
 namespace {
@@ -88,13 +89,13 @@ Engine::Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, con
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                        std::unique_ptr<WeightClient> client,
-                                                       BackendFactory make_backend,
+                                                       PlacesFactory make_places,
                                                        const Tokenizer* tokenizer,
                                                        std::vector<std::shared_ptr<Copier>> copiers) {
   ASSIGN_OR_RETURN(const EnginePlan plan, PlanEngine(options, client->pack().config()));
   std::unique_ptr<Engine> engine(new Engine(plan, std::move(client), tokenizer, std::move(copiers)));
   Engine* const raw = engine.get();
-  engine->thread_ = std::thread([raw, factory = std::move(make_backend)] { raw->Main(factory); });
+  engine->thread_ = std::thread([raw, factory = std::move(make_places)] { raw->Main(factory); });
   MutexLock lock(&engine->mutex_);
   while (!engine->started_) {
     engine->changed_.Wait(&engine->mutex_);
@@ -114,8 +115,8 @@ Engine::~Engine() {
   calibration_.reset();
 }
 
-void Engine::Main(const BackendFactory& make_backend) {
-  const absl::Status status = Setup(make_backend);
+void Engine::Main(const PlacesFactory& make_places) {
+  const absl::Status status = Setup(make_places);
   {
     MutexLock lock(&mutex_);
     start_status_ = status;
@@ -127,28 +128,31 @@ void Engine::Main(const BackendFactory& make_backend) {
   }
 }
 
-absl::Status Engine::Setup(const BackendFactory& make_backend) {
-  ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, make_backend(plan_.backend));
+absl::Status Engine::Setup(const PlacesFactory& make_places) {
+  const EngineOptions& options = plan_.options;
+  ASSIGN_OR_RETURN(PolicyChoice choice, ChoosePoliciesFor(options, client_->pack()));
+  const bool cpu_beside = ComputesOnCpu(choice.policies, options.device);
+  ASSIGN_OR_RETURN(ComputePlaces places, make_places({options.device, plan_.backend, cpu_beside}));
   if (clock_ != nullptr) {
-    backend = std::make_unique<VirtualDevice>(std::move(backend), clock_.get(), plan_.options.costs,
-                                              Bf16ExpertBytes(config_));
-  } else if (!plan_.options.measure_costs.empty()) {
-    ASSIGN_OR_RETURN(backend, MeasuredDevice::Create(std::move(backend), plan_.options.measure_costs,
-                                                     Bf16ExpertBytes(config_)));
+    places.device = std::make_unique<VirtualDevice>(std::move(places.device), clock_.get(), options.costs,
+                                                    Bf16ExpertBytes(config_));
+  } else if (!options.measure_costs.empty()) {
+    ASSIGN_OR_RETURN(places.device, MeasuredDevice::Create(std::move(places.device), options.measure_costs,
+                                                           Bf16ExpertBytes(config_)));
   }
-  if (plan_.options.device == DeviceKind::kSim) {
-    ASSIGN_OR_RETURN(const Policies policies,
-                     PoliciesOf(plan_.options.preset, plan_.options.policies, plan_.options.device));
-    // `auto` has not chosen yet.
-    backend = std::make_unique<OwnMemoryDevice>(std::move(backend),
-                                                GivesMissesToCpu(policies) || policies.preset == "auto");
+  if (options.device == DeviceKind::kSim) {
+    places.device = std::make_unique<OwnMemoryDevice>(std::move(places.device));
   }
-  ASSIGN_OR_RETURN(core_,
-                   EngineCore::Create(plan_, client_.get(), std::move(backend), &registry_, clock_.get()));
+  if (cpu_beside) {
+    places.cpu = std::make_unique<ThreadedBackend>(std::move(places.cpu));
+  }
+  ASSIGN_OR_RETURN(core_, EngineCore::Create(plan_, std::move(choice), client_.get(), std::move(places),
+                                             &registry_, clock_.get()));
   core_->SetRemovalHook([this] { Publish(); });
-  description_ = absl::StrCat(core_->backend().Describe(), "; ", client_->Describe(), "; context ",
-                              plan_.options.context, ", parallel ", plan_.options.parallel, ", KV cache ",
-                              plan_.kv_bytes, " bytes, activations ", plan_.activation_bytes, " bytes");
+  description_ = absl::StrCat(
+      core_->backend().Describe(), "; ", core_->cpu() == nullptr ? "" : core_->cpu()->Describe() + "; ",
+      client_->Describe(), "; context ", plan_.options.context, ", parallel ", plan_.options.parallel,
+      ", KV cache ", plan_.kv_bytes, " bytes, activations ", plan_.activation_bytes, " bytes");
   if (plan_.options.device != DeviceKind::kHost && clock_ == nullptr) {
     absl::StrAppend(&description_, "; transport ",
                     plan_.options.slab.transport == Transport::kPull ? "pull" : "push");

@@ -25,6 +25,7 @@
 #include "inferd/api/request_checks.h"
 #include "inferd/calibrate/calibration_task.h"
 #include "inferd/engine/engine_core.h"
+#include "inferd/engine/parts/compute_places.h"
 #include "inferd/engine/parts/engine_options.h"
 #include "inferd/guide/guides.h"
 #include "inferd/schedule/request_registry.h"
@@ -36,16 +37,13 @@ namespace sluice {
 
 class Engine final : public EngineApi {
  public:
-  // Makes the backend for the limits that the options and the model lead to.
-  using BackendFactory = std::function<absl::StatusOr<std::unique_ptr<Backend>>(const BackendLimits&)>;
-
   // Everything is made on the engine thread, and Create returns when a token can be made or an error is
   // known. `tokenizer` (may be null: token ids only) outlives the engine. `copiers`: what this process copies
-  // into the device's memory with, where it pulls. Errors: those of PlanEngine, of the backend, of leasing
+  // into the device's memory with, where it pulls. Errors: those of PlanEngine, of the places, of leasing
   // the dense weights.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                         std::unique_ptr<WeightClient> client,
-                                                        BackendFactory make_backend,
+                                                        PlacesFactory make_places,
                                                         const Tokenizer* tokenizer,
                                                         std::vector<std::shared_ptr<Copier>> copiers = {});
 
@@ -94,8 +92,8 @@ class Engine final : public EngineApi {
   Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, const Tokenizer* tokenizer,
          std::vector<std::shared_ptr<Copier>> copiers);
 
-  void Main(const BackendFactory& make_backend);
-  absl::Status Setup(const BackendFactory& make_backend);
+  void Main(const PlacesFactory& make_places);
+  absl::Status Setup(const PlacesFactory& make_places);
   void Loop();
   void TakeQueued();
   absl::Status RunAside(EngineWork work);

@@ -9,7 +9,6 @@
 #include "inferd/engine/prefix_reuse.h"
 #include "inferd/engine/slab_policies.h"
 #include "inferd/model/model_shapes.h"
-#include "inferd/policy/preset/auto_preset.h"
 #include "inferd/policy/preset/preset.h"
 #include "inferd/policy/routing/replay_routing.h"
 #include "inferd/policy/taps/miss_routing.h"
@@ -17,12 +16,25 @@
 #include "inferd/sim/virtual_device.h"
 
 namespace sluice {
+namespace {
 
-EngineCore::EngineCore(const EnginePlan& plan, WeightClient* client, std::unique_ptr<Backend> backend,
-                       RequestRegistry* registry, VirtualClock* clock)
+double BytesOf(const DenseExpert& expert) {
+  double bytes = 0;
+  for (const WeightView* view : {&expert.up, &expert.gate, &expert.down}) {
+    bytes += static_cast<double>(view->rows) * static_cast<double>(view->stride);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+EngineCore::EngineCore(const EnginePlan& plan, PolicyChoice choice, WeightClient* client,
+                       ComputePlaces places, RequestRegistry* registry, VirtualClock* clock)
     : plan_(plan),
-      backend_(std::move(backend)),
-      segments_(backend_.get()),
+      choice_(std::move(choice)),
+      backend_(std::move(places.device)),
+      cpu_(std::move(places.cpu)),
+      segments_(cpu_ != nullptr ? cpu_.get() : backend_.get()),
       client_(client),
       registry_(registry),
       virtual_clock_(clock),
@@ -47,11 +59,12 @@ EngineCore::~EngineCore() {
   client_->SetSegmentObserver(nullptr).IgnoreError();  // taking an observer away cannot fail
 }
 
-absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const EnginePlan& plan, WeightClient* client,
-                                                               std::unique_ptr<Backend> backend,
+absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const EnginePlan& plan, PolicyChoice choice,
+                                                               WeightClient* client, ComputePlaces places,
                                                                RequestRegistry* registry,
                                                                VirtualClock* clock) {
-  std::unique_ptr<EngineCore> core(new EngineCore(plan, client, std::move(backend), registry, clock));
+  std::unique_ptr<EngineCore> core(
+      new EngineCore(plan, std::move(choice), client, std::move(places), registry, clock));
   RETURN_IF_ERROR(core->Setup());
   return core;
 }
@@ -59,8 +72,8 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const EnginePlan&
 absl::Status EngineCore::Setup() {
   const ModelConfig& config = client_->pack().config();
   const EngineOptions& options = plan_.options;
-  ASSIGN_OR_RETURN(const Policies policies, ChosenPolicies());
-  if (options.device == DeviceKind::kHost || GivesMissesToCpu(policies)) {
+  const Policies& policies = choice_.policies;
+  if (options.device == DeviceKind::kHost || cpu_ != nullptr) {
     RETURN_IF_ERROR(client_->SetSegmentObserver(&segments_));
   }
   ASSIGN_OR_RETURN(weights_,
@@ -101,7 +114,7 @@ absl::Status EngineCore::Setup() {
   ASSIGN_OR_RETURN(
       forward_, Forward::Create(config, plan_.forward,
                                 {backend_.get(), weights_.get(), kv_.get(), states_.get(), residency_.get(),
-                                 residency_.get(), routing_.get(), sparsity_.get(), this}));
+                                 residency_.get(), routing_.get(), sparsity_.get(), this, cpu_.get()}));
   return AcquireWeights();
 }
 
@@ -121,37 +134,6 @@ void EngineCore::MakeScheduler(const Policies& policies) {
   }
   scheduler_ = std::make_unique<Scheduler>(SchedulerOptions{options.parallel, options.prefill_chunk_most},
                                            &kv_->pages(), prefixes_.get());
-}
-
-// The preset's; `auto` decides by what the options, the machine and the profile say.
-absl::StatusOr<Policies> EngineCore::ChosenPolicies() {
-  const EngineOptions& options = plan_.options;
-  ASSIGN_OR_RETURN(Policies policies, PoliciesOf(options.preset, options.policies, options.device));
-  if (policies.preset != "auto") {
-    return policies;
-  }
-  const ModelConfig& config = client_->pack().config();
-  AutoSetup setup;
-  setup.device = options.device;
-  setup.budget = options.slab.budget;
-  setup.quality_bound = policies.quality_bound;
-  const double link = options.virtual_clock ? VirtualLinkGbps(options.costs, options.slab.link_gbps, config)
-                                            : options.slab.link_gbps;
-  setup.link_seconds = link > 0 ? 1 / (link * 1e9) : 0;
-  MachineRates machine;
-  if (options.virtual_clock) {
-    setup.compute_seconds = options.costs.compute_ms * 1e-3 / static_cast<double>(Bf16ExpertBytes(config));
-    setup.cpu_seconds = VirtualCpuSeconds(options.costs, options.slab.link_gbps, config, 1);
-    setup.cpu_beside = options.costs.cpu_is_device == 0;
-    setup.attention_seconds = options.costs.attention_ms * 1e-3;
-  } else {
-    ASSIGN_OR_RETURN(machine, MeasureMachine(/*threads=*/0));
-  }
-  AutoChoice choice = ChoosePolicies(AutoFactsOf(setup, client_->pack(), machine));
-  reasons_ = std::move(choice.reasons);
-  ASSIGN_OR_RETURN(policies, WithOverrides(std::move(choice.policies), options.policies));
-  RETURN_IF_ERROR(CheckPolicies(policies, options.device));
-  return policies;
 }
 
 // What a session must give before a step can run.
@@ -197,10 +179,11 @@ absl::Status EngineCore::MakeResidency(const Policies& policies) {
   }
   if (options.virtual_clock) {
     slab.cpu_seconds = VirtualCpuSeconds(options.costs, options.slab.link_gbps, client_->pack().config(), 1);
-    slab.cpu_is_device = options.costs.cpu_is_device > 0;
-    slab.device_seconds = policies.balance_resident && !slab.cpu_is_device ? times.compute_per_byte : 0;
-    slab.shared_seconds =
-        VirtualSharedSeconds(options.costs, weights_->layers(), Bf16ExpertBytes(client_->pack().config()));
+    slab.device_seconds = times.compute_per_byte;
+  }
+  slab.balance_resident = policies.balance_resident;
+  for (const LayerWeights& layer : weights_->layers()) {
+    slab.shared_bytes.push_back(BytesOf(layer.common) + BytesOf(layer.beside));
   }
   if (policies.granularity == CacheGranularity::kNeuron) {
     ASSIGN_OR_RETURN(residency_, NeuronResidency::Create(NeuronOptionsOf(policies, client_->pack(), slab),
@@ -208,7 +191,7 @@ absl::Status EngineCore::MakeResidency(const Policies& policies) {
     return absl::OkStatus();
   }
   ASSIGN_OR_RETURN(residency_, SlabResidency::Create(slab, client_, &fetches_, &segments_, backend_.get(),
-                                                     virtual_clock_));
+                                                     cpu_.get(), virtual_clock_));
   return absl::OkStatus();
 }
 
@@ -475,8 +458,7 @@ EngineCore::Outcome EngineCore::RunBatch(const StepPlan& plan) {
     status = prefetcher_->Continue();
   }
   if (!status.ok()) {
-    // What was queued may still read what is given back next. Its own error is no news.
-    backend_->queue().Wait(backend_->queue().Record()).IgnoreError();
+    forward_->Abandon();  // what was queued may still read what is given back next
   }
   backend_->EndStep();
   heartbeat_.store(0, std::memory_order_relaxed);
@@ -503,7 +485,9 @@ absl::Status EngineCore::RunAside(const EngineWork& work) {
   const ModelParts parts{&client_->pack().config(), &plan_,          backend_.get(), weights_.get(),
                          residency_.get(),          residency_.get()};
   backend_->BeginStep();
+  residency_->SetCpu(false);
   const absl::Status status = work(parts, ++step_number_);
+  residency_->SetCpu(true);
   if (!status.ok()) {
     backend_->queue().Wait(backend_->queue().Record()).IgnoreError();  // as after a step
   }

@@ -20,8 +20,10 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
+#include "inferd/engine/parts/compute_places.h"
 #include "inferd/engine/parts/engine_options.h"
 #include "inferd/engine/parts/model_parts.h"
+#include "inferd/engine/policy_choice.h"
 #include "inferd/engine/slab_policies.h"
 #include "inferd/forward/forward.h"
 #include "inferd/model/delta_states.h"
@@ -53,8 +55,8 @@ class EngineCore final : private LayerTap {
  public:
   // Leases the dense weights, so the engine can make a token when this returns. `client`, `registry` and
   // `clock` (null: real time), by which steps and answers are timed, outlive the core.
-  static absl::StatusOr<std::unique_ptr<EngineCore>> Create(const EnginePlan& plan, WeightClient* client,
-                                                            std::unique_ptr<Backend> backend,
+  static absl::StatusOr<std::unique_ptr<EngineCore>> Create(const EnginePlan& plan, PolicyChoice choice,
+                                                            WeightClient* client, ComputePlaces places,
                                                             RequestRegistry* registry,
                                                             VirtualClock* clock = nullptr);
   ~EngineCore() override;
@@ -105,6 +107,7 @@ class EngineCore final : private LayerTap {
   size_t live() const { return sequences_.size(); }
   absl::Time NextDeadline() const { return scheduler_->NextDeadline(); }
   const Backend& backend() const { return *backend_; }
+  const Backend* cpu() const { return cpu_.get(); }  // null: none computes beside the device
   std::string DescribeCache() const { return residency_->Describe(); }
 
   // An error that every later step would meet again; OK if there is none.
@@ -115,7 +118,7 @@ class EngineCore final : private LayerTap {
   // Why not every prefix is reused; empty if every one is.
   const std::string& prefix_rule() const { return prefix_rule_; }
   // Why the preset `auto` chose what it did; empty for others.
-  const std::vector<std::string>& reasons() const { return reasons_; }
+  const std::vector<std::string>& reasons() const { return choice_.reasons; }
 
   void FillStats(EngineStats* stats) const;
   // Allocates only while `layers` is smaller than the model.
@@ -134,11 +137,10 @@ class EngineCore final : private LayerTap {
     ScheduledRows rows;
   };
 
-  EngineCore(const EnginePlan& plan, WeightClient* client, std::unique_ptr<Backend> backend,
+  EngineCore(const EnginePlan& plan, PolicyChoice choice, WeightClient* client, ComputePlaces places,
              RequestRegistry* registry, VirtualClock* clock);
   absl::Status Setup();
   absl::Time Now() const;
-  absl::StatusOr<Policies> ChosenPolicies();
   DeviceTimes ModelledTimes() const;
   void MakeScheduler(const Policies& policies);
   absl::Status MakeResidency(const Policies& policies);
@@ -187,7 +189,9 @@ class EngineCore final : private LayerTap {
   std::unique_ptr<Sequence> Remove(SequenceId id);
 
   const EnginePlan plan_;
-  const std::unique_ptr<Backend> backend_;
+  const PolicyChoice choice_;
+  const std::unique_ptr<Backend> backend_;  // the device
+  const std::unique_ptr<Backend> cpu_;      // beside it; null: the device computes everything
   SegmentBuffers segments_;
   WeightClient* const client_;
   RequestRegistry* const registry_;
@@ -220,7 +224,6 @@ class EngineCore final : private LayerTap {
   const uint32_t scan_rows_;  // rows of prompts that make a step a scan; 0: nothing does
   ChunkPace chunk_;
   std::string prefix_rule_;
-  std::vector<std::string> reasons_;
   absl::Status broken_;
   std::function<void()> removal_hook_;
   std::atomic<int64_t> heartbeat_{0};

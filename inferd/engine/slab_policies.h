@@ -46,9 +46,10 @@ std::string AllocationWarning(const Policies& policies, const Pack& pack);
 // faster at every budget (docs/presets.md); not where every expert has its slot (budget 0).
 bool LeadsStay(const Policies& policies, const Pack& pack, uint64_t budget);
 
-// Whether experts that are not in slots may be computed from weightd's DRAM.
-inline bool GivesMissesToCpu(const Policies& policies) {
-  return policies.miss == ExpertMiss::kCpu || policies.miss == ExpertMiss::kBalance;
+// Whether experts may be computed by the CPU, from weightd's DRAM, beside the device.
+inline bool ComputesOnCpu(const Policies& policies, DeviceKind device) {
+  return device != DeviceKind::kHost &&
+         (policies.miss == ExpertMiss::kCpu || policies.miss == ExpertMiss::kBalance);
 }
 
 // The same slots, filled neuron by neuron.

@@ -31,6 +31,8 @@ struct ReadyTile {
   bool lead_only = false;   // the lead's values are wanted, into lead_values and lead_active (kernels/ops.h)
   Rows lead_values;         // [rows of the demand, width], or none
   BufferRef lead_active;    // lead_only: uint64 [(width + 63) / 64]
+  // The CPU computes it beside the device: the weights are in the CPU's memory.
+  bool on_cpu = false;
 };
 
 // The leads of all experts of a layer, and where their values for a router's choice go (RoutedLeadsArgs).
@@ -73,6 +75,11 @@ class ExpertSource {
 
   // Whether Next() would block now: demands are open, and none is ready but those that it handed out before.
   virtual bool NextWaits() const = 0;
+
+  // Whether tiles of `layer` may be the CPU's, as far as is known before the layer begins.
+  virtual bool MayUseCpu(uint32_t /*layer*/) const { return false; }
+  // The CPU has computed all that it was given of the layer.
+  virtual void CpuFinished() {}
 
   // For devices that run later, before the router of `layer` is known to have run.
   //

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/status.h"
 
 namespace sluice {
@@ -37,6 +38,13 @@ absl::Status Forward::Await() {
   RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
   RETURN_IF_ERROR(CountActive());
   return Hear();
+}
+
+void Forward::Abandon() {
+  if (cpu_ != nullptr) {
+    cpu_->Abandon();
+  }
+  queue_->Wait(queue_->Record()).IgnoreError();  // its own error is no news
 }
 
 // `attended`: x_ is what comes out of the first layer's attention.
@@ -168,6 +176,9 @@ absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {
   if (router_scores_ != nullptr) {
     RETURN_IF_ERROR(AskScores(moe.experts, batch));
   }
+  if (cpu_ != nullptr) {
+    RETURN_IF_ERROR(cpu_->Ask(layer, normed_, experts_->MayUseCpu(layer) ? tokens : 0));
+  }
   if (!queue_->RunsAtCall()) {
     RETURN_IF_ERROR(AskLeads(layer, tokens));
     Routing unknown;
@@ -241,6 +252,10 @@ absl::Status Forward::ComputeExperts(uint32_t layer, const StepBatch& batch) {
     ASSIGN_OR_RETURN(const absl::Span<const ReadyTile> tiles, experts_->Next());
     if (tiles.empty() && work_.ready().empty()) {
       guess_.EndWait();
+      if (cpu_ != nullptr && cpu_->busy()) {
+        RETURN_IF_ERROR(cpu_->Finish(outputs_, active_));
+        experts_->CpuFinished();
+      }
       if (sparsity_->enabled() && !plan_.demands().empty()) {
         uncounted_ = layer;
       }
@@ -250,13 +265,30 @@ absl::Status Forward::ComputeExperts(uint32_t layer, const StepBatch& batch) {
   }
 }
 
-// Leads go alone and at once: what they say is missing travels while the experts that are ready are computed.
+// The CPU begins first, since a device that runs at the call is done with its own when it returns. Leads go
+// alone and at once: what they say is missing travels while the experts that are ready are computed.
 absl::Status Forward::QueueTiles(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles) {
   if (!tiles.empty() && tiles.front().lead_only) {
     return QueueLeads(layer, tokens, tiles);
   }
+  RETURN_IF_ERROR(BeginOnCpu(layer, tokens, tiles));
   work_.Add(tiles);
   return QueueExperts(layer, tokens);
+}
+
+MoeExpertsArgs Forward::ExpertsArgs(uint32_t layer, uint32_t tokens,
+                                    absl::Span<const ExpertWork> experts) const {
+  const MoeConfig& moe = config_.layers[layer].moe;
+  const bool scaled = ScalesInputs(moe);
+  const uint32_t slots = tokens * RanksOf(moe);
+  return {.x = scaled ? scaled_ : normed_,
+          .tokens = scaled ? slots : tokens,
+          .hidden = config_.hidden,
+          .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
+          .experts = experts,
+          .y = outputs_,
+          .slots = slots,
+          .active = active_};
 }
 
 // Computes everything that is ready and was not queued yet.
@@ -264,23 +296,33 @@ absl::Status Forward::QueueExperts(uint32_t layer, uint32_t tokens) {
   if (work_.ready().empty()) {
     return absl::OkStatus();
   }
-  const MoeConfig& moe = config_.layers[layer].moe;
-  const bool scaled = ScalesInputs(moe);
-  const uint32_t slots = tokens * RanksOf(moe);
-  const MoeExpertsArgs args = {.x = scaled ? scaled_ : normed_,
-                               .tokens = scaled ? slots : tokens,
-                               .hidden = config_.hidden,
-                               .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
-                               .experts = work_.ready(),
-                               .y = outputs_,
-                               .slots = slots,
-                               .active = active_};
+  const MoeExpertsArgs args = ExpertsArgs(layer, tokens, work_.ready());
   if (tap_ != nullptr) {
     RETURN_IF_ERROR(tap_->BeforeExperts(layer, args));
   }
   RETURN_IF_ERROR(queue_->MoeExperts(args));
   work_.Queued();
   return absl::OkStatus();
+}
+
+// The router's choice is known, and with it what scales inputs.
+absl::Status Forward::BeginOnCpu(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles) {
+  const absl::Span<const ExpertWork> works = work_.OnCpu(tiles);
+  if (works.empty()) {
+    return absl::OkStatus();
+  }
+  if (cpu_ == nullptr) {
+    return absl::InternalError(absl::StrCat("layer ", layer, ": experts for the CPU, and no CPU"));
+  }
+  const float* weights = nullptr;
+  if (const MoeConfig& moe = config_.layers[layer].moe; ScalesInputs(moe)) {
+    weights = reinterpret_cast<const float*>(
+        backend_->HostRead(expert_weights_, uint64_t{tokens} * RanksOf(moe) * sizeof(float)));
+    if (weights == nullptr) {
+      return absl::InternalError("the router's staging memory cannot be read");
+    }
+  }
+  return cpu_->Begin(ExpertsArgs(layer, tokens, works), weights);
 }
 
 // Computes leads alone: their values say which neurons the experts need.

@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "inferd/experts/expert_source.h"
 #include "inferd/experts/residency_view.h"
+#include "inferd/forward/cpu_work.h"
 #include "inferd/forward/layer_work.h"
 #include "inferd/forward/part_queue.h"
 #include "inferd/forward/rope_rows.h"
@@ -69,7 +70,7 @@ uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& option
 
 class Forward {
  public:
-  struct Parts {  // all outlive the forward pass; `tap` may be null
+  struct Parts {  // all outlive the forward pass; `tap` and `cpu` may be null
     Backend* backend = nullptr;
     const DenseWeights* weights = nullptr;
     KvCache* kv = nullptr;
@@ -79,6 +80,7 @@ class Forward {
     RoutingPolicy* routing = nullptr;
     SparsityPolicy* sparsity = nullptr;
     LayerTap* tap = nullptr;
+    Backend* cpu = nullptr;  // computes what `experts` gives to the CPU, beside `backend`
   };
   static absl::StatusOr<std::unique_ptr<Forward>> Create(const ModelConfig& config,
                                                          const ForwardOptions& options, const Parts& parts);
@@ -89,6 +91,8 @@ class Forward {
   absl::Status Run(StepBatch* batch);
   // Waits for what was queued.
   absl::Status Await();
+  // After an error of Run(): waits until nothing that it queued anywhere reads or writes any more.
+  void Abandon();
 
   // The same from `first_layer` on: residual() holds the rows that come into it, and the layers below have
   // stored K and V of these rows before.
@@ -151,7 +155,9 @@ class Forward {
   absl::Status ScaleInputs(const MoeConfig& moe, uint32_t tokens);
   absl::Status ComputeExperts(uint32_t layer, const StepBatch& batch);
   absl::Status QueueTiles(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles);
+  MoeExpertsArgs ExpertsArgs(uint32_t layer, uint32_t tokens, absl::Span<const ExpertWork> experts) const;
   absl::Status QueueExperts(uint32_t layer, uint32_t tokens);
+  absl::Status BeginOnCpu(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles);
   absl::Status QueueLeads(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles);
   absl::Status CountActive();
   absl::Status CountSlots(uint32_t layer, const WorkPlan& plan, BufferRef active);
@@ -183,6 +189,7 @@ class Forward {
   std::vector<uint32_t> rope_of_;  // by layer
   WorkPlan plan_;
   LayerWork work_;
+  std::unique_ptr<CpuWork> cpu_;                 // null: the device computes everything
   std::unique_ptr<RouterScores> router_scores_;  // if the cache goes by them
   std::vector<uint32_t> score_rows_;
   std::optional<uint32_t> uncounted_;  // the layer of plan_, if its active neurons are still to be counted

@@ -222,6 +222,10 @@ absl::StatusOr<std::unique_ptr<Forward>> Forward::Create(const ModelConfig& conf
   RETURN_IF_ERROR(CheckSupported(config));
   std::unique_ptr<Forward> forward(new Forward(config, options, parts));
   RETURN_IF_ERROR(forward->Allocate());
+  if (parts.cpu != nullptr) {
+    ASSIGN_OR_RETURN(forward->cpu_, CpuWork::Create(config, options.max_tokens, parts.sparsity->enabled(),
+                                                    {parts.backend, parts.cpu, &parts.weights->layers()}));
+  }
   return forward;
 }
 

@@ -11,6 +11,7 @@ LayerWork::LayerWork(const ModelConfig& config, const std::vector<LayerWeights>&
                      const SparsityPolicy& sparsity, const WorkPlan& plan)
     : config_(config), weights_(weights), sparsity_(sparsity), plan_(plan), whole_(MostExperts(config)) {
   ready_.reserve(whole_.size() + 1);
+  on_cpu_.reserve(whole_.size());
   leads_.reserve(whole_.size());
   whole_layer_.reserve(whole_.size() + 1);
 }
@@ -27,11 +28,24 @@ void LayerWork::Begin(uint32_t layer) {
 void LayerWork::Add(absl::Span<const ReadyTile> tiles) {
   const uint32_t width = config_.layers[layer_].moe.expert_width;
   for (const ReadyTile& tile : tiles) {
+    if (tile.on_cpu) {
+      continue;
+    }
     ready_.push_back(RoutedWork(tile));
     if (tile.neuron_end == 0 || tile.neuron_end >= width) {
       whole_[tile.demand] = 1;
     }
   }
+}
+
+absl::Span<const ExpertWork> LayerWork::OnCpu(absl::Span<const ReadyTile> tiles) {
+  on_cpu_.clear();
+  for (const ReadyTile& tile : tiles) {
+    if (tile.on_cpu) {
+      on_cpu_.push_back(RoutedWork(tile));
+    }
+  }
+  return on_cpu_;
 }
 
 absl::Span<const LeadWork> LayerWork::LeadsOf(absl::Span<const ReadyTile> tiles) {

@@ -27,8 +27,10 @@ class LayerWork {
   // start.
   void Begin(uint32_t layer);
 
-  // These have become ready: whole experts or parts of them, not leads.
+  // These have become ready: whole experts or parts of them, not leads. The device's are to be queued.
   void Add(absl::Span<const ReadyTile> tiles);
+  // Those of some tiles that are the CPU's. Lives until the next call.
+  absl::Span<const ExpertWork> OnCpu(absl::Span<const ReadyTile> tiles);
   // What is to be queued next, in the order in which it became ready.
   absl::Span<const ExpertWork> ready() const { return ready_; }
   // The queue has it.
@@ -42,7 +44,7 @@ class LayerWork {
   absl::Span<const ExpertWork> ByExpert(uint32_t layer, const ExpertSource& experts);
   absl::Span<const LeadWork> LeadsByExpert(uint32_t layer, absl::Span<const WeightView> leads);
 
-  // Whether all of a demand became ready.
+  // Whether all of a demand became ready, for the device.
   bool IsWhole(uint32_t demand) const { return whole_[demand] != 0; }
   // Demands of the layer of which that cannot be said.
   uint32_t missing() const;
@@ -58,6 +60,7 @@ class LayerWork {
   const WorkPlan& plan_;
   uint32_t layer_ = 0;
   std::vector<ExpertWork> ready_;        // [most experts + 1], of one MoeExperts call
+  std::vector<ExpertWork> on_cpu_;       // [most experts], of another one beside it
   std::vector<LeadWork> leads_;          // [most experts], of one ExpertLeads call
   std::vector<ExpertWork> whole_layer_;  // [most experts + 1], of one RoutedExperts call
   std::vector<uint8_t> whole_;           // [most experts], by demand

@@ -27,6 +27,9 @@ class Residency : public ExpertSource, public ExpertPrefetch, public ResidencySt
   // out then, whatever the policy.
   virtual void SetLossless(bool /*lossless*/) {}
 
+  // Whether experts may be the CPU's; true at the start. What reads them on the device alone says no.
+  virtual void SetCpu(bool /*cpu*/) {}
+
   // Takes completions that came meanwhile. Called between steps.
   virtual void Poll() = 0;
 

@@ -108,7 +108,6 @@ std::string CostTable::Text() {
                       static_cast<double>(RowBytes(dense_, dense_cols_));
     line("compute_ms", ms);
     line("cpu_ms", ms);
-    line("cpu_is_device", 1);
   }
   for (size_t value = 0; value < rows_.size(); ++value) {
     const char* name = EncodingName(static_cast<Encoding>(value));

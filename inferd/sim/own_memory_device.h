@@ -19,10 +19,7 @@ namespace sluice {
 
 class OwnMemoryDevice final : public Backend {
  public:
-  // `reads_host`: operations may read imported memory all the same, for experts that the CPU computes on the
-  // same queue.
-  OwnMemoryDevice(std::unique_ptr<Backend> behind, bool reads_host)
-      : behind_(std::move(behind)), reads_host_(reads_host) {}
+  explicit OwnMemoryDevice(std::unique_ptr<Backend> behind) : behind_(std::move(behind)) {}
 
   absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
     ASSIGN_OR_RETURN(const BufferId buffer, behind_->Allocate(bytes, kind));
@@ -35,11 +32,8 @@ class OwnMemoryDevice final : public Backend {
     return behind_->AllocateShared(bytes);
   }
   absl::StatusOr<BufferId> Import(absl::Span<const std::byte> memory) override {
-    if (!reads_host_) {
-      return absl::UnimplementedError(
-          absl::StrCat("the device cannot read ", memory.size(), " bytes of the host's memory"));
-    }
-    return behind_->Import(memory);
+    return absl::UnimplementedError(
+        absl::StrCat("the device cannot read ", memory.size(), " bytes of the host's memory"));
   }
   absl::Status Free(BufferId buffer) override {
     staging_.erase(buffer);
@@ -62,7 +56,6 @@ class OwnMemoryDevice final : public Backend {
 
  private:
   const std::unique_ptr<Backend> behind_;
-  const bool reads_host_;
   absl::flat_hash_set<BufferId> staging_;
 };
 

@@ -7,10 +7,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <vector>
 
 #include "common/clock.h"
-#include "kernels/buffer.h"
 
 namespace sluice {
 
@@ -19,16 +17,6 @@ class VirtualCpu {
  public:
   // Begins as soon as it is free, at `now` at the earliest; returns when it will have ended.
   int64_t Run(int64_t now, int64_t nanos) { return free_at_ = std::max(free_at_, now) + nanos; }
-  // The next weights of the device's queue that begin at `place` were the CPU's work.
-  void Mark(BufferRef place) { marked_.push_back(place); }
-  bool TakeMark(BufferRef place) {
-    const auto found = std::find(marked_.begin(), marked_.end(), place);
-    if (found == marked_.end()) {
-      return false;
-    }
-    marked_.erase(found);
-    return true;
-  }
   // Who waits for the link may have to look at a result of the CPU first: the clock goes no further at once.
   void SetNextResult(int64_t nanos) { next_result_ = nanos; }
   int64_t next_result() const { return next_result_; }
@@ -36,7 +24,6 @@ class VirtualCpu {
  private:
   int64_t free_at_ = 0;
   int64_t next_result_ = INT64_MAX;
-  std::vector<BufferRef> marked_;
 };
 
 class VirtualClock final : public Clock {

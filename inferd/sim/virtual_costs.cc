@@ -23,10 +23,11 @@ struct Field {
   const char* name;
   double VirtualCosts::*member;
 };
-constexpr Field kFields[] = {
-    {"compute_ms", &VirtualCosts::compute_ms}, {"attention_ms", &VirtualCosts::attention_ms},
-    {"head_ms", &VirtualCosts::head_ms},       {"link_ms", &VirtualCosts::link_ms},
-    {"cpu_ms", &VirtualCosts::cpu_ms},         {"cpu_is_device", &VirtualCosts::cpu_is_device}};
+constexpr Field kFields[] = {{"compute_ms", &VirtualCosts::compute_ms},
+                             {"attention_ms", &VirtualCosts::attention_ms},
+                             {"head_ms", &VirtualCosts::head_ms},
+                             {"link_ms", &VirtualCosts::link_ms},
+                             {"cpu_ms", &VirtualCosts::cpu_ms}};
 struct RowField {
   const char* suffix;
   double RowCost::*member;
@@ -77,7 +78,7 @@ absl::Status SetField(const std::string& assignment, VirtualCosts* costs) {
     return absl::InvalidArgumentError(absl::StrCat("\"", assignment,
                                                    "\" is neither 3x, 30x nor @FILE and sets none of "
                                                    "compute_ms, attention_ms, head_ms, link_ms, cpu_ms, "
-                                                   "cpu_is_device and ENCODING_all_ns, ENCODING_kept_ns"));
+                                                   "ENCODING_all_ns and ENCODING_kept_ns"));
   }
   double value = 0;
   if (!absl::SimpleAtod(parts.second, &value) || !std::isfinite(value) || value < 0 || value > 1e6) {
@@ -123,9 +124,7 @@ absl::StatusOr<VirtualCosts> ParseVirtualCosts(const std::string& text) {
 std::string ShowVirtualCosts(const VirtualCosts& costs) {
   std::string text;
   for (const Field& field : kFields) {
-    if (field.member != &VirtualCosts::cpu_is_device || costs.cpu_is_device > 0) {
-      absl::StrAppend(&text, text.empty() ? "" : ",", field.name, "=", costs.*field.member);
-    }
+    absl::StrAppend(&text, text.empty() ? "" : ",", field.name, "=", costs.*field.member);
   }
   for (size_t value = 0; value < costs.rows.size(); ++value) {
     for (const RowField& field : kRowFields) {

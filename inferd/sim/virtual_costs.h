@@ -30,13 +30,11 @@ struct VirtualCosts {
   double head_ms = 0;         // of logits
   double link_ms = 0;         // of a bf16 expert on the link; 0: as --link-gbps says
   double cpu_ms = 0;          // of a bf16 expert and one row on the CPU; 0: a third of the link's time
-  // Above 0: the CPU is the device (`sim`), and an expert that it computes takes the device's time.
-  double cpu_is_device = 0;
   std::array<RowCost, kEncodingValues> rows = {};  // by Encoding's value
 };
 
 // The name of a regime: "3x" (FloE 3.1: the link takes three times the compute), "30x" (its Table 1). Or
-// "compute_ms=5,attention_ms=0.3,head_ms=0,link_ms=15,cpu_ms=5,cpu_is_device=0,q4_all_ns=300,q4_kept_ns=350",
+// "compute_ms=5,attention_ms=0.3,head_ms=0,link_ms=15,cpu_ms=5,q4_all_ns=300,q4_kept_ns=350",
 // any of them, or both as "3x,cpu_ms=2"; others keep their defaults. "@FILE" stands for what a file says, one
 // assignment a line; what comes later counts. INVALID_ARGUMENT naming the key; errors of the file.
 absl::StatusOr<VirtualCosts> ParseVirtualCosts(const std::string& text);

@@ -94,9 +94,6 @@ absl::Status VirtualQueue::Run(const MoeExpertsArgs& args) {
   double seconds = 0;
   for (size_t i = 0; i < args.experts.size(); ++i) {
     const ExpertWork& work = args.experts[i];
-    if (clock_->cpu().TakeMark(work.up.base)) {
-      continue;
-    }
     const double range = NeuronsOf(work);
     const double active = work.lead_values.base ? CountedByLead(backend_, work)
                           : args.active && work.sparsity != SparsityOrder::kNone
@@ -106,20 +103,6 @@ absl::Status VirtualQueue::Run(const MoeExpertsArgs& args) {
   }
   Charge(seconds);
   return absl::OkStatus();
-}
-
-std::vector<double> VirtualSharedSeconds(const VirtualCosts& costs, absl::Span<const LayerWeights> layers,
-                                         uint64_t expert_bytes) {
-  std::vector<double> seconds;
-  for (const LayerWeights& layer : layers) {
-    seconds.push_back(0);
-    for (const WeightView* view : {&layer.common.up, &layer.common.gate, &layer.common.down, &layer.beside.up,
-                                   &layer.beside.gate, &layer.beside.down}) {
-      seconds.back() +=
-          VirtualRowSeconds(costs, view->encoding, view->cols, view->rows, /*kept=*/false, expert_bytes);
-    }
-  }
-  return seconds;
 }
 
 }  // namespace sluice

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "inferd/model/dense_tensors.h"
 #include "inferd/sim/virtual_clock.h"
 #include "inferd/sim/virtual_costs.h"
 #include "kernels/backend.h"
@@ -107,10 +106,5 @@ class VirtualDevice final : public Backend {
   const VirtualCosts costs_;
   VirtualQueue queue_;
 };
-
-// By layer: the device's seconds for the expert that every token goes through, 0 where there is none.
-// `expert_bytes`: of a routed expert in bf16.
-std::vector<double> VirtualSharedSeconds(const VirtualCosts& costs, absl::Span<const LayerWeights> layers,
-                                         uint64_t expert_bytes);
 
 }  // namespace sluice

@@ -25,7 +25,8 @@ COMPANIONS = {
     "tls-key": 'tls-certificate = "/c.pem"\ntls-client-ca = "/a.pem"\n',
 }
 # Options that only a device with memory of its own has.
-OF_SIM = ("device-budget", "link-gbps", "link-latency-us", "tile-neurons", "transport", "clock", "virtual-costs")
+OF_SIM = ("device-budget", "link-gbps", "link-latency-us", "tile-neurons", "transport", "clock", "virtual-costs",
+          "cpu-threads")
 
 
 class UnitsTest(unittest.TestCase):

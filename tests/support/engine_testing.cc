@@ -185,17 +185,24 @@ absl::StatusOr<TestEngine> StartEngine(const std::string& pack_dir, const TestEn
                    FakeWeightClient::Open(pack_dir, options.weights));
   TestEngine test;
   test.client = client.get();
-  const auto make_backend = [threads = options.threads, seed = options.delay_seed](
-                                const BackendLimits& limits) -> absl::StatusOr<std::unique_ptr<Backend>> {
-    ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
-                     threads == 0 ? CreateReferenceBackend(limits) : CreateHostBackend(limits, threads));
-    if (seed == 0) {
-      return backend;
+  const auto make_places = [threads = options.threads, seed = options.delay_seed](
+                               const PlacesNeeded& needed) -> absl::StatusOr<ComputePlaces> {
+    const auto make = [&] {
+      return threads == 0 ? CreateReferenceBackend(needed.limits) : CreateHostBackend(needed.limits, threads);
+    };
+    ComputePlaces places;
+    ASSIGN_OR_RETURN(places.device, make());
+    if (seed != 0) {
+      places.device = std::make_unique<DelayedBackend>(std::move(places.device), needed.limits,
+                                                       DelayOptions{.seed = seed});
     }
-    return std::make_unique<DelayedBackend>(std::move(backend), limits, DelayOptions{.seed = seed});
+    if (needed.cpu_beside) {
+      ASSIGN_OR_RETURN(places.cpu, make());
+    }
+    return places;
   };
   ASSIGN_OR_RETURN(test.engine,
-                   Engine::Create(options.engine, std::move(client), make_backend, options.tokenizer));
+                   Engine::Create(options.engine, std::move(client), make_places, options.tokenizer));
   return test;
 }
 

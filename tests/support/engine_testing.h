@@ -99,7 +99,7 @@ struct TestEngineOptions {
   EngineOptions engine;
   FakeWeightOptions weights;
   uint32_t threads = 0;     // 0: the reference backend
-  uint64_t delay_seed = 0;  // the backend computes later; 0: at the call
+  uint64_t delay_seed = 0;  // the device computes later; 0: at the call
   const Tokenizer* tokenizer = nullptr;
 };
 absl::StatusOr<TestEngine> StartEngine(const std::string& pack_dir, const TestEngineOptions& options);

@@ -27,7 +27,7 @@ CpuCostTable CpuCostTable::PerToken(double seconds) {
   return CpuCostTable({{1, cost}, {2, 2 * cost}});
 }
 
-double CpuCostTable::Seconds(uint32_t tokens) const {
+double CpuCostTable::Unscaled(uint32_t tokens) const {
   if (tokens == 0) return 0;
   const auto above = std::find_if(points_.begin(), points_.end(),
                                   [&](const Point& point) { return point.tokens >= tokens; });

@@ -1,7 +1,7 @@
 // Missing experts between link and CPU (importance-driven 5.4): which are loaded, and which are computed
 // where they lie.
 //
-// Thread safety: CpuCostTable is immutable after construction; everything else is a pure function.
+// Thread safety: CpuCostTable is thread-compatible; everything else is a pure function.
 #pragma once
 
 #include <cstdint>
@@ -27,11 +27,17 @@ class CpuCostTable {
   // The paper's: `seconds` for each row.
   static CpuCostTable PerToken(double seconds);
 
-  double Seconds(uint32_t tokens) const;
+  double Seconds(uint32_t tokens) const { return scale_ * Unscaled(tokens); }
+
+  // What a point takes now is so many times what was measured; 1 at the start.
+  void SetScale(double scale) { scale_ = scale; }
 
  private:
   explicit CpuCostTable(std::vector<Point> points) : points_(std::move(points)) {}
+  double Unscaled(uint32_t tokens) const;
+
   std::vector<Point> points_;
+  double scale_ = 1;
 };
 
 struct MissCosts {

@@ -1,6 +1,7 @@
 #include "inferd/residency/slab/cpu_costs.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -13,7 +14,90 @@ namespace {
 // S3).
 constexpr double kCpuShareOfLoad = 1.0 / 3;
 constexpr uint32_t kMostRows = 64;
-constexpr int kRounds = 3;  // the best counts: others use the machine too
+constexpr uint32_t kRounds = 3;  // the best counts: others use the machine too
+// Each round has an expert of its own, as long as they are not larger: none lies in a cache then.
+constexpr uint64_t kMostCopiedBytes = 128ull << 20;
+// How far one observation may be from what was measured at the start, and how many count.
+constexpr double kMostScale = 8;
+constexpr double kWindow = 16;
+
+uint32_t FirstMixture(const Pack& pack) {
+  uint32_t layer = 0;
+  while (pack.expert_count(layer) == 0) {
+    ++layer;
+  }
+  return layer;
+}
+
+// Memory of a backend, given back whatever comes of it.
+class Buffers {
+ public:
+  static absl::StatusOr<Buffers> Allocate(uint64_t bytes, Backend* backend) {
+    ASSIGN_OR_RETURN(const BufferId buffer, backend->Allocate(bytes, BufferKind::kActivations));
+    return Buffers(buffer, backend);
+  }
+  Buffers(Buffers&& other) noexcept
+      : buffer_(std::exchange(other.buffer_, kNoBuffer)), backend_(other.backend_) {}
+  Buffers& operator=(Buffers&&) = delete;
+  ~Buffers() {
+    if (buffer_ != kNoBuffer) {
+      backend_->Free(buffer_).IgnoreError();  // the id is ours
+    }
+  }
+  BufferRef ref() const { return {buffer_, 0}; }
+
+ private:
+  Buffers(BufferId buffer, Backend* backend) : buffer_(buffer), backend_(backend) {}
+  BufferId buffer_;
+  Backend* backend_;
+};
+
+// Times experts of a layer on a place, by its own clock.
+class ExpertTimer {
+ public:
+  static absl::StatusOr<ExpertTimer> Create(const ModelConfig& config, uint32_t layer, uint32_t most,
+                                            Backend* backend) {
+    const uint64_t bytes = uint64_t{most} * config.hidden * sizeof(float);
+    ASSIGN_OR_RETURN(Buffers x, Buffers::Allocate(bytes, backend));
+    ASSIGN_OR_RETURN(Buffers y, Buffers::Allocate(bytes, backend));
+    const std::vector<float> ones(uint64_t{most} * config.hidden, 1.0f);
+    RETURN_IF_ERROR(backend->queue().Upload(ones.data(), bytes, x.ref()));
+    return ExpertTimer(config, config.layers[layer].moe, most, backend, std::move(x), std::move(y));
+  }
+
+  absl::StatusOr<double> Time(ExpertWork work, uint32_t rows) {
+    work.rows = work.slots = absl::MakeConstSpan(rows_).first(rows);
+    MoeExpertsArgs args;
+    args.x = {x_.ref(), config_.hidden};
+    args.tokens = args.slots = rows;
+    args.hidden = config_.hidden;
+    args.activation = {moe_.activation, moe_.activation_alpha, moe_.activation_limit};
+    args.experts = absl::MakeConstSpan(&work, 1);
+    args.y = {y_.ref(), config_.hidden};
+    Queue& queue = backend_->queue();
+    backend_->BeginStep();
+    RETURN_IF_ERROR(queue.Wait(queue.Record()));
+    const Event before = queue.Record();
+    RETURN_IF_ERROR(queue.MoeExperts(args));
+    const Event after = queue.Record();
+    RETURN_IF_ERROR(queue.Wait(after));
+    backend_->EndStep();
+    return queue.Seconds(before, after);
+  }
+
+ private:
+  ExpertTimer(const ModelConfig& config, const MoeConfig& moe, uint32_t most, Backend* backend, Buffers x,
+              Buffers y)
+      : config_(config), moe_(moe), backend_(backend), x_(std::move(x)), y_(std::move(y)), rows_(most) {
+    std::iota(rows_.begin(), rows_.end(), 0);
+  }
+  const ModelConfig& config_;
+  const MoeConfig& moe_;
+  Backend* const backend_;
+  Buffers x_;
+  Buffers y_;
+  std::vector<uint32_t> rows_;
+};
 
 }  // namespace
 
@@ -32,23 +116,55 @@ void CpuCosts::Assume() {
   }
 }
 
-absl::Status CpuCosts::Measure(uint32_t max_rows, const Clock& clock, Backend* backend) {
-  const SlotTable& table = slots_->table();
-  uint32_t slot = 0;
-  while (slot < table.size() && table.slot(slot).state != SlotState::kReady) {
-    ++slot;
+void CpuCosts::Took(double seconds, double predicted) {
+  if (!(predicted > 0)) {
+    return;
   }
-  if (slot == table.size()) {
-    return absl::OkStatus();
+  const double now = std::clamp(scale_ * seconds / predicted, 1 / kMostScale, kMostScale);
+  scale_ += (now - scale_) / kWindow;
+  for (CpuCostTable& table : tables_) {
+    table.SetScale(scale_);
   }
-  ASSIGN_OR_RETURN(const std::vector<CpuCostTable::Point> points,
-                   MeasureRows(slot, std::clamp(max_rows, 1u, kMostRows), clock, backend));
-  const Slot& measured = table.slot(slot);
-  const double expert_bytes = static_cast<double>(pack_->expert_bytes(measured.layer, measured.expert));
+}
+
+// An expert as the pack stores it, in one piece.
+ExpertWork CpuCosts::WorkAt(uint32_t layer, uint32_t expert, BufferRef place) const {
+  const uint64_t start = pack_->extents()[pack_->expert_extents(layer, expert).first].offset;
+  const auto part_of = [&](Part part) {
+    const PartView view = pack_->part(layer, expert, part);
+    const uint64_t offset = pack_->extents()[view.extent].offset - start + view.base;
+    return WeightView{view.encoding, place + offset, view.stride, view.rows, view.cols, {}};
+  };
+  ExpertWork work;
+  work.up = part_of(Part::kUp);
+  work.gate = part_of(Part::kGate);
+  work.down = part_of(Part::kDown);
+  return work;
+}
+
+// The experts that are measured are zeros: it takes as long, and none has to be there.
+absl::Status CpuCosts::Measure(uint32_t max_rows, Backend* cpu) {
+  const uint32_t layer = FirstMixture(*pack_);
+  const uint64_t bytes = (pack_->expert_bytes(layer, 0) + 63) / 64 * 64;
+  const uint64_t copies = std::clamp<uint64_t>(kMostCopiedBytes / bytes, 1, kRounds);
+  ASSIGN_OR_RETURN(const Buffers weights, Buffers::Allocate(copies * bytes, cpu));
+  const uint32_t most = std::clamp(max_rows, 1u, kMostRows);
+  ASSIGN_OR_RETURN(ExpertTimer timer, ExpertTimer::Create(pack_->config(), layer, most, cpu));
+  std::vector<CpuCostTable::Point> points;
+  for (uint32_t rows = 1; rows <= most; rows *= 2) {
+    double best = HUGE_VAL;
+    for (uint32_t round = 0; round < kRounds; ++round) {
+      const ExpertWork work = WorkAt(layer, 0, weights.ref() + round % copies * bytes);
+      ASSIGN_OR_RETURN(const double seconds, timer.Time(work, rows));
+      best = std::min(best, seconds);
+    }
+    points.push_back({rows, std::max(points.empty() ? 0 : points.back().seconds, best)});
+  }
   for (const SlotClass& size_class : slots_->plan().classes) {
     std::vector<CpuCostTable::Point> scaled = points;
     for (CpuCostTable::Point& point : scaled) {
-      point.seconds *= static_cast<double>(size_class.bytes) / expert_bytes;
+      point.seconds *=
+          static_cast<double>(size_class.bytes) / static_cast<double>(pack_->expert_bytes(layer, 0));
     }
     ASSIGN_OR_RETURN(CpuCostTable costs, CpuCostTable::Create(std::move(scaled)));
     tables_.push_back(std::move(costs));
@@ -56,64 +172,27 @@ absl::Status CpuCosts::Measure(uint32_t max_rows, const Clock& clock, Backend* b
   return absl::OkStatus();
 }
 
-// The memory of the rows is gone again whatever comes of it.
-absl::StatusOr<std::vector<CpuCostTable::Point>> CpuCosts::MeasureRows(uint32_t slot, uint32_t most,
-                                                                       const Clock& clock,
-                                                                       Backend* backend) const {
-  const uint64_t bytes = uint64_t{most} * pack_->config().hidden * sizeof(float);
-  ASSIGN_OR_RETURN(const BufferId x, backend->Allocate(bytes, BufferKind::kActivations));
-  const absl::StatusOr<BufferId> y = backend->Allocate(bytes, BufferKind::kActivations);
-  if (!y.ok()) {
-    backend->Free(x).IgnoreError();  // the ids are ours
-    return y.status();
+absl::StatusOr<double> CpuCosts::MeasureDevice(Backend* device) const {
+  const SlotTable& table = slots_->table();
+  uint32_t slot = 0;
+  while (slot < table.size() && table.slot(slot).state != SlotState::kReady) {
+    ++slot;
   }
-  ExpertWork expert;
-  expert.up = slots_->PartOf(slot, Part::kUp);
-  expert.gate = slots_->PartOf(slot, Part::kGate);
-  expert.down = slots_->PartOf(slot, Part::kDown);
-  absl::StatusOr<std::vector<CpuCostTable::Point>> points =
-      TimeRows(expert, slots_->table().slot(slot).layer, most, x, *y, clock, backend);
-  backend->Free(*y).IgnoreError();
-  backend->Free(x).IgnoreError();
-  return points;
-}
-
-absl::StatusOr<std::vector<CpuCostTable::Point>> CpuCosts::TimeRows(const ExpertWork& expert, uint32_t layer,
-                                                                    uint32_t most, BufferId x, BufferId y,
-                                                                    const Clock& clock,
-                                                                    Backend* backend) const {
-  const uint32_t hidden = pack_->config().hidden;
-  const MoeConfig& moe = pack_->config().layers[layer].moe;
-  Queue& queue = backend->queue();
-  const std::vector<float> ones(uint64_t{most} * hidden, 1.0f);
-  RETURN_IF_ERROR(queue.Upload(ones.data(), ones.size() * sizeof(float), {x, 0}));
-  std::vector<uint32_t> rows(most);
-  std::iota(rows.begin(), rows.end(), 0);
-  std::vector<CpuCostTable::Point> points;
-  backend->BeginStep();
-  for (uint32_t count = 1; count <= most; count *= 2) {
-    ExpertWork work = expert;
-    work.rows = work.slots = absl::MakeConstSpan(rows.data(), count);
-    MoeExpertsArgs args;
-    args.x = {{x, 0}, hidden};
-    args.tokens = count;
-    args.hidden = hidden;
-    args.activation = {moe.activation, moe.activation_alpha, moe.activation_limit};
-    args.experts = absl::MakeConstSpan(&work, 1);
-    args.y = {{y, 0}, hidden};
-    args.slots = count;
-    int64_t best = INT64_MAX;
-    for (int round = 0; round < kRounds; ++round) {
-      const int64_t start = clock.NowNanos();
-      RETURN_IF_ERROR(queue.MoeExperts(args));
-      RETURN_IF_ERROR(queue.Wait(queue.Record()));
-      best = std::min(best, clock.NowNanos() - start);
-    }
-    const double floor = points.empty() ? 0 : points.back().seconds;
-    points.push_back({count, std::max(floor, static_cast<double>(best) * 1e-9)});
+  if (slot == table.size()) {
+    return 0;
   }
-  backend->EndStep();
-  return points;
+  const Slot& measured = table.slot(slot);
+  ExpertWork work;
+  work.up = slots_->PartOf(slot, Part::kUp);
+  work.gate = slots_->PartOf(slot, Part::kGate);
+  work.down = slots_->PartOf(slot, Part::kDown);
+  ASSIGN_OR_RETURN(ExpertTimer timer, ExpertTimer::Create(pack_->config(), measured.layer, 1, device));
+  double best = HUGE_VAL;
+  for (uint32_t round = 0; round < kRounds; ++round) {
+    ASSIGN_OR_RETURN(const double seconds, timer.Time(work, 1));
+    best = std::min(best, seconds);
+  }
+  return best / static_cast<double>(pack_->expert_bytes(measured.layer, measured.expert));
 }
 
 }  // namespace sluice

@@ -1,5 +1,6 @@
-// What an expert takes the CPU, by its rows: as somebody says, or as measured at the start on an expert that
-// lies in the slab, with the kernels that compute misses.
+// What an expert takes the CPU, by its rows: as somebody says, or as measured at the start with the kernels
+// that compute misses, by the clock of the place that runs them, and corrected by what they take while
+// others use the machine's memory too.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after the start.
 #pragma once
@@ -10,7 +11,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/clock.h"
 #include "inferd/policy/routing/miss_balance.h"
 #include "inferd/residency/slab/expert_slots.h"
 #include "inferd/residency/slots/link_pace.h"
@@ -27,10 +27,14 @@ class CpuCosts {
 
   // Each row takes what a byte takes, for slots of every class.
   void Assume();
-  // Measures up to `max_rows` rows by `clock`; without a ready expert (the first fill found no room) nothing.
-  // Slots of each class get the table of the one measured, in proportion to their bytes. Errors of the
-  // backend.
-  absl::Status Measure(uint32_t max_rows, const Clock& clock, Backend* backend);
+  // Measures up to `max_rows` rows on `cpu`. Slots of each class get a table in proportion to their bytes.
+  // Errors of the backend.
+  absl::Status Measure(uint32_t max_rows, Backend* cpu);
+  // What a byte of an expert takes the device for one row: of an expert that lies in the slab. 0 without a
+  // ready one (the first fill found no room).
+  absl::StatusOr<double> MeasureDevice(Backend* device) const;
+  // What Seconds() had said to take `predicted` took so long.
+  void Took(double seconds, double predicted);
 
   // Of a byte, for one row.
   double SecondsPerByte() const;
@@ -45,17 +49,14 @@ class CpuCosts {
   absl::Span<const CpuCostTable> tables() const { return tables_; }
 
  private:
-  absl::StatusOr<std::vector<CpuCostTable::Point>> MeasureRows(uint32_t slot, uint32_t most,
-                                                               const Clock& clock, Backend* backend) const;
-  absl::StatusOr<std::vector<CpuCostTable::Point>> TimeRows(const ExpertWork& expert, uint32_t layer,
-                                                            uint32_t most, BufferId x, BufferId y,
-                                                            const Clock& clock, Backend* backend) const;
+  ExpertWork WorkAt(uint32_t layer, uint32_t expert, BufferRef place) const;
 
   const double said_;
   const LinkPace* const pace_;
   const ExpertSlots* const slots_;
   const Pack* const pack_;
   std::vector<CpuCostTable> tables_;  // by size class
+  double scale_ = 1;                  // of the tables
 };
 
 }  // namespace sluice

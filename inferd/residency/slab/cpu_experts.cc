@@ -42,10 +42,4 @@ WeightView CpuExperts::PartOf(uint32_t demand, Part part) const {
   return WeightView{view.encoding, place + view.base, view.stride, view.rows, view.cols, {}};
 }
 
-void CpuExperts::Mark(const WeightView& weights) const {
-  if (clock_ != nullptr) {
-    clock_->cpu().Mark(weights.base);
-  }
-}
-
 }  // namespace sluice

@@ -17,8 +17,8 @@ namespace sluice {
 
 class CpuExperts {
  public:
-  // `clock`: on which the CPU has a time of its own beside the device; null: what it computes is ready at
-  // once. All pointers outlive this object. `most`: experts of a layer.
+  // `clock`: on which the CPU has a time of its own; null: real time, where what is given to it is handed out
+  // at once. All pointers outlive this object. `most`: experts of a layer.
   CpuExperts(WeightClient* client, const SegmentBuffers* segments, VirtualClock* clock, uint32_t most)
       : pack_(client->pack()), client_(client), segments_(segments), clock_(clock), experts_(most) {}
 
@@ -36,12 +36,9 @@ class CpuExperts {
 
   // REQUIRES: leased.
   WeightView PartOf(uint32_t demand, Part part) const;
-  // What computes these weights next on the device's queue is the CPU's work.
-  void Mark(const WeightView& weights) const;
-
   uint64_t held() const { return held_; }  // extents
-  // Whether the CPU has a virtual time of its own beside the device's.
-  bool beside() const { return clock_ != nullptr; }
+  // Whether the CPU has a virtual time.
+  bool is_virtual() const { return clock_ != nullptr; }
 
  private:
   struct Expert {

@@ -8,7 +8,7 @@
 namespace sluice {
 
 bool SlabResidency::BalancesLayers() const {
-  return options_.miss == ExpertMiss::kBalance && options_.device_seconds > 0 && costs_.known();
+  return Miss() == ExpertMiss::kBalance && options_.balance_resident && device_seconds_ > 0 && costs_.known();
 }
 
 // What is still to come of the demands that are on their way.
@@ -21,7 +21,7 @@ double SlabResidency::BacklogSeconds() const {
 }
 
 void SlabResidency::DecideMisses(absl::Span<const ExpertDemand> demands) {
-  if (!BalancesLayers() && (options_.miss == ExpertMiss::kLoad || waiting_ == 0)) {
+  if (AllThere(layer_) || (!BalancesLayers() && (Miss() == ExpertMiss::kLoad || waiting_ == 0))) {
     return;
   }
   CollectDemands(demands);
@@ -54,9 +54,9 @@ bool SlabResidency::IsOthers(const Slot& slot) const {
 absl::Span<const MissPlan::Verdict> SlabResidency::PlanMisses(absl::Span<const ExpertDemand> demands) {
   const auto bytes = [this](uint32_t expert) { return BytesOf(expert); };
   const uint32_t first = demands.front().expert;
-  const double shared = layer_ < options_.shared_seconds.size() ? options_.shared_seconds[layer_] : 0;
-  const MissTimes times = {link_.SecondsPerByte(), options_.device_seconds, BacklogSeconds(), cpu_queued_,
-                           shared};
+  const double shared = layer_ < options_.shared_bytes.size() ? options_.shared_bytes[layer_] : 0;
+  const MissTimes times = {link_.SecondsPerByte(), device_seconds_, BacklogSeconds(), cpu_queued_,
+                           shared * device_seconds_};
   if (BalancesLayers()) {
     const bool on = TravelsOn();
     const double wait =
@@ -64,7 +64,8 @@ absl::Span<const MissPlan::Verdict> SlabResidency::PlanMisses(absl::Span<const E
     const auto cpu = [this](const ExpertDemand& demand) {
       return costs_.Seconds(layer_, demand.expert, demand.tokens);
     };
-    return plan_.SplitTiles(times, {slots_->TileOf(layer_), width_, wait, on}, bytes, cpu, BytesOf(first),
+    const uint32_t tile = MaySplit() ? slots_->TileOf(layer_) : width_;
+    return plan_.SplitTiles(times, {tile, width_, wait, on}, bytes, cpu, BytesOf(first),
                             costs_.TableOf(layer_, first));
   }
   std::optional<CpuCostTable> assumed;
@@ -74,7 +75,7 @@ absl::Span<const MissPlan::Verdict> SlabResidency::PlanMisses(absl::Span<const E
     }
     return assumed.emplace(CpuCostTable::PerToken(costs_.SecondsPerByte() * BytesOf(expert)));
   };
-  return plan_.SplitMisses(options_.miss, times, bytes, table);
+  return plan_.SplitMisses(Miss(), times, bytes, table);
 }
 
 void SlabResidency::CarryOut(const MissPlan::Verdict& verdict) {
@@ -99,7 +100,7 @@ void SlabResidency::CarryOut(const MissPlan::Verdict& verdict) {
 // to come.
 bool SlabResidency::LateToCpu(uint32_t index, uint32_t tokens) {
   const Entry& entry = entries_[index];
-  if (options_.miss == ExpertMiss::kLoad || options_.fixed || table().slot(entry.slot).request == 0) {
+  if (Miss() == ExpertMiss::kLoad || options_.fixed || table().slot(entry.slot).request == 0) {
     return false;
   }
   return cpu_queued_ + costs_.Seconds(layer_, experts()[index], tokens) < forecast_.ToCome(entry.slot) &&
@@ -135,7 +136,8 @@ void SlabResidency::GiveToCpu(uint32_t index, uint32_t tokens) {
 void SlabResidency::Split(uint32_t index, uint32_t tokens, uint32_t tiles) {
   Entry& entry = entries_[index];
   const bool late = entry.state == State::kLate;
-  const uint32_t split = (late ? slots_->Landed(entry.slot) : 0) + tiles * slots_->TileOf(layer_);
+  const uint32_t split =
+      MaySplit() ? (late ? slots_->Landed(entry.slot) : 0) + tiles * slots_->TileOf(layer_) : 0;
   if (split == 0) {
     if (!late) {
       GiveToCpu(index, tokens);
@@ -173,7 +175,7 @@ void SlabResidency::HandOutCpu(uint32_t index) {
   tile.up = cpu_.PartOf(index, Part::kUp);
   tile.gate = cpu_.PartOf(index, Part::kGate);
   tile.down = cpu_.PartOf(index, Part::kDown);
-  cpu_.Mark(tile.up);
+  tile.on_cpu = true;
   if (entry.handed > 0) {  // the tiles before have come over the link
     tile.neuron_begin = entry.handed;
     tile.neuron_end = width_;
@@ -202,7 +204,7 @@ void SlabResidency::LeaveToCpu(Entry* entry) {
 
 // In virtual time, when only the CPU is being waited for: moves the clock to its next result.
 bool SlabResidency::AwaitCpu() {
-  if (!cpu_.beside()) {
+  if (!cpu_.is_virtual()) {
     return false;
   }
   int64_t next = INT64_MAX;

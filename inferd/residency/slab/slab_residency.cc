@@ -16,11 +16,12 @@ constexpr absl::Duration kTilePace = absl::Microseconds(300);
 
 SlabResidency::SlabResidency(const SlabResidencyOptions& options, std::unique_ptr<ExpertSlots> slots,
                              WeightClient* client, FetchQueue* fetches, const SegmentBuffers* segments,
-                             Backend* backend, VirtualClock* clock)
+                             Backend* backend, Backend* cpu, VirtualClock* clock)
     : LayerResidency(client, fetches, &backend->queue(), FetchWindow(options.max_in_flight),
                      options.stall_limit),
       options_(options),
       backend_(backend),
+      cpu_place_(cpu),
       clock_(clock),
       slots_(std::move(slots)),
       keeper_(options.eviction, ExpertsByLayer(pack_), &slots_->table()),
@@ -28,21 +29,19 @@ SlabResidency::SlabResidency(const SlabResidencyOptions& options, std::unique_pt
       link_(options.load_seconds, fetches),
       forecast_(&link_, slots_.get(), &pack_),
       costs_(options.cpu_seconds, &link_, slots_.get(), &pack_),
-      cpu_(client, segments, options.cpu_is_device ? nullptr : clock, most_experts()),
+      cpu_(client, segments, clock, most_experts()),
       plan_(most_experts()),
       entries_(most_experts()) {
   heard_.reserve(most_experts());
 }
 
-absl::StatusOr<std::unique_ptr<SlabResidency>> SlabResidency::Create(const SlabResidencyOptions& options,
-                                                                     WeightClient* client,
-                                                                     FetchQueue* fetches,
-                                                                     const SegmentBuffers* segments,
-                                                                     Backend* backend, VirtualClock* clock) {
+absl::StatusOr<std::unique_ptr<SlabResidency>> SlabResidency::Create(
+    const SlabResidencyOptions& options, WeightClient* client, FetchQueue* fetches,
+    const SegmentBuffers* segments, Backend* backend, Backend* cpu, VirtualClock* clock) {
   ASSIGN_OR_RETURN(std::unique_ptr<ExpertSlots> slots,
                    ExpertSlots::Create(options, client, fetches, backend));
   return std::unique_ptr<SlabResidency>(
-      new SlabResidency(options, std::move(slots), client, fetches, segments, backend, clock));
+      new SlabResidency(options, std::move(slots), client, fetches, segments, backend, cpu, clock));
 }
 
 absl::Status SlabResidency::Attach() {
@@ -52,7 +51,7 @@ absl::Status SlabResidency::Attach() {
   }
   RETURN_IF_ERROR(Fill());
   filled_ = true;
-  return LearnCpuCosts();
+  return LearnCosts();
 }
 
 absl::Status SlabResidency::Fill() {
@@ -71,17 +70,21 @@ absl::Status SlabResidency::Fill() {
   return fill_.Drain(0);
 }
 
-absl::Status SlabResidency::LearnCpuCosts() {
-  if (options_.miss == ExpertMiss::kLoad) {
+// Modelled, or measured by the places' own clocks.
+absl::Status SlabResidency::LearnCosts() {
+  device_seconds_ = options_.device_seconds;
+  if (Miss() == ExpertMiss::kLoad) {
     return absl::OkStatus();
   }
   if (options_.cpu_seconds > 0 || clock_ != nullptr) {
     costs_.Assume();
     return absl::OkStatus();
   }
-  const Clock& machine = real_clock_;
-  return costs_.Measure(options_.max_rows, options_.cpu_clock == nullptr ? machine : *options_.cpu_clock,
-                        backend_);
+  RETURN_IF_ERROR(costs_.Measure(options_.max_rows, cpu_place_));
+  if (options_.balance_resident && device_seconds_ <= 0) {
+    ASSIGN_OR_RETURN(device_seconds_, costs_.MeasureDevice(backend_));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status SlabResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) {
@@ -89,6 +92,10 @@ absl::Status SlabResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
   RETURN_IF_ERROR(OpenLayer(layer, demands));
   pace_.Begin(layer, prefill_, clock_ != nullptr ? clock_->NowNanos() : real_clock_.NowNanos());
   cpu_queued_ = 0;
+  cpu_measured_ = true;
+  if (cpu_place_ != nullptr) {
+    cpu_began_ = cpu_place_->queue().Record();
+  }
   if (demands.empty()) {
     return absl::OkStatus();
   }
@@ -180,8 +187,10 @@ void SlabResidency::EndLayer() {
   if (demands() == 0) {
     return;
   }
-  if (cpu_.held() > 0) {
-    queue_->Wait(cpu_used_).IgnoreError();  // it sticks: the step's next wait says it
+  if (cpu_.held() > 0 && cpu_place_ != nullptr) {
+    Queue& queue = cpu_place_->queue();
+    queue.Wait(queue.Record()).IgnoreError();  // it sticks: whoever takes the results hears it
+    GiveBackRead();
   }
   for (uint32_t i = 0; i < demands(); ++i) {
     cpu_.Release(i, step_);
@@ -348,7 +357,8 @@ absl::Status SlabResidency::TakeBack(Event used) {
       table().slot(entry.slot).pinned = false;
     } else if (entry.state == State::kCpuHandedOut) {
       entry.state = State::kDone;
-      cpu_used_ = used;
+      cpu_used_ = cpu_place_->queue().Record();
+      cpu_measured_ = clock_ != nullptr;
       CloseDemand();
     }
   }
@@ -356,10 +366,15 @@ absl::Status SlabResidency::TakeBack(Event used) {
   return absl::OkStatus();
 }
 
-// A lease that was given back may be overwritten at once.
+// A lease that was given back may be overwritten at once. How long the CPU took says how long it will take.
 void SlabResidency::GiveBackRead() {
-  if (cpu_.held() == 0 || !queue_->IsDone(cpu_used_)) {
+  if (cpu_.held() == 0 || !cpu_place_->queue().IsDone(cpu_used_)) {
     return;
+  }
+  if (!std::exchange(cpu_measured_, true)) {
+    if (const auto took = cpu_place_->queue().Seconds(cpu_began_, cpu_used_); took.ok()) {
+      costs_.Took(*took, cpu_queued_);
+    }
   }
   for (uint32_t i = 0; i < demands(); ++i) {
     if (entries_[i].state == State::kDone) {

@@ -43,26 +43,25 @@ struct SlabResidencyOptions : SlotCacheOptions {
   // Of a byte of an expert on the CPU for one row; 0: measured at the start, in virtual time a third of the
   // link's.
   double cpu_seconds = 0;
-  // In virtual time: experts that the CPU computes take the device's time, one after the other, as on `sim`,
-  // where both are the same cores; else the CPU works beside the device.
-  bool cpu_is_device = false;
-  // The same on the device, where kBalance may give the CPU resident experts too; 0: it may not.
+  // Whether kBalance may give the CPU resident experts too.
+  bool balance_resident = false;
+  // Of a byte of an expert on the device; 0: measured at the start where it matters.
   double device_seconds = 0;
-  // With device_seconds, by layer: what the device computes beside routed experts, the shared one; empty:
-  // nothing.
-  std::vector<double> shared_seconds;
-  uint32_t max_rows = 1;             // of a step, for measuring the CPU
-  const Clock* cpu_clock = nullptr;  // by which it is measured; null: the machine's
+  // By layer, bytes of the experts that every token goes through: the device computes them beside the routed
+  // ones; empty: none.
+  std::vector<double> shared_bytes;
+  uint32_t max_rows = 1;  // of a step, for measuring the CPU
 };
 
 class SlabResidency final : public LayerResidency {
  public:
-  // All pointers outlive this object. Errors of ExpertSlots::Create. `clock`: the virtual one, null in real
-  // time.
+  // All pointers outlive this object. `cpu`: computes beside the device, and `segments` are its; null where
+  // no miss is the CPU's. Errors of ExpertSlots::Create. `clock`: the virtual one, null in real time.
   static absl::StatusOr<std::unique_ptr<SlabResidency>> Create(const SlabResidencyOptions& options,
                                                                WeightClient* client, FetchQueue* fetches,
                                                                const SegmentBuffers* segments,
-                                                               Backend* backend, VirtualClock* clock);
+                                                               Backend* backend, Backend* cpu,
+                                                               VirtualClock* clock);
 
   absl::Status Attach() override;
   bool IsResident(uint32_t layer, uint32_t expert) const override { return table().IsReady(layer, expert); }
@@ -75,12 +74,18 @@ class SlabResidency final : public LayerResidency {
   bool WantsScores() const override { return keeper_.NeedsScores(); }
   void SetScores(absl::Span<const float> scores) override { keeper_.SetScores(scores); }
   void SetPrefill(bool prefill) override { prefill_ = prefill; }
+  void SetCpu(bool cpu) override { cpu_allowed_ = cpu; }
   absl::Status BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
   bool NextWaits() const override;
+  bool MayUseCpu(uint32_t layer) const override { return Miss() != ExpertMiss::kLoad && !AllThere(layer); }
+  void CpuFinished() override { GiveBackRead(); }
   void Prefetch(uint32_t layer, uint32_t expert) override;
   std::optional<WeightView> Lead(uint32_t layer, uint32_t expert) const override;
   void LeadRead(uint32_t layer, uint32_t expert, Event used) override;
-  bool AllThere(uint32_t layer) const override { return AllResident(layer) && !BalancesLayers(); }
+  // In real time a layer that is resident as a whole is the device's alone: nobody has to be asked then.
+  bool AllThere(uint32_t layer) const override {
+    return AllResident(layer) && !(clock_ != nullptr && BalancesLayers());
+  }
   ReadyTile Whole(uint32_t layer, uint32_t expert) const override;
   void LayerRead(uint32_t layer, Event used) override { table().SetUsed(layer, used); }
   void Heard(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
@@ -114,9 +119,10 @@ class SlabResidency final : public LayerResidency {
   };
 
   SlabResidency(const SlabResidencyOptions& options, std::unique_ptr<ExpertSlots> slots, WeightClient* client,
-                FetchQueue* fetches, const SegmentBuffers* segments, Backend* backend, VirtualClock* clock);
+                FetchQueue* fetches, const SegmentBuffers* segments, Backend* backend, Backend* cpu,
+                VirtualClock* clock);
   absl::Status Fill();
-  absl::Status LearnCpuCosts();
+  absl::Status LearnCosts();
 
   // A layer's demands: how they begin and end.
   void BeginEntry(const ExpertDemand& demand, bool idle);
@@ -126,6 +132,9 @@ class SlabResidency final : public LayerResidency {
   void EndLayer();
 
   // Who computes what.
+  ExpertMiss Miss() const {
+    return cpu_place_ != nullptr && cpu_allowed_ ? options_.miss : ExpertMiss::kLoad;
+  }
   void DecideMisses(absl::Span<const ExpertDemand> demands);
   void CollectDemands(absl::Span<const ExpertDemand> demands);
   absl::Span<const MissPlan::Verdict> PlanMisses(absl::Span<const ExpertDemand> demands);
@@ -140,6 +149,9 @@ class SlabResidency final : public LayerResidency {
   void GiveToCpu(uint32_t index, uint32_t tokens);
   void Split(uint32_t index, uint32_t tokens, uint32_t tiles);
   void QueueOnCpu(uint32_t index, uint32_t tokens, double share);
+  // Whether the CPU may go on where the device's tiles of an expert end. It has to wait for their sums, which
+  // only a modelled CPU does without losing time.
+  bool MaySplit() const { return clock_ != nullptr; }
   void LeaveToCpu(Entry* entry);
   bool AwaitCpu();
 
@@ -162,6 +174,7 @@ class SlabResidency final : public LayerResidency {
 
   const SlabResidencyOptions options_;
   Backend* const backend_;
+  Backend* const cpu_place_;   // null: the device computes everything
   VirtualClock* const clock_;  // null: real time
   const MonotonicClock real_clock_;
   const std::unique_ptr<ExpertSlots> slots_;
@@ -174,11 +187,15 @@ class SlabResidency final : public LayerResidency {
   MissPlan plan_;
   LayerPace pace_;
 
-  bool filled_ = false;  // once, at the start
+  double device_seconds_ = 0;  // of a byte of an expert on the device; 0: not known
+  bool cpu_measured_ = true;   // what the layer gave to the CPU has told how long it took
+  bool filled_ = false;        // once, at the start
+  bool cpu_allowed_ = true;
   bool prefill_ = false;
   bool streams_ = false;         // prefill that wants more experts than the layer may keep
   uint32_t width_ = 0;           // of the layer's experts
   std::vector<Entry> entries_;   // [most experts of a layer], by demand
+  Event cpu_began_;              // of the CPU's queue: before what the layer gives to it
   Event cpu_used_;               // behind the last that reads a lease
   double cpu_queued_ = 0;        // seconds of the CPU's work for this layer
   uint32_t waiting_ = 0;         // entries in kWaiting

@@ -26,8 +26,10 @@ std::vector<int32_t> Tokens(const std::string& pack, bool cuda) {
       cuda ? CreateCudaBackend(plan->backend) : CreateReferenceBackend(plan->backend);
   EXPECT_TRUE(backend.ok()) << backend.status();
   RequestRegistry registry(options.queue);
-  absl::StatusOr<std::unique_ptr<EngineCore>> core =
-      EngineCore::Create(*plan, client->get(), *std::move(backend), &registry);
+  absl::StatusOr<PolicyChoice> choice = ChoosePoliciesFor(options, (*client)->pack());
+  EXPECT_TRUE(choice.ok()) << choice.status();
+  absl::StatusOr<std::unique_ptr<EngineCore>> core = EngineCore::Create(
+      *plan, *std::move(choice), client->get(), ComputePlaces{*std::move(backend), nullptr}, &registry);
   EXPECT_TRUE(core.ok()) << core.status();
   const GenerateSpec spec = GreedySpec("r", {4, 5, 6, 7, 8, 9}, kTokens);
   const absl::StatusOr<SequenceId> id = registry.Enter(spec.request_id, 1, 1);

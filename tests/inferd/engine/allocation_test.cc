@@ -129,9 +129,13 @@ TEST_P(AllocationTest, SteadyDecodeAllocatesNothing) {
       GetParam().threads == 0 ? CreateReferenceBackend(plan->backend)
                               : CreateHostBackend(plan->backend, GetParam().threads);
   ASSERT_TRUE(backend.ok()) << backend.status();
+  absl::StatusOr<PolicyChoice> choice = ChoosePoliciesFor(options, (*client)->pack());
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  ComputePlaces places;  // without a CPU beside it the device computes every miss
+  places.device = *std::move(backend);
   RequestRegistry registry(options.queue);
   absl::StatusOr<std::unique_ptr<EngineCore>> core =
-      EngineCore::Create(*plan, client->get(), std::move(*backend), &registry);
+      EngineCore::Create(*plan, *std::move(choice), client->get(), std::move(places), &registry);
   ASSERT_TRUE(core.ok()) << core.status();
 
   auto sink = std::make_shared<CountingSink>();

@@ -42,7 +42,7 @@ class OwnMemoryTest : public testing::Test {
 };
 
 TEST(OwnMemoryDeviceTest, TheHostReachesStagingMemoryAlone) {
-  OwnMemoryDevice device(*CreateReferenceBackend({}), /*reads_host=*/false);
+  OwnMemoryDevice device(*CreateReferenceBackend({}));
   const std::vector<float> values(16, 2.5f);
   for (const BufferKind kind : {BufferKind::kActivations, BufferKind::kKvCache, BufferKind::kTables}) {
     const BufferRef buffer{*device.Allocate(64, kind), 0};

@@ -1,5 +1,5 @@
-// The table of what an expert takes the CPU by its rows, as it is measured at the start: on a clock that only
-// the kernels move.
+// The table of what an expert takes the CPU by its rows, as it is measured at the start: by the
+// clock of the place that computes, which only the kernels move.
 #include <map>
 #include <memory>
 #include <vector>
@@ -34,9 +34,18 @@ class TimedBackend final : public ReferenceBackend {
     }
     return ReferenceBackend::Enqueue(operation);
   }
+  Event Record() override {
+    const Event event = ReferenceBackend::Record();
+    times_[event.value] = clock_->NowNanos();
+    return event;
+  }
+  absl::StatusOr<double> Seconds(Event from, Event to) override {
+    return static_cast<double>(times_.at(to.value) - times_.at(from.value)) * 1e-9;
+  }
 
  private:
   FakeClock* const clock_;
+  std::map<uint64_t, int64_t> times_;  // of events
 };
 
 class CpuCostsTest : public testing::Test {
@@ -48,7 +57,6 @@ class CpuCostsTest : public testing::Test {
     options_.allocate = AllocateUniform;
     options_.miss = ExpertMiss::kBalance;
     options_.max_rows = 16;
-    options_.cpu_clock = &kernels_;
   }
 
   void Start() {
@@ -69,7 +77,7 @@ class CpuCostsTest : public testing::Test {
     fetches_ = std::make_unique<FetchQueue>(client_.get(), backend_.get(), &clock_);
     segments_ = std::make_unique<SegmentBuffers>(backend_.get());
     auto made = SlabResidency::Create(options_, client_.get(), fetches_.get(), segments_.get(),
-                                      backend_.get(), nullptr);
+                                      backend_.get(), backend_.get(), nullptr);
     ASSERT_TRUE(made.ok()) << made.status();
     cache_ = *std::move(made);
     ASSERT_TRUE(cache_->Attach().ok());
@@ -121,6 +129,23 @@ TEST_F(CpuCostsTest, NoMoreRowsAreMeasuredThanAStepHas) {
   Start();
   EXPECT_EQ(backend_->calls, (std::map<size_t, int>{{1, 3}, {2, 3}}));
   EXPECT_NEAR(Micros(3), 2 * Micros(2) - Micros(1), 1e-6);
+}
+
+TEST_F(CpuCostsTest, WhatTheRunTakesCorrectsWhatTheStartMeasured) {
+  Start();
+  const auto slots = ExpertSlots::Create(options_, client_.get(), fetches_.get(), backend_.get());
+  ASSERT_TRUE(slots.ok()) << slots.status();
+  CpuCosts costs(1e-9, nullptr, slots->get(), &client_->pack());
+  costs.Assume();
+  const double assumed = costs.Seconds(0, 0, 4);
+  costs.Took(1, 0);  // of nothing
+  EXPECT_EQ(costs.Seconds(0, 0, 4), assumed);
+  for (int layer = 0; layer < 200; ++layer) {
+    costs.Took(3 * assumed, costs.Seconds(0, 0, 4));
+  }
+  EXPECT_NEAR(costs.Seconds(0, 0, 4), 3 * assumed, 1e-3 * assumed);
+  costs.Took(1e9 * assumed, costs.Seconds(0, 0, 4));  // a machine that slept is no reason
+  EXPECT_LT(costs.Seconds(0, 0, 4), 4 * assumed);
 }
 
 TEST_F(CpuCostsTest, WhatIsKnownOrNotNeededIsNotMeasured) {

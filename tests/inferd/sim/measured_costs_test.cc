@@ -20,8 +20,7 @@ constexpr auto kQ4 = static_cast<size_t>(Encoding::kQ4);
 
 TEST(CostFileTest, FilesSetValuesAndWhatComesLaterCounts) {
   TempDir dir;
-  std::ofstream(dir.File("first"))
-      << "# measured\nattention_ms=2\n\n  q4_all_ns=200 # of a row\ncpu_is_device=1\n";
+  std::ofstream(dir.File("first")) << "# measured\nattention_ms=2\n\n  q4_all_ns=200 # of a row\ncpu_ms=7\n";
   std::ofstream(dir.File("second")) << "q4_kept_ns=300\nattention_ms=3";
   const auto costs =
       ParseVirtualCosts("30x,@" + dir.File("first") + ",@" + dir.File("second") + ",head_ms=1");
@@ -29,7 +28,7 @@ TEST(CostFileTest, FilesSetValuesAndWhatComesLaterCounts) {
   EXPECT_EQ(costs->compute_ms, 0.5) << "of 30x";
   EXPECT_EQ(costs->attention_ms, 3);
   EXPECT_EQ(costs->head_ms, 1);
-  EXPECT_EQ(costs->cpu_is_device, 1);
+  EXPECT_EQ(costs->cpu_ms, 7);
   EXPECT_EQ(costs->rows[kQ4].all_ns, 200);
   EXPECT_EQ(costs->rows[kQ4].kept_ns, 300);
   const auto again = ParseVirtualCosts(ShowVirtualCosts(*costs));
@@ -45,7 +44,7 @@ TEST(CostFileTest, NonsenseIsNamedWithItsFile) {
   EXPECT_TRUE(absl::IsInvalidArgument(status));
   EXPECT_NE(status.message().find(dir.File("bad")), std::string::npos) << status;
   EXPECT_TRUE(absl::IsNotFound(ParseVirtualCosts("@" + dir.File("none")).status()));
-  for (const char* bad : {"q4_all_ns=-1", "q4_some_ns=1", "_all_ns=1", "cpu_is_device=x"}) {
+  for (const char* bad : {"q4_all_ns=-1", "q4_some_ns=1", "_all_ns=1", "cpu_ms=x"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParseVirtualCosts(bad).status())) << bad;
   }
 }
@@ -88,7 +87,6 @@ TEST(CostTableTest, MediansOfAlikeCallsAreWhatTheTableSays) {
   // In proportion to the bytes: 64 columns are 32 bytes of codes and a group of four.
   EXPECT_NEAR(read->compute_ms, 0.06 * 128 / 36, 1e-6);
   EXPECT_EQ(read->cpu_ms, read->compute_ms);
-  EXPECT_GT(read->cpu_is_device, 0);
 }
 
 class MeasuredCostsTest : public testing::Test {
@@ -131,16 +129,13 @@ TEST_F(MeasuredCostsTest, RowsThatHaveCostsOfTheirOwnTakeThem) {
   EXPECT_NEAR(Answer().timings.decode_seconds, 19 * 3 * (0.25e-3 + 2 * 192 * (1e-6 + 2 * 4e-6)), 1e-5);
 }
 
-TEST_F(MeasuredCostsTest, ACpuThatIsTheDeviceTakesItsTime) {
+TEST_F(MeasuredCostsTest, WhatTheCpuComputesTakesNoneOfTheDevicesTime) {
   options_.engine.slab.budget = SmallestDeviceBudget(*pack_);
   options_.engine.policies.policy = {"cache=none", "expert_predictor=none", "expert_miss=cpu"};
   options_.engine.costs.cpu_ms = 5;
-  EXPECT_NEAR(Answer().timings.decode_seconds, 19 * 3 * (0.25e-3 + 2 * 5e-3), 1e-4);
   options_.engine.costs.compute_ms = 8;  // of the device
-  options_.engine.costs.cpu_is_device = 1;
   const FinishInfo info = Answer();
-  EXPECT_NEAR(info.timings.decode_seconds, 19 * 3 * (0.25e-3 + 2 * 8e-3), 1e-4);
-  EXPECT_EQ(info.timings.stall_seconds, 0);
+  EXPECT_NEAR(info.timings.decode_seconds, 19 * 3 * (0.25e-3 + 2 * 5e-3), 1e-4);
   EXPECT_EQ(info.timings.bytes_link, 0u);
 }
 

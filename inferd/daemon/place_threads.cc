@@ -1,0 +1,18 @@
+#include "inferd/daemon/place_threads.h"
+
+#include <algorithm>
+
+namespace sluice {
+
+PlaceThreads ShareThreads(DeviceKind device, bool cpu_beside, uint32_t threads, uint32_t cpu_threads) {
+  if (!cpu_beside) {
+    return {threads, 0};
+  }
+  if (device == DeviceKind::kCuda) {  // the engine's own thread is busy with the device
+    return {1, cpu_threads > 0 ? cpu_threads : std::max(1u, threads - 1)};
+  }
+  const uint32_t cpu = cpu_threads > 0 ? cpu_threads : std::max(1u, threads / 2);
+  return {threads > cpu ? threads - cpu : 1, cpu};
+}
+
+}  // namespace sluice

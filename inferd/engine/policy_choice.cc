@@ -1,0 +1,39 @@
+#include "inferd/engine/policy_choice.h"
+
+#include <utility>
+
+#include "common/status.h"
+#include "inferd/policy/preset/auto_preset.h"
+
+namespace sluice {
+
+absl::StatusOr<PolicyChoice> ChoosePoliciesFor(const EngineOptions& options, const Pack& pack) {
+  ASSIGN_OR_RETURN(Policies policies, PoliciesOf(options.preset, options.policies, options.device));
+  if (policies.preset != "auto") {
+    return PolicyChoice{std::move(policies), {}};
+  }
+  const ModelConfig& config = pack.config();
+  AutoSetup setup;
+  setup.device = options.device;
+  setup.budget = options.slab.budget;
+  setup.quality_bound = policies.quality_bound;
+  const double link = options.virtual_clock ? VirtualLinkGbps(options.costs, options.slab.link_gbps, config)
+                                            : options.slab.link_gbps;
+  setup.link_seconds = link > 0 ? 1 / (link * 1e9) : 0;
+  // On `sim` in real time the CPU's threads are the device's.
+  setup.cpu_beside = options.virtual_clock || options.device == DeviceKind::kCuda;
+  MachineRates machine;
+  if (options.virtual_clock) {
+    setup.compute_seconds = options.costs.compute_ms * 1e-3 / static_cast<double>(Bf16ExpertBytes(config));
+    setup.cpu_seconds = VirtualCpuSeconds(options.costs, options.slab.link_gbps, config, 1);
+    setup.attention_seconds = options.costs.attention_ms * 1e-3;
+  } else {
+    ASSIGN_OR_RETURN(machine, MeasureMachine(/*threads=*/0));
+  }
+  AutoChoice choice = ChoosePolicies(AutoFactsOf(setup, pack, machine));
+  ASSIGN_OR_RETURN(policies, WithOverrides(std::move(choice.policies), options.policies));
+  RETURN_IF_ERROR(CheckPolicies(policies, options.device));
+  return PolicyChoice{std::move(policies), std::move(choice.reasons)};
+}
+
+}  // namespace sluice

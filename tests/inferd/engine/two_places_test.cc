@@ -1,0 +1,299 @@
+// The CPU as a second place: it computes while the device does, what it computes is the same to the bit, and
+// nobody's end leaves a lease behind.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/mutex.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/delayed/delayed_backend.h"
+#include "kernels/reference/reference_backend.h"
+#include "pack/pack.h"
+#include "tests/support/calibration_sink.h"
+#include "tests/support/engine_testing.h"
+
+namespace sluice {
+namespace {
+
+using testing::HasSubstr;
+
+// Misses are the CPU's unless weightd's DRAM lacks them: the link is slower than anything.
+TestEngineOptions OnBoth(const std::string& pack_dir) {
+  TestEngineOptions options;
+  options.engine.device = DeviceKind::kSim;
+  options.engine.context = 128;
+  options.engine.stall_limit = absl::Seconds(60);  // a loaded machine is no failure of these
+  options.engine.weightd_grace = absl::Seconds(60);
+  options.engine.prefetch = false;
+  options.engine.slab.budget = (*Pack::Open(pack_dir))->total_expert_bytes() / 2;
+  options.engine.slab.link_gbps = 1e-6;
+  options.engine.policies.policy = {"cache=static", "expert_miss=cpu"};
+  return options;
+}
+
+uint64_t CpuExperts(const Engine& engine) {
+  uint64_t experts = 0;
+  for (const LayerStats& layer : engine.Layers()) experts += layer.cpu;
+  return experts;
+}
+
+struct Model {
+  const char* name;
+  const char* bits = "bf16";
+  const char* sparsity = "";
+};
+
+class TwoPlacesTest : public testing::TestWithParam<Model> {
+ protected:
+  void SetUp() override {
+    pack_ = dir_.File("pack");
+    TinyModelSpec spec;
+    spec.experts = 8;
+    spec.layers = 3;
+    const std::string family = GetParam().name;
+    const absl::Status packed = family == "tiny"
+                                    ? PackTiny(spec, dir_.File("model"), pack_, GetParam().bits)
+                                    : PackFolder("tests/data/tiny/" + family, pack_, GetParam().bits);
+    ASSERT_TRUE(packed.ok()) << packed;
+    options_ = OnBoth(pack_);
+    if (*GetParam().sparsity != 0) {
+      options_.engine.policies.sparsity = GetParam().sparsity;
+      options_.engine.policies.sparsity_threshold = 0.05;
+    }
+  }
+
+  TempDir dir_;
+  std::string pack_;
+  TestEngineOptions options_;
+};
+
+TEST_P(TwoPlacesTest, ResultsAreThoseOfTheDeviceAlone) {
+  TestEngineOptions alone = options_;
+  alone.engine.policies.policy = {"cache=static"};
+  alone.engine.slab.link_gbps = 0;
+  const absl::StatusOr<TestEngine> device = StartEngine(pack_, alone);
+  ASSERT_TRUE(device.ok()) << device.status();
+  const std::vector<int32_t> text = {5, 6, 7, 1, 2, 3, 9, 8, 11, 4};
+  const auto wanted = ScoreLogits(device->engine.get(), "s", text);
+  const auto answer = GenerateIds(device->engine.get(), GreedySpec("g", text, 20));
+  ASSERT_TRUE(wanted.ok() && answer.ok()) << wanted.status() << answer.status();
+  uint64_t kept = 0;
+  for (const LayerSparsity& layer : device->engine->Sparsity()) kept += layer.kept;
+  for (const uint64_t seed : {0, 1, 2}) {
+    options_.delay_seed = seed;
+    options_.threads = static_cast<uint32_t>(seed);
+    options_.engine.slab.transport = seed == 1 ? Transport::kPull : Transport::kPush;
+    options_.engine.slab.link_gbps = seed == 1 ? 1e-2 : 1e-6;  // who pulls keeps to it
+    options_.engine.policies.policy.back() = seed == 2 ? "expert_miss=balance" : "expert_miss=cpu";
+    const absl::StatusOr<TestEngine> both = StartEngine(pack_, options_);
+    ASSERT_TRUE(both.ok()) << both.status();
+    const auto logits = ScoreLogits(both->engine.get(), "s", text);
+    ASSERT_TRUE(logits.ok()) << logits.status();
+    EXPECT_EQ(*logits, *wanted) << "seed " << seed;
+    const auto ids = GenerateIds(both->engine.get(), GreedySpec("g", text, 20));
+    ASSERT_TRUE(ids.ok()) << ids.status();
+    EXPECT_EQ(*ids, *answer) << "seed " << seed;
+    const EngineStats stats = AwaitQuiet(*both->engine);
+    EXPECT_GT(CpuExperts(*both->engine), 0u) << "seed " << seed;
+    EXPECT_EQ(stats.expert_leases_held, 0u);
+    EXPECT_EQ(both->client->violation(), "");
+    uint64_t counted = 0;
+    for (const LayerSparsity& layer : both->engine->Sparsity()) counted += layer.kept;
+    if (seed == 0) {  // a delayed device shows the host the counts of one of the two places only
+      EXPECT_EQ(counted, kept) << "neurons that counted";
+    }
+  }
+}
+
+// Shared experts, biases, inputs that the router scales, FFNs beside, neurons left out.
+std::vector<Model> Models() {
+#ifdef __SANITIZE_THREAD__
+  return {{"tiny", "bf16", "gate"}};  // its threads are those of all
+#else
+  return {{"tiny"},    {"tiny", "q4"}, {"tiny", "bf16", "gate"}, {"tiny", "bf16", "up"},
+          {"gpt_oss"}, {"llama4"},     {"deepseek_v3", "q8"},    {"gemma4"}};
+#endif
+}
+INSTANTIATE_TEST_SUITE_P(Models, TwoPlacesTest, testing::ValuesIn(Models()), [](const auto& info) {
+  return absl::StrCat(info.param.name, "_", info.param.bits, info.param.sparsity);
+});
+
+// Experts of both places wait for each other, once they are told to: neither begins after the other has
+// ended.
+class Meeting {
+ public:
+  void Begin() {
+    MutexLock lock(&mutex_);
+    on_ = true;
+  }
+  // False: the other one did not come.
+  bool Meet(bool device) {
+    MutexLock lock(&mutex_);
+    if (!on_) return true;
+    uint64_t& own = device ? device_ : cpu_;
+    const uint64_t& other = device ? cpu_ : device_;
+    const uint64_t turn = ++own;
+    changed_.SignalAll();
+    while (other < turn && !failed_) {
+      if (!changed_.WaitFor(&mutex_, std::chrono::seconds(20)) && other < turn) {
+        failed_ = true;
+      }
+    }
+    return !failed_;
+  }
+  uint64_t times() {
+    MutexLock lock(&mutex_);
+    return std::min(device_, cpu_);
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  bool on_ ABSL_GUARDED_BY(mutex_) = false;
+  bool failed_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t device_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t cpu_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+class MeetingBackend final : public ReferenceBackend {
+ public:
+  MeetingBackend(const BackendLimits& limits, Meeting* meeting, bool device)
+      : ReferenceBackend(limits), meeting_(meeting), device_(device) {}
+  absl::Status Enqueue(const Operation& operation) override {
+    if (std::holds_alternative<const MoeExpertsArgs*>(operation) && !meeting_->Meet(device_)) {
+      return absl::InternalError("the two places do not compute at the same time");
+    }
+    return ReferenceBackend::Enqueue(operation);
+  }
+
+ private:
+  Meeting* const meeting_;
+  const bool device_;
+};
+
+class TwoThreadsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    pack_ = dir_.File("pack");
+    TinyModelSpec spec;
+    spec.experts = 8;
+    spec.top_k = 8;  // of each layer some are on the device and some are not
+    spec.layers = 2;
+    ASSERT_TRUE(PackTiny(spec, dir_.File("model"), pack_).ok());
+    options_ = OnBoth(pack_);
+  }
+
+  // `delayed`: the device runs later, not at the call.
+  absl::StatusOr<std::unique_ptr<Engine>> Start(bool delayed) {
+    ASSIGN_OR_RETURN(std::unique_ptr<FakeWeightClient> client,
+                     FakeWeightClient::Open(pack_, options_.weights));
+    client_ = client.get();
+    meeting_ = std::make_unique<Meeting>();
+    const auto places = [this, delayed](const PlacesNeeded& needed) -> absl::StatusOr<ComputePlaces> {
+      EXPECT_TRUE(needed.cpu_beside);
+      ComputePlaces made{std::make_unique<MeetingBackend>(needed.limits, meeting_.get(), true),
+                         std::make_unique<MeetingBackend>(needed.limits, meeting_.get(), false)};
+      if (delayed) {
+        made.device = std::make_unique<DelayedBackend>(std::move(made.device), needed.limits, DelayOptions{});
+      }
+      return made;
+    };
+    return Engine::Create(options_.engine, std::move(client), places, nullptr);
+  }
+
+  TempDir dir_;
+  std::string pack_;
+  TestEngineOptions options_;
+  std::unique_ptr<Meeting> meeting_;  // of the last engine's places
+  FakeWeightClient* client_ = nullptr;
+};
+
+TEST_F(TwoThreadsTest, TheCpuComputesWhileTheDeviceDoes) {
+  for (const bool delayed : {false, true}) {
+    const auto engine = Start(delayed);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    // What misses is in weightd's DRAM after this.
+    const auto first = GenerateIds(engine->get(), GreedySpec("a", {5, 6, 7}, 4));
+    ASSERT_TRUE(first.ok()) << first.status();
+    AwaitQuiet(**engine);
+    meeting_->Begin();
+    const auto second = GenerateIds(engine->get(), GreedySpec("b", {5, 6, 7}, 4));
+    ASSERT_TRUE(second.ok()) << second.status();
+    EXPECT_EQ(*second, *first);
+    EXPECT_GE(meeting_->times(), 6u);
+  }
+}
+
+TEST_F(TwoThreadsTest, WeightdsEndWhileTheCpuComputesLeavesNothingBehind) {
+  const absl::StatusOr<TestEngine> test = StartEngine(pack_, options_);
+  ASSERT_TRUE(test.ok()) << test.status();
+  const auto wanted = GenerateIds(test->engine.get(), GreedySpec("w", {5, 6, 7}, 6));
+  ASSERT_TRUE(wanted.ok()) << wanted.status();
+  for (uint64_t round = 0; round < 20; ++round) {
+    test->client->DisconnectAfterPolls(3 * round + 1);
+    const auto ids = GenerateIds(test->engine.get(), GreedySpec("g", {5, 6, 7}, 6));
+    ASSERT_TRUE(ids.ok()) << ids.status();
+    EXPECT_EQ(*ids, *wanted) << round;
+  }
+  EXPECT_GT(AwaitQuiet(*test->engine).weightd_reconnects, 5u);
+  EXPECT_EQ(test->client->counters().held_leases, 0u);
+  EXPECT_EQ(test->client->violation(), "");
+}
+
+// Fails with the first expert that it is given.
+class BrokenBackend final : public ReferenceBackend {
+ public:
+  explicit BrokenBackend(const BackendLimits& limits, uint32_t after)
+      : ReferenceBackend(limits), left_(after) {}
+  absl::Status Enqueue(const Operation& operation) override {
+    if (std::holds_alternative<const MoeExpertsArgs*>(operation) && left_-- == 0) {
+      left_ = 0;
+      return absl::InternalError("the CPU has failed");
+    }
+    return ReferenceBackend::Enqueue(operation);
+  }
+
+ private:
+  uint32_t left_;
+};
+
+TEST_F(TwoThreadsTest, AnErrorOfTheCpuEndsTheStepWithItsWords) {
+  auto client = FakeWeightClient::Open(pack_, options_.weights);
+  ASSERT_TRUE(client.ok()) << client.status();
+  FakeWeightClient* const fake = client->get();
+  const auto places = [](const PlacesNeeded& needed) -> absl::StatusOr<ComputePlaces> {
+    ASSIGN_OR_RETURN(std::unique_ptr<Backend> device, CreateReferenceBackend(needed.limits));
+    return ComputePlaces{std::move(device), std::make_unique<BrokenBackend>(needed.limits, /*after=*/40)};
+  };
+  const auto engine = Engine::Create(options_.engine, *std::move(client), places, nullptr);
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  const auto ids = GenerateIds(engine->get(), GreedySpec("g", {5, 6, 7}, 60));
+  EXPECT_THAT(std::string(ids.status().message()), HasSubstr("the CPU has failed"));
+  EXPECT_EQ(AwaitQuiet(**engine).expert_leases_held, 0u);
+  EXPECT_EQ(fake->counters().held_leases, 0u);
+}
+
+TEST_F(TwoThreadsTest, CalibrationComputesOnTheDeviceAlone) {
+  const absl::StatusOr<TestEngine> test = StartEngine(pack_, options_);
+  ASSERT_TRUE(test.ok()) << test.status();
+  ASSERT_TRUE(GenerateIds(test->engine.get(), GreedySpec("w", {5, 6, 7}, 6)).ok());
+  AwaitQuiet(*test->engine);
+  const uint64_t before = CpuExperts(*test->engine);
+  EXPECT_GT(before, 0u);
+  CalibrationSpec spec;
+  spec.window = 16;
+  for (int i = 0; i < 60; ++i) spec.tokens.push_back((7 * i * i + 3 * i) % 40);
+  spec.sensitivity_tokens = 20;
+  spec.epochs = 1;
+  spec.sparsity_tokens = 30;
+  auto sink = std::make_shared<CollectingCalibrationSink>();
+  ASSERT_TRUE(test->engine->Calibrate(spec, sink).ok());
+  EXPECT_TRUE(sink->Await().ok()) << sink->Await();
+  AwaitQuiet(*test->engine);
+  EXPECT_EQ(CpuExperts(*test->engine), before);
+}
+
+}  // namespace
+}  // namespace sluice
