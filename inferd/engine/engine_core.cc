@@ -172,6 +172,7 @@ absl::Status EngineCore::MakeResidency(const Policies& policies) {
   slab.link_latency_us = options.slab.link_latency_us;
   slab.tile_neurons = options.slab.tile_neurons;
   slab.stall_limit = options.stall_limit;
+  slab.watch = !options.virtual_clock;
   slab.max_rows = plan_.forward.max_tokens;
   link_gbps_ = slab.link_gbps;
   if (slab.link_gbps > 0) {

@@ -8,7 +8,7 @@
 
 namespace sluice {
 LayerResidency::LayerResidency(WeightClient* client, FetchQueue* fetches, Queue* queue, FetchWindow window,
-                               absl::Duration stall_limit)
+                               absl::Duration stall_limit, bool watch)
     : pack_(client->pack()),
       client_(client),
       fetches_(fetches),
@@ -16,7 +16,8 @@ LayerResidency::LayerResidency(WeightClient* client, FetchQueue* fetches, Queue*
       window_(window),
       stall_(stall_limit),
       counters_(pack_.config().layers.size()),
-      stall_limit_(stall_limit) {
+      stall_limit_(stall_limit),
+      watch_(watch) {
   const std::vector<uint32_t> experts = ExpertsByLayer(pack_);
   const uint32_t most = experts.empty() ? 0 : *std::max_element(experts.begin(), experts.end());
   demand_of_.assign(most, 0);
@@ -30,9 +31,12 @@ void LayerResidency::BeginStep(uint64_t step) {
   Poll();
 }
 
-void LayerResidency::Poll() {
+void LayerResidency::Poll() { TakeCompletions(); }
+
+size_t LayerResidency::TakeCompletions() {
   GiveBackRead();
-  fetches_->Poll([this](const FetchKey& key, const FetchCompletion& completion) { Handle(key, completion); });
+  return fetches_->Poll(
+      [this](const FetchKey& key, const FetchCompletion& completion) { Handle(key, completion); });
 }
 
 absl::Status LayerResidency::OpenLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) {
@@ -77,8 +81,17 @@ absl::StatusOr<absl::Span<const ReadyTile>> LayerResidency::Next() {
     ready_.clear();
   }
   stall_.Restart(absl::Now());  // computing is no waiting
+  watch_.News(clock_.NowNanos());
+  const auto tiles = AwaitTiles();
+  fetches_->CountWatched(watch_.Take(clock_.NowNanos()));
+  return tiles;
+}
+
+absl::StatusOr<absl::Span<const ReadyTile>> LayerResidency::AwaitTiles() {
   while (open_ > 0) {
-    Poll();
+    if (TakeCompletions() > 0) {
+      watch_.News(clock_.NowNanos());
+    }
     RETURN_IF_ERROR(Arrived());
     if (ListenerWaits()) {
       RETURN_IF_ERROR(listener_->OnLeads());
@@ -101,6 +114,11 @@ absl::StatusOr<absl::Span<const ReadyTile>> LayerResidency::Next() {
 }
 
 absl::Status LayerResidency::WaitForMore() {
+  const int64_t nanos = clock_.NowNanos();
+  if (in_flight() > 0 && watch_.Look(nanos)) {
+    return absl::OkStatus();
+  }
+  fetches_->CountWatched(watch_.Take(nanos));
   const absl::Time now = absl::Now();
   const absl::Time listener = ListenerWaits() ? now + kDevicePace : absl::InfiniteFuture();
   return fetches_->Wait(stall_.EndOfWait(now, std::min(WaitUntil(), listener)));

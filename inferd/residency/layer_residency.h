@@ -13,7 +13,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "common/clock.h"
 #include "inferd/residency/fetch_window.h"
+#include "inferd/residency/landing_watch.h"
 #include "inferd/residency/residency.h"
 #include "inferd/weights/fetch_queue.h"
 #include "inferd/weights/stall_limit.h"
@@ -36,9 +38,9 @@ class LayerResidency : public Residency {
  protected:
   static constexpr uint32_t kNoDemand = 0xffffffffu;
 
-  // All pointers outlive this object.
+  // All pointers outlive this object. `watch`: what travels is looked for without sleeping (landing_watch.h).
   LayerResidency(WeightClient* client, FetchQueue* fetches, Queue* queue, FetchWindow window,
-                 absl::Duration stall_limit);
+                 absl::Duration stall_limit, bool watch = false);
 
   // A completion, also of what was asked for in an earlier layer or ahead.
   virtual void Handle(const FetchKey& key, const FetchCompletion& completion) = 0;
@@ -103,10 +105,14 @@ class LayerResidency : public Residency {
   LeadListener* listener_ = nullptr;  // null: nobody
 
  private:
+  absl::StatusOr<absl::Span<const ReadyTile>> AwaitTiles();
+  size_t TakeCompletions();
   absl::Status StallError() const;
   bool ListenerWaits() const { return listener_ != nullptr && listener_->AwaitsDevice(); }
 
   const absl::Duration stall_limit_;
+  const MonotonicClock clock_;
+  LandingWatch watch_;
   std::vector<uint32_t> demand_of_;   // [most experts], by expert: demand + 1, 0: none
   std::vector<uint32_t> experts_;     // by demand
   std::vector<FailedDemand> failed_;  // of the current layer

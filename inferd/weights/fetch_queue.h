@@ -61,6 +61,12 @@ class FetchQueue {
   // Waiting for something else than a completion, on a clock that was moved meanwhile.
   void CountStall(int64_t nanos) { stall_nanos_ += nanos; }
 
+  // Waiting for completions without Wait(), in real time.
+  void CountWatched(int64_t nanos) {
+    stall_nanos_ += nanos;
+    real_stall_nanos_ += nanos;
+  }
+
   // The connection is gone and with it everything outstanding.
   void Forget();
 

@@ -10,7 +10,7 @@ namespace sluice {
 NeuronResidency::NeuronResidency(const NeuronResidencyOptions& options, std::unique_ptr<NeuronSlots> slots,
                                  WeightClient* client, FetchQueue* fetches, Backend* backend)
     : LayerResidency(client, fetches, &backend->queue(), FetchWindow(options.slots.max_in_flight),
-                     options.slots.stall_limit),
+                     options.slots.stall_limit, options.slots.watch),
       options_(options),
       backend_(backend),
       slots_(std::move(slots)),

@@ -18,7 +18,7 @@ SlabResidency::SlabResidency(const SlabResidencyOptions& options, std::unique_pt
                              WeightClient* client, FetchQueue* fetches, const SegmentBuffers* segments,
                              Backend* backend, Backend* cpu, VirtualClock* clock)
     : LayerResidency(client, fetches, &backend->queue(), FetchWindow(options.max_in_flight),
-                     options.stall_limit),
+                     options.stall_limit, options.watch),
       options_(options),
       backend_(backend),
       cpu_place_(cpu),

@@ -27,6 +27,8 @@ struct SlotCacheOptions {
   Part lead = Part::kGate;  // what Lead() gives
   // Of a byte of an expert over the link; 0: as measured.
   double load_seconds = 0;
+  // What travels is looked for without sleeping; not where only waiting moves the time.
+  bool watch = false;
   // A layer without any progress for this long ends with an error.
   absl::Duration stall_limit = absl::Seconds(5);
 };

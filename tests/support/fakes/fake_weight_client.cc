@@ -325,12 +325,18 @@ void FakeWeightClient::EvictAtRandom() {
 
 absl::Status FakeWeightClient::Wait(absl::Time deadline) {
   MutexLock lock(&mutex_);
+  ++waits_;
   while (!woken_ && connected_ && (pending_.empty() || frozen_) && absl::Now() < deadline) {
     // Bounded, because an infinite duration overflows std::chrono.
     changed_.WaitFor(&mutex_, absl::ToChronoNanoseconds(std::min(deadline - absl::Now(), absl::Hours(1))));
   }
   woken_ = false;
   return connected_ ? absl::OkStatus() : absl::Status(death_, "the fake weightd is dead");
+}
+
+uint64_t FakeWeightClient::waits() const {
+  MutexLock lock(&mutex_);
+  return waits_;
 }
 
 void FakeWeightClient::Wake() {

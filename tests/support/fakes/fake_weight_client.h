@@ -83,6 +83,7 @@ class FakeWeightClient final : public WeightClient {
   // The first breach of the protocol, "" if there was none.
   std::string violation() const;
   uint64_t resident_bytes() const;
+  uint64_t waits() const;  // calls of Wait()
 
  private:
   struct Extent {
@@ -161,6 +162,7 @@ class FakeWeightClient final : public WeightClient {
   absl::StatusCode demands_end_ ABSL_GUARDED_BY(mutex_) = absl::StatusCode::kOk;
   int demands_to_end_ ABSL_GUARDED_BY(mutex_) = 0;
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t waits_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t budget_ ABSL_GUARDED_BY(mutex_);
   uint64_t polls_to_death_ ABSL_GUARDED_BY(mutex_) = ~uint64_t{0};
   WeightClientCounters counters_ ABSL_GUARDED_BY(mutex_);
