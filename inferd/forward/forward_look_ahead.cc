@@ -33,14 +33,14 @@ absl::Status Forward::WaitOrGuess(uint32_t layer, const StepBatch& batch) {
   if (followed.empty()) {
     return absl::OkStatus();
   }
-  const int64_t began = guess_.BeginMaking();
+  const Event began = queue_->Record();
   const bool last = layer + 1 == config_.layers.size();
   if (!last || !guess_.Pays(work_.missing()) || !tap_->WantsNextTokens()) {
     guess_.BeginWait(work_.missing());
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(GuessTokens(layer, batch, followed));
-  guess_.EndMaking(began);
+  guess_.Making(began, queue_->Record());
   return absl::OkStatus();
 }
 

@@ -210,7 +210,7 @@ Forward::Forward(const ModelConfig& config, const ForwardOptions& options, const
       plan_(options.max_tokens, MostRanks(config), MostExperts(config)),
       work_(config, parts.weights->layers(), *parts.sparsity, plan_),
       heard_plan_(options.max_tokens, MostRanks(config), MostExperts(config)),
-      guess_({options.max_sequences, options.context, options.logit_rows}) {
+      guess_({options.max_sequences, options.context, options.logit_rows}, queue_) {
   if (experts_->WantsScores()) {
     router_scores_ = std::make_unique<RouterScores>(options.max_tokens, MostExperts(config));
     score_rows_.reserve(options.max_tokens);

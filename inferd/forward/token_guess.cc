@@ -6,8 +6,8 @@
 
 namespace sluice {
 
-TokenGuess::TokenGuess(const Limits& limits)
-    : limits_(limits), guessed_(limits.max_sequences, limits.max_sequences) {
+TokenGuess::TokenGuess(const Limits& limits, Queue* queue)
+    : limits_(limits), queue_(queue), guessed_(limits.max_sequences, limits.max_sequences) {
   followed_.reserve(limits.max_sequences);
 }
 
@@ -72,7 +72,18 @@ void TokenGuess::Make(const StepBatch& batch, absl::Span<const int32_t> tokens) 
   counts_.made++;
 }
 
+void TokenGuess::TakeTiming() {
+  if (making_.to.value == 0 || !queue_->IsDone(making_.to)) {
+    return;
+  }
+  if (const absl::StatusOr<double> seconds = queue_->Seconds(making_.from, making_.to); seconds.ok()) {
+    timing_.AddGuess(static_cast<int64_t>(*seconds * 1e9));
+  }
+  making_ = {};
+}
+
 void TokenGuess::EndWait() {
+  TakeTiming();
   if (const int64_t begin = std::exchange(wait_begin_, 0); begin != 0) {
     timing_.AddWait(wait_missing_, clock_.NowNanos() - begin);
   }

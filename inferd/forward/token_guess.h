@@ -11,6 +11,7 @@
 #include "common/clock.h"
 #include "inferd/forward/guess_timing.h"
 #include "inferd/step/step_batch.h"
+#include "kernels/backend.h"
 
 namespace sluice {
 
@@ -26,7 +27,8 @@ class TokenGuess {
     uint64_t made = 0;
     uint64_t right = 0;
   };
-  explicit TokenGuess(const Limits& limits);
+  // `queue`: makes guesses; outlives this object.
+  TokenGuess(const Limits& limits, Queue* queue);
 
   // A step begins: whether it is what was guessed at the end of the one before, the same tokens of the same
   // texts. The guess is used up.
@@ -43,27 +45,37 @@ class TokenGuess {
   const StepBatch& guessed() const { return guessed_; }
 
   // Whether a guess pays while so many experts are waited for.
-  bool Pays(uint32_t missing) { return timing_.Pays(missing); }
+  bool Pays(uint32_t missing) {
+    TakeTiming();
+    return timing_.Pays(missing);
+  }
   // A wait for so many experts (> 0) begins in which nothing is guessed, so that it tells how long one takes.
   void BeginWait(uint32_t missing) {
     wait_begin_ = clock_.NowNanos();
     wait_missing_ = missing;
   }
   void EndWait();
-  // When a guess began to be made, and that it is.
-  int64_t BeginMaking() const { return clock_.NowNanos(); }
-  void EndMaking(int64_t began) { timing_.AddGuess(clock_.NowNanos() - began); }
+  // What was queued between the two points makes a guess: the device's clock says what that took, once it is
+  // known to be done.
+  void Making(Event from, Event to) { making_ = {from, to}; }
 
   const Counts& counts() const { return counts_; }
 
  private:
+  struct Span {
+    Event from;
+    Event to;  // 0: nobody asks
+  };
+  void TakeTiming();
   bool IsGuessed(const StepBatch& batch) const;
 
   const Limits limits_;
+  Queue* const queue_;
   const MonotonicClock clock_;
   StepBatch guessed_;
   std::vector<uint32_t> followed_;
   GuessTiming timing_;
+  Span making_;  // of the last guess, until its time is known
   Counts counts_;
   int64_t wait_begin_ = 0;     // 0: no wait is timed
   uint32_t wait_missing_ = 0;  // experts that were missing then

@@ -1,10 +1,12 @@
 #include "inferd/forward/token_guess.h"
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/reference/reference_backend.h"
 
 namespace sluice {
 namespace {
@@ -27,7 +29,8 @@ class TokenGuessTest : public testing::Test {
   }
 
   const std::vector<uint32_t> pages_ = {0, 1, 2, 3};
-  TokenGuess guess_{{.max_sequences = 4, .context = 40, .rows = 4}};
+  const std::unique_ptr<Backend> device_ = *CreateReferenceBackend({});
+  TokenGuess guess_{{.max_sequences = 4, .context = 40, .rows = 4}, &device_->queue()};
   StepBatch step_{8, 4};
   StepBatch next_{8, 4};
 };
@@ -86,6 +89,28 @@ TEST_F(TokenGuessTest, AnotherTokenTextPositionOrStepIsNot) {
     EXPECT_FALSE(guess_.Take(next_)) << wrong.token << " " << wrong.position << " " << wrong.number;
   }
   EXPECT_EQ(guess_.counts().right, 0u);
+}
+
+// Takes a second for whatever it is asked about.
+class SlowDevice final : public ReferenceBackend {
+ public:
+  SlowDevice() : ReferenceBackend({}) {}
+  absl::StatusOr<double> Seconds(Event, Event) override { return 1.0; }
+};
+
+TEST_F(TokenGuessTest, WhatAGuessTakesIsTimedByTheDevice) {
+  for (const bool slow : {false, true}) {
+    SlowDevice device;
+    Queue& queue = slow ? device.queue() : device_->queue();
+    TokenGuess guess({.max_sequences = 4, .context = 40, .rows = 4}, &queue);
+    guess.BeginWait(1);
+    guess.EndWait();
+    EXPECT_TRUE(guess.Pays(1)) << "none was made";
+    const Event from = queue.Record();
+    guess.Making(from, queue.Record());
+    guess.EndWait();
+    EXPECT_EQ(guess.Pays(slow ? 1 : 1'000'000), !slow);
+  }
 }
 
 }  // namespace
