@@ -177,6 +177,8 @@ absl::StatusOr<bool> Prefetcher::PredictLayer(const RouterTap& tap, uint32_t tar
   const bool trusted = recall_.Trusts(target);
   if (!trusted && !recall_.Measures(target)) return false;
   const auto asked = std::find(asked_.begin(), asked_.end(), target);
+  // What was not asked for together with the router's choice would have to be waited for.
+  if (asked == asked_.end() && !queue_->RunsAtCall()) return false;
   absl::StatusOr<Routing> answer =
       asked == asked_.end() ? predictor_->Predict(tap, target) : predictor_->Answer(tap, target);
   if (asked != asked_.end()) asked_.erase(asked);
