@@ -1,13 +1,14 @@
 """kill -9 of weightd and inferd at random points under load, over and over, with a table at the end.
 
-  kill_loop.py [--kills N] [--seed N] [--clients N] [--json FILE]
+  kill_loop.py [--kills N] [--sim-kills N] [--pair-kills N] [--seed N] [--clients N] [--json FILE]
 
-Every start draws a budget for weightd, and for inferd a device, host or sim, the latter with a budget and a link.
+Every start draws a budget for weightd, and for inferd a device, host or sim, the latter with a budget, a link and a
+transport; --sim-kills are of pairs on sim alone, where who computes misses is drawn too.
 
 Client threads stream greedy answers all the while. Every answer that comes is compared with the uninterrupted
 one; a token that differs, a stream that neither goes on nor ends within 5 s, and anything that a settled pair
 of daemons holds too much (descriptors, mappings of dead segments, sessions, leases) is counted. Exit code 0
-only if nothing was. SLUICE_STRESS=full makes it 200 kills. Programs and stubs as for the end-to-end tests.
+only if nothing was. SLUICE_STRESS=full makes it 200 kills, and 200 on sim. Programs and stubs as for the end-to-end tests.
 """
 import argparse
 import collections
@@ -35,16 +36,18 @@ def small_budget(random_source):
     return int(random_source.uniform(3.2, 20) * MIB)
 
 
-def random_device(random_source):
+def random_device(random_source, only_sim):
     """The flags of a device, and its name."""
-    if random_source.random() < 0.5:
+    if not only_sim and random_source.random() < 0.5:
         return ["--device", "host"], "host"
+    transport = random_source.choice(["push", "pull"])
+    miss = ["--policy", "expert_miss=" + random_source.choice(["load", "cpu", "balance"])] if only_sim else []
     return [
         "--device", "sim", "--device-budget", f"{random_source.uniform(5, 50):.1f}%",
         "--link-gbps", f"{random_source.uniform(0.5, 8):.2f}",
         "--link-latency-us", str(random_source.randrange(0, 50)),
-        "--transport", random_source.choice(["push", "pull"]),
-    ], "sim"  # fmt: skip
+        "--transport", transport, *miss,
+    ], "sim, " + transport  # fmt: skip
 
 
 def segments_mapped(pid):
@@ -196,11 +199,12 @@ def request(prompt, tokens):
 class Service:
     """One weightd, one inferd a pack, all in one folder; each can be killed and started again."""
 
-    def __init__(self, folder, packs, findings, random_source):
+    def __init__(self, folder, packs, findings, random_source, only_sim=False):
         self.folder = folder
         self.packs = packs
         self.findings = findings
         self.random = random_source
+        self.only_sim = only_sim
         self.weightd = None
         self.inferds = [None] * len(packs)
         self.generation = 0
@@ -219,7 +223,7 @@ class Service:
 
     def start_inferd(self, index):
         self.generation += 1
-        flags, device = random_device(self.random)
+        flags, device = random_device(self.random, self.only_sim)
         self.findings.count("starts on " + device)
         self.inferds[index] = daemons.Daemon(
             "inferd",
@@ -351,10 +355,10 @@ def kill_one_of_two(service, victims, others, kills, findings):
     return back
 
 
-def run(scenario, packs, budget, kills, args, findings):
+def run(scenario, packs, budget, kills, args, findings, only_sim=False):
     """Starts the daemons, finds the right answers, and lets `scenario` kill. Its rows of the table."""
     work = daemons.tempfile.mkdtemp(prefix="sluice-kill-")
-    service = Service(work, packs, findings, random.Random(args.seed))
+    service = Service(work, packs, findings, random.Random(args.seed), only_sim)
     cases = daemons.greedy_cases()[:6]
     clients = []
     try:
@@ -416,6 +420,7 @@ def main():
     full = os.environ.get("SLUICE_STRESS") == "full"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200 if full else 10, help="of either daemon")
+    parser.add_argument("--sim-kills", type=int, default=200 if full else 0, help="of either daemon, on sim alone")
     parser.add_argument("--pair-kills", type=int, default=50 if full else 4, help="of one of two inferds")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=4)
@@ -430,8 +435,13 @@ def main():
     try:
         packs = make_packs(folder)
         source = random.Random(args.seed)
-        rows = run("one inferd", packs[:1], small_budget(source), args.kills, args, findings)
-        rows += run("two packs, two inferds", packs, 24 * MIB, args.pair_kills, args, findings)
+        rows = []
+        if args.kills > 0:
+            rows += run("one inferd", packs[:1], small_budget(source), args.kills, args, findings)
+        if args.sim_kills > 0:
+            rows += run("one inferd, on sim", packs[:1], small_budget(source), args.sim_kills, args, findings, True)
+        if args.pair_kills > 0:
+            rows += run("two packs, two inferds", packs, 24 * MIB, args.pair_kills, args, findings)
     finally:
         daemons.shutil.rmtree(folder, ignore_errors=True)
     left = {name for name in set(os.listdir("/dev/shm")) - shared_before if "sluice" in name}
