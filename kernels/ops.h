@@ -293,8 +293,13 @@ struct RouterArgs {
   GroupScore group_score = GroupScore::kMax;
   bool shared = false;
   Rows shared_logits;  // [T, 1], or none: weight 1
-  BufferRef ids;       // int32 [T, ranks]
-  BufferRef weights;   // float32 [T, ranks]
+  // Each row keeps as many of its top_k experts as are enough (expert_cut.h): these take over the weight of
+  // all, the others get 0.
+  bool cut = false;
+  double cut_sensitivity = 0;
+  double cut_limit = 0;
+  BufferRef ids;      // int32 [T, ranks]
+  BufferRef weights;  // float32 [T, ranks]
 };
 
 // What makes a neuron's coefficient from its two dot products: c = up_factor(u) * gate_factor(g).

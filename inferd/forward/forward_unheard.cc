@@ -10,7 +10,7 @@ namespace sluice {
 // Whether nobody needs the layer's routing before the step's end.
 bool Forward::MayPass(uint32_t layer, const StepBatch& batch) const {
   return !queue_->RunsAtCall() && config_.layers[layer].moe.experts > 0 && !batch.any_lost() &&
-         experts_->AllThere(layer) && routing_->KeepsResident(layer) &&
+         experts_->AllThere(layer) && routing_->KeepsResident(layer, batch) &&
          (tap_ == nullptr || tap_->MayPass(layer));
 }
 
@@ -62,7 +62,7 @@ absl::Status Forward::Hear() {
                           reinterpret_cast<const float*>(weights)};
     RETURN_IF_ERROR(heard_plan_.Build(routing, moe.experts, *batch_, ScalesInputs(moe)));
     experts_->Heard(layer, heard_plan_.demands());
-    routing_->CountResident(layer, moe.top_k, *batch_);
+    routing_->CountResident(layer, routing, *batch_);
     if (sparsity_->enabled()) {
       RETURN_IF_ERROR(CountSlots(layer, heard_plan_, unheard_active_ + offset));
     }

@@ -32,6 +32,9 @@ struct RouterCall {
   GroupScore group_score = GroupScore::kMax;
   bool shared = false;
   InRows shared_logits;  // base nullptr: weight 1
+  bool cut = false;
+  double cut_sensitivity = 0;
+  double cut_limit = 0;
   int32_t* ids = nullptr;
   float* weights = nullptr;
   uint32_t Ranks() const { return top_k + (shared ? 1 : 0); }
@@ -126,6 +129,9 @@ inline absl::StatusOr<RouterCall> Resolve(const Resolver& r, const RouterArgs& a
   call.top_groups = args.top_groups;
   call.group_score = args.group_score;
   call.shared = args.shared;
+  call.cut = args.cut;
+  call.cut_sensitivity = args.cut_sensitivity;
+  call.cut_limit = args.cut_limit;
   return call;
 }
 

@@ -103,6 +103,9 @@ absl::Status Run(Device& device, const RouterCall& call) {
   launch.shared = call.shared;
   launch.shared_logits = call.shared_logits.base;
   launch.shared_stride = call.shared_logits.stride;
+  launch.cut = call.cut;
+  launch.cut_sensitivity = call.cut_sensitivity;
+  launch.cut_limit = call.cut_limit;
   launch.ids = call.ids;
   launch.weights = call.weights;
   return StatusOf(EnqueueRouter(launch, device.stream), absl::StrCat("Router of ", call.experts, " experts"));

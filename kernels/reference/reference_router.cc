@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/expert_cut.h"
 #include "kernels/reference/reference_backend.h"
 #include "kernels/reference/scalar.h"
 
@@ -152,6 +153,10 @@ void Run(Device&, const RouterCall& call) {
       if (call.expert_scale != nullptr) {
         weights[k] = weights[k] * call.expert_scale[ids[k]];
       }
+    }
+    if (call.cut) {
+      const absl::Span<float> of_row(weights, call.top_k);
+      KeepExperts(of_row, ExpertsKept(of_row, call.cut_sensitivity, call.cut_limit));
     }
     if (call.shared) {
       ids[call.top_k] = static_cast<int32_t>(call.experts);

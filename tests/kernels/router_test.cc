@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "gtest/gtest.h"
+#include "kernels/expert_cut.h"
 #include "tests/kernels/op_testing.h"
 
 namespace sluice {
@@ -97,6 +98,37 @@ TEST_P(RouterTest, RouterPicksTheBestWithTiesToTheLowerExpert) {
         }
       }
     }
+  }
+}
+
+TEST_P(RouterTest, ACutKeepsAsManyExpertsAsTheHostsRuleKeeps) {
+  Random random(9);
+  for (const bool shared : {false, true}) {
+    RouterCase c;
+    c.args.tokens = 40;
+    c.args.experts = 12;
+    c.args.top_k = 4;
+    c.args.routed_scale = 1.25f;
+    c.args.shared = shared;
+    c.logits = random.Normals(c.args.tokens * c.args.experts, 1.5f);
+    OpBench bench(GetParam());
+    Routed wanted = Route(bench, c);
+    const uint32_t ranks = c.args.top_k + (shared ? 1 : 0);
+    uint32_t by_kept[5] = {};
+    for (uint32_t t = 0; t < c.args.tokens; ++t) {
+      const absl::Span<float> row(wanted.weights.data() + t * ranks, c.args.top_k);
+      const uint32_t kept = ExpertsKept(row, 1.7, 0.11);
+      KeepExperts(row, kept);
+      ++by_kept[kept];
+    }
+    EXPECT_GT(by_kept[1] + by_kept[2], 0u);
+    EXPECT_GT(by_kept[3] + by_kept[4], 0u);
+    c.args.cut = true;
+    c.args.cut_sensitivity = 1.7;
+    c.args.cut_limit = 0.11;
+    const Routed cut = Route(bench, c);
+    EXPECT_EQ(cut.ids, wanted.ids);
+    EXPECT_TRUE(BitEqual(cut.weights, wanted.weights));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "common/status.h"
+#include "kernels/expert_cut.h"
 
 namespace sluice {
 namespace {

@@ -2,29 +2,8 @@
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 
 namespace sluice {
-
-uint32_t ExpertsKept(absl::Span<const float> weights, double sensitivity, double threshold) {
-  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
-  double first = 0;
-  for (uint32_t kept = 1; kept < weights.size(); ++kept) {
-    first += weights[kept - 1];
-    const double rest = sum > 0 ? std::max(1 - first / sum, 0.0) : 0;
-    if (rest * rest * sensitivity <= threshold) return kept;
-  }
-  return static_cast<uint32_t>(weights.size());
-}
-
-void KeepExperts(absl::Span<float> weights, uint32_t kept) {
-  if (kept >= weights.size()) return;
-  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
-  const double first = std::accumulate(weights.begin(), weights.begin() + kept, 0.0);
-  for (uint32_t rank = 0; rank < weights.size(); ++rank) {
-    weights[rank] = rank < kept && first > 0 ? static_cast<float>(weights[rank] * (sum / first)) : 0.0f;
-  }
-}
 
 ExpertExchange::ExpertExchange(uint32_t most_tokens, uint32_t most_experts)
     : sorted_(most_experts), beta_(most_tokens), users_(most_experts), there_(most_experts) {

@@ -1,8 +1,7 @@
-// Which experts a token uses where that is not simply its top K: AdapMoE's single experts and the
-// importance-driven exchange of experts that count little. Pure functions of scores; the routing policies
-// (routing.h) apply them to what a router said.
+// The importance-driven exchange of experts that count little, which the routing policy (routing.h) applies
+// to what a router said.
 //
-// Thread safety: pure functions; ExpertExchange is thread-compatible and does not allocate once made.
+// Thread safety: ExpertExchange is thread-compatible and does not allocate once made.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +11,6 @@
 #include "absl/types/span.h"
 
 namespace sluice {
-
-// How many of a token's experts are kept (AdapMoE eq. 8): the smallest j with
-// (1 - share of the first j)^2 sensitivity <= threshold, at least one. `weights`: of the top K, best first;
-// shares are of their sum. For K = 2 and j = 1 the share is the paper's alpha.
-uint32_t ExpertsKept(absl::Span<const float> weights, double sensitivity, double threshold);
-
-// Leaves the first `kept` weights the sum of all, in their old proportions, and sets the others to 0.
-// Where weights sum to 1 a single expert gets 1 (AdapMoE 4.2).
-void KeepExperts(absl::Span<float> weights, uint32_t kept);
 
 // A batch of tokens at one layer's router.
 struct ExchangeBatch {

@@ -57,9 +57,11 @@ class ReplayRouting final : public RoutingPolicy {
   absl::Status Decide(const RoutingInput& input, Queue* queue) override {
     return inner_->Decide(input, queue);
   }
-  bool KeepsResident(uint32_t layer) const override { return inner_->KeepsResident(layer); }
-  void CountResident(uint32_t layer, uint32_t top_k, const StepBatch& batch) override {
-    inner_->CountResident(layer, top_k, batch);
+  bool KeepsResident(uint32_t layer, const StepBatch& batch) const override {
+    return inner_->KeepsResident(layer, batch);
+  }
+  void CountResident(uint32_t layer, const Routing& routing, const StepBatch& batch) override {
+    inner_->CountResident(layer, routing, batch);
   }
   absl::Span<const RoutingCounters> layer_counters() const override { return inner_->layer_counters(); }
   Routing Wanted(const Routing& computed) const override { return inner_->Wanted(computed); }

@@ -6,6 +6,7 @@
 #include "common/profile/gating.h"
 #include "common/status.h"
 #include "inferd/model/model_shapes.h"
+#include "kernels/expert_cut.h"
 
 namespace sluice {
 
@@ -37,7 +38,15 @@ absl::Status TopKRouting::Choose(const RoutingInput& input, Queue* queue) {
 }
 
 absl::Status SensitivityRouting::Choose(const RoutingInput& input, Queue* queue) {
-  return queue->Router(input.model);
+  RouterArgs args = input.model;
+  args.cut = CutsOnDevice(input);
+  args.cut_sensitivity = sensitivities_[input.layer];
+  args.cut_limit = threshold_;
+  return queue->Router(args);
+}
+
+bool SensitivityRouting::CutsOnDevice(const RoutingInput& input) {
+  return input.model.top_k > 1 && input.batch->decode_rows() == input.model.tokens;
 }
 
 absl::Status SensitivityRouting::Decide(const RoutingInput& input, Queue*) {
@@ -49,18 +58,36 @@ absl::Status SensitivityRouting::Decide(const RoutingInput& input, Queue*) {
   if (weights == nullptr) {
     return absl::InternalError("the router's staging memory cannot be written");
   }
-  RoutingCounters& counters = counters_[input.layer];
+  const bool cut = CutsOnDevice(input);
   for (uint32_t row = 0; row < args.tokens; ++row) {
     if (!input.batch->decodes(row)) continue;
     const absl::Span<float> of_row(weights + uint64_t{row} * ranks, args.top_k);
-    const uint32_t kept = ExpertsKept(of_row, sensitivities_[input.layer], threshold_);
-    KeepExperts(of_row, kept);
-    counters.rows++;
-    counters.pairs += args.top_k;
-    counters.dropped += args.top_k - kept;
-    counters.single += kept == 1;
+    if (!cut) {
+      KeepExperts(of_row, ExpertsKept(of_row, sensitivities_[input.layer], threshold_));
+    }
+    Count(input.layer, of_row);
   }
   return absl::OkStatus();
+}
+
+// What was left out has a weight of 0, in the last ranks.
+void SensitivityRouting::Count(uint32_t layer, absl::Span<const float> weights) {
+  const uint32_t top_k = static_cast<uint32_t>(weights.size());
+  uint32_t kept = top_k;
+  while (kept > 1 && weights[kept - 1] == 0.0f) --kept;
+  RoutingCounters& counters = counters_[layer];
+  counters.rows++;
+  counters.pairs += top_k;
+  counters.dropped += top_k - kept;
+  counters.single += kept == 1;
+}
+
+void SensitivityRouting::CountResident(uint32_t layer, const Routing& routing, const StepBatch& batch) {
+  for (uint32_t row = 0; row < routing.tokens && routing.top_k > 1; ++row) {
+    if (batch.decodes(row)) {
+      Count(layer, absl::MakeConstSpan(routing.weights + uint64_t{row} * routing.ranks, routing.top_k));
+    }
+  }
 }
 
 CacheAwareRouting::CacheAwareRouting(double alpha, uint32_t layers, uint32_t max_tokens,

@@ -61,9 +61,9 @@ class RoutingPolicy {
   // That is known to have run: ids and weights become what they are to be.
   virtual absl::Status Decide(const RoutingInput& /*input*/, Queue* /*queue*/) { return absl::OkStatus(); }
   // Whether Decide() would change nothing in `layer`, all of whose experts are resident: the host need not
-  // look then, and says later which rows there were.
-  virtual bool KeepsResident(uint32_t /*layer*/) const { return false; }
-  virtual void CountResident(uint32_t /*layer*/, uint32_t /*top_k*/, const StepBatch& /*batch*/) {}
+  // look then, and hears later what was chosen.
+  virtual bool KeepsResident(uint32_t /*layer*/, const StepBatch& /*batch*/) const { return false; }
+  virtual void CountResident(uint32_t /*layer*/, const Routing& /*routing*/, const StepBatch& /*batch*/) {}
   // By layer; empty for a policy that leaves the model's choice as it is.
   virtual absl::Span<const RoutingCounters> layer_counters() const { return {}; }
   RoutingCounters counters() const;  // of all layers
@@ -78,10 +78,11 @@ class RoutingPolicy {
 class TopKRouting final : public RoutingPolicy {
  public:
   absl::Status Choose(const RoutingInput& input, Queue* queue) override;
-  bool KeepsResident(uint32_t) const override { return true; }
+  bool KeepsResident(uint32_t, const StepBatch&) const override { return true; }
 };
 
-// AdapMoE 4.2 on decode rows: fewer experts where (1 - alpha)^2 S_l <= T.
+// AdapMoE 4.2 on decode rows: fewer experts where (1 - alpha)^2 S_l <= T. The device cuts where all rows of a
+// step are such, else the host.
 class SensitivityRouting final : public RoutingPolicy {
  public:
   // `sensitivities`: S_l by layer.
@@ -92,11 +93,18 @@ class SensitivityRouting final : public RoutingPolicy {
         counters_(sensitivities_.size()) {}
   absl::Status Choose(const RoutingInput& input, Queue* queue) override;
   absl::Status Decide(const RoutingInput& input, Queue* queue) override;
+  bool KeepsResident(uint32_t, const StepBatch& batch) const override {
+    return batch.decode_rows() == 0 || batch.decode_rows() == batch.tokens();
+  }
+  void CountResident(uint32_t layer, const Routing& routing, const StepBatch& batch) override;
   absl::Span<const RoutingCounters> layer_counters() const override { return counters_; }
 
   double threshold() const { return threshold_; }
 
  private:
+  static bool CutsOnDevice(const RoutingInput& input);
+  void Count(uint32_t layer, absl::Span<const float> weights);
+
   const std::vector<double> sensitivities_;
   const double threshold_;
   Backend* const backend_;
@@ -110,10 +118,11 @@ class CacheAwareRouting final : public RoutingPolicy {
                     uint32_t largest_top_k, Backend* backend);
   absl::Status Choose(const RoutingInput& input, Queue* queue) override;
   absl::Status Decide(const RoutingInput& input, Queue* queue) override;
-  bool KeepsResident(uint32_t) const override { return true; }  // there is nothing better at hand
-  void CountResident(uint32_t layer, uint32_t top_k, const StepBatch& batch) override {
+  // There is nothing better at hand.
+  bool KeepsResident(uint32_t, const StepBatch&) const override { return true; }
+  void CountResident(uint32_t layer, const Routing& routing, const StepBatch& batch) override {
     counters_[layer].rows += batch.decode_rows();
-    counters_[layer].pairs += uint64_t{batch.decode_rows()} * top_k;
+    counters_[layer].pairs += uint64_t{batch.decode_rows()} * routing.top_k;
   }
   absl::Span<const RoutingCounters> layer_counters() const override { return counters_; }
 

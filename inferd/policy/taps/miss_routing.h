@@ -50,9 +50,11 @@ class MissRouting final : public RoutingPolicy {
 
   absl::Status Choose(const RoutingInput& input, Queue* queue) override;
   absl::Status Decide(const RoutingInput& input, Queue* queue) override;
-  bool KeepsResident(uint32_t layer) const override { return setup_.inner->KeepsResident(layer); }
-  void CountResident(uint32_t layer, uint32_t top_k, const StepBatch& batch) override {
-    setup_.inner->CountResident(layer, top_k, batch);
+  bool KeepsResident(uint32_t layer, const StepBatch& batch) const override {
+    return setup_.inner->KeepsResident(layer, batch);
+  }
+  void CountResident(uint32_t layer, const Routing& routing, const StepBatch& batch) override {
+    setup_.inner->CountResident(layer, routing, batch);
   }
   Routing Wanted(const Routing& computed) const override;
   absl::Span<const RoutingCounters> layer_counters() const override { return setup_.inner->layer_counters(); }

@@ -5,6 +5,7 @@
 
 #include "common/status.h"
 #include "inferd/policy/predict/learned_experts.h"
+#include "kernels/expert_cut.h"
 
 namespace sluice {
 

@@ -204,6 +204,28 @@ __device__ inline void SparseMixer(const RouterLaunch& launch, const float* logi
   }
 }
 
+// A row's weights, best first, cut to as many as are enough. By one thread: the additions in double precision
+// are those of the host, in its order.
+__device__ inline void Cut(const RouterLaunch& launch, float* weights) {
+  double sum = 0;
+  for (unsigned r = 0; r < launch.top_k; ++r) {
+    sum += weights[r];
+  }
+  double first = 0;
+  unsigned kept = 1;
+  for (; kept < launch.top_k; ++kept) {
+    first += weights[kept - 1];
+    const double left = sum > 0 ? 1 - first / sum : 0;
+    const double rest = left > 0 ? left : 0;
+    if (rest * rest * launch.cut_sensitivity <= launch.cut_limit) {
+      break;
+    }
+  }
+  for (unsigned r = 0; kept < launch.top_k && r < launch.top_k; ++r) {
+    weights[r] = r < kept && first > 0 ? static_cast<float>(weights[r] * (sum / first)) : 0.0f;
+  }
+}
+
 // A warp a token: its logits in shared memory, the best found top_k times over, 128 neighbouring bytes a
 // load. Bytes: experts * 4 read. Bound: latency, top_k * experts / 32 steps.
 __global__ void __launch_bounds__(kLanes) RouterKernel(RouterLaunch launch) {
@@ -230,6 +252,12 @@ __global__ void __launch_bounds__(kLanes) RouterKernel(RouterLaunch launch) {
     RouteByLogit(launch, logits, taken, chosen, place);
   } else {
     RouteByScore(launch, logits, scores, choice, taken, group_taken, group_scores, chosen, place);
+  }
+  if (launch.cut) {
+    __syncwarp();
+    if (threadIdx.x == 0) {
+      Cut(launch, place.weights);
+    }
   }
   if (launch.shared) {
     const float weight =

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/expert_cut.h"
 #include "kernels/host/ops/device.h"
 #include "kernels/host/simd/best.h"
 
@@ -176,6 +177,10 @@ void Run(Device& d, const RouterCall& call) {
       if (call.expert_scale != nullptr) {
         weights[k] = weights[k] * call.expert_scale[ids[k]];
       }
+    }
+    if (call.cut) {
+      const absl::Span<float> of_row(weights, call.top_k);
+      KeepExperts(of_row, ExpertsKept(of_row, call.cut_sensitivity, call.cut_limit));
     }
     if (call.shared) {
       ids[call.top_k] = static_cast<int32_t>(call.experts);

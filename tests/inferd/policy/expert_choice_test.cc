@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/expert_cut.h"
 
 namespace sluice {
 namespace {
