@@ -69,7 +69,11 @@ class Names {
 constexpr char kAsInFile[] = "file";
 constexpr char kAsInFileSmaller[] = "file-q4";
 
-bool IsGguf(const std::string& model) { return absl::EndsWith(model, ".gguf"); }
+// A model that is a file is a GGUF file, whatever its name; other files are refused when they are opened.
+bool IsGguf(const std::string& model) {
+  std::error_code error;
+  return fs::is_regular_file(model, error);
+}
 
 // What a model is packed as unless asked for, the widest first.
 const std::vector<std::string>& Words(const std::string& model) {
