@@ -55,10 +55,9 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
   constexpr char kHint[] =
       "Options of the daemons, explained by --help-all: --device --device-budget --dram-budget --context\n"
       "--parallel --kv --kv-budget --prefill-chunk --threads --cpu-threads --preset --sparsity\n"
-      "--sparsity-target --sparsity-threshold --sparsity-scope --policy --trace --replay-trace --io --direct --link-gbps "
-      "--link-latency-us\n"
-      "--tile-neurons --transport --clock; of finding and starting them: --address "
-      "--admin --keep --no-restart";
+      "--sparsity-target --sparsity-threshold --sparsity-scope --policy --trace --replay-trace --io\n"
+      "--direct --link-gbps --link-latency-us --tile-neurons --transport --clock\n"
+      "of finding and starting them: --address --admin --keep --no-restart";
   parser->HiddenGroup("Options of the daemons (sizes as 512MiB, 2GB)", kHint)
       .Choice("--device", {"host", "sim", "cuda"}, &device, "where the experts compute [host]")
       .SizeOrShare("--device-budget", &device_budget,

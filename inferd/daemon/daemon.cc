@@ -406,8 +406,8 @@ absl::Status InferdDaemon::StartEngine() {
     return places;
   };
   ASSIGN_OR_RETURN(std::vector<std::shared_ptr<Copier>> copiers, MakeCopiers());
-  ASSIGN_OR_RETURN(engine_, Engine::Create(options, std::move(client), make_places, tokenizer_.get(),
-                                           std::move(copiers)));
+  ASSIGN_OR_RETURN(
+      engine_, Engine::Create(options, std::move(client), make_places, tokenizer_.get(), std::move(copiers)));
   state_->SetBackend(IsaName(), backend, transport);
   LoadPrefixes();
   gate_.SetProgress("making a first token");

@@ -89,8 +89,7 @@ Engine::Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, con
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                        std::unique_ptr<WeightClient> client,
-                                                       PlacesFactory make_places,
-                                                       const Tokenizer* tokenizer,
+                                                       PlacesFactory make_places, const Tokenizer* tokenizer,
                                                        std::vector<std::shared_ptr<Copier>> copiers) {
   ASSIGN_OR_RETURN(const EnginePlan plan, PlanEngine(options, client->pack().config()));
   std::unique_ptr<Engine> engine(new Engine(plan, std::move(client), tokenizer, std::move(copiers)));

@@ -43,8 +43,7 @@ class Engine final : public EngineApi {
   // the dense weights.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                         std::unique_ptr<WeightClient> client,
-                                                        PlacesFactory make_places,
-                                                        const Tokenizer* tokenizer,
+                                                        PlacesFactory make_places, const Tokenizer* tokenizer,
                                                         std::vector<std::shared_ptr<Copier>> copiers = {});
 
   // Ends every live request UNAVAILABLE and joins the thread.
