@@ -154,7 +154,7 @@ void SimClient::Verify(const Held& held) {
 void SimClient::ReleaseOne(size_t index) {
   const uint32_t extent = held_[index].extent;
   held_.erase(held_.begin() + static_cast<ptrdiff_t>(index));
-  session_->Release(extent, StepStamp(step_, stamp_++ % 1000));
+  session_->Release(extent, StepStamp(step_, stamp_++ % 1000), /*counts=*/Below(4) != 0);
 }
 
 void SimClient::ReleaseAll() {
