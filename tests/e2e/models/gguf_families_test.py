@@ -52,11 +52,24 @@ class GgufFamiliesTest(harness.TestCase):
         answer = self.ok_json("run", "--pack", path + ".pack", "--kv", "f32", "--token-ids", ids, "-n", len(greedy),
                               "--temperature", 0, "--ignore-eos")
         self.assertEqual(answer["token_ids"], greedy)
-        # Blocks as the file has them, and down anew: the values differ from the checkpoint's by the file's rounding.
+        self.check_kept_rows(name, golden, path, keys, tensors)
+
+    def check_kept_rows(self, name, golden, path, keys, tensors):
+        """Rows as the file has them, and down anew, are about as near to the file's values as all rows in q8. These models
+        are so small that rounding alone moves routers, so the middle position is asked, and only for its size."""
         gguf_writer.write(path + ".q8.gguf", keys, tensors, gguf_writer.Q8_0)
-        self.ok("pack", path + ".q8.gguf", "--out", path + ".q8")
-        kept = self.logits(name, golden, path + ".q8") - golden["logits"]
-        self.assertLess(np.sqrt((kept**2).mean()) / golden["logits"].std(), 0.05)
+        logits = {}
+        for kind, bits in [("values", ["--bits", "source"]), ("kept", []), ("anew", ["--bits", "q8"])]:
+            pack = f"{path}.{kind}"
+            self.ok("pack", path + ".q8.gguf", "--out", pack, *bits)
+            logits[kind] = self.logits(name, golden, pack)
+        kept, anew = (
+            float(np.median(np.sqrt(((logits[kind] - logits["values"]) ** 2).mean(axis=-1))))
+            for kind in ("kept", "anew")
+        )
+        print(f"{name}: {kept / golden['logits'].std():.3f} kept, {anew / golden['logits'].std():.3f} all in q8")
+        self.assertGreater(kept, 0)
+        self.assertLess(kept, 1.5 * anew)
 
     def test_gemma4s_tokenizer_merges_text_with_spaces_and_falls_back_to_bytes(self):
         keys, tensors = CASES["gemma4"](*read(os.path.join(TINY, "gemma4")))
@@ -66,11 +79,11 @@ class GgufFamiliesTest(harness.TestCase):
         written = "hello world\n"
         with open(path + ".txt", "w") as out:
             out.write(written)
-        got = self.ok_json("tokenize", "--tokenizer", path + ".pack", "--text-file", path + ".txt")["ids"]
+        got = self.ok_json("tokenize", "--pack", path + ".pack", "--text-file", path + ".txt")["ids"]
         names = keys["tokenizer.ggml.tokens"]
         self.assertEqual([names[i] for i in got], ["<bos>", "hello", "\u2581w", *"orld", "<0x0A>"])
         ids = ",".join(map(str, got[1:]))
-        self.assertEqual(self.ok_json("detokenize", "--tokenizer", path + ".pack", "--token-ids", ids)["text"], written)
+        self.assertEqual(self.ok_json("detokenize", "--pack", path + ".pack", "--token-ids", ids)["text"], written)
 
     def test_logits_and_greedy_tokens_are_those_of_the_checkpoint(self):
         for name in CASES:
