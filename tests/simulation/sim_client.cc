@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "common/ring/side_channel.h"
-#include "tests/support/fakes/late_copier.h"
 
 namespace sluice {
 
@@ -142,21 +141,7 @@ bool SimClient::Connect() {
   session_ = *std::move(session);
   ++shared_->counters.sessions;
   if (!Chance(4)) {
-    slab_ = std::make_unique<SimSlab>(&scheduler(), &source_, pack_, &shared_->rotten);
-    const double gbps = Chance(2) ? 0 : 0.05;
-    SlabOffer offer;
-    offer.fd = slab_->fd();
-    offer.bytes = SimSlab::kBytes;
-    offer.link_gbps = gbps;
-    offer.link_latency_us = 20;
-    if (Chance(2)) {  // a device's, whose copies end later and in any order
-      offer.kind = HandleKind::kCudaFd;
-      offer.device = LateCopier::kDevice;
-    }
-    const absl::Status offered = session_->OfferSlab(0, offer, absl::InfiniteFuture());
-    if (!offered.ok()) {
-      slab_.reset();
-    }
+    OfferSlabs();
   }
   stamp_ = 0;
   return session_->SetObserver(this).ok();

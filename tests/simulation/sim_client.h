@@ -27,6 +27,9 @@ struct SimCounters {
   uint64_t data_loss = 0;
   uint64_t cancelled = 0;
   uint64_t transfers = 0;
+  uint64_t dense = 0;          // of these: extents that stay
+  uint64_t pulls = 0;          // experts copied by the client itself
+  uint64_t pulls_in_vain = 0;  // of these: the session ended meanwhile
   uint64_t refused = 0;
   uint64_t sessions = 0;
   uint64_t lost_sessions = 0;
@@ -51,6 +54,9 @@ struct SimShared {
   std::set<std::pair<uint32_t, uint32_t>> rotten_extents;  // pack and extent of these
   bool stopping = false;                                   // clients finish, close and wait
   bool faults = true;
+  // Planted bugs of the client's own rules.
+  bool forget_events = false;     // a slot is filled while the device reads it
+  bool count_lost_pulls = false;  // what was copied counts though the session ended meanwhile
   SimCounters counters;
 };
 
@@ -89,6 +95,7 @@ class SimClient final : public SegmentObserver {
   const std::set<uint32_t>& mapped() const { return mapped_; }
   bool connected() const { return session_ != nullptr && session_->lost().ok() && !session_->PeerGone(); }
   uint32_t pack() const { return pack_; }
+  bool has_dense() const { return dense_ != nullptr; }
 
  private:
   struct Pending {
@@ -104,6 +111,7 @@ class SimClient final : public SegmentObserver {
   bool Connect();
   // Posts a call and waits for it; false: that life of weightd is over.
   bool Control(std::function<void(StoreCore*)> run);
+  void OfferSlabs();
   bool Lost();
   void DropSession(bool close);
   void Quiesce();
@@ -119,12 +127,18 @@ class SimClient final : public SegmentObserver {
   bool Submit(SubmissionEntry entry, std::vector<uint32_t> extents,
               const std::vector<uint32_t>& neurons = {});
   bool SubmitTransfer(RequestClass request_class);
+  bool SubmitDense();
+  bool LeaseExpert(uint32_t layer, uint32_t expert);
+  void Pull();
   // A slab's answer: empty if all is well.
   void Expect(const std::string& wrong);
   bool SubmitFill(RequestClass request_class);
   void SubmitOdd();
   void ChangeMind();
   void Scribble();
+  bool Ruin();
+  void Knock();
+  void AwaitLoss();
   bool ReapOne(bool lease);
   void CheckProgress(uint64_t id, Pending* pending);
   void AwaitAll();
@@ -143,7 +157,8 @@ class SimClient final : public SegmentObserver {
   UniqueFd wake_;
   UniqueFd side_copy_;  // to cut the connection with
   std::unique_ptr<WeightSession> session_;
-  std::unique_ptr<SimSlab> slab_;  // of this session; weightd has it as number 0
+  std::unique_ptr<SimSlab> slab_;   // of this session; weightd has it as number 0
+  std::unique_ptr<SimSlab> dense_;  // of this process; number 1 in each session that has a slab_
   uint64_t epoch_ = 0;
   std::vector<Held> held_;
   std::vector<uint64_t> joined_;

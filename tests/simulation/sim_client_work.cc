@@ -26,8 +26,13 @@ void SimClient::Act() {
   if (slab_ != nullptr) {
     Expect(slab_->CheckRest());
   }
-  if (draw < 420) {
+  if (dense_ != nullptr) {
+    Expect(dense_->CheckRest());
+  }
+  if (draw < 380) {
     Compute();
+  } else if (draw < 420) {
+    Chance(2) ? Pull() : static_cast<void>(SubmitDense());
   } else if (draw < 560) {
     SubmitTransfer(Chance(2) ? RequestClass::kDemand : RequestClass::kPrefetch);
   } else if (draw < 700) {
@@ -189,34 +194,6 @@ void SimClient::Expect(const std::string& wrong) {
   }
 }
 
-bool SimClient::SubmitTransfer(RequestClass request_class) {
-  if (slab_ == nullptr || pending_.size() >= kMinRingEntries || !session_->lost().ok()) {
-    return false;
-  }
-  const bool whole = Chance(4);
-  SubmissionEntry entry = Entry(whole ? Opcode::kTransferExtent : Opcode::kTransfer, request_class);
-  if (whole) {
-    entry.extent = static_cast<uint32_t>(Below(source_.extent_count()));
-  } else {
-    entry.layer = static_cast<uint32_t>(Below(source_.layer_count()));
-    entry.expert = static_cast<uint32_t>(Below(source_.expert_count(entry.layer)));
-    entry.parts = static_cast<PartSet>(1 + Below(kAllParts));
-  }
-  entry.slab = 0;
-  entry.progress = static_cast<uint32_t>(entry.id % 16);
-  session_->ClearProgress(entry.progress);
-  std::vector<uint32_t> neurons;
-  if (!slab_->Lend(&entry, &neurons)) {
-    return false;
-  }
-  ++shared_->counters.transfers;
-  if (!Submit(entry, {}, neurons)) {
-    Expect(slab_->TakeBack(entry.id, /*ok=*/false));
-    return false;
-  }
-  return true;
-}
-
 bool SimClient::Submit(SubmissionEntry entry, std::vector<uint32_t> extents,
                        const std::vector<uint32_t>& neurons) {
   if (pending_.size() >= kMinRingEntries || !session_->lost().ok()) {
@@ -309,13 +286,20 @@ void SimClient::ChangeMind() {
 // Impossible cursors: this session is lost, and nobody else's.
 void SimClient::Scribble() {
   ReleaseAll();
+  if (Ruin()) {
+    AwaitLoss();
+  }
+}
+
+// weightd is to end the session, and to look at its pins no more. False: that life of weightd is over.
+bool SimClient::Ruin() {
   SimServer* const server = shared_->server.get();
   if (server == nullptr || server->epoch() != epoch_) {
-    return;
+    return false;
   }
   const auto local = server->core().Local(session_->opened().session);
   if (!local.ok()) {
-    return;
+    return false;
   }
   ControlCursors& cursors = *local->control.cursors;
   if (Chance(2)) {
@@ -325,11 +309,22 @@ void SimClient::Scribble() {
     cursors.completion_head.value.store(cursors.completion_tail.value.load() + 1 + Below(100));
   }
   napping_ = true;  // what it asked for may never be answered
+  held_.clear();    // its leases hold nothing from when weightd sees it
+  Knock();
+  scheduler().Sleep(static_cast<int64_t>(Below(20'000'000)));  // others may have what it held by then
+  return true;
+}
+
+void SimClient::Knock() {
+  in_submit_ = true;
+  session_->Submit(Entry(Opcode::kNop, RequestClass::kDemand)).IgnoreError();
+  session_->RingBell();
+  in_submit_ = false;
+}
+
+void SimClient::AwaitLoss() {
   while (!Lost()) {
-    in_submit_ = true;
-    session_->Submit(Entry(Opcode::kNop, RequestClass::kDemand)).IgnoreError();
-    session_->RingBell();
-    in_submit_ = false;
+    Knock();
     scheduler().Sleep(1'000'000);
   }
   napping_ = false;
@@ -357,6 +352,7 @@ bool SimClient::ReapOne(bool lease) {
   CheckProgress(entry.id, &found->second);
   if (slab_ != nullptr) {
     Expect(slab_->TakeBack(entry.id, code == absl::StatusCode::kOk));
+    Expect(dense_->TakeBack(entry.id, code == absl::StatusCode::kOk));
   }
   const Pending pending = std::move(found->second);
   pending_.erase(found);

@@ -7,8 +7,18 @@
 
 namespace sluice {
 
-SimSlab::SimSlab(Scheduler* scheduler, const SimPack* source, uint32_t pack, const std::set<uint64_t>* rotten)
-    : scheduler_(scheduler),
+namespace {
+
+// A device's queue may be so many events behind.
+constexpr uint64_t kMostReadEvents = 500;
+
+}  // namespace
+
+SimSlab::SimSlab(Kind kind, Scheduler* scheduler, const SimPack* source, uint32_t pack,
+                 const std::set<uint64_t>* rotten, bool forget_events)
+    : kind_(kind),
+      forget_events_(forget_events),
+      scheduler_(scheduler),
       source_(source),
       pack_(pack),
       rotten_(rotten),
@@ -34,8 +44,10 @@ SimSlab::Slot* SimSlab::Find(uint64_t id) {
   return nullptr;
 }
 
-bool SimSlab::Lend(SubmissionEntry* entry, std::vector<uint32_t>* neurons) {
-  const auto free = std::find_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return !slot.lent; });
+bool SimSlab::Lend(SubmissionEntry* entry, std::vector<uint32_t>* neurons, bool whole) {
+  const auto free = std::find_if(slots_.begin(), slots_.end(), [this](const Slot& slot) {
+    return !slot.lent && !slot.stays && (forget_events_ || !IsRead(slot));
+  });
   if (free == slots_.end()) {
     return false;
   }
@@ -45,7 +57,9 @@ bool SimSlab::Lend(SubmissionEntry* entry, std::vector<uint32_t>* neurons) {
       return false;
     }
     entry->base[0] = start;
-    *free = {true, *entry, {}};
+    free->lent = true;
+    free->entry = *entry;
+    free->neurons.clear();
     return true;
   }
   for (int part = 0; part < kPartCount; ++part) {
@@ -58,7 +72,7 @@ bool SimSlab::Lend(SubmissionEntry* entry, std::vector<uint32_t>* neurons) {
   free->lent = true;
   free->entry = *entry;
   free->neurons.clear();
-  if (scheduler_->Chance(2)) {
+  if (!whole && scheduler_->Chance(2)) {
     const uint32_t rows = Rows(*free);
     for (uint32_t row = 0; row < rows; ++row) {
       if (scheduler_->Chance(3)) {
@@ -68,6 +82,12 @@ bool SimSlab::Lend(SubmissionEntry* entry, std::vector<uint32_t>* neurons) {
   }
   *neurons = free->neurons;
   return true;
+}
+
+void SimSlab::Put(uint64_t id, Part part, uint32_t row, const std::byte* from) {
+  const Slot* slot = Find(id);
+  std::memcpy(memory_.map.data() + slot->entry.base[static_cast<int>(part)] + row * kSimCellBytes, from,
+              sizeof(SimCell));
 }
 
 uint32_t SimSlab::Rows(const Slot& slot) const {
@@ -142,14 +162,58 @@ std::string SimSlab::TakeBack(uint64_t id, bool ok) {
     return "";
   }
   const std::string wrong = ok ? CheckRows(*slot, Rows(*slot)) : "";
+  const auto index = static_cast<size_t>(slot - slots_.data());
   slot->lent = false;
-  Paint(static_cast<size_t>(slot - slots_.data()));
+  if (ok && kind_ == Kind::kDense) {
+    slot->stays = true;
+  } else if (ok && scheduler_->Chance(2)) {
+    slot->read_until = scheduler_->events() + 1 + scheduler_->Below(kMostReadEvents);
+    readers_.push_back({*slot, index});
+  } else if (!IsRead(*slot)) {
+    Paint(index);
+  }
   return wrong;
 }
 
-std::string SimSlab::CheckRest() const {
+bool SimSlab::HasExtent(uint32_t extent) const {
+  return std::any_of(slots_.begin(), slots_.end(), [extent](const Slot& slot) {
+    return (slot.lent || slot.stays) && slot.entry.extent == extent;
+  });
+}
+
+void SimSlab::FreeLent() {
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
-    for (uint64_t at = 0; !slots_[slot].lent && at < kSlotBytes; at += kSimCellBytes) {
+    if (slots_[slot].lent) {
+      slots_[slot].lent = false;
+      Paint(slot);
+    }
+  }
+}
+
+std::string SimSlab::CheckRest() {
+  for (size_t i = readers_.size(); i > 0; --i) {
+    const Reader& reader = readers_[i - 1];
+    if (const std::string wrong = CheckRows(reader.slot, Rows(reader.slot)); !wrong.empty()) {
+      return absl::StrCat("while the device reads slot ", reader.index, ": ", wrong);
+    }
+    if (reader.slot.read_until > scheduler_->events()) {
+      continue;
+    }
+    slots_[reader.index].read_until = 0;
+    if (!slots_[reader.index].lent) {
+      Paint(reader.index);
+    }
+    readers_.erase(readers_.begin() + static_cast<std::ptrdiff_t>(i - 1));
+  }
+  for (size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (slots_[slot].stays) {
+      if (const std::string wrong = CheckRows(slots_[slot], Rows(slots_[slot])); !wrong.empty()) {
+        return absl::StrCat("dense slot ", slot, ": ", wrong);
+      }
+      continue;
+    }
+    const bool rests = !slots_[slot].lent && !IsRead(slots_[slot]);
+    for (uint64_t at = 0; rests && at < kSlotBytes; at += kSimCellBytes) {
       uint64_t word;
       std::memcpy(&word, memory_.map.data() + slot * kSlotBytes + at, 8);
       if (word != kPaint) {

@@ -2,7 +2,9 @@
 //
 // A slot is free, or lent to one request, of rows or of a whole extent. The request's rows must be right once
 // they are said to have landed, and after its completion nothing may be written: a slot that came back is
-// painted over and looked at again.
+// painted over and looked at again. Before that a simulated device may read it, which ends at an event some
+// time later: until then its rows must stay as they are. In a slab of dense weights what has come stays for
+// the process's life, whatever becomes of weightd.
 //
 // Thread safety: one thread, the scheduler's.
 #pragma once
@@ -26,24 +28,37 @@ class SimSlab {
   static constexpr uint64_t kSlotBytes = 3 * kPartBytes;
   static constexpr uint64_t kBytes = kSlots * kSlotBytes;
 
-  // `rotten` are fills whose bytes may be wrong.
-  SimSlab(Scheduler* scheduler, const SimPack* source, uint32_t pack, const std::set<uint64_t>* rotten);
+  enum class Kind : uint8_t { kSlots, kDense };
+
+  // `rotten` are fills whose bytes may be wrong. `forget_events`: a planted bug, slots are lent although they
+  // are still read.
+  SimSlab(Kind kind, Scheduler* scheduler, const SimPack* source, uint32_t pack,
+          const std::set<uint64_t>* rotten, bool forget_events);
 
   int fd() const { return memory_.fd.get(); }
 
   // Lends a free slot to `entry`, whose layer, expert and parts are set: fills in the rest of a transfer.
-  // `neurons` gets the rows to gather, none for all. False: no slot is free.
-  bool Lend(SubmissionEntry* entry, std::vector<uint32_t>* neurons);
+  // `neurons` gets the rows to gather, none for all, as always with `whole`. False: no slot is free.
+  bool Lend(SubmissionEntry* entry, std::vector<uint32_t>* neurons, bool whole = false);
+  // A row that the client itself brings into a slot it has lent to `id`.
+  void Put(uint64_t id, Part part, uint32_t row, const std::byte* from);
   // The first `tiles` tiles of a lent slot are said to have landed. Empty: they have.
   std::string CheckLanded(uint64_t id, uint32_t tiles) const;
-  // The request has ended: all of its rows are there with `ok`. The slot is painted, and may be lent again.
+  // The request has ended: all of its rows are there with `ok`. The slot is painted, and may be lent again,
+  // at once or when the device has read it; or its rows stay.
   std::string TakeBack(uint64_t id, bool ok);
-  // What is not lent is as it was left.
-  std::string CheckRest() const;
+  // Whether an extent's rows have come to stay, or are on their way.
+  bool HasExtent(uint32_t extent) const;
+  // What was lent when weightd went is nobody's once it is known to have gone.
+  void FreeLent();
+  // What is not lent is as it was left; what is read or stays is right. Ends the reads whose time has come.
+  std::string CheckRest();
 
  private:
   struct Slot {
     bool lent = false;
+    bool stays = false;
+    uint64_t read_until = 0;  // the event behind the last reader; 0: it is done
     SubmissionEntry entry{};
     std::vector<uint32_t> neurons;
   };
@@ -57,12 +72,23 @@ class SimSlab {
   std::string CheckRows(const Slot& slot, uint32_t rows) const;
   void Paint(size_t slot);
 
+  bool IsRead(const Slot& slot) const { return slot.read_until != 0; }
+
+  // What the device reads.
+  struct Reader {
+    Slot slot;
+    size_t index = 0;
+  };
+
+  const Kind kind_;
+  const bool forget_events_;
   Scheduler* const scheduler_;
   const SimPack* const source_;
   const uint32_t pack_;
   const std::set<uint64_t>* const rotten_;
   SharedMemory memory_;
   std::vector<Slot> slots_;
+  std::vector<Reader> readers_;
 };
 
 }  // namespace sluice

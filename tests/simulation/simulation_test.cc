@@ -25,10 +25,11 @@ void Print(const WorldOptions& options, const WorldResult& result) {
       "room, %lu transfers, %lu data loss, %lu cancelled, %lu refused), %lu sessions (%lu lost), %lu kills "
       "of clients, %lu "
       "of "
-      "weightd, %lu times at rest, digest %016lx\n",
+      "weightd, %lu extents that stay, %lu pulls (%lu in vain), %lu times at rest, digest %016lx\n",
       options.seed, result.events, static_cast<double>(result.virtual_nanos) * 1e-9, c.leases, c.lease_misses,
       c.submitted, c.completed, c.no_room, c.transfers, c.data_loss, c.cancelled, c.refused, c.sessions,
-      c.lost_sessions, c.client_kills, c.server_kills, c.quiet_points, result.digest);
+      c.lost_sessions, c.client_kills, c.server_kills, c.dense, c.pulls, c.pulls_in_vain, c.quiet_points,
+      result.digest);
   std::fflush(stdout);
 }
 
@@ -40,6 +41,9 @@ std::string Replay(const WorldOptions& options) {
 TEST(SimulationTest, EveryInvariantHoldsOverAMillionEvents) {
   const uint64_t seeds = Full() ? 200 : 8;
   uint64_t quiet_points = 0;
+  uint64_t dense = 0;
+  uint64_t pulls = 0;
+  uint64_t pulls_in_vain = 0;
   for (uint64_t seed = 1; seed <= seeds; ++seed) {
     WorldOptions options;
     options.seed = seed;
@@ -53,9 +57,15 @@ TEST(SimulationTest, EveryInvariantHoldsOverAMillionEvents) {
     EXPECT_EQ(result.events, options.events);
     EXPECT_GT(result.counters.leases, 100u);
     EXPECT_GT(result.counters.client_kills, 5u);
+    dense += result.counters.dense;
+    pulls += result.counters.pulls;
     quiet_points += result.counters.quiet_points;
+    pulls_in_vain += result.counters.pulls_in_vain;
   }
   EXPECT_GT(quiet_points, seeds) << "the world hardly ever comes to rest";
+  EXPECT_GT(dense, 10 * seeds);
+  EXPECT_GT(pulls, 10 * seeds);
+  EXPECT_GT(pulls_in_vain, seeds) << "sessions hardly ever end while an expert is pulled";
 }
 
 TEST(SimulationTest, SameSeedIsTheSameRun) {
@@ -88,6 +98,14 @@ TEST(SimulationTest, EvictionThatDoesNotLookAtThePinsIsCaught) {
 
 TEST(SimulationTest, ReportThatDoesNotWakeThePumpIsCaught) {
   EXPECT_NE(CaughtAs(PlantedBug::kForgottenWake).find("deadlock"), std::string::npos);
+}
+
+TEST(SimulationTest, SlotThatIsFilledWhileTheDeviceReadsItIsCaught) {
+  EXPECT_NE(CaughtAs(PlantedBug::kForgottenEvent).find("while the device reads slot"), std::string::npos);
+}
+
+TEST(SimulationTest, PullThatCountsThoughItsSessionEndedIsCaught) {
+  EXPECT_NE(CaughtAs(PlantedBug::kLostPull).find("of the pack in transfer"), std::string::npos);
 }
 
 // Before the lease it leaves bytes of an older fill, after it it writes into leased memory.

@@ -34,6 +34,8 @@ std::vector<SimPack::Shape> Packs() {
 World::World(const WorldOptions& options) : options_(options), scheduler_(options.seed) {
   shared_.scheduler = &scheduler_;
   shared_.packs = Packs();
+  shared_.forget_events = options.bug == PlantedBug::kForgottenEvent;
+  shared_.count_lost_pulls = options.bug == PlantedBug::kLostPull;
   shared_.tempting.resize(shared_.packs.size());
   base_fds_ = OpenFdCount();
   scheduler_.on_idle = [this] { return OnIdle(); };
@@ -336,8 +338,12 @@ void World::CheckQuiet() {
       scheduler_.Fail(absl::StrCat("at rest, extent ", gid, " is held or being filled"));
     }
   }
-  // weightd: epoll, bell, a table a pack, the segments; a wake each client.
-  const size_t fds = base_fds_ + 2 + shared_.packs.size() + stats.segments + clients_.size();
+  // weightd: epoll, bell, a table a pack, the segments; each client: a wake, and dense weights if it has
+  // some.
+  size_t fds = base_fds_ + 2 + shared_.packs.size() + stats.segments + clients_.size();
+  for (const auto& client : clients_) {
+    fds += client->has_dense() ? 1 : 0;
+  }
   if (OpenFdCount() != fds) {
     scheduler_.Fail(absl::StrCat("at rest, ", OpenFdCount(), " descriptors are open, ", fds, " are needed"));
   }

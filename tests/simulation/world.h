@@ -18,7 +18,9 @@ enum class PlantedBug {
   kNone,
   kEvictWithoutLook,  // an eviction sees no client's pins
   kForgottenWake,     // a finished read does not wake the pump
-  kLateWrite          // a reader writes after its report
+  kLateWrite,         // a reader writes after its report
+  kForgottenEvent,    // a client lends a slot that its device still reads
+  kLostPull           // a client counts what it copied while its session ended
 };
 
 struct WorldOptions {
