@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_join.h"
 #include "common/file_io.h"
 #include "common/model/families/blocks/hf_fields.h"
 #include "common/model/families/hf_families.h"
@@ -66,12 +69,12 @@ constexpr Family kFamilies[] = {
 };
 
 absl::Status UnknownArchitecture(const std::string& subject, const std::string& name) {
-  std::string known;
+  std::set<std::string> known;  // several types share one
   for (const Family& family : kFamilies) {
-    absl::StrAppend(&known, known.empty() ? "" : ", ", family.architecture);
+    known.insert(std::string(family.architecture));
   }
-  return absl::UnimplementedError(
-      absl::StrCat(subject, ": architecture ", name, " is not supported (supported: ", known, ")"));
+  return absl::UnimplementedError(absl::StrCat(
+      subject, ": architecture ", name, " is not supported (supported: ", absl::StrJoin(known, ", "), ")"));
 }
 
 absl::StatusOr<const Family*> FindFamily(const JsonObject& config) {

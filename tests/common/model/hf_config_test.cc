@@ -111,6 +111,16 @@ TEST(HfConfig, GenerationConfigGivesDefaultsAndWinsOverEndIds) {
   EXPECT_FALSE(result->generation.min_p.has_value());
 }
 
+// kimi_k2 is a type of the same architecture.
+TEST(HfConfig, ArchitecturesAreListedOnce) {
+  json config = Base();
+  config["architectures"] = {"DbrxForCausalLM"};
+  const std::string message(Parse(config).status().message());
+  const size_t first = message.find("DeepseekV3ForCausalLM");
+  ASSERT_NE(first, std::string::npos);
+  EXPECT_EQ(message.find("DeepseekV3ForCausalLM", first + 1), std::string::npos) << message;
+}
+
 TEST(HfConfig, OtherArchitecturesAreRefusedByName) {
   json config = Base();
   config["architectures"] = {"DbrxForCausalLM"};
