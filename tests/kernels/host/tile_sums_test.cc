@@ -33,9 +33,9 @@ class Weights {
     std::uniform_real_distribution<float> draw(-2, 2);
     std::vector<float> values(cols);
     for (uint32_t r = 0; r < rows; ++r, place += stride) {
-      // Any bits are a row of mxfp4, whose values cannot be encoded.
+      // Any bits are a row of mxfp4 or of GGUF's blocks, which nothing here encodes.
       for (uint32_t i = 0; i < shape_.bytes; ++i) {
-        place[i] = static_cast<uint8_t>(i < shape_.scales ? (*random)() : 120 + (*random)() % 8);
+        place[i] = ByteOf(e, i, static_cast<uint32_t>((*random)()));
       }
       for (float& value : values) {
         value = draw(*random);
@@ -50,6 +50,18 @@ class Weights {
   const uint8_t* const* rows() const { return rows_.data(); }
 
  private:
+  // Codes and small whole scales are any byte; a power of two of mxfp4 and an f16 stay finite.
+  uint8_t ByteOf(const EncodingDescriptor& e, uint32_t place, uint32_t drawn) const {
+    const uint32_t scales = e.super_group != 0 ? shape_.super_groups : shape_.scales;
+    if (place < scales) {
+      return static_cast<uint8_t>(drawn);
+    }
+    if (e.encoding == Encoding::kMxfp4) {
+      return static_cast<uint8_t>(120 + drawn % 8);
+    }
+    return static_cast<uint8_t>((place - scales) % 2 == 0 ? drawn : 0x28 + drawn % 8);
+  }
+
   RowShape shape_;
   std::vector<uint8_t> memory_;
   std::vector<const uint8_t*> rows_;
@@ -93,9 +105,19 @@ constexpr std::pair<Encoding, uint32_t> kEncodings[] = {
     {Encoding::kQ4, 64},  {Encoding::kQ4, 128}, {Encoding::kQ4, 96},  {Encoding::kQ3, 64},
     {Encoding::kQ3, 128}, {Encoding::kQ2, 16},  {Encoding::kQ2, 128}, {Encoding::kMxfp4, 32}};
 
+// GGUF's rows, which only up and gate have: there are no weighted sums of them.
+constexpr std::pair<Encoding, uint32_t> kBlockEncodings[] = {
+    {blocks::kQ4_K, 32}, {blocks::kQ5_K, 32}, {blocks::kQ6_K, 16}, {blocks::kIq4Nl, 32}};
+
+std::vector<std::pair<Encoding, uint32_t>> EncodingsOfDots() {
+  std::vector<std::pair<Encoding, uint32_t>> all(std::begin(kEncodings), std::end(kEncodings));
+  all.insert(all.end(), std::begin(kBlockEncodings), std::end(kBlockEncodings));
+  return all;
+}
+
 TEST(TileSumsTest, DotProductsAreThoseOfOtherKernelsToTheBit) {
   std::mt19937 random(7);
-  for (const auto& [encoding, group] : kEncodings) {
+  for (const auto& [encoding, group] : EncodingsOfDots()) {
     for (const uint32_t cols : {64u, 300u, 1024u}) {
       for (const uint32_t tokens : {1u, 15u, 16u, 23u, 64u, 65u, 150u}) {
         const EncodingDescriptor e = MakeDescriptor(encoding, group);
