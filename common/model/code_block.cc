@@ -4,14 +4,15 @@
 
 #include "common/half.h"
 #include "common/row_traits.h"
+#include "common/vector_clones.h"
 
 namespace sluice {
 
 namespace {
 
 // The values of a group, which are its codes by one rule.
-void DecodeGroup(const RowTraits& traits, bool is_iq4, float scale, float min, const uint8_t* codes,
-                 float* out) {
+SLUICE_ALWAYS_INLINE void DecodeGroup(const RowTraits& traits, bool is_iq4, float scale, float min,
+                                      const uint8_t* codes, float* out) {
   const auto zero = static_cast<float>(traits.zero);
   if (HasMins(traits.meta)) {
     for (uint32_t i = 0; i < traits.group; ++i) out[i] = scale * static_cast<float>(codes[i]) - min;
@@ -24,6 +25,23 @@ void DecodeGroup(const RowTraits& traits, bool is_iq4, float scale, float min, c
   }
 }
 
+SLUICE_VECTOR_CLONES
+void DecodeGroups(const RowTraits& traits, bool is_iq4, const CodeBlock& block, float* out) {
+  const float d = F16ToFloat(block.d);
+  const float dmin = F16ToFloat(block.dmin);
+  const uint32_t groups = std::max<uint32_t>(1, traits.super_group);
+  for (uint32_t g = 0, first = 0; g < groups; ++g, first += traits.group) {
+    float scale = d;
+    float min = dmin;
+    if (traits.super_group != 0) {
+      scale *= traits.meta == RowMeta::kSuperScale ? static_cast<float>(static_cast<int8_t>(block.scales[g]))
+                                                   : static_cast<float>(block.scales[g]);
+      min *= static_cast<float>(block.mins[g]);
+    }
+    DecodeGroup(traits, is_iq4, scale, min, block.codes + first, out + first);
+  }
+}
+
 }  // namespace
 
 uint32_t BlockValuesOf(Encoding encoding) {
@@ -32,22 +50,7 @@ uint32_t BlockValuesOf(Encoding encoding) {
 }
 
 void DecodeCodeBlock(Encoding encoding, const CodeBlock& block, float* out) {
-  const RowTraits traits = TraitsOf(encoding);
-  const bool super = traits.super_group != 0;
-  const bool is_iq4 = IsIq4(encoding);
-  const float d = F16ToFloat(block.d);
-  const float dmin = F16ToFloat(block.dmin);
-  const uint32_t values = BlockValuesOf(encoding);
-  for (uint32_t first = 0, g = 0; first < values; first += traits.group, ++g) {
-    float scale = d;
-    float min = dmin;
-    if (super) {
-      scale *= traits.meta == RowMeta::kSuperScale ? static_cast<float>(static_cast<int8_t>(block.scales[g]))
-                                                   : static_cast<float>(block.scales[g]);
-      min *= static_cast<float>(block.mins[g]);
-    }
-    DecodeGroup(traits, is_iq4, scale, min, block.codes + first, out + first);
-  }
+  DecodeGroups(TraitsOf(encoding), IsIq4(encoding), block, out);
 }
 
 }  // namespace sluice

@@ -5,15 +5,7 @@
 #include <cmath>
 #include <limits>
 
-// Compiled for each vector width and chosen at run time; sums over fixed lanes give all of them the same
-// bits.
-#if defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__)
-#define SLUICE_VECTOR_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define SLUICE_VECTOR_CLONES
-#endif
-#define SLUICE_ALWAYS_INLINE inline __attribute__((always_inline))
+#include "common/vector_clones.h"
 
 namespace sluice {
 namespace {
@@ -244,18 +236,20 @@ GroupQuantizer StartOf(Range range, float max_code) {
   return {scale, -range.low / scale};
 }
 
+SLUICE_VECTOR_CLONES
+void Fill(const float* weights, int count, float inverse, Block* block) {
+  block->whole = count / kLanes * kLanes;
+  block->padded = (count + kLanes - 1) / kLanes * kLanes;
+  block->count = static_cast<float>(count);
+  for (int i = 0; i < count; ++i) block->weight[i] = weights[i];
+  for (int i = count; i < block->padded; ++i) block->weight[i] = 0.0f;
+  for (int i = 0; i < block->padded; ++i) block->scaled[i] = block->weight[i] * inverse;
+  for (int i = 0; i < kLanes; ++i) block->mask[i] = block->whole + i < count ? 1.0f : 0.0f;
+}
+
 float Solve(absl::Span<const float> weights, GroupQuantizer start, float max_code) {
   Block block;
-  const int count = static_cast<int>(weights.size());
-  block.whole = count / kLanes * kLanes;
-  block.padded = (count + kLanes - 1) / kLanes * kLanes;
-  block.count = static_cast<float>(count);
-  const float inverse = 1.0f / start.scale;
-  for (int i = 0; i < block.padded; ++i) {
-    block.weight[i] = i < count ? weights[i] : 0.0f;
-    block.scaled[i] = block.weight[i] * inverse;
-  }
-  for (int i = 0; i < kLanes; ++i) block.mask[i] = block.whole + i < count ? 1.0f : 0.0f;
+  Fill(weights.data(), static_cast<int>(weights.size()), 1.0f / start.scale, &block);
   return BestZero(block, start.scale, start.zero, max_code);
 }
 

@@ -84,6 +84,14 @@ uint32_t StripColumns(const SourceMatrix& matrix) {
   return static_cast<uint32_t>(std::min<uint64_t>(matrix.length, std::max(columns, kStripColumns)));
 }
 
+// Columns of kLines lines, `stride` apart, as rows `row_stride` apart.
+template <uint32_t kLines>
+void TurnTile(const float* lines, uint32_t stride, uint32_t width, uint64_t row_stride, float* out) {
+  for (uint32_t column = 0; column < width; ++column) {
+    for (uint32_t i = 0; i < kLines; ++i) out[column * row_stride + i] = lines[i * stride + column];
+  }
+}
+
 // Reads lines of a matrix, packed.
 class LineReader {
  public:
@@ -266,31 +274,41 @@ class TransposedReader final : public RowReader {
     return lines_.Read(block_, 0, matrix_.lines, strip_, width_, raw_.data());
   }
 
+  // Columns next_column_ to next_column_ + count as rows. A tile's lines and columns are cache lines of what
+  // is written and read, so that neither depends on a cache's associativity.
   absl::Status Turn(uint32_t count, absl::Span<float> out) {
-    // A tile of 16 source columns by all lines: 16 values are a cache line of the source's 16-bit types or
-    // two, and 16 destination rows stay in the first-level cache's associativity.
-    constexpr uint32_t kTile = 16;
+    constexpr uint32_t kLines = 16;
+    constexpr uint32_t kColumns = 32;
     const ElementType type = matrix_.tensor->type;
     const uint64_t element_bytes = ElementBytes(type);
-    float tile[kTile];
-    for (uint32_t first = 0; first < count; first += kTile) {
-      const uint32_t width = std::min(kTile, count - first);
-      for (uint64_t line = 0; line < matrix_.lines; ++line) {
-        const uint64_t at = line * width_ + (next_column_ - strip_) + first;
-        Widen(type, raw_.data() + at * element_bytes, width, tile);
-        for (uint32_t i = 0; i < width; ++i) {
-          if (!IsFinite(tile[i])) {
-            const uint64_t column = next_column_ + first + i;
-            return NotFinite(checkpoint_, matrix_, ElementOf(matrix_, block_, line) + column * matrix_.step,
-                             tile[i]);
-          }
+    float tile[kLines][kColumns];
+    for (uint32_t first = 0; first < count; first += kColumns) {
+      const uint32_t width = std::min(kColumns, count - first);
+      for (uint32_t line = 0; line < matrix_.lines; line += kLines) {
+        const uint32_t lines = std::min(kLines, matrix_.lines - line);
+        for (uint32_t i = 0; i < lines; ++i) {
+          const uint64_t at = (line + uint64_t{i}) * width_ + (next_column_ - strip_) + first;
+          Widen(type, raw_.data() + at * element_bytes, width, tile[i]);
         }
-        Adjust(matrix_, absl::MakeSpan(tile, width));
-        for (uint32_t i = 0; i < width; ++i) {
-          out[static_cast<uint64_t>(first + i) * matrix_.lines + line] = tile[i];
+        float* const to = out.data() + uint64_t{first} * matrix_.lines + line;
+        if (lines == kLines) {
+          TurnTile<kLines>(tile[0], kColumns, width, matrix_.lines, to);
+        } else {
+          for (uint32_t i = 0; i < lines; ++i) {
+            TurnTile<1>(tile[i], kColumns, width, matrix_.lines, to + i);
+          }
         }
       }
     }
+    const absl::Span<float> rows = out.first(uint64_t{count} * matrix_.lines);
+    if (!AllFinite(rows)) {
+      const auto bad = std::find_if_not(rows.begin(), rows.end(), IsFinite);
+      const uint64_t at = static_cast<uint64_t>(bad - rows.begin());
+      const uint64_t column = next_column_ + at / matrix_.lines;
+      return NotFinite(checkpoint_, matrix_,
+                       ElementOf(matrix_, block_, at % matrix_.lines) + column * matrix_.step, *bad);
+    }
+    Adjust(matrix_, rows);
     return absl::OkStatus();
   }
 
