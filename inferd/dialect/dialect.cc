@@ -35,6 +35,36 @@ ToolStyle ToolsOf(std::string_view source) {
   return Holds(source, "<tool_call>") ? ToolStyle::kHermes : ToolStyle::kNone;
 }
 
+void AddMarks(ToolStyle style, std::vector<std::string>* marks) {
+  switch (style) {
+    case ToolStyle::kNone:
+      break;
+    case ToolStyle::kHermes:
+    case ToolStyle::kXml:
+    case ToolStyle::kGlm:
+      marks->insert(marks->end(), {"<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>",
+                                   "</arg_value>"});
+      break;
+    case ToolStyle::kMistral:
+      marks->insert(marks->end(), {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"});
+      break;
+    case ToolStyle::kDeepSeek:
+      marks->insert(marks->end(), {"<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
+                                   "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"});
+      break;
+    case ToolStyle::kHarmony:
+      marks->insert(marks->end(), {"<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>",
+                                   "<|call|>", "<|return|>"});
+      break;
+    case ToolStyle::kPythonic:
+      marks->insert(marks->end(), {"<|python_start|>", "<|python_end|>"});
+      break;
+    case ToolStyle::kGranite:
+      marks->insert(marks->end(), {"<|tool_call|>", "<tool_call>", "</tool_call>"});
+      break;
+  }
+}
+
 }  // namespace
 
 Dialect DialectOf(std::string_view chat_template) {
@@ -48,35 +78,13 @@ Dialect DialectOf(std::string_view chat_template) {
     dialect.think_close = "</think>";
   }
   dialect.marks = {dialect.think_open, dialect.think_close};
-  switch (dialect.tools) {
-    case ToolStyle::kNone:
-      break;
-    case ToolStyle::kHermes:
-    case ToolStyle::kXml:
-    case ToolStyle::kGlm:
-      dialect.marks.insert(dialect.marks.end(), {"<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>",
-                                                 "<arg_value>", "</arg_value>"});
-      break;
-    case ToolStyle::kMistral:
-      dialect.marks.insert(dialect.marks.end(), {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"});
-      break;
-    case ToolStyle::kDeepSeek:
-      dialect.marks.insert(dialect.marks.end(),
-                           {"<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
-                            "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"});
-      break;
-    case ToolStyle::kHarmony:
-      dialect.marks.insert(dialect.marks.end(), {"<|channel|>", "<|message|>", "<|start|>", "<|end|>",
-                                                 "<|constrain|>", "<|call|>", "<|return|>"});
-      break;
-    case ToolStyle::kPythonic:
-      dialect.marks.insert(dialect.marks.end(), {"<|python_start|>", "<|python_end|>"});
-      break;
-    case ToolStyle::kGranite:
-      dialect.marks.insert(dialect.marks.end(), {"<|tool_call|>", "<tool_call>", "</tool_call>"});
-      break;
-  }
+  AddMarks(dialect.tools, &dialect.marks);
   return dialect;
+}
+
+void GiveTools(ToolStyle style, Dialect* dialect) {
+  dialect->tools = style;
+  AddMarks(style, &dialect->marks);
 }
 
 }  // namespace sluice

@@ -33,4 +33,7 @@ struct Dialect {
 
 Dialect DialectOf(std::string_view chat_template);
 
+// For a model whose template knows no tools, and that is told how to call them. REQUIRES: it has none.
+void GiveTools(ToolStyle style, Dialect* dialect);
+
 }  // namespace sluice

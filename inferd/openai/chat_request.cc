@@ -229,7 +229,7 @@ absl::StatusOr<GuideSpec> GuideOfCalls(const ChatRequest& chat, const CallForm& 
 absl::Status PlanGuide(const ServingContext& context, const ChatRequest& chat, ChatPrompt* prompt,
                        GenerateSpec* spec, ChatPlan* plan) {
   const CallForm form = CallFormOf(plan->dialect.tools);
-  if (chat.tools.forced || !chat.tools.offered.is_null()) {
+  if (!chat.tools.offered.is_null()) {
     ASSIGN_OR_RETURN(spec->guide, GuideOfCalls(chat, form, plan));
     plan->dialect.tools = form.style;
   } else {
@@ -259,7 +259,7 @@ absl::StatusOr<std::string> ConversationText(const ChatRequest& chat, ArgumentsA
       }
     }
   }
-  if (!chat.tools.offered.is_null()) {
+  if (!chat.tools.offered.is_null() && !chat.tools.told) {
     json["tools"] = chat.tools.offered;
   }
   return Dump(json);
@@ -364,7 +364,10 @@ absl::StatusOr<ChatPlan> PlanChatAnswer(const ServingContext& context, const Cal
   ASSIGN_OR_RETURN(ChatPrompt prompt, RenderConversation(context, ConversationOf(context, chat)));
   ChatPlan plan;
   plan.dialect = context.dialect;
-  plan.parsing.tools = chat.tools.forced || !chat.tools.offered.is_null();
+  plan.parsing.tools = !chat.tools.offered.is_null();
+  if (chat.tools.told) {
+    GiveTools(ToolStyle::kHermes, &plan.dialect);
+  }
   plan.parsing.max_calls = chat.tools.max_calls;
   plan.parsing.types = chat.tools.types;
   // A template that opens the thought itself leaves only its end to the model.

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "inferd/openai/fields/told_tools.h"
 
 namespace sluice {
 namespace {
@@ -128,19 +129,13 @@ absl::Status TakeCallable(const ToolChoice& choice, const Json& list, ChatTools*
              : absl::OkStatus();
 }
 
-// A template without tools leaves it to the conversation to speak of them.
-void TellOfTools(const Json& callable, Json* messages) {
-  std::string told = "\n\nTools that can be called:\n";
-  for (const Json& tool : callable) {
-    absl::StrAppend(&told, Dump(tool["function"]), "\n");
-  }
-  Json& first = (*messages)[0]["content"];
-  first = absl::StrCat(first.get<std::string>(), told);
-}
-
 }  // namespace
 
 absl::Status ReadTools(const JsonFields& body, const Dialect& dialect, Json* messages, ChatTools* tools) {
+  const bool told = dialect.tools == ToolStyle::kNone;
+  if (told) {
+    WriteOutCalls(messages);
+  }
   ASSIGN_OR_RETURN(const Json* asked, body.TakeList("tools"));
   ASSIGN_OR_RETURN(const ToolChoice choice, ReadToolChoice(body));
   bool parallel = true;
@@ -164,17 +159,11 @@ absl::Status ReadTools(const JsonFields& body, const Dialect& dialect, Json* mes
   if (choice.forced) {
     RETURN_IF_ERROR(TakeCallable(choice, list, tools));
   }
-  if (dialect.tools != ToolStyle::kNone) {
-    tools->offered = std::move(list);
-    return absl::OkStatus();
+  tools->told = told;
+  if (told) {
+    TellOfTools(choice.forced ? tools->callable : list, messages);
   }
-  if (!choice.forced) {
-    return BadField(
-        "tools",
-        "cannot be offered: this model's chat template knows no tools; a tool_choice that forces a "
-        "call can be met");
-  }
-  TellOfTools(tools->callable, messages);
+  tools->offered = std::move(list);
   return absl::OkStatus();
 }
 

@@ -16,6 +16,7 @@ namespace sluice {
 
 struct ChatTools {
   Json offered;         // as templates take them; null: none are offered to the model
+  bool told = false;    // in the messages, as the template knows no tools; calls are in Hermes' form
   ToolTypes types;      // of their parameters
   bool forced = false;  // the answer is a call
   Json callable;        // those of them that a forced call may be of: all, or the one that is named
@@ -23,8 +24,8 @@ struct ChatTools {
   uint32_t max_calls = UINT32_MAX;
 };
 
-// INVALID_ARGUMENT naming the field. A model whose template knows no tools (`dialect`) can be forced to call
-// one, and told of them in its `messages`; it is not offered any.
+// INVALID_ARGUMENT naming the field. A model whose template knows no tools (`dialect`) is told of them in its
+// `messages`, in which calls and results of the past become text.
 absl::Status ReadTools(const JsonFields& body, const Dialect& dialect, Json* messages, ChatTools* tools);
 
 }  // namespace sluice

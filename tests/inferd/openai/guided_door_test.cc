@@ -160,7 +160,39 @@ TEST_F(GuidedDoorTest, AModelWhoseTemplateKnowsNoToolsIsToldOfThem) {
   const Json choice =
       Answered(forced, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 2}}\n</tool_call>");
   EXPECT_EQ("{\"a\": 2}", choice["message"]["tool_calls"][0]["function"]["arguments"]);
-  EXPECT_EQ("tools", Post("/v1/chat/completions", Chat(kTools)).second["error"]["param"]);
+}
+
+TEST_F(GuidedDoorTest, AModelWhoseTemplateKnowsNoToolsMayCallThemToo) {
+  Start("{% for m in messages %}{{ m.content }}{% endfor %}");
+  const GenerateSpec spec = Planned("/v1/chat/completions", Chat(kTools));
+  EXPECT_FALSE(spec.guide.has_value());
+  EXPECT_TRUE(absl::StrContains(PromptOf(spec), R"({"name":"g",)")) << PromptOf(spec);
+  EXPECT_TRUE(absl::StrContains(PromptOf(spec), "<tool_call>\n{\"name\": ")) << PromptOf(spec);
+  const Json called =
+      Answered(kTools, "So.\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>");
+  EXPECT_EQ("tool_calls", called["finish_reason"]);
+  EXPECT_EQ("So.", called["message"]["content"]);
+  EXPECT_EQ("g", called["message"]["tool_calls"][0]["function"]["name"]);
+  EXPECT_EQ("No need.", Answered(kTools, "No need.")["message"]["content"]);
+  const std::string none = absl::StrCat(kTools, R"(, "tool_choice": "none")");
+  EXPECT_FALSE(absl::StrContains(PromptOf(Planned("/v1/chat/completions", Chat(none))), "tool_call"));
+}
+
+// Templates that know no tools know neither calls nor results, and many want the roles to take turns.
+TEST_F(GuidedDoorTest, PastCallsAndResultsAreTextWhereTheTemplateKnowsNone) {
+  Start("{% for m in messages %}[{{ m.role }}|{{ m.content }}]{% endfor %}");
+  const std::string body =
+      R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": null,
+      "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}},
+                     {"id": "2", "type": "function", "function": {"name": "g", "arguments": "{}"}}]},
+      {"role": "tool", "tool_call_id": "1", "content": "x"}, {"role": "tool", "tool_call_id": "2", "content": "y"},
+      {"role": "user", "content": "And?"}]})";
+  EXPECT_EQ(
+      "[user|Q]"
+      "[assistant|<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1}}\n</tool_call>\n"
+      "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>]"
+      "[user|<tool_response>\nx\n</tool_response>\n<tool_response>\ny\n</tool_response>\nAnd?]",
+      PromptOf(Planned("/v1/chat/completions", body)));
 }
 
 TEST_F(GuidedDoorTest, AChannelIsOpenedForGuidedText) {
