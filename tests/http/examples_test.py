@@ -1,6 +1,7 @@
 """The clients of deploy/examples against real daemons: each prints the answer that the door gives."""
 import os
 import re
+import shutil
 import subprocess
 import sys
 import unittest
@@ -11,6 +12,7 @@ import daemons  # noqa: E402
 from http_test import SAY, Door, http_arguments  # noqa: E402
 
 EXAMPLES = "deploy/examples/"
+GO_GRPC = "/usr/share/gocode/src/google.golang.org/grpc"
 
 
 class ExamplesTest(unittest.TestCase):
@@ -50,6 +52,12 @@ class ExamplesTest(unittest.TestCase):
 
     def test_grpc_in_cpp(self):
         program = os.path.join(daemons.BIN, "example_generate_grpc")
+        self.assertEqual(self.answer + "\n32 tokens\n", self.run_example(program, self.daemons.unix_target()))
+
+    @unittest.skipUnless(os.path.isdir(GO_GRPC) and shutil.which("go"), "no Go, which only this client needs")
+    def test_grpc_in_go(self):
+        program = self.daemons.path("generate_grpc")
+        subprocess.run([EXAMPLES + "build_go.sh", program], check=True)
         self.assertEqual(self.answer + "\n32 tokens\n", self.run_example(program, self.daemons.unix_target()))
 
 
