@@ -121,18 +121,18 @@ def pieces(path):
 
 
 class Widened:
-    """The tensors of a Mixtral folder as llama.cpp names and orders them, wide enough for superblocks."""
+    """The tensors of a Mixtral folder as llama.cpp names and orders them, wide enough for blocks."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, block=SUPERBLOCK):
         self.config = json.loads((folder / "config.json").read_text())
         if self.config.get("model_type") != "mixtral":
             sys.exit(f"gguf_quality: {folder} is a {self.config.get('model_type')}: Mixtral folders alone are written")
         self.hub = read_safetensors(folder / "model.safetensors")
         self.copies = 1
-        while self.config["hidden_size"] * self.copies % SUPERBLOCK:
+        while self.config["hidden_size"] * self.copies % block:
             self.copies *= 2
         self.hidden = self.config["hidden_size"] * self.copies
-        self.width = -(-self.config["intermediate_size"] // SUPERBLOCK) * SUPERBLOCK
+        self.width = -(-self.config["intermediate_size"] // block) * block
         heads = self.config["num_attention_heads"]
         self.head_dim = self.config.get("head_dim") or self.config["hidden_size"] // heads
 
@@ -178,30 +178,35 @@ class Widened:
             yield to + "ffn_down_exps.weight", experts("w2", lambda m: self.neurons(self.writes(m), 1))
 
 
-def write_gguf(model, folder, path, kind, quantizer):
-    import gguf
-
-    config, out = model.config, gguf.GGUFWriter(str(path), "llama")
+def write_facts(out, tokens, config, hidden, width, head_dim):
+    """What a GGUF file of the architecture llama says of a model: `config` has the names of Mixtral's config.json."""
     out.add_block_count(config["num_hidden_layers"])
     out.add_context_length(config["max_position_embeddings"])
-    out.add_embedding_length(model.hidden)
-    out.add_feed_forward_length(model.width)
+    out.add_embedding_length(hidden)
+    out.add_feed_forward_length(width)
     out.add_head_count(config["num_attention_heads"])
     out.add_head_count_kv(config["num_key_value_heads"])
-    out.add_key_length(model.head_dim)
-    out.add_value_length(model.head_dim)
-    out.add_rope_dimension_count(model.head_dim)
+    out.add_key_length(head_dim)
+    out.add_value_length(head_dim)
+    out.add_rope_dimension_count(head_dim)
     out.add_rope_freq_base(config["rope_theta"])
     out.add_layer_norm_rms_eps(config["rms_norm_eps"])
     out.add_expert_count(config["num_local_experts"])
     out.add_expert_used_count(config["num_experts_per_tok"])
     out.add_vocab_size(config["vocab_size"])
     out.add_tokenizer_model("llama")
-    for add, values in zip((out.add_token_list, out.add_token_scores, out.add_token_types),
-                           pieces(folder / "tokenizer.model")):  # fmt: skip
+    for add, values in zip((out.add_token_list, out.add_token_scores, out.add_token_types), tokens):
         add(values)
     out.add_bos_token_id(config["bos_token_id"])
     out.add_eos_token_id(config["eos_token_id"])
+
+
+def write_gguf(model, folder, path, kind, quantizer):
+    import gguf
+
+    out = gguf.GGUFWriter(str(path), "llama")
+    tokens = pieces(folder / "tokenizer.model")
+    write_facts(out, tokens, model.config, model.hidden, model.width, model.head_dim)
     types = gguf.GGMLQuantizationType
     for name, values in model.tensors():
         if values.ndim == 1 or "ffn_gate_inp" in name:

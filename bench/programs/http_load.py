@@ -34,16 +34,18 @@ OVERLOAD_CLIENTS = 8
 
 
 class Server:
-    def __init__(self, url, tokens, limits):
+    def __init__(self, url, tokens, limits, sampling=None):
         parts = urllib.parse.urlsplit(url)
         self.host, self.port, self.tokens, self.limits = parts.hostname, parts.port, tokens, limits
         self.random = random.Random(1)
+        self.sampling = sampling or {"temperature": 0}
 
     def request(self):
         start = "%d. " % self.random.randrange(10**9)
         body = json.dumps({
             "messages": [{"role": "user", "content": start + "The film is a story about a young man who " * 3}],
-            "max_tokens": self.tokens, "ignore_eos": True, "temperature": 0, "stream": True,
+            "max_tokens": self.tokens, "ignore_eos": True, "stream": True,
+            **self.sampling,
         })  # fmt: skip
         head = "POST /v1/chat/completions HTTP/1.1\r\nHost: %s:%d\r\nConnection: close\r\n" % (self.host, self.port)
         return (head + "Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)).encode()

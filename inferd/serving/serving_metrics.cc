@@ -53,6 +53,8 @@ void Work(const EngineStats& stats, const StreamPump& pump, MetricText* text) {
             stats.prompt_seconds);
   text->One("inferd_decode_seconds_total", kCounter, "Time of steps of generated tokens alone.",
             stats.decode_seconds);
+  text->One("inferd_decode_weight_bytes_total", kCounter, "Bytes of weights that these steps read.",
+            stats.weight_bytes_touched);
 }
 
 void Experts(const EngineStats& stats, MetricText* text) {

@@ -68,7 +68,7 @@ class SafetyTest(unittest.TestCase):
         old.request("POST", "/v1/chat/completions", body)
         self.assertTrue(old.getresponse().read().endswith(b"data: [DONE]\n\n"))
 
-        # Neither old versions, nor plain text, nor half a handshake.
+        # Neither old versions nor plain text.
         with self.assertRaises(ssl.SSLError):
             self.models(self.https(port, maximum_version=ssl.TLSVersion.TLSv1_1))
         plain = socket.create_connection(("127.0.0.1", port), daemons.PATIENCE)
@@ -91,12 +91,55 @@ class SafetyTest(unittest.TestCase):
         daemons.wait_until(renewed, "the second certificate")
         self.assertEqual((200, "first server"), (self.models(old), self.server_of(old)))
 
-    def test_grpc_lets_in_whom_the_authority_signed(self):
+    def test_handshakes_that_never_end_hold_nobody_up_and_are_cut(self):
+        self.start("--http", "0.0.0.0:0", "--http-tls-certificate", self.daemons.path("chain.pem"),
+                   "--http-tls-key", self.daemons.path("key.pem"))  # fmt: skip
+        port = int(re.search(r"over HTTP to 0\.0\.0\.0:(\d+)", self.daemons.inferd.text()).group(1))
+        silent, begun = (socket.create_connection(("127.0.0.1", port), daemons.PATIENCE) for _ in range(2))
+        with silent, begun:
+            begun.sendall(b"\x16\x03\x01\x02\x00\x01")  # a ClientHello's first bytes
+            self.assertEqual(200, self.models(self.https(port)))
+            for connection in (silent, begun):
+                self.assertEqual(b"", self.rest_of(connection))
+
+    @staticmethod
+    def rest_of(connection):
+        try:
+            return connection.recv(1000)
+        except ConnectionResetError:
+            return b""
+
+    def start_grpc(self):
+        """Its port; with client certificates."""
         self.start(
             "--listen", "0.0.0.0:0", "--tls-certificate", self.daemons.path("chain.pem"),
             "--tls-key", self.daemons.path("key.pem"), "--tls-client-ca", TLS + "ca.pem",
         )  # fmt: skip
-        port = re.search(r"clients connect to.* 0\.0\.0\.0:(\d+)", self.daemons.inferd.text()).group(1)
+        return re.search(r"clients connect to.* 0\.0\.0\.0:(\d+)", self.daemons.inferd.text()).group(1)
+
+    def test_grpc_renews_its_certificate(self):
+        port = int(self.start_grpc())
+        context = ssl.create_default_context(cafile=TLS + "ca.pem")
+        context.load_cert_chain(TLS + "client.pem", TLS + "client.key")
+        context.set_alpn_protocols(["h2"])
+
+        def server():
+            with socket.create_connection(("127.0.0.1", port), daemons.PATIENCE) as plain:
+                with context.wrap_socket(plain, server_hostname="localhost") as connection:
+                    return dict(pair[0] for pair in connection.getpeercert()["subject"])["commonName"]
+
+        self.assertEqual("first server", server())
+        own = grpc.ssl_channel_credentials(read("ca.pem"), read("client.key"), read("client.pem"))
+        with grpc.secure_channel("localhost:%d" % port, own) as channel:
+            models = model_pb2_grpc.ModelServiceStub(channel)
+            models.GetModel(model_pb2.GetModelRequest(), timeout=20)
+            self.install("server_2", "key.pem")
+            self.install("server_2", "chain.pem")
+            daemons.wait_until(lambda: server() == "second server", "the second certificate")
+            models.GetModel(model_pb2.GetModelRequest(), timeout=20)  # open connections go on
+
+    def test_grpc_lets_in_whom_the_authority_signed(self):
+        port = self.start_grpc()
 
         def ask(credentials):
             with grpc.secure_channel("localhost:" + port, credentials) as channel:
