@@ -124,8 +124,10 @@ def free_port():
 class Server:
     """A process that ends with its owner, an ExitStack."""
 
-    def __init__(self, name, command, port, owner):
+    def __init__(self, o, name, command, port, owner):
         self.name, self.url = name, f"http://127.0.0.1:{port}"
+        # One for all rows, so that no prompt comes twice and is found computed.
+        self.asked = http_load.Server(self.url, o.tokens, o.goodput, {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0})
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
                                         stderr=subprocess.DEVNULL)  # fmt: skip
         owner.callback(self.end)
@@ -150,16 +152,12 @@ class Server:
         self.process.wait()
 
 
-def asked(o, server):
-    return http_load.Server(server.url, o.tokens, o.goodput, {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0})
-
-
 def closed(o, server, clients, bandwidth):
     """Prints the row; answers a second."""
     before = server.counters() if bandwidth else {}
     text, begin = io.StringIO(), time.monotonic()
     with contextlib.redirect_stdout(text):
-        asyncio.run(http_load.closed(asked(o, server), clients, max(8, o.each * clients)))
+        asyncio.run(http_load.closed(server.asked, clients, max(8, o.each * clients)))
     row, share = text.getvalue().strip().split("|"), "-"
     if bandwidth:
         read, took = (server.counters()[name] - before[name] for name in
@@ -179,7 +177,7 @@ def poisson(o, server, clients, rate):
             "--tokenizer", str(SAMPLE.resolve()), "--concurrency", str(clients), "--request-rate", f"{rate:.3f}",
             "--arrival-pattern", "poisson", "--request-count", str(count), "--isl", "40", "--isl-stddev", "0",
             "--osl", str(o.tokens), "--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:1",
-            "--goodput", "time_to_first_token:%g inter_token_latency:%g" % tuple(o.goodput), "--random-seed", "1",
+            "--goodput", "time_to_first_token:%g inter_token_latency:%g" % tuple(o.goodput), "--random-seed", str(clients),
             "--ui", "none", "--output-artifact-dir", out], env=env, capture_output=True, text=True)  # fmt: skip
         if done.returncode:
             sys.exit("load_peer: aiperf: " + done.stdout[-2000:] + done.stderr[-2000:])
@@ -219,14 +217,14 @@ def main():
     bandwidth = bandwidth_of(o, pack)
     port, peer_port = free_port(), free_port()
     with contextlib.ExitStack() as servers:
-        ours = Server("sluice", [
+        ours = Server(o, "sluice", [
             os.path.join(o.bin, "sluice"), "serve", "--pack", pack, "--http", f"127.0.0.1:{port}", "--threads", str(threads),
             "--parallel", str(most), "--context", str(CONTEXT)], port, servers)  # fmt: skip
-        peer = Server("llama.cpp", [
+        peer = Server(o, "llama.cpp", [
             sys.executable, "-c", PEER, str(gguf), str(peer_port), str(threads), str(most), str(CONTEXT)], peer_port,
             servers)  # fmt: skip
         for server in (ours, peer):
-            asyncio.run(asked(o, server).ask())  # warm
+            asyncio.run(server.asked.ask())  # warm
         print("| clients | server | answered | refused | tokens/s | goodput/s | TTFT ms p50 / p90 / p99 "
               "| TPOT ms p50 / p90 / p99 | of the byte bound |\n|---|---|---|---|---|---|---|---|---|")  # fmt: skip
         rates = {}
