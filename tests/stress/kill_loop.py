@@ -1,14 +1,17 @@
 """kill -9 of weightd and inferd at random points under load, over and over, with a table at the end.
 
-  kill_loop.py [--kills N] [--sim-kills N] [--pair-kills N] [--seed N] [--clients N] [--json FILE]
+  kill_loop.py [--kills N] [--sim-kills N] [--cuda-kills N] [--pair-kills N] [--seed N] [--clients N] [--json FILE]
 
 Every start draws a budget for weightd, and for inferd a device, host or sim, the latter with a budget, a link and a
-transport; --sim-kills are of pairs on sim alone, where who computes misses is drawn too.
+transport; --sim-kills are of pairs on sim alone, where who computes misses is drawn too, --cuda-kills of pairs on cuda: on
+the fake CUDA library (tests/cuda_fake), with a seed of its scheduler drawn for each daemon, or on what
+SLUICE_CUDA_MODULE names. One kill in four does not wait for the next token: it comes while a daemon starts.
 
 Client threads stream greedy answers all the while. Every answer that comes is compared with the uninterrupted
 one; a token that differs, a stream that neither goes on nor ends within 5 s, and anything that a settled pair
-of daemons holds too much (descriptors, mappings of dead segments, sessions, leases) is counted. Exit code 0
-only if nothing was. SLUICE_STRESS=full makes it 200 kills, and 200 on sim. Programs and stubs as for the end-to-end tests.
+of daemons holds too much (descriptors, mappings of dead segments and slabs, sessions, leases) is counted, and what the
+fake's checks find. Exit code 0 only if nothing was. SLUICE_STRESS=full makes it 200 kills, 200 on sim and 200 on cuda.
+Programs and stubs as for the end-to-end tests.
 """
 import argparse
 import collections
@@ -27,6 +30,8 @@ import daemons  # noqa: E402
 from daemons import grpc, inference_pb2_grpc, weights_pb2, weights_pb2_grpc  # noqa: E402
 
 TOKENS = 120
+CUDA_TOKENS = 24  # the fake makes some 15 a second of them
+FAKE_CUDA = os.path.join(daemons.BIN, "..", "tests", "libsluice_cuda_fake.so")
 HANG = 5.0  # seconds
 MIB = 1 << 20
 
@@ -36,12 +41,15 @@ def small_budget(random_source):
     return int(random_source.uniform(3.2, 20) * MIB)
 
 
-def random_device(random_source, only_sim):
-    """The flags of a device, and its name."""
-    if not only_sim and random_source.random() < 0.5:
+def random_device(random_source, only):
+    """The flags of a device, and its name. `only`: sim, cuda, or none for either of host and sim."""
+    if only is None and random_source.random() < 0.5:
         return ["--device", "host"], "host"
     transport = random_source.choice(["push", "pull"])
-    miss = ["--policy", "expert_miss=" + random_source.choice(["load", "cpu", "balance"])] if only_sim else []
+    miss = ["--policy", "expert_miss=" + random_source.choice(["load", "cpu", "balance"])] if only else []
+    if only == "cuda":
+        budget = f"{random_source.uniform(5, 50):.1f}%"
+        return ["--device", "cuda", "--device-budget", budget, "--transport", transport, *miss], "cuda, " + transport
     return [
         "--device", "sim", "--device-budget", f"{random_source.uniform(5, 50):.1f}%",
         "--link-gbps", f"{random_source.uniform(0.5, 8):.2f}",
@@ -54,6 +62,14 @@ def segments_mapped(pid):
     """Segments of weightd's arena that a process has mapped."""
     with open(f"/proc/{pid}/maps") as file:
         return len({line.split()[4] for line in file if "memfd:sluice-segment" in line})
+
+
+def slabs_mapped(pid):
+    """Device memory that others can be lent and a process has mapped, by the numbers of the memory files that it is on
+    sim and on the fake."""
+    with open(f"/proc/{pid}/maps") as file:
+        lines = [line.split(maxsplit=5) for line in file]
+    return {fields[4] for fields in lines if len(fields) > 5 and re.match("/memfd:(sluice-slab|fake cuda)", fields[5])}
 
 
 def fd_count(pid):
@@ -199,12 +215,13 @@ def request(prompt, tokens):
 class Service:
     """One weightd, one inferd a pack, all in one folder; each can be killed and started again."""
 
-    def __init__(self, folder, packs, findings, random_source, only_sim=False):
+    def __init__(self, folder, packs, findings, random_source, only=None):
         self.folder = folder
         self.packs = packs
         self.findings = findings
         self.random = random_source
-        self.only_sim = only_sim
+        self.only = only
+        self.tokens = CUDA_TOKENS if only == "cuda" else TOKENS
         self.weightd = None
         self.inferds = [None] * len(packs)
         self.generation = 0
@@ -213,23 +230,33 @@ class Service:
     def path(self, name):
         return os.path.join(self.folder, name)
 
+    def environment(self):
+        """Of a daemon that starts: its own seed of the fake's scheduler."""
+        seed = self.random.randrange(0, 100)
+        return {
+            "SLUICE_CUDA_MODULE": FAKE_CUDA, **os.environ,
+            "SLUICE_FAKE_CUDA": f"seed={seed} reports={self.path('reports')}",
+        }  # fmt: skip
+
     def start_weightd(self, budget):
         self.generation += 1
         self.budget = budget
         arguments = ["--socket", self.path("w.sock"), "--dram-budget", str(budget)]
         for pack in self.packs:
             arguments += ["--pack", pack]
-        self.weightd = daemons.Daemon("weightd", arguments, self.path(f"w{self.generation}.log"))
+        self.weightd = daemons.Daemon(
+            "weightd", arguments, self.path(f"w{self.generation}.log"), env=self.environment()
+        )
 
     def start_inferd(self, index):
         self.generation += 1
-        flags, device = random_device(self.random, self.only_sim)
+        flags, device = random_device(self.random, self.only)
         self.findings.count("starts on " + device)
         self.inferds[index] = daemons.Daemon(
             "inferd",
             ["--pack", self.packs[index], "--weightd", self.path("w.sock"), "--listen", self.target(index),
              "--admin", "unix:" + self.path(f"a{index}.sock"), "--threads", "2", "--context", "512", *flags],
-            self.path(f"i{self.generation}.log"),
+            self.path(f"i{self.generation}.log"), env=self.environment(),
         )  # fmt: skip
 
     def target(self, index):
@@ -248,11 +275,11 @@ class Service:
             for case in cases:
                 ids = []
                 stream = stub.GenerateStream(
-                    request(case["prompt_ids"], TOKENS), timeout=daemons.PATIENCE, wait_for_ready=True
+                    request(case["prompt_ids"], self.tokens), timeout=daemons.PATIENCE, wait_for_ready=True
                 )
                 for response in stream:
                     ids.extend(response.delta.token_ids)
-                if len(ids) != TOKENS:
+                if len(ids) != self.tokens:
                     raise AssertionError(f"an uninterrupted answer has {len(ids)} tokens")
                 result.append((case["prompt_ids"], ids))
         return result
@@ -279,6 +306,10 @@ class Service:
         for pid in live:
             if segments_mapped(pid) > stats.segments:
                 self.findings.add("leaks", f"{segments_mapped(pid)} segments mapped, {stats.segments} exist")
+        lent = set().union(*(slabs_mapped(pid) for pid in live))
+        dead = slabs_mapped(self.weightd.process.pid) - lent
+        if dead:
+            self.findings.add("leaks", f"weightd has {len(dead)} slabs mapped that no living inferd has")
         base = {self.weightd.process.pid: stats.segments, **{pid: 0 for pid in live}}
         for pid, segments in base.items():
             now = (fd_count(pid) - segments, anonymous_kib(pid))
@@ -296,6 +327,11 @@ class Service:
         left = [name for name in os.listdir(self.folder) if name.endswith(".sock") or name.endswith(".side")]
         if left:
             self.findings.add("leaks", f"sockets are left: {left}")
+        if os.path.exists(self.path("reports")):
+            with open(self.path("reports")) as file:
+                for line in file:
+                    if ": none (" not in line:
+                        self.findings.add("wrong", "the fake's checks: " + line.rstrip())
 
     def kill_all(self):
         for daemon in [*self.inferds, self.weightd]:
@@ -318,7 +354,6 @@ def kill_either(service, clients, kills, findings):
     back = {"weightd": [], "inferd": []}
     held = {}
     for i in range(kills):
-        await_tokens(clients, findings, f"before kill {i}")
         time.sleep(service.random.uniform(0, 0.15))  # a random point is the purpose
         name = service.random.choice(("weightd", "inferd"))
         daemon = service.weightd if name == "weightd" else service.inferds[0]
@@ -328,6 +363,9 @@ def kill_either(service, clients, kills, findings):
             service.start_weightd(small_budget(service.random))
         else:
             service.start_inferd(0)
+        if i < kills - 1 and service.random.random() < 0.25:
+            findings.count("kills before the next token")
+            continue
         back[name].append(await_tokens(clients, findings, f"after kill {i}, of {name}"))
         if i % 10 == 9 or i == kills - 1:
             for client in clients:
@@ -355,10 +393,10 @@ def kill_one_of_two(service, victims, others, kills, findings):
     return back
 
 
-def run(scenario, packs, budget, kills, args, findings, only_sim=False):
+def run(scenario, packs, budget, kills, args, findings, only=None):
     """Starts the daemons, finds the right answers, and lets `scenario` kill. Its rows of the table."""
     work = daemons.tempfile.mkdtemp(prefix="sluice-kill-")
-    service = Service(work, packs, findings, random.Random(args.seed), only_sim)
+    service = Service(work, packs, findings, random.Random(args.seed), only)
     cases = daemons.greedy_cases()[:6]
     clients = []
     try:
@@ -421,6 +459,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200 if full else 10, help="of either daemon")
     parser.add_argument("--sim-kills", type=int, default=200 if full else 0, help="of either daemon, on sim alone")
+    cuda = 200 if full else 20
+    parser.add_argument(
+        "--cuda-kills", type=int, default=cuda if os.path.exists(FAKE_CUDA) else 0, help="of either daemon, on cuda"
+    )
     parser.add_argument("--pair-kills", type=int, default=50 if full else 4, help="of one of two inferds")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=4)
@@ -439,7 +481,9 @@ def main():
         if args.kills > 0:
             rows += run("one inferd", packs[:1], small_budget(source), args.kills, args, findings)
         if args.sim_kills > 0:
-            rows += run("one inferd, on sim", packs[:1], small_budget(source), args.sim_kills, args, findings, True)
+            rows += run("one inferd, on sim", packs[:1], small_budget(source), args.sim_kills, args, findings, "sim")
+        if args.cuda_kills > 0:
+            rows += run("one inferd, on cuda", packs[:1], small_budget(source), args.cuda_kills, args, findings, "cuda")
         if args.pair_kills > 0:
             rows += run("two packs, two inferds", packs, 24 * MIB, args.pair_kills, args, findings)
     finally:
