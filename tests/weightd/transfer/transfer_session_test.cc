@@ -256,6 +256,33 @@ TEST_F(TransferSessionTest, OffersThatLieAreRefusedByName) {
   EXPECT_EQ(core_->Stats().sessions_lost, 0u);
 }
 
+TEST_F(TransferSessionTest, AnOfferWithoutItsDescriptorEndsThatSessionAlone) {
+  Start(8 * kExpert);
+  Peer other = Join();
+  uint64_t lost = 0;
+  for (const HandleKind kind : {HandleKind::kMemoryFile, HandleKind::kCudaFd}) {
+    int ends[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    const UniqueFd client(ends[1]);
+    SideMessage message;
+    message.type = SideType::kSlabOffered;
+    message.session = OpenSession();
+    message.slab = 1;
+    message.bytes = 64 * 1024;
+    message.handle_kind = static_cast<uint8_t>(kind);
+    ASSERT_TRUE(core_->AttachSideSocket(message.session, UniqueFd(ends[0])).ok());
+    ASSERT_TRUE(SendSideMessage(client.get(), message, {}).ok());
+    HandleEvents();
+    Settle();
+    EXPECT_EQ(core_->Stats().sessions_lost, ++lost);
+  }
+  other.client->Submit(Transfer(1, 2, 3));
+  Settle();
+  Read();
+  EXPECT_EQ(CodeOf(Next(other.client.get())), absl::StatusCode::kOk);
+  EXPECT_TRUE(Holds(other, 2, 3));
+}
+
 TEST_F(TransferSessionTest, TwoSessionsShareOneReadAndGetEachTheirOwnCopy) {
   Start(8 * kExpert);
   Peer a = Join();

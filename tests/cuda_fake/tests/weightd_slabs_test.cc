@@ -1,0 +1,163 @@
+// Slabs in CUDA memory that clients lend a real weightd, on the fake: what it refuses, by which name, and
+// that neither the session nor anybody else's notices. The fake of this process is the exporters', that of
+// weightd's the importer.
+#include <cuda_runtime_api.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "inferd/session/session_weight_client.h"
+#include "kernels/cuda/memory.h"
+#include "tests/cuda_fake/fake_cuda.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/test_pack.h"
+#include "tests/support/weight_client_calls.h"
+#include "tests/support/weightd_process.h"
+
+namespace sluice {
+namespace {
+
+constexpr uint64_t kSlabBytes = 4 << 20;
+
+class WeightdSlabsTest : public testing::Test {
+ protected:
+  WeightdSlabsTest() {
+    cuda_fake::ResetFake({});
+    const std::filesystem::path build = std::filesystem::path(ProgramPath("weightd")).parent_path() / "..";
+    setenv("SLUICE_CUDA_MODULE", (build / "tests" / "libsluice_cuda_fake.so").c_str(), 1);
+    setenv("SLUICE_FAKE_CUDA", ("reports=" + folder_.File("reports")).c_str(), 1);
+    weightd_.Start();
+  }
+
+  std::unique_ptr<SessionWeightClient> Connect() {
+    SessionWeightClientOptions options;
+    options.socket = weightd_.socket();
+    options.pack_dir = pack_.dir();
+    auto client = SessionWeightClient::Connect(options, absl::Now() + absl::Seconds(30));
+    EXPECT_TRUE(client.ok()) << client.status() << "\n" << weightd_.log();
+    return client.ok() ? *std::move(client) : nullptr;
+  }
+
+  SlabOffer NewSlab() {
+    const absl::StatusOr<SharedBuffer> shared = memory_.AllocateShared(kSlabBytes, nullptr);
+    EXPECT_TRUE(shared.ok()) << shared.status();
+    buffers_.push_back(shared->buffer);
+    SlabOffer offer;
+    offer.fd = shared->fd;
+    offer.bytes = shared->bytes;
+    offer.kind = shared->kind;
+    offer.device = shared->device;
+    return offer;
+  }
+
+  static absl::StatusCode CodeOf(SessionWeightClient* client, const SlabOffer& offer) {
+    return client->OfferSlab(offer).status().code();
+  }
+
+  // A dense extent comes whole into the slab that was the test's `index`-th.
+  void ExpectArrives(SessionWeightClient* client, uint32_t number, size_t index) {
+    constexpr uint32_t kExtent = 1;
+    TransferTarget target;
+    target.slab = number;
+    FetchRequest request = ExtentRequest(++next_id_, kExtent);
+    request.transfer = &target;
+    ASSERT_TRUE(client->Submit(request).ok());
+    const absl::StatusOr<FetchCompletion> done = Await(client, next_id_);
+    ASSERT_TRUE(done.ok()) << done.status();
+    ASSERT_EQ(done->code, absl::StatusCode::kOk);
+    const std::vector<std::byte>& expected = pack_.extent(kExtent);
+    std::vector<std::byte> found(expected.size());
+    ASSERT_EQ(cudaMemcpy(found.data(), memory_.Read({buffers_[index], 0}, found.size()), found.size(),
+                         cudaMemcpyDeviceToHost),
+              cudaSuccess);
+    EXPECT_EQ(std::memcmp(found.data(), expected.data(), found.size()), 0);
+  }
+
+  // Pieces of device memory that weightd has mapped.
+  size_t MappedByWeightd() {
+    std::ifstream maps("/proc/" + std::to_string(weightd_.process().pid()) + "/maps");
+    size_t count = 0;
+    for (std::string line; std::getline(maps, line);) {
+      count += line.find("memfd:fake cuda memory") != std::string::npos ? 1 : 0;
+    }
+    return count;
+  }
+  void AwaitMapped(size_t count) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    while (MappedByWeightd() != count && absl::Now() < deadline) {
+      absl::SleepFor(absl::Milliseconds(2));
+    }
+    EXPECT_EQ(MappedByWeightd(), count);
+  }
+
+  TempDir folder_;
+  TestPack pack_;
+  WeightdProcess weightd_{folder_.path(), {pack_.dir()}, 32 << 20};
+  cuda::Memory memory_;
+  std::vector<BufferId> buffers_;
+  uint64_t next_id_ = 0;
+};
+
+TEST_F(WeightdSlabsTest, OffersThatLieAreRefusedByNameAndNobodyNotices) {
+  const auto other = Connect();
+  ASSERT_NE(other, nullptr);
+  const absl::StatusOr<uint32_t> others = other->OfferSlab(NewSlab());
+  ASSERT_TRUE(others.ok()) << others.status() << "\n" << weightd_.log();
+  const auto client = Connect();
+  ASSERT_NE(client, nullptr);
+  const SlabOffer good = NewSlab();
+
+  SlabOffer lie = good;
+  for (const uint64_t bytes : {uint64_t{0}, kSlabBytes - 4096, 2 * kSlabBytes, uint64_t{1} << 60}) {
+    lie.bytes = bytes;
+    EXPECT_EQ(CodeOf(client.get(), lie), absl::StatusCode::kInvalidArgument) << bytes;
+  }
+  lie = good;
+  lie.device[0] ^= 1;
+  EXPECT_EQ(CodeOf(client.get(), lie), absl::StatusCode::kNotFound) << "another GPU";
+  lie.device = {};
+  EXPECT_EQ(CodeOf(client.get(), lie), absl::StatusCode::kNotFound) << "no GPU";
+  const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
+  lie = good;
+  lie.fd = null.get();
+  EXPECT_EQ(CodeOf(client.get(), lie), absl::StatusCode::kInvalidArgument) << "no memory of CUDA's";
+  lie = good;
+  lie.fd = fcntl(good.fd, F_DUPFD_CLOEXEC, 0);
+  close(lie.fd);
+  EXPECT_NE(CodeOf(client.get(), lie), absl::StatusCode::kOk) << "closed";
+  EXPECT_EQ(MappedByWeightd(), 1u) << "nothing of what was refused is held";
+
+  const absl::StatusOr<uint32_t> number = client->OfferSlab(good);
+  ASSERT_TRUE(number.ok()) << number.status() << "\n" << weightd_.log();
+  EXPECT_EQ(CodeOf(client.get(), good), absl::StatusCode::kPermissionDenied) << "offered twice";
+  EXPECT_EQ(CodeOf(other.get(), good), absl::StatusCode::kPermissionDenied) << "somebody else's";
+  EXPECT_EQ(MappedByWeightd(), 2u);
+  ExpectArrives(client.get(), *number, 1);
+  ExpectArrives(other.get(), *others, 0);
+}
+
+TEST_F(WeightdSlabsTest, ADescriptorClosedBehindTheOfferIsNoMatterAndMemoryGoesWithTheSession) {
+  auto client = Connect();
+  ASSERT_NE(client, nullptr);
+  SlabOffer slab = NewSlab();
+  slab.fd = fcntl(slab.fd, F_DUPFD_CLOEXEC, 0);
+  const absl::StatusOr<uint32_t> number = client->OfferSlab(slab);
+  ASSERT_TRUE(number.ok()) << number.status();
+  close(slab.fd);
+  ExpectArrives(client.get(), *number, 0);
+  client.reset();
+  AwaitMapped(0);
+  EXPECT_TRUE(memory_.Free(buffers_[0]).ok());
+}
+
+}  // namespace
+}  // namespace sluice
