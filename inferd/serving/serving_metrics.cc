@@ -49,6 +49,9 @@ void Work(const EngineStats& stats, const StreamPump& pump, MetricText* text) {
             stats.preemptions);
   text->One("inferd_generation_tokens_total", kCounter, "Tokens generated.", stats.generated_tokens);
   text->One("inferd_steps_total", kCounter, "Steps of the engine.", stats.steps);
+  text->One("inferd_device_waits_total", kCounter,
+            "Times that the host waited for the device; 0 for one that computes at the call.",
+            stats.device_waits);
   text->One("inferd_prompt_seconds_total", kCounter, "Time of steps with tokens of prompts.",
             stats.prompt_seconds);
   text->One("inferd_decode_seconds_total", kCounter, "Time of steps of generated tokens alone.",

@@ -32,6 +32,7 @@ TEST(ServingMetricsTest, CountersOfTheEngineAreWrittenUnderTheirNames) {
   stats.kv_pages_kept = 2;
   stats.cached_prompt_tokens = 31;
   stats.preemptions = 5;
+  stats.device_waits = 12;
   const auto families = Scrape(ServingMetrics(), stats);
   const auto value = [&](const std::string& name) { return SampleOf(families, name, name); };
   EXPECT_EQ(value("inferd_generation_tokens_total"), 7);
@@ -43,6 +44,7 @@ TEST(ServingMetricsTest, CountersOfTheEngineAreWrittenUnderTheirNames) {
   EXPECT_EQ(value("inferd_kv_pages_kept"), 2);
   EXPECT_EQ(value("inferd_cached_prompt_tokens_total"), 31);
   EXPECT_EQ(value("inferd_preemptions_total"), 5);
+  EXPECT_EQ(value("inferd_device_waits_total"), 12);
   EXPECT_EQ(SampleOf(families, "inferd_finished_requests_total",
                      "inferd_finished_requests_total{end=\"rejected\"}"),
             2);
