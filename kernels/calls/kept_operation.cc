@@ -93,10 +93,4 @@ void KeptOperation::KeepLists(MatMulArgs& args) {
   args.parts = KeepList(args.parts);
 }
 
-void KeptOperation::KeepLists(GatedDeltaArgs& args) {
-  args.sequences = KeepTexts(args.sequences);
-  args.from = KeepList(args.from);
-  args.to = KeepList(args.to);
-}
-
 }  // namespace sluice

@@ -42,6 +42,13 @@ class KeptOperation {
   absl::Span<const ExpertWork> KeepExperts(absl::Span<const ExpertWork> experts);
   absl::Span<const LeadWork> KeepLeads(absl::Span<const LeadWork> leads);
 
+  template <class RecurrentArgs>
+  void KeepStates(RecurrentArgs& args) {
+    args.sequences = KeepTexts(args.sequences);
+    args.from = KeepList(args.from);
+    args.to = KeepList(args.to);
+  }
+
   template <class T>
   void KeepLists(T& /*args*/) {}  // an operation without
   void KeepLists(EmbedArgs& args) { args.ids = KeepList(args.ids); }
@@ -49,7 +56,9 @@ class KeptOperation {
   void KeepLists(RopeKvWriteArgs& args) { args.sequences = KeepTexts(args.sequences); }
   void KeepLists(LatentKvWriteArgs& args) { args.sequences = KeepTexts(args.sequences); }
   void KeepLists(AttentionArgs& args) { args.sequences = KeepTexts(args.sequences); }
-  void KeepLists(GatedDeltaArgs& args);
+  void KeepLists(GatedDeltaArgs& args) { KeepStates(args); }
+  void KeepLists(MambaArgs& args) { KeepStates(args); }
+  void KeepLists(ShortConvArgs& args) { KeepStates(args); }
   void KeepLists(ExpertLeadsArgs& args) { args.experts = KeepLeads(args.experts); }
   void KeepLists(MoeExpertsArgs& args) { args.experts = KeepExperts(args.experts); }
   void KeepLists(RoutedExpertsArgs& args) { args.experts = KeepExperts(args.experts); }

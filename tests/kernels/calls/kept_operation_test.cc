@@ -1,0 +1,41 @@
+// Lists of a kept operation are its own: what the caller does with theirs afterwards changes nothing.
+#include "kernels/calls/kept_operation.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+namespace sluice {
+namespace {
+
+template <class Args>
+class KeptStatesTest : public testing::Test {};
+using RecurrentArgs = testing::Types<GatedDeltaArgs, MambaArgs, ShortConvArgs>;
+TYPED_TEST_SUITE(KeptStatesTest, RecurrentArgs);
+
+TYPED_TEST(KeptStatesTest, OutliveTheCallersLists) {
+  std::vector<uint32_t> pages = {5, 6};
+  std::vector<SequenceRows> sequences(1);
+  sequences[0].pages = pages;
+  std::vector<uint32_t> from = {1};
+  std::vector<uint32_t> to = {2};
+  TypeParam args;
+  args.sequences = sequences;
+  args.from = from;
+  args.to = to;
+  KeptOperation kept{Operation(&args)};
+  pages = {7, 7};
+  sequences[0] = SequenceRows();
+  from[0] = 7;
+  to[0] = 7;
+  const auto* own = std::get<const TypeParam*>(kept.get());
+  ASSERT_EQ(own->sequences.size(), 1u);
+  EXPECT_EQ(own->sequences[0].pages, absl::MakeConstSpan({5u, 6u}));
+  EXPECT_EQ(own->from, absl::MakeConstSpan({1u}));
+  EXPECT_EQ(own->to, absl::MakeConstSpan({2u}));
+}
+
+}  // namespace
+}  // namespace sluice
