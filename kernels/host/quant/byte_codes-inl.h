@@ -211,3 +211,25 @@ SLUICE_INLINE N FloatSum(NInt sum, N x_sum) {
   }
   return NFromInt(sum);
 }
+
+// Quads that may be added up before they must be taken to 32 bits; 0: any number of them.
+template <QuantKind kKind>
+inline constexpr uint32_t kQuadPiece = kMostAdds<kKind> == UINT32_MAX ? 0
+                                       : kMostAdds<kKind> >= 8        ? 8
+                                       : kMostAdds<kKind> >= 4        ? 4
+                                                                      : 2;
+
+// The kind whose unpacked codes are summed as those of kKind are: sums over them are compiled once for all
+// such kinds. With byte products that add up to 32 bits these are all kinds.
+template <QuantKind kKind>
+inline constexpr QuantKind kSummedAs = kQuadPiece<kKind> == 0   ? QuantKind::kQ8
+                                       : kQuadPiece<kKind> == 8 ? QuantKind::kQ4
+                                       : kQuadPiece<kKind> == 4 ? QuantKind::kQ5
+                                                                : QuantKind::kQ6;
+template <QuantKind kKind>
+inline constexpr bool kSumsAreShared =
+    kQuadPiece<kSummedAs<kKind>> == kQuadPiece<kKind>&& kByteBias<kSummedAs<kKind>> == kByteBias<kKind>;
+static_assert(kSumsAreShared<QuantKind::kQ8> && kSumsAreShared<QuantKind::kQ4> &&
+              kSumsAreShared<QuantKind::kQ3> && kSumsAreShared<QuantKind::kQ2> &&
+              kSumsAreShared<QuantKind::kMxfp4> && kSumsAreShared<QuantKind::kQ5> &&
+              kSumsAreShared<QuantKind::kQ6> && kSumsAreShared<QuantKind::kIq4>);

@@ -317,5 +317,5 @@ void ManyDownBy(const QuantDownCall& call, const SumUnitsFunction& sum_units) {
 
 template <QuantKind kKind>
 void ManyDown(const QuantDownCall& call) {
-  ManyDownBy<kKind, kNative>(call, SumInPasses<kKind>);
+  ManyDownBy<kKind, kNative>(call, SumInPasses<kSummedAs<kKind>>);
 }

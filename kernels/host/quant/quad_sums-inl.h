@@ -57,13 +57,6 @@ SLUICE_INLINE void AddQuads(const int32_t* codes, const int8_t* values, ByteSum<
   }
 }
 
-// Quads that may be added up before they must be taken to 32 bits; 0: any number of them.
-template <QuantKind kKind>
-inline constexpr uint32_t kQuadPiece = kMostAdds<kKind> == UINT32_MAX ? 0
-                                       : kMostAdds<kKind> >= 8        ? 8
-                                       : kMostAdds<kKind> >= 4        ? 4
-                                                                      : 2;
-
 // For T tokens and R registers of codes: out[register * T + token] = the sums over `quads` quads. A function
 // of its own, so that it has all registers to itself: inlined, GCC 12 moves the sums between registers and
 // memory in the loop.

@@ -110,23 +110,47 @@ inline __m256i GroupOfUnits(const RowShape& shape, const uint8_t* w, const int8_
   return sum;
 }
 
-// The groups [g, g + count) of a row added to the eight lanes; s: their sums, less so many times those of x.
-template <QuantKind kKind, int kBias>
-SLUICE_INLINE __m256 AddGroups(const RowShape& shape, const uint8_t* w, const QuantRow& x, uint32_t g,
-                               uint32_t count, __m256i s, __m256 lanes) {
+// Eight groups of a row from g on added to the eight lanes; s: their sums, less kBias times those of x. What
+// is beyond the row's end has scales and zeros of 0.
+template <int kBias>
+SLUICE_INLINE __m256 AddGroups(bool mins, __m256 scales, __m256 zeros, const QuantRow& x, uint32_t g,
+                               __m256i s, __m256 lanes) {
   const __m256 x_sums = _mm256_loadu_ps(x.sums + g);
   __m256 sums = _mm256_cvtepi32_ps(s);
   if constexpr (kBias != 0) {
     sums = _mm256_fmadd_ps(_mm256_set1_ps(kBias), x_sums, sums);
   }
-  if (HasMins(shape.meta)) {
-    const __m256 products = _mm256_mul_ps(ScalesOf<kKind>(shape, w, g, count), sums);
-    const __m256 t = _mm256_fnmadd_ps(ZerosOf<kKind>(shape, w, g, count), x_sums, products);
+  if (mins) {
+    const __m256 t = _mm256_fnmadd_ps(zeros, x_sums, _mm256_mul_ps(scales, sums));
     return _mm256_fmadd_ps(_mm256_loadu_ps(x.scales + g), t, lanes);
   }
-  const __m256 t = _mm256_fnmadd_ps(ZerosOf<kKind>(shape, w, g, count), x_sums, sums);
-  const __m256 scale = _mm256_mul_ps(ScalesOf<kKind>(shape, w, g, count), _mm256_loadu_ps(x.scales + g));
-  return _mm256_fmadd_ps(scale, t, lanes);
+  const __m256 t = _mm256_fnmadd_ps(zeros, x_sums, sums);
+  return _mm256_fmadd_ps(_mm256_mul_ps(scales, _mm256_loadu_ps(x.scales + g)), t, lanes);
+}
+
+// The groups from g on of a row and a token added to the lanes, unit by unit: what lies behind the last eight
+// whole groups, or all of a row whose groups are not multiplied by bytes. A function of its own, of a kind
+// alone: inlined in every number of rows and tokens it was most of these kernels' code.
+template <QuantKind kKind>
+__attribute__((noinline)) __m256 AddGroupsByUnits(const RowShape& shape, const uint8_t* w, const QuantRow& x,
+                                                  uint32_t g, LinesAhead lines, __m256 lanes) {
+  const uint32_t units = (shape.cols + 15) / 16;
+  const uint32_t per_group = shape.group / 16;
+  for (; g < shape.groups; g += 8) {
+    const uint32_t count = shape.groups - g < 8 ? shape.groups - g : 8;
+    for (uint32_t i = 0; i < kFetchSteps<kKind>; ++i) {
+      lines.Step();
+    }
+    __m256i v[8];
+    for (uint32_t j = 0; j < 8; ++j) {
+      const uint32_t first = (g + j) * per_group;
+      const uint32_t last = first + per_group < units ? first + per_group : units;
+      v[j] = GroupOfUnits<kKind>(shape, w, x.codes, first, j < count ? last : first);
+    }
+    lanes = AddGroups<0>(HasMins(shape.meta), ScalesOf<kKind>(shape, w, g, count),
+                         ZerosOf<kKind>(shape, w, g, count), x, g, FoldEight(v), lanes);
+  }
+  return lanes;
 }
 
 // How far behind what is read lines are moved to the first-level cache. The hardware moves lines, too, but
@@ -179,10 +203,13 @@ SLUICE_INLINE uint32_t AddWholeGroups(const RowShape& shape, uint32_t whole, con
     EightGroups<kKind, kUnits, kRows, kTokens>(at, values, lines, sums);
     SLUICE_UNROLL
     for (int r = 0; r < kRows; ++r) {
+      const __m256 scales = ScalesOf<kKind>(shape, w[r], g, 8);
+      const __m256 zeros = ZerosOf<kKind>(shape, w[r], g, 8);
       SLUICE_UNROLL
       for (int t = 0; t < kTokens; ++t) {
         __m256& lane = lanes[r * kTokens + t];
-        lane = AddGroups<kKind, kByteBias<kKind>>(shape, w[r], x[t], g, 8, sums[r * kTokens + t], lane);
+        lane = AddGroups<kByteBias<kKind>>(HasMins(shape.meta), scales, zeros, x[t], g, sums[r * kTokens + t],
+                                           lane);
       }
       at[r].codes += kBytesOfCodes;
       at[r].third += 16 * kUnits * kHighBits<kKind>;
@@ -209,24 +236,11 @@ SLUICE_INLINE void DotRowsWith(const RowShape& shape, uint32_t whole, const uint
   if constexpr (kUnits > 0) {
     g = AddWholeGroups<kKind, kUnits, kRows, kTokens, kNear>(shape, whole, w, x, lines, lanes);
   }
-  const uint32_t units = (shape.cols + 15) / 16;
-  const uint32_t per_group = shape.group / 16;
-  for (; g < shape.groups; g += 8) {
-    const uint32_t count = shape.groups - g < 8 ? shape.groups - g : 8;
-    for (uint32_t i = 0; i < kFetchSteps<kKind>; ++i) {
-      lines->Step();
-    }
+  if (g < shape.groups) {
     SLUICE_UNROLL
     for (int i = 0; i < kRows * kTokens; ++i) {
-      const int r = i / kTokens;
-      const QuantRow& values = x[i % kTokens];
-      __m256i v[8];
-      for (uint32_t j = 0; j < 8; ++j) {
-        const uint32_t first = (g + j) * per_group;
-        const uint32_t last = first + per_group < units ? first + per_group : units;
-        v[j] = GroupOfUnits<kKind>(shape, w[r], values.codes, first, j < count ? last : first);
-      }
-      lanes[i] = AddGroups<kKind, 0>(shape, w[r], values, g, count, FoldEight(v), lanes[i]);
+      lanes[i] = AddGroupsByUnits<kKind>(shape, w[i / kTokens], x[i % kTokens], g,
+                                         i == 0 ? *lines : LinesAhead(), lanes[i]);
     }
   }
   SLUICE_UNROLL

@@ -319,8 +319,9 @@ void QuantGemm(const QuantDotCall& call) {
       const uint32_t tokens = FirstOfPass(call.tokens, pass + 1) - first;
       const TokenPanel panel = PanelAt(call.packed, call.shape.cols, call.shape.groups, pass);
       alignas(64) float totals[kQuadTokens * kGemmQuantRows];
-      WithTokens(tokens,
-                 [&]<uint32_t T>() { MultiplyTokens<kKind, T>(call.shape, panel, unpacked, totals); });
+      WithTokens(tokens, [&]<uint32_t T>() {
+        MultiplyTokens<kSummedAs<kKind>, T>(call.shape, panel, unpacked, totals);
+      });
       for (uint32_t t = 0; t < tokens; ++t) {
         __builtin_memcpy(call.y[first + t] + call.first + r, totals + t * kGemmQuantRows,
                          rows * sizeof(float));

@@ -73,7 +73,7 @@ inline uint32_t TilesOf(uint32_t tokens) { return (tokens + kTileSide - 1) / kTi
 
 // The unpacked rows for the tokens of kTiles tiles; x: their rounded rows, by tile. totals:
 // [tile][token][row].
-template <QuantKind kKind, uint32_t kTiles>
+template <uint32_t kTiles>
 void MultiplyTokenTiles(const RowShape& shape, const TokenTiles& tiles, const QuantRow* const* x,
                         const UnpackedRows& w, float* totals) {
   constexpr uint32_t kTokens = kTiles * kTileSide;
@@ -129,8 +129,8 @@ inline void PackForTiles(const QuantPackCall& call) {
 }
 
 // The unpacked rows, `rows` of them from r on, for all tokens.
-template <QuantKind kKind>
-void MultiplyAllTokens(const QuantDotCall& call, const UnpackedRows& unpacked, uint32_t r, uint32_t rows) {
+inline void MultiplyAllTokens(const QuantDotCall& call, const UnpackedRows& unpacked, uint32_t r,
+                              uint32_t rows) {
   alignas(64) float totals[kTileChunk * kTileSide];
   const uint32_t chunks = (call.tokens + kTileChunk - 1) / kTileChunk;
   for (uint32_t c = 0; c < chunks; ++c) {  // as equal as they can be, so none is below a tile
@@ -145,7 +145,7 @@ void MultiplyAllTokens(const QuantDotCall& call, const UnpackedRows& unpacked, u
       x[tile] = call.x + token;
     }
     WithTiles(TilesOf(tokens),
-              [&]<uint32_t T>() { MultiplyTokenTiles<kKind, T>(call.shape, tiles, x, unpacked, totals); });
+              [&]<uint32_t T>() { MultiplyTokenTiles<T>(call.shape, tiles, x, unpacked, totals); });
     for (uint32_t tile = 0; tile < TilesOf(tokens); ++tile) {
       float* const* y = call.y + first + FirstOfTile(tile, tokens);
       for (uint32_t t = 0; t < kTileSide; ++t) {
@@ -166,15 +166,14 @@ void TileGemm(const QuantDotCall& call) {
   for (uint32_t r = 0; r < call.rows; r += kTileSide) {
     const uint32_t rows = call.rows - r < kTileSide ? call.rows - r : kTileSide;
     UnpackRows<kKind, kTileSide>(call, r, rows, unpacked);
-    MultiplyAllTokens<kKind>(call, unpacked, r, rows);
+    MultiplyAllTokens(call, unpacked, r, rows);
   }
   TileEnd();
 }
 
 // As SumInPasses(), for at least a tile of tokens.
-template <QuantKind kKind>
-void SumByTiles(const QuantDownCall& call, const int32_t* codes, const ManySums& m, uint32_t group,
-                uint32_t first, uint32_t tokens, uint32_t k, uint32_t units) {
+inline void SumByTiles(const QuantDownCall& call, const int32_t* codes, const ManySums& m, uint32_t group,
+                       uint32_t first, uint32_t tokens, uint32_t k, uint32_t units) {
   const int32_t* quads = m.quads + uint64_t{group} * kManyDownTokens * kDownQuads;
   TokenTiles x{};
   x.stride = kDownQuads * sizeof(int32_t);
@@ -198,7 +197,8 @@ void SumByTiles(const QuantDownCall& call, const int32_t* codes, const ManySums&
         unit[r] = NIntLoad(of_token + r * kNative);
       }
       // Tiles take every code as it is: no bias is to be made good for.
-      FinishForMany<kKind, 0>(call, unit, 0, m.scales[place], m.zero_sums[place], k, n, call.y[first + t]);
+      FinishForMany<QuantKind::kQ8, 0>(call, unit, 0, m.scales[place], m.zero_sums[place], k, n,
+                                       call.y[first + t]);
     }
   }
 }
@@ -210,7 +210,7 @@ void TileDown(const QuantDownCall& call) {
     return TileBase().quant_down[static_cast<int>(kKind)](call);
   }
   TileBegin(kTileBytes);
-  ManyDownBy<kKind, kTileSide>(call, SumByTiles<kKind>);
+  ManyDownBy<kKind, kTileSide>(call, SumByTiles);
   TileEnd();
 }
 
