@@ -1,4 +1,4 @@
-// The kernel table of one instruction set: includes every kernel and lists it.
+// The kernel table of one instruction set: every kernel by name.
 // Included by the instruction sets' kernels_*.cc.
 //
 // Thread safety: pure functions.
@@ -6,30 +6,7 @@
 #error "included by kernels_*.cc only"
 #endif
 
-// In this order: later ones use earlier ones.
-// clang-format off
-#include "kernels/host/simd/vec-inl.h"
-#include "kernels/host/simd/rows-inl.h"
-#include "kernels/host/simd/activation-inl.h"
-#include "kernels/host/simd/mask-inl.h"
-#include "kernels/host/simd/family-inl.h"
-#include "kernels/host/simd/delta-inl.h"
-#include "kernels/host/simd/dot-inl.h"
-#include "kernels/host/simd/down-inl.h"
-#include "kernels/host/simd/codes-inl.h"
-#include "kernels/host/quant/byte_codes-inl.h"
-#include SLUICE_LANES
-#include "kernels/host/quant/byte_dot-inl.h"
-#include "kernels/host/quant/quant_dot-inl.h"
-#include "kernels/host/quant/quad_sums-inl.h"
-#include "kernels/host/quant/quant_gemm-inl.h"
-#include "kernels/host/quant/quant_down-inl.h"
-#include SLUICE_DOWN
-#include "kernels/host/quant/many_down-inl.h"
-#include "kernels/host/quant/any_down-inl.h"
-#include "kernels/host/simd/span_dots-inl.h"
-#include "kernels/host/simd/span-inl.h"
-// clang-format on
+#include "kernels/host/isa/sources-inl.h"
 
 // One line of 64 bytes or-ed into a sum.
 inline constexpr int kLineParts = 16 / kNative;  // registers of 16 floats, a line
@@ -89,21 +66,13 @@ void SetRowKernels(RowKind kind, KernelTable* table) {
   table->decode[i] = Decode<Row>;
 }
 
-// Of codes that only block encodings have: no weighted sums.
 template <QuantKind kKind>
-void SetBlockKernels(KernelTable* table) {
-  const int i = static_cast<int>(kKind);
-  table->quant_dot[i] = QuantDot<kKind>;
-  table->in_halves[i] = kInHalves<kKind>;
-  table->quant_gemm[i] = QuantGemm<kKind>;
-  table->quant_decode[i] = QuantDecode<kKind>;
-}
-
-template <QuantKind kKind>
-void SetQuantKernels(KernelTable* table) {
-  SetBlockKernels<kKind>(table);
+void SetQuantDown(KernelTable* table) {
   table->quant_down[static_cast<int>(kKind)] = QuantDown<kKind>;
 }
+
+// Defined by quant_table-inl.h.
+void SetQuantProducts(KernelTable* table);
 
 inline KernelTable MakeTable(const char* name) {
   KernelTable table;
@@ -113,16 +82,13 @@ inline KernelTable MakeTable(const char* name) {
   SetRowKernels<F16Row>(RowKind::kF16, &table);
   SetRowKernels<F32Row>(RowKind::kF32, &table);
   table.pack = Pack;
-  table.quantize = Quantize;
-  table.pack_quant = PackPanels;
-  SetQuantKernels<QuantKind::kQ8>(&table);
-  SetQuantKernels<QuantKind::kQ4>(&table);
-  SetQuantKernels<QuantKind::kQ3>(&table);
-  SetQuantKernels<QuantKind::kQ2>(&table);
-  SetQuantKernels<QuantKind::kMxfp4>(&table);
-  SetBlockKernels<QuantKind::kQ5>(&table);
-  SetBlockKernels<QuantKind::kQ6>(&table);
-  SetBlockKernels<QuantKind::kIq4>(&table);
+  SetQuantProducts(&table);
+  // Of q5, q6 and iq4, which only block encodings have, there are no weighted sums.
+  SetQuantDown<QuantKind::kQ8>(&table);
+  SetQuantDown<QuantKind::kQ4>(&table);
+  SetQuantDown<QuantKind::kQ3>(&table);
+  SetQuantDown<QuantKind::kQ2>(&table);
+  SetQuantDown<QuantKind::kMxfp4>(&table);
   table.span = Span;
   table.rms_norm = RmsNorm;
   table.layer_norm = LayerNorm;

@@ -5,11 +5,11 @@
 //
 // 16 bits hold the sums of kNeuronsAtOnce neurons. Then they are added to the 32-bit sums.
 //
-// Included by kernels_avx2.cc and kernels_avx2vnni.cc.
+// Included by isa/avx2-inl.h and isa/avx2vnni-inl.h.
 //
 // Thread safety: pure but for the memory that the calls name.
 #ifndef SLUICE_ISA
-#error "included by kernels_avx2*.cc only"
+#error "included by isa/avx2*-inl.h only"
 #endif
 
 // Whether rows of a kind with groups of kUnits units are added so: the units of a block that share a field

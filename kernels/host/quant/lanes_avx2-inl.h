@@ -1,10 +1,10 @@
 // What dot products by bytes need of 256-bit registers; lanes_avx512-inl.h is its twin.
 //
-// Included by kernels_avx2.cc and kernels_avx2vnni.cc.
+// Included by isa/avx2-inl.h and isa/avx2vnni-inl.h.
 //
 // Thread safety: pure functions.
 #ifndef SLUICE_ISA
-#error "included by kernels_avx2*.cc only"
+#error "included by isa/avx2*-inl.h only"
 #endif
 
 // So many rows at once, which share what they load of x, or so many tokens, which share unpacked codes.

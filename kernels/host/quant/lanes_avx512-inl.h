@@ -1,10 +1,10 @@
 // What dot products by bytes need of 512-bit registers; lanes_avx2-inl.h is its twin.
 //
-// Included by kernels_avx512.cc only.
+// Included by isa/avx512-inl.h only.
 //
 // Thread safety: pure functions.
 #ifndef SLUICE_ISA
-#error "included by kernels_avx512.cc only"
+#error "included by isa/avx512-inl.h only"
 #endif
 
 // So many rows at once, which share what they load of x, or so many tokens, which share unpacked codes.

@@ -6,11 +6,11 @@
 // that are fetched meanwhile (RowFetch) are there only so far ahead: a panel has as many of them. With the
 // call's `prefetch` they are fetched kPanelAhead bytes ahead, as many streams as there are rows.
 //
-// Included by kernels_avx512.cc only.
+// Included by isa/avx512-inl.h only.
 //
 // Thread safety: pure but for the memory that the calls name.
 #ifndef SLUICE_ISA
-#error "included by kernels_avx512.cc only"
+#error "included by isa/avx512-inl.h only"
 #endif
 
 // Whether rows of a kind with groups of kUnits units are added so.

@@ -1,10 +1,10 @@
-// Registers of AVX2 with FMA and F16C: eight floats in one. Included by kernels_avx2.cc, and by
-// kernels_avx2vnni.cc with SLUICE_VNNI, inside the instruction set's namespace and target attribute;
+// Registers of AVX2 with FMA and F16C: eight floats in one. Included by isa/avx2-inl.h, and by
+// isa/avx2vnni-inl.h with SLUICE_VNNI, inside the instruction set's namespace and target attribute;
 // native_avx512-inl.h is its twin.
 //
 // Thread safety: pure functions.
 #ifndef SLUICE_ISA
-#error "included by kernels_avx2*.cc only"
+#error "included by isa/avx2*-inl.h only"
 #endif
 
 using N = __m256;

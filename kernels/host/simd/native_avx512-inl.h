@@ -1,9 +1,9 @@
-// Registers of AVX-512 (F, BW, DQ, VL, VNNI): sixteen floats in one. Included by kernels_avx512.cc only,
+// Registers of AVX-512 (F, BW, DQ, VL, VNNI): sixteen floats in one. Included by isa/avx512-inl.h only,
 // inside the instruction set's namespace and target attribute; native_avx2-inl.h is its twin.
 //
 // Thread safety: pure functions.
 #ifndef SLUICE_ISA
-#error "included by kernels_avx512.cc only"
+#error "included by isa/avx512-inl.h only"
 #endif
 
 using N = __m512;

@@ -1,0 +1,32 @@
+// The products of quantized rows with tokens: what of the kernel table takes longest to compile, in a source
+// of its own for each instruction set. Included by the instruction sets' quant_*.cc.
+//
+// Thread safety: pure functions.
+#ifndef SLUICE_ISA
+#error "included by quant_*.cc only"
+#endif
+
+#include "kernels/host/isa/sources-inl.h"
+
+template <QuantKind kKind>
+void SetQuantProducts(KernelTable* table) {
+  const int i = static_cast<int>(kKind);
+  table->quant_dot[i] = QuantDot<kKind>;
+  table->in_halves[i] = kInHalves<kKind>;
+  table->quant_gemm[i] = QuantGemm<kKind>;
+  table->quant_decode[i] = QuantDecode<kKind>;
+}
+
+void SetQuantProducts(KernelTable* table) {
+  table->quantize = Quantize;
+  table->pack_quant = PackPanels;
+  SetQuantProducts<QuantKind::kQ8>(table);
+  SetQuantProducts<QuantKind::kQ4>(table);
+  SetQuantProducts<QuantKind::kQ3>(table);
+  SetQuantProducts<QuantKind::kQ2>(table);
+  SetQuantProducts<QuantKind::kMxfp4>(table);
+  SetQuantProducts<QuantKind::kQ5>(table);
+  SetQuantProducts<QuantKind::kQ6>(table);
+  SetQuantProducts<QuantKind::kIq4>(table);
+  static_assert(kQuantKinds == 8);
+}
