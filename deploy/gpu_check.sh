@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tries the device cuda on this machine's GPU, for which all of it was proven without one (tests/cuda_fake). Builds, or takes
 # built programs, and runs: the tests of operations with the real libraries, alone and under compute-sanitizer's memcheck
-# and racecheck where it is installed; the daemons' tests (tests/e2e/cuda_test.py) with the real module; and what is
+# and racecheck where it is installed; the daemons' tests (tests/e2e/cuda/cuda_test.py) with the real module; and what is
 # measured (bench/cuda/gpu_bench, `sluice bench` on packs of random weights by budget and preset). Writes build/gpu_check.json
 # and docs/gpu.md. Needs the driver and nvcc (install_deps.sh --cuda), no network.
 #   --programs DIR  takes the programs from DIR instead of building them; then no nvcc is needed. DIR is what
@@ -88,7 +88,7 @@ for test in $operations; do
     done
   fi
 done
-run "two daemons" env SLUICE_BIN="$build/bin" python3 tests/e2e/cuda_test.py
+run "two daemons" env SLUICE_BIN="$build/bin" python3 tests/e2e/cuda/cuda_test.py
 
 bench=()
 [ $fake = 0 ] || bench=(--tiny)

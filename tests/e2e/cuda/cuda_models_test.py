@@ -6,7 +6,8 @@ import os
 import subprocess
 
 import cuda_test
-import harness
+
+harness = cuda_test.harness
 
 TINY = os.path.dirname(harness.TINY)
 POSITIONS = 16

@@ -1,21 +1,25 @@
 """Device cuda between two real daemons, on the fake CUDA library (tests/cuda_fake): its module takes the place of the one
 that is linked to the real runtime. Tokens are device host's, and no check of the fake has anything to report.
 
-The same commands run on a GPU: SLUICE_CUDA_MODULE names the module, and without it the real one is taken."""
+The same commands run on a GPU where SLUICE_CUDA_MODULE names the real module; what only the fake can be made to do is left
+out there."""
 import os
-import random
 import signal
 import subprocess
+import sys
 import time
 import unittest
 
-import harness
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import harness  # noqa: E402
 
 BUILD = os.path.dirname(harness.BIN)
 FAKE = os.path.join(BUILD, "tests", "libsluice_cuda_fake.so")
 MODULE = os.environ.get("SLUICE_CUDA_MODULE", FAKE)
+ON_FAKE = os.path.basename(MODULE) == os.path.basename(FAKE)
 PROMPT = "4,5,6,7,8"
 TOKENS = 6
+of_the_fake = unittest.skipUnless(ON_FAKE, "the fake alone can be told to")
 
 
 class CudaTestCase(harness.TestCase):
@@ -52,6 +56,8 @@ class CudaTestCase(harness.TestCase):
 
     def expect_clean(self, processes=2):
         """That many processes used the fake, and it had nothing to say of any."""
+        if not ON_FAKE:
+            return
         self.wait_for(lambda: len(self.reported()) >= processes, "reports")
         for line in self.reported():
             self.assertIn(": none (", line)
@@ -89,11 +95,14 @@ class StartTest(CudaTestCase):
         self.environment["SLUICE_CUDA_MODULE"] = os.path.join(harness.BIN, "sluice")
         err, _ = self.refused()
         self.assertIn("the module", err)
+        if not ON_FAKE:
+            return
         self.environment["SLUICE_CUDA_MODULE"] = MODULE
         self.fake(devices=0)
         err, _ = self.refused()
         self.assertIn("the device is missing", err)
 
+    @of_the_fake
     def test_too_little_device_memory_is_said_with_the_numbers_at_the_start(self):
         for mebibytes, message in [(1, "workspace of"), (6, "bytes free, and")]:
             self.fake(memory_mib=mebibytes)
@@ -104,15 +113,36 @@ class StartTest(CudaTestCase):
         err, _ = self.refused("--device-budget", "5MiB")
         self.assertIn("cannot hold the least working set", err)
 
-    @unittest.skipUnless(MODULE == FAKE and not os.path.exists("/dev/nvidiactl"), "this machine has a GPU's driver")
+    @of_the_fake
+    def test_memory_runs_out_at_the_start_with_the_numbers_or_never(self):
+        """Every size of device from too little to enough for all: what starts answers to its end."""
+        whole = self.ok(*self.run_tiny("--quiet", tokens=48))
+        answered = refused = 0
+        for mebibytes in range(2, 16):
+            self.fake(memory_mib=mebibytes)
+            code, out, err = self.sluice(*self.run_tiny("--quiet", "--device", "cuda", tokens=48))
+            if code == 0:
+                self.assertEqual(out, whole)
+                answered += 1
+            else:
+                self.assertEqual((answered, out), (0, ""), f"{mebibytes} MiB: {err}")
+                self.assertRegex(err, r"start.*: RESOURCE_EXHAUSTED: .*\d+ bytes")
+                refused += 1
+        self.assertGreater(refused, 1)
+        self.assertGreater(answered, 1)
+        self.assertEqual([line for line in self.reported() if ": none (" not in line], [])
+
+    @unittest.skipUnless(ON_FAKE and not os.path.exists("/dev/nvidiactl"), "this machine has a GPU's driver")
     def test_a_missing_driver_is_named(self):
         self.environment["SLUICE_CUDA_MODULE"] = os.path.join(harness.BIN, "libsluice_cuda.so")
         err, _ = self.refused()
         self.assertIn("the driver is missing", err)
 
 
+@of_the_fake
 class KillTest(CudaTestCase):
-    """kill -9 of either daemon in mid-answer; the fake's device memory is memory files, so what is held can be counted."""
+    """kill -9; the fake's device memory is memory files, so what is held can be counted. Kills at random points, of either
+    daemon: tests/stress/kill_loop.py."""
 
     TOKENS = 24
 
@@ -134,37 +164,6 @@ class KillTest(CudaTestCase):
 
     def answer(self, *args):
         return self.run_tiny("--device", "cuda", "--device-budget", "25%", "--quiet", *args, tokens=self.TOKENS)
-
-    def killed(self, victim, call, transport, whole):
-        """Kills at a call of CUDA's; whether it came to that, and whether the answer went on to its end."""
-        token = os.path.join(self.runtime, "kill")
-        open(token, "w").close()
-        self.fake(seed=call % 4, kill=f"{victim}:{call}:{token}")
-        code, out, err = self.sluice(*self.answer("--transport", transport))
-        self.wait_for(lambda: not self.processes(), "processes to end")
-        if code == 0:
-            self.assertEqual(out, whole)
-        else:
-            self.assertTrue(whole.startswith(out.rstrip("\n")), f"a wrong token: {out}")
-            self.assertRegex(err, "UNAVAILABLE|ended: signal")
-        return not os.path.exists(token), code == 0
-
-    def test_no_token_is_wrong_when_daemons_are_killed(self):
-        draws = 200 if harness.FULL else 6
-        draw = random.Random(21)
-        whole = self.ok(*self.run_tiny("--quiet", tokens=self.TOKENS))
-        kills = continued = 0
-        for number in range(draws):
-            victim = ("weightd", "inferd")[number % 2]
-            call = int(draw.uniform(10, 600 if victim == "weightd" else 3000))
-            with self.subTest(victim=victim, call=call):
-                died, ended = self.killed(victim, call, draw.choice(["push", "pull"]), whole)
-                kills += died
-                continued += died and ended
-        print(f"{kills} of {draws} were killed, {continued} of their answers continued")
-        self.assertGreater(kills, 0)
-        for line in self.reported():
-            self.assertIn(": none (", line)
 
     def test_weightd_gives_device_memory_back_when_inferd_is_killed(self):
         whole = self.ok(*self.answer("--keep", "10m"))
