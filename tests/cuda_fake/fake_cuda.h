@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,9 +20,9 @@ struct FakeOptions {
   uint64_t memory_bytes = uint64_t{1} << 30;
   int devices = 1;      // or 0: a driver without a GPU
   int capability = 80;  // 80 for 8.0; runs the newest PTX in the objects that is not newer
-  // Called with the number of each call of CUDA's, from 1 on: to end the process at a point of its own
-  // choice.
-  std::function<void(uint64_t)> on_call;
+  // The host's wait of this number (FakeCounters::waits) is dropped: it returns as if what it waits for were
+  // done, and tells the host nothing. To see that nothing works without it.
+  uint64_t drop_wait = 0;
   bool counts = false;  // every launch's accesses are counted, for TakeKernelCounts()
 };
 
@@ -39,6 +38,9 @@ struct FakeCounters {
   uint64_t copies = 0;
   uint64_t pageable_copies = 0;  // asynchronous by name, from or to memory that is not registered
   uint64_t allocations = 0;      // device memory that lives
+  // Pieces of work that the host has waited for or asked after by events and streams, and not known to be
+  // done before.
+  uint64_t waits = 0;
 };
 FakeCounters CountersOfFake();
 

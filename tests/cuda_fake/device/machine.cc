@@ -1,5 +1,6 @@
 #include "tests/cuda_fake/device/machine.h"
 
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -81,10 +82,6 @@ void Machine::Reset(const FakeOptions& options) {
 }
 
 cudaError_t Machine::Enter() {
-  ++calls_;
-  if (options.on_call) {
-    options.on_call(calls_);
-  }
   if (sticky_ == cudaSuccess) {
     operations.Turn();
   }
@@ -241,6 +238,18 @@ cudaError_t Machine::Submit(uint32_t stream, Work work, OperationId* id) {
     *id = next;
   }
   return sticky_;
+}
+
+bool Machine::DropsWait(const char* call, OperationId operation) {
+  if (operation == 0 || operations.IsKnown(operation)) {
+    waited_.erase(operation);
+    return false;
+  }
+  if (waited_.insert(operation).second && ++counters.waits == options.drop_wait) {
+    dropped_ = operation;
+    std::fprintf(stderr, "cuda_fake: dropped %s of %s\n", call, operations.NameOf(operation).c_str());
+  }
+  return operation == dropped_;
 }
 
 // A record in a captured stream says where the capture is; one that is external is a part of the graph.

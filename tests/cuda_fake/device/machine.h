@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -74,6 +75,8 @@ class Machine {
   cudaError_t ForbidInCapture() {
     return captures.Forbids() ? captures.InvalidateAll(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
   }
+  // Whether the wait for this operation by `call`, or the question after it, is the one that is dropped.
+  bool DropsWait(const char* call, OperationId operation);
   cudaError_t Record(FakeEvent* event, uint32_t stream, bool external);
   cudaError_t Copy(void* to, const void* from, uint64_t bytes, cudaMemcpyKind kind, uint32_t stream,
                    bool async);
@@ -111,7 +114,8 @@ class Machine {
   cudaError_t sticky_ = cudaSuccess;
   std::vector<std::unique_ptr<FakeEvent>> events_;
   std::map<const void*, uint64_t> allowed_shared_;  // by stub
-  uint64_t calls_ = 0;
+  std::set<OperationId> waited_;                    // counted, and not known to be done
+  OperationId dropped_ = 0;
   ExecutionRoom room_;
 };
 

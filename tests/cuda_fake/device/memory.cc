@@ -1,6 +1,7 @@
 #include "tests/cuda_fake/device/memory.h"
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -136,12 +137,22 @@ bool DeviceMemory::Map(uint64_t address, uint64_t bytes, int fd, uint64_t offset
   if (memory == MAP_FAILED) {
     return false;
   }
+  struct stat about {};
+  if (fstat(fd, &about) != 0) {
+    munmap(memory, bytes);
+    return false;
+  }
   Entry& entry = entries_[address];
   entry.kind = Entry::Kind::kMapping;
   entry.owner = std::move(owner);
-  entry.shadow = std::make_unique<Shadow>(bytes);
-  if (foreign) {
-    entry.shadow->MarkWritten();
+  // Mapped twice, where this process has imported its own, it is one memory.
+  std::weak_ptr<Shadow>& known = file_shadows_[{about.st_ino, offset, bytes}];
+  entry.shadow = known.lock();
+  if (entry.shadow == nullptr) {
+    known = entry.shadow = std::make_shared<Shadow>(bytes);
+    if (foreign) {
+      entry.shadow->MarkWritten();
+    }
   }
   // "cuMemMap: mapping the address range does not make it accessible; that needs cuMemSetAccess" (Driver
   // API).

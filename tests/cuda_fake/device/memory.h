@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 
 #include "absl/strings/string_view.h"
 #include "tests/cuda_fake/interp/region.h"
@@ -61,7 +62,7 @@ class DeviceMemory : public RegionTable {
  private:
   struct Entry {
     Region region;
-    std::unique_ptr<Shadow> shadow;
+    std::shared_ptr<Shadow> shadow;  // one of all mappings of a memory file
     std::shared_ptr<void> owner;
     enum class Kind { kAllocation, kMapping, kHost } kind = Kind::kAllocation;
   };
@@ -72,7 +73,9 @@ class DeviceMemory : public RegionTable {
   uint64_t allocations_ = 0;
   uint64_t window_ = 0;  // [window_, window_ + kWindowSize): every device address
   uint64_t next_ = 0;
-  std::map<uint64_t, Entry> entries_;      // by base
+  std::map<uint64_t, Entry> entries_;  // by base
+  // By the memory file's number, offset and bytes.
+  std::map<std::tuple<uint64_t, uint64_t, uint64_t>, std::weak_ptr<Shadow>> file_shadows_;
   std::map<uint64_t, std::string> freed_;  // bases, with what they were
   std::map<uint64_t, uint64_t> freed_bytes_;
 };

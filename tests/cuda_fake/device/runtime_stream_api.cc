@@ -66,7 +66,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (machine.captures.IsCaptured(number)) {
     return machine.Leave(machine.captures.Invalidate(number, cudaErrorStreamCaptureUnsupported));
   }
-  machine.operations.FinishStream(number);
+  if (!machine.DropsWait("cudaStreamSynchronize", machine.operations.Last(number))) {
+    machine.operations.FinishStream(number);
+  }
   return machine.Leave(cudaSuccess);
 }
 
@@ -195,6 +197,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (known->point.capture != 0) {
     return machine.Leave(machine.captures.InvalidateAll(cudaErrorCapturedEvent));
   }
+  if (machine.DropsWait("cudaEventQuery", known->recorded)) {
+    return machine.Leave(cudaSuccess);
+  }
   if (!machine.operations.IsDone(known->recorded)) {
     machine.operations.Poll(known->recorded);
     return machine.Leave(cudaErrorNotReady);
@@ -216,7 +221,9 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (known->point.capture != 0) {
     return machine.Leave(machine.captures.InvalidateAll(cudaErrorCapturedEvent));
   }
-  machine.operations.Finish(known->recorded);
+  if (!machine.DropsWait("cudaEventSynchronize", known->recorded)) {
+    machine.operations.Finish(known->recorded);
+  }
   return machine.Leave(cudaSuccess);
 }
 

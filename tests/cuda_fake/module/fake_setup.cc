@@ -4,18 +4,12 @@
 // SLUICE_FAKE_CUDA: words NAME=VALUE with spaces between: seed, memory_mib, devices, capability
 // (FakeOptions), and reports, a file to which the process' reports are appended, one a line, "none" if there
 // are none. A process that is killed writes nothing.
-// kill=PROGRAM:CALL:FILE kills (SIGKILL) the process of that program at its CALL-th call of CUDA's, if it can
-// remove FILE: one process, once.
-#include <errno.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <string>
-#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -31,23 +25,6 @@ namespace {
   std::_Exit(EXIT_FAILURE);
 }
 
-// Nothing for other programs.
-std::function<void(uint64_t)> KillAt(absl::string_view words) {
-  const std::vector<std::string> parts = absl::StrSplit(words, ':');
-  uint64_t at = 0;
-  if (parts.size() != 3 || !absl::SimpleAtoi(parts[1], &at)) {
-    Refuse(words);
-  }
-  if (parts[0] != program_invocation_short_name) {
-    return nullptr;
-  }
-  return [at, file = parts[2]](uint64_t call) {
-    if (call == at && unlink(file.c_str()) == 0) {
-      kill(getpid(), SIGKILL);
-    }
-  };
-}
-
 class Setup {
  public:
   Setup() {
@@ -60,8 +37,6 @@ class Setup {
       uint64_t number = 0;
       if (pair.first == "reports") {
         reports_ = std::string(pair.second);
-      } else if (pair.first == "kill") {
-        options.on_call = KillAt(pair.second);
       } else if (!absl::SimpleAtoi(pair.second, &number)) {
         Refuse(word);
       } else if (pair.first == "seed") {
@@ -89,9 +64,9 @@ class Setup {
       absl::StrAppend(&text, getpid(), ": ", absl::StrReplaceAll(report.text, {{"\n", " | "}}), "\n");
     }
     if (text.empty()) {
-      text =
-          absl::StrCat(getpid(), ": none (", counters.launches, " kernels, ", counters.copies, " copies, ",
-                       counters.pageable_copies, " pageable, ", counters.allocations, " allocations left)\n");
+      text = absl::StrCat(getpid(), ": none (", counters.launches, " kernels, ", counters.copies, " copies, ",
+                          counters.pageable_copies, " pageable, ", counters.waits, " waits, ",
+                          counters.allocations, " allocations left)\n");
     }
     std::fputs(text.c_str(), file);
     std::fclose(file);

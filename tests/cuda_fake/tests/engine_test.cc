@@ -1,10 +1,23 @@
 // A whole engine on device cuda: its tokens are the reference's, to the last one, and no check has anything
-// to report, whatever order the device runs its work in.
+// to report, whatever order the device runs its work in. And without its waits a check reports, or
+// tokens are wrong.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <string_view>
+#include <vector>
 
 #include "inferd/engine/engine_core.h"
 #include "inferd/schedule/generate_sequence.h"
+#include "inferd/weights/pull_client.h"
+#include "kernels/cuda/copy/cuda_copier.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "pack/pack.h"
 #include "tests/cuda_fake/fake_cuda.h"
 #include "tests/support/engine_testing.h"
 
@@ -13,49 +26,171 @@ namespace {
 
 constexpr uint32_t kTokens = 12;
 
-// Greedy tokens behind a prompt of two chunks.
-std::vector<int32_t> Tokens(const std::string& pack, bool cuda) {
+struct Setting {
+  bool cuda = false;
+  uint64_t slots = 0;  // experts on the device, copied there by this process; 0: leased where they lie
+  uint32_t tokens = kTokens;
+};
+
+std::unique_ptr<WeightClient> ClientOf(const std::string& pack, const Setting& run) {
   absl::StatusOr<std::unique_ptr<FakeWeightClient>> client = FakeWeightClient::Open(pack, {});
   EXPECT_TRUE(client.ok()) << client.status();
+  if (run.slots == 0) {
+    return *std::move(client);
+  }
+  return std::make_unique<PullClient>(
+      *std::move(client),
+      std::vector<std::shared_ptr<Copier>>{std::make_shared<cuda::CudaCopier>(cuda::CudaCopier::Options())});
+}
+
+// Greedy tokens behind a prompt of two chunks; those that came before the first error.
+std::vector<int32_t> Tokens(const std::string& pack, const Setting& run, absl::Status* status) {
+  const std::unique_ptr<WeightClient> client = ClientOf(pack, run);
   EngineOptions options;
   options.parallel = 1;
+  options.context = 64;
   options.prefill_chunk = 4;
-  const absl::StatusOr<EnginePlan> plan = PlanEngine(options, (*client)->pack().config());
+  if (run.slots != 0) {
+    options.device = DeviceKind::kCuda;
+    options.slab.transport = Transport::kPull;
+    options.slab.budget = run.slots * client->pack().largest_expert_bytes();
+  }
+  const absl::StatusOr<EnginePlan> plan = PlanEngine(options, client->pack().config());
   EXPECT_TRUE(plan.ok()) << plan.status();
   absl::StatusOr<std::unique_ptr<Backend>> backend =
-      cuda ? CreateCudaBackend(plan->backend) : CreateReferenceBackend(plan->backend);
+      run.cuda ? CreateCudaBackend(plan->backend) : CreateReferenceBackend(plan->backend);
   EXPECT_TRUE(backend.ok()) << backend.status();
   RequestRegistry registry(options.queue);
-  absl::StatusOr<PolicyChoice> choice = ChoosePoliciesFor(options, (*client)->pack());
+  absl::StatusOr<PolicyChoice> choice = ChoosePoliciesFor(options, client->pack());
   EXPECT_TRUE(choice.ok()) << choice.status();
   absl::StatusOr<std::unique_ptr<EngineCore>> core = EngineCore::Create(
-      *plan, *std::move(choice), client->get(), ComputePlaces{*std::move(backend), nullptr}, &registry);
-  EXPECT_TRUE(core.ok()) << core.status();
-  const GenerateSpec spec = GreedySpec("r", {4, 5, 6, 7, 8, 9}, kTokens);
+      *plan, *std::move(choice), client.get(), ComputePlaces{*std::move(backend), nullptr}, &registry);
+  *status = core.status();
+  if (!core.ok()) {
+    return {};
+  }
+  const GenerateSpec spec = GreedySpec("r", {4, 5, 6, 7, 8, 9}, run.tokens);
   const absl::StatusOr<SequenceId> id = registry.Enter(spec.request_id, 1, 1);
   EXPECT_TRUE(id.ok()) << id.status();
   auto sink = std::make_shared<CollectingSink>();
   (*core)->Add(std::make_unique<GenerateSequence>(*id, spec, sink, absl::Now(), 5,
-                                                  (*client)->pack().config().eos_ids, nullptr));
+                                                  client->pack().config().eos_ids, nullptr));
   while (!sink->ended()) {
     (*core)->Step(absl::Now());
   }
-  EXPECT_TRUE(sink->Await().ok()) << sink->Await();
+  *status = sink->Await();
   return sink->ids();
 }
 
-TEST(CudaEngineTest, TokensAreTheReferences) {
-  TempDir dir;
-  const absl::Status packed = PackFolder("tests/data/tiny/mixtral", dir.File("pack"), "q4");
-  ASSERT_TRUE(packed.ok()) << packed;
-  const std::vector<int32_t> expected = Tokens(dir.File("pack"), false);
-  EXPECT_EQ(expected.size(), kTokens);
-  for (const uint64_t seed : {1, 2}) {
+class CudaEngineTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    const absl::Status packed = PackFolder("tests/data/tiny/mixtral", dir_.File("pack"), "q4");
+    ASSERT_TRUE(packed.ok()) << packed;
+    expected_ = TokensOf({.cuda = false});
+    EXPECT_EQ(expected_.size(), kTokens);
+  }
+  std::vector<int32_t> TokensOf(const Setting& run) {
+    absl::Status status;
+    std::vector<int32_t> tokens = Tokens(dir_.File("pack"), run, &status);
+    EXPECT_TRUE(status.ok()) << status;
+    return tokens;
+  }
+  void ExpectClean(const Setting& run, uint64_t seed) {
     cuda_fake::ResetFake({.seed = seed});
-    EXPECT_EQ(Tokens(dir.File("pack"), true), expected) << "seed " << seed;
+    const std::vector<int32_t> wanted(expected_.begin(), expected_.begin() + run.tokens);
+    EXPECT_EQ(TokensOf(run), wanted) << "seed " << seed;
     for (const cuda_fake::Report& report : cuda_fake::TakeReports()) {
       ADD_FAILURE() << "seed " << seed << ": " << report.text;
     }
+  }
+
+  enum class Found { kNot = 3, kReport = 4, kTokens = 5, kError = 6, kDeath = 7 };
+  // What a process sees that leaves out wait `number`: by itself, for what comes of it may be anything.
+  Found Without(uint64_t number, const Setting& run, uint64_t seed) {
+    const pid_t child = fork();
+    if (child == 0) {
+      std::freopen(dir_.File("log").c_str(), "w", stderr);
+      std::freopen("/dev/null", "w", stdout);
+      alarm(300);
+      cuda_fake::ResetFake({.seed = seed, .drop_wait = number});
+      absl::Status status;
+      const std::vector<int32_t> wanted(expected_.begin(), expected_.begin() + run.tokens);
+      const std::vector<int32_t> tokens = Tokens(dir_.File("pack"), run, &status);
+      Found found = Found::kNot;
+      if (!cuda_fake::TakeReports().empty()) {
+        found = Found::kReport;
+      } else if (!status.ok()) {
+        found = Found::kError;
+      } else if (tokens != wanted) {
+        found = Found::kTokens;
+      }
+      std::fflush(stderr);
+      _exit(static_cast<int>(found));
+    }
+    int status = 0;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_FALSE(WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) << "wait " << number << ": it hangs";
+    return WIFEXITED(status) ? static_cast<Found>(WEXITSTATUS(status)) : Found::kDeath;
+  }
+
+  // What Without() left out: the call, and what was waited for.
+  std::string Dropped() {
+    constexpr char kBegin[] = "cuda_fake: dropped ";
+    std::ifstream file(dir_.File("log"));
+    for (std::string line; std::getline(file, line);) {
+      if (line.starts_with(kBegin)) {
+        return line.substr(sizeof(kBegin) - 1);
+      }
+    }
+    return "";
+  }
+
+  TempDir dir_;
+  std::vector<int32_t> expected_;
+};
+
+TEST_F(CudaEngineTest, TokensAreTheReferences) {
+  for (const uint64_t seed : {1, 2}) {
+    ExpectClean({.cuda = true}, seed);
+    ExpectClean({.cuda = true, .slots = 4}, seed);
+  }
+}
+
+// Each wait of the engine and of the copier left out, one at a time. The check of order is the judge: a run
+// without a report, with the right tokens, did nothing that another wait had not ordered (copies of a stream
+// arrive in order, so that the last one's event stands for those before it). So not each is found, but waits
+// of each kind are, and of the engine's own, at which it reads what the device has computed, most.
+TEST_F(CudaEngineTest, WithoutAWaitOrderIsMissedOrTokensAreWrong) {
+  const Setting run = {.cuda = true, .slots = 4, .tokens = 2};
+  const char* const stress = std::getenv("SLUICE_STRESS");
+  const bool full = stress != nullptr && std::string_view(stress) == "full";
+  const std::vector<uint64_t> seeds = full ? std::vector<uint64_t>{1, 2, 3} : std::vector<uint64_t>{1};
+  for (const uint64_t seed : seeds) {
+    ExpectClean(run, seed);
+    const uint64_t waits = cuda_fake::CountersOfFake().waits;
+    struct Kind {
+      int dropped = 0;
+      int found = 0;
+    };
+    std::map<std::string, Kind> kinds;
+    for (uint64_t number = 1; number <= waits; ++number) {
+      const Found found = Without(number, run, seed);
+      const std::string kind = Dropped();
+      if (!kind.empty()) {  // threads may have waited less often this time
+        kinds[kind].dropped += 1;
+        kinds[kind].found += found != Found::kNot ? 1 : 0;
+      }
+    }
+    EXPECT_GE(kinds.size(), 3u);
+    for (const auto& [kind, count] : kinds) {
+      std::printf("seed %d: %s: %d of %d left out were found\n", static_cast<int>(seed), kind.c_str(),
+                  count.found, count.dropped);
+      EXPECT_GT(count.found, 0) << "seed " << seed << ": " << kind;
+    }
+    const Kind& own = kinds["cudaEventSynchronize of event record in stream 1"];
+    EXPECT_GE(own.dropped, 5);
+    EXPECT_GT(own.found, own.dropped / 2);
   }
 }
 
