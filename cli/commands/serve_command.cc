@@ -125,7 +125,7 @@ absl::StatusOr<int> Serve(const CommandContext& context, Options options) {
   }
   // The daemons have a working directory of their own.
   for (std::optional<std::string>* file :
-       {&common.http_keys, &common.http_tls_certificate, &common.http_tls_key}) {
+       {&common.http_keys, &common.http_tls_certificate, &common.http_tls_key, &common.prefix_file}) {
     if (file->has_value()) {
       *file = std::filesystem::absolute(**file).string();
     }
@@ -153,7 +153,7 @@ int RunServe(const CommandContext& context, const std::vector<std::string>& args
       "sluice serve",
       "Serves a model to HTTP clients: OpenAI's API and Anthropic's messages, and a page for browsers.");
   options.common.Declare(&parser);
-  options.common.DeclareHttp(&parser);
+  options.common.DeclareServe(&parser);
   if (const auto exit_code = parser.Parse(args)) {
     return *exit_code;
   }

@@ -118,13 +118,15 @@ void CommonOptions::DeclareCosts(ArgParser* parser) {
             "FILE: writes what this machine takes, for --virtual-costs @FILE");
 }
 
-void CommonOptions::DeclareHttp(ArgParser* parser) {
+void CommonOptions::DeclareServe(ArgParser* parser) {
   parser->Group("HTTP")
       .Texts("--http", &http, "ADDRESS: 127.0.0.1:PORT or unix:PATH; repeat for more [127.0.0.1:8080]")
       .Text("--http-keys", &http_keys, "FILE: the keys that clients must have, as docs/http.md says [none]")
       .Text("--http-tls-certificate", &http_tls_certificate, "FILE: PEM chain of the TCP ports [no TLS]")
       .Text("--http-tls-key", &http_tls_key, "FILE: its key")
       .Texts("--http-cors", &http_cors, "ORIGIN whose pages may ask, or *; repeat for more [none]");
+  parser->Group("Past texts")
+      .Text("--prefix-file", &prefix_file, "FILE that they outlive the server in [none]");
 }
 
 std::vector<OptionSetting> CommonOptions::InferdSettings() const {
@@ -158,6 +160,7 @@ std::vector<OptionSetting> CommonOptions::InferdSettings() const {
       .Add("http-tls-certificate", http_tls_certificate)
       .Add("http-tls-key", http_tls_key)
       .Add("http-cors", http_cors)
+      .Add("prefix-file", prefix_file)
       .Take();
 }
 

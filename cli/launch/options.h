@@ -58,6 +58,7 @@ struct CommonOptions {
   std::optional<std::string> http_tls_certificate;
   std::optional<std::string> http_tls_key;
   std::vector<std::string> http_cors;
+  std::optional<std::string> prefix_file;
 
   // Of weightd.
   std::optional<uint64_t> dram_budget;
@@ -76,8 +77,8 @@ struct CommonOptions {
   void Declare(ArgParser* parser, bool needs_pack = true);
   // Adds the tables of costs for `--clock virtual`: options of experiments alone.
   void DeclareCosts(ArgParser* parser);
-  // Adds those of the HTTP door: of the command that serves.
-  void DeclareHttp(ArgParser* parser);
+  // Adds those of the HTTP door and of the file of past texts: of the command that serves.
+  void DeclareServe(ArgParser* parser);
 
   // What was given, for either daemon; sizes in bytes.
   std::vector<OptionSetting> InferdSettings() const;

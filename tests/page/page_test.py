@@ -89,18 +89,45 @@ class PageTest(unittest.TestCase):
 class ServeTest(unittest.TestCase):
     """`sluice serve` says where the page is, what memory is taken, and a line for a shell."""
 
-    def test_what_it_says_is_so(self):
-        folder = daemons.tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, folder)
+    def setUp(self):
+        self.folder = daemons.tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def serve(self, *more):
+        """The command, once it serves, and its port."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        environment = {**os.environ, "SLUICE_RUNTIME_DIR": os.path.join(folder, "run"), "SLUICE_CACHE_DIR": os.path.join(folder, "cache")}
-        arguments = ["serve", "--model", daemons.SAMPLE, "--http", "127.0.0.1:%d" % port, "--parallel", "3"]
-        log = os.path.join(folder, "log")
-        serve = daemons.Daemon("sluice", arguments, log, env=environment)
+        folders = {"SLUICE_RUNTIME_DIR": os.path.join(self.folder, "run"), "SLUICE_CACHE_DIR": os.path.join(self.folder, "cache")}
+        arguments = ["serve", "--model", daemons.SAMPLE, "--http", "127.0.0.1:%d" % port, *more]
+        serve = daemons.Daemon("sluice", arguments, os.path.join(self.folder, "log%d" % port), env={**os.environ, **folders})
         self.addCleanup(serve.stop)
         serve.wait_for(r"  try     .*\n")
+        return serve, port
+
+    def ask(self, port, body):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=daemons.PATIENCE)
+        self.addCleanup(connection.close)
+        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        return json.loads(connection.getresponse().read())
+
+    def test_past_texts_outlive_it_in_a_file(self):
+        file = os.path.join(self.folder, "prefixes")
+        body = json.dumps({"messages": [{"role": "user", "content": "The river and the town. " * 30}], "max_tokens": 8, "temperature": 0})
+        answers = []
+        for _ in range(2):
+            # The daemons have a working directory of their own; the file is where the command was called.
+            serve, port = self.serve("--prefix-file", os.path.relpath(file))
+            answers.append(self.ask(port, body))
+            self.assertEqual(0, serve.stop(signal.SIGINT))
+            self.assertEqual(0o600, os.stat(file).st_mode & 0o777)
+        first, again = (answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers)
+        self.assertLess(first, 32)
+        self.assertGreater(again, 100)
+        self.assertEqual(answers[0]["choices"], answers[1]["choices"])
+
+    def test_what_it_says_is_so(self):
+        serve, port = self.serve("--parallel", "3")
         text = serve.text()
         self.assertRegex(text, r"sluice: serving \S+ \(mixtral, 6 layers of 8 experts\); Ctrl-C ends it\n")
         self.assertIn("  page    http://127.0.0.1:%d/\n  API     http://127.0.0.1:%d/v1\n" % (port, port), text)
@@ -110,11 +137,7 @@ class ServeTest(unittest.TestCase):
         # As a shell takes the line apart.
         words = shlex.split(re.search(r"  try     (.*)\n", text).group(1))
         self.assertEqual(["curl", "http://127.0.0.1:%d/v1/chat/completions" % port, "-H", "Content-Type: application/json", "-d"], words[:-1])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=daemons.PATIENCE)
-        self.addCleanup(connection.close)
-        connection.request("POST", "/v1/chat/completions", words[-1], {"Content-Type": "application/json"})
-        answer = json.loads(connection.getresponse().read())
-        self.assertEqual(48, answer["usage"]["completion_tokens"])
+        self.assertEqual(48, self.ask(port, words[-1])["usage"]["completion_tokens"])
         self.assertEqual(0, serve.stop(signal.SIGINT))
 
 
