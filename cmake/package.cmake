@@ -1,5 +1,7 @@
-# What is installed where, and the Debian package of it: deploy/package.sh builds and packs.
+# What is installed where, and the Debian packages of it: deploy/package.sh builds and packs. `sluice` is all but the
+# module of device cuda, which is `sluice-cuda` where it is built.
 set(CMAKE_SKIP_INSTALL_ALL_DEPENDENCY TRUE)  # tests and benchmarks need not be built for a package
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME sluice)
 
 set(SLUICE_MANUALS ${CMAKE_BINARY_DIR}/manuals)
 add_custom_target(manuals
@@ -7,6 +9,14 @@ add_custom_target(manuals
   COMMAND ${SLUICE_PYTHON} ${CMAKE_SOURCE_DIR}/deploy/lib/make_manuals.py ${SLUICE_MANUALS} ${CMAKE_BINARY_DIR}/bin
   COMMAND gzip -9n -r ${SLUICE_MANUALS}/man
   DEPENDS sluice weightd inferd COMMENT "man pages and completions" VERBATIM)
+add_custom_target(package_files DEPENDS sluice weightd inferd manuals)
+set(CPACK_COMPONENTS_ALL sluice)
+if(TARGET sluice_cuda)
+  add_dependencies(package_files sluice_cuda)
+  list(APPEND CPACK_COMPONENTS_ALL cuda)
+  # Where weightd and inferd of /usr/bin look (common/cuda/cuda_module.cc).
+  install(TARGETS sluice_cuda LIBRARY DESTINATION /usr/lib/sluice COMPONENT cuda)
+endif()
 
 install(TARGETS sluice weightd inferd RUNTIME DESTINATION /usr/bin)
 file(GLOB SLUICE_UNITS ${CMAKE_SOURCE_DIR}/deploy/systemd/*.service ${CMAKE_SOURCE_DIR}/deploy/systemd/*.socket)
@@ -25,22 +35,32 @@ install(FILES ${SLUICE_XGRAMMAR_DIR}/LICENSE ${SLUICE_XGRAMMAR_DIR}/NOTICE DESTI
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/proto/sluice DESTINATION /usr/share/sluice/proto FILES_MATCHING PATTERN *.proto)
 
 set(CPACK_GENERATOR DEB)
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_COMPONENTS_GROUPING IGNORE)
 set(CPACK_PACKAGE_NAME sluice)
 set(CPACK_PACKAGE_CONTACT "Sluice <root@localhost>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "Mixture-of-Experts models larger than memory")
-set(CPACK_PACKAGE_DESCRIPTION "Serves Mixture-of-Experts language models whose experts lie on SSD.
+set(CPACK_COMPONENT_SLUICE_DESCRIPTION "Serves Mixture-of-Experts language models whose experts lie on SSD.
 weightd keeps them in a bounded part of memory, inferd computes and answers over
 gRPC and HTTP, sluice is the command for people.")
+set(CPACK_COMPONENT_CUDA_DESCRIPTION "The module by which weightd and inferd use an NVIDIA GPU (--device cuda).
+It is of the same build as the programs of the package sluice.")
 set(CPACK_PACKAGE_DIRECTORY ${CMAKE_BINARY_DIR}/package)
 set(CPACK_SET_DESTDIR ON)
 set(CPACK_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
-set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
-set(CPACK_DEBIAN_PACKAGE_DEPENDS passwd)
-set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
-set(CPACK_DEBIAN_PACKAGE_CONTROL_EXTRA ${CMAKE_SOURCE_DIR}/deploy/package/conffiles
+set(CPACK_DEBIAN_SLUICE_PACKAGE_NAME sluice)
+set(CPACK_DEBIAN_SLUICE_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_SLUICE_PACKAGE_DEPENDS passwd)
+set(CPACK_DEBIAN_SLUICE_PACKAGE_CONTROL_STRICT_PERMISSION ON)
+set(CPACK_DEBIAN_SLUICE_PACKAGE_CONTROL_EXTRA ${CMAKE_SOURCE_DIR}/deploy/package/conffiles
     ${CMAKE_SOURCE_DIR}/deploy/package/postinst ${CMAKE_SOURCE_DIR}/deploy/package/prerm
     ${CMAKE_SOURCE_DIR}/deploy/package/postrm)
+set(CPACK_DEBIAN_CUDA_PACKAGE_NAME sluice-cuda)
+# The driver's library comes with NVIDIA's own installer as often as by a package, so none is asked for.
+set(CPACK_DEBIAN_CUDA_PACKAGE_SHLIBDEPS OFF)
+set(CPACK_DEBIAN_CUDA_PACKAGE_DEPENDS "sluice (= ${PROJECT_VERSION}), libc6, libstdc++6, libgcc-s1")
+set(CPACK_DEBIAN_CUDA_PACKAGE_SUGGESTS nvidia-driver)
 include(CPack)

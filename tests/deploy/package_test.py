@@ -1,5 +1,5 @@
-"""What the Debian package is made of beside the programs: manuals and completions from their help, and its scripts. The
-package as a whole is tried by hand: deploy/package/try_package.sh."""
+"""What the Debian packages are made of: their files, manuals and completions from the programs' help, and scripts. Installing
+and removing one is tried by hand: deploy/package/try_package.sh."""
 import os
 import re
 import shutil
@@ -58,6 +58,47 @@ class PackageTest(unittest.TestCase):
         with open(os.path.join(ROOT, "deploy/package/conffiles")) as file:
             kept = sorted(os.path.basename(line.strip()) for line in file)
         self.assertEqual(sorted(os.listdir(os.path.join(ROOT, "deploy/config"))), kept)
+
+
+class FilesTest(unittest.TestCase):
+    """The packages as cpack makes them of this build; manuals are of a target of their own and may not be there."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.out = tempfile.mkdtemp()
+        cls.addClassCleanup(shutil.rmtree, cls.out)
+        cls.build = os.path.dirname(os.path.abspath(BIN))
+        command = ["cpack", "-G", "DEB", "--config", os.path.join(cls.build, "CPackConfig.cmake"), "-B", cls.out]
+        done = subprocess.run(command, cwd=cls.build, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise AssertionError(done.stdout + done.stderr)
+        cls.packages = {name.split("_")[0]: os.path.join(cls.out, name) for name in os.listdir(cls.out) if name.endswith(".deb")}
+
+    def files(self, package):
+        listed = subprocess.run(["dpkg-deb", "-c", self.packages[package]], check=True, capture_output=True, text=True).stdout
+        return {line.split()[5][1:] for line in listed.splitlines() if not line.startswith("d")}
+
+    def field(self, package, name):
+        return subprocess.run(["dpkg-deb", "-f", self.packages[package], name], check=True, capture_output=True, text=True).stdout.strip()
+
+    def test_sluice_has_programs_units_and_configuration_and_nothing_of_cuda(self):
+        files = self.files("sluice")
+        for name in ("sluice", "weightd", "inferd"):
+            self.assertIn("/usr/bin/" + name, files)
+        units = os.listdir(os.path.join(ROOT, "deploy/systemd"))
+        for unit in (name for name in units if name.endswith((".service", ".socket"))):
+            self.assertIn("/usr/lib/systemd/system/" + unit, files)
+        with open(os.path.join(ROOT, "deploy/package/conffiles")) as kept:
+            self.assertLessEqual({line.strip() for line in kept}, files)
+        self.assertFalse([name for name in files if "libsluice_cuda" in name])
+        self.assertIn("libc6", self.field("sluice", "Depends"))
+
+    def test_sluice_cuda_is_the_module_of_the_same_version_where_it_is_built(self):
+        if not os.path.exists(os.path.join(BIN, "libsluice_cuda.so")):
+            self.assertNotIn("sluice-cuda", self.packages)
+            return
+        self.assertEqual({"/usr/lib/sluice/libsluice_cuda.so"}, self.files("sluice-cuda"))
+        self.assertIn("sluice (= %s)" % self.field("sluice", "Version"), self.field("sluice-cuda", "Depends"))
 
 
 if __name__ == "__main__":
