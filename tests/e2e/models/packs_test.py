@@ -127,7 +127,8 @@ class PacksTest(harness.TestCase):
         self.ok("packs", "remove", "--all")
         self.assertEqual(os.listdir(os.path.join(self.cache, "packs")), [])
 
-    def test_a_packing_that_was_killed_goes_on(self):
+    def start_packing(self):
+        """A command that has begun to pack a model, and its words."""
         model = write_model(os.path.join(self.runtime, "model"), layers=8, hidden=512, experts=32, width=2048, heads=2)
         command = ("run", "--model", model, "--bits", "q4", "--token-ids", "1,2,3", "-n", 2, "--temperature", 0)
         running = self.start(*command)
@@ -137,15 +138,40 @@ class PacksTest(harness.TestCase):
             return packs and packs[0]["bytes"] > 0 or running.popen.poll() is not None
 
         self.wait_for(has_begun, "packing to begin")
+        return running, command
+
+    def check_nothing_else_is_left(self):
+        (pack,) = self.packs()
+        self.assertTrue(pack["complete"])
+        self.ok("verify", pack["path"])
+        self.assertEqual(sorted(os.listdir(os.path.join(self.cache, "packs"))), [pack["name"] + end for end in (".lock", ".pack")])
+
+    def test_who_waits_for_a_packing_that_is_killed_goes_on_with_it(self):
+        running, command = self.start_packing()
+        waiting = self.start(*command)
+
+        def waits():
+            folder = f"/proc/{waiting.popen.pid}/fd"
+            links = [os.path.join(folder, name) for name in os.listdir(folder)]
+            return any(os.readlink(link).endswith(".lock") for link in links if os.path.islink(link))
+
+        self.wait_for(waits, "the second command to find the lock")
+        code, _, err = running.kill()
+        self.assertNotEqual(code, 0, "packed before it could be killed: " + err)
+        code, out, err = waiting.finish()
+        self.assertEqual(code, 0, err + self.logs())
+        self.assertIn("where an earlier packing goes on", err)
+        self.check_nothing_else_is_left()
+
+    def test_a_packing_that_was_killed_goes_on(self):
+        running, command = self.start_packing()
         code, _, err = running.kill()
         self.assertNotEqual(code, 0, "packed before it could be killed: " + err)
         self.assertFalse(self.packs()[0]["complete"])
         code, _, err = self.sluice(*command)
         self.assertEqual(code, 0, err + self.logs())
         self.assertIn("where an earlier packing goes on", err)
-        (pack,) = self.packs()
-        self.assertTrue(pack["complete"])
-        self.ok("verify", pack["path"])
+        self.check_nothing_else_is_left()
 
     def test_a_disk_that_is_too_small_is_said_with_both_numbers(self):
         # About 1.4 TiB as q4.
