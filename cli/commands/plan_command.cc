@@ -19,6 +19,7 @@ namespace {
 
 // bf16 is a base to compare with, q2 a part of recipes.
 const std::vector<std::string> kBits = {"bf16", "q8", "q4", "q3"};
+const std::vector<std::string> kBitsOfGguf = {kAsInFile, kAsInFileSmaller, "q8", "q4", "q3"};
 const std::vector<std::string> kPresets = {"exact", "intra", "floe"};
 constexpr uint32_t kContexts[] = {4096, 8192, 32768, 131072};
 constexpr uint32_t kParallels[] = {1, 4, 16};
@@ -50,8 +51,8 @@ void Declare(ArgParser* parser, Options* o) {
              "M: a model's folder, a GGUF file or a pack; a config.json or a GGUF file's head is enough")
       .Text("--pack", &o->pack, "PACK: the pack's folder")
       .RequireOneOf({"--model", "--pack"})
-      .Choice("--bits", {"bf16", "f16", "q8", "q4", "q3", "q2"}, &o->bits,
-              "looks at these alone [bf16, q8, q4, q3]")
+      .Choice("--bits", {"bf16", "f16", "q8", "q4", "q3", "q2", "file", "file-q4"}, &o->bits,
+              "looks at these alone [bf16, q8, q4, q3; of a GGUF file its own, q8, q4, q3]")
       .Size("--memory", &o->memory, "of a machine that is planned for [what is free here]")
       .Size("--dram-budget", &o->dram_budget, "bytes of memory for weights [the daemons' default]")
       .Choice("--device", {"host", "sim"}, &o->device, "where the experts compute [host]")
@@ -97,6 +98,8 @@ struct Report {
   std::optional<double> disk;  // bytes a second; none: nothing would be read from it, or nothing was measured
   std::vector<KernelRates> kernels;  // by stored sizes; empty: not measured
   PlanChoice choice;
+  std::string
+      not_counted;  // why a GGUF file's own rows are not among the rows; empty: they are, or it is none
   struct Context {
     uint32_t tokens = 0;
     uint32_t parallel = 0;
@@ -169,12 +172,29 @@ absl::Status AddContexts(Report* report) {
   return absl::OkStatus();
 }
 
+absl::Status ReadFacts(const Options& o, Report* report) {
+  const std::string& model = o.pack.empty() ? o.model : o.pack;
+  if (o.bits.has_value()) {
+    ASSIGN_OR_RETURN(report->facts, ReadModelFacts(model, {*o.bits}));
+    return absl::OkStatus();
+  }
+  if (IsGgufFile(model)) {
+    absl::StatusOr<ModelFacts> facts = ReadModelFacts(model, kBitsOfGguf);
+    if (facts.ok()) {
+      report->facts = *std::move(facts);
+      return absl::OkStatus();
+    }
+    // Of a head alone the rest is known all the same.
+    report->not_counted = std::string(facts.status().message());
+  }
+  ASSIGN_OR_RETURN(report->facts, ReadModelFacts(model, kBits));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Report> MakeReport(const Options& o) {
   Report report;
   ASSIGN_OR_RETURN(report.request, RequestOf(o));
-  ASSIGN_OR_RETURN(report.facts,
-                   ReadModelFacts(o.pack.empty() ? o.model : o.pack,
-                                  o.bits.has_value() ? std::vector<std::string>{*o.bits} : kBits));
+  RETURN_IF_ERROR(ReadFacts(o, &report));
   if (report.facts.is_pack && o.bits.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat("--bits ", *o.bits, ": a pack's rows are as they are"));
   }
@@ -247,6 +267,7 @@ Json ReportJson(const Report& report) {
       .Set("disk_gbps", report.disk.has_value() ? Json(*report.disk / 1e9) : Json())
       .Set("kernels", kernels)
       .Set("rows", rows)
+      .Set("not_counted", report.not_counted.empty() ? Json() : Json(report.not_counted))
       .Set("contexts", contexts)
       .Set("choice", Json::Object()
                          .Set("bits", report.choice.bits)
@@ -273,7 +294,7 @@ std::string HeadText(const Report& report) {
 
 std::string RowText(const PlanRow& row) {
   std::string text =
-      absl::StrFormat("%-5s %-7s %10s %10s", row.bits, row.preset, FormatSize(row.sizes.weights.all),
+      absl::StrFormat("%-7s %-7s %10s %10s", row.bits, row.preset, FormatSize(row.sizes.weights.all),
                       FormatSize(std::min(row.memory.dram_budget, row.sizes.weights.all)));
   const std::string quality =
       row.quality.is_known ? absl::StrFormat("%+.2f %%", 100 * row.quality.perplexity_rise) : "?";
@@ -308,16 +329,21 @@ std::string SmallerText(const Report& report) {
 
 std::string ReportText(const Report& report, const Options& o) {
   std::string text = HeadText(report);
-  absl::StrAppendFormat(&text, "%-5s %-7s %10s %10s %6s %10s %9s %10s\n", "bits", "preset", "pack",
+  absl::StrAppendFormat(&text, "%-7s %-7s %10s %10s %6s %10s %9s %10s\n", "bits", "preset", "pack",
                         "in memory", "hits", "disk/token", "tokens/s", "perplexity");
   for (const PlanRow& row : report.rows) {
     // Presets with masks differ in speed and quality alone.
     if (row.preset == "exact" || row.speed.has_value()) absl::StrAppend(&text, RowText(row));
   }
+  if (!report.not_counted.empty()) {
+    absl::StrAppend(&text, "the file's own rows are not counted: ", report.not_counted, "\n");
+  }
   absl::StrAppend(&text, ContextText(report));
   if (report.disk.has_value()) absl::StrAppendFormat(&text, "disk %.2f GB/s; ", *report.disk / 1e9);
   absl::StrAppend(&text, "routing ", report.facts.usage.empty() ? "taken as even" : "as calibrated",
-                  "; perplexity as measured on the sample model; intra and floe need `sluice calibrate`\n");
+                  "; perplexity as measured on the sample model",
+                  IsAsInFile(report.rows.front().bits) ? ", against the file's own values" : "",
+                  "; intra and floe need `sluice calibrate`\n");
   const auto chosen = std::find_if(report.rows.begin(), report.rows.end(), [&report](const PlanRow& row) {
     return row.bits == report.choice.bits && row.preset == report.choice.preset;
   });

@@ -65,51 +65,10 @@ class Names {
   const std::string state_;
 };
 
-// Of a GGUF file: its rows as they are, and the same with q4 where they cannot be, for smaller memories.
-constexpr char kAsInFile[] = "file";
-constexpr char kAsInFileSmaller[] = "file-q4";
-
-// A model that is a file is a GGUF file, whatever its name; other files are refused when they are opened.
-bool IsGguf(const std::string& model) {
-  std::error_code error;
-  return fs::is_regular_file(model, error);
-}
-
-// What a model is packed as unless asked for, the widest first.
-const std::vector<std::string>& Words(const std::string& model) {
-  static const std::vector<std::string> words = {kAsInFile, kAsInFileSmaller};
-  return IsGguf(model) ? words : ChosenBits();
-}
-
 absl::StatusOr<PackOptions> OptionsFor(const std::string& bits) {
-  RecipeWords words;
-  if (bits == kAsInFileSmaller) {
-    words.down_bits = "q4";
-  } else if (bits != kAsInFile) {
-    words.bits = bits;
-  }
   PackOptions options;
-  ASSIGN_OR_RETURN(options.recipe, RecipeFromWords(words));
+  ASSIGN_OR_RETURN(options.recipe, RecipeOfBits(bits));
   return options;
-}
-
-// The file's rows as they are, unless memory holds the smaller ones alone.
-absl::StatusOr<PlanChoice> ChooseOfFile(const std::string& model, const std::string& out) {
-  ASSIGN_OR_RETURN(const MemoryFacts memory, ReadMemoryFacts());
-  const uint64_t usable = UsableMemory(memory);
-  PlanChoice choice{kAsInFile, "exact", "as the file has them, down anew as q8"};
-  uint64_t bytes[2] = {};
-  for (size_t i = 0; i < 2; ++i) {
-    ASSIGN_OR_RETURN(const PackOptions options, OptionsFor(Words(model)[i]));
-    ASSIGN_OR_RETURN(const PackEstimate estimate, EstimatePack(model, out, options));
-    bytes[i] = estimate.payload_bytes;
-  }
-  if (bytes[0] > usable && bytes[1] <= usable) {
-    choice = {kAsInFileSmaller, "exact",
-              absl::StrCat("as the file has them, down anew as q4: ", FormatSize(usable),
-                           " of memory hold that, ", "with q8 it would be ", FormatSize(bytes[0]))};
-  }
-  return choice;
 }
 
 // By memory alone: speed would take seconds to measure, and decides nothing between bits that fit.
@@ -118,7 +77,7 @@ absl::StatusOr<PlanChoice> ChooseBits(const std::string& model) {
   ASSIGN_OR_RETURN(const MemoryFacts memory, ReadMemoryFacts());
   request.memory = UsableMemory(memory);
   request.threads = std::max(1u, std::thread::hardware_concurrency());
-  ASSIGN_OR_RETURN(const ModelFacts facts, ReadModelFacts(model, ChosenBits()));
+  ASSIGN_OR_RETURN(const ModelFacts facts, ReadModelFacts(model, ChosenBits(IsGgufFile(model))));
   std::vector<PlanRow> rows;
   for (const StoredSizes& sizes : facts.stored) {
     PlanRow row{.bits = sizes.bits, .preset = "exact", .sizes = sizes};
@@ -200,15 +159,19 @@ absl::StatusOr<std::string> PackOf(const CommandContext& context, const ModelReq
   PlanChoice choice;
   if (request.bits.has_value()) {
     choice.bits = *request.bits;
+    if (IsAsInFile(choice.bits) && !IsGgufFile(model)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--bits ", choice.bits, ": ", request.model, " is no GGUF file"));
+    }
   } else {
     // What was made once is taken, though memory may be another now: nobody waits for a second packing
     // unasked.
-    for (const std::string& bits : Words(model)) {
+    for (const std::string& bits : ChosenBits(IsGgufFile(model))) {
       if (choice.bits.empty() && IsPack(absl::StrCat(folder, "/", names.With(bits), kPackEnd)))
         choice.bits = bits;
     }
     if (choice.bits.empty()) {
-      ASSIGN_OR_RETURN(choice, IsGguf(model) ? ChooseOfFile(model, folder) : ChooseBits(model));
+      ASSIGN_OR_RETURN(choice, ChooseBits(model));
     }
   }
   const std::string path = absl::StrCat(folder, "/", names.With(choice.bits));

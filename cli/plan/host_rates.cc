@@ -1,24 +1,19 @@
 #include "cli/plan/host_rates.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <functional>
 #include <numeric>
-#include <random>
-#include <thread>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/memory_facts.h"
-#include "common/ring/unique_fd.h"
 #include "common/status.h"
 #include "inferd/model/model_shapes.h"
 #include "kernels/backend.h"
@@ -42,8 +37,6 @@ constexpr uint32_t kWidthStep = 64;  // neurons
 // operations.
 constexpr int kSmallOperations = 8;
 constexpr uint64_t kBlock = 4096;
-constexpr uint64_t kScratchBytes = 256ull << 20;
-constexpr int kReaders = 16;
 
 class Kernels {
  public:
@@ -66,7 +59,9 @@ class Kernels {
     rates.experts = rates.dense;
     if (sizes_.routed_read > 0) {
       ASSIGN_OR_RETURN(rates.experts, Best([&] { return Experts(); }));
-      rates.experts *= ProductsPerByte(sizes_.expert_encoding) * rows_each;
+      const uint64_t parts = std::popcount(StoredParts(sizes_.expert_format));
+      rates.experts *=
+          static_cast<double>(parts * config_.hidden) / static_cast<double>(NeuronBytes()) * rows_each;
     }
     return rates;
   }
@@ -159,11 +154,11 @@ class Kernels {
     return place;
   }
 
-  WeightView View(const EncodingDescriptor& encoding, uint32_t rows, uint64_t place) const {
+  WeightView View(const EncodingDescriptor& encoding, uint32_t rows, uint64_t place, uint64_t stride) const {
     WeightView view;
     view.encoding = encoding;
     view.base = {weights_, place};
-    view.stride = RoundStride(RowBytes(encoding, config_.hidden));
+    view.stride = stride;
     view.rows = rows;
     view.cols = config_.hidden;
     return view;
@@ -174,7 +169,7 @@ class Kernels {
     const uint64_t most = std::min<uint64_t>(bytes_ / 2 / stride, uint64_t{1} << 22);
     const uint32_t rows = static_cast<uint32_t>(std::clamp<uint64_t>(bytes / stride, kSmallRows, most));
     MatMulPart part;
-    part.weights = View(encoding, rows, Place(rows * stride));
+    part.weights = View(encoding, rows, Place(rows * stride), stride);
     part.y = {{y_, 0}, rows};
     MatMulArgs args;
     args.x = {{x_, 0}, config_.hidden};
@@ -185,29 +180,45 @@ class Kernels {
     return rows * stride;
   }
 
+  // Of an expert, all of its parts together.
+  uint64_t NeuronBytes() const {
+    const ExpertPlan plan = PlanExpert(sizes_.expert_format, config_.hidden);
+    return std::accumulate(plan.stream_stride.begin(), plan.stream_stride.end(), uint64_t{0});
+  }
+
+  // A part of the expert that begins at `place`, as a pack has it.
+  WeightView PartView(Part part, uint32_t width, uint64_t place) const {
+    const ExpertPlan plan = PlanExpert(sizes_.expert_format, config_.hidden);
+    const PartPlace& within = plan.parts[static_cast<size_t>(part)];
+    for (uint32_t stream = 0; stream < within.stream; ++stream)
+      place += uint64_t{width} * plan.stream_stride[stream];
+    return View(sizes_.expert_format.parts[static_cast<size_t>(part)], width, place + within.base,
+                within.stride);
+  }
+
   // One layer's experts of a token.
   absl::StatusOr<uint64_t> Experts() {
     const auto layer = std::find_if(config_.layers.begin(), config_.layers.end(),
                                     [](const LayerConfig& l) { return l.moe.experts > 0; });
     const MoeConfig& moe = layer->moe;
-    const uint64_t stride = RoundStride(RowBytes(sizes_.expert_encoding, config_.hidden));
-    const uint32_t fitting = static_cast<uint32_t>(kCachedBytes / 3 / stride / kWidthStep * kWidthStep);
+    const uint64_t neuron = NeuronBytes();
+    const uint32_t fitting = static_cast<uint32_t>(kCachedBytes / neuron / kWidthStep * kWidthStep);
     const uint32_t width =
         cached_ ? std::min(moe.expert_width, std::max(kWidthStep, fitting)) : moe.expert_width;
-    const uint64_t part = width * stride;
+    const uint64_t bytes = width * neuron;
     const uint32_t experts =
-        cached_ ? 1 : static_cast<uint32_t>(std::clamp<uint64_t>(bytes_ / (3 * part + 64), 1, moe.top_k));
-    if (3 * part > bytes_) {
-      return absl::ResourceExhaustedError(absl::StrCat("an expert of ", 3 * part, " bytes in ", bytes_));
+        cached_ ? 1 : static_cast<uint32_t>(std::clamp<uint64_t>(bytes_ / (bytes + 64), 1, moe.top_k));
+    if (bytes > bytes_) {
+      return absl::ResourceExhaustedError(absl::StrCat("an expert of ", bytes, " bytes in ", bytes_));
     }
     std::vector<uint32_t> slots(uint64_t{experts} * rows_each_);
     std::iota(slots.begin(), slots.end(), 0);
     std::vector<ExpertWork> work(experts);
     for (uint32_t e = 0; e < experts; ++e) {
-      const uint64_t place = Place(3 * part);
-      work[e].up = View(sizes_.expert_encoding, width, place);
-      work[e].gate = View(sizes_.expert_encoding, width, place + part);
-      work[e].down = View(sizes_.expert_encoding, width, place + 2 * part);
+      const uint64_t place = Place(bytes);
+      work[e].up = PartView(Part::kUp, width, place);
+      if (sizes_.expert_format.gates) work[e].gate = PartView(Part::kGate, width, place);
+      work[e].down = PartView(Part::kDown, width, place);
       work[e].rows = expert_rows_;
       work[e].slots = absl::MakeConstSpan(slots).subspan(uint64_t{e} * rows_each_, rows_each_);
     }
@@ -219,7 +230,7 @@ class Kernels {
     args.y = {{y_, 0}, config_.hidden};
     args.slots = static_cast<uint32_t>(slots.size());
     RETURN_IF_ERROR(backend_->queue().MoeExperts(args));
-    return uint64_t{experts} * 3 * part;
+    return experts * bytes;
   }
 
   const ModelConfig& config_;
@@ -237,36 +248,6 @@ class Kernels {
   BufferId y_ = kNoBuffer;
 };
 
-absl::StatusOr<double> ReadRandomly(int fd, uint64_t file_bytes, uint64_t read_bytes,
-                                    const std::string& what) {
-  const uint64_t length = std::clamp<uint64_t>(read_bytes / kBlock * kBlock, kBlock, 1 << 20);
-  std::atomic<uint64_t> bytes{0};
-  std::atomic<int> error{0};
-  const absl::Time start = absl::Now();
-  const absl::Time end = start + absl::Seconds(kMeasureSeconds * 4);
-  std::vector<std::thread> readers;
-  for (int r = 0; r < kReaders; ++r) {
-    readers.emplace_back([&, r] {
-      void* buffer = nullptr;
-      if (posix_memalign(&buffer, kBlock, length) != 0) {
-        error = ENOMEM;
-        return;
-      }
-      const absl::Cleanup release = [buffer] { free(buffer); };
-      std::mt19937_64 random(static_cast<uint64_t>(r) + 1);
-      while (absl::Now() < end && error == 0) {
-        const uint64_t place = random() % ((file_bytes - length) / kBlock) * kBlock;
-        const ssize_t got = pread(fd, buffer, length, static_cast<off_t>(place));
-        if (got < 0) error = errno;
-        if (got > 0) bytes += static_cast<uint64_t>(got);
-      }
-    });
-  }
-  for (std::thread& reader : readers) reader.join();
-  if (error != 0) return ErrnoToStatus(error, absl::StrCat("reading ", what));
-  return static_cast<double>(bytes) / absl::ToDoubleSeconds(absl::Now() - start);
-}
-
 }  // namespace
 
 absl::StatusOr<KernelRates> MeasureKernels(const ModelConfig& config, const StoredSizes& sizes,
@@ -277,36 +258,6 @@ absl::StatusOr<KernelRates> MeasureKernels(const ModelConfig& config, const Stor
 absl::StatusOr<ProductRates> MeasureProducts(const ModelConfig& config, const StoredSizes& sizes,
                                              uint32_t threads, uint32_t tokens, uint32_t rows_each) {
   return Kernels(config, sizes).MeasureCached(threads, tokens, rows_each);
-}
-
-absl::StatusOr<double> MeasureDisk(const std::string& path, uint64_t read_bytes) {
-  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT));
-  if (!fd.valid() && errno == EINVAL) fd = UniqueFd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd.valid()) return ErrnoToStatus(errno, absl::StrCat("opening ", path));
-  const off_t bytes = lseek(fd.get(), 0, SEEK_END);
-  if (bytes < static_cast<off_t>(2 << 20)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": ", bytes, " bytes are too few to measure a disk by"));
-  }
-  return ReadRandomly(fd.get(), static_cast<uint64_t>(bytes), read_bytes, path);
-}
-
-absl::StatusOr<double> MeasureFolder(const std::string& folder, uint64_t read_bytes) {
-  std::string path = absl::StrCat(folder, "/.sluice-plan-XXXXXX");
-  const UniqueFd fd(mkostemp(path.data(), O_CLOEXEC));
-  if (!fd.valid()) return ErrnoToStatus(errno, absl::StrCat("making a file in ", folder));
-  const absl::Cleanup remove = [&path] { unlink(path.c_str()); };
-  std::vector<uint64_t> noise((4 << 20) / sizeof(uint64_t));
-  std::mt19937_64 random(1);
-  for (uint64_t at = 0; at < kScratchBytes; at += 4 << 20) {
-    for (uint64_t& word : noise) word = random();
-    if (pwrite(fd.get(), noise.data(), 4 << 20, static_cast<off_t>(at)) != 4 << 20) {
-      return ErrnoToStatus(errno == 0 ? ENOSPC : errno,
-                           absl::StrCat("writing ", kScratchBytes, " bytes in ", folder));
-    }
-  }
-  if (fdatasync(fd.get()) != 0) return ErrnoToStatus(errno, path);
-  return MeasureDisk(path, read_bytes);
 }
 
 }  // namespace sluice::cli

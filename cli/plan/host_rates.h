@@ -34,8 +34,8 @@ struct ProductRates {
 absl::StatusOr<ProductRates> MeasureProducts(const ModelConfig& config, const StoredSizes& sizes,
                                              uint32_t threads, uint32_t tokens, uint32_t rows_each);
 
-// Bytes a second of reads of `read_bytes` at random places of a file of 256 MiB or more, past the page cache
-// where the file system can.
+// Bytes a second of requests for `read_bytes` each, at random places of a file of 256 MiB or more, by the
+// reader that weightd reads with (disk_rate.cc).
 absl::StatusOr<double> MeasureDisk(const std::string& path, uint64_t read_bytes);
 
 // The same of a file that is made for it in `folder`, and gone afterwards.

@@ -54,28 +54,63 @@ std::string LargeFile(const std::string& folder) {
   return "";
 }
 
+// Adds experts up to what a token reads of them, and finds the format that most have.
+class ExpertSums {
+ public:
+  explicit ExpertSums(const ModelConfig& config) : config_(config), layer_bytes_(config.layers.size()) {}
+
+  void Add(uint32_t layer, uint64_t bytes, const ExpertFormat& format) {
+    layer_bytes_[layer] += bytes;
+    largest_ = std::max(largest_, bytes);
+    const auto same = [&format](const auto& counted) { return counted.first == format; };
+    const auto it = std::find_if(counts_.begin(), counts_.end(), same);
+    if (it == counts_.end()) {
+      counts_.emplace_back(format, 1);
+    } else {
+      ++it->second;
+    }
+  }
+
+  void Put(StoredSizes* sizes) const {
+    for (size_t layer = 0; layer < layer_bytes_.size(); ++layer) {
+      const MoeConfig& moe = config_.layers[layer].moe;
+      if (moe.experts > 0) sizes->routed_read += layer_bytes_[layer] / moe.experts * moe.top_k;
+    }
+    sizes->weights.largest_expert = largest_;
+    const auto most = std::max_element(counts_.begin(), counts_.end(),
+                                       [](const auto& a, const auto& b) { return a.second < b.second; });
+    if (most != counts_.end()) sizes->expert_format = most->first;
+  }
+
+ private:
+  const ModelConfig& config_;
+  std::vector<uint64_t> layer_bytes_;
+  uint64_t largest_ = 0;
+  std::vector<std::pair<ExpertFormat, uint64_t>> counts_;
+};
+
+void PutDense(const std::vector<DenseTensor>& tensors, uint64_t bytes, StoredSizes* sizes) {
+  sizes->weights.dense = bytes;
+  sizes->dense_read = DenseRead(tensors);
+  sizes->dense_encoding = DenseEncoding(tensors);
+}
+
 absl::StatusOr<ModelFacts> FactsOfPack(const std::string& path) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Pack> pack, Pack::Open(path));
   ModelFacts facts;
   facts.config = pack->config();
   facts.is_pack = true;
   StoredSizes sizes;
-  sizes.weights = {.all = pack->dense_bytes() + pack->total_expert_bytes(),
-                   .dense = pack->dense_bytes(),
-                   .largest_expert = pack->largest_expert_bytes()};
-  sizes.dense_read = DenseRead(pack->manifest().dense_tensors);
-  sizes.dense_encoding = DenseEncoding(pack->manifest().dense_tensors);
+  PutDense(pack->manifest().dense_tensors, pack->dense_bytes(), &sizes);
+  sizes.weights.all = pack->dense_bytes() + pack->total_expert_bytes();
+  ExpertSums experts(facts.config);
   for (uint32_t layer = 0; layer < facts.config.layers.size(); ++layer) {
-    const uint32_t experts = pack->expert_count(layer);
-    uint64_t bytes = 0;
-    for (uint32_t e = 0; e < experts; ++e) bytes += pack->expert_bytes(layer, e);
-    if (experts == 0) continue;
-    sizes.routed_read += bytes / experts * facts.config.layers[layer].moe.top_k;
-    if (sizes.expert_encoding.encoding == Encoding::kInvalid) {
-      sizes.expert_encoding = pack->expert_format(layer, 0).parts[static_cast<size_t>(Part::kUp)];
+    for (uint32_t e = 0; e < pack->expert_count(layer); ++e) {
+      experts.Add(layer, pack->expert_bytes(layer, e), pack->expert_format(layer, e));
     }
   }
-  sizes.bits = EncodingName(sizes.expert_encoding.encoding);
+  experts.Put(&sizes);
+  sizes.bits = EncodingName(sizes.expert_format.parts[static_cast<size_t>(Part::kUp)].encoding);
   facts.stored.push_back(std::move(sizes));
   const auto usage = ReadUsage(ProfileFolder(path), facts.config, pack->manifest().provenance.source_digest);
   if (usage.ok()) facts.usage = usage->experts;
@@ -84,12 +119,44 @@ absl::StatusOr<ModelFacts> FactsOfPack(const std::string& path) {
   return facts;
 }
 
+// Of a GGUF file's rows as it has them, which its tensors alone tell.
+absl::StatusOr<StoredSizes> SizesOfFile(const std::string& model, const ModelConfig& config,
+                                        const std::string& bits) {
+  PackOptions options;
+  ASSIGN_OR_RETURN(options.recipe, RecipeOfBits(bits));
+  ASSIGN_OR_RETURN(const PackEstimate estimate, EstimatePack(model, model + ".pack", options));
+  StoredSizes sizes;
+  sizes.bits = bits;
+  PutDense(estimate.dense_tensors, estimate.dense_bytes, &sizes);
+  sizes.weights.all = estimate.payload_bytes;
+  ExpertSums experts(config);
+  for (const ExpertEstimate& expert : estimate.experts)
+    experts.Add(expert.layer, expert.bytes, expert.format);
+  experts.Put(&sizes);
+  return sizes;
+}
+
 }  // namespace
 
-absl::StatusOr<StoredSizes> SizesOf(const ModelConfig& config, const std::string& bits) {
+bool IsGgufFile(const std::string& model) {
+  std::error_code error;
+  return fs::is_regular_file(model, error) && !model.ends_with(".json");
+}
+
+bool IsAsInFile(const std::string& bits) { return bits == kAsInFile || bits == kAsInFileSmaller; }
+
+absl::StatusOr<Recipe> RecipeOfBits(const std::string& bits) {
   RecipeWords words;
-  words.bits = bits;
-  ASSIGN_OR_RETURN(const Recipe recipe, RecipeFromWords(words));
+  if (bits == kAsInFileSmaller) {
+    words.down_bits = "q4";
+  } else if (bits != kAsInFile) {
+    words.bits = bits;
+  }
+  return RecipeFromWords(words);
+}
+
+absl::StatusOr<StoredSizes> SizesOf(const ModelConfig& config, const std::string& bits) {
+  ASSIGN_OR_RETURN(const Recipe recipe, RecipeOfBits(bits));
   const std::vector<DenseSpec> specs = DenseSpecs(config);
   std::vector<EncodingDescriptor> encodings;
   for (const DenseSpec& spec : specs) {
@@ -103,28 +170,22 @@ absl::StatusOr<StoredSizes> SizesOf(const ModelConfig& config, const std::string
   RETURN_IF_ERROR(planner.AddDense(specs, dense));
   StoredSizes sizes;
   sizes.bits = bits;
+  ExpertSums experts(config);
   uint64_t before = 0;
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     const MoeConfig& moe = config.layers[layer].moe;
-    uint64_t layer_bytes = 0;
     for (uint32_t expert = 0; expert < moe.experts; ++expert) {
       const uint32_t format = formats.of_expert[layer][expert];
       const ExpertPlan plan = PlanExpert(formats.formats[format], config.hidden);
       RETURN_IF_ERROR(planner.AddExpert(layer, expert, format, plan, moe.expert_width));
       const uint64_t bytes = planner.file_bytes(PackFile::kExperts) - before;
       before += bytes;
-      layer_bytes += bytes;
-      sizes.weights.largest_expert = std::max(sizes.weights.largest_expert, bytes);
+      experts.Add(layer, bytes, formats.formats[format]);
     }
-    if (moe.experts > 0) sizes.routed_read += layer_bytes / moe.experts * moe.top_k;
   }
-  sizes.weights.dense = planner.file_bytes(PackFile::kDense);
+  experts.Put(&sizes);
+  PutDense(dense, planner.file_bytes(PackFile::kDense), &sizes);
   sizes.weights.all = sizes.weights.dense + planner.file_bytes(PackFile::kExperts);
-  sizes.dense_read = DenseRead(dense);
-  sizes.dense_encoding = DenseEncoding(dense);
-  if (!formats.formats.empty()) {
-    sizes.expert_encoding = formats.formats[0].parts[static_cast<size_t>(Part::kUp)];
-  }
   return sizes;
 }
 
@@ -139,7 +200,8 @@ absl::StatusOr<ModelFacts> ReadModelFacts(const std::string& path, const std::ve
     ASSIGN_OR_RETURN(HfConfig hf, ReadModelConfig(model.string()));
     facts.config = std::move(hf.config);
     for (const std::string& word : bits) {
-      ASSIGN_OR_RETURN(StoredSizes sizes, SizesOf(facts.config, word));
+      ASSIGN_OR_RETURN(StoredSizes sizes, IsAsInFile(word) ? SizesOfFile(model.string(), facts.config, word)
+                                                           : SizesOf(facts.config, word));
       facts.stored.push_back(std::move(sizes));
     }
     facts.large_file = LargeFile(fs::is_directory(model) ? model.string() : model.parent_path().string());

@@ -11,18 +11,20 @@
 #include "absl/status/statusor.h"
 #include "common/encoding.h"
 #include "common/model/model_config.h"
+#include "pack/pack_format.h"
+#include "pack/writer/recipe.h"
 #include "weightd/dram/dram_default.h"
 
 namespace sluice::cli {
 
 // One way to store a model. Bytes.
 struct StoredSizes {
-  std::string bits;  // "q4"; of a pack what its options say
+  std::string bits;  // "q4", "file"; of a pack what most experts' up rows are
   WeightSizes weights;
-  uint64_t dense_read = 0;             // by a token: all but embeddings that are only looked up
-  uint64_t routed_read = 0;            // by a token: its experts of all layers
-  EncodingDescriptor dense_encoding;   // of most dense rows
-  EncodingDescriptor expert_encoding;  // of most experts' up rows
+  uint64_t dense_read = 0;            // by a token: all but embeddings that are only looked up
+  uint64_t routed_read = 0;           // by a token: its experts of all layers
+  EncodingDescriptor dense_encoding;  // of most dense rows
+  ExpertFormat expert_format;         // of most experts
 
   uint64_t experts() const { return weights.all - weights.dense; }
 };
@@ -39,9 +41,20 @@ struct ModelFacts {
   std::string large_file;
 };
 
-// `path`: a pack, a model's folder, a config.json, or a GGUF file of which the head is enough. `bits`: words
-// of
-// --bits. Errors of Pack::Open and ReadModelConfig; NOT_FOUND.
+// Of a GGUF file: its rows as they are, down rows anew as q8, and the same with q4 for smaller memories.
+inline constexpr char kAsInFile[] = "file";
+inline constexpr char kAsInFileSmaller[] = "file-q4";
+
+// A model that is a file is a GGUF file, whatever its name; other files are refused when they are opened.
+bool IsGgufFile(const std::string& model);
+
+bool IsAsInFile(const std::string& bits);
+
+// What `bits` means to a packer: a word of --bits, or one of the two above. INVALID_ARGUMENT.
+absl::StatusOr<Recipe> RecipeOfBits(const std::string& bits);
+
+// `path`: a pack, a model's folder, a config.json, or a GGUF file of which the head is enough unless `bits`
+// has the two words above. Errors of Pack::Open, ReadModelConfig and EstimatePack; NOT_FOUND.
 absl::StatusOr<ModelFacts> ReadModelFacts(const std::string& path, const std::vector<std::string>& bits);
 
 // Of a model that is packed with these bits.

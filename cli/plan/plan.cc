@@ -30,8 +30,16 @@ KnownQuality QualityOf(const std::string& bits, const std::string& preset) {
     double rise;
   };
   // docs/guide.md has the same tables.
-  static constexpr Loss kBitsLoss[] = {{"bf16", 0},      {"f16", 0},    {"q8", 0.0001}, {"q4", 0.006},
-                                       {"mxfp4", 0.006}, {"q3", 0.029}, {"q2", 0.206}};
+  static constexpr Loss kBitsLoss[] = {{"bf16", 0},
+                                       {"f16", 0},
+                                       {"q8", 0.0001},
+                                       {"q4", 0.006},
+                                       {"mxfp4", 0.006},
+                                       {"q3", 0.029},
+                                       {"q2", 0.206},
+                                       // Of the file's own values, the most of docs/measured.md's types.
+                                       {kAsInFile, 0.0006},
+                                       {kAsInFileSmaller, 0.006}};
   static constexpr Loss kPresetLoss[] = {{"exact", 0}, {"intra", 0.006}, {"floe", 0.10}};
   KnownQuality quality;
   const auto add = [&quality](const auto& table, const std::string& name) {
@@ -57,15 +65,16 @@ double ComputedShare(const std::string& preset) {
   return 1;
 }
 
-const std::vector<std::string>& ChosenBits() {
-  static const std::vector<std::string> bits = {"q8", "q4"};
-  return bits;
+const std::vector<std::string>& ChosenBits(bool is_gguf) {
+  static const std::vector<std::string> of_folder = {"q8", "q4"};
+  static const std::vector<std::string> of_file = {kAsInFile, kAsInFileSmaller};
+  return is_gguf ? of_file : of_folder;
 }
 
 PlanChoice Choose(const std::vector<PlanRow>& rows) {
   const PlanRow* narrowest = nullptr;
   const PlanRow* wider = nullptr;  // the one before, which did not fit
-  for (const std::string& bits : ChosenBits()) {
+  for (const std::string& bits : ChosenBits(Find(rows, kAsInFile) != nullptr)) {
     const PlanRow* row = Find(rows, bits);
     if (row == nullptr) continue;
     if (row->memory.whole && row->memory.refusal.empty()) {

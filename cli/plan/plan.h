@@ -36,13 +36,13 @@ struct PlanChoice {
   std::string why;  // for people, without a full stop
 };
 
-// Widest first: what is packed without being asked. Fewer bits cost quality that can be seen, and are asked
-// for by name.
-const std::vector<std::string>& ChosenBits();
+// Widest first: what a model is packed as without being asked. Fewer bits cost quality that can be seen, and
+// are asked for by name.
+const std::vector<std::string>& ChosenBits(bool is_gguf);
 
-// Of the rows that run with preset `exact` and bits of ChosenBits(): the widest whose weights are all in
-// memory, else the narrowest. Where none runs, the narrowest, with the reason. A row of other bits where
-// there is no other. REQUIRES: a row.
+// Of the rows with preset `exact` and bits of ChosenBits(), a GGUF file's where it has them: the widest whose
+// weights are all in memory, else the narrowest. Where none runs, the narrowest, with the reason. A row of
+// other bits where there is no other. REQUIRES: a row.
 PlanChoice Choose(const std::vector<PlanRow>& rows);
 
 // How much of its experts' bytes a token's kernels still read under a preset's masks on `host`, the masked

@@ -123,6 +123,13 @@ absl::StatusOr<PackEstimate> EstimatePack(const std::string& model_dir, const st
   estimate.resumable_bytes = AllocatedBytes(PartialFolder(out_dir));
   estimate.memory_bytes = job.worker_bytes() * WorkerCount(options.threads, job.units());
   estimate.rows_note = job.rows_note;
+  estimate.dense_bytes = job.payload_bytes[static_cast<size_t>(PackFile::kDense)];
+  estimate.dense_tensors = job.manifest.dense_tensors;
+  for (uint32_t i = 0; i < job.expert_units.size(); ++i) {
+    const ExpertUnit& unit = job.expert_units[i];
+    estimate.experts.push_back(
+        {unit.layer, job.unit_bytes(job.dense_extents + i), job.manifest.expert_formats[unit.format]});
+  }
   return estimate;
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -55,6 +56,13 @@ struct PackSummary {
   OldProfile old_profile = OldProfile::kNone;
 };
 
+// An expert as the pack will have it.
+struct ExpertEstimate {
+  uint32_t layer = 0;
+  uint64_t bytes = 0;
+  ExpertFormat format;
+};
+
 // Space and shape of a run before it starts.
 struct PackEstimate {
   uint64_t payload_bytes = 0;    // dense.bin and experts.bin
@@ -62,6 +70,9 @@ struct PackEstimate {
   uint64_t resumable_bytes = 0;  // already there from an interrupted run
   uint64_t memory_bytes = 0;     // peak of the conversion's buffers
   std::string rows_note;         // what was chosen for a GGUF file's rows, for people; else empty
+  uint64_t dense_bytes = 0;      // of the payload
+  std::vector<DenseTensor> dense_tensors;
+  std::vector<ExpertEstimate> experts;  // in the pack's order
 };
 absl::StatusOr<PackEstimate> EstimatePack(const std::string& model_dir, const std::string& out_dir,
                                           const PackOptions& options);

@@ -68,6 +68,7 @@ TEST(PlanTest, AGgufFilesHeadIsEnough) {
   // Half of the weights are gone.
   std::ofstream(head, std::ios::binary)
       .write(bytes.data(), static_cast<std::streamsize>(bytes.size() - 20000));
+  EXPECT_FALSE(ReadModelFacts(head, {kAsInFile}).ok()) << "which rows can stay its tensors alone tell";
   const auto of_head = ReadModelFacts(head, {"q8"});
   ASSERT_TRUE(of_head.ok()) << of_head.status();
   EXPECT_EQ(of_head->stored[0].weights.all, facts->stored[0].weights.all);
@@ -127,7 +128,7 @@ PlanRow Row(const std::string& bits, uint64_t all, uint64_t memory) {
   PlanRow row{.bits = bits, .preset = "exact"};
   row.sizes.bits = bits;
   row.sizes.weights = {.all = all, .dense = kGiB, .largest_expert = kGiB / 100};
-  const auto facts = ReadModelFacts(kSample, {bits});
+  const auto facts = ReadModelFacts(kSample, {"q8"});
   row.memory = *PlanMemory(facts->config, row.sizes, {.memory = memory, .threads = 2});
   return row;
 }
@@ -148,6 +149,56 @@ TEST(PlanTest, TheWidestRowsThatMemoryHoldsAreChosen) {
   EXPECT_TRUE(absl::StrContains(streamed.why, "7.0 GiB of its 18.0 GiB")) << streamed.why;
   const PlanChoice none = choose(kGiB);
   EXPECT_TRUE(absl::StrContains(none.why, "does not run: weights need at least")) << none.why;
+}
+
+TEST(PlanTest, AGgufFilesOwnRowsAreChosenBeforeOthers) {
+  const auto choose = [](uint64_t memory) {
+    return Choose({Row("file", 20 * kGiB, memory), Row("file-q4", 18 * kGiB, memory),
+                   Row("q8", 34 * kGiB, memory), Row("q4", 17 * kGiB, memory)});
+  };
+  EXPECT_EQ(choose(64 * kGiB).bits, "file") << "q8 is wider, and knows nothing that the file does not";
+  EXPECT_EQ(choose(27 * kGiB).bits, "file-q4");
+  EXPECT_EQ(choose(10 * kGiB).bits, "file-q4") << "fewer bytes a token come from the disk";
+}
+
+TEST(PlanTest, AGgufFilesOwnRowsAreCountedAndMeasured) {
+  size_t files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("tests/data/gguf")) {
+    const std::string model = entry.path().string() + "/model.gguf";
+    if (!FileExists(model)) continue;
+    const auto facts = ReadModelFacts(model, {kAsInFile});
+    ASSERT_TRUE(facts.ok()) << facts.status();
+    const TempDir dir;
+    PackOptions options;
+    options.recipe = *RecipeOfBits(kAsInFile);
+    ASSERT_TRUE(PackModel(model, dir.path() + "/pack", options, {}, nullptr).ok());
+    const auto of_pack = ReadModelFacts(dir.path() + "/pack", {});
+    ASSERT_TRUE(of_pack.ok()) << of_pack.status();
+    const StoredSizes& sizes = facts->stored[0];
+    EXPECT_EQ(sizes.weights.all, of_pack->stored[0].weights.all);
+    EXPECT_EQ(sizes.weights.dense, of_pack->stored[0].weights.dense);
+    EXPECT_EQ(sizes.routed_read, of_pack->stored[0].routed_read);
+    EXPECT_EQ(sizes.dense_read, of_pack->stored[0].dense_read);
+    EXPECT_EQ(sizes.expert_format, of_pack->stored[0].expert_format);
+    const auto rates = MeasureKernels(facts->config, sizes, 1);
+    ASSERT_TRUE(rates.ok()) << entry.path() << ": " << rates.status();
+    EXPECT_GT(rates->experts, 0);
+    ++files;
+  }
+  EXPECT_GE(files, 2u);
+}
+
+TEST(PlanTest, ADisksRateIsMeasuredByReadingAFile) {
+  const TempDir dir;
+  const std::string file = dir.path() + "/file";
+  std::ofstream(file, std::ios::binary) << std::string(8 << 20, 'x');
+  for (const uint64_t read : {uint64_t{1}, uint64_t{1} << 20, uint64_t{1} << 40}) {
+    const auto rate = MeasureDisk(file, read);
+    ASSERT_TRUE(rate.ok()) << rate.status();
+    EXPECT_GT(*rate, 0);
+  }
+  EXPECT_TRUE(absl::IsInvalidArgument(MeasureDisk("deploy/sample/config.json", 4096).status()));
+  EXPECT_TRUE(absl::IsNotFound(MeasureDisk(dir.path() + "/absent", 4096).status()));
 }
 
 TEST(PlanTest, MemoryThatIsAskedForIsCountedWhole) {

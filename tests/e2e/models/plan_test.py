@@ -59,6 +59,62 @@ class PlanTest(harness.TestCase):
         self.assertIn("does not run", choices[1]["why"])
         self.assertAlmostEqual(self.row(self.plan("--model", model), "q8")["pack_bytes"] / GIB, 30.2, delta=1)
 
+    def test_the_guides_table_of_machines_is_what_plan_says(self):
+        with open(os.path.join(harness.ROOT, "docs/guide.md")) as file:
+            lines = file.read().split("| memory | Qwen3-30B-A3B ", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+        models = ("qwen3-30b-a3b", "mixtral-8x22b", "gpt-oss-120b", "deepseek-v3")
+        self.assertEqual(len(lines), 3)
+        packs = {}  # what a pack takes is written once of each
+        for line in lines:
+            memory, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            for model, cell in zip(models, cells, strict=True):
+                parallel = re.search(r"--parallel (\d+)", cell)
+                plan = self.plan("--model", os.path.join(harness.ROOT, "tests/data/configs", model), "--memory",
+                                 memory.replace(" ", ""), "--threads", 2, "--parallel", parallel.group(1) if parallel else 4)
+                row = self.row(plan, plan["choice"]["bits"])
+                if cell.startswith("none"):
+                    self.assertFalse(row["runs"], (memory, model))
+                    self.assertEqual(cell, "none: %.1f GiB are dense" % (row["dense_bytes"] / GIB))
+                    continue
+                self.assertTrue(row["runs"], (memory, model, row["refusal"]))
+                said = "%s, %.1f of %.1f GiB" % (row["bits"], row["dram_budget"] / GIB, row["pack_bytes"] / GIB)
+                if row["dram_budget"] >= row["pack_bytes"]:
+                    size = "%.1f GiB" % (row["pack_bytes"] / GIB)
+                    self.assertIn(cell, (f"{row['bits']}, whole", f"{row['bits']}, whole ({size})"), (memory, model))
+                    if "(" in cell:
+                        packs[model] = size
+                else:
+                    self.assertTrue(cell.startswith(said), (memory, model, cell, said))
+        self.assertEqual(set(packs), {"qwen3-30b-a3b", "mixtral-8x22b", "gpt-oss-120b"})
+
+    def test_of_a_gguf_file_plan_shows_and_takes_its_own_rows(self):
+        model = os.path.join(harness.DATA, "gguf/granitemoe-q5_k_m/model.gguf")
+        plan = self.plan("--model", model)
+        self.assertEqual({row["bits"] for row in plan["rows"]}, {"file", "file-q4", "q8", "q4", "q3"})
+        self.assertEqual(plan["choice"]["bits"], "file")
+        for bits, words in (("file", ()), ("file-q4", ("--down-bits", "q4"))):
+            out = os.path.join(self.runtime, bits)
+            self.ok("pack", model, "--out", out, "--quiet", *words)
+            sizes = [os.path.getsize(os.path.join(out, name)) for name in ("dense.bin", "experts.bin")]
+            row = self.row(plan, bits)
+            self.assertEqual([row["dense_bytes"], row["expert_bytes"]], sizes)
+            # The pack's parts are of several encodings, and its speed is measured all the same.
+            self.assertGreater(self.row(self.ok_json("plan", "--pack", out))["tokens_per_second"], 0)
+        code, _, err = self.sluice("run", "--model", model, "--token-ids", "1,2", "-n", 1)
+        self.assertEqual(code, 0, err)
+        self.assertIn("is packed once, as file (", err)
+        self.assertIn(plan["choice"]["why"], err)
+        self.assertIn("is no GGUF file", self.sluice("run", "--model", harness.SAMPLE, "--bits", "file", "--token-ids", "1")[2])
+
+    def test_of_a_gguf_files_head_plan_says_that_its_own_rows_are_not_counted(self):
+        with open(os.path.join(harness.DATA, "gguf/granitemoe-q5_k_m/model.gguf"), "rb") as file:
+            whole = file.read()
+        head = os.path.join(self.runtime, "head.gguf")
+        with open(head, "wb") as file:
+            file.write(whole[:-20000])
+        self.assertIn("head.gguf", self.plan("--model", head)["not_counted"])
+        self.assertIn("the file's own rows are not counted", self.ok("plan", "--no-measure", "--model", head))
+
     def test_packing_takes_what_plan_takes(self):
         choice = self.plan("--model", harness.SAMPLE)["choice"]
         code, _, err = self.sluice("run", "--model", harness.SAMPLE, "--prompt", "The", "-n", 1)
