@@ -88,7 +88,7 @@ class PlanTest(harness.TestCase):
         self.assertEqual(set(packs), {"qwen3-30b-a3b", "mixtral-8x22b", "gpt-oss-120b"})
 
     def test_of_a_gguf_file_plan_shows_and_takes_its_own_rows(self):
-        model = os.path.join(harness.DATA, "gguf/granitemoe-q5_k_m/model.gguf")
+        model = os.path.join(harness.ROOT, "tests/data/gguf/granitemoe-q5_k_m/model.gguf")
         plan = self.plan("--model", model)
         self.assertEqual({row["bits"] for row in plan["rows"]}, {"file", "file-q4", "q8", "q4", "q3"})
         self.assertEqual(plan["choice"]["bits"], "file")
@@ -107,7 +107,7 @@ class PlanTest(harness.TestCase):
         self.assertIn("is no GGUF file", self.sluice("run", "--model", harness.SAMPLE, "--bits", "file", "--token-ids", "1")[2])
 
     def test_of_a_gguf_files_head_plan_says_that_its_own_rows_are_not_counted(self):
-        with open(os.path.join(harness.DATA, "gguf/granitemoe-q5_k_m/model.gguf"), "rb") as file:
+        with open(os.path.join(harness.ROOT, "tests/data/gguf/granitemoe-q5_k_m/model.gguf"), "rb") as file:
             whole = file.read()
         head = os.path.join(self.runtime, "head.gguf")
         with open(head, "wb") as file:
