@@ -52,6 +52,7 @@ struct Instruction {
   bool sign = false;                                    // a load extends the sign
   int64_t offset = 0;                                   // added to an address; other constants
   uint32_t rows[4] = {kNoRow, kNoRow, kNoRow, kNoRow};  // of a vector
+  std::vector<uint32_t> parts;                          // of the operands of mma
   const Statement* statement = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// What lanes of a warp do together: shfl, vote, activemask, redux.
+// What lanes of a warp do together: shfl, vote, activemask, redux, mma.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -226,6 +226,98 @@ absl::Status DecodeRedux(Decoder& decoder, const Statement& s, Instruction* in) 
   return absl::OkStatus();
 }
 
+// Products of small matrices of bytes, sums of 32 bits.
+constexpr int kColumns = 8;
+constexpr int kMostRows = 16;
+constexpr int kMostDepth = 32;
+// Rows of an instruction's operands, one after the other: d, a, b, c.
+constexpr size_t kMostOperands = 4 + 4 + 2 + 4;
+
+int Byte(uint32_t word, int i, bool is_signed) {
+  const auto byte = static_cast<uint8_t>(word >> (8 * i));
+  return is_signed ? static_cast<int8_t>(byte) : byte;
+}
+
+// Fragments (PTX ISA, "Matrix Fragments for mma.m8n8k16" and "for mma.m16n8k32", of .u8 or .s8): with
+// g = lane / 4 and q = lane % 4, register r of A has row g, or g + 8 for odd r, and columns 4 q .. 4 q + 3,
+// 16 more for r above 1; register r of B has rows 4 q .. 4 q + 3, 16 more for r = 1, of column g; register r
+// of C has row g, or g + 8 for r above 1, and column 2 q + r % 2.
+template <int kRows, int kDepth>
+Outcome RunBytes(Execution& execution, Warp& warp, const Instruction& in, uint32_t mask) {
+  if (!GatherLanes(execution, warp, in, &mask)) {
+    return Outcome::kJumped;
+  }
+  // "The behavior is undefined if all threads in the warp do not execute the same mma instruction."
+  if (mask != kFullMask) {
+    return execution.Stop(Fault::kIllegalInstruction, Finding::kMask, in,
+                          absl::StrCat("warp ", warp.index, " executes it with the lanes ", absl::Hex(mask)));
+  }
+  constexpr int kSumRegisters = kRows / 4;
+  constexpr int kLeftRegisters = kRows * kDepth / 128;
+  constexpr int kRightRegisters = kDepth / 16;
+  const bool left_signed = (in.offset & 1) != 0;
+  const bool right_signed = (in.offset & 2) != 0;
+  const uint32_t* const rows = in.parts.data();
+  int left[kMostRows][kMostDepth];
+  int right[kMostDepth][kColumns];
+  for (int lane = 0; lane < kWarpLanes; ++lane) {
+    const int g = lane / 4;
+    const int q = lane % 4;
+    for (int i = 0; i < 4; ++i) {
+      for (int r = 0; r < kLeftRegisters; ++r) {
+        const uint32_t word = warp.Row<uint32_t>(rows[kSumRegisters + r])[lane];
+        left[g + r % 2 * 8][4 * q + i + r / 2 * 16] = Byte(word, i, left_signed);
+      }
+      for (int r = 0; r < kRightRegisters; ++r) {
+        const uint32_t word = warp.Row<uint32_t>(rows[kSumRegisters + kLeftRegisters + r])[lane];
+        right[4 * q + i + r * 16][g] = Byte(word, i, right_signed);
+      }
+    }
+  }
+  uint32_t sums[kSumRegisters][kWarpLanes];
+  for (int lane = 0; lane < kWarpLanes; ++lane) {
+    for (int r = 0; r < kSumRegisters; ++r) {
+      const uint32_t row = rows[kSumRegisters + kLeftRegisters + kRightRegisters + r];
+      sums[r][lane] = warp.Row<uint32_t>(row)[lane];
+      for (int k = 0; k < kDepth; ++k) {
+        sums[r][lane] +=
+            static_cast<uint32_t>(left[lane / 4 + r / 2 * 8][k] * right[k][lane % 4 * 2 + r % 2]);
+      }
+    }
+  }
+  for (int r = 0; r < kSumRegisters; ++r) {
+    std::copy_n(sums[r], kWarpLanes, warp.Row<uint32_t>(rows[r]));
+  }
+  return Outcome::kNext;
+}
+
+absl::Status DecodeMma(Decoder& decoder, const Statement& s, Instruction* in) {
+  // mma.sync.aligned.SHAPE.row.col.s32.A.B.s32
+  const bool form = s.words.size() == 10 && s.words[1] == "sync" && s.words[2] == "aligned" &&
+                    s.words[4] == "row" && s.words[5] == "col" && s.words[6] == "s32" &&
+                    s.words[9] == "s32" && s.operands.size() == 4;
+  const auto is_byte = [](const std::string& word) { return word == "u8" || word == "s8"; };
+  const bool large = form && s.words[3] == "m16n8k32";
+  if (!form || (!large && s.words[3] != "m8n8k16") || !is_byte(s.words[7]) || !is_byte(s.words[8])) {
+    return UnknownForm(s);
+  }
+  const size_t counts[] = {large ? 4u : 2u, large ? 4u : 1u, large ? 2u : 1u, large ? 4u : 2u};
+  in->parts.reserve(kMostOperands);
+  for (size_t i = 0; i < s.operands.size(); ++i) {
+    const Operand& operand = s.operands[i];
+    if (operand.kind != Operand::Kind::kVector || operand.parts.size() != counts[i]) {
+      return UnknownForm(s);
+    }
+    for (const Operand& part : operand.parts) {
+      in->parts.push_back(i == 0 ? decoder.Write(s, part, Type::kB32) : decoder.Read(s, part, Type::kB32));
+    }
+  }
+  in->offset = (s.words[7] == "s8" ? 1 : 0) | (s.words[8] == "s8" ? 2 : 0);
+  in->c = decoder.Constant(kFullMask, 4);
+  in->run = large ? RunBytes<16, 32> : RunBytes<8, 16>;
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void AddWarpOpcodes(OpcodeTable* table) {
@@ -233,6 +325,7 @@ void AddWarpOpcodes(OpcodeTable* table) {
   (*table)["vote"] = DecodeVote;
   (*table)["activemask"] = DecodeActiveMask;
   (*table)["redux"] = DecodeRedux;
+  (*table)["mma"] = DecodeMma;
 }
 
 }  // namespace sluice::cuda_fake
