@@ -1,13 +1,17 @@
 #!/usr/bin/python3
-"""Registers, spills and shared memory of device cuda's kernels, as ptxas says them: no GPU is needed.
+"""What device cuda's kernels are made of, as nvcc and ptxas say it: no GPU is needed.
 
-usage: cuda_registers.py [--capability 75 ...] [--json FILE]
+usage: cuda_registers.py [--capability 75 ...] [--json FILE] [--golden FILE | --write-golden FILE]
 
-Compiles every kernels/cuda/device/*.cu with the flags of cmake/cuda.cmake for each capability (75 and 100) and prints a line
-a kernel. Exit status 1 if a kernel spills, or if ptxas or nvcc warns: a spilled register is memory traffic that no count of
-the PTX (cuda_bounds) shows. "cuda: not built" and exit status 0 where nvcc is missing.
+Compiles every .cu below kernels/cuda/device with the flags of cmake/cuda.cmake for each capability (75 and 100) and prints a line
+a kernel: registers, shared memory of its own, warps that its launch bounds and registers leave room for on a
+multiprocessor, and how wide its PTX's accesses of global memory are. Exit status 1 if a kernel spills, or if ptxas or nvcc
+warns: a spilled register is memory traffic that no count of the PTX (cuda_bounds) shows; and with --golden where registers,
+shared memory, warps or widths differ from FILE's by more than 2 %: a kernel that changes states it by writing FILE anew.
+"cuda: not built" and exit status 0 where nvcc is missing.
 """
 import argparse
+import collections
 import concurrent.futures
 import json
 import os
@@ -15,34 +19,77 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SOURCES = os.path.join(ROOT, "kernels/cuda/device")
-FLAGS = ["-std=c++20", "-O3", "-fmad=false", "--expt-relaxed-constexpr", "-Xptxas=-v,-warn-spills"]
+FLAGS = ["-std=c++20", "-O3", "-fmad=false", "--expt-relaxed-constexpr", "-Xptxas=-v,-warn-spills", "-Werror=all-warnings"]
 ENTRY = re.compile(
     r"Compiling entry function '(?P<name>[^']+)'.*?"
     r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
     r"Used (?P<registers>\d+) registers(?P<rest>[^\n]*)", re.S)
+ACCESS = re.compile(r"\b(ld|st)\.global(?:\.nc)?(?:\.\w+)*?(?:\.v(?P<vector>[24]))?\.[busf](?P<bits>\d+)\b|cp\.async\.\w+\.shared\.global "
+                    r"\[[^\]]*\], \[[^\]]*\], (?P<bytes>\d+)")
+# What a kernel's mangled name has of its source's path: another tree's names are others.
+PLACE = re.compile(r"\d+_GLOBAL__N__[0-9a-f]{8}_\d+_\w+?_cu_[0-9a-f]{8}")
+# Of a multiprocessor, by compute capability (the programming guide's table): warps, KiB of shared memory.
+WARPS = {75: 32, 80: 64, 86: 48, 89: 48, 90: 64, 100: 64, 120: 48}
+REGISTERS = 65536
+ALLOWED = 0.02
 
 
-def kernels_of(text):
-    """What ptxas -v says of a source: a dict a kernel."""
+def warps_of(capability, threads, registers, shared):
+    """Warps of a multiprocessor: what threads, registers (256 a warp at once) and static shared memory leave room for."""
+    warps = (threads + 31) // 32
+    blocks = WARPS[capability] // warps
+    blocks = min(blocks, REGISTERS // ((registers * 32 + 255) // 256 * 256 * warps))
+    kib = {75: 64, 80: 164, 86: 100, 89: 100, 90: 228, 100: 228, 120: 100}[capability]
+    return min(blocks, kib * 1024 // (shared + 1024)) * warps
+
+
+def widths_of(ptx):
+    """By kernel: threads of a block, and how many accesses of global memory are of how many bytes."""
+    found = {}
+    for part in ptx.split(".entry ")[1:]:
+        name = re.match(r"\w+", part)[0]
+        threads = re.search(r"\.maxntid (\d+)", part)
+        widths = collections.Counter()
+        for access in ACCESS.finditer(part):
+            size = int(access["bytes"]) if access["bytes"] else int(access["bits"]) // 8 * int(access["vector"] or 1)
+            widths[f"{access[1] or 'cp'}{size}"] += 1
+        found[name] = (int(threads[1]) if threads else 1024, dict(sorted(widths.items())))
+    return found
+
+
+def kernels_of(text, ptx, capability):
+    """What ptxas -v and the PTX say of a source: a dict a kernel."""
+    widths = widths_of(ptx)
     found = []
     for match in ENTRY.finditer(text):
-        shared = re.search(r"(\d+) bytes smem", match["rest"])
+        smem = re.search(r"(\d+) bytes smem", match["rest"])
+        shared, registers = int(smem[1]) if smem else 0, int(match["registers"])
+        threads, accesses = widths[match["name"]]
         found.append({
-            "kernel": match["name"], "registers": int(match["registers"]), "spill_stores": int(match["stores"]),
-            "spill_loads": int(match["loads"]), "shared": int(shared[1]) if shared else 0,
+            "kernel": PLACE.sub("", match["name"]), "registers": registers, "spill_stores": int(match["stores"]),
+            "spill_loads": int(match["loads"]), "shared": shared, "threads": threads,
+            "warps": warps_of(capability, threads, registers, shared), "accesses": accesses,
         })  # fmt: skip
     return found
 
 
 def compile_one(nvcc, source, capability):
-    done = subprocess.run(
-        [nvcc, *FLAGS, f"-arch=sm_{capability}", "-cubin", "-I", ROOT, "-o", "/dev/null", os.path.join(SOURCES, source)],
-        capture_output=True, text=True, check=False)  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [nvcc, *FLAGS, f"-arch=sm_{capability}", "-cubin", "--keep", "--keep-dir", folder, "-I", ROOT,
+             "-o", os.path.join(folder, "out.cubin"), os.path.join(SOURCES, source)],
+            capture_output=True, text=True, check=False)  # fmt: skip
+        ptx = ""
+        for name in os.listdir(folder):
+            if name.endswith(".ptx"):
+                with open(os.path.join(folder, name), encoding="utf-8") as file:
+                    ptx += file.read()
     text = done.stdout + done.stderr
-    rows = [{"source": source, "capability": capability, **kernel} for kernel in kernels_of(text)]
+    rows = [{"source": source, "capability": capability, **kernel} for kernel in kernels_of(text, ptx, capability)]
     warnings = [line for line in text.splitlines() if "warning" in line.lower()]
     wrong = [f"{source}, sm_{capability}: {line}" for line in warnings]
     if done.returncode != 0 or not rows:
@@ -54,26 +101,56 @@ def compile_one(nvcc, source, capability):
     return rows, wrong
 
 
+def numbers_of(rows):
+    """Everything that the golden file holds: a number by capability, kernel and what."""
+    numbers = {}
+    for row in rows:
+        name = f"sm_{row['capability']} {row['kernel']}"
+        numbers.update({f"{name} {what}": row[what] for what in ("registers", "shared", "warps")})
+        numbers.update({f"{name} {width}": count for width, count in row["accesses"].items()})
+    return numbers
+
+
+def differences(numbers, path):
+    with open(path, encoding="utf-8") as file:
+        golden = json.load(file)
+    for name in sorted(numbers.keys() | golden.keys()):
+        now, was = numbers.get(name), golden.get(name)
+        if now is None or was is None or abs(now - was) > ALLOWED * was:
+            yield f"{name}: {now}, golden {was}"
+
+
 def main():
-    parser = argparse.ArgumentParser(description="registers and spills of device cuda's kernels")
+    parser = argparse.ArgumentParser(description="registers, spills, occupancy and widths of device cuda's kernels")
     parser.add_argument("--capability", type=int, nargs="+", default=[75, 100])
     parser.add_argument("--json")
+    parser.add_argument("--golden")
+    parser.add_argument("--write-golden")
     o = parser.parse_args()
     nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     if nvcc is None:
         print("cuda: not built (no nvcc)")
         return 0
-    sources = sorted(name for name in os.listdir(SOURCES) if name.endswith(".cu"))
+    sources = sorted(os.path.relpath(os.path.join(folder, name), SOURCES)
+                     for folder, _, names in os.walk(SOURCES) for name in names if name.endswith(".cu"))
     jobs = [(source, capability) for capability in o.capability for source in sources]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         results = list(pool.map(lambda job: compile_one(nvcc, *job), jobs))
     rows = [row for found, _ in results for row in found]
     wrong = [line for _, found in results for line in found]
     for row in rows:
-        print(f"sm_{row['capability']} {row['registers']:4} registers {row['shared']:6} bytes shared  {row['kernel']}")
+        accesses = ", ".join(f"{count} {width}" for width, count in row["accesses"].items())
+        print(f"sm_{row['capability']} {row['registers']:4} registers {row['shared']:6} bytes shared "
+              f"{row['warps']:3} warps  {row['kernel']}: {accesses}")
     if o.json:
         with open(o.json, "w", encoding="utf-8") as file:
             json.dump(rows, file, indent=1)
+    if o.write_golden:
+        with open(o.write_golden, "w", encoding="utf-8") as file:
+            json.dump(numbers_of(rows), file, indent=0, sort_keys=True)
+            file.write("\n")
+    if o.golden:
+        wrong += differences(numbers_of(rows), o.golden)
     print(f"{len(rows)} kernels, {len(wrong)} wrong", *wrong, sep="\n")
     return 1 if wrong else 0
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "common/status.h"
-#include "kernels/cuda/device/attention.h"
-#include "kernels/cuda/device/experts.h"
+#include "kernels/cuda/device/attention/attention.h"
+#include "kernels/cuda/device/experts/experts.h"
 #include "kernels/cuda/status.h"
 #include "pack/row_layout.h"
 
@@ -16,9 +16,11 @@ constexpr uint32_t kMaxHeadRows = 8;  // of one token's heads whose activations 
 
 uint64_t Up(uint64_t bytes, uint64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
 
+constexpr uint32_t kTokensOfExperts = 8;  // whose experts are computed by one launch
+
 // A row prepared in every way that a call may want: its values, and rounded for two groups of 16 to 128.
 uint64_t PreparedRowBytes(uint64_t cols) {
-  return 4 * Up(cols, 4) + 2 * (2 * Up(cols, 16) + 8 * (cols / 16 + 1) + 16);
+  return 4 * Up(cols, 4) + 2 * (Up(cols, kRoundedColumns) + 8 * (cols / 16 + 1) + 16);
 }
 
 // The most that an operation of these limits takes for one token, times the tokens; operations that would
@@ -28,7 +30,14 @@ uint64_t WorkspaceBytes(const BackendLimits& l) {
   const uint64_t slots = tokens * (l.top_k + 1);
   const uint64_t matmul = tokens * PreparedRowBytes(std::max(l.max_cols, l.hidden));
   const uint64_t heads = kMaxHeadRows * PreparedRowBytes(l.max_cols) * std::max(l.heads, 1u);
-  const uint64_t experts = tokens * PreparedRowBytes(l.hidden) + slots * Up(l.expert_width, 64) * 4;
+  // Blocks of neurons of some tokens' experts with groups of 64, or of one with the shortest groups.
+  const uint64_t blocks = BlocksOf(l.expert_width);
+  const uint64_t some = std::min<uint64_t>(slots, kTokensOfExperts * (l.top_k + 1));
+  const uint64_t experts =
+      tokens * PreparedRowBytes(l.hidden) +
+      std::max({blocks * some * BlockBytes(GroupsOf(l.hidden, 64)),
+                blocks * BlockBytes(GroupsOf(l.hidden, kUnit)),
+                slots * (BlockBytes(GroupsOf(l.hidden, 64)) + sizeof(ExpertPair) + sizeof(ExpertTile))});
   const uint64_t delta = tokens * 3 * uint64_t{l.heads} * l.head_dim * 4;
   const uint64_t spans = uint64_t{l.max_context} / kSpanPositions + 2;
   const uint64_t attention =
@@ -42,7 +51,7 @@ uint64_t TableBytes(const BackendLimits& l) {
   // With an index list and its rounding up for each of an expert's three parts.
   const uint64_t experts =
       (uint64_t{l.experts} + 8) * (sizeof(DeviceExpert) + 5 * 16 + 3 * 4 * uint64_t{l.expert_width}) +
-      8 * slots;
+      (sizeof(ExpertPair) + sizeof(ExpertTile)) * slots;
   const uint64_t pages =
       uint64_t{l.max_sequences} * (4 * (uint64_t{l.max_context} / kPagePositions + 1) + 16);
   return std::max(experts, pages + uint64_t{l.max_tokens} * sizeof(RowPlace)) + 1024;
@@ -143,8 +152,16 @@ uint64_t PreparedBytes(const RowsToPrepare& rows) {
   return bytes * rows.heads;
 }
 
+bool RoundedByBlocks(const RowsToPrepare& rows) {
+  return rows.tokens == 1 && rows.ids == nullptr && rows.cols <= kStagedColumns &&
+         (!rows.plain || InPlace(rows));
+}
+
 absl::StatusOr<PreparedRows> Prepare(Device& device, const RowsToPrepare& rows, Workspace* workspace) {
   PreparedRows prepared = {rows.x, rows.stride, rows.head_stride};
+  if (RoundedByBlocks(rows)) {
+    return prepared;
+  }
   PrepareLaunch launch;
   launch.x = rows.x;
   launch.x_stride = rows.stride;

@@ -54,7 +54,8 @@ DeviceMatrix MatrixOf(const CallWeights& weights);
 DeviceNorm NormOf(const CallNorm& norm);
 
 // Rows of activations made ready for the matrices of a call: normed, picked, rounded for each group size
-// among them, copied where plain matrices need rows aligned to 16 bytes.
+// among them, copied where plain matrices need rows aligned to 16 bytes. A single token's row is none of
+// that: the blocks that multiply it norm and round it themselves, which costs less than a launch.
 struct PreparedRows {
   const float* x = nullptr;
   uint64_t stride = 0;
@@ -77,6 +78,8 @@ struct RowsToPrepare {
   bool rounds[8] = {};  // by group / 16 - 1
   void Note(const DeviceMatrix& m);
 };
+// Whether blocks norm and round the rows themselves.
+bool RoundedByBlocks(const RowsToPrepare& rows);
 // Workspace bytes of one token.
 uint64_t PreparedBytes(const RowsToPrepare& rows);
 absl::StatusOr<PreparedRows> Prepare(Device& device, const RowsToPrepare& rows, Workspace* workspace);

@@ -3,7 +3,7 @@
 
 #include "common/status.h"
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/device/attention.h"
+#include "kernels/cuda/device/attention/attention.h"
 #include "kernels/cuda/status.h"
 
 namespace sluice::cuda {

@@ -3,7 +3,7 @@
 
 #include "common/status.h"
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/device/experts.h"
+#include "kernels/cuda/device/experts/experts.h"
 #include "kernels/cuda/status.h"
 
 namespace sluice::cuda {
@@ -51,7 +51,6 @@ DeviceExpert ExpertOf(const ExpertCall& call) {
   e.up = MatrixOf(call.up);
   e.gate = MatrixOf(call.gate);
   e.down = MatrixOf(call.down);
-  e.row_count = static_cast<uint32_t>(call.rows.size());
   e.neuron_begin = call.neuron_begin;
   e.neuron_end = call.neuron_end;
   e.lead = static_cast<Lead>(call.sparsity);
@@ -64,17 +63,6 @@ DeviceExpert ExpertOf(const ExpertCall& call) {
   return e;
 }
 
-// What a launch wants for this expert: its grid's shape, shared memory, x rounded as its parts need it.
-void Widen(const DeviceExpert& e, ExpertsLaunch* launch, RowsToPrepare* rows) {
-  rows->Note(e.up);
-  rows->Note(e.gate);
-  launch->max_rows = std::max(launch->max_rows, e.row_count);
-  launch->max_neurons = std::max(launch->max_neurons, e.neuron_end - e.neuron_begin);
-  launch->max_tiles = std::max(launch->max_tiles, DownTiles(e.down));
-  launch->shared_bytes =
-      std::max(launch->shared_bytes, CoefficientSharedBytes(e.up) + CoefficientSharedBytes(e.gate));
-}
-
 absl::Status CheckShared(const Device& device, uint64_t bytes, uint32_t hidden, const char* what) {
   return bytes <= device.shared_bytes
              ? absl::OkStatus()
@@ -82,14 +70,100 @@ absl::Status CheckShared(const Device& device, uint64_t bytes, uint32_t hidden, 
                                                      " bytes of shared memory of ", device.shared_bytes));
 }
 
-// Coefficients of whole blocks of neurons.
-uint64_t CoefficientStride(const ExpertsLaunch& launch) {
-  return (uint64_t{launch.max_neurons} + kNeurons - 1) / kNeurons * kNeurons;
+// What a launch wants for these experts: its grid's shape, shared memory, x rounded as their parts need it.
+absl::Status Widen(Device& device, absl::Span<const ExpertCall> experts, const char* what,
+                   ExpertsLaunch* launch, RowsToPrepare* rows) {
+  for (const ExpertCall& expert : experts) {
+    const DeviceExpert e = ExpertOf(expert);
+    rows->Note(e.up);
+    rows->Note(e.gate);
+    launch->max_neurons = std::max(launch->max_neurons, e.neuron_end - e.neuron_begin);
+    launch->max_tiles = std::max(launch->max_tiles, DownTiles(e.down));
+    launch->up_encodings |= 1u << static_cast<uint32_t>(e.up.encoding);
+    const uint32_t groups = e.down.group == 0 ? 0 : GroupsOf(e.down.cols, e.down.group);
+    launch->block_bytes = std::max(launch->block_bytes, BlockBytes(groups));
+  }
+  const bool rounds = RoundedByBlocks(*rows);
+  for (const ExpertCall& expert : experts) {
+    const DeviceExpert e = ExpertOf(expert);
+    launch->shared_bytes = std::max(launch->shared_bytes, CoefficientSharedBytes(e.up, e.gate, rounds));
+  }
+  return CheckShared(device, launch->shared_bytes, rows->cols, what);
 }
 
-absl::Status EnqueueExperts(Device& device, const ExpertsLaunch& launch) {
-  RETURN_IF_ERROR(StatusOf(EnqueueCoefficients(launch, device.stream), "coefficients of experts"));
-  return StatusOf(EnqueueDown(launch, device.stream), "sums of experts");
+// Experts of a call in the tables, by their order, with their rows of x as prepared.
+void PutExperts(Device& device, absl::Span<const ExpertCall> experts, const PreparedRows& prepared,
+                ExpertsLaunch* launch) {
+  DeviceExpert* const table = device.tables->Take(experts.size(), &launch->experts);
+  for (size_t i = 0; i < experts.size(); ++i) {
+    DeviceExpert e = ExpertOf(experts[i]);
+    PutLists(device, experts[i], &e);
+    e.up_rounded = prepared.Rounded(e.up);
+    e.gate_rounded = prepared.Rounded(e.gate);
+    table[i] = e;
+  }
+  launch->expert_count = static_cast<uint32_t>(experts.size());
+  launch->x = prepared.x;
+  launch->x_stride = prepared.stride;
+}
+
+// All pairs, as many at once as the workspace has room for the blocks of.
+absl::Status EnqueuePairs(Device& device, ExpertsLaunch launch, uint32_t pairs, Workspace* workspace) {
+  constexpr uint64_t kMostOfAGrid = 65535;
+  launch.block_count = BlocksOf(launch.max_neurons);
+  const uint64_t pair_bytes = launch.block_count * launch.block_bytes;
+  const uint64_t at_once =
+      std::clamp<uint64_t>(workspace->left() / pair_bytes, 1, std::min<uint64_t>(pairs, kMostOfAGrid));
+  ASSIGN_OR_RETURN(launch.blocks, workspace->Take(at_once * pair_bytes, "coefficients"));
+  for (uint32_t first = 0; first < pairs; first += static_cast<uint32_t>(at_once)) {
+    launch.first_pair = first;
+    launch.pair_count = std::min(pairs - first, static_cast<uint32_t>(at_once));
+    RETURN_IF_ERROR(StatusOf(EnqueueCoefficients(launch, device.stream), "coefficients of experts"));
+    RETURN_IF_ERROR(StatusOf(EnqueueDown(launch, device.stream), "sums of experts"));
+  }
+  return absl::OkStatus();
+}
+
+// Whether so many pairs are worth tiles, of experts that take them, and the workspace has room for a block of
+// neurons of every one.
+bool TakesTiles(const ExpertsLaunch& launch, absl::Span<const ExpertCall> experts,
+                const PreparedRows& prepared, uint32_t pairs, uint64_t workspace) {
+  constexpr uint32_t kFewPairs = 4;  // of an expert: weights are read again for each, from the cache
+  constexpr uint32_t kMostPairs = 65535;
+  if (pairs <= kFewPairs * experts.size() || pairs > kMostPairs || pairs * launch.block_bytes > workspace) {
+    return false;
+  }
+  return std::all_of(experts.begin(), experts.end(), [&](const ExpertCall& call) {
+    DeviceExpert e = ExpertOf(call);
+    e.up.positions = call.up.positions;
+    e.down.positions = call.down.positions;
+    e.up_rounded = prepared.Rounded(e.up);
+    e.gate_rounded = prepared.Rounded(e.gate);
+    return TakesTiles(e);
+  });
+}
+
+// All pairs, listed by expert in tiles: as many blocks of neurons at once as the workspace has room for.
+absl::Status EnqueueTiles(Device& device, ExpertsLaunch launch, uint32_t pairs, Workspace* workspace) {
+  const uint32_t blocks = BlocksOf(launch.max_neurons);
+  const auto at_once = static_cast<uint32_t>(
+      std::clamp<uint64_t>(workspace->left() / (pairs * launch.block_bytes), 1, blocks));
+  ASSIGN_OR_RETURN(launch.blocks, workspace->Take(pairs * at_once * launch.block_bytes, "coefficients"));
+  launch.first_pair = 0;
+  launch.pair_count = pairs;
+  for (launch.first_block = 0; launch.first_block < blocks; launch.first_block += at_once) {
+    launch.block_count = std::min(at_once, blocks - launch.first_block);
+    RETURN_IF_ERROR(StatusOf(EnqueueExpertTiles(launch, device.stream), "coefficients of experts"));
+    RETURN_IF_ERROR(StatusOf(EnqueueDown(launch, device.stream), "sums of experts"));
+  }
+  return absl::OkStatus();
+}
+
+// What is in the workspace beside blocks where the device sorts routed pairs.
+uint64_t SortedBytes(uint32_t pairs, uint32_t experts) {
+  constexpr uint64_t kRounding = 3 * 256;
+  return uint64_t{pairs} * sizeof(ExpertPair) + uint64_t{TilesOf(pairs, experts)} * sizeof(ExpertTile) +
+         sizeof(uint32_t) + kRounding;
 }
 
 }  // namespace
@@ -97,96 +171,110 @@ absl::Status EnqueueExperts(Device& device, const ExpertsLaunch& launch) {
 absl::Status Run(Device& device, const MoeExpertsCall& call) {
   RowsToPrepare rows = RowsOf(call.x, call.tokens, call.hidden);
   ExpertsLaunch launch;
-  uint64_t row_count = 0;
+  RETURN_IF_ERROR(Widen(device, call.experts, "MoeExperts", &launch, &rows));
+  uint64_t pairs = 0;
   uint64_t list_values = 0;
   for (const ExpertCall& expert : call.experts) {
-    Widen(ExpertOf(expert), &launch, &rows);
-    row_count += expert.rows.size();
+    pairs += expert.rows.size();
     list_values += ListValues(expert);
   }
-  RETURN_IF_ERROR(CheckShared(device, launch.shared_bytes, call.hidden, "MoeExperts"));
+  if (pairs == 0) {
+    return absl::OkStatus();
+  }
   Workspace workspace(device);
   ASSIGN_OR_RETURN(const PreparedRows prepared, Prepare(device, rows, &workspace));
-  const uint64_t stride = CoefficientStride(launch);
-  ASSIGN_OR_RETURN(uint8_t* const place, workspace.Take(4 * row_count * stride, "coefficients"));
-  float* coefficients = reinterpret_cast<float*>(place);
-  RETURN_IF_ERROR(device.tables->Begin(TableBytes(call.experts.size(), sizeof(DeviceExpert),
-                                                  5 * call.experts.size(), 2 * row_count + list_values)));
-  DeviceExpert* const table = device.tables->Take(call.experts.size(), &launch.experts);
-  for (size_t i = 0; i < call.experts.size(); ++i) {
-    DeviceExpert e = ExpertOf(call.experts[i]);
-    PutLists(device, call.experts[i], &e);
-    e.rows = device.tables->Put(call.experts[i].rows);
-    e.slots = device.tables->Put(call.experts[i].slots);
-    e.up_rounded = prepared.Rounded(e.up);
-    e.gate_rounded = prepared.Rounded(e.gate);
-    // Coefficients of neuron n stand at n, of a tile too.
-    e.coefficients = coefficients - e.neuron_begin;
-    e.coefficient_stride = stride;
-    coefficients += e.row_count * stride;
-    table[i] = e;
+  const auto experts = static_cast<uint32_t>(call.experts.size());
+  const uint32_t most_tiles = TilesOf(static_cast<uint32_t>(pairs), experts);
+  RETURN_IF_ERROR(device.tables->Begin(
+      TableBytes(experts, sizeof(DeviceExpert), 3 * experts + 2,
+                 (sizeof(ExpertPair) * pairs + sizeof(ExpertTile) * most_tiles) / 4 + list_values)));
+  PutExperts(device, call.experts, prepared, &launch);
+  ExpertPair* pair = device.tables->Take(pairs, &launch.pairs);
+  ExpertTile* tile = device.tables->Take(most_tiles, &launch.tiles);
+  uint32_t first = 0;
+  for (uint32_t i = 0; i < experts; ++i) {
+    const ExpertCall& expert = call.experts[i];
+    const auto count = static_cast<uint32_t>(expert.rows.size());
+    for (uint32_t r = 0; r < count; ++r) {
+      *pair++ = {i, expert.rows[r], expert.slots[r], r};
+    }
+    for (uint32_t r = 0; r < count; r += kTilePairs) {
+      *tile++ = {i, first + r, std::min(kTilePairs, count - r)};
+      ++launch.max_expert_tiles;
+    }
+    first += count;
   }
   RETURN_IF_ERROR(device.tables->Send());
-  launch.expert_count = static_cast<uint32_t>(call.experts.size());
-  launch.x = prepared.x;
-  launch.x_stride = prepared.stride;
-  launch.hidden = call.hidden;
   launch.activation = ActivationOf(call.activation);
   launch.y = call.y.base;
   launch.y_stride = call.y.stride;
   launch.active = call.active;
-  return EnqueueExperts(device, launch);
+  const bool tiles = TakesTiles(launch, call.experts, prepared, first, workspace.left());
+  return tiles ? EnqueueTiles(device, launch, first, &workspace)
+               : EnqueuePairs(device, launch, first, &workspace);
 }
 
 absl::Status Run(Device& device, const RoutedExpertsCall& call) {
   const uint32_t pairs = call.tokens * call.ranks;
   RowsToPrepare rows = RowsOf(call.x, call.by_slot ? pairs : call.tokens, call.hidden);
   ExpertsLaunch launch;
+  RETURN_IF_ERROR(Widen(device, call.experts, "RoutedExperts", &launch, &rows));
   uint64_t list_values = 0;
   for (const ExpertCall& expert : call.experts) {
-    Widen(ExpertOf(expert), &launch, &rows);
     list_values += ListValues(expert);
   }
-  RETURN_IF_ERROR(CheckShared(device, launch.shared_bytes, call.hidden, "RoutedExperts"));
   Workspace workspace(device);
   ASSIGN_OR_RETURN(const PreparedRows prepared, Prepare(device, rows, &workspace));
-  launch.coefficient_stride = CoefficientStride(launch);
-  ASSIGN_OR_RETURN(uint8_t* const place,
-                   workspace.Take(4 * pairs * launch.coefficient_stride, "coefficients"));
-  launch.coefficients = reinterpret_cast<float*>(place);
   RETURN_IF_ERROR(device.tables->Begin(
       TableBytes(call.experts.size(), sizeof(DeviceExpert), 3 * call.experts.size(), list_values)));
-  DeviceExpert* const table = device.tables->Take(call.experts.size(), &launch.experts);
-  for (size_t i = 0; i < call.experts.size(); ++i) {
-    DeviceExpert e = ExpertOf(call.experts[i]);
-    PutLists(device, call.experts[i], &e);
-    e.up_rounded = prepared.Rounded(e.up);
-    e.gate_rounded = prepared.Rounded(e.gate);
-    table[i] = e;
-  }
+  PutExperts(device, call.experts, prepared, &launch);
   RETURN_IF_ERROR(device.tables->Send());
-  launch.expert_count = static_cast<uint32_t>(call.experts.size());
   launch.routed = {call.ids, call.weights, call.tokens, call.ranks, call.ranks, call.by_slot};
-  launch.x = prepared.x;
-  launch.x_stride = prepared.stride;
-  launch.hidden = call.hidden;
   launch.activation = ActivationOf(call.activation);
   launch.y = call.y.base;
   launch.y_stride = call.y.stride;
   launch.active = call.active;
-  return EnqueueExperts(device, launch);
+  const uint64_t sorted = SortedBytes(pairs, launch.expert_count);
+  if (sorted > workspace.left() ||
+      !TakesTiles(launch, call.experts, prepared, pairs, workspace.left() - sorted)) {
+    return EnqueuePairs(device, launch, pairs, &workspace);
+  }
+  launch.max_expert_tiles = TilesOf(pairs, launch.expert_count);
+  ASSIGN_OR_RETURN(uint8_t* const list, workspace.Take(sizeof(ExpertPair) * pairs, "pairs"));
+  ASSIGN_OR_RETURN(uint8_t* const tiles,
+                   workspace.Take(sizeof(ExpertTile) * launch.max_expert_tiles, "tiles"));
+  ASSIGN_OR_RETURN(uint8_t* const count, workspace.Take(sizeof(uint32_t), "tiles' count"));
+  launch.pairs = reinterpret_cast<ExpertPair*>(list);
+  launch.tiles = reinterpret_cast<ExpertTile*>(tiles);
+  launch.tile_count = reinterpret_cast<uint32_t*>(count);
+  RETURN_IF_ERROR(StatusOf(
+      EnqueueSortPairs(launch, reinterpret_cast<ExpertPair*>(list), reinterpret_cast<ExpertTile*>(tiles),
+                       reinterpret_cast<uint32_t*>(count), device.stream),
+      absl::StrCat("RoutedExperts of ", launch.expert_count, " experts")));
+  launch.routed = {};
+  return EnqueueTiles(device, launch, pairs, &workspace);
 }
+
+namespace {
+
+void WidenLeads(absl::Span<const LeadCallPart> experts, bool rounds, LeadsLaunch* launch) {
+  for (const LeadCallPart& part : experts) {
+    const DeviceMatrix m = MatrixOf(part.lead);
+    launch->shared_bytes = std::max(launch->shared_bytes, CoefficientSharedBytes(m, m, rounds));
+  }
+}
+
+}  // namespace
 
 absl::Status Run(Device& device, const ExpertLeadsCall& call) {
   RowsToPrepare rows = RowsOf(call.x, call.tokens, call.hidden);
   LeadsLaunch launch;
   uint64_t row_count = 0;
   for (const LeadCallPart& part : call.experts) {
-    const DeviceMatrix m = MatrixOf(part.lead);
-    rows.Note(m);
-    launch.shared_bytes = std::max(launch.shared_bytes, CoefficientSharedBytes(m));
+    rows.Note(MatrixOf(part.lead));
     row_count += part.rows.size();
   }
+  WidenLeads(call.experts, RoundedByBlocks(rows), &launch);
   RETURN_IF_ERROR(CheckShared(device, launch.shared_bytes, call.hidden, "ExpertLeads"));
   Workspace workspace(device);
   ASSIGN_OR_RETURN(const PreparedRows prepared, Prepare(device, rows, &workspace));
@@ -223,10 +311,9 @@ absl::Status Run(Device& device, const RoutedLeadsCall& call) {
   RowsToPrepare rows = RowsOf(call.x, call.tokens, call.hidden);
   LeadsLaunch launch;
   for (const LeadCallPart& part : call.experts) {
-    const DeviceMatrix m = MatrixOf(part.lead);
-    rows.Note(m);
-    launch.shared_bytes = std::max(launch.shared_bytes, CoefficientSharedBytes(m));
+    rows.Note(MatrixOf(part.lead));
   }
+  WidenLeads(call.experts, RoundedByBlocks(rows), &launch);
   RETURN_IF_ERROR(CheckShared(device, launch.shared_bytes, call.hidden, "RoutedLeads"));
   Workspace workspace(device);
   ASSIGN_OR_RETURN(const PreparedRows prepared, Prepare(device, rows, &workspace));

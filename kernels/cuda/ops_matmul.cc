@@ -32,6 +32,7 @@ absl::Status Multiply(Device& device, RowsToPrepare rows, const MatMulLaunch& al
     launch.x_stride = prepared.stride;
     launch.x_head_stride = prepared.head_stride;
     launch.tokens = rows.tokens;
+    launch.norm = rows.norm;
     launch.residual += launch.residual == nullptr ? 0 : first * launch.residual_stride;
     for (uint32_t i = 0; i < launch.part_count; ++i) {
       MatMulLaunchPart& part = launch.parts[i];

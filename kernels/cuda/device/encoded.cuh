@@ -53,6 +53,13 @@ __device__ inline void LoadWords(const uint8_t* from, unsigned aligned, uint32_t
       words[i + 2] = four.z;
       words[i + 3] = four.w;
     }
+  } else if (kWords % 2 == 0 && aligned >= 16) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 2) {
+      const uint2 two = *reinterpret_cast<const uint2*>(from + 4 * i);
+      words[i] = two.x;
+      words[i + 1] = two.y;
+    }
   } else if (aligned >= 4) {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
@@ -67,10 +74,16 @@ __device__ inline void LoadWords(const uint8_t* from, unsigned aligned, uint32_t
   }
 }
 
+// Four unsigned codes times four signed ones, added to `sum`.
+__device__ inline int DotOfBytes(unsigned codes, unsigned x, int sum) {
+  asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(codes), "r"(x), "r"(sum));
+  return sum;
+}
+
 template <Encoding kEncoding>
-constexpr unsigned kPlaneBits = kEncoding == Encoding::kQ8                                    ? 8
-                                : kEncoding == Encoding::kQ4 || kEncoding == Encoding::kMxfp4 ? 4
-                                                                                              : 2;
+constexpr int kPlaneBits = kEncoding == Encoding::kQ8                                    ? 8
+                           : kEncoding == Encoding::kQ4 || kEncoding == Encoding::kMxfp4 ? 4
+                                                                                         : 2;
 
 // Four nibbles of E2M1, one a byte, to twice their values, signed.
 __device__ inline unsigned Mxfp4Bytes(unsigned codes) {
@@ -84,23 +97,55 @@ __device__ inline unsigned Mxfp4Bytes(unsigned codes) {
   return (magnitude ^ ones * 0xffu) + ones;
 }
 
-// Codes of unit `unit` of a block: those of the words 4 * i + {0, 2, 1, 3} in bytes, for i = quad. `words` is
-// the block, `third` q3's block of third bits with `third_select` of __byte_perm for its half.
+// Sixteen bytes of a block of codes, half of it: columns 8 half .. 8 half + 7 of each of its units. A new
+// encoding says here what its units' codes are, and nothing else of the products changes.
 template <Encoding kEncoding>
-__device__ inline unsigned CodesOf(const uint32_t (&words)[8], const uint32_t (&third)[8],
-                                   unsigned third_select, int unit, int quad) {
-  constexpr int kBits = kPlaneBits<kEncoding>;
-  const int shift = unit * kBits;
-  unsigned codes = __byte_perm(words[2 * quad], words[2 * quad + 1], shift < 8 ? 0x6240 : 0x7351);
-  if (kBits < 8) {
-    codes = codes >> (shift % 8) & ((1u << kBits) - 1) * 0x01010101u;
+struct HalfBlock {
+  static constexpr int kBits = kPlaneBits<kEncoding>;
+  static constexpr int kUnits = 16 / kBits;
+  static constexpr int kUnitsAByte = 8 / kBits;
+  static constexpr unsigned kEveryByte = 0x01010101u;
+
+  unsigned bytes[2][2];  // low and high bytes of the words, those of four columns and of the next four
+  unsigned third[2];     // q3: a byte a column, a bit a unit
+
+  __device__ void Load(const DeviceMatrix& m, const uint8_t* row, unsigned block, unsigned half) {
+    uint32_t words[4];
+    LoadWords(row + 32 * block + 16 * half, m.aligned, words);
+#pragma unroll
+    for (int quad = 0; quad < 2; ++quad) {
+      bytes[0][quad] = __byte_perm(words[2 * quad], words[2 * quad + 1], 0x6420);
+      bytes[1][quad] = __byte_perm(words[2 * quad], words[2 * quad + 1], 0x7531);
+    }
+    if (kEncoding == Encoding::kQ3) {
+      LoadWords(row + m.third_bits + 32 * (block / 2) + 16 * half, m.aligned, words);
+      const unsigned select = block % 2 == 0 ? 0x6420 : 0x7531;
+      third[0] = __byte_perm(words[0], words[1], select);
+      third[1] = __byte_perm(words[2], words[3], select);
+    }
   }
-  if (kEncoding == Encoding::kQ3) {
-    const unsigned high = __byte_perm(third[2 * quad], third[2 * quad + 1], third_select);
-    codes |= (high >> unit & 0x01010101u) << 2;
+
+  // The sum of the products of a unit's eight codes with the codes of x. Codes are masked where they stand,
+  // and the sum, a multiple of their place, is shifted.
+  __device__ int Products(int unit, const uint2& x) const {
+    const int shift = unit % kUnitsAByte * kBits;
+    const unsigned(&codes)[2] = bytes[unit / kUnitsAByte];
+    if (kEncoding == Encoding::kMxfp4) {
+      const unsigned nibbles = 0x0f * kEveryByte;
+      const int first =
+          __dp4a(static_cast<int>(Mxfp4Bytes(codes[0] >> shift & nibbles)), static_cast<int>(x.x), 0);
+      return __dp4a(static_cast<int>(Mxfp4Bytes(codes[1] >> shift & nibbles)), static_cast<int>(x.y), first);
+    }
+    const unsigned mask = (((1u << kBits) - 1) << shift) * kEveryByte;
+    int sum = DotOfBytes(codes[1] & mask, x.y, DotOfBytes(codes[0] & mask, x.x, 0)) >> shift;
+    if (kEncoding == Encoding::kQ3) {
+      const unsigned bit = kEveryByte << unit;
+      const int high = DotOfBytes(third[1] & bit, x.y, DotOfBytes(third[0] & bit, x.x, 0));
+      sum += (high >> unit) * 4;
+    }
+    return sum;
   }
-  return kEncoding == Encoding::kMxfp4 ? Mxfp4Bytes(codes) : codes;
-}
+};
 
 // Eight values of a plain row from column `first`, a multiple of 8.
 template <Encoding kEncoding>

@@ -1,57 +1,68 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/dots.cuh"
-#include "kernels/cuda/device/matmul.h"
+#include "kernels/cuda/device/matmul.cuh"
 
 namespace sluice::cuda {
 namespace {
 
-constexpr unsigned kThreads = 128;
+constexpr unsigned kThreads = 256;
 constexpr unsigned kWarps = kThreads / kLanes;
-constexpr unsigned kQuantizedRows =
-    2 * kWarps;  // of a block: two rows a warp, so that x is staged half as often
-constexpr unsigned kPlainRows = 8 * kWarps;
+constexpr unsigned kQuantizedRows = kDots * kWarps;  // of a block: x is staged once for four rows a warp
+constexpr unsigned kPlainRows = 32;                  // by the first four warps: a router has few rows
 constexpr uint64_t kDefaultShared = 48 * 1024;
 
-__device__ inline void Write(const MatMulLaunch& launch, const MatMulLaunchPart& part, unsigned token,
-                             unsigned row, float dot) {
-  float y = part.bias == nullptr ? dot : dot + part.bias[row];
-  y = part.scale * y;
-  if (launch.residual != nullptr) {
-    y = launch.residual[token * launch.residual_stride + row] + y;
+// The rounded x of the block's tokens in shared memory, rounded here where nobody has done it before. Returns
+// what is behind them.
+template <int kTokens>
+__device__ inline int* StageX(const MatMulLaunch& launch, const MatMulLaunchPart& part, unsigned first_token,
+                              uint8_t* shared, StagedRows* x) {
+  const DeviceMatrix& m = part.weights;
+  x->base = shared;
+  x->token_bytes = StagedBytes(m.cols, m.group);
+  uint8_t* const behind = shared + kTokens * x->token_bytes;
+  if (part.rounded != nullptr) {
+    const uint64_t row = RoundedStride(m.cols, m.group);
+    const uint64_t stride = row * launch.heads;
+    StageRounded(part.rounded + first_token * stride + blockIdx.z * row, stride, kTokens,
+                 launch.tokens - 1 - first_token, m.cols, m.group, shared);
+    __pipeline_wait_prior(0);
+  } else {
+    NormAndRound(launch.x + blockIdx.z * launch.x_head_stride, launch.norm, {shared, m.cols, m.group},
+                 reinterpret_cast<float*>(behind));
   }
-  part.y[token * part.y_stride + blockIdx.z * part.y_head_stride + row] = y;
+  __syncthreads();
+  return reinterpret_cast<int*>(behind);
 }
 
-// A block has eight rows of a quantized part, two a warp, and stages its tokens' rounded x once by 16-byte
-// asynchronous copies; dots.cuh says how a warp makes a row's dots. Bytes: a row's codes, scales and zeros
-// once for kTokens tokens, x from the cache once a block. Bound: memory.
+// A block has 32 rows of a quantized part, four a warp, and the rounded x of its tokens in shared memory;
+// dots.cuh says how a warp makes dots: of four rows at once for one token, of a row after the other for up to
+// four. Bytes: a row's codes, scales and zeros once for kTokens tokens; x from the cache once a block. Bound:
+// memory, for one token; shared memory for four.
 template <int kTokens>
 __device__ void QuantizedPart(const MatMulLaunch& launch, const MatMulLaunchPart& part, unsigned block,
-                              int4* shared) {
+                              uint8_t* shared) {
+  constexpr int kRows = kDots / kTokens;
   const DeviceMatrix& m = part.weights;
-  const unsigned units = UnitsOf(m.cols);
-  const unsigned units_a_block = UnitsABlock(m.encoding);
   const unsigned first_token = blockIdx.y * kTokens;
   StagedRows x;
-  x.codes = shared;
-  x.token_quads = StagedQuad(units, units_a_block) + 1;
-  x.stride = RoundedStride(m.cols, m.group) * launch.heads;
-  x.rounded = part.rounded + first_token * x.stride + blockIdx.z * RoundedStride(m.cols, m.group);
-  StageCodes(x.rounded, x.stride, kTokens, units, units_a_block, x.token_quads, shared);
-  __pipeline_wait_prior(0);
-  __syncthreads();
+  int* const behind = StageX<kTokens>(launch, part, first_token, shared, &x);
   const unsigned warp = threadIdx.x / kLanes;
-  int* const sums = reinterpret_cast<int*>(shared + kTokens * x.token_quads) + warp * kTokens * units;
-  for (unsigned r = block * kQuantizedRows + warp; r < min(part.rows, (block + 1) * kQuantizedRows);
-       r += kWarps) {
-    float dots[kTokens];
-    QuantizedDots<kTokens>(m, RowOf(m, blockIdx.z * part.rows + r), x, sums, dots);
+  const unsigned dot = threadIdx.x % kLanes / kDotLanes;
+  int* const sums = behind + warp * DotSums(m.encoding, m.group);
+  const unsigned begin = block * kQuantizedRows + warp * kDots;
+  const unsigned end = min(part.rows, begin + kDots);
+  for (unsigned first = begin; first < end; first += kRows) {
+    const uint8_t* rows[kRows];
 #pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      if (threadIdx.x % kLanes == 0) {
-        Write(launch, part, first_token + t, r, dots[t]);
-      }
+    for (unsigned r = 0; r < kRows; ++r) {
+      rows[r] = RowOf(m, blockIdx.z * part.rows + min(first + r, end - 1));
+    }
+    const float value = QuantizedDots<kRows, kTokens>(m, rows, x, sums);
+    const unsigned row = first + dot / kTokens;
+    const unsigned token = first_token + dot % kTokens;
+    if (threadIdx.x % kDotLanes == 0 && row < end && token < launch.tokens) {
+      WriteProduct(launch, part, token, row, value);
     }
   }
 }
@@ -60,36 +71,69 @@ __device__ void QuantizedPart(const MatMulLaunch& launch, const MatMulLaunchPart
 // Bytes: a row's values once for kTokens tokens. Bound: memory.
 template <int kTokens>
 __device__ void PlainPart(const MatMulLaunch& launch, const MatMulLaunchPart& part, unsigned block) {
+  if (threadIdx.x / 4 >= kPlainRows) {
+    return;
+  }
   const DeviceMatrix& m = part.weights;
   const unsigned r = block * kPlainRows + threadIdx.x / 4;
   const unsigned first_token = blockIdx.y * kTokens;
-  const float* const x = launch.x + first_token * launch.x_stride + blockIdx.z * launch.x_head_stride;
   const bool inside = r < part.rows;
+  const uint8_t* const row = inside ? RowOf(m, blockIdx.z * part.rows + r) : nullptr;
+  const float* x[kTokens];
+#pragma unroll
+  for (unsigned t = 0; t < kTokens; ++t) {
+    x[t] = launch.x + min(first_token + t, launch.tokens - 1) * launch.x_stride +
+           blockIdx.z * launch.x_head_stride;
+  }
   float dots[kTokens];
-  PlainDots<kTokens>(m, inside ? RowOf(m, blockIdx.z * part.rows + r) : nullptr, x, launch.x_stride, dots);
+  PlainDots<kTokens>(m, row, x, dots);
   if (inside && threadIdx.x % 4 == 0) {
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
-      Write(launch, part, first_token + t, r, dots[t]);
+      if (first_token + t < launch.tokens) {
+        WriteProduct(launch, part, first_token + t, r, dots[t]);
+      }
     }
+  }
+}
+
+// The part that the block's rows are of: a branch to one of the parameters, which have no addresses.
+__device__ inline MatMulLaunchPart PartOfBlock(const MatMulLaunch& launch) {
+  static_assert(kMaxParts == 8);
+  unsigned index = 0;
+#pragma unroll
+  for (unsigned i = 1; i < kMaxParts; ++i) {
+    index += i < launch.part_count && blockIdx.x >= launch.parts[i].first_block ? 1 : 0;
+  }
+  switch (index) {
+    case 0:
+      return launch.parts[0];
+    case 1:
+      return launch.parts[1];
+    case 2:
+      return launch.parts[2];
+    case 3:
+      return launch.parts[3];
+    case 4:
+      return launch.parts[4];
+    case 5:
+      return launch.parts[5];
+    case 6:
+      return launch.parts[6];
+    default:
+      return launch.parts[7];
   }
 }
 
 template <int kTokens>
 __global__ void __launch_bounds__(kThreads) MatMulKernel(MatMulLaunch launch) {
-  extern __shared__ int4 shared[];  // staged codes of kTokens rows, and each warp's unit sums
-  MatMulLaunchPart part = launch.parts[0];
-#pragma unroll
-  for (unsigned i = 1; i < kMaxParts; ++i) {
-    if (i < launch.part_count && blockIdx.x >= launch.parts[i].first_block) {
-      part = launch.parts[i];
-    }
-  }
+  extern __shared__ int4 shared[];  // rounded x of kTokens rows, and each warp's sums
+  const MatMulLaunchPart part = PartOfBlock(launch);
   const unsigned block = blockIdx.x - part.first_block;
   if (IsPlain(part.weights.encoding)) {
     PlainPart<kTokens>(launch, part, block);
   } else {
-    QuantizedPart<kTokens>(launch, part, block, shared);
+    QuantizedPart<kTokens>(launch, part, block, reinterpret_cast<uint8_t*>(shared));
   }
 }
 
@@ -99,27 +143,16 @@ uint64_t SharedBytes(const MatMulLaunch& launch, uint32_t tokens) {
   for (uint32_t i = 0; i < launch.part_count; ++i) {
     const DeviceMatrix& m = launch.parts[i].weights;
     if (m.encoding > Encoding::kF32) {
-      const uint64_t units = UnitsOf(m.cols);
-      const uint64_t quads = 2 * units + units / UnitsABlock(m.encoding) + 1;
-      most = std::max(most, tokens * (16 * quads + 4 * kWarps * units));
+      const uint64_t sums = 4 * kWarps * DotSums(m.encoding, m.group);
+      const uint64_t values = launch.parts[i].rounded == nullptr ? uint64_t{4} * RoundedCodes(m.cols) : 0;
+      most = std::max(most, uint64_t{tokens} * StagedBytes(m.cols, m.group) + std::max(sums, values));
     }
   }
   return most;
 }
 
 template <int kTokens>
-cudaError_t Enqueue(const MatMulLaunch& launch, uint32_t first, uint32_t count, uint32_t blocks,
-                    uint64_t shared, cudaStream_t stream) {
-  MatMulLaunch tokens = launch;
-  tokens.x += first * launch.x_stride;
-  tokens.residual += launch.residual == nullptr ? 0 : first * launch.residual_stride;
-  for (uint32_t i = 0; i < launch.part_count; ++i) {
-    MatMulLaunchPart& part = tokens.parts[i];
-    part.y += first * part.y_stride;
-    if (part.rounded != nullptr) {
-      part.rounded += first * RoundedStride(part.weights.cols, part.weights.group) * launch.heads;
-    }
-  }
+cudaError_t Enqueue(const MatMulLaunch& launch, uint32_t blocks, uint64_t shared, cudaStream_t stream) {
   if (shared > kDefaultShared) {
     const cudaError_t error = cudaFuncSetAttribute(
         MatMulKernel<kTokens>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
@@ -127,33 +160,40 @@ cudaError_t Enqueue(const MatMulLaunch& launch, uint32_t first, uint32_t count, 
       return error;
     }
   }
-  MatMulKernel<kTokens><<<dim3(blocks, count / kTokens, launch.heads), kThreads, shared, stream>>>(tokens);
+  const dim3 grid(blocks, (launch.tokens + kTokens - 1) / kTokens, launch.heads);
+  MatMulKernel<kTokens><<<grid, kThreads, shared, stream>>>(launch);
   return cudaGetLastError();
 }
 
 }  // namespace
 
 cudaError_t EnqueueMatMul(MatMulLaunch launch, uint64_t shared_bytes, cudaStream_t stream) {
+  const uint32_t part_count = launch.part_count;
   uint32_t blocks = 0;
-  for (uint32_t i = 0; i < launch.part_count; ++i) {
-    MatMulLaunchPart& part = launch.parts[i];
+  launch.part_count = 0;
+  for (uint32_t i = 0; i < part_count; ++i) {
+    MatMulLaunchPart part = launch.parts[i];
+    if (TakesTiles(launch, part)) {
+      const cudaError_t error = EnqueueMatMulTiles(launch, part, stream);
+      if (error != cudaSuccess) {
+        return error;
+      }
+      continue;
+    }
     const uint32_t rows = part.weights.encoding > Encoding::kF32 ? kQuantizedRows : kPlainRows;
     part.first_block = blocks;
     blocks += (part.rows + rows - 1) / rows;
+    launch.parts[launch.part_count++] = part;
   }
-  constexpr uint32_t kMany = 4;
-  const uint32_t many = SharedBytes(launch, kMany) <= shared_bytes ? launch.tokens / kMany * kMany : 0;
-  if (SharedBytes(launch, 1) > shared_bytes) {
-    return cudaErrorInvalidValue;
+  if (launch.part_count == 0) {
+    return cudaSuccess;
   }
-  if (many != 0) {
-    const cudaError_t error = Enqueue<kMany>(launch, 0, many, blocks, SharedBytes(launch, kMany), stream);
-    if (error != cudaSuccess) {
-      return error;
-    }
+  const uint64_t several = SharedBytes(launch, kDots);
+  if (launch.tokens > 1 && several <= shared_bytes) {
+    return Enqueue<kDots>(launch, blocks, several, stream);
   }
-  const uint32_t rest = launch.tokens - many;
-  return rest == 0 ? cudaSuccess : Enqueue<1>(launch, many, rest, blocks, SharedBytes(launch, 1), stream);
+  const uint64_t one = SharedBytes(launch, 1);
+  return one <= shared_bytes ? Enqueue<1>(launch, blocks, one, stream) : cudaErrorInvalidValue;
 }
 
 }  // namespace sluice::cuda

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/matrix.h"
+#include "kernels/cuda/device/row_kernels.h"
 
 namespace sluice::cuda {
 
@@ -16,8 +17,9 @@ inline constexpr uint32_t kMaxParts = 8;
 // y[t, h, r] = residual[t, r] + scale * (x[t, h] . weights[h * rows + r] + bias[r]).
 struct MatMulLaunchPart {
   DeviceMatrix weights;
-  const uint8_t* rounded =
-      nullptr;  // [tokens * heads] rounded rows of the weights' group (matrix.h), aligned to 16
+  // [tokens * heads] rounded rows of the weights' group (matrix.h), aligned to 16; none for a plain part, and
+  // where blocks round x themselves.
+  const uint8_t* rounded = nullptr;
   float* y = nullptr;
   uint64_t y_stride = 0;  // floats
   uint64_t y_head_stride = 0;
@@ -28,19 +30,28 @@ struct MatMulLaunchPart {
 };
 
 struct MatMulLaunch {
-  const float* x = nullptr;  // for plain weights; aligned to 16, strides multiples of 4 floats
+  // For plain weights: aligned to 16, strides multiples of 4 floats. For a single token that blocks round
+  // themselves, behind `norm`: of any alignment.
+  const float* x = nullptr;
   uint64_t x_stride = 0;
   uint64_t x_head_stride = 0;
   uint32_t tokens = 0;
   uint32_t heads = 1;
+  DeviceNorm norm;
   const float* residual = nullptr;
   uint64_t residual_stride = 0;
   MatMulLaunchPart parts[kMaxParts];
   uint32_t part_count = 0;
 };
 
+// Rounded rows given, or one token of up to kStagedColumns columns in all quantized parts.
 // cudaErrorInvalidValue where rows are so long that their rounded activations do not fit a block's shared
 // memory (`shared_bytes` a block, at least 48 KiB); nothing is enqueued then.
 cudaError_t EnqueueMatMul(MatMulLaunch launch, uint64_t shared_bytes, cudaStream_t stream);
+
+// The same of one quantized part for many tokens, by tensor cores. TakesTiles: whether it is worth it, and
+// the part's groups are of whole 32 columns.
+bool TakesTiles(const MatMulLaunch& launch, const MatMulLaunchPart& part);
+cudaError_t EnqueueMatMulTiles(const MatMulLaunch& launch, const MatMulLaunchPart& part, cudaStream_t stream);
 
 }  // namespace sluice::cuda

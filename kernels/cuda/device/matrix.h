@@ -32,18 +32,63 @@ struct DeviceMatrix {
   uint8_t aligned = 0;  // base and stride are multiples of this power of two, 2..16
 };
 
-// A rounded row of `cols` values in groups of `group` (ARITHMETIC.md 2 b): codes of -127..127, two bytes
-// each, whole units, in each four of them the order 0, 2, 1, 3 in which a multiply-add of two pairs takes
-// them; then the groups' scales, float; then the groups' sums of codes, int32.
-inline constexpr uint32_t UnitsOf(uint32_t cols) { return (cols + kUnit - 1) / kUnit; }
 inline constexpr uint32_t GroupsOf(uint32_t cols, uint32_t group) { return (cols + group - 1) / group; }
-inline constexpr uint64_t RoundedScales(uint32_t cols) { return uint64_t{2} * kUnit * UnitsOf(cols); }
+
+// A rounded row of `cols` values in groups of `group` (ARITHMETIC.md 2 b), in device memory: codes of
+// -127..127, a byte each, zeros up to whole kRoundedColumns; then the groups' scales, float; then the groups'
+// sums of codes, int32.
+inline constexpr uint32_t kRoundedColumns = 128;
+inline constexpr uint32_t RoundedCodes(uint32_t cols) {
+  return (cols + kRoundedColumns - 1) / kRoundedColumns * kRoundedColumns;
+}
+inline constexpr uint64_t RoundedScales(uint32_t cols) { return RoundedCodes(cols); }
 inline constexpr uint64_t RoundedSums(uint32_t cols, uint32_t group) {
   return RoundedScales(cols) + uint64_t{4} * GroupsOf(cols, group);
 }
 // From row to row, a multiple of 16.
 inline constexpr uint64_t RoundedStride(uint32_t cols, uint32_t group) {
   return (RoundedSums(cols, group) + uint64_t{4} * GroupsOf(cols, group) + 15) / 16 * 16;
+}
+
+// The longest row whose values a block keeps in shared memory, 32 KiB; longer ones are read again from the
+// cache.
+inline constexpr uint32_t kStagedColumns = 8192;
+
+// The same in shared memory: behind every kRoundedColumns codes stand 16 bytes of nothing, so that lanes that
+// read neighbouring blocks meet no bank twice; a group's scale and sum stand side by side, as floats.
+inline constexpr uint32_t kStagedBytes = kRoundedColumns + 16;
+inline constexpr uint32_t StagedPlace(uint32_t column) {
+  return column + column / kRoundedColumns * (kStagedBytes - kRoundedColumns);
+}
+inline constexpr uint32_t StagedScales(uint32_t cols) {
+  return RoundedCodes(cols) / kRoundedColumns * kStagedBytes;
+}
+inline constexpr uint32_t StagedBytes(uint32_t cols, uint32_t group) {
+  return (StagedScales(cols) + 8 * GroupsOf(cols, group) + 15) / 16 * 16;
+}
+
+// Units in a block of 32 bytes of codes, two to eight.
+inline constexpr uint32_t UnitsABlock(Encoding encoding) {
+  return encoding == Encoding::kQ8 ? 2 : encoding == Encoding::kQ4 || encoding == Encoding::kMxfp4 ? 4 : 8;
+}
+
+// How a warp adds up the products of a row: units of a block that lie in one group are a span; a segment is
+// as many blocks as the warp has room for the sums of, whole groups.
+inline constexpr uint32_t kSegmentBlocks = 32;
+inline constexpr uint32_t kSegmentSpans = 128;
+inline constexpr uint32_t SpanUnits(uint32_t units_a_block, uint32_t group) {
+  const uint32_t even = (group & (0 - group)) / kUnit;  // the largest power of two in the group's units
+  return even < units_a_block ? even : units_a_block;
+}
+inline constexpr uint32_t SegmentBlocks(uint32_t units_a_block, uint32_t group) {
+  const uint32_t span = SpanUnits(units_a_block, group);
+  const uint32_t room = kSegmentSpans / (units_a_block / span);
+  const uint32_t period = group / kUnit / span;  // blocks that end with a group
+  return (room < kSegmentBlocks ? room : kSegmentBlocks) / period * period;
+}
+// int32 of a segment's sums, two halves a span, and what keeps the sums of two rows in other banks.
+inline constexpr uint32_t SegmentSums(uint32_t units_a_block, uint32_t group) {
+  return 2 * SegmentBlocks(units_a_block, group) * units_a_block / SpanUnits(units_a_block, group) + 16;
 }
 
 }  // namespace sluice::cuda

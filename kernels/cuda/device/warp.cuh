@@ -6,6 +6,14 @@ namespace sluice::cuda {
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr unsigned kLanes = 32;
 
+// __shfl_xor_sync of a float by all lanes, without its way through an integer's register.
+template <int kDistance>
+__device__ inline float ShuffleXor(float value) {
+  float other;
+  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, -1;" : "=f"(other) : "f"(value), "n"(kDistance));
+  return other;
+}
+
 // The tree of ARITHMETIC.md section 0 over one value a lane, and its closing +0; every lane gets the sum. An
 // addition commutes to the bit, so that each lane's partner may be found by xor.
 __device__ inline float WarpTreeSum(float value) {

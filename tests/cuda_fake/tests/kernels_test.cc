@@ -89,8 +89,10 @@ TEST(CudaKernelTest, RowsBeyondSharedMemoryAreRefused) {
   launch.tokens = 1;
   launch.part_count = 1;
   launch.parts[0].weights.encoding = Encoding::kQ4;
+  launch.parts[0].weights.group = 64;
   launch.parts[0].weights.cols = 40000;
   launch.parts[0].rows = 1;
+  launch.parts[0].rounded = reinterpret_cast<const uint8_t*>(16);
   EXPECT_EQ(cuda::EnqueueMatMul(launch, 48 << 10, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(CountersOfFake().launches, 0u);
 }

@@ -104,7 +104,7 @@ class StartTest(CudaTestCase):
 
     @of_the_fake
     def test_too_little_device_memory_is_said_with_the_numbers_at_the_start(self):
-        for mebibytes, message in [(1, "workspace of"), (6, "bytes free, and")]:
+        for mebibytes, message in [(1, "bytes: cudaErrorMemoryAllocation"), (6, "bytes free, and")]:
             self.fake(memory_mib=mebibytes)
             err, _ = self.refused()
             self.assertIn("RESOURCE_EXHAUSTED", err)

@@ -1,4 +1,4 @@
-#include "kernels/cuda/device/attention.h"
+#include "kernels/cuda/device/attention/attention.h"
 #include "kernels/cuda/device/scalar.cuh"
 #include "kernels/cuda/device/warp.cuh"
 

@@ -1,0 +1,354 @@
+#include "kernels/cuda/device/encoded.cuh"
+#include "kernels/cuda/device/experts/expert_rows.cuh"
+#include "kernels/cuda/device/warp.cuh"
+
+namespace sluice::cuda {
+namespace {
+
+constexpr unsigned kWarps = 16;  // blocks of neurons at once
+constexpr unsigned kThreads = kWarps * kLanes;
+constexpr unsigned kTileBlocks = 2;  // quantized: 64 bytes of codes of every row
+constexpr unsigned kMaxTile = 256;   // columns of a tile
+constexpr unsigned kFours = 4;       // fours of neurons that a warp takes at once
+
+// Columns of a block's tile: 64 bytes of codes, or 128 bytes of plain values.
+__device__ __host__ inline unsigned TileColumns(Encoding encoding) {
+  return encoding == Encoding::kF32 ? 32
+         : encoding == Encoding::kBf16 || encoding == Encoding::kF16
+             ? 64
+             : kTileBlocks * kUnit * UnitsABlock(encoding);
+}
+
+// Eight bytes of codes of four rows: columns 4 q .. 4 q + 3 of each unit of a block, q the lane's quarter.
+template <Encoding kEncoding>
+struct FourRows {
+  using Half = HalfBlock<kEncoding>;
+
+  unsigned bytes[2][4];  // low and high bytes of a column's words, a byte a row
+  unsigned third[4];     // q3: a byte a row, a bit a unit
+
+  // 4 x 4 bytes, transposed.
+  static __device__ void Turn(const unsigned (&from)[4], unsigned* a, unsigned* b, unsigned* c, unsigned* d) {
+    const unsigned low01 = __byte_perm(from[0], from[1], 0x5140);
+    const unsigned high01 = __byte_perm(from[0], from[1], 0x7362);
+    const unsigned low23 = __byte_perm(from[2], from[3], 0x5140);
+    const unsigned high23 = __byte_perm(from[2], from[3], 0x7362);
+    *a = __byte_perm(low01, low23, 0x5410);
+    *b = __byte_perm(low01, low23, 0x7632);
+    *c = __byte_perm(high01, high23, 0x5410);
+    *d = __byte_perm(high01, high23, 0x7632);
+  }
+
+  __device__ void Load(const DeviceMatrix& m, const uint8_t* const (&rows)[4], unsigned block,
+                       unsigned quarter) {
+    uint32_t words[4][2];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      LoadWords(rows[r] + 32 * block + 8 * quarter, m.aligned, words[r]);
+    }
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      const unsigned of_rows[4] = {words[0][w], words[1][w], words[2][w], words[3][w]};
+      Turn(of_rows, &bytes[0][2 * w], &bytes[1][2 * w], &bytes[0][2 * w + 1], &bytes[1][2 * w + 1]);
+    }
+    if (kEncoding == Encoding::kQ3) {
+      unsigned of_rows[4];
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        uint32_t bits[2];
+        LoadWords(rows[r] + m.third_bits + 32 * (block / 2) + 8 * quarter, m.aligned, bits);
+        of_rows[r] = __byte_perm(bits[0], bits[1], block % 2 == 0 ? 0x6420 : 0x7531);
+      }
+      Turn(of_rows, &third[0], &third[1], &third[2], &third[3]);
+    }
+  }
+
+  // What a column's sum is multiplied with by Add: its codes stand that many bits up.
+  static __device__ unsigned ShiftOf(unsigned unit) {
+    return kEncoding == Encoding::kQ3 || kEncoding == Encoding::kMxfp4
+               ? 0
+               : unit % Half::kUnitsAByte * Half::kBits;
+  }
+
+  // Adds the products of a unit's codes in a column with the rows' coefficients.
+  __device__ int Add(int unit, int column, unsigned coefficients, int sum) const {
+    const int shift = unit % Half::kUnitsAByte * Half::kBits;
+    const unsigned codes = bytes[unit / Half::kUnitsAByte][column];
+    constexpr unsigned kEveryCode = ((1u << Half::kBits) - 1) * Half::kEveryByte;
+    if (kEncoding == Encoding::kMxfp4) {
+      return __dp4a(static_cast<int>(Mxfp4Bytes(codes >> shift & kEveryCode)), static_cast<int>(coefficients),
+                    sum);
+    }
+    if (kEncoding == Encoding::kQ3) {
+      const unsigned high = (third[column] >> unit & Half::kEveryByte) << 2;
+      return DotOfBytes((codes >> shift & kEveryCode) | high, coefficients, sum);
+    }
+    return DotOfBytes(codes & (kEveryCode << shift), coefficients, sum);
+  }
+};
+
+// What a lane has of a tile: a quarter of a block's columns, of every fourth four of neurons.
+template <Encoding kEncoding>
+struct LaneColumns {
+  static constexpr int kUnits = HalfBlock<kEncoding>::kUnits;
+  static constexpr unsigned kColumns = kUnits * kUnit;  // of a block
+  unsigned block;
+  unsigned quarter;
+  unsigned four;
+  bool inside;
+  unsigned groups[kUnits];  // of columns, by unit
+
+  __device__ LaneColumns(const DeviceMatrix& m, unsigned column) {
+    const unsigned lane = threadIdx.x % kLanes;
+    block = column / kColumns + lane % 8 / 4;
+    quarter = lane % 4;
+    four = lane / 8;
+    inside = block * kColumns < m.cols;
+#pragma unroll
+    for (unsigned unit = 0; unit < kUnits; ++unit) {
+      groups[unit] = min(block * kColumns + unit * kUnit, m.cols - 1) / m.group;
+    }
+  }
+};
+
+// Halves what every lane has of `count` sums: adds those of the lane `distance` away to the half that this
+// lane keeps, the upper one where `upper`.
+template <int kCount>
+__device__ inline void KeepHalf(int* sums, unsigned distance, bool upper) {
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    const int kept = upper ? sums[i + kCount / 2] : sums[i];
+    const int given = upper ? sums[i] : sums[i + kCount / 2];
+    sums[i] = kept + __shfl_xor_sync(kAllLanes, given, distance);
+  }
+}
+
+// A block of neurons' sums for a tile of columns, by one warp: eight lanes have 64 bytes of codes of four
+// rows, and the warp has four fours at once. Four rows' codes of a column are turned into one word, times
+// the four coefficients (dp4a).
+template <Encoding kEncoding>
+__device__ inline void QuantizedBlock(const DeviceMatrix& m, const LaneColumns<kEncoding>& lane,
+                                      const uint8_t* place, unsigned first, float* out) {
+  constexpr int kUnits = LaneColumns<kEncoding>::kUnits;
+  constexpr int kSums = 4 * kUnits;
+  const NeuronBlock* const block = reinterpret_cast<const NeuronBlock*>(place);
+  const unsigned count = lane.inside ? block->kept : 0;
+  const unsigned groups = GroupsOf(m.cols, m.group);
+  const unsigned* const codes = reinterpret_cast<const unsigned*>(place + BlockCodes(groups));
+  int sums[kSums] = {};
+  for (unsigned four = lane.four; 4 * four < count; four += kFours) {
+    const unsigned neurons = reinterpret_cast<const unsigned*>(block->neurons)[four];
+    const uint8_t* rows[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      rows[r] = RowOf(m, first + (neurons >> (8 * r) & 0xffu));
+    }
+    FourRows<kEncoding> four_rows;
+    four_rows.Load(m, rows, lane.block, lane.quarter);
+    unsigned coefficients = 0;
+#pragma unroll
+    for (int unit = 0; unit < kUnits; ++unit) {
+      if (unit == 0 || lane.groups[unit] != lane.groups[unit - 1]) {
+        coefficients = codes[four * groups + lane.groups[unit]];
+      }
+#pragma unroll
+      for (int column = 0; column < 4; ++column) {
+        sums[4 * unit + column] = four_rows.Add(unit, column, coefficients, sums[4 * unit + column]);
+      }
+    }
+  }
+  __syncwarp();
+  KeepHalf<kSums>(sums, 16, lane.four / 2 != 0);
+  KeepHalf<kSums / 2>(sums, 8, lane.four % 2 != 0);
+  if (!lane.inside) {
+    return;
+  }
+  const unsigned in_tile = threadIdx.x % 8 / 4 * (kUnits * kUnit) + lane.quarter * 4;
+#pragma unroll
+  for (int i = 0; i < kSums / 4; ++i) {
+    const unsigned at = lane.four * (kSums / 4) + i;
+    const unsigned unit = at / 4;
+    const unsigned column = lane.block * kUnits * kUnit + unit * kUnit;
+    const unsigned group = min(column, m.cols - 1) / m.group;
+    const float scale = reinterpret_cast<const float*>(place + BlockScales())[group];
+    const float zeros = reinterpret_cast<const float*>(place + BlockZeros(groups))[group];
+    const int sum = sums[i] >> FourRows<kEncoding>::ShiftOf(unit);
+    out[in_tile + unit * kUnit + at % 4] = scale * (static_cast<float>(sum) - zeros) + 0.0f;
+  }
+}
+
+// The same of plain rows: a lane has 4 bytes of each, neurons ascending.
+template <Encoding kEncoding>
+__device__ inline void PlainBlock(const DeviceMatrix& m, const uint8_t* place, unsigned first,
+                                  unsigned column, float* out) {
+  constexpr unsigned kColumns = kEncoding == Encoding::kF32 ? 1 : 2;
+  const NeuronBlock* const block = reinterpret_cast<const NeuronBlock*>(place);
+  const unsigned lane = threadIdx.x % kLanes;
+  const unsigned c = column + lane * kColumns;
+  const unsigned count = c < m.cols ? block->kept : 0;
+  float sums[2] = {};
+#pragma unroll 4
+  for (unsigned i = 0; i < count; ++i) {
+    const float coefficient = block->coefficients[i];
+    const uint8_t* const row = RowOf(m, first + block->neurons[i]);
+    if (kColumns == 2 && c + 1 < m.cols && m.aligned >= 4) {
+      const uint32_t pair = *reinterpret_cast<const uint32_t*>(row + 2 * c);
+      const unsigned short low = static_cast<unsigned short>(pair);
+      const unsigned short high = static_cast<unsigned short>(pair >> 16);
+      const bool bf16 = kEncoding == Encoding::kBf16;
+      sums[0] = fmaf(coefficient, bf16 ? __uint_as_float(pair << 16) : __half2float(__ushort_as_half(low)),
+                     sums[0]);
+      sums[1] =
+          fmaf(coefficient, bf16 ? __uint_as_float(pair & 0xffff0000u) : __half2float(__ushort_as_half(high)),
+               sums[1]);
+    } else {
+      sums[0] = fmaf(coefficient, LoadOne<kEncoding>(row, m.aligned, c), sums[0]);
+      if (kColumns == 2 && c + 1 < m.cols) {
+        sums[1] = fmaf(coefficient, LoadOne<kEncoding>(row, m.aligned, c + 1), sums[1]);
+      }
+    }
+  }
+  out[lane * kColumns] = sums[0] + 0.0f;
+  if (kColumns == 2) {
+    out[lane * kColumns + 1] = sums[1] + 0.0f;
+  }
+}
+
+// Column sums over all blocks of neurons in their order: `sum_block(block, out)` makes those of one, and
+// `y` is the thread's column so far.
+using TileSums = float[2][kWarps][kMaxTile];
+template <typename SumBlock>
+__device__ inline float SumBlocks(unsigned blocks, bool has_column, float y, TileSums& sums,
+                                  SumBlock sum_block) {
+  const unsigned warp = threadIdx.x / kLanes;
+  unsigned buffer = 0;
+  for (unsigned first = 0; first < blocks; first += kWarps) {
+    if (first + warp < blocks) {
+      sum_block(first + warp, sums[buffer][warp]);
+    }
+    __syncthreads();
+    if (has_column) {
+      const unsigned count = min(kWarps, blocks - first);
+      for (unsigned w = 0; w < count; ++w) {
+        y = y + sums[buffer][w][threadIdx.x];
+      }
+    }
+    buffer ^= 1;  // the other half is free: all have been at the barrier behind its last reader
+  }
+  return y;
+}
+
+// What a block of DownKernel adds up: the blocks of neurons of a pair, for the columns from `column` on.
+struct TileOfPair {
+  DeviceMatrix m;
+  const uint8_t* blocks;
+  uint64_t block_bytes;
+  unsigned count;
+  unsigned neuron;  // the first one
+  unsigned column;
+  bool has_column;
+};
+
+template <Encoding kEncoding>
+__device__ inline float SumTile(const TileOfPair& tile, float y, TileSums& sums) {
+  if constexpr (kEncoding <= Encoding::kF32) {
+    return SumBlocks(tile.count, tile.has_column, y, sums, [&](unsigned block, float* out) {
+      PlainBlock<kEncoding>(tile.m, tile.blocks + block * tile.block_bytes, tile.neuron + block * kNeurons,
+                            tile.column, out);
+    });
+  } else {
+    const LaneColumns<kEncoding> lane(tile.m, tile.column);
+    return SumBlocks(tile.count, tile.has_column, y, sums, [&](unsigned block, float* out) {
+      QuantizedBlock<kEncoding>(tile.m, lane, tile.blocks + block * tile.block_bytes,
+                                tile.neuron + block * kNeurons, out);
+    });
+  }
+}
+
+__device__ inline float SumTile(const TileOfPair& tile, float y, TileSums& sums) {
+  switch (tile.m.encoding) {
+    case Encoding::kBf16:
+      return SumTile<Encoding::kBf16>(tile, y, sums);
+    case Encoding::kF16:
+      return SumTile<Encoding::kF16>(tile, y, sums);
+    case Encoding::kF32:
+      return SumTile<Encoding::kF32>(tile, y, sums);
+    case Encoding::kQ8:
+      return SumTile<Encoding::kQ8>(tile, y, sums);
+    case Encoding::kQ4:
+      return SumTile<Encoding::kQ4>(tile, y, sums);
+    case Encoding::kQ3:
+      return SumTile<Encoding::kQ3>(tile, y, sums);
+    case Encoding::kQ2:
+      return SumTile<Encoding::kQ2>(tile, y, sums);
+    default:
+      return SumTile<Encoding::kMxfp4>(tile, y, sums);
+  }
+}
+
+// A block: a tile of columns of one pair. A warp a block of 64 neurons, sixteen of them at once; their sums
+// meet in shared memory and are added in their order, a thread a column. Only rows that are kept are read.
+// Bytes: 64 bytes of codes (128 of plain values) a row and tile, 8 bytes a lane, once for each pair; the
+// rounded coefficients from the cache. Bound: memory; instructions where few neurons are kept and the tiles
+// are fewer than the GPU's multiprocessors.
+__global__ void __launch_bounds__(kThreads) DownKernel(ExpertsLaunch launch) {
+  __shared__ TileSums sums;
+  const PairOfBlock block = PairOf(launch);
+  if (block.expert == nullptr) {
+    return;
+  }
+  const DeviceExpert& e = *block.expert;
+  TileOfPair tile;
+  tile.m = e.down;
+  const unsigned columns = TileColumns(tile.m.encoding);
+  tile.column = blockIdx.x * columns;
+  if (tile.column >= tile.m.cols) {
+    return;
+  }
+  tile.blocks = block.blocks;
+  tile.block_bytes = launch.block_bytes;
+  const unsigned blocks = BlocksOf(e.neuron_end - e.neuron_begin);
+  if (launch.first_block >= blocks) {
+    return;
+  }
+  tile.count = min(launch.block_count, blocks - launch.first_block);
+  tile.neuron = e.neuron_begin + launch.first_block * kNeurons;
+  const unsigned slot = block.pair.slot;
+  const unsigned c = tile.column + threadIdx.x;
+  const bool has_column = threadIdx.x < columns && c < tile.m.cols;
+  tile.has_column = has_column;
+  float* const y_at = launch.y + slot * launch.y_stride + c;
+  float y = 0;
+  if (has_column) {
+    y = tile.neuron != 0 ? *y_at : e.down_bias == nullptr ? 0.0f : e.down_bias[c];
+  }
+  y = SumTile(tile, y, sums);
+  if (has_column) {
+    *y_at = y;
+  }
+  if (launch.active != nullptr && blockIdx.x == 0 && threadIdx.x < kLanes) {
+    int counted = 0;
+    for (unsigned b = threadIdx.x; b < tile.count; b += kLanes) {
+      counted += static_cast<int>(
+          reinterpret_cast<const NeuronBlock*>(block.blocks + b * launch.block_bytes)->counted);
+    }
+    counted = WarpSum(counted);
+    if (threadIdx.x == 0) {
+      launch.active[slot] = static_cast<unsigned>(counted) + (tile.neuron == 0 ? 0 : launch.active[slot]);
+    }
+  }
+}
+
+}  // namespace
+
+uint32_t DownTiles(const DeviceMatrix& down) {
+  const uint32_t tile = TileColumns(down.encoding);
+  return (down.cols + tile - 1) / tile;
+}
+
+cudaError_t EnqueueDown(const ExpertsLaunch& launch, cudaStream_t stream) {
+  DownKernel<<<dim3(launch.max_tiles, launch.pair_count), kThreads, 0, stream>>>(launch);
+  return cudaGetLastError();
+}
+
+}  // namespace sluice::cuda

@@ -1,0 +1,202 @@
+// Rows of activations in shared memory, normed and rounded (ARITHMETIC.md sections 5 and 2 b), by all threads
+// of a block.
+#pragma once
+
+#include <cuda_pipeline_primitives.h>
+
+#include "kernels/cuda/device/matrix.h"
+#include "kernels/cuda/device/row_kernels.h"
+#include "kernels/cuda/device/scalar.cuh"
+#include "kernels/cuda/device/warp.cuh"
+
+namespace sluice::cuda {
+
+// The lane sum of section 0 over f(k), k < cols, by one warp.
+template <typename Term>
+__device__ inline float LaneSum(unsigned cols, Term term) {
+  float sum = 0;
+#pragma unroll 8
+  for (unsigned k = threadIdx.x % kLanes; k < cols; k += kLanes) {
+    sum = term(sum, k);
+  }
+  return WarpTreeSum(sum);
+}
+
+struct Normed {
+  float mean;
+  float r;
+};
+
+__device__ inline float ApplyNorm(const DeviceNorm& norm, const Normed& by, float x, unsigned k) {
+  float y = (x - by.mean) * by.r;
+  if (norm.weight != nullptr) {
+    y = y * norm.weight[k];
+  }
+  return norm.bias == nullptr ? y : y + norm.bias[k];
+}
+
+// What the row x is normed by: warp 0 makes the sums, lane l over the columns l mod 32 ascending. The block
+// waits.
+__device__ inline Normed NormOfRow(const float* x, unsigned cols, const DeviceNorm& norm) {
+  __shared__ Normed shared_norm;
+  if (threadIdx.x < kLanes) {
+    const float n = static_cast<float>(cols);
+    float mean = 0;
+    if (norm.kind == NormKind::kLayer) {
+      mean = LaneSum(cols, [=](float sum, unsigned k) { return sum + x[k]; }) / n;
+    }
+    const float squares = LaneSum(cols, [=](float sum, unsigned k) {
+      const float d = x[k] - mean;
+      return fmaf(d, d, sum);
+    });
+    if (threadIdx.x == 0) {
+      shared_norm = {mean, 1.0f / sqrtf(squares / n + norm.epsilon)};
+    }
+  }
+  __syncthreads();
+  return shared_norm;
+}
+
+// The row `from`, normed if a norm is on, into shared memory: zeros up to whole kRoundedColumns behind it.
+// The block waits.
+__device__ inline void StageValues(const float* from, unsigned cols, const DeviceNorm& norm, float* row) {
+  for (unsigned k = threadIdx.x; k < RoundedCodes(cols); k += blockDim.x) {
+    row[k] = k < cols ? from[k] : 0.0f;
+  }
+  __syncthreads();
+  if (norm.on) {
+    const Normed by = NormOfRow(row, cols, norm);
+    for (unsigned k = threadIdx.x; k < cols; k += blockDim.x) {
+      row[k] = ApplyNorm(norm, by, row[k], k);
+    }
+    __syncthreads();
+  }
+}
+
+// Where a rounded row goes: device memory or shared memory (matrix.h).
+template <bool kStaged>
+struct RoundedRow {
+  uint8_t* base;
+  unsigned cols;
+  unsigned group;
+  __device__ void PutCodes(unsigned column, unsigned codes) const {
+    *reinterpret_cast<unsigned*>(base + (kStaged ? StagedPlace(column) : column)) = codes;
+  }
+  __device__ void PutGroup(unsigned g, float scale, int sum) const {
+    if (kStaged) {
+      reinterpret_cast<float2*>(base + StagedScales(cols))[g] = make_float2(scale, static_cast<float>(sum));
+    } else {
+      reinterpret_cast<float*>(base + RoundedScales(cols))[g] = scale;
+      reinterpret_cast<int*>(base + RoundedSums(cols, group))[g] = sum;
+    }
+  }
+};
+
+// Rounds a row. A lane has four neighbouring columns of a group; kWidth columns of a warp's 128 are a
+// group's, of one of so many. four(k) gives the values of columns k..k + 3, zeros beyond the row.
+template <unsigned kWidth, bool kStaged, typename Four>
+__device__ inline void RoundGroups(const RoundedRow<kStaged>& to, Four four) {
+  const unsigned lane = threadIdx.x % kLanes;
+  const unsigned group = to.group;
+  const unsigned groups = GroupsOf(to.cols, group);
+  constexpr unsigned at_once = kRoundedColumns / kWidth;
+  const unsigned within = lane * 4 % kWidth;
+  for (unsigned first = threadIdx.x / kLanes * at_once; first < groups;
+       first += blockDim.x / kLanes * at_once) {
+    const unsigned g = first + lane * 4 / kWidth;
+    const unsigned k = g * group + within;
+    const bool inside = within < group && g < groups && k < RoundedCodes(to.cols);
+    const float4 v = inside ? four(k) : make_float4(0, 0, 0, 0);
+    float largest = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+#pragma unroll
+    for (unsigned distance = kWidth / 8; distance != 0; distance /= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, distance));
+    }
+    const bool tiny = largest < 1e-30f;
+    const float inverse = tiny ? 0.0f : 127.0f / largest;
+    const unsigned low = __byte_perm(static_cast<unsigned>(__float2int_rn(v.x * inverse)),
+                                     static_cast<unsigned>(__float2int_rn(v.y * inverse)), 0x0040);
+    const unsigned high = __byte_perm(static_cast<unsigned>(__float2int_rn(v.z * inverse)),
+                                      static_cast<unsigned>(__float2int_rn(v.w * inverse)), 0x0040);
+    const unsigned codes = __byte_perm(low, high, 0x5410);
+    int sum = __dp4a(static_cast<int>(codes), 0x01010101, 0);
+#pragma unroll
+    for (unsigned distance = kWidth / 8; distance != 0; distance /= 2) {
+      sum += __shfl_xor_sync(kAllLanes, sum, distance);
+    }
+    if (inside) {
+      to.PutCodes(k, codes);
+      if (within == 0) {
+        to.PutGroup(g, tiny ? 0.0f : largest / 127.0f, sum);
+      }
+    }
+  }
+  for (unsigned k = groups * group + threadIdx.x * 4; k < RoundedCodes(to.cols); k += blockDim.x * 4) {
+    to.PutCodes(k, 0);
+  }
+}
+
+template <bool kStaged, typename Four>
+__device__ inline void RoundRow(const RoundedRow<kStaged>& to, Four four) {
+  switch (to.group) {
+    case 16:
+      return RoundGroups<16>(to, four);
+    case 32:
+      return RoundGroups<32>(to, four);
+    case 64:
+      return RoundGroups<64>(to, four);
+    default:  // a group at once
+      return RoundGroups<kRoundedColumns>(to, four);
+  }
+}
+
+// Rounds values that StageValues() has put into shared memory.
+template <bool kStaged>
+__device__ inline void RoundStaged(const float* values, const RoundedRow<kStaged>& to) {
+  RoundRow(to, [=](unsigned k) { return *reinterpret_cast<const float4*>(values + k); });
+}
+
+// A row of x normed, if a norm is on, and rounded into shared memory. `values`: float[RoundedCodes()],
+// shared, which a row without a norm does without if it is aligned. The block waits.
+__device__ inline void NormAndRound(const float* x, const DeviceNorm& norm, const RoundedRow<true>& to,
+                                    float* values) {
+  if (!norm.on && reinterpret_cast<uintptr_t>(x) % 16 == 0 && to.cols % 4 == 0) {
+    const unsigned cols = to.cols;
+    RoundRow(to, [=](unsigned k) {
+      return k < cols ? *reinterpret_cast<const float4*>(x + k) : make_float4(0, 0, 0, 0);
+    });
+  } else {
+    StageValues(x, to.cols, norm, values);
+    RoundStaged(values, to);
+  }
+  __syncthreads();
+}
+
+// Rounded rows of tokens in shared memory.
+struct StagedRows {
+  const uint8_t* base = nullptr;
+  unsigned token_bytes = 0;
+};
+
+// Copies `tokens` rounded rows into shared memory, those beyond `last` as that one; codes by 16-byte
+// asynchronous copies, which the caller waits for before the barrier.
+__device__ inline void StageRounded(const uint8_t* rounded, uint64_t stride, unsigned tokens, unsigned last,
+                                    unsigned cols, unsigned group, uint8_t* shared) {
+  const unsigned pieces = RoundedCodes(cols) / 16;
+  const unsigned groups = GroupsOf(cols, group);
+  for (unsigned t = 0; t < tokens; ++t) {
+    const uint8_t* const from = rounded + min(t, last) * stride;
+    uint8_t* const to = shared + t * StagedBytes(cols, group);
+    for (unsigned i = threadIdx.x; i < pieces; i += blockDim.x) {
+      __pipeline_memcpy_async(to + StagedPlace(16 * i), from + 16 * i, 16);
+    }
+    for (unsigned g = threadIdx.x; g < groups; g += blockDim.x) {
+      const float scale = reinterpret_cast<const float*>(from + RoundedScales(cols))[g];
+      const int sum = reinterpret_cast<const int*>(from + RoundedSums(cols, group))[g];
+      reinterpret_cast<float2*>(to + StagedScales(cols))[g] = make_float2(scale, static_cast<float>(sum));
+    }
+  }
+  __pipeline_commit();
+}
+
+}  // namespace sluice::cuda
