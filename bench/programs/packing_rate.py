@@ -6,7 +6,7 @@ usage: packing_rate.py [--bin build/release] [--work DIR] [--gib 20] [--memory M
 Of each kind a checkpoint of Qwen3-30B's layers is written, as many as make GIB (some 600 MB each in fp8): safetensors with
 block scales as Qwen3-FP8 has them, or one GGUF file whose experts are Q4_K (up, gate) and Q6_K (down). Values are random
 bytes that stand for finite numbers. Each is packed twice in a memory cgroup of MIB, page cache included, the file dropped
-from the page cache first: once whole, which is timed, and once killed when a third is written and started again; both must
+from the page cache first: once whole, which is timed, and once killed after a third of that time and started again; both must
 be the same model. fp8 is encoded as --bits; the GGUF keeps its rows, down becomes q8.
 
 Printed as Markdown: bytes of the file a second; the most memory that was in use; what the disk and the encoder allow,
@@ -319,11 +319,6 @@ def in_cgroup(options, command, until=None):
     return output, time.monotonic() - started, watch.used
 
 
-def written(out):
-    """Bytes of a pack that is being written, beside its final place."""
-    return size_of(out + ".partial")
-
-
 def encoded_values(options, kind, source):
     """Values of the experts that are encoded anew: all of fp8's, of a GGUF file down's."""
     size = size_of(source)
@@ -340,7 +335,7 @@ def measure_rate(options, kind, source, out):
     _, seconds, used = in_cgroup(options, pack_command(options, source, out, kind))
     size, pack = size_of(source), size_of(out)
     with open(out + ".json", "w") as file:
-        json.dump({"bytes": pack, "model": take_model(options, out)}, file)
+        json.dump({"seconds": seconds, "model": take_model(options, out)}, file)
     allowed = max(size / read + pack / write, encoded_values(options, kind, source) / encode)
     print(f"| {kind} | {size / 2**30:.1f} | {pack / 2**30:.1f} | {used >> 20} | {size / seconds / 1e6:.0f} "
           f"| {size / read / allowed:.0%} | {pack / write / allowed:.0%} "
@@ -357,10 +352,11 @@ def take_model(options, pack):
 
 
 def measure_resume(options, kind, source, out):
-    """Killed at a third and gone on with: the same model as of the pack that was made in one go."""
+    """Killed after a third of the time and gone on with: the same model as of the pack that was made in one go."""
     with open(out + ".json") as file:
         whole = json.load(file)
-    _, before, _ = in_cgroup(options, pack_command(options, source, out, kind), lambda: written(out) > whole["bytes"] / 3)
+    end = time.monotonic() + whole["seconds"] / 3
+    _, before, _ = in_cgroup(options, pack_command(options, source, out, kind), lambda: time.monotonic() > end)
     _, after, used = in_cgroup(options, pack_command(options, source, out, kind))
     same = take_model(options, out) == whole["model"]
     print(f"| {kind} | {before:.0f} | {after:.0f} | {used >> 20} | {'the same model' if same else 'ANOTHER MODEL'} |",

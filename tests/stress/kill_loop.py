@@ -482,6 +482,8 @@ def main():
             rows += run("one inferd", packs[:1], small_budget(source), args.kills, args, findings)
         if args.sim_kills > 0:
             rows += run("one inferd, on sim", packs[:1], small_budget(source), args.sim_kills, args, findings, "sim")
+        if not os.path.exists(FAKE_CUDA):
+            print("cuda: not built, nothing was killed on it", flush=True)
         if args.cuda_kills > 0:
             rows += run("one inferd, on cuda", packs[:1], small_budget(source), args.cuda_kills, args, findings, "cuda")
         if args.pair_kills > 0:
