@@ -12,16 +12,11 @@
 #include "common/memory_facts.h"
 #include "common/status.h"
 #include "inferd/api/request_checks.h"
+#include "inferd/engine/engine_places.h"
 #include "inferd/engine/parts/kv_resize.h"
 #include "inferd/engine/slab_policies.h"
 #include "inferd/schedule/generate_sequence.h"
 #include "inferd/schedule/score_sequence.h"
-#include "inferd/sim/measured_device.h"
-#include "inferd/sim/own_memory_device.h"
-#include "inferd/sim/virtual_device.h"
-#include "inferd/sim/virtual_weight_client.h"
-#include "inferd/weights/pull_client.h"
-#include "kernels/threaded/threaded_backend.h"
 
 namespace sluice {
 namespace {
@@ -48,18 +43,6 @@ absl::Status Lost(const std::string& why) {
 // Memory that a waiting request holds besides its tokens: its objects, buffers and names, generously.
 constexpr uint64_t kRequestBytes = 4096;
 
-// The client as the device's transport needs it. `clock` null: real time.
-std::unique_ptr<WeightClient> Transported(std::unique_ptr<WeightClient> client, const EngineOptions& options,
-                                          VirtualClock* clock, std::vector<std::shared_ptr<Copier>> copiers) {
-  if (clock != nullptr) {
-    return std::make_unique<VirtualWeightClient>(std::move(client), clock);
-  }
-  if (options.device != DeviceKind::kHost && options.slab.transport == Transport::kPull) {
-    return std::make_unique<PullClient>(std::move(client), std::move(copiers));
-  }
-  return client;
-}
-
 uint64_t BytesOf(const GuideSpec& guide) {
   uint64_t bytes = guide.text.size();
   for (const std::string& choice : guide.choices) {
@@ -85,7 +68,8 @@ Engine::Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, con
                   ? nullptr
                   : std::make_unique<Guides>(VocabularyOf(*tokenizer, config_.vocab, config_.eos_ids))),
       registry_(plan.options.queue),
-      context_(plan.options.context) {}
+      context_(plan.options.context),
+      asides_([this] { WakeLoop(); }) {}
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                        std::unique_ptr<WeightClient> client,
@@ -107,9 +91,8 @@ Engine::~Engine() {
   {
     MutexLock lock(&mutex_);  // so that a pause between attempts to reconnect sees it at once
     stopping_ = true;
-    changed_.SignalAll();
   }
-  client_->Wake();
+  WakeLoop();
   thread_.join();
   calibration_.reset();
 }
@@ -130,43 +113,34 @@ void Engine::Main(const PlacesFactory& make_places) {
 absl::Status Engine::Setup(const PlacesFactory& make_places) {
   const EngineOptions& options = plan_.options;
   ASSIGN_OR_RETURN(PolicyChoice choice, ChoosePoliciesFor(options, client_->pack()));
-  const bool cpu_beside = ComputesOnCpu(choice.policies, options.device);
-  ASSIGN_OR_RETURN(ComputePlaces places, make_places({options.device, plan_.backend, cpu_beside}));
-  if (clock_ != nullptr) {
-    places.device = std::make_unique<VirtualDevice>(std::move(places.device), clock_.get(), options.costs,
-                                                    Bf16ExpertBytes(config_));
-  } else if (!options.measure_costs.empty()) {
-    ASSIGN_OR_RETURN(places.device, MeasuredDevice::Create(std::move(places.device), options.measure_costs,
-                                                           Bf16ExpertBytes(config_)));
-  }
-  if (options.device == DeviceKind::kSim) {
-    places.device = std::make_unique<OwnMemoryDevice>(std::move(places.device));
-  }
-  if (cpu_beside) {
-    places.cpu = std::make_unique<ThreadedBackend>(std::move(places.cpu));
-  }
+  ASSIGN_OR_RETURN(ComputePlaces places, MakePlaces(plan_, ComputesOnCpu(choice.policies, options.device),
+                                                    config_, clock_.get(), make_places));
   ASSIGN_OR_RETURN(core_, EngineCore::Create(plan_, std::move(choice), client_.get(), std::move(places),
                                              &registry_, clock_.get()));
   core_->SetRemovalHook([this] { Publish(); });
-  description_ = absl::StrCat(
+  description_ = Describe();
+  Publish();
+  return absl::OkStatus();
+}
+
+std::string Engine::Describe() const {
+  std::string out = absl::StrCat(
       core_->backend().Describe(), "; ", core_->cpu() == nullptr ? "" : core_->cpu()->Describe() + "; ",
       client_->Describe(), "; context ", plan_.options.context, ", parallel ", plan_.options.parallel,
       ", KV cache ", plan_.kv_bytes, " bytes, activations ", plan_.activation_bytes, " bytes");
   if (plan_.options.device != DeviceKind::kHost && clock_ == nullptr) {
-    absl::StrAppend(&description_, "; transport ",
-                    plan_.options.slab.transport == Transport::kPull ? "pull" : "push");
+    absl::StrAppend(&out, "; transport ", plan_.options.slab.transport == Transport::kPull ? "pull" : "push");
   }
   if (!core_->prefix_rule().empty()) {
-    absl::StrAppend(&description_, "; ", core_->prefix_rule());
+    absl::StrAppend(&out, "; ", core_->prefix_rule());
   }
   if (!core_->reasons().empty()) {
-    absl::StrAppend(&description_, "; auto: ", absl::StrJoin(core_->reasons(), ", "));
+    absl::StrAppend(&out, "; auto: ", absl::StrJoin(core_->reasons(), ", "));
   }
   if (const std::string cache = core_->DescribeCache(); !cache.empty()) {
-    absl::StrAppend(&description_, "; ", cache);
+    absl::StrAppend(&out, "; ", cache);
   }
-  Publish();
-  return absl::OkStatus();
+  return out;
 }
 
 void Engine::Loop() {
@@ -174,7 +148,7 @@ void Engine::Loop() {
     TakeQueued();
     core_->EndExpired(absl::Now());
     if (!core_->has_weights()) {
-      FailAsides(Lost("the connection to weightd is lost"), /*calls_too=*/false);
+      asides_.FailSteps(Lost("the connection to weightd is lost"));
       RunNextAside();  // what is left needs no weights
       HandleLoss();
       continue;
@@ -194,74 +168,22 @@ void Engine::Loop() {
   const absl::Status end =
       ReasonError(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "inferd is shutting down");
   core_->EndAll(end);
-  {
-    MutexLock lock(&mutex_);
-    asides_closed_ = true;
-  }
-  FailAsides(end, /*calls_too=*/true);
+  asides_.Close(end);
 }
 
 // Whether there was one. Requests get a step between two of them.
 bool Engine::RunNextAside() {
-  Aside* aside = nullptr;
+  return asides_.RunNext([this](const EngineWork& work) { return core_->RunAside(work); });
+}
+
+// The engine thread should look at what came: it may be waiting for weightd, or pause between two attempts to
+// reach it.
+void Engine::WakeLoop() {
   {
     MutexLock lock(&mutex_);
-    if (asides_.empty()) {
-      return false;
-    }
-    aside = asides_.front();
-    asides_.pop_front();
-  }
-  absl::Status status = aside->call ? aside->call() : core_->RunAside(aside->work);
-  MutexLock lock(&mutex_);
-  aside->status = std::move(status);
-  aside->done = true;
-  changed_.SignalAll();
-  return true;
-}
-
-void Engine::FailAsides(const absl::Status& status, bool calls_too) {
-  MutexLock lock(&mutex_);
-  std::deque<Aside*> left;
-  for (Aside* aside : asides_) {
-    if (aside->call && !calls_too) {
-      left.push_back(aside);
-      continue;
-    }
-    aside->status = status;
-    aside->done = true;
-  }
-  asides_ = std::move(left);
-  changed_.SignalAll();
-}
-
-absl::Status Engine::RunAside(EngineWork work) {
-  Aside aside;
-  aside.work = std::move(work);
-  return Await(&aside);
-}
-
-absl::Status Engine::RunBetweenSteps(std::function<absl::Status()> call) {
-  Aside aside;
-  aside.call = std::move(call);
-  return Await(&aside);
-}
-
-absl::Status Engine::Await(Aside* aside) {
-  {
-    MutexLock lock(&mutex_);
-    if (asides_closed_) {
-      return ReasonError(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "inferd is shutting down");
-    }
-    asides_.push_back(aside);
     changed_.SignalAll();
   }
   client_->Wake();
-  MutexLock lock(&mutex_);
-  while (!aside->done) {
-    changed_.Wait(&mutex_);
-  }
-  return std::move(aside->status);
 }
 
 Engine::KvTuned Engine::Kv() const {
@@ -279,13 +201,13 @@ absl::StatusOr<Engine::KvTuned> Engine::TuneKv(std::optional<uint64_t> kv_budget
                                                    " are possible, which the start has laid out"));
   }
   KvTuned tuned;
-  RETURN_IF_ERROR(RunBetweenSteps([&] { return TuneKvNow(kv_budget, wanted, coming, &tuned); }));
+  RETURN_IF_ERROR(asides_.RunCall([&] { return TuneKvNow(kv_budget, wanted, coming, &tuned); }));
   return tuned;
 }
 
 absl::StatusOr<PrefixCache::Saved> Engine::SavePrefixes(const std::string& path, uint64_t limit) {
   absl::StatusOr<PrefixCache::Saved> saved;
-  RETURN_IF_ERROR(RunBetweenSteps([&] {
+  RETURN_IF_ERROR(asides_.RunCall([&] {
     saved = core_->SavePrefixes(path, limit);
     return saved.status();
   }));
@@ -294,7 +216,7 @@ absl::StatusOr<PrefixCache::Saved> Engine::SavePrefixes(const std::string& path,
 
 absl::StatusOr<PrefixCache::Saved> Engine::LoadPrefixes(const std::string& path) {
   absl::StatusOr<PrefixCache::Saved> loaded;
-  RETURN_IF_ERROR(RunBetweenSteps([&] {
+  RETURN_IF_ERROR(asides_.RunCall([&] {
     loaded = core_->LoadPrefixes(path);
     Publish();  // before the caller looks
     return loaded.status();
@@ -492,9 +414,8 @@ void Engine::Hand(std::unique_ptr<Sequence> sequence) {
   {
     MutexLock lock(&mutex_);
     incoming_.push_back(std::move(sequence));
-    changed_.SignalAll();
   }
-  client_->Wake();
+  WakeLoop();
 }
 
 // Null where the request has none. What ends an answer besides the model's end tokens are stop ids that no
@@ -553,7 +474,7 @@ absl::Status Engine::Calibrate(CalibrationSpec spec, std::shared_ptr<Calibration
   calibration_.reset();
   calibration_ = std::make_unique<CalibrationTask>(
       std::move(spec), options, client_->pack(),
-      [this](EngineWork work) { return RunAside(std::move(work)); }, std::move(sink));
+      [this](EngineWork work) { return asides_.RunStep(std::move(work)); }, std::move(sink));
   return absl::OkStatus();
 }
 
@@ -566,9 +487,8 @@ absl::Status Engine::Cancel(const std::string& request_id) {
   {
     MutexLock lock(&mutex_);
     cancelled_.push_back(*id);
-    changed_.SignalAll();
   }
-  client_->Wake();
+  WakeLoop();
   return absl::OkStatus();
 }
 

@@ -9,7 +9,6 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -24,6 +23,7 @@
 #include "inferd/api/engine_api.h"
 #include "inferd/api/request_checks.h"
 #include "inferd/calibrate/calibration_task.h"
+#include "inferd/engine/aside_queue.h"
 #include "inferd/engine/engine_core.h"
 #include "inferd/engine/parts/compute_places.h"
 #include "inferd/engine/parts/engine_options.h"
@@ -95,15 +95,12 @@ class Engine final : public EngineApi {
   absl::Status Setup(const PlacesFactory& make_places);
   void Loop();
   void TakeQueued();
-  absl::Status RunAside(EngineWork work);
-  struct Aside;
-  absl::Status Await(Aside* aside);
+  std::string Describe() const;
   absl::Status StillWithin(const std::string& request_id, absl::Status check);
-  absl::Status RunBetweenSteps(std::function<absl::Status()> call);
   absl::Status TuneKvNow(std::optional<uint64_t> kv_budget, uint32_t context, uint64_t coming,
                          KvTuned* tuned);
   bool RunNextAside();
-  void FailAsides(const absl::Status& status, bool calls_too);
+  void WakeLoop();
   void Idle(EngineCore::Outcome outcome);
   void HandleLoss();
   void GiveUp(const absl::Status& why);
@@ -115,15 +112,6 @@ class Engine final : public EngineApi {
   absl::StatusOr<std::unique_ptr<Guide>> StartGuide(const GenerateSpec& spec);
   void Hand(std::unique_ptr<Sequence> sequence);
   RequestBounds Bounds() const;
-
-  // Work of another thread, which waits for it. Its fields are guarded by mutex_ until it is taken and once
-  // it is done.
-  struct Aside {
-    EngineWork work;                     // a step of its own, or
-    std::function<absl::Status()> call;  // between two
-    absl::Status status;
-    bool done = false;
-  };
 
   const EnginePlan plan_;
   const std::unique_ptr<VirtualClock> clock_;  // null: real time
@@ -139,14 +127,14 @@ class Engine final : public EngineApi {
   std::atomic<uint64_t> rejected_{0};
   std::atomic<uint32_t> context_;  // tokens of a request, at most those of the plan
 
+  AsideQueue asides_;
+
   mutable Mutex mutex_;
-  CondVar changed_;  // started_, stopping_, incoming_, cancelled_ or asides_ has
+  CondVar changed_;  // started_, stopping_, incoming_, cancelled_ or what asides_ holds has
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status start_status_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Sequence>> incoming_ ABSL_GUARDED_BY(mutex_);
   std::vector<SequenceId> cancelled_ ABSL_GUARDED_BY(mutex_);
-  std::deque<Aside*> asides_ ABSL_GUARDED_BY(mutex_);
-  bool asides_closed_ ABSL_GUARDED_BY(mutex_) = false;  // the engine thread has ended
   EngineStats stats_ ABSL_GUARDED_BY(mutex_);
   std::vector<LayerStats> layers_ ABSL_GUARDED_BY(mutex_);
   absl::Status health_ ABSL_GUARDED_BY(mutex_);   // can a token be made now?

@@ -6,27 +6,15 @@
 #include "absl/strings/str_cat.h"
 #include "common/error_detail.h"
 #include "common/status.h"
+#include "inferd/engine/make_residency.h"
 #include "inferd/engine/prefix_reuse.h"
-#include "inferd/engine/slab_policies.h"
 #include "inferd/model/model_shapes.h"
 #include "inferd/policy/preset/preset.h"
 #include "inferd/policy/routing/replay_routing.h"
 #include "inferd/policy/taps/miss_routing.h"
 #include "inferd/schedule/scan_rows.h"
-#include "inferd/sim/virtual_device.h"
 
 namespace sluice {
-namespace {
-
-double BytesOf(const DenseExpert& expert) {
-  double bytes = 0;
-  for (const WeightView* view : {&expert.up, &expert.gate, &expert.down}) {
-    bytes += static_cast<double>(view->rows) * static_cast<double>(view->stride);
-  }
-  return bytes;
-}
-
-}  // namespace
 
 EngineCore::EngineCore(const EnginePlan& plan, PolicyChoice choice, WeightClient* client,
                        ComputePlaces places, RequestRegistry* registry, VirtualClock* clock)
@@ -39,15 +27,10 @@ EngineCore::EngineCore(const EnginePlan& plan, PolicyChoice choice, WeightClient
       registry_(registry),
       virtual_clock_(clock),
       fetches_(client_, backend_.get(), clock == nullptr ? static_cast<const Clock*>(&real_clock_) : clock),
-      sampler_(client_->pack().config().vocab),
-      batch_(plan.forward.max_tokens, plan.forward.max_sequences),
+      rows_(plan.forward, client_->pack().config().vocab, ShortTextLimit(client_->pack().config())),
       scan_rows_(ScanRows(client_->pack().config())),
       chunk_(plan.options.prefill_chunk,
-             std::max(plan.options.prefill_chunk, plan.options.prefill_chunk_most)) {
-  step_.reserve(plan.forward.max_sequences);
-  wants_.reserve(plan.forward.max_tokens);
-  want_rows_.reserve(plan.forward.logit_rows);
-}
+             std::max(plan.options.prefill_chunk, plan.options.prefill_chunk_most)) {}
 
 EngineCore::~EngineCore() {
   if (residency_ != nullptr) {
@@ -82,9 +65,10 @@ absl::Status EngineCore::Setup() {
   ASSIGN_OR_RETURN(kv_, KvCache::Create(config, options.kv, plan_.kv_pages, options.parallel, options.context,
                                         backend_.get()));
   ASSIGN_OR_RETURN(states_, DeltaStates::Create(config, options.parallel, plan_.kept_states, backend_.get()));
-  short_text_limit_ = ShortTextLimit(config);
   MakeScheduler(policies);
-  RETURN_IF_ERROR(MakeResidency(policies));
+  ASSIGN_OR_RETURN(residency_, MakeResidency({&plan_, &policies, client_, &fetches_, &segments_,
+                                              backend_.get(), cpu_.get(), virtual_clock_, weights_.get()}));
+  link_gbps_ = LinkGbps(options, config);
   const std::string profile_dir = absl::StrCat(client_->pack().dir(), "/profile");
   const std::string source_digest = client_->pack().manifest().provenance.source_digest;
   ASSIGN_OR_RETURN(routing_, MakeRouting({&policies, &config, backend_.get(), plan_.forward.max_tokens,
@@ -111,10 +95,11 @@ absl::Status EngineCore::Setup() {
     ASSIGN_OR_RETURN(
         trace_, TraceRecorder::Create(options.trace, config, &backend_->queue(), plan_.forward.max_tokens));
   }
-  ASSIGN_OR_RETURN(
-      forward_, Forward::Create(config, plan_.forward,
-                                {backend_.get(), weights_.get(), kv_.get(), states_.get(), residency_.get(),
-                                 residency_.get(), routing_.get(), sparsity_.get(), this, cpu_.get()}));
+  taps_ = std::make_unique<StepTaps>(client_, prefetcher_.get(), trace_.get(), [this] { Beat(); });
+  ASSIGN_OR_RETURN(forward_, Forward::Create(config, plan_.forward,
+                                             {backend_.get(), weights_.get(), kv_.get(), states_.get(),
+                                              residency_.get(), residency_.get(), routing_.get(),
+                                              sparsity_.get(), taps_.get(), cpu_.get()}));
   return AcquireWeights();
 }
 
@@ -128,7 +113,8 @@ void EngineCore::MakeScheduler(const Policies& policies) {
         PrefixCacheOptions{
             rule.reuse,
             absl::StrCat(PrefixIdentity(pack.model_id(), options, policies), "; ", backend_->Describe()),
-            StateBytesPerSequence(pack.config()) > 0, plan_.kept_states, options.parallel, short_text_limit_},
+            StateBytesPerSequence(pack.config()) > 0, plan_.kept_states, options.parallel,
+            rows_.short_text_limit()},
         PrefixCache::Parts{kv_.get(), states_.get(), &backend_->queue(),
                            [this](SequenceId id) { return sequences_.at(id).get(); }});
   }
@@ -140,103 +126,6 @@ void EngineCore::MakeScheduler(const Policies& policies) {
 absl::Status EngineCore::AcquireWeights() {
   RETURN_IF_ERROR(weights_->Acquire(plan_.options.stall_limit));
   return residency_->Attach();
-}
-
-// Of the modelled device and link; in real time nothing.
-DeviceTimes EngineCore::ModelledTimes() const {
-  const EngineOptions& options = plan_.options;
-  if (!options.virtual_clock) {
-    return {};
-  }
-  const ModelConfig& config = client_->pack().config();
-  const double gbps = VirtualLinkGbps(options.costs, options.slab.link_gbps, config);
-  return {gbps > 0 ? 1 / (gbps * 1e9) : 0,
-          options.costs.compute_ms * 1e-3 / static_cast<double>(Bf16ExpertBytes(config)),
-          options.costs.attention_ms * 1e-3};
-}
-
-absl::Status EngineCore::MakeResidency(const Policies& policies) {
-  const EngineOptions& options = plan_.options;
-  if (options.device == DeviceKind::kHost) {
-    HostResidencyOptions host;
-    host.stall_limit = options.stall_limit;
-    residency_ = std::make_unique<HostResidency>(host, client_, &fetches_, &segments_, &backend_->queue());
-    return absl::OkStatus();
-  }
-  const DeviceTimes times = ModelledTimes();
-  ASSIGN_OR_RETURN(SlabResidencyOptions slab, SlabOptionsOf(policies, client_->pack(), times));
-  slab.budget = policies.cache == CacheKind::kResident ? 0 : options.slab.budget;
-  slab.link_gbps = options.virtual_clock
-                       ? VirtualLinkGbps(options.costs, options.slab.link_gbps, client_->pack().config())
-                       : options.slab.link_gbps;
-  slab.link_latency_us = options.slab.link_latency_us;
-  slab.tile_neurons = options.slab.tile_neurons;
-  slab.stall_limit = options.stall_limit;
-  slab.watch = !options.virtual_clock;
-  slab.max_rows = plan_.forward.max_tokens;
-  link_gbps_ = slab.link_gbps;
-  if (slab.link_gbps > 0) {
-    slab.load_seconds = 1 / (slab.link_gbps * 1e9);
-  }
-  if (options.virtual_clock) {
-    slab.cpu_seconds = VirtualCpuSeconds(options.costs, options.slab.link_gbps, client_->pack().config(), 1);
-    slab.device_seconds = times.compute_per_byte;
-  }
-  slab.balance_resident = policies.balance_resident;
-  for (const LayerWeights& layer : weights_->layers()) {
-    slab.shared_bytes.push_back(BytesOf(layer.common) + BytesOf(layer.beside));
-  }
-  if (policies.granularity == CacheGranularity::kNeuron) {
-    ASSIGN_OR_RETURN(residency_, NeuronResidency::Create(NeuronOptionsOf(policies, client_->pack(), slab),
-                                                         client_, &fetches_, backend_.get()));
-    return absl::OkStatus();
-  }
-  ASSIGN_OR_RETURN(residency_, SlabResidency::Create(slab, client_, &fetches_, &segments_, backend_.get(),
-                                                     cpu_.get(), virtual_clock_));
-  return absl::OkStatus();
-}
-
-absl::Status EngineCore::BeforeChoice(const RouterTap& tap) {
-  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->BeforeChoice(tap);
-}
-
-bool EngineCore::MayPass(uint32_t layer) const {
-  return trace_ == nullptr && (prefetcher_ == nullptr || prefetcher_->MayPass(layer));
-}
-
-absl::Status EngineCore::AfterRouter(const RouterTap& tap) {
-  heartbeat_.store(real_clock_.NowNanos(), std::memory_order_relaxed);
-  if (trace_ != nullptr) {
-    RETURN_IF_ERROR(trace_->AfterRouter(tap));
-  }
-  const OneBell bell(client_);
-  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->AfterRouter(tap);
-}
-
-absl::Status EngineCore::BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) {
-  const OneBell bell(client_);
-  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->BeforeExperts(layer, args);
-}
-
-absl::Status EngineCore::AfterLayer(const LayerEnd& end) {
-  const OneBell bell(client_);
-  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->AfterLayer(end);
-}
-
-bool EngineCore::WantsLookAhead(uint32_t layer) const {
-  return prefetcher_ != nullptr && prefetcher_->WantsLookAhead(layer);
-}
-
-absl::Status EngineCore::LookAhead(const RouterTap& tap) {
-  const OneBell bell(client_);
-  return prefetcher_->LookAhead(tap);
-}
-
-bool EngineCore::WantsNextTokens() { return prefetcher_ != nullptr && prefetcher_->WantsNextTokens(); }
-
-absl::Status EngineCore::NextTokens(const RouterTap& tap) {
-  const OneBell bell(client_);
-  return prefetcher_->NextTokens(tap);
 }
 
 void EngineCore::Add(std::unique_ptr<Sequence> sequence) {
@@ -380,43 +269,9 @@ EngineCore::Outcome EngineCore::Step(absl::Time now) {
   if (plan.rows == 0) {
     return congested ? Outcome::kCongested : Outcome::kIdle;
   }
-  BuildBatch(plan);
-  return RunBatch(plan);
-}
-
-void EngineCore::BuildBatch(const StepPlan& plan) {
-  batch_.Clear(++step_number_);
-  step_.clear();
-  wants_.clear();
-  candidates_ = 1;
-  whole_logits_ = false;
-  for (const bool long_texts : {false, true}) {
-    for (const ScheduledRows& rows : plan.sequences) {
-      Sequence* sequence = sequences_.at(rows.id).get();
-      if (IsLongText(*sequence) == long_texts) {
-        AddToBatch(rows, sequence);
-      }
-    }
-  }
-}
-
-void EngineCore::AddToBatch(const ScheduledRows& rows, Sequence* sequence) {
-  const uint32_t first_row = batch_.tokens();
-  const uint32_t index =
-      batch_.Add(sequence->tokens().subspan(rows.first_position, rows.rows),
-                 {rows.first_position, kv_->pages().table(rows.slot), states_->slots(rows.slot),
-                  IsLongText(*sequence), sequence->decode_from(), sequence->header().id});
-  step_.push_back({sequence, rows});
-  const uint32_t logit_rows = sequence->LogitRowsOf(rows);
-  for (uint32_t row = rows.rows - logit_rows; row < rows.rows; ++row) {
-    wants_.push_back({first_row + row, index, rows.first_position + row});
-  }
-  candidates_ = logit_rows > 0 ? std::max(candidates_, sequence->candidates()) : candidates_;
-  whole_logits_ = whole_logits_ || (logit_rows > 0 && sequence->WantsLogits());
-}
-
-bool EngineCore::IsLongText(const Sequence& sequence) const {
-  return short_text_limit_ > 0 && sequence.tokens().size() > short_text_limit_;
+  rows_.Begin(++step_number_, plan, kv_.get(), *states_,
+              [this](SequenceId id) { return sequences_.at(id).get(); });
+  return RunStep(plan);
 }
 
 // Of the clock by which answers are timed. A virtual one begins at the epoch.
@@ -434,25 +289,28 @@ void EngineCore::TellScan(const StepPlan& plan) {
   }
 }
 
-EngineCore::Outcome EngineCore::RunBatch(const StepPlan& plan) {
+EngineCore::Outcome EngineCore::RunStep(const StepPlan& plan) {
   const StepMarks marks = MarksNow();
-  heartbeat_.store(real_clock_.NowNanos(), std::memory_order_relaxed);
+  Beat();
   const StepCost before = CostNow();
   backend_->BeginStep();
   residency_->SetPrefill(plan.prefill_rows > 0);
-  residency_->SetLossless(batch_.decode_rows() < batch_.tokens());
+  residency_->SetLossless(rows_.batch().decode_rows() < rows_.batch().tokens());
   TellScan(plan);
   residency_->BeginStep(step_number_);
-  absl::Status status = forward_->Run(&batch_);
+  absl::Status status = forward_->Run(rows_.mutable_batch());
   if (status.ok() && trace_ != nullptr) {
     status = trace_->Flush();
   }
   if (status.ok()) {
     const StepCost cost = CostSince(before);
-    for (const Running& running : step_) {
+    for (const StepRows::Running& running : rows_.running()) {
       running.sequence->AddCost(cost, static_cast<double>(running.rows.rows) / plan.rows);
     }
-    status = wants_.empty() ? EndWithoutLogits() : DeliverLogits();
+    status = rows_.WantLogits()
+                 ? rows_.Deliver(
+                       forward_.get(), [this] { return CheckSession(); }, [this] { return Now(); })
+                 : EndWithoutLogits();
   }
   if (status.ok() && prefetcher_ != nullptr) {
     const OneBell bell(client_);
@@ -513,44 +371,12 @@ absl::Status EngineCore::EndWithoutLogits() {
   return CheckSession();
 }
 
-absl::Status EngineCore::DeliverLogits() {
-  const uint32_t vocab = client_->pack().config().vocab;
-  for (size_t begin = 0; begin < wants_.size();) {
-    want_rows_.clear();
-    size_t end = begin;
-    while (end < wants_.size() && want_rows_.size() < plan_.forward.logit_rows) {
-      want_rows_.push_back(wants_[end++].row);
-    }
-    ASSIGN_OR_RETURN(const LogitRows logits, forward_->Logits(want_rows_, candidates_, whole_logits_));
-    if (begin == 0) {  // nothing was delivered yet: the step can be done again
-      RETURN_IF_ERROR(CheckSession());
-    }
-    const absl::Time now = Now();
-    for (size_t i = begin; i < end;) {
-      size_t next = i;
-      while (next < end && wants_[next].sequence == wants_[i].sequence) {
-        ++next;
-      }
-      Sequence* sequence = step_[wants_[i].sequence].sequence;
-      const bool lost = batch_.failed_extent(wants_[i].sequence) != StepBatch::kNoExtent;
-      if (!lost && sequence->state() == Sequence::State::kRunning) {
-        sequence->Take({&logits, static_cast<uint32_t>(i - begin), static_cast<uint32_t>(next - i),
-                        wants_[i].position, vocab},
-                       now, &sampler_);
-      }
-      i = next;
-    }
-    begin = end;
-  }
-  return absl::OkStatus();
-}
-
 // Makes the step count: rows are in the cache, tokens are known, what ended leaves.
 void EngineCore::CommitStep() {
-  for (uint32_t i = 0; i < step_.size(); ++i) {
-    Sequence* sequence = step_[i].sequence;
-    const ScheduledRows& rows = step_[i].rows;
-    const uint32_t extent = batch_.failed_extent(i);
+  for (uint32_t i = 0; i < rows_.running().size(); ++i) {
+    Sequence* sequence = rows_.running()[i].sequence;
+    const ScheduledRows& rows = rows_.running()[i].rows;
+    const uint32_t extent = rows_.batch().failed_extent(i);
     if (extent != StepBatch::kNoExtent) {
       End(rows.id, ReasonError(absl::StatusCode::kDataLoss, "WEIGHT_CORRUPT",
                                absl::StrCat(client_->pack().ExtentName(extent), " of pack ",
@@ -592,7 +418,7 @@ void EngineCore::CommitStep() {
 // one's.
 void EngineCore::CountToken(SequenceId id, const Sequence& sequence) {
   scheduler_->Append(id);
-  if (short_text_limit_ > 0 && sequence.tokens().size() == short_text_limit_ + 1) {
+  if (rows_.short_text_limit() > 0 && sequence.tokens().size() == rows_.short_text_limit() + 1) {
     scheduler_->Restart(id);
   }
 }
@@ -602,7 +428,7 @@ void EngineCore::FailStep(const absl::Status& status) {
   if (!absl::IsResourceExhausted(status) && !absl::IsDeadlineExceeded(status)) {
     broken_ = status;
   }
-  for (const Running& running : step_) {
+  for (const StepRows::Running& running : rows_.running()) {
     End(running.rows.id, status);
   }
 }

@@ -24,7 +24,8 @@
 #include "inferd/engine/parts/engine_options.h"
 #include "inferd/engine/parts/model_parts.h"
 #include "inferd/engine/policy_choice.h"
-#include "inferd/engine/slab_policies.h"
+#include "inferd/engine/step_rows.h"
+#include "inferd/engine/step_taps.h"
 #include "inferd/forward/forward.h"
 #include "inferd/model/delta_states.h"
 #include "inferd/model/dense_weights.h"
@@ -33,17 +34,13 @@
 #include "inferd/policy/sparsity/sparsity.h"
 #include "inferd/policy/taps/prefetcher.h"
 #include "inferd/policy/taps/trace_recorder.h"
-#include "inferd/residency/host/host_residency.h"
-#include "inferd/residency/neuron/neuron_residency.h"
 #include "inferd/residency/residency.h"
-#include "inferd/residency/slab/slab_residency.h"
 #include "inferd/schedule/chunk_pace.h"
 #include "inferd/schedule/prefix_cache.h"
 #include "inferd/schedule/request_registry.h"
-#include "inferd/schedule/sampler.h"
 #include "inferd/schedule/scheduler.h"
 #include "inferd/schedule/sequence.h"
-#include "inferd/step/step_batch.h"
+#include "inferd/sim/virtual_clock.h"
 #include "inferd/weights/fetch_queue.h"
 #include "inferd/weights/segment_buffers.h"
 #include "inferd/weights/weight_client.h"
@@ -51,7 +48,7 @@
 
 namespace sluice {
 
-class EngineCore final : private LayerTap {
+class EngineCore final {
  public:
   // Leases the dense weights, so the engine can make a token when this returns. `client`, `registry` and
   // `clock` (null: real time), by which steps and answers are timed, outlive the core.
@@ -59,7 +56,7 @@ class EngineCore final : private LayerTap {
                                                             WeightClient* client, ComputePlaces places,
                                                             RequestRegistry* registry,
                                                             VirtualClock* clock = nullptr);
-  ~EngineCore() override;
+  ~EngineCore();
 
   enum class Outcome : uint8_t {
     kIdle,       // nothing to compute
@@ -127,47 +124,23 @@ class EngineCore final : private LayerTap {
   std::vector<LayerSparsity> Sparsity() const { return sparsity_->counts(); }
 
  private:
-  struct LogitWant {
-    uint32_t row = 0;       // in the batch
-    uint32_t sequence = 0;  // index in step_
-    uint32_t position = 0;
-  };
-  struct Running {  // a sequence of the step being run
-    Sequence* sequence = nullptr;
-    ScheduledRows rows;
-  };
-
   EngineCore(const EnginePlan& plan, PolicyChoice choice, WeightClient* client, ComputePlaces places,
              RequestRegistry* registry, VirtualClock* clock);
   absl::Status Setup();
   absl::Time Now() const;
-  DeviceTimes ModelledTimes() const;
+  void Beat() { heartbeat_.store(real_clock_.NowNanos(), std::memory_order_relaxed); }
   void MakeScheduler(const Policies& policies);
-  absl::Status MakeResidency(const Policies& policies);
   const ResidencyStatistics& statistics() const { return *residency_; }
   absl::Status AcquireWeights();
-  absl::Status BeforeChoice(const RouterTap& tap) override;
-  bool MayPass(uint32_t layer) const override;
-  absl::Status AfterRouter(const RouterTap& tap) override;
-  absl::Status BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) override;
-  absl::Status AfterLayer(const LayerEnd& end) override;
-  bool WantsLookAhead(uint32_t layer) const override;
-  absl::Status LookAhead(const RouterTap& tap) override;
-  bool WantsNextTokens() override;
-  absl::Status NextTokens(const RouterTap& tap) override;
 
   bool BlockCongested();
   void EndFailed();
-  void BuildBatch(const StepPlan& plan);
-  void AddToBatch(const ScheduledRows& rows, Sequence* sequence);
-  bool IsLongText(const Sequence& sequence) const;
   void CountToken(SequenceId id, const Sequence& sequence);
-  Outcome RunBatch(const StepPlan& plan);
+  Outcome RunStep(const StepPlan& plan);
   StepCost CostSince(const StepCost& before) const;
   StepCost CostNow() const;
   absl::Status CheckSession() const;
   absl::Status EndWithoutLogits();
-  absl::Status DeliverLogits();
   void CommitStep();
   void FailStep(const absl::Status& status);
   // What steps are measured by: the clocks, what was waited for, what came.
@@ -206,20 +179,14 @@ class EngineCore final : private LayerTap {
   std::unique_ptr<SparsityPolicy> sparsity_;
   std::unique_ptr<Prefetcher> prefetcher_;  // null: no prefetch
   std::unique_ptr<TraceRecorder> trace_;    // null: none is recorded
+  std::unique_ptr<StepTaps> taps_;
   std::unique_ptr<Forward> forward_;
   std::unique_ptr<PrefixCache> prefixes_;  // null: none are reused
   std::unique_ptr<Scheduler> scheduler_;
-  Sampler sampler_;
-  StepBatch batch_;
+  StepRows rows_;
 
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
-  std::vector<Running> step_;     // by index in the batch
-  std::vector<LogitWant> wants_;  // rows whose logits the step needs
-  std::vector<uint32_t> want_rows_;
-  uint32_t candidates_ = 1;        // of the step
-  bool whole_logits_ = false;      // some sequence of the step wants them
-  double link_gbps_ = 0;           // of a throttled or modelled link; 0: none
-  uint32_t short_text_limit_ = 0;  // positions; 0: the model has one rope table for all texts
+  double link_gbps_ = 0;  // of a throttled or modelled link; 0: none
   uint64_t step_number_ = 0;
   const uint32_t scan_rows_;  // rows of prompts that make a step a scan; 0: nothing does
   ChunkPace chunk_;

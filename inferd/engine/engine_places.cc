@@ -1,0 +1,47 @@
+#include "inferd/engine/engine_places.h"
+
+#include <utility>
+
+#include "common/status.h"
+#include "inferd/model/model_shapes.h"
+#include "inferd/sim/measured_device.h"
+#include "inferd/sim/own_memory_device.h"
+#include "inferd/sim/virtual_device.h"
+#include "inferd/sim/virtual_weight_client.h"
+#include "inferd/weights/pull_client.h"
+#include "kernels/threaded/threaded_backend.h"
+
+namespace sluice {
+
+absl::StatusOr<ComputePlaces> MakePlaces(const EnginePlan& plan, bool cpu_beside, const ModelConfig& config,
+                                         VirtualClock* clock, const PlacesFactory& factory) {
+  const EngineOptions& options = plan.options;
+  ASSIGN_OR_RETURN(ComputePlaces places, factory({options.device, plan.backend, cpu_beside}));
+  if (clock != nullptr) {
+    places.device = std::make_unique<VirtualDevice>(std::move(places.device), clock, options.costs,
+                                                    Bf16ExpertBytes(config));
+  } else if (!options.measure_costs.empty()) {
+    ASSIGN_OR_RETURN(places.device, MeasuredDevice::Create(std::move(places.device), options.measure_costs,
+                                                           Bf16ExpertBytes(config)));
+  }
+  if (options.device == DeviceKind::kSim) {
+    places.device = std::make_unique<OwnMemoryDevice>(std::move(places.device));
+  }
+  if (cpu_beside) {
+    places.cpu = std::make_unique<ThreadedBackend>(std::move(places.cpu));
+  }
+  return places;
+}
+
+std::unique_ptr<WeightClient> Transported(std::unique_ptr<WeightClient> client, const EngineOptions& options,
+                                          VirtualClock* clock, std::vector<std::shared_ptr<Copier>> copiers) {
+  if (clock != nullptr) {
+    return std::make_unique<VirtualWeightClient>(std::move(client), clock);
+  }
+  if (options.device != DeviceKind::kHost && options.slab.transport == Transport::kPull) {
+    return std::make_unique<PullClient>(std::move(client), std::move(copiers));
+  }
+  return client;
+}
+
+}  // namespace sluice

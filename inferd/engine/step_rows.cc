@@ -1,0 +1,92 @@
+#include "inferd/engine/step_rows.h"
+
+#include <algorithm>
+
+#include "common/status.h"
+
+namespace sluice {
+
+StepRows::StepRows(const ForwardOptions& limits, uint32_t vocab, uint32_t short_text_limit)
+    : vocab_(vocab),
+      short_text_limit_(short_text_limit),
+      logit_rows_(limits.logit_rows),
+      sampler_(vocab),
+      batch_(limits.max_tokens, limits.max_sequences) {
+  running_.reserve(limits.max_sequences);
+  wants_.reserve(limits.max_tokens);
+  want_rows_.reserve(limits.logit_rows);
+}
+
+void StepRows::Begin(uint64_t step, const StepPlan& plan, KvCache* kv, const DeltaStates& states,
+                     absl::FunctionRef<Sequence*(SequenceId)> find) {
+  batch_.Clear(step);
+  running_.clear();
+  wants_.clear();
+  candidates_ = 1;
+  whole_logits_ = false;
+  for (const bool long_texts : {false, true}) {
+    for (const ScheduledRows& rows : plan.sequences) {
+      Sequence* sequence = find(rows.id);
+      if (IsLongText(*sequence) == long_texts) {
+        Add(rows, sequence, kv, states);
+      }
+    }
+  }
+}
+
+void StepRows::Add(const ScheduledRows& rows, Sequence* sequence, KvCache* kv, const DeltaStates& states) {
+  const uint32_t first_row = batch_.tokens();
+  const uint32_t index =
+      batch_.Add(sequence->tokens().subspan(rows.first_position, rows.rows),
+                 {rows.first_position, kv->pages().table(rows.slot), states.slots(rows.slot),
+                  IsLongText(*sequence), sequence->decode_from(), sequence->header().id});
+  running_.push_back({sequence, rows});
+  const uint32_t logit_rows = sequence->LogitRowsOf(rows);
+  for (uint32_t row = rows.rows - logit_rows; row < rows.rows; ++row) {
+    wants_.push_back({first_row + row, index, rows.first_position + row});
+  }
+  candidates_ = logit_rows > 0 ? std::max(candidates_, sequence->candidates()) : candidates_;
+  whole_logits_ = whole_logits_ || (logit_rows > 0 && sequence->WantsLogits());
+}
+
+bool StepRows::IsLongText(const Sequence& sequence) const {
+  return short_text_limit_ > 0 && sequence.tokens().size() > short_text_limit_;
+}
+
+absl::Status StepRows::Deliver(Forward* forward, absl::FunctionRef<absl::Status()> check,
+                               absl::FunctionRef<absl::Time()> now) {
+  for (size_t begin = 0; begin < wants_.size();) {
+    want_rows_.clear();
+    size_t end = begin;
+    while (end < wants_.size() && want_rows_.size() < logit_rows_) {
+      want_rows_.push_back(wants_[end++].row);
+    }
+    ASSIGN_OR_RETURN(const LogitRows logits, forward->Logits(want_rows_, candidates_, whole_logits_));
+    if (begin == 0) {
+      RETURN_IF_ERROR(check());
+    }
+    Hand(logits, begin, end, now());
+    begin = end;
+  }
+  return absl::OkStatus();
+}
+
+// The logits of wants_[begin, end), each sequence's together.
+void StepRows::Hand(const LogitRows& logits, size_t begin, size_t end, absl::Time now) {
+  for (size_t i = begin; i < end;) {
+    size_t next = i;
+    while (next < end && wants_[next].sequence == wants_[i].sequence) {
+      ++next;
+    }
+    Sequence* sequence = running_[wants_[i].sequence].sequence;
+    const bool lost = batch_.failed_extent(wants_[i].sequence) != StepBatch::kNoExtent;
+    if (!lost && sequence->state() == Sequence::State::kRunning) {
+      sequence->Take({&logits, static_cast<uint32_t>(i - begin), static_cast<uint32_t>(next - i),
+                      wants_[i].position, vocab_},
+                     now, &sampler_);
+    }
+    i = next;
+  }
+}
+
+}  // namespace sluice

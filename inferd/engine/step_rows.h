@@ -1,0 +1,73 @@
+// The rows of an engine's step: which sequences have which rows of the batch, and which logits each of them
+// gets.
+//
+// Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "inferd/forward/forward.h"
+#include "inferd/model/delta_states.h"
+#include "inferd/model/kv_cache.h"
+#include "inferd/schedule/sampler.h"
+#include "inferd/schedule/scheduler.h"
+#include "inferd/schedule/sequence.h"
+#include "inferd/step/step_batch.h"
+
+namespace sluice {
+
+class StepRows {
+ public:
+  struct Running {  // a sequence of the step
+    Sequence* sequence = nullptr;
+    ScheduledRows rows;
+  };
+
+  // `short_text_limit`: positions of the longest text that the model's short rope table is for; 0: it has one
+  // table for all texts.
+  StepRows(const ForwardOptions& limits, uint32_t vocab, uint32_t short_text_limit);
+
+  // The rows of a plan. `find` names the sequence of an id.
+  void Begin(uint64_t step, const StepPlan& plan, KvCache* kv, const DeltaStates& states,
+             absl::FunctionRef<Sequence*(SequenceId)> find);
+
+  bool WantLogits() const { return !wants_.empty(); }
+  // Computes the logits that the forward pass's rows give and hands them to their sequences, at the time
+  // `now`. `check` is asked before the first is handed over: until then the step can be done again.
+  absl::Status Deliver(Forward* forward, absl::FunctionRef<absl::Status()> check,
+                       absl::FunctionRef<absl::Time()> now);
+
+  const StepBatch& batch() const { return batch_; }
+  StepBatch* mutable_batch() { return &batch_; }
+  absl::Span<const Running> running() const { return running_; }  // by index in the batch
+  uint32_t short_text_limit() const { return short_text_limit_; }
+
+ private:
+  struct LogitWant {
+    uint32_t row = 0;       // in the batch
+    uint32_t sequence = 0;  // index in running_
+    uint32_t position = 0;
+  };
+
+  void Add(const ScheduledRows& rows, Sequence* sequence, KvCache* kv, const DeltaStates& states);
+  bool IsLongText(const Sequence& sequence) const;
+  void Hand(const LogitRows& logits, size_t begin, size_t end, absl::Time now);
+
+  const uint32_t vocab_;
+  const uint32_t short_text_limit_;
+  const uint32_t logit_rows_;  // that are computed at once
+  Sampler sampler_;
+  StepBatch batch_;
+  std::vector<Running> running_;
+  std::vector<LogitWant> wants_;
+  std::vector<uint32_t> want_rows_;
+  uint32_t candidates_ = 1;
+  bool whole_logits_ = false;  // some sequence wants them
+};
+
+}  // namespace sluice

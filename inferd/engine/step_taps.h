@@ -1,0 +1,40 @@
+// Who listens to the forward pass of an engine's steps: the trace recorder, then the prefetcher, whose
+// requests of one layer ring weightd's bell once.
+//
+// Thread safety: thread-compatible; belongs to the engine thread.
+#pragma once
+
+#include <functional>
+#include <utility>
+
+#include "inferd/policy/predict/predictor.h"
+#include "inferd/policy/taps/prefetcher.h"
+#include "inferd/policy/taps/trace_recorder.h"
+#include "inferd/weights/weight_client.h"
+
+namespace sluice {
+
+class StepTaps final : public LayerTap {
+ public:
+  // `prefetcher` and `trace` may be null; all outlive the taps. `moved_on` is told of every layer.
+  StepTaps(WeightClient* client, Prefetcher* prefetcher, TraceRecorder* trace, std::function<void()> moved_on)
+      : client_(client), prefetcher_(prefetcher), trace_(trace), moved_on_(std::move(moved_on)) {}
+
+  absl::Status BeforeChoice(const RouterTap& tap) override;
+  bool MayPass(uint32_t layer) const override;
+  absl::Status AfterRouter(const RouterTap& tap) override;
+  absl::Status BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) override;
+  absl::Status AfterLayer(const LayerEnd& end) override;
+  bool WantsLookAhead(uint32_t layer) const override;
+  absl::Status LookAhead(const RouterTap& tap) override;
+  bool WantsNextTokens() override;
+  absl::Status NextTokens(const RouterTap& tap) override;
+
+ private:
+  WeightClient* const client_;
+  Prefetcher* const prefetcher_;
+  TraceRecorder* const trace_;
+  const std::function<void()> moved_on_;
+};
+
+}  // namespace sluice
