@@ -31,20 +31,23 @@ template <Encoding kEncoding, int kRows, int kTokens>
 __device__ inline void SegmentProducts(const DeviceMatrix& m, const uint8_t* const (&rows)[kRows],
                                        const StagedRows& x, unsigned first, unsigned count, unsigned span,
                                        unsigned stride, int* sums) {
-  constexpr int kUnits = HalfBlock<kEncoding>::kUnits;
+  using Half = HalfBlock<kEncoding>;
+  constexpr int kUnits = Half::kUnits;
   for (unsigned item = threadIdx.x % kLanes; item < 2 * count; item += kLanes) {
     const unsigned block = first + item / 2;
     const unsigned half = item % 2;
-    HalfBlock<kEncoding> codes[kRows];
+    Half codes[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       codes[r].Load(m, rows[r], block, half);
     }
     const uint8_t* const from = x.base + StagedPlace(block * kUnits * kUnit) + 8 * half;
-    unsigned at = item / 2 * (kUnits / span) * 2 + half;
+    unsigned at = (item / 2 + 1) * (kUnits / span) * 2 - 2 + half;
     int running[kRows * kTokens] = {};
 #pragma unroll
-    for (int unit = 0; unit < kUnits; ++unit) {
+    for (int unit = kUnits - 1; unit >= 0; --unit) {
+      // The sum of the units above comes down, or up, to this one's place.
+      const int up = unit == kUnits - 1 ? 0 : Half::PlaceOf(unit) - Half::PlaceOf(unit + 1);
       uint2 values[kTokens];
 #pragma unroll
       for (int t = 0; t < kTokens; ++t) {
@@ -52,15 +55,16 @@ __device__ inline void SegmentProducts(const DeviceMatrix& m, const uint8_t* con
       }
 #pragma unroll
       for (int i = 0; i < kRows * kTokens; ++i) {
-        running[i] += codes[i / kTokens].Products(unit, values[i % kTokens]);
+        const int above = up < 0 ? running[i] >> -up : running[i] << up;
+        running[i] = codes[i / kTokens].AddProducts(unit, values[i % kTokens], above);
       }
-      if ((unit + 1) % span == 0) {
+      if (unit % span == 0) {
 #pragma unroll
         for (int i = 0; i < kRows * kTokens; ++i) {
-          sums[i * stride + at] = running[i];
+          sums[i * stride + at] = running[i] >> Half::PlaceOf(unit);
           running[i] = 0;
         }
-        at += 2;
+        at -= 2;
       }
     }
   }
@@ -100,11 +104,19 @@ __device__ inline float DotsOf(const DeviceMatrix& m, const uint8_t* const (&row
     const int* const of_dot = sums + dot * stride;
     if (kEncoding != Encoding::kMxfp4 && m.meta_bits == 16 && parts == 2) {
       // Most groups are a span: nothing is asked for each of them.
+      const int2* halves_at = reinterpret_cast<const int2*>(of_dot) + (begin - first_group);
+      const float2* x_at = x_groups + begin;
+      const uint8_t* scale_at = row + m.scales + 2 * begin;
+      const uint8_t* zero_at = row + m.zeros + 2 * begin;
       for (unsigned g = begin; g < end; g += kDotLanes) {
-        const int2 halves = reinterpret_cast<const int2*>(of_dot)[g - first_group];
-        const float2 x_group = x_groups[g];
-        const float factor = HalfAt(row + m.scales + 2 * g) * x_group.x;
-        const float zero = HalfAt(row + m.zeros + 2 * g);
+        const int2 halves = *halves_at;
+        const float2 x_group = *x_at;
+        const float factor = HalfAt(scale_at) * x_group.x;
+        const float zero = HalfAt(zero_at);
+        halves_at += kDotLanes;
+        x_at += kDotLanes;
+        scale_at += 2 * kDotLanes;
+        zero_at += 2 * kDotLanes;
         running = fmaf(factor, fmaf(-zero, x_group.y, static_cast<float>(halves.x + halves.y)), running);
       }
       continue;

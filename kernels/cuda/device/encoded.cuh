@@ -125,25 +125,28 @@ struct HalfBlock {
     }
   }
 
-  // The sum of the products of a unit's eight codes with the codes of x. Codes are masked where they stand,
-  // and the sum, a multiple of their place, is shifted.
-  __device__ int Products(int unit, const uint2& x) const {
+  // Codes are masked where they stand, so many bits up in their bytes, and sums are multiples of that place.
+  static constexpr bool kInPlace = kEncoding != Encoding::kMxfp4 && kEncoding != Encoding::kQ3;
+  static constexpr int PlaceOf(int unit) { return kInPlace ? unit % kUnitsAByte * kBits : 0; }
+
+  // Adds the products of a unit's eight codes with the codes of x to a sum at the unit's place.
+  __device__ int AddProducts(int unit, const uint2& x, int sum) const {
     const int shift = unit % kUnitsAByte * kBits;
     const unsigned(&codes)[2] = bytes[unit / kUnitsAByte];
     if (kEncoding == Encoding::kMxfp4) {
       const unsigned nibbles = 0x0f * kEveryByte;
       const int first =
-          __dp4a(static_cast<int>(Mxfp4Bytes(codes[0] >> shift & nibbles)), static_cast<int>(x.x), 0);
+          __dp4a(static_cast<int>(Mxfp4Bytes(codes[0] >> shift & nibbles)), static_cast<int>(x.x), sum);
       return __dp4a(static_cast<int>(Mxfp4Bytes(codes[1] >> shift & nibbles)), static_cast<int>(x.y), first);
     }
     const unsigned mask = (((1u << kBits) - 1) << shift) * kEveryByte;
-    int sum = DotOfBytes(codes[1] & mask, x.y, DotOfBytes(codes[0] & mask, x.x, 0)) >> shift;
-    if (kEncoding == Encoding::kQ3) {
-      const unsigned bit = kEveryByte << unit;
-      const int high = DotOfBytes(third[1] & bit, x.y, DotOfBytes(third[0] & bit, x.x, 0));
-      sum += (high >> unit) * 4;
+    if (kInPlace) {
+      return DotOfBytes(codes[1] & mask, x.y, DotOfBytes(codes[0] & mask, x.x, sum));
     }
-    return sum;
+    const int low = DotOfBytes(codes[1] & mask, x.y, DotOfBytes(codes[0] & mask, x.x, 0)) >> shift;
+    const unsigned bit = kEveryByte << unit;
+    const int high = DotOfBytes(third[1] & bit, x.y, DotOfBytes(third[0] & bit, x.x, 0));
+    return sum + low + (high >> unit) * 4;
   }
 };
 

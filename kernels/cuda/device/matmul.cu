@@ -53,10 +53,11 @@ __device__ void QuantizedPart(const MatMulLaunch& launch, const MatMulLaunchPart
   const unsigned begin = block * kQuantizedRows + warp * kDots;
   const unsigned end = min(part.rows, begin + kDots);
   for (unsigned first = begin; first < end; first += kRows) {
+    const uint8_t* const from = m.base + uint64_t{blockIdx.z * part.rows + first} * m.stride;
     const uint8_t* rows[kRows];
 #pragma unroll
     for (unsigned r = 0; r < kRows; ++r) {
-      rows[r] = RowOf(m, blockIdx.z * part.rows + min(first + r, end - 1));
+      rows[r] = from + min(r, end - 1 - first) * static_cast<unsigned>(m.stride);
     }
     const float value = QuantizedDots<kRows, kTokens>(m, rows, x, sums);
     const unsigned row = first + dot / kTokens;
@@ -103,7 +104,7 @@ __device__ inline MatMulLaunchPart PartOfBlock(const MatMulLaunch& launch) {
   unsigned index = 0;
 #pragma unroll
   for (unsigned i = 1; i < kMaxParts; ++i) {
-    index += i < launch.part_count && blockIdx.x >= launch.parts[i].first_block ? 1 : 0;
+    index += blockIdx.x >= launch.parts[i].first_block ? 1 : 0;
   }
   switch (index) {
     case 0:
@@ -187,6 +188,9 @@ cudaError_t EnqueueMatMul(MatMulLaunch launch, uint64_t shared_bytes, cudaStream
   }
   if (launch.part_count == 0) {
     return cudaSuccess;
+  }
+  for (uint32_t i = launch.part_count; i < kMaxParts; ++i) {
+    launch.parts[i].first_block = blocks;  // no block is theirs
   }
   const uint64_t several = SharedBytes(launch, kDots);
   if (launch.tokens > 1 && several <= shared_bytes) {

@@ -108,10 +108,7 @@ __device__ inline void RoundGroups(const RoundedRow<kStaged>& to, Four four) {
     const bool inside = within < group && g < groups && k < RoundedCodes(to.cols);
     const float4 v = inside ? four(k) : make_float4(0, 0, 0, 0);
     float largest = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-#pragma unroll
-    for (unsigned distance = kWidth / 8; distance != 0; distance /= 2) {
-      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, distance));
-    }
+    largest = MaxWithin<kWidth / 8>(largest);
     const bool tiny = largest < 1e-30f;
     const float inverse = tiny ? 0.0f : 127.0f / largest;
     const unsigned low = __byte_perm(static_cast<unsigned>(__float2int_rn(v.x * inverse)),

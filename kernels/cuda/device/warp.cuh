@@ -14,6 +14,16 @@ __device__ inline float ShuffleXor(float value) {
   return other;
 }
 
+// The largest value of the 2 kDistance neighbouring lanes that the lane is one of; NaNs are left out.
+template <int kDistance>
+__device__ inline float MaxWithin(float value) {
+  if constexpr (kDistance == 0) {
+    return value;
+  } else {
+    return MaxWithin<kDistance / 2>(fmaxf(value, ShuffleXor<kDistance>(value)));
+  }
+}
+
 // The tree of ARITHMETIC.md section 0 over one value a lane, and its closing +0; every lane gets the sum. An
 // addition commutes to the bit, so that each lane's partner may be found by xor.
 __device__ inline float WarpTreeSum(float value) {

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <random>
 
 #include "common/half.h"
@@ -36,6 +38,52 @@ std::vector<float> ToHost(const float* pointer, size_t count) {
   return values;
 }
 
+constexpr uint32_t kGroup = 64;
+
+// Rows of q4 in device memory of exactly their size.
+cuda::DeviceMatrix MatrixQ4(const std::vector<uint8_t>& weights, uint32_t rows, uint32_t cols,
+                            uint64_t stride) {
+  const EncodingDescriptor d = MakeDescriptor(Encoding::kQ4);
+  cuda::DeviceMatrix m;
+  m.base = ToDevice(weights);
+  m.stride = stride;
+  m.rows = rows;
+  m.cols = cols;
+  m.scales = static_cast<uint32_t>(ScaleOffset(d, cols));
+  m.zeros = static_cast<uint32_t>(ZeroOffset(d, cols));
+  m.group = kGroup;
+  m.encoding = Encoding::kQ4;
+  m.meta_bits = 16;
+  m.aligned = 16;
+  return m;
+}
+
+// x, `tokens` rows of it, to be rounded for such rows.
+cuda::PrepareLaunch RoundingOf(const std::vector<float>& x, uint32_t tokens) {
+  cuda::PrepareLaunch round;
+  round.x = ToDevice(x);
+  round.rows = tokens;
+  round.cols = static_cast<uint32_t>(x.size() / tokens);
+  round.x_stride = round.cols;
+  round.group = kGroup;
+  round.rounded = NewOnDevice<uint8_t>(tokens * cuda::RoundedStride(round.cols, kGroup));
+  return round;
+}
+
+// A product of `tokens` rounded rows with one matrix.
+cuda::MatMulLaunch ProductOf(const cuda::PrepareLaunch& round, const cuda::DeviceMatrix& m, float* y) {
+  cuda::MatMulLaunch product;
+  product.tokens = round.rows;
+  product.part_count = 1;
+  cuda::MatMulLaunchPart& part = product.parts[0];
+  part.weights = m;
+  part.rounded = round.rounded;
+  part.rows = m.rows;
+  part.y = y;
+  part.y_stride = m.rows;
+  return product;
+}
+
 }  // namespace
 
 std::vector<float> RunRmsNorm(const KernelEntries& entries, const std::vector<float>& x,
@@ -61,35 +109,11 @@ std::vector<float> RunRmsNorm(const KernelEntries& entries, const std::vector<fl
 
 std::vector<float> RunGemvQ4(const KernelEntries& entries, const std::vector<float>& x,
                              const std::vector<uint8_t>& weights, uint32_t rows, uint64_t stride) {
-  constexpr uint32_t kGroup = 64;
   constexpr uint64_t kShared = 48 << 10;
   const auto cols = static_cast<uint32_t>(x.size());
-  cuda::PrepareLaunch round;
-  round.x = ToDevice(x);
-  round.rows = 1;
-  round.cols = cols;
-  round.group = kGroup;
-  round.rounded = NewOnDevice<uint8_t>(cuda::RoundedStride(cols, kGroup));
-  cuda::MatMulLaunch gemv;
-  gemv.tokens = 1;
-  gemv.part_count = 1;
-  cuda::MatMulLaunchPart& part = gemv.parts[0];
-  const EncodingDescriptor d = MakeDescriptor(Encoding::kQ4);
-  part.weights.base = ToDevice(weights);
-  part.weights.stride = stride;
-  part.weights.rows = rows;
-  part.weights.cols = cols;
-  part.weights.scales = static_cast<uint32_t>(ScaleOffset(d, cols));
-  part.weights.zeros = static_cast<uint32_t>(ZeroOffset(d, cols));
-  part.weights.group = kGroup;
-  part.weights.encoding = Encoding::kQ4;
-  part.weights.meta_bits = 16;
-  part.weights.aligned = 16;
-  part.rounded = round.rounded;
-  part.rows = rows;
+  const cuda::PrepareLaunch round = RoundingOf(x, 1);
   float* const y = NewOnDevice<float>(rows);
-  part.y = y;
-  part.y_stride = rows;
+  const cuda::MatMulLaunch gemv = ProductOf(round, MatrixQ4(weights, rows, cols, stride), y);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   cudaStream_t first;
   cudaStream_t second;
@@ -103,6 +127,98 @@ std::vector<float> RunGemvQ4(const KernelEntries& entries, const std::vector<flo
     return {};
   }
   return ToHost(y, rows);
+}
+
+std::vector<float> RunTilesQ4(const KernelEntries& entries, const std::vector<float>& x, uint32_t tokens,
+                              const std::vector<uint8_t>& weights, uint32_t rows, uint64_t stride) {
+  const cuda::PrepareLaunch round = RoundingOf(x, tokens);
+  float* const y = NewOnDevice<float>(uint64_t{tokens} * rows);
+  const cuda::MatMulLaunch product = ProductOf(round, MatrixQ4(weights, rows, round.cols, stride), y);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  if (entries.prepare(round, nullptr) != cudaSuccess ||
+      entries.tiles(product, product.parts[0], nullptr) != cudaSuccess) {
+    return {};
+  }
+  return ToHost(y, uint64_t{tokens} * rows);
+}
+
+std::vector<float> RunAttentionF16(const KernelEntries& entries, uint32_t positions) {
+  constexpr uint32_t kHeads = 4;
+  constexpr uint32_t kDim = 64;
+  const uint32_t pages = (positions + cuda::kPagePositions - 1) / cuda::kPagePositions;
+  // Only positions that are there hold anything.
+  const std::vector<float> values = RandomFloats(uint64_t{2} * positions * kDim, 8);
+  std::vector<uint16_t> halves(values.size());
+  std::transform(values.begin(), values.end(), halves.begin(), FloatToF16);
+  std::vector<uint32_t> order(pages);
+  std::iota(order.begin(), order.end(), 0);
+  cuda::RowPlace place;
+  place.pages = ToDevice(order);
+  place.position = positions - 1;
+  cuda::AttentionLaunch launch;
+  launch.places = ToDevice(std::vector<cuda::RowPlace>{place});
+  launch.rows = 1;
+  launch.q = ToDevice(RandomFloats(kHeads * kDim, 9));
+  launch.q_stride = kHeads * kDim;
+  launch.heads = kHeads;
+  launch.scale = 0.1f;
+  launch.kv.k = reinterpret_cast<uint8_t*>(
+      ToDevice(std::vector<uint16_t>(halves.begin(), halves.begin() + positions * kDim)));
+  launch.kv.v = reinterpret_cast<uint8_t*>(
+      ToDevice(std::vector<uint16_t>(halves.begin() + positions * kDim, halves.end())));
+  launch.kv.page_stride = cuda::kPagePositions * kDim * sizeof(uint16_t);
+  launch.kv.kv_heads = 1;
+  launch.kv.head_dim = kDim;
+  launch.kv.value_dim = kDim;
+  launch.splits = (positions + cuda::kSpanPositions - 1) / cuda::kSpanPositions;
+  launch.partial = NewOnDevice<float>(uint64_t{kHeads} * launch.splits * (kDim + 2));
+  launch.out = NewOnDevice<float>(kHeads * kDim);
+  launch.out_stride = kHeads * kDim;
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  if (entries.attention(launch, nullptr) != cudaSuccess) {
+    return {};
+  }
+  return ToHost(launch.out, kHeads * kDim);
+}
+
+std::vector<float> RunExpertQ4(const KernelEntries& entries, const std::vector<float>& x, uint32_t width) {
+  const auto cols = static_cast<uint32_t>(x.size());
+  const auto matrix = [&](uint64_t seed) {
+    uint64_t stride = 0;
+    const std::vector<uint8_t> rows = RandomQ4Rows(width, cols, &stride, seed);
+    return MatrixQ4(rows, width, cols, stride);
+  };
+  const cuda::PrepareLaunch round = RoundingOf(x, 1);
+  cuda::DeviceExpert expert;
+  expert.up = matrix(11);
+  expert.gate = matrix(12);
+  expert.down = matrix(13);
+  expert.neuron_end = width;
+  expert.lead = cuda::Lead::kUp;
+  expert.threshold = 1;
+  expert.up_rounded = round.rounded;
+  expert.gate_rounded = round.rounded;
+  cuda::ExpertsLaunch launch;
+  launch.experts = ToDevice(std::vector<cuda::DeviceExpert>{expert});
+  launch.expert_count = 1;
+  launch.pairs = ToDevice(std::vector<cuda::ExpertPair>(1));
+  launch.pair_count = 1;
+  launch.block_count = cuda::BlocksOf(width);
+  launch.block_bytes = cuda::BlockBytes(cuda::GroupsOf(cols, kGroup));
+  launch.blocks = NewOnDevice<uint8_t>(launch.block_count * launch.block_bytes);
+  launch.max_neurons = width;
+  launch.shared_bytes = cuda::CoefficientSharedBytes(expert.up, expert.gate, false);
+  launch.max_tiles = cuda::DownTiles(expert.down);
+  launch.x = round.x;
+  launch.x_stride = cols;
+  launch.y = NewOnDevice<float>(cols);
+  launch.y_stride = cols;
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  if (entries.prepare(round, nullptr) != cudaSuccess ||
+      entries.coefficients(launch, nullptr) != cudaSuccess || entries.down(launch, nullptr) != cudaSuccess) {
+    return {};
+  }
+  return ToHost(launch.y, cols);
 }
 
 std::vector<uint8_t> RandomQ4Rows(uint32_t rows, uint32_t cols, uint64_t* stride, uint64_t seed) {

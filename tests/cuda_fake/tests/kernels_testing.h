@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/cuda/device/attention/attention.h"
+#include "kernels/cuda/device/experts/experts.h"
 #include "kernels/cuda/device/matmul.h"
 #include "kernels/cuda/device/row_kernels.h"
 
@@ -15,6 +17,11 @@ namespace sluice::cuda_fake {
 struct KernelEntries {
   cudaError_t (*prepare)(const cuda::PrepareLaunch&, cudaStream_t) = cuda::EnqueuePrepare;
   cudaError_t (*matmul)(cuda::MatMulLaunch, uint64_t, cudaStream_t) = cuda::EnqueueMatMul;
+  cudaError_t (*tiles)(const cuda::MatMulLaunch&, const cuda::MatMulLaunchPart&,
+                       cudaStream_t) = cuda::EnqueueMatMulTiles;
+  cudaError_t (*attention)(const cuda::AttentionLaunch&, cudaStream_t) = cuda::EnqueueAttention;
+  cudaError_t (*coefficients)(const cuda::ExpertsLaunch&, cudaStream_t) = cuda::EnqueueCoefficients;
+  cudaError_t (*down)(const cuda::ExpertsLaunch&, cudaStream_t) = cuda::EnqueueDown;
 };
 
 // y of `rows` rows; with an empty weight none is passed. Empty after an error, which the fake has reported.
@@ -25,6 +32,16 @@ std::vector<float> RunRmsNorm(const KernelEntries& entries, const std::vector<fl
 // pack/row_layout.h.
 std::vector<float> RunGemvQ4(const KernelEntries& entries, const std::vector<float>& x,
                              const std::vector<uint8_t>& weights, uint32_t rows, uint64_t stride);
+
+// The same of `tokens` rows of x by tensor cores: y of a token after the other.
+std::vector<float> RunTilesQ4(const KernelEntries& entries, const std::vector<float>& x, uint32_t tokens,
+                              const std::vector<uint8_t>& weights, uint32_t rows, uint64_t stride);
+
+// A token of four heads of 64 values over `positions` positions of one f16 KV head, a block a span.
+std::vector<float> RunAttentionF16(const KernelEntries& entries, uint32_t positions);
+
+// One token's expert of q4 rows: `width` neurons, of which those with up factors below 1 are left out.
+std::vector<float> RunExpertQ4(const KernelEntries& entries, const std::vector<float>& x, uint32_t width);
 
 // Random q4 rows with groups of 64 for `cols` columns, `stride` bytes each.
 std::vector<uint8_t> RandomQ4Rows(uint32_t rows, uint32_t cols, uint64_t* stride, uint64_t seed);

@@ -19,7 +19,14 @@ struct SeededBug {
   KernelEntries entries;
 };
 
-std::vector<SeededBug> SeededBugs();
+// Each in a source of its own.
+void AddBugsOf_norm(std::vector<SeededBug>* bugs);
+void AddBugsOf_round(std::vector<SeededBug>* bugs);
+void AddBugsOf_gemv(std::vector<SeededBug>* bugs);
+void AddBugsOf_tiles(std::vector<SeededBug>* bugs);
+void AddBugsOf_attention(std::vector<SeededBug>* bugs);
+void AddBugsOf_coefficients(std::vector<SeededBug>* bugs);
+void AddBugsOf_down(std::vector<SeededBug>* bugs);
 
 // What a failed test prints of its parameter.
 inline void PrintTo(const SeededBug& bug, std::ostream* out) { *out << bug.name; }
