@@ -2,12 +2,14 @@
 """What `sluice plan` says against what the daemons then take and `sluice bench` measures, over eight combinations of
 shape, bits, budget and preset.
 
-usage: plan_against_bench.py [--work DIR] [--bin build/release] [--tokens N] [--runs N] [--only WORD]
+usage: plan_against_bench.py [--work DIR] [--bin build/release] [--tokens N] [--runs N] [--only REGEX] [--write FILE.md]
 
 Packs (sluice synth, routing spread evenly) are made in DIR unless they are there. A row's memory is the sum of the DRAM
-budget, the KV cache and the activations, planned over reported; its speed tokens/s of one sequence, planned over the median
-of the runs. Each run plans anew, since the rates of a shared machine change from minute to minute, and the ratio is that of
-its own plan. Marks: memory within 2 %, speed within 15 %. Prints a Markdown table. Exit status 1 if a command failed.
+budget, the KV cache and the activations, planned over reported; its speed tokens/s of one sequence. The rates of a shared
+machine change from second to second, so `plan` is asked before and after each run: a ratio is the mean of both over what was
+measured between them, a row's the median of its runs'. Marks: memory within 2 %, speed within 15 %; what misses is bold.
+Prints a Markdown table and adds its rows to DIR/rows.jsonl; --write: measures nothing, and puts all these rows into FILE in
+place of the table under "Planned against measured". Exit status 1 if a command failed.
 """
 import argparse
 import json
@@ -36,16 +38,12 @@ def sluice_json(options, *args):
     return json.loads(done.stdout)
 
 
-def pack_of(options, shape, layers, bits):
-    path = os.path.join(options.work, f"{shape}-{layers}-{bits}.pack")
+def pack_of(options, shape, layers, bits, masked):
+    """With the thresholds that masks need where they are wanted; what others are planned by knows no usage."""
+    path = os.path.join(options.work, f"{shape}-{layers}-{bits}{'-calibrated' * masked}.pack")
     if not os.path.exists(path):
         sluice_json(options, "synth", "--shape", shape, "--layers", str(layers), "--bits", bits, "--out", path)
-    return path
-
-
-def calibrated(options, path):
-    """The pack with the thresholds that masks need."""
-    if not os.path.exists(os.path.join(path, "profile")):
+    if masked and not os.path.exists(os.path.join(path, "profile/thresholds.bin")):
         text = os.path.join(options.work, "text")
         with open(text, "w") as file:
             file.write("The quick brown fox jumps over the lazy dog. " * 40)
@@ -78,19 +76,68 @@ def logged_budget(log):
     return float(number) * units[unit]
 
 
-def run_once(options, path, share, extra):
+def measure(options, shape, layers, bits, share, extra):
     planned_args, preset = without_preset(extra)
+    path = pack_of(options, shape, layers, bits, preset != "exact")
     budget = []
     if share is not None:
         size = sum(os.path.getsize(os.path.join(path, name)) for name in ("dense.bin", "experts.bin"))
         budget = ["--dram-budget", str(int(size * share))]
-    plan = sluice_json(options, "plan", "--pack", path, *planned_args, *budget)
-    (row,) = (r for r in plan["rows"] if r["preset"] == preset)
-    bench = sluice_json(options, "bench", "--pack", path, *extra, *budget, "-p", "0", "-n", str(options.tokens), "-r", "2")
+
+    def plan():
+        answer = sluice_json(options, "plan", "--pack", path, *planned_args, *budget)
+        (row,) = (r for r in answer["rows"] if r["preset"] == preset)
+        return row
+
+    plans, measured = [plan()], []
+    for _ in range(options.runs):
+        bench = sluice_json(options, "bench", "--pack", path, *extra, *budget, "-p", "0", "-n", str(options.tokens), "-r", "2")
+        measured.append(bench[0]["avg_ts"])
+        plans.append(plan())
+    speeds = [row["tokens_per_second"] for row in plans]
     runtime = os.environ["SLUICE_RUNTIME_DIR"]
     took = logged_budget(os.path.join(runtime, "weightd.log")) + reported(os.path.join(runtime, "inferd.log"))
-    memory = (row["dram_budget"] + row["kv_bytes"] + row["activation_bytes"]) / took
-    return row["tokens_per_second"], bench[0]["avg_ts"], memory
+    return {
+        "planned": statistics.median(speeds),
+        "measured": statistics.median(measured),
+        "ratios": [(before + after) / 2 / rate for before, after, rate in zip(speeds, speeds[1:], measured)],
+        "memory": (plans[0]["dram_budget"] + plans[0]["kv_bytes"] + plans[0]["activation_bytes"]) / took,
+    }
+
+
+def marked(ratio, most, digits):
+    text = f"{ratio:.{digits}f}"
+    return text if abs(ratio - 1) <= most else f"**{text}**"
+
+
+def speed_cells(row):
+    ratio = statistics.median(row["ratios"])
+    of_runs = ", ".join(f"{r:.2f}" for r in sorted(row["ratios"]))
+    return f" {row['planned']:.1f} | {row['measured']:.1f} | {marked(ratio, 0.15, 2)} ({of_runs}) |"
+
+
+SPEED_HEAD = " planned, tokens/s | measured | planned / measured (of each run) |"
+
+
+def table(rows):
+    """Rows of a combination that was measured several times stand side by side."""
+    times = min(sum(row["name"] == name for row in rows) for name in {row["name"] for row in rows})
+    lines = ["| combination |" + SPEED_HEAD * times + " memory, planned / reported |", "|---|" + "---|" * (3 * times + 1)]
+    for name in [c[0] for c in COMBINATIONS]:
+        of_name = [row for row in rows if row["name"] == name][-times:]
+        if of_name:
+            worst = max((row["memory"] for row in of_name), key=lambda m: abs(m - 1))
+            lines.append(f"| {name} |" + "".join(map(speed_cells, of_name)) + f" {marked(worst, 0.02, 3)} |")
+    return "\n".join(lines) + "\n"
+
+
+def write(path, text):
+    with open(path) as file:
+        document = file.read()
+    heading = document.index("## Planned against measured")
+    document = document[:heading] + re.sub(r"(?m)(^\|.*\n)+", lambda _: text, document[heading:], count=1)
+    with open(path, "w") as file:
+        file.write(document)
 
 
 def main():
@@ -100,22 +147,24 @@ def main():
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", default="")
+    parser.add_argument("--write")
     options = parser.parse_args()
     os.makedirs(options.work, exist_ok=True)
+    record = os.path.join(options.work, "rows.jsonl")
+    if options.write:
+        with open(record) as file:
+            write(options.write, table([json.loads(line) for line in file]))
+        return
     os.environ["SLUICE_RUNTIME_DIR"] = os.path.join(options.work, "run")
     os.makedirs(os.environ["SLUICE_RUNTIME_DIR"], exist_ok=True)
-    print("| combination | planned, tokens/s | measured | planned / measured | memory, planned / reported |")
-    print("|---|---|---|---|---|")
-    for name, shape, layers, bits, share, extra in COMBINATIONS:
-        if options.only not in name:
-            continue
-        path = pack_of(options, shape, layers, bits)
-        if "--preset" in extra:
-            path = calibrated(options, path)
-        runs = [run_once(options, path, share, extra) for _ in range(options.runs)]
-        planned, measured, memory = (statistics.median(values) for values in zip(*runs))
-        ratio = statistics.median(p / m for p, m, _ in runs)
-        print(f"| {name} | {planned:.1f} | {measured:.1f} | {ratio:.2f} | {memory:.3f} |", flush=True)
+    rows = []
+    for name, *combination in COMBINATIONS:
+        if re.search(options.only, name):
+            rows.append({"name": name, **measure(options, *combination)})
+            print(f"{name}:{speed_cells(rows[-1])}", file=sys.stderr)
+            with open(record, "a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+    print(table(rows), end="")
 
 
 if __name__ == "__main__":

@@ -44,8 +44,13 @@ double HitRate(const ModelConfig& config, const std::vector<std::vector<uint64_t
     const double middle = (low + high) / 2;
     (Held(rates, middle) < room ? low : high) = middle;
   }
+  // When a layer asks, what it asked for last is a whole token old; that of all layers half a token on
+  // average.
+  const double layers = static_cast<double>(std::count_if(config.layers.begin(), config.layers.end(),
+                                                          [](const auto& l) { return l.moe.experts > 0; }));
+  const double age = std::max(0.0, high - (layers - 1) / (2 * layers));
   double hits = 0;
-  for (const double rate : rates) hits += rate * -std::expm1(-rate * high);
+  for (const double rate : rates) hits += rate * -std::expm1(-rate * age);
   return std::clamp(hits / asked, 0.0, 1.0);
 }
 

@@ -1,23 +1,23 @@
 #include "cli/plan/host_rates.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <random>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/memory_facts.h"
+#include "common/ring/shared_memory.h"
 #include "common/status.h"
 #include "inferd/model/model_shapes.h"
 #include "kernels/backend.h"
 #include "pack/row_layout.h"
+#include "weightd/dram/prefaulter.h"
 
 namespace sluice::cli {
 namespace {
@@ -27,8 +27,11 @@ constexpr uint64_t kLeastRegion = 32ull << 20;
 // Weights that stay in the caches of one CPU.
 constexpr uint64_t kCachedBytes = 256ull << 10;
 constexpr uint64_t kCachedRegion = 8ull << 20;
-constexpr double kMeasureSeconds = 0.12;
+constexpr double kCachedSeconds = 0.12;
 constexpr int kRounds = 3;
+constexpr double kStepsSeconds = 0.5;
+// Of a measured step; its other layers would be the same again.
+constexpr size_t kStepLayers = 4;
 // Weights of a layer's attention come as about so many products.
 constexpr uint64_t kDenseCalls = 4;
 constexpr uint32_t kSmallRows = 16;
@@ -41,12 +44,6 @@ constexpr uint64_t kBlock = 4096;
 class Kernels {
  public:
   Kernels(const ModelConfig& config, const StoredSizes& sizes) : config_(config), sizes_(sizes) {}
-  ~Kernels() {
-    if (region_ != nullptr) munmap(region_, bytes_);
-  }
-  Kernels(const Kernels&) = delete;
-  Kernels& operator=(const Kernels&) = delete;
-
   absl::StatusOr<ProductRates> MeasureCached(uint32_t threads, uint32_t tokens, uint32_t rows_each) {
     cached_ = true;
     tokens_ = tokens;
@@ -66,19 +63,18 @@ class Kernels {
     return rates;
   }
 
+  // A token's steps one after the other, as the engine makes them: what is measured alone finds the caches
+  // and the memory's queues as no step does.
   absl::StatusOr<KernelRates> Measure(uint32_t threads) {
     RETURN_IF_ERROR(Open(threads));
+    RETURN_IF_ERROR(Step());  // wakes the threads
+    dense_ = experts_ = small_ = {};
+    const absl::Time end = absl::Now() + absl::Seconds(kStepsSeconds);
+    while (absl::Now() < end) RETURN_IF_ERROR(Step());
     KernelRates rates;
-    const uint64_t per_layer = sizes_.dense_read / std::max<size_t>(1, config_.layers.size()) / kDenseCalls;
-    ASSIGN_OR_RETURN(rates.dense, Best([&] { return Product(sizes_.dense_encoding, per_layer); }));
-    rates.experts = rates.dense;
-    if (sizes_.routed_read > 0) {
-      ASSIGN_OR_RETURN(rates.experts, Best([&] { return Experts(); }));
-    }
-    const EncodingDescriptor plain{.encoding = Encoding::kBf16};
-    const uint64_t small = kSmallRows * RoundStride(RowBytes(plain, config_.hidden));
-    ASSIGN_OR_RETURN(const double small_rate, Best([&] { return Product(plain, small); }));
-    rates.layer_seconds = kSmallOperations * static_cast<double>(small) / small_rate;
+    rates.dense = static_cast<double>(dense_.bytes) / dense_.seconds;
+    rates.experts = experts_.bytes > 0 ? static_cast<double>(experts_.bytes) / experts_.seconds : rates.dense;
+    rates.layer_seconds = kSmallOperations * small_.seconds / static_cast<double>(small_.calls);
     return rates;
   }
 
@@ -93,11 +89,10 @@ class Kernels {
                                                        " bytes of free memory, ", UsableMemory(memory),
                                                        " are there"));
     }
-    void* region = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (region == MAP_FAILED) return ErrnoToStatus(errno, absl::StrCat("mapping ", bytes_, " bytes"));
-    region_ = region;
-    madvise(region, bytes_, MADV_HUGEPAGE);  // as weightd's; small pages are only slower
-    std::memset(region, 0x2c, bytes_);       // scales that are small numbers in every encoding
+    // As a segment of weightd's, with whatever pages the kernel gives to those.
+    ASSIGN_OR_RETURN(region_, CreateSharedMemory("sluice-plan", bytes_, PeerAccess::kReadOnly));
+    Populate(region_.map.data(), bytes_);
+    std::memset(region_.map.data(), 0x2c, bytes_);  // scales that are small numbers in every encoding
     BackendLimits limits;
     limits.max_tokens = tokens_;
     limits.max_sequences = 1;
@@ -110,7 +105,7 @@ class Kernels {
     limits.expert_width = std::max(1u, WidestExpert(config_));
     limits.vocab = config_.vocab;
     ASSIGN_OR_RETURN(backend_, CreateHostBackend(limits, threads));
-    ASSIGN_OR_RETURN(weights_, backend_->Import({static_cast<const std::byte*>(region), bytes_}));
+    ASSIGN_OR_RETURN(weights_, backend_->Import({region_.map.data(), bytes_}));
     const uint64_t inputs = uint64_t{tokens_} * config_.hidden;
     ASSIGN_OR_RETURN(x_, backend_->Allocate(inputs * sizeof(float), BufferKind::kActivations));
     const uint64_t results = std::max<uint64_t>(limits.top_k * inputs, uint64_t{1} << 22);
@@ -131,7 +126,7 @@ class Kernels {
       const absl::Cleanup end = [this] { backend_->EndStep(); };
       const absl::Time start = absl::Now();
       double seconds = 0;
-      while (seconds < kMeasureSeconds / kRounds) {
+      while (seconds < kCachedSeconds / kRounds) {
         ASSIGN_OR_RETURN(const uint64_t read, call());
         bytes += read;
         seconds = absl::ToDoubleSeconds(absl::Now() - start);
@@ -141,17 +136,49 @@ class Kernels {
     return best;
   }
 
+  // What some calls of a step read, and took.
+  struct Spent {
+    uint64_t bytes = 0;
+    double seconds = 0;
+    uint64_t calls = 0;
+  };
+
+  absl::Status Time(Spent* part, const std::function<absl::StatusOr<uint64_t>()>& call) {
+    const absl::Time start = absl::Now();
+    ASSIGN_OR_RETURN(const uint64_t bytes, call());
+    part->seconds += absl::ToDoubleSeconds(absl::Now() - start);
+    part->bytes += bytes;
+    ++part->calls;
+    return absl::OkStatus();
+  }
+
+  // Some layers and the head.
+  absl::Status Step() {
+    const EncodingDescriptor& dense = sizes_.dense_encoding;
+    const EncodingDescriptor plain{.encoding = Encoding::kBf16};
+    const uint64_t layers = std::max<size_t>(1, config_.layers.size());
+    const uint64_t product = (sizes_.dense_read - sizes_.head_read) / layers / kDenseCalls;
+    const uint64_t small = kSmallRows * RoundStride(RowBytes(plain, config_.hidden));
+    backend_->BeginStep();
+    const absl::Cleanup end = [this] { backend_->EndStep(); };
+    for (uint64_t layer = 0; layer < std::min(layers, kStepLayers); ++layer) {
+      for (uint64_t i = 0; i < kDenseCalls; ++i) {
+        RETURN_IF_ERROR(Time(&dense_, [&] { return Product(dense, product); }));
+        RETURN_IF_ERROR(Time(&small_, [&] { return Product(plain, small); }));
+      }
+      if (sizes_.routed_read > 0) RETURN_IF_ERROR(Time(&experts_, [&] { return Experts(); }));
+    }
+    return Time(&dense_, [&] { return Product(dense, sizes_.head_read); });
+  }
+
   double ProductsPerByte(const EncodingDescriptor& encoding) const {
     return static_cast<double>(config_.hidden) /
            static_cast<double>(RoundStride(RowBytes(encoding, config_.hidden)));
   }
 
-  // The next weights in the region, from its beginning where the rest is too short.
+  // Anywhere in the region, as routers choose.
   uint64_t Place(uint64_t bytes) {
-    if (cached_ || next_ + bytes > bytes_) next_ = 0;
-    const uint64_t place = next_;
-    next_ += (bytes + 63) / 64 * 64;
-    return place;
+    return cached_ || bytes >= bytes_ ? 0 : random_() % (bytes_ - bytes) / kBlock * kBlock;
   }
 
   WeightView View(const EncodingDescriptor& encoding, uint32_t rows, uint64_t place, uint64_t stride) const {
@@ -239,9 +266,12 @@ class Kernels {
   uint32_t tokens_ = 1;
   uint32_t rows_each_ = 1;             // of an expert
   std::vector<uint32_t> expert_rows_;  // 0, 1, 2, ...
-  void* region_ = nullptr;
+  SharedMemory region_;
   uint64_t bytes_ = 0;
-  uint64_t next_ = 0;
+  std::mt19937_64 random_{1};
+  Spent dense_;
+  Spent experts_;
+  Spent small_;
   std::unique_ptr<Backend> backend_;
   BufferId weights_ = kNoBuffer;
   BufferId x_ = kNoBuffer;

@@ -18,7 +18,7 @@ struct KernelRates {
   double layer_seconds = 0;  // of a layer's small operations, which read no weights to speak of
 };
 
-// At most an eighth of a second an encoding and kind, over `bytes` of memory. RESOURCE_EXHAUSTED without that
+// Over half a second of steps, in memory of the kind that weightd has. RESOURCE_EXHAUSTED without that
 // memory; errors of CreateHostBackend.
 absl::StatusOr<KernelRates> MeasureKernels(const ModelConfig& config, const StoredSizes& sizes,
                                            uint32_t threads);

@@ -24,16 +24,14 @@ namespace fs = std::filesystem;
 constexpr uint64_t kLargeFile = 256ull << 20;
 
 // What a token reads of the dense tensors.
-uint64_t DenseRead(const std::vector<DenseTensor>& tensors) {
-  const auto named = [](std::string_view name) {
-    return [name](const DenseTensor& tensor) { return tensor.name == name; };
-  };
-  const bool tied = std::none_of(tensors.begin(), tensors.end(), named(dense::kHead));
-  uint64_t bytes = 0;
+void PutDenseReads(const std::vector<DenseTensor>& tensors, StoredSizes* sizes) {
+  const bool tied = std::none_of(tensors.begin(), tensors.end(),
+                                 [](const DenseTensor& tensor) { return tensor.name == dense::kHead; });
   for (const DenseTensor& tensor : tensors) {
-    if (tied || tensor.name != dense::kEmbed) bytes += uint64_t{tensor.rows} * tensor.stride;
+    const uint64_t bytes = uint64_t{tensor.rows} * tensor.stride;
+    if (tied || tensor.name != dense::kEmbed) sizes->dense_read += bytes;
+    if (tensor.name == (tied ? dense::kEmbed : dense::kHead)) sizes->head_read = bytes;
   }
-  return bytes;
 }
 
 // Of the largest of them.
@@ -91,7 +89,7 @@ class ExpertSums {
 
 void PutDense(const std::vector<DenseTensor>& tensors, uint64_t bytes, StoredSizes* sizes) {
   sizes->weights.dense = bytes;
-  sizes->dense_read = DenseRead(tensors);
+  PutDenseReads(tensors, sizes);
   sizes->dense_encoding = DenseEncoding(tensors);
 }
 

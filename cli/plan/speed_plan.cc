@@ -7,16 +7,17 @@
 namespace sluice::cli {
 namespace {
 
-// Of the shorter of computing and reading, what does not hide behind the other: an expert is known to be
-// missing once its layer's router has run (docs/measured.md: 1.02 to 1.10 of the longer one's time).
+// Of the shorter of a layer's computing and reading, what does not hide behind the other: an expert is known
+// to be missing once its layer's router has run (docs/measured.md: 1.02 to 1.10 of the longer one's time).
 constexpr double kNotHidden = 0.1;
 
-// Segments are of one size class each, and the last of a class is seldom full.
-constexpr double kFilled = 0.97;
-
+// Whole experts, one of which is on its way.
 double ShareHeld(uint64_t room, const StoredSizes& sizes) {
   if (room >= sizes.experts()) return 1;
-  return kFilled * static_cast<double>(room) / static_cast<double>(sizes.experts());
+  const uint64_t experts = room / std::max<uint64_t>(1, sizes.weights.largest_expert);
+  if (experts == 0) return 0;
+  return static_cast<double>((experts - 1) * sizes.weights.largest_expert) /
+         static_cast<double>(sizes.experts());
 }
 
 }  // namespace
@@ -43,8 +44,10 @@ SpeedPlan PlanSpeed(const ModelFacts& facts, const StoredSizes& sizes, const Mem
                          computed / input.kernels.experts +
                          static_cast<double>(facts.config.layers.size()) * input.kernels.layer_seconds;
   const double transfer = std::max(plan.disk_seconds, plan.link_seconds);
-  const double seconds =
-      std::max(plan.compute_seconds, transfer) + kNotHidden * std::min(plan.compute_seconds, transfer);
+  // While the head is computed nothing travels: what the next token needs is not known.
+  const double head = static_cast<double>(sizes.head_read) / input.kernels.dense;
+  const double layers = plan.compute_seconds - head;
+  const double seconds = head + std::max(layers, transfer) + kNotHidden * std::min(layers, transfer);
   plan.tokens_per_second = seconds > 0 ? 1 / seconds : 0;
   return plan;
 }

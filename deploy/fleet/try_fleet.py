@@ -36,6 +36,8 @@ GROUPS = 24  # beginnings of texts: more than one host's KV cache keeps, fewer t
 # Words of a beginning: 24 long ones are more than one host keeps.
 SHORT, LONG = 100, 320
 PATIENCE = 60
+# Beside the others when a host is lost, so that it has something that runs.
+LONG_STREAMS, LONG_TOKENS, LONG_NUMBERS = 12, 700, 1000000
 HEARD = 2  # seconds, after which the balancer in front knows what a host says: four checks
 
 
@@ -199,6 +201,16 @@ class Fleet:
             return []
         return [line.split(",")[17] for line in stat.splitlines() if line.startswith("hosts_") and ",BACKEND," not in line]
 
+    def running_on(self, server):
+        """Of the streams that the balancer in front has there: the ports of HTTP's clients, and how many are gRPC's."""
+        ports, over_grpc = set(), 0
+        for line in ask_haproxy(os.path.join(self.folder, "front.sock"), "show sess").splitlines():
+            if "srv=%s " % server in line:
+                over_grpc += "be=hosts_grpc" in line
+                if "be=hosts_http" in line:
+                    ports.add(int(re.search(r"src=[0-9.]+:(\d+)", line).group(1)))
+        return ports, over_grpc
+
     def __exit__(self, *_):
         if self.front is not None:
             self.front.kill()
@@ -239,12 +251,14 @@ class Load:
         number = 0
         while not self.over.is_set():
             group = self.random.randrange(GROUPS)
-            tokens = 300 if number % 20 == 0 else self.random.randint(8, 24)
-            thread = threading.Thread(target=self.one, args=(number, group, tokens))
-            thread.start()
-            self.threads.append(thread)
+            self.send(number, group, 300 if number % 20 == 0 else self.random.randint(8, 24))
             number += 1
             self.over.wait(max(0, begin + number / self.rate - time.monotonic()))
+
+    def send(self, number, group, tokens):
+        thread = threading.Thread(target=self.one, args=(number, group, tokens))
+        thread.start()
+        self.threads.append(thread)
 
     def one(self, number, group, tokens):
         result = {"number": number, "began": time.monotonic(), "tokens": tokens, "kind": ("http", "grpc")[number % 2]}
@@ -263,6 +277,8 @@ class Load:
 
     def over_http(self, result, key, text, tokens):
         connection = http.client.HTTPConnection(FRONT, 8080, timeout=PATIENCE)
+        connection.connect()
+        result["port"] = connection.sock.getsockname()[1]
         body = {"prompt": text, "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True,
                 "stream_options": {"include_usage": True}, "prompt_cache_key": key}  # fmt: skip
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -344,18 +360,28 @@ def rolling(options):
 
 
 def lost_host(options, name, lose):
+    """With long streams on every host when one is lost."""
     with Fleet() as fleet:
         with Load(options.rate, SHORT) as load:
             time.sleep(options.seconds / 3)
+            for number in range(LONG_STREAMS):
+                load.send(LONG_NUMBERS + number, number % GROUPS, LONG_TOKENS)
+            time.sleep(1)
+            ports, over_grpc = fleet.running_on("host2")
             lose(fleet.hosts[1])
             at = time.monotonic()
             time.sleep(options.seconds * 2 / 3)
     failed = [r for r in load.results if not r["ok"]]
     new = [r for r in failed if r["began"] > at]
+    elsewhere = [r for r in failed if r["kind"] == "http" and r.get("port") not in ports and r not in new]
+    more = max(0, sum(r["kind"] == "grpc" for r in failed if r not in new) - over_grpc)
+    long_failed = sum(r["number"] >= LONG_NUMBERS for r in failed)
     tell(failed)
     after = [r for r in load.results if at < r["began"] < at + 5]
     longest = max((r.get("first", r["ended"]) - r["began"] for r in after), default=float("nan"))
-    row(name, len(load.results), "%d running, %d new" % (len(failed) - len(new), len(new)), "-", "-", "%.2f s the longest in the 5 s after" % longest)
+    row("%s; %d streams ran there" % (name, len(ports) + over_grpc), len(load.results),
+        "%d of those (%d of %d long ones), %d that ran elsewhere, %d new" % (len(failed) - len(new) - len(elsewhere) - more,
+        long_failed, LONG_STREAMS, len(elsewhere) + more, len(new)), "-", "-", "%.2f s the longest in the 5 s after" % longest)  # fmt: skip
     return load.results
 
 
