@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/vector_clones.h"
 #include "pack/row_layout.h"
 
 namespace sluice {
@@ -10,8 +11,8 @@ namespace {
 
 // Puts bits of up to sixteen codes into their words. A whole unit's loop has a length that compilers know,
 // and becomes vector code.
-void AddUnit(const uint8_t* codes, size_t lanes, uint32_t code_shift, uint32_t mask, uint32_t shift,
-             uint16_t* words) {
+SLUICE_ALWAYS_INLINE void AddUnit(const uint8_t* codes, size_t lanes, uint32_t code_shift, uint32_t mask,
+                                  uint32_t shift, uint16_t* words) {
   const auto add = [&](size_t lane) {
     words[lane] |= static_cast<uint16_t>(((codes[lane] >> code_shift) & mask) << shift);
   };
@@ -25,6 +26,7 @@ void AddUnit(const uint8_t* codes, size_t lanes, uint32_t code_shift, uint32_t m
 // Stores `bits` bits of each code, taken from `code_shift` up, in a plane. A plane is laid out in blocks of
 // 16-bit lanes: successive codes go to successive lanes, and once round to the next bits of each, so that a
 // vector load, a shift and a mask give the kernels as many codes as there are lanes.
+SLUICE_VECTOR_CLONES
 void StorePlane(absl::Span<const uint8_t> codes, uint32_t bits, uint32_t code_shift, std::byte* plane) {
   const uint32_t mask = (1u << bits) - 1;
   const size_t codes_per_block = kPlaneBlockBytes * 8 / bits;
@@ -40,6 +42,7 @@ void StorePlane(absl::Span<const uint8_t> codes, uint32_t bits, uint32_t code_sh
 }
 
 // The same of bits that go to where PlaceOfHighCode says.
+SLUICE_VECTOR_CLONES
 void StoreHighPlane(absl::Span<const uint8_t> codes, uint32_t bits, uint32_t code_shift, std::byte* plane) {
   for (size_t begin = 0; begin < codes.size(); begin += kPlaneLanes) {
     const CodePlace place = PlaceOfHighCode(bits, begin);

@@ -45,6 +45,8 @@ class RowGroups {
 
   // The index of the largest value of the first group whose range no f16 scale spans, or -1.
   int64_t FirstTooWide() const {
+    // A row that fits as a whole, as nearly all do, fits in parts.
+    if (GroupFits(values_, bits_)) return -1;
     for (size_t g = 0; g < count(); ++g) {
       const absl::Span<const float> group = members(g);
       if (GroupFits(group, bits_)) continue;

@@ -3,15 +3,16 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
+#include "common/quant/lanes.h"
 #include "common/vector_clones.h"
 
 namespace sluice {
 namespace {
 
-constexpr int kLanes =
-    16;  // sums run over 16 lanes whatever the vector width, so every CPU gives the same bits
+constexpr int kLanes = kQuantLanes;
 constexpr float kF16Max = 65504.0f;
 constexpr float kF16SmallestNormal = 0x1p-14f;
 constexpr float kF16Step = 0x1p-24f;  // between subnormal halves
@@ -24,6 +25,8 @@ constexpr float kNormMinusOne = -0.3f;  // p - 1 with p = 0.7
 // Errors of at most this shrink to 0 in every iteration: x <= x^-0.3 / beta up to x = beta^(-1 / 1.3), 0.147
 // for the last beta of 12.1. Weights of language models hardly ever leave larger ones.
 constexpr float kShrinksToZero = 0.14f;
+// A sum of squared errors below this has no larger one in it: neither squares nor sums round across it.
+constexpr float kSumShrinksToZero = kShrinksToZero * kShrinksToZero;
 
 // Weights padded to whole lanes with zeros, and the same over the scale; `mask` is 1 for the last lanes' real
 // values and 0 for padding.
@@ -50,17 +53,6 @@ float RoundToF16(float value) {
   const float magic = std::bit_cast<float>((exponent + 13) << 23) * 1.5f;
   const float rounded = (magnitude + magic) - magic;
   return std::copysign(rounded, limited);
-}
-
-float SumLanes(const float* lanes) {
-  float sums[kLanes];
-  std::copy(lanes, lanes + kLanes, sums);
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) {
-      sums[i] += sums[i + width];
-    }
-  }
-  return sums[0];
 }
 
 // x^-0.3 for x >= 2^-60 to about 2e-5 relative, which the shrinkage does not notice; only adds and
@@ -101,18 +93,16 @@ inline float CodeOf(float scaled, float zero, float max_code) {
   return RoundEven(std::min(std::max(scaled + zero, 0.0f), max_code));
 }
 
-// One solver iteration: the mean squared w - w' at `zero`, the next zero, mean(code - (w - shrunk error) /
-// scale), and the largest |w - w'|.
+// One solver iteration: the sum of squared w - w' at `zero`, and that of code - (w - shrunk error) / scale,
+// whose mean is the next zero.
 struct Iteration {
   float error;
-  float next_zero;
-  float largest;
+  float zero;
 };
 
 struct LaneSums {
   float error[kLanes] = {};
   float zero[kLanes] = {};
-  float largest[kLanes] = {};
 };
 
 struct Step {
@@ -141,7 +131,6 @@ SLUICE_ALWAYS_INLINE void Accumulate(const Block& block, int base, const Step& s
     const float mask = kMasked ? block.mask[i] : 1.0f;
     sums->error[i] += magnitude * magnitude * mask;
     sums->zero[i] += (code - scaled) * mask;
-    sums->largest[i] = std::max(sums->largest[i], magnitude);
   }
 }
 
@@ -152,8 +141,20 @@ SLUICE_ALWAYS_INLINE Iteration Iterate(const Block& block, const Step& step) {
     Accumulate<kShrink, false>(block, base, step, &sums);
   }
   if (block.whole != block.padded) Accumulate<kShrink, true>(block, block.whole, step, &sums);
-  return {SumLanes(sums.error) / block.count, SumLanes(sums.zero) / block.count,
-          *std::max_element(sums.largest, sums.largest + kLanes)};
+  return {SumOfLanes(LoadLanes(sums.error)), SumOfLanes(LoadLanes(sums.zero))};
+}
+
+// The largest |w - w'|.
+SLUICE_ALWAYS_INLINE float LargestError(const Block& block, const Step& step) {
+  float largest[kLanes] = {};
+  for (int base = 0; base < block.padded; base += kLanes) {
+    for (int i = 0; i < kLanes; ++i) {
+      const float code = CodeOf(block.scaled[base + i], step.zero, step.max_code);
+      const float residual = block.weight[base + i] - (code - step.zero) * step.scale;
+      largest[i] = std::max(largest[i], std::fabs(residual));
+    }
+  }
+  return LargestLane(LoadLanes(largest));
 }
 
 // Half-quadratic quantization: seeks the zero that minimises the sum of |w - w'|^0.7 for a fixed scale, by
@@ -168,11 +169,14 @@ float BestZero(const Block& block, float scale, float zero, float max_code) {
   for (int i = 0; i < kIterations; ++i) {
     step.inverse_beta = 1.0f / beta;
     Iteration next = Iterate<false>(block, step);
-    if (next.largest > kShrinksToZero) next = Iterate<true>(block, step);
-    if (!(next.error < best_error)) break;
-    best_error = next.error;
+    if (next.error >= kSumShrinksToZero && LargestError(block, step) > kShrinksToZero) {
+      next = Iterate<true>(block, step);
+    }
+    const float error = next.error / block.count;
+    if (!(error < best_error)) break;
+    best_error = error;
     best_zero = step.zero;
-    step.zero = next.next_zero;
+    step.zero = next.zero / block.count;
     beta *= kKappa;
   }
   return best_zero;
@@ -182,18 +186,22 @@ float MaxCode(uint32_t bits) { return static_cast<float>((1u << bits) - 1); }
 
 SLUICE_VECTOR_CLONES
 Range RangeOf(const float* weights, size_t count) {
-  float low[kLanes];
-  float high[kLanes];
-  std::fill_n(low, kLanes, weights[0]);
-  std::fill_n(high, kLanes, weights[0]);
+  const LaneVector first = {weights[0], weights[0], weights[0], weights[0]};
+  LaneVectors low = {{first, first, first, first}};
+  LaneVectors high = low;
   size_t base = 0;
   for (; base + kLanes <= count; base += kLanes) {
-    for (int i = 0; i < kLanes; ++i) {
-      low[i] = std::min(low[i], weights[base + i]);
-      high[i] = std::max(high[i], weights[base + i]);
-    }
+    const LaneVectors lanes = LoadLanes(weights + base);
+    LowerLanes(lanes, &low);
+    RaiseLanes(lanes, &high);
   }
-  Range range = {*std::min_element(low, low + kLanes), *std::max_element(high, high + kLanes)};
+  Range range = {LeastLane(low), LargestLane(high)};
+  // The sign of a zero becomes a bit of the row: it is that of the first lane that has one.
+  if (range.low == 0) {
+    float lanes[kLanes];
+    std::memcpy(lanes, &low, sizeof(low));
+    range.low = *std::min_element(lanes, lanes + kLanes);
+  }
   for (; base < count; ++base) {
     range.low = std::min(range.low, weights[base]);
     range.high = std::max(range.high, weights[base]);

@@ -11,11 +11,13 @@
 #include "common/half.h"
 #include "common/row_traits.h"
 #include "common/status.h"
+#include "common/vector_clones.h"
 
 namespace sluice {
 namespace {
 
 // Widens `count` elements at `raw`; exact for all three types.
+SLUICE_VECTOR_CLONES
 void Widen(ElementType type, const std::byte* raw, size_t count, float* out) {
   if (type == ElementType::kF32) {
     std::memcpy(out, raw, count * sizeof(float));
@@ -33,6 +35,7 @@ bool IsFinite(float value) { return (std::bit_cast<uint32_t>(value) & 0x7f800000
 
 // The integer comparison of bits has no branch in the loop and becomes vector code. It holds because the bits
 // of positive floats are ordered as their values are, with Inf and NaN above them.
+SLUICE_VECTOR_CLONES
 bool AllFinite(absl::Span<const float> values) {
   uint32_t largest = 0;
   for (const float value : values) largest = std::max(largest, std::bit_cast<uint32_t>(value) & 0x7fffffffu);
@@ -177,6 +180,9 @@ class StraightReader final : public RowReader {
   absl::Status Next(uint32_t count, absl::Span<float> out) override {
     return Read(count, out, [&](uint32_t block, uint32_t line, uint32_t rows, absl::Span<float> to) {
       const ElementType type = matrix_.tensor->type;
+      if (type == ElementType::kF32) {
+        return lines_.Read(block, line, rows, 0, matrix_.length, reinterpret_cast<std::byte*>(to.data()));
+      }
       raw_.resize(to.size() * ElementBytes(type));
       RETURN_IF_ERROR(lines_.Read(block, line, rows, 0, matrix_.length, raw_.data()));
       Widen(type, raw_.data(), to.size(), to.data());

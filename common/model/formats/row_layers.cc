@@ -1,6 +1,6 @@
 #include "common/model/formats/row_layers.h"
 
-#include <array>
+#include <algorithm>
 #include <cmath>
 
 #include "common/model/formats/layer_reads.h"
@@ -8,16 +8,6 @@
 #include "common/status.h"
 
 namespace sluice {
-namespace {
-
-constexpr std::array<float, 256> kE4m3Values = [] {
-  std::array<float, 256> values = {};
-  for (uint32_t code = 0; code < values.size(); ++code)
-    values[code] = E4m3ToFloat(static_cast<uint8_t>(code));
-  return values;
-}();
-
-}  // namespace
 
 absl::Status Fp8Layer::Read(const TensorRect& rect, absl::Span<float> out) const {
   std::vector<uint8_t> codes;
@@ -35,7 +25,8 @@ absl::Status Fp8Layer::Read(const TensorRect& rect, absl::Span<float> out) const
     for (uint64_t c = 0; c < rect.columns;) {
       const uint64_t block = (rect.column + c) / parts_.block_cols;
       const uint64_t end = std::min(rect.columns, (block + 1) * parts_.block_cols - rect.column);
-      for (const float scale = row[block]; c < end; ++c) to[c] = kE4m3Values[code[c]] * scale;
+      ScaleE4m3({code + c, end - c}, row[block], to + c);
+      c = end;
     }
   }
   return absl::OkStatus();

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "absl/types/span.h"
+
 namespace sluice {
 
 // E4M3 without infinities: sign, 4 bits of exponent (bias 7), 3 of mantissa; 0x7f and 0xff are NaN.
@@ -19,6 +21,9 @@ inline constexpr float E4m3ToFloat(uint8_t bits) {
   }
   return std::bit_cast<float>(sign | ((magnitude << 20) + (120u << 23)));
 }
+
+// Each of `codes` times `scale`, as E4m3ToFloat and a product give it; what a NaN's bits are is open.
+void ScaleE4m3(absl::Span<const uint8_t> codes, float scale, float* out);
 
 // E8M0: 2^(bits - 127); 255 is NaN, 0 is a subnormal float32.
 inline constexpr float E8m0ToFloat(uint8_t bits) {

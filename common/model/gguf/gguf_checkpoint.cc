@@ -178,15 +178,15 @@ class GgufCheckpoint final : public Checkpoint {
     for (; count > 0; raw += format.bytes) {
       format.decode(reinterpret_cast<const uint8_t*>(raw), values);
       const uint64_t part = std::min(count, format.values - skip);
-      for (uint64_t i = 0; i < part; ++i) {
-        if (format.id == kGgufMxfp4) {
+      if (format.id == kGgufMxfp4) {
+        for (uint64_t i = 0; i < part; ++i, out += 2) {
           const uint16_t bits = FloatToBf16(values[skip + i]);
-          std::memcpy(out + 2 * i, &bits, 2);
-        } else {
-          std::memcpy(out + 4 * i, &values[skip + i], 4);
+          std::memcpy(out, &bits, 2);
         }
+      } else {
+        std::memcpy(out, values + skip, part * sizeof(float));
+        out += part * sizeof(float);
       }
-      out += part * (format.id == kGgufMxfp4 ? 2 : 4);
       count -= part;
       skip = 0;
     }

@@ -1,9 +1,12 @@
 #include "common/quant/hqq.h"
 
+#include <bit>
 #include <cmath>
 #include <random>
+#include <span>
 #include <vector>
 
+#include "common/checksum.h"
 #include "gtest/gtest.h"
 
 namespace sluice {
@@ -101,6 +104,38 @@ TEST(HqqTest, AShortTailGroupEqualsTheSameValuesAlone) {
   EXPECT_EQ(once.codes, again.codes);
   EXPECT_EQ(once.quantizer.scale, again.quantizer.scale);
   EXPECT_LT(once.squared_error, 5 * 0.02 * 0.02);
+}
+
+// Groups of every length and kind: of small and large spread, on one side of 0, of zeros of both signs.
+std::vector<float> AnyGroup(std::mt19937* random) {
+  std::vector<float> weights(1 + (*random)() % kMaxQuantGroup);
+  const float spread = std::ldexp(1.0f, static_cast<int>((*random)() % 24) - 16);
+  const float middle = (*random)() % 3 == 0 ? spread * static_cast<float>((*random)() % 5) : 0;
+  const uint32_t kind = (*random)() % 8;
+  for (float& weight : weights) {
+    const auto step = static_cast<int32_t>((*random)() % 2001) - 1000;
+    weight = middle + spread * static_cast<float>(step) / 1000;
+    if (kind == 0) weight = std::fabs(weight);
+    if (kind == 1 && (*random)() % 2 == 0) weight = (*random)() % 2 == 0 ? 0.0f : -0.0f;
+  }
+  return weights;
+}
+
+// A pack made by another release, or on a CPU with other vectors, holds the same bytes: the digest is of what
+// the solver gave when its sums were plain loops.
+TEST(HqqTest, BitsAreThoseOfTheFirstSolver) {
+  std::mt19937 random(1);
+  Hasher128 hasher;
+  for (int i = 0; i < 20'000; ++i) {
+    const std::vector<float> weights = AnyGroup(&random);
+    for (const uint32_t bits : {2u, 3u, 4u, 8u}) {
+      const Result result = Quantized(weights, bits, i % 4 != 0);
+      hasher.UpdateU64(std::bit_cast<uint32_t>(result.quantizer.scale));
+      hasher.UpdateU64(std::bit_cast<uint32_t>(result.quantizer.zero));
+      hasher.Update(std::as_bytes(std::span(result.codes)));
+    }
+  }
+  EXPECT_EQ(hasher.Finish().ToHex(), "35040a8c0ee639081e65f123895e6b81");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 
 #include "common/half.h"
@@ -56,6 +57,24 @@ class FormatsTest : public ::testing::Test {
   TempDir dir_;
   Numbers numbers_;
 };
+
+TEST(SmallFloat, ScaledCodesAreTheScalarProducts) {
+  // Every code at every place of a vector and its rest, by scales of every kind.
+  std::vector<uint8_t> codes(256 + 7);
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 37);
+  std::vector<float> values(codes.size());
+  for (const float scale : {1.0f, -0.0175f, 0.0f, 0x1p-140f, 0x1p-149f, 3e38f, INFINITY, NAN}) {
+    for (const size_t count : {codes.size(), size_t{256}, size_t{15}, size_t{1}, size_t{0}}) {
+      ScaleE4m3(absl::MakeConstSpan(codes).first(count), scale, values.data());
+      for (size_t i = 0; i < count; ++i) {
+        const float want = E4m3ToFloat(codes[i]) * scale;
+        ASSERT_EQ(std::isnan(values[i]), std::isnan(want)) << i << " by " << scale;
+        if (std::isnan(want)) continue;
+        ASSERT_EQ(std::bit_cast<uint32_t>(values[i]), std::bit_cast<uint32_t>(want)) << i << " by " << scale;
+      }
+    }
+  }
+}
 
 TEST(SmallFloat, HoldsWhatItsBitsSay) {
   EXPECT_EQ(E4m3ToFloat(0x00), 0.0f);

@@ -1,0 +1,25 @@
+#include "common/model/formats/small_float.h"
+
+#include "common/vector_clones.h"
+
+namespace sluice {
+
+// E4m3ToFloat without branches, which becomes vector code. Subnormal numbers are not made by a product of
+// subnormal float32, on which CPUs are slow.
+SLUICE_VECTOR_CLONES
+void ScaleE4m3(absl::Span<const uint8_t> codes, float scale, float* out) {
+  const uint8_t* const from = codes.data();
+  const size_t count = codes.size();
+  for (size_t i = 0; i < count; ++i) {
+    const int32_t code = from[i];
+    const int32_t magnitude = code & 0x7f;
+    const float subnormal = static_cast<float>(magnitude) * 0x1p-9f;
+    const float normal = std::bit_cast<float>((magnitude << 20) + (120 << 23));
+    const float finite = magnitude < 8 ? subnormal : normal;
+    const float value = magnitude == 0x7f ? std::numeric_limits<float>::quiet_NaN() : finite;
+    const uint32_t sign = static_cast<uint32_t>(code & 0x80) << 24;
+    out[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(value) | sign) * scale;
+  }
+}
+
+}  // namespace sluice
