@@ -27,6 +27,10 @@ constexpr uint64_t kLeastRegion = 32ull << 20;
 // Weights that stay in the caches of one CPU.
 constexpr uint64_t kCachedBytes = 256ull << 10;
 constexpr uint64_t kCachedRegion = 8ull << 20;
+// Of a product over them: the same weights so many times, that every thread has its share and waking them
+// does not count. Experts that are computed together share theirs likewise.
+constexpr uint64_t kCachedParts = 4;
+constexpr uint64_t kResults = 4ull << 20;  // floats
 constexpr double kCachedSeconds = 0.12;
 constexpr int kRounds = 3;
 constexpr double kStepsSeconds = 0.5;
@@ -108,7 +112,7 @@ class Kernels {
     ASSIGN_OR_RETURN(weights_, backend_->Import({region_.map.data(), bytes_}));
     const uint64_t inputs = uint64_t{tokens_} * config_.hidden;
     ASSIGN_OR_RETURN(x_, backend_->Allocate(inputs * sizeof(float), BufferKind::kActivations));
-    const uint64_t results = std::max<uint64_t>(limits.top_k * inputs, uint64_t{1} << 22);
+    const uint64_t results = std::max<uint64_t>(limits.top_k * inputs, kResults);
     ASSIGN_OR_RETURN(y_, backend_->Allocate(results * sizeof(float), BufferKind::kActivations));
     float* x = reinterpret_cast<float*>(backend_->HostWrite({x_, 0}, inputs * sizeof(float)));
     for (uint64_t i = 0; i < inputs; ++i) x[i] = static_cast<float>(i % 7) - 3.0f;
@@ -193,18 +197,21 @@ class Kernels {
 
   absl::StatusOr<uint64_t> Product(const EncodingDescriptor& encoding, uint64_t bytes) {
     const uint64_t stride = RoundStride(RowBytes(encoding, config_.hidden));
-    const uint64_t most = std::min<uint64_t>(bytes_ / 2 / stride, uint64_t{1} << 22);
+    const uint64_t most = std::min<uint64_t>(bytes_ / 2 / stride, kResults / kCachedParts / tokens_);
     const uint32_t rows = static_cast<uint32_t>(std::clamp<uint64_t>(bytes / stride, kSmallRows, most));
-    MatMulPart part;
-    part.weights = View(encoding, rows, Place(rows * stride), stride);
-    part.y = {{y_, 0}, rows};
+    MatMulPart parts[kCachedParts];
+    const uint64_t count = cached_ ? kCachedParts : 1;
+    for (uint64_t i = 0; i < count; ++i) {
+      parts[i].weights = View(encoding, rows, Place(rows * stride), stride);
+      parts[i].y = {{y_, i * rows * tokens_ * sizeof(float)}, rows};
+    }
     MatMulArgs args;
     args.x = {{x_, 0}, config_.hidden};
     args.tokens = tokens_;
     args.cols = config_.hidden;
-    args.parts = {&part, 1};
+    args.parts = {parts, count};
     RETURN_IF_ERROR(backend_->queue().MatMul(args));
-    return rows * stride;
+    return count * rows * stride;
   }
 
   // Of an expert, all of its parts together.
@@ -234,7 +241,8 @@ class Kernels {
         cached_ ? std::min(moe.expert_width, std::max(kWidthStep, fitting)) : moe.expert_width;
     const uint64_t bytes = width * neuron;
     const uint32_t experts =
-        cached_ ? 1 : static_cast<uint32_t>(std::clamp<uint64_t>(bytes_ / (bytes + 64), 1, moe.top_k));
+        cached_ ? moe.top_k
+                : static_cast<uint32_t>(std::clamp<uint64_t>(bytes_ / (bytes + 64), 1, moe.top_k));
     if (bytes > bytes_) {
       return absl::ResourceExhaustedError(absl::StrCat("an expert of ", bytes, " bytes in ", bytes_));
     }
