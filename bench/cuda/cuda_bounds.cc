@@ -133,11 +133,13 @@ void Report(const std::string& what, const std::string& wanted, Results* results
         results->Add(absl::StrCat(what, ": ", gpu.name, ", ", ShortName(launch.kernel)),
                      100 * bound.seconds() / seconds,
                      absl::StrFormat("%% of the time, limited by %s: memory %.0f, instructions %.0f, shared "
-                                     "memory %.0f %% of it; %.1f warp-instructions a sector",
+                                     "memory %.0f %% of it; %.1f warp-instructions a sector, %u blocks for "
+                                     "%.0f multiprocessors",
                                      bound.limit(), bound.memory * whole, bound.instructions * whole,
                                      bound.shared * whole,
                                      static_cast<double>(launch.counts.warp_instructions) /
-                                         static_cast<double>(launch.counts.unique_sectors)));
+                                         static_cast<double>(launch.counts.unique_sectors),
+                                     launch.blocks, gpu.multiprocessors));
       }
     }
     results->Add(absl::StrCat(what, ": ", gpu.name), share,

@@ -24,6 +24,8 @@ const AttentionShape kConfigs[] = {
      .rope_dims = 64,
      .qk_norm = QkNorm::kPerHead},
     {.heads = 4, .kv_heads = 1, .head_dim = 128, .type = KvType::kQ8, .rope_dims = 128},
+    {.heads = 6, .kv_heads = 1, .head_dim = 128, .window = 290, .rope_dims = 128, .sinks = true},
+    {.heads = 2, .kv_heads = 2, .head_dim = 128, .type = KvType::kF32, .window = 37, .rope_dims = 128},
     {.heads = 3, .kv_heads = 3, .head_dim = 20, .window = 40, .rope_dims = 12, .interleaved = true},
     {.heads = 4,
      .kv_heads = 1,

@@ -209,6 +209,7 @@ std::vector<float> RunExpertQ4(const KernelEntries& entries, const std::vector<f
   launch.max_neurons = width;
   launch.shared_bytes = cuda::CoefficientSharedBytes(expert.up, expert.gate, false);
   launch.max_tiles = cuda::DownTiles(expert.down);
+  launch.down_warps = cuda::DownWarps(expert.down, width);
   launch.x = round.x;
   launch.x_stride = cols;
   launch.y = NewOnDevice<float>(cols);

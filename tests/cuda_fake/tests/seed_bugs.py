@@ -87,17 +87,17 @@ BUGS = [
     ("tiles_scale_of_the_other_row", TILES, "{ScaleOf(m, tile.rows[0], g), ", "{ScaleOf(m, tile.rows[1], g), ", "wrong"),
     ("attention_no_barrier_before_softmax", ATTENTION, "    __syncthreads();\n    SoftmaxSpan", "    SoftmaxSpan",
      "race|uninitialised"),
-    ("attention_no_barrier_before_values", ATTENTION, "    __syncthreads();\n    FetchValues<S>(launch, tile, widths,\n",
-     "    FetchValues<S>(launch, tile, widths,\n", "race|uninitialised"),
+    ("attention_no_barrier_before_values", ATTENTION, "    __syncthreads();\n    // Where tile",
+     "    // Where tile", "race|uninitialised"),
     ("attention_waits_for_a_tile_less", ATTENTION, "__pipeline_wait_prior(kStages - 2)", "__pipeline_wait_prior(kStages - 1)",
      "copy in flight|uninitialised"),
     ("attention_page_of_the_next", ATTENTION, "pages[base / kPagePositions]", "pages[base / kPagePositions + 1]", "out of bounds"),
     ("attention_position_too_many", ATTENTION, "min(max(p, tile.first), tile.last) % kPagePositions", "p % kPagePositions",
      "out of bounds"),
-    ("attention_values_beyond", ATTENTION, "min(begin + widths.tile, tile.last + 1);\n  if", "begin + widths.tile;\n  if",
+    ("attention_values_beyond", ATTENTION, "min(begin + S::kTile, tile.last + 1);\n  if", "begin + S::kTile;\n  if",
      "out of bounds"),
     ("attention_sum_by_all_lanes", ATTENTION, "    if (lane == 0) {\n      tile.spans[h]", "    {\n      tile.spans[h]", "race"),
-    ("attention_a_span_less", ATTENTION, "s < spans; ++s", "s + 1 < spans; ++s", "wrong"),
+    ("attention_a_span_less", ATTENTION, "i < count; ++i", "i + 1 < count; ++i", "wrong"),
     ("attention_not_scaled", ATTENTION, "(kScaled ? dot * scale : dot) * launch.scale", "(kScaled ? dot * scale : dot)", "wrong"),
     ("coefficients_listed_before_the_flags", COEFFICIENTS, "  __syncthreads();\n  Compact(wanted, &list);", "  Compact(wanted, &list);",
      "race|uninitialised"),
@@ -115,11 +115,11 @@ BUGS = [
      "wrong"),
     ("down_no_barrier", DOWN, "    __syncthreads();\n    if (has_column)", "    if (has_column)", "race|uninitialised"),
     ("down_one_buffer", DOWN, "    buffer ^= 1;", "    buffer ^= 0;", "race"),
-    ("down_halves_in_a_branch", DOWN, "  KeepHalf<kSums>(", "  if (lane.inside) KeepHalf<kSums>(", "mask"),
+    ("down_halves_in_a_branch", DOWN, "  KeepHalf<kSums>(", "  if (lane.four < 3) KeepHalf<kSums>(", "mask"),
     ("down_column_not_guarded", DOWN, "threadIdx.x < columns && c < tile.m.cols", "threadIdx.x < columns", "out of bounds|uninitialised"),
-    ("down_neurons_of_the_next", DOWN, "tile.neuron + block * kNeurons, out", "tile.neuron + (block + 1) * kNeurons, out",
+    ("down_neurons_of_the_next", DOWN, "tile.neuron + own * kNeurons, out", "tile.neuron + (own + 1) * kNeurons, out",
      "out of bounds"),
-    ("down_neurons_that_are_not_kept", DOWN, "lane.inside ? block->kept : 0", "lane.inside ? kNeurons : 0", "uninitialised"),
+    ("down_neurons_that_are_not_kept", DOWN, "inside ? block->kept : 0", "inside ? kNeurons : 0", "uninitialised"),
     ("down_fours_twice", DOWN, "four += kFours", "four += kFours / 2", "wrong"),
     ("down_zeros_added", DOWN, "static_cast<float>(sum) - zeros", "static_cast<float>(sum) + zeros", "wrong"),
 ]
@@ -164,6 +164,11 @@ def sum_of(encoding):
     return f"      return SumTile<Encoding::{encoding}>(tile, y, sums);\n"
 
 
+def shapes_of(heads, dim):
+    return (f"    return one ? Enqueue<Shape<kKind, 1, {dim}>>(launch, widths, stream)\n"
+            f"               : Enqueue<Shape<kKind, {heads}, {dim}>>(launch, widths, stream);\n")
+
+
 ATTENTION_OF = """launch.kv.kind == KvKind::kF32   ? EnqueueOf<KvKind::kF32>(launch, stream)
                             : launch.kv.kind == KvKind::kF16 ? EnqueueOf<KvKind::kF16>(launch, stream)
                                                              : EnqueueOf<KvKind::kQ8>(launch, stream);
@@ -181,7 +186,11 @@ SHORTER = {
         (case_of("kQ8", tiles_of), ""), (case_of("kQ3", tiles_of), ""), (case_of("kQ2", tiles_of), ""),
         (tiles_of("kMxfp4"), "      return cudaErrorInvalidValue;\n"),
     ],
-    ATTENTION: [(ATTENTION_OF, "Enqueue<Shape<KvKind::kF16, 4, 4>>(launch, stream);\n")],
+    ATTENTION: [
+        (ATTENTION_OF, "EnqueueOf<KvKind::kF16>(launch, stream);\n"),
+        (shapes_of(4, 128), "    return cudaErrorInvalidValue;\n"),
+        ("  " + shapes_of(8, 0).replace("\n  ", "\n").lstrip(), "  return cudaErrorInvalidValue;\n"),
+    ],
     COEFFICIENTS: [("QuantizedDots<kDots, 1>(", "DotsOf<Encoding::kQ4, kDots, 1>(")],
     DOWN: [(case_of(encoding, sum_of), "") for encoding in ("kBf16", "kF16", "kF32", "kQ8", "kQ3", "kQ2")]
     + [(sum_of("kMxfp4"), "      return y;\n")],

@@ -23,7 +23,7 @@ constexpr uint32_t kCols = 2100;
 constexpr uint32_t kTileTokens = 18;
 constexpr uint32_t kTileCols = 612;
 constexpr uint32_t kPositions = 300;
-constexpr uint32_t kNeurons = 1098;
+constexpr uint32_t kNeurons = 2090;
 constexpr uint32_t kHidden = 160;
 
 std::vector<SeededBug> AllBugs() {

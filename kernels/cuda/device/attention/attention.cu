@@ -50,11 +50,11 @@ __device__ inline void WriteHead(const AttentionLaunch& launch, const Tile& tile
 // A block: kHeads query heads of one KV head for one row, over one span (splits above 1) or all of the row's
 // spans in turn. V's first tiles are on their way to shared memory while K is read: four lanes a position,
 // 16-byte loads, 64 neighbouring bytes a position, eight positions of a page a warp, times q in registers.
-// Softmax: a warp a head. Values: a thread keeps two columns of half the heads, positions ascending; V comes
-// by 16-byte copies, tile by tile, three ahead. Bytes: K and V of the visible positions once for kHeads
-// heads; a group of more heads than four reads them again, from the cache. Bound: memory for decode steps,
-// instructions where eight heads share a KV head; prompts read K and V again for every row, from the cache,
-// and are bound by instructions.
+// Softmax: a warp a head. Values: a thread keeps two columns of half the heads, positions ascending, four
+// positions' weights a load; V comes by 16-byte copies, tile by tile, three ahead. Bytes: K and V of the
+// visible positions once for kHeads heads; a group of more heads than four reads them again, from the cache.
+// Bound: memory for decode steps, instructions where eight heads share a KV head; prompts read K and V again
+// for every row, from the cache, and are bound by instructions.
 template <typename S>
 __global__ void __launch_bounds__(kThreads, 2) AttentionKernel(AttentionLaunch launch, Widths widths) {
   extern __shared__ float4 shared4[];
@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(kThreads, 2) AttentionKernel(AttentionLaunch l
   tile.heads = min(static_cast<unsigned>(S::kHeads), (tile.kv_head + 1) * group - tile.first_head);
   tile.padded = (launch.kv.head_dim + kLanes - 1) / kLanes * kLanes;
   tile.values = reinterpret_cast<uint8_t*>(shared4);
-  tile.scores = reinterpret_cast<float*>(tile.values + kStages * widths.tile * widths.row_bytes);
-  tile.v_scales = tile.scores + S::kHeads * kSpanPositions;
+  tile.scores = reinterpret_cast<float*>(tile.values + kStages * S::kTileBytes);
+  tile.v_scales = tile.scores + S::kHeads * kScoreStride;
   tile.q = tile.v_scales + kSpanPositions;
   tile.spans = spans;
   const unsigned first_span = tile.place.first_visible / kSpanPositions;
@@ -80,19 +80,19 @@ __global__ void __launch_bounds__(kThreads, 2) AttentionKernel(AttentionLaunch l
     return;
   }
   LaneQueries<S> q;
-  q.Load(launch, tile, widths.q_aligned);
+  q.Load(launch, tile);
   Sums<S> sums;
   for (unsigned s = begin; s <= end; ++s) {
     tile.first = max(tile.place.first_visible, s * kSpanPositions);
     tile.last = min(tile.place.position, s * kSpanPositions + kSpanPositions - 1);
     __syncthreads();
     for (unsigned n = 0; n + 1 < kStages; ++n) {
-      FetchValues<S>(launch, tile, widths, n);
+      FetchValues<S>(launch, tile, widths.v_aligned, n);
     }
     ScoreSpan<S>(launch, tile, q, widths.k_aligned);
     __syncthreads();
     SoftmaxSpan<S>(tile);
-    AddSpan<S>(launch, tile, widths, s == begin, &sums);
+    AddSpan<S>(launch, tile, widths.v_aligned, s == begin, &sums);
   }
   __pipeline_wait_prior(0);
   const unsigned part = threadIdx.x / S::kPairThreads * S::kPartHeads;
@@ -104,28 +104,70 @@ __global__ void __launch_bounds__(kThreads, 2) AttentionKernel(AttentionLaunch l
   }
 }
 
-// A block a row and head: spans ascending, a thread a column, 128 neighbouring bytes a warp. Bytes: the
+// A block a row and head, up to 128 spans at once: a thread makes the factors of one, from the maxima of
+// those before it; then spans ascending, a thread kColumns columns, 128 neighbouring bytes a warp. Bytes: the
 // partial sums once. Bound: latency.
+template <int kColumns>
 __global__ void __launch_bounds__(kThreads) CombineSpansKernel(AttentionLaunch launch) {
+  __shared__ Softmax parts[kThreads];
+  __shared__ Factors factors[kThreads];
+  __shared__ float shared_max;
   const RowPlace place = launch.places[blockIdx.x];
   const unsigned head = blockIdx.y;
   const unsigned cols = launch.kv.value_dim;
   const unsigned spans = place.position / kSpanPositions - place.first_visible / kSpanPositions + 1;
   const float* const partial =
       launch.partial + (uint64_t{blockIdx.x} * launch.heads + head) * launch.splits * (cols + 2);
-  for (unsigned d = threadIdx.x; d < cols; d += kThreads) {
-    Softmax sum = {partial[0], partial[1]};
-    float o = partial[2 + d];
-    for (unsigned s = 1; s < spans; ++s) {
-      const float* const next = partial + s * (cols + 2);
-      const Factors by = Combine(&sum, {next[0], next[1]});
-      o = fmaf(next[2 + d], by.b, o * by.a);
+  Softmax sum = {partial[0], partial[1]};
+  const float* next[kColumns];
+  float o[kColumns];
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    next[c] = partial + 2 + min(c * kThreads + threadIdx.x, cols - 1);
+    o[c] = *next[c];
+  }
+  for (unsigned first = 1; first < spans; first += kThreads) {
+    const unsigned count = min(kThreads, spans - first);
+    if (threadIdx.x < count) {
+      const float* const part = partial + (first + threadIdx.x) * (cols + 2);
+      parts[threadIdx.x] = {part[0], part[1]};
     }
-    if (launch.sinks != nullptr) {
-      const Factors by = Combine(&sum, {launch.sinks[head], 1.0f});
-      o = fmaf(0.0f, by.b, o * by.a);
+    __syncthreads();
+    if (threadIdx.x < count) {
+      Softmax before = {sum.m, 0};
+      for (unsigned i = 0; i < threadIdx.x; ++i) {
+        before.m = before.m < parts[i].m ? parts[i].m : before.m;
+      }
+      factors[threadIdx.x] = Combine(&before, parts[threadIdx.x]);
+      if (threadIdx.x == count - 1) {
+        shared_max = before.m;
+      }
     }
-    launch.out[place.row * launch.out_stride + head * cols + d] = o / sum.l;
+    __syncthreads();
+#pragma unroll 4
+    for (unsigned i = 0; i < count; ++i) {
+      const Factors by = factors[i];
+      sum.l = fmaf(parts[i].l, by.b, sum.l * by.a);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        next[c] += cols + 2;
+        o[c] = fmaf(*next[c], by.b, o[c] * by.a);
+      }
+    }
+    sum.m = shared_max;
+    __syncthreads();
+  }
+  Factors sink = {1, 0};
+  if (launch.sinks != nullptr) {
+    sink = Combine(&sum, {launch.sinks[head], 1.0f});
+  }
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const unsigned column = c * kThreads + threadIdx.x;
+    if (column < cols) {
+      const float whole = launch.sinks == nullptr ? o[c] : fmaf(0.0f, sink.b, o[c] * sink.a);
+      launch.out[place.row * launch.out_stride + head * cols + column] = whole / sum.l;
+    }
   }
 }
 
@@ -135,25 +177,13 @@ unsigned AlignmentOf(const uint8_t* base, uint64_t page_stride, uint64_t row_byt
 }
 
 template <typename S>
-cudaError_t Enqueue(const AttentionLaunch& launch, cudaStream_t stream) {
+cudaError_t Enqueue(const AttentionLaunch& launch, const Widths& widths, cudaStream_t stream) {
   const DeviceKv& kv = launch.kv;
   const unsigned group = launch.heads / kv.kv_heads;
   const unsigned tiles = (group + S::kHeads - 1) / S::kHeads;
-  const uint64_t value = S::kKind == KvKind::kF32 ? 4 : S::kKind == KvKind::kF16 ? 2 : 1;
-  const uint64_t row_bytes = kv.head_dim * value;
-  Widths widths;
-  widths.q_aligned =
-      reinterpret_cast<uintptr_t>(launch.q) % 16 == 0 && launch.q_stride % 4 == 0 && kv.head_dim % 8 == 0;
-  widths.k_aligned = AlignmentOf(kv.k, kv.page_stride, row_bytes);
-  widths.v_aligned = AlignmentOf(kv.v, kv.page_stride, row_bytes);
-  widths.row_bytes = static_cast<unsigned>((kv.value_dim * value + 15) / 16 * 16);
-  widths.tile = kMostOfATile;
-  while (widths.tile > 1 && widths.tile * widths.row_bytes > kStageBytes) {
-    widths.tile /= 2;
-  }
-  const uint64_t padded = S::kSteps > 0 ? 0 : (kv.head_dim + kLanes - 1) / kLanes * kLanes;
-  const uint64_t shared = uint64_t{kStages} * widths.tile * widths.row_bytes +
-                          4 * (S::kHeads * (padded + kSpanPositions) + kSpanPositions);
+  const uint64_t padded = S::kDim > 0 ? 0 : (kv.head_dim + kLanes - 1) / kLanes * kLanes;
+  const uint64_t shared =
+      uint64_t{kStages} * S::kTileBytes + 4 * (S::kHeads * (padded + kScoreStride) + kSpanPositions);
   if (shared > kDefaultShared) {
     const cudaError_t error = cudaFuncSetAttribute(
         AttentionKernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
@@ -168,14 +198,25 @@ cudaError_t Enqueue(const AttentionLaunch& launch, cudaStream_t stream) {
 
 template <KvKind kKind>
 cudaError_t EnqueueOf(const AttentionLaunch& launch, cudaStream_t stream) {
-  constexpr int kSteps = 4;  // heads of up to 128 values
-  const unsigned group = launch.heads / launch.kv.kv_heads;
-  if (launch.kv.head_dim <= kSteps * kLanes) {
-    return group == 1 ? Enqueue<Shape<kKind, 1, kSteps>>(launch, stream)
-                      : Enqueue<Shape<kKind, 4, kSteps>>(launch, stream);
+  const DeviceKv& kv = launch.kv;
+  const uint64_t row_bytes = uint64_t{kv.head_dim} * (kKind == KvKind::kF32   ? 4
+                                                      : kKind == KvKind::kF16 ? 2
+                                                                              : 1);
+  const Widths widths = {AlignmentOf(kv.k, kv.page_stride, row_bytes),
+                         AlignmentOf(kv.v, kv.page_stride, row_bytes)};
+  const bool aligned = reinterpret_cast<uintptr_t>(launch.q) % 16 == 0 && launch.q_stride % 4 == 0 &&
+                       widths.k_aligned == 16 && widths.v_aligned == 16 && kv.value_dim == kv.head_dim;
+  const bool one = launch.heads == kv.kv_heads;
+  if (aligned && kv.head_dim == 128) {
+    return one ? Enqueue<Shape<kKind, 1, 128>>(launch, widths, stream)
+               : Enqueue<Shape<kKind, 4, 128>>(launch, widths, stream);
   }
-  return group == 1 ? Enqueue<Shape<kKind, 1, 0>>(launch, stream)
-                    : Enqueue<Shape<kKind, 8, 0>>(launch, stream);
+  if (aligned && kv.head_dim == 64) {
+    return one ? Enqueue<Shape<kKind, 1, 64>>(launch, widths, stream)
+               : Enqueue<Shape<kKind, 4, 64>>(launch, widths, stream);
+  }
+  return one ? Enqueue<Shape<kKind, 1, 0>>(launch, widths, stream)
+             : Enqueue<Shape<kKind, 8, 0>>(launch, widths, stream);
 }
 
 }  // namespace
@@ -190,7 +231,12 @@ cudaError_t EnqueueAttention(const AttentionLaunch& launch, cudaStream_t stream)
   if (error != cudaSuccess || launch.splits == 1) {
     return error;
   }
-  CombineSpansKernel<<<dim3(launch.rows, launch.heads), kThreads, 0, stream>>>(launch);
+  const dim3 grid(launch.rows, launch.heads);
+  if (launch.kv.value_dim <= kThreads) {
+    CombineSpansKernel<1><<<grid, kThreads, 0, stream>>>(launch);
+  } else {
+    CombineSpansKernel<kMostValues / kThreads><<<grid, kThreads, 0, stream>>>(launch);
+  }
   return cudaGetLastError();
 }
 

@@ -12,16 +12,14 @@ constexpr unsigned kWarps = kThreads / kLanes;
 constexpr unsigned kRowsAWarp = 8;     // positions, four lanes each
 constexpr unsigned kStages = 4;        // tiles of V on their way
 constexpr unsigned kMostOfATile = 32;  // positions, of one page
-constexpr unsigned kStageBytes = 10 * 1024;
+constexpr unsigned kStageBytes = 8 * 1024;
 constexpr unsigned kMostValues = 512;
+// From head to head of a span's scores: four neighbouring heads of eight positions meet no bank twice.
+constexpr unsigned kScoreStride = kSpanPositions + 8;
 constexpr uint64_t kDefaultShared = 48 * 1024;
 
 __device__ inline unsigned ValueBytes(KvKind kind) {
   return kind == KvKind::kF32 ? 4 : kind == KvKind::kF16 ? 2 : 1;
-}
-
-__device__ inline uint64_t RowOffset(const DeviceKv& kv, unsigned kv_head, unsigned token) {
-  return (uint64_t{kv_head} * kPagePositions + token) * kv.head_dim * ValueBytes(kv.kind);
 }
 
 __device__ inline float ScaleAt(const DeviceKv& kv, const uint8_t* page, unsigned kv_head, unsigned token) {
@@ -54,28 +52,14 @@ __device__ inline float LoadCachedOne(const uint8_t* row, unsigned column) {
                                  : static_cast<float>(static_cast<signed char>(row[column]));
 }
 
-// Two cached values, columns 2 i and 2 i + 1, of a row in shared memory.
-template <KvKind kKind>
-__device__ inline float2 LoadPair(const uint8_t* row, unsigned i) {
-  if (kKind == KvKind::kF32) {
-    return reinterpret_cast<const float2*>(row)[i];
-  }
-  if (kKind == KvKind::kF16) {
-    return __half22float2(reinterpret_cast<const __half2*>(row)[i]);
-  }
-  const char2 codes = reinterpret_cast<const char2*>(row)[i];
-  return make_float2(static_cast<float>(static_cast<signed char>(codes.x)),
-                     static_cast<float>(static_cast<signed char>(codes.y)));
-}
-
 // A span's softmax-weighted sum of one head, and what the spans before it have come to.
-struct Softmax {
+struct alignas(8) Softmax {
   float m;
   float l;
 };
 
 // Section 6, combining: what a running sum and the next span's are multiplied with.
-struct Factors {
+struct alignas(8) Factors {
   float a;
   float b;
 };
@@ -87,28 +71,56 @@ __device__ inline Factors Combine(Softmax* sum, const Softmax& next) {
   return factors;
 }
 
-// How a block is made. kHeads query heads share what is read of K and V; with kSteps above 0 their values are
-// kept in registers, for heads of up to 32 kSteps values, else in shared memory.
-template <KvKind kKind_, int kHeads_, int kSteps_>
+// Two cached values, columns 2 i and 2 i + 1, of a row in shared memory.
+template <KvKind kKind>
+__device__ inline float2 LoadPair(const uint8_t* row, unsigned i) {
+  if (kKind == KvKind::kF32) {
+    return reinterpret_cast<const float2*>(row)[i];
+  }
+  if (kKind == KvKind::kF16) {
+    float2 pair;
+    TwoHalves(reinterpret_cast<const uint32_t*>(row)[i], &pair.x, &pair.y);
+    return pair;
+  }
+  const char2 codes = reinterpret_cast<const char2*>(row)[i];
+  return make_float2(static_cast<float>(static_cast<signed char>(codes.x)),
+                     static_cast<float>(static_cast<signed char>(codes.y)));
+}
+
+// How a block is made. kHeads query heads share what is read of K and V. With kDim above 0 heads have so many
+// values, all rows are aligned to 16 bytes, and q is kept in registers; else q is in shared memory. For
+// values the threads are parts: one has kPartHeads heads and kPairs pairs of columns, kPairThreads apart.
+template <KvKind kKind_, int kHeads_, int kDim_>
 struct Shape {
   static constexpr KvKind kKind = kKind_;
   static constexpr int kHeads = kHeads_;
-  static constexpr int kSteps = kSteps_;
+  static constexpr int kDim = kDim_;
+  static constexpr int kSteps = kDim / static_cast<int>(kLanes);
   static constexpr int kAtOnce = kHeads == 1 ? 1 : 4;  // heads whose dots a lane makes side by side
-  static constexpr int kParts = kHeads == 1 ? 1 : 2;   // of the heads, for values
+  static constexpr int kMostColumns = kDim > 0 ? kDim : static_cast<int>(kMostValues);
+  static constexpr int kParts = kHeads == 1 ? 1 : kDim == 64 ? 4 : 2;
   static constexpr int kPartHeads = kHeads / kParts;
   static constexpr unsigned kPairThreads = kThreads / kParts;
-  // Pairs of columns that a thread has at most.
-  static constexpr int kPairs = kSteps > 0 ? 1 : kMostValues / 2 / kPairThreads;
+  static constexpr int kPairs = (kMostColumns / 2 + kPairThreads - 1) / kPairThreads;
+  static constexpr unsigned kValueBytes = kKind == KvKind::kF32 ? 4 : kKind == KvKind::kF16 ? 2 : 1;
+  // A row of V in shared memory, and positions in a tile of V: constants, so that a thread's addresses are.
+  static constexpr unsigned kRowBytes = kMostColumns * kValueBytes;
+  static constexpr unsigned kTile =
+      kMostOfATile * kRowBytes <= kStageBytes ? kMostOfATile : kStageBytes / kRowBytes;
+  static constexpr unsigned kTileBytes = kTile * kRowBytes;
 };
 
-// Alignment of K's and V's rows, a power of two up to 16, and positions in a tile of V.
+// Where a position's K or V stands in its page; a page is smaller than 4 GiB.
+template <typename S>
+__device__ inline unsigned RowOffset(const DeviceKv& kv, unsigned kv_head, unsigned token) {
+  const unsigned dim = S::kDim > 0 ? S::kDim : kv.head_dim;
+  return (kv_head * kPagePositions + token) * dim * S::kValueBytes;
+}
+
+// Alignment of K's and V's rows, a power of two up to 16.
 struct Widths {
-  bool q_aligned;  // heads of q begin at multiples of 16 bytes, and have whole eights
   unsigned k_aligned;
   unsigned v_aligned;
-  unsigned tile;
-  unsigned row_bytes;  // of V in shared memory, a multiple of 16
 };
 
 // What a block has: heads [first_head, first_head + heads) of one KV head for one row, positions
@@ -121,11 +133,12 @@ struct Tile {
   unsigned padded;  // of a head of q in shared memory: whole 32
   unsigned first;
   unsigned last;
-  float* q;         // [kHeads][padded], unless registers have it
-  float* scores;    // [256][kHeads]: scores, then what values are multiplied with
+  float* q;  // [kHeads][padded], unless registers have it
+  // [kHeads][kScoreStride], by position of the span: scores, then what values are multiplied with.
+  float* scores;
   float* v_scales;  // [256], q8
   Softmax* spans;   // [kHeads]
-  uint8_t* values;  // [kStages][tile][row_bytes]
+  uint8_t* values;  // [kStages][kTile][kRowBytes]
 };
 
 }  // namespace sluice::cuda::attention

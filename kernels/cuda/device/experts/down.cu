@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "kernels/cuda/device/encoded.cuh"
 #include "kernels/cuda/device/experts/expert_rows.cuh"
 #include "kernels/cuda/device/warp.cuh"
@@ -5,18 +7,38 @@
 namespace sluice::cuda {
 namespace {
 
-constexpr unsigned kWarps = 16;  // blocks of neurons at once
-constexpr unsigned kThreads = kWarps * kLanes;
-constexpr unsigned kTileBlocks = 2;  // quantized: 64 bytes of codes of every row
-constexpr unsigned kMaxTile = 256;   // columns of a tile
-constexpr unsigned kFours = 4;       // fours of neurons that a warp takes at once
+constexpr unsigned kWarps = 16;      // at most
+constexpr unsigned kMaxTile = 64;    // columns of a tile
+constexpr unsigned kMostBlocks = 4;  // of neurons, that a warp takes at once
+constexpr unsigned kFours = 4;       // and fours of neurons of each
 
-// Columns of a block's tile: 64 bytes of codes, or 128 bytes of plain values.
-__device__ __host__ inline unsigned TileColumns(Encoding encoding) {
+// Quarters of a block of codes, 8 bytes of every row, that a tile has: rows of few bits make few tiles.
+__device__ __host__ constexpr unsigned TileQuarters(Encoding encoding) {
+  return UnitsABlock(encoding) == 8 ? 2 : 4;
+}
+
+// Blocks of neurons that a warp takes at once.
+__device__ __host__ constexpr unsigned BlocksAWarp(Encoding encoding) {
+  return encoding <= Encoding::kF32 ? 1 : kLanes / (TileQuarters(encoding) * kFours);
+}
+
+// Columns of a block's tile: some quarters of a block of codes, or 128 bytes of plain values.
+__device__ __host__ constexpr unsigned TileColumns(Encoding encoding) {
   return encoding == Encoding::kF32 ? 32
          : encoding == Encoding::kBf16 || encoding == Encoding::kF16
              ? 64
-             : kTileBlocks * kUnit * UnitsABlock(encoding);
+             : 4 * TileQuarters(encoding) * UnitsABlock(encoding);
+}
+
+// Column i of a tile: four neighbouring ones of each quarter and unit.
+__device__ inline unsigned ColumnOf(Encoding encoding, unsigned tile, unsigned i) {
+  if (IsPlain(encoding)) {
+    return tile * TileColumns(encoding) + i;
+  }
+  const unsigned columns = 4 * TileQuarters(encoding);  // of a unit
+  const unsigned tiles = kUnit / columns;               // of a block
+  return tile / tiles * (kUnit * UnitsABlock(encoding)) + i / columns * kUnit + tile % tiles * columns +
+         i % columns;
 }
 
 // Eight bytes of codes of four rows: columns 4 q .. 4 q + 3 of each unit of a block, q the lane's quarter.
@@ -87,23 +109,25 @@ struct FourRows {
   }
 };
 
-// What a lane has of a tile: a quarter of a block's columns, of every fourth four of neurons.
+// What a lane has of a tile: a quarter of a block's columns, of every fourth four of neurons of one of the
+// warp's blocks of neurons.
 template <Encoding kEncoding>
 struct LaneColumns {
   static constexpr int kUnits = HalfBlock<kEncoding>::kUnits;
   static constexpr unsigned kColumns = kUnits * kUnit;  // of a block
+  static constexpr unsigned kQuarters = TileQuarters(kEncoding);
   unsigned block;
   unsigned quarter;
   unsigned four;
-  bool inside;
+  unsigned of_blocks;
   unsigned groups[kUnits];  // of columns, by unit
 
   __device__ LaneColumns(const DeviceMatrix& m, unsigned column) {
     const unsigned lane = threadIdx.x % kLanes;
-    block = column / kColumns + lane % 8 / 4;
-    quarter = lane % 4;
-    four = lane / 8;
-    inside = block * kColumns < m.cols;
+    block = column / kColumns;
+    quarter = column % kUnit / 4 + lane % kQuarters;
+    four = lane / kQuarters % kFours;
+    of_blocks = lane / kQuarters / kFours;
 #pragma unroll
     for (unsigned unit = 0; unit < kUnits; ++unit) {
       groups[unit] = min(block * kColumns + unit * kUnit, m.cols - 1) / m.group;
@@ -123,16 +147,16 @@ __device__ inline void KeepHalf(int* sums, unsigned distance, bool upper) {
   }
 }
 
-// A block of neurons' sums for a tile of columns, by one warp: eight lanes have 64 bytes of codes of four
-// rows, and the warp has four fours at once. Four rows' codes of a column are turned into one word, times
-// the four coefficients (dp4a).
+// A block of neurons' sums for a tile of columns, by a part of a warp: a lane has 8 bytes of codes of four
+// rows, and four lanes have four fours at once. Four rows' codes of a column are turned into one word, times
+// the four coefficients (dp4a). inside: whether the part has a block.
 template <Encoding kEncoding>
-__device__ inline void QuantizedBlock(const DeviceMatrix& m, const LaneColumns<kEncoding>& lane,
+__device__ inline void QuantizedBlock(const DeviceMatrix& m, const LaneColumns<kEncoding>& lane, bool inside,
                                       const uint8_t* place, unsigned first, float* out) {
   constexpr int kUnits = LaneColumns<kEncoding>::kUnits;
   constexpr int kSums = 4 * kUnits;
   const NeuronBlock* const block = reinterpret_cast<const NeuronBlock*>(place);
-  const unsigned count = lane.inside ? block->kept : 0;
+  const unsigned count = inside ? block->kept : 0;
   const unsigned groups = GroupsOf(m.cols, m.group);
   const unsigned* const codes = reinterpret_cast<const unsigned*>(place + BlockCodes(groups));
   int sums[kSums] = {};
@@ -158,22 +182,28 @@ __device__ inline void QuantizedBlock(const DeviceMatrix& m, const LaneColumns<k
     }
   }
   __syncwarp();
-  KeepHalf<kSums>(sums, 16, lane.four / 2 != 0);
-  KeepHalf<kSums / 2>(sums, 8, lane.four % 2 != 0);
-  if (!lane.inside) {
+  constexpr unsigned kQuarters = LaneColumns<kEncoding>::kQuarters;
+  KeepHalf<kSums>(sums, 2 * kQuarters, lane.four / 2 != 0);
+  KeepHalf<kSums / 2>(sums, kQuarters, lane.four % 2 != 0);
+  if (!inside) {
     return;
   }
-  const unsigned in_tile = threadIdx.x % 8 / 4 * (kUnits * kUnit) + lane.quarter * 4;
+  constexpr int kOwn = kSums / kFours;  // sums, of whole units or of half a one
+  constexpr int kOwnUnits = kOwn < 4 ? 1 : kOwn / 4;
+  constexpr int kOwnColumns = kOwn / kOwnUnits;
+  out += (lane.quarter % kQuarters) * 4 + lane.four * kOwn % 4;
 #pragma unroll
-  for (int i = 0; i < kSums / 4; ++i) {
-    const unsigned at = lane.four * (kSums / 4) + i;
-    const unsigned unit = at / 4;
+  for (int i = 0; i < kOwnUnits; ++i) {
+    const unsigned unit = lane.four * kOwn / 4 + i;
     const unsigned column = lane.block * kUnits * kUnit + unit * kUnit;
     const unsigned group = min(column, m.cols - 1) / m.group;
     const float scale = reinterpret_cast<const float*>(place + BlockScales())[group];
     const float zeros = reinterpret_cast<const float*>(place + BlockZeros(groups))[group];
-    const int sum = sums[i] >> FourRows<kEncoding>::ShiftOf(unit);
-    out[in_tile + unit * kUnit + at % 4] = scale * (static_cast<float>(sum) - zeros) + 0.0f;
+#pragma unroll
+    for (int c = 0; c < kOwnColumns; ++c) {
+      const int sum = sums[kOwnColumns * i + c] >> FourRows<kEncoding>::ShiftOf(unit);
+      out[unit * 4 * kQuarters + c] = scale * (static_cast<float>(sum) - zeros) + 0.0f;
+    }
   }
 }
 
@@ -214,21 +244,23 @@ __device__ inline void PlainBlock(const DeviceMatrix& m, const uint8_t* place, u
   }
 }
 
-// Column sums over all blocks of neurons in their order: `sum_block(block, out)` makes those of one, and
-// `y` is the thread's column so far.
-using TileSums = float[2][kWarps][kMaxTile];
-template <typename SumBlock>
+// Column sums over all blocks of neurons in their order, kAWarp of them a warp at once: `sum_blocks(block,
+// out)` makes those of a warp's from `block` on, and `y` is the thread's column so far.
+using TileSums = float[2][kMostBlocks * kWarps][kMaxTile];
+template <unsigned kAWarp, typename SumBlock>
 __device__ inline float SumBlocks(unsigned blocks, bool has_column, float y, TileSums& sums,
-                                  SumBlock sum_block) {
-  const unsigned warp = threadIdx.x / kLanes;
+                                  SumBlock sum_blocks) {
+  const unsigned of_warp = threadIdx.x / kLanes * kAWarp;
+  const unsigned at_once = blockDim.x / kLanes * kAWarp;
   unsigned buffer = 0;
-  for (unsigned first = 0; first < blocks; first += kWarps) {
-    if (first + warp < blocks) {
-      sum_block(first + warp, sums[buffer][warp]);
+  for (unsigned first = 0; first < blocks; first += at_once) {
+    if (first + of_warp < blocks) {
+      sum_blocks(first + of_warp, sums[buffer][of_warp]);
     }
     __syncthreads();
     if (has_column) {
-      const unsigned count = min(kWarps, blocks - first);
+      const unsigned count = min(at_once, blocks - first);
+#pragma unroll 4
       for (unsigned w = 0; w < count; ++w) {
         y = y + sums[buffer][w][threadIdx.x];
       }
@@ -252,16 +284,18 @@ struct TileOfPair {
 template <Encoding kEncoding>
 __device__ inline float SumTile(const TileOfPair& tile, float y, TileSums& sums) {
   if constexpr (kEncoding <= Encoding::kF32) {
-    return SumBlocks(tile.count, tile.has_column, y, sums, [&](unsigned block, float* out) {
+    return SumBlocks<1>(tile.count, tile.has_column, y, sums, [&](unsigned block, float* out) {
       PlainBlock<kEncoding>(tile.m, tile.blocks + block * tile.block_bytes, tile.neuron + block * kNeurons,
                             tile.column, out);
     });
   } else {
     const LaneColumns<kEncoding> lane(tile.m, tile.column);
-    return SumBlocks(tile.count, tile.has_column, y, sums, [&](unsigned block, float* out) {
-      QuantizedBlock<kEncoding>(tile.m, lane, tile.blocks + block * tile.block_bytes,
-                                tile.neuron + block * kNeurons, out);
-    });
+    return SumBlocks<BlocksAWarp(kEncoding)>(
+        tile.count, tile.has_column, y, sums, [&](unsigned block, float* out) {
+          const unsigned own = block + lane.of_blocks;
+          QuantizedBlock<kEncoding>(tile.m, lane, own < tile.count, tile.blocks + own * tile.block_bytes,
+                                    tile.neuron + own * kNeurons, out + lane.of_blocks * kMaxTile);
+        });
   }
 }
 
@@ -286,12 +320,12 @@ __device__ inline float SumTile(const TileOfPair& tile, float y, TileSums& sums)
   }
 }
 
-// A block: a tile of columns of one pair. A warp a block of 64 neurons, sixteen of them at once; their sums
-// meet in shared memory and are added in their order, a thread a column. Only rows that are kept are read.
-// Bytes: 64 bytes of codes (128 of plain values) a row and tile, 8 bytes a lane, once for each pair; the
-// rounded coefficients from the cache. Bound: memory; instructions where few neurons are kept and the tiles
-// are fewer than the GPU's multiprocessors.
-__global__ void __launch_bounds__(kThreads) DownKernel(ExpertsLaunch launch) {
+// A block: a tile of columns of one pair. A warp some blocks of 64 neurons (BlocksAWarp()), all warps
+// together as many as DownWarps() allows; their sums meet in shared memory and are added in their order, a
+// thread a column. Only rows that are kept are read. Bytes: 32 bytes of codes (16 of rows of few bits, 128 of
+// plain values) a row and tile, 8 bytes a lane, once for each pair; the rounded coefficients from the cache.
+// Bound: memory; instructions where few neurons are kept.
+__global__ void __launch_bounds__(kWarps* kLanes) DownKernel(ExpertsLaunch launch) {
   __shared__ TileSums sums;
   const PairOfBlock block = PairOf(launch);
   if (block.expert == nullptr) {
@@ -301,7 +335,7 @@ __global__ void __launch_bounds__(kThreads) DownKernel(ExpertsLaunch launch) {
   TileOfPair tile;
   tile.m = e.down;
   const unsigned columns = TileColumns(tile.m.encoding);
-  tile.column = blockIdx.x * columns;
+  tile.column = ColumnOf(tile.m.encoding, blockIdx.x, 0);
   if (tile.column >= tile.m.cols) {
     return;
   }
@@ -314,7 +348,7 @@ __global__ void __launch_bounds__(kThreads) DownKernel(ExpertsLaunch launch) {
   tile.count = min(launch.block_count, blocks - launch.first_block);
   tile.neuron = e.neuron_begin + launch.first_block * kNeurons;
   const unsigned slot = block.pair.slot;
-  const unsigned c = tile.column + threadIdx.x;
+  const unsigned c = ColumnOf(tile.m.encoding, blockIdx.x, threadIdx.x);
   const bool has_column = threadIdx.x < columns && c < tile.m.cols;
   tile.has_column = has_column;
   float* const y_at = launch.y + slot * launch.y_stride + c;
@@ -342,12 +376,22 @@ __global__ void __launch_bounds__(kThreads) DownKernel(ExpertsLaunch launch) {
 }  // namespace
 
 uint32_t DownTiles(const DeviceMatrix& down) {
-  const uint32_t tile = TileColumns(down.encoding);
-  return (down.cols + tile - 1) / tile;
+  if (down.encoding <= Encoding::kF32) {
+    const uint32_t tile = TileColumns(down.encoding);
+    return (down.cols + tile - 1) / tile;
+  }
+  const uint32_t block = kUnit * UnitsABlock(down.encoding);
+  return (down.cols + block - 1) / block * (4 / TileQuarters(down.encoding));
+}
+
+uint32_t DownWarps(const DeviceMatrix& down, uint32_t neurons) {
+  const uint32_t a_warp = BlocksAWarp(down.encoding);
+  return std::clamp((BlocksOf(neurons) + a_warp - 1) / a_warp, kMaxTile / kLanes, kWarps);
 }
 
 cudaError_t EnqueueDown(const ExpertsLaunch& launch, cudaStream_t stream) {
-  DownKernel<<<dim3(launch.max_tiles, launch.pair_count), kThreads, 0, stream>>>(launch);
+  const dim3 grid(launch.max_tiles, launch.pair_count);
+  DownKernel<<<grid, launch.down_warps * kLanes, 0, stream>>>(launch);
   return cudaGetLastError();
 }
 

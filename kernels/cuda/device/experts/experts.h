@@ -118,6 +118,7 @@ struct ExpertsLaunch {
   uint32_t max_neurons = 0;   // neuron_end - neuron_begin
   uint64_t shared_bytes = 0;  // for coefficients: CoefficientSharedBytes() of the expert that needs most
   uint32_t max_tiles = 0;     // for the sums: DownTiles() of the expert that has most
+  uint32_t down_warps = 0;    // and DownWarps()
   const float* x = nullptr;   // for plain parts: aligned to 16, stride a multiple of 4 floats
   uint64_t x_stride = 0;
   ActivationLaunch activation;
@@ -130,6 +131,8 @@ struct ExpertsLaunch {
 uint64_t CoefficientSharedBytes(const DeviceMatrix& up, const DeviceMatrix& gate, bool rounds);
 // Blocks of columns of a down part.
 uint32_t DownTiles(const DeviceMatrix& down);
+// Warps of such a block for so many neurons.
+uint32_t DownWarps(const DeviceMatrix& down, uint32_t neurons);
 
 // The blocks of neurons [neuron_begin, neuron_end) of every pair's expert.
 cudaError_t EnqueueCoefficients(const ExpertsLaunch& launch, cudaStream_t stream);
