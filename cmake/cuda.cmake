@@ -12,6 +12,7 @@ if(SLUICE_NVCC AND SLUICE_CUDA_INCLUDE)
 else()
   message(STATUS "cuda: not built (no nvcc)")
 endif()
+set(SLUICE_CUDA_RELEASE 75 80 86 89 90 100 120)  # what a release promises to run on
 set(SLUICE_CUDA_PTX 75 80 100 CACHE STRING "Compute capabilities whose PTX goes into CUDA objects")
 
 set(SLUICE_NVCC_FLAGS -std=c++20 -O3 -fmad=false -lineinfo -no-compress
