@@ -120,14 +120,14 @@ SPEED_HEAD = " planned, tokens/s | measured | planned / measured (of each run) |
 
 
 def table(rows):
-    """Rows of a combination that was measured several times stand side by side."""
-    times = min(sum(row["name"] == name for row in rows) for name in {row["name"] for row in rows})
+    """Rows of a combination that was measured several times stand side by side, in that order."""
+    times = max(sum(row["name"] == name for row in rows) for name in {row["name"] for row in rows})
     lines = ["| combination |" + SPEED_HEAD * times + " memory, planned / reported |", "|---|" + "---|" * (3 * times + 1)]
     for name in [c[0] for c in COMBINATIONS]:
-        of_name = [row for row in rows if row["name"] == name][-times:]
+        of_name = [row for row in rows if row["name"] == name]
         if of_name:
             worst = max((row["memory"] for row in of_name), key=lambda m: abs(m - 1))
-            lines.append(f"| {name} |" + "".join(map(speed_cells, of_name)) + f" {marked(worst, 0.02, 3)} |")
+            lines.append(f"| {name} |" + "".join(map(speed_cells, of_name)) + " - | - | - |" * (times - len(of_name)) + f" {marked(worst, 0.02, 3)} |")
     return "\n".join(lines) + "\n"
 
 
