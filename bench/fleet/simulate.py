@@ -6,12 +6,12 @@ usage: simulate.py [--hosts N] [--requests N] [--service FILE] [--seed N]
 
 Service times are drawn from measured ones (service_times.json, made by summarize.py of a run of
 deploy/fleet/try_fleet.py --record), the balancer is that of deploy/fleet/haproxy-front.cfg:
-- affine: HAProxy's consistent hashing, 16 places of the ring a host, and hash-balance-factor 125: a host that has more than
-  1.25 times the mean of what runs is passed over for the next one of the ring;
+- affine: HAProxy's consistent hashing, 16 places of the ring a host, and hash-balance-factor: a host that has more than
+  1.25 times (of fewer than six hosts 1.6) the mean of what runs is passed over for the next one of the ring;
 - even: leastconn.
 A host computes as many answers at a time as the measured one did, in the order of their arrival; its cache keeps beginnings,
-the longest idle go first. A host that vanishes loses what runs there; what the balancer sends to it before two checks have
-failed (1 s) is sent elsewhere after tcp-ut (1.5 s).
+the longest idle go first. A host that vanishes loses what is there; until two checks have failed (1 s) it is sent requests, which go
+elsewhere when they could not connect (0.5 s) or are cut with all else when the checks have failed.
 
 What is not modelled: that answers slow each other down otherwise than in the measured mix, networks, clients that repeat.
 100 % load is what fills all places of all hosts where requests go anywhere (mean service time of "even" at 50 %).
@@ -26,25 +26,26 @@ import os
 import numpy
 
 PLACES_A_HOST = 16  # of the ring: HAProxy's BE_WEIGHT_SCALE for weight 1
-BALANCE_FACTOR = 1.25
+BALANCE_FACTOR, OF_FEW, FEW = 1.25, 1.6, 6  # as haproxy-front.cfg says
 CHECKS = 1.0  # seconds until two checks have failed: inter 500ms, fall 2
-USER_TIMEOUT = 1.5  # seconds: tcp-ut
+CONNECT = 0.5  # seconds: timeout connect
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 class Host:
-    __slots__ = ("running", "waiting", "cache", "alive", "seen_dead")
+    __slots__ = ("running", "waiting", "connecting", "cache", "alive", "seen_dead")
 
     def __init__(self):
         self.running = 0  # answers that are computed
         self.waiting = collections.deque()
+        self.connecting = 0  # to a host that has vanished
         self.cache = collections.OrderedDict()  # groups whose beginning is kept, the longest idle first
         self.alive = True
         self.seen_dead = False  # by the balancer
 
     def load(self):
-        return self.running + len(self.waiting)
+        return self.running + len(self.waiting) + self.connecting
 
 
 class Ring:
@@ -60,12 +61,13 @@ class Ring:
         self.total = 0
         self.usable = len(hosts)
 
-    def choose(self, group):
-        most = -(-BALANCE_FACTOR * (self.total + 1) // self.usable)
+    def choose(self, group, avoid):
+        factor = OF_FEW if len(self.hosts) < FEW else BALANCE_FACTOR
+        most = -(-factor * (self.total + 1) // self.usable)
         at = self.starts[group]
         while True:
             host = self.hosts[self.owners[at]]
-            if not host.seen_dead and host.load() < most:
+            if not host.seen_dead and host is not avoid and host.load() < most:
                 return host
             at = (at + 1) % len(self.owners)
 
@@ -86,10 +88,13 @@ class Least:
             self.queues[0][host] = None
         self.least = 0
 
-    def choose(self, group):
-        while not self.queues[self.least]:
-            self.least += 1
-        return next(iter(self.queues[self.least]))
+    def choose(self, group, avoid):
+        least = self.least
+        while True:
+            for host in self.queues[least]:
+                if host is not avoid:
+                    return host
+            least += 1
 
     def changed(self, host, by):
         if host.seen_dead:
@@ -143,10 +148,12 @@ class Run:
             self.services.append(first + self.decodes[request])
         self.at(self.now + first + self.decodes[request], "end", (host, request))
 
-    def send(self, request):
-        host = self.balancer.choose(self.groups[request])
+    def send(self, request, avoid=None):
+        host = self.balancer.choose(self.groups[request], avoid)
         if not host.alive:
-            self.at(self.now + USER_TIMEOUT, "send", request)
+            host.connecting += 1
+            self.balancer.changed(host, 1)
+            self.at(self.now + CONNECT, "unreached", (host, request))
             return
         if host.running < self.measured["parallel"]:
             self.begin_answer(host, request)
@@ -164,15 +171,21 @@ class Run:
 
     def fail(self, host):
         host.alive = False
-        self.lost += host.running
-        # What waited there had no answer yet: the balancer sends it elsewhere.
-        for request in host.waiting:
-            self.at(self.now + USER_TIMEOUT, "send", request)
+        self.lost += host.load()
         self.at(self.now + CHECKS, "notice", host)
 
     def notice(self, host):
         self.balancer.lost(host)
         host.seen_dead = True
+
+    def unreached(self, about):
+        host, request = about
+        if host.seen_dead:
+            self.lost += 1
+            return
+        host.connecting -= 1
+        self.balancer.changed(host, -1)
+        self.send(request, avoid=host)
 
     def run(self):
         requests = len(self.arrivals)
@@ -195,8 +208,24 @@ class Run:
         return self
 
 
+said = []
+
+
+def say(text):
+    print(text, flush=True)
+    said.append(text)
+
+
 def row(*cells):
-    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+    say("| " + " | ".join(str(cell) for cell in cells) + " |")
+
+
+def write(path):
+    with open(path) as file:
+        text = file.read()
+    begin = text.index("\n\n", text.index("What it printed")) + 2
+    with open(path, "w") as file:
+        file.write(text[:begin] + "\n".join(said) + "\n" + text[text.index("\nWhat it shows") :])
 
 
 def main():
@@ -205,6 +234,7 @@ def main():
     parser.add_argument("--requests", type=int, default=200000)
     parser.add_argument("--service", default=os.path.join(FOLDER, "service_times.json"))
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--write", help="puts what it prints into this file, between the lines \"What it printed\" and \"What it shows\"")
     options = parser.parse_args()
     with open(options.service) as file:
         measured = json.load(file)
@@ -214,7 +244,7 @@ def main():
         random = numpy.random.default_rng(options.seed)  # the same arrivals for all that are compared
         return Run(measured, hosts, groups, affine, rate, requests, begin, failing, random).run()
 
-    print("As measured (%d hosts, %.0f requests a second), to compare:\n" % (measured["hosts"], measured["rate"]))
+    say("As measured (%d hosts, %.0f requests a second), to compare:\n" % (measured["hosts"], measured["rate"]))
     row("balancer", "cache share, measured", "simulated")
     row("---", "---", "---")
     for name, affine in (("affine", True), ("even", False)):
@@ -226,7 +256,7 @@ def main():
     longest = numpy.mean(measured["answers"], axis=0) @ [numpy.mean(measured["prompt_token_seconds"]), 1]
     guess = simulate(options.hosts, False, 0.5 * places / longest, options.requests, warm)
     capacity = places / float(numpy.mean(guess.services))
-    print("\n%d hosts, %d requests, 100 %% = %.0f requests a second:\n" % (options.hosts, options.requests, capacity))
+    say("\n%d hosts, %d requests, 100 %% = %.0f requests a second:\n" % (options.hosts, options.requests, capacity))
     row("load", "balancer", "hosts that vanish", "first token p50", "p99", "cache share", "lost")
     row(*["---"] * 7)
     for load in LOADS:
@@ -236,6 +266,8 @@ def main():
                 p50, p99 = numpy.percentile(run.ttft, (50, 99))
                 row("%.0f %%" % (100 * load), name, failing, "%.0f ms" % (1000 * p50), "%.0f ms" % (1000 * p99),
                     "%.1f %%" % (100 * run.cached / run.asked), run.lost)  # fmt: skip
+    if options.write:
+        write(options.write)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # The package in a Debian 12 that has nothing else, by debootstrap: installs it, serves a model in two commands, asks for
-# an answer, upgrades, removes and purges, and says what stayed. By hand, as root; needs debootstrap and curl.
-# usage: try_package.sh SLUICE.deb MODEL_DIR [ROOT]     ROOT: kept for the next time [/var/tmp/sluice-bare]
+# an answer, upgrades, removes and purges, and says what stayed; before that, what a new user may do wrong, with the line
+# that each prints. By hand, as root; needs debootstrap and curl.
+# usage: try_package.sh SLUICE.deb MODEL [ROOT] [LARGE]
+#   MODEL: a folder or a .gguf   ROOT: kept for the next time [/var/tmp/sluice-bare]
+#   LARGE: a model that takes seconds to pack, for packing that is interrupted or begun twice
 set -euo pipefail
-[ $# -ge 2 ] || { sed -n 2,4p "$0"; exit 2; }
-deb=$(realpath "$1") model=$(realpath "$2") base=${3:-/var/tmp/sluice-bare}
+[ $# -ge 2 ] || { sed -n 2,7p "$0"; exit 2; }
+deb=$(realpath "$1") model=$(realpath "$2") base=${3:-/var/tmp/sluice-bare} large=${4:+$(realpath "$4")}
 port=${PORT:-18099}
 
 [ -x "$base/usr/bin/apt-get" ] || debootstrap --variant=minbase bookworm "$base" >/dev/null
@@ -12,7 +15,7 @@ root=$(mktemp -d "$base.XXXXXX")
 cleanup() {
   [ -z "${served:-}" ] || kill -INT "$served" 2>/dev/null || true
   wait 2>/dev/null || true
-  umount "$root/proc" "$root/dev" 2>/dev/null || true
+  umount "$root/proc" "$root/dev" "$root/small" "$root/large" 2>/dev/null || true
   rm -rf --one-file-system "$root"
 }
 trap cleanup EXIT
@@ -20,6 +23,8 @@ cp -a "$base/." "$root"
 mount -t proc proc "$root/proc"
 mount --bind /dev "$root/dev"
 cp /etc/resolv.conf "$root/etc/" 2>/dev/null || true
+# Where packages come through a proxy of the host's.
+[ ! -f /etc/ssl/certs/ca-certificates.crt ] || install -D -t "$root/etc/ssl/certs" /etc/ssl/certs/ca-certificates.crt
 cp -r "$model" "$root/root/model"
 cp "$deb" "$root/root/sluice.deb"
 inside() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root DEBIAN_FRONTEND=noninteractive "$@"; }
@@ -27,6 +32,13 @@ check() { # WHAT COMMAND...
   local what=$1
   shift
   if "$@" >/dev/null 2>&1; then echo "ok    $what"; else echo "WRONG $what"; failed=1; fi
+}
+refused() { # WHAT PATTERN COMMAND...: ends with an error and a line that has the pattern, and the line is shown
+  local what=$1 pattern=$2
+  shift 2
+  if inside timeout 60 "$@" >"$root/said" 2>&1; then echo "WRONG $what: no error" && failed=1
+  elif line=$(tr '\r' '\n' <"$root/said" | grep -E "$pattern" | tail -n 1) && [ -n "$line" ]; then echo "ok    $what: $line"
+  else echo "WRONG $what: $(tail -n 1 "$root/said")" && failed=1; fi
 }
 failed=0
 inside apt-get update -qq
@@ -54,6 +66,38 @@ wait "$served" || true
 served=
 printf 'apt install %.1f s, sluice serve to ready %.1f s, answer %.1f s\n' "$(echo "$installed-$began" | bc)" \
   "$(echo "$ready-$installed" | bc)" "$(echo "$answered-$ready" | bc)"
+
+ask=(sluice run --prompt hello -n 4)
+refused "no model at all" 'model|pack' "${ask[@]}"
+refused "no model of that name" NOT_FOUND "${ask[@]}" --model /root/nothing.gguf
+refused "a text file as a model" model "${ask[@]}" --model /etc/passwd
+mkdir "$root/small"
+mount -t tmpfs -o size=4m tmpfs "$root/small"
+refused "disk too small" 'space|free' env SLUICE_CACHE_DIR=/small "${ask[@]}" --model /root/model
+check "and nothing is left there" test -z "$(find "$root/small" -size +64k)"
+refused "memory too small" 'below its working minimum' "${ask[@]}" --model /root/model --dram-budget 1MiB
+
+if [ -n "$large" ]; then
+  mkdir "$root/large" "$root/root/cache"
+  mount --bind "$(dirname "$large")" "$root/large"
+  in_cache() { inside env SLUICE_CACHE_DIR=/root/cache sluice "$@"; }
+  pack_large=(run --model "/large/$(basename "$large")" --token-ids 1,2,3 -n 2)
+  for signal in INT KILL; do
+    in_cache "${pack_large[@]}" >"$root/said" 2>&1 &
+    while [ "$(du -sm "$root/root/cache" | cut -f1)" -le 100 ] && kill -0 $!; do sleep 0.05; done
+    kill -"$signal" "$(pgrep -P $!)"
+    wait $! || echo "      packing ended by SIG$signal: $(tr '\r' '\n' <"$root/said" | tail -n 1)"
+  done
+  for one in first second; do in_cache "${pack_large[@]}" >"$root/said.$one" 2>&1 & done
+  wait %% && wait %- || true
+  for one in first second; do
+    check "two at once, the $one: an answer" grep -q "ended by" "$root/said.$one"
+    tr '\r' '\n' <"$root/said.$one" | grep -v '^ *$' | cut -c1-150 | uniq | head -n 6 | sed 's/^/      /'
+  done
+  check "one pack came of it, and no rest" test "$(find "$root/root/cache" -size +1M -name experts.bin | wc -l)" = 1
+  in_cache packs list | sed 's/^/      /'
+  umount "$root/large"
+fi
 
 check "users weightd and inferd" inside getent passwd weightd inferd
 check "group sluice" inside getent group sluice
