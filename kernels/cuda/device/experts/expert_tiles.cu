@@ -17,8 +17,8 @@ constexpr unsigned kWarps = kThreads / kLanes;
 static_assert(kRows == kNeurons && kTokens == kTilePairs);
 
 // Blocks of ExpertTilesKernel whose registers a multiprocessor has at once. For two,
-// ptxas would spill some on sm_75.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+// ptxas would spill some on sm_75 and sm_80.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ <= 800
 constexpr unsigned kBlocksAtOnce = 1;
 #else
 constexpr unsigned kBlocksAtOnce = 2;
