@@ -9,8 +9,9 @@ constexpr unsigned kThreads = 256;
 // long; warp 0 makes the norm's sums, lane l over the columns l mod 32 ascending; then all threads write the
 // normed row, and a warp rounds 128 columns at once, four a lane. Bytes: cols * 4 read (weights from the
 // cache behind the first row), cols * 4 written, or cols and 8 a group rounded. Bound: latency of one row for
-// a decode step, memory for a prompt.
-__global__ void __launch_bounds__(kThreads) PrepareKernel(PrepareLaunch launch) {
+// a decode step, memory for a prompt. (Asked for one block a multiprocessor at least, ptxas keeps in
+// registers what lives across divisions; else it spills on sm_80.)
+__global__ void __launch_bounds__(kThreads, 1) PrepareKernel(PrepareLaunch launch) {
   extern __shared__ float4 shared_row[];
   const unsigned cols = launch.cols;
   const unsigned token = blockIdx.x / launch.heads;

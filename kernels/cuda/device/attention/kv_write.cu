@@ -111,8 +111,10 @@ __device__ inline float TemperatureAt(const DeviceTemperature& t, unsigned posit
 
 // A block a row, its warps take the heads of q, k and v in turn: a warp a head in shared memory, 128
 // neighbouring bytes a load; f16 is written by 4 bytes a lane. Bytes: q read and written, k and v read and
-// written in the cache's type. Bound: latency for a decode step, memory for a prompt.
-__global__ void __launch_bounds__(kThreads) KvWriteKernel(KvWriteLaunch launch) {
+// written in the cache's type. Bound: latency for a decode step, memory for a prompt. (Asked for one block a
+// multiprocessor at least, ptxas keeps in registers what lives across divisions; else it spills on
+// sm_80, 90.)
+__global__ void __launch_bounds__(kThreads, 1) KvWriteKernel(KvWriteLaunch launch) {
   extern __shared__ float heads_of_warps[];  // [kWarps][head_dim]
   __shared__ float across[2];                // factors of q and k normed across heads
   const RowPlace place = launch.places[blockIdx.x];
