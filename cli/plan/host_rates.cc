@@ -29,7 +29,7 @@ constexpr uint64_t kCachedBytes = 256ull << 10;
 constexpr uint64_t kCachedRegion = 8ull << 20;
 // Of a product over them: the same weights so many times, that every thread has its share and waking them
 // does not count. Experts that are computed together share theirs likewise.
-constexpr uint64_t kCachedParts = 4;
+constexpr uint64_t kCachedParts = 8;
 constexpr uint64_t kResults = 4ull << 20;  // floats
 constexpr double kCachedSeconds = 0.12;
 constexpr int kRounds = 3;
@@ -198,7 +198,9 @@ class Kernels {
   absl::StatusOr<uint64_t> Product(const EncodingDescriptor& encoding, uint64_t bytes) {
     const uint64_t stride = RoundStride(RowBytes(encoding, config_.hidden));
     const uint64_t most = std::min<uint64_t>(bytes_ / 2 / stride, kResults / kCachedParts / tokens_);
-    const uint32_t rows = static_cast<uint32_t>(std::clamp<uint64_t>(bytes / stride, kSmallRows, most));
+    uint32_t rows = static_cast<uint32_t>(std::clamp<uint64_t>(bytes / stride, kSmallRows, most));
+    if (cached_ && rows > kWidthStep)
+      rows = rows / kWidthStep * kWidthStep;  // whole tiles, as nearly all are
     MatMulPart parts[kCachedParts];
     const uint64_t count = cached_ ? kCachedParts : 1;
     for (uint64_t i = 0; i < count; ++i) {
@@ -259,7 +261,7 @@ class Kernels {
     }
     MoeExpertsArgs args;
     args.x = {{x_, 0}, config_.hidden};
-    args.tokens = tokens_;
+    args.tokens = cached_ ? rows_each_ : tokens_;  // rounded for top_k experts each, as in a step
     args.hidden = config_.hidden;
     args.experts = work;
     args.y = {{y_, 0}, config_.hidden};
