@@ -130,6 +130,11 @@ std::optional<HttpProblem> CheckFraming(const BeastHead& head, std::string_view 
   if (head.count(http::field::content_length) > 1 || head.count(http::field::transfer_encoding) > 1) {
     return Bad("the head has two lengths");
   }
+  // The parser takes "4, 4" for one length, which it may; others on the way take it for none.
+  if (const absl::string_view length = View(head[http::field::content_length]);
+      !std::all_of(length.begin(), length.end(), absl::ascii_isdigit)) {
+    return Bad("Content-Length is not one whole number");
+  }
   if (head.count(http::field::transfer_encoding) > 0) {
     if (!absl::EqualsIgnoreCase(View(head[http::field::transfer_encoding]), "chunked")) {
       return HttpProblem{501, "", "the only Transfer-Encoding that is understood is chunked"};

@@ -106,6 +106,7 @@ void SlabRegistry::OnMapped(SlabMapped mapped) {
   }
   if (!added.ok()) {
     session->slabs.erase(mapped.slab);
+    mapped.mapped = added;  // what is refused is unmapped before the client hears so
   }
   Answer(session, mapped.slab, added);
 }

@@ -110,6 +110,7 @@ TEST_F(HttpLimitsTest, NoRequestIsSmuggledInAnother) {
     const std::string answer = client.ReadAll();
     EXPECT_FALSE(absl::StrContains(answer, "smuggled")) << framing << answer;
     EXPECT_FALSE(absl::StartsWith(answer, "HTTP/1.1 200 ")) << framing;
+    EXPECT_EQ(answer.find("HTTP/1.1 "), answer.rfind("HTTP/1.1 ")) << framing << answer;
   }
 }
 
