@@ -87,9 +87,9 @@ absl::Status Widen(Device& device, absl::Span<const ExpertCall> experts, const c
   const bool rounds = RoundedByBlocks(*rows);
   for (const ExpertCall& expert : experts) {
     const DeviceExpert e = ExpertOf(expert);
-    launch->shared_bytes = std::max(launch->shared_bytes, CoefficientSharedBytes(e.up, e.gate, rounds));
+    WidenShared(e.up, e.gate, rounds, &launch->shared);
   }
-  return CheckShared(device, launch->shared_bytes, rows->cols, what);
+  return CheckShared(device, launch->shared.bytes(), rows->cols, what);
 }
 
 // Experts of a call in the tables, by their order, with their rows of x as prepared.
@@ -261,7 +261,7 @@ namespace {
 void WidenLeads(absl::Span<const LeadCallPart> experts, bool rounds, LeadsLaunch* launch) {
   for (const LeadCallPart& part : experts) {
     const DeviceMatrix m = MatrixOf(part.lead);
-    launch->shared_bytes = std::max(launch->shared_bytes, CoefficientSharedBytes(m, m, rounds));
+    WidenShared(m, m, rounds, &launch->shared);
   }
 }
 
@@ -276,7 +276,7 @@ absl::Status Run(Device& device, const ExpertLeadsCall& call) {
     row_count += part.rows.size();
   }
   WidenLeads(call.experts, RoundedByBlocks(rows), &launch);
-  RETURN_IF_ERROR(CheckShared(device, launch.shared_bytes, call.hidden, "ExpertLeads"));
+  RETURN_IF_ERROR(CheckShared(device, launch.shared.bytes(), call.hidden, "ExpertLeads"));
   Workspace workspace(device);
   ASSIGN_OR_RETURN(const PreparedRows prepared, Prepare(device, rows, &workspace));
   RETURN_IF_ERROR(device.tables->Begin(
@@ -315,7 +315,7 @@ absl::Status Run(Device& device, const RoutedLeadsCall& call) {
     rows.Note(MatrixOf(part.lead));
   }
   WidenLeads(call.experts, RoundedByBlocks(rows), &launch);
-  RETURN_IF_ERROR(CheckShared(device, launch.shared_bytes, call.hidden, "RoutedLeads"));
+  RETURN_IF_ERROR(CheckShared(device, launch.shared.bytes(), call.hidden, "RoutedLeads"));
   Workspace workspace(device);
   ASSIGN_OR_RETURN(const PreparedRows prepared, Prepare(device, rows, &workspace));
   RETURN_IF_ERROR(device.tables->Begin(TableBytes(call.experts.size(), sizeof(DeviceLead), 0, 0)));

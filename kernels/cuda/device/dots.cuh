@@ -37,9 +37,16 @@ __device__ inline void SegmentProducts(const DeviceMatrix& m, const uint8_t* con
     const unsigned block = first + item / 2;
     const unsigned half = item % 2;
     Half codes[kRows];
+    if (m.aligned >= 16) {  // asked once for all rows, so that their loads stand together
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      codes[r].Load(m, rows[r], block, half);
+      for (int r = 0; r < kRows; ++r) {
+        codes[r].Load(m, 16, rows[r], block, half);
+      }
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        codes[r].Load(m, m.aligned, rows[r], block, half);
+      }
     }
     const uint8_t* const from = x.base + StagedPlace(block * kUnits * kUnit) + 8 * half;
     unsigned at = (item / 2 + 1) * (kUnits / span) * 2 - 2 + half;
@@ -70,12 +77,14 @@ __device__ inline void SegmentProducts(const DeviceMatrix& m, const uint8_t* con
   }
 }
 
-// The dots of kRows rows with kTokens tokens, of row i / kTokens and token i % kTokens in lanes 8 i .. 8 i
+// The dots of kRows rows of a kind with kTokens tokens, of row i / kTokens and token i % kTokens in lanes 8 i
+// .. 8 i
 // + 7. `sums`: DotSums(), shared, the warp's own.
-template <Encoding kEncoding, int kRows, int kTokens>
+template <typename Kind, int kRows, int kTokens>
 __device__ inline float DotsOf(const DeviceMatrix& m, const uint8_t* const (&rows)[kRows],
                                const StagedRows& x, int* sums) {
   static_assert(kRows * kTokens == kDots);
+  constexpr Encoding kEncoding = Kind::kEncoding;
   constexpr unsigned kUnits = HalfBlock<kEncoding>::kUnits;
   const unsigned lane = threadIdx.x % kLanes;
   const unsigned dot = lane / kDotLanes;
@@ -86,11 +95,16 @@ __device__ inline float DotsOf(const DeviceMatrix& m, const uint8_t* const (&row
   }
   const uint8_t* const token = x.base + dot % kTokens * x.token_bytes;
   const float2* const x_groups = reinterpret_cast<const float2*>(token + StagedScales(m.cols));
-  const unsigned span = SpanUnits(kUnits, m.group);
-  const unsigned stride = SegmentSums(kUnits, m.group);
-  const unsigned segment = SegmentBlocks(kUnits, m.group);
-  const unsigned parts = 2 * m.group / (span * kUnit);  // sums of a group
-  const unsigned groups = GroupsOf(m.cols, m.group);
+  unsigned group = Kind::kGroup;
+  if (Kind::kGroup == 0) {
+    group = m.group;
+    asm volatile("" : "+r"(group));  // keeps its divisions out of the way of rows of other encodings
+  }
+  const unsigned span = SpanUnits(kUnits, group);
+  const unsigned stride = SegmentSums(kUnits, group);
+  const unsigned segment = SegmentBlocks(kUnits, group);
+  const unsigned parts = 2 * group / (span * kUnit);  // sums of a group
+  const unsigned groups = GroupsOf(m.cols, group);
   const unsigned blocks = (m.cols + kUnits * kUnit - 1) / (kUnits * kUnit);
   float running = 0;
   for (unsigned first = 0; first < blocks; first += segment) {
@@ -98,8 +112,8 @@ __device__ inline float DotsOf(const DeviceMatrix& m, const uint8_t* const (&row
     __syncwarp();
     SegmentProducts<kEncoding, kRows, kTokens>(m, rows, x, first, count, span, stride, sums);
     __syncwarp();
-    const unsigned first_group = first * kUnits * kUnit / m.group;
-    const unsigned end = min(groups, first_group + segment * kUnits * kUnit / m.group);
+    const unsigned first_group = first * kUnits * kUnit / group;
+    const unsigned end = min(groups, first_group + segment * kUnits * kUnit / group);
     const unsigned begin = first_group + (lane - first_group) % kDotLanes;
     const int* const of_dot = sums + dot * stride;
     if (kEncoding != Encoding::kMxfp4 && m.meta_bits == 16 && parts == 2) {
@@ -134,9 +148,9 @@ __device__ inline float DotsOf(const DeviceMatrix& m, const uint8_t* const (&row
       running = fmaf(factor, term, running);
     }
   }
-  for (int distance = 4; distance != 0; distance /= 2) {
-    running += __shfl_xor_sync(kAllLanes, running, distance);
-  }
+  running += ShuffleXor<4>(running);
+  running += ShuffleXor<2>(running);
+  running += ShuffleXor<1>(running);
   return running + 0.0f;
 }
 
@@ -144,18 +158,8 @@ __device__ inline float DotsOf(const DeviceMatrix& m, const uint8_t* const (&row
 template <int kRows, int kTokens>
 __device__ inline float QuantizedDots(const DeviceMatrix& m, const uint8_t* const (&rows)[kRows],
                                       const StagedRows& x, int* sums) {
-  switch (m.encoding) {
-    case Encoding::kQ8:
-      return DotsOf<Encoding::kQ8, kRows, kTokens>(m, rows, x, sums);
-    case Encoding::kQ4:
-      return DotsOf<Encoding::kQ4, kRows, kTokens>(m, rows, x, sums);
-    case Encoding::kQ3:
-      return DotsOf<Encoding::kQ3, kRows, kTokens>(m, rows, x, sums);
-    case Encoding::kQ2:
-      return DotsOf<Encoding::kQ2, kRows, kTokens>(m, rows, x, sums);
-    default:
-      return DotsOf<Encoding::kMxfp4, kRows, kTokens>(m, rows, x, sums);
-  }
+  return WithKind<kTokens == 1>(
+      m, [&](auto kind) { return DotsOf<decltype(kind), kRows, kTokens>(m, rows, x, sums); });
 }
 
 // The tree of section 0 where lane j of four keeps the running sums 8 j .. 8 j + 7; all four get the sum.

@@ -6,13 +6,38 @@
 
 namespace sluice::cuda {
 
+// Row i of those that there are. (A row is shorter than 4 GiB: one wide product.)
+__device__ inline const uint8_t* RowAt(const DeviceMatrix& m, unsigned i) {
+  return m.base + uint64_t{i} * static_cast<unsigned>(m.stride);
+}
+
 // Row i, nullptr for an absent one.
 __device__ inline const uint8_t* RowOf(const DeviceMatrix& m, unsigned i) {
   if (m.positions == nullptr) {
-    return m.base + i * m.stride;
+    return RowAt(m, i);
   }
   const int place = m.positions[i];
-  return place < 0 ? nullptr : m.base + static_cast<unsigned>(place) * m.stride;
+  return place < 0 ? nullptr : RowAt(m, static_cast<unsigned>(place));
+}
+
+__device__ inline bool HasRow(const DeviceMatrix& m, unsigned i) {
+  return m.positions == nullptr || m.positions[i] >= 0;
+}
+
+// Rows first + n for the four bytes n of a word, none of them absent.
+__device__ inline void RowsOfFour(const DeviceMatrix& m, unsigned first, unsigned four,
+                                  const uint8_t* (&rows)[4]) {
+  if (m.positions == nullptr) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      rows[r] = RowAt(m, first + (four >> (8 * r) & 0xffu));
+    }
+  } else {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      rows[r] = RowAt(m, static_cast<unsigned>(m.positions[first + (four >> (8 * r) & 0xffu)]));
+    }
+  }
 }
 
 __device__ inline bool IsPlain(Encoding encoding) { return encoding <= Encoding::kF32; }
@@ -80,6 +105,34 @@ __device__ inline int DotOfBytes(unsigned codes, unsigned x, int sum) {
   return sum;
 }
 
+// What code is made for: rows of an encoding in groups of so many columns, or of those that the matrix says
+// (0).
+template <Encoding kOf, unsigned kColumns>
+struct RowKind {
+  static constexpr Encoding kEncoding = kOf;
+  static constexpr unsigned kGroup = kColumns;
+};
+
+// Calls `use` with the kind of a quantized matrix. Groups of most packs' size have code of their own, without
+// its divisions, where kMost says so.
+template <bool kMost, typename Use>
+__device__ inline auto WithKind(const DeviceMatrix& m, Use use) {
+  constexpr unsigned columns = 64;
+  const bool most = kMost && m.group == columns;
+  switch (m.encoding) {
+    case Encoding::kQ8:
+      return use(RowKind<Encoding::kQ8, 0>());
+    case Encoding::kQ4:
+      return most ? use(RowKind<Encoding::kQ4, columns>()) : use(RowKind<Encoding::kQ4, 0>());
+    case Encoding::kQ3:
+      return most ? use(RowKind<Encoding::kQ3, columns>()) : use(RowKind<Encoding::kQ3, 0>());
+    case Encoding::kQ2:
+      return most ? use(RowKind<Encoding::kQ2, columns>()) : use(RowKind<Encoding::kQ2, 0>());
+    default:
+      return use(RowKind < Encoding::kMxfp4, kMost ? 32 : 0 > ());
+  }
+}
+
 template <Encoding kEncoding>
 constexpr int kPlaneBits = kEncoding == Encoding::kQ8                                    ? 8
                            : kEncoding == Encoding::kQ4 || kEncoding == Encoding::kMxfp4 ? 4
@@ -109,16 +162,17 @@ struct HalfBlock {
   unsigned bytes[2][2];  // low and high bytes of the words, those of four columns and of the next four
   unsigned third[2];     // q3: a byte a column, a bit a unit
 
-  __device__ void Load(const DeviceMatrix& m, const uint8_t* row, unsigned block, unsigned half) {
+  __device__ void Load(const DeviceMatrix& m, unsigned aligned, const uint8_t* row, unsigned block,
+                       unsigned half) {
     uint32_t words[4];
-    LoadWords(row + 32 * block + 16 * half, m.aligned, words);
+    LoadWords(row + 32 * block + 16 * half, aligned, words);
 #pragma unroll
     for (int quad = 0; quad < 2; ++quad) {
       bytes[0][quad] = __byte_perm(words[2 * quad], words[2 * quad + 1], 0x6420);
       bytes[1][quad] = __byte_perm(words[2 * quad], words[2 * quad + 1], 0x7531);
     }
     if (kEncoding == Encoding::kQ3) {
-      LoadWords(row + m.third_bits + 32 * (block / 2) + 16 * half, m.aligned, words);
+      LoadWords(row + m.third_bits + 32 * (block / 2) + 16 * half, aligned, words);
       const unsigned select = block % 2 == 0 ? 0x6420 : 0x7531;
       third[0] = __byte_perm(words[0], words[1], select);
       third[1] = __byte_perm(words[2], words[3], select);

@@ -21,7 +21,7 @@ __device__ inline int* StageX(const MatMulLaunch& launch, const MatMulLaunchPart
   x->base = shared;
   x->token_bytes = StagedBytes(m.cols, m.group);
   uint8_t* const behind = shared + kTokens * x->token_bytes;
-  if (part.rounded != nullptr) {
+  if (kTokens > 1 || part.rounded != nullptr) {
     const uint64_t row = RoundedStride(m.cols, m.group);
     const uint64_t stride = row * launch.heads;
     StageRounded(part.rounded + first_token * stride + blockIdx.z * row, stride, kTokens,
@@ -49,7 +49,7 @@ __device__ void QuantizedPart(const MatMulLaunch& launch, const MatMulLaunchPart
   int* const behind = StageX<kTokens>(launch, part, first_token, shared, &x);
   const unsigned warp = threadIdx.x / kLanes;
   const unsigned dot = threadIdx.x % kLanes / kDotLanes;
-  int* const sums = behind + warp * DotSums(m.encoding, m.group);
+  int* const sums = behind + warp * launch.warp_sums;
   const unsigned begin = block * kQuantizedRows + warp * kDots;
   const unsigned end = min(part.rows, begin + kDots);
   for (unsigned first = begin; first < end; first += kRows) {
@@ -126,8 +126,9 @@ __device__ inline MatMulLaunchPart PartOfBlock(const MatMulLaunch& launch) {
   }
 }
 
+// (Asked for so few blocks a multiprocessor at least, ptxas spills nothing of several tokens' dots.)
 template <int kTokens>
-__global__ void __launch_bounds__(kThreads) MatMulKernel(MatMulLaunch launch) {
+__global__ void __launch_bounds__(kThreads, kTokens == 1 ? 2 : 1) MatMulKernel(MatMulLaunch launch) {
   extern __shared__ int4 shared[];  // rounded x of kTokens rows, and each warp's sums
   const MatMulLaunchPart part = PartOfBlock(launch);
   const unsigned block = blockIdx.x - part.first_block;
@@ -138,13 +139,23 @@ __global__ void __launch_bounds__(kThreads) MatMulKernel(MatMulLaunch launch) {
   }
 }
 
+// Int32 for a warp's dots of the part that takes most.
+uint32_t WarpSums(const MatMulLaunch& launch) {
+  uint32_t most = 0;
+  for (uint32_t i = 0; i < launch.part_count; ++i) {
+    const DeviceMatrix& m = launch.parts[i].weights;
+    most = std::max(most, m.encoding > Encoding::kF32 ? DotSums(m.encoding, m.group) : 0);
+  }
+  return most;
+}
+
 // Shared memory for `tokens` tokens of the part that takes most.
 uint64_t SharedBytes(const MatMulLaunch& launch, uint32_t tokens) {
   uint64_t most = 0;
   for (uint32_t i = 0; i < launch.part_count; ++i) {
     const DeviceMatrix& m = launch.parts[i].weights;
     if (m.encoding > Encoding::kF32) {
-      const uint64_t sums = 4 * kWarps * DotSums(m.encoding, m.group);
+      const uint64_t sums = uint64_t{4} * kWarps * launch.warp_sums;
       const uint64_t values = launch.parts[i].rounded == nullptr ? uint64_t{4} * RoundedCodes(m.cols) : 0;
       most = std::max(most, uint64_t{tokens} * StagedBytes(m.cols, m.group) + std::max(sums, values));
     }
@@ -192,6 +203,7 @@ cudaError_t EnqueueMatMul(MatMulLaunch launch, uint64_t shared_bytes, cudaStream
   for (uint32_t i = launch.part_count; i < kMaxParts; ++i) {
     launch.parts[i].first_block = blocks;  // no block is theirs
   }
+  launch.warp_sums = WarpSums(launch);
   const uint64_t several = SharedBytes(launch, kDots);
   if (launch.tokens > 1 && several <= shared_bytes) {
     return Enqueue<kDots>(launch, blocks, several, stream);

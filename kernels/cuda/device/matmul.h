@@ -42,6 +42,7 @@ struct MatMulLaunch {
   uint64_t residual_stride = 0;
   MatMulLaunchPart parts[kMaxParts];
   uint32_t part_count = 0;
+  uint32_t warp_sums = 0;  // int32 of shared memory for a warp's dots, set by EnqueueMatMul
 };
 
 // Rounded rows given, or one token of up to kStagedColumns columns in all quantized parts.

@@ -7,7 +7,7 @@ constexpr unsigned kThreads = 256;
 
 // A block a row. All threads load it, 128 neighbouring bytes a warp, into shared memory if it is there that
 // long; warp 0 makes the norm's sums, lane l over the columns l mod 32 ascending; then all threads write the
-// normed row, and a warp rounds 128 columns at once, four a lane. Bytes: cols * 4 read (weights from the
+// normed row, and a warp rounds 256 columns at once, eight a lane. Bytes: cols * 4 read (weights from the
 // cache behind the first row), cols * 4 written, or cols and 8 a group rounded. Bound: latency of one row for
 // a decode step, memory for a prompt. (Asked for one block a multiprocessor at least, ptxas keeps in
 // registers what lives across divisions; else it spills on sm_80.)
@@ -37,8 +37,10 @@ __global__ void __launch_bounds__(kThreads, 1) PrepareKernel(PrepareLaunch launc
     return k >= cols ? 0.0f : norm.on ? ApplyNorm(norm, by, from[k], k) : from[k];
   };
   if (launch.rounded != nullptr) {
-    RoundRow(rounded,
-             [=](unsigned k) { return make_float4(value(k), value(k + 1), value(k + 2), value(k + 3)); });
+    const auto four = [=](unsigned k) {
+      return make_float4(value(k), value(k + 1), value(k + 2), value(k + 3));
+    };
+    RoundRow(rounded, [=](unsigned k) { return EightValues{four(k), four(k + 4)}; });
   }
   if (y != nullptr) {
     __syncthreads();  // y may be x, which others still read

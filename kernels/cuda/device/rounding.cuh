@@ -79,8 +79,9 @@ struct RoundedRow {
   uint8_t* base;
   unsigned cols;
   unsigned group;
-  __device__ void PutCodes(unsigned column, unsigned codes) const {
-    *reinterpret_cast<unsigned*>(base + (kStaged ? StagedPlace(column) : column)) = codes;
+  // Of eight columns.
+  __device__ void PutCodes(unsigned column, uint2 codes) const {
+    *reinterpret_cast<uint2*>(base + (kStaged ? StagedPlace(column) : column)) = codes;
   }
   __device__ void PutGroup(unsigned g, float scale, int sum) const {
     if (kStaged) {
@@ -92,76 +93,95 @@ struct RoundedRow {
   }
 };
 
-// Rounds a row. A lane has four neighbouring columns of a group; kWidth columns of a warp's 128 are a
-// group's, of one of so many. four(k) gives the values of columns k..k + 3, zeros beyond the row.
-template <unsigned kWidth, bool kStaged, typename Four>
-__device__ inline void RoundGroups(const RoundedRow<kStaged>& to, Four four) {
-  const unsigned lane = threadIdx.x % kLanes;
-  const unsigned group = to.group;
+// The codes of four values.
+__device__ inline unsigned CodesOf(float4 v, float inverse) {
+  const unsigned low = __byte_perm(static_cast<unsigned>(__float2int_rn(v.x * inverse)),
+                                   static_cast<unsigned>(__float2int_rn(v.y * inverse)), 0x0040);
+  const unsigned high = __byte_perm(static_cast<unsigned>(__float2int_rn(v.z * inverse)),
+                                    static_cast<unsigned>(__float2int_rn(v.w * inverse)), 0x0040);
+  return __byte_perm(low, high, 0x5410);
+}
+__device__ inline float LargestOf(float4 v) {
+  return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+}
+
+// Eight neighbouring values of a row.
+struct EightValues {
+  float4 low;
+  float4 high;
+};
+
+// Rounds a row. A lane has eight neighbouring columns of a group; kWidth columns of a warp's 256 are a
+// group's, of one of so many. eight(k) gives the values of columns k..k + 7, zeros beyond the row.
+template <unsigned kWidth, bool kStaged, typename Eight>
+__device__ inline void RoundGroups(const RoundedRow<kStaged>& to, Eight eight) {
+  constexpr unsigned own = 8;
+  constexpr unsigned at_once = own * kLanes / kWidth;
+  constexpr bool whole =
+      kWidth < kRoundedColumns;  // a group has all of its lanes, and is no longer than codes
+  const unsigned group = whole ? kWidth : to.group;
   const unsigned groups = GroupsOf(to.cols, group);
-  constexpr unsigned at_once = kRoundedColumns / kWidth;
-  const unsigned within = lane * 4 % kWidth;
+  const unsigned within = threadIdx.x * own % kWidth;
   for (unsigned first = threadIdx.x / kLanes * at_once; first < groups;
        first += blockDim.x / kLanes * at_once) {
-    const unsigned g = first + lane * 4 / kWidth;
-    const unsigned k = g * group + within;
-    const bool inside = within < group && g < groups && k < RoundedCodes(to.cols);
-    const float4 v = inside ? four(k) : make_float4(0, 0, 0, 0);
-    float largest = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-    largest = MaxWithin<kWidth / 8>(largest);
+    const unsigned g = first + threadIdx.x % kLanes * own / kWidth;
+    // Lanes behind the last group have its values, too, and keep what they make of them.
+    const unsigned k = min(g, groups - 1) * group + within;
+    const bool has_values = whole || (within < group && k < RoundedCodes(to.cols));
+    EightValues v = {};
+    if (has_values) {
+      v = eight(k);
+    }
+    const float largest = MaxWithin<kWidth / own / 2>(fmaxf(LargestOf(v.low), LargestOf(v.high)));
     const bool tiny = largest < 1e-30f;
     const float inverse = tiny ? 0.0f : 127.0f / largest;
-    const unsigned low = __byte_perm(static_cast<unsigned>(__float2int_rn(v.x * inverse)),
-                                     static_cast<unsigned>(__float2int_rn(v.y * inverse)), 0x0040);
-    const unsigned high = __byte_perm(static_cast<unsigned>(__float2int_rn(v.z * inverse)),
-                                      static_cast<unsigned>(__float2int_rn(v.w * inverse)), 0x0040);
-    const unsigned codes = __byte_perm(low, high, 0x5410);
-    int sum = __dp4a(static_cast<int>(codes), 0x01010101, 0);
-#pragma unroll
-    for (unsigned distance = kWidth / 8; distance != 0; distance /= 2) {
-      sum += __shfl_xor_sync(kAllLanes, sum, distance);
-    }
-    if (inside) {
+    const uint2 codes = make_uint2(CodesOf(v.low, inverse), CodesOf(v.high, inverse));
+    constexpr int ones = 0x01010101;
+    const int sum = SumWithin<kWidth / own / 2>(
+        __dp4a(static_cast<int>(codes.x), ones, __dp4a(static_cast<int>(codes.y), ones, 0)));
+    if (has_values && g < groups) {
       to.PutCodes(k, codes);
       if (within == 0) {
         to.PutGroup(g, tiny ? 0.0f : largest / 127.0f, sum);
       }
     }
   }
-  for (unsigned k = groups * group + threadIdx.x * 4; k < RoundedCodes(to.cols); k += blockDim.x * 4) {
-    to.PutCodes(k, 0);
+  for (unsigned k = groups * group + threadIdx.x * own; k < RoundedCodes(to.cols); k += blockDim.x * own) {
+    to.PutCodes(k, make_uint2(0, 0));
   }
 }
 
-template <bool kStaged, typename Four>
-__device__ inline void RoundRow(const RoundedRow<kStaged>& to, Four four) {
+template <bool kStaged, typename Eight>
+__device__ inline void RoundRow(const RoundedRow<kStaged>& to, Eight eight) {
   switch (to.group) {
     case 16:
-      return RoundGroups<16>(to, four);
+      return RoundGroups<16>(to, eight);
     case 32:
-      return RoundGroups<32>(to, four);
+      return RoundGroups<32>(to, eight);
     case 64:
-      return RoundGroups<64>(to, four);
-    default:  // a group at once
-      return RoundGroups<kRoundedColumns>(to, four);
+      return RoundGroups<64>(to, eight);
+    default:
+      return RoundGroups<kRoundedColumns>(to, eight);
   }
+}
+
+__device__ inline EightValues EightOf(const float* values) {
+  return {*reinterpret_cast<const float4*>(values), *reinterpret_cast<const float4*>(values + 4)};
 }
 
 // Rounds values that StageValues() has put into shared memory.
 template <bool kStaged>
 __device__ inline void RoundStaged(const float* values, const RoundedRow<kStaged>& to) {
-  RoundRow(to, [=](unsigned k) { return *reinterpret_cast<const float4*>(values + k); });
+  RoundRow(to, [=](unsigned k) { return EightOf(values + k); });
 }
 
 // A row of x normed, if a norm is on, and rounded into shared memory. `values`: float[RoundedCodes()],
 // shared, which a row without a norm does without if it is aligned. The block waits.
 __device__ inline void NormAndRound(const float* x, const DeviceNorm& norm, const RoundedRow<true>& to,
                                     float* values) {
-  if (!norm.on && reinterpret_cast<uintptr_t>(x) % 16 == 0 && to.cols % 4 == 0) {
+  if (!norm.on && reinterpret_cast<uintptr_t>(x) % 16 == 0 && to.cols % 8 == 0) {
     const unsigned cols = to.cols;
-    RoundRow(to, [=](unsigned k) {
-      return k < cols ? *reinterpret_cast<const float4*>(x + k) : make_float4(0, 0, 0, 0);
-    });
+    RoundRow(to, [=](unsigned k) { return k < cols ? EightOf(x + k) : EightValues{}; });
   } else {
     StageValues(x, to.cols, norm, values);
     RoundStaged(values, to);

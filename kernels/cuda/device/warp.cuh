@@ -6,11 +6,17 @@ namespace sluice::cuda {
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr unsigned kLanes = 32;
 
-// __shfl_xor_sync of a float by all lanes, without its way through an integer's register.
+// __shfl_xor_sync by all lanes, without a float's way through an integer's register.
 template <int kDistance>
 __device__ inline float ShuffleXor(float value) {
   float other;
   asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, -1;" : "=f"(other) : "f"(value), "n"(kDistance));
+  return other;
+}
+template <int kDistance>
+__device__ inline int ShuffleXor(int value) {
+  int other;
+  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, -1;" : "=r"(other) : "r"(value), "n"(kDistance));
   return other;
 }
 
@@ -21,6 +27,16 @@ __device__ inline float MaxWithin(float value) {
     return value;
   } else {
     return MaxWithin<kDistance / 2>(fmaxf(value, ShuffleXor<kDistance>(value)));
+  }
+}
+
+// The sum over them.
+template <int kDistance>
+__device__ inline int SumWithin(int value) {
+  if constexpr (kDistance == 0) {
+    return value;
+  } else {
+    return SumWithin<kDistance / 2>(value + ShuffleXor<kDistance>(value));
   }
 }
 

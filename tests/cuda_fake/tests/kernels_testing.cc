@@ -207,7 +207,7 @@ std::vector<float> RunExpertQ4(const KernelEntries& entries, const std::vector<f
   launch.block_bytes = cuda::BlockBytes(cuda::GroupsOf(cols, kGroup));
   launch.blocks = NewOnDevice<uint8_t>(launch.block_count * launch.block_bytes);
   launch.max_neurons = width;
-  launch.shared_bytes = cuda::CoefficientSharedBytes(expert.up, expert.gate, false);
+  cuda::WidenShared(expert.up, expert.gate, false, &launch.shared);
   launch.max_tiles = cuda::DownTiles(expert.down);
   launch.down_warps = cuda::DownWarps(expert.down, width);
   launch.x = round.x;

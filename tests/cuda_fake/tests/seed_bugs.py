@@ -37,17 +37,17 @@ BUGS = [
     ("norm_weight_of_the_next", NORM, "norm.weight[k]", "norm.weight[k + 1]", "out of bounds"),
     ("norm_factor_by_all_lanes", NORM, "    if (threadIdx.x == 0) {\n      shared_norm", "    {\n      shared_norm", "race"),
     ("norm_without_epsilon", NORM, " + norm.epsilon", "", "wrong"),
-    ("round_a_group_too_many", ROUND, "g < groups && k < RoundedCodes(to.cols)", "g <= groups && k < RoundedCodes(to.cols)",
+    ("round_a_group_too_many", ROUND, "has_values && g < groups", "has_values && g <= groups",
      "race|out of bounds|uninitialised"),
     ("round_tail_not_guarded", ROUND, "k < cols ? from[k] : 0.0f;\n  }", "from[k];\n  }", "out of bounds"),
-    ("round_tail_not_filled", ROUND, "k < RoundedCodes(to.cols); k += blockDim.x * 4",
-     "k + 4 < RoundedCodes(to.cols); k += blockDim.x * 4", "uninitialised"),
+    ("round_tail_not_filled", ROUND, "k < RoundedCodes(to.cols); k += blockDim.x * own",
+     "k + own < RoundedCodes(to.cols); k += blockDim.x * own", "uninitialised"),
     ("round_before_the_barrier", ROUND, "from[k] : 0.0f;\n  }\n  __syncthreads();", "from[k] : 0.0f;\n  }",
      "race|uninitialised"),
-    ("round_sum_by_two_lanes", ROUND, "if (within == 0)", "if (within < 8)", "race"),
+    ("round_sum_by_two_lanes", ROUND, "if (within == 0)", "if (within < 16)", "race"),
     ("round_warps_share_groups", ROUND, "first = threadIdx.x / kLanes * at_once;",
      "first = threadIdx.x / kLanes / 2 * at_once;", "race"),
-    ("round_maximum_of_each_lane", ROUND, "    largest = MaxWithin<kWidth / 8>(largest);\n", "", "wrong"),
+    ("round_maximum_of_each_lane", ROUND, "MaxWithin<kWidth / own / 2>(fmaxf", "(fmaxf", "wrong"),
     ("gemv_waits_for_one_group_less", GEMV, "__pipeline_wait_prior(0)", "__pipeline_wait_prior(1)",
      "copy in flight|uninitialised"),
     ("gemv_does_not_commit", GEMV, "  __pipeline_commit();\n", "", "copy in flight|uninitialised"),
@@ -56,13 +56,13 @@ BUGS = [
     ("gemv_returns_before_the_barrier", GEMV, "  StagedRows x;\n  int* const behind",
      "  if (block * kQuantizedRows + threadIdx.x / kLanes * kDots >= part.rows) {\n    return;\n  }\n"
      "  StagedRows x;\n  int* const behind", "barrier|uninitialised"),
-    ("gemv_codes_off_by_8_bytes", GEMV, "codes[r].Load(m, rows[r], block", "codes[r].Load(m, rows[r] + 8, block", "misaligned"),
+    ("gemv_codes_off_by_8_bytes", GEMV, "codes[r].Load(m, 16, rows[r], block", "codes[r].Load(m, 16, rows[r] + 8, block", "misaligned"),
     ("gemv_groups_not_guarded", GEMV, "const unsigned end = min(groups, first_group", "const unsigned end = max(groups, first_group",
      "out of bounds|uninitialised|race"),
-    ("gemv_half_a_mask", GEMV, "running += __shfl_xor_sync(kAllLanes, running, distance);",
-     "running += __shfl_xor_sync(0x0000ffffu, running, distance);", "mask"),
-    ("gemv_shuffle_in_a_branch", GEMV, "running += __shfl_xor_sync(kAllLanes, running, distance);",
-     "if (lane < 16) {\n      running += __shfl_xor_sync(kAllLanes, running, distance);\n    }", "mask"),
+    ("gemv_half_a_mask", GEMV, "running += ShuffleXor<4>(running);",
+     "running += __shfl_xor_sync(0x0000ffffu, running, 4);", "mask"),
+    ("gemv_shuffle_in_a_branch", GEMV, "running += ShuffleXor<4>(running);",
+     "if (lane < 16) {\n    running += ShuffleXor<4>(running);\n  }", "mask"),
     ("gemv_tail_not_staged", GEMV, "i < pieces; i += blockDim.x", "i + 5 < pieces; i += blockDim.x", "uninitialised"),
     ("gemv_sums_not_ordered", GEMV, "    __syncwarp();\n    const unsigned first_group", "    const unsigned first_group", "race"),
     ("gemv_segments_not_ordered", GEMV, "    __syncwarp();\n    SegmentProducts", "    SegmentProducts", "race"),
@@ -105,7 +105,8 @@ BUGS = [
      "wanted[threadIdx.x + kLanes] != 0, list);\n  }", "race|uninitialised"),
     ("coefficients_dots_not_waited_for", COEFFICIENTS, "    __syncthreads();\n    if (threadIdx.x < list.count)",
      "    if (threadIdx.x < list.count)", "race|uninitialised"),
-    ("coefficients_row_of_the_next", COEFFICIENTS, "min(four + r, count - 1)", "min(four + r, count)", "uninitialised|out of bounds"),
+    ("coefficients_list_not_of_whole_fours", COEFFICIENTS, "if (count + lane < (count + 3) / 4 * 4)", "if (count + lane < count / 4 * 4)",
+     "uninitialised"),
     ("coefficients_neurons_beyond", COEFFICIENTS, "const bool inside = n < e.neuron_end;", "const bool inside = true;",
      "out of bounds"),
     ("coefficients_kept_not_waited_for", COEFFICIENTS, "  Party::Wait();\n", "", "race|uninitialised"),
@@ -148,12 +149,8 @@ ENTRIES = {
 
 
 # The form and the encoding that the test has are enough: copies compile in a tenth of the time.
-def dots_of(encoding):
-    return f"      return DotsOf<Encoding::{encoding}, kRows, kTokens>(m, rows, x, sums);\n"
-
-
-def case_of(encoding, what=None):
-    return f"    case Encoding::{encoding}:\n" + (what or dots_of)(encoding)
+def case_of(encoding, what):
+    return f"    case Encoding::{encoding}:\n" + what(encoding)
 
 
 def tiles_of(encoding):
@@ -161,7 +158,7 @@ def tiles_of(encoding):
 
 
 def sum_of(encoding):
-    return f"      return SumTile<Encoding::{encoding}>(tile, y, sums);\n"
+    return f"      return SumPair<Encoding::{encoding}, 0>(launch, block, sums);\n"
 
 
 def shapes_of(heads, dim):
@@ -173,11 +170,17 @@ ATTENTION_OF = """launch.kv.kind == KvKind::kF32   ? EnqueueOf<KvKind::kF32>(lau
                             : launch.kv.kind == KvKind::kF16 ? EnqueueOf<KvKind::kF16>(launch, stream)
                                                              : EnqueueOf<KvKind::kQ8>(launch, stream);
 """
+WITH_KIND = """  return WithKind<kTokens == 1>(
+      m, [&](auto kind) { return DotsOf<decltype(kind), kRows, kTokens>(m, rows, x, sums); });
+"""
+SUM_WITH_KIND = """      WithKind<true>(block.expert->down, [&](auto kind) {
+        SumPair<decltype(kind)::kEncoding, decltype(kind)::kGroup>(launch, block, sums);
+      });
+"""
 SHORTER = {
     GEMV: [
         ("    return Enqueue<kDots>(launch, blocks, several, stream);\n", "    return cudaErrorInvalidValue;\n"),
-        (case_of("kQ8"), ""), (case_of("kQ3"), ""), (case_of("kQ2"), ""),
-        (dots_of("kMxfp4"), "      return 0.0f;\n"),
+        (WITH_KIND, "  return DotsOf<RowKind<Encoding::kQ4, 64>, kRows, kTokens>(m, rows, x, sums);\n"),
         ("TakesTiles(launch, part)", "false"),
         ("EnqueueMatMulTiles(launch, part, stream)", "cudaSuccess"),
         ("    PlainPart<kTokens>(launch, part, block);\n", ""),
@@ -191,9 +194,9 @@ SHORTER = {
         (shapes_of(4, 128), "    return cudaErrorInvalidValue;\n"),
         ("  " + shapes_of(8, 0).replace("\n  ", "\n").lstrip(), "  return cudaErrorInvalidValue;\n"),
     ],
-    COEFFICIENTS: [("QuantizedDots<kDots, 1>(", "DotsOf<Encoding::kQ4, kDots, 1>(")],
-    DOWN: [(case_of(encoding, sum_of), "") for encoding in ("kBf16", "kF16", "kF32", "kQ8", "kQ3", "kQ2")]
-    + [(sum_of("kMxfp4"), "      return y;\n")],
+    COEFFICIENTS: [("QuantizedDots<kDots, 1>(", "DotsOf<RowKind<Encoding::kQ4, 64>, kDots, 1>(")],
+    DOWN: [(case_of(encoding, sum_of), "") for encoding in ("kBf16", "kF16", "kF32")]
+    + [(SUM_WITH_KIND, "      SumPair<Encoding::kQ4, 64>(launch, block, sums);\n")],
 }  # fmt: skip
 
 

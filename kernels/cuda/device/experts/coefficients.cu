@@ -20,26 +20,22 @@ struct PartRow {
   const float* x = nullptr;
 };
 
-// Where the rounded rows of up and gate stand, and behind them the warps' sums, which the values that are
-// rounded here share with them.
+// Where the rounded rows of up and gate stand: behind `room` bytes of the warps' sums, which the values that
+// are rounded here share with them.
 struct SharedRows {
   uint8_t* up;
   uint8_t* gate;
-  uint8_t* behind;
 };
-__device__ inline SharedRows PlacesOf(const DeviceMatrix& up, const DeviceMatrix& gate, int4* shared) {
-  SharedRows rows;
-  rows.up = reinterpret_cast<uint8_t*>(shared);
-  rows.gate = rows.up + (IsPlain(up.encoding) ? 0 : StagedBytes(up.cols, up.group));
-  const bool one = IsPlain(gate.encoding) || gate.group == up.group;
-  rows.behind = rows.gate + (one ? 0 : StagedBytes(gate.cols, gate.group));
-  rows.gate = one ? rows.up : rows.gate;
-  return rows;
+__device__ inline SharedRows PlacesOf(const DeviceMatrix& up, const DeviceMatrix& gate, unsigned room,
+                                      int4* shared) {
+  uint8_t* const first = reinterpret_cast<uint8_t*>(shared) + room;
+  const bool two = !IsPlain(up.encoding) && !IsPlain(gate.encoding) && gate.group != up.group;
+  return {first, two ? first + StagedBytes(up.cols, up.group) : first};
 }
 
 // Row `row` of x rounded for a part into shared memory; the copies are waited for by the caller.
 __device__ inline void StagePart(const DeviceMatrix& m, const uint8_t* rounded, const float* x, unsigned row,
-                                 uint8_t* to, uint8_t* behind) {
+                                 uint8_t* to, int4* values) {
   if (IsPlain(m.encoding)) {
     return;
   }
@@ -47,7 +43,7 @@ __device__ inline void StagePart(const DeviceMatrix& m, const uint8_t* rounded, 
     StageRounded(rounded + row * RoundedStride(m.cols, m.group), 0, 1, 0, m.cols, m.group, to);
     return;
   }
-  NormAndRound(x, {}, {to, m.cols, m.group}, reinterpret_cast<float*>(behind));
+  NormAndRound(x, {}, {to, m.cols, m.group}, reinterpret_cast<float*>(values));
 }
 
 // The list of the neurons whose flag is set, by warp 0; the block waits.
@@ -82,10 +78,7 @@ __device__ inline void DotsOfList(const DeviceMatrix& m, const PartRow& part, un
   }
   for (unsigned four = kDots * warp; four < count; four += kDots * kWarps) {
     const uint8_t* rows[kDots];
-#pragma unroll
-    for (unsigned r = 0; r < kDots; ++r) {
-      rows[r] = RowOf(m, first + list.neurons[min(four + r, count - 1)]);
-    }
+    RowsOfFour(m, first, list.Four(four), rows);
     const float dot = QuantizedDots<kDots, 1>(m, rows, part.staged, part.sums);
     const unsigned i = four + threadIdx.x % kLanes / kDotLanes;
     if (threadIdx.x % kDotLanes == 0 && i < count) {
@@ -121,16 +114,15 @@ __global__ void __launch_bounds__(kThreads) CoefficientsKernel(ExpertsLaunch lau
   const bool made = e.lead_values != nullptr;
   const bool up_made = made && e.lead == Lead::kUp;
   const bool gate_made = made && !up_made;
-  const SharedRows rows = PlacesOf(e.up, e.gate, shared);
-  StagePart(e.up, e.up_rounded, x, block.pair.row, rows.up, rows.behind);
+  const SharedRows rows = PlacesOf(e.up, e.gate, launch.shared.room_bytes, shared);
+  StagePart(e.up, e.up_rounded, x, block.pair.row, rows.up, shared);
   if (rows.gate != rows.up || IsPlain(e.up.encoding)) {
-    StagePart(e.gate, e.gate_rounded, x, block.pair.row, rows.gate, rows.behind);
+    StagePart(e.gate, e.gate_rounded, x, block.pair.row, rows.gate, shared);
   }
   if (threadIdx.x < kNeurons) {
     const unsigned n = first + threadIdx.x;
     const bool inside = n < e.neuron_end;
-    wanted[threadIdx.x] =
-        inside && RowOf(e.up, n) != nullptr && RowOf(e.gate, n) != nullptr && RowOf(e.down, n) != nullptr;
+    wanted[threadIdx.x] = inside && HasRow(e.up, n) && HasRow(e.gate, n) && HasRow(e.down, n);
     const float* const lead = e.lead_values + block.pair.lead_row * e.lead_stride;
     up[threadIdx.x] = up_made && inside ? lead[n] : 0.0f;
     gate[threadIdx.x] = gate_made && inside ? lead[n] : 0.0f;
@@ -148,8 +140,7 @@ __global__ void __launch_bounds__(kThreads) CoefficientsKernel(ExpertsLaunch lau
       const DeviceMatrix m = is_up ? e.up : e.gate;
       PartRow part;
       part.staged.base = is_up ? rows.up : rows.gate;
-      part.sums = reinterpret_cast<int*>(rows.behind) +
-                  threadIdx.x / kLanes * (IsPlain(m.encoding) ? 0 : DotSums(m.encoding, m.group));
+      part.sums = reinterpret_cast<int*>(shared) + threadIdx.x / kLanes * launch.shared.warp_sums;
       part.x = x;
       DotsOfList(m, part, first, list, is_up ? up : gate);
     }
@@ -227,20 +218,20 @@ __global__ void __launch_bounds__(kThreads) LeadsKernel(LeadsLaunch launch) {
   const DeviceLead& lead = *block.lead;
   const DeviceMatrix& m = lead.lead;
   const float* const x = launch.x + block.row * launch.x_stride;
-  const SharedRows rows = PlacesOf(m, m, shared);
-  StagePart(m, lead.rounded, x, block.row, rows.up, rows.behind);
+  const SharedRows rows = PlacesOf(m, m, launch.shared.room_bytes, shared);
+  StagePart(m, lead.rounded, x, block.row, rows.up, shared);
+  const unsigned count = min(kNeurons, m.rows - first);
   if (threadIdx.x < kNeurons) {
-    list.neurons[threadIdx.x] = static_cast<uint8_t>(threadIdx.x);
+    list.neurons[threadIdx.x] = static_cast<uint8_t>(min(threadIdx.x, count - 1));
   }
   if (threadIdx.x == 0) {
-    list.count = min(kNeurons, m.rows - first);
+    list.count = count;
   }
   __pipeline_wait_prior(0);
   __syncthreads();
   PartRow part;
   part.staged.base = rows.up;
-  part.sums = reinterpret_cast<int*>(rows.behind) +
-              threadIdx.x / kLanes * (IsPlain(m.encoding) ? 0 : DotSums(m.encoding, m.group));
+  part.sums = reinterpret_cast<int*>(shared) + threadIdx.x / kLanes * launch.shared.warp_sums;
   part.x = x;
   DotsOfList(m, part, first, list, dots);
   __syncthreads();
@@ -303,32 +294,33 @@ cudaError_t Allow(Kernel kernel, uint64_t shared) {
 
 }  // namespace
 
-uint64_t CoefficientSharedBytes(const DeviceMatrix& up, const DeviceMatrix& gate, bool rounds) {
+void WidenShared(const DeviceMatrix& up, const DeviceMatrix& gate, bool rounds, CoefficientsShared* shared) {
   const auto is_coded = [](const DeviceMatrix& m) { return m.encoding > Encoding::kF32; };
-  const auto row = [&](const DeviceMatrix& m) {
-    return is_coded(m) ? uint64_t{StagedBytes(m.cols, m.group)} : 0;
-  };
-  const auto behind = [&](const DeviceMatrix& m) {
-    return is_coded(m) ? std::max(uint64_t{4} * kWarps * DotSums(m.encoding, m.group),
-                                  rounds ? uint64_t{4} * RoundedCodes(m.cols) : 0)
-                       : 0;
-  };
-  const bool one = is_coded(up) && is_coded(gate) && gate.group == up.group;
-  return row(up) + (one ? 0 : row(gate)) + std::max(behind(up), behind(gate));
+  uint32_t rows = 0;
+  for (const DeviceMatrix* m : {&up, &gate}) {
+    if (is_coded(*m)) {
+      const bool another = rows == 0 || gate.group != up.group;
+      rows += another ? StagedBytes(m->cols, m->group) : 0;
+      shared->warp_sums = std::max(shared->warp_sums, DotSums(m->encoding, m->group));
+      shared->room_bytes = std::max(
+          {shared->room_bytes, 4 * kWarps * shared->warp_sums, rounds ? 4 * RoundedCodes(m->cols) : 0});
+    }
+  }
+  shared->row_bytes = std::max(shared->row_bytes, rows);
 }
 
 cudaError_t EnqueueCoefficients(const ExpertsLaunch& launch, cudaStream_t stream) {
-  const cudaError_t error = Allow(CoefficientsKernel, launch.shared_bytes);
+  const cudaError_t error = Allow(CoefficientsKernel, launch.shared.bytes());
   if (error != cudaSuccess) {
     return error;
   }
   const dim3 grid(launch.block_count, launch.pair_count);
-  CoefficientsKernel<<<grid, kThreads, launch.shared_bytes, stream>>>(launch);
+  CoefficientsKernel<<<grid, kThreads, launch.shared.bytes(), stream>>>(launch);
   return cudaGetLastError();
 }
 
 cudaError_t EnqueueLeads(const LeadsLaunch& launch, cudaStream_t stream) {
-  cudaError_t error = Allow(LeadsKernel, launch.shared_bytes);
+  cudaError_t error = Allow(LeadsKernel, launch.shared.bytes());
   if (error != cudaSuccess) {
     return error;
   }
@@ -337,7 +329,7 @@ cudaError_t EnqueueLeads(const LeadsLaunch& launch, cudaStream_t stream) {
   const unsigned blocks = BlocksOf(launch.max_neurons);
   const unsigned leads = routed ? launch.routed.top_ranks : launch.lead_count;
   const dim3 grid(blocks, leads, routed ? launch.routed.tokens : launch.max_rows);
-  LeadsKernel<<<grid, kThreads, launch.shared_bytes, stream>>>(launch);
+  LeadsKernel<<<grid, kThreads, launch.shared.bytes(), stream>>>(launch);
   error = cudaGetLastError();
   if (error != cudaSuccess || !launch.masks) {
     return error;

@@ -110,8 +110,8 @@ struct FourRows {
 };
 
 // What a lane has of a tile: a quarter of a block's columns, of every fourth four of neurons of one of the
-// warp's blocks of neurons.
-template <Encoding kEncoding>
+// warp's blocks of neurons. kGroup: columns of a group, or 0 where the matrix says it.
+template <Encoding kEncoding, unsigned kGroup>
 struct LaneColumns {
   static constexpr int kUnits = HalfBlock<kEncoding>::kUnits;
   static constexpr unsigned kColumns = kUnits * kUnit;  // of a block
@@ -130,8 +130,16 @@ struct LaneColumns {
     of_blocks = lane / kQuarters / kFours;
 #pragma unroll
     for (unsigned unit = 0; unit < kUnits; ++unit) {
-      groups[unit] = min(block * kColumns + unit * kUnit, m.cols - 1) / m.group;
+      groups[unit] = MayBegin(unit) ? GroupOf(m, block * kColumns + unit * kUnit) : groups[unit - 1];
     }
+  }
+
+  static __device__ unsigned GroupOf(const DeviceMatrix& m, unsigned column) {
+    return min(column, m.cols - 1) / (kGroup == 0 ? m.group : kGroup);
+  }
+  // Whether a group may begin with unit `unit` of whole groups or of a part of one.
+  static constexpr __device__ bool MayBegin(unsigned unit) {
+    return unit * kUnit % (kGroup == 0 ? kUnit : kGroup) == 0;
   }
 };
 
@@ -150,29 +158,31 @@ __device__ inline void KeepHalf(int* sums, unsigned distance, bool upper) {
 // A block of neurons' sums for a tile of columns, by a part of a warp: a lane has 8 bytes of codes of four
 // rows, and four lanes have four fours at once. Four rows' codes of a column are turned into one word, times
 // the four coefficients (dp4a). inside: whether the part has a block.
-template <Encoding kEncoding>
-__device__ inline void QuantizedBlock(const DeviceMatrix& m, const LaneColumns<kEncoding>& lane, bool inside,
-                                      const uint8_t* place, unsigned first, float* out) {
-  constexpr int kUnits = LaneColumns<kEncoding>::kUnits;
+template <Encoding kEncoding, unsigned kGroup>
+__device__ inline void QuantizedBlock(const DeviceMatrix& m, const LaneColumns<kEncoding, kGroup>& lane,
+                                      bool inside, const uint8_t* place, unsigned first, float* out) {
+  using Lane = LaneColumns<kEncoding, kGroup>;
+  constexpr int kUnits = Lane::kUnits;
   constexpr int kSums = 4 * kUnits;
   const NeuronBlock* const block = reinterpret_cast<const NeuronBlock*>(place);
   const unsigned count = inside ? block->kept : 0;
-  const unsigned groups = GroupsOf(m.cols, m.group);
+  const unsigned groups = Lane::GroupOf(m, m.cols - 1) + 1;
   const unsigned* const codes = reinterpret_cast<const unsigned*>(place + BlockCodes(groups));
-  int sums[kSums] = {};
+  int sums[kSums];
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    asm volatile("mov.b32 %0, 0;" : "=r"(sums[i]));  // nvcc would set each twice: around the loop, and for it
+  }
   for (unsigned four = lane.four; 4 * four < count; four += kFours) {
     const unsigned neurons = reinterpret_cast<const unsigned*>(block->neurons)[four];
     const uint8_t* rows[4];
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      rows[r] = RowOf(m, first + (neurons >> (8 * r) & 0xffu));
-    }
+    RowsOfFour(m, first, neurons, rows);
     FourRows<kEncoding> four_rows;
     four_rows.Load(m, rows, lane.block, lane.quarter);
     unsigned coefficients = 0;
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      if (unit == 0 || lane.groups[unit] != lane.groups[unit - 1]) {
+      if (Lane::MayBegin(unit) && (unit == 0 || kGroup != 0 || lane.groups[unit] != lane.groups[unit - 1])) {
         coefficients = codes[four * groups + lane.groups[unit]];
       }
 #pragma unroll
@@ -182,7 +192,7 @@ __device__ inline void QuantizedBlock(const DeviceMatrix& m, const LaneColumns<k
     }
   }
   __syncwarp();
-  constexpr unsigned kQuarters = LaneColumns<kEncoding>::kQuarters;
+  constexpr unsigned kQuarters = Lane::kQuarters;
   KeepHalf<kSums>(sums, 2 * kQuarters, lane.four / 2 != 0);
   KeepHalf<kSums / 2>(sums, kQuarters, lane.four % 2 != 0);
   if (!inside) {
@@ -192,17 +202,30 @@ __device__ inline void QuantizedBlock(const DeviceMatrix& m, const LaneColumns<k
   constexpr int kOwnUnits = kOwn < 4 ? 1 : kOwn / 4;
   constexpr int kOwnColumns = kOwn / kOwnUnits;
   out += (lane.quarter % kQuarters) * 4 + lane.four * kOwn % 4;
+  float scale = 0;
+  float zeros = 0;
 #pragma unroll
   for (int i = 0; i < kOwnUnits; ++i) {
     const unsigned unit = lane.four * kOwn / 4 + i;
-    const unsigned column = lane.block * kUnits * kUnit + unit * kUnit;
-    const unsigned group = min(column, m.cols - 1) / m.group;
-    const float scale = reinterpret_cast<const float*>(place + BlockScales())[group];
-    const float zeros = reinterpret_cast<const float*>(place + BlockZeros(groups))[group];
+    if (Lane::MayBegin(i)) {
+      const unsigned group = Lane::GroupOf(m, lane.block * Lane::kColumns + unit * kUnit);
+      scale = reinterpret_cast<const float*>(place + BlockScales())[group];
+      zeros = reinterpret_cast<const float*>(place + BlockZeros(groups))[group];
+    }
+    float own[kOwnColumns];
 #pragma unroll
     for (int c = 0; c < kOwnColumns; ++c) {
       const int sum = sums[kOwnColumns * i + c] >> FourRows<kEncoding>::ShiftOf(unit);
-      out[unit * 4 * kQuarters + c] = scale * (static_cast<float>(sum) - zeros) + 0.0f;
+      own[c] = scale * (static_cast<float>(sum) - zeros) + 0.0f;
+    }
+    float* const at = out + unit * 4 * kQuarters;
+    if constexpr (kOwnColumns == 4) {
+      *reinterpret_cast<float4*>(at) = make_float4(own[0], own[1], own[2], own[3]);
+    } else {
+#pragma unroll
+      for (int c = 0; c < kOwnColumns; ++c) {
+        at[c] = own[c];
+      }
     }
   }
 }
@@ -281,7 +304,7 @@ struct TileOfPair {
   bool has_column;
 };
 
-template <Encoding kEncoding>
+template <Encoding kEncoding, unsigned kGroup>
 __device__ inline float SumTile(const TileOfPair& tile, float y, TileSums& sums) {
   if constexpr (kEncoding <= Encoding::kF32) {
     return SumBlocks<1>(tile.count, tile.has_column, y, sums, [&](unsigned block, float* out) {
@@ -289,7 +312,7 @@ __device__ inline float SumTile(const TileOfPair& tile, float y, TileSums& sums)
                             tile.column, out);
     });
   } else {
-    const LaneColumns<kEncoding> lane(tile.m, tile.column);
+    const LaneColumns<kEncoding, kGroup> lane(tile.m, tile.column);
     return SumBlocks<BlocksAWarp(kEncoding)>(
         tile.count, tile.has_column, y, sums, [&](unsigned block, float* out) {
           const unsigned own = block + lane.of_blocks;
@@ -299,43 +322,14 @@ __device__ inline float SumTile(const TileOfPair& tile, float y, TileSums& sums)
   }
 }
 
-__device__ inline float SumTile(const TileOfPair& tile, float y, TileSums& sums) {
-  switch (tile.m.encoding) {
-    case Encoding::kBf16:
-      return SumTile<Encoding::kBf16>(tile, y, sums);
-    case Encoding::kF16:
-      return SumTile<Encoding::kF16>(tile, y, sums);
-    case Encoding::kF32:
-      return SumTile<Encoding::kF32>(tile, y, sums);
-    case Encoding::kQ8:
-      return SumTile<Encoding::kQ8>(tile, y, sums);
-    case Encoding::kQ4:
-      return SumTile<Encoding::kQ4>(tile, y, sums);
-    case Encoding::kQ3:
-      return SumTile<Encoding::kQ3>(tile, y, sums);
-    case Encoding::kQ2:
-      return SumTile<Encoding::kQ2>(tile, y, sums);
-    default:
-      return SumTile<Encoding::kMxfp4>(tile, y, sums);
-  }
-}
-
-// A block: a tile of columns of one pair. A warp some blocks of 64 neurons (BlocksAWarp()), all warps
-// together as many as DownWarps() allows; their sums meet in shared memory and are added in their order, a
-// thread a column. Only rows that are kept are read. Bytes: 32 bytes of codes (16 of rows of few bits, 128 of
-// plain values) a row and tile, 8 bytes a lane, once for each pair; the rounded coefficients from the cache.
-// Bound: memory; instructions where few neurons are kept.
-__global__ void __launch_bounds__(kWarps* kLanes) DownKernel(ExpertsLaunch launch) {
-  __shared__ TileSums sums;
-  const PairOfBlock block = PairOf(launch);
-  if (block.expert == nullptr) {
-    return;
-  }
+// What a block of DownKernel does, with rows of one encoding.
+template <Encoding kEncoding, unsigned kGroup>
+__device__ inline void SumPair(const ExpertsLaunch& launch, const PairOfBlock& block, TileSums& sums) {
   const DeviceExpert& e = *block.expert;
   TileOfPair tile;
   tile.m = e.down;
-  const unsigned columns = TileColumns(tile.m.encoding);
-  tile.column = ColumnOf(tile.m.encoding, blockIdx.x, 0);
+  constexpr unsigned columns = TileColumns(kEncoding);
+  tile.column = ColumnOf(kEncoding, blockIdx.x, 0);
   if (tile.column >= tile.m.cols) {
     return;
   }
@@ -348,7 +342,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) DownKernel(ExpertsLaunch launc
   tile.count = min(launch.block_count, blocks - launch.first_block);
   tile.neuron = e.neuron_begin + launch.first_block * kNeurons;
   const unsigned slot = block.pair.slot;
-  const unsigned c = ColumnOf(tile.m.encoding, blockIdx.x, threadIdx.x);
+  const unsigned c = ColumnOf(kEncoding, blockIdx.x, threadIdx.x);
   const bool has_column = threadIdx.x < columns && c < tile.m.cols;
   tile.has_column = has_column;
   float* const y_at = launch.y + slot * launch.y_stride + c;
@@ -356,7 +350,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) DownKernel(ExpertsLaunch launc
   if (has_column) {
     y = tile.neuron != 0 ? *y_at : e.down_bias == nullptr ? 0.0f : e.down_bias[c];
   }
-  y = SumTile(tile, y, sums);
+  y = SumTile<kEncoding, kGroup>(tile, y, sums);
   if (has_column) {
     *y_at = y;
   }
@@ -370,6 +364,31 @@ __global__ void __launch_bounds__(kWarps* kLanes) DownKernel(ExpertsLaunch launc
     if (threadIdx.x == 0) {
       launch.active[slot] = static_cast<unsigned>(counted) + (tile.neuron == 0 ? 0 : launch.active[slot]);
     }
+  }
+}
+
+// A block: a tile of columns of one pair. A warp some blocks of 64 neurons (BlocksAWarp()), all warps
+// together as many as DownWarps() allows; their sums meet in shared memory and are added in their order, a
+// thread a column. Only rows that are kept are read. Bytes: 32 bytes of codes (16 of rows of few bits, 128 of
+// plain values) a row and tile, 8 bytes a lane, once for each pair; the rounded coefficients from the cache.
+// Bound: memory; instructions where few neurons are kept.
+__global__ void __launch_bounds__(kWarps* kLanes) DownKernel(ExpertsLaunch launch) {
+  __shared__ __align__(16) TileSums sums;
+  const PairOfBlock block = PairOf(launch);
+  if (block.expert == nullptr) {
+    return;
+  }
+  switch (block.expert->down.encoding) {
+    case Encoding::kBf16:
+      return SumPair<Encoding::kBf16, 0>(launch, block, sums);
+    case Encoding::kF16:
+      return SumPair<Encoding::kF16, 0>(launch, block, sums);
+    case Encoding::kF32:
+      return SumPair<Encoding::kF32, 0>(launch, block, sums);
+    default:
+      WithKind<true>(block.expert->down, [&](auto kind) {
+        SumPair<decltype(kind)::kEncoding, decltype(kind)::kGroup>(launch, block, sums);
+      });
   }
 }
 

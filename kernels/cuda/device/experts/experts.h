@@ -98,6 +98,15 @@ inline constexpr uint64_t BlockBytes(uint32_t groups) {
 }
 inline constexpr uint32_t BlocksOf(uint32_t neurons) { return (neurons + kNeurons - 1) / kNeurons; }
 
+// Shared memory of a block that makes coefficients, of the expert that needs most of each: the warps' sums,
+// and behind them rows of x.
+struct CoefficientsShared {
+  uint32_t warp_sums = 0;  // int32 for a warp's dots
+  uint32_t room_bytes = 0;
+  uint32_t row_bytes = 0;
+  uint32_t bytes() const { return room_bytes + row_bytes; }
+};
+
 struct ExpertsLaunch {
   const DeviceExpert* experts = nullptr;  // device; by id where pairs are routed
   uint32_t expert_count = 0;
@@ -116,10 +125,10 @@ struct ExpertsLaunch {
   uint32_t up_encodings = 0;  // bits of the encodings of experts' up parts
   uint64_t block_bytes = 0;   // BlockBytes() of the down part that has most groups
   uint32_t max_neurons = 0;   // neuron_end - neuron_begin
-  uint64_t shared_bytes = 0;  // for coefficients: CoefficientSharedBytes() of the expert that needs most
-  uint32_t max_tiles = 0;     // for the sums: DownTiles() of the expert that has most
-  uint32_t down_warps = 0;    // and DownWarps()
-  const float* x = nullptr;   // for plain parts: aligned to 16, stride a multiple of 4 floats
+  CoefficientsShared shared;
+  uint32_t max_tiles = 0;    // for the sums: DownTiles() of the expert that has most
+  uint32_t down_warps = 0;   // and DownWarps()
+  const float* x = nullptr;  // for plain parts: aligned to 16, stride a multiple of 4 floats
   uint64_t x_stride = 0;
   ActivationLaunch activation;
   float* y = nullptr;
@@ -127,8 +136,8 @@ struct ExpertsLaunch {
   uint32_t* active = nullptr;  // [slots], or none
 };
 
-// Shared memory that a block needs for these parts of an expert; `rounds`: and rounds x itself.
-uint64_t CoefficientSharedBytes(const DeviceMatrix& up, const DeviceMatrix& gate, bool rounds);
+// Makes room for these parts of an expert; `rounds`: for blocks that round x themselves, too.
+void WidenShared(const DeviceMatrix& up, const DeviceMatrix& gate, bool rounds, CoefficientsShared* shared);
 // Blocks of columns of a down part.
 uint32_t DownTiles(const DeviceMatrix& down);
 // Warps of such a block for so many neurons.
@@ -167,7 +176,7 @@ struct LeadsLaunch {
   uint64_t* active = nullptr;  // routed: [pairs][blocks of neurons]
   uint32_t max_rows = 0;
   uint32_t max_neurons = 0;
-  uint64_t shared_bytes = 0;
+  CoefficientsShared shared;
   bool masks = false;  // some lead wants its mask
   bool up = false;
   const float* x = nullptr;

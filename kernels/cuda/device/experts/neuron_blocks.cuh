@@ -19,10 +19,12 @@ struct OneWarp {
   static __device__ void Wait() { __syncwarp(); }
 };
 
-// Neurons of a block that are wanted, in ascending order.
+// Neurons of a block that are wanted, in ascending order; the last one again up to whole fours.
 struct NeuronList {
   unsigned count;
   uint8_t neurons[kNeurons];
+  // Neurons i .. i + 3, i a multiple of 4, a byte each.
+  __device__ unsigned Four(unsigned i) const { return *reinterpret_cast<const unsigned*>(neurons + i); }
 };
 
 // The list of the neurons whose flag is set, by the 32 lanes of a warp; low and high: whether neuron `lane`
@@ -38,34 +40,45 @@ __device__ inline void CompactByWarp(bool low_in, bool high_in, NeuronList* list
   if (high_in) {
     list->neurons[__popc(low) + __popc(high & below)] = static_cast<uint8_t>(lane + kLanes);
   }
+  const unsigned count = __popc(low) + __popc(high);
   if (lane == 0) {
-    list->count = __popc(low) + __popc(high);
+    list->count = count;
+  }
+  if (count + lane < (count + 3) / 4 * 4) {
+    list->neurons[count + lane] = static_cast<uint8_t>(high != 0 ? 63 - __clz(static_cast<int>(high))
+                                                                 : 31 - __clz(static_cast<int>(low)));
   }
 }
 
 // Rounds the kept coefficients times the down rows' scales over the block, a thread a group of columns
-// (section 3): 64 neighbouring bytes of a row's scales a warp, and of its zeros.
-template <typename Party>
+// (section 3): 64 neighbouring bytes of a row's scales a warp, and of its zeros. scale(row, g) and zero(row,
+// g) are those of a group.
+template <typename Party, typename Scale, typename Zero>
 __device__ inline void RoundKept(const DeviceMatrix& down, unsigned first, const NeuronList& list,
-                                 const float* kept, uint8_t* place) {
+                                 const float* kept, uint8_t* place, Scale scale, Zero zero) {
   const unsigned groups = GroupsOf(down.cols, down.group);
   for (unsigned g = Party::Index(); g < groups; g += Party::Size()) {
     float largest = 0;
-#pragma unroll 4
-    for (unsigned i = 0; i < list.count; ++i) {
-      largest = fmaxf(largest, fabsf(kept[i] * ScaleOf(down, RowOf(down, first + list.neurons[i]), g)));
+    for (unsigned four = 0; four < list.count; four += 4) {
+      const uint8_t* rows[4];
+      RowsOfFour(down, first, list.Four(four), rows);
+#pragma unroll
+      for (unsigned i = 0; i < 4; ++i) {
+        largest = fmaxf(largest, fabsf(kept[four + i] * scale(rows[i], g)));
+      }
     }
     const bool tiny = largest < 1e-30f;
     const float inverse = 127.0f / largest;
     float zeros = 0;
     for (unsigned four = 0; four < list.count; four += 4) {
+      const uint8_t* rows[4];
+      RowsOfFour(down, first, list.Four(four), rows);
       unsigned codes = 0;
 #pragma unroll
       for (unsigned i = 0; i < 4; ++i) {
         if (four + i < list.count) {
-          const uint8_t* const row = RowOf(down, first + list.neurons[four + i]);
-          const int code = tiny ? 0 : RoundCode(kept[four + i] * ScaleOf(down, row, g) * inverse);
-          zeros = fmaf(static_cast<float>(code), ZeroOf(down, row, g), zeros);
+          const int code = tiny ? 0 : RoundCode(kept[four + i] * scale(rows[i], g) * inverse);
+          zeros = fmaf(static_cast<float>(code), zero(rows[i], g), zeros);
           codes |= (static_cast<unsigned>(code) & 0xffu) << (8 * i);
         }
       }
@@ -76,6 +89,22 @@ __device__ inline void RoundKept(const DeviceMatrix& down, unsigned first, const
   }
 }
 
+template <typename Party>
+__device__ inline void RoundKept(const DeviceMatrix& down, unsigned first, const NeuronList& list,
+                                 const float* kept, uint8_t* place) {
+  if (down.encoding != Encoding::kMxfp4 && down.meta_bits == 16) {
+    // Most rows: nothing is asked for each neuron.
+    RoundKept<Party>(
+        down, first, list, kept, place,
+        [&](const uint8_t* row, unsigned g) { return HalfAt(row + down.scales + 2 * g); },
+        [&](const uint8_t* row, unsigned g) { return HalfAt(row + down.zeros + 2 * g); });
+    return;
+  }
+  RoundKept<Party>(
+      down, first, list, kept, place, [&](const uint8_t* row, unsigned g) { return ScaleOf(down, row, g); },
+      [&](const uint8_t* row, unsigned g) { return ZeroOf(down, row, g); });
+}
+
 // Writes a block: `list` are the kept neurons, coefficient(n) is that of neuron n. `kept`: float[kNeurons],
 // shared, the party's own. The party has waited for the list.
 template <typename Party, typename Coefficient>
@@ -83,12 +112,11 @@ __device__ inline void WriteBlock(const DeviceMatrix& down, unsigned first, unsi
                                   const NeuronList& list, float* kept, uint8_t* place,
                                   Coefficient coefficient) {
   NeuronBlock* const block = reinterpret_cast<NeuronBlock*>(place);
-  for (unsigned i = Party::Index(); i < list.count; i += Party::Size()) {
-    kept[i] = coefficient(list.neurons[i]);
-    block->coefficients[i] = kept[i];
-  }
   for (unsigned i = Party::Index(); i < (list.count + 3) / 4 * 4; i += Party::Size()) {
-    block->neurons[i] = list.neurons[min(i, list.count - 1)];
+    const unsigned n = list.neurons[i];
+    kept[i] = coefficient(n);
+    block->coefficients[i] = kept[i];
+    block->neurons[i] = static_cast<uint8_t>(n);
   }
   if (Party::Index() == 0) {
     block->kept = list.count;
