@@ -21,9 +21,6 @@ class Addresses {
   virtual const std::byte* Read(BufferRef ref, uint64_t bytes) const = 0;
   virtual std::byte* Write(BufferRef ref, uint64_t bytes) const = 0;
 
-  // Whether the device multiplies with rows of block encodings (common/row_traits.h).
-  virtual bool HasBlockKernels() const { return true; }
-
   // Why Read or Write gave nullptr, naming `what` and the numbers.
   virtual absl::Status Explain(BufferRef ref, uint64_t bytes, bool writing, const char* what) const = 0;
 };

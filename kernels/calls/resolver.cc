@@ -108,10 +108,6 @@ absl::Status Resolver::CheckEncoding(const EncodingDescriptor& d, const char* wh
 absl::Status Resolver::Weights(const WeightView& view, bool indexed, const char* what,
                                CallWeights* out) const {
   RETURN_IF_ERROR(CheckEncoding(view.encoding, what));
-  if (IsBlockEncoding(view.encoding.encoding) && !memory_.HasBlockKernels()) {
-    return Unimplemented(
-        absl::StrCat(what, ": ", EncodingName(view.encoding.encoding), " rows on this device"));
-  }
   if (!view.positions.empty() && !indexed) {
     return Unimplemented(absl::StrCat(what, ": an index list is for experts only"));
   }

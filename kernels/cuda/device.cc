@@ -100,6 +100,27 @@ absl::StatusOr<uint8_t*> Workspace::Take(uint64_t bytes, const char* what) {
   return place;
 }
 
+namespace {
+
+Numbers NumbersOf(const EncodingDescriptor& d) {
+  switch (TraitsOf(d.encoding).meta) {
+    case RowMeta::kExponent:
+      return Numbers::kExponents;
+    case RowMeta::kScale:
+      return Numbers::kScales;
+    case RowMeta::kScaleMin:
+      return Numbers::kScalesMins;
+    case RowMeta::kSuperScale:
+      return Numbers::kSuperScales;
+    case RowMeta::kSuperScaleMin:
+      return Numbers::kSuperScalesMins;
+    default:
+      return d.meta_bits == 8 ? Numbers::kSupers : Numbers::kHalves;
+  }
+}
+
+}  // namespace
+
 DeviceMatrix MatrixOf(const CallWeights& weights) {
   const EncodingDescriptor& d = weights.encoding;
   DeviceMatrix m;
@@ -107,15 +128,16 @@ DeviceMatrix MatrixOf(const CallWeights& weights) {
   m.stride = weights.stride;
   m.rows = weights.rows;
   m.cols = weights.cols;
-  m.encoding = d.encoding;
-  m.meta_bits = d.meta_bits;
+  m.encoding = CodesOf(d.encoding);
+  m.numbers = NumbersOf(d);
+  m.zero = TraitsOf(d.encoding).zero;
   m.group = d.group;
   m.super_group = d.super_group;
   if (IsQuantized(d.encoding)) {
     m.scales = static_cast<uint32_t>(ScaleOffset(d, weights.cols));
     m.zeros = static_cast<uint32_t>(ZeroOffset(d, weights.cols));
     m.supers = static_cast<uint32_t>(SuperGroupOffset(d, weights.cols));
-    m.third_bits = static_cast<uint32_t>(PlaneBytes(2, weights.cols));
+    m.third_bits = static_cast<uint32_t>(HighPlaneOffset(d, weights.cols));
   }
   const uint64_t all = reinterpret_cast<uintptr_t>(weights.base) | (weights.rows > 1 ? weights.stride : 0);
   m.aligned = all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : 2;

@@ -39,7 +39,6 @@ class Memory final : public Addresses {
   const std::byte* Read(BufferRef ref, uint64_t bytes) const override;
   std::byte* Write(BufferRef ref, uint64_t bytes) const override;
   absl::Status Explain(BufferRef ref, uint64_t bytes, bool writing, const char* what) const override;
-  bool HasBlockKernels() const override { return false; }
 
   // The host's address, nullptr where it has none; HostWrite: where the host may not write, too.
   const std::byte* HostRead(BufferRef ref, uint64_t bytes) const;

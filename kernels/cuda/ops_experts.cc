@@ -80,7 +80,7 @@ absl::Status Widen(Device& device, absl::Span<const ExpertCall> experts, const c
     launch->max_neurons = std::max(launch->max_neurons, e.neuron_end - e.neuron_begin);
     launch->max_tiles = std::max(launch->max_tiles, DownTiles(e.down));
     launch->down_warps = std::max(launch->down_warps, DownWarps(e.down, e.neuron_end - e.neuron_begin));
-    launch->up_encodings |= 1u << static_cast<uint32_t>(e.up.encoding);
+    launch->up_encodings.set(static_cast<size_t>(e.up.encoding));
     const uint32_t groups = e.down.group == 0 ? 0 : GroupsOf(e.down.cols, e.down.group);
     launch->block_bytes = std::max(launch->block_bytes, BlockBytes(groups));
   }

@@ -16,8 +16,6 @@ constexpr bool kSanitized = false;
 
 }  // namespace
 
-bool HaveBlockKernels() { return true; }
-
 std::vector<BackendCase> AllBackends() {
   std::vector<BackendCase> cases = {{"reference", true, HostIsa::kBest, 1}};
   for (const uint32_t threads : {1u, 2u, 3u}) {

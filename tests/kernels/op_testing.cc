@@ -52,13 +52,12 @@ std::vector<EncodingDescriptor> AllEncodings() {
   // Each way of codes and each of groups' numbers.
   for (const Encoding encoding : {blocks::kQ5_1, blocks::kQ8_0, blocks::kQ2_K, blocks::kQ3_K, blocks::kQ4_K,
                                   blocks::kQ6_K, blocks::kIq4Nl}) {
-    if (HaveBlockKernels()) all.push_back(MakeDescriptor(encoding));
+    all.push_back(MakeDescriptor(encoding));
   }
   return all;
 }
 
 std::vector<Encoding> BlockEncodings() {
-  if (!HaveBlockKernels()) return {};
   return {std::begin(kBlockEncodings), std::end(kBlockEncodings)};
 }
 

@@ -51,12 +51,8 @@ std::unique_ptr<Backend> MakeBackend(const BackendCase& which, const BackendLimi
 // Limits large enough for every op test.
 BackendLimits TestLimits();
 
-// Whether they multiply with block encodings.
-bool HaveBlockKernels();
-
 // Every encoding, quantized ones with groups that fill whole blocks of codes and groups that do not, with f16
-// scales and with 8-bit ones in super-groups, and block encodings if the
-// backends have kernels for them.
+// scales and with 8-bit ones in super-groups, and block encodings.
 std::vector<EncodingDescriptor> AllEncodings();
 std::vector<Encoding> BlockEncodings();
 // What down rows have beside others of `d`: `d`, but q8 instead of block encodings, which cannot be summed.

@@ -116,7 +116,8 @@ __device__ inline float DotsOf(const DeviceMatrix& m, const uint8_t* const (&row
     const unsigned end = min(groups, first_group + segment * kUnits * kUnit / group);
     const unsigned begin = first_group + (lane - first_group) % kDotLanes;
     const int* const of_dot = sums + dot * stride;
-    if (kEncoding != Encoding::kMxfp4 && m.meta_bits == 16 && parts == 2) {
+    if (kEncoding != Encoding::kMxfp4 && !kOfBlocks<kEncoding> && m.numbers == Numbers::kHalves &&
+        parts == 2) {
       // Most groups are a span: nothing is asked for each of them.
       const int2* halves_at = reinterpret_cast<const int2*>(of_dot) + (begin - first_group);
       const float2* x_at = x_groups + begin;
@@ -132,6 +133,18 @@ __device__ inline float DotsOf(const DeviceMatrix& m, const uint8_t* const (&row
         scale_at += 2 * kDotLanes;
         zero_at += 2 * kDotLanes;
         running = fmaf(factor, fmaf(-zero, x_group.y, static_cast<float>(halves.x + halves.y)), running);
+      }
+      continue;
+    }
+    if (Kind::kGroup == 0 && IsOfBlocks<kEncoding>(m)) {
+      const int2* const halves = reinterpret_cast<const int2*>(of_dot);
+#pragma unroll 1
+      for (unsigned g = begin; g < end; g += kDotLanes) {
+        const GroupNumbers numbers = NumbersOf<kEncoding>(m, row, g);
+        const float2 x_group = x_groups[g];
+        const float sum = static_cast<float>(halves[g - first_group].x + halves[g - first_group].y);
+        running = HasMins<kEncoding>(m) ? AddGroup<true>(numbers, x_group.x, x_group.y, sum, running)
+                                        : AddGroup<false>(numbers, x_group.x, x_group.y, sum, running);
       }
       continue;
     }
@@ -158,7 +171,7 @@ __device__ inline float DotsOf(const DeviceMatrix& m, const uint8_t* const (&row
 template <int kRows, int kTokens>
 __device__ inline float QuantizedDots(const DeviceMatrix& m, const uint8_t* const (&rows)[kRows],
                                       const StagedRows& x, int* sums) {
-  return WithKind<kTokens == 1>(
+  return WithKind<kTokens == 1, true>(
       m, [&](auto kind) { return DotsOf<decltype(kind), kRows, kTokens>(m, rows, x, sums); });
 }
 

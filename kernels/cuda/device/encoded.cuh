@@ -54,16 +54,66 @@ __device__ inline float ScaleOf(const DeviceMatrix& m, const uint8_t* row, unsig
     const unsigned e = row[m.scales + group];
     return __uint_as_float(e == 255 ? 0x7fc00000u : e >= 2 ? (e - 1) << 23 : 0x00200000u << e);
   }
-  return m.meta_bits == 8 ? SuperValue(m, row, group, row[m.scales + group], 0)
-                          : HalfAt(row + m.scales + 2 * group);
+  return m.numbers == Numbers::kSupers ? SuperValue(m, row, group, row[m.scales + group], 0)
+                                       : HalfAt(row + m.scales + 2 * group);
 }
 
 __device__ inline float ZeroOf(const DeviceMatrix& m, const uint8_t* row, unsigned group) {
   if (m.encoding == Encoding::kMxfp4) {
     return 0.0f;
   }
-  return m.meta_bits == 8 ? SuperValue(m, row, group, row[m.zeros + group], 4)
-                          : HalfAt(row + m.zeros + 2 * group);
+  return m.numbers == Numbers::kSupers ? SuperValue(m, row, group, row[m.zeros + group], 4)
+                                       : HalfAt(row + m.zeros + 2 * group);
+}
+
+// Whether rows whose codes lie so are those of block encodings only, and whether any of them has mins;
+// kInvalid: any encoding.
+template <Encoding kEncoding>
+constexpr bool kOfBlocks = CodesOf(kEncoding) > Encoding::kMxfp4;
+template <Encoding kEncoding>
+constexpr bool kMayHaveMins = kEncoding == Encoding::kInvalid || kEncoding == Encoding::kQ4 ||
+                              kEncoding == Encoding::kQ2 || kEncoding == blocks::kQ5_0;
+
+template <Encoding kEncoding>
+__device__ inline bool IsOfBlocks(const DeviceMatrix& m) {
+  return kOfBlocks<kEncoding> || (kEncoding != Encoding::kMxfp4 && m.numbers >= Numbers::kScales);
+}
+template <Encoding kEncoding>
+__device__ inline bool HasMins(const DeviceMatrix& m) {
+  return kMayHaveMins<kEncoding> &&
+         (m.numbers == Numbers::kScalesMins || m.numbers == Numbers::kSuperScalesMins);
+}
+
+// A group's scale and its zero or min, of the rows of dots, which may be of a block encoding. A product of an
+// f16 and a byte is exact.
+struct GroupNumbers {
+  float scale;
+  float second;
+};
+template <Encoding kEncoding>
+__device__ inline GroupNumbers NumbersOf(const DeviceMatrix& m, const uint8_t* row, unsigned group) {
+  if (!IsOfBlocks<kEncoding>(m)) {
+    return {ScaleOf(m, row, group), ZeroOf(m, row, group)};
+  }
+  const bool mins = HasMins<kEncoding>(m);
+  const float zero = static_cast<float>(m.zero);
+  if (m.numbers < Numbers::kSuperScales) {
+    return {HalfAt(row + m.scales + 2 * group), mins ? HalfAt(row + m.zeros + 2 * group) : zero};
+  }
+  const unsigned super = m.group == kUnit ? group / (kBlockColumns / kUnit) : group / (kBlockColumns / 32);
+  const uint8_t* const d = row + m.supers + (mins ? 4 : 2) * super;
+  const unsigned scale = row[m.scales + group];
+  return {
+      HalfAt(d) * (mins ? static_cast<float>(scale) : static_cast<float>(static_cast<signed char>(scale))),
+      mins ? HalfAt(d + 2) * static_cast<float>(row[m.zeros + group]) : zero};
+}
+
+// What a group adds to a running sum (section 2 b): `sum` of the products of codes, scale and sum of x's.
+template <bool kMins>
+__device__ inline float AddGroup(const GroupNumbers& of, float x_scale, float x_sum, float sum,
+                                 float running) {
+  return kMins ? fmaf(x_scale, fmaf(-of.second, x_sum, of.scale * sum), running)
+               : fmaf(of.scale * x_scale, fmaf(-of.second, x_sum, sum), running);
 }
 
 // kWords words of 4 bytes by the widest loads that the rows' alignment allows.
@@ -114,8 +164,8 @@ struct RowKind {
 };
 
 // Calls `use` with the kind of a quantized matrix. Groups of most packs' size have code of their own, without
-// its divisions, where kMost says so.
-template <bool kMost, typename Use>
+// its divisions, where kMost says so. kBlocks: rows may be of a block encoding.
+template <bool kMost, bool kBlocks, typename Use>
 __device__ inline auto WithKind(const DeviceMatrix& m, Use use) {
   constexpr unsigned columns = 64;
   const bool most = kMost && m.group == columns;
@@ -129,14 +179,68 @@ __device__ inline auto WithKind(const DeviceMatrix& m, Use use) {
     case Encoding::kQ2:
       return most ? use(RowKind<Encoding::kQ2, columns>()) : use(RowKind<Encoding::kQ2, 0>());
     default:
-      return use(RowKind < Encoding::kMxfp4, kMost ? 32 : 0 > ());
+      break;
   }
+  if constexpr (kBlocks) {
+    switch (m.encoding) {
+      case blocks::kQ5_0:
+        return use(RowKind<blocks::kQ5_0, 0>());
+      case blocks::kQ6_K:
+        return use(RowKind<blocks::kQ6_K, 0>());
+      case blocks::kIq4Nl:
+        return use(RowKind<blocks::kIq4Nl, 0>());
+      default:
+        break;
+    }
+  }
+  return use(RowKind < Encoding::kMxfp4, kMost ? 32 : 0 > ());
 }
 
 template <Encoding kEncoding>
-constexpr int kPlaneBits = kEncoding == Encoding::kQ8                                    ? 8
-                           : kEncoding == Encoding::kQ4 || kEncoding == Encoding::kMxfp4 ? 4
-                                                                                         : 2;
+constexpr int kPlaneBits = 16 / UnitsABlock(kEncoding);
+
+// Bits of a code in a second plane behind one of four bits (pack/row_layout.h: PlaceOfHighCode).
+template <Encoding kEncoding>
+constexpr int kHighBits = kEncoding == blocks::kQ5_0   ? 1
+                          : kEncoding == blocks::kQ6_K ? 2
+                                                       : 0;
+
+// What two words of the second plane have for four columns of a block: a byte a column, the bits of units 0
+// and 1 from bit 0, those of 2 and 3 from bit 4.
+template <Encoding kEncoding>
+__device__ inline unsigned HighBits(uint32_t first, uint32_t second, unsigned block) {
+  constexpr unsigned kBits = 2 * kHighBits<kEncoding>;
+  constexpr unsigned kMask = ((1u << kBits) - 1) * 0x01010101u;
+  const unsigned shift = kBits * (block % (8 / kBits));
+  return (__byte_perm(first, second, 0x6420) >> shift & kMask) |
+         (__byte_perm(first, second, 0x7531) >> shift & kMask) << 4;
+}
+// Where block `block` has them.
+template <Encoding kEncoding>
+__device__ inline unsigned HighBlock(unsigned block) {
+  return 32 * (block / (4 / kHighBits<kEncoding>));
+}
+// A unit's, above the four bits of codes.
+template <Encoding kEncoding>
+__device__ inline unsigned HighOf(unsigned high, unsigned unit) {
+  constexpr unsigned kMask = ((1u << kHighBits<kEncoding>)-1) * 0x01010101u;
+  return (high >> (unit / 2 * 4 + unit % 2 * kHighBits<kEncoding>)&kMask) << 4;
+}
+
+// Four nibbles, one a byte, to IQ4's codes (common/row_traits.h).
+__device__ inline unsigned Iq4Bytes(unsigned nibbles) {
+  constexpr auto kFour = [](int i) constexpr {
+    return unsigned{kIq4Codes[i]} | unsigned{kIq4Codes[i + 1]} << 8 | unsigned{kIq4Codes[i + 2]} << 16 |
+           unsigned{kIq4Codes[i + 3]} << 24;
+  };
+  constexpr unsigned kTable[4] = {kFour(0), kFour(4), kFour(8), kFour(12)};
+  const unsigned places = nibbles & 0x07070707u;
+  const unsigned pairs = places | places >> 4;
+  const unsigned select = (pairs & 0xffu) | (pairs >> 8 & 0xff00u);
+  const unsigned upper = (nibbles >> 3 & 0x01010101u) * 0xffu;
+  return (__byte_perm(kTable[0], kTable[1], select) & ~upper) |
+         (__byte_perm(kTable[2], kTable[3], select) & upper);
+}
 
 // Four nibbles of E2M1, one a byte, to twice their values, signed.
 __device__ inline unsigned Mxfp4Bytes(unsigned codes) {
@@ -150,6 +254,18 @@ __device__ inline unsigned Mxfp4Bytes(unsigned codes) {
   return (magnitude ^ ones * 0xffu) + ones;
 }
 
+// Four codes of a unit, a byte a column, of an encoding that only blocks have: from their lower bits in
+// `nibbles`, beside others', and HighBits().
+template <Encoding kEncoding>
+__device__ inline unsigned WholeCodes(unsigned nibbles, unsigned high, unsigned unit) {
+  nibbles &= 0x0f0f0f0fu;
+  if constexpr (kHighBits<kEncoding> != 0) {
+    return nibbles | HighOf<kEncoding>(high, unit);
+  } else {
+    return Iq4Bytes(nibbles);
+  }
+}
+
 // Sixteen bytes of a block of codes, half of it: columns 8 half .. 8 half + 7 of each of its units. A new
 // encoding says here what its units' codes are, and nothing else of the products changes.
 template <Encoding kEncoding>
@@ -160,7 +276,7 @@ struct HalfBlock {
   static constexpr unsigned kEveryByte = 0x01010101u;
 
   unsigned bytes[2][2];  // low and high bytes of the words, those of four columns and of the next four
-  unsigned third[2];     // q3: a byte a column, a bit a unit
+  unsigned third[2];     // q3: a byte a column, a bit a unit; of five and six bits: HighBits()
 
   __device__ void Load(const DeviceMatrix& m, unsigned aligned, const uint8_t* row, unsigned block,
                        unsigned half) {
@@ -177,10 +293,16 @@ struct HalfBlock {
       third[0] = __byte_perm(words[0], words[1], select);
       third[1] = __byte_perm(words[2], words[3], select);
     }
+    if constexpr (kHighBits<kEncoding> != 0) {
+      LoadWords(row + m.third_bits + HighBlock<kEncoding>(block) + 16 * half, aligned, words);
+      third[0] = HighBits<kEncoding>(words[0], words[1], block);
+      third[1] = HighBits<kEncoding>(words[2], words[3], block);
+    }
   }
 
   // Codes are masked where they stand, so many bits up in their bytes, and sums are multiples of that place.
-  static constexpr bool kInPlace = kEncoding != Encoding::kMxfp4 && kEncoding != Encoding::kQ3;
+  static constexpr bool kInPlace =
+      kEncoding != Encoding::kMxfp4 && kEncoding != Encoding::kQ3 && !kOfBlocks<kEncoding>;
   static constexpr int PlaceOf(int unit) { return kInPlace ? unit % kUnitsAByte * kBits : 0; }
 
   // Adds the products of a unit's eight codes with the codes of x to a sum at the unit's place.
@@ -192,6 +314,10 @@ struct HalfBlock {
       const int first =
           __dp4a(static_cast<int>(Mxfp4Bytes(codes[0] >> shift & nibbles)), static_cast<int>(x.x), sum);
       return __dp4a(static_cast<int>(Mxfp4Bytes(codes[1] >> shift & nibbles)), static_cast<int>(x.y), first);
+    }
+    if constexpr (kOfBlocks<kEncoding>) {
+      return DotOfBytes(WholeCodes<kEncoding>(codes[1] >> shift, third[1], unit), x.y,
+                        DotOfBytes(WholeCodes<kEncoding>(codes[0] >> shift, third[0], unit), x.x, sum));
     }
     const unsigned mask = (((1u << kBits) - 1) << shift) * kEveryByte;
     if (kInPlace) {

@@ -98,39 +98,22 @@ __device__ void PlainPart(const MatMulLaunch& launch, const MatMulLaunchPart& pa
   }
 }
 
-// The part that the block's rows are of: a branch to one of the parameters, which have no addresses.
-__device__ inline MatMulLaunchPart PartOfBlock(const MatMulLaunch& launch) {
-  static_assert(kMaxParts == 8);
+// The part that the block's rows are of.
+__device__ inline const MatMulLaunchPart& PartOfBlock(const MatMulLaunch& launch) {
   unsigned index = 0;
 #pragma unroll
   for (unsigned i = 1; i < kMaxParts; ++i) {
     index += blockIdx.x >= launch.parts[i].first_block ? 1 : 0;
   }
-  switch (index) {
-    case 0:
-      return launch.parts[0];
-    case 1:
-      return launch.parts[1];
-    case 2:
-      return launch.parts[2];
-    case 3:
-      return launch.parts[3];
-    case 4:
-      return launch.parts[4];
-    case 5:
-      return launch.parts[5];
-    case 6:
-      return launch.parts[6];
-    default:
-      return launch.parts[7];
-  }
+  return launch.parts[index];
 }
 
 // (Asked for so few blocks a multiprocessor at least, ptxas spills nothing of several tokens' dots.)
 template <int kTokens>
-__global__ void __launch_bounds__(kThreads, kTokens == 1 ? 2 : 1) MatMulKernel(MatMulLaunch launch) {
+__global__ void __launch_bounds__(kThreads, kTokens == 1 ? 2 : 1)
+    MatMulKernel(const __grid_constant__ MatMulLaunch launch) {
   extern __shared__ int4 shared[];  // rounded x of kTokens rows, and each warp's sums
-  const MatMulLaunchPart part = PartOfBlock(launch);
+  const MatMulLaunchPart& part = PartOfBlock(launch);
   const unsigned block = blockIdx.x - part.first_block;
   if (IsPlain(part.weights.encoding)) {
     PlainPart<kTokens>(launch, part, block);

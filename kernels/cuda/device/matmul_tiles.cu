@@ -15,7 +15,8 @@ constexpr uint64_t kDefaultShared = 48 * 1024;
 // A block has 64 rows and 32 tokens: tiles.cuh says who computes what, and how wide it loads. Bytes: a row's
 // codes, scales and zeros once for 32 tokens; x once for 64 rows, from the cache. Bound: instructions, about
 // a third of them the groups' terms.
-template <Encoding kEncoding>
+// (nvcc writes no stub for a kernel of an enum's value without a name: it is named by number.)
+template <unsigned kNumber>
 __global__ void __launch_bounds__(kThreads) MatMulTilesKernel(const __grid_constant__ MatMulLaunch launch,
                                                               const __grid_constant__ MatMulLaunchPart part) {
   extern __shared__ int4 shared[];
@@ -32,7 +33,7 @@ __global__ void __launch_bounds__(kThreads) MatMulTilesKernel(const __grid_const
   tile.rows[1] = RowOf(m, blockIdx.z * part.rows + min(first_row + 8, part.rows - 1));
   tile.first_token = warp / kRowWarps * kWarpTokens;
   float dots[2][4];
-  TileDots<kEncoding>(m, tile, x, shared, dots);
+  TileDots<Encoding{kNumber}>(m, tile, x, shared, dots);
 #pragma unroll
   for (unsigned n = 0; n < 2; ++n) {
 #pragma unroll
@@ -50,7 +51,8 @@ template <Encoding kEncoding>
 cudaError_t Enqueue(const MatMulLaunch& launch, const MatMulLaunchPart& part, cudaStream_t stream) {
   static_assert(ChunkBytes(kMostOfAGroup) <= kDefaultShared);
   const dim3 grid((part.rows + kRows - 1) / kRows, (launch.tokens + kTokens - 1) / kTokens, launch.heads);
-  MatMulTilesKernel<kEncoding><<<grid, kThreads, ChunkBytes(part.weights.group), stream>>>(launch, part);
+  MatMulTilesKernel<static_cast<unsigned>(kEncoding)>
+      <<<grid, kThreads, ChunkBytes(part.weights.group), stream>>>(launch, part);
   return cudaGetLastError();
 }
 
@@ -62,6 +64,12 @@ bool TakesTiles(const MatMulLaunch& launch, const MatMulLaunchPart& part) {
 
 cudaError_t EnqueueMatMulTiles(const MatMulLaunch& launch, const MatMulLaunchPart& part,
                                cudaStream_t stream) {
+  if (part.weights.encoding == blocks::kQ5_0) {
+    return Enqueue<blocks::kQ5_0>(launch, part, stream);
+  }
+  if (part.weights.encoding == blocks::kIq4Nl) {
+    return Enqueue<blocks::kIq4Nl>(launch, part, stream);
+  }
   switch (part.weights.encoding) {
     case Encoding::kQ8:
       return Enqueue<Encoding::kQ8>(launch, part, stream);

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "common/encoding.h"
+#include "common/row_traits.h"
 
 namespace sluice::cuda {
 
@@ -14,21 +15,52 @@ namespace sluice::cuda {
 // units, so a unit's sum of products belongs to one group.
 inline constexpr uint32_t kUnit = 16;
 
+// What the numbers of a group are (common/row_traits.h: RowMeta), and how they lie. Those from kScales on are
+// of block encodings, whose super-groups have kBlockColumns columns.
+enum class Numbers : uint8_t {
+  kHalves,          // a scale and a zero, f16
+  kSupers,          // the same in 8 bits, by super-groups
+  kExponents,       // mxfp4's
+  kScales,          // f16; the zero is the encoding's
+  kScalesMins,      // f16
+  kSuperScales,     // i8 times the super-group's f16; the zero is the encoding's
+  kSuperScalesMins  // u8 times the super-group's f16
+};
+inline constexpr uint32_t kBlockColumns = 256;
+
+// Kernels know encodings by how their codes lie: a block encoding that has the codes of another one is that
+// one to them, with numbers of its own.
+inline constexpr Encoding CodesOf(Encoding encoding) {
+  if (!IsBlockEncoding(encoding)) {
+    return encoding;
+  }
+  const RowTraits traits = TraitsOf(encoding);
+  if (traits.low_bits == 4) {
+    return IsIq4(encoding)         ? blocks::kIq4Nl
+           : traits.high_bits == 0 ? Encoding::kQ4
+           : traits.high_bits == 1 ? blocks::kQ5_0
+                                   : blocks::kQ6_K;
+  }
+  return traits.low_bits == 8 ? Encoding::kQ8 : traits.high_bits == 0 ? Encoding::kQ2 : Encoding::kQ3;
+}
+
 struct DeviceMatrix {
   const uint8_t* base = nullptr;
   uint64_t stride = 0;                 // bytes
   const int32_t* positions = nullptr;  // int32[rows]: where row i lies, negative: absent; or none
   uint32_t rows = 0;
   uint32_t cols = 0;
-  // Offsets in a row: scales, zeros, the quadruples of super-groups, and q3's plane of third bits.
+  // Offsets in a row: scales, zeros or mins, the numbers of super-groups, and the second plane: q3's third
+  // bits, the upper ones of codes of five and six bits.
   uint32_t scales = 0;
   uint32_t zeros = 0;
   uint32_t supers = 0;
   uint32_t third_bits = 0;
   uint16_t group = 0;
   uint16_t super_group = 0;
-  Encoding encoding = Encoding::kInvalid;
-  uint8_t meta_bits = 0;
+  Encoding encoding = Encoding::kInvalid;  // CodesOf()
+  Numbers numbers = Numbers::kHalves;
+  uint8_t zero = 0;     // the encoding's
   uint8_t aligned = 0;  // base and stride are multiples of this power of two, 2..16
 };
 
@@ -69,7 +101,7 @@ inline constexpr uint32_t StagedBytes(uint32_t cols, uint32_t group) {
 
 // Units in a block of 32 bytes of codes, two to eight.
 inline constexpr uint32_t UnitsABlock(Encoding encoding) {
-  return encoding == Encoding::kQ8 ? 2 : encoding == Encoding::kQ4 || encoding == Encoding::kMxfp4 ? 4 : 8;
+  return encoding == Encoding::kQ8 ? 2 : encoding == Encoding::kQ2 || encoding == Encoding::kQ3 ? 8 : 4;
 }
 
 // How a warp adds up the products of a row: units of a block that lie in one group are a span; a segment is

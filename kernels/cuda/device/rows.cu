@@ -19,6 +19,15 @@ __device__ inline unsigned PlaneCode(const uint8_t* plane, unsigned column) {
   return word >> (within / 16 * kBits) & ((1u << kBits) - 1);
 }
 
+// The upper bits of a code in the second plane of one of five or six bits.
+template <Encoding kEncoding>
+__device__ inline unsigned HighCode(const uint8_t* plane, unsigned column) {
+  const unsigned block = column / 64;
+  const uint16_t word =
+      *reinterpret_cast<const uint16_t*>(plane + HighBlock<kEncoding>(block) + column % 16 * 2);
+  return HighOf<kEncoding>(HighBits<kEncoding>(word, 0, block), column % 64 / 16) & 0xffu;
+}
+
 __device__ inline float CodeAt(const DeviceMatrix& m, const uint8_t* row, unsigned column) {
   switch (m.encoding) {
     case Encoding::kQ8:
@@ -29,6 +38,14 @@ __device__ inline float CodeAt(const DeviceMatrix& m, const uint8_t* row, unsign
       return static_cast<float>(PlaneCode<2>(row, column) + 4 * PlaneCode<1>(row + m.third_bits, column));
     case Encoding::kQ2:
       return static_cast<float>(PlaneCode<2>(row, column));
+    case blocks::kQ5_0:
+      return static_cast<float>(PlaneCode<4>(row, column) +
+                                HighCode<blocks::kQ5_0>(row + m.third_bits, column));
+    case blocks::kQ6_K:
+      return static_cast<float>(PlaneCode<4>(row, column) +
+                                HighCode<blocks::kQ6_K>(row + m.third_bits, column));
+    case blocks::kIq4Nl:
+      return static_cast<float>(Iq4Bytes(PlaneCode<4>(row, column)) & 0xffu);
     default:
       return static_cast<float>(static_cast<signed char>(Mxfp4Bytes(PlaneCode<4>(row, column)) & 0xffu));
   }
@@ -55,8 +72,10 @@ __global__ void __launch_bounds__(kThreads) EmbedKernel(EmbedLaunch launch) {
       value = LoadOne<Encoding::kF32>(row, m.aligned, k);
       break;
     default: {
-      const unsigned group = k / m.group;
-      value = (CodeAt(m, row, k) - ZeroOf(m, row, group)) * ScaleOf(m, row, group);
+      const GroupNumbers numbers = NumbersOf<Encoding::kInvalid>(m, row, k / m.group);
+      const float code = CodeAt(m, row, k);
+      value = HasMins<Encoding::kInvalid>(m) ? numbers.scale * code - numbers.second
+                                             : (code - numbers.second) * numbers.scale;
     }
   }
   launch.y[blockIdx.x * launch.y_stride + k] = launch.scale * value;

@@ -87,7 +87,7 @@ template <Encoding kEncoding>
 struct QuarterBlock {
   using Half = HalfBlock<kEncoding>;
   unsigned bytes[2];  // low and high bytes of the four columns' words
-  unsigned third;
+  unsigned third;     // as HalfBlock's
 
   __device__ void Load(const DeviceMatrix& m, const uint8_t* row, unsigned block, unsigned quarter) {
     uint32_t words[2];
@@ -98,12 +98,20 @@ struct QuarterBlock {
       LoadWords(row + m.third_bits + 32 * (block / 2) + 8 * quarter, m.aligned, words);
       third = __byte_perm(words[0], words[1], block % 2 == 0 ? 0x6420 : 0x7531);
     }
+    if constexpr (kHighBits<kEncoding> != 0) {
+      LoadWords(row + m.third_bits + HighBlock<kEncoding>(block) + 8 * quarter, m.aligned, words);
+      third = HighBits<kEncoding>(words[0], words[1], block);
+    }
   }
   // A unit's codes, a byte a column.
   __device__ unsigned Codes(unsigned unit) const {
     const unsigned mask = ((1u << Half::kBits) - 1) * Half::kEveryByte;
     const unsigned word = unit / Half::kUnitsAByte == 0 ? bytes[0] : bytes[1];
-    unsigned codes = word >> (unit % Half::kUnitsAByte * Half::kBits) & mask;
+    const unsigned in_place = word >> (unit % Half::kUnitsAByte * Half::kBits);
+    if constexpr (kOfBlocks<kEncoding>) {
+      return WholeCodes<kEncoding>(in_place, third, unit);
+    }
+    unsigned codes = in_place & mask;
     if (kEncoding == Encoding::kQ3) {
       codes |= (third >> unit & Half::kEveryByte) << 2;
     }
@@ -152,6 +160,22 @@ __device__ inline void GroupProducts(const DeviceMatrix& m, const WarpTile& tile
   }
 }
 
+// A group's terms of the lane's products, for their sums number `i`; `at`: of the lane's first token.
+template <bool kMins>
+__device__ inline void AddTerms(const GroupNumbers (&numbers)[2], const ChunkOfX& chunk, unsigned at,
+                                const int (&sums)[2][4], unsigned i, RunningSums* running) {
+#pragma unroll
+  for (unsigned n = 0; n < 2; ++n) {
+#pragma unroll
+    for (unsigned r = 0; r < 4; ++r) {
+      const unsigned token = at + 8 * n + r % 2;
+      float* const sum = &running->values[n][r][i];
+      *sum = AddGroup<kMins>(numbers[r / 2], chunk.scales[token], chunk.sums[token],
+                             static_cast<float>(sums[n][r]), *sum);
+    }
+  }
+}
+
 // The chunk's groups: behind each group's products its term for the lane's eight sums (section 2 b).
 template <Encoding kEncoding>
 __device__ inline void AddChunk(const DeviceMatrix& m, const WarpTile& tile, unsigned first,
@@ -167,17 +191,13 @@ __device__ inline void AddChunk(const DeviceMatrix& m, const WarpTile& tile, uns
       const uint8_t* const x =
           chunk.codes + (tile.first_token + lane / 4) * chunk.stride() + i * m.group + lane % 4 * 4;
       GroupProducts<kEncoding>(m, tile, first + i * m.group, x, chunk.stride(), codes, sums);
-      const float scales[2] = {ScaleOf(m, tile.rows[0], g), ScaleOf(m, tile.rows[1], g)};
-      const float zeros[2] = {ZeroOf(m, tile.rows[0], g), ZeroOf(m, tile.rows[1], g)};
-#pragma unroll
-      for (unsigned n = 0; n < 2; ++n) {
-        const unsigned token = i * kTokens + tile.first_token + 8 * n + lane % 4 * 2;
-#pragma unroll
-        for (unsigned r = 0; r < 4; ++r) {
-          const float factor = scales[r / 2] * chunk.scales[token + r % 2];
-          const float term = fmaf(-zeros[r / 2], chunk.sums[token + r % 2], static_cast<float>(sums[n][r]));
-          running->values[n][r][i] = fmaf(factor, term, running->values[n][r][i]);
-        }
+      const GroupNumbers numbers[2] = {NumbersOf<kEncoding>(m, tile.rows[0], g),
+                                       NumbersOf<kEncoding>(m, tile.rows[1], g)};
+      const unsigned at = i * kTokens + tile.first_token + lane % 4 * 2;
+      if (HasMins<kEncoding>(m)) {
+        AddTerms<true>(numbers, chunk, at, sums, i, running);
+      } else {
+        AddTerms<false>(numbers, chunk, at, sums, i, running);
       }
     }
   }

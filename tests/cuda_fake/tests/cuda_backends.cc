@@ -46,8 +46,6 @@ class FreshDevice : public testing::EmptyTestEventListener {
 
 }  // namespace
 
-bool HaveBlockKernels() { return false; }
-
 std::vector<BackendCase> AllBackends() {
   FreshDevice::Get();
   const auto on = [](int capability, uint64_t seed) {

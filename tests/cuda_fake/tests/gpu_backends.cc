@@ -9,8 +9,6 @@
 
 namespace sluice {
 
-bool HaveBlockKernels() { return false; }
-
 std::vector<BackendCase> AllBackends() {
   BackendCase gpu;
   gpu.name = "gpu";

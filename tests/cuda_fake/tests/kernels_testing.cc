@@ -53,7 +53,6 @@ cuda::DeviceMatrix MatrixQ4(const std::vector<uint8_t>& weights, uint32_t rows, 
   m.zeros = static_cast<uint32_t>(ZeroOffset(d, cols));
   m.group = kGroup;
   m.encoding = Encoding::kQ4;
-  m.meta_bits = 16;
   m.aligned = 16;
   return m;
 }

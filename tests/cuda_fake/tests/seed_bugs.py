@@ -84,7 +84,7 @@ BUGS = [
     ("tiles_product_in_a_branch", TILES, "      MultiplyBytes<", "      if (threadIdx.x % kLanes < 31) MultiplyBytes<", "mask"),
     ("tiles_columns_turned", TILES, "codes[0].Codes(unit), codes[1].Codes(unit), codes[0]", "codes[1].Codes(unit), codes[0].Codes(unit), codes[0]",
      "wrong"),
-    ("tiles_scale_of_the_other_row", TILES, "{ScaleOf(m, tile.rows[0], g), ", "{ScaleOf(m, tile.rows[1], g), ", "wrong"),
+    ("tiles_scale_of_the_other_row", TILES, "{NumbersOf<kEncoding>(m, tile.rows[0], g),", "{NumbersOf<kEncoding>(m, tile.rows[1], g),", "wrong"),
     ("attention_no_barrier_before_softmax", ATTENTION, "    __syncthreads();\n    SoftmaxSpan", "    SoftmaxSpan",
      "race|uninitialised"),
     ("attention_no_barrier_before_values", ATTENTION, "    __syncthreads();\n    // Where tile",
@@ -149,12 +149,19 @@ ENTRIES = {
 
 
 # The form and the encoding that the test has are enough: copies compile in a tenth of the time.
+BLOCKS = ("kQ5_0", "kQ6_K", "kIq4Nl")
+
+
+def name_of(encoding):
+    return ("blocks::" if encoding in BLOCKS else "Encoding::") + encoding
+
+
 def case_of(encoding, what):
-    return f"    case Encoding::{encoding}:\n" + what(encoding)
+    return f"    case {name_of(encoding)}:\n" + what(encoding)
 
 
 def tiles_of(encoding):
-    return f"      return Enqueue<Encoding::{encoding}>(launch, part, stream);\n"
+    return f"      return Enqueue<{name_of(encoding)}>(launch, part, stream);\n"
 
 
 def sum_of(encoding):
@@ -170,10 +177,10 @@ ATTENTION_OF = """launch.kv.kind == KvKind::kF32   ? EnqueueOf<KvKind::kF32>(lau
                             : launch.kv.kind == KvKind::kF16 ? EnqueueOf<KvKind::kF16>(launch, stream)
                                                              : EnqueueOf<KvKind::kQ8>(launch, stream);
 """
-WITH_KIND = """  return WithKind<kTokens == 1>(
+WITH_KIND = """  return WithKind<kTokens == 1, true>(
       m, [&](auto kind) { return DotsOf<decltype(kind), kRows, kTokens>(m, rows, x, sums); });
 """
-SUM_WITH_KIND = """      WithKind<true>(block.expert->down, [&](auto kind) {
+SUM_WITH_KIND = """      WithKind<true, false>(block.expert->down, [&](auto kind) {
         SumPair<decltype(kind)::kEncoding, decltype(kind)::kGroup>(launch, block, sums);
       });
 """
@@ -186,7 +193,9 @@ SHORTER = {
         ("    PlainPart<kTokens>(launch, part, block);\n", ""),
     ],
     TILES: [
-        (case_of("kQ8", tiles_of), ""), (case_of("kQ3", tiles_of), ""), (case_of("kQ2", tiles_of), ""),
+        *[(case_of(encoding, tiles_of), "") for encoding in ("kQ8", "kQ3", "kQ2")],
+        *[(f"  if (part.weights.encoding == blocks::{encoding}) {{\n    return Enqueue<blocks::{encoding}>(launch, part, stream);\n  }}\n",
+           "") for encoding in ("kQ5_0", "kIq4Nl")],
         (tiles_of("kMxfp4"), "      return cudaErrorInvalidValue;\n"),
     ],
     ATTENTION: [

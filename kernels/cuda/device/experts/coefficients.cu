@@ -93,7 +93,7 @@ __device__ inline void DotsOfList(const DeviceMatrix& m, const PartRow& part, un
 // only the rows of neurons that count are read, their list being made once. What is left goes out as a
 // NeuronBlock, with the coefficients rounded for the down rows. Bytes: the rows read, once for each row of x;
 // x once a block, from the cache. Bound: memory.
-__global__ void __launch_bounds__(kThreads) CoefficientsKernel(ExpertsLaunch launch) {
+__global__ void __launch_bounds__(kThreads, 2) CoefficientsKernel(ExpertsLaunch launch) {
   extern __shared__ int4 shared[];
   __shared__ uint8_t wanted[kNeurons];
   __shared__ uint8_t kept[kNeurons];
@@ -206,7 +206,7 @@ __device__ inline LeadRow LeadOfBlock(const LeadsLaunch& launch) {
 }
 
 // The lead part alone: a block has 64 neurons of one expert for one of its rows. As above.
-__global__ void __launch_bounds__(kThreads) LeadsKernel(LeadsLaunch launch) {
+__global__ void __launch_bounds__(kThreads, 3) LeadsKernel(LeadsLaunch launch) {
   extern __shared__ int4 shared[];
   __shared__ float dots[kNeurons];
   __shared__ NeuronList list;

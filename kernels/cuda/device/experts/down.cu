@@ -386,7 +386,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) DownKernel(ExpertsLaunch launc
     case Encoding::kF32:
       return SumPair<Encoding::kF32, 0>(launch, block, sums);
     default:
-      WithKind<true>(block.expert->down, [&](auto kind) {
+      WithKind<true, false>(block.expert->down, [&](auto kind) {
         SumPair<decltype(kind)::kEncoding, decltype(kind)::kGroup>(launch, block, sums);
       });
   }

@@ -163,7 +163,8 @@ __device__ inline void WriteTile(const ExpertsLaunch& launch, const DeviceExpert
 // few are left out by all. Then a warp a pair writes its NeuronBlocks. Bytes: up and gate rows once for 32
 // pairs, down's scales and zeros; x from the cache. Bound: instructions, half of them the rounding for the
 // down rows.
-template <Encoding kEncoding>
+// (nvcc writes no stub for a kernel of an enum's value without a name: it is named by number.)
+template <unsigned kNumber>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     ExpertTilesKernel(const __grid_constant__ ExpertsLaunch launch) {
   extern __shared__ int4 shared[];
@@ -174,7 +175,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
   }
   const ExpertTile tile = launch.tiles[blockIdx.y];
   const DeviceExpert& e = launch.experts[tile.expert];
-  if (e.up.encoding != kEncoding) {
+  if (e.up.encoding != Encoding{kNumber}) {
     return;  // another launch's
   }
   const unsigned first = e.neuron_begin + (launch.first_block + blockIdx.x) * kNeurons;
@@ -198,12 +199,24 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     const TokenRows x = {is_up ? e.up_rounded : e.gate_rounded, RoundedStride(m.cols, m.group), rows,
                          tile.count - 1};
     float dots[2][4];
-    TileDots<kEncoding>(m, warp_tile, x, shared, dots);
+    TileDots<Encoding{kNumber}>(m, warp_tile, x, shared, dots);
     AddFactors(launch, e, first, warp_tile.first_token, is_up, e.lead == Lead::kUp || gate_first, pass == 0,
                dots, &coefficients);
   }
   __syncthreads();
   WriteTile(launch, e, tile, first, coefficients, shared);
+}
+
+// The launch for the experts of an encoding, if there are any.
+template <Encoding kEncoding>
+void EnqueueTilesOf(const ExpertsLaunch& launch, cudaStream_t stream) {
+  constexpr auto kNumber = static_cast<unsigned>(kEncoding);
+  constexpr uint64_t kShared =
+      std::max<uint64_t>(ChunkBytes(kMostOfAGroup), kWarps * (kNeurons * sizeof(float) + sizeof(NeuronList)));
+  if (launch.up_encodings.test(kNumber)) {
+    const dim3 grid(launch.block_count, launch.max_expert_tiles);
+    ExpertTilesKernel<kNumber><<<grid, kThreads, kShared, stream>>>(launch);
+  }
 }
 
 bool IsTiled(const DeviceMatrix& m) {
@@ -228,27 +241,13 @@ cudaError_t EnqueueSortPairs(const ExpertsLaunch& launch, ExpertPair* pairs, Exp
 }
 
 cudaError_t EnqueueExpertTiles(const ExpertsLaunch& launch, cudaStream_t stream) {
-  constexpr uint64_t kShared =
-      std::max<uint64_t>(ChunkBytes(kMostOfAGroup), kWarps * (kNeurons * sizeof(float) + sizeof(NeuronList)));
-  const dim3 grid(launch.block_count, launch.max_expert_tiles);
-  const auto has = [&](Encoding encoding) {
-    return (launch.up_encodings >> static_cast<unsigned>(encoding) & 1) != 0;
-  };
-  if (has(Encoding::kQ8)) {
-    ExpertTilesKernel<Encoding::kQ8><<<grid, kThreads, kShared, stream>>>(launch);
-  }
-  if (has(Encoding::kQ4)) {
-    ExpertTilesKernel<Encoding::kQ4><<<grid, kThreads, kShared, stream>>>(launch);
-  }
-  if (has(Encoding::kQ3)) {
-    ExpertTilesKernel<Encoding::kQ3><<<grid, kThreads, kShared, stream>>>(launch);
-  }
-  if (has(Encoding::kQ2)) {
-    ExpertTilesKernel<Encoding::kQ2><<<grid, kThreads, kShared, stream>>>(launch);
-  }
-  if (has(Encoding::kMxfp4)) {
-    ExpertTilesKernel<Encoding::kMxfp4><<<grid, kThreads, kShared, stream>>>(launch);
-  }
+  EnqueueTilesOf<Encoding::kQ8>(launch, stream);
+  EnqueueTilesOf<Encoding::kQ4>(launch, stream);
+  EnqueueTilesOf<Encoding::kQ3>(launch, stream);
+  EnqueueTilesOf<Encoding::kQ2>(launch, stream);
+  EnqueueTilesOf<Encoding::kMxfp4>(launch, stream);
+  EnqueueTilesOf<blocks::kQ5_0>(launch, stream);
+  EnqueueTilesOf<blocks::kIq4Nl>(launch, stream);
   return cudaGetLastError();
 }
 

@@ -6,9 +6,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include <bitset>
 #include <cstdint>
 
 #include "common/model/model_config.h"
+#include "common/row_traits.h"
 #include "kernels/cuda/device/matrix.h"
 
 namespace sluice::cuda {
@@ -122,7 +124,7 @@ struct ExpertsLaunch {
   const ExpertTile* tiles = nullptr;
   const uint32_t* tile_count = nullptr;
   uint32_t max_expert_tiles = 0;
-  uint32_t up_encodings = 0;  // bits of the encodings of experts' up parts
+  std::bitset<kEncodingNumbers> up_encodings;  // of experts' up parts
   uint64_t block_bytes = 0;   // BlockBytes() of the down part that has most groups
   uint32_t max_neurons = 0;   // neuron_end - neuron_begin
   CoefficientsShared shared;

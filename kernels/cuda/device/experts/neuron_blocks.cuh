@@ -92,7 +92,7 @@ __device__ inline void RoundKept(const DeviceMatrix& down, unsigned first, const
 template <typename Party>
 __device__ inline void RoundKept(const DeviceMatrix& down, unsigned first, const NeuronList& list,
                                  const float* kept, uint8_t* place) {
-  if (down.encoding != Encoding::kMxfp4 && down.meta_bits == 16) {
+  if (down.encoding != Encoding::kMxfp4 && down.numbers == Numbers::kHalves) {
     // Most rows: nothing is asked for each neuron.
     RoundKept<Party>(
         down, first, list, kept, place,
