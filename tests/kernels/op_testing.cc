@@ -57,9 +57,7 @@ std::vector<EncodingDescriptor> AllEncodings() {
   return all;
 }
 
-std::vector<Encoding> BlockEncodings() {
-  return {std::begin(kBlockEncodings), std::end(kBlockEncodings)};
-}
+std::vector<Encoding> BlockEncodings() { return {std::begin(kBlockEncodings), std::end(kBlockEncodings)}; }
 
 EncodingDescriptor DownEncoding(const EncodingDescriptor& d) {
   return IsBlockEncoding(d.encoding) ? MakeDescriptor(Encoding::kQ8) : d;

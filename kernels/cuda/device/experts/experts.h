@@ -10,7 +10,6 @@
 #include <cstdint>
 
 #include "common/model/model_config.h"
-#include "common/row_traits.h"
 #include "kernels/cuda/device/matrix.h"
 
 namespace sluice::cuda {
@@ -125,8 +124,8 @@ struct ExpertsLaunch {
   const uint32_t* tile_count = nullptr;
   uint32_t max_expert_tiles = 0;
   std::bitset<kEncodingNumbers> up_encodings;  // of experts' up parts
-  uint64_t block_bytes = 0;   // BlockBytes() of the down part that has most groups
-  uint32_t max_neurons = 0;   // neuron_end - neuron_begin
+  uint64_t block_bytes = 0;                    // BlockBytes() of the down part that has most groups
+  uint32_t max_neurons = 0;                    // neuron_end - neuron_begin
   CoefficientsShared shared;
   uint32_t max_tiles = 0;    // for the sums: DownTiles() of the expert that has most
   uint32_t down_warps = 0;   // and DownWarps()
