@@ -46,6 +46,8 @@ namespace {
 constexpr absl::Duration kSelfTestLimit = absl::Minutes(5);
 // Of a trial copy, which fetches and brings a piece of the dense weights.
 constexpr absl::Duration kTrialLimit = absl::Seconds(30);
+// Before a start that lost weightd is made anew.
+constexpr absl::Duration kStartPause = absl::Milliseconds(100);
 
 uint32_t UsableCpus() { return static_cast<uint32_t>(std::max<size_t>(1, AllowedCpus().size())); }
 
@@ -315,7 +317,14 @@ absl::Status InferdDaemon::Reload(const InferdOptions& options) {
 
 void InferdDaemon::Begin() {
   starter_ = std::thread([this] {
-    absl::Status status = StartEngine();
+    // weightd may die while this starts, as at any other time: the next one is asked, from the beginning.
+    const absl::Time until = absl::Now() + options_.weightd_wait;
+    absl::Status status = StartEngine(until);
+    while (absl::IsUnavailable(status) && engine_ == nullptr && absl::Now() + kStartPause < until) {
+      log_->warn("starting anew: {}", std::string(status.message()));
+      absl::SleepFor(kStartPause);
+      status = StartEngine(until);
+    }
     {
       const absl::MutexLock lock(&mutex_);
       start_status_ = std::move(status);
@@ -368,14 +377,13 @@ absl::StatusOr<std::vector<std::shared_ptr<Copier>>> InferdDaemon::MakeCopiers()
   return copiers;
 }
 
-absl::Status InferdDaemon::StartEngine() {
+absl::Status InferdDaemon::StartEngine(absl::Time until) {
   gate_.SetProgress("waiting for weightd");
   SessionWeightClientOptions session;
   session.socket = WeightdSocket(options_);
   session.pack_dir = options_.pack;
   session.compute_threads = threads_;
-  ASSIGN_OR_RETURN(std::unique_ptr<SessionWeightClient> client,
-                   SessionWeightClient::Connect(session, absl::Now() + options_.weightd_wait));
+  ASSIGN_OR_RETURN(std::unique_ptr<SessionWeightClient> client, SessionWeightClient::Connect(session, until));
   const std::string transport = client->Describe();
   gate_.SetProgress(absl::StrCat("reading ", FormatSize(pack_->dense_bytes()), " of dense weights"));
   EngineOptions options = EngineOptionsOf(options_);

@@ -81,7 +81,8 @@ class InferdDaemon {
   absl::Status OpenHttp(InheritedSockets* inherited);
   void WriteMemory(MetricText* text) const;
   std::string MetricsText();
-  absl::Status StartEngine();
+  // One attempt; UNAVAILABLE, without an engine: weightd is not there by `until`, or was lost.
+  absl::Status StartEngine(absl::Time until);
   absl::StatusOr<std::unique_ptr<Backend>> StartDevice(WeightClient* client, EngineOptions* options);
   absl::StatusOr<std::vector<std::shared_ptr<Copier>>> MakeCopiers() const;
   void LoadPrefixes();

@@ -165,6 +165,39 @@ class KillTest(CudaTestCase):
     def answer(self, *args):
         return self.run_tiny("--device", "cuda", "--device-budget", "25%", "--quiet", *args, tokens=self.TOKENS)
 
+    def test_inferd_starts_anew_when_weightd_dies_while_it_tries_the_device(self):
+        inferd_log = os.path.join(self.runtime, "inferd.log")
+        socket = os.path.join(self.runtime, "w.sock")
+        daemons = []
+
+        def start(name, log, *args):
+            with open(log, "ab") as file:
+                command = [harness.BIN + "/" + name, "--pack", self.tiny, *args]
+                daemons.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                                                env=self.environment))  # fmt: skip
+
+        def start_weightd():
+            start("weightd", os.path.join(self.runtime, "weightd.log"), "--socket", socket, "--dram-budget", "8MiB")
+
+        def log():
+            with open(inferd_log, errors="replace") as file:
+                return file.read()
+
+        try:
+            start_weightd()
+            start("inferd", inferd_log, "--weightd", socket, "--listen", "unix:" + os.path.join(self.runtime, "i.sock"),
+                  "--device", "cuda", "--transport", "push", "--context", "64")  # fmt: skip
+            self.wait_for(lambda: "trying the device" in log(), "the trial")
+            daemons[0].kill()
+            start_weightd()
+            self.wait_for(lambda: "info serving" in log() or daemons[1].poll() is not None, "inferd to serve")
+            self.assertIn("starting anew", log())
+            self.assertIsNone(daemons[1].poll(), log())
+        finally:
+            for daemon in daemons:
+                daemon.kill()
+                daemon.wait()
+
     def test_weightd_gives_device_memory_back_when_inferd_is_killed(self):
         whole = self.ok(*self.answer("--keep", "10m"))
         weightd = self.only_process("weightd")
