@@ -1,0 +1,232 @@
+// Each kind of wait of the engine for a device that computes later, and each question whether it is done,
+// left out once: the device says which operation the engine was too early for, or the step ends with an
+// error, or tokens are wrong. So none of them is there for nothing, and none can go unnoticed.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+#include <ostream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/file_io.h"
+#include "inferd/engine/engine_core.h"
+#include "inferd/schedule/generate_sequence.h"
+#include "inferd/sim/own_memory_device.h"
+#include "kernels/delayed/delayed_backend.h"
+#include "kernels/reference/reference_backend.h"
+#include "kernels/threaded/threaded_backend.h"
+#include "pack/pack.h"
+#include "tests/support/calibration_sink.h"
+#include "tests/support/engine_testing.h"
+#include "tests/support/fakes/hasty_backend.h"
+
+namespace sluice {
+namespace {
+
+constexpr uint32_t kTokens = 10;
+constexpr uint64_t kMostOfAKind = 6;
+
+struct Case {
+  const char* name;
+  const char* preset = "exact";
+  DeviceKind device = DeviceKind::kSim;
+  uint32_t share = 2;       // one in so many experts is on the device
+  bool small_dram = false;  // the least that a session is promised
+  bool cpu = false;         // beside the device, for misses
+  std::vector<std::string> policy = {};
+  // Kinds that may be left out without anybody noticing.
+  std::set<std::string> harmless = {};
+};
+void PrintTo(const Case& value, std::ostream* out) { *out << value.name; }
+
+// At the end of a prompt's part the host reads nothing.
+constexpr char kPart[] = "Wait behind Combine";
+
+std::vector<Case> Cases() {
+  return {
+      // Within a layer slots are taken whose experts were just computed.
+      {.name = "exact", .share = 4, .harmless = {kPart}},
+      // Within a layer leases are given back and their memory is filled anew.
+      {.name = "leases", .device = DeviceKind::kHost, .small_dram = true, .harmless = {kPart}},
+      {.name = "cpu",
+       .cpu = true,
+       .policy = {"cache=static", "expert_miss=cpu"},
+       .harmless = {kPart, "cpu: Wait behind Upload", "cpu: IsDone behind MoeExperts"}},
+      {.name = "floe", .preset = "floe"},
+      {.name = "corm", .preset = "corm"},
+      // What predicts the next token's first layer is a guess: a wrong one costs a load and no token.
+      {.name = "adapmoe",
+       .preset = "adapmoe",
+       .harmless = {"IsDone behind Download", "Wait behind Download"}},
+      {.name = "importance", .preset = "importance", .policy = {"expert_miss=load"}, .harmless = {kPart}},
+  };
+}
+
+// Takes its time for experts.
+class SlowBackend final : public ReferenceBackend {
+ public:
+  using ReferenceBackend::ReferenceBackend;
+  absl::Status Enqueue(const Operation& operation) override {
+    if (std::holds_alternative<const MoeExpertsArgs*>(operation)) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    return ReferenceBackend::Enqueue(operation);
+  }
+};
+
+class LeftOutWaitsTest : public testing::TestWithParam<Case> {
+ protected:
+  // The pack and its profile; made once.
+  static void SetUpTestSuite() {
+    dir_ = std::make_unique<TempDir>();
+    TinyModelSpec spec;
+    spec.vocab = 40;
+    spec.layers = 3;
+    spec.experts = 8;
+    spec.top_k = 2;
+    spec.width = 64;
+    ASSERT_TRUE(PackTiny(spec, dir_->File("work"), PackDir()).ok());
+    CalibrationSpec calibration;
+    calibration.window = 16;
+    for (int i = 0; i < 100; ++i) calibration.tokens.push_back((7 * i * i + 3 * i) % 40);
+    calibration.sensitivity_tokens = 40;
+    calibration.epochs = 1;
+    calibration.sparsity_tokens = 30;
+    calibration.quality_bounds = {0.01, 1000};
+    auto engine = StartEngine(PackDir(), {.threads = 1});
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    auto sink = std::make_shared<CollectingCalibrationSink>();
+    ASSERT_TRUE(engine->engine->Calibrate(calibration, sink).ok());
+    ASSERT_TRUE(sink->Await().ok()) << sink->Await();
+  }
+  static void TearDownTestSuite() { dir_.reset(); }
+  static std::string PackDir() { return dir_->File("pack"); }
+
+  // Greedy tokens, one step after the other on this thread; those before the first error, which is `status`.
+  static std::vector<int32_t> Tokens(HastyRun* run, absl::Status* status) {
+    // What is no longer leased goes at once, and is no more than 0xFF then.
+    FakeWeightOptions weights = {.evict_chance = 0.5};
+    if (GetParam().small_dram) {
+      weights.dram_budget = SmallestBudget(PackDir(), /*threads=*/1);
+    }
+    const auto client = *FakeWeightClient::Open(PackDir(), weights);
+    EngineOptions options;
+    options.device = GetParam().device;
+    options.preset = GetParam().preset;
+    options.policies.policy = GetParam().policy;
+    options.parallel = 1;
+    options.context = 64;
+    options.prefill_chunk = 4;
+    options.stall_limit = absl::Seconds(60);  // a loaded machine is no failure of these
+    if (options.device != DeviceKind::kHost) {
+      options.slab.budget = client->pack().total_expert_bytes() / GetParam().share;
+    }
+    if (GetParam().cpu) {
+      options.slab.link_gbps = 1e-6;  // slower than anything
+    }
+    const EnginePlan plan = *PlanEngine(options, client->pack().config());
+    ComputePlaces places;
+    places.device = std::make_unique<HastyBackend>(
+        std::make_unique<DelayedBackend>(*CreateReferenceBackend(plan.backend), plan.backend,
+                                         DelayOptions{.seed = 1, .most_us = 300, .most_held_us = 1000}),
+        run);
+    if (options.device == DeviceKind::kSim) {
+      places.device = std::make_unique<OwnMemoryDevice>(std::move(places.device));
+    }
+    if (GetParam().cpu) {
+      places.cpu = std::make_unique<HastyBackend>(
+          std::make_unique<ThreadedBackend>(std::make_unique<SlowBackend>(plan.backend)), run, "cpu");
+    }
+    RequestRegistry registry(options.queue);
+    absl::StatusOr<std::unique_ptr<EngineCore>> core = EngineCore::Create(
+        plan, *ChoosePoliciesFor(options, client->pack()), client.get(), std::move(places), &registry);
+    *status = core.status();
+    if (!core.ok()) {
+      return {};
+    }
+    const GenerateSpec spec = GreedySpec("r", {4, 5, 6, 7, 8, 9}, kTokens);
+    auto sink = std::make_shared<CollectingSink>();
+    (*core)->Add(std::make_unique<GenerateSequence>(*registry.Enter(spec.request_id, 1, 1), spec, sink,
+                                                    absl::Now(), 5, std::vector<int32_t>(), nullptr));
+    while (!sink->ended()) {
+      (*core)->Step(absl::Now());
+    }
+    *status = sink->Await();
+    return sink->ids();
+  }
+
+  // What a process finds that leaves out one wait: by itself, for what comes of it may be anything.
+  std::string Without(const std::string& kind, uint64_t number, const std::vector<int32_t>& wanted) {
+    const std::string log = dir_->File("found");
+    std::remove(log.c_str());
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(60);
+      HastyRun run{.kind = kind, .number = number};
+      absl::Status status;
+      const std::vector<int32_t> tokens = Tokens(&run, &status);
+      std::string found = "nothing";
+      if (!run.left_out) {
+        found = "not met";  // polled less often this time
+      } else if (!run.told.ok()) {
+        found = absl::StrCat("told: ", run.told.message());
+      } else if (!status.ok()) {
+        found = absl::StrCat("error: ", status.message());
+      } else if (tokens != wanted) {
+        found = "wrong tokens";
+      }
+      WriteFileDurably(log, found).IgnoreError();
+      _exit(0);
+    }
+    int status = 0;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_FALSE(WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) << kind << " " << number << ": hangs";
+    return ReadFile(log, 1 << 16).value_or("death");
+  }
+
+  static std::unique_ptr<TempDir> dir_;
+};
+std::unique_ptr<TempDir> LeftOutWaitsTest::dir_;
+
+TEST_P(LeftOutWaitsTest, EachKindIsFound) {
+  HastyRun whole;
+  absl::Status status;
+  const std::vector<int32_t> wanted = Tokens(&whole, &status);
+  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_TRUE(whole.told.ok()) << whole.told;
+  ASSERT_EQ(wanted.size(), kTokens);
+  ASSERT_FALSE(whole.waits.empty());
+  for (const auto& [kind, count] : whole.waits) {
+    uint64_t met = 0;
+    uint64_t found = 0;
+    std::string told;
+    // More of those that are seldom found: some of these make the engine wait for what another waited for
+    // too.
+    const uint64_t tries = std::min(count, kMostOfAKind);
+    for (uint64_t i = 0; i < tries || (i < count && found == 0); ++i) {
+      const uint64_t number = 1 + (i < tries ? i * count / tries : i);
+      const std::string what = Without(kind, number, wanted);
+      met += what != "not met" ? 1 : 0;
+      found += what != "not met" && what != "nothing" ? 1 : 0;
+      if (told.empty() || (absl::StartsWith(what, "told") && !absl::StartsWith(told, "told"))) {
+        told = what;
+      }
+    }
+    std::printf("%s (%d in a run): %d of %d found; %s\n", kind.c_str(), static_cast<int>(count),
+                static_cast<int>(found), static_cast<int>(met), told.c_str());
+    EXPECT_TRUE(found > 0 || GetParam().harmless.contains(kind)) << kind;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, LeftOutWaitsTest, testing::ValuesIn(Cases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace sluice
