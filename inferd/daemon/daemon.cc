@@ -384,13 +384,16 @@ absl::Status InferdDaemon::StartEngine(absl::Time until) {
   session.pack_dir = options_.pack;
   session.compute_threads = threads_;
   ASSIGN_OR_RETURN(std::unique_ptr<SessionWeightClient> client, SessionWeightClient::Connect(session, until));
-  const std::string transport = client->Describe();
   gate_.SetProgress(absl::StrCat("reading ", FormatSize(pack_->dense_bytes()), " of dense weights"));
   EngineOptions options = EngineOptionsOf(options_);
   std::unique_ptr<Backend> device;
   if (cuda_ != nullptr) {
     ASSIGN_OR_RETURN(device, StartDevice(client.get(), &options));
+    // What the trial lent is weightd's for as long as that session lasts.
+    client.reset();
+    ASSIGN_OR_RETURN(client, SessionWeightClient::Connect(session, until));
   }
+  const std::string transport = client->Describe();
   options.slab.budget = slot_budget_;
   if (options.prefill_chunk_most == 0) {
     const uint64_t weights = pack_->dense_bytes() + pack_->total_expert_bytes();
