@@ -37,5 +37,22 @@ TYPED_TEST(KeptStatesTest, OutliveTheCallersLists) {
   EXPECT_EQ(own->to, absl::MakeConstSpan({2u}));
 }
 
+// A table of neurons may change while work that began with it runs.
+TEST(KeptExpertsTest, OutliveTheCallersPositions) {
+  std::vector<int32_t> positions = {3, -1};
+  std::vector<ExpertWork> experts(1);
+  experts[0].up.positions = experts[0].gate.positions = experts[0].down.positions = positions;
+  MoeExpertsArgs args;
+  args.experts = experts;
+  KeptOperation kept{Operation(&args)};
+  positions = {7, 7};
+  experts[0] = ExpertWork();
+  const auto* own = std::get<const MoeExpertsArgs*>(kept.get());
+  ASSERT_EQ(own->experts.size(), 1u);
+  for (const WeightView* part : {&own->experts[0].up, &own->experts[0].gate, &own->experts[0].down}) {
+    EXPECT_EQ(part->positions, absl::MakeConstSpan({3, -1}));
+  }
+}
+
 }  // namespace
 }  // namespace sluice
