@@ -204,12 +204,16 @@ TEST_F(CudaEngineTest, WithoutAWaitOrderIsMissedOrTokensAreWrong) {
       int found = 0;
     };
     std::map<std::string, Kind> kinds;
-    for (uint64_t number = 1; number <= waits; ++number) {
-      const Found found = Without(number, run, seed);
-      const std::string kind = Dropped();
-      if (!kind.empty()) {  // threads may have waited less often this time
-        kinds[kind].dropped += 1;
-        kinds[kind].found += found != Found::kNot ? 1 : 0;
+    Kind& own = kinds["cudaEventSynchronize of event record in stream 1"];
+    // On a busy machine threads wait less often, since more has ended by itself: then once more.
+    for (int pass = 0; pass < 4 && own.dropped < 5; ++pass) {
+      for (uint64_t number = 1; number <= waits; ++number) {
+        const Found found = Without(number, run, seed);
+        const std::string kind = Dropped();
+        if (!kind.empty()) {
+          kinds[kind].dropped += 1;
+          kinds[kind].found += found != Found::kNot ? 1 : 0;
+        }
       }
     }
     EXPECT_GE(kinds.size(), 3u);
@@ -218,7 +222,6 @@ TEST_F(CudaEngineTest, WithoutAWaitOrderIsMissedOrTokensAreWrong) {
                   count.found, count.dropped);
       EXPECT_GT(count.found, 0) << "seed " << seed << ": " << kind;
     }
-    const Kind& own = kinds["cudaEventSynchronize of event record in stream 1"];
     EXPECT_GE(own.dropped, 5);
     EXPECT_GT(own.found, own.dropped / 2);
   }
