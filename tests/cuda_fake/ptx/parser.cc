@@ -415,7 +415,7 @@ absl::StatusOr<uint64_t> ParseLiteral(absl::string_view text) {
     text.remove_prefix(2);
     base = 16;
   }
-  if (base == 10 && absl::EndsWith(text, "U")) {
+  if (absl::EndsWith(text, "U")) {
     text.remove_suffix(1);
   }
   uint64_t value = 0;
