@@ -44,7 +44,8 @@ inline constexpr Encoding CodesOf(Encoding encoding) {
   return traits.low_bits == 8 ? Encoding::kQ8 : traits.high_bits == 0 ? Encoding::kQ2 : Encoding::kQ3;
 }
 
-struct DeviceMatrix {
+// Aligned so that a kernel copies one by wide loads.
+struct alignas(16) DeviceMatrix {
   const uint8_t* base = nullptr;
   uint64_t stride = 0;                 // bytes
   const int32_t* positions = nullptr;  // int32[rows]: where row i lies, negative: absent; or none

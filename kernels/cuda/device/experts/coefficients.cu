@@ -145,7 +145,8 @@ __global__ void __launch_bounds__(kThreads, 2) CoefficientsKernel(ExpertsLaunch 
     const bool is_up = (pass == 0) != gate_first;
     const bool is_made = is_up ? up_made : gate_made;
     if (!is_made) {
-      const DeviceMatrix& m = is_up ? e.up : e.gate;
+      const DeviceMatrix* const chosen = is_up ? &e.up : &e.gate;
+      const DeviceMatrix m = *chosen;
       PartRow part;
       part.staged.base = is_up ? rows.up : rows.gate;
       part.sums = reinterpret_cast<int*>(shared) + threadIdx.x / kLanes * launch.shared.warp_sums;
