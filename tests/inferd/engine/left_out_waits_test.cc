@@ -23,9 +23,9 @@
 #include "kernels/reference/reference_backend.h"
 #include "kernels/threaded/threaded_backend.h"
 #include "pack/pack.h"
-#include "tests/support/calibration_sink.h"
 #include "tests/support/engine_testing.h"
 #include "tests/support/fakes/hasty_backend.h"
+#include "tests/support/profiled_pack.h"
 
 namespace sluice {
 namespace {
@@ -86,25 +86,8 @@ class LeftOutWaitsTest : public testing::TestWithParam<Case> {
   // The pack and its profile; made once.
   static void SetUpTestSuite() {
     dir_ = std::make_unique<TempDir>();
-    TinyModelSpec spec;
-    spec.vocab = 40;
-    spec.layers = 3;
-    spec.experts = 8;
-    spec.top_k = 2;
-    spec.width = 64;
-    ASSERT_TRUE(PackTiny(spec, dir_->File("work"), PackDir()).ok());
-    CalibrationSpec calibration;
-    calibration.window = 16;
-    for (int i = 0; i < 100; ++i) calibration.tokens.push_back((7 * i * i + 3 * i) % 40);
-    calibration.sensitivity_tokens = 40;
-    calibration.epochs = 1;
-    calibration.sparsity_tokens = 30;
-    calibration.quality_bounds = {0.01, 1000};
-    auto engine = StartEngine(PackDir(), {.threads = 1});
-    ASSERT_TRUE(engine.ok()) << engine.status();
-    auto sink = std::make_shared<CollectingCalibrationSink>();
-    ASSERT_TRUE(engine->engine->Calibrate(calibration, sink).ok());
-    ASSERT_TRUE(sink->Await().ok()) << sink->Await();
+    const absl::Status made = MakeProfiledPack(3, dir_->File("work"), PackDir());
+    ASSERT_TRUE(made.ok()) << made;
   }
   static void TearDownTestSuite() { dir_.reset(); }
   static std::string PackDir() { return dir_->File("pack"); }

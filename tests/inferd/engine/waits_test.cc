@@ -7,8 +7,8 @@
 #include "common/status.h"
 #include "gtest/gtest.h"
 #include "pack/pack.h"
-#include "tests/support/calibration_sink.h"
 #include "tests/support/engine_testing.h"
+#include "tests/support/profiled_pack.h"
 
 namespace sluice {
 namespace {
@@ -20,25 +20,8 @@ class WaitsTest : public testing::TestWithParam<const char*> {
  protected:
   static void SetUpTestSuite() {
     dir_ = std::make_unique<TempDir>();
-    TinyModelSpec spec;
-    spec.vocab = 40;
-    spec.layers = kLayers;
-    spec.experts = 8;
-    spec.top_k = 2;
-    spec.width = 64;
-    ASSERT_TRUE(PackTiny(spec, dir_->File("work"), PackDir()).ok());
-    CalibrationSpec calibration;
-    calibration.window = 16;
-    for (int i = 0; i < 100; ++i) calibration.tokens.push_back((7 * i * i + 3 * i) % 40);
-    calibration.sensitivity_tokens = 40;
-    calibration.epochs = 1;
-    calibration.sparsity_tokens = 30;
-    calibration.quality_bounds = {0.01, 1000};
-    auto engine = StartEngine(PackDir(), {.threads = 1});
-    ASSERT_TRUE(engine.ok()) << engine.status();
-    auto sink = std::make_shared<CollectingCalibrationSink>();
-    ASSERT_TRUE(engine->engine->Calibrate(calibration, sink).ok());
-    ASSERT_TRUE(sink->Await().ok()) << sink->Await();
+    const absl::Status made = MakeProfiledPack(kLayers, dir_->File("work"), PackDir());
+    ASSERT_TRUE(made.ok()) << made;
   }
   static void TearDownTestSuite() { dir_.reset(); }
   static std::string PackDir() { return dir_->File("pack"); }
