@@ -110,10 +110,7 @@ absl::StatusOr<std::unique_ptr<InferdDaemon>> InferdDaemon::Prepare(
     const InferdOptions& options, const SetOptions& set, spdlog::logger* log,
     std::function<void(const ServerState::View&)> on_phase, InheritedSockets* inherited) {
   RETURN_IF_ERROR(CheckInferdOptions(options, set));
-  if (options.device != "cuda" && !HostIsaSupported(HostIsa::kBest)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("this CPU lacks AVX2, FMA or F16C, which device ", options.device, " needs"));
-  }
+  RETURN_IF_ERROR(CheckCpuOf(options.device, HostIsaSupported(HostIsa::kBest)));
   std::unique_ptr<InferdDaemon> daemon(new InferdDaemon(options, log));
   if (!daemon->start_event_.valid()) {
     return ErrnoToStatus(errno, "eventfd");

@@ -98,6 +98,13 @@ InferdCommand ParseInferdCommand(int argc, const char* const* argv) {
   return command;
 }
 
+absl::Status CheckCpuOf(const std::string& device, bool has_isa) {
+  return has_isa || device == "cuda"
+             ? absl::OkStatus()
+             : absl::FailedPreconditionError(
+                   absl::StrCat("this CPU lacks AVX2, FMA or F16C, which device ", device, " needs"));
+}
+
 absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& set) {
   RETURN_IF_ERROR(CheckOneOf("device", options.device, {"host", "sim", "cuda"}));
   RETURN_IF_ERROR(CheckOneOf("kv", options.kv, {"f32", "f16", "q8"}));

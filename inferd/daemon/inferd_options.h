@@ -99,6 +99,10 @@ InferdCommand ParseInferdCommand(int argc, const char* const* argv);
 // INVALID_ARGUMENT naming the option: values that no build takes, and options of another device.
 absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& set);
 
+// FAILED_PRECONDITION where `device` computes on a CPU that does not run the host's kernels (`has_isa`).
+// Device cuda computes nothing there, unless it is asked to take misses, which says so itself.
+absl::Status CheckCpuOf(const std::string& device, bool has_isa);
+
 EngineOptions EngineOptionsOf(const InferdOptions& options);
 QueueLimits QueueLimitsOf(const InferdOptions& options);
 ServingLimits ServingLimitsOf(const InferdOptions& options);

@@ -264,5 +264,17 @@ TEST(InferdOptionsTest, ReportShowsWhatWasSetAndWhatDefaultsBecame) {
   EXPECT_EQ("4096", Report(Parse({"--pack", "/p"}), 1, 1).at("kv-budget").value);
 }
 
+TEST(InferdOptionsTest, OnlyDevicesOnTheCpuNeedItsInstructions) {
+  for (const char* device : {"host", "sim", "cuda"}) {
+    EXPECT_TRUE(CheckCpuOf(device, true).ok()) << device;
+  }
+  EXPECT_TRUE(CheckCpuOf("cuda", false).ok());
+  for (const char* device : {"host", "sim"}) {
+    const absl::Status status = CheckCpuOf(device, false);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(status.message(), testing::HasSubstr(device));
+  }
+}
+
 }  // namespace
 }  // namespace sluice

@@ -7,7 +7,10 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "inferd/engine/device_memory.h"
+#include "inferd/engine/engine_core.h"
+#include "inferd/schedule/generate_sequence.h"
 #include "inferd/sim/own_memory_device.h"
+#include "kernels/reference/reference_backend.h"
 #include "pack/pack.h"
 #include "tests/support/engine_testing.h"
 
@@ -207,6 +210,59 @@ TEST_F(OwnMemoryTest, ARealDevicesBudgetIsWhatItHasFree) {
     EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << budget.bytes;
     EXPECT_THAT(std::string(refused.message()), HasSubstr(absl::StrCat(room.free, " of ", room.total)));
   }
+}
+
+// Knows what is staging memory, and whether the best logits are looked for there.
+class WatchedBackend final : public ReferenceBackend {
+ public:
+  using ReferenceBackend::ReferenceBackend;
+  absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
+    ASSIGN_OR_RETURN(const BufferId buffer, ReferenceBackend::Allocate(bytes, kind));
+    if (kind == BufferKind::kStaging) {
+      staging_.insert(buffer);
+    }
+    return buffer;
+  }
+  absl::Status Enqueue(const Operation& operation) override {
+    if (const auto* const args = std::get_if<const TopLogitsArgs*>(&operation)) {
+      ++(staging_.contains((*args)->logits.base.buffer) ? in_staging_ : on_device_);
+    }
+    return ReferenceBackend::Enqueue(operation);
+  }
+  int in_staging() const { return in_staging_; }
+  int on_device() const { return on_device_; }
+
+ private:
+  absl::flat_hash_set<BufferId> staging_;
+  int in_staging_ = 0;
+  int on_device_ = 0;
+};
+
+// Logits in staging memory would be read over the link, a vocabulary for each token.
+TEST_F(OwnMemoryTest, TheBestLogitsAreFoundWhereTheDeviceWroteThem) {
+  const auto client = *FakeWeightClient::Open(pack_dir_, {});
+  EngineOptions options = options_.engine;
+  options.parallel = 1;
+  options.slab.budget = client->pack().total_expert_bytes();
+  const EnginePlan plan = *PlanEngine(options, client->pack().config());
+  auto device = std::make_unique<WatchedBackend>(plan.backend);
+  const WatchedBackend& watched = *device;
+  ComputePlaces places;
+  places.device = std::make_unique<OwnMemoryDevice>(std::move(device));
+  RequestRegistry registry(options.queue);
+  auto core = EngineCore::Create(plan, *ChoosePoliciesFor(options, client->pack()), client.get(),
+                                 std::move(places), &registry);
+  ASSERT_TRUE(core.ok()) << core.status();
+  const GenerateSpec spec = GreedySpec("r", {4, 5, 6}, 5);
+  const auto sink = std::make_shared<CollectingSink>();
+  (*core)->Add(std::make_unique<GenerateSequence>(*registry.Enter(spec.request_id, 1, 1), spec, sink,
+                                                  absl::Now(), 5, std::vector<int32_t>(), nullptr));
+  while (!sink->ended()) {
+    (*core)->Step(absl::Now());
+  }
+  ASSERT_TRUE(sink->Await().ok());
+  EXPECT_EQ(watched.in_staging(), 0);
+  EXPECT_GE(watched.on_device(), 5);
 }
 
 }  // namespace
