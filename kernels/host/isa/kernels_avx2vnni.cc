@@ -1,5 +1,5 @@
-// The kernels for AVX2 with AVX-VNNI: their table, and all but the products of quantized rows.
-#define SLUICE_PART "kernels/host/isa/table-inl.h"
+// The kernels for AVX2 with AVX-VNNI: their table, which is that of AVX2 but for quantized rows.
+#define SLUICE_PART "kernels/host/isa/over_avx2-inl.h"
 #include "kernels/host/isa/avx2vnni-inl.h"
 
 namespace sluice::host {

@@ -6,7 +6,10 @@
 #error "included by kernels_*.cc only"
 #endif
 
+// clang-format off
 #include "kernels/host/isa/sources-inl.h"
+#include "kernels/host/isa/quant_downs-inl.h"
+// clang-format on
 
 // One line of 64 bytes or-ed into a sum.
 inline constexpr int kLineParts = 16 / kNative;  // registers of 16 floats, a line
@@ -66,14 +69,6 @@ void SetRowKernels(RowKind kind, KernelTable* table) {
   table->decode[i] = Decode<Row>;
 }
 
-template <QuantKind kKind>
-void SetQuantDown(KernelTable* table) {
-  table->quant_down[static_cast<int>(kKind)] = QuantDown<kKind>;
-}
-
-// Defined by quant_table-inl.h.
-void SetQuantProducts(KernelTable* table);
-
 inline KernelTable MakeTable(const char* name) {
   KernelTable table;
   table.name = name;
@@ -83,12 +78,7 @@ inline KernelTable MakeTable(const char* name) {
   SetRowKernels<F32Row>(RowKind::kF32, &table);
   table.pack = Pack;
   SetQuantProducts(&table);
-  // Of q5, q6 and iq4, which only block encodings have, there are no weighted sums.
-  SetQuantDown<QuantKind::kQ8>(&table);
-  SetQuantDown<QuantKind::kQ4>(&table);
-  SetQuantDown<QuantKind::kQ3>(&table);
-  SetQuantDown<QuantKind::kQ2>(&table);
-  SetQuantDown<QuantKind::kMxfp4>(&table);
+  SetQuantDowns(&table);
   table.span = Span;
   table.rms_norm = RmsNorm;
   table.layer_norm = LayerNorm;
