@@ -75,10 +75,17 @@ foreach(line ${SLUICE_ROOMS})
   set(SLUICE_ROOM_${room} "${uses}")
 endforeach()
 
-# sluice_room(FOLDER [SRCS a.cc ...] [LIBS targets ...]): the library of one folder, named as it with _ for /; linked to
-# the rooms that cmake/rooms.txt allows it. LIBS: libraries from outside and generated protos.
+# A room's sources are compiled some at a time: what their headers make the compiler instantiate costs more than they do.
+# So names without linkage are one to a room. -DSLUICE_UNITY=OFF: each by itself, as tools that read
+# compile_commands.json want it, and who works on one source.
+option(SLUICE_UNITY "Compile several sources of a room together" ON)
+set(SLUICE_UNITY_BATCH 6)
+
+# sluice_room(FOLDER [SRCS a.cc ...] [LIBS targets ...] [SEPARATE]): the library of one folder, named as it with _ for /;
+# linked to the rooms that cmake/rooms.txt allows it. LIBS: libraries from outside and generated protos. SEPARATE: its
+# sources are compiled by themselves, as each has the same names.
 function(sluice_room folder)
-  cmake_parse_arguments(arg "" "" "SRCS;LIBS" ${ARGN})
+  cmake_parse_arguments(arg "SEPARATE" "" "SRCS;LIBS" ${ARGN})
   string(REPLACE "/" "_" name ${folder})
   if(NOT DEFINED SLUICE_ROOM_${folder})
     message(FATAL_ERROR "cmake/rooms.txt does not list ${folder}")
@@ -93,6 +100,12 @@ function(sluice_room folder)
   add_library(${name} STATIC ${arg_SRCS})
   target_link_libraries(${name} PUBLIC ${needs})
   sluice_use_pch(${name} ${arg_LIBS})
+  # Kernels are compiled by themselves: what is inlined where is part of their speed.
+  if(SLUICE_UNITY AND NOT arg_SEPARATE AND NOT folder MATCHES "^kernels")
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${SLUICE_UNITY_BATCH})
+    # g++ takes what a batch includes for headers, and with so much to inline sees values of no alternative.
+    target_compile_options(${name} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage;-Wno-maybe-uninitialized>)
+  endif()
 endfunction()
 
 # sluice_use_pch(TARGET LIBS...): the header for gRPC where gRPC or a generated proto is among LIBS, that for JSON where

@@ -24,15 +24,16 @@ void Store(T value, size_t at, std::string* out) {
   std::memcpy(out->data() + at, &value, sizeof(value));
 }
 
-absl::Status Damaged(const std::string& what) {
+absl::Status DamagedTable(const std::string& what) {
   return absl::DataLossError(absl::StrCat(kExtentTableName, ": ", what));
 }
 
 absl::Status CheckHeader(absl::Span<const std::byte> bytes) {
   if (bytes.size() < kExtentTableHeaderBytes) {
-    return Damaged(absl::StrCat(bytes.size(), " bytes are too few for a header"));
+    return DamagedTable(absl::StrCat(bytes.size(), " bytes are too few for a header"));
   }
-  if (std::memcmp(bytes.data(), kExtentTableMagic, 8) != 0) return Damaged("not an extent table (magic)");
+  if (std::memcmp(bytes.data(), kExtentTableMagic, 8) != 0)
+    return DamagedTable("not an extent table (magic)");
   const uint32_t version = Load<uint32_t>(bytes, 8);
   if (version != kExtentTableVersion) {
     return absl::UnimplementedError(
@@ -40,7 +41,7 @@ absl::Status CheckHeader(absl::Span<const std::byte> bytes) {
   }
   if (Load<uint32_t>(bytes, 12) != kExtentTableHeaderBytes ||
       Load<uint32_t>(bytes, 16) != kExtentEntryBytes || Load<uint32_t>(bytes, 20) != kChecksumChunkBytes) {
-    return Damaged("header, entry or chunk size is not that of version 1");
+    return DamagedTable("header, entry or chunk size is not that of version 1");
   }
   const uint64_t entries = Load<uint64_t>(bytes, 24);
   const uint64_t checksums = Load<uint64_t>(bytes, 32);
@@ -50,11 +51,12 @@ absl::Status CheckHeader(absl::Span<const std::byte> bytes) {
   if (entries >= ExtentEntry::kNone || entries > rest / kExtentEntryBytes ||
       checksums != (rest - entries * kExtentEntryBytes) / 8 ||
       (rest - entries * kExtentEntryBytes) % 8 != 0) {
-    return Damaged(
+    return DamagedTable(
         absl::StrCat(entries, " entries and ", checksums, " checksums do not make ", bytes.size(), " bytes"));
   }
   for (size_t at = 40; at < kExtentTableHeaderBytes; ++at) {
-    if (bytes[at] != std::byte{0}) return Damaged(absl::StrCat("reserved header byte ", at, " is not zero"));
+    if (bytes[at] != std::byte{0})
+      return DamagedTable(absl::StrCat("reserved header byte ", at, " is not zero"));
   }
   return absl::OkStatus();
 }
@@ -87,7 +89,7 @@ absl::StatusOr<ExtentTable> ParseExtentTable(absl::Span<const std::byte> bytes) 
   uint64_t next_checksum = 0;
   for (uint64_t i = 0; i < entries; ++i) {
     const ExtentEntry entry = LoadEntry(bytes, kExtentTableHeaderBytes + i * kExtentEntryBytes);
-    const auto bad = [i](const char* what) { return Damaged(absl::StrCat("entry ", i, ": ", what)); };
+    const auto bad = [i](const char* what) { return DamagedTable(absl::StrCat("entry ", i, ": ", what)); };
     if (entry.kind > ExtentKind::kExpert) return bad("unknown kind");
     if (entry.file >= kPackFileCount) return bad("unknown file");
     if (entry.length == 0 || entry.length % kExtentAlignment != 0)
@@ -101,7 +103,8 @@ absl::StatusOr<ExtentTable> ParseExtentTable(absl::Span<const std::byte> bytes) 
     table.entries.push_back(entry);
   }
   if (next_checksum != checksums) {
-    return Damaged(absl::StrCat(checksums, " checksums, but the extents have ", next_checksum, " chunks"));
+    return DamagedTable(
+        absl::StrCat(checksums, " checksums, but the extents have ", next_checksum, " chunks"));
   }
   table.checksums.resize(checksums);
   std::memcpy(table.checksums.data(), bytes.data() + kExtentTableHeaderBytes + entries * kExtentEntryBytes,

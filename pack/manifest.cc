@@ -25,7 +25,7 @@ constexpr uint64_t kMaxU32 = std::numeric_limits<uint32_t>::max();
 constexpr size_t kMaxExpertFormats = 4096;
 constexpr size_t kMaxTokenizerFiles = 64;
 
-absl::Status Damaged(const std::string& what) {
+absl::Status DamagedManifest(const std::string& what) {
   return absl::DataLossError(absl::StrCat(kManifestName, ": ", what));
 }
 
@@ -230,13 +230,13 @@ absl::StatusOr<Manifest> ParseManifest(std::string_view text) {
   const size_t tail = kMiddle.size() + kHexDigits + kClosing.size();
   if (text.size() < kOpening.size() + tail || !text.starts_with(kOpening) || !text.ends_with(kClosing) ||
       text.substr(text.size() - tail, kMiddle.size()) != kMiddle) {
-    return Damaged("not a manifest, or cut short");
+    return DamagedManifest("not a manifest, or cut short");
   }
   const std::string_view body = text.substr(kOpening.size(), text.size() - kOpening.size() - tail);
   const std::string_view hex = text.substr(text.size() - kClosing.size() - kHexDigits, kHexDigits);
   const std::string actual = DigestOf(body).ToHex();
   if (actual != hex) {
-    return Damaged(absl::StrCat("its digest is ", actual, ", but it says ", std::string(hex)));
+    return DamagedManifest(absl::StrCat("its digest is ", actual, ", but it says ", std::string(hex)));
   }
   Manifest manifest;
   manifest.model_id = actual;

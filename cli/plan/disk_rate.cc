@@ -28,7 +28,7 @@
 namespace sluice::cli {
 namespace {
 
-constexpr uint64_t kBlock = 4096;
+constexpr uint64_t kDiskBlock = 4096;
 constexpr uint64_t kScratchBytes = 256ull << 20;
 constexpr uint64_t kLeastBytes = 2ull << 20;
 // Larger extents are read in pieces anyhow.
@@ -98,7 +98,7 @@ class RandomReads {
     ReadJob job;
     job.tag = tag;
     job.file = file_;
-    job.offset = random_() % ((file_bytes_ - length_) / kBlock + 1) * kBlock;
+    job.offset = random_() % ((file_bytes_ - length_) / kDiskBlock + 1) * kDiskBlock;
     job.dest = buffers_ + tag * length_;
     job.length = length_;
     // As much work as the check of what was packed.
@@ -144,7 +144,7 @@ absl::StatusOr<double> MeasureDisk(const std::string& path, uint64_t read_bytes)
         absl::StrCat(path, ": ", bytes, " bytes are too few to measure a disk by"));
   }
   const uint64_t most = std::min(kLargestRequest, bytes / 2);
-  const uint64_t length = std::clamp(read_bytes, kBlock, most) / kBlock * kBlock;
+  const uint64_t length = std::clamp(read_bytes, kDiskBlock, most) / kDiskBlock * kDiskBlock;
   return RandomReads(bytes, length).Measure(path);
 }
 

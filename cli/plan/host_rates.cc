@@ -43,7 +43,7 @@ constexpr uint32_t kWidthStep = 64;  // neurons
 // Norms, rope, cache, attention, router and sum, beside the products that are measured: as many small
 // operations.
 constexpr int kSmallOperations = 8;
-constexpr uint64_t kBlock = 4096;
+constexpr uint64_t kPage = 4096;
 
 class Kernels {
  public:
@@ -85,7 +85,7 @@ class Kernels {
  private:
   absl::Status Open(uint32_t threads) {
     ASSIGN_OR_RETURN(const MemoryFacts memory, ReadMemoryFacts());
-    bytes_ = std::min(kRegion, UsableMemory(memory) / 4 / kBlock * kBlock);
+    bytes_ = std::min(kRegion, UsableMemory(memory) / 4 / kPage * kPage);
     if (cached_ && bytes_ >= kLeastRegion) {
       bytes_ = kCachedRegion;
     } else if (bytes_ < kLeastRegion) {
@@ -182,7 +182,7 @@ class Kernels {
 
   // Anywhere in the region, as routers choose.
   uint64_t Place(uint64_t bytes) {
-    return cached_ || bytes >= bytes_ ? 0 : random_() % (bytes_ - bytes) / kBlock * kBlock;
+    return cached_ || bytes >= bytes_ ? 0 : random_() % (bytes_ - bytes) / kPage * kPage;
   }
 
   WeightView View(const EncodingDescriptor& encoding, uint32_t rows, uint64_t place, uint64_t stride) const {

@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr uint64_t kMaxTextBytes = 64u << 20;
+constexpr uint64_t kMaxCacheText = 64u << 20;
 
 absl::Status TakeDistances(const JsonObject& object, uint32_t experts, LayerCacheProfile* layer) {
   ASSIGN_OR_RETURN(const json* distances, object.Array("distances"));
@@ -126,7 +126,7 @@ std::string SerializeCacheProfile(const CacheProfile& profile) {
 absl::StatusOr<CacheProfile> ReadCacheProfile(const std::string& folder, const ModelConfig& config,
                                               const std::string& source_digest) {
   const std::string path = folder + "/" + kCacheName;
-  ASSIGN_OR_RETURN(const std::string text, ReadProfileFile(path, kMaxTextBytes));
+  ASSIGN_OR_RETURN(const std::string text, ReadProfileFile(path, kMaxCacheText));
   return ParseCacheProfile(text, path, config, source_digest);
 }
 

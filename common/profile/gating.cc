@@ -13,9 +13,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr uint64_t kMaxTextBytes = 1u << 20;
+constexpr uint64_t kMaxGatingText = 1u << 20;
 constexpr size_t kMaxRises = 1000;
-constexpr double kMaxValue = 1e300;
+constexpr double kMostRise = 1e300;
 constexpr const char* kNames[kGatingKinds] = {"fisher", "quadratic", "measured", "score"};
 
 absl::StatusOr<GatingTable> TableOf(const json& value, const std::string& subject) {
@@ -38,7 +38,7 @@ absl::StatusOr<GatingTable> TableOf(const json& value, const std::string& subjec
     ASSIGN_OR_RETURN(const JsonObject of, JsonObject::Of(entry, subject + ": rises"));
     GatingTable::Rise rise;
     ASSIGN_OR_RETURN(rise.share, of.Double("share", table.rises.empty() ? 0 : table.rises.back().share, 1));
-    ASSIGN_OR_RETURN(rise.rise, of.Double("rise", -1, kMaxValue));
+    ASSIGN_OR_RETURN(rise.rise, of.Double("rise", -1, kMostRise));
     table.rises.push_back(rise);
   }
   return table;
@@ -129,7 +129,7 @@ std::string SerializeGating(const GatingProfile& gating) {
 
 absl::StatusOr<GatingProfile> ReadGating(const std::string& folder, const std::string& source_digest) {
   const std::string path = folder + "/" + kGatingName;
-  ASSIGN_OR_RETURN(const std::string text, ReadProfileFile(path, kMaxTextBytes));
+  ASSIGN_OR_RETURN(const std::string text, ReadProfileFile(path, kMaxGatingText));
   return ParseGating(text, path, source_digest);
 }
 

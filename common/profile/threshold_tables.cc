@@ -9,12 +9,12 @@
 namespace sluice {
 namespace {
 
-constexpr std::string_view kMagic = "SLTHRESH";
-constexpr uint32_t kVersion = 2;
+constexpr std::string_view kThresholdMagic = "SLTHRESH";
+constexpr uint32_t kThresholdVersion = 2;
 constexpr uint32_t kEvenVersion = 1;  // without shares: i / (points - 1)
-constexpr size_t kIdDigits = 32;
+constexpr size_t kThresholdIdDigits = 32;
 constexpr uint32_t kMaxPoints = 1u << 16;
-constexpr uint64_t kMaxBytes = 8ull << 30;
+constexpr uint64_t kMaxThresholdBytes = 8ull << 30;
 // A target this close to a stored point is that point: 28 / 20 * 0.5 is not 0.7 in binary.
 constexpr double kPointSlack = 5e-9;
 
@@ -116,21 +116,21 @@ float ThresholdTables::Lookup(absl::Span<const float> table, double target) cons
 absl::StatusOr<ThresholdTables> ParseThresholds(std::string_view bytes, const std::string& subject,
                                                 const std::vector<uint32_t>& experts,
                                                 const std::string& model_id) {
-  ASSIGN_OR_RETURN(const std::string_view body, Unseal(bytes, kMagic, subject));
+  ASSIGN_OR_RETURN(const std::string_view body, Unseal(bytes, kThresholdMagic, subject));
   ByteReader reader(body, subject);
   uint32_t version = 0;
   RETURN_IF_ERROR(reader.Take(&version));
-  if (version != kVersion && version != kEvenVersion) {
+  if (version != kThresholdVersion && version != kEvenVersion) {
     return absl::UnimplementedError(absl::StrCat(subject, ": version ", version,
                                                  " is not supported (this build reads ", kEvenVersion,
-                                                 " and ", kVersion, ")"));
+                                                 " and ", kThresholdVersion, ")"));
   }
   uint32_t points = 0;
   std::string id;
   uint64_t tokens = 0;
   uint64_t layers = 0;
   RETURN_IF_ERROR(reader.Take(&points));
-  RETURN_IF_ERROR(reader.TakeText(kIdDigits, &id));
+  RETURN_IF_ERROR(reader.TakeText(kThresholdIdDigits, &id));
   RETURN_IF_ERROR(CheckProfileKey(subject, "model_id", id, model_id));
   RETURN_IF_ERROR(reader.Take(&tokens));
   RETURN_IF_ERROR(reader.Take(&layers));
@@ -162,8 +162,8 @@ absl::StatusOr<ThresholdTables> ParseThresholds(std::string_view bytes, const st
 }
 
 std::string SerializeThresholds(const ThresholdTables& tables) {
-  std::string out(kMagic);
-  AppendValue(kVersion, &out);
+  std::string out(kThresholdMagic);
+  AppendValue(kThresholdVersion, &out);
   AppendValue(static_cast<uint32_t>(tables.points()), &out);
   out += tables.model_id_;
   AppendValue(tables.tokens_, &out);
@@ -178,7 +178,7 @@ std::string SerializeThresholds(const ThresholdTables& tables) {
 absl::StatusOr<ThresholdTables> ReadThresholds(const std::string& folder, const ModelConfig& config,
                                                const std::string& model_id, const std::string& name) {
   const std::string path = absl::StrCat(folder, "/", name);
-  ASSIGN_OR_RETURN(const std::string bytes, ReadProfileFile(path, kMaxBytes));
+  ASSIGN_OR_RETURN(const std::string bytes, ReadProfileFile(path, kMaxThresholdBytes));
   return ParseThresholds(bytes, path, RoutedExperts(config), model_id);
 }
 

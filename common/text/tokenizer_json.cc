@@ -13,7 +13,7 @@ namespace sluice {
 namespace {
 
 // Sequences are flattened, so nesting deeper than this has no use.
-constexpr int kMaxDepth = 8;
+constexpr int kMaxStepsDepth = 8;
 constexpr size_t kMaxSteps = 64;
 
 absl::Status Unsupported(const char* what, const std::string& name) {
@@ -28,9 +28,9 @@ absl::Status ForEachStep(const Json& component, const char* list_key, int depth,
     return Annotate(leaf(component, type), type);
   }
   const Json* list = FindMember(component, list_key);
-  if (list == nullptr || !list->is_array() || depth >= kMaxDepth || list->size() > kMaxSteps) {
+  if (list == nullptr || !list->is_array() || depth >= kMaxStepsDepth || list->size() > kMaxSteps) {
     return absl::InvalidArgumentError(absl::StrCat("Sequence without a list \"", list_key, "\", longer than ",
-                                                   kMaxSteps, " or nested deeper than ", kMaxDepth));
+                                                   kMaxSteps, " or nested deeper than ", kMaxStepsDepth));
   }
   for (const Json& member : *list) {
     RETURN_IF_ERROR(ForEachStep(member, list_key, depth + 1, leaf));

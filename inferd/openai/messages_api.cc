@@ -159,7 +159,7 @@ absl::StatusOr<Json> ReadMessages(const JsonFields& body) {
   return messages;
 }
 
-absl::Status ReadTools(const JsonFields& body, Json* chat) {
+absl::Status ReadMessagesTools(const JsonFields& body, Json* chat) {
   ASSIGN_OR_RETURN(const Json* tools, body.TakeList("tools"));
   for (size_t i = 0; tools != nullptr && i < tools->size(); ++i) {
     const std::string path = absl::StrCat("tools[", i, "]");
@@ -223,7 +223,7 @@ absl::StatusOr<Json> ChatOfMessages(const Json& body, bool counts) {
     return BadField("max_tokens", "is missing");
   }
   ASSIGN_OR_RETURN(chat["messages"], ReadMessages(fields));
-  RETURN_IF_ERROR(ReadTools(fields, &chat));
+  RETURN_IF_ERROR(ReadMessagesTools(fields, &chat));
   ASSIGN_OR_RETURN(const Json* output, fields.TakeObject("output_config"));
   if (output != nullptr && output->contains("format")) {
     chat["output_config.format"] = (*output)["format"];

@@ -78,7 +78,7 @@ absl::StatusOr<Json> ReadInput(const JsonFields& body) {
   return messages;
 }
 
-absl::Status ReadTools(const JsonFields& body, Json* chat) {
+absl::Status ReadResponsesTools(const JsonFields& body, Json* chat) {
   ASSIGN_OR_RETURN(const Json* tools, body.TakeList("tools"));
   for (size_t i = 0; tools != nullptr && i < tools->size(); ++i) {
     const std::string path = absl::StrCat("tools[", i, "]");
@@ -142,7 +142,7 @@ absl::StatusOr<Json> ChatOfResponse(const Json& body) {
   }
   CopyServingFields(fields, &chat);
   ASSIGN_OR_RETURN(chat["messages"], ReadInput(fields));
-  RETURN_IF_ERROR(ReadTools(fields, &chat));
+  RETURN_IF_ERROR(ReadResponsesTools(fields, &chat));
   ASSIGN_OR_RETURN(const Json* reasoning, fields.TakeObject("reasoning"));
   if (reasoning != nullptr && reasoning->contains("effort")) {
     chat["reasoning_effort"] = (*reasoning)["effort"];

@@ -20,7 +20,7 @@ using Json = nlohmann::ordered_json;
 constexpr int kMaxVariables = 64;
 constexpr std::array<const char*, 3> kReservedVariables = {"messages", "tools", "add_generation_prompt"};
 
-absl::Status Invalid(const std::string& field, const std::string& description) {
+absl::Status InvalidPrompt(const std::string& field, const std::string& description) {
   return FieldError(absl::StatusCode::kInvalidArgument, field, description);
 }
 
@@ -37,14 +37,14 @@ absl::StatusOr<std::string> RoleName(v1::ChatRole role, const std::string& field
     case v1::CHAT_ROLE_DEVELOPER:
       return "developer";
     default:
-      return Invalid(field, absl::StrCat("is ", static_cast<int>(role), ", which is no role"));
+      return InvalidPrompt(field, absl::StrCat("is ", static_cast<int>(role), ", which is no role"));
   }
 }
 
 absl::StatusOr<Json> ParseObject(const std::string& text, const std::string& field) {
   Json json = text.empty() ? Json::object() : Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) {
-    return Invalid(field, "is not a JSON object");
+    return InvalidPrompt(field, "is not a JSON object");
   }
   return json;
 }
@@ -52,7 +52,7 @@ absl::StatusOr<Json> ParseObject(const std::string& text, const std::string& fie
 absl::StatusOr<Json> ToolCallJson(const v1::ToolCall& call, ArgumentsAs arguments_as,
                                   const std::string& field) {
   if (call.name().empty()) {
-    return Invalid(absl::StrCat(field, ".name"), "is empty");
+    return InvalidPrompt(absl::StrCat(field, ".name"), "is empty");
   }
   ASSIGN_OR_RETURN(Json arguments, ParseObject(call.arguments(), absl::StrCat(field, ".arguments")));
   Json json = {{"type", "function"}};
@@ -77,7 +77,7 @@ absl::StatusOr<Json> MessageJson(const v1::ChatMessage& message, ArgumentsAs arg
     }
   }
   if (message.tool_calls_size() > 0 && message.role() != v1::CHAT_ROLE_ASSISTANT) {
-    return Invalid(absl::StrCat(field, ".tool_calls"), "is the assistant's alone");
+    return InvalidPrompt(absl::StrCat(field, ".tool_calls"), "is the assistant's alone");
   }
   for (int i = 0; i < message.tool_calls_size(); ++i) {
     ASSIGN_OR_RETURN(Json call, ToolCallJson(message.tool_calls(i), arguments_as,
@@ -89,7 +89,7 @@ absl::StatusOr<Json> MessageJson(const v1::ChatMessage& message, ArgumentsAs arg
 
 absl::StatusOr<Json> ToolJson(const v1::ChatTool& tool, const std::string& field) {
   if (tool.name().empty()) {
-    return Invalid(absl::StrCat(field, ".name"), "is empty");
+    return InvalidPrompt(absl::StrCat(field, ".name"), "is empty");
   }
   Json json = {{"type", "function"}};
   json["function"] = {{"name", tool.name()}, {"description", tool.description()}};
@@ -104,17 +104,18 @@ absl::StatusOr<Json> ToolJson(const v1::ChatTool& tool, const std::string& field
 
 absl::Status AddVariables(const v1::ChatOptions& options, Json* conversation) {
   if (options.template_variables().size() > kMaxVariables) {
-    return Invalid("options.template_variables", absl::StrCat("has ", options.template_variables().size(),
-                                                              " entries, at most ", kMaxVariables));
+    return InvalidPrompt(
+        "options.template_variables",
+        absl::StrCat("has ", options.template_variables().size(), " entries, at most ", kMaxVariables));
   }
   for (const auto& [name, text] : options.template_variables()) {
     const std::string field = absl::StrCat("options.template_variables[\"", name, "\"]");
     if (std::find(kReservedVariables.begin(), kReservedVariables.end(), name) != kReservedVariables.end()) {
-      return Invalid(field, "is set by a field of its own");
+      return InvalidPrompt(field, "is set by a field of its own");
     }
     Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (value.is_discarded()) {
-      return Invalid(field, "is no JSON value (a text needs its quotation marks)");
+      return InvalidPrompt(field, "is no JSON value (a text needs its quotation marks)");
     }
     (*conversation)[name] = std::move(value);
   }
@@ -145,14 +146,14 @@ absl::StatusOr<ChatRenderOptions> RenderOptions(const v1::ChatOptions& options) 
   render.add_generation_prompt =
       options.has_add_generation_prompt() ? options.add_generation_prompt() : !render.continue_final_message;
   if (render.continue_final_message && render.add_generation_prompt) {
-    return Invalid("options.add_generation_prompt", "and continue_final_message exclude each other");
+    return InvalidPrompt("options.add_generation_prompt", "and continue_final_message exclude each other");
   }
   render.now = absl::Now();
   if (options.has_now()) {
     constexpr int64_t kYear10000 = 253402300800;  // protobuf's own limit
     const int64_t seconds = options.now().seconds();
     if (seconds < -62135596800 || seconds >= kYear10000) {
-      return Invalid("options.now", absl::StrCat("is ", seconds, " s, outside of the years 1 to 9999"));
+      return InvalidPrompt("options.now", absl::StrCat("is ", seconds, " s, outside of the years 1 to 9999"));
     }
     render.now = absl::FromUnixSeconds(seconds);
   }
@@ -169,7 +170,7 @@ bool HasToolCalls(const ConversationView& conversation) {
 absl::StatusOr<ChatPrompt> MakeChatPrompt(const ServingContext& context, const ConversationView& view) {
   RETURN_IF_ERROR(CheckTokenizer(context));
   if (view.messages.empty()) {
-    return Invalid("messages", "is empty: a conversation has at least one");
+    return InvalidPrompt("messages", "is empty: a conversation has at least one");
   }
   Conversation conversation;
   conversation.json = [&view](ArgumentsAs arguments_as) { return ConversationJson(view, arguments_as); };

@@ -20,7 +20,7 @@ constexpr double kPreferenceShare = 0.5;
 // by log(p) are chosen about as often as p says (the Gumbel-max rule).
 constexpr double kGumbelDeviation = 1.2825498301618641;
 
-enum Use : uint64_t { kRouterRows = 100, kRouterOrder = 101, kDirection = 102, kTokens = 103 };
+enum WeightUse : uint64_t { kRouterRows = 100, kRouterOrder = 101, kDirection = 102, kTokens = 103 };
 
 void Normalize(absl::Span<float> row, double length) {
   double sum = 0;

@@ -9,13 +9,7 @@ namespace {
 
 // The memory of all histograms together. It leaves 10 bits of mantissa for models of up to 1024 experts, 7
 // for 48 layers of 128.
-constexpr uint64_t kHistogramBytes = 768ull << 20;
-
-uint64_t TotalExperts(const ModelConfig& config) {
-  uint64_t total = 0;
-  for (const LayerConfig& layer : config.layers) total += layer.moe.experts;
-  return total;
-}
+constexpr uint64_t kActivationHistogramBytes = 768ull << 20;
 
 }  // namespace
 
@@ -30,7 +24,7 @@ ActivationStage::ActivationStage(const ModelConfig& config, const ProfileKeys& k
       experts_(TotalExperts(config)),
       used_(experts_),
       histograms_(kLeadCount * experts_,
-                  ActivationHistograms::MantissaBitsFor(kLeadCount * experts_, kHistogramBytes)) {
+                  ActivationHistograms::MantissaBitsFor(kLeadCount * experts_, kActivationHistogramBytes)) {
   uint64_t first = 0;
   for (const LayerConfig& layer : config.layers) {
     first_expert_.push_back(first);

@@ -9,13 +9,7 @@
 namespace sluice {
 namespace {
 
-constexpr uint64_t kHistogramBytes = 256ull << 20;
-
-uint64_t TotalExperts(const ModelConfig& config) {
-  uint64_t total = 0;
-  for (const LayerConfig& layer : config.layers) total += layer.moe.experts;
-  return total;
-}
+constexpr uint64_t kNeuronHistogramBytes = 256ull << 20;
 
 }  // namespace
 
@@ -28,7 +22,7 @@ NeuronStage::NeuronStage(const ModelConfig& config, const ProfileKeys& keys,
       host_(host),
       experts_(TotalExperts(config)),
       histograms_(kInputs * kLeads * experts_,
-                  ActivationHistograms::MantissaBitsFor(kInputs * kLeads * experts_, kHistogramBytes)) {
+                  ActivationHistograms::MantissaBitsFor(kInputs * kLeads * experts_, kNeuronHistogramBytes)) {
   uint64_t first = 0;
   for (const LayerConfig& layer : config.layers) {
     first_expert_.push_back(first);

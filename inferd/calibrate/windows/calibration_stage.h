@@ -28,6 +28,13 @@ class WindowHost {
   virtual const WindowRunner& runner() const = 0;
 };
 
+// Experts of all layers.
+inline uint64_t TotalExperts(const ModelConfig& config) {
+  uint64_t total = 0;
+  for (const LayerConfig& layer : config.layers) total += layer.moe.experts;
+  return total;
+}
+
 class CalibrationStage {
  public:
   virtual ~CalibrationStage() = default;

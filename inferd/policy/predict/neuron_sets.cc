@@ -11,7 +11,7 @@
 namespace sluice {
 namespace {
 
-constexpr size_t kWordBits = 64;
+constexpr size_t kSetWordBits = 64;
 // Guesses at the last value taken before the interval is only halved.
 constexpr int kGuesses = 8;
 
@@ -32,12 +32,12 @@ template <class Takes>
 void Mark(absl::Span<const float> values, absl::Span<uint64_t> chosen, Takes takes) {
   constexpr uint64_t kGather = 0x0102040810204080;
   for (size_t word = 0; word < chosen.size(); ++word) {
-    const auto part = values.subspan(std::min(values.size(), word * kWordBits), kWordBits);
+    const auto part = values.subspan(std::min(values.size(), word * kSetWordBits), kSetWordBits);
     uint64_t bits = 0;
-    if (part.size() == kWordBits) {
-      std::array<uint8_t, kWordBits> taken;
-      for (size_t i = 0; i < kWordBits; ++i) taken[i] = takes(part[i]);
-      for (size_t i = 0; i < kWordBits; i += 8) {
+    if (part.size() == kSetWordBits) {
+      std::array<uint8_t, kSetWordBits> taken;
+      for (size_t i = 0; i < kSetWordBits; ++i) taken[i] = takes(part[i]);
+      for (size_t i = 0; i < kSetWordBits; i += 8) {
         uint64_t eight = 0;
         std::memcpy(&eight, &taken[i], sizeof(eight));
         bits |= (eight * kGather >> 56) << i;
@@ -126,7 +126,7 @@ void ChooseByShare(absl::Span<const float> values, double share, absl::Span<uint
   for (const uint64_t word : chosen) left -= static_cast<uint32_t>(std::popcount(word));
   for (size_t i = 0; left > 0; ++i) {
     if (OrderOf(values[i]) == least) {
-      chosen[i / kWordBits] |= uint64_t{1} << i % kWordBits;
+      chosen[i / kSetWordBits] |= uint64_t{1} << i % kSetWordBits;
       --left;
     }
   }
