@@ -23,7 +23,8 @@ struct FakeOptions {
   // The host's wait of this number (FakeCounters::waits) is dropped: it returns as if what it waits for were
   // done, and tells the host nothing. To see that nothing works without it.
   uint64_t drop_wait = 0;
-  bool counts = false;  // every launch's accesses are counted, for TakeKernelCounts()
+  uint64_t most_graphs = 1u << 30;  // executable ones that there is memory for
+  bool counts = false;              // every launch's accesses are counted, for TakeKernelCounts()
 };
 
 // A fresh device: what the process had on the one before is gone, its reports too.
@@ -36,8 +37,10 @@ struct FakeCounters {
   uint64_t launches = 0;
   uint64_t warp_instructions = 0;
   uint64_t copies = 0;
+  uint64_t copied_bytes = 0;     // of these
   uint64_t pageable_copies = 0;  // asynchronous by name, from or to memory that is not registered
-  uint64_t allocations = 0;      // device memory that lives
+  uint64_t graph_launches = 0;
+  uint64_t allocations = 0;  // device memory that lives
   // Pieces of work that the host has waited for or asked after by events and streams, and not known to be
   // done before.
   uint64_t waits = 0;

@@ -72,6 +72,7 @@ cudaError_t Machine::Copy(void* to, const void* from, uint64_t bytes, cudaMemcpy
   }
   const bool pinned = (to_device || target != nullptr) && (from_device || source != nullptr);
   ++counters.copies;
+  counters.copied_bytes += bytes;
   counters.pageable_copies += async && !pinned ? 1 : 0;
   // "The pageable buffer has been copied to the staging memory" when the call returns.
   auto staged = std::make_shared<std::vector<uint8_t>>();

@@ -82,6 +82,9 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
   if (known == nullptr) {
     return BadGraph(machine);
   }
+  if (machine.graph_execs.size() >= machine.options.most_graphs) {
+    return machine.Leave(cudaErrorMemoryAllocation);
+  }
   const uint64_t handle = machine.next_handle++ << 8;
   machine.graph_execs[handle] = std::make_unique<GraphExec>(*known, &machine.operations);
   *exec = reinterpret_cast<cudaGraphExec_t>(handle);
@@ -112,6 +115,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
                           "a graph's launch in a captured stream: the fake knows no graphs in graphs");
   }
   it->second->Launch(number);
+  ++machine.counters.graph_launches;
   return machine.Leave(cudaSuccess);
 }
 

@@ -107,6 +107,7 @@ TEST(GraphTest, ALaunchRunsWhatWasCapturedWithTheBytesOfItsTime) {
       EXPECT_TRUE(work.IsRight()) << "seed " << seed;
     }
     EXPECT_EQ(CountersOfFake().launches, 9u);
+    EXPECT_EQ(CountersOfFake().graph_launches, 3u);
     EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
     EXPECT_TRUE(TakeReports().empty()) << "seed " << seed;
   }
@@ -184,6 +185,43 @@ TEST(GraphTest, AnUpdateTakesOtherArgumentsOfTheSameShape) {
   EXPECT_EQ(cudaGraphExecUpdate(exec, shorter, &info), cudaErrorGraphExecUpdateFailure);
   EXPECT_EQ(info.result, cudaGraphExecUpdateErrorTopologyChanged);
   EXPECT_EQ(cudaGetLastError(), cudaErrorGraphExecUpdateFailure);
+}
+
+// "Already enqueued or running launches of hGraphExec are not affected by this call" (Runtime API,
+// cudaGraphExecKernelNodeSetParams; the Programming Guide says the same of whole updates).
+TEST(GraphTest, AnUpdateOrAnEndLeavesWhatWasLaunchedAlone) {
+  for (uint64_t seed = 0; seed < 12; ++seed) {
+    ResetFake({.seed = seed});
+    Forked first;
+    Forked second;
+    first.Fill(1);
+    second.Fill(50);
+    const cudaGraph_t graph = first.Capture();
+    const cudaGraph_t other = second.Capture();
+    cudaGraphExec_t exec = nullptr;
+    ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    EXPECT_EQ(cudaGraphLaunch(exec, first.stream), cudaSuccess);
+    cudaGraphExecUpdateResultInfo info;
+    EXPECT_EQ(cudaGraphExecUpdate(exec, other, &info), cudaSuccess);
+    EXPECT_EQ(cudaGraphLaunch(exec, first.stream), cudaSuccess);
+    EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(first.stream), cudaSuccess);
+    EXPECT_TRUE(first.IsRight()) << "seed " << seed;
+    EXPECT_TRUE(second.IsRight()) << "seed " << seed;
+    EXPECT_TRUE(TakeReports().empty()) << "seed " << seed;
+  }
+}
+
+TEST(GraphTest, GraphsWithoutMemoryAreRefused) {
+  ResetFake({.most_graphs = 1});
+  Forked work;
+  const cudaGraph_t graph = work.Capture();
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  cudaGraphExec_t another = nullptr;
+  EXPECT_EQ(cudaGraphInstantiate(&another, graph, 0), cudaErrorMemoryAllocation);
+  EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+  EXPECT_EQ(cudaGraphInstantiate(&another, graph, 0), cudaSuccess);
 }
 
 TEST(GraphTest, CallsThatWaitOrAllocateVoidACapture) {
