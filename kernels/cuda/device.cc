@@ -80,6 +80,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const BackendLimits& limits
                            "shared memory"));
   device->shared_bytes = static_cast<uint64_t>(shared);
   RETURN_IF_ERROR(StatusOf(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking), "a stream"));
+  device->launcher = Launcher(device->stream);
   device->workspace_bytes = WorkspaceBytes(limits);
   void* place = nullptr;
   RETURN_IF_ERROR(StatusOf(cudaMalloc(&place, device->workspace_bytes),
@@ -208,14 +209,14 @@ absl::StatusOr<PreparedRows> Prepare(Device& device, const RowsToPrepare& rows, 
       ASSIGN_OR_RETURN(launch.rounded, workspace->Take(launch.rows * RoundedStride(rows.cols, launch.group),
                                                        "rounded activations"));
       prepared.rounded[i] = launch.rounded;
-      RETURN_IF_ERROR(StatusOf(EnqueuePrepare(launch, device.stream), "preparing activations"));
+      RETURN_IF_ERROR(StatusOf(EnqueuePrepare(launch, device.launcher), "preparing activations"));
       launch.y = nullptr;
       pending = false;
     }
   }
   if (pending) {
     launch.rounded = nullptr;
-    RETURN_IF_ERROR(StatusOf(EnqueuePrepare(launch, device.stream), "preparing activations"));
+    RETURN_IF_ERROR(StatusOf(EnqueuePrepare(launch, device.launcher), "preparing activations"));
   }
   return prepared;
 }

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "kernels/calls/calls.h"
+#include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/matrix.h"
 #include "kernels/cuda/device/row_kernels.h"
 #include "kernels/cuda/tables.h"
@@ -19,6 +20,7 @@ namespace sluice::cuda {
 
 struct Device {
   cudaStream_t stream = nullptr;
+  Launcher launcher;  // of the stream
   BackendLimits limits;
   uint64_t shared_bytes = 0;  // of a block, the most that it may ask for
   uint8_t* workspace = nullptr;

@@ -79,7 +79,8 @@ absl::Status Run(Device& device, const RopeKvWriteCall& call) {
   launch.rope_dims = call.rope_dims;
   launch.rope_interleaved = call.rope_interleaved;
   launch.kv = KvOf(call.kv);
-  return places.rows == 0 ? absl::OkStatus() : StatusOf(EnqueueKvWrite(launch, device.stream), "RopeKvWrite");
+  return places.rows == 0 ? absl::OkStatus()
+                          : StatusOf(EnqueueKvWrite(launch, device.launcher), "RopeKvWrite");
 }
 
 absl::Status Run(Device& device, const LatentKvWriteCall& call) {
@@ -105,7 +106,7 @@ absl::Status Run(Device& device, const LatentKvWriteCall& call) {
   launch.rope_interleaved = call.rope_interleaved;
   launch.kv = KvOf(call.kv);
   return places.rows == 0 ? absl::OkStatus()
-                          : StatusOf(EnqueueLatentKvWrite(launch, device.stream), "LatentKvWrite");
+                          : StatusOf(EnqueueLatentKvWrite(launch, device.launcher), "LatentKvWrite");
 }
 
 absl::Status Run(Device& device, const AttentionCall& call) {
@@ -134,7 +135,7 @@ absl::Status Run(Device& device, const AttentionCall& call) {
     ASSIGN_OR_RETURN(uint8_t* const partial, workspace.Take(bytes, "spans"));
     launch.partial = reinterpret_cast<float*>(partial);
   }
-  return StatusOf(EnqueueAttention(launch, device.stream),
+  return StatusOf(EnqueueAttention(launch, device.launcher),
                   absl::StrCat("Attention with values of ", call.kv.value_dim));
 }
 

@@ -119,8 +119,8 @@ absl::Status EnqueuePairs(Device& device, ExpertsLaunch launch, uint32_t pairs, 
   for (uint32_t first = 0; first < pairs; first += static_cast<uint32_t>(at_once)) {
     launch.first_pair = first;
     launch.pair_count = std::min(pairs - first, static_cast<uint32_t>(at_once));
-    RETURN_IF_ERROR(StatusOf(EnqueueCoefficients(launch, device.stream), "coefficients of experts"));
-    RETURN_IF_ERROR(StatusOf(EnqueueDown(launch, device.stream), "sums of experts"));
+    RETURN_IF_ERROR(StatusOf(EnqueueCoefficients(launch, device.launcher), "coefficients of experts"));
+    RETURN_IF_ERROR(StatusOf(EnqueueDown(launch, device.launcher), "sums of experts"));
   }
   return absl::OkStatus();
 }
@@ -154,8 +154,8 @@ absl::Status EnqueueTiles(Device& device, ExpertsLaunch launch, uint32_t pairs, 
   launch.pair_count = pairs;
   for (launch.first_block = 0; launch.first_block < blocks; launch.first_block += at_once) {
     launch.block_count = std::min(at_once, blocks - launch.first_block);
-    RETURN_IF_ERROR(StatusOf(EnqueueExpertTiles(launch, device.stream), "coefficients of experts"));
-    RETURN_IF_ERROR(StatusOf(EnqueueDown(launch, device.stream), "sums of experts"));
+    RETURN_IF_ERROR(StatusOf(EnqueueExpertTiles(launch, device.launcher), "coefficients of experts"));
+    RETURN_IF_ERROR(StatusOf(EnqueueDown(launch, device.launcher), "sums of experts"));
   }
   return absl::OkStatus();
 }
@@ -250,7 +250,7 @@ absl::Status Run(Device& device, const RoutedExpertsCall& call) {
   launch.tile_count = reinterpret_cast<uint32_t*>(count);
   RETURN_IF_ERROR(StatusOf(
       EnqueueSortPairs(launch, reinterpret_cast<ExpertPair*>(list), reinterpret_cast<ExpertTile*>(tiles),
-                       reinterpret_cast<uint32_t*>(count), device.stream),
+                       reinterpret_cast<uint32_t*>(count), device.launcher),
       absl::StrCat("RoutedExperts of ", launch.expert_count, " experts")));
   launch.routed = {};
   return EnqueueTiles(device, launch, pairs, &workspace);
@@ -305,7 +305,7 @@ absl::Status Run(Device& device, const ExpertLeadsCall& call) {
   launch.x = prepared.x;
   launch.x_stride = prepared.stride;
   launch.activation = ActivationOf(call.activation);
-  return StatusOf(EnqueueLeads(launch, device.stream), "leads of experts");
+  return StatusOf(EnqueueLeads(launch, device.launcher), "leads of experts");
 }
 
 absl::Status Run(Device& device, const RoutedLeadsCall& call) {
@@ -341,7 +341,7 @@ absl::Status Run(Device& device, const RoutedLeadsCall& call) {
   launch.x = prepared.x;
   launch.x_stride = prepared.stride;
   launch.activation = ActivationOf(call.activation);
-  return StatusOf(EnqueueLeads(launch, device.stream), "leads of experts");
+  return StatusOf(EnqueueLeads(launch, device.launcher), "leads of experts");
 }
 
 }  // namespace sluice::cuda

@@ -39,7 +39,7 @@ absl::Status Multiply(Device& device, RowsToPrepare rows, const MatMulLaunch& al
       part.rounded = prepared.Rounded(part.weights);
       part.y += first * part.y_stride;
     }
-    RETURN_IF_ERROR(StatusOf(EnqueueMatMul(launch, device.shared_bytes, device.stream),
+    RETURN_IF_ERROR(StatusOf(EnqueueMatMul(launch, device.shared_bytes, device.launcher),
                              absl::StrCat(what, " of rows of ", rows.cols, " columns")));
   }
   return absl::OkStatus();

@@ -16,7 +16,7 @@ absl::Status Run(Device& device, const EmbedCall& call) {
   launch.scale = call.scale;
   launch.y = call.y.base;
   launch.y_stride = call.y.stride;
-  return StatusOf(EnqueueEmbed(launch, device.stream), "Embed");
+  return StatusOf(EnqueueEmbed(launch, device.launcher), "Embed");
 }
 
 absl::Status Run(Device& device, const NormCall& call) {
@@ -28,7 +28,7 @@ absl::Status Run(Device& device, const NormCall& call) {
   launch.norm = NormOf(call.norm);
   launch.y = call.y.base;
   launch.y_stride = call.y.stride;
-  return StatusOf(EnqueuePrepare(launch, device.stream), "Norm");
+  return StatusOf(EnqueuePrepare(launch, device.launcher), "Norm");
 }
 
 absl::Status Run(Device& device, const SigmoidGateCall& call) {
@@ -39,7 +39,7 @@ absl::Status Run(Device& device, const SigmoidGateCall& call) {
   launch.gate_stride = call.gate.stride;
   launch.tokens = call.tokens;
   launch.cols = call.cols;
-  return StatusOf(EnqueueSigmoidGate(launch, device.stream), "SigmoidGate");
+  return StatusOf(EnqueueSigmoidGate(launch, device.launcher), "SigmoidGate");
 }
 
 absl::Status Run(Device& device, const ScaleRowsCall& call) {
@@ -52,7 +52,7 @@ absl::Status Run(Device& device, const ScaleRowsCall& call) {
   launch.cols = call.cols;
   launch.y = call.y.base;
   launch.y_stride = call.y.stride;
-  return StatusOf(EnqueueScaleRows(launch, device.stream), "ScaleRows");
+  return StatusOf(EnqueueScaleRows(launch, device.launcher), "ScaleRows");
 }
 
 absl::Status Run(Device& device, const SoftCapCall& call) {
@@ -62,7 +62,7 @@ absl::Status Run(Device& device, const SoftCapCall& call) {
   launch.tokens = call.tokens;
   launch.cols = call.cols;
   launch.cap = call.cap;
-  return StatusOf(EnqueueSoftCap(launch, device.stream), "SoftCap");
+  return StatusOf(EnqueueSoftCap(launch, device.launcher), "SoftCap");
 }
 
 absl::Status Run(Device& device, const CombineCall& call) {
@@ -79,7 +79,7 @@ absl::Status Run(Device& device, const CombineCall& call) {
   launch.out_stride = call.out.stride;
   launch.scale = call.scale;
   launch.gain = call.gain;
-  return StatusOf(EnqueueCombine(launch, device.stream), "Combine");
+  return StatusOf(EnqueueCombine(launch, device.launcher), "Combine");
 }
 
 absl::Status Run(Device& device, const RouterCall& call) {
@@ -108,7 +108,8 @@ absl::Status Run(Device& device, const RouterCall& call) {
   launch.cut_limit = call.cut_limit;
   launch.ids = call.ids;
   launch.weights = call.weights;
-  return StatusOf(EnqueueRouter(launch, device.stream), absl::StrCat("Router of ", call.experts, " experts"));
+  return StatusOf(EnqueueRouter(launch, device.launcher),
+                  absl::StrCat("Router of ", call.experts, " experts"));
 }
 
 absl::Status Run(Device& device, const TopLogitsCall& call) {
@@ -122,7 +123,7 @@ absl::Status Run(Device& device, const TopLogitsCall& call) {
   launch.ids = call.ids;
   launch.values = call.values;
   launch.log_sum_exp = call.log_sum_exp;
-  return StatusOf(EnqueueTopLogits(launch, device.stream), "TopLogits");
+  return StatusOf(EnqueueTopLogits(launch, device.launcher), "TopLogits");
 }
 
 }  // namespace sluice::cuda

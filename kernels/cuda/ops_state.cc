@@ -57,7 +57,7 @@ absl::Status Run(Device& device, const GatedDeltaCall& call) {
   launch.out_stride = call.out.stride;
   return launch.sequences.max_rows == 0
              ? absl::OkStatus()
-             : StatusOf(EnqueueDelta(launch, device.stream),
+             : StatusOf(EnqueueDelta(launch, device.launcher),
                         absl::StrCat("GatedDelta with values of ", call.shape.value_dim));
 }
 
@@ -92,7 +92,7 @@ absl::Status Run(Device& device, const MambaCall& call) {
   launch.out = call.out.base;
   launch.out_stride = call.out.stride;
   return launch.sequences.max_rows == 0 ? absl::OkStatus()
-                                        : StatusOf(EnqueueMamba(launch, device.stream),
+                                        : StatusOf(EnqueueMamba(launch, device.launcher),
                                                    absl::StrCat("Mamba with heads of ", call.shape.head_dim));
 }
 
@@ -108,7 +108,7 @@ absl::Status Run(Device& device, const ShortConvCall& call) {
   launch.out = call.out.base;
   launch.out_stride = call.out.stride;
   return launch.sequences.max_rows == 0 ? absl::OkStatus()
-                                        : StatusOf(EnqueueShortConv(launch, device.stream), "ShortConv");
+                                        : StatusOf(EnqueueShortConv(launch, device.launcher), "ShortConv");
 }
 
 }  // namespace sluice::cuda

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "common/model/model_config.h"
+#include "kernels/cuda/device/launch.h"
 
 namespace sluice::cuda {
 
@@ -37,9 +38,10 @@ struct RouterLaunch {
   double cut_limit = 0;
   int32_t* ids = nullptr;  // [tokens, top_k + shared]
   float* weights = nullptr;
+  bool operator==(const RouterLaunch& other) const = default;
 };
 // cudaErrorInvalidValue above 3072 experts.
-cudaError_t EnqueueRouter(const RouterLaunch& launch, cudaStream_t stream);
+cudaError_t EnqueueRouter(const RouterLaunch& launch, Launcher& launcher);
 
 inline constexpr uint32_t kMaxTop = 1024;
 struct TopLogitsLaunch {
@@ -51,7 +53,8 @@ struct TopLogitsLaunch {
   int32_t* ids = nullptr;
   float* values = nullptr;
   float* log_sum_exp = nullptr;  // or none
+  bool operator==(const TopLogitsLaunch& other) const = default;
 };
-cudaError_t EnqueueTopLogits(const TopLogitsLaunch& launch, cudaStream_t stream);
+cudaError_t EnqueueTopLogits(const TopLogitsLaunch& launch, Launcher& launcher);
 
 }  // namespace sluice::cuda

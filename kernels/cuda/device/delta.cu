@@ -126,22 +126,21 @@ __global__ void DeltaStepKernel(DeltaLaunch launch) {
 
 }  // namespace
 
-cudaError_t EnqueueDelta(const DeltaLaunch& launch, cudaStream_t stream) {
+cudaError_t EnqueueDelta(const DeltaLaunch& launch, Launcher& launcher) {
   const unsigned threads = (launch.value_dim + kLanes - 1) / kLanes * kLanes;
   if (threads > kMaxThreads) {
     return cudaErrorInvalidValue;
   }
   const unsigned cols = 2 * launch.key_heads * launch.key_dim + launch.value_heads * launch.value_dim;
-  DeltaConvKernel<<<dim3((cols + kConvThreads - 1) / kConvThreads, launch.sequences.max_rows + 1,
-                         launch.sequences.count),
-                    kConvThreads, 0, stream>>>(launch);
-  const cudaError_t error = cudaGetLastError();
+  const dim3 grid((cols + kConvThreads - 1) / kConvThreads, launch.sequences.max_rows + 1,
+                  launch.sequences.count);
+  const cudaError_t error = launcher.Launch(DeltaConvKernel, grid, kConvThreads, 0, launch);
   if (error != cudaSuccess) {
     return error;
   }
   const unsigned shared = 4 * (2 * launch.key_dim + launch.value_dim);
-  DeltaStepKernel<<<dim3(launch.value_heads, launch.sequences.count), threads, shared, stream>>>(launch);
-  return cudaGetLastError();
+  return launcher.Launch(DeltaStepKernel, dim3(launch.value_heads, launch.sequences.count), threads, shared,
+                         launch);
 }
 
 }  // namespace sluice::cuda

@@ -10,7 +10,6 @@ constexpr unsigned kThreads = 256;
 constexpr unsigned kWarps = kThreads / kLanes;
 constexpr unsigned kQuantizedRows = kDots * kWarps;  // of a block: x is staged once for four rows a warp
 constexpr unsigned kPlainRows = 32;                  // by the first four warps: a router has few rows
-constexpr uint64_t kDefaultShared = 48 * 1024;
 
 // The rounded x of the block's tokens in shared memory, rounded here where nobody has done it before. Returns
 // what is behind them.
@@ -147,29 +146,21 @@ uint64_t SharedBytes(const MatMulLaunch& launch, uint32_t tokens) {
 }
 
 template <int kTokens>
-cudaError_t Enqueue(const MatMulLaunch& launch, uint32_t blocks, uint64_t shared, cudaStream_t stream) {
-  if (shared > kDefaultShared) {
-    const cudaError_t error = cudaFuncSetAttribute(
-        MatMulKernel<kTokens>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-    if (error != cudaSuccess) {
-      return error;
-    }
-  }
+cudaError_t Enqueue(const MatMulLaunch& launch, uint32_t blocks, uint64_t shared, Launcher& launcher) {
   const dim3 grid(blocks, (launch.tokens + kTokens - 1) / kTokens, launch.heads);
-  MatMulKernel<kTokens><<<grid, kThreads, shared, stream>>>(launch);
-  return cudaGetLastError();
+  return launcher.Launch(MatMulKernel<kTokens>, grid, kThreads, shared, launch);
 }
 
 }  // namespace
 
-cudaError_t EnqueueMatMul(MatMulLaunch launch, uint64_t shared_bytes, cudaStream_t stream) {
+cudaError_t EnqueueMatMul(MatMulLaunch launch, uint64_t shared_bytes, Launcher& launcher) {
   const uint32_t part_count = launch.part_count;
   uint32_t blocks = 0;
   launch.part_count = 0;
   for (uint32_t i = 0; i < part_count; ++i) {
     MatMulLaunchPart part = launch.parts[i];
     if (TakesTiles(launch, part)) {
-      const cudaError_t error = EnqueueMatMulTiles(launch, part, stream);
+      const cudaError_t error = EnqueueMatMulTiles(launch, part, launcher);
       if (error != cudaSuccess) {
         return error;
       }
@@ -189,10 +180,10 @@ cudaError_t EnqueueMatMul(MatMulLaunch launch, uint64_t shared_bytes, cudaStream
   launch.warp_sums = WarpSums(launch);
   const uint64_t several = SharedBytes(launch, kDots);
   if (launch.tokens > 1 && several <= shared_bytes) {
-    return Enqueue<kDots>(launch, blocks, several, stream);
+    return Enqueue<kDots>(launch, blocks, several, launcher);
   }
   const uint64_t one = SharedBytes(launch, 1);
-  return one <= shared_bytes ? Enqueue<1>(launch, blocks, one, stream) : cudaErrorInvalidValue;
+  return one <= shared_bytes ? Enqueue<1>(launch, blocks, one, launcher) : cudaErrorInvalidValue;
 }
 
 }  // namespace sluice::cuda

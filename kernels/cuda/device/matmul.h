@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/matrix.h"
 #include "kernels/cuda/device/row_kernels.h"
 
@@ -27,6 +28,7 @@ struct MatMulLaunchPart {
   float scale = 1;
   uint32_t rows = 0;         // of one head
   uint32_t first_block = 0;  // set by EnqueueMatMul
+  bool operator==(const MatMulLaunchPart& other) const = default;
 };
 
 struct MatMulLaunch {
@@ -43,16 +45,17 @@ struct MatMulLaunch {
   MatMulLaunchPart parts[kMaxParts];
   uint32_t part_count = 0;
   uint32_t warp_sums = 0;  // int32 of shared memory for a warp's dots, set by EnqueueMatMul
+  bool operator==(const MatMulLaunch& other) const = default;
 };
 
 // Rounded rows given, or one token of up to kStagedColumns columns in all quantized parts.
 // cudaErrorInvalidValue where rows are so long that their rounded activations do not fit a block's shared
 // memory (`shared_bytes` a block, at least 48 KiB); nothing is enqueued then.
-cudaError_t EnqueueMatMul(MatMulLaunch launch, uint64_t shared_bytes, cudaStream_t stream);
+cudaError_t EnqueueMatMul(MatMulLaunch launch, uint64_t shared_bytes, Launcher& launcher);
 
 // The same of one quantized part for many tokens, by tensor cores. TakesTiles: whether it is worth it, and
 // the part's groups are of whole 32 columns.
 bool TakesTiles(const MatMulLaunch& launch, const MatMulLaunchPart& part);
-cudaError_t EnqueueMatMulTiles(const MatMulLaunch& launch, const MatMulLaunchPart& part, cudaStream_t stream);
+cudaError_t EnqueueMatMulTiles(const MatMulLaunch& launch, const MatMulLaunchPart& part, Launcher& launcher);
 
 }  // namespace sluice::cuda

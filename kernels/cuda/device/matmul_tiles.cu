@@ -10,7 +10,6 @@ using namespace tiles;
 
 constexpr uint32_t kFewTokens = 8;  // that the kernel of matmul.cu does in two turns
 constexpr uint32_t kMostOfAGroup = 128;
-constexpr uint64_t kDefaultShared = 48 * 1024;
 
 // A block has 64 rows and 32 tokens: tiles.cuh says who computes what, and how wide it loads. Bytes: a row's
 // codes, scales and zeros once for 32 tokens; x once for 64 rows, from the cache. Bound: instructions, about
@@ -48,12 +47,11 @@ __global__ void __launch_bounds__(kThreads) MatMulTilesKernel(const __grid_const
 }
 
 template <Encoding kEncoding>
-cudaError_t Enqueue(const MatMulLaunch& launch, const MatMulLaunchPart& part, cudaStream_t stream) {
+cudaError_t Enqueue(const MatMulLaunch& launch, const MatMulLaunchPart& part, Launcher& launcher) {
   static_assert(ChunkBytes(kMostOfAGroup) <= kDefaultShared);
   const dim3 grid((part.rows + kRows - 1) / kRows, (launch.tokens + kTokens - 1) / kTokens, launch.heads);
-  MatMulTilesKernel<static_cast<unsigned>(kEncoding)>
-      <<<grid, kThreads, ChunkBytes(part.weights.group), stream>>>(launch, part);
-  return cudaGetLastError();
+  return launcher.Launch(MatMulTilesKernel<static_cast<unsigned>(kEncoding)>, grid, kThreads,
+                         ChunkBytes(part.weights.group), launch, part);
 }
 
 }  // namespace
@@ -62,25 +60,24 @@ bool TakesTiles(const MatMulLaunch& launch, const MatMulLaunchPart& part) {
   return launch.tokens > kFewTokens && part.rounded != nullptr && part.weights.group % 32 == 0;
 }
 
-cudaError_t EnqueueMatMulTiles(const MatMulLaunch& launch, const MatMulLaunchPart& part,
-                               cudaStream_t stream) {
+cudaError_t EnqueueMatMulTiles(const MatMulLaunch& launch, const MatMulLaunchPart& part, Launcher& launcher) {
   if (part.weights.encoding == blocks::kQ5_0) {
-    return Enqueue<blocks::kQ5_0>(launch, part, stream);
+    return Enqueue<blocks::kQ5_0>(launch, part, launcher);
   }
   if (part.weights.encoding == blocks::kIq4Nl) {
-    return Enqueue<blocks::kIq4Nl>(launch, part, stream);
+    return Enqueue<blocks::kIq4Nl>(launch, part, launcher);
   }
   switch (part.weights.encoding) {
     case Encoding::kQ8:
-      return Enqueue<Encoding::kQ8>(launch, part, stream);
+      return Enqueue<Encoding::kQ8>(launch, part, launcher);
     case Encoding::kQ4:
-      return Enqueue<Encoding::kQ4>(launch, part, stream);
+      return Enqueue<Encoding::kQ4>(launch, part, launcher);
     case Encoding::kQ3:
-      return Enqueue<Encoding::kQ3>(launch, part, stream);
+      return Enqueue<Encoding::kQ3>(launch, part, launcher);
     case Encoding::kQ2:
-      return Enqueue<Encoding::kQ2>(launch, part, stream);
+      return Enqueue<Encoding::kQ2>(launch, part, launcher);
     default:
-      return Enqueue<Encoding::kMxfp4>(launch, part, stream);
+      return Enqueue<Encoding::kMxfp4>(launch, part, launcher);
   }
 }
 

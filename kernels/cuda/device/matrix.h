@@ -63,6 +63,7 @@ struct alignas(16) DeviceMatrix {
   Numbers numbers = Numbers::kHalves;
   uint8_t zero = 0;     // the encoding's
   uint8_t aligned = 0;  // base and stride are multiples of this power of two, 2..16
+  bool operator==(const DeviceMatrix& other) const = default;
 };
 
 inline constexpr uint32_t GroupsOf(uint32_t cols, uint32_t group) { return (cols + group - 1) / group; }

@@ -52,10 +52,9 @@ __global__ void __launch_bounds__(kThreads, 1) PrepareKernel(PrepareLaunch launc
 
 }  // namespace
 
-cudaError_t EnqueuePrepare(const PrepareLaunch& launch, cudaStream_t stream) {
+cudaError_t EnqueuePrepare(const PrepareLaunch& launch, Launcher& launcher) {
   const uint64_t shared = launch.cols <= kStagedColumns ? uint64_t{4} * RoundedCodes(launch.cols) : 0;
-  PrepareKernel<<<launch.rows, kThreads, shared, stream>>>(launch);
-  return cudaGetLastError();
+  return launcher.Launch(PrepareKernel, launch.rows, kThreads, shared, launch);
 }
 
 }  // namespace sluice::cuda

@@ -268,14 +268,13 @@ __global__ void __launch_bounds__(kLanes) RouterKernel(RouterLaunch launch) {
 
 }  // namespace
 
-cudaError_t EnqueueRouter(const RouterLaunch& launch, cudaStream_t stream) {
+cudaError_t EnqueueRouter(const RouterLaunch& launch, Launcher& launcher) {
   if (launch.experts > kMaxExperts) {
     return cudaErrorInvalidValue;
   }
   const uint64_t shared =
       4 * (3 * uint64_t{launch.experts} + launch.top_k + launch.groups) + launch.experts + launch.groups;
-  RouterKernel<<<launch.tokens, kLanes, shared, stream>>>(launch);
-  return cudaGetLastError();
+  return launcher.Launch(RouterKernel, launch.tokens, kLanes, shared, launch);
 }
 
 }  // namespace sluice::cuda

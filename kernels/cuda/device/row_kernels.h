@@ -1,8 +1,8 @@
 // Kernels over rows of activations: norms with rounding behind them, embedding, and element by element.
 //
-// Every Enqueue function puts one kernel into the stream and says what the launch said: it allocates nothing
-// and waits for nothing. Addresses are the device's; strides are in floats unless said otherwise. Shapes are
-// the caller's to check. Rows need the alignment that is said, or none beyond their type's.
+// Every Enqueue function launches one kernel and says what the launch said: it allocates nothing on the
+// device and waits for nothing. Addresses are the device's; strides are in floats unless said otherwise.
+// Shapes are the caller's to check. Rows need the alignment that is said, or none beyond their type's.
 //
 // Thread safety: pure but for the work they enqueue.
 #pragma once
@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "common/model/model_config.h"
+#include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/matrix.h"
 
 namespace sluice::cuda {
@@ -22,6 +23,7 @@ struct DeviceNorm {
   const float* weight = nullptr;  // [cols], or none: 1
   const float* bias = nullptr;    // [cols], or none
   float epsilon = 0;
+  bool operator==(const DeviceNorm& other) const = default;
 };
 
 // Row i of `rows` = tokens * heads: x + token * x_stride + head * x_head_stride with token = ids[i / heads].
@@ -38,8 +40,9 @@ struct PrepareLaunch {
   uint64_t y_stride = 0;
   uint8_t* rounded = nullptr;  // [rows] rounded rows of groups of `group` (matrix.h), or none
   uint32_t group = 0;
+  bool operator==(const PrepareLaunch& other) const = default;
 };
-cudaError_t EnqueuePrepare(const PrepareLaunch& launch, cudaStream_t stream);
+cudaError_t EnqueuePrepare(const PrepareLaunch& launch, Launcher& launcher);
 
 // y[i] = scale * table[ids[i]].
 struct EmbedLaunch {
@@ -49,8 +52,9 @@ struct EmbedLaunch {
   float scale = 1;
   float* y = nullptr;
   uint64_t y_stride = 0;
+  bool operator==(const EmbedLaunch& other) const = default;
 };
-cudaError_t EnqueueEmbed(const EmbedLaunch& launch, cudaStream_t stream);
+cudaError_t EnqueueEmbed(const EmbedLaunch& launch, Launcher& launcher);
 
 // x *= sigmoid(gate).
 struct SigmoidGateLaunch {
@@ -60,8 +64,9 @@ struct SigmoidGateLaunch {
   uint64_t gate_stride = 0;
   uint32_t tokens = 0;
   uint32_t cols = 0;
+  bool operator==(const SigmoidGateLaunch& other) const = default;
 };
-cudaError_t EnqueueSigmoidGate(const SigmoidGateLaunch& launch, cudaStream_t stream);
+cudaError_t EnqueueSigmoidGate(const SigmoidGateLaunch& launch, Launcher& launcher);
 
 // x = cap * tanh(x / cap).
 struct SoftCapLaunch {
@@ -70,8 +75,9 @@ struct SoftCapLaunch {
   uint32_t tokens = 0;
   uint32_t cols = 0;
   float cap = 0;
+  bool operator==(const SoftCapLaunch& other) const = default;
 };
-cudaError_t EnqueueSoftCap(const SoftCapLaunch& launch, cudaStream_t stream);
+cudaError_t EnqueueSoftCap(const SoftCapLaunch& launch, Launcher& launcher);
 
 // y[i] = weights[i] * x[i / ranks].
 struct ScaleRowsLaunch {
@@ -83,8 +89,9 @@ struct ScaleRowsLaunch {
   uint32_t cols = 0;
   float* y = nullptr;
   uint64_t y_stride = 0;
+  bool operator==(const ScaleRowsLaunch& other) const = default;
 };
-cudaError_t EnqueueScaleRows(const ScaleRowsLaunch& launch, cudaStream_t stream);
+cudaError_t EnqueueScaleRows(const ScaleRowsLaunch& launch, Launcher& launcher);
 
 // out[t] = gain * (residual[t] + scale * sum over ranks of weights[t, r] * y[t * ranks + r]).
 struct CombineLaunch {
@@ -100,7 +107,8 @@ struct CombineLaunch {
   uint64_t out_stride = 0;
   float scale = 1;
   const float* gain = nullptr;  // [1], or none: 1
+  bool operator==(const CombineLaunch& other) const = default;
 };
-cudaError_t EnqueueCombine(const CombineLaunch& launch, cudaStream_t stream);
+cudaError_t EnqueueCombine(const CombineLaunch& launch, Launcher& launcher);
 
 }  // namespace sluice::cuda

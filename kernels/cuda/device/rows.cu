@@ -133,29 +133,24 @@ __global__ void __launch_bounds__(kThreads) CombineKernel(CombineLaunch launch) 
 
 }  // namespace
 
-cudaError_t EnqueueEmbed(const EmbedLaunch& launch, cudaStream_t stream) {
-  EmbedKernel<<<GridOf(launch.table.cols, launch.tokens), kThreads, 0, stream>>>(launch);
-  return cudaGetLastError();
+cudaError_t EnqueueEmbed(const EmbedLaunch& launch, Launcher& launcher) {
+  return launcher.Launch(EmbedKernel, GridOf(launch.table.cols, launch.tokens), kThreads, 0, launch);
 }
 
-cudaError_t EnqueueSigmoidGate(const SigmoidGateLaunch& launch, cudaStream_t stream) {
-  SigmoidGateKernel<<<GridOf(launch.cols, launch.tokens), kThreads, 0, stream>>>(launch);
-  return cudaGetLastError();
+cudaError_t EnqueueSigmoidGate(const SigmoidGateLaunch& launch, Launcher& launcher) {
+  return launcher.Launch(SigmoidGateKernel, GridOf(launch.cols, launch.tokens), kThreads, 0, launch);
 }
 
-cudaError_t EnqueueSoftCap(const SoftCapLaunch& launch, cudaStream_t stream) {
-  SoftCapKernel<<<GridOf(launch.cols, launch.tokens), kThreads, 0, stream>>>(launch);
-  return cudaGetLastError();
+cudaError_t EnqueueSoftCap(const SoftCapLaunch& launch, Launcher& launcher) {
+  return launcher.Launch(SoftCapKernel, GridOf(launch.cols, launch.tokens), kThreads, 0, launch);
 }
 
-cudaError_t EnqueueScaleRows(const ScaleRowsLaunch& launch, cudaStream_t stream) {
-  ScaleRowsKernel<<<GridOf(launch.cols, launch.rows), kThreads, 0, stream>>>(launch);
-  return cudaGetLastError();
+cudaError_t EnqueueScaleRows(const ScaleRowsLaunch& launch, Launcher& launcher) {
+  return launcher.Launch(ScaleRowsKernel, GridOf(launch.cols, launch.rows), kThreads, 0, launch);
 }
 
-cudaError_t EnqueueCombine(const CombineLaunch& launch, cudaStream_t stream) {
-  CombineKernel<<<GridOf(launch.cols, launch.tokens), kThreads, 0, stream>>>(launch);
-  return cudaGetLastError();
+cudaError_t EnqueueCombine(const CombineLaunch& launch, Launcher& launcher) {
+  return launcher.Launch(CombineKernel, GridOf(launch.cols, launch.tokens), kThreads, 0, launch);
 }
 
 }  // namespace sluice::cuda

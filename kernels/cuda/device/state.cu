@@ -153,29 +153,28 @@ __global__ void __launch_bounds__(kThreads) ShortConvKernel(ShortConvLaunch laun
 
 }  // namespace
 
-cudaError_t EnqueueMamba(const MambaLaunch& launch, cudaStream_t stream) {
+cudaError_t EnqueueMamba(const MambaLaunch& launch, Launcher& launcher) {
   const unsigned threads = (launch.head_dim + kLanes - 1) / kLanes * kLanes;
   if (threads > kMaxThreads) {
     return cudaErrorInvalidValue;
   }
   const StateSequences& sequences = launch.sequences;
-  MambaConvKernel<<<ConvGrid(ConvCols(launch), sequences), kThreads, 0, stream>>>(launch);
-  cudaError_t error = cudaGetLastError();
+  cudaError_t error =
+      launcher.Launch(MambaConvKernel, ConvGrid(ConvCols(launch), sequences), kThreads, 0, launch);
   if (error != cudaSuccess) {
     return error;
   }
-  MambaStepKernel<<<dim3(launch.heads, sequences.count), threads, 8 * launch.state, stream>>>(launch);
-  error = cudaGetLastError();
+  error = launcher.Launch(MambaStepKernel, dim3(launch.heads, sequences.count), threads, 8 * launch.state,
+                          launch);
   if (error != cudaSuccess) {
     return error;
   }
-  MambaNormKernel<<<dim3(launch.groups, sequences.max_rows, sequences.count), kThreads, 0, stream>>>(launch);
-  return cudaGetLastError();
+  return launcher.Launch(MambaNormKernel, dim3(launch.groups, sequences.max_rows, sequences.count), kThreads,
+                         0, launch);
 }
 
-cudaError_t EnqueueShortConv(const ShortConvLaunch& launch, cudaStream_t stream) {
-  ShortConvKernel<<<ConvGrid(launch.width, launch.sequences), kThreads, 0, stream>>>(launch);
-  return cudaGetLastError();
+cudaError_t EnqueueShortConv(const ShortConvLaunch& launch, Launcher& launcher) {
+  return launcher.Launch(ShortConvKernel, ConvGrid(launch.width, launch.sequences), kThreads, 0, launch);
 }
 
 }  // namespace sluice::cuda

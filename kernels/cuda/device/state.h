@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/launch.h"
+
 namespace sluice::cuda {
 
 struct StateSequence {
@@ -15,12 +17,14 @@ struct StateSequence {
   uint32_t rows = 0;
   const float* from = nullptr;  // the state before the first row, none: zeros
   float* to = nullptr;          // the state after the last; both begin with the rows that a convolution keeps
+  bool operator==(const StateSequence& other) const = default;
 };
 
 struct StateSequences {
   const StateSequence* sequences = nullptr;  // device
   uint32_t count = 0;
   uint32_t max_rows = 0;  // of a sequence
+  bool operator==(const StateSequences& other) const = default;
 };
 
 struct DeltaLaunch {
@@ -47,10 +51,11 @@ struct DeltaLaunch {
   float* convolved = nullptr;  // workspace [tokens, conv_cols]
   float* out = nullptr;
   uint64_t out_stride = 0;
+  bool operator==(const DeltaLaunch& other) const = default;
 };
 
 // Two launches. cudaErrorInvalidValue for a value_dim above 1024.
-cudaError_t EnqueueDelta(const DeltaLaunch& launch, cudaStream_t stream);
+cudaError_t EnqueueDelta(const DeltaLaunch& launch, Launcher& launcher);
 
 struct MambaLaunch {
   StateSequences sequences;  // states: [conv_kernel - 1][conv_cols], [heads][state][head_dim]
@@ -78,9 +83,10 @@ struct MambaLaunch {
   float* convolved = nullptr;  // workspace [tokens, conv_cols]
   float* out = nullptr;
   uint64_t out_stride = 0;
+  bool operator==(const MambaLaunch& other) const = default;
 };
 // Three launches. cudaErrorInvalidValue for a head_dim above 1024.
-cudaError_t EnqueueMamba(const MambaLaunch& launch, cudaStream_t stream);
+cudaError_t EnqueueMamba(const MambaLaunch& launch, Launcher& launcher);
 
 // out = c * convolution(b * x).
 struct ShortConvLaunch {
@@ -93,7 +99,8 @@ struct ShortConvLaunch {
   uint32_t kernel = 0;
   float* out = nullptr;
   uint64_t out_stride = 0;
+  bool operator==(const ShortConvLaunch& other) const = default;
 };
-cudaError_t EnqueueShortConv(const ShortConvLaunch& launch, cudaStream_t stream);
+cudaError_t EnqueueShortConv(const ShortConvLaunch& launch, Launcher& launcher);
 
 }  // namespace sluice::cuda

@@ -145,9 +145,8 @@ __global__ void __launch_bounds__(kThreads) TopLogitsKernel(TopLogitsLaunch laun
 
 }  // namespace
 
-cudaError_t EnqueueTopLogits(const TopLogitsLaunch& launch, cudaStream_t stream) {
-  TopLogitsKernel<<<launch.tokens, kThreads, 0, stream>>>(launch);
-  return cudaGetLastError();
+cudaError_t EnqueueTopLogits(const TopLogitsLaunch& launch, Launcher& launcher) {
+  return launcher.Launch(TopLogitsKernel, launch.tokens, kThreads, 0, launch);
 }
 
 }  // namespace sluice::cuda

@@ -93,7 +93,8 @@ TEST(CudaKernelTest, RowsBeyondSharedMemoryAreRefused) {
   launch.parts[0].weights.cols = 40000;
   launch.parts[0].rows = 1;
   launch.parts[0].rounded = reinterpret_cast<const uint8_t*>(16);
-  EXPECT_EQ(cuda::EnqueueMatMul(launch, 48 << 10, nullptr), cudaErrorInvalidValue);
+  cuda::Launcher launcher;
+  EXPECT_EQ(cuda::EnqueueMatMul(launch, 48 << 10, launcher), cudaErrorInvalidValue);
   EXPECT_EQ(CountersOfFake().launches, 0u);
 }
 

@@ -100,7 +100,8 @@ std::vector<float> RunRmsNorm(const KernelEntries& entries, const std::vector<fl
   launch.y_stride = launch.cols;
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   // A kernel that faults fails the calls behind it, or its own; the report says why.
-  if (entries.prepare(launch, nullptr) != cudaSuccess) {
+  cuda::Launcher launcher;
+  if (entries.prepare(launch, launcher) != cudaSuccess) {
     return {};
   }
   return ToHost(y, x.size());
@@ -120,9 +121,12 @@ std::vector<float> RunGemvQ4(const KernelEntries& entries, const std::vector<flo
   EXPECT_EQ(cudaStreamCreateWithFlags(&first, cudaStreamNonBlocking), cudaSuccess);
   EXPECT_EQ(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking), cudaSuccess);
   EXPECT_EQ(cudaEventCreateWithFlags(&done, cudaEventDisableTiming), cudaSuccess);
-  if (entries.prepare(round, first) != cudaSuccess || cudaEventRecord(done, first) != cudaSuccess ||
+  cuda::Launcher rounds(first);
+  cuda::Launcher multiplies(second);
+  if (entries.prepare(round, rounds) != cudaSuccess || cudaEventRecord(done, first) != cudaSuccess ||
       cudaStreamWaitEvent(second, done, 0) != cudaSuccess ||
-      entries.matmul(gemv, kShared, second) != cudaSuccess || cudaStreamSynchronize(second) != cudaSuccess) {
+      entries.matmul(gemv, kShared, multiplies) != cudaSuccess ||
+      cudaStreamSynchronize(second) != cudaSuccess) {
     return {};
   }
   return ToHost(y, rows);
@@ -134,8 +138,9 @@ std::vector<float> RunTilesQ4(const KernelEntries& entries, const std::vector<fl
   float* const y = NewOnDevice<float>(uint64_t{tokens} * rows);
   const cuda::MatMulLaunch product = ProductOf(round, MatrixQ4(weights, rows, round.cols, stride), y);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  if (entries.prepare(round, nullptr) != cudaSuccess ||
-      entries.tiles(product, product.parts[0], nullptr) != cudaSuccess) {
+  cuda::Launcher launcher;
+  if (entries.prepare(round, launcher) != cudaSuccess ||
+      entries.tiles(product, product.parts[0], launcher) != cudaSuccess) {
     return {};
   }
   return ToHost(y, uint64_t{tokens} * rows);
@@ -174,7 +179,8 @@ std::vector<float> RunAttentionF16(const KernelEntries& entries, uint32_t positi
   launch.out = NewOnDevice<float>(kHeads * kDim);
   launch.out_stride = kHeads * kDim;
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  if (entries.attention(launch, nullptr) != cudaSuccess) {
+  cuda::Launcher launcher;
+  if (entries.attention(launch, launcher) != cudaSuccess) {
     return {};
   }
   return ToHost(launch.out, kHeads * kDim);
@@ -214,8 +220,10 @@ std::vector<float> RunExpertQ4(const KernelEntries& entries, const std::vector<f
   launch.y = NewOnDevice<float>(cols);
   launch.y_stride = cols;
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  if (entries.prepare(round, nullptr) != cudaSuccess ||
-      entries.coefficients(launch, nullptr) != cudaSuccess || entries.down(launch, nullptr) != cudaSuccess) {
+  cuda::Launcher launcher;
+  if (entries.prepare(round, launcher) != cudaSuccess ||
+      entries.coefficients(launch, launcher) != cudaSuccess ||
+      entries.down(launch, launcher) != cudaSuccess) {
     return {};
   }
   return ToHost(launch.y, cols);

@@ -15,13 +15,13 @@
 namespace sluice::cuda_fake {
 
 struct KernelEntries {
-  cudaError_t (*prepare)(const cuda::PrepareLaunch&, cudaStream_t) = cuda::EnqueuePrepare;
-  cudaError_t (*matmul)(cuda::MatMulLaunch, uint64_t, cudaStream_t) = cuda::EnqueueMatMul;
+  cudaError_t (*prepare)(const cuda::PrepareLaunch&, cuda::Launcher&) = cuda::EnqueuePrepare;
+  cudaError_t (*matmul)(cuda::MatMulLaunch, uint64_t, cuda::Launcher&) = cuda::EnqueueMatMul;
   cudaError_t (*tiles)(const cuda::MatMulLaunch&, const cuda::MatMulLaunchPart&,
-                       cudaStream_t) = cuda::EnqueueMatMulTiles;
-  cudaError_t (*attention)(const cuda::AttentionLaunch&, cudaStream_t) = cuda::EnqueueAttention;
-  cudaError_t (*coefficients)(const cuda::ExpertsLaunch&, cudaStream_t) = cuda::EnqueueCoefficients;
-  cudaError_t (*down)(const cuda::ExpertsLaunch&, cudaStream_t) = cuda::EnqueueDown;
+                       cuda::Launcher&) = cuda::EnqueueMatMulTiles;
+  cudaError_t (*attention)(const cuda::AttentionLaunch&, cuda::Launcher&) = cuda::EnqueueAttention;
+  cudaError_t (*coefficients)(const cuda::ExpertsLaunch&, cuda::Launcher&) = cuda::EnqueueCoefficients;
+  cudaError_t (*down)(const cuda::ExpertsLaunch&, cuda::Launcher&) = cuda::EnqueueDown;
 };
 
 // y of `rows` rows; with an empty weight none is passed. Empty after an error, which the fake has reported.

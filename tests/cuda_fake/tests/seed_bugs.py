@@ -161,7 +161,7 @@ def case_of(encoding, what):
 
 
 def tiles_of(encoding):
-    return f"      return Enqueue<{name_of(encoding)}>(launch, part, stream);\n"
+    return f"      return Enqueue<{name_of(encoding)}>(launch, part, launcher);\n"
 
 
 def sum_of(encoding):
@@ -169,13 +169,13 @@ def sum_of(encoding):
 
 
 def shapes_of(heads, dim):
-    return (f"    return one ? Enqueue<Shape<kKind, 1, {dim}>>(launch, widths, stream)\n"
-            f"               : Enqueue<Shape<kKind, {heads}, {dim}>>(launch, widths, stream);\n")
+    return (f"    return one ? Enqueue<Shape<kKind, 1, {dim}>>(launch, widths, launcher)\n"
+            f"               : Enqueue<Shape<kKind, {heads}, {dim}>>(launch, widths, launcher);\n")
 
 
-ATTENTION_OF = """launch.kv.kind == KvKind::kF32   ? EnqueueOf<KvKind::kF32>(launch, stream)
-                            : launch.kv.kind == KvKind::kF16 ? EnqueueOf<KvKind::kF16>(launch, stream)
-                                                             : EnqueueOf<KvKind::kQ8>(launch, stream);
+ATTENTION_OF = """launch.kv.kind == KvKind::kF32   ? EnqueueOf<KvKind::kF32>(launch, launcher)
+                            : launch.kv.kind == KvKind::kF16 ? EnqueueOf<KvKind::kF16>(launch, launcher)
+                                                             : EnqueueOf<KvKind::kQ8>(launch, launcher);
 """
 WITH_KIND = """  return WithKind<kTokens == 1, true>(
       m, [&](auto kind) { return DotsOf<decltype(kind), kRows, kTokens>(m, rows, x, sums); });
@@ -186,20 +186,20 @@ SUM_WITH_KIND = """      WithKind<true, false>(block.expert->down, [&](auto kind
 """
 SHORTER = {
     GEMV: [
-        ("    return Enqueue<kDots>(launch, blocks, several, stream);\n", "    return cudaErrorInvalidValue;\n"),
+        ("    return Enqueue<kDots>(launch, blocks, several, launcher);\n", "    return cudaErrorInvalidValue;\n"),
         (WITH_KIND, "  return DotsOf<RowKind<Encoding::kQ4, 64>, kRows, kTokens>(m, rows, x, sums);\n"),
         ("TakesTiles(launch, part)", "false"),
-        ("EnqueueMatMulTiles(launch, part, stream)", "cudaSuccess"),
+        ("EnqueueMatMulTiles(launch, part, launcher)", "cudaSuccess"),
         ("    PlainPart<kTokens>(launch, part, block);\n", ""),
     ],
     TILES: [
         *[(case_of(encoding, tiles_of), "") for encoding in ("kQ8", "kQ3", "kQ2")],
-        *[(f"  if (part.weights.encoding == blocks::{encoding}) {{\n    return Enqueue<blocks::{encoding}>(launch, part, stream);\n  }}\n",
+        *[(f"  if (part.weights.encoding == blocks::{encoding}) {{\n    return Enqueue<blocks::{encoding}>(launch, part, launcher);\n  }}\n",
            "") for encoding in ("kQ5_0", "kIq4Nl")],
         (tiles_of("kMxfp4"), "      return cudaErrorInvalidValue;\n"),
     ],
     ATTENTION: [
-        (ATTENTION_OF, "EnqueueOf<KvKind::kF16>(launch, stream);\n"),
+        (ATTENTION_OF, "EnqueueOf<KvKind::kF16>(launch, launcher);\n"),
         (shapes_of(4, 128), "    return cudaErrorInvalidValue;\n"),
         ("  " + shapes_of(8, 0).replace("\n  ", "\n").lstrip(), "  return cudaErrorInvalidValue;\n"),
     ],

@@ -177,27 +177,19 @@ unsigned AlignmentOf(const uint8_t* base, uint64_t page_stride, uint64_t row_byt
 }
 
 template <typename S>
-cudaError_t Enqueue(const AttentionLaunch& launch, const Widths& widths, cudaStream_t stream) {
+cudaError_t Enqueue(const AttentionLaunch& launch, const Widths& widths, Launcher& launcher) {
   const DeviceKv& kv = launch.kv;
   const unsigned group = launch.heads / kv.kv_heads;
   const unsigned tiles = (group + S::kHeads - 1) / S::kHeads;
   const uint64_t padded = S::kDim > 0 ? 0 : (kv.head_dim + kLanes - 1) / kLanes * kLanes;
   const uint64_t shared =
       uint64_t{kStages} * S::kTileBytes + 4 * (S::kHeads * (padded + kScoreStride) + kSpanPositions);
-  if (shared > kDefaultShared) {
-    const cudaError_t error = cudaFuncSetAttribute(
-        AttentionKernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-    if (error != cudaSuccess) {
-      return error;
-    }
-  }
-  AttentionKernel<S>
-      <<<dim3(launch.rows, kv.kv_heads * tiles, launch.splits), kThreads, shared, stream>>>(launch, widths);
-  return cudaGetLastError();
+  return launcher.Launch(AttentionKernel<S>, dim3(launch.rows, kv.kv_heads * tiles, launch.splits), kThreads,
+                         shared, launch, widths);
 }
 
 template <KvKind kKind>
-cudaError_t EnqueueOf(const AttentionLaunch& launch, cudaStream_t stream) {
+cudaError_t EnqueueOf(const AttentionLaunch& launch, Launcher& launcher) {
   const DeviceKv& kv = launch.kv;
   const uint64_t row_bytes = uint64_t{kv.head_dim} * (kKind == KvKind::kF32   ? 4
                                                       : kKind == KvKind::kF16 ? 2
@@ -208,36 +200,33 @@ cudaError_t EnqueueOf(const AttentionLaunch& launch, cudaStream_t stream) {
                        widths.k_aligned == 16 && widths.v_aligned == 16 && kv.value_dim == kv.head_dim;
   const bool one = launch.heads == kv.kv_heads;
   if (aligned && kv.head_dim == 128) {
-    return one ? Enqueue<Shape<kKind, 1, 128>>(launch, widths, stream)
-               : Enqueue<Shape<kKind, 4, 128>>(launch, widths, stream);
+    return one ? Enqueue<Shape<kKind, 1, 128>>(launch, widths, launcher)
+               : Enqueue<Shape<kKind, 4, 128>>(launch, widths, launcher);
   }
   if (aligned && kv.head_dim == 64) {
-    return one ? Enqueue<Shape<kKind, 1, 64>>(launch, widths, stream)
-               : Enqueue<Shape<kKind, 4, 64>>(launch, widths, stream);
+    return one ? Enqueue<Shape<kKind, 1, 64>>(launch, widths, launcher)
+               : Enqueue<Shape<kKind, 4, 64>>(launch, widths, launcher);
   }
-  return one ? Enqueue<Shape<kKind, 1, 0>>(launch, widths, stream)
-             : Enqueue<Shape<kKind, 8, 0>>(launch, widths, stream);
+  return one ? Enqueue<Shape<kKind, 1, 0>>(launch, widths, launcher)
+             : Enqueue<Shape<kKind, 8, 0>>(launch, widths, launcher);
 }
 
 }  // namespace
 
-cudaError_t EnqueueAttention(const AttentionLaunch& launch, cudaStream_t stream) {
+cudaError_t EnqueueAttention(const AttentionLaunch& launch, Launcher& launcher) {
   if (launch.kv.value_dim > kMostValues || launch.kv.value_dim % 2 != 0) {
     return cudaErrorInvalidValue;
   }
-  const cudaError_t error = launch.kv.kind == KvKind::kF32   ? EnqueueOf<KvKind::kF32>(launch, stream)
-                            : launch.kv.kind == KvKind::kF16 ? EnqueueOf<KvKind::kF16>(launch, stream)
-                                                             : EnqueueOf<KvKind::kQ8>(launch, stream);
+  const cudaError_t error = launch.kv.kind == KvKind::kF32   ? EnqueueOf<KvKind::kF32>(launch, launcher)
+                            : launch.kv.kind == KvKind::kF16 ? EnqueueOf<KvKind::kF16>(launch, launcher)
+                                                             : EnqueueOf<KvKind::kQ8>(launch, launcher);
   if (error != cudaSuccess || launch.splits == 1) {
     return error;
   }
   const dim3 grid(launch.rows, launch.heads);
-  if (launch.kv.value_dim <= kThreads) {
-    CombineSpansKernel<1><<<grid, kThreads, 0, stream>>>(launch);
-  } else {
-    CombineSpansKernel<kMostValues / kThreads><<<grid, kThreads, 0, stream>>>(launch);
-  }
-  return cudaGetLastError();
+  return launch.kv.value_dim <= kThreads
+             ? launcher.Launch(CombineSpansKernel<1>, grid, kThreads, 0, launch)
+             : launcher.Launch(CombineSpansKernel<kMostValues / kThreads>, grid, kThreads, 0, launch);
 }
 
 }  // namespace sluice::cuda

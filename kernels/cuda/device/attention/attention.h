@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "common/model/model_config.h"
+#include "kernels/cuda/device/launch.h"
 
 namespace sluice::cuda {
 
@@ -22,6 +23,7 @@ struct RowPlace {
   uint32_t row = 0;                 // of q, k, v and out
   uint32_t position = 0;
   uint32_t first_visible = 0;  // attention only
+  bool operator==(const RowPlace& other) const = default;
 };
 
 struct DeviceKv {
@@ -32,6 +34,7 @@ struct DeviceKv {
   uint32_t head_dim = 0;
   uint32_t value_dim = 0;
   KvKind kind = KvKind::kF16;
+  bool operator==(const DeviceKv& other) const = default;
 };
 
 // What multiplies q at a position (ops.h); a scale of 0: nothing.
@@ -39,6 +42,7 @@ struct DeviceTemperature {
   float scale = 0;
   uint32_t floor = 0;
   uint32_t offset = 0;
+  bool operator==(const DeviceTemperature& other) const = default;
 };
 
 struct KvWriteLaunch {
@@ -63,8 +67,9 @@ struct KvWriteLaunch {
   uint32_t rope_dims = 0;
   bool rope_interleaved = false;
   DeviceKv kv;
+  bool operator==(const KvWriteLaunch& other) const = default;
 };
-cudaError_t EnqueueKvWrite(const KvWriteLaunch& launch, cudaStream_t stream);
+cudaError_t EnqueueKvWrite(const KvWriteLaunch& launch, Launcher& launcher);
 
 struct LatentKvWriteLaunch {
   const RowPlace* places = nullptr;
@@ -86,8 +91,9 @@ struct LatentKvWriteLaunch {
   uint32_t rope_dims = 0;
   bool rope_interleaved = false;
   DeviceKv kv;
+  bool operator==(const LatentKvWriteLaunch& other) const = default;
 };
-cudaError_t EnqueueLatentKvWrite(const LatentKvWriteLaunch& launch, cudaStream_t stream);
+cudaError_t EnqueueLatentKvWrite(const LatentKvWriteLaunch& launch, Launcher& launcher);
 
 struct AttentionLaunch {
   const RowPlace* places = nullptr;  // [rows], device
@@ -105,9 +111,10 @@ struct AttentionLaunch {
   // [value_dim + 2].
   uint32_t splits = 1;
   float* partial = nullptr;
+  bool operator==(const AttentionLaunch& other) const = default;
 };
 // One launch with splits 1, two above. cudaErrorInvalidValue for values of an odd number
 // or above 512.
-cudaError_t EnqueueAttention(const AttentionLaunch& launch, cudaStream_t stream);
+cudaError_t EnqueueAttention(const AttentionLaunch& launch, Launcher& launcher);
 
 }  // namespace sluice::cuda

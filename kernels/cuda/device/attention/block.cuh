@@ -16,7 +16,6 @@ constexpr unsigned kStageBytes = 8 * 1024;
 constexpr unsigned kMostValues = 512;
 // From head to head of a span's scores: four neighbouring heads of eight positions meet no bank twice.
 constexpr unsigned kScoreStride = kSpanPositions + 8;
-constexpr uint64_t kDefaultShared = 48 * 1024;
 
 __device__ inline unsigned ValueBytes(KvKind kind) {
   return kind == KvKind::kF32 ? 4 : kind == KvKind::kF16 ? 2 : 1;
@@ -121,6 +120,7 @@ __device__ inline unsigned RowOffset(const DeviceKv& kv, unsigned kv_head, unsig
 struct Widths {
   unsigned k_aligned;
   unsigned v_aligned;
+  bool operator==(const Widths& other) const = default;
 };
 
 // What a block has: heads [first_head, first_head + heads) of one KV head for one row, positions

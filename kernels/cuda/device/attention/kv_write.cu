@@ -221,16 +221,14 @@ __global__ void __launch_bounds__(kThreads) LatentKvWriteKernel(LatentKvWriteLau
 
 }  // namespace
 
-cudaError_t EnqueueKvWrite(const KvWriteLaunch& launch, cudaStream_t stream) {
+cudaError_t EnqueueKvWrite(const KvWriteLaunch& launch, Launcher& launcher) {
   const uint64_t shared = uint64_t{4} * kWarps * launch.kv.head_dim;
-  KvWriteKernel<<<launch.rows, kThreads, shared, stream>>>(launch);
-  return cudaGetLastError();
+  return launcher.Launch(KvWriteKernel, launch.rows, kThreads, shared, launch);
 }
 
-cudaError_t EnqueueLatentKvWrite(const LatentKvWriteLaunch& launch, cudaStream_t stream) {
+cudaError_t EnqueueLatentKvWrite(const LatentKvWriteLaunch& launch, Launcher& launcher) {
   const uint64_t shared = uint64_t{4} * kWarps * (launch.kv_rank + launch.rope_dims);
-  LatentKvWriteKernel<<<launch.rows, kThreads, shared, stream>>>(launch);
-  return cudaGetLastError();
+  return launcher.Launch(LatentKvWriteKernel, launch.rows, kThreads, shared, launch);
 }
 
 }  // namespace sluice::cuda

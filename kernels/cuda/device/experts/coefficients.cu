@@ -9,7 +9,6 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr unsigned kWarps = kThreads / kLanes;
-constexpr uint64_t kDefaultShared = 48 * 1024;
 
 // Blocks of LeadsKernel whose registers a multiprocessor has at once. For three, ptxas would spill some on
 // those of 48 warps.
@@ -294,13 +293,6 @@ __global__ void __launch_bounds__(kLanes) LeadMasksKernel(LeadsLaunch launch) {
   }
 }
 
-template <typename Kernel>
-cudaError_t Allow(Kernel kernel, uint64_t shared) {
-  return shared <= kDefaultShared ? cudaSuccess
-                                  : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                         static_cast<int>(shared));
-}
-
 }  // namespace
 
 void WidenShared(const DeviceMatrix& up, const DeviceMatrix& gate, bool rounds, CoefficientsShared* shared) {
@@ -318,34 +310,23 @@ void WidenShared(const DeviceMatrix& up, const DeviceMatrix& gate, bool rounds, 
   shared->row_bytes = std::max(shared->row_bytes, rows);
 }
 
-cudaError_t EnqueueCoefficients(const ExpertsLaunch& launch, cudaStream_t stream) {
-  const cudaError_t error = Allow(CoefficientsKernel, launch.shared.bytes());
-  if (error != cudaSuccess) {
-    return error;
-  }
+cudaError_t EnqueueCoefficients(const ExpertsLaunch& launch, Launcher& launcher) {
   const dim3 grid(launch.block_count, launch.pair_count);
-  CoefficientsKernel<<<grid, kThreads, launch.shared.bytes(), stream>>>(launch);
-  return cudaGetLastError();
+  return launcher.Launch(CoefficientsKernel, grid, kThreads, launch.shared.bytes(), launch);
 }
 
-cudaError_t EnqueueLeads(const LeadsLaunch& launch, cudaStream_t stream) {
-  cudaError_t error = Allow(LeadsKernel, launch.shared.bytes());
-  if (error != cudaSuccess) {
-    return error;
-  }
+cudaError_t EnqueueLeads(const LeadsLaunch& launch, Launcher& launcher) {
   // A listed lead and its rows, or a rank and a token.
   const bool routed = launch.routed.ids != nullptr;
   const unsigned blocks = BlocksOf(launch.max_neurons);
   const unsigned leads = routed ? launch.routed.top_ranks : launch.lead_count;
   const dim3 grid(blocks, leads, routed ? launch.routed.tokens : launch.max_rows);
-  LeadsKernel<<<grid, kThreads, launch.shared.bytes(), stream>>>(launch);
-  error = cudaGetLastError();
+  const cudaError_t error = launcher.Launch(LeadsKernel, grid, kThreads, launch.shared.bytes(), launch);
   if (error != cudaSuccess || !launch.masks) {
     return error;
   }
   const dim3 masks(blocks, leads, routed ? launch.routed.tokens : 1);
-  LeadMasksKernel<<<masks, kLanes, 0, stream>>>(launch);
-  return cudaGetLastError();
+  return launcher.Launch(LeadMasksKernel, masks, kLanes, 0, launch);
 }
 
 }  // namespace sluice::cuda

@@ -408,10 +408,9 @@ uint32_t DownWarps(const DeviceMatrix& down, uint32_t neurons) {
   return std::clamp((BlocksOf(neurons) + a_warp - 1) / a_warp, kMaxTile / kLanes, kWarps);
 }
 
-cudaError_t EnqueueDown(const ExpertsLaunch& launch, cudaStream_t stream) {
+cudaError_t EnqueueDown(const ExpertsLaunch& launch, Launcher& launcher) {
   const dim3 grid(launch.max_tiles, launch.pair_count);
-  DownKernel<<<grid, launch.down_warps * kLanes, 0, stream>>>(launch);
-  return cudaGetLastError();
+  return launcher.Launch(DownKernel, grid, launch.down_warps * kLanes, 0, launch);
 }
 
 }  // namespace sluice::cuda

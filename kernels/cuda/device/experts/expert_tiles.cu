@@ -209,14 +209,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
 
 // The launch for the experts of an encoding, if there are any.
 template <Encoding kEncoding>
-void EnqueueTilesOf(const ExpertsLaunch& launch, cudaStream_t stream) {
+cudaError_t EnqueueTilesOf(const ExpertsLaunch& launch, Launcher& launcher) {
   constexpr auto kNumber = static_cast<unsigned>(kEncoding);
   constexpr uint64_t kShared =
       std::max<uint64_t>(ChunkBytes(kMostOfAGroup), kWarps * (kNeurons * sizeof(float) + sizeof(NeuronList)));
-  if (launch.up_encodings.test(kNumber)) {
-    const dim3 grid(launch.block_count, launch.max_expert_tiles);
-    ExpertTilesKernel<kNumber><<<grid, kThreads, kShared, stream>>>(launch);
-  }
+  const dim3 grid(launch.block_count, launch.max_expert_tiles);
+  return launch.up_encodings.test(kNumber)
+             ? launcher.Launch(ExpertTilesKernel<kNumber>, grid, kThreads, kShared, launch)
+             : cudaSuccess;
 }
 
 bool IsTiled(const DeviceMatrix& m) {
@@ -232,23 +232,24 @@ bool TakesTiles(const DeviceExpert& e) {
 }
 
 cudaError_t EnqueueSortPairs(const ExpertsLaunch& launch, ExpertPair* pairs, ExpertTile* tiles,
-                             uint32_t* tile_count, cudaStream_t stream) {
+                             uint32_t* tile_count, Launcher& launcher) {
   if (launch.expert_count > kMostExperts) {
     return cudaErrorInvalidValue;
   }
-  SortPairsKernel<<<1, kSortThreads, 12 * launch.expert_count, stream>>>(launch, pairs, tiles, tile_count);
-  return cudaGetLastError();
+  return launcher.Launch(SortPairsKernel, 1, kSortThreads, 12 * launch.expert_count, launch, pairs, tiles,
+                         tile_count);
 }
 
-cudaError_t EnqueueExpertTiles(const ExpertsLaunch& launch, cudaStream_t stream) {
-  EnqueueTilesOf<Encoding::kQ8>(launch, stream);
-  EnqueueTilesOf<Encoding::kQ4>(launch, stream);
-  EnqueueTilesOf<Encoding::kQ3>(launch, stream);
-  EnqueueTilesOf<Encoding::kQ2>(launch, stream);
-  EnqueueTilesOf<Encoding::kMxfp4>(launch, stream);
-  EnqueueTilesOf<blocks::kQ5_0>(launch, stream);
-  EnqueueTilesOf<blocks::kIq4Nl>(launch, stream);
-  return cudaGetLastError();
+cudaError_t EnqueueExpertTiles(const ExpertsLaunch& launch, Launcher& launcher) {
+  for (const auto enqueue :
+       {EnqueueTilesOf<Encoding::kQ8>, EnqueueTilesOf<Encoding::kQ4>, EnqueueTilesOf<Encoding::kQ3>,
+        EnqueueTilesOf<Encoding::kQ2>, EnqueueTilesOf<Encoding::kMxfp4>, EnqueueTilesOf<blocks::kQ5_0>,
+        EnqueueTilesOf<blocks::kIq4Nl>}) {
+    if (const cudaError_t error = enqueue(launch, launcher); error != cudaSuccess) {
+      return error;
+    }
+  }
+  return cudaSuccess;
 }
 
 }  // namespace sluice::cuda

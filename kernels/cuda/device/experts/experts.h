@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "common/model/model_config.h"
+#include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/matrix.h"
 
 namespace sluice::cuda {
@@ -21,6 +22,7 @@ struct ActivationLaunch {
   Activation kind = Activation::kSilu;
   float alpha = 0;
   float limit = 0;
+  bool operator==(const ActivationLaunch& other) const = default;
 };
 
 // What decides whether a neuron counts (ops.h: SparsityOrder).
@@ -44,6 +46,7 @@ struct DeviceExpert {
   // round x themselves.
   const uint8_t* up_rounded = nullptr;
   const uint8_t* gate_rounded = nullptr;
+  bool operator==(const DeviceExpert& other) const = default;
 };
 
 // One expert for one row.
@@ -53,6 +56,7 @@ struct ExpertPair {
   uint32_t row = 0;       // of x
   uint32_t slot = 0;      // of y
   uint32_t lead_row = 0;  // of the expert's lead_values
+  bool operator==(const ExpertPair& other) const = default;
 };
 
 // Up to kTilePairs neighbouring pairs of one expert.
@@ -61,6 +65,7 @@ struct ExpertTile {
   uint32_t expert = 0;
   uint32_t first = 0;  // pair
   uint32_t count = 0;
+  bool operator==(const ExpertTile& other) const = default;
 };
 // The most tiles that pairs of these experts make.
 inline constexpr uint32_t TilesOf(uint32_t pairs, uint32_t experts) {
@@ -75,6 +80,7 @@ struct RoutedPairs {
   uint32_t ranks = 0;
   uint32_t top_ranks = 0;  // ranks that are computed, the first ones
   bool by_slot = false;    // row p of x is pair p's, else its token's
+  bool operator==(const RoutedPairs& other) const = default;
 };
 
 // What a block of kNeurons neurons has come to for a pair, in device memory: how many neurons are kept, the
@@ -106,6 +112,7 @@ struct CoefficientsShared {
   uint32_t room_bytes = 0;
   uint32_t row_bytes = 0;
   uint32_t bytes() const { return room_bytes + row_bytes; }
+  bool operator==(const CoefficientsShared& other) const = default;
 };
 
 struct ExpertsLaunch {
@@ -135,6 +142,7 @@ struct ExpertsLaunch {
   float* y = nullptr;
   uint64_t y_stride = 0;
   uint32_t* active = nullptr;  // [slots], or none
+  bool operator==(const ExpertsLaunch& other) const = default;
 };
 
 // Makes room for these parts of an expert; `rounds`: for blocks that round x themselves, too.
@@ -145,16 +153,16 @@ uint32_t DownTiles(const DeviceMatrix& down);
 uint32_t DownWarps(const DeviceMatrix& down, uint32_t neurons);
 
 // The blocks of neurons [neuron_begin, neuron_end) of every pair's expert.
-cudaError_t EnqueueCoefficients(const ExpertsLaunch& launch, cudaStream_t stream);
+cudaError_t EnqueueCoefficients(const ExpertsLaunch& launch, Launcher& launcher);
 // The same for many pairs, from their tiles: where TakesTiles() says so of every expert.
 bool TakesTiles(const DeviceExpert& expert);
-cudaError_t EnqueueExpertTiles(const ExpertsLaunch& launch, cudaStream_t stream);
+cudaError_t EnqueueExpertTiles(const ExpertsLaunch& launch, Launcher& launcher);
 // Routed pairs as listed ones, by expert, and their tiles: [tokens * ranks] and [TilesOf()].
 // cudaErrorInvalidValue above 3072 experts.
 cudaError_t EnqueueSortPairs(const ExpertsLaunch& launch, ExpertPair* pairs, ExpertTile* tiles,
-                             uint32_t* tile_count, cudaStream_t stream);
+                             uint32_t* tile_count, Launcher& launcher);
 // y of every pair's slot, from the blocks.
-cudaError_t EnqueueDown(const ExpertsLaunch& launch, cudaStream_t stream);
+cudaError_t EnqueueDown(const ExpertsLaunch& launch, Launcher& launcher);
 
 struct DeviceLead {
   DeviceMatrix lead;
@@ -166,6 +174,7 @@ struct DeviceLead {
   uint64_t values_stride = 0;
   uint64_t* active = nullptr;
   const uint8_t* rounded = nullptr;
+  bool operator==(const DeviceLead& other) const = default;
 };
 
 struct LeadsLaunch {
@@ -183,8 +192,9 @@ struct LeadsLaunch {
   const float* x = nullptr;
   uint64_t x_stride = 0;
   ActivationLaunch activation;
+  bool operator==(const LeadsLaunch& other) const = default;
 };
 // One launch, two with masks.
-cudaError_t EnqueueLeads(const LeadsLaunch& launch, cudaStream_t stream);
+cudaError_t EnqueueLeads(const LeadsLaunch& launch, Launcher& launcher);
 
 }  // namespace sluice::cuda
