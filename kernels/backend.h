@@ -40,6 +40,7 @@ struct BackendLimits {
   uint32_t top_k = 0;
   uint32_t expert_width = 0;  // the widest expert (shared and dense ones too)
   uint32_t vocab = 0;
+  uint32_t layers = 0;  // whose operations may come between BeginGraph() and EndGraph()
 };
 
 // Device memory that another process can map and write. Lives until Free(buffer).
@@ -80,6 +81,14 @@ class Queue {
   // Whether operations have run when their call returns, so that there is never anything to wait for.
   virtual bool RunsAtCall() const = 0;
 
+  // Between the two, operations may be kept by a device for which handing over many at once is cheaper. They
+  // go to it by EndGraph() at the latest, and before by whatever asks for a result of theirs: Wait() and
+  // IsDone() of a point behind them, Upload(), Download(), Free(). Points among them are done when all is
+  // that went with them. For operations whose results the host does not wait for, and that come in the same
+  // order again and again; either may be called twice.
+  virtual absl::Status BeginGraph() { return absl::OkStatus(); }
+  virtual absl::Status EndGraph() { return absl::OkStatus(); }
+
   // A point behind everything enqueued so far.
   virtual Event Record() = 0;
   // Whether all work enqueued before it has run, without waiting: how memory is found that may be used again.
@@ -102,6 +111,12 @@ struct BackendCounters {
   uint64_t serial_ops = 0;       // operations small enough to run on the calling thread alone
   // Wait() for what was not known to be done; 0 for a device that runs at the call.
   uint64_t waits = 0;
+  // Of a device with launches, else 0: kernels, in a graph or by themselves; graphs that kernels went to the
+  // device in; graphs that were made for it, or changed in place.
+  uint64_t kernels = 0;
+  uint64_t graph_launches = 0;
+  uint64_t graphs_made = 0;
+  uint64_t graphs_updated = 0;
 };
 
 class Backend {

@@ -32,6 +32,8 @@ class PartQueue final : public Queue {
     return device_->Download(source, bytes, destination);
   }
   bool RunsAtCall() const override { return device_->RunsAtCall(); }
+  absl::Status BeginGraph() override { return device_->BeginGraph(); }
+  absl::Status EndGraph() override { return device_->EndGraph(); }
   Event Record() override { return device_->Record(); }
   bool IsDone(Event event) override { return device_->IsDone(event); }
   absl::Status Wait(Event event) override { return device_->Wait(event); }

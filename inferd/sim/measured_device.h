@@ -85,6 +85,8 @@ class MeasuredQueue final : public Queue {
   // Embed begins a step: errors of the file too.
   absl::Status Enqueue(const Operation& operation) override;
   bool RunsAtCall() const override { return behind_->RunsAtCall(); }
+  absl::Status BeginGraph() override { return behind_->BeginGraph(); }
+  absl::Status EndGraph() override { return behind_->EndGraph(); }
   Event Record() override { return behind_->Record(); }
   bool IsDone(Event event) override { return behind_->IsDone(event); }
   absl::Status Wait(Event event) override { return behind_->Wait(event); }

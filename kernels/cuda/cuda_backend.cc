@@ -47,15 +47,19 @@ class CudaBackend final : public Backend, public Queue {
   absl::Status Download(BufferRef source, uint64_t bytes, void* destination) override;
   absl::Status Enqueue(const Operation& operation) override;
   bool RunsAtCall() const override { return false; }
+  absl::Status BeginGraph() override;
+  absl::Status EndGraph() override;
   Event Record() override;
   bool IsDone(Event event) override;
   absl::Status Wait(Event event) override;
   absl::StatusOr<double> Seconds(Event from, Event to) override;
 
  private:
-  // A point in the queue, by its value modulo kPoints; its events are made when they are first wanted.
+  // A point in the queue, by its value modulo kPoints; its events are made when they are first wanted. Points
+  // that were handed over together are done together: the last one's event stands for all.
   struct Point {
     cudaEvent_t end = nullptr;
+    uint64_t with = 0;            // the point whose `end` says that this one is done
     cudaEvent_t begin = nullptr;  // before the first operation since the point before
     bool begun = false;
   };
@@ -67,11 +71,25 @@ class CudaBackend final : public Backend, public Queue {
       cudaEventRecord(*event, device_->stream);
     }
   }
+  // The last point that is done when this one is; REQUIRES: handed over.
+  uint64_t LastWith(uint64_t value) { return PointAt(value).with; }
+  cudaEvent_t EndOf(uint64_t value) { return PointAt(LastWith(value)).end; }
+  // Enqueues what is kept, and the points in it. An error is also Wait()'s from here on.
+  absl::Status HandOver();
   // Makes the place of the next point free, which may wait for the one that had it long ago.
   void FreeNext();
+  // Begins the time of the point's operations, unless it has begun.
+  void Begin(uint64_t value);
+  // The first error is what Wait() returns.
+  void NoteError(const absl::Status& status) {
+    if (error_.ok()) {
+      error_ = status;
+    }
+  }
   // Everything up to this point has run: counts the time of its operations.
   void LearnDone(uint64_t value);
   absl::Status Synchronize() {
+    RETURN_IF_ERROR(HandOver());
     return StatusOf(cudaStreamSynchronize(device_->stream), "waiting for the GPU");
   }
 
@@ -82,12 +100,19 @@ class CudaBackend final : public Backend, public Queue {
   // Written by the owner thread alone.
   std::atomic<double> kernel_seconds_{0};
   std::atomic<uint64_t> waits_{0};
+  std::atomic<uint64_t> kernels_{0};
+  std::atomic<uint64_t> graph_launches_{0};
+  std::atomic<uint64_t> graphs_made_{0};
+  std::atomic<uint64_t> graphs_updated_{0};
   std::array<Point, kPoints> points_;
   uint64_t recorded_ = 0;
+  uint64_t handed_over_ = 0;  // points; those behind it are kept
+  bool keeps_ = false;        // between BeginGraph() and EndGraph()
   uint64_t done_ = 0;
   absl::Status error_;  // the first of enqueued work
 };
 
+// What is kept is nobody's any more.
 CudaBackend::~CudaBackend() {
   cudaStreamSynchronize(device_->stream);
   for (const Point& point : points_) {
@@ -103,6 +128,10 @@ BackendCounters CudaBackend::Counters() const {
   BackendCounters counters;
   counters.kernel_seconds = kernel_seconds_.load(std::memory_order_relaxed);
   counters.waits = waits_.load(std::memory_order_relaxed);
+  counters.kernels = kernels_.load(std::memory_order_relaxed);
+  counters.graph_launches = graph_launches_.load(std::memory_order_relaxed);
+  counters.graphs_made = graphs_made_.load(std::memory_order_relaxed);
+  counters.graphs_updated = graphs_updated_.load(std::memory_order_relaxed);
   return counters;
 }
 
@@ -119,6 +148,7 @@ absl::Status CudaBackend::Upload(const void* source, uint64_t bytes, BufferRef d
   if (bytes == 0) {
     return absl::OkStatus();
   }
+  RETURN_IF_ERROR(HandOver());
   if (memory_.HostWrite(destination, bytes) != nullptr) {
     RETURN_IF_ERROR(Synchronize());  // a copy within host memory does not wait for the stream
   }
@@ -136,6 +166,7 @@ absl::Status CudaBackend::Download(BufferRef source, uint64_t bytes, void* desti
   if (bytes == 0) {
     return absl::OkStatus();
   }
+  RETURN_IF_ERROR(HandOver());
   if (memory_.HostRead(source, bytes) != nullptr) {
     RETURN_IF_ERROR(Synchronize());
   }
@@ -150,19 +181,70 @@ absl::Status CudaBackend::Enqueue(const Operation& operation) {
           return call.status();
         }
         FreeNext();
-        if (Point& next = PointAt(recorded_ + 1); !next.begun) {
-          RecordInto(&next.begin);
-          next.begun = true;
+        if (!keeps_) {
+          Begin(recorded_ + 1);
+        } else if (!device_->tables->HasRoom()) {
+          RETURN_IF_ERROR(HandOver());
         }
-        return cuda::Run(*device_, *call);
+        const absl::Status status = cuda::Run(*device_, *call);
+        kernels_.store(device_->launcher.launched(), std::memory_order_relaxed);
+        return status;
       },
       operation);
 }
 
+absl::Status CudaBackend::BeginGraph() {
+  if (!keeps_) {
+    device_->KeepLaunches(keeps_ = true);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaBackend::EndGraph() {
+  if (!keeps_) {
+    return absl::OkStatus();
+  }
+  const absl::Status status = HandOver();
+  device_->KeepLaunches(keeps_ = false);
+  return status;
+}
+
+// Their time is that of the first point among them, or of the next one: what comes before is timed already.
+absl::Status CudaBackend::HandOver() {
+  if (device_->graph->empty()) {
+    return device_->tables->SendKept();  // of calls that came to nothing
+  }
+  Begin(handed_over_ + 1);
+  const absl::Status status = device_->HandOver();
+  if (handed_over_ < recorded_) {
+    while (handed_over_ < recorded_) {
+      PointAt(++handed_over_).with = recorded_;
+    }
+    RecordInto(&PointAt(recorded_).end);
+  }
+  const cuda::StepGraph::Counters& counters = device_->graph->counters();
+  graph_launches_.store(counters.launches, std::memory_order_relaxed);
+  graphs_made_.store(counters.made, std::memory_order_relaxed);
+  graphs_updated_.store(counters.updated, std::memory_order_relaxed);
+  NoteError(status);
+  return status;
+}
+
+void CudaBackend::Begin(uint64_t value) {
+  if (Point& point = PointAt(value); !point.begun) {
+    RecordInto(&point.begin);
+    point.begun = true;
+  }
+}
+
 void CudaBackend::FreeNext() {
   if (recorded_ + 1 > kPoints && done_ < recorded_ + 1 - kPoints) {
-    cudaEventSynchronize(PointAt(recorded_ + 1).end);
-    LearnDone(recorded_ + 1 - kPoints);
+    const uint64_t old = recorded_ + 1 - kPoints;
+    if (old > handed_over_) {
+      HandOver().IgnoreError();  // Wait() says it
+    }
+    cudaEventSynchronize(EndOf(old));
+    LearnDone(LastWith(old));
   }
 }
 
@@ -171,7 +253,7 @@ void CudaBackend::LearnDone(uint64_t value) {
     Point& point = PointAt(done_ + 1);
     float milliseconds = 0;
     if (std::exchange(point.begun, false) &&
-        cudaEventElapsedTime(&milliseconds, point.begin, point.end) == cudaSuccess) {
+        cudaEventElapsedTime(&milliseconds, point.begin, EndOf(done_ + 1)) == cudaSuccess) {
       kernel_seconds_.store(kernel_seconds_.load(std::memory_order_relaxed) + double{milliseconds} * 1e-3,
                             std::memory_order_relaxed);
     }
@@ -180,7 +262,11 @@ void CudaBackend::LearnDone(uint64_t value) {
 
 Event CudaBackend::Record() {
   FreeNext();
-  RecordInto(&PointAt(++recorded_).end);
+  Point& point = PointAt(++recorded_);
+  if (device_->graph->empty()) {
+    point.with = handed_over_ = recorded_;
+    RecordInto(&point.end);
+  }
   return {recorded_};
 }
 
@@ -188,10 +274,16 @@ bool CudaBackend::IsDone(Event event) {
   if (event.value <= done_) {
     return true;
   }
-  if (event.value > recorded_ || cudaEventQuery(PointAt(event.value).end) != cudaSuccess) {
+  if (event.value > recorded_) {
     return false;
   }
-  LearnDone(event.value);  // and all before it: there is one stream
+  if (event.value > handed_over_) {
+    HandOver().IgnoreError();  // Wait() says it
+  }
+  if (cudaEventQuery(EndOf(event.value)) != cudaSuccess) {
+    return false;
+  }
+  LearnDone(LastWith(event.value));  // and all before it: there is one stream
   return true;
 }
 
@@ -202,13 +294,14 @@ absl::Status CudaBackend::Wait(Event event) {
   }
   if (event.value > done_) {
     waits_.fetch_add(1, std::memory_order_relaxed);
-    const absl::Status waited =
-        StatusOf(cudaEventSynchronize(PointAt(event.value).end), "waiting for the GPU");
-    if (waited.ok()) {
-      LearnDone(event.value);
-    } else if (error_.ok()) {
-      error_ = waited;
+    if (event.value > handed_over_) {
+      HandOver().IgnoreError();  // said below
     }
+    const absl::Status waited = StatusOf(cudaEventSynchronize(EndOf(event.value)), "waiting for the GPU");
+    if (waited.ok()) {
+      LearnDone(LastWith(event.value));
+    }
+    NoteError(waited);
   }
   return error_;
 }
@@ -223,9 +316,8 @@ absl::StatusOr<double> CudaBackend::Seconds(Event from, Event to) {
     return absl::FailedPreconditionError(absl::StrCat("point ", to.value, " is not done"));
   }
   float milliseconds = 0;
-  RETURN_IF_ERROR(
-      StatusOf(cudaEventElapsedTime(&milliseconds, PointAt(from.value).end, PointAt(to.value).end),
-               "the time between two points"));
+  RETURN_IF_ERROR(StatusOf(cudaEventElapsedTime(&milliseconds, EndOf(from.value), EndOf(to.value)),
+                           "the time between two points"));
   return double{milliseconds} * 1e-3;
 }
 

@@ -45,16 +45,27 @@ uint64_t WorkspaceBytes(const BackendLimits& l) {
   return std::max({matmul, heads, experts, delta, attention}) + 16 * kWorkspaceAlignment;
 }
 
-// Tables of the call that has most of them.
-uint64_t TableBytes(const BackendLimits& l) {
+// Pages of a call's sequences.
+uint64_t PageBytes(const BackendLimits& l) {
+  return uint64_t{l.max_sequences} * (4 * (uint64_t{l.max_context} / kPagePositions + 1) + 16);
+}
+
+// The call that has most tables; those of a decode step, whose layers have pages twice and every expert by
+// its number. Of a very long context's pages fewer layers find room, and their steps go in pieces.
+Tables::Sizes TableSizes(const BackendLimits& l) {
+  constexpr uint64_t kMostPages = 4 << 20;
   const uint64_t slots = uint64_t{l.max_tokens} * (l.top_k + 1);
   // With an index list and its rounding up for each of an expert's three parts.
   const uint64_t experts =
       (uint64_t{l.experts} + 8) * (sizeof(DeviceExpert) + 5 * 16 + 3 * 4 * uint64_t{l.expert_width}) +
       (sizeof(ExpertPair) + sizeof(ExpertTile)) * slots;
-  const uint64_t pages =
-      uint64_t{l.max_sequences} * (4 * (uint64_t{l.max_context} / kPagePositions + 1) + 16);
-  return std::max(experts, pages + uint64_t{l.max_tokens} * sizeof(RowPlace)) + 1024;
+  const uint64_t pages = PageBytes(l) + uint64_t{l.max_tokens} * sizeof(RowPlace);
+  // With a dense expert's table and its pairs, and lists of rows.
+  const uint64_t row = 2 * sizeof(RowPlace) + sizeof(ExpertPair) + sizeof(ExpertTile) + 4 * sizeof(uint64_t);
+  const uint64_t layer = 2 * PageBytes(l) + l.max_sequences * row + sizeof(DeviceExpert) + 256;
+  return {.call = std::max(experts, pages) + 1024,
+          .kept = {std::min(l.layers * layer, kMostPages),
+                   uint64_t{l.layers} * (uint64_t{l.experts} + 8) * sizeof(DeviceExpert)}};
 }
 
 }  // namespace
@@ -63,6 +74,7 @@ Device::~Device() {
   if (stream != nullptr) {
     cudaStreamSynchronize(stream);
   }
+  graph.reset();
   tables.reset();
   cudaFree(workspace);
   if (stream != nullptr) {
@@ -86,8 +98,20 @@ absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const BackendLimits& limits
   RETURN_IF_ERROR(StatusOf(cudaMalloc(&place, device->workspace_bytes),
                            absl::StrCat("a workspace of ", device->workspace_bytes, " bytes")));
   device->workspace = static_cast<uint8_t*>(place);
-  ASSIGN_OR_RETURN(device->tables, Tables::Create(TableBytes(limits), device->stream));
+  ASSIGN_OR_RETURN(device->tables, Tables::Create(TableSizes(limits), device->stream));
+  device->graph = std::make_unique<StepGraph>(device->stream);
   return device;
+}
+
+void Device::KeepLaunches(bool keep) {
+  launcher.KeepIn(keep ? &graph->kept() : nullptr);
+  tables->KeepCalls(keep);
+}
+
+absl::Status Device::HandOver() {
+  const absl::Status sent = tables->SendKept();
+  const absl::Status launched = graph->HandOver();
+  return sent.ok() ? launched : sent;
 }
 
 absl::StatusOr<uint8_t*> Workspace::Take(uint64_t bytes, const char* what) {

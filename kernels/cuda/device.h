@@ -1,5 +1,5 @@
-// What the operations of a GPU share: its stream, the tables of a call, and one workspace that operations use
-// in turn, since they run in order.
+// What the operations of a GPU share: its stream, the tables of a call, the launches that are kept for a
+// graph, and one workspace that operations use in turn, since they run in order.
 //
 // Thread safety: thread-compatible; owned by one backend.
 #pragma once
@@ -14,6 +14,7 @@
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/matrix.h"
 #include "kernels/cuda/device/row_kernels.h"
+#include "kernels/cuda/step_graph.h"
 #include "kernels/cuda/tables.h"
 
 namespace sluice::cuda {
@@ -26,8 +27,13 @@ struct Device {
   uint8_t* workspace = nullptr;
   uint64_t workspace_bytes = 0;
   std::unique_ptr<Tables> tables;
+  std::unique_ptr<StepGraph> graph;
 
   ~Device();
+  // Whether launches from here on, and their tables, are kept until HandOver(). REQUIRES: none is kept.
+  void KeepLaunches(bool keep);
+  // Enqueues the tables of what is kept, then it, as one launch where it has come before.
+  absl::Status HandOver();
 };
 
 // The default device's stream, workspace and tables for these limits.

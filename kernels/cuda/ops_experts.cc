@@ -227,7 +227,8 @@ absl::Status Run(Device& device, const RoutedExpertsCall& call) {
   Workspace workspace(device);
   ASSIGN_OR_RETURN(const PreparedRows prepared, Prepare(device, rows, &workspace));
   RETURN_IF_ERROR(device.tables->Begin(
-      TableBytes(call.experts.size(), sizeof(DeviceExpert), 3 * call.experts.size(), list_values)));
+      TableBytes(call.experts.size(), sizeof(DeviceExpert), 3 * call.experts.size(), list_values),
+      Tables::Change::kByWeights));
   PutExperts(device, call.experts, prepared, &launch);
   RETURN_IF_ERROR(device.tables->Send());
   launch.routed = {call.ids, call.weights, call.tokens, call.ranks, call.ranks, call.by_slot};
@@ -318,7 +319,8 @@ absl::Status Run(Device& device, const RoutedLeadsCall& call) {
   RETURN_IF_ERROR(CheckShared(device, launch.shared.bytes(), call.hidden, "RoutedLeads"));
   Workspace workspace(device);
   ASSIGN_OR_RETURN(const PreparedRows prepared, Prepare(device, rows, &workspace));
-  RETURN_IF_ERROR(device.tables->Begin(TableBytes(call.experts.size(), sizeof(DeviceLead), 0, 0)));
+  RETURN_IF_ERROR(device.tables->Begin(TableBytes(call.experts.size(), sizeof(DeviceLead), 0, 0),
+                                       Tables::Change::kByWeights));
   DeviceLead* const table = device.tables->Take(call.experts.size(), &launch.leads);
   for (size_t i = 0; i < call.experts.size(); ++i) {
     const LeadCallPart& part = call.experts[i];

@@ -109,6 +109,7 @@ BackendLimits LimitsOf(const ModelConfig& config, const EnginePlan& plan) {
   limits.experts = MostExperts(config);
   limits.top_k = LargestTopK(config);
   limits.expert_width = WidestExpert(config);
+  limits.layers = static_cast<uint32_t>(config.layers.size());
   for (const LayerConfig& layer : config.layers) {
     AddAttentionLimits(layer.attention, &limits);
   }

@@ -11,6 +11,7 @@ namespace {
 class CountingQueue final : public Queue {
  public:
   int enqueued = 0;
+  int graphs = 0;  // that are open
   absl::Status Enqueue(const Operation&) override {
     ++enqueued;
     return absl::OkStatus();
@@ -18,6 +19,14 @@ class CountingQueue final : public Queue {
   absl::Status Upload(const void*, uint64_t, BufferRef) override { return absl::OkStatus(); }
   absl::Status Download(BufferRef, uint64_t, void*) override { return absl::OkStatus(); }
   bool RunsAtCall() const override { return true; }
+  absl::Status BeginGraph() override {
+    ++graphs;
+    return absl::OkStatus();
+  }
+  absl::Status EndGraph() override {
+    --graphs;
+    return absl::OkStatus();
+  }
   Event Record() override { return {7}; }
   bool IsDone(Event event) override { return event.value == 7; }
   absl::Status Wait(Event) override { return absl::OkStatus(); }
@@ -53,6 +62,10 @@ TEST(PartQueueTest, ProductsBelongToThePartThatTheirCallerNamed) {
   EXPECT_EQ(queue.works()[static_cast<size_t>(StepPart::kRouter)].products, 1u * 12 * 64);
   EXPECT_EQ(queue.Record().value, 7u);
   EXPECT_TRUE(queue.IsDone({7}));
+  ASSERT_TRUE(queue.BeginGraph().ok());
+  EXPECT_EQ(device.graphs, 1);
+  ASSERT_TRUE(queue.EndGraph().ok());
+  EXPECT_EQ(device.graphs, 0);
 }
 
 TEST(PartQueueTest, ExpertsAreReadOnceAndMultipliedForEachOfTheirRows) {

@@ -69,6 +69,8 @@ class HastyBackend final : public Backend, public Queue {
     return behind_->queue().Enqueue(operation);
   }
   bool RunsAtCall() const override { return behind_->queue().RunsAtCall(); }
+  absl::Status BeginGraph() override { return behind_->queue().BeginGraph(); }
+  absl::Status EndGraph() override { return behind_->queue().EndGraph(); }
   Event Record() override {
     const Event event = behind_->queue().Record();
     events_.emplace_back(event.value, last_);
