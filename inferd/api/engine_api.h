@@ -194,6 +194,11 @@ struct EngineStats {
   uint64_t weight_bytes_touched = 0;  // bytes of weights that decode steps read
   uint64_t weightd_reconnects = 0;
   uint64_t device_waits = 0;  // times that the host waited for the device
+  // Of a device with kernels: those it was given, graphs of them that were launched, graphs that were made or
+  // changed.
+  uint64_t device_kernels = 0;
+  uint64_t device_graph_launches = 0;
+  uint64_t device_graph_changes = 0;
   uint64_t fork_joins = 0;
   double fork_join_seconds = 0;
   double kernel_seconds = 0;  // in operations of the backend, parallel or not

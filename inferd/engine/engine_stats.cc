@@ -139,6 +139,9 @@ void EngineCore::FillStats(EngineStats* stats) const {
   stats->bytes_link = fetches_.bytes_link();
   stats->weightd_reconnects = client_->counters().reconnects;
   stats->device_waits = backend.waits;
+  stats->device_kernels = backend.kernels;
+  stats->device_graph_launches = backend.graph_launches;
+  stats->device_graph_changes = backend.graphs_made + backend.graphs_updated;
   stats->fork_joins = backend.fork_joins;
   stats->fork_join_seconds = backend.region_seconds;
   stats->kernel_seconds = backend.kernel_seconds;

@@ -15,6 +15,7 @@ absl::Status Forward::Run(StepBatch* batch) {
   if (guessed) {
     std::swap(x_, ahead_);
   } else {
+    RETURN_IF_ERROR(Gather(0, *batch));
     RETURN_IF_ERROR(queue_->Embed({batch->ids(), weights_.embed(), config_.embedding_scale, x_}));
   }
   return RunLayers(0, /*attended=*/guessed, batch);
@@ -35,6 +36,7 @@ void Forward::BeginBatch(StepBatch* batch) {
 }
 
 absl::Status Forward::Await() {
+  RETURN_IF_ERROR(queue_->EndGraph());
   RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
   RETURN_IF_ERROR(CountActive());
   return Hear();
@@ -44,13 +46,15 @@ void Forward::Abandon() {
   if (cpu_ != nullptr) {
     cpu_->Abandon();
   }
-  queue_->Wait(queue_->Record()).IgnoreError();  // its own error is no news
+  queue_->EndGraph().IgnoreError();  // its own error is no news
+  queue_->Wait(queue_->Record()).IgnoreError();
 }
 
 // `attended`: x_ is what comes out of the first layer's attention.
 absl::Status Forward::RunLayers(uint32_t first_layer, bool attended, StepBatch* batch) {
   RETURN_IF_ERROR(ReachPositions(*batch));
   for (uint32_t layer = first_layer; layer < config_.layers.size() && !batch->all_lost(); ++layer) {
+    RETURN_IF_ERROR(Gather(layer, *batch));
     if (layer > first_layer || !attended) {
       RETURN_IF_ERROR(Attend(layer, x_, *batch));
     }

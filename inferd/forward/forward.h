@@ -145,6 +145,7 @@ class Forward {
   absl::Status QueueRouter(uint32_t layer, uint32_t tokens, BufferRef ids, BufferRef weights,
                            RouterArgs* args);
   bool MayPass(uint32_t layer, const StepBatch& batch) const;
+  absl::Status Gather(uint32_t layer, const StepBatch& batch);
   absl::Status MixUnheard(uint32_t layer, const StepBatch& batch);
   absl::Status Hear();
   absl::Status AskLeads(uint32_t layer, uint32_t tokens);

@@ -14,6 +14,14 @@ bool Forward::MayPass(uint32_t layer, const StepBatch& batch) const {
          (tap_ == nullptr || tap_->MayPass(layer));
 }
 
+// Layers of a decode step that the host does not listen to go to the device together, with what comes before
+// the first and behind the last; a layer that it listens to ends that. Of a prompt every step is another.
+absl::Status Forward::Gather(uint32_t layer, const StepBatch& batch) {
+  const bool decodes = batch.decode_rows() == batch.tokens();
+  const bool unheard = config_.layers[layer].moe.experts == 0 || MayPass(layer, batch);
+  return decodes && unheard ? queue_->BeginGraph() : queue_->EndGraph();
+}
+
 // The mixture of a layer whose experts are all there: router, experts and sum without a word to the host.
 absl::Status Forward::MixUnheard(uint32_t layer, const StepBatch& batch) {
   const MoeConfig& moe = config_.layers[layer].moe;

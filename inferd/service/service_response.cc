@@ -172,6 +172,9 @@ void FillStats(const EngineStats& stats, v1::GetStatsResponse* out) {
   counters->set_weight_bytes_touched(stats.weight_bytes_touched);
   counters->set_weightd_reconnects(stats.weightd_reconnects);
   counters->set_device_waits(stats.device_waits);
+  counters->set_device_kernels(stats.device_kernels);
+  counters->set_device_graph_launches(stats.device_graph_launches);
+  counters->set_device_graph_changes(stats.device_graph_changes);
   counters->set_fork_joins(stats.fork_joins);
   counters->set_fork_join_seconds(stats.fork_join_seconds);
   counters->set_kernel_seconds(stats.kernel_seconds);

@@ -52,6 +52,13 @@ void Work(const EngineStats& stats, const StreamPump& pump, MetricText* text) {
   text->One("inferd_device_waits_total", kCounter,
             "Times that the host waited for the device; 0 for one that computes at the call.",
             stats.device_waits);
+  text->One("inferd_device_kernels_total", kCounter,
+            "Kernels that the device was given; 0 for a device without, as the next two.",
+            stats.device_kernels);
+  text->One("inferd_device_graph_launches_total", kCounter, "Graphs of kernels that were launched.",
+            stats.device_graph_launches);
+  text->One("inferd_device_graph_changes_total", kCounter, "Graphs that were made for that, or changed.",
+            stats.device_graph_changes);
   text->One("inferd_prompt_seconds_total", kCounter, "Time of steps with tokens of prompts.",
             stats.prompt_seconds);
   text->One("inferd_decode_seconds_total", kCounter, "Time of steps of generated tokens alone.",

@@ -68,6 +68,9 @@ BenchResult DecodeResult() {
     sample.weight_bytes = 6'000'000'000;
     sample.decode_seconds = 0.5;
     sample.device_waits = 24;
+    sample.device_kernels = 96;
+    sample.device_graph_launches = 8;
+    sample.device_graph_changes = 2;
     sample.fork_joins = 80;
     sample.fork_join_seconds = 0.4;
     sample.stall_seconds = 0.25;
@@ -106,6 +109,9 @@ TEST(ResultJsonTest, HasEveryKeyOfTheContractWithTheRightFigures) {
   EXPECT_DOUBLE_EQ(json["link_gbps"], 0);
   EXPECT_DOUBLE_EQ(json["read_bandwidth_share"], 12.0 / 20);
   EXPECT_DOUBLE_EQ(json["device_waits_per_token"], 3);
+  EXPECT_DOUBLE_EQ(json["device_kernels_per_token"], 12);
+  EXPECT_DOUBLE_EQ(json["device_graph_launches_per_token"], 1);
+  EXPECT_DOUBLE_EQ(json["device_graph_changes_per_token"], 0.25);
   EXPECT_DOUBLE_EQ(json["fork_joins_per_token"], 10);
   EXPECT_DOUBLE_EQ(json["fork_join_ms_per_token"], 50);
 }

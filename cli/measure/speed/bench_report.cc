@@ -29,6 +29,9 @@ struct Figures {
   std::optional<double> weight_gbps;
   std::optional<double> read_bandwidth_share;
   std::optional<double> waits_per_token;  // of the host for the device
+  std::optional<double> kernels_per_token;
+  std::optional<double> graphs_per_token;
+  std::optional<double> graph_changes_per_token;
   std::optional<double> fork_joins_per_token;
   std::optional<double> fork_join_ms_per_token;
 };
@@ -84,6 +87,9 @@ Figures FiguresOf(const BenchResult& result, const BenchSetting& setting) {
   }
   const double generated = sum(&BenchSample::generated);
   figures.waits_per_token = Share(sum(&BenchSample::device_waits), generated);
+  figures.kernels_per_token = Share(sum(&BenchSample::device_kernels), generated);
+  figures.graphs_per_token = Share(sum(&BenchSample::device_graph_launches), generated);
+  figures.graph_changes_per_token = Share(sum(&BenchSample::device_graph_changes), generated);
   figures.fork_joins_per_token = Share(sum(&BenchSample::fork_joins), generated);
   figures.fork_join_ms_per_token = Share(1e3 * sum(&BenchSample::fork_join_seconds), generated);
   return figures;
@@ -121,6 +127,8 @@ const std::vector<Column>& TableColumns() {
       {"weights GB/s", [](auto&, auto&, auto& f) { return Cell(f.weight_gbps, 2); }},
       {"of limit %", [](auto&, auto&, auto& f) { return Cell(f.read_bandwidth_share, 1, 100); }},
       {"waits/token", [](auto&, auto&, auto& f) { return Cell(f.waits_per_token, 2); }},
+      {"kernels/token", [](auto&, auto&, auto& f) { return Cell(f.kernels_per_token, 0); }},
+      {"graphs/token", [](auto&, auto&, auto& f) { return Cell(f.graphs_per_token, 2); }},
       {"joins/token", [](auto&, auto&, auto& f) { return Cell(f.fork_joins_per_token, 0); }},
       {"joins ms/token", [](auto&, auto&, auto& f) { return Cell(f.fork_join_ms_per_token, 2); }},
   };
@@ -261,6 +269,9 @@ Json ResultJson(const BenchResult& result, const BenchSetting& setting) {
            setting.read_bandwidth.has_value() ? Json(*setting.read_bandwidth / 1e9) : Json())
       .Set("read_bandwidth_bytes", setting.read_bandwidth.has_value() ? Json(setting.read_bytes) : Json())
       .Set("device_waits_per_token", Optional(figures.waits_per_token))
+      .Set("device_kernels_per_token", Optional(figures.kernels_per_token))
+      .Set("device_graph_launches_per_token", Optional(figures.graphs_per_token))
+      .Set("device_graph_changes_per_token", Optional(figures.graph_changes_per_token))
       .Set("fork_joins_per_token", Optional(figures.fork_joins_per_token))
       .Set("fork_join_ms_per_token", Optional(figures.fork_join_ms_per_token))
       .Set("n_prompt", result.test.prompt)

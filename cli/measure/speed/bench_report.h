@@ -88,6 +88,9 @@ struct BenchSample {
   uint64_t bytes_link = 0;
   uint64_t weight_bytes = 0;  // that decode steps read
   uint64_t device_waits = 0;
+  uint64_t device_kernels = 0;  // with graphs of them: 0 for a device without
+  uint64_t device_graph_launches = 0;
+  uint64_t device_graph_changes = 0;
   uint64_t fork_joins = 0;
   double fork_join_seconds = 0;
   double kernel_seconds = 0;  // in operations, parallel or not

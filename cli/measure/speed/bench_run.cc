@@ -71,6 +71,9 @@ void AddCounters(const api::Counters& before, const api::Counters& after, BenchS
   sample->bytes_link = after.bytes_link() - before.bytes_link();
   sample->weight_bytes = after.weight_bytes_touched() - before.weight_bytes_touched();
   sample->device_waits = after.device_waits() - before.device_waits();
+  sample->device_kernels = after.device_kernels() - before.device_kernels();
+  sample->device_graph_launches = after.device_graph_launches() - before.device_graph_launches();
+  sample->device_graph_changes = after.device_graph_changes() - before.device_graph_changes();
   sample->fork_joins = after.fork_joins() - before.fork_joins();
   sample->fork_join_seconds = after.fork_join_seconds() - before.fork_join_seconds();
   sample->kernel_seconds = after.kernel_seconds() - before.kernel_seconds();

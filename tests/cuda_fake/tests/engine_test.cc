@@ -32,6 +32,7 @@ struct Setting {
   uint64_t slots = 0;  // experts on the device, copied there by this process; 0: leased where they lie
   uint32_t tokens = kTokens;
   uint32_t chunk = 4;
+  BackendCounters* counters = nullptr;  // the device's in the end, if they are wanted
 };
 
 std::unique_ptr<WeightClient> ClientOf(const std::string& pack, const Setting& run) {
@@ -62,6 +63,7 @@ std::vector<TokenOut> Tokens(const std::string& pack, const Setting& run, absl::
   absl::StatusOr<std::unique_ptr<Backend>> backend =
       run.cuda ? CreateCudaBackend(plan->backend) : CreateReferenceBackend(plan->backend);
   EXPECT_TRUE(backend.ok()) << backend.status();
+  const Backend* const device = backend->get();
   RequestRegistry registry(options.queue);
   absl::StatusOr<PolicyChoice> choice = ChoosePoliciesFor(options, client->pack());
   EXPECT_TRUE(choice.ok()) << choice.status();
@@ -81,6 +83,9 @@ std::vector<TokenOut> Tokens(const std::string& pack, const Setting& run, absl::
     (*core)->Step(absl::Now());
   }
   *status = sink->Await();
+  if (run.counters != nullptr) {
+    *run.counters = device->Counters();
+  }
   return sink->tokens();
 }
 
@@ -185,6 +190,35 @@ TEST_F(CudaEngineTest, TokensOfTheBlocksOfAGgufFileAreTheReferences) {
   Expect();
   ExpectClean({.cuda = true, .chunk = 16}, 1);
   ExpectClean({.cuda = true, .slots = 4}, 2);
+}
+
+// Of a model whose experts are all there, some of its layers without any: what eight tokens more are.
+TEST_F(CudaEngineTest, ATokenOfAResidentModelIsOneGraph) {
+  constexpr uint64_t kAll = 1000;  // slots, more than there are experts
+  for (const char* const model : {"mixtral", "deepseek_v3", "granitemoehybrid"}) {
+    SCOPED_TRACE(model);
+    pack_ = dir_.File(std::string("resident_") + model);
+    const absl::Status packed = PackFolder(std::string("tests/data/tiny/") + model, pack_, "q4");
+    ASSERT_TRUE(packed.ok()) << packed;
+    Expect();
+    for (const uint64_t seed : {1, 2}) {
+      BackendCounters few;
+      BackendCounters many;
+      ExpectClean({.cuda = true, .slots = kAll, .tokens = 4, .counters = &few}, seed);
+      const cuda_fake::FakeCounters before = cuda_fake::CountersOfFake();
+      ExpectClean({.cuda = true, .slots = kAll, .tokens = 12, .counters = &many}, seed);
+      const cuda_fake::FakeCounters after = cuda_fake::CountersOfFake();
+      EXPECT_EQ(many.graph_launches - few.graph_launches, 8u);
+      EXPECT_EQ(many.graphs_made, few.graphs_made);
+      EXPECT_EQ(many.graphs_updated, few.graphs_updated);
+      std::printf("%s, a token: %g kernels, %g copies of %g bytes\n", model,
+                  static_cast<double>(many.kernels - few.kernels) / 8,
+                  static_cast<double>(after.copies - before.copies) / 8,
+                  static_cast<double>(after.copied_bytes - before.copied_bytes) / 8);
+      // What the step knows beforehand goes up, and candidates lie in staging memory: no table of experts.
+      EXPECT_EQ(after.copies - before.copies, 8u);
+    }
+  }
 }
 
 // Each wait of the engine and of the copier left out, one at a time. The check of order is the judge: a run

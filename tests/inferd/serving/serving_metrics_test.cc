@@ -33,6 +33,9 @@ TEST(ServingMetricsTest, CountersOfTheEngineAreWrittenUnderTheirNames) {
   stats.cached_prompt_tokens = 31;
   stats.preemptions = 5;
   stats.device_waits = 12;
+  stats.device_kernels = 96;
+  stats.device_graph_launches = 8;
+  stats.device_graph_changes = 2;
   const auto families = Scrape(ServingMetrics(), stats);
   const auto value = [&](const std::string& name) { return SampleOf(families, name, name); };
   EXPECT_EQ(value("inferd_generation_tokens_total"), 7);
@@ -45,6 +48,9 @@ TEST(ServingMetricsTest, CountersOfTheEngineAreWrittenUnderTheirNames) {
   EXPECT_EQ(value("inferd_cached_prompt_tokens_total"), 31);
   EXPECT_EQ(value("inferd_preemptions_total"), 5);
   EXPECT_EQ(value("inferd_device_waits_total"), 12);
+  EXPECT_EQ(value("inferd_device_kernels_total"), 96);
+  EXPECT_EQ(value("inferd_device_graph_launches_total"), 8);
+  EXPECT_EQ(value("inferd_device_graph_changes_total"), 2);
   EXPECT_EQ(SampleOf(families, "inferd_finished_requests_total",
                      "inferd_finished_requests_total{end=\"rejected\"}"),
             2);
