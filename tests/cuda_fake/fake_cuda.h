@@ -23,6 +23,11 @@ struct FakeOptions {
   // The host's wait of this number (FakeCounters::waits) is dropped: it returns as if what it waits for were
   // done, and tells the host nothing. To see that nothing works without it.
   uint64_t drop_wait = 0;
+  // Every wait by this call is dropped so: "cudaEventQuery", "cudaEventSynchronize", "cudaStreamSynchronize".
+  std::string drop_call;
+  // A host that asks whether something is done is told something new each time that it has asked so often: a
+  // device that is slow beside the host.
+  uint64_t questions = 1;
   uint64_t most_graphs = 1u << 30;  // executable ones that there is memory for
   bool counts = false;              // every launch's accesses are counted, for TakeKernelCounts()
 };

@@ -19,6 +19,8 @@ absl::string_view Name(Finding finding) {
       return "race";
     case Finding::kUnordered:
       return "unordered";
+    case Finding::kPeers:
+      return "unordered processes";
     case Finding::kBarrier:
       return "barrier";
     case Finding::kMask:

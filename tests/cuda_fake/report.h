@@ -17,6 +17,7 @@ enum class Finding {
   kUninitialised,  // a read of bytes that nothing has written
   kRace,           // two threads of a launch, unordered, one of them writing
   kUnordered,      // two operations of different streams, unordered, one of them writing
+  kPeers,          // two operations of two processes, unordered, one of them writing
   kBarrier,        // a barrier that not all threads reach
   kMask,           // a warp instruction whose mask is not the lanes that execute it
   kCopyInFlight,   // a thread that ends, or reads, while its cp.async is under way

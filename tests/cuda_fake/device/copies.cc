@@ -31,6 +31,7 @@ uint8_t* Machine::BytesAt(uint64_t address, uint64_t bytes, AccessKind kind, Ope
   if (operation == 0 || region->shadow == nullptr) {
     return place;
   }
+  region->TellPeers(operation, address - region->base, bytes, kind != AccessKind::kRead);
   const Shadow::Conflict conflict =
       region->shadow->Access(address - region->base, bytes, kind, operations.BeginScope(operation), 0);
   const std::string name = operations.NameOf(operation);
@@ -123,6 +124,10 @@ cudaError_t Machine::Copy(void* to, const void* from, uint64_t bytes, cudaMemcpy
   OperationId id = 0;
   if (const cudaError_t error = Submit(stream, std::move(work), &id); error != cudaSuccess) {
     return Leave(error);
+  }
+  if (id != 0 && to_device) {
+    // What it will write is known, so that who comes before it has run is seen too.
+    target->TellPeers(id, AddressOf(to) - target->base, bytes, true);
   }
   // Device to pageable host memory always, pinned memory if the call is not asynchronous: done when it
   // returns.

@@ -3,7 +3,6 @@
 #include <cuda.h>
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -11,15 +10,25 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/cuda_fake/device/machine.h"
+#include "tests/cuda_fake/device/peer_order.h"
 
 namespace sluice::cuda_fake {
 
 struct MemoryFile {
   MemoryFile(Machine* machine, int fd, uint64_t bytes, bool foreign)
-      : machine(machine), fd(fd), bytes(bytes), foreign(foreign) {}
+      : machine(machine),
+        fd(fd),
+        bytes(bytes),
+        foreign(foreign),
+        peers((foreign ? PeerOrder::Import : PeerOrder::Make)(fd, &machine->operations, &machine->reports)) {
+    if (peers != nullptr) {
+      machine->peers.insert(peers.get());
+    }
+  }
   MemoryFile(const MemoryFile&) = delete;
   MemoryFile& operator=(const MemoryFile&) = delete;
   ~MemoryFile() {
+    machine->peers.erase(peers.get());
     close(fd);
     if (!foreign) {
       machine->memory.Return(bytes);
@@ -29,7 +38,8 @@ struct MemoryFile {
   Machine* machine;
   int fd;
   uint64_t bytes;
-  bool foreign;  // imported: the exporter's budget pays for it
+  bool foreign;                      // imported: the exporter's budget pays for it
+  std::unique_ptr<PeerOrder> peers;  // may be null
 };
 
 namespace {
@@ -72,6 +82,7 @@ using sluice::cuda_fake::Machine;
 using sluice::cuda_fake::MachineLock;
 using sluice::cuda_fake::MemoryFile;
 using sluice::cuda_fake::Misuse;
+using sluice::cuda_fake::PeerOrder;
 using sluice::cuda_fake::PoisonFile;
 using sluice::cuda_fake::Result;
 
@@ -101,7 +112,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
     return Result(machine.Leave(cudaErrorMemoryAllocation));
   }
   const int fd = memfd_create("fake cuda memory", MFD_CLOEXEC);
-  if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+  if (fd < 0 || !PeerOrder::Resize(fd, bytes)) {
     machine.memory.Return(bytes);
     return Result(machine.Leave(cudaErrorMemoryAllocation));
   }
@@ -126,13 +137,12 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
                                         CUmemAllocationHandleType type) {
   const MachineLock lock;
-  struct stat about {};
   const int fd = static_cast<int>(reinterpret_cast<intptr_t>(shareable));
-  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || fstat(fd, &about) != 0) {
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || fcntl(fd, F_GETFD) < 0) {
     return Misuse("cuMemImportFromShareableHandle of no file descriptor");
   }
   *handle = Keep(std::make_shared<MemoryFile>(&Machine::Get(), fcntl(fd, F_DUPFD_CLOEXEC, 0),
-                                              static_cast<uint64_t>(about.st_size), true));
+                                              PeerOrder::DataBytes(fd), true));
   return CUDA_SUCCESS;
 }
 
@@ -166,7 +176,8 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
       offset + bytes > file->second->bytes) {
     return Misuse(absl::StrCat("cuMemMap of ", bytes, " bytes at ", offset, " of no such allocation"));
   }
-  return machine.memory.Map(address, bytes, file->second->fd, offset, file->second, file->second->foreign)
+  return machine.memory.Map(address, bytes, file->second->fd, offset, file->second, file->second->foreign,
+                            file->second->peers.get())
              ? CUDA_SUCCESS
              : Misuse("cuMemMap over a mapping");
 }

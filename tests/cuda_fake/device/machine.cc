@@ -49,12 +49,15 @@ std::vector<KernelCounts> TakeKernelCounts() { return std::exchange(Machine::Get
 Machine::Machine(const FakeOptions& options)
     : options(options),
       memory(options.memory_bytes),
-      operations(options.seed),
+      operations(options.seed, options.questions),
       modules(options.capability, &memory) {
   memory.host_watch = &host_uses;
   operations.on_host_knows = [this] {
     host_uses.HostHasLearnt([this](OperationId id) { return operations.IsKnown(id); },
                             [this](OperationId id) { return operations.NameOf(id); }, &reports);
+    for (PeerOrder* const order : peers) {
+      order->HostHasLearnt();
+    }
   };
 }
 
@@ -133,6 +136,9 @@ void Machine::Fail(Fault fault) {
     sticky_ = ErrorOf(fault);
     operations.Drop();
     host_uses.Forget();
+    for (PeerOrder* const order : peers) {
+      order->Forget();
+    }
   }
 }
 
@@ -244,6 +250,9 @@ bool Machine::DropsWait(const char* call, OperationId operation) {
   if (operation == 0 || operations.IsKnown(operation)) {
     waited_.erase(operation);
     return false;
+  }
+  if (options.drop_call == call) {
+    return true;
   }
   if (waited_.insert(operation).second && ++counters.waits == options.drop_wait) {
     dropped_ = operation;

@@ -25,6 +25,7 @@
 #include "tests/cuda_fake/device/memory.h"
 #include "tests/cuda_fake/device/modules.h"
 #include "tests/cuda_fake/device/operations.h"
+#include "tests/cuda_fake/device/peer_order.h"
 #include "tests/cuda_fake/fake_cuda.h"
 #include "tests/cuda_fake/interp/execution.h"
 
@@ -91,6 +92,7 @@ class Machine {
   FakeCounters counters;
   std::vector<KernelCounts> kernel_counts;
   HostUses host_uses;
+  std::set<PeerOrder*> peers;  // of memory files that live
   DeviceMemory memory;
   Operations operations;
   Modules modules;

@@ -67,7 +67,8 @@ uint64_t DeviceMemory::Allocate(uint64_t bytes, absl::string_view what) {
   Entry& entry = entries_[base];
   entry.shadow = std::make_unique<Shadow>(bytes);
   entry.region = {base,    bytes, memory, entry.shadow.get(),
-                  nullptr, true,  true,   absl::StrCat(what, " of ", bytes, " bytes")};
+                  nullptr, true,  true,   absl::StrCat(what, " of ", bytes, " bytes"),
+                  nullptr, 0};
   return base;
 }
 
@@ -101,7 +102,9 @@ bool DeviceMemory::RegisterHost(void* base, uint64_t bytes) {
                   host_watch,
                   true,
                   true,
-                  absl::StrCat("registered host memory of ", bytes, " bytes")};
+                  absl::StrCat("registered host memory of ", bytes, " bytes"),
+                  nullptr,
+                  0};
   return true;
 }
 
@@ -127,7 +130,7 @@ uint64_t DeviceMemory::ReserveAddresses(uint64_t bytes, uint64_t alignment) {
 }
 
 bool DeviceMemory::Map(uint64_t address, uint64_t bytes, int fd, uint64_t offset, std::shared_ptr<void> owner,
-                       bool foreign) {
+                       bool foreign, PeerWatch* peers) {
   const auto after = entries_.lower_bound(address);
   if (Find(address) != nullptr || (after != entries_.end() && after->first < address + bytes)) {
     return false;
@@ -163,7 +166,9 @@ bool DeviceMemory::Map(uint64_t address, uint64_t bytes, int fd, uint64_t offset
                   nullptr,
                   false,
                   false,
-                  absl::StrCat("a mapping of ", bytes, " bytes")};
+                  absl::StrCat("a mapping of ", bytes, " bytes"),
+                  peers,
+                  offset};
   return true;
 }
 

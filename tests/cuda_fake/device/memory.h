@@ -50,9 +50,10 @@ class DeviceMemory : public RegionTable {
   // A range of addresses without memory, and mappings of a file into it, readable and writable once access is
   // set.
   uint64_t ReserveAddresses(uint64_t bytes, uint64_t alignment);
-  // `owner` lives as long as the mapping; `foreign`: another process may have written it.
+  // `owner` lives as long as the mapping; `foreign`: another process may have written it; `peers`: told of
+  // what is done to it, lives as long too, may be null.
   bool Map(uint64_t address, uint64_t bytes, int fd, uint64_t offset, std::shared_ptr<void> owner,
-           bool foreign);
+           bool foreign, PeerWatch* peers);
   bool Unmap(uint64_t address, uint64_t bytes);
   bool SetAccess(uint64_t address, uint64_t bytes, bool readable, bool writable);
 

@@ -1,13 +1,19 @@
 #include "tests/cuda_fake/device/operations.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 namespace sluice::cuda_fake {
 
-Operations::Operations(uint64_t seed) : seed_(seed), random_(seed), streams_(1) {}
+Operations::Operations(uint64_t seed, uint64_t questions)
+    : seed_(seed), questions_(questions), random_(seed), streams_(1) {}
+
+int64_t Operations::Now() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
 
 uint32_t Operations::NewStream(bool blocking) {
   streams_.emplace_back().blocking = blocking;
@@ -35,6 +41,7 @@ OperationId Operations::Submit(uint32_t stream, std::string name, std::vector<st
   Record record;
   record.name = std::move(name);
   record.stream = stream;
+  record.submitted = Now();
   record.sequence = ++own.sequence;
   record.after = std::exchange(own.waits, {});
   record.after.push_back(own.last);
@@ -172,9 +179,15 @@ void Operations::Turn() {
 }
 
 void Operations::Poll(OperationId operation) {
+  if (Answers()) {
+    StepTo(operation);
+  }
+}
+
+void Operations::StepTo(OperationId operation) {
   for (const OperationId before : At(operation).after) {
     if (!IsDone(before)) {
-      return Poll(before);
+      return StepTo(before);
     }
   }
   Step(operation);

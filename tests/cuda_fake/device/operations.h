@@ -26,7 +26,9 @@ using OperationId = uint32_t;  // from 1 on; 0: none
 class Operations : public Ordering {
  public:
   // Seed 0: everything as soon as it is submitted; 1: nothing before it is waited for; others: by chance.
-  explicit Operations(uint64_t seed);
+  // `questions`: a host that asks whether something is done is told something new each time that it has
+  // asked so often.
+  explicit Operations(uint64_t seed, uint64_t questions = 1);
 
   // The legacy default stream. "The legacy default stream ... synchronizes with all other streams in the same
   // context except for non-blocking streams" (Runtime API, Stream synchronization behavior).
@@ -61,6 +63,8 @@ class Operations : public Ordering {
   void Turn();
   // A host that asks again and again sees it done at last, whatever the seed: one step on the way to it.
   void Poll(OperationId operation);
+  // Whether the host has asked often enough to be told something.
+  bool Answers() { return ++asked_ % questions_ == 0; }
   // Forgets everything that waits: the device has failed.
   void Drop();
 
@@ -73,12 +77,17 @@ class Operations : public Ordering {
   bool IsBefore(uint32_t earlier, uint32_t later) const override;
   std::string NameOf(uint32_t operation) const override;
 
+  // By a clock that all processes share, in nanoseconds.
+  static int64_t Now();
+  int64_t SubmittedAt(OperationId operation) const { return At(operation).submitted; }
+
  private:
   using Clock = std::vector<uint32_t>;
   struct Record {
     std::string name;
     uint32_t stream = 0;
     uint32_t sequence = 0;
+    int64_t submitted = 0;
     Clock clock;
     std::vector<OperationId> after;
     std::deque<std::function<void()>> steps;
@@ -99,9 +108,12 @@ class Operations : public Ordering {
   bool CanRun(const Record& record) const;
   void Step(OperationId id);
   void FinishChain(OperationId id);
+  void StepTo(OperationId operation);
   static void Join(Clock* into, const Clock& from);
 
   uint64_t seed_;
+  uint64_t questions_;
+  uint64_t asked_ = 0;
   std::mt19937_64 random_;
   std::deque<Record> records_;
   std::vector<Stream> streams_;

@@ -204,6 +204,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     machine.operations.Poll(known->recorded);
     return machine.Leave(cudaErrorNotReady);
   }
+  if (known->recorded != 0 && !machine.operations.IsKnown(known->recorded) && !machine.operations.Answers()) {
+    return machine.Leave(cudaErrorNotReady);
+  }
   machine.operations.HostKnows(known->recorded);
   return machine.Leave(cudaSuccess);
 }

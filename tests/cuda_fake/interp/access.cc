@@ -82,6 +82,7 @@ bool Execution::PlacesAtOnce(Warp& warp, uint32_t mask, Space space, const uint6
     Tell(*region, offset, total, kind);
     return true;
   }
+  region->TellPeers(global_.operation, offset, total, kind != AccessKind::kRead);
   return kind == AccessKind::kRead
              ? region->shadow->ReadLanes(offset, bytes, lanes, global_, same ? who | kWholeWarp : who)
              : region->shadow->WriteLanes(offset, bytes, lanes, global_, who);
@@ -118,6 +119,11 @@ uint32_t Execution::PlacesApart(Warp& warp, uint32_t mask, Space space, const ui
   Shadow* const shadow = shared ? shared_shadow_ : region->shadow;
   if (shadow == nullptr) {
     ForEachLane(inside, [&](int lane) { Tell(*region, offsets[lane], bytes, kind); });
+  }
+  if (!shared && region->peers != nullptr) {
+    ForEachLane(inside, [&](int lane) {
+      region->TellPeers(global_.operation, offsets[lane], bytes, kind != AccessKind::kRead);
+    });
   }
   const Scope& scope = shared ? shared_scope_ : global_;
   const uint32_t left = shadow == nullptr ? 0
@@ -208,6 +214,7 @@ uint8_t* Execution::GlobalAccess(Warp& warp, const Instruction& in, int lane, ui
   }
   last_region_ = region;
   const uint64_t offset = address - region->base;
+  region->TellPeers(global_.operation, offset, bytes, kind != AccessKind::kRead);
   if (region->shadow == nullptr) {
     Tell(*region, offset, bytes, kind);
   } else {

@@ -17,6 +17,13 @@ class HostWatch {
   virtual void BeforeDevice(const uint8_t* host, uint64_t bytes, bool writes) = 0;
 };
 
+// Told of what operations do to memory that another process has too.
+class PeerWatch {
+ public:
+  virtual ~PeerWatch() = default;
+  virtual void Access(uint32_t operation, uint64_t offset, uint64_t bytes, bool writes) = 0;
+};
+
 // One live allocation. Kernels and copies name its bytes by `base`, the device's address, which the host
 // cannot read; the fake itself reads and writes them at `bytes`.
 struct Region {
@@ -27,7 +34,15 @@ struct Region {
   HostWatch* watch = nullptr;  // of registered host memory
   bool readable = true;
   bool writable = true;
-  std::string name;  // "device memory of 4096 bytes"
+  std::string name;            // "device memory of 4096 bytes"
+  PeerWatch* peers = nullptr;  // of a memory file that another process may have too,
+  uint64_t file_offset = 0;    // and where in it the region begins
+
+  void TellPeers(uint32_t operation, uint64_t offset, uint64_t count, bool writes) const {
+    if (peers != nullptr) {
+      peers->Access(operation, file_offset + offset, count, writes);
+    }
+  }
 };
 
 class RegionTable {

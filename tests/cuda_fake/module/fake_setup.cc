@@ -1,9 +1,9 @@
 // The fake of a process that knows nothing of it: set up by the environment when the module is loaded, and
 // what its checks have found is written down when the process ends.
 //
-// SLUICE_FAKE_CUDA: words NAME=VALUE with spaces between: seed, memory_mib, devices, capability
-// (FakeOptions), and reports, a file to which the process' reports are appended, one a line, "none" if there
-// are none. A process that is killed writes nothing.
+// SLUICE_FAKE_CUDA: words NAME=VALUE with spaces between: seed, memory_mib, devices, capability,
+// questions, drop_wait, drop_call (FakeOptions), and reports, a file to which the process' reports are
+// appended, one a line, "none" if there are none. A process that is killed writes nothing.
 #include <unistd.h>
 
 #include <cstdint>
@@ -37,10 +37,16 @@ class Setup {
       uint64_t number = 0;
       if (pair.first == "reports") {
         reports_ = std::string(pair.second);
+      } else if (pair.first == "drop_call") {
+        options.drop_call = std::string(pair.second);
       } else if (!absl::SimpleAtoi(pair.second, &number)) {
         Refuse(word);
       } else if (pair.first == "seed") {
         options.seed = number;
+      } else if (pair.first == "drop_wait") {
+        options.drop_wait = number;
+      } else if (pair.first == "questions" && number > 0) {
+        options.questions = number;
       } else if (pair.first == "memory_mib") {
         options.memory_bytes = number << 20;
       } else if (pair.first == "devices") {

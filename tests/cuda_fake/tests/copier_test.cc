@@ -11,6 +11,7 @@
 #include <set>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/ring/shared_memory.h"
 #include "common/transfer/transfer_plan.h"
@@ -158,6 +159,27 @@ TEST_P(CudaCopierTest, ARingSmallerThanWhatTravelsIsUsedAgain) {
   EXPECT_EQ(CountersOfFake().pageable_copies, 0u);
   CudaCopier smallest({.ring_bytes = 2048});  // a row is longer than a piece
   ExpectArrives(&smallest, all, kRowBytes, segment);
+}
+
+TEST_P(CudaCopierTest, ARingUsedAgainWithoutTheWaitIsFound) {
+  cuda_fake::ResetFake({.seed = GetParam(), .drop_call = "cudaEventQuery"});
+  const auto segment = RandomSegment(kRows * kRowBytes);
+  cuda::Memory memory;
+  const SharedBuffer shared = Exported(&memory);
+  {
+    CudaCopier copier({.ring_bytes = 64 << 10});
+    auto slab = copier.Open(UniqueFd(fcntl(shared.fd, F_DUPFD_CLOEXEC, 0)), HandleOf(shared));
+    ASSERT_TRUE(slab.ok()) << slab.status();
+    const TransferPlan plan = MakeTransferPlan({{segment->map.data(), 0, kRowBytes, kRowBytes, kRowBytes}},
+                                               kRows, {}, 0, PlanOptions());
+    CopyAll(&copier, plan, slab->get());
+    cudaDeviceSynchronize();  // the host learns, before the slab goes, what it had taken for done
+  }
+  bool found = false;
+  for (const cuda_fake::Report& report : cuda_fake::TakeReports()) {
+    found = found || absl::StrContains(report.text, "the host has written pinned memory");
+  }
+  EXPECT_TRUE(found);
 }
 
 TEST_P(CudaCopierTest, MemoryIsLetGoOfBeforeItGoes) {

@@ -12,15 +12,13 @@
 #include <string_view>
 #include <vector>
 
-#include "inferd/engine/engine_core.h"
-#include "inferd/schedule/generate_sequence.h"
 #include "inferd/weights/pull_client.h"
 #include "kernels/cuda/copy/cuda_copier.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "pack/pack.h"
 #include "pack/writer/pack_writer.h"
 #include "tests/cuda_fake/fake_cuda.h"
-#include "tests/support/engine_testing.h"
+#include "tests/support/engine_running.h"
 
 namespace sluice {
 namespace {
@@ -47,7 +45,6 @@ std::unique_ptr<WeightClient> ClientOf(const std::string& pack, const Setting& r
       std::vector<std::shared_ptr<Copier>>{std::make_shared<cuda::CudaCopier>(cuda::CudaCopier::Options())});
 }
 
-// Greedy tokens behind a prompt of several chunks; those that came before the first error.
 std::vector<TokenOut> Tokens(const std::string& pack, const Setting& run, absl::Status* status) {
   const std::unique_ptr<WeightClient> client = ClientOf(pack, run);
   EngineOptions options;
@@ -59,43 +56,9 @@ std::vector<TokenOut> Tokens(const std::string& pack, const Setting& run, absl::
     options.slab.transport = Transport::kPull;
     options.slab.budget = run.slots * client->pack().largest_expert_bytes();
   }
-  const absl::StatusOr<EnginePlan> plan = PlanEngine(options, client->pack().config());
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  absl::StatusOr<std::unique_ptr<Backend>> backend =
-      run.cuda ? CreateCudaBackend(plan->backend) : CreateReferenceBackend(plan->backend);
-  EXPECT_TRUE(backend.ok()) << backend.status();
-  const Backend* const device = backend->get();
-  RequestRegistry registry(options.queue);
-  absl::StatusOr<PolicyChoice> choice = ChoosePoliciesFor(options, client->pack());
-  EXPECT_TRUE(choice.ok()) << choice.status();
-  absl::StatusOr<std::unique_ptr<EngineCore>> core = EngineCore::Create(
-      *plan, *std::move(choice), client.get(), ComputePlaces{*std::move(backend), nullptr}, &registry);
-  *status = core.status();
-  if (!core.ok()) {
-    return {};
-  }
-  const GenerateSpec spec = GreedySpec("r", {4, 5, 6, 7, 8, 9, 10, 11, 12, 13}, run.tokens);
-  const absl::StatusOr<SequenceId> id = registry.Enter(spec.request_id, 1, 1);
-  EXPECT_TRUE(id.ok()) << id.status();
-  auto sink = std::make_shared<CollectingSink>();
-  (*core)->Add(std::make_unique<GenerateSequence>(*id, spec, sink, absl::Now(), 5,
-                                                  client->pack().config().eos_ids, nullptr));
-  while (!sink->ended()) {
-    (*core)->Step(absl::Now());
-  }
-  *status = sink->Await();
-  if (run.counters != nullptr) {
-    *run.counters = device->Counters();
-  }
-  return sink->tokens();
-}
-
-std::vector<int32_t> IdsOf(const std::vector<TokenOut>& tokens) {
-  std::vector<int32_t> ids;
-  for (const TokenOut& token : tokens) {
-    ids.push_back(token.token_id);
-  }
-  return ids;
+  return AnswerOf(options, run.tokens, client.get(),
+                  run.cuda ? BackendMaker(CreateCudaBackend) : BackendMaker(CreateReferenceBackend), status,
+                  run.counters);
 }
 
 class CudaEngineTest : public testing::Test {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_split.h"
 #include "inferd/session/session_weight_client.h"
 #include "kernels/cuda/memory.h"
 #include "tests/cuda_fake/fake_cuda.h"
@@ -82,14 +83,17 @@ class WeightdSlabsTest : public testing::Test {
     EXPECT_EQ(std::memcmp(found.data(), expected.data(), found.size()), 0);
   }
 
-  // Pieces of device memory that weightd has mapped.
+  // Allocations of device memory that weightd has mapped, by the numbers of their files.
   size_t MappedByWeightd() {
     std::ifstream maps("/proc/" + std::to_string(weightd_.process().pid()) + "/maps");
-    size_t count = 0;
+    std::set<std::string> files;
     for (std::string line; std::getline(maps, line);) {
-      count += line.find("memfd:fake cuda memory") != std::string::npos ? 1 : 0;
+      if (line.find("memfd:fake cuda memory") != std::string::npos) {
+        const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+        files.insert(words.at(4));
+      }
     }
-    return count;
+    return files.size();
   }
   void AwaitMapped(size_t count) {
     const absl::Time deadline = absl::Now() + absl::Seconds(20);

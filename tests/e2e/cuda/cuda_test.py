@@ -147,10 +147,9 @@ class KillTest(CudaTestCase):
     TOKENS = 24
 
     def device_memory(self, pid):
-        """Mappings and descriptors of device memory that a process has."""
+        """Allocations of device memory that a process has mapped, and descriptors of them."""
         try:
-            with open(f"/proc/{pid}/maps") as file:
-                mapped = sum("memfd:fake cuda memory" in line for line in file)
+            mapped = len(self.device_files(pid))
             folder = f"/proc/{pid}/fd"
             links = []
             for name in os.listdir(folder):

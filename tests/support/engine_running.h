@@ -1,0 +1,64 @@
+// One greedy answer of a whole engine, step after step on the calling thread.
+//
+// Thread safety: a free function on what its caller owns.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "gtest/gtest.h"
+#include "inferd/engine/engine_core.h"
+#include "inferd/schedule/generate_sequence.h"
+#include "tests/support/engine_testing.h"
+
+namespace sluice {
+
+using BackendMaker = std::function<absl::StatusOr<std::unique_ptr<Backend>>(const BackendLimits&)>;
+
+// Behind a prompt of several chunks `count` tokens; those that came before the first error, which is
+// `status`. `counters`: the device's in the end, if they are wanted.
+inline std::vector<TokenOut> AnswerOf(const EngineOptions& options, uint32_t count, WeightClient* client,
+                                      const BackendMaker& make, absl::Status* status,
+                                      BackendCounters* counters = nullptr) {
+  const absl::StatusOr<EnginePlan> plan = PlanEngine(options, client->pack().config());
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  absl::StatusOr<std::unique_ptr<Backend>> backend = make(plan->backend);
+  EXPECT_TRUE(backend.ok()) << backend.status();
+  const Backend* const device = backend->get();
+  RequestRegistry registry(options.queue);
+  absl::StatusOr<PolicyChoice> choice = ChoosePoliciesFor(options, client->pack());
+  EXPECT_TRUE(choice.ok()) << choice.status();
+  absl::StatusOr<std::unique_ptr<EngineCore>> core = EngineCore::Create(
+      *plan, *std::move(choice), client, ComputePlaces{*std::move(backend), nullptr}, &registry);
+  *status = core.status();
+  if (!core.ok()) {
+    return {};
+  }
+  const GenerateSpec spec = GreedySpec("r", {4, 5, 6, 7, 8, 9, 10, 11, 12, 13}, count);
+  const absl::StatusOr<SequenceId> id = registry.Enter(spec.request_id, 1, 1);
+  EXPECT_TRUE(id.ok()) << id.status();
+  auto sink = std::make_shared<CollectingSink>();
+  (*core)->Add(std::make_unique<GenerateSequence>(*id, spec, sink, absl::Now(), 5,
+                                                  client->pack().config().eos_ids, nullptr));
+  while (!sink->ended()) {
+    (*core)->Step(absl::Now());
+  }
+  *status = sink->Await();
+  if (counters != nullptr) {
+    *counters = device->Counters();
+  }
+  return sink->tokens();
+}
+
+inline std::vector<int32_t> IdsOf(const std::vector<TokenOut>& tokens) {
+  std::vector<int32_t> ids;
+  for (const TokenOut& token : tokens) {
+    ids.push_back(token.token_id);
+  }
+  return ids;
+}
+
+}  // namespace sluice
