@@ -174,6 +174,9 @@ void PeerOrder::Forget() {
 }
 
 uint32_t PeerOrder::NumberOf(uint32_t operation) {
+  if (operation == last_operation_) {
+    return last_number_;
+  }
   const auto [it, is_new] = open_.try_emplace(operation, 0);
   if (is_new) {
     it->second = ++own_->last;
@@ -183,7 +186,8 @@ uint32_t PeerOrder::NumberOf(uint32_t operation) {
     std::snprintf(entry.name, sizeof(entry.name), "%s", operations_->NameOf(operation).c_str());
     entry.number = it->second;
   }
-  return it->second;
+  last_operation_ = operation;
+  return last_number_ = it->second;
 }
 
 // Enters the access first and looks at the other side's behind that, so that of two processes which do this

@@ -65,6 +65,8 @@ class PeerOrder : public PeerWatch {
   ReportSink* const reports_;
   // Of operations that have touched the file and are not known to be done: their numbers there.
   std::unordered_map<uint32_t, uint32_t> open_;
+  uint32_t last_operation_ = 0;  // to touch it, and its number
+  uint32_t last_number_ = 0;
 };
 
 }  // namespace sluice::cuda_fake
