@@ -54,7 +54,12 @@ GateReuse::Question* GateReuse::Find(uint32_t target) {
 
 absl::Status GateReuse::Ask(const RouterTap& tap, uint32_t target) {
   Question* question = Find(target);
-  if (question == nullptr) question = &questions_[next_++ % questions_.size()];
+  if (question == nullptr) {
+    // Not one of those that were asked just before and have yet to be answered.
+    question = &*std::min_element(questions_.begin(), questions_.end(),
+                                  [](const Question& a, const Question& b) { return a.asked < b.asked; });
+  }
+  question->asked = ++asked_;
   question->target = target;
   Queue& queue = backend_->queue();
   const LayerWeights& w = weights_->layer(target);

@@ -125,6 +125,7 @@ class GateReuse final : public ExpertPredictor {
   // What was asked about one layer.
   struct Question {
     uint32_t target = kNoTarget;
+    uint64_t asked = 0;                // when, by the number of the question
     Rows scores;                       // [max_tokens, most experts]
     BufferRef ids;                     // int32 [max_tokens, largest top_k]
     BufferRef chances;                 // float32 [max_tokens, largest top_k]
@@ -141,7 +142,7 @@ class GateReuse final : public ExpertPredictor {
   const DenseWeights* const weights_;
   Backend* const backend_;
   std::vector<Question> questions_;
-  size_t next_ = 0;                // of questions_, to be asked
+  uint64_t asked_ = 0;             // questions so far
   std::vector<uint32_t> rows_;     // 0..max_tokens - 1, if it tells how sure it is
   std::vector<float> confidence_;  // [max_tokens, largest top_k]
   uint32_t top_k_ = 0;             // of the last prediction
