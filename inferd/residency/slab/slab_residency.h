@@ -3,9 +3,10 @@
 //
 // A layer's experts that are in slots are computed first; for the others transfers are sent at once, as far
 // as slots go, and each is computed tile by tile while its next tile travels. More experts than slots go in
-// waves: one that has been computed makes room. Some may be the CPU's instead, where they lie in weightd's
-// DRAM (miss_plan.h). What arrives when decides nothing but time: results go to places fixed by (token,
-// rank), neurons in order.
+// waves: one that has been computed makes room. A prompt that streams computes those first that came, and
+// what stays in its slots while nothing else is there, so that the link never waits for slots. Some may be
+// the CPU's instead, where they lie in weightd's DRAM (miss_plan.h). What arrives when decides nothing but
+// time: results go to places fixed by (token, rank), neurons in order.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
 #pragma once
@@ -160,6 +161,13 @@ class SlabResidency final : public LayerResidency {
   void Handle(const FetchKey& key, const FetchCompletion& completion) override;
   void HandleForDemand(uint32_t index, const FetchKey& key, const FetchCompletion& completion);
   absl::Status HandOut() override;
+  bool FillsGaps() const { return streams_ && waiting_ > 0; }
+  // Of a ready expert: whether its slot is no stream's.
+  bool Stays(const Entry& entry) const {
+    return entry.state == State::kReady && !entry.idle && !table().slot(entry.slot).passing;
+  }
+  uint32_t GapExperts() const;
+  void HandOutEntry(uint32_t index);
   void HandOutRange(uint32_t index, uint32_t end);
   void HandOutCpu(uint32_t index);
   absl::Status TakeBack(Event used) override;
@@ -192,6 +200,9 @@ class SlabResidency final : public LayerResidency {
   bool filled_ = false;        // once, at the start
   bool cpu_allowed_ = true;
   bool prefill_ = false;
+  bool in_gap_ = false;          // what is handed out stays in its slots
+  Event gap_last_;               // behind what was handed out so last,
+  Event gap_before_;             // and before that
   bool streams_ = false;         // prefill that wants more experts than the layer may keep
   uint32_t width_ = 0;           // of the layer's experts
   std::vector<Entry> entries_;   // [most experts of a layer], by demand

@@ -1,0 +1,136 @@
+// What a layer hands out to be computed, in which order, and what comes back of it.
+#include <algorithm>
+#include <utility>
+
+#include "inferd/residency/slab/slab_residency.h"
+
+namespace sluice {
+
+bool SlabResidency::NextWaits() const {
+  const bool held_back = FillsGaps() && !queue_->IsDone(gap_before_);
+  for (uint32_t i = 0; i < demands(); ++i) {
+    const Entry& entry = entries_[i];
+    if ((entry.state == State::kReady && entry.handed < width_ && !(held_back && Stays(entry))) ||
+        (entry.state == State::kCpu && cpu_.IsComputed(i)) ||
+        (entry.state == State::kInFlight && slots_->Landed(entry.slot) > entry.handed)) {
+      return false;
+    }
+  }
+  return open_ > 0;
+}
+
+// While experts of a prompt wait for slots, those that pass through are computed as they arrive, so that
+// their slots take the next ones; what stays fills the gaps, a few at a time, and the device has two such
+// portions at most before it: one that it computes and the next.
+absl::Status SlabResidency::HandOut() {
+  const bool gaps = FillsGaps();
+  for (uint32_t i = 0; i < demands(); ++i) {
+    if (!gaps || !Stays(entries_[i])) {
+      HandOutEntry(i);
+    }
+  }
+  if (gaps && ready_.empty() && queue_->IsDone(gap_before_)) {
+    uint32_t left = GapExperts();
+    for (uint32_t i = 0; i < demands() && left > 0; ++i) {
+      if (Stays(entries_[i]) && entries_[i].handed < width_) {
+        HandOutEntry(i);
+        --left;
+      }
+    }
+    in_gap_ = !ready_.empty();
+  }
+  return absl::OkStatus();
+}
+
+// A quarter of what travels at once, with two portions queued: the link goes on meanwhile where an expert
+// travels as long as it is computed.
+uint32_t SlabResidency::GapExperts() const {
+  uint32_t passing = 0;
+  for (const SlotClass& c : plan().classes) {
+    passing += c.passing;
+  }
+  return std::max(1u, passing / 4);
+}
+
+// The last tile of an expert waits for its completion, so that a slot is never given up while weightd still
+// has it.
+void SlabResidency::HandOutEntry(uint32_t index) {
+  Entry& entry = entries_[index];
+  if (entry.state == State::kReady && entry.idle) {
+    entry.state = State::kDone;
+    CloseDemand();
+    table().slot(entry.slot).pinned = false;
+  } else if (entry.state == State::kReady) {
+    HandOutRange(index, entry.shared > 0 ? entry.shared : width_);
+  } else if (entry.state == State::kCpu && cpu_.IsComputed(index)) {
+    HandOutCpu(index);
+  } else if (entry.state == State::kInFlight && !entry.idle) {
+    const uint32_t landed = slots_->Landed(entry.slot);
+    if (landed > entry.handed && (landed < width_ || entry.shared > 0)) {
+      HandOutRange(index, entry.shared > 0 ? std::min(landed, entry.shared) : landed);
+    }
+  }
+}
+
+void SlabResidency::HandOutRange(uint32_t index, uint32_t end) {
+  Entry& entry = entries_[index];
+  if (end <= entry.handed) {
+    return;
+  }
+  ReadyTile tile;
+  tile.demand = index;
+  tile.up = slots_->PartOf(entry.slot, Part::kUp);
+  tile.gate = slots_->PartOf(entry.slot, Part::kGate);
+  tile.down = slots_->PartOf(entry.slot, Part::kDown);
+  tile.neuron_begin = entry.handed;
+  tile.neuron_end = end;
+  counters_.Add(layer_, &ResidencyCounters::bytes_touched,
+                pack_.expert_bytes(layer_, experts()[index]) * (end - entry.handed) / width_);
+  entry.handed = end;
+  ready_.push_back(tile);
+}
+
+absl::Status SlabResidency::TakeBack(Event used) {
+  if (std::exchange(in_gap_, false)) {
+    gap_before_ = std::exchange(gap_last_, used);
+  }
+  for (const ReadyTile& tile : ready_) {
+    Entry& entry = entries_[tile.demand];
+    if (entry.slot != ExpertSlots::kNoSlot) {
+      table().slot(entry.slot).last_use = used;
+    }
+    if (entry.shared > 0 && entry.handed >= entry.shared && entry.slot != ExpertSlots::kNoSlot) {
+      LeaveToCpu(&entry);
+    } else if (entry.state == State::kReady && entry.handed >= width_) {
+      entry.state = State::kDone;
+      CloseDemand();
+      table().slot(entry.slot).pinned = false;
+    } else if (entry.state == State::kCpuHandedOut) {
+      entry.state = State::kDone;
+      cpu_used_ = cpu_place_->queue().Record();
+      cpu_measured_ = clock_ != nullptr;
+      CloseDemand();
+    }
+  }
+  GiveBackRead();
+  return absl::OkStatus();
+}
+
+// A lease that was given back may be overwritten at once. How long the CPU took says how long it will take.
+void SlabResidency::GiveBackRead() {
+  if (cpu_.held() == 0 || !cpu_place_->queue().IsDone(cpu_used_)) {
+    return;
+  }
+  if (!std::exchange(cpu_measured_, true)) {
+    if (const auto took = cpu_place_->queue().Seconds(cpu_began_, cpu_used_); took.ok()) {
+      costs_.Took(*took, cpu_queued_);
+    }
+  }
+  for (uint32_t i = 0; i < demands(); ++i) {
+    if (entries_[i].state == State::kDone) {
+      cpu_.Release(i, step_);
+    }
+  }
+}
+
+}  // namespace sluice
