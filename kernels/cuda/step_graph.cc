@@ -35,10 +35,12 @@ absl::Status StepGraph::HandOver() {
 
 absl::Status StepGraph::LaunchAsGraph(Run* run) {
   if (!run->made) {
-    if (const absl::Status made = Make(run); !made.ok()) {
+    const absl::Status made = Make(run);
+    if (absl::IsResourceExhausted(made)) {
       makes_ = false;
       return StatusOf(run->launches.Issue(stream_), "kept launches");
     }
+    RETURN_IF_ERROR(made);
     run->made = true;
   }
   ++counters_.launches;

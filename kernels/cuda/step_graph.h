@@ -37,7 +37,8 @@ class StepGraph {
   LaunchList& kept() { return kept_; }
   bool empty() const { return kept_.empty(); }
   // Enqueues what is kept, which is forgotten whatever comes of it. Without memory for a graph everything is
-  // launched as it is, from then on.
+  // launched as it is, from then on, and `launches` of the counters stays where it is; any other trouble with
+  // a graph is an error.
   absl::Status HandOver();
   const Counters& counters() const { return counters_; }
 

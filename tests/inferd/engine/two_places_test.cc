@@ -143,7 +143,7 @@ class Meeting {
     (device ? device_ : cpu_) = layer;
     const uint64_t& other = device ? cpu_ : device_;
     changed_.SignalAll();
-    const absl::Time end = absl::Now() + absl::Seconds(5);
+    const absl::Time end = absl::Now() + absl::Seconds(10);
     while (other < layer && absl::Now() < end) {
       changed_.WaitFor(&mutex_, std::chrono::seconds(1));
     }

@@ -1,0 +1,62 @@
+// The next layers' routers asked ahead: which questions are kept until they are answered.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "common/clock.h"
+#include "inferd/model/dense_weights.h"
+#include "inferd/policy/predict/predictor.h"
+#include "inferd/weights/fetch_queue.h"
+#include "inferd/weights/segment_buffers.h"
+#include "kernels/reference/reference_backend.h"
+#include "pack/pack.h"
+#include "tests/support/engine_testing.h"
+
+namespace sluice {
+namespace {
+
+// A question that was put again stays where it was, and the next one takes the place of the oldest: not that
+// of one which has yet to be answered.
+TEST(GateReuseTest, AQuestionPutAgainOutlivesTheNextOne) {
+  const TempDir dir;
+  TinyModelSpec spec;
+  spec.layers = 4;
+  ASSERT_TRUE(PackTiny(spec, dir.File("model"), dir.File("pack")).ok());
+  const auto client = *FakeWeightClient::Open(dir.File("pack"), {});
+  const ModelConfig& config = client->pack().config();
+  BackendLimits limits;
+  limits.max_tokens = 1;
+  limits.max_cols = config.hidden;
+  limits.hidden = config.hidden;
+  limits.experts = spec.experts;
+  limits.top_k = spec.top_k;
+  ReferenceBackend backend(limits);
+  const MonotonicClock clock;
+  SegmentBuffers segments(&backend);
+  ASSERT_TRUE(client->SetSegmentObserver(&segments).ok());
+  FetchQueue fetches(client.get(), &backend, &clock);
+  const auto weights = DenseWeights::Create(client.get(), &fetches, &segments, nullptr);
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  ASSERT_TRUE((*weights)->Acquire(absl::Seconds(60)).ok());
+  const auto reuse =
+      GateReuse::Create(config, weights->get(), &backend, 1, /*confidence=*/false, /*targets=*/2);
+  ASSERT_TRUE(reuse.ok()) << reuse.status();
+
+  const std::vector<float> x(config.hidden, 0.5f);
+  RouterTap tap;
+  tap.residual = {{*backend.Allocate(x.size() * sizeof(float), BufferKind::kActivations), 0}, config.hidden};
+  ASSERT_TRUE(backend.queue().Upload(x.data(), x.size() * sizeof(float), tap.residual.base).ok());
+  tap.routing.tokens = 1;
+  for (const uint32_t target : {1, 2, 1, 3}) {
+    ASSERT_TRUE((*reuse)->Ask(tap, target).ok()) << target;
+  }
+  EXPECT_TRUE((*reuse)->Answer(tap, 1).ok());
+  EXPECT_TRUE((*reuse)->Answer(tap, 3).ok());
+  EXPECT_EQ((*reuse)->Answer(tap, 2).status().code(), absl::StatusCode::kInternal);
+  (*weights)->Release();
+  ASSERT_TRUE(client->SetSegmentObserver(nullptr).ok());
+}
+
+}  // namespace
+}  // namespace sluice
