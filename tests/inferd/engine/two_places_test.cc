@@ -154,8 +154,9 @@ class Meeting {
   std::pair<int, int> met_and_missed() {
     MutexLock lock(&mutex_);
     std::pair<int, int> count;
+    const auto calls = calls_;  // Clang's analysis takes no lambda for the lock's holder
     for (uint64_t layer = 0; layer <= layer_; ++layer) {
-      const auto was = [&](bool device, bool alone) { return calls_.contains({layer, device, alone}); };
+      const auto was = [&](bool device, bool alone) { return calls.contains({layer, device, alone}); };
       if ((was(false, false) || was(false, true)) && (was(true, false) || was(true, true))) {
         ++(was(false, true) || was(true, true) ? count.second : count.first);
       }
