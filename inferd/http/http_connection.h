@@ -6,8 +6,6 @@
 // Thread safety: all of it belongs to the io_context's thread.
 #pragma once
 
-#include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/string_body.hpp>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -19,6 +17,7 @@
 #include "inferd/http/http_core.h"
 #include "inferd/http/http_head.h"
 #include "inferd/http/http_message.h"
+#include "inferd/http/request_reader.h"
 #include "inferd/http/transport.h"
 
 namespace sluice {
@@ -60,14 +59,11 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
     kLingering,  // sent all; what still comes is dropped, so that the client reads the answer
     kClosed,
   };
-  using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
 
   void StartRead();
   void OnRead(boost::system::error_code error, size_t size);
   void Advance();
-  bool ReadHead();   // false: more bytes are needed, or it was refused
-  bool AdmitHead();  // false: it was refused
-  bool ReadBody();
+  void AdmitHead();
   std::optional<HttpProblem> CheckKey();
   void Dispatch();
   void Refuse(const HttpProblem& problem);
@@ -87,15 +83,11 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   const std::shared_ptr<const HttpOrigin> origin_;
 
   State state_ = State::kHandshake;
-  absl::Time since_;    // of the state, or the current request's first byte
-  std::string in_;      // read and not yet parsed
-  size_t scanned_ = 0;  // of in_, for the end of the head
+  absl::Time since_;  // of the state, or the current request's first byte
+  RequestReader reader_;
   std::vector<char> read_buffer_;
   bool reading_ = false;
 
-  std::optional<Parser> parser_;  // while a request is read
-  bool head_done_ = false;
-  ParsedHead head_;
   std::shared_ptr<HttpKeyUse> use_;  // counted in while the request lives
   size_t reserved_bytes_ = 0;        // of core_->bodies_bytes
 
