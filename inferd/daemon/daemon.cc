@@ -1,15 +1,10 @@
 #include "inferd/daemon/daemon.h"
 
-#include <google/protobuf/stubs/common.h>
-#include <grpcpp/grpcpp.h>
-#include <spdlog/version.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -25,6 +20,7 @@
 #include "common/version.h"
 #include "inferd/daemon/cuda_start.h"
 #include "inferd/daemon/place_threads.h"
+#include "inferd/daemon/self_description.h"
 #include "inferd/dialect/dialect.h"
 #include "inferd/engine/device_memory.h"
 #include "inferd/engine/slab_policies.h"
@@ -69,18 +65,6 @@ auto IdsOf(const std::vector<Id>& named) {
   return ids;
 }
 
-std::string AbsolutePath(const std::string& path) {
-  std::error_code error;
-  const std::filesystem::path canonical = std::filesystem::canonical(path, error);
-  return error ? path : canonical.string();
-}
-
-std::vector<std::string> Libraries() {
-  return {absl::StrCat("gRPC ", grpc::Version()),
-          absl::StrCat("protobuf ", google::protobuf::internal::VersionString(GOOGLE_PROTOBUF_VERSION)),
-          absl::StrCat("spdlog ", SPDLOG_VER_MAJOR, ".", SPDLOG_VER_MINOR, ".", SPDLOG_VER_PATCH)};
-}
-
 std::string WeightdSocket(const InferdOptions& options) {
   return absl::StartsWith(options.weightd, "unix:") ? options.weightd.substr(5) : options.weightd;
 }
@@ -95,16 +79,14 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeHostBackend(const BackendLimits& li
   return CreatePinnedHostBackend(limits, cpus);
 }
 
-const char* IsaName() {
-  return HostIsaSupported(HostIsa::kAvx512)     ? "avx512"
-         : HostIsaSupported(HostIsa::kAvx2Vnni) ? "avx2vnni"
-                                                : "avx2";
-}
-
 }  // namespace
 
 InferdDaemon::InferdDaemon(const InferdOptions& options, spdlog::logger* log)
-    : options_(options), log_(log), start_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+    : options_(options), log_(log), start_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!options_.prefix_file.empty()) {
+    prefixes_.emplace(options_.prefix_file, options_.prefix_limit.bytes, log_);
+  }
+}
 
 absl::StatusOr<std::unique_ptr<InferdDaemon>> InferdDaemon::Prepare(
     const InferdOptions& options, const SetOptions& set, spdlog::logger* log,
@@ -177,37 +159,11 @@ void InferdDaemon::OpenChat() {
              std::string(chat_error_.message()));
 }
 
-ServedModel InferdDaemon::Describe() const {
-  const ModelConfig& config = pack_->config();
-  ServedModel model;
-  model.id = pack_->model_id();
-  model.name = std::filesystem::path(AbsolutePath(options_.pack)).filename().string();
-  model.family = config.family;
-  model.vocab = config.vocab;
-  model.hidden = config.hidden;
-  model.layers = static_cast<uint32_t>(config.layers.size());
-  for (const LayerConfig& layer : config.layers) {
-    model.experts_per_layer = std::max(model.experts_per_layer, layer.moe.experts);
-    model.experts_per_token = std::max(model.experts_per_token, layer.moe.top_k);
-  }
-  model.context = plan_.options.context;
-  model.max_position = config.max_position;
-  if (!config.bos_ids.empty()) {
-    model.bos = config.bos_ids.front();
-  }
-  model.eos = config.eos_ids;
-  model.generation = pack_->generation();
-  model.has_chat_template = !pack_->chat_template().empty();
-  model.expert_bytes = pack_->total_expert_bytes();
-  model.dense_bytes = pack_->dense_bytes();
-  return model;
-}
-
 absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> on_phase,
                                  InheritedSockets* inherited) {
   ServerInfo info;
   info.version = Version();
-  info.libraries = Libraries();
+  info.libraries = LinkedLibraries();
   info.pid = static_cast<uint32_t>(getpid());
   info.uid = static_cast<uint32_t>(geteuid());
   info.start_time = absl::Now();
@@ -223,7 +179,7 @@ absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> o
   context.chat = chat_.get();
   context.chat_error = chat_error_;
   context.dialect = DialectOf(pack_->chat_template());
-  context.model = Describe();
+  context.model = DescribeModel(*pack_, options_.pack, plan_.options.context);
   context.limits = ServingLimitsOf(options_);
   context.log = log_;
   context.metrics = &metrics_;
@@ -417,7 +373,10 @@ absl::Status InferdDaemon::StartEngine(absl::Time until) {
   ASSIGN_OR_RETURN(
       engine_, Engine::Create(options, std::move(client), make_places, tokenizer_.get(), std::move(copiers)));
   state_->SetBackend(IsaName(), backend, transport);
-  LoadPrefixes();
+  if (prefixes_.has_value()) {
+    gate_.SetProgress(absl::StrCat("reading prefixes from ", options_.prefix_file));
+    prefixes_->Load(engine_.get());
+  }
   gate_.SetProgress("making a first token");
   const std::vector<int32_t>& bos = pack_->config().bos_ids;
   RETURN_IF_ERROR(SelfTest(engine_.get(), bos.empty() ? 0 : bos.front(), kSelfTestLimit));
@@ -427,40 +386,6 @@ absl::Status InferdDaemon::StartEngine(absl::Time until) {
   gate_.Open(engine_.get());
   engine_view_ = engine_.get();
   return absl::OkStatus();
-}
-
-// A file that cannot be used costs time, not answers: what it would have saved is computed again.
-void InferdDaemon::LoadPrefixes() {
-  if (options_.prefix_file.empty()) {
-    return;
-  }
-  gate_.SetProgress(absl::StrCat("reading prefixes from ", options_.prefix_file));
-  const absl::Time begin = absl::Now();
-  const absl::StatusOr<PrefixCache::Saved> loaded = engine_->LoadPrefixes(options_.prefix_file);
-  if (absl::IsNotFound(loaded.status())) {
-    log_->info("no prefixes yet: {}", std::string(loaded.status().message()));
-  } else if (!loaded.ok()) {
-    log_->warn("no prefixes are taken over: {}", std::string(loaded.status().message()));
-  } else {
-    log_->info("took over {} pages and {} states of past texts from {} in {:.2f} s; {} records were damaged",
-               loaded->pages, loaded->states, options_.prefix_file,
-               absl::ToDoubleSeconds(absl::Now() - begin), loaded->damaged);
-  }
-}
-
-void InferdDaemon::SavePrefixes() {
-  if (options_.prefix_file.empty() || engine_ == nullptr || !StartStatus().ok()) {
-    return;
-  }
-  const absl::Time begin = absl::Now();
-  const absl::StatusOr<PrefixCache::Saved> saved =
-      engine_->SavePrefixes(options_.prefix_file, options_.prefix_limit.bytes);
-  if (saved.ok()) {
-    log_->info("{} pages and {} states of past texts are in {}, after {:.2f} s", saved->pages, saved->states,
-               options_.prefix_file, absl::ToDoubleSeconds(absl::Now() - begin));
-  } else {
-    log_->error("past texts could not be saved: {}", std::string(saved.status().message()));
-  }
 }
 
 absl::Status InferdDaemon::StartStatus() {
@@ -494,7 +419,9 @@ InferdDaemon::~InferdDaemon() {
   }
   Shutdown(absl::ZeroDuration());
   tuner_.reset();
-  SavePrefixes();
+  if (prefixes_.has_value() && engine_ != nullptr && StartStatus().ok()) {
+    prefixes_->Save(engine_.get());
+  }
   engine_.reset();
 }
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -24,6 +25,7 @@
 #include "daemon/metrics_door.h"
 #include "inferd/daemon/inferd_options.h"
 #include "inferd/daemon/memory_tuner.h"
+#include "inferd/daemon/prefix_file.h"
 #include "inferd/engine/engine.h"
 #include "inferd/http/http_server.h"
 #include "inferd/openai/openai_door.h"
@@ -85,10 +87,7 @@ class InferdDaemon {
   absl::Status StartEngine(absl::Time until);
   absl::StatusOr<std::unique_ptr<Backend>> StartDevice(WeightClient* client, EngineOptions* options);
   absl::StatusOr<std::vector<std::shared_ptr<Copier>>> MakeCopiers() const;
-  void LoadPrefixes();
-  void SavePrefixes();
   absl::Status SetUpSparsity(const BackendLimits& limits, Backend& backend);
-  ServedModel Describe() const;
 
   const InferdOptions options_;  // of the start
   spdlog::logger* const log_;
@@ -109,6 +108,7 @@ class InferdDaemon {
   EngineGate gate_;                       // self-synchronised
   ServingMetrics metrics_;                // self-synchronised
   std::unique_ptr<MemoryTuner> tuner_;    // self-synchronised; before the engine it is closed
+  std::optional<PrefixFile> prefixes_;    // none: past texts are not kept over restarts
   std::unique_ptr<Engine> engine_;        // the starter's, main's once the start has ended
   std::unique_ptr<OpenAiDoor> openai_;    // null: no HTTP; the server's pump may be in it until that has gone
   std::unique_ptr<InferdServer> server_;
