@@ -1,7 +1,4 @@
-// SessionWeightClient against a WeightdServer in the same process: sockets, descriptors and shared memory are
-// the real ones.
-#include "inferd/session/session_weight_client.h"
-
+// SessionWeightClient's fetches, leases, segments and refusals.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -10,95 +7,10 @@
 #include <thread>
 #include <vector>
 
-#include "tests/support/fd_count.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/test_pack.h"
-#include "tests/support/weight_client_calls.h"
-#include "weightd/daemon/weightd_server.h"
+#include "tests/inferd/session/session_client_testing.h"
 
 namespace sluice {
 namespace {
-
-absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
-
-class SessionWeightClientTest : public testing::Test {
- protected:
-  void StartServer(uint64_t budget, std::vector<std::string> packs = {}) {
-    WeightdOptions options;
-    options.socket = folder_.File("weightd.sock");
-    options.packs = packs.empty() ? std::vector<std::string>{pack_.dir()} : packs;
-    options.dram_budget = budget;
-    options.reader_threads = 2;
-    auto server = WeightdServer::Start(options, {});
-    ASSERT_TRUE(server.ok()) << server.status();
-    server_ = *std::move(server);
-  }
-  void StartServer() { StartServer(64 << 20); }
-
-  std::unique_ptr<SessionWeightClient> Connect(const std::string& pack_dir = "") {
-    SessionWeightClientOptions options = Options();
-    options.pack_dir = pack_dir.empty() ? pack_.dir() : pack_dir;
-    auto client = SessionWeightClient::Connect(options, Soon());
-    EXPECT_TRUE(client.ok()) << client.status();
-    return client.ok() ? *std::move(client) : nullptr;
-  }
-
-  SessionWeightClientOptions Options() {
-    SessionWeightClientOptions options;
-    options.socket = folder_.File("weightd.sock");
-    options.pack_dir = pack_.dir();
-    return options;
-  }
-
-  // Leases an extent, fetching it if need be, and compares it with the disk.
-  void ExpectRight(WeightClient* client, uint32_t extent, const TestPack& pack) {
-    ExtentLease lease;
-    if (!client->TryLease(extent, &lease)) {
-      ASSERT_TRUE(client->Submit(ExtentRequest(++next_id_, extent)).ok());
-      bool leased = false;
-      const auto done = Await(
-          client, next_id_, [&](const FetchCompletion&) { leased = client->TryLease(extent, &lease); },
-          [this] { PollIdle(); });
-      ASSERT_TRUE(done.ok()) << done.status();
-      ASSERT_TRUE(leased) << "extent " << extent << ", code " << static_cast<int>(done->code);
-    }
-    EXPECT_TRUE(pack.Matches(extent, lease)) << pack.pack().ExtentName(extent);
-    client->Release(extent, ++step_);
-  }
-
-  // The smallest budget that the test's pack works with.
-  uint64_t LeastBudget() const {
-    return pack_.pack().dense_bytes() + 2 * pack_.pack().largest_expert_bytes();
-  }
-
-  // An engine without work still hears of segments that weightd wants back; so does the idle client here.
-  void PollIdle() {
-    if (idle_ != nullptr) {
-      idle_->Poll([](const FetchCompletion&) {});
-    }
-  }
-
-  TempDir folder_;
-  TestPack pack_;
-  std::unique_ptr<WeightdServer> server_;
-  uint64_t next_id_ = 0;
-  uint64_t step_ = 0;
-  WeightClient* idle_ = nullptr;
-};
-
-class RecordingObserver : public SegmentObserver {
- public:
-  absl::Status OnSegmentMapped(uint32_t segment, const std::byte* base, uint64_t bytes) override {
-    EXPECT_NE(base, nullptr);
-    EXPECT_GT(bytes, 0u);
-    EXPECT_TRUE(mapped.insert(segment).second);
-    return status;
-  }
-  void OnSegmentUnmapped(uint32_t segment) override { EXPECT_EQ(mapped.erase(segment), 1u); }
-
-  std::set<uint32_t> mapped;
-  absl::Status status;
-};
 
 TEST_F(SessionWeightClientTest, WholeExpertIsFilledByOneRequestAndReadsAsOnDisk) {
   StartServer();
@@ -398,115 +310,6 @@ TEST_F(SessionWeightClientTest, MoreThreadsThanTheBudgetHoldsAreRefusedWithNumbe
   const auto client = SessionWeightClient::Connect(options, Soon());
   EXPECT_TRUE(absl::IsResourceExhausted(client.status())) << client.status();
   EXPECT_NE(client.status().message().find(std::to_string(LeastBudget())), absl::string_view::npos);
-}
-
-TEST_F(SessionWeightClientTest, ClosedClientLeavesNoSessionAndNoDescriptors) {
-  StartServer();
-  const auto visit = [this] {
-    const auto client = Connect();
-    for (uint32_t extent = 0; extent < 20; ++extent) ExpectRight(client.get(), extent, pack_);
-  };
-  visit();  // the segments' descriptors stay
-  const size_t before = OpenFdCount();
-  for (int i = 0; i < 20; ++i) visit();
-  // The server's ends of the last connections are closed by threads of gRPC's: they follow soon.
-  const absl::Time deadline = Soon();
-  while ((OpenFdCount() > before || !server_->store().Look(&StoreCore::Stats).sessions.empty()) &&
-         absl::Now() < deadline) {
-    std::this_thread::yield();
-  }
-  EXPECT_LE(OpenFdCount(), before);
-  EXPECT_TRUE(server_->store().Look(&StoreCore::Stats).sessions.empty());
-}
-
-TEST_F(SessionWeightClientTest, StoppedServerIsNoticedAndHeldLeasesStayReadable) {
-  StartServer();
-  const auto client = Connect();
-  ExtentLease lease;
-  ASSERT_TRUE(FetchAndLease(client.get(), 1, 4, &lease).ok());
-  EXPECT_TRUE(client->connected());
-  const uint64_t epoch = client->boot_epoch();
-  server_.reset();
-  EXPECT_TRUE(absl::IsUnavailable(client->Wait(Soon())));
-  EXPECT_FALSE(client->connected());
-  EXPECT_TRUE(absl::IsUnavailable(client->Submit(ExtentRequest(2, 5))));
-  EXPECT_TRUE(pack_.Matches(4, lease));
-  ExtentLease again;
-  EXPECT_TRUE(client->TryLease(4, &again));
-  EXPECT_FALSE(client->TryLease(5, &again));
-  client->Release(4, 1);
-  client->Release(4, 1);
-
-  EXPECT_TRUE(absl::IsUnavailable(client->Reconnect(Soon())));
-  EXPECT_FALSE(client->connected());
-  EXPECT_FALSE(client->TryLease(4, &again));
-  EXPECT_TRUE(absl::IsUnavailable(client->Wait(Soon())));
-
-  StartServer();
-  ASSERT_TRUE(client->Reconnect(Soon()).ok());
-  EXPECT_TRUE(client->connected());
-  EXPECT_NE(client->boot_epoch(), epoch);
-  EXPECT_EQ(client->counters().reconnects, 1u);
-  EXPECT_EQ(client->counters().outstanding, 0u);
-  ExpectRight(client.get(), 4, pack_);
-}
-
-TEST_F(SessionWeightClientTest, ReconnectToTheSameWeightdLeavesNoLostSessionBehind) {
-  StartServer();
-  const auto client = Connect();
-  ExpectRight(client.get(), 4, pack_);
-  for (uint64_t round = 1; round <= 3; ++round) {
-    server_->store().Control(&StoreCore::OnConnectionLost,
-                             server_->store().Look(&StoreCore::Stats).sessions.at(0).session);
-    EXPECT_TRUE(absl::IsUnavailable(client->Wait(Soon())));
-    EXPECT_EQ(server_->store().Look(&StoreCore::Stats).sessions.at(0).state, "lost");
-    ASSERT_TRUE(client->Reconnect(Soon()).ok());
-    EXPECT_EQ(server_->store().Look(&StoreCore::Stats).sessions.size(), 1u)
-        << "its reserve would be counted twice";
-    EXPECT_EQ(client->counters().reconnects, round);
-    ExpectRight(client.get(), 4, pack_);
-  }
-}
-
-TEST_F(SessionWeightClientTest, ReconnectTellsTheObserverOfTheDeadAndTheNewSegments) {
-  StartServer();
-  RecordingObserver observer;
-  const auto client = Connect();
-  ASSERT_TRUE(client->SetSegmentObserver(&observer).ok());
-  ExpectRight(client.get(), 4, pack_);
-  server_.reset();
-  EXPECT_TRUE(absl::IsUnavailable(client->Wait(Soon())));
-  EXPECT_FALSE(observer.mapped.empty());
-  EXPECT_TRUE(absl::IsUnavailable(client->Reconnect(Soon())));
-  EXPECT_TRUE(observer.mapped.empty());
-  StartServer();
-  ASSERT_TRUE(client->Reconnect(Soon()).ok());
-  ExpectRight(client.get(), 4, pack_);
-  EXPECT_FALSE(observer.mapped.empty());
-}
-
-TEST_F(SessionWeightClientTest, NextSessionFindsTheWeightsWarm) {
-  StartServer();
-  {
-    const auto client = Connect();
-    for (uint32_t extent = 0; extent < pack_.pack().extent_count(); ++extent) {
-      ExpectRight(client.get(), extent, pack_);
-    }
-  }
-  const uint64_t bytes_read = server_->store().Look(&StoreCore::Stats).bytes_read;
-  const auto client = Connect();
-  for (uint32_t extent = 0; extent < pack_.pack().extent_count(); ++extent) {
-    ExtentLease lease;
-    ASSERT_TRUE(client->TryLease(extent, &lease));
-    EXPECT_TRUE(pack_.Matches(extent, lease));
-    client->Release(extent, 1);
-  }
-  EXPECT_EQ(server_->store().Look(&StoreCore::Stats).bytes_read, bytes_read);
-}
-
-TEST_F(SessionWeightClientTest, NobodyListeningIsUnavailableAtTheDeadline) {
-  const auto client = SessionWeightClient::Connect(Options(), absl::Now() + absl::Milliseconds(50));
-  EXPECT_TRUE(absl::IsUnavailable(client.status())) << client.status();
 }
 
 TEST_F(SessionWeightClientTest, DescriptionNamesSocketAndEpoch) {
