@@ -9,10 +9,6 @@
 //
 // Marks: copies beside kernels at least 90 % of both alone, or `pull` is the better transport; chunks at
 // least 95 % of the pinned peak (FloE: 88 %).
-#include <fcntl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -25,17 +21,13 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "bench/cuda/gpu_copies.h"
 #include "bench/results.h"
-#include "common/clock.h"
 #include "common/cuda/cuda_module.h"
 #include "common/half.h"
-#include "common/ring/shared_memory.h"
-#include "common/transfer/transfer_plan.h"
 #include "kernels/backend.h"
 #include "pack/row_layout.h"
 
@@ -44,25 +36,6 @@ namespace {
 
 constexpr int kRounds = 5;
 
-void Check(const absl::Status& status) {
-  if (!status.ok()) {
-    std::fprintf(stderr, "gpu_bench: %s\n", std::string(status.message()).c_str());
-    std::exit(EXIT_FAILURE);
-  }
-}
-template <typename T>
-T Get(absl::StatusOr<T> value) {
-  Check(value.status());
-  return *std::move(value);
-}
-
-double Now() { return static_cast<double>(MonotonicClock().NowNanos()) * 1e-9; }
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 struct Shape {
   const char* name;
   uint32_t hidden;
@@ -70,155 +43,6 @@ struct Shape {
   uint32_t experts;
   uint32_t top_k;
 };
-
-// ---------------------------------------------------------------- copies
-
-std::unique_ptr<Copier> NewCopier(const CudaModuleApi& cuda) {
-  absl::Status error;
-  std::unique_ptr<Copier> copier(cuda.new_copier(&error));
-  Check(error);
-  return copier;
-}
-
-std::unique_ptr<Backend> NewBackend(const CudaModuleApi& cuda, const BackendLimits& limits) {
-  absl::Status error;
-  std::unique_ptr<Backend> backend(cuda.new_backend(limits, &error));
-  Check(error);
-  return backend;
-}
-
-// Copies a segment into a slab again and again, as weightd does.
-class CopyLoop {
- public:
-  CopyLoop(const CudaModuleApi& cuda, int fd, const SlabHandle& handle, uint64_t chunk_bytes)
-      : copier_(NewCopier(cuda)),
-        slab_(Get(copier_->Open(UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0)), handle))),
-        segment_(std::make_shared<const SharedMemory>(
-            Get(CreateSharedMemory("gpu_bench", handle.bytes, PeerAccess::kReadOnly)))) {
-    std::memset(segment_->map.data(), 1, handle.bytes);  // its pages are there
-    copier_->AddSource({segment_->map.data(), handle.bytes}, nullptr);
-    PlanOptions options;
-    options.chunk_bytes = chunk_bytes;
-    plan_ = MakeRangePlan(segment_->map.data(), 0, static_cast<uint32_t>(handle.bytes), options);
-  }
-  ~CopyLoop() { copier_->RemoveSource(segment_->map.data()); }
-
-  // Copies for about so long; bytes a second.
-  double Run(double seconds) {
-    const double begin = Now();
-    uint64_t bytes = 0;
-    uint64_t flying = 0;
-    while (Now() < begin + seconds || bytes == 0) {
-      for (const PlanChunk& chunk : plan_.chunks) {
-        for (; flying >= std::max<uint64_t>(2, kWindow / chunk.bytes); flying -= Reap()) {
-        }
-        Check(copier_->Begin(++tag_, plan_, chunk, slab_.get()));
-        ++flying;
-        bytes += chunk.bytes;
-      }
-    }
-    for (; flying > 0; flying -= Reap()) {
-    }
-    return static_cast<double>(bytes) / (Now() - begin);
-  }
-
- private:
-  static constexpr uint64_t kWindow = 4 << 20;  // on their way, as a link of weightd's has
-  uint64_t Reap() {
-    const std::vector<CopyDone> done = copier_->Completed(1'000'000);
-    for (const CopyDone& one : done) {
-      Check(one.error);
-    }
-    return done.size();
-  }
-
-  const std::unique_ptr<Copier> copier_;
-  const std::shared_ptr<Slab> slab_;
-  const std::shared_ptr<const SharedMemory> segment_;
-  TransferPlan plan_;
-  uint64_t tag_ = 0;
-};
-
-// The other process of a measurement: copies when it reads a line, and answers with bytes a second.
-int CopyChild(char** argv) {
-  int fd = 0;
-  SlabHandle handle;
-  handle.kind = HandleKind::kCudaFd;
-  const std::string uuid = absl::HexStringToBytes(argv[4]);
-  if (!absl::SimpleAtoi(argv[2], &fd) || !absl::SimpleAtoi(argv[3], &handle.bytes) ||
-      uuid.size() != handle.device.size()) {
-    return EXIT_FAILURE;
-  }
-  std::memcpy(handle.device.data(), uuid.data(), uuid.size());
-  CopyLoop loop(*Get(LoadCudaModule()), fd, handle, 1 << 20);
-  loop.Run(0.2);  // by then its memory is locked
-  double seconds = 0;
-  std::printf("ready\n");
-  std::fflush(stdout);
-  while (std::scanf("%lf", &seconds) == 1 && seconds > 0) {
-    std::printf("%g\n", loop.Run(seconds));
-    std::fflush(stdout);
-  }
-  return EXIT_SUCCESS;
-}
-
-class OtherProcess {
- public:
-  explicit OtherProcess(const SharedBuffer& shared) {
-    int to[2];
-    int from[2];
-    if (pipe(to) != 0 || pipe(from) != 0) {
-      Check(absl::InternalError("pipe"));
-    }
-    const int fd = dup(shared.fd);  // without close-on-exec
-    const std::string words[] = {
-        absl::StrCat(fd), absl::StrCat(shared.bytes),
-        absl::BytesToHexString(
-            absl::string_view(reinterpret_cast<const char*>(shared.device.data()), shared.device.size()))};
-    child_ = fork();
-    if (child_ == 0) {
-      dup2(to[0], 0);
-      dup2(from[1], 1);
-      close(to[1]);
-      close(from[0]);
-      execl("/proc/self/exe", "gpu_bench", "--copy-child", words[0].c_str(), words[1].c_str(),
-            words[2].c_str(), nullptr);
-      _exit(EXIT_FAILURE);
-    }
-    close(fd);
-    close(to[0]);
-    close(from[1]);
-    out_ = fdopen(to[1], "w");
-    in_ = fdopen(from[0], "r");
-    char line[64];
-    if (std::fgets(line, sizeof(line), in_) == nullptr) {
-      Check(absl::InternalError("the other process has failed; its message stands above"));
-    }
-  }
-  ~OtherProcess() {
-    std::fclose(out_);
-    std::fclose(in_);
-    waitpid(child_, nullptr, 0);
-  }
-  void Begin(double seconds) {
-    std::fprintf(out_, "%g\n", seconds);
-    std::fflush(out_);
-  }
-  double End() {
-    double rate = 0;
-    if (std::fscanf(in_, "%lf", &rate) != 1) {
-      Check(absl::InternalError("the other process has died"));
-    }
-    return rate;
-  }
-
- private:
-  pid_t child_ = -1;
-  std::FILE* out_ = nullptr;
-  std::FILE* in_ = nullptr;
-};
-
-// ---------------------------------------------------------------- kernels
 
 // A backend with weights of its own: as many bytes as no cache holds.
 class Kernels {
@@ -504,7 +328,7 @@ constexpr std::pair<const char*, Case> kCases[] = {{"copies", MeasureCopies},
                                                    {"layers", MeasureLayers}};
 
 int Main(int argc, char** argv) {
-  if (argc == 5 && std::strcmp(argv[1], "--copy-child") == 0) {
+  if (IsCopyChild(argc, argv)) {
     return CopyChild(argv);
   }
   Results results("gpu_bench", &argc, argv);
