@@ -1,5 +1,5 @@
 // The neuron level of the cache: what a layer does with the neurons of its experts while transfers come, fail
-// and die with weightd. Tables and choices by themselves: neuron_table_test.cc.
+// and die with weightd. Tables and choices by themselves: neuron_table_test.cc; budgets: neuron_plan_test.cc.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -14,7 +14,6 @@
 #include "common/clock.h"
 #include "common/status.h"
 #include "gtest/gtest.h"
-#include "inferd/engine/slab_policies.h"
 #include "inferd/policy/cache/cache_allocation.h"
 #include "inferd/residency/neuron/neuron_residency.h"
 #include "inferd/residency/neuron/neuron_table.h"
@@ -383,68 +382,6 @@ TEST_F(NeuronCacheTest, ABudgetFetchesTheLargestAndLeavesTheOthersOut) {
   EXPECT_EQ(Counted().left_out, active.size() - 12);
 }
 
-// Eight slots for two layers of six: the first layer whole leaves none for the second, where both a token's
-// experts and the two predicted for it must find room; where nothing is predicted the room is the cache's.
-TEST_F(NeuronCacheTest, WhereALayerKeepsTooLittleTwiceATokensExpertsPassIfSomeArePredicted) {
-  const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
-  const uint64_t leads = LeadBytes(*pack, Part::kUp);
-  const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kUp, true).slot_bytes;
-  const auto plan = [&](uint64_t slots, bool fetch_ahead, const SlotAllocation& allocate) {
-    return *PlanNeuronSlab(*pack, leads + slots * slot + PositionBytes(*pack, slots), Part::kUp, true,
-                           fetch_ahead, allocate);
-  };
-  const SlabPlan layers = plan(8, true, AllocateLayers);
-  EXPECT_EQ(layers.classes[0].passing, 4u);
-  EXPECT_EQ(layers.classes[0].quota, (std::vector<uint32_t>{4, 0}));
-  EXPECT_TRUE(layers.room_ahead);
-  const SlabPlan unpredicted = plan(8, false, AllocateLayers);
-  EXPECT_EQ(unpredicted.classes[0].passing, 2u);
-  EXPECT_EQ(unpredicted.classes[0].quota, (std::vector<uint32_t>{6, 0}));
-  for (const bool fetch_ahead : {false, true}) {
-    const SlabPlan even = plan(8, fetch_ahead, AllocateUniform);
-    EXPECT_EQ(even.classes[0].passing, 2u);
-    EXPECT_EQ(even.classes[0].quota, (std::vector<uint32_t>{3, 3}));
-    EXPECT_TRUE(even.room_ahead);
-  }
-  const SlabPlan few = plan(3, true, AllocateLayers);
-  EXPECT_EQ(few.classes[0].passing, 1u);
-  EXPECT_FALSE(few.room_ahead) << "one slot passes, and a token's two experts are being computed";
-}
-
-TEST_F(NeuronCacheTest, LeadsStayByThemselvesWhereTheyLeaveASlotForEachExpertOfAToken) {
-  const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
-  const uint64_t leads = LeadBytes(*pack, Part::kGate);
-  const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kGate, true).slot_bytes;
-  const uint64_t two = leads + 2 * slot + PositionBytes(*pack, 2);
-  for (const char* preset : {"corm", "floe"}) {
-    Policies policies = *PoliciesOf(preset, {}, DeviceKind::kSim);
-    policies.sparsity.order = SparsityOrder::kGate;
-    ASSERT_EQ(policies.lead_resident, LeadResident::kAuto);
-    EXPECT_TRUE(LeadsStay(policies, *pack, two));
-    EXPECT_FALSE(LeadsStay(policies, *pack, two - 1));
-    EXPECT_FALSE(LeadsStay(policies, *pack, 0)) << "every expert has a slot, and its lead is there";
-    EXPECT_TRUE(CheckSlotBudget(policies, *pack, two - 1).ok());
-    policies.lead_resident = LeadResident::kOn;
-    EXPECT_TRUE(LeadsStay(policies, *pack, two - 1));
-    EXPECT_FALSE(CheckSlotBudget(policies, *pack, two - 1).ok());
-    policies.lead_resident = LeadResident::kOff;
-    EXPECT_FALSE(LeadsStay(policies, *pack, two));
-  }
-}
-
-// Two slots of a size would do for the cache, but not for five experts at once.
-TEST_F(NeuronCacheTest, LeadsDoNotStayWhereATokensExpertsFindTooFewSlots) {
-  TinyModelSpec model = model_;
-  model.top_k = 5;
-  ASSERT_TRUE(PackTiny(model, dir_.File("model5"), dir_.File("pack5")).ok());
-  const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack5"));
-  const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kGate, true).slot_bytes;
-  const uint64_t five = LeadBytes(*pack, Part::kGate) + 5 * slot + PositionBytes(*pack, 5);
-  const Policies policies = *PoliciesOf("corm", {}, DeviceKind::kSim);
-  EXPECT_TRUE(LeadsStay(policies, *pack, five));
-  EXPECT_FALSE(LeadsStay(policies, *pack, five - 1));
-}
-
 // However long a layer computes, its transfers have the whole limit from then on.
 TEST_F(NeuronCacheTest, ComputingIsNotCountedAgainstTheStallLimit) {
   options_.slots.stall_limit = absl::Milliseconds(40);
@@ -487,39 +424,6 @@ TEST_F(NeuronCacheTest, ALeadThatComesWhileALayerWaitsIsTold) {
   ASSERT_TRUE(Run(1, {3}).ok());
   EXPECT_EQ(told.times, 1) << "the layer's own leads are its own business";
   cache_->SetLeadListener(nullptr);
-}
-
-TEST_F(NeuronCacheTest, ABudgetThatDoesNotHoldTheLeadsIsRefusedWithTheNumbers) {
-  const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
-  const uint64_t leads = LeadBytes(*pack, Part::kUp);
-  const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kUp, true).slot_bytes;
-  const uint64_t least = leads + 2 * slot + PositionBytes(*pack, 2);
-  EXPECT_EQ(SmallestNeuronBudget(*pack, Part::kUp, true), least);
-  const absl::Status refused = CheckNeuronBudget(*pack, least - 1, Part::kUp, true);
-  EXPECT_TRUE(absl::IsInvalidArgument(refused));
-  EXPECT_NE(std::string(refused.message()).find(absl::StrCat(leads)), std::string::npos) << refused;
-  EXPECT_TRUE(CheckNeuronBudget(*pack, least, Part::kUp, true).ok());
-  EXPECT_TRUE(CheckNeuronBudget(*pack, least - 1, Part::kUp, false).ok());
-}
-
-// Slab, leads and tables of positions together: never more than the budget, and no slot is left out that
-// would fit.
-TEST_F(NeuronCacheTest, SlotsLeadsAndPositionsAllLieInTheBudget) {
-  const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
-  for (const bool resident : {false, true}) {
-    const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kUp, resident).slot_bytes;
-    const uint64_t leads = resident ? LeadBytes(*pack, Part::kUp) : 0;
-    const auto bytes = [&](uint64_t slots) { return leads + slots * slot + PositionBytes(*pack, slots); };
-    for (uint64_t budget = SmallestNeuronBudget(*pack, Part::kUp, resident); budget < bytes(12);
-         budget += slot / 7) {
-      const auto plan = PlanNeuronSlab(*pack, budget, Part::kUp, resident, true, AllocateUniform);
-      ASSERT_TRUE(plan.ok()) << plan.status();
-      EXPECT_LE(bytes(plan->slots), budget);
-      EXPECT_GT(bytes(plan->slots + 1), budget);
-    }
-    const auto all = PlanNeuronSlab(*pack, 0, Part::kUp, resident, true, AllocateUniform);
-    EXPECT_EQ(all->slots, 12u);
-  }
 }
 
 // Whatever predictors ask for, and however slowly it comes, a layer computes what the resident one does.
