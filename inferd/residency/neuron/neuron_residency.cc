@@ -79,6 +79,7 @@ absl::Status NeuronResidency::BeginLayer(uint32_t layer, absl::Span<const Expert
 }
 
 absl::Status NeuronResidency::TakeBack(Event used) {
+  gaps_.Queued(used);
   for (const ReadyTile& tile : ready_) {
     Entry& entry = entries_[tile.demand];
     if (entry.slot != NeuronSlots::kNoSlot) {
@@ -196,9 +197,10 @@ absl::Time NeuronResidency::WaitUntil() const {
 }
 
 bool NeuronResidency::NextWaits() const {
+  const bool held_back = FillsGaps() && gaps_.HoldsBack();
   for (uint32_t i = 0; i < demands(); ++i) {
     const Entry& entry = entries_[i];
-    if (entry.state == State::kLeadReady || entry.state == State::kReady ||
+    if (entry.state == State::kLeadReady || (entry.state == State::kReady && !(held_back && Stays(i))) ||
         (entry.state == State::kNeuronsCome && slots_->LandedNeurons(entry.slot) > entry.handed)) {
       return false;
     }
@@ -213,19 +215,38 @@ absl::Status NeuronResidency::HandOut() {
       HandOutLead(i);
     }
   }
-  for (uint32_t i = 0; i < demands() && (ready_.empty() || !ready_.front().lead_only); ++i) {
-    Entry& entry = entries_[i];
-    if (entry.state == State::kReady) {
-      HandOutRange(i, width_);
-      entry.state = State::kOut;
-    } else if (entry.state == State::kNeuronsCome) {
-      const uint32_t landed = slots_->LandedNeurons(entry.slot);
-      if (landed > entry.handed && landed < width_) {  // the last tile waits for the completion
-        HandOutRange(i, landed);
-      }
-    }
+  if (ready_.empty()) {
+    gaps_.HandOut(
+        demands(), FillsGaps(), [this](uint32_t i) { return Stays(i); },
+        [this](uint32_t i) { return HandOutEntry(i); });
   }
   return absl::OkStatus();
+}
+
+// Experts of a prompt wait for slots: those that have none, and need neurons.
+bool NeuronResidency::FillsGaps() const {
+  if (!streams_) {
+    return false;
+  }
+  return std::any_of(entries_.begin(), entries_.begin() + demands(), [](const Entry& entry) {
+    return entry.slot == NeuronSlots::kNoSlot && entry.state < State::kReady;
+  });
+}
+
+// The last tile of an expert waits for its completion.
+bool NeuronResidency::HandOutEntry(uint32_t index) {
+  Entry& entry = entries_[index];
+  if (entry.state == State::kReady) {
+    HandOutRange(index, width_);
+    entry.state = State::kOut;
+    return true;
+  }
+  const uint32_t landed = entry.state == State::kNeuronsCome ? slots_->LandedNeurons(entry.slot) : 0;
+  if (landed <= entry.handed || landed >= width_) {
+    return false;
+  }
+  HandOutRange(index, landed);
+  return true;
 }
 
 void NeuronResidency::HandOutLead(uint32_t index) {

@@ -6,7 +6,7 @@
 // once, while experts whose neurons are there are computed. An expert with many rows needs nearly all of its
 // neurons: it is not looked at, its missing ones travel in one copy, and a slot without any is filled and
 // computed tile by tile. Which rows are read decides nothing about the result: what counts is computed, in
-// neuron order.
+// neuron order. While a prompt streams, what stays in its slots fills the gaps (gap_order.h).
 //
 // Where a policy leaves neurons out: `proceed` computes what predictors brought, if one named the expert's
 // neurons in this step or the one before (else, and for prompts, everything is loaded); `budgeted` fetches
@@ -27,6 +27,7 @@
 #include "inferd/residency/layer_residency.h"
 #include "inferd/residency/neuron/neuron_choice.h"
 #include "inferd/residency/neuron/neuron_slots.h"
+#include "inferd/residency/slots/gap_order.h"
 #include "inferd/residency/slots/link_pace.h"
 #include "inferd/residency/slots/slot_cache_options.h"
 #include "inferd/residency/slots/slot_fill.h"
@@ -155,8 +156,16 @@ class NeuronResidency final : public LayerResidency {
   absl::Status TakeBack(Event used) override;
   absl::Status HandOut() override;
   void HandOutLead(uint32_t index);
+  bool HandOutEntry(uint32_t index);
   void HandOutRange(uint32_t index, uint32_t end);
   bool HasAll(uint32_t index) const;
+  bool FillsGaps() const;
+  // Whether an expert is ready in a slot that is no stream's.
+  bool Stays(uint32_t index) const {
+    const Entry& entry = entries_[index];
+    return entry.state == State::kReady && entry.slot != NeuronSlots::kNoSlot &&
+           !slots_->table().slot(entry.slot).passing;
+  }
   absl::Time WaitUntil() const override;
   uint32_t in_flight() const override { return slots_->demands_in_flight(); }
 
@@ -174,6 +183,7 @@ class NeuronResidency final : public LayerResidency {
   SlotKeeper keeper_;
   SlotFill fill_;
   const LinkPace link_;
+  GapOrder gaps_;
   bool filled_ = false;  // once, at the start
   double copy_all_share_ = 1;
   double last_copy_us_ = 0;  // of the transfer that ended last

@@ -17,6 +17,7 @@ NeuronResidency::NeuronResidency(const NeuronResidencyOptions& options, std::uni
       keeper_(options.slots.eviction, ExpertsByLayer(pack_), &slots_->table()),
       fill_(options.slots.stall_limit, fetches, {[this] { Poll(); }, [this] { return slots_->in_flight(); }}),
       link_(options.slots.load_seconds, fetches),
+      gaps_(slots_->plan(), queue_),
       entries_(most_experts()),
       words_(slots_->neurons().words()) {
   const uint64_t most = most_experts();

@@ -7,10 +7,10 @@
 namespace sluice {
 
 bool SlabResidency::NextWaits() const {
-  const bool held_back = FillsGaps() && !queue_->IsDone(gap_before_);
+  const bool held_back = FillsGaps() && gaps_.HoldsBack();
   for (uint32_t i = 0; i < demands(); ++i) {
     const Entry& entry = entries_[i];
-    if ((entry.state == State::kReady && entry.handed < width_ && !(held_back && Stays(entry))) ||
+    if ((entry.state == State::kReady && entry.handed < width_ && !(held_back && Stays(i))) ||
         (entry.state == State::kCpu && cpu_.IsComputed(i)) ||
         (entry.state == State::kInFlight && slots_->Landed(entry.slot) > entry.handed)) {
       return false;
@@ -19,42 +19,17 @@ bool SlabResidency::NextWaits() const {
   return open_ > 0;
 }
 
-// While experts of a prompt wait for slots, those that pass through are computed as they arrive, so that
-// their slots take the next ones; what stays fills the gaps, a few at a time, and the device has two such
-// portions at most before it: one that it computes and the next.
 absl::Status SlabResidency::HandOut() {
-  const bool gaps = FillsGaps();
-  for (uint32_t i = 0; i < demands(); ++i) {
-    if (!gaps || !Stays(entries_[i])) {
-      HandOutEntry(i);
-    }
-  }
-  if (gaps && ready_.empty() && queue_->IsDone(gap_before_)) {
-    uint32_t left = GapExperts();
-    for (uint32_t i = 0; i < demands() && left > 0; ++i) {
-      if (Stays(entries_[i]) && entries_[i].handed < width_) {
-        HandOutEntry(i);
-        --left;
-      }
-    }
-    in_gap_ = !ready_.empty();
-  }
+  gaps_.HandOut(
+      demands(), FillsGaps(), [this](uint32_t i) { return Stays(i); },
+      [this](uint32_t i) { return HandOutEntry(i); });
   return absl::OkStatus();
-}
-
-// A quarter of what travels at once, with two portions queued: the link goes on meanwhile where an expert
-// travels as long as it is computed.
-uint32_t SlabResidency::GapExperts() const {
-  uint32_t passing = 0;
-  for (const SlotClass& c : plan().classes) {
-    passing += c.passing;
-  }
-  return std::max(1u, passing / 4);
 }
 
 // The last tile of an expert waits for its completion, so that a slot is never given up while weightd still
 // has it.
-void SlabResidency::HandOutEntry(uint32_t index) {
+bool SlabResidency::HandOutEntry(uint32_t index) {
+  const size_t before = ready_.size();
   Entry& entry = entries_[index];
   if (entry.state == State::kReady && entry.idle) {
     entry.state = State::kDone;
@@ -70,6 +45,7 @@ void SlabResidency::HandOutEntry(uint32_t index) {
       HandOutRange(index, entry.shared > 0 ? std::min(landed, entry.shared) : landed);
     }
   }
+  return ready_.size() > before;
 }
 
 void SlabResidency::HandOutRange(uint32_t index, uint32_t end) {
@@ -91,9 +67,7 @@ void SlabResidency::HandOutRange(uint32_t index, uint32_t end) {
 }
 
 absl::Status SlabResidency::TakeBack(Event used) {
-  if (std::exchange(in_gap_, false)) {
-    gap_before_ = std::exchange(gap_last_, used);
-  }
+  gaps_.Queued(used);
   for (const ReadyTile& tile : ready_) {
     Entry& entry = entries_[tile.demand];
     if (entry.slot != ExpertSlots::kNoSlot) {

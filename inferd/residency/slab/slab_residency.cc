@@ -31,6 +31,7 @@ SlabResidency::SlabResidency(const SlabResidencyOptions& options, std::unique_pt
       costs_(options.cpu_seconds, &link_, slots_.get(), &pack_),
       cpu_(client, segments, clock, most_experts()),
       plan_(most_experts()),
+      gaps_(slots_->plan(), queue_),
       entries_(most_experts()) {
   heard_.reserve(most_experts());
 }

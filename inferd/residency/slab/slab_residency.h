@@ -26,6 +26,7 @@
 #include "inferd/residency/slab/expert_slots.h"
 #include "inferd/residency/slab/link_forecast.h"
 #include "inferd/residency/slab/miss_plan.h"
+#include "inferd/residency/slots/gap_order.h"
 #include "inferd/residency/slots/link_pace.h"
 #include "inferd/residency/slots/slot_cache_options.h"
 #include "inferd/residency/slots/slot_fill.h"
@@ -162,12 +163,12 @@ class SlabResidency final : public LayerResidency {
   void HandleForDemand(uint32_t index, const FetchKey& key, const FetchCompletion& completion);
   absl::Status HandOut() override;
   bool FillsGaps() const { return streams_ && waiting_ > 0; }
-  // Of a ready expert: whether its slot is no stream's.
-  bool Stays(const Entry& entry) const {
+  // Whether an expert is ready in a slot that is no stream's.
+  bool Stays(uint32_t index) const {
+    const Entry& entry = entries_[index];
     return entry.state == State::kReady && !entry.idle && !table().slot(entry.slot).passing;
   }
-  uint32_t GapExperts() const;
-  void HandOutEntry(uint32_t index);
+  bool HandOutEntry(uint32_t index);
   void HandOutRange(uint32_t index, uint32_t end);
   void HandOutCpu(uint32_t index);
   absl::Status TakeBack(Event used) override;
@@ -194,15 +195,13 @@ class SlabResidency final : public LayerResidency {
   CpuExperts cpu_;
   MissPlan plan_;
   LayerPace pace_;
+  GapOrder gaps_;
 
   double device_seconds_ = 0;  // of a byte of an expert on the device; 0: not known
   bool cpu_measured_ = true;   // what the layer gave to the CPU has told how long it took
   bool filled_ = false;        // once, at the start
   bool cpu_allowed_ = true;
   bool prefill_ = false;
-  bool in_gap_ = false;          // what is handed out stays in its slots
-  Event gap_last_;               // behind what was handed out so last,
-  Event gap_before_;             // and before that
   bool streams_ = false;         // prefill that wants more experts than the layer may keep
   uint32_t width_ = 0;           // of the layer's experts
   std::vector<Entry> entries_;   // [most experts of a layer], by demand

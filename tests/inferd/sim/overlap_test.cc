@@ -87,6 +87,9 @@ class OverlapTest : public testing::TestWithParam<Shape> {
     if (preset == "floe") {
       options.engine.policies.policy = {"sparsity_threshold=0.5", "expert_predictor=gate_reuse"};
     }
+    if (even_) {
+      options.engine.policies.policy.push_back("cache_allocation=uniform");
+    }
     absl::StatusOr<TestEngine> test = StartEngine(pack_->dir(), options);
     EXPECT_TRUE(test.ok()) << test.status();
     Timings timings;
@@ -114,12 +117,14 @@ class OverlapTest : public testing::TestWithParam<Shape> {
     const double compute = resident.prompt_seconds + resident.decode_seconds;
     const double beyond = (half.prompt_seconds + half.decode_seconds) / std::max(compute, bytes);
     std::printf(
-        "%s, %s, link %g GB/s, memory %g GB/s: %.3f of max(compute %.3g s, bytes %.3g s), %.0f %% hits\n",
-        GetParam().name, preset.c_str(), rates.link_gbps, rates.memory_gbps, beyond, compute, bytes,
+        "%s, %s%s, link %g GB/s, memory %g GB/s: %.3f of max(compute %.3g s, bytes %.3g s), %.0f %% hits\n",
+        GetParam().name, preset.c_str(), even_ ? " evenly" : "", rates.link_gbps, rates.memory_gbps, beyond,
+        compute, bytes,
         100.0 * static_cast<double>(half.expert_hits) / static_cast<double>(half.expert_requests));
     return beyond;
   }
 
+  bool even_ = false;  // every layer keeps as many experts, whatever the preset says
   TempDir dir_;
   std::unique_ptr<Pack> pack_;
 };
@@ -143,13 +148,22 @@ TEST_P(OverlapTest, APromptTakesLittleMoreThanTheLongerOfComputeAndBytes) {
 }
 
 // Many rows an expert, or a slow device: computing takes about as long as the bytes. Experts that stay are
-// computed while others travel. By neuron all that is there is computed at once, and meanwhile no more
-// travels than there are slots to pass through.
+// computed while others travel. Floe keeps the first layers whole and nothing of the others: each layer takes
+// the longer of its own computing and its own bytes, and no order within a layer hides one's bytes behind
+// another's computing.
 TEST_P(OverlapTest, APromptThatComputesAsLongAsItsBytesTravel) {
   for (const double memory : {50.0, 100.0}) {
     EXPECT_LE(Beyond(true, "exact", {25, memory}), kMostBeyond);
     EXPECT_LE(Beyond(true, "floe", {25, memory}), 1.25);
   }
+}
+
+// The same by neuron where every layer keeps some. At the slowest device it is the leads that show: a layer
+// begins with all of them, while no more travels than there are slots to pass through.
+TEST_P(OverlapTest, APromptByNeuronFillsGapsWithWhatEveryLayerKeeps) {
+  even_ = true;
+  EXPECT_LE(Beyond(true, "floe", {25, 100}), 1.04);
+  EXPECT_LE(Beyond(true, "floe", {25, 50}), 1.2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, OverlapTest, testing::ValuesIn(kShapes),
