@@ -21,6 +21,15 @@ std::vector<std::shared_ptr<Copier>> WithHost(std::vector<std::shared_ptr<Copier
   return devices;
 }
 
+// The slab, which lets go of `held` behind its end.
+std::shared_ptr<Slab> UntilUnmapped(std::shared_ptr<Slab> slab, std::shared_ptr<const void> held) {
+  Slab* const raw = slab.get();
+  return {raw, [slab = std::move(slab), held = std::move(held)](Slab*) mutable {
+            slab.reset();
+            held.reset();
+          }};
+}
+
 }  // namespace
 
 TransferEngine::TransferEngine(const Options& options, const Clock* clock, std::function<void()> wake,
@@ -153,10 +162,10 @@ void TransferEngine::DropSession(uint64_t session) {
 }
 
 void TransferEngine::MapSlab(uint64_t session, uint32_t slab, UniqueFd fd, const SlabHandle& handle,
-                             const LinkRate& rate) {
+                             const LinkRate& rate, std::shared_ptr<const void> until_unmapped) {
   {
     MutexLock lock(&mutex_);
-    map_jobs_.push_back({session, slab, std::move(fd), handle, rate});
+    map_jobs_.push_back({session, slab, std::move(fd), handle, rate, std::move(until_unmapped)});
   }
   work_.Signal();
 }
@@ -295,6 +304,9 @@ void TransferEngine::Do(Task task) {
             ? copier->Open(std::move(task.map->fd), handle)
             : absl::UnimplementedError(absl::StrCat(
                   "slab: this weightd copies into no memory of handle kind ", static_cast<int>(handle.kind)));
+    if (mapped.ok()) {
+      mapped = UntilUnmapped(*std::move(mapped), std::move(task.map->until_unmapped));
+    }
     MutexLock lock(&mutex_);
     events_.push_back(SlabMapped{task.map->session, task.map->slab, task.map->rate, std::move(mapped)});
     announced_ = false;

@@ -97,8 +97,10 @@ class TransferEngine {
   void DropSession(uint64_t session);
 
   // Has a client's memory opened on an engine's thread: it takes long. UNIMPLEMENTED: there is no copier for
-  // memory of this kind.
-  void MapSlab(uint64_t session, uint32_t slab, UniqueFd fd, const SlabHandle& handle, const LinkRate& rate);
+  // memory of this kind. `until_unmapped` is let go of when nothing of the memory is mapped here any more:
+  // the slab has gone, with the last copy into it, or it was not to be opened.
+  void MapSlab(uint64_t session, uint32_t slab, UniqueFd fd, const SlabHandle& handle, const LinkRate& rate,
+               std::shared_ptr<const void> until_unmapped);
 
   // For all copiers: Copier::AddSource() and RemoveSource().
   void AddSource(absl::Span<const std::byte> memory, const std::shared_ptr<const void>& owner);
@@ -139,6 +141,7 @@ class TransferEngine {
     UniqueFd fd;
     SlabHandle handle;
     LinkRate rate;
+    std::shared_ptr<const void> until_unmapped;
   };
 
   // What a thread does without the lock: open a slab, or copy a chunk of `plan`.

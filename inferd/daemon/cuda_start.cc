@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/status.h"
@@ -48,10 +49,12 @@ uint32_t SmallestDense(const Pack& pack) {
 }
 
 // weightd copies an extent into a slab of the device, which is read back and compared with what weightd has.
-absl::Status TryPush(Backend* backend, WeightClient* client, absl::Time deadline) {
+// `lost`: weightd was gone behind it; with the slab the session ends in any case.
+absl::Status TryPush(Backend* backend, WeightClient* client, absl::Time deadline, bool* lost) {
   const uint32_t extent = SmallestDense(client->pack());
   const uint64_t bytes = client->pack().extents()[extent].length;
   ASSIGN_OR_RETURN(const std::unique_ptr<DeviceSlab> slab, DeviceSlab::Create(bytes, backend));
+  const absl::Cleanup look = [&] { *lost = !client->connected(); };
   RETURN_IF_ERROR(slab->Offer(/*link_gbps=*/0, /*link_latency_us=*/0, client));
   FetchRequest request;
   request.dense_extent = extent;
@@ -101,8 +104,9 @@ absl::StatusOr<CudaStart> StartCuda(const CudaModuleApi& cuda, const EnginePlan&
   start.transport = transport.value_or(Transport::kPush);
   start.why = "as it was asked for";
   if (start.transport == Transport::kPush) {
-    const absl::Status tried = TryPush(start.backend.get(), client, absl::Now() + patience);
-    if (!tried.ok() && (transport.has_value() || !client->connected())) {
+    bool lost = false;
+    const absl::Status tried = TryPush(start.backend.get(), client, absl::Now() + patience, &lost);
+    if (!tried.ok() && (transport.has_value() || lost)) {
       return Annotate(tried, "transport push cannot be used");
     }
     start.why = "its trial succeeded";

@@ -25,9 +25,9 @@ struct CudaStart {
 };
 
 // Makes the backend, has weightd copy a piece of the pack into its memory and compares it (the trial, for
-// `push`), and divides what the device has free then: by that time both processes have their contexts there.
-// `transport` none: push if the trial succeeds, else pull. Errors: the backend's; of a trial whose transport
-// was asked for; DivideDeviceMemory()'s.
+// `push`, which ends the client's session), and divides what the device has free then: by that time both
+// processes have their contexts there. `transport` none: push if the trial succeeds, else pull. Errors: the
+// backend's; of a trial whose transport was asked for; DivideDeviceMemory()'s.
 absl::StatusOr<CudaStart> StartCuda(const CudaModuleApi& cuda, const EnginePlan& plan,
                                     const DeviceBudget& budget, const Policies& policies,
                                     std::optional<Transport> transport, absl::Duration patience,

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -44,6 +45,11 @@ std::vector<uint64_t> ExtentBytes(const Pack& pack) {
     bytes.push_back(extent.length);
   }
   return bytes;
+}
+
+int MillisLeft(absl::Time deadline) {
+  return static_cast<int>(std::clamp<int64_t>(
+      absl::ToInt64Milliseconds(absl::Ceil(deadline - absl::Now(), absl::Milliseconds(1))), 0, 3'600'000));
 }
 
 FetchCompletion CompletionOf(const CompletionEntry& entry, uint64_t caller_id) {
@@ -154,6 +160,7 @@ absl::Status SessionWeightClient::OpenSession(absl::Time deadline) {
                                             options_.layout.ring_entries, " were asked for"));
   }
   lost_ = absl::OkStatus();
+  taken_.reset();
   next_look_nanos_ = 0;
   held_since_.reset();
   description_.Set(absl::StrFormat(
@@ -260,6 +267,44 @@ absl::StatusOr<uint32_t> SessionWeightClient::OfferSlab(const SlabOffer& offer) 
   const uint32_t number = next_slab_++;
   RETURN_IF_ERROR(session_->OfferSlab(number, offer, absl::Now() + kSlabPatience));
   return number;
+}
+
+// The second slab of a session has nothing to wait for, nor has one behind a wait that was in vain.
+absl::Status SessionWeightClient::TakeSlabsBack(absl::Time deadline) {
+  if (session_ == nullptr) {
+    return absl::OkStatus();  // DropSession() has waited
+  }
+  if (!taken_.has_value()) {
+    session_->Lose(absl::UnavailableError("the session was ended, to take slabs back"));
+    taken_ = Close(session_->opened(), session_->side(), session_->peer_pidfd(), deadline);
+  }
+  return *taken_;
+}
+
+absl::Status SessionWeightClient::Close(const OpenedSession& opened, int side, int process,
+                                        absl::Time deadline) const {
+  const absl::Status closed =
+      WeightsRpcClient(options_.socket)
+          .CloseSession(opened.session, opened.boot_epoch, std::min(deadline, absl::Now() + kClosePatience));
+  // Its sockets are closed in the middle of a process' death: who closes one and does not answer is dying,
+  // and what else it had is gone at its end.
+  const bool answers = closed.ok() || absl::IsNotFound(closed);
+  while (true) {
+    pollfd polled[2] = {{side, 0, 0}, {process, POLLIN, 0}};
+    poll(polled, 2, 0);
+    const bool unmapped = (polled[0].revents & POLLHUP) != 0;
+    const bool exited = (polled[1].revents & POLLIN) != 0;
+    if (exited || (unmapped && (answers || process < 0))) {
+      return absl::OkStatus();
+    }
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("weightd has not unmapped the slabs of session ",
+                                                      opened.session,
+                                                      " in time (closing it: ", closed.ToString(), ")"));
+    }
+    // A socket that has hung up wakes poll(2) whatever is asked of it.
+    poll(unmapped ? polled + 1 : polled, unmapped ? 1 : 2, MillisLeft(deadline));
+  }
 }
 
 uint32_t SessionWeightClient::LandedTiles(uint64_t id) const {
@@ -426,23 +471,23 @@ void SessionWeightClient::DropSession(absl::Time deadline) {
     return;
   }
   const bool same_process = session_->peer_pid() == getpid();  // as in tests: it does not exit
-  const UniqueFd peer = session_->TakePeerPidfd();
+  const WeightSession::Ends ends = session_->TakeEnds();
+  shutdown(ends.side.get(), SHUT_WR);  // it is over for weightd too
   const OpenedSession opened = session_->opened();
   lost_ = session_->lost();
   session_.reset();
+  if (taken_.has_value()) {
+    return;  // closed already
+  }
   bool exited = false;
-  if (peer.valid() && !same_process) {
-    const absl::Time end = std::min(deadline, absl::Now() + kPeerExitPatience);
-    pollfd polled{peer.get(), POLLIN, 0};
-    exited = poll(&polled, 1,
-                  static_cast<int>(std::max<int64_t>(0, absl::ToInt64Milliseconds(end - absl::Now())))) > 0;
+  if (ends.process.valid() && !same_process) {
+    pollfd polled{ends.process.get(), POLLIN, 0};
+    exited = poll(&polled, 1, MillisLeft(std::min(deadline, absl::Now() + kPeerExitPatience))) > 0;
   }
   if (!exited) {
     // A weightd that lives on keeps the pins and the reserve of a lost session until this process exits or
     // says that it reads nothing any more.
-    WeightsRpcClient(options_.socket)
-        .CloseSession(opened.session, opened.boot_epoch, absl::Now() + kClosePatience)
-        .IgnoreError();
+    Close(opened, ends.side.get(), ends.process.get(), absl::Now() + kClosePatience).IgnoreError();
   }
 }
 

@@ -58,6 +58,7 @@ class SessionWeightClient final : public WeightClient {
   void HoldBell() override { ++holds_; }
   void RingBell() override;
   absl::StatusOr<uint32_t> OfferSlab(const SlabOffer& offer) override;
+  absl::Status TakeSlabsBack(absl::Time deadline) override;
   uint32_t LandedTiles(uint64_t id) const override;
   void Cancel(uint64_t id) override;
   void CancelPrefetches(uint64_t step, uint32_t layer) override;
@@ -116,6 +117,8 @@ class SessionWeightClient final : public WeightClient {
   SessionWeightClient(SessionWeightClientOptions options, std::unique_ptr<const Pack> pack, UniqueFd wake);
   absl::Status OpenSession(absl::Time deadline);
   void DropSession(absl::Time deadline);
+  // Has weightd close the session, and waits until it has unmapped its slabs or its process has exited.
+  absl::Status Close(const OpenedSession& opened, int side, int process, absl::Time deadline) const;
   void ForgetRequests();
   absl::Status Push(SubmissionEntry entry, const PendingRequest& request,
                     absl::Span<const uint32_t> neurons = {});
@@ -144,6 +147,7 @@ class SessionWeightClient final : public WeightClient {
   uint32_t holds_ = 0;                 // of the bell
   std::optional<int64_t> held_since_;  // something was queued that the bell has not rung for
   absl::Status lost_;                  // of the last session, when session_ is null
+  std::optional<absl::Status> taken_;  // TakeSlabsBack()'s outcome in this session
 
   Counter leases_;
   Counter releases_;

@@ -83,8 +83,15 @@ class WeightSession {
   void Lose(const absl::Status& why);
   // Whether weightd has closed the side socket or died: one poll(2).
   bool PeerGone() const;
-  // The descriptor that turns readable when weightd's process has exited, for use beyond this session's life.
-  UniqueFd TakePeerPidfd() { return std::move(peer_pidfd_); }
+  // What tells beyond this session's life how weightd fares: `side` hangs up when nothing of our slabs is
+  // mapped there any more, `process` is readable once weightd's has exited.
+  struct Ends {
+    UniqueFd side;
+    UniqueFd process;
+  };
+  Ends TakeEnds() { return {std::move(side_), std::move(peer_pidfd_)}; }
+  int side() const { return side_.get(); }
+  int peer_pidfd() const { return peer_pidfd_.get(); }
 
   const OpenedSession& opened() const { return opened_; }
   uint32_t ring_entries() const { return control_.layout.ring_entries; }

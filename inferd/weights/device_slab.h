@@ -16,8 +16,9 @@ namespace sluice {
 
 class DeviceSlab {
  public:
-  // `backend` outlives the slab. Errors of the backend.
+  // `backend` outlives the slab, as does every client that it is offered to. Errors of the backend.
   static absl::StatusOr<std::unique_ptr<DeviceSlab>> Create(uint64_t bytes, Backend* backend);
+  // Takes the memory back before it is freed (WeightClient::TakeSlabsBack), which ends the client's session.
   ~DeviceSlab();
   DeviceSlab(const DeviceSlab&) = delete;
   DeviceSlab& operator=(const DeviceSlab&) = delete;
@@ -35,6 +36,7 @@ class DeviceSlab {
 
   Backend* const backend_;
   const SharedBuffer memory_;
+  WeightClient* client_ = nullptr;  // that it was last offered to
   uint32_t number_ = 0;
   std::optional<uint64_t> offered_in_;  // after so many reconnects of the client
 };

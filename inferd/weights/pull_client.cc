@@ -461,13 +461,23 @@ void PullClient::StopCopies() {
   }
 }
 
-absl::Status PullClient::Reconnect(absl::Time deadline) {
-  refills_.clear();
+void PullClient::DropSlabs() {
   StopCopies();
   for (const OwnedSlab& slab : slabs_) {
     engine_->RemoveLink(slab.link);
   }
   slabs_.clear();
+}
+
+// weightd has none of them, so its session may go on.
+absl::Status PullClient::TakeSlabsBack(absl::Time /*deadline*/) {
+  DropSlabs();
+  return absl::OkStatus();
+}
+
+absl::Status PullClient::Reconnect(absl::Time deadline) {
+  refills_.clear();
+  DropSlabs();
   transfers_.clear();
   fills_.clear();
   over_.clear();

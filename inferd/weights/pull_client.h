@@ -42,6 +42,7 @@ class PullClient final : public WeightClient, private SegmentObserver {
   void HoldBell() override { behind_->HoldBell(); }
   void RingBell() override { behind_->RingBell(); }
   absl::StatusOr<uint32_t> OfferSlab(const SlabOffer& offer) override;
+  absl::Status TakeSlabsBack(absl::Time deadline) override;
   uint32_t LandedTiles(uint64_t id) const override;
   void Cancel(uint64_t id) override;
   void CancelPrefetches(uint64_t step, uint32_t layer) override;
@@ -100,6 +101,7 @@ class PullClient final : public WeightClient, private SegmentObserver {
   void End(Transfer* transfer, absl::StatusCode code);
   void TakeEnds();
   void StopCopies();
+  void DropSlabs();
 
   const std::unique_ptr<WeightClient> behind_;
   const MonotonicClock clock_;

@@ -154,6 +154,12 @@ class WeightClient {
     return absl::UnimplementedError("this client of weightd has no slabs");
   }
 
+  // Ends whoever may write into slabs that were offered: once this is OK nobody does, nor has them mapped,
+  // and they may be freed. weightd's session, to which they belong, is over with that, and Reconnect() opens
+  // another; connected() is false until then. Leases stay readable. DEADLINE_EXCEEDED: a weightd that lives
+  // has not answered. Clients whose slabs nobody else maps have nothing to do.
+  virtual absl::Status TakeSlabsBack(absl::Time /*deadline*/) { return absl::OkStatus(); }
+
   // Tiles of the outstanding transfer `id` that have landed; their bytes may be read. 0 for other requests.
   virtual uint32_t LandedTiles(uint64_t /*id*/) const { return 0; }
 

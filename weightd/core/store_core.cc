@@ -315,7 +315,7 @@ void StoreCore::StopServing(Session* session) {
   // epoll knows files, not descriptors: the client's copies would keep them watched.
   environment_.poller->Unwatch(session->server_bell());
   if (session->side_socket.valid()) {
-    environment_.poller->Unwatch(session->side_socket.get());
+    side_.Leave(session);
   }
 }
 
@@ -324,13 +324,11 @@ void StoreCore::Lose(Session* session) {
     return;
   }
   session->state = SessionState::kLost;
+  const bool joined = session->side_socket.valid();
   StopServing(session);
   session->out.clear();
-  if (!session->side_socket.valid()) {
-    return;  // a client in this process: OnProcessExit or CloseSession ends it
-  }
-  session->side_socket.reset();
-  if (!session->pidfd.valid()) {
+  // A client in this process is ended by OnProcessExit or CloseSession.
+  if (joined && !session->pidfd.valid()) {
     End(session->id());  // the socket's end is all that can be known of the process
   }
 }

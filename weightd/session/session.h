@@ -116,6 +116,9 @@ class Session {
   UniqueFd side_socket;
   UniqueFd pidfd;
   bool side_writable_wanted = false;
+  // What every slab of the session holds until it is unmapped. At the session's end the side socket goes
+  // here, and so closes with the last of them.
+  std::shared_ptr<UniqueFd> lent = std::make_shared<UniqueFd>();
   // Messages that the socket had no room for, with the descriptor of an announced segment kept alive.
   struct OutMessage {
     SideMessage message;

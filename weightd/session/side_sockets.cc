@@ -1,5 +1,7 @@
 #include "weightd/session/side_sockets.h"
 
+#include <sys/socket.h>
+
 #include <span>
 #include <string>
 #include <utility>
@@ -63,6 +65,13 @@ void SideSockets::Flush(Session* session) {
   if (!blocked) {
     session->CompleteDelayed(*store_);
   }
+}
+
+void SideSockets::Leave(Session* session) {
+  poller_->Unwatch(session->side_socket.get());
+  shutdown(session->side_socket.get(), SHUT_WR);
+  *session->lent = std::move(session->side_socket);
+  session->lent.reset();
 }
 
 std::optional<SidePacket> SideSockets::Receive(Session* session) {

@@ -37,6 +37,9 @@ class SideSockets {
   void Send(Session* session, SideMessage message, std::shared_ptr<const SharedMemory> memory);
   // Sends what waits.
   void Flush(Session* session);
+  // Ends the session's side: the client is told at once that its session is over, and by the socket's close
+  // that nothing of its memory is mapped here any more. No message is sent or received behind this.
+  void Leave(Session* session);
   // The next message; none: there is no more for now, or the session was doomed.
   std::optional<SidePacket> Receive(Session* session);
 

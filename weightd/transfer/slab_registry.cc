@@ -89,7 +89,7 @@ void SlabRegistry::OnOffered(Session* session, SidePacket packet) {
   LinkRate rate;
   rate.bytes_per_second = std::min(message.link_bytes_per_second, kMaxBytesPerSecond);
   rate.latency_nanos = static_cast<int64_t>(std::min(message.link_latency_nanos, kMaxLatencyNanos));
-  engine_->MapSlab(session->id(), message.slab, std::move(packet.fds[0]), handle, rate);
+  engine_->MapSlab(session->id(), message.slab, std::move(packet.fds[0]), handle, rate, session->lent);
 }
 
 void SlabRegistry::OnMapped(SlabMapped mapped) {

@@ -154,7 +154,7 @@ TEST_F(LateCopierTest, MemoryOfAKindThatNobodyWritesIsRefused) {
   TransferEngine without({.threads = 0}, &clock_, [] {});
   TransferEngine with({.threads = 0}, &clock_, [] {}, {copier_});
   const auto outcome = [this](TransferEngine* engine, const SlabHandle& handle) {
-    engine->MapSlab(1, 2, UniqueFd(dup(memory_.fd.get())), handle, {});
+    engine->MapSlab(1, 2, UniqueFd(dup(memory_.fd.get())), handle, {}, nullptr);
     engine->Step();
     std::vector<TransferEvent> events = engine->TakeEvents();
     return std::get<SlabMapped>(events.at(0)).mapped.status().code();

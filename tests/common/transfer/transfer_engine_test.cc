@@ -223,13 +223,13 @@ TEST_F(TransferEngineTest, EveryJobEndsOnceUnderRandomTraffic) {
 }
 
 TEST_F(TransferEngineTest, AFileIsMappedOnAnEnginesThreadAndRefusedByName) {
-  engine_.MapSlab(4, 9, UniqueFd(dup(memory_.fd.get())), {.bytes = memory_.map.bytes()}, {});
-  engine_.MapSlab(4, 10, UniqueFd(dup(memory_.fd.get())), {.bytes = memory_.map.bytes() + 1}, {});
+  engine_.MapSlab(4, 9, UniqueFd(dup(memory_.fd.get())), {.bytes = memory_.map.bytes()}, {}, nullptr);
+  engine_.MapSlab(4, 10, UniqueFd(dup(memory_.fd.get())), {.bytes = memory_.map.bytes() + 1}, {}, nullptr);
   auto sparse = CreateSharedMemory("sparse", 1 << 20, PeerAccess::kReadWrite);
-  engine_.MapSlab(4, 11, UniqueFd(dup(sparse->fd.get())), {.bytes = 1 << 20}, {});
+  engine_.MapSlab(4, 11, UniqueFd(dup(sparse->fd.get())), {.bytes = 1 << 20}, {}, nullptr);
   auto read_only = CreateSharedMemory("read only", 4096, PeerAccess::kReadOnly);
   read_only->map.data()[0] = std::byte{1};
-  engine_.MapSlab(4, 12, UniqueFd(dup(read_only->fd.get())), {.bytes = 4096}, {});
+  engine_.MapSlab(4, 12, UniqueFd(dup(read_only->fd.get())), {.bytes = 4096}, {}, nullptr);
   while (engine_.Step()) {
   }
   const std::vector<TransferEvent> events = engine_.TakeEvents();

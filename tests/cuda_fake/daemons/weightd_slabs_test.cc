@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -95,6 +96,23 @@ class WeightdSlabsTest : public testing::Test {
     }
     return files.size();
   }
+  // kill(2) returns before the last thread has stopped.
+  void Stop() {
+    weightd_.process().Signal(SIGSTOP);
+    const std::string tasks = "/proc/" + std::to_string(weightd_.process().pid()) + "/task";
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    bool stopped = false;
+    while (!stopped && absl::Now() < deadline) {
+      stopped = true;
+      for (const auto& task : std::filesystem::directory_iterator(tasks)) {
+        std::ifstream file(task.path() / "stat");
+        std::string line;
+        std::getline(file, line);
+        stopped = stopped && line.find(") T ") != std::string::npos;
+      }
+    }
+    EXPECT_TRUE(stopped);
+  }
   void AwaitMapped(size_t count) {
     const absl::Time deadline = absl::Now() + absl::Seconds(20);
     while (MappedByWeightd() != count && absl::Now() < deadline) {
@@ -147,6 +165,64 @@ TEST_F(WeightdSlabsTest, OffersThatLieAreRefusedByNameAndNobodyNotices) {
   EXPECT_EQ(MappedByWeightd(), 2u);
   ExpectArrives(client.get(), *number, 1);
   ExpectArrives(other.get(), *others, 0);
+}
+
+// The second of two copies is on a link that takes a second for each when the session is closed, and weightd
+// has the memory until it has arrived.
+TEST_F(WeightdSlabsTest, MemoryIsFreedBehindTheLastCopyIntoIt) {
+  const auto client = Connect();
+  ASSERT_NE(client, nullptr);
+  constexpr uint32_t kExtent = 1;
+  SlabOffer slab = NewSlab();
+  slab.link_gbps = static_cast<double>(pack_.extent(kExtent).size()) * 1e-9;
+  const absl::StatusOr<uint32_t> number = client->OfferSlab(slab);
+  ASSERT_TRUE(number.ok()) << number.status();
+  for (const uint64_t id : {1, 2}) {
+    TransferTarget target;
+    target.slab = *number;
+    target.base[0] = (id - 1) << 20;
+    FetchRequest request = ExtentRequest(id, kExtent);
+    request.transfer = &target;
+    ASSERT_TRUE(client->Submit(request).ok());
+  }
+  const absl::StatusOr<FetchCompletion> first = Await(client.get(), 1);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(MappedByWeightd(), 1u);
+  const absl::Status taken = client->TakeSlabsBack(absl::Now() + absl::Seconds(20));
+  EXPECT_TRUE(taken.ok()) << taken;
+  EXPECT_EQ(MappedByWeightd(), 0u);
+  EXPECT_TRUE(memory_.Free(buffers_[0]).ok());
+  for (const cuda_fake::Report& report : cuda_fake::TakeReports()) {
+    ADD_FAILURE() << report.text;
+  }
+  EXPECT_FALSE(client->connected());
+  ASSERT_TRUE(client->Reconnect(absl::Now() + absl::Seconds(20)).ok());
+  const absl::StatusOr<uint32_t> again = client->OfferSlab(NewSlab());
+  ASSERT_TRUE(again.ok()) << again.status();
+  ExpectArrives(client.get(), *again, 1);
+}
+
+TEST_F(WeightdSlabsTest, AWeightdThatDiesOrHangsIsNotWaitedForForEver) {
+  for (const int signal : {SIGSTOP, SIGKILL}) {
+    const auto client = Connect();
+    ASSERT_NE(client, nullptr);
+    const absl::StatusOr<uint32_t> number = client->OfferSlab(NewSlab());
+    ASSERT_TRUE(number.ok()) << number.status();
+    if (signal == SIGSTOP) {
+      Stop();
+    } else {
+      weightd_.process().Signal(signal);
+    }
+    const absl::Time begin = absl::Now();
+    const absl::Status taken = client->TakeSlabsBack(begin + absl::Seconds(signal == SIGSTOP ? 2 : 20));
+    EXPECT_EQ(taken.code(), signal == SIGSTOP ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kOk)
+        << taken;
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+    const absl::Time again = absl::Now();
+    EXPECT_EQ(client->TakeSlabsBack(again + absl::Seconds(20)), taken);
+    EXPECT_LT(absl::Now() - again, absl::Seconds(1)) << "another slab waits no more";
+    weightd_.process().Signal(SIGCONT);
+  }
 }
 
 TEST_F(WeightdSlabsTest, ADescriptorClosedBehindTheOfferIsNoMatterAndMemoryGoesWithTheSession) {

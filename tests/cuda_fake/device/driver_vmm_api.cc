@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,6 +29,12 @@ struct MemoryFile {
   MemoryFile(const MemoryFile&) = delete;
   MemoryFile& operator=(const MemoryFile&) = delete;
   ~MemoryFile() {
+    if (const int peer = foreign || peers == nullptr ? 0 : peers->OpenElsewhere(); peer != 0) {
+      const std::string text =
+          absl::StrCat("device memory of ", bytes, " bytes is given up (cuMemRelease, ",
+                       "cuMemUnmap) while process ", peer, " has it mapped, and stays taken");
+      machine->reports.Add(Finding::kApi, text, text);
+    }
     machine->peers.erase(peers.get());
     close(fd);
     if (!foreign) {

@@ -69,6 +69,7 @@ struct PeerOrder::Side {
     char name[kNameBytes];
   };
   std::atomic<int32_t> pid;
+  std::atomic<int32_t> open;  // how often that process has the file
   std::atomic<uint32_t> last;
   Entry entries[kOperations];
 };
@@ -118,6 +119,8 @@ std::unique_ptr<PeerOrder> PeerOrder::Make(int fd, const Operations* operations,
   std::unique_ptr<PeerOrder> order = Open(fd, 0, operations, reports);
   if (order != nullptr) {
     order->own_->pid = getpid();
+    order->own_->open = 1;
+    order->counted_ = true;
   }
   return order;
 }
@@ -135,7 +138,10 @@ std::unique_ptr<PeerOrder> PeerOrder::Import(int fd, const Operations* operation
         entry.known.compare_exchange_strong(never, 1);
       }
     }
+    order->own_->open = 0;
   }
+  ++order->own_->open;
+  order->counted_ = true;
   return order;
 }
 
@@ -152,7 +158,13 @@ PeerOrder::PeerOrder(Trailer* trailer, uint64_t bytes, int side, const Operation
 
 PeerOrder::~PeerOrder() {
   Forget();
+  own_->open -= counted_ && own_->pid == getpid() ? 1 : 0;  // a forked copy has counted nothing
   munmap(trailer_, bytes_);
+}
+
+int PeerOrder::OpenElsewhere() const {
+  const int pid = peer_->pid;
+  return pid != 0 && peer_->open > 0 && Lives(pid) ? pid : 0;
 }
 
 void PeerOrder::HostHasLearnt() {

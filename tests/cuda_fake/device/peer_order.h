@@ -41,6 +41,8 @@ class PeerOrder : public PeerWatch {
   PeerOrder& operator=(const PeerOrder&) = delete;
 
   void Access(uint32_t operation, uint64_t offset, uint64_t bytes, bool writes) override;
+  // The other side's process, if it lives and has the file; else 0.
+  int OpenElsewhere() const;
   // What the host now knows to be done is noted so.
   void HostHasLearnt();
   // Nothing of this process is under way any more.
@@ -63,6 +65,7 @@ class PeerOrder : public PeerWatch {
   Word* words_;
   const Operations* const operations_;
   ReportSink* const reports_;
+  bool counted_ = false;  // in own_->open
   // Of operations that have touched the file and are not known to be done: their numbers there.
   std::unordered_map<uint32_t, uint32_t> open_;
   uint32_t last_operation_ = 0;  // to touch it, and its number

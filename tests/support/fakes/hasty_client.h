@@ -73,6 +73,7 @@ class HastyClient final : public WeightClient {
   }
   void Wake() override { behind_->Wake(); }
   bool connected() const override { return behind_->connected(); }
+  absl::Status TakeSlabsBack(absl::Time deadline) override { return behind_->TakeSlabsBack(deadline); }
   absl::Status Reconnect(absl::Time deadline) override { return behind_->Reconnect(deadline); }
   WeightClientCounters counters() const override { return behind_->counters(); }
   std::string Describe() const override { return behind_->Describe(); }

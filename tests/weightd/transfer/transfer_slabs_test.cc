@@ -1,6 +1,8 @@
 // Slabs that clients offer for transfers: what is taken, what is refused and how.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -128,6 +130,50 @@ TEST_F(TransferSessionTest, AnOfferWithoutItsDescriptorEndsThatSessionAlone) {
   Read();
   EXPECT_EQ(CodeOf(Next(other.client.get())), absl::StatusCode::kOk);
   EXPECT_TRUE(Holds(other, 2, 3));
+}
+
+// What a client waits for before it frees its slabs: that its session is over it hears at once.
+TEST_F(TransferSessionTest, TheSideSocketClosesBehindTheLastCopyIntoTheSessionsSlabs) {
+  Start(8 * kExpert);
+  for (const bool lost : {false, true}) {
+    int ends[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    const UniqueFd side(ends[1]);
+    const uint64_t session = OpenSession();
+    ASSERT_TRUE(core_->AttachSideSocket(session, UniqueFd(ends[0])).ok());
+    const SharedMemory memory = *CreateSharedMemory("slab", 8 * kExpert, PeerAccess::kReadWrite);
+    std::memset(memory.map.data(), 1, memory.map.bytes());
+    SideMessage offer;
+    offer.type = SideType::kSlabOffered;
+    offer.session = session;
+    offer.slab = kSlabNumber;
+    offer.bytes = memory.map.bytes();
+    offer.handle_kind = static_cast<uint8_t>(HandleKind::kMemoryFile);
+    offer.link_latency_nanos = 1'000'000'000;
+    const int fd = memory.fd.get();
+    ASSERT_TRUE(SendSideMessage(side.get(), offer, {&fd, 1}).ok());
+    HandleEvents();
+    Settle();
+    Client(session).Submit(Transfer(1, 0, 0));
+    Settle();
+    Read();
+    ASSERT_NE(engine_.NextArrival(), 0) << "a chunk is on its way";
+    const auto polled = [&] {
+      pollfd poll_fd{side.get(), POLLRDHUP, 0};
+      poll(&poll_fd, 1, 0);
+      return poll_fd.revents & (POLLRDHUP | POLLHUP);
+    };
+    EXPECT_EQ(polled(), 0);
+    if (lost) {
+      core_->OnConnectionLost(session);
+    } else {
+      ASSERT_TRUE(core_->CloseSession(session).ok());
+    }
+    Settle();
+    EXPECT_EQ(polled(), POLLRDHUP);
+    Arrivals();
+    EXPECT_EQ(polled(), POLLRDHUP | POLLHUP);
+  }
 }
 
 TEST_F(TransferSessionTest, SlabNumbersAreUsedOnceAndBounded) {
