@@ -26,6 +26,10 @@
 
 namespace sluice {
 
+// What names a device's memory to another process: the best that device and driver have, a descriptor of
+// CUDA's virtual memory management, or a handle of legacy IPC.
+enum class SharedHandle : uint8_t { kBest = 0, kVmm = 1, kIpc = 2 };
+
 // The largest shapes that will come; scratch memory is sized by them once, so that no operation allocates.
 // A call beyond them is INVALID_ARGUMENT naming the limit. 0 where a model has no such thing.
 struct BackendLimits {
@@ -41,6 +45,9 @@ struct BackendLimits {
   uint32_t expert_width = 0;  // the widest expert (shared and dense ones too)
   uint32_t vocab = 0;
   uint32_t layers = 0;  // whose operations may come between BeginGraph() and EndGraph()
+
+  // What names memory of AllocateShared() to another process, on a device with a choice.
+  SharedHandle shared_handle = SharedHandle::kBest;
 };
 
 // Device memory that another process can map and write. Lives until Free(buffer).
@@ -48,7 +55,9 @@ struct SharedBuffer {
   BufferId buffer = kNoBuffer;
   uint64_t bytes = 0;  // at least what was asked for: whole granules of the device
   HandleKind kind = HandleKind::kMemoryFile;
-  int fd = -1;  // the backend's, open until Free()
+  int fd = -1;           // of kinds with a descriptor: the backend's, open until Free()
+  HandleBytes ipc = {};  // of kCudaIpc
+  uint64_t own = 0;      // the device's address of it in this process; 0: the host's memory
   DeviceUuid device = {};
 };
 

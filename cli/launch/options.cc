@@ -56,7 +56,7 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
       "Options of the daemons, explained by --help-all: --device --device-budget --dram-budget --context\n"
       "--parallel --kv --kv-budget --prefill-chunk --threads --cpu-threads --preset --sparsity\n"
       "--sparsity-target --sparsity-threshold --sparsity-scope --policy --trace --replay-trace --io\n"
-      "--direct --link-gbps --link-latency-us --tile-neurons --transport --clock\n"
+      "--direct --link-gbps --link-latency-us --tile-neurons --transport --slab-handle --clock\n"
       "of finding and starting them: --address --admin --keep --no-restart";
   parser->HiddenGroup("Options of the daemons (sizes as 512MiB, 2GB)", kHint)
       .Choice("--device", {"host", "sim", "cuda"}, &device, "where the experts compute [host]")
@@ -96,6 +96,8 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
               1u << 20)
       .Choice("--transport", {"push", "pull"}, &transport,
               "who copies experts there: weightd, or inferd from what it leases [push]")
+      .Choice("--slab-handle", {"auto", "vmm", "ipc"}, &slab_handle,
+              "what names inferd's memory on the GPU to weightd, device cuda [auto: the first that works]")
       .Choice("--clock", {"real", "virtual"}, &clock, "of device sim [real]");
   parser->HiddenGroup("Finding and starting them", kHint)
       .Text("--address", &address, "of a running inferd: unix:PATH or HOST:PORT [SLUICE_HOST, else started]")
@@ -152,6 +154,7 @@ std::vector<OptionSetting> CommonOptions::InferdSettings() const {
       .Add("link-latency-us", link_latency_us)
       .Add("tile-neurons", tile_neurons)
       .Add("transport", transport)
+      .Add("slab-handle", slab_handle)
       .Add("clock", clock)
       .Add("virtual-costs", virtual_costs)
       .Add("measure-costs", measure_costs)

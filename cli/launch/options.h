@@ -48,6 +48,7 @@ struct CommonOptions {
   std::optional<double> link_latency_us;
   std::optional<uint64_t> tile_neurons;
   std::optional<std::string> transport;
+  std::optional<std::string> slab_handle;
   std::optional<std::string> clock;
   std::optional<std::string> virtual_costs;
   std::optional<std::string> measure_costs;

@@ -1,5 +1,5 @@
-// LoadedCopier: the module's copier into CUDA memory, which is there from the first slab of that kind on. A
-// weightd whose clients have none never loads the module.
+// LoadedCopier: the module's copier into CUDA memory, which is there from the first slab on. A weightd
+// whose clients have none never loads the module.
 //
 // Thread safety: as Copier's; sources may be added and removed on any thread.
 #pragma once
@@ -18,7 +18,7 @@ namespace sluice {
 
 class LoadedCopier final : public Copier {
  public:
-  HandleKind kind() const override { return HandleKind::kCudaFd; }
+  bool Takes(HandleKind kind) const override { return IsOfCuda(kind); }
   bool CopiesAtCall() const override { return false; }
   // LoadCudaModule()'s errors too.
   absl::StatusOr<std::shared_ptr<Slab>> Open(UniqueFd fd, const SlabHandle& handle) override;

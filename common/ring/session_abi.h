@@ -18,10 +18,10 @@
 
 namespace sluice {
 
-inline constexpr uint32_t kAbiVersion = 5;
+inline constexpr uint32_t kAbiVersion = 6;
 
 // A message of the side channel, which names this version too (side_channel.h).
-inline constexpr uint32_t kSideMessageBytes = 96;
+inline constexpr uint32_t kSideMessageBytes = 160;
 
 // First eight bytes of each region ("SLCERESI", "SLCEPINS", "SLCECTRL" as little-endian text).
 inline constexpr uint64_t kResidencyMagic = 0x4953455245434c53ull;

@@ -9,7 +9,9 @@
 //   weightd SEGMENT_ADDED{segment, bytes} + fd      any time, before an extent in it is published
 //   weightd SEGMENT_RETIRED{segment}                nothing in it is resident; the client unmaps it
 //   client  SEGMENT_UNMAPPED{segment}               until then its memory counts as used
-//   client  SLAB_OFFERED{slab, bytes, handle_kind, device, link_*} + fd    memory of its device, of that kind
+//   client  SLAB_OFFERED{slab, bytes, handle_kind, device, link_*} + fd    memory of its device, of that
+//   kind;
+//                                                   {.., ipc} without fd where the kind has none
 //   weightd SLAB_MAPPED{slab, code}                 0: transfers may name it; else why it was refused
 //
 // Thread safety: free functions; calls on one descriptor must not overlap in the same direction.
@@ -52,7 +54,7 @@ struct SideMessage {
   SideType type = SideType::kHello;
   uint64_t session = 0;                      // all but HELLO, where the nonce says it
   uint64_t boot_epoch = 0;                   // weightd's messages
-  uint64_t bytes = 0;                        // SEGMENT_ADDED, SLAB_OFFERED: the file's size
+  uint64_t bytes = 0;                        // SEGMENT_ADDED, SLAB_OFFERED: of the whole memory
   uint32_t segment = 0;                      // SEGMENT_*
   uint16_t fd_count = 0;                     // descriptors that come with the message
   uint16_t code = 0;                         // REJECT, SLAB_MAPPED: absl::StatusCode
@@ -63,6 +65,7 @@ struct SideMessage {
   uint64_t link_bytes_per_second = 0;  // SLAB_OFFERED: the modelled link's rate, 0: none
   uint64_t link_latency_nanos = 0;     // and a copy's time before its first byte
   DeviceUuid device = {};              // SLAB_OFFERED: where the memory lies; zeros: the host
+  HandleBytes ipc = {};                // SLAB_OFFERED of a kind without a descriptor: the handle
 };
 static_assert(sizeof(SideMessage) == kSideMessageBytes);
 

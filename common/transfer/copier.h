@@ -1,5 +1,5 @@
-// Copier: moves chunks of transfers into slabs of one kind of memory. The transfer engine says which chunk is
-// next and when the modelled link has delivered it; how bytes get there, and when they are there, is the
+// Copier: moves chunks of transfers into slabs of one device's memory. The transfer engine says which chunk
+// is next and when the modelled link has delivered it; how bytes get there, and when they are there, is the
 // copier's.
 //
 // A copier may take its time: a chunk that was begun is somewhere between the arena and the slab until
@@ -34,10 +34,11 @@ class Copier {
  public:
   virtual ~Copier() = default;
 
-  virtual HandleKind kind() const = 0;
+  // Whether it writes memory that is named so.
+  virtual bool Takes(HandleKind kind) const = 0;
 
-  // Takes over memory that a client offered, of this kind; may take long. INVALID_ARGUMENT naming what does
-  // not fit together, NOT_FOUND: there is no such device.
+  // Takes over memory that a client offered, of a kind that it takes; may take long. `fd`: of kinds with a
+  // descriptor. INVALID_ARGUMENT naming what does not fit together, NOT_FOUND: there is no such device.
   virtual absl::StatusOr<std::shared_ptr<Slab>> Open(UniqueFd fd, const SlabHandle& handle) = 0;
 
   // Whether a copy has ended when its Begin() returns; Completed() names none then.
@@ -62,7 +63,7 @@ class Copier {
 // Into memory files, by the calling thread's stores.
 class HostCopier final : public Copier {
  public:
-  HandleKind kind() const override { return HandleKind::kMemoryFile; }
+  bool Takes(HandleKind kind) const override { return kind == HandleKind::kMemoryFile; }
   absl::StatusOr<std::shared_ptr<Slab>> Open(UniqueFd fd, const SlabHandle& handle) override;
   bool CopiesAtCall() const override { return true; }
   absl::Status Begin(uint64_t tag, const TransferPlan& plan, const PlanChunk& chunk, Slab* slab) override;

@@ -11,12 +11,12 @@
 
 namespace sluice {
 
-std::optional<FileIdentity> IdentityOf(int fd) {
+std::optional<MemoryIdentity> IdentityOf(int fd) {
   struct stat info;
   if (fstat(fd, &info) != 0) {
     return std::nullopt;
   }
-  return FileIdentity{info.st_dev, info.st_ino};
+  return MemoryIdentity{info.st_dev, info.st_ino};
 }
 
 absl::StatusOr<std::shared_ptr<HostSlab>> HostSlab::Map(int fd, uint64_t bytes) {

@@ -21,17 +21,21 @@ struct SlabHandle {
   HandleKind kind = HandleKind::kMemoryFile;
   DeviceUuid device = {};  // zeros: the host
   uint64_t bytes = 0;      // all of it
+  HandleBytes ipc = {};    // of kCudaIpc
+  // The device's address of memory that this very process has: nothing is opened then, for a process may
+  // not open its own. 0: another process' memory.
+  uint64_t own = 0;
 };
 
-// Which file a descriptor is of. Of memory files no two that live are equal.
-struct FileIdentity {
-  uint64_t device = 0;
-  uint64_t inode = 0;
-  bool operator==(const FileIdentity&) const = default;
+// Which memory it is: of none that lives two are equal.
+struct MemoryIdentity {
+  uint64_t device = 0;  // of a file; 0: of no file
+  uint64_t number = 0;  // the file's inode, or the one address where this process has the memory
+  bool operator==(const MemoryIdentity&) const = default;
 };
 
 // None for what is no file.
-std::optional<FileIdentity> IdentityOf(int fd);
+std::optional<MemoryIdentity> IdentityOf(int fd);
 
 class Slab {
  public:
@@ -41,17 +45,17 @@ class Slab {
 
   HandleKind kind() const { return kind_; }
   uint64_t bytes() const { return bytes_; }
-  // The file behind it, where that tells one slab from another.
-  const std::optional<FileIdentity>& file() const { return file_; }
+  // The memory behind it, where that can be told from other memory.
+  const std::optional<MemoryIdentity>& identity() const { return identity_; }
 
  protected:
-  Slab(HandleKind kind, uint64_t bytes, std::optional<FileIdentity> file)
-      : kind_(kind), bytes_(bytes), file_(file) {}
+  Slab(HandleKind kind, uint64_t bytes, std::optional<MemoryIdentity> identity)
+      : kind_(kind), bytes_(bytes), identity_(identity) {}
 
  private:
   const HandleKind kind_;
   const uint64_t bytes_;
-  const std::optional<FileIdentity> file_;
+  const std::optional<MemoryIdentity> identity_;
 };
 
 // A memory file of the client's that can neither shrink nor be sparse, mapped (device `sim`).
@@ -65,7 +69,7 @@ class HostSlab final : public Slab {
   std::byte* data() const { return map_.data(); }
 
  private:
-  HostSlab(Mapping map, FileIdentity file)
+  HostSlab(Mapping map, MemoryIdentity file)
       : Slab(HandleKind::kMemoryFile, map.bytes(), file), map_(std::move(map)) {}
 
   const Mapping map_;

@@ -72,7 +72,7 @@ TransferEngine::~TransferEngine() {
 
 Copier* TransferEngine::CopierOf(HandleKind kind) const {
   for (const std::shared_ptr<Copier>& copier : copiers_) {
-    if (copier->kind() == kind) {
+    if (copier->Takes(kind)) {
       return copier.get();
     }
   }

@@ -159,7 +159,7 @@ class TransferEngine {
   // False: there is nothing to do.
   bool Take(Task* task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Do(Task task) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Whether the kinds are among the copiers'; null if not.
+  // Null: none of them takes memory of this kind.
   Copier* CopierOf(HandleKind kind) const;
   // Takes what copiers have completed, waiting for it up to `most_nanos`; false: nothing was.
   bool TakeCompleted(int64_t most_nanos) ABSL_LOCKS_EXCLUDED(mutex_);

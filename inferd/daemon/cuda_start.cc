@@ -49,12 +49,15 @@ uint32_t SmallestDense(const Pack& pack) {
 }
 
 // weightd copies an extent into a slab of the device, which is read back and compared with what weightd has.
-// `lost`: weightd was gone behind it; with the slab the session ends in any case.
-absl::Status TryPush(Backend* backend, WeightClient* client, absl::Time deadline, bool* lost) {
+// `kind`: what names the slab, once there is one. `lost`: weightd was gone behind it; with the slab the
+// session ends in any case.
+absl::Status TryPush(Backend* backend, WeightClient* client, absl::Time deadline, HandleKind* kind,
+                     bool* lost) {
   const uint32_t extent = SmallestDense(client->pack());
   const uint64_t bytes = client->pack().extents()[extent].length;
   ASSIGN_OR_RETURN(const std::unique_ptr<DeviceSlab> slab, DeviceSlab::Create(bytes, backend));
   const absl::Cleanup look = [&] { *lost = !client->connected(); };
+  *kind = slab->kind();
   RETURN_IF_ERROR(slab->Offer(/*link_gbps=*/0, /*link_latency_us=*/0, client));
   FetchRequest request;
   request.dense_extent = extent;
@@ -89,6 +92,40 @@ absl::Status TryPush(Backend* backend, WeightClient* client, absl::Time deadline
   return status;
 }
 
+absl::Status StartBackend(const CudaModuleApi& cuda, const BackendLimits& limits, CudaStart* start) {
+  start->backend.reset();  // there may not be room for two
+  absl::Status error;
+  start->backend.reset(cuda.new_backend(limits, &error));
+  return error;
+}
+
+// Tries `push` by the kind of handle that is asked for or is the device's best; and by legacy IPC where
+// nothing was asked for and descriptors are supported in name only. Leaves the backend of the last trial.
+struct Trial {
+  absl::Status outcome;  // of the last one
+  std::string words;     // of them all
+  bool lost = false;     // weightd was gone behind it
+};
+absl::StatusOr<Trial> TryHandles(const CudaModuleApi& cuda, BackendLimits limits, absl::Duration patience,
+                                 WeightClient* client, CudaStart* start) {
+  Trial trial;
+  while (true) {
+    HandleKind kind = HandleKind::kCudaFd;
+    trial.outcome = TryPush(start->backend.get(), client, absl::Now() + patience, &kind, &trial.lost);
+    absl::StrAppend(&trial.words, trial.words.empty() ? "" : "; ", "by ", NameOf(kind), ": ",
+                    trial.outcome.ok() ? "its trial succeeded" : trial.outcome.message());
+    const bool choice = limits.shared_handle == SharedHandle::kBest && kind != HandleKind::kCudaIpc;
+    if (trial.outcome.ok() || absl::IsResourceExhausted(trial.outcome) || !choice || trial.lost) {
+      return trial;
+    }
+    if (!client->connected()) {
+      RETURN_IF_ERROR(client->Reconnect(absl::Now() + patience));
+    }
+    limits.shared_handle = SharedHandle::kIpc;
+    RETURN_IF_ERROR(StartBackend(cuda, limits, start));
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<CudaStart> StartCuda(const CudaModuleApi& cuda, const EnginePlan& plan,
@@ -97,22 +134,19 @@ absl::StatusOr<CudaStart> StartCuda(const CudaModuleApi& cuda, const EnginePlan&
                                     WeightClient* client) {
   CudaStart start;
   ASSIGN_OR_RETURN(const CudaDeviceFacts bare, cuda.facts());
-  absl::Status error;
-  start.backend.reset(cuda.new_backend(plan.backend, &error));
-  RETURN_IF_ERROR(error);
+  RETURN_IF_ERROR(StartBackend(cuda, plan.backend, &start));
   ASSIGN_OR_RETURN(const CudaDeviceFacts before, cuda.facts());
   start.transport = transport.value_or(Transport::kPush);
   start.why = "as it was asked for";
   if (start.transport == Transport::kPush) {
-    bool lost = false;
-    const absl::Status tried = TryPush(start.backend.get(), client, absl::Now() + patience, &lost);
-    if (!tried.ok() && (transport.has_value() || lost)) {
-      return Annotate(tried, "transport push cannot be used");
+    ASSIGN_OR_RETURN(const Trial trial, TryHandles(cuda, plan.backend, patience, client, &start));
+    if (!trial.outcome.ok() && (transport.has_value() || trial.lost)) {
+      return absl::Status(trial.outcome.code(), absl::StrCat("transport push cannot be used: ", trial.words));
     }
-    start.why = "its trial succeeded";
-    if (!tried.ok()) {
+    start.why = trial.words;
+    if (!trial.outcome.ok()) {
       start.transport = Transport::kPull;
-      start.why = absl::StrCat("weightd cannot copy into this device's memory: ", tried.message());
+      start.why = absl::StrCat("weightd cannot copy into this device's memory: ", trial.words);
     }
   }
   ASSIGN_OR_RETURN(const CudaDeviceFacts after, cuda.facts());

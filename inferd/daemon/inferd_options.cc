@@ -66,6 +66,10 @@ KvType KvTypeOf(const std::string& name) {
   return name == "f32" ? KvType::kF32 : name == "q8" ? KvType::kQ8 : KvType::kF16;
 }
 
+SharedHandle SharedHandleOf(const std::string& name) {
+  return name == "vmm" ? SharedHandle::kVmm : name == "ipc" ? SharedHandle::kIpc : SharedHandle::kBest;
+}
+
 }  // namespace
 
 InferdCommand ParseInferdCommand(int argc, const char* const* argv) {
@@ -110,6 +114,7 @@ absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& 
   RETURN_IF_ERROR(CheckOneOf("kv", options.kv, {"f32", "f16", "q8"}));
   RETURN_IF_ERROR(CheckOneOf("clock", options.clock, {"real", "virtual"}));
   RETURN_IF_ERROR(CheckOneOf("transport", options.transport, {"push", "pull"}));
+  RETURN_IF_ERROR(CheckOneOf("slab-handle", options.slab_handle, {"auto", "vmm", "ipc"}));
   RETURN_IF_ERROR(CheckOneOf("log-level", options.log_level, {"debug", "info", "warning", "error"}));
   for (const char* name : {"device-budget", "tile-neurons", "transport", "cpu-threads"}) {
     if (options.device == "host" && set.count(name) > 0) {
@@ -122,6 +127,9 @@ absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& 
       return absl::InvalidArgumentError(
           absl::StrCat("--", name, " is about a modelled device; give --device sim with it"));
     }
+  }
+  if (options.device != "cuda" && set.count("slab-handle") > 0) {
+    return absl::InvalidArgumentError("--slab-handle is about memory of a GPU; give --device cuda with it");
   }
   if (options.tile_neurons % 64 != 0) {
     return absl::InvalidArgumentError(
@@ -156,8 +164,12 @@ EngineOptions EngineOptionsOf(const InferdOptions& options) {
   engine.prefix_cache = options.prefix_cache;
   engine.queue = QueueLimitsOf(options);
   engine.device = DeviceFromName(options.device).value_or(DeviceKind::kHost);  // checked when parsed
-  engine.slab = {/*budget=*/0, options.link_gbps, options.link_latency_us, options.tile_neurons,
-                 options.transport == "pull" ? Transport::kPull : Transport::kPush};
+  engine.slab = {/*budget=*/0,
+                 options.link_gbps,
+                 options.link_latency_us,
+                 options.tile_neurons,
+                 options.transport == "pull" ? Transport::kPull : Transport::kPush,
+                 SharedHandleOf(options.slab_handle)};
   engine.virtual_clock = options.clock == "virtual";
   engine.costs = ParseVirtualCosts(options.virtual_costs).value_or(VirtualCosts());  // checked when parsed
   engine.measure_costs = options.measure_costs;

@@ -67,6 +67,7 @@ struct InferdOptions {
   double link_latency_us = 0;
   uint32_t tile_neurons = 0;
   std::string transport = "push";
+  std::string slab_handle = "auto";
   std::string clock = "real";
   std::string virtual_costs;
   std::string measure_costs;
@@ -213,6 +214,9 @@ void ForEachOption(InferdOptions* o, Visit visit) {
         "eighth of the expert)");
   visit("transport", &o->transport,
         "Who copies experts into a device's memory: push (weightd) or pull (inferd, from what it leases)");
+  visit("slab-handle", &o->slab_handle,
+        "What names inferd's memory on the GPU to weightd: vmm (a descriptor), ipc (a legacy IPC handle), or "
+        "auto: the first of them that works (device cuda)");
   visit("clock", &o->clock, "Times of link and device: real, or virtual by a table of costs (device sim)");
   visit("virtual-costs", &o->virtual_costs,
         "Milliseconds of one bf16 expert and of a layer's attention, as 3x, 30x or "

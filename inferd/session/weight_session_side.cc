@@ -64,13 +64,15 @@ absl::Status WeightSession::OfferSlab(uint32_t number, const SlabOffer& offer, a
   message.slab = number;
   message.bytes = offer.bytes;
   message.handle_kind = static_cast<uint8_t>(offer.kind);
+  message.ipc = offer.ipc;
   message.device = offer.device;
   message.link_bytes_per_second = rate.bytes_per_second;
   message.link_latency_nanos = static_cast<uint64_t>(rate.latency_nanos);
   slab_answer_.reset();
   absl::Status sent;
   // The socket does not block, and its buffer may be full of acknowledgements that weightd has not read yet.
-  while (absl::IsUnavailable(sent = SendSideMessage(side_.get(), message, {&offer.fd, 1})) &&
+  while (absl::IsUnavailable(
+             sent = SendSideMessage(side_.get(), message, {&offer.fd, DescriptorsOf(offer.kind)})) &&
          absl::Now() < deadline) {
     pollfd polled{side_.get(), POLLOUT, 0};
     ProtocolPoll(&polled, 1, PollTimeoutMs(deadline));

@@ -35,6 +35,8 @@ absl::Status DeviceSlab::Offer(double link_gbps, double link_latency_us, WeightC
   offer.fd = memory_.fd;
   offer.bytes = memory_.bytes;
   offer.kind = memory_.kind;
+  offer.ipc = memory_.ipc;
+  offer.own = memory_.own;
   offer.device = memory_.device;
   offer.link_gbps = link_gbps;
   offer.link_latency_us = link_latency_us;

@@ -28,6 +28,7 @@ class DeviceSlab {
   absl::Status Offer(double link_gbps, double link_latency_us, WeightClient* client);
 
   BufferId buffer() const { return memory_.buffer; }
+  HandleKind kind() const { return memory_.kind; }
   // weightd's number of it, once it was offered.
   uint32_t number() const { return number_; }
 

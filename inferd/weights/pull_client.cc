@@ -77,14 +77,15 @@ absl::StatusOr<uint32_t> PullClient::OfferSlab(const SlabOffer& offer) {
   HostCopier host;
   Copier* opener = offer.kind == HandleKind::kMemoryFile ? &host : nullptr;
   for (const std::shared_ptr<Copier>& device : devices_) {
-    opener = device->kind() == offer.kind ? device.get() : opener;
+    opener = device->Takes(offer.kind) ? device.get() : opener;
   }
   if (opener == nullptr) {
     return absl::UnimplementedError(
         absl::StrCat("nothing here copies into memory of handle kind ", static_cast<int>(offer.kind)));
   }
   ASSIGN_OR_RETURN(std::shared_ptr<Slab> slab,
-                   opener->Open(UniqueFd(dup(offer.fd)), {offer.kind, offer.device, offer.bytes}));
+                   opener->Open(UniqueFd(offer.own == 0 ? dup(offer.fd) : -1),
+                                {offer.kind, offer.device, offer.bytes, offer.ipc, offer.own}));
   slabs_.push_back({std::move(slab), engine_->AddLink(MakeLinkRate(offer.link_gbps, offer.link_latency_us))});
   return static_cast<uint32_t>(slabs_.size() - 1);
 }

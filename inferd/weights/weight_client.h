@@ -37,9 +37,11 @@ enum class FetchClass : uint8_t { kDemand = 0, kPrefetch = 1 };
 
 // Device memory that weightd writes into (devices sim and cuda), and the link to it.
 struct SlabOffer {
-  int fd = -1;         // borrowed; what it is says `kind`
+  int fd = -1;         // borrowed; of kinds with a descriptor
   uint64_t bytes = 0;  // all that the handle names
   HandleKind kind = HandleKind::kMemoryFile;
+  HandleBytes ipc = {};    // of kCudaIpc
+  uint64_t own = 0;        // the device's address of it in this process; 0: the host's memory
   DeviceUuid device = {};  // where it lies
   // sim: the link's rate in 1e9 bytes a second, 0: unthrottled; and the time a copy takes before its first
   // byte.

@@ -21,8 +21,8 @@ constexpr int kOldestMinor = 5;
 
 class CudaBackend final : public Backend, public Queue {
  public:
-  CudaBackend(std::unique_ptr<cuda::Device> device, std::string name)
-      : device_(std::move(device)), name_(std::move(name)), scratch_(device_->limits) {}
+  CudaBackend(std::unique_ptr<cuda::Device> device, std::string name, HandleKind shared)
+      : device_(std::move(device)), name_(std::move(name)), memory_(shared), scratch_(device_->limits) {}
   ~CudaBackend() override;
 
   absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
@@ -343,10 +343,16 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const BackendLimits& 
   if (!device.ok()) {
     return Annotate(device.status(), "device cuda");
   }
+  const absl::StatusOr<HandleKind> shared = cuda::SharedKindOf(0, limits.shared_handle);
+  if (!shared.ok()) {
+    return Annotate(shared.status(), "device cuda");
+  }
   return std::make_unique<CudaBackend>(
       *std::move(device),
       absl::StrCat("device cuda, ", properties.name, ", compute capability ", properties.major, ".",
-                   properties.minor, ", ", properties.totalGlobalMem >> 20, " MiB"));
+                   properties.minor, ", ", properties.totalGlobalMem >> 20, " MiB, slabs shared by ",
+                   NameOf(*shared)),
+      *shared);
 }
 
 }  // namespace sluice

@@ -19,7 +19,48 @@ absl::Status StatusOf(CUresult result, absl::string_view what) {
 
 CUdeviceptr AddressOf(std::byte* place) { return reinterpret_cast<CUdeviceptr>(place); }
 
+// cudaMalloc cuts smaller allocations out of blocks of so much, and an IPC handle names a whole block.
+constexpr uint64_t kMallocBlock = 2 << 20;
+
+CUmemAllocationProp SharedProperties(int device) {
+  CUmemAllocationProp properties = {};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  properties.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
+  return properties;
+}
+
 }  // namespace
+
+absl::StatusOr<HandleKind> SharedKindOf(int device, SharedHandle asked) {
+  if (asked == SharedHandle::kIpc) {
+    return HandleKind::kCudaIpc;
+  }
+  CUdevice handle = 0;
+  RETURN_IF_ERROR(StatusOf(cuInit(0), "the driver"));
+  RETURN_IF_ERROR(StatusOf(cuDeviceGet(&handle, device), "the GPU's handle"));
+  int exports = 0;  // where there is no virtual memory management it is 0 too
+  RETURN_IF_ERROR(StatusOf(
+      cuDeviceGetAttribute(&exports, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, handle),
+      "whether the GPU's memory is exported as descriptors"));
+  if (exports == 0 && asked == SharedHandle::kVmm) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "GPU ", device, " or its driver exports no descriptors of its memory; it has legacy IPC handles"));
+  }
+  return exports == 0 ? HandleKind::kCudaIpc : HandleKind::kCudaFd;
+}
+
+absl::StatusOr<uint64_t> SharedGranule(int device, HandleKind kind) {
+  if (kind == HandleKind::kCudaIpc) {
+    return kMallocBlock;
+  }
+  const CUmemAllocationProp properties = SharedProperties(device);
+  size_t granule = 0;
+  RETURN_IF_ERROR(
+      StatusOf(cuMemGetAllocationGranularity(&granule, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+               "the granularity of shared memory"));
+  return granule;
+}
 
 Memory::~Memory() {
   for (const Entry& entry : entries_) {
@@ -30,6 +71,7 @@ Memory::~Memory() {
 cudaError_t Memory::Release(const Entry& entry) {
   switch (entry.kind) {
     case Kind::kDevice:
+    case Kind::kNamed:
       return cudaFree(entry.device);
     case Kind::kStaging:
       return cudaFreeHost(entry.host);
@@ -92,17 +134,9 @@ absl::StatusOr<BufferId> Memory::Allocate(uint64_t bytes, BufferKind kind, cudaS
 }
 
 absl::Status Memory::MapShared(int device, Entry* entry) {
-  CUmemAllocationProp properties = {};
-  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  properties.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
-  size_t granule = 0;
-  RETURN_IF_ERROR(StatusOf(
-      cuMemGetAllocationGranularity(&granule, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM), "granularity"));
-  const uint64_t wanted = entry->bytes;
-  entry->bytes = (wanted + granule - 1) / granule * granule;
+  const CUmemAllocationProp properties = SharedProperties(device);
   RETURN_IF_ERROR(StatusOf(cuMemCreate(&entry->handle, entry->bytes, &properties, 0),
-                           absl::StrCat("shared device memory of ", wanted, " bytes")));
+                           absl::StrCat("shared device memory of ", entry->bytes, " bytes")));
   entry->created = true;
   CUdeviceptr address = 0;
   RETURN_IF_ERROR(StatusOf(cuMemAddressReserve(&address, entry->bytes, 0, 0, 0), "addresses"));
@@ -117,6 +151,19 @@ absl::Status Memory::MapShared(int device, Entry* entry) {
       "a descriptor of shared device memory");
 }
 
+absl::Status Memory::NameShared(Entry* entry, HandleBytes* ipc) {
+  void* place = nullptr;
+  RETURN_IF_ERROR(StatusOf(cudaMalloc(&place, entry->bytes),
+                           absl::StrCat("shared device memory of ", entry->bytes, " bytes")));
+  entry->device = static_cast<std::byte*>(place);
+  cudaIpcMemHandle_t handle;
+  RETURN_IF_ERROR(StatusOf(cudaIpcGetMemHandle(&handle, place),
+                           absl::StrCat("an IPC handle of device memory of ", entry->bytes, " bytes")));
+  static_assert(sizeof(handle) == sizeof(*ipc));
+  std::memcpy(ipc->data(), &handle, sizeof(handle));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<SharedBuffer> Memory::AllocateShared(uint64_t bytes, cudaStream_t stream) {
   if (bytes == 0) {
     return absl::InvalidArgumentError("a shared buffer of 0 bytes");
@@ -125,10 +172,18 @@ absl::StatusOr<SharedBuffer> Memory::AllocateShared(uint64_t bytes, cudaStream_t
   RETURN_IF_ERROR(StatusOf(cudaGetDevice(&device), "the current device"));
   cudaDeviceProp properties;
   RETURN_IF_ERROR(StatusOf(cudaGetDeviceProperties(&properties, device), "properties of the GPU"));
+  ASSIGN_OR_RETURN(const uint64_t granule, SharedGranule(device, shared_));
+  SharedBuffer shared;
   Entry entry;
-  entry.kind = Kind::kShared;
-  entry.bytes = bytes;
-  absl::Status status = MapShared(device, &entry);
+  entry.bytes = (bytes + granule - 1) / granule * granule;
+  absl::Status status;
+  if (shared_ == HandleKind::kCudaIpc) {
+    entry.kind = Kind::kNamed;
+    status = NameShared(&entry, &shared.ipc);
+  } else {
+    entry.kind = Kind::kShared;
+    status = MapShared(device, &entry);
+  }
   if (status.ok()) {
     status = StatusOf(cudaMemsetAsync(entry.device, 0, entry.bytes, stream), "zeroing device memory");
   }
@@ -142,11 +197,11 @@ absl::StatusOr<SharedBuffer> Memory::AllocateShared(uint64_t bytes, cudaStream_t
     return status;
   }
   entries_.push_back(entry);
-  SharedBuffer shared;
   shared.buffer = static_cast<BufferId>(entries_.size());
   shared.bytes = entry.bytes;
-  shared.kind = HandleKind::kCudaFd;
+  shared.kind = shared_;
   shared.fd = entry.fd;
+  shared.own = AddressOf(entry.device);
   static_assert(sizeof(properties.uuid.bytes) == sizeof(shared.device));
   std::memcpy(shared.device.data(), properties.uuid.bytes, sizeof(shared.device));
   return shared;

@@ -29,7 +29,10 @@ struct FakeOptions {
   // device that is slow beside the host.
   uint64_t questions = 1;
   uint64_t most_graphs = 1u << 30;  // executable ones that there is memory for
-  bool counts = false;              // every launch's accesses are counted, for TakeKernelCounts()
+  // Whether allocations of virtual memory management can be exported and imported as descriptors. Not so on
+  // WSL2 and in some containers.
+  bool descriptors = true;
+  bool counts = false;  // every launch's accesses are counted, for TakeKernelCounts()
 };
 
 // A fresh device: what the process had on the one before is gone, its reports too.

@@ -18,6 +18,7 @@ COMPANIONS = {
     "sparsity-target": 'sparsity = "up"\n',
     "sparsity-threshold": 'sparsity = "up"\n',
     "sparsity-scope": 'sparsity = "up"\nsparsity-target = 0.8\n',
+    "slab-handle": 'device = "cuda"\n',
     "http-tls-certificate": 'http-tls-key = "/k.pem"\n',
     "http-tls-key": 'http-tls-certificate = "/c.pem"\n',
     "tls-certificate": 'tls-key = "/k.pem"\ntls-client-ca = "/a.pem"\n',

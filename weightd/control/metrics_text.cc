@@ -70,6 +70,10 @@ void Sessions(const StoreStats& stats, MetricText* text) {
             "Bytes that sessions hold leases on, each counted for itself.", held);
   text->One("weightd_outstanding_requests", kGauge, "Requests of all sessions without completion.",
             outstanding);
+  text->Family("weightd_slab_bytes", kGauge, "Bytes of clients' memory that copies go into, by its handle.");
+  for (size_t i = 0; i < kHandleKinds.size(); ++i) {
+    text->Sample({{"handle", NameOf(kHandleKinds[i])}}, stats.slab_bytes[i]);
+  }
 }
 
 }  // namespace

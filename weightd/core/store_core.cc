@@ -279,8 +279,12 @@ void StoreCore::HandleEvent(PollEvent event) {
 void StoreCore::OnSideReadable(Session* session) {
   while (std::optional<SidePacket> packet = side_.Receive(session)) {
     const SideMessage& message = packet->message;
-    if (message.type == SideType::kSlabOffered && packet->fds.size() == 1) {
-      slabs_.OnOffered(session, *std::move(packet));
+    if (message.type == SideType::kSlabOffered) {
+      const absl::Status offered = slabs_.OnOffered(session, *std::move(packet));
+      if (!offered.ok()) {
+        sessions_.Doom(session->id(), /*misbehaved=*/true, std::string(offered.message()));
+        return;
+      }
     } else if (message.type == SideType::kSegmentUnmapped && message.fd_count == 0) {
       notices_.OnUnmapped(session->id(), message.segment);
     } else {
@@ -387,6 +391,9 @@ StoreStats StoreCore::Stats() const {
   stats.io_engine = environment_.reader->Describe();
   for (const auto& [id, session] : sessions_.all()) {
     stats.sessions.push_back(StatsOf(*session));
+    for (size_t i = 0; i < kHandleKinds.size(); ++i) {
+      stats.slab_bytes[i] += session->SlabBytes(kHandleKinds[i]);
+    }
   }
   return stats;
 }

@@ -6,10 +6,12 @@
 // Thread safety: plain values.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "common/ring/memory_handle.h"
 #include "common/transfer/transfer_stats.h"
 #include "weightd/fetch/fetcher_stats.h"
 #include "weightd/fetch/scrubber.h"
@@ -50,6 +52,9 @@ struct StoreStats : FetcherStats, TransferStats, ScrubStats {
   uint64_t prefetch_wasted = 0;   // that left memory unused
   uint64_t sessions_lost = 0;     // that weightd ended: they misbehaved or had stopped
   uint64_t sessions_stopped = 0;  // of these, the latter
+
+  // Bytes of slabs that are mapped, by kHandleKinds.
+  std::array<uint64_t, kHandleKinds.size()> slab_bytes = {};
 
   std::string eviction;  // "lru", "lfru", "score"
   bool admission = false;

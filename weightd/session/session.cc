@@ -86,6 +86,14 @@ std::vector<SlabView> Session::MappedSlabs() const {
   return mapped;
 }
 
+uint64_t Session::SlabBytes(HandleKind kind) const {
+  uint64_t bytes = 0;
+  for (const auto& [number, record] : slabs) {
+    bytes += record.slab != nullptr && record.slab->kind() == kind ? record.slab->bytes() : 0;
+  }
+  return bytes;
+}
+
 std::vector<int> Session::fds() const {
   std::vector<int> fds = {control_->fd.get(), server_bell_.get(), client_bell_read_.get(), process_.get()};
   for (size_t i = 0; i < pins_.size(); ++i) {

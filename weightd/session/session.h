@@ -96,7 +96,7 @@ class Session {
   // Bytes of extents held for completions that the client has not reaped.
   uint64_t held_bytes() const { return held_bytes_; }
 
-  // Slabs that transfers may name, by the client's number; null while its file is being mapped.
+  // Slabs that transfers may name, by the client's number; null while its memory is being mapped.
   struct SlabRecord {
     std::shared_ptr<Slab> slab;
     uint32_t link = 0;  // the engine's number
@@ -104,6 +104,7 @@ class Session {
   };
   std::map<uint32_t, SlabRecord> slabs;
   std::vector<SlabView> MappedSlabs() const;
+  uint64_t SlabBytes(HandleKind kind) const;  // of those that are mapped
 
   // When the client last moved a cursor or noted a step, of the rounds so far; `now` if it just has.
   int64_t LastSign(int64_t now);

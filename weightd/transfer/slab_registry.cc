@@ -18,6 +18,7 @@ absl::Status CheckKind(uint8_t kind) {
   switch (static_cast<HandleKind>(kind)) {
     case HandleKind::kMemoryFile:
     case HandleKind::kCudaFd:
+    case HandleKind::kCudaIpc:
       return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat("slab: there is no handle kind ", kind));
@@ -55,41 +56,50 @@ absl::Status SlabRegistry::Add(uint64_t id, uint32_t number, std::shared_ptr<Sla
 }
 
 absl::Status SlabRegistry::CheckNew(const Slab& slab) const {
-  if (!slab.file().has_value()) {
+  if (!slab.identity().has_value()) {
     return absl::OkStatus();
   }
   for (const auto& [id, session] : sessions_->all()) {
     for (const auto& [number, record] : session->slabs) {
-      if (record.slab != nullptr && record.slab->file() == slab.file()) {
+      if (record.slab != nullptr && record.slab->identity() == slab.identity()) {
         return absl::PermissionDeniedError(
-            absl::StrCat("slab: its file is slab ", number, " of session ", id, " already"));
+            absl::StrCat("slab: its memory is slab ", number, " of session ", id, " already"));
       }
     }
     // Written by transfers, its cursors and pins would lie to the client, and to nobody but it; but no honest
     // client offers them.
     for (const int fd : session->fds()) {
-      if (IdentityOf(fd) == slab.file()) {
+      if (IdentityOf(fd) == slab.identity()) {
         return absl::PermissionDeniedError(
-            absl::StrCat("slab: its file is one of session ", id, "'s own regions"));
+            absl::StrCat("slab: its memory is one of session ", id, "'s own regions"));
       }
     }
   }
   return absl::OkStatus();
 }
 
-void SlabRegistry::OnOffered(Session* session, SidePacket packet) {
+absl::Status SlabRegistry::OnOffered(Session* session, SidePacket packet) {
   const SideMessage& message = packet.message;
+  const SlabHandle handle{static_cast<HandleKind>(message.handle_kind), message.device, message.bytes,
+                          message.ipc};
+  const size_t descriptors = DescriptorsOf(handle.kind);
+  if (packet.fds.size() != descriptors) {
+    return absl::InvalidArgumentError(absl::StrCat("slab ", message.slab, " of handle kind ",
+                                                   message.handle_kind, " came with ", packet.fds.size(),
+                                                   " descriptors, ", descriptors, " belong to it"));
+  }
   const absl::Status known = CheckKind(message.handle_kind);
   const absl::Status reserved = known.ok() ? Reserve(session, message.slab) : known;
   if (!reserved.ok()) {
     Answer(session, message.slab, reserved);
-    return;
+    return absl::OkStatus();
   }
-  const SlabHandle handle{static_cast<HandleKind>(message.handle_kind), message.device, message.bytes};
   LinkRate rate;
   rate.bytes_per_second = std::min(message.link_bytes_per_second, kMaxBytesPerSecond);
   rate.latency_nanos = static_cast<int64_t>(std::min(message.link_latency_nanos, kMaxLatencyNanos));
-  engine_->MapSlab(session->id(), message.slab, std::move(packet.fds[0]), handle, rate, session->lent);
+  engine_->MapSlab(session->id(), message.slab, descriptors == 0 ? UniqueFd() : std::move(packet.fds[0]),
+                   handle, rate, session->lent);
+  return absl::OkStatus();
 }
 
 void SlabRegistry::OnMapped(SlabMapped mapped) {
@@ -102,6 +112,9 @@ void SlabRegistry::OnMapped(SlabMapped mapped) {
     added = CheckNew(**mapped.mapped);
   }
   if (added.ok()) {
+    log_->Say(LogSeverity::kInfo, absl::StrCat("session ", mapped.session, ": slab ", mapped.slab, " of ",
+                                               (*mapped.mapped)->bytes(), " bytes, shared by ",
+                                               NameOf((*mapped.mapped)->kind())));
     added = Add(mapped.session, mapped.slab, *std::move(mapped.mapped), mapped.rate);
   }
   if (!added.ok()) {

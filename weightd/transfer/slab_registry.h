@@ -27,15 +27,16 @@ class SlabRegistry {
   // Lets the session's transfers name `slab` as its number `number`. ALREADY_EXISTS, RESOURCE_EXHAUSTED,
   // NOT_FOUND (the session), UNIMPLEMENTED: no transfer engine.
   absl::Status Add(uint64_t session, uint32_t number, std::shared_ptr<Slab> slab, const LinkRate& rate);
-  // SLAB_OFFERED with its file: answered when the file is mapped, at once if it is refused.
-  void OnOffered(Session* session, SidePacket packet);
+  // SLAB_OFFERED: answered when the memory is mapped, at once if it is refused. INVALID_ARGUMENT: it is no
+  // such message, and the session is to end.
+  absl::Status OnOffered(Session* session, SidePacket packet);
   void OnMapped(SlabMapped mapped);
   // Takes all of the session's back. REQUIRES: none of its transfers will be submitted.
   void Drop(Session* session);
 
  private:
   absl::Status Reserve(Session* session, uint32_t number) const;
-  // Whether the file is nobody's yet: neither a slab nor one of weightd's own regions.
+  // Whether the memory is nobody's yet: neither a slab nor one of weightd's own regions.
   absl::Status CheckNew(const Slab& slab) const;
   // SLAB_MAPPED with the outcome; a refusal is logged.
   void Answer(Session* session, uint32_t number, const absl::Status& outcome);

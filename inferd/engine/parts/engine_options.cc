@@ -110,6 +110,7 @@ BackendLimits LimitsOf(const ModelConfig& config, const EnginePlan& plan) {
   limits.top_k = LargestTopK(config);
   limits.expert_width = WidestExpert(config);
   limits.layers = static_cast<uint32_t>(config.layers.size());
+  limits.shared_handle = plan.options.slab.handle;
   for (const LayerConfig& layer : config.layers) {
     AddAttentionLimits(layer.attention, &limits);
   }

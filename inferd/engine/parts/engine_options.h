@@ -28,6 +28,7 @@ struct SlabOptions {
   double link_latency_us = 0;              // before a copy's first byte
   uint32_t tile_neurons = 0;               // a multiple of 64; 0: an eighth of an expert
   Transport transport = Transport::kPush;  // in virtual time there is nobody but the model
+  SharedHandle handle = SharedHandle::kBest;
 };
 
 struct EngineOptions {

@@ -41,7 +41,7 @@ class CudaCopier final : public Copier {
   // Waits for what is on its way.
   ~CudaCopier() override;
 
-  HandleKind kind() const override { return HandleKind::kCudaFd; }
+  bool Takes(HandleKind kind) const override { return IsOfCuda(kind); }
   bool CopiesAtCall() const override { return false; }
   absl::StatusOr<std::shared_ptr<Slab>> Open(UniqueFd fd, const SlabHandle& handle) override;
   absl::Status Begin(uint64_t tag, const TransferPlan& plan, const PlanChunk& chunk, Slab* slab) override;

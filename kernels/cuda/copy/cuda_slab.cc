@@ -38,7 +38,7 @@ absl::StatusOr<int> DeviceOf(const DeviceUuid& uuid) {
 }
 
 // A driver's descriptors are of a device node that all allocations share; an own file tells one from another.
-std::optional<FileIdentity> FileOf(int fd) {
+std::optional<MemoryIdentity> FileOf(int fd) {
   struct stat info;
   return fstat(fd, &info) == 0 && S_ISREG(info.st_mode) ? IdentityOf(fd) : std::nullopt;
 }
@@ -46,64 +46,101 @@ std::optional<FileIdentity> FileOf(int fd) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<CudaSlab>> CudaSlab::Import(UniqueFd fd, const SlabHandle& handle) {
-  if (!fd.valid()) {
+  const bool by_descriptor = handle.own == 0 && DescriptorsOf(handle.kind) > 0;
+  if (by_descriptor && !fd.valid()) {
     return absl::InvalidArgumentError("slab: it came without a descriptor");
   }
   ASSIGN_OR_RETURN(const int device, DeviceOf(handle.device));
   RETURN_IF_ERROR(cuda::StatusOf(cudaSetDevice(device), "choosing the slab's GPU"));
   // A call of the runtime that needs the context makes it; the driver's calls below do not.
   RETURN_IF_ERROR(cuda::StatusOf(cudaFree(nullptr), "a context on the slab's GPU"));
-  std::shared_ptr<CudaSlab> slab(new CudaSlab(device, handle, FileOf(fd.get())));
-  const absl::Status mapped = slab->Map(fd.get());
+  Hold hold;
+  hold.address = handle.own;
+  absl::Status mapped;
+  std::optional<MemoryIdentity> identity;
+  if (by_descriptor) {
+    mapped = Map(device, fd.get(), handle.bytes, &hold);
+    identity = FileOf(fd.get());
+  } else if (handle.own == 0) {
+    mapped = Open(handle, &hold);
+    identity = {0, hold.address};  // opened twice it is there but once
+  }
   if (!mapped.ok()) {
+    LetGo(device, handle.bytes, hold);
     cudaGetLastError();  // said here, and not again by the next call
     // What a client hands over is the client's fault, whatever CUDA calls it.
     return absl::IsResourceExhausted(mapped)
                ? mapped
                : absl::InvalidArgumentError(absl::StrCat("slab: ", mapped.message()));
   }
-  return slab;
+  return std::shared_ptr<CudaSlab>(new CudaSlab(device, handle, identity, hold));
 }
 
-absl::Status CudaSlab::Map(int fd) {
+absl::Status CudaSlab::Map(int device, int fd, uint64_t bytes, Hold* hold) {
   CUmemAllocationProp properties = {};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  properties.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device_};
+  properties.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
   size_t granule = 0;
   RETURN_IF_ERROR(StatusOf(
       cuMemGetAllocationGranularity(&granule, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM), "granularity"));
-  if (bytes() == 0 || bytes() % granule != 0) {
+  if (bytes == 0 || bytes % granule != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(bytes(), " bytes are no whole granules of ", granule, " bytes"));
+        absl::StrCat(bytes, " bytes are no whole granules of ", granule, " bytes"));
   }
   RETURN_IF_ERROR(StatusOf(
-      cuMemImportFromShareableHandle(&allocation_, reinterpret_cast<void*>(static_cast<intptr_t>(fd)),
+      cuMemImportFromShareableHandle(&hold->allocation, reinterpret_cast<void*>(static_cast<intptr_t>(fd)),
                                      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
       "its descriptor is of no CUDA memory"));
-  imported_ = true;
+  hold->imported = true;
   RETURN_IF_ERROR(
-      StatusOf(cuMemAddressReserve(&address_, bytes(), 0, 0, 0), absl::StrCat("addresses of ", bytes())));
-  RETURN_IF_ERROR(
-      StatusOf(cuMemMap(address_, bytes(), 0, allocation_, 0),
-               absl::StrCat("it cannot be mapped with the ", bytes(), " bytes that were stated")));
-  mapped_ = true;
+      StatusOf(cuMemAddressReserve(&hold->address, bytes, 0, 0, 0), absl::StrCat("addresses of ", bytes)));
+  hold->reserved = true;
+  RETURN_IF_ERROR(StatusOf(cuMemMap(hold->address, bytes, 0, hold->allocation, 0),
+                           absl::StrCat("it cannot be mapped with the ", bytes, " bytes that were stated")));
+  hold->mapped = true;
   const CUmemAccessDesc access = {properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-  return StatusOf(cuMemSetAccess(address_, bytes(), &access, 1), "it cannot be written");
+  return StatusOf(cuMemSetAccess(hold->address, bytes, &access, 1), "it cannot be written");
+}
+
+// The handle says nothing of its size: that is the driver's to say, of what was opened.
+absl::Status CudaSlab::Open(const SlabHandle& handle, Hold* hold) {
+  cudaIpcMemHandle_t bytes;
+  static_assert(sizeof(bytes) == sizeof(handle.ipc));
+  std::memcpy(&bytes, handle.ipc.data(), sizeof(bytes));
+  RETURN_IF_ERROR(cuda::StatusOf(cudaIpcOpenMemHandle(&hold->opened, bytes, cudaIpcMemLazyEnablePeerAccess),
+                                 absl::StrCat("its IPC handle, stated to be of ", handle.bytes,
+                                              " bytes, names no memory that another process has")));
+  hold->address = reinterpret_cast<CUdeviceptr>(hold->opened);
+  CUdeviceptr base = 0;
+  size_t size = 0;
+  RETURN_IF_ERROR(
+      StatusOf(cuMemGetAddressRange(&base, &size, hold->address), "the size of what its IPC handle names"));
+  if (base != hold->address || size != handle.bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("its IPC handle is of ", size, " bytes from byte ",
+                                                   hold->address - base, " on, ", handle.bytes,
+                                                   " were stated"));
+  }
+  return absl::OkStatus();
 }
 
 // Errors are those of a device that has failed, whose memory goes with the context.
-CudaSlab::~CudaSlab() {
-  cudaSetDevice(device_);
-  if (mapped_) {
-    cuMemUnmap(address_, bytes());
+void CudaSlab::LetGo(int device, uint64_t bytes, const Hold& hold) {
+  cudaSetDevice(device);
+  if (hold.opened != nullptr) {
+    cudaIpcCloseMemHandle(hold.opened);
   }
-  if (address_ != 0) {
-    cuMemAddressFree(address_, bytes());
+  if (hold.mapped) {
+    cuMemUnmap(hold.address, bytes);
   }
-  if (imported_) {
-    cuMemRelease(allocation_);
+  if (hold.reserved) {
+    cuMemAddressFree(hold.address, bytes);
+  }
+  if (hold.imported) {
+    cuMemRelease(hold.allocation);
   }
 }
+
+CudaSlab::~CudaSlab() { LetGo(device_, bytes(), hold_); }
 
 }  // namespace sluice::cuda

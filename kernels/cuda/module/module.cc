@@ -1,5 +1,4 @@
 // The one symbol of the module that daemons load (common/cuda/cuda_module.h).
-#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <cstring>
@@ -10,6 +9,7 @@
 #include "common/status.h"
 #include "kernels/cuda/copy/cuda_copier.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/memory.h"
 #include "kernels/cuda/status.h"
 
 namespace sluice {
@@ -45,13 +45,8 @@ absl::StatusOr<CudaDeviceFacts> Facts() {
   RETURN_IF_ERROR(cuda::StatusOf(cudaMemGetInfo(&free, &total), "device memory"));
   facts.total_bytes = total;
   facts.free_bytes = free;
-  CUmemAllocationProp shared = {};
-  shared.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  shared.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  shared.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0};
-  RETURN_IF_ERROR(cuda::StatusOf(static_cast<cudaError_t>(cuMemGetAllocationGranularity(
-                                     &facts.granule_bytes, &shared, CU_MEM_ALLOC_GRANULARITY_MINIMUM)),
-                                 "the granularity of shared memory"));
+  ASSIGN_OR_RETURN(const HandleKind shared, cuda::SharedKindOf(0, SharedHandle::kBest));
+  ASSIGN_OR_RETURN(facts.granule_bytes, cuda::SharedGranule(0, shared));
   return facts;
 }
 

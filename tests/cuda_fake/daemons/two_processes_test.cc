@@ -99,6 +99,11 @@ class TwoProcessesTest : public testing::TestWithParam<Haste> {
     return lines;
   }
 
+  // Both kinds of handle, by the seed: what orders the two is the same.
+  static SharedHandle HandleOf(uint64_t seed) {
+    return seed % 2 == 0 ? SharedHandle::kVmm : SharedHandle::kIpc;
+  }
+
   // What the engine's process does: 0 if all was right.
   static int RunEngine(const Haste& haste, uint64_t seed, const std::string& socket, const TempDir& run) {
     alarm(120);
@@ -113,8 +118,9 @@ class TwoProcessesTest : public testing::TestWithParam<Haste> {
     }
     HastyClient client(*std::move(session), haste.client);
     absl::Status status;
-    const std::vector<int32_t> ids =
-        IdsOf(AnswerOf(Options(client), kTokens, &client, CreateCudaBackend, &status));
+    EngineOptions engine = Options(client);
+    engine.slab.handle = HandleOf(seed);
+    const std::vector<int32_t> ids = IdsOf(AnswerOf(engine, kTokens, &client, CreateCudaBackend, &status));
     std::ofstream file(run.File("engine"));
     for (const cuda_fake::Report& report : cuda_fake::TakeReports()) {
       file << report.text << std::endl;
@@ -136,6 +142,9 @@ class TwoProcessesTest : public testing::TestWithParam<Haste> {
     EXPECT_EQ(waitpid(engine, &status, 0), engine);
     EXPECT_FALSE(WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) << haste.name << ": it hangs";
     EXPECT_FALSE(WIFEXITED(status) && WEXITSTATUS(status) == 2) << weightd.log();
+    EXPECT_TRUE(absl::StrContains(weightd.log(),
+                                  HandleOf(seed) == SharedHandle::kIpc ? "shared by ipc" : "shared by vmm"))
+        << weightd.log();
     weightd.process().Signal(SIGTERM);
     EXPECT_TRUE(weightd.process().AwaitExit(absl::Seconds(30))) << weightd.log();
     Found found;

@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "inferd/session/session_weight_client.h"
 #include "kernels/cuda/memory.h"
@@ -30,7 +32,7 @@ namespace {
 
 constexpr uint64_t kSlabBytes = 4 << 20;
 
-class WeightdSlabsTest : public testing::Test {
+class WeightdSlabsTest : public testing::TestWithParam<HandleKind> {
  protected:
   WeightdSlabsTest() {
     cuda_fake::ResetFake({});
@@ -57,6 +59,7 @@ class WeightdSlabsTest : public testing::Test {
     offer.fd = shared->fd;
     offer.bytes = shared->bytes;
     offer.kind = shared->kind;
+    offer.ipc = shared->ipc;
     offer.device = shared->device;
     return offer;
   }
@@ -96,6 +99,9 @@ class WeightdSlabsTest : public testing::Test {
     }
     return files.size();
   }
+  void ExpectLogged(const std::string& words) {
+    EXPECT_TRUE(absl::StrContains(weightd_.log(), words)) << words << "\nin\n" << weightd_.log();
+  }
   // kill(2) returns before the last thread has stopped.
   void Stop() {
     weightd_.process().Signal(SIGSTOP);
@@ -124,12 +130,16 @@ class WeightdSlabsTest : public testing::Test {
   TempDir folder_;
   TestPack pack_;
   WeightdProcess weightd_{folder_.path(), {pack_.dir()}, 32 << 20};
-  cuda::Memory memory_;
+  cuda::Memory memory_{GetParam()};
   std::vector<BufferId> buffers_;
   uint64_t next_id_ = 0;
 };
 
-TEST_F(WeightdSlabsTest, OffersThatLieAreRefusedByNameAndNobodyNotices) {
+INSTANTIATE_TEST_SUITE_P(Handles, WeightdSlabsTest,
+                         testing::Values(HandleKind::kCudaFd, HandleKind::kCudaIpc),
+                         [](const auto& info) { return std::string(NameOf(info.param)); });
+
+TEST_P(WeightdSlabsTest, OffersThatLieAreRefusedByNameAndNobodyNotices) {
   const auto other = Connect();
   ASSERT_NE(other, nullptr);
   const absl::StatusOr<uint32_t> others = other->OfferSlab(NewSlab());
@@ -148,14 +158,27 @@ TEST_F(WeightdSlabsTest, OffersThatLieAreRefusedByNameAndNobodyNotices) {
   EXPECT_EQ(CodeOf(client.get(), lie), absl::StatusCode::kNotFound) << "another GPU";
   lie.device = {};
   EXPECT_EQ(CodeOf(client.get(), lie), absl::StatusCode::kNotFound) << "no GPU";
+  lie = good;
   const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
-  lie = good;
-  lie.fd = null.get();
-  EXPECT_EQ(CodeOf(client.get(), lie), absl::StatusCode::kInvalidArgument) << "no memory of CUDA's";
-  lie = good;
-  lie.fd = fcntl(good.fd, F_DUPFD_CLOEXEC, 0);
-  close(lie.fd);
-  EXPECT_NE(CodeOf(client.get(), lie), absl::StatusCode::kOk) << "closed";
+  if (GetParam() == HandleKind::kCudaFd) {
+    lie.fd = null.get();
+    EXPECT_EQ(CodeOf(client.get(), lie), absl::StatusCode::kInvalidArgument) << "no memory of CUDA's";
+    lie.fd = fcntl(good.fd, F_DUPFD_CLOEXEC, 0);
+    close(lie.fd);
+    EXPECT_NE(CodeOf(client.get(), lie), absl::StatusCode::kOk) << "closed";
+    ExpectLogged("4190208 bytes are no whole granules of 2097152 bytes");
+  } else {
+    lie.ipc = {};
+    EXPECT_EQ(CodeOf(client.get(), lie), absl::StatusCode::kInvalidArgument) << "no handle";
+    lie.ipc.fill(0xab);
+    EXPECT_EQ(CodeOf(client.get(), lie), absl::StatusCode::kInvalidArgument) << "made up";
+    lie = NewSlab();
+    ASSERT_TRUE(memory_.Free(buffers_.back()).ok());
+    EXPECT_EQ(CodeOf(client.get(), lie), absl::StatusCode::kInvalidArgument) << "freed already";
+    ExpectLogged("its IPC handle is of 4194304 bytes from byte 0 on, 8388608 were stated");
+    ExpectLogged("its IPC handle, stated to be of 4194304 bytes, names no memory that another process has");
+  }
+  ExpectLogged("none of the 1 GPUs here has the UUID");
   EXPECT_EQ(MappedByWeightd(), 1u) << "nothing of what was refused is held";
 
   const absl::StatusOr<uint32_t> number = client->OfferSlab(good);
@@ -163,13 +186,30 @@ TEST_F(WeightdSlabsTest, OffersThatLieAreRefusedByNameAndNobodyNotices) {
   EXPECT_EQ(CodeOf(client.get(), good), absl::StatusCode::kPermissionDenied) << "offered twice";
   EXPECT_EQ(CodeOf(other.get(), good), absl::StatusCode::kPermissionDenied) << "somebody else's";
   EXPECT_EQ(MappedByWeightd(), 2u);
+  ExpectLogged("its memory is slab");
   ExpectArrives(client.get(), *number, 1);
   ExpectArrives(other.get(), *others, 0);
 }
 
+TEST_P(WeightdSlabsTest, AnOfferOfTheOtherKindIsRefused) {
+  const auto other = Connect();
+  const auto client = Connect();
+  ASSERT_NE(client, nullptr);
+  ASSERT_NE(other, nullptr);
+  SlabOffer lie = NewSlab();
+  const bool named = GetParam() == HandleKind::kCudaIpc;
+  lie.kind = named ? HandleKind::kCudaFd : HandleKind::kCudaIpc;
+  const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
+  lie.fd = named ? null.get() : lie.fd;
+  EXPECT_EQ(CodeOf(client.get(), lie), absl::StatusCode::kInvalidArgument) << "what it is not";
+  const absl::StatusOr<uint32_t> number = other->OfferSlab(NewSlab());
+  ASSERT_TRUE(number.ok()) << number.status() << "\n" << weightd_.log();
+  ExpectArrives(other.get(), *number, 1);
+}
+
 // The second of two copies is on a link that takes a second for each when the session is closed, and weightd
 // has the memory until it has arrived.
-TEST_F(WeightdSlabsTest, MemoryIsFreedBehindTheLastCopyIntoIt) {
+TEST_P(WeightdSlabsTest, MemoryIsFreedBehindTheLastCopyIntoIt) {
   const auto client = Connect();
   ASSERT_NE(client, nullptr);
   constexpr uint32_t kExtent = 1;
@@ -202,7 +242,7 @@ TEST_F(WeightdSlabsTest, MemoryIsFreedBehindTheLastCopyIntoIt) {
   ExpectArrives(client.get(), *again, 1);
 }
 
-TEST_F(WeightdSlabsTest, AWeightdThatDiesOrHangsIsNotWaitedForForEver) {
+TEST_P(WeightdSlabsTest, AWeightdThatDiesOrHangsIsNotWaitedForForEver) {
   for (const int signal : {SIGSTOP, SIGKILL}) {
     const auto client = Connect();
     ASSERT_NE(client, nullptr);
@@ -225,14 +265,16 @@ TEST_F(WeightdSlabsTest, AWeightdThatDiesOrHangsIsNotWaitedForForEver) {
   }
 }
 
-TEST_F(WeightdSlabsTest, ADescriptorClosedBehindTheOfferIsNoMatterAndMemoryGoesWithTheSession) {
+TEST_P(WeightdSlabsTest, ADescriptorClosedBehindTheOfferIsNoMatterAndMemoryGoesWithTheSession) {
   auto client = Connect();
   ASSERT_NE(client, nullptr);
   SlabOffer slab = NewSlab();
-  slab.fd = fcntl(slab.fd, F_DUPFD_CLOEXEC, 0);
+  UniqueFd copy(slab.fd < 0 ? -1 : fcntl(slab.fd, F_DUPFD_CLOEXEC, 0));
+  slab.fd = copy.get();
   const absl::StatusOr<uint32_t> number = client->OfferSlab(slab);
   ASSERT_TRUE(number.ok()) << number.status();
-  close(slab.fd);
+  copy.reset();
+  ExpectLogged(absl::StrCat("of 4194304 bytes, shared by ", NameOf(GetParam())));
   ExpectArrives(client.get(), *number, 0);
   client.reset();
   AwaitMapped(0);

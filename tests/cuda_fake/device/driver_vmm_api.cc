@@ -28,6 +28,7 @@ struct MemoryFile {
   }
   MemoryFile(const MemoryFile&) = delete;
   MemoryFile& operator=(const MemoryFile&) = delete;
+  // CUDA allows that, and keeps the memory: an exporter who counts on having freed it has not.
   ~MemoryFile() {
     if (const int peer = foreign || peers == nullptr ? 0 : peers->OpenElsewhere(); peer != 0) {
       const std::string text =
@@ -91,11 +92,40 @@ using sluice::cuda_fake::MemoryFile;
 using sluice::cuda_fake::Misuse;
 using sluice::cuda_fake::PeerOrder;
 using sluice::cuda_fake::PoisonFile;
+using sluice::cuda_fake::Region;
 using sluice::cuda_fake::Result;
 
 extern "C" {
 
 CUresult cuInit(unsigned int) { return CUDA_SUCCESS; }
+
+CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  const MachineLock lock;
+  *device = ordinal;
+  return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
+  const MachineLock lock;
+  if (attribute != CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) {
+    return Misuse("an attribute of devices that the fake does not know");
+  }
+  *value = Machine::Get().options.descriptors ? 1 : 0;
+  return CUDA_SUCCESS;
+}
+
+// "Get information on memory allocations. Returns the base address in *pbase and size in *psize" (Driver
+// API).
+CUresult cuMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
+  const MachineLock lock;
+  const Region* const region = Machine::Get().memory.Find(address);
+  if (region == nullptr) {
+    return CUDA_ERROR_NOT_FOUND;
+  }
+  *base = region->base;
+  *bytes = region->size;
+  return CUDA_SUCCESS;
+}
 
 CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp*,
                                        CUmemAllocationGranularity_flags) {
@@ -111,6 +141,9 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
     return Result(error);
+  }
+  if (properties->requestedHandleTypes != 0 && !machine.options.descriptors) {
+    return CUDA_ERROR_NOT_SUPPORTED;
   }
   if (bytes == 0 || bytes % kGranularity != 0 || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED) {
     return Misuse(absl::StrCat("cuMemCreate of ", bytes, " bytes of type ", properties->type));
@@ -145,6 +178,9 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
                                         CUmemAllocationHandleType type) {
   const MachineLock lock;
   const int fd = static_cast<int>(reinterpret_cast<intptr_t>(shareable));
+  if (!Machine::Get().options.descriptors) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || fcntl(fd, F_GETFD) < 0) {
     return Misuse("cuMemImportFromShareableHandle of no file descriptor");
   }

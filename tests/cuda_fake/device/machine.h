@@ -40,6 +40,13 @@ struct FakeEvent {
 
 // Memory that cuMemCreate has made or cuMemImport has brought in.
 struct MemoryFile;
+// Memory of cudaMalloc's that has an IPC handle, and what was opened by one (ipc_api.cc).
+struct IpcFile;
+struct IpcOpened {
+  uint64_t number = 0;  // of the memory file
+  uint64_t bytes = 0;
+  int references = 0;
+};
 
 // Calls made within calls hold it twice.
 class MachineLock {
@@ -50,6 +57,11 @@ class MachineLock {
   static std::recursive_mutex& TheMutex();
   const std::lock_guard<std::recursive_mutex> lock_;
 };
+
+// "Calling cudaFree on an exported memory region before calling cudaIpcCloseMemHandle in the importing
+// context will result in undefined behavior" (Runtime API, cudaIpcGetMemHandle). What to say of cudaFree of
+// this address; empty: it is no such thing, and the handle is forgotten.
+std::string UndefinedFree(class Machine* machine, uint64_t address);
 
 class Machine {
  public:
@@ -96,7 +108,9 @@ class Machine {
   DeviceMemory memory;
   Operations operations;
   Modules modules;
-  std::map<uint64_t, std::shared_ptr<MemoryFile>> files;  // by handle
+  std::map<uint64_t, std::shared_ptr<MemoryFile>> files;      // by handle
+  std::map<uint64_t, std::shared_ptr<IpcFile>> ipc_exported;  // by address, as are the next
+  std::map<uint64_t, IpcOpened> ipc_opened;
   Captures captures;
   std::map<uint64_t, std::shared_ptr<Graph>> graphs;  // by handle
   std::map<uint64_t, std::unique_ptr<GraphExec>> graph_execs;

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -72,6 +73,11 @@ uint64_t DeviceMemory::Allocate(uint64_t bytes, absl::string_view what) {
   return base;
 }
 
+bool DeviceMemory::IsAllocation(uint64_t address) const {
+  const auto it = entries_.find(address);
+  return it != entries_.end() && it->second.kind == Entry::Kind::kAllocation;
+}
+
 bool DeviceMemory::Free(uint64_t address) {
   const auto it = entries_.find(address);
   if (it == entries_.end() || it->second.kind != Entry::Kind::kAllocation) {
@@ -83,6 +89,22 @@ bool DeviceMemory::Free(uint64_t address) {
   freed_[address] = it->second.region.name;
   freed_bytes_[address] = it->second.region.size;
   entries_.erase(it);
+  return true;
+}
+
+// In place, so that whoever looked up where the bytes are finds them there.
+bool DeviceMemory::MoveToFile(uint64_t address, int fd, std::shared_ptr<void> owner, PeerWatch* peers) {
+  const auto it = entries_.find(address);
+  if (it == entries_.end() || it->second.kind != Entry::Kind::kAllocation) {
+    return false;
+  }
+  Region& region = it->second.region;
+  if (pwrite(fd, region.bytes, region.size, 0) != static_cast<ssize_t>(region.size) ||
+      mmap(region.bytes, region.size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+    return false;
+  }
+  it->second.owner = std::move(owner);
+  region.peers = peers;
   return true;
 }
 

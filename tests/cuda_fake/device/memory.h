@@ -35,6 +35,10 @@ class DeviceMemory : public RegionTable {
   // 0 if it does not fit.
   uint64_t Allocate(uint64_t bytes, absl::string_view what);
   bool Free(uint64_t address);  // of an Allocate()
+  // Moves one, with its bytes, to the beginning of a memory file that is large enough. `owner` and `peers`:
+  // as Map()'s.
+  bool MoveToFile(uint64_t address, int fd, std::shared_ptr<void> owner, PeerWatch* peers);
+  bool IsAllocation(uint64_t address) const;
   uint64_t allocations() const { return allocations_; }
 
   HostWatch* host_watch = nullptr;  // of all host memory that is registered

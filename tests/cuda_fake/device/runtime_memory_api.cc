@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "tests/cuda_fake/device/machine.h"
@@ -12,6 +14,7 @@ using sluice::cuda_fake::kPoison;
 using sluice::cuda_fake::Machine;
 using sluice::cuda_fake::MachineLock;
 using sluice::cuda_fake::Operations;
+using sluice::cuda_fake::UndefinedFree;
 
 namespace {
 
@@ -57,10 +60,12 @@ cudaError_t cudaFree(void* pointer) {
     return machine.Leave(error);
   }
   machine.operations.FinishAll();
-  if (!machine.memory.Free(reinterpret_cast<uint64_t>(pointer))) {
-    return machine.Misuse(
-        cudaErrorInvalidValue,
-        absl::StrCat("cudaFree of ", machine.memory.Near(reinterpret_cast<uint64_t>(pointer))));
+  const auto address = reinterpret_cast<uint64_t>(pointer);
+  if (std::string undefined = UndefinedFree(&machine, address); !undefined.empty()) {
+    return machine.Misuse(cudaErrorInvalidValue, std::move(undefined));
+  }
+  if (!machine.memory.Free(address)) {
+    return machine.Misuse(cudaErrorInvalidValue, absl::StrCat("cudaFree of ", machine.memory.Near(address)));
   }
   return machine.Leave(cudaSuccess);
 }

@@ -2,8 +2,8 @@
 // what its checks have found is written down when the process ends.
 //
 // SLUICE_FAKE_CUDA: words NAME=VALUE with spaces between: seed, memory_mib, devices, capability,
-// questions, drop_wait, drop_call (FakeOptions), and reports, a file to which the process' reports are
-// appended, one a line, "none" if there are none. A process that is killed writes nothing.
+// questions, descriptors, drop_wait, drop_call (FakeOptions), and reports, a file to which the process'
+// reports are appended, one a line, "none" if there are none. A process that is killed writes nothing.
 #include <unistd.h>
 
 #include <cstdint>
@@ -47,6 +47,8 @@ class Setup {
         options.drop_wait = number;
       } else if (pair.first == "questions" && number > 0) {
         options.questions = number;
+      } else if (pair.first == "descriptors") {
+        options.descriptors = number != 0;
       } else if (pair.first == "memory_mib") {
         options.memory_bytes = number << 20;
       } else if (pair.first == "devices") {

@@ -124,6 +124,42 @@ TEST_P(CudaBackendTest, SharedMemoryIsZeroedReadOnlyAndMappedByItsDescriptor) {
   EXPECT_EQ(backend_->Free(shared->buffer).code(), absl::StatusCode::kNotFound);
 }
 
+TEST_P(CudaBackendTest, MemorySharedByAnIpcHandleIsZeroedAndReadOnlyToo) {
+  BackendLimits limits;
+  limits.shared_handle = SharedHandle::kIpc;
+  const auto backend = CreateCudaBackend(limits);
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  EXPECT_NE((*backend)->Describe().find("slabs shared by ipc"), std::string::npos) << (*backend)->Describe();
+  const absl::StatusOr<SharedBuffer> shared = (*backend)->AllocateShared(100);
+  ASSERT_TRUE(shared.ok()) << shared.status();
+  EXPECT_EQ(shared->kind, HandleKind::kCudaIpc);
+  EXPECT_EQ(shared->bytes, uint64_t{2} << 20) << "a block of cudaMalloc's, which no other allocation shares";
+  EXPECT_EQ(shared->fd, -1);
+  EXPECT_NE(shared->ipc, HandleBytes{});
+  EXPECT_NE(shared->device, DeviceUuid{});
+  const float one = 1;
+  EXPECT_EQ((*backend)->queue().Upload(&one, 4, {shared->buffer, 0}).code(),
+            absl::StatusCode::kFailedPrecondition);
+  std::vector<float> values(16, one);
+  ASSERT_TRUE((*backend)->queue().Download({shared->buffer, 0}, 64, values.data()).ok());
+  ASSERT_TRUE((*backend)->queue().Wait((*backend)->queue().Record()).ok());
+  EXPECT_EQ(values, std::vector<float>(16, 0.0f));
+  EXPECT_TRUE((*backend)->Free(shared->buffer).ok());
+}
+
+TEST_P(CudaBackendTest, WithoutDescriptorsMemoryIsSharedByIpcOrWhoAsksForThemIsTold) {
+  backend_.reset();
+  cuda_fake::ResetFake({.seed = GetParam(), .descriptors = false});
+  BackendLimits limits;
+  const auto best = CreateCudaBackend(limits);
+  ASSERT_TRUE(best.ok()) << best.status();
+  EXPECT_EQ((*best)->AllocateShared(100)->kind, HandleKind::kCudaIpc);
+  limits.shared_handle = SharedHandle::kVmm;
+  const absl::Status refused = CreateCudaBackend(limits).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(refused.message().find("exports no descriptors"), absl::string_view::npos) << refused;
+}
+
 TEST_P(CudaBackendTest, AnUploadFromStagingHasTakenItsSourceWhenItReturns) {
   const BufferRef staging = New(std::vector<float>(64, 3.0f), BufferKind::kStaging);
   const BufferRef weight = New(std::vector<float>(64, 0.0f));

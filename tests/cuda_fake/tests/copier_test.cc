@@ -226,10 +226,37 @@ TEST_P(CudaCopierTest, WhatAClientOffersIsRefusedByName) {
   nothing.bytes = 0;
   EXPECT_EQ(offer(shared.fd, nothing).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(offer(-1, HandleOf(shared)).code(), absl::StatusCode::kInvalidArgument);
+  SlabHandle other_kind = HandleOf(shared);
+  other_kind.kind = HandleKind::kCudaIpc;
+  EXPECT_EQ(offer(-1, other_kind).code(), absl::StatusCode::kInvalidArgument) << "no bytes of a handle";
   const UniqueFd other(open("/dev/null", O_RDWR | O_CLOEXEC));
   EXPECT_EQ(offer(other.get(), HandleOf(shared)).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(offer(shared.fd, HandleOf(shared)).ok());
   cuda_fake::TakeReports();  // the fake reports what the driver was asked for
+}
+
+// An IPC handle opens in another process alone, and is not needed in this one.
+TEST_P(CudaCopierTest, MemoryOfThisProcessIsWrittenByItsAddress) {
+  const auto segment = RandomSegment(kRows * kRowBytes);
+  for (const HandleKind kind : {HandleKind::kCudaFd, HandleKind::kCudaIpc}) {
+    CudaCopier copier({});
+    cuda::Memory memory(kind);
+    const SharedBuffer shared = Exported(&memory);
+    SlabHandle handle{shared.kind, shared.device, shared.bytes, shared.ipc};
+    if (kind == HandleKind::kCudaIpc) {
+      const absl::Status refused = copier.Open(UniqueFd(), handle).status();
+      EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_TRUE(absl::StrContains(refused.message(), "4194304 bytes")) << refused;
+    }
+    handle.own = shared.own;
+    const auto slab = copier.Open(UniqueFd(), handle);
+    ASSERT_TRUE(slab.ok()) << slab.status();
+    EXPECT_EQ((*slab)->kind(), kind);
+    const TransferPlan plan = MakeTransferPlan({{segment->map.data(), 0, kRowBytes, kRowBytes, kRowBytes}},
+                                               kRows, {}, 0, PlanOptions());
+    CopyAll(&copier, plan, slab->get());
+    EXPECT_EQ(std::memcmp(Contents(memory, shared).data(), segment->map.data(), kRows * kRowBytes), 0);
+  }
 }
 
 TEST_P(CudaCopierTest, DescriptorsAndMemoryAreGivenBack) {

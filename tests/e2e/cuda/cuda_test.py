@@ -36,7 +36,14 @@ class CudaTestCase(harness.TestCase):
         super().setUp()
         self.reports = os.path.join(self.runtime, "fake_reports")
         self.environment["SLUICE_CUDA_MODULE"] = MODULE
+        self.by_hand = []  # daemons that start() has started
         self.fake()
+
+    def tearDown(self):
+        for daemon in self.by_hand:
+            daemon.kill()
+            daemon.wait()
+        super().tearDown()
 
     def fake(self, **options):
         """Sets the fake up for the daemons that are started from now on."""
@@ -53,6 +60,26 @@ class CudaTestCase(harness.TestCase):
     def run_tiny(self, *args, tokens=TOKENS):
         return ("run", "--pack", self.tiny, "--token-ids", PROMPT, "-n", tokens, "--temperature", 0, "--ignore-eos",
                 "--context", 64, "--parallel", 1, *args)  # fmt: skip
+
+    def start(self, name, *args):
+        """A daemon by hand; its log is `name`.log."""
+        with open(os.path.join(self.runtime, name + ".log"), "ab") as file:
+            command = [harness.BIN + "/" + name, "--pack", self.tiny, *args]
+            daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=self.environment)
+        self.by_hand.append(daemon)
+        return daemon
+
+    def start_weightd(self):
+        return self.start("weightd", "--socket", os.path.join(self.runtime, "w.sock"), "--dram-budget", "8MiB")
+
+    def start_inferd(self, *args):
+        return self.start("inferd", "--weightd", os.path.join(self.runtime, "w.sock"), "--listen",
+                          "unix:" + os.path.join(self.runtime, "i.sock"), "--device", "cuda", "--context", "64",
+                          *args)  # fmt: skip
+
+    def log_of(self, name):
+        with open(os.path.join(self.runtime, name + ".log"), errors="replace") as file:
+            return file.read()
 
     def expect_clean(self, processes=2):
         """That many processes used the fake, and it had nothing to say of any."""
@@ -78,6 +105,59 @@ class AnswerTest(CudaTestCase):
                 )
                 self.assertEqual(answer["token_ids"], host)
                 self.expect_clean(processes=2 if transport == "push" else 1)
+
+
+    def test_tokens_are_hosts_by_ipc_handles(self):
+        """Asked for, and where the driver has nothing else; weightd copies, or inferd into its own memory."""
+        host = self.ok_json(*self.run_tiny())["token_ids"]
+        for fake, args in [({"seed": 0}, ("--slab-handle", "ipc", "--transport", "push")),
+                           ({"seed": 1, "descriptors": 0}, ()),
+                           ({"seed": 2, "descriptors": 0}, ("--transport", "pull"))]:  # fmt: skip
+            with self.subTest(fake=fake, args=args):
+                if "descriptors" in fake and not ON_FAKE:
+                    continue
+                if os.path.exists(self.reports):
+                    os.remove(self.reports)
+                self.fake(**fake)
+                answer = self.ok_json(*self.run_tiny("--device", "cuda", "--device-budget", "25%", *args))
+                self.assertEqual(answer["token_ids"], host)
+                self.expect_clean(processes=1 if "pull" in args else 2)
+
+
+@of_the_fake
+class HandleTest(CudaTestCase):
+    def start_both(self, weightd, *args):
+        """The daemons, weightd's driver set up so; what inferd's log says of the transport."""
+        self.fake(**weightd)
+        daemons = [self.start_weightd()]
+        self.fake()
+        daemons.append(self.start_inferd(*args))
+        self.wait_for(lambda: "info serving" in self.log_of("inferd") or daemons[1].poll() is not None, "inferd to serve")
+        lines = [line for line in self.log_of("inferd").splitlines() if "transport" in line]
+        for daemon in reversed(daemons):
+            daemon.terminate()
+            daemon.wait()
+        return "\n".join(lines)
+
+    def test_the_log_says_by_which_handle(self):
+        for args, handle in [((), "vmm"), (("--slab-handle", "vmm"), "vmm"), (("--slab-handle", "ipc"), "ipc")]:
+            with self.subTest(args=args):
+                log = self.start_both({}, *args)
+                self.assertIn(f"transport push: by {handle}: its trial succeeded", log)
+                self.assertIn(f"slabs shared by {handle}", log)
+                self.assertIn(f"bytes, shared by {handle}", self.log_of("weightd"))
+                os.remove(os.path.join(self.runtime, "inferd.log"))
+        self.expect_clean(processes=6)
+
+    def test_descriptors_that_weightd_cannot_import_are_passed_over_unless_asked_for(self):
+        log = self.start_both({"descriptors": 0})
+        self.assertRegex(log, "transport push: by vmm: .*; by ipc: its trial succeeded")
+        self.assertIn("slabs shared by ipc", log)
+        os.remove(os.path.join(self.runtime, "inferd.log"))
+        log = self.start_both({"descriptors": 0}, "--slab-handle", "vmm")
+        self.assertRegex(log, "transport pull: weightd cannot copy into this device's memory: by vmm: ")
+        self.assertNotIn("by ipc", log)
+        self.expect_clean(processes=4)
 
 
 class StartTest(CudaTestCase):
@@ -170,36 +250,13 @@ class KillTest(CudaTestCase):
         return self.run_tiny("--device", "cuda", "--device-budget", "25%", "--quiet", *args, tokens=self.TOKENS)
 
     def test_inferd_starts_though_weightd_dies_while_the_device_is_tried(self):
-        inferd_log = os.path.join(self.runtime, "inferd.log")
-        socket = os.path.join(self.runtime, "w.sock")
-        daemons = []
-
-        def start(name, log, *args):
-            with open(log, "ab") as file:
-                command = [harness.BIN + "/" + name, "--pack", self.tiny, *args]
-                daemons.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-                                                env=self.environment))  # fmt: skip
-
-        def start_weightd():
-            start("weightd", os.path.join(self.runtime, "weightd.log"), "--socket", socket, "--dram-budget", "8MiB")
-
-        def log():
-            with open(inferd_log, errors="replace") as file:
-                return file.read()
-
-        try:
-            start_weightd()
-            start("inferd", inferd_log, "--weightd", socket, "--listen", "unix:" + os.path.join(self.runtime, "i.sock"),
-                  "--device", "cuda", "--transport", "push", "--context", "64")  # fmt: skip
-            self.wait_for(lambda: self.device_memory(daemons[0].pid) > 0, "what is lent for the trial")
-            daemons[0].kill()
-            start_weightd()
-            self.wait_for(lambda: "info serving" in log() or daemons[1].poll() is not None, "inferd to serve")
-            self.assertIsNone(daemons[1].poll(), log())
-        finally:
-            for daemon in daemons:
-                daemon.kill()
-                daemon.wait()
+        weightd = self.start_weightd()
+        inferd = self.start_inferd("--transport", "push")
+        self.wait_for(lambda: self.device_memory(weightd.pid) > 0, "what is lent for the trial")
+        weightd.kill()
+        self.start_weightd()
+        self.wait_for(lambda: "info serving" in self.log_of("inferd") or inferd.poll() is not None, "inferd to serve")
+        self.assertIsNone(inferd.poll(), self.log_of("inferd"))
 
     def test_weightd_gives_device_memory_back_when_inferd_is_killed(self):
         whole = self.ok(*self.answer("--keep", "10m"))

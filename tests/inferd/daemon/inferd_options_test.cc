@@ -222,6 +222,15 @@ TEST(InferdOptionsTest, ARealDeviceHasNoModelledLink) {
                                     "--transport", "pull", "--tile-neurons", "64"});
   ASSERT_FALSE(cuda.exit_code.has_value());
   EXPECT_EQ(EngineOptionsOf(cuda.options).device, DeviceKind::kCuda);
+  EXPECT_EQ(EngineOptionsOf(cuda.options).slab.handle, SharedHandle::kBest);
+  for (const auto& [word, handle] : std::map<std::string, SharedHandle>{
+           {"auto", SharedHandle::kBest}, {"vmm", SharedHandle::kVmm}, {"ipc", SharedHandle::kIpc}}) {
+    const InferdCommand with = Parse({"--pack", "/p", "--device", "cuda", "--slab-handle", word});
+    ASSERT_FALSE(with.exit_code.has_value()) << word;
+    EXPECT_EQ(EngineOptionsOf(with.options).slab.handle, handle) << word;
+  }
+  EXPECT_EQ(2, Parse({"--pack", "/p", "--device", "cuda", "--slab-handle", "fd"}).exit_code.value_or(0));
+  EXPECT_EQ(2, Parse({"--pack", "/p", "--device", "sim", "--slab-handle", "ipc"}).exit_code.value_or(0));
   for (const auto& [flag, value] : std::map<std::string, std::string>{
            {"--link-gbps", "16"}, {"--link-latency-us", "1"}, {"--clock", "virtual"}}) {
     EXPECT_EQ(2, Parse({"--pack", "/p", "--device", "cuda", flag, value}).exit_code.value_or(0)) << flag;

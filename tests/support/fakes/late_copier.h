@@ -27,7 +27,7 @@ class LateCopier final : public Copier {
 
   explicit LateCopier(uint64_t seed) : random_(seed) {}
 
-  HandleKind kind() const override { return HandleKind::kCudaFd; }
+  bool Takes(HandleKind kind) const override { return kind == HandleKind::kCudaFd; }
   bool CopiesAtCall() const override { return false; }
 
   absl::StatusOr<std::shared_ptr<Slab>> Open(UniqueFd fd, const SlabHandle& handle) override {

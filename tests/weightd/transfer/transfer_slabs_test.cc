@@ -6,7 +6,10 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#include <array>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "common/ring/side_channel.h"
 #include "common/transfer/slab.h"
@@ -51,7 +54,7 @@ TEST_F(TransferSessionTest, OffersThatLieAreRefusedByName) {
     message.bytes = bytes;
     message.handle_kind = kind;
     message.device = device;
-    EXPECT_TRUE(SendSideMessage(client.get(), message, {&fd, 1}).ok());
+    EXPECT_TRUE(SendSideMessage(client.get(), message, {&fd, fd < 0 ? 0u : 1u}).ok());
     HandleEvents();
     Settle();
     const auto answer = ReceiveSideMessage(client.get());
@@ -65,10 +68,13 @@ TEST_F(TransferSessionTest, OffersThatLieAreRefusedByName) {
   const SharedMemory good = memory(64 * 1024);
   const SharedMemory other = memory(64 * 1024);
   const int fd = good.fd.get();
-  for (const int kind : {0, 3, 255}) {
+  for (const int kind : {0, 4, 255}) {
     EXPECT_EQ(offer(1, fd, 64 * 1024, static_cast<uint8_t>(kind)), absl::StatusCode::kInvalidArgument);
   }
   EXPECT_EQ(offer(1, fd, 64 * 1024, cuda), absl::StatusCode::kUnimplemented) << "no copier of that kind";
+  EXPECT_EQ(offer(1, -1, 64 * 1024, static_cast<uint8_t>(HandleKind::kCudaIpc)),
+            absl::StatusCode::kUnimplemented)
+      << "nor of that";
   EXPECT_EQ(offer(1, fd, 64 * 1024, file, {1}), absl::StatusCode::kInvalidArgument) << "a file on a device";
   for (const uint64_t bytes : {uint64_t{0}, uint64_t{4096}, uint64_t{68 * 1024}, ~uint64_t{0}}) {
     EXPECT_EQ(offer(1, fd, bytes, file), absl::StatusCode::kInvalidArgument) << bytes;
@@ -105,11 +111,17 @@ TEST_F(TransferSessionTest, OffersThatLieAreRefusedByName) {
   EXPECT_EQ(core_->Stats().sessions_lost, 0u);
 }
 
-TEST_F(TransferSessionTest, AnOfferWithoutItsDescriptorEndsThatSessionAlone) {
+TEST_F(TransferSessionTest, AnOfferWithoutItsDescriptorOrWithOneTooManyEndsThatSessionAlone) {
   Start(8 * kExpert);
   Peer other = Join();
   uint64_t lost = 0;
-  for (const HandleKind kind : {HandleKind::kMemoryFile, HandleKind::kCudaFd}) {
+  const UniqueFd some(eventfd(0, EFD_CLOEXEC));
+  const std::array<int, 2> fds = {some.get(), some.get()};
+  for (const auto& [kind, descriptors] :
+       std::vector<std::pair<HandleKind, size_t>>{{HandleKind::kMemoryFile, 0},
+                                                  {HandleKind::kCudaFd, 0},
+                                                  {HandleKind::kCudaFd, 2},
+                                                  {HandleKind::kCudaIpc, 1}}) {
     int ends[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
     const UniqueFd client(ends[1]);
@@ -120,10 +132,10 @@ TEST_F(TransferSessionTest, AnOfferWithoutItsDescriptorEndsThatSessionAlone) {
     message.bytes = 64 * 1024;
     message.handle_kind = static_cast<uint8_t>(kind);
     ASSERT_TRUE(core_->AttachSideSocket(message.session, UniqueFd(ends[0])).ok());
-    ASSERT_TRUE(SendSideMessage(client.get(), message, {}).ok());
+    ASSERT_TRUE(SendSideMessage(client.get(), message, {fds.data(), descriptors}).ok());
     HandleEvents();
     Settle();
-    EXPECT_EQ(core_->Stats().sessions_lost, ++lost);
+    EXPECT_EQ(core_->Stats().sessions_lost, ++lost) << NameOf(kind) << " with " << descriptors;
   }
   other.client->Submit(Transfer(1, 2, 3));
   Settle();
