@@ -43,7 +43,7 @@ class SafetyTest(unittest.TestCase):
         context = ssl.create_default_context(cafile=TLS + "ca.pem")
         for name, value in limits.items():
             setattr(context, name, value)
-        connection = http.client.HTTPSConnection("localhost", port, timeout=daemons.PATIENCE, context=context)
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=daemons.PATIENCE, context=context)
         self.addCleanup(connection.close)
         return connection
 
@@ -125,12 +125,12 @@ class SafetyTest(unittest.TestCase):
 
         def server():
             with socket.create_connection(("127.0.0.1", port), daemons.PATIENCE) as plain:
-                with context.wrap_socket(plain, server_hostname="localhost") as connection:
+                with context.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
                     return dict(pair[0] for pair in connection.getpeercert()["subject"])["commonName"]
 
         self.assertEqual("first server", server())
         own = grpc.ssl_channel_credentials(read("ca.pem"), read("client.key"), read("client.pem"))
-        with grpc.secure_channel("localhost:%d" % port, own) as channel:
+        with grpc.secure_channel("127.0.0.1:%d" % port, own) as channel:
             models = model_pb2_grpc.ModelServiceStub(channel)
             models.GetModel(model_pb2.GetModelRequest(), timeout=20)
             self.install("server_2", "key.pem")
@@ -142,7 +142,7 @@ class SafetyTest(unittest.TestCase):
         port = self.start_grpc()
 
         def ask(credentials):
-            with grpc.secure_channel("localhost:" + port, credentials) as channel:
+            with grpc.secure_channel("127.0.0.1:" + port, credentials) as channel:
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
                 request = inference_pb2.GenerateRequest(spec=spec("The film", tokens=4))
                 return stub.Generate(request, timeout=20).text
@@ -155,7 +155,7 @@ class SafetyTest(unittest.TestCase):
             with self.assertRaises(grpc.RpcError) as raised:
                 ask(credentials)
             self.assertEqual(grpc.StatusCode.UNAVAILABLE, raised.exception.code())
-        with grpc.insecure_channel("localhost:" + port) as channel:
+        with grpc.insecure_channel("127.0.0.1:" + port) as channel:
             with self.assertRaises(grpc.RpcError):
                 model_pb2_grpc.ModelServiceStub(channel).GetModel(model_pb2.GetModelRequest(), timeout=20)
         # By the unix socket it stays as it was.
