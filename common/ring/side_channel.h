@@ -9,9 +9,9 @@
 //   weightd SEGMENT_ADDED{segment, bytes} + fd      any time, before an extent in it is published
 //   weightd SEGMENT_RETIRED{segment}                nothing in it is resident; the client unmaps it
 //   client  SEGMENT_UNMAPPED{segment}               until then its memory counts as used
-//   client  SLAB_OFFERED{slab, bytes, handle_kind, device, link_*} + fd    memory of its device, of that
-//   kind;
-//                                                   {.., ipc} without fd where the kind has none
+//   client  SLAB_OFFERED{slab, bytes, handle_kind, device, link_*} + fd
+//                                                   memory of its device; of a kind without
+//                                                   descriptor: {.., ipc}, and no fd
 //   weightd SLAB_MAPPED{slab, code}                 0: transfers may name it; else why it was refused
 //
 // Thread safety: free functions; calls on one descriptor must not overlap in the same direction.

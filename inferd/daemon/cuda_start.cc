@@ -99,13 +99,14 @@ absl::Status StartBackend(const CudaModuleApi& cuda, const BackendLimits& limits
   return error;
 }
 
-// Tries `push` by the kind of handle that is asked for or is the device's best; and by legacy IPC where
-// nothing was asked for and descriptors are supported in name only. Leaves the backend of the last trial.
 struct Trial {
   absl::Status outcome;  // of the last one
   std::string words;     // of them all
   bool lost = false;     // weightd was gone behind it
 };
+
+// Tries `push` by the kind of handle that is asked for or is the device's best; and by legacy IPC where
+// nothing was asked for and descriptors are supported in name only. Leaves the backend of the last trial.
 absl::StatusOr<Trial> TryHandles(const CudaModuleApi& cuda, BackendLimits limits, absl::Duration patience,
                                  WeightClient* client, CudaStart* start) {
   Trial trial;

@@ -253,14 +253,12 @@ TEST_P(WeightdSlabsTest, AWeightdThatDiesOrHangsIsNotWaitedForForEver) {
     } else {
       weightd_.process().Signal(signal);
     }
-    const absl::Time begin = absl::Now();
-    const absl::Status taken = client->TakeSlabsBack(begin + absl::Seconds(signal == SIGSTOP ? 2 : 20));
-    EXPECT_EQ(taken.code(), signal == SIGSTOP ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kOk)
-        << taken;
-    EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
-    const absl::Time again = absl::Now();
-    EXPECT_EQ(client->TakeSlabsBack(again + absl::Seconds(20)), taken);
-    EXPECT_LT(absl::Now() - again, absl::Seconds(10)) << "another slab waits no more, which would take 20 s";
+    const bool hangs = signal == SIGSTOP;
+    const absl::Status taken =
+        client->TakeSlabsBack(hangs ? absl::Now() + absl::Seconds(2) : absl::InfiniteFuture());
+    EXPECT_EQ(taken.code(), hangs ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kOk) << taken;
+    // Another slab waits no more: this would never end.
+    EXPECT_EQ(client->TakeSlabsBack(absl::InfiniteFuture()), taken);
     weightd_.process().Signal(SIGCONT);
   }
 }
