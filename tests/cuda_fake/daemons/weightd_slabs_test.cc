@@ -14,6 +14,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -100,6 +101,11 @@ class WeightdSlabsTest : public testing::TestWithParam<HandleKind> {
     return files.size();
   }
   void ExpectLogged(const std::string& words) {
+    // The line is written behind the answer.
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    while (!absl::StrContains(weightd_.log(), words) && absl::Now() < deadline) {
+      std::this_thread::yield();
+    }
     EXPECT_TRUE(absl::StrContains(weightd_.log(), words)) << words << "\nin\n" << weightd_.log();
   }
   // kill(2) returns before the last thread has stopped.
