@@ -16,6 +16,8 @@ if(TARGET sluice_cuda)
   list(APPEND CPACK_COMPONENTS_ALL cuda)
   # Where weightd and inferd of /usr/bin look (common/cuda/cuda_module.cc).
   install(TARGETS sluice_cuda LIBRARY DESTINATION /usr/lib/sluice COMPONENT cuda)
+  install(FILES ${CMAKE_SOURCE_DIR}/deploy/package/copyright ${CMAKE_SOURCE_DIR}/THIRD_PARTY_NOTICES.md
+          DESTINATION /usr/share/doc/sluice-cuda COMPONENT cuda)
 endif()
 
 install(TARGETS sluice weightd inferd RUNTIME DESTINATION /usr/bin)
@@ -29,7 +31,9 @@ install(DIRECTORY ${SLUICE_MANUALS}/man/ DESTINATION /usr/share/man/man1 FILES_M
 install(DIRECTORY ${SLUICE_MANUALS}/man/ DESTINATION /usr/share/man/man8 FILES_MATCHING PATTERN *.8.gz)
 install(FILES ${SLUICE_MANUALS}/sluice.bash DESTINATION /usr/share/bash-completion/completions RENAME sluice)
 install(FILES ${SLUICE_MANUALS}/_sluice DESTINATION /usr/share/zsh/vendor-completions)
-install(FILES ${CMAKE_SOURCE_DIR}/README.md DESTINATION /usr/share/doc/sluice)
+install(FILES ${CMAKE_SOURCE_DIR}/README.md ${CMAKE_SOURCE_DIR}/LICENSE ${CMAKE_SOURCE_DIR}/THIRD_PARTY_NOTICES.md
+        ${CMAKE_SOURCE_DIR}/CHANGELOG.md ${CMAKE_SOURCE_DIR}/deploy/package/copyright
+        DESTINATION /usr/share/doc/sluice)
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/docs/ DESTINATION /usr/share/doc/sluice/docs)
 install(FILES ${SLUICE_XGRAMMAR_DIR}/LICENSE ${SLUICE_XGRAMMAR_DIR}/NOTICE DESTINATION /usr/share/doc/sluice/xgrammar)
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/proto/sluice DESTINATION /usr/share/sluice/proto FILES_MATCHING PATTERN *.proto)
