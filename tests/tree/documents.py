@@ -3,17 +3,19 @@ import fnmatch
 import os
 import re
 
-from rooms import MOST_DOCUMENT_LINES
+from modules import MAX_DOCUMENT_LINES
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`]+)`")
 # Names of the tree's own kinds of files. Others, such as manifest.json, are also names of what programs write.
 OWN_ENDINGS = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".md", ".cmake", ".proto")
-# What else may speak of documents.
+# Other files that may name documents.
 SOURCES = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".cmake", ".proto", ".toml", ".service", ".txt")
-MENTION = re.compile(r"\bdocs/[\w/.-]*\w")
+MENTION = re.compile(r"(?<![\w/])(?:\.\./)*((?:lab/)?docs/[\w/.-]*\w)")
 COMMAND = re.compile(r"(?:^|; |time )sluice ([a-z|]+)\b")
 POLICY = re.compile(r'--policy"?,? "?([a-z_]+=[\w.=,]*\w)')
+DOCUMENT_FOLDERS = ("docs/", "lab/docs/")
+REFERENCE = "docs/reference/"
 # NAME in NAME_command.cc and FAMILY in hf_FAMILY.cc stand for any word.
 PLACEHOLDER = re.compile(r"(?<=_)[A-Z]{2,}|[A-Z]{2,}(?=_)")
 
@@ -102,12 +104,12 @@ def check_names(tree):
 
 
 def check_mentions(tree):
-    """Every document that a comment names exists: a path below docs/ in any source, script, or configuration."""
+    """Every document that a comment names exists: a path below docs/ or lab/docs/ in any source, script, or configuration."""
     wrong = []
     for path in tree.files:
         if not path.endswith(SOURCES) and os.path.basename(path) != "CMakeLists.txt":
             continue
-        if path.startswith("tests/rooms/"):
+        if path.startswith("tests/tree/"):
             continue
         for number, line in enumerate(tree.lines(path), 1):
             for name in MENTION.findall(line):
@@ -134,12 +136,12 @@ def check_commands(tree):
 
 
 def check_policies(tree):
-    """Every --policy KEY=VALUE,... of a document, and of the rows below docs/, has a key of the table of keys."""
+    """Every --policy KEY=VALUE,... of a document, and of the rows of the laboratory, has a key of the table of keys."""
     table = [path for path in tree.files if os.path.basename(path) == "policy_keys.cc"]
     known = {word for path in table for line in tree.lines(path) for word in re.findall(r'"([a-z_]+)"', line)}
     wrong = []
     for path in tree.files:
-        if path.endswith(".md") or (path.startswith("docs/") and path.endswith(".toml")):
+        if path.endswith(".md") or (path.startswith(DOCUMENT_FOLDERS) and path.endswith(".toml")):
             for number, line in enumerate(tree.lines(path), 1):
                 for values in POLICY.findall(line):
                     strange = [value for value in values.split(",") if value.split("=")[0] not in known]
@@ -150,7 +152,7 @@ def check_policies(tree):
 def check_tests(tree):
     """Every test or program of bench/ that the checklist names exists: Suite.Name, a program's name, either cut by * or
     ... at its end."""
-    listed = "docs/checklist.md"
+    listed = "lab/docs/checklist.md"
     if listed not in tree.known:
         return []
     words = {os.path.splitext(os.path.basename(path))[0] for path in tree.files}
@@ -170,8 +172,9 @@ def check_tests(tree):
 
 
 def check_lengths(tree):
+    """Documents that are read from top to bottom are short; reference pages are searched, not read."""
     return [
-        f"{path} has {len(tree.lines(path))} lines, at most {MOST_DOCUMENT_LINES} are read"
+        f"{path} has {len(tree.lines(path))} lines, at most {MAX_DOCUMENT_LINES} are read"
         for path in documents(tree)
-        if path.startswith("docs/") and len(tree.lines(path)) > MOST_DOCUMENT_LINES
+        if path.startswith(DOCUMENT_FOLDERS) and not path.startswith(REFERENCE) and len(tree.lines(path)) > MAX_DOCUMENT_LINES
     ]

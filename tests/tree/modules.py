@@ -1,19 +1,17 @@
-"""What the tree promises about its rooms, as checkers: each takes a Tree and returns the list of what is wrong."""
+"""What the tree promises about its modules, as checkers: each takes a Tree and returns the list of what is wrong."""
 import fnmatch
 import os
 import re
 
-# A folder that holds more asks to be divided. README.md, CMakeLists.txt and what lies in data folders do not count.
-MOST_FILES = 25
-# A document that is longer is not read.
-MOST_DOCUMENT_LINES = 250
+# A longer document is not read.
+MAX_DOCUMENT_LINES = 250
 
-ROOMS_FILE = "cmake/rooms.txt"
+MODULES_FILE = "cmake/rooms.txt"
 SOURCE_ENDINGS = (".cc", ".h", ".cu", ".cuh")
 HEADER_ENDINGS = (".h", ".cuh")
-# Programs around the product: they may look into every room, and no room may look into them.
+# Programs around the product: they may look into every module, and no module may look into them.
 AROUND = ("tests", "bench")
-# Each has its own rooms in the README's tree.
+# Each has its own modules in the README's tree.
 DAEMONS = ("weightd", "inferd")
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 
@@ -65,32 +63,32 @@ class Tree:
         return {folder for folder in self.folders if "/" not in folder}
 
 
-def read_rooms(tree):
-    """The rooms of cmake/rooms.txt: {room: [rooms it may include]}, and what is wrong with the list itself."""
-    rooms, wrong = {}, []
-    for number, line in enumerate(tree.lines(ROOMS_FILE), 1):
+def read_modules(tree):
+    """The modules of cmake/rooms.txt: {module: [modules it may include]}, and what is wrong with the list itself."""
+    modules, wrong = {}, []
+    for number, line in enumerate(tree.lines(MODULES_FILE), 1):
         if line.startswith("#") or not line.strip():
             continue
         match = re.fullmatch(r"([a-z_/]+):((?: [a-z_/]+)*)", line)
         if not match:
-            wrong.append(f'{ROOMS_FILE}:{number}: cannot read "{line}"')
-        elif match.group(1) in rooms:
-            wrong.append(f"{ROOMS_FILE}:{number}: {match.group(1)} is listed twice")
+            wrong.append(f'{MODULES_FILE}:{number}: cannot read "{line}"')
+        elif match.group(1) in modules:
+            wrong.append(f"{MODULES_FILE}:{number}: {match.group(1)} is listed twice")
         else:
-            rooms[match.group(1)] = match.group(2).split()
-    for room, uses in rooms.items():
+            modules[match.group(1)] = match.group(2).split()
+    for module, uses in modules.items():
         for other in uses:
-            if other not in rooms:
-                wrong.append(f"{ROOMS_FILE}: {room} may include {other}, which is not listed")
-    return rooms, wrong
+            if other not in modules:
+                wrong.append(f"{MODULES_FILE}: {module} may include {other}, which is not listed")
+    return modules, wrong
 
 
-def check_listed(tree, rooms):
-    """Every folder with C++ sources is listed, and every listed room is such a folder."""
+def check_listed(tree, modules):
+    """Every folder with C++ sources is listed, and every listed module is such a folder."""
     with_sources = {os.path.dirname(path) for path in tree.sources()}
     with_sources = {folder for folder in with_sources if folder.split("/")[0] not in AROUND}
-    wrong = [f"{ROOMS_FILE} does not list {folder}, which holds sources" for folder in sorted(with_sources - set(rooms))]
-    wrong += [f"{ROOMS_FILE} lists {room}, which holds no source" for room in sorted(set(rooms) - with_sources)]
+    wrong = [f"{MODULES_FILE} does not list {folder}, which holds sources" for folder in sorted(with_sources - set(modules))]
+    wrong += [f"{MODULES_FILE} lists {module}, which holds no source" for module in sorted(set(modules) - with_sources)]
     return wrong
 
 
@@ -105,60 +103,80 @@ def includes(tree):
                 yield path, number, match.group(1)
 
 
-def check_includes(tree, rooms):
+def check_includes(tree, modules):
     """Every include goes along an allowed edge, to a header that exists."""
     wrong = []
     for path, number, header in includes(tree):
-        room, other = os.path.dirname(path), os.path.dirname(header)
+        module, other = os.path.dirname(path), os.path.dirname(header)
         if header not in tree.known:
             wrong.append(f"{path}:{number}: there is no {header}")
-        elif room.split("/")[0] not in AROUND and room != other and other not in rooms.get(room, []):
-            wrong.append(f"{path}:{number}: {room} -> {other} is no edge of {ROOMS_FILE}")
+        elif module.split("/")[0] not in AROUND and module != other and other not in modules.get(module, []):
+            wrong.append(f"{path}:{number}: {module} -> {other} is no edge of {MODULES_FILE}")
     return wrong
 
 
-def check_edges_used(tree, rooms):
-    """Every allowed edge is used: by an include, or to link a room that offers no header (*-inl.h is offered only where
-    another room includes it)."""
+def check_edges_used(tree, modules):
+    """Every allowed edge is used: by an include, or to link a module that offers no header (*-inl.h is offered only where
+    another module includes it)."""
     used = {(os.path.dirname(path), os.path.dirname(header)) for path, _, header in includes(tree)}
     offering = {os.path.dirname(path) for path in tree.files if path.endswith(HEADER_ENDINGS) and "-inl." not in path}
-    offering |= {other for room, other in used if room != other}
+    offering |= {other for module, other in used if module != other}
     return [
-        f"{ROOMS_FILE}: {room} -> {other} is allowed and nobody uses it"
-        for room, uses in rooms.items()
+        f"{MODULES_FILE}: {module} -> {other} is allowed and nobody uses it"
+        for module, uses in modules.items()
         for other in uses
-        if other in offering and (room, other) not in used
+        if other in offering and (module, other) not in used
     ]
 
 
-def check_no_cycle(rooms):
-    """No room stands above itself; a cycle is told as the way around it."""
+def check_no_cycle(modules):
+    """No module stands above itself; a cycle is told as the way around it."""
     done, way = set(), []
 
-    def visit(room):
-        if room in way:
-            return [" -> ".join(way[way.index(room) :] + [room])]
-        if room in done:
+    def visit(module):
+        if module in way:
+            return [" -> ".join(way[way.index(module) :] + [module])]
+        if module in done:
             return []
-        way.append(room)
-        found = [cycle for other in rooms.get(room, []) for cycle in visit(other)]
+        way.append(module)
+        found = [cycle for other in modules.get(module, []) for cycle in visit(other)]
         way.pop()
-        done.add(room)
+        done.add(module)
         return found
 
-    return [f"{ROOMS_FILE}: a cycle: {cycle}" for room in rooms for cycle in visit(room)]
+    return [f"{MODULES_FILE}: a cycle: {cycle}" for module in modules for cycle in visit(module)]
 
 
-def check_folder_sizes(tree):
-    counts = {}
+NAMESPACE = re.compile(r"(?:inline )?namespace ([\w:]*) ?\{$")
+CLASS = re.compile(r"(?:class|struct|enum class|enum|union) (?:alignas\(\w+\) )?(\w+)(?: final)?(?: :.*)?(?: ?\{.*)?$")
+
+
+def classes(lines):
+    """(namespace, class) of each class that a header defines outside unnamed namespaces and other classes."""
+    spaces = []
+    for line in lines:
+        match = NAMESPACE.match(line)
+        if match:
+            spaces.append(match.group(1))
+        elif re.match(r"\}  // (inline )?namespace", line) and spaces:
+            spaces.pop()
+        elif "" not in spaces:
+            match = CLASS.match(line)
+            if match and not line.rstrip().endswith(";") or match and "{" in line:
+                yield "::".join(spaces), match.group(1)
+
+
+def check_classes(tree):
+    """No class is defined in two headers: programs that link both would break the one-definition rule silently."""
+    places = {}
     for path in tree.files:
-        folder, name = os.path.split(path)
-        if folder and name not in ("README.md", "CMakeLists.txt") and "data" not in folder.split("/"):
-            counts[folder] = counts.get(folder, 0) + 1
+        if path.endswith(HEADER_ENDINGS) and "-inl." not in path:
+            for name in sorted(set(classes(tree.lines(path)))):
+                places.setdefault(name, []).append(path)
     return [
-        f"{folder} holds {count} files, at most {MOST_FILES} are allowed"
-        for folder, count in sorted(counts.items())
-        if count > MOST_FILES
+        f"{space}::{name} is defined in {' and '.join(paths)}"
+        for (space, name), paths in sorted(places.items())
+        if len(paths) > 1
     ]
 
 
@@ -172,9 +190,9 @@ def check_guards(tree):
     ]
 
 
-def check_readmes(tree, rooms):
-    """Every room and every top-level folder says what it is for."""
-    places = sorted(set(rooms) | tree.top_folders())
+def check_readmes(tree, modules):
+    """Every module and every top-level folder says what it is for."""
+    places = sorted(set(modules) | tree.top_folders())
     return [f"{place} has no README.md" for place in places if f"{place}/README.md" not in tree.known]
 
 
@@ -207,14 +225,14 @@ def readme_tree(lines):
     return named
 
 
-def check_readme_tree(tree, rooms):
+def check_readme_tree(tree, modules):
     """The README's tree names exactly the top-level folders and the folders within each daemon."""
     named = readme_tree(tree.lines("README.md"))
     there = tree.top_folders()
-    for room in rooms:
-        while room.split("/")[0] in DAEMONS and room:
-            there.add(room)
-            room = os.path.dirname(room)
+    for module in modules:
+        while module.split("/")[0] in DAEMONS and module:
+            there.add(module)
+            module = os.path.dirname(module)
     expected = {place for place in named if "/" in place and place.split("/")[0] not in DAEMONS and tree.exists(place)}
     wrong = [f'README.md, "Where things are": {place} is missing' for place in sorted(there - set(named))]
     wrong += [f"README.md:{named[place]}: there is no {place}" for place in sorted(set(named) - there - expected)]
